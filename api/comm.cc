@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <utility>
+
+#include "api/error.h"
+#include "api/handles.h"
+#include "api/options.h"
+#include "core/comm/communicator.h"
+
+namespace {
+
+using shard::CommOptions;
+using shard::Deadline;
+using shard::InvalidArgument;
+using shard::Logger;
+using shard::LogLevel;
+using shard::Status;
+using shard::api::Guard;
+
+// The environment of shm and env may stand for rank and world size, so both are
+// optional, but only together.
+shard::StatusOr<CommOptions> ToCommOptions(const shard_comm_options* given) {
+  shard_comm_options read;
+  SHARD_RETURN_IF_ERROR(
+      shard::api::ReadOptions("shard_comm_options", given, &read));
+  if (read.world_size < 0) {
+    return InvalidArgument("world_size ", read.world_size,
+                           " is negative; it counts the ranks");
+  }
+  if (!(read.timeout >= 0)) {
+    return InvalidArgument("timeout ", read.timeout,
+                           " is not a number of seconds");
+  }
+  if (read.log_level < 0 || read.log_level > SHARD_LOG_DEBUG) {
+    return InvalidArgument("log_level ", read.log_level,
+                           " is unknown; use 1 (error) to 4 (debug)");
+  }
+  CommOptions options;
+  if (read.world_size > 0) {
+    if (read.rank < 0 || read.rank >= read.world_size) {
+      return InvalidArgument("rank ", read.rank, " is not in [0, ",
+                             read.world_size, "), the world size");
+    }
+    options.rank = read.rank;
+    options.world_size = read.world_size;
+  }
+  if (read.timeout > 0) options.timeout = read.timeout;
+  const int32_t level =
+      read.log_level == 0 ? SHARD_LOG_WARNING : read.log_level;
+  options.logger =
+      Logger(read.log, static_cast<LogLevel>(level), read.log_user_data);
+  return options;
+}
+
+Deadline DeadlineOf(const shard_comm* comm, double timeout) {
+  return Deadline::After(timeout > 0 ? timeout : comm->comm->timeout());
+}
+
+}  // namespace
+
+extern "C" {
+
+shard_error* shard_comm_open(const char* url, const shard_comm_options* options,
+                             shard_comm** comm) noexcept {
+  if (comm != nullptr) *comm = nullptr;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(url);
+    SHARD_API_REQUIRE(comm);
+    SHARD_ASSIGN_OR_RETURN(const CommOptions read, ToCommOptions(options));
+    SHARD_ASSIGN_OR_RETURN(auto opened, shard::OpenCommunicator(url, read));
+    std::string description = opened->Describe();
+    *comm = new shard_comm{std::move(opened), std::move(description)};
+    return Status();
+  });
+}
+
+int32_t shard_comm_rank(const shard_comm* comm) noexcept {
+  return comm == nullptr ? -1 : comm->comm->rank();
+}
+
+int32_t shard_comm_world_size(const shard_comm* comm) noexcept {
+  return comm == nullptr ? 0 : comm->comm->world_size();
+}
+
+const char* shard_comm_describe(const shard_comm* comm) noexcept {
+  return comm == nullptr ? "" : comm->description.c_str();
+}
+
+shard_error* shard_comm_barrier(shard_comm* comm, double timeout) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(comm);
+    return comm->comm->Barrier("barrier", DeadlineOf(comm, timeout));
+  });
+}
+
+shard_error* shard_comm_sum(shard_comm* comm, double* values, size_t count,
+                            double timeout) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(comm);
+    if (count > 0) SHARD_API_REQUIRE(values);
+    return shard::AllReduceSum(comm->comm.get(), "sum", values, count,
+                               DeadlineOf(comm, timeout));
+  });
+}
+
+shard_error* shard_comm_abort(shard_comm* comm, const char* reason) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(comm);
+    SHARD_API_REQUIRE(reason);
+    const int rank = comm->comm->rank();
+    comm->comm->Abort(
+        Status(shard::StatusCode::kAborted,
+               shard::StrCat("rank ", rank, " aborted: ", reason), rank));
+    return Status();
+  });
+}
+
+shard_error* shard_comm_shutdown(shard_comm* comm, double timeout) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(comm);
+    return comm->comm->Shutdown(DeadlineOf(comm, timeout));
+  });
+}
+
+void shard_comm_free(shard_comm* comm) noexcept { delete comm; }
+
+}  // extern "C"

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/engine.h"
+
+#include <utility>
+
+#include "api/error.h"
+#include "api/handles.h"
+#include "api/memory.h"
+#include "api/options.h"
+
+namespace {
+
+using shard::Engine;
+using shard::InvalidArgument;
+using shard::Status;
+using shard::StepOptions;
+using shard::StepReport;
+using shard::api::Guard;
+using shard::api::ReadOptions;
+
+Status WriteTensor(const Engine::Tensor& tensor, void** data, int64_t* numel) {
+  *data = tensor.data;
+  *numel = tensor.numel;
+  return Status();
+}
+
+// What is wrong with the arguments on this rank. The other ranks are about to
+// enter the same collective, so it is for the engine to tell them.
+Status CheckCreate(const shard_plan* plan, const shard_engine_options* options,
+                   shard_engine** engine, shard_engine_options* read) {
+  SHARD_RETURN_IF_ERROR(ReadOptions("shard_engine_options", options, read));
+  SHARD_API_REQUIRE(plan);
+  SHARD_API_REQUIRE(engine);
+  return Status();
+}
+
+shard::StatusOr<StepOptions> ToStepOptions(const shard_step_options* given,
+                                           const shard_step_report* report) {
+  shard_step_options read;
+  SHARD_RETURN_IF_ERROR(ReadOptions("shard_step_options", given, &read));
+  if (read.skip_nonfinite != 0 && read.skip_nonfinite != 1) {
+    return InvalidArgument("skip_nonfinite is ", read.skip_nonfinite,
+                           "; allowed: 0 or 1");
+  }
+  if (report != nullptr) {
+    // Before the step, so that an error means that nothing was done.
+    SHARD_RETURN_IF_ERROR(shard::api::CheckStructSize(
+        "shard_step_report", report->struct_size, sizeof(size_t)));
+  }
+  StepOptions options;
+  options.lr = read.lr;
+  options.max_grad_norm = read.max_grad_norm;
+  options.grad_divisor = read.grad_divisor;
+  options.loss_scale = read.loss_scale;
+  options.timeout = read.timeout;
+  options.skip_nonfinite = read.skip_nonfinite == 1;
+  return options;
+}
+
+Status WriteReport(const StepReport& report, shard_step_report* out) {
+  shard_step_report result = SHARD_STEP_REPORT_INIT;
+  result.step = report.step;
+  result.grad_norm = report.grad_norm;
+  result.skipped = report.skipped ? 1 : 0;
+  result.bytes_moved = report.bytes_moved;
+  result.seconds_wait = report.seconds_wait;
+  result.seconds_reduce = report.seconds_reduce;
+  result.seconds_update = report.seconds_update;
+  result.seconds_total = report.seconds_total;
+  return shard::api::WriteResult("shard_step_report", result, out);
+}
+
+}  // namespace
+
+extern "C" {
+
+shard_error* shard_engine_create(const shard_plan* plan, shard_comm* comm,
+                                 const shard_engine_options* options,
+                                 shard_engine** engine) noexcept {
+  if (engine != nullptr) *engine = nullptr;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(comm);
+    shard_engine_options read;
+    const Status local = CheckCreate(plan, options, engine, &read);
+    SHARD_ASSIGN_OR_RETURN(
+        auto made, Engine::Create(plan == nullptr ? nullptr : plan->plan,
+                                  comm->comm, read.timeout, local));
+    *engine = new shard_engine{std::move(made)};
+    return Status();
+  });
+}
+
+shard_error* shard_engine_param(shard_engine* engine, int32_t param,
+                                void** data, int64_t* numel) noexcept {
+  if (data != nullptr) *data = nullptr;
+  if (numel != nullptr) *numel = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(data);
+    SHARD_API_REQUIRE(numel);
+    SHARD_ASSIGN_OR_RETURN(const auto tensor, engine->engine->Param(param));
+    return WriteTensor(tensor, data, numel);
+  });
+}
+
+shard_error* shard_engine_grad(shard_engine* engine, int32_t param, void** data,
+                               int64_t* numel) noexcept {
+  if (data != nullptr) *data = nullptr;
+  if (numel != nullptr) *numel = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(data);
+    SHARD_API_REQUIRE(numel);
+    SHARD_ASSIGN_OR_RETURN(const auto tensor, engine->engine->Grad(param));
+    return WriteTensor(tensor, data, numel);
+  });
+}
+
+shard_error* shard_engine_zero_grad(shard_engine* engine) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    engine->engine->ZeroGrad();
+    return Status();
+  });
+}
+
+shard_error* shard_engine_set_param(shard_engine* engine, int32_t param,
+                                    const void* data, size_t bytes) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    if (bytes > 0) SHARD_API_REQUIRE(data);
+    return engine->engine->SetParam(param, data, bytes);
+  });
+}
+
+shard_error* shard_engine_broadcast_params(shard_engine* engine,
+                                           double timeout) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->BroadcastParams(timeout);
+  });
+}
+
+shard_error* shard_engine_step(shard_engine* engine,
+                               const shard_step_options* options,
+                               shard_step_report* report) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    StepReport done;
+    SHARD_RETURN_IF_ERROR(
+        engine->engine->Step(ToStepOptions(options, report), &done));
+    return report == nullptr ? Status() : WriteReport(done, report);
+  });
+}
+
+shard_error* shard_engine_memory(const shard_engine* engine,
+                                 shard_memory* memory) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(memory);
+    return shard::api::WriteMemory(engine->engine->Memory(), memory);
+  });
+}
+
+void shard_engine_free(shard_engine* engine) noexcept { delete engine; }
+
+}  // extern "C"

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the opaque handles hold. Shared pointers keep parents alive, so that
+// handles can be freed in any order.
+
+#ifndef SHARD_API_HANDLES_H_
+#define SHARD_API_HANDLES_H_
+
+#include <memory>
+#include <string>
+
+#include "core/comm/communicator.h"
+#include "core/engine/engine.h"
+#include "core/flat/plan.h"
+#include "core/model/model.h"
+#include "shard/shard.h"
+
+struct shard_comm {
+  std::shared_ptr<shard::Communicator> comm;
+  std::string description;
+};
+
+struct shard_model {
+  shard::Model model;
+};
+
+struct shard_plan {
+  std::shared_ptr<const shard::Plan> plan;
+};
+
+struct shard_engine {
+  std::unique_ptr<shard::Engine> engine;
+};
+
+#endif  // SHARD_API_HANDLES_H_

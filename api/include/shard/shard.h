@@ -1,0 +1,478 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * libshard: sharded data-parallel training for any engine with a C FFI.
+ *
+ * A host declares its parameters (shard_model), decides how they are sharded
+ * (shard_plan, a pure computation), meets the other ranks (shard_comm), and
+ * trains (shard_engine): it reads parameters and writes gradients through
+ * pointers libshard gives it, and calls shard_engine_step once per step.
+ *
+ *   shard_comm_open("env:", NULL, &comm);
+ *   shard_model_create("GPT", &model);
+ *   shard_model_add_param(model, 0, "weight", SHARD_F32, shape, 2, &weight);
+ *   shard_plan_create(model, &plan_options, &plan);
+ *   shard_engine_create(plan, comm, NULL, &engine);
+ *   shard_engine_set_param(engine, weight, initial, sizeof(initial));
+ *   shard_engine_broadcast_params(engine, 0);
+ *   for (...) {
+ *     ... forward and backward: read shard_engine_param, write _grad ...
+ *     shard_engine_step(engine, &step_options, &report);
+ *   }
+ *
+ * Conventions, for every function here:
+ *
+ * Errors. A function that can fail returns shard_error*: NULL is success,
+ * anything else is an error the caller owns and frees with shard_error_free.
+ * There is no last-error state. Outputs are set to NULL or 0 on entry and
+ * written only on success; a failed call leaves nothing to clean up but the
+ * error. A NULL handle, output or string is SHARD_INVALID_ARGUMENT unless the
+ * comment allows it. Running out of memory is SHARD_RESOURCE_EXHAUSTED.
+ *
+ * Options. An option struct begins with struct_size, which the _INIT macro
+ * sets. 0 in any field means its default; the whole pointer may be NULL. A
+ * struct_size smaller than today's is completed with defaults; a larger one is
+ * accepted when the part this library does not know is zero.
+ *
+ * Ownership. Each *_create or *_open gives a handle the caller frees with the
+ * matching *_free, in any order: children keep what they need alive. *_free
+ * accepts NULL, never fails, is local and never collective. Strings passed in
+ * are NUL-terminated UTF-8 and copied.
+ *
+ * Threads. Handles may move between threads. Different handles may be used at
+ * once from different threads; calls on one handle must not overlap unless the
+ * comment says "any thread". Error and plan handles are immutable: any thread.
+ *
+ * Collective. A call marked COLLECTIVE must be made by every rank of the
+ * communicator, in the same order. Ranks that call different things all get
+ * SHARD_DESYNC; when a rank dies the others get SHARD_RANK_LOST, and
+ * shard_error_rank names it. No collective waits longer than its deadline:
+ * `timeout` is in seconds, 0 or less means the default. A wrong argument or a
+ * wrong state on one rank is the same error on every rank, names that rank,
+ * changes nothing, and training can go on. After any other error of a
+ * collective the communicator and the engines on it are of no further use.
+ *
+ * The host. libshard never exits, aborts, prints, installs a signal handler,
+ * or changes locale, umask or working directory. */
+
+#ifndef SHARD_SHARD_H_
+#define SHARD_SHARD_H_
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#error "libshard supports POSIX systems only"
+#endif
+#define SHARD_API __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+#define SHARD_NOEXCEPT noexcept
+extern "C" {
+#else
+#define SHARD_NOEXCEPT
+#endif
+
+/* ---- Version ------------------------------------------------------------ */
+
+#define SHARD_VERSION_MAJOR 0
+#define SHARD_VERSION_MINOR 1
+#define SHARD_VERSION_PATCH 0
+
+/* "0.1.0": of the library that is loaded, which may be newer than the header.
+ * Static storage. Any thread. */
+SHARD_API const char* shard_version(void) SHARD_NOEXCEPT;
+
+/* The number in the SONAME, libshard.so.N. Any thread. */
+SHARD_API int32_t shard_abi_version(void) SHARD_NOEXCEPT;
+
+/* ---- Errors ------------------------------------------------------------- */
+
+/* 0 to 16 are the canonical codes of absl and gRPC. Frozen. */
+typedef int32_t shard_code;
+enum {
+  SHARD_OK = 0,
+  SHARD_CANCELLED = 1,
+  SHARD_UNKNOWN = 2,
+  SHARD_INVALID_ARGUMENT = 3,
+  SHARD_DEADLINE_EXCEEDED = 4,
+  SHARD_NOT_FOUND = 5,
+  SHARD_ALREADY_EXISTS = 6,
+  SHARD_PERMISSION_DENIED = 7,
+  SHARD_RESOURCE_EXHAUSTED = 8,
+  SHARD_FAILED_PRECONDITION = 9,
+  SHARD_ABORTED = 10,
+  SHARD_OUT_OF_RANGE = 11,
+  SHARD_UNIMPLEMENTED = 12,
+  SHARD_INTERNAL = 13,
+  SHARD_UNAVAILABLE = 14,
+  SHARD_DATA_LOSS = 15,
+  SHARD_UNAUTHENTICATED = 16,
+  SHARD_DESYNC = 64,             /* Ranks differ, or called different things. */
+  SHARD_RANK_LOST = 65,          /* A rank died: shard_error_rank. */
+  SHARD_CORRUPT = 66,            /* Stored bytes are not what was written. */
+  SHARD_POISONED = 67,           /* Unusable after an earlier error. */
+  SHARD_BACKEND_UNAVAILABLE = 68 /* Not on this machine or in this build. */
+};
+
+typedef struct shard_error shard_error;
+
+/* All of these accept NULL, which is success: SHARD_OK, "", -1, "". Returned
+ * strings live as long as the error. Any thread. */
+SHARD_API shard_code shard_error_code(const shard_error* error) SHARD_NOEXCEPT;
+/* What was wrong, with which value, and what to do. One line, UTF-8. */
+SHARD_API const char* shard_error_message(const shard_error* error)
+    SHARD_NOEXCEPT;
+/* The rank the error is about, or -1. */
+SHARD_API int32_t shard_error_rank(const shard_error* error) SHARD_NOEXCEPT;
+/* "" or a JSON document, for lists such as missing keys. */
+SHARD_API const char* shard_error_detail(const shard_error* error)
+    SHARD_NOEXCEPT;
+SHARD_API void shard_error_free(shard_error* error) SHARD_NOEXCEPT;
+
+/* "RANK_LOST"; "UNKNOWN_CODE" for other values. Static storage. Any thread. */
+SHARD_API const char* shard_code_name(shard_code code) SHARD_NOEXCEPT;
+
+/* ---- Communicators ------------------------------------------------------ */
+
+/* Frozen. */
+enum {
+  SHARD_LOG_ERROR = 1,
+  SHARD_LOG_WARNING = 2,
+  SHARD_LOG_INFO = 3,
+  SHARD_LOG_DEBUG = 4
+};
+
+/* Called from any thread that uses the library; `message` lives for the call.
+ * It must not call back into the same handle. */
+typedef void (*shard_log_fn)(int32_t level, const char* message,
+                             void* user_data);
+
+typedef struct shard_comm_options {
+  size_t struct_size;
+  /* This rank and the number of ranks, where the URL does not say it. Ignored
+   * as long as world_size is 0. REQUIRES: 0 <= rank < world_size. */
+  int32_t rank;
+  int32_t world_size;
+  /* Seconds to wait for the other ranks to come, and the default of every
+   * later wait. Default 60. Every rank should give the same. */
+  double timeout;
+  /* Default: no logging. */
+  shard_log_fn log;
+  void* log_user_data;
+  /* The most verbose level that is logged. Default SHARD_LOG_WARNING. */
+  int32_t log_level;
+  int32_t reserved;
+} shard_comm_options;
+#define SHARD_COMM_OPTIONS_INIT {sizeof(shard_comm_options), 0, 0, 0, 0, 0, 0, 0}
+
+typedef struct shard_comm shard_comm;
+
+/* Meets the other ranks. COLLECTIVE, blocks. URLs:
+ *
+ *   "env:"         rank, world size and meeting point from the environment:
+ *                  SHARD_RANK and SHARD_WORLD_SIZE (set by `shardctl run`),
+ *                  else torchrun's, Open MPI's or Slurm's variables; without
+ *                  any of them, one rank. Half of a group set is an error.
+ *   "local:"       one rank.
+ *   "threads:N"    N threads of this process; each opens with its own rank and
+ *                  world_size N. "?name=x" keeps two groups apart.
+ *   "shm:NAME"     processes of this host and user that give the same NAME.
+ *
+ * "?timeout=SECONDS" may follow any URL. Errors: INVALID_ARGUMENT for a bad
+ * URL, a rank outside the world, or world sizes that differ (on all ranks);
+ * DEADLINE_EXCEEDED naming the ranks that did not come; ALREADY_EXISTS when
+ * rank or NAME is taken. */
+SHARD_API shard_error* shard_comm_open(const char* url,
+                                       const shard_comm_options* options,
+                                       shard_comm** comm) SHARD_NOEXCEPT;
+
+/* -1 and 0 for NULL. Any thread. */
+SHARD_API int32_t shard_comm_rank(const shard_comm* comm) SHARD_NOEXCEPT;
+SHARD_API int32_t shard_comm_world_size(const shard_comm* comm) SHARD_NOEXCEPT;
+
+/* One line for people: transport, rank, world size, and where they came from.
+ * "" for NULL. Lives as long as the handle. Any thread. */
+SHARD_API const char* shard_comm_describe(const shard_comm* comm)
+    SHARD_NOEXCEPT;
+
+/* COLLECTIVE, blocks. Returns once every rank has called it. */
+SHARD_API shard_error* shard_comm_barrier(shard_comm* comm,
+                                          double timeout) SHARD_NOEXCEPT;
+
+/* COLLECTIVE, blocks. Replaces values[i] by its sum over the ranks, in rank
+ * order, so that every rank gets the same bits. For losses and counts. */
+SHARD_API shard_error* shard_comm_sum(shard_comm* comm, double* values,
+                                      size_t count,
+                                      double timeout) SHARD_NOEXCEPT;
+
+/* Ends the group from one side: every other rank's current or next collective
+ * returns SHARD_POISONED with `reason`. For a host that failed between two
+ * collectives and will not come to the next. Any thread, never blocks. */
+SHARD_API shard_error* shard_comm_abort(shard_comm* comm,
+                                        const char* reason) SHARD_NOEXCEPT;
+
+/* COLLECTIVE, blocks. A last barrier, so that no rank takes another's leaving
+ * for a death. Then free. Freeing without it is safe, and is a lost rank to
+ * those that still wait. */
+SHARD_API shard_error* shard_comm_shutdown(shard_comm* comm,
+                                           double timeout) SHARD_NOEXCEPT;
+
+SHARD_API void shard_comm_free(shard_comm* comm) SHARD_NOEXCEPT;
+
+/* ---- Models ------------------------------------------------------------- */
+
+/* Element types. Frozen. */
+enum {
+  SHARD_F32 = 1,
+  SHARD_BF16 = 2,
+  SHARD_F16 = 3,
+  SHARD_F64 = 4
+};
+
+#define SHARD_MAX_DIMS 8
+
+/* A tree of modules with named parameters. Modules and parameters have dense
+ * ids from 0 up, in the order of adding; module 0 is the root. A parameter's
+ * fully qualified name (FQN) joins the names on its path with dots. */
+typedef struct shard_model shard_model;
+
+/* `class_name`: the root module's; may be NULL. Local. */
+SHARD_API shard_error* shard_model_create(const char* class_name,
+                                          shard_model** model) SHARD_NOEXCEPT;
+
+/* `name`: one path component without dots. `class_name` may be NULL; `module`
+ * receives the id. Errors: a parent that does not exist, a bad name, a name
+ * that `parent` has already. Local. */
+SHARD_API shard_error* shard_model_add_module(shard_model* model,
+                                              int32_t parent, const char* name,
+                                              const char* class_name,
+                                              int32_t* module) SHARD_NOEXCEPT;
+
+/* Adds a trainable parameter of shape[0..ndim), row-major; ndim 0 is a scalar,
+ * and `shape` may then be NULL. A dimension may be 0. Errors: a bad or taken
+ * name, an unknown dtype, ndim above SHARD_MAX_DIMS, a negative dimension, a
+ * size beyond int64. Local. */
+SHARD_API shard_error* shard_model_add_param(shard_model* model, int32_t module,
+                                             const char* name, int32_t dtype,
+                                             const int64_t* shape, int32_t ndim,
+                                             int32_t* param) SHARD_NOEXCEPT;
+
+/* Gives `param` another name: tied weights. It is stored, reduced and updated
+ * once, under the name that comes first in module-walk order. Local. */
+SHARD_API shard_error* shard_model_tie(shard_model* model, int32_t module,
+                                       const char* name,
+                                       int32_t param) SHARD_NOEXCEPT;
+
+/* A frozen parameter keeps its values and has no gradient and no optimizer
+ * state. Local. */
+SHARD_API shard_error* shard_model_freeze(shard_model* model,
+                                          int32_t param) SHARD_NOEXCEPT;
+
+/* libshard neither stores nor touches what is ignored; a module is ignored
+ * with everything below it. Local. */
+SHARD_API shard_error* shard_model_ignore_param(shard_model* model,
+                                                int32_t param) SHARD_NOEXCEPT;
+SHARD_API shard_error* shard_model_ignore_module(shard_model* model,
+                                                 int32_t module) SHARD_NOEXCEPT;
+
+SHARD_API void shard_model_free(shard_model* model) SHARD_NOEXCEPT;
+
+/* ---- Plans -------------------------------------------------------------- */
+
+/* How parameters are divided among ranks. Frozen. */
+enum {
+  /* Flat buffers cut into equal pieces, as FSDP does. The default. */
+  SHARD_PARTITION_EVEN = 1,
+  /* Whole parameters, each to the least loaded rank, largest first, as
+   * ZeroRedundancyOptimizer does. */
+  SHARD_PARTITION_GREEDY = 2,
+  /* Whole parameters by gradient bucket; see bucket_bytes. */
+  SHARD_PARTITION_BUCKET = 3,
+  /* Whole parameters by `owners`. */
+  SHARD_PARTITION_MANUAL = 4
+};
+
+typedef struct shard_plan_options {
+  size_t struct_size;
+  /* ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also
+   * parameters. Engines of this version run 0 and 1; plans cover all. */
+  int32_t stage;
+  /* REQUIRED, at least 1. It must be the communicator's. */
+  int32_t world_size;
+  int32_t partition;
+  /* BUCKET only: 1 cuts buckets at total/world_size and spreads the pieces;
+   * 0 gives bucket i to rank i mod world_size. */
+  int32_t shard_buckets;
+  /* BUCKET only: a bucket is closed when it holds this many gradient bytes,
+   * parameters taken last to first. Default 25 MiB. */
+  int64_t bucket_bytes;
+  /* MANUAL only: the owner of parameter i, and the number of entries, which
+   * must be the number of parameters. Not read for frozen or ignored ones. */
+  const int32_t* owners;
+  size_t owners_len;
+  /* The optimizer and its hyperparameters by torch's names; those not given
+   * have torch's defaults. Default "adamw".
+   *   "adamw?lr=3e-4&beta1=0.9&beta2=0.95&eps=1e-8&weight_decay=0.1"
+   *   "sgd?lr=0.1&momentum=0.9&dampening=0&weight_decay=0&nesterov=1"
+   * Both take maximize=1. */
+  const char* optimizer;
+} shard_plan_options;
+#define SHARD_PLAN_OPTIONS_INIT {sizeof(shard_plan_options), 0, 0, 0, 0, 0, 0, 0, 0}
+
+/* Predicted bytes, page rounding included; the engine uses exactly these. */
+typedef struct shard_memory {
+  size_t struct_size;
+  uint64_t param_bytes; /* Per host: its ranks share one copy. */
+  uint64_t grad_bytes;  /* Per rank. */
+  uint64_t state_bytes; /* Per rank: optimizer state. */
+} shard_memory;
+#define SHARD_MEMORY_INIT {sizeof(shard_memory), 0, 0, 0}
+
+typedef struct shard_plan shard_plan;
+
+/* Decides every unit, flat buffer, slot and owner. Pure and local: the same
+ * inputs give the same plan on any machine, for any world size, without
+ * allocating what it plans. Copies the model. Errors name the offending
+ * option, parameter and value. */
+SHARD_API shard_error* shard_plan_create(const shard_model* model,
+                                         const shard_plan_options* options,
+                                         shard_plan** plan) SHARD_NOEXCEPT;
+
+/* Equal on two ranks exactly when their plans are. 0 for NULL. Any thread. */
+SHARD_API uint64_t shard_plan_fingerprint(const shard_plan* plan)
+    SHARD_NOEXCEPT;
+
+/* Set memory->struct_size first. Any thread. */
+SHARD_API shard_error* shard_plan_memory(const shard_plan* plan,
+                                         shard_memory* memory) SHARD_NOEXCEPT;
+
+/* The plan for people, and for programs. Writes at most `capacity` bytes to
+ * `buffer`, the closing NUL included, and the full length without it to
+ * `length`; ask with capacity 0 (buffer may then be NULL) to learn the length.
+ * A short buffer is not an error. Any thread. */
+SHARD_API shard_error* shard_plan_text(const shard_plan* plan, char* buffer,
+                                       size_t capacity,
+                                       size_t* length) SHARD_NOEXCEPT;
+SHARD_API shard_error* shard_plan_json(const shard_plan* plan, char* buffer,
+                                       size_t capacity,
+                                       size_t* length) SHARD_NOEXCEPT;
+
+SHARD_API void shard_plan_free(shard_plan* plan) SHARD_NOEXCEPT;
+
+/* ---- Engines ------------------------------------------------------------ */
+
+typedef struct shard_engine_options {
+  size_t struct_size;
+  /* Seconds for creation and the default of this engine's waits. Default: the
+   * communicator's. */
+  double timeout;
+} shard_engine_options;
+#define SHARD_ENGINE_OPTIONS_INIT {sizeof(shard_engine_options), 0}
+
+typedef struct shard_engine shard_engine;
+
+/* Allocates buffers and checks that all ranks hold the same plan; if not, all
+ * get SHARD_DESYNC. COLLECTIVE, blocks. Keeps plan and comm alive. Errors
+ * beside those of every collective: INVALID_ARGUMENT when the plan's world size
+ * is not the communicator's, UNIMPLEMENTED for a stage or dtype this version
+ * cannot step. */
+SHARD_API shard_error* shard_engine_create(const shard_plan* plan,
+                                           shard_comm* comm,
+                                           const shard_engine_options* options,
+                                           shard_engine** engine)
+    SHARD_NOEXCEPT;
+
+/* The parameter's elements, row-major, `numel` of them. On ranks that share a
+ * host they exist once and all ranks read the same memory: read only, except
+ * on rank 0 before shard_engine_broadcast_params. Valid as long as the engine.
+ * A zero-size parameter has numel 0. Not during a step. Local. */
+SHARD_API shard_error* shard_engine_param(shard_engine* engine, int32_t param,
+                                          void** data,
+                                          int64_t* numel) SHARD_NOEXCEPT;
+
+/* This rank's gradient of the parameter, same shape, to be written by the host
+ * between steps. Starts as zero and keeps its values until the host changes
+ * them; a step with clipping leaves it unspecified. FAILED_PRECONDITION for a
+ * frozen parameter. Local. */
+SHARD_API shard_error* shard_engine_grad(shard_engine* engine, int32_t param,
+                                         void** data,
+                                         int64_t* numel) SHARD_NOEXCEPT;
+
+/* Sets this rank's gradients to zero. Local. */
+SHARD_API shard_error* shard_engine_zero_grad(shard_engine* engine)
+    SHARD_NOEXCEPT;
+
+/* Copies initial values in. `bytes` must be the parameter's size. Rank 0's
+ * values are the ones that count: other ranks may call it, their arguments are
+ * checked and their values dropped, so that all ranks can run the same code.
+ * Local; FAILED_PRECONDITION after shard_engine_broadcast_params. */
+SHARD_API shard_error* shard_engine_set_param(shard_engine* engine,
+                                              int32_t param, const void* data,
+                                              size_t bytes) SHARD_NOEXCEPT;
+
+/* Makes rank 0's parameters everybody's. COLLECTIVE, blocks; once, before the
+ * first step. */
+SHARD_API shard_error* shard_engine_broadcast_params(shard_engine* engine,
+                                                     double timeout)
+    SHARD_NOEXCEPT;
+
+/* The same on every rank. */
+typedef struct shard_step_options {
+  size_t struct_size;
+  /* Learning rate from this step on. Default: what it was; at first the
+   * optimizer's. */
+  double lr;
+  /* Scales gradients down so that their global 2-norm is at most this:
+   * coefficient min(1, max_grad_norm / (norm + 1e-6)). Default: no clipping,
+   * and the norm is not computed. */
+  double max_grad_norm;
+  /* What the sum of the ranks' gradients is divided by. Default: world_size. */
+  double grad_divisor;
+  /* What the loss was multiplied by. Default 1. */
+  double loss_scale;
+  /* Seconds. */
+  double timeout;
+  /* 1: skip the step, on all ranks, when a gradient is not finite. Implied by
+   * max_grad_norm. Costs the same extra pass. */
+  int32_t skip_nonfinite;
+  int32_t reserved;
+} shard_step_options;
+#define SHARD_STEP_OPTIONS_INIT {sizeof(shard_step_options), 0, 0, 0, 0, 0, 0, 0}
+
+typedef struct shard_step_report {
+  size_t struct_size;
+  int64_t step;       /* Steps done so far, skipped ones not counted. */
+  double grad_norm;   /* Before clipping, after division; -1: not computed. */
+  int32_t skipped;    /* 1: gradients were not finite, nothing changed. */
+  int32_t reserved;
+  uint64_t bytes_moved;    /* Read and written by this rank's kernels. */
+  double seconds_wait;     /* For other ranks. */
+  double seconds_reduce;   /* Sum and norm; 0 in the one-pass form. */
+  double seconds_update;   /* Update and publish; with the sum in one pass. */
+  double seconds_total;
+} shard_step_report;
+#define SHARD_STEP_REPORT_INIT {sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+/* Reduces the gradients of all ranks, updates, and publishes the parameters:
+ * when it returns, every rank sees all new values and may write gradients
+ * again. COLLECTIVE, blocks. `options` and `report` may be NULL. The same
+ * options, gradients and world size give the same bits. DESYNC when options
+ * differ between ranks; FAILED_PRECONDITION before broadcast_params. */
+SHARD_API shard_error* shard_engine_step(shard_engine* engine,
+                                         const shard_step_options* options,
+                                         shard_step_report* report)
+    SHARD_NOEXCEPT;
+
+/* Bytes this engine really has allocated; param_bytes is the host's. Set
+ * memory->struct_size first. Local. */
+SHARD_API shard_error* shard_engine_memory(const shard_engine* engine,
+                                           shard_memory* memory) SHARD_NOEXCEPT;
+
+SHARD_API void shard_engine_free(shard_engine* engine) SHARD_NOEXCEPT;
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* SHARD_SHARD_H_ */

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/model/model.h"
+
+#include <vector>
+
+#include "api/error.h"
+#include "api/handles.h"
+
+using shard::Status;
+using shard::api::Guard;
+
+extern "C" {
+
+shard_error* shard_model_create(const char* class_name,
+                                shard_model** model) noexcept {
+  if (model != nullptr) *model = nullptr;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(model);
+    *model = new shard_model{
+        shard::Model(class_name == nullptr ? "" : class_name)};
+    return Status();
+  });
+}
+
+shard_error* shard_model_add_module(shard_model* model, int32_t parent,
+                                    const char* name, const char* class_name,
+                                    int32_t* module) noexcept {
+  if (module != nullptr) *module = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(model);
+    SHARD_API_REQUIRE(name);
+    SHARD_API_REQUIRE(module);
+    SHARD_ASSIGN_OR_RETURN(
+        *module, model->model.AddModule(
+                     parent, name, class_name == nullptr ? "" : class_name));
+    return Status();
+  });
+}
+
+shard_error* shard_model_add_param(shard_model* model, int32_t module,
+                                   const char* name, int32_t dtype,
+                                   const int64_t* shape, int32_t ndim,
+                                   int32_t* param) noexcept {
+  if (param != nullptr) *param = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(model);
+    SHARD_API_REQUIRE(name);
+    SHARD_API_REQUIRE(param);
+    SHARD_ASSIGN_OR_RETURN(const shard::DType type,
+                           shard::DTypeFromValue(dtype));
+    if (ndim < 0 || ndim > SHARD_MAX_DIMS) {
+      return shard::InvalidArgument("parameter '", name, "' has ndim ", ndim,
+                                    "; allowed: 0 to ", SHARD_MAX_DIMS);
+    }
+    if (ndim > 0) SHARD_API_REQUIRE(shape);
+    const std::vector<int64_t> dims(shape, shape + ndim);
+    SHARD_ASSIGN_OR_RETURN(*param,
+                           model->model.AddParam(module, name, type, dims));
+    return Status();
+  });
+}
+
+shard_error* shard_model_tie(shard_model* model, int32_t module,
+                             const char* name, int32_t param) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(model);
+    SHARD_API_REQUIRE(name);
+    return model->model.Tie(module, name, param);
+  });
+}
+
+shard_error* shard_model_freeze(shard_model* model, int32_t param) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(model);
+    return model->model.SetTrainable(param, false);
+  });
+}
+
+shard_error* shard_model_ignore_param(shard_model* model,
+                                      int32_t param) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(model);
+    return model->model.IgnoreParam(param);
+  });
+}
+
+shard_error* shard_model_ignore_module(shard_model* model,
+                                       int32_t module) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(model);
+    return model->model.IgnoreModule(module);
+  });
+}
+
+void shard_model_free(shard_model* model) noexcept { delete model; }
+
+}  // extern "C"

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Deadline: a point on the monotonic clock that a wait must not pass. Every
+// wait in the library takes one, so that no failure of a peer is a hang.
+
+#ifndef SHARD_CORE_BASE_DEADLINE_H_
+#define SHARD_CORE_BASE_DEADLINE_H_
+
+#include <chrono>
+#include <cstdint>
+
+namespace shard {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Duration = std::chrono::nanoseconds;
+
+  // `seconds` from now; at most a year, so that no sum overflows.
+  static Deadline After(double seconds) {
+    constexpr double kLongest = 365.0 * 24 * 3600;
+    if (!(seconds > 0)) seconds = 0;
+    if (seconds > kLongest) seconds = kLongest;
+    const auto span = std::chrono::duration_cast<Duration>(
+        std::chrono::duration<double>(seconds));
+    return Deadline(Clock::now() + span, seconds);
+  }
+
+  bool Expired() const { return Clock::now() >= at_; }
+
+  // Zero once expired.
+  Duration Remaining() const {
+    const auto now = Clock::now();
+    return now >= at_ ? Duration::zero()
+                      : std::chrono::duration_cast<Duration>(at_ - now);
+  }
+
+  // The span it was made with, for messages.
+  double seconds() const { return seconds_; }
+
+ private:
+  Deadline(Clock::time_point at, double seconds) : at_(at), seconds_(seconds) {}
+
+  Clock::time_point at_;
+  double seconds_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_BASE_DEADLINE_H_

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Spec: the one grammar in which a host names a thing and its parameters in
+// text:  name[:body][?key=value[&key=value...]]
+//
+//   shm:job-17?timeout=30        a communicator
+//   adamw?lr=3e-4&beta2=0.95     an optimizer
+//
+// A consumer takes the keys it knows and then calls CheckAllTaken, so that a
+// misspelt key is an error that lists the known ones.
+
+#ifndef SHARD_CORE_BASE_SPEC_H_
+#define SHARD_CORE_BASE_SPEC_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace shard {
+
+class Spec {
+ public:
+  static StatusOr<Spec> Parse(std::string_view text);
+
+  const std::string& name() const { return name_; }
+  // What stands between ':' and '?'; has_colon tells "shm" from "shm:".
+  const std::string& body() const { return body_; }
+  bool has_colon() const { return has_colon_; }
+
+  // The value of `key`, or `fallback` when it is absent; an error that names
+  // key and value when it is not a number, or not 0, 1, true or false.
+  StatusOr<double> TakeDouble(std::string_view key, double fallback);
+  StatusOr<int64_t> TakeInt(std::string_view key, int64_t fallback);
+  StatusOr<bool> TakeBool(std::string_view key, bool fallback);
+  std::string TakeString(std::string_view key, std::string_view fallback);
+
+  // An error that names the first key nobody took and lists those asked for.
+  Status CheckAllTaken() const;
+
+ private:
+  struct Entry {
+    std::string key;
+    std::string value;
+    bool taken = false;
+  };
+  std::optional<std::string> Take(std::string_view key);
+
+  std::string text_;
+  std::string name_;
+  std::string body_;
+  bool has_colon_ = false;
+  std::vector<Entry> entries_;
+  std::vector<std::string> asked_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_BASE_SPEC_H_

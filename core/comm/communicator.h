@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Communicator: a fixed group of ranks that meet, agree and share memory.
+//
+// Every call marked COLLECTIVE must be made by all ranks in the same order.
+// Each carries a fingerprint of what is called (operation, sizes, sequence
+// number); ranks that call different things get kDesync, all of them, with the
+// two calls and the first differing rank in the message, and never a hang.
+//
+// Failure is sticky. After a lost rank, a passed deadline or an Abort, every
+// rank's current and later collective returns the same code: kRankLost stays
+// kRankLost with the same rank, anything else comes back as kPoisoned with the
+// first error in its message. Nothing is retried; the host closes and reopens.
+//
+// Threads: one thread at a time drives the collectives of one Communicator;
+// Abort, rank, world_size and Describe may be called from any thread.
+
+#ifndef SHARD_CORE_COMM_COMMUNICATOR_H_
+#define SHARD_CORE_COMM_COMMUNICATOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/logging.h"
+#include "core/base/status.h"
+
+namespace shard {
+
+// Memory that all ranks allocate together, the same size on every rank.
+//
+// kPerRank: each rank has a region of its own, and sees its peers' regions.
+// kPerHost: one region for all ranks that share a host.
+//
+// Regions are zero-filled, aligned to kSymmetricAlignment, and stay mapped
+// until the last reference on this rank is gone; freeing is local. A buffer
+// may outlive its Communicator.
+enum class SymmetricKind : int32_t { kPerRank = 1, kPerHost = 2 };
+
+// One page, so that no two regions share a page or a cache line.
+inline constexpr size_t kSymmetricAlignment = 4096;
+
+class SymmetricBuffer {
+ public:
+  virtual ~SymmetricBuffer() = default;
+
+  // Bytes of one region, as asked for.
+  virtual size_t size() const = 0;
+
+  // The region of `rank` as this process sees it. For kPerHost every rank has
+  // the same region. REQUIRES: 0 <= rank < world size.
+  virtual std::byte* region(int rank) const = 0;
+
+  // Bytes this rank's region costs the machine, page rounding included; of a
+  // kPerHost region, rank 0 reports all and the other ranks 0.
+  virtual size_t resident_bytes() const = 0;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // True when peers' SymmetricBuffer regions are directly addressable.
+  virtual bool direct() const = 0;
+
+  // One line for people: "shm:job-17 rank 1 of 2 (from SHARD_* variables)".
+  virtual std::string Describe() const = 0;
+
+  virtual const Logger& logger() const = 0;
+
+  // Seconds, the default of a wait when the host gives none.
+  virtual double timeout() const = 0;
+
+  // COLLECTIVE. Returns once every rank has entered; what a rank wrote to
+  // symmetric memory before is visible to all after. `what` names the phase in
+  // errors and must be the same on all ranks, such as "step: gradients ready".
+  virtual Status Barrier(std::string_view what, const Deadline& deadline) = 0;
+
+  // COLLECTIVE. Gathers `bytes` bytes (the same on every rank, any size) of
+  // every rank, in rank order, into `recv` of world_size * bytes. Meant for
+  // control data, not for tensors. It is also a barrier.
+  virtual Status AllGather(std::string_view what, const void* send,
+                           size_t bytes, void* recv,
+                           const Deadline& deadline) = 0;
+
+  // COLLECTIVE. `bytes` must be the same on every rank; 0 is allowed.
+  // kResourceExhausted on all ranks when one of them has not enough memory.
+  virtual StatusOr<std::shared_ptr<SymmetricBuffer>> Allocate(
+      std::string_view what, size_t bytes, SymmetricKind kind,
+      const Deadline& deadline) = 0;
+
+  // Ends the group: peers waiting now or later return kPoisoned with `reason`.
+  // Any thread. Local and idempotent: the first reason stays.
+  virtual void Abort(const Status& reason) = 0;
+
+  // COLLECTIVE. A last barrier, after which a peer that leaves is not lost.
+  // Without it, freeing a Communicator looks like a lost rank to the others.
+  virtual Status Shutdown(const Deadline& deadline) = 0;
+};
+
+// What a host says when it opens a communicator.
+struct CommOptions {
+  int rank = -1;        // -1: from the URL or the environment.
+  int world_size = 0;   // 0: from the URL or the environment.
+  double timeout = 60;  // Seconds to meet, and the default of every wait.
+  Logger logger;
+
+  // Called at the entry of every collective with its `what`; for tests that
+  // kill a rank at a named phase. Not reachable through the C ABI.
+  std::function<void(std::string_view what)> phase_hook;
+};
+
+// COLLECTIVE. Meets the other ranks. URLs (grammar: core/base/spec.h):
+//   local:            one rank, this one
+//   threads:N         N threads of this process; ?name=x keeps groups apart
+//   shm:NAME          processes of this host and user that give the same NAME
+//   env:              rank, size and meeting point from the environment
+// `?timeout=SECONDS` overrides CommOptions::timeout on all of them.
+StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
+    std::string_view url, const CommOptions& options);
+
+// COLLECTIVE. Sums one double per element over the ranks, in rank order, so
+// that every rank holds the same bits.
+Status AllReduceSum(Communicator* comm, std::string_view what, double* values,
+                    size_t count, const Deadline& deadline);
+
+// COLLECTIVE. OK when `fingerprint` is the same on all ranks; else kDesync on
+// all ranks: "<what> differs: rank 0 has 0x..., rank 2 has 0x...". `hint` says
+// what to compare, such as a summary of this rank's plan.
+Status CheckAgreement(Communicator* comm, std::string_view what,
+                      uint64_t fingerprint, std::string_view hint,
+                      const Deadline& deadline);
+
+// COLLECTIVE. Turns a local result into a common one: OK when every rank's
+// `local` is OK; else, on every rank, the code and message of the lowest rank
+// that failed, with that rank in the message and in Status::rank().
+Status AgreeOnStatus(Communicator* comm, std::string_view what,
+                     const Status& local, const Deadline& deadline);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_COMM_COMMUNICATOR_H_

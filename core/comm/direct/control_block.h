@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ControlBlock: the memory in which ranks that share memory meet each round.
+//
+// A round is one "everybody has arrived". Rank r arrives at round s by writing
+// its cell of s and then storing s into its `arrived`. Cells alternate with the
+// parity of s: a rank can be at most one round ahead of a peer that still
+// reads (round s+1 completes only when the peer has arrived there too), so
+// what a slow peer reads is never overwritten.
+//
+// `state` is the one place where a round is decided: (rounds completed,
+// failer). Whoever sees that all have arrived moves it to s; whoever gives up
+// sets the failer to its rank + 1. Both are a compare-and-swap from "s-1
+// completed, no failer", so a round completes for all ranks or fails for all
+// ranks, whatever the timing; a rank killed between any two instructions leaves
+// it decidable.
+//
+// The block is zero at birth, lives in heap memory (threads) or in a memfd
+// (processes), and holds no pointers. Atomics are lock-free, hence valid
+// between processes.
+
+#ifndef SHARD_CORE_COMM_DIRECT_CONTROL_BLOCK_H_
+#define SHARD_CORE_COMM_DIRECT_CONTROL_BLOCK_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace shard::direct {
+
+// One host has no more; the failer field and the file descriptors (a pidfd per
+// peer) would hold some more.
+inline constexpr int kMaxRanks = 512;
+
+// Control data of a round. Larger gathers take several rounds.
+inline constexpr size_t kPayloadBytes = 8192;
+inline constexpr size_t kWhatBytes = 80;
+inline constexpr size_t kMessageBytes = 1024;
+
+// Two lines: the adjacent-line prefetcher pulls pairs.
+inline constexpr size_t kLine = 128;
+
+enum class Operation : uint32_t {
+  kBarrier = 1,
+  kAllGather = 2,
+  kAllocatePerRank = 3,
+  kAllocatePerHost = 4,
+  kShutdown = 5,
+};
+
+// What a rank called: all must call the same.
+struct Fingerprint {
+  uint32_t operation;
+  uint32_t what_bytes;  // Of `what`, which is cut to fit.
+  uint64_t what_hash;   // Of the text before the cut.
+  uint64_t bytes;
+  uint64_t number;  // How many collectives came before.
+  char what[kWhatBytes];
+};
+
+struct Cell {
+  Fingerprint call;
+  alignas(64) std::byte payload[kPayloadBytes];
+};
+
+struct FailureRecord {
+  int32_t code;  // StatusCode
+  int32_t rank;  // Status::rank()
+  uint32_t message_bytes;
+  char message[kMessageBytes];
+};
+
+enum Presence : uint32_t {
+  kPresent = 0,
+  kLeft = 1,      // Left without Shutdown: lost for the others.
+  kShutDown = 2,  // Left after a Shutdown that completed.
+};
+
+struct alignas(kLine) RankSlot {
+  std::atomic<uint64_t> arrived;
+  std::atomic<uint32_t> presence;
+  // Read by others only when `state` names this rank as the failer.
+  FailureRecord failure;
+  alignas(kLine) Cell cells[2];
+};
+
+struct alignas(kLine) ControlBlock {
+  std::atomic<uint64_t> state;
+  // Changes whenever `state` or a `presence` does; the futex word.
+  alignas(kLine) std::atomic<uint32_t> event;
+  // Only saves wake-ups: one left behind by a killed rank does no harm.
+  std::atomic<uint32_t> waiters;
+
+  // The slots follow the block.
+  RankSlot* slots() { return reinterpret_cast<RankSlot*>(this + 1); }
+
+  static constexpr size_t Bytes(int world_size) {
+    return sizeof(ControlBlock) +
+           sizeof(RankSlot) * static_cast<size_t>(world_size);
+  }
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<uint32_t>) == 4, "it is a futex word");
+static_assert(kMaxRanks < (1 << 16), "State keeps the failer in 16 bits");
+
+// The packed `state`.
+struct State {
+  uint64_t completed;
+  int failer;  // -1: none
+
+  static State Unpack(uint64_t word) {
+    return {word >> 16, static_cast<int>(word & 0xFFFF) - 1};
+  }
+  uint64_t Pack() const {
+    return (completed << 16) | static_cast<uint64_t>(failer + 1);
+  }
+};
+
+}  // namespace shard::direct
+
+#endif  // SHARD_CORE_COMM_DIRECT_CONTROL_BLOCK_H_

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/comm/direct/direct_communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/strings.h"
+
+namespace shard::direct {
+
+namespace {
+
+class MappedBuffer final : public SymmetricBuffer {
+ public:
+  MappedBuffer(std::shared_ptr<Mapping> mapping, size_t size, size_t step,
+               size_t resident_bytes)
+      : mapping_(std::move(mapping)),
+        size_(size),
+        step_(step),
+        resident_bytes_(resident_bytes) {}
+
+  size_t size() const override { return size_; }
+  std::byte* region(int rank) const override {
+    return mapping_->data() + step_ * static_cast<size_t>(rank);
+  }
+  size_t resident_bytes() const override { return resident_bytes_; }
+
+ private:
+  const std::shared_ptr<Mapping> mapping_;
+  const size_t size_;
+  const size_t step_;  // From one rank's region to the next; 0 per host.
+  const size_t resident_bytes_;
+};
+
+// Forgets the allocation on every way out.
+class Forgetting {
+ public:
+  explicit Forgetting(RegionSource* regions) : regions_(regions) {}
+  ~Forgetting() { regions_->Forget(); }
+
+ private:
+  RegionSource* const regions_;
+};
+
+// Where rank's share of `pages` begins.
+size_t ShareBegin(size_t pages, int rank, int world_size) {
+  const auto r = static_cast<size_t>(rank);
+  const auto w = static_cast<size_t>(world_size);
+  return pages / w * r + std::min(r, pages % w);
+}
+
+}  // namespace
+
+DirectCommunicator::DirectCommunicator(std::unique_ptr<Group> group,
+                                       std::unique_ptr<RegionSource> regions,
+                                       std::shared_ptr<void> keep_mapped,
+                                       std::string description,
+                                       const CommOptions& options)
+    : keep_mapped_(std::move(keep_mapped)),
+      group_(std::move(group)),
+      regions_(std::move(regions)),
+      description_(std::move(description)),
+      options_(options),
+      owner_(::getpid()) {}
+
+DirectCommunicator::~DirectCommunicator() {
+  if (::getpid() == owner_) group_->Leave(shut_down_ ? kShutDown : kLeft);
+}
+
+Status DirectCommunicator::Enter(std::string_view what) const {
+  if (options_.phase_hook) options_.phase_hook(what);
+  if (!shut_down_) return Status();
+  return FailedPrecondition("'", what, "' on ", description_,
+                            ", which was shut down");
+}
+
+Status DirectCommunicator::Barrier(std::string_view what,
+                                   const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(Enter(what));
+  return group_->Begin({Operation::kBarrier, what}, nullptr, 0, deadline);
+}
+
+Status DirectCommunicator::AllGather(std::string_view what, const void* send,
+                                     size_t bytes, void* recv,
+                                     const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(Enter(what));
+  const Call call{Operation::kAllGather, what, bytes};
+  const auto* from = static_cast<const std::byte*>(send);
+  auto* to = static_cast<std::byte*>(recv);
+  size_t done = 0;
+  do {
+    const size_t part = std::min(bytes - done, kPayloadBytes);
+    SHARD_RETURN_IF_ERROR(
+        done == 0 ? group_->Begin(call, from, part, deadline)
+                  : group_->Continue(call, from + done, part, deadline));
+    for (int r = 0; r < world_size() && part > 0; ++r) {
+      std::memcpy(to + static_cast<size_t>(r) * bytes + done,
+                  group_->payload(r), part);
+    }
+    done += part;
+  } while (done < bytes);
+  return Status();
+}
+
+StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::Allocate(
+    std::string_view what, size_t bytes, SymmetricKind kind,
+    const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(Enter(what));
+  const bool per_rank = kind == SymmetricKind::kPerRank;
+  const Call call{
+      per_rank ? Operation::kAllocatePerRank : Operation::kAllocatePerHost,
+      what, bytes};
+  SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
+
+  // An empty region still has an address of its own. All ranks compute the
+  // same here, so that an early return is one of all ranks.
+  size_t step = 0;
+  size_t total = 0;
+  const auto regions = static_cast<size_t>(per_rank ? world_size() : 1);
+  if (__builtin_add_overflow(std::max<size_t>(bytes, 1),
+                             kSymmetricAlignment - 1, &step) ||
+      __builtin_mul_overflow(step / kSymmetricAlignment * kSymmetricAlignment,
+                             regions, &total)) {
+    return ResourceExhausted("'", what, "': ", regions, " regions of ", bytes,
+                             " bytes are more than there are addresses");
+  }
+  step = total / regions;
+
+  const Forgetting forgetting(regions_.get());
+  Status local;
+  if (rank() == 0) local = regions_->Create(total);
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(this, StrCat(what, ": memory created"), local, deadline));
+
+  local = regions_->Exchange(*group_, deadline);
+  std::shared_ptr<Mapping> mapping;
+  const size_t pages = total / kSymmetricAlignment;
+  const size_t begin = ShareBegin(pages, rank(), world_size());
+  const size_t end = ShareBegin(pages, rank() + 1, world_size());
+  if (local.ok()) {
+    auto taken = regions_->Take(total, begin * kSymmetricAlignment,
+                                (end - begin) * kSymmetricAlignment);
+    local = taken.status();
+    if (taken.ok()) mapping = *std::move(taken);
+  }
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(this, StrCat(what, ": memory mapped"), local, deadline));
+  const size_t resident = per_rank || rank() == 0 ? step : 0;
+  return std::shared_ptr<SymmetricBuffer>(std::make_shared<MappedBuffer>(
+      std::move(mapping), bytes, per_rank ? step : 0, resident));
+}
+
+void DirectCommunicator::Abort(const Status& reason) {
+  group_->Fail(Status(
+      StatusCode::kPoisoned,
+      StrCat("rank ", rank(), " aborted the group: ",
+             reason.ok() ? std::string("no reason given") : reason.ToString()),
+      rank()));
+}
+
+Status DirectCommunicator::Shutdown(const Deadline& deadline) {
+  if (shut_down_) return Status();
+  constexpr std::string_view kWhat = "shutdown";
+  SHARD_RETURN_IF_ERROR(Enter(kWhat));
+  SHARD_RETURN_IF_ERROR(
+      group_->Begin({Operation::kShutdown, kWhat}, nullptr, 0, deadline));
+  shut_down_ = true;
+  return Status();
+}
+
+}  // namespace shard::direct

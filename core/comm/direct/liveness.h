@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Liveness: tells a waiting rank whether a peer can still arrive.
+
+#ifndef SHARD_CORE_COMM_DIRECT_LIVENESS_H_
+#define SHARD_CORE_COMM_DIRECT_LIVENESS_H_
+
+#include <string>
+
+namespace shard::direct {
+
+class Liveness {
+ public:
+  virtual ~Liveness() = default;
+
+  // True when `rank` is known to be gone. Does not block.
+  virtual bool IsDead(int rank) const = 0;
+
+  // What to call it in an error, such as "rank 2 (process 4711)".
+  virtual std::string Name(int rank) const = 0;
+};
+
+}  // namespace shard::direct
+
+#endif  // SHARD_CORE_COMM_DIRECT_LIVENESS_H_

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RegionSource: how memory that all ranks see comes to be. The steps of one
+// allocation, called by DirectCommunicator in this order; between them the
+// ranks agree that all succeeded, so no step waits for a rank that gave up:
+//
+//   Create    rank 0 makes the memory
+//   Exchange  rank 0 gives it away, the others receive it
+//   Take      every rank maps it, and commits its share of the pages, so that
+//             a lack of memory is an error here and not a signal later
+//
+// Forget ends the allocation, whether it succeeded or not.
+
+#ifndef SHARD_CORE_COMM_DIRECT_REGION_SOURCE_H_
+#define SHARD_CORE_COMM_DIRECT_REGION_SOURCE_H_
+
+#include <cstddef>
+#include <memory>
+
+#include "core/base/deadline.h"
+#include "core/base/mapping.h"
+#include "core/base/status.h"
+#include "core/comm/direct/group.h"
+
+namespace shard::direct {
+
+class RegionSource {
+ public:
+  virtual ~RegionSource() = default;
+
+  virtual Status Create(size_t bytes) = 0;
+
+  // `group` tells a waiting rank that the others have failed.
+  virtual Status Exchange(const Group& group, const Deadline& deadline) = 0;
+
+  // [commit_begin, commit_begin + commit_bytes) is this rank's share.
+  virtual StatusOr<std::shared_ptr<Mapping>> Take(size_t bytes,
+                                                  size_t commit_begin,
+                                                  size_t commit_bytes) = 0;
+
+  virtual void Forget() = 0;
+};
+
+}  // namespace shard::direct
+
+#endif  // SHARD_CORE_COMM_DIRECT_REGION_SOURCE_H_

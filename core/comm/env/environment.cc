@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/comm/env/environment.h"
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "core/base/strings.h"
+
+namespace shard::env {
+
+namespace {
+
+// Names of groups go into socket addresses: see shm/meeting.h.
+constexpr size_t kMaxName = 80;
+
+class Variables {
+ public:
+  explicit Variables(const Getenv& getenv) : getenv_(getenv) {}
+
+  // An empty variable counts as unset: that is how scripts clear one.
+  std::optional<std::string> Get(const char* name) const {
+    const char* value = getenv_(name);
+    if (value == nullptr || *value == '\0') return std::nullopt;
+    return value;
+  }
+
+  bool Has(const char* name) const { return Get(name).has_value(); }
+
+  bool HasAny(const std::vector<const char*>& names) const {
+    for (const char* name : names) {
+      if (Has(name)) return true;
+    }
+    return false;
+  }
+
+  // The first of the variables that is set.
+  std::optional<std::string> First(
+      const std::vector<const char*>& names) const {
+    for (const char* name : names) {
+      if (auto value = Get(name)) return value;
+    }
+    return std::nullopt;
+  }
+
+  // OK when all are set; names both what is there and what is not.
+  Status RequireAll(std::string_view launcher,
+                    const std::vector<const char*>& names) const {
+    std::string there;
+    std::string missing;
+    for (const char* name : names) {
+      const auto value = Get(name);
+      std::string& list = value ? there : missing;
+      StrAppend(&list, list.empty() ? "" : ", ", name);
+      if (value) StrAppend(&list, "=", *value);
+    }
+    if (missing.empty()) return Status();
+    return InvalidArgument("env: the variables of ", launcher,
+                           " are set by half: ", there, " but not ", missing,
+                           "; set all of them or none");
+  }
+
+  StatusOr<int> Int(const char* name, int smallest) const {
+    const std::string text = Get(name).value_or("");
+    const auto value = ParseInt(text);
+    if (!value || *value < smallest || *value > INT32_MAX) {
+      return InvalidArgument("env: ", name, "='", text,
+                             "' is not an integer of at least ", smallest);
+    }
+    return static_cast<int>(*value);
+  }
+
+ private:
+  const Getenv& getenv_;
+};
+
+// Reads rank and world size, and checks that all ranks are on this host.
+StatusOr<Placement> Place(const Variables& vars, std::string_view source,
+                          const char* rank_name, const char* size_name,
+                          const char* local_size_name) {
+  Placement placement;
+  placement.source = source;
+  SHARD_ASSIGN_OR_RETURN(placement.world_size, vars.Int(size_name, 1));
+  SHARD_ASSIGN_OR_RETURN(placement.rank, vars.Int(rank_name, 0));
+  if (placement.rank >= placement.world_size) {
+    return InvalidArgument("env: ", rank_name, "=", placement.rank,
+                           " is not below ", size_name, "=",
+                           placement.world_size);
+  }
+  if (local_size_name != nullptr && vars.Has(local_size_name)) {
+    SHARD_ASSIGN_OR_RETURN(const int local, vars.Int(local_size_name, 1));
+    if (local != placement.world_size) {
+      return BackendUnavailable(
+          "env: ", source, " has ", placement.world_size, " ranks, ", local,
+          " of them on this host (", local_size_name, "=", local,
+          "); ranks on several hosts need a network backend, which this build "
+          "does not have");
+    }
+  }
+  return placement;
+}
+
+// A meeting point made of what only this job has.
+std::string NameUrl(std::string name) {
+  for (char& c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte <= 0x20 || byte >= 0x7F || c == '?') c = '_';
+  }
+  if (name.size() > kMaxName) {
+    uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+    for (const char c : name) {
+      hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+    }
+    name = StrCat(name.substr(0, kMaxName - 20), "-", FormatHex(hash));
+  }
+  return StrCat("shm:", name);
+}
+
+StatusOr<Placement> FromShard(const Variables& vars) {
+  constexpr const char* kSource = "SHARD_* variables";
+  SHARD_RETURN_IF_ERROR(vars.RequireAll(
+      kSource, {"SHARD_RANK", "SHARD_WORLD_SIZE", "SHARD_RENDEZVOUS"}));
+  SHARD_ASSIGN_OR_RETURN(Placement placement,
+                         Place(vars, kSource, "SHARD_RANK", "SHARD_WORLD_SIZE",
+                               "SHARD_LOCAL_WORLD_SIZE"));
+  const std::string where = *vars.Get("SHARD_RENDEZVOUS");
+  const bool is_url = where.find(':') != std::string::npos;
+  if (where.rfind("env", 0) == 0 && is_url) {
+    return InvalidArgument("env: SHARD_RENDEZVOUS='", where,
+                           "' does not say where to meet; give a name, or a "
+                           "URL such as shm:NAME");
+  }
+  placement.url = is_url ? where : NameUrl(where);
+  return placement;
+}
+
+StatusOr<Placement> FromTorchrun(const Variables& vars) {
+  SHARD_RETURN_IF_ERROR(vars.RequireAll(
+      "torchrun", {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}));
+  SHARD_ASSIGN_OR_RETURN(
+      Placement placement,
+      Place(vars, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"));
+  // A restart is another group: what is left of the last one must not meet it.
+  placement.url = NameUrl(StrCat(
+      "torchrun-", *vars.Get("MASTER_ADDR"), "-", *vars.Get("MASTER_PORT"), "-",
+      vars.Get("TORCHELASTIC_RUN_ID").value_or("none"), "-",
+      vars.Get("TORCHELASTIC_RESTART_COUNT").value_or("0")));
+  return placement;
+}
+
+StatusOr<Placement> FromOpenMpi(const Variables& vars) {
+  SHARD_RETURN_IF_ERROR(vars.RequireAll(
+      "Open MPI", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}));
+  const auto job = vars.First({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
+  if (!job) {
+    return InvalidArgument(
+        "env: the variables of Open MPI are set by half: OMPI_COMM_WORLD_RANK "
+        "but neither PMIX_NAMESPACE nor OMPI_MCA_ess_base_jobid, which tell "
+        "one job from another");
+  }
+  SHARD_ASSIGN_OR_RETURN(
+      Placement placement,
+      Place(vars, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_SIZE"));
+  placement.url = NameUrl(StrCat("ompi-", *job));
+  return placement;
+}
+
+StatusOr<Placement> FromSlurm(const Variables& vars) {
+  SHARD_RETURN_IF_ERROR(vars.RequireAll(
+      "Slurm",
+      {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_JOB_ID"}));
+  SHARD_ASSIGN_OR_RETURN(
+      Placement placement,
+      Place(vars, "Slurm", "SLURM_PROCID", "SLURM_NTASKS", nullptr));
+  // Of the step first: a step may use one node of several.
+  for (const char* name :
+       {"SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"}) {
+    if (!vars.Has(name)) continue;
+    SHARD_ASSIGN_OR_RETURN(const int nodes, vars.Int(name, 1));
+    if (nodes == 1) break;
+    return BackendUnavailable(
+        "env: Slurm has ", placement.world_size, " ranks on several hosts (",
+        name, "=", nodes,
+        "); they need a network backend, which this build does not have");
+  }
+  placement.url = NameUrl(StrCat("slurm-", *vars.Get("SLURM_JOB_ID"), "-",
+                                 *vars.Get("SLURM_STEP_ID")));
+  return placement;
+}
+
+StatusOr<Placement> FromLauncher(const Variables& vars) {
+  if (vars.HasAny({"SHARD_RANK", "SHARD_WORLD_SIZE", "SHARD_RENDEZVOUS",
+                   "SHARD_LOCAL_WORLD_SIZE"})) {
+    return FromShard(vars);
+  }
+  // MASTER_ADDR and MASTER_PORT alone are set by many job scripts.
+  if (vars.HasAny({"RANK", "WORLD_SIZE"})) return FromTorchrun(vars);
+  if (vars.HasAny({"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})) {
+    return FromOpenMpi(vars);
+  }
+  // A batch script or an allocation's shell has SLURM_JOB_ID, the former even
+  // SLURM_PROCID=0, but is no task of a step.
+  if (vars.Has("SLURM_PROCID") && vars.Has("SLURM_STEP_ID")) {
+    return FromSlurm(vars);
+  }
+  return Placement();
+}
+
+}  // namespace
+
+StatusOr<Placement> ReadPlacement(const Getenv& getenv) {
+  auto placement = FromLauncher(Variables(getenv));
+  // Alone there is nobody to meet.
+  if (placement.ok() && placement->world_size == 1) placement->url = "local:";
+  return placement;
+}
+
+}  // namespace shard::env

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// "env:": rank, world size and meeting point from the environment of a
+// launcher. Looked for in this order, the first group of variables that is
+// there is used; one that is there by half is an error, not skipped.
+//
+//   shardctl run   SHARD_RANK, SHARD_WORLD_SIZE, SHARD_RENDEZVOUS
+//                  [SHARD_LOCAL_WORLD_SIZE]
+//   torchrun       RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+//                  [LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID,
+//                  TORCHELASTIC_RESTART_COUNT]
+//   Open MPI       OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, PMIX_NAMESPACE
+//                  or OMPI_MCA_ess_base_jobid [OMPI_COMM_WORLD_LOCAL_SIZE]
+//   Slurm (srun)   SLURM_PROCID, SLURM_STEP_ID, SLURM_NTASKS, SLURM_JOB_ID
+//                  [SLURM_STEP_NUM_NODES, SLURM_NNODES, SLURM_JOB_NUM_NODES]
+//   none           one rank, alone
+//
+// A pure function of the variables.
+
+#ifndef SHARD_CORE_COMM_ENV_ENVIRONMENT_H_
+#define SHARD_CORE_COMM_ENV_ENVIRONMENT_H_
+
+#include <functional>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace shard::env {
+
+struct Placement {
+  int rank = 0;
+  int world_size = 1;
+  // Where to meet: a URL for OpenCommunicator, never "env:".
+  std::string url = "local:";
+  // "SHARD_* variables", "torchrun", ..., "no launcher".
+  std::string source = "no launcher";
+};
+
+// nullptr for a variable that is not set.
+using Getenv = std::function<const char*(const char* name)>;
+
+// kInvalidArgument names the variables and values that are wrong or missing;
+// kBackendUnavailable when the ranks are on several hosts.
+StatusOr<Placement> ReadPlacement(const Getenv& getenv);
+
+}  // namespace shard::env
+
+#endif  // SHARD_CORE_COMM_ENV_ENVIRONMENT_H_

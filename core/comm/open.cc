@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a URL to the backend that serves it.
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+#include "core/base/spec.h"
+#include "core/base/strings.h"
+#include "core/comm/communicator.h"
+#include "core/comm/direct/control_block.h"
+#include "core/comm/env/environment.h"
+#include "core/comm/shm/shm_communicator.h"
+#include "core/comm/thread/thread_communicator.h"
+
+namespace shard {
+
+namespace {
+
+StatusOr<env::Placement> HostEnvironment() {
+  return env::ReadPlacement([](const char* name) { return std::getenv(name); });
+}
+
+// `in_url` where the options leave it open; an error when they differ.
+Status Merge(std::string_view what, std::string_view url, int64_t in_url,
+             int64_t unset, int* in_options) {
+  if (in_url == unset) return Status();
+  if (*in_options != unset && *in_options != in_url) {
+    return InvalidArgument(what, " is ", in_url, " in '", url, "' and ",
+                           *in_options, " in the options");
+  }
+  if (in_url < INT32_MIN || in_url > INT32_MAX) {
+    return InvalidArgument(what, " ", in_url, " in '", url,
+                           "' is out of range");
+  }
+  *in_options = static_cast<int>(in_url);
+  return Status();
+}
+
+Status CheckPlace(std::string_view url, const CommOptions& options) {
+  if (options.world_size < 1 || options.world_size > direct::kMaxRanks) {
+    return InvalidArgument("'", url, "': world size ", options.world_size,
+                           " is not in 1 to ", direct::kMaxRanks);
+  }
+  if (options.rank < 0 || options.rank >= options.world_size) {
+    return InvalidArgument("'", url, "': rank ", options.rank,
+                           " is not in 0 to ", options.world_size - 1,
+                           options.rank == -1 ? " (-1: none was given)" : "");
+  }
+  return Status();
+}
+
+std::string Describe(std::string_view where, const CommOptions& options,
+                     std::string_view origin) {
+  return StrCat(where, " rank ", options.rank, " of ", options.world_size,
+                origin);
+}
+
+StatusOr<std::shared_ptr<Communicator>> OpenLocal(std::string_view url,
+                                                  const Spec& spec,
+                                                  CommOptions options,
+                                                  std::string_view origin) {
+  if (!spec.body().empty()) {
+    return InvalidArgument("'", url, "': local: is followed by nothing");
+  }
+  if (options.world_size == 0) options.world_size = 1;
+  if (options.rank == -1) options.rank = 0;
+  if (options.world_size != 1 || options.rank != 0) {
+    return InvalidArgument("'", url, "' is rank 0 of 1, the options say rank ",
+                           options.rank, " of ", options.world_size);
+  }
+  return threads::OpenLocal(Describe("local:", options, origin), options);
+}
+
+StatusOr<std::shared_ptr<Communicator>> OpenThreads(std::string_view url,
+                                                    const Spec& spec,
+                                                    const std::string& name,
+                                                    CommOptions options,
+                                                    std::string_view origin) {
+  const auto count = ParseInt(spec.body());
+  if (!count || *count < 1) {
+    return InvalidArgument("'", url,
+                           "' does not say how many threads; the form is "
+                           "threads:4");
+  }
+  SHARD_RETURN_IF_ERROR(
+      Merge("the world size", url, *count, 0, &options.world_size));
+  SHARD_RETURN_IF_ERROR(CheckPlace(url, options));
+  const std::string where = StrCat("threads:", options.world_size,
+                                   name.empty() ? "" : "?name=", name);
+  return threads::Open(name, Describe(where, options, origin), options);
+}
+
+StatusOr<std::shared_ptr<Communicator>> OpenShm(std::string_view url,
+                                                const Spec& spec,
+                                                CommOptions options,
+                                                std::string origin) {
+  if (options.rank == -1 && options.world_size == 0) {
+    SHARD_ASSIGN_OR_RETURN(const env::Placement placement, HostEnvironment());
+    if (placement.source == env::Placement().source) {
+      return InvalidArgument(
+          "'", url,
+          "': neither the options, nor the URL (?rank=0&world_size=2), nor the "
+          "environment of a launcher says which rank this is");
+    }
+    options.rank = placement.rank;
+    options.world_size = placement.world_size;
+    origin = StrCat(" (rank from ", placement.source, ")");
+  }
+  SHARD_RETURN_IF_ERROR(CheckPlace(url, options));
+  return shm::Open(spec.body(),
+                   Describe(StrCat("shm:", spec.body()), options, origin),
+                   options);
+}
+
+// `url` is not "env:".
+StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
+                                                  CommOptions options,
+                                                  const std::string& origin) {
+  SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(url));
+  SHARD_ASSIGN_OR_RETURN(options.timeout,
+                         spec.TakeDouble("timeout", options.timeout));
+  if (!(options.timeout > 0) || !std::isfinite(options.timeout)) {
+    return InvalidArgument("'", url, "': a timeout of ", options.timeout,
+                           " seconds; it must be positive");
+  }
+  SHARD_ASSIGN_OR_RETURN(const int64_t rank, spec.TakeInt("rank", -1));
+  SHARD_ASSIGN_OR_RETURN(const int64_t world_size,
+                         spec.TakeInt("world_size", 0));
+  SHARD_RETURN_IF_ERROR(Merge("the rank", url, rank, -1, &options.rank));
+  SHARD_RETURN_IF_ERROR(
+      Merge("the world size", url, world_size, 0, &options.world_size));
+  const bool is_threads = spec.name() == "threads";
+  const std::string name = is_threads ? spec.TakeString("name", "") : "";
+  SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
+
+  if (is_threads) return OpenThreads(url, spec, name, options, origin);
+  if (spec.name() == "local") return OpenLocal(url, spec, options, origin);
+  if (spec.name() == "shm") return OpenShm(url, spec, options, origin);
+  return InvalidArgument("'", url,
+                         "' names no communicator; known: local:, "
+                         "threads:N, shm:NAME, env:");
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
+    std::string_view url, const CommOptions& options) {
+  SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(url));
+  if (spec.name() != "env") return OpenNamed(url, options, "");
+
+  CommOptions placed = options;
+  SHARD_ASSIGN_OR_RETURN(placed.timeout,
+                         spec.TakeDouble("timeout", options.timeout));
+  SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
+  if (!spec.body().empty()) {
+    return InvalidArgument("'", url, "': env: is followed by nothing");
+  }
+  SHARD_ASSIGN_OR_RETURN(const env::Placement placement, HostEnvironment());
+  SHARD_RETURN_IF_ERROR(
+      Merge("the rank", placement.source, placement.rank, -1, &placed.rank));
+  SHARD_RETURN_IF_ERROR(Merge("the world size", placement.source,
+                              placement.world_size, 0, &placed.world_size));
+  return OpenNamed(placement.url, placed,
+                   StrCat(" (from ", placement.source, ")"));
+}
+
+}  // namespace shard

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The side of a meeting of every rank but 0.
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/comm/direct/control_block.h"
+#include "core/comm/shm/meeting.h"
+#include "core/comm/shm/memfd.h"
+#include "core/comm/shm/packet.h"
+#include "core/comm/shm/wire.h"
+
+namespace shard::shm {
+
+namespace {
+
+// How much longer than its own deadline a guest waits for the host's verdict,
+// which names the missing ranks.
+constexpr double kGraceSeconds = 2;
+
+constexpr int kRetryMillis = 5;
+
+class GuestSide {
+ public:
+  explicit GuestSide(const MeetingOptions& options)
+      : options_(options),
+        patience_(Deadline::After(
+            std::chrono::duration<double>(options.deadline.Remaining())
+                .count() +
+            kGraceSeconds)) {}
+
+  StatusOr<Meeting> Run() {
+    SHARD_ASSIGN_OR_RETURN(const Fd pidfd, OwnPidfd());
+    SHARD_RETURN_IF_ERROR(FindHost());
+    Hello hello{};
+    hello.header = Header::Of(Kind::kHello);
+    hello.rank = options_.rank;
+    hello.world_size = options_.world_size;
+    hello.remaining_nanos = options_.deadline.Remaining().count();
+    std::vector<int> fds;
+    if (pidfd.valid()) fds.push_back(pidfd.get());
+    // When the host has closed already, its verdict is still there to read.
+    const Status sent =
+        Send(socket_.get(), &hello, sizeof(hello), fds, patience_);
+    if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
+    options_.Phase("rendezvous: hello");
+
+    const Status mapped = TakeWelcome();
+    if (!mapped.ok() && !own_error_) return mapped;
+    options_.Phase("rendezvous: mapped");
+    const Verdict answer = MakeVerdict(mapped);
+    SHARD_RETURN_IF_ERROR(
+        FromHost(Send(socket_.get(), &answer, sizeof(answer), {}, patience_)));
+    SHARD_RETURN_IF_ERROR(HearVerdict().status());
+    SHARD_RETURN_IF_ERROR(mapped);
+    meeting_.connections.resize(static_cast<size_t>(options_.world_size));
+    meeting_.connections[0] = std::move(socket_);
+    return std::move(meeting_);
+  }
+
+ private:
+  // Connects and waits for the greeting. Until that comes, a closed connection
+  // is no sign of a lost rank: it may be the end of an earlier meeting.
+  Status FindHost() {
+    const Address where = AddressOf(options_.name);
+    for (;; ::poll(nullptr, 0, kRetryMillis)) {
+      if (options_.deadline.Expired()) {
+        return Status(
+            StatusCode::kDeadlineExceeded,
+            StrCat("rank 0 did not come to shm:", options_.name, " within ",
+                   options_.deadline.seconds(),
+                   " s: missing [0]; it must run on this host, as this user, "
+                   "in this network namespace, under this name"),
+            0);
+      }
+      socket_.Reset(
+          ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      if (!socket_.valid()) return ErrnoStatus("opening a Unix socket", errno);
+      if (::connect(socket_.get(),
+                    reinterpret_cast<const sockaddr*>(&where.address),
+                    where.size) != 0) {
+        // Not there yet, or its queue is full.
+        if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) {
+          continue;
+        }
+        return ErrnoStatus(StrCat("connecting to shm:", options_.name), errno);
+      }
+      SHARD_RETURN_IF_ERROR(CheckPeer(socket_.get()).status());
+      const auto packet = Receive(socket_.get(), options_.deadline);
+      if (!packet.ok()) {
+        const StatusCode code = packet.status().code();
+        if (code == StatusCode::kUnavailable ||
+            code == StatusCode::kDeadlineExceeded) {
+          continue;
+        }
+        return packet.status();
+      }
+      // A host of another version greets too: it will say what is wrong.
+      if (!Parse<Greeting>(packet->bytes, Kind::kGreeting)) {
+        return FailedPrecondition("the process that listens at shm:",
+                                  options_.name, " is not a libshard rank");
+      }
+      return Status();
+    }
+  }
+
+  // The host's first verdict, the memory and the peers. An error is the host's,
+  // and the end of the meeting, unless own_error_ is set: then the host must
+  // hear of it.
+  Status TakeWelcome() {
+    SHARD_ASSIGN_OR_RETURN(Welcome welcome, HearVerdict());
+    std::vector<Packet> batches;
+    for (int first = 0; first < options_.world_size;
+         first += static_cast<int>(Peers::kMost)) {
+      auto packet = Hear();
+      SHARD_RETURN_IF_ERROR(packet.status());
+      batches.push_back(*std::move(packet));
+    }
+    own_error_ = true;
+    if (welcome.fds.size() != 1) return Internal("rank 0 sent no memory");
+    SHARD_ASSIGN_OR_RETURN(
+        meeting_.control,
+        MapMemory(welcome.fds[0].get(),
+                  direct::ControlBlock::Bytes(options_.world_size)));
+    for (Packet& packet : batches) {
+      const auto peers = Parse<Peers>(packet.bytes, Kind::kPeers);
+      if (!peers || peers->count > Peers::kMost ||
+          packet.fds.size() !=
+              (welcome.verdict.has_pidfds ? peers->count : 0)) {
+        return Internal("rank 0 sent a wrong list of peers");
+      }
+      for (uint32_t i = 0; i < peers->count; ++i) {
+        meeting_.processes.push_back(peers->pids[i]);
+      }
+      for (Fd& fd : packet.fds) meeting_.pidfds.push_back(std::move(fd));
+    }
+    if (meeting_.processes.size() != static_cast<size_t>(options_.world_size)) {
+      return Internal("rank 0 sent a list of ", meeting_.processes.size(),
+                      " peers");
+    }
+    own_error_ = false;
+    return Status();
+  }
+
+  struct Welcome {
+    Verdict verdict;
+    std::vector<Fd> fds;
+  };
+
+  StatusOr<Packet> Hear() {
+    auto packet = Receive(socket_.get(), patience_);
+    if (packet.ok()) return packet;
+    const StatusCode code = packet.status().code();
+    own_error_ = code != StatusCode::kUnavailable &&
+                 code != StatusCode::kDeadlineExceeded;
+    return FromHost(packet.status());
+  }
+
+  // An error when the host says one, or is gone.
+  StatusOr<Welcome> HearVerdict() {
+    auto packet = Hear();
+    // Left over when this rank failed to take them.
+    while (packet.ok() && Parse<Peers>(packet->bytes, Kind::kPeers)) {
+      packet = Hear();
+    }
+    SHARD_RETURN_IF_ERROR(packet.status());
+    const auto verdict = Parse<Verdict>(packet->bytes, Kind::kVerdict);
+    if (!verdict) {
+      return FailedPrecondition(
+          "rank 0 speaks another version of the shm: protocol; all ranks must "
+          "load the same libshard");
+    }
+    SHARD_RETURN_IF_ERROR(StatusOf(*verdict));
+    return Welcome{*verdict, std::move(packet->fds)};
+  }
+
+  Status FromHost(const Status& status) const {
+    if (status.code() == StatusCode::kUnavailable) {
+      return RankLost(0, "rank 0 died or gave up while the ranks met at shm:",
+                      options_.name);
+    }
+    if (status.code() == StatusCode::kDeadlineExceeded) {
+      return DeadlineExceeded("rank 0 came to shm:", options_.name,
+                              " but did not answer within ",
+                              options_.deadline.seconds(), " s");
+    }
+    return status;
+  }
+
+  const MeetingOptions& options_;
+  const Deadline patience_;
+  Fd socket_;
+  bool own_error_ = false;
+  Meeting meeting_;
+};
+
+}  // namespace
+
+StatusOr<Meeting> Join(const MeetingOptions& options) {
+  return GuestSide(options).Run();
+}
+
+}  // namespace shard::shm

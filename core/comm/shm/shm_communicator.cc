@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/comm/shm/shm_communicator.h"
+
+#include <poll.h>
+
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/comm/direct/direct_communicator.h"
+#include "core/comm/direct/host_memory.h"
+#include "core/comm/shm/meeting.h"
+#include "core/comm/shm/memfd.h"
+#include "core/comm/shm/packet.h"
+#include "core/comm/shm/wire.h"
+
+namespace shard::shm {
+
+namespace {
+
+// By pidfds. Without them the host watches its connections, and the guests
+// theirs to the host, who then names a dead guest to all. (A hang-up is the
+// weaker sign: a child forked by the peer may hold the socket open.)
+class ProcessLiveness final : public direct::Liveness {
+ public:
+  explicit ProcessLiveness(std::shared_ptr<const Meeting> meeting)
+      : meeting_(std::move(meeting)) {}
+
+  bool IsDead(int rank) const override {
+    const auto r = static_cast<size_t>(rank);
+    const bool by_pidfd = !meeting_->pidfds.empty();
+    const int fd =
+        by_pidfd ? meeting_->pidfds[r].get() : meeting_->connections[r].get();
+    if (fd < 0) return false;
+    pollfd entry{fd, static_cast<short>(by_pidfd ? POLLIN : POLLRDHUP), 0};
+    return ::poll(&entry, 1, 0) > 0;
+  }
+
+  std::string Name(int rank) const override {
+    return StrCat("rank ", rank, " (process ",
+                  meeting_->processes[static_cast<size_t>(rank)], ")");
+  }
+
+ private:
+  const std::shared_ptr<const Meeting> meeting_;
+};
+
+// One memfd per allocation: rank 0 makes it and sends it over the connections
+// of the meeting.
+class ShmRegions final : public direct::RegionSource {
+ public:
+  ShmRegions(std::shared_ptr<const Meeting> meeting, int rank)
+      : meeting_(std::move(meeting)), rank_(rank) {}
+
+  Status Create(size_t bytes) override {
+    SHARD_RETURN_IF_ERROR(direct::CheckHostMemory(bytes));
+    SHARD_ASSIGN_OR_RETURN(memory_, CreateMemory("libshard", bytes));
+    bytes_ = bytes;
+    return Status();
+  }
+
+  Status Exchange(const direct::Group& group,
+                  const Deadline& deadline) override {
+    if (rank_ == 0) {
+      const Region region{Header::Of(Kind::kRegion), bytes_};
+      for (const Fd& connection : meeting_->connections) {
+        if (!connection.valid()) continue;  // This rank.
+        const Status sent = Send(connection.get(), &region, sizeof(region),
+                                 {memory_.get()}, deadline);
+        // Of a dead peer the agreement that follows will tell.
+        if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
+      }
+      return Status();
+    }
+    auto packet = Receive(meeting_->connections[0].get(), deadline,
+                          [&] { return group.failed(); });
+    SHARD_RETURN_IF_ERROR(packet.status());
+    const auto region = Parse<Region>(packet->bytes, Kind::kRegion);
+    if (!region || packet->fds.size() != 1) {
+      return Internal("rank 0 sent no memory");
+    }
+    memory_ = std::move(packet->fds[0]);
+    bytes_ = region->bytes;
+    return Status();
+  }
+
+  StatusOr<std::shared_ptr<Mapping>> Take(size_t bytes, size_t commit_begin,
+                                          size_t commit_bytes) override {
+    if (bytes_ != bytes) {
+      return Internal("rank 0 sent memory of ", bytes_, " bytes, not ", bytes);
+    }
+    SHARD_RETURN_IF_ERROR(
+        CommitMemory(memory_.get(), commit_begin, commit_bytes));
+    SHARD_ASSIGN_OR_RETURN(Mapping mapping, MapMemory(memory_.get(), bytes));
+    return std::make_shared<Mapping>(std::move(mapping));
+  }
+
+  // The mapping keeps the memory.
+  void Forget() override {
+    memory_.Reset();
+    bytes_ = 0;
+  }
+
+ private:
+  const std::shared_ptr<const Meeting> meeting_;
+  const int rank_;
+  Fd memory_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace
+
+StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
+                                             const std::string& description,
+                                             const CommOptions& options) {
+  SHARD_RETURN_IF_ERROR(CheckName(name));
+  const MeetingOptions how{name,
+                           options.rank,
+                           options.world_size,
+                           Deadline::After(options.timeout),
+                           options.logger,
+                           options.phase_hook};
+  auto met = options.rank == 0 ? Host(how) : Join(how);
+  if (!met.ok()) return met.status().WithContext(description);
+  auto meeting = std::make_shared<Meeting>(*std::move(met));
+  auto* block =
+      reinterpret_cast<direct::ControlBlock*>(meeting->control.data());
+  auto group = std::make_unique<direct::Group>(
+      block, options.rank, options.world_size,
+      std::make_unique<ProcessLiveness>(meeting));
+  auto regions = std::make_unique<ShmRegions>(meeting, options.rank);
+  return std::shared_ptr<Communicator>(
+      std::make_shared<direct::DirectCommunicator>(
+          std::move(group), std::move(regions), std::move(meeting), description,
+          options));
+}
+
+}  // namespace shard::shm

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that are processes of one user on one host.
+
+#ifndef SHARD_CORE_COMM_SHM_SHM_COMMUNICATOR_H_
+#define SHARD_CORE_COMM_SHM_SHM_COMMUNICATOR_H_
+
+#include <memory>
+#include <string>
+
+#include "core/comm/communicator.h"
+
+namespace shard::shm {
+
+// COLLECTIVE. Meets within options.timeout; see meeting.h.
+// REQUIRES: 0 <= options.rank < options.world_size <= direct::kMaxRanks.
+StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
+                                             const std::string& description,
+                                             const CommOptions& options);
+
+}  // namespace shard::shm
+
+#endif  // SHARD_CORE_COMM_SHM_SHM_COMMUNICATOR_H_

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the ranks of a "threads:N" group find each other: one table per
+// process, by name and size. A group leaves the table when it is complete or
+// has failed, so that its name can be used again at once.
+
+#ifndef SHARD_CORE_COMM_THREAD_REGISTRY_H_
+#define SHARD_CORE_COMM_THREAD_REGISTRY_H_
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "core/base/deadline.h"
+#include "core/base/mapping.h"
+#include "core/base/status.h"
+#include "core/comm/direct/control_block.h"
+
+namespace shard::threads {
+
+// What the ranks of one group share.
+struct SharedGroup {
+  Mapping control;
+
+  // From rank 0's Create to Forget: the memory being handed to the others.
+  std::mutex mutex;
+  std::shared_ptr<Mapping> region;  // GUARDED_BY(mutex)
+
+  direct::ControlBlock* block() const {
+    return reinterpret_cast<direct::ControlBlock*>(control.data());
+  }
+};
+
+// Waits until all ranks of the group have come. kAlreadyExists when `rank` is
+// there already (the others keep waiting); kDeadlineExceeded, on all who wait,
+// with the missing ranks.
+// REQUIRES: 0 <= rank < world_size.
+StatusOr<std::shared_ptr<SharedGroup>> Meet(const std::string& name, int rank,
+                                            int world_size,
+                                            const Deadline& deadline);
+
+}  // namespace shard::threads
+
+#endif  // SHARD_CORE_COMM_THREAD_REGISTRY_H_

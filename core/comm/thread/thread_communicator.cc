@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/comm/thread/thread_communicator.h"
+
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/comm/direct/direct_communicator.h"
+#include "core/comm/direct/host_memory.h"
+#include "core/comm/thread/registry.h"
+
+namespace shard::threads {
+
+namespace {
+
+// Rank 0 leaves the memory in the shared group; the others pick it up.
+class ThreadRegions final : public direct::RegionSource {
+ public:
+  ThreadRegions(std::shared_ptr<SharedGroup> shared, int rank)
+      : shared_(std::move(shared)), rank_(rank) {}
+
+  Status Create(size_t bytes) override {
+    SHARD_RETURN_IF_ERROR(direct::CheckHostMemory(bytes));
+    SHARD_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(bytes));
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->region = std::make_shared<Mapping>(std::move(mapping));
+    return Status();
+  }
+
+  Status Exchange(const direct::Group&, const Deadline&) override {
+    return Status();
+  }
+
+  // Commits nothing: each rank touches its region first, which places the
+  // pages on its NUMA node; private pages cannot fail with a signal other than
+  // that of the kernel's OOM killer, which Create has guarded against.
+  StatusOr<std::shared_ptr<Mapping>> Take(size_t, size_t, size_t) override {
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    if (shared_->region == nullptr) {
+      return Internal("rank 0 withdrew the memory");
+    }
+    return shared_->region;
+  }
+
+  void Forget() override {
+    if (rank_ != 0) return;
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->region.reset();
+  }
+
+ private:
+  const std::shared_ptr<SharedGroup> shared_;
+  const int rank_;
+};
+
+std::shared_ptr<Communicator> Make(std::shared_ptr<SharedGroup> shared,
+                                   const std::string& description,
+                                   const CommOptions& options) {
+  auto group = std::make_unique<direct::Group>(shared->block(), options.rank,
+                                               options.world_size, nullptr);
+  auto regions = std::make_unique<ThreadRegions>(shared, options.rank);
+  return std::make_shared<direct::DirectCommunicator>(
+      std::move(group), std::move(regions), std::move(shared), description,
+      options);
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
+                                             const std::string& description,
+                                             const CommOptions& options) {
+  SHARD_ASSIGN_OR_RETURN(auto shared,
+                         Meet(name, options.rank, options.world_size,
+                              Deadline::After(options.timeout)));
+  return Make(std::move(shared), description, options);
+}
+
+StatusOr<std::shared_ptr<Communicator>> OpenLocal(
+    const std::string& description, const CommOptions& options) {
+  SHARD_ASSIGN_OR_RETURN(Mapping control,
+                         Mapping::Anonymous(direct::ControlBlock::Bytes(1)));
+  auto shared = std::make_shared<SharedGroup>();
+  shared->control = std::move(control);
+  CommOptions alone = options;
+  alone.rank = 0;
+  alone.world_size = 1;
+  return Make(std::move(shared), description, alone);
+}
+
+}  // namespace shard::threads

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that are threads of one process; "local:" is a group of one.
+
+#ifndef SHARD_CORE_COMM_THREAD_THREAD_COMMUNICATOR_H_
+#define SHARD_CORE_COMM_THREAD_THREAD_COMMUNICATOR_H_
+
+#include <memory>
+#include <string>
+
+#include "core/comm/communicator.h"
+
+namespace shard::threads {
+
+// COLLECTIVE. Meets within options.timeout. The death of a thread cannot be
+// seen; a rank whose Communicator is freed without Shutdown is lost.
+// REQUIRES: 0 <= options.rank < options.world_size <= direct::kMaxRanks.
+StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
+                                             const std::string& description,
+                                             const CommOptions& options);
+
+// Never waits, never fails for want of a peer.
+StatusOr<std::shared_ptr<Communicator>> OpenLocal(
+    const std::string& description, const CommOptions& options);
+
+}  // namespace shard::threads
+
+#endif  // SHARD_CORE_COMM_THREAD_THREAD_COMMUNICATOR_H_

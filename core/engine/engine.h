@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Engine: sharded training on one rank. It owns the buffers a plan describes,
+// gives the host pointers into them, and runs the step.
+//
+// States: kFilling until BroadcastParams, then kTraining. A call in the wrong
+// one fails with the state it found and the one it needs.
+//
+// Threads: one at a time. COLLECTIVE calls as in core/comm/communicator.h.
+
+#ifndef SHARD_CORE_ENGINE_ENGINE_H_
+#define SHARD_CORE_ENGINE_ENGINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/engine/buffers.h"
+#include "core/engine/step.h"
+#include "core/flat/plan.h"
+#include "core/optim/optimizer.h"
+
+namespace shard {
+
+// What a host says about one step; 0 is the default of every field. They must
+// be the same on every rank; docs of the fields: shard_step_options in shard.h.
+struct StepOptions {
+  double lr = 0;
+  double max_grad_norm = 0;
+  double grad_divisor = 0;
+  double loss_scale = 0;
+  double timeout = 0;
+  bool skip_nonfinite = false;
+};
+
+class Engine {
+ public:
+  // COLLECTIVE. `timeout` in seconds; 0: the communicator's. A `local` that is
+  // not OK says what is wrong on this rank alone (`plan` may then be null): it
+  // becomes the result on all ranks.
+  static StatusOr<std::unique_ptr<Engine>> Create(
+      std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
+      double timeout, const Status& local = Status());
+
+  struct Tensor {
+    void* data;
+    int64_t numel;
+  };
+
+  // Errors: an id that does not exist, an ignored parameter; for Grad also a
+  // frozen one.
+  StatusOr<Tensor> Param(ParamId param) const;
+  StatusOr<Tensor> Grad(ParamId param) const;
+
+  void ZeroGrad();
+
+  // Rank 0 stores; other ranks check their arguments.
+  Status SetParam(ParamId param, const void* data, size_t bytes);
+
+  // COLLECTIVE. kFilling → kTraining. `timeout` 0: the engine's.
+  Status BroadcastParams(double timeout);
+
+  // COLLECTIVE. Options that this rank could not read, or that are out of
+  // range, are an error on all ranks.
+  Status Step(const StatusOr<StepOptions>& options, StepReport* report);
+
+  const Plan& plan() const { return *plan_; }
+  // The memory itself, for what reads or measures it whole.
+  const std::vector<EngineBuffer>& buffers() const { return buffers_; }
+  MemoryReport Memory() const;
+
+ private:
+  enum class State { kFilling, kTraining };
+
+  Engine(std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
+         Optimizer optimizer, double timeout);
+
+  Deadline DeadlineOf(double timeout) const;
+  StatusOr<const ParamPlace*> PlaceOf(ParamId param) const;
+  // What is wrong with `options` on this rank alone.
+  Status CheckStep(const StepOptions& options) const;
+  // COLLECTIVE. OK when every rank is here, with the same options, and `local`
+  // is OK on all of them.
+  Status EnterStep(const StepOptions& options, const Status& local,
+                   const Deadline& deadline);
+
+  std::shared_ptr<const Plan> plan_;
+  std::shared_ptr<Communicator> comm_;
+  Optimizer optimizer_;
+  double timeout_;
+  State state_ = State::kFilling;
+  int64_t step_ = 0;
+  std::vector<EngineBuffer> buffers_;
+  std::unique_ptr<StepStrategy> strategy_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_ENGINE_H_

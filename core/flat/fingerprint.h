@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Fingerprint: XXH3-64 over a sequence of values of any sizes. It gathers them
+// into one stretch of memory first: XXH3 runs at memory speed over kilobytes
+// and an order of magnitude slower when fed four bytes at a time.
+//
+// The result depends on the values' order and sizes, so that a sequence of
+// self-delimiting records (a length before every string) is not ambiguous.
+// Values are little-endian, as on every machine the library runs on.
+
+#ifndef SHARD_CORE_FLAT_FINGERPRINT_H_
+#define SHARD_CORE_FLAT_FINGERPRINT_H_
+
+#include <xxhash.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <type_traits>
+
+namespace shard {
+
+class Fingerprint {
+ public:
+  Fingerprint() : pending_(new char[kPending]) { XXH3_64bits_reset(&state_); }
+
+  template <typename T>
+  void Add(T value) {
+    static_assert(std::is_integral_v<T>, "enums and floats: say as what");
+    AddBytes(&value, sizeof(value));
+  }
+
+  // With its length before it.
+  void AddString(std::string_view text) {
+    Add(static_cast<uint32_t>(text.size()));
+    AddBytes(text.data(), text.size());
+  }
+
+  void AddBytes(const void* data, size_t size) {
+    if (size > kPending - used_) {
+      Flush();
+      if (size > kPending) {
+        XXH3_64bits_update(&state_, data, size);
+        return;
+      }
+    }
+    if (size > 0) std::memcpy(pending_.get() + used_, data, size);
+    used_ += size;
+  }
+
+  uint64_t Finish() {
+    Flush();
+    return XXH3_64bits_digest(&state_);
+  }
+
+ private:
+  static constexpr size_t kPending = 16 * 1024;  // Stays in the L1 cache.
+
+  void Flush() {
+    XXH3_64bits_update(&state_, pending_.get(), used_);
+    used_ = 0;
+  }
+
+  XXH3_state_t state_;
+  std::unique_ptr<char[]> pending_;
+  size_t used_ = 0;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_FLAT_FINGERPRINT_H_

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FlatLayout: where each parameter lies in one flat buffer, and which rank
+// owns which part of it. A pure function of its inputs.
+//
+//   [ rank 0's range | rank 1's range | ... | rank W-1's range ]
+//
+// All ranges have shard_numel elements, the padding included. How parameters
+// fall into ranges is the only difference between the strategies:
+//   even     the parameters' concatenation, cut into W equal pieces
+//   owned    every parameter whole, inside its owner's range
+// Everything after the layout (step, state, checkpoints) treats both alike.
+//
+// Cost: O(parameters + ranks) to build; it holds one Slot per parameter and
+// nothing per rank.
+
+#ifndef SHARD_CORE_FLAT_LAYOUT_H_
+#define SHARD_CORE_FLAT_LAYOUT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/model/model.h"
+
+namespace shard {
+
+// Far beyond any machine; keeps what is held per rank while planning small.
+inline constexpr int kMaxWorldSize = 1 << 20;
+
+// A parameter's place. Slots do not overlap; gaps between them are padding.
+struct Slot {
+  ParamId param;
+  int64_t offset;  // Of its first element, in elements of the flat buffer.
+  int64_t numel;
+};
+
+// The part of a slot that lies in some range.
+struct SlotSlice {
+  ParamId param;
+  int64_t flat_begin;   // First element, in the flat buffer.
+  int64_t param_begin;  // The same element, counted from the parameter's first.
+  int64_t numel;        // > 0
+};
+
+class FlatLayout {
+ public:
+  // `params` and `numels` in module-walk order. `alignment`: shard_numel is a
+  // multiple of it. Errors: sizes that differ, a negative numel, world_size
+  // outside 1..kMaxWorldSize, alignment < 1, a total beyond int64. A layout of
+  // nothing but zero-size parameters has shard_numel 0.
+  static StatusOr<FlatLayout> Even(const std::vector<ParamId>& params,
+                                   const std::vector<int64_t>& numels,
+                                   int world_size, int64_t alignment);
+
+  // `owners[i]` owns params[i] whole. Within an owner's range parameters stand
+  // in the order given.
+  static StatusOr<FlatLayout> Owned(const std::vector<ParamId>& params,
+                                    const std::vector<int64_t>& numels,
+                                    const std::vector<int32_t>& owners,
+                                    int world_size, int64_t alignment);
+
+  int world_size() const { return world_size_; }
+  int64_t shard_numel() const { return shard_numel_; }
+  int64_t padded_numel() const { return shard_numel_ * world_size_; }
+  // Without padding.
+  int64_t numel() const { return numel_; }
+
+  // By ascending offset; zero-size parameters are present too.
+  const std::vector<Slot>& slots() const { return slots_; }
+
+  // Elements of padding in `rank`'s range. O(log slots).
+  // REQUIRES: 0 <= rank < world_size(), here and below.
+  int64_t PaddingOf(int rank) const;
+
+  // What of which parameter lies in [begin, end), by ascending offset. Empty
+  // when end <= begin; what lies outside the buffer does not count.
+  // O(log slots + result).
+  std::vector<SlotSlice> Slices(int64_t begin, int64_t end) const;
+
+  // Slices of `rank`'s range.
+  std::vector<SlotSlice> SlicesOf(int rank) const {
+    return Slices(rank * shard_numel_, (rank + 1) * shard_numel_);
+  }
+
+ private:
+  FlatLayout() = default;
+
+  int world_size_ = 1;
+  int64_t shard_numel_ = 0;
+  int64_t numel_ = 0;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_FLAT_LAYOUT_H_

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/model/model.h"
+
+#include <xxhash.h>
+
+#include <limits>
+
+#include "core/base/strings.h"
+#include "core/model/walk.h"
+
+namespace shard {
+
+namespace {
+
+// Leaves room for the +1 of an index entry.
+constexpr size_t kMaxIds = std::numeric_limits<int32_t>::max() - 1;
+
+// `name` in quotes; bytes that are not UTF-8 would spoil the message.
+std::string Quoted(std::string_view name) {
+  if (IsValidUtf8(name)) return StrCat("'", name, "'");
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string out = "'";
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7F) {
+      out.push_back(c);
+    } else {
+      StrAppend(&out, "\\x", kDigits[byte >> 4], kDigits[byte & 15]);
+    }
+  }
+  out.push_back('\'');
+  return out;
+}
+
+// "module 'layer1'", "the root module".
+std::string Describe(const Model& model, ModuleId module) {
+  if (module == kRootModule) return "the root module";
+  return StrCat("module '", model.ModuleFqn(module), "'");
+}
+
+Status CheckShape(const std::vector<int64_t>& shape, DType dtype,
+                  int64_t* numel) {
+  if (shape.size() > static_cast<size_t>(kMaxDims)) {
+    return InvalidArgument("shape ", FormatList(shape), " has ", shape.size(),
+                           " dimensions; at most ", kMaxDims, " are allowed");
+  }
+  bool empty = false;
+  for (const int64_t size : shape) {
+    if (size < 0) {
+      return InvalidArgument("shape ", FormatList(shape),
+                             " has the negative dimension ", size);
+    }
+    empty = empty || size == 0;
+  }
+  *numel = empty ? 0 : 1;
+  int64_t bytes = empty ? 0 : static_cast<int64_t>(DTypeSize(dtype));
+  for (const int64_t size : shape) {
+    if (empty) break;
+    if (__builtin_mul_overflow(bytes, size, &bytes)) {
+      return InvalidArgument("shape ", FormatList(shape), " of ",
+                             DTypeName(dtype), " has more than 2^63-1 bytes");
+    }
+    *numel *= size;
+  }
+  return Status();
+}
+
+}  // namespace
+
+Model::Model(std::string class_name) {
+  modules_.push_back({-1, "", std::move(class_name), {}, {}, false});
+}
+
+Status Model::CheckModule(ModuleId module) const {
+  if (module < 0 || static_cast<size_t>(module) >= modules_.size()) {
+    return InvalidArgument("no module has the id ", module,
+                           "; known ids are 0 to ", modules_.size() - 1);
+  }
+  return Status();
+}
+
+Status Model::CheckParam(ParamId param) const {
+  if (params_.empty()) {
+    return InvalidArgument("no parameter has the id ", param,
+                           "; the model has none");
+  }
+  if (param < 0 || static_cast<size_t>(param) >= params_.size()) {
+    return InvalidArgument("no parameter has the id ", param,
+                           "; known ids are 0 to ", params_.size() - 1);
+  }
+  return Status();
+}
+
+bool Model::HasName(int32_t id, ModuleId module, std::string_view name) const {
+  if (id > 0) {
+    const Reference& reference = references_[static_cast<size_t>(id - 1)];
+    return reference.module == module && reference.name == name;
+  }
+  const Module& child = modules_[static_cast<size_t>(-id)];
+  return child.parent == module && child.name == name;
+}
+
+Status Model::CheckName(ModuleId module, std::string_view name,
+                        uint64_t* hash) const {
+  SHARD_RETURN_IF_ERROR(CheckModule(module));
+  if (name.empty()) {
+    return InvalidArgument("a name in ", Describe(*this, module), " is empty");
+  }
+  if (!IsValidUtf8(name)) {
+    return InvalidArgument("the name ", Quoted(name), " in ",
+                           Describe(*this, module),
+                           " is not valid UTF-8 without NUL");
+  }
+  if (name.find('.') != std::string_view::npos) {
+    return InvalidArgument("the name ", Quoted(name), " in ",
+                           Describe(*this, module),
+                           " holds a '.'; add one module per path component");
+  }
+  *hash = XXH3_64bits_withSeed(name.data(), name.size(),
+                               static_cast<uint64_t>(module));
+  bool is_module = false;
+  const bool taken = index_.Contains(*hash, [&](int32_t id) {
+    is_module = id < 0;
+    return HasName(id, module, name);
+  });
+  if (taken) {
+    return Status(
+        StatusCode::kAlreadyExists,
+        StrCat(Describe(*this, module), " already has a ",
+               is_module ? "module" : "parameter", " named ", Quoted(name)));
+  }
+  if (references_.size() >= kMaxIds || modules_.size() >= kMaxIds) {
+    return ResourceExhausted("the model is full: it has ", modules_.size(),
+                             " modules and ", references_.size(),
+                             " parameter names");
+  }
+  return Status();
+}
+
+StatusOr<ModuleId> Model::AddModule(ModuleId parent, std::string_view name,
+                                    std::string_view class_name) {
+  uint64_t hash = 0;
+  SHARD_RETURN_IF_ERROR(CheckName(parent, name, &hash));
+  const auto id = static_cast<ModuleId>(modules_.size());
+  modules_.push_back(
+      {parent, std::string(name), std::string(class_name), {}, {}, false});
+  modules_[static_cast<size_t>(parent)].children.push_back(id);
+  index_.Insert(hash, -id);
+  return id;
+}
+
+void Model::AddReference(ModuleId module, std::string_view name, ParamId param,
+                         uint64_t hash) {
+  const auto index = static_cast<int32_t>(references_.size());
+  references_.push_back({module, param, std::string(name)});
+  modules_[static_cast<size_t>(module)].references.push_back(index);
+  index_.Insert(hash, index + 1);
+}
+
+StatusOr<ParamId> Model::AddParam(ModuleId module, std::string_view name,
+                                  DType dtype,
+                                  const std::vector<int64_t>& shape) {
+  uint64_t hash = 0;
+  SHARD_RETURN_IF_ERROR(CheckName(module, name, &hash));
+  int64_t numel = 0;
+  Status status = DTypeFromValue(static_cast<int32_t>(dtype)).status();
+  if (status.ok()) status = CheckShape(shape, dtype, &numel);
+  if (!status.ok()) {
+    return status.WithContext(
+        StrCat("parameter ", Quoted(name), " in ", Describe(*this, module)));
+  }
+  const auto id = static_cast<ParamId>(params_.size());
+  params_.push_back({dtype, shape, numel, true, false});
+  AddReference(module, name, id, hash);
+  return id;
+}
+
+Status Model::Tie(ModuleId module, std::string_view name, ParamId param) {
+  uint64_t hash = 0;
+  SHARD_RETURN_IF_ERROR(CheckParam(param));
+  SHARD_RETURN_IF_ERROR(CheckName(module, name, &hash));
+  AddReference(module, name, param, hash);
+  return Status();
+}
+
+Status Model::SetTrainable(ParamId param, bool trainable) {
+  SHARD_RETURN_IF_ERROR(CheckParam(param));
+  params_[static_cast<size_t>(param)].trainable = trainable;
+  return Status();
+}
+
+Status Model::IgnoreParam(ParamId param) {
+  SHARD_RETURN_IF_ERROR(CheckParam(param));
+  params_[static_cast<size_t>(param)].ignored = true;
+  return Status();
+}
+
+Status Model::IgnoreModule(ModuleId module) {
+  SHARD_RETURN_IF_ERROR(CheckModule(module));
+  modules_[static_cast<size_t>(module)].ignored = true;
+  return Status();
+}
+
+std::string Model::ModuleFqn(ModuleId module) const {
+  std::vector<ModuleId> path;
+  for (ModuleId at = module; at != kRootModule;
+       at = modules_[static_cast<size_t>(at)].parent) {
+    path.push_back(at);
+  }
+  std::string fqn;
+  for (size_t i = path.size(); i > 0; --i) {
+    StrAppend(&fqn, fqn.empty() ? "" : ".",
+              modules_[static_cast<size_t>(path[i - 1])].name);
+  }
+  return fqn;
+}
+
+std::string Model::ReferenceFqn(int32_t reference) const {
+  const Reference& ref = references_[static_cast<size_t>(reference)];
+  std::string fqn = ModuleFqn(ref.module);
+  StrAppend(&fqn, fqn.empty() ? "" : ".", ref.name);
+  return fqn;
+}
+
+std::vector<int32_t> Model::Walk() const {
+  std::vector<int32_t> order;
+  order.reserve(references_.size());
+  WalkModel(
+      *this,
+      [&](ModuleId module, int) {
+        return !modules_[static_cast<size_t>(module)].ignored;
+      },
+      [&](int32_t reference) {
+        const Reference& ref = references_[static_cast<size_t>(reference)];
+        if (params_[static_cast<size_t>(ref.param)].ignored) return;
+        order.push_back(reference);
+      });
+  return order;
+}
+
+std::vector<std::string> Model::ParamFqns() const {
+  std::vector<std::string> fqns(params_.size());
+  std::vector<bool> named(params_.size(), false);  // By a name in Walk().
+  // The path so far, and its length at each depth, so that a module costs its
+  // own name and not its path.
+  std::string path;
+  std::vector<size_t> lengths;
+  int ignored_below = std::numeric_limits<int>::max();
+  WalkModel(
+      *this,
+      [&](ModuleId id, int depth) {
+        const Module& module = modules_[static_cast<size_t>(id)];
+        lengths.resize(static_cast<size_t>(depth));
+        path.resize(lengths.empty() ? 0 : lengths.back());
+        if (depth > 0) StrAppend(&path, module.name, ".");
+        lengths.push_back(path.size());
+        if (depth <= ignored_below) {
+          ignored_below =
+              module.ignored ? depth : std::numeric_limits<int>::max();
+        }
+        return true;
+      },
+      [&](int32_t reference) {
+        const Reference& ref = references_[static_cast<size_t>(reference)];
+        const auto param = static_cast<size_t>(ref.param);
+        const bool ignored = ignored_below != std::numeric_limits<int>::max();
+        if (named[param] || (ignored && !fqns[param].empty())) return;
+        fqns[param] = StrCat(path, ref.name);
+        named[param] = !ignored;
+      });
+  return fqns;
+}
+
+}  // namespace shard

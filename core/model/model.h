@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Model: what a host declares about its network: a tree of modules, and named
+// parameters in them. It holds no tensor data.
+//
+// A parameter is stored once and may be reachable under several names (tied
+// weights). Its fully qualified name (FQN) is the dotted path of the first of
+// them in module-walk order: pre-order, modules and parameters each in the
+// order in which they were added, a module's own parameters before those of
+// its children. Later names are aliases.
+//
+// Ids are dense and count up from 0 in the order of adding; module 0 is the
+// root, has the empty name, and always exists.
+//
+// Threads: const members may run concurrently, others not.
+
+#ifndef SHARD_CORE_MODEL_MODEL_H_
+#define SHARD_CORE_MODEL_MODEL_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/status.h"
+#include "core/model/name_index.h"
+
+namespace shard {
+
+using ModuleId = int32_t;
+using ParamId = int32_t;
+
+inline constexpr ModuleId kRootModule = 0;
+inline constexpr int kMaxDims = 8;
+
+class Model {
+ public:
+  // One name of a parameter.
+  struct Reference {
+    ModuleId module;
+    ParamId param;
+    std::string name;  // Without the module's path.
+  };
+
+  struct Module {
+    ModuleId parent;  // -1 for the root.
+    std::string name;
+    std::string class_name;
+    std::vector<ModuleId> children;
+    std::vector<int32_t> references;  // Indices into references().
+    bool ignored = false;             // With everything below it.
+  };
+
+  struct Param {
+    DType dtype;
+    std::vector<int64_t> shape;  // Empty for a scalar; a dimension may be 0.
+    int64_t numel;
+    bool trainable = true;
+    bool ignored = false;
+  };
+
+  // `class_name` is the root's.
+  explicit Model(std::string class_name = "");
+
+  // `name` is one path component: not empty, valid UTF-8, without '.', unlike
+  // every other name in `parent`; `class_name` is free and may be empty.
+  StatusOr<ModuleId> AddModule(ModuleId parent, std::string_view name,
+                               std::string_view class_name);
+
+  // Errors name the offender: a bad name, one that exists, more than kMaxDims
+  // dimensions, a negative dimension, an element or byte count beyond int64.
+  StatusOr<ParamId> AddParam(ModuleId module, std::string_view name,
+                             DType dtype, const std::vector<int64_t>& shape);
+
+  // Makes `module`.`name` another name of `param`.
+  Status Tie(ModuleId module, std::string_view name, ParamId param);
+
+  // A frozen parameter keeps its values and has no gradient and no state.
+  Status SetTrainable(ParamId param, bool trainable);
+
+  // libshard neither stores nor touches what is ignored.
+  Status IgnoreParam(ParamId param);
+  Status IgnoreModule(ModuleId module);
+
+  const std::vector<Module>& modules() const { return modules_; }
+  const std::vector<Param>& params() const { return params_; }
+  const std::vector<Reference>& references() const { return references_; }
+
+  // "layer1.attention"; "" for the root. REQUIRES: a valid id.
+  std::string ModuleFqn(ModuleId module) const;
+
+  // The dotted path of one name. REQUIRES: a valid index into references().
+  std::string ReferenceFqn(int32_t reference) const;
+
+  // Indices into references() in module-walk order, what is ignored left out.
+  // The first reference to a parameter is its primary one.
+  std::vector<int32_t> Walk() const;
+
+  // The FQN of every parameter, by ParamId; of ignored ones too: the first
+  // name that is not ignored, or else the first one.
+  std::vector<std::string> ParamFqns() const;
+
+ private:
+  // All that AddModule, AddParam and Tie ask of a new name in `module`.
+  // `hash` becomes the name's hash for index_.
+  Status CheckName(ModuleId module, std::string_view name,
+                   uint64_t* hash) const;
+  Status CheckModule(ModuleId module) const;
+  Status CheckParam(ParamId param) const;
+  // The name that `id` of index_ stands for, and the module it is in.
+  bool HasName(int32_t id, ModuleId module, std::string_view name) const;
+  void AddReference(ModuleId module, std::string_view name, ParamId param,
+                    uint64_t hash);
+
+  std::vector<Module> modules_;
+  std::vector<Param> params_;
+  std::vector<Reference> references_;
+  // Reference r as r + 1, module m as -m; the root needs no entry.
+  NameIndex index_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_MODEL_MODEL_H_

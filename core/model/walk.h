@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The module walk, once: pre-order, a module's own parameters before its
+// children, everything in the order in which it was added. Names, layouts and
+// fingerprints all follow it.
+
+#ifndef SHARD_CORE_MODEL_WALK_H_
+#define SHARD_CORE_MODEL_WALK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/model/model.h"
+
+namespace shard {
+
+// Calls `enter(ModuleId, int depth)` for every module, the root at depth 0; the
+// module and all below it are passed over when it returns false. Then calls
+// `visit(int32_t reference)` for each of the module's own references.
+//
+// No recursion: a host's tree may be deeper than its thread's stack.
+template <typename Enter, typename Visit>
+void WalkModel(const Model& model, Enter enter, Visit visit) {
+  struct Pending {
+    ModuleId module;
+    int depth;
+  };
+  std::vector<Pending> stack = {{kRootModule, 0}};
+  while (!stack.empty()) {
+    const Pending at = stack.back();
+    stack.pop_back();
+    if (!enter(at.module, at.depth)) continue;
+    const Model::Module& module =
+        model.modules()[static_cast<size_t>(at.module)];
+    for (const int32_t reference : module.references) visit(reference);
+    for (size_t i = module.children.size(); i > 0; --i) {
+      stack.push_back({module.children[i - 1], at.depth + 1});
+    }
+  }
+}
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_MODEL_WALK_H_

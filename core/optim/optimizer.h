@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Optimizer: a formula and the values of its hyperparameters, read from text
+// such as "adamw?lr=3e-4&weight_decay=0.1" (grammar: core/base/spec.h).
+//
+// Names, defaults and allowed ranges stand in kernels/formula; nothing here
+// knows a particular optimizer.
+
+#ifndef SHARD_CORE_OPTIM_OPTIMIZER_H_
+#define SHARD_CORE_OPTIM_OPTIMIZER_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "kernels/formula/registry.h"
+
+namespace shard {
+
+class Optimizer {
+ public:
+  // "" is "adamw". Errors name an unknown optimizer or key and list the known
+  // ones, or name key, value and allowed range.
+  static StatusOr<Optimizer> Parse(std::string_view text);
+
+  Formula formula() const { return formula_; }
+  // As the formula declares them.
+  const std::vector<double>& hypers() const { return hypers_; }
+  // "exp_avg", ...: one tensor each of the parameter's shape, in fp32.
+  const std::vector<std::string>& state_names() const { return state_names_; }
+
+  StatusOr<double> Get(std::string_view key) const;
+
+  // Errors leave the old value. A change that would need other state tensors,
+  // such as momentum from 0 to 0.9, is kFailedPrecondition.
+  Status Set(std::string_view key, double value);
+
+  // Every key with its value, so that equal optimizers have equal texts:
+  // "sgd?lr=0.1&momentum=0&...".
+  std::string ToString() const;
+
+ private:
+  Optimizer() = default;
+
+  Formula formula_ = Formula::kAdamW;
+  std::vector<double> hypers_;
+  std::vector<std::string> state_names_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_OPTIM_OPTIMIZER_H_

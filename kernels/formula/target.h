@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a formula header is compiled for several instruction sets at once.
+//
+// Highway compiles a source file once per SIMD target and includes it again
+// each time, with another HWY_NAMESPACE; a formula's Rule must be seen each
+// time, between SHARD_FORMULA_BEGIN and SHARD_FORMULA_END. Without Highway
+// (tests in double, CUDA) the same header is included once and its rules are
+// in shard::formula.
+//
+// Include after hwy/highway.h where that is used.
+
+#ifndef SHARD_KERNELS_FORMULA_TARGET_H_
+#define SHARD_KERNELS_FORMULA_TARGET_H_
+
+#ifdef HWY_BEFORE_NAMESPACE
+#define SHARD_FORMULA_BEGIN \
+  HWY_BEFORE_NAMESPACE();   \
+  namespace shard {         \
+  namespace HWY_NAMESPACE {
+#define SHARD_FORMULA_END \
+  }                       \
+  }                       \
+  HWY_AFTER_NAMESPACE();
+#define SHARD_FORMULA_INLINE HWY_INLINE
+#else
+#define SHARD_FORMULA_BEGIN \
+  namespace shard {         \
+  namespace formula {
+#define SHARD_FORMULA_END \
+  }                       \
+  }
+#define SHARD_FORMULA_INLINE inline
+#endif
+
+#endif  // SHARD_KERNELS_FORMULA_TARGET_H_

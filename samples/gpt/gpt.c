@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "samples/gpt/gpt.h"
+
+#include <stdlib.h>
+
+#include "samples/gpt/layers.h"
+#include "samples/gpt/random.h"
+
+// What one block keeps from forward to backward. R = batch * length rows.
+typedef struct block_activations {
+  real* norm_1;        // (R, C)
+  real* mean_1;        // (R)
+  real* rstd_1;        // (R)
+  real* qkv;           // (R, 3C)
+  real* attention;     // (batch, heads, length, length)
+  real* heads_out;     // (R, C)
+  real* residual_mid;  // (R, C) after attention
+  real* norm_2;        // (R, C)
+  real* mean_2;        // (R)
+  real* rstd_2;        // (R)
+  real* hidden;        // (R, 4C)
+  real* gelu;          // (R, 4C)
+  real* residual_out;  // (R, C) after the MLP
+} block_activations;
+
+struct gpt {
+  gpt_config config;
+  real* const* params;
+  real* const* grads;
+  int batch;  // Of the last forward.
+  int length;
+  real* embedded;     // (R, C)
+  real* norm_f;       // (R, C)
+  real* mean_f;       // (R)
+  real* rstd_f;       // (R)
+  real* logits;       // (R, V): then probabilities, then their gradient
+  real* d_residual;   // (R, C)
+  real* d_branch;     // (R, C)
+  real* d_wide;       // (R, 4C)
+  real* d_attention;  // (length, length)
+  real* arena;
+  block_activations blocks[];
+};
+
+void gpt_initialize(const gpt_config* config, int index, uint64_t seed,
+                    real* data) {
+  const gpt_tensor tensor = gpt_tensor_at(config, index);
+  for (int64_t i = 0; i < tensor.numel; i++) {
+    double value = tensor.mean;
+    if (tensor.std > 0) {
+      value += tensor.std * random_normal(seed, (uint64_t)index, (uint64_t)i);
+    }
+    data[i] = (real)value;
+  }
+}
+
+// Takes `count` numbers from the arena, which begins each array on a cache
+// line. With arena NULL it only counts.
+static real* take(real* arena, size_t* used, size_t count) {
+  real* data = arena ? arena + *used : NULL;
+  *used += (count + 15) / 16 * 16;
+  return data;
+}
+
+// Lays all activations out; returns how many numbers they take.
+static size_t lay_out(gpt* model, int batch, real* arena) {
+  const gpt_config* config = &model->config;
+  const size_t context = (size_t)config->context;
+  const size_t rows = (size_t)batch * context;
+  const size_t narrow = rows * (size_t)config->width;
+  size_t used = 0;
+  model->arena = arena;
+  model->embedded = take(arena, &used, narrow);
+  for (int l = 0; l < config->layers; l++) {
+    block_activations* block = &model->blocks[l];
+    block->norm_1 = take(arena, &used, narrow);
+    block->mean_1 = take(arena, &used, rows);
+    block->rstd_1 = take(arena, &used, rows);
+    block->qkv = take(arena, &used, 3 * narrow);
+    block->attention =
+        take(arena, &used, rows * (size_t)config->heads * context);
+    block->heads_out = take(arena, &used, narrow);
+    block->residual_mid = take(arena, &used, narrow);
+    block->norm_2 = take(arena, &used, narrow);
+    block->mean_2 = take(arena, &used, rows);
+    block->rstd_2 = take(arena, &used, rows);
+    block->hidden = take(arena, &used, 4 * narrow);
+    block->gelu = take(arena, &used, 4 * narrow);
+    block->residual_out = take(arena, &used, narrow);
+  }
+  model->norm_f = take(arena, &used, narrow);
+  model->mean_f = take(arena, &used, rows);
+  model->rstd_f = take(arena, &used, rows);
+  model->logits = take(arena, &used, rows * GPT_VOCABULARY);
+  model->d_residual = take(arena, &used, narrow);
+  model->d_branch = take(arena, &used, narrow);
+  model->d_wide = take(arena, &used, 4 * narrow);
+  model->d_attention = take(arena, &used, context * context);
+  return used;
+}
+
+gpt* gpt_create(const gpt_config* config, int batch, real* const* params,
+                real* const* grads, size_t* bytes) {
+  const size_t blocks = (size_t)config->layers * sizeof(block_activations);
+  *bytes = sizeof(gpt) + blocks;
+  gpt* model = calloc(1, *bytes);
+  if (!model) return NULL;
+  model->config = *config;
+  model->params = params;
+  model->grads = grads;
+  *bytes = lay_out(model, batch, NULL) * sizeof(real);
+  // Counted in steps of 16 numbers: a multiple of 64 bytes, as it must be.
+  real* arena = aligned_alloc(64, *bytes);
+  if (!arena) {
+    free(model);
+    return NULL;
+  }
+  lay_out(model, batch, arena);
+  return model;
+}
+
+void gpt_free(gpt* model) {
+  if (!model) return;
+  free(model->arena);
+  free(model);
+}
+
+double gpt_forward(gpt* model, const uint8_t* sequences, int batch,
+                   int length) {
+  const int width = model->config.width;
+  const int heads = model->config.heads;
+  const int layers = model->config.layers;
+  const int rows = batch * length;
+  real* const* params = model->params;
+  model->batch = batch;
+  model->length = length;
+
+  embedding_forward(model->embedded, sequences, params[GPT_TOKEN_WEIGHT],
+                    params[GPT_POSITION_WEIGHT], batch, length, width);
+  const real* residual = model->embedded;
+  for (int l = 0; l < layers; l++) {
+    real* const* p = params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+    block_activations* a = &model->blocks[l];
+    layer_norm_forward(a->norm_1, a->mean_1, a->rstd_1, residual,
+                       p[GPT_LN_1_WEIGHT], p[GPT_LN_1_BIAS], rows, width);
+    linear_forward(a->qkv, a->norm_1, p[GPT_QKV_WEIGHT], p[GPT_QKV_BIAS], NULL,
+                   rows, width, 3 * width);
+    attention_forward(a->heads_out, a->attention, a->qkv, batch, length, width,
+                      heads);
+    linear_forward(a->residual_mid, a->heads_out, p[GPT_ATTN_PROJ_WEIGHT],
+                   p[GPT_ATTN_PROJ_BIAS], residual, rows, width, width);
+    layer_norm_forward(a->norm_2, a->mean_2, a->rstd_2, a->residual_mid,
+                       p[GPT_LN_2_WEIGHT], p[GPT_LN_2_BIAS], rows, width);
+    linear_forward(a->hidden, a->norm_2, p[GPT_FC_WEIGHT], p[GPT_FC_BIAS], NULL,
+                   rows, width, 4 * width);
+    gelu_forward(a->gelu, a->hidden, (size_t)rows * 4 * (size_t)width);
+    linear_forward(a->residual_out, a->gelu, p[GPT_MLP_PROJ_WEIGHT],
+                   p[GPT_MLP_PROJ_BIAS], a->residual_mid, rows, 4 * width,
+                   width);
+    residual = a->residual_out;
+  }
+  real* const* final = params + GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
+  layer_norm_forward(model->norm_f, model->mean_f, model->rstd_f, residual,
+                     final[0], final[1], rows, width);
+  linear_forward(model->logits, model->norm_f, params[GPT_TOKEN_WEIGHT], NULL,
+                 NULL, rows, width, GPT_VOCABULARY);
+  return cross_entropy_forward(model->logits, sequences, batch, length,
+                               GPT_VOCABULARY);
+}
+
+const real* gpt_probabilities(const gpt* model, int position) {
+  return model->logits + (size_t)position * GPT_VOCABULARY;
+}
+
+void gpt_backward(gpt* model, const uint8_t* sequences) {
+  const int width = model->config.width;
+  const int heads = model->config.heads;
+  const int layers = model->config.layers;
+  const int batch = model->batch;
+  const int length = model->length;
+  const int rows = batch * length;
+  real* const* params = model->params;
+  real* const* grads = model->grads;
+  // The gradient by the residual stream, walked from the last block to the
+  // first; each branch adds its share on the way.
+  real* d_residual = model->d_residual;
+  real* d_branch = model->d_branch;
+  real* d_wide = model->d_wide;
+
+  cross_entropy_backward(model->logits, sequences, batch, length,
+                         GPT_VOCABULARY);
+  linear_backward(d_branch, grads[GPT_TOKEN_WEIGHT], NULL, model->logits,
+                  model->norm_f, params[GPT_TOKEN_WEIGHT], rows, width,
+                  GPT_VOCABULARY);
+  memset(d_residual, 0, (size_t)rows * (size_t)width * sizeof(real));
+  const int final = GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
+  layer_norm_backward(
+      d_residual, grads[final], grads[final + 1], d_branch,
+      layers > 0 ? model->blocks[layers - 1].residual_out : model->embedded,
+      model->mean_f, model->rstd_f, params[final], rows, width);
+
+  for (int l = layers - 1; l >= 0; l--) {
+    real* const* p = params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+    real* const* g = grads + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+    const block_activations* a = &model->blocks[l];
+    const real* residual_in =
+        l > 0 ? model->blocks[l - 1].residual_out : model->embedded;
+    // The MLP.
+    linear_backward(d_wide, g[GPT_MLP_PROJ_WEIGHT], g[GPT_MLP_PROJ_BIAS],
+                    d_residual, a->gelu, p[GPT_MLP_PROJ_WEIGHT], rows,
+                    4 * width, width);
+    gelu_backward(d_wide, a->hidden, (size_t)rows * 4 * (size_t)width);
+    linear_backward(d_branch, g[GPT_FC_WEIGHT], g[GPT_FC_BIAS], d_wide,
+                    a->norm_2, p[GPT_FC_WEIGHT], rows, width, 4 * width);
+    layer_norm_backward(d_residual, g[GPT_LN_2_WEIGHT], g[GPT_LN_2_BIAS],
+                        d_branch, a->residual_mid, a->mean_2, a->rstd_2,
+                        p[GPT_LN_2_WEIGHT], rows, width);
+    // Attention.
+    linear_backward(d_branch, g[GPT_ATTN_PROJ_WEIGHT], g[GPT_ATTN_PROJ_BIAS],
+                    d_residual, a->heads_out, p[GPT_ATTN_PROJ_WEIGHT], rows,
+                    width, width);
+    attention_backward(d_wide, model->d_attention, d_branch, a->attention,
+                       a->qkv, batch, length, width, heads);
+    linear_backward(d_branch, g[GPT_QKV_WEIGHT], g[GPT_QKV_BIAS], d_wide,
+                    a->norm_1, p[GPT_QKV_WEIGHT], rows, width, 3 * width);
+    layer_norm_backward(d_residual, g[GPT_LN_1_WEIGHT], g[GPT_LN_1_BIAS],
+                        d_branch, residual_in, a->mean_1, a->rstd_1,
+                        p[GPT_LN_1_WEIGHT], rows, width);
+  }
+  embedding_backward(grads[GPT_TOKEN_WEIGHT], grads[GPT_POSITION_WEIGHT],
+                     d_residual, sequences, batch, length,
+                     model->config.context, width);
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The layers of a GPT, each as a forward and a backward function over plain
+// row-major arrays. B sequences of T tokens are R = B * T rows; C is the width.
+//
+// A weight's gradient is overwritten, not added to: gradients then need no
+// zeroing pass. The exception says so.
+
+#ifndef SHARD_SAMPLES_GPT_LAYERS_H_
+#define SHARD_SAMPLES_GPT_LAYERS_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "samples/gpt/real.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// out(R, C) = token_weight[byte] + position_weight[position]. A sequence has
+// T + 1 bytes: inputs are the first T, targets the last T.
+void embedding_forward(real* out, const uint8_t* sequences,
+                       const real* token_weight, const real* position_weight,
+                       int batch, int length, int width);
+
+// Adds to d_token_weight, which holds the lm head's share already: the two are
+// tied. Positions from `length` to `context` have gradient 0.
+void embedding_backward(real* d_token_weight, real* d_position_weight,
+                        const real* d_out, const uint8_t* sequences, int batch,
+                        int length, int context, int width);
+
+// out(R, C) = (in - mean) * rstd * weight + bias, row by row; keeps mean(R) and
+// rstd(R) for the way back.
+void layer_norm_forward(real* out, real* mean, real* rstd, const real* in,
+                        const real* weight, const real* bias, int rows,
+                        int width);
+
+// Adds to d_in: a layer norm always starts a residual branch, so the gradient
+// that came down the residual stream is there already.
+void layer_norm_backward(real* d_in, real* d_weight, real* d_bias,
+                         const real* d_out, const real* in, const real* mean,
+                         const real* rstd, const real* weight, int rows,
+                         int width);
+
+// out(R, M) = in(R, N) weight(M, N)^T + bias(M) + residual(R, M). bias and
+// residual may be NULL.
+void linear_forward(real* out, const real* in, const real* weight,
+                    const real* bias, const real* residual, int rows,
+                    int in_width, int out_width);
+
+// d_bias may be NULL. d_in(R, N), d_weight(M, N), d_bias(M), d_out(R, M).
+void linear_backward(real* d_in, real* d_weight, real* d_bias,
+                     const real* d_out, const real* in, const real* weight,
+                     int rows, int in_width, int out_width);
+
+// GELU in the tanh approximation of GPT-2.
+void gelu_forward(real* out, const real* in, size_t count);
+// In place: `gradient` is d_out on entry and d_in on return.
+void gelu_backward(real* gradient, const real* in, size_t count);
+
+// Causal self-attention. qkv(R, 3C) holds query, key and value side by side,
+// each of them `heads` vectors; weights(B, heads, T, T) is the softmax, kept
+// for the way back; out(R, C).
+void attention_forward(real* out, real* weights, const real* qkv, int batch,
+                       int length, int width, int heads);
+// scratch(T, T).
+void attention_backward(real* d_qkv, real* scratch, const real* d_out,
+                        const real* weights, const real* qkv, int batch,
+                        int length, int width, int heads);
+
+// Turns logits(R, V) into probabilities and returns the sum over all rows of
+// -log p(target), in nats.
+double cross_entropy_forward(real* logits, const uint8_t* sequences, int batch,
+                             int length, int vocabulary);
+// In place: probabilities become the gradient of the MEAN loss by the logits.
+void cross_entropy_backward(real* probabilities, const uint8_t* sequences,
+                            int batch, int length, int vocabulary);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // SHARD_SAMPLES_GPT_LAYERS_H_

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "samples/gpt/options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum option_kind { INTEGER, NUMBER, SEED, STRING, FLAG } option_kind;
+
+// Everything about an option in one line: parsing, checks, defaults and help
+// read the same table.
+typedef struct option {
+  const char* name;
+  option_kind kind;
+  size_t offset;  // In `options`.
+  const char* initial;
+  double min;
+  double max;
+  const char* value;
+  const char* help;
+} option;
+
+#define AT(field) offsetof(options, field)
+
+// Learning rates are not 0: to libshard's step, 0 means "as before".
+static const option kOptions[] = {
+    {"layers", INTEGER, AT(model.layers), "4", 1, 64, "N", "blocks"},
+    {"width", INTEGER, AT(model.width), "128", 1, 8192, "N",
+     "width of the residual stream; a multiple of --heads"},
+    {"heads", INTEGER, AT(model.heads), "4", 1, 256, "N", "attention heads"},
+    {"context", INTEGER, AT(model.context), "128", 1, 4096, "N",
+     "bytes the model sees"},
+    {"batch", INTEGER, AT(batch), "16", 1, 65536, "N",
+     "sequences per step, all ranks together"},
+    {"steps", INTEGER, AT(steps), "1000", 1, 100000000, "N", "optimizer steps"},
+    {"lr", NUMBER, AT(lr), "2e-3", 1e-12, 10, "X", "peak learning rate"},
+    {"min-lr", NUMBER, AT(min_lr), "1e-4", 1e-12, 10, "X",
+     "learning rate at the end of the cosine"},
+    {"warm-up", INTEGER, AT(warm_up), "50", 0, 100000000, "N",
+     "steps up to the peak learning rate"},
+    {"weight-decay", NUMBER, AT(weight_decay), "0.1", 0, 10, "X",
+     "AdamW's weight decay"},
+    {"stage", INTEGER, AT(stage), "1", 0, 1, "0|1",
+     "ZeRO stage: 1 shards the optimizer's states, 0 nothing"},
+    {"partition", STRING, AT(partition), "even", 0, 0, "even|greedy",
+     "how parameters are divided among ranks"},
+    {"clip", NUMBER, AT(clip), "1", 0, 1e30, "X",
+     "largest norm of the gradient; 0 clips nothing"},
+    {"seed", SEED, AT(seed), "1", 0, 0, "N",
+     "of weights, batches and the sample"},
+    {"text", STRING, AT(text), "/usr/share/common-licenses", 0, 0, "PATH",
+     "a file, or a folder of files"},
+    {"val-every", INTEGER, AT(val_every), "100", 0, 100000000, "N",
+     "steps between validations; 0: only at the end"},
+    {"rank-threads", INTEGER, AT(rank_threads), "0", 0, 256, "N",
+     "run N ranks as threads of this process; 0: ranks\n"
+     "come from the environment, as shardctl run sets it"},
+    {"log", STRING, AT(log), NULL, 0, 0, "FILE",
+     "write one JSON object per step"},
+    {"sample", INTEGER, AT(sample), "300", 0, 100000, "N",
+     "bytes of text to write at the end"},
+    {"timeout", NUMBER, AT(timeout), "60", 0.001, 1e6, "SECONDS",
+     "longest wait for another rank"},
+    {"check", FLAG, AT(check), NULL, 0, 0, "",
+     "check the backward by finite differences, and exit"},
+    {"help", FLAG, AT(help), NULL, 0, 0, "", "print this, and exit"},
+};
+
+enum { kOptionCount = sizeof(kOptions) / sizeof(kOptions[0]) };
+
+// False when `value` is not one whole number, or not within range.
+static bool set(options* parsed, const option* o, const char* value) {
+  char* field = (char*)parsed + o->offset;
+  char* end = NULL;
+  errno = 0;
+  if (o->kind == STRING) {
+    *(const char**)field = value;
+    return value[0] != '\0';
+  }
+  if (o->kind == FLAG) {
+    *(bool*)field = true;
+    return true;
+  }
+  // strtod and strtoull take leading blanks, strtoull even a minus sign.
+  if (!strchr("+-.0123456789", value[0]) || value[0] == '\0') return false;
+  if (o->kind == SEED) {
+    *(uint64_t*)field = strtoull(value, &end, 10);
+    return *end == '\0' && errno == 0 && value[0] != '-';
+  }
+  if (o->kind == INTEGER) {
+    const long long number = strtoll(value, &end, 10);
+    if (*end != '\0' || errno != 0) return false;
+    if ((double)number < o->min || (double)number > o->max) return false;
+    *(int*)field = (int)number;
+    return true;
+  }
+  const double number = strtod(value, &end);
+  if (*end != '\0' || !isfinite(number)) return false;
+  if (number < o->min || number > o->max) return false;
+  *(double*)field = number;
+  return true;
+}
+
+static void say_what_is_wanted(const option* o, const char* value,
+                               char* message, size_t size) {
+  if (o->kind == INTEGER) {
+    snprintf(message, size, "--%s: \"%s\" is not a whole number in %.0f..%.0f",
+             o->name, value, o->min, o->max);
+  } else if (o->kind == NUMBER) {
+    snprintf(message, size, "--%s: \"%s\" is not a number in %g..%g", o->name,
+             value, o->min, o->max);
+  } else if (o->kind == SEED) {
+    snprintf(message, size, "--%s: \"%s\" is not a whole number of 64 bits",
+             o->name, value);
+  } else {
+    snprintf(message, size, "--%s: \"%s\" must not be empty", o->name, value);
+  }
+}
+
+static const option* find(const char* name, size_t length) {
+  for (int i = 0; i < kOptionCount; i++) {
+    if (strlen(kOptions[i].name) == length &&
+        memcmp(kOptions[i].name, name, length) == 0) {
+      return &kOptions[i];
+    }
+  }
+  return NULL;
+}
+
+// What no option can check alone.
+static bool consistent(const options* p, char* message, size_t size) {
+  if (p->model.width % p->model.heads != 0) {
+    snprintf(message, size, "--width: %d is not a multiple of --heads %d",
+             p->model.width, p->model.heads);
+    return false;
+  }
+  if (strcmp(p->partition, "even") != 0 &&
+      strcmp(p->partition, "greedy") != 0) {
+    snprintf(message, size, "--partition: \"%s\" is neither even nor greedy",
+             p->partition);
+    return false;
+  }
+  if (p->min_lr > p->lr) {
+    snprintf(message, size, "--min-lr: %g is above --lr %g", p->min_lr, p->lr);
+    return false;
+  }
+  if (p->rank_threads > 0 && p->batch % p->rank_threads != 0) {
+    snprintf(message, size, "--batch: %d does not divide by %d ranks", p->batch,
+             p->rank_threads);
+    return false;
+  }
+  return true;
+}
+
+bool options_parse(options* parsed, int argc, char* const* argv, char* message,
+                   size_t message_size) {
+  memset(parsed, 0, sizeof(*parsed));
+  for (int i = 0; i < kOptionCount; i++) {
+    if (kOptions[i].initial) set(parsed, &kOptions[i], kOptions[i].initial);
+  }
+  for (int i = 1; i < argc; i++) {
+    const char* word = argv[i];
+    const bool dashed = strncmp(word, "--", 2) == 0;
+    const char* equals = dashed ? strchr(word, '=') : NULL;
+    const char* name = dashed ? word + 2 : "";
+    const option* o =
+        find(name, equals ? (size_t)(equals - name) : strlen(name));
+    if (!o) {
+      snprintf(message, message_size, "unknown %s \"%s\"",
+               word[0] == '-' ? "option" : "argument", word);
+      return false;
+    }
+    const char* value = equals ? equals + 1 : NULL;
+    if (o->kind == FLAG && value) {
+      snprintf(message, message_size, "--%s: takes no value, got \"%s\"",
+               o->name, value);
+      return false;
+    }
+    if (o->kind != FLAG && !value) {
+      if (i + 1 == argc) {
+        snprintf(message, message_size, "--%s: a value is missing", o->name);
+        return false;
+      }
+      value = argv[++i];
+    }
+    if (!set(parsed, o, value ? value : "")) {
+      say_what_is_wanted(o, value ? value : "", message, message_size);
+      return false;
+    }
+  }
+  return consistent(parsed, message, message_size);
+}
+
+void options_print_help(FILE* out) {
+  fprintf(out,
+          "usage: train_gpt [options]\n"
+          "       shardctl run -n 2 -- train_gpt [options]\n"
+          "\n"
+          "Trains a byte-level GPT on a folder of text, on one or more ranks.\n"
+          "\n");
+  for (int i = 0; i < kOptionCount; i++) {
+    const option* o = &kOptions[i];
+    char left[40];
+    snprintf(left, sizeof(left), "--%s %s", o->name, o->value);
+    fprintf(out, "  %-26s", left);
+    for (const char* c = o->help; *c; c++) {
+      fputc(*c, out);
+      if (*c == '\n') fprintf(out, "  %-26s", "");
+    }
+    if (o->initial) fprintf(out, " [%s]", o->initial);
+    fputc('\n', out);
+  }
+}

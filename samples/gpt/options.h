@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The command line of train_gpt.
+
+#ifndef SHARD_SAMPLES_GPT_OPTIONS_H_
+#define SHARD_SAMPLES_GPT_OPTIONS_H_
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "samples/gpt/tensors.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct options {
+  gpt_config model;
+  int batch;  // Sequences per step, all ranks together.
+  int steps;
+  double lr;
+  double min_lr;
+  int warm_up;
+  double weight_decay;
+  int stage;
+  const char* partition;
+  double clip;  // 0: no clipping.
+  uint64_t seed;
+  const char* text;
+  int val_every;     // 0: only at the end.
+  int rank_threads;  // 0: ranks come from the environment.
+  const char* log;   // NULL: no log.
+  int sample;
+  double timeout;
+  bool check;
+  bool help;
+} options;
+
+// Reads argv[1..argc). Strings are kept as pointers into argv. False, with a
+// one-line message that names the option and the value, on anything unknown,
+// malformed or out of range.
+bool options_parse(options* parsed, int argc, char* const* argv, char* message,
+                   size_t message_size);
+
+void options_print_help(FILE* out);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // SHARD_SAMPLES_GPT_OPTIONS_H_

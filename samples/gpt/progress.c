@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#define _POSIX_C_SOURCE 200809L
+
+#include "samples/gpt/progress.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+struct progress {
+  int64_t steps;
+  int64_t tokens_per_step;
+  FILE* log;
+  bool terminal;
+  bool mid_line;
+  double started;
+  double shown;  // When the bar or the last plain line was.
+  double validation_loss;
+};
+
+// A bar that moves ten times a second, or a line every five.
+static const double kBarInterval = 0.1;
+static const double kLineInterval = 5;
+
+double progress_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+progress* progress_open(int64_t steps, int64_t tokens_per_step,
+                        const char* log_path, char* message,
+                        size_t message_size) {
+  progress* p = calloc(1, sizeof(*p));
+  if (!p) {
+    snprintf(message, message_size, "out of memory");
+    return NULL;
+  }
+  if (log_path) {
+    p->log = fopen(log_path, "w");
+    if (!p->log) {
+      snprintf(message, message_size, "%s: %s", log_path, strerror(errno));
+      free(p);
+      return NULL;
+    }
+  }
+  p->steps = steps;
+  p->tokens_per_step = tokens_per_step;
+  // Under shardctl run, stdout is a pipe to a terminal.
+  const char* terminal = getenv("SHARD_TERMINAL");
+  p->terminal = isatty(STDOUT_FILENO) || (terminal && !strcmp(terminal, "1"));
+  p->started = progress_now();
+  p->validation_loss = NAN;
+  return p;
+}
+
+// JSON has no word for what is not finite, other than null.
+static void log_number(FILE* log, const char* name, double value) {
+  if (isfinite(value)) {
+    // 17 digits: the bits can be had back.
+    fprintf(log, ",\"%s\":%.17g", name, value);
+  } else {
+    fprintf(log, ",\"%s\":null", name);
+  }
+}
+
+static void log_step(const progress* p, const progress_step* s,
+                     double tokens_per_second) {
+  fprintf(p->log, "{\"step\":%lld", (long long)s->step);
+  log_number(p->log, "loss", s->loss);
+  log_number(p->log, "lr", s->lr);
+  log_number(p->log, "grad_norm", s->grad_norm < 0 ? NAN : s->grad_norm);
+  log_number(p->log, "tokens_per_second", tokens_per_second);
+  log_number(p->log, "seconds", progress_now() - p->started);
+  fprintf(p->log, "%s}\n", s->skipped ? ",\"skipped\":true" : "");
+}
+
+static void draw_bar(progress* p, const progress_step* s,
+                     double tokens_per_second, double seconds_left) {
+  enum { kWidth = 20 };
+  char bar[kWidth + 1];
+  const int64_t done = s->step * kWidth / p->steps;
+  for (int i = 0; i < kWidth; i++) bar[i] = i < done ? '#' : '.';
+  bar[kWidth] = '\0';
+  char validation[24] = "";
+  if (isfinite(p->validation_loss)) {
+    snprintf(validation, sizeof(validation), " (val %.3f)", p->validation_loss);
+  }
+  const long left = lround(seconds_left);
+  printf("\r[%s] %lld/%lld  loss %.3f%s  %.0f tok/s  ETA %ld:%02ld ", bar,
+         (long long)s->step, (long long)p->steps, s->loss, validation,
+         tokens_per_second, left / 60, left % 60);
+  fflush(stdout);
+  p->mid_line = true;
+}
+
+void progress_report(progress* p, const progress_step* s) {
+  if (!p) return;
+  const double now = progress_now();
+  const double elapsed = now - p->started;
+  const double per_second =
+      s->seconds > 0 ? (double)p->tokens_per_step / s->seconds : 0;
+  if (p->log) log_step(p, s, per_second);
+
+  const bool ends = s->step == 1 || s->step == p->steps;
+  const double interval = p->terminal ? kBarInterval : kLineInterval;
+  if (!ends && now - p->shown < interval) return;
+  p->shown = now;
+  if (p->terminal) {
+    // From the average, which is steadier than one step's.
+    const double left =
+        elapsed / (double)s->step * (double)(p->steps - s->step);
+    draw_bar(p, s, per_second, left);
+  } else {
+    printf("step %lld/%lld  loss %.4f  lr %.3g  ", (long long)s->step,
+           (long long)p->steps, s->loss, s->lr);
+    if (s->grad_norm >= 0) printf("grad norm %.3f  ", s->grad_norm);
+    printf("%.0f tokens/s  %.1f s%s\n", per_second, elapsed,
+           s->skipped ? "  skipped: a gradient was not finite" : "");
+    fflush(stdout);
+  }
+}
+
+void progress_report_validation(progress* p, int64_t step, double loss) {
+  if (!p) return;
+  p->validation_loss = loss;
+  if (p->log) {
+    fprintf(p->log, "{\"step\":%lld", (long long)step);
+    log_number(p->log, "validation_loss", loss);
+    log_number(p->log, "seconds", progress_now() - p->started);
+    fprintf(p->log, "}\n");
+    // A reader that follows the log sees whole validations.
+    fflush(p->log);
+  }
+  if (!p->terminal) {
+    printf("step %lld/%lld  validation %.4f\n", (long long)step,
+           (long long)p->steps, loss);
+    fflush(stdout);
+  }
+}
+
+void progress_end_line(progress* p) {
+  if (!p || !p->mid_line) return;
+  printf("\n");
+  fflush(stdout);
+  p->mid_line = false;
+}
+
+bool progress_close(progress* p, char* message, size_t message_size) {
+  if (!p) return true;
+  progress_end_line(p);
+  bool ok = true;
+  if (p->log) {
+    // What was printed is only known to be written once it is flushed.
+    ok = !ferror(p->log);
+    ok = fclose(p->log) == 0 && ok;
+    if (!ok) {
+      snprintf(message, message_size, "the log was not written: %s",
+               strerror(errno));
+    }
+  }
+  free(p);
+  return ok;
+}

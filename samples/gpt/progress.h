@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a person sees while training runs, and what a program reads later: a
+// progress bar on a terminal, plain lines elsewhere, and a log of JSON lines.
+// One rank has a progress; the others pass NULL, and every call is a no-op.
+
+#ifndef SHARD_SAMPLES_GPT_PROGRESS_H_
+#define SHARD_SAMPLES_GPT_PROGRESS_H_
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct progress progress;
+
+typedef struct progress_step {
+  int64_t step;  // From 1.
+  double loss;   // Nats per byte.
+  double lr;
+  double grad_norm;  // Negative: not computed.
+  double seconds;    // That this step took.
+  bool skipped;      // A gradient was not finite.
+} progress_step;
+
+// `log_path` may be NULL. NULL, with a one-line message, when the log cannot be
+// written or memory is short.
+progress* progress_open(int64_t steps, int64_t tokens_per_step,
+                        const char* log_path, char* message,
+                        size_t message_size);
+
+void progress_report(progress* p, const progress_step* step);
+void progress_report_validation(progress* p, int64_t step, double loss);
+
+// Ends the bar, so that what is printed next starts on a line of its own.
+void progress_end_line(progress* p);
+
+// False, with a message, when the log could not be written to its end. Frees.
+bool progress_close(progress* p, char* message, size_t message_size);
+
+// Seconds on a clock that only goes forward.
+double progress_now(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // SHARD_SAMPLES_GPT_PROGRESS_H_

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "samples/gpt/sample.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "samples/gpt/random.h"
+
+// Below 1: likely bytes become likelier. A small model needs it to spell.
+static const double kTemperature = 0.8;
+
+// A random stream that neither weights nor batches use.
+static const uint64_t kStream = UINT64_C(1) << 41;
+
+// Draws from p^(1 / temperature), normalized; `uniform` is in [0, 1).
+static uint8_t draw(const real* probabilities, double uniform) {
+  double weights[GPT_VOCABULARY];
+  double total = 0;
+  for (int v = 0; v < GPT_VOCABULARY; v++) {
+    weights[v] = pow((double)probabilities[v], 1 / kTemperature);
+    total += weights[v];
+  }
+  double left = uniform * total;
+  int choice = 0;
+  for (int v = 0; v < GPT_VOCABULARY && left >= 0; v++) {
+    if (weights[v] > 0) choice = v;
+    left -= weights[v];
+  }
+  return (uint8_t)choice;
+}
+
+bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
+                 uint8_t* out) {
+  const size_t context = (size_t)config->context;
+  // One more than the model sees: the place of the target, which is not known
+  // and whose loss nobody asks for.
+  uint8_t* window = calloc(context + 1, 1);
+  if (!window) return false;
+  window[0] = '\n';
+  size_t length = 1;
+  for (int i = 0; i < bytes; i++) {
+    gpt_forward(model, window, 1, (int)length);
+    const real* probabilities = gpt_probabilities(model, (int)length - 1);
+    out[i] = draw(probabilities, random_uniform(seed, kStream, (uint64_t)i));
+    if (length == context) {
+      memmove(window, window + 1, context - 1);
+      length--;
+    }
+    window[length++] = out[i];
+  }
+  free(window);
+  return true;
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef SHARD_SAMPLES_GPT_SAMPLE_H_
+#define SHARD_SAMPLES_GPT_SAMPLE_H_
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "samples/gpt/gpt.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Writes `bytes` bytes that the model finds likely after a line break, drawn at
+// temperature 0.8: a pure function of the parameters and the seed. False when
+// memory is short.
+bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
+                 uint8_t* out);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // SHARD_SAMPLES_GPT_SAMPLE_H_

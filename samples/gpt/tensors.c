@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "samples/gpt/tensors.h"
+
+#include <math.h>
+#include <stdio.h>
+
+int gpt_tensor_count(const gpt_config* config) {
+  return GPT_FIRST_BLOCK + config->layers * GPT_PER_BLOCK + 2;
+}
+
+static gpt_tensor vector(int64_t size, double value) {
+  return (gpt_tensor){.ndim = 1, .shape = {size}, .numel = size, .mean = value};
+}
+
+static gpt_tensor matrix(int64_t rows, int64_t columns, double std) {
+  return (gpt_tensor){
+      .ndim = 2, .shape = {rows, columns}, .numel = rows * columns, .std = std};
+}
+
+static gpt_tensor block_tensor(const gpt_config* config, int kind) {
+  const int64_t width = config->width;
+  // GPT-2: a projection that ends in the residual stream starts smaller, as
+  // 2 * layers of them add up there.
+  const double std = 0.02;
+  const double residual_std = std / sqrt(2.0 * config->layers);
+  switch (kind) {
+    case GPT_LN_1_WEIGHT:
+    case GPT_LN_2_WEIGHT:
+      return vector(width, 1);
+    case GPT_QKV_WEIGHT:
+      return matrix(3 * width, width, std);
+    case GPT_QKV_BIAS:
+      return vector(3 * width, 0);
+    case GPT_ATTN_PROJ_WEIGHT:
+      return matrix(width, width, residual_std);
+    case GPT_FC_WEIGHT:
+      return matrix(4 * width, width, std);
+    case GPT_FC_BIAS:
+      return vector(4 * width, 0);
+    case GPT_MLP_PROJ_WEIGHT:
+      return matrix(width, 4 * width, residual_std);
+    default:
+      return vector(width, 0);
+  }
+}
+
+gpt_tensor gpt_tensor_at(const gpt_config* config, int index) {
+  static const char* const kBlockNames[GPT_PER_BLOCK] = {
+      "ln_1.weight",      "ln_1.bias",          "attn.c_attn.weight",
+      "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias",
+      "ln_2.weight",      "ln_2.bias",          "mlp.c_fc.weight",
+      "mlp.c_fc.bias",    "mlp.c_proj.weight",  "mlp.c_proj.bias",
+  };
+  gpt_tensor tensor;
+  const int block = (index - GPT_FIRST_BLOCK) / GPT_PER_BLOCK;
+  if (index == GPT_TOKEN_WEIGHT) {
+    tensor = matrix(GPT_VOCABULARY, config->width, 0.02);
+    snprintf(tensor.name, sizeof(tensor.name), "wte.weight");
+  } else if (index == GPT_POSITION_WEIGHT) {
+    tensor = matrix(config->context, config->width, 0.02);
+    snprintf(tensor.name, sizeof(tensor.name), "wpe.weight");
+  } else if (block < config->layers) {
+    const int kind = (index - GPT_FIRST_BLOCK) % GPT_PER_BLOCK;
+    tensor = block_tensor(config, kind);
+    snprintf(tensor.name, sizeof(tensor.name), "h.%d.%s", block,
+             kBlockNames[kind]);
+  } else {
+    const int weight = index == gpt_tensor_count(config) - 2;
+    tensor = vector(config->width, weight ? 1 : 0);
+    snprintf(tensor.name, sizeof(tensor.name), "ln_f.%s",
+             weight ? "weight" : "bias");
+  }
+  return tensor;
+}
+
+int64_t gpt_parameter_count(const gpt_config* config) {
+  int64_t count = 0;
+  for (int i = 0; i < gpt_tensor_count(config); i++) {
+    count += gpt_tensor_at(config, i).numel;
+  }
+  return count;
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parameters of the GPT: their names, shapes and initial values, in the
+// order in which every array of tensors in this sample is indexed. Names are
+// those of GPT-2 in PyTorch.
+
+#ifndef SHARD_SAMPLES_GPT_TENSORS_H_
+#define SHARD_SAMPLES_GPT_TENSORS_H_
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { GPT_VOCABULARY = 256 };
+
+typedef struct gpt_config {
+  int layers;
+  int width;  // A multiple of heads.
+  int heads;
+  int context;
+} gpt_config;
+
+// wte.weight, wpe.weight, the blocks, ln_f.weight, ln_f.bias.
+enum { GPT_TOKEN_WEIGHT, GPT_POSITION_WEIGHT, GPT_FIRST_BLOCK };
+
+// The tensors of block l start at GPT_FIRST_BLOCK + l * GPT_PER_BLOCK.
+enum {
+  GPT_LN_1_WEIGHT,
+  GPT_LN_1_BIAS,
+  GPT_QKV_WEIGHT,
+  GPT_QKV_BIAS,
+  GPT_ATTN_PROJ_WEIGHT,
+  GPT_ATTN_PROJ_BIAS,
+  GPT_LN_2_WEIGHT,
+  GPT_LN_2_BIAS,
+  GPT_FC_WEIGHT,
+  GPT_FC_BIAS,
+  GPT_MLP_PROJ_WEIGHT,
+  GPT_MLP_PROJ_BIAS,
+  GPT_PER_BLOCK
+};
+
+typedef struct gpt_tensor {
+  char name[48];  // "h.3.attn.c_attn.weight"
+  int32_t ndim;   // 1 or 2
+  int64_t shape[2];
+  int64_t numel;
+  // Initial values: normal around `mean`; constant where `std` is 0.
+  double mean;
+  double std;
+} gpt_tensor;
+
+int gpt_tensor_count(const gpt_config* config);
+
+// REQUIRES: 0 <= index < gpt_tensor_count(config).
+gpt_tensor gpt_tensor_at(const gpt_config* config, int index);
+
+// Elements of all tensors. The lm head is not counted: it is tied.
+int64_t gpt_parameter_count(const gpt_config* config);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // SHARD_SAMPLES_GPT_TENSORS_H_

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/bench/peer.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <system_error>
+
+namespace shard::bench {
+
+std::optional<std::string> Peer::ReadLine(int fd) {
+  std::string line;
+  char c = 0;
+  while (read(fd, &c, 1) == 1) {
+    if (c == '\n') return line;
+    line.push_back(c);
+  }
+  return std::nullopt;
+}
+
+std::optional<Peer> Peer::Start(const std::vector<std::string>& argv,
+                                int world_size) {
+  // A peer that ends early must not end the benchmark.
+  signal(SIGPIPE, SIG_IGN);
+  Peer peer;
+  char name[] = "/tmp/shard-bench-XXXXXX";
+  if (mkdtemp(name) == nullptr) return std::nullopt;
+  peer.folder_ = name;
+  for (int rank = 0; rank < world_size; ++rank) {
+    int to[2];
+    int from[2];
+    if (pipe2(to, O_CLOEXEC) != 0) return std::nullopt;
+    if (pipe2(from, O_CLOEXEC) != 0) return std::nullopt;
+    std::vector<std::string> words = argv;
+    words.insert(words.end(), {std::to_string(rank), std::to_string(world_size),
+                               peer.folder_});
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    const int pid = fork();
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      dup2(to[0], STDIN_FILENO);
+      dup2(from[1], STDOUT_FILENO);
+      execvp(pointers[0], pointers.data());
+      _exit(127);
+    }
+    close(to[0]);
+    close(from[1]);
+    peer.processes_.push_back({pid, to[1], from[0]});
+    if (pid < 0) return std::nullopt;
+  }
+  for (const Process& process : peer.processes_) {
+    if (ReadLine(process.from) != "ready") return std::nullopt;
+  }
+  return peer;
+}
+
+Peer::~Peer() {
+  for (const Process& process : processes_) {
+    close(process.to);
+    close(process.from);
+    if (process.pid <= 0) continue;
+    kill(process.pid, SIGKILL);
+    waitpid(process.pid, nullptr, 0);
+  }
+  std::error_code ignored;
+  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
+}
+
+std::optional<double> Peer::Go() {
+  for (const Process& process : processes_) {
+    if (write(process.to, "go\n", 3) != 3) return std::nullopt;
+  }
+  double slowest = 0;
+  for (const Process& process : processes_) {
+    const auto line = ReadLine(process.from);
+    double milliseconds = 0;
+    if (!line || std::from_chars(line->data(), line->data() + line->size(),
+                                 milliseconds)
+                         .ec != std::errc()) {
+      return std::nullopt;
+    }
+    slowest = std::max(slowest, milliseconds);
+  }
+  return slowest;
+}
+
+}  // namespace shard::bench

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Roofs: the simplest loops that move the bytes of what they stand beside. They
+// are compiled with -O3 for AVX-512 and AVX2 as well, so that the compiler
+// vectorizes them (it prints so with -fopt-info-vec).
+
+#ifndef SHARD_TESTS_BENCH_ROOF_H_
+#define SHARD_TESTS_BENCH_ROOF_H_
+
+#include <cstddef>
+
+namespace shard::bench {
+
+// 32 bytes per element: reads g0, g1, p, m, v; writes p, m, v. With `zero` = 0,
+// which the compiler does not know, the values stay what they are.
+void AdamRoof(const float* g0, const float* g1, float* p, float* m, float* v,
+              size_t count, float zero);
+
+}  // namespace shard::bench
+
+#endif  // SHARD_TESTS_BENCH_ROOF_H_

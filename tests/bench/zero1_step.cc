@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ZeRO-1 step of GPT-2 124M: fp32 AdamW, two processes on shared memory,
+// with and without clipping, beside the roof: the simplest loop that reads and
+// writes the same bytes of the same buffers (32 per parameter: two gradients,
+// p, m, v in; p, m, v out). With --peers also PyTorch's
+// ZeroRedundancyOptimizer, see zero1_torch.py.
+//
+// All are interleaved; ratios are medians over the rounds.
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/comm/communicator.h"
+#include "core/engine/engine.h"
+#include "core/optim/optimizer.h"
+#include "tests/bench/bench.h"
+#include "tests/bench/gpt2_shapes.h"
+#include "tests/bench/peer.h"
+#include "tests/bench/roof.h"
+
+namespace shard::bench {
+namespace {
+
+constexpr int kWorldSize = 2;
+constexpr int kRounds = 15;
+constexpr double kTimeout = 600;
+
+void Require(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "zero1_step: %s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+template <typename T>
+T Require(StatusOr<T> value) {
+  Require(value.status());
+  return *std::move(value);
+}
+
+std::shared_ptr<const Plan> MakePlan() {
+  auto model = std::make_shared<Model>("GPT2");
+  for (const NamedShape& p : Gpt2Shapes()) {
+    Require(model->AddParam(kRootModule, p.name, DType::kF32, p.shape));
+  }
+  const Optimizer optimizer =
+      Require(Optimizer::Parse("adamw?lr=1e-3&weight_decay=0.1"));
+  PlanOptions options;
+  options.world_size = kWorldSize;
+  options.optimizer = optimizer.ToString();
+  for (const std::string& name : optimizer.state_names()) {
+    options.states.push_back({name, DType::kF32});
+  }
+  return Require(Plan::Create(model, options));
+}
+
+class Rank {
+ public:
+  Rank(std::shared_ptr<Communicator> comm)
+      : comm_(std::move(comm)),
+        engine_(Require(Engine::Create(MakePlan(), comm_, kTimeout))) {
+    std::mt19937 generator(static_cast<uint32_t>(comm_->rank()));
+    std::uniform_real_distribution<float> uniform(-1e-3f, 1e-3f);
+    for (const EngineBuffer& buffer : engine_->buffers()) {
+      float* grads = buffer.grad_data(comm_->rank());
+      for (int64_t i = 0; i < buffer.plan->layout.padded_numel(); ++i) {
+        grads[i] = uniform(generator);
+      }
+    }
+    Require(engine_->BroadcastParams(kTimeout));
+  }
+
+  void Barrier() { Require(comm_->Barrier("bench", Deadline::After(kTimeout))); }
+
+  // Each returns milliseconds from when all have begun until all are done.
+  double Roof() {
+    Barrier();
+    const double start = Seconds();
+    for (const EngineBuffer& buffer : engine_->buffers()) {
+      const int64_t shard = buffer.plan->layout.shard_numel();
+      const int64_t begin = comm_->rank() * shard;
+      AdamRoof(buffer.grad_data(0) + begin, buffer.grad_data(1) + begin,
+               buffer.param_data() + begin, buffer.states[0], buffer.states[1],
+               static_cast<size_t>(shard), zero_);
+    }
+    Barrier();
+    return (Seconds() - start) * 1e3;
+  }
+
+  double Step(double max_grad_norm, StepReport* report) {
+    Barrier();
+    StepOptions options;
+    options.max_grad_norm = max_grad_norm;
+    const double start = Seconds();
+    Require(engine_->Step(options, report));
+    return (Seconds() - start) * 1e3;
+  }
+
+  int64_t shard_numel() const {
+    return engine_->plan().buffers()[0].layout.shard_numel();
+  }
+
+ private:
+  std::shared_ptr<Communicator> comm_;
+  std::unique_ptr<Engine> engine_;
+  volatile float zero_ = 0;
+};
+
+struct Samples {
+  std::vector<double> roof, plain, clipped, torch;
+};
+
+double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < a.size() && i < b.size(); ++i) {
+    ratios.push_back(a[i] / b[i]);
+  }
+  return Median(ratios);
+}
+
+// What both ranks do; only rank 0 has a peer and prints.
+void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
+  CommOptions comm_options;
+  comm_options.rank = rank;
+  comm_options.world_size = kWorldSize;
+  comm_options.timeout = kTimeout;
+  auto comm = Require(OpenCommunicator(url, comm_options));
+  Rank self(comm);
+  Samples samples;
+  StepReport plain;
+  StepReport clipped;
+  for (int round = -2; round < kRounds; ++round) {
+    const double roof_ms = self.Roof();
+    const double plain_ms = self.Step(0, &plain);
+    const double clipped_ms = self.Step(1e-3, &clipped);
+    std::optional<double> torch_ms;
+    if (peer->has_value()) torch_ms = (*peer)->Go();
+    if (round < 0) continue;  // Caches and page tables are cold.
+    samples.roof.push_back(roof_ms);
+    samples.plain.push_back(plain_ms);
+    samples.clipped.push_back(clipped_ms);
+    if (torch_ms) samples.torch.push_back(*torch_ms);
+  }
+  Require(comm->Shutdown(Deadline::After(kTimeout)));
+  if (rank != 0) return;
+
+  const auto elements = static_cast<double>(self.shard_numel());
+  const double bytes = static_cast<double>(plain.bytes_moved);
+  const char* name = "zero1_step";
+  Bench(name, "roof_ms", Median(samples.roof), "ms");
+  Bench(name, "step_ms", Median(samples.plain), "ms");
+  Bench(name, "clipped_ms", Median(samples.clipped), "ms");
+  Bench(name, "bytes_per_element", bytes / elements, "B");
+  Bench(name, "clipped_bytes_per_element",
+        static_cast<double>(clipped.bytes_moved) / elements, "B");
+  Bench(name, "bandwidth",
+        kWorldSize * bytes / Median(samples.plain) / 1e6, "GB/s");
+  Bench(name, "ratio_to_roof", MedianRatio(samples.roof, samples.plain), "x");
+  Bench(name, "clipped_over_unclipped",
+        MedianRatio(samples.clipped, samples.plain), "x");
+  if (!samples.torch.empty()) {
+    Bench(name, "torch_ms", Median(samples.torch), "ms");
+    Bench(name, "torch_over_ours", MedianRatio(samples.torch, samples.plain),
+          "x");
+  }
+}
+
+// PyTorch's ranks, where it is installed.
+std::optional<Peer> StartTorch(const std::string& program) {
+  const std::string script =
+      program + ".runfiles/libshard/tests/bench/zero1_torch.py";
+  // Debian's interpreter, the one that has Debian's python3-torch.
+  auto peer = Peer::Start({"/usr/bin/python3", script}, kWorldSize);
+  if (!peer) {
+    std::fprintf(stderr,
+                 "zero1_step: PyTorch did not start (package python3-torch): "
+                 "torch_over_ours is not measured\n");
+  }
+  return peer;
+}
+
+int Main(int argc, char** argv) {
+  const bool peers = argc > 1 && std::string(argv[1]) == "--peers";
+  std::optional<Peer> peer = peers ? StartTorch(argv[0]) : std::nullopt;
+  const std::string url =
+      StrCat("shm:bench-", getpid(), "-", std::random_device()());
+  const int child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    std::optional<Peer> none;
+    Run(1, url, &none);
+    _exit(0);
+  }
+  Run(0, url, &peer);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace shard::bench
+
+int main(int argc, char** argv) { return shard::bench::Main(argc, argv); }

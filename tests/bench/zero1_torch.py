@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of the step that tests/bench/zero1_step.cc measures, in PyTorch.
+
+Gradients are all-reduced over Gloo in flat 25 MiB buckets, as
+DistributedDataParallel does with gradient_as_bucket_view, then
+ZeroRedundancyOptimizer(AdamW, parameters_as_bucket_view=True) steps and
+broadcasts. The protocol with the benchmark is in tests/bench/peer.h.
+"""
+
+import os
+import sys
+import time
+
+try:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+except ImportError as e:
+    print(f"zero1_torch: PyTorch is not installed here: {e}", file=sys.stderr)
+    sys.exit(77)
+
+WIDTH = 768
+BUCKET_ELEMENTS = 25 * 1024 * 1024 // 4
+
+
+def gpt2_shapes():
+    shapes = [(50257, WIDTH), (1024, WIDTH)]
+    for _ in range(12):
+        shapes += [
+            (WIDTH,), (WIDTH,),
+            (3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,),
+            (WIDTH,), (WIDTH,),
+            (4 * WIDTH, WIDTH), (4 * WIDTH,), (WIDTH, 4 * WIDTH), (WIDTH,),
+        ]
+    return shapes + [(WIDTH,), (WIDTH,)]
+
+
+def make_buckets(params):
+    """Flat gradient buckets; every param.grad is a view into one."""
+    groups, size = [[]], 0
+    for p in params:
+        if size >= BUCKET_ELEMENTS:
+            groups.append([])
+            size = 0
+        groups[-1].append(p)
+        size += p.numel()
+    buckets = []
+    for group in groups:
+        flat = torch.randn(sum(p.numel() for p in group)) * 1e-3
+        offset = 0
+        for p in group:
+            p.grad = flat[offset:offset + p.numel()].view_as(p)
+            offset += p.numel()
+        buckets.append(flat)
+    return buckets
+
+
+def main():
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet",
+                            rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(s) * 0.02) for s in gpt2_shapes()]
+    optimizer = ZeroRedundancyOptimizer(
+        params, optimizer_class=torch.optim.AdamW,
+        parameters_as_bucket_view=True, lr=1e-3, weight_decay=0.1)
+    buckets = make_buckets(params)
+
+    def step():
+        for work in [dist.all_reduce(b, async_op=True) for b in buckets]:
+            work.wait()
+        for bucket in buckets:
+            bucket.div_(world_size)
+        optimizer.step()
+
+    step()  # Allocates the states.
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        dist.barrier()
+        start = time.monotonic()
+        step()
+        print((time.monotonic() - start) * 1e3, flush=True)
+
+
+if __name__ == "__main__":
+    main()

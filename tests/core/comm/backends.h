@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One test body for every backend: N ranks as threads or as processes.
+
+#ifndef SHARD_TESTS_CORE_COMM_BACKENDS_H_
+#define SHARD_TESTS_CORE_COMM_BACKENDS_H_
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/strings.h"
+#include "core/comm/communicator.h"
+#include "tests/ranks/ranks.h"
+
+namespace shard::testing {
+
+enum class Backend { kThreads, kShm };
+
+inline std::string BackendName(Backend backend) {
+  return backend == Backend::kThreads ? "threads" : "shm";
+}
+
+inline std::string UrlFor(Backend backend, const std::string& name,
+                          int world_size) {
+  return backend == Backend::kThreads
+             ? StrCat("threads:", world_size, "?name=", name)
+             : StrCat("shm:", name);
+}
+
+inline Deadline Soon() { return Deadline::After(30); }
+
+// Runs body(rank) on every rank, with a name that they share.
+inline void RunEach(Backend backend, int world_size,
+                    const std::function<void(int rank)>& body) {
+  if (backend == Backend::kThreads) {
+    std::vector<std::thread> threads;
+    for (int r = 0; r < world_size; ++r) {
+      threads.emplace_back([&body, r] { body(r); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return;
+  }
+  ExpectAllPassed(
+      RunRanks(world_size, [&](const Rank& rank) { body(rank.rank()); }));
+}
+
+// Opens a group and runs body(communicator) on every rank. Shuts it down when
+// `shutdown` is set.
+inline void RunGroup(Backend backend, int world_size,
+                     const std::function<void(Communicator*)>& body,
+                     bool shutdown = true) {
+  const std::string url = UrlFor(backend, UniqueName(), world_size);
+  RunEach(backend, world_size, [&](int rank) {
+    CommOptions options;
+    options.rank = rank;
+    options.world_size = world_size;
+    auto comm = OpenCommunicator(url, options);
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    body(comm->get());
+    if (shutdown) {
+      const Status last = (*comm)->Shutdown(Soon());
+      EXPECT_TRUE(last.ok()) << last.ToString();
+    }
+  });
+}
+
+#define SHARD_EXPECT_OK(expression)                           \
+  do {                                                        \
+    const ::shard::Status shard_expected_ = (expression);     \
+    EXPECT_TRUE(shard_expected_.ok()) << shard_expected_.ToString(); \
+  } while (false)
+
+#define SHARD_ASSERT_OK(expression)                           \
+  do {                                                        \
+    const ::shard::Status shard_expected_ = (expression);     \
+    ASSERT_TRUE(shard_expected_.ok()) << shard_expected_.ToString(); \
+  } while (false)
+
+inline ::testing::AssertionResult Contains(const std::string& text,
+                                           const std::string& part) {
+  if (text.find(part) != std::string::npos) {
+    return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure()
+         << "'" << text << "' does not contain '" << part << "'";
+}
+
+}  // namespace shard::testing
+
+#endif  // SHARD_TESTS_CORE_COMM_BACKENDS_H_

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the ranks of a "shm:" group meet, and what every one of them is told
+// when they cannot.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstring>
+
+#include "core/base/fd.h"
+#include "core/comm/communicator.h"
+#include "core/comm/shm/meeting.h"
+#include "core/comm/shm/packet.h"
+#include "core/comm/shm/wire.h"
+#include "tests/core/comm/backends.h"
+
+namespace shard::testing {
+namespace {
+
+// What one process claims when it opens the group.
+struct Claim {
+  int rank;
+  int world_size;
+};
+
+StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
+                                             Claim claim, double timeout) {
+  CommOptions options;
+  options.rank = claim.rank;
+  options.world_size = claim.world_size;
+  options.timeout = timeout;
+  return OpenCommunicator(StrCat("shm:", name), options);
+}
+
+// Opens the group with a claim per process; none leaves a descriptor behind
+// when it fails. The reports are "CODE rank message".
+std::vector<RankResult> Meet(const std::vector<Claim>& claims,
+                             double timeout = 20) {
+  const std::string name = UniqueName();
+  return RunRanks(static_cast<int>(claims.size()), [&](const Rank& rank) {
+    const int before = CountOpenFiles();
+    {
+      auto comm =
+          Open(name, claims[static_cast<size_t>(rank.rank())], timeout);
+      rank.Report(comm.status().ToString());
+      if (comm.ok()) SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+    }
+    EXPECT_EQ(CountOpenFiles(), before);
+  });
+}
+
+void ExpectAllTold(const std::vector<RankResult>& results,
+                   const std::string& part) {
+  ExpectAllPassed(results);
+  for (const RankResult& result : results) {
+    EXPECT_TRUE(Contains(result.report, part)) << "rank " << result.rank;
+  }
+}
+
+TEST(MeetingTest, ManyMeetAndLeaveNothing) {
+  for (const int world_size : {1, 2, 7, 20}) {
+    std::vector<Claim> claims;
+    for (int r = 0; r < world_size; ++r) claims.push_back({r, world_size});
+    ExpectAllTold(Meet(claims), "OK");
+  }
+}
+
+TEST(MeetingTest, SameNameAgainAtOnce) {
+  const std::string name = UniqueName();
+  ExpectAllPassed(RunRanks(3, [&](const Rank& rank) {
+    for (int i = 0; i < 20; ++i) {
+      auto comm = Open(name, {rank.rank(), 3}, 20);
+      ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+      SHARD_ASSERT_OK((*comm)->Shutdown(Soon()));
+    }
+  }));
+}
+
+TEST(MeetingTest, MissingRanksAreNamedOnAll) {
+  const auto results = Meet({{0, 4}, {2, 4}}, 0.3);
+  ExpectAllTold(results, "DEADLINE_EXCEEDED");
+  ExpectAllTold(results, "2 of 4 ranks did not come");
+  ExpectAllTold(results, "within 0.3 s: missing [1, 3]");
+}
+
+// The least patient rank ends it for all, with the same words.
+TEST(MeetingTest, ShortestDeadlineCounts) {
+  const std::string name = UniqueName();
+  const auto results = RunRanks(2, [&](const Rank& rank) {
+    const auto comm =
+        Open(name, {rank.rank(), 3}, rank.rank() == 0 ? 40 : 0.3);
+    EXPECT_EQ(comm.status().code(), StatusCode::kDeadlineExceeded);
+    EXPECT_TRUE(Contains(comm.status().message(), "missing [2]"));
+  });
+  ExpectAllPassed(results);
+  EXPECT_LT(results[0].seconds, 10);
+}
+
+TEST(MeetingTest, MissingHost) {
+  const auto results = Meet({{1, 3}, {2, 3}}, 0.3);
+  ExpectAllTold(results, "DEADLINE_EXCEEDED");
+  ExpectAllTold(results, "rank 0 did not come");
+  ExpectAllTold(results, "missing [0]");
+}
+
+TEST(MeetingTest, DuplicateRank) {
+  const auto results = Meet({{0, 3}, {1, 3}, {1, 3}});
+  ExpectAllTold(results, "ALREADY_EXISTS");
+  ExpectAllTold(results, "two processes say they are rank 1");
+}
+
+TEST(MeetingTest, DuplicateHost) {
+  const std::string name = UniqueName();
+  ExpectAllPassed(RunRanks(1, [&](const Rank&) {
+    // Holds the name without being a rank.
+    const shm::Address where = shm::AddressOf(name);
+    const Fd holder(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::bind(holder.get(),
+                     reinterpret_cast<const sockaddr*>(&where.address),
+                     where.size),
+              0);
+    const auto comm = Open(name, {0, 2}, 5);
+    EXPECT_EQ(comm.status().code(), StatusCode::kAlreadyExists);
+    EXPECT_TRUE(Contains(comm.status().message(), "name of its own"));
+  }));
+}
+
+TEST(MeetingTest, DifferentWorldSizes) {
+  const auto results = Meet({{0, 2}, {1, 3}});
+  ExpectAllTold(results, "INVALID_ARGUMENT");
+  ExpectAllTold(results, "rank 1 says world size 3, rank 0 says 2");
+  // Those who come after the quarrel are told as well.
+  const auto more = Meet({{0, 2}, {1, 3}, {2, 3}});
+  ExpectAllTold(more, "INVALID_ARGUMENT");
+}
+
+TEST(MeetingTest, RankNotBelowWorldSize) {
+  ExpectAllTold(Meet({{5, 2}}, 1), "rank 5 is not in 0 to 1");
+  ExpectAllTold(Meet({{-1, 2}}, 1), "rank -1 is not in 0 to 1");
+}
+
+TEST(MeetingTest, NamesAreChecked) {
+  for (const std::string& name :
+       {std::string(), std::string(81, 'n'), std::string("a\nb")}) {
+    const auto comm = Open(name, {0, 1}, 1);
+    EXPECT_EQ(comm.status().code(), StatusCode::kInvalidArgument) << name;
+  }
+  EXPECT_TRUE(Open(std::string(80, 'n'), {0, 1}, 1).ok());
+}
+
+// --- strangers at the door ---
+
+Fd Connect(const std::string& name) {
+  const shm::Address where = shm::AddressOf(name);
+  for (const Deadline deadline = Soon(); !deadline.Expired();
+       ::poll(nullptr, 0, 1)) {
+    Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&where.address),
+                  where.size) == 0) {
+      return fd;
+    }
+  }
+  ADD_FAILURE() << "nobody listens at " << name;
+  return Fd();
+}
+
+// Process 2 talks nonsense to the meeting of ranks 0 and 1; it lets rank 1
+// come only when it has been heard.
+TEST(MeetingTest, GarbageDoesNotDisturb) {
+  const std::string name = UniqueName();
+  const std::string gate = UniqueName();
+  ExpectAllPassed(RunRanks(3, [&](const Rank& rank) {
+    if (rank.rank() == 2) {
+      std::vector<Fd> connections;
+      for (size_t size : {1, 16, 24, 40, 4000, 9000}) {
+        connections.push_back(Connect(name));
+        const std::string garbage(size, '\xA5');
+        // With a descriptor, which the host must not keep.
+        SHARD_EXPECT_OK(shm::Send(connections.back().get(), garbage.data(),
+                                  garbage.size(), {0}, Soon()));
+      }
+      shm::Hello wrong{};  // Right size, wrong kind.
+      wrong.header = shm::Header::Of(shm::Kind::kPeers);
+      connections.push_back(Connect(name));
+      SHARD_EXPECT_OK(shm::Send(connections.back().get(), &wrong, sizeof(wrong),
+                                {}, Soon()));
+      // All of these are thrown out.
+      for (const Fd& fd : connections) {
+        StatusOr<shm::Packet> packet = shm::Receive(fd.get(), Soon());
+        while (packet.ok()) packet = shm::Receive(fd.get(), Soon());
+        EXPECT_EQ(packet.status().code(), StatusCode::kUnavailable);
+      }
+      Connect(name);                            // Comes and goes.
+      const Fd silent = Connect(name);          // Says nothing.
+      auto open = Open(gate, {1, 2}, 20);       // Now rank 1 may come.
+      ASSERT_TRUE(open.ok()) << open.status().ToString();
+      SHARD_EXPECT_OK((*open)->Shutdown(Soon()));
+      char byte;
+      while (::recv(silent.get(), &byte, 1, 0) > 0) {
+      }
+      return;
+    }
+    if (rank.rank() == 1) {
+      auto open = Open(gate, {0, 2}, 20);
+      ASSERT_TRUE(open.ok()) << open.status().ToString();
+      SHARD_EXPECT_OK((*open)->Shutdown(Soon()));
+    }
+    const int before = CountOpenFiles();
+    {
+      auto comm = Open(name, {rank.rank(), 2}, 20);
+      ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+      SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+    }
+    EXPECT_EQ(CountOpenFiles(), before);
+  }));
+}
+
+TEST(MeetingTest, AnotherProtocolVersion) {
+  const std::string name = UniqueName();
+  ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
+    if (rank.rank() == 0) {
+      const auto comm = Open(name, {0, 2}, 20);
+      EXPECT_EQ(comm.status().code(), StatusCode::kFailedPrecondition);
+      EXPECT_TRUE(Contains(comm.status().message(), "speaks version 99"));
+      return;
+    }
+    const Fd fd = Connect(name);
+    shm::Hello hello{};
+    hello.header = shm::Header::Of(shm::Kind::kHello);
+    hello.header.version = 99;
+    SHARD_EXPECT_OK(shm::Send(fd.get(), &hello, sizeof(hello), {}, Soon()));
+    ASSERT_TRUE(shm::Receive(fd.get(), Soon()).ok());  // The greeting.
+    const auto packet = shm::Receive(fd.get(), Soon());
+    ASSERT_TRUE(packet.ok()) << packet.status().ToString();
+    const auto verdict =
+        shm::Parse<shm::Verdict>(packet->bytes, shm::Kind::kVerdict);
+    ASSERT_TRUE(verdict.has_value());
+    EXPECT_EQ(shm::StatusOf(*verdict).code(), StatusCode::kFailedPrecondition);
+  }));
+}
+
+// The host dies after it has greeted: the guests name it at once.
+TEST(MeetingTest, HostDies) {
+  const std::string name = UniqueName();
+  const auto results = RunRanks(2, [&](const Rank& rank) {
+    if (rank.rank() == 0) {
+      const shm::Address where = shm::AddressOf(name);
+      const Fd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+      ASSERT_EQ(::bind(listener.get(),
+                       reinterpret_cast<const sockaddr*>(&where.address),
+                       where.size),
+                0);
+      ASSERT_EQ(::listen(listener.get(), 4), 0);
+      const Fd guest(::accept(listener.get(), nullptr, nullptr));
+      const shm::Greeting greeting{shm::Header::Of(shm::Kind::kGreeting)};
+      SHARD_ASSERT_OK(
+          shm::Send(guest.get(), &greeting, sizeof(greeting), {}, Soon()));
+      ASSERT_TRUE(shm::Receive(guest.get(), Soon()).ok());  // The hello.
+      ::raise(SIGKILL);
+    }
+    const auto comm = Open(name, {1, 2}, 20);
+    EXPECT_EQ(comm.status().code(), StatusCode::kRankLost);
+    EXPECT_EQ(comm.status().rank(), 0);
+  });
+  EXPECT_TRUE(results[1].passed()) << results[1].ToString();
+  EXPECT_LT(results[1].seconds, 5);
+}
+
+// --- what is held afterwards ---
+
+TEST(MeetingTest, DescriptorsAreClosedOnExecAndGoWithTheGroup) {
+  const std::string name = UniqueName();
+  ExpectAllPassed(RunRanks(3, [&](const Rank& rank) {
+    const int before = CountOpenFiles();
+    {
+      auto comm = Open(name, {rank.rank(), 3}, 20);
+      ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+      std::shared_ptr<SymmetricBuffer> kept;
+      for (int i = 0; i < 10; ++i) {
+        const int open = CountOpenFiles();
+        auto buffer = (*comm)->Allocate("buffer", 8192,
+                                        SymmetricKind::kPerRank, Soon());
+        ASSERT_TRUE(buffer.ok()) << buffer.status().ToString();
+        kept = *buffer;
+        // Memory is held by its mapping, not by a descriptor.
+        EXPECT_EQ(CountOpenFiles(), open);
+        const auto too_much = (*comm)->Allocate(
+            "too much", size_t{1} << 46, SymmetricKind::kPerHost, Soon());
+        EXPECT_FALSE(too_much.ok());
+        EXPECT_EQ(CountOpenFiles(), open);
+      }
+      for (int fd = 3; fd < 200; ++fd) {
+        const int flags = ::fcntl(fd, F_GETFD);
+        if (flags >= 0) EXPECT_TRUE(flags & FD_CLOEXEC) << "descriptor " << fd;
+      }
+      SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+    }
+    EXPECT_EQ(CountOpenFiles(), before);
+  }));
+}
+
+// A child that a rank forks and that frees its copy does not speak for it.
+TEST(MeetingTest, ForkedChildIsNotTheRank) {
+  const std::string name = UniqueName();
+  ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
+    auto comm = Open(name, {rank.rank(), 2}, 20);
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    if (rank.rank() == 1) {
+      const auto child = RunRanks(1, [&](const Rank&) { *comm = nullptr; });
+      ExpectAllPassed(child);
+    }
+    SHARD_EXPECT_OK((*comm)->Barrier("still there", Soon()));
+    SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+  }));
+}
+
+}  // namespace
+}  // namespace shard::testing

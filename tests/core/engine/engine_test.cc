@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/optim/optimizer.h"
+#include "kernels/formula/all.h"
+#include "tests/core/engine/thread_ranks.h"
+
+namespace shard {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+using CommPtr = std::shared_ptr<Communicator>;
+
+// Sizes that divide by nothing, a scalar, an empty one; fewer elements than
+// ranks in the last.
+const std::vector<std::vector<int64_t>> kShapes = {
+    {33, 7}, {5}, {}, {0, 4}, {129}, {2, 3, 4}, {1}};
+
+std::shared_ptr<Model> MakeModel() {
+  auto model = std::make_shared<Model>("Test");
+  for (size_t i = 0; i < kShapes.size(); ++i) {
+    const auto param = model->AddParam(kRootModule, StrCat("p", i),
+                                       DType::kF32, kShapes[i]);
+    EXPECT_TRUE(param.ok()) << param.status().ToString();
+  }
+  return model;
+}
+
+StatusOr<std::shared_ptr<const Plan>> MakePlan(
+    int world_size, const std::string& optimizer_text, int stage = 1,
+    Partition partition = Partition::kEven,
+    std::shared_ptr<const Model> model = MakeModel()) {
+  const auto optimizer = Optimizer::Parse(optimizer_text);
+  EXPECT_TRUE(optimizer.ok()) << optimizer.status().ToString();
+  PlanOptions options;
+  options.stage = stage;
+  options.world_size = world_size;
+  options.partition = partition;
+  options.optimizer = optimizer->ToString();
+  for (const std::string& name : optimizer->state_names()) {
+    options.states.push_back({name, DType::kF32});
+  }
+  return Plan::Create(std::move(model), options);
+}
+
+float Initial(int param, int64_t i) {
+  return static_cast<float>(std::sin(param * 31 + i * 0.7));
+}
+
+float Gradient(int rank, int step, int param, int64_t i) {
+  return static_cast<float>(std::cos(rank * 3 + step * 5 + param * 7 + i));
+}
+
+// One rank, in double, the order of operations of the formula's header.
+class Reference {
+ public:
+  Reference(std::vector<double> hypers, int world_size)
+      : hypers_(std::move(hypers)), world_size_(world_size) {
+    for (size_t p = 0; p < kShapes.size(); ++p) {
+      int64_t numel = 1;
+      for (const int64_t dim : kShapes[p]) numel *= dim;
+      params_.emplace_back();
+      for (int64_t i = 0; i < numel; ++i) {
+        params_.back().push_back(
+            {static_cast<double>(Initial(static_cast<int>(p), i)), 0, 0});
+      }
+    }
+  }
+
+  // Returns the global norm.
+  double Step(int step, double max_norm) {
+    double squares = 0;
+    ForEach([&](int p, int64_t i, Element*) {
+      const double g = GradientOf(step, p, i);
+      squares += g * g;
+    });
+    const double norm = std::sqrt(squares);
+    const double coefficient =
+        max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
+    ForEach([&](int p, int64_t i, Element* e) {
+      const double g = GradientOf(step, p, i) * coefficient;
+      e->m = hypers_[AdamW::kBeta1] * e->m + (1 - hypers_[AdamW::kBeta1]) * g;
+      e->v =
+          hypers_[AdamW::kBeta2] * e->v + (1 - hypers_[AdamW::kBeta2]) * g * g;
+      const double lr = hypers_[AdamW::kLr];
+      const double denominator =
+          std::sqrt(e->v / (1 - std::pow(hypers_[AdamW::kBeta2], step))) +
+          hypers_[AdamW::kEps];
+      e->p *= 1 - lr * hypers_[AdamW::kWeightDecay];
+      e->p -= lr * (e->m / (1 - std::pow(hypers_[AdamW::kBeta1], step))) /
+              denominator;
+    });
+    return norm;
+  }
+
+  double param(size_t p, size_t i) const { return params_[p][i].p; }
+
+ private:
+  struct Element {
+    double p, m, v;
+  };
+
+  template <typename F>
+  void ForEach(F f) {
+    for (size_t p = 0; p < params_.size(); ++p) {
+      for (size_t i = 0; i < params_[p].size(); ++i) {
+        f(static_cast<int>(p), static_cast<int64_t>(i), &params_[p][i]);
+      }
+    }
+  }
+
+  double GradientOf(int step, int p, int64_t i) const {
+    double sum = 0;
+    for (int rank = 0; rank < world_size_; ++rank) {
+      sum += static_cast<double>(Gradient(rank, step, p, i));
+    }
+    return sum / world_size_;
+  }
+
+  std::vector<double> hypers_;
+  int world_size_;
+  std::vector<std::vector<Element>> params_;
+};
+
+void FillParams(Engine* engine) {
+  for (int p = 0; p < static_cast<int>(kShapes.size()); ++p) {
+    const auto tensor = engine->Param(p);
+    ASSERT_TRUE(tensor.ok()) << tensor.status().ToString();
+    std::vector<float> values;
+    for (int64_t i = 0; i < tensor->numel; ++i) values.push_back(Initial(p, i));
+    const Status set =
+        engine->SetParam(p, values.data(), values.size() * sizeof(float));
+    ASSERT_TRUE(set.ok()) << set.ToString();
+  }
+}
+
+void FillGrads(Engine* engine, int rank, int step) {
+  for (int p = 0; p < static_cast<int>(kShapes.size()); ++p) {
+    const auto tensor = engine->Grad(p);
+    ASSERT_TRUE(tensor.ok()) << tensor.status().ToString();
+    auto* data = static_cast<float*>(tensor->data);
+    for (int64_t i = 0; i < tensor->numel; ++i) {
+      data[i] = Gradient(rank, step, p, i);
+    }
+  }
+}
+
+struct Case {
+  int world_size;
+  int stage;
+  Partition partition;
+  double max_grad_norm;
+};
+
+class EngineStepTest : public testing::TestWithParam<Case> {};
+
+TEST_P(EngineStepTest, MatchesOneRankInDouble) {
+  const Case c = GetParam();
+  const std::string text =
+      "adamw?lr=0.05&beta1=0.8&beta2=0.95&weight_decay=0.1";
+  RunThreadRanks(c.world_size, [&](const CommPtr& comm) {
+    const auto plan = MakePlan(c.world_size, text, c.stage, c.partition);
+    ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+    auto engine = Engine::Create(*plan, comm, 0);
+    ASSERT_TRUE(engine.ok()) << engine.status().ToString();
+    FillParams(engine->get());
+    ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
+
+    Reference reference(Optimizer::Parse(text)->hypers(), c.world_size);
+    for (int step = 1; step <= 5; ++step) {
+      FillGrads(engine->get(), comm->rank(), step);
+      StepOptions options;
+      options.max_grad_norm = c.max_grad_norm;
+      StepReport report;
+      const Status stepped = (*engine)->Step(options, &report);
+      ASSERT_TRUE(stepped.ok()) << stepped.ToString();
+      const double norm = reference.Step(step, c.max_grad_norm);
+      EXPECT_EQ(report.step, step);
+      EXPECT_FALSE(report.skipped);
+      if (c.max_grad_norm > 0) {
+        EXPECT_NEAR(report.grad_norm, norm, 1e-6 * norm);
+      } else {
+        EXPECT_EQ(report.grad_norm, -1);
+      }
+      EXPECT_GT(report.bytes_moved, 0u);
+    }
+    for (int p = 0; p < static_cast<int>(kShapes.size()); ++p) {
+      const auto tensor = (*engine)->Param(p);
+      ASSERT_TRUE(tensor.ok());
+      const auto* data = static_cast<const float*>(tensor->data);
+      for (int64_t i = 0; i < tensor->numel; ++i) {
+        const double expected =
+            reference.param(static_cast<size_t>(p), static_cast<size_t>(i));
+        ASSERT_NEAR(static_cast<double>(data[i]), expected,
+                    2e-5 * (1 + std::abs(expected)))
+            << "parameter " << p << " element " << i;
+      }
+    }
+  });
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const int world_size : {1, 2, 3, 4, 7}) {
+    for (const int stage : {0, 1}) {
+      for (const Partition partition :
+           {Partition::kEven, Partition::kGreedy, Partition::kBucket}) {
+        for (const double max_grad_norm : {0.0, 0.5}) {
+          cases.push_back({world_size, stage, partition, max_grad_norm});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, EngineStepTest, testing::ValuesIn(Cases()), [](const auto& info) {
+      const Case& c = info.param;
+      return StrCat("W", c.world_size, "Stage", c.stage, "Partition",
+                    c.partition, c.max_grad_norm > 0 ? "Clipped" : "");
+    });
+
+// Two runs give the same bits, and so do stages and partitions, whose
+// arithmetic per element is the same.
+TEST(EngineTest, RunsAreBitIdentical) {
+  const auto run = [](int stage, Partition partition) {
+    std::vector<float> result;
+    std::mutex mutex;
+    RunThreadRanks(3, [&](const CommPtr& comm) {
+      const auto plan = MakePlan(3, "adamw?lr=0.01", stage, partition);
+      ASSERT_TRUE(plan.ok());
+      auto engine = Engine::Create(*plan, comm, 0);
+      ASSERT_TRUE(engine.ok()) << engine.status().ToString();
+      FillParams(engine->get());
+      ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
+      for (int step = 1; step <= 3; ++step) {
+        FillGrads(engine->get(), comm->rank(), step);
+        StepReport report;
+        ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
+      }
+      if (comm->rank() != 1) return;
+      std::lock_guard<std::mutex> lock(mutex);
+      for (int p = 0; p < static_cast<int>(kShapes.size()); ++p) {
+        const auto tensor = (*engine)->Param(p);
+        const auto* data = static_cast<const float*>(tensor->data);
+        result.insert(result.end(), data, data + tensor->numel);
+      }
+    });
+    return result;
+  };
+  const std::vector<float> first = run(1, Partition::kEven);
+  ASSERT_FALSE(first.empty());
+  EXPECT_EQ(first, run(1, Partition::kEven));
+  EXPECT_EQ(first, run(0, Partition::kEven));
+  EXPECT_EQ(first, run(1, Partition::kGreedy));
+}
+
+TEST(EngineTest, NonFiniteGradientsSkipTheStepOnAllRanks) {
+  RunThreadRanks(2, [](const CommPtr& comm) {
+    const auto plan = MakePlan(2, "sgd?lr=0.5");
+    ASSERT_TRUE(plan.ok());
+    auto engine = Engine::Create(*plan, comm, 0);
+    ASSERT_TRUE(engine.ok());
+    FillParams(engine->get());
+    ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
+    FillGrads(engine->get(), comm->rank(), 1);
+    auto* gradient = static_cast<float*>((*engine)->Grad(0)->data);
+    if (comm->rank() == 1) {
+      gradient[3] = std::numeric_limits<float>::infinity();
+    }
+    StepOptions options;
+    options.skip_nonfinite = true;
+    StepReport report;
+    ASSERT_TRUE((*engine)->Step(options, &report).ok());
+    EXPECT_TRUE(report.skipped);
+    EXPECT_EQ(report.step, 0);
+    const auto* param = static_cast<const float*>((*engine)->Param(0)->data);
+    EXPECT_EQ(param[3], Initial(0, 3));
+    EXPECT_EQ(param[0], Initial(0, 0));
+
+    // Both ranks must have looked before the next step changes it.
+    ASSERT_TRUE(comm->Barrier("looked", Deadline::After(30)).ok());
+    FillGrads(engine->get(), comm->rank(), 1);
+    ASSERT_TRUE((*engine)->Step(options, &report).ok());
+    EXPECT_FALSE(report.skipped);
+    EXPECT_EQ(report.step, 1);
+    EXPECT_NE(param[3], Initial(0, 3));
+  });
+}
+
+TEST(EngineTest, DivisorLossScaleAndLrAreApplied) {
+  RunThreadRanks(2, [](const CommPtr& comm) {
+    const auto plan = MakePlan(2, "sgd?lr=1");
+    ASSERT_TRUE(plan.ok());
+    auto engine = Engine::Create(*plan, comm, 0);
+    ASSERT_TRUE(engine.ok());
+    ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
+    static_cast<float*>((*engine)->Grad(1)->data)[2] = 64;
+    StepOptions options;
+    options.lr = 0.5;
+    options.grad_divisor = 4;
+    options.loss_scale = 16;
+    StepReport report;
+    ASSERT_TRUE((*engine)->Step(options, &report).ok());
+    const auto* param = static_cast<const float*>((*engine)->Param(1)->data);
+    // (64 + 64) / (4 * 16) * 0.5
+    EXPECT_EQ(param[2], -1.0f);
+
+    // The learning rate stays; a cleared gradient changes nothing.
+    ASSERT_TRUE(comm->Barrier("looked", Deadline::After(30)).ok());
+    (*engine)->ZeroGrad();
+    ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
+    EXPECT_EQ(param[2], -1.0f);
+    ASSERT_TRUE(comm->Barrier("looked", Deadline::After(30)).ok());
+    static_cast<float*>((*engine)->Grad(1)->data)[2] = 2;
+    ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
+    EXPECT_EQ(param[2], -2.0f);
+  });
+}
+
+TEST(EngineTest, FrozenParametersKeepTheirValues) {
+  RunThreadRanks(2, [](const CommPtr& comm) {
+    auto model = MakeModel();
+    ASSERT_TRUE(model->SetTrainable(0, false).ok());
+    const auto plan = MakePlan(2, "adamw", 1, Partition::kEven, model);
+    ASSERT_TRUE(plan.ok());
+    auto engine = Engine::Create(*plan, comm, 0);
+    ASSERT_TRUE(engine.ok()) << engine.status().ToString();
+    FillParams(engine->get());
+    ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
+    EXPECT_EQ((*engine)->Grad(0).status().code(),
+              StatusCode::kFailedPrecondition);
+    StepReport report;
+    ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
+    const auto* param = static_cast<const float*>((*engine)->Param(0)->data);
+    for (int64_t i = 0; i < 33 * 7; ++i) ASSERT_EQ(param[i], Initial(0, i));
+  });
+}
+
+TEST(EngineTest, OptionsThatDifferAreADesyncOnAllRanks) {
+  RunThreadRanks(3, [](const CommPtr& comm) {
+    const auto plan = MakePlan(3, "adamw");
+    ASSERT_TRUE(plan.ok());
+    auto engine = Engine::Create(*plan, comm, 0);
+    ASSERT_TRUE(engine.ok());
+    ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
+    StepOptions options;
+    options.lr = comm->rank() == 2 ? 0.5 : 0.25;
+    StepReport report;
+    const Status status = (*engine)->Step(options, &report);
+    EXPECT_EQ(status.code(), StatusCode::kDesync);
+    EXPECT_EQ(status.rank(), 2);
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("lr"), HasSubstr("0.25"),
+                                        HasSubstr("rank 2 has 0.5")));
+  });
+}
+
+TEST(EngineTest, PlansThatDifferAreADesyncOnAllRanks) {
+  RunThreadRanks(3, [](const CommPtr& comm) {
+    const auto plan =
+        MakePlan(3, comm->rank() == 1 ? "adamw?lr=0.5" : "adamw?lr=0.25");
+    ASSERT_TRUE(plan.ok());
+    const auto engine = Engine::Create(*plan, comm, 0);
+    EXPECT_EQ(engine.status().code(), StatusCode::kDesync);
+    EXPECT_EQ(engine.status().rank(), 1);
+    EXPECT_THAT(engine.status().message(), HasSubstr("plan"));
+  });
+}
+
+// The same code everywhere, and training goes on.
+TEST(EngineTest, AWrongOptionOnOneRankIsAnErrorOnAllAndChangesNothing) {
+  RunThreadRanks(3, [](const CommPtr& comm) {
+    const auto plan = MakePlan(3, "adamw");
+    ASSERT_TRUE(plan.ok());
+    auto engine = Engine::Create(*plan, comm, 0);
+    ASSERT_TRUE(engine.ok());
+    StepReport report;
+    const Status early = (*engine)->Step(StepOptions(), &report);
+    EXPECT_EQ(early.code(), StatusCode::kFailedPrecondition);
+    EXPECT_THAT(early.message(), HasSubstr("broadcast"));
+    ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
+
+    StepOptions options;
+    if (comm->rank() == 1) options.max_grad_norm = -3;
+    const Status status = (*engine)->Step(options, &report);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.rank(), 1);
+    EXPECT_THAT(status.message(), HasSubstr("max_grad_norm=-3"));
+
+    EXPECT_TRUE((*engine)->Step(StepOptions(), &report).ok());
+    EXPECT_EQ(report.step, 1);
+  });
+}
+
+TEST(EngineTest, RefusesWhatItCannotRunOnAllRanks) {
+  RunThreadRanks(2, [](const CommPtr& comm) {
+    const auto wrong_size = MakePlan(4, "adamw");
+    ASSERT_TRUE(wrong_size.ok());
+    const auto refused = Engine::Create(*wrong_size, comm, 0);
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(refused.status().message(),
+                AllOf(HasSubstr("world size 4"), HasSubstr("has 2")));
+    const auto stage3 = MakePlan(2, "adamw", 3);
+    ASSERT_TRUE(stage3.ok());
+    EXPECT_EQ(Engine::Create(*stage3, comm, 0).status().code(),
+              StatusCode::kUnimplemented);
+    auto model = MakeModel();
+    ASSERT_TRUE(model->AddParam(kRootModule, "half", DType::kBF16, {3}).ok());
+    const auto mixed = MakePlan(2, "adamw", 1, Partition::kEven, model);
+    ASSERT_TRUE(mixed.ok());
+    const auto half = Engine::Create(*mixed, comm, 0);
+    EXPECT_EQ(half.status().code(), StatusCode::kUnimplemented);
+    EXPECT_THAT(half.status().message(),
+                AllOf(HasSubstr("'half'"), HasSubstr("bf16")));
+  });
+}
+
+TEST(EngineTest, ArgumentsAreChecked) {
+  RunThreadRanks(1, [](const CommPtr& comm) {
+    auto model = MakeModel();
+    ASSERT_TRUE(model->IgnoreParam(4).ok());
+    const auto plan = MakePlan(1, "adamw", 1, Partition::kEven, model);
+    ASSERT_TRUE(plan.ok());
+    auto engine = Engine::Create(*plan, comm, 0);
+    ASSERT_TRUE(engine.ok());
+    EXPECT_THAT((*engine)->Param(7).status().message(),
+                AllOf(HasSubstr("7"), HasSubstr("has 7")));
+    EXPECT_EQ((*engine)->Param(-1).status().code(),
+              StatusCode::kInvalidArgument);
+    EXPECT_EQ((*engine)->Param(4).status().code(),
+              StatusCode::kFailedPrecondition);
+    const float value[5] = {};
+    const Status wrong = (*engine)->SetParam(1, value, 16);
+    EXPECT_EQ(wrong.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(wrong.message(), AllOf(HasSubstr("20"), HasSubstr("16")));
+    ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
+    EXPECT_EQ((*engine)->SetParam(1, value, 20).code(),
+              StatusCode::kFailedPrecondition);
+    EXPECT_EQ((*engine)->BroadcastParams(0).code(),
+              StatusCode::kFailedPrecondition);
+  });
+}
+
+TEST(EngineTest, AllocatesWhatThePlanPredicts) {
+  for (const int stage : {0, 1}) {
+    RunThreadRanks(3, [&](const CommPtr& comm) {
+      const auto plan = MakePlan(3, "adamw", stage, Partition::kGreedy);
+      ASSERT_TRUE(plan.ok());
+      auto engine = Engine::Create(*plan, comm, 0);
+      ASSERT_TRUE(engine.ok());
+      const MemoryReport predicted = (*plan)->Memory();
+      const MemoryReport measured = (*engine)->Memory();
+      EXPECT_EQ(measured.param_bytes, predicted.param_bytes);
+      EXPECT_EQ(measured.grad_bytes, predicted.grad_bytes);
+      EXPECT_EQ(measured.state_bytes, predicted.state_bytes);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace shard

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/flat/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "tests/core/base/expect_status.h"
+
+namespace shard {
+namespace {
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+std::vector<ParamId> Ids(size_t count) {
+  std::vector<ParamId> ids(count);
+  std::iota(ids.begin(), ids.end(), 0);
+  return ids;
+}
+
+FlatLayout Even(const std::vector<int64_t>& numels, int world_size,
+                int64_t alignment = 1) {
+  auto layout =
+      FlatLayout::Even(Ids(numels.size()), numels, world_size, alignment);
+  EXPECT_OK(layout);
+  return *std::move(layout);
+}
+
+// All that holds of every layout.
+void ExpectSound(const FlatLayout& layout, const std::vector<int64_t>& numels,
+                 int world_size, int64_t alignment) {
+  EXPECT_EQ(layout.world_size(), world_size);
+  EXPECT_EQ(layout.shard_numel() % alignment, 0);
+  EXPECT_EQ(layout.padded_numel(), layout.shard_numel() * world_size);
+  EXPECT_EQ(layout.numel(),
+            std::accumulate(numels.begin(), numels.end(), int64_t{0}));
+
+  // Slots: each parameter once, in order, apart, inside.
+  ASSERT_EQ(layout.slots().size(), numels.size());
+  std::vector<int> times(numels.size(), 0);
+  int64_t end = 0;
+  for (const Slot& slot : layout.slots()) {
+    EXPECT_GE(slot.offset, end);
+    end = slot.offset + slot.numel;
+    EXPECT_EQ(slot.numel, numels[static_cast<size_t>(slot.param)]);
+    ++times[static_cast<size_t>(slot.param)];
+  }
+  EXPECT_LE(end, layout.padded_numel());
+  for (const int count : times) EXPECT_EQ(count, 1);
+
+  // Slices: they cut every parameter into consecutive pieces, and fill a rank's
+  // range from its front; what is left is its padding.
+  std::map<ParamId, int64_t> next;
+  for (int rank = 0; rank < world_size; ++rank) {
+    int64_t at = rank * layout.shard_numel();
+    for (const SlotSlice& slice : layout.SlicesOf(rank)) {
+      EXPECT_GT(slice.numel, 0);
+      EXPECT_EQ(slice.flat_begin, at);
+      EXPECT_EQ(slice.param_begin, next[slice.param]);
+      at += slice.numel;
+      next[slice.param] += slice.numel;
+    }
+    EXPECT_EQ((rank + 1) * layout.shard_numel() - at, layout.PaddingOf(rank));
+  }
+  for (size_t i = 0; i < numels.size(); ++i) {
+    EXPECT_EQ(next[static_cast<ParamId>(i)], numels[i]);
+  }
+}
+
+TEST(EvenLayout, CutsTheConcatenation) {
+  const FlatLayout layout = Even({100, 3, 1}, 3);
+  EXPECT_EQ(layout.shard_numel(), 35);
+  EXPECT_EQ(layout.PaddingOf(0), 0);
+  EXPECT_EQ(layout.PaddingOf(2), 1);
+  const auto last = layout.SlicesOf(2);
+  ASSERT_EQ(last.size(), 3u);
+  EXPECT_EQ(last[0].param, 0);
+  EXPECT_EQ(last[0].flat_begin, 70);
+  EXPECT_EQ(last[0].param_begin, 70);
+  EXPECT_EQ(last[0].numel, 30);
+  EXPECT_EQ(last[2].numel, 1);
+}
+
+TEST(EvenLayout, AlignsEveryRange) {
+  const FlatLayout layout = Even({100, 3, 1}, 3, 16);
+  EXPECT_EQ(layout.shard_numel(), 48);
+  EXPECT_EQ(layout.PaddingOf(1), 0);
+  EXPECT_EQ(layout.PaddingOf(2), 40);
+}
+
+TEST(EvenLayout, MoreRanksThanElements) {
+  const FlatLayout layout = Even({2, 1}, 16384);
+  EXPECT_EQ(layout.shard_numel(), 1);
+  EXPECT_EQ(layout.PaddingOf(2), 0);
+  EXPECT_EQ(layout.PaddingOf(3), 1);
+  EXPECT_EQ(layout.PaddingOf(16383), 1);
+  EXPECT_TRUE(layout.SlicesOf(16383).empty());
+  ExpectSound(layout, {2, 1}, 16384, 1);
+}
+
+TEST(EvenLayout, ZeroSizeParametersHaveSlotsAndNoSlices) {
+  const FlatLayout layout = Even({0, 5, 0, 0, 3, 0}, 2);
+  ExpectSound(layout, {0, 5, 0, 0, 3, 0}, 2, 1);
+  EXPECT_EQ(layout.slots()[2].offset, 5);
+  const FlatLayout nothing = Even({0, 0}, 4, 16);
+  EXPECT_EQ(nothing.shard_numel(), 0);
+  EXPECT_EQ(nothing.PaddingOf(3), 0);
+  EXPECT_TRUE(nothing.SlicesOf(0).empty());
+  ExpectSound(Even({}, 3), {}, 3, 1);
+}
+
+TEST(FlatLayout, SlicesOfAnyRange) {
+  const FlatLayout layout = Even({4, 0, 6}, 4, 4);
+  EXPECT_EQ(layout.padded_numel(), 16);
+  const auto slices = layout.Slices(2, 7);
+  ASSERT_EQ(slices.size(), 2u);
+  EXPECT_EQ(slices[0].param, 0);
+  EXPECT_EQ(slices[0].param_begin, 2);
+  EXPECT_EQ(slices[0].numel, 2);
+  EXPECT_EQ(slices[1].param, 2);
+  EXPECT_EQ(slices[1].flat_begin, 4);
+  EXPECT_EQ(slices[1].numel, 3);
+  EXPECT_TRUE(layout.Slices(5, 5).empty());
+  EXPECT_TRUE(layout.Slices(7, 2).empty());
+  EXPECT_TRUE(layout.Slices(10, 16).empty());  // Padding.
+  EXPECT_EQ(layout.Slices(-100, 100).size(), 2u);
+}
+
+TEST(OwnedLayout, WholeParametersInTheirOwnersRange) {
+  const auto layout =
+      FlatLayout::Owned({7, 5, 9}, {10, 20, 4}, {2, 0, 2}, 3, 8);
+  ASSERT_OK(layout);
+  EXPECT_EQ(layout->shard_numel(), 24);
+  ASSERT_EQ(layout->slots().size(), 3u);
+  EXPECT_EQ(layout->slots()[0].param, 5);
+  EXPECT_EQ(layout->slots()[0].offset, 0);
+  EXPECT_EQ(layout->slots()[1].param, 7);
+  EXPECT_EQ(layout->slots()[1].offset, 48);
+  EXPECT_EQ(layout->slots()[2].param, 9);
+  EXPECT_EQ(layout->slots()[2].offset, 58);
+  EXPECT_EQ(layout->PaddingOf(0), 4);
+  EXPECT_EQ(layout->PaddingOf(1), 24);
+  EXPECT_EQ(layout->PaddingOf(2), 10);
+}
+
+TEST(FlatLayout, RandomOnesAreSound) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 400; ++round) {
+    const int world_size = 1 + static_cast<int>(random() % 40);
+    const auto alignment = static_cast<int64_t>(1 + random() % 20);
+    std::vector<int64_t> numels(random() % 60);
+    for (int64_t& numel : numels) {
+      numel = static_cast<int64_t>(random() % (random() % 3 ? 200 : 2));
+    }
+    ExpectSound(Even(numels, world_size, alignment), numels, world_size,
+                alignment);
+
+    std::vector<int32_t> owners(numels.size());
+    for (int32_t& owner : owners) {
+      owner =
+          static_cast<int32_t>(random() % static_cast<unsigned>(world_size));
+    }
+    const auto owned = FlatLayout::Owned(Ids(numels.size()), numels, owners,
+                                         world_size, alignment);
+    ASSERT_OK(owned);
+    ExpectSound(*owned, numels, world_size, alignment);
+    for (int rank = 0; rank < world_size; ++rank) {
+      ParamId before = -1;
+      for (const SlotSlice& slice : owned->SlicesOf(rank)) {
+        const auto param = static_cast<size_t>(slice.param);
+        EXPECT_EQ(owners[param], rank);
+        EXPECT_EQ(slice.numel, numels[param]);  // Whole.
+        EXPECT_GT(slice.param, before);         // In the order given.
+        before = slice.param;
+      }
+    }
+  }
+}
+
+TEST(FlatLayout, SixteenThousandRanks) {
+  std::mt19937 random(4);
+  std::vector<int64_t> numels(3000);
+  std::vector<int32_t> owners(numels.size());
+  for (size_t i = 0; i < numels.size(); ++i) {
+    numels[i] = static_cast<int64_t>(random() % 5000);
+    owners[i] = static_cast<int32_t>(random() % 16384);
+  }
+  ExpectSound(Even(numels, 16384, 16), numels, 16384, 16);
+  const auto owned =
+      FlatLayout::Owned(Ids(numels.size()), numels, owners, 16384, 16);
+  ASSERT_OK(owned);
+  ExpectSound(*owned, numels, 16384, 16);
+}
+
+TEST(FlatLayout, BadInputsAreNamed) {
+  ExpectInvalid(FlatLayout::Even({0}, {1, 2}, 1, 1),
+                {"1 parameters", "2 element counts"});
+  ExpectInvalid(FlatLayout::Even({0}, {1}, 0, 1), {"world size 0"});
+  ExpectInvalid(FlatLayout::Even({0}, {1}, kMaxWorldSize + 1, 1), {"1048577"});
+  ExpectInvalid(FlatLayout::Even({0}, {1}, 1, 0), {"alignment 0"});
+  ExpectInvalid(FlatLayout::Even({4}, {-3}, 1, 1), {"parameter 4", "-3"});
+  ExpectInvalid(FlatLayout::Owned({0}, {1}, {}, 1, 1), {"0 owners"});
+  ExpectInvalid(FlatLayout::Owned({6}, {1}, {2}, 2, 1),
+                {"parameter 6", "rank 2", "world size is 2"});
+  ExpectInvalid(FlatLayout::Owned({6}, {1}, {-1}, 2, 1), {"rank -1"});
+  ExpectInvalid(FlatLayout::Owned({6}, {-1}, {0}, 2, 1), {"-1 elements"});
+}
+
+TEST(FlatLayout, TotalsBeyondInt64AreErrors) {
+  ExpectInvalid(FlatLayout::Even({0, 1}, {kMax, 1}, 1, 1), {"2^63-1"});
+  ExpectInvalid(FlatLayout::Even({0}, {kMax}, 1, 64), {"aligned to 64"});
+  ExpectInvalid(FlatLayout::Even({0}, {kMax}, 2, 1), {"2 ranges"});
+  ExpectInvalid(FlatLayout::Owned({0, 1}, {kMax, 1}, {0, 1}, 2, 1), {"2^63-1"});
+  ExpectInvalid(FlatLayout::Owned({0}, {kMax / 2}, {0}, 3, 1), {"3 ranges"});
+  EXPECT_EQ(Even({kMax}, 1).padded_numel(), kMax);
+}
+
+}  // namespace
+}  // namespace shard

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/flat/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "tests/core/base/expect_status.h"
+
+namespace shard {
+namespace {
+
+using Shapes = std::vector<std::vector<int64_t>>;
+
+std::shared_ptr<Model> ModelOf(const Shapes& shapes,
+                               DType dtype = DType::kF32) {
+  auto model = std::make_shared<Model>();
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    EXPECT_OK(model->AddParam(kRootModule, StrCat("p", i), dtype, shapes[i]));
+  }
+  return model;
+}
+
+std::shared_ptr<const Plan> MakePlan(std::shared_ptr<const Model> model,
+                                     PlanOptions options) {
+  auto plan = Plan::Create(std::move(model), std::move(options));
+  EXPECT_OK(plan);
+  return plan.ok() ? *plan : nullptr;
+}
+
+PlanOptions AdamOptions(int stage, int world_size) {
+  PlanOptions options;
+  options.stage = stage;
+  options.world_size = world_size;
+  options.optimizer = "adamw?lr=0.001";
+  options.states = {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}};
+  return options;
+}
+
+// The rank in whose range a parameter begins.
+int64_t OwnerOf(const Plan& plan, ParamId param) {
+  const ParamPlace& place = plan.places()[static_cast<size_t>(param)];
+  return place.offset /
+         plan.buffers()[static_cast<size_t>(place.buffer)].layout.shard_numel();
+}
+
+TEST(Plan, OneUnitWhoseBuffersAreDtypeAndTrainability) {
+  auto model = std::make_shared<Model>();
+  const auto add = [&](const char* name, DType dtype, bool trainable) {
+    const ParamId param = *model->AddParam(kRootModule, name, dtype, {10});
+    EXPECT_OK(model->SetTrainable(param, trainable));
+    return param;
+  };
+  add("a", DType::kBF16, true);
+  add("b", DType::kF32, false);
+  add("c", DType::kBF16, true);
+  add("d", DType::kF32, true);
+  const ParamId ignored = add("e", DType::kF64, true);
+  ASSERT_OK(model->IgnoreParam(ignored));
+
+  const auto plan = MakePlan(model, AdamOptions(1, 2));
+  ASSERT_EQ(plan->units().size(), 1u);
+  EXPECT_EQ(plan->units()[0].module, kRootModule);
+  EXPECT_EQ(plan->units()[0].buffers, (std::vector<int32_t>{0, 1, 2}));
+  ASSERT_EQ(plan->buffers().size(), 3u);
+  EXPECT_EQ(plan->buffers()[0].dtype, DType::kBF16);
+  EXPECT_EQ(plan->buffers()[0].layout.slots().size(), 2u);
+  EXPECT_EQ(plan->buffers()[1].dtype, DType::kF32);
+  EXPECT_FALSE(plan->buffers()[1].trainable);
+  EXPECT_TRUE(plan->buffers()[2].trainable);
+
+  EXPECT_EQ(plan->places()[0].buffer, 0);
+  EXPECT_EQ(plan->places()[2].buffer, 0);
+  EXPECT_EQ(plan->places()[2].offset, 10);
+  EXPECT_EQ(plan->places()[3].buffer, 2);
+  EXPECT_EQ(plan->places()[4].buffer, -1);
+}
+
+TEST(Plan, EveryRangeBeginsAtTheAlignment) {
+  for (const int64_t bytes : {1, 4, 6, 64, 4096}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
+      PlanOptions options = AdamOptions(1, 3);
+      options.alignment_bytes = bytes;
+      const auto plan = MakePlan(ModelOf({{100}, {7}}, dtype), options);
+      const auto size = static_cast<int64_t>(DTypeSize(dtype));
+      const int64_t shard = plan->buffers()[0].layout.shard_numel();
+      EXPECT_EQ(shard * size % bytes, 0) << bytes;
+      EXPECT_LT(shard * size, (107 + 2) / 3 * size + bytes * size);
+    }
+  }
+}
+
+TEST(Plan, TiesAreStoredOnce) {
+  auto model = ModelOf({{4}, {6}});
+  ASSERT_OK(model->Tie(kRootModule, "tied", 0));
+  const auto plan = MakePlan(model, AdamOptions(1, 1));
+  EXPECT_EQ(plan->buffers()[0].layout.numel(), 10);
+  EXPECT_EQ(plan->buffers()[0].layout.slots().size(), 2u);
+}
+
+TEST(Plan, GreedyIsOneGroupOfAllTrainableParameters) {
+  auto model = std::make_shared<Model>();
+  EXPECT_OK(model->AddParam(kRootModule, "a", DType::kF32, {50}));
+  EXPECT_OK(model->AddParam(kRootModule, "b", DType::kBF16, {60}));
+  EXPECT_OK(model->AddParam(kRootModule, "c", DType::kF32, {20}));
+  EXPECT_OK(model->AddParam(kRootModule, "frozen", DType::kF32, {900}));
+  EXPECT_OK(model->SetTrainable(3, false));
+  PlanOptions options = AdamOptions(1, 2);
+  options.partition = Partition::kGreedy;
+  const auto plan = MakePlan(model, options);
+  EXPECT_EQ(OwnerOf(*plan, 1), 0);  // 60
+  EXPECT_EQ(OwnerOf(*plan, 0), 1);  // 50
+  EXPECT_EQ(OwnerOf(*plan, 2), 1);  // 70, against 80
+  // Frozen parameters belong to nobody: an even cut.
+  const FlatLayout& frozen = plan->buffers()[2].layout;
+  EXPECT_FALSE(plan->buffers()[2].trainable);
+  EXPECT_EQ(frozen.SlicesOf(0).size(), 1u);
+  EXPECT_EQ(frozen.SlicesOf(1).size(), 1u);
+}
+
+TEST(Plan, BucketsFormFromTheEndAndGoInTurn) {
+  PlanOptions options = AdamOptions(1, 2);
+  options.partition = Partition::kBucket;
+  options.bucket_bytes = 40;
+  // From the end, in bytes: 8 + 40 closes, 4 + 36 closes, 12 is left.
+  const auto plan = MakePlan(ModelOf({{3}, {9}, {1}, {10}, {2}}), options);
+  EXPECT_EQ(OwnerOf(*plan, 4), 0);
+  EXPECT_EQ(OwnerOf(*plan, 3), 0);
+  EXPECT_EQ(OwnerOf(*plan, 2), 1);
+  EXPECT_EQ(OwnerOf(*plan, 1), 1);
+  EXPECT_EQ(OwnerOf(*plan, 0), 0);
+}
+
+TEST(Plan, ABucketHoldsOneDtype) {
+  auto model = std::make_shared<Model>();
+  EXPECT_OK(model->AddParam(kRootModule, "a", DType::kF32, {5}));
+  EXPECT_OK(model->AddParam(kRootModule, "b", DType::kBF16, {5}));
+  EXPECT_OK(model->AddParam(kRootModule, "c", DType::kF32, {5}));
+  PlanOptions options = AdamOptions(1, 2);
+  options.partition = Partition::kBucket;
+  const auto plan = MakePlan(model, options);
+  EXPECT_EQ(OwnerOf(*plan, 0), OwnerOf(*plan, 2));
+  EXPECT_NE(OwnerOf(*plan, 0), OwnerOf(*plan, 1));
+}
+
+TEST(Plan, ShardedBucketsUseEveryRank) {
+  PlanOptions options = AdamOptions(1, 2);
+  options.partition = Partition::kBucket;
+  const auto model = ModelOf({{8}, {8}, {8}});
+  const auto whole = MakePlan(model, options);
+  for (ParamId param = 0; param < 3; ++param) {
+    EXPECT_EQ(OwnerOf(*whole, param), 0);
+  }
+  options.shard_buckets = true;  // One bucket, three pieces, two ranks.
+  const auto cut = MakePlan(model, options);
+  EXPECT_EQ(OwnerOf(*cut, 2), 0);
+  EXPECT_EQ(OwnerOf(*cut, 1), 1);
+  EXPECT_EQ(OwnerOf(*cut, 0), 0);
+}
+
+TEST(Plan, ManualOwners) {
+  auto model = ModelOf({{8}, {8}, {8}, {8}});
+  EXPECT_OK(model->SetTrainable(1, false));
+  EXPECT_OK(model->IgnoreParam(2));
+  PlanOptions options = AdamOptions(1, 3);
+  options.partition = Partition::kManual;
+  options.manual_owners = {2, -7, 99, 1};  // Neither -7 nor 99 is read.
+  const auto plan = MakePlan(model, options);
+  EXPECT_EQ(OwnerOf(*plan, 0), 2);
+  EXPECT_EQ(OwnerOf(*plan, 3), 1);
+
+  options.manual_owners[3] = 3;
+  ExpectInvalid(Plan::Create(model, options),
+                {"'p3'", "rank 3", "world size is 3"});
+  options.manual_owners[3] = -1;
+  ExpectInvalid(Plan::Create(model, options), {"'p3'", "rank -1"});
+  options.manual_owners = {1};
+  ExpectInvalid(Plan::Create(model, options), {"1 entries", "4 parameters"});
+}
+
+TEST(Plan, EveryStageAndPartitionIsSound) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 100; ++round) {
+    Shapes shapes(1 + random() % 30);
+    for (auto& shape : shapes) {
+      shape.resize(random() % 4);
+      for (int64_t& size : shape) size = static_cast<int64_t>(random() % 9);
+    }
+    auto model = std::make_shared<Model>();
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const auto dtype = static_cast<DType>(1 + random() % 4);
+      const auto param =
+          model->AddParam(kRootModule, StrCat("p", i), dtype, shapes[i]);
+      ASSERT_OK(param);
+      EXPECT_OK(model->SetTrainable(*param, random() % 4 != 0));
+    }
+    PlanOptions options = AdamOptions(static_cast<int>(random() % 4),
+                                      1 + static_cast<int>(random() % 50));
+    options.partition = static_cast<Partition>(1 + random() % 4);
+    options.bucket_bytes = 1 + static_cast<int64_t>(random() % 500);
+    options.shard_buckets = random() % 2 != 0;
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      options.manual_owners.push_back(static_cast<int32_t>(
+          random() % static_cast<unsigned>(options.world_size)));
+    }
+    const auto plan = MakePlan(model, options);
+    ASSERT_NE(plan, nullptr);
+    size_t slots = 0;
+    for (size_t b = 0; b < plan->buffers().size(); ++b) {
+      const FlatBufferPlan& buffer = plan->buffers()[b];
+      slots += buffer.layout.slots().size();
+      for (const Slot& slot : buffer.layout.slots()) {
+        const auto param = static_cast<size_t>(slot.param);
+        const Model::Param& info = model->params()[param];
+        EXPECT_EQ(info.dtype, buffer.dtype);
+        EXPECT_EQ(info.trainable, buffer.trainable);
+        EXPECT_EQ(info.numel, slot.numel);
+        EXPECT_EQ(plan->places()[param].buffer, static_cast<int32_t>(b));
+        EXPECT_EQ(plan->places()[param].offset, slot.offset);
+      }
+    }
+    EXPECT_EQ(slots, shapes.size());
+  }
+}
+
+TEST(PlanMemory, ExactInEveryStage) {
+  auto model = ModelOf({{1000}, {3000}});  // 4000 f32
+  EXPECT_OK(model->AddParam(kRootModule, "half", DType::kBF16, {5000}));
+  EXPECT_OK(model->AddParam(kRootModule, "frozen", DType::kF32, {2048}));
+  EXPECT_OK(model->SetTrainable(3, false));
+  // Over 4 ranks, aligned to 64 bytes: f32 1008 each, 4032; bf16 1280 each,
+  // 5120; frozen 512 each, 2048.
+  const uint64_t params = 16384 + 12288 + 8192;  // of 16128, 10240, 8192
+  const uint64_t whole_grads = 16384 + 12288;
+  const uint64_t shard_grads = 4096 + 4096;  // of 4032, 2560
+  // exp_avg f32 and a bf16 state, of 1008 and of 1280 elements.
+  const uint64_t states = (4096 + 8192) + (4096 + 4096);
+  for (int stage = 0; stage <= 3; ++stage) {
+    PlanOptions options = AdamOptions(stage, 4);
+    options.states[1].dtype = DType::kBF16;
+    const MemoryReport memory = MakePlan(model, options)->Memory();
+    EXPECT_EQ(memory.param_bytes, params);
+    EXPECT_EQ(memory.grad_bytes, stage >= 2 ? shard_grads : whole_grads);
+    EXPECT_EQ(memory.state_bytes, states);
+    EXPECT_EQ(memory.HostTotal(4),
+              params + 4 * (memory.grad_bytes + memory.state_bytes));
+  }
+}
+
+TEST(PlanMemory, FrozenModelsCostTheirParameters) {
+  auto model = ModelOf({{}});
+  EXPECT_OK(model->SetTrainable(0, false));
+  const MemoryReport memory = MakePlan(model, AdamOptions(1, 1))->Memory();
+  EXPECT_EQ(memory.param_bytes, 4096u);
+  EXPECT_EQ(memory.grad_bytes, 0u);
+  EXPECT_EQ(memory.state_bytes, 0u);
+}
+
+TEST(Plan, SixteenThousandRanks) {
+  for (const Partition partition :
+       {Partition::kEven, Partition::kGreedy, Partition::kBucket}) {
+    PlanOptions options = AdamOptions(3, 16384);
+    options.partition = partition;
+    options.shard_buckets = true;
+    const auto plan = MakePlan(ModelOf({{1000, 1000}, {7}, {}, {0}}), options);
+    EXPECT_EQ(plan->buffers()[0].layout.world_size(), 16384);
+    EXPECT_EQ(plan->buffers()[0].layout.numel(), 1000008);
+  }
+}
+
+TEST(Plan, BadInputsAreNamed) {
+  const auto model = ModelOf({{4}});
+  const auto with = [&](const std::function<void(PlanOptions*)>& change) {
+    PlanOptions options = AdamOptions(1, 2);
+    change(&options);
+    return Plan::Create(model, options);
+  };
+  ExpectInvalid(with([](PlanOptions* o) { o->stage = 4; }), {"stage 4"});
+  ExpectInvalid(with([](PlanOptions* o) { o->stage = -1; }), {"stage -1"});
+  ExpectInvalid(with([](PlanOptions* o) { o->world_size = 0; }),
+                {"world size 0"});
+  ExpectInvalid(with([](PlanOptions* o) { o->world_size = 1 << 21; }),
+                {"world size 2097152"});
+  ExpectInvalid(
+      with([](PlanOptions* o) { o->partition = static_cast<Partition>(9); }),
+      {"partition 9"});
+  ExpectInvalid(with([](PlanOptions* o) { o->alignment_bytes = 0; }),
+                {"alignment_bytes 0"});
+  ExpectInvalid(with([](PlanOptions* o) { o->bucket_bytes = -5; }),
+                {"bucket_bytes -5"});
+  ExpectInvalid(with([](PlanOptions* o) { o->optimizer = "\xFF"; }),
+                {"optimizer", "UTF-8"});
+  ExpectInvalid(with([](PlanOptions* o) { o->states[1].name = "exp_avg"; }),
+                {"'exp_avg'", "twice"});
+  ExpectInvalid(with([](PlanOptions* o) { o->states[1].name = ""; }),
+                {"state 1", "empty"});
+  ExpectInvalid(with([](PlanOptions* o) { o->states[0].name = "\x80"; }),
+                {"state 0", "UTF-8"});
+  ExpectInvalid(
+      with([](PlanOptions* o) { o->states[0].dtype = static_cast<DType>(0); }),
+      {"'exp_avg'", "dtype 0"});
+  ExpectInvalid(Plan::Create(nullptr, AdamOptions(1, 1)), {"no model"});
+  ExpectInvalid(Plan::Create(std::make_shared<Model>(), AdamOptions(1, 1)),
+                {"no parameters"});
+  auto ignored = ModelOf({{1}, {2}});
+  EXPECT_OK(ignored->IgnoreModule(kRootModule));
+  ExpectInvalid(Plan::Create(ignored, AdamOptions(1, 1)), {"all 2"});
+}
+
+TEST(Plan, SizesBeyondInt64AreErrors) {
+  constexpr int64_t kBig = int64_t{1} << 60;
+  const auto large = ModelOf({{kBig}, {kBig}});
+  ExpectInvalid(Plan::Create(large, AdamOptions(1, 1)), {"bytes"});
+  const auto many = ModelOf(Shapes(9, {kBig}));
+  for (const Partition partition : {Partition::kEven, Partition::kGreedy,
+                                    Partition::kBucket, Partition::kManual}) {
+    PlanOptions options = AdamOptions(1, 4);
+    options.partition = partition;
+    options.manual_owners.assign(9, 0);
+    ExpectInvalid(Plan::Create(many, options), {"2^63-1"});
+  }
+  PlanOptions options = AdamOptions(1, 2);
+  options.alignment_bytes = std::numeric_limits<int64_t>::max();
+  ExpectInvalid(Plan::Create(ModelOf({{4}}), options), {"aligned"});
+}
+
+}  // namespace
+}  // namespace shard

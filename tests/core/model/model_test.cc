@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/model/model.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/core/base/expect_status.h"
+
+namespace shard {
+namespace {
+
+constexpr DType kF32 = DType::kF32;
+
+ModuleId Module(Model* model, ModuleId parent, std::string_view name) {
+  const auto id = model->AddModule(parent, name, "M");
+  EXPECT_OK(id);
+  return id.ok() ? *id : -1;
+}
+
+ParamId Param(Model* model, ModuleId module, std::string_view name,
+              const std::vector<int64_t>& shape = {1}) {
+  const auto id = model->AddParam(module, name, kF32, shape);
+  EXPECT_OK(id);
+  return id.ok() ? *id : -1;
+}
+
+std::vector<std::string> WalkFqns(const Model& model) {
+  std::vector<std::string> fqns;
+  for (const int32_t reference : model.Walk()) {
+    fqns.push_back(model.ReferenceFqn(reference));
+  }
+  return fqns;
+}
+
+using Names = std::vector<std::string>;
+
+TEST(Model, RootExists) {
+  const Model model("GPT");
+  ASSERT_EQ(model.modules().size(), 1u);
+  EXPECT_EQ(model.modules()[0].parent, -1);
+  EXPECT_EQ(model.modules()[0].class_name, "GPT");
+  EXPECT_EQ(model.ModuleFqn(kRootModule), "");
+  EXPECT_TRUE(model.Walk().empty());
+  EXPECT_TRUE(model.ParamFqns().empty());
+}
+
+TEST(Model, IdsCountUpAndShapesAreKept) {
+  Model model;
+  const ModuleId a = Module(&model, kRootModule, "a");
+  const ModuleId b = Module(&model, a, "b");
+  EXPECT_EQ(a, 1);
+  EXPECT_EQ(b, 2);
+  EXPECT_EQ(Param(&model, b, "weight", {2, 3}), 0);
+  EXPECT_EQ(Param(&model, b, "scale", {}), 1);
+  EXPECT_EQ(Param(&model, b, "nothing", {4, 0}), 2);
+  EXPECT_EQ(model.ModuleFqn(b), "a.b");
+  EXPECT_EQ(model.modules()[2].class_name, "M");
+  EXPECT_EQ(model.params()[0].shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(model.params()[0].numel, 6);
+  EXPECT_EQ(model.params()[1].numel, 1);
+  EXPECT_EQ(model.params()[2].numel, 0);
+  EXPECT_TRUE(model.params()[0].trainable);
+}
+
+TEST(Model, WalkIsPreOrderOwnParametersFirst) {
+  Model model;
+  const ModuleId a = Module(&model, kRootModule, "a");
+  const ModuleId b = Module(&model, kRootModule, "b");
+  const ModuleId inner = Module(&model, a, "inner");
+  Param(&model, b, "w");
+  Param(&model, inner, "w");
+  Param(&model, a, "w");
+  Param(&model, kRootModule, "w");
+  Param(&model, a, "bias");
+  EXPECT_EQ(WalkFqns(model), (Names{"w", "a.w", "a.bias", "a.inner.w", "b.w"}));
+  EXPECT_EQ(model.ParamFqns(),
+            (Names{"b.w", "a.inner.w", "a.w", "w", "a.bias"}));
+}
+
+TEST(Model, TheFirstNameInTheWalkIsPrimary) {
+  Model model;
+  const ModuleId head = Module(&model, kRootModule, "head");
+  const ModuleId shared = Param(&model, head, "weight");
+  ASSERT_OK(model.Tie(kRootModule, "embedding", shared));
+  ASSERT_OK(model.Tie(head, "again", shared));
+  EXPECT_EQ(WalkFqns(model), (Names{"embedding", "head.weight", "head.again"}));
+  EXPECT_EQ(model.ParamFqns(), (Names{"embedding"}));
+}
+
+TEST(Model, IgnoredModulesAndParametersAreNotWalked) {
+  Model model;
+  const ModuleId a = Module(&model, kRootModule, "a");
+  const ModuleId inner = Module(&model, a, "inner");
+  const ModuleId b = Module(&model, kRootModule, "b");
+  const ParamId tied = Param(&model, inner, "tied");
+  Param(&model, inner, "hidden");
+  const ParamId dropped = Param(&model, b, "dropped");
+  Param(&model, b, "kept");
+  ASSERT_OK(model.Tie(b, "alias", tied));
+  ASSERT_OK(model.IgnoreModule(a));
+  ASSERT_OK(model.IgnoreParam(dropped));
+  EXPECT_EQ(WalkFqns(model), (Names{"b.kept", "b.alias"}));
+  // What is ignored keeps a name; what is stored gets one that is walked.
+  EXPECT_EQ(model.ParamFqns(),
+            (Names{"b.alias", "a.inner.hidden", "b.dropped", "b.kept"}));
+}
+
+TEST(Model, NamesEndWhereAnIgnoredSubtreeEnds) {
+  Model model;
+  const ModuleId a = Module(&model, kRootModule, "a");
+  const ModuleId deep = Module(&model, a, "deep");
+  const ModuleId b = Module(&model, kRootModule, "b");
+  const ParamId p = Param(&model, deep, "p");
+  ASSERT_OK(model.Tie(b, "p", p));
+  ASSERT_OK(model.IgnoreModule(deep));
+  EXPECT_EQ(model.ParamFqns(), (Names{"b.p"}));
+}
+
+TEST(Model, BadNamesAreErrorsThatShowThem) {
+  Model model;
+  const ModuleId a = Module(&model, kRootModule, "a");
+  ExpectInvalid(model.AddParam(a, "", kF32, {}), {"module 'a'", "empty"});
+  ExpectInvalid(model.AddModule(a, "x.y", ""), {"'x.y'", "'.'"});
+  ExpectInvalid(model.AddParam(a, "w\xFFz", kF32, {}), {"w\\xffz", "UTF-8"});
+  ExpectInvalid(model.AddParam(a, std::string_view("a\0b", 3), kF32, {}),
+                {"a\\x00b"});
+  ExpectInvalid(model.Tie(a, "x.y", 0), {"0"});
+  EXPECT_EQ(model.modules().size(), 2u);
+  EXPECT_TRUE(model.params().empty());
+  EXPECT_TRUE(model.references().empty());
+  Param(&model, a, "gewicht_\xC3\xBC");  // UTF-8 is welcome.
+}
+
+TEST(Model, TakenNamesAreErrors) {
+  Model model;
+  const ModuleId a = Module(&model, kRootModule, "a");
+  const ParamId w = Param(&model, a, "w");
+  const auto exists = StatusCode::kAlreadyExists;
+  ExpectError(model.AddModule(kRootModule, "a", ""), exists,
+              {"root module", "module named 'a'"});
+  ExpectError(model.AddParam(kRootModule, "a", kF32, {}), exists, {"'a'"});
+  ExpectError(model.AddParam(a, "w", kF32, {}), exists,
+              {"module 'a'", "parameter named 'w'"});
+  ExpectError(model.AddModule(a, "w", ""), exists, {"'w'"});
+  ExpectError(model.Tie(a, "w", w), exists, {"'w'"});
+  ExpectError(model.Tie(kRootModule, "a", w), exists, {"'a'"});
+  Param(&model, kRootModule, "w");  // The same name elsewhere is another name.
+}
+
+TEST(Model, UnknownIdsAreNamed) {
+  Model model;
+  ExpectInvalid(model.AddModule(1, "a", ""), {"id 1"});
+  ExpectInvalid(model.AddModule(-1, "a", ""), {"id -1"});
+  ExpectInvalid(model.AddParam(7, "a", kF32, {}), {"id 7"});
+  ExpectInvalid(model.Tie(0, "a", 0), {"id 0", "none"});
+  Param(&model, kRootModule, "w");
+  ExpectInvalid(model.Tie(0, "a", 1), {"id 1"});
+  ExpectInvalid(model.Tie(3, "a", 0), {"id 3"});
+  ExpectInvalid(model.SetTrainable(5, false), {"id 5"});
+  ExpectInvalid(model.IgnoreParam(-2), {"id -2"});
+  ExpectInvalid(model.IgnoreModule(9), {"id 9"});
+}
+
+TEST(Model, BadShapesAreErrorsThatShowThem) {
+  Model model;
+  const auto add = [&](const std::vector<int64_t>& shape,
+                       DType dtype = DType::kF32) {
+    return model.AddParam(kRootModule, "w", dtype, shape);
+  };
+  ExpectInvalid(add({2, -3}), {"'w'", "[2, -3]", "-3"});
+  ExpectInvalid(add({1, 1, 1, 1, 1, 1, 1, 1, 1}), {"'w'", "9 dimensions"});
+  constexpr int64_t kBig = int64_t{1} << 32;
+  ExpectInvalid(add({kBig, kBig}), {"'w'", "4294967296", "2^63-1"});
+  // The elements fit, their bytes do not.
+  ExpectInvalid(add({int64_t{1} << 61}), {"2^63-1 bytes"});
+  ExpectInvalid(add({int64_t{1} << 60}, DType::kF64), {"f64"});
+  ExpectInvalid(add({1}, static_cast<DType>(9)), {"'w'", "dtype 9"});
+  EXPECT_TRUE(model.params().empty());
+  // None of the failures took the name; no elements are no overflow.
+  const auto empty = add({kBig, kBig, 0});
+  ASSERT_OK(empty);
+  EXPECT_EQ(model.params()[0].numel, 0);
+  const auto large = model.AddParam(kRootModule, "large", DType::kBF16,
+                                    {std::numeric_limits<int64_t>::max() / 2});
+  ASSERT_OK(large);
+}
+
+// Quadratic checks would take hours here.
+TEST(Model, AMillionNamesInOneModule) {
+  Model model;
+  constexpr int kCount = 1'000'000;
+  for (int i = 0; i < kCount; ++i) {
+    ASSERT_TRUE(
+        model.AddParam(kRootModule, "p" + std::to_string(i), kF32, {1}).ok());
+  }
+  ExpectError(model.AddParam(kRootModule, "p0", kF32, {}),
+              StatusCode::kAlreadyExists, {"'p0'"});
+  ExpectError(model.AddModule(kRootModule, "p999999", ""),
+              StatusCode::kAlreadyExists, {"'p999999'"});
+  EXPECT_EQ(model.Walk().size(), static_cast<size_t>(kCount));
+}
+
+// A recursive walk would overflow the stack.
+TEST(Model, ADeepTree) {
+  Model model;
+  ModuleId at = kRootModule;
+  constexpr int kDepth = 200'000;
+  for (int i = 0; i < kDepth; ++i) at = *model.AddModule(at, "m", "");
+  Param(&model, at, "w");
+  EXPECT_EQ(model.Walk().size(), 1u);
+  EXPECT_EQ(model.ParamFqns()[0].size(), size_t{2 * kDepth + 1});
+}
+
+TEST(Model, ACopyIsIndependent) {
+  Model model;
+  Param(&model, kRootModule, "w");
+  Model copy = model;
+  Param(&copy, kRootModule, "x");
+  EXPECT_EQ(model.params().size(), 1u);
+  Param(&model, kRootModule, "x");
+  ExpectError(copy.AddParam(kRootModule, "w", kF32, {}),
+              StatusCode::kAlreadyExists, {});
+}
+
+}  // namespace
+}  // namespace shard

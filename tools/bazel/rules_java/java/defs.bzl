@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stands in for @rules_java: in Bazel 4 the rules themselves are native.
+
+libshard has no Java. Bazel loads its own Java toolchains for every build.
+"""
+
+java_binary = native.java_binary
+java_import = native.java_import
+java_library = native.java_library
+java_package_configuration = native.java_package_configuration
+java_plugin = native.java_plugin
+java_proto_library = native.java_proto_library
+java_runtime = native.java_runtime
+java_test = native.java_test
+java_toolchain = native.java_toolchain
