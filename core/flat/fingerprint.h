@@ -24,7 +24,7 @@ namespace shard {
 
 class Fingerprint {
  public:
-  Fingerprint() : pending_(new char[kPending]) { XXH3_64bits_reset(&state_); }
+  Fingerprint() : buffers_(new Buffers) { XXH3_64bits_reset(&buffers_->state); }
 
   template <typename T>
   void Add(T value) {
@@ -42,29 +42,35 @@ class Fingerprint {
     if (size > kPending - used_) {
       Flush();
       if (size > kPending) {
-        XXH3_64bits_update(&state_, data, size);
+        XXH3_64bits_update(&buffers_->state, data, size);
         return;
       }
     }
-    if (size > 0) std::memcpy(pending_.get() + used_, data, size);
+    if (size > 0) std::memcpy(buffers_->pending + used_, data, size);
     used_ += size;
   }
 
   uint64_t Finish() {
     Flush();
-    return XXH3_64bits_digest(&state_);
+    return XXH3_64bits_digest(&buffers_->state);
   }
 
  private:
   static constexpr size_t kPending = 16 * 1024;  // Stays in the L1 cache.
 
   void Flush() {
-    XXH3_64bits_update(&state_, pending_.get(), used_);
+    XXH3_64bits_update(&buffers_->state, buffers_->pending, used_);
     used_ = 0;
   }
 
-  XXH3_state_t state_;
-  std::unique_ptr<char[]> pending_;
+  // On the heap for its size, and because gcc's address sanitizer does not
+  // align objects on the stack to the 64 bytes that the state asks for.
+  struct Buffers {
+    XXH3_state_t state;
+    char pending[kPending];
+  };
+
+  std::unique_ptr<Buffers> buffers_;
   size_t used_ = 0;
 };
 

@@ -105,11 +105,11 @@ StatusOr<FlatLayout> FlatLayout::Owned(const std::vector<ParamId>& params,
                              owners[i], ", but the world size is ", world_size);
     }
     Cursor& cursor = cursors[static_cast<size_t>(owners[i])];
-    cursor.numel += numels[i];  // Cannot pass numel_, which is checked.
-    ++cursor.slot;
     if (__builtin_add_overflow(layout.numel_, numels[i], &layout.numel_)) {
       return TooLarge(params.size());
     }
+    cursor.numel += numels[i];  // At most numel_, which has not overflowed.
+    ++cursor.slot;
   }
   int64_t largest = 0;
   for (const Cursor& cursor : cursors) {

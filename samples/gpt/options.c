@@ -34,9 +34,9 @@ static const option kOptions[] = {
      "bytes the model sees"},
     {"batch", INTEGER, AT(batch), "16", 1, 65536, "N",
      "sequences per step, all ranks together"},
-    {"steps", INTEGER, AT(steps), "1000", 1, 100000000, "N", "optimizer steps"},
-    {"lr", NUMBER, AT(lr), "2e-3", 1e-12, 10, "X", "peak learning rate"},
-    {"min-lr", NUMBER, AT(min_lr), "1e-4", 1e-12, 10, "X",
+    {"steps", INTEGER, AT(steps), "1500", 1, 100000000, "N", "optimizer steps"},
+    {"lr", NUMBER, AT(lr), "4e-3", 1e-12, 10, "X", "peak learning rate"},
+    {"min-lr", NUMBER, AT(min_lr), "2e-4", 1e-12, 10, "X",
      "learning rate at the end of the cosine"},
     {"warm-up", INTEGER, AT(warm_up), "50", 0, 100000000, "N",
      "steps up to the peak learning rate"},
@@ -83,21 +83,22 @@ static bool set(options* parsed, const option* o, const char* value) {
     *(bool*)field = true;
     return true;
   }
-  // strtod and strtoull take leading blanks, strtoull even a minus sign.
-  if (!strchr("+-.0123456789", value[0]) || value[0] == '\0') return false;
+  // The C library's parsers also take leading blanks, hexadecimal and words.
+  if (value[strspn(value, "+-.eE0123456789")] != '\0') return false;
+  if (value[0] == '\0') return false;
   if (o->kind == SEED) {
     *(uint64_t*)field = strtoull(value, &end, 10);
-    return *end == '\0' && errno == 0 && value[0] != '-';
+    return end != value && *end == '\0' && errno == 0 && value[0] != '-';
   }
   if (o->kind == INTEGER) {
     const long long number = strtoll(value, &end, 10);
-    if (*end != '\0' || errno != 0) return false;
+    if (end == value || *end != '\0' || errno != 0) return false;
     if ((double)number < o->min || (double)number > o->max) return false;
     *(int*)field = (int)number;
     return true;
   }
   const double number = strtod(value, &end);
-  if (*end != '\0' || !isfinite(number)) return false;
+  if (end == value || *end != '\0' || !isfinite(number)) return false;
   if (number < o->min || number > o->max) return false;
   *(double*)field = number;
   return true;

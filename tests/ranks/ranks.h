@@ -40,9 +40,9 @@ class Rank {
 struct RankResult {
   int rank = -1;
   bool timed_out = false;
-  int exit_code = -1;   // -1: ended by a signal.
-  int signal = 0;       // 0: exited by itself.
-  double seconds = 0;   // From the fork of all to the end of this one.
+  int exit_code = -1;  // -1: ended by a signal.
+  int signal = 0;      // 0: exited by itself.
+  double seconds = 0;  // From the fork of all to the end of this one.
   std::string report;
   bool passed() const { return !timed_out && exit_code == 0; }
   // "rank 1: killed by signal 9 after 0.1 s, report '...'"

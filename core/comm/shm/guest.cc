@@ -45,18 +45,14 @@ class GuestSide {
     hello.remaining_nanos = options_.deadline.Remaining().count();
     std::vector<int> fds;
     if (pidfd.valid()) fds.push_back(pidfd.get());
-    // When the host has closed already, its verdict is still there to read.
-    const Status sent =
-        Send(socket_.get(), &hello, sizeof(hello), fds, patience_);
-    if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
+    SHARD_RETURN_IF_ERROR(Tell(hello, fds));
     options_.Phase("rendezvous: hello");
 
     const Status mapped = TakeWelcome();
     if (!mapped.ok() && !own_error_) return mapped;
     options_.Phase("rendezvous: mapped");
     const Verdict answer = MakeVerdict(mapped);
-    SHARD_RETURN_IF_ERROR(
-        FromHost(Send(socket_.get(), &answer, sizeof(answer), {}, patience_)));
+    SHARD_RETURN_IF_ERROR(Tell(answer, {}));
     SHARD_RETURN_IF_ERROR(HearVerdict().status());
     SHARD_RETURN_IF_ERROR(mapped);
     meeting_.connections.resize(static_cast<size_t>(options_.world_size));
@@ -120,6 +116,10 @@ class GuestSide {
          first += static_cast<int>(Peers::kMost)) {
       auto packet = Hear();
       SHARD_RETURN_IF_ERROR(packet.status());
+      // The host may give up halfway.
+      if (const auto verdict = Parse<Verdict>(packet->bytes, Kind::kVerdict)) {
+        SHARD_RETURN_IF_ERROR(StatusOf(*verdict));
+      }
       batches.push_back(*std::move(packet));
     }
     own_error_ = true;
@@ -152,6 +152,14 @@ class GuestSide {
     Verdict verdict;
     std::vector<Fd> fds;
   };
+
+  // OK when the host has closed already: its verdict is still there to read.
+  template <typename T>
+  Status Tell(const T& packet, const std::vector<int>& fds) {
+    const Status sent =
+        Send(socket_.get(), &packet, sizeof(packet), fds, patience_);
+    return sent.code() == StatusCode::kUnavailable ? Status() : FromHost(sent);
+  }
 
   StatusOr<Packet> Hear() {
     auto packet = Receive(socket_.get(), patience_);

@@ -70,15 +70,15 @@ inline void RunGroup(Backend backend, int world_size,
   });
 }
 
-#define SHARD_EXPECT_OK(expression)                           \
-  do {                                                        \
-    const ::shard::Status shard_expected_ = (expression);     \
+#define SHARD_EXPECT_OK(expression)                                  \
+  do {                                                               \
+    const ::shard::Status shard_expected_ = (expression);            \
     EXPECT_TRUE(shard_expected_.ok()) << shard_expected_.ToString(); \
   } while (false)
 
-#define SHARD_ASSERT_OK(expression)                           \
-  do {                                                        \
-    const ::shard::Status shard_expected_ = (expression);     \
+#define SHARD_ASSERT_OK(expression)                                  \
+  do {                                                               \
+    const ::shard::Status shard_expected_ = (expression);            \
     ASSERT_TRUE(shard_expected_.ok()) << shard_expected_.ToString(); \
   } while (false)
 

@@ -28,8 +28,8 @@ TEST_P(CommunicatorTest, KnowsItsPlace) {
     EXPECT_EQ(comm->world_size(), world_size());
     EXPECT_TRUE(comm->direct());
     EXPECT_EQ(comm->timeout(), 60);
-    EXPECT_TRUE(Contains(comm->Describe(), StrCat("rank ", comm->rank(), " of ",
-                                                  world_size())));
+    EXPECT_TRUE(Contains(comm->Describe(),
+                         StrCat("rank ", comm->rank(), " of ", world_size())));
     EXPECT_TRUE(Contains(comm->Describe(), BackendName(backend())));
   });
 }
@@ -64,8 +64,8 @@ TEST_P(CommunicatorTest, AllGatherOfEverySize) {
       for (size_t i = 0; i < bytes; ++i) send[i] = byte(comm->rank(), i);
       const auto world_size = static_cast<size_t>(comm->world_size());
       std::vector<uint8_t> recv(bytes * world_size + 1, 0xEE);
-      SHARD_ASSERT_OK(comm->AllGather("bytes", send.data(), bytes, recv.data(),
-                                      Soon()));
+      SHARD_ASSERT_OK(
+          comm->AllGather("bytes", send.data(), bytes, recv.data(), Soon()));
       for (size_t r = 0; r < world_size; ++r) {
         for (size_t i = 0; i < bytes; ++i) {
           ASSERT_EQ(recv[r * bytes + i], byte(static_cast<int>(r), i))
@@ -95,8 +95,8 @@ TEST_P(CommunicatorTest, AllGatherInPlace) {
 
 TEST_P(CommunicatorTest, SymmetricBuffers) {
   Run([this](Communicator* comm) {
-    for (const size_t bytes : {size_t{0}, size_t{1}, size_t{4096},
-                               size_t{4097}, size_t{3} << 20}) {
+    for (const size_t bytes :
+         {size_t{0}, size_t{1}, size_t{4096}, size_t{4097}, size_t{3} << 20}) {
       for (const auto kind :
            {SymmetricKind::kPerRank, SymmetricKind::kPerHost}) {
         auto buffer = comm->Allocate("buffer", bytes, kind, Soon());
@@ -188,8 +188,8 @@ TEST_P(CommunicatorTest, AllReduceSumIsTheSameOnAllRanks) {
     for (size_t i = 0; i < values.size(); ++i) {
       values[i] = 0.1 * (comm->rank() + 1) + static_cast<double>(i);
     }
-    SHARD_ASSERT_OK(AllReduceSum(comm, "sum", values.data(), values.size(),
-                                 Soon()));
+    SHARD_ASSERT_OK(
+        AllReduceSum(comm, "sum", values.data(), values.size(), Soon()));
     for (size_t i = 0; i < values.size(); ++i) {
       double expected = 0;
       for (int r = 0; r < comm->world_size(); ++r) {
@@ -206,9 +206,9 @@ TEST_P(CommunicatorTest, CheckAgreement) {
     SHARD_EXPECT_OK(CheckAgreement(comm, "the plan", 7, "W=2", Soon()));
     if (comm->world_size() == 1) return;
     const bool last = comm->rank() == comm->world_size() - 1;
-    const Status differs = CheckAgreement(comm, "the plan", last ? 9 : 7,
-                                          last ? "stage 2, nine" : "stage 1",
-                                          Soon());
+    const Status differs =
+        CheckAgreement(comm, "the plan", last ? 9 : 7,
+                       last ? "stage 2, nine" : "stage 1", Soon());
     EXPECT_EQ(differs.code(), StatusCode::kDesync);
     EXPECT_EQ(differs.rank(), comm->world_size() - 1);
     EXPECT_EQ(differs.message(),
@@ -271,14 +271,14 @@ TEST_P(CommunicatorTest, ManyCollectives) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, CommunicatorTest,
-    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm),
-                       ::testing::Values(1, 2, 3, 5, 8)),
-    [](const auto& info) {
-      return BackendName(std::get<0>(info.param)) +
-             std::to_string(std::get<1>(info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(All, CommunicatorTest,
+                         ::testing::Combine(::testing::Values(Backend::kThreads,
+                                                              Backend::kShm),
+                                            ::testing::Values(1, 2, 3, 5, 8)),
+                         [](const auto& info) {
+                           return BackendName(std::get<0>(info.param)) +
+                                  std::to_string(std::get<1>(info.param));
+                         });
 
 }  // namespace
 }  // namespace shard::testing

@@ -37,9 +37,9 @@ TEST_P(FaultTest, DifferentWhatIsDesyncOnAllRanks) {
     EXPECT_EQ(status.rank(), odd);
     EXPECT_TRUE(Contains(status.message(),
                          "rank 0 called barrier 'step: gradients ready'"));
-    EXPECT_TRUE(Contains(status.message(),
-                         StrCat("rank ", odd,
-                                " called barrier 'load checkpoint'")));
+    EXPECT_TRUE(
+        Contains(status.message(),
+                 StrCat("rank ", odd, " called barrier 'load checkpoint'")));
     // Sticky, with the first message.
     const Status later = comm->Barrier("next", Soon());
     EXPECT_EQ(later.code(), StatusCode::kPoisoned);
@@ -171,7 +171,8 @@ TEST_P(FaultTest, LeavingWithoutShutdownIsALostRank) {
       const Status status = comm->Barrier(what, Soon());
       EXPECT_EQ(status.code(), StatusCode::kRankLost);
       EXPECT_EQ(status.rank(), leaving);
-      EXPECT_TRUE(Contains(status.message(), "left the group without Shutdown"));
+      EXPECT_TRUE(
+          Contains(status.message(), "left the group without Shutdown"));
       EXPECT_TRUE(Contains(status.message(), "before it entered 'step'"));
     }
   });
@@ -188,14 +189,14 @@ TEST(LocalTest, NeverWaits) {
   SHARD_EXPECT_OK((*comm)->Shutdown(Deadline::After(0)));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, FaultTest,
-    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm),
-                       ::testing::Values(2, 4)),
-    [](const auto& info) {
-      return BackendName(std::get<0>(info.param)) +
-             std::to_string(std::get<1>(info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(All, FaultTest,
+                         ::testing::Combine(::testing::Values(Backend::kThreads,
+                                                              Backend::kShm),
+                                            ::testing::Values(2, 4)),
+                         [](const auto& info) {
+                           return BackendName(std::get<0>(info.param)) +
+                                  std::to_string(std::get<1>(info.param));
+                         });
 
 // --- a rank is killed at the entry of each phase ---
 
@@ -204,8 +205,8 @@ Status WorkOnce(Communicator* comm) {
   SHARD_RETURN_IF_ERROR(comm->Barrier("barrier", Soon()));
   std::vector<char> send(20000);  // Three rounds.
   std::vector<char> recv(send.size() * static_cast<size_t>(comm->world_size()));
-  SHARD_RETURN_IF_ERROR(comm->AllGather("gather", send.data(), send.size(),
-                                        recv.data(), Soon()));
+  SHARD_RETURN_IF_ERROR(
+      comm->AllGather("gather", send.data(), send.size(), recv.data(), Soon()));
   SHARD_RETURN_IF_ERROR(
       comm->Allocate("per rank", 100000, SymmetricKind::kPerRank, Soon())
           .status());
@@ -216,8 +217,8 @@ Status WorkOnce(Communicator* comm) {
   return comm->Shutdown(Soon());
 }
 
-class KillTest
-    : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
+class KillTest : public ::testing::TestWithParam<std::tuple<const char*, int>> {
+};
 
 TEST_P(KillTest, OthersNameTheDeadRank) {
   const std::string phase = std::get<0>(GetParam());
@@ -284,8 +285,9 @@ TEST(KillAfterArrivalTest, TheRoundStands) {
     if (rank.rank() == 1) ::raise(SIGKILL);
     const Status status = (*comm)->Barrier("next", Soon());
     EXPECT_EQ(status.code(), StatusCode::kRankLost);
-    EXPECT_TRUE(Contains(status.message(), "the last it entered was barrier "
-                                           "'passes'"));
+    EXPECT_TRUE(Contains(status.message(),
+                         "the last it entered was barrier "
+                         "'passes'"));
   });
   EXPECT_TRUE(results[0].passed()) << results[0].ToString();
 }

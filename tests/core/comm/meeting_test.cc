@@ -3,6 +3,8 @@
 // How the ranks of a "shm:" group meet, and what every one of them is told
 // when they cannot.
 
+#include "core/comm/shm/meeting.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -15,7 +17,6 @@
 
 #include "core/base/fd.h"
 #include "core/comm/communicator.h"
-#include "core/comm/shm/meeting.h"
 #include "core/comm/shm/packet.h"
 #include "core/comm/shm/wire.h"
 #include "tests/core/comm/backends.h"
@@ -46,8 +47,7 @@ std::vector<RankResult> Meet(const std::vector<Claim>& claims,
   return RunRanks(static_cast<int>(claims.size()), [&](const Rank& rank) {
     const int before = CountOpenFiles();
     {
-      auto comm =
-          Open(name, claims[static_cast<size_t>(rank.rank())], timeout);
+      auto comm = Open(name, claims[static_cast<size_t>(rank.rank())], timeout);
       rank.Report(comm.status().ToString());
       if (comm.ok()) SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
     }
@@ -93,8 +93,7 @@ TEST(MeetingTest, MissingRanksAreNamedOnAll) {
 TEST(MeetingTest, ShortestDeadlineCounts) {
   const std::string name = UniqueName();
   const auto results = RunRanks(2, [&](const Rank& rank) {
-    const auto comm =
-        Open(name, {rank.rank(), 3}, rank.rank() == 0 ? 40 : 0.3);
+    const auto comm = Open(name, {rank.rank(), 3}, rank.rank() == 0 ? 40 : 0.3);
     EXPECT_EQ(comm.status().code(), StatusCode::kDeadlineExceeded);
     EXPECT_TRUE(Contains(comm.status().message(), "missing [2]"));
   });
@@ -121,10 +120,10 @@ TEST(MeetingTest, DuplicateHost) {
     // Holds the name without being a rank.
     const shm::Address where = shm::AddressOf(name);
     const Fd holder(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    ASSERT_EQ(::bind(holder.get(),
-                     reinterpret_cast<const sockaddr*>(&where.address),
-                     where.size),
-              0);
+    ASSERT_EQ(
+        ::bind(holder.get(), reinterpret_cast<const sockaddr*>(&where.address),
+               where.size),
+        0);
     const auto comm = Open(name, {0, 2}, 5);
     EXPECT_EQ(comm.status().code(), StatusCode::kAlreadyExists);
     EXPECT_TRUE(Contains(comm.status().message(), "name of its own"));
@@ -196,9 +195,9 @@ TEST(MeetingTest, GarbageDoesNotDisturb) {
         while (packet.ok()) packet = shm::Receive(fd.get(), Soon());
         EXPECT_EQ(packet.status().code(), StatusCode::kUnavailable);
       }
-      Connect(name);                            // Comes and goes.
-      const Fd silent = Connect(name);          // Says nothing.
-      auto open = Open(gate, {1, 2}, 20);       // Now rank 1 may come.
+      Connect(name);                       // Comes and goes.
+      const Fd silent = Connect(name);     // Says nothing.
+      auto open = Open(gate, {1, 2}, 20);  // Now rank 1 may come.
       ASSERT_TRUE(open.ok()) << open.status().ToString();
       SHARD_EXPECT_OK((*open)->Shutdown(Soon()));
       char byte;
@@ -252,10 +251,10 @@ TEST(MeetingTest, HostDies) {
     if (rank.rank() == 0) {
       const shm::Address where = shm::AddressOf(name);
       const Fd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-      ASSERT_EQ(::bind(listener.get(),
-                       reinterpret_cast<const sockaddr*>(&where.address),
-                       where.size),
-                0);
+      ASSERT_EQ(
+          ::bind(listener.get(),
+                 reinterpret_cast<const sockaddr*>(&where.address), where.size),
+          0);
       ASSERT_EQ(::listen(listener.get(), 4), 0);
       const Fd guest(::accept(listener.get(), nullptr, nullptr));
       const shm::Greeting greeting{shm::Header::Of(shm::Kind::kGreeting)};
@@ -284,8 +283,8 @@ TEST(MeetingTest, DescriptorsAreClosedOnExecAndGoWithTheGroup) {
       std::shared_ptr<SymmetricBuffer> kept;
       for (int i = 0; i < 10; ++i) {
         const int open = CountOpenFiles();
-        auto buffer = (*comm)->Allocate("buffer", 8192,
-                                        SymmetricKind::kPerRank, Soon());
+        auto buffer =
+            (*comm)->Allocate("buffer", 8192, SymmetricKind::kPerRank, Soon());
         ASSERT_TRUE(buffer.ok()) << buffer.status().ToString();
         kept = *buffer;
         // Memory is held by its mapping, not by a descriptor.
@@ -297,7 +296,8 @@ TEST(MeetingTest, DescriptorsAreClosedOnExecAndGoWithTheGroup) {
       }
       for (int fd = 3; fd < 200; ++fd) {
         const int flags = ::fcntl(fd, F_GETFD);
-        if (flags >= 0) EXPECT_TRUE(flags & FD_CLOEXEC) << "descriptor " << fd;
+        if (flags < 0) continue;
+        EXPECT_TRUE((flags & FD_CLOEXEC) != 0) << "descriptor " << fd;
       }
       SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
     }

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the ranks print, line by line onto shardctl's own streams.
+//
+// A LineSplitter makes whole lines of one rank's stream; a Screen writes the
+// lines of all of them, each in one piece, with "[rank] " in front. On a
+// terminal, what rank 0 redraws with '\r' (a progress bar) stays the last line
+// on the screen, below what the others print.
+
+#ifndef SHARD_SDK_CLI_OUTPUT_H_
+#define SHARD_SDK_CLI_OUTPUT_H_
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace shardctl {
+
+class LineSplitter {
+ public:
+  using LineSink = std::function<void(std::string_view line)>;
+
+  // `redraws`: '\r' begins the line anew; else it is a byte like others.
+  explicit LineSplitter(bool redraws) : redraws_(redraws) {}
+
+  // Calls `sink` with each line that is complete, without its '\n'.
+  void Feed(std::string_view bytes, const LineSink& sink);
+
+  // Hands out an incomplete last line.
+  void Finish(const LineSink& sink);
+
+  // What a terminal would show of the incomplete line, if it was redrawn with
+  // '\r'; else empty.
+  std::string_view bar() const;
+
+ private:
+  // A longer line is broken, so that memory stays bounded.
+  static constexpr size_t kMaxLine = size_t{1} << 20;
+
+  void End(const LineSink& sink);
+
+  const bool redraws_;
+  bool redrawn_ = false;  // A '\r' came since the last '\n'.
+  std::string line_;      // Since the last '\r' or '\n'.
+  std::string previous_;  // Between the last two '\r'.
+};
+
+class Screen {
+ public:
+  // Writes to descriptor `out` (stdout) and `error` (stderr).
+  Screen(int out, int error);
+
+  bool IsTerminal(bool error) const {
+    return error ? error_is_terminal_ : out_is_terminal_;
+  }
+
+  void Line(bool error, std::string_view prefix, std::string_view line);
+
+  // Shows a bar below all lines, or none. REQUIRES: IsTerminal(error).
+  void Bar(bool error, std::string_view prefix, std::string_view bar);
+
+ private:
+  int Descriptor(bool error) const { return error ? error_ : out_; }
+
+  const int out_;
+  const int error_;
+  const bool out_is_terminal_;
+  const bool error_is_terminal_;
+  std::string bar_;  // On the screen now, with its prefix.
+  bool bar_on_error_ = false;
+};
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_OUTPUT_H_

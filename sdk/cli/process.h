@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One rank's process.
+
+#ifndef SHARD_SDK_CLI_PROCESS_H_
+#define SHARD_SDK_CLI_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardctl {
+
+struct SpawnOptions {
+  std::vector<std::string> command;
+  std::vector<std::pair<std::string, std::string>> environment;  // Added.
+  // Output through pipes, input from /dev/null, a process group of its own (so
+  // that a Ctrl-C reaches the ranks once, through shardctl). Else the process
+  // has the terminal as if it had been started without shardctl.
+  bool detached = true;
+};
+
+struct Process {
+  pid_t pid = -1;
+  int out = -1;  // The read ends of its pipes; -1: not piped, or closed.
+  int error = -1;
+  int spawn_errno = 0;  // Not 0: it could not be started.
+};
+
+// The process is killed when this one ends, whatever the reason.
+// No signal is blocked in it. REQUIRES: this process has one thread.
+Process Spawn(const SpawnOptions& options);
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_PROCESS_H_

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "sdk/cli/run.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "sdk/cli/output.h"
+#include "sdk/cli/process.h"
+
+namespace shardctl {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Clock::time_point After(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                            std::chrono::duration<double>(seconds));
+}
+
+std::string UniqueName() {
+  uint64_t word = 0;
+  if (::getrandom(&word, sizeof(word), 0) != sizeof(word)) {
+    word = static_cast<uint64_t>(::getpid());
+  }
+  char name[40];
+  std::snprintf(name, sizeof(name), "shardctl-%016llx",
+                static_cast<unsigned long long>(word));
+  return name;
+}
+
+int CpuCount() {
+  cpu_set_t set;
+  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+int TerminalColumns() {
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) {
+    return 80;
+  }
+  return size.ws_col;
+}
+
+class Launcher {
+ public:
+  explicit Launcher(const RunOptions& options)
+      : options_(options),
+        name_(options.name.empty() ? UniqueName() : options.name),
+        detached_(options.ranks > 1),
+        screen_(STDOUT_FILENO, STDERR_FILENO) {}
+
+  int Run() {
+    // Signals come through a descriptor, in turn with the ranks' output.
+    sigset_t signals;
+    ::sigemptyset(&signals);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) {
+      ::sigaddset(&signals, signal);
+    }
+    ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+    signals_ = ::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (signals_ < 0) {
+      Say(std::string("signalfd: ") + ::strerror(errno));
+      return kCannotRun;
+    }
+    if (options_.timeout > 0) timeout_ = After(options_.timeout);
+    for (int r = 0; r < options_.ranks; ++r) {
+      if (!Start(r)) break;
+    }
+    while (alive_ > 0) {
+      WaitForSomething();
+      HearSignals();
+      for (Rank& rank : ranks_) ShowOutput(&rank);
+      ReapAll();
+      KeepTime();
+    }
+    // What a rank wrote before it ended is in its pipes by now. Their end is
+    // not waited for: a process that it left behind may hold them.
+    for (Rank& rank : ranks_) {
+      ShowOutput(&rank);
+      Finish(&rank, false);
+      Finish(&rank, true);
+    }
+    return exit_code_.value_or(0);
+  }
+
+ private:
+  struct Rank {
+    int rank;
+    Process process;
+    std::string prefix;
+    LineSplitter out;
+    LineSplitter error;
+    bool alive = true;
+  };
+
+  bool Start(int r) {
+    SpawnOptions how;
+    how.command = options_.command;
+    how.detached = detached_;
+    const std::string ranks = std::to_string(options_.ranks);
+    how.environment = {{"SHARD_RANK", std::to_string(r)},
+                       {"SHARD_WORLD_SIZE", ranks},
+                       {"SHARD_LOCAL_RANK", std::to_string(r)},
+                       {"SHARD_LOCAL_WORLD_SIZE", ranks},
+                       {"SHARD_RENDEZVOUS", name_}};
+    const std::string prefix =
+        detached_ ? "[" + std::to_string(r) + "] " : std::string();
+    if (r == 0 && screen_.IsTerminal(/*error=*/false)) {
+      const int columns =
+          std::max(20, TerminalColumns() - static_cast<int>(prefix.size()));
+      how.environment.emplace_back("SHARD_TERMINAL", "1");
+      how.environment.emplace_back("COLUMNS", std::to_string(columns));
+    }
+    if (::getenv("OMP_NUM_THREADS") == nullptr && detached_) {
+      how.environment.emplace_back(
+          "OMP_NUM_THREADS",
+          std::to_string(std::max(1, CpuCount() / options_.ranks)));
+    }
+    const Process process = Spawn(how);
+    if (process.spawn_errno != 0) {
+      Say("cannot run '" + options_.command[0] + "': " +
+          (process.spawn_errno == ENOENT ? "no such program"
+                                         : ::strerror(process.spawn_errno)));
+      End(process.spawn_errno == ENOENT ? kNotFound : kCannotRun, SIGTERM);
+      return false;
+    }
+    ranks_.push_back({r, process, prefix,
+                      LineSplitter(r == 0 && screen_.IsTerminal(false)),
+                      LineSplitter(r == 0 && screen_.IsTerminal(true))});
+    ++alive_;
+    return true;
+  }
+
+  void WaitForSomething() {
+    std::vector<pollfd> entries{{signals_, POLLIN, 0}};
+    for (const Rank& rank : ranks_) {
+      entries.push_back({rank.process.out, POLLIN, 0});
+      entries.push_back({rank.process.error, POLLIN, 0});
+    }
+    int millis = -1;
+    for (const auto& at : {timeout_, kill_at_}) {
+      if (!at) continue;
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(*at - Clock::now());
+      const int wait =
+          static_cast<int>(std::clamp<int64_t>(left.count(), 0, 3600 * 1000));
+      millis = millis < 0 ? wait : std::min(millis, wait);
+    }
+    ::poll(entries.data(), entries.size(), millis);
+  }
+
+  void HearSignals() {
+    signalfd_siginfo info;
+    while (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
+      const int signal = static_cast<int>(info.ssi_signo);
+      if (signal == SIGCHLD) continue;  // ReapAll looks.
+      if (stopping_) {
+        SendToAll(SIGKILL);  // Asked twice.
+        continue;
+      }
+      stopping_ = true;
+      kill_at_ = After(kGraceSeconds);
+      // The terminal has sent it to the rank that shares it already.
+      if (!detached_ && info.ssi_code == SI_KERNEL) continue;
+      SendToAll(signal);
+    }
+  }
+
+  void ShowOutput(Rank* rank) {
+    Show(rank, false);
+    Show(rank, true);
+  }
+
+  void Show(Rank* rank, bool error) {
+    int& fd = error ? rank->process.error : rank->process.out;
+    LineSplitter& lines = error ? rank->error : rank->out;
+    char buffer[65536];
+    // A rank that prints without end must not keep the others waiting.
+    for (int i = 0; i < 16 && fd >= 0; ++i) {
+      const ssize_t size = ::read(fd, buffer, sizeof(buffer));
+      if (size < 0 && errno == EINTR) continue;
+      if (size < 0 && errno == EAGAIN) break;
+      if (size <= 0) {
+        Finish(rank, error);
+        break;
+      }
+      lines.Feed(std::string_view(buffer, static_cast<size_t>(size)),
+                 [&](std::string_view line) {
+                   // A bar that has become a line is not below it as well.
+                   if (lines.bar().size() > 0) screen_.Bar(error, "", "");
+                   screen_.Line(error, rank->prefix, line);
+                 });
+      if (rank->rank == 0 && screen_.IsTerminal(error)) {
+        screen_.Bar(error, rank->prefix, lines.bar());
+      }
+    }
+  }
+
+  void Finish(Rank* rank, bool error) {
+    int& fd = error ? rank->process.error : rank->process.out;
+    if (fd < 0) return;
+    LineSplitter& lines = error ? rank->error : rank->out;
+    if (!lines.bar().empty()) screen_.Bar(error, "", "");
+    lines.Finish([&](std::string_view line) {
+      screen_.Line(error, rank->prefix, line);
+    });
+    ::close(fd);
+    fd = -1;
+  }
+
+  void ReapAll() {
+    struct Failure {
+      const Rank* rank;
+      int code;
+      std::string how;
+      bool by_signal;
+    };
+    std::optional<Failure> first;
+    for (Rank& rank : ranks_) {
+      int status = 0;
+      if (!rank.alive ||
+          ::waitpid(rank.process.pid, &status, WNOHANG) != rank.process.pid) {
+        continue;
+      }
+      rank.alive = false;
+      --alive_;
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+      Failure failure{&rank, 0, "", WIFSIGNALED(status)};
+      if (failure.by_signal) {
+        const int signal = WTERMSIG(status);
+        failure.code = 128 + signal;
+        failure.how = "was ended by signal " + std::to_string(signal) + " (" +
+                      ::strsignal(signal) + ")";
+      } else {
+        failure.code = WEXITSTATUS(status);
+        failure.how = "ended with code " + std::to_string(failure.code);
+      }
+      // Of ranks found ended together, a killed one is the likelier cause:
+      // libshard makes its peers end with an error at once.
+      if (!first || (failure.by_signal && !first->by_signal)) first = failure;
+    }
+    if (!first || exit_code_) return;
+    // Its last words come before ours.
+    for (Rank& rank : ranks_) ShowOutput(&rank);
+    Say("rank " + std::to_string(first->rank->rank) + " " + first->how +
+        (alive_ > 0 ? "; ending the others" : ""));
+    End(first->code, SIGTERM);
+  }
+
+  void KeepTime() {
+    const auto now = Clock::now();
+    if (timeout_ && now >= *timeout_) {
+      timeout_.reset();
+      if (alive_ > 0 && !exit_code_) {
+        Say("the run took longer than its timeout of " +
+            std::to_string(options_.timeout) + " s; ending the ranks");
+        End(kTimedOut, SIGTERM);
+      }
+    }
+    if (kill_at_ && now >= *kill_at_) {
+      kill_at_.reset();
+      if (alive_ > 0) {
+        Say("ranks did not end within " +
+            std::to_string(static_cast<int>(kGraceSeconds)) +
+            " s; killing them");
+        SendToAll(SIGKILL);
+      }
+    }
+  }
+
+  // The first reason decides the exit code.
+  void End(int code, int signal) {
+    if (!exit_code_) exit_code_ = code;
+    if (alive_ == 0) return;
+    if (!kill_at_) kill_at_ = After(kGraceSeconds);
+    SendToAll(signal);
+  }
+
+  void SendToAll(int signal) {
+    for (const Rank& rank : ranks_) {
+      // Its group has what it has started, too.
+      if (rank.alive) {
+        ::kill(detached_ ? -rank.process.pid : rank.process.pid, signal);
+      }
+    }
+  }
+
+  void Say(const std::string& text) { screen_.Line(true, "shardctl: ", text); }
+
+  const RunOptions& options_;
+  const std::string name_;
+  const bool detached_;
+  Screen screen_;
+  int signals_ = -1;
+  std::vector<Rank> ranks_;
+  int alive_ = 0;
+  bool stopping_ = false;  // A signal told us to.
+  std::optional<int> exit_code_;
+  std::optional<Clock::time_point> timeout_;
+  std::optional<Clock::time_point> kill_at_;
+};
+
+}  // namespace
+
+int Run(const RunOptions& options) { return Launcher(options).Run(); }
+
+}  // namespace shardctl

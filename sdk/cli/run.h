@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `shardctl run`: starts N ranks of a program on this host, shows what they
+// print, and ends all of them when one fails.
+
+#ifndef SHARD_SDK_CLI_RUN_H_
+#define SHARD_SDK_CLI_RUN_H_
+
+#include <string>
+#include <vector>
+
+namespace shardctl {
+
+struct RunOptions {
+  int ranks = 1;
+  double timeout = 0;  // Seconds for the whole run; 0: no limit.
+  std::string name;    // Of the meeting point; empty: one of its own.
+  std::vector<std::string> command;  // Program and arguments; not empty.
+};
+
+// What shardctl ends with when the run took longer than its timeout, and when
+// the program cannot be started: those of timeout(1) and of shells.
+inline constexpr int kTimedOut = 124;
+inline constexpr int kCannotRun = 126;
+inline constexpr int kNotFound = 127;
+
+// How long ranks may take to end after SIGTERM, before SIGKILL.
+inline constexpr double kGraceSeconds = 5;
+
+// The exit code of shardctl: 0 when all ranks ended with 0, else the code of
+// the rank that failed first, or 128 + its signal.
+int Run(const RunOptions& options);
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_RUN_H_

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Flat parameter sharding against FSDP's, exact; and the even layout, which is
+// the same cut said in slots, against the same vectors.
+
+#include "core/flat/flat_param.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/flat/layout.h"
+#include "tests/conformance/golden.h"
+#include "tests/core/base/expect_status.h"
+
+namespace shard {
+namespace {
+
+using nlohmann::json;
+
+json RangesJson(const std::vector<ElementRange>& ranges) {
+  json list = json::array();
+  for (const ElementRange& range : ranges) {
+    list.push_back({range.first, range.last});
+  }
+  return list;
+}
+
+json ShardJson(const FlatParam& flat) {
+  json result = {{"first_param", nullptr},
+                 {"last_param", nullptr},
+                 {"param_offsets", RangesJson(flat.ShardMetadata().offsets)}};
+  if (const auto params = flat.ParamsInShard()) {
+    result["first_param"] = params->first;
+    result["last_param"] = params->last;
+  }
+  return result;
+}
+
+// The slices of a rank in the form of the golden results.
+json SlicesJson(const std::vector<SlotSlice>& slices) {
+  json result = {{"first_param", nullptr},
+                 {"last_param", nullptr},
+                 {"param_offsets", json::array()}};
+  for (const SlotSlice& slice : slices) {
+    result["param_offsets"].push_back(
+        {slice.param_begin, slice.param_begin + slice.numel - 1});
+  }
+  if (!slices.empty()) {
+    result["first_param"] = slices.front().param;
+    result["last_param"] = slices.back().param;
+  }
+  return result;
+}
+
+TEST(GoldenFlatParam, Shards) {
+  const json golden = LoadGolden("flat_param_shards.json");
+  size_t cases = 0;
+  size_t shards = 0;
+  for (const json& expected : golden["cases"]) {
+    SCOPED_TRACE(testing::Message() << "case " << cases);
+    const std::vector<int64_t> numels = expected["numels"];
+    std::vector<FlatParamSource> sources;
+    for (size_t i = 0; i < numels.size(); ++i) {
+      sources.push_back({std::to_string(i), {numels[i]}});
+    }
+    auto flat = FlatParam::Create(std::move(sources));
+    ASSERT_OK(flat);
+    EXPECT_EQ(RangesJson(flat->Metadata().offsets), expected["offsets"]);
+
+    std::vector<ParamId> ids(numels.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    const auto layout =
+        FlatLayout::Even(ids, numels, expected["world_size"], 1);
+    ASSERT_OK(layout);
+    for (const json& shard : expected["shards"]) {
+      const int rank = shard["rank"];
+      SCOPED_TRACE(testing::Message() << "rank " << rank);
+      ASSERT_OK(flat->ShardByOffsets(shard["start"], shard["end"],
+                                     shard["num_padded"]));
+      EXPECT_EQ(flat->num_padded(), shard["num_padded"]);
+      EXPECT_EQ(ShardJson(*flat), shard["result"]);
+
+      EXPECT_EQ(rank * layout->shard_numel(), shard["start"]);
+      EXPECT_EQ((rank + 1) * layout->shard_numel() - 1, shard["end"]);
+      EXPECT_EQ(layout->PaddingOf(rank), shard["num_padded"]);
+      EXPECT_EQ(SlicesJson(layout->SlicesOf(rank)), shard["result"]);
+      ++shards;
+    }
+    ++cases;
+  }
+  EXPECT_EQ(cases, 20u);
+  EXPECT_GE(shards, cases);
+}
+
+}  // namespace
+}  // namespace shard

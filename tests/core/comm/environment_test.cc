@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/comm/env/environment.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace shard::env {
+namespace {
+
+using Vars = std::map<std::string, std::string>;
+
+StatusOr<Placement> Read(const Vars& vars) {
+  return ReadPlacement([&](const char* name) -> const char* {
+    const auto found = vars.find(name);
+    return found == vars.end() ? nullptr : found->second.c_str();
+  });
+}
+
+Vars With(Vars vars, const Vars& more) {
+  for (const auto& [name, value] : more) vars[name] = value;
+  return vars;
+}
+
+Vars Without(Vars vars, const std::string& name) {
+  vars.erase(name);
+  return vars;
+}
+
+const Vars kShard = {{"SHARD_RANK", "1"},
+                     {"SHARD_WORLD_SIZE", "4"},
+                     {"SHARD_RENDEZVOUS", "job-17"}};
+const Vars kTorchrun = {{"RANK", "2"},
+                        {"WORLD_SIZE", "4"},
+                        {"MASTER_ADDR", "127.0.0.1"},
+                        {"MASTER_PORT", "29500"}};
+const Vars kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "3"},
+                       {"OMPI_COMM_WORLD_SIZE", "4"},
+                       {"PMIX_NAMESPACE", "prterun-host-77@1"}};
+const Vars kSlurm = {{"SLURM_PROCID", "0"},
+                     {"SLURM_STEP_ID", "5"},
+                     {"SLURM_NTASKS", "4"},
+                     {"SLURM_JOB_ID", "1234"}};
+
+struct GoodCase {
+  const char* name;
+  Vars vars;
+  int rank;
+  int world_size;
+  const char* url;
+  const char* source;
+};
+
+TEST(EnvironmentTest, Understood) {
+  const GoodCase cases[] = {
+      {"nothing", {}, 0, 1, "local:", "no launcher"},
+      {"shard", kShard, 1, 4, "shm:job-17", "SHARD_* variables"},
+      {"shard with a URL",
+       With(kShard, {{"SHARD_RENDEZVOUS", "shm:x?timeout=5"}}), 1, 4,
+       "shm:x?timeout=5", "SHARD_* variables"},
+      {"shard, local size", With(kShard, {{"SHARD_LOCAL_WORLD_SIZE", "4"}}), 1,
+       4, "shm:job-17", "SHARD_* variables"},
+      {"shard before torchrun", With(kTorchrun, kShard), 1, 4, "shm:job-17",
+       "SHARD_* variables"},
+      {"torchrun", kTorchrun, 2, 4, "shm:torchrun-127.0.0.1-29500-none-0",
+       "torchrun"},
+      {"torchrun, restarted",
+       With(kTorchrun, {{"TORCHELASTIC_RUN_ID", "run 9"},
+                        {"TORCHELASTIC_RESTART_COUNT", "2"},
+                        {"LOCAL_WORLD_SIZE", "4"}}),
+       2, 4, "shm:torchrun-127.0.0.1-29500-run_9-2", "torchrun"},
+      {"MASTER_* alone is no launcher",
+       {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}},
+       0,
+       1,
+       "local:",
+       "no launcher"},
+      {"Open MPI", kOpenMpi, 3, 4, "shm:ompi-prterun-host-77@1", "Open MPI"},
+      {"Open MPI, old",
+       With(Without(kOpenMpi, "PMIX_NAMESPACE"),
+            {{"OMPI_MCA_ess_base_jobid", "99"},
+             {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}),
+       3, 4, "shm:ompi-99", "Open MPI"},
+      {"Slurm", kSlurm, 0, 4, "shm:slurm-1234-5", "Slurm"},
+      {"Slurm, one node of a job of two",
+       With(kSlurm,
+            {{"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_JOB_NUM_NODES", "2"}}),
+       0, 4, "shm:slurm-1234-5", "Slurm"},
+      {"Slurm batch shell", Without(kSlurm, "SLURM_STEP_ID"), 0, 1,
+       "local:", "no launcher"},
+      {"Slurm allocation",
+       {{"SLURM_JOB_ID", "1"}},
+       0,
+       1,
+       "local:",
+       "no launcher"},
+      {"one rank needs no meeting",
+       {{"SLURM_PROCID", "0"},
+        {"SLURM_STEP_ID", "0"},
+        {"SLURM_NTASKS", "1"},
+        {"SLURM_JOB_ID", "1"}},
+       0,
+       1,
+       "local:",
+       "Slurm"},
+      {"empty is unset", With(kTorchrun, {{"SHARD_RANK", ""}}), 2, 4,
+       "shm:torchrun-127.0.0.1-29500-none-0", "torchrun"},
+  };
+  for (const GoodCase& good : cases) {
+    SCOPED_TRACE(good.name);
+    const auto placement = Read(good.vars);
+    ASSERT_TRUE(placement.ok()) << placement.status().ToString();
+    EXPECT_EQ(placement->rank, good.rank);
+    EXPECT_EQ(placement->world_size, good.world_size);
+    EXPECT_EQ(placement->url, good.url);
+    EXPECT_EQ(placement->source, good.source);
+  }
+}
+
+struct BadCase {
+  const char* name;
+  Vars vars;
+  StatusCode code;
+  std::vector<std::string> parts;  // All in the message.
+};
+
+TEST(EnvironmentTest, Refused) {
+  const StatusCode kInvalid = StatusCode::kInvalidArgument;
+  const StatusCode kNoBackend = StatusCode::kBackendUnavailable;
+  const BadCase cases[] = {
+      {"half of shard",
+       Without(kShard, "SHARD_RENDEZVOUS"),
+       kInvalid,
+       {"SHARD_RANK=1, SHARD_WORLD_SIZE=4 but not SHARD_RENDEZVOUS"}},
+      {"less than half",
+       {{"SHARD_RENDEZVOUS", "x"}},
+       kInvalid,
+       {"SHARD_RENDEZVOUS=x but not SHARD_RANK, SHARD_WORLD_SIZE"}},
+      {"half of torchrun",
+       Without(kTorchrun, "MASTER_PORT"),
+       kInvalid,
+       {"torchrun", "not MASTER_PORT"}},
+      {"WORLD_SIZE alone",
+       {{"WORLD_SIZE", "4"}},
+       kInvalid,
+       {"WORLD_SIZE=4 but not RANK, MASTER_ADDR, MASTER_PORT"}},
+      {"Open MPI without a job",
+       Without(kOpenMpi, "PMIX_NAMESPACE"),
+       kInvalid,
+       {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+      {"half of Slurm",
+       Without(kSlurm, "SLURM_NTASKS"),
+       kInvalid,
+       {"not SLURM_NTASKS"}},
+      {"no number",
+       With(kShard, {{"SHARD_RANK", "one"}}),
+       kInvalid,
+       {"SHARD_RANK='one'"}},
+      {"negative", With(kTorchrun, {{"RANK", "-1"}}), kInvalid, {"RANK='-1'"}},
+      {"a tail",
+       With(kTorchrun, {{"WORLD_SIZE", "4 "}}),
+       kInvalid,
+       {"WORLD_SIZE='4 '"}},
+      {"too large",
+       With(kShard, {{"SHARD_WORLD_SIZE", "99999999999"}}),
+       kInvalid,
+       {"SHARD_WORLD_SIZE='99999999999'"}},
+      {"size 0",
+       With(kShard, {{"SHARD_WORLD_SIZE", "0"}}),
+       kInvalid,
+       {"SHARD_WORLD_SIZE='0'"}},
+      {"rank of size",
+       With(kShard, {{"SHARD_RANK", "4"}}),
+       kInvalid,
+       {"SHARD_RANK=4 is not below SHARD_WORLD_SIZE=4"}},
+      {"env: in env:",
+       With(kShard, {{"SHARD_RENDEZVOUS", "env:"}}),
+       kInvalid,
+       {"SHARD_RENDEZVOUS='env:'"}},
+      {"shard, two hosts",
+       With(kShard, {{"SHARD_LOCAL_WORLD_SIZE", "2"}}),
+       kNoBackend,
+       {"SHARD_LOCAL_WORLD_SIZE=2", "network backend"}},
+      {"torchrun, two hosts",
+       With(kTorchrun, {{"LOCAL_WORLD_SIZE", "2"}}),
+       kNoBackend,
+       {"LOCAL_WORLD_SIZE=2"}},
+      {"Open MPI, two hosts",
+       With(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}),
+       kNoBackend,
+       {"OMPI_COMM_WORLD_LOCAL_SIZE=1"}},
+      {"Slurm, two hosts",
+       With(kSlurm, {{"SLURM_NNODES", "2"}}),
+       kNoBackend,
+       {"SLURM_NNODES=2", "network backend"}},
+  };
+  for (const BadCase& bad : cases) {
+    SCOPED_TRACE(bad.name);
+    const auto placement = Read(bad.vars);
+    ASSERT_FALSE(placement.ok());
+    EXPECT_EQ(placement.status().code(), bad.code);
+    for (const std::string& part : bad.parts) {
+      EXPECT_NE(placement.status().message().find(part), std::string::npos)
+          << placement.status().message();
+    }
+  }
+}
+
+// A name too long for a socket address is cut, and stays its own.
+TEST(EnvironmentTest, LongNames) {
+  Vars one = With(kTorchrun, {{"TORCHELASTIC_RUN_ID", std::string(200, 'a')}});
+  Vars two = With(one, {{"TORCHELASTIC_RESTART_COUNT", "1"}});
+  const auto a = Read(one);
+  const auto b = Read(two);
+  ASSERT_TRUE(a.ok() && b.ok());
+  EXPECT_LE(a->url.size(), std::string("shm:").size() + 80);
+  EXPECT_NE(a->url, b->url);
+  EXPECT_EQ(a->url, Read(one)->url);
+}
+
+}  // namespace
+}  // namespace shard::env

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What URLs and options mean, and how threads find each other.
+
+#include <stdlib.h>
+
+#include <atomic>
+#include <cmath>
+
+#include "core/comm/communicator.h"
+#include "tests/core/comm/backends.h"
+
+namespace shard::testing {
+namespace {
+
+struct BadUrl {
+  const char* url;
+  int rank;
+  int world_size;
+  const char* part;
+};
+
+TEST(OpenTest, Refused) {
+  const BadUrl cases[] = {
+      {"", 0, 1, "has no name"},
+      {"tcp://host:1", 0, 1, "known: local:, threads:N, shm:NAME, env:"},
+      {"local:x", 0, 1, "followed by nothing"},
+      {"local:", 1, 2, "the options say rank 1 of 2"},
+      {"local:?tmeout=1", 0, 1, "unknown key 'tmeout'"},
+      {"local:?name=x", 0, 1, "unknown key 'name'"},
+      {"local:?timeout=0", 0, 1, "must be positive"},
+      {"local:?timeout=soon", 0, 1, "timeout='soon'"},
+      {"threads:", 0, 1, "how many threads"},
+      {"threads:0", 0, 0, "how many threads"},
+      {"threads:two", 0, 2, "how many threads"},
+      {"threads:2", -1, 2, "none was given"},
+      {"threads:2", 2, 2, "rank 2 is not in 0 to 1"},
+      {"threads:2", 0, 3, "the world size is 2 in 'threads:2' and 3"},
+      {"threads:4000", 0, 0, "world size 4000 is not in 1 to 512"},
+      {"shm:", 0, 1, "needs the name"},
+      {"shm:x?rank=1", 0, 2, "the rank is 1"},
+      {"shm:x", -1, 0, "neither the options"},
+      {"shm:x", 0, 0, "world size 0"},
+      {"env:x", -1, 0, "followed by nothing"},
+      {"env:?rank=1", -1, 0, "unknown key 'rank'"},
+  };
+  for (const BadUrl& bad : cases) {
+    SCOPED_TRACE(bad.url);
+    CommOptions options;
+    options.rank = bad.rank;
+    options.world_size = bad.world_size;
+    options.timeout = 0.2;
+    const auto comm = OpenCommunicator(bad.url, options);
+    ASSERT_FALSE(comm.ok());
+    EXPECT_EQ(comm.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_TRUE(Contains(comm.status().message(), bad.part));
+  }
+}
+
+TEST(OpenTest, TimeoutOfTheUrl) {
+  const auto comm = OpenCommunicator("local:?timeout=2.5", CommOptions());
+  ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+  EXPECT_EQ((*comm)->timeout(), 2.5);
+  CommOptions endless;
+  endless.timeout = INFINITY;
+  EXPECT_FALSE(OpenCommunicator("local:", endless).ok());
+}
+
+TEST(OpenTest, PlaceInTheUrl) {
+  const auto comm = OpenCommunicator(
+      "shm:" + UniqueName() + "?rank=0&world_size=1", CommOptions());
+  ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+  EXPECT_EQ((*comm)->world_size(), 1);
+}
+
+TEST(OpenTest, Environment) {
+  ::setenv("SHARD_RENDEZVOUS", UniqueName().c_str(), 1);
+  ::setenv("SHARD_WORLD_SIZE", "2", 1);
+  for (const char* url : {"env:", "env:?timeout=20"}) {
+    ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
+      ::setenv("SHARD_RANK", std::to_string(rank.rank()).c_str(), 1);
+      const auto comm = OpenCommunicator(url, CommOptions());
+      ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+      EXPECT_EQ((*comm)->rank(), rank.rank());
+      EXPECT_TRUE(
+          Contains((*comm)->Describe(), "of 2 (from SHARD_* variables)"));
+      SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+    }));
+  }
+  const std::string named = "shm:" + UniqueName();
+  ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
+    ::setenv("SHARD_RANK", std::to_string(rank.rank()).c_str(), 1);
+    const auto comm = OpenCommunicator(named, CommOptions());
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    EXPECT_EQ((*comm)->rank(), rank.rank());
+    SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+  }));
+  ::unsetenv("SHARD_RENDEZVOUS");
+  ::unsetenv("SHARD_WORLD_SIZE");
+}
+
+TEST(ThreadsTest, MissingRanksAreNamedOnAll) {
+  const std::string url = UrlFor(Backend::kThreads, UniqueName(), 5);
+  std::vector<Status> statuses(2);
+  RunEach(Backend::kThreads, 2, [&](int i) {
+    CommOptions options;
+    options.rank = i == 0 ? 1 : 3;
+    options.timeout = i == 0 ? 0.2 : 20;  // The least patient ends it.
+    statuses[static_cast<size_t>(i)] = OpenCommunicator(url, options).status();
+  });
+  for (const Status& status : statuses) {
+    // The other one may only come when the first has given up.
+    EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+    EXPECT_TRUE(Contains(status.message(), "missing [0, "));
+  }
+}
+
+TEST(ThreadsTest, DuplicateRankDoesNotBreakTheOthers) {
+  const std::string url = UrlFor(Backend::kThreads, UniqueName(), 2);
+  std::atomic<bool> refused{false};
+  RunEach(Backend::kThreads, 3, [&](int i) {
+    CommOptions options;
+    options.rank = i == 2 ? 1 : 0;
+    if (i == 2) {
+      while (!refused) std::this_thread::yield();
+    }
+    const auto comm = OpenCommunicator(url, options);
+    if (comm.ok()) {
+      SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+      return;
+    }
+    // Of the two that say 0, the later one.
+    EXPECT_EQ(comm.status().code(), StatusCode::kAlreadyExists);
+    EXPECT_FALSE(refused.exchange(true));
+  });
+  EXPECT_TRUE(refused);
+}
+
+TEST(ThreadsTest, SameNameAgainAtOnce) {
+  const std::string url = UrlFor(Backend::kThreads, UniqueName(), 3);
+  RunEach(Backend::kThreads, 3, [&](int rank) {
+    CommOptions options;
+    options.rank = rank;
+    for (int i = 0; i < 50; ++i) {
+      const auto comm = OpenCommunicator(url, options);
+      ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+      SHARD_ASSERT_OK((*comm)->Shutdown(Soon()));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace shard::testing

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "samples/gpt/options.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// "" on success, else the message.
+std::string Parse(options* parsed, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "train_gpt");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  char message[512] = "";
+  const bool ok = options_parse(parsed, static_cast<int>(argv.size()),
+                                argv.data(), message, sizeof(message));
+  EXPECT_EQ(ok, message[0] == '\0') << message;
+  return message;
+}
+
+std::string Error(const std::vector<std::string>& arguments) {
+  options parsed;
+  return Parse(&parsed, arguments);
+}
+
+TEST(OptionsTest, DefaultsAreConsistent) {
+  options parsed;
+  ASSERT_EQ(Parse(&parsed, {}), "");
+  EXPECT_EQ(parsed.model.width % parsed.model.heads, 0);
+  EXPECT_EQ(parsed.batch % 4, 0);
+  EXPECT_EQ(parsed.stage, 1);
+  EXPECT_STREQ(parsed.partition, "even");
+  EXPECT_STREQ(parsed.text, "/usr/share/common-licenses");
+  EXPECT_EQ(parsed.log, nullptr);
+  EXPECT_EQ(parsed.rank_threads, 0);
+  EXPECT_FALSE(parsed.help);
+  EXPECT_FALSE(parsed.check);
+}
+
+TEST(OptionsTest, ReadsBothSpellingsOfAValue) {
+  options parsed;
+  ASSERT_EQ(Parse(&parsed, {"--layers", "3", "--lr=1e-4", "--min-lr", "5e-5",
+                            "--seed=18446744073709551615", "--check"}),
+            "");
+  EXPECT_EQ(parsed.model.layers, 3);
+  EXPECT_EQ(parsed.lr, 1e-4);
+  EXPECT_EQ(parsed.min_lr, 5e-5);
+  EXPECT_EQ(parsed.seed, UINT64_MAX);
+  EXPECT_TRUE(parsed.check);
+}
+
+TEST(OptionsTest, TheLastOneCounts) {
+  options parsed;
+  ASSERT_EQ(Parse(&parsed, {"--steps", "3", "--steps", "4"}), "");
+  EXPECT_EQ(parsed.steps, 4);
+}
+
+TEST(OptionsTest, ZeroTurnsOff) {
+  options parsed;
+  ASSERT_EQ(Parse(&parsed, {"--clip", "0", "--val-every=0", "--sample=0",
+                            "--weight-decay", "0", "--warm-up", "0"}),
+            "");
+  EXPECT_EQ(parsed.clip, 0);
+  EXPECT_EQ(parsed.val_every, 0);
+}
+
+TEST(OptionsTest, NamesWhatItDoesNotKnow) {
+  EXPECT_THAT(Error({"--laers", "3"}), HasSubstr("unknown option \"--laers\""));
+  EXPECT_THAT(Error({"--layer=3"}), HasSubstr("unknown option \"--layer=3\""));
+  EXPECT_THAT(Error({"-n"}), HasSubstr("unknown option \"-n\""));
+  EXPECT_THAT(Error({"--"}), HasSubstr("unknown option \"--\""));
+  EXPECT_THAT(Error({"text.txt"}), HasSubstr("unknown argument \"text.txt\""));
+  EXPECT_THAT(Error({""}), HasSubstr("unknown argument \"\""));
+}
+
+TEST(OptionsTest, NamesOptionAndValueOfABadNumber) {
+  for (const char* option : {"--layers", "--steps", "--lr", "--clip", "--seed",
+                             "--timeout", "--rank-threads"}) {
+    for (const char* value : {"", "x", "3x", "0x10", " 3", "3 ", "--steps",
+                              "nan", "inf", ".", "+", "e"}) {
+      EXPECT_THAT(Error({option, value}),
+                  AllOf(HasSubstr(std::string(option) + ":"),
+                        HasSubstr("\"" + std::string(value) + "\"")))
+          << option;
+    }
+  }
+  EXPECT_THAT(Error({"--layers", "1.5"}), HasSubstr("\"1.5\""));
+  EXPECT_THAT(Error({"--seed", "-1"}), HasSubstr("\"-1\""));
+  EXPECT_THAT(Error({"--seed", "18446744073709551616"}), HasSubstr("--seed"));
+}
+
+TEST(OptionsTest, NamesTheRangeThatAValueIsNotIn) {
+  EXPECT_THAT(
+      Error({"--layers", "0"}),
+      AllOf(HasSubstr("--layers"), HasSubstr("\"0\""), HasSubstr("1..64")));
+  EXPECT_THAT(Error({"--batch=-4"}), HasSubstr("\"-4\""));
+  EXPECT_THAT(Error({"--steps", "99999999999999999999"}),
+              HasSubstr("99999999999999999999"));
+  EXPECT_THAT(Error({"--stage", "2"}), HasSubstr("0..1"));
+  // 0 would mean "as before" to the step.
+  EXPECT_THAT(Error({"--lr", "0"}), HasSubstr("--lr: \"0\""));
+  EXPECT_THAT(Error({"--min-lr", "0"}), HasSubstr("--min-lr: \"0\""));
+  EXPECT_THAT(Error({"--lr", "1e400"}), HasSubstr("1e400"));
+  EXPECT_THAT(Error({"--timeout", "0"}), HasSubstr("--timeout"));
+}
+
+TEST(OptionsTest, NamesBothSidesOfWhatDoesNotFit) {
+  EXPECT_THAT(Error({"--width", "100", "--heads", "3"}),
+              AllOf(HasSubstr("--width: 100"), HasSubstr("--heads 3")));
+  EXPECT_THAT(Error({"--lr", "1e-4", "--min-lr", "1e-3"}),
+              AllOf(HasSubstr("0.001"), HasSubstr("0.0001")));
+  EXPECT_THAT(Error({"--batch", "10", "--rank-threads", "4"}),
+              AllOf(HasSubstr("--batch: 10"), HasSubstr("4 ranks")));
+  EXPECT_THAT(Error({"--partition", "odd"}),
+              AllOf(HasSubstr("--partition"), HasSubstr("\"odd\"")));
+}
+
+TEST(OptionsTest, NamesAnOptionWithoutItsValue) {
+  EXPECT_THAT(Error({"--text"}), HasSubstr("--text: a value is missing"));
+  EXPECT_THAT(Error({"--text="}), HasSubstr("--text: \"\" must not be empty"));
+  EXPECT_THAT(Error({"--help=yes"}),
+              AllOf(HasSubstr("--help"), HasSubstr("\"yes\"")));
+}
+
+TEST(OptionsTest, HelpNamesEveryOption) {
+  char* text = nullptr;
+  size_t size = 0;
+  FILE* out = open_memstream(&text, &size);
+  options_print_help(out);
+  fclose(out);
+  const std::string help(text, size);
+  free(text);
+  for (const char* name :
+       {"--layers",       "--width",        "--heads",  "--context",
+        "--batch",        "--steps",        "--lr",     "--min-lr",
+        "--warm-up",      "--weight-decay", "--stage",  "--partition",
+        "--clip",         "--seed",         "--text",   "--val-every",
+        "--rank-threads", "--log",          "--sample", "--check",
+        "--timeout",      "--help"}) {
+    EXPECT_THAT(help, HasSubstr(name));
+  }
+}
+
+}  // namespace

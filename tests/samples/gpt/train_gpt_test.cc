@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The program from outside: real training on ranks that are threads, compared
+// by the log it writes.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+std::string ReadFile(const std::string& path) {
+  std::ostringstream bytes;
+  bytes << std::ifstream(path).rdbuf();
+  return bytes.str();
+}
+
+class TrainGptTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = ::testing::TempDir() + "/train_gpt.XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    // Words in no order, by a congruence: something to learn, and enough of it.
+    const char* const words[] = {"shard ", "rank ",  "gradient ", "step ",
+                                 "the ",   "reduce", "and ",      "\n"};
+    std::ofstream text(folder_ + "/text");
+    uint32_t state = 1;
+    for (int i = 0; i < 4000; i++) {
+      state = state * 1664525 + 1013904223;
+      text << words[state >> 29];
+    }
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  Outcome Run(const std::string& arguments) const {
+    const std::string command = "samples/gpt/train_gpt " + arguments + " >" +
+                                folder_ + "/out 2>" + folder_ + "/err";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+            ReadFile(folder_ + "/out"), ReadFile(folder_ + "/err")};
+  }
+
+  // Trains 50 steps of a tiny model and returns the log's lines, each up to
+  // what depends on the clock.
+  std::vector<std::string> Train(const std::string& arguments) const {
+    const Outcome outcome =
+        Run("--layers 2 --width 16 --heads 2 --context 16 --batch 8 --steps 50 "
+            "--warm-up 10 --lr 3e-3 --sample 20 --val-every 25 --text " +
+            folder_ + "/text --log " + folder_ + "/log " + arguments);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(outcome.err, "");
+    EXPECT_THAT(outcome.out, HasSubstr("\nvalidation loss "));
+    std::vector<std::string> lines;
+    std::ifstream log(folder_ + "/log");
+    for (std::string line; std::getline(log, line);) {
+      size_t end = line.find(",\"tokens_per_second\"");
+      if (end == std::string::npos) end = line.find(",\"seconds\"");
+      EXPECT_NE(end, std::string::npos) << line;
+      lines.push_back(line.substr(0, end));
+    }
+    EXPECT_EQ(lines.size(), 52u);  // 50 steps, 2 validations.
+    return lines;
+  }
+
+  // The losses of a log, validations among them.
+  static std::vector<double> Losses(const std::vector<std::string>& lines) {
+    std::vector<double> losses;
+    for (const std::string& line : lines) {
+      const size_t at = line.find("loss\":");
+      EXPECT_NE(at, std::string::npos) << line;
+      losses.push_back(std::strtod(line.c_str() + at + 6, nullptr));
+    }
+    return losses;
+  }
+
+  // Float sums in another order: 1e-7 per step, and training spreads it.
+  static void ExpectSameCurve(const std::vector<std::string>& a,
+                              const std::vector<std::string>& b) {
+    const std::vector<double> x = Losses(a);
+    const std::vector<double> y = Losses(b);
+    ASSERT_EQ(x.size(), y.size());
+    for (size_t i = 0; i < x.size(); i++) {
+      EXPECT_NEAR(x[i], y[i], 1e-4 * std::fabs(x[i])) << a[i] << "\n" << b[i];
+    }
+  }
+
+  std::string folder_;
+};
+
+// ---- Training -------------------------------------------------------------
+
+TEST_F(TrainGptTest, CurveDoesNotDependOnTheWorldSize) {
+  const auto alone = Train("--rank-threads 1");
+  ExpectSameCurve(alone, Train("--rank-threads 2"));
+  ExpectSameCurve(alone, Train("--rank-threads 4"));
+  // It does learn.
+  const std::vector<double> losses = Losses(alone);
+  EXPECT_NEAR(losses.front(), std::log(256.0), 0.1);
+  EXPECT_LT(losses.back(), 4);
+}
+
+TEST_F(TrainGptTest, CurveDoesNotDependOnHowStatesAreSharded) {
+  const auto alone = Train("--rank-threads 1 --stage 0");
+  ExpectSameCurve(alone, Train("--rank-threads 4 --stage 0"));
+  ExpectSameCurve(alone, Train("--rank-threads 4 --partition greedy"));
+}
+
+TEST_F(TrainGptTest, CurveDoesNotDependOnTheWorldSizeWhenClipped) {
+  const auto alone = Train("--rank-threads 1 --clip 0.1");
+  ExpectSameCurve(alone, Train("--rank-threads 2 --clip 0.1"));
+  ExpectSameCurve(alone, Train("--rank-threads 4 --clip 0.1"));
+  EXPECT_NE(alone, Train("--rank-threads 1 --clip 1"));
+}
+
+TEST_F(TrainGptTest, TwoRunsGiveTheSameBits) {
+  for (const char* arguments :
+       {"--rank-threads 2", "--rank-threads 2 --clip 0.1",
+        "--rank-threads 2 --clip 0", "--rank-threads 4 --partition greedy"}) {
+    const auto first = Train(arguments);
+    EXPECT_EQ(first, Train(arguments)) << arguments;
+  }
+}
+
+TEST_F(TrainGptTest, WithoutClippingThereIsNoNorm) {
+  EXPECT_THAT(Train("--clip 0")[0], HasSubstr("\"grad_norm\":null"));
+  EXPECT_THAT(Train("--clip 1")[0], Not(HasSubstr("\"grad_norm\":null")));
+}
+
+TEST_F(TrainGptTest, AnotherSeedIsAnotherRun) {
+  EXPECT_NE(Losses(Train("--seed 1")), Losses(Train("--seed 2")));
+}
+
+TEST_F(TrainGptTest, IntroducesItself) {
+  const Outcome outcome =
+      Run("--layers 1 --width 8 --heads 1 --context 8 --steps 1 --batch 2 "
+          "--sample 0 --rank-threads 2 --text " +
+          folder_ + "/text");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("ranks "), HasSubstr("text    " + folder_),
+                    HasSubstr(" parameters: 1 layers, width 8"),
+                    HasSubstr("plan    stage 1, even; ")));
+  // The result is the last line.
+  const size_t last = outcome.out.rfind('\n', outcome.out.size() - 2);
+  EXPECT_THAT(outcome.out.substr(last + 1),
+              ::testing::StartsWith("validation loss "));
+}
+
+TEST_F(TrainGptTest, ChecksItsBackward) {
+  const Outcome outcome = Run("--check");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("h.1.mlp.c_proj.weight"),
+                                 Not(HasSubstr("WRONG"))));
+}
+
+TEST_F(TrainGptTest, Helps) {
+  const Outcome outcome = Run("--help");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.out, HasSubstr("--weight-decay"));
+}
+
+// ---- Bad input ------------------------------------------------------------
+
+TEST_F(TrainGptTest, ABadOptionEndsWithTwo) {
+  const Outcome outcome = Run("--width 12x");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("train_gpt: --width: \"12x\" is not"));
+  EXPECT_EQ(outcome.out, "");
+}
+
+TEST_F(TrainGptTest, ABatchThatDoesNotDivideNamesBothNumbers) {
+  const Outcome outcome = Run("--batch 6 --rank-threads 4");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--batch: 6 does not divide by 4 ranks"));
+}
+
+TEST_F(TrainGptTest, AMissingTextIsNamedByEveryRank) {
+  const Outcome outcome = Run("--rank-threads 2 --text " + folder_ + "/none");
+  EXPECT_EQ(outcome.exit_code, 1);
+  for (const char* rank : {"rank 0", "rank 1"}) {
+    EXPECT_THAT(outcome.err, HasSubstr(rank));
+  }
+  EXPECT_THAT(outcome.err,
+              HasSubstr("--text: " + folder_ + "/none: No such file"));
+}
+
+TEST_F(TrainGptTest, ATextThatIsTooShortIsNamed) {
+  std::ofstream(folder_ + "/short") << "short";
+  const Outcome outcome = Run("--text " + folder_ + "/short");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("train_gpt: rank 0: --text: "),
+                                 HasSubstr(folder_ + "/short: too short")));
+}
+
+// Rank 0 alone writes the log: when it cannot, the others must not wait for it.
+TEST_F(TrainGptTest, ARankThatFailsAloneEndsTheOthers) {
+  const Outcome outcome =
+      Run("--rank-threads 4 --timeout 30 --log /no/such/folder/log --text " +
+          folder_ + "/text");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("train_gpt: rank 0: --log: "
+                                     "/no/such/folder/log: No such file"));
+  for (const char* rank : {"rank 1", "rank 2", "rank 3"}) {
+    EXPECT_THAT(outcome.err, HasSubstr(rank + std::string(": loss: POISONED")));
+  }
+}
+
+TEST_F(TrainGptTest, ALogThatDoesNotFitIsAnError) {
+  const Outcome outcome =
+      Run("--layers 1 --width 8 --heads 1 --context 8 --steps 1 --batch 2 "
+          "--rank-threads 2 --log /dev/full --text " +
+          folder_ + "/text");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 0: --log: the log was not written"));
+}
+
+}  // namespace
