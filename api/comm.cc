@@ -107,10 +107,7 @@ shard_error* shard_comm_abort(shard_comm* comm, const char* reason) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(comm);
     SHARD_API_REQUIRE(reason);
-    const int rank = comm->comm->rank();
-    comm->comm->Abort(
-        Status(shard::StatusCode::kAborted,
-               shard::StrCat("rank ", rank, " aborted: ", reason), rank));
+    comm->comm->Abort(Status(shard::StatusCode::kAborted, reason));
     return Status();
   });
 }

@@ -195,10 +195,9 @@ void gpt_backward(gpt* model, const uint8_t* sequences) {
                   GPT_VOCABULARY);
   memset(d_residual, 0, (size_t)rows * (size_t)width * sizeof(real));
   const int final = GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
-  layer_norm_backward(
-      d_residual, grads[final], grads[final + 1], d_branch,
-      layers > 0 ? model->blocks[layers - 1].residual_out : model->embedded,
-      model->mean_f, model->rstd_f, params[final], rows, width);
+  layer_norm_backward(d_residual, grads[final], grads[final + 1], d_branch,
+                      model->blocks[layers - 1].residual_out, model->mean_f,
+                      model->rstd_f, params[final], rows, width);
 
   for (int l = layers - 1; l >= 0; l--) {
     real* const* p = params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;

@@ -43,7 +43,7 @@ static const option kOptions[] = {
     {"weight-decay", NUMBER, AT(weight_decay), "0.1", 0, 10, "X",
      "AdamW's weight decay"},
     {"stage", INTEGER, AT(stage), "1", 0, 1, "0|1",
-     "ZeRO stage: 1 shards the optimizer's states, 0 nothing"},
+     "ZeRO stage: 1 shards optimizer states, 0 nothing"},
     {"partition", STRING, AT(partition), "even", 0, 0, "even|greedy",
      "how parameters are divided among ranks"},
     {"clip", NUMBER, AT(clip), "1", 0, 1e30, "X",
@@ -56,7 +56,7 @@ static const option kOptions[] = {
      "steps between validations; 0: only at the end"},
     {"rank-threads", INTEGER, AT(rank_threads), "0", 0, 256, "N",
      "run N ranks as threads of this process; 0: ranks\n"
-     "come from the environment, as shardctl run sets it"},
+     "come from the environment, as under shardctl run"},
     {"log", STRING, AT(log), NULL, 0, 0, "FILE",
      "write one JSON object per step"},
     {"sample", INTEGER, AT(sample), "300", 0, 100000, "N",

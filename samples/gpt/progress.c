@@ -82,7 +82,7 @@ static void log_step(const progress* p, const progress_step* s,
 
 static void draw_bar(progress* p, const progress_step* s,
                      double tokens_per_second, double seconds_left) {
-  enum { kWidth = 20 };
+  enum { kWidth = 16 };
   char bar[kWidth + 1];
   const int64_t done = s->step * kWidth / p->steps;
   for (int i = 0; i < kWidth; i++) bar[i] = i < done ? '#' : '.';
@@ -92,9 +92,13 @@ static void draw_bar(progress* p, const progress_step* s,
     snprintf(validation, sizeof(validation), " (val %.3f)", p->validation_loss);
   }
   const long left = lround(seconds_left);
-  printf("\r[%s] %lld/%lld  loss %.3f%s  %.0f tok/s  ETA %ld:%02ld ", bar,
-         (long long)s->step, (long long)p->steps, s->loss, validation,
-         tokens_per_second, left / 60, left % 60);
+  char line[160];
+  snprintf(line, sizeof(line),
+           "[%s] %lld/%lld  loss %.3f%s  %.0f tok/s  ETA %ld:%02ld", bar,
+           (long long)s->step, (long long)p->steps, s->loss, validation,
+           tokens_per_second, left / 60, left % 60);
+  // Blanks cover what a longer line left behind.
+  printf("\r%-78s", line);
   fflush(stdout);
   p->mid_line = true;
 }

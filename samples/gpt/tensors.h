@@ -16,8 +16,8 @@ extern "C" {
 enum { GPT_VOCABULARY = 256 };
 
 typedef struct gpt_config {
-  int layers;
-  int width;  // A multiple of heads.
+  int layers;  // At least 1.
+  int width;   // A multiple of heads.
   int heads;
   int context;
 } gpt_config;

@@ -8,10 +8,7 @@
 // parameters in one call per step. What it does not: the model (gpt.c), the
 // data (text.c), the loop (here).
 
-#define _POSIX_C_SOURCE 200809L
-
 #include <math.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +19,7 @@
 #include "samples/gpt/gpt.h"
 #include "samples/gpt/options.h"
 #include "samples/gpt/progress.h"
+#include "samples/gpt/rank_threads.h"
 #include "samples/gpt/sample.h"
 #include "samples/gpt/text.h"
 #include "shard/shard.h"
@@ -199,7 +197,6 @@ static bool introduce(trainer* t) {
   const gpt_config* config = &opts->model;
   shard_memory memory = SHARD_MEMORY_INIT;
   if (!ok(t, "plan", shard_plan_memory(t->plan, &memory))) return false;
-  const double mib = 1 << 20;
   printf("ranks   %s\n", shard_comm_describe(t->comm));
   printf("text    %s: %d files, %zu bytes to train on, %zu held out\n",
          opts->text, t->data.files, t->data.train_bytes,
@@ -207,11 +204,10 @@ static bool introduce(trainer* t) {
   printf("model   %lld parameters: %d layers, width %d, %d heads, context %d\n",
          (long long)gpt_parameter_count(config), config->layers, config->width,
          config->heads, config->context);
-  printf(
-      "plan    stage %d, %s; parameters %.1f MiB per host; "
-      "gradients %.1f MiB and optimizer %.1f MiB per rank\n",
-      opts->stage, opts->partition, (double)memory.param_bytes / mib,
-      (double)memory.grad_bytes / mib, (double)memory.state_bytes / mib);
+  printf("plan    stage %d, %s; in KiB: %.0f of parameters per host, ",
+         opts->stage, opts->partition, (double)memory.param_bytes / 1024);
+  printf("%.0f of gradients and %.0f of optimizer states per rank\n",
+         (double)memory.grad_bytes / 1024, (double)memory.state_bytes / 1024);
   fflush(stdout);
 
   char message[512];
@@ -343,7 +339,7 @@ static bool finish(trainer* t) {
   return true;
 }
 
-// ---- Ranks ----------------------------------------------------------------
+// ---- One rank -------------------------------------------------------------
 
 // `rank`: -1 where the environment knows it. Returns the exit status.
 static int run_rank(const options* opts, int rank) {
@@ -364,49 +360,6 @@ static int run_rank(const options* opts, int rank) {
   return done ? 0 : 1;
 }
 
-typedef struct rank_thread {
-  pthread_t thread;
-  const options* opts;
-  int rank;
-  int status;
-} rank_thread;
-
-static void* run_rank_thread(void* argument) {
-  rank_thread* self = argument;
-  self->status = run_rank(self->opts, self->rank);
-  return NULL;
-}
-
-static int run_rank_threads(const options* opts) {
-  const int count = opts->rank_threads;
-  rank_thread* ranks = calloc((size_t)count, sizeof(*ranks));
-  if (!ranks) {
-    fprintf(stderr, "train_gpt: out of memory\n");
-    return 1;
-  }
-  int status = 0;
-  int started = 0;
-  for (; started < count; started++) {
-    ranks[started].opts = opts;
-    ranks[started].rank = started;
-    const int error = pthread_create(&ranks[started].thread, NULL,
-                                     run_rank_thread, &ranks[started]);
-    if (error) {
-      // Those that started will miss this one and say so.
-      fprintf(stderr, "train_gpt: thread of rank %d: %s\n", started,
-              strerror(error));
-      status = 1;
-      break;
-    }
-  }
-  for (int r = 0; r < started; r++) {
-    pthread_join(ranks[r].thread, NULL);
-    if (ranks[r].status != 0) status = ranks[r].status;
-  }
-  free(ranks);
-  return status;
-}
-
 int main(int argc, char** argv) {
   options opts;
   char message[512];
@@ -423,5 +376,6 @@ int main(int argc, char** argv) {
   // them wait for one another.
   openblas_set_num_threads(1);
   if (opts.check) return check_all() ? 0 : 1;
-  return opts.rank_threads > 0 ? run_rank_threads(&opts) : run_rank(&opts, -1);
+  return opts.rank_threads > 0 ? rank_threads_run(run_rank, &opts)
+                               : run_rank(&opts, -1);
 }

@@ -33,12 +33,25 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// Failures of the test that runs; 0 outside of a test.
+int CountFailures() {
+  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+  if (test == nullptr) return 0;
+  int failures = 0;
+  for (int i = 0; i < test->result()->total_part_count(); ++i) {
+    if (test->result()->GetTestPartResult(i).failed()) ++failures;
+  }
+  return failures;
+}
+
 [[noreturn]] void RunChild(const RankFunction& function, const Rank& rank) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // A failure before the fork is the parent's.
+  const int before = CountFailures();
   function(rank);
   std::fflush(nullptr);
   // Not exit(): the parent's atexit handlers are not this process's.
-  ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+  ::_exit(CountFailures() > before ? 1 : 0);
 }
 
 void Reap(Child* child, int options, Clock::time_point start,

@@ -53,8 +53,8 @@ class GuestSide {
     options_.Phase("rendezvous: mapped");
     const Verdict answer = MakeVerdict(mapped);
     SHARD_RETURN_IF_ERROR(Tell(answer, {}));
+    if (!mapped.ok()) return HearEnd();
     SHARD_RETURN_IF_ERROR(HearVerdict().status());
-    SHARD_RETURN_IF_ERROR(mapped);
     meeting_.connections.resize(static_cast<size_t>(options_.world_size));
     meeting_.connections[0] = std::move(socket_);
     return std::move(meeting_);
@@ -75,6 +75,7 @@ class GuestSide {
                    "in this network namespace, under this name"),
             0);
       }
+      socket_.Reset();  // One descriptor at a time.
       socket_.Reset(
           ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       if (!socket_.valid()) return ErrnoStatus("opening a Unix socket", errno);
@@ -173,10 +174,6 @@ class GuestSide {
   // An error when the host says one, or is gone.
   StatusOr<Welcome> HearVerdict() {
     auto packet = Hear();
-    // Left over when this rank failed to take them.
-    while (packet.ok() && Parse<Peers>(packet->bytes, Kind::kPeers)) {
-      packet = Hear();
-    }
     SHARD_RETURN_IF_ERROR(packet.status());
     const auto verdict = Parse<Verdict>(packet->bytes, Kind::kVerdict);
     if (!verdict) {
@@ -186,6 +183,18 @@ class GuestSide {
     }
     SHARD_RETURN_IF_ERROR(StatusOf(*verdict));
     return Welcome{*verdict, std::move(packet->fds)};
+  }
+
+  // The host's answer to this rank's own error, behind the packets that it
+  // could not take. To leave before would look like a death.
+  Status HearEnd() {
+    for (;;) {
+      const auto packet = Hear();
+      if (packet.status().code() == StatusCode::kResourceExhausted) continue;
+      SHARD_RETURN_IF_ERROR(packet.status());
+      const auto verdict = Parse<Verdict>(packet->bytes, Kind::kVerdict);
+      if (verdict && verdict->code != 0) return StatusOf(*verdict);
+    }
   }
 
   Status FromHost(const Status& status) const {

@@ -48,6 +48,12 @@ class HostSide {
     Status status = CollectHellos();
     if (status.ok()) status = Welcome();
     if (status.ok()) status = CollectAnswers();
+    const StatusCode code = status.code();
+    if (status.rank() < 0 && (code == StatusCode::kResourceExhausted ||
+                              code == StatusCode::kInternal)) {
+      // This process's own: the others must know whose it is.
+      status = Status(code, StrCat("rank 0: ", status.message()), 0);
+    }
     TellAll(status);
     if (!status.ok()) {
       Linger(status);
@@ -149,6 +155,10 @@ class HostSide {
   // stranger that speaks no libshard is dropped.
   Status Hear(Guest stranger) {
     auto packet = ReceiveNow(stranger.socket.get());
+    if (packet.status().code() == StatusCode::kResourceExhausted) {
+      rejected_.push_back(std::move(stranger));
+      return packet.status();  // No room for its pidfd, nor for the next one.
+    }
     Header header{};
     if (packet.ok() && packet->bytes.size() >= sizeof(Header)) {
       std::memcpy(&header, packet->bytes.data(), sizeof(Header));

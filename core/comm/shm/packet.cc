@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kSliceMillis = 50;
 constexpr size_t kMaxPacketBytes = 4096;
+constexpr size_t kKernelFdsPerPacket = 253;  // SCM_MAX_FD
 
 Status PeerGone() { return Unavailable("the connection was closed"); }
 
@@ -82,7 +83,9 @@ StatusOr<Packet> ReceiveNow(int socket) {
   Packet packet;
   packet.bytes.resize(kMaxPacketBytes);
   iovec part{packet.bytes.data(), packet.bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(kMaxFdsPerPacket * sizeof(int))];
+  // Room for all that any peer can send, so that only a lack of descriptors
+  // cuts it short.
+  alignas(cmsghdr) char control[CMSG_SPACE(kKernelFdsPerPacket * sizeof(int))];
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;

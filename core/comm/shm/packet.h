@@ -19,7 +19,7 @@
 
 namespace shard::shm {
 
-// The kernel takes 253 descriptors per packet.
+// Of one packet that we send.
 inline constexpr size_t kMaxFdsPerPacket = 128;
 
 struct Packet {

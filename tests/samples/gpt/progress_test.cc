@@ -86,7 +86,7 @@ TEST(ProgressTest, DrawsABarOnATerminal) {
   progress_report(p, &step);
   progress_close(p, message, sizeof(message));
   const std::string out = ::testing::internal::GetCapturedStdout();
-  EXPECT_THAT(out, StartsWith("\r[####################] 4/4  loss 1.250 "
+  EXPECT_THAT(out, StartsWith("\r[################] 4/4  loss 1.250 "
                               "(val 5.500)  200 tok/s  ETA 0:00"));
   EXPECT_EQ(out.back(), '\n');
   EXPECT_LE(out.size(), 81u);

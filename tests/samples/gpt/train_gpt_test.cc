@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The program from outside: real training on ranks that are threads, compared
-// by the log it writes.
+// The program from outside: real training, on ranks that are threads and on
+// ranks that are processes, compared by the log it writes.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -54,23 +54,37 @@ class TrainGptTest : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   Outcome Run(const std::string& arguments) const {
-    const std::string command = "samples/gpt/train_gpt " + arguments + " >" +
-                                folder_ + "/out 2>" + folder_ + "/err";
+    return RunCommand("samples/gpt/train_gpt " + arguments);
+  }
+  Outcome RunProcesses(int ranks, const std::string& arguments) const {
+    return RunCommand("sdk/cli/shardctl run -n " + std::to_string(ranks) +
+                      " -- samples/gpt/train_gpt " + arguments);
+  }
+  Outcome RunCommand(const std::string& line) const {
+    const std::string command =
+        line + " >" + folder_ + "/out 2>" + folder_ + "/err";
     const int status = std::system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1,
             ReadFile(folder_ + "/out"), ReadFile(folder_ + "/err")};
   }
 
-  // Trains 50 steps of a tiny model and returns the log's lines, each up to
-  // what depends on the clock.
+  // 50 steps of a tiny model.
+  std::string Tiny(const std::string& arguments) const {
+    return "--layers 2 --width 16 --heads 2 --context 16 --batch 8 --steps 50 "
+           "--warm-up 10 --lr 3e-3 --sample 20 --val-every 25 --text " +
+           folder_ + "/text --log " + folder_ + "/log " + arguments;
+  }
+
+  // Trains it and returns the log.
   std::vector<std::string> Train(const std::string& arguments) const {
-    const Outcome outcome =
-        Run("--layers 2 --width 16 --heads 2 --context 16 --batch 8 --steps 50 "
-            "--warm-up 10 --lr 3e-3 --sample 20 --val-every 25 --text " +
-            folder_ + "/text --log " + folder_ + "/log " + arguments);
+    return Log(Run(Tiny(arguments)));
+  }
+
+  // The log's lines, each up to what depends on the clock.
+  std::vector<std::string> Log(const Outcome& outcome) const {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_EQ(outcome.err, "");
-    EXPECT_THAT(outcome.out, HasSubstr("\nvalidation loss "));
+    EXPECT_THAT(outcome.out, HasSubstr("validation loss "));
     std::vector<std::string> lines;
     std::ifstream log(folder_ + "/log");
     for (std::string line; std::getline(log, line);) {
@@ -147,6 +161,11 @@ TEST_F(TrainGptTest, WithoutClippingThereIsNoNorm) {
   EXPECT_THAT(Train("--clip 1")[0], Not(HasSubstr("\"grad_norm\":null")));
 }
 
+TEST_F(TrainGptTest, RanksMayBeProcesses) {
+  const auto threads = Train("--rank-threads 2");
+  ExpectSameCurve(threads, Log(RunProcesses(2, Tiny(""))));
+}
+
 TEST_F(TrainGptTest, AnotherSeedIsAnotherRun) {
   EXPECT_NE(Losses(Train("--seed 1")), Losses(Train("--seed 2")));
 }
@@ -193,6 +212,13 @@ TEST_F(TrainGptTest, ABatchThatDoesNotDivideNamesBothNumbers) {
   const Outcome outcome = Run("--batch 6 --rank-threads 4");
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("--batch: 6 does not divide by 4 ranks"));
+}
+
+TEST_F(TrainGptTest, ABatchThatDoesNotDivideByTheProcessesNamesBothNumbers) {
+  const Outcome outcome = RunProcesses(2, Tiny("--batch 5"));
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.err,
+              HasSubstr("rank 0: --batch: 5 does not divide by 2 ranks"));
 }
 
 TEST_F(TrainGptTest, AMissingTextIsNamedByEveryRank) {

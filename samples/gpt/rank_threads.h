@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks as threads of one process: for a look at several ranks in a debugger,
+// and for tests. `shardctl run` makes them processes, which is what a training
+// job wants.
+
+#ifndef SHARD_SAMPLES_GPT_RANK_THREADS_H_
+#define SHARD_SAMPLES_GPT_RANK_THREADS_H_
+
+#include "samples/gpt/options.h"
+
+// Calls run_rank(opts, rank) for opts->rank_threads ranks at once and waits for
+// all. Returns 0, or the exit status of a rank that failed.
+int rank_threads_run(int (*run_rank)(const options* opts, int rank),
+                     const options* opts);
+
+#endif  // SHARD_SAMPLES_GPT_RANK_THREADS_H_

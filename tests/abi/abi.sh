@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+#
+# How each record of the ABI is made. Sourced by abi_test.sh and record.sh, in a
+# folder that holds this tree's files.
+
+readonly library=api/libshard.so.0
+readonly header=api/include/shard/shard.h
+readonly records=tests/abi
+
+# "shard_version SHARD_0 T": the name, its version, its kind.
+make_symbols() {
+  nm -D --defined-only --with-symbol-versions "$library" |
+    sed -nE 's/^[0-9a-f]+ ([A-Za-z]) ([^@ ]+)@@?([^ ]+)$/\2 \3 \1/p
+             s/^[0-9a-f]+ ([A-Za-z]) ([^@ ]+)$/\2 - \1/p' | LC_ALL=C sort
+}
+
+make_layout() {
+  tests/abi/layout
+}
+
+# Functions with their types, and the types of shard.h; what stands behind a
+# handle is private and left out. No line numbers, so that an edit elsewhere in
+# a file is no difference.
+make_abi() {
+  abidw --headers-dir "$(dirname "$header")" --drop-private-types \
+    --exported-interfaces-only --no-show-locs --no-corpus-path \
+    --no-comp-dir-path --type-id-style hash "$library"
+}

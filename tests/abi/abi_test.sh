@@ -1,0 +1,155 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Usage: abi_test CHECK
+#
+# The border of libshard.so.0 against what is on record. CHECK is the name of a
+# function below. After a change that is meant: bazel run //tests/abi:record
+
+set -euo pipefail
+source tests/abi/abi.sh
+
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+# same RECORD: stdin is what is on record.
+same() {
+  diff -u "$records/$1" - ||
+    fail "not as in tests/abi/$1 (-: on record, +: now);" \
+      "if it is meant: bazel run //tests/abi:record"
+}
+
+# Exactly the functions on record leave the library.
+symbols() {
+  make_symbols | same symbols.txt
+  # Both ways, so that neither the record nor the header promises too much.
+  diff -u <(sed -nE 's/^SHARD_API.*[ *](shard_[a-z0-9_]+)\(.*/\1/p
+                     /^SHARD_API[^(]*$/{n;s/^ *(shard_[a-z0-9_]+)\(.*/\1/p}' \
+    "$header" | LC_ALL=C sort) \
+    <(make_symbols | sed -nE 's/ SHARD_0 T$//p') ||
+    fail "the header (-) and the library (+) have different functions"
+}
+
+# Sizes, offsets and constants are those on record, and all are on record.
+layout() {
+  make_layout | same layout.txt
+  local name missing=0
+  local code
+  # The header without comments.
+  code="$(gcc -fpreprocessed -dD -E -P "$header" 2>/dev/null)"
+  for name in $(grep -oE 'SHARD_[A-Z0-9_]+ = -?[0-9]+' <<<"$code" |
+    cut -d' ' -f1) $(grep -oE 'define SHARD_MAX_[A-Z]+' <<<"$code" |
+    cut -d' ' -f2); do
+    grep -q "^constant $name " "$records/layout.txt" ||
+      { echo "constant $name" && missing=1; }
+  done
+  for name in $(grep -oE 'define SHARD_[A-Z_]+_INIT' <<<"$code" |
+    cut -d' ' -f2); do
+    grep -q "^init $name " "$records/layout.txt" ||
+      { echo "init $name" && missing=1; }
+  done
+  # "struct.field" for every field: the last word before each semicolon.
+  for name in $(awk '
+      /^typedef struct shard_[a-z_]+ \{/ { type = $3; next }
+      /^}/ { type = "" }
+      type != "" && /;/ { sub(/;.*/, ""); sub(/.*[ *]/, "")
+                          print type "." $0 }' <<<"$code"); do
+    grep -q "^field $name " "$records/layout.txt" ||
+      { echo "field $name" && missing=1; }
+  done
+  ((!missing)) || fail "the names above are in shard.h and not in layout.c"
+}
+
+# Types of arguments and results, as the debug information has them.
+types() {
+  local code=0
+  make_abi >"$TEST_TMPDIR/now.abi"
+  abidiff "$records/libshard.abi" "$TEST_TMPDIR/now.abi" \
+    >"$TEST_TMPDIR/diff" 2>&1 || code=$?
+  if ((code == 0)); then return; fi
+  cat "$TEST_TMPDIR/diff"
+  fail "abidiff says $code (4: changed, 8: incompatible); if it is meant:" \
+    "bazel run //tests/abi:record"
+}
+
+# libc, libm and the C++ runtime; all else is reached by dlopen.
+needed() {
+  local name
+  readelf -d "$library" | grep -q 'SONAME.*\[libshard\.so\.0\]' ||
+    fail "the SONAME is not libshard.so.0"
+  for name in $(readelf -d "$library" | sed -nE 's/.*NEEDED.*\[(.*)\]/\1/p'); do
+    case "$name" in
+      libc.so.6 | libm.so.6 | libstdc++.so.6 | libgcc_s.so.1) ;;
+      ld-linux*.so.*) ;;
+      *) fail "the library needs $name" ;;
+    esac
+  done
+  if readelf -d "$library" | grep -E 'R(UN)?PATH|TEXTREL'; then
+    fail "the library has a search path of this build, or text relocations"
+  fi
+  if readelf -lW "$library" | grep -E 'GNU_STACK.* RWE'; then
+    fail "the library asks for an executable stack"
+  fi
+}
+
+# The library changes nothing of its host: it does not even call what would.
+# Read from the relocations, and not from the symbol table: that still lists
+# what only code uses that the linker has dropped (hwy::Abort in
+# tools/bazel/highway/runtime.cc uses abort, fprintf and stderr).
+imports() {
+  local name
+  local -A forbidden=()
+  for name in \
+    abort exit _exit _Exit quick_exit atexit at_quick_exit on_exit raise kill \
+    tgkill __assert_fail __assert_perror_fail _ZSt9terminatev \
+    printf vprintf fprintf vfprintf dprintf vdprintf __printf_chk \
+    __vprintf_chk __fprintf_chk __vfprintf_chk puts putchar putc fputs fputc \
+    fwrite perror stdout stderr psignal syslog vsyslog error warn \
+    warnx err errx _ZSt4cout _ZSt4cerr _ZSt4clog \
+    signal sigaction sigprocmask sigset sigignore sysv_signal bsd_signal \
+    setlocale uselocale newlocale _ZNSt6locale6globalERKS_ \
+    umask chdir fchdir chroot setenv putenv unsetenv clearenv setrlimit \
+    prlimit nice setpriority prctl fork vfork system popen execve execv execvp \
+    posix_spawn setuid setgid seteuid setegid srand srandom alarm setitimer \
+    mlockall dup2 __cxa_atexit __cxa_thread_atexit_impl; do
+    forbidden[$name]=1
+  done
+  local bad="" count=0
+  for name in $(readelf -rW "$library" |
+    awk '$3 ~ /^R_/ && $5 ~ /^[A-Za-z_]/ { sub(/@.*/, "", $5); print $5 }'); do
+    count=$((count + 1))
+    if [[ -n "${forbidden[$name]:-}" ]]; then bad+=" $name"; fi
+  done
+  ((count > 20)) || fail "found only $count relocations with a name"
+  [[ -z "$bad" ]] || fail "the library refers to$bad"
+}
+
+# The header compiles alone, first and twice, in both languages.
+header_alone() {
+  local source="$TEST_TMPDIR/alone" compiler
+  printf '%s\n%s\n%s\n' '#include "shard/shard.h"' '#include "shard/shard.h"' \
+    'int main(void) { return shard_abi_version(); }' >"$source.c"
+  cp "$source.c" "$source.cc"
+  local flags=(-I api/include -fsyntax-only -Wall -Wextra -Wpedantic -Werror
+    -Wundef -Wmissing-field-initializers)
+  for compiler in gcc clang; do
+    if [[ $compiler == clang ]] && ! command -v clang >/dev/null; then
+      continue
+    fi
+    "$compiler" -std=c11 "${flags[@]}" -Wstrict-prototypes "$source.c" ||
+      fail "$compiler, C11"
+  done
+  for compiler in g++ clang++; do
+    if [[ $compiler == clang* ]] && ! command -v clang++ >/dev/null; then
+      continue
+    fi
+    "$compiler" -std=c++20 "${flags[@]}" -Wold-style-cast "$source.cc" ||
+      fail "$compiler, C++20"
+    # A host may be older than libshard.
+    "$compiler" -std=c++11 "${flags[@]}" "$source.cc" || fail "$compiler, C++11"
+  done
+}
+
+"$1"

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Prints what a compiler makes of shard.h: the size of each struct, the offset
+ * and size of each field, the value of each constant, the size of each _INIT.
+ * abi_test holds this to layout.txt, and holds this file to the header: a name
+ * that is there and not here fails it. */
+
+#include <stdio.h>
+
+#include "shard/shard.h"
+
+#define STRUCT(type) printf("struct %s %zu\n", #type, sizeof(type))
+#define FIELD(type, field)                                               \
+  printf("field %s.%s %zu +%zu\n", #type, #field, offsetof(type, field), \
+         sizeof(((type*)0)->field))
+#define CONSTANT(name) printf("constant %s %d\n", #name, (int)(name))
+#define INIT(type, init)                               \
+  do {                                                 \
+    const type value = init;                           \
+    printf("init %s %zu\n", #init, value.struct_size); \
+  } while (0)
+
+int main(void) {
+  STRUCT(shard_comm_options);
+  FIELD(shard_comm_options, struct_size);
+  FIELD(shard_comm_options, rank);
+  FIELD(shard_comm_options, world_size);
+  FIELD(shard_comm_options, timeout);
+  FIELD(shard_comm_options, log);
+  FIELD(shard_comm_options, log_user_data);
+  FIELD(shard_comm_options, log_level);
+  FIELD(shard_comm_options, reserved);
+  INIT(shard_comm_options, SHARD_COMM_OPTIONS_INIT);
+
+  STRUCT(shard_plan_options);
+  FIELD(shard_plan_options, struct_size);
+  FIELD(shard_plan_options, stage);
+  FIELD(shard_plan_options, world_size);
+  FIELD(shard_plan_options, partition);
+  FIELD(shard_plan_options, shard_buckets);
+  FIELD(shard_plan_options, bucket_bytes);
+  FIELD(shard_plan_options, owners);
+  FIELD(shard_plan_options, owners_len);
+  FIELD(shard_plan_options, optimizer);
+  INIT(shard_plan_options, SHARD_PLAN_OPTIONS_INIT);
+
+  STRUCT(shard_memory);
+  FIELD(shard_memory, struct_size);
+  FIELD(shard_memory, param_bytes);
+  FIELD(shard_memory, grad_bytes);
+  FIELD(shard_memory, state_bytes);
+  INIT(shard_memory, SHARD_MEMORY_INIT);
+
+  STRUCT(shard_engine_options);
+  FIELD(shard_engine_options, struct_size);
+  FIELD(shard_engine_options, timeout);
+  INIT(shard_engine_options, SHARD_ENGINE_OPTIONS_INIT);
+
+  STRUCT(shard_step_options);
+  FIELD(shard_step_options, struct_size);
+  FIELD(shard_step_options, lr);
+  FIELD(shard_step_options, max_grad_norm);
+  FIELD(shard_step_options, grad_divisor);
+  FIELD(shard_step_options, loss_scale);
+  FIELD(shard_step_options, timeout);
+  FIELD(shard_step_options, skip_nonfinite);
+  FIELD(shard_step_options, reserved);
+  INIT(shard_step_options, SHARD_STEP_OPTIONS_INIT);
+
+  STRUCT(shard_step_report);
+  FIELD(shard_step_report, struct_size);
+  FIELD(shard_step_report, step);
+  FIELD(shard_step_report, grad_norm);
+  FIELD(shard_step_report, skipped);
+  FIELD(shard_step_report, reserved);
+  FIELD(shard_step_report, bytes_moved);
+  FIELD(shard_step_report, seconds_wait);
+  FIELD(shard_step_report, seconds_reduce);
+  FIELD(shard_step_report, seconds_update);
+  FIELD(shard_step_report, seconds_total);
+  INIT(shard_step_report, SHARD_STEP_REPORT_INIT);
+
+  CONSTANT(SHARD_OK);
+  CONSTANT(SHARD_CANCELLED);
+  CONSTANT(SHARD_UNKNOWN);
+  CONSTANT(SHARD_INVALID_ARGUMENT);
+  CONSTANT(SHARD_DEADLINE_EXCEEDED);
+  CONSTANT(SHARD_NOT_FOUND);
+  CONSTANT(SHARD_ALREADY_EXISTS);
+  CONSTANT(SHARD_PERMISSION_DENIED);
+  CONSTANT(SHARD_RESOURCE_EXHAUSTED);
+  CONSTANT(SHARD_FAILED_PRECONDITION);
+  CONSTANT(SHARD_ABORTED);
+  CONSTANT(SHARD_OUT_OF_RANGE);
+  CONSTANT(SHARD_UNIMPLEMENTED);
+  CONSTANT(SHARD_INTERNAL);
+  CONSTANT(SHARD_UNAVAILABLE);
+  CONSTANT(SHARD_DATA_LOSS);
+  CONSTANT(SHARD_UNAUTHENTICATED);
+  CONSTANT(SHARD_DESYNC);
+  CONSTANT(SHARD_RANK_LOST);
+  CONSTANT(SHARD_CORRUPT);
+  CONSTANT(SHARD_POISONED);
+  CONSTANT(SHARD_BACKEND_UNAVAILABLE);
+  CONSTANT(SHARD_LOG_ERROR);
+  CONSTANT(SHARD_LOG_WARNING);
+  CONSTANT(SHARD_LOG_INFO);
+  CONSTANT(SHARD_LOG_DEBUG);
+  CONSTANT(SHARD_F32);
+  CONSTANT(SHARD_BF16);
+  CONSTANT(SHARD_F16);
+  CONSTANT(SHARD_F64);
+  CONSTANT(SHARD_MAX_DIMS);
+  CONSTANT(SHARD_PARTITION_EVEN);
+  CONSTANT(SHARD_PARTITION_GREEDY);
+  CONSTANT(SHARD_PARTITION_BUCKET);
+  CONSTANT(SHARD_PARTITION_MANUAL);
+  return 0;
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Structs that carry their size: hosts older and newer than the library.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/api/api_testing.h"
+
+namespace shard_api_testing {
+namespace {
+
+constexpr size_t kLargest = 4096;
+
+// Room for a struct of a host that is newer than any to come.
+template <typename T>
+union Roomy {
+  unsigned char bytes[2 * kLargest];
+  T value;
+  Roomy() { std::memset(bytes, 0, sizeof(bytes)); }
+};
+
+template <typename T>
+using Call = std::function<shard_error*(T*)>;
+
+// `call` succeeds with `defaults`.
+template <typename T>
+void ExpectSizesOfOptions(const std::string& name, const T& defaults,
+                          const Call<T>& call) {
+  SCOPED_TRACE(name);
+  const std::string field = name + ".struct_size";
+  for (const size_t size :
+       {size_t{0}, size_t{1}, sizeof(size_t) - 1, kLargest + 1,
+        std::numeric_limits<size_t>::max()}) {
+    T options = defaults;
+    options.struct_size = size;
+    EXPECT_FAILS(call(&options), SHARD_INVALID_ARGUMENT, field,
+                 std::to_string(size));
+  }
+  for (const size_t size : {sizeof(T) + 1, sizeof(T) + 64, kLargest}) {
+    Roomy<T> newer;
+    newer.value = defaults;
+    newer.value.struct_size = size;
+    EXPECT_OK(call(&newer.value));
+    // Beyond the struct there may be anything.
+    newer.bytes[size] = 1;
+    EXPECT_OK(call(&newer.value));
+    for (const size_t at : {sizeof(T), size - 1}) {
+      newer.bytes[at] = 1;
+      EXPECT_FAILS(call(&newer.value), SHARD_INVALID_ARGUMENT, name,
+                   "byte " + std::to_string(at));
+      newer.bytes[at] = 0;
+    }
+  }
+}
+
+TEST(StructSizeTest, CommOptions) {
+  ExpectSizesOfOptions<shard_comm_options>(
+      "shard_comm_options", SHARD_COMM_OPTIONS_INIT,
+      [](shard_comm_options* options) {
+        shard_comm* comm = nullptr;
+        shard_error* error = shard_comm_open("local:", options, &comm);
+        shard_comm_free(comm);
+        return error;
+      });
+}
+
+TEST(StructSizeTest, PlanOptions) {
+  const Model model = SmallModel();
+  ExpectSizesOfOptions<shard_plan_options>(
+      "shard_plan_options", PlanOptions(2), [&](shard_plan_options* options) {
+        shard_plan* plan = nullptr;
+        shard_error* error = shard_plan_create(model.get(), options, &plan);
+        shard_plan_free(plan);
+        return error;
+      });
+}
+
+TEST(StructSizeTest, EngineOptions) {
+  const Plan plan = SmallPlan(1);
+  const Comm comm = OpenLocal();
+  ExpectSizesOfOptions<shard_engine_options>(
+      "shard_engine_options", SHARD_ENGINE_OPTIONS_INIT,
+      [&](shard_engine_options* options) {
+        shard_engine* engine = nullptr;
+        shard_error* error =
+            shard_engine_create(plan.get(), comm.get(), options, &engine);
+        shard_engine_free(engine);
+        return error;
+      });
+}
+
+TEST(StructSizeTest, StepOptions) {
+  const Comm comm = OpenLocal();
+  const Engine engine = TrainingEngine(comm.get());
+  ExpectSizesOfOptions<shard_step_options>(
+      "shard_step_options", SHARD_STEP_OPTIONS_INIT,
+      [&](shard_step_options* options) {
+        return shard_engine_step(engine.get(), options, nullptr);
+      });
+}
+
+// What an older host does not know of is not read, and has its default.
+TEST(StructSizeTest, SmallerOptionsAreCompleted) {
+  const Model model = SmallModel();
+  shard_plan_options options = PlanOptions(2);
+  const Plan full = MakePlan(model.get(), options);
+  options.optimizer = "unread";
+  options.struct_size = offsetof(shard_plan_options, optimizer);
+  const Plan shorter = MakePlan(model.get(), options);
+  options.optimizer = nullptr;
+  options.struct_size = sizeof(options);
+  EXPECT_EQ(shard_plan_fingerprint(shorter.get()),
+            shard_plan_fingerprint(MakePlan(model.get(), options).get()));
+  EXPECT_NE(shard_plan_fingerprint(shorter.get()),
+            shard_plan_fingerprint(full.get()));
+
+  const Comm comm = OpenLocal();
+  const Engine engine = TrainingEngine(comm.get());
+  shard_step_options step = SHARD_STEP_OPTIONS_INIT;
+  step.struct_size = sizeof(size_t);
+  step.max_grad_norm = -1;  // An error, were it read.
+  EXPECT_OK(shard_engine_step(engine.get(), &step, nullptr));
+}
+
+// Reports are written as far as the host knows them.
+template <typename T>
+void ExpectSizesOfResult(const std::string& name, size_t first_field,
+                         const Call<T>& call) {
+  SCOPED_TRACE(name);
+  for (const size_t size :
+       {size_t{0}, sizeof(size_t) - 1, kLargest + 1,
+        std::numeric_limits<size_t>::max()}) {
+    T result{};
+    result.struct_size = size;
+    EXPECT_FAILS(call(&result), SHARD_INVALID_ARGUMENT, name,
+                 std::to_string(size));
+  }
+  Roomy<T> expected;
+  expected.value.struct_size = sizeof(T);
+  EXPECT_OK(call(&expected.value));
+  for (const size_t size :
+       {sizeof(size_t), first_field + 8, sizeof(T), sizeof(T) + 40, kLargest}) {
+    Roomy<T> given;
+    std::memset(given.bytes, 0x5a, sizeof(given.bytes));
+    given.value.struct_size = size;
+    EXPECT_OK(call(&given.value));
+    EXPECT_EQ(given.value.struct_size, size);
+    // The field we compare, zeros behind our struct, nothing behind the host's.
+    if (size >= first_field + 8) {
+      EXPECT_NE(given.bytes[first_field + 7], 0x5a);
+    }
+    for (size_t at = sizeof(T); at < size; ++at) {
+      ASSERT_EQ(given.bytes[at], 0) << at;
+    }
+    for (size_t at = size; at < sizeof(given.bytes); ++at) {
+      ASSERT_EQ(given.bytes[at], 0x5a) << at;
+    }
+  }
+}
+
+TEST(StructSizeTest, PlanMemory) {
+  const Plan plan = SmallPlan(1);
+  ExpectSizesOfResult<shard_memory>(
+      "shard_memory", offsetof(shard_memory, param_bytes),
+      [&](shard_memory* memory) {
+        return shard_plan_memory(plan.get(), memory);
+      });
+}
+
+TEST(StructSizeTest, EngineMemory) {
+  const Comm comm = OpenLocal();
+  const Engine engine = TrainingEngine(comm.get());
+  ExpectSizesOfResult<shard_memory>(
+      "shard_memory", offsetof(shard_memory, param_bytes),
+      [&](shard_memory* memory) {
+        return shard_engine_memory(engine.get(), memory);
+      });
+}
+
+TEST(StructSizeTest, StepReport) {
+  const Comm comm = OpenLocal();
+  const Engine engine = TrainingEngine(comm.get());
+  ExpectSizesOfResult<shard_step_report>(
+      "shard_step_report", offsetof(shard_step_report, step),
+      [&](shard_step_report* report) {
+        return shard_engine_step(engine.get(), nullptr, report);
+      });
+  // A report that cannot be written stops the step before it is done: steps
+  // counted are those of the calls above that succeeded, and this one.
+  shard_step_report report = SHARD_STEP_REPORT_INIT;
+  EXPECT_OK(shard_engine_step(engine.get(), nullptr, &report));
+  EXPECT_EQ(report.step, 7);
+}
+
+}  // namespace
+}  // namespace shard_api_testing

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The instants between a peer's last step and its death, one by one: the test
+// plays rank 1 by hand, at the moment when rank 0 asks whether it lives.
+
+#include "core/comm/direct/group.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/base/mapping.h"
+#include "core/base/strings.h"
+
+namespace shard::direct {
+namespace {
+
+class FakeLiveness final : public Liveness {
+ public:
+  explicit FakeLiveness(std::function<bool()> is_dead)
+      : is_dead_(std::move(is_dead)) {}
+  bool IsDead(int) const override { return is_dead_(); }
+  std::string Name(int rank) const override {
+    return StrCat("rank ", rank, " (a fake)");
+  }
+
+ private:
+  const std::function<bool()> is_dead_;
+};
+
+class GroupTest : public ::testing::Test {
+ protected:
+  GroupTest() : memory_(*Mapping::Anonymous(ControlBlock::Bytes(2))) {}
+
+  ControlBlock* block() {
+    return reinterpret_cast<ControlBlock*>(memory_.data());
+  }
+
+  // Rank 0's barrier, with what rank 1 does when it is asked for.
+  Status Barrier(std::function<bool()> is_dead, double seconds = 10,
+                 std::string_view what = "step") {
+    if (group_ == nullptr) {
+      group_ = std::make_unique<Group>(
+          block(), 0, 2,
+          std::make_unique<FakeLiveness>([this] { return is_dead_(); }));
+    }
+    is_dead_ = std::move(is_dead);
+    return group_->Begin({Operation::kBarrier, what}, nullptr, 0,
+                         Deadline::After(seconds));
+  }
+
+  // Rank 1 makes the same call as rank 0.
+  void Arrive(uint64_t round) {
+    RankSlot* slots = block()->slots();
+    slots[1].cells[round & 1].call = slots[0].cells[round & 1].call;
+    slots[1].arrived = round;
+  }
+
+  Mapping memory_;
+  std::function<bool()> is_dead_;
+  std::unique_ptr<Group> group_;
+};
+
+TEST_F(GroupTest, Dead) {
+  const Status status = Barrier([] { return true; });
+  EXPECT_EQ(status.code(), StatusCode::kRankLost);
+  EXPECT_EQ(status.rank(), 1);
+  EXPECT_EQ(status.message(),
+            "rank 1 (a fake) died or was killed before it entered 'step'; it "
+            "has entered no collective yet");
+}
+
+// It arrived and died between two looks of rank 0: the round stands.
+TEST_F(GroupTest, ArrivedThenDied) {
+  Status status = Barrier([this] {
+    Arrive(1);
+    return true;
+  });
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  status = Barrier([] { return true; });
+  EXPECT_EQ(status.code(), StatusCode::kRankLost);
+}
+
+// A third rank has seen all arrive and has said so: what rank 0 thinks of
+// rank 1 no longer counts.
+TEST_F(GroupTest, CompletedMeanwhile) {
+  const Status status = Barrier([this] {
+    Arrive(1);
+    block()->slots()[1].arrived = 0;  // Rank 0 has an old view of it.
+    block()->state = State{1, -1}.Pack();
+    return true;
+  });
+  EXPECT_TRUE(status.ok()) << status.ToString();
+}
+
+// Rank 1 has given up first: its reason is everybody's.
+TEST_F(GroupTest, FailedMeanwhile) {
+  const auto fail = [this] {
+    FailureRecord& record = block()->slots()[1].failure;
+    record.code = static_cast<int32_t>(StatusCode::kDeadlineExceeded);
+    record.rank = 0;
+    record.message_bytes = 8;
+    std::memcpy(record.message, "too late", 8);
+    block()->state = State{0, 1}.Pack();
+    return true;
+  };
+  const Status status = Barrier(fail);
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(status.message(), "too late");
+  EXPECT_EQ(status.rank(), 0);
+  const Status later = Barrier(fail);
+  EXPECT_EQ(later.code(), StatusCode::kPoisoned);
+  EXPECT_EQ(later.message(),
+            "an earlier error ended the group: DEADLINE_EXCEEDED: too late");
+}
+
+// It left after it had arrived.
+TEST_F(GroupTest, ArrivedThenLeft) {
+  EXPECT_TRUE(Barrier([this] {
+                Arrive(1);
+                block()->slots()[1].presence = kLeft;
+                return false;
+              }).ok());
+  const Status status = Barrier([] { return false; });
+  EXPECT_EQ(status.code(), StatusCode::kRankLost);
+  EXPECT_NE(status.message().find("left the group without Shutdown"),
+            std::string::npos);
+}
+
+// Whatever a peer has in its memory, a message is text of bounded size.
+TEST_F(GroupTest, WildPeer) {
+  const Status status = Barrier([this] {
+    Arrive(1);
+    Fingerprint& call = block()->slots()[1].cells[1].call;
+    call.operation = 77;
+    call.what_bytes = 0xFFFFFFFF;
+    call.number = 5;
+    return false;
+  });
+  EXPECT_EQ(status.code(), StatusCode::kDesync);
+  EXPECT_LT(status.message().size(), 600u);
+  EXPECT_NE(status.message().find("unknown operation"), std::string::npos);
+}
+
+// A text that is cut is cut between characters.
+TEST_F(GroupTest, LongWhat) {
+  for (size_t size : {78, 79, 80}) {
+    group_.reset();
+    std::memset(memory_.data(), 0, memory_.size());
+    const std::string what = std::string(size, 'x') + "\u20ac and more";
+    const Status status = Barrier(
+        [this] {
+          Arrive(1);
+          block()->slots()[1].cells[1].call.what_hash = 0;
+          return false;
+        },
+        10, what);
+    EXPECT_EQ(status.code(), StatusCode::kDesync);
+    EXPECT_TRUE(IsValidUtf8(status.message())) << size;
+  }
+}
+
+}  // namespace
+}  // namespace shard::direct
