@@ -85,10 +85,10 @@ class [[nodiscard]] Status {
 };
 
 // Factories: the pieces are joined by StrCat.
-#define SHARD_DEFINE_STATUS_FACTORY(Name)                     \
-  template <typename... Pieces>                               \
-  Status Name(const Pieces&... pieces) {                      \
-    return Status(StatusCode::k##Name, StrCat(pieces...));    \
+#define SHARD_DEFINE_STATUS_FACTORY(Name)                  \
+  template <typename... Pieces>                            \
+  Status Name(const Pieces&... pieces) {                   \
+    return Status(StatusCode::k##Name, StrCat(pieces...)); \
   }
 SHARD_DEFINE_STATUS_FACTORY(Cancelled)
 SHARD_DEFINE_STATUS_FACTORY(InvalidArgument)
@@ -148,21 +148,20 @@ class [[nodiscard]] StatusOr {
   std::optional<T> value_;
 };
 
-#define SHARD_RETURN_IF_ERROR(expression)                      \
-  do {                                                         \
-    if (::shard::Status shard_status_ = (expression);          \
-        !shard_status_.ok()) {                                 \
-      return shard_status_;                                    \
-    }                                                          \
+#define SHARD_RETURN_IF_ERROR(expression)                                    \
+  do {                                                                       \
+    if (::shard::Status shard_status_ = (expression); !shard_status_.ok()) { \
+      return shard_status_;                                                  \
+    }                                                                        \
   } while (false)
 
 #define SHARD_MACRO_JOIN_INNER(a, b) a##b
 #define SHARD_MACRO_JOIN(a, b) SHARD_MACRO_JOIN_INNER(a, b)
 
 // SHARD_ASSIGN_OR_RETURN(auto value, ExpressionOfStatusOr());
-#define SHARD_ASSIGN_OR_RETURN(declaration, expression) \
-  SHARD_ASSIGN_OR_RETURN_IMPL(                          \
-      SHARD_MACRO_JOIN(shard_or_, __LINE__), declaration, expression)
+#define SHARD_ASSIGN_OR_RETURN(declaration, expression)              \
+  SHARD_ASSIGN_OR_RETURN_IMPL(SHARD_MACRO_JOIN(shard_or_, __LINE__), \
+                              declaration, expression)
 #define SHARD_ASSIGN_OR_RETURN_IMPL(temporary, declaration, expression) \
   auto temporary = (expression);                                        \
   if (!temporary.ok()) return temporary.status();                       \

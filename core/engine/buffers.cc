@@ -22,8 +22,7 @@ uint64_t PageBytes(size_t bytes) {
 // Private states of one buffer; local, so that its failure must be agreed on.
 Status AllocatePrivateStates(const Plan& plan, EngineBuffer* buffer) {
   for (const StateTensor& state : plan.options().states) {
-    const size_t bytes =
-        Bytes(buffer->plan->layout.shard_numel(), state.dtype);
+    const size_t bytes = Bytes(buffer->plan->layout.shard_numel(), state.dtype);
     if (bytes == 0) {
       buffer->states.push_back(nullptr);
       continue;
@@ -38,12 +37,10 @@ Status AllocatePrivateStates(const Plan& plan, EngineBuffer* buffer) {
 Status AllocateVisibleStates(const Plan& plan, Communicator* comm,
                              const Deadline& deadline, EngineBuffer* buffer) {
   for (const StateTensor& state : plan.options().states) {
-    const size_t bytes =
-        Bytes(buffer->plan->layout.shard_numel(), state.dtype);
-    SHARD_ASSIGN_OR_RETURN(
-        auto memory,
-        comm->Allocate("allocate optimizer states", bytes,
-                       SymmetricKind::kPerRank, deadline));
+    const size_t bytes = Bytes(buffer->plan->layout.shard_numel(), state.dtype);
+    SHARD_ASSIGN_OR_RETURN(auto memory,
+                           comm->Allocate("allocate optimizer states", bytes,
+                                          SymmetricKind::kPerRank, deadline));
     buffer->states.push_back(
         reinterpret_cast<float*>(memory->region(comm->rank())));
     buffer->visible_states.push_back(std::move(memory));
@@ -62,20 +59,20 @@ StatusOr<std::vector<EngineBuffer>> AllocateBuffers(const Plan& plan,
     EngineBuffer buffer;
     buffer.plan = &planned;
     const size_t bytes = Bytes(planned.layout.padded_numel(), planned.dtype);
-    SHARD_ASSIGN_OR_RETURN(
-        buffer.params, comm->Allocate("allocate parameters", bytes,
-                                      SymmetricKind::kPerHost, deadline));
+    SHARD_ASSIGN_OR_RETURN(buffer.params,
+                           comm->Allocate("allocate parameters", bytes,
+                                          SymmetricKind::kPerHost, deadline));
     if (planned.trainable) {
-      SHARD_ASSIGN_OR_RETURN(
-          buffer.grads, comm->Allocate("allocate gradients", bytes,
-                                       SymmetricKind::kPerRank, deadline));
+      SHARD_ASSIGN_OR_RETURN(buffer.grads,
+                             comm->Allocate("allocate gradients", bytes,
+                                            SymmetricKind::kPerRank, deadline));
       if (plan.options().stage == 0) {
         SHARD_RETURN_IF_ERROR(
             AllocateVisibleStates(plan, comm, deadline, &buffer));
       } else {
-        SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-            comm, "allocate optimizer states",
-            AllocatePrivateStates(plan, &buffer), deadline));
+        SHARD_RETURN_IF_ERROR(
+            AgreeOnStatus(comm, "allocate optimizer states",
+                          AllocatePrivateStates(plan, &buffer), deadline));
       }
     }
     buffers.push_back(std::move(buffer));
@@ -83,8 +80,7 @@ StatusOr<std::vector<EngineBuffer>> AllocateBuffers(const Plan& plan,
   return buffers;
 }
 
-MemoryReport MeasureMemory(const std::vector<EngineBuffer>& buffers,
-                           int rank) {
+MemoryReport MeasureMemory(const std::vector<EngineBuffer>& buffers, int rank) {
   MemoryReport report;
   for (const EngineBuffer& buffer : buffers) {
     // Only one rank of a host is charged for what all of them share.

@@ -31,10 +31,10 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
   for (const FlatBufferPlan& buffer : plan.buffers()) {
     if (buffer.dtype != DType::kF32) {
       const ParamId param = buffer.layout.slots().front().param;
-      return Unimplemented(
-          "parameter '", plan.model().ParamFqns()[static_cast<size_t>(param)],
-          "' is ", DTypeName(buffer.dtype),
-          "; this version stores and steps f32 only");
+      return Unimplemented("parameter '",
+                           plan.model().ParamFqns()[static_cast<size_t>(param)],
+                           "' is ", DTypeName(buffer.dtype),
+                           "; this version stores and steps f32 only");
     }
   }
   return Status();
@@ -74,13 +74,11 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   if (!(timeout > 0)) timeout = comm->timeout();
   const Deadline deadline = Deadline::After(timeout);
 
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm.get(), "create engine",
-                    local.ok() ? CheckSupported(*plan, *comm) : local,
-                    deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(comm.get(), "the plan",
-                                       plan->fingerprint(), plan->Summary(),
-                                       deadline));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
+      comm.get(), "create engine",
+      local.ok() ? CheckSupported(*plan, *comm) : local, deadline));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm.get(), "the plan", plan->fingerprint(), plan->Summary(), deadline));
   // Equal plans hold equal texts, so this fails on all ranks or on none.
   SHARD_ASSIGN_OR_RETURN(Optimizer optimizer,
                          Optimizer::Parse(plan->options().optimizer));
@@ -92,8 +90,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
 
   std::unique_ptr<Engine> engine(
       new Engine(std::move(plan), comm, std::move(optimizer), timeout));
-  SHARD_ASSIGN_OR_RETURN(
-      engine->buffers_, AllocateBuffers(*engine->plan_, comm.get(), deadline));
+  SHARD_ASSIGN_OR_RETURN(engine->buffers_,
+                         AllocateBuffers(*engine->plan_, comm.get(), deadline));
   engine->strategy_ =
       std::make_unique<DirectStep>(comm.get(), &engine->buffers_);
   return engine;
@@ -114,8 +112,8 @@ Deadline Engine::DeadlineOf(double timeout) const {
 StatusOr<const ParamPlace*> Engine::PlaceOf(ParamId param) const {
   const auto& places = plan_->places();
   if (param < 0 || static_cast<size_t>(param) >= places.size()) {
-    return InvalidArgument("parameter ", param, " does not exist; the plan has ",
-                           places.size());
+    return InvalidArgument("parameter ", param,
+                           " does not exist; the plan has ", places.size());
   }
   const ParamPlace& place = places[static_cast<size_t>(param)];
   if (place.buffer < 0) {

@@ -6,10 +6,16 @@
 #include <cstdio>
 
 #include "sdk/cli/run.h"
+#include "shard/shard.h"
 
 namespace {
 
-constexpr const char* kVersion = "shardctl (libshard) 0.1.0";
+// The version of the tree it was built from: `run` needs no library.
+#define SHARDCTL_TEXT_INNER(x) #x
+#define SHARDCTL_TEXT(x) SHARDCTL_TEXT_INNER(x)
+constexpr const char* kVersion =
+    "shardctl (libshard) " SHARDCTL_TEXT(SHARD_VERSION_MAJOR) "." SHARDCTL_TEXT(
+        SHARD_VERSION_MINOR) "." SHARDCTL_TEXT(SHARD_VERSION_PATCH);
 
 constexpr const char* kRunHelp =
     R"(

@@ -56,8 +56,8 @@ class Variables {
       if (value) StrAppend(&list, "=", *value);
     }
     if (missing.empty()) return Status();
-    return InvalidArgument("env: the variables of ", launcher,
-                           " are set by half: ", there, " but not ", missing,
+    return InvalidArgument("env: a group of variables (", launcher,
+                           ") is half set: ", there, " but not ", missing,
                            "; set all of them or none");
   }
 
@@ -155,7 +155,8 @@ StatusOr<Placement> FromOpenMpi(const Variables& vars) {
   const auto job = vars.First({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
   if (!job) {
     return InvalidArgument(
-        "env: the variables of Open MPI are set by half: OMPI_COMM_WORLD_RANK "
+        "env: a group of variables (Open MPI) is half set: "
+        "OMPI_COMM_WORLD_RANK "
         "but neither PMIX_NAMESPACE nor OMPI_MCA_ess_base_jobid, which tell "
         "one job from another");
   }

@@ -94,6 +94,7 @@ TEST_F(GroupTest, CompletedMeanwhile) {
     return true;
   });
   EXPECT_TRUE(status.ok()) << status.ToString();
+  EXPECT_FALSE(group_->failed());
 }
 
 // Rank 1 has given up first: its reason is everybody's.

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that may open no more files.
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "core/comm/communicator.h"
+#include "tests/core/comm/backends.h"
+
+namespace shard::testing {
+namespace {
+
+StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name, int rank,
+                                             int world_size,
+                                             double timeout = 20) {
+  CommOptions options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.timeout = timeout;
+  return OpenCommunicator(StrCat("shm:", name), options);
+}
+
+// The lowest limit that lets this process open `more` files.
+void LimitFiles(int more) {
+  const int next = ::dup(0);
+  ::close(next);
+  const rlimit limit{static_cast<rlim_t>(next + more),
+                     static_cast<rlim_t>(next + more)};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+// Whatever step of the meeting lacks a descriptor, on whichever rank: an error
+// that says so, on the rank and on those that it has met, and never a hang.
+TEST(FewFilesTest, Meeting) {
+  for (const int poor : {0, 1, 2}) {
+    for (int more = 0; more < 8; ++more) {
+      SCOPED_TRACE(StrCat("rank ", poor, " with ", more, " files"));
+      const std::string name = UniqueName();
+      const auto results = RunRanks(3, [&](const Rank& rank) {
+        if (rank.rank() == poor) LimitFiles(more);
+        auto comm = Open(name, rank.rank(), 3, /*timeout=*/1);
+        rank.Report(comm.ok() ? "OK" : StatusCodeName(comm.status().code()));
+        if (comm.ok()) SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+        // Its own error is always the true one.
+        if (!comm.ok() && rank.rank() == poor) {
+          EXPECT_EQ(comm.status().code(), StatusCode::kResourceExhausted)
+              << comm.status().ToString();
+        }
+      });
+      ExpectAllPassed(results);
+      for (const RankResult& result : results) {
+        EXPECT_EQ(result.report == "OK",
+                  results[static_cast<size_t>(poor)].report == "OK")
+            << result.ToString();
+        // All ranks have come by then: they know the reason.
+        if (poor != 0 && more >= 3) {
+          EXPECT_TRUE(result.report == "OK" ||
+                      result.report == "RESOURCE_EXHAUSTED")
+              << result.ToString();
+        }
+      }
+    }
+  }
+}
+
+TEST(FewFilesTest, Allocation) {
+  for (const int poor : {0, 1}) {
+    SCOPED_TRACE(poor);
+    const std::string name = UniqueName();
+    ExpectAllPassed(RunRanks(3, [&](const Rank& rank) {
+      auto comm = Open(name, rank.rank(), 3);
+      ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+      if (rank.rank() == poor) LimitFiles(0);
+      for (int i = 0; i < 2; ++i) {
+        const auto buffer =
+            (*comm)->Allocate("memory", 8192, SymmetricKind::kPerRank, Soon());
+        EXPECT_EQ(buffer.status().code(), StatusCode::kResourceExhausted)
+            << buffer.status().ToString();
+        EXPECT_EQ(buffer.status().rank(), poor);
+      }
+      SHARD_EXPECT_OK((*comm)->Barrier("the group goes on", Soon()));
+      SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace shard::testing
