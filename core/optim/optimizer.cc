@@ -28,10 +28,12 @@ struct FormulaInfo {
 };
 
 constexpr FormulaInfo kFormulas[] = {
-#define SHARD_FORMULA_INFO(Name)                                           \
-  {Formula::k##Name,  Name::kName,      Name::kHypers,                     \
-   std::size(Name::kHypers), Name::kStates, Name::kNumStates, &Name::Serves, \
-   &Name::Conflict},
+#define SHARD_FORMULA_INFO(Name)                  \
+  {                                               \
+      Formula::k##Name, Name::kName,              \
+      Name::kHypers,    std::size(Name::kHypers), \
+      Name::kStates,    Name::kNumStates,         \
+      &Name::Serves,    &Name::Conflict},
     SHARD_FORMULAS(SHARD_FORMULA_INFO)
 #undef SHARD_FORMULA_INFO
 };

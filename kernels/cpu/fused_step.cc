@@ -20,13 +20,20 @@ template <class D>
 struct VectorArithmetic {
   using V = hn::Vec<D>;
 
-  HWY_INLINE V Set(double x) const { return hn::Set(D(), static_cast<float>(x)); }
+  HWY_INLINE V Set(double x) const {
+    return hn::Set(D(), static_cast<float>(x));
+  }
   HWY_INLINE V Add(V x, V y) const { return hn::Add(x, y); }
   HWY_INLINE V Sub(V x, V y) const { return hn::Sub(x, y); }
   HWY_INLINE V Mul(V x, V y) const { return hn::Mul(x, y); }
   HWY_INLINE V Div(V x, V y) const { return hn::Div(x, y); }
   HWY_INLINE V MulAdd(V x, V y, V z) const { return hn::MulAdd(x, y, z); }
   HWY_INLINE V Sqrt(V x) const { return hn::Sqrt(x); }
+  HWY_INLINE V Max(V x, V y) const { return hn::Max(x, y); }
+  HWY_INLINE V Min(V x, V y) const { return hn::Min(x, y); }
+  HWY_INLINE V IfPositive(V x, V yes, V no) const {
+    return hn::IfThenElse(hn::Gt(x, hn::Zero(D())), yes, no);
+  }
 };
 
 template <class D>
@@ -46,8 +53,7 @@ HWY_INLINE size_t StepVectors(D d, const typename F::Scalars& scalars,
   using V = hn::Vec<D>;
   const VectorArithmetic<D> arithmetic;
   const Rule<VectorArithmetic<D>> rule(arithmetic, scalars);
-  const V scale =
-      arithmetic.Set(args.gradient_scale * scalars.gradient_sign);
+  const V scale = arithmetic.Set(args.gradient_scale * scalars.gradient_sign);
   const size_t lanes = hn::Lanes(d);
   const size_t count = args.count;
   const float* const* const sources = args.sources;
@@ -88,9 +94,9 @@ HWY_INLINE void Step(const double* hypers, int64_t step,
 void FusedStep(Formula formula, const double* hypers, int64_t step,
                const FusedStepArgs& args) {
   switch (formula) {
-#define SHARD_STEP_CASE(Name)                    \
-  case Formula::k##Name:                         \
-    Step<Name, Name##Rule>(hypers, step, args);  \
+#define SHARD_STEP_CASE(Name)                   \
+  case Formula::k##Name:                        \
+    Step<Name, Name##Rule>(hypers, step, args); \
     return;
     SHARD_FORMULAS(SHARD_STEP_CASE)
 #undef SHARD_STEP_CASE
@@ -117,8 +123,8 @@ double ReduceSquares(const float* const* sources, size_t num_sources,
     low_squares = hn::MulAdd(low, low, low_squares);
     high_squares = hn::MulAdd(high, high, high_squares);
   }
-  squares = hn::GetLane(
-      hn::SumOfLanes(wide, hn::Add(low_squares, high_squares)));
+  squares =
+      hn::GetLane(hn::SumOfLanes(wide, hn::Add(low_squares, high_squares)));
 #endif
   const hn::CappedTag<float, 1> one;
   for (; i < count; ++i) {

@@ -7,9 +7,15 @@
 //   p = p (1 - lr wd)
 //   m = m + (1 - beta1) (g - m)
 //   v = beta2 v + (1 - beta2) g g
-//   p = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//   x = max(x, v)                                    amsgrad; else x is v
+//   p = p - lr / (1 - beta1^t) * m / (sqrt(x) / sqrt(1 - beta2^t) + eps)
 //
-// Per element: reads p, m, v, g; writes p, m, v.
+// amsgrad: Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond",
+// ICLR 2018, with torch's maximum of the uncorrected v. It keeps one state
+// more, so it is a formula of its own.
+//
+// Bytes per element, one gradient source: AdamW reads p, g, m, v (16) and
+// writes p, m, v (12); AdamWAmsgrad reads and writes x as well (20 and 16).
 
 #ifndef SHARD_KERNELS_FORMULA_ADAMW_H_
 #define SHARD_KERNELS_FORMULA_ADAMW_H_
@@ -21,25 +27,27 @@
 
 namespace shard {
 
-struct AdamW {
+// What both forms share.
+struct AdamWBase {
   static constexpr const char* kName = "adamw";
-  enum { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kMaximize };
+  enum { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kAmsgrad, kMaximize };
   static constexpr Hyper kHypers[] = {
-      NonNegative("lr", 1e-3),          Decay("beta1", 0.9),
-      Decay("beta2", 0.999),            NonNegative("eps", 1e-8),
-      NonNegative("weight_decay", 0.01), Flag("maximize"),
+      NonNegative("lr", 1e-3),
+      Decay("beta1", 0.9),
+      Decay("beta2", 0.999),
+      NonNegative("eps", 1e-8),
+      NonNegative("weight_decay", 0.01),
+      Flag("amsgrad"),
+      Flag("maximize"),
   };
-  static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq"};
-  static constexpr int kNumStates = 2;
 
-  static bool Serves(const double*) { return true; }
   // NULL, or what is wrong with a combination of values each allowed.
   static const char* Conflict(const double*) { return nullptr; }
 
   // The constants of step `t` = 1, 2, ...; bias corrections in double.
   struct Scalars {
     double gradient_sign;
-    double decay;           // 1 - lr wd
+    double decay;  // 1 - lr wd
     double one_minus_beta1;
     double beta2;
     double one_minus_beta2;
@@ -64,6 +72,19 @@ struct AdamW {
   }
 };
 
+struct AdamW : AdamWBase {
+  static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq"};
+  static constexpr int kNumStates = 2;
+  static bool Serves(const double* h) { return h[kAmsgrad] == 0; }
+};
+
+struct AdamWAmsgrad : AdamWBase {
+  static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq",
+                                            "max_exp_avg_sq"};
+  static constexpr int kNumStates = 3;
+  static bool Serves(const double* h) { return h[kAmsgrad] != 0; }
+};
+
 }  // namespace shard
 
 #endif  // SHARD_KERNELS_FORMULA_ADAMW_H_
@@ -79,11 +100,12 @@ struct AdamW {
 
 SHARD_FORMULA_BEGIN
 
-template <class A>
-struct AdamWRule {
+template <class A, bool kAmsgrad>
+struct AdamWRuleOf {
   using V = typename A::V;
 
-  SHARD_FORMULA_INLINE AdamWRule(const A& arithmetic, const AdamW::Scalars& s)
+  SHARD_FORMULA_INLINE AdamWRuleOf(const A& arithmetic,
+                                   const AdamWBase::Scalars& s)
       : a(arithmetic),
         decay(a.Set(s.decay)),
         one_minus_beta1(a.Set(s.one_minus_beta1)),
@@ -99,8 +121,13 @@ struct AdamWRule {
     V& v = states[1];
     m = a.MulAdd(one_minus_beta1, a.Sub(g, m), m);
     v = a.MulAdd(beta2, v, a.Mul(one_minus_beta2, a.Mul(g, g)));
+    V second_moment = v;
+    if constexpr (kAmsgrad) {
+      states[2] = a.Max(states[2], v);
+      second_moment = states[2];
+    }
     const V denominator =
-        a.MulAdd(a.Sqrt(v), inverse_root_correction2, eps);
+        a.MulAdd(a.Sqrt(second_moment), inverse_root_correction2, eps);
     p = a.MulAdd(negative_step_size, a.Div(m, denominator), a.Mul(p, decay));
   }
 
@@ -108,6 +135,11 @@ struct AdamWRule {
   V decay, one_minus_beta1, beta2, one_minus_beta2, inverse_root_correction2,
       eps, negative_step_size;
 };
+
+template <class A>
+using AdamWRule = AdamWRuleOf<A, false>;
+template <class A>
+using AdamWAmsgradRule = AdamWRuleOf<A, true>;
 
 SHARD_FORMULA_END
 

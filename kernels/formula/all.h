@@ -4,8 +4,26 @@
 //
 // The arithmetic A of a rule may be any type with
 //   using V;  V Set(double) const;  V Add, Sub, Mul, Div(V, V) const;
-//   V MulAdd(V x, V y, V z) const  (x y + z);  V Sqrt(V) const.
+//   V MulAdd(V x, V y, V z) const  (x y + z);  V Sqrt(V) const;
+//   V Max, Min(V, V) const;
+//   V IfPositive(V x, V yes, V no) const  (x > 0 ? yes : no, per element).
+// What can be written with these needs no operation of its own: |x| is
+// Max(x, 0 - x), and sign(x) two times IfPositive.
 
+#include "kernels/formula/adadelta.h"
+#include "kernels/formula/adagrad.h"
+#include "kernels/formula/adam.h"
+#include "kernels/formula/adamax.h"
 #include "kernels/formula/adamw.h"
+#include "kernels/formula/lion.h"
 #include "kernels/formula/registry.h"
+#include "kernels/formula/rmsprop.h"
+#include "kernels/formula/rprop.h"
 #include "kernels/formula/sgd.h"
+
+// As often as this header is included; it costs nothing.
+#define SHARD_FORMULA_FITS(Name)                              \
+  static_assert(shard::Name::kNumStates <= shard::kMaxStates, \
+                #Name " keeps more states: raise kMaxStates in registry.h");
+SHARD_FORMULAS(SHARD_FORMULA_FITS)
+#undef SHARD_FORMULA_FITS

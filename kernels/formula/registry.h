@@ -3,15 +3,28 @@
 // The list of formulas: the one line to add for a new one. Each X(Name) stands
 // for struct shard::Name (hyperparameters, states, Scalars) and NameRule<A>
 // (the update over arithmetic A), both in the header named after the optimizer.
+// The forms of one optimizer, which share its kName, stand together.
 
 #ifndef SHARD_KERNELS_FORMULA_REGISTRY_H_
 #define SHARD_KERNELS_FORMULA_REGISTRY_H_
 
 #include <cstdint>
 
-#define SHARD_FORMULAS(X) \
-  X(AdamW)                \
-  X(Sgd)                  \
+#define SHARD_FORMULAS(X)    \
+  X(Adadelta)                \
+  X(Adagrad)                 \
+  X(Adam)                    \
+  X(AdamAmsgrad)             \
+  X(Adamax)                  \
+  X(AdamW)                   \
+  X(AdamWAmsgrad)            \
+  X(Lion)                    \
+  X(RmsProp)                 \
+  X(RmsPropMomentum)         \
+  X(RmsPropCentered)         \
+  X(RmsPropCenteredMomentum) \
+  X(Rprop)                   \
+  X(Sgd)                     \
   X(SgdMomentum)
 
 namespace shard {
@@ -23,8 +36,8 @@ enum class Formula : int32_t {
 #undef SHARD_FORMULA_ID
 };
 
-// The most states any formula keeps.
-inline constexpr int kMaxStates = 2;
+// The most states any formula keeps; all.h checks it.
+inline constexpr int kMaxStates = 3;
 
 }  // namespace shard
 

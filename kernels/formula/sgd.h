@@ -28,9 +28,11 @@ struct SgdBase {
   static constexpr const char* kName = "sgd";
   enum { kLr, kMomentum, kDampening, kWeightDecay, kNesterov, kMaximize };
   static constexpr Hyper kHypers[] = {
-      NonNegative("lr", 1e-3),        NonNegative("momentum", 0.0),
+      NonNegative("lr", 1e-3),
+      NonNegative("momentum", 0.0),
       {"dampening", 0.0, -kNoMaximum, kNoMaximum, true, false},
-      NonNegative("weight_decay", 0.0), Flag("nesterov"),
+      NonNegative("weight_decay", 0.0),
+      Flag("nesterov"),
       Flag("maximize"),
   };
 
@@ -44,9 +46,9 @@ struct SgdBase {
   struct Scalars {
     double gradient_sign;
     double weight_decay;
-    double momentum;       // Of b; 0 on the first step.
-    double undampened;     // 1 - dampening; 1 on the first step.
-    double nesterov_blend; // momentum when nesterov, else unused.
+    double momentum;        // Of b; 0 on the first step.
+    double undampened;      // 1 - dampening; 1 on the first step.
+    double nesterov_blend;  // momentum when nesterov, else unused.
     double negative_lr;
     bool nesterov;
   };

@@ -164,7 +164,8 @@ typedef struct shard_comm_options {
   int32_t log_level;
   int32_t reserved;
 } shard_comm_options;
-#define SHARD_COMM_OPTIONS_INIT {sizeof(shard_comm_options), 0, 0, 0, 0, 0, 0, 0}
+#define SHARD_COMM_OPTIONS_INIT \
+  { sizeof(shard_comm_options), 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct shard_comm shard_comm;
 
@@ -223,12 +224,7 @@ SHARD_API void shard_comm_free(shard_comm* comm) SHARD_NOEXCEPT;
 /* ---- Models ------------------------------------------------------------- */
 
 /* Element types. Frozen. */
-enum {
-  SHARD_F32 = 1,
-  SHARD_BF16 = 2,
-  SHARD_F16 = 3,
-  SHARD_F64 = 4
-};
+enum { SHARD_F32 = 1, SHARD_BF16 = 2, SHARD_F16 = 3, SHARD_F64 = 4 };
 
 #define SHARD_MAX_DIMS 8
 
@@ -313,12 +309,24 @@ typedef struct shard_plan_options {
   size_t owners_len;
   /* The optimizer and its hyperparameters by torch's names; those not given
    * have torch's defaults. Default "adamw".
+   *   adamw, adam  lr beta1 beta2 eps weight_decay amsgrad
+   *   sgd          lr momentum dampening weight_decay nesterov
+   *   adagrad      lr lr_decay weight_decay initial_accumulator_value eps
+   *   rmsprop      lr alpha eps weight_decay momentum centered
+   *   adadelta     lr rho eps weight_decay
+   *   adamax       lr beta1 beta2 eps weight_decay
+   *   rprop        lr etaminus etaplus step_size_min step_size_max
+   *   lion         lr beta1 beta2 weight_decay
+   * for example
    *   "adamw?lr=3e-4&beta1=0.9&beta2=0.95&eps=1e-8&weight_decay=0.1"
-   *   "sgd?lr=0.1&momentum=0.9&dampening=0&weight_decay=0&nesterov=1"
-   * Both take maximize=1. */
+   *   "sgd?lr=0.1&momentum=0.9&nesterov=1"
+   * All but lion take maximize=1. Flags are 0 or 1. amsgrad, centered, and
+   * whether momentum is 0 decide which states there are: they cannot change
+   * later. rprop reads lr on the first step only, as torch does. */
   const char* optimizer;
 } shard_plan_options;
-#define SHARD_PLAN_OPTIONS_INIT {sizeof(shard_plan_options), 0, 0, 0, 0, 0, 0, 0, 0}
+#define SHARD_PLAN_OPTIONS_INIT \
+  { sizeof(shard_plan_options), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Predicted bytes, page rounding included; the engine uses exactly these. */
 typedef struct shard_memory {
@@ -327,7 +335,8 @@ typedef struct shard_memory {
   uint64_t grad_bytes;  /* Per rank. */
   uint64_t state_bytes; /* Per rank: optimizer state. */
 } shard_memory;
-#define SHARD_MEMORY_INIT {sizeof(shard_memory), 0, 0, 0}
+#define SHARD_MEMORY_INIT \
+  { sizeof(shard_memory), 0, 0, 0 }
 
 typedef struct shard_plan shard_plan;
 
@@ -368,7 +377,8 @@ typedef struct shard_engine_options {
    * communicator's. */
   double timeout;
 } shard_engine_options;
-#define SHARD_ENGINE_OPTIONS_INIT {sizeof(shard_engine_options), 0}
+#define SHARD_ENGINE_OPTIONS_INIT \
+  { sizeof(shard_engine_options), 0 }
 
 typedef struct shard_engine shard_engine;
 
@@ -377,11 +387,9 @@ typedef struct shard_engine shard_engine;
  * beside those of every collective: INVALID_ARGUMENT when the plan's world size
  * is not the communicator's, UNIMPLEMENTED for a stage or dtype this version
  * cannot step. */
-SHARD_API shard_error* shard_engine_create(const shard_plan* plan,
-                                           shard_comm* comm,
-                                           const shard_engine_options* options,
-                                           shard_engine** engine)
-    SHARD_NOEXCEPT;
+SHARD_API shard_error* shard_engine_create(
+    const shard_plan* plan, shard_comm* comm,
+    const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
 
 /* The parameter's elements, row-major, `numel` of them. On ranks that share a
  * host they exist once and all ranks read the same memory: read only, except
@@ -413,9 +421,8 @@ SHARD_API shard_error* shard_engine_set_param(shard_engine* engine,
 
 /* Makes rank 0's parameters everybody's. COLLECTIVE, blocks; once, before the
  * first step. */
-SHARD_API shard_error* shard_engine_broadcast_params(shard_engine* engine,
-                                                     double timeout)
-    SHARD_NOEXCEPT;
+SHARD_API shard_error* shard_engine_broadcast_params(
+    shard_engine* engine, double timeout) SHARD_NOEXCEPT;
 
 /* The same on every rank. */
 typedef struct shard_step_options {
@@ -438,31 +445,32 @@ typedef struct shard_step_options {
   int32_t skip_nonfinite;
   int32_t reserved;
 } shard_step_options;
-#define SHARD_STEP_OPTIONS_INIT {sizeof(shard_step_options), 0, 0, 0, 0, 0, 0, 0}
+#define SHARD_STEP_OPTIONS_INIT \
+  { sizeof(shard_step_options), 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct shard_step_report {
   size_t struct_size;
-  int64_t step;       /* Steps done so far, skipped ones not counted. */
-  double grad_norm;   /* Before clipping, after division; -1: not computed. */
-  int32_t skipped;    /* 1: gradients were not finite, nothing changed. */
+  int64_t step;     /* Steps done so far, skipped ones not counted. */
+  double grad_norm; /* Before clipping, after division; -1: not computed. */
+  int32_t skipped;  /* 1: gradients were not finite, nothing changed. */
   int32_t reserved;
-  uint64_t bytes_moved;    /* Read and written by this rank's kernels. */
-  double seconds_wait;     /* For other ranks. */
-  double seconds_reduce;   /* Sum and norm; 0 in the one-pass form. */
-  double seconds_update;   /* Update and publish; with the sum in one pass. */
+  uint64_t bytes_moved;  /* Read and written by this rank's kernels. */
+  double seconds_wait;   /* For other ranks. */
+  double seconds_reduce; /* Sum and norm; 0 in the one-pass form. */
+  double seconds_update; /* Update and publish; with the sum in one pass. */
   double seconds_total;
 } shard_step_report;
-#define SHARD_STEP_REPORT_INIT {sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define SHARD_STEP_REPORT_INIT \
+  { sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Reduces the gradients of all ranks, updates, and publishes the parameters:
  * when it returns, every rank sees all new values and may write gradients
  * again. COLLECTIVE, blocks. `options` and `report` may be NULL. The same
  * options, gradients and world size give the same bits. DESYNC when options
  * differ between ranks; FAILED_PRECONDITION before broadcast_params. */
-SHARD_API shard_error* shard_engine_step(shard_engine* engine,
-                                         const shard_step_options* options,
-                                         shard_step_report* report)
-    SHARD_NOEXCEPT;
+SHARD_API shard_error* shard_engine_step(
+    shard_engine* engine, const shard_step_options* options,
+    shard_step_report* report) SHARD_NOEXCEPT;
 
 /* Bytes this engine really has allocated; param_bytes is the host's. Set
  * memory->struct_size first. Local. */

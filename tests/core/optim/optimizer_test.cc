@@ -7,6 +7,8 @@
 
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace shard {
 namespace {
@@ -29,7 +31,7 @@ TEST(OptimizerTest, DefaultIsAdamWWithTorchsValues) {
   EXPECT_EQ(optimizer->formula(), Formula::kAdamW);
   EXPECT_EQ(optimizer->ToString(),
             "adamw?lr=0.001&beta1=0.9&beta2=0.999&eps=1e-08&weight_decay=0.01&"
-            "maximize=0");
+            "amsgrad=0&maximize=0");
   EXPECT_THAT(optimizer->state_names(), ElementsAre("exp_avg", "exp_avg_sq"));
 }
 
@@ -53,9 +55,173 @@ TEST(OptimizerTest, MomentumDecidesAboutStates) {
   EXPECT_THAT(momentum->state_names(), ElementsAre("momentum_buffer"));
 }
 
+// Name, defaults in torch's names and order, states of the default form.
+TEST(OptimizerTest, DefaultsAreTorchs) {
+  const struct {
+    const char* text;
+    Formula formula;
+    std::vector<std::string> states;
+  } kCases[] = {
+      {"adadelta?lr=1&rho=0.9&eps=1e-06&weight_decay=0&maximize=0",
+       Formula::kAdadelta,
+       {"square_avg", "acc_delta"}},
+      {"adagrad?lr=0.01&lr_decay=0&weight_decay=0&initial_accumulator_value=0&"
+       "eps=1e-10&maximize=0",
+       Formula::kAdagrad,
+       {"sum"}},
+      {"adam?lr=0.001&beta1=0.9&beta2=0.999&eps=1e-08&weight_decay=0&amsgrad=0&"
+       "maximize=0",
+       Formula::kAdam,
+       {"exp_avg", "exp_avg_sq"}},
+      {"adamax?lr=0.002&beta1=0.9&beta2=0.999&eps=1e-08&weight_decay=0&"
+       "maximize=0",
+       Formula::kAdamax,
+       {"exp_avg", "exp_inf"}},
+      {"lion?lr=0.0001&beta1=0.9&beta2=0.99&weight_decay=0",
+       Formula::kLion,
+       {"exp_avg"}},
+      {"rmsprop?lr=0.01&alpha=0.99&eps=1e-08&weight_decay=0&momentum=0&"
+       "centered=0&maximize=0",
+       Formula::kRmsProp,
+       {"square_avg"}},
+      {"rprop?lr=0.01&etaminus=0.5&etaplus=1.2&step_size_min=1e-06&"
+       "step_size_max=50&maximize=0",
+       Formula::kRprop,
+       {"prev", "step_size"}},
+      {"sgd?lr=0.001&momentum=0&dampening=0&weight_decay=0&nesterov=0&"
+       "maximize=0",
+       Formula::kSgd,
+       {}},
+  };
+  for (const auto& expected : kCases) {
+    const std::string text = expected.text;
+    const auto optimizer = Optimizer::Parse(text.substr(0, text.find('?')));
+    ASSERT_TRUE(optimizer.ok()) << optimizer.status().ToString();
+    EXPECT_EQ(optimizer->formula(), expected.formula) << text;
+    EXPECT_EQ(optimizer->state_names(), expected.states) << text;
+    // 1e-04 and 0.0001 are the same number: compare what is read back.
+    const auto read = Optimizer::Parse(text);
+    ASSERT_TRUE(read.ok()) << read.status().ToString();
+    EXPECT_EQ(optimizer->ToString(), read->ToString());
+    std::string keys, expected_keys;
+    for (const auto& [from, to] :
+         {std::pair(optimizer->ToString(), &keys), {text, &expected_keys}}) {
+      bool key = true;
+      for (const char c : from) {
+        if (c == '=') key = false;
+        if (c == '&') key = true;
+        if (key) *to += c;
+      }
+    }
+    EXPECT_EQ(keys, expected_keys);
+  }
+}
+
+TEST(OptimizerTest, HyperparametersDecideAboutStates) {
+  const struct {
+    const char* text;
+    Formula formula;
+    std::vector<std::string> states;
+  } kCases[] = {
+      {"adam?amsgrad=1",
+       Formula::kAdamAmsgrad,
+       {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
+      {"adamw?amsgrad=1",
+       Formula::kAdamWAmsgrad,
+       {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
+      {"rmsprop?momentum=0.9",
+       Formula::kRmsPropMomentum,
+       {"square_avg", "momentum_buffer"}},
+      {"rmsprop?centered=1",
+       Formula::kRmsPropCentered,
+       {"square_avg", "grad_avg"}},
+      {"rmsprop?centered=1&momentum=0.9",
+       Formula::kRmsPropCenteredMomentum,
+       {"square_avg", "grad_avg", "momentum_buffer"}},
+  };
+  for (const auto& expected : kCases) {
+    const auto optimizer = Optimizer::Parse(expected.text);
+    ASSERT_TRUE(optimizer.ok()) << optimizer.status().ToString();
+    EXPECT_EQ(optimizer->formula(), expected.formula) << expected.text;
+    EXPECT_EQ(optimizer->state_names(), expected.states) << expected.text;
+  }
+}
+
+// The least wrong value at each end of each range.
+TEST(OptimizerTest, RangesAreChecked) {
+  const struct {
+    const char* text;
+    const char* allowed;
+  } kCases[] = {
+      {"adadelta?lr=-1", "at least 0"},
+      {"adadelta?rho=1.01", "[0, 1]"},
+      {"adadelta?rho=-0.1", "[0, 1]"},
+      {"adadelta?eps=-1", "at least 0"},
+      {"adadelta?weight_decay=-1", "at least 0"},
+      {"adadelta?maximize=0.5", "0 or 1"},
+      {"adagrad?lr=-1", "at least 0"},
+      {"adagrad?lr_decay=-1", "at least 0"},
+      {"adagrad?weight_decay=-1", "at least 0"},
+      {"adagrad?initial_accumulator_value=-1", "at least 0"},
+      {"adagrad?eps=-1", "at least 0"},
+      {"adagrad?maximize=2", "0 or 1"},
+      {"adam?lr=-1", "at least 0"},
+      {"adam?beta1=1", "[0, 1)"},
+      {"adam?beta2=-0.1", "[0, 1)"},
+      {"adam?eps=-1", "at least 0"},
+      {"adam?weight_decay=-1", "at least 0"},
+      {"adam?amsgrad=2", "0 or 1"},
+      {"adam?maximize=-1", "0 or 1"},
+      {"adamax?lr=-1", "at least 0"},
+      {"adamax?beta1=-0.1", "[0, 1)"},
+      {"adamax?beta2=1", "[0, 1)"},
+      {"adamax?eps=-1", "at least 0"},
+      {"adamax?weight_decay=-1", "at least 0"},
+      {"adamax?maximize=2", "0 or 1"},
+      {"adamw?amsgrad=0.5", "0 or 1"},
+      {"lion?lr=-1", "at least 0"},
+      {"lion?beta1=1", "[0, 1)"},
+      {"lion?beta2=1", "[0, 1)"},
+      {"lion?weight_decay=-1", "at least 0"},
+      {"rmsprop?lr=-1", "at least 0"},
+      {"rmsprop?alpha=1", "[0, 1)"},
+      {"rmsprop?alpha=-0.1", "[0, 1)"},
+      {"rmsprop?eps=-1", "at least 0"},
+      {"rmsprop?weight_decay=-1", "at least 0"},
+      {"rmsprop?momentum=-1", "at least 0"},
+      {"rmsprop?centered=2", "0 or 1"},
+      {"rmsprop?maximize=2", "0 or 1"},
+      {"rprop?lr=-1", "at least 0"},
+      {"rprop?etaminus=1", "[0, 1)"},
+      {"rprop?etaplus=0.9", "at least 1"},
+      {"rprop?step_size_min=-1", "at least 0"},
+      {"rprop?step_size_max=-1", "at least 0"},
+      {"rprop?maximize=2", "0 or 1"},
+  };
+  for (const auto& wrong : kCases) {
+    const std::string text = wrong.text;
+    EXPECT_THAT(MessageOf(wrong.text),
+                AllOf(HasSubstr(text.substr(text.find('?') + 1)),
+                      HasSubstr(wrong.allowed)));
+  }
+}
+
+TEST(OptimizerTest, ConflictsAreNamed) {
+  EXPECT_THAT(MessageOf("rprop?etaminus=0"),
+              AllOf(HasSubstr("etaminus=0"), HasSubstr("0 < etaminus < 1")));
+  EXPECT_THAT(MessageOf("rprop?etaplus=1"),
+              AllOf(HasSubstr("etaplus=1"), HasSubstr("1 < etaplus")));
+  EXPECT_THAT(MessageOf("rprop?step_size_min=0.5&step_size_max=0.25"),
+              HasSubstr("step_size_min at most step_size_max"));
+  EXPECT_THAT(MessageOf("rprop?weight_decay=0.1"), HasSubstr("etaminus"));
+  // The authors' Lion has no maximize.
+  EXPECT_THAT(MessageOf("lion?maximize=1"), HasSubstr("'maximize'"));
+}
+
 TEST(OptimizerTest, ErrorsNameWhatIsWrong) {
-  EXPECT_THAT(MessageOf("adam2"), AllOf(HasSubstr("'adam2'"),
-                                        HasSubstr("known: adamw, sgd,")));
+  EXPECT_THAT(MessageOf("adam2"),
+              AllOf(HasSubstr("'adam2'"), HasSubstr("known: adadelta, "),
+                    HasSubstr(" adamw, "), HasSubstr(" sgd,")));
   EXPECT_THAT(MessageOf("adamw?learning_rate=1"),
               AllOf(HasSubstr("'learning_rate'"), HasSubstr("lr, beta1")));
   EXPECT_THAT(MessageOf("adamw?lr=fast"), HasSubstr("lr='fast'"));
@@ -78,9 +244,9 @@ TEST(OptimizerTest, SetChecksAndKeepsTheOldValueOnError) {
   EXPECT_TRUE(optimizer->Set("lr", 0.25).ok());
   EXPECT_EQ(*optimizer->Get("lr"), 0.25);
   EXPECT_EQ(optimizer->Set("lr", -1).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(optimizer->Set("lr", std::numeric_limits<double>::quiet_NaN())
-                .code(),
-            StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      optimizer->Set("lr", std::numeric_limits<double>::quiet_NaN()).code(),
+      StatusCode::kInvalidArgument);
   EXPECT_EQ(*optimizer->Get("lr"), 0.25);
   EXPECT_EQ(optimizer->Set("nothing", 1).code(), StatusCode::kNotFound);
   EXPECT_EQ(optimizer->Get("nothing").status().code(), StatusCode::kNotFound);
@@ -92,6 +258,33 @@ TEST(OptimizerTest, SetRefusesWhatNeedsOtherStates) {
   EXPECT_EQ(optimizer->Set("momentum", 0.9).code(),
             StatusCode::kFailedPrecondition);
   EXPECT_EQ(*optimizer->Get("momentum"), 0);
+}
+
+TEST(OptimizerTest, SetRefusesEveryChangeOfForm) {
+  const struct {
+    const char* text;
+    const char* key;
+    double value;
+  } kCases[] = {
+      {"adam", "amsgrad", 1},
+      {"adam?amsgrad=1", "amsgrad", 0},
+      {"adamw", "amsgrad", 1},
+      {"rmsprop", "centered", 1},
+      {"rmsprop", "momentum", 0.5},
+      {"rmsprop?momentum=0.5", "momentum", 0},
+      {"rmsprop?centered=1", "momentum", 0.5},
+  };
+  for (const auto& change : kCases) {
+    auto optimizer = Optimizer::Parse(change.text);
+    ASSERT_TRUE(optimizer.ok());
+    EXPECT_EQ(optimizer->Set(change.key, change.value).code(),
+              StatusCode::kFailedPrecondition)
+        << change.text << ", " << change.key;
+  }
+  auto rprop = Optimizer::Parse("rprop");
+  ASSERT_TRUE(rprop.ok());
+  EXPECT_EQ(rprop->Set("etaplus", 1).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(*rprop->Get("etaplus"), 1.2);
 }
 
 }  // namespace

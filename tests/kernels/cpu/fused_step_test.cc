@@ -12,55 +12,13 @@
 #include <vector>
 
 // Before Highway, so that the rules below are the plain ones.
-#include "kernels/formula/all.h"
-
 #include <hwy/targets.h>
+
+#include "kernels/formula/all.h"
+#include "tests/kernels/formula/reference.h"
 
 namespace shard {
 namespace {
-
-struct DoubleArithmetic {
-  using V = double;
-  V Set(double x) const { return x; }
-  V Add(V x, V y) const { return x + y; }
-  V Sub(V x, V y) const { return x - y; }
-  V Mul(V x, V y) const { return x * y; }
-  V Div(V x, V y) const { return x / y; }
-  V MulAdd(V x, V y, V z) const { return x * y + z; }
-  V Sqrt(V x) const { return std::sqrt(x); }
-};
-
-// The formula in double, element by element.
-template <class F, template <class> class Rule>
-class Reference {
- public:
-  Reference(std::vector<float> param, std::vector<double> hypers)
-      : param_(param.begin(), param.end()),
-        states_(param.size(), std::vector<double>(kMaxStates)),
-        hypers_(std::move(hypers)) {}
-
-  void Step(const std::vector<std::vector<float>>& sources, double scale,
-            int64_t step) {
-    const auto scalars = F::Prepare(hypers_.data(), step);
-    const Rule<DoubleArithmetic> rule(DoubleArithmetic(), scalars);
-    for (size_t i = 0; i < param_.size(); ++i) {
-      double g = 0;
-      for (const auto& source : sources) g += static_cast<double>(source[i]);
-      rule.Update(g * scale * scalars.gradient_sign, param_[i],
-                  states_[i].data());
-    }
-  }
-
-  const std::vector<double>& param() const { return param_; }
-  double state(size_t i, int s) const {
-    return states_[i][static_cast<size_t>(s)];
-  }
-
- private:
-  std::vector<double> param_;
-  std::vector<std::vector<double>> states_;
-  std::vector<double> hypers_;
-};
 
 std::vector<float> Random(size_t count, uint32_t seed) {
   std::mt19937 generator(seed);
@@ -123,29 +81,118 @@ void ExpectMatchesReference(Formula id, const std::vector<double>& hypers) {
   }
 }
 
-TEST_P(FusedStepTest, AdamWMatchesDouble) {
-  ExpectMatchesReference<AdamW, formula::AdamWRule>(
-      Formula::kAdamW, {0.1, 0.9, 0.99, 1e-8, 0.05, 0});
+// Values other than the defaults, in which F is the form that serves.
+template <class F>
+std::vector<double> UnusualHypers(double maximize) {
+  for (const double momentum : {0.0, 0.9}) {
+    for (const double flag : {0.0, 1.0}) {
+      const auto hypers = HypersOf<F>({{"lr", 0.1},
+                                       {"beta1", 0.8},
+                                       {"beta2", 0.97},
+                                       {"eps", 1e-6},
+                                       {"weight_decay", 0.05},
+                                       {"amsgrad", flag},
+                                       {"maximize", maximize},
+                                       {"lr_decay", 0.1},
+                                       {"initial_accumulator_value", 0.1},
+                                       {"alpha", 0.9},
+                                       {"momentum", momentum},
+                                       {"centered", flag},
+                                       {"dampening", 0.3},
+                                       {"rho", 0.8},
+                                       // Reached from both sides.
+                                       {"step_size_min", 0.03},
+                                       {"step_size_max", 0.13}});
+      if (F::Serves(hypers.data())) return hypers;
+    }
+  }
+  return {};
 }
 
-TEST_P(FusedStepTest, AdamWMaximizeMatchesDouble) {
-  ExpectMatchesReference<AdamW, formula::AdamWRule>(
-      Formula::kAdamW, {0.1, 0.8, 0.999, 1e-6, 0, 1});
-}
-
-TEST_P(FusedStepTest, SgdMatchesDouble) {
-  ExpectMatchesReference<Sgd, formula::SgdRule>(Formula::kSgd,
-                                                {0.1, 0, 0, 0.01, 0, 0});
-}
-
-TEST_P(FusedStepTest, SgdMomentumMatchesDouble) {
-  ExpectMatchesReference<SgdMomentum, formula::SgdMomentumRule>(
-      Formula::kSgdMomentum, {0.1, 0.9, 0.3, 0.01, 0, 0});
-}
+// A test for each formula of the registry, a new one included.
+#define SHARD_MATCHES_DOUBLE(Name)                                        \
+  TEST_P(FusedStepTest, Name##MatchesDouble) {                            \
+    for (const double maximize : {0.0, 1.0}) {                            \
+      const auto hypers = UnusualHypers<Name>(maximize);                  \
+      ASSERT_FALSE(hypers.empty());                                       \
+      ExpectMatchesReference<Name, formula::Name##Rule>(Formula::k##Name, \
+                                                        hypers);          \
+    }                                                                     \
+  }
+SHARD_FORMULAS(SHARD_MATCHES_DOUBLE)
+#undef SHARD_MATCHES_DOUBLE
 
 TEST_P(FusedStepTest, SgdNesterovMatchesDouble) {
   ExpectMatchesReference<SgdMomentum, formula::SgdMomentumRule>(
       Formula::kSgdMomentum, {0.1, 0.9, 0, 0.01, 1, 0});
+}
+
+// Padding has zeros everywhere, and must not become NaN: it is summed, cast
+// and sent like the rest.
+void ExpectZerosStayZero(Formula id, const std::vector<double>& hypers) {
+  constexpr size_t kCount = 67;
+  const std::vector<float> gradient(kCount);
+  const float* source = gradient.data();
+  std::vector<float> param(kCount);
+  std::vector<std::vector<float>> states(kMaxStates,
+                                         std::vector<float>(kCount));
+  std::vector<float*> pointers;
+  for (auto& state : states) pointers.push_back(state.data());
+  FusedStepArgs args;
+  args.sources = &source;
+  args.num_sources = 1;
+  args.gradient_scale = 0.5;
+  args.param = param.data();
+  args.states = pointers.data();
+  args.count = kCount;
+  for (int64_t step = 1; step <= 20; ++step) {
+    FusedStep(id, hypers.data(), step, args);
+    for (size_t i = 0; i < kCount; ++i) {
+      ASSERT_EQ(param[i], 0) << "step " << step << ", element " << i;
+      for (const auto& state : states) ASSERT_TRUE(std::isfinite(state[i]));
+    }
+  }
+}
+
+TEST_P(FusedStepTest, ZerosStayZero){
+#define SHARD_ZEROS_STAY_ZERO(Name)                                          \
+  {                                                                          \
+    SCOPED_TRACE(#Name);                                                     \
+    ExpectZerosStayZero(Formula::k##Name, HypersOf<Name>());                 \
+    ExpectZerosStayZero(Formula::k##Name,                                    \
+                        HypersOf<Name>({{"maximize", 1},                     \
+                                        {"weight_decay", 0.1},               \
+                                        {"initial_accumulator_value", 1}})); \
+  }
+    SHARD_FORMULAS(SHARD_ZEROS_STAY_ZERO)
+#undef SHARD_ZEROS_STAY_ZERO
+}
+
+// A constant gradient has no variance; rounding must not make it negative.
+TEST_P(FusedStepTest, RmsPropCenteredStaysFinite) {
+  const auto hypers = HypersOf<RmsPropCentered>({{"alpha", 0.5}});
+  const std::vector<float> gradient = Random(1024, 7);
+  const float* source = gradient.data();
+  std::vector<float> param(gradient.size());
+  std::vector<float> square_avg(gradient.size());
+  std::vector<float> grad_avg(gradient.size());
+  float* const states[] = {square_avg.data(), grad_avg.data()};
+  FusedStepArgs args;
+  args.sources = &source;
+  args.num_sources = 1;
+  args.gradient_scale = 1;
+  args.param = param.data();
+  args.states = states;
+  args.count = param.size();
+  size_t negative = 0;
+  for (int64_t step = 1; step <= 60; ++step) {
+    FusedStep(Formula::kRmsPropCentered, hypers.data(), step, args);
+    for (size_t i = 0; i < param.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(param[i])) << "step " << step << ", " << i;
+      if (square_avg[i] - grad_avg[i] * grad_avg[i] < 0) ++negative;
+    }
+  }
+  EXPECT_GT(negative, 0u) << "the case this test is about did not occur";
 }
 
 TEST_P(FusedStepTest, ReduceSquaresSumsInSourceOrder) {
@@ -196,9 +243,8 @@ std::vector<uint32_t> Targets() {
   for (uint32_t bit = 1; bit != 0; bit <<= 1) {
     // Only what the kernel was compiled for can be forced.
     hwy::SetSupportedTargetsForTest(bit);
-    if ((supported & bit) != 0 &&
-        std::string(KernelTargetName()) ==
-            hwy::TargetName(static_cast<int>(bit))) {
+    if ((supported & bit) != 0 && std::string(KernelTargetName()) ==
+                                      hwy::TargetName(static_cast<int>(bit))) {
       targets.push_back(bit);
     }
   }

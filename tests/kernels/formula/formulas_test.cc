@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every formula of the registry promises, in double.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/formula/all.h"
+#include "tests/kernels/formula/reference.h"
+
+namespace shard {
+namespace {
+
+template <class F>
+void ExpectSoundDeclaration() {
+  std::set<std::string_view> names;
+  for (const Hyper& hyper : F::kHypers) {
+    EXPECT_TRUE(names.insert(hyper.name).second) << hyper.name;
+    EXPECT_GE(hyper.fallback, hyper.min) << hyper.name;
+    EXPECT_LE(hyper.fallback, hyper.max) << hyper.name;
+  }
+  EXPECT_STREQ(F::kHypers[0].name, "lr");
+  EXPECT_EQ(F::Conflict(HypersOf<F>().data()), nullptr);
+  names.clear();
+  for (int s = 0; s < F::kNumStates; ++s) {
+    EXPECT_TRUE(names.insert(F::kStates[s]).second) << F::kStates[s];
+  }
+}
+
+TEST(FormulasTest, DeclarationsAreSound){
+#define SHARD_CHECK(Name)           \
+  {                                 \
+    SCOPED_TRACE(#Name);            \
+    ExpectSoundDeclaration<Name>(); \
+  }
+    SHARD_FORMULAS(SHARD_CHECK)
+#undef SHARD_CHECK
+}
+
+// The names of the formulas that serve a choice, in the registry's order.
+std::vector<std::string> NamesServed(const HyperValues& choice) {
+  std::vector<std::string> names;
+#define SHARD_ADD(Name)                              \
+  if (Name::Serves(HypersOf<Name>(choice).data())) { \
+    names.push_back(Name::kName);                    \
+  }
+  SHARD_FORMULAS(SHARD_ADD)
+#undef SHARD_ADD
+  return names;
+}
+
+// Exactly one form of an optimizer serves any choice of hyperparameters, and
+// the forms stand together.
+TEST(FormulasTest, OneFormServesEachChoice) {
+  std::vector<std::string> known;
+#define SHARD_ADD(Name) known.push_back(Name::kName);
+  SHARD_FORMULAS(SHARD_ADD)
+#undef SHARD_ADD
+  known.erase(std::unique(known.begin(), known.end()), known.end());
+  EXPECT_EQ(std::set<std::string>(known.begin(), known.end()).size(),
+            known.size());
+  for (const double amsgrad : {0.0, 1.0}) {
+    for (const double centered : {0.0, 1.0}) {
+      for (const double momentum : {0.0, 0.9}) {
+        EXPECT_EQ(NamesServed({{"amsgrad", amsgrad},
+                               {"centered", centered},
+                               {"momentum", momentum}}),
+                  known);
+      }
+    }
+  }
+}
+
+// Some formula uses all of kMaxStates.
+TEST(FormulasTest, MaxStatesIsNotTooLarge) {
+  int most = 0;
+#define SHARD_COMPARE(Name) most = std::max(most, Name::kNumStates);
+  SHARD_FORMULAS(SHARD_COMPARE)
+#undef SHARD_COMPARE
+  EXPECT_EQ(most, kMaxStates);
+}
+
+// Downhill on p p / 2 from both sides; uphill when told to maximize.
+template <class F, template <class> class Rule>
+void ExpectDescent(double maximize) {
+  const auto hypers = HypersOf<F>({{"maximize", maximize}});
+  const std::vector<float> start = {1.0f, -1.0f};
+  Reference<F, Rule> reference(start, hypers);
+  for (int64_t step = 1; step <= 5; ++step) {
+    const std::vector<float> gradient(reference.param().begin(),
+                                      reference.param().end());
+    reference.Step({gradient}, 1, step);
+  }
+  const double distance = std::abs(reference.param()[0]);
+  if (maximize != 0) {
+    EXPECT_GT(distance, 1);
+  } else {
+    EXPECT_LT(distance, 1);
+  }
+  EXPECT_DOUBLE_EQ(reference.param()[1], -reference.param()[0]);
+}
+
+template <class F>
+bool HasMaximize() {
+  for (const Hyper& hyper : F::kHypers) {
+    if (std::string_view(hyper.name) == "maximize") return true;
+  }
+  return false;
+}
+
+TEST(FormulasTest, GoesDownhillOrUp){
+#define SHARD_CHECK(Name)                          \
+  {                                                \
+    SCOPED_TRACE(#Name);                           \
+    ExpectDescent<Name, formula::Name##Rule>(0);   \
+    if (HasMaximize<Name>()) {                     \
+      ExpectDescent<Name, formula::Name##Rule>(1); \
+    }                                              \
+  }
+    SHARD_FORMULAS(SHARD_CHECK)
+#undef SHARD_CHECK
+}
+
+// As torch: only lr of the first step is Rprop's.
+TEST(FormulasTest, RpropReadsLrOnTheFirstStepOnly) {
+  const auto first = HypersOf<Rprop>({{"lr", 0.25}});
+  const auto later = HypersOf<Rprop>({{"lr", 9}});
+  double p = 1;
+  double states[kMaxStates] = {};
+  const DoubleArithmetic a;
+  formula::RpropRule<DoubleArithmetic>(a, Rprop::Prepare(first.data(), 1))
+      .Update(3, p, states);
+  EXPECT_DOUBLE_EQ(p, 0.75);
+  // The same direction: 0.25 * 1.2.
+  formula::RpropRule<DoubleArithmetic>(a, Rprop::Prepare(later.data(), 2))
+      .Update(1e-3, p, states);
+  EXPECT_DOUBLE_EQ(p, 0.45);
+  // The other one: half the step, not taken, and forgotten ...
+  formula::RpropRule<DoubleArithmetic>(a, Rprop::Prepare(later.data(), 3))
+      .Update(-1, p, states);
+  EXPECT_DOUBLE_EQ(p, 0.45);
+  EXPECT_DOUBLE_EQ(states[0], 0);
+  // ... so that the next one counts as neither.
+  formula::RpropRule<DoubleArithmetic>(a, Rprop::Prepare(later.data(), 4))
+      .Update(-1, p, states);
+  EXPECT_DOUBLE_EQ(p, 0.6);
+}
+
+TEST(FormulasTest, AdagradStartsFromTheInitialValue) {
+  const auto hypers = HypersOf<Adagrad>(
+      {{"lr", 0.5}, {"initial_accumulator_value", 7}, {"lr_decay", 1}});
+  double p = 1;
+  double states[kMaxStates] = {};
+  const DoubleArithmetic a;
+  formula::AdagradRule<DoubleArithmetic>(a, Adagrad::Prepare(hypers.data(), 1))
+      .Update(3, p, states);
+  EXPECT_DOUBLE_EQ(states[0], 16);
+  EXPECT_NEAR(p, 1 - 0.5 * 3 / 4, 1e-9);
+  formula::AdagradRule<DoubleArithmetic>(a, Adagrad::Prepare(hypers.data(), 2))
+      .Update(3, p, states);
+  EXPECT_DOUBLE_EQ(states[0], 25);
+  EXPECT_NEAR(p, 0.625 - 0.25 * 3 / 5, 1e-9);
+}
+
+}  // namespace
+}  // namespace shard
