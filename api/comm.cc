@@ -56,6 +56,17 @@ Deadline DeadlineOf(const shard_comm* comm, double timeout) {
   return Deadline::After(timeout > 0 ? timeout : comm->comm->timeout());
 }
 
+Status CheckSum(const double* values, size_t count) {
+  if (count > 0) SHARD_API_REQUIRE(values);
+  // Every rank receives the values of all: far below what a size can say.
+  constexpr size_t kMaxCount = size_t{1} << 32;
+  if (count > kMaxCount) {
+    return InvalidArgument("count ", count, " is above ", kMaxCount,
+                           "; sum is for losses and counts, not for tensors");
+  }
+  return Status();
+}
+
 }  // namespace
 
 extern "C" {
@@ -97,9 +108,13 @@ shard_error* shard_comm_sum(shard_comm* comm, double* values, size_t count,
                             double timeout) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(comm);
-    if (count > 0) SHARD_API_REQUIRE(values);
-    return shard::AllReduceSum(comm->comm.get(), "sum", values, count,
-                               DeadlineOf(comm, timeout));
+    const Deadline deadline = DeadlineOf(comm, timeout);
+    // The other ranks are about to wait for this one: what is wrong here alone
+    // is for all to know.
+    SHARD_RETURN_IF_ERROR(shard::AgreeOnStatus(
+        comm->comm.get(), "sum", CheckSum(values, count), deadline));
+    return shard::AllReduceSum(comm->comm.get(), "sum of values", values, count,
+                               deadline);
   });
 }
 

@@ -3,6 +3,10 @@
 #include "api/error.h"
 
 #include <exception>
+#include <string>
+#include <string_view>
+
+#include "core/base/strings.h"
 
 namespace shard::api {
 
@@ -16,14 +20,56 @@ shard_error* const g_out_of_memory_error = new (g_out_of_memory) shard_error{
     Status(StatusCode::kResourceExhausted,
            "out of memory: the allocator of this process gave none")};
 
+bool IsControl(char c) {
+  return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+}
+
+bool IsOneLine(std::string_view text) {
+  for (const char c : text) {
+    if (IsControl(c)) return false;
+  }
+  return IsValidUtf8(text);
+}
+
+// The bytes of one character at the front of `text`; 0 when they are none.
+size_t CharacterSize(std::string_view text) {
+  for (size_t size = 1; size <= 4 && size <= text.size(); ++size) {
+    if (IsOneLine(text.substr(0, size))) return size;
+  }
+  return 0;
+}
+
+// Messages quote what hosts pass in. Whatever that is, they stay one line of
+// UTF-8: other bytes are shown as \xNN.
+std::string OneLine(std::string_view text) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string out;
+  while (!text.empty()) {
+    const size_t size = CharacterSize(text);
+    if (size > 0) {
+      out.append(text.substr(0, size));
+    } else {
+      const auto byte = static_cast<unsigned char>(text[0]);
+      StrAppend(&out, "\\x", kDigits[byte >> 4], kDigits[byte & 15]);
+    }
+    text.remove_prefix(size > 0 ? size : 1);
+  }
+  return out;
+}
+
 }  // namespace
 
 shard_error* OutOfMemory() noexcept { return g_out_of_memory_error; }
 
 shard_error* ToError(const Status& status) noexcept {
   if (status.ok()) return nullptr;
-  auto* error = new (std::nothrow) shard_error{status};
-  return error != nullptr ? error : OutOfMemory();
+  try {
+    if (IsOneLine(status.message())) return new shard_error{status};
+    return new shard_error{Status(status.code(), OneLine(status.message()),
+                                  status.rank(), status.detail())};
+  } catch (...) {
+    return OutOfMemory();
+  }
 }
 
 shard_error* FromException() noexcept {

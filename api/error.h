@@ -40,11 +40,11 @@ shard_error* Guard(Body&& body) noexcept {
 }
 
 // Names the argument in the error of a NULL one.
-#define SHARD_API_REQUIRE(argument)                            \
-  do {                                                         \
-    if ((argument) == nullptr) {                               \
-      return ::shard::InvalidArgument(#argument " is NULL");   \
-    }                                                          \
+#define SHARD_API_REQUIRE(argument)                          \
+  do {                                                       \
+    if ((argument) == nullptr) {                             \
+      return ::shard::InvalidArgument(#argument " is NULL"); \
+    }                                                        \
   } while (false)
 
 }  // namespace shard::api

@@ -17,8 +17,8 @@ shard_error* shard_model_create(const char* class_name,
   if (model != nullptr) *model = nullptr;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(model);
-    *model = new shard_model{
-        shard::Model(class_name == nullptr ? "" : class_name)};
+    *model =
+        new shard_model{shard::Model(class_name == nullptr ? "" : class_name)};
     return Status();
   });
 }

@@ -38,10 +38,10 @@ Status ReadOptions(std::string_view name, const Options* in, Options* out) {
   const auto* bytes = reinterpret_cast<const unsigned char*>(in);
   for (size_t i = sizeof(Options); i < size; ++i) {
     if (bytes[i] != 0) {
-      return InvalidArgument(
-          name, " (struct_size ", size, ") sets a field at byte ", i,
-          " that this library (", sizeof(Options),
-          " bytes) does not know; use a newer libshard");
+      return InvalidArgument(name, " (struct_size ", size,
+                             ") sets a field at byte ", i,
+                             " that this library (", sizeof(Options),
+                             " bytes) does not know; use a newer libshard");
     }
   }
   std::memcpy(static_cast<void*>(out), in, std::min(size, sizeof(Options)));

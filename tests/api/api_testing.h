@@ -56,16 +56,14 @@ inline void ExpectError(const Outcome& outcome, shard_code code,
   }
 }
 
-#define EXPECT_OK(call) \
-  EXPECT_EQ(::shard_api_testing::Take(call).message, "")
-#define ASSERT_OK(call) \
-  ASSERT_EQ(::shard_api_testing::Take(call).message, "")
+#define EXPECT_OK(call) EXPECT_EQ(::shard_api_testing::Take(call).message, "")
+#define ASSERT_OK(call) ASSERT_EQ(::shard_api_testing::Take(call).message, "")
 // EXPECT_FAILS(call, code, texts...)
-#define EXPECT_FAILS(call, code, ...)                                      \
-  do {                                                                     \
-    SCOPED_TRACE(#call);                                                   \
+#define EXPECT_FAILS(call, code, ...)                                       \
+  do {                                                                      \
+    SCOPED_TRACE(#call);                                                    \
     ::shard_api_testing::ExpectError(::shard_api_testing::Take(call), code, \
-                                     {__VA_ARGS__});                       \
+                                     {__VA_ARGS__});                        \
   } while (false)
 
 // A pointer that a failed call must have overwritten.
@@ -89,9 +87,9 @@ inline int32_t AddParam(shard_model* model, const std::string& name,
                         const std::vector<int64_t>& shape,
                         int32_t dtype = SHARD_F32) {
   int32_t param = -1;
-  const Outcome outcome = Take(shard_model_add_param(
-      model, 0, name.c_str(), dtype, shape.data(),
-      static_cast<int32_t>(shape.size()), &param));
+  const Outcome outcome =
+      Take(shard_model_add_param(model, 0, name.c_str(), dtype, shape.data(),
+                                 static_cast<int32_t>(shape.size()), &param));
   EXPECT_EQ(outcome.code, SHARD_OK) << outcome;
   return outcome.code == SHARD_OK ? param : -1;
 }
@@ -146,8 +144,8 @@ inline Comm OpenLocal() {
 // "threads:N?name=..." that no other group of this process has.
 inline std::string UniqueUrl(int world_size) {
   static std::atomic<int> count{0};
-  return "threads:" + std::to_string(world_size) +
-         "?name=api-" + std::to_string(++count);
+  return "threads:" + std::to_string(world_size) + "?name=api-" +
+         std::to_string(++count);
 }
 
 // Runs `body` as the ranks of a group of threads.

@@ -13,10 +13,9 @@ shard_error* AddShape(const std::vector<int64_t>& shape,
                       int32_t dtype = SHARD_F32) {
   const Model model = EmptyModel();
   int32_t param = 77;
-  shard_error* error = shard_model_add_param(model.get(), 0, "x", dtype,
-                                             shape.data(),
-                                             static_cast<int32_t>(shape.size()),
-                                             &param);
+  shard_error* error =
+      shard_model_add_param(model.get(), 0, "x", dtype, shape.data(),
+                            static_cast<int32_t>(shape.size()), &param);
   EXPECT_EQ(param, 0);
   return error;
 }
@@ -35,9 +34,8 @@ TEST(ModelTest, Null) {
   EXPECT_FAILS(shard_model_add_module(model.get(), 0, "a", nullptr, nullptr),
                SHARD_INVALID_ARGUMENT, "module is NULL");
   id = 77;
-  EXPECT_FAILS(
-      shard_model_add_param(nullptr, 0, "a", SHARD_F32, shape, 1, &id),
-      SHARD_INVALID_ARGUMENT, "model is NULL");
+  EXPECT_FAILS(shard_model_add_param(nullptr, 0, "a", SHARD_F32, shape, 1, &id),
+               SHARD_INVALID_ARGUMENT, "model is NULL");
   EXPECT_EQ(id, 0);
   EXPECT_FAILS(
       shard_model_add_param(model.get(), 0, nullptr, SHARD_F32, shape, 1, &id),
@@ -60,8 +58,8 @@ TEST(ModelTest, Null) {
                "model is NULL");
   shard_model_free(nullptr);
   // None of these has added anything.
-  EXPECT_OK(shard_model_add_param(model.get(), 0, "a", SHARD_F32, shape, 1,
-                                  &id));
+  EXPECT_OK(
+      shard_model_add_param(model.get(), 0, "a", SHARD_F32, shape, 1, &id));
   EXPECT_EQ(id, kNumParams);
 }
 
@@ -85,9 +83,9 @@ TEST(ModelTest, Shapes) {
   const int64_t shape[] = {2};
   int32_t id = 77;
   for (const int32_t ndim : {-1, INT32_MIN, 9, INT32_MAX}) {
-    EXPECT_FAILS(shard_model_add_param(model.get(), 0, "x", SHARD_F32, shape,
-                                       ndim, &id),
-                 SHARD_INVALID_ARGUMENT, "ndim " + std::to_string(ndim));
+    EXPECT_FAILS(
+        shard_model_add_param(model.get(), 0, "x", SHARD_F32, shape, ndim, &id),
+        SHARD_INVALID_ARGUMENT, "ndim " + std::to_string(ndim));
   }
   EXPECT_OK(
       shard_model_add_param(model.get(), 0, "x", SHARD_F32, nullptr, 0, &id));
@@ -140,9 +138,9 @@ TEST(ModelTest, Ids) {
     const std::string text = std::to_string(bad);
     EXPECT_FAILS(shard_model_add_module(model.get(), bad, "m", nullptr, &id),
                  SHARD_INVALID_ARGUMENT, text);
-    EXPECT_FAILS(shard_model_add_param(model.get(), bad, "p", SHARD_F32, shape,
-                                       1, &id),
-                 SHARD_INVALID_ARGUMENT, text);
+    EXPECT_FAILS(
+        shard_model_add_param(model.get(), bad, "p", SHARD_F32, shape, 1, &id),
+        SHARD_INVALID_ARGUMENT, text);
     EXPECT_FAILS(shard_model_tie(model.get(), bad, "t", kWeight),
                  SHARD_INVALID_ARGUMENT, text);
     EXPECT_FAILS(shard_model_ignore_module(model.get(), bad),

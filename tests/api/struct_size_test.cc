@@ -34,9 +34,8 @@ void ExpectSizesOfOptions(const std::string& name, const T& defaults,
                           const Call<T>& call) {
   SCOPED_TRACE(name);
   const std::string field = name + ".struct_size";
-  for (const size_t size :
-       {size_t{0}, size_t{1}, sizeof(size_t) - 1, kLargest + 1,
-        std::numeric_limits<size_t>::max()}) {
+  for (const size_t size : {size_t{0}, size_t{1}, sizeof(size_t) - 1,
+                            kLargest + 1, std::numeric_limits<size_t>::max()}) {
     T options = defaults;
     options.struct_size = size;
     EXPECT_FAILS(call(&options), SHARD_INVALID_ARGUMENT, field,
@@ -133,9 +132,8 @@ template <typename T>
 void ExpectSizesOfResult(const std::string& name, size_t first_field,
                          const Call<T>& call) {
   SCOPED_TRACE(name);
-  for (const size_t size :
-       {size_t{0}, sizeof(size_t) - 1, kLargest + 1,
-        std::numeric_limits<size_t>::max()}) {
+  for (const size_t size : {size_t{0}, sizeof(size_t) - 1, kLargest + 1,
+                            std::numeric_limits<size_t>::max()}) {
     T result{};
     result.struct_size = size;
     EXPECT_FAILS(call(&result), SHARD_INVALID_ARGUMENT, name,

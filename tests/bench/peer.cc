@@ -76,17 +76,22 @@ Peer::~Peer() {
   if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
 }
 
-std::optional<double> Peer::Go() {
+std::optional<double> Peer::Go(const std::string& variant) {
+  const std::string line = variant + "\n";
+  const auto size = static_cast<ssize_t>(line.size());
   for (const Process& process : processes_) {
-    if (write(process.to, "go\n", 3) != 3) return std::nullopt;
+    if (write(process.to, line.data(), line.size()) != size) {
+      return std::nullopt;
+    }
   }
   double slowest = 0;
   for (const Process& process : processes_) {
-    const auto line = ReadLine(process.from);
+    const auto answer = ReadLine(process.from);
     double milliseconds = 0;
-    if (!line || std::from_chars(line->data(), line->data() + line->size(),
-                                 milliseconds)
-                         .ec != std::errc()) {
+    if (!answer ||
+        std::from_chars(answer->data(), answer->data() + answer->size(),
+                        milliseconds)
+                .ec != std::errc()) {
       return std::nullopt;
     }
     slowest = std::max(slowest, milliseconds);

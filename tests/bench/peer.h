@@ -4,8 +4,9 @@
 // measured operation whenever they are told to, so that it can be interleaved
 // with ours. A rank's program is called as `argv... RANK WORLD_SIZE FOLDER`
 // (FOLDER: empty, shared, for meeting); it prints "ready", then for every line
-// "go" on its stdin one line with the milliseconds it took. It exits 77, with
-// a reason on stderr, when the system is not installed.
+// on its stdin, the name of a variant, does that and prints one line with the
+// milliseconds it took. It exits 77, with a reason on stderr, when the system
+// is not installed.
 
 #ifndef SHARD_TESTS_BENCH_PEER_H_
 #define SHARD_TESTS_BENCH_PEER_H_
@@ -27,9 +28,9 @@ class Peer {
   // Ends the processes and removes their folder.
   ~Peer();
 
-  // One operation on all ranks; the slowest rank's milliseconds. nullopt when
-  // a rank has ended.
-  std::optional<double> Go();
+  // Does `variant` once on all ranks; the slowest rank's milliseconds. nullopt
+  // when a rank has ended.
+  std::optional<double> Go(const std::string& variant);
 
  private:
   struct Process {

@@ -4,7 +4,8 @@
 // with and without clipping, beside the roof: the simplest loop that reads and
 // writes the same bytes of the same buffers (32 per parameter: two gradients,
 // p, m, v in; p, m, v out). With --peers also PyTorch's
-// ZeroRedundancyOptimizer, see zero1_torch.py.
+// ZeroRedundancyOptimizer on the same shapes, with one all-reduce after the
+// other and with all of them at once: zero1_torch.py.
 //
 // All are interleaved; ratios are medians over the rounds.
 
@@ -81,7 +82,9 @@ class Rank {
     Require(engine_->BroadcastParams(kTimeout));
   }
 
-  void Barrier() { Require(comm_->Barrier("bench", Deadline::After(kTimeout))); }
+  void Barrier() {
+    Require(comm_->Barrier("bench", Deadline::After(kTimeout)));
+  }
 
   // Each returns milliseconds from when all have begun until all are done.
   double Roof() {
@@ -118,7 +121,7 @@ class Rank {
 };
 
 struct Samples {
-  std::vector<double> roof, plain, clipped, torch;
+  std::vector<double> roof, plain, clipped, torch, torch_async;
 };
 
 double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
@@ -145,12 +148,17 @@ void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
     const double plain_ms = self.Step(0, &plain);
     const double clipped_ms = self.Step(1e-3, &clipped);
     std::optional<double> torch_ms;
-    if (peer->has_value()) torch_ms = (*peer)->Go();
+    std::optional<double> torch_async_ms;
+    if (peer->has_value()) {
+      torch_ms = (*peer)->Go("blocking");
+      torch_async_ms = (*peer)->Go("async");
+    }
     if (round < 0) continue;  // Caches and page tables are cold.
     samples.roof.push_back(roof_ms);
     samples.plain.push_back(plain_ms);
     samples.clipped.push_back(clipped_ms);
     if (torch_ms) samples.torch.push_back(*torch_ms);
+    if (torch_async_ms) samples.torch_async.push_back(*torch_async_ms);
   }
   Require(comm->Shutdown(Deadline::After(kTimeout)));
   if (rank != 0) return;
@@ -164,15 +172,18 @@ void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
   Bench(name, "bytes_per_element", bytes / elements, "B");
   Bench(name, "clipped_bytes_per_element",
         static_cast<double>(clipped.bytes_moved) / elements, "B");
-  Bench(name, "bandwidth",
-        kWorldSize * bytes / Median(samples.plain) / 1e6, "GB/s");
+  Bench(name, "bandwidth", kWorldSize * bytes / Median(samples.plain) / 1e6,
+        "GB/s");
   Bench(name, "ratio_to_roof", MedianRatio(samples.roof, samples.plain), "x");
   Bench(name, "clipped_over_unclipped",
         MedianRatio(samples.clipped, samples.plain), "x");
-  if (!samples.torch.empty()) {
+  if (!samples.torch_async.empty()) {
     Bench(name, "torch_ms", Median(samples.torch), "ms");
+    Bench(name, "torch_async_ms", Median(samples.torch_async), "ms");
     Bench(name, "torch_over_ours", MedianRatio(samples.torch, samples.plain),
           "x");
+    Bench(name, "torch_async_over_ours",
+          MedianRatio(samples.torch_async, samples.plain), "x");
   }
 }
 

@@ -2,10 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the step that tests/bench/zero1_step.cc measures, in PyTorch.
 
-Gradients are all-reduced over Gloo in flat 25 MiB buckets, as
-DistributedDataParallel does with gradient_as_bucket_view, then
-ZeroRedundancyOptimizer(AdamW, parameters_as_bucket_view=True) steps and
-broadcasts. The protocol with the benchmark is in tests/bench/peer.h.
+All-reduce of the gradients over Gloo in flat 25 MiB buckets, division, then
+ZeroRedundancyOptimizer(AdamW, parameters_as_bucket_view=True), which steps and
+broadcasts. Variants:
+
+  blocking  one bucket's all-reduce after the other
+  async     all buckets in flight at once, as DistributedDataParallel has them
+            at best, when the backward pass costs nothing
+
+The protocol with the benchmark is in tests/bench/peer.h.
 """
 
 import os
@@ -69,19 +74,23 @@ def main():
         parameters_as_bucket_view=True, lr=1e-3, weight_decay=0.1)
     buckets = make_buckets(params)
 
-    def step():
-        for work in [dist.all_reduce(b, async_op=True) for b in buckets]:
-            work.wait()
+    def step(variant):
+        if variant == "async":
+            for work in [dist.all_reduce(b, async_op=True) for b in buckets]:
+                work.wait()
+        else:
+            for bucket in buckets:
+                dist.all_reduce(bucket)
         for bucket in buckets:
             bucket.div_(world_size)
         optimizer.step()
 
-    step()  # Allocates the states.
+    step("blocking")  # Allocates the states.
     print("ready", flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
         dist.barrier()
         start = time.monotonic()
-        step()
+        step(line.strip())
         print((time.monotonic() - start) * 1e3, flush=True)
 
 

@@ -39,8 +39,7 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(int64_t width) {
   auto model = std::make_shared<Model>("Test");
   for (const char* name : {"a", "b", "c"}) {
     SHARD_RETURN_IF_ERROR(
-        model->AddParam(kRootModule, name, DType::kF32, {width, 100})
-            .status());
+        model->AddParam(kRootModule, name, DType::kF32, {width, 100}).status());
   }
   SHARD_ASSIGN_OR_RETURN(const Optimizer optimizer, Optimizer::Parse("adamw"));
   PlanOptions options;
@@ -111,8 +110,8 @@ TEST_P(KillAtPhaseTest, OthersNameTheLostRank) {
     }
     const Status status = Train(url, options, 50, 4);
     rank.Report(Outcome(status));
-    EXPECT_NE(rank.rank(), kVictim) << "no collective was called '" << phase
-                                    << "': " << status.ToString();
+    EXPECT_NE(rank.rank(), kVictim)
+        << "no collective was called '" << phase << "': " << status.ToString();
   });
   ExpectNamedTheVictim(results, phase);
 }

@@ -34,8 +34,8 @@ const std::vector<std::vector<int64_t>> kShapes = {
 std::shared_ptr<Model> MakeModel() {
   auto model = std::make_shared<Model>("Test");
   for (size_t i = 0; i < kShapes.size(); ++i) {
-    const auto param = model->AddParam(kRootModule, StrCat("p", i),
-                                       DType::kF32, kShapes[i]);
+    const auto param =
+        model->AddParam(kRootModule, StrCat("p", i), DType::kF32, kShapes[i]);
     EXPECT_TRUE(param.ok()) << param.status().ToString();
   }
   return model;
@@ -229,12 +229,13 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, EngineStepTest, testing::ValuesIn(Cases()), [](const auto& info) {
-      const Case& c = info.param;
-      return StrCat("W", c.world_size, "Stage", c.stage, "Partition",
-                    c.partition, c.max_grad_norm > 0 ? "Clipped" : "");
-    });
+INSTANTIATE_TEST_SUITE_P(All, EngineStepTest, testing::ValuesIn(Cases()),
+                         [](const auto& info) {
+                           const Case& c = info.param;
+                           return StrCat("W", c.world_size, "Stage", c.stage,
+                                         "Partition", c.partition,
+                                         c.max_grad_norm > 0 ? "Clipped" : "");
+                         });
 
 // Two runs give the same bits, and so do stages and partitions, whose
 // arithmetic per element is the same.

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Engines up to the first step; step_test.cc has the rest.
+
+#include <string>
+#include <vector>
+
+#include "tests/api/api_testing.h"
+
+namespace shard_api_testing {
+namespace {
+
+Outcome TryEngine(const shard_plan* plan, shard_comm* comm,
+                  const shard_engine_options* options = nullptr) {
+  shard_engine* engine = Garbage<shard_engine>();
+  Outcome outcome = Take(shard_engine_create(plan, comm, options, &engine));
+  EXPECT_EQ(engine == nullptr, outcome.code != SHARD_OK);
+  shard_engine_free(engine);
+  return outcome;
+}
+
+TEST(EngineTest, Null) {
+  const Plan plan = SmallPlan(1);
+  const Comm comm = OpenLocal();
+  ExpectError(TryEngine(nullptr, comm.get()), SHARD_INVALID_ARGUMENT,
+              {"plan is NULL"});
+  ExpectError(TryEngine(plan.get(), nullptr), SHARD_INVALID_ARGUMENT,
+              {"comm is NULL"});
+  EXPECT_FAILS(shard_engine_create(plan.get(), comm.get(), nullptr, nullptr),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+
+  const Engine engine = MakeEngine(plan.get(), comm.get());
+  for (const auto access : {&shard_engine_param, &shard_engine_grad}) {
+    void* data = Garbage<void>();
+    int64_t numel = 77;
+    EXPECT_FAILS(access(nullptr, 0, &data, &numel), SHARD_INVALID_ARGUMENT,
+                 "engine is NULL");
+    EXPECT_EQ(data, nullptr);
+    EXPECT_EQ(numel, 0);
+    numel = 77;
+    EXPECT_FAILS(access(engine.get(), 0, nullptr, &numel),
+                 SHARD_INVALID_ARGUMENT, "data is NULL");
+    EXPECT_EQ(numel, 0);
+    data = Garbage<void>();
+    EXPECT_FAILS(access(engine.get(), 0, &data, nullptr),
+                 SHARD_INVALID_ARGUMENT, "numel is NULL");
+    EXPECT_EQ(data, nullptr);
+  }
+  EXPECT_FAILS(shard_engine_zero_grad(nullptr), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  const float value = 1;
+  EXPECT_FAILS(shard_engine_set_param(nullptr, 0, &value, sizeof(value)),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_FAILS(shard_engine_set_param(engine.get(), 0, nullptr, 48),
+               SHARD_INVALID_ARGUMENT, "data is NULL");
+  EXPECT_FAILS(shard_engine_broadcast_params(nullptr, 0),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  shard_step_report report = SHARD_STEP_REPORT_INIT;
+  EXPECT_FAILS(shard_engine_step(nullptr, nullptr, &report),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  shard_memory memory = SHARD_MEMORY_INIT;
+  EXPECT_FAILS(shard_engine_memory(nullptr, &memory), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  EXPECT_FAILS(shard_engine_memory(engine.get(), nullptr),
+               SHARD_INVALID_ARGUMENT, "memory is NULL");
+  shard_engine_free(nullptr);
+}
+
+TEST(EngineTest, WorldSizeOfThePlan) {
+  const Comm comm = OpenLocal();
+  ExpectError(TryEngine(SmallPlan(3).get(), comm.get()), SHARD_INVALID_ARGUMENT,
+              {"world size 3", "has 1"});
+}
+
+// Planned, but not run by this version.
+TEST(EngineTest, Stages) {
+  const Comm comm = OpenLocal();
+  const Model model = SmallModel();
+  for (int32_t stage = 0; stage <= 3; ++stage) {
+    shard_plan_options options = PlanOptions(1);
+    options.stage = stage;
+    const Plan plan = MakePlan(model.get(), options);
+    const Outcome outcome = TryEngine(plan.get(), comm.get());
+    if (stage <= 1) {
+      EXPECT_EQ(outcome.message, "");
+    } else {
+      ExpectError(outcome, SHARD_UNIMPLEMENTED,
+                  {"stage " + std::to_string(stage), "0 or 1"});
+    }
+  }
+}
+
+TEST(EngineTest, DTypes) {
+  const Comm comm = OpenLocal();
+  const struct {
+    int32_t dtype;
+    const char* name;
+  } others[] = {{SHARD_BF16, "bf16"}, {SHARD_F16, "f16"}, {SHARD_F64, "f64"}};
+  for (const auto& other : others) {
+    const Model model = SmallModel();
+    AddParam(model.get(), "other", {3}, other.dtype);
+    const Plan plan = MakePlan(model.get(), PlanOptions(1));
+    ExpectError(TryEngine(plan.get(), comm.get()), SHARD_UNIMPLEMENTED,
+                {"'other'", other.name, "f32"});
+  }
+}
+
+TEST(EngineTest, Tensors) {
+  const Comm comm = OpenLocal();
+  const Engine engine = MakeEngine(SmallPlan(1).get(), comm.get());
+  void* data = nullptr;
+  int64_t numel = 0;
+  ASSERT_OK(shard_engine_param(engine.get(), kFrozen, &data, &numel));
+  EXPECT_EQ(numel, 5);
+  ASSERT_OK(shard_engine_param(engine.get(), kEmpty, &data, &numel));
+  EXPECT_EQ(numel, 0);
+  ASSERT_OK(shard_engine_grad(engine.get(), kEmpty, &data, &numel));
+  EXPECT_EQ(numel, 0);
+  EXPECT_FAILS(shard_engine_grad(engine.get(), kFrozen, &data, &numel),
+               SHARD_FAILED_PRECONDITION, "parameter 2", "frozen");
+  EXPECT_EQ(data, nullptr);
+  EXPECT_EQ(numel, 0);
+  for (const auto access : {&shard_engine_param, &shard_engine_grad}) {
+    EXPECT_FAILS(access(engine.get(), kIgnored, &data, &numel),
+                 SHARD_FAILED_PRECONDITION, "parameter 3", "ignored");
+    for (const int32_t bad : {-1, +kNumParams, INT32_MAX, INT32_MIN}) {
+      EXPECT_FAILS(access(engine.get(), bad, &data, &numel),
+                   SHARD_INVALID_ARGUMENT, "parameter " + std::to_string(bad));
+    }
+  }
+  // Gradients start as zero.
+  ASSERT_OK(shard_engine_grad(engine.get(), kWeight, &data, &numel));
+  for (int64_t i = 0; i < numel; ++i) {
+    EXPECT_EQ(static_cast<float*>(data)[i], 0.0f);
+  }
+}
+
+TEST(EngineTest, SetParam) {
+  const Comm comm = OpenLocal();
+  const Engine engine = MakeEngine(SmallPlan(1).get(), comm.get());
+  const std::vector<float> values(100, 2.0f);
+  const auto set = [&](int32_t param, size_t bytes) {
+    return shard_engine_set_param(engine.get(), param, values.data(), bytes);
+  };
+  for (const size_t bytes : {size_t{0}, size_t{47}, size_t{49}, SIZE_MAX}) {
+    EXPECT_FAILS(set(kWeight, bytes), SHARD_INVALID_ARGUMENT, "parameter 0",
+                 "48 bytes", "not " + std::to_string(bytes));
+  }
+  EXPECT_FAILS(set(kIgnored, 28), SHARD_FAILED_PRECONDITION, "ignored");
+  EXPECT_FAILS(set(99, 4), SHARD_INVALID_ARGUMENT, "parameter 99");
+  EXPECT_EQ(WeightOf(engine.get())[0], 0.0f);
+  EXPECT_OK(set(kWeight, 48));
+  EXPECT_OK(set(kFrozen, 20));
+  EXPECT_OK(shard_engine_set_param(engine.get(), kEmpty, nullptr, 0));
+  EXPECT_EQ(WeightOf(engine.get())[0], 2.0f);
+
+  EXPECT_FAILS(shard_engine_step(engine.get(), nullptr, nullptr),
+               SHARD_FAILED_PRECONDITION, "broadcast_params");
+  EXPECT_OK(shard_engine_broadcast_params(engine.get(), 0));
+  EXPECT_FAILS(set(kWeight, 48), SHARD_FAILED_PRECONDITION, "broadcast");
+  EXPECT_FAILS(shard_engine_broadcast_params(engine.get(), 0),
+               SHARD_FAILED_PRECONDITION, "broadcast before");
+  // None of these has done any harm.
+  EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+}
+
+// Rank 0's values are the ones that count, and others' arguments are checked.
+TEST(EngineTest, SetParamOnTwoRanks) {
+  RunRanks(2, [](int rank, shard_comm* comm) {
+    const Engine engine = MakeEngine(SmallPlan(2).get(), comm);
+    const std::vector<float> values(kWeightNumel, rank == 0 ? 3.0f : 4.0f);
+    EXPECT_FAILS(
+        shard_engine_set_param(engine.get(), kWeight, values.data(), 44),
+        SHARD_INVALID_ARGUMENT, "48 bytes");
+    EXPECT_OK(shard_engine_set_param(engine.get(), kWeight, values.data(), 48));
+    EXPECT_OK(shard_engine_broadcast_params(engine.get(), 0));
+    EXPECT_EQ(WeightOf(engine.get())[11], 3.0f);
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  });
+}
+
+TEST(EngineTest, MemoryIsAsPlanned) {
+  const Comm comm = OpenLocal();
+  const Model model = SmallModel();
+  shard_plan_options options = PlanOptions(1);
+  options.optimizer = "adamw";
+  const Plan plan = MakePlan(model.get(), options);
+  const Engine engine = MakeEngine(plan.get(), comm.get());
+  shard_memory planned = SHARD_MEMORY_INIT;
+  shard_memory measured = SHARD_MEMORY_INIT;
+  ASSERT_OK(shard_plan_memory(plan.get(), &planned));
+  ASSERT_OK(shard_engine_memory(engine.get(), &measured));
+  EXPECT_EQ(planned.param_bytes, measured.param_bytes);
+  EXPECT_EQ(planned.grad_bytes, measured.grad_bytes);
+  EXPECT_EQ(planned.state_bytes, measured.state_bytes);
+  EXPECT_GT(planned.state_bytes, 0u);
+}
+
+// ---- Ranks that do not agree ------------------------------------------------
+
+TEST(EngineTest, PlansThatDiffer) {
+  RunRanks(3, [](int rank, shard_comm* comm) {
+    const Model model = SmallModel();
+    shard_plan_options options = PlanOptions(3);
+    if (rank == 2) options.optimizer = "sgd?lr=0.25";
+    const Plan plan = MakePlan(model.get(), options);
+    const Outcome outcome = TryEngine(plan.get(), comm);
+    ExpectError(outcome, SHARD_DESYNC, {"plan differs", "rank 0", "rank 2"});
+    EXPECT_EQ(outcome.rank, 2);
+  });
+}
+
+TEST(EngineTest, WrongPlanOnOneRank) {
+  RunRanks(2, [](int rank, shard_comm* comm) {
+    const Plan good = SmallPlan(2);
+    const Plan other = SmallPlan(5);
+    Outcome outcome = TryEngine(rank == 1 ? other.get() : good.get(), comm);
+    ExpectError(outcome, SHARD_INVALID_ARGUMENT, {"rank 1", "world size 5"});
+    EXPECT_EQ(outcome.rank, 1);
+    outcome = TryEngine(rank == 0 ? nullptr : good.get(), comm);
+    ExpectError(outcome, SHARD_INVALID_ARGUMENT, {"rank 0", "plan is NULL"});
+    EXPECT_EQ(outcome.rank, 0);
+    shard_engine_options options = SHARD_ENGINE_OPTIONS_INIT;
+    if (rank == 1) options.struct_size = 1;
+    outcome = TryEngine(good.get(), comm, &options);
+    ExpectError(outcome, SHARD_INVALID_ARGUMENT, {"rank 1", "struct_size"});
+    // The group is still good.
+    const Engine engine = TrainingEngine(comm);
+    EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  });
+}
+
+TEST(EngineTest, WrongStateOnOneRank) {
+  RunRanks(2, [](int rank, shard_comm* comm) {
+    // Rank 1 steps while rank 0 still broadcasts.
+    const Engine engine = MakeEngine(SmallPlan(2).get(), comm);
+    EXPECT_FAILS(rank == 0 ? shard_engine_broadcast_params(engine.get(), 0)
+                           : shard_engine_step(engine.get(), nullptr, nullptr),
+                 SHARD_DESYNC, "broadcast parameters", "step");
+    EXPECT_FAILS(shard_engine_step(engine.get(), nullptr, nullptr),
+                 SHARD_POISONED, "broadcast parameters");
+  });
+}
+
+}  // namespace
+}  // namespace shard_api_testing

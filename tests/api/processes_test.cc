@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What needs processes: ranks that disagree on how many they are, and memory
+// that runs out.
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "tests/api/api_testing.h"
+#include "tests/ranks/ranks.h"
+
+namespace shard_api_testing {
+namespace {
+
+using shard::testing::ExpectAllPassed;
+using shard::testing::Rank;
+
+TEST(ProcessesTest, WorldSizesThatDiffer) {
+  const std::string url = "shm:" + shard::testing::UniqueName();
+  ExpectAllPassed(shard::testing::RunRanks(3, [&](const Rank& me) {
+    shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
+    options.rank = me.rank();
+    options.world_size = me.rank() == 1 ? 4 : 3;
+    options.timeout = 10;
+    shard_comm* comm = Garbage<shard_comm>();
+    EXPECT_FAILS(shard_comm_open(url.c_str(), &options, &comm),
+                 SHARD_INVALID_ARGUMENT, "world size", "3", "4");
+    EXPECT_EQ(comm, nullptr);
+  }));
+}
+
+TEST(ProcessesTest, TwoRanksTrain) {
+  const std::string url = "shm:" + shard::testing::UniqueName();
+  ExpectAllPassed(shard::testing::RunRanks(2, [&](const Rank& me) {
+    shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
+    options.rank = me.rank();
+    options.world_size = 2;
+    shard_comm* comm = nullptr;
+    ASSERT_OK(shard_comm_open(url.c_str(), &options, &comm));
+    const Comm owned(comm);
+    const Engine engine = TrainingEngine(comm);
+    FillGrad(engine.get(), me.rank() == 0 ? 2.0f : 0.0f);
+    EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+    EXPECT_EQ(WeightOf(engine.get())[0], 0.5f);
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  }));
+}
+
+// More than any machine has: asked for, refused, and nothing was harmed.
+TEST(ProcessesTest, ModelsLargerThanTheMachine) {
+  const Comm comm = OpenLocal();
+  const Model model = EmptyModel();
+  AddParam(model.get(), "huge", {int64_t{1} << 45});
+  const Plan plan = MakePlan(model.get(), PlanOptions(1));
+  shard_engine* engine = Garbage<shard_engine>();
+  EXPECT_FAILS(shard_engine_create(plan.get(), comm.get(), nullptr, &engine),
+               SHARD_RESOURCE_EXHAUSTED, "TiB");
+  EXPECT_EQ(engine, nullptr);
+  EXPECT_OK(
+      shard_engine_step(TrainingEngine(comm.get()).get(), nullptr, nullptr));
+}
+
+// Address space of this process beyond what it has now, while it lives.
+class MemoryLimit {
+ public:
+  explicit MemoryLimit(size_t extra) {
+    size_t pages = 0;
+    FILE* file = std::fopen("/proc/self/statm", "r");
+    if (file == nullptr || std::fscanf(file, "%zu", &pages) != 1) ::_exit(90);
+    std::fclose(file);
+    ::getrlimit(RLIMIT_AS, &before_);
+    rlimit limit = before_;
+    limit.rlim_cur =
+        pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE)) + extra;
+    ::setrlimit(RLIMIT_AS, &limit);
+  }
+  ~MemoryLimit() { ::setrlimit(RLIMIT_AS, &before_); }
+
+ private:
+  rlimit before_;
+};
+
+// The allocator and mmap fail at every point in turn, as the limit grows, until
+// there is enough.
+TEST(ProcessesTest, MemoryRunsOut) {
+  ExpectAllPassed(shard::testing::RunRanks(1, [](const Rank&) {
+    const Model model = EmptyModel();
+    for (int i = 0; i < 20000; ++i) {
+      AddParam(model.get(), "parameter_" + std::to_string(i), {200});
+    }
+    const Comm comm = OpenLocal();
+    int refused = 0;
+    int succeeded = 0;
+    for (size_t extra = 0; extra < (size_t{160} << 20) && succeeded == 0;
+         extra += size_t{512} << 10) {
+      shard_plan* plan = nullptr;
+      shard_engine* engine = nullptr;
+      shard_error* error = nullptr;
+      {
+        const MemoryLimit limit(extra);
+        const shard_plan_options options = PlanOptions(1);
+        error = shard_plan_create(model.get(), &options, &plan);
+        if (error == nullptr) {
+          error = shard_engine_create(plan, comm.get(), nullptr, &engine);
+        }
+      }
+      const Plan owned_plan(plan);
+      const Engine owned_engine(engine);
+      if (error == nullptr) {
+        ++succeeded;
+      } else {
+        ++refused;
+        ASSERT_EQ(shard_error_code(error), SHARD_RESOURCE_EXHAUSTED)
+            << shard_error_message(error);
+        ASSERT_EQ(engine, nullptr);
+      }
+      shard_error_free(error);
+    }
+    EXPECT_EQ(succeeded, 1);
+    EXPECT_GT(refused, 5);
+  }));
+}
+
+}  // namespace
+}  // namespace shard_api_testing
