@@ -4,8 +4,8 @@
 // with and without clipping, beside the roof: the simplest loop that reads and
 // writes the same bytes of the same buffers (32 per parameter: two gradients,
 // p, m, v in; p, m, v out). With --peers also PyTorch's
-// ZeroRedundancyOptimizer on the same shapes, with one all-reduce after the
-// other and with all of them at once: zero1_torch.py.
+// ZeroRedundancyOptimizer on the same shapes, with three forms of all-reduce:
+// zero1_torch.py. torch_over_ours is the plain one.
 //
 // All are interleaved; ratios are medians over the rounds.
 
@@ -16,6 +16,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <random>
@@ -120,8 +121,20 @@ class Rank {
   volatile float zero_ = 0;
 };
 
+struct TorchVariant {
+  const char* name;
+  const char* milliseconds;
+  const char* ratio;
+};
+constexpr TorchVariant kTorchVariants[] = {
+    {"plain", "torch_ms", "torch_over_ours"},
+    {"bucketed", "torch_bucketed_ms", "torch_bucketed_over_ours"},
+    {"async", "torch_async_ms", "torch_async_over_ours"},
+};
+
 struct Samples {
-  std::vector<double> roof, plain, clipped, torch, torch_async;
+  std::vector<double> roof, plain, clipped;
+  std::vector<double> torch[std::size(kTorchVariants)];
 };
 
 double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
@@ -147,18 +160,17 @@ void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
     const double roof_ms = self.Roof();
     const double plain_ms = self.Step(0, &plain);
     const double clipped_ms = self.Step(1e-3, &clipped);
-    std::optional<double> torch_ms;
-    std::optional<double> torch_async_ms;
-    if (peer->has_value()) {
-      torch_ms = (*peer)->Go("blocking");
-      torch_async_ms = (*peer)->Go("async");
+    std::optional<double> torch_ms[std::size(kTorchVariants)];
+    for (size_t v = 0; v < std::size(kTorchVariants); ++v) {
+      if (*peer) torch_ms[v] = (*peer)->Go(kTorchVariants[v].name);
     }
     if (round < 0) continue;  // Caches and page tables are cold.
     samples.roof.push_back(roof_ms);
     samples.plain.push_back(plain_ms);
     samples.clipped.push_back(clipped_ms);
-    if (torch_ms) samples.torch.push_back(*torch_ms);
-    if (torch_async_ms) samples.torch_async.push_back(*torch_async_ms);
+    for (size_t v = 0; v < std::size(kTorchVariants); ++v) {
+      if (torch_ms[v]) samples.torch[v].push_back(*torch_ms[v]);
+    }
   }
   Require(comm->Shutdown(Deadline::After(kTimeout)));
   if (rank != 0) return;
@@ -177,13 +189,12 @@ void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
   Bench(name, "ratio_to_roof", MedianRatio(samples.roof, samples.plain), "x");
   Bench(name, "clipped_over_unclipped",
         MedianRatio(samples.clipped, samples.plain), "x");
-  if (!samples.torch_async.empty()) {
-    Bench(name, "torch_ms", Median(samples.torch), "ms");
-    Bench(name, "torch_async_ms", Median(samples.torch_async), "ms");
-    Bench(name, "torch_over_ours", MedianRatio(samples.torch, samples.plain),
+  for (size_t v = 0; v < std::size(kTorchVariants); ++v) {
+    const std::vector<double>& torch = samples.torch[v];
+    if (torch.empty()) continue;
+    Bench(name, kTorchVariants[v].milliseconds, Median(torch), "ms");
+    Bench(name, kTorchVariants[v].ratio, MedianRatio(torch, samples.plain),
           "x");
-    Bench(name, "torch_async_over_ours",
-          MedianRatio(samples.torch_async, samples.plain), "x");
   }
 }
 

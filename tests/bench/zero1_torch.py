@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the step that tests/bench/zero1_step.cc measures, in PyTorch.
 
-All-reduce of the gradients over Gloo in flat 25 MiB buckets, division, then
+All-reduce of the gradients over Gloo, division, then
 ZeroRedundancyOptimizer(AdamW, parameters_as_bucket_view=True), which steps and
-broadcasts. Variants:
+broadcasts. Gradients are views into flat 25 MiB buckets. Variants differ in the
+all-reduce:
 
-  blocking  one bucket's all-reduce after the other
+  plain     parameter by parameter, as a loop without DistributedDataParallel
+  bucketed  bucket by bucket
   async     all buckets in flight at once, as DistributedDataParallel has them
             at best, when the backward pass costs nothing
 
@@ -75,17 +77,20 @@ def main():
     buckets = make_buckets(params)
 
     def step(variant):
-        if variant == "async":
-            for work in [dist.all_reduce(b, async_op=True) for b in buckets]:
-                work.wait()
-        else:
+        if variant == "plain":
+            for p in params:
+                dist.all_reduce(p.grad)
+        elif variant == "bucketed":
             for bucket in buckets:
                 dist.all_reduce(bucket)
+        else:
+            for work in [dist.all_reduce(b, async_op=True) for b in buckets]:
+                work.wait()
         for bucket in buckets:
             bucket.div_(world_size)
         optimizer.step()
 
-    step("blocking")  # Allocates the states.
+    step("plain")  # Allocates the states.
     print("ready", flush=True)
     for line in sys.stdin:
         dist.barrier()
