@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "api/collective.h"
 #include "api/error.h"
 #include "api/handles.h"
 #include "api/options.h"
@@ -16,6 +17,7 @@ using shard::Logger;
 using shard::LogLevel;
 using shard::Status;
 using shard::api::Guard;
+using shard::api::GuardCollective;
 
 // The environment of shm and env may stand for rank and world size, so both are
 // optional, but only together.
@@ -23,6 +25,8 @@ shard::StatusOr<CommOptions> ToCommOptions(const shard_comm_options* given) {
   shard_comm_options read;
   SHARD_RETURN_IF_ERROR(
       shard::api::ReadOptions("shard_comm_options", given, &read));
+  SHARD_RETURN_IF_ERROR(
+      shard::api::CheckReserved("shard_comm_options", read.reserved));
   if (read.world_size < 0) {
     return InvalidArgument("world_size ", read.world_size,
                            " is negative; it counts the ranks");
@@ -52,14 +56,19 @@ shard::StatusOr<CommOptions> ToCommOptions(const shard_comm_options* given) {
   return options;
 }
 
+// NULL for a NULL handle.
+shard::Communicator* CommOf(const shard_comm* comm) {
+  return comm == nullptr ? nullptr : comm->comm.get();
+}
+
 Deadline DeadlineOf(const shard_comm* comm, double timeout) {
   return Deadline::After(timeout > 0 ? timeout : comm->comm->timeout());
 }
 
 Status CheckSum(const double* values, size_t count) {
   if (count > 0) SHARD_API_REQUIRE(values);
-  // Every rank receives the values of all: far below what a size can say.
-  constexpr size_t kMaxCount = size_t{1} << 32;
+  // Every rank holds the values of all ranks at once.
+  constexpr size_t kMaxCount = size_t{1} << 20;
   if (count > kMaxCount) {
     return InvalidArgument("count ", count, " is above ", kMaxCount,
                            "; sum is for losses and counts, not for tensors");
@@ -98,7 +107,7 @@ const char* shard_comm_describe(const shard_comm* comm) noexcept {
 }
 
 shard_error* shard_comm_barrier(shard_comm* comm, double timeout) noexcept {
-  return Guard([&]() -> Status {
+  return GuardCollective(CommOf(comm), [&]() -> Status {
     SHARD_API_REQUIRE(comm);
     return comm->comm->Barrier("barrier", DeadlineOf(comm, timeout));
   });
@@ -106,7 +115,7 @@ shard_error* shard_comm_barrier(shard_comm* comm, double timeout) noexcept {
 
 shard_error* shard_comm_sum(shard_comm* comm, double* values, size_t count,
                             double timeout) noexcept {
-  return Guard([&]() -> Status {
+  return GuardCollective(CommOf(comm), [&]() -> Status {
     SHARD_API_REQUIRE(comm);
     const Deadline deadline = DeadlineOf(comm, timeout);
     // The other ranks are about to wait for this one: what is wrong here alone
@@ -128,7 +137,7 @@ shard_error* shard_comm_abort(shard_comm* comm, const char* reason) noexcept {
 }
 
 shard_error* shard_comm_shutdown(shard_comm* comm, double timeout) noexcept {
-  return Guard([&]() -> Status {
+  return GuardCollective(CommOf(comm), [&]() -> Status {
     SHARD_API_REQUIRE(comm);
     return comm->comm->Shutdown(DeadlineOf(comm, timeout));
   });

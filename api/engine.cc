@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "api/collective.h"
 #include "api/error.h"
 #include "api/handles.h"
 #include "api/memory.h"
@@ -17,7 +18,13 @@ using shard::Status;
 using shard::StepOptions;
 using shard::StepReport;
 using shard::api::Guard;
+using shard::api::GuardCollective;
 using shard::api::ReadOptions;
+
+// NULL for a NULL engine.
+shard::Communicator* CommOf(const shard_engine* engine) {
+  return engine == nullptr ? nullptr : engine->engine->comm();
+}
 
 Status WriteTensor(const Engine::Tensor& tensor, void** data, int64_t* numel) {
   *data = tensor.data;
@@ -36,17 +43,17 @@ Status CheckCreate(const shard_plan* plan, const shard_engine_options* options,
 }
 
 shard::StatusOr<StepOptions> ToStepOptions(const shard_step_options* given,
-                                           const shard_step_report* report) {
+                                           shard_step_report* report) {
+  if (report != nullptr) {
+    SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_step_report", report));
+  }
   shard_step_options read;
   SHARD_RETURN_IF_ERROR(ReadOptions("shard_step_options", given, &read));
+  SHARD_RETURN_IF_ERROR(
+      shard::api::CheckReserved("shard_step_options", read.reserved));
   if (read.skip_nonfinite != 0 && read.skip_nonfinite != 1) {
     return InvalidArgument("skip_nonfinite is ", read.skip_nonfinite,
                            "; allowed: 0 or 1");
-  }
-  if (report != nullptr) {
-    // Before the step, so that an error means that nothing was done.
-    SHARD_RETURN_IF_ERROR(shard::api::CheckStructSize(
-        "shard_step_report", report->struct_size, sizeof(size_t)));
   }
   StepOptions options;
   options.lr = read.lr;
@@ -58,7 +65,7 @@ shard::StatusOr<StepOptions> ToStepOptions(const shard_step_options* given,
   return options;
 }
 
-Status WriteReport(const StepReport& report, shard_step_report* out) {
+void WriteReport(const StepReport& report, shard_step_report* out) {
   shard_step_report result = SHARD_STEP_REPORT_INIT;
   result.step = report.step;
   result.grad_norm = report.grad_norm;
@@ -68,7 +75,7 @@ Status WriteReport(const StepReport& report, shard_step_report* out) {
   result.seconds_reduce = report.seconds_reduce;
   result.seconds_update = report.seconds_update;
   result.seconds_total = report.seconds_total;
-  return shard::api::WriteResult("shard_step_report", result, out);
+  shard::api::WriteResult(result, out);
 }
 
 }  // namespace
@@ -79,16 +86,17 @@ shard_error* shard_engine_create(const shard_plan* plan, shard_comm* comm,
                                  const shard_engine_options* options,
                                  shard_engine** engine) noexcept {
   if (engine != nullptr) *engine = nullptr;
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(comm);
-    shard_engine_options read;
-    const Status local = CheckCreate(plan, options, engine, &read);
-    SHARD_ASSIGN_OR_RETURN(
-        auto made, Engine::Create(plan == nullptr ? nullptr : plan->plan,
-                                  comm->comm, read.timeout, local));
-    *engine = new shard_engine{std::move(made)};
-    return Status();
-  });
+  return GuardCollective(
+      comm == nullptr ? nullptr : comm->comm.get(), [&]() -> Status {
+        SHARD_API_REQUIRE(comm);
+        shard_engine_options read;
+        const Status local = CheckCreate(plan, options, engine, &read);
+        SHARD_ASSIGN_OR_RETURN(
+            auto made, Engine::Create(plan == nullptr ? nullptr : plan->plan,
+                                      comm->comm, read.timeout, local));
+        *engine = new shard_engine{std::move(made)};
+        return Status();
+      });
 }
 
 shard_error* shard_engine_param(shard_engine* engine, int32_t param,
@@ -136,7 +144,7 @@ shard_error* shard_engine_set_param(shard_engine* engine, int32_t param,
 
 shard_error* shard_engine_broadcast_params(shard_engine* engine,
                                            double timeout) noexcept {
-  return Guard([&]() -> Status {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->BroadcastParams(timeout);
   });
@@ -145,12 +153,13 @@ shard_error* shard_engine_broadcast_params(shard_engine* engine,
 shard_error* shard_engine_step(shard_engine* engine,
                                const shard_step_options* options,
                                shard_step_report* report) noexcept {
-  return Guard([&]() -> Status {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     StepReport done;
     SHARD_RETURN_IF_ERROR(
         engine->engine->Step(ToStepOptions(options, report), &done));
-    return report == nullptr ? Status() : WriteReport(done, report);
+    if (report != nullptr) WriteReport(done, report);
+    return Status();
   });
 }
 
@@ -159,7 +168,8 @@ shard_error* shard_engine_memory(const shard_engine* engine,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_API_REQUIRE(memory);
-    return shard::api::WriteMemory(engine->engine->Memory(), memory);
+    return shard::api::WriteMemory([&] { return engine->engine->Memory(); },
+                                   memory);
   });
 }
 

@@ -10,13 +10,17 @@
 
 namespace shard::api {
 
-// `memory->struct_size` is set. Predicted and measured memory have one form.
-inline Status WriteMemory(const MemoryReport& report, shard_memory* memory) {
+// Predicted and measured memory have one form. `get` gives a MemoryReport.
+template <typename Get>
+Status WriteMemory(Get&& get, shard_memory* memory) {
+  SHARD_RETURN_IF_ERROR(ClearResult("shard_memory", memory));
+  const MemoryReport report = get();
   shard_memory result = SHARD_MEMORY_INIT;
   result.param_bytes = report.param_bytes;
   result.grad_bytes = report.grad_bytes;
   result.state_bytes = report.state_bytes;
-  return WriteResult("shard_memory", result, memory);
+  WriteResult(result, memory);
+  return Status();
 }
 
 }  // namespace shard::api

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string_view>
 
@@ -19,13 +20,25 @@ namespace shard::api {
 // Far above any struct of ours: a larger size is garbage, and is not read.
 inline constexpr size_t kLargestStruct = 4096;
 
-inline Status CheckStructSize(std::string_view name, size_t size,
-                              size_t smallest) {
-  if (size >= smallest && size <= kLargestStruct) return Status();
+// Fields are 8 bytes, or pairs of 4: a size that ends within one is garbage.
+inline constexpr size_t kFieldBytes = 8;
+
+inline Status CheckStructSize(std::string_view name, size_t size) {
+  if (size >= sizeof(size_t) && size <= kLargestStruct &&
+      size % kFieldBytes == 0) {
+    return Status();
+  }
   return InvalidArgument(name, ".struct_size is ", size,
-                         ", not a size this library knows (", smallest, " to ",
+                         ", not a size this library knows (a multiple of ",
+                         kFieldBytes, " from ", sizeof(size_t), " to ",
                          kLargestStruct,
                          "); initialize the struct with its _INIT macro");
+}
+
+// A field that has no meaning yet must be 0, so that it can get one.
+inline Status CheckReserved(std::string_view name, int32_t reserved) {
+  if (reserved == 0) return Status();
+  return InvalidArgument(name, ".reserved is ", reserved, ", not 0");
 }
 
 // Copies the caller's options into `out`. NULL gives all defaults.
@@ -34,7 +47,7 @@ Status ReadOptions(std::string_view name, const Options* in, Options* out) {
   std::memset(static_cast<void*>(out), 0, sizeof(Options));
   if (in == nullptr) return Status();
   const size_t size = in->struct_size;
-  SHARD_RETURN_IF_ERROR(CheckStructSize(name, size, sizeof(size_t)));
+  SHARD_RETURN_IF_ERROR(CheckStructSize(name, size));
   const auto* bytes = reinterpret_cast<const unsigned char*>(in);
   for (size_t i = sizeof(Options); i < size; ++i) {
     if (bytes[i] != 0) {
@@ -48,16 +61,23 @@ Status ReadOptions(std::string_view name, const Options* in, Options* out) {
   return Status();
 }
 
-// Copies `value` to the caller's struct, as much of it as the caller knows;
-// what a newer caller knows beyond that is zeroed.
+// Zeroes what the caller knows of a result struct, before anything can fail.
 template <typename Result>
-Status WriteResult(std::string_view name, Result value, Result* out) {
+Status ClearResult(std::string_view name, Result* out) {
   const size_t size = out->struct_size;
-  SHARD_RETURN_IF_ERROR(CheckStructSize(name, size, sizeof(size_t)));
+  SHARD_RETURN_IF_ERROR(CheckStructSize(name, size));
   std::memset(static_cast<void*>(out), 0, size);
+  out->struct_size = size;
+  return Status();
+}
+
+// Copies `value` to the caller's struct, as much of it as the caller knows.
+// REQUIRES: ClearResult succeeded.
+template <typename Result>
+void WriteResult(Result value, Result* out) {
+  const size_t size = out->struct_size;
   value.struct_size = size;
   std::memcpy(static_cast<void*>(out), &value, std::min(size, sizeof(Result)));
-  return Status();
 }
 
 }  // namespace shard::api

@@ -106,7 +106,8 @@ shard_error* shard_plan_memory(const shard_plan* plan,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
     SHARD_API_REQUIRE(memory);
-    return shard::api::WriteMemory(plan->plan->Memory(), memory);
+    return shard::api::WriteMemory([&] { return plan->plan->Memory(); },
+                                   memory);
   });
 }
 

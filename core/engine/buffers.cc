@@ -19,6 +19,12 @@ uint64_t PageBytes(size_t bytes) {
          kSymmetricAlignment;
 }
 
+// An empty region has a page of its own, for an address; it is no memory of
+// the plan's.
+uint64_t Resident(const SymmetricBuffer& buffer) {
+  return buffer.size() == 0 ? 0 : buffer.resident_bytes();
+}
+
 // Private states of one buffer; local, so that its failure must be agreed on.
 Status AllocatePrivateStates(const Plan& plan, EngineBuffer* buffer) {
   for (const StateTensor& state : plan.options().states) {
@@ -84,14 +90,14 @@ MemoryReport MeasureMemory(const std::vector<EngineBuffer>& buffers, int rank) {
   MemoryReport report;
   for (const EngineBuffer& buffer : buffers) {
     // Only one rank of a host is charged for what all of them share.
-    report.param_bytes += rank == 0 ? buffer.params->resident_bytes()
-                                    : PageBytes(buffer.params->size());
-    if (buffer.grads) report.grad_bytes += buffer.grads->resident_bytes();
+    report.param_bytes +=
+        rank == 0 ? Resident(*buffer.params) : PageBytes(buffer.params->size());
+    if (buffer.grads) report.grad_bytes += Resident(*buffer.grads);
     for (const Mapping& pages : buffer.private_states) {
       report.state_bytes += PageBytes(pages.size());
     }
     for (const auto& memory : buffer.visible_states) {
-      report.state_bytes += memory->resident_bytes();
+      report.state_bytes += Resident(*memory);
     }
   }
   return report;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/engine/stopwatch.h"
 
@@ -28,6 +29,10 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
   if (!comm.direct()) {
     return Unimplemented("this version steps only where ranks share memory");
   }
+  // All of it at once: each allocation alone may fit, and the kernel grants
+  // pages it does not have.
+  SHARD_RETURN_IF_ERROR(
+      CheckHostMemory(plan.Memory().HostTotal(options.world_size)));
   for (const FlatBufferPlan& buffer : plan.buffers()) {
     if (buffer.dtype != DType::kF32) {
       const ParamId param = buffer.layout.slots().front().param;
@@ -198,7 +203,23 @@ Status Engine::CheckStep(const StepOptions& options) const {
                              "at least 0");
     }
   }
+  const double scale = GradientScale(options);
+  if (static_cast<float>(scale) == 0 ||
+      !std::isfinite(static_cast<float>(scale))) {
+    return InvalidArgument("grad_divisor * loss_scale = ", 1 / scale,
+                           " leaves nothing of the gradients in fp32: their "
+                           "scale would be ",
+                           static_cast<float>(scale));
+  }
   return Status();
+}
+
+double Engine::GradientScale(const StepOptions& options) const {
+  const double divisor = options.grad_divisor > 0
+                             ? options.grad_divisor
+                             : static_cast<double>(comm_->world_size());
+  const double loss_scale = options.loss_scale > 0 ? options.loss_scale : 1.0;
+  return 1.0 / (divisor * loss_scale);
 }
 
 Status Engine::EnterStep(const StepOptions& options, const Status& local,
@@ -244,14 +265,10 @@ Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
   }
   if (options.lr > 0) SHARD_RETURN_IF_ERROR(optimizer_.Set("lr", options.lr));
 
-  const double divisor = options.grad_divisor > 0
-                             ? options.grad_divisor
-                             : static_cast<double>(comm_->world_size());
-  const double loss_scale = options.loss_scale > 0 ? options.loss_scale : 1.0;
   StepInput input;
   input.optimizer = &optimizer_;
   input.step = step_ + 1;
-  input.gradient_scale = 1.0 / (divisor * loss_scale);
+  input.gradient_scale = GradientScale(options);
   input.max_grad_norm = options.max_grad_norm;
   input.skip_nonfinite = options.skip_nonfinite;
   SHARD_RETURN_IF_ERROR(strategy_->Run(input, deadline, report));

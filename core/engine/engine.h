@@ -68,6 +68,7 @@ class Engine {
   Status Step(const StatusOr<StepOptions>& options, StepReport* report);
 
   const Plan& plan() const { return *plan_; }
+  Communicator* comm() const { return comm_.get(); }
   // The memory itself, for what reads or measures it whole.
   const std::vector<EngineBuffer>& buffers() const { return buffers_; }
   MemoryReport Memory() const;
@@ -82,6 +83,8 @@ class Engine {
   StatusOr<const ParamPlace*> PlaceOf(ParamId param) const;
   // What is wrong with `options` on this rank alone.
   Status CheckStep(const StepOptions& options) const;
+  // What the sum of the ranks' gradients is multiplied by.
+  double GradientScale(const StepOptions& options) const;
   // COLLECTIVE. OK when every rank is here, with the same options, and `local`
   // is OK on all of them.
   Status EnterStep(const StepOptions& options, const Status& local,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <utility>
 
 #include "core/engine/stopwatch.h"
 #include "kernels/cpu/fused_step.h"
@@ -16,17 +17,28 @@ namespace {
 // As torch.nn.utils.clip_grad_norm_ has it.
 constexpr double kClipEpsilon = 1e-6;
 
-// Every rank's gradients of the range of rank `owner`.
-std::vector<const float*> SourcesOf(const EngineBuffer& buffer, int owner) {
-  const FlatLayout& layout = buffer.plan->layout;
-  std::vector<const float*> sources;
-  for (int w = 0; w < layout.world_size(); ++w) {
-    sources.push_back(buffer.grad_data(w) + owner * layout.shard_numel());
-  }
-  return sources;
-}
-
 }  // namespace
+
+DirectStep::DirectStep(Communicator* comm,
+                       const std::vector<EngineBuffer>* buffers)
+    : comm_(comm) {
+  const int rank = comm->rank();
+  for (const EngineBuffer& buffer : *buffers) {
+    const int64_t shard = buffer.plan->layout.shard_numel();
+    if (!buffer.plan->trainable || shard == 0) continue;
+    const int64_t begin = rank * shard;
+    Range range;
+    for (int w = 0; w < comm->world_size(); ++w) {
+      range.sources.push_back(buffer.grad_data(w) + begin);
+    }
+    range.own_grads = buffer.grad_data(rank) + begin;
+    range.param = buffer.param_data() + begin;
+    range.states = buffer.states.data();
+    range.num_states = buffer.states.size();
+    range.count = static_cast<size_t>(shard);
+    ranges_.push_back(std::move(range));
+  }
+}
 
 Status DirectStep::Run(const StepInput& input, const Deadline& deadline,
                        StepReport* report) {
@@ -63,39 +75,31 @@ Status DirectStep::Run(const StepInput& input, const Deadline& deadline,
 }
 
 double DirectStep::Reduce(StepReport* report) {
-  const int rank = comm_->rank();
   double squares = 0;
-  for (const EngineBuffer& buffer : *buffers_) {
-    const FlatLayout& layout = buffer.plan->layout;
-    if (!buffer.plan->trainable || layout.shard_numel() == 0) continue;
-    const auto count = static_cast<size_t>(layout.shard_numel());
-    const std::vector<const float*> sources = SourcesOf(buffer, rank);
-    float* sum = buffer.grad_data(rank) + rank * layout.shard_numel();
-    squares += ReduceSquares(sources.data(), sources.size(), sum, count);
-    report->bytes_moved += count * sizeof(float) * (sources.size() + 1);
+  for (const Range& range : ranges_) {
+    const size_t sources = range.sources.size();
+    squares += ReduceSquares(range.sources.data(), sources, range.own_grads,
+                             range.count);
+    report->bytes_moved += range.count * sizeof(float) * (sources + 1);
   }
   return squares;
 }
 
 void DirectStep::Update(const StepInput& input, double scale, bool reduced,
                         StepReport* report) {
-  const int rank = comm_->rank();
-  for (const EngineBuffer& buffer : *buffers_) {
-    const FlatLayout& layout = buffer.plan->layout;
-    if (!buffer.plan->trainable || layout.shard_numel() == 0) continue;
-    std::vector<const float*> sources = SourcesOf(buffer, rank);
-    if (reduced) sources = {sources[static_cast<size_t>(rank)]};
+  for (const Range& range : ranges_) {
+    const float* const own = range.own_grads;
     FusedStepArgs args;
-    args.sources = sources.data();
-    args.num_sources = sources.size();
+    args.sources = reduced ? &own : range.sources.data();
+    args.num_sources = reduced ? 1 : range.sources.size();
     args.gradient_scale = scale;
-    args.param = buffer.param_data() + rank * layout.shard_numel();
-    args.states = buffer.states.data();
-    args.count = static_cast<size_t>(layout.shard_numel());
+    args.param = range.param;
+    args.states = range.states;
+    args.count = range.count;
     FusedStep(input.optimizer->formula(), input.optimizer->hypers().data(),
               input.step, args);
-    report->bytes_moved += args.count * sizeof(float) *
-                           (sources.size() + 2 + 2 * buffer.states.size());
+    report->bytes_moved += range.count * sizeof(float) *
+                           (args.num_sources + 2 + 2 * range.num_states);
   }
 }
 

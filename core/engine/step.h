@@ -8,6 +8,7 @@
 #ifndef SHARD_CORE_ENGINE_STEP_H_
 #define SHARD_CORE_ENGINE_STEP_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -63,8 +64,7 @@ class StepStrategy {
 class DirectStep : public StepStrategy {
  public:
   // REQUIRES: comm->direct(); both outlive this.
-  DirectStep(Communicator* comm, const std::vector<EngineBuffer>* buffers)
-      : comm_(comm), buffers_(buffers) {}
+  DirectStep(Communicator* comm, const std::vector<EngineBuffer>* buffers);
 
   Status Run(const StepInput& input, const Deadline& deadline,
              StepReport* report) override;
@@ -76,8 +76,19 @@ class DirectStep : public StepStrategy {
   void Update(const StepInput& input, double scale, bool reduced,
               StepReport* report);
 
+  // This rank's range of a trainable buffer. Made once, so that memory cannot
+  // run out between the collectives of a step.
+  struct Range {
+    std::vector<const float*> sources;  // Its gradients, by rank.
+    float* own_grads;
+    float* param;
+    float* const* states;
+    size_t num_states;
+    size_t count;
+  };
+
   Communicator* comm_;
-  const std::vector<EngineBuffer>* buffers_;
+  std::vector<Range> ranges_;
 };
 
 }  // namespace shard

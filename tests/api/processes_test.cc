@@ -3,6 +3,7 @@
 // What needs processes: ranks that disagree on how many they are, and memory
 // that runs out.
 
+#include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -50,6 +51,38 @@ TEST(ProcessesTest, TwoRanksTrain) {
   }));
 }
 
+// The host of a dead rank cannot say goodbye; the others learn who it was.
+TEST(ProcessesTest, AKilledRankIsNamedToTheOthers) {
+  constexpr int kVictim = 2;
+  const std::string url = "shm:" + shard::testing::UniqueName();
+  const auto results = shard::testing::RunRanks(3, [&](const Rank& me) {
+    shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
+    options.rank = me.rank();
+    options.world_size = 3;
+    options.timeout = 10;
+    shard_comm* comm = nullptr;
+    ASSERT_OK(shard_comm_open(url.c_str(), &options, &comm));
+    const Comm owned(comm);
+    const Engine engine = TrainingEngine(comm);
+    ASSERT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+    if (me.rank() == kVictim) ::kill(::getpid(), SIGKILL);
+    shard_error* error = shard_engine_step(engine.get(), nullptr, nullptr);
+    EXPECT_EQ(shard_error_code(error), SHARD_RANK_LOST);
+    EXPECT_EQ(shard_error_rank(error), kVictim);
+    shard_error_free(error);
+    // It stays so, and everything can still be freed.
+    EXPECT_FAILS(shard_comm_barrier(comm, 0), SHARD_RANK_LOST, "rank 2");
+  });
+  for (const auto& result : results) {
+    if (result.rank == kVictim) {
+      EXPECT_EQ(result.signal, SIGKILL) << result.ToString();
+    } else {
+      EXPECT_TRUE(result.passed()) << result.ToString();
+      EXPECT_LT(result.seconds, 11) << result.ToString();
+    }
+  }
+}
+
 // More than any machine has: asked for, refused, and nothing was harmed.
 TEST(ProcessesTest, ModelsLargerThanTheMachine) {
   const Comm comm = OpenLocal();
@@ -62,6 +95,27 @@ TEST(ProcessesTest, ModelsLargerThanTheMachine) {
   EXPECT_EQ(engine, nullptr);
   EXPECT_OK(
       shard_engine_step(TrainingEngine(comm.get()).get(), nullptr, nullptr));
+}
+
+// Each buffer would fit, all of them together would not: the kernel would grant
+// the pages and kill whoever touches them.
+TEST(ProcessesTest, ModelsWhoseSumIsLargerThanTheMachine) {
+  FILE* file = std::fopen("/proc/meminfo", "r");
+  ASSERT_NE(file, nullptr);
+  long long total_kib = 0;
+  ASSERT_EQ(std::fscanf(file, "MemTotal: %lld", &total_kib), 1);
+  std::fclose(file);
+  const Comm comm = OpenLocal();
+  const Model model = EmptyModel();
+  // Parameters, gradients and two states: four times 30 % of all memory.
+  AddParam(model.get(), "large", {total_kib * 1024 * 3 / 10 / 4});
+  shard_plan_options options = PlanOptions(1);
+  options.optimizer = "adamw";
+  const Plan plan = MakePlan(model.get(), options);
+  shard_engine* engine = Garbage<shard_engine>();
+  EXPECT_FAILS(shard_engine_create(plan.get(), comm.get(), nullptr, &engine),
+               SHARD_RESOURCE_EXHAUSTED, "GiB");
+  EXPECT_EQ(engine, nullptr);
 }
 
 // Address space of this process beyond what it has now, while it lives.

@@ -35,13 +35,14 @@ void ExpectSizesOfOptions(const std::string& name, const T& defaults,
   SCOPED_TRACE(name);
   const std::string field = name + ".struct_size";
   for (const size_t size : {size_t{0}, size_t{1}, sizeof(size_t) - 1,
+                            sizeof(size_t) + 1, sizeof(T) - 4, sizeof(T) + 1,
                             kLargest + 1, std::numeric_limits<size_t>::max()}) {
     T options = defaults;
     options.struct_size = size;
     EXPECT_FAILS(call(&options), SHARD_INVALID_ARGUMENT, field,
                  std::to_string(size));
   }
-  for (const size_t size : {sizeof(T) + 1, sizeof(T) + 64, kLargest}) {
+  for (const size_t size : {sizeof(T) + 8, sizeof(T) + 64, kLargest}) {
     Roomy<T> newer;
     newer.value = defaults;
     newer.value.struct_size = size;
@@ -104,6 +105,38 @@ TEST(StructSizeTest, StepOptions) {
       });
 }
 
+// They can get a meaning only if nobody sets them before.
+TEST(StructSizeTest, ReservedFieldsAreZero) {
+  shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
+  options.reserved = 77;
+  shard_comm* none = Garbage<shard_comm>();
+  EXPECT_FAILS(shard_comm_open("local:", &options, &none),
+               SHARD_INVALID_ARGUMENT, "shard_comm_options.reserved", "77");
+  EXPECT_EQ(none, nullptr);
+  const Comm comm = OpenLocal();
+  const Engine engine = TrainingEngine(comm.get());
+  shard_step_options step = SHARD_STEP_OPTIONS_INIT;
+  step.reserved = 1;
+  EXPECT_FAILS(shard_engine_step(engine.get(), &step, nullptr),
+               SHARD_INVALID_ARGUMENT, "shard_step_options.reserved");
+}
+
+// As every output of a call that fails.
+TEST(StructSizeTest, ResultsOfFailedCallsAreZero) {
+  const Comm comm = OpenLocal();
+  const Engine engine = TrainingEngine(comm.get());
+  shard_step_options step = SHARD_STEP_OPTIONS_INIT;
+  step.lr = -1;
+  shard_step_report report = SHARD_STEP_REPORT_INIT;
+  report.step = 123;
+  report.grad_norm = 5;
+  EXPECT_FAILS(shard_engine_step(engine.get(), &step, &report),
+               SHARD_INVALID_ARGUMENT, "lr=-1");
+  EXPECT_EQ(report.struct_size, sizeof(report));
+  EXPECT_EQ(report.step, 0);
+  EXPECT_EQ(report.grad_norm, 0);
+}
+
 // What an older host does not know of is not read, and has its default.
 TEST(StructSizeTest, SmallerOptionsAreCompleted) {
   const Model model = SmallModel();
@@ -132,8 +165,8 @@ template <typename T>
 void ExpectSizesOfResult(const std::string& name, size_t first_field,
                          const Call<T>& call) {
   SCOPED_TRACE(name);
-  for (const size_t size : {size_t{0}, sizeof(size_t) - 1, kLargest + 1,
-                            std::numeric_limits<size_t>::max()}) {
+  for (const size_t size : {size_t{0}, sizeof(size_t) - 1, sizeof(T) - 4,
+                            kLargest + 1, std::numeric_limits<size_t>::max()}) {
     T result{};
     result.struct_size = size;
     EXPECT_FAILS(call(&result), SHARD_INVALID_ARGUMENT, name,

@@ -29,9 +29,10 @@
  * comment allows it. Running out of memory is SHARD_RESOURCE_EXHAUSTED.
  *
  * Options. An option struct begins with struct_size, which the _INIT macro
- * sets. 0 in any field means its default; the whole pointer may be NULL. A
- * struct_size smaller than today's is completed with defaults; a larger one is
- * accepted when the part this library does not know is zero.
+ * sets. 0 in any field means its default; the whole pointer may be NULL.
+ * Fields named `reserved` must be 0. A struct_size smaller than today's is
+ * completed with defaults; a larger one is accepted when the part this library
+ * does not know is zero.
  *
  * Ownership. Each *_create or *_open gives a handle the caller frees with the
  * matching *_free, in any order: children keep what they need alive. *_free
@@ -40,7 +41,8 @@
  *
  * Threads. Handles may move between threads. Different handles may be used at
  * once from different threads; calls on one handle must not overlap unless the
- * comment says "any thread". Error and plan handles are immutable: any thread.
+ * comment says "any thread". A communicator and the engines on it count as one
+ * handle. Error and plan handles are immutable: any thread.
  *
  * Collective. A call marked COLLECTIVE must be made by every rank of the
  * communicator, in the same order. Ranks that call different things all get
@@ -48,8 +50,10 @@
  * shard_error_rank names it. No collective waits longer than its deadline:
  * `timeout` is in seconds, 0 or less means the default. A wrong argument or a
  * wrong state on one rank is the same error on every rank, names that rank,
- * changes nothing, and training can go on. After any other error of a
- * collective the communicator and the engines on it are of no further use.
+ * changes nothing, and training can go on; only a NULL shard_comm or
+ * shard_engine, and what is wrong with a shard_comm_open, cannot be told to the
+ * others. After any other error of a collective the communicator and the
+ * engines on it are of no further use.
  *
  * The host. libshard never exits, aborts, prints, installs a signal handler,
  * or changes locale, umask or working directory. */
@@ -177,7 +181,8 @@ typedef struct shard_comm shard_comm;
  *                  any of them, one rank. Half of a group set is an error.
  *   "local:"       one rank.
  *   "threads:N"    N threads of this process; each opens with its own rank and
- *                  world_size N. "?name=x" keeps two groups apart.
+ *                  world_size N. "?name=x" keeps groups apart; those without a
+ *                  name are told apart by N.
  *   "shm:NAME"     processes of this host and user that give the same NAME.
  *
  * "?timeout=SECONDS" may follow any URL. Errors: INVALID_ARGUMENT for a bad
@@ -202,7 +207,8 @@ SHARD_API shard_error* shard_comm_barrier(shard_comm* comm,
                                           double timeout) SHARD_NOEXCEPT;
 
 /* COLLECTIVE, blocks. Replaces values[i] by its sum over the ranks, in rank
- * order, so that every rank gets the same bits. For losses and counts. */
+ * order, so that every rank gets the same bits. For losses and counts: at most
+ * 2^20 of them. */
 SHARD_API shard_error* shard_comm_sum(shard_comm* comm, double* values,
                                       size_t count,
                                       double timeout) SHARD_NOEXCEPT;
@@ -214,8 +220,9 @@ SHARD_API shard_error* shard_comm_abort(shard_comm* comm,
                                         const char* reason) SHARD_NOEXCEPT;
 
 /* COLLECTIVE, blocks. A last barrier, so that no rank takes another's leaving
- * for a death. Then free. Freeing without it is safe, and is a lost rank to
- * those that still wait. */
+ * for a death. Then free; engines on it still give out their parameters.
+ * Leaving without it, by freeing the communicator and all engines on it, is
+ * safe, and is a lost rank to those that still wait. */
 SHARD_API shard_error* shard_comm_shutdown(shard_comm* comm,
                                            double timeout) SHARD_NOEXCEPT;
 
@@ -292,7 +299,10 @@ enum {
 typedef struct shard_plan_options {
   size_t struct_size;
   /* ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also
-   * parameters. Engines of this version run 0 and 1; plans cover all. */
+   * parameters. What is not sharded exists once per host, and its ranks share
+   * the work on it: on one host, stages 0 and 1 cost the same, and in stage 0
+   * every rank sees all states. Engines of this version run 0 and 1; plans
+   * cover all. */
   int32_t stage;
   /* REQUIRED, at least 1. It must be the communicator's. */
   int32_t world_size;
@@ -401,8 +411,8 @@ SHARD_API shard_error* shard_engine_param(shard_engine* engine, int32_t param,
 
 /* This rank's gradient of the parameter, same shape, to be written by the host
  * between steps. Starts as zero and keeps its values until the host changes
- * them; a step with clipping leaves it unspecified. FAILED_PRECONDITION for a
- * frozen parameter. Local. */
+ * them, but a step with max_grad_norm or skip_nonfinite, a skipped one too,
+ * leaves it unspecified. FAILED_PRECONDITION for a frozen parameter. Local. */
 SHARD_API shard_error* shard_engine_grad(shard_engine* engine, int32_t param,
                                          void** data,
                                          int64_t* numel) SHARD_NOEXCEPT;
@@ -452,7 +462,7 @@ typedef struct shard_step_report {
   size_t struct_size;
   int64_t step;     /* Steps done so far, skipped ones not counted. */
   double grad_norm; /* Before clipping, after division; -1: not computed. */
-  int32_t skipped;  /* 1: gradients were not finite, nothing changed. */
+  int32_t skipped; /* 1: gradients were not finite, parameters are as before. */
   int32_t reserved;
   uint64_t bytes_moved;  /* Read and written by this rank's kernels. */
   double seconds_wait;   /* For other ranks. */

@@ -404,8 +404,33 @@ TEST(EngineTest, AWrongOptionOnOneRankIsAnErrorOnAllAndChangesNothing) {
     EXPECT_EQ(status.rank(), 1);
     EXPECT_THAT(status.message(), HasSubstr("max_grad_norm=-3"));
 
+    // A scale that fp32 cannot hold.
+    for (const double divisor : {1e-45, 1e60}) {
+      options = StepOptions();
+      options.grad_divisor = divisor;
+      EXPECT_EQ((*engine)->Step(options, &report).code(),
+                StatusCode::kInvalidArgument);
+    }
+
     EXPECT_TRUE((*engine)->Step(StepOptions(), &report).ok());
     EXPECT_EQ(report.step, 1);
+  });
+}
+
+TEST(EngineTest, ParametersWithoutElementsUseNoMemory) {
+  RunThreadRanks(2, [](const CommPtr& comm) {
+    auto model = std::make_shared<Model>("Empty");
+    ASSERT_TRUE(model->AddParam(kRootModule, "p", DType::kF32, {0, 3}).ok());
+    const auto plan = MakePlan(2, "adamw", 1, Partition::kEven, model);
+    ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+    auto engine = Engine::Create(*plan, comm, 0);
+    ASSERT_TRUE(engine.ok());
+    ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
+    StepReport report;
+    ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
+    EXPECT_EQ(report.bytes_moved, 0u);
+    EXPECT_EQ((*plan)->Memory().HostTotal(2), 0u);
+    EXPECT_EQ((*engine)->Memory().HostTotal(2), 0u);
   });
 }
 
