@@ -11,6 +11,14 @@ namespace shard {
 
 namespace {
 
+size_t BufferOf(const Inventory& inventory, ParamId param) {
+  return static_cast<size_t>(inventory.buffer_of[static_cast<size_t>(param)]);
+}
+
+bool IsTrainable(const Inventory& inventory, ParamId param) {
+  return inventory.buffers[BufferOf(inventory, param)].trainable;
+}
+
 // Like DistributedDataParallel: gradients become ready from the model's end to
 // its front, roughly, and a bucket holds one dtype. `positions[b][i]`: where
 // the bucket's i-th parameter stands among the trainable ones.
@@ -36,7 +44,7 @@ Buckets FormBuckets(const Model& model, const std::vector<ParamId>& trainable,
   for (size_t i = trainable.size(); i > 0; --i) {
     const auto param = static_cast<size_t>(trainable[i - 1]);
     const Model::Param& info = model.params()[param];
-    Open& bucket = open[static_cast<size_t>(inventory.buffer_of[param])];
+    Open& bucket = open[BufferOf(inventory, trainable[i - 1])];
     bucket.numels.push_back(info.numel);
     bucket.positions.push_back(i - 1);
     const int64_t bytes =
@@ -81,15 +89,23 @@ StatusOr<std::vector<int32_t>> OwnersInWalkOrder(
     }
     return owners;
   }
+  // Frozen parameters are loads too, as in ZeroRedundancyOptimizer: freezing
+  // one moves no other. Their buffers are cut evenly, so they own no place.
   std::vector<int64_t> numels;
-  numels.reserve(trainable.size());
-  for (const ParamId param : trainable) {
+  numels.reserve(inventory.walk.size());
+  for (const ParamId param : inventory.walk) {
     numels.push_back(model.params()[static_cast<size_t>(param)].numel);
   }
   GreedyPartitioner partitioner(options.world_size);
   Assignment assignment;
   SHARD_RETURN_IF_ERROR(partitioner.AddGroup(numels, &assignment));
-  return std::move(assignment.owners);
+  owners.reserve(trainable.size());
+  for (size_t i = 0; i < inventory.walk.size(); ++i) {
+    if (IsTrainable(inventory, inventory.walk[i])) {
+      owners.push_back(assignment.owners[i]);
+    }
+  }
+  return owners;
 }
 
 }  // namespace
@@ -97,22 +113,17 @@ StatusOr<std::vector<int32_t>> OwnersInWalkOrder(
 StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
     const Model& model, const PlanOptions& options,
     const Inventory& inventory) {
-  const auto buffer_of = [&inventory](ParamId param) {
-    return static_cast<size_t>(inventory.buffer_of[static_cast<size_t>(param)]);
-  };
   std::vector<ParamId> trainable;
   trainable.reserve(inventory.walk.size());
   for (const ParamId param : inventory.walk) {
-    if (inventory.buffers[buffer_of(param)].trainable) {
-      trainable.push_back(param);
-    }
+    if (IsTrainable(inventory, param)) trainable.push_back(param);
   }
   SHARD_ASSIGN_OR_RETURN(
       const std::vector<int32_t> owners,
       OwnersInWalkOrder(model, options, inventory, trainable));
   std::vector<std::vector<int32_t>> by_buffer(inventory.buffers.size());
   for (size_t i = 0; i < trainable.size(); ++i) {
-    by_buffer[buffer_of(trainable[i])].push_back(owners[i]);
+    by_buffer[BufferOf(inventory, trainable[i])].push_back(owners[i]);
   }
   return by_buffer;
 }

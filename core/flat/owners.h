@@ -17,7 +17,8 @@
 namespace shard {
 
 // owners[b][i] owns params[i] of inventory.buffers[b]; frozen buffers get an
-// empty list. All trainable parameters, of whatever dtype, are one group.
+// empty list. All parameters, of whatever dtype, are one group, in which frozen
+// ones count for kGreedy alone.
 // REQUIRES: options.partition != kEven, options that Plan::Create checked.
 StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
     const Model& model, const PlanOptions& options, const Inventory& inventory);

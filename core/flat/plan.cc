@@ -19,7 +19,7 @@ namespace {
 
 // Part of every fingerprint: raise it when the same inputs would be laid out,
 // or hashed, differently.
-constexpr uint32_t kLayoutVersion = 1;
+constexpr uint32_t kLayoutVersion = 2;
 
 Status CheckStates(const std::vector<StateTensor>& states) {
   for (size_t i = 0; i < states.size(); ++i) {

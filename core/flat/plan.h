@@ -27,8 +27,10 @@ namespace shard {
 
 // The values are those of shard_partition in shard.h.
 enum class Partition : int32_t {
-  kEven = 1,    // Flat buffers cut into equal pieces, as FSDP does.
-  kGreedy = 2,  // Whole parameters to the least loaded rank, as ZeRO does.
+  kEven = 1,  // Flat buffers cut into equal pieces, as FSDP does.
+  // Whole parameters to the least loaded rank, as ZeRO does; frozen ones are
+  // loads too, though they are stored in equal pieces.
+  kGreedy = 2,
   kBucket = 3,  // Gradient buckets, whole, in turn.
   kManual = 4,  // The host says who owns what.
 };
@@ -45,7 +47,9 @@ struct PlanOptions {
 
   Partition partition = Partition::kEven;
   // kManual: the owner of every parameter by ParamId; entries of frozen and
-  // ignored parameters are not read.
+  // ignored parameters are not read. Unlike ZeroRedundancyOptimizer's lists,
+  // which may leave parameters out, it names an owner for every other one: the
+  // plan stores a parameter where its owner is.
   std::vector<int32_t> manual_owners;
   // kBucket: a bucket is closed when it holds this many bytes of gradients.
   int64_t bucket_bytes = 25 * 1024 * 1024;

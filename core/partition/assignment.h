@@ -14,9 +14,9 @@
 namespace shard {
 
 struct Assignment {
-  // The rank that owns each parameter; -1: none does.
+  // The rank that owns each parameter.
   std::vector<int32_t> owners;
-  // Those with an owner, in the order in which they were given out.
+  // All parameters, in the order in which they were given out.
   std::vector<int32_t> order;
 };
 

@@ -36,8 +36,8 @@ static const option kOptions[] = {
      "sequences per step, all ranks together"},
     {"steps", INTEGER, AT(steps), "1500", 1, 100000000, "N", "optimizer steps"},
     {"lr", NUMBER, AT(lr), "4e-3", 1e-12, 10, "X", "peak learning rate"},
-    {"min-lr", NUMBER, AT(min_lr), "2e-4", 1e-12, 10, "X",
-     "learning rate at the end of the cosine"},
+    {"min-lr", NUMBER, AT(min_lr), NULL, 1e-12, 10, "X",
+     "learning rate at the end of the cosine [--lr / 20]"},
     {"warm-up", INTEGER, AT(warm_up), "50", 0, 100000000, "N",
      "steps up to the peak learning rate"},
     {"weight-decay", NUMBER, AT(weight_decay), "0.1", 0, 10, "X",
@@ -191,6 +191,8 @@ bool options_parse(options* parsed, int argc, char* const* argv, char* message,
       return false;
     }
   }
+  // No value that can be given is 0.
+  if (parsed->min_lr == 0) parsed->min_lr = parsed->lr / 20;
   return consistent(parsed, message, message_size);
 }
 

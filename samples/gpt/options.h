@@ -21,7 +21,7 @@ typedef struct options {
   int batch;  // Sequences per step, all ranks together.
   int steps;
   double lr;
-  double min_lr;
+  double min_lr;  // Unless given, a fixed part of lr: never above it.
   int warm_up;
   double weight_decay;
   int stage;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -80,25 +81,48 @@ static void log_step(const progress* p, const progress_step* s,
   fprintf(p->log, "%s}\n", s->skipped ? ",\"skipped\":true" : "");
 }
 
+enum { kLongestLine = 160 };
+
+// Asked for at every draw, because people resize windows.
+static int line_width(void) {
+  // shardctl run says what its prefix leaves of the terminal's width.
+  const char* columns = getenv("COLUMNS");
+  long width = columns ? strtol(columns, NULL, 10) : 0;
+  struct winsize size;
+  if (width < 1 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) {
+    width = size.ws_col;
+  }
+  if (width < 1) width = 80;
+  // A full row may wrap, and then no redraw erases all of it.
+  return width > kLongestLine ? kLongestLine : (int)width - 1;
+}
+
 static void draw_bar(progress* p, const progress_step* s,
                      double tokens_per_second, double seconds_left) {
-  enum { kWidth = 16 };
-  char bar[kWidth + 1];
-  const int64_t done = s->step * kWidth / p->steps;
-  for (int i = 0; i < kWidth; i++) bar[i] = i < done ? '#' : '.';
-  bar[kWidth] = '\0';
   char validation[24] = "";
   if (isfinite(p->validation_loss)) {
     snprintf(validation, sizeof(validation), " (val %.3f)", p->validation_loss);
   }
   const long left = lround(seconds_left);
-  char line[160];
-  snprintf(line, sizeof(line),
-           "[%s] %lld/%lld  loss %.3f%s  %.0f tok/s  ETA %ld:%02ld", bar,
+  char text[kLongestLine];
+  snprintf(text, sizeof(text),
+           "%lld/%lld  loss %.3f%s  %.0f tok/s  ETA %ld:%02ld",
            (long long)s->step, (long long)p->steps, s->loss, validation,
            tokens_per_second, left / 60, left % 60);
+
+  // The bar gets what the numbers leave; too short a one says nothing.
+  enum { kShortestBar = 4, kLongestBar = 16 };
+  const int width = line_width();
+  int cells = width - (int)strlen(text) - (int)strlen("[] ");
+  if (cells > kLongestBar) cells = kLongestBar;
+  char bar[kLongestBar + 1] = "";
+  for (int i = 0; cells >= kShortestBar && i < cells; i++) {
+    bar[i] = i < s->step * cells / p->steps ? '#' : '.';
+  }
+  char line[kLongestLine + kLongestBar + 4];
+  snprintf(line, sizeof(line), bar[0] ? "[%s] %s" : "%s%s", bar, text);
   // Blanks cover what a longer line left behind.
-  printf("\r%-78s", line);
+  printf("\r%-*.*s", width, width, line);
   fflush(stdout);
   p->mid_line = true;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a person sees while training runs, and what a program reads later: a
-// progress bar on a terminal, plain lines elsewhere, and a log of JSON lines.
+// progress bar on a terminal, within its width (COLUMNS, where that is set),
+// plain lines elsewhere, and a log of JSON lines.
 // One rank has a progress; the others pass NULL, and every call is a no-op.
 
 #ifndef SHARD_SAMPLES_GPT_PROGRESS_H_

@@ -113,13 +113,11 @@ static bool meet(trainer* t) {
   t->rank = shard_comm_rank(t->comm);
   t->world_size = shard_comm_world_size(t->comm);
   if (opts->batch % t->world_size != 0) {
-    // Every rank sees it; one says it.
-    if (t->rank == 0) {
-      char why[96];
-      snprintf(why, sizeof(why), "%d does not divide by %d ranks", opts->batch,
-               t->world_size);
-      complain(t, "--batch", why);
-    }
+    // Every rank sees it and says it: the first to end may end the others.
+    char why[96];
+    snprintf(why, sizeof(why), "%d does not divide by %d ranks", opts->batch,
+             t->world_size);
+    complain(t, "--batch", why);
     return false;
   }
   t->batch = opts->batch / t->world_size;

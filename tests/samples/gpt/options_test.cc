@@ -56,6 +56,18 @@ TEST(OptionsTest, ReadsBothSpellingsOfAValue) {
   EXPECT_TRUE(parsed.check);
 }
 
+TEST(OptionsTest, TheLeastLearningRateFollowsThePeak) {
+  options parsed;
+  ASSERT_EQ(Parse(&parsed, {}), "");
+  EXPECT_DOUBLE_EQ(parsed.min_lr, parsed.lr / 20);
+  ASSERT_EQ(Parse(&parsed, {"--lr", "1e-4"}), "");
+  EXPECT_DOUBLE_EQ(parsed.min_lr, 5e-6);
+  ASSERT_EQ(Parse(&parsed, {"--lr", "1e-12"}), "");
+  EXPECT_GT(parsed.min_lr, 0);
+  ASSERT_EQ(Parse(&parsed, {"--min-lr", "3e-5", "--lr", "1e-4"}), "");
+  EXPECT_EQ(parsed.min_lr, 3e-5);
+}
+
 TEST(OptionsTest, TheLastOneCounts) {
   options parsed;
   ASSERT_EQ(Parse(&parsed, {"--steps", "3", "--steps", "4"}), "");

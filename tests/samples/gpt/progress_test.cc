@@ -92,6 +92,54 @@ TEST(ProgressTest, DrawsABarOnATerminal) {
   EXPECT_LE(out.size(), 81u);
 }
 
+// The last redraw when COLUMNS says this.
+std::string DrawWithColumns(const char* columns) {
+  setenv("SHARD_TERMINAL", "1", 1);
+  if (columns != nullptr) setenv("COLUMNS", columns, 1);
+  char message[512] = "";
+  progress* p = progress_open(150, 1000, nullptr, message, sizeof(message));
+  EXPECT_NE(p, nullptr) << message;
+  ::testing::internal::CaptureStdout();
+  progress_report_validation(p, 0, 123.456);
+  const progress_step step = {.step = 150, .loss = 100.25, .seconds = 0.5};
+  progress_report(p, &step);
+  progress_close(p, message, sizeof(message));
+  const std::string out = ::testing::internal::GetCapturedStdout();
+  unsetenv("COLUMNS");
+  unsetenv("SHARD_TERMINAL");
+  EXPECT_EQ(out.front(), '\r');
+  EXPECT_EQ(out.back(), '\n');
+  return out.substr(1, out.size() - 2);
+}
+
+TEST(ProgressTest, ARedrawIsOneLessThanTheColumns) {
+  for (const unsigned columns : {1, 2, 20, 40, 60, 76, 80, 120}) {
+    const std::string text = std::to_string(columns);
+    EXPECT_EQ(DrawWithColumns(text.c_str()).size(), columns - 1);
+  }
+  // Whatever the number is, the line stays one that can be held.
+  EXPECT_LT(DrawWithColumns("999999999999999999999").size(), 200u);
+}
+
+// The test's stdout is no terminal that could be asked.
+TEST(ProgressTest, WithoutAWidthItIsThatOf80Columns) {
+  unsetenv("COLUMNS");
+  EXPECT_EQ(DrawWithColumns(nullptr).size(), 79u);
+  for (const char* columns : {"", "x", "0", "-5"}) {
+    EXPECT_EQ(DrawWithColumns(columns).size(), 79u) << columns;
+  }
+}
+
+TEST(ProgressTest, TheBarShrinksBeforeTheNumbersDo) {
+  const std::string numbers =
+      "150/150  loss 100.250 (val 123.456)  2000 tok/s  ETA 0:00";
+  EXPECT_EQ(DrawWithColumns("77"), "[################] " + numbers);
+  EXPECT_EQ(DrawWithColumns("70"), "[#########] " + numbers);
+  EXPECT_EQ(DrawWithColumns("65"), "[####] " + numbers);
+  EXPECT_THAT(DrawWithColumns("64"), StartsWith(numbers));
+  EXPECT_EQ(DrawWithColumns("58"), numbers);
+}
+
 TEST(ProgressTest, WithoutAProgressNothingHappens) {
   const progress_step step = {.step = 1};
   char message[512] = "";

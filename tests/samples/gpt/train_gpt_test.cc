@@ -161,9 +161,36 @@ TEST_F(TrainGptTest, WithoutClippingThereIsNoNorm) {
   EXPECT_THAT(Train("--clip 1")[0], Not(HasSubstr("\"grad_norm\":null")));
 }
 
-TEST_F(TrainGptTest, RanksMayBeProcesses) {
-  const auto threads = Train("--rank-threads 2");
-  ExpectSameCurve(threads, Log(RunProcesses(2, Tiny(""))));
+// Losses and gradient norms, to the bit: both kinds of ranks add in one order.
+TEST_F(TrainGptTest, ProcessesGiveTheBitsOfThreads) {
+  const auto processes = Log(RunProcesses(2, Tiny("")));
+  EXPECT_THAT(processes[0], HasSubstr("\"grad_norm\":"));
+  EXPECT_EQ(processes, Train("--rank-threads 2"));
+  EXPECT_EQ(processes, Log(RunProcesses(2, Tiny(""))));
+}
+
+TEST_F(TrainGptTest, CurveDoesNotDependOnHowManyProcessesThereAre) {
+  const auto alone = Train("--rank-threads 1");
+  EXPECT_EQ(alone, Log(RunProcesses(1, Tiny(""))));
+  const auto four = Log(RunProcesses(4, Tiny("")));
+  ExpectSameCurve(alone, four);
+  EXPECT_EQ(four, Train("--rank-threads 4"));
+}
+
+// The bar ends before the sample begins, and nothing is drawn after it.
+TEST_F(TrainGptTest, TheSampleComesAfterTheBar) {
+  setenv("SHARD_TERMINAL", "1", 1);
+  const Outcome outcome = Run(Tiny("--rank-threads 2"));
+  unsetenv("SHARD_TERMINAL");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const size_t bar = outcome.out.rfind('\r');
+  ASSERT_NE(bar, std::string::npos);
+  const size_t end = outcome.out.find('\n', bar);
+  EXPECT_THAT(outcome.out.substr(bar, end - bar), HasSubstr(" 50/50  loss "));
+  // A blank line, 20 bytes of text, a blank line, the result.
+  const std::string rest = outcome.out.substr(end);
+  EXPECT_THAT(rest, ::testing::StartsWith("\n\n"));
+  EXPECT_EQ(rest.find("\n\nvalidation loss ", 22), 22u) << rest;
 }
 
 TEST_F(TrainGptTest, AnotherSeedIsAnotherRun) {
@@ -218,7 +245,7 @@ TEST_F(TrainGptTest, ABatchThatDoesNotDivideByTheProcessesNamesBothNumbers) {
   const Outcome outcome = RunProcesses(2, Tiny("--batch 5"));
   EXPECT_NE(outcome.exit_code, 0);
   EXPECT_THAT(outcome.err,
-              HasSubstr("rank 0: --batch: 5 does not divide by 2 ranks"));
+              HasSubstr(": --batch: 5 does not divide by 2 ranks"));
 }
 
 TEST_F(TrainGptTest, AMissingTextIsNamedByEveryRank) {
