@@ -120,7 +120,10 @@ struct CommOptions {
 
 // COLLECTIVE. Meets the other ranks. URLs (grammar: core/base/spec.h):
 //   local:            one rank, this one
-//   threads:N         N threads of this process; ?name=x keeps groups apart
+//   threads:N         N threads of this process; ?name=x keeps groups apart.
+//                     A name is of one group, whatever N its ranks say: two
+//                     that differ are kInvalidArgument on all. Without a name,
+//                     groups of different N are different groups.
 //   shm:NAME          processes of this host and user that give the same NAME
 //   env:              rank, size and meeting point from the environment
 // `?timeout=SECONDS` overrides CommOptions::timeout on all of them.

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <string>
 
 #include "sdk/cli/run.h"
 #include "shard/shard.h"
@@ -26,7 +27,8 @@ unless it is set already.
 
 With several ranks each line they print has "[rank] " in front, and their input
 is empty. When one rank fails, the others are told to end (SIGTERM) and killed
-5 s later. SIGINT, SIGTERM and SIGHUP are passed on; the second one kills.
+5 s later. SIGINT, SIGTERM and SIGHUP are passed on; the second one kills. What
+several ranks leave running in their process groups is killed at the end.
 
 Exit code: 0 when all ranks ended with 0; else that of the rank that failed
 first, or 128 + its signal; 124 after --timeout; 127 when there is no such
@@ -52,8 +54,15 @@ int main(int argc, char** argv) {
       ->add_option("--timeout", run.timeout,
                    "End the run after so many seconds (default: no limit)")
       ->check(CLI::PositiveNumber);
-  command->add_option("--name", run.name,
-                      "Name of the meeting point (default: a random one)");
+  command
+      ->add_option("--name", run.name,
+                   "Name of the meeting point (default: a random one)")
+      ->check([](const std::string& name) {
+        // The ranks would take it for a URL.
+        return name.find(':') == std::string::npos
+                   ? ""
+                   : "'" + name + "' has a ':'; give a name, not a URL";
+      });
   command->add_option("command", run.command, "The program and its arguments")
       ->required();
   // From the program on, all options are the program's, with or without "--".

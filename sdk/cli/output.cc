@@ -2,6 +2,7 @@
 
 #include "sdk/cli/output.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,6 +18,13 @@ void WriteAll(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t size = ::write(fd, bytes.data(), bytes.size());
     if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      // Whoever shares the file with us has made it non-blocking: a slow reader
+      // slows us down, as it would otherwise, and loses nothing.
+      pollfd entry{fd, POLLOUT, 0};
+      ::poll(&entry, 1, -1);
+      continue;
+    }
     if (size < 0) return;  // Nobody reads; the ranks go on.
     bytes.remove_prefix(static_cast<size_t>(size));
   }

@@ -47,7 +47,8 @@ class LineSplitter {
 
 class Screen {
  public:
-  // Writes to descriptor `out` (stdout) and `error` (stderr).
+  // Writes to descriptor `out` (stdout) and `error` (stderr). What nobody reads
+  // any more is dropped. REQUIRES: SIGPIPE is ignored.
   Screen(int out, int error);
 
   bool IsTerminal(bool error) const {

@@ -62,6 +62,7 @@ struct Pipe {
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);  // Which exec would leave ignored.
   ::execvp(arguments[0], arguments.data());
   Fail(report);
 }

@@ -30,7 +30,8 @@ struct Process {
 };
 
 // The process is killed when this one ends, whatever the reason.
-// No signal is blocked in it. REQUIRES: this process has one thread.
+// No signal is blocked in it, and SIGPIPE is not ignored. REQUIRES: this
+// process has one thread.
 Process Spawn(const SpawnOptions& options);
 
 }  // namespace shardctl

@@ -75,6 +75,8 @@ class Launcher {
       ::sigaddset(&signals, signal);
     }
     ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+    // The ranks go on when nobody reads what they print, as in `| head -1`.
+    ::signal(SIGPIPE, SIG_IGN);
     signals_ = ::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals_ < 0) {
       Say(std::string("signalfd: ") + ::strerror(errno));
@@ -88,9 +90,10 @@ class Launcher {
       WaitForSomething();
       HearSignals();
       for (Rank& rank : ranks_) ShowOutput(&rank);
-      ReapAll();
+      NoticeEnds();
       KeepTime();
     }
+    KillAndReapAll();
     // What a rank wrote before it ended is in its pipes by now. Their end is
     // not waited for: a process that it left behind may hold them.
     for (Rank& rank : ranks_) {
@@ -171,7 +174,7 @@ class Launcher {
     signalfd_siginfo info;
     while (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
-      if (signal == SIGCHLD) continue;  // ReapAll looks.
+      if (signal == SIGCHLD) continue;  // NoticeEnds looks.
       if (stopping_) {
         SendToAll(SIGKILL);  // Asked twice.
         continue;
@@ -226,7 +229,9 @@ class Launcher {
     fd = -1;
   }
 
-  void ReapAll() {
+  // Ended ranks stay zombies until KillAndReapAll: that keeps their process
+  // ids, which name their groups, from naming someone else's.
+  void NoticeEnds() {
     struct Failure {
       const Rank* rank;
       int code;
@@ -235,22 +240,24 @@ class Launcher {
     };
     std::optional<Failure> first;
     for (Rank& rank : ranks_) {
-      int status = 0;
+      siginfo_t end{};  // si_pid stays 0 when it has not ended.
       if (!rank.alive ||
-          ::waitpid(rank.process.pid, &status, WNOHANG) != rank.process.pid) {
+          ::waitid(P_PID, static_cast<id_t>(rank.process.pid), &end,
+                   WEXITED | WNOHANG | WNOWAIT) != 0 ||
+          end.si_pid != rank.process.pid) {
         continue;
       }
       rank.alive = false;
       --alive_;
-      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
-      Failure failure{&rank, 0, "", WIFSIGNALED(status)};
+      if (end.si_code == CLD_EXITED && end.si_status == 0) continue;
+      Failure failure{&rank, 0, "", end.si_code != CLD_EXITED};
       if (failure.by_signal) {
-        const int signal = WTERMSIG(status);
+        const int signal = end.si_status;
         failure.code = 128 + signal;
         failure.how = "was ended by signal " + std::to_string(signal) + " (" +
                       ::strsignal(signal) + ")";
       } else {
-        failure.code = WEXITSTATUS(status);
+        failure.code = end.si_status;
         failure.how = "ended with code " + std::to_string(failure.code);
       }
       // Of ranks found ended together, a killed one is the likelier cause:
@@ -294,11 +301,19 @@ class Launcher {
     SendToAll(signal);
   }
 
+  // To those that have ended as well: a rank's group has what it has started,
+  // which may still be there.
   void SendToAll(int signal) {
     for (const Rank& rank : ranks_) {
-      // Its group has what it has started, too.
-      if (rank.alive) {
-        ::kill(detached_ ? -rank.process.pid : rank.process.pid, signal);
+      ::kill(detached_ ? -rank.process.pid : rank.process.pid, signal);
+    }
+  }
+
+  // REQUIRES: all ranks have ended.
+  void KillAndReapAll() {
+    SendToAll(SIGKILL);
+    for (const Rank& rank : ranks_) {
+      while (::waitpid(rank.process.pid, nullptr, 0) < 0 && errno == EINTR) {
       }
     }
   }

@@ -28,7 +28,9 @@ inline constexpr int kNotFound = 127;
 inline constexpr double kGraceSeconds = 5;
 
 // The exit code of shardctl: 0 when all ranks ended with 0, else the code of
-// the rank that failed first, or 128 + its signal.
+// the rank that failed first, or 128 + its signal. With several ranks, what
+// they leave running in their process groups is told to end when one of them
+// fails, and killed when all have ended.
 int Run(const RunOptions& options);
 
 }  // namespace shardctl

@@ -6,8 +6,12 @@
 //
 //   Create    rank 0 makes the memory
 //   Exchange  rank 0 gives it away, the others receive it
-//   Take      every rank maps it, and commits its share of the pages, so that
-//             a lack of memory is an error here and not a signal later
+//   Take      every rank maps it, and commits its share of the pages if the
+//             source can, so that a lack of shared memory is an error here and
+//             not a signal later
+//
+// No source can promise memory that a control group's limit or the rest of the
+// machine takes: there the kernel kills. CheckHostMemory makes that rare.
 //
 // Forget ends the allocation, whether it succeeded or not.
 
@@ -33,7 +37,8 @@ class RegionSource {
   // `group` tells a waiting rank that the others have failed.
   virtual Status Exchange(const Group& group, const Deadline& deadline) = 0;
 
-  // [commit_begin, commit_begin + commit_bytes) is this rank's share.
+  // [commit_begin, commit_begin + commit_bytes) is this rank's share to commit,
+  // which private memory leaves to the first touch.
   virtual StatusOr<std::shared_ptr<Mapping>> Take(size_t bytes,
                                                   size_t commit_begin,
                                                   size_t commit_bytes) = 0;

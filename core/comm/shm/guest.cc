@@ -21,8 +21,9 @@ namespace shard::shm {
 namespace {
 
 // How much longer than its own deadline a guest waits for the host's verdict,
-// which names the missing ranks.
-constexpr double kGraceSeconds = 2;
+// which names the missing ranks and is sent at about that moment. Also how late
+// a guest returns when the host hangs: half a second.
+constexpr double kGraceSeconds = 0.5;
 
 constexpr int kRetryMillis = 5;
 

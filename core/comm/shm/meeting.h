@@ -6,7 +6,13 @@
 // one has the same user, so that nobody else's process is believed.
 //
 // An error of the meeting (a missing, lost, duplicate or disagreeing rank) is
-// found by the host and returned by every rank that has come.
+// found by the host and returned by every rank that has come. Guests return no
+// later than half a second after their deadline, whatever the host does.
+//
+// A host that dies after it has greeted a guest is kRankLost there, at once.
+// One that dies earlier has met nobody: its guests cannot tell it from the end
+// of an earlier meeting under that name, wait for a new host, and return
+// kDeadlineExceeded ("rank 0 did not come") at their deadline.
 
 #ifndef SHARD_CORE_COMM_SHM_MEETING_H_
 #define SHARD_CORE_COMM_SHM_MEETING_H_

@@ -6,9 +6,9 @@
 
 #include <utility>
 
+#include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/comm/direct/direct_communicator.h"
-#include "core/comm/direct/host_memory.h"
 #include "core/comm/shm/meeting.h"
 #include "core/comm/shm/memfd.h"
 #include "core/comm/shm/packet.h"
@@ -33,7 +33,10 @@ class ProcessLiveness final : public direct::Liveness {
         by_pidfd ? meeting_->pidfds[r].get() : meeting_->connections[r].get();
     if (fd < 0) return false;
     pollfd entry{fd, static_cast<short>(by_pidfd ? POLLIN : POLLRDHUP), 0};
-    return ::poll(&entry, 1, 0) > 0;
+    // Not POLLNVAL: a host that closes descriptors it does not know of, as
+    // daemons do, takes our sight and kills nobody. Deadlines remain.
+    return ::poll(&entry, 1, 0) > 0 &&
+           (entry.revents & (POLLIN | POLLRDHUP | POLLHUP)) != 0;
   }
 
   std::string Name(int rank) const override {
@@ -53,7 +56,7 @@ class ShmRegions final : public direct::RegionSource {
       : meeting_(std::move(meeting)), rank_(rank) {}
 
   Status Create(size_t bytes) override {
-    SHARD_RETURN_IF_ERROR(direct::CheckHostMemory(bytes));
+    SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes));
     SHARD_ASSIGN_OR_RETURN(memory_, CreateMemory("libshard", bytes));
     bytes_ = bytes;
     return Status();

@@ -2,6 +2,8 @@
 
 #include "core/comm/thread/registry.h"
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <utility>
@@ -13,18 +15,26 @@ namespace shard::threads {
 
 namespace {
 
+// How long a meeting whose ranks disagree is remembered, for the ranks that
+// only now arrive; without that they would wait for their deadline.
+constexpr auto kLinger = std::chrono::seconds(1);
+
 struct Meeting {
-  std::vector<bool> present;
+  int world_size = 0;
+  std::vector<bool> present;  // By rank. After a quarrel: who has heard of it.
   int count = 0;
   bool over = false;  // Complete, or failed with `error`.
   Status error;
   std::shared_ptr<SharedGroup> group;
+  // Set by a quarrel about the world size; others leave the table when over.
+  Deadline::Clock::time_point forget_at = Deadline::Clock::time_point::max();
 };
 
 struct Table {
   std::mutex mutex;
   std::condition_variable changed;
-  // By name and world size.
+  // By name. Groups without a name share the empty one, so theirs are kept
+  // apart by their size, which is 0 here for the others.
   std::map<std::pair<std::string, int>, std::shared_ptr<Meeting>> meetings;
 };
 
@@ -49,16 +59,43 @@ Status MissingRanks(const Meeting& meeting, const std::string& name,
       static_cast<int>(missing[0]));
 }
 
+// REQUIRES: a rank is present.
+Status DifferentSizes(const Meeting& meeting, int rank, int world_size) {
+  const auto first =
+      std::find(meeting.present.begin(), meeting.present.end(), true);
+  std::pair<int, int> low(static_cast<int>(first - meeting.present.begin()),
+                          meeting.world_size);
+  std::pair<int, int> high(rank, world_size);
+  // The same words whoever came first.
+  if (high < low) std::swap(low, high);
+  return Status(StatusCode::kInvalidArgument,
+                StrCat("rank ", high.first, " says world size ", high.second,
+                       ", ", high.first == low.first ? "another " : "", "rank ",
+                       low.first, " says ", low.second),
+                high.first);
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<SharedGroup>> Meet(const std::string& name, int rank,
                                             int world_size,
                                             const Deadline& deadline) {
   const auto index = static_cast<size_t>(rank);
-  const auto key = std::make_pair(name, world_size);
+  const auto key = std::make_pair(name, name.empty() ? world_size : 0);
   Table& table = TheTable();
   std::unique_lock<std::mutex> lock(table.mutex);
+  const auto now = Deadline::Clock::now();
+  std::erase_if(table.meetings, [now](const auto& entry) {
+    return now >= entry.second->forget_at;
+  });
   std::shared_ptr<Meeting>& entry = table.meetings[key];
+  if (entry != nullptr && entry->over) {  // A quarrel.
+    if (index < entry->present.size() && !entry->present[index]) {
+      entry->present[index] = true;
+      return entry->error;
+    }
+    entry = nullptr;  // This rank has heard of it, and tries again.
+  }
   if (entry == nullptr) {
     auto control = Mapping::Anonymous(direct::ControlBlock::Bytes(world_size));
     if (!control.ok()) {
@@ -66,11 +103,22 @@ StatusOr<std::shared_ptr<SharedGroup>> Meet(const std::string& name, int rank,
       return control.status();
     }
     entry = std::make_shared<Meeting>();
+    entry->world_size = world_size;
     entry->present.resize(static_cast<size_t>(world_size));
     entry->group = std::make_shared<SharedGroup>();
     entry->group->control = *std::move(control);
   }
   const std::shared_ptr<Meeting> meeting = entry;
+  if (meeting->world_size != world_size) {
+    meeting->over = true;
+    meeting->error = DifferentSizes(*meeting, rank, world_size);
+    meeting->forget_at = now + kLinger;
+    meeting->present.resize(
+        static_cast<size_t>(std::max(meeting->world_size, world_size)));
+    meeting->present[index] = true;
+    table.changed.notify_all();
+    return meeting->error;
+  }
   if (meeting->present[index]) {
     return Status(StatusCode::kAlreadyExists,
                   StrCat("rank ", rank, " of threads:", world_size,

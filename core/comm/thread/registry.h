@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where the ranks of a "threads:N" group find each other: one table per
-// process, by name and size. A group leaves the table when it is complete or
-// has failed, so that its name can be used again at once.
+// process, by name; groups without a name, by size. A group leaves the table
+// when it is complete or has failed, so that its name can be used again at
+// once. Only one whose ranks disagree on its size is remembered, for a second,
+// and only for the ranks that have not heard of that yet.
 
 #ifndef SHARD_CORE_COMM_THREAD_REGISTRY_H_
 #define SHARD_CORE_COMM_THREAD_REGISTRY_H_
@@ -33,8 +35,9 @@ struct SharedGroup {
 };
 
 // Waits until all ranks of the group have come. kAlreadyExists when `rank` is
-// there already (the others keep waiting); kDeadlineExceeded, on all who wait,
-// with the missing ranks.
+// there already (the others keep waiting); kInvalidArgument, on all, when two
+// of a named group say different world sizes; kDeadlineExceeded, on all who
+// wait, with the missing ranks.
 // REQUIRES: 0 <= rank < world_size.
 StatusOr<std::shared_ptr<SharedGroup>> Meet(const std::string& name, int rank,
                                             int world_size,

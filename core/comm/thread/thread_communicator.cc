@@ -4,9 +4,9 @@
 
 #include <utility>
 
+#include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/comm/direct/direct_communicator.h"
-#include "core/comm/direct/host_memory.h"
 #include "core/comm/thread/registry.h"
 
 namespace shard::threads {
@@ -20,7 +20,7 @@ class ThreadRegions final : public direct::RegionSource {
       : shared_(std::move(shared)), rank_(rank) {}
 
   Status Create(size_t bytes) override {
-    SHARD_RETURN_IF_ERROR(direct::CheckHostMemory(bytes));
+    SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes));
     SHARD_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(bytes));
     const std::lock_guard<std::mutex> lock(shared_->mutex);
     shared_->region = std::make_shared<Mapping>(std::move(mapping));
@@ -32,8 +32,9 @@ class ThreadRegions final : public direct::RegionSource {
   }
 
   // Commits nothing: each rank touches its region first, which places the
-  // pages on its NUMA node; private pages cannot fail with a signal other than
-  // that of the kernel's OOM killer, which Create has guarded against.
+  // pages on its NUMA node. Until then they are only promised: Create refuses
+  // one allocation that cannot fit, but several that each fit may together
+  // bring the kernel's OOM killer, as CheckHostMemory says.
   StatusOr<std::shared_ptr<Mapping>> Take(size_t, size_t, size_t) override {
     const std::lock_guard<std::mutex> lock(shared_->mutex);
     if (shared_->region == nullptr) {

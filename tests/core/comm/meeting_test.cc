@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 
@@ -271,7 +272,100 @@ TEST(MeetingTest, HostDies) {
   EXPECT_LT(results[1].seconds, 5);
 }
 
+// The host dies with guests in its queue that it has not greeted: nobody has
+// met it, and another host may still come. The deadline holds.
+TEST(MeetingTest, HostDiesBeforeItGreets) {
+  constexpr double kTimeout = 1;
+  const std::string name = UniqueName();
+  const auto results = RunRanks(3, [&](const Rank& rank) {
+    CommOptions options;
+    options.rank = rank.rank();
+    options.world_size = 3;
+    options.timeout = kTimeout;
+    options.phase_hook = [](std::string_view what) {
+      if (what != "rendezvous: listening") return;
+      ::poll(nullptr, 0, 200);  // The guests connect meanwhile.
+      ::raise(SIGKILL);
+    };
+    const auto comm = OpenCommunicator(StrCat("shm:", name), options);
+    EXPECT_EQ(comm.status().code(), StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(comm.status().rank(), 0);
+    EXPECT_TRUE(Contains(comm.status().message(), "rank 0 did not come"));
+  });
+  EXPECT_EQ(results[0].signal, SIGKILL);
+  for (const int guest : {1, 2}) {
+    const RankResult& result = results[static_cast<size_t>(guest)];
+    EXPECT_TRUE(result.passed()) << result.ToString();
+    EXPECT_LT(result.seconds, kTimeout + 1);
+  }
+}
+
+// The host hangs after it has heard a guest, which then waits for a verdict.
+TEST(MeetingTest, HostHangs) {
+  constexpr double kTimeout = 0.5;
+  const std::string name = UniqueName();
+  int pipe[2];
+  ASSERT_EQ(::pipe2(pipe, O_CLOEXEC), 0);
+  const Fd read(pipe[0]);
+  const Fd write(pipe[1]);
+  const auto results = RunRanks(2, [&](const Rank& rank) {
+    CommOptions options;
+    options.rank = rank.rank();
+    options.world_size = 3;  // The third never comes.
+    options.timeout = kTimeout;
+    if (rank.rank() == 0) {
+      const pid_t self = ::getpid();
+      ASSERT_EQ(::write(write.get(), &self, sizeof(self)),
+                static_cast<ssize_t>(sizeof(self)));
+      OpenCommunicator(StrCat("shm:", name), options).status();
+      return;
+    }
+    pid_t host = 0;
+    ASSERT_EQ(::read(read.get(), &host, sizeof(host)),
+              static_cast<ssize_t>(sizeof(host)));
+    options.phase_hook = [host](std::string_view what) {
+      if (what == "rendezvous: hello") ::kill(host, SIGSTOP);
+    };
+    const auto start = std::chrono::steady_clock::now();
+    const auto comm = OpenCommunicator(StrCat("shm:", name), options);
+    const std::chrono::duration<double> waited =
+        std::chrono::steady_clock::now() - start;
+    ::kill(host, SIGKILL);
+    EXPECT_EQ(comm.status().code(), StatusCode::kDeadlineExceeded)
+        << comm.status().ToString();
+    EXPECT_TRUE(Contains(comm.status().message(), "did not answer within"));
+    EXPECT_LT(waited.count(), kTimeout + 1);
+  });
+  EXPECT_EQ(results[0].signal, SIGKILL) << results[0].ToString();
+  EXPECT_TRUE(results[1].passed()) << results[1].ToString();
+}
+
 // --- what is held afterwards ---
+
+// A host that closes all descriptors it does not know of, as daemons do, takes
+// from libshard the sight of its peers' deaths; nobody has died of that.
+TEST(MeetingTest, ClosedDescriptorsAreNoDeath) {
+  for (const int closer : {0, 1}) {
+    const std::string name = UniqueName();
+    ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
+      std::vector<int> free;
+      for (int fd = 3; fd < 200; ++fd) {
+        if (::fcntl(fd, F_GETFD) < 0) free.push_back(fd);
+      }
+      auto comm = Open(name, {rank.rank(), 2}, 20);
+      ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+      if (rank.rank() == closer) {
+        int closed = 0;
+        for (const int fd : free) closed += ::close(fd) == 0;
+        EXPECT_GT(closed, 0);
+      } else {
+        ::poll(nullptr, 0, 200);  // The other one waits, and looks.
+      }
+      SHARD_EXPECT_OK((*comm)->Barrier("both are there", Soon()));
+      SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+    }));
+  }
+}
 
 TEST(MeetingTest, DescriptorsAreClosedOnExecAndGoWithTheGroup) {
   const std::string name = UniqueName();

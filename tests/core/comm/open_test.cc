@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 
 #include "core/comm/communicator.h"
@@ -134,6 +135,60 @@ TEST(ThreadsTest, DuplicateRankDoesNotBreakTheOthers) {
     EXPECT_FALSE(refused.exchange(true));
   });
   EXPECT_TRUE(refused);
+}
+
+// One name is one group. Whoever comes, and in which order, is told both sizes,
+// long before its deadline; rank 2 is of the larger group.
+TEST(ThreadsTest, DifferentWorldSizesUnderOneName) {
+  const std::string name = UniqueName();
+  for (const int last : {0, 1, 2}) {
+    std::vector<Status> statuses(3);
+    RunEach(Backend::kThreads, 3, [&](int rank) {
+      CommOptions options;
+      options.rank = rank;
+      options.timeout = 10;
+      if (rank == last) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      }
+      const auto url =
+          UrlFor(Backend::kThreads, StrCat(name, "-", last), rank == 0 ? 2 : 3);
+      statuses[static_cast<size_t>(rank)] =
+          OpenCommunicator(url, options).status();
+    });
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_TRUE(
+          Contains(status.message(), " says world size 3, rank 0 says 2"))
+          << last;
+    }
+  }
+}
+
+// After the quarrel the name can be used again at once, by those who were told.
+TEST(ThreadsTest, NameAfterAQuarrel) {
+  const std::string name = UniqueName();
+  RunEach(Backend::kThreads, 2, [&](int rank) {
+    CommOptions options;
+    options.rank = rank;
+    auto comm =
+        OpenCommunicator(UrlFor(Backend::kThreads, name, 2 + rank), options);
+    EXPECT_EQ(comm.status().code(), StatusCode::kInvalidArgument);
+    comm = OpenCommunicator(UrlFor(Backend::kThreads, name, 2), options);
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    SHARD_ASSERT_OK((*comm)->Shutdown(Soon()));
+  });
+}
+
+// Groups without a name are told apart by their size.
+TEST(ThreadsTest, WithoutANameSizesAreDifferentGroups) {
+  RunEach(Backend::kThreads, 5, [&](int i) {
+    CommOptions options;
+    options.rank = i < 2 ? i : i - 2;
+    const auto comm =
+        OpenCommunicator(i < 2 ? "threads:2" : "threads:3", options);
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+  });
 }
 
 TEST(ThreadsTest, SameNameAgainAtOnce) {

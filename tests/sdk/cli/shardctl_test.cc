@@ -32,12 +32,13 @@ struct Result {
 class Shardctl {
  public:
   explicit Shardctl(std::vector<std::string> arguments,
-                    const char* terminal = nullptr) {
+                    const char* terminal = nullptr, bool non_blocking = false) {
     int out[2];
     int error[2];
     if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(error, O_CLOEXEC) != 0) {
       std::abort();
     }
+    if (non_blocking) ::fcntl(out[1], F_SETFL, O_NONBLOCK);
     arguments.insert(arguments.begin(), kShardctl);
     pid_ = ::fork();
     if (pid_ == 0) {
@@ -61,8 +62,15 @@ class Shardctl {
       ::kill(pid_, SIGKILL);
       ::waitpid(pid_, nullptr, 0);
     }
-    ::close(out_);
+    CloseOutput();
     ::close(error_);
+  }
+
+  // Reads no more of stdout.
+  void CloseOutput() {
+    if (out_ >= 0) ::close(out_);
+    out_ = -1;
+    out_open_ = false;
   }
 
   void Kill(int signal) { ::kill(pid_, signal); }
@@ -173,6 +181,10 @@ TEST(ShardctlTest, WrongUse) {
   EXPECT_NE(RunShardctl({"run", "-n", "two", "--", "true"}).code, 0);
   EXPECT_NE(RunShardctl({"run", "--", "true"}).code, 0);
   EXPECT_NE(RunShardctl({"run", "-n", "2"}).code, 0);
+  const Result url =
+      RunShardctl({"run", "-n", "1", "--name", "a:b", "--", "true"});
+  EXPECT_NE(url.code, 0);
+  EXPECT_TRUE(Has(url.error, "'a:b' has a ':'; give a name, not a URL"));
 }
 
 TEST(ShardctlTest, EveryRankKnowsItsPlace) {
@@ -242,6 +254,58 @@ TEST(ShardctlTest, OneFailsAndTheOthersAreEnded) {
   EXPECT_TRUE(Has(result.error,
                   "shardctl: rank 1 ended with code 3; ending the others"));
   EXPECT_FALSE(Has(result.error, "killing"));
+}
+
+// True when the other ends of a pipe are all closed within a few seconds.
+bool Ends(int fd) {
+  char byte;
+  pollfd entry{fd, POLLIN, 0};
+  return ::poll(&entry, 1, 10 * 1000) == 1 && ::read(fd, &byte, 1) == 0;
+}
+
+// What ranks have started holds the write end of a pipe, as do the ranks.
+TEST(ShardctlTest, NothingOutlivesTheRun) {
+  for (const char* script :
+       {"sleep 1000 & if [ $SHARD_RANK = 1 ]; then exit 3; fi; wait",
+        "sleep 1000 & exit 3", "sleep 1000 & exit 0",
+        "trap '' TERM; sleep 1000 & exit 3"}) {
+    SCOPED_TRACE(script);
+    int alive[2];
+    ASSERT_EQ(::pipe(alive), 0);
+    Shardctl shardctl(Script(2, script));
+    ::close(alive[1]);
+    EXPECT_TRUE(Ends(alive[0]));
+    EXPECT_EQ(shardctl.Wait().code, Has(script, "exit 3") ? 3 : 0);
+    ::close(alive[0]);
+  }
+}
+
+// As in `shardctl run ... | head -1`: the ranks go on, and end as they will.
+// Their own pipes break as usual.
+TEST(ShardctlTest, NobodyReads) {
+  Shardctl shardctl(
+      Script(2,
+             "echo first; i=0; while [ $i -lt 50 ]; do echo more; "
+             "sleep 0.01; i=$((i+1)); done; yes | head -1 >/dev/null; "
+             "sh -c 'kill -PIPE $$'; echo pipe=$? >&2; exit 0"));
+  shardctl.ReadUntil("first");
+  shardctl.CloseOutput();
+  const Result result = shardctl.Wait();
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(SortedLines(result.error),
+            (std::vector<std::string>{"[0] pipe=141", "[1] pipe=141"}));
+}
+
+// Whoever shares stdout has made it non-blocking, and reads late.
+TEST(ShardctlTest, NonBlockingOutputLosesNothing) {
+  Shardctl shardctl(
+      Script(2,
+             "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done"),
+      /*terminal=*/nullptr, /*non_blocking=*/true);
+  ::poll(nullptr, 0, 500);  // The pipe fills.
+  const Result result = shardctl.Wait();
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(SortedLines(result.out).size(), 40000u);
 }
 
 TEST(ShardctlTest, ASignalIsNamed) {

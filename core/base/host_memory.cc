@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/comm/direct/host_memory.h"
+#include "core/base/host_memory.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 #include "core/base/fd.h"
 #include "core/base/strings.h"
 
-namespace shard::direct {
+namespace shard {
 
 namespace {
 
@@ -62,14 +62,14 @@ uint64_t AvailableHostMemory() {
   return std::min(kib ? *kib * 1024 : UINT64_MAX, AvailableInControlGroup());
 }
 
-Status CheckHostMemory(size_t bytes) {
+Status CheckHostMemory(uint64_t bytes) {
   const uint64_t available = AvailableHostMemory();
   if (bytes <= available) return Status();
   return ResourceExhausted("the ranks of this host ask for ",
-                           FormatBytes(bytes), " of shared memory, and ",
+                           FormatBytes(bytes), " of memory, and ",
                            FormatBytes(available),
                            " are available; use more hosts, a higher ZeRO "
                            "stage, or a smaller model");
 }
 
-}  // namespace shard::direct
+}  // namespace shard

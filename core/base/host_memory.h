@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What memory the host can still give. Linux promises more than it has and
+// kills a process when it runs out, so what cannot fit is refused before it is
+// asked for. This is a look at one moment and reserves nothing: pages that are
+// not touched yet still count as available, to this process and to all others.
+// Whoever makes several allocations checks their sum first.
+
+#ifndef SHARD_CORE_BASE_HOST_MEMORY_H_
+#define SHARD_CORE_BASE_HOST_MEMORY_H_
+
+#include <cstdint>
+
+#include "core/base/status.h"
+
+namespace shard {
+
+// The smaller of what the kernel (MemAvailable) and the control group of this
+// container (version 2) allow; UINT64_MAX when neither is known.
+uint64_t AvailableHostMemory();
+
+// kResourceExhausted when `bytes` are more than what is available now. OK is
+// no promise that they will fit.
+Status CheckHostMemory(uint64_t bytes);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_BASE_HOST_MEMORY_H_
