@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What Adam and AdamW share, which is all but where weight decay goes:
+//
+//   m = m + (1 - beta1) (g - m)
+//   v = beta2 v + (1 - beta2) g g
+//   x = max(x, v)                                    amsgrad; else x is v
+//   direction = m / (sqrt(x) / sqrt(1 - beta2^t) + eps)
+//   step size = lr / (1 - beta1^t)
+//
+// amsgrad: Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond",
+// ICLR 2018, with torch's maximum of the uncorrected v. It keeps one state
+// more, so it is a formula of its own.
+
+#ifndef SHARD_KERNELS_FORMULA_ADAM_MOMENTS_H_
+#define SHARD_KERNELS_FORMULA_ADAM_MOMENTS_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/formula/hyper.h"
+
+namespace shard {
+
+struct AdamMoments {
+  // The order of kHypers in both.
+  enum { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kAmsgrad, kMaximize };
+
+  static const char* Conflict(const double*) { return nullptr; }
+
+  // The constants of step `t` = 1, 2, ...; bias corrections in double.
+  struct MomentScalars {
+    double gradient_sign;
+    double one_minus_beta1;
+    double beta2;
+    double one_minus_beta2;
+    double inverse_root_correction2;  // 1 / sqrt(1 - beta2^t)
+    double eps;
+    double negative_step_size;  // -lr / (1 - beta1^t)
+  };
+
+  static MomentScalars PrepareMoments(const double* h, int64_t t) {
+    const auto power = static_cast<double>(t);
+    MomentScalars s;
+    s.gradient_sign = h[kMaximize] != 0 ? -1.0 : 1.0;
+    s.one_minus_beta1 = 1.0 - h[kBeta1];
+    s.beta2 = h[kBeta2];
+    s.one_minus_beta2 = 1.0 - h[kBeta2];
+    s.inverse_root_correction2 =
+        1.0 / std::sqrt(1.0 - std::pow(h[kBeta2], power));
+    s.eps = h[kEps];
+    s.negative_step_size = -h[kLr] / (1.0 - std::pow(h[kBeta1], power));
+    return s;
+  }
+};
+
+// The states of the two forms.
+struct WithoutAmsgrad {
+  static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq"};
+  static constexpr int kNumStates = 2;
+  static bool Serves(const double* h) { return h[AdamMoments::kAmsgrad] == 0; }
+};
+
+struct WithAmsgrad {
+  static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq",
+                                            "max_exp_avg_sq"};
+  static constexpr int kNumStates = 3;
+  static bool Serves(const double* h) { return h[AdamMoments::kAmsgrad] != 0; }
+};
+
+}  // namespace shard
+
+#endif  // SHARD_KERNELS_FORMULA_ADAM_MOMENTS_H_
+
+#include "kernels/formula/target.h"
+
+#if defined(SHARD_KERNELS_FORMULA_ADAM_MOMENTS_RULE) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef SHARD_KERNELS_FORMULA_ADAM_MOMENTS_RULE
+#undef SHARD_KERNELS_FORMULA_ADAM_MOMENTS_RULE
+#else
+#define SHARD_KERNELS_FORMULA_ADAM_MOMENTS_RULE
+#endif
+
+SHARD_FORMULA_BEGIN
+
+template <class A, bool kAmsgrad>
+struct AdamMomentsRule {
+  using V = typename A::V;
+
+  SHARD_FORMULA_INLINE AdamMomentsRule(const A& arithmetic,
+                                       const AdamMoments::MomentScalars& s)
+      : a(arithmetic),
+        one_minus_beta1(a.Set(s.one_minus_beta1)),
+        beta2(a.Set(s.beta2)),
+        one_minus_beta2(a.Set(s.one_minus_beta2)),
+        inverse_root_correction2(a.Set(s.inverse_root_correction2)),
+        eps(a.Set(s.eps)),
+        negative_step_size(a.Set(s.negative_step_size)) {}
+
+  // Updates the moments. `g` has its sign from gradient_sign already, folded
+  // into its scale.
+  SHARD_FORMULA_INLINE V Direction(V g, V* states) const {
+    V& m = states[0];
+    V& v = states[1];
+    m = a.MulAdd(one_minus_beta1, a.Sub(g, m), m);
+    v = a.MulAdd(beta2, v, a.Mul(one_minus_beta2, a.Mul(g, g)));
+    V second_moment = v;
+    if constexpr (kAmsgrad) {
+      states[2] = a.Max(states[2], v);
+      second_moment = states[2];
+    }
+    return a.Div(
+        m, a.MulAdd(a.Sqrt(second_moment), inverse_root_correction2, eps));
+  }
+
+  A a;
+  V one_minus_beta1, beta2, one_minus_beta2, inverse_root_correction2, eps,
+      negative_step_size;
+};
+
+SHARD_FORMULA_END
+
+#endif  // SHARD_KERNELS_FORMULA_ADAM_MOMENTS_RULE
