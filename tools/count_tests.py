@@ -9,7 +9,7 @@ names the XML of exactly the tests that this run ran or found in its cache, so
 that results of an earlier run cannot be counted. EXIT_CODE is Bazel's.
 
 Standard output gets one line, "PASSED FAILED SKIPPED". Standard error gets one
-line for each failure, and a summary.
+line for each failure and each skipped case, with its reason, and a summary.
 
 A test case is a <testcase> of a test's XML. One failure is counted for each
 target that failed to build, for each test without readable XML, and for each
@@ -77,7 +77,7 @@ def targets_not_built(events):
 
 
 def xml_cases(result):
-    """Yields (name, outcome) of each case, or returns None without XML."""
+    """(name, outcome, reason if skipped) of each case; None without XML."""
     for output in result.get("testActionOutput", []):
         if output.get("name") != "test.xml":
             continue
@@ -91,15 +91,20 @@ def xml_cases(result):
         for case in tree.iter("testcase"):
             name = ".".join(part for part in (case.get("classname"),
                                               case.get("name")) if part)
+            reason = ""
             if case.find("failure") is not None or case.find(
                     "error") is not None:
                 outcome = "failed"
             elif case.find("skipped") is not None or case.get(
                     "status") == "notrun":
                 outcome = "skipped"
+                skipped = case.find("skipped")
+                message = "" if skipped is None else skipped.get("message", "")
+                # gtest puts the place of the skip on a line of its own.
+                reason = message.strip().split("\n")[-1] or "disabled"
             else:
                 outcome = "passed"
-            cases.append((name, outcome))
+            cases.append((name, outcome, reason))
         return cases
     return None
 
@@ -128,12 +133,15 @@ def main():
             fail(label, f"no readable test.xml (status {status})")
             continue
         failed_cases = 0
-        for name, outcome in cases:
+        for name, outcome, reason in cases:
             if outcome == "failed":
                 failed_cases += 1
                 fail(label, name)
-            else:
-                count[outcome] += 1
+                continue
+            if outcome == "skipped":
+                print(f"SKIPPED [{run}] {label} {name}: {reason}",
+                      file=sys.stderr)
+            count[outcome] += 1
         if status not in ("PASSED", "FLAKY") and failed_cases == 0:
             fail(label, f"status {status}")
 

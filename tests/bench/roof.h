@@ -16,6 +16,11 @@ namespace shard::bench {
 void AdamRoof(const float* g0, const float* g1, float* p, float* m, float* v,
               size_t count, float zero);
 
+// 12 + 8 num_states bytes per element: reads g, p and the states; writes p and
+// the states. `zero` as above. REQUIRES: num_states <= 3.
+void UpdateRoof(const float* g, float* p, float* const* states,
+                size_t num_states, size_t count, float zero);
+
 }  // namespace shard::bench
 
 #endif  // SHARD_TESTS_BENCH_ROOF_H_
