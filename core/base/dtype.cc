@@ -13,8 +13,19 @@ size_t DTypeSize(DType dtype) {
       return 2;
     case DType::kF64:
       return 8;
+    case DType::kQ8:
+      return 1;
   }
   return 0;
+}
+
+size_t DTypeBytes(DType dtype, int64_t numel) {
+  const auto count = static_cast<size_t>(numel);
+  size_t bytes = count * DTypeSize(dtype);
+  if (dtype == DType::kQ8) {
+    bytes += count / static_cast<size_t>(kQ8Block) * sizeof(float);
+  }
+  return bytes;
 }
 
 const char* DTypeName(DType dtype) {
@@ -27,6 +38,8 @@ const char* DTypeName(DType dtype) {
       return "f16";
     case DType::kF64:
       return "f64";
+    case DType::kQ8:
+      return "q8";
   }
   return "unknown";
 }

@@ -98,8 +98,10 @@ void FusedStep(Formula formula, const double* hypers, int64_t step,
   case Formula::k##Name:                        \
     Step<Name, Name##Rule>(hypers, step, args); \
     return;
-    SHARD_FORMULAS(SHARD_STEP_CASE)
+    SHARD_ELEMENT_FORMULAS(SHARD_STEP_CASE)
 #undef SHARD_STEP_CASE
+    default:
+      return;
   }
 }
 

@@ -35,7 +35,7 @@ struct FusedStepArgs {
 };
 
 // Sums the sources, updates param and states. `hypers` as the formula declares
-// them; `step` counts from 1.
+// them; `step` counts from 1. REQUIRES: an element formula.
 void FusedStep(Formula formula, const double* hypers, int64_t step,
                const FusedStepArgs& args);
 

@@ -1,31 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The list of formulas: the one line to add for a new one. Each X(Name) stands
-// for struct shard::Name (hyperparameters, states, Scalars) and NameRule<A>
-// (the update over arithmetic A), both in the header named after the optimizer.
-// The forms of one optimizer, which share its kName, stand together.
+// The lists of formulas: the one line to add for a new one. Each X(Name) stands
+// for struct shard::Name (hyperparameters, states, Scalars), in the header
+// named after the optimizer. The forms of one optimizer, which share its kName,
+// stand together.
+//
+// An element formula looks at one element at a time. NameRule<A> is its update
+// over arithmetic A, and the fused pass runs it over any range of elements.
+//
+// A tensor formula looks at a whole parameter: its norms, rows or columns. It
+// is given whole parameters only, and declares what follows from their shape:
+//   static const char* Unfit(const int64_t* shape, int ndim)
+//       nullptr, or what a parameter must be for it to step it
+//   static int64_t StateNumel(int state, const int64_t* shape, int ndim)
+//       elements of a state tensor
+//   static int64_t Cost(const int64_t* shape, int ndim)
+//       the work of a step, in units of its own, for balancing ranks
 
 #ifndef SHARD_KERNELS_FORMULA_REGISTRY_H_
 #define SHARD_KERNELS_FORMULA_REGISTRY_H_
 
 #include <cstdint>
 
-#define SHARD_FORMULAS(X)    \
-  X(Adadelta)                \
-  X(Adagrad)                 \
-  X(Adam)                    \
-  X(AdamAmsgrad)             \
-  X(Adamax)                  \
-  X(AdamW)                   \
-  X(AdamWAmsgrad)            \
-  X(Lion)                    \
-  X(RmsProp)                 \
-  X(RmsPropMomentum)         \
-  X(RmsPropCentered)         \
-  X(RmsPropCenteredMomentum) \
-  X(Rprop)                   \
-  X(Sgd)                     \
+#define SHARD_ELEMENT_FORMULAS(X) \
+  X(Adadelta)                     \
+  X(Adagrad)                      \
+  X(Adam)                         \
+  X(AdamAmsgrad)                  \
+  X(Adamax)                       \
+  X(AdamW)                        \
+  X(AdamWAmsgrad)                 \
+  X(Lion)                         \
+  X(RmsProp)                      \
+  X(RmsPropMomentum)              \
+  X(RmsPropCentered)              \
+  X(RmsPropCenteredMomentum)      \
+  X(Rprop)                        \
+  X(Sgd)                          \
   X(SgdMomentum)
+
+#define SHARD_TENSOR_FORMULAS(X)
+
+#define SHARD_FORMULAS(X)   \
+  SHARD_ELEMENT_FORMULAS(X) \
+  SHARD_TENSOR_FORMULAS(X)
 
 namespace shard {
 

@@ -119,7 +119,7 @@ std::vector<double> UnusualHypers(double maximize) {
                                                         hypers);          \
     }                                                                     \
   }
-SHARD_FORMULAS(SHARD_MATCHES_DOUBLE)
+SHARD_ELEMENT_FORMULAS(SHARD_MATCHES_DOUBLE)
 #undef SHARD_MATCHES_DOUBLE
 
 TEST_P(FusedStepTest, SgdNesterovMatchesDouble) {
@@ -164,7 +164,7 @@ TEST_P(FusedStepTest, ZerosStayZero){
                                         {"weight_decay", 0.1},               \
                                         {"initial_accumulator_value", 1}})); \
   }
-    SHARD_FORMULAS(SHARD_ZEROS_STAY_ZERO)
+    SHARD_ELEMENT_FORMULAS(SHARD_ZEROS_STAY_ZERO)
 #undef SHARD_ZEROS_STAY_ZERO
 }
 

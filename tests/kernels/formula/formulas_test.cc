@@ -124,7 +124,7 @@ TEST(FormulasTest, GoesDownhillOrUp){
       ExpectDescent<Name, formula::Name##Rule>(1); \
     }                                              \
   }
-    SHARD_FORMULAS(SHARD_CHECK)
+    SHARD_ELEMENT_FORMULAS(SHARD_CHECK)
 #undef SHARD_CHECK
 }
 
