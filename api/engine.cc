@@ -2,6 +2,7 @@
 
 #include "core/engine/engine.h"
 
+#include <string>
 #include <utility>
 
 #include "api/collective.h"
@@ -9,10 +10,13 @@
 #include "api/handles.h"
 #include "api/memory.h"
 #include "api/options.h"
+#include "api/text.h"
+#include "core/optim/loss_scaler.h"
 
 namespace {
 
 using shard::Engine;
+using shard::EngineOptions;
 using shard::InvalidArgument;
 using shard::Status;
 using shard::StepOptions;
@@ -32,14 +36,22 @@ Status WriteTensor(const Engine::Tensor& tensor, void** data, int64_t* numel) {
   return Status();
 }
 
-// What is wrong with the arguments on this rank. The other ranks are about to
-// enter the same collective, so it is for the engine to tell them.
-Status CheckCreate(const shard_plan* plan, const shard_engine_options* options,
-                   shard_engine** engine, shard_engine_options* read) {
-  SHARD_RETURN_IF_ERROR(ReadOptions("shard_engine_options", options, read));
+// An error is what is wrong with the arguments on this rank. The other ranks
+// are about to enter the same collective, so it is for the engine to tell them.
+shard::StatusOr<EngineOptions> ToEngineOptions(
+    const shard_plan* plan, const shard_engine_options* given,
+    shard_engine** engine) {
+  shard_engine_options read;
+  SHARD_RETURN_IF_ERROR(ReadOptions("shard_engine_options", given, &read));
   SHARD_API_REQUIRE(plan);
   SHARD_API_REQUIRE(engine);
-  return Status();
+  EngineOptions options;
+  options.timeout = read.timeout;
+  SHARD_ASSIGN_OR_RETURN(options.loss_scaler,
+                         shard::LossScaler::Parse(read.loss_scaling == nullptr
+                                                      ? ""
+                                                      : read.loss_scaling));
+  return options;
 }
 
 shard::StatusOr<StepOptions> ToStepOptions(const shard_step_options* given,
@@ -58,6 +70,8 @@ shard::StatusOr<StepOptions> ToStepOptions(const shard_step_options* given,
   StepOptions options;
   options.lr = read.lr;
   options.max_grad_norm = read.max_grad_norm;
+  options.grad_norm_type = read.grad_norm_type;
+  options.clip_value = read.clip_value;
   options.grad_divisor = read.grad_divisor;
   options.loss_scale = read.loss_scale;
   options.timeout = read.timeout;
@@ -75,6 +89,7 @@ void WriteReport(const StepReport& report, shard_step_report* out) {
   result.seconds_reduce = report.seconds_reduce;
   result.seconds_update = report.seconds_update;
   result.seconds_total = report.seconds_total;
+  result.loss_scale = report.loss_scale;
   shard::api::WriteResult(result, out);
 }
 
@@ -89,11 +104,10 @@ shard_error* shard_engine_create(const shard_plan* plan, shard_comm* comm,
   return GuardCollective(
       comm == nullptr ? nullptr : comm->comm.get(), [&]() -> Status {
         SHARD_API_REQUIRE(comm);
-        shard_engine_options read;
-        const Status local = CheckCreate(plan, options, engine, &read);
         SHARD_ASSIGN_OR_RETURN(
-            auto made, Engine::Create(plan == nullptr ? nullptr : plan->plan,
-                                      comm->comm, read.timeout, local));
+            auto made,
+            Engine::Create(plan == nullptr ? nullptr : plan->plan, comm->comm,
+                           ToEngineOptions(plan, options, engine)));
         *engine = new shard_engine{std::move(made)};
         return Status();
       });
@@ -129,6 +143,50 @@ shard_error* shard_engine_zero_grad(shard_engine* engine) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     engine->engine->ZeroGrad();
+    return Status();
+  });
+}
+
+shard_error* shard_engine_set_hyper(shard_engine* engine, int32_t group,
+                                    const char* key, double value) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(key);
+    return engine->engine->SetHyper(group, key, value);
+  });
+}
+
+shard_error* shard_engine_get_hyper(const shard_engine* engine, int32_t group,
+                                    const char* key, double* value) noexcept {
+  if (value != nullptr) *value = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(key);
+    SHARD_API_REQUIRE(value);
+    SHARD_ASSIGN_OR_RETURN(*value, engine->engine->GetHyper(group, key));
+    return Status();
+  });
+}
+
+shard_error* shard_engine_group_text(const shard_engine* engine, int32_t group,
+                                     char* buffer, size_t capacity,
+                                     size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_ASSIGN_OR_RETURN(const std::string text,
+                           engine->engine->GroupText(group));
+    return shard::api::CopyText(text, buffer, capacity, length);
+  });
+}
+
+shard_error* shard_engine_loss_scale(const shard_engine* engine,
+                                     double* scale) noexcept {
+  if (scale != nullptr) *scale = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(scale);
+    *scale = engine->engine->loss_scale();
     return Status();
   });
 }

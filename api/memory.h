@@ -19,6 +19,7 @@ Status WriteMemory(Get&& get, shard_memory* memory) {
   result.param_bytes = report.param_bytes;
   result.grad_bytes = report.grad_bytes;
   result.state_bytes = report.state_bytes;
+  result.workspace_bytes = report.workspace_bytes;
   WriteResult(result, memory);
   return Status();
 }

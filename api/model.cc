@@ -93,6 +93,23 @@ shard_error* shard_model_ignore_module(shard_model* model,
   });
 }
 
+shard_error* shard_model_add_param_group(shard_model* model,
+                                         const char* optimizer,
+                                         const int32_t* params, size_t count,
+                                         int32_t* group) noexcept {
+  if (group != nullptr) *group = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(model);
+    SHARD_API_REQUIRE(optimizer);
+    SHARD_API_REQUIRE(group);
+    if (count > 0) SHARD_API_REQUIRE(params);
+    const std::vector<shard::ParamId> members(params, params + count);
+    SHARD_ASSIGN_OR_RETURN(*group,
+                           model->model.AddParamGroup(optimizer, members));
+    return Status();
+  });
+}
+
 void shard_model_free(shard_model* model) noexcept { delete model; }
 
 }  // extern "C"

@@ -2,8 +2,6 @@
 
 #include "core/flat/plan.h"
 
-#include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,7 +10,8 @@
 #include "api/handles.h"
 #include "api/memory.h"
 #include "api/options.h"
-#include "core/optim/optimizer.h"
+#include "api/text.h"
+#include "core/optim/groups.h"
 
 namespace {
 
@@ -22,7 +21,8 @@ using shard::PlanOptions;
 using shard::Status;
 using shard::api::Guard;
 
-shard::StatusOr<PlanOptions> ToPlanOptions(const shard_plan_options* given) {
+shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
+                                           const shard_plan_options* given) {
   shard_plan_options read;
   SHARD_RETURN_IF_ERROR(
       shard::api::ReadOptions("shard_plan_options", given, &read));
@@ -42,9 +42,10 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard_plan_options* given) {
     return InvalidArgument("owners is NULL but owners_len is ",
                            read.owners_len);
   }
-  SHARD_ASSIGN_OR_RETURN(
-      const auto optimizer,
-      shard::Optimizer::Parse(read.optimizer == nullptr ? "" : read.optimizer));
+  if (read.f32_grads != 0 && read.f32_grads != 1) {
+    return InvalidArgument("f32_grads is ", read.f32_grads,
+                           "; allowed: 0 or 1");
+  }
 
   PlanOptions options;
   options.stage = read.stage;
@@ -55,25 +56,16 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard_plan_options* given) {
   options.manual_owners.assign(read.owners, read.owners + read.owners_len);
   if (read.bucket_bytes != 0) options.bucket_bytes = read.bucket_bytes;
   options.shard_buckets = read.shard_buckets == 1;
-  options.optimizer = optimizer.ToString();
-  for (const std::string& name : optimizer.state_names()) {
-    options.states.push_back({name, shard::DType::kF32});
+  options.f32_grads = read.f32_grads == 1;
+  if (read.masters != 0) {
+    options.masters = static_cast<shard::Masters>(read.masters);
   }
+  options.seed = read.seed;
+  SHARD_ASSIGN_OR_RETURN(
+      options.groups,
+      shard::PlanGroups(model,
+                        read.optimizer == nullptr ? "" : read.optimizer));
   return options;
-}
-
-// The ABI's way to hand out a text of any length.
-Status CopyText(const std::string& text, char* buffer, size_t capacity,
-                size_t* length) {
-  SHARD_API_REQUIRE(length);
-  if (capacity > 0) {
-    SHARD_API_REQUIRE(buffer);
-    const size_t copied = std::min(text.size(), capacity - 1);
-    std::memcpy(buffer, text.data(), copied);
-    buffer[copied] = '\0';
-  }
-  *length = text.size();
-  return Status();
 }
 
 }  // namespace
@@ -87,7 +79,8 @@ shard_error* shard_plan_create(const shard_model* model,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(model);
     SHARD_API_REQUIRE(plan);
-    SHARD_ASSIGN_OR_RETURN(PlanOptions read, ToPlanOptions(options));
+    SHARD_ASSIGN_OR_RETURN(PlanOptions read,
+                           ToPlanOptions(model->model, options));
     SHARD_ASSIGN_OR_RETURN(
         auto made,
         shard::Plan::Create(std::make_shared<const shard::Model>(model->model),
@@ -99,6 +92,11 @@ shard_error* shard_plan_create(const shard_model* model,
 
 uint64_t shard_plan_fingerprint(const shard_plan* plan) noexcept {
   return plan == nullptr ? 0 : plan->plan->fingerprint();
+}
+
+int32_t shard_plan_num_groups(const shard_plan* plan) noexcept {
+  if (plan == nullptr) return 0;
+  return static_cast<int32_t>(plan->plan->options().groups.size());
 }
 
 shard_error* shard_plan_memory(const shard_plan* plan,
@@ -116,7 +114,7 @@ shard_error* shard_plan_text(const shard_plan* plan, char* buffer,
   if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
-    return CopyText(plan->plan->ToText(), buffer, capacity, length);
+    return shard::api::CopyText(plan->plan->ToText(), buffer, capacity, length);
   });
 }
 
@@ -125,7 +123,7 @@ shard_error* shard_plan_json(const shard_plan* plan, char* buffer,
   if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
-    return CopyText(plan->plan->ToJson(), buffer, capacity, length);
+    return shard::api::CopyText(plan->plan->ToJson(), buffer, capacity, length);
   });
 }
 

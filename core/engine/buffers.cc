@@ -9,8 +9,10 @@ namespace shard {
 
 namespace {
 
-size_t Bytes(int64_t numel, DType dtype) {
-  return static_cast<size_t>(numel) * DTypeSize(dtype);
+// Of this rank's part of a state.
+size_t StateBytes(const FlatBufferPlan& buffer, size_t state) {
+  return DTypeBytes(buffer.states[state].tensor.dtype,
+                    buffer.StateLayout(state).shard_numel());
 }
 
 // What `bytes` cost in whole pages.
@@ -26,29 +28,29 @@ uint64_t Resident(const SymmetricBuffer& buffer) {
 }
 
 // Private states of one buffer; local, so that its failure must be agreed on.
-Status AllocatePrivateStates(const Plan& plan, EngineBuffer* buffer) {
-  for (const StateTensor& state : plan.options().states) {
-    const size_t bytes = Bytes(buffer->plan->layout.shard_numel(), state.dtype);
+Status AllocatePrivateStates(EngineBuffer* buffer) {
+  for (size_t s = 0; s < buffer->plan->states.size(); ++s) {
+    const size_t bytes = StateBytes(*buffer->plan, s);
     if (bytes == 0) {
       buffer->states.push_back(nullptr);
       continue;
     }
     SHARD_ASSIGN_OR_RETURN(Mapping pages, Mapping::Anonymous(bytes));
-    buffer->states.push_back(reinterpret_cast<float*>(pages.data()));
+    buffer->states.push_back(reinterpret_cast<unsigned char*>(pages.data()));
     buffer->private_states.push_back(std::move(pages));
   }
   return Status();
 }
 
-Status AllocateVisibleStates(const Plan& plan, Communicator* comm,
-                             const Deadline& deadline, EngineBuffer* buffer) {
-  for (const StateTensor& state : plan.options().states) {
-    const size_t bytes = Bytes(buffer->plan->layout.shard_numel(), state.dtype);
+Status AllocateVisibleStates(Communicator* comm, const Deadline& deadline,
+                             EngineBuffer* buffer) {
+  for (size_t s = 0; s < buffer->plan->states.size(); ++s) {
+    const size_t bytes = StateBytes(*buffer->plan, s);
     SHARD_ASSIGN_OR_RETURN(auto memory,
                            comm->Allocate("allocate optimizer states", bytes,
                                           SymmetricKind::kPerRank, deadline));
     buffer->states.push_back(
-        reinterpret_cast<float*>(memory->region(comm->rank())));
+        reinterpret_cast<unsigned char*>(memory->region(comm->rank())));
     buffer->visible_states.push_back(std::move(memory));
   }
   return Status();
@@ -64,21 +66,22 @@ StatusOr<std::vector<EngineBuffer>> AllocateBuffers(const Plan& plan,
   for (const FlatBufferPlan& planned : plan.buffers()) {
     EngineBuffer buffer;
     buffer.plan = &planned;
-    const size_t bytes = Bytes(planned.layout.padded_numel(), planned.dtype);
-    SHARD_ASSIGN_OR_RETURN(buffer.params,
-                           comm->Allocate("allocate parameters", bytes,
-                                          SymmetricKind::kPerHost, deadline));
+    const int64_t numel = planned.layout.padded_numel();
+    SHARD_ASSIGN_OR_RETURN(
+        buffer.params,
+        comm->Allocate("allocate parameters", DTypeBytes(planned.dtype, numel),
+                       SymmetricKind::kPerHost, deadline));
     if (planned.trainable) {
-      SHARD_ASSIGN_OR_RETURN(buffer.grads,
-                             comm->Allocate("allocate gradients", bytes,
-                                            SymmetricKind::kPerRank, deadline));
+      SHARD_ASSIGN_OR_RETURN(
+          buffer.grads, comm->Allocate("allocate gradients",
+                                       DTypeBytes(planned.grad_dtype, numel),
+                                       SymmetricKind::kPerRank, deadline));
       if (plan.options().stage == 0) {
-        SHARD_RETURN_IF_ERROR(
-            AllocateVisibleStates(plan, comm, deadline, &buffer));
+        SHARD_RETURN_IF_ERROR(AllocateVisibleStates(comm, deadline, &buffer));
       } else {
-        SHARD_RETURN_IF_ERROR(
-            AgreeOnStatus(comm, "allocate optimizer states",
-                          AllocatePrivateStates(plan, &buffer), deadline));
+        SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "allocate optimizer states",
+                                            AllocatePrivateStates(&buffer),
+                                            deadline));
       }
     }
     buffers.push_back(std::move(buffer));

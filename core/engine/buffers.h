@@ -5,7 +5,9 @@
 //
 //   parameters   one SymmetricBuffer per host, in every stage
 //   gradients    one region per rank, which its peers read during a step
-//   states       this rank's range only; in stage 0 its peers can see them
+//   states       this rank's range only, the master weights among them; in
+//                stage 0 its peers can see them
+//   workspace    private
 
 #ifndef SHARD_CORE_ENGINE_BUFFERS_H_
 #define SHARD_CORE_ENGINE_BUFFERS_H_
@@ -28,19 +30,19 @@ struct EngineBuffer {
   std::shared_ptr<SymmetricBuffer> params;
   std::shared_ptr<SymmetricBuffer> grads;  // Null when frozen.
 
-  // By PlanOptions::states: this rank's range, shard_numel elements.
-  std::vector<float*> states;
+  // By FlatBufferPlan::states: this rank's part. Null when it is empty.
+  std::vector<unsigned char*> states;
 
   // What holds the states: private pages, or in stage 0 symmetric ones.
   std::vector<Mapping> private_states;
   std::vector<std::shared_ptr<SymmetricBuffer>> visible_states;
 
-  // The first element of the flat buffer, and of `rank`'s gradients.
-  float* param_data() const {
-    return reinterpret_cast<float*>(params->region(0));
+  // An element of the flat buffer, and of `rank`'s gradients.
+  void* ParamAt(int64_t element) const {
+    return params->region(0) + DTypeBytes(plan->dtype, element);
   }
-  float* grad_data(int rank) const {
-    return reinterpret_cast<float*>(grads->region(rank));
+  void* GradAt(int rank, int64_t element) const {
+    return grads->region(rank) + DTypeBytes(plan->grad_dtype, element);
   }
 };
 

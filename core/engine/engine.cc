@@ -7,9 +7,12 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/dtype.h"
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/engine/stopwatch.h"
+#include "core/flat/fingerprint.h"
+#include "kernels/cpu/convert.h"
 
 namespace shard {
 
@@ -34,23 +37,50 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
   SHARD_RETURN_IF_ERROR(
       CheckHostMemory(plan.Memory().HostTotal(options.world_size)));
   for (const FlatBufferPlan& buffer : plan.buffers()) {
-    if (buffer.dtype != DType::kF32) {
+    if (buffer.dtype == DType::kF64 && buffer.trainable) {
       const ParamId param = buffer.layout.slots().front().param;
       return Unimplemented("parameter '",
                            plan.model().ParamFqns()[static_cast<size_t>(param)],
-                           "' is ", DTypeName(buffer.dtype),
-                           "; this version stores and steps f32 only");
+                           "' is f64; trainable parameters are f32, bf16 or "
+                           "f16 in this version; freeze it or declare it f32");
     }
   }
   return Status();
+}
+
+NormType NormTypeOf(double p) {
+  if (p == 0 || p == 2) return NormType::kTwo;
+  if (p == 1) return NormType::kOne;
+  return std::isinf(p) ? NormType::kInf : NormType::kP;
+}
+
+std::string GroupsText(const std::vector<Optimizer>& optimizers) {
+  std::string text;
+  for (const Optimizer& optimizer : optimizers) {
+    StrAppend(&text, text.empty() ? "" : "; ", optimizer.ToString());
+  }
+  return text;
+}
+
+// 52 bits of it, which a double holds.
+uint64_t HypersFingerprint(const std::vector<Optimizer>& optimizers) {
+  Fingerprint fingerprint;
+  for (const Optimizer& optimizer : optimizers) {
+    const std::vector<double>& hypers = optimizer.hypers();
+    fingerprint.AddBytes(hypers.data(), hypers.size() * sizeof(double));
+  }
+  return fingerprint.Finish() >> 12;
 }
 
 // What the ranks tell each other when they enter a step. Doubles only, so that
 // the bytes have no padding.
 struct StepEntry {
   double failed;
+  double hypers;
   double lr;
   double max_grad_norm;
+  double grad_norm_type;
+  double clip_value;
   double grad_divisor;
   double loss_scale;
   double skip_nonfinite;
@@ -65,6 +95,8 @@ struct StepField {
 constexpr StepField kStepFields[] = {
     {"lr", &StepEntry::lr},
     {"max_grad_norm", &StepEntry::max_grad_norm},
+    {"grad_norm_type", &StepEntry::grad_norm_type},
+    {"clip_value", &StepEntry::clip_value},
     {"grad_divisor", &StepEntry::grad_divisor},
     {"loss_scale", &StepEntry::loss_scale},
     {"skip_nonfinite", &StepEntry::skip_nonfinite},
@@ -75,40 +107,59 @@ constexpr StepField kStepFields[] = {
 
 StatusOr<std::unique_ptr<Engine>> Engine::Create(
     std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
-    double timeout, const Status& local) {
-  if (!(timeout > 0)) timeout = comm->timeout();
+    const StatusOr<EngineOptions>& options) {
+  const double given = options.ok() ? options->timeout : 0;
+  const double timeout = given > 0 ? given : comm->timeout();
   const Deadline deadline = Deadline::After(timeout);
 
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(
       comm.get(), "create engine",
-      local.ok() ? CheckSupported(*plan, *comm) : local, deadline));
+      options.ok() ? CheckSupported(*plan, *comm) : options.status(),
+      deadline));
   SHARD_RETURN_IF_ERROR(CheckAgreement(
       comm.get(), "the plan", plan->fingerprint(), plan->Summary(), deadline));
   // Equal plans hold equal texts, so this fails on all ranks or on none.
-  SHARD_ASSIGN_OR_RETURN(Optimizer optimizer,
-                         Optimizer::Parse(plan->options().optimizer));
+  std::vector<Optimizer> optimizers;
+  for (const GroupOptions& group : plan->options().groups) {
+    SHARD_ASSIGN_OR_RETURN(Optimizer optimizer,
+                           Optimizer::Parse(group.optimizer));
+    optimizers.push_back(std::move(optimizer));
+  }
   comm->logger().Log(LogLevel::kInfo, "rank ", comm->rank(), ": ",
                      plan->Summary());
   if (comm->logger().Wants(LogLevel::kDebug)) {
     comm->logger().Log(LogLevel::kDebug, plan->ToText());
   }
 
-  std::unique_ptr<Engine> engine(
-      new Engine(std::move(plan), comm, std::move(optimizer), timeout));
+  std::unique_ptr<Engine> engine(new Engine(std::move(plan), comm,
+                                            std::move(optimizers),
+                                            options->loss_scaler, timeout));
   SHARD_ASSIGN_OR_RETURN(engine->buffers_,
                          AllocateBuffers(*engine->plan_, comm.get(), deadline));
-  engine->strategy_ =
-      std::make_unique<DirectStep>(comm.get(), &engine->buffers_);
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm.get(), "allocate workspace",
+                                      engine->AllocateWorkspace(), deadline));
+  engine->strategy_ = std::make_unique<DirectStep>(
+      comm.get(), *engine->plan_, engine->buffers_,
+      reinterpret_cast<float*>(engine->workspace_.data()));
   return engine;
 }
 
 Engine::Engine(std::shared_ptr<const Plan> plan,
-               std::shared_ptr<Communicator> comm, Optimizer optimizer,
+               std::shared_ptr<Communicator> comm,
+               std::vector<Optimizer> optimizers, LossScaler loss_scaler,
                double timeout)
     : plan_(std::move(plan)),
       comm_(std::move(comm)),
-      optimizer_(std::move(optimizer)),
+      optimizers_(std::move(optimizers)),
+      loss_scaler_(std::move(loss_scaler)),
       timeout_(timeout) {}
+
+Status Engine::AllocateWorkspace() {
+  const size_t bytes = DTypeBytes(DType::kF32, plan_->workspace_numel());
+  if (bytes == 0) return Status();
+  SHARD_ASSIGN_OR_RETURN(workspace_, Mapping::Anonymous(bytes));
+  return Status();
+}
 
 Deadline Engine::DeadlineOf(double timeout) const {
   return Deadline::After(timeout > 0 ? timeout : timeout_);
@@ -131,7 +182,7 @@ StatusOr<const ParamPlace*> Engine::PlaceOf(ParamId param) const {
 StatusOr<Engine::Tensor> Engine::Param(ParamId param) const {
   SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(param));
   const EngineBuffer& buffer = buffers_[static_cast<size_t>(place->buffer)];
-  return Tensor{buffer.param_data() + place->offset,
+  return Tensor{buffer.ParamAt(place->offset),
                 plan_->model().params()[static_cast<size_t>(param)].numel};
 }
 
@@ -142,7 +193,7 @@ StatusOr<Engine::Tensor> Engine::Grad(ParamId param) const {
     return FailedPrecondition("parameter ", param,
                               " is frozen: it has no gradient");
   }
-  return Tensor{buffer.grad_data(comm_->rank()) + place->offset,
+  return Tensor{buffer.GradAt(comm_->rank(), place->offset),
                 plan_->model().params()[static_cast<size_t>(param)].numel};
 }
 
@@ -153,12 +204,62 @@ void Engine::ZeroGrad() {
   }
 }
 
+Status Engine::CheckGroup(GroupId group) const {
+  if (group >= 0 && static_cast<size_t>(group) < optimizers_.size()) {
+    return Status();
+  }
+  return InvalidArgument("param group ", group,
+                         " does not exist; the plan has ", optimizers_.size(),
+                         ", from 0");
+}
+
+Status Engine::SetHyper(GroupId group, std::string_view key, double value) {
+  SHARD_ASSIGN_OR_RETURN(optimizers_, Changed(group, key, value));
+  return Status();
+}
+
+StatusOr<std::vector<Optimizer>> Engine::Changed(GroupId group,
+                                                 std::string_view key,
+                                                 double value) const {
+  std::vector<Optimizer> changed = optimizers_;
+  if (group != kAllGroups) {
+    SHARD_RETURN_IF_ERROR(CheckGroup(group));
+    SHARD_RETURN_IF_ERROR(changed[static_cast<size_t>(group)].Set(key, value));
+    return changed;
+  }
+  Status unknown;
+  bool known = false;
+  for (Optimizer& optimizer : changed) {
+    const Status status = optimizer.Set(key, value);
+    if (status.code() == StatusCode::kNotFound) {
+      unknown = status;
+      continue;
+    }
+    SHARD_RETURN_IF_ERROR(status);
+    known = true;
+  }
+  if (!known) return unknown;
+  return changed;
+}
+
+StatusOr<double> Engine::GetHyper(GroupId group, std::string_view key) const {
+  SHARD_RETURN_IF_ERROR(CheckGroup(group));
+  return optimizers_[static_cast<size_t>(group)].Get(key);
+}
+
+StatusOr<std::string> Engine::GroupText(GroupId group) const {
+  SHARD_RETURN_IF_ERROR(CheckGroup(group));
+  return optimizers_[static_cast<size_t>(group)].ToString();
+}
+
 Status Engine::SetParam(ParamId param, const void* data, size_t bytes) {
   SHARD_ASSIGN_OR_RETURN(const Tensor tensor, Param(param));
-  const size_t expected = static_cast<size_t>(tensor.numel) * sizeof(float);
+  const DType dtype = plan_->model().params()[static_cast<size_t>(param)].dtype;
+  const size_t expected = DTypeBytes(dtype, tensor.numel);
   if (bytes != expected) {
     return InvalidArgument("parameter ", param, " has ", expected, " bytes (",
-                           tensor.numel, " elements of f32), not ", bytes);
+                           tensor.numel, " elements of ", DTypeName(dtype),
+                           "), not ", bytes);
   }
   if (state_ != State::kFilling) {
     return FailedPrecondition(
@@ -179,8 +280,19 @@ Status Engine::BroadcastParams(double timeout) {
   // Also the barrier after which rank 0's values are everyone's.
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm_.get(), "broadcast parameters", local, deadline));
+  FillMasters();
   state_ = State::kTraining;
   return Status();
+}
+
+void Engine::FillMasters() {
+  for (const EngineBuffer& buffer : buffers_) {
+    if (!buffer.plan->has_masters) continue;
+    const int64_t count = buffer.plan->layout.shard_numel();
+    Widen(buffer.plan->dtype, buffer.ParamAt(comm_->rank() * count),
+          reinterpret_cast<float*>(buffer.states.back()),
+          static_cast<size_t>(count));
+  }
 }
 
 Status Engine::CheckStep(const StepOptions& options) const {
@@ -194,6 +306,7 @@ Status Engine::CheckStep(const StepOptions& options) const {
     double value;
   } fields[] = {{"lr", options.lr},
                 {"max_grad_norm", options.max_grad_norm},
+                {"clip_value", options.clip_value},
                 {"grad_divisor", options.grad_divisor},
                 {"loss_scale", options.loss_scale}};
   for (const auto& field : fields) {
@@ -203,33 +316,55 @@ Status Engine::CheckStep(const StepOptions& options) const {
                              "at least 0");
     }
   }
-  const double scale = GradientScale(options);
-  if (static_cast<float>(scale) == 0 ||
-      !std::isfinite(static_cast<float>(scale))) {
-    return InvalidArgument("grad_divisor * loss_scale = ", 1 / scale,
+  // Infinity is the name of a norm.
+  if (!(options.grad_norm_type >= 0)) {
+    return InvalidArgument(
+        "step option grad_norm_type=", options.grad_norm_type,
+        " is out of range; allowed: above 0, infinity for "
+        "the largest magnitude, or 0 for the default, 2");
+  }
+  if (options.max_grad_norm > 0 && options.clip_value > 0) {
+    return InvalidArgument("step options max_grad_norm=", options.max_grad_norm,
+                           " and clip_value=", options.clip_value,
+                           " exclude each other; set one of them");
+  }
+  if (options.loss_scale > 0 && loss_scaler_.active()) {
+    return InvalidArgument("step option loss_scale=", options.loss_scale,
+                           " and the engine's loss_scaling exclude each other; "
+                           "leave loss_scale 0");
+  }
+  const double divisor = GradDivisor(options) * LossScale(options);
+  const auto scale = static_cast<float>(1 / divisor);
+  if (scale == 0 || !std::isfinite(scale)) {
+    return InvalidArgument("grad_divisor * loss_scale = ", divisor,
                            " leaves nothing of the gradients in fp32: their "
                            "scale would be ",
-                           static_cast<float>(scale));
+                           scale);
   }
   return Status();
 }
 
-double Engine::GradientScale(const StepOptions& options) const {
-  const double divisor = options.grad_divisor > 0
-                             ? options.grad_divisor
-                             : static_cast<double>(comm_->world_size());
-  const double loss_scale = options.loss_scale > 0 ? options.loss_scale : 1.0;
-  return 1.0 / (divisor * loss_scale);
+double Engine::GradDivisor(const StepOptions& options) const {
+  return options.grad_divisor > 0 ? options.grad_divisor
+                                  : static_cast<double>(comm_->world_size());
+}
+
+double Engine::LossScale(const StepOptions& options) const {
+  return options.loss_scale > 0 ? options.loss_scale : loss_scaler_.scale();
 }
 
 Status Engine::EnterStep(const StepOptions& options, const Status& local,
                          const Deadline& deadline) {
   StepEntry mine;
   mine.failed = local.ok() ? 0 : 1;
+  const uint64_t hypers = HypersFingerprint(optimizers_);
+  mine.hypers = static_cast<double>(hypers);
   mine.lr = options.lr;
   mine.max_grad_norm = options.max_grad_norm;
+  mine.grad_norm_type = options.grad_norm_type;
+  mine.clip_value = options.clip_value;
   mine.grad_divisor = options.grad_divisor;
-  mine.loss_scale = options.loss_scale;
+  mine.loss_scale = LossScale(options);
   mine.skip_nonfinite = options.skip_nonfinite ? 1 : 0;
   mine.step = static_cast<double>(step_ + 1);
 
@@ -250,7 +385,12 @@ Status Engine::EnterStep(const StepOptions& options, const Status& local,
                     other);
     }
   }
-  return Status();
+  const bool same = std::all_of(
+      all.begin(), all.end(),
+      [&](const StepEntry& e) { return e.hypers == all[0].hypers; });
+  if (same) return Status();
+  return CheckAgreement(comm_.get(), "step: hyperparameters", hypers,
+                        GroupsText(optimizers_), deadline);
 }
 
 Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
@@ -263,22 +403,31 @@ Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
     SHARD_RETURN_IF_ERROR(EnterStep(
         options, given.ok() ? CheckStep(options) : given.status(), deadline));
   }
-  if (options.lr > 0) SHARD_RETURN_IF_ERROR(optimizer_.Set("lr", options.lr));
+  if (options.lr > 0) {
+    SHARD_RETURN_IF_ERROR(SetHyper(kAllGroups, "lr", options.lr));
+  }
 
   StepInput input;
-  input.optimizer = &optimizer_;
+  input.optimizers = &optimizers_;
   input.step = step_ + 1;
-  input.gradient_scale = GradientScale(options);
+  input.gradient_scale = 1.0 / (GradDivisor(options) * LossScale(options));
   input.max_grad_norm = options.max_grad_norm;
-  input.skip_nonfinite = options.skip_nonfinite;
+  input.norm_type = NormTypeOf(options.grad_norm_type);
+  input.norm_p = options.grad_norm_type;
+  input.clip_value = options.clip_value;
+  input.skip_nonfinite = options.skip_nonfinite || loss_scaler_.dynamic();
+  report->loss_scale = LossScale(options);
   SHARD_RETURN_IF_ERROR(strategy_->Run(input, deadline, report));
+  loss_scaler_.Update(report->skipped);
   if (!report->skipped) ++step_;
   report->step = step_;
   return Status();
 }
 
 MemoryReport Engine::Memory() const {
-  return MeasureMemory(buffers_, comm_->rank());
+  MemoryReport memory = MeasureMemory(buffers_, comm_->rank());
+  memory.workspace_bytes = RoundUpToPage(workspace_.size());
+  return memory;
 }
 
 }  // namespace shard

@@ -14,13 +14,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include "core/base/mapping.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/engine/buffers.h"
 #include "core/engine/step.h"
 #include "core/flat/plan.h"
+#include "core/optim/loss_scaler.h"
 #include "core/optim/optimizer.h"
 
 namespace shard {
@@ -30,20 +34,29 @@ namespace shard {
 struct StepOptions {
   double lr = 0;
   double max_grad_norm = 0;
+  double grad_norm_type = 0;
+  double clip_value = 0;
   double grad_divisor = 0;
   double loss_scale = 0;
   double timeout = 0;
   bool skip_nonfinite = false;
 };
 
+// All groups, where a GroupId is asked for.
+inline constexpr GroupId kAllGroups = -1;
+
+struct EngineOptions {
+  double timeout = 0;  // Seconds; 0: the communicator's.
+  LossScaler loss_scaler;
+};
+
 class Engine {
  public:
-  // COLLECTIVE. `timeout` in seconds; 0: the communicator's. A `local` that is
-  // not OK says what is wrong on this rank alone (`plan` may then be null): it
-  // becomes the result on all ranks.
+  // COLLECTIVE. Options that this rank could not read (`plan` may then be
+  // null), or that are wrong, are an error on all ranks.
   static StatusOr<std::unique_ptr<Engine>> Create(
       std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
-      double timeout, const Status& local = Status());
+      const StatusOr<EngineOptions>& options = EngineOptions());
 
   struct Tensor {
     void* data;
@@ -56,6 +69,18 @@ class Engine {
   StatusOr<Tensor> Grad(ParamId param) const;
 
   void ZeroGrad();
+
+  // Hyperparameters by group and key. Local: every rank changes the same before
+  // the next step, or that is kDesync. A change for kAllGroups is made in every
+  // group that has the key, or, on an error, in none. Errors: a group that does
+  // not exist, and those of Optimizer.
+  Status SetHyper(GroupId group, std::string_view key, double value);
+  StatusOr<double> GetHyper(GroupId group, std::string_view key) const;
+  // The group's optimizer with all values, in its canonical text form.
+  StatusOr<std::string> GroupText(GroupId group) const;
+
+  // What the host is to multiply its loss by in the next step.
+  double loss_scale() const { return loss_scaler_.scale(); }
 
   // Rank 0 stores; other ranks check their arguments.
   Status SetParam(ParamId param, const void* data, size_t bytes);
@@ -77,14 +102,24 @@ class Engine {
   enum class State { kFilling, kTraining };
 
   Engine(std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
-         Optimizer optimizer, double timeout);
+         std::vector<Optimizer> optimizers, LossScaler loss_scaler,
+         double timeout);
 
   Deadline DeadlineOf(double timeout) const;
   StatusOr<const ParamPlace*> PlaceOf(ParamId param) const;
+  Status CheckGroup(GroupId group) const;
+  // The optimizers with this value in `group`.
+  StatusOr<std::vector<Optimizer>> Changed(GroupId group, std::string_view key,
+                                           double value) const;
+  Status AllocateWorkspace();
+  // Widens this rank's part of the parameters into its master weights.
+  void FillMasters();
   // What is wrong with `options` on this rank alone.
   Status CheckStep(const StepOptions& options) const;
-  // What the sum of the ranks' gradients is multiplied by.
-  double GradientScale(const StepOptions& options) const;
+  // What the sum of the ranks' gradients is divided by, and what of that is
+  // the loss's scale.
+  double GradDivisor(const StepOptions& options) const;
+  double LossScale(const StepOptions& options) const;
   // COLLECTIVE. OK when every rank is here, with the same options, and `local`
   // is OK on all of them.
   Status EnterStep(const StepOptions& options, const Status& local,
@@ -92,11 +127,13 @@ class Engine {
 
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Communicator> comm_;
-  Optimizer optimizer_;
+  std::vector<Optimizer> optimizers_;  // By group.
+  LossScaler loss_scaler_;
   double timeout_;
   State state_ = State::kFilling;
   int64_t step_ = 0;
   std::vector<EngineBuffer> buffers_;
+  Mapping workspace_;
   std::unique_ptr<StepStrategy> strategy_;
 };
 

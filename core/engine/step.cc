@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <utility>
+#include <limits>
 
 #include "core/engine/stopwatch.h"
-#include "kernels/cpu/fused_step.h"
+#include "core/engine/update.h"
 
 namespace shard {
 
@@ -19,24 +18,16 @@ constexpr double kClipEpsilon = 1e-6;
 
 }  // namespace
 
-DirectStep::DirectStep(Communicator* comm,
-                       const std::vector<EngineBuffer>* buffers)
-    : comm_(comm) {
-  const int rank = comm->rank();
-  for (const EngineBuffer& buffer : *buffers) {
-    const int64_t shard = buffer.plan->layout.shard_numel();
-    if (!buffer.plan->trainable || shard == 0) continue;
-    const int64_t begin = rank * shard;
-    Range range;
-    for (int w = 0; w < comm->world_size(); ++w) {
-      range.sources.push_back(buffer.grad_data(w) + begin);
-    }
-    range.own_grads = buffer.grad_data(rank) + begin;
-    range.param = buffer.param_data() + begin;
-    range.states = buffer.states.data();
-    range.num_states = buffer.states.size();
-    range.count = static_cast<size_t>(shard);
-    ranges_.push_back(std::move(range));
+DirectStep::DirectStep(Communicator* comm, const Plan& plan,
+                       const std::vector<EngineBuffer>& buffers,
+                       float* workspace)
+    : comm_(comm),
+      options_(&plan.options()),
+      workspace_(workspace),
+      gathered_(static_cast<size_t>(comm->world_size())) {
+  for (const EngineBuffer& buffer : buffers) {
+    if (!buffer.plan->trainable) continue;
+    ranges_.emplace_back(plan, buffer, comm->rank(), comm->world_size());
   }
 }
 
@@ -45,17 +36,9 @@ Status DirectStep::Run(const StepInput& input, const Deadline& deadline,
   const bool needs_norm = input.max_grad_norm > 0 || input.skip_nonfinite;
   double scale = input.gradient_scale;
   if (needs_norm) {
-    double squares = 0;
-    {
-      Stopwatch reduce(&report->seconds_reduce);
-      squares = Reduce(report);
-    }
-    {
-      Stopwatch wait(&report->seconds_wait);
-      SHARD_RETURN_IF_ERROR(
-          AllReduceSum(comm_, "step: global norm", &squares, 1, deadline));
-    }
-    report->grad_norm = std::sqrt(squares) * std::abs(scale);
+    SHARD_ASSIGN_OR_RETURN(const double norm,
+                           GradientNorm(input, deadline, report));
+    report->grad_norm = norm * std::abs(scale);
     if (!std::isfinite(report->grad_norm)) {
       // The norm is the same on every rank, and so is this decision.
       report->skipped = true;
@@ -74,32 +57,58 @@ Status DirectStep::Run(const StepInput& input, const Deadline& deadline,
   return comm_->Barrier("step: parameters published", deadline);
 }
 
-double DirectStep::Reduce(StepReport* report) {
-  double squares = 0;
-  for (const Range& range : ranges_) {
-    const size_t sources = range.sources.size();
-    squares += ReduceSquares(range.sources.data(), sources, range.own_grads,
-                             range.count);
-    report->bytes_moved += range.count * sizeof(float) * (sources + 1);
+StatusOr<double> DirectStep::GradientNorm(const StepInput& input,
+                                          const Deadline& deadline,
+                                          StepReport* report) {
+  // Without clipping any norm does: they are finite together.
+  const NormType type =
+      input.max_grad_norm > 0 ? input.norm_type : NormType::kTwo;
+  if (type != NormType::kP) {
+    return NormPass(type, 0, 0, false, deadline, report);
   }
-  return squares;
+  SHARD_ASSIGN_OR_RETURN(
+      const double largest,
+      NormPass(NormType::kInf, 0, 0, false, deadline, report));
+  if (!std::isfinite(largest) || largest == 0) return largest;
+  return NormPass(type, input.norm_p, largest, true, deadline, report);
+}
+
+StatusOr<double> DirectStep::NormPass(NormType type, double p, double reference,
+                                      bool reduced, const Deadline& deadline,
+                                      StepReport* report) {
+  NormSum mine = {};
+  {
+    Stopwatch reduce(&report->seconds_reduce);
+    for (const Range& range : ranges_) {
+      report->bytes_moved += range.AddNorm(type, p, reference, reduced, &mine);
+    }
+  }
+  Stopwatch wait(&report->seconds_wait);
+  SHARD_RETURN_IF_ERROR(comm_->AllGather(
+      "step: global norm", &mine, sizeof(mine), gathered_.data(), deadline));
+  NormSum all = {};
+  for (const NormSum& part : gathered_) MergeNorm(part, &all);
+  return FinishNorm(type, p, reference, all);
 }
 
 void DirectStep::Update(const StepInput& input, double scale, bool reduced,
                         StepReport* report) {
+  UpdateInput update;
+  update.step = input.step;
+  update.scale = scale;
+  update.clip_value = input.clip_value > 0
+                          ? input.clip_value
+                          : std::numeric_limits<double>::infinity();
+  update.reduced = reduced;
+  update.masters = options_->masters;
+  update.seed = options_->seed;
   for (const Range& range : ranges_) {
-    const float* const own = range.own_grads;
-    FusedStepArgs args;
-    args.sources = reduced ? &own : range.sources.data();
-    args.num_sources = reduced ? 1 : range.sources.size();
-    args.gradient_scale = scale;
-    args.param = range.param;
-    args.states = range.states;
-    args.count = range.count;
-    FusedStep(input.optimizer->formula(), input.optimizer->hypers().data(),
-              input.step, args);
-    report->bytes_moved += range.count * sizeof(float) *
-                           (args.num_sources + 2 + 2 * range.num_states);
+    const auto group = static_cast<size_t>(range.group());
+    const Optimizer& optimizer = (*input.optimizers)[group];
+    report->bytes_moved +=
+        options_->groups[group].tensor == nullptr
+            ? UpdateElements(range, optimizer, update)
+            : UpdateTensors(range, optimizer, update, workspace_);
   }
 }
 

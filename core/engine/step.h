@@ -16,22 +16,29 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/engine/buffers.h"
+#include "core/engine/range.h"
+#include "core/flat/plan.h"
 #include "core/optim/optimizer.h"
+#include "kernels/cpu/norm.h"
 
 namespace shard {
 
 // The same on every rank.
 struct StepInput {
-  const Optimizer* optimizer;
+  const std::vector<Optimizer>* optimizers;  // By group.
   int64_t step;           // The number of the step to do, from 1.
   double gradient_scale;  // What the sum of gradients is multiplied by.
-  double max_grad_norm;   // 0: no clipping.
-  bool skip_nonfinite;    // Implied by clipping.
+  double max_grad_norm;   // 0: no clipping by norm.
+  NormType norm_type;
+  double norm_p;        // Of NormType::kP.
+  double clip_value;    // 0: no clipping by value.
+  bool skip_nonfinite;  // Implied by clipping by norm.
 };
 
 struct StepReport {
   int64_t step = 0;       // Steps done so far, skipped ones not counted.
   double grad_norm = -1;  // Before clipping; -1: not computed.
+  double loss_scale = 1;  // What the gradients were divided by for the loss.
   bool skipped = false;
   uint64_t bytes_moved = 0;
   double seconds_wait = 0;
@@ -56,39 +63,43 @@ class StepStrategy {
 //
 // Without a norm it is one pass: each rank sums its range over all ranks'
 // gradients, updates, and stores the parameters where everyone reads them.
-// With a norm it is two: sum into this rank's own gradients (nobody else reads
-// that range of them) with the sum of squares; then update from there.
+// With a norm it is two: one sums the gradients for the norm, and keeps fp32
+// sums in this rank's own gradients (nobody else reads that range of them); the
+// other updates from there. Gradients of 2 bytes cannot hold the sum without
+// rounding it, so they are summed twice. A norm of type p takes another pass,
+// for the largest magnitude.
 //
 // Bytes per element of the range, fp32, W ranks, S states: 4 W + 8 + 8 S in one
-// pass; 4 W + 4 + 12 + 8 S in two. Two barriers, or two and an 8-byte gather.
+// pass; 4 W + 4 + 12 + 8 S in two. Two barriers, or two and a 88-byte gather.
+//
+// The norm's bits depend on the summed gradients alone (kernels/cpu/norm.h), so
+// no partition and no bucket size changes a bit of the result.
 class DirectStep : public StepStrategy {
  public:
-  // REQUIRES: comm->direct(); both outlive this.
-  DirectStep(Communicator* comm, const std::vector<EngineBuffer>* buffers);
+  // REQUIRES: comm->direct(); all outlive this. `workspace` has
+  // plan.workspace_numel() elements.
+  DirectStep(Communicator* comm, const Plan& plan,
+             const std::vector<EngineBuffer>& buffers, float* workspace);
 
   Status Run(const StepInput& input, const Deadline& deadline,
              StepReport* report) override;
 
  private:
-  // Sums over ranks; returns this rank's share of the squared norm.
-  double Reduce(StepReport* report);
-  // `reduced`: the sum stands in this rank's own gradients already.
+  // COLLECTIVE. The norm of all gradients, before they are scaled.
+  StatusOr<double> GradientNorm(const StepInput& input,
+                                const Deadline& deadline, StepReport* report);
+  // COLLECTIVE. One pass over the gradients; see Range::AddNorm.
+  StatusOr<double> NormPass(NormType type, double p, double reference,
+                            bool reduced, const Deadline& deadline,
+                            StepReport* report);
   void Update(const StepInput& input, double scale, bool reduced,
               StepReport* report);
 
-  // This rank's range of a trainable buffer. Made once, so that memory cannot
-  // run out between the collectives of a step.
-  struct Range {
-    std::vector<const float*> sources;  // Its gradients, by rank.
-    float* own_grads;
-    float* param;
-    float* const* states;
-    size_t num_states;
-    size_t count;
-  };
-
   Communicator* comm_;
+  const PlanOptions* options_;
   std::vector<Range> ranges_;
+  float* workspace_;
+  std::vector<NormSum> gathered_;  // By rank.
 };
 
 }  // namespace shard

@@ -24,7 +24,9 @@ class InventoryTaker {
     const size_t count = model.params().size();
     inventory_.walk.reserve(count);
     inventory_.buffer_of.assign(count, -1);
-    for (auto& row : index_) row.fill(-1);
+    frozen_.fill(-1);
+    trainable_.resize(model.groups().size());
+    for (auto& row : trainable_) row.fill(-1);
   }
 
   bool Enter(ModuleId id, int depth) {
@@ -47,7 +49,7 @@ class InventoryTaker {
       fingerprint_->Add(PositionOf(reference.param));
       return;
     }
-    const int8_t buffer = BufferOf(info);
+    const int32_t buffer = BufferOf(info);
     inventory_.buffer_of[param] = buffer;
     inventory_.walk.push_back(reference.param);
     BufferInventory& owner = inventory_.buffers[static_cast<size_t>(buffer)];
@@ -56,6 +58,7 @@ class InventoryTaker {
     fingerprint_->Add(static_cast<uint32_t>(info.dtype) |
                       uint32_t{info.trainable} << 8 |
                       static_cast<uint32_t>(info.shape.size()) << 16);
+    fingerprint_->Add(info.group);
     fingerprint_->AddBytes(info.shape.data(),
                            info.shape.size() * sizeof(info.shape[0]));
   }
@@ -63,14 +66,20 @@ class InventoryTaker {
   Inventory Take() { return std::move(inventory_); }
 
  private:
-  int8_t BufferOf(const Model::Param& info) {
-    int8_t& buffer = index_[static_cast<size_t>(info.dtype)][info.trainable];
+  int32_t BufferOf(const Model::Param& info) {
+    const GroupId group = info.trainable ? info.group : kDefaultGroup;
+    ByDType& row =
+        info.trainable ? trainable_[static_cast<size_t>(group)] : frozen_;
+    int32_t& buffer = row[static_cast<size_t>(info.dtype)];
     if (buffer < 0) {
-      buffer = static_cast<int8_t>(inventory_.buffers.size());
-      inventory_.buffers.push_back({info.dtype, info.trainable, {}, {}});
-      // Untouched memory costs nothing; growing would copy.
-      inventory_.buffers.back().params.reserve(model_.params().size());
-      inventory_.buffers.back().numels.reserve(model_.params().size());
+      buffer = static_cast<int32_t>(inventory_.buffers.size());
+      inventory_.buffers.push_back({info.dtype, info.trainable, group, {}, {}});
+      // Untouched memory costs nothing; growing would copy. With many groups
+      // the addresses alone would be too many.
+      if (model_.groups().size() == 1) {
+        inventory_.buffers.back().params.reserve(model_.params().size());
+        inventory_.buffers.back().numels.reserve(model_.params().size());
+      }
     }
     return buffer;
   }
@@ -89,7 +98,10 @@ class InventoryTaker {
   const Model& model_;
   Fingerprint* fingerprint_;
   Inventory inventory_;
-  std::array<std::array<int8_t, 2>, 5> index_;  // [dtype][trainable]
+  using ByDType = std::array<int32_t, 5>;
+  // Indices into Inventory::buffers, or -1.
+  ByDType frozen_;
+  std::vector<ByDType> trainable_;  // By group.
   std::vector<int32_t> positions_;
   size_t positioned_ = 0;  // How much of the walk is in positions_.
 };

@@ -20,6 +20,7 @@ namespace shard {
 struct BufferInventory {
   DType dtype;
   bool trainable;
+  GroupId group;  // kDefaultGroup when frozen: those of all groups are here.
   std::vector<ParamId> params;
   std::vector<int64_t> numels;
 };
@@ -30,11 +31,11 @@ struct Inventory {
   // Every stored parameter once, in module-walk order.
   std::vector<ParamId> walk;
   // By ParamId: the index into `buffers`, or -1 when it is ignored.
-  std::vector<int8_t> buffer_of;
+  std::vector<int32_t> buffer_of;
 };
 
 // Adds to `fingerprint` all that the walk meets: the tree with its names,
-// shapes, dtypes, flags, ties. Class names are no part of it.
+// shapes, dtypes, flags, groups, ties. Class names are no part of it.
 Inventory TakeInventory(const Model& model, Fingerprint* fingerprint);
 
 }  // namespace shard

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 
 namespace shard {
 
@@ -11,7 +12,7 @@ namespace {
 
 Status CheckInputs(const std::vector<ParamId>& params,
                    const std::vector<int64_t>& numels, int world_size,
-                   int64_t alignment) {
+                   FlatLayout::Alignment alignment) {
   if (params.size() != numels.size()) {
     return InvalidArgument("the layout was given ", params.size(),
                            " parameters but ", numels.size(),
@@ -21,10 +22,18 @@ Status CheckInputs(const std::vector<ParamId>& params,
     return InvalidArgument("world size ", world_size, " is outside 1 to ",
                            kMaxWorldSize);
   }
-  if (alignment < 1) {
-    return InvalidArgument("alignment ", alignment, " is below 1 element");
+  for (const int64_t elements : {alignment.shard, alignment.slot}) {
+    if (elements >= 1) continue;
+    return InvalidArgument("alignment ", elements, " is below 1 element");
   }
   return Status();
+}
+
+// False when the result is beyond int64. REQUIRES: value >= 0.
+bool RoundUp(int64_t value, int64_t alignment, int64_t* result) {
+  const int64_t remainder = value % alignment;
+  const int64_t missing = remainder == 0 ? 0 : alignment - remainder;
+  return !__builtin_add_overflow(value, missing, result);
 }
 
 Status CheckNumel(ParamId param, int64_t numel) {
@@ -34,16 +43,22 @@ Status CheckNumel(ParamId param, int64_t numel) {
 
 // `numel` elements rounded up to the alignment, such that world_size of them
 // can still be counted.
-StatusOr<int64_t> ShardNumel(int64_t numel, int world_size, int64_t alignment) {
-  const int64_t remainder = numel % alignment;
-  int64_t padded = numel;
+StatusOr<int64_t> ShardNumel(int64_t numel, int world_size,
+                             FlatLayout::Alignment alignment) {
+  // The least common multiple.
+  int64_t multiple = 0;
+  int64_t padded = 0;
   int64_t total = 0;
-  if ((remainder != 0 &&
-       __builtin_add_overflow(numel, alignment - remainder, &padded)) ||
+  if (__builtin_mul_overflow(
+          alignment.shard,
+          alignment.slot / std::gcd(alignment.shard, alignment.slot),
+          &multiple) ||
+      !RoundUp(numel, multiple, &padded) ||
       __builtin_mul_overflow(padded, static_cast<int64_t>(world_size),
                              &total)) {
     return InvalidArgument("a flat buffer of ", world_size, " ranges of ",
-                           numel, " elements, aligned to ", alignment,
+                           numel, " elements, aligned to ", alignment.shard,
+                           " and ", alignment.slot,
                            ", has more than 2^63-1 elements");
   }
   return padded;
@@ -59,7 +74,7 @@ Status TooLarge(size_t count) {
 
 StatusOr<FlatLayout> FlatLayout::Even(const std::vector<ParamId>& params,
                                       const std::vector<int64_t>& numels,
-                                      int world_size, int64_t alignment) {
+                                      int world_size, Alignment alignment) {
   SHARD_RETURN_IF_ERROR(CheckInputs(params, numels, world_size, alignment));
   FlatLayout layout;
   layout.world_size_ = world_size;
@@ -67,12 +82,15 @@ StatusOr<FlatLayout> FlatLayout::Even(const std::vector<ParamId>& params,
   int64_t offset = 0;
   for (size_t i = 0; i < params.size(); ++i) {
     SHARD_RETURN_IF_ERROR(CheckNumel(params[i], numels[i]));
+    if (!RoundUp(offset, alignment.slot, &offset)) {
+      return TooLarge(params.size());
+    }
     layout.slots_.push_back({params[i], offset, numels[i]});
     if (__builtin_add_overflow(offset, numels[i], &offset)) {
       return TooLarge(params.size());
     }
+    layout.numel_ += numels[i];  // At most offset.
   }
-  layout.numel_ = offset;
   const int64_t share = offset / world_size + (offset % world_size != 0);
   SHARD_ASSIGN_OR_RETURN(layout.shard_numel_,
                          ShardNumel(share, world_size, alignment));
@@ -82,7 +100,7 @@ StatusOr<FlatLayout> FlatLayout::Even(const std::vector<ParamId>& params,
 StatusOr<FlatLayout> FlatLayout::Owned(const std::vector<ParamId>& params,
                                        const std::vector<int64_t>& numels,
                                        const std::vector<int32_t>& owners,
-                                       int world_size, int64_t alignment) {
+                                       int world_size, Alignment alignment) {
   SHARD_RETURN_IF_ERROR(CheckInputs(params, numels, world_size, alignment));
   if (owners.size() != params.size()) {
     return InvalidArgument("the layout was given ", params.size(),
@@ -105,10 +123,11 @@ StatusOr<FlatLayout> FlatLayout::Owned(const std::vector<ParamId>& params,
                              owners[i], ", but the world size is ", world_size);
     }
     Cursor& cursor = cursors[static_cast<size_t>(owners[i])];
-    if (__builtin_add_overflow(layout.numel_, numels[i], &layout.numel_)) {
+    if (__builtin_add_overflow(layout.numel_, numels[i], &layout.numel_) ||
+        !RoundUp(cursor.numel, alignment.slot, &cursor.numel) ||
+        __builtin_add_overflow(cursor.numel, numels[i], &cursor.numel)) {
       return TooLarge(params.size());
     }
-    cursor.numel += numels[i];  // At most numel_, which has not overflowed.
     ++cursor.slot;
   }
   int64_t largest = 0;
@@ -129,6 +148,8 @@ StatusOr<FlatLayout> FlatLayout::Owned(const std::vector<ParamId>& params,
   layout.slots_.resize(params.size());
   for (size_t i = 0; i < params.size(); ++i) {
     Cursor& cursor = cursors[static_cast<size_t>(owners[i])];
+    // Ranges begin at multiples of the slot alignment.
+    RoundUp(cursor.numel, alignment.slot, &cursor.numel);
     layout.slots_[cursor.slot++] = {params[i], cursor.numel, numels[i]};
     cursor.numel += numels[i];
   }
@@ -136,16 +157,9 @@ StatusOr<FlatLayout> FlatLayout::Owned(const std::vector<ParamId>& params,
 }
 
 int64_t FlatLayout::PaddingOf(int rank) const {
-  const int64_t begin = rank * shard_numel_;
-  const int64_t end = begin + shard_numel_;
-  // A range is filled from its front without gaps, so the last slot that
-  // begins before its end tells how far.
-  const auto after = std::partition_point(
-      slots_.begin(), slots_.end(),
-      [end](const Slot& slot) { return slot.offset < end; });
-  if (after == slots_.begin()) return shard_numel_;
-  const Slot& last = *(after - 1);
-  return end - std::clamp(last.offset + last.numel, begin, end);
+  int64_t padding = shard_numel_;
+  for (const SlotSlice& slice : SlicesOf(rank)) padding -= slice.numel;
+  return padding;
 }
 
 std::vector<SlotSlice> FlatLayout::Slices(int64_t begin, int64_t end) const {

@@ -28,7 +28,8 @@ namespace shard {
 // Far beyond any machine; keeps what is held per rank while planning small.
 inline constexpr int kMaxWorldSize = 1 << 20;
 
-// A parameter's place. Slots do not overlap; gaps between them are padding.
+// A parameter's place. Slots do not overlap; gaps between them are padding,
+// which a slot alignment above 1 makes.
 struct Slot {
   ParamId param;
   int64_t offset;  // Of its first element, in elements of the flat buffer.
@@ -45,20 +46,30 @@ struct SlotSlice {
 
 class FlatLayout {
  public:
-  // `params` and `numels` in module-walk order. `alignment`: shard_numel is a
-  // multiple of it. Errors: sizes that differ, a negative numel, world_size
-  // outside 1..kMaxWorldSize, alignment < 1, a total beyond int64. A layout of
-  // nothing but zero-size parameters has shard_numel 0.
+  // Of no parameters and one rank.
+  FlatLayout() = default;
+
+  // In elements. shard_numel is a multiple of both.
+  struct Alignment {
+    int64_t shard = 1;
+    // Every parameter begins at a multiple of it.
+    int64_t slot = 1;
+  };
+
+  // `params` and `numels` in module-walk order. Errors: sizes that differ, a
+  // negative numel, world_size outside 1..kMaxWorldSize, an alignment below 1,
+  // a total beyond int64. A layout of nothing but zero-size parameters has
+  // shard_numel 0.
   static StatusOr<FlatLayout> Even(const std::vector<ParamId>& params,
                                    const std::vector<int64_t>& numels,
-                                   int world_size, int64_t alignment);
+                                   int world_size, Alignment alignment);
 
   // `owners[i]` owns params[i] whole. Within an owner's range parameters stand
   // in the order given.
   static StatusOr<FlatLayout> Owned(const std::vector<ParamId>& params,
                                     const std::vector<int64_t>& numels,
                                     const std::vector<int32_t>& owners,
-                                    int world_size, int64_t alignment);
+                                    int world_size, Alignment alignment);
 
   int world_size() const { return world_size_; }
   int64_t shard_numel() const { return shard_numel_; }
@@ -69,7 +80,7 @@ class FlatLayout {
   // By ascending offset; zero-size parameters are present too.
   const std::vector<Slot>& slots() const { return slots_; }
 
-  // Elements of padding in `rank`'s range. O(log slots).
+  // Elements of padding in `rank`'s range. O(log slots + slots in the range).
   // REQUIRES: 0 <= rank < world_size(), here and below.
   int64_t PaddingOf(int rank) const;
 
@@ -84,8 +95,6 @@ class FlatLayout {
   }
 
  private:
-  FlatLayout() = default;
-
   int world_size_ = 1;
   int64_t shard_numel_ = 0;
   int64_t numel_ = 0;

@@ -2,7 +2,9 @@
 
 #include "core/flat/owners.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "core/partition/bucket.h"
 #include "core/partition/greedy.h"
@@ -11,42 +13,50 @@ namespace shard {
 
 namespace {
 
-size_t BufferOf(const Inventory& inventory, ParamId param) {
-  return static_cast<size_t>(inventory.buffer_of[static_cast<size_t>(param)]);
+bool IsTrainable(const Model& model, ParamId param) {
+  return model.params()[static_cast<size_t>(param)].trainable;
 }
 
-bool IsTrainable(const Inventory& inventory, ParamId param) {
-  return inventory.buffers[BufferOf(inventory, param)].trainable;
+int Dims(const Model::Param& info) {
+  return static_cast<int>(info.shape.size());
 }
 
 // Like DistributedDataParallel: gradients become ready from the model's end to
-// its front, roughly, and a bucket holds one dtype. `positions[b][i]`: where
-// the bucket's i-th parameter stands among the trainable ones.
+// its front, roughly, and a bucket holds one dtype, of whatever group.
 struct Buckets {
   std::vector<std::vector<int64_t>> numels;
-  std::vector<std::vector<size_t>> positions;
+  std::vector<std::vector<ParamId>> params;
 };
 
 Buckets FormBuckets(const Model& model, const std::vector<ParamId>& trainable,
-                    int64_t bucket_bytes, const Inventory& inventory) {
+                    int64_t bucket_bytes) {
   struct Open {
     std::vector<int64_t> numels;
-    std::vector<size_t> positions;
+    std::vector<ParamId> params;
     int64_t bytes = 0;
   };
   Buckets buckets;
-  std::vector<Open> open(inventory.buffers.size());
+  // In order of first occurrence from the front, as buffers are.
+  std::vector<DType> dtypes;
+  for (const ParamId param : trainable) {
+    const DType dtype = model.params()[static_cast<size_t>(param)].dtype;
+    if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) {
+      dtypes.push_back(dtype);
+    }
+  }
+  std::vector<Open> open(dtypes.size());
   const auto close = [&buckets](Open* bucket) {
     buckets.numels.push_back(std::move(bucket->numels));
-    buckets.positions.push_back(std::move(bucket->positions));
+    buckets.params.push_back(std::move(bucket->params));
     *bucket = Open();
   };
   for (size_t i = trainable.size(); i > 0; --i) {
-    const auto param = static_cast<size_t>(trainable[i - 1]);
-    const Model::Param& info = model.params()[param];
-    Open& bucket = open[BufferOf(inventory, trainable[i - 1])];
+    const ParamId param = trainable[i - 1];
+    const Model::Param& info = model.params()[static_cast<size_t>(param)];
+    Open& bucket = open[static_cast<size_t>(
+        std::find(dtypes.begin(), dtypes.end(), info.dtype) - dtypes.begin())];
     bucket.numels.push_back(info.numel);
-    bucket.positions.push_back(i - 1);
+    bucket.params.push_back(param);
     const int64_t bytes =
         info.numel * static_cast<int64_t>(DTypeSize(info.dtype));
     // Full as well when its size cannot be counted: the layout will say so.
@@ -61,69 +71,93 @@ Buckets FormBuckets(const Model& model, const std::vector<ParamId>& trainable,
   return buckets;
 }
 
-// The owners of `trainable`, one each.
-StatusOr<std::vector<int32_t>> OwnersInWalkOrder(
-    const Model& model, const PlanOptions& options, const Inventory& inventory,
-    const std::vector<ParamId>& trainable) {
-  std::vector<int32_t> owners;
-  if (options.partition == Partition::kManual) {
-    owners.reserve(trainable.size());
-    for (const ParamId param : trainable) {
-      owners.push_back(options.manual_owners[static_cast<size_t>(param)]);
-    }
-    return owners;
-  }
-  if (options.partition == Partition::kBucket) {
-    const Buckets buckets =
-        FormBuckets(model, trainable, options.bucket_bytes, inventory);
-    SHARD_ASSIGN_OR_RETURN(const std::vector<BucketPiece> pieces,
-                           AssignBuckets(buckets.numels, options.world_size,
-                                         options.shard_buckets));
-    owners.resize(trainable.size());
-    for (const BucketPiece& piece : pieces) {
-      const std::vector<size_t>& positions =
-          buckets.positions[static_cast<size_t>(piece.bucket)];
-      for (int32_t i = piece.offset; i < piece.offset + piece.count; ++i) {
-        owners[positions[static_cast<size_t>(i)]] = piece.rank;
-      }
-    }
-    return owners;
-  }
-  // Frozen parameters are loads too, as in ZeroRedundancyOptimizer: freezing
-  // one moves no other. Their buffers are cut evenly, so they own no place.
-  std::vector<int64_t> numels;
-  numels.reserve(inventory.walk.size());
+Status OwnByBucket(const Model& model, const PlanOptions& options,
+                   const Inventory& inventory, std::vector<int32_t>* owner_of) {
+  std::vector<ParamId> trainable;
+  trainable.reserve(inventory.walk.size());
   for (const ParamId param : inventory.walk) {
-    numels.push_back(model.params()[static_cast<size_t>(param)].numel);
+    if (IsTrainable(model, param)) trainable.push_back(param);
   }
-  GreedyPartitioner partitioner(options.world_size);
-  Assignment assignment;
-  SHARD_RETURN_IF_ERROR(partitioner.AddGroup(numels, &assignment));
-  owners.reserve(trainable.size());
-  for (size_t i = 0; i < inventory.walk.size(); ++i) {
-    if (IsTrainable(inventory, inventory.walk[i])) {
-      owners.push_back(assignment.owners[i]);
+  const Buckets buckets = FormBuckets(model, trainable, options.bucket_bytes);
+  SHARD_ASSIGN_OR_RETURN(
+      const std::vector<BucketPiece> pieces,
+      AssignBuckets(buckets.numels, options.world_size, options.shard_buckets));
+  for (const BucketPiece& piece : pieces) {
+    const std::vector<ParamId>& params =
+        buckets.params[static_cast<size_t>(piece.bucket)];
+    for (int32_t i = piece.offset; i < piece.offset + piece.count; ++i) {
+      const ParamId param = params[static_cast<size_t>(i)];
+      (*owner_of)[static_cast<size_t>(param)] = piece.rank;
     }
   }
-  return owners;
+  return Status();
+}
+
+Status OwnGreedily(const Model& model, const PlanOptions& options,
+                   const Inventory& inventory, std::vector<int32_t>* owner_of) {
+  std::vector<std::vector<ParamId>> members(options.groups.size());
+  for (const ParamId param : inventory.walk) {
+    const Model::Param& info = model.params()[static_cast<size_t>(param)];
+    members[static_cast<size_t>(info.group)].push_back(param);
+  }
+  GreedyPartitioner by_numel(options.world_size);
+  GreedyPartitioner by_cost(options.world_size);
+  std::vector<int64_t> weights;
+  for (size_t g = 0; g < members.size(); ++g) {
+    const TensorTraits* tensor = options.groups[g].tensor;
+    if (tensor == nullptr && options.partition == Partition::kEven) continue;
+    weights.clear();
+    for (const ParamId param : members[g]) {
+      const Model::Param& info = model.params()[static_cast<size_t>(param)];
+      weights.push_back(tensor == nullptr
+                            ? info.numel
+                            : tensor->cost(info.shape.data(), Dims(info)));
+    }
+    Assignment assignment;
+    GreedyPartitioner& partitioner = tensor == nullptr ? by_numel : by_cost;
+    SHARD_RETURN_IF_ERROR(partitioner.AddGroup(weights, &assignment));
+    for (size_t i = 0; i < members[g].size(); ++i) {
+      (*owner_of)[static_cast<size_t>(members[g][i])] = assignment.owners[i];
+    }
+  }
+  return Status();
 }
 
 }  // namespace
 
+bool IsOwnedWhole(const PlanOptions& options, const BufferInventory& buffer) {
+  if (!buffer.trainable) return false;
+  const auto group = static_cast<size_t>(buffer.group);
+  return options.partition != Partition::kEven ||
+         options.groups[group].tensor != nullptr;
+}
+
 StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
     const Model& model, const PlanOptions& options,
     const Inventory& inventory) {
-  std::vector<ParamId> trainable;
-  trainable.reserve(inventory.walk.size());
-  for (const ParamId param : inventory.walk) {
-    if (IsTrainable(inventory, param)) trainable.push_back(param);
-  }
-  SHARD_ASSIGN_OR_RETURN(
-      const std::vector<int32_t> owners,
-      OwnersInWalkOrder(model, options, inventory, trainable));
   std::vector<std::vector<int32_t>> by_buffer(inventory.buffers.size());
-  for (size_t i = 0; i < trainable.size(); ++i) {
-    by_buffer[BufferOf(inventory, trainable[i])].push_back(owners[i]);
+  const bool any = std::any_of(
+      inventory.buffers.begin(), inventory.buffers.end(),
+      [&](const BufferInventory& b) { return IsOwnedWhole(options, b); });
+  if (!any) return by_buffer;
+
+  std::vector<int32_t> owner_of;  // By ParamId.
+  if (options.partition == Partition::kManual) {
+    owner_of = options.manual_owners;
+  } else {
+    owner_of.resize(model.params().size());
+    SHARD_RETURN_IF_ERROR(
+        options.partition == Partition::kBucket
+            ? OwnByBucket(model, options, inventory, &owner_of)
+            : OwnGreedily(model, options, inventory, &owner_of));
+  }
+  for (size_t b = 0; b < by_buffer.size(); ++b) {
+    const BufferInventory& buffer = inventory.buffers[b];
+    if (!IsOwnedWhole(options, buffer)) continue;
+    by_buffer[b].reserve(buffer.params.size());
+    for (const ParamId param : buffer.params) {
+      by_buffer[b].push_back(owner_of[static_cast<size_t>(param)]);
+    }
   }
   return by_buffer;
 }

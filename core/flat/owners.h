@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who owns which trainable parameter, for the partitions that keep parameters
-// whole.
+// Who owns which trainable parameter, where parameters are kept whole.
 
 #ifndef SHARD_CORE_FLAT_OWNERS_H_
 #define SHARD_CORE_FLAT_OWNERS_H_
@@ -16,10 +15,18 @@
 
 namespace shard {
 
-// owners[b][i] owns params[i] of inventory.buffers[b]; frozen buffers get an
-// empty list. All parameters, of whatever dtype, are one group, in which frozen
-// ones count for kGreedy alone.
-// REQUIRES: options.partition != kEven, options that Plan::Create checked.
+// Whether the parameters of `buffer` have one owner each: in every partition
+// but kEven, and where the group's optimizer steps whole parameters.
+bool IsOwnedWhole(const PlanOptions& options, const BufferInventory& buffer);
+
+// owners[b][i] owns params[i] of inventory.buffers[b]; a buffer that is not
+// owned whole gets an empty list.
+//
+// kGreedy gives out group after group, as ZeroRedundancyOptimizer does: frozen
+// parameters count, and loads carry over. Groups whose optimizer steps whole
+// parameters are given out by its costs, also in kEven; their loads are counted
+// apart, since a unit of cost is not an element.
+// REQUIRES: options that Plan::Create checked.
 StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
     const Model& model, const PlanOptions& options, const Inventory& inventory);
 

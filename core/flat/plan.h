@@ -5,8 +5,9 @@
 // function of model and options; ranks that compute it from the same inputs
 // get the same fingerprint, and ranks that differ find out when they meet.
 //
-// A unit has one flat buffer per (dtype, trainable) pair that occurs in it, so
-// that no mixture is refused.
+// A unit has one flat buffer per dtype and param group that occurs in it, and
+// one per dtype for what is frozen, so that no mixture is refused and a buffer
+// is stepped by one optimizer.
 //
 // Immutable once made: any number of threads may read it.
 
@@ -35,10 +36,44 @@ enum class Partition : int32_t {
   kManual = 4,  // The host says who owns what.
 };
 
-// One optimizer state tensor per parameter element.
+// What becomes of a trainable parameter in bf16 or f16. The values are those of
+// shard_masters in shard.h.
+enum class Masters : int32_t {
+  kF32 = 1,          // An fp32 copy is stepped, and rounded to the parameter.
+  kNoneNearest = 2,  // It is widened, stepped and rounded to nearest even.
+  kNoneStochastic = 3,  // The same, rounded stochastically; bf16 only.
+};
+
+// A tensor of optimizer state.
 struct StateTensor {
   std::string name;  // "exp_avg"
   DType dtype;
+};
+
+// The name of the state that holds the fp32 copies.
+inline constexpr const char* kMasterState = "master_param";
+
+// What a plan must know of an optimizer that steps whole parameters; each a
+// pure function of a parameter's shape.
+struct TensorTraits {
+  // Null, or what a parameter must be for it to step it.
+  const char* (*unfit)(const int64_t* shape, int ndim);
+  // Elements of state number `state`.
+  int64_t (*state_numel)(int state, const int64_t* shape, int ndim);
+  // The work of a step, for balancing ranks.
+  int64_t (*cost)(const int64_t* shape, int ndim);
+  // fp32 elements needed while it is stepped.
+  int64_t (*workspace_numel)(const int64_t* shape, int ndim);
+};
+
+// How a param group is stepped, as far as it concerns memory.
+struct GroupOptions {
+  // The optimizer in its canonical text form, and the states it keeps: each of
+  // the parameter's shape, unless `tensor` says otherwise.
+  std::string optimizer;
+  std::vector<StateTensor> states;
+  // Null when elements are stepped one by one.
+  const TensorTraits* tensor = nullptr;
 };
 
 struct PlanOptions {
@@ -59,31 +94,61 @@ struct PlanOptions {
   // Bytes; every rank's range begins at a multiple of it.
   int64_t alignment_bytes = 64;
 
-  // The optimizer in its canonical text form, and the state it keeps.
-  std::string optimizer;
-  std::vector<StateTensor> states;
+  // Gradients are kept as the parameters are, or in f32.
+  bool f32_grads = false;
+  Masters masters = Masters::kF32;
+  // Of stochastic rounding.
+  uint64_t seed = 0;
+
+  // By GroupId. Empty: every group keeps no state.
+  std::vector<GroupOptions> groups;
 };
 
 // What the engine allocates is rounded up to this, buffer by buffer.
 inline constexpr uint64_t kPageBytes = 4096;
+
+constexpr uint64_t RoundUpToPage(uint64_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
 
 // Bytes, page rounding included, so that the engine's real use equals it.
 struct MemoryReport {
   uint64_t param_bytes = 0;  // Per host: its ranks share one copy.
   uint64_t grad_bytes = 0;   // Per rank.
   uint64_t state_bytes = 0;  // Per rank.
+  // Per rank: what optimizers that step whole parameters work in.
+  uint64_t workspace_bytes = 0;
 
   uint64_t HostTotal(int ranks_on_host) const {
-    return param_bytes +
-           (grad_bytes + state_bytes) * static_cast<uint64_t>(ranks_on_host);
+    return param_bytes + (grad_bytes + state_bytes + workspace_bytes) *
+                             static_cast<uint64_t>(ranks_on_host);
   }
+};
+
+// A state tensor of a whole flat buffer.
+struct StatePlan {
+  StateTensor tensor;
+  // Where each parameter's part lies; null: as the parameters do.
+  std::shared_ptr<const FlatLayout> own_layout;
 };
 
 struct FlatBufferPlan {
   int32_t unit;  // Index into Plan::units().
   DType dtype;
   bool trainable;
+  // The rest is of no meaning when frozen.
+  GroupId group;
+  DType grad_dtype;
   FlatLayout layout;
+  // Those of the group's optimizer, then the master weights where there are
+  // any.
+  std::vector<StatePlan> states;
+  bool has_masters;
+
+  const FlatLayout& StateLayout(size_t state) const {
+    const auto& own = states[state].own_layout;
+    return own == nullptr ? layout : *own;
+  }
 };
 
 struct UnitPlan {
@@ -101,11 +166,13 @@ class Plan {
  public:
   // Keeps `model`, which must not change from here on. Errors, all with the
   // value: a stage outside 0..3, a world size outside 1..kMaxWorldSize, an
-  // unknown partition, alignment_bytes or bucket_bytes below 1, an optimizer
-  // text or state name that is not UTF-8, a state name that is empty or stands
-  // twice, no model, a model that has no parameter to store, kManual owners
-  // that are missing or out of range (naming parameter and owner), buffers
-  // beyond int64 bytes. Every stage and dtype can be planned; whether this
+  // unknown partition, alignment_bytes or bucket_bytes below 1, groups that are
+  // not as many as the model's, an optimizer text or state name that is not
+  // UTF-8, a state name that is empty or stands twice, no model, a model that
+  // has no parameter to store, a parameter that its group's optimizer cannot
+  // step, one in f16 that is to be rounded stochastically, kManual owners that
+  // are missing or out of range (naming parameter and owner), buffers beyond
+  // 2^53 elements. Every stage and dtype can be planned; whether this
   // build can run it is the engine's to say.
   static StatusOr<std::shared_ptr<const Plan>> Create(
       std::shared_ptr<const Model> model, PlanOptions options);
@@ -116,14 +183,21 @@ class Plan {
   const std::vector<FlatBufferPlan>& buffers() const { return buffers_; }
   // By ParamId.
   const std::vector<ParamPlace>& places() const { return places_; }
+  // Where a parameter stands among the stored ones in module-walk order, by
+  // ParamId: its number for all ranks, whatever order they added things in.
+  const std::vector<int32_t>& positions() const { return positions_; }
+  // What an optimizer that steps whole parameters needs at once, in fp32
+  // elements: the most that any parameter asks for, on whichever rank.
+  int64_t workspace_numel() const { return workspace_numel_; }
 
   // XXH3-64 over options, optimizer, names, shapes, dtypes, flags, ties and
   // places: all that must agree. Class names and ids are no part of it.
   uint64_t fingerprint() const { return fingerprint_; }
 
   // Stages 0 and 1 hold a rank's gradients whole, 2 and 3 its shard of them.
-  // Frozen buffers have neither gradients nor states. Optimizer states are
-  // sharded in every stage: ranks of one host never keep them twice.
+  // Frozen buffers have neither gradients nor states. Optimizer states and
+  // master weights are sharded in every stage: ranks of one host never keep
+  // them twice.
   MemoryReport Memory() const;
 
   // For people: units, buffers, per-rank elements and padding (the first
@@ -145,6 +219,8 @@ class Plan {
   std::vector<UnitPlan> units_;
   std::vector<FlatBufferPlan> buffers_;
   std::vector<ParamPlace> places_;
+  std::vector<int32_t> positions_;
+  int64_t workspace_numel_ = 0;
   uint64_t fingerprint_ = 0;
 };
 

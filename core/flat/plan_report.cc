@@ -112,21 +112,33 @@ RankShare ShareOf(const Plan& plan, int rank) {
   return share;
 }
 
-std::string StatesText(const std::vector<StateTensor>& states) {
+std::string StatesText(const std::vector<StatePlan>& states) {
   std::string text;
-  for (const StateTensor& state : states) {
-    StrAppend(&text, text.empty() ? "" : ", ", state.name, " ",
-              DTypeName(state.dtype));
+  for (const StatePlan& state : states) {
+    StrAppend(&text, text.empty() ? "" : ", ", state.tensor.name, " ",
+              DTypeName(state.tensor.dtype));
   }
   return text.empty() ? "none" : text;
+}
+
+const char* MastersName(Masters masters) {
+  switch (masters) {
+    case Masters::kF32:
+      return "f32";
+    case Masters::kNoneNearest:
+      return "none_nearest";
+    case Masters::kNoneStochastic:
+      return "none_stochastic";
+  }
+  return "unknown";
 }
 
 using Json = nlohmann::ordered_json;
 
 Json OptionsJson(const PlanOptions& options) {
-  Json states = Json::array();
-  for (const StateTensor& state : options.states) {
-    states.push_back({{"name", state.name}, {"dtype", DTypeName(state.dtype)}});
+  Json groups = Json::array();
+  for (const GroupOptions& group : options.groups) {
+    groups.push_back({{"optimizer", group.optimizer}});
   }
   return {{"stage", options.stage},
           {"world_size", options.world_size},
@@ -134,21 +146,38 @@ Json OptionsJson(const PlanOptions& options) {
           {"bucket_bytes", options.bucket_bytes},
           {"shard_buckets", options.shard_buckets},
           {"alignment_bytes", options.alignment_bytes},
-          {"optimizer", options.optimizer},
-          {"states", std::move(states)}};
+          {"f32_grads", options.f32_grads},
+          {"masters", MastersName(options.masters)},
+          {"seed", options.seed},
+          {"groups", std::move(groups)}};
 }
 
 Json BuffersJson(const Plan& plan) {
   Json buffers = Json::array();
   for (const FlatBufferPlan& buffer : plan.buffers()) {
     const FlatLayout& layout = buffer.layout;
-    buffers.push_back({{"unit", buffer.unit},
-                       {"dtype", DTypeName(buffer.dtype)},
-                       {"trainable", buffer.trainable},
-                       {"params", layout.slots().size()},
-                       {"numel", layout.numel()},
-                       {"shard_numel", layout.shard_numel()},
-                       {"padded_numel", layout.padded_numel()}});
+    Json json = {{"unit", buffer.unit},
+                 {"dtype", DTypeName(buffer.dtype)},
+                 {"trainable", buffer.trainable},
+                 {"group", nullptr},
+                 {"grad_dtype", nullptr},
+                 {"params", layout.slots().size()},
+                 {"numel", layout.numel()},
+                 {"shard_numel", layout.shard_numel()},
+                 {"padded_numel", layout.padded_numel()},
+                 {"states", Json::array()}};
+    if (buffer.trainable) {
+      json["group"] = buffer.group;
+      json["grad_dtype"] = DTypeName(buffer.grad_dtype);
+    }
+    for (size_t s = 0; s < buffer.states.size(); ++s) {
+      const StateTensor& state = buffer.states[s].tensor;
+      json["states"].push_back(
+          {{"name", state.name},
+           {"dtype", DTypeName(state.dtype)},
+           {"shard_numel", buffer.StateLayout(s).shard_numel()}});
+    }
+    buffers.push_back(std::move(json));
   }
   return buffers;
 }
@@ -208,18 +237,23 @@ std::string Plan::ToText() const {
   if (totals.frozen > 0) {
     StrAppend(&out, "frozen: ", Grouped(totals.frozen), " elements\n");
   }
-  StrAppend(&out, "optimizer: ",
-            options_.optimizer.empty() ? "none" : options_.optimizer,
-            "; states: ", StatesText(options_.states), "\n");
+  for (size_t g = 0; g < options_.groups.size(); ++g) {
+    const std::string& optimizer = options_.groups[g].optimizer;
+    StrAppend(&out, "param group ", g, ": ",
+              optimizer.empty() ? "none" : optimizer, "\n");
+  }
 
   out += "\nflat buffers\n";
-  Table buffers(3);
-  buffers.Add({"unit", "dtype", "gradient", "parameters", "elements",
-               "per rank", "padding"});
+  Table buffers(5);
+  buffers.Add({"unit", "group", "dtype", "gradient", "states", "parameters",
+               "elements", "per rank", "padding"});
   for (const FlatBufferPlan& buffer : buffers_) {
     const FlatLayout& layout = buffer.layout;
-    buffers.Add({UnitName(*this, buffer.unit), DTypeName(buffer.dtype),
-                 buffer.trainable ? "yes" : "frozen",
+    buffers.Add({UnitName(*this, buffer.unit),
+                 buffer.trainable ? StrCat(buffer.group) : "-",
+                 DTypeName(buffer.dtype),
+                 buffer.trainable ? DTypeName(buffer.grad_dtype) : "frozen",
+                 StatesText(buffer.states),
                  Grouped(static_cast<int64_t>(layout.slots().size())),
                  Grouped(layout.numel()), Grouped(layout.shard_numel()),
                  Grouped(layout.padded_numel() - layout.numel())});
@@ -249,6 +283,7 @@ std::string Plan::ToText() const {
   add("parameters, per host", memory.param_bytes);
   add("gradients, per rank", memory.grad_bytes);
   add("optimizer states, per rank", memory.state_bytes);
+  add("workspace, per rank", memory.workspace_bytes);
   costs.AppendTo(&out);
   return out;
 }
@@ -281,7 +316,8 @@ std::string Plan::ToJson(bool per_param) const {
                {"memory",
                 {{"param_bytes_per_host", memory.param_bytes},
                  {"grad_bytes_per_rank", memory.grad_bytes},
-                 {"state_bytes_per_rank", memory.state_bytes}}}};
+                 {"state_bytes_per_rank", memory.state_bytes},
+                 {"workspace_bytes_per_rank", memory.workspace_bytes}}}};
   if (per_param) json["params"] = ParamsJson(*this);
   // Class names are the host's and may hold anything.
   return json.dump(2, ' ', false, Json::error_handler_t::replace);

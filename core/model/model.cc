@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <limits>
+#include <unordered_set>
 
 #include "core/base/strings.h"
 #include "core/model/walk.h"
@@ -171,7 +172,7 @@ StatusOr<ParamId> Model::AddParam(ModuleId module, std::string_view name,
         StrCat("parameter ", Quoted(name), " in ", Describe(*this, module)));
   }
   const auto id = static_cast<ParamId>(params_.size());
-  params_.push_back({dtype, shape, numel, true, false});
+  params_.push_back({dtype, shape, numel});
   AddReference(module, name, id, hash);
   return id;
 }
@@ -188,6 +189,39 @@ Status Model::SetTrainable(ParamId param, bool trainable) {
   SHARD_RETURN_IF_ERROR(CheckParam(param));
   params_[static_cast<size_t>(param)].trainable = trainable;
   return Status();
+}
+
+StatusOr<GroupId> Model::AddParamGroup(std::string_view optimizer,
+                                       const std::vector<ParamId>& params) {
+  if (params.empty()) {
+    return InvalidArgument("the param group ", Quoted(optimizer),
+                           " has no parameters");
+  }
+  if (!IsValidUtf8(optimizer)) {
+    return InvalidArgument(
+        "the optimizer of a param group is not valid UTF-8 without NUL");
+  }
+  std::unordered_set<ParamId> members;
+  for (const ParamId param : params) {
+    SHARD_RETURN_IF_ERROR(CheckParam(param));
+    const GroupId other = params_[static_cast<size_t>(param)].group;
+    const bool twice = !members.insert(param).second;
+    if (other == kDefaultGroup && !twice) continue;
+    const std::string name = ParamFqns()[static_cast<size_t>(param)];
+    if (twice) {
+      return InvalidArgument("parameter ", Quoted(name),
+                             " stands twice in the ", "param group ",
+                             Quoted(optimizer));
+    }
+    return InvalidArgument("parameter ", Quoted(name), " is in param group ",
+                           other, " already; a parameter has one group");
+  }
+  const auto id = static_cast<GroupId>(groups_.size());
+  groups_.push_back({std::string(optimizer)});
+  for (const ParamId param : params) {
+    params_[static_cast<size_t>(param)].group = id;
+  }
+  return id;
 }
 
 Status Model::IgnoreParam(ParamId param) {

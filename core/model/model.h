@@ -30,8 +30,11 @@ namespace shard {
 
 using ModuleId = int32_t;
 using ParamId = int32_t;
+using GroupId = int32_t;
 
 inline constexpr ModuleId kRootModule = 0;
+// Of every parameter that no other group names.
+inline constexpr GroupId kDefaultGroup = 0;
 inline constexpr int kMaxDims = 8;
 
 class Model {
@@ -58,6 +61,14 @@ class Model {
     int64_t numel;
     bool trainable = true;
     bool ignored = false;
+    GroupId group = kDefaultGroup;
+  };
+
+  // Parameters with hyperparameters of their own.
+  struct ParamGroup {
+    // As the host wrote it; empty for the default group. What it means is for
+    // core/optim to say.
+    std::string optimizer;
   };
 
   // `class_name` is the root's.
@@ -79,6 +90,12 @@ class Model {
   // A frozen parameter keeps its values and has no gradient and no state.
   Status SetTrainable(ParamId param, bool trainable);
 
+  // Takes `params` out of the default group. Groups have dense ids from 1.
+  // Errors: no parameters, one that does not exist, one that is in another
+  // group or stands twice (naming it and the group), a text that is not UTF-8.
+  StatusOr<GroupId> AddParamGroup(std::string_view optimizer,
+                                  const std::vector<ParamId>& params);
+
   // libshard neither stores nor touches what is ignored.
   Status IgnoreParam(ParamId param);
   Status IgnoreModule(ModuleId module);
@@ -86,6 +103,8 @@ class Model {
   const std::vector<Module>& modules() const { return modules_; }
   const std::vector<Param>& params() const { return params_; }
   const std::vector<Reference>& references() const { return references_; }
+  // The default group first.
+  const std::vector<ParamGroup>& groups() const { return groups_; }
 
   // "layer1.attention"; "" for the root. REQUIRES: a valid id.
   std::string ModuleFqn(ModuleId module) const;
@@ -116,6 +135,7 @@ class Model {
   std::vector<Module> modules_;
   std::vector<Param> params_;
   std::vector<Reference> references_;
+  std::vector<ParamGroup> groups_ = {{}};
   // Reference r as r + 1, module m as -m; the root needs no entry.
   NameIndex index_;
 };

@@ -25,16 +25,30 @@ struct FormulaInfo {
   int num_states;
   bool (*serves)(const double* hypers);
   const char* (*conflict)(const double* hypers);
+  const TensorTraits* tensor;
 };
 
+template <class F>
+constexpr TensorTraits kTraits = {&F::Unfit, &F::StateNumel, &F::Cost,
+                                  &F::WorkspaceNumel};
+
 constexpr FormulaInfo kFormulas[] = {
-#define SHARD_FORMULA_INFO(Name)                  \
-  {                                               \
-      Formula::k##Name, Name::kName,              \
-      Name::kHypers,    std::size(Name::kHypers), \
-      Name::kStates,    Name::kNumStates,         \
-      &Name::Serves,    &Name::Conflict},
-    SHARD_FORMULAS(SHARD_FORMULA_INFO)
+#define SHARD_FORMULA_INFO(Name, traits) \
+  {Formula::k##Name,                     \
+   Name::kName,                          \
+   Name::kHypers,                        \
+   std::size(Name::kHypers),             \
+   Name::kStates,                        \
+   Name::kNumStates,                     \
+   &Name::Serves,                        \
+   &Name::Conflict,                      \
+   traits},
+#define SHARD_ELEMENT_INFO(Name) SHARD_FORMULA_INFO(Name, nullptr)
+#define SHARD_TENSOR_INFO(Name) SHARD_FORMULA_INFO(Name, &kTraits<Name>)
+    SHARD_ELEMENT_FORMULAS(SHARD_ELEMENT_INFO)
+        SHARD_TENSOR_FORMULAS(SHARD_TENSOR_INFO)
+#undef SHARD_TENSOR_INFO
+#undef SHARD_ELEMENT_INFO
 #undef SHARD_FORMULA_INFO
 };
 
@@ -75,9 +89,13 @@ Status CheckRange(const char* optimizer, const Hyper& hyper, double value) {
 
 }  // namespace
 
-StatusOr<Optimizer> Optimizer::Parse(std::string_view text) {
-  SHARD_ASSIGN_OR_RETURN(Spec spec,
-                         Spec::Parse(text.empty() ? AdamW::kName : text));
+StatusOr<Optimizer> Optimizer::Parse(std::string_view text,
+                                     const Optimizer* base) {
+  const bool inherits = base != nullptr && (text.empty() || text[0] == '?');
+  const std::string full =
+      inherits ? StrCat(InfoOf(base->formula_).name, text)
+               : std::string(text.empty() ? AdamW::kName : text);
+  SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(full));
   const FormulaInfo* info = nullptr;
   for (const FormulaInfo& candidate : kFormulas) {
     if (spec.name() == candidate.name) {
@@ -94,8 +112,10 @@ StatusOr<Optimizer> Optimizer::Parse(std::string_view text) {
   Optimizer optimizer;
   for (size_t i = 0; i < info->num_hypers; ++i) {
     const Hyper& hyper = info->hypers[i];
-    SHARD_ASSIGN_OR_RETURN(const double value,
-                           spec.TakeDouble(hyper.name, hyper.fallback));
+    SHARD_ASSIGN_OR_RETURN(
+        const double value,
+        spec.TakeDouble(hyper.name,
+                        inherits ? base->hypers_[i] : hyper.fallback));
     SHARD_RETURN_IF_ERROR(CheckRange(info->name, hyper, value));
     optimizer.hypers_.push_back(value);
   }
@@ -112,6 +132,10 @@ StatusOr<Optimizer> Optimizer::Parse(std::string_view text) {
     }
   }
   return Internal("no formula serves '", text, "'");
+}
+
+const TensorTraits* Optimizer::tensor() const {
+  return InfoOf(formula_).tensor;
 }
 
 StatusOr<double> Optimizer::Get(std::string_view key) const {

@@ -14,21 +14,28 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/flat/plan.h"
 #include "kernels/formula/registry.h"
 
 namespace shard {
 
 class Optimizer {
  public:
-  // "" is "adamw". Errors name an unknown optimizer or key and list the known
-  // ones, or name key, value and allowed range.
-  static StatusOr<Optimizer> Parse(std::string_view text);
+  // "" is "adamw", or `base` where there is one, and "?key=value" is `base`
+  // with other values. Errors name an unknown optimizer or key and list the
+  // known ones, or name key, value and allowed range.
+  static StatusOr<Optimizer> Parse(std::string_view text,
+                                   const Optimizer* base = nullptr);
 
   Formula formula() const { return formula_; }
   // As the formula declares them.
   const std::vector<double>& hypers() const { return hypers_; }
   // "exp_avg", ...: one tensor each of the parameter's shape, in fp32.
   const std::vector<std::string>& state_names() const { return state_names_; }
+
+  // What follows from a parameter's shape; null for optimizers that look at one
+  // element at a time.
+  const TensorTraits* tensor() const;
 
   StatusOr<double> Get(std::string_view key) const;
 

@@ -2,6 +2,7 @@
 
 #include "samples/gpt/declare.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -57,10 +58,44 @@ static shard_error* add_everything(const gpt_config* config,
   return shard_model_tie(model, lm_head, "weight", GPT_TOKEN_WEIGHT);
 }
 
-shard_error* declare_model(const gpt_config* config, shard_model** model) {
+static bool in_a_block(const gpt_config* config, int tensor) {
+  return tensor >= GPT_FIRST_BLOCK &&
+         tensor < GPT_FIRST_BLOCK + config->layers * GPT_PER_BLOCK;
+}
+
+// The parameters that are vectors, or else the blocks' matrices, as a group.
+static shard_error* add_group(const gpt_config* config, shard_model* model,
+                              bool vectors, const char* optimizer) {
+  int32_t members[GPT_MAX_TENSORS];
+  size_t size = 0;
+  for (int i = 0; i < gpt_tensor_count(config); i++) {
+    const bool vector = gpt_tensor_at(config, i).ndim == 1;
+    if (vectors ? vector : !vector && in_a_block(config, i)) {
+      members[size++] = i;
+    }
+  }
+  int32_t group = 0;
+  return shard_model_add_param_group(model, optimizer, members, size, &group);
+}
+
+// Vectors decay nowhere: a layer norm's weight has no business going to 0. Muon
+// is for the matrices that transform; with match_rms_adamw its updates are as
+// large as AdamW's, so that one learning rate serves both.
+static shard_error* add_groups(const options* opts, shard_model* model) {
+  shard_error* error = add_group(&opts->model, model, true, "?weight_decay=0");
+  if (error || strcmp(opts->optimizer, "muon") != 0) return error;
+  char muon[96];
+  snprintf(muon, sizeof(muon),
+           "muon?lr=%.9g&weight_decay=%.9g&adjust=match_rms_adamw", opts->lr,
+           opts->weight_decay);
+  return add_group(&opts->model, model, false, muon);
+}
+
+shard_error* declare_model(const options* opts, shard_model** model) {
   shard_error* error = shard_model_create("GPT", model);
   if (error) return error;
-  error = add_everything(config, *model);
+  error = add_everything(&opts->model, *model);
+  if (!error) error = add_groups(opts, *model);
   if (error) {
     shard_model_free(*model);
     *model = NULL;
@@ -70,16 +105,17 @@ shard_error* declare_model(const gpt_config* config, shard_model** model) {
 
 shard_error* declare_plan(const shard_model* model, const options* opts,
                           int world_size, shard_plan** plan) {
-  char optimizer[128];
+  char optimizer[160];
   snprintf(optimizer, sizeof(optimizer),
-           "adamw?lr=%.9g&beta1=0.9&beta2=0.95&weight_decay=%.9g", opts->lr,
-           opts->weight_decay);
+           "adamw?lr=%.9g&beta1=0.9&beta2=0.95&weight_decay=%.9g&states=%s",
+           opts->lr, opts->weight_decay, opts->states);
   shard_plan_options plan_options = SHARD_PLAN_OPTIONS_INIT;
   plan_options.stage = opts->stage;
   plan_options.world_size = world_size;
   plan_options.partition = strcmp(opts->partition, "greedy") == 0
                                ? SHARD_PARTITION_GREEDY
                                : SHARD_PARTITION_EVEN;
+  plan_options.seed = opts->seed;
   plan_options.optimizer = optimizer;
   return shard_plan_create(model, &plan_options, plan);
 }

@@ -11,8 +11,8 @@
 #include "shard/shard.h"
 
 // Declares tensor i of gpt_tensor_at as parameter i, and the lm head's weight
-// as another name of the token embedding.
-shard_error* declare_model(const gpt_config* config, shard_model** model);
+// as another name of the token embedding; and the param groups.
+shard_error* declare_model(const options* opts, shard_model** model);
 
 shard_error* declare_plan(const shard_model* model, const options* opts,
                           int world_size, shard_plan** plan);

@@ -26,7 +26,8 @@ typedef struct option {
 
 // Learning rates are not 0: to libshard's step, 0 means "as before".
 static const option kOptions[] = {
-    {"layers", INTEGER, AT(model.layers), "4", 1, 64, "N", "blocks"},
+    {"layers", INTEGER, AT(model.layers), "4", 1, GPT_MAX_LAYERS, "N",
+     "blocks"},
     {"width", INTEGER, AT(model.width), "128", 1, 8192, "N",
      "width of the residual stream; a multiple of --heads"},
     {"heads", INTEGER, AT(model.heads), "4", 1, 256, "N", "attention heads"},
@@ -41,7 +42,11 @@ static const option kOptions[] = {
     {"warm-up", INTEGER, AT(warm_up), "50", 0, 100000000, "N",
      "steps up to the peak learning rate"},
     {"weight-decay", NUMBER, AT(weight_decay), "0.1", 0, 10, "X",
-     "AdamW's weight decay"},
+     "weight decay of matrices; vectors have none"},
+    {"optimizer", STRING, AT(optimizer), "adamw", 0, 0, "adamw|muon",
+     "of the blocks' matrices; the rest has AdamW"},
+    {"states", STRING, AT(states), "f32", 0, 0, "f32|bf16|q8",
+     "how AdamW's moments are stored"},
     {"stage", INTEGER, AT(stage), "1", 0, 1, "0|1",
      "ZeRO stage: 1 shards optimizer states, 0 nothing"},
     {"partition", STRING, AT(partition), "even", 0, 0, "even|greedy",
@@ -130,6 +135,19 @@ static const option* find(const char* name, size_t length) {
   return NULL;
 }
 
+// Whether `value` is one of the words in `allowed`, "this|that".
+static bool one_of(const char* name, const char* value, const char* allowed,
+                   char* message, size_t size) {
+  const size_t length = strlen(value);
+  for (const char* word = allowed; word; word = strchr(word, '|')) {
+    if (*word == '|') word++;
+    const size_t end = strcspn(word, "|");
+    if (end == length && memcmp(word, value, length) == 0) return true;
+  }
+  snprintf(message, size, "--%s: \"%s\" is none of %s", name, value, allowed);
+  return false;
+}
+
 // What no option can check alone.
 static bool consistent(const options* p, char* message, size_t size) {
   if (p->model.width % p->model.heads != 0) {
@@ -137,10 +155,9 @@ static bool consistent(const options* p, char* message, size_t size) {
              p->model.width, p->model.heads);
     return false;
   }
-  if (strcmp(p->partition, "even") != 0 &&
-      strcmp(p->partition, "greedy") != 0) {
-    snprintf(message, size, "--partition: \"%s\" is neither even nor greedy",
-             p->partition);
+  if (!one_of("partition", p->partition, "even|greedy", message, size) ||
+      !one_of("optimizer", p->optimizer, "adamw|muon", message, size) ||
+      !one_of("states", p->states, "f32|bf16|q8", message, size)) {
     return false;
   }
   if (p->min_lr > p->lr) {

@@ -24,6 +24,8 @@ typedef struct options {
   double min_lr;  // Unless given, a fixed part of lr: never above it.
   int warm_up;
   double weight_decay;
+  const char* optimizer;  // "adamw" or "muon".
+  const char* states;     // "f32", "bf16" or "q8".
   int stage;
   const char* partition;
   double clip;  // 0: no clipping.

@@ -16,7 +16,7 @@ extern "C" {
 enum { GPT_VOCABULARY = 256 };
 
 typedef struct gpt_config {
-  int layers;  // At least 1.
+  int layers;  // 1 to GPT_MAX_LAYERS.
   int width;   // A multiple of heads.
   int heads;
   int context;
@@ -40,6 +40,11 @@ enum {
   GPT_MLP_PROJ_WEIGHT,
   GPT_MLP_PROJ_BIAS,
   GPT_PER_BLOCK
+};
+
+enum {
+  GPT_MAX_LAYERS = 64,
+  GPT_MAX_TENSORS = GPT_FIRST_BLOCK + GPT_MAX_LAYERS * GPT_PER_BLOCK + 2
 };
 
 typedef struct gpt_tensor {

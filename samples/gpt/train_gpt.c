@@ -8,7 +8,6 @@
 // parameters in one call per step. What it does not: the model (gpt.c), the
 // data (text.c), the loop (here).
 
-#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,7 +136,7 @@ static bool load_text(trainer* t) {
 
 // Declares the model, plans its sharding, and lets libshard allocate it.
 static bool shard(trainer* t) {
-  return ok(t, "model", declare_model(&t->opts->model, &t->model)) &&
+  return ok(t, "model", declare_model(t->opts, &t->model)) &&
          ok(t, "plan",
             declare_plan(t->model, t->opts, t->world_size, &t->plan)) &&
          ok(t, "engine",
@@ -216,15 +215,15 @@ static bool introduce(trainer* t) {
 
 // ---- Training -------------------------------------------------------------
 
-// Up in a line, down in a cosine.
-static double learning_rate(const options* opts, int64_t step) {
-  if (step < opts->warm_up) {
-    return opts->lr * (double)(step + 1) / (double)opts->warm_up;
-  }
-  const int64_t length = opts->steps - opts->warm_up;
-  const double done = (double)(step - opts->warm_up) / (double)length;
-  const double cosine = 0.5 + 0.5 * cos(3.14159265358979324 * done);
-  return opts->min_lr + (opts->lr - opts->min_lr) * cosine;
+// Up in a line, down in a cosine. `step` counts from 1.
+static bool learning_rate(trainer* t, int64_t step, double* lr) {
+  const options* opts = t->opts;
+  char schedule[128];
+  snprintf(
+      schedule, sizeof(schedule),
+      "cosine?lr=%.9g&min_lr=%.9g&warmup=%d&total=%d", opts->lr, opts->min_lr,
+      opts->warm_up < opts->steps ? opts->warm_up : opts->steps, opts->steps);
+  return ok(t, "schedule", shard_schedule_lr(schedule, step, lr));
 }
 
 // Nats per byte over the held-out text. Rank r reads every world_size-th
@@ -269,8 +268,8 @@ static bool train_step(trainer* t, int64_t step) {
   // Each rank's gradient is a mean over its own sequences; the step divides
   // their sum by the world size, which makes it the mean over the batch.
   shard_step_options step_options = SHARD_STEP_OPTIONS_INIT;
-  step_options.lr = learning_rate(opts, step);
   step_options.max_grad_norm = opts->clip;
+  if (!learning_rate(t, step + 1, &step_options.lr)) return false;
   shard_step_report report = SHARD_STEP_REPORT_INIT;
   if (!ok(t, "step", shard_engine_step(t->engine, &step_options, &report))) {
     return false;

@@ -42,6 +42,9 @@ int main(void) {
   FIELD(shard_plan_options, owners);
   FIELD(shard_plan_options, owners_len);
   FIELD(shard_plan_options, optimizer);
+  FIELD(shard_plan_options, f32_grads);
+  FIELD(shard_plan_options, masters);
+  FIELD(shard_plan_options, seed);
   INIT(shard_plan_options, SHARD_PLAN_OPTIONS_INIT);
 
   STRUCT(shard_memory);
@@ -49,11 +52,13 @@ int main(void) {
   FIELD(shard_memory, param_bytes);
   FIELD(shard_memory, grad_bytes);
   FIELD(shard_memory, state_bytes);
+  FIELD(shard_memory, workspace_bytes);
   INIT(shard_memory, SHARD_MEMORY_INIT);
 
   STRUCT(shard_engine_options);
   FIELD(shard_engine_options, struct_size);
   FIELD(shard_engine_options, timeout);
+  FIELD(shard_engine_options, loss_scaling);
   INIT(shard_engine_options, SHARD_ENGINE_OPTIONS_INIT);
 
   STRUCT(shard_step_options);
@@ -65,6 +70,8 @@ int main(void) {
   FIELD(shard_step_options, timeout);
   FIELD(shard_step_options, skip_nonfinite);
   FIELD(shard_step_options, reserved);
+  FIELD(shard_step_options, grad_norm_type);
+  FIELD(shard_step_options, clip_value);
   INIT(shard_step_options, SHARD_STEP_OPTIONS_INIT);
 
   STRUCT(shard_step_report);
@@ -78,6 +85,7 @@ int main(void) {
   FIELD(shard_step_report, seconds_reduce);
   FIELD(shard_step_report, seconds_update);
   FIELD(shard_step_report, seconds_total);
+  FIELD(shard_step_report, loss_scale);
   INIT(shard_step_report, SHARD_STEP_REPORT_INIT);
 
   CONSTANT(SHARD_OK);
@@ -111,6 +119,9 @@ int main(void) {
   CONSTANT(SHARD_F16);
   CONSTANT(SHARD_F64);
   CONSTANT(SHARD_MAX_DIMS);
+  CONSTANT(SHARD_MASTERS_F32);
+  CONSTANT(SHARD_MASTERS_NONE_NEAREST);
+  CONSTANT(SHARD_MASTERS_NONE_STOCHASTIC);
   CONSTANT(SHARD_PARTITION_EVEN);
   CONSTANT(SHARD_PARTITION_GREEDY);
   CONSTANT(SHARD_PARTITION_BUCKET);

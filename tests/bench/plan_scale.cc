@@ -74,8 +74,9 @@ double MedianMs(const std::shared_ptr<const Model>& model,
     PlanOptions options;
     options.world_size = kRanks;
     options.partition = partition;
-    options.optimizer = "adamw?lr=0.001";
-    options.states = {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}};
+    options.groups = {
+        {"adamw?lr=0.001",
+         {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}};
     const double start = shard::bench::Seconds();
     const auto plan = Plan::Create(model, std::move(options));
     times.push_back((shard::bench::Seconds() - start) * 1e3);

@@ -26,7 +26,7 @@
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
-#include "core/optim/optimizer.h"
+#include "core/optim/groups.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/gpt2_shapes.h"
 #include "tests/bench/peer.h"
@@ -56,14 +56,10 @@ std::shared_ptr<const Plan> MakePlan() {
   for (const NamedShape& p : Gpt2Shapes()) {
     Require(model->AddParam(kRootModule, p.name, DType::kF32, p.shape));
   }
-  const Optimizer optimizer =
-      Require(Optimizer::Parse("adamw?lr=1e-3&weight_decay=0.1"));
   PlanOptions options;
   options.world_size = kWorldSize;
-  options.optimizer = optimizer.ToString();
-  for (const std::string& name : optimizer.state_names()) {
-    options.states.push_back({name, DType::kF32});
-  }
+  options.groups =
+      Require(PlanGroups(*model, "adamw?lr=1e-3&weight_decay=0.1"));
   return Require(Plan::Create(model, options));
 }
 
@@ -71,11 +67,12 @@ class Rank {
  public:
   Rank(std::shared_ptr<Communicator> comm)
       : comm_(std::move(comm)),
-        engine_(Require(Engine::Create(MakePlan(), comm_, kTimeout))) {
+        engine_(Require(
+            Engine::Create(MakePlan(), comm_, EngineOptions{kTimeout, {}}))) {
     std::mt19937 generator(static_cast<uint32_t>(comm_->rank()));
     std::uniform_real_distribution<float> uniform(-1e-3f, 1e-3f);
     for (const EngineBuffer& buffer : engine_->buffers()) {
-      float* grads = buffer.grad_data(comm_->rank());
+      auto* grads = static_cast<float*>(buffer.GradAt(comm_->rank(), 0));
       for (int64_t i = 0; i < buffer.plan->layout.padded_numel(); ++i) {
         grads[i] = uniform(generator);
       }
@@ -94,8 +91,11 @@ class Rank {
     for (const EngineBuffer& buffer : engine_->buffers()) {
       const int64_t shard = buffer.plan->layout.shard_numel();
       const int64_t begin = comm_->rank() * shard;
-      AdamRoof(buffer.grad_data(0) + begin, buffer.grad_data(1) + begin,
-               buffer.param_data() + begin, buffer.states[0], buffer.states[1],
+      AdamRoof(static_cast<const float*>(buffer.GradAt(0, begin)),
+               static_cast<const float*>(buffer.GradAt(1, begin)),
+               static_cast<float*>(buffer.ParamAt(begin)),
+               reinterpret_cast<float*>(buffer.states[0]),
+               reinterpret_cast<float*>(buffer.states[1]),
                static_cast<size_t>(shard), zero_);
     }
     Barrier();

@@ -75,7 +75,7 @@ TEST(GoldenFlatParam, Shards) {
     std::vector<ParamId> ids(numels.size());
     std::iota(ids.begin(), ids.end(), 0);
     const auto layout =
-        FlatLayout::Even(ids, numels, expected["world_size"], 1);
+        FlatLayout::Even(ids, numels, expected["world_size"], {});
     ASSERT_OK(layout);
     for (const json& shard : expected["shards"]) {
       const int rank = shard["rank"];

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PyTorch's own optimizer runs, number for number, in every SIMD target this
-// machine has: parameters at the recorded steps, states at the end.
+// PyTorch's own optimizer runs, number for number, through the engine: at 1 to
+// 4 ranks, parameters cut evenly or owned whole, in every SIMD target this
+// machine has; parameters at the recorded steps, states at the end.
 
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
@@ -12,7 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
-#include <optional>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -20,9 +21,13 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/optim/optimizer.h"
+#include "core/engine/engine.h"
+#include "core/flat/plan.h"
+#include "core/model/model.h"
+#include "core/optim/groups.h"
 #include "kernels/cpu/fused_step.h"
 #include "tests/conformance/golden.h"
+#include "tests/core/engine/thread_ranks.h"
 
 namespace shard {
 namespace {
@@ -60,131 +65,228 @@ std::string TextOf(const std::string& name, const json& group) {
   return text;
 }
 
-// One group of a case on its way through the steps.
-class GroupRun {
+// The parameters that each group's elements are cut into: sizes that divide by
+// nothing, and one that is empty.
+constexpr int64_t kCuts[] = {11, 0, 8, 5};
+
+// What an engine had after a step, by group and element.
+struct Snapshot {
+  std::vector<std::vector<float>> params;
+  std::vector<std::map<std::string, std::vector<float>>> states;
+};
+
+// A case on its way through an engine's steps.
+class CaseRun {
  public:
-  GroupRun(const json& golden, size_t group, const std::string& text)
-      : golden_(golden), group_(group), text_(text) {}
+  CaseRun(const json& golden, Partition partition, int world_size)
+      : golden_(golden), partition_(partition), world_size_(world_size) {
+    const std::string name = golden.at("optimizer");
+    for (const json& group : golden.at("groups")) {
+      texts_.push_back(TextOf(name, group));
+    }
+    steps_ = golden.at("steps");
+  }
 
   // Compares at every recorded step, and the states at the end.
   void Run() {
-    auto optimizer = Optimizer::Parse(text_);
-    ASSERT_TRUE(optimizer.ok()) << optimizer.status().ToString();
-    optimizer_.emplace(*std::move(optimizer));
-    param_ = golden_.at("init")[group_].get<std::vector<float>>();
-    for (const float p : param_) largest_.push_back(std::abs(p));
-    states_.assign(optimizer_->state_names().size(),
-                   std::vector<float>(param_.size()));
-    largest_state_.assign(states_.size(), std::vector<double>(param_.size()));
-
-    const json& change = golden_.at("lr_change");
-    const auto steps = golden_.at("steps").get<int64_t>();
-    for (int64_t step = 1; step <= steps; ++step) {
-      if (!change.is_null() && change[0] == step - 1) {
-        ASSERT_TRUE(optimizer_->Set("lr", change[1]).ok());
+    const std::string what =
+        StrCat(texts_[0], texts_.size() > 1 ? " and " + texts_[1] : "", ", ",
+               world_size_, " ranks, ",
+               partition_ == Partition::kEven ? "even, " : "greedy, ",
+               KernelTargetName());
+    SCOPED_TRACE(what);
+    const auto plan = MakePlan();
+    ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+    Snapshot empty;
+    for (size_t g = 0; g < texts_.size(); ++g) {
+      empty.params.emplace_back(Numel());
+      empty.states.emplace_back();
+      for (const StateTensor& state : (*plan)->options().groups[g].states) {
+        empty.states[g][state.name].resize(Numel());
       }
-      Step(step);
-      const auto recorded =
-          golden_.at("params_after").find(std::to_string(step));
-      if (recorded == golden_.at("params_after").end()) continue;
-      CompareParams(step, (*recorded)[group_].get<std::vector<double>>());
     }
-    CompareStates(steps, golden_.at("state_after")[group_]);
+    history_.assign(static_cast<size_t>(steps_), empty);
+    RunThreadRanks(world_size_, [&](const std::shared_ptr<Communicator>& comm) {
+      RunRank(*plan, comm);
+    });
+    if (testing::Test::HasFailure()) return;
+    for (size_t g = 0; g < texts_.size(); ++g) {
+      CompareParams(g);
+      CompareStates(g);
+    }
   }
 
  private:
-  void Step(int64_t step) {
-    const auto gradient =
-        golden_.at("grads")[group_][static_cast<size_t>(step - 1)]
-            .get<std::vector<float>>();
-    const float* source = gradient.data();
-    std::vector<float*> states;
-    for (auto& state : states_) states.push_back(state.data());
-    FusedStepArgs args;
-    args.sources = &source;
-    args.num_sources = 1;
-    args.gradient_scale = 1;
-    args.param = param_.data();
-    args.states = states.data();
-    args.count = param_.size();
-    FusedStep(optimizer_->formula(), optimizer_->hypers().data(), step, args);
-    for (size_t s = 0; s < states_.size(); ++s) {
-      for (size_t i = 0; i < param_.size(); ++i) {
-        largest_state_[s][i] =
-            std::max<double>(largest_state_[s][i], std::abs(states_[s][i]));
+  size_t Numel() const { return golden_.at("init")[0].size(); }
+
+  StatusOr<std::shared_ptr<const Plan>> MakePlan() const {
+    auto model = std::make_shared<Model>();
+    for (size_t g = 0; g < texts_.size(); ++g) {
+      std::vector<ParamId> members;
+      for (const int64_t cut : kCuts) {
+        const auto param =
+            model->AddParam(kRootModule, StrCat("p", model->params().size()),
+                            DType::kF32, {cut});
+        SHARD_RETURN_IF_ERROR(param.status());
+        members.push_back(*param);
+      }
+      if (g == 0) continue;
+      SHARD_RETURN_IF_ERROR(model->AddParamGroup(texts_[g], members).status());
+    }
+    PlanOptions options;
+    options.world_size = world_size_;
+    options.partition = partition_;
+    // Ranges as small as they can be, so that every rank has some.
+    options.alignment_bytes = 4;
+    SHARD_ASSIGN_OR_RETURN(options.groups, PlanGroups(*model, texts_[0]));
+    return Plan::Create(model, options);
+  }
+
+  // `visit(group, param, first element in the group, elements)`.
+  template <typename Visit>
+  void ForEachParam(Visit visit) const {
+    ParamId param = 0;
+    for (size_t g = 0; g < texts_.size(); ++g) {
+      int64_t begin = 0;
+      for (const int64_t cut : kCuts) {
+        visit(g, param++, static_cast<size_t>(begin), static_cast<size_t>(cut));
+        begin += cut;
       }
     }
   }
 
+  void RunRank(const std::shared_ptr<const Plan>& plan,
+               const std::shared_ptr<Communicator>& comm) {
+    auto made = Engine::Create(plan, comm, EngineOptions());
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    Engine& engine = **made;
+    ForEachParam([&](size_t g, ParamId param, size_t begin, size_t count) {
+      const auto init = golden_.at("init")[g].get<std::vector<float>>();
+      const Status set =
+          engine.SetParam(param, init.data() + begin, count * sizeof(float));
+      EXPECT_TRUE(set.ok()) << set.ToString();
+    });
+    ASSERT_TRUE(engine.BroadcastParams(0).ok());
+    const json& change = golden_.at("lr_change");
+    for (int64_t step = 1; step <= steps_; ++step) {
+      // The mean of equal gradients is what they all are.
+      ForEachParam([&](size_t g, ParamId param, size_t begin, size_t count) {
+        const auto gradient =
+            golden_.at("grads")[g][static_cast<size_t>(step - 1)]
+                .get<std::vector<float>>();
+        std::copy_n(gradient.data() + begin, count,
+                    static_cast<float*>(engine.Grad(param)->data));
+      });
+      StepOptions options;
+      if (!change.is_null() && change[0] == step - 1) options.lr = change[1];
+      StepReport report;
+      const Status stepped = engine.Step(options, &report);
+      ASSERT_TRUE(stepped.ok()) << stepped.ToString();
+      EXPECT_EQ(report.step, step);
+      Record(engine, comm->rank(), &history_[static_cast<size_t>(step - 1)]);
+    }
+  }
+
+  // Each rank records what it owns.
+  void Record(const Engine& engine, int rank, Snapshot* snapshot) const {
+    ForEachParam([&](size_t g, ParamId param, size_t begin, size_t count) {
+      const ParamPlace& place =
+          engine.plan().places()[static_cast<size_t>(param)];
+      const EngineBuffer& buffer =
+          engine.buffers()[static_cast<size_t>(place.buffer)];
+      const int64_t shard = buffer.plan->layout.shard_numel();
+      for (size_t i = 0; i < count; ++i) {
+        const int64_t at = place.offset + static_cast<int64_t>(i);
+        if (at / shard != rank) continue;
+        snapshot->params[g][begin + i] =
+            *static_cast<const float*>(buffer.ParamAt(at));
+        for (size_t s = 0; s < buffer.states.size(); ++s) {
+          snapshot->states[g][buffer.plan->states[s].tensor.name][begin + i] =
+              reinterpret_cast<const float*>(buffer.states[s])[at % shard];
+        }
+      }
+    });
+  }
+
   // 2e-7 + 2e-6 m, m the largest magnitude of that element so far.
-  void CompareParams(int64_t step, const std::vector<double>& expected) {
-    ASSERT_EQ(expected.size(), param_.size());
-    for (size_t i = 0; i < param_.size(); ++i) {
-      largest_[i] = std::max(largest_[i], std::abs(expected[i]));
-      EXPECT_NEAR(static_cast<double>(param_[i]), expected[i],
-                  2e-7 + 2e-6 * largest_[i])
-          << text_ << ", step " << step << ", element " << i << ", "
-          << KernelTargetName();
+  void CompareParams(size_t g) const {
+    const auto init = golden_.at("init")[g].get<std::vector<double>>();
+    std::vector<double> largest(init.size());
+    for (size_t i = 0; i < init.size(); ++i) largest[i] = std::abs(init[i]);
+    for (int64_t step = 1; step <= steps_; ++step) {
+      const auto recorded =
+          golden_.at("params_after").find(std::to_string(step));
+      if (recorded == golden_.at("params_after").end()) continue;
+      const auto expected = (*recorded)[g].get<std::vector<double>>();
+      const auto& param = history_[static_cast<size_t>(step - 1)].params[g];
+      ASSERT_EQ(expected.size(), param.size());
+      for (size_t i = 0; i < param.size(); ++i) {
+        largest[i] = std::max(largest[i], std::abs(expected[i]));
+        EXPECT_NEAR(static_cast<double>(param[i]), expected[i],
+                    2e-7 + 2e-6 * largest[i])
+            << "group " << g << ", step " << step << ", element " << i;
+      }
     }
   }
 
   // 1e-6 m, m the largest magnitude that element of the state ever had: ten
   // steps round some ten times by at most 2^-24 = 6e-8 of it, and so does
   // torch. Nothing is allowed beyond: second moments of 1e-24 are compared too.
-  // (Measured: at most 0.6e-6 m.)
-  void CompareStates(int64_t steps, const json& golden) {
+  void CompareStates(size_t g) const {
+    const json& golden = golden_.at("state_after")[g];
+    const auto& states = history_.back().states[g];
     // SGD has no "step".
-    EXPECT_EQ(golden.value("step", steps), steps) << text_;
-    EXPECT_EQ(golden.size() - golden.count("step"), states_.size()) << text_;
-    for (size_t s = 0; s < states_.size(); ++s) {
-      const std::string& name = optimizer_->state_names()[s];
-      ASSERT_TRUE(golden.contains(name)) << text_ << ", " << name;
+    EXPECT_EQ(golden.value("step", steps_), steps_);
+    EXPECT_EQ(golden.size() - golden.count("step"), states.size());
+    for (const auto& [name, values] : states) {
+      ASSERT_TRUE(golden.contains(name)) << name;
       const auto expected = golden.at(name).get<std::vector<double>>();
-      ASSERT_EQ(expected.size(), param_.size());
-      for (size_t i = 0; i < param_.size(); ++i) {
-        const double largest =
-            std::max(largest_state_[s][i], std::abs(expected[i]));
-        EXPECT_NEAR(static_cast<double>(states_[s][i]), expected[i],
-                    1e-6 * largest)
-            << text_ << ", " << name << ", element " << i << ", "
-            << KernelTargetName();
+      ASSERT_EQ(expected.size(), values.size());
+      for (size_t i = 0; i < values.size(); ++i) {
+        double largest = std::abs(expected[i]);
+        for (const Snapshot& snapshot : history_) {
+          largest = std::max<double>(largest,
+                                     std::abs(snapshot.states[g].at(name)[i]));
+        }
+        EXPECT_NEAR(static_cast<double>(values[i]), expected[i], 1e-6 * largest)
+            << "group " << g << ", " << name << ", element " << i;
       }
     }
   }
 
   const json& golden_;
-  const size_t group_;
-  const std::string text_;
-  std::optional<Optimizer> optimizer_;
-  std::vector<float> param_;
-  std::vector<std::vector<float>> states_;
-  // The largest magnitude of each element so far.
-  std::vector<double> largest_;
-  std::vector<std::vector<double>> largest_state_;
+  const Partition partition_;
+  const int world_size_;
+  std::vector<std::string> texts_;  // By group.
+  int64_t steps_ = 0;
+  std::vector<Snapshot> history_;  // By step.
 };
 
 TEST(OptimizersTest, MatchTorch) {
   const json document = LoadGolden("optimizers.json");
   const json cases = document.value("cases", json::array());
   std::set<std::string> names;
-  int groups = 0;
+  size_t groups = 0;
+  const auto supported = static_cast<uint32_t>(hwy::SupportedTargets());
   for (const json& golden : cases) {
-    const std::string name = golden.at("optimizer");
-    names.insert(name);
-    for (size_t g = 0; g < golden.at("groups").size(); ++g) {
-      const std::string text = TextOf(name, golden.at("groups")[g]);
-      ++groups;
-      const auto supported = static_cast<uint32_t>(hwy::SupportedTargets());
-      for (uint32_t bit = 1; bit != 0; bit <<= 1) {
-        if ((supported & bit) == 0) continue;
-        hwy::SetSupportedTargetsForTest(bit);
-        GroupRun(golden, g, text).Run();
+    names.insert(golden.at("optimizer").get<std::string>());
+    groups += golden.at("groups").size();
+    for (uint32_t bit = 1; bit != 0; bit <<= 1) {
+      if ((supported & bit) == 0) continue;
+      hwy::SetSupportedTargetsForTest(bit);
+      for (int world_size = 1; world_size <= 4; ++world_size) {
+        for (const Partition partition :
+             {Partition::kEven, Partition::kGreedy}) {
+          CaseRun(golden, partition, world_size).Run();
+        }
       }
-      hwy::SetSupportedTargetsForTest(0);
+      if (HasFailure()) break;
     }
+    hwy::SetSupportedTargetsForTest(0);
+    if (HasFailure()) break;  // One case says enough.
   }
   EXPECT_EQ(cases.size(), 49u);
-  EXPECT_EQ(groups, 68);
+  EXPECT_EQ(groups, 68u);
   EXPECT_EQ(names.size(), 8u);
 }
 

@@ -22,7 +22,7 @@
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
-#include "core/optim/optimizer.h"
+#include "core/optim/groups.h"
 #include "tests/ranks/ranks.h"
 
 namespace shard {
@@ -41,13 +41,9 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(int64_t width) {
     SHARD_RETURN_IF_ERROR(
         model->AddParam(kRootModule, name, DType::kF32, {width, 100}).status());
   }
-  SHARD_ASSIGN_OR_RETURN(const Optimizer optimizer, Optimizer::Parse("adamw"));
   PlanOptions options;
   options.world_size = kWorldSize;
-  options.optimizer = optimizer.ToString();
-  for (const std::string& name : optimizer.state_names()) {
-    options.states.push_back({name, DType::kF32});
-  }
+  SHARD_ASSIGN_OR_RETURN(options.groups, PlanGroups(*model, "adamw"));
   return Plan::Create(std::move(model), options);
 }
 
@@ -56,7 +52,7 @@ Status Train(const std::string& url, const CommOptions& options, int64_t width,
              int steps) {
   SHARD_ASSIGN_OR_RETURN(const auto plan, MakePlan(width));
   SHARD_ASSIGN_OR_RETURN(const auto comm, OpenCommunicator(url, options));
-  SHARD_ASSIGN_OR_RETURN(const auto engine, Engine::Create(plan, comm, 0));
+  SHARD_ASSIGN_OR_RETURN(const auto engine, Engine::Create(plan, comm));
   SHARD_RETURN_IF_ERROR(engine->BroadcastParams(0));
   for (int step = 0; step < steps; ++step) {
     StepOptions step_options;

@@ -279,6 +279,16 @@ SHARD_API shard_error* shard_model_ignore_param(shard_model* model,
 SHARD_API shard_error* shard_model_ignore_module(shard_model* model,
                                                  int32_t module) SHARD_NOEXCEPT;
 
+/* Gives params[0..count) an optimizer, or hyperparameters, of their own: a
+ * param group. `optimizer` as in shard_plan_options, or "?key=value" for the
+ * plan's optimizer with other values, such as "?weight_decay=0"; it is read
+ * when a plan is made. Groups have ids from 1 up; group 0 holds every parameter
+ * that no other names, with the plan's optimizer. Errors: no parameters, one
+ * that does not exist, one that has a group already or stands twice. Local. */
+SHARD_API shard_error* shard_model_add_param_group(
+    shard_model* model, const char* optimizer, const int32_t* params,
+    size_t count, int32_t* group) SHARD_NOEXCEPT;
+
 SHARD_API void shard_model_free(shard_model* model) SHARD_NOEXCEPT;
 
 /* ---- Plans -------------------------------------------------------------- */
@@ -294,6 +304,20 @@ enum {
   SHARD_PARTITION_BUCKET = 3,
   /* Whole parameters by `owners`. */
   SHARD_PARTITION_MANUAL = 4
+};
+
+/* What steps a trainable parameter in bf16 or f16. Frozen. */
+enum {
+  /* An fp32 copy, the master weights: 4 bytes of state per element. The
+   * parameter is its value rounded to nearest even. The default. */
+  SHARD_MASTERS_F32 = 1,
+  /* Nothing is kept: it is widened, updated in fp32 and rounded to nearest
+   * even. Updates below half its last digit are lost. */
+  SHARD_MASTERS_NONE_NEAREST = 2,
+  /* The same, rounded up or down at random such that the mean is right; bf16
+   * only. The bits come from a counter-based generator keyed by (seed, step,
+   * parameter, element): they do not depend on the world size. */
+  SHARD_MASTERS_NONE_STOCHASTIC = 3
 };
 
 typedef struct shard_plan_options {
@@ -318,8 +342,8 @@ typedef struct shard_plan_options {
   const int32_t* owners;
   size_t owners_len;
   /* The optimizer and its hyperparameters by torch's names; those not given
-   * have torch's defaults. Default "adamw".
-   *   adamw, adam  lr beta1 beta2 eps weight_decay amsgrad
+   * have torch's defaults. Default "adamw". Of parameters in no param group.
+   *   adamw, adam  lr beta1 beta2 eps weight_decay amsgrad profile states
    *   sgd          lr momentum dampening weight_decay nesterov
    *   adagrad      lr lr_decay weight_decay initial_accumulator_value eps
    *   rmsprop      lr alpha eps weight_decay momentum centered
@@ -327,26 +351,45 @@ typedef struct shard_plan_options {
    *   adamax       lr beta1 beta2 eps weight_decay
    *   rprop        lr etaminus etaplus step_size_min step_size_max
    *   lion         lr beta1 beta2 weight_decay
+   *   lamb         lr beta1 beta2 eps weight_decay
+   *   adafactor    lr beta2_decay eps1 eps2 d weight_decay
+   *   muon         lr weight_decay momentum nesterov ns_steps eps adjust
    * for example
    *   "adamw?lr=3e-4&beta1=0.9&beta2=0.95&eps=1e-8&weight_decay=0.1"
    *   "sgd?lr=0.1&momentum=0.9&nesterov=1"
    * All but lion take maximize=1. Flags are 0 or 1. amsgrad, centered, and
    * whether momentum is 0 decide which states there are: they cannot change
-   * later. rprop reads lr on the first step only, as torch does. */
+   * later. rprop reads lr on the first step only, as torch does.
+   * profile=torch|apex|deepspeed_cpu|llmc|ggml: whose arithmetic is followed,
+   * to the order of operations (docs/numerics.md). states=f32|bf16|q8: how
+   * exp_avg and its like are stored; q8 is 8 bits and a scale per 256 elements.
+   * lamb, adafactor and muon step whole parameters: each is owned by one rank,
+   * in every partition. muon steps matrices only, and needs a CBLAS
+   * (SHARD_BLAS_LIBRARY, else the usual names): give vectors, embeddings and
+   * heads a param group of adamw. adjust=original|match_rms_adamw. */
   const char* optimizer;
+  /* 1: gradients of bf16 and f16 parameters are kept in fp32. Default: as the
+   * parameter. They are summed in fp32 either way. */
+  int32_t f32_grads;
+  /* SHARD_MASTERS_*. */
+  int32_t masters;
+  /* Of SHARD_MASTERS_NONE_STOCHASTIC and of states narrower than fp32, which
+   * are always rounded so. */
+  uint64_t seed;
 } shard_plan_options;
 #define SHARD_PLAN_OPTIONS_INIT \
-  { sizeof(shard_plan_options), 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_plan_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Predicted bytes, page rounding included; the engine uses exactly these. */
 typedef struct shard_memory {
   size_t struct_size;
-  uint64_t param_bytes; /* Per host: its ranks share one copy. */
-  uint64_t grad_bytes;  /* Per rank. */
-  uint64_t state_bytes; /* Per rank: optimizer state. */
+  uint64_t param_bytes;     /* Per host: its ranks share one copy. */
+  uint64_t grad_bytes;      /* Per rank. */
+  uint64_t state_bytes;     /* Per rank: optimizer state, master weights too. */
+  uint64_t workspace_bytes; /* Per rank: of lamb, adafactor and muon. */
 } shard_memory;
 #define SHARD_MEMORY_INIT \
-  { sizeof(shard_memory), 0, 0, 0 }
+  { sizeof(shard_memory), 0, 0, 0, 0 }
 
 typedef struct shard_plan shard_plan;
 
@@ -361,6 +404,9 @@ SHARD_API shard_error* shard_plan_create(const shard_model* model,
 /* Equal on two ranks exactly when their plans are. 0 for NULL. Any thread. */
 SHARD_API uint64_t shard_plan_fingerprint(const shard_plan* plan)
     SHARD_NOEXCEPT;
+
+/* Param groups, group 0 among them; 0 for NULL. Any thread. */
+SHARD_API int32_t shard_plan_num_groups(const shard_plan* plan) SHARD_NOEXCEPT;
 
 /* Set memory->struct_size first. Any thread. */
 SHARD_API shard_error* shard_plan_memory(const shard_plan* plan,
@@ -386,9 +432,18 @@ typedef struct shard_engine_options {
   /* Seconds for creation and the default of this engine's waits. Default: the
    * communicator's. */
   double timeout;
+  /* The same on every rank. What the host multiplies its loss by, so that fp16
+   * gradients do not vanish; steps divide by it. Default "": nothing.
+   *   "static?scale=1024"
+   *   "dynamic?init_scale=65536&growth_factor=2&backoff_factor=0.5
+   *    &growth_interval=2000"      (without the line break)
+   * dynamic skips steps with gradients that are not finite, on all ranks, and
+   * lowers the scale by backoff_factor; growth_interval good steps in a row
+   * raise it. Values not given are those shown. */
+  const char* loss_scaling;
 } shard_engine_options;
 #define SHARD_ENGINE_OPTIONS_INIT \
-  { sizeof(shard_engine_options), 0 }
+  { sizeof(shard_engine_options), 0, 0 }
 
 typedef struct shard_engine shard_engine;
 
@@ -417,6 +472,33 @@ SHARD_API shard_error* shard_engine_grad(shard_engine* engine, int32_t param,
                                          void** data,
                                          int64_t* numel) SHARD_NOEXCEPT;
 
+/* A hyperparameter of a param group, by the key it has in the optimizer's text.
+ * `group` -1 means every group that has the key; a flag is 0 or 1. A new value
+ * holds from the next step on, and every rank must set the same before it: the
+ * step is DESYNC otherwise. Errors leave all values as they were: a group that
+ * does not exist; NOT_FOUND for a key that it does not have; a value out of
+ * range, with the range; FAILED_PRECONDITION for a change that would need other
+ * states. Local. */
+SHARD_API shard_error* shard_engine_set_hyper(shard_engine* engine,
+                                              int32_t group, const char* key,
+                                              double value) SHARD_NOEXCEPT;
+SHARD_API shard_error* shard_engine_get_hyper(const shard_engine* engine,
+                                              int32_t group, const char* key,
+                                              double* value) SHARD_NOEXCEPT;
+
+/* The group's optimizer with the values it has now, every key:
+ * "sgd?lr=0.1&momentum=0&...". `buffer`, `capacity` and `length` as in
+ * shard_plan_text. Local. */
+SHARD_API shard_error* shard_engine_group_text(const shard_engine* engine,
+                                               int32_t group, char* buffer,
+                                               size_t capacity,
+                                               size_t* length) SHARD_NOEXCEPT;
+
+/* What the host multiplies its loss by before the next backward pass; the same
+ * on every rank. 1 without loss_scaling. Local. */
+SHARD_API shard_error* shard_engine_loss_scale(const shard_engine* engine,
+                                               double* scale) SHARD_NOEXCEPT;
+
 /* Sets this rank's gradients to zero. Local. */
 SHARD_API shard_error* shard_engine_zero_grad(shard_engine* engine)
     SHARD_NOEXCEPT;
@@ -437,16 +519,18 @@ SHARD_API shard_error* shard_engine_broadcast_params(
 /* The same on every rank. */
 typedef struct shard_step_options {
   size_t struct_size;
-  /* Learning rate from this step on. Default: what it was; at first the
-   * optimizer's. */
+  /* Learning rate of all param groups from this step on. Default: what it was;
+   * at first the optimizer's. shard_engine_set_hyper sets that of one group, or
+   * 0. */
   double lr;
-  /* Scales gradients down so that their global 2-norm is at most this:
+  /* Scales gradients down so that their global norm is at most this:
    * coefficient min(1, max_grad_norm / (norm + 1e-6)). Default: no clipping,
    * and the norm is not computed. */
   double max_grad_norm;
   /* What the sum of the ranks' gradients is divided by. Default: world_size. */
   double grad_divisor;
-  /* What the loss was multiplied by. Default 1. */
+  /* What the loss was multiplied by. Default: shard_engine_loss_scale. Not
+   * together with loss_scaling. */
   double loss_scale;
   /* Seconds. */
   double timeout;
@@ -454,9 +538,16 @@ typedef struct shard_step_options {
    * max_grad_norm. Costs the same extra pass. */
   int32_t skip_nonfinite;
   int32_t reserved;
+  /* Which norm max_grad_norm bounds: 1, 2, any p above 0, or infinity for the
+   * largest magnitude. Default 2. Those other than 1, 2 and infinity cost
+   * another pass over the gradients. */
+  double grad_norm_type;
+  /* Bounds every element of the averaged gradient to [-clip_value, clip_value].
+   * Default: no bound. Not together with max_grad_norm. */
+  double clip_value;
 } shard_step_options;
 #define SHARD_STEP_OPTIONS_INIT \
-  { sizeof(shard_step_options), 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_step_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct shard_step_report {
   size_t struct_size;
@@ -469,9 +560,10 @@ typedef struct shard_step_report {
   double seconds_reduce; /* Sum and norm; 0 in the one-pass form. */
   double seconds_update; /* Update and publish; with the sum in one pass. */
   double seconds_total;
+  double loss_scale; /* What this step divided the gradients by for the loss. */
 } shard_step_report;
 #define SHARD_STEP_REPORT_INIT \
-  { sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Reduces the gradients of all ranks, updates, and publishes the parameters:
  * when it returns, every rank sees all new values and may write gradients
@@ -488,6 +580,21 @@ SHARD_API shard_error* shard_engine_memory(const shard_engine* engine,
                                            shard_memory* memory) SHARD_NOEXCEPT;
 
 SHARD_API void shard_engine_free(shard_engine* engine) SHARD_NOEXCEPT;
+
+/* ---- Schedules ---------------------------------------------------------- */
+
+/* The learning rate of step `step`, which counts from 1, for a host to put into
+ * shard_step_options.lr. A pure function of its arguments:
+ *   constant      lr warmup
+ *   linear        lr warmup total min_lr
+ *   cosine        lr warmup total min_lr
+ *   inverse_sqrt  lr warmup
+ *   wsd           lr warmup total decay min_lr shape
+ * for example "cosine?lr=3e-4&warmup=2000&total=100000&min_lr=3e-5". Steps 1 to
+ * `warmup` rise linearly to lr; beyond `total` the last value stays. Formulas:
+ * docs/training-loop.md. Errors name key, value and range. Any thread. */
+SHARD_API shard_error* shard_schedule_lr(const char* schedule, int64_t step,
+                                         double* lr) SHARD_NOEXCEPT;
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/optim/groups.h"
 #include "core/optim/optimizer.h"
 #include "kernels/formula/all.h"
 #include "tests/core/engine/thread_ranks.h"
@@ -45,16 +46,11 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(
     int world_size, const std::string& optimizer_text, int stage = 1,
     Partition partition = Partition::kEven,
     std::shared_ptr<const Model> model = MakeModel()) {
-  const auto optimizer = Optimizer::Parse(optimizer_text);
-  EXPECT_TRUE(optimizer.ok()) << optimizer.status().ToString();
   PlanOptions options;
   options.stage = stage;
   options.world_size = world_size;
   options.partition = partition;
-  options.optimizer = optimizer->ToString();
-  for (const std::string& name : optimizer->state_names()) {
-    options.states.push_back({name, DType::kF32});
-  }
+  SHARD_ASSIGN_OR_RETURN(options.groups, PlanGroups(*model, optimizer_text));
   return Plan::Create(std::move(model), options);
 }
 
@@ -176,7 +172,7 @@ TEST_P(EngineStepTest, MatchesOneRankInDouble) {
   RunThreadRanks(c.world_size, [&](const CommPtr& comm) {
     const auto plan = MakePlan(c.world_size, text, c.stage, c.partition);
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
-    auto engine = Engine::Create(*plan, comm, 0);
+    auto engine = Engine::Create(*plan, comm);
     ASSERT_TRUE(engine.ok()) << engine.status().ToString();
     FillParams(engine->get());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
@@ -246,7 +242,7 @@ TEST(EngineTest, RunsAreBitIdentical) {
     RunThreadRanks(3, [&](const CommPtr& comm) {
       const auto plan = MakePlan(3, "adamw?lr=0.01", stage, partition);
       ASSERT_TRUE(plan.ok());
-      auto engine = Engine::Create(*plan, comm, 0);
+      auto engine = Engine::Create(*plan, comm);
       ASSERT_TRUE(engine.ok()) << engine.status().ToString();
       FillParams(engine->get());
       ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
@@ -276,7 +272,7 @@ TEST(EngineTest, NonFiniteGradientsSkipTheStepOnAllRanks) {
   RunThreadRanks(2, [](const CommPtr& comm) {
     const auto plan = MakePlan(2, "sgd?lr=0.5");
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm, 0);
+    auto engine = Engine::Create(*plan, comm);
     ASSERT_TRUE(engine.ok());
     FillParams(engine->get());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
@@ -309,7 +305,7 @@ TEST(EngineTest, DivisorLossScaleAndLrAreApplied) {
   RunThreadRanks(2, [](const CommPtr& comm) {
     const auto plan = MakePlan(2, "sgd?lr=1");
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm, 0);
+    auto engine = Engine::Create(*plan, comm);
     ASSERT_TRUE(engine.ok());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
     static_cast<float*>((*engine)->Grad(1)->data)[2] = 64;
@@ -341,7 +337,7 @@ TEST(EngineTest, FrozenParametersKeepTheirValues) {
     ASSERT_TRUE(model->SetTrainable(0, false).ok());
     const auto plan = MakePlan(2, "adamw", 1, Partition::kEven, model);
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm, 0);
+    auto engine = Engine::Create(*plan, comm);
     ASSERT_TRUE(engine.ok()) << engine.status().ToString();
     FillParams(engine->get());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
@@ -358,7 +354,7 @@ TEST(EngineTest, OptionsThatDifferAreADesyncOnAllRanks) {
   RunThreadRanks(3, [](const CommPtr& comm) {
     const auto plan = MakePlan(3, "adamw");
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm, 0);
+    auto engine = Engine::Create(*plan, comm);
     ASSERT_TRUE(engine.ok());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
     StepOptions options;
@@ -377,7 +373,7 @@ TEST(EngineTest, PlansThatDifferAreADesyncOnAllRanks) {
     const auto plan =
         MakePlan(3, comm->rank() == 1 ? "adamw?lr=0.5" : "adamw?lr=0.25");
     ASSERT_TRUE(plan.ok());
-    const auto engine = Engine::Create(*plan, comm, 0);
+    const auto engine = Engine::Create(*plan, comm);
     EXPECT_EQ(engine.status().code(), StatusCode::kDesync);
     EXPECT_EQ(engine.status().rank(), 1);
     EXPECT_THAT(engine.status().message(), HasSubstr("plan"));
@@ -389,7 +385,7 @@ TEST(EngineTest, AWrongOptionOnOneRankIsAnErrorOnAllAndChangesNothing) {
   RunThreadRanks(3, [](const CommPtr& comm) {
     const auto plan = MakePlan(3, "adamw");
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm, 0);
+    auto engine = Engine::Create(*plan, comm);
     ASSERT_TRUE(engine.ok());
     StepReport report;
     const Status early = (*engine)->Step(StepOptions(), &report);
@@ -423,7 +419,7 @@ TEST(EngineTest, ParametersWithoutElementsUseNoMemory) {
     ASSERT_TRUE(model->AddParam(kRootModule, "p", DType::kF32, {0, 3}).ok());
     const auto plan = MakePlan(2, "adamw", 1, Partition::kEven, model);
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
-    auto engine = Engine::Create(*plan, comm, 0);
+    auto engine = Engine::Create(*plan, comm);
     ASSERT_TRUE(engine.ok());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
     StepReport report;
@@ -438,22 +434,22 @@ TEST(EngineTest, RefusesWhatItCannotRunOnAllRanks) {
   RunThreadRanks(2, [](const CommPtr& comm) {
     const auto wrong_size = MakePlan(4, "adamw");
     ASSERT_TRUE(wrong_size.ok());
-    const auto refused = Engine::Create(*wrong_size, comm, 0);
+    const auto refused = Engine::Create(*wrong_size, comm);
     EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(refused.status().message(),
                 AllOf(HasSubstr("world size 4"), HasSubstr("has 2")));
     const auto stage3 = MakePlan(2, "adamw", 3);
     ASSERT_TRUE(stage3.ok());
-    EXPECT_EQ(Engine::Create(*stage3, comm, 0).status().code(),
+    EXPECT_EQ(Engine::Create(*stage3, comm).status().code(),
               StatusCode::kUnimplemented);
     auto model = MakeModel();
-    ASSERT_TRUE(model->AddParam(kRootModule, "half", DType::kBF16, {3}).ok());
+    ASSERT_TRUE(model->AddParam(kRootModule, "wide", DType::kF64, {3}).ok());
     const auto mixed = MakePlan(2, "adamw", 1, Partition::kEven, model);
     ASSERT_TRUE(mixed.ok());
-    const auto half = Engine::Create(*mixed, comm, 0);
-    EXPECT_EQ(half.status().code(), StatusCode::kUnimplemented);
-    EXPECT_THAT(half.status().message(),
-                AllOf(HasSubstr("'half'"), HasSubstr("bf16")));
+    const auto wide = Engine::Create(*mixed, comm);
+    EXPECT_EQ(wide.status().code(), StatusCode::kUnimplemented);
+    EXPECT_THAT(wide.status().message(),
+                AllOf(HasSubstr("'wide'"), HasSubstr("f64")));
   });
 }
 
@@ -463,7 +459,7 @@ TEST(EngineTest, ArgumentsAreChecked) {
     ASSERT_TRUE(model->IgnoreParam(4).ok());
     const auto plan = MakePlan(1, "adamw", 1, Partition::kEven, model);
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm, 0);
+    auto engine = Engine::Create(*plan, comm);
     ASSERT_TRUE(engine.ok());
     EXPECT_THAT((*engine)->Param(7).status().message(),
                 AllOf(HasSubstr("7"), HasSubstr("has 7")));
@@ -488,7 +484,7 @@ TEST(EngineTest, AllocatesWhatThePlanPredicts) {
     RunThreadRanks(3, [&](const CommPtr& comm) {
       const auto plan = MakePlan(3, "adamw", stage, Partition::kGreedy);
       ASSERT_TRUE(plan.ok());
-      auto engine = Engine::Create(*plan, comm, 0);
+      auto engine = Engine::Create(*plan, comm);
       ASSERT_TRUE(engine.ok());
       const MemoryReport predicted = (*plan)->Memory();
       const MemoryReport measured = (*engine)->Memory();

@@ -13,7 +13,7 @@
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
-#include "core/optim/optimizer.h"
+#include "core/optim/groups.h"
 #include "tests/ranks/ranks.h"
 
 namespace shard {
@@ -30,14 +30,10 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(Partition partition) {
             .status());
   }
   SHARD_RETURN_IF_ERROR(model->SetTrainable(3, false));
-  SHARD_ASSIGN_OR_RETURN(const Optimizer optimizer, Optimizer::Parse("adamw"));
   PlanOptions options;
   options.world_size = kWorldSize;
   options.partition = partition;
-  options.optimizer = optimizer.ToString();
-  for (const std::string& name : optimizer.state_names()) {
-    options.states.push_back({name, DType::kF32});
-  }
+  SHARD_ASSIGN_OR_RETURN(options.groups, PlanGroups(*model, "adamw"));
   return Plan::Create(std::move(model), options);
 }
 
@@ -71,16 +67,19 @@ TEST_P(MemoryTest, RealUseIsWithinOnePercentOfThePlan) {
         ASSERT_GT(before, 0);
         ASSERT_TRUE((*comm)->Barrier("measured before", deadline).ok());
 
-        auto engine = Engine::Create(*plan, *comm, 60);
+        auto engine = Engine::Create(*plan, *comm);
         ASSERT_TRUE(engine.ok()) << engine.status().ToString();
         ASSERT_TRUE((*engine)->BroadcastParams(60).ok());
         // A training rank reads every parameter and writes every gradient.
         double sum = 0;
         for (const EngineBuffer& buffer : (*engine)->buffers()) {
           const int64_t numel = buffer.plan->layout.padded_numel();
+          const auto* params = static_cast<const float*>(buffer.ParamAt(0));
           for (int64_t i = 0; i < numel; ++i) {
-            sum += static_cast<double>(buffer.param_data()[i]);
-            if (buffer.grads) buffer.grad_data(rank.rank())[i] = 1;
+            sum += static_cast<double>(params[i]);
+            if (buffer.grads) {
+              static_cast<float*>(buffer.GradAt(rank.rank(), 0))[i] = 1;
+            }
           }
         }
         EXPECT_EQ(sum, 0);

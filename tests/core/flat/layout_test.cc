@@ -26,7 +26,7 @@ std::vector<ParamId> Ids(size_t count) {
 }
 
 FlatLayout Even(const std::vector<int64_t>& numels, int world_size,
-                int64_t alignment = 1) {
+                FlatLayout::Alignment alignment = {}) {
   auto layout =
       FlatLayout::Even(Ids(numels.size()), numels, world_size, alignment);
   EXPECT_OK(layout);
@@ -35,9 +35,10 @@ FlatLayout Even(const std::vector<int64_t>& numels, int world_size,
 
 // All that holds of every layout.
 void ExpectSound(const FlatLayout& layout, const std::vector<int64_t>& numels,
-                 int world_size, int64_t alignment) {
+                 int world_size, FlatLayout::Alignment alignment) {
   EXPECT_EQ(layout.world_size(), world_size);
-  EXPECT_EQ(layout.shard_numel() % alignment, 0);
+  EXPECT_EQ(layout.shard_numel() % alignment.shard, 0);
+  EXPECT_EQ(layout.shard_numel() % alignment.slot, 0);
   EXPECT_EQ(layout.padded_numel(), layout.shard_numel() * world_size);
   EXPECT_EQ(layout.numel(),
             std::accumulate(numels.begin(), numels.end(), int64_t{0}));
@@ -48,6 +49,7 @@ void ExpectSound(const FlatLayout& layout, const std::vector<int64_t>& numels,
   int64_t end = 0;
   for (const Slot& slot : layout.slots()) {
     EXPECT_GE(slot.offset, end);
+    EXPECT_EQ(slot.offset % alignment.slot, 0);
     end = slot.offset + slot.numel;
     EXPECT_EQ(slot.numel, numels[static_cast<size_t>(slot.param)]);
     ++times[static_cast<size_t>(slot.param)];
@@ -56,18 +58,24 @@ void ExpectSound(const FlatLayout& layout, const std::vector<int64_t>& numels,
   for (const int count : times) EXPECT_EQ(count, 1);
 
   // Slices: they cut every parameter into consecutive pieces, and fill a rank's
-  // range from its front; what is left is its padding.
+  // range from its front; the rest is padding.
   std::map<ParamId, int64_t> next;
   for (int rank = 0; rank < world_size; ++rank) {
     int64_t at = rank * layout.shard_numel();
+    int64_t elements = 0;
     for (const SlotSlice& slice : layout.SlicesOf(rank)) {
       EXPECT_GT(slice.numel, 0);
+      // Parameters begin at the next multiple of the slot alignment.
+      if (slice.param_begin == 0) {
+        at += (alignment.slot - at % alignment.slot) % alignment.slot;
+      }
       EXPECT_EQ(slice.flat_begin, at);
       EXPECT_EQ(slice.param_begin, next[slice.param]);
       at += slice.numel;
+      elements += slice.numel;
       next[slice.param] += slice.numel;
     }
-    EXPECT_EQ((rank + 1) * layout.shard_numel() - at, layout.PaddingOf(rank));
+    EXPECT_EQ(layout.shard_numel() - elements, layout.PaddingOf(rank));
   }
   for (size_t i = 0; i < numels.size(); ++i) {
     EXPECT_EQ(next[static_cast<ParamId>(i)], numels[i]);
@@ -89,7 +97,7 @@ TEST(EvenLayout, CutsTheConcatenation) {
 }
 
 TEST(EvenLayout, AlignsEveryRange) {
-  const FlatLayout layout = Even({100, 3, 1}, 3, 16);
+  const FlatLayout layout = Even({100, 3, 1}, 3, {16});
   EXPECT_EQ(layout.shard_numel(), 48);
   EXPECT_EQ(layout.PaddingOf(1), 0);
   EXPECT_EQ(layout.PaddingOf(2), 40);
@@ -102,22 +110,22 @@ TEST(EvenLayout, MoreRanksThanElements) {
   EXPECT_EQ(layout.PaddingOf(3), 1);
   EXPECT_EQ(layout.PaddingOf(16383), 1);
   EXPECT_TRUE(layout.SlicesOf(16383).empty());
-  ExpectSound(layout, {2, 1}, 16384, 1);
+  ExpectSound(layout, {2, 1}, 16384, {});
 }
 
 TEST(EvenLayout, ZeroSizeParametersHaveSlotsAndNoSlices) {
   const FlatLayout layout = Even({0, 5, 0, 0, 3, 0}, 2);
-  ExpectSound(layout, {0, 5, 0, 0, 3, 0}, 2, 1);
+  ExpectSound(layout, {0, 5, 0, 0, 3, 0}, 2, {});
   EXPECT_EQ(layout.slots()[2].offset, 5);
-  const FlatLayout nothing = Even({0, 0}, 4, 16);
+  const FlatLayout nothing = Even({0, 0}, 4, {16});
   EXPECT_EQ(nothing.shard_numel(), 0);
   EXPECT_EQ(nothing.PaddingOf(3), 0);
   EXPECT_TRUE(nothing.SlicesOf(0).empty());
-  ExpectSound(Even({}, 3), {}, 3, 1);
+  ExpectSound(Even({}, 3), {}, 3, {});
 }
 
 TEST(FlatLayout, SlicesOfAnyRange) {
-  const FlatLayout layout = Even({4, 0, 6}, 4, 4);
+  const FlatLayout layout = Even({4, 0, 6}, 4, {4});
   EXPECT_EQ(layout.padded_numel(), 16);
   const auto slices = layout.Slices(2, 7);
   ASSERT_EQ(slices.size(), 2u);
@@ -135,7 +143,7 @@ TEST(FlatLayout, SlicesOfAnyRange) {
 
 TEST(OwnedLayout, WholeParametersInTheirOwnersRange) {
   const auto layout =
-      FlatLayout::Owned({7, 5, 9}, {10, 20, 4}, {2, 0, 2}, 3, 8);
+      FlatLayout::Owned({7, 5, 9}, {10, 20, 4}, {2, 0, 2}, 3, {8});
   ASSERT_OK(layout);
   EXPECT_EQ(layout->shard_numel(), 24);
   ASSERT_EQ(layout->slots().size(), 3u);
@@ -154,7 +162,9 @@ TEST(FlatLayout, RandomOnesAreSound) {
   std::mt19937 random(3);
   for (int round = 0; round < 400; ++round) {
     const int world_size = 1 + static_cast<int>(random() % 40);
-    const auto alignment = static_cast<int64_t>(1 + random() % 20);
+    FlatLayout::Alignment alignment;
+    alignment.shard = static_cast<int64_t>(1 + random() % 20);
+    alignment.slot = static_cast<int64_t>(random() % 2 ? 1 : 1 + random() % 9);
     std::vector<int64_t> numels(random() % 60);
     for (int64_t& numel : numels) {
       numel = static_cast<int64_t>(random() % (random() % 3 ? 200 : 2));
@@ -192,33 +202,39 @@ TEST(FlatLayout, SixteenThousandRanks) {
     numels[i] = static_cast<int64_t>(random() % 5000);
     owners[i] = static_cast<int32_t>(random() % 16384);
   }
-  ExpectSound(Even(numels, 16384, 16), numels, 16384, 16);
+  ExpectSound(Even(numels, 16384, {16}), numels, 16384, {16});
   const auto owned =
-      FlatLayout::Owned(Ids(numels.size()), numels, owners, 16384, 16);
+      FlatLayout::Owned(Ids(numels.size()), numels, owners, 16384, {16});
   ASSERT_OK(owned);
-  ExpectSound(*owned, numels, 16384, 16);
+  ExpectSound(*owned, numels, 16384, {16});
 }
 
 TEST(FlatLayout, BadInputsAreNamed) {
-  ExpectInvalid(FlatLayout::Even({0}, {1, 2}, 1, 1),
+  ExpectInvalid(FlatLayout::Even({0}, {1, 2}, 1, {1}),
                 {"1 parameters", "2 element counts"});
-  ExpectInvalid(FlatLayout::Even({0}, {1}, 0, 1), {"world size 0"});
-  ExpectInvalid(FlatLayout::Even({0}, {1}, kMaxWorldSize + 1, 1), {"1048577"});
-  ExpectInvalid(FlatLayout::Even({0}, {1}, 1, 0), {"alignment 0"});
-  ExpectInvalid(FlatLayout::Even({4}, {-3}, 1, 1), {"parameter 4", "-3"});
-  ExpectInvalid(FlatLayout::Owned({0}, {1}, {}, 1, 1), {"0 owners"});
-  ExpectInvalid(FlatLayout::Owned({6}, {1}, {2}, 2, 1),
+  ExpectInvalid(FlatLayout::Even({0}, {1}, 0, {1}), {"world size 0"});
+  ExpectInvalid(FlatLayout::Even({0}, {1}, kMaxWorldSize + 1, {1}),
+                {"1048577"});
+  ExpectInvalid(FlatLayout::Even({0}, {1}, 1, {0}), {"alignment 0"});
+  ExpectInvalid(FlatLayout::Even({0}, {1}, 1, {1, -8}), {"alignment -8"});
+  ExpectInvalid(FlatLayout::Even({4}, {-3}, 1, {1}), {"parameter 4", "-3"});
+  ExpectInvalid(FlatLayout::Owned({0}, {1}, {}, 1, {1}), {"0 owners"});
+  ExpectInvalid(FlatLayout::Owned({6}, {1}, {2}, 2, {1}),
                 {"parameter 6", "rank 2", "world size is 2"});
-  ExpectInvalid(FlatLayout::Owned({6}, {1}, {-1}, 2, 1), {"rank -1"});
-  ExpectInvalid(FlatLayout::Owned({6}, {-1}, {0}, 2, 1), {"-1 elements"});
+  ExpectInvalid(FlatLayout::Owned({6}, {1}, {-1}, 2, {1}), {"rank -1"});
+  ExpectInvalid(FlatLayout::Owned({6}, {-1}, {0}, 2, {1}), {"-1 elements"});
 }
 
 TEST(FlatLayout, TotalsBeyondInt64AreErrors) {
-  ExpectInvalid(FlatLayout::Even({0, 1}, {kMax, 1}, 1, 1), {"2^63-1"});
-  ExpectInvalid(FlatLayout::Even({0}, {kMax}, 1, 64), {"aligned to 64"});
-  ExpectInvalid(FlatLayout::Even({0}, {kMax}, 2, 1), {"2 ranges"});
-  ExpectInvalid(FlatLayout::Owned({0, 1}, {kMax, 1}, {0, 1}, 2, 1), {"2^63-1"});
-  ExpectInvalid(FlatLayout::Owned({0}, {kMax / 2}, {0}, 3, 1), {"3 ranges"});
+  ExpectInvalid(FlatLayout::Even({0, 1}, {kMax, 1}, 1, {1}), {"2^63-1"});
+  ExpectInvalid(FlatLayout::Even({0}, {kMax}, 1, {64}), {"aligned to 64"});
+  ExpectInvalid(FlatLayout::Even({0}, {kMax}, 2, {1}), {"2 ranges"});
+  ExpectInvalid(FlatLayout::Owned({0, 1}, {kMax, 1}, {0, 1}, 2, {1}),
+                {"2^63-1"});
+  ExpectInvalid(FlatLayout::Owned({0}, {kMax / 2}, {0}, 3, {1}), {"3 ranges"});
+  ExpectInvalid(FlatLayout::Even({0}, {1}, 1, {kMax, 2}), {"aligned to"});
+  ExpectInvalid(FlatLayout::Even({0, 1}, {kMax - 2, 1}, 1, {1, 256}),
+                {"2^63-1"});
   EXPECT_EQ(Even({kMax}, 1).padded_numel(), kMax);
 }
 

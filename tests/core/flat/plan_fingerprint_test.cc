@@ -47,9 +47,9 @@ Inputs MakeInputs(const Names& names = {}) {
   EXPECT_OK(model.AddParam(mlp, "down", DType::kF32, {24}));
   EXPECT_OK(model.Tie(head, names.alias, 0));
   inputs.options.world_size = 4;
-  inputs.options.optimizer = "adamw?lr=0.001";
-  inputs.options.states = {{"exp_avg", DType::kF32},
-                           {"exp_avg_sq", DType::kF32}};
+  inputs.options.groups = {
+      {"adamw?lr=0.001",
+       {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}};
   inputs.options.manual_owners = {0, 1, 2};
   return inputs;
 }
@@ -133,14 +133,32 @@ TEST(PlanFingerprint, EveryDifferenceChangesIt) {
   option("alignment", [](PlanOptions* o) { o->alignment_bytes = 128; });
   option("alignment of no effect",
          [](PlanOptions* o) { o->alignment_bytes = 32; });
-  option("optimizer", [](PlanOptions* o) { o->optimizer = "adamw?lr=0.002"; });
-  option("state name", [](PlanOptions* o) { o->states[0].name = "m"; });
+  option("optimizer",
+         [](PlanOptions* o) { o->groups[0].optimizer = "adamw?lr=0.002"; });
+  option("state name",
+         [](PlanOptions* o) { o->groups[0].states[0].name = "m"; });
   option("state dtype",
-         [](PlanOptions* o) { o->states[1].dtype = DType::kBF16; });
-  option("state order",
-         [](PlanOptions* o) { std::swap(o->states[0], o->states[1]); });
-  option("one state fewer", [](PlanOptions* o) { o->states.pop_back(); });
-  EXPECT_GE(seen.size(), 30u);
+         [](PlanOptions* o) { o->groups[0].states[1].dtype = DType::kBF16; });
+  option("state order", [](PlanOptions* o) {
+    std::swap(o->groups[0].states[0], o->groups[0].states[1]);
+  });
+  option("one state fewer",
+         [](PlanOptions* o) { o->groups[0].states.pop_back(); });
+  option("f32 gradients", [](PlanOptions* o) { o->f32_grads = true; });
+  option("masters", [](PlanOptions* o) { o->masters = Masters::kNoneNearest; });
+  option("seed", [](PlanOptions* o) { o->seed = 7; });
+  const auto grouped = [&](const char* what, const std::vector<ParamId>& params,
+                           const char* optimizer) {
+    changed(what, [&](Inputs* inputs) {
+      EXPECT_OK(inputs->model.AddParamGroup("", params));
+      inputs->options.groups.push_back({optimizer, {}});
+    });
+  };
+  grouped("a group", {1}, "sgd");
+  grouped("a group of another parameter", {2}, "sgd");
+  grouped("a larger group", {1, 2}, "sgd");
+  grouped("another optimizer of a group", {1}, "sgd?lr=0.1");
+  EXPECT_GE(seen.size(), 37u);
 }
 
 TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {
@@ -174,7 +192,7 @@ TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {
 // Across versions too, or a mixed fleet would part without a reason. When this
 // fails on purpose, raise the version that plan.cc puts into the fingerprint.
 TEST(PlanFingerprint, IsPinned) {
-  EXPECT_EQ(FingerprintOf(MakeInputs()), uint64_t{0x461d7587a9ab5c4c});
+  EXPECT_EQ(FingerprintOf(MakeInputs()), uint64_t{0xf5a34f283c603d11});
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ std::shared_ptr<const Plan> MakePlan(int world_size = 2) {
   EXPECT_OK(model->Tie(b, "tied", 0));
   PlanOptions options;
   options.world_size = world_size;
-  options.optimizer = "adamw?lr=0.001";
-  options.states = {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}};
+  options.groups = {{"adamw?lr=0.001",
+                     {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}};
   auto plan = Plan::Create(model, options);
   EXPECT_OK(plan);
   return *plan;
@@ -50,12 +50,12 @@ TEST(PlanText, SaysWhatWasDecided) {
   const auto plan = MakePlan();
   EXPECT_EQ(plan->ToText(), StrCat("plan: ", plan->Summary(), R"(
 frozen: 100 elements
-optimizer: adamw?lr=0.001; states: exp_avg f32, exp_avg_sq f32
+param group 0: adamw?lr=0.001
 
 flat buffers
-  unit    dtype  gradient  parameters  elements  per rank  padding
-  (root)  f32    yes                3     3,001     1,504        7
-  (root)  bf16   frozen             1       100        64       28
+  unit    group  dtype  gradient  states                       parameters  elements  per rank  padding
+  (root)  0      f32    f32       exp_avg f32, exp_avg_sq f32           3     3,001     1,504        7
+  (root)  -      bf16   frozen    none                                  1       100        64       28
 
 ranks
   rank  elements  padding
@@ -66,6 +66,7 @@ memory
   parameters, per host        16.0 KiB  16,384 B
   gradients, per rank         12.0 KiB  12,288 B
   optimizer states, per rank  16.0 KiB  16,384 B
+  workspace, per rank              0 B       0 B
 )"));
 }
 
@@ -80,8 +81,10 @@ TEST(PlanJson, HoldsTheSameForPrograms) {
   EXPECT_EQ(json["fingerprint"], FormatHex(plan->fingerprint()));
   EXPECT_EQ(json["options"]["world_size"], 2);
   EXPECT_EQ(json["options"]["partition"], "even");
-  EXPECT_EQ(json["options"]["optimizer"], "adamw?lr=0.001");
-  EXPECT_EQ(json["options"]["states"][1]["name"], "exp_avg_sq");
+  EXPECT_EQ(json["options"]["groups"][0]["optimizer"], "adamw?lr=0.001");
+  EXPECT_EQ(json["buffers"][0]["states"][1]["name"], "exp_avg_sq");
+  EXPECT_EQ(json["buffers"][0]["grad_dtype"], "f32");
+  EXPECT_TRUE(json["buffers"][1]["group"].is_null());
   EXPECT_EQ(json["params_total"], 4);
   EXPECT_EQ(json["numel_total"], 3101);
   EXPECT_EQ(json["units"][0]["module"], "");

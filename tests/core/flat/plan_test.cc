@@ -42,8 +42,8 @@ PlanOptions AdamOptions(int stage, int world_size) {
   PlanOptions options;
   options.stage = stage;
   options.world_size = world_size;
-  options.optimizer = "adamw?lr=0.001";
-  options.states = {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}};
+  options.groups = {{"adamw?lr=0.001",
+                     {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}};
   return options;
 }
 
@@ -286,11 +286,12 @@ TEST(PlanMemory, ExactInEveryStage) {
   const uint64_t params = 16384 + 12288 + 8192;  // of 16128, 10240, 8192
   const uint64_t whole_grads = 16384 + 12288;
   const uint64_t shard_grads = 4096 + 4096;  // of 4032, 2560
-  // exp_avg f32 and a bf16 state, of 1008 and of 1280 elements.
-  const uint64_t states = (4096 + 8192) + (4096 + 4096);
+  // exp_avg f32 and a bf16 state, of 1008 and of 1280 elements, and master
+  // weights of the latter.
+  const uint64_t states = (4096 + 4096) + (8192 + 4096 + 8192);
   for (int stage = 0; stage <= 3; ++stage) {
     PlanOptions options = AdamOptions(stage, 4);
-    options.states[1].dtype = DType::kBF16;
+    options.groups[0].states[1].dtype = DType::kBF16;
     const MemoryReport memory = MakePlan(model, options)->Memory();
     EXPECT_EQ(memory.param_bytes, params);
     EXPECT_EQ(memory.grad_bytes, stage >= 2 ? shard_grads : whole_grads);
@@ -298,6 +299,30 @@ TEST(PlanMemory, ExactInEveryStage) {
     EXPECT_EQ(memory.HostTotal(4),
               params + 4 * (memory.grad_bytes + memory.state_bytes));
   }
+}
+
+TEST(PlanMemory, PrecisionDecidesWhatIsKept) {
+  auto model = ModelOf({{1 << 20}}, DType::kBF16);
+  constexpr uint64_t kMiB = 1 << 20;
+  PlanOptions options = AdamOptions(1, 4);
+  // As the ZeRO paper counts them: 4 bytes per parameter, and 12 sharded.
+  MemoryReport memory = MakePlan(model, options)->Memory();
+  EXPECT_EQ(memory.param_bytes, 2 * kMiB);
+  EXPECT_EQ(memory.grad_bytes, 2 * kMiB);
+  EXPECT_EQ(memory.state_bytes, 12 * kMiB / 4);
+
+  options.f32_grads = true;
+  EXPECT_EQ(MakePlan(model, options)->Memory().grad_bytes, 4 * kMiB);
+  for (const Masters none : {Masters::kNoneNearest, Masters::kNoneStochastic}) {
+    options.masters = none;
+    EXPECT_EQ(MakePlan(model, options)->Memory().state_bytes, 8 * kMiB / 4);
+  }
+  for (StateTensor& state : options.groups[0].states) {
+    state.dtype = DType::kQ8;
+  }
+  // A scale of 4 bytes per 256 elements: 2.03 bytes per parameter.
+  EXPECT_EQ(MakePlan(model, options)->Memory().state_bytes,
+            2 * (kMiB + kMiB / 64) / 4);
 }
 
 TEST(PlanMemory, FrozenModelsCostTheirParameters) {
@@ -344,6 +369,132 @@ TEST(Plan, SixteenThousandRanks) {
   }
 }
 
+// Blocks of 8-bit states hold the same elements in every layout.
+TEST(Plan, ParametersWithEightBitStatesBeginWithABlock) {
+  auto model = ModelOf({{100}, {300}, {1}, {256}});
+  for (const Partition partition : {Partition::kEven, Partition::kGreedy}) {
+    for (const int world_size : {1, 2, 3}) {
+      PlanOptions options = AdamOptions(1, world_size);
+      options.partition = partition;
+      for (StateTensor& state : options.groups[0].states) {
+        state.dtype = DType::kQ8;
+      }
+      const auto plan = MakePlan(model, options);
+      const FlatLayout& layout = plan->buffers()[0].layout;
+      EXPECT_EQ(layout.numel(), 657);
+      EXPECT_EQ(layout.shard_numel() % kQ8Block, 0);
+      for (const Slot& slot : layout.slots()) {
+        EXPECT_EQ(slot.offset % kQ8Block, 0);
+      }
+    }
+  }
+}
+
+TEST(Plan, GroupsHaveBuffersOfTheirOwn) {
+  auto model = ModelOf({{10}, {20}, {30}, {40}, {50}});
+  ASSERT_OK(model->AddParamGroup("?lr=0.5", {3, 0}));
+  ASSERT_OK(model->AddParamGroup("sgd", {4}));
+  // Frozen parameters of all groups stand together.
+  ASSERT_OK(model->SetTrainable(1, false));
+  ASSERT_OK(model->SetTrainable(4, false));
+  PlanOptions options = AdamOptions(1, 2);
+  options.groups.push_back({"b", {{"momentum_buffer", DType::kF32}}});
+  options.groups.push_back({"c", {}});
+  const auto plan = MakePlan(model, options);
+  ASSERT_EQ(plan->buffers().size(), 3u);
+  EXPECT_EQ(plan->buffers()[0].group, 1);
+  EXPECT_EQ(plan->buffers()[0].layout.numel(), 50);
+  EXPECT_EQ(plan->buffers()[0].states.size(), 1u);
+  EXPECT_FALSE(plan->buffers()[1].trainable);
+  EXPECT_EQ(plan->buffers()[1].layout.numel(), 70);
+  EXPECT_TRUE(plan->buffers()[1].states.empty());
+  EXPECT_EQ(plan->buffers()[2].group, 0);
+  EXPECT_EQ(plan->buffers()[2].states.size(), 2u);
+  EXPECT_EQ(plan->positions(), (std::vector<int32_t>{0, 1, 2, 3, 4}));
+}
+
+// As ZeroRedundancyOptimizer: loads carry over from group to group.
+TEST(Plan, GreedyGivesOutGroupAfterGroup) {
+  auto model = ModelOf({{8}, {7}, {6}, {5}});
+  ASSERT_OK(model->AddParamGroup("b", {0, 1}));
+  PlanOptions options = AdamOptions(1, 2);
+  options.partition = Partition::kGreedy;
+  options.groups.push_back(options.groups[0]);
+  const auto plan = MakePlan(model, options);
+  // Group 0 is 6 and 5; group 1's 8 goes to the rank with 5, its 7 to the one
+  // with 6.
+  EXPECT_EQ(OwnerOf(*plan, 2), 0);
+  EXPECT_EQ(OwnerOf(*plan, 3), 1);
+  EXPECT_EQ(OwnerOf(*plan, 0), 1);
+  EXPECT_EQ(OwnerOf(*plan, 1), 0);
+}
+
+// An optimizer that takes matrices only, with a state per row, whose work is
+// the number of its rows.
+constexpr TensorTraits kRowTraits = {
+    [](const int64_t*, int ndim) {
+      return ndim == 2 ? nullptr : "steps matrices only";
+    },
+    [](int, const int64_t* shape, int) { return shape[0]; },
+    [](const int64_t* shape, int) { return shape[0]; },
+    [](const int64_t* shape, int) { return 10 * shape[1]; },
+};
+
+TEST(Plan, OptimizersOfWholeParametersOwnThemInEveryPartition) {
+  auto model = ModelOf({{100, 3}, {10, 500}, {90, 2}, {7}});
+  ASSERT_OK(model->AddParamGroup("rows", {0, 1, 2}));
+  PlanOptions options = AdamOptions(1, 2);
+  options.groups.push_back({"rows", {{"row_state", DType::kF32}}, &kRowTraits});
+  options.manual_owners = {0, 0, 1, 1};
+  for (const Partition partition : {Partition::kEven, Partition::kGreedy,
+                                    Partition::kBucket, Partition::kManual}) {
+    options.partition = partition;
+    const auto plan = MakePlan(model, options);
+    const FlatBufferPlan& rows = plan->buffers()[0];
+    EXPECT_EQ(rows.group, 1);
+    for (const int rank : {0, 1}) {
+      for (const SlotSlice& slice : rows.layout.SlicesOf(rank)) {
+        EXPECT_EQ(slice.param_begin, 0);
+        EXPECT_EQ(slice.numel, model->params()[slice.param].numel);
+      }
+    }
+    // States lie in the order of the parameters, in shares of their own.
+    ASSERT_NE(rows.states[0].own_layout, nullptr);
+    const FlatLayout& states = rows.StateLayout(0);
+    EXPECT_EQ(states.numel(), 200);
+    ASSERT_EQ(states.slots().size(), rows.layout.slots().size());
+    for (size_t i = 0; i < states.slots().size(); ++i) {
+      EXPECT_EQ(states.slots()[i].param, rows.layout.slots()[i].param);
+      EXPECT_EQ(states.slots()[i].offset / states.shard_numel(),
+                rows.layout.slots()[i].offset / rows.layout.shard_numel());
+    }
+    // The gradient of the second parameter, and what it asks for.
+    EXPECT_EQ(plan->workspace_numel(), 5000 + 5000);
+    EXPECT_EQ(plan->Memory().workspace_bytes, RoundUpToPage(40000));
+    if (partition == Partition::kEven || partition == Partition::kGreedy) {
+      // By their work: 100 | 90 and 10, not by their elements.
+      EXPECT_EQ(OwnerOf(*plan, 0), 0);
+      EXPECT_EQ(OwnerOf(*plan, 2), 1);
+      EXPECT_EQ(OwnerOf(*plan, 1), 1);
+    }
+  }
+}
+
+TEST(Plan, ParametersThatCannotBeSteppedAreNamed) {
+  auto model = ModelOf({{4, 3}, {768}});
+  PlanOptions options = AdamOptions(1, 2);
+  options.groups[0].tensor = &kRowTraits;
+  ExpectInvalid(Plan::Create(model, options),
+                {"'p1'", "[768]", "steps matrices only", "adamw"});
+  EXPECT_OK(model->SetTrainable(1, false));
+  EXPECT_OK(Plan::Create(model, options));
+
+  auto half = ModelOf({{4, 3}}, DType::kF16);
+  options = AdamOptions(1, 2);
+  options.masters = Masters::kNoneStochastic;
+  ExpectInvalid(Plan::Create(half, options), {"'p0'", "f16", "stochastic"});
+}
+
 TEST(Plan, BadInputsAreNamed) {
   const auto model = ModelOf({{4}});
   const auto with = [&](const std::function<void(PlanOptions*)>& change) {
@@ -364,17 +515,25 @@ TEST(Plan, BadInputsAreNamed) {
                 {"alignment_bytes 0"});
   ExpectInvalid(with([](PlanOptions* o) { o->bucket_bytes = -5; }),
                 {"bucket_bytes -5"});
-  ExpectInvalid(with([](PlanOptions* o) { o->optimizer = "\xFF"; }),
+  ExpectInvalid(with([](PlanOptions* o) { o->groups[0].optimizer = "\xFF"; }),
                 {"optimizer", "UTF-8"});
-  ExpectInvalid(with([](PlanOptions* o) { o->states[1].name = "exp_avg"; }),
-                {"'exp_avg'", "twice"});
-  ExpectInvalid(with([](PlanOptions* o) { o->states[1].name = ""; }),
-                {"state 1", "empty"});
-  ExpectInvalid(with([](PlanOptions* o) { o->states[0].name = "\x80"; }),
-                {"state 0", "UTF-8"});
   ExpectInvalid(
-      with([](PlanOptions* o) { o->states[0].dtype = static_cast<DType>(0); }),
-      {"'exp_avg'", "dtype 0"});
+      with([](PlanOptions* o) { o->groups[0].states[1].name = "exp_avg"; }),
+      {"'exp_avg'", "twice"});
+  ExpectInvalid(with([](PlanOptions* o) { o->groups[0].states[1].name = ""; }),
+                {"state 1", "empty"});
+  ExpectInvalid(
+      with([](PlanOptions* o) { o->groups[0].states[0].name = "\x80"; }),
+      {"state 0", "UTF-8"});
+  ExpectInvalid(with([](PlanOptions* o) {
+                  o->groups[0].states[0].dtype = static_cast<DType>(0);
+                }),
+                {"'exp_avg'", "q8"});
+  ExpectInvalid(with([](PlanOptions* o) { o->groups.resize(3); }),
+                {"3 param groups", "model has 1"});
+  ExpectInvalid(
+      with([](PlanOptions* o) { o->masters = static_cast<Masters>(7); }),
+      {"masters 7"});
   ExpectInvalid(Plan::Create(nullptr, AdamOptions(1, 1)), {"no model"});
   ExpectInvalid(Plan::Create(std::make_shared<Model>(), AdamOptions(1, 1)),
                 {"no parameters"});
@@ -386,7 +545,7 @@ TEST(Plan, BadInputsAreNamed) {
 TEST(Plan, SizesBeyondInt64AreErrors) {
   constexpr int64_t kBig = int64_t{1} << 60;
   const auto large = ModelOf({{kBig}, {kBig}});
-  ExpectInvalid(Plan::Create(large, AdamOptions(1, 1)), {"bytes"});
+  ExpectInvalid(Plan::Create(large, AdamOptions(1, 1)), {"2^53 elements"});
   const auto many = ModelOf(Shapes(9, {kBig}));
   for (const Partition partition : {Partition::kEven, Partition::kGreedy,
                                     Partition::kBucket, Partition::kManual}) {

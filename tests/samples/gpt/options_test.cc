@@ -123,6 +123,19 @@ TEST(OptionsTest, NamesTheRangeThatAValueIsNotIn) {
   EXPECT_THAT(Error({"--timeout", "0"}), HasSubstr("--timeout"));
 }
 
+TEST(OptionsTest, ListsTheWordsThatAreAllowed) {
+  options parsed;
+  ASSERT_EQ(Parse(&parsed, {"--optimizer=muon", "--states", "q8"}), "");
+  EXPECT_STREQ(parsed.optimizer, "muon");
+  EXPECT_STREQ(parsed.states, "q8");
+  EXPECT_EQ(Error({"--optimizer", "adam"}),
+            "--optimizer: \"adam\" is none of adamw|muon");
+  EXPECT_EQ(Error({"--states", "f32|bf16"}),
+            "--states: \"f32|bf16\" is none of f32|bf16|q8");
+  EXPECT_EQ(Error({"--partition", "evenly"}),
+            "--partition: \"evenly\" is none of even|greedy");
+}
+
 TEST(OptionsTest, NamesBothSidesOfWhatDoesNotFit) {
   EXPECT_THAT(Error({"--width", "100", "--heads", "3"}),
               AllOf(HasSubstr("--width: 100"), HasSubstr("--heads 3")));
@@ -150,12 +163,12 @@ TEST(OptionsTest, HelpNamesEveryOption) {
   const std::string help(text, size);
   free(text);
   for (const char* name :
-       {"--layers",       "--width",        "--heads",  "--context",
-        "--batch",        "--steps",        "--lr",     "--min-lr",
-        "--warm-up",      "--weight-decay", "--stage",  "--partition",
-        "--clip",         "--seed",         "--text",   "--val-every",
-        "--rank-threads", "--log",          "--sample", "--check",
-        "--timeout",      "--help"}) {
+       {"--layers",    "--width",        "--heads",        "--context",
+        "--batch",     "--steps",        "--lr",           "--min-lr",
+        "--warm-up",   "--weight-decay", "--stage",        "--partition",
+        "--optimizer", "--states",       "--clip",         "--seed",
+        "--text",      "--val-every",    "--rank-threads", "--log",
+        "--sample",    "--check",        "--timeout",      "--help"}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
 }

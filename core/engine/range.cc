@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/range.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/base/dtype.h"
+
+namespace shard {
+
+namespace {
+
+// Of the norm's pass: small enough for the L1 cache, large enough that the
+// calls cost nothing.
+constexpr size_t kTile = 2048;
+
+constexpr double kNoClip = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank,
+             int world_size)
+    : plan_(buffer.plan),
+      count_(static_cast<size_t>(buffer.plan->layout.shard_numel())),
+      num_states_(buffer.plan->states.size() - buffer.plan->has_masters) {
+  const FlatLayout& layout = plan_->layout;
+  const int64_t begin = rank * layout.shard_numel();
+  for (int w = 0; w < world_size; ++w) {
+    sources_.push_back(buffer.GradAt(w, begin));
+  }
+  own_grads_ = buffer.GradAt(rank, begin);
+  param_ = static_cast<unsigned char*>(buffer.ParamAt(begin));
+  for (size_t s = 0; s < num_states_; ++s) {
+    states_.push_back(buffer.states[s]);
+    state_counts_.push_back(
+        static_cast<size_t>(plan_->StateLayout(s).shard_numel()));
+  }
+  if (plan_->has_masters) {
+    master_ = reinterpret_cast<float*>(buffer.states[num_states_]);
+  }
+
+  const std::vector<Slot>& slots = layout.slots();
+  for (const SlotSlice& slice : layout.SlicesOf(rank)) {
+    const auto param = static_cast<size_t>(slice.param);
+    RangeSlice part;
+    part.begin = static_cast<size_t>(slice.flat_begin - begin);
+    part.count = static_cast<size_t>(slice.numel);
+    part.param_begin = slice.param_begin;
+    part.position = static_cast<uint32_t>(plan.positions()[param]);
+    part.shape = &plan.model().params()[param].shape;
+    // Layouts of states list the parameters in the same order.
+    const auto slot = static_cast<size_t>(
+        std::partition_point(slots.begin(), slots.end(),
+                             [&](const Slot& candidate) {
+                               return candidate.offset + candidate.numel <=
+                                      slice.flat_begin;
+                             }) -
+        slots.begin());
+    for (size_t s = 0; s < num_states_; ++s) {
+      const FlatLayout* own = plan_->states[s].own_layout.get();
+      part.state_begins.push_back(
+          own == nullptr ? part.begin
+                         : static_cast<size_t>(own->slots()[slot].offset -
+                                               rank * own->shard_numel()));
+    }
+    slices_.push_back(std::move(part));
+  }
+}
+
+GradientSources Range::gradients(bool reduced) const {
+  if (reduced && keeps_sum()) return {&own_grads_, 1, plan_->grad_dtype};
+  return {sources_.data(), sources_.size(), plan_->grad_dtype};
+}
+
+void* Range::param(size_t begin) const {
+  return param_ + begin * DTypeSize(plan_->dtype);
+}
+
+float* Range::master(size_t begin) const {
+  return master_ == nullptr ? nullptr : master_ + begin;
+}
+
+void* Range::state(size_t s, size_t begin) const {
+  return states_[s] + begin * DTypeSize(plan_->states[s].tensor.dtype);
+}
+
+float* Range::scale(size_t s, size_t begin) const {
+  return reinterpret_cast<float*>(states_[s] + state_counts_[s]) +
+         begin / static_cast<size_t>(kQ8Block);
+}
+
+uint64_t Range::AddNorm(NormType type, double p, double reference, bool reduced,
+                        NormSum* sum) const {
+  const GradientSources from = gradients(reduced);
+  const bool stores = keeps_sum() && !reduced;
+  if (keeps_sum() && from.count == 1) {
+    // Nothing to sum: the values are there.
+    AddToNorm(type, p, reference, static_cast<const float*>(from.data[0]),
+              count_, sum);
+    return count_ * sizeof(float);
+  }
+  float tile[kTile];
+  for (size_t begin = 0; begin < count_; begin += kTile) {
+    const size_t count = std::min(kTile, count_ - begin);
+    float* out = stores ? static_cast<float*>(own_grads_) + begin : tile;
+    SumGradients(from, begin, count, 1.0, kNoClip, out);
+    AddToNorm(type, p, reference, out, count, sum);
+  }
+  return count_ *
+         (from.count * DTypeSize(from.dtype) + (stores ? sizeof(float) : 0));
+}
+
+}  // namespace shard

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the gradients of a range to its new parameters, in memory that all ranks
+// see: the local half of a step, for each of the ways in which optimizers look
+// at parameters.
+
+#ifndef SHARD_CORE_ENGINE_UPDATE_H_
+#define SHARD_CORE_ENGINE_UPDATE_H_
+
+#include <cstdint>
+
+#include "core/engine/range.h"
+#include "core/flat/plan.h"
+#include "core/optim/optimizer.h"
+
+namespace shard {
+
+// The same on every rank.
+struct UpdateInput {
+  int64_t step;       // The number of the step to do, from 1.
+  double scale;       // What the sum of gradients is multiplied by.
+  double clip_value;  // Then to [-clip_value, clip_value]; infinity: not.
+  bool reduced;       // Range::AddNorm went before.
+  Masters masters;    // PlanOptions::masters and seed.
+  uint64_t seed;
+};
+
+// Each returns the bytes it read and wrote, and allocates nothing.
+
+// For optimizers that look at one element at a time: one pass over the range.
+uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
+                        const UpdateInput& input);
+
+// For optimizers that look at whole parameters, one after the other.
+// REQUIRES: a range of whole parameters, Plan::workspace_numel() elements.
+uint64_t UpdateTensors(const Range& range, const Optimizer& optimizer,
+                       const UpdateInput& input, float* workspace);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_UPDATE_H_

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the param groups of a model to what a plan has to know of them.
+
+#ifndef SHARD_CORE_OPTIM_GROUPS_H_
+#define SHARD_CORE_OPTIM_GROUPS_H_
+
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/flat/plan.h"
+#include "core/model/model.h"
+
+namespace shard {
+
+// By GroupId. `optimizer` is the default group's; the text of another group may
+// begin with '?': then it is that optimizer with other values. Errors are those
+// of Optimizer::Parse and name the group.
+StatusOr<std::vector<GroupOptions>> PlanGroups(const Model& model,
+                                               std::string_view optimizer);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_OPTIM_GROUPS_H_

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the bits of a run depend on: values, hyperparameters, seed. Not on how
+// many ranks there are, on who owns what, or on how large buckets are.
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/core/engine/training.h"
+
+namespace shard {
+namespace {
+
+struct Case {
+  const char* name;
+  const char* optimizer;
+  DType dtype = DType::kF32;
+  bool f32_grads = false;
+  Masters masters = Masters::kF32;
+};
+
+class InvarianceTest : public testing::TestWithParam<Case> {};
+
+// Larger than a block of 256 and than a tile, sizes that divide by nothing, a
+// scalar, an empty one. Muon's are matrices, some of one shape.
+std::vector<std::vector<int64_t>> ShapesFor(const std::string& optimizer) {
+  if (optimizer.substr(0, 4) == "muon") {
+    return {{33, 70}, {9, 4}, {33, 70}, {4, 9}, {0, 4}, {1, 12}, {9, 4}};
+  }
+  return {{33, 70}, {5}, {}, {0, 4}, {1029}, {2, 3, 4}, {1}};
+}
+
+TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
+  const Case& c = GetParam();
+  Training training;
+  training.model = ModelOf(ShapesFor(c.optimizer), c.dtype);
+  training.optimizer = c.optimizer;
+  training.plan.f32_grads = c.f32_grads;
+  training.plan.masters = c.masters;
+  training.plan.seed = 77;
+  for (const double type :
+       {0.0, 1.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    // 0: in one pass, without a norm.
+    training.step.max_grad_norm = type == 0 ? 0 : 0.5;
+    training.step.grad_norm_type = type == 1.0 ? 2.0 : type;
+    std::vector<std::vector<float>> first;
+    for (const int world_size : {1, 2, 3, 4}) {
+      for (const Partition partition :
+           {Partition::kEven, Partition::kGreedy, Partition::kBucket}) {
+        for (const int64_t bucket_bytes : {64, 5000}) {
+          if (partition != Partition::kBucket && bucket_bytes > 64) continue;
+          training.plan.world_size = world_size;
+          training.plan.partition = partition;
+          training.plan.bucket_bytes = bucket_bytes;
+          const auto params = Train(training);
+          ASSERT_FALSE(params[0].empty());
+          // It moved.
+          EXPECT_NE(params[0][0], InitialValue(0, 0));
+          if (first.empty()) first = params;
+          ASSERT_EQ(params, first)
+              << world_size << " ranks, partition "
+              << static_cast<int>(partition) << ", buckets of " << bucket_bytes
+              << ", norm " << type;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, InvarianceTest,
+    testing::Values(Case{"adamw", "adamw?lr=0.01"},
+                    Case{"adamw_bf16_states", "adamw?lr=0.01&states=bf16"},
+                    Case{"adamw_q8_states", "adamw?lr=0.01&states=q8"},
+                    Case{"adam_q8_amsgrad", "adam?lr=0.01&states=q8&amsgrad=1"},
+                    Case{"adamw_bf16_masters", "adamw?lr=0.01", DType::kBF16},
+                    Case{"adamw_f16_masters", "adamw?lr=0.01", DType::kF16,
+                         true},
+                    Case{"adamw_bf16_stochastic", "adamw?lr=0.01", DType::kBF16,
+                         false, Masters::kNoneStochastic},
+                    Case{"adamw_f16_nearest", "adamw?lr=0.01", DType::kF16,
+                         false, Masters::kNoneNearest},
+                    Case{"sgd_momentum", "sgd?lr=0.01&momentum=0.9"},
+                    Case{"lamb", "lamb?lr=0.01"},
+                    Case{"lamb_bf16", "lamb?lr=0.01", DType::kBF16, false,
+                         Masters::kNoneStochastic},
+                    Case{"adafactor", "adafactor?lr=0.01"},
+                    Case{"adafactor_bf16", "adafactor?lr=0.01", DType::kBF16},
+                    Case{"muon", "muon?lr=0.01"},
+                    Case{"muon_bf16", "muon?lr=0.01", DType::kBF16, true,
+                         Masters::kNoneNearest}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// Only the seed decides, where rounding is random.
+TEST(StochasticTest, AnotherSeedGivesOtherBits) {
+  Training training;
+  training.model = ModelOf({{300}}, DType::kBF16);
+  training.plan.masters = Masters::kNoneStochastic;
+  training.plan.seed = 1;
+  const auto first = Train(training);
+  EXPECT_EQ(Train(training), first);
+  training.plan.seed = 2;
+  EXPECT_NE(Train(training), first);
+}
+
+}  // namespace
+}  // namespace shard

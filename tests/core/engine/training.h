@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A short training run on threads as ranks, for tests that compare what comes
+// out of one form with what comes out of another.
+
+#ifndef SHARD_TESTS_CORE_ENGINE_TRAINING_H_
+#define SHARD_TESTS_CORE_ENGINE_TRAINING_H_
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "core/flat/plan.h"
+#include "core/model/model.h"
+#include "core/optim/groups.h"
+#include "kernels/cpu/convert.h"
+#include "tests/core/engine/thread_ranks.h"
+
+namespace shard {
+
+struct Training {
+  std::shared_ptr<Model> model;
+  std::string optimizer = "adamw";
+  PlanOptions plan;  // Its groups are made from `optimizer`.
+  EngineOptions engine;
+  StepOptions step;
+  int steps = 5;
+  // Before each step, on every rank.
+  std::function<void(Engine* engine, int step)> before_step;
+};
+
+// Parameters of these shapes, named "p0", "p1", ...
+inline std::shared_ptr<Model> ModelOf(
+    const std::vector<std::vector<int64_t>>& shapes,
+    DType dtype = DType::kF32) {
+  auto model = std::make_shared<Model>("Test");
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const auto param =
+        model->AddParam(kRootModule, StrCat("p", i), dtype, shapes[i]);
+    EXPECT_TRUE(param.ok()) << param.status().ToString();
+  }
+  return model;
+}
+
+inline float InitialValue(int param, int64_t i) {
+  return static_cast<float>(std::sin(param * 31 + i * 0.7));
+}
+
+inline float GradientValue(int step, int param, int64_t i) {
+  return static_cast<float>(std::cos(step * 5 + param * 7 + i) *
+                            std::exp(i % 11 - 5.0));
+}
+
+// Rounded to a tensor of `dtype`.
+inline void Store(DType dtype, const std::vector<float>& values, void* data) {
+  if (dtype == DType::kF32) {
+    std::memcpy(data, values.data(), values.size() * sizeof(float));
+  } else {
+    Narrow(dtype, values.data(), data, values.size(), nullptr);
+  }
+}
+
+inline std::vector<float> Load(DType dtype, const void* data, int64_t numel) {
+  std::vector<float> values(static_cast<size_t>(numel));
+  if (dtype == DType::kF32) {
+    std::memcpy(values.data(), data, values.size() * sizeof(float));
+  } else {
+    Widen(dtype, data, values.data(), values.size());
+  }
+  return values;
+}
+
+// The parameters after the last step, by ParamId, in fp32. The gradient is all
+// on the last rank and is divided by 1, so that its sum has the same bits at
+// any world size.
+inline std::vector<std::vector<float>> Train(const Training& training,
+                                             StepReport* last = nullptr) {
+  std::vector<std::vector<float>> result(training.model->params().size());
+  PlanOptions options = training.plan;
+  auto groups = PlanGroups(*training.model, training.optimizer);
+  EXPECT_TRUE(groups.ok()) << groups.status().ToString();
+  if (!groups.ok()) return result;
+  options.groups = *std::move(groups);
+  const auto plan = Plan::Create(training.model, options);
+  EXPECT_TRUE(plan.ok()) << plan.status().ToString();
+  if (!plan.ok()) return result;
+
+  RunThreadRanks(options.world_size, [&](const auto& comm) {
+    auto made = Engine::Create(*plan, comm, training.engine);
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    Engine& engine = **made;
+    const auto& params = training.model->params();
+    for (size_t p = 0; p < params.size(); ++p) {
+      std::vector<float> values;
+      for (int64_t i = 0; i < params[p].numel; ++i) {
+        values.push_back(InitialValue(static_cast<int>(p), i));
+      }
+      std::vector<unsigned char> bytes(
+          DTypeBytes(params[p].dtype, params[p].numel));
+      Store(params[p].dtype, values, bytes.data());
+      const Status set =
+          engine.SetParam(static_cast<ParamId>(p), bytes.data(), bytes.size());
+      ASSERT_TRUE(set.ok()) << set.ToString();
+    }
+    ASSERT_TRUE(engine.BroadcastParams(0).ok());
+    for (int step = 1; step <= training.steps; ++step) {
+      if (training.before_step) training.before_step(&engine, step);
+      for (size_t p = 0; p < params.size(); ++p) {
+        if (!params[p].trainable) continue;
+        if (comm->rank() != comm->world_size() - 1) continue;
+        std::vector<float> values;
+        for (int64_t i = 0; i < params[p].numel; ++i) {
+          values.push_back(GradientValue(step, static_cast<int>(p), i));
+        }
+        const DType dtype = options.f32_grads ? DType::kF32 : params[p].dtype;
+        Store(dtype, values, engine.Grad(static_cast<ParamId>(p))->data);
+      }
+      StepOptions step_options = training.step;
+      step_options.grad_divisor = 1;
+      StepReport report;
+      const Status stepped = engine.Step(step_options, &report);
+      ASSERT_TRUE(stepped.ok()) << stepped.ToString();
+      // A clipped step leaves sums where gradients were.
+      engine.ZeroGrad();
+      if (last != nullptr && comm->rank() == 0) *last = report;
+    }
+    if (comm->rank() != 0) return;
+    for (size_t p = 0; p < params.size(); ++p) {
+      const auto tensor = engine.Param(static_cast<ParamId>(p));
+      result[p] = Load(params[p].dtype, tensor->data, tensor->numel);
+    }
+  });
+  return result;
+}
+
+}  // namespace shard
+
+#endif  // SHARD_TESTS_CORE_ENGINE_TRAINING_H_
