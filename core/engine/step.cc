@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "core/engine/stopwatch.h"
 #include "kernels/cpu/fused_step.h"
@@ -88,18 +89,21 @@ double DirectStep::Reduce(StepReport* report) {
 void DirectStep::Update(const StepInput& input, double scale, bool reduced,
                         StepReport* report) {
   for (const Range& range : ranges_) {
-    const float* const own = range.own_grads;
+    std::vector<const void*> sources(range.sources.begin(),
+                                     range.sources.end());
+    if (reduced) sources = {range.own_grads};
+    const std::vector<void*> states(range.states,
+                                    range.states + range.num_states);
     FusedStepArgs args;
-    args.sources = reduced ? &own : range.sources.data();
-    args.num_sources = reduced ? 1 : range.sources.size();
+    args.gradients = {sources.data(), sources.size(), DType::kF32};
     args.gradient_scale = scale;
     args.param = range.param;
-    args.states = range.states;
+    args.states = states.data();
     args.count = range.count;
     FusedStep(input.optimizer->formula(), input.optimizer->hypers().data(),
               input.step, args);
     report->bytes_moved += range.count * sizeof(float) *
-                           (args.num_sources + 2 + 2 * range.num_states);
+                           (sources.size() + 2 + 2 * range.num_states);
   }
 }
 

@@ -97,13 +97,11 @@ class GroupRun {
     const auto gradient =
         golden_.at("grads")[group_][static_cast<size_t>(step - 1)]
             .get<std::vector<float>>();
-    const float* source = gradient.data();
-    std::vector<float*> states;
+    const void* source = gradient.data();
+    std::vector<void*> states;
     for (auto& state : states_) states.push_back(state.data());
     FusedStepArgs args;
-    args.sources = &source;
-    args.num_sources = 1;
-    args.gradient_scale = 1;
+    args.gradients = {&source, 1, DType::kF32};
     args.param = param_.data();
     args.states = states.data();
     args.count = param_.size();
