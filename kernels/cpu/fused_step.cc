@@ -2,18 +2,30 @@
 
 #include "kernels/cpu/fused_step.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/fused_step.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include "kernels/cpu/convert-inl.h"
+#include "kernels/cpu/gradients-inl.h"
+#include "kernels/cpu/loop-inl.h"
+#include "kernels/cpu/q8-inl.h"
 #include "kernels/formula/all.h"
+#include "kernels/formula/state_kind.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace shard {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
+
+// Elements of a tile. Gradient, parameter and three states in fp32 take 20 KiB
+// of an L1 cache of at least 32.
+constexpr size_t kTile = 1024;
+static_assert(kTile % kRandomBlock == 0 && kTile % kQ8Block == 0);
 
 // The arithmetic a formula is written over, on vectors of D.
 template <class D>
@@ -36,59 +48,165 @@ struct VectorArithmetic {
   }
 };
 
-template <class D>
-HWY_INLINE hn::Vec<D> SumSources(D d, const float* const* sources,
-                                 size_t num_sources, size_t i) {
-  auto sum = hn::LoadU(d, sources[0] + i);
-  for (size_t w = 1; w < num_sources; ++w) {
-    sum = hn::Add(sum, hn::LoadU(d, sources[w] + i));
-  }
-  return sum;
-}
+// A formula's update on fp32 arrays: the only loop that is compiled once per
+// formula. g[i] is multiplied by `scale` first.
+using UpdateLoop = void (*)(const void* scalars, const float* g, float scale,
+                            float* param, float* const* states, size_t count);
 
-// Elements [begin, end) in whole vectors of D; returns where it stopped.
+// Elements [begin, count) in whole vectors of D; returns where it stopped.
 template <class D, class F, template <class> class Rule>
-HWY_INLINE size_t StepVectors(D d, const typename F::Scalars& scalars,
-                              const FusedStepArgs& args, size_t begin) {
+HWY_INLINE size_t UpdateVectors(D d, const typename F::Scalars& scalars,
+                                const float* g, float scale, float* param,
+                                float* const* states, size_t begin,
+                                size_t count) {
   using V = hn::Vec<D>;
-  const VectorArithmetic<D> arithmetic;
-  const Rule<VectorArithmetic<D>> rule(arithmetic, scalars);
-  const V scale = arithmetic.Set(args.gradient_scale * scalars.gradient_sign);
+  const Rule<VectorArithmetic<D>> rule(VectorArithmetic<D>(), scalars);
+  const V factor = hn::Set(d, scale);
   const size_t lanes = hn::Lanes(d);
-  const size_t count = args.count;
-  const float* const* const sources = args.sources;
-  const size_t num_sources = args.num_sources;
-  float* const param = args.param;
   // Local copies: the compiler cannot know that the stores below leave the
-  // caller's arrays alone.
-  float* states[kMaxStates] = {};
-  for (int s = 0; s < F::kNumStates; ++s) states[s] = args.states[s];
+  // caller's array alone.
+  float* state_of[kMaxStates] = {};
+  for (int s = 0; s < F::kNumStates; ++s) state_of[s] = states[s];
 
   size_t i = begin;
   for (; i + lanes <= count; i += lanes) {
-    const V g = hn::Mul(SumSources(d, sources, num_sources, i), scale);
     V p = hn::LoadU(d, param + i);
     V state[kMaxStates];
     for (int s = 0; s < F::kNumStates; ++s) {
-      state[s] = hn::LoadU(d, states[s] + i);
+      state[s] = hn::LoadU(d, state_of[s] + i);
     }
-    rule.Update(g, p, state);
+    rule.Update(hn::Mul(hn::LoadU(d, g + i), factor), p, state);
     hn::StoreU(p, d, param + i);
     for (int s = 0; s < F::kNumStates; ++s) {
-      hn::StoreU(state[s], d, states[s] + i);
+      hn::StoreU(state[s], d, state_of[s] + i);
     }
   }
   return i;
 }
 
 template <class F, template <class> class Rule>
+void Update(const void* scalars, const float* g, float scale, float* param,
+            float* const* states, size_t count) {
+  const auto& s = *static_cast<const typename F::Scalars*>(scalars);
+  const size_t done = UpdateVectors<hn::ScalableTag<float>, F, Rule>(
+      hn::ScalableTag<float>(), s, g, scale, param, states, 0, count);
+  UpdateVectors<hn::CappedTag<float, 1>, F, Rule>(
+      hn::CappedTag<float, 1>(), s, g, scale, param, states, done, count);
+}
+
+// A formula at some step.
+struct Call {
+  UpdateLoop update;
+  const void* scalars;
+  double gradient_sign;
+  int num_states;
+  // NULL: they are fp32.
+  const StateKind* state_kinds;
+};
+
+// Element i of a tensor.
+HWY_INLINE void* At(void* tensor, DType dtype, size_t i) {
+  return static_cast<char*>(tensor) + i * DTypeSize(dtype);
+}
+
+// State s of elements [begin, begin + n) as fp32.
+HWY_INLINE void WidenState(const Call& call, const FusedStepArgs& args, int s,
+                           size_t begin, size_t n, float* to) {
+  const void* from = At(args.states[s], args.state_dtype, begin);
+  if (args.state_dtype == DType::kQ8) {
+    DecodeBlocks(call.state_kinds[s], static_cast<const uint8_t*>(from),
+                 args.scales[s] + begin / kQ8Block, to, n);
+  } else {
+    WidenTensor(args.state_dtype, from, to, n);
+  }
+}
+
+// `random` is that of element `begin`.
+HWY_INLINE void NarrowState(const Call& call, const FusedStepArgs& args, int s,
+                            size_t begin, size_t n, const RandomStream& random,
+                            const float* from) {
+  void* to = At(args.states[s], args.state_dtype, begin);
+  const StateKind kind = call.state_kinds[s];
+  if (args.state_dtype == DType::kQ8) {
+    EncodeBlocks(kind, from, n, &random, StateTensor(s),
+                 static_cast<uint8_t*>(to), args.scales[s] + begin / kQ8Block);
+  } else if (kind == StateKind::kSquareMaximum) {
+    NarrowToNearest(args.state_dtype, from, to, n);
+  } else {
+    NarrowStochastically(from, to, n, random, StateTensor(s));
+  }
+}
+
+void StepTiles(const Call& call, const FusedStepArgs& args) {
+  HWY_ALIGN float gradient_tile[kTile];
+  HWY_ALIGN float param_tile[kTile];
+  HWY_ALIGN float state_tiles[kMaxStates][kTile];
+  const bool clips = args.clip_value < std::numeric_limits<double>::infinity();
+  const bool gradient_in_place = args.gradients.dtype == DType::kF32 &&
+                                 args.gradients.count == 1 && !clips;
+  const bool states_in_place = args.state_dtype == DType::kF32;
+  const bool has_master = args.master != nullptr;
+  const bool param_in_place = !has_master && args.param_dtype == DType::kF32;
+  // Tiles end where blocks of random bits do, which are then made once.
+  size_t n = kTile - static_cast<size_t>(args.random.first_element) % kTile;
+  for (size_t begin = 0; begin < args.count; begin += n, n = kTile) {
+    n = std::min(n, args.count - begin);
+    RandomStream random = args.random;
+    random.first_element += static_cast<int64_t>(begin);
+
+    const float* g = gradient_tile;
+    double scale = call.gradient_sign;
+    if (gradient_in_place) {
+      g = static_cast<const float*>(args.gradients.data[0]) + begin;
+      scale *= args.gradient_scale;
+    } else {
+      SumSources(args.gradients, begin, n, args.gradient_scale, args.clip_value,
+                 gradient_tile);
+    }
+    void* const param = At(args.param, args.param_dtype, begin);
+    float* p = param_tile;
+    if (has_master) {
+      p = args.master + begin;
+    } else if (param_in_place) {
+      p = static_cast<float*>(param);
+    } else {
+      WidenTensor(args.param_dtype, param, param_tile, n);
+    }
+    float* states[kMaxStates] = {};
+    for (int s = 0; s < call.num_states; ++s) {
+      if (states_in_place) {
+        states[s] = static_cast<float*>(args.states[s]) + begin;
+      } else {
+        states[s] = state_tiles[s];
+        WidenState(call, args, s, begin, n, states[s]);
+      }
+    }
+
+    call.update(call.scalars, g, static_cast<float>(scale), p, states, n);
+
+    if (!param_in_place) {
+      if (args.stochastic_rounding && !has_master) {
+        NarrowStochastically(p, param, n, random, kParamTensor);
+      } else {
+        NarrowToNearest(args.param_dtype, p, param, n);
+      }
+    }
+    if (!states_in_place) {
+      for (int s = 0; s < call.num_states; ++s) {
+        NarrowState(call, args, s, begin, n, random, states[s]);
+      }
+    }
+  }
+}
+
+template <class F, template <class> class Rule>
 HWY_INLINE void Step(const double* hypers, int64_t step,
                      const FusedStepArgs& args) {
   const typename F::Scalars scalars = F::Prepare(hypers, step);
-  const size_t done = StepVectors<hn::ScalableTag<float>, F, Rule>(
-      hn::ScalableTag<float>(), scalars, args, 0);
-  StepVectors<hn::CappedTag<float, 1>, F, Rule>(hn::CappedTag<float, 1>(),
-                                                scalars, args, done);
+  Call call = {Update<F, Rule>, &scalars, scalars.gradient_sign, F::kNumStates,
+               nullptr};
+  if constexpr (HasNarrowStates<F>) call.state_kinds = F::kStateKinds;
+  StepTiles(call, args);
 }
 
 void FusedStep(Formula formula, const double* hypers, int64_t step,
@@ -105,6 +223,16 @@ void FusedStep(Formula formula, const double* hypers, int64_t step,
   }
 }
 
+template <class D>
+HWY_INLINE hn::Vec<D> SumOfSources(D d, const float* const* sources,
+                                   size_t num_sources, size_t i) {
+  auto sum = hn::LoadU(d, sources[0] + i);
+  for (size_t w = 1; w < num_sources; ++w) {
+    sum = hn::Add(sum, hn::LoadU(d, sources[w] + i));
+  }
+  return sum;
+}
+
 double ReduceSquares(const float* const* sources, size_t num_sources,
                      float* sum, size_t count) {
   double squares = 0;
@@ -118,7 +246,7 @@ double ReduceSquares(const float* const* sources, size_t num_sources,
   auto low_squares = hn::Zero(wide);
   auto high_squares = hn::Zero(wide);
   for (; i + lanes <= count; i += lanes) {
-    const auto g = SumSources(d, sources, num_sources, i);
+    const auto g = SumOfSources(d, sources, num_sources, i);
     hn::StoreU(g, d, sum + i);
     const auto low = hn::PromoteTo(wide, hn::LowerHalf(half, g));
     const auto high = hn::PromoteTo(wide, hn::UpperHalf(half, g));
@@ -130,15 +258,13 @@ double ReduceSquares(const float* const* sources, size_t num_sources,
 #endif
   const hn::CappedTag<float, 1> one;
   for (; i < count; ++i) {
-    const auto g = SumSources(one, sources, num_sources, i);
+    const auto g = SumOfSources(one, sources, num_sources, i);
     hn::StoreU(g, one, sum + i);
     const auto value = static_cast<double>(hn::GetLane(g));
     squares += value * value;
   }
   return squares;
 }
-
-const char* KernelTargetName() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace shard
@@ -149,7 +275,6 @@ namespace shard {
 
 HWY_EXPORT(FusedStep);
 HWY_EXPORT(ReduceSquares);
-HWY_EXPORT(KernelTargetName);
 
 void FusedStep(Formula formula, const double* hypers, int64_t step,
                const FusedStepArgs& args) {
@@ -159,10 +284,6 @@ void FusedStep(Formula formula, const double* hypers, int64_t step,
 double ReduceSquares(const float* const* sources, size_t num_sources,
                      float* sum, size_t count) {
   return HWY_DYNAMIC_DISPATCH(ReduceSquares)(sources, num_sources, sum, count);
-}
-
-const char* KernelTargetName() {
-  return HWY_DYNAMIC_DISPATCH(KernelTargetName)();
 }
 
 }  // namespace shard

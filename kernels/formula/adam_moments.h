@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "kernels/formula/hyper.h"
+#include "kernels/formula/state_kind.h"
 
 namespace shard {
 
@@ -57,6 +58,8 @@ struct AdamMoments {
 // The states of the two forms.
 struct WithoutAmsgrad {
   static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq"};
+  static constexpr StateKind kStateKinds[] = {StateKind::kAverage,
+                                              StateKind::kSquareAverage};
   static constexpr int kNumStates = 2;
   static bool Serves(const double* h) { return h[AdamMoments::kAmsgrad] == 0; }
 };
@@ -64,6 +67,9 @@ struct WithoutAmsgrad {
 struct WithAmsgrad {
   static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq",
                                             "max_exp_avg_sq"};
+  static constexpr StateKind kStateKinds[] = {StateKind::kAverage,
+                                              StateKind::kSquareAverage,
+                                              StateKind::kSquareMaximum};
   static constexpr int kNumStates = 3;
   static bool Serves(const double* h) { return h[AdamMoments::kAmsgrad] != 0; }
 };

@@ -1,23 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every optimizer's update of 64 M fp32 parameters with one gradient source, on
-// two threads of one process, beside the roof of its bytes: 12 per parameter
-// (p and g in, p out) and 8 for each state tensor. Interleaved; medians over
-// the rounds.
+// Usage: optimizer_step [--peers] [VARIANT...]
+//
+// Every optimizer's update of 64 M parameters with one gradient source, on two
+// threads of one process, beside the roof of its bytes: the simplest loop that
+// reads and writes them. In fp32 that is 12 per parameter (p and g in, p out)
+// and 8 for each state; AdamW also in other precisions:
+//
+//   bf16_master      bf16 parameter and gradient, fp32 master and states: 28
+//   bf16_stochastic  bf16 parameter and gradient, fp32 states: 22
+//   q8               fp32 parameter and gradient, 8-bit states: 16
+//
+// With --peers also AdamW in fp32 of PyTorch and DeepSpeed on the same sizes:
+// optimizer_peer.py. All are interleaved; medians over the rounds.
 
+#include <algorithm>
 #include <barrier>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/base/dtype.h"
 #include "core/base/mapping.h"
 #include "core/base/strings.h"
 #include "core/optim/optimizer.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/fused_step.h"
 #include "tests/bench/bench.h"
+#include "tests/bench/peer.h"
 #include "tests/bench/roof.h"
 
 namespace shard::bench {
@@ -27,13 +43,31 @@ constexpr size_t kElements = size_t{64} << 20;
 constexpr size_t kThreads = 2;
 constexpr int kRounds = 9;
 
+struct Precision {
+  const char* name;
+  DType dtype;  // Of parameter and gradient.
+  bool master;
+  DType state;
+};
+
+constexpr Precision kFp32 = {"fp32", DType::kF32, false, DType::kF32};
+constexpr Precision kBf16Master = {"bf16_master", DType::kBF16, true,
+                                   DType::kF32};
+constexpr Precision kBf16Stochastic = {"bf16_stochastic", DType::kBF16, false,
+                                       DType::kF32};
+constexpr Precision kQ8 = {"q8", DType::kF32, false, DType::kQ8};
+
 struct Variant {
   const char* name;
   const char* optimizer;
+  Precision precision = kFp32;
 };
 
 constexpr Variant kVariants[] = {
     {"adamw", "adamw"},
+    {"adamw", "adamw", kBf16Master},
+    {"adamw", "adamw", kBf16Stochastic},
+    {"adamw", "adamw", kQ8},
     {"adamw_amsgrad", "adamw?amsgrad=1"},
     {"adam", "adam?weight_decay=0.1"},
     {"adam_amsgrad", "adam?amsgrad=1"},
@@ -58,18 +92,45 @@ T Require(StatusOr<T> value) {
   return *std::move(value);
 }
 
-// A tensor in pages of its own, as the engine has them.
+// A tensor in pages of its own, as the engine has them. Codes of 8 bits are 0,
+// and so are their scales.
 class Tensor {
  public:
-  explicit Tensor(float value)
-      : pages_(Require(Mapping::Anonymous(kElements * sizeof(float)))) {
-    for (size_t i = 0; i < kElements; ++i) {
-      data()[i] = value * static_cast<float>(i % 251);
+  Tensor(DType dtype, float value)
+      : dtype_(dtype),
+        pages_(Require(Mapping::Anonymous(
+            DTypeBytes(dtype, static_cast<int64_t>(kElements))))) {
+    if (dtype == DType::kQ8) {
+      std::fill_n(static_cast<char*>(at(0)), kElements, char{0});
+      std::fill_n(scales_at(0), kElements / static_cast<size_t>(kQ8Block),
+                  0.0f);
+      return;
+    }
+    std::vector<float> row(251 * 64);
+    for (size_t i = 0; i < row.size(); ++i) {
+      row[i] = value * static_cast<float>(i % 251);
+    }
+    for (size_t i = 0; i < kElements; i += row.size()) {
+      Narrow(dtype, row.data(), at(i), std::min(row.size(), kElements - i),
+             nullptr);
     }
   }
-  float* data() const { return reinterpret_cast<float*>(pages_.data()); }
+
+  void* at(size_t i) const {
+    return static_cast<char*>(static_cast<void*>(pages_.data())) +
+           i * DTypeSize(dtype_);
+  }
+  float* floats_at(size_t i) const { return static_cast<float*>(at(i)); }
+  uint16_t* halves_at(size_t i) const { return static_cast<uint16_t*>(at(i)); }
+  uint8_t* codes_at(size_t i) const { return static_cast<uint8_t*>(at(i)); }
+  // REQUIRES: q8; i is a multiple of kQ8Block.
+  float* scales_at(size_t i) const {
+    return static_cast<float*>(at(kElements)) +
+           i / static_cast<size_t>(kQ8Block);
+  }
 
  private:
+  DType dtype_;
   Mapping pages_;
 };
 
@@ -91,59 +152,162 @@ double Parallel(const std::function<void(size_t, size_t)>& body) {
   return (Seconds() - begin) * 1e3;
 }
 
-int Main() {
-  const Tensor param(1e-2f);
-  const Tensor grad(1e-3f);
-  const std::vector<Tensor> states = [] {
-    std::vector<Tensor> made;
-    for (int s = 0; s < kMaxStates; ++s) made.emplace_back(1e-4f);
-    return made;
-  }();
-  volatile float zero = 0;
-  for (const Variant& variant : kVariants) {
-    const Optimizer optimizer = Require(Optimizer::Parse(variant.optimizer));
-    const size_t num_states = optimizer.state_names().size();
-    int64_t step = 0;
-    const auto update = [&](size_t begin, size_t count) {
-      const float* source = grad.data() + begin;
-      float* parts[kMaxStates];
-      for (int s = 0; s < kMaxStates; ++s) {
-        parts[s] = states[static_cast<size_t>(s)].data() + begin;
+// What one variant works on.
+class Update {
+ public:
+  explicit Update(const Variant& variant)
+      : precision_(variant.precision),
+        optimizer_(Require(Optimizer::Parse(variant.optimizer))),
+        param_(precision_.dtype, 1e-2f),
+        grad_(precision_.dtype, 1e-3f) {
+    if (precision_.master) master_.emplace(DType::kF32, 1e-2f);
+    for (size_t s = 0; s < optimizer_.state_names().size(); ++s) {
+      states_.emplace_back(precision_.state, 1e-4f);
+    }
+  }
+
+  // Milliseconds.
+  double Step() {
+    ++step_;
+    return Parallel([this](size_t begin, size_t count) {
+      const void* source = grad_.at(begin);
+      void* states[kMaxStates];
+      float* scales[kMaxStates];
+      for (size_t s = 0; s < states_.size(); ++s) {
+        states[s] = states_[s].at(begin);
+        if (precision_.state == DType::kQ8) {
+          scales[s] = states_[s].scales_at(begin);
+        }
       }
       FusedStepArgs args;
-      args.sources = &source;
-      args.num_sources = 1;
-      args.gradient_scale = 1;
-      args.param = param.data() + begin;
-      args.states = parts;
+      args.gradients = {&source, 1, precision_.dtype};
+      args.param = param_.at(begin);
+      args.param_dtype = precision_.dtype;
+      if (master_) args.master = master_->floats_at(begin);
+      args.stochastic_rounding = precision_.dtype == DType::kBF16;
+      args.states = states;
+      args.state_dtype = precision_.state;
+      args.scales = scales;
+      args.random = {1, static_cast<uint32_t>(step_), 0,
+                     static_cast<int64_t>(begin)};
       args.count = count;
-      FusedStep(optimizer.formula(), optimizer.hypers().data(), step, args);
-    };
-    const auto roof = [&](size_t begin, size_t count) {
-      float* parts[kMaxStates];
-      for (int s = 0; s < kMaxStates; ++s) {
-        parts[s] = states[static_cast<size_t>(s)].data() + begin;
+      FusedStep(optimizer_.formula(), optimizer_.hypers().data(), step_, args);
+    });
+  }
+
+  double Roof() const {
+    return Parallel([this](size_t begin, size_t count) {
+      if (precision_.state == DType::kQ8) {
+        return Q8Roof(grad_.floats_at(begin), param_.floats_at(begin),
+                      states_[0].codes_at(begin), states_[1].codes_at(begin),
+                      count, zero_);
       }
-      UpdateRoof(grad.data() + begin, param.data() + begin, parts, num_states,
-                 count, zero);
-    };
-    std::vector<double> times;
-    std::vector<double> ratios;
-    for (int round = -1; round < kRounds; ++round) {
-      ++step;
-      const double roof_ms = Parallel(roof);
-      const double update_ms = Parallel(update);
-      if (round < 0) continue;
-      times.push_back(update_ms);
-      ratios.push_back(roof_ms / update_ms);
+      float* states[kMaxStates];
+      for (size_t s = 0; s < states_.size(); ++s) {
+        states[s] = states_[s].floats_at(begin);
+      }
+      if (precision_.master) {
+        Bf16MasterRoof(grad_.halves_at(begin), param_.halves_at(begin),
+                       master_->floats_at(begin), states[0], states[1], count,
+                       zero_);
+      } else if (precision_.dtype == DType::kBF16) {
+        Bf16Roof(grad_.halves_at(begin), param_.halves_at(begin), states[0],
+                 states[1], count, zero_);
+      } else {
+        UpdateRoof(grad_.floats_at(begin), param_.floats_at(begin), states,
+                   states_.size(), count, zero_);
+      }
+    });
+  }
+
+  double bytes_per_element() const {
+    const size_t size = DTypeSize(precision_.dtype);
+    const size_t params = precision_.master ? size + 8 : 2 * size;
+    const auto state =
+        static_cast<double>(DTypeBytes(precision_.state, kQ8Block)) /
+        static_cast<double>(kQ8Block);
+    return static_cast<double>(size + params) +
+           2 * state * static_cast<double>(states_.size());
+  }
+
+ private:
+  Precision precision_;
+  Optimizer optimizer_;
+  Tensor param_;
+  Tensor grad_;
+  std::optional<Tensor> master_;
+  std::vector<Tensor> states_;
+  int64_t step_ = 0;
+  volatile float zero_ = 0;
+};
+
+void Measure(const Variant& variant) {
+  Update update(variant);
+  std::vector<double> times;
+  std::vector<double> ratios;
+  for (int round = -1; round < kRounds; ++round) {
+    const double roof_ms = update.Roof();
+    const double update_ms = update.Step();
+    if (round < 0) continue;  // Page tables are cold.
+    times.push_back(update_ms);
+    ratios.push_back(roof_ms / update_ms);
+  }
+  const std::string prefix =
+      StrCat(variant.name, ".", variant.precision.name, ".");
+  const double bytes = update.bytes_per_element();
+  const char* name = "optimizer_step";
+  Bench(name, (prefix + "bytes_per_element").c_str(), bytes, "B");
+  Bench(name, (prefix + "bandwidth").c_str(),
+        bytes * static_cast<double>(kElements) / Median(times) / 1e6, "GB/s");
+  Bench(name, (prefix + "ratio_to_roof").c_str(), Median(ratios), "x");
+}
+
+// AdamW in fp32, beside another system's.
+void MeasurePeer(const std::string& program, const std::string& system) {
+  const std::string script =
+      program + ".runfiles/libshard/tests/bench/optimizer_peer.py";
+  auto peer = Peer::Start(
+      {"/usr/bin/python3", script, system, std::to_string(kElements)}, 1);
+  if (!peer) {
+    std::printf("optimizer_step: %s is not installed: not measured\n",
+                system.c_str());
+    return;
+  }
+  Update update(kVariants[0]);
+  std::vector<double> times;
+  std::vector<double> ratios;
+  for (int round = -1; round < kRounds; ++round) {
+    const double ours_ms = update.Step();
+    const auto peer_ms = peer->Go("step");
+    if (!peer_ms) {
+      std::printf("optimizer_step: %s ended: not measured\n", system.c_str());
+      return;
     }
-    const std::string prefix = std::string(variant.name) + ".fp32.";
-    const auto bytes = static_cast<double>(12 + 8 * num_states);
-    Bench("optimizer_step", (prefix + "bytes_per_element").c_str(), bytes, "B");
-    Bench("optimizer_step", (prefix + "bandwidth").c_str(),
-          bytes * static_cast<double>(kElements) / Median(times) / 1e6, "GB/s");
-    Bench("optimizer_step", (prefix + "ratio_to_roof").c_str(), Median(ratios),
-          "x");
+    if (round < 0) continue;
+    times.push_back(*peer_ms);
+    ratios.push_back(*peer_ms / ours_ms);
+  }
+  Bench("optimizer_step", StrCat("adamw.fp32.", system, "_ms").c_str(),
+        Median(times), "ms");
+  Bench("optimizer_step", StrCat("adamw.fp32.", system, "_over_ours").c_str(),
+        Median(ratios), "x");
+}
+
+int Main(int argc, char** argv) {
+  std::vector<std::string> names(argv + 1, argv + argc);
+  const auto flag = std::find(names.begin(), names.end(), "--peers");
+  const bool peers = flag != names.end();
+  if (peers) names.erase(flag);
+  for (const Variant& variant : kVariants) {
+    const std::string name = StrCat(variant.name, ".", variant.precision.name);
+    if (names.empty() ||
+        std::find(names.begin(), names.end(), name) != names.end()) {
+      Measure(variant);
+    }
+  }
+  if (peers) {
+    MeasurePeer(argv[0], "torch");
+    MeasurePeer(argv[0], "deepspeed");
   }
   return 0;
 }
@@ -151,4 +315,4 @@ int Main() {
 }  // namespace
 }  // namespace shard::bench
 
-int main() { return shard::bench::Main(); }
+int main(int argc, char** argv) { return shard::bench::Main(argc, argv); }

@@ -2,6 +2,8 @@
 
 #include "tests/bench/roof.h"
 
+#include <bit>
+
 #define SHARD_ROOF_TARGETS \
   __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
 
@@ -57,6 +59,55 @@ SHARD_ROOF_TARGETS void Roof3(const float* __restrict g, float* __restrict p,
 }
 
 }  // namespace
+
+namespace {
+
+inline float Widened(uint16_t bf16) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bf16) << 16);
+}
+
+inline uint16_t Truncated(float x) {
+  return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
+}
+
+}  // namespace
+
+SHARD_ROOF_TARGETS void Bf16MasterRoof(const uint16_t* __restrict g,
+                                       uint16_t* __restrict p,
+                                       float* __restrict master,
+                                       float* __restrict m, float* __restrict v,
+                                       size_t count, float zero) {
+  for (size_t i = 0; i < count; ++i) {
+    const float change = zero * Widened(g[i]);
+    master[i] += change;
+    m[i] += change;
+    v[i] += change;
+    p[i] = Truncated(master[i]);
+  }
+}
+
+SHARD_ROOF_TARGETS void Bf16Roof(const uint16_t* __restrict g,
+                                 uint16_t* __restrict p, float* __restrict m,
+                                 float* __restrict v, size_t count,
+                                 float zero) {
+  for (size_t i = 0; i < count; ++i) {
+    const float change = zero * Widened(g[i]);
+    p[i] = Truncated(Widened(p[i]) + change);
+    m[i] += change;
+    v[i] += change;
+  }
+}
+
+SHARD_ROOF_TARGETS void Q8Roof(const float* __restrict g, float* __restrict p,
+                               uint8_t* __restrict m, uint8_t* __restrict v,
+                               size_t count, float zero) {
+  const auto none = static_cast<uint8_t>(zero);
+  for (size_t i = 0; i < count; ++i) {
+    p[i] += zero * g[i];
+    m[i] = static_cast<uint8_t>(m[i] + none);
+    v[i] = static_cast<uint8_t>(v[i] + none);
+  }
+}
 
 void UpdateRoof(const float* g, float* p, float* const* states,
                 size_t num_states, size_t count, float zero) {

@@ -8,6 +8,7 @@
 #define SHARD_TESTS_BENCH_ROOF_H_
 
 #include <cstddef>
+#include <cstdint>
 
 namespace shard::bench {
 
@@ -20,6 +21,19 @@ void AdamRoof(const float* g0, const float* g1, float* p, float* m, float* v,
 // the states. `zero` as above. REQUIRES: num_states <= 3.
 void UpdateRoof(const float* g, float* p, float* const* states,
                 size_t num_states, size_t count, float zero);
+
+// 28 bytes per element: reads g, master, m, v; writes master, m, v and, as
+// bf16, p. `zero` as above.
+void Bf16MasterRoof(const uint16_t* g, uint16_t* p, float* master, float* m,
+                    float* v, size_t count, float zero);
+
+// 22 bytes per element: reads g, p (bf16), m, v; writes p, m, v.
+void Bf16Roof(const uint16_t* g, uint16_t* p, float* m, float* v, size_t count,
+              float zero);
+
+// 16 bytes per element: reads g, p and the codes m, v; writes p, m, v.
+void Q8Roof(const float* g, float* p, uint8_t* m, uint8_t* v, size_t count,
+            float zero);
 
 }  // namespace shard::bench
 

@@ -11,10 +11,8 @@
 #include <string>
 #include <vector>
 
-// Before Highway, so that the rules below are the plain ones.
-#include <hwy/targets.h>
-
 #include "kernels/formula/all.h"
+#include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/reference.h"
 
 namespace shard {
@@ -28,12 +26,7 @@ std::vector<float> Random(size_t count, uint32_t seed) {
   return values;
 }
 
-// Each instruction set this machine has, one by one.
-class FusedStepTest : public testing::TestWithParam<uint32_t> {
- protected:
-  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
-};
+class FusedStepTest : public TargetsTest {};
 
 template <class F, template <class> class Rule>
 void ExpectMatchesReference(Formula id, const std::vector<double>& hypers) {
@@ -44,11 +37,11 @@ void ExpectMatchesReference(Formula id, const std::vector<double>& hypers) {
       Reference<F, Rule> reference(param, hypers);
       std::vector<std::vector<float>> states(kMaxStates,
                                              std::vector<float>(count));
-      std::vector<float*> state_pointers;
+      std::vector<void*> state_pointers;
       for (auto& state : states) state_pointers.push_back(state.data());
       for (int64_t step = 1; step <= 4; ++step) {
         std::vector<std::vector<float>> sources;
-        std::vector<const float*> pointers;
+        std::vector<const void*> pointers;
         for (size_t w = 0; w < num_sources; ++w) {
           sources.push_back(
               Random(count, static_cast<uint32_t>(100 * step + w)));
@@ -56,8 +49,7 @@ void ExpectMatchesReference(Formula id, const std::vector<double>& hypers) {
         for (const auto& source : sources) pointers.push_back(source.data());
         const double scale = 1.0 / static_cast<double>(num_sources);
         FusedStepArgs args;
-        args.sources = pointers.data();
-        args.num_sources = num_sources;
+        args.gradients = {pointers.data(), num_sources, DType::kF32};
         args.gradient_scale = scale;
         args.param = param.data();
         args.states = state_pointers.data();
@@ -132,15 +124,14 @@ TEST_P(FusedStepTest, SgdNesterovMatchesDouble) {
 void ExpectZerosStayZero(Formula id, const std::vector<double>& hypers) {
   constexpr size_t kCount = 67;
   const std::vector<float> gradient(kCount);
-  const float* source = gradient.data();
+  const void* source = gradient.data();
   std::vector<float> param(kCount);
   std::vector<std::vector<float>> states(kMaxStates,
                                          std::vector<float>(kCount));
-  std::vector<float*> pointers;
+  std::vector<void*> pointers;
   for (auto& state : states) pointers.push_back(state.data());
   FusedStepArgs args;
-  args.sources = &source;
-  args.num_sources = 1;
+  args.gradients = {&source, 1, DType::kF32};
   args.gradient_scale = 0.5;
   args.param = param.data();
   args.states = pointers.data();
@@ -172,15 +163,13 @@ TEST_P(FusedStepTest, ZerosStayZero){
 TEST_P(FusedStepTest, RmsPropCenteredStaysFinite) {
   const auto hypers = HypersOf<RmsPropCentered>({{"alpha", 0.5}});
   const std::vector<float> gradient = Random(1024, 7);
-  const float* source = gradient.data();
+  const void* source = gradient.data();
   std::vector<float> param(gradient.size());
   std::vector<float> square_avg(gradient.size());
   std::vector<float> grad_avg(gradient.size());
-  float* const states[] = {square_avg.data(), grad_avg.data()};
+  void* const states[] = {square_avg.data(), grad_avg.data()};
   FusedStepArgs args;
-  args.sources = &source;
-  args.num_sources = 1;
-  args.gradient_scale = 1;
+  args.gradients = {&source, 1, DType::kF32};
   args.param = param.data();
   args.states = states;
   args.count = param.size();
@@ -237,26 +226,7 @@ TEST_P(FusedStepTest, ReduceSquaresDoesNotOverflow) {
   EXPECT_TRUE(std::isfinite(ReduceSquares(&source, 1, sum.data(), 64)));
 }
 
-std::vector<uint32_t> Targets() {
-  std::vector<uint32_t> targets;
-  const auto supported = static_cast<uint32_t>(hwy::SupportedTargets());
-  for (uint32_t bit = 1; bit != 0; bit <<= 1) {
-    // Only what the kernel was compiled for can be forced.
-    hwy::SetSupportedTargetsForTest(bit);
-    if ((supported & bit) != 0 && std::string(KernelTargetName()) ==
-                                      hwy::TargetName(static_cast<int>(bit))) {
-      targets.push_back(bit);
-    }
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  return targets;
-}
-
-INSTANTIATE_TEST_SUITE_P(AllTargets, FusedStepTest,
-                         testing::ValuesIn(Targets()), [](const auto& info) {
-                           return std::string(
-                               hwy::TargetName(static_cast<int>(info.param)));
-                         });
+SHARD_ON_ALL_TARGETS(FusedStepTest);
 
 TEST(KernelTargetTest, SeveralTargetsWereTested) {
   // The baseline at least, and on any processor of the last decade AVX2.

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The gradient of some elements: cast, sum over all sources, scale and clip by
+// value, in one pass. Summed in source order, in fp32 whatever the sources are,
+// so that every rank count and every instruction set has one result.
+//
+// Bytes per element, W sources: W times their size, and 4 written; none but the
+// sources' where `out` stays in the L1 cache.
+//
+// Thread-safe; disjoint ranges may run at once. Pointers need no alignment
+// beyond their type's.
+
+#ifndef SHARD_KERNELS_CPU_GRADIENTS_H_
+#define SHARD_KERNELS_CPU_GRADIENTS_H_
+
+#include <cstddef>
+
+#include "core/base/dtype.h"
+
+namespace shard {
+
+struct GradientSources {
+  // data[w] is source w's first element. REQUIRES: at least one source; f32,
+  // bf16 or f16.
+  const void* const* data;
+  size_t count;
+  DType dtype;
+};
+
+// out[i] = scale (sum over the sources of element begin + i), i < count, then
+// at most `clip_value` and at least -clip_value; infinity clips nothing. NaN
+// stays NaN. `out` may be element `begin` of an f32 source. REQUIRES:
+// clip_value > 0.
+void SumGradients(const GradientSources& sources, size_t begin, size_t count,
+                  double scale, double clip_value, float* out);
+
+}  // namespace shard
+
+#endif  // SHARD_KERNELS_CPU_GRADIENTS_H_

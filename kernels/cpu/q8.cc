@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cpu/q8.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/q8.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include "kernels/cpu/q8-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace shard {
+namespace HWY_NAMESPACE {
+
+void EncodeQ8(StateKind kind, const float* from, size_t count,
+              const RandomStream* random, uint32_t tensor, uint8_t* codes,
+              float* scales) {
+  EncodeBlocks(kind, from, count, random, tensor, codes, scales);
+}
+
+void DecodeQ8(StateKind kind, const uint8_t* codes, const float* scales,
+              float* to, size_t count) {
+  DecodeBlocks(kind, codes, scales, to, count);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace shard
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace shard {
+
+HWY_EXPORT(EncodeQ8);
+HWY_EXPORT(DecodeQ8);
+
+void EncodeQ8(StateKind kind, const float* from, size_t count,
+              const RandomStream* random, uint32_t tensor, uint8_t* codes,
+              float* scales) {
+  HWY_DYNAMIC_DISPATCH(EncodeQ8)
+  (kind, from, count, random, tensor, codes, scales);
+}
+
+void DecodeQ8(StateKind kind, const uint8_t* codes, const float* scales,
+              float* to, size_t count) {
+  HWY_DYNAMIC_DISPATCH(DecodeQ8)(kind, codes, scales, to, count);
+}
+
+}  // namespace shard
+#endif  // HWY_ONCE

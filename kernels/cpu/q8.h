@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DType::kQ8: optimizer states in 8 bits. Blocks of 256 elements share a scale,
+// the largest magnitude among them in fp32; an element is an 8-bit float
+// relative to it. (Blocks: Dettmers et al., "8-bit Optimizers via Block-wise
+// Quantization", ICLR 2022; the codes here need no table.) 1.016 bytes per
+// element and state.
+//
+//   kAverage         sign, 4 bits exponent, 3 bits mantissa: 1.875 stands for
+//                    the scale, 2^-17 is the smallest step
+//   kSquareAverage,  no sign, 3 bits exponent, 5 bits mantissa, of the square
+//   kSquareMaximum   root: 1.96875 stands for the scale, 2^-11 is the smallest
+//                    step. So seven decades of squares have a code, and the
+//                    upper four of them are right within 3.2 percent.
+//
+// The root has more mantissa and less exponent because of what rounding does
+// to an average: each step adds an error, and an average over 1 / (1 - beta2)
+// steps keeps them, so that v is off by 22 times (beta2 = 0.999) one rounding's
+// standard deviation: 40 percent here, 80 with a mantissa of 4 bits. The
+// expected value is the right one in any case.
+//
+// Rounding is stochastic: the expected value of a decoded element is what was
+// encoded (of a square: the square's, not its root's). A maximum is rounded to
+// nearest; kernels/formula/state_kind.h says why. Two exceptions:
+//   - A positive square never gets code 0. It is a divisor, and an element
+//   whose
+//     average is not 0 would move by average / eps. The smallest code makes its
+//     step too short instead.
+//   - A block of averages whose largest magnitude is below 2^-126 becomes 0.
+//
+// A block in which one element is an infinity or NaN has the scale NaN, and all
+// its elements decode as NaN: they are seen, not mended.
+//
+// The same bits from every instruction set. Thread-safe; disjoint ranges may
+// run at once.
+
+#ifndef SHARD_KERNELS_CPU_Q8_H_
+#define SHARD_KERNELS_CPU_Q8_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/dtype.h"
+#include "kernels/cpu/random.h"
+#include "kernels/formula/state_kind.h"
+
+namespace shard {
+
+// codes[i] for i < count and scales[b] for each block of 256, the last of which
+// may be partial. `random` gives the bits of its first_element + i in `tensor`;
+// NULL: to nearest. REQUIRES: first_element is a multiple of 256; squares are
+// not negative.
+void EncodeQ8(StateKind kind, const float* from, size_t count,
+              const RandomStream* random, uint32_t tensor, uint8_t* codes,
+              float* scales);
+
+// The way back. REQUIRES: `codes` is the first of a block.
+void DecodeQ8(StateKind kind, const uint8_t* codes, const float* scales,
+              float* to, size_t count);
+
+}  // namespace shard
+
+#endif  // SHARD_KERNELS_CPU_Q8_H_

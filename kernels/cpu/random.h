@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Random bits for stochastic rounding: Philox4x32-10 of Salmon, Moraes, Dror
+// and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11. A generator
+// without a state: element i's bits depend on its key (seed, step, param,
+// tensor) and on i, and on nothing else. Neither the instruction set, nor the
+// rank or thread that asks, nor where a call begins can change them.
+//
+// Element i = 256 b + e (0 <= e < 256) takes 16 bits:
+//
+//   counter  c0 = low 32 bits of n = 32 b + (e mod 64) / 2
+//            c1 = bits 32..59 of n, and `tensor` in its upper four bits
+//            c2 = param
+//            c3 = step
+//   key      k0, k1 = low and high half of seed
+//   word     of the four: 2 (e / 128) + e mod 2
+//   half     of the word: the low one where e mod 128 < 64, else the high one
+//
+// so that vectors of any width make them without moving values between lanes,
+// and all 128 bits of a counter are used.
+//
+// Thread-safe.
+
+#ifndef SHARD_KERNELS_CPU_RANDOM_H_
+#define SHARD_KERNELS_CPU_RANDOM_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace shard {
+
+struct RandomStream {
+  uint64_t seed = 0;
+  uint32_t step = 0;
+  uint32_t param = 0;
+  // The index in the parameter of a call's first element. REQUIRES: >= 0.
+  int64_t first_element = 0;
+};
+
+// The tensors of a parameter that are rounded: itself, then state 0, 1, ...
+inline constexpr uint32_t kParamTensor = 0;
+constexpr uint32_t StateTensor(int state) {
+  return 1 + static_cast<uint32_t>(state);
+}
+
+// Elements whose bits are made together.
+inline constexpr int64_t kRandomBlock = 256;
+
+// bits[e] = the 16 bits of element first_element + e, 0 <= e < 256.
+// REQUIRES: first_element is a multiple of 256; tensor < 16.
+void RandomBits(const RandomStream& stream, uint32_t tensor, uint32_t* bits);
+
+}  // namespace shard
+
+#endif  // SHARD_KERNELS_CPU_RANDOM_H_

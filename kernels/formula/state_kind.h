@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StateKind: what an optimizer state is, which decides how it may be kept in
+// fewer than 32 bits. A formula that declares
+//
+//   static constexpr StateKind kStateKinds[]   one for each of kStates
+//
+// may have its states narrowed; the others keep theirs in fp32.
+
+#ifndef SHARD_KERNELS_FORMULA_STATE_KIND_H_
+#define SHARD_KERNELS_FORMULA_STATE_KIND_H_
+
+#include <cstdint>
+
+namespace shard {
+
+enum class StateKind : uint8_t {
+  // An average of values of either sign. It is rounded stochastically: a step
+  // changes a slow average by less than half a unit in its last place, and
+  // rounded to nearest it would never move.
+  kAverage,
+  // An average of squares, never negative. Rounded stochastically as well.
+  kSquareAverage,
+  // The largest of some squares so far. It is rounded to nearest: a maximum
+  // keeps every upward error, so stochastic rounding would make it grow
+  // without a reason.
+  kSquareMaximum,
+};
+
+template <class F>
+concept HasNarrowStates = requires {
+  F::kStateKinds;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_KERNELS_FORMULA_STATE_KIND_H_

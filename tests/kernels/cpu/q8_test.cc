@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cpu/q8.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tests/kernels/cpu/targets.h"
+
+namespace shard {
+namespace {
+
+constexpr size_t kBlock = static_cast<size_t>(kQ8Block);
+
+struct Encoded {
+  std::vector<uint8_t> codes;
+  std::vector<float> scales;
+  bool operator==(const Encoded&) const = default;
+};
+
+Encoded Encode(StateKind kind, const std::vector<float>& values,
+               const RandomStream* random = nullptr) {
+  Encoded encoded;
+  encoded.codes.resize(values.size());
+  encoded.scales.resize((values.size() + kBlock - 1) / kBlock);
+  EncodeQ8(kind, values.data(), values.size(), random, 1, encoded.codes.data(),
+           encoded.scales.data());
+  return encoded;
+}
+
+std::vector<float> Decode(StateKind kind, const Encoded& encoded) {
+  std::vector<float> values(encoded.codes.size());
+  DecodeQ8(kind, encoded.codes.data(), encoded.scales.data(), values.data(),
+           values.size());
+  return values;
+}
+
+// What a code stands for by q8.h, for a scale of 1.
+double Meaning(StateKind kind, int code) {
+  const bool root = kind != StateKind::kAverage;
+  const int mantissa_bits = root ? 5 : 3;
+  const int top_exponent = root ? 7 : 15;
+  const int magnitude = root ? code : code & 0x7F;
+  const int exponent = magnitude >> mantissa_bits;
+  const int steps = 1 << mantissa_bits;
+  const int mantissa = magnitude % steps;
+  const double unit = std::ldexp(1.0, std::max(exponent, 1) - top_exponent);
+  double value = unit * ((exponent > 0 ? 1 : 0) + mantissa / double(steps));
+  value /= 2 - 1.0 / steps;
+  if (root) return value * value;
+  return (code & 0x80) != 0 ? -value : value;
+}
+
+// Five decades of magnitudes in each block; squares of them for `kind`.
+std::vector<float> Values(StateKind kind, size_t count) {
+  std::mt19937 generator(3);
+  std::normal_distribution<float> normal;
+  std::uniform_real_distribution<float> decades(-5, 0);
+  std::vector<float> values(count);
+  for (float& value : values) {
+    value = normal(generator) * std::pow(10.0f, decades(generator));
+    if (kind != StateKind::kAverage) value *= value;
+  }
+  return values;
+}
+
+class Q8Test : public TargetsTest {};
+
+TEST_P(Q8Test, EveryCodeMeansWhatTheHeaderSays) {
+  for (const StateKind kind :
+       {StateKind::kAverage, StateKind::kSquareAverage}) {
+    Encoded encoded;
+    for (int code = 0; code < 256; ++code) {
+      encoded.codes.push_back(static_cast<uint8_t>(code));
+    }
+    encoded.scales = {3.0f};
+    const double scale = kind == StateKind::kAverage ? 3.0 : 9.0;
+    const std::vector<float> values = Decode(kind, encoded);
+    for (int code = 0; code < 256; ++code) {
+      const double expected = scale * Meaning(kind, code);
+      EXPECT_NEAR(static_cast<double>(values[static_cast<size_t>(code)]),
+                  expected, 1e-6 * std::abs(expected))
+          << code;
+    }
+  }
+}
+
+// No further than to the next code, and to nearest half as far.
+TEST_P(Q8Test, RoundTripIsWithinTheStep) {
+  const RandomStream random = {1, 2, 3, 512};
+  for (const StateKind kind :
+       {StateKind::kAverage, StateKind::kSquareAverage}) {
+    const bool root = kind != StateKind::kAverage;
+    const std::vector<float> values = Values(kind, 3 * kBlock + 77);
+    for (const bool nearest : {false, true}) {
+      const Encoded encoded = Encode(kind, values, nearest ? nullptr : &random);
+      const std::vector<float> decoded = Decode(kind, encoded);
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double scale = static_cast<double>(encoded.scales[i / kBlock]);
+        double x = std::abs(static_cast<double>(values[i]));
+        double y = std::abs(static_cast<double>(decoded[i]));
+        ASSERT_GE(values[i] * decoded[i], 0) << i;
+        if (root) {
+          // The nearer of two squares is up to 0.59 steps of the root away;
+          // below the first code there is only that.
+          const double unit = scale / 1.96875 * 0x1p-11;
+          const double step = std::max(unit, std::sqrt(x) / 16);
+          const double half = std::sqrt(x) < unit ? step : 0.59 * step;
+          ASSERT_NEAR(std::sqrt(x), std::sqrt(y),
+                      1.0001 * (nearest ? half : step))
+              << i;
+        } else {
+          const double step =
+              scale / 1.875 * std::max(0x1p-17, x / scale * 1.875 / 8);
+          ASSERT_NEAR(x, y, 1.0001 * (nearest ? step / 2 : step)) << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Q8Test, LargestIsExactAndCodesStay) {
+  for (const StateKind kind : {StateKind::kAverage, StateKind::kSquareAverage,
+                               StateKind::kSquareMaximum}) {
+    const std::vector<float> once =
+        Decode(kind, Encode(kind, Values(kind, 4 * kBlock)));
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      const RandomStream random = {seed, 0, 0, 0};
+      const Encoded again = Encode(kind, once, &random);
+      const std::vector<float> twice = Decode(kind, again);
+      for (size_t i = 0; i < once.size(); ++i) {
+        ASSERT_NEAR(static_cast<double>(twice[i]), static_cast<double>(once[i]),
+                    1e-6 * std::abs(static_cast<double>(once[i])));
+      }
+    }
+  }
+}
+
+// The mean over many seeds is the value: of a square the square, not the root.
+TEST_P(Q8Test, RoundsWithoutBias) {
+  constexpr int kSeeds = 3000;
+  for (const StateKind kind :
+       {StateKind::kAverage, StateKind::kSquareAverage}) {
+    const std::vector<float> values = Values(kind, kBlock);
+    std::vector<double> sums(kBlock);
+    std::vector<double> squares(kBlock);
+    for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+      const RandomStream random = {seed, 0, 0, 0};
+      const std::vector<float> decoded =
+          Decode(kind, Encode(kind, values, &random));
+      for (size_t i = 0; i < kBlock; ++i) {
+        const auto x = static_cast<double>(decoded[i]);
+        sums[i] += x;
+        squares[i] += x * x;
+      }
+    }
+    const double largest = *std::max_element(values.begin(), values.end());
+    double bias = 0;
+    double magnitude = 0;
+    for (size_t i = 0; i < kBlock; ++i) {
+      const auto x = static_cast<double>(values[i]);
+      // Not those that code 1 stands in for.
+      if (kind != StateKind::kAverage && x < 1e-6 * largest) continue;
+      const double mean = sums[i] / kSeeds;
+      const double variance = squares[i] / kSeeds - mean * mean;
+      EXPECT_NEAR(
+          mean, x,
+          5 * std::sqrt(std::max(variance, 0.0) / kSeeds) + 1e-4 * std::abs(x))
+          << i;
+      bias += mean - x;
+      magnitude += std::abs(x);
+    }
+    EXPECT_LT(std::abs(bias), 1e-3 * magnitude);
+  }
+}
+
+TEST_P(Q8Test, APositiveSquareNeverBecomesZero) {
+  std::vector<float> values(kBlock, 1e-12f);
+  values[17] = 1;
+  values[30] = 0;
+  for (const StateKind kind :
+       {StateKind::kSquareAverage, StateKind::kSquareMaximum}) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      const RandomStream random = {seed, 0, 0, 0};
+      const Encoded encoded = Encode(kind, values, &random);
+      for (size_t i = 0; i < kBlock; ++i) {
+        EXPECT_EQ(encoded.codes[i], i == 17 ? 255 : i == 30 ? 0 : 1) << i;
+      }
+    }
+  }
+}
+
+// A stochastic rounding of a maximum would climb.
+TEST_P(Q8Test, AMaximumIsRoundedToNearest) {
+  const auto kind = StateKind::kSquareMaximum;
+  const std::vector<float> values = Values(kind, kBlock);
+  const Encoded nearest = Encode(kind, values);
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const RandomStream random = {seed, 0, 0, 0};
+    EXPECT_EQ(Encode(kind, values, &random), nearest);
+  }
+}
+
+TEST_P(Q8Test, ZerosAndTinyBlocks) {
+  const RandomStream random = {};
+  for (const StateKind kind : {StateKind::kAverage, StateKind::kSquareAverage,
+                               StateKind::kSquareMaximum}) {
+    const std::vector<float> zeros(kBlock + 5);
+    const Encoded encoded = Encode(kind, zeros, &random);
+    EXPECT_EQ(encoded.codes, std::vector<uint8_t>(kBlock + 5, 0));
+    EXPECT_EQ(encoded.scales, std::vector<float>(2, 0.0f));
+    EXPECT_EQ(Decode(kind, encoded), zeros);
+  }
+  const std::vector<float> tiny(kBlock, 1e-39f);
+  for (const float x : Decode(StateKind::kAverage,
+                              Encode(StateKind::kAverage, tiny, &random))) {
+    EXPECT_EQ(x, 0);
+  }
+  for (const float x :
+       Decode(StateKind::kSquareAverage,
+              Encode(StateKind::kSquareAverage, tiny, &random))) {
+    EXPECT_NEAR(static_cast<double>(x), 1e-39, 1e-44);
+  }
+}
+
+TEST_P(Q8Test, WhatIsNotFiniteStaysVisible) {
+  const RandomStream random = {};
+  for (const float bad : {std::numeric_limits<float>::infinity(),
+                          -std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::quiet_NaN(),
+                          -std::numeric_limits<float>::quiet_NaN()}) {
+    for (const StateKind kind :
+         {StateKind::kAverage, StateKind::kSquareAverage}) {
+      for (const size_t where : {size_t{0}, size_t{100}, kBlock + 4}) {
+        std::vector<float> values(kBlock + 5, 1.0f);
+        values[where] = bad;
+        const std::vector<float> decoded =
+            Decode(kind, Encode(kind, values, &random));
+        // Its block, and no other.
+        for (size_t i = 0; i < values.size(); ++i) {
+          ASSERT_EQ(std::isnan(decoded[i]), i / kBlock == where / kBlock) << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Q8Test, SplitCallsAreOneCall) {
+  for (const StateKind kind :
+       {StateKind::kAverage, StateKind::kSquareAverage}) {
+    const std::vector<float> values = Values(kind, 5 * kBlock + 33);
+    const RandomStream random = {9, 8, 7, 1024};
+    const Encoded whole = Encode(kind, values, &random);
+    Encoded parts;
+    for (const auto& [begin, end] :
+         {std::pair{size_t{0}, 2 * kBlock}, {2 * kBlock, values.size()}}) {
+      RandomStream rest = random;
+      rest.first_element += static_cast<int64_t>(begin);
+      const Encoded part = Encode(kind,
+                                  {values.begin() + static_cast<long>(begin),
+                                   values.begin() + static_cast<long>(end)},
+                                  &rest);
+      parts.codes.insert(parts.codes.end(), part.codes.begin(),
+                         part.codes.end());
+      parts.scales.insert(parts.scales.end(), part.scales.begin(),
+                          part.scales.end());
+    }
+    EXPECT_EQ(parts, whole);
+  }
+}
+
+SHARD_ON_ALL_TARGETS(Q8Test);
+
+TEST(Q8TargetsTest, SameOnAll) {
+  for (const StateKind kind : {StateKind::kAverage, StateKind::kSquareAverage,
+                               StateKind::kSquareMaximum}) {
+    ExpectSameOnAllTargets([kind] {
+      const RandomStream random = {1, 2, 3, 256};
+      return Encode(kind, Values(kind, 5 * kBlock + 33), &random);
+    });
+  }
+}
+
+TEST(Q8BytesTest, TwoStatesTakeLittleMoreThanTwoBytes) {
+  EXPECT_LE(2 * DTypeBytes(DType::kQ8, 1 << 20), (size_t{21} << 20) / 10);
+}
+
+}  // namespace
+}  // namespace shard

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TargetsTest: a fixture whose tests run on each instruction set this machine
+// has, one by one.
+
+#ifndef SHARD_TESTS_KERNELS_CPU_TARGETS_H_
+#define SHARD_TESTS_KERNELS_CPU_TARGETS_H_
+
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/target.h"
+
+namespace shard {
+
+inline std::vector<uint32_t> Targets() {
+  std::vector<uint32_t> targets;
+  const auto supported = static_cast<uint32_t>(hwy::SupportedTargets());
+  for (uint32_t bit = 1; bit != 0; bit <<= 1) {
+    // Only what the kernels were compiled for can be forced.
+    hwy::SetSupportedTargetsForTest(bit);
+    if ((supported & bit) != 0 && std::string(KernelTargetName()) ==
+                                      hwy::TargetName(static_cast<int>(bit))) {
+      targets.push_back(bit);
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  return targets;
+}
+
+class TargetsTest : public testing::TestWithParam<uint32_t> {
+ protected:
+  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
+  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
+};
+
+// What `result()` returns must be the same on all of them.
+template <class Result>
+void ExpectSameOnAllTargets(const Result& result) {
+  hwy::SetSupportedTargetsForTest(Targets().front());
+  const auto expected = result();
+  for (const uint32_t target : Targets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    EXPECT_EQ(result(), expected) << KernelTargetName();
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+#define SHARD_ON_ALL_TARGETS(Fixture)                                      \
+  INSTANTIATE_TEST_SUITE_P(                                                \
+      AllTargets, Fixture, testing::ValuesIn(Targets()),                   \
+      [](const auto& info) {                                               \
+        return std::string(hwy::TargetName(static_cast<int>(info.param))); \
+      })
+
+}  // namespace shard
+
+#endif  // SHARD_TESTS_KERNELS_CPU_TARGETS_H_
