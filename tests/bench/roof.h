@@ -21,6 +21,9 @@ void AdamRoof(const float* g0, const float* g1, float* p, float* m, float* v,
 void UpdateRoof(const float* g, float* p, float* const* states,
                 size_t num_states, size_t count, float zero);
 
+// 4 bytes per element: the sum of squares in double, in no particular order.
+double SquaresRoof(const float* values, size_t count);
+
 }  // namespace shard::bench
 
 #endif  // SHARD_TESTS_BENCH_ROOF_H_
