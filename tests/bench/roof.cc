@@ -123,4 +123,24 @@ void UpdateRoof(const float* g, float* p, float* const* states,
   }
 }
 
+SHARD_ROOF_TARGETS double SquaresRoof(const float* values, size_t count) {
+  // As many sums as hide the latency of additions: the compiler may not change
+  // their order.
+  constexpr size_t kSums = 32;
+  double sums[kSums] = {};
+  size_t i = 0;
+  for (; i + kSums <= count; i += kSums) {
+    for (size_t j = 0; j < kSums; ++j) {
+      const auto value = static_cast<double>(values[i + j]);
+      sums[j] += value * value;
+    }
+  }
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  for (; i < count; ++i) {
+    total += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+  }
+  return total;
+}
+
 }  // namespace shard::bench

@@ -35,6 +35,9 @@ void Bf16Roof(const uint16_t* g, uint16_t* p, float* m, float* v, size_t count,
 void Q8Roof(const float* g, float* p, uint8_t* m, uint8_t* v, size_t count,
             float zero);
 
+// 4 bytes per element: the sum of squares in double, in no particular order.
+double SquaresRoof(const float* values, size_t count);
+
 }  // namespace shard::bench
 
 #endif  // SHARD_TESTS_BENCH_ROOF_H_

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Norms of gradients whose bits depend on the values alone: not on their order,
+// on how they are split over ranks, threads and tiles, nor on the instruction
+// set. So a run on 2 ranks clips exactly as the same run on 8.
+//
+//   kOne  sum |x|        kTwo  sqrt(sum x x)
+//   kInf  max |x|        kP    r (sum (|x| / r)^p)^(1/p),  r = max |x|
+//
+// Why it holds. The terms |x| and x x of an fp32 value are exact in double, and
+// their sum is kept exactly (exact_sum.h); the order of an exact sum does not
+// show. It is rounded once, when the norm is read: kOne is the double nearest
+// to the true norm, kTwo the root of the double nearest to the true sum. A term
+// of kP is a function of x, p and r alone, rounded to a multiple of 2^-78
+// before it is added; the sum of those is exact as well. Maxima are exact
+// anyway.
+//
+// Why it is fast. Adding each term to a wide number would be slow. Instead up
+// to n = 2^12 values that lie in cache are added up in a few doubles, from
+// which nothing is lost, and those go to the wide number. A first look finds
+// the largest and the smallest exponent, so all terms are below 2^M and
+// multiples of 2^Q. Then, with u = 2^(M + 11 + 1 - 52):
+//
+//   t = a + x      a starts at 1.5 * 2^(M + 12), and n 2^M more or less do not
+//   x = x - (t - a)  take it out of its binade: t - a is x rounded to a
+//   multiple a = t          of u, both differences are exact, and |x| <= u / 2
+//   is left.
+//
+// What is left is split the same way, or, once n u / 2 <= 2^53 2^Q, added up
+// plainly: no double rounds a multiple of 2^Q of that size. This splitting is
+// that of Rump, Ogita and Oishi, "Accurate Floating-Point Summation", SIAM J.
+// Sci. Comput. 31, 2008, and of the reproducible sums of Demmel and Nguyen,
+// "Parallel Reproducible Summation", IEEE Trans. Computers 64, 2015; those drop
+// low bits by fixed rules, here none are.
+//
+// Bytes per value: reads 4 from memory, and again from L1. In blocks whose
+// magnitudes lie within a factor of 2^16, as those of most gradients, squares
+// take two doubles; within 2^36 three, within 2^56 four; wider ones take a pass
+// for every 2^56.
+//
+// Values are summed under the default rounding to nearest. kP uses Highway's
+// exp and log, of which targets differ in the last bits: its bits depend on the
+// instruction set too. So all ranks of a job must have the same one.
+//
+// Thread-safe; a NormSum is thread-compatible.
+
+#ifndef SHARD_KERNELS_CPU_NORM_H_
+#define SHARD_KERNELS_CPU_NORM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cpu/exact_sum.h"
+
+namespace shard {
+
+enum class NormType { kOne, kTwo, kP, kInf };
+
+// What is known of the values seen so far; all zeros when there were none.
+// 88 bytes, which may be sent to other ranks. Equal finite values give equal
+// bytes.
+struct NormSum {
+  ExactSum terms;  // Nothing for kInf.
+  // The bits of the largest |x| as fp32. Above those of infinity when there was
+  // a NaN: magnitudes are ordered as their bits are.
+  uint64_t largest_bits;
+};
+static_assert(std::is_trivially_copyable_v<NormSum>);
+static_assert(sizeof(NormSum) == sizeof(uint64_t) * (ExactSum::kNumWords + 1));
+
+// Adds values[0 .. count) to `sum`. `p` and `reference` are those of kP and not
+// read otherwise: the reference is the kInf norm of all values, of every rank,
+// so that terms neither overflow nor vanish. REQUIRES: type and p, and for kP
+// the reference, are the same in all calls for one sum; 0 < p < infinity; for
+// kP no finite |value| is above the reference.
+void AddToNorm(NormType type, double p, double reference, const float* values,
+               size_t count, NormSum* sum);
+
+// As if the values of `other` had been added to `sum`.
+void MergeNorm(const NormSum& other, NormSum* sum);
+
+// The norm of all values added; 0 of none. NaN when one was NaN, else infinity
+// when one was infinite: that is recorded, never the effect of an overflow.
+// Finite values have a finite norm, except for a kP so close to 0 that
+// count^(1/p) is none.
+double FinishNorm(NormType type, double p, double reference,
+                  const NormSum& sum);
+
+}  // namespace shard
+
+#endif  // SHARD_KERNELS_CPU_NORM_H_
