@@ -87,6 +87,10 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   // Equal plans hold equal texts, so this fails on all ranks or on none.
   SHARD_ASSIGN_OR_RETURN(Optimizer optimizer,
                          Optimizer::Parse(plan->options().optimizer));
+  if (optimizer.state_dtype() != DType::kF32) {
+    return Unimplemented("states=", DTypeName(optimizer.state_dtype()),
+                         " cannot run in this version; use states=f32");
+  }
   comm->logger().Log(LogLevel::kInfo, "rank ", comm->rank(), ": ",
                      plan->Summary());
   if (comm->logger().Wants(LogLevel::kDebug)) {

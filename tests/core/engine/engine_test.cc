@@ -454,6 +454,11 @@ TEST(EngineTest, RefusesWhatItCannotRunOnAllRanks) {
     EXPECT_EQ(half.status().code(), StatusCode::kUnimplemented);
     EXPECT_THAT(half.status().message(),
                 AllOf(HasSubstr("'half'"), HasSubstr("bf16")));
+    const auto narrow = MakePlan(2, "adamw?states=q8");
+    ASSERT_TRUE(narrow.ok());
+    const auto states = Engine::Create(*narrow, comm, 0);
+    EXPECT_EQ(states.status().code(), StatusCode::kUnimplemented);
+    EXPECT_THAT(states.status().message(), HasSubstr("states=q8"));
   });
 }
 

@@ -6,15 +6,14 @@
 
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
-// Before Highway, so that the rules below are the plain ones.
-#include <hwy/targets.h>
-
 #include "kernels/formula/all.h"
+#include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/reference.h"
 
 namespace shard {
@@ -29,11 +28,7 @@ std::vector<float> Random(size_t count, uint32_t seed) {
 }
 
 // Each instruction set this machine has, one by one.
-class FusedStepTest : public testing::TestWithParam<uint32_t> {
- protected:
-  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
-};
+class FusedStepTest : public EachTargetTest {};
 
 template <class F, template <class> class Rule>
 void ExpectMatchesReference(Formula id, const std::vector<double>& hypers) {
@@ -86,24 +81,28 @@ template <class F>
 std::vector<double> UnusualHypers(double maximize) {
   for (const double momentum : {0.0, 0.9}) {
     for (const double flag : {0.0, 1.0}) {
-      const auto hypers = HypersOf<F>({{"lr", 0.1},
-                                       {"beta1", 0.8},
-                                       {"beta2", 0.97},
-                                       {"eps", 1e-6},
-                                       {"weight_decay", 0.05},
-                                       {"amsgrad", flag},
-                                       {"maximize", maximize},
-                                       {"lr_decay", 0.1},
-                                       {"initial_accumulator_value", 0.1},
-                                       {"alpha", 0.9},
-                                       {"momentum", momentum},
-                                       {"centered", flag},
-                                       {"dampening", 0.3},
-                                       {"rho", 0.8},
-                                       // Reached from both sides.
-                                       {"step_size_min", 0.03},
-                                       {"step_size_max", 0.13}});
-      if (F::Serves(hypers.data())) return hypers;
+      for (double profile = 0; profile < std::size(AdamMoments::kProfiles);
+           ++profile) {
+        const auto hypers = HypersOf<F>({{"lr", 0.1},
+                                         {"beta1", 0.8},
+                                         {"beta2", 0.97},
+                                         {"eps", 1e-6},
+                                         {"weight_decay", 0.05},
+                                         {"amsgrad", flag},
+                                         {"maximize", maximize},
+                                         {"profile", profile},
+                                         {"lr_decay", 0.1},
+                                         {"initial_accumulator_value", 0.1},
+                                         {"alpha", 0.9},
+                                         {"momentum", momentum},
+                                         {"centered", flag},
+                                         {"dampening", 0.3},
+                                         {"rho", 0.8},
+                                         // Reached from both sides.
+                                         {"step_size_min", 0.03},
+                                         {"step_size_max", 0.13}});
+        if (F::Serves(hypers.data())) return hypers;
+      }
     }
   }
   return {};
@@ -237,30 +236,12 @@ TEST_P(FusedStepTest, ReduceSquaresDoesNotOverflow) {
   EXPECT_TRUE(std::isfinite(ReduceSquares(&source, 1, sum.data(), 64)));
 }
 
-std::vector<uint32_t> Targets() {
-  std::vector<uint32_t> targets;
-  const auto supported = static_cast<uint32_t>(hwy::SupportedTargets());
-  for (uint32_t bit = 1; bit != 0; bit <<= 1) {
-    // Only what the kernel was compiled for can be forced.
-    hwy::SetSupportedTargetsForTest(bit);
-    if ((supported & bit) != 0 && std::string(KernelTargetName()) ==
-                                      hwy::TargetName(static_cast<int>(bit))) {
-      targets.push_back(bit);
-    }
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  return targets;
-}
-
 INSTANTIATE_TEST_SUITE_P(AllTargets, FusedStepTest,
-                         testing::ValuesIn(Targets()), [](const auto& info) {
-                           return std::string(
-                               hwy::TargetName(static_cast<int>(info.param)));
-                         });
+                         testing::ValuesIn(KernelTargets()), TargetName);
 
 TEST(KernelTargetTest, SeveralTargetsWereTested) {
   // The baseline at least, and on any processor of the last decade AVX2.
-  EXPECT_GE(Targets().size(), 2u);
+  EXPECT_GE(KernelTargets().size(), 2u);
 }
 
 }  // namespace
