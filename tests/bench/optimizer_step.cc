@@ -35,6 +35,10 @@ struct Variant {
 constexpr Variant kVariants[] = {
     {"adamw", "adamw"},
     {"adamw_amsgrad", "adamw?amsgrad=1"},
+    {"adamw_apex", "adamw?profile=apex"},
+    {"adamw_deepspeed_cpu", "adamw?profile=deepspeed_cpu"},
+    {"adamw_llmc", "adamw?profile=llmc"},
+    {"adamw_ggml", "adamw?profile=ggml"},
     {"adam", "adam?weight_decay=0.1"},
     {"adam_amsgrad", "adam?amsgrad=1"},
     {"adamax", "adamax"},
