@@ -56,8 +56,15 @@ struct AdamMoments {
     if (h[kAmsgrad] != 0 && h[kProfile] != kTorch) {
       return "amsgrad=1 needs profile=torch: no other has it";
     }
+    // The other profiles' corrections are 1 - beta^t of the float beta.
+    if (h[kProfile] != kTorch &&
+        (IsOneInFloat(h[kBeta1]) || IsOneInFloat(h[kBeta2]))) {
+      return "beta1 and beta2 must be below 1 in float with this profile";
+    }
     return nullptr;
   }
+
+  static bool IsOneInFloat(double x) { return static_cast<float>(x) == 1.0f; }
 
   // The constants of step `t` = 1, 2, ...; bias corrections in double.
   struct MomentScalars {

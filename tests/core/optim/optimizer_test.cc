@@ -235,6 +235,11 @@ TEST(OptimizerTest, ConflictsAreNamed) {
               HasSubstr("amsgrad=1 needs profile=torch"));
   EXPECT_THAT(MessageOf("adamw?profile=llmc&amsgrad=1"),
               HasSubstr("amsgrad=1 needs profile=torch"));
+  for (const char* const text : {"adamw?profile=llmc&beta1=0.99999999",
+                                 "adam?profile=apex&beta2=0.99999999"}) {
+    EXPECT_THAT(MessageOf(text), HasSubstr("below 1 in float"));
+  }
+  EXPECT_TRUE(Optimizer::Parse("adamw?beta2=0.99999999").ok());
   // The authors' Lion has no maximize.
   EXPECT_THAT(MessageOf("lion?maximize=1"), HasSubstr("'maximize'"));
 }
