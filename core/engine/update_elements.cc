@@ -34,7 +34,6 @@ uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
   std::array<float*, kMaxStates> scales = {};
 
   FusedStepArgs args;
-  args.gradients.dtype = gradients.dtype;
   args.gradient_scale = input.scale;
   args.clip_value = input.clip_value;
   args.param_dtype = plan.dtype;
@@ -49,7 +48,7 @@ uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
 
   const auto run = [&](size_t begin, size_t count) {
     args.gradients = gradients;
-    args.first = begin;
+    args.gradients_begin = begin;
     args.param = range.param(begin);
     args.master = range.master(begin);
     for (size_t s = 0; s < num_states; ++s) {

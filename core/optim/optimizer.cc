@@ -87,6 +87,46 @@ Status CheckRange(const char* optimizer, const Hyper& hyper, double value) {
                          " is out of range; allowed: ", RangeText(hyper));
 }
 
+size_t NumChoices(const Hyper& hyper) {
+  return static_cast<size_t>(hyper.max) + 1;
+}
+
+const char* ChoiceName(const Hyper& hyper, double value) {
+  return hyper.choices[static_cast<size_t>(value)];
+}
+
+StatusOr<double> TakeChoice(Spec* spec, const char* optimizer,
+                            const Hyper& hyper, double fallback) {
+  const std::string text =
+      spec->TakeString(hyper.name, ChoiceName(hyper, fallback));
+  std::string known;
+  for (size_t i = 0; i < NumChoices(hyper); ++i) {
+    if (text == hyper.choices[i]) return static_cast<double>(i);
+    StrAppend(&known, i == 0 ? "" : ", ", hyper.choices[i]);
+  }
+  return InvalidArgument(optimizer, ": unknown ", hyper.name, "='", text,
+                         "'; allowed: ", known);
+}
+
+StatusOr<double> TakeValue(Spec* spec, const char* optimizer,
+                           const Hyper& hyper, double fallback) {
+  if (hyper.choices != nullptr) {
+    return TakeChoice(spec, optimizer, hyper, fallback);
+  }
+  SHARD_ASSIGN_OR_RETURN(const double value,
+                         spec->TakeDouble(hyper.name, fallback));
+  SHARD_RETURN_IF_ERROR(CheckRange(optimizer, hyper, value));
+  return value;
+}
+
+// The dtype of a name in kStorages.
+DType StorageOf(std::string_view name) {
+  for (const DType dtype : {DType::kBF16, DType::kQ8}) {
+    if (name == DTypeName(dtype)) return dtype;
+  }
+  return DType::kF32;
+}
+
 }  // namespace
 
 StatusOr<Optimizer> Optimizer::Parse(std::string_view text,
@@ -114,10 +154,12 @@ StatusOr<Optimizer> Optimizer::Parse(std::string_view text,
     const Hyper& hyper = info->hypers[i];
     SHARD_ASSIGN_OR_RETURN(
         const double value,
-        spec.TakeDouble(hyper.name,
-                        inherits ? base->hypers_[i] : hyper.fallback));
-    SHARD_RETURN_IF_ERROR(CheckRange(info->name, hyper, value));
+        TakeValue(&spec, info->name, hyper,
+                  inherits ? base->hypers_[i] : hyper.fallback));
     optimizer.hypers_.push_back(value);
+    if (hyper.choices == kStorages) {
+      optimizer.state_dtype_ = StorageOf(ChoiceName(hyper, value));
+    }
   }
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
   const double* values = optimizer.hypers_.data();
@@ -151,6 +193,11 @@ Status Optimizer::Set(std::string_view key, double value) {
   for (size_t i = 0; i < info.num_hypers; ++i) {
     const Hyper& hyper = info.hypers[i];
     if (key != hyper.name) continue;
+    if (hyper.choices != nullptr && value != hypers_[i]) {
+      return FailedPrecondition(info.name, ": ", key, " is ",
+                                ChoiceName(hyper, hypers_[i]),
+                                " and cannot change; create a new plan");
+    }
     SHARD_RETURN_IF_ERROR(CheckRange(info.name, hyper, value));
     std::vector<double> changed = hypers_;
     changed[i] = value;
@@ -172,7 +219,13 @@ std::string Optimizer::ToString() const {
   const FormulaInfo& info = InfoOf(formula_);
   std::string text = info.name;
   for (size_t i = 0; i < info.num_hypers; ++i) {
-    StrAppend(&text, i == 0 ? "?" : "&", info.hypers[i].name, "=", hypers_[i]);
+    const Hyper& hyper = info.hypers[i];
+    StrAppend(&text, i == 0 ? "?" : "&", hyper.name, "=");
+    if (hyper.choices != nullptr) {
+      StrAppend(&text, ChoiceName(hyper, hypers_[i]));
+    } else {
+      StrAppend(&text, hypers_[i]);
+    }
   }
   return text;
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Optimizer: a formula and the values of its hyperparameters, read from text
-// such as "adamw?lr=3e-4&weight_decay=0.1" (grammar: core/base/spec.h).
+// such as "adamw?lr=3e-4&profile=apex" (grammar: core/base/spec.h).
 //
 // Names, defaults and allowed ranges stand in kernels/formula; nothing here
-// knows a particular optimizer.
+// knows a particular optimizer. A hyperparameter is a number, a flag (0 or 1)
+// or a choice, whose text is one of a few names; it is fixed at Parse.
 
 #ifndef SHARD_CORE_OPTIM_OPTIMIZER_H_
 #define SHARD_CORE_OPTIM_OPTIMIZER_H_
@@ -13,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/dtype.h"
 #include "core/base/status.h"
 #include "core/flat/plan.h"
 #include "kernels/formula/registry.h"
@@ -23,24 +25,29 @@ class Optimizer {
  public:
   // "" is "adamw", or `base` where there is one, and "?key=value" is `base`
   // with other values. Errors name an unknown optimizer or key and list the
-  // known ones, or name key, value and allowed range.
+  // known ones, or name key, value and allowed range or names.
   static StatusOr<Optimizer> Parse(std::string_view text,
                                    const Optimizer* base = nullptr);
 
   Formula formula() const { return formula_; }
   // As the formula declares them.
   const std::vector<double>& hypers() const { return hypers_; }
-  // "exp_avg", ...: one tensor each of the parameter's shape, in fp32.
+  // "exp_avg", ...: one tensor each of the parameter's shape.
   const std::vector<std::string>& state_names() const { return state_names_; }
+  // What those are stored as: kF32 unless the text has states=bf16 or q8.
+  DType state_dtype() const { return state_dtype_; }
 
   // What follows from a parameter's shape; null for optimizers that look at one
   // element at a time.
   const TensorTraits* tensor() const;
 
+  // Of a choice: the index of the name, which may be another in another
+  // version; ToString has the name.
   StatusOr<double> Get(std::string_view key) const;
 
   // Errors leave the old value. A change that would need other state tensors,
-  // such as momentum from 0 to 0.9, is kFailedPrecondition.
+  // such as momentum from 0 to 0.9, is kFailedPrecondition; so is any change of
+  // a choice.
   Status Set(std::string_view key, double value);
 
   // Every key with its value, so that equal optimizers have equal texts:
@@ -53,6 +60,7 @@ class Optimizer {
   Formula formula_ = Formula::kAdamW;
   std::vector<double> hypers_;
   std::vector<std::string> state_names_;
+  DType state_dtype_ = DType::kF32;
 };
 
 }  // namespace shard

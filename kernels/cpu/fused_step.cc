@@ -128,12 +128,12 @@ HWY_INLINE void NarrowState(const Call& call, const FusedStepArgs& args, int s,
   void* to = At(args.states[s], args.state_dtype, begin);
   const StateKind kind = call.state_kinds[s];
   if (args.state_dtype == DType::kQ8) {
-    EncodeBlocks(kind, from, n, &random, StateTensor(s),
+    EncodeBlocks(kind, from, n, &random, TensorOfState(s),
                  static_cast<uint8_t*>(to), args.scales[s] + begin / kQ8Block);
   } else if (kind == StateKind::kSquareMaximum) {
     NarrowToNearest(args.state_dtype, from, to, n);
   } else {
-    NarrowStochastically(from, to, n, random, StateTensor(s));
+    NarrowStochastically(from, to, n, random, TensorOfState(s));
   }
 }
 
@@ -157,11 +157,12 @@ void StepTiles(const Call& call, const FusedStepArgs& args) {
     const float* g = gradient_tile;
     double scale = call.gradient_sign;
     if (gradient_in_place) {
-      g = static_cast<const float*>(args.gradients.data[0]) + begin;
+      g = static_cast<const float*>(args.gradients.data[0]) +
+          args.gradients_begin + begin;
       scale *= args.gradient_scale;
     } else {
-      SumSources(args.gradients, begin, n, args.gradient_scale, args.clip_value,
-                 gradient_tile);
+      SumSources(args.gradients, args.gradients_begin + begin, n,
+                 args.gradient_scale, args.clip_value, gradient_tile);
     }
     void* const param = At(args.param, args.param_dtype, begin);
     float* p = param_tile;
@@ -223,49 +224,6 @@ void FusedStep(Formula formula, const double* hypers, int64_t step,
   }
 }
 
-template <class D>
-HWY_INLINE hn::Vec<D> SumOfSources(D d, const float* const* sources,
-                                   size_t num_sources, size_t i) {
-  auto sum = hn::LoadU(d, sources[0] + i);
-  for (size_t w = 1; w < num_sources; ++w) {
-    sum = hn::Add(sum, hn::LoadU(d, sources[w] + i));
-  }
-  return sum;
-}
-
-double ReduceSquares(const float* const* sources, size_t num_sources,
-                     float* sum, size_t count) {
-  double squares = 0;
-  size_t i = 0;
-  // The scalar target has no halves; the loop below serves it alone.
-#if HWY_TARGET != HWY_SCALAR
-  const hn::ScalableTag<float> d;
-  const hn::Repartition<double, decltype(d)> wide;
-  const hn::Half<decltype(d)> half;
-  const size_t lanes = hn::Lanes(d);
-  auto low_squares = hn::Zero(wide);
-  auto high_squares = hn::Zero(wide);
-  for (; i + lanes <= count; i += lanes) {
-    const auto g = SumOfSources(d, sources, num_sources, i);
-    hn::StoreU(g, d, sum + i);
-    const auto low = hn::PromoteTo(wide, hn::LowerHalf(half, g));
-    const auto high = hn::PromoteTo(wide, hn::UpperHalf(half, g));
-    low_squares = hn::MulAdd(low, low, low_squares);
-    high_squares = hn::MulAdd(high, high, high_squares);
-  }
-  squares =
-      hn::GetLane(hn::SumOfLanes(wide, hn::Add(low_squares, high_squares)));
-#endif
-  const hn::CappedTag<float, 1> one;
-  for (; i < count; ++i) {
-    const auto g = SumOfSources(one, sources, num_sources, i);
-    hn::StoreU(g, one, sum + i);
-    const auto value = static_cast<double>(hn::GetLane(g));
-    squares += value * value;
-  }
-  return squares;
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace shard
 HWY_AFTER_NAMESPACE();
@@ -274,16 +232,10 @@ HWY_AFTER_NAMESPACE();
 namespace shard {
 
 HWY_EXPORT(FusedStep);
-HWY_EXPORT(ReduceSquares);
 
 void FusedStep(Formula formula, const double* hypers, int64_t step,
                const FusedStepArgs& args) {
   HWY_DYNAMIC_DISPATCH(FusedStep)(formula, hypers, step, args);
-}
-
-double ReduceSquares(const float* const* sources, size_t num_sources,
-                     float* sum, size_t count) {
-  return HWY_DYNAMIC_DISPATCH(ReduceSquares)(sources, num_sources, sum, count);
 }
 
 }  // namespace shard

@@ -51,6 +51,8 @@ namespace shard {
 
 struct FusedStepArgs {
   GradientSources gradients = {};
+  // The sources' element that is this call's first.
+  size_t gradients_begin = 0;
   // The sum is multiplied by this: 1/world size, unscaling, clipping by norm.
   double gradient_scale = 1;
   // Then its elements are cut to [-clip_value, clip_value]. REQUIRES: > 0.
@@ -83,12 +85,6 @@ struct FusedStepArgs {
 // formula declares them; `step` counts from 1. REQUIRES: an element formula.
 void FusedStep(Formula formula, const double* hypers, int64_t step,
                const FusedStepArgs& args);
-
-// sum[i] = sources[0][i] + sources[1][i] + ...; returns the sum of squares of
-// that, accumulated in double: not finite when an element is not. `sum` may be
-// one of the sources.
-double ReduceSquares(const float* const* sources, size_t num_sources,
-                     float* sum, size_t count);
 
 }  // namespace shard
 

@@ -39,7 +39,7 @@ struct RandomStream {
 
 // The tensors of a parameter that are rounded: itself, then state 0, 1, ...
 inline constexpr uint32_t kParamTensor = 0;
-constexpr uint32_t StateTensor(int state) {
+constexpr uint32_t TensorOfState(int state) {
   return 1 + static_cast<uint32_t>(state);
 }
 

@@ -25,8 +25,8 @@
 
 namespace shard {
 
-// What both forms share.
-struct AdamBase : AdamMoments {
+// What the forms of all profiles share.
+struct AdamDeclaration : AdamMoments {
   static constexpr const char* kName = "adam";
   static constexpr Hyper kHypers[] = {
       NonNegative("lr", 1e-3),
@@ -36,8 +36,21 @@ struct AdamBase : AdamMoments {
       NonNegative("weight_decay", 0.0),
       Flag("amsgrad"),
       Flag("maximize"),
+      Choice("profile", kProfiles),
+      Choice("states", kStorages),
   };
 
+  static const char* Conflict(const double* h) {
+    if (h[kProfile] == kLlmc || h[kProfile] == kGgml) {
+      return "profile=llmc and profile=ggml are adamw's: neither has an L2 "
+             "penalty";
+    }
+    return AdamMoments::Conflict(h);
+  }
+};
+
+// torch's two forms.
+struct AdamBase : AdamDeclaration {
   struct Scalars : MomentScalars {
     double weight_decay;
   };
@@ -47,8 +60,8 @@ struct AdamBase : AdamMoments {
   }
 };
 
-struct Adam : AdamBase, WithoutAmsgrad {};
-struct AdamAmsgrad : AdamBase, WithAmsgrad {};
+struct Adam : AdamBase, WithoutAmsgrad<AdamMoments::kTorch> {};
+struct AdamAmsgrad : AdamBase, WithAmsgrad<AdamMoments::kTorch> {};
 
 }  // namespace shard
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Adam and AdamW share, which is all but where weight decay goes:
+// What Adam and AdamW share, which is all but where weight decay goes, in the
+// order of torch:
 //
 //   m = m + (1 - beta1) (g - m)
 //   v = beta2 v + (1 - beta2) g g
@@ -11,6 +12,12 @@
 // amsgrad: Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond",
 // ICLR 2018, with torch's maximum of the uncorrected v. It keeps one state
 // more, so it is a formula of its own.
+//
+// Other programs compute the same update in another order of float operations,
+// and other last bits come out of it. Each such order is a formula of its own
+// with the same states, chosen by `profile`, so that a run which began there
+// can go on here: adam_apex.h, adam_deepspeed_cpu.h, adamw_llmc.h,
+// adamw_ggml.h. docs/numerics.md puts them side by side.
 
 #ifndef SHARD_KERNELS_FORMULA_ADAM_MOMENTS_H_
 #define SHARD_KERNELS_FORMULA_ADAM_MOMENTS_H_
@@ -25,9 +32,40 @@ namespace shard {
 
 struct AdamMoments {
   // The order of kHypers in both.
-  enum { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kAmsgrad, kMaximize };
+  enum {
+    kLr,
+    kBeta1,
+    kBeta2,
+    kEps,
+    kWeightDecay,
+    kAmsgrad,
+    kMaximize,
+    kProfile,
+    kStorage
+  };
 
-  static const char* Conflict(const double*) { return nullptr; }
+  // Not an enum: C++20 compares those with a double only with a cast.
+  static constexpr int kTorch = 0;
+  static constexpr int kApex = 1;
+  static constexpr int kDeepSpeedCpu = 2;
+  static constexpr int kLlmc = 3;
+  static constexpr int kGgml = 4;
+  static constexpr const char* kProfiles[] = {"torch", "apex", "deepspeed_cpu",
+                                              "llmc", "ggml"};
+
+  static const char* Conflict(const double* h) {
+    if (h[kAmsgrad] != 0 && h[kProfile] != kTorch) {
+      return "amsgrad=1 needs profile=torch: no other has it";
+    }
+    // The other profiles' corrections are 1 - beta^t of the float beta.
+    if (h[kProfile] != kTorch &&
+        (IsOneInFloat(h[kBeta1]) || IsOneInFloat(h[kBeta2]))) {
+      return "beta1 and beta2 must be below 1 in float with this profile";
+    }
+    return nullptr;
+  }
+
+  static bool IsOneInFloat(double x) { return static_cast<float>(x) == 1.0f; }
 
   // The constants of step `t` = 1, 2, ...; bias corrections in double.
   struct MomentScalars {
@@ -55,15 +93,20 @@ struct AdamMoments {
   }
 };
 
-// The states of the two forms.
+// The states of the forms of one profile.
+template <int kProfile>
 struct WithoutAmsgrad {
   static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq"};
   static constexpr StateKind kStateKinds[] = {StateKind::kAverage,
                                               StateKind::kSquareAverage};
   static constexpr int kNumStates = 2;
-  static bool Serves(const double* h) { return h[AdamMoments::kAmsgrad] == 0; }
+  static bool Serves(const double* h) {
+    return h[AdamMoments::kAmsgrad] == 0 &&
+           h[AdamMoments::kProfile] == kProfile;
+  }
 };
 
+template <int kProfile>
 struct WithAmsgrad {
   static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq",
                                             "max_exp_avg_sq"};
@@ -71,7 +114,10 @@ struct WithAmsgrad {
                                               StateKind::kSquareAverage,
                                               StateKind::kSquareMaximum};
   static constexpr int kNumStates = 3;
-  static bool Serves(const double* h) { return h[AdamMoments::kAmsgrad] != 0; }
+  static bool Serves(const double* h) {
+    return h[AdamMoments::kAmsgrad] != 0 &&
+           h[AdamMoments::kProfile] == kProfile;
+  }
 };
 
 }  // namespace shard

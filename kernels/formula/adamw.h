@@ -24,8 +24,8 @@
 
 namespace shard {
 
-// What both forms share.
-struct AdamWBase : AdamMoments {
+// What the forms of all profiles share.
+struct AdamWDeclaration : AdamMoments {
   static constexpr const char* kName = "adamw";
   static constexpr Hyper kHypers[] = {
       NonNegative("lr", 1e-3),
@@ -35,8 +35,13 @@ struct AdamWBase : AdamMoments {
       NonNegative("weight_decay", 0.01),
       Flag("amsgrad"),
       Flag("maximize"),
+      Choice("profile", kProfiles),
+      Choice("states", kStorages),
   };
+};
 
+// torch's two forms.
+struct AdamWBase : AdamWDeclaration {
   struct Scalars : MomentScalars {
     double decay;  // 1 - lr wd
   };
@@ -46,8 +51,8 @@ struct AdamWBase : AdamMoments {
   }
 };
 
-struct AdamW : AdamWBase, WithoutAmsgrad {};
-struct AdamWAmsgrad : AdamWBase, WithAmsgrad {};
+struct AdamW : AdamWBase, WithoutAmsgrad<AdamMoments::kTorch> {};
+struct AdamWAmsgrad : AdamWBase, WithAmsgrad<AdamMoments::kTorch> {};
 
 }  // namespace shard
 

@@ -27,9 +27,15 @@
   X(Adagrad)                      \
   X(Adam)                         \
   X(AdamAmsgrad)                  \
+  X(AdamApex)                     \
+  X(AdamDeepSpeedCpu)             \
   X(Adamax)                       \
   X(AdamW)                        \
   X(AdamWAmsgrad)                 \
+  X(AdamWApex)                    \
+  X(AdamWDeepSpeedCpu)            \
+  X(AdamWLlmc)                    \
+  X(AdamWGgml)                    \
   X(Lion)                         \
   X(RmsProp)                      \
   X(RmsPropMomentum)              \

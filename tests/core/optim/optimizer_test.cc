@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/formula/all.h"
+
 namespace shard {
 namespace {
 
@@ -31,7 +33,7 @@ TEST(OptimizerTest, DefaultIsAdamWWithTorchsValues) {
   EXPECT_EQ(optimizer->formula(), Formula::kAdamW);
   EXPECT_EQ(optimizer->ToString(),
             "adamw?lr=0.001&beta1=0.9&beta2=0.999&eps=1e-08&weight_decay=0.01&"
-            "amsgrad=0&maximize=0");
+            "amsgrad=0&maximize=0&profile=torch&states=f32");
   EXPECT_THAT(optimizer->state_names(), ElementsAre("exp_avg", "exp_avg_sq"));
 }
 
@@ -70,7 +72,7 @@ TEST(OptimizerTest, DefaultsAreTorchs) {
        Formula::kAdagrad,
        {"sum"}},
       {"adam?lr=0.001&beta1=0.9&beta2=0.999&eps=1e-08&weight_decay=0&amsgrad=0&"
-       "maximize=0",
+       "maximize=0&profile=torch&states=f32",
        Formula::kAdam,
        {"exp_avg", "exp_avg_sq"}},
       {"adamax?lr=0.002&beta1=0.9&beta2=0.999&eps=1e-08&weight_decay=0&"
@@ -129,6 +131,17 @@ TEST(OptimizerTest, HyperparametersDecideAboutStates) {
       {"adamw?amsgrad=1",
        Formula::kAdamWAmsgrad,
        {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}},
+      {"adam?profile=apex", Formula::kAdamApex, {"exp_avg", "exp_avg_sq"}},
+      {"adam?profile=deepspeed_cpu",
+       Formula::kAdamDeepSpeedCpu,
+       {"exp_avg", "exp_avg_sq"}},
+      {"adamw?profile=torch", Formula::kAdamW, {"exp_avg", "exp_avg_sq"}},
+      {"adamw?profile=apex", Formula::kAdamWApex, {"exp_avg", "exp_avg_sq"}},
+      {"adamw?profile=deepspeed_cpu",
+       Formula::kAdamWDeepSpeedCpu,
+       {"exp_avg", "exp_avg_sq"}},
+      {"adamw?profile=llmc", Formula::kAdamWLlmc, {"exp_avg", "exp_avg_sq"}},
+      {"adamw?profile=ggml", Formula::kAdamWGgml, {"exp_avg", "exp_avg_sq"}},
       {"rmsprop?momentum=0.9",
        Formula::kRmsPropMomentum,
        {"square_avg", "momentum_buffer"}},
@@ -214,6 +227,19 @@ TEST(OptimizerTest, ConflictsAreNamed) {
   EXPECT_THAT(MessageOf("rprop?step_size_min=0.5&step_size_max=0.25"),
               HasSubstr("step_size_min at most step_size_max"));
   EXPECT_THAT(MessageOf("rprop?weight_decay=0.1"), HasSubstr("etaminus"));
+  EXPECT_THAT(MessageOf("adam?profile=llmc"),
+              AllOf(HasSubstr("adam: "), HasSubstr("are adamw's"),
+                    HasSubstr("'adam?profile=llmc'")));
+  EXPECT_THAT(MessageOf("adam?profile=ggml"), HasSubstr("are adamw's"));
+  EXPECT_THAT(MessageOf("adam?profile=apex&amsgrad=1"),
+              HasSubstr("amsgrad=1 needs profile=torch"));
+  EXPECT_THAT(MessageOf("adamw?profile=llmc&amsgrad=1"),
+              HasSubstr("amsgrad=1 needs profile=torch"));
+  for (const char* const text : {"adamw?profile=llmc&beta1=0.99999999",
+                                 "adam?profile=apex&beta2=0.99999999"}) {
+    EXPECT_THAT(MessageOf(text), HasSubstr("below 1 in float"));
+  }
+  EXPECT_TRUE(Optimizer::Parse("adamw?beta2=0.99999999").ok());
   // The authors' Lion has no maximize.
   EXPECT_THAT(MessageOf("lion?maximize=1"), HasSubstr("'maximize'"));
 }
@@ -285,6 +311,70 @@ TEST(OptimizerTest, SetRefusesEveryChangeOfForm) {
   ASSERT_TRUE(rprop.ok());
   EXPECT_EQ(rprop->Set("etaplus", 1).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(*rprop->Get("etaplus"), 1.2);
+}
+
+TEST(OptimizerTest, ChoicesAreNamesInTheText) {
+  const auto optimizer = Optimizer::Parse("adamw?states=bf16&profile=apex");
+  ASSERT_TRUE(optimizer.ok()) << optimizer.status().ToString();
+  EXPECT_THAT(optimizer->ToString(), HasSubstr("&profile=apex&states=bf16"));
+  const auto again = Optimizer::Parse(optimizer->ToString());
+  ASSERT_TRUE(again.ok()) << again.status().ToString();
+  EXPECT_EQ(again->ToString(), optimizer->ToString());
+  EXPECT_EQ(again->hypers(), optimizer->hypers());
+  EXPECT_EQ(again->formula(), Formula::kAdamWApex);
+}
+
+TEST(OptimizerTest, UnknownChoicesAreNamedWithTheKnown) {
+  EXPECT_THAT(MessageOf("adamw?profile=fast"),
+              AllOf(HasSubstr("adamw: "), HasSubstr("profile='fast'"),
+                    HasSubstr("torch, apex, deepspeed_cpu, llmc, ggml")));
+  EXPECT_THAT(
+      MessageOf("adam?states=fp8"),
+      AllOf(HasSubstr("states='fp8'"), HasSubstr("allowed: f32, bf16, q8")));
+  // An index is not a name, nor is part of one.
+  EXPECT_THAT(MessageOf("adamw?profile=1"), HasSubstr("profile='1'"));
+  EXPECT_THAT(MessageOf("adamw?profile="), HasSubstr("profile=''"));
+  EXPECT_THAT(MessageOf("adamw?profile=ape"), HasSubstr("profile='ape'"));
+  EXPECT_THAT(MessageOf("sgd?profile=torch"), HasSubstr("'profile'"));
+}
+
+TEST(OptimizerTest, StatesDecideAboutTheirDType) {
+  const struct {
+    const char* text;
+    DType dtype;
+  } kCases[] = {
+      {"adamw", DType::kF32},
+      {"adamw?states=f32", DType::kF32},
+      {"adamw?states=bf16", DType::kBF16},
+      {"adamw?states=q8", DType::kQ8},
+      {"adam?states=bf16&amsgrad=1", DType::kBF16},
+      {"adam?states=q8&profile=deepspeed_cpu", DType::kQ8},
+      {"sgd?momentum=0.9", DType::kF32},
+      {"lion", DType::kF32},
+  };
+  for (const auto& expected : kCases) {
+    const auto optimizer = Optimizer::Parse(expected.text);
+    ASSERT_TRUE(optimizer.ok()) << optimizer.status().ToString();
+    EXPECT_EQ(optimizer->state_dtype(), expected.dtype) << expected.text;
+  }
+}
+
+TEST(OptimizerTest, ChoicesCannotChange) {
+  auto optimizer = Optimizer::Parse("adamw?profile=llmc&states=bf16");
+  ASSERT_TRUE(optimizer.ok());
+  EXPECT_EQ(*optimizer->Get("profile"), AdamMoments::kLlmc);
+  const Status changed = optimizer->Set("profile", AdamMoments::kTorch);
+  EXPECT_EQ(changed.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(changed.message(), HasSubstr("profile is llmc"));
+  EXPECT_EQ(optimizer->Set("profile", 77).code(),
+            StatusCode::kFailedPrecondition);
+  EXPECT_EQ(optimizer->Set("states", 0).code(),
+            StatusCode::kFailedPrecondition);
+  EXPECT_EQ(*optimizer->Get("profile"), AdamMoments::kLlmc);
+  EXPECT_EQ(optimizer->state_dtype(), DType::kBF16);
+  // What it is already can be said again, as a checkpoint does.
+  EXPECT_TRUE(optimizer->Set("profile", *optimizer->Get("profile")).ok());
+  EXPECT_EQ(optimizer->formula(), Formula::kAdamWLlmc);
 }
 
 }  // namespace

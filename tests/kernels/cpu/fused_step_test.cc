@@ -184,48 +184,6 @@ TEST_P(FusedStepTest, RmsPropCenteredStaysFinite) {
   EXPECT_GT(negative, 0u) << "the case this test is about did not occur";
 }
 
-TEST_P(FusedStepTest, ReduceSquaresSumsInSourceOrder) {
-  for (const size_t count : {1u, 16u, 67u, 4096u}) {
-    std::vector<std::vector<float>> sources = {
-        Random(count, 1), Random(count, 2), Random(count, 3)};
-    const std::vector<std::vector<float>> original = sources;
-    std::vector<const float*> pointers;
-    for (const auto& source : sources) pointers.push_back(source.data());
-    // In place, as the engine does it.
-    const double squares =
-        ReduceSquares(pointers.data(), 3, sources[1].data(), count);
-    double expected = 0;
-    for (size_t i = 0; i < count; ++i) {
-      const float sum = (original[0][i] + original[1][i]) + original[2][i];
-      ASSERT_EQ(sources[1][i], sum) << i;
-      expected += static_cast<double>(sum) * static_cast<double>(sum);
-    }
-    EXPECT_NEAR(squares, expected, 1e-12 * expected);
-  }
-}
-
-TEST_P(FusedStepTest, ReduceSquaresShowsWhatIsNotFinite) {
-  for (const float bad : {std::numeric_limits<float>::infinity(),
-                          -std::numeric_limits<float>::infinity(),
-                          std::numeric_limits<float>::quiet_NaN()}) {
-    for (const size_t where : {0u, 17u, 66u}) {
-      std::vector<float> values(67, 1.0f);
-      values[where] = bad;
-      const float* source = values.data();
-      std::vector<float> sum(67);
-      EXPECT_FALSE(std::isfinite(ReduceSquares(&source, 1, sum.data(), 67)));
-    }
-  }
-}
-
-// The largest finite floats have finite squares in double.
-TEST_P(FusedStepTest, ReduceSquaresDoesNotOverflow) {
-  const std::vector<float> values(64, std::numeric_limits<float>::max());
-  const float* source = values.data();
-  std::vector<float> sum(64);
-  EXPECT_TRUE(std::isfinite(ReduceSquares(&source, 1, sum.data(), 64)));
-}
-
 SHARD_ON_ALL_TARGETS(FusedStepTest);
 
 TEST(KernelTargetTest, SeveralTargetsWereTested) {

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <set>
 #include <string>
 #include <string_view>
@@ -25,6 +27,15 @@ void ExpectSoundDeclaration() {
     EXPECT_TRUE(names.insert(hyper.name).second) << hyper.name;
     EXPECT_GE(hyper.fallback, hyper.min) << hyper.name;
     EXPECT_LE(hyper.fallback, hyper.max) << hyper.name;
+    if (hyper.choices == nullptr) continue;
+    // They are read from, and written into, one text.
+    std::set<std::string_view> choices;
+    for (int i = 0; i <= static_cast<int>(hyper.max); ++i) {
+      const std::string_view choice = hyper.choices[i];
+      EXPECT_TRUE(choices.insert(choice).second) << choice;
+      EXPECT_EQ(choice.find_first_of("?&="), choice.npos) << choice;
+      EXPECT_FALSE(choice.empty()) << hyper.name;
+    }
   }
   EXPECT_STREQ(F::kHypers[0].name, "lr");
   EXPECT_EQ(F::Conflict(HypersOf<F>().data()), nullptr);
@@ -56,8 +67,21 @@ std::vector<std::string> NamesServed(const HyperValues& choice) {
   return names;
 }
 
-// Exactly one form of an optimizer serves any choice of hyperparameters, and
-// the forms stand together.
+// The names of the optimizers that have that choice without a conflict.
+std::vector<std::string> NamesAllowed(const HyperValues& choice) {
+  std::vector<std::string> names;
+#define SHARD_ADD(Name)                                           \
+  if (Name::Conflict(HypersOf<Name>(choice).data()) == nullptr) { \
+    names.push_back(Name::kName);                                 \
+  }
+  SHARD_FORMULAS(SHARD_ADD)
+#undef SHARD_ADD
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+// Exactly one form of an optimizer serves any choice of hyperparameters that is
+// no conflict, and the forms stand together.
 TEST(FormulasTest, OneFormServesEachChoice) {
   std::vector<std::string> known;
 #define SHARD_ADD(Name) known.push_back(Name::kName);
@@ -75,6 +99,40 @@ TEST(FormulasTest, OneFormServesEachChoice) {
                   known);
       }
     }
+  }
+  for (const double amsgrad : {0.0, 1.0}) {
+    for (double profile = 0; profile < std::size(AdamMoments::kProfiles);
+         ++profile) {
+      for (double states = 0; states < std::size(kStorages); ++states) {
+        const HyperValues choice = {
+            {"amsgrad", amsgrad}, {"profile", profile}, {"states", states}};
+        EXPECT_EQ(NamesServed(choice), NamesAllowed(choice))
+            << AdamMoments::kProfiles[static_cast<size_t>(profile)]
+            << ", amsgrad=" << amsgrad;
+      }
+    }
+  }
+}
+
+// What is in an allowed choice, by hand: a conflict too many hides a form.
+TEST(FormulasTest, AdamHasTheProfilesWithAnL2Penalty) {
+  const auto allows = [](double profile, double amsgrad, const char* name) {
+    const auto names =
+        NamesAllowed({{"profile", profile}, {"amsgrad", amsgrad}});
+    return std::count(names.begin(), names.end(), name) == 1;
+  };
+  for (const int profile :
+       {AdamMoments::kTorch, AdamMoments::kApex, AdamMoments::kDeepSpeedCpu}) {
+    EXPECT_TRUE(allows(profile, 0, "adam")) << profile;
+  }
+  for (const int profile : {AdamMoments::kLlmc, AdamMoments::kGgml}) {
+    EXPECT_FALSE(allows(profile, 0, "adam")) << profile;
+  }
+  for (int profile = 0; profile < 5; ++profile) {
+    const bool torch = profile == AdamMoments::kTorch;
+    EXPECT_TRUE(allows(profile, 0, "adamw")) << profile;
+    EXPECT_EQ(allows(profile, 1, "adamw"), torch) << profile;
+    EXPECT_EQ(allows(profile, 1, "adam"), torch) << profile;
   }
 }
 

@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The profiles of Adam and AdamW against the programs they are named after:
+// each one's order of float operations, written down here once more from its
+// source, in scalar code that knows nothing of the formulas. The bits are
+// equal, on every instruction set, whatever the gradients.
+//
+// Where the programs use fused operations, or their compilers put them in, so
+// does this: std::fma, or two rounded operations on the instruction sets of x86
+// that have none.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/fused_step.h"
+#include "kernels/formula/all.h"
+#include "tests/kernels/cpu/targets.h"
+#include "tests/kernels/formula/reference.h"
+
+namespace shard {
+namespace {
+
+// Numbers that floats round, so that it matters when they do.
+constexpr double kLr = 3e-3;
+constexpr double kBeta1 = 0.9;
+constexpr double kBeta2 = 0.98;
+constexpr double kEps = 1e-8;
+constexpr double kWeightDecay = 0.013;
+
+struct Tensors {
+  std::vector<float> param;
+  std::vector<float> exp_avg;
+  std::vector<float> exp_avg_sq;
+};
+
+// The one place that calls the kernel.
+void StepOurs(Formula formula, const std::vector<double>& hypers, int64_t step,
+              const std::vector<float>& gradient, Tensors* t) {
+  const void* const source = gradient.data();
+  void* const states[] = {t->exp_avg.data(), t->exp_avg_sq.data()};
+  FusedStepArgs args;
+  args.gradients = {&source, 1, DType::kF32};
+  args.param = t->param.data();
+  args.states = states;
+  args.count = gradient.size();
+  FusedStep(formula, hypers.data(), step, args);
+}
+
+// Whether the instruction set in use has a fused multiply-add: p = -lr g + p
+// with lr = g = 1 + 2^-12 and p = 1 + 2^-11 is -2^-24 with one rounding, and 0
+// with two.
+bool Fuses() {
+  const double x = 1 + std::ldexp(1, -12);
+  Tensors t = {{static_cast<float>(1 + std::ldexp(1, -11))}, {0}, {0}};
+  StepOurs(Formula::kSgd, HypersOf<Sgd>({{"lr", x}}), 1,
+           {static_cast<float>(x)}, &t);
+  return t.param[0] != 0;
+}
+
+// One of the other programs: its constants of a step, and its loop's body.
+class Program {
+ public:
+  explicit Program(bool fuses) : fuses_(fuses) {}
+  virtual ~Program() = default;
+
+  void Step(const std::vector<float>& gradient, Tensors* t) {
+    ++step_;
+    BeginStep();
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      Update(gradient[i], t->param[i], t->exp_avg[i], t->exp_avg_sq[i]);
+    }
+  }
+
+ protected:
+  virtual void BeginStep() = 0;
+  virtual void Update(float g, float& p, float& m, float& v) = 0;
+
+  float Fma(float x, float y, float z) const {
+    if (fuses_) return std::fma(x, y, z);
+    const float product = x * y;
+    return product + z;
+  }
+
+  int step_ = 0;
+  const float lr_ = kLr;
+  const float beta1_ = kBeta1;
+  const float beta2_ = kBeta2;
+  const float eps_ = kEps;
+  const float weight_decay_ = kWeightDecay;
+
+ private:
+  bool fuses_;
+};
+
+// NVIDIA apex, csrc/multi_tensor_adam.cu. Its powers of a float and an int are
+// C++'s: in double.
+class Apex : public Program {
+ public:
+  Apex(bool fuses, bool decoupled) : Program(fuses), decoupled_(decoupled) {}
+
+ private:
+  void BeginStep() override {
+    const double power1 = std::pow(static_cast<double>(beta1_), step_);
+    const double power2 = std::pow(static_cast<double>(beta2_), step_);
+    correction1_ = static_cast<float>(1 - power1);
+    correction2_ = static_cast<float>(1 - power2);
+  }
+
+  void Update(float g, float& p, float& m, float& v) override {
+    if (!decoupled_) g = Fma(weight_decay_, p, g);
+    const float new_m = (1 - beta1_) * g;
+    m = Fma(beta1_, m, new_m);
+    float new_v = (1 - beta2_) * g;
+    new_v = new_v * g;
+    v = Fma(beta2_, v, new_v);
+    const float unbiased_m = m / correction1_;
+    const float unbiased_v = v / correction2_;
+    const float denominator = std::sqrt(unbiased_v) + eps_;
+    float update = unbiased_m / denominator;
+    if (decoupled_) update = Fma(weight_decay_, p, update);
+    p = Fma(-lr_, update, p);
+  }
+
+  const bool decoupled_;
+  float correction1_ = 1;
+  float correction2_ = 1;
+};
+
+// DeepSpeed, csrc/includes/cpu_adam.h: the powers are products, kept from step
+// to step.
+class DeepSpeedCpu : public Program {
+ public:
+  DeepSpeedCpu(bool fuses, bool decoupled)
+      : Program(fuses), decoupled_(decoupled) {}
+
+ private:
+  void BeginStep() override {
+    power1_ *= beta1_;
+    power2_ *= beta2_;
+    const float correction1 = 1 - power1_;
+    const float root = std::sqrt(1 - power2_);
+    inverse_root_ = 1 / root;
+    step_size_ = -lr_ / correction1;
+    decay_ = -lr_ * weight_decay_;
+  }
+
+  void Update(float g, float& p, float& m, float& v) override {
+    if (!decoupled_) g = Fma(p, weight_decay_, g);
+    m = m * beta1_;
+    m = Fma(g, 1 - beta1_, m);
+    v = v * beta2_;
+    const float square = g * g;
+    v = Fma(square, 1 - beta2_, v);
+    float x = std::sqrt(v);
+    x = Fma(x, inverse_root_, eps_);
+    x = m / x;
+    if (decoupled_) p = Fma(p, decay_, p);
+    p = Fma(x, step_size_, p);
+  }
+
+  const bool decoupled_;
+  float power1_ = 1;
+  float power2_ = 1;
+  float inverse_root_ = 1;
+  float step_size_ = 0;
+  float decay_ = 0;
+};
+
+// llm.c, llmc/adamw.cuh: float powers, moments as linear interpolations.
+class Llmc : public Program {
+ public:
+  using Program::Program;
+
+ private:
+  void BeginStep() override {
+    correction1_ = 1.0f - powf(beta1_, static_cast<float>(step_));
+    correction2_ = 1.0f - powf(beta2_, static_cast<float>(step_));
+  }
+
+  float Interpolate(float from, float to, float weight) const {
+    return Fma(weight, to, Fma(-weight, from, from));
+  }
+
+  void Update(float g, float& p, float& m, float& v) override {
+    m = Interpolate(g, m, beta1_);
+    v = Interpolate(g * g, v, beta2_);
+    const float m_hat = m / correction1_;
+    const float v_hat = v / correction2_;
+    const float direction = m_hat / (std::sqrt(v_hat) + eps_);
+    p = Fma(-lr_, Fma(weight_decay_, p, direction), p);
+  }
+
+  float correction1_ = 1;
+  float correction2_ = 1;
+};
+
+// ggml, ggml-cpu/ops.cpp and ggml-opt.cpp: reciprocals of the corrections.
+class Ggml : public Program {
+ public:
+  using Program::Program;
+
+ private:
+  void BeginStep() override {
+    k1_ = 1.0f / (1.0f - powf(beta1_, static_cast<float>(step_)));
+    k2_ = 1.0f / (1.0f - powf(beta2_, static_cast<float>(step_)));
+    keep_ = std::fma(-lr_, weight_decay_, 1.0f);
+  }
+
+  void Update(float g, float& p, float& m, float& v) override {
+    const float new_m = g * (1.0f - beta1_);
+    m = Fma(m, beta1_, new_m);
+    float new_v = g * g;
+    new_v = new_v * (1.0f - beta2_);
+    v = Fma(v, beta2_, new_v);
+    const float numerator = lr_ * (m * k1_);
+    const float denominator = std::sqrt(v * k2_) + eps_;
+    const float step = numerator / denominator;
+    p = Fma(p, keep_, -step);
+  }
+
+  float k1_ = 1;
+  float k2_ = 1;
+  float keep_ = 1;
+};
+
+struct Case {
+  const char* name;
+  Formula formula;
+  int profile;
+  bool decoupled;
+};
+
+constexpr Case kCases[] = {
+    {"adam, apex", Formula::kAdamApex, AdamMoments::kApex, false},
+    {"adamw, apex", Formula::kAdamWApex, AdamMoments::kApex, true},
+    {"adam, deepspeed_cpu", Formula::kAdamDeepSpeedCpu,
+     AdamMoments::kDeepSpeedCpu, false},
+    {"adamw, deepspeed_cpu", Formula::kAdamWDeepSpeedCpu,
+     AdamMoments::kDeepSpeedCpu, true},
+    {"adamw, llmc", Formula::kAdamWLlmc, AdamMoments::kLlmc, true},
+    {"adamw, ggml", Formula::kAdamWGgml, AdamMoments::kGgml, true},
+};
+
+std::unique_ptr<Program> ProgramOf(const Case& c, bool fuses) {
+  switch (c.profile) {
+    case AdamMoments::kApex:
+      return std::make_unique<Apex>(fuses, c.decoupled);
+    case AdamMoments::kDeepSpeedCpu:
+      return std::make_unique<DeepSpeedCpu>(fuses, c.decoupled);
+    case AdamMoments::kLlmc:
+      return std::make_unique<Llmc>(fuses);
+    default:
+      return std::make_unique<Ggml>(fuses);
+  }
+}
+
+std::vector<double> HypersOfCase(const Case& c, double maximize = 0) {
+  const HyperValues values = {{"lr", kLr},
+                              {"beta1", kBeta1},
+                              {"beta2", kBeta2},
+                              {"eps", kEps},
+                              {"weight_decay", kWeightDecay},
+                              {"maximize", maximize},
+                              {"profile", c.profile}};
+  return c.decoupled ? HypersOf<AdamW>(values) : HypersOf<Adam>(values);
+}
+
+// Whole vectors of every instruction set and a rest.
+constexpr size_t kCount = 1024 + 67;
+
+// A kind of gradient per element, so that its moments live on that scale: as
+// in training, and zeros, tiny ones (the squares of which vanish or are
+// denormal) and huge ones, always or now and then.
+std::vector<float> Gradient(int64_t step) {
+  std::mt19937 generator(static_cast<uint32_t>(1000 + step));
+  std::normal_distribution<float> normal;
+  std::vector<float> gradient(kCount);
+  for (size_t i = 0; i < kCount; ++i) {
+    const float g = normal(generator);
+    const float scales[] = {1, 1e-3f, 0, 1e-12f, 1e-21f, 1e4f};
+    const size_t kind = i % 7;
+    const size_t now = kind < 6 ? kind : static_cast<size_t>(step + i) % 6;
+    gradient[i] = g * scales[now];
+  }
+  return gradient;
+}
+
+Tensors Start() {
+  std::mt19937 generator(7);
+  std::normal_distribution<float> normal;
+  Tensors t;
+  t.exp_avg.assign(kCount, 0);
+  t.exp_avg_sq.assign(kCount, 0);
+  for (size_t i = 0; i < kCount; ++i) t.param.push_back(normal(generator));
+  return t;
+}
+
+void ExpectEqualBits(const std::vector<float>& ours,
+                     const std::vector<float>& theirs, const char* what) {
+  for (size_t i = 0; i < ours.size(); ++i) {
+    uint32_t bits, expected;
+    std::memcpy(&bits, &ours[i], sizeof(bits));
+    std::memcpy(&expected, &theirs[i], sizeof(expected));
+    ASSERT_EQ(bits, expected)
+        << what << ", element " << i << ": " << ours[i] << ", not " << theirs[i]
+        << ", " << KernelTargetName();
+  }
+}
+
+void ExpectEqualBits(const Tensors& ours, const Tensors& theirs) {
+  ExpectEqualBits(ours.param, theirs.param, "param");
+  ExpectEqualBits(ours.exp_avg, theirs.exp_avg, "exp_avg");
+  ExpectEqualBits(ours.exp_avg_sq, theirs.exp_avg_sq, "exp_avg_sq");
+}
+
+// Each instruction set this machine has, one by one.
+class ProfilesTest : public TargetsTest {};
+
+TEST_P(ProfilesTest, HaveTheBitsOfTheirPrograms) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.name);
+    const auto program = ProgramOf(c, Fuses());
+    Tensors theirs = Start();
+    Tensors ours = theirs;
+    for (int64_t step = 1; step <= 50; ++step) {
+      SCOPED_TRACE("step " + std::to_string(step));
+      const std::vector<float> gradient = Gradient(step);
+      program->Step(gradient, &theirs);
+      StepOurs(c.formula, HypersOfCase(c), step, gradient, &ours);
+      ExpectEqualBits(ours, theirs);
+      if (HasFatalFailure()) return;
+    }
+    ASSERT_TRUE(std::isfinite(ours.param[0]));
+  }
+}
+
+// A run moves here after 20 steps there: its parameters and moments are loaded,
+// and our first step is number 21.
+TEST_P(ProfilesTest, GoOnWhereTheirProgramsStopped) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.name);
+    const auto program = ProgramOf(c, Fuses());
+    Tensors theirs = Start();
+    for (int64_t step = 1; step <= 20; ++step) {
+      program->Step(Gradient(step), &theirs);
+    }
+    Tensors ours = theirs;
+    for (int64_t step = 21; step <= 50; ++step) {
+      SCOPED_TRACE("step " + std::to_string(step));
+      const std::vector<float> gradient = Gradient(step);
+      program->Step(gradient, &theirs);
+      StepOurs(c.formula, HypersOfCase(c), step, gradient, &ours);
+      ExpectEqualBits(ours, theirs);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Uphill is downhill on the negative, in every bit.
+TEST_P(ProfilesTest, MaximizeNegatesTheGradient) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.name);
+    Tensors up = Start();
+    Tensors down = up;
+    for (int64_t step = 1; step <= 3; ++step) {
+      std::vector<float> gradient = Gradient(step);
+      StepOurs(c.formula, HypersOfCase(c, 1), step, gradient, &up);
+      for (float& g : gradient) g = -g;
+      StepOurs(c.formula, HypersOfCase(c), step, gradient, &down);
+      ExpectEqualBits(up, down);
+    }
+  }
+}
+
+// They are one optimizer in different roundings.
+TEST_P(ProfilesTest, DifferFromTorchInRoundingOnly) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.name);
+    const Formula torch = c.decoupled ? Formula::kAdamW : Formula::kAdam;
+    Tensors expected = Start();
+    Tensors ours = expected;
+    size_t different = 0;
+    for (int64_t step = 1; step <= 20; ++step) {
+      const std::vector<float> gradient = Gradient(step);
+      const auto hypers = HypersOfCase(c);
+      StepOurs(torch, hypers, step, gradient, &expected);
+      StepOurs(c.formula, hypers, step, gradient, &ours);
+      for (size_t i = 0; i < kCount; ++i) {
+        ASSERT_NEAR(ours.param[i], expected.param[i], 4e-6f)
+            << "step " << step << ", element " << i;
+        if (ours.param[i] != expected.param[i]) ++different;
+      }
+    }
+    // Otherwise the profile would do nothing.
+    EXPECT_GT(different, kCount / 4);
+  }
+}
+
+SHARD_ON_ALL_TARGETS(ProfilesTest);
+
+// Long runs: where the products of DeepSpeed stop to matter, and where float
+// powers underflow.
+TEST(ProfileConstantsTest, ConstantsStayTheirPrograms) {
+  for (const double beta : {0.0, 0.9, 0.999}) {
+    const auto hypers =
+        HypersOf<AdamW>({{"beta1", beta},
+                         {"beta2", beta},
+                         {"lr", 1},
+                         {"profile", AdamMoments::kDeepSpeedCpu}});
+    const auto float_beta = static_cast<float>(beta);
+    float product = 1;
+    int64_t step = 0;
+    for (const int64_t next : {1, 2, 100, 1000, 17000, 17328, 20000, 100000}) {
+      for (; step < next; ++step) product *= float_beta;
+      const auto s = AdamWDeepSpeedCpu::Prepare(hypers.data(), step);
+      const float correction = 1 - product;
+      ASSERT_EQ(s.negative_step_size, -1 / correction) << beta << ", " << step;
+      ASSERT_EQ(s.inverse_root_correction2, 1 / std::sqrt(correction))
+          << beta << ", " << step;
+    }
+  }
+}
+
+// lr wd is so small beside 1 that its own rounding shows in few of these.
+TEST(ProfileConstantsTest, GgmlsDecayIsRoundedOnce) {
+  size_t differ = 0;
+  for (int i = 1; i <= 1000; ++i) {
+    const auto lr = static_cast<float>(i) / 1000;
+    const float weight_decay = 0.3f;
+    const auto hypers = HypersOf<AdamW>({{"lr", lr},
+                                         {"weight_decay", weight_decay},
+                                         {"profile", AdamMoments::kGgml}});
+    const double decay = AdamWGgml::Prepare(hypers.data(), 1).decay;
+    ASSERT_EQ(decay, std::fma(-lr, weight_decay, 1.0f)) << lr;
+    const float product = lr * weight_decay;
+    if (decay != 1.0f - product) ++differ;
+  }
+  EXPECT_GT(differ, 0u);
+}
+
+// The three ways to a power of beta are three results: a profile with the
+// constants of another would not pass.
+TEST(ProfileConstantsTest, TheThreeCorrectionsDiffer) {
+  const HyperValues values = {{"beta1", 0.999}, {"beta2", 0.999}};
+  const auto hypers = HypersOf<AdamW>(values);
+  size_t differ = 0;
+  for (int64_t step = 100; step < 200; ++step) {
+    const double apex = AdamWApex::Prepare(hypers.data(), step).correction1;
+    const double llmc = AdamWLlmc::Prepare(hypers.data(), step).correction1;
+    const double deepspeed =
+        -1e-3 /
+        AdamWDeepSpeedCpu::Prepare(hypers.data(), step).negative_step_size;
+    EXPECT_NEAR(apex, llmc, 1e-6);
+    EXPECT_NEAR(apex, deepspeed, 1e-5);
+    if (apex != llmc && std::abs(apex - deepspeed) > 1e-7) ++differ;
+  }
+  EXPECT_GT(differ, 0u);
+}
+
+}  // namespace
+}  // namespace shard
