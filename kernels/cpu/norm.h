@@ -19,21 +19,25 @@
 // to n = 2^12 values that lie in cache are added up in a few doubles, from
 // which nothing is lost, and those go to the wide number. A first look finds
 // the largest and the smallest exponent, so all terms are below 2^M and
-// multiples of 2^Q. Then, with u = 2^(M + 11 + 1 - 52):
+// multiples of 2^Q. Let u = 2^(M + 13 - 52), and let a start at 1.5 * 2^(M +
+// 13) and take each term x in turn:
 //
-//   t = a + x      a starts at 1.5 * 2^(M + 12), and n 2^M more or less do not
-//   x = x - (t - a)  take it out of its binade: t - a is x rounded to a
-//   multiple a = t          of u, both differences are exact, and |x| <= u / 2
-//   is left.
+//   t = a + x
+//   x = x - (t - a)
+//   a = t
+//
+// n terms do not take a out of its binade, where doubles are u apart. So t - a
+// is x rounded to a multiple of u, both differences are exact, a is the exact
+// sum of the rounded terms, and of each term |x| <= u / 2 is left.
 //
 // What is left is split the same way, or, once n u / 2 <= 2^53 2^Q, added up
-// plainly: no double rounds a multiple of 2^Q of that size. This splitting is
+// plainly: multiples of 2^Q of that size are doubles. This splitting is
 // that of Rump, Ogita and Oishi, "Accurate Floating-Point Summation", SIAM J.
 // Sci. Comput. 31, 2008, and of the reproducible sums of Demmel and Nguyen,
 // "Parallel Reproducible Summation", IEEE Trans. Computers 64, 2015; those drop
 // low bits by fixed rules, here none are.
 //
-// Bytes per value: reads 4 from memory, and again from L1. In blocks whose
+// Bytes per value: reads 4 from memory, and again from cache. In blocks whose
 // magnitudes lie within a factor of 2^16, as those of most gradients, squares
 // take two doubles; within 2^36 three, within 2^56 four; wider ones take a pass
 // for every 2^56.
