@@ -281,9 +281,8 @@ StatusOr<FlatBufferPlan> PlanBuffer(const Model& model,
   return plan;
 }
 
-// What stepping the parameters of `buffer` takes at once: the summed gradient,
-// an fp32 form of a parameter that has no other, and what the optimizer asks
-// for; each in fp32 elements.
+// What stepping the parameters of `buffer` takes at once: what the optimizer
+// asks for, and an fp32 form of a parameter that has no other.
 StatusOr<int64_t> WorkspaceNumel(const Model& model, const PlanOptions& options,
                                  const FlatBufferPlan& buffer) {
   int64_t most = 0;
@@ -295,7 +294,7 @@ StatusOr<int64_t> WorkspaceNumel(const Model& model, const PlanOptions& options,
     const auto& shape = model.params()[static_cast<size_t>(slot.param)].shape;
     int64_t numel =
         tensor->workspace_numel(shape.data(), static_cast<int>(shape.size()));
-    if (__builtin_add_overflow(numel, slot.numel * (widened ? 2 : 1), &numel) ||
+    if (__builtin_add_overflow(numel, widened ? slot.numel : 0, &numel) ||
         numel > std::numeric_limits<int64_t>::max() / 1024) {
       return InvalidArgument("stepping a parameter of shape ", ShapeText(shape),
                              " takes more than 2^53 elements of workspace");

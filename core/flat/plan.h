@@ -62,7 +62,7 @@ struct TensorTraits {
   int64_t (*state_numel)(int state, const int64_t* shape, int ndim);
   // The work of a step, for balancing ranks.
   int64_t (*cost)(const int64_t* shape, int ndim);
-  // fp32 elements needed while it is stepped.
+  // fp32 elements needed while it is stepped, its summed gradient among them.
   int64_t (*workspace_numel)(const int64_t* shape, int ndim);
 };
 

@@ -44,6 +44,9 @@ class LossScaler {
     int64_t good_steps;  // Since the scale changed or a step was skipped.
   };
 
+  // No scaling.
+  LossScaler() = default;
+
   // Every number is read to the nearest fp32. Allowed: scale and bounds are
   // normal numbers of fp32, 0 < min_scale <= init_scale <= max_scale,
   // growth_factor > 1, 0 < backoff_factor < 1, growth_interval >= 1. A static
@@ -53,6 +56,10 @@ class LossScaler {
 
   // For the loss of the step to come.
   double scale() const { return state_.scale; }
+
+  // Whether there is any scaling, and whether skipped steps change it.
+  bool active() const { return kind_ != Kind::kNone; }
+  bool dynamic() const { return kind_ == Kind::kDynamic; }
 
   // After a step. Nothing happens unless the scale is dynamic.
   void Update(bool skipped);
@@ -70,7 +77,6 @@ class LossScaler {
  private:
   enum class Kind { kNone, kStatic, kDynamic };
 
-  LossScaler() = default;
   Status CheckRanges() const;
 
   Kind kind_ = Kind::kNone;

@@ -8,6 +8,7 @@
 
 #include "core/base/spec.h"
 #include "core/base/strings.h"
+#include "core/optim/workspace.h"
 #include "kernels/formula/all.h"
 #include "kernels/formula/hyper.h"
 
@@ -28,9 +29,11 @@ struct FormulaInfo {
   const TensorTraits* tensor;
 };
 
-template <class F>
-constexpr TensorTraits kTraits = {&F::Unfit, &F::StateNumel, &F::Cost,
-                                  &F::WorkspaceNumel};
+template <class F, Formula kId>
+constexpr TensorTraits kTraits = {
+    &F::Unfit, &F::StateNumel, &F::Cost, [](const int64_t* shape, int ndim) {
+      return WorkspaceNumel(kId, shape, ndim);
+    }};
 
 constexpr FormulaInfo kFormulas[] = {
 #define SHARD_FORMULA_INFO(Name, traits) \
@@ -44,7 +47,7 @@ constexpr FormulaInfo kFormulas[] = {
    &Name::Conflict,                      \
    traits},
 #define SHARD_ELEMENT_INFO(Name) SHARD_FORMULA_INFO(Name, nullptr)
-#define SHARD_TENSOR_INFO(Name) SHARD_FORMULA_INFO(Name, &kTraits<Name>)
+#define SHARD_TENSOR_INFO(Name) SHARD_FORMULA_INFO(Name, (&kTraits<Name, Formula::k##Name>))
     SHARD_ELEMENT_FORMULAS(SHARD_ELEMENT_INFO)
         SHARD_TENSOR_FORMULAS(SHARD_TENSOR_INFO)
 #undef SHARD_TENSOR_INFO

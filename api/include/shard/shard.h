@@ -436,7 +436,8 @@ typedef struct shard_engine_options {
    * gradients do not vanish; steps divide by it. Default "": nothing.
    *   "static?scale=1024"
    *   "dynamic?init_scale=65536&growth_factor=2&backoff_factor=0.5
-   *    &growth_interval=2000"      (without the line break)
+   *    &growth_interval=2000&min_scale=1&max_scale=16777216"
+   *                               (without the line break)
    * dynamic skips steps with gradients that are not finite, on all ranks, and
    * lowers the scale by backoff_factor; growth_interval good steps in a row
    * raise it. Values not given are those shown. */
@@ -588,7 +589,7 @@ SHARD_API void shard_engine_free(shard_engine* engine) SHARD_NOEXCEPT;
  *   constant      lr warmup
  *   linear        lr warmup total min_lr
  *   cosine        lr warmup total min_lr
- *   inverse_sqrt  lr warmup
+ *   inverse_sqrt  lr warmup min_lr
  *   wsd           lr warmup total decay min_lr shape
  * for example "cosine?lr=3e-4&warmup=2000&total=100000&min_lr=3e-5". Steps 1 to
  * `warmup` rise linearly to lr; beyond `total` the last value stays. Formulas:

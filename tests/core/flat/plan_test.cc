@@ -468,9 +468,9 @@ TEST(Plan, OptimizersOfWholeParametersOwnThemInEveryPartition) {
       EXPECT_EQ(states.slots()[i].offset / states.shard_numel(),
                 rows.layout.slots()[i].offset / rows.layout.shard_numel());
     }
-    // The gradient of the second parameter, and what it asks for.
-    EXPECT_EQ(plan->workspace_numel(), 5000 + 5000);
-    EXPECT_EQ(plan->Memory().workspace_bytes, RoundUpToPage(40000));
+    // What the second parameter asks for.
+    EXPECT_EQ(plan->workspace_numel(), 5000);
+    EXPECT_EQ(plan->Memory().workspace_bytes, RoundUpToPage(20000));
     if (partition == Partition::kEven || partition == Partition::kGreedy) {
       // By their work: 100 | 90 and 10, not by their elements.
       EXPECT_EQ(OwnerOf(*plan, 0), 0);

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/optim/workspace.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cpu/newton_schulz.h"
+#include "kernels/cpu/tensor_step.h"
+
+namespace shard {
+
+namespace {
+
+// Of small matrices in one call: more gain nothing measurable.
+constexpr int64_t kMostMatrices = 16;
+
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
+
+}  // namespace
+
+int64_t MuonBatch(int64_t rows, int64_t cols) {
+  return std::min(rows, cols) <= kBatchedSide ? kMostMatrices : 1;
+}
+
+int64_t WorkspaceNumel(Formula formula, const int64_t* shape, int ndim) {
+  int64_t numel = 1;
+  for (int i = 0; i < ndim; ++i) {
+    if (__builtin_mul_overflow(numel, shape[i], &numel)) return kMost;
+  }
+  // The kernels' own needs are at most a small multiple of the parameter.
+  if (numel > kMost / 128) return kMost;
+  if (formula == Formula::kMuon) {
+    const int64_t batch = MuonBatch(shape[0], shape[1]);
+    return batch * AlignWorkspace(numel) +
+           static_cast<int64_t>(
+               OrthogonalizeWorkspace(batch, shape[0], shape[1]));
+  }
+  return AlignWorkspace(numel) +
+         static_cast<int64_t>(TensorScratchElements(formula, shape, ndim));
+}
+
+}  // namespace shard
