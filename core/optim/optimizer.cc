@@ -56,10 +56,11 @@ std::string KnownNames() {
 
 std::string RangeText(const Hyper& hyper) {
   if (hyper.flag) return "0 or 1";
-  if (hyper.max < kNoMaximum) {
+  if (hyper.max < kNoMaximum && hyper.min > -kNoMaximum) {
     return StrCat("[", hyper.min, ", ", hyper.max, hyper.closed ? "]" : ")");
   }
   if (hyper.min > -kNoMaximum) return StrCat("at least ", hyper.min);
+  if (hyper.max < kNoMaximum) return StrCat("at most ", hyper.max);
   return "any finite number";
 }
 

@@ -11,10 +11,12 @@
 // Max(x, 0 - x), and sign(x) two times IfPositive.
 
 #include "kernels/formula/adadelta.h"
+#include "kernels/formula/adafactor.h"
 #include "kernels/formula/adagrad.h"
 #include "kernels/formula/adam.h"
 #include "kernels/formula/adamax.h"
 #include "kernels/formula/adamw.h"
+#include "kernels/formula/lamb.h"
 #include "kernels/formula/lion.h"
 #include "kernels/formula/registry.h"
 #include "kernels/formula/rmsprop.h"
