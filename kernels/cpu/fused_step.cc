@@ -7,6 +7,8 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include "kernels/cpu/square_sum.h"
+#include "kernels/cpu/vector_arithmetic.h"
 #include "kernels/formula/all.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -14,27 +16,6 @@ namespace shard {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-
-// The arithmetic a formula is written over, on vectors of D.
-template <class D>
-struct VectorArithmetic {
-  using V = hn::Vec<D>;
-
-  HWY_INLINE V Set(double x) const {
-    return hn::Set(D(), static_cast<float>(x));
-  }
-  HWY_INLINE V Add(V x, V y) const { return hn::Add(x, y); }
-  HWY_INLINE V Sub(V x, V y) const { return hn::Sub(x, y); }
-  HWY_INLINE V Mul(V x, V y) const { return hn::Mul(x, y); }
-  HWY_INLINE V Div(V x, V y) const { return hn::Div(x, y); }
-  HWY_INLINE V MulAdd(V x, V y, V z) const { return hn::MulAdd(x, y, z); }
-  HWY_INLINE V Sqrt(V x) const { return hn::Sqrt(x); }
-  HWY_INLINE V Max(V x, V y) const { return hn::Max(x, y); }
-  HWY_INLINE V Min(V x, V y) const { return hn::Min(x, y); }
-  HWY_INLINE V IfPositive(V x, V yes, V no) const {
-    return hn::IfThenElse(hn::Gt(x, hn::Zero(D())), yes, no);
-  }
-};
 
 template <class D>
 HWY_INLINE hn::Vec<D> SumSources(D d, const float* const* sources,
@@ -105,36 +86,30 @@ void FusedStep(Formula formula, const double* hypers, int64_t step,
   }
 }
 
-double ReduceSquares(const float* const* sources, size_t num_sources,
-                     float* sum, size_t count) {
-  double squares = 0;
-  size_t i = 0;
-  // The scalar target has no halves; the loop below serves it alone.
-#if HWY_TARGET != HWY_SCALAR
-  const hn::ScalableTag<float> d;
-  const hn::Repartition<double, decltype(d)> wide;
-  const hn::Half<decltype(d)> half;
+// Elements [begin, count) in whole vectors of D; returns where it stopped.
+template <class D>
+HWY_INLINE size_t ReduceVectors(D d, const float* const* sources,
+                                size_t num_sources, float* sum, size_t begin,
+                                size_t count, double* squares) {
+  SquareSum<D> square_sum;
   const size_t lanes = hn::Lanes(d);
-  auto low_squares = hn::Zero(wide);
-  auto high_squares = hn::Zero(wide);
+  size_t i = begin;
   for (; i + lanes <= count; i += lanes) {
     const auto g = SumSources(d, sources, num_sources, i);
     hn::StoreU(g, d, sum + i);
-    const auto low = hn::PromoteTo(wide, hn::LowerHalf(half, g));
-    const auto high = hn::PromoteTo(wide, hn::UpperHalf(half, g));
-    low_squares = hn::MulAdd(low, low, low_squares);
-    high_squares = hn::MulAdd(high, high, high_squares);
+    square_sum.Add(g);
   }
-  squares =
-      hn::GetLane(hn::SumOfLanes(wide, hn::Add(low_squares, high_squares)));
-#endif
-  const hn::CappedTag<float, 1> one;
-  for (; i < count; ++i) {
-    const auto g = SumSources(one, sources, num_sources, i);
-    hn::StoreU(g, one, sum + i);
-    const auto value = static_cast<double>(hn::GetLane(g));
-    squares += value * value;
-  }
+  *squares += square_sum.Total();
+  return i;
+}
+
+double ReduceSquares(const float* const* sources, size_t num_sources,
+                     float* sum, size_t count) {
+  double squares = 0;
+  const size_t done = ReduceVectors(hn::ScalableTag<float>(), sources,
+                                    num_sources, sum, 0, count, &squares);
+  ReduceVectors(hn::CappedTag<float, 1>(), sources, num_sources, sum, done,
+                count, &squares);
   return squares;
 }
 
