@@ -30,10 +30,10 @@ struct FormulaInfo {
 };
 
 template <class F, Formula kId>
-constexpr TensorTraits kTraits = {
-    &F::Unfit, &F::StateNumel, &F::Cost, [](const int64_t* shape, int ndim) {
-      return WorkspaceNumel(kId, shape, ndim);
-    }};
+constexpr TensorTraits kTraits = {&F::Unfit, &F::StateNumel, &F::Cost,
+                                  [](const int64_t* shape, int ndim) {
+                                    return WorkspaceNumel(kId, shape, ndim);
+                                  }};
 
 constexpr FormulaInfo kFormulas[] = {
 #define SHARD_FORMULA_INFO(Name, traits) \
@@ -47,7 +47,8 @@ constexpr FormulaInfo kFormulas[] = {
    &Name::Conflict,                      \
    traits},
 #define SHARD_ELEMENT_INFO(Name) SHARD_FORMULA_INFO(Name, nullptr)
-#define SHARD_TENSOR_INFO(Name) SHARD_FORMULA_INFO(Name, (&kTraits<Name, Formula::k##Name>))
+#define SHARD_TENSOR_INFO(Name) \
+  SHARD_FORMULA_INFO(Name, (&kTraits<Name, Formula::k##Name>))
     SHARD_ELEMENT_FORMULAS(SHARD_ELEMENT_INFO)
         SHARD_TENSOR_FORMULAS(SHARD_TENSOR_INFO)
 #undef SHARD_TENSOR_INFO
@@ -73,10 +74,11 @@ std::string KnownNames() {
 
 std::string RangeText(const Hyper& hyper) {
   if (hyper.flag) return "0 or 1";
-  if (hyper.max < kNoMaximum) {
+  if (hyper.max < kNoMaximum && hyper.min > -kNoMaximum) {
     return StrCat("[", hyper.min, ", ", hyper.max, hyper.closed ? "]" : ")");
   }
   if (hyper.min > -kNoMaximum) return StrCat("at least ", hyper.min);
+  if (hyper.max < kNoMaximum) return StrCat("at most ", hyper.max);
   return "any finite number";
 }
 

@@ -13,6 +13,7 @@
 #include "kernels/cpu/gradients-inl.h"
 #include "kernels/cpu/loop-inl.h"
 #include "kernels/cpu/q8-inl.h"
+#include "kernels/cpu/vector_arithmetic.h"
 #include "kernels/formula/all.h"
 #include "kernels/formula/state_kind.h"
 
@@ -26,27 +27,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 // of an L1 cache of at least 32.
 constexpr size_t kTile = 1024;
 static_assert(kTile % kRandomBlock == 0 && kTile % kQ8Block == 0);
-
-// The arithmetic a formula is written over, on vectors of D.
-template <class D>
-struct VectorArithmetic {
-  using V = hn::Vec<D>;
-
-  HWY_INLINE V Set(double x) const {
-    return hn::Set(D(), static_cast<float>(x));
-  }
-  HWY_INLINE V Add(V x, V y) const { return hn::Add(x, y); }
-  HWY_INLINE V Sub(V x, V y) const { return hn::Sub(x, y); }
-  HWY_INLINE V Mul(V x, V y) const { return hn::Mul(x, y); }
-  HWY_INLINE V Div(V x, V y) const { return hn::Div(x, y); }
-  HWY_INLINE V MulAdd(V x, V y, V z) const { return hn::MulAdd(x, y, z); }
-  HWY_INLINE V Sqrt(V x) const { return hn::Sqrt(x); }
-  HWY_INLINE V Max(V x, V y) const { return hn::Max(x, y); }
-  HWY_INLINE V Min(V x, V y) const { return hn::Min(x, y); }
-  HWY_INLINE V IfPositive(V x, V yes, V no) const {
-    return hn::IfThenElse(hn::Gt(x, hn::Zero(D())), yes, no);
-  }
-};
 
 // A formula's update on fp32 arrays: the only loop that is compiled once per
 // formula. g[i] is multiplied by `scale` first.

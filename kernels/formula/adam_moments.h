@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Adam and AdamW share, which is all but where weight decay goes, in the
-// order of torch:
+// What Adam, AdamW and LAMB share, which is all but where weight decay goes and
+// how long the step is, in the order of torch:
 //
 //   m = m + (1 - beta1) (g - m)
 //   v = beta2 v + (1 - beta2) g g
@@ -31,7 +31,7 @@
 namespace shard {
 
 struct AdamMoments {
-  // The order of kHypers in both.
+  // The order of kHypers in Adam and AdamW.
   enum {
     kLr,
     kBeta1,
@@ -68,6 +68,7 @@ struct AdamMoments {
   static bool IsOneInFloat(double x) { return static_cast<float>(x) == 1.0f; }
 
   // The constants of step `t` = 1, 2, ...; bias corrections in double.
+  // `maximize` is that flag's position where there is no amsgrad before it.
   struct MomentScalars {
     double gradient_sign;
     double one_minus_beta1;
@@ -78,10 +79,11 @@ struct AdamMoments {
     double negative_step_size;  // -lr / (1 - beta1^t)
   };
 
-  static MomentScalars PrepareMoments(const double* h, int64_t t) {
+  static MomentScalars PrepareMoments(const double* h, int64_t t,
+                                      int maximize = kMaximize) {
     const auto power = static_cast<double>(t);
     MomentScalars s;
-    s.gradient_sign = h[kMaximize] != 0 ? -1.0 : 1.0;
+    s.gradient_sign = h[maximize] != 0 ? -1.0 : 1.0;
     s.one_minus_beta1 = 1.0 - h[kBeta1];
     s.beta2 = h[kBeta2];
     s.one_minus_beta2 = 1.0 - h[kBeta2];
@@ -157,13 +159,15 @@ struct AdamMomentsRule {
     V& v = states[1];
     m = a.MulAdd(one_minus_beta1, a.Sub(g, m), m);
     v = a.MulAdd(beta2, v, a.Mul(one_minus_beta2, a.Mul(g, g)));
-    V second_moment = v;
-    if constexpr (kAmsgrad) {
-      states[2] = a.Max(states[2], v);
-      second_moment = states[2];
-    }
-    return a.Div(
-        m, a.MulAdd(a.Sqrt(second_moment), inverse_root_correction2, eps));
+    if constexpr (kAmsgrad) states[2] = a.Max(states[2], v);
+    return Direction(states);
+  }
+
+  // Of the moments as they are.
+  SHARD_FORMULA_INLINE V Direction(const V* states) const {
+    const V second_moment = states[kAmsgrad ? 2 : 1];
+    return a.Div(states[0], a.MulAdd(a.Sqrt(second_moment),
+                                     inverse_root_correction2, eps));
   }
 
   A a;

@@ -11,6 +11,7 @@
 // Max(x, 0 - x), and sign(x) two times IfPositive.
 
 #include "kernels/formula/adadelta.h"
+#include "kernels/formula/adafactor.h"
 #include "kernels/formula/adagrad.h"
 #include "kernels/formula/adam.h"
 #include "kernels/formula/adam_apex.h"
@@ -19,6 +20,7 @@
 #include "kernels/formula/adamw.h"
 #include "kernels/formula/adamw_ggml.h"
 #include "kernels/formula/adamw_llmc.h"
+#include "kernels/formula/lamb.h"
 #include "kernels/formula/lion.h"
 #include "kernels/formula/registry.h"
 #include "kernels/formula/rmsprop.h"

@@ -33,6 +33,14 @@ constexpr Hyper NonNegative(const char* name, double fallback) {
   return {name, fallback, 0.0, kNoMaximum, true, false};
 }
 
+constexpr Hyper AtLeast(const char* name, double fallback, double min) {
+  return {name, fallback, min, kNoMaximum, true, false};
+}
+
+constexpr Hyper NonPositive(const char* name, double fallback) {
+  return {name, fallback, -kNoMaximum, 0.0, true, false};
+}
+
 // In [0, 1).
 constexpr Hyper Decay(const char* name, double fallback) {
   return {name, fallback, 0.0, 1.0, false, false};

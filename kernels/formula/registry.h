@@ -45,7 +45,9 @@
   X(Sgd)                          \
   X(SgdMomentum)
 
-#define SHARD_TENSOR_FORMULAS(X)
+#define SHARD_TENSOR_FORMULAS(X) \
+  X(Adafactor)                   \
+  X(Lamb)
 
 #define SHARD_FORMULAS(X)   \
   SHARD_ELEMENT_FORMULAS(X) \

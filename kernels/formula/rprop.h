@@ -32,7 +32,7 @@ struct Rprop {
   static constexpr Hyper kHypers[] = {
       NonNegative("lr", 1e-2),
       Decay("etaminus", 0.5),
-      {"etaplus", 1.2, 1.0, kNoMaximum, true, false},
+      AtLeast("etaplus", 1.2, 1.0),
       NonNegative("step_size_min", 1e-6),
       NonNegative("step_size_max", 50.0),
       Flag("maximize"),

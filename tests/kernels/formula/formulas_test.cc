@@ -16,6 +16,7 @@
 
 #include "kernels/formula/all.h"
 #include "tests/kernels/formula/reference.h"
+#include "tests/kernels/formula/tensor_reference.h"
 
 namespace shard {
 namespace {
@@ -45,13 +46,55 @@ void ExpectSoundDeclaration() {
   }
 }
 
-TEST(FormulasTest, DeclarationsAreSound){
+TEST(FormulasTest, DeclarationsAreSound) {
 #define SHARD_CHECK(Name)           \
   {                                 \
     SCOPED_TRACE(#Name);            \
     ExpectSoundDeclaration<Name>(); \
   }
-    SHARD_FORMULAS(SHARD_CHECK)
+  SHARD_FORMULAS(SHARD_CHECK)
+#undef SHARD_CHECK
+}
+
+// What a tensor formula derives from a shape: some state for every parameter it
+// steps, none larger than the parameter where that has one element or more, and
+// nothing to do where it has none.
+template <class F>
+void ExpectSoundShapes() {
+  const std::vector<std::vector<int64_t>> shapes = {
+      {},        {1},          {7}, {5, 3}, {1, 1},
+      {4, 1, 6}, {2, 3, 4, 5}, {0}, {0, 5}, {3, 0}};
+  for (const auto& shape : shapes) {
+    SCOPED_TRACE(testing::PrintToString(shape));
+    const auto ndim = static_cast<int>(shape.size());
+    const int64_t numel = ShapeNumel(shape.data(), ndim);
+    if (const char* unfit = F::Unfit(shape.data(), ndim)) {
+      EXPECT_STRNE(unfit, "");
+      continue;
+    }
+    if (numel == 0) {
+      EXPECT_EQ(F::Cost(shape.data(), ndim), 0);
+      continue;
+    }
+    EXPECT_GT(F::Cost(shape.data(), ndim), 0);
+    int64_t total = 0;
+    for (int s = 0; s < F::kNumStates; ++s) {
+      const int64_t state = F::StateNumel(s, shape.data(), ndim);
+      EXPECT_GE(state, 0) << F::kStates[s];
+      EXPECT_LE(state, numel) << F::kStates[s];
+      total += state;
+    }
+    EXPECT_GT(total, 0);
+  }
+}
+
+TEST(FormulasTest, ShapesAreSound){
+#define SHARD_CHECK(Name)      \
+  {                            \
+    SCOPED_TRACE(#Name);       \
+    ExpectSoundShapes<Name>(); \
+  }
+    SHARD_TENSOR_FORMULAS(SHARD_CHECK)
 #undef SHARD_CHECK
 }
 
@@ -173,6 +216,23 @@ bool HasMaximize() {
   return false;
 }
 
+// Of a whole matrix.
+template <class F>
+void ExpectTensorDescent(double maximize) {
+  TensorReference<F> reference({1, 2}, {1.0f, -1.0f},
+                               HypersOf<F>({{"maximize", maximize}}));
+  for (int64_t step = 1; step <= 5; ++step) {
+    reference.Step({reference.param().begin(), reference.param().end()}, step);
+  }
+  const double distance = std::abs(reference.param()[0]);
+  if (maximize != 0) {
+    EXPECT_GT(distance, 1);
+  } else {
+    EXPECT_LT(distance, 1);
+  }
+  EXPECT_DOUBLE_EQ(reference.param()[1], -reference.param()[0]);
+}
+
 TEST(FormulasTest, GoesDownhillOrUp){
 #define SHARD_CHECK(Name)                          \
   {                                                \
@@ -183,6 +243,16 @@ TEST(FormulasTest, GoesDownhillOrUp){
     }                                              \
   }
     SHARD_ELEMENT_FORMULAS(SHARD_CHECK)
+#undef SHARD_CHECK
+#define SHARD_CHECK(Name)           \
+  {                                 \
+    SCOPED_TRACE(#Name);            \
+    ExpectTensorDescent<Name>(0);   \
+    if (HasMaximize<Name>()) {      \
+      ExpectTensorDescent<Name>(1); \
+    }                               \
+  }
+        SHARD_TENSOR_FORMULAS(SHARD_CHECK)
 #undef SHARD_CHECK
 }
 

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cpu/tensor_step.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/tensor_step.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include "kernels/cpu/adafactor_step.h"
+#include "kernels/cpu/lamb_step.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace shard {
+namespace HWY_NAMESPACE {
+
+void TensorStep(Formula formula, const double* hypers, int64_t step,
+                const TensorStepArgs& args) {
+  switch (formula) {
+    case Formula::kAdafactor:
+      AdafactorStep(hypers, step, args);
+      return;
+    case Formula::kLamb:
+      LambStep(hypers, step, args);
+      return;
+    default:
+      return;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace shard
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace shard {
+
+HWY_EXPORT(TensorStep);
+
+size_t TensorScratchElements(Formula formula, const int64_t* shape, int ndim) {
+  if (formula != Formula::kAdafactor) return 0;
+  // A scale for each row and each column.
+  return static_cast<size_t>(
+      Adafactor::StateNumel(Adafactor::kRowVar, shape, ndim) +
+      Adafactor::StateNumel(Adafactor::kColVar, shape, ndim));
+}
+
+void TensorStep(Formula formula, const double* hypers, int64_t step,
+                const TensorStepArgs& args) {
+  HWY_DYNAMIC_DISPATCH(TensorStep)(formula, hypers, step, args);
+}
+
+}  // namespace shard
+#endif  // HWY_ONCE

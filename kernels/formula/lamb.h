@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// LAMB: You et al., "Large Batch Optimization for Deep Learning: Training BERT
+// in 76 minutes", ICLR 2020, algorithm 2 with phi(x) = x. A tensor formula:
+//
+//   g = -g if maximize
+//   m = m + (1 - beta1) (g - m)
+//   v = beta2 v + (1 - beta2) g g
+//   u = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + wd p
+//   r = |p| / |u|, or 1 where either is 0          the trust ratio
+//   p = p - lr r u
+//
+// with the 2-norms of the whole parameter. That is NVIDIA apex's FusedLAMB with
+// use_nvlamb=True and no max_grad_norm (clipping is not the formula's
+// business), and timm's Lamb with always_adapt=True and max_grad_norm=None.
+// Both of these leave r at 1 without weight decay unless told so; here, as in
+// the paper, it does not depend on that. r has no bounds: no clamp of |p| (the
+// first version of the paper and its first implementations had one at 10), no
+// trust_clip.
+//
+// Padding would stay 0, but a norm needs the whole parameter.
+
+#include "kernels/formula/adam_moments.h"
+
+#ifndef SHARD_KERNELS_FORMULA_LAMB_H_
+#define SHARD_KERNELS_FORMULA_LAMB_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/formula/hyper.h"
+#include "kernels/formula/shape.h"
+
+namespace shard {
+
+struct Lamb {
+  static constexpr const char* kName = "lamb";
+  // Adam's order up to weight_decay.
+  enum { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kMaximize };
+  static constexpr Hyper kHypers[] = {
+      NonNegative("lr", 1e-3),
+      Decay("beta1", 0.9),
+      Decay("beta2", 0.999),
+      NonNegative("eps", 1e-6),
+      NonNegative("weight_decay", 0.01),
+      Flag("maximize"),
+  };
+  static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq"};
+  static constexpr int kNumStates = 2;
+
+  static bool Serves(const double*) { return true; }
+  static const char* Conflict(const double*) { return nullptr; }
+
+  static const char* Unfit(const int64_t*, int) { return nullptr; }
+  static int64_t StateNumel(int, const int64_t* shape, int ndim) {
+    return ShapeNumel(shape, ndim);
+  }
+  static int64_t Cost(const int64_t* shape, int ndim) {
+    return ShapeNumel(shape, ndim);
+  }
+
+  struct Scalars : AdamMoments::MomentScalars {
+    double inverse_correction1;  // 1 / (1 - beta1^t)
+    double weight_decay;
+    double lr;
+  };
+
+  static Scalars Prepare(const double* h, int64_t t) {
+    return {AdamMoments::PrepareMoments(h, t, kMaximize),
+            1.0 / (1.0 - std::pow(h[kBeta1], static_cast<double>(t))),
+            h[kWeightDecay], h[kLr]};
+  }
+
+  // -lr r, of the sums of squares of p and u.
+  static double StepSize(const Scalars& s, double param_squares,
+                         double update_squares) {
+    const bool trusted = param_squares > 0 && update_squares > 0;
+    return trusted ? -s.lr * std::sqrt(param_squares / update_squares) : -s.lr;
+  }
+};
+
+}  // namespace shard
+
+#endif  // SHARD_KERNELS_FORMULA_LAMB_H_
+
+#include "kernels/formula/target.h"
+
+#if defined(SHARD_KERNELS_FORMULA_LAMB_RULE) == defined(HWY_TARGET_TOGGLE)
+#ifdef SHARD_KERNELS_FORMULA_LAMB_RULE
+#undef SHARD_KERNELS_FORMULA_LAMB_RULE
+#else
+#define SHARD_KERNELS_FORMULA_LAMB_RULE
+#endif
+
+SHARD_FORMULA_BEGIN
+
+template <class A>
+struct LambRule {
+  using V = typename A::V;
+
+  SHARD_FORMULA_INLINE LambRule(const A& arithmetic, const Lamb::Scalars& s)
+      : a(arithmetic),
+        moments(arithmetic, s),
+        inverse_correction1(a.Set(s.inverse_correction1)),
+        weight_decay(a.Set(s.weight_decay)) {}
+
+  // Updates the moments and returns u. `g` has its sign from gradient_sign
+  // already.
+  SHARD_FORMULA_INLINE V Update(V g, V p, V* states) const {
+    return WithDecay(moments.Direction(g, states), p);
+  }
+
+  // The same u once more, from what Update left.
+  SHARD_FORMULA_INLINE V UpdateAgain(V p, const V* states) const {
+    return WithDecay(moments.Direction(states), p);
+  }
+
+  // `step_size` from Lamb::StepSize.
+  SHARD_FORMULA_INLINE V Apply(V p, V u, V step_size) const {
+    return a.MulAdd(step_size, u, p);
+  }
+
+  SHARD_FORMULA_INLINE V WithDecay(V direction, V p) const {
+    return a.MulAdd(direction, inverse_correction1, a.Mul(weight_decay, p));
+  }
+
+  A a;
+  AdamMomentsRule<A, false> moments;
+  V inverse_correction1, weight_decay;
+};
+
+SHARD_FORMULA_END
+
+#endif  // SHARD_KERNELS_FORMULA_LAMB_RULE

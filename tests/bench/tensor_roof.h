@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Roofs of kernels/cpu/tensor_step.h: the simplest loops that make the same
+// passes over one parameter, compiled as those of roof.h. Each pass runs first
+// to last. With `zero` = 0, which the compiler does not know, the values stay
+// what they are.
+
+#ifndef SHARD_TESTS_BENCH_TENSOR_ROOF_H_
+#define SHARD_TESTS_BENCH_TENSOR_ROOF_H_
+
+#include <cstddef>
+
+namespace shard::bench {
+
+// 40 bytes per element: reads g, p, m, v and writes m, v; reads p, m, v and
+// writes p.
+void LambRoof(const float* g, float* p, float* m, float* v, size_t count,
+              float zero);
+
+// 24 bytes per element: reads g; reads g, p; reads g, p and writes p.
+void AdafactorRoof(const float* g, float* p, size_t count, float zero);
+
+}  // namespace shard::bench
+
+#endif  // SHARD_TESTS_BENCH_TENSOR_ROOF_H_
