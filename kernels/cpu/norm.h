@@ -19,8 +19,8 @@
 // to n = 2^12 values that lie in cache are added up in a few doubles, from
 // which nothing is lost, and those go to the wide number. A first look finds
 // the largest and the smallest exponent, so all terms are below 2^M and
-// multiples of 2^Q. Let u = 2^(M + 13 - 52), and let a start at 1.5 * 2^(M +
-// 13) and take each term x in turn:
+// multiples of 2^Q. Let u = 2^(M + 13 - 52). A double a starts at 1.5 * 2^13 *
+// 2^M and takes each term x in turn:
 //
 //   t = a + x
 //   x = x - (t - a)
