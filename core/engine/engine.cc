@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "core/base/dtype.h"
@@ -12,6 +13,7 @@
 #include "core/base/strings.h"
 #include "core/engine/stopwatch.h"
 #include "core/flat/fingerprint.h"
+#include "kernels/cpu/blas.h"
 #include "kernels/cpu/convert.h"
 
 namespace shard {
@@ -44,6 +46,17 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
                            "' is f64; trainable parameters are f32, bf16 or "
                            "f16 in this version; freeze it or declare it f32");
     }
+  }
+  return Status();
+}
+
+// Leaves `blas` empty when no optimizer needs one.
+Status FindBlas(const std::vector<Optimizer>& optimizers,
+                std::optional<Blas>* blas) {
+  for (const Optimizer& optimizer : optimizers) {
+    if (optimizer.formula() != Formula::kMuon) continue;
+    SHARD_ASSIGN_OR_RETURN(*blas, Blas::Load());
+    return Status();
   }
   return Status();
 }
@@ -138,9 +151,13 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
                          AllocateBuffers(*engine->plan_, comm.get(), deadline));
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm.get(), "allocate workspace",
                                       engine->AllocateWorkspace(), deadline));
+  std::optional<Blas> blas;
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm.get(), "find a BLAS",
+                    FindBlas(engine->optimizers_, &blas), deadline));
   engine->strategy_ = std::make_unique<DirectStep>(
       comm.get(), *engine->plan_, engine->buffers_,
-      reinterpret_cast<float*>(engine->workspace_.data()));
+      reinterpret_cast<float*>(engine->workspace_.data()), std::move(blas));
   return engine;
 }
 

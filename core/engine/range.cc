@@ -66,6 +66,13 @@ Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank,
     }
     slices_.push_back(std::move(part));
   }
+  if (plan.options().groups[static_cast<size_t>(group())].tensor == nullptr) {
+    return;
+  }
+  std::stable_sort(slices_.begin(), slices_.end(),
+                   [](const RangeSlice& a, const RangeSlice& b) {
+                     return *a.shape < *b.shape;
+                   });
 }
 
 GradientSources Range::gradients(bool reduced) const {

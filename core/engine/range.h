@@ -40,10 +40,12 @@ class Range {
   size_t count() const { return count_; }
   GroupId group() const { return plan_->group; }
   const FlatBufferPlan& plan() const { return *plan_; }
+  // By ascending begin; those of optimizers of whole parameters by shape, so
+  // that equal ones stand together.
   const std::vector<RangeSlice>& slices() const { return slices_; }
 
   // The gradients of `rank`'s range, on all ranks: as they are, or, once
-  // KeepsSum() ranges were reduced, as their sum on this rank.
+  // keeps_sum() ranges were reduced, as their sum on this rank.
   GradientSources gradients(bool reduced) const;
   // Whether Reduce leaves the sum where this rank's own gradients were: only
   // fp32 holds it without rounding.

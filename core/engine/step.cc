@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "core/engine/stopwatch.h"
 #include "core/engine/update.h"
@@ -20,10 +21,11 @@ constexpr double kClipEpsilon = 1e-6;
 
 DirectStep::DirectStep(Communicator* comm, const Plan& plan,
                        const std::vector<EngineBuffer>& buffers,
-                       float* workspace)
+                       float* workspace, std::optional<Blas> blas)
     : comm_(comm),
       options_(&plan.options()),
       workspace_(workspace),
+      blas_(std::move(blas)),
       gathered_(static_cast<size_t>(comm->world_size())) {
   for (const EngineBuffer& buffer : buffers) {
     if (!buffer.plan->trainable) continue;
@@ -104,12 +106,20 @@ void DirectStep::Update(const StepInput& input, double scale, bool reduced,
   update.seed = options_->seed;
   for (const Range& range : ranges_) {
     const auto group = static_cast<size_t>(range.group());
-    const Optimizer& optimizer = (*input.optimizers)[group];
     report->bytes_moved +=
-        options_->groups[group].tensor == nullptr
-            ? UpdateElements(range, optimizer, update)
-            : UpdateTensors(range, optimizer, update, workspace_);
+        UpdateRange(range, (*input.optimizers)[group], update);
   }
+}
+
+uint64_t DirectStep::UpdateRange(const Range& range, const Optimizer& optimizer,
+                                 const UpdateInput& input) const {
+  if (optimizer.tensor() == nullptr) {
+    return UpdateElements(range, optimizer, input);
+  }
+  if (optimizer.formula() == Formula::kMuon) {
+    return UpdateMatrices(range, optimizer, input, *blas_, workspace_);
+  }
+  return UpdateTensors(range, optimizer, input, workspace_);
 }
 
 }  // namespace shard

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -17,8 +18,10 @@
 #include "core/comm/communicator.h"
 #include "core/engine/buffers.h"
 #include "core/engine/range.h"
+#include "core/engine/update.h"
 #include "core/flat/plan.h"
 #include "core/optim/optimizer.h"
+#include "kernels/cpu/blas.h"
 #include "kernels/cpu/norm.h"
 
 namespace shard {
@@ -77,9 +80,11 @@ class StepStrategy {
 class DirectStep : public StepStrategy {
  public:
   // REQUIRES: comm->direct(); all outlive this. `workspace` has
-  // plan.workspace_numel() elements.
+  // plan.workspace_numel() elements; there is a `blas` if a group's optimizer
+  // is Muon.
   DirectStep(Communicator* comm, const Plan& plan,
-             const std::vector<EngineBuffer>& buffers, float* workspace);
+             const std::vector<EngineBuffer>& buffers, float* workspace,
+             std::optional<Blas> blas);
 
   Status Run(const StepInput& input, const Deadline& deadline,
              StepReport* report) override;
@@ -94,11 +99,14 @@ class DirectStep : public StepStrategy {
                             StepReport* report);
   void Update(const StepInput& input, double scale, bool reduced,
               StepReport* report);
+  uint64_t UpdateRange(const Range& range, const Optimizer& optimizer,
+                       const UpdateInput& input) const;
 
   Communicator* comm_;
   const PlanOptions* options_;
   std::vector<Range> ranges_;
   float* workspace_;
+  std::optional<Blas> blas_;
   std::vector<NormSum> gathered_;  // By rank.
 };
 

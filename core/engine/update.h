@@ -12,6 +12,7 @@
 #include "core/engine/range.h"
 #include "core/flat/plan.h"
 #include "core/optim/optimizer.h"
+#include "kernels/cpu/blas.h"
 
 namespace shard {
 
@@ -31,10 +32,17 @@ struct UpdateInput {
 uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
                         const UpdateInput& input);
 
-// For optimizers that look at whole parameters, one after the other.
-// REQUIRES: a range of whole parameters, Plan::workspace_numel() elements.
+// For optimizers that look at whole parameters, one after the other. REQUIRES,
+// here and below: a range of whole parameters; Plan::workspace_numel() elements,
+// aligned to a page.
 uint64_t UpdateTensors(const Range& range, const Optimizer& optimizer,
                        const UpdateInput& input, float* workspace);
+
+// For Muon: matrices of one shape together, where they are small. Each matrix
+// is iterated on by its owner alone. Products are not counted as bytes.
+uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
+                        const UpdateInput& input, const Blas& blas,
+                        float* workspace);
 
 }  // namespace shard
 

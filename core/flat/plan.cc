@@ -127,7 +127,7 @@ Status CheckSteps(const Model& model, const PlanOptions& options,
       if (need == nullptr) continue;
       return InvalidArgument(
           "parameter '", name_of(param), "' of shape ", ShapeText(shape),
-          " is in param group ", g, ", whose optimizer ", need, " (",
+          " must be ", need, ", for the optimizer of param group ", g, " (",
           group.optimizer,
           "); put it in a group of another optimizer, such as adamw");
     }

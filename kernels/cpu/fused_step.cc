@@ -13,6 +13,7 @@
 #include "kernels/cpu/gradients-inl.h"
 #include "kernels/cpu/loop-inl.h"
 #include "kernels/cpu/q8-inl.h"
+#include "kernels/cpu/stream-inl.h"
 #include "kernels/cpu/vector_arithmetic.h"
 #include "kernels/formula/all.h"
 #include "kernels/formula/state_kind.h"
@@ -23,10 +24,12 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Elements of a tile. Gradient, parameter and three states in fp32 take 20 KiB
-// of an L1 cache of at least 32.
-constexpr size_t kTile = 1024;
-static_assert(kTile % kRandomBlock == 0 && kTile % kQ8Block == 0);
+// Elements of a tile: those that share a scale in q8, and whose random bits are
+// made together. Long enough that what is done once per tile does not count,
+// and short enough that the processor overlaps the loads of one with the
+// arithmetic of another (1024 lost up to a fifth where casts are many).
+constexpr size_t kTile = 256;
+static_assert(kTile == kRandomBlock && kTile == kQ8Block);
 
 // A formula's update on fp32 arrays: the only loop that is compiled once per
 // formula. g[i] is multiplied by `scale` first.
@@ -165,12 +168,13 @@ void StepTiles(const Call& call, const FusedStepArgs& args) {
 
     call.update(call.scalars, g, static_cast<float>(scale), p, states, n);
 
-    if (!param_in_place) {
-      if (args.stochastic_rounding && !has_master) {
-        NarrowStochastically(p, param, n, random, kParamTensor);
-      } else {
-        NarrowToNearest(args.param_dtype, p, param, n);
-      }
+    if (has_master) {
+      NarrowToNearest(args.param_dtype, p, param_tile, n);
+      StreamCopy(param_tile, param, n * DTypeSize(args.param_dtype));
+    } else if (args.stochastic_rounding) {
+      NarrowStochastically(p, param, n, random, kParamTensor);
+    } else if (!param_in_place) {
+      NarrowToNearest(args.param_dtype, p, param, n);
     }
     if (!states_in_place) {
       for (int s = 0; s < call.num_states; ++s) {
@@ -178,6 +182,7 @@ void StepTiles(const Call& call, const FusedStepArgs& args) {
       }
     }
   }
+  if (has_master) hwy::FlushStream();
 }
 
 template <class F, template <class> class Rule>

@@ -2,8 +2,8 @@
 //
 // The optimizer step in one pass over memory, for the instruction set the
 // processor has: cast and sum the gradients, unscale, clip by value, update,
-// and cast back. Tiles of 1024 elements stay in the L1 cache in between; what
-// is fp32 already is read and written in place.
+// and cast back. Tiles of 256 elements stay in the L1 cache in between; what is
+// fp32 already is read and written in place.
 //
 // Precision: the update itself is in fp32, always.
 //

@@ -433,7 +433,7 @@ TEST(Plan, GreedyGivesOutGroupAfterGroup) {
 // the number of its rows.
 constexpr TensorTraits kRowTraits = {
     [](const int64_t*, int ndim) {
-      return ndim == 2 ? nullptr : "steps matrices only";
+      return ndim == 2 ? nullptr : "a matrix";
     },
     [](int, const int64_t* shape, int) { return shape[0]; },
     [](const int64_t* shape, int) { return shape[0]; },
@@ -485,7 +485,7 @@ TEST(Plan, ParametersThatCannotBeSteppedAreNamed) {
   PlanOptions options = AdamOptions(1, 2);
   options.groups[0].tensor = &kRowTraits;
   ExpectInvalid(Plan::Create(model, options),
-                {"'p1'", "[768]", "steps matrices only", "adamw"});
+                {"'p1'", "[768]", "must be a matrix", "adamw"});
   EXPECT_OK(model->SetTrainable(1, false));
   EXPECT_OK(Plan::Create(model, options));
 
