@@ -152,9 +152,9 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm.get(), "allocate workspace",
                                       engine->AllocateWorkspace(), deadline));
   std::optional<Blas> blas;
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm.get(), "find a BLAS",
-                    FindBlas(engine->optimizers_, &blas), deadline));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm.get(), "find a BLAS",
+                                      FindBlas(engine->optimizers_, &blas),
+                                      deadline));
   engine->strategy_ = std::make_unique<DirectStep>(
       comm.get(), *engine->plan_, engine->buffers_,
       reinterpret_cast<float*>(engine->workspace_.data()), std::move(blas));

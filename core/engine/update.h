@@ -33,8 +33,8 @@ uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
                         const UpdateInput& input);
 
 // For optimizers that look at whole parameters, one after the other. REQUIRES,
-// here and below: a range of whole parameters; Plan::workspace_numel() elements,
-// aligned to a page.
+// here and below: a range of whole parameters; Plan::workspace_numel()
+// elements, aligned to a page.
 uint64_t UpdateTensors(const Range& range, const Optimizer& optimizer,
                        const UpdateInput& input, float* workspace);
 

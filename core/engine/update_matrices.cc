@@ -37,18 +37,18 @@ uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
     const auto direction_of = [&](size_t i) {
       return batch.first + static_cast<int64_t>(i - begin) * batch.stride;
     };
-    float* const scratch = batch.first + static_cast<int64_t>(most) *
-                                             batch.stride;
+    float* const scratch =
+        batch.first + static_cast<int64_t>(most) * batch.stride;
     float* const copy =
         workspace + WorkspaceNumel(optimizer.formula(), shape.data(), 2);
 
     for (size_t i = begin; i < end; ++i) {
       SumGradients(gradients, slices[i].begin, slices[i].count, input.scale,
                    input.clip_value, direction_of(i));
-      MuonMomentum(hypers, 1.0, direction_of(i),
-                   static_cast<float*>(
-                       range.state(0, slices[i].state_begins[0])),
-                   slices[i].count);
+      MuonMomentum(
+          hypers, 1.0, direction_of(i),
+          static_cast<float*>(range.state(0, slices[i].state_begins[0])),
+          slices[i].count);
     }
     Orthogonalize(blas, batch, static_cast<int>(hypers[Muon::kNsSteps]),
                   hypers[Muon::kEps], scratch);
@@ -59,9 +59,8 @@ uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
       param.Publish(input);
       // Gradients and momentum (16), the update (12); the products, which the
       // caches hold for the most part, left out.
-      bytes += slices[i].count *
-                   (gradients.count * DTypeSize(gradients.dtype) +
-                    sizeof(float) + 16 + 12) +
+      bytes += slices[i].count * (gradients.count * DTypeSize(gradients.dtype) +
+                                  sizeof(float) + 16 + 12) +
                param.extra_bytes();
     }
   }

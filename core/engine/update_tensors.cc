@@ -28,8 +28,7 @@ uint64_t UpdateTensors(const Range& range, const Optimizer& optimizer,
                  input.clip_value, grad);
     const WideParam param(range, slice, copy);
     for (size_t s = 0; s < range.num_states(); ++s) {
-      states[s] =
-          static_cast<float*>(range.state(s, slice.state_begins[s]));
+      states[s] = static_cast<float*>(range.state(s, slice.state_begins[s]));
     }
     TensorStepArgs args;
     args.grad = grad;

@@ -47,8 +47,8 @@ class WideParam {
   uint64_t extra_bytes() const {
     if (dtype() == DType::kF32) return 0;
     const bool copied = range_.master(slice_.begin) == nullptr;
-    return slice_.count *
-           (DTypeSize(dtype()) + sizeof(float)) * (copied ? 2 : 1);
+    return slice_.count * (DTypeSize(dtype()) + sizeof(float)) *
+           (copied ? 2 : 1);
   }
 
  private:

@@ -432,9 +432,7 @@ TEST(Plan, GreedyGivesOutGroupAfterGroup) {
 // An optimizer that takes matrices only, with a state per row, whose work is
 // the number of its rows.
 constexpr TensorTraits kRowTraits = {
-    [](const int64_t*, int ndim) {
-      return ndim == 2 ? nullptr : "a matrix";
-    },
+    [](const int64_t*, int ndim) { return ndim == 2 ? nullptr : "a matrix"; },
     [](int, const int64_t* shape, int) { return shape[0]; },
     [](const int64_t* shape, int) { return shape[0]; },
     [](const int64_t* shape, int) { return 10 * shape[1]; },

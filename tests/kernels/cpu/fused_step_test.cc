@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -78,24 +79,28 @@ template <class F>
 std::vector<double> UnusualHypers(double maximize) {
   for (const double momentum : {0.0, 0.9}) {
     for (const double flag : {0.0, 1.0}) {
-      const auto hypers = HypersOf<F>({{"lr", 0.1},
-                                       {"beta1", 0.8},
-                                       {"beta2", 0.97},
-                                       {"eps", 1e-6},
-                                       {"weight_decay", 0.05},
-                                       {"amsgrad", flag},
-                                       {"maximize", maximize},
-                                       {"lr_decay", 0.1},
-                                       {"initial_accumulator_value", 0.1},
-                                       {"alpha", 0.9},
-                                       {"momentum", momentum},
-                                       {"centered", flag},
-                                       {"dampening", 0.3},
-                                       {"rho", 0.8},
-                                       // Reached from both sides.
-                                       {"step_size_min", 0.03},
-                                       {"step_size_max", 0.13}});
-      if (F::Serves(hypers.data())) return hypers;
+      for (double profile = 0; profile < std::size(AdamMoments::kProfiles);
+           ++profile) {
+        const auto hypers = HypersOf<F>({{"lr", 0.1},
+                                         {"beta1", 0.8},
+                                         {"beta2", 0.97},
+                                         {"eps", 1e-6},
+                                         {"weight_decay", 0.05},
+                                         {"amsgrad", flag},
+                                         {"maximize", maximize},
+                                         {"profile", profile},
+                                         {"lr_decay", 0.1},
+                                         {"initial_accumulator_value", 0.1},
+                                         {"alpha", 0.9},
+                                         {"momentum", momentum},
+                                         {"centered", flag},
+                                         {"dampening", 0.3},
+                                         {"rho", 0.8},
+                                         // Reached from both sides.
+                                         {"step_size_min", 0.03},
+                                         {"step_size_max", 0.13}});
+        if (F::Serves(hypers.data())) return hypers;
+      }
     }
   }
   return {};
