@@ -37,6 +37,12 @@ namespace shard {
 
 HWY_EXPORT(TensorStep);
 
+uint64_t TensorStepBytes(Formula formula, const int64_t* shape, int ndim) {
+  const auto numel = static_cast<uint64_t>(ShapeNumel(shape, ndim));
+  if (formula == Formula::kLamb) return numel * (24 + 16);
+  return numel * (ndim >= 2 ? 4 + 8 + 12 : 16 + 16);
+}
+
 size_t TensorScratchElements(Formula formula, const int64_t* shape, int ndim) {
   if (formula != Formula::kAdafactor) return 0;
   // A scale for each row and each column.

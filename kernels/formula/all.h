@@ -22,6 +22,7 @@
 #include "kernels/formula/adamw_llmc.h"
 #include "kernels/formula/lamb.h"
 #include "kernels/formula/lion.h"
+#include "kernels/formula/muon.h"
 #include "kernels/formula/registry.h"
 #include "kernels/formula/rmsprop.h"
 #include "kernels/formula/rprop.h"

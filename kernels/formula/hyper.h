@@ -46,8 +46,8 @@ constexpr Hyper Decay(const char* name, double fallback) {
   return {name, fallback, 0.0, 1.0, false, false};
 }
 
-constexpr Hyper Flag(const char* name) {
-  return {name, 0.0, 0.0, 1.0, true, true};
+constexpr Hyper Flag(const char* name, double fallback = 0.0) {
+  return {name, fallback, 0.0, 1.0, true, true};
 }
 
 // The first of `choices` is the default. What is chosen is fixed when the

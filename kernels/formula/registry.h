@@ -47,7 +47,8 @@
 
 #define SHARD_TENSOR_FORMULAS(X) \
   X(Adafactor)                   \
-  X(Lamb)
+  X(Lamb)                        \
+  X(Muon)
 
 #define SHARD_FORMULAS(X)   \
   SHARD_ELEMENT_FORMULAS(X) \
