@@ -7,6 +7,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include "kernels/cpu/vector_arithmetic.h"
 #include "kernels/formula/all.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -14,27 +15,6 @@ namespace shard {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-
-// The arithmetic a formula is written over, on vectors of D.
-template <class D>
-struct VectorArithmetic {
-  using V = hn::Vec<D>;
-
-  HWY_INLINE V Set(double x) const {
-    return hn::Set(D(), static_cast<float>(x));
-  }
-  HWY_INLINE V Add(V x, V y) const { return hn::Add(x, y); }
-  HWY_INLINE V Sub(V x, V y) const { return hn::Sub(x, y); }
-  HWY_INLINE V Mul(V x, V y) const { return hn::Mul(x, y); }
-  HWY_INLINE V Div(V x, V y) const { return hn::Div(x, y); }
-  HWY_INLINE V MulAdd(V x, V y, V z) const { return hn::MulAdd(x, y, z); }
-  HWY_INLINE V Sqrt(V x) const { return hn::Sqrt(x); }
-  HWY_INLINE V Max(V x, V y) const { return hn::Max(x, y); }
-  HWY_INLINE V Min(V x, V y) const { return hn::Min(x, y); }
-  HWY_INLINE V IfPositive(V x, V yes, V no) const {
-    return hn::IfThenElse(hn::Gt(x, hn::Zero(D())), yes, no);
-  }
-};
 
 template <class D>
 HWY_INLINE hn::Vec<D> SumSources(D d, const float* const* sources,

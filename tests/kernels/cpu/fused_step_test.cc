@@ -11,10 +11,8 @@
 #include <string>
 #include <vector>
 
-// Before Highway, so that the rules below are the plain ones.
-#include <hwy/targets.h>
-
 #include "kernels/formula/all.h"
+#include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/reference.h"
 
 namespace shard {
@@ -28,12 +26,7 @@ std::vector<float> Random(size_t count, uint32_t seed) {
   return values;
 }
 
-// Each instruction set this machine has, one by one.
-class FusedStepTest : public testing::TestWithParam<uint32_t> {
- protected:
-  void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
-  void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
-};
+class FusedStepTest : public TargetTest {};
 
 template <class F, template <class> class Rule>
 void ExpectMatchesReference(Formula id, const std::vector<double>& hypers) {
@@ -237,26 +230,8 @@ TEST_P(FusedStepTest, ReduceSquaresDoesNotOverflow) {
   EXPECT_TRUE(std::isfinite(ReduceSquares(&source, 1, sum.data(), 64)));
 }
 
-std::vector<uint32_t> Targets() {
-  std::vector<uint32_t> targets;
-  const auto supported = static_cast<uint32_t>(hwy::SupportedTargets());
-  for (uint32_t bit = 1; bit != 0; bit <<= 1) {
-    // Only what the kernel was compiled for can be forced.
-    hwy::SetSupportedTargetsForTest(bit);
-    if ((supported & bit) != 0 && std::string(KernelTargetName()) ==
-                                      hwy::TargetName(static_cast<int>(bit))) {
-      targets.push_back(bit);
-    }
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  return targets;
-}
-
 INSTANTIATE_TEST_SUITE_P(AllTargets, FusedStepTest,
-                         testing::ValuesIn(Targets()), [](const auto& info) {
-                           return std::string(
-                               hwy::TargetName(static_cast<int>(info.param)));
-                         });
+                         testing::ValuesIn(Targets()), TargetNameOf);
 
 TEST(KernelTargetTest, SeveralTargetsWereTested) {
   // The baseline at least, and on any processor of the last decade AVX2.
