@@ -16,6 +16,7 @@
 #include "kernels/formula/adamax.h"
 #include "kernels/formula/adamw.h"
 #include "kernels/formula/lion.h"
+#include "kernels/formula/muon.h"
 #include "kernels/formula/registry.h"
 #include "kernels/formula/rmsprop.h"
 #include "kernels/formula/rprop.h"

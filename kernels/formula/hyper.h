@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Hyper: one hyperparameter of an optimizer, as its formula header declares
-// it. Names and defaults are torch's.
+// it: a number, a flag, or a choice among named values. Names and defaults are
+// torch's, where torch has it.
+//
+// A formula sees each as a double. A choice is the index of its name, which is
+// not persistent: texts and files hold the name.
 
 #ifndef SHARD_KERNELS_FORMULA_HYPER_H_
 #define SHARD_KERNELS_FORMULA_HYPER_H_
+
+#include <cstddef>
 
 namespace shard {
 
@@ -17,6 +23,8 @@ struct Hyper {
   bool closed;
   // A flag is 0 or 1.
   bool flag;
+  // A choice: the names of 0, 1, ..., max. Otherwise nullptr.
+  const char* const* choices = nullptr;
 };
 
 inline constexpr double kNoMaximum = 1e300;
@@ -30,8 +38,16 @@ constexpr Hyper Decay(const char* name, double fallback) {
   return {name, fallback, 0.0, 1.0, false, false};
 }
 
-constexpr Hyper Flag(const char* name) {
-  return {name, 0.0, 0.0, 1.0, true, true};
+constexpr Hyper Flag(const char* name, double fallback = 0.0) {
+  return {name, fallback, 0.0, 1.0, true, true};
+}
+
+// The first of `choices` is the default. What is chosen is fixed when the
+// optimizer is created.
+template <size_t kCount>
+constexpr Hyper Choice(const char* name, const char* const (&choices)[kCount]) {
+  return {name, 0.0,   0.0,    static_cast<double>(kCount - 1),
+          true, false, choices};
 }
 
 }  // namespace shard

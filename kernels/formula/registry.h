@@ -39,7 +39,7 @@
   X(Sgd)                          \
   X(SgdMomentum)
 
-#define SHARD_TENSOR_FORMULAS(X)
+#define SHARD_TENSOR_FORMULAS(X) X(Muon)
 
 #define SHARD_FORMULAS(X)   \
   SHARD_ELEMENT_FORMULAS(X) \

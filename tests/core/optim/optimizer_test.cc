@@ -183,6 +183,13 @@ TEST(OptimizerTest, RangesAreChecked) {
       {"lion?beta1=1", "[0, 1)"},
       {"lion?beta2=1", "[0, 1)"},
       {"lion?weight_decay=-1", "at least 0"},
+      {"muon?lr=-1", "at least 0"},
+      {"muon?weight_decay=-1", "at least 0"},
+      {"muon?momentum=1", "[0, 1)"},
+      {"muon?nesterov=2", "0 or 1"},
+      {"muon?ns_steps=0", "[1, 100)"},
+      {"muon?ns_steps=100", "[1, 100)"},
+      {"muon?eps=-1", "at least 0"},
       {"rmsprop?lr=-1", "at least 0"},
       {"rmsprop?alpha=1", "[0, 1)"},
       {"rmsprop?alpha=-0.1", "[0, 1)"},
@@ -214,6 +221,8 @@ TEST(OptimizerTest, ConflictsAreNamed) {
   EXPECT_THAT(MessageOf("rprop?step_size_min=0.5&step_size_max=0.25"),
               HasSubstr("step_size_min at most step_size_max"));
   EXPECT_THAT(MessageOf("rprop?weight_decay=0.1"), HasSubstr("etaminus"));
+  EXPECT_THAT(MessageOf("muon?ns_steps=2.5"),
+              HasSubstr("whole number of ns_steps"));
   // The authors' Lion has no maximize.
   EXPECT_THAT(MessageOf("lion?maximize=1"), HasSubstr("'maximize'"));
 }
