@@ -46,7 +46,7 @@ uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
       SumGradients(gradients, slices[i].begin, slices[i].count, input.scale,
                    input.clip_value, direction_of(i));
       MuonMomentum(
-          hypers, 1.0, direction_of(i),
+          hypers, direction_of(i),
           static_cast<float*>(range.state(0, slices[i].state_begins[0])),
           slices[i].count);
     }

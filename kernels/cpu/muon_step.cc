@@ -21,18 +21,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 template <class D>
 HWY_INLINE size_t MomentumVectors(D d, const Muon::MomentumScalars& scalars,
-                                  double gradient_scale, float* gradient,
-                                  float* momentum_buffer, size_t begin,
-                                  size_t count) {
+                                  float* gradient, float* momentum_buffer,
+                                  size_t begin, size_t count) {
   const VectorArithmetic<D> arithmetic;
   const MuonMomentumRule<VectorArithmetic<D>> rule(arithmetic, scalars);
-  const auto scale = arithmetic.Set(gradient_scale);
   const size_t lanes = hn::Lanes(d);
   size_t i = begin;
   for (; i + lanes <= count; i += lanes) {
-    const auto g = hn::Mul(hn::LoadU(d, gradient + i), scale);
     auto buffer = hn::LoadU(d, momentum_buffer + i);
-    const auto direction = rule.Direction(g, buffer);
+    const auto direction = rule.Direction(hn::LoadU(d, gradient + i), buffer);
     hn::StoreU(buffer, d, momentum_buffer + i);
     hn::StoreU(direction, d, gradient + i);
   }
@@ -55,14 +52,13 @@ HWY_INLINE size_t ApplyVectors(D d, const Muon::ApplyScalars& scalars,
   return i;
 }
 
-void MuonMomentum(const double* hypers, double gradient_scale, float* gradient,
-                  float* momentum_buffer, size_t count) {
+void MuonMomentum(const double* hypers, float* gradient, float* momentum_buffer,
+                  size_t count) {
   const Muon::MomentumScalars scalars = Muon::PrepareMomentum(hypers);
-  const size_t done =
-      MomentumVectors(hn::ScalableTag<float>(), scalars, gradient_scale,
-                      gradient, momentum_buffer, 0, count);
-  MomentumVectors(hn::CappedTag<float, 1>(), scalars, gradient_scale, gradient,
-                  momentum_buffer, done, count);
+  const size_t done = MomentumVectors(hn::ScalableTag<float>(), scalars,
+                                      gradient, momentum_buffer, 0, count);
+  MomentumVectors(hn::CappedTag<float, 1>(), scalars, gradient, momentum_buffer,
+                  done, count);
 }
 
 void MuonApply(const double* hypers, int64_t rows, int64_t cols,
@@ -84,10 +80,10 @@ namespace shard {
 HWY_EXPORT(MuonMomentum);
 HWY_EXPORT(MuonApply);
 
-void MuonMomentum(const double* hypers, double gradient_scale, float* gradient,
-                  float* momentum_buffer, size_t count) {
+void MuonMomentum(const double* hypers, float* gradient, float* momentum_buffer,
+                  size_t count) {
   HWY_DYNAMIC_DISPATCH(MuonMomentum)
-  (hypers, gradient_scale, gradient, momentum_buffer, count);
+  (hypers, gradient, momentum_buffer, count);
 }
 
 void MuonApply(const double* hypers, int64_t rows, int64_t cols,

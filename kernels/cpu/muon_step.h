@@ -19,11 +19,10 @@
 
 namespace shard {
 
-// Takes the gradient times `gradient_scale` (1/world size, unscaling, clipping)
-// into the momentum buffer, and leaves in `gradient` the direction that is to
-// be made orthogonal.
-void MuonMomentum(const double* hypers, double gradient_scale, float* gradient,
-                  float* momentum_buffer, size_t count);
+// Takes the gradient into the momentum buffer, and leaves in `gradient` the
+// direction that is to be made orthogonal.
+void MuonMomentum(const double* hypers, float* gradient, float* momentum_buffer,
+                  size_t count);
 
 // Weight decay, then the step along `direction`, the orthogonalized one. `rows`
 // and `cols` are those of the whole matrix.

@@ -53,8 +53,8 @@ struct TensorStepArgs {
 // many parameters one after the other allocates the largest.
 size_t TensorScratchElements(Formula formula, const int64_t* shape, int ndim);
 
-// Bytes that TensorStep reads and writes, as above; Adafactor's rows and columns
-// are left out.
+// Bytes that TensorStep reads and writes, as above; Adafactor's rows and
+// columns are left out.
 uint64_t TensorStepBytes(Formula formula, const int64_t* shape, int ndim);
 
 // Updates param and states. `hypers` as the formula declares them; `step`

@@ -129,7 +129,7 @@ TEST(PlanTest, ModelsThatHoldNothing) {
 TEST(PlanTest, SumsThatOverflow) {
   const Model model = EmptyModel();
   AddParam(model.get(), "a", {INT64_MAX / 4});
-  ExpectBad(TryPlan(PlanOptions(2), model.get()), {"bytes"});
+  ExpectBad(TryPlan(PlanOptions(2), model.get()), {"2^53 elements"});
   AddParam(model.get(), "b", {INT64_MAX / 4});
   AddParam(model.get(), "c", {INT64_MAX / 4});
   EXPECT_EQ(TryPlan(PlanOptions(2), model.get()).code, SHARD_INVALID_ARGUMENT);

@@ -81,7 +81,7 @@ int Main() {
       const double begin = Seconds();
       Products(blas, x, workspace);
       const double middle = Seconds();
-      MuonMomentum(hypers.data(), 1, x, momentum_buffers.data() + i * kNumel,
+      MuonMomentum(hypers.data(), x, momentum_buffers.data() + i * kNumel,
                    kNumel);
       Orthogonalize(blas, {x, 1, kRows, kCols, kNumel}, kSteps,
                     hypers[Muon::kEps], workspace);

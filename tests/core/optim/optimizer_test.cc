@@ -218,6 +218,13 @@ TEST(OptimizerTest, RangesAreChecked) {
       {"lion?beta1=1", "[0, 1)"},
       {"lion?beta2=1", "[0, 1)"},
       {"lion?weight_decay=-1", "at least 0"},
+      {"muon?lr=-1", "at least 0"},
+      {"muon?weight_decay=-1", "at least 0"},
+      {"muon?momentum=1", "[0, 1)"},
+      {"muon?nesterov=2", "0 or 1"},
+      {"muon?ns_steps=0", "[1, 100)"},
+      {"muon?ns_steps=100", "[1, 100)"},
+      {"muon?eps=-1", "at least 0"},
       {"rmsprop?lr=-1", "at least 0"},
       {"rmsprop?alpha=1", "[0, 1)"},
       {"rmsprop?alpha=-0.1", "[0, 1)"},
@@ -262,6 +269,8 @@ TEST(OptimizerTest, ConflictsAreNamed) {
     EXPECT_THAT(MessageOf(text), HasSubstr("below 1 in float"));
   }
   EXPECT_TRUE(Optimizer::Parse("adamw?beta2=0.99999999").ok());
+  EXPECT_THAT(MessageOf("muon?ns_steps=2.5"),
+              HasSubstr("whole number of ns_steps"));
   // The authors' Lion has no maximize.
   EXPECT_THAT(MessageOf("lion?maximize=1"), HasSubstr("'maximize'"));
 }

@@ -13,8 +13,9 @@
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/newton_schulz.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/kernels/cpu/muon_reference.h"
+#include "tests/kernels/cpu/muon_testing.h"
 #include "tests/kernels/cpu/targets.h"
+#include "tests/kernels/formula/tensor_reference.h"
 
 namespace shard {
 namespace {
@@ -23,18 +24,15 @@ class MuonStepTest : public TargetsTest {};
 
 void ExpectMatchesReference(const Blas& blas, int64_t rows, int64_t cols,
                             const std::vector<double>& hypers) {
-  constexpr double kScale = 0.5;
   const auto numel = static_cast<size_t>(rows * cols);
   std::vector<float> param = RandomFloats(numel, 1);
-  MuonReference reference(param, static_cast<size_t>(rows),
-                          static_cast<size_t>(cols), hypers);
+  TensorReference<Muon> reference({rows, cols}, param, hypers);
   std::vector<float> momentum_buffer(numel);
   GuardedWorkspace workspace(OrthogonalizeWorkspace(1, rows, cols));
   for (uint32_t step = 1; step <= 3; ++step) {
     std::vector<float> gradient = RandomFloats(numel, 100 + step);
-    reference.Step(gradient, kScale);
-    MuonMomentum(hypers.data(), kScale, gradient.data(), momentum_buffer.data(),
-                 numel);
+    reference.Step(gradient, step);
+    MuonMomentum(hypers.data(), gradient.data(), momentum_buffer.data(), numel);
     Orthogonalize(blas, {gradient.data(), 1, rows, cols, rows * cols},
                   static_cast<int>(hypers[Muon::kNsSteps]), hypers[Muon::kEps],
                   workspace.data());
@@ -44,8 +42,8 @@ void ExpectMatchesReference(const Blas& blas, int64_t rows, int64_t cols,
     ASSERT_NEAR(static_cast<double>(param[i]), reference.param()[i], 1e-4)
         << "element " << i << " of " << rows << " x " << cols << ", "
         << KernelTargetName();
-    ASSERT_NEAR(static_cast<double>(momentum_buffer[i]),
-                reference.momentum_buffer()[i], 1e-6);
+    ASSERT_NEAR(static_cast<double>(momentum_buffer[i]), reference.state(0)[i],
+                1e-6);
   }
 }
 
@@ -75,7 +73,7 @@ TEST_P(MuonStepTest, ZerosStayZero) {
   std::vector<float> gradient(67);
   std::vector<float> momentum_buffer(67);
   std::vector<float> param(67);
-  MuonMomentum(hypers.data(), 1, gradient.data(), momentum_buffer.data(), 67);
+  MuonMomentum(hypers.data(), gradient.data(), momentum_buffer.data(), 67);
   MuonApply(hypers.data(), 1, 67, gradient.data(), param.data(), 67);
   for (size_t i = 0; i < 67; ++i) {
     ASSERT_EQ(gradient[i], 0);

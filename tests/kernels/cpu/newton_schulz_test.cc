@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/kernels/cpu/fake_cblas.h"
-#include "tests/kernels/cpu/muon_reference.h"
+#include "tests/kernels/cpu/muon_testing.h"
 
 namespace shard {
 namespace {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/formula/all.h"
+#include "tests/kernels/formula/newton_schulz_reference.h"
 #include "tests/kernels/formula/reference.h"
 
 namespace shard {
@@ -152,6 +153,32 @@ class TensorReference<Adafactor> : public TensorReferenceBase<Adafactor> {
       }
     }
     return scale;
+  }
+};
+
+template <>
+class TensorReference<Muon> : public TensorReferenceBase<Muon> {
+ public:
+  using TensorReferenceBase::TensorReferenceBase;
+
+  void Step(const std::vector<float>& grad, int64_t) {
+    const DoubleArithmetic arithmetic;
+    const formula::MuonMomentumRule<DoubleArithmetic> momentum(
+        arithmetic, Muon::PrepareMomentum(hypers_.data()));
+    DoubleMatrix direction = {static_cast<size_t>(shape_[0]),
+                              static_cast<size_t>(shape_[1]), param_};
+    for (size_t i = 0; i < param_.size(); ++i) {
+      direction.values[i] =
+          momentum.Direction(static_cast<double>(grad[i]), states_[0][i]);
+    }
+    direction = NewtonSchulzReference(std::move(direction),
+                                      static_cast<int>(hypers_[Muon::kNsSteps]),
+                                      hypers_[Muon::kEps]);
+    const formula::MuonApplyRule<DoubleArithmetic> apply(
+        arithmetic, Muon::PrepareApply(hypers_.data(), shape_[0], shape_[1]));
+    for (size_t i = 0; i < param_.size(); ++i) {
+      apply.Update(direction.values[i], param_[i]);
+    }
   }
 };
 
