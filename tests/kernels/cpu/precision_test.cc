@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -16,6 +17,8 @@
 #include "core/base/dtype.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/fused_step.h"
+#include "kernels/cpu/q8.h"
+#include "kernels/cpu/random.h"
 #include "kernels/formula/all.h"
 #include "kernels/formula/narrow_states.h"
 #include "tests/kernels/cpu/halves.h"
@@ -308,6 +311,60 @@ TEST_P(PrecisionTest, RandomBitsAreUsedWhereTheHeaderSays) {
     EXPECT_EQ(one == two, !narrow && !way.stochastic);
     EXPECT_EQ(one.states[0] == two.states[0], !narrow);
   }
+}
+
+// Which bits round what: those of the call's stream, in the tensor's own.
+TEST_P(PrecisionTest, EachTensorHasItsOwnRandomBits) {
+  constexpr size_t kCount = 1100;
+  const RandomStream random = {1, 1, 3, 512};
+  Way way;
+  way.first_element = random.first_element;
+  // With betas of 0 the states are the gradient and its square.
+  const auto hypers = HypersOf<AdamW>({{"beta1", 0}, {"beta2", 0}});
+  for (const DType state : {DType::kBF16, DType::kQ8}) {
+    way.state = state;
+    Problem problem(way, kCount);
+    std::vector<Tensor> sources = problem.Sources(1);
+    problem.Step(Formula::kAdamW, hypers, 1, sources, 0, kCount);
+    std::vector<float> expected = sources[0].values();
+    for (int s = 0; s < 2; ++s) {
+      Tensor tensor(state, kCount);
+      if (state == DType::kQ8) {
+        EncodeQ8(AdamW::kStateKinds[s], expected.data(), kCount, &random,
+                 StateTensor(s), static_cast<uint8_t*>(tensor.data()),
+                 tensor.scales());
+      } else {
+        std::vector<uint32_t> bits;
+        for (int64_t b = 0; b * 256 < static_cast<int64_t>(kCount); ++b) {
+          RandomStream block = random;
+          block.first_element += 256 * b;
+          bits.resize(bits.size() + 256);
+          RandomBits(block, StateTensor(s), bits.data() + 256 * b);
+        }
+        for (size_t i = 0; i < kCount; ++i) {
+          static_cast<uint16_t*>(tensor.data())[i] = static_cast<uint16_t>(
+              (std::bit_cast<uint32_t>(expected[i]) + bits[i]) >> 16);
+        }
+      }
+      EXPECT_EQ(problem.states[static_cast<size_t>(s)], tensor)
+          << DTypeName(state) << ", state " << s;
+      for (float& g : expected) g *= g;
+    }
+  }
+  way = {};
+  way.first_element = random.first_element;
+  way.param = DType::kBF16;
+  way.stochastic = true;
+  Problem problem(way, kCount);
+  std::vector<float> expected = problem.param.values();
+  std::vector<Tensor> sources = problem.Sources(1);
+  problem.Step(Formula::kSgd, HypersOf<Sgd>({{"lr", 1}}), 1, sources, 0,
+               kCount);
+  const std::vector<float> g = sources[0].values();
+  for (size_t i = 0; i < kCount; ++i) expected[i] -= g[i];
+  Tensor tensor(DType::kBF16, kCount);
+  Narrow(DType::kBF16, expected.data(), tensor.data(), kCount, &random);
+  EXPECT_EQ(problem.param, tensor);
 }
 
 TEST_P(PrecisionTest, ClipsByValue) {
