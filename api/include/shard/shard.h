@@ -327,6 +327,8 @@ typedef struct shard_plan_options {
    *   adamax       lr beta1 beta2 eps weight_decay
    *   rprop        lr etaminus etaplus step_size_min step_size_max
    *   lion         lr beta1 beta2 weight_decay
+   *   lamb         lr beta1 beta2 eps weight_decay
+   *   adafactor    lr beta2_decay eps1 eps2 d weight_decay
    * for example
    *   "adamw?lr=3e-4&beta1=0.9&beta2=0.95&eps=1e-8&weight_decay=0.1"
    *   "sgd?lr=0.1&momentum=0.9&nesterov=1"
