@@ -43,7 +43,7 @@ namespace shard {
 
 struct Muon {
   static constexpr const char* kName = "muon";
-  enum { kLr, kWeightDecay, kMomentum, kNesterov, kNsSteps, kEps, kAdjust };
+  enum { kLr, kWeightDecay, kMomentum, kNesterov, kNsSteps, kEps, kAdjustLrFn };
   enum { kOriginal, kMatchRmsAdamW };
   static constexpr const char* kAdjustments[] = {"original", "match_rms_adamw"};
   static constexpr Hyper kHypers[] = {
@@ -53,7 +53,7 @@ struct Muon {
       Flag("nesterov", 1.0),
       {"ns_steps", 5.0, 1.0, 100.0, false, false},
       NonNegative("eps", 1e-7),
-      Choice("adjust", kAdjustments),
+      Choice("adjust_lr_fn", kAdjustments),
   };
   static constexpr const char* kStates[] = {"momentum_buffer"};
   static constexpr int kNumStates = 1;
@@ -117,7 +117,7 @@ struct Muon {
                                    int64_t cols) {
     const auto m = static_cast<double>(rows);
     const auto n = static_cast<double>(cols);
-    const double adjustment = static_cast<int>(h[kAdjust]) == kMatchRmsAdamW
+    const double adjustment = static_cast<int>(h[kAdjustLrFn]) == kMatchRmsAdamW
                                   ? 0.2 * std::sqrt(std::max(m, n))
                                   : std::sqrt(std::max(1.0, m / n));
     return {1.0 - h[kLr] * h[kWeightDecay], -h[kLr] * adjustment};

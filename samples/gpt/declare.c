@@ -86,8 +86,8 @@ static shard_error* add_groups(const options* opts, shard_model* model) {
   if (error || strcmp(opts->optimizer, "muon") != 0) return error;
   char muon[96];
   snprintf(muon, sizeof(muon),
-           "muon?lr=%.9g&weight_decay=%.9g&adjust=match_rms_adamw", opts->lr,
-           opts->weight_decay);
+           "muon?lr=%.9g&weight_decay=%.9g&adjust_lr_fn=match_rms_adamw",
+           opts->lr, opts->weight_decay);
   return add_group(&opts->model, model, false, muon);
 }
 

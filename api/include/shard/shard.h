@@ -353,20 +353,20 @@ typedef struct shard_plan_options {
    *   lion         lr beta1 beta2 weight_decay
    *   lamb         lr beta1 beta2 eps weight_decay
    *   adafactor    lr beta2_decay eps1 eps2 d weight_decay
-   *   muon         lr weight_decay momentum nesterov ns_steps eps adjust
+   *   muon         lr weight_decay momentum nesterov ns_steps eps adjust_lr_fn
    * for example
    *   "adamw?lr=3e-4&beta1=0.9&beta2=0.95&eps=1e-8&weight_decay=0.1"
    *   "sgd?lr=0.1&momentum=0.9&nesterov=1"
-   * All but lion take maximize=1. Flags are 0 or 1. amsgrad, centered, and
-   * whether momentum is 0 decide which states there are: they cannot change
-   * later. rprop reads lr on the first step only, as torch does.
+   * All but lion and muon take maximize=1. Flags are 0 or 1. amsgrad, centered,
+   * and whether momentum is 0 decide which states there are: they cannot change
+   * later, nor can words. rprop reads lr on the first step only, as torch does.
    * profile=torch|apex|deepspeed_cpu|llmc|ggml: whose arithmetic is followed,
    * to the order of operations (docs/numerics.md). states=f32|bf16|q8: how
    * exp_avg and its like are stored; q8 is 8 bits and a scale per 256 elements.
    * lamb, adafactor and muon step whole parameters: each is owned by one rank,
    * in every partition. muon steps matrices only, and needs a CBLAS
    * (SHARD_BLAS_LIBRARY, else the usual names): give vectors, embeddings and
-   * heads a param group of adamw. adjust=original|match_rms_adamw. */
+   * heads a param group of adamw. adjust_lr_fn=original|match_rms_adamw. */
   const char* optimizer;
   /* 1: gradients of bf16 and f16 parameters are kept in fp32. Default: as the
    * parameter. They are summed in fp32 either way. */

@@ -62,7 +62,7 @@ TEST_P(MuonStepTest, MatchesDouble) {
                                                {"momentum", 0.8},
                                                {"weight_decay", 0.3},
                                                {"nesterov", nesterov},
-                                               {"adjust", adjust}}));
+                                               {"adjust_lr_fn", adjust}}));
       }
     }
   }

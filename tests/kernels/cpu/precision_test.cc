@@ -331,7 +331,7 @@ TEST_P(PrecisionTest, EachTensorHasItsOwnRandomBits) {
       Tensor tensor(state, kCount);
       if (state == DType::kQ8) {
         EncodeQ8(AdamW::kStateKinds[s], expected.data(), kCount, &random,
-                 StateTensor(s), static_cast<uint8_t*>(tensor.data()),
+                 TensorOfState(s), static_cast<uint8_t*>(tensor.data()),
                  tensor.scales());
       } else {
         std::vector<uint32_t> bits;
@@ -339,7 +339,7 @@ TEST_P(PrecisionTest, EachTensorHasItsOwnRandomBits) {
           RandomStream block = random;
           block.first_element += 256 * b;
           bits.resize(bits.size() + 256);
-          RandomBits(block, StateTensor(s), bits.data() + 256 * b);
+          RandomBits(block, TensorOfState(s), bits.data() + 256 * b);
         }
         for (size_t i = 0; i < kCount; ++i) {
           static_cast<uint16_t*>(tensor.data())[i] = static_cast<uint16_t>(

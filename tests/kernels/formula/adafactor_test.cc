@@ -205,6 +205,7 @@ TEST(AdafactorTest, AsTorch) {
   choices[1].maximize = true;
   choices[1].weight_decay = 0.1;
   choices[2].lr = 0.9;  // Above 1 / sqrt(t) from step 2 on.
+  choices[2].weight_decay = 0.1;
   choices[2].d = 1.5;
   choices[3].beta2_decay = 0;  // No memory.
   choices[4].beta2_decay = -0.3;

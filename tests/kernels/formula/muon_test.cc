@@ -58,7 +58,7 @@ TEST(MuonTest, ApplyByHand) {
 
 TEST(MuonTest, MatchRmsAdamwByHand) {
   const HyperValues values = {
-      {"lr", 0.5}, {"weight_decay", 0}, {"adjust", Muon::kMatchRmsAdamW}};
+      {"lr", 0.5}, {"weight_decay", 0}, {"adjust_lr_fn", Muon::kMatchRmsAdamW}};
   // 0.2 sqrt(25) = 1, of the greater side.
   EXPECT_DOUBLE_EQ(Apply(2, 8, 25, 4, values), 7);
   EXPECT_DOUBLE_EQ(Apply(2, 8, 4, 25, values), 7);
