@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -365,6 +367,35 @@ TEST_P(PrecisionTest, EachTensorHasItsOwnRandomBits) {
   Tensor tensor(DType::kBF16, kCount);
   Narrow(DType::kBF16, expected.data(), tensor.data(), kCount, &random);
   EXPECT_EQ(problem.param, tensor);
+}
+
+// A parameter at the start of a cache line is written past the caches, others
+// and what is left at the end are not: the same bits, and no byte more.
+TEST_P(PrecisionTest, WritesMastersCopyAtAnyAlignment) {
+  constexpr uint16_t kUntouched = 0xABCD;
+  for (const size_t count : {1u, 31u, 32u, 256u, 333u, 1100u}) {
+    for (const size_t offset : {0u, 1u, 32u}) {
+      alignas(64) uint16_t line[1200];
+      std::fill(std::begin(line), std::end(line), kUntouched);
+      std::vector<float> master = Random(count, 1);
+      const std::vector<float> gradient = Random(count, 2);
+      const void* source = gradient.data();
+      FusedStepArgs args;
+      args.gradients = {&source, 1, DType::kF32};
+      args.param = line + offset;
+      args.param_dtype = DType::kBF16;
+      args.master = master.data();
+      args.count = count;
+      FusedStep(Formula::kSgd, HypersOf<Sgd>().data(), 1, args);
+      for (size_t i = 0; i < std::size(line); ++i) {
+        const bool inside = i >= offset && i < offset + count;
+        ASSERT_EQ(line[i], inside
+                               ? HalfFromFloat(DType::kBF16, master[i - offset])
+                               : kUntouched)
+            << i << " of " << count << " from " << offset;
+      }
+    }
+  }
 }
 
 TEST_P(PrecisionTest, ClipsByValue) {
