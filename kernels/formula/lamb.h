@@ -10,15 +10,12 @@
 //   r = |p| / |u|, or 1 where either is 0          the trust ratio
 //   p = p - lr r u
 //
-// with the 2-norms of the whole parameter. That is NVIDIA apex's FusedLAMB with
-// use_nvlamb=True and no max_grad_norm (clipping is not the formula's
-// business), and timm's Lamb with always_adapt=True and max_grad_norm=None.
-// Both of these leave r at 1 without weight decay unless told so; here, as in
-// the paper, it does not depend on that. r has no bounds: no clamp of |p| (the
-// first version of the paper and its first implementations had one at 10), no
-// trust_clip.
-//
-// Padding would stay 0, but a norm needs the whole parameter.
+// with the 2-norms of the whole parameter. But for their clipping of the global
+// norm, which is not a formula's business, that is NVIDIA apex's FusedLAMB with
+// use_nvlamb=True and timm's Lamb with always_adapt=True. By default both keep
+// r at 1 where there is no weight decay; here, as in the paper, it does not
+// depend on that. r has no bounds: no clamp of |p| at 10, which other
+// implementations have, and no trust_clip at 1.
 
 #include "kernels/formula/adam_moments.h"
 
