@@ -25,10 +25,9 @@
 // Rounding is stochastic: the expected value of a decoded element is what was
 // encoded (of a square: the square's, not its root's). A maximum is rounded to
 // nearest; kernels/formula/state_kind.h says why. Two exceptions:
-//   - A positive square never gets code 0. It is a divisor, and an element
-//   whose
-//     average is not 0 would move by average / eps. The smallest code makes its
-//     step too short instead.
+//   - A positive square never gets code 0. It is a divisor: an element with an
+//     average that is not 0 would move by average / eps. The smallest code
+//     makes its step too short instead.
 //   - A block of averages whose largest magnitude is below 2^-126 becomes 0.
 //
 // A block in which one element is an infinity or NaN has the scale NaN, and all
