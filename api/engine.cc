@@ -180,6 +180,25 @@ shard_error* shard_engine_group_text(const shard_engine* engine, int32_t group,
   });
 }
 
+shard_error* shard_engine_set_state(shard_engine* engine, int32_t param,
+                                    const char* state, const float* values,
+                                    size_t count) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(state);
+    if (count > 0) SHARD_API_REQUIRE(values);
+    return engine->engine->SetState(param, state, values, count);
+  });
+}
+
+shard_error* shard_engine_set_step(shard_engine* engine,
+                                   int64_t step) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->SetStep(step);
+  });
+}
+
 shard_error* shard_engine_loss_scale(const shard_engine* engine,
                                      double* scale) noexcept {
   if (scale != nullptr) *scale = 0;

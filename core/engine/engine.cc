@@ -11,6 +11,7 @@
 #include "core/base/dtype.h"
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
+#include "core/engine/import_state.h"
 #include "core/engine/stopwatch.h"
 #include "core/flat/fingerprint.h"
 #include "kernels/cpu/blas.h"
@@ -312,12 +313,42 @@ void Engine::FillMasters() {
   }
 }
 
-Status Engine::CheckStep(const StepOptions& options) const {
-  if (state_ != State::kTraining) {
-    return FailedPrecondition(
-        "step needs parameters that were broadcast; the engine is still being "
-        "filled: call broadcast_params first");
+Status Engine::SetState(ParamId param, std::string_view name,
+                        const float* values, size_t count) {
+  SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(param));
+  const EngineBuffer& buffer = buffers_[static_cast<size_t>(place->buffer)];
+  if (!buffer.plan->trainable) {
+    return FailedPrecondition("parameter ", param,
+                              " is frozen: it has no optimizer states");
   }
+  SHARD_RETURN_IF_ERROR(CheckTraining("set_state"));
+  const auto group = static_cast<size_t>(buffer.plan->group);
+  return ImportState(buffer, optimizers_[group], comm_->rank(), param, name,
+                     values, count)
+      .WithContext(StrCat("parameter ", param));
+}
+
+Status Engine::SetStep(int64_t step) {
+  SHARD_RETURN_IF_ERROR(CheckTraining("set_step"));
+  if (step < 0) {
+    return InvalidArgument("step ", step,
+                           " is out of range; allowed: at least "
+                           "0, the number of steps done");
+  }
+  step_ = step;
+  return Status();
+}
+
+Status Engine::CheckTraining(std::string_view what) const {
+  if (state_ == State::kTraining) return Status();
+  return FailedPrecondition(
+      what,
+      " needs parameters that were broadcast; the engine is still being "
+      "filled: call broadcast_params first");
+}
+
+Status Engine::CheckStep(const StepOptions& options) const {
+  SHARD_RETURN_IF_ERROR(CheckTraining("step"));
   const struct {
     const char* name;
     double value;

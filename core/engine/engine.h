@@ -88,6 +88,13 @@ class Engine {
   // COLLECTIVE. kFilling → kTraining. `timeout` 0: the engine's.
   Status BroadcastParams(double timeout);
 
+  // For a run that began in another program. Local; every rank does the same.
+  // REQUIRES: kTraining, which is an error otherwise. See import_state.h.
+  Status SetState(ParamId param, std::string_view name, const float* values,
+                  size_t count);
+  // As if this many steps had been done. An error when it is negative.
+  Status SetStep(int64_t step);
+
   // COLLECTIVE. Options that this rank could not read, or that are out of
   // range, are an error on all ranks.
   Status Step(const StatusOr<StepOptions>& options, StepReport* report);
@@ -114,6 +121,7 @@ class Engine {
   Status AllocateWorkspace();
   // Widens this rank's part of the parameters into its master weights.
   void FillMasters();
+  Status CheckTraining(std::string_view what) const;
   // What is wrong with `options` on this rank alone.
   Status CheckStep(const StepOptions& options) const;
   // What the sum of the ranks' gradients is divided by, and what of that is

@@ -13,7 +13,7 @@
 //               Without, the parameter is widened, updated and rounded back, to
 //               nearest even or (bf16) stochastically: to nearest, an update
 //               smaller than half a unit in the last place is lost.
-//   states      f32; for formulas with SupportsNarrowStates also bf16 or 8 bits
+//   states      f32; for formulas with NarrowStateKinds also bf16 or 8 bits
 //               (q8.h). Narrow averages are rounded stochastically, always: to
 //               nearest, an average with beta2 = 0.999 would freeze. Narrow
 //               maxima are rounded to nearest.
@@ -66,7 +66,7 @@ struct FusedStepArgs {
   // Of a parameter without a master. REQUIRES: then it is bf16.
   bool stochastic_rounding = false;
 
-  // As many as the formula has. REQUIRES: f32, or SupportsNarrowStates and bf16
+  // As many as the formula has. REQUIRES: f32, or NarrowStateKinds and bf16
   // or q8.
   void* const* states = nullptr;
   DType state_dtype = DType::kF32;

@@ -11,15 +11,21 @@
 
 namespace shard {
 
-inline bool SupportsNarrowStates(Formula formula) {
+template <class F>
+constexpr const StateKind* kNarrowStateKinds = nullptr;
+template <HasNarrowStates F>
+constexpr const StateKind* kNarrowStateKinds<F> = F::kStateKinds;
+
+// What each of the formula's states is; null when they are kept in fp32 only.
+inline const StateKind* NarrowStateKinds(Formula formula) {
   switch (formula) {
 #define SHARD_NARROW_CASE(Name) \
   case Formula::k##Name:        \
-    return HasNarrowStates<Name>;
+    return kNarrowStateKinds<Name>;
     SHARD_FORMULAS(SHARD_NARROW_CASE)
 #undef SHARD_NARROW_CASE
   }
-  return false;
+  return nullptr;
 }
 
 }  // namespace shard

@@ -281,5 +281,46 @@ TEST(PrecisionTest, ParametersAndGradientsHaveTheDeclaredDtypes) {
                SHARD_INVALID_ARGUMENT, "masters 4");
 }
 
+// What another program did before goes on here.
+TEST(MovingTest, StatesAndStepAreSet) {
+  const Comm comm = OpenLocal();
+  const Model model = EmptyModel();
+  const int32_t weight = AddParam(model.get(), "weight", {2});
+  shard_plan_options options = PlanOptions(1);
+  options.optimizer = "sgd?lr=1&momentum=0.5";
+  const Plan plan = MakePlan(model.get(), options);
+  const Engine engine = MakeEngine(plan.get(), comm.get());
+  const float buffer[] = {4, -8};
+  EXPECT_FAILS(shard_engine_set_step(engine.get(), 3),
+               SHARD_FAILED_PRECONDITION, "broadcast");
+  EXPECT_OK(shard_engine_broadcast_params(engine.get(), 0));
+  EXPECT_OK(shard_engine_set_state(engine.get(), weight, "momentum_buffer",
+                                   buffer, 2));
+  EXPECT_OK(shard_engine_set_step(engine.get(), 3));
+  shard_step_report report = SHARD_STEP_REPORT_INIT;
+  EXPECT_OK(shard_engine_step(engine.get(), nullptr, &report));
+  EXPECT_EQ(report.step, 4);
+  void* param = nullptr;
+  int64_t numel = 0;
+  EXPECT_OK(shard_engine_param(engine.get(), weight, &param, &numel));
+  // Gradients are 0: half of the buffer.
+  EXPECT_EQ(static_cast<float*>(param)[0], -2);
+  EXPECT_EQ(static_cast<float*>(param)[1], 4);
+
+  EXPECT_FAILS(
+      shard_engine_set_state(engine.get(), weight, "exp_avg", buffer, 2),
+      SHARD_NOT_FOUND, "'exp_avg'", "momentum_buffer");
+  EXPECT_FAILS(shard_engine_set_state(engine.get(), weight, "momentum_buffer",
+                                      buffer, 1),
+               SHARD_INVALID_ARGUMENT, "2 elements, not 1");
+  EXPECT_FAILS(shard_engine_set_state(engine.get(), weight, nullptr, buffer, 2),
+               SHARD_INVALID_ARGUMENT, "state is NULL");
+  EXPECT_FAILS(shard_engine_set_state(engine.get(), weight, "momentum_buffer",
+                                      nullptr, 2),
+               SHARD_INVALID_ARGUMENT, "values is NULL");
+  EXPECT_FAILS(shard_engine_set_step(engine.get(), -1), SHARD_INVALID_ARGUMENT,
+               "step -1");
+}
+
 }  // namespace
 }  // namespace shard_api_testing

@@ -495,6 +495,24 @@ SHARD_API shard_error* shard_engine_group_text(const shard_engine* engine,
                                                size_t capacity,
                                                size_t* length) SHARD_NOEXCEPT;
 
+/* For a run that began in another program, after shard_engine_broadcast_params:
+ * an optimizer state of `param`, `count` values in fp32 of the whole tensor, of
+ * which this rank keeps what it owns. `state` is torch's name, "exp_avg"; or
+ * "master_param", the fp32 value of a bf16 or f16 parameter. States stored in
+ * fewer bits are rounded to nearest. Every rank does the same. docs/numerics.md
+ * says what the states are called elsewhere. Errors: NOT_FOUND for a state that
+ * the optimizer does not keep, listing those that it does; a count that is not
+ * the state's; a value that is not finite; a frozen parameter. Local. */
+SHARD_API shard_error* shard_engine_set_state(shard_engine* engine,
+                                              int32_t param, const char* state,
+                                              const float* values,
+                                              size_t count) SHARD_NOEXCEPT;
+
+/* And how many steps it had done: bias corrections go on from there. Every rank
+ * sets the same, or the next step is DESYNC. Local. */
+SHARD_API shard_error* shard_engine_set_step(shard_engine* engine,
+                                             int64_t step) SHARD_NOEXCEPT;
+
 /* What the host multiplies its loss by before the next backward pass; the same
  * on every rank. 1 without loss_scaling. Local. */
 SHARD_API shard_error* shard_engine_loss_scale(const shard_engine* engine,

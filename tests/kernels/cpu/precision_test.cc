@@ -585,10 +585,10 @@ TEST(PrecisionTargetsTest, SameWithAvx2AndAvx512) {
 TEST(NarrowStatesTest, OfAdam) {
   for (const Formula formula : {Formula::kAdam, Formula::kAdamAmsgrad,
                                 Formula::kAdamW, Formula::kAdamWAmsgrad}) {
-    EXPECT_TRUE(SupportsNarrowStates(formula));
+    EXPECT_NE(NarrowStateKinds(formula), nullptr);
   }
-  EXPECT_FALSE(SupportsNarrowStates(Formula::kRprop));
-  EXPECT_FALSE(SupportsNarrowStates(Formula::kSgd));
+  EXPECT_EQ(NarrowStateKinds(Formula::kRprop), nullptr);
+  EXPECT_EQ(NarrowStateKinds(Formula::kSgd), nullptr);
 }
 
 }  // namespace

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Optimizer states from another program: whole tensors in fp32, of which each
+// rank stores what it owns, in the form it keeps.
+
+#ifndef SHARD_CORE_ENGINE_IMPORT_STATE_H_
+#define SHARD_CORE_ENGINE_IMPORT_STATE_H_
+
+#include <cstddef>
+#include <string_view>
+
+#include "core/base/status.h"
+#include "core/engine/buffers.h"
+#include "core/model/model.h"
+#include "core/optim/optimizer.h"
+
+namespace shard {
+
+// Local. `param` is a trainable parameter of `buffer`, and `optimizer` its
+// group's; `values` is the state `name` of it, `count` elements. Narrower
+// states are rounded to nearest. Errors: kNotFound for a name that is none of
+// its states (master weights are one), listing them; a count that is not the
+// state's; values that are not finite, or are negative squares.
+Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
+                   int rank, ParamId param, std::string_view name,
+                   const float* values, size_t count);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_IMPORT_STATE_H_
