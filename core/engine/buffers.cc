@@ -15,11 +15,7 @@ size_t StateBytes(const FlatBufferPlan& buffer, size_t state) {
                     buffer.StateLayout(state).shard_numel());
 }
 
-// What `bytes` cost in whole pages.
-uint64_t PageBytes(size_t bytes) {
-  return (bytes + kSymmetricAlignment - 1) / kSymmetricAlignment *
-         kSymmetricAlignment;
-}
+static_assert(kSymmetricAlignment == kPageBytes);
 
 // An empty region has a page of its own, for an address; it is no memory of
 // the plan's.
@@ -93,11 +89,11 @@ MemoryReport MeasureMemory(const std::vector<EngineBuffer>& buffers, int rank) {
   MemoryReport report;
   for (const EngineBuffer& buffer : buffers) {
     // Only one rank of a host is charged for what all of them share.
-    report.param_bytes +=
-        rank == 0 ? Resident(*buffer.params) : PageBytes(buffer.params->size());
+    report.param_bytes += rank == 0 ? Resident(*buffer.params)
+                                    : RoundUpToPage(buffer.params->size());
     if (buffer.grads) report.grad_bytes += Resident(*buffer.grads);
     for (const Mapping& pages : buffer.private_states) {
-      report.state_bytes += PageBytes(pages.size());
+      report.state_bytes += RoundUpToPage(pages.size());
     }
     for (const auto& memory : buffer.visible_states) {
       report.state_bytes += Resident(*memory);

@@ -30,7 +30,7 @@ struct EngineBuffer {
   std::shared_ptr<SymmetricBuffer> params;
   std::shared_ptr<SymmetricBuffer> grads;  // Null when frozen.
 
-  // By FlatBufferPlan::states: this rank's part. Null when it is empty.
+  // By FlatBufferPlan::states: this rank's part. Not read when it is empty.
   std::vector<unsigned char*> states;
 
   // What holds the states: private pages, or in stage 0 symmetric ones.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -51,14 +52,18 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
   return Status();
 }
 
-// Leaves `blas` empty when no optimizer needs one.
-Status FindBlas(const std::vector<Optimizer>& optimizers,
+// Leaves `blas` empty when nothing that is stepped needs one.
+Status FindBlas(const Plan& plan, const std::vector<Optimizer>& optimizers,
                 std::optional<Blas>* blas) {
-  for (const Optimizer& optimizer : optimizers) {
-    if (optimizer.formula() != Formula::kMuon) continue;
-    SHARD_ASSIGN_OR_RETURN(*blas, Blas::Load());
-    return Status();
-  }
+  const bool needed =
+      std::any_of(plan.buffers().begin(), plan.buffers().end(),
+                  [&](const FlatBufferPlan& buffer) {
+                    const auto group = static_cast<size_t>(buffer.group);
+                    return buffer.trainable &&
+                           optimizers[group].formula() == Formula::kMuon;
+                  });
+  if (!needed) return Status();
+  SHARD_ASSIGN_OR_RETURN(*blas, Blas::Load());
   return Status();
 }
 
@@ -67,6 +72,10 @@ NormType NormTypeOf(double p) {
   if (p == 1) return NormType::kOne;
   return std::isinf(p) ? NormType::kInf : NormType::kP;
 }
+
+// The normal numbers of fp32.
+constexpr double kLeastFloat = std::numeric_limits<float>::min();
+constexpr double kMostFloat = std::numeric_limits<float>::max();
 
 std::string GroupsText(const std::vector<Optimizer>& optimizers) {
   std::string text;
@@ -139,8 +148,18 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
                            Optimizer::Parse(group.optimizer));
     optimizers.push_back(std::move(optimizer));
   }
+  // Ranks that scaled differently would part only when one of them skips.
+  const std::string scaling = options->loss_scaler.ToString();
+  Fingerprint fingerprint;
+  fingerprint.AddString(scaling);
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm.get(), "loss_scaling", fingerprint.Finish(), scaling, deadline));
+  std::optional<Blas> blas;
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
+      comm.get(), "find a BLAS", FindBlas(*plan, optimizers, &blas), deadline));
   comm->logger().Log(LogLevel::kInfo, "rank ", comm->rank(), ": ",
-                     plan->Summary());
+                     plan->Summary(), blas ? ", BLAS " : "",
+                     blas ? blas->name() : "");
   if (comm->logger().Wants(LogLevel::kDebug)) {
     comm->logger().Log(LogLevel::kDebug, plan->ToText());
   }
@@ -152,10 +171,6 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
                          AllocateBuffers(*engine->plan_, comm.get(), deadline));
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm.get(), "allocate workspace",
                                       engine->AllocateWorkspace(), deadline));
-  std::optional<Blas> blas;
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm.get(), "find a BLAS",
-                                      FindBlas(engine->optimizers_, &blas),
-                                      deadline));
   engine->strategy_ = std::make_unique<DirectStep>(
       comm.get(), *engine->plan_, engine->buffers_,
       reinterpret_cast<float*>(engine->workspace_.data()), std::move(blas));
@@ -170,7 +185,13 @@ Engine::Engine(std::shared_ptr<const Plan> plan,
       comm_(std::move(comm)),
       optimizers_(std::move(optimizers)),
       loss_scaler_(std::move(loss_scaler)),
-      timeout_(timeout) {}
+      timeout_(timeout) {
+  for (const FlatBufferPlan& buffer : plan_->buffers()) {
+    if (buffer.trainable) {
+      trainable_numel_ += static_cast<double>(buffer.layout.numel());
+    }
+  }
+}
 
 Status Engine::AllocateWorkspace() {
   const size_t bytes = DTypeBytes(DType::kF32, plan_->workspace_numel());
@@ -322,18 +343,22 @@ Status Engine::SetState(ParamId param, std::string_view name,
                               " is frozen: it has no optimizer states");
   }
   SHARD_RETURN_IF_ERROR(CheckTraining("set_state"));
+  if (plan_->model().params()[static_cast<size_t>(param)].numel == 0) {
+    return Status();
+  }
   const auto group = static_cast<size_t>(buffer.plan->group);
-  return ImportState(buffer, optimizers_[group], comm_->rank(), param, name,
+  return ImportState(buffer, optimizers_[group], comm_->rank(), *place, name,
                      values, count)
       .WithContext(StrCat("parameter ", param));
 }
 
 Status Engine::SetStep(int64_t step) {
   SHARD_RETURN_IF_ERROR(CheckTraining("set_step"));
-  if (step < 0) {
-    return InvalidArgument("step ", step,
-                           " is out of range; allowed: at least "
-                           "0, the number of steps done");
+  // Beyond, the random bits of rounding would repeat.
+  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max() - int64_t{1};
+  if (step < 0 || step > kMost) {
+    return InvalidArgument("step ", step, " is out of range; allowed: 0 to ",
+                           kMost, ", the number of steps done");
   }
   step_ = step;
   return Status();
@@ -371,6 +396,21 @@ Status Engine::CheckStep(const StepOptions& options) const {
         " is out of range; allowed: above 0, infinity for "
         "the largest magnitude, or 0 for the default, 2");
   }
+  // count^(1/p) of equal magnitudes.
+  if (NormTypeOf(options.grad_norm_type) == NormType::kP &&
+      !std::isfinite(std::pow(trainable_numel_, 1 / options.grad_norm_type))) {
+    return InvalidArgument(
+        "step option grad_norm_type=", options.grad_norm_type,
+        " is too small: the norm of ", trainable_numel_,
+        " elements would overflow");
+  }
+  // The kernels have it in fp32.
+  if (options.clip_value > 0 &&
+      (options.clip_value < kLeastFloat || options.clip_value > kMostFloat)) {
+    return InvalidArgument("step option clip_value=", options.clip_value,
+                           " is out of range; allowed: ", kLeastFloat, " to ",
+                           kMostFloat, ", or 0 for none");
+  }
   if (options.max_grad_norm > 0 && options.clip_value > 0) {
     return InvalidArgument("step options max_grad_norm=", options.max_grad_norm,
                            " and clip_value=", options.clip_value,
@@ -382,8 +422,8 @@ Status Engine::CheckStep(const StepOptions& options) const {
                            "leave loss_scale 0");
   }
   const double divisor = GradDivisor(options) * LossScale(options);
-  const auto scale = static_cast<float>(1 / divisor);
-  if (scale == 0 || !std::isfinite(scale)) {
+  const double scale = 1 / divisor;
+  if (!(scale >= kLeastFloat && scale <= kMostFloat)) {
     return InvalidArgument("grad_divisor * loss_scale = ", divisor,
                            " leaves nothing of the gradients in fp32: their "
                            "scale would be ",
@@ -446,14 +486,18 @@ Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
   const StepOptions options = given.ok() ? *given : StepOptions();
   const Deadline deadline = DeadlineOf(options.timeout);
   Stopwatch total(&report->seconds_total);
+  Status local = given.ok() ? CheckStep(options) : given.status();
+  // Made before the ranks meet, so that nothing can fail after.
+  StatusOr<std::vector<Optimizer>> changed = std::vector<Optimizer>();
+  if (local.ok() && options.lr > 0) {
+    changed = Changed(kAllGroups, "lr", options.lr);
+    local = changed.status();
+  }
   {
     Stopwatch wait(&report->seconds_wait);
-    SHARD_RETURN_IF_ERROR(EnterStep(
-        options, given.ok() ? CheckStep(options) : given.status(), deadline));
+    SHARD_RETURN_IF_ERROR(EnterStep(options, local, deadline));
   }
-  if (options.lr > 0) {
-    SHARD_RETURN_IF_ERROR(SetHyper(kAllGroups, "lr", options.lr));
-  }
+  if (options.lr > 0) optimizers_.swap(*changed);
 
   StepInput input;
   input.optimizers = &optimizers_;

@@ -92,7 +92,7 @@ class Engine {
   // REQUIRES: kTraining, which is an error otherwise. See import_state.h.
   Status SetState(ParamId param, std::string_view name, const float* values,
                   size_t count);
-  // As if this many steps had been done. An error when it is negative.
+  // As if this many steps had been done: 0 to 2^32 - 2.
   Status SetStep(int64_t step);
 
   // COLLECTIVE. Options that this rank could not read, or that are out of
@@ -138,6 +138,7 @@ class Engine {
   std::vector<Optimizer> optimizers_;  // By group.
   LossScaler loss_scaler_;
   double timeout_;
+  double trainable_numel_ = 0;
   State state_ = State::kFilling;
   int64_t step_ = 0;
   std::vector<EngineBuffer> buffers_;

@@ -48,16 +48,15 @@ Status CheckValues(const float* values, size_t count, bool square) {
 }  // namespace
 
 Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
-                   int rank, ParamId param, std::string_view name,
+                   int rank, const ParamPlace& place, std::string_view name,
                    const float* values, size_t count) {
   const FlatBufferPlan& plan = *buffer.plan;
   SHARD_ASSIGN_OR_RETURN(const size_t s, FindState(plan, name));
   const FlatLayout& layout = plan.StateLayout(s);
-  const auto slot =
-      std::find_if(layout.slots().begin(), layout.slots().end(),
-                   [&](const Slot& other) { return other.param == param; });
-  if (static_cast<size_t>(slot->numel) != count) {
-    return InvalidArgument("state '", name, "' has ", slot->numel,
+  // Layouts of states list the parameters in the same order.
+  const Slot& slot = layout.slots()[plan.layout.SlotAt(place.offset)];
+  if (static_cast<size_t>(slot.numel) != count) {
+    return InvalidArgument("state '", name, "' has ", slot.numel,
                            " elements, not ", count);
   }
   SHARD_RETURN_IF_ERROR(CheckValues(values, count, IsSquare(optimizer, s))
@@ -66,11 +65,11 @@ Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
   // What of it lies in this rank's range. Blocks of 256 begin with their
   // parameter, and ranges are whole blocks.
   const int64_t range = rank * layout.shard_numel();
-  const int64_t begin = std::max(slot->offset, range);
+  const int64_t begin = std::max(slot.offset, range);
   const int64_t end =
-      std::min(slot->offset + slot->numel, range + layout.shard_numel());
+      std::min(slot.offset + slot.numel, range + layout.shard_numel());
   if (begin >= end) return Status();
-  const float* const from = values + (begin - slot->offset);
+  const float* const from = values + (begin - slot.offset);
   const auto numel = static_cast<size_t>(end - begin);
   const auto at = static_cast<size_t>(begin - range);
   const DType dtype = plan.states[s].tensor.dtype;

@@ -11,18 +11,18 @@
 
 #include "core/base/status.h"
 #include "core/engine/buffers.h"
-#include "core/model/model.h"
 #include "core/optim/optimizer.h"
 
 namespace shard {
 
-// Local. `param` is a trainable parameter of `buffer`, and `optimizer` its
-// group's; `values` is the state `name` of it, `count` elements. Narrower
-// states are rounded to nearest. Errors: kNotFound for a name that is none of
-// its states (master weights are one), listing them; a count that is not the
-// state's; values that are not finite, or are negative squares.
+// Local. `values` is the state `name`, `count` elements, of the parameter whose
+// place is `place`; `optimizer` is its group's. Narrower states are rounded to
+// nearest. Errors: kNotFound for a name that is none of its states (master
+// weights are one), listing them; a count that is not the state's; values that
+// are not finite, or are negative where a formula says that the state is one of
+// squares (StateKind). REQUIRES: a trainable parameter that is not empty.
 Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
-                   int rank, ParamId param, std::string_view name,
+                   int rank, const ParamPlace& place, std::string_view name,
                    const float* values, size_t count);
 
 }  // namespace shard

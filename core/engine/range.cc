@@ -40,7 +40,6 @@ Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank,
     master_ = reinterpret_cast<float*>(buffer.states[num_states_]);
   }
 
-  const std::vector<Slot>& slots = layout.slots();
   for (const SlotSlice& slice : layout.SlicesOf(rank)) {
     const auto param = static_cast<size_t>(slice.param);
     RangeSlice part;
@@ -50,13 +49,7 @@ Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank,
     part.position = static_cast<uint32_t>(plan.positions()[param]);
     part.shape = &plan.model().params()[param].shape;
     // Layouts of states list the parameters in the same order.
-    const auto slot = static_cast<size_t>(
-        std::partition_point(slots.begin(), slots.end(),
-                             [&](const Slot& candidate) {
-                               return candidate.offset + candidate.numel <=
-                                      slice.flat_begin;
-                             }) -
-        slots.begin());
+    const size_t slot = layout.SlotAt(slice.flat_begin);
     for (size_t s = 0; s < num_states_; ++s) {
       const FlatLayout* own = plan_->states[s].own_layout.get();
       part.state_begins.push_back(

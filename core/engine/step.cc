@@ -62,17 +62,15 @@ Status DirectStep::Run(const StepInput& input, const Deadline& deadline,
 StatusOr<double> DirectStep::GradientNorm(const StepInput& input,
                                           const Deadline& deadline,
                                           StepReport* report) {
-  // Without clipping any norm does: they are finite together.
-  const NormType type =
-      input.max_grad_norm > 0 ? input.norm_type : NormType::kTwo;
-  if (type != NormType::kP) {
-    return NormPass(type, 0, 0, false, deadline, report);
+  if (input.norm_type != NormType::kP) {
+    return NormPass(input.norm_type, 0, 0, false, deadline, report);
   }
   SHARD_ASSIGN_OR_RETURN(
       const double largest,
       NormPass(NormType::kInf, 0, 0, false, deadline, report));
   if (!std::isfinite(largest) || largest == 0) return largest;
-  return NormPass(type, input.norm_p, largest, true, deadline, report);
+  return NormPass(input.norm_type, input.norm_p, largest, true, deadline,
+                  report);
 }
 
 StatusOr<double> DirectStep::NormPass(NormType type, double p, double reference,

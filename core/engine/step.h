@@ -73,7 +73,8 @@ class StepStrategy {
 // for the largest magnitude.
 //
 // Bytes per element of the range, fp32, W ranks, S states: 4 W + 8 + 8 S in one
-// pass; 4 W + 4 + 12 + 8 S in two. Two barriers, or two and a 88-byte gather.
+// pass; 4 W + 4 + 12 + 8 S in two. A barrier, and with a norm an 88-byte
+// gather, or two for type p.
 //
 // The norm's bits depend on the summed gradients alone (kernels/cpu/norm.h), so
 // no partition and no bucket size changes a bit of the result.

@@ -59,7 +59,7 @@ uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
     FusedStep(optimizer.formula(), optimizer.hypers().data(), input.step, args);
   };
   if (args.state_dtype == DType::kF32 && !args.stochastic_rounding) {
-    // Padding is zeros, which stay zeros.
+    // Padding goes along; what becomes of it is not read.
     run(0, range.count());
   } else {
     // Random bits, and blocks, go by the element of the parameter.

@@ -162,13 +162,18 @@ int64_t FlatLayout::PaddingOf(int rank) const {
   return padding;
 }
 
+size_t FlatLayout::SlotAt(int64_t element) const {
+  // Slots stand in order and do not overlap: their ends ascend too.
+  const auto slot = std::partition_point(
+      slots_.begin(), slots_.end(), [element](const Slot& candidate) {
+        return candidate.offset + candidate.numel <= element;
+      });
+  return static_cast<size_t>(slot - slots_.begin());
+}
+
 std::vector<SlotSlice> FlatLayout::Slices(int64_t begin, int64_t end) const {
   std::vector<SlotSlice> slices;
-  // Slots stand in order and do not overlap: their ends ascend too.
-  auto slot = std::partition_point(
-      slots_.begin(), slots_.end(), [begin](const Slot& candidate) {
-        return candidate.offset + candidate.numel <= begin;
-      });
+  auto slot = slots_.begin() + static_cast<std::ptrdiff_t>(SlotAt(begin));
   for (; slot != slots_.end() && slot->offset < end; ++slot) {
     const int64_t from = std::max(begin, slot->offset);
     const int64_t to = std::min(end, slot->offset + slot->numel);

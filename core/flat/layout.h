@@ -17,6 +17,7 @@
 #ifndef SHARD_CORE_FLAT_LAYOUT_H_
 #define SHARD_CORE_FLAT_LAYOUT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -79,6 +80,10 @@ class FlatLayout {
 
   // By ascending offset; zero-size parameters are present too.
   const std::vector<Slot>& slots() const { return slots_; }
+
+  // The index of the slot that holds `element`, or else of the first one after
+  // it. Zero-size slots hold nothing. O(log slots).
+  size_t SlotAt(int64_t element) const;
 
   // Elements of padding in `rank`'s range. O(log slots + slots in the range).
   // REQUIRES: 0 <= rank < world_size(), here and below.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <utility>
 
 #include "core/partition/bucket.h"
@@ -98,10 +99,13 @@ Status OwnGreedily(const Model& model, const PlanOptions& options,
   std::vector<std::vector<ParamId>> members(options.groups.size());
   for (const ParamId param : inventory.walk) {
     const Model::Param& info = model.params()[static_cast<size_t>(param)];
-    members[static_cast<size_t>(info.group)].push_back(param);
+    const auto group = static_cast<size_t>(info.group);
+    // A cost is defined for what is stepped.
+    if (!info.trainable && options.groups[group].tensor != nullptr) continue;
+    members[group].push_back(param);
   }
-  GreedyPartitioner by_numel(options.world_size);
-  GreedyPartitioner by_cost(options.world_size);
+  // By what the loads are counted in: null for elements.
+  std::map<const TensorTraits*, GreedyPartitioner> partitioners;
   std::vector<int64_t> weights;
   for (size_t g = 0; g < members.size(); ++g) {
     const TensorTraits* tensor = options.groups[g].tensor;
@@ -114,7 +118,8 @@ Status OwnGreedily(const Model& model, const PlanOptions& options,
                             : tensor->cost(info.shape.data(), Dims(info)));
     }
     Assignment assignment;
-    GreedyPartitioner& partitioner = tensor == nullptr ? by_numel : by_cost;
+    GreedyPartitioner& partitioner =
+        partitioners.try_emplace(tensor, options.world_size).first->second;
     SHARD_RETURN_IF_ERROR(partitioner.AddGroup(weights, &assignment));
     for (size_t i = 0; i < members[g].size(); ++i) {
       (*owner_of)[static_cast<size_t>(members[g][i])] = assignment.owners[i];

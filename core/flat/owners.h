@@ -24,9 +24,9 @@ bool IsOwnedWhole(const PlanOptions& options, const BufferInventory& buffer);
 //
 // kGreedy gives out group after group, as ZeroRedundancyOptimizer does: frozen
 // parameters count, and loads carry over. Groups whose optimizer steps whole
-// parameters are given out by its costs, also in kEven; their loads are counted
-// apart, since a unit of cost is not an element.
-// REQUIRES: options that Plan::Create checked.
+// parameters are given out by its costs, also in kEven; their frozen parameters
+// have none, and loads in the units of one optimizer are not added to
+// another's. REQUIRES: options that Plan::Create checked.
 StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
     const Model& model, const PlanOptions& options, const Inventory& inventory);
 

@@ -97,7 +97,8 @@ struct PlanOptions {
   // Gradients are kept as the parameters are, or in f32.
   bool f32_grads = false;
   Masters masters = Masters::kF32;
-  // Of stochastic rounding.
+  // Of stochastic rounding: of parameters without masters, and of states
+  // narrower than fp32.
   uint64_t seed = 0;
 
   // By GroupId. Empty: every group keeps no state.
@@ -166,14 +167,15 @@ class Plan {
  public:
   // Keeps `model`, which must not change from here on. Errors, all with the
   // value: a stage outside 0..3, a world size outside 1..kMaxWorldSize, an
-  // unknown partition, alignment_bytes or bucket_bytes below 1, groups that are
-  // not as many as the model's, an optimizer text or state name that is not
-  // UTF-8, a state name that is empty or stands twice, no model, a model that
-  // has no parameter to store, a parameter that its group's optimizer cannot
-  // step, one in f16 that is to be rounded stochastically, kManual owners that
-  // are missing or out of range (naming parameter and owner), buffers beyond
-  // 2^53 elements. Every stage and dtype can be planned; whether this
-  // build can run it is the engine's to say.
+  // unknown partition or masters, alignment_bytes or bucket_bytes below 1,
+  // groups that are not as many as the model's, an optimizer text or state name
+  // that is not UTF-8, a state dtype other than f32, bf16 and q8, a state name
+  // that is empty or stands twice, no model, a model that has no parameter to
+  // store, a parameter that its group's optimizer cannot step, one in f16 that
+  // is to be rounded stochastically, kManual owners that are missing or out of
+  // range (naming parameter and owner), buffers beyond 2^53 elements. Every
+  // stage and dtype can be planned; whether this build can run it is the
+  // engine's to say.
   static StatusOr<std::shared_ptr<const Plan>> Create(
       std::shared_ptr<const Model> model, PlanOptions options);
 

@@ -32,7 +32,8 @@ class Optimizer {
   Formula formula() const { return formula_; }
   // As the formula declares them.
   const std::vector<double>& hypers() const { return hypers_; }
-  // "exp_avg", ...: one tensor each of the parameter's shape.
+  // "exp_avg", ...: one tensor each, of the parameter's shape unless tensor()
+  // says otherwise.
   const std::vector<std::string>& state_names() const { return state_names_; }
   // What those are stored as: kF32 unless the text has states=bf16 or q8.
   DType state_dtype() const { return state_dtype_; }

@@ -22,8 +22,8 @@
 //   inverse_sqrt?lr=&min_lr=&warmup=
 //       max(min_lr, lr sqrt(max(W, 1) / t))
 //       Vaswani et al., "Attention Is All You Need", NeurIPS 2017.
-//   wsd?lr=&min_lr=&warmup=&total=&decay=&shape=          warm-up, stable,
-//   decay
+//   wsd?lr=&min_lr=&warmup=&total=&decay=&shape=
+//       (warm-up, stable, decay)
 //       lr                                                t <= T - D
 //       min_lr + (lr - min_lr) f(u)                       u = (t - (T - D)) / D
 //       shape=linear: f = 1 - u; 1-sqrt: 1 - sqrt(u); cosine: as above
@@ -31,8 +31,9 @@
 //       and Compute-Optimal Training Beyond Fixed Training Durations", NeurIPS
 //       2024.
 //
-// Kinds with `total` end at min_lr, in step T, and keep the rate of step T
-// after it. After the warm-up a rate never rises, and is in [min_lr, lr].
+// Kinds with `total` end at min_lr, in step T (at lr where W is T), and keep
+// the rate of step T after it. After the warm-up a rate never rises, and is in
+// [min_lr, lr].
 //
 // Immutable, so thread-safe.
 

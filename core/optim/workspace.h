@@ -8,12 +8,14 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/newton_schulz.h"
 #include "kernels/formula/registry.h"
 
 namespace shard {
 
-// Workspaces begin at a multiple of this, in elements: 64 bytes.
-inline constexpr int64_t kWorkspaceElements = 16;
+// Workspaces begin at a multiple of this.
+inline constexpr int64_t kWorkspaceElements =
+    static_cast<int64_t>(kWorkspaceAlignment / sizeof(float));
 
 constexpr int64_t AlignWorkspace(int64_t elements) {
   return (elements + kWorkspaceElements - 1) / kWorkspaceElements *

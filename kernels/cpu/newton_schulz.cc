@@ -3,8 +3,8 @@
 #include "kernels/cpu/newton_schulz.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "kernels/cpu/norm.h"
@@ -14,17 +14,15 @@ namespace shard {
 
 namespace {
 
-constexpr int kAtOnce = 16;
-
 // What is computed at a time.
 struct Group {
   int count;
   int rows;
   int cols;
-  float* x[kAtOnce];
-  float* other[kAtOnce];  // x before the last product, or after it
-  float* gram[kAtOnce];
-  float* poly[kAtOnce];
+  float* x[kBatchedAtOnce];
+  float* other[kBatchedAtOnce];  // x before the last product, or after it
+  float* gram[kBatchedAtOnce];
+  float* poly[kBatchedAtOnce];
 
   bool tall() const { return rows > cols; }
   int small() const { return std::min(rows, cols); }
@@ -36,7 +34,7 @@ bool IsSmall(int64_t rows, int64_t cols) {
 }
 
 int64_t AtOnce(int64_t count, int64_t rows, int64_t cols) {
-  return IsSmall(rows, cols) ? std::min<int64_t>(count, kAtOnce) : 1;
+  return IsSmall(rows, cols) ? std::min<int64_t>(count, kBatchedAtOnce) : 1;
 }
 
 // Elements of a matrix in the workspace, where all begin aligned.
@@ -56,7 +54,10 @@ void Normalize(const float* from, size_t numel, double eps, float* to) {
   NormSum squares = {};
   AddToNorm(NormType::kTwo, 0, 0, from, numel, &squares);
   const double norm = FinishNorm(NormType::kTwo, 0, 0, squares);
-  const auto scale = static_cast<float>(1.0 / std::max(norm, eps));
+  // Zeros divided by a tiny eps stay zeros.
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const auto scale =
+      static_cast<float>(std::min(1.0 / std::max(norm, eps), kMost));
   for (size_t i = 0; i < numel; ++i) to[i] = from[i] * scale;
 }
 

@@ -35,6 +35,8 @@
 namespace shard {
 
 inline constexpr int64_t kBatchedSide = 32;
+// The most that are multiplied at a time: more gain nothing measurable.
+inline constexpr int kBatchedAtOnce = 16;
 // Of the workspace, in bytes.
 inline constexpr size_t kWorkspaceAlignment = 64;
 

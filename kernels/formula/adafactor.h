@@ -71,6 +71,7 @@ struct Adafactor {
   // row_var has the parameter's shape with 1 column, col_var with 1 row; 0 is a
   // state that a parameter of these dimensions does not keep.
   static int64_t StateNumel(int state, const int64_t* shape, int ndim) {
+    if (ShapeNumel(shape, ndim) == 0) return 0;
     if (ndim < 2) return state == kVariance ? ShapeNumel(shape, ndim) : 0;
     const Matrices m = MatricesOf(shape, ndim);
     if (state == kRowVar) return m.batches * m.rows;

@@ -11,6 +11,7 @@
 #define SHARD_KERNELS_FORMULA_HYPER_H_
 
 #include <cstddef>
+#include <limits>
 
 namespace shard {
 
@@ -27,7 +28,8 @@ struct Hyper {
   const char* const* choices = nullptr;
 };
 
-inline constexpr double kNoMaximum = 1e300;
+// What fp32 holds: the kernels' arithmetic.
+inline constexpr double kNoMaximum = std::numeric_limits<float>::max();
 
 constexpr Hyper NonNegative(const char* name, double fallback) {
   return {name, fallback, 0.0, kNoMaximum, true, false};

@@ -10,9 +10,13 @@
 
 namespace shard {
 
-// REQUIRES: the product fits, as it does for any tensor in memory.
+// 0 when any size is, however large the others are. REQUIRES: otherwise the
+// product fits, as it does for any tensor in memory.
 inline int64_t ShapeNumel(const int64_t* shape, int ndim) {
   int64_t numel = 1;
+  for (int i = 0; i < ndim; ++i) {
+    if (shape[i] == 0) return 0;
+  }
   for (int i = 0; i < ndim; ++i) numel *= shape[i];
   return numel;
 }

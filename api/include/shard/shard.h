@@ -281,10 +281,11 @@ SHARD_API shard_error* shard_model_ignore_module(shard_model* model,
 
 /* Gives params[0..count) an optimizer, or hyperparameters, of their own: a
  * param group. `optimizer` as in shard_plan_options, or "?key=value" for the
- * plan's optimizer with other values, such as "?weight_decay=0"; it is read
- * when a plan is made. Groups have ids from 1 up; group 0 holds every parameter
- * that no other names, with the plan's optimizer. Errors: no parameters, one
- * that does not exist, one that has a group already or stands twice. Local. */
+ * plan's optimizer with other values, such as "?weight_decay=0", and "" for
+ * that with the same; it is read when a plan is made. Groups have ids from 1
+ * up; group 0 holds every parameter that no other names, with the plan's
+ * optimizer. Errors: no parameters, one that does not exist, one that has a
+ * group already or stands twice. Local. */
 SHARD_API shard_error* shard_model_add_param_group(
     shard_model* model, const char* optimizer, const int32_t* params,
     size_t count, int32_t* group) SHARD_NOEXCEPT;
@@ -361,12 +362,14 @@ typedef struct shard_plan_options {
    * and whether momentum is 0 decide which states there are: they cannot change
    * later, nor can words. rprop reads lr on the first step only, as torch does.
    * profile=torch|apex|deepspeed_cpu|llmc|ggml: whose arithmetic is followed,
-   * to the order of operations (docs/numerics.md). states=f32|bf16|q8: how
+   * to the order of operations (docs/numerics.md); llmc and ggml are adamw's,
+   * and amsgrad is torch's. states=f32|bf16|q8: how
    * exp_avg and its like are stored; q8 is 8 bits and a scale per 256 elements.
    * lamb, adafactor and muon step whole parameters: each is owned by one rank,
-   * in every partition. muon steps matrices only, and needs a CBLAS
-   * (SHARD_BLAS_LIBRARY, else the usual names): give vectors, embeddings and
-   * heads a param group of adamw. adjust_lr_fn=original|match_rms_adamw. */
+   * in every partition, and all ranks' shares are as large as the largest. muon
+   * steps matrices only, and needs a CBLAS (SHARD_BLAS_LIBRARY, else the usual
+   * names): give vectors, embeddings and heads a param group of adamw.
+   * adjust_lr_fn=original|match_rms_adamw. */
   const char* optimizer;
   /* 1: gradients of bf16 and f16 parameters are kept in fp32. Default: as the
    * parameter. They are summed in fp32 either way. */
@@ -438,9 +441,10 @@ typedef struct shard_engine_options {
    *   "dynamic?init_scale=65536&growth_factor=2&backoff_factor=0.5
    *    &growth_interval=2000&min_scale=1&max_scale=16777216"
    *                               (without the line break)
-   * dynamic skips steps with gradients that are not finite, on all ranks, and
-   * lowers the scale by backoff_factor; growth_interval good steps in a row
-   * raise it. Values not given are those shown. */
+   * static needs its scale. dynamic skips steps with gradients that are not
+   * finite, on all ranks, and lowers the scale by backoff_factor;
+   * growth_interval good steps in a row raise it. Values not given are those
+   * shown. */
   const char* loss_scaling;
 } shard_engine_options;
 #define SHARD_ENGINE_OPTIONS_INIT \
@@ -451,8 +455,9 @@ typedef struct shard_engine shard_engine;
 /* Allocates buffers and checks that all ranks hold the same plan; if not, all
  * get SHARD_DESYNC. COLLECTIVE, blocks. Keeps plan and comm alive. Errors
  * beside those of every collective: INVALID_ARGUMENT when the plan's world size
- * is not the communicator's, UNIMPLEMENTED for a stage or dtype this version
- * cannot step. */
+ * is not the communicator's, or for a bad loss_scaling; UNIMPLEMENTED for a
+ * stage or dtype this version cannot step; BACKEND_UNAVAILABLE when muon finds
+ * no CBLAS, with all that was tried; DESYNC when loss_scaling differs. */
 SHARD_API shard_error* shard_engine_create(
     const shard_plan* plan, shard_comm* comm,
     const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
@@ -467,8 +472,9 @@ SHARD_API shard_error* shard_engine_param(shard_engine* engine, int32_t param,
 
 /* This rank's gradient of the parameter, same shape, to be written by the host
  * between steps. Starts as zero and keeps its values until the host changes
- * them, but a step with max_grad_norm or skip_nonfinite, a skipped one too,
- * leaves it unspecified. FAILED_PRECONDITION for a frozen parameter. Local. */
+ * them, but a step with max_grad_norm, skip_nonfinite or dynamic loss_scaling,
+ * a skipped one too, leaves it unspecified. FAILED_PRECONDITION for a frozen
+ * parameter. Local. */
 SHARD_API shard_error* shard_engine_grad(shard_engine* engine, int32_t param,
                                          void** data,
                                          int64_t* numel) SHARD_NOEXCEPT;
@@ -479,7 +485,8 @@ SHARD_API shard_error* shard_engine_grad(shard_engine* engine, int32_t param,
  * step is DESYNC otherwise. Errors leave all values as they were: a group that
  * does not exist; NOT_FOUND for a key that it does not have; a value out of
  * range, with the range; FAILED_PRECONDITION for a change that would need other
- * states. Local. */
+ * states, and for words. get_hyper takes one group, and gives the number of a
+ * word: shard_engine_group_text has the word. Local. */
 SHARD_API shard_error* shard_engine_set_hyper(shard_engine* engine,
                                               int32_t group, const char* key,
                                               double value) SHARD_NOEXCEPT;
@@ -499,17 +506,22 @@ SHARD_API shard_error* shard_engine_group_text(const shard_engine* engine,
  * an optimizer state of `param`, `count` values in fp32 of the whole tensor, of
  * which this rank keeps what it owns. `state` is torch's name, "exp_avg"; or
  * "master_param", the fp32 value of a bf16 or f16 parameter. States stored in
- * fewer bits are rounded to nearest. Every rank does the same. docs/numerics.md
- * says what the states are called elsewhere. Errors: NOT_FOUND for a state that
- * the optimizer does not keep, listing those that it does; a count that is not
- * the state's; a value that is not finite; a frozen parameter. Local. */
+ * fewer bits are rounded to nearest. "master_param" leaves the parameter itself
+ * as it is until the next step. Every rank does the same. docs/numerics.md says
+ * what the states are called elsewhere. Errors: NOT_FOUND for a state that the
+ * optimizer does not keep, listing those that it does; a count that is not the
+ * state's; a value that is not finite, or a negative second moment of adam;
+ * FAILED_PRECONDITION for a frozen parameter, or before the broadcast. Local.
+ */
 SHARD_API shard_error* shard_engine_set_state(shard_engine* engine,
                                               int32_t param, const char* state,
                                               const float* values,
                                               size_t count) SHARD_NOEXCEPT;
 
-/* And how many steps it had done: bias corrections go on from there. Every rank
- * sets the same, or the next step is DESYNC. Local. */
+/* And how many steps it had done, 0 to 2^32 - 2: bias corrections go on from
+ * there, and what an optimizer does in its first step only is not done again.
+ * Every rank sets the same, or the next step is DESYNC. FAILED_PRECONDITION
+ * before the broadcast. Local. */
 SHARD_API shard_error* shard_engine_set_step(shard_engine* engine,
                                              int64_t step) SHARD_NOEXCEPT;
 
@@ -554,12 +566,12 @@ typedef struct shard_step_options {
   /* Seconds. */
   double timeout;
   /* 1: skip the step, on all ranks, when a gradient is not finite. Implied by
-   * max_grad_norm. Costs the same extra pass. */
+   * max_grad_norm and by dynamic loss_scaling. Costs the same extra pass. */
   int32_t skip_nonfinite;
   int32_t reserved;
-  /* Which norm max_grad_norm bounds: 1, 2, any p above 0, or infinity for the
-   * largest magnitude. Default 2. Those other than 1, 2 and infinity cost
-   * another pass over the gradients. */
+  /* Which norm max_grad_norm bounds and the report has: 1, 2, any p above 0 for
+   * which it cannot overflow, or infinity for the largest magnitude. Default 2.
+   * Those other than 1, 2 and infinity cost another pass over the gradients. */
   double grad_norm_type;
   /* Bounds every element of the averaged gradient to [-clip_value, clip_value].
    * Default: no bound. Not together with max_grad_norm. */
@@ -587,7 +599,8 @@ typedef struct shard_step_report {
 /* Reduces the gradients of all ranks, updates, and publishes the parameters:
  * when it returns, every rank sees all new values and may write gradients
  * again. COLLECTIVE, blocks. `options` and `report` may be NULL. The same
- * options, gradients and world size give the same bits. DESYNC when options
+ * options, gradients and world size give the same bits on one kind of processor
+ * (muon: with one BLAS and number of its threads). DESYNC when options
  * differ between ranks; FAILED_PRECONDITION before broadcast_params. */
 SHARD_API shard_error* shard_engine_step(
     shard_engine* engine, const shard_step_options* options,
@@ -610,7 +623,9 @@ SHARD_API void shard_engine_free(shard_engine* engine) SHARD_NOEXCEPT;
  *   inverse_sqrt  lr warmup min_lr
  *   wsd           lr warmup total decay min_lr shape
  * for example "cosine?lr=3e-4&warmup=2000&total=100000&min_lr=3e-5". Steps 1 to
- * `warmup` rise linearly to lr; beyond `total` the last value stays. Formulas:
+ * `warmup` rise linearly to lr; beyond `total` the last value stays. Where
+ * min_lr is 0, its default, that value is 0, which a step's lr takes for "as
+ * before": set it with shard_engine_set_hyper then. Formulas:
  * docs/training-loop.md. Errors name key, value and range. Any thread. */
 SHARD_API shard_error* shard_schedule_lr(const char* schedule, int64_t step,
                                          double* lr) SHARD_NOEXCEPT;

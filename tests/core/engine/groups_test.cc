@@ -216,6 +216,19 @@ TEST(ClippingTest, WrongOptionsAreNamed) {
     ExpectInvalid(StepAll(engine, options), {"grad_norm_type=-1", "above 0"});
     options.grad_norm_type = std::numeric_limits<double>::quiet_NaN();
     ExpectInvalid(StepAll(engine, options), {"grad_norm_type"});
+    options.grad_norm_type = 1e-4;
+    options.max_grad_norm = 1;
+    ExpectInvalid(StepAll(engine, options),
+                  {"grad_norm_type=", "too small", "4 elements"});
+    options = StepOptions();
+    for (const double value : {1e-50, 1e60}) {
+      options.clip_value = value;
+      ExpectInvalid(StepAll(engine, options), {"clip_value=", "out of range"});
+    }
+    options = StepOptions();
+    options.lr = 1e301;
+    ExpectInvalid(StepAll(engine, options), {"lr=", "out of range"});
+    EXPECT_EQ(*engine->GetHyper(0, "lr"), 1);
     options = StepOptions();
     options.clip_value = -2;
     ExpectInvalid(StepAll(engine, options), {"clip_value=-2", "at least 0"});
@@ -289,15 +302,16 @@ TEST(LossScalingTest, SkipsAndBacksOffOnAllRanks) {
   });
 }
 
+// Also where they scale alike at first.
 TEST(LossScalingTest, RanksThatDifferAreADesync) {
   RunThreadRanks(2, [](const CommPtr& comm) {
-    auto made =
-        MakeEngine(comm, ModelOf({{4}}), "sgd?lr=1",
-                   comm->rank() == 0 ? "static?scale=8" : "static?scale=16");
-    ASSERT_OK(made);
-    const Status status = StepAll(made->get());
-    EXPECT_EQ(status.code(), StatusCode::kDesync);
-    EXPECT_THAT(status.message(), HasSubstr("loss_scale"));
+    const auto made = MakeEngine(
+        comm, ModelOf({{4}}), "sgd?lr=1",
+        comm->rank() == 0 ? "static?scale=8" : "dynamic?init_scale=8");
+    EXPECT_EQ(made.status().code(), StatusCode::kDesync);
+    EXPECT_THAT(made.status().message(),
+                AllOf(HasSubstr("loss_scaling"), HasSubstr("static?scale=8"),
+                      HasSubstr("init_scale=8")));
   });
 }
 

@@ -165,7 +165,8 @@ TEST(ImportStateTest, WrongArgumentsAreNamed) {
                   {"'exp_avg_sq'", "element 9", "-1", "at least 0"});
     values[9] = std::nanf("");
     ExpectInvalid(set(0, "exp_avg", kNumel), {"element 9", "nan", "finite"});
-    ExpectInvalid(engine->SetStep(-1), {"step -1", "at least 0"});
+    ExpectInvalid(engine->SetStep(-1), {"step -1", "0 to 4294967294"});
+    ExpectInvalid(engine->SetStep(int64_t{1} << 32), {"step 4294967296"});
   });
 }
 

@@ -434,7 +434,10 @@ TEST(Plan, GreedyGivesOutGroupAfterGroup) {
 constexpr TensorTraits kRowTraits = {
     [](const int64_t*, int ndim) { return ndim == 2 ? nullptr : "a matrix"; },
     [](int, const int64_t* shape, int) { return shape[0]; },
-    [](const int64_t* shape, int) { return shape[0]; },
+    [](const int64_t* shape, int ndim) {
+      EXPECT_EQ(ndim, 2);
+      return shape[0];
+    },
     [](const int64_t* shape, int) { return 10 * shape[1]; },
 };
 
@@ -475,6 +478,22 @@ TEST(Plan, OptimizersOfWholeParametersOwnThemInEveryPartition) {
       EXPECT_EQ(OwnerOf(*plan, 2), 1);
       EXPECT_EQ(OwnerOf(*plan, 1), 1);
     }
+  }
+}
+
+// Nobody steps them, so they have no cost, whatever their shape.
+TEST(Plan, FrozenParametersAreNoWorkForOptimizersOfWholeParameters) {
+  for (const Partition partition : {Partition::kEven, Partition::kGreedy}) {
+    auto model = ModelOf({{7, 2}, {7, 2}, {500, 2}, {9}, {}});
+    for (const ParamId frozen : {2, 3, 4}) {
+      EXPECT_OK(model->SetTrainable(frozen, false));
+    }
+    PlanOptions options = AdamOptions(1, 2);
+    options.partition = partition;
+    options.groups[0].tensor = &kRowTraits;
+    const auto plan = MakePlan(model, options);
+    EXPECT_EQ(OwnerOf(*plan, 0), 0);
+    EXPECT_EQ(OwnerOf(*plan, 1), 1);
   }
 }
 
