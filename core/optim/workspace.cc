@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/newton_schulz.h"
 #include "kernels/cpu/tensor_step.h"
+#include "kernels/formula/shape.h"
 
 namespace shard {
 
@@ -24,10 +25,9 @@ int64_t MuonBatch(int64_t rows, int64_t cols) {
 }
 
 int64_t WorkspaceNumel(Formula formula, const int64_t* shape, int ndim) {
-  int64_t numel = 1;
-  for (int i = 0; i < ndim; ++i) {
-    if (__builtin_mul_overflow(numel, shape[i], &numel)) return kMost;
-  }
+  const int64_t numel = ShapeNumel(shape, ndim);
+  // Never stepped.
+  if (numel == 0) return 0;
   // The kernels' own needs are at most a small multiple of the parameter.
   if (numel > kMost / 128) return kMost;
   if (formula == Formula::kMuon) {

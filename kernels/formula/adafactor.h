@@ -73,8 +73,10 @@ struct Adafactor {
   static int64_t StateNumel(int state, const int64_t* shape, int ndim) {
     if (ndim < 2) return state == kVariance ? ShapeNumel(shape, ndim) : 0;
     const Matrices m = MatricesOf(shape, ndim);
-    if (state == kRowVar) return m.batches * m.rows;
-    return state == kColVar ? m.batches * m.cols : 0;
+    const int64_t rows[] = {m.batches, m.rows};
+    const int64_t cols[] = {m.batches, m.cols};
+    if (state == kRowVar) return ShapeNumel(rows, 2);
+    return state == kColVar ? ShapeNumel(cols, 2) : 0;
   }
   static int64_t Cost(const int64_t* shape, int ndim) {
     return ShapeNumel(shape, ndim);
