@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parameters in bf16 and f16, with master weights and without: a run against
-// AdamW in double, in which every rounding of a dtype is written out; and
+// Parameters in bf16 and f16, with master weights and without: runs against
+// others in double, in which every rounding of a dtype is written out; and
 // against runs in fp32.
 
 #include <gtest/gtest.h>
@@ -81,11 +81,12 @@ struct Case {
   int world_size;
 };
 
-// AdamW in double over the model. Between steps a parameter is what the
+// An optimizer in double over the model. Between steps a parameter is what the
 // library made of it, so that each step is compared on its own.
-class AdamWInDouble {
+template <class F, template <class> class Rule>
+class InDouble {
  public:
-  AdamWInDouble(const Training& training, const Case& c)
+  InDouble(const Training& training, const Case& c)
       : training_(training), case_(c) {
     for (size_t p = 0; p < kShapes.size(); ++p) {
       params_.emplace_back();
@@ -106,9 +107,8 @@ class AdamWInDouble {
     const double most = training_.step.max_grad_norm;
     const double scale = most > 0 ? std::min(1.0, most / (norm + 1e-6)) : 1;
     const auto hypers = Optimizer::Parse(training_.optimizer)->hypers();
-    const auto scalars = AdamW::Prepare(hypers.data(), step);
-    const formula::AdamWRule<DoubleArithmetic> rule(DoubleArithmetic(),
-                                                    scalars);
+    const auto scalars = F::Prepare(hypers.data(), step);
+    const Rule<DoubleArithmetic> rule(DoubleArithmetic(), scalars);
     for (size_t p = 0; p < params_.size(); ++p) {
       for (size_t i = 0; i < params_[p].size(); ++i) {
         Element& e = params_[p][i];
@@ -123,7 +123,7 @@ class AdamWInDouble {
  private:
   struct Element {
     double param;
-    double states[2];
+    double states[kMaxStates];
   };
 
   // Each rank's is rounded, their sum is not.
@@ -149,11 +149,11 @@ class AdamWInDouble {
 
 class EnginePrecisionTest : public testing::TestWithParam<Case> {};
 
-TEST_P(EnginePrecisionTest, MatchesDouble) {
-  const Case& c = GetParam();
+template <class F, template <class> class Rule>
+void ExpectMatchesDouble(const Case& c, const char* optimizer) {
   Training training;
   training.model = ModelOf(kShapes, c.dtype);
-  training.optimizer = "adamw?lr=0.02&beta1=0.8&beta2=0.95&weight_decay=0.1";
+  training.optimizer = optimizer;
   training.plan.world_size = c.world_size;
   training.plan.f32_grads = c.f32_grads;
   training.plan.masters = c.masters;
@@ -161,7 +161,7 @@ TEST_P(EnginePrecisionTest, MatchesDouble) {
   training.all_ranks = true;
   const Trace trace = Record(training);
 
-  AdamWInDouble reference(training, c);
+  InDouble<F, Rule> reference(training, c);
   for (int step = 1; step <= training.steps; ++step) {
     const double norm = reference.Step(step);
     // Clipping does something.
@@ -188,6 +188,17 @@ TEST_P(EnginePrecisionTest, MatchesDouble) {
       }
     }
   }
+}
+
+TEST_P(EnginePrecisionTest, AdamWMatchesDouble) {
+  ExpectMatchesDouble<AdamW, formula::AdamWRule>(
+      GetParam(), "adamw?lr=0.02&beta1=0.8&beta2=0.95&weight_decay=0.1");
+}
+
+// Whose steps, unlike AdamW's, are as long as the gradient is.
+TEST_P(EnginePrecisionTest, SgdMatchesDouble) {
+  ExpectMatchesDouble<SgdMomentum, formula::SgdMomentumRule>(
+      GetParam(), "sgd?lr=0.02&momentum=0.8&weight_decay=0.1");
 }
 
 std::vector<Case> Cases() {
