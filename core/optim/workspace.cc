@@ -23,6 +23,7 @@ int64_t MuonBatch(int64_t rows, int64_t cols) {
 
 int64_t WorkspaceNumel(Formula formula, const int64_t* shape, int ndim) {
   const int64_t numel = ShapeNumel(shape, ndim);
+  // Never stepped.
   if (numel == 0) return 0;
   // The kernels' own needs are at most a small multiple of the parameter.
   if (numel > kMost / 128) return kMost;

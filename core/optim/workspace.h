@@ -27,7 +27,8 @@ constexpr int64_t AlignWorkspace(int64_t elements) {
 int64_t MuonBatch(int64_t rows, int64_t cols);
 
 // fp32 elements for a step of a parameter of this shape: gradients (MuonBatch
-// of them), each aligned, then what the kernel asks for. Saturates at 2^62.
+// of them), each aligned, then what the kernel asks for. Saturates at
+// 2^62 - 1; a parameter without elements needs none.
 // REQUIRES: a tensor formula that fits the shape.
 int64_t WorkspaceNumel(Formula formula, const int64_t* shape, int ndim);
 

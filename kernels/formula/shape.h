@@ -7,17 +7,22 @@
 #define SHARD_KERNELS_FORMULA_SHAPE_H_
 
 #include <cstdint>
+#include <limits>
 
 namespace shard {
 
-// 0 when any size is, however large the others are. REQUIRES: otherwise the
-// product fits, as it does for any tensor in memory.
+// The product. Where a number cannot hold it, which only the sizes beside a 0
+// can bring about in a tensor that exists, the greatest number.
 inline int64_t ShapeNumel(const int64_t* shape, int ndim) {
-  int64_t numel = 1;
   for (int i = 0; i < ndim; ++i) {
     if (shape[i] == 0) return 0;
   }
-  for (int i = 0; i < ndim; ++i) numel *= shape[i];
+  int64_t numel = 1;
+  for (int i = 0; i < ndim; ++i) {
+    if (__builtin_mul_overflow(numel, shape[i], &numel)) {
+      return std::numeric_limits<int64_t>::max();
+    }
+  }
   return numel;
 }
 

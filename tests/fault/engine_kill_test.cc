@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank is killed, at every phase of a run and at random moments: the others
-// get kRankLost that names it, no later than the deadline and a second.
+// A rank is killed, at every phase of a run and at random moments, with
+// optimizers that look at elements, at blocks and at matrices: the others get
+// kRankLost that names it, no later than the deadline and a second.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -35,7 +37,23 @@ using testing::RunRanks;
 constexpr int kWorldSize = 3;
 constexpr double kDeadline = 5;
 
-StatusOr<std::shared_ptr<const Plan>> MakePlan(int64_t width) {
+// How the ranks train: every other step is clipped by norm.
+struct Kind {
+  const char* name;
+  const char* optimizer;
+  double grad_norm_type = 2;
+};
+
+constexpr Kind kKinds[] = {
+    {"adamw", "adamw"},
+    // Another pass, for the largest magnitude.
+    {"p_norm", "adamw", 3},
+    {"q8", "adamw?states=q8"},
+    {"muon", "muon"},
+};
+
+StatusOr<std::shared_ptr<const Plan>> MakePlan(const Kind& kind,
+                                               int64_t width) {
   auto model = std::make_shared<Model>("Test");
   for (const char* name : {"a", "b", "c"}) {
     SHARD_RETURN_IF_ERROR(
@@ -43,20 +61,26 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(int64_t width) {
   }
   PlanOptions options;
   options.world_size = kWorldSize;
-  SHARD_ASSIGN_OR_RETURN(options.groups, PlanGroups(*model, "adamw"));
+  SHARD_ASSIGN_OR_RETURN(options.groups, PlanGroups(*model, kind.optimizer));
   return Plan::Create(std::move(model), options);
 }
 
 // A whole run: meet, create, broadcast, `steps` steps, both forms, shut down.
-Status Train(const std::string& url, const CommOptions& options, int64_t width,
-             int steps) {
-  SHARD_ASSIGN_OR_RETURN(const auto plan, MakePlan(width));
+Status Train(const std::string& url, const CommOptions& options,
+             const Kind& kind, int64_t width, int steps) {
+  SHARD_ASSIGN_OR_RETURN(const auto plan, MakePlan(kind, width));
   SHARD_ASSIGN_OR_RETURN(const auto comm, OpenCommunicator(url, options));
   SHARD_ASSIGN_OR_RETURN(const auto engine, Engine::Create(plan, comm));
   SHARD_RETURN_IF_ERROR(engine->BroadcastParams(0));
   for (int step = 0; step < steps; ++step) {
     StepOptions step_options;
     step_options.max_grad_norm = step % 2 == 0 ? 0 : 1;
+    step_options.grad_norm_type = kind.grad_norm_type;
+    // The second gather of the norm's type p is there only for a norm above 0.
+    for (ParamId param = 0; param < 3; ++param) {
+      SHARD_ASSIGN_OR_RETURN(const auto grad, engine->Grad(param));
+      *static_cast<float*>(grad.data) = 1;
+    }
     StepReport report;
     SHARD_RETURN_IF_ERROR(engine->Step(step_options, &report));
   }
@@ -92,26 +116,40 @@ void ExpectNamedTheVictim(const std::vector<RankResult>& results, int victim,
   }
 }
 
+// Kills `victim` when it calls the collective `phase` for the nth time.
+void ExpectOthersNameTheLostRank(const Kind& kind, const std::string& phase,
+                                 int victim, int nth) {
+  const std::string url = "shm:" + testing::UniqueName();
+  const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
+    CommOptions options = OptionsOf(rank.rank());
+    int calls = 0;
+    if (rank.rank() == victim) {
+      options.phase_hook = [&](std::string_view what) {
+        if (what == phase && ++calls == nth) kill(getpid(), SIGKILL);
+      };
+    }
+    const Status status = Train(url, options, kind, 50, 4);
+    rank.Report(Outcome(status));
+    EXPECT_NE(rank.rank(), victim) << "collective '" << phase << "' was called "
+                                   << calls << " times: " << status.ToString();
+  });
+  ExpectNamedTheVictim(results, victim, StrCat(kind.name, ", ", phase));
+}
+
+std::string NameOf(const std::string& phase, int victim) {
+  std::string name = StrCat(phase, " rank ", victim);
+  for (char& c : name) {
+    if (c == ' ' || c == ':') c = '_';
+  }
+  return name;
+}
+
 class KillAtPhaseTest
     : public ::testing::TestWithParam<std::tuple<const char*, int>> {};
 
 TEST_P(KillAtPhaseTest, OthersNameTheLostRank) {
-  const std::string phase = std::get<0>(GetParam());
-  const int victim = std::get<1>(GetParam());
-  const std::string url = "shm:" + testing::UniqueName();
-  const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
-    CommOptions options = OptionsOf(rank.rank());
-    if (rank.rank() == victim) {
-      options.phase_hook = [&](std::string_view what) {
-        if (what == phase) kill(getpid(), SIGKILL);
-      };
-    }
-    const Status status = Train(url, options, 50, 4);
-    rank.Report(Outcome(status));
-    EXPECT_NE(rank.rank(), victim)
-        << "no collective was called '" << phase << "': " << status.ToString();
-  });
-  ExpectNamedTheVictim(results, victim, phase);
+  const auto [phase, victim] = GetParam();
+  ExpectOthersNameTheLostRank(kKinds[0], phase, victim, 1);
 }
 
 // Rank 0 makes the memory and hosts the meeting; the last owns the end of each
@@ -123,17 +161,37 @@ INSTANTIATE_TEST_SUITE_P(
                           "allocate parameters: memory created",
                           "allocate parameters: memory mapped",
                           "allocate gradients", "allocate optimizer states",
+                          "allocate workspace", "find a BLAS",
                           "broadcast parameters", "step: gradients ready",
                           "step: global norm", "step: parameters published",
                           "shutdown"),
         ::testing::Values(0, 1, 2)),
     [](const auto& info) {
-      std::string name =
-          StrCat(std::get<0>(info.param), " rank ", std::get<1>(info.param));
-      for (char& c : name) {
-        if (c == ' ' || c == ':') c = '_';
-      }
-      return name;
+      return NameOf(std::get<0>(info.param), std::get<1>(info.param));
+    });
+
+// In the first steps, one in one pass and one clipped: when everybody has
+// matrices, blocks or sums of norms at hand.
+class KillInStepTest
+    : public ::testing::TestWithParam<std::tuple<Kind, const char*, int>> {};
+
+TEST_P(KillInStepTest, OthersNameTheLostRank) {
+  const auto [kind, phase, victim] = GetParam();
+  for (const int nth : {1, 2}) {
+    ExpectOthersNameTheLostRank(kind, phase, victim, nth);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, KillInStepTest,
+    ::testing::Combine(::testing::ValuesIn(kKinds),
+                       ::testing::Values("step: gradients ready",
+                                         "step: global norm",
+                                         "step: parameters published"),
+                       ::testing::Values(0, 1, 2)),
+    [](const auto& info) {
+      return StrCat(std::get<0>(info.param).name, "_",
+                    NameOf(std::get<1>(info.param), std::get<2>(info.param)));
     });
 
 // Whenever it happens: between collectives, inside a kernel, while others wait.
@@ -141,6 +199,7 @@ TEST(KillTest, AtRandomMoments) {
   const int rounds = std::getenv("SHARD_TEST_LONG") != nullptr ? 1000 : 40;
   std::mt19937 generator(20240607);
   for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    const Kind& kind = kKinds[static_cast<size_t>(round) % std::size(kKinds)];
     const auto delay = std::chrono::microseconds(generator() % 30000);
     const int victim = static_cast<int>(generator() % kWorldSize);
     const std::string url = "shm:" + testing::UniqueName();
@@ -159,13 +218,13 @@ TEST(KillTest, AtRandomMoments) {
         };
       }
       // More steps than the longest delay has time for.
-      const Status status = Train(url, options, 20000, 1000000);
+      const Status status = Train(url, options, kind, 20000, 1000000);
       rank.Report(Outcome(status));
       if (killer.joinable()) killer.join();
     });
-    ExpectNamedTheVictim(
-        results, victim,
-        StrCat("round ", round, ", rank ", victim, ", ", delay.count(), " us"));
+    ExpectNamedTheVictim(results, victim,
+                         StrCat("round ", round, ", ", kind.name, ", rank ",
+                                victim, ", ", delay.count(), " us"));
   }
 }
 

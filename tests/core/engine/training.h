@@ -34,8 +34,16 @@ struct Training {
   EngineOptions engine;
   StepOptions step;
   int steps = 5;
-  // Before each step, on every rank.
+  // Initial values and gradients are rounded to this first, so that this dtype
+  // and wider ones hold the same.
+  DType values = DType::kF32;
+  // Every rank has gradients, and the divisor is that of `step`. Otherwise they
+  // are all on the last rank and are divided by 1, so that their sum has the
+  // same bits at any world size.
+  bool all_ranks = false;
+  // Before and after each step, on every rank; nobody steps meanwhile.
   std::function<void(Engine* engine, int step)> before_step;
+  std::function<void(Engine* engine, int step)> after_step;
 };
 
 // Parameters of these shapes, named "p0", "p1", ...
@@ -79,9 +87,40 @@ inline std::vector<float> Load(DType dtype, const void* data, int64_t numel) {
   return values;
 }
 
-// The parameters after the last step, by ParamId, in fp32. The gradient is all
-// on the last rank and is divided by 1, so that its sum has the same bits at
-// any world size.
+inline std::vector<float> Rounded(DType dtype,
+                                  const std::vector<float>& values) {
+  std::vector<unsigned char> bytes(
+      DTypeBytes(dtype, static_cast<int64_t>(values.size())));
+  Store(dtype, values, bytes.data());
+  return Load(dtype, bytes.data(), static_cast<int64_t>(values.size()));
+}
+
+// What Train sets parameter `p` to, before the parameter's dtype rounds it.
+inline std::vector<float> InitialValues(const Training& training, size_t p) {
+  std::vector<float> values;
+  for (int64_t i = 0; i < training.model->params()[p].numel; ++i) {
+    values.push_back(InitialValue(static_cast<int>(p), i));
+  }
+  return Rounded(training.values, values);
+}
+
+// What `rank` has as its gradient of parameter `p`, before the gradient's dtype
+// rounds it.
+inline std::vector<float> GradientValues(const Training& training, int rank,
+                                         int step, size_t p) {
+  const auto numel = static_cast<size_t>(training.model->params()[p].numel);
+  const int last = training.plan.world_size - 1;
+  if (!training.all_ranks && rank != last) return std::vector<float>(numel);
+  std::vector<float> values;
+  for (size_t i = 0; i < numel; ++i) {
+    values.push_back(GradientValue(step,
+                                   static_cast<int>(p) + 3 * (last - rank),
+                                   static_cast<int64_t>(i)));
+  }
+  return Rounded(training.values, values);
+}
+
+// The parameters after the last step, by ParamId, in fp32.
 inline std::vector<std::vector<float>> Train(const Training& training,
                                              StepReport* last = nullptr) {
   std::vector<std::vector<float>> result(training.model->params().size());
@@ -100,13 +139,9 @@ inline std::vector<std::vector<float>> Train(const Training& training,
     Engine& engine = **made;
     const auto& params = training.model->params();
     for (size_t p = 0; p < params.size(); ++p) {
-      std::vector<float> values;
-      for (int64_t i = 0; i < params[p].numel; ++i) {
-        values.push_back(InitialValue(static_cast<int>(p), i));
-      }
       std::vector<unsigned char> bytes(
           DTypeBytes(params[p].dtype, params[p].numel));
-      Store(params[p].dtype, values, bytes.data());
+      Store(params[p].dtype, InitialValues(training, p), bytes.data());
       const Status set =
           engine.SetParam(static_cast<ParamId>(p), bytes.data(), bytes.size());
       ASSERT_TRUE(set.ok()) << set.ToString();
@@ -116,22 +151,24 @@ inline std::vector<std::vector<float>> Train(const Training& training,
       if (training.before_step) training.before_step(&engine, step);
       for (size_t p = 0; p < params.size(); ++p) {
         if (!params[p].trainable) continue;
-        if (comm->rank() != comm->world_size() - 1) continue;
-        std::vector<float> values;
-        for (int64_t i = 0; i < params[p].numel; ++i) {
-          values.push_back(GradientValue(step, static_cast<int>(p), i));
-        }
         const DType dtype = options.f32_grads ? DType::kF32 : params[p].dtype;
+        std::vector<float> values =
+            GradientValues(training, comm->rank(), step, p);
+        // As a host does it, to its loss.
+        for (float& value : values) {
+          value *= static_cast<float>(engine.loss_scale());
+        }
         Store(dtype, values, engine.Grad(static_cast<ParamId>(p))->data);
       }
       StepOptions step_options = training.step;
-      step_options.grad_divisor = 1;
+      if (!training.all_ranks) step_options.grad_divisor = 1;
       StepReport report;
       const Status stepped = engine.Step(step_options, &report);
       ASSERT_TRUE(stepped.ok()) << stepped.ToString();
       // A clipped step leaves sums where gradients were.
       engine.ZeroGrad();
       if (last != nullptr && comm->rank() == 0) *last = report;
+      if (training.after_step) training.after_step(&engine, step);
     }
     if (comm->rank() != 0) return;
     for (size_t p = 0; p < params.size(); ++p) {

@@ -15,15 +15,6 @@
 namespace shard {
 namespace {
 
-// SHARD_BLAS_LIBRARY while it lives.
-class BlasLibrary {
- public:
-  explicit BlasLibrary(const std::string& value) {
-    setenv("SHARD_BLAS_LIBRARY", value.c_str(), 1);
-  }
-  ~BlasLibrary() { unsetenv("SHARD_BLAS_LIBRARY"); }
-};
-
 // tools/setup installs OpenBLAS, the first of the usual ones.
 TEST(BlasTest, FindsOpenBlas) {
   for (const bool empty : {false, true}) {

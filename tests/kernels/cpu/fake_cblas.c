@@ -27,6 +27,8 @@ EXPORT int fake_sgemm_calls = 0;
 EXPORT int fake_ssyrk_calls = 0;
 EXPORT int fake_batch_calls = 0;
 EXPORT int fake_batch_matrices = 0;
+/* Multiplications and additions of all calls. */
+EXPORT int64_t fake_flops = 0;
 /* Arguments that do not lie on 64 bytes, on which real results may depend. */
 EXPORT int fake_unaligned = 0;
 
@@ -52,6 +54,7 @@ static void multiply(int layout, int transa, int transb, blas_int m, blas_int n,
                      const float* b, blas_int ldb, float beta, float* c,
                      blas_int ldc) {
   look_at(a), look_at(b), look_at(c);
+  fake_flops += 2 * (int64_t)m * n * k;
   const int wrong = layout != kRowMajor ||
                     lda < (transa == kTranspose ? m : k) ||
                     ldb < (transb == kTranspose ? k : n) || ldc < n;
@@ -82,6 +85,7 @@ EXPORT void cblas_ssyrk(int layout, int triangle, int trans, blas_int n,
                         float beta, float* c, blas_int ldc) {
   ++fake_ssyrk_calls;
   look_at(a), look_at(c);
+  fake_flops += ((int64_t)n + 1) * n * k;
   const int wrong = layout != kRowMajor || triangle != kLower || ldc < n ||
                     lda < (trans == kTranspose ? n : k);
   for (blas_int i = 0; i < n; ++i) {

@@ -16,6 +16,8 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,6 +31,15 @@ inline std::string FakeCblasPath(const std::string& kind) {
   return "tests/kernels/cpu/libfake_cblas_" + kind + ".so";
 }
 
+// SHARD_BLAS_LIBRARY while it lives. REQUIRES: the process has one thread.
+class BlasLibrary {
+ public:
+  explicit BlasLibrary(const std::string& value) {
+    setenv("SHARD_BLAS_LIBRARY", value.c_str(), 1);
+  }
+  ~BlasLibrary() { unsetenv("SHARD_BLAS_LIBRARY"); }
+};
+
 class FakeCblas {
  public:
   explicit FakeCblas(const std::string& kind)
@@ -39,6 +50,7 @@ class FakeCblas {
          {"sgemm_calls", "ssyrk_calls", "batch_calls", "batch_matrices"}) {
       Counter(counter) = 0;
     }
+    Flops() = 0;
   }
 
   const Blas& blas() const { return *blas_; }
@@ -47,6 +59,10 @@ class FakeCblas {
   // since this object was made.
   int& Counter(const std::string& name) {
     return *static_cast<int*>(dlsym(library_, ("fake_" + name).c_str()));
+  }
+  // Floating point operations of all calls since then.
+  int64_t& Flops() {
+    return *static_cast<int64_t*>(dlsym(library_, "fake_flops"));
   }
 
  private:

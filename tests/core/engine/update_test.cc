@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Updates of whole parameters, in a workspace of exactly the planned size: they
+// stay in it, need all of it, and do not depend on what is in it.
+
+#include "core/engine/update.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "core/engine/range.h"
+#include "kernels/cpu/blas.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/training.h"
+#include "tests/kernels/cpu/fake_cblas.h"
+
+namespace shard {
+namespace {
+
+using Shapes = std::vector<std::vector<int64_t>>;
+
+// Of `size` elements and no more, so that the address sanitizer sees what lies
+// outside; with guards, for builds without it.
+class Workspace {
+ public:
+  explicit Workspace(int64_t size)
+      : size_(static_cast<size_t>(size)),
+        data_(static_cast<float*>(
+            ::operator new((size_ + kGuards) * sizeof(float), kAlignment))) {
+    for (size_t i = 0; i < size_; ++i) data_[i] = kUntouched;
+    for (size_t i = size_; i < size_ + kGuards; ++i) data_[i] = kGuard;
+  }
+  ~Workspace() { ::operator delete(data_, kAlignment); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  float* data() { return data_; }
+
+  bool guarded() const {
+    for (size_t i = size_; i < size_ + kGuards; ++i) {
+      if (data_[i] != kGuard) return false;
+    }
+    return true;
+  }
+
+  // Elements up to the last that was written.
+  size_t used() const {
+    size_t used = size_;
+    while (used > 0 && data_[used - 1] == kUntouched) --used;
+    return used;
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{4096};
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr size_t kGuards = 0;
+#else
+  static constexpr size_t kGuards = 4096;
+#endif
+  static constexpr float kGuard = 17;
+  // Whoever reads what is in the workspace gets an infinity.
+  static constexpr float kUntouched = std::numeric_limits<float>::infinity();
+
+  size_t size_;
+  float* data_;
+};
+
+// A step in a workspace of the planned size.
+void ExpectFits(const std::string& optimizer, const Shapes& shapes, DType dtype,
+                Masters masters, const Blas& blas) {
+  const auto model = ModelOf(shapes, dtype);
+  PlanOptions options;
+  options.masters = masters;
+  const auto groups = PlanGroups(*model, optimizer);
+  ASSERT_OK(groups);
+  options.groups = *groups;
+  const auto made = Plan::Create(model, options);
+  ASSERT_OK(made);
+  const Plan& plan = **made;
+  const auto parsed = Optimizer::Parse(optimizer);
+  ASSERT_OK(parsed);
+
+  RunThreadRanks(1, [&](const auto& comm) {
+    const auto buffers = AllocateBuffers(plan, comm.get(), Deadline::After(30));
+    ASSERT_OK(buffers);
+    const EngineBuffer& buffer = (*buffers)[0];
+    const auto numel = static_cast<size_t>(buffer.plan->layout.padded_numel());
+    const std::vector<float> ones(numel, 1);
+    Store(dtype, ones, buffer.ParamAt(0));
+    Store(buffer.plan->grad_dtype, ones, buffer.GradAt(0, 0));
+    if (buffer.plan->has_masters) {
+      Store(DType::kF32, ones, buffer.states.back());
+    }
+
+    Workspace workspace(plan.workspace_numel());
+    UpdateInput input;
+    input.step = 1;
+    input.scale = 1;
+    input.clip_value = std::numeric_limits<double>::infinity();
+    input.reduced = false;
+    input.masters = masters;
+    input.seed = 1;
+    const Range range(plan, buffer, 0, 1);
+    if (parsed->formula() == Formula::kMuon) {
+      UpdateMatrices(range, *parsed, input, blas, workspace.data());
+    } else {
+      UpdateTensors(range, *parsed, input, workspace.data());
+    }
+    EXPECT_TRUE(workspace.guarded());
+    // Up to a cache line.
+    EXPECT_GT(workspace.used() + 16,
+              static_cast<size_t>(plan.workspace_numel()));
+    for (const auto& slot : buffer.plan->layout.slots()) {
+      for (const float value :
+           Load(dtype, buffer.ParamAt(slot.offset), slot.numel)) {
+        ASSERT_TRUE(std::isfinite(value));
+        ASSERT_NE(value, 1);
+      }
+    }
+  });
+}
+
+void ExpectAllFit(const std::string& optimizer,
+                  const std::vector<Shapes>& models, const Blas& blas) {
+  for (const Shapes& shapes : models) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const Masters masters :
+           {Masters::kF32, Masters::kNoneNearest, Masters::kNoneStochastic}) {
+        SCOPED_TRACE(StrCat(optimizer, " ", shapes.size(), " of ",
+                            FormatList(shapes[0]), " ", DTypeName(dtype),
+                            " masters ", masters));
+        ExpectFits(optimizer, shapes, dtype, masters, blas);
+      }
+    }
+  }
+}
+
+class UpdateTest : public CblasTest {};
+
+// As many matrices of a shape as are stepped at once, and more; and those that
+// are stepped one by one.
+TEST_P(UpdateTest, MatricesStayInTheirWorkspace) {
+  const std::vector<Shapes> models = {Shapes(16, {4, 9}), Shapes(17, {9, 4}),
+                                      Shapes(35, {1, 1}), Shapes(16, {32, 7}),
+                                      {{33, 70}},         Shapes(3, {70, 33}),
+                                      {{34, 34}}};
+  ExpectAllFit("muon?lr=0.5", models, blas());
+}
+
+INSTANTIATE_TEST_SUITE_P(Libraries, UpdateTest, testing::ValuesIn(kCblasKinds),
+                         CblasKindOf);
+
+TEST(UpdateTensorsTest, TensorsStayInTheirWorkspace) {
+  const FakeCblas fake("plain");
+  const std::vector<Shapes> models = {{{}},
+                                      {{5}},
+                                      {{16}},
+                                      {{17}},
+                                      {{1, 1}},
+                                      {{33, 70}},
+                                      {{1, 90}},
+                                      {{90, 1}},
+                                      {{2, 3, 4}},
+                                      {{7, 1, 1}},
+                                      {{5, 2, 9}},
+                                      {{4, 4}},
+                                      {{3}, {40, 30}, {0, 4}}};
+  for (const char* optimizer : {"lamb?lr=0.5", "adafactor?lr=0.5"}) {
+    ExpectAllFit(optimizer, models, fake.blas());
+  }
+}
+
+}  // namespace
+}  // namespace shard
