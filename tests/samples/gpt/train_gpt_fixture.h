@@ -42,7 +42,9 @@ class TrainGptTest : public ::testing::Test {
     folder_ = pattern;
     WriteText(4000);
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void TearDown() override {
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
 
   // Words in no order, by a congruence: something to learn, and enough of it.
   // About 5 bytes a word, each a choice of 8: 0.41 nats per byte at best.

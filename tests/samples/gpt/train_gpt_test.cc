@@ -103,11 +103,28 @@ TEST_F(TrainGptTest, IntroducesItself) {
   EXPECT_THAT(outcome.out,
               AllOf(HasSubstr("ranks "), HasSubstr("text    " + folder_),
                     HasSubstr(" parameters: 1 layers, width 8"),
-                    HasSubstr("plan    stage 1, even; ")));
+                    HasSubstr("plan    stage 1, even; "),
+                    HasSubstr(" of optimizer states per rank\n"
+                              "group 0 adamw?lr=0.004&beta1=0.9&beta2=0.95&"
+                              "eps=1e-08&weight_decay=0.1&"),
+                    // Vectors.
+                    HasSubstr("\ngroup 1 adamw?lr=0.004&beta1=0.9&beta2=0.95&"
+                              "eps=1e-08&weight_decay=0&"),
+                    Not(HasSubstr("\ngroup 2 "))));
   // The result is the last line.
   const size_t last = outcome.out.rfind('\n', outcome.out.size() - 2);
   EXPECT_THAT(outcome.out.substr(last + 1),
               ::testing::StartsWith("validation loss "));
+}
+
+TEST_F(TrainGptTest, IntroducesMuonAndNarrowStates) {
+  const Outcome outcome =
+      Run(Tiny("--optimizer muon --states q8 --weight-decay 0.3"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("&states=q8\ngroup 1 adamw?"),
+                                 HasSubstr("&states=q8\ngroup 2 muon?lr=0.003&"
+                                           "weight_decay=0.3&"),
+                                 HasSubstr("&adjust_lr_fn=match_rms_adamw\n")));
 }
 
 TEST_F(TrainGptTest, ChecksItsBackward) {
