@@ -188,6 +188,21 @@ static bool connect(trainer* t) {
   return true;
 }
 
+// What each param group is stepped with: those of declare.c, group 0 first.
+static bool introduce_groups(trainer* t) {
+  for (int32_t i = 0; i < shard_plan_num_groups(t->plan); i++) {
+    char text[512];
+    size_t length = 0;
+    if (!ok(t, "group",
+            shard_engine_group_text(t->engine, i, text, sizeof(text),
+                                    &length))) {
+      return false;
+    }
+    printf("group %d %s\n", (int)i, text);
+  }
+  return true;
+}
+
 static bool introduce(trainer* t) {
   if (t->rank != 0) return true;
   const options* opts = t->opts;
@@ -205,6 +220,7 @@ static bool introduce(trainer* t) {
          opts->stage, opts->partition, (double)memory.param_bytes / 1024);
   printf("%.0f of gradients and %.0f of optimizer states per rank\n",
          (double)memory.grad_bytes / 1024, (double)memory.state_bytes / 1024);
+  if (!introduce_groups(t)) return false;
   fflush(stdout);
 
   char message[512];

@@ -3,124 +3,21 @@
 // The program from outside: real training, on ranks that are threads and on
 // ranks that are processes, compared by the log it writes.
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/samples/gpt/train_gpt_fixture.h"
 
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-struct Outcome {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
-
-std::string ReadFile(const std::string& path) {
-  std::ostringstream bytes;
-  bytes << std::ifstream(path).rdbuf();
-  return bytes.str();
-}
-
-class TrainGptTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/train_gpt.XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-    // Words in no order, by a congruence: something to learn, and enough of it.
-    const char* const words[] = {"shard ", "rank ",  "gradient ", "step ",
-                                 "the ",   "reduce", "and ",      "\n"};
-    std::ofstream text(folder_ + "/text");
-    uint32_t state = 1;
-    for (int i = 0; i < 4000; i++) {
-      state = state * 1664525 + 1013904223;
-      text << words[state >> 29];
-    }
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  Outcome Run(const std::string& arguments) const {
-    return RunCommand("samples/gpt/train_gpt " + arguments);
-  }
-  Outcome RunProcesses(int ranks, const std::string& arguments) const {
-    return RunCommand("sdk/cli/shardctl run -n " + std::to_string(ranks) +
-                      " -- samples/gpt/train_gpt " + arguments);
-  }
-  Outcome RunCommand(const std::string& line) const {
-    const std::string command =
-        line + " >" + folder_ + "/out 2>" + folder_ + "/err";
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1,
-            ReadFile(folder_ + "/out"), ReadFile(folder_ + "/err")};
-  }
-
-  // 50 steps of a tiny model.
-  std::string Tiny(const std::string& arguments) const {
-    return "--layers 2 --width 16 --heads 2 --context 16 --batch 8 --steps 50 "
-           "--warm-up 10 --lr 3e-3 --sample 20 --val-every 25 --text " +
-           folder_ + "/text --log " + folder_ + "/log " + arguments;
-  }
-
-  // Trains it and returns the log.
-  std::vector<std::string> Train(const std::string& arguments) const {
-    return Log(Run(Tiny(arguments)));
-  }
-
-  // The log's lines, each up to what depends on the clock.
-  std::vector<std::string> Log(const Outcome& outcome) const {
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    EXPECT_EQ(outcome.err, "");
-    EXPECT_THAT(outcome.out, HasSubstr("validation loss "));
-    std::vector<std::string> lines;
-    std::ifstream log(folder_ + "/log");
-    for (std::string line; std::getline(log, line);) {
-      size_t end = line.find(",\"tokens_per_second\"");
-      if (end == std::string::npos) end = line.find(",\"seconds\"");
-      EXPECT_NE(end, std::string::npos) << line;
-      lines.push_back(line.substr(0, end));
-    }
-    EXPECT_EQ(lines.size(), 52u);  // 50 steps, 2 validations.
-    return lines;
-  }
-
-  // The losses of a log, validations among them.
-  static std::vector<double> Losses(const std::vector<std::string>& lines) {
-    std::vector<double> losses;
-    for (const std::string& line : lines) {
-      const size_t at = line.find("loss\":");
-      EXPECT_NE(at, std::string::npos) << line;
-      losses.push_back(std::strtod(line.c_str() + at + 6, nullptr));
-    }
-    return losses;
-  }
-
-  // Float sums in another order: 1e-7 per step, and training spreads it.
-  static void ExpectSameCurve(const std::vector<std::string>& a,
-                              const std::vector<std::string>& b) {
-    const std::vector<double> x = Losses(a);
-    const std::vector<double> y = Losses(b);
-    ASSERT_EQ(x.size(), y.size());
-    for (size_t i = 0; i < x.size(); i++) {
-      EXPECT_NEAR(x[i], y[i], 1e-4 * std::fabs(x[i])) << a[i] << "\n" << b[i];
-    }
-  }
-
-  std::string folder_;
-};
 
 // ---- Training -------------------------------------------------------------
 
@@ -206,11 +103,28 @@ TEST_F(TrainGptTest, IntroducesItself) {
   EXPECT_THAT(outcome.out,
               AllOf(HasSubstr("ranks "), HasSubstr("text    " + folder_),
                     HasSubstr(" parameters: 1 layers, width 8"),
-                    HasSubstr("plan    stage 1, even; ")));
+                    HasSubstr("plan    stage 1, even; "),
+                    HasSubstr(" of optimizer states per rank\n"
+                              "group 0 adamw?lr=0.004&beta1=0.9&beta2=0.95&"
+                              "eps=1e-08&weight_decay=0.1&"),
+                    // Vectors.
+                    HasSubstr("\ngroup 1 adamw?lr=0.004&beta1=0.9&beta2=0.95&"
+                              "eps=1e-08&weight_decay=0&"),
+                    Not(HasSubstr("\ngroup 2 "))));
   // The result is the last line.
   const size_t last = outcome.out.rfind('\n', outcome.out.size() - 2);
   EXPECT_THAT(outcome.out.substr(last + 1),
               ::testing::StartsWith("validation loss "));
+}
+
+TEST_F(TrainGptTest, IntroducesMuonAndNarrowStates) {
+  const Outcome outcome =
+      Run(Tiny("--optimizer muon --states q8 --weight-decay 0.3"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("&states=q8\ngroup 1 adamw?"),
+                                 HasSubstr("&states=q8\ngroup 2 muon?lr=0.003&"
+                                           "weight_decay=0.3&"),
+                                 HasSubstr("&adjust_lr_fn=match_rms_adamw\n")));
 }
 
 TEST_F(TrainGptTest, ChecksItsBackward) {

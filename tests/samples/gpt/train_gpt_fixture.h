@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The program from outside: runs samples/gpt/train_gpt, with ranks that are
+// threads or processes, on a small text of its own, and reads the log it
+// writes. Each test has a folder of its own. One thread.
+
+#ifndef SHARD_TESTS_SAMPLES_GPT_TRAIN_GPT_FIXTURE_H_
+#define SHARD_TESTS_SAMPLES_GPT_TRAIN_GPT_FIXTURE_H_
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+inline std::string ReadFile(const std::string& path) {
+  std::ostringstream bytes;
+  bytes << std::ifstream(path).rdbuf();
+  return bytes.str();
+}
+
+class TrainGptTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = ::testing::TempDir() + "/train_gpt.XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    WriteText(4000);
+  }
+  void TearDown() override {
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
+
+  // Words in no order, by a congruence: something to learn, and enough of it.
+  // About 5 bytes a word, each a choice of 8: 0.41 nats per byte at best.
+  void WriteText(int words) const {
+    const char* const kWords[] = {"shard ", "rank ",  "gradient ", "step ",
+                                  "the ",   "reduce", "and ",      "\n"};
+    std::ofstream text(folder_ + "/text");
+    uint32_t state = 1;
+    for (int i = 0; i < words; i++) {
+      state = state * 1664525 + 1013904223;
+      text << kWords[state >> 29];
+    }
+  }
+
+  Outcome Run(const std::string& arguments) const {
+    return RunCommand("samples/gpt/train_gpt " + arguments);
+  }
+  Outcome RunProcesses(int ranks, const std::string& arguments) const {
+    return RunCommand("sdk/cli/shardctl run -n " + std::to_string(ranks) +
+                      " -- samples/gpt/train_gpt " + arguments);
+  }
+  Outcome RunCommand(const std::string& line) const {
+    const std::string command =
+        line + " >" + folder_ + "/out 2>" + folder_ + "/err";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+            ReadFile(folder_ + "/out"), ReadFile(folder_ + "/err")};
+  }
+
+  // What the program printed last.
+  static double ValidationLoss(const Outcome& outcome) {
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    const std::string name = "\nvalidation loss ";
+    const size_t at = outcome.out.rfind(name);
+    EXPECT_NE(at, std::string::npos) << outcome.out;
+    if (at == std::string::npos) return NAN;
+    return std::strtod(outcome.out.c_str() + at + name.size(), nullptr);
+  }
+
+  // 50 steps of a tiny model.
+  std::string Tiny(const std::string& arguments) const {
+    return "--layers 2 --width 16 --heads 2 --context 16 --batch 8 --steps 50 "
+           "--warm-up 10 --lr 3e-3 --sample 20 --val-every 25 --text " +
+           folder_ + "/text --log " + folder_ + "/log " + arguments;
+  }
+
+  // Trains it and returns the log.
+  std::vector<std::string> Train(const std::string& arguments) const {
+    return Log(Run(Tiny(arguments)));
+  }
+
+  // The log's lines, each up to what depends on the clock.
+  std::vector<std::string> Log(const Outcome& outcome) const {
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(outcome.err, "");
+    EXPECT_THAT(outcome.out, ::testing::HasSubstr("validation loss "));
+    std::vector<std::string> lines;
+    std::ifstream log(folder_ + "/log");
+    for (std::string line; std::getline(log, line);) {
+      size_t end = line.find(",\"tokens_per_second\"");
+      if (end == std::string::npos) end = line.find(",\"seconds\"");
+      EXPECT_NE(end, std::string::npos) << line;
+      lines.push_back(line.substr(0, end));
+    }
+    EXPECT_EQ(lines.size(), 52u);  // 50 steps, 2 validations.
+    return lines;
+  }
+
+  // The losses of a log, validations among them.
+  static std::vector<double> Losses(const std::vector<std::string>& lines) {
+    std::vector<double> losses;
+    for (const std::string& line : lines) {
+      const size_t at = line.find("loss\":");
+      EXPECT_NE(at, std::string::npos) << line;
+      losses.push_back(std::strtod(line.c_str() + at + 6, nullptr));
+    }
+    return losses;
+  }
+
+  // Float sums in another order: 1e-7 per step, and training spreads it.
+  static void ExpectSameCurve(const std::vector<std::string>& a,
+                              const std::vector<std::string>& b) {
+    const std::vector<double> x = Losses(a);
+    const std::vector<double> y = Losses(b);
+    ASSERT_EQ(x.size(), y.size());
+    for (size_t i = 0; i < x.size(); i++) {
+      EXPECT_NEAR(x[i], y[i], 1e-4 * std::fabs(x[i])) << a[i] << "\n" << b[i];
+    }
+  }
+
+  std::string folder_;
+};
+
+#endif  // SHARD_TESTS_SAMPLES_GPT_TRAIN_GPT_FIXTURE_H_
