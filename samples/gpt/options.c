@@ -29,7 +29,8 @@ static const option kOptions[] = {
     {"layers", INTEGER, AT(model.layers), "4", 1, GPT_MAX_LAYERS, "N",
      "blocks"},
     {"width", INTEGER, AT(model.width), "128", 1, 8192, "N",
-     "width of the residual stream; a multiple of --heads"},
+     "width of the residual stream;\n"
+     "a multiple of --heads"},
     {"heads", INTEGER, AT(model.heads), "4", 1, 256, "N", "attention heads"},
     {"context", INTEGER, AT(model.context), "128", 1, 4096, "N",
      "bytes the model sees"},
@@ -46,7 +47,8 @@ static const option kOptions[] = {
     {"optimizer", STRING, AT(optimizer), "adamw", 0, 0, "adamw|muon",
      "of the blocks' matrices; the rest has AdamW"},
     {"states", STRING, AT(states), "f32", 0, 0, "f32|bf16|q8",
-     "how AdamW's moments are stored"},
+     "how AdamW's moments are stored:\n"
+     "8, 4 or 2 bytes per parameter"},
     {"stage", INTEGER, AT(stage), "1", 0, 1, "0|1",
      "ZeRO stage: 1 shards optimizer states, 0 nothing"},
     {"partition", STRING, AT(partition), "even", 0, 0, "even|greedy",
@@ -56,7 +58,7 @@ static const option kOptions[] = {
     {"seed", SEED, AT(seed), "1", 0, 0, "N",
      "of weights, batches and the sample"},
     {"text", STRING, AT(text), "/usr/share/common-licenses", 0, 0, "PATH",
-     "a file, or a folder of files"},
+     "a file, or a folder"},
     {"val-every", INTEGER, AT(val_every), "100", 0, 100000000, "N",
      "steps between validations; 0: only at the end"},
     {"rank-threads", INTEGER, AT(rank_threads), "0", 0, 256, "N",

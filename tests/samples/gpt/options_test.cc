@@ -2,6 +2,7 @@
 
 #include "samples/gpt/options.h"
 
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -124,8 +125,16 @@ TEST(OptionsTest, NamesTheRangeThatAValueIsNotIn) {
 }
 
 TEST(OptionsTest, ListsTheWordsThatAreAllowed) {
-  EXPECT_EQ(Error({"--optimizer=muon", "--states", "q8"}), "");
-  EXPECT_EQ(Error({"--optimizer=adamw", "--states", "bf16"}), "");
+  // Words are kept as pointers into argv, which has to outlive them.
+  char program[] = "train_gpt", optimizer[] = "--optimizer=muon",
+       states[] = "--states", q8[] = "q8";
+  char* const argv[] = {program, optimizer, states, q8};
+  options parsed;
+  char message[512] = "";
+  ASSERT_TRUE(options_parse(&parsed, 4, argv, message, sizeof(message)))
+      << message;
+  EXPECT_STREQ(parsed.optimizer, "muon");
+  EXPECT_STREQ(parsed.states, "q8");
   EXPECT_EQ(Error({"--optimizer", "adam"}),
             "--optimizer: \"adam\" is none of adamw|muon");
   EXPECT_EQ(Error({"--states", "f32|bf16"}),
@@ -168,6 +177,11 @@ TEST(OptionsTest, HelpNamesEveryOption) {
         "--text",      "--val-every",    "--rank-threads", "--log",
         "--sample",    "--check",        "--timeout",      "--help"}) {
     EXPECT_THAT(help, HasSubstr(name));
+  }
+  // A terminal's width.
+  std::istringstream lines(help);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 80u) << line;
   }
 }
 
