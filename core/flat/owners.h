@@ -25,7 +25,8 @@ bool IsOwnedWhole(const PlanOptions& options, const BufferInventory& buffer);
 // kGreedy gives out group after group, as ZeroRedundancyOptimizer does: frozen
 // parameters count, and loads carry over. Groups whose optimizer steps whole
 // parameters are given out by its costs, also in kEven; their loads are counted
-// apart, since a unit of cost is not an element.
+// apart, since a unit of cost is not an element, and frozen parameters cost
+// nothing.
 // REQUIRES: options that Plan::Create checked.
 StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
     const Model& model, const PlanOptions& options, const Inventory& inventory);

@@ -478,6 +478,22 @@ TEST(Plan, OptimizersOfWholeParametersOwnThemInEveryPartition) {
   }
 }
 
+// They are no work; this one's would even be read beyond its shape by an
+// optimizer of matrices.
+TEST(Plan, WhatIsFrozenCostsOptimizersOfWholeParametersNothing) {
+  auto model = ModelOf({{200}, {100, 3}, {90, 2}, {10, 5}});
+  ASSERT_OK(model->SetTrainable(0, false));
+  PlanOptions options = AdamOptions(1, 2);
+  options.groups[0] = {"rows", {}, &kRowTraits};
+  for (const Partition partition : {Partition::kEven, Partition::kGreedy}) {
+    options.partition = partition;
+    const auto plan = MakePlan(model, options);
+    EXPECT_EQ(OwnerOf(*plan, 1), 0);
+    EXPECT_EQ(OwnerOf(*plan, 2), 1);
+    EXPECT_EQ(OwnerOf(*plan, 3), 1);
+  }
+}
+
 TEST(Plan, ParametersThatCannotBeSteppedAreNamed) {
   auto model = ModelOf({{4, 3}, {768}});
   PlanOptions options = AdamOptions(1, 2);
