@@ -26,7 +26,8 @@ bool IsOwnedWhole(const PlanOptions& options, const BufferInventory& buffer);
 // parameters count, and loads carry over. Groups whose optimizer steps whole
 // parameters are given out by its costs, also in kEven; their frozen parameters
 // have none, and loads in the units of one optimizer are not added to
-// another's. REQUIRES: options that Plan::Create checked.
+// another's.
+// REQUIRES: options that Plan::Create checked.
 StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
     const Model& model, const PlanOptions& options, const Inventory& inventory);
 

@@ -70,6 +70,7 @@ inline float GradientValue(int step, int param, int64_t i) {
 
 // Rounded to a tensor of `dtype`.
 inline void Store(DType dtype, const std::vector<float>& values, void* data) {
+  if (values.empty()) return;
   if (dtype == DType::kF32) {
     std::memcpy(data, values.data(), values.size() * sizeof(float));
   } else {
@@ -79,6 +80,7 @@ inline void Store(DType dtype, const std::vector<float>& values, void* data) {
 
 inline std::vector<float> Load(DType dtype, const void* data, int64_t numel) {
   std::vector<float> values(static_cast<size_t>(numel));
+  if (values.empty()) return values;
   if (dtype == DType::kF32) {
     std::memcpy(values.data(), data, values.size() * sizeof(float));
   } else {
