@@ -113,14 +113,9 @@ Status OwnGreedily(const Model& model, const PlanOptions& options,
     weights.clear();
     for (const ParamId param : members[g]) {
       const Model::Param& info = model.params()[static_cast<size_t>(param)];
-      int64_t weight = info.numel;
-      if (tensor != nullptr) {
-        // The optimizer never sees what is frozen, which need not even have a
-        // shape that it knows the cost of.
-        weight =
-            info.trainable ? tensor->cost(info.shape.data(), Dims(info)) : 0;
-      }
-      weights.push_back(weight);
+      weights.push_back(tensor == nullptr
+                            ? info.numel
+                            : tensor->cost(info.shape.data(), Dims(info)));
     }
     Assignment assignment;
     GreedyPartitioner& partitioner =
