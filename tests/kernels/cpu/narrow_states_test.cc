@@ -266,7 +266,7 @@ TEST(NarrowStatesTargetsTest, SameWithAvx2AndAvx512) {
   }
 }
 
-TEST(SupportsNarrowStatesTest, OfAdam) {
+TEST(NarrowStateKindsTest, OfAdam) {
   for (const Formula formula : {Formula::kAdam, Formula::kAdamAmsgrad,
                                 Formula::kAdamW, Formula::kAdamWAmsgrad}) {
     EXPECT_NE(NarrowStateKinds(formula), nullptr);
