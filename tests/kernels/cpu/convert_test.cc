@@ -186,11 +186,18 @@ TEST_P(ConvertTest, SplitCallsAreOneCall) {
   }
 }
 
+// Of no elements nothing is read, and nothing is written.
 TEST_P(ConvertTest, NothingToDo) {
   const RandomStream random = {};
-  Widen(DType::kBF16, nullptr, nullptr, 0);
-  Narrow(DType::kF16, nullptr, nullptr, 0, nullptr);
-  Narrow(DType::kBF16, nullptr, nullptr, 0, &random);
+  float wide = 7;
+  uint16_t narrow = 7;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    Widen(dtype, nullptr, &wide, 0);
+    Narrow(dtype, nullptr, &narrow, 0, nullptr);
+  }
+  Narrow(DType::kBF16, nullptr, &narrow, 0, &random);
+  EXPECT_EQ(wide, 7);
+  EXPECT_EQ(narrow, 7);
 }
 
 SHARD_ON_ALL_TARGETS(ConvertTest);

@@ -105,9 +105,14 @@ TEST_P(GradientsTest, InPlace) {
   EXPECT_EQ(sources.bytes[0], expected);
 }
 
+// Of no elements nothing is read, and nothing is written.
 TEST_P(GradientsTest, NothingToDo) {
   const void* source = nullptr;
-  SumGradients({&source, 1, DType::kBF16}, 0, 0, 1, 1, nullptr);
+  float sum = 7;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    SumGradients({&source, 1, dtype}, 0, 0, 1, 1, &sum);
+  }
+  EXPECT_EQ(sum, 7);
 }
 
 SHARD_ON_ALL_TARGETS(GradientsTest);
