@@ -5,9 +5,10 @@
 // function of model and options; ranks that compute it from the same inputs
 // get the same fingerprint, and ranks that differ find out when they meet.
 //
-// A unit has one flat buffer per dtype and param group that occurs in it, and
-// one per dtype for what is frozen, so that no mixture is refused and a buffer
-// is stepped by one optimizer.
+// A unit has flat buffers per dtype and param group that occur in it, and per
+// dtype for what is frozen, so that no mixture is refused and a buffer is
+// stepped by one optimizer. A buffer is also what is communicated at once: one
+// that would be longer than buffer_bytes is several.
 //
 // Immutable once made: any number of threads may read it.
 
@@ -23,6 +24,7 @@
 #include "core/base/status.h"
 #include "core/flat/layout.h"
 #include "core/model/model.h"
+#include "core/model/wrap.h"
 
 namespace shard {
 
@@ -91,6 +93,30 @@ struct PlanOptions {
   // kBucket: cut buckets at total/W and spread the pieces.
   bool shard_buckets = false;
 
+  // Which modules become units of their own; the root always is one.
+  WrapPolicy wrap;
+  // What parameters declared as f32 are stored and computed in: f32, bf16 or
+  // f16; gradients follow. Modules of these classes, and what is below them,
+  // become units of their own that stay f32.
+  DType param_dtype = DType::kF32;
+  std::vector<std::string> f32_classes;
+  // A flat buffer that is cut evenly is closed when its gradients (or frozen
+  // parameters) hold this many bytes.
+  int64_t buffer_bytes = 25 * 1024 * 1024;
+
+  // Stage 3 without shared memory: ranks [k S, (k+1) S) shard the parameters
+  // among them, and other such groups hold them again (hybrid sharding). It
+  // divides the world size; 0: the world size.
+  int shard_group_size = 0;
+  // How many units' gathers or reductions are in flight beside the unit in use.
+  int prefetch = 1;
+  // Stages 2 and 3: keep every rank's gradients whole, so that gradients
+  // accumulate without communication (no_sync).
+  bool whole_grads = false;
+  // Sums of gradients are kept in fp32 and made in rank order, so that no
+  // result depends on stage, buffer sizes, prefetch, overlap or shard groups.
+  bool deterministic = false;
+
   // Bytes; every rank's range begins at a multiple of it.
   int64_t alignment_bytes = 64;
 
@@ -114,16 +140,30 @@ constexpr uint64_t RoundUpToPage(uint64_t bytes) {
 
 // Bytes, page rounding included, so that the engine's real use equals it.
 struct MemoryReport {
-  uint64_t param_bytes = 0;  // Per host: its ranks share one copy.
+  // Per host where its ranks share memory: one copy for all. Else per rank.
+  uint64_t param_bytes = 0;
   uint64_t grad_bytes = 0;   // Per rank.
   uint64_t state_bytes = 0;  // Per rank.
   // Per rank: what optimizers that step whole parameters work in.
   uint64_t workspace_bytes = 0;
+  // Per rank: slots for the gathered parameters and the unreduced gradients of
+  // the units in use or in flight.
+  uint64_t transient_bytes = 0;
 
+  // Of ranks that share memory.
   uint64_t HostTotal(int ranks_on_host) const {
-    return param_bytes + (grad_bytes + state_bytes + workspace_bytes) *
-                             static_cast<uint64_t>(ranks_on_host);
+    return param_bytes +
+           (grad_bytes + state_bytes + workspace_bytes + transient_bytes) *
+               static_cast<uint64_t>(ranks_on_host);
   }
+};
+
+// Transient memory for the units of one nesting depth: `count` slots of `bytes`
+// each. Units of one depth are not in use at once; those of different depths
+// are.
+struct SlotPlan {
+  int count = 0;
+  uint64_t bytes = 0;  // Whole pages.
 };
 
 // A state tensor of a whole flat buffer.
@@ -140,6 +180,9 @@ struct FlatBufferPlan {
   // The rest is of no meaning when frozen.
   GroupId group;
   DType grad_dtype;
+  // Of this rank's part of the summed gradients, where that is kept by itself:
+  // f32 when deterministic, else as the gradients.
+  DType sum_dtype;
   FlatLayout layout;
   // Those of the group's optimizer, then the master weights where there are
   // any.
@@ -154,7 +197,10 @@ struct FlatBufferPlan {
 
 struct UnitPlan {
   ModuleId module;               // Its outermost module.
-  std::vector<int32_t> buffers;  // Indices into Plan::buffers().
+  std::string fqn;               // Of that; "" for the root.
+  int32_t parent;                // The unit it is nested in; -1 for the root.
+  int32_t depth;                 // How many units it is nested in.
+  std::vector<int32_t> buffers;  // Indices into Plan::buffers(); maybe none.
 };
 
 // Where a parameter lives.
@@ -188,6 +234,33 @@ class Plan {
   // Where a parameter stands among the stored ones in module-walk order, by
   // ParamId: its number for all ranks, whatever order they added things in.
   const std::vector<int32_t>& positions() const { return positions_; }
+  // The unit a parameter is managed by, by ParamId; -1: ignored.
+  int32_t UnitOf(ParamId param) const;
+
+  // Which of a layout's ranges `rank` owns. With shard groups, the ranges of
+  // the ranks with one place in their groups lie together: what a rank holds
+  // is one stretch of HeldRanges() ranges, from FirstHeldRange(rank).
+  int RangeOf(int rank) const;
+  // Stage 3 without shared memory; else all and 0.
+  int HeldRanges() const;
+  int FirstHeldRange(int rank) const;
+
+  // Stages 2 and 3, unless whole_grads, or a rank's shard and the slots
+  // together would be as large as all gradients: a stage never costs more than
+  // the one before it.
+  bool shards_grads() const { return shards_grads_; }
+  // The same for parameters, in stage 3 and without shared memory.
+  bool shards_params() const { return shards_params_; }
+  // By unit depth; all zero where nothing is sharded. In a slot, the unit's
+  // buffers lie in the order of UnitPlan::buffers, each from a page on: of
+  // param_slots all, of grad_slots the trainable ones.
+  const std::vector<SlotPlan>& param_slots() const { return param_slots_; }
+  const std::vector<SlotPlan>& grad_slots() const { return grad_slots_; }
+
+  // Frozen and trainable parameters that share a unit, for people; one line per
+  // such unit with the memory it costs. Also what f32_classes made units of.
+  std::vector<std::string> Warnings() const;
+
   // What an optimizer that steps whole parameters needs at once, in fp32
   // elements: the most that any parameter asks for, on whichever rank.
   int64_t workspace_numel() const { return workspace_numel_; }
@@ -196,11 +269,17 @@ class Plan {
   // places: all that must agree. Class names and ids are no part of it.
   uint64_t fingerprint() const { return fingerprint_; }
 
-  // Stages 0 and 1 hold a rank's gradients whole, 2 and 3 its shard of them.
   // Frozen buffers have neither gradients nor states. Optimizer states and
-  // master weights are sharded in every stage: ranks of one host never keep
-  // them twice.
-  MemoryReport Memory() const;
+  // master weights are sharded over all ranks in every stage.
+  //
+  //                ranks share memory     they do not
+  //   parameters   once per host          whole; shards_params: HeldRanges()
+  //   gradients    whole per rank; shards_grads: one range of FlatBufferPlan::
+  //                sum_dtype
+  //   sums         -                      where whole gradients are kept and
+  //                                       sum_dtype is not grad_dtype: one
+  //                                       range of it, in grad_bytes
+  MemoryReport Memory(bool shared_memory) const;
 
   // For people: units, buffers, per-rank elements and padding (the first
   // ranks, when there are many), memory. Ends in a newline.
@@ -222,6 +301,10 @@ class Plan {
   std::vector<FlatBufferPlan> buffers_;
   std::vector<ParamPlace> places_;
   std::vector<int32_t> positions_;
+  std::vector<SlotPlan> param_slots_;
+  std::vector<SlotPlan> grad_slots_;
+  bool shards_params_ = false;
+  bool shards_grads_ = false;
   int64_t workspace_numel_ = 0;
   uint64_t fingerprint_ = 0;
 };
