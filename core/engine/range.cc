@@ -3,33 +3,30 @@
 #include "core/engine/range.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "core/base/dtype.h"
 
 namespace shard {
 
-namespace {
-
-// Of the norm's pass: small enough for the L1 cache, large enough that the
-// calls cost nothing.
-constexpr size_t kTile = 2048;
-
-constexpr double kNoClip = std::numeric_limits<double>::infinity();
-
-}  // namespace
-
-Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank,
-             int world_size)
+Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank)
     : plan_(buffer.plan),
       count_(static_cast<size_t>(buffer.plan->layout.shard_numel())),
-      num_states_(buffer.plan->states.size() - buffer.plan->has_masters) {
+      num_states_(buffer.plan->states.size() - buffer.plan->has_masters),
+      source_dtype_(buffer.sum != nullptr ? buffer.plan->sum_dtype
+                                          : buffer.plan->grad_dtype) {
   const FlatLayout& layout = plan_->layout;
-  const int64_t begin = rank * layout.shard_numel();
-  for (int w = 0; w < world_size; ++w) {
-    sources_.push_back(buffer.GradAt(w, begin));
+  const int range = plan.RangeOf(rank);
+  const int64_t begin = range * layout.shard_numel();
+  if (buffer.sum != nullptr) {
+    own_grads_ = buffer.sum;
+    sources_ = {own_grads_};
+  } else {
+    own_grads_ = buffer.GradAt(rank, begin);
+    for (size_t r = 0; r < buffer.grads.size(); ++r) {
+      if (buffer.grads[r] == nullptr) continue;
+      sources_.push_back(buffer.GradAt(static_cast<int>(r), begin));
+    }
   }
-  own_grads_ = buffer.GradAt(rank, begin);
   param_ = static_cast<unsigned char*>(buffer.ParamAt(begin));
   for (size_t s = 0; s < num_states_; ++s) {
     states_.push_back(buffer.states[s]);
@@ -40,7 +37,7 @@ Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank,
     master_ = reinterpret_cast<float*>(buffer.states[num_states_]);
   }
 
-  for (const SlotSlice& slice : layout.SlicesOf(rank)) {
+  for (const SlotSlice& slice : layout.SlicesOf(range)) {
     const auto param = static_cast<size_t>(slice.param);
     RangeSlice part;
     part.begin = static_cast<size_t>(slice.flat_begin - begin);
@@ -55,7 +52,7 @@ Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank,
       part.state_begins.push_back(
           own == nullptr ? part.begin
                          : static_cast<size_t>(own->slots()[slot].offset -
-                                               rank * own->shard_numel()));
+                                               range * own->shard_numel()));
     }
     slices_.push_back(std::move(part));
   }
@@ -69,8 +66,8 @@ Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank,
 }
 
 GradientSources Range::gradients(bool reduced) const {
-  if (reduced && keeps_sum()) return {&own_grads_, 1, plan_->grad_dtype};
-  return {sources_.data(), sources_.size(), plan_->grad_dtype};
+  if (reduced && keeps_sum()) return {&own_grads_, 1, source_dtype_};
+  return {sources_.data(), sources_.size(), source_dtype_};
 }
 
 void* Range::param(size_t begin) const {
@@ -91,22 +88,18 @@ float* Range::scale(size_t s, size_t begin) const {
 }
 
 uint64_t Range::AddNorm(NormType type, double p, double reference, bool reduced,
-                        NormSum* sum) const {
+                        Stream* stream, NormSum* sum) const {
   const GradientSources from = gradients(reduced);
   const bool stores = keeps_sum() && !reduced;
   if (keeps_sum() && from.count == 1) {
     // Nothing to sum: the values are there.
-    AddToNorm(type, p, reference, static_cast<const float*>(from.data[0]),
-              count_, sum);
+    stream->AddToNorm(type, p, reference,
+                      static_cast<const float*>(from.data[0]), count_, sum);
     return count_ * sizeof(float);
   }
-  float tile[kTile];
-  for (size_t begin = 0; begin < count_; begin += kTile) {
-    const size_t count = std::min(kTile, count_ - begin);
-    float* out = stores ? static_cast<float*>(own_grads_) + begin : tile;
-    SumGradients(from, begin, count, 1.0, kNoClip, out);
-    AddToNorm(type, p, reference, out, count, sum);
-  }
+  stream->AddGradientsToNorm(type, p, reference, from, 0, count_,
+                             stores ? static_cast<float*>(own_grads_) : nullptr,
+                             sum);
   return count_ *
          (from.count * DTypeSize(from.dtype) + (stores ? sizeof(float) : 0));
 }

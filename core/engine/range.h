@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Range: this rank's part of one trainable flat buffer, as the kernels see it:
-// where its gradients are on every rank, and what is updated from them.
+// where its gradients are, and what is updated from them.
 //
 // Made once, when the engine is, so that memory cannot run out between the
 // collectives of a step. The plan and the buffers outlive it.
@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/dtype.h"
+#include "core/device/device.h"
 #include "core/engine/buffers.h"
 #include "core/flat/plan.h"
 #include "kernels/cpu/gradients.h"
@@ -35,7 +37,7 @@ struct RangeSlice {
 class Range {
  public:
   // REQUIRES: a trainable buffer.
-  Range(const Plan& plan, const EngineBuffer& buffer, int rank, int world_size);
+  Range(const Plan& plan, const EngineBuffer& buffer, int rank);
 
   size_t count() const { return count_; }
   GroupId group() const { return plan_->group; }
@@ -44,12 +46,16 @@ class Range {
   // that equal ones stand together.
   const std::vector<RangeSlice>& slices() const { return slices_; }
 
-  // The gradients of `rank`'s range, on all ranks: as they are, or, once
-  // keeps_sum() ranges were reduced, as their sum on this rank.
+  // The gradients of this rank's range: those of all ranks, where memory is
+  // shared and they are kept whole; or their sum, where that was made before;
+  // or, `reduced` and with keeps_sum(), the sum that AddNorm left.
   GradientSources gradients(bool reduced) const;
-  // Whether Reduce leaves the sum where this rank's own gradients were: only
+  // Whether AddNorm leaves the sum where this rank's own gradients were: only
   // fp32 holds it without rounding.
-  bool keeps_sum() const { return plan_->grad_dtype == DType::kF32; }
+  bool keeps_sum() const { return source_dtype_ == DType::kF32; }
+  // This rank's own part of its gradients, or of the sum.
+  void* own_grads() const { return own_grads_; }
+  size_t own_grads_bytes() const { return count_ * DTypeSize(source_dtype_); }
 
   // From the range's begin. Null where there is none.
   void* param(size_t begin) const;
@@ -62,15 +68,17 @@ class Range {
 
   // Adds the elements of the summed gradients to `sum`. The first time over the
   // ranks' gradients, and with keeps_sum() the sums are kept; `reduced` then
-  // reads those. Returns the bytes it moved.
+  // reads those. Returns the bytes it moves. `sum` as in
+  // Stream::AddToNorm.
   uint64_t AddNorm(NormType type, double p, double reference, bool reduced,
-                   NormSum* sum) const;
+                   Stream* stream, NormSum* sum) const;
 
  private:
   const FlatBufferPlan* plan_;
   size_t count_;
   size_t num_states_;
-  std::vector<const void*> sources_;  // By rank.
+  DType source_dtype_;
+  std::vector<const void*> sources_;  // In rank order.
   void* own_grads_;
   unsigned char* param_;
   float* master_ = nullptr;

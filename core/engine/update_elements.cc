@@ -26,7 +26,7 @@ uint64_t ElementBytes(const Range& range, size_t num_sources) {
 }  // namespace
 
 uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
-                        const UpdateInput& input) {
+                        const UpdateInput& input, Stream* stream) {
   const FlatBufferPlan& plan = range.plan();
   const GradientSources gradients = range.gradients(input.reduced);
   const size_t num_states = range.num_states();
@@ -46,7 +46,7 @@ uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
   args.random.seed = input.seed;
   args.random.step = static_cast<uint32_t>(input.step);
 
-  const auto run = [&](size_t begin, size_t count) {
+  const auto run = [&](size_t begin, size_t count, int64_t step) {
     args.gradients = gradients;
     args.gradients_begin = begin;
     args.param = range.param(begin);
@@ -56,20 +56,39 @@ uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
       if (args.state_dtype == DType::kQ8) scales[s] = range.scale(s, begin);
     }
     args.count = count;
-    FusedStep(optimizer.formula(), optimizer.hypers().data(), input.step, args);
+    stream->FusedStep(optimizer.formula(), optimizer.hypers().data(), step,
+                      args);
   };
-  if (args.state_dtype == DType::kF32 && !args.stochastic_rounding) {
+  const uint64_t element_bytes = ElementBytes(range, gradients.count);
+  // Random bits, and blocks, go by the element of the parameter.
+  const bool by_slice =
+      args.state_dtype != DType::kF32 || args.stochastic_rounding;
+  if (!by_slice && input.param_steps == nullptr) {
     // Padding goes along; what becomes of it is not read.
-    run(0, range.count());
-  } else {
-    // Random bits, and blocks, go by the element of the parameter.
-    for (const RangeSlice& slice : range.slices()) {
-      args.random.param = slice.position;
-      args.random.first_element = slice.param_begin;
-      run(slice.begin, slice.count);
-    }
+    run(0, range.count(), input.step);
+    return range.count() * element_bytes;
   }
-  return range.count() * ElementBytes(range, gradients.count);
+  uint64_t elements = 0;
+  const std::vector<RangeSlice>& slices = range.slices();
+  size_t last = 0;
+  for (size_t first = 0; first < slices.size(); first = last) {
+    const int64_t step = StepOf(slices[first], input);
+    last = first + 1;
+    // Neighbours that do the same step go together, with what is between.
+    while (!by_slice && last < slices.size() &&
+           StepOf(slices[last], input) == step) {
+      ++last;
+    }
+    if (step == 0) continue;
+    const size_t begin = slices[first].begin;
+    const size_t count =
+        slices[last - 1].begin + slices[last - 1].count - begin;
+    args.random.param = slices[first].position;
+    args.random.first_element = slices[first].param_begin;
+    run(begin, count, step);
+    elements += count;
+  }
+  return elements * element_bytes;
 }
 
 }  // namespace shard

@@ -13,12 +13,29 @@
 
 namespace shard {
 
+namespace {
+
+// Those of the range, but for what does no step.
+const std::vector<RangeSlice>& SteppedSlices(const Range& range,
+                                             const UpdateInput& input,
+                                             std::vector<RangeSlice>* some) {
+  if (input.param_steps == nullptr) return range.slices();
+  for (const RangeSlice& slice : range.slices()) {
+    if (StepOf(slice, input) != 0) some->push_back(slice);
+  }
+  return *some;
+}
+
+}  // namespace
+
 uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
-                        const UpdateInput& input, const Blas& blas,
-                        float* workspace) {
+                        const UpdateInput& input, float* workspace,
+                        Stream* stream) {
   const double* const hypers = optimizer.hypers().data();
   const GradientSources gradients = range.gradients(input.reduced);
-  const std::vector<RangeSlice>& slices = range.slices();
+  std::vector<RangeSlice> stepped;
+  const std::vector<RangeSlice>& slices =
+      SteppedSlices(range, input, &stepped);
   uint64_t bytes = 0;
   size_t end = 0;
   for (size_t begin = 0; begin < slices.size(); begin = end) {
@@ -43,20 +60,20 @@ uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
         workspace + WorkspaceNumel(optimizer.formula(), shape.data(), 2);
 
     for (size_t i = begin; i < end; ++i) {
-      SumGradients(gradients, slices[i].begin, slices[i].count, input.scale,
+      stream->SumGradients(gradients, slices[i].begin, slices[i].count, input.scale,
                    input.clip_value, direction_of(i));
-      MuonMomentum(
+      stream->MuonMomentum(
           hypers, direction_of(i),
           static_cast<float*>(range.state(0, slices[i].state_begins[0])),
           slices[i].count);
     }
-    Orthogonalize(blas, batch, static_cast<int>(hypers[Muon::kNsSteps]),
-                  hypers[Muon::kEps], scratch);
+    stream->Orthogonalize(batch, static_cast<int>(hypers[Muon::kNsSteps]),
+                          hypers[Muon::kEps], scratch);
     for (size_t i = begin; i < end; ++i) {
-      const WideParam param(range, slices[i], copy);
-      MuonApply(hypers, batch.rows, batch.cols, direction_of(i), param.data(),
-                slices[i].count);
-      param.Publish(input);
+      const WideParam param(range, slices[i], copy, stream);
+      stream->MuonApply(hypers, batch.rows, batch.cols, direction_of(i),
+                        param.data(), slices[i].count);
+      param.Publish(input, stream);
       // Gradients and momentum (16), the update (12); the products, which the
       // caches hold for the most part, left out.
       bytes += slices[i].count * (gradients.count * DTypeSize(gradients.dtype) +

@@ -6,17 +6,19 @@
 #include "core/engine/update.h"
 #include "core/engine/wide_param.h"
 #include "core/optim/workspace.h"
-#include "kernels/cpu/gradients.h"
 #include "kernels/cpu/tensor_step.h"
 
 namespace shard {
 
 uint64_t UpdateTensors(const Range& range, const Optimizer& optimizer,
-                       const UpdateInput& input, float* workspace) {
+                       const UpdateInput& input, float* workspace,
+                       Stream* stream) {
   const GradientSources gradients = range.gradients(input.reduced);
   std::array<float*, kMaxStates> states = {};
   uint64_t bytes = 0;
   for (const RangeSlice& slice : range.slices()) {
+    const int64_t step = StepOf(slice, input);
+    if (step == 0) continue;
     const auto ndim = static_cast<int>(slice.shape->size());
     // The gradient, what the kernel asks for, a copy of the parameter.
     float* const grad = workspace;
@@ -24,9 +26,9 @@ uint64_t UpdateTensors(const Range& range, const Optimizer& optimizer,
         grad + AlignWorkspace(static_cast<int64_t>(slice.count));
     float* const copy = workspace + WorkspaceNumel(optimizer.formula(),
                                                    slice.shape->data(), ndim);
-    SumGradients(gradients, slice.begin, slice.count, input.scale,
-                 input.clip_value, grad);
-    const WideParam param(range, slice, copy);
+    stream->SumGradients(gradients, slice.begin, slice.count, input.scale,
+                         input.clip_value, grad);
+    const WideParam param(range, slice, copy, stream);
     for (size_t s = 0; s < range.num_states(); ++s) {
       states[s] = static_cast<float*>(range.state(s, slice.state_begins[s]));
     }
@@ -37,9 +39,9 @@ uint64_t UpdateTensors(const Range& range, const Optimizer& optimizer,
     args.shape = slice.shape->data();
     args.ndim = ndim;
     args.scratch = scratch;
-    TensorStep(optimizer.formula(), optimizer.hypers().data(), input.step,
-               args);
-    param.Publish(input);
+    stream->TensorStep(optimizer.formula(), optimizer.hypers().data(), step,
+                       args);
+    param.Publish(input, stream);
     bytes += slice.count * (gradients.count * DTypeSize(gradients.dtype) +
                             sizeof(float)) +
              TensorStepBytes(optimizer.formula(), slice.shape->data(), ndim) +

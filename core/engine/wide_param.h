@@ -9,9 +9,9 @@
 #include <cstdint>
 
 #include "core/base/dtype.h"
+#include "core/device/stream.h"
 #include "core/engine/range.h"
 #include "core/engine/update.h"
-#include "kernels/cpu/convert.h"
 #include "kernels/cpu/random.h"
 
 namespace shard {
@@ -20,7 +20,8 @@ class WideParam {
  public:
   // `copy`: room for the parameter's elements, written only where it has no
   // fp32 form of its own.
-  WideParam(const Range& range, const RangeSlice& slice, float* copy)
+  WideParam(const Range& range, const RangeSlice& slice, float* copy,
+            Stream* stream)
       : range_(range), slice_(slice), wide_(range.master(slice.begin)) {
     if (wide_ != nullptr) return;
     if (dtype() == DType::kF32) {
@@ -28,18 +29,19 @@ class WideParam {
       return;
     }
     wide_ = copy;
-    Widen(dtype(), range.param(slice.begin), wide_, slice.count);
+    stream->Widen(dtype(), range.param(slice.begin), wide_, slice.count);
   }
 
   float* data() const { return wide_; }
 
   // Rounds what data() holds to the parameter.
-  void Publish(const UpdateInput& input) const {
+  void Publish(const UpdateInput& input, Stream* stream) const {
     if (dtype() == DType::kF32) return;
     const RandomStream random = {input.seed, static_cast<uint32_t>(input.step),
                                  slice_.position, slice_.param_begin};
-    Narrow(dtype(), wide_, range_.param(slice_.begin), slice_.count,
-           input.masters == Masters::kNoneStochastic ? &random : nullptr);
+    stream->Narrow(
+        dtype(), wide_, range_.param(slice_.begin), slice_.count,
+        input.masters == Masters::kNoneStochastic ? &random : nullptr);
   }
 
   // Bytes that reading, stepping and publishing it move besides those of the

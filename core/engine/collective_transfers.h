@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef SHARD_CORE_ENGINE_COLLECTIVE_TRANSFERS_H_
+#define SHARD_CORE_ENGINE_COLLECTIVE_TRANSFERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/engine/transfers.h"
+
+namespace shard {
+
+// Where ranks share no memory: collectives of the communicator, one per buffer.
+// W ranks, B bytes of a buffer, shard groups of S ranks, R = W / S of them:
+//
+//   Reduce   (W - 1) / W B sent per rank; with groups (S - 1) / S B inside one
+//            and then (R - 1) / W B between them
+//   Gather   (S - 1) / S B inside a group
+//   Publish  (W - 1) / W B; (R - 1) / W B between groups where parameters are
+//            sharded
+//
+// A rank's range is number (rank % S) R + rank / S (Plan::RangeOf), so that
+// what it holds of a buffer is one stretch, and each level's blocks lie in the
+// order of the ranks that exchange them.
+class CollectiveTransfers final : public Transfers {
+ public:
+  CollectiveTransfers(const Plan& plan, const EngineMemory& memory,
+                      Communicator* comm);
+
+  Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
+                const Deadline& deadline) override;
+  Status Gather(int32_t unit, unsigned char* slot,
+                const Deadline& deadline) override;
+  Status Publish(size_t buffer, const Deadline& deadline) override;
+  Status Finish(const Deadline& deadline) override;
+  uint64_t ReduceBytes(int32_t unit) const override;
+  uint64_t GatherBytes(int32_t unit) const override;
+  uint64_t PublishBytes(size_t buffer) const override;
+
+ private:
+  // `grads`: all of the buffer's, this rank's own; null: it has none.
+  Status ReduceBuffer(const EngineBuffer& buffer, unsigned char* grads,
+                      bool add, const Deadline& deadline);
+  // Bytes of a buffer of parameters or gradients, times part / world size.
+  uint64_t Part(const FlatBufferPlan& buffer, DType dtype, int part) const;
+
+  const Plan& plan_;
+  const EngineMemory& memory_;
+  Communicator* const comm_;
+  const int rank_;
+  const int group_size_;  // S
+  const int groups_;      // R
+  const RankSet group_;     // Consecutive ranks that shard among them.
+  const RankSet replicas_;  // One rank of each group.
+  std::vector<unsigned char> level_;  // What one level hands to the next.
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_COLLECTIVE_TRANSFERS_H_

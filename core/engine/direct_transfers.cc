@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/direct_transfers.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/base/dtype.h"
+
+namespace shard {
+
+namespace {
+
+// Small enough for the L1 cache, large enough that the calls cost nothing.
+constexpr size_t kTile = 2048;
+
+constexpr double kNoClip = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+DirectTransfers::DirectTransfers(const Plan& plan, const EngineMemory& memory,
+                                 Communicator* comm,
+                                 std::unique_ptr<Stream> stream)
+    : plan_(plan),
+      memory_(memory),
+      comm_(comm),
+      stream_(std::move(stream)),
+      tile_(kTile) {
+  sources_.reserve(static_cast<size_t>(comm->world_size()) + 1);
+}
+
+Status DirectTransfers::Reduce(int32_t unit, const std::vector<Note>& notes,
+                               bool add, const Deadline& deadline) {
+  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+    SumBuffer(part, depth, notes, add);
+  }
+  SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
+  // Only then may a rank use its slot again.
+  return comm_->Barrier("gradients of a unit reduced", deadline);
+}
+
+void DirectTransfers::SumBuffer(const SlotPart& part, int32_t depth,
+                                const std::vector<Note>& notes, bool add) {
+  const EngineBuffer& buffer = memory_.buffers()[part.buffer];
+  const FlatBufferPlan& plan = *buffer.plan;
+  const int64_t range = plan.layout.shard_numel();
+  if (range == 0) return;
+  const size_t begin =
+      DTypeBytes(plan.grad_dtype, plan_.RangeOf(comm_->rank()) * range);
+  sources_.clear();
+  for (size_t r = 0; r < notes.size(); ++r) {
+    if (notes[r].slot < 0) continue;
+    sources_.push_back(
+        memory_.GradSlot(static_cast<int>(r), depth, notes[r].slot) +
+        part.offset + begin);
+  }
+  // As the last source. REQUIRES: add, so that the dtypes are equal.
+  if (add) sources_.push_back(buffer.sum);
+  const GradientSources sources = {sources_.data(), sources_.size(),
+                                   plan.grad_dtype};
+  const auto count = static_cast<size_t>(range);
+  if (sources_.empty()) {
+    stream_->FillZeros(buffer.sum, DTypeBytes(plan.sum_dtype, range));
+    return;
+  }
+  if (plan.sum_dtype == DType::kF32) {
+    stream_->SumGradients(sources, 0, count, 1.0, kNoClip,
+                          reinterpret_cast<float*>(buffer.sum));
+    return;
+  }
+  for (size_t at = 0; at < count; at += kTile) {
+    const size_t some = std::min(kTile, count - at);
+    stream_->SumGradients(sources, at, some, 1.0, kNoClip, tile_.data());
+    stream_->Narrow(plan.sum_dtype, tile_.data(),
+                    buffer.sum + at * DTypeSize(plan.sum_dtype), some, nullptr);
+  }
+}
+
+Status DirectTransfers::Gather(int32_t, unsigned char*, const Deadline&) {
+  return Internal("gathering parameters that every rank sees");
+}
+
+Status DirectTransfers::Publish(size_t, const Deadline&) { return Status(); }
+
+Status DirectTransfers::Finish(const Deadline& deadline) {
+  return comm_->Barrier("step: parameters published", deadline);
+}
+
+uint64_t DirectTransfers::ReduceBytes(int32_t unit) const {
+  // What a rank reads of the others.
+  uint64_t bytes = 0;
+  const auto others = static_cast<uint64_t>(comm_->world_size() - 1);
+  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+    const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
+    bytes +=
+        others * DTypeBytes(buffer.grad_dtype, buffer.layout.shard_numel());
+  }
+  return bytes;
+}
+
+}  // namespace shard

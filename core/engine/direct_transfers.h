@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef SHARD_CORE_ENGINE_DIRECT_TRANSFERS_H_
+#define SHARD_CORE_ENGINE_DIRECT_TRANSFERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/engine/transfers.h"
+
+namespace shard {
+
+// Where ranks see each other's memory: a reduction reads every rank's slot and
+// writes this rank's sum, W g + s bytes per element of the range (W ranks,
+// gradients of g bytes, sums of s), and nothing else moves.
+class DirectTransfers final : public Transfers {
+ public:
+  DirectTransfers(const Plan& plan, const EngineMemory& memory,
+                  Communicator* comm, std::unique_ptr<Stream> stream);
+
+  Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
+                const Deadline& deadline) override;
+  Status Gather(int32_t unit, unsigned char* slot,
+                const Deadline& deadline) override;
+  Status Publish(size_t buffer, const Deadline& deadline) override;
+  Status Finish(const Deadline& deadline) override;
+  uint64_t ReduceBytes(int32_t unit) const override;
+  uint64_t GatherBytes(int32_t) const override { return 0; }
+  uint64_t PublishBytes(size_t) const override { return 0; }
+
+ private:
+  void SumBuffer(const SlotPart& part, int32_t depth,
+                 const std::vector<Note>& notes, bool add);
+
+  const Plan& plan_;
+  const EngineMemory& memory_;
+  Communicator* const comm_;
+  const std::unique_ptr<Stream> stream_;
+  std::vector<float> tile_;  // For sums narrower than fp32.
+  std::vector<const void*> sources_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_DIRECT_TRANSFERS_H_

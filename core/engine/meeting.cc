@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/meeting.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string_view>
+#include <type_traits>
+
+#include "core/base/strings.h"
+
+namespace shard {
+
+namespace {
+
+// One name for all, so that ranks that come for different things still meet.
+constexpr std::string_view kMeet = "meet";
+
+static_assert(std::has_unique_object_representations_v<int32_t>);
+static_assert(sizeof(Note) == 6 * sizeof(int32_t) + sizeof(StepEntry),
+              "no padding, which would be sent unset");
+
+std::string_view Verb(Activity activity) {
+  switch (activity) {
+    case Activity::kReduce:
+      return "reduces the gradients of ";
+    case Activity::kGather:
+      return "gathers the parameters of ";
+    case Activity::kStep:
+      return "steps";
+    case Activity::kJoin:
+      return "waits in join";
+    case Activity::kSummon:
+      return "summons full parameters";
+    case Activity::kReplan:
+      return "changes groups or trainable parameters";
+  }
+  return "does something unknown";
+}
+
+bool Same(const Note& a, const Note& b) {
+  return a.activity == b.activity && a.unit == b.unit;
+}
+
+bool MovesUnit(const Note& note) {
+  return note.activity == Activity::kReduce ||
+         note.activity == Activity::kGather;
+}
+
+}  // namespace
+
+StatusOr<Conclusion> Conclude(
+    const std::vector<Note>& notes, int rank, bool allow_missing,
+    const std::function<std::string(int32_t unit)>& unit_name) {
+  const auto describe = [&](size_t r) {
+    const Note& note = notes[r];
+    return StrCat("rank ", r, " ", Verb(note.activity),
+                  note.unit >= 0 ? unit_name(note.unit) : "");
+  };
+  // The first to move a unit, or else the first that has not joined.
+  constexpr size_t kNone = SIZE_MAX;
+  size_t mover = kNone;
+  size_t stayer = kNone;
+  Conclusion conclusion = {0, false, 0};
+  for (size_t r = 0; r < notes.size(); ++r) {
+    conclusion.active += notes[r].active;
+    if (notes[r].activity == Activity::kJoin) continue;
+    if (MovesUnit(notes[r])) mover = std::min(mover, r);
+    stayer = std::min(stayer, r);
+  }
+  const size_t leader = mover != kNone ? mover : stayer != kNone ? stayer : 0;
+  const Note& led = notes[leader];
+
+  const auto may_follow = [&](const Note& note) {
+    if (note.activity == Activity::kJoin) {
+      return MovesUnit(led) || led.activity == Activity::kStep;
+    }
+    if (!allow_missing) return false;
+    if (note.activity == Activity::kStep) return MovesUnit(led);
+    return note.activity == Activity::kReduce &&
+           led.activity == Activity::kReduce;
+  };
+  for (size_t r = 0; r < notes.size(); ++r) {
+    if (Same(notes[r], led) || may_follow(notes[r])) continue;
+    return Desync(static_cast<int>(r), "the ranks do different things: ",
+                  describe(leader), ", ", describe(r));
+  }
+  conclusion.leader = static_cast<int32_t>(leader);
+  conclusion.follows = !Same(notes[static_cast<size_t>(rank)], led);
+  return conclusion;
+}
+
+StatusOr<Conclusion> Meeting::Meet(Note mine, const Status& local,
+                                   const Deadline& deadline) {
+  mine.failed = local.ok() ? 0 : 1;
+  SHARD_RETURN_IF_ERROR(comm_->AllGather(kMeet, &mine,
+                                         sizeof(mine), notes_.data(),
+                                         deadline));
+  const bool failed =
+      std::any_of(notes_.begin(), notes_.end(),
+                  [](const Note& note) { return note.failed != 0; });
+  if (failed) {
+    SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kMeet, local, deadline));
+  }
+  return Conclude(notes_, comm_->rank(), allow_missing_, unit_name_);
+}
+
+}  // namespace shard
