@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// InlineStream: a stream whose work is done before the call returns, by the
+// caller's thread. Allocates nothing. So its events are always done, and a Wait
+// blocks; whatever the host does next is ordered already.
+
+#ifndef SHARD_CORE_DEVICE_CPU_INLINE_STREAM_H_
+#define SHARD_CORE_DEVICE_CPU_INLINE_STREAM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "core/base/status.h"
+#include "core/device/stream.h"
+#include "kernels/cpu/blas.h"
+
+namespace shard::cpu {
+
+class InlineStream final : public Stream {
+ public:
+  // `name` must outlive it. `blas` is read when it is needed.
+  InlineStream(std::string_view name,
+               std::shared_ptr<const std::optional<Blas>> blas)
+      : name_(name), blas_(std::move(blas)) {}
+
+  std::string_view name() const override { return name_; }
+  void FillZeros(void* to, size_t bytes) override;
+  void Copy(void* to, const void* from, size_t bytes) override;
+  void FusedStep(Formula formula, const double* hypers, int64_t step,
+                 const FusedStepArgs& args) override;
+  void SumGradients(const GradientSources& sources, size_t begin, size_t count,
+                    double scale, double clip_value, float* out) override;
+  void AddToNorm(NormType type, double p, double reference, const float* values,
+                 size_t count, NormSum* sum) override;
+  void AddGradientsToNorm(NormType type, double p, double reference,
+                          const GradientSources& sources, size_t begin,
+                          size_t count, float* out, NormSum* sum) override;
+  void Widen(DType dtype, const void* from, float* to, size_t count) override;
+  void Narrow(DType dtype, const float* from, void* to, size_t count,
+              const RandomStream* random) override;
+  void EncodeQ8(StateKind kind, const float* from, size_t count,
+                const RandomStream* random, uint32_t tensor, uint8_t* codes,
+                float* scales) override;
+  void TensorStep(Formula formula, const double* hypers, int64_t step,
+                  const TensorStepArgs& args) override;
+  void MuonMomentum(const double* hypers, float* gradient,
+                    float* momentum_buffer, size_t count) override;
+  void Orthogonalize(const MatrixBatch& batch, int steps, double eps,
+                     float* workspace) override;
+  void MuonApply(const double* hypers, int64_t rows, int64_t cols,
+                 const float* direction, float* param, size_t count) override;
+  void Call(std::string_view what, std::function<Status()> work) override;
+  Event Record() override { return Event(error_); }
+  void Wait(const Event& event, const Deadline& deadline) override;
+  Status Synchronize(const Deadline&) override { return error_; }
+
+ private:
+  const std::string_view name_;
+  const std::shared_ptr<const std::optional<Blas>> blas_;
+  Status error_;
+};
+
+}  // namespace shard::cpu
+
+#endif  // SHARD_CORE_DEVICE_CPU_INLINE_STREAM_H_

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/device/cpu/work_queue.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <deque>
+#include <new>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/device/cpu/forked.h"
+
+namespace shard::cpu {
+
+namespace {
+
+struct Work {
+  std::string what;
+  std::function<Status()> run;
+};
+
+// Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
+// OOPSLA 2014.
+uint64_t SplitMix64(uint64_t* state) {
+  uint64_t z = (*state += 0x9E3779B97F4A7C15);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+struct WorkQueue::State {
+  State(std::shared_ptr<Monitor> shared, std::string_view thread_name,
+        const Pauses& how)
+      : monitor(std::move(shared)),
+        name(thread_name),
+        pauses(how),
+        cancelled(Cancelled("stream '", name,
+                            "' was destroyed before it came to this")),
+        out_of_memory(ResourceExhausted(
+            "stream '", name, "' ran out of memory; free some and start anew")),
+        threw(Internal("stream '", name, "': a host function threw")) {}
+
+  const std::shared_ptr<Monitor> monitor;
+  const std::string name;
+  const Pauses pauses;
+  // Made beforehand: they are needed where memory must not run out.
+  const Status cancelled;
+  const Status out_of_memory;
+  const Status threw;
+
+  // All below: GUARDED_BY(monitor->mutex).
+  std::deque<Work> queue;
+  bool stop = false;
+  uint64_t pushed = 0;
+  uint64_t completed = 0;
+  std::string at;  // What is running.
+  Status error;
+  uint64_t failed_at = 0;  // The number of the work that failed.
+
+  // REQUIRES, here and below: the lock.
+  Status StatusAt(uint64_t number) const {
+    return failed_at <= number ? error : Status();
+  }
+
+  void Fail(const Status& status, uint64_t number) {
+    if (!error.ok()) return;
+    error = status;
+    failed_at = number;
+  }
+
+  Status NotDone(uint64_t number, const Deadline& deadline) const {
+    const uint64_t left = number - completed;
+    return DeadlineExceeded(
+        "stream '", name, "' was not done within ", deadline.seconds(), " s: ",
+        at.empty() ? StrCat("it has begun none of ", left)
+                   : StrCat("it is at '", at, "', the first of ", left),
+        " to do; look there, or give it a longer timeout");
+  }
+
+  void Run();
+
+ private:
+  void Pause(std::unique_lock<std::mutex>* lock, uint64_t* random);
+  Status RunOutside(Work* work, bool dropped) const;
+};
+
+// A point of a queue, maybe in its past.
+class WorkQueue::QueueEvent final : public EventState {
+ public:
+  QueueEvent(std::shared_ptr<const State> state, uint64_t number)
+      : state_(std::move(state)), number_(number) {}
+
+  bool Done() const override {
+    const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+    return state_->completed >= number_;
+  }
+
+  Status Synchronize(const Deadline& deadline) const override {
+    return SynchronizeUnless(nullptr, deadline);
+  }
+
+  // For the thread of `waiter`, if any: which may be told to stop instead.
+  Status SynchronizeUnless(const State* waiter,
+                           const Deadline& deadline) const {
+    std::unique_lock<std::mutex> lock(state_->monitor->mutex);
+    const bool in_time =
+        state_->monitor->changed.wait_for(lock, deadline.Remaining(), [&] {
+          return state_->completed >= number_ ||
+                 (waiter != nullptr && waiter->stop);
+        });
+    if (!in_time) return state_->NotDone(number_, deadline);
+    if (state_->completed >= number_) return state_->StatusAt(number_);
+    return waiter->cancelled;
+  }
+
+ private:
+  const std::shared_ptr<const State> state_;
+  const uint64_t number_;
+};
+
+StatusOr<std::unique_ptr<WorkQueue>> WorkQueue::Start(
+    std::shared_ptr<Monitor> monitor, std::string_view name,
+    const Pauses& pauses) {
+  std::unique_ptr<WorkQueue> queue(new WorkQueue(
+      MakeSharedUnlessForked<State>(std::move(monitor), name, pauses)));
+  // A thread begins with the mask of the one that creates it.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int error =
+      ::pthread_create(&queue->thread_, nullptr, &Main, queue->state_.get());
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) {
+    return ResourceExhausted(
+        "starting the thread of stream '", name,
+        "': ", ErrnoStatus("pthread_create", error).message(),
+        "; raise the limit of threads (ulimit -u, pids.max) or use fewer");
+  }
+  queue->started_ = true;
+  return queue;
+}
+
+WorkQueue::WorkQueue(std::shared_ptr<State> state)
+    : state_(std::move(state)), owner_(::getpid()) {}
+
+WorkQueue::~WorkQueue() {
+  if (!started_ || ::getpid() != owner_) return;
+  {
+    const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+    state_->stop = true;
+  }
+  state_->monitor->changed.notify_all();
+  ::pthread_join(thread_, nullptr);
+  // Only the thread looked at it. Not under the lock: what it holds may do
+  // anything when it is destroyed.
+  state_->queue.clear();
+  {
+    const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+    if (state_->completed < state_->pushed) {
+      state_->Fail(state_->cancelled, state_->completed + 1);
+    }
+    state_->completed = state_->pushed;
+  }
+  state_->monitor->changed.notify_all();
+}
+
+std::string_view WorkQueue::name() const { return state_->name; }
+
+void WorkQueue::Push(std::string_view what, std::function<Status()> run) {
+  Work work = {std::string(what), std::move(run)};
+  {
+    const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+    state_->queue.push_back(std::move(work));
+    ++state_->pushed;
+  }
+  state_->monitor->changed.notify_all();
+}
+
+void WorkQueue::PushWait(const Event& event, const Deadline& deadline) {
+  if (event.state() == nullptr && event.Synchronize(deadline).ok()) return;
+  // The state outlives its thread.
+  Push("wait", [event, deadline, state = state_.get()] {
+    if (event.state() == nullptr) return event.Synchronize(deadline);
+    return static_cast<const QueueEvent*>(event.state())
+        ->SynchronizeUnless(state, deadline);
+  });
+}
+
+Event WorkQueue::Record() const {
+  const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+  if (state_->completed == state_->pushed) return Event(state_->error);
+  return Event(std::make_shared<QueueEvent>(state_, state_->pushed));
+}
+
+void* WorkQueue::Main(void* state) {
+  auto* const mine = static_cast<State*>(state);
+  ::pthread_setname_np(::pthread_self(), mine->name.c_str());
+  mine->Run();
+  return nullptr;
+}
+
+void WorkQueue::State::Run() {
+  uint64_t random = pauses.seed;
+  std::unique_lock<std::mutex> lock(monitor->mutex);
+  for (;;) {
+    monitor->changed.wait(lock, [this] { return stop || !queue.empty(); });
+    if (stop) return;
+    Work work = std::move(queue.front());
+    queue.pop_front();
+    at.swap(work.what);
+    const bool dropped = !error.ok();
+    if (!dropped && pauses.longest > 0) Pause(&lock, &random);
+    // What was popped is gone either way: nobody may see it begin now.
+    const bool ends = stop;
+    lock.unlock();
+    const Status status = RunOutside(&work, dropped || ends);
+    lock.lock();
+    at.clear();
+    if (ends) return;
+    ++completed;
+    if (!status.ok()) Fail(status, completed);
+    monitor->changed.notify_all();
+  }
+}
+
+void WorkQueue::State::Pause(std::unique_lock<std::mutex>* lock,
+                             uint64_t* random) {
+  const uint64_t bits = SplitMix64(random);
+  if (bits % 2 == 0) return;
+  const std::chrono::duration<double> pause(
+      pauses.longest * (static_cast<double>(bits >> 11) * 0x1p-53));
+  monitor->changed.wait_for(*lock, pause, [this] { return stop; });
+}
+
+// What the function holds is gone when its work counts as completed.
+Status WorkQueue::State::RunOutside(Work* work, bool dropped) const {
+  Status status;
+  if (!dropped) {
+    // Nothing above this thread could catch it.
+    try {
+      status = work->run();
+    } catch (const std::bad_alloc&) {
+      status = out_of_memory;
+    } catch (...) {
+      status = threw;
+    }
+  }
+  work->run = nullptr;
+  return status;
+}
+
+}  // namespace shard::cpu

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// WorkQueue: host functions that a thread of its own runs one after the other.
+//
+// Work is numbered from 1 in the order it is pushed; `completed` follows. So an
+// event is a queue and a number, and recording one enqueues nothing. The first
+// error stays: work after it is dropped but still counted, and events from its
+// number on have it.
+//
+// All queues of a device share one Monitor, so that a queue that waits for
+// another one's event hears of its own end too. The price: each piece of work
+// that ends wakes every thread that waits on the device, of which there are a
+// handful.
+//
+// The thread blocks all signals, which are the host's. Exceptions do not leave
+// it: running out of memory fails the queue.
+//
+// The destructor drops what has not begun, ends a wait, and joins the thread
+// once what runs has returned. In a child of fork it does nothing.
+//
+// Thread-safe, but for the destructor.
+
+#ifndef SHARD_CORE_DEVICE_CPU_WORK_QUEUE_H_
+#define SHARD_CORE_DEVICE_CPU_WORK_QUEUE_H_
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/device/event.h"
+
+namespace shard::cpu {
+
+struct Monitor {
+  std::mutex mutex;
+  std::condition_variable changed;
+};
+
+// Before each piece of work: none, or up to `longest` seconds, one as often as
+// the other.
+struct Pauses {
+  double longest = 0;  // 0: none.
+  uint64_t seed = 0;
+};
+
+class WorkQueue {
+ public:
+  // `name` has at most 15 characters, and is the thread's. kResourceExhausted
+  // when there can be no thread.
+  static StatusOr<std::unique_ptr<WorkQueue>> Start(
+      std::shared_ptr<Monitor> monitor, std::string_view name,
+      const Pauses& pauses);
+  ~WorkQueue();
+
+  std::string_view name() const;
+
+  void Push(std::string_view what, std::function<Status()> work);
+  // Work that is done when `event` is. REQUIRES: of a queue with this Monitor.
+  void PushWait(const Event& event, const Deadline& deadline);
+
+  // After all that was pushed so far.
+  Event Record() const;
+
+ private:
+  struct State;
+  class QueueEvent;
+
+  explicit WorkQueue(std::shared_ptr<State> state);
+  static void* Main(void* state);
+
+  // Outlives the queue in its events.
+  const std::shared_ptr<State> state_;
+  const pid_t owner_;
+  bool started_ = false;
+  pthread_t thread_ = {};
+};
+
+}  // namespace shard::cpu
+
+#endif  // SHARD_CORE_DEVICE_CPU_WORK_QUEUE_H_

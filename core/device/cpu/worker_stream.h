@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// WorkerStream: a stream whose work a thread of its own does (work_queue.h).
+// What the arguments hold on the caller's stack is copied (arguments.h), so a
+// method costs an allocation or two.
+
+#ifndef SHARD_CORE_DEVICE_CPU_WORKER_STREAM_H_
+#define SHARD_CORE_DEVICE_CPU_WORKER_STREAM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "core/base/status.h"
+#include "core/device/cpu/work_queue.h"
+#include "core/device/stream.h"
+#include "kernels/cpu/blas.h"
+
+namespace shard::cpu {
+
+class WorkerStream final : public Stream {
+ public:
+  // `blas` is read when it is needed.
+  WorkerStream(std::unique_ptr<WorkQueue> queue,
+               std::shared_ptr<const std::optional<Blas>> blas)
+      : blas_(std::move(blas)), queue_(std::move(queue)) {}
+
+  std::string_view name() const override { return queue_->name(); }
+  void FillZeros(void* to, size_t bytes) override;
+  void Copy(void* to, const void* from, size_t bytes) override;
+  void FusedStep(Formula formula, const double* hypers, int64_t step,
+                 const FusedStepArgs& args) override;
+  void SumGradients(const GradientSources& sources, size_t begin, size_t count,
+                    double scale, double clip_value, float* out) override;
+  void AddToNorm(NormType type, double p, double reference, const float* values,
+                 size_t count, NormSum* sum) override;
+  void AddGradientsToNorm(NormType type, double p, double reference,
+                          const GradientSources& sources, size_t begin,
+                          size_t count, float* out, NormSum* sum) override;
+  void Widen(DType dtype, const void* from, float* to, size_t count) override;
+  void Narrow(DType dtype, const float* from, void* to, size_t count,
+              const RandomStream* random) override;
+  void EncodeQ8(StateKind kind, const float* from, size_t count,
+                const RandomStream* random, uint32_t tensor, uint8_t* codes,
+                float* scales) override;
+  void TensorStep(Formula formula, const double* hypers, int64_t step,
+                  const TensorStepArgs& args) override;
+  void MuonMomentum(const double* hypers, float* gradient,
+                    float* momentum_buffer, size_t count) override;
+  void Orthogonalize(const MatrixBatch& batch, int steps, double eps,
+                     float* workspace) override;
+  void MuonApply(const double* hypers, int64_t rows, int64_t cols,
+                 const float* direction, float* param, size_t count) override;
+  void Call(std::string_view what, std::function<Status()> work) override;
+  Event Record() override { return queue_->Record(); }
+  void Wait(const Event& event, const Deadline& deadline) override {
+    queue_->PushWait(event, deadline);
+  }
+  Status Synchronize(const Deadline& deadline) override {
+    return queue_->Record().Synchronize(deadline);
+  }
+
+ private:
+  // Work that cannot fail.
+  template <typename Kernel>
+  void Push(std::string_view what, Kernel kernel);
+
+  const std::shared_ptr<const std::optional<Blas>> blas_;
+  // Last, so that its thread ends before what it uses goes.
+  const std::unique_ptr<WorkQueue> queue_;
+};
+
+}  // namespace shard::cpu
+
+#endif  // SHARD_CORE_DEVICE_CPU_WORKER_STREAM_H_

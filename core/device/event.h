@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Event: a point in the work of a stream (core/device/stream.h). It is done
+// when all that was enqueued before it has run, and never goes back.
+//
+// It carries the status of its stream at that point: an error of the stream
+// makes its events done, with that error, so that whoever waits is woken and
+// told. What ran before a done event is visible to whoever saw that it is.
+//
+// A value, cheap to copy; it may outlive its stream and its device.
+// Thread-safe.
+
+#ifndef SHARD_CORE_DEVICE_EVENT_H_
+#define SHARD_CORE_DEVICE_EVENT_H_
+
+#include <memory>
+#include <utility>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+
+namespace shard {
+
+// A device's own form of an event that is not done yet. Thread-safe.
+class EventState {
+ public:
+  virtual ~EventState() = default;
+  virtual bool Done() const = 0;
+  virtual Status Synchronize(const Deadline& deadline) const = 0;
+};
+
+class Event {
+ public:
+  // Done already, without an error.
+  Event() = default;
+  // Done already, with the stream's `status`.
+  explicit Event(Status status) : status_(std::move(status)) {}
+  explicit Event(std::shared_ptr<const EventState> state)
+      : state_(std::move(state)) {}
+
+  // Does not block.
+  bool Done() const { return state_ == nullptr || state_->Done(); }
+
+  // Blocks the calling thread until the event is done, and returns its status;
+  // kDeadlineExceeded says what the stream is at.
+  Status Synchronize(const Deadline& deadline) const {
+    return state_ == nullptr ? status_ : state_->Synchronize(deadline);
+  }
+
+  // For devices: null when it was made done. The type is the device's own.
+  const EventState* state() const { return state_.get(); }
+
+ private:
+  Status status_;
+  std::shared_ptr<const EventState> state_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_DEVICE_EVENT_H_

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/device/device.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tests/core/base/expect_status.h"
+
+namespace shard {
+namespace {
+
+TEST(OpenDeviceTest, Names) {
+  for (const auto& [spec, name] :
+       {std::pair("", "cpu"), std::pair("cpu", "cpu"),
+        std::pair("cpu-async", "cpu-async?max_delay=2e-04&seed=0"),
+        std::pair("cpu-async?seed=-7&max_delay=0",
+                  "cpu-async?max_delay=0&seed=-7")}) {
+    const auto device = OpenDevice(spec);
+    ASSERT_OK(device);
+    EXPECT_EQ((*device)->name(), name);
+    // It is a spec of the same device.
+    const auto again = OpenDevice((*device)->name());
+    ASSERT_OK(again);
+    EXPECT_EQ((*again)->name(), name);
+  }
+}
+
+TEST(OpenDeviceTest, RefusesWhatItDoesNotKnow) {
+  ExpectInvalid(OpenDevice("cuda"), {"'cuda'", "known: cpu, cpu-async"});
+  ExpectInvalid(OpenDevice("CPU"), {"'CPU'", "known: cpu"});
+  ExpectInvalid(OpenDevice("cpu:0"), {"'cpu:0'"});
+  ExpectInvalid(OpenDevice("cpu-async:0"), {"'cpu-async:0'"});
+  ExpectInvalid(OpenDevice("cpu?seed=1"), {"'seed'", "none"});
+  ExpectInvalid(OpenDevice("cpu-async?delay=1"),
+                {"'delay'", "max_delay, seed"});
+  ExpectInvalid(OpenDevice("cpu-async?max_delay=2"), {"max_delay=2", "0 to 1"});
+  ExpectInvalid(OpenDevice("cpu-async?max_delay=-1"), {"max_delay=-1"});
+  ExpectInvalid(OpenDevice("cpu-async?seed=x"), {"seed='x'"});
+}
+
+class DeviceTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    auto device = OpenDevice(GetParam());
+    ASSERT_OK(device);
+    device_ = *std::move(device);
+  }
+
+  std::shared_ptr<Device> device_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceTest,
+                         testing::Values("cpu", "cpu-async"));
+
+TEST_P(DeviceTest, MemoryIsZeroAlignedAndMoves) {
+  for (const bool host : {false, true}) {
+    auto made = host ? device_->AllocateHost(5000, "results")
+                     : device_->Allocate(5000, "states");
+    ASSERT_OK(made);
+    DeviceMemory one = *std::move(made);
+    ASSERT_EQ(one.size(), 5000u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(one.data()) % 4096, 0u);
+    for (size_t i = 0; i < one.size(); ++i) {
+      ASSERT_EQ(one.data()[i], std::byte{0});
+    }
+    std::byte* const data = one.data();
+    DeviceMemory two = std::move(one);
+    EXPECT_EQ(one.data(), nullptr);
+    EXPECT_EQ(one.size(), 0u);
+    EXPECT_EQ(two.data(), data);
+    one = std::move(two);
+    EXPECT_EQ(two.data(), nullptr);
+    EXPECT_EQ(one.data(), data);
+    one.data()[4999] = std::byte{1};  // Still there.
+  }
+}
+
+TEST_P(DeviceTest, MemoryOutlivesTheDevice) {
+  auto memory = device_->Allocate(4096, "states");
+  ASSERT_OK(memory);
+  device_.reset();
+  memory->data()[4095] = std::byte{1};
+}
+
+TEST_P(DeviceTest, NothingIsNoMemory) {
+  const auto memory = device_->Allocate(0, "an empty range");
+  ASSERT_OK(memory);
+  EXPECT_EQ(memory->data(), nullptr);
+  EXPECT_EQ(memory->size(), 0u);
+}
+
+TEST_P(DeviceTest, TooMuchSaysWhatFor) {
+  ExpectError(device_->Allocate(size_t{1} << 60, "gradients"),
+              StatusCode::kResourceExhausted, {"gradients", "1"});
+}
+
+TEST_P(DeviceTest, TheHostIsDoneWithWhatItWrote) {
+  const Event event = device_->HostRecord();
+  EXPECT_TRUE(event.Done());
+  EXPECT_OK(event.Synchronize(Deadline::After(0)));
+  EXPECT_OK(device_->HostWait(event, Deadline::After(0)));
+}
+
+TEST_P(DeviceTest, StreamsOutliveTheDeviceAndHaveNames) {
+  auto compute = device_->CreateStream(StreamKind::kCompute);
+  auto communication = device_->CreateStream(StreamKind::kCommunication);
+  ASSERT_OK(compute);
+  ASSERT_OK(communication);
+  device_.reset();
+  EXPECT_EQ((*compute)->name(), "shard-compute");
+  EXPECT_EQ((*communication)->name(), "shard-comm");
+  int ran = 0;
+  (*communication)->Call("one", [&ran] {
+    ++ran;
+    return Status();
+  });
+  (*compute)->Wait((*communication)->Record(), Deadline::After(60));
+  (*compute)->Call("two", [&ran] {
+    ++ran;
+    return Status();
+  });
+  EXPECT_OK((*compute)->Synchronize(Deadline::After(60)));
+  EXPECT_EQ(ran, 2);
+}
+
+}  // namespace
+}  // namespace shard

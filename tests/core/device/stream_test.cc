@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every stream keeps to, whichever thread does its work.
+
+#include "core/device/stream.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/device/device.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/device/gate.h"
+
+namespace shard {
+namespace {
+
+Deadline Soon() { return Deadline::After(60); }
+
+class StreamTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    auto device = OpenDevice(GetParam());
+    ASSERT_OK(device);
+    device_ = *std::move(device);
+    compute_ = Create(StreamKind::kCompute);
+    communication_ = Create(StreamKind::kCommunication);
+  }
+
+  std::unique_ptr<Stream> Create(StreamKind kind) {
+    auto stream = device_->CreateStream(kind);
+    EXPECT_OK(stream);
+    return *std::move(stream);
+  }
+
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<Stream> communication_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Devices, StreamTest,
+                         testing::Values("cpu",
+                                         "cpu-async?max_delay=0.0005&seed=3",
+                                         "cpu-async?max_delay=0"));
+
+TEST_P(StreamTest, RunsInOrder) {
+  for (Stream* const stream : {compute_.get(), communication_.get()}) {
+    std::vector<int> order;
+    for (int i = 0; i < 50; ++i) {
+      stream->Call("append", [&order, i] {
+        order.push_back(i);
+        return Status();
+      });
+    }
+    ASSERT_OK(stream->Synchronize(Soon()));
+    ASSERT_EQ(order.size(), 50u);
+    for (int i = 0; i < 50; ++i) EXPECT_EQ(order[static_cast<size_t>(i)], i);
+  }
+}
+
+TEST_P(StreamTest, FillsAndCopies) {
+  std::string from = "0123456789";
+  std::string to(10, 'x');
+  compute_->FillZeros(to.data() + 2, 3);
+  compute_->Copy(to.data() + 5, from.data(), 4);
+  compute_->Copy(nullptr, nullptr, 0);
+  compute_->FillZeros(nullptr, 0);
+  ASSERT_OK(compute_->Synchronize(Soon()));
+  EXPECT_EQ(to, std::string("xx\0\0\0"
+                            "0123x",
+                            10));
+}
+
+// Each stream doubles or adds in turn: any other order gives another number.
+TEST_P(StreamTest, WaitsOrderStreams) {
+  int value = 1;
+  for (int i = 0; i < 20; ++i) {
+    communication_->Wait(compute_->Record(), Soon());
+    communication_->Call("double", [&value] {
+      value = (2 * value) % 10007;
+      return Status();
+    });
+    compute_->Wait(communication_->Record(), Soon());
+    compute_->Call("add", [&value] {
+      value += 1;
+      return Status();
+    });
+  }
+  ASSERT_OK(compute_->Synchronize(Soon()));
+  int expected = 1;
+  for (int i = 0; i < 20; ++i) expected = (2 * expected) % 10007 + 1;
+  EXPECT_EQ(value, expected);
+}
+
+TEST_P(StreamTest, AnEventIsOfWhatWasEnqueuedBeforeIt) {
+  Gate first;
+  Gate second;
+  communication_->Call("first", first.Passing());
+  const Event event = communication_->Record();
+  communication_->Call("second", second.Passing());
+  const Event later = communication_->Record();
+  EXPECT_FALSE(event.Done());
+  first.Open();
+  EXPECT_OK(event.Synchronize(Soon()));
+  EXPECT_TRUE(event.Done());
+  EXPECT_FALSE(later.Done());
+  second.Open();
+  EXPECT_OK(device_->HostWait(later, Soon()));
+  EXPECT_TRUE(later.Done());
+}
+
+TEST_P(StreamTest, AnErrorStaysAndDropsWhatComesAfter) {
+  for (Stream* const stream : {compute_.get(), communication_.get()}) {
+    int ran = 0;
+    const auto count = [&ran] {
+      ++ran;
+      return Status();
+    };
+    stream->Call("well", count);
+    const Event before = stream->Record();
+    stream->Call("badly", [] { return RankLost(3, "rank 3 died"); });
+    const Event after = stream->Record();
+    stream->Call("dropped", count);
+    stream->Call("badly again", [] { return Internal("another"); });
+    char byte = 'x';
+    stream->FillZeros(&byte, 1);
+    const Event last = stream->Record();
+
+    ExpectError(stream->Synchronize(Soon()), StatusCode::kRankLost,
+                {"rank 3 died"});
+    EXPECT_EQ(stream->Synchronize(Soon()).rank(), 3);
+    EXPECT_EQ(ran, 1);
+    EXPECT_EQ(byte, 'x');
+    EXPECT_TRUE(last.Done());
+    EXPECT_OK(before.Synchronize(Soon()));
+    ExpectError(after.Synchronize(Soon()), StatusCode::kRankLost, {});
+    ExpectError(last.Synchronize(Soon()), StatusCode::kRankLost, {});
+    ExpectError(stream->Record().Synchronize(Soon()), StatusCode::kRankLost,
+                {});
+    ExpectError(device_->HostWait(last, Soon()), StatusCode::kRankLost, {});
+  }
+}
+
+TEST_P(StreamTest, WhoWaitsForAFailedStreamFails) {
+  const auto other = Create(StreamKind::kCompute);
+  int ran = 0;
+  const auto count = [&ran] {
+    ++ran;
+    return Status();
+  };
+  const Event fine = communication_->Record();
+  communication_->Call("badly", [] { return RankLost(1, "rank 1 died"); });
+  const Event failed = communication_->Record();
+  compute_->Wait(fine, Soon());
+  compute_->Call("well", count);
+  compute_->Wait(failed, Soon());
+  compute_->Call("dropped", count);
+  // From stream to stream, and once the error is old.
+  EXPECT_EQ(compute_->Synchronize(Soon()).code(), StatusCode::kRankLost);
+  other->Wait(compute_->Record(), Soon());
+  other->Call("dropped", count);
+  ExpectError(other->Synchronize(Soon()), StatusCode::kRankLost,
+              {"rank 1 died"});
+  EXPECT_EQ(ran, 1);
+}
+
+TEST_P(StreamTest, ADeadlineSaysWhatTheStreamIsAt) {
+  Gate gate;
+  communication_->Call("all-gather of unit 3", gate.Passing());
+  communication_->Call("not reached", [] { return Status(); });
+  const Event event = communication_->Record();
+  ASSERT_TRUE(gate.AwaitArrival());
+  for (const Status& status :
+       {communication_->Synchronize(Deadline::After(0.001)),
+        event.Synchronize(Deadline::After(0.001)),
+        device_->HostWait(event, Deadline::After(0.001))}) {
+    ExpectError(status, StatusCode::kDeadlineExceeded,
+                {"'shard-comm'", "'all-gather of unit 3'", "0.001 s",
+                 "the first of 2"});
+  }
+  gate.Open();
+  // Late is not never.
+  EXPECT_OK(communication_->Synchronize(Soon()));
+}
+
+TEST_P(StreamTest, AWaitPastItsDeadlineFailsTheStream) {
+  Gate gate;
+  communication_->Call("reduce-scatter", gate.Passing());
+  const Event event = communication_->Record();
+  ASSERT_TRUE(gate.AwaitArrival());
+  bool ran = false;
+  compute_->Wait(event, Deadline::After(0.001));
+  compute_->Call("dropped", [&ran] {
+    ran = true;
+    return Status();
+  });
+  ExpectError(compute_->Synchronize(Soon()), StatusCode::kDeadlineExceeded,
+              {"'shard-comm'", "'reduce-scatter'"});
+  EXPECT_FALSE(ran);
+  gate.Open();
+  EXPECT_OK(communication_->Synchronize(Soon()));
+  // A wait for what is done needs no time.
+  const auto other = Create(StreamKind::kCompute);
+  other->Wait(event, Deadline::After(0));
+  EXPECT_OK(other->Synchronize(Soon()));
+}
+
+TEST_P(StreamTest, EventsOutliveTheirStreamAndAnyThreadWaits) {
+  Gate gate;
+  int value = 0;
+  communication_->Call("set", [&] {
+    const Status status = gate.Pass();
+    value = 7;
+    return status;
+  });
+  const Event event = communication_->Record();
+  std::thread waiter([&] {
+    EXPECT_OK(event.Synchronize(Soon()));
+    EXPECT_EQ(value, 7);
+  });
+  ASSERT_TRUE(gate.AwaitArrival());
+  gate.Open();
+  waiter.join();
+  communication_.reset();
+  EXPECT_TRUE(event.Done());
+  EXPECT_OK(event.Synchronize(Soon()));
+}
+
+}  // namespace
+}  // namespace shard
