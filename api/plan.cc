@@ -104,7 +104,7 @@ shard_error* shard_plan_memory(const shard_plan* plan,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
     SHARD_API_REQUIRE(memory);
-    return shard::api::WriteMemory([&] { return plan->plan->Memory(); },
+    return shard::api::WriteMemory([&] { return plan->plan->Memory(true); },
                                    memory);
   });
 }

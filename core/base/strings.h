@@ -70,6 +70,9 @@ std::string FormatHex(uint64_t value);
 std::optional<int64_t> ParseInt(std::string_view text);
 std::optional<double> ParseDouble(std::string_view text);
 
+// What stands between the separators; one piece more than there are of them.
+std::vector<std::string_view> Split(std::string_view text, char separator);
+
 // True when `text` is well-formed UTF-8 without NUL characters.
 bool IsValidUtf8(std::string_view text);
 

@@ -39,7 +39,7 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
   // All of it at once: each allocation alone may fit, and the kernel grants
   // pages it does not have.
   SHARD_RETURN_IF_ERROR(
-      CheckHostMemory(plan.Memory().HostTotal(options.world_size)));
+      CheckHostMemory(plan.Memory(true).HostTotal(options.world_size)));
   for (const FlatBufferPlan& buffer : plan.buffers()) {
     if (buffer.dtype == DType::kF64 && buffer.trainable) {
       const ParamId param = buffer.layout.slots().front().param;

@@ -4,8 +4,12 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
+#include <limits>
+#include <unordered_map>
 #include <utility>
 
+#include "core/flat/owners.h"
 #include "core/model/walk.h"
 
 namespace shard {
@@ -19,14 +23,20 @@ constexpr uint32_t kAliasRecord = uint32_t{1} << 30;
 
 class InventoryTaker {
  public:
-  InventoryTaker(const Model& model, Fingerprint* fingerprint)
-      : model_(model), fingerprint_(fingerprint) {
+  InventoryTaker(const Model& model, const PlanOptions& options,
+                 const std::vector<ModuleId>& wrapped, Fingerprint* fingerprint)
+      : model_(model),
+        options_(options),
+        wrapped_(wrapped),
+        fingerprint_(fingerprint) {
     const size_t count = model.params().size();
     inventory_.walk.reserve(count);
     inventory_.buffer_of.assign(count, -1);
+    inventory_.units.reserve(1 + wrapped.size());
     frozen_.fill(-1);
     trainable_.resize(model.groups().size());
     for (auto& row : trainable_) row.fill(-1);
+    OpenUnit(kRootModule, 0);
   }
 
   bool Enter(ModuleId id, int depth) {
@@ -34,6 +44,16 @@ class InventoryTaker {
     if (module.ignored) return false;
     fingerprint_->Add(kModuleRecord | static_cast<uint32_t>(depth));
     fingerprint_->AddString(module.name);
+    // The root's is never closed.
+    while (depth > 0 && open_units_.back().depth >= depth) {
+      open_units_.pop_back();
+    }
+    if (next_wrapped_ < wrapped_.size() && wrapped_[next_wrapped_] == id) {
+      ++next_wrapped_;
+      OpenUnit(id, depth);
+      wrapped_positions_.push_back(position_);
+    }
+    ++position_;
     return true;
   }
 
@@ -63,25 +83,85 @@ class InventoryTaker {
                            info.shape.size() * sizeof(info.shape[0]));
   }
 
-  Inventory Take() { return std::move(inventory_); }
+  Inventory Take() {
+    // By their places in the walk: ids are each rank's own.
+    fingerprint_->Add(static_cast<uint32_t>(wrapped_positions_.size()));
+    for (const int32_t position : wrapped_positions_) {
+      fingerprint_->Add(position);
+    }
+    return std::move(inventory_);
+  }
 
  private:
+  // A unit that the walk is inside of.
+  struct OpenedUnit {
+    int32_t unit;
+    int depth;  // Of its module.
+  };
+
+  void OpenUnit(ModuleId module, int depth) {
+    const auto unit = static_cast<int32_t>(inventory_.units.size());
+    const int32_t parent = open_units_.empty() ? -1 : open_units_.back().unit;
+    inventory_.units.push_back(
+        {module, parent, static_cast<int32_t>(open_units_.size())});
+    open_units_.push_back({unit, depth});
+  }
+
+  // The buffer that takes a parameter such as `info` in the unit at hand.
   int32_t BufferOf(const Model::Param& info) {
+    const int32_t unit = open_units_.back().unit;
     const GroupId group = info.trainable ? info.group : kDefaultGroup;
     ByDType& row =
         info.trainable ? trainable_[static_cast<size_t>(group)] : frozen_;
     int32_t& buffer = row[static_cast<size_t>(info.dtype)];
-    if (buffer < 0) {
-      buffer = static_cast<int32_t>(inventory_.buffers.size());
-      inventory_.buffers.push_back({info.dtype, info.trainable, group, {}, {}});
-      // Untouched memory costs nothing; growing would copy. With many groups
-      // the addresses alone would be too many.
-      if (model_.groups().size() == 1) {
-        inventory_.buffers.back().params.reserve(model_.params().size());
-        inventory_.buffers.back().numels.reserve(model_.params().size());
-      }
+    // What was open last may be another unit's, as units nest.
+    if (buffer >= 0 && At(buffer).unit != unit) {
+      const auto open = open_.find({unit, &buffer});
+      buffer = open == open_.end() ? -1 : open->second;
+    }
+    if (buffer >= 0 && Fits(info, &At(buffer))) return buffer;
+    buffer = static_cast<int32_t>(inventory_.buffers.size());
+    const DType grad_dtype = options_.f32_grads && info.dtype != DType::kF64
+                                 ? DType::kF32
+                                 : info.dtype;
+    inventory_.buffers.push_back(
+        {unit, info.dtype, info.trainable, group, grad_dtype, {}, {}, 0});
+    BufferInventory& made = inventory_.buffers.back();
+    Fits(info, &made);
+    if (!wrapped_.empty()) open_[{unit, &buffer}] = buffer;
+    // Untouched memory costs nothing; growing would copy. With many buffers the
+    // addresses alone would be too many.
+    if (wrapped_.empty() && model_.groups().size() == 1 &&
+        IsOwnedWhole(options_, made)) {
+      made.params.reserve(model_.params().size());
+      made.numels.reserve(model_.params().size());
     }
     return buffer;
+  }
+
+  // Counts the parameter's bytes, unless that would make the buffer longer than
+  // it may be.
+  bool Fits(const Model::Param& info, BufferInventory* buffer) const {
+    if (IsOwnedWhole(options_, *buffer)) return true;
+    const DType dtype = buffer->trainable ? buffer->grad_dtype : buffer->dtype;
+    int64_t bytes = 0;
+    // A sum that cannot be counted is too much for any buffer, and a parameter
+    // that cannot is one of its own.
+    if (__builtin_mul_overflow(
+            info.numel, static_cast<int64_t>(DTypeSize(dtype)), &bytes)) {
+      bytes = std::numeric_limits<int64_t>::max();
+    }
+    int64_t sum = 0;
+    const bool overflow = __builtin_add_overflow(buffer->bytes, bytes, &sum);
+    const bool fits = !overflow && sum <= options_.buffer_bytes;
+    // Without elements it adds nothing anywhere.
+    if (!fits && buffer->bytes > 0 && bytes > 0) return false;
+    buffer->bytes = sum;
+    return true;
+  }
+
+  BufferInventory& At(int32_t buffer) {
+    return inventory_.buffers[static_cast<size_t>(buffer)];
   }
 
   // Where a parameter stands in the walk: ids depend on the order of adding,
@@ -95,21 +175,47 @@ class InventoryTaker {
     return positions_[static_cast<size_t>(param)];
   }
 
+  // A unit and an entry of frozen_ or trainable_.
+  struct OpenKey {
+    int32_t unit;
+    const int32_t* entry;
+    friend bool operator==(const OpenKey&, const OpenKey&) = default;
+  };
+  struct HashOpenKey {
+    size_t operator()(const OpenKey& key) const {
+      return std::hash<const int32_t*>()(key.entry) +
+             static_cast<size_t>(key.unit) * size_t{0x9E3779B97F4A7C15};
+    }
+  };
+
   const Model& model_;
+  const PlanOptions& options_;
+  const std::vector<ModuleId>& wrapped_;
   Fingerprint* fingerprint_;
   Inventory inventory_;
+
+  std::vector<OpenedUnit> open_units_;  // From the root on.
+  size_t next_wrapped_ = 0;
+  int32_t position_ = 0;  // Of the module at hand in the walk.
+  std::vector<int32_t> wrapped_positions_;
+
   using ByDType = std::array<int32_t, 5>;
-  // Indices into Inventory::buffers, or -1.
+  // The buffers that were used last, as indices into Inventory::buffers, or -1.
   ByDType frozen_;
   std::vector<ByDType> trainable_;  // By group.
+  // The open buffers of all units, where there is more than one.
+  std::unordered_map<OpenKey, int32_t, HashOpenKey> open_;
+
   std::vector<int32_t> positions_;
   size_t positioned_ = 0;  // How much of the walk is in positions_.
 };
 
 }  // namespace
 
-Inventory TakeInventory(const Model& model, Fingerprint* fingerprint) {
-  InventoryTaker taker(model, fingerprint);
+Inventory TakeInventory(const Model& model, const PlanOptions& options,
+                        const std::vector<ModuleId>& wrapped,
+                        Fingerprint* fingerprint) {
+  InventoryTaker taker(model, options, wrapped, fingerprint);
   WalkModel(
       model,
       [&taker](ModuleId id, int depth) { return taker.Enter(id, depth); },

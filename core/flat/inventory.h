@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Inventory: one pass over a model, which finds every parameter that is stored
-// and sorts them into buffers. It builds no names: for a million parameters the
-// pass is bound by memory, and the names go straight into the fingerprint.
+// and sorts them into units and buffers. It builds no names: for a million
+// parameters the pass is bound by memory, and the names go straight into the
+// fingerprint.
 
 #ifndef SHARD_CORE_FLAT_INVENTORY_H_
 #define SHARD_CORE_FLAT_INVENTORY_H_
@@ -12,31 +13,49 @@
 
 #include "core/base/dtype.h"
 #include "core/flat/fingerprint.h"
+#include "core/flat/plan.h"
 #include "core/model/model.h"
 
 namespace shard {
 
+struct UnitInventory {
+  ModuleId module;
+  int32_t parent;  // Index into Inventory::units; -1 for the root.
+  int32_t depth;   // How many units it is in.
+};
+
 // The parameters of one flat buffer, in module-walk order.
 struct BufferInventory {
+  int32_t unit;  // Index into Inventory::units.
   DType dtype;
   bool trainable;
   GroupId group;  // kDefaultGroup when frozen: those of all groups are here.
+  DType grad_dtype;
   std::vector<ParamId> params;
   std::vector<int64_t> numels;
+  int64_t bytes;  // Of its gradients, or of what is frozen, without padding.
 };
 
 struct Inventory {
+  // In module-walk order; the root first.
+  std::vector<UnitInventory> units;
   // In order of first occurrence.
   std::vector<BufferInventory> buffers;
   // Every stored parameter once, in module-walk order.
   std::vector<ParamId> walk;
-  // By ParamId: the index into `buffers`, or -1 when it is ignored.
+  // By ParamId: the index into `buffers`, or -1 when it is ignored. A parameter
+  // of several names is where its first one is.
   std::vector<int32_t> buffer_of;
 };
 
+// `wrapped`: the modules that are units beside the root, in module-walk order.
 // Adds to `fingerprint` all that the walk meets: the tree with its names,
-// shapes, dtypes, flags, groups, ties. Class names are no part of it.
-Inventory TakeInventory(const Model& model, Fingerprint* fingerprint);
+// shapes, dtypes, flags, groups, ties, units. Class names are no part of it.
+// O(modules + parameters) whatever the units.
+// REQUIRES: options that Plan::Create checked.
+Inventory TakeInventory(const Model& model, const PlanOptions& options,
+                        const std::vector<ModuleId>& wrapped,
+                        Fingerprint* fingerprint);
 
 }  // namespace shard
 

@@ -181,7 +181,7 @@ struct FlatBufferPlan {
   GroupId group;
   DType grad_dtype;
   // Of this rank's part of the summed gradients, where that is kept by itself:
-  // f32 when deterministic, else as the gradients.
+  // f32 when deterministic, else (and where they are f64) as the gradients.
   DType sum_dtype;
   FlatLayout layout;
   // Those of the group's optimizer, then the master weights where there are
@@ -211,9 +211,13 @@ struct ParamPlace {
 
 class Plan {
  public:
-  // Keeps `model`, which must not change from here on. Errors, all with the
-  // value: a stage outside 0..3, a world size outside 1..kMaxWorldSize, an
-  // unknown partition or masters, alignment_bytes or bucket_bytes below 1,
+  // Keeps `model`, which must not change from here on, or a copy of it with
+  // other dtypes. Asks options.wrap's predicate, and does not keep it. Errors,
+  // all with the value: a stage outside 0..3, a world size outside
+  // 1..kMaxWorldSize, an unknown partition or masters, alignment_bytes,
+  // bucket_bytes or buffer_bytes below 1, a shard_group_size that does not
+  // divide the world size, prefetch outside 0..64, a param_dtype beyond f32,
+  // bf16 and f16,
   // groups that are not as many as the model's, an optimizer text or state name
   // that is not UTF-8, a state dtype other than f32, bf16 and q8, a state name
   // that is empty or stands twice, no model, a model that has no parameter to
@@ -225,6 +229,7 @@ class Plan {
   static StatusOr<std::shared_ptr<const Plan>> Create(
       std::shared_ptr<const Model> model, PlanOptions options);
 
+  // With the dtypes that parameters are stored in.
   const Model& model() const { return *model_; }
   const PlanOptions& options() const { return options_; }
   const std::vector<UnitPlan>& units() const { return units_; }
@@ -234,13 +239,15 @@ class Plan {
   // Where a parameter stands among the stored ones in module-walk order, by
   // ParamId: its number for all ranks, whatever order they added things in.
   const std::vector<int32_t>& positions() const { return positions_; }
-  // The unit a parameter is managed by, by ParamId; -1: ignored.
+  // The unit a parameter is managed by: that of its first name in module-walk
+  // order. -1: ignored.
   int32_t UnitOf(ParamId param) const;
 
   // Which of a layout's ranges `rank` owns. With shard groups, the ranges of
   // the ranks with one place in their groups lie together: what a rank holds
   // is one stretch of HeldRanges() ranges, from FirstHeldRange(rank).
   int RangeOf(int rank) const;
+  int RankOf(int range) const;  // The inverse.
   // Stage 3 without shared memory; else all and 0.
   int HeldRanges() const;
   int FirstHeldRange(int rank) const;
@@ -265,8 +272,8 @@ class Plan {
   // elements: the most that any parameter asks for, on whichever rank.
   int64_t workspace_numel() const { return workspace_numel_; }
 
-  // XXH3-64 over options, optimizer, names, shapes, dtypes, flags, ties and
-  // places: all that must agree. Class names and ids are no part of it.
+  // XXH3-64 over options, optimizer, names, shapes, dtypes, flags, ties, units
+  // and places: all that must agree. Class names and ids are no part of it.
   uint64_t fingerprint() const { return fingerprint_; }
 
   // Frozen buffers have neither gradients nor states. Optimizer states and
@@ -294,6 +301,15 @@ class Plan {
 
  private:
   Plan() = default;
+
+  // Everything but the model and the options.
+  Status Fill(const std::vector<ModuleId>& wrapped);
+  // Slots, and what is worth sharding with them.
+  void ChooseSharding();
+  int ShardGroupSize() const {
+    return options_.shard_group_size == 0 ? options_.world_size
+                                          : options_.shard_group_size;
+  }
 
   std::shared_ptr<const Model> model_;
   PlanOptions options_;

@@ -274,7 +274,7 @@ std::string Plan::ToText() const {
   }
 
   out += "\nmemory\n";
-  const MemoryReport memory = Memory();
+  const MemoryReport memory = Memory(true);
   Table costs(1);
   const auto add = [&costs](const char* what, uint64_t bytes) {
     costs.Add({what, FormatBytes(bytes),
@@ -289,7 +289,7 @@ std::string Plan::ToText() const {
 }
 
 std::string Plan::ToJson(bool per_param) const {
-  const MemoryReport memory = Memory();
+  const MemoryReport memory = Memory(true);
   const Totals totals = TotalsOf(*this);
   Json units = Json::array();
   for (const UnitPlan& unit : units_) {

@@ -191,6 +191,19 @@ Status Model::SetTrainable(ParamId param, bool trainable) {
   return Status();
 }
 
+Status Model::SetDType(ParamId param, DType dtype) {
+  SHARD_RETURN_IF_ERROR(CheckParam(param));
+  Param& info = params_[static_cast<size_t>(param)];
+  Status status = DTypeFromValue(static_cast<int32_t>(dtype)).status();
+  if (status.ok()) status = CheckShape(info.shape, dtype, &info.numel);
+  if (!status.ok()) {
+    return status.WithContext(
+        StrCat("parameter ", Quoted(ParamFqns()[static_cast<size_t>(param)])));
+  }
+  info.dtype = dtype;
+  return Status();
+}
+
 StatusOr<GroupId> Model::AddParamGroup(std::string_view optimizer,
                                        const std::vector<ParamId>& params) {
   if (params.empty()) {

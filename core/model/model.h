@@ -90,6 +90,9 @@ class Model {
   // A frozen parameter keeps its values and has no gradient and no state.
   Status SetTrainable(ParamId param, bool trainable);
 
+  // Stores a parameter in another dtype. Errors as those of AddParam.
+  Status SetDType(ParamId param, DType dtype);
+
   // Takes `params` out of the default group. Groups have dense ids from 1.
   // Errors: no parameters, one that does not exist, one that is in another
   // group or stands twice (naming it and the group), a text that is not UTF-8.

@@ -425,7 +425,7 @@ TEST(EngineTest, ParametersWithoutElementsUseNoMemory) {
     StepReport report;
     ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
     EXPECT_EQ(report.bytes_moved, 0u);
-    EXPECT_EQ((*plan)->Memory().HostTotal(2), 0u);
+    EXPECT_EQ((*plan)->Memory(true).HostTotal(2), 0u);
     EXPECT_EQ((*engine)->Memory().HostTotal(2), 0u);
   });
 }
@@ -486,7 +486,7 @@ TEST(EngineTest, AllocatesWhatThePlanPredicts) {
       ASSERT_TRUE(plan.ok());
       auto engine = Engine::Create(*plan, comm);
       ASSERT_TRUE(engine.ok());
-      const MemoryReport predicted = (*plan)->Memory();
+      const MemoryReport predicted = (*plan)->Memory(true);
       const MemoryReport measured = (*engine)->Memory();
       EXPECT_EQ(measured.param_bytes, predicted.param_bytes);
       EXPECT_EQ(measured.grad_bytes, predicted.grad_bytes);

@@ -38,7 +38,7 @@ std::shared_ptr<Model> MakeModel(const std::string& optimizer, DType dtype) {
 }
 
 void ExpectPlanned(const std::shared_ptr<const Plan>& plan) {
-  const MemoryReport planned = plan->Memory();
+  const MemoryReport planned = plan->Memory(true);
   RunThreadRanks(plan->options().world_size, [&](const auto& comm) {
     const auto engine = Engine::Create(plan, comm);
     ASSERT_OK(engine);
@@ -122,7 +122,7 @@ TEST(HostMemoryTest, TheHostHasOneCopyOfParametersAndEveryRanksRest) {
   options.masters = Masters::kNoneNearest;
   const auto plan = Plan::Create(model, options);
   ASSERT_OK(plan);
-  const MemoryReport memory = (*plan)->Memory();
+  const MemoryReport memory = (*plan)->Memory(true);
   // The parameter and a copy in fp32.
   EXPECT_EQ(memory.workspace_bytes, 2 * 64 * 64 * sizeof(float));
   EXPECT_EQ(memory.HostTotal(2),

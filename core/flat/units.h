@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a plan decides about modules: which become units, and which keep their
+// parameters in fp32.
+
+#ifndef SHARD_CORE_FLAT_UNITS_H_
+#define SHARD_CORE_FLAT_UNITS_H_
+
+#include <memory>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/flat/plan.h"
+#include "core/model/model.h"
+
+namespace shard {
+
+// `model` with f32 parameters in options.param_dtype, but for those that have
+// their first name in a module of f32_classes or below one; `model` itself when
+// that changes nothing.
+// REQUIRES: options that Plan::Create checked.
+StatusOr<std::shared_ptr<const Model>> WithParamDType(
+    std::shared_ptr<const Model> model, const PlanOptions& options);
+
+// The modules that become units beside the root, in module-walk order.
+std::vector<ModuleId> ChooseUnits(const Model& model,
+                                  const PlanOptions& options);
+
+// Whether `module` is a unit because it stays f32.
+bool StaysF32(const Model::Module& module, const PlanOptions& options);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_FLAT_UNITS_H_

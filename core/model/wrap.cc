@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/model/wrap.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+#include "core/base/spec.h"
+#include "core/base/strings.h"
+#include "core/model/walk.h"
+
+namespace shard {
+
+namespace {
+
+// torch's size_based_auto_wrap_policy.
+constexpr int64_t kDefaultMinNumel = 100'000'000;
+constexpr const char* kDefaultForceLeaf = "MultiheadAttention";
+constexpr const char* kDefaultExclude = "ModuleList,ModuleDict";
+
+bool Contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// No count of elements matters beyond what any policy can ask for.
+int64_t SaturatingAdd(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum)
+             ? std::numeric_limits<int64_t>::max()
+             : sum;
+}
+
+struct Node {
+  ModuleId module;
+  int32_t parent;  // Index into the nodes; -1 for the root.
+  int64_t numel;   // With everything below it.
+  int64_t wrapped = 0;
+  bool reached = false;  // A policy goes as far down as this.
+  bool entered = false;  // And further.
+  bool wraps = false;
+};
+
+// What is not ignored, in module-walk order.
+std::vector<Node> NodesOf(const Model& model) {
+  std::vector<Node> nodes;
+  nodes.reserve(model.modules().size());
+  std::vector<int32_t> path;  // The node at each depth.
+  std::vector<bool> counted(model.params().size(), false);
+  WalkModel(
+      model,
+      [&](ModuleId id, int depth) {
+        if (model.modules()[static_cast<size_t>(id)].ignored) return false;
+        path.resize(static_cast<size_t>(depth));
+        const int32_t parent = path.empty() ? -1 : path.back();
+        path.push_back(static_cast<int32_t>(nodes.size()));
+        nodes.push_back({id, parent, 0});
+        return true;
+      },
+      [&](int32_t index) {
+        const auto param = static_cast<size_t>(
+            model.references()[static_cast<size_t>(index)].param);
+        const Model::Param& info = model.params()[param];
+        if (info.ignored || counted[param]) return;
+        counted[param] = true;
+        nodes.back().numel = SaturatingAdd(nodes.back().numel, info.numel);
+      });
+  for (size_t i = nodes.size(); i > 1; --i) {
+    Node& parent = nodes[static_cast<size_t>(nodes[i - 1].parent)];
+    parent.numel = SaturatingAdd(parent.numel, nodes[i - 1].numel);
+  }
+  return nodes;
+}
+
+// Calls `leave(node)` for every reached node, those within before those around
+// them. A node is left when the next one is not inside it.
+template <typename Leave>
+void InPostOrder(std::vector<Node>* nodes, Leave leave) {
+  std::vector<int32_t> open;
+  const auto leave_until = [&](int32_t parent) {
+    while (!open.empty() && open.back() != parent) {
+      const int32_t node = open.back();
+      open.pop_back();
+      leave(&(*nodes)[static_cast<size_t>(node)]);
+    }
+  };
+  for (size_t i = 0; i < nodes->size(); ++i) {
+    const Node& node = (*nodes)[i];
+    if (!node.reached) continue;
+    leave_until(node.parent);
+    open.push_back(static_cast<int32_t>(i));
+  }
+  leave_until(-1);
+}
+
+// "a,b". `key` is for messages.
+StatusOr<std::vector<std::string>> ParseNames(std::string_view key,
+                                              const std::string& text) {
+  std::vector<std::string> names;
+  if (text.empty()) return names;
+  for (const std::string_view name : Split(text, ',')) {
+    if (name.empty()) {
+      return InvalidArgument(key, "='", text, "' holds an empty class name");
+    }
+    names.emplace_back(name);
+  }
+  return names;
+}
+
+}  // namespace
+
+StatusOr<WrapPolicy::Rule> WrapPolicy::ParseRule(std::string_view text) {
+  SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(text));
+  Rule rule = {};
+  const auto take_names = [&spec](std::string_view key, const char* fallback) {
+    return ParseNames(key, spec.TakeString(key, fallback));
+  };
+  if (spec.name() == "always") {
+    rule.kind = Rule::Kind::kAlways;
+  } else if (spec.name() == "class") {
+    rule.kind = Rule::Kind::kClass;
+    SHARD_ASSIGN_OR_RETURN(rule.names, take_names("names", ""));
+  } else if (spec.name() == "size") {
+    rule.kind = Rule::Kind::kSize;
+    SHARD_ASSIGN_OR_RETURN(rule.min_numel,
+                           spec.TakeInt("min_numel", kDefaultMinNumel));
+    SHARD_ASSIGN_OR_RETURN(rule.force_leaf,
+                           take_names("force_leaf", kDefaultForceLeaf));
+    SHARD_ASSIGN_OR_RETURN(rule.exclude,
+                           take_names("exclude", kDefaultExclude));
+  } else {
+    return InvalidArgument("unknown wrap policy '", spec.name(),
+                           "'; known: always, class, size");
+  }
+  if (spec.has_colon()) {
+    return InvalidArgument("wrap policy '", spec.name(),
+                           "' takes nothing after ':', but has '", spec.body(),
+                           "'");
+  }
+  SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
+  if (rule.kind == Rule::Kind::kClass && rule.names.empty()) {
+    return InvalidArgument(
+        "wrap policy 'class' names no class; write class?names=Block,MLP");
+  }
+  if (rule.min_numel < 0) {
+    return InvalidArgument("min_numel=", rule.min_numel,
+                           " is negative; it is a number of elements");
+  }
+  return rule;
+}
+
+StatusOr<WrapPolicy> WrapPolicy::Parse(std::string_view text) {
+  WrapPolicy policy;
+  policy.text_ = text;
+  if (text.empty()) return policy;
+  for (const std::string_view part : Split(text, '|')) {
+    auto rule = ParseRule(part);
+    if (!rule.ok()) {
+      return rule.status().WithContext(StrCat("wrap policy '", text, "'"));
+    }
+    policy.rules_.push_back(std::move(*rule));
+  }
+  return policy;
+}
+
+bool WrapPolicy::Enters(const Rule& rule, const Model::Module& module,
+                        int64_t numel) {
+  return rule.kind != Rule::Kind::kSize ||
+         (numel >= rule.min_numel &&
+          !Contains(rule.force_leaf, module.class_name));
+}
+
+bool WrapPolicy::Wraps(const Rule& rule, const Model::Module& module,
+                       int64_t nonwrapped_numel) {
+  switch (rule.kind) {
+    case Rule::Kind::kAlways:
+      return true;
+    case Rule::Kind::kClass:
+      return Contains(rule.names, module.class_name);
+    case Rule::Kind::kSize:
+      return nonwrapped_numel >= rule.min_numel &&
+             !Contains(rule.exclude, module.class_name);
+  }
+  return false;
+}
+
+std::vector<ModuleId> WrapPolicy::Run(
+    const Model& model, const std::vector<std::string>& also_classes) const {
+  std::vector<ModuleId> wrapped;
+  const bool enters_all = predicate_ != nullptr || !also_classes.empty();
+  if (rules_.empty() && !enters_all) return wrapped;
+
+  std::vector<Node> nodes = NodesOf(model);
+  const auto module_of = [&model](const Node& node) -> const Model::Module& {
+    return model.modules()[static_cast<size_t>(node.module)];
+  };
+  for (Node& node : nodes) {
+    node.reached =
+        node.parent < 0 || nodes[static_cast<size_t>(node.parent)].entered;
+    node.entered =
+        node.reached &&
+        (enters_all ||
+         std::any_of(rules_.begin(), rules_.end(), [&](const Rule& rule) {
+           return Enters(rule, module_of(node), node.numel);
+         }));
+  }
+  InPostOrder(&nodes, [&](Node* node) {
+    if (node->parent < 0) return;
+    const Model::Module& module = module_of(*node);
+    const int64_t rest = node->numel - node->wrapped;
+    node->wraps = node->entered &&
+                  (std::any_of(rules_.begin(), rules_.end(),
+                               [&](const Rule& rule) {
+                                 return Wraps(rule, module, rest);
+                               }) ||
+                   Contains(also_classes, module.class_name) ||
+                   (predicate_ != nullptr && predicate_(node->module, rest)));
+    Node& parent = nodes[static_cast<size_t>(node->parent)];
+    parent.wrapped = SaturatingAdd(parent.wrapped,
+                                   node->wraps ? node->numel : node->wrapped);
+  });
+  for (const Node& node : nodes) {
+    if (node.wraps) wrapped.push_back(node.module);
+  }
+  return wrapped;
+}
+
+}  // namespace shard
