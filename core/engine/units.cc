@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/units.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/base/dtype.h"
+#include "core/base/strings.h"
+#include "core/engine/stopwatch.h"
+
+namespace shard {
+
+Units::Units(const Parts& parts)
+    : parts_(parts),
+      plan_(*parts.plan),
+      gathers_(parts.plan->shards_params() && !parts.comm->direct()),
+      reduces_(parts.plan->shards_grads() ||
+               (!parts.comm->direct() && !parts.allow_missing)),
+      reduces_later_(!parts.plan->shards_grads() && !parts.comm->direct()),
+      states_(plan_, !plan_.shards_grads(), parts.allow_missing),
+      meeting_(parts.comm, parts.allow_missing,
+               [this](int32_t unit) {
+                 return states_.CheckUnit(unit).ok() ? states_.Name(unit)
+                                                     : StrCat("unit ", unit);
+               }),
+      param_slots_(plan_, plan_.param_slots()),
+      grad_slots_(plan_, plan_.grad_slots()),
+      reduced_(plan_.units().size()),
+      published_(plan_.units().size()) {}
+
+Status Units::Broken(Status status) {
+  if (broken_.ok()) broken_ = std::move(status);
+  return broken_;
+}
+
+bool Units::Has(int32_t unit, bool grads) const {
+  const UnitPlan& planned = plan_.units()[static_cast<size_t>(unit)];
+  return std::any_of(planned.buffers.begin(), planned.buffers.end(),
+                     [&](int32_t b) {
+                       return !grads ||
+                              plan_.buffers()[static_cast<size_t>(b)].trainable;
+                     });
+}
+
+// ---- Meetings --------------------------------------------------------------
+
+StatusOr<Conclusion> Units::Meet(const Note& note, const Status& local,
+                                 const Deadline& deadline) {
+  return meeting_.Meet(note, local, deadline);
+}
+
+Status Units::TellOthers(Activity activity, const Status& local,
+                         const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  const Status drained = parts_.queue->Drain(deadline);
+  if (!drained.ok()) return Broken(drained);
+  Note note;
+  note.activity = activity;
+  const auto met = Meet(note, local, deadline);
+  // Ranks that all made the same mistake are still in step.
+  const std::vector<Note>& all = notes();
+  const bool together = std::all_of(all.begin(), all.end(), [&](const Note& n) {
+    return n.failed != 0 && n.activity == activity;
+  });
+  return together ? met.status() : Broken(met.status());
+}
+
+Status Units::Do(const Note& note, unsigned char* slot,
+                 const Deadline& deadline) {
+  double seconds = 0;
+  Status status;
+  {
+    Stopwatch moving(&seconds);
+    const auto unit = static_cast<size_t>(note.unit);
+    if (note.activity == Activity::kReduce) {
+      status = parts_.transfers->Reduce(note.unit, notes(), reduced_[unit],
+                                        deadline);
+      reduced_[unit] = true;
+    } else {
+      if (slot == nullptr) {
+        // A follower: nothing of its own is in the slots.
+        slot = parts_.memory->ParamSlot(plan_.units()[unit].depth, 0);
+      }
+      status = parts_.transfers->Gather(note.unit, slot, deadline);
+    }
+  }
+  parts_.queue->Moved(seconds);
+  return status;
+}
+
+Status Units::Perform(const Note& note, unsigned char* slot) {
+  for (;;) {
+    const Deadline deadline = Deadline::After(parts_.timeout);
+    SHARD_ASSIGN_OR_RETURN(const Conclusion conclusion,
+                           Meet(note, Status(), deadline));
+    const Note led = notes()[static_cast<size_t>(conclusion.leader)];
+    SHARD_RETURN_IF_ERROR(Do(led, conclusion.follows ? nullptr : slot,
+                             deadline));
+    if (!conclusion.follows) return Status();
+  }
+}
+
+Status Units::EnterStep(const Note& note, const Status& local,
+                        const Deadline& deadline, int32_t* leader) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  const Status drained = parts_.queue->Drain(deadline);
+  if (!drained.ok()) return Broken(drained);
+  if (local.ok() && parts_.allow_missing) ZeroMissing();
+  for (;;) {
+    const auto met = Meet(note, local, deadline);
+    if (!met.ok()) {
+      const std::vector<Note>& all = notes();
+      const bool together =
+          std::all_of(all.begin(), all.end(), [](const Note& n) {
+            return n.activity == Activity::kStep ||
+                   n.activity == Activity::kJoin;
+          });
+      return together ? met.status() : Broken(met.status());
+    }
+    *leader = met->leader;
+    if (!met->follows) return Status();
+    param_slots_.DropAll();
+    const Note led = notes()[static_cast<size_t>(met->leader)];
+    const Status done = Do(led, nullptr, deadline);
+    if (!done.ok()) return Broken(done);
+  }
+}
+
+Status Units::Follow(const Deadline& deadline, int32_t* leader, bool* joined) {
+  *joined = false;
+  SHARD_RETURN_IF_ERROR(broken_);
+  Note note;
+  note.activity = Activity::kJoin;
+  note.active = 0;
+  for (;;) {
+    const auto met = Meet(note, Status(), deadline);
+    if (!met.ok()) return Broken(met.status());
+    const Note led = notes()[static_cast<size_t>(met->leader)];
+    *leader = met->leader;
+    *joined = led.activity == Activity::kJoin;
+    if (*joined || led.activity == Activity::kStep) return Status();
+    param_slots_.DropAll();
+    const Status done = Do(led, nullptr, deadline);
+    if (!done.ok()) return Broken(done);
+  }
+}
+
+// ---- Acquire and release ---------------------------------------------------
+
+Status Units::CheckRoom(int32_t unit, const Slots& slots,
+                        std::string_view what) const {
+  if (slots.Find(unit) >= 0 || slots.Choose(unit) >= 0) return Status();
+  std::string users;
+  for (const int32_t user : slots.UsersBeside(unit)) {
+    StrAppend(&users, users.empty() ? "" : ", ", states_.Name(user));
+  }
+  return FailedPrecondition("no slot for the ", what, " of ",
+                            states_.Name(unit), ": they are in use by ", users,
+                            "; release one of them first, or plan a larger "
+                            "prefetch (", plan_.options().prefetch, " now)");
+}
+
+Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  Status local = states_.CheckAcquire(unit, pass);
+  if (local.ok() && gathers_ && Has(unit, false)) {
+    local = CheckRoom(unit, param_slots_, "parameters");
+  }
+  const bool wants_grads = pass == Pass::kBackward && plan_.shards_grads();
+  if (local.ok() && wants_grads && Has(unit, true)) {
+    local = CheckRoom(unit, grad_slots_, "gradients");
+  }
+  if (!local.ok()) {
+    return gathers_ ? TellOthers(Activity::kGather, local, deadline) : local;
+  }
+  Status ready;
+  if (gathers_ && Has(unit, false)) {
+    RecordOrder(unit);
+    const int found = param_slots_.Find(unit);
+    if (found < 0) {
+      EnqueueGather(unit, param_slots_.Choose(unit));
+    } else {
+      param_slots_.Take(unit, found);
+    }
+    const Event gathered = param_slots_.event(
+        plan_.units()[static_cast<size_t>(unit)].depth, param_slots_.Find(unit));
+    Prefetch();
+    ready = parts_.queue->Wait(gathered, deadline);
+  } else {
+    ready = parts_.queue->Wait(published_[static_cast<size_t>(unit)], deadline);
+  }
+  if (!ready.ok()) return Broken(ready);
+  if (wants_grads && Has(unit, true)) {
+    const Status taken = TakeGradSlot(unit, deadline);
+    if (!taken.ok()) return Broken(taken);
+  }
+  states_.Acquire(unit, pass);
+  return Status();
+}
+
+Status Units::TakeGradSlot(int32_t unit, const Deadline& deadline) {
+  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  const int found = grad_slots_.Find(unit);
+  const int slot = found >= 0 ? found : grad_slots_.Choose(unit);
+  // What lies in it may still be on its way.
+  SHARD_RETURN_IF_ERROR(
+      parts_.queue->Wait(grad_slots_.event(depth, slot), deadline));
+  grad_slots_.Take(unit, slot);
+  unsigned char* const base =
+      parts_.memory->GradSlot(parts_.comm->rank(), depth, slot);
+  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+    const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
+    parts_.compute->FillZeros(
+        base + part.offset,
+        DTypeBytes(buffer.grad_dtype, buffer.layout.padded_numel()));
+  }
+  return parts_.device->HostWait(parts_.compute->Record(), deadline);
+}
+
+Status Units::Release(int32_t unit) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  SHARD_RETURN_IF_ERROR(states_.CheckRelease(unit));
+  if (gathers_) param_slots_.Release(unit);
+  if (states_.state(unit) == UnitStates::State::kBackwardPre) {
+    grad_slots_.Drop(unit);
+  }
+  states_.Release(unit);
+  return Status();
+}
+
+void Units::EnqueueGather(int32_t unit, int slot) {
+  param_slots_.Take(unit, slot);
+  Note note;
+  note.activity = Activity::kGather;
+  note.unit = unit;
+  unsigned char* const to = parts_.memory->ParamSlot(
+      plan_.units()[static_cast<size_t>(unit)].depth, slot);
+  param_slots_.SetEvent(
+      unit, parts_.queue->Run("gather the parameters of a unit",
+                              parts_.transfers->GatherBytes(unit),
+                              [this, note, to] { return Perform(note, to); }));
+}
+
+void Units::RecordOrder(int32_t unit) {
+  if (!recording_) {
+    if (position_ < order_.size() && order_[position_] == unit) {
+      ++position_;
+      return;
+    }
+    // Another way than last time: what is known of it ends here.
+    order_.resize(position_);
+    recording_ = true;
+  }
+  order_.push_back(unit);
+  position_ = order_.size();
+}
+
+void Units::Prefetch() {
+  if (recording_) return;
+  const auto depth = static_cast<size_t>(plan_.options().prefetch);
+  const size_t end = std::min(order_.size(), position_ + depth);
+  for (size_t i = position_; i < end; ++i) {
+    const int32_t next = order_[i];
+    if (param_slots_.Find(next) >= 0) continue;
+    const int slot = param_slots_.Choose(next);
+    if (slot < 0) return;
+    EnqueueGather(next, slot);
+    // Gathered, but not acquired yet.
+    param_slots_.Release(next);
+  }
+}
+
+// ---- Gradients -------------------------------------------------------------
+
+void Units::EnqueueReduce(int32_t unit) {
+  Note note;
+  note.activity = Activity::kReduce;
+  note.unit = unit;
+  if (plan_.shards_grads()) note.slot = grad_slots_.Find(unit);
+  const Event reduced = parts_.queue->Run(
+      "reduce the gradients of a unit", parts_.transfers->ReduceBytes(unit),
+      [this, note] { return Perform(note, nullptr); });
+  if (!plan_.shards_grads()) return;
+  grad_slots_.SetEvent(unit, reduced);
+  grad_slots_.Drop(unit);
+}
+
+Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  Status local = states_.CheckGradsReady(unit);
+  const bool exists = states_.CheckUnit(unit).ok();
+  if (local.ok() && no_sync_ && plan_.options().deterministic &&
+      plan_.shards_grads()) {
+    local = FailedPrecondition(
+        "gradients that are sharded would be summed over the ranks before they "
+        "accumulate, which the plan's deterministic excludes; plan with "
+        "whole_grads to accumulate with no_sync");
+  }
+  if (!local.ok()) {
+    return reduces_ ? TellOthers(Activity::kReduce, local, deadline) : local;
+  }
+  const bool reduces =
+      reduces_ && exists && Has(unit, true) &&
+      (plan_.shards_grads() || !no_sync_);
+  if (reduces) EnqueueReduce(unit);
+  states_.GradsReady(unit, no_sync_);
+  return Status();
+}
+
+Status Units::ParamGradReady(ParamId param, const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  const int32_t unit = plan_.UnitOf(param);
+  const Status local = states_.CheckParamReady(param);
+  if (!local.ok()) {
+    return reduces_ ? TellOthers(Activity::kReduce, local, deadline) : local;
+  }
+  if (!states_.ParamReady(param)) return Status();
+  return GradsReady(unit, deadline);
+}
+
+void Units::ZeroMissing() {
+  if (plan_.shards_grads() || !states_.any_ready()) return;
+  const int rank = parts_.comm->rank();
+  for (const EngineBuffer& buffer : parts_.memory->buffers()) {
+    if (!buffer.plan->trainable) continue;
+    for (const Slot& slot : buffer.plan->layout.slots()) {
+      if (states_.ParamIsReady(slot.param)) continue;
+      parts_.compute->FillZeros(buffer.GradAt(rank, slot.offset),
+                                DTypeBytes(buffer.plan->grad_dtype, slot.numel));
+    }
+  }
+}
+
+Status Units::ClearGrads(const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  const Status drained = parts_.queue->Drain(deadline);
+  if (!drained.ok()) return Broken(drained);
+  std::fill(reduced_.begin(), reduced_.end(), false);
+  states_.ClearReady();
+  return Status();
+}
+
+// ---- Steps -----------------------------------------------------------------
+
+Status Units::CheckStep() const {
+  SHARD_RETURN_IF_ERROR(states_.CheckAllIdle("step"));
+  if (parts_.allow_missing) return Status();
+  if (!states_.any_ready() && !plan_.shards_grads()) return Status();
+  return states_.CheckAllReady();
+}
+
+std::vector<Event> Units::EnqueueRest() {
+  std::vector<Event> events(plan_.units().size());
+  // A copy: what is enqueued here changes it.
+  const std::vector<bool> reduced = reduced_;
+  // From the last, as a backward pass would.
+  for (size_t u = plan_.units().size(); u-- > 0;) {
+    const auto unit = static_cast<int32_t>(u);
+    if (reduced[u] || !Has(unit, true)) continue;
+    if (reduces_later_) {
+      Note note;
+      note.activity = Activity::kReduce;
+      note.unit = unit;
+      events[u] = parts_.queue->Run(
+          "reduce the gradients of a unit", parts_.transfers->ReduceBytes(unit),
+          [this, note] {
+            return Do(note, nullptr, Deadline::After(parts_.timeout));
+          });
+    } else if (plan_.shards_grads()) {
+      // Of no rank.
+      for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+        const EngineBuffer& buffer = parts_.memory->buffers()[part.buffer];
+        parts_.compute->FillZeros(
+            buffer.sum, DTypeBytes(buffer.plan->sum_dtype,
+                                   buffer.plan->layout.shard_numel()));
+      }
+    }
+  }
+  return events;
+}
+
+void Units::FinishStep() {
+  std::fill(reduced_.begin(), reduced_.end(), false);
+  states_.ClearReady();
+  param_slots_.DropAll();
+  position_ = 0;
+  if (!order_.empty()) recording_ = false;
+}
+
+void Units::SetPublished(int32_t unit, Event event) {
+  published_[static_cast<size_t>(unit)] = std::move(event);
+}
+
+// ---- Where things are ------------------------------------------------------
+
+StatusOr<void*> Units::Param(ParamId param) const {
+  const ParamPlace& place = plan_.places()[static_cast<size_t>(param)];
+  const EngineBuffer& buffer =
+      parts_.memory->buffers()[static_cast<size_t>(place.buffer)];
+  if (!gathers_) return buffer.ParamAt(place.offset);
+  const int32_t unit = plan_.UnitOf(param);
+  if (states_.state(unit) == UnitStates::State::kIdle) {
+    return FailedPrecondition("parameter ", param, " is sharded, and ",
+                              states_.Name(unit),
+                              " is in state IDLE: acquire it first");
+  }
+  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  unsigned char* const slot =
+      parts_.memory->ParamSlot(depth, param_slots_.Find(unit));
+  for (const SlotPart& part : SlotParts(plan_, unit, false)) {
+    if (part.buffer != static_cast<size_t>(place.buffer)) continue;
+    return static_cast<void*>(slot + part.offset +
+                              DTypeBytes(buffer.plan->dtype, place.offset));
+  }
+  return Internal("parameter ", param, " is not in its unit");
+}
+
+StatusOr<void*> Units::Grad(ParamId param) const {
+  const ParamPlace& place = plan_.places()[static_cast<size_t>(param)];
+  const EngineBuffer& buffer =
+      parts_.memory->buffers()[static_cast<size_t>(place.buffer)];
+  const int rank = parts_.comm->rank();
+  if (!plan_.shards_grads()) return buffer.GradAt(rank, place.offset);
+  const int32_t unit = plan_.UnitOf(param);
+  const UnitStates::State state = states_.state(unit);
+  if (state != UnitStates::State::kBackwardPre) {
+    return FailedPrecondition("the gradient of parameter ", param,
+                              " is sharded, and ", states_.Name(unit),
+                              " is in state ", UnitStates::StateName(state),
+                              "; it has a place in BACKWARD_PRE: acquire the "
+                              "unit for the backward pass first");
+  }
+  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  unsigned char* const slot =
+      parts_.memory->GradSlot(rank, depth, grad_slots_.Find(unit));
+  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+    if (part.buffer != static_cast<size_t>(place.buffer)) continue;
+    return static_cast<void*>(
+        slot + part.offset + DTypeBytes(buffer.plan->grad_dtype, place.offset));
+  }
+  return Internal("parameter ", param, " is not in its unit");
+}
+
+}  // namespace shard

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Units: the way of units through forward and backward passes: their parameters
+// are there between acquire and release, their gradients are reduced once they
+// are ready, and what will be needed next is gathered ahead.
+//
+//                        gathers in acquire     reduces when ready
+//   memory shared        never                  where gradients are sharded
+//   not shared           where parameters are   always; kept whole and with
+//                        sharded                allow_missing: in the step
+//
+// What is gathered ahead follows the order of acquires that was recorded since
+// the last step; a run that leaves it is recorded anew. It depends on the calls
+// alone, so ranks that make the same calls gather the same.
+//
+// Everything that moves does so on the CommQueue, after a meeting of the ranks.
+// A call that is wrong on one rank, where others would wait for it, becomes the
+// error of all. Such an error is final: ranks have got out of step.
+//
+// Threads: one at a time, as the engine.
+
+#ifndef SHARD_CORE_ENGINE_UNITS_H_
+#define SHARD_CORE_ENGINE_UNITS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/device/device.h"
+#include "core/engine/buffers.h"
+#include "core/engine/comm_queue.h"
+#include "core/engine/meeting.h"
+#include "core/engine/slots.h"
+#include "core/engine/transfers.h"
+#include "core/engine/unit_states.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+class Units {
+ public:
+  struct Parts {
+    const Plan* plan;
+    const EngineMemory* memory;
+    Communicator* comm;
+    Device* device;
+    Stream* compute;
+    Transfers* transfers;
+    CommQueue* queue;
+    double timeout;      // Of what runs on the queue.
+    bool allow_missing;  // Gradients.
+  };
+
+  // All of `parts` outlive this.
+  explicit Units(const Parts& parts);
+
+  // COLLECTIVE where it gathers. Returns once the parameters are there, and for
+  // a backward pass room for the gradients, zeros where they are sharded.
+  Status Acquire(int32_t unit, Pass pass, const Deadline& deadline);
+  Status Release(int32_t unit);
+  // COLLECTIVE where it reduces, which goes on after it has returned.
+  Status GradsReady(int32_t unit, const Deadline& deadline);
+  Status ParamGradReady(ParamId param, const Deadline& deadline);
+  // From here on another backward pass follows before the step, or none.
+  void SetNoSync(bool on) { no_sync_ = on; }
+
+  // Where `param` and its gradient are now. Errors: what must be acquired
+  // first.
+  StatusOr<void*> Param(ParamId param) const;
+  StatusOr<void*> Grad(ParamId param) const;
+
+  // Throws away what was accumulated since the last step, and that it was
+  // ready. Not the host's own: whole gradients stay.
+  Status ClearGrads(const Deadline& deadline);
+
+  // What is wrong with stepping now, on this rank alone.
+  Status CheckStep() const;
+  // COLLECTIVE. Waits for what is on its way, meets the others, who come to do
+  // the same, and follows those who still do something else.
+  // Local: whole gradients that are missing become zeros before.
+  Status EnterStep(const Note& note, const Status& local,
+                   const Deadline& deadline, int32_t* leader);
+  // COLLECTIVE, after it. Enqueues the reduction of all gradients that were not
+  // reduced yet; by unit, when it is done. What no rank has becomes zeros.
+  std::vector<Event> EnqueueRest();
+  // COLLECTIVE, for a rank without input: meets, and follows until the others
+  // step (`leader` has the note) or all ranks have joined (`joined`).
+  Status Follow(const Deadline& deadline, int32_t* leader, bool* joined);
+  // After a step; parameters that were gathered are out of date.
+  void FinishStep();
+  // `event` is when the parameters of `unit` are published, on the queue.
+  void SetPublished(int32_t unit, Event event);
+
+  const std::vector<Note>& notes() const { return meeting_.notes(); }
+  const UnitStates& states() const { return states_; }
+  // The error after which the ranks are out of step.
+  const Status& broken() const { return broken_; }
+  bool gathers() const { return gathers_; }
+
+ private:
+  // What a rank is about to do; then does it, and all that others do before.
+  Status Perform(const Note& note, unsigned char* slot);
+  // The leader's part of the last meeting.
+  Status Do(const Note& note, unsigned char* slot, const Deadline& deadline);
+  // COLLECTIVE. Tells the others, who come to do something with a unit, that
+  // this rank cannot.
+  Status TellOthers(Activity activity, const Status& local,
+                    const Deadline& deadline);
+  StatusOr<Conclusion> Meet(const Note& note, const Status& local,
+                            const Deadline& deadline);
+  Status CheckRoom(int32_t unit, const Slots& slots,
+                   std::string_view what) const;
+  bool Has(int32_t unit, bool grads) const;
+  // Enqueues the gathering of `unit`, into a slot that is not in use.
+  void EnqueueGather(int32_t unit, int slot);
+  void EnqueueReduce(int32_t unit);
+  void RecordOrder(int32_t unit);
+  void Prefetch();
+  Status TakeGradSlot(int32_t unit, const Deadline& deadline);
+  void ZeroMissing();
+  Status Broken(Status status);
+
+  const Parts parts_;
+  const Plan& plan_;
+  const bool gathers_;
+  const bool reduces_;        // When ready.
+  const bool reduces_later_;  // In the step.
+  UnitStates states_;
+  Meeting meeting_;
+  Slots param_slots_;
+  Slots grad_slots_;
+  bool no_sync_ = false;
+  Status broken_;
+  // By unit: what the ranks have reduced since the last step. On the queue's
+  // thread while it is not empty.
+  std::vector<bool> reduced_;
+  std::vector<Event> published_;  // By unit.
+
+  std::vector<int32_t> order_;  // Units in the order of acquires.
+  size_t position_ = 0;         // In it, of the next acquire.
+  bool recording_ = true;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_UNITS_H_
