@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Communicator: a fixed group of ranks that meet, agree and share memory.
+// Communicator: a fixed group of ranks that meet, agree, share memory where
+// they can, and move tensors where they cannot.
 //
 // Every call marked COLLECTIVE must be made by all ranks in the same order.
-// Each carries a fingerprint of what is called (operation, sizes, sequence
-// number); ranks that call different things get kDesync, all of them, with the
-// two calls and the first differing rank in the message, and never a hang.
+// Each carries a fingerprint of what is called (operation, sizes, dtypes,
+// sequence number); ranks that call different things get kDesync, all of them,
+// with the two calls and the first differing rank in the message, and never a
+// hang.
 //
 // Failure is sticky. After a lost rank, a passed deadline or an Abort, every
 // rank's current and later collective returns the same code: kRankLost stays
 // kRankLost with the same rank, anything else comes back as kPoisoned with the
 // first error in its message. Nothing is retried; the host closes and reopens.
 //
-// Threads: one thread at a time drives the collectives of one Communicator;
-// Abort, rank, world_size and Describe may be called from any thread.
+// Threads: one thread at a time drives the collectives of one Communicator, not
+// always the same; Abort, rank, world_size and Describe may be called from any
+// thread.
 
 #ifndef SHARD_CORE_COMM_COMMUNICATOR_H_
 #define SHARD_CORE_COMM_COMMUNICATOR_H_
@@ -27,6 +30,7 @@
 #include <vector>
 
 #include "core/base/deadline.h"
+#include "core/base/dtype.h"
 #include "core/base/logging.h"
 #include "core/base/status.h"
 
@@ -61,6 +65,44 @@ class SymmetricBuffer {
   virtual size_t resident_bytes() const = 0;
 };
 
+// Which ranks exchange tensors with each other: first, first + stride, ...,
+// `count` of them. A collective cuts the whole world into sets of one stride
+// and count, and every rank names its own: with stride 1 they are neighbours
+// (shard groups), else they lie across such groups (replicas).
+struct RankSet {
+  int first = 0;
+  int stride = 1;
+  int count = 1;
+
+  static RankSet All(int world_size) { return {0, 1, world_size}; }
+
+  // The set of that stride and count with `rank` in it.
+  static RankSet Of(int rank, int stride, int count) {
+    return {rank - rank / stride % count * stride, stride, count};
+  }
+
+  // Its `index`-th rank.
+  int rank(int index) const { return first + index * stride; }
+
+  // The index of `rank`, -1 when it is not in the set. REQUIRES: stride > 0.
+  int IndexOf(int rank) const {
+    const int64_t steps = (int64_t{rank} - first) / stride;
+    return rank >= first && steps < count && first + steps * stride == rank
+               ? static_cast<int>(steps)
+               : -1;
+  }
+
+  // Whether it is one of the sets that stride and count cut such a world into.
+  // Their product divides the world size; alone, a rank has any stride.
+  bool Divides(int world_size) const {
+    if (first < 0 || first >= world_size || stride < 1 || count < 1) {
+      return false;
+    }
+    const int64_t span = int64_t{stride} * count;
+    return count == 1 || (world_size % span == 0 && first % span < stride);
+  }
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -68,7 +110,8 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
-  // True when peers' SymmetricBuffer regions are directly addressable.
+  // True when peers' SymmetricBuffer regions are directly addressable. Without,
+  // Allocate fails, and tensors go through the tensor collectives.
   virtual bool direct() const = 0;
 
   // One line for people: "shm:job-17 rank 1 of 2 (from SHARD_* variables)".
@@ -92,10 +135,41 @@ class Communicator {
                            const Deadline& deadline) = 0;
 
   // COLLECTIVE. `bytes` must be the same on every rank; 0 is allowed.
-  // kResourceExhausted on all ranks when one of them has not enough memory.
+  // kResourceExhausted on all ranks when one of them has not enough memory;
+  // kUnimplemented on all ranks where direct() is false.
   virtual StatusOr<std::shared_ptr<SymmetricBuffer>> Allocate(
       std::string_view what, size_t bytes, SymmetricKind kind,
       const Deadline& deadline) = 0;
+
+  // The tensor collectives. Every rank of the world takes part, each with the
+  // ranks of its own set. They work whatever direct() says. "Sent" is what a
+  // ring would send per rank.
+
+  // COLLECTIVE. `send` holds set.count blocks of `count` elements of `dtype`,
+  // block i for the i-th rank of the set. Element j of `recv` becomes the sum
+  // of element j of this rank's block over the set: in rank order, in fp32,
+  // rounded once, to nearest, to `recv_dtype`. With `add` the old value of
+  // recv[j] is added to that sum before it is rounded. Sent: set.count - 1
+  // blocks.
+  // REQUIRES: both dtypes are f32, bf16 or f16. `recv` is this rank's own block
+  // in `send`, with dtypes that are equal, or overlaps no part of `send`.
+  virtual Status ReduceScatter(std::string_view what, const RankSet& set,
+                               const void* send, DType dtype, size_t count,
+                               void* recv, DType recv_dtype, bool add,
+                               const Deadline& deadline) = 0;
+
+  // COLLECTIVE. The `bytes` bytes of the i-th rank of the set become
+  // recv[i * bytes, (i + 1) * bytes) on all its ranks. Sent: set.count - 1
+  // times `bytes`. REQUIRES: `send` is its own place in `recv`, or overlaps no
+  // part of it.
+  virtual Status AllGatherBlocks(std::string_view what, const RankSet& set,
+                                 const void* send, size_t bytes, void* recv,
+                                 const Deadline& deadline) = 0;
+
+  // COLLECTIVE. Rank `root`'s `data` becomes everyone's. Sent: `bytes`, nothing
+  // in a world of one rank. REQUIRES: 0 <= root < world size.
+  virtual Status Broadcast(std::string_view what, int root, void* data,
+                           size_t bytes, const Deadline& deadline) = 0;
 
   // Ends the group: peers waiting now or later return kPoisoned with `reason`.
   // Any thread. Local and idempotent: the first reason stays.
@@ -127,6 +201,13 @@ struct CommOptions {
 //   shm:NAME          processes of this host and user that give the same NAME
 //   env:              rank, size and meeting point from the environment
 // `?timeout=SECONDS` overrides CommOptions::timeout on all of them.
+//
+// `?direct=0` on all of them: the ranks act as if they shared no memory.
+// direct() is false, and tensors move through the tensor collectives, which is
+// how ranks on several hosts do it. A slow link between them is simulated with
+// `delay=SECONDS` and `bandwidth=BYTES_PER_SECOND` (0: none): from the moment
+// when all ranks have entered it, a tensor collective takes at least
+// delay + bytes sent per rank / bandwidth. Every rank should give the same.
 StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
     std::string_view url, const CommOptions& options);
 

@@ -10,6 +10,7 @@
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/comm/direct/control_block.h"
+#include "core/comm/direct/link.h"
 #include "core/comm/env/environment.h"
 #include "core/comm/shm/shm_communicator.h"
 #include "core/comm/thread/thread_communicator.h"
@@ -51,15 +52,41 @@ Status CheckPlace(std::string_view url, const CommOptions& options) {
   return Status();
 }
 
+// Takes `link`'s parameters from `spec`, which keep their values where it has
+// none.
+Status TakeLink(std::string_view url, Spec* spec, direct::Link* link) {
+  SHARD_ASSIGN_OR_RETURN(link->direct, spec->TakeBool("direct", link->direct));
+  SHARD_ASSIGN_OR_RETURN(link->delay, spec->TakeDouble("delay", link->delay));
+  SHARD_ASSIGN_OR_RETURN(link->bandwidth,
+                         spec->TakeDouble("bandwidth", link->bandwidth));
+  if (link->delay < 0) {
+    return InvalidArgument("'", url, "': a delay of ", link->delay,
+                           " seconds; it must not be negative");
+  }
+  if (link->bandwidth < 0) {
+    return InvalidArgument("'", url, "': a bandwidth of ", link->bandwidth,
+                           " bytes per second; it must not be negative (0: "
+                           "none is simulated)");
+  }
+  if (link->direct && (link->delay > 0 || link->bandwidth > 0)) {
+    return InvalidArgument("'", url,
+                           "': ", link->delay > 0 ? "delay" : "bandwidth",
+                           " is of a simulated link, which ranks that share "
+                           "memory do not have; add direct=0 or leave it out");
+  }
+  return Status();
+}
+
 std::string Describe(std::string_view where, const CommOptions& options,
-                     std::string_view origin) {
+                     const direct::Link& link, std::string_view origin) {
   return StrCat(where, " rank ", options.rank, " of ", options.world_size,
-                origin);
+                link.Describe(), origin);
 }
 
 StatusOr<std::shared_ptr<Communicator>> OpenLocal(std::string_view url,
                                                   const Spec& spec,
                                                   CommOptions options,
+                                                  const direct::Link& link,
                                                   std::string_view origin) {
   if (!spec.body().empty()) {
     return InvalidArgument("'", url, "': local: is followed by nothing");
@@ -70,14 +97,13 @@ StatusOr<std::shared_ptr<Communicator>> OpenLocal(std::string_view url,
     return InvalidArgument("'", url, "' is rank 0 of 1, the options say rank ",
                            options.rank, " of ", options.world_size);
   }
-  return threads::OpenLocal(Describe("local:", options, origin), options);
+  return threads::OpenLocal(Describe("local:", options, link, origin), options,
+                            link);
 }
 
-StatusOr<std::shared_ptr<Communicator>> OpenThreads(std::string_view url,
-                                                    const Spec& spec,
-                                                    const std::string& name,
-                                                    CommOptions options,
-                                                    std::string_view origin) {
+StatusOr<std::shared_ptr<Communicator>> OpenThreads(
+    std::string_view url, const Spec& spec, const std::string& name,
+    CommOptions options, const direct::Link& link, std::string_view origin) {
   const auto count = ParseInt(spec.body());
   if (!count || *count < 1) {
     return InvalidArgument("'", url,
@@ -89,12 +115,14 @@ StatusOr<std::shared_ptr<Communicator>> OpenThreads(std::string_view url,
   SHARD_RETURN_IF_ERROR(CheckPlace(url, options));
   const std::string where = StrCat("threads:", options.world_size,
                                    name.empty() ? "" : "?name=", name);
-  return threads::Open(name, Describe(where, options, origin), options);
+  return threads::Open(name, Describe(where, options, link, origin), options,
+                       link);
 }
 
 StatusOr<std::shared_ptr<Communicator>> OpenShm(std::string_view url,
                                                 const Spec& spec,
                                                 CommOptions options,
+                                                const direct::Link& link,
                                                 std::string origin) {
   if (options.rank == -1 && options.world_size == 0) {
     SHARD_ASSIGN_OR_RETURN(const env::Placement placement, HostEnvironment());
@@ -110,13 +138,14 @@ StatusOr<std::shared_ptr<Communicator>> OpenShm(std::string_view url,
   }
   SHARD_RETURN_IF_ERROR(CheckPlace(url, options));
   return shm::Open(spec.body(),
-                   Describe(StrCat("shm:", spec.body()), options, origin),
-                   options);
+                   Describe(StrCat("shm:", spec.body()), options, link, origin),
+                   options, link);
 }
 
 // `url` is not "env:".
 StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
                                                   CommOptions options,
+                                                  direct::Link link,
                                                   const std::string& origin) {
   SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(url));
   SHARD_ASSIGN_OR_RETURN(options.timeout,
@@ -125,6 +154,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
     return InvalidArgument("'", url, "': a timeout of ", options.timeout,
                            " seconds; it must be positive");
   }
+  SHARD_RETURN_IF_ERROR(TakeLink(url, &spec, &link));
   SHARD_ASSIGN_OR_RETURN(const int64_t rank, spec.TakeInt("rank", -1));
   SHARD_ASSIGN_OR_RETURN(const int64_t world_size,
                          spec.TakeInt("world_size", 0));
@@ -135,9 +165,11 @@ StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
   const std::string name = is_threads ? spec.TakeString("name", "") : "";
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
 
-  if (is_threads) return OpenThreads(url, spec, name, options, origin);
-  if (spec.name() == "local") return OpenLocal(url, spec, options, origin);
-  if (spec.name() == "shm") return OpenShm(url, spec, options, origin);
+  if (is_threads) return OpenThreads(url, spec, name, options, link, origin);
+  if (spec.name() == "local") {
+    return OpenLocal(url, spec, options, link, origin);
+  }
+  if (spec.name() == "shm") return OpenShm(url, spec, options, link, origin);
   return InvalidArgument("'", url,
                          "' names no communicator; known: local:, "
                          "threads:N, shm:NAME, env:");
@@ -148,11 +180,13 @@ StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
 StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
     std::string_view url, const CommOptions& options) {
   SHARD_ASSIGN_OR_RETURN(Spec spec, Spec::Parse(url));
-  if (spec.name() != "env") return OpenNamed(url, options, "");
+  if (spec.name() != "env") return OpenNamed(url, options, direct::Link(), "");
 
   CommOptions placed = options;
   SHARD_ASSIGN_OR_RETURN(placed.timeout,
                          spec.TakeDouble("timeout", options.timeout));
+  direct::Link link;
+  SHARD_RETURN_IF_ERROR(TakeLink(url, &spec, &link));
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
   if (!spec.body().empty()) {
     return InvalidArgument("'", url, "': env: is followed by nothing");
@@ -162,7 +196,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
       Merge("the rank", placement.source, placement.rank, -1, &placed.rank));
   SHARD_RETURN_IF_ERROR(Merge("the world size", placement.source,
                               placement.world_size, 0, &placed.world_size));
-  return OpenNamed(placement.url, placed,
+  return OpenNamed(placement.url, placed, link,
                    StrCat(" (from ", placement.source, ")"));
 }
 

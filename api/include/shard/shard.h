@@ -185,7 +185,14 @@ typedef struct shard_comm shard_comm;
  *                  name are told apart by N.
  *   "shm:NAME"     processes of this host and user that give the same NAME.
  *
- * "?timeout=SECONDS" may follow any URL. Errors: INVALID_ARGUMENT for a bad
+ * "?timeout=SECONDS" may follow any URL. So may "?direct=0": the ranks then act
+ * as if they shared no memory, and exchange tensors as ranks on several hosts
+ * would; for trying that on one machine. "&delay=SECONDS" and
+ * "&bandwidth=BYTES_PER_SECOND" simulate a link: an exchange of tensors takes
+ * at least the delay, and the bytes a rank sends at that rate. Every rank
+ * should give the same.
+ *
+ * Errors: INVALID_ARGUMENT for a bad
  * URL, a rank outside the world, or world sizes that differ (on all ranks);
  * DEADLINE_EXCEEDED naming the ranks that did not come; ALREADY_EXISTS when
  * rank or NAME is taken. */

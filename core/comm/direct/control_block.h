@@ -26,6 +26,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/comm/communicator.h"
+
 namespace shard::direct {
 
 // One host has no more; the failer field and the file descriptors (a pidfd per
@@ -46,6 +48,19 @@ enum class Operation : uint32_t {
   kAllocatePerRank = 3,
   kAllocatePerHost = 4,
   kShutdown = 5,
+  kReduceScatter = 6,
+  kAllGatherBlocks = 7,
+  kBroadcast = 8,
+};
+
+// What a tensor collective moves, with Fingerprint::bytes of elements or bytes.
+// All ranks must say the same, but for where their sets begin.
+struct TensorCall {
+  RankSet set;
+  int32_t root;
+  int32_t dtype;
+  int32_t recv_dtype;
+  int32_t add;
 };
 
 // What a rank called: all must call the same.
@@ -55,6 +70,8 @@ struct Fingerprint {
   uint64_t what_hash;   // Of the text before the cut.
   uint64_t bytes;
   uint64_t number;  // How many collectives came before.
+  TensorCall tensor;
+  int32_t direct;  // Whether the ranks may see each other's memory.
   char what[kWhatBytes];
 };
 

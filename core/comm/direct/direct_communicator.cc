@@ -59,12 +59,20 @@ DirectCommunicator::DirectCommunicator(std::unique_ptr<Group> group,
                                        std::unique_ptr<RegionSource> regions,
                                        std::shared_ptr<void> keep_mapped,
                                        std::string description,
-                                       const CommOptions& options)
+                                       const CommOptions& options,
+                                       const Link& link)
     : keep_mapped_(std::move(keep_mapped)),
       group_(std::move(group)),
       regions_(std::move(regions)),
       description_(std::move(description)),
       options_(options),
+      link_(link),
+      exchange_(group_.get(), link,
+                [this](std::string_view what, size_t bytes,
+                       const Deadline& deadline) {
+                  return MakeRegions(what, bytes, SymmetricKind::kPerRank,
+                                     deadline);
+                }),
       owner_(::getpid()) {}
 
 DirectCommunicator::~DirectCommunicator() {
@@ -81,14 +89,15 @@ Status DirectCommunicator::Enter(std::string_view what) const {
 Status DirectCommunicator::Barrier(std::string_view what,
                                    const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(Enter(what));
-  return group_->Begin({Operation::kBarrier, what}, nullptr, 0, deadline);
+  return group_->Begin({Operation::kBarrier, what, 0, link_.direct}, nullptr, 0,
+                       deadline);
 }
 
 Status DirectCommunicator::AllGather(std::string_view what, const void* send,
                                      size_t bytes, void* recv,
                                      const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(Enter(what));
-  const Call call{Operation::kAllGather, what, bytes};
+  const Call call{Operation::kAllGather, what, bytes, link_.direct};
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(recv);
   size_t done = 0;
@@ -113,9 +122,21 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::Allocate(
   const bool per_rank = kind == SymmetricKind::kPerRank;
   const Call call{
       per_rank ? Operation::kAllocatePerRank : Operation::kAllocatePerHost,
-      what, bytes};
+      what, bytes, link_.direct};
   SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
+  if (!link_.direct) {
+    return Unimplemented("'", what, "' on ", description_,
+                         ": with direct=0 there is no memory that the ranks "
+                         "share; leave direct=0 out, or use the tensor "
+                         "collectives");
+  }
+  return MakeRegions(what, bytes, kind, deadline);
+}
 
+StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::MakeRegions(
+    std::string_view what, size_t bytes, SymmetricKind kind,
+    const Deadline& deadline) {
+  const bool per_rank = kind == SymmetricKind::kPerRank;
   // An empty region still has an address of its own. All ranks compute the
   // same here, so that an early return is one of all ranks.
   size_t step = 0;
@@ -154,6 +175,31 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::Allocate(
       std::move(mapping), bytes, per_rank ? step : 0, resident));
 }
 
+Status DirectCommunicator::ReduceScatter(std::string_view what,
+                                         const RankSet& set, const void* send,
+                                         DType dtype, size_t count, void* recv,
+                                         DType recv_dtype, bool add,
+                                         const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(Enter(what));
+  return exchange_.ReduceScatter(what, set, send, dtype, count, recv,
+                                 recv_dtype, add, deadline);
+}
+
+Status DirectCommunicator::AllGatherBlocks(std::string_view what,
+                                           const RankSet& set, const void* send,
+                                           size_t bytes, void* recv,
+                                           const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(Enter(what));
+  return exchange_.AllGatherBlocks(what, set, send, bytes, recv, deadline);
+}
+
+Status DirectCommunicator::Broadcast(std::string_view what, int root,
+                                     void* data, size_t bytes,
+                                     const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(Enter(what));
+  return exchange_.Broadcast(what, root, data, bytes, deadline);
+}
+
 void DirectCommunicator::Abort(const Status& reason) {
   group_->Fail(Status(
       StatusCode::kPoisoned,
@@ -166,8 +212,8 @@ Status DirectCommunicator::Shutdown(const Deadline& deadline) {
   if (shut_down_) return Status();
   constexpr std::string_view kWhat = "shutdown";
   SHARD_RETURN_IF_ERROR(Enter(kWhat));
-  SHARD_RETURN_IF_ERROR(
-      group_->Begin({Operation::kShutdown, kWhat}, nullptr, 0, deadline));
+  SHARD_RETURN_IF_ERROR(group_->Begin(
+      {Operation::kShutdown, kWhat, 0, link_.direct}, nullptr, 0, deadline));
   shut_down_ = true;
   return Status();
 }

@@ -2,7 +2,9 @@
 //
 // DirectCommunicator: the Communicator of ranks that share memory, whether
 // they are threads or processes. How they meet, how memory comes to be and how
-// a death is noticed is given to it: Group, RegionSource, Liveness.
+// a death is noticed is given to it: Group, RegionSource, Liveness. So is
+// whether the callers may know: a Link that is not direct keeps shared memory
+// from them, and leaves them the tensor collectives.
 
 #ifndef SHARD_CORE_COMM_DIRECT_DIRECT_COMMUNICATOR_H_
 #define SHARD_CORE_COMM_DIRECT_DIRECT_COMMUNICATOR_H_
@@ -14,7 +16,9 @@
 #include <string_view>
 
 #include "core/comm/communicator.h"
+#include "core/comm/direct/exchange.h"
 #include "core/comm/direct/group.h"
+#include "core/comm/direct/link.h"
 #include "core/comm/direct/region_source.h"
 
 namespace shard::direct {
@@ -25,12 +29,12 @@ class DirectCommunicator final : public Communicator {
   DirectCommunicator(std::unique_ptr<Group> group,
                      std::unique_ptr<RegionSource> regions,
                      std::shared_ptr<void> keep_mapped, std::string description,
-                     const CommOptions& options);
+                     const CommOptions& options, const Link& link);
   ~DirectCommunicator() override;
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
-  bool direct() const override { return true; }
+  bool direct() const override { return link_.direct; }
   std::string Describe() const override { return description_; }
   const Logger& logger() const override { return options_.logger; }
   double timeout() const override { return options_.timeout; }
@@ -41,17 +45,32 @@ class DirectCommunicator final : public Communicator {
   StatusOr<std::shared_ptr<SymmetricBuffer>> Allocate(
       std::string_view what, size_t bytes, SymmetricKind kind,
       const Deadline& deadline) override;
+  Status ReduceScatter(std::string_view what, const RankSet& set,
+                       const void* send, DType dtype, size_t count, void* recv,
+                       DType recv_dtype, bool add,
+                       const Deadline& deadline) override;
+  Status AllGatherBlocks(std::string_view what, const RankSet& set,
+                         const void* send, size_t bytes, void* recv,
+                         const Deadline& deadline) override;
+  Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
+                   const Deadline& deadline) override;
   void Abort(const Status& reason) override;
   Status Shutdown(const Deadline& deadline) override;
 
  private:
   Status Enter(std::string_view what) const;
+  // COLLECTIVE. What Allocate does once the ranks' calls are known to agree.
+  StatusOr<std::shared_ptr<SymmetricBuffer>> MakeRegions(
+      std::string_view what, size_t bytes, SymmetricKind kind,
+      const Deadline& deadline);
 
   const std::shared_ptr<void> keep_mapped_;
   const std::unique_ptr<Group> group_;
   const std::unique_ptr<RegionSource> regions_;
   const std::string description_;
   const CommOptions options_;
+  const Link link_;
+  Exchange exchange_;
   // A child forked from this process must not speak in its parent's name.
   const pid_t owner_;
   bool shut_down_ = false;

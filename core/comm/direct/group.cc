@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/dtype.h"
 #include "core/base/strings.h"
 #include "core/comm/direct/futex.h"
 
@@ -80,6 +81,12 @@ std::string_view OperationName(uint32_t operation) {
       return "allocation per host";
     case Operation::kShutdown:
       return "shutdown";
+    case Operation::kReduceScatter:
+      return "reduce-scatter";
+    case Operation::kAllGatherBlocks:
+      return "all-gather of blocks";
+    case Operation::kBroadcast:
+      return "broadcast";
   }
   return "unknown operation";
 }
@@ -87,13 +94,42 @@ std::string_view OperationName(uint32_t operation) {
 std::string Format(const Fingerprint& call) {
   std::string out = StrCat(OperationName(call.operation), " '",
                            TextOf(call.what, call.what_bytes), "'");
-  const auto operation = static_cast<Operation>(call.operation);
-  if (operation == Operation::kAllGather ||
-      operation == Operation::kAllocatePerRank ||
-      operation == Operation::kAllocatePerHost) {
-    StrAppend(&out, " of ", call.bytes, " bytes");
+  const TensorCall& tensor = call.tensor;
+  const auto over_set = [&] {
+    StrAppend(&out, " over ", tensor.set.count, " ranks from ",
+              tensor.set.first, " in steps of ", tensor.set.stride);
+  };
+  switch (static_cast<Operation>(call.operation)) {
+    case Operation::kAllGather:
+    case Operation::kAllocatePerRank:
+    case Operation::kAllocatePerHost:
+      StrAppend(&out, " of ", call.bytes, " bytes");
+      break;
+    case Operation::kReduceScatter:
+      StrAppend(&out, " of ", call.bytes, " ",
+                DTypeName(static_cast<DType>(tensor.dtype)),
+                tensor.add != 0 ? " added to " : " to ",
+                DTypeName(static_cast<DType>(tensor.recv_dtype)));
+      over_set();
+      break;
+    case Operation::kAllGatherBlocks:
+      StrAppend(&out, " of ", call.bytes, " bytes");
+      over_set();
+      break;
+    case Operation::kBroadcast:
+      StrAppend(&out, " of ", call.bytes, " bytes from rank ", tensor.root);
+      break;
+    default:
+      break;
   }
+  if (call.direct == 0) out += " with direct=0";
   return out;
+}
+
+bool HasSet(const Fingerprint& call) {
+  const auto operation = static_cast<Operation>(call.operation);
+  return operation == Operation::kReduceScatter ||
+         operation == Operation::kAllGatherBlocks;
 }
 
 // A rank that gives up reads the last call of a peer that may just be moving
@@ -125,8 +161,13 @@ Fingerprint LoadCall(Cell& from) {
 }
 
 bool SameCall(const Fingerprint& a, const Fingerprint& b) {
+  const TensorCall& s = a.tensor;
+  const TensorCall& t = b.tensor;
   return a.operation == b.operation && a.bytes == b.bytes &&
-         a.number == b.number && a.what_hash == b.what_hash;
+         a.number == b.number && a.what_hash == b.what_hash &&
+         a.direct == b.direct && s.set.stride == t.set.stride &&
+         s.set.count == t.set.count && s.root == t.root && s.dtype == t.dtype &&
+         s.recv_dtype == t.recv_dtype && s.add == t.add;
 }
 
 }  // namespace
@@ -157,6 +198,8 @@ Status Group::Begin(const Call& call, const void* send, size_t bytes,
   mine.what_hash = HashOf(call.what);
   mine.bytes = call.bytes;
   mine.number = calls_++;
+  mine.tensor = call.tensor;
+  mine.direct = call.direct ? 1 : 0;
   mine_ = mine;
   SHARD_RETURN_IF_ERROR(Round(call, send, bytes, deadline));
   return CompareCalls();
@@ -216,17 +259,50 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
 // Reads the same cells on every rank, so that every rank says the same.
 Status Group::CompareCalls() {
   const Fingerprint first = LoadCall(slot(0).cells[round_ & 1]);
-  for (int r = 1; r < world_size_; ++r) {
+  for (int r = 0; r < world_size_; ++r) {
     const Fingerprint other = LoadCall(slot(r).cells[round_ & 1]);
-    if (SameCall(first, other)) continue;
-    const Status desync = Desync(
-        r, "the ranks called different things: rank 0 called ", Format(first),
-        ", rank ", r, " called ", Format(other), " (collective ", first.number,
-        "); every rank must make the same calls in the same order");
+    Status desync;
+    if (!SameCall(first, other)) {
+      desync =
+          Desync(r, "the ranks called different things: rank 0 called ",
+                 Format(first), ", rank ", r, " called ", Format(other),
+                 " (collective ", first.number,
+                 "); every rank must make the same calls in the same order");
+    } else if (const RankSet& set = other.tensor.set;
+               HasSet(other) &&
+               (!set.Divides(world_size_) || set.IndexOf(r) < 0)) {
+      desync = Desync(
+          r, "rank ", r, " called ", Format(other), " (collective ",
+          first.number, "), which is not its set of the ", world_size_,
+          " ranks; every rank must be in one set, all of one stride and count");
+    } else {
+      continue;
+    }
     Fail(desync);
     return desync;
   }
   return Status();
+}
+
+Status Group::SleepUntil(const Call& call, const Deadline& end,
+                         const Deadline& deadline) {
+  for (;;) {
+    const uint32_t event = block_->event.load(std::memory_order_seq_cst);
+    if (const State now = state(); now.failer >= 0) return Recorded(now);
+    if (end.Expired()) return Status();
+    if (deadline.Expired()) {
+      Fail(DeadlineExceeded("'", call.what, "': the simulated link takes ",
+                            end.seconds(), " s, longer than the ",
+                            deadline.seconds(), " s that this rank waits"));
+      return Recorded(state());
+    }
+    block_->waiters.fetch_add(1, std::memory_order_seq_cst);
+    FutexWait(&block_->event, event,
+              std::min<std::chrono::nanoseconds>(
+                  kSlice, std::min(end.Remaining(), deadline.Remaining()) +
+                              std::chrono::microseconds(1)));
+    block_->waiters.fetch_sub(1, std::memory_order_seq_cst);
+  }
 }
 
 bool Group::AllArrived() const {

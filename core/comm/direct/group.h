@@ -32,6 +32,8 @@ struct Call {
   Operation operation;
   std::string_view what;
   uint64_t bytes = 0;
+  bool direct = true;
+  TensorCall tensor = {};
 };
 
 class Group {
@@ -52,6 +54,11 @@ class Group {
   // A further round of the same call. REQUIRES: Begin succeeded.
   Status Continue(const Call& call, const void* send, size_t bytes,
                   const Deadline& deadline);
+
+  // Sleeps until `end`, at most until the group fails, which is then the
+  // result. Fails the group when `deadline` comes first.
+  Status SleepUntil(const Call& call, const Deadline& end,
+                    const Deadline& deadline);
 
   // What `rank` sent in the round just completed; valid until the next.
   const std::byte* payload(int rank) const;

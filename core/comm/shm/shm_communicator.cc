@@ -115,7 +115,8 @@ class ShmRegions final : public direct::RegionSource {
 
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              const std::string& description,
-                                             const CommOptions& options) {
+                                             const CommOptions& options,
+                                             const direct::Link& link) {
   SHARD_RETURN_IF_ERROR(CheckName(name));
   const MeetingOptions how{name,
                            options.rank,
@@ -135,7 +136,7 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
   return std::shared_ptr<Communicator>(
       std::make_shared<direct::DirectCommunicator>(
           std::move(group), std::move(regions), std::move(meeting), description,
-          options));
+          options, link));
 }
 
 }  // namespace shard::shm

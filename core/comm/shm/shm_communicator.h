@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/comm/communicator.h"
+#include "core/comm/direct/link.h"
 
 namespace shard::shm {
 
@@ -16,7 +17,8 @@ namespace shard::shm {
 // REQUIRES: 0 <= options.rank < options.world_size <= direct::kMaxRanks.
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              const std::string& description,
-                                             const CommOptions& options);
+                                             const CommOptions& options,
+                                             const direct::Link& link);
 
 }  // namespace shard::shm
 

@@ -13,8 +13,9 @@
 //            <------------------------  Verdict (begin)
 //
 // A Verdict that is not OK ends the meeting; rank 0 sends the same to all.
-// Every packet begins with a Header: a change to any of them is a new
-// kVersion, which the Header and the Hello's first fields outlive.
+// Every packet begins with a Header: a change to any of them, or to the
+// ControlBlock, is a new kVersion, which the Header and the Hello's first
+// fields outlive.
 
 #ifndef SHARD_CORE_COMM_SHM_WIRE_H_
 #define SHARD_CORE_COMM_SHM_WIRE_H_
@@ -30,7 +31,7 @@
 namespace shard::shm {
 
 inline constexpr uint64_t kMagic = 0x3164726168736c2fu;  // "/lshard1"
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 
 enum class Kind : uint32_t {
   kGreeting = 1,

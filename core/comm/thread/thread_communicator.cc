@@ -56,28 +56,31 @@ class ThreadRegions final : public direct::RegionSource {
 
 std::shared_ptr<Communicator> Make(std::shared_ptr<SharedGroup> shared,
                                    const std::string& description,
-                                   const CommOptions& options) {
+                                   const CommOptions& options,
+                                   const direct::Link& link) {
   auto group = std::make_unique<direct::Group>(shared->block(), options.rank,
                                                options.world_size, nullptr);
   auto regions = std::make_unique<ThreadRegions>(shared, options.rank);
   return std::make_shared<direct::DirectCommunicator>(
       std::move(group), std::move(regions), std::move(shared), description,
-      options);
+      options, link);
 }
 
 }  // namespace
 
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              const std::string& description,
-                                             const CommOptions& options) {
+                                             const CommOptions& options,
+                                             const direct::Link& link) {
   SHARD_ASSIGN_OR_RETURN(auto shared,
                          Meet(name, options.rank, options.world_size,
                               Deadline::After(options.timeout)));
-  return Make(std::move(shared), description, options);
+  return Make(std::move(shared), description, options, link);
 }
 
 StatusOr<std::shared_ptr<Communicator>> OpenLocal(
-    const std::string& description, const CommOptions& options) {
+    const std::string& description, const CommOptions& options,
+    const direct::Link& link) {
   SHARD_ASSIGN_OR_RETURN(Mapping control,
                          Mapping::Anonymous(direct::ControlBlock::Bytes(1)));
   auto shared = std::make_shared<SharedGroup>();
@@ -85,7 +88,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenLocal(
   CommOptions alone = options;
   alone.rank = 0;
   alone.world_size = 1;
-  return Make(std::move(shared), description, alone);
+  return Make(std::move(shared), description, alone, link);
 }
 
 }  // namespace shard::threads

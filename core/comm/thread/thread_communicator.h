@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/comm/communicator.h"
+#include "core/comm/direct/link.h"
 
 namespace shard::threads {
 
@@ -17,11 +18,13 @@ namespace shard::threads {
 // REQUIRES: 0 <= options.rank < options.world_size <= direct::kMaxRanks.
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              const std::string& description,
-                                             const CommOptions& options);
+                                             const CommOptions& options,
+                                             const direct::Link& link);
 
 // Never waits, never fails for want of a peer.
 StatusOr<std::shared_ptr<Communicator>> OpenLocal(
-    const std::string& description, const CommOptions& options);
+    const std::string& description, const CommOptions& options,
+    const direct::Link& link);
 
 }  // namespace shard::threads
 

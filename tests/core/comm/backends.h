@@ -26,11 +26,13 @@ inline std::string BackendName(Backend backend) {
   return backend == Backend::kThreads ? "threads" : "shm";
 }
 
+// `parameters`: such as "direct=0&delay=1".
 inline std::string UrlFor(Backend backend, const std::string& name,
-                          int world_size) {
+                          int world_size, const std::string& parameters = "") {
   return backend == Backend::kThreads
-             ? StrCat("threads:", world_size, "?name=", name)
-             : StrCat("shm:", name);
+             ? StrCat("threads:", world_size, "?name=", name,
+                      parameters.empty() ? "" : "&", parameters)
+             : StrCat("shm:", name, parameters.empty() ? "" : "?", parameters);
 }
 
 inline Deadline Soon() { return Deadline::After(30); }
@@ -51,11 +53,11 @@ inline void RunEach(Backend backend, int world_size,
 }
 
 // Opens a group and runs body(communicator) on every rank. Shuts it down when
-// `shutdown` is set.
+// `shutdown` is set. `parameters` are of the URL.
 inline void RunGroup(Backend backend, int world_size,
                      const std::function<void(Communicator*)>& body,
-                     bool shutdown = true) {
-  const std::string url = UrlFor(backend, UniqueName(), world_size);
+                     bool shutdown = true, const std::string& parameters = "") {
+  const std::string url = UrlFor(backend, UniqueName(), world_size, parameters);
   RunEach(backend, world_size, [&](int rank) {
     CommOptions options;
     options.rank = rank;

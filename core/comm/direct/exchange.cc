@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/comm/direct/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/gradients.h"
+
+namespace shard::direct {
+
+namespace {
+
+// Sums are formed on the stack, in the L1 cache.
+constexpr size_t kChunk = 1024;
+
+// Tiles of a reduce-scatter begin at cache lines.
+constexpr size_t kLineElements = 32;
+static_assert(kTileBytes / (kMaxRanks * sizeof(float)) >= kLineElements);
+
+size_t TilesOf(size_t size, size_t tile) {
+  return size / tile + (size % tile != 0 ? 1 : 0);
+}
+
+void Sum(const void* const* data, size_t sources, DType dtype, size_t begin,
+         size_t count, float* out) {
+  SumGradients({data, sources, dtype}, begin, count, /*scale=*/1,
+               std::numeric_limits<double>::infinity(), out);
+}
+
+// recv = [recv +] the sum over the sources.
+void SumInto(const std::vector<const void*>& sources, DType dtype, size_t count,
+             std::byte* recv, DType recv_dtype, bool add) {
+  alignas(64) float sum[kChunk];
+  alignas(64) float old[kChunk];
+  for (size_t begin = 0; begin < count; begin += kChunk) {
+    const size_t n = std::min(count - begin, kChunk);
+    std::byte* to = recv + begin * DTypeSize(recv_dtype);
+    Sum(sources.data(), sources.size(), dtype, begin, n, sum);
+    if (add) {
+      Widen(recv_dtype, to, old, n);
+      const void* const both[] = {old, sum};
+      Sum(both, 2, DType::kF32, 0, n, sum);
+    }
+    Narrow(recv_dtype, sum, to, n, nullptr);
+  }
+}
+
+}  // namespace
+
+Exchange::Exchange(Group* group, const Link& link, Allocator allocate)
+    : group_(group), link_(link), allocate_(std::move(allocate)) {}
+
+std::byte* Exchange::Half(int rank) const {
+  return staging_->region(rank) + half_ * kTileBytes;
+}
+
+Status Exchange::Run(const Call& call, size_t tiles, bool staged,
+                     size_t sent_bytes,
+                     const std::function<void(size_t tile)>& put,
+                     const std::function<void(size_t tile)>& take,
+                     const Deadline& deadline) {
+  // The first round compares the calls and carries a tile, but for the time
+  // when there is no staging yet: that is allocated for calls that agree.
+  const bool carries = staged && staging_ != nullptr;
+  if (carries) put(0);
+  SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
+  const Deadline link = Deadline::After(link_.Seconds(sent_bytes));
+  if (staged && !carries) {
+    SHARD_ASSIGN_OR_RETURN(staging_, allocate_(StrCat(call.what, ": staging"),
+                                               kStagingBytes, deadline));
+    put(0);
+    SHARD_RETURN_IF_ERROR(group_->Continue(call, nullptr, 0, deadline));
+  }
+  for (size_t t = 0; t < tiles; ++t) {
+    if (staged && t > 0) {
+      put(t);
+      SHARD_RETURN_IF_ERROR(group_->Continue(call, nullptr, 0, deadline));
+    }
+    take(t);
+    if (staged) half_ ^= 1;
+  }
+  return group_->SleepUntil(call, link, deadline);
+}
+
+Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
+                               const void* send, DType dtype, size_t count,
+                               void* recv, DType recv_dtype, bool add,
+                               const Deadline& deadline) {
+  Call call{Operation::kReduceScatter, what, count, link_.direct};
+  call.tensor = {set, 0, static_cast<int32_t>(dtype),
+                 static_cast<int32_t>(recv_dtype), add ? 1 : 0};
+  const size_t size = DTypeSize(dtype);
+  const auto* from = static_cast<const std::byte*>(send);
+  auto* to = static_cast<std::byte*>(recv);
+  // With a set that is not this rank's, the first round fails: move nothing.
+  const bool valid =
+      set.Divides(group_->world_size()) && set.IndexOf(group_->rank()) >= 0;
+  const int mine = valid ? set.IndexOf(group_->rank()) : 0;
+  const size_t peers = valid ? static_cast<size_t>(set.count) - 1 : 0;
+  const bool staged = peers > 0 && count > 0;
+  // A half holds a part of the block of each peer, in rank order.
+  const size_t tile =
+      staged ? kTileBytes / (peers * size) / kLineElements * kLineElements
+             : std::max<size_t>(count, 1);
+  // The place in the half of the rank with index `owner` of what is for the
+  // rank with index `reader`.
+  const auto part = [&](int owner, int reader) {
+    const int place = reader < owner ? reader : reader - 1;
+    return Half(set.rank(owner)) + static_cast<size_t>(place) * tile * size;
+  };
+  const auto block = [&](int index, size_t t) {
+    return from + (static_cast<size_t>(index) * count + t * tile) * size;
+  };
+  const auto elements = [&](size_t t) {
+    return std::min(count - t * tile, tile);
+  };
+  std::vector<const void*> sources(valid ? peers + 1 : 0);
+  return Run(
+      call, valid ? TilesOf(count, tile) : 0, staged, peers * count * size,
+      [&](size_t t) {
+        for (int i = 0; i < set.count; ++i) {
+          if (i == mine) continue;
+          std::memcpy(part(mine, i), block(i, t), elements(t) * size);
+        }
+      },
+      [&](size_t t) {
+        for (int i = 0; i < set.count; ++i) {
+          sources[static_cast<size_t>(i)] =
+              i == mine ? block(i, t) : part(i, mine);
+        }
+        SumInto(sources, dtype, elements(t),
+                to + t * tile * DTypeSize(recv_dtype), recv_dtype, add);
+      },
+      deadline);
+}
+
+Status Exchange::AllGatherBlocks(std::string_view what, const RankSet& set,
+                                 const void* send, size_t bytes, void* recv,
+                                 const Deadline& deadline) {
+  Call call{Operation::kAllGatherBlocks, what, bytes, link_.direct};
+  call.tensor.set = set;
+  const auto* from = static_cast<const std::byte*>(send);
+  auto* to = static_cast<std::byte*>(recv);
+  const bool valid =
+      set.Divides(group_->world_size()) && set.IndexOf(group_->rank()) >= 0;
+  const int mine = valid ? set.IndexOf(group_->rank()) : 0;
+  const size_t peers = valid ? static_cast<size_t>(set.count) - 1 : 0;
+  const auto length = [&](size_t t) {
+    return std::min(bytes - t * kTileBytes, kTileBytes);
+  };
+  return Run(
+      call, valid ? TilesOf(bytes, kTileBytes) : 0, peers > 0 && bytes > 0,
+      peers * bytes,
+      [&](size_t t) {
+        std::memcpy(Half(group_->rank()), from + t * kTileBytes, length(t));
+      },
+      [&](size_t t) {
+        const std::byte* own = from + t * kTileBytes;
+        for (int i = 0; i < set.count; ++i) {
+          std::byte* place =
+              to + static_cast<size_t>(i) * bytes + t * kTileBytes;
+          if (i != mine) {
+            std::memcpy(place, Half(set.rank(i)), length(t));
+          } else if (place != own) {
+            std::memcpy(place, own, length(t));
+          }
+        }
+      },
+      deadline);
+}
+
+Status Exchange::Broadcast(std::string_view what, int root, void* data,
+                           size_t bytes, const Deadline& deadline) {
+  Call call{Operation::kBroadcast, what, bytes, link_.direct};
+  call.tensor.root = root;
+  auto* at = static_cast<std::byte*>(data);
+  const bool alone = group_->world_size() == 1;
+  const bool is_root = group_->rank() == root;
+  const auto length = [&](size_t t) {
+    return std::min(bytes - t * kTileBytes, kTileBytes);
+  };
+  return Run(
+      call, alone ? 0 : TilesOf(bytes, kTileBytes), !alone && bytes > 0,
+      alone ? 0 : bytes,
+      [&](size_t t) {
+        if (!is_root) return;
+        std::memcpy(Half(root), at + t * kTileBytes, length(t));
+      },
+      [&](size_t t) {
+        if (is_root) return;
+        std::memcpy(at + t * kTileBytes, Half(root), length(t));
+      },
+      deadline);
+}
+
+}  // namespace shard::direct

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Exchange: the tensor collectives of ranks that share memory, for callers
+// whose tensors lie in private memory.
+//
+// Each rank has a staging region that all see, of two halves. A collective goes
+// tile by tile: a rank copies a tile for its peers into one half, a round of
+// the Group tells that all have, and every rank takes what is for it out of
+// its peers' halves. The next tile, of this collective or the next, uses the
+// other half: whoever writes a half again has passed the round in between,
+// which its readers entered when they were done. So a tile costs one round.
+//
+// The staging regions, kStagingBytes per rank, are allocated by the first
+// collective that needs them and stay. They are the communicator's: no plan of
+// an engine's memory counts them.
+//
+// Threads: one thread at a time.
+
+#ifndef SHARD_CORE_COMM_DIRECT_EXCHANGE_H_
+#define SHARD_CORE_COMM_DIRECT_EXCHANGE_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "core/base/deadline.h"
+#include "core/base/dtype.h"
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/comm/direct/group.h"
+#include "core/comm/direct/link.h"
+
+namespace shard::direct {
+
+// A tile. Large against what a round costs (some us), small enough that two
+// halves of some ranks stay in the L3 cache.
+inline constexpr size_t kTileBytes = size_t{1} << 20;
+inline constexpr size_t kStagingBytes = 2 * kTileBytes;
+
+class Exchange {
+ public:
+  // COLLECTIVE. Gives every rank a region of its own that all see.
+  using Allocator = std::function<StatusOr<std::shared_ptr<SymmetricBuffer>>(
+      std::string_view what, size_t bytes, const Deadline& deadline)>;
+
+  // REQUIRES: `group` outlives this.
+  Exchange(Group* group, const Link& link, Allocator allocate);
+
+  // The collectives of Communicator, in a set of n ranks.
+
+  // Rounds: one per kTileBytes / (n - 1) bytes of a block, at least one. Bytes
+  // per rank: reads n - 1 blocks and writes them to staging, then reads n
+  // blocks and writes one.
+  Status ReduceScatter(std::string_view what, const RankSet& set,
+                       const void* send, DType dtype, size_t count, void* recv,
+                       DType recv_dtype, bool add, const Deadline& deadline);
+
+  // Rounds: one per kTileBytes of `bytes`, at least one. Bytes per rank: reads
+  // `bytes` and writes them to staging, then reads and writes n times as many.
+  Status AllGatherBlocks(std::string_view what, const RankSet& set,
+                         const void* send, size_t bytes, void* recv,
+                         const Deadline& deadline);
+
+  // Rounds: one per kTileBytes of `bytes`, at least one. Reads and writes
+  // `bytes` on every rank.
+  Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
+                   const Deadline& deadline);
+
+ private:
+  // A collective of so many tiles: `put` copies a tile into this rank's half,
+  // `take` takes it from the peers' halves; then the link's time is waited for.
+  // Without `staged` nothing goes through staging. REQUIRES: `call`, `tiles`
+  // and `staged` are the same on all ranks whenever the call is.
+  Status Run(const Call& call, size_t tiles, bool staged, size_t sent_bytes,
+             const std::function<void(size_t tile)>& put,
+             const std::function<void(size_t tile)>& take,
+             const Deadline& deadline);
+
+  // The half of `rank` for the current tile. REQUIRES: within a staged Run.
+  std::byte* Half(int rank) const;
+
+  Group* const group_;
+  const Link link_;
+  const Allocator allocate_;
+  std::shared_ptr<SymmetricBuffer> staging_;
+  size_t half_ = 0;  // 0 or 1; the same on all ranks between rounds.
+};
+
+}  // namespace shard::direct
+
+#endif  // SHARD_CORE_COMM_DIRECT_EXCHANGE_H_

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tensor collectives against a plain loop, on every backend, whether ranks
+// may see each other's memory or not.
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/comm/communicator.h"
+#include "kernels/cpu/convert.h"
+#include "tests/core/comm/backends.h"
+
+namespace shard::testing {
+namespace {
+
+constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+// Of exchange.h: sizes below are chosen around it.
+constexpr size_t kTile = size_t{1} << 20;
+
+// Element `index` of rank `rank`: of either sign and some magnitudes, so that
+// sums in another order have other bits.
+float Value(int rank, size_t index) {
+  const uint64_t hash =
+      (index * 131 + static_cast<uint64_t>(rank) + 1) * 0x9E3779B97F4A7C15u;
+  const auto mantissa = static_cast<int32_t>(hash >> 40) - (1 << 23);
+  return static_cast<float>(mantissa) /
+         static_cast<float>(1 << (16 + ((hash >> 32) & 7)));
+}
+
+using Bytes = std::vector<std::byte>;
+
+Bytes Narrowed(DType dtype, const std::vector<float>& values) {
+  Bytes out(values.size() * DTypeSize(dtype));
+  Narrow(dtype, values.data(), out.data(), values.size(), nullptr);
+  return out;
+}
+
+std::vector<float> Widened(DType dtype, const Bytes& values) {
+  std::vector<float> out(values.size() / DTypeSize(dtype));
+  Widen(dtype, values.data(), out.data(), out.size());
+  return out;
+}
+
+// What rank `rank` has at [begin, begin + count).
+Bytes Tensor(DType dtype, int rank, size_t begin, size_t count) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = Value(rank, begin + i);
+  return Narrowed(dtype, values);
+}
+
+Bytes ExpectedSum(const RankSet& set, int rank, DType dtype, size_t count,
+                  const Bytes& old, DType recv_dtype, bool add) {
+  const size_t begin = static_cast<size_t>(set.IndexOf(rank)) * count;
+  std::vector<float> sum(count);
+  for (int i = 0; i < set.count; ++i) {
+    const auto part = Widened(dtype, Tensor(dtype, set.rank(i), begin, count));
+    for (size_t j = 0; j < count; ++j) {
+      sum[j] = i == 0 ? part[j] : sum[j] + part[j];
+    }
+  }
+  if (add) {
+    const auto before = Widened(recv_dtype, old);
+    for (size_t j = 0; j < count; ++j) sum[j] = before[j] + sum[j];
+  }
+  return Narrowed(recv_dtype, sum);
+}
+
+void CheckReduceScatter(Communicator* comm, const RankSet& set, DType dtype,
+                        size_t count, DType recv_dtype, bool add) {
+  const size_t blocks = static_cast<size_t>(set.count);
+  const Bytes send = Tensor(dtype, comm->rank(), 0, blocks * count);
+  const Bytes old = Tensor(recv_dtype, comm->rank() + 1000, 0, count);
+  Bytes recv = old;
+  recv.push_back(std::byte{0xEE});
+  const Bytes before = send;
+  SHARD_ASSERT_OK(comm->ReduceScatter("gradients", set, send.data(), dtype,
+                                      count, recv.data(), recv_dtype, add,
+                                      Soon()));
+  Bytes expected =
+      ExpectedSum(set, comm->rank(), dtype, count, old, recv_dtype, add);
+  expected.push_back(std::byte{0xEE});
+  EXPECT_TRUE(recv == expected)
+      << count << " " << DTypeName(dtype) << " to " << DTypeName(recv_dtype)
+      << (add ? ", added" : "") << ", set " << set.first << " " << set.stride
+      << " " << set.count << ", rank " << comm->rank();
+  EXPECT_TRUE(send == before);
+}
+
+// Every way to cut the world into sets; f is told this rank's.
+void ForEachSet(Communicator* comm,
+                const std::function<void(const RankSet& set)>& f) {
+  const int world_size = comm->world_size();
+  for (int count = 1; count <= world_size; ++count) {
+    for (int stride = 1; stride * count <= world_size; ++stride) {
+      if (world_size % (stride * count) != 0) continue;
+      f(RankSet::Of(comm->rank(), stride, count));
+    }
+  }
+}
+
+class CollectivesTest
+    : public ::testing::TestWithParam<std::tuple<Backend, int, bool>> {
+ protected:
+  Backend backend() const { return std::get<0>(GetParam()); }
+  int world_size() const { return std::get<1>(GetParam()); }
+  bool direct() const { return std::get<2>(GetParam()); }
+  void Run(const std::function<void(Communicator*)>& body) {
+    RunGroup(backend(), world_size(), body, /*shutdown=*/true,
+             direct() ? "" : "direct=0");
+  }
+};
+
+TEST_P(CollectivesTest, ReduceScatterOfEveryDType) {
+  Run([](Communicator* comm) {
+    ForEachSet(comm, [comm](const RankSet& set) {
+      for (const DType dtype : kDTypes) {
+        for (const DType recv_dtype : kDTypes) {
+          for (const bool add : {false, true}) {
+            for (const size_t count : {0, 1, 63, 1025}) {
+              CheckReduceScatter(comm, set, dtype, count, recv_dtype, add);
+            }
+          }
+        }
+      }
+    });
+  });
+}
+
+// Tiles are of a part of each block: more ranks, more tiles.
+TEST_P(CollectivesTest, ReduceScatterOfManyTiles) {
+  Run([](Communicator* comm) {
+    const RankSet all = RankSet::All(comm->world_size());
+    const size_t peers = static_cast<size_t>(comm->world_size()) - 1;
+    const size_t tile = kTile / 4 / std::max<size_t>(peers, 1);
+    for (const size_t count : {tile, tile + 1, 3 * tile + 7}) {
+      CheckReduceScatter(comm, all, DType::kF32, count, DType::kF32, false);
+    }
+    CheckReduceScatter(comm, all, DType::kBF16, 4 * tile + 3, DType::kF32,
+                       true);
+    ForEachSet(comm, [comm](const RankSet& set) {
+      CheckReduceScatter(comm, set, DType::kF16, 150001, DType::kBF16, false);
+    });
+  });
+}
+
+TEST_P(CollectivesTest, ReduceScatterInPlace) {
+  Run([](Communicator* comm) {
+    const RankSet all = RankSet::All(comm->world_size());
+    const auto rank = static_cast<size_t>(comm->rank());
+    for (const DType dtype : kDTypes) {
+      for (const bool add : {false, true}) {
+        for (const size_t count : {size_t{77}, size_t{200001}}) {
+          const size_t bytes = count * DTypeSize(dtype);
+          Bytes data = Tensor(dtype, comm->rank(), 0,
+                              static_cast<size_t>(all.count) * count);
+          Bytes expected = data;
+          const Bytes old = Tensor(dtype, comm->rank(), rank * count, count);
+          const Bytes sum =
+              ExpectedSum(all, comm->rank(), dtype, count, old, dtype, add);
+          std::copy(sum.begin(), sum.end(),
+                    expected.begin() + static_cast<ptrdiff_t>(rank * bytes));
+          SHARD_ASSERT_OK(comm->ReduceScatter(
+              "in place", all, data.data(), dtype, count,
+              data.data() + rank * bytes, dtype, add, Soon()));
+          EXPECT_TRUE(data == expected) << DTypeName(dtype) << " " << count;
+        }
+      }
+    }
+  });
+}
+
+TEST_P(CollectivesTest, AllGatherBlocks) {
+  Run([](Communicator* comm) {
+    ForEachSet(comm, [comm](const RankSet& set) {
+      for (const size_t bytes :
+           {size_t{0}, size_t{1}, size_t{4097}, kTile, 2 * kTile + 1}) {
+        const Bytes send = Tensor(DType::kF32, comm->rank(), 0, bytes / 4 + 1);
+        Bytes expected;
+        for (int i = 0; i < set.count; ++i) {
+          const Bytes part = Tensor(DType::kF32, set.rank(i), 0, bytes / 4 + 1);
+          expected.insert(expected.end(), part.begin(),
+                          part.begin() + static_cast<ptrdiff_t>(bytes));
+        }
+        expected.push_back(std::byte{0xEE});
+        Bytes recv(expected.size(), std::byte{0xEE});
+        SHARD_ASSERT_OK(comm->AllGatherBlocks("parameters", set, send.data(),
+                                              bytes, recv.data(), Soon()));
+        EXPECT_TRUE(recv == expected) << bytes << " bytes";
+
+        Bytes place(expected.size(), std::byte{0xEE});
+        std::byte* mine =
+            place.data() +
+            static_cast<size_t>(set.IndexOf(comm->rank())) * bytes;
+        std::copy_n(send.begin(), bytes, mine);
+        SHARD_ASSERT_OK(comm->AllGatherBlocks("in place", set, mine, bytes,
+                                              place.data(), Soon()));
+        EXPECT_TRUE(place == expected) << bytes << " bytes in place";
+      }
+    });
+  });
+}
+
+TEST_P(CollectivesTest, BroadcastFromEveryRank) {
+  Run([](Communicator* comm) {
+    for (int root = 0; root < comm->world_size(); ++root) {
+      for (const size_t count : {size_t{0}, size_t{1}, kTile / 2 + 3}) {
+        Bytes data = Tensor(DType::kF32, comm->rank(), 0, count);
+        SHARD_ASSERT_OK(
+            comm->Broadcast("weights", root, data.data(), data.size(), Soon()));
+        EXPECT_TRUE(data == Tensor(DType::kF32, root, 0, count))
+            << count << " of rank " << root;
+      }
+    }
+  });
+}
+
+// Where a half that is still read would be written: one after another, of all
+// numbers of tiles, with other collectives and sets of one between them.
+TEST_P(CollectivesTest, OneAfterAnother) {
+  Run([](Communicator* comm) {
+    const RankSet all = RankSet::All(comm->world_size());
+    const RankSet alone = RankSet::Of(comm->rank(), 1, 1);
+    const size_t blocks = static_cast<size_t>(all.count);
+    constexpr size_t kCount = 5000;
+    for (int i = 0; i < 200; ++i) {
+      const float mine = static_cast<float>(comm->rank() + 1 + i);
+      const std::vector<float> send(blocks * kCount, mine);
+      std::vector<float> recv(kCount);
+      SHARD_ASSERT_OK(comm->ReduceScatter("sum", all, send.data(), DType::kF32,
+                                          kCount, recv.data(), DType::kF32,
+                                          false, Soon()));
+      float expected = 0;
+      for (int r = 0; r < all.count; ++r) {
+        expected += static_cast<float>(r + 1 + i);
+      }
+      for (const float value : recv) ASSERT_EQ(value, expected) << i;
+
+      const size_t bytes = i % 3 == 0 ? kTile + 4 : 4000;
+      std::vector<int32_t> block(bytes / 4, i * 100 + comm->rank());
+      std::vector<int32_t> gathered(blocks * block.size());
+      SHARD_ASSERT_OK(comm->AllGatherBlocks("gather", all, block.data(), bytes,
+                                            gathered.data(), Soon()));
+      for (size_t j = 0; j < gathered.size(); ++j) {
+        ASSERT_EQ(gathered[j], i * 100 + static_cast<int>(j / block.size()));
+      }
+      if (i % 2 == 0) {
+        SHARD_ASSERT_OK(comm->AllGatherBlocks("alone", alone, send.data(), 100,
+                                              recv.data(), Soon()));
+        ASSERT_EQ(recv[24], mine);
+      }
+      if (i % 5 == 0) SHARD_ASSERT_OK(comm->Barrier("between", Soon()));
+      int32_t word = i * 10 + comm->rank();
+      const int root = i % comm->world_size();
+      SHARD_ASSERT_OK(comm->Broadcast("word", root, &word, 4, Soon()));
+      ASSERT_EQ(word, i * 10 + root);
+    }
+  });
+}
+
+// A worker thread may make the calls, as long as only one does at a time.
+TEST_P(CollectivesTest, FromAnyThread) {
+  Run([](Communicator* comm) {
+    const RankSet all = RankSet::All(comm->world_size());
+    for (int i = 0; i < 3; ++i) {
+      std::thread([&] {
+        CheckReduceScatter(comm, all, DType::kF32, 1000, DType::kBF16, true);
+      }).join();
+      CheckReduceScatter(comm, all, DType::kBF16, 1000, DType::kF32, false);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, CollectivesTest,
+    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm),
+                       ::testing::Values(1, 2, 3, 4, 5, 8), ::testing::Bool()),
+    [](const auto& info) {
+      return StrCat(BackendName(std::get<0>(info.param)),
+                    std::get<1>(info.param),
+                    std::get<2>(info.param) ? "" : "NotDirect");
+    });
+
+// (1e8 + 1) - 1e8 is 0 in fp32, and 1 in any other order.
+TEST(OrderTest, RanksAreSummedInOrder) {
+  RunGroup(Backend::kThreads, 3, [](Communicator* comm) {
+    const float values[] = {1e8f, 1, -1e8f};
+    const std::vector<float> send(3, values[comm->rank()]);
+    float recv = 5;
+    SHARD_ASSERT_OK(comm->ReduceScatter("order", RankSet::All(3), send.data(),
+                                        DType::kF32, 1, &recv, DType::kF32,
+                                        false, Soon()));
+    EXPECT_EQ(recv, 0);
+  });
+}
+
+// The sum first, then the old value: 8 is what 1e8 has as its next step, and
+// 4 + 4 reaches it only together.
+TEST(OrderTest, OldValueIsAddedToTheSum) {
+  RunGroup(Backend::kThreads, 2, [](Communicator* comm) {
+    const std::vector<float> send(2, 4);
+    float recv = 1e8f;
+    SHARD_ASSERT_OK(comm->ReduceScatter("add", RankSet::All(2), send.data(),
+                                        DType::kF32, 1, &recv, DType::kF32,
+                                        true, Soon()));
+    EXPECT_EQ(recv, 1e8f + 8);
+  });
+}
+
+TEST(RankSetTest, Sets) {
+  EXPECT_EQ(RankSet::Of(6, 1, 4).first, 4);
+  EXPECT_EQ(RankSet::Of(6, 4, 2).first, 2);
+  EXPECT_EQ(RankSet::Of(7, 2, 2).first, 5);
+  EXPECT_EQ(RankSet::Of(6, 4, 2).rank(1), 6);
+  EXPECT_EQ(RankSet::Of(6, 4, 2).IndexOf(6), 1);
+  EXPECT_EQ(RankSet::All(3).IndexOf(3), -1);
+  EXPECT_EQ((RankSet{1, 2, 2}).IndexOf(0), -1);
+  EXPECT_EQ((RankSet{1, 2, 2}).IndexOf(2), -1);
+  EXPECT_EQ((RankSet{1, 2, 2}).IndexOf(5), -1);
+
+  EXPECT_TRUE(RankSet::All(5).Divides(5));
+  EXPECT_TRUE((RankSet{4, 1, 4}).Divides(8));
+  EXPECT_FALSE((RankSet{2, 1, 4}).Divides(8));
+  EXPECT_FALSE((RankSet{0, 1, 4}).Divides(6));
+  EXPECT_TRUE((RankSet{5, 2, 2}).Divides(8));
+  EXPECT_FALSE((RankSet{2, 2, 2}).Divides(8));
+  EXPECT_TRUE((RankSet{2, 7, 1}).Divides(3));
+  EXPECT_FALSE((RankSet{3, 1, 1}).Divides(3));
+  EXPECT_FALSE((RankSet{-1, 1, 1}).Divides(3));
+  EXPECT_FALSE((RankSet{0, 0, 2}).Divides(2));
+  EXPECT_FALSE((RankSet{0, 1, 0}).Divides(2));
+  EXPECT_FALSE((RankSet{0, INT32_MAX, INT32_MAX}).Divides(2));
+}
+
+}  // namespace
+}  // namespace shard::testing
