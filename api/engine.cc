@@ -142,8 +142,7 @@ shard_error* shard_engine_grad(shard_engine* engine, int32_t param, void** data,
 shard_error* shard_engine_zero_grad(shard_engine* engine) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
-    engine->engine->ZeroGrad();
-    return Status();
+    return engine->engine->ZeroGrad();
   });
 }
 
@@ -152,7 +151,7 @@ shard_error* shard_engine_set_hyper(shard_engine* engine, int32_t group,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_API_REQUIRE(key);
-    return engine->engine->SetHyper(group, key, value);
+    return engine->engine->hypers().Set(group, key, value);
   });
 }
 
@@ -163,7 +162,7 @@ shard_error* shard_engine_get_hyper(const shard_engine* engine, int32_t group,
     SHARD_API_REQUIRE(engine);
     SHARD_API_REQUIRE(key);
     SHARD_API_REQUIRE(value);
-    SHARD_ASSIGN_OR_RETURN(*value, engine->engine->GetHyper(group, key));
+    SHARD_ASSIGN_OR_RETURN(*value, engine->engine->hypers().Get(group, key));
     return Status();
   });
 }
@@ -175,7 +174,7 @@ shard_error* shard_engine_group_text(const shard_engine* engine, int32_t group,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_ASSIGN_OR_RETURN(const std::string text,
-                           engine->engine->GroupText(group));
+                           engine->engine->hypers().Text(group));
     return shard::api::CopyText(text, buffer, capacity, length);
   });
 }

@@ -9,6 +9,7 @@ namespace shard {
 Event CommQueue::Run(std::string_view what, uint64_t bytes,
                      std::function<Status()> work) {
   stream_->Wait(device_->HostRecord(), Deadline::After(timeout_));
+  stream_->Wait(compute_->Record(), Deadline::After(timeout_));
   stream_->Call(what, std::move(work));
   pending_.push_back({stream_->Record(), bytes});
   counters_.bytes += bytes;

@@ -35,11 +35,17 @@ struct CommCounters {
 
 class CommQueue {
  public:
-  // `device` outlives this. `timeout`: seconds of what has no deadline.
-  CommQueue(Device* device, std::unique_ptr<Stream> stream, double timeout)
-      : device_(device), timeout_(timeout), stream_(std::move(stream)) {}
+  // `device` and `compute` outlive this. `timeout`: seconds of what has no
+  // deadline.
+  CommQueue(Device* device, Stream* compute, std::unique_ptr<Stream> stream,
+            double timeout)
+      : device_(device),
+        compute_(compute),
+        timeout_(timeout),
+        stream_(std::move(stream)) {}
 
-  // After all that the host has written so far. `what` outlives the work and
+  // After all that the host has written, and the compute stream was given, so
+  // far. `what` outlives the work and
   // names it in errors; `work` calls Moved. An error is the stream's for good.
   Event Run(std::string_view what, uint64_t bytes,
             std::function<Status()> work);
@@ -67,6 +73,7 @@ class CommQueue {
   void Settle(bool overlapped);
 
   Device* const device_;
+  Stream* const compute_;
   const double timeout_;
   std::mutex mutex_;  // Guards moved_.
   double moved_ = 0;

@@ -3,20 +3,15 @@
 #include "core/engine/engine.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include "core/base/dtype.h"
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/engine/import_state.h"
-#include "core/engine/stopwatch.h"
 #include "core/flat/fingerprint.h"
-#include "kernels/cpu/blas.h"
-#include "kernels/cpu/convert.h"
 
 namespace shard {
 
@@ -29,17 +24,11 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
     return InvalidArgument("the plan is for world size ", options.world_size,
                            ", the communicator has ", comm.world_size());
   }
-  if (options.stage > 1) {
-    return Unimplemented("stage ", options.stage,
-                         " cannot run in this version; use stage 0 or 1");
-  }
-  if (!comm.direct()) {
-    return Unimplemented("this version steps only where ranks share memory");
-  }
   // All of it at once: each allocation alone may fit, and the kernel grants
   // pages it does not have.
   SHARD_RETURN_IF_ERROR(
-      CheckHostMemory(plan.Memory(true).HostTotal(options.world_size)));
+      CheckHostMemory(plan.Memory(comm.direct())
+                          .HostTotal(comm.direct() ? options.world_size : 1)));
   for (const FlatBufferPlan& buffer : plan.buffers()) {
     if (buffer.dtype == DType::kF64 && buffer.trainable) {
       const ParamId param = buffer.layout.slots().front().param;
@@ -52,9 +41,16 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
   return Status();
 }
 
-// Leaves `blas` empty when nothing that is stepped needs one.
+Status CheckEngineOptions(const EngineOptions& options) {
+  const auto missing = static_cast<int32_t>(options.missing_grads);
+  if (missing >= 0 && missing <= 2) return Status();
+  return InvalidArgument("unknown missing_grads ", missing,
+                         "; known: 0 (an error), 1 (zero), 2 (skip)");
+}
+
+// Leaves `name` empty when nothing that is stepped needs a BLAS.
 Status FindBlas(const Plan& plan, const std::vector<Optimizer>& optimizers,
-                std::optional<Blas>* blas) {
+                Device* device, std::string* name) {
   const bool needed =
       std::any_of(plan.buffers().begin(), plan.buffers().end(),
                   [&](const FlatBufferPlan& buffer) {
@@ -63,68 +59,18 @@ Status FindBlas(const Plan& plan, const std::vector<Optimizer>& optimizers,
                            optimizers[group].formula() == Formula::kMuon;
                   });
   if (!needed) return Status();
-  SHARD_ASSIGN_OR_RETURN(*blas, Blas::Load());
+  SHARD_ASSIGN_OR_RETURN(*name, device->LoadBlas());
   return Status();
 }
 
-NormType NormTypeOf(double p) {
-  if (p == 0 || p == 2) return NormType::kTwo;
-  if (p == 1) return NormType::kOne;
-  return std::isinf(p) ? NormType::kInf : NormType::kP;
+// What ranks must agree on beside the plan: those that differed would part
+// only when one of them skips a step, or sends what no other expects.
+std::string AgreedText(const EngineOptions& options) {
+  return StrCat("loss_scaling '", options.loss_scaler.ToString(),
+                "', missing_grads ",
+                static_cast<int32_t>(options.missing_grads), ", overlap ",
+                options.overlap ? 1 : 0);
 }
-
-// The normal numbers of fp32.
-constexpr double kLeastFloat = std::numeric_limits<float>::min();
-constexpr double kMostFloat = std::numeric_limits<float>::max();
-
-std::string GroupsText(const std::vector<Optimizer>& optimizers) {
-  std::string text;
-  for (const Optimizer& optimizer : optimizers) {
-    StrAppend(&text, text.empty() ? "" : "; ", optimizer.ToString());
-  }
-  return text;
-}
-
-// 52 bits of it, which a double holds.
-uint64_t HypersFingerprint(const std::vector<Optimizer>& optimizers) {
-  Fingerprint fingerprint;
-  for (const Optimizer& optimizer : optimizers) {
-    const std::vector<double>& hypers = optimizer.hypers();
-    fingerprint.AddBytes(hypers.data(), hypers.size() * sizeof(double));
-  }
-  return fingerprint.Finish() >> 12;
-}
-
-// What the ranks tell each other when they enter a step. Doubles only, so that
-// the bytes have no padding.
-struct StepEntry {
-  double failed;
-  double hypers;
-  double lr;
-  double max_grad_norm;
-  double grad_norm_type;
-  double clip_value;
-  double grad_divisor;
-  double loss_scale;
-  double skip_nonfinite;
-  double step;
-};
-
-struct StepField {
-  const char* name;
-  double StepEntry::*value;
-};
-
-constexpr StepField kStepFields[] = {
-    {"lr", &StepEntry::lr},
-    {"max_grad_norm", &StepEntry::max_grad_norm},
-    {"grad_norm_type", &StepEntry::grad_norm_type},
-    {"clip_value", &StepEntry::clip_value},
-    {"grad_divisor", &StepEntry::grad_divisor},
-    {"loss_scale", &StepEntry::loss_scale},
-    {"skip_nonfinite", &StepEntry::skip_nonfinite},
-    {"step number", &StepEntry::step},
-};
 
 }  // namespace
 
@@ -135,77 +81,85 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   const double timeout = given > 0 ? given : comm->timeout();
   const Deadline deadline = Deadline::After(timeout);
 
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-      comm.get(), "create engine",
-      options.ok() ? CheckSupported(*plan, *comm) : options.status(),
-      deadline));
+  Status local = options.status();
+  std::shared_ptr<Device> device;
+  if (local.ok()) local = CheckEngineOptions(*options);
+  if (local.ok()) local = CheckSupported(*plan, *comm);
+  if (local.ok()) {
+    auto opened = OpenDevice(options->device);
+    local = opened.status();
+    if (opened.ok()) device = *std::move(opened);
+  }
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm.get(), "create engine", local, deadline));
   SHARD_RETURN_IF_ERROR(CheckAgreement(
       comm.get(), "the plan", plan->fingerprint(), plan->Summary(), deadline));
   // Equal plans hold equal texts, so this fails on all ranks or on none.
-  std::vector<Optimizer> optimizers;
-  for (const GroupOptions& group : plan->options().groups) {
-    SHARD_ASSIGN_OR_RETURN(Optimizer optimizer,
-                           Optimizer::Parse(group.optimizer));
-    optimizers.push_back(std::move(optimizer));
-  }
-  // Ranks that scaled differently would part only when one of them skips.
-  const std::string scaling = options->loss_scaler.ToString();
+  SHARD_ASSIGN_OR_RETURN(Hypers hypers, Hypers::Create(*plan));
+  const std::string agreed = AgreedText(*options);
   Fingerprint fingerprint;
-  fingerprint.AddString(scaling);
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm.get(), "loss_scaling", fingerprint.Finish(), scaling, deadline));
-  std::optional<Blas> blas;
+  fingerprint.AddString(agreed);
+  SHARD_RETURN_IF_ERROR(CheckAgreement(comm.get(), "the engine's options",
+                                       fingerprint.Finish(), agreed, deadline));
+  std::string blas;
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-      comm.get(), "find a BLAS", FindBlas(*plan, optimizers, &blas), deadline));
+      comm.get(), "find a BLAS",
+      FindBlas(*plan, hypers.optimizers(), device.get(), &blas), deadline));
   comm->logger().Log(LogLevel::kInfo, "rank ", comm->rank(), ": ",
-                     plan->Summary(), blas ? ", BLAS " : "",
-                     blas ? blas->name() : "");
+                     plan->Summary(), blas.empty() ? "" : ", BLAS ", blas);
+  for (const std::string& warning : plan->Warnings()) {
+    comm->logger().Log(LogLevel::kWarning, warning);
+  }
   if (comm->logger().Wants(LogLevel::kDebug)) {
     comm->logger().Log(LogLevel::kDebug, plan->ToText());
   }
 
-  std::unique_ptr<Engine> engine(new Engine(std::move(plan), comm,
-                                            std::move(optimizers),
-                                            options->loss_scaler, timeout));
-  SHARD_ASSIGN_OR_RETURN(engine->buffers_,
-                         AllocateBuffers(*engine->plan_, comm.get(), deadline));
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm.get(), "allocate workspace",
-                                      engine->AllocateWorkspace(), deadline));
-  engine->strategy_ = std::make_unique<DirectStep>(
-      comm.get(), *engine->plan_, engine->buffers_,
-      reinterpret_cast<float*>(engine->workspace_.data()), std::move(blas));
+  auto own = comm;  // TEMP
+  std::unique_ptr<Engine> engine(
+      new Engine(std::move(comm), std::move(own), std::move(device),
+                 std::move(hypers), *options, timeout));
+  Assembly::Options parts;
+  parts.timeout = timeout;
+  parts.allow_missing = options->missing_grads != MissingGrads::kError;
+  parts.overlap = options->overlap;
+  SHARD_ASSIGN_OR_RETURN(
+      auto assembly,
+      Assembly::Create(std::move(plan), engine->comm_.get(),
+                       engine->device_.get(), parts, deadline));
+  engine->Adopt(std::move(assembly));
   return engine;
 }
 
-Engine::Engine(std::shared_ptr<const Plan> plan,
+Engine::Engine(std::shared_ptr<Communicator> host_comm,
                std::shared_ptr<Communicator> comm,
-               std::vector<Optimizer> optimizers, LossScaler loss_scaler,
-               double timeout)
-    : plan_(std::move(plan)),
+               std::shared_ptr<Device> device, Hypers hypers,
+               const EngineOptions& options, double timeout)
+    : host_comm_(std::move(host_comm)),
       comm_(std::move(comm)),
-      optimizers_(std::move(optimizers)),
-      loss_scaler_(std::move(loss_scaler)),
-      timeout_(timeout) {
-  for (const FlatBufferPlan& buffer : plan_->buffers()) {
+      device_(std::move(device)),
+      hypers_(std::move(hypers)),
+      loss_scaler_(options.loss_scaler),
+      missing_grads_(options.missing_grads),
+      timeout_(timeout) {}
+
+void Engine::Adopt(std::unique_ptr<Assembly> assembly) {
+  assembly_ = std::move(assembly);
+  trainable_numel_ = 0;
+  for (const FlatBufferPlan& buffer : plan().buffers()) {
     if (buffer.trainable) {
       trainable_numel_ += static_cast<double>(buffer.layout.numel());
     }
   }
 }
 
-Status Engine::AllocateWorkspace() {
-  const size_t bytes = DTypeBytes(DType::kF32, plan_->workspace_numel());
-  if (bytes == 0) return Status();
-  SHARD_ASSIGN_OR_RETURN(workspace_, Mapping::Anonymous(bytes));
-  return Status();
-}
-
 Deadline Engine::DeadlineOf(double timeout) const {
   return Deadline::After(timeout > 0 ? timeout : timeout_);
 }
 
+// ---- Parameters and gradients ----------------------------------------------
+
 StatusOr<const ParamPlace*> Engine::PlaceOf(ParamId param) const {
-  const auto& places = plan_->places();
+  const auto& places = plan().places();
   if (param < 0 || static_cast<size_t>(param) >= places.size()) {
     return InvalidArgument("parameter ", param,
                            " does not exist; the plan has ", places.size());
@@ -218,138 +172,202 @@ StatusOr<const ParamPlace*> Engine::PlaceOf(ParamId param) const {
   return &place;
 }
 
-StatusOr<Engine::Tensor> Engine::Param(ParamId param) const {
+StatusOr<const ParamPlace*> Engine::TrainablePlaceOf(
+    ParamId param, std::string_view without) const {
   SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(param));
-  const EngineBuffer& buffer = buffers_[static_cast<size_t>(place->buffer)];
-  return Tensor{buffer.ParamAt(place->offset),
-                plan_->model().params()[static_cast<size_t>(param)].numel};
+  if (!plan().buffers()[static_cast<size_t>(place->buffer)].trainable) {
+    return FailedPrecondition("parameter ", param, " is frozen: it has no ",
+                              without);
+  }
+  return place;
+}
+
+int64_t Engine::NumelOf(ParamId param) const {
+  return plan().model().params()[static_cast<size_t>(param)].numel;
+}
+
+StatusOr<Engine::Tensor> Engine::Param(ParamId param) const {
+  SHARD_RETURN_IF_ERROR(PlaceOf(param).status());
+  SHARD_ASSIGN_OR_RETURN(void* data, assembly_->units().Param(param));
+  return Tensor{data, NumelOf(param)};
 }
 
 StatusOr<Engine::Tensor> Engine::Grad(ParamId param) const {
-  SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(param));
-  const EngineBuffer& buffer = buffers_[static_cast<size_t>(place->buffer)];
-  if (!buffer.plan->trainable) {
-    return FailedPrecondition("parameter ", param,
-                              " is frozen: it has no gradient");
-  }
-  return Tensor{buffer.GradAt(comm_->rank(), place->offset),
-                plan_->model().params()[static_cast<size_t>(param)].numel};
+  SHARD_RETURN_IF_ERROR(TrainablePlaceOf(param, "gradient").status());
+  SHARD_ASSIGN_OR_RETURN(void* data, assembly_->units().Grad(param));
+  return Tensor{data, NumelOf(param)};
 }
 
-void Engine::ZeroGrad() {
-  for (const EngineBuffer& buffer : buffers_) {
-    if (!buffer.grads || buffer.grads->size() == 0) continue;
-    std::memset(buffer.grads->region(comm_->rank()), 0, buffer.grads->size());
-  }
+Status Engine::ZeroGrad() {
+  const Deadline deadline = DeadlineOf(0);
+  SHARD_RETURN_IF_ERROR(assembly_->units().ClearGrads(deadline));
+  return ZeroWholeGrads(deadline);
 }
 
-Status Engine::CheckGroup(GroupId group) const {
-  if (group >= 0 && static_cast<size_t>(group) < optimizers_.size()) {
-    return Status();
+Status Engine::ZeroWholeGrads(const Deadline& deadline) {
+  Stream& compute = assembly_->compute();
+  for (const EngineBuffer& buffer : memory().buffers()) {
+    if (buffer.grads.empty()) continue;
+    compute.FillZeros(buffer.GradAt(comm_->rank(), 0),
+                      DTypeBytes(buffer.plan->grad_dtype,
+                                 buffer.plan->layout.padded_numel()));
   }
-  return InvalidArgument("param group ", group,
-                         " does not exist; the plan has ", optimizers_.size(),
-                         ", from 0");
+  return device_->HostWait(compute.Record(), deadline);
 }
 
-Status Engine::SetHyper(GroupId group, std::string_view key, double value) {
-  SHARD_ASSIGN_OR_RETURN(optimizers_, Changed(group, key, value));
+// ---- Units -----------------------------------------------------------------
+
+Status Engine::UnitAcquire(int32_t unit, Pass pass, double timeout) {
+  SHARD_RETURN_IF_ERROR(CheckTraining("unit_acquire"));
+  return assembly_->units().Acquire(unit, pass, DeadlineOf(timeout));
+}
+
+Status Engine::UnitRelease(int32_t unit) {
+  SHARD_RETURN_IF_ERROR(CheckTraining("unit_release"));
+  return assembly_->units().Release(unit);
+}
+
+Status Engine::UnitGradsReady(int32_t unit) {
+  SHARD_RETURN_IF_ERROR(CheckTraining("unit_grads_ready"));
+  return assembly_->units().GradsReady(unit, DeadlineOf(0));
+}
+
+Status Engine::ParamGradReady(ParamId param) {
+  SHARD_RETURN_IF_ERROR(CheckTraining("param_grad_ready"));
+  SHARD_RETURN_IF_ERROR(TrainablePlaceOf(param, "gradient").status());
+  return assembly_->units().ParamGradReady(param, DeadlineOf(0));
+}
+
+Status Engine::SetNoSync(bool on) {
+  SHARD_RETURN_IF_ERROR(CheckTraining("no_sync"));
+  assembly_->units().SetNoSync(on);
   return Status();
 }
 
-StatusOr<std::vector<Optimizer>> Engine::Changed(GroupId group,
-                                                 std::string_view key,
-                                                 double value) const {
-  std::vector<Optimizer> changed = optimizers_;
-  if (group != kAllGroups) {
-    SHARD_RETURN_IF_ERROR(CheckGroup(group));
-    SHARD_RETURN_IF_ERROR(changed[static_cast<size_t>(group)].Set(key, value));
-    return changed;
-  }
-  Status unknown;
-  bool known = false;
-  for (Optimizer& optimizer : changed) {
-    const Status status = optimizer.Set(key, value);
-    if (status.code() == StatusCode::kNotFound) {
-      unknown = status;
-      continue;
-    }
-    SHARD_RETURN_IF_ERROR(status);
-    known = true;
-  }
-  if (!known) return unknown;
-  return changed;
-}
-
-StatusOr<double> Engine::GetHyper(GroupId group, std::string_view key) const {
-  SHARD_RETURN_IF_ERROR(CheckGroup(group));
-  return optimizers_[static_cast<size_t>(group)].Get(key);
-}
-
-StatusOr<std::string> Engine::GroupText(GroupId group) const {
-  SHARD_RETURN_IF_ERROR(CheckGroup(group));
-  return optimizers_[static_cast<size_t>(group)].ToString();
-}
+// ---- Filling ---------------------------------------------------------------
 
 Status Engine::SetParam(ParamId param, const void* data, size_t bytes) {
-  SHARD_ASSIGN_OR_RETURN(const Tensor tensor, Param(param));
-  const DType dtype = plan_->model().params()[static_cast<size_t>(param)].dtype;
-  const size_t expected = DTypeBytes(dtype, tensor.numel);
+  SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(param));
+  const auto index = static_cast<size_t>(place->buffer);
+  const EngineBuffer& buffer = memory().buffers()[index];
+  const DType dtype = buffer.plan->dtype;
+  const int64_t numel = NumelOf(param);
+  const size_t expected = DTypeBytes(dtype, numel);
   if (bytes != expected) {
     return InvalidArgument("parameter ", param, " has ", expected, " bytes (",
-                           tensor.numel, " elements of ", DTypeName(dtype),
-                           "), not ", bytes);
+                           numel, " elements of ", DTypeName(dtype), "), not ",
+                           bytes);
   }
-  if (state_ != State::kFilling) {
+  if (!filling_) {
     return FailedPrecondition(
         "parameters can be set only before they are broadcast; the engine is "
         "training");
   }
-  if (comm_->rank() == 0 && bytes > 0) std::memcpy(tensor.data, data, bytes);
+  if (comm_->rank() != 0 || bytes == 0) return Status();
+  if (!assembly_->units().gathers()) {
+    std::memcpy(buffer.ParamAt(place->offset), data, bytes);
+    return Status();
+  }
+  filled_.resize(memory().buffers().size());
+  if (filled_[index].data() == nullptr) {
+    SHARD_ASSIGN_OR_RETURN(
+        filled_[index],
+        device_->AllocateHost(
+            DTypeBytes(dtype, buffer.plan->layout.padded_numel()),
+            "parameters before they are broadcast"));
+  }
+  std::memcpy(filled_[index].data() + DTypeBytes(dtype, place->offset), data,
+              bytes);
   return Status();
 }
 
 Status Engine::BroadcastParams(double timeout) {
   const Deadline deadline = DeadlineOf(timeout);
   Status local;
-  if (state_ != State::kFilling) {
+  if (!filling_) {
     local = FailedPrecondition(
         "parameters were broadcast before; the engine is training");
   }
-  // Also the barrier after which rank 0's values are everyone's.
+  // Also the barrier after which rank 0's values are everyone's, where memory
+  // is shared.
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm_.get(), "broadcast parameters", local, deadline));
-  FillMasters();
-  state_ = State::kTraining;
+  if (!comm_->direct()) SHARD_RETURN_IF_ERROR(SpreadParams(deadline));
+  SHARD_RETURN_IF_ERROR(FillMasters(deadline));
+  filled_.clear();
+  filling_ = false;
   return Status();
 }
 
-void Engine::FillMasters() {
-  for (const EngineBuffer& buffer : buffers_) {
-    if (!buffer.plan->has_masters) continue;
-    const int64_t count = buffer.plan->layout.shard_numel();
-    Widen(buffer.plan->dtype, buffer.ParamAt(comm_->rank() * count),
-          reinterpret_cast<float*>(buffer.states.back()),
-          static_cast<size_t>(count));
+Status Engine::SpreadParams(const Deadline& deadline) {
+  constexpr int64_t kPiece = 1 << 20;  // Bytes.
+  std::vector<std::byte> piece;
+  const std::vector<EngineBuffer>& buffers = memory().buffers();
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const EngineBuffer& buffer = buffers[b];
+    const auto size = static_cast<int64_t>(DTypeSize(buffer.plan->dtype));
+    const int64_t bytes = buffer.plan->layout.padded_numel() * size;
+    if (bytes == 0) continue;
+    if (!assembly_->units().gathers()) {
+      SHARD_RETURN_IF_ERROR(
+          comm_->Broadcast("broadcast parameters", 0, buffer.params,
+                           static_cast<size_t>(bytes), deadline));
+      continue;
+    }
+    piece.resize(kPiece);
+    const int64_t held_begin = buffer.held_begin * size;
+    const int64_t held_end = held_begin + buffer.held_numel * size;
+    for (int64_t at = 0; at < bytes; at += kPiece) {
+      const int64_t end = std::min(at + kPiece, bytes);
+      const auto count = static_cast<size_t>(end - at);
+      if (comm_->rank() == 0) {
+        const bool set = b < filled_.size() && filled_[b].data() != nullptr;
+        if (set) {
+          std::memcpy(piece.data(), filled_[b].data() + at, count);
+        } else {
+          std::memset(piece.data(), 0, count);
+        }
+      }
+      SHARD_RETURN_IF_ERROR(comm_->Broadcast("broadcast parameters", 0,
+                                             piece.data(), count, deadline));
+      const int64_t from = std::max(at, held_begin);
+      const int64_t to = std::min(end, held_end);
+      if (from >= to) continue;
+      std::memcpy(buffer.params + (from - held_begin), piece.data() + (from - at),
+                  static_cast<size_t>(to - from));
+    }
   }
+  return Status();
+}
+
+Status Engine::FillMasters(const Deadline& deadline) {
+  Stream& compute = assembly_->compute();
+  const int range = plan().RangeOf(comm_->rank());
+  for (const EngineBuffer& buffer : memory().buffers()) {
+    if (!buffer.plan->trainable || !buffer.plan->has_masters) continue;
+    const int64_t count = buffer.plan->layout.shard_numel();
+    compute.Widen(buffer.plan->dtype, buffer.ParamAt(range * count),
+                  reinterpret_cast<float*>(buffer.states.back()),
+                  static_cast<size_t>(count));
+  }
+  return compute.Synchronize(deadline);
 }
 
 Status Engine::SetState(ParamId param, std::string_view name,
                         const float* values, size_t count) {
-  SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(param));
-  const EngineBuffer& buffer = buffers_[static_cast<size_t>(place->buffer)];
-  if (!buffer.plan->trainable) {
-    return FailedPrecondition("parameter ", param,
-                              " is frozen: it has no optimizer states");
-  }
+  SHARD_ASSIGN_OR_RETURN(const ParamPlace* place,
+                         TrainablePlaceOf(param, "optimizer states"));
   SHARD_RETURN_IF_ERROR(CheckTraining("set_state"));
-  if (plan_->model().params()[static_cast<size_t>(param)].numel == 0) {
-    return Status();
-  }
+  if (NumelOf(param) == 0) return Status();
+  const EngineBuffer& buffer =
+      memory().buffers()[static_cast<size_t>(place->buffer)];
   const auto group = static_cast<size_t>(buffer.plan->group);
-  return ImportState(buffer, optimizers_[group], comm_->rank(), *place, name,
-                     values, count)
-      .WithContext(StrCat("parameter ", param));
+  SHARD_RETURN_IF_ERROR(
+      ImportState(buffer, hypers_.optimizers()[group],
+                  plan().RangeOf(comm_->rank()), *place, name, values, count,
+                  &assembly_->compute())
+          .WithContext(StrCat("parameter ", param)));
+  return assembly_->compute().Synchronize(DeadlineOf(0));
 }
 
 Status Engine::SetStep(int64_t step) {
@@ -361,165 +379,16 @@ Status Engine::SetStep(int64_t step) {
                            kMost, ", the number of steps done");
   }
   step_ = step;
+  param_steps_.clear();
   return Status();
 }
 
 Status Engine::CheckTraining(std::string_view what) const {
-  if (state_ == State::kTraining) return Status();
+  if (!filling_) return Status();
   return FailedPrecondition(
       what,
-      " needs parameters that were broadcast; the engine is still being "
-      "filled: call broadcast_params first");
-}
-
-Status Engine::CheckStep(const StepOptions& options) const {
-  SHARD_RETURN_IF_ERROR(CheckTraining("step"));
-  const struct {
-    const char* name;
-    double value;
-  } fields[] = {{"lr", options.lr},
-                {"max_grad_norm", options.max_grad_norm},
-                {"clip_value", options.clip_value},
-                {"grad_divisor", options.grad_divisor},
-                {"loss_scale", options.loss_scale}};
-  for (const auto& field : fields) {
-    if (!std::isfinite(field.value) || field.value < 0) {
-      return InvalidArgument("step option ", field.name, "=", field.value,
-                             " is out of range; allowed: a finite number, "
-                             "at least 0");
-    }
-  }
-  // Infinity is the name of a norm.
-  if (!(options.grad_norm_type >= 0)) {
-    return InvalidArgument(
-        "step option grad_norm_type=", options.grad_norm_type,
-        " is out of range; allowed: above 0, infinity for "
-        "the largest magnitude, or 0 for the default, 2");
-  }
-  // count^(1/p) of equal magnitudes.
-  if (NormTypeOf(options.grad_norm_type) == NormType::kP &&
-      !std::isfinite(std::pow(trainable_numel_, 1 / options.grad_norm_type))) {
-    return InvalidArgument(
-        "step option grad_norm_type=", options.grad_norm_type,
-        " is too small: the norm of ", trainable_numel_,
-        " elements would overflow");
-  }
-  // The kernels have it in fp32.
-  if (options.clip_value > 0 &&
-      (options.clip_value < kLeastFloat || options.clip_value > kMostFloat)) {
-    return InvalidArgument("step option clip_value=", options.clip_value,
-                           " is out of range; allowed: ", kLeastFloat, " to ",
-                           kMostFloat, ", or 0 for none");
-  }
-  if (options.max_grad_norm > 0 && options.clip_value > 0) {
-    return InvalidArgument("step options max_grad_norm=", options.max_grad_norm,
-                           " and clip_value=", options.clip_value,
-                           " exclude each other; set one of them");
-  }
-  if (options.loss_scale > 0 && loss_scaler_.active()) {
-    return InvalidArgument("step option loss_scale=", options.loss_scale,
-                           " and the engine's loss_scaling exclude each other; "
-                           "leave loss_scale 0");
-  }
-  const double divisor = GradDivisor(options) * LossScale(options);
-  const double scale = 1 / divisor;
-  if (!(scale >= kLeastFloat && scale <= kMostFloat)) {
-    return InvalidArgument("grad_divisor * loss_scale = ", divisor,
-                           " leaves nothing of the gradients in fp32: their "
-                           "scale would be ",
-                           scale);
-  }
-  return Status();
-}
-
-double Engine::GradDivisor(const StepOptions& options) const {
-  return options.grad_divisor > 0 ? options.grad_divisor
-                                  : static_cast<double>(comm_->world_size());
-}
-
-double Engine::LossScale(const StepOptions& options) const {
-  return options.loss_scale > 0 ? options.loss_scale : loss_scaler_.scale();
-}
-
-Status Engine::EnterStep(const StepOptions& options, const Status& local,
-                         const Deadline& deadline) {
-  StepEntry mine;
-  mine.failed = local.ok() ? 0 : 1;
-  const uint64_t hypers = HypersFingerprint(optimizers_);
-  mine.hypers = static_cast<double>(hypers);
-  mine.lr = options.lr;
-  mine.max_grad_norm = options.max_grad_norm;
-  mine.grad_norm_type = options.grad_norm_type;
-  mine.clip_value = options.clip_value;
-  mine.grad_divisor = options.grad_divisor;
-  mine.loss_scale = LossScale(options);
-  mine.skip_nonfinite = options.skip_nonfinite ? 1 : 0;
-  mine.step = static_cast<double>(step_ + 1);
-
-  std::vector<StepEntry> all(static_cast<size_t>(comm_->world_size()));
-  SHARD_RETURN_IF_ERROR(comm_->AllGather("step: gradients ready", &mine,
-                                         sizeof(mine), all.data(), deadline));
-  const bool failed = std::any_of(
-      all.begin(), all.end(), [](const StepEntry& e) { return e.failed != 0; });
-  if (failed) return AgreeOnStatus(comm_.get(), "step", local, deadline);
-
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    for (const StepField& field : kStepFields) {
-      const double first = all[0].*field.value;
-      const double other = all[rank].*field.value;
-      if (first == other) continue;
-      return Desync(static_cast<int>(rank), "step: ", field.name,
-                    " differs: rank 0 has ", first, ", rank ", rank, " has ",
-                    other);
-    }
-  }
-  const bool same = std::all_of(
-      all.begin(), all.end(),
-      [&](const StepEntry& e) { return e.hypers == all[0].hypers; });
-  if (same) return Status();
-  return CheckAgreement(comm_.get(), "step: hyperparameters", hypers,
-                        GroupsText(optimizers_), deadline);
-}
-
-Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
-  *report = StepReport();
-  const StepOptions options = given.ok() ? *given : StepOptions();
-  const Deadline deadline = DeadlineOf(options.timeout);
-  Stopwatch total(&report->seconds_total);
-  Status local = given.ok() ? CheckStep(options) : given.status();
-  // Made before the ranks meet, so that nothing can fail after.
-  StatusOr<std::vector<Optimizer>> changed = std::vector<Optimizer>();
-  if (local.ok() && options.lr > 0) {
-    changed = Changed(kAllGroups, "lr", options.lr);
-    local = changed.status();
-  }
-  {
-    Stopwatch wait(&report->seconds_wait);
-    SHARD_RETURN_IF_ERROR(EnterStep(options, local, deadline));
-  }
-  if (options.lr > 0) optimizers_.swap(*changed);
-
-  StepInput input;
-  input.optimizers = &optimizers_;
-  input.step = step_ + 1;
-  input.gradient_scale = 1.0 / (GradDivisor(options) * LossScale(options));
-  input.max_grad_norm = options.max_grad_norm;
-  input.norm_type = NormTypeOf(options.grad_norm_type);
-  input.norm_p = options.grad_norm_type;
-  input.clip_value = options.clip_value;
-  input.skip_nonfinite = options.skip_nonfinite || loss_scaler_.dynamic();
-  report->loss_scale = LossScale(options);
-  SHARD_RETURN_IF_ERROR(strategy_->Run(input, deadline, report));
-  loss_scaler_.Update(report->skipped);
-  if (!report->skipped) ++step_;
-  report->step = step_;
-  return Status();
-}
-
-MemoryReport Engine::Memory() const {
-  MemoryReport memory = MeasureMemory(buffers_, comm_->rank());
-  memory.workspace_bytes = RoundUpToPage(workspace_.size());
-  return memory;
+      " needs parameters that were broadcast; the engine is in state FILLING: "
+      "call broadcast_params first");
 }
 
 }  // namespace shard

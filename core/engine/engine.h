@@ -3,10 +3,17 @@
 // Engine: sharded training on one rank. It owns the buffers a plan describes,
 // gives the host pointers into them, and runs the step.
 //
-// States: kFilling until BroadcastParams, then kTraining. A call in the wrong
-// one fails with the state it found and the one it needs.
+// Training states: FILLING until BroadcastParams; then IDLE between steps,
+// FORWARD_BACKWARD while units are in use or gradients are ready
+// (core/engine/units.h), and SUMMON_FULL_PARAMS (core/engine/summon.h). A call
+// in the wrong one fails with the state it found and the one it needs.
 //
-// Threads: one at a time. COLLECTIVE calls as in core/comm/communicator.h.
+// An error after which ranks have got out of step is final: every later
+// collective call returns it.
+//
+// Threads: one at a time. COLLECTIVE calls as in core/comm/communicator.h; they
+// go through a communicator of the engine's own, so that the host may use its
+// own in any order beside them.
 
 #ifndef SHARD_CORE_ENGINE_ENGINE_H_
 #define SHARD_CORE_ENGINE_ENGINE_H_
@@ -18,36 +25,35 @@
 #include <string_view>
 #include <vector>
 
-#include "core/base/mapping.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
-#include "core/engine/buffers.h"
-#include "core/engine/step.h"
+#include "core/device/device.h"
+#include "core/engine/assembly.h"
+#include "core/engine/hypers.h"
+#include "core/engine/step_options.h"
 #include "core/flat/plan.h"
 #include "core/optim/loss_scaler.h"
-#include "core/optim/optimizer.h"
 
 namespace shard {
 
-// What a host says about one step; 0 is the default of every field. They must
-// be the same on every rank; docs of the fields: shard_step_options in shard.h.
-struct StepOptions {
-  double lr = 0;
-  double max_grad_norm = 0;
-  double grad_norm_type = 0;
-  double clip_value = 0;
-  double grad_divisor = 0;
-  double loss_scale = 0;
-  double timeout = 0;
-  bool skip_nonfinite = false;
+// What becomes of parameters that got no gradient since the last step. The
+// values are those of shard_missing_grads in shard.h.
+enum class MissingGrads : int32_t {
+  kError = 0,
+  kZero = 1,  // Their gradients are zeros.
+  // Those that got none on any rank are as before the step, states and step
+  // count too. Others are zeros on the ranks that have none.
+  kSkip = 2,
 };
-
-// All groups, where a GroupId is asked for.
-inline constexpr GroupId kAllGroups = -1;
 
 struct EngineOptions {
   double timeout = 0;  // Seconds; 0: the communicator's.
   LossScaler loss_scaler;
+  MissingGrads missing_grads = MissingGrads::kError;
+  // Without shared memory: a step returns while parameters are still on their
+  // way; the host acquires each unit before it reads them.
+  bool overlap = false;
+  std::string device;  // OpenDevice.
 };
 
 class Engine {
@@ -63,21 +69,24 @@ class Engine {
     int64_t numel;
   };
 
-  // Errors: an id that does not exist, an ignored parameter; for Grad also a
-  // frozen one.
+  // Errors: an id that does not exist, an ignored parameter, one that is
+  // sharded and not acquired; for Grad also a frozen one.
   StatusOr<Tensor> Param(ParamId param) const;
   StatusOr<Tensor> Grad(ParamId param) const;
 
-  void ZeroGrad();
+  // Also throws away what was accumulated and declared ready.
+  Status ZeroGrad();
 
-  // Hyperparameters by group and key. Local: every rank changes the same before
-  // the next step, or that is kDesync. A change for kAllGroups is made in every
-  // group that has the key, or, on an error, in none. Errors: a group that does
-  // not exist, and those of Optimizer.
-  Status SetHyper(GroupId group, std::string_view key, double value);
-  StatusOr<double> GetHyper(GroupId group, std::string_view key) const;
-  // The group's optimizer with all values, in its canonical text form.
-  StatusOr<std::string> GroupText(GroupId group) const;
+  // See core/engine/units.h. `timeout` 0: the engine's, here and below.
+  Status UnitAcquire(int32_t unit, Pass pass, double timeout);
+  Status UnitRelease(int32_t unit);
+  Status UnitGradsReady(int32_t unit);
+  Status ParamGradReady(ParamId param);
+  Status SetNoSync(bool on);
+
+  // See core/engine/hypers.h. Local: a new value holds from the next step on.
+  Hypers& hypers() { return hypers_; }
+  const Hypers& hypers() const { return hypers_; }
 
   // What the host is to multiply its loss by in the next step.
   double loss_scale() const { return loss_scaler_.scale(); }
@@ -85,11 +94,11 @@ class Engine {
   // Rank 0 stores; other ranks check their arguments.
   Status SetParam(ParamId param, const void* data, size_t bytes);
 
-  // COLLECTIVE. kFilling → kTraining. `timeout` 0: the engine's.
+  // COLLECTIVE. FILLING → IDLE.
   Status BroadcastParams(double timeout);
 
   // For a run that began in another program. Local; every rank does the same.
-  // REQUIRES: kTraining, which is an error otherwise. See import_state.h.
+  // REQUIRES: not FILLING, which is an error otherwise. See import_state.h.
   Status SetState(ParamId param, std::string_view name, const float* values,
                   size_t count);
   // As if this many steps had been done: 0 to 2^32 - 2.
@@ -99,51 +108,64 @@ class Engine {
   // range, are an error on all ranks.
   Status Step(const StatusOr<StepOptions>& options, StepReport* report);
 
-  const Plan& plan() const { return *plan_; }
-  Communicator* comm() const { return comm_.get(); }
+  // COLLECTIVE. For a rank that is out of input: does its part of the others'
+  // steps, with gradients that are zero, until all ranks have joined. `steps`:
+  // how many those were.
+  Status Join(double timeout, int64_t* steps);
+
+  const Plan& plan() const { return *assembly_->plan(); }
+  // The host's.
+  Communicator* comm() const { return host_comm_.get(); }
   // The memory itself, for what reads or measures it whole.
-  const std::vector<EngineBuffer>& buffers() const { return buffers_; }
-  MemoryReport Memory() const;
+  const EngineMemory& memory() const { return assembly_->memory(); }
+  MemoryReport Memory() const { return memory().Measure(); }
 
  private:
-  enum class State { kFilling, kTraining };
-
-  Engine(std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
-         std::vector<Optimizer> optimizers, LossScaler loss_scaler,
-         double timeout);
+  Engine(std::shared_ptr<Communicator> host_comm,
+         std::shared_ptr<Communicator> comm, std::shared_ptr<Device> device,
+         Hypers hypers, const EngineOptions& options, double timeout);
 
   Deadline DeadlineOf(double timeout) const;
   StatusOr<const ParamPlace*> PlaceOf(ParamId param) const;
-  Status CheckGroup(GroupId group) const;
-  // The optimizers with this value in `group`.
-  StatusOr<std::vector<Optimizer>> Changed(GroupId group, std::string_view key,
-                                           double value) const;
-  Status AllocateWorkspace();
-  // Widens this rank's part of the parameters into its master weights.
-  void FillMasters();
+  // `without`: what frozen parameters have not.
+  StatusOr<const ParamPlace*> TrainablePlaceOf(ParamId param,
+                                               std::string_view without) const;
+  int64_t NumelOf(ParamId param) const;
+  void Adopt(std::unique_ptr<Assembly> assembly);
+  Status ZeroWholeGrads(const Deadline& deadline);
   Status CheckTraining(std::string_view what) const;
-  // What is wrong with `options` on this rank alone.
-  Status CheckStep(const StepOptions& options) const;
-  // What the sum of the ranks' gradients is divided by, and what of that is
-  // the loss's scale.
-  double GradDivisor(const StepOptions& options) const;
-  double LossScale(const StepOptions& options) const;
-  // COLLECTIVE. OK when every rank is here, with the same options, and `local`
-  // is OK on all of them.
-  Status EnterStep(const StepOptions& options, const Status& local,
-                   const Deadline& deadline);
+  StepSetting Setting() const;
+  // COLLECTIVE, after a meeting in which `leader` steps.
+  Status RunStep(const StepOptions& options, int32_t leader,
+                 const Deadline& deadline, StepReport* report);
+  // COLLECTIVE. Ranks that joined take the leader's values.
+  Status AgreeOnHypers(int32_t leader, const Deadline& deadline);
+  // COLLECTIVE. Which parameters do a step, and which one, for UpdateInput.
+  Status ChooseParamSteps(const Deadline& deadline);
+  void CountParamSteps();
+  // Widens this rank's part of the parameters into its master weights.
+  Status FillMasters(const Deadline& deadline);
+  // COLLECTIVE. Rank 0's filling to everyone that holds a part.
+  Status SpreadParams(const Deadline& deadline);
 
-  std::shared_ptr<const Plan> plan_;
-  std::shared_ptr<Communicator> comm_;
-  std::vector<Optimizer> optimizers_;  // By group.
+  const std::shared_ptr<Communicator> host_comm_;
+  const std::shared_ptr<Communicator> comm_;
+  const std::shared_ptr<Device> device_;
+  Hypers hypers_;
   LossScaler loss_scaler_;
-  double timeout_;
+  const MissingGrads missing_grads_;
+  const double timeout_;
   double trainable_numel_ = 0;
-  State state_ = State::kFilling;
+  bool filling_ = true;
+  // Rank 0 while filling, where it does not hold all parameters: by buffer.
+  std::vector<DeviceMemory> filled_;
   int64_t step_ = 0;
-  std::vector<EngineBuffer> buffers_;
-  Mapping workspace_;
-  std::unique_ptr<StepStrategy> strategy_;
+  // By Plan::positions(): steps each parameter has done; empty while that is
+  // step_ for all, as it is until some are skipped, frozen or added.
+  std::vector<int64_t> param_steps_;
+  // The same of the step in progress, as in UpdateInput.
+  std::vector<int64_t> next_steps_;
+  std::unique_ptr<Assembly> assembly_;
 };
 
 }  // namespace shard

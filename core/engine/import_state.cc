@@ -10,8 +10,6 @@
 
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
-#include "kernels/cpu/convert.h"
-#include "kernels/cpu/q8.h"
 #include "kernels/formula/narrow_states.h"
 
 namespace shard {
@@ -48,8 +46,8 @@ Status CheckValues(const float* values, size_t count, bool square) {
 }  // namespace
 
 Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
-                   int rank, const ParamPlace& place, std::string_view name,
-                   const float* values, size_t count) {
+                   int range, const ParamPlace& place, std::string_view name,
+                   const float* values, size_t count, Stream* stream) {
   const FlatBufferPlan& plan = *buffer.plan;
   SHARD_ASSIGN_OR_RETURN(const size_t s, FindState(plan, name));
   const FlatLayout& layout = plan.StateLayout(s);
@@ -64,22 +62,22 @@ Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
 
   // What of it lies in this rank's range. Blocks of 256 begin with their
   // parameter, and ranges are whole blocks.
-  const int64_t range = rank * layout.shard_numel();
-  const int64_t begin = std::max(slot.offset, range);
+  const int64_t range_begin = range * layout.shard_numel();
+  const int64_t begin = std::max(slot.offset, range_begin);
   const int64_t end =
-      std::min(slot.offset + slot.numel, range + layout.shard_numel());
+      std::min(slot.offset + slot.numel, range_begin + layout.shard_numel());
   if (begin >= end) return Status();
   const float* const from = values + (begin - slot.offset);
   const auto numel = static_cast<size_t>(end - begin);
-  const auto at = static_cast<size_t>(begin - range);
+  const auto at = static_cast<size_t>(begin - range_begin);
   const DType dtype = plan.states[s].tensor.dtype;
   unsigned char* const data = buffer.states[s] + at * DTypeSize(dtype);
   if (dtype != DType::kQ8) {
-    Narrow(dtype, from, data, numel, nullptr);
+    stream->Narrow(dtype, from, data, numel, nullptr);
     return Status();
   }
   unsigned char* const scales = buffer.states[s] + layout.shard_numel();
-  EncodeQ8(
+  stream->EncodeQ8(
       NarrowStateKinds(optimizer.formula())[s], from, numel, nullptr, 0, data,
       reinterpret_cast<float*>(scales) + at / static_cast<size_t>(kQ8Block));
   return Status();

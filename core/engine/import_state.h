@@ -10,20 +10,22 @@
 #include <string_view>
 
 #include "core/base/status.h"
+#include "core/device/stream.h"
 #include "core/engine/buffers.h"
 #include "core/optim/optimizer.h"
 
 namespace shard {
 
-// Local. `values` is the state `name`, `count` elements, of the parameter whose
+// Local. Enqueues on `stream`; `values` is read until it is done. `range`: this
+// rank's, Plan::RangeOf. `values` is the state `name`, `count` elements, of the parameter whose
 // place is `place`; `optimizer` is its group's. Narrower states are rounded to
 // nearest. Errors: kNotFound for a name that is none of its states (master
 // weights are one), listing them; a count that is not the state's; values that
 // are not finite, or are negative where a formula says that the state is one of
 // squares (StateKind). REQUIRES: a trainable parameter that is not empty.
 Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
-                   int rank, const ParamPlace& place, std::string_view name,
-                   const float* values, size_t count);
+                   int range, const ParamPlace& place, std::string_view name,
+                   const float* values, size_t count, Stream* stream);
 
 }  // namespace shard
 

@@ -19,25 +19,36 @@ constexpr double kClipEpsilon = 1e-6;
 
 }  // namespace
 
-DirectStep::DirectStep(Communicator* comm, const Plan& plan,
-                       const std::vector<EngineBuffer>& buffers,
-                       float* workspace, std::optional<Blas> blas)
-    : comm_(comm),
-      options_(&plan.options()),
-      workspace_(workspace),
-      blas_(std::move(blas)),
-      gathered_(static_cast<size_t>(comm->world_size())) {
-  for (const EngineBuffer& buffer : buffers) {
-    if (!buffer.plan->trainable) continue;
-    ranges_.emplace_back(plan, buffer, comm->rank(), comm->world_size());
+StatusOr<std::unique_ptr<Stepper>> Stepper::Create(const Parts& parts) {
+  std::unique_ptr<Stepper> stepper(new Stepper(parts));
+  SHARD_ASSIGN_OR_RETURN(
+      stepper->norm_,
+      parts.device->AllocateHost(sizeof(NormSum), "gradient norm"));
+  stepper->gathered_.resize(static_cast<size_t>(parts.comm->world_size()));
+  stepper->by_unit_.resize(parts.plan->units().size());
+  stepper->buffers_.resize(parts.plan->units().size());
+  const std::vector<EngineBuffer>& buffers = parts.memory->buffers();
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    if (!buffers[b].plan->trainable) continue;
+    const auto unit = static_cast<size_t>(buffers[b].plan->unit);
+    stepper->by_unit_[unit].push_back(stepper->ranges_.size());
+    stepper->buffers_[unit].push_back(b);
+    stepper->ranges_.emplace_back(*parts.plan, buffers[b], parts.comm->rank());
   }
+  return stepper;
 }
 
-Status DirectStep::Run(const StepInput& input, const Deadline& deadline,
-                       StepReport* report) {
+Status Stepper::Run(const StepInput& input, const Deadline& deadline,
+                    StepReport* report) {
   const bool needs_norm = input.max_grad_norm > 0 || input.skip_nonfinite;
   double scale = input.gradient_scale;
+  parts_.compute->Wait(parts_.device->HostRecord(), deadline);
+  const std::vector<Event> reduced = parts_.units->EnqueueRest();
   if (needs_norm) {
+    {
+      Stopwatch wait(&report->seconds_wait);
+      SHARD_RETURN_IF_ERROR(parts_.queue->Drain(deadline));
+    }
     SHARD_ASSIGN_OR_RETURN(const double norm,
                            GradientNorm(input, deadline, report));
     report->grad_norm = norm * std::abs(scale);
@@ -51,17 +62,16 @@ Status DirectStep::Run(const StepInput& input, const Deadline& deadline,
           1.0, input.max_grad_norm / (report->grad_norm + kClipEpsilon));
     }
   }
-  {
-    Stopwatch update(&report->seconds_update);
-    Update(input, scale, needs_norm, report);
-  }
+  SHARD_RETURN_IF_ERROR(
+      UpdateUnits(input, scale, needs_norm, reduced, deadline, report));
   Stopwatch wait(&report->seconds_wait);
-  return comm_->Barrier("step: parameters published", deadline);
+  if (!parts_.overlap) SHARD_RETURN_IF_ERROR(parts_.queue->Drain(deadline));
+  return parts_.transfers->Finish(deadline);
 }
 
-StatusOr<double> DirectStep::GradientNorm(const StepInput& input,
-                                          const Deadline& deadline,
-                                          StepReport* report) {
+StatusOr<double> Stepper::GradientNorm(const StepInput& input,
+                                       const Deadline& deadline,
+                                       StepReport* report) {
   if (input.norm_type != NormType::kP) {
     return NormPass(input.norm_type, 0, 0, false, deadline, report);
   }
@@ -73,51 +83,98 @@ StatusOr<double> DirectStep::GradientNorm(const StepInput& input,
                   report);
 }
 
-StatusOr<double> DirectStep::NormPass(NormType type, double p, double reference,
-                                      bool reduced, const Deadline& deadline,
-                                      StepReport* report) {
-  NormSum mine = {};
+StatusOr<double> Stepper::NormPass(NormType type, double p, double reference,
+                                   bool reduced, const Deadline& deadline,
+                                   StepReport* report) {
+  auto* const mine = reinterpret_cast<NormSum*>(norm_.data());
   {
     Stopwatch reduce(&report->seconds_reduce);
+    *mine = NormSum();
     for (const Range& range : ranges_) {
-      report->bytes_moved += range.AddNorm(type, p, reference, reduced, &mine);
+      report->bytes_moved +=
+          range.AddNorm(type, p, reference, reduced, parts_.compute, mine);
     }
+    SHARD_RETURN_IF_ERROR(parts_.compute->Synchronize(deadline));
   }
   Stopwatch wait(&report->seconds_wait);
-  SHARD_RETURN_IF_ERROR(comm_->AllGather(
-      "step: global norm", &mine, sizeof(mine), gathered_.data(), deadline));
+  SHARD_RETURN_IF_ERROR(parts_.comm->AllGather("step: global norm", mine,
+                                               sizeof(*mine), gathered_.data(),
+                                               deadline));
   NormSum all = {};
   for (const NormSum& part : gathered_) MergeNorm(part, &all);
   return FinishNorm(type, p, reference, all);
 }
 
-void DirectStep::Update(const StepInput& input, double scale, bool reduced,
-                        StepReport* report) {
+Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
+                            const std::vector<Event>& events,
+                            const Deadline& deadline, StepReport* report) {
+  const PlanOptions& options = parts_.plan->options();
   UpdateInput update;
   update.step = input.step;
+  update.param_steps = input.param_steps;
   update.scale = scale;
   update.clip_value = input.clip_value > 0
                           ? input.clip_value
                           : std::numeric_limits<double>::infinity();
   update.reduced = reduced;
-  update.masters = options_->masters;
-  update.seed = options_->seed;
-  for (const Range& range : ranges_) {
-    const auto group = static_cast<size_t>(range.group());
-    report->bytes_moved +=
-        UpdateRange(range, (*input.optimizers)[group], update);
+  update.masters = options.masters;
+  update.seed = options.seed;
+  const size_t units = by_unit_.size();
+  for (size_t i = 0; i < units; ++i) {
+    // As they are reduced, from the last; or as the next forward pass will want
+    // them.
+    const size_t u = parts_.overlap ? i : units - 1 - i;
+    if (by_unit_[u].empty()) continue;
+    {
+      Stopwatch wait(&report->seconds_wait);
+      SHARD_RETURN_IF_ERROR(parts_.queue->Wait(events[u], deadline));
+    }
+    {
+      Stopwatch updating(&report->seconds_update);
+      for (const size_t r : by_unit_[u]) {
+        const auto group = static_cast<size_t>(ranges_[r].group());
+        report->bytes_moved +=
+            UpdateRange(ranges_[r], (*input.optimizers)[group], update);
+      }
+    }
+    Publish(static_cast<int32_t>(u));
   }
+  Stopwatch updating(&report->seconds_update);
+  return parts_.compute->Synchronize(deadline);
 }
 
-uint64_t DirectStep::UpdateRange(const Range& range, const Optimizer& optimizer,
-                                 const UpdateInput& input) const {
+void Stepper::Publish(int32_t unit) {
+  const std::vector<size_t>& buffers = buffers_[static_cast<size_t>(unit)];
+  uint64_t bytes = 0;
+  for (const size_t b : buffers) bytes += parts_.transfers->PublishBytes(b);
+  if (bytes == 0) return;
+  parts_.units->SetPublished(
+      unit,
+      parts_.queue->Run("publish the parameters of a unit", bytes, [=, this] {
+        const Deadline deadline = Deadline::After(parts_.timeout);
+        double seconds = 0;
+        Status status;
+        {
+          Stopwatch moving(&seconds);
+          for (const size_t b : buffers) {
+            if (status.ok()) status = parts_.transfers->Publish(b, deadline);
+          }
+        }
+        parts_.queue->Moved(seconds);
+        return status;
+      }));
+}
+
+uint64_t Stepper::UpdateRange(const Range& range, const Optimizer& optimizer,
+                              const UpdateInput& input) const {
+  float* const workspace = parts_.memory->workspace();
   if (optimizer.tensor() == nullptr) {
-    return UpdateElements(range, optimizer, input);
+    return UpdateElements(range, optimizer, input, parts_.compute);
   }
   if (optimizer.formula() == Formula::kMuon) {
-    return UpdateMatrices(range, optimizer, input, *blas_, workspace_);
+    return UpdateMatrices(range, optimizer, input, workspace, parts_.compute);
   }
-  return UpdateTensors(range, optimizer, input, workspace_);
+  return UpdateTensors(range, optimizer, input, workspace, parts_.compute);
 }
 
 }  // namespace shard

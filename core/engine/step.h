@@ -1,27 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepStrategy: how summed gradients become updated parameters on every rank.
+// Stepper: how gradients become updated parameters on every rank. Unit by unit:
+// its gradients are reduced where they were not yet, its range is updated, and
+// published; while one unit is updated others are on their way.
 //
-// A strategy is told what to do by values all ranks have agreed on, so that it
-// takes the same way through its collectives on each.
+// Where memory is shared and gradients are whole, a step without a norm is one
+// pass: each rank sums its range over all ranks' gradients, updates, and stores
+// the parameters where everyone reads them. With a norm it is two: one sums the
+// gradients for the norm, and keeps fp32 sums in this rank's own gradients
+// (nobody else reads that range of them); the other updates from there.
+// Gradients of 2 bytes cannot hold the sum without rounding it, so they are
+// summed twice. A norm of type p takes another pass, for the largest magnitude.
+//
+// Bytes per element of the range, fp32, W ranks, S states: 4 W + 8 + 8 S in one
+// pass; 4 W + 4 + 12 + 8 S in two; 12 + 8 S where the sum was made before. A
+// barrier, and with a norm an 88-byte gather, or two for type p.
+//
+// The norm's bits depend on the summed gradients alone (kernels/cpu/norm.h), so
+// no partition and no buffer size changes a bit of the result.
 
 #ifndef SHARD_CORE_ENGINE_STEP_H_
 #define SHARD_CORE_ENGINE_STEP_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
+#include "core/device/device.h"
 #include "core/engine/buffers.h"
+#include "core/engine/comm_queue.h"
 #include "core/engine/range.h"
+#include "core/engine/transfers.h"
+#include "core/engine/units.h"
 #include "core/engine/update.h"
 #include "core/flat/plan.h"
 #include "core/optim/optimizer.h"
-#include "kernels/cpu/blas.h"
 #include "kernels/cpu/norm.h"
 
 namespace shard {
@@ -30,6 +47,7 @@ namespace shard {
 struct StepInput {
   const std::vector<Optimizer>* optimizers;  // By group.
   int64_t step;           // The number of the step to do, from 1.
+  const int64_t* param_steps;  // As in UpdateInput.
   double gradient_scale;  // What the sum of gradients is multiplied by.
   double max_grad_norm;   // 0: no clipping by norm.
   NormType norm_type;
@@ -48,49 +66,44 @@ struct StepReport {
   double seconds_reduce = 0;
   double seconds_update = 0;
   double seconds_total = 0;
+  CommCounters comm;  // Since the step before.
+  int32_t active = 0;  // Ranks that have not joined.
 };
 
-class StepStrategy {
+class Stepper {
  public:
-  virtual ~StepStrategy() = default;
+  struct Parts {
+    const Plan* plan;
+    const EngineMemory* memory;
+    Communicator* comm;
+    Device* device;
+    Stream* compute;
+    Transfers* transfers;
+    CommQueue* queue;
+    Units* units;
+    // Parameters may still be on their way when the step returns: the host
+    // acquires each unit before it reads them.
+    bool overlap;
+    double timeout;  // Of what runs on the queue.
+  };
+
+  // All of `parts` outlive the result.
+  static StatusOr<std::unique_ptr<Stepper>> Create(const Parts& parts);
 
   // COLLECTIVE. REQUIRES: every rank has entered the step, so its gradients
-  // are complete. On return every rank sees all new parameters and nobody
-  // reads gradients any more. Fills all of `report` but step and
-  // seconds_total, and adds to seconds_wait.
-  virtual Status Run(const StepInput& input, const Deadline& deadline,
-                     StepReport* report) = 0;
-};
-
-// The step where ranks see each other's memory.
-//
-// Without a norm it is one pass: each rank sums its range over all ranks'
-// gradients, updates, and stores the parameters where everyone reads them.
-// With a norm it is two: one sums the gradients for the norm, and keeps fp32
-// sums in this rank's own gradients (nobody else reads that range of them); the
-// other updates from there. Gradients of 2 bytes cannot hold the sum without
-// rounding it, so they are summed twice. A norm of type p takes another pass,
-// for the largest magnitude.
-//
-// Bytes per element of the range, fp32, W ranks, S states: 4 W + 8 + 8 S in one
-// pass; 4 W + 4 + 12 + 8 S in two. A barrier, and with a norm an 88-byte
-// gather, or two for type p.
-//
-// The norm's bits depend on the summed gradients alone (kernels/cpu/norm.h), so
-// no partition and no bucket size changes a bit of the result.
-class DirectStep : public StepStrategy {
- public:
-  // REQUIRES: comm->direct(); all outlive this. `workspace` has
-  // plan.workspace_numel() elements; there is a `blas` if a group's optimizer
-  // is Muon.
-  DirectStep(Communicator* comm, const Plan& plan,
-             const std::vector<EngineBuffer>& buffers, float* workspace,
-             std::optional<Blas> blas);
-
+  // are complete. On return nobody reads gradients any more, and every rank
+  // sees all new parameters, or, with overlap, will when it acquires them.
+  // Fills all of `report` but step, seconds_total and what concerns
+  // communication, and adds to seconds_wait.
   Status Run(const StepInput& input, const Deadline& deadline,
-             StepReport* report) override;
+             StepReport* report);
+
+  // This rank's ranges of the trainable buffers.
+  const std::vector<Range>& ranges() const { return ranges_; }
 
  private:
+  explicit Stepper(const Parts& parts) : parts_(parts) {}
+
   // COLLECTIVE. The norm of all gradients, before they are scaled.
   StatusOr<double> GradientNorm(const StepInput& input,
                                 const Deadline& deadline, StepReport* report);
@@ -98,17 +111,20 @@ class DirectStep : public StepStrategy {
   StatusOr<double> NormPass(NormType type, double p, double reference,
                             bool reduced, const Deadline& deadline,
                             StepReport* report);
-  void Update(const StepInput& input, double scale, bool reduced,
-              StepReport* report);
+  // Unit by unit, once its event is done.
+  Status UpdateUnits(const StepInput& input, double scale, bool reduced,
+                     const std::vector<Event>& events,
+                     const Deadline& deadline, StepReport* report);
   uint64_t UpdateRange(const Range& range, const Optimizer& optimizer,
                        const UpdateInput& input) const;
+  void Publish(int32_t unit);
 
-  Communicator* comm_;
-  const PlanOptions* options_;
-  std::vector<Range> ranges_;
-  float* workspace_;
-  std::optional<Blas> blas_;
-  std::vector<NormSum> gathered_;  // By rank.
+  const Parts parts_;
+  std::vector<Range> ranges_;                 // Of trainable buffers.
+  std::vector<std::vector<size_t>> by_unit_;  // Indices into ranges_.
+  std::vector<std::vector<size_t>> buffers_;  // The same, into the plan's.
+  DeviceMemory norm_;                         // A NormSum.
+  std::vector<NormSum> gathered_;             // By rank.
 };
 
 }  // namespace shard

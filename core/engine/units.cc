@@ -59,12 +59,22 @@ Status Units::TellOthers(Activity activity, const Status& local,
   Note note;
   note.activity = activity;
   const auto met = Meet(note, local, deadline);
-  // Ranks that all made the same mistake are still in step.
+  return OutOfStep(met.status(), activity);
+}
+
+Status Units::OutOfStep(const Status& error, Activity activity) {
+  // Ranks that came for the same and did not do it are still in step; so are
+  // those that would have followed. One whose gradients or parameters were on
+  // their way has said so already.
   const std::vector<Note>& all = notes();
   const bool together = std::all_of(all.begin(), all.end(), [&](const Note& n) {
-    return n.failed != 0 && n.activity == activity;
+    if (activity == Activity::kStep && n.activity == Activity::kJoin) {
+      return true;
+    }
+    return n.activity == activity &&
+           (activity == Activity::kStep || n.failed != 0);
   });
-  return together ? met.status() : Broken(met.status());
+  return together ? error : Broken(error);
 }
 
 Status Units::Do(const Note& note, unsigned char* slot,
@@ -110,15 +120,7 @@ Status Units::EnterStep(const Note& note, const Status& local,
   if (local.ok() && parts_.allow_missing) ZeroMissing();
   for (;;) {
     const auto met = Meet(note, local, deadline);
-    if (!met.ok()) {
-      const std::vector<Note>& all = notes();
-      const bool together =
-          std::all_of(all.begin(), all.end(), [](const Note& n) {
-            return n.activity == Activity::kStep ||
-                   n.activity == Activity::kJoin;
-          });
-      return together ? met.status() : Broken(met.status());
-    }
+    if (!met.ok()) return OutOfStep(met.status(), Activity::kStep);
     *leader = met->leader;
     if (!met->follows) return Status();
     param_slots_.DropAll();
@@ -128,15 +130,15 @@ Status Units::EnterStep(const Note& note, const Status& local,
   }
 }
 
-Status Units::Follow(const Deadline& deadline, int32_t* leader, bool* joined) {
+Status Units::Follow(const Note& note, const Status& local,
+                     const Deadline& deadline, int32_t* leader, bool* joined) {
   *joined = false;
   SHARD_RETURN_IF_ERROR(broken_);
-  Note note;
-  note.activity = Activity::kJoin;
-  note.active = 0;
+  const Status drained = parts_.queue->Drain(deadline);
+  if (!drained.ok()) return Broken(drained);
   for (;;) {
-    const auto met = Meet(note, Status(), deadline);
-    if (!met.ok()) return Broken(met.status());
+    const auto met = Meet(note, local, deadline);
+    if (!met.ok()) return OutOfStep(met.status(), Activity::kStep);
     const Note led = notes()[static_cast<size_t>(met->leader)];
     *leader = met->leader;
     *joined = led.activity == Activity::kJoin;

@@ -87,9 +87,11 @@ class Units {
   // COLLECTIVE, after it. Enqueues the reduction of all gradients that were not
   // reduced yet; by unit, when it is done. What no rank has becomes zeros.
   std::vector<Event> EnqueueRest();
-  // COLLECTIVE, for a rank without input: meets, and follows until the others
-  // step (`leader` has the note) or all ranks have joined (`joined`).
-  Status Follow(const Deadline& deadline, int32_t* leader, bool* joined);
+  // COLLECTIVE, for a rank without input: meets with `note`, of kJoin, and
+  // follows until the others step (`leader` has the note) or all ranks have
+  // joined (`joined`).
+  Status Follow(const Note& note, const Status& local, const Deadline& deadline,
+                int32_t* leader, bool* joined);
   // After a step; parameters that were gathered are out of date.
   void FinishStep();
   // `event` is when the parameters of `unit` are published, on the queue.
@@ -123,6 +125,9 @@ class Units {
   Status TakeGradSlot(int32_t unit, const Deadline& deadline);
   void ZeroMissing();
   Status Broken(Status status);
+  // The error of a meeting, to which this rank came for `activity`; final where
+  // the ranks did not all come for the same.
+  Status OutOfStep(const Status& error, Activity activity);
 
   const Parts parts_;
   const Plan& plan_;

@@ -51,6 +51,12 @@ class Optimizer {
   // a choice.
   Status Set(std::string_view key, double value);
 
+  // Those of an optimizer with the same text but for its numbers: as many as
+  // hypers() has.
+  void SetHypers(const double* hypers) {
+    hypers_.assign(hypers, hypers + hypers_.size());
+  }
+
   // Every key with its value, so that equal optimizers have equal texts:
   // "sgd?lr=0.1&momentum=0&...".
   std::string ToString() const;

@@ -321,7 +321,7 @@ TEST(EngineTest, DivisorLossScaleAndLrAreApplied) {
 
     // The learning rate stays; a cleared gradient changes nothing.
     ASSERT_TRUE(comm->Barrier("looked", Deadline::After(30)).ok());
-    (*engine)->ZeroGrad();
+    EXPECT_TRUE((*engine)->ZeroGrad().ok());
     ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
     EXPECT_EQ(param[2], -1.0f);
     ASSERT_TRUE(comm->Barrier("looked", Deadline::After(30)).ok());

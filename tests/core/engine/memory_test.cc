@@ -72,12 +72,12 @@ TEST_P(MemoryTest, RealUseIsWithinOnePercentOfThePlan) {
         ASSERT_TRUE((*engine)->BroadcastParams(60).ok());
         // A training rank reads every parameter and writes every gradient.
         double sum = 0;
-        for (const EngineBuffer& buffer : (*engine)->buffers()) {
+        for (const EngineBuffer& buffer : (*engine)->memory().buffers()) {
           const int64_t numel = buffer.plan->layout.padded_numel();
           const auto* params = static_cast<const float*>(buffer.ParamAt(0));
           for (int64_t i = 0; i < numel; ++i) {
             sum += static_cast<double>(params[i]);
-            if (buffer.grads) {
+            if (!buffer.grads.empty()) {
               static_cast<float*>(buffer.GradAt(rank.rank(), 0))[i] = 1;
             }
           }

@@ -22,7 +22,7 @@ namespace shard {
 inline std::vector<std::vector<unsigned char>> StateBytes(
     const Engine& engine) {
   std::vector<std::vector<unsigned char>> all;
-  for (const EngineBuffer& buffer : engine.buffers()) {
+  for (const EngineBuffer& buffer : engine.memory().buffers()) {
     for (size_t s = 0; s < buffer.states.size(); ++s) {
       const size_t bytes =
           DTypeBytes(buffer.plan->states[s].tensor.dtype,
@@ -56,8 +56,8 @@ inline StateValues MakeStateValues(const Plan& plan, std::string_view name) {
 
 inline void CopyState(const Engine& engine, std::string_view name,
                       StateValues* values) {
-  const int rank = engine.comm()->rank();
-  for (const EngineBuffer& buffer : engine.buffers()) {
+  const int rank = engine.plan().RangeOf(engine.comm()->rank());
+  for (const EngineBuffer& buffer : engine.memory().buffers()) {
     for (size_t s = 0; s < buffer.states.size(); ++s) {
       if (buffer.plan->states[s].tensor.name != name) continue;
       const FlatLayout& layout = buffer.plan->StateLayout(s);

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Assembly: all parts of an engine that depend on its plan, put together. An
+// engine whose plan changes makes another one.
+
+#ifndef SHARD_CORE_ENGINE_ASSEMBLY_H_
+#define SHARD_CORE_ENGINE_ASSEMBLY_H_
+
+#include <memory>
+#include <optional>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/device/device.h"
+#include "core/engine/buffers.h"
+#include "core/engine/comm_queue.h"
+#include "core/engine/step.h"
+#include "core/engine/transfers.h"
+#include "core/engine/units.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+class Assembly {
+ public:
+  struct Options {
+    double timeout;
+    bool allow_missing;
+    bool overlap;
+  };
+
+  // COLLECTIVE. `comm` is the engine's alone; it and `device` outlive the
+  // result.
+  static StatusOr<std::unique_ptr<Assembly>> Create(
+      std::shared_ptr<const Plan> plan, Communicator* comm, Device* device,
+      const Options& options, const Deadline& deadline);
+
+  const std::shared_ptr<const Plan>& plan() const { return plan_; }
+  const EngineMemory& memory() const { return *memory_; }
+  Stream& compute() const { return *compute_; }
+  Transfers& transfers() const { return *transfers_; }
+  CommQueue& queue() const { return *queue_; }
+  Units& units() const { return *units_; }
+  Stepper& stepper() const { return *stepper_; }
+
+ private:
+  Assembly() = default;
+
+  Status Connect(Communicator* comm, Device* device, const Options& options);
+
+  // Later ones use earlier ones; the queue's thread ends first.
+  std::shared_ptr<const Plan> plan_;
+  std::optional<EngineMemory> memory_;
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<Transfers> transfers_;
+  std::unique_ptr<Units> units_;
+  std::unique_ptr<Stepper> stepper_;
+  std::unique_ptr<CommQueue> queue_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_ASSEMBLY_H_

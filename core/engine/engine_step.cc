@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine's step, and what a rank without input does of it.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "core/engine/stopwatch.h"
+
+namespace shard {
+
+StepSetting Engine::Setting() const {
+  return {comm_->world_size(), trainable_numel_, &loss_scaler_};
+}
+
+Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
+  *report = StepReport();
+  const StepOptions options = given.ok() ? *given : StepOptions();
+  const Deadline deadline = DeadlineOf(options.timeout);
+  Stopwatch total(&report->seconds_total);
+  Status local = given.status();
+  if (local.ok()) local = CheckTraining("step");
+  if (local.ok()) local = CheckStepOptions(options, Setting());
+  if (local.ok()) local = assembly_->units().CheckStep();
+  // Tried before the ranks meet, so that nothing can fail after.
+  if (local.ok() && options.lr > 0) {
+    local = Hypers(hypers_).Set(kAllGroups, "lr", options.lr);
+  }
+  Note note;
+  note.activity = Activity::kStep;
+  note.step =
+      EntryOf(options, Setting(), hypers_.Fingerprint52(), step_ + 1);
+  int32_t leader = 0;
+  {
+    Stopwatch wait(&report->seconds_wait);
+    SHARD_RETURN_IF_ERROR(
+        assembly_->units().EnterStep(note, local, deadline, &leader));
+  }
+  return RunStep(options, leader, deadline, report);
+}
+
+Status Engine::Join(double timeout, int64_t* steps) {
+  *steps = 0;
+  Status local = CheckTraining("join");
+  if (local.ok()) local = assembly_->units().states().CheckAllIdle("join");
+  if (local.ok() && assembly_->units().states().any_ready()) {
+    local = FailedPrecondition(
+        "join with gradients that are ready for a step: step first");
+  }
+  for (;;) {
+    const Deadline deadline = DeadlineOf(timeout);
+    // Before the others read them.
+    if (local.ok()) SHARD_RETURN_IF_ERROR(ZeroWholeGrads(deadline));
+    Note note;
+    note.activity = Activity::kJoin;
+    note.active = 0;
+    note.step = EntryOf(StepOptions(), Setting(), hypers_.Fingerprint52(),
+                        step_ + 1);
+    int32_t leader = 0;
+    bool joined = false;
+    SHARD_RETURN_IF_ERROR(assembly_->units().Follow(note, local, deadline,
+                                                    &leader, &joined));
+    if (joined) return Status();
+    const auto& led = assembly_->units().notes()[static_cast<size_t>(leader)];
+    StepReport report;
+    SHARD_RETURN_IF_ERROR(
+        RunStep(OptionsOf(led.step), leader, deadline, &report));
+    ++*steps;
+  }
+}
+
+Status Engine::RunStep(const StepOptions& options, int32_t leader,
+                       const Deadline& deadline, StepReport* report) {
+  Units& units = assembly_->units();
+  SHARD_RETURN_IF_ERROR(CompareEntries(units.notes()));
+  for (const Note& note : units.notes()) report->active += note.active;
+  SHARD_RETURN_IF_ERROR(AgreeOnHypers(leader, deadline));
+  SHARD_RETURN_IF_ERROR(ChooseParamSteps(deadline));
+  if (options.lr > 0) {
+    SHARD_RETURN_IF_ERROR(hypers_.Set(kAllGroups, "lr", options.lr));
+  }
+
+  const double loss_scale = LossScaleOf(options, Setting());
+  StepInput input;
+  input.optimizers = &hypers_.optimizers();
+  input.step = step_ + 1;
+  input.param_steps = next_steps_.empty() ? nullptr : next_steps_.data();
+  input.gradient_scale =
+      1.0 / (GradDivisorOf(options, Setting(), report->active) * loss_scale);
+  input.max_grad_norm = options.max_grad_norm;
+  input.norm_type = NormTypeOf(options.grad_norm_type);
+  input.norm_p = options.grad_norm_type;
+  input.clip_value = options.clip_value;
+  input.skip_nonfinite = options.skip_nonfinite || loss_scaler_.dynamic();
+  report->loss_scale = loss_scale;
+  SHARD_RETURN_IF_ERROR(assembly_->stepper().Run(input, deadline, report));
+  units.FinishStep();
+  loss_scaler_.Update(report->skipped);
+  if (!report->skipped) {
+    ++step_;
+    CountParamSteps();
+  }
+  report->step = step_;
+  report->comm = assembly_->queue().Take();
+  return Status();
+}
+
+Status Engine::AgreeOnHypers(int32_t leader, const Deadline& deadline) {
+  const std::vector<Note>& notes = assembly_->units().notes();
+  const double led = notes[static_cast<size_t>(leader)].step.hypers;
+  if (!SameHypers(notes)) {
+    return CheckAgreement(
+        comm_.get(), "step: hyperparameters",
+        static_cast<uint64_t>(hypers_.Fingerprint52()), hypers_.ToString(),
+        deadline);
+  }
+  const bool all = std::all_of(notes.begin(), notes.end(), [&](const Note& n) {
+    return n.step.hypers == led;
+  });
+  if (all) return Status();
+  // Ranks that wait in join do not see what the host changes elsewhere.
+  const std::vector<double> mine = hypers_.Values();
+  std::vector<double> values(mine.size() * notes.size());
+  SHARD_RETURN_IF_ERROR(comm_->AllGather("step: hyperparameters for join",
+                                         mine.data(),
+                                         mine.size() * sizeof(double),
+                                         values.data(), deadline));
+  hypers_.SetValues(values.data() + mine.size() * static_cast<size_t>(leader));
+  return Status();
+}
+
+Status Engine::ChooseParamSteps(const Deadline& deadline) {
+  next_steps_.clear();
+  const std::vector<int32_t>& positions = plan().positions();
+  const auto stored = static_cast<size_t>(
+      *std::max_element(positions.begin(), positions.end()) + 1);
+  const auto next_of = [&](size_t position) {
+    return 1 + (param_steps_.empty() ? step_ : param_steps_[position]);
+  };
+  if (missing_grads_ != MissingGrads::kSkip) {
+    if (param_steps_.empty()) return Status();
+    next_steps_.resize(stored);
+    for (size_t i = 0; i < stored; ++i) next_steps_[i] = next_of(i);
+    return Status();
+  }
+  // One bit per parameter: whether this rank has a gradient.
+  const UnitStates& states = assembly_->units().states();
+  const Note& mine =
+      assembly_->units().notes()[static_cast<size_t>(comm_->rank())];
+  const bool all = mine.active != 0 && !states.any_ready() &&
+                   !plan().shards_grads();
+  const size_t bytes = (stored + 7) / 8;
+  std::vector<uint8_t> bits(bytes);
+  for (size_t p = 0; p < positions.size(); ++p) {
+    if (positions[p] < 0) continue;
+    if (!all && !states.ParamIsReady(static_cast<ParamId>(p))) continue;
+    const auto position = static_cast<size_t>(positions[p]);
+    bits[position / 8] |= static_cast<uint8_t>(1 << position % 8);
+  }
+  const auto ranks = static_cast<size_t>(comm_->world_size());
+  std::vector<uint8_t> gathered(bytes * ranks);
+  SHARD_RETURN_IF_ERROR(comm_->AllGather("step: parameters with gradients",
+                                         bits.data(), bytes, gathered.data(),
+                                         deadline));
+  next_steps_.resize(stored);
+  for (size_t i = 0; i < stored; ++i) {
+    bool any = false;
+    for (size_t r = 0; r < ranks; ++r) {
+      any = any || (gathered[r * bytes + i / 8] >> i % 8 & 1) != 0;
+    }
+    next_steps_[i] = any ? next_of(i) : 0;
+  }
+  return Status();
+}
+
+void Engine::CountParamSteps() {
+  if (next_steps_.empty()) return;
+  if (param_steps_.empty()) param_steps_.assign(next_steps_.size(), step_ - 1);
+  for (size_t i = 0; i < next_steps_.size(); ++i) {
+    if (next_steps_[i] != 0) param_steps_[i] = next_steps_[i];
+  }
+  const bool same =
+      std::all_of(param_steps_.begin(), param_steps_.end(),
+                  [this](int64_t steps) { return steps == step_; });
+  if (same) param_steps_.clear();
+}
+
+}  // namespace shard

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepOptions: what a host says about one step, what is allowed of it, and
+// what ranks agree on before they step.
+
+#ifndef SHARD_CORE_ENGINE_STEP_OPTIONS_H_
+#define SHARD_CORE_ENGINE_STEP_OPTIONS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/engine/meeting.h"
+#include "core/optim/loss_scaler.h"
+#include "kernels/cpu/norm.h"
+
+namespace shard {
+
+// 0 is the default of every field. They must be the same on every rank; docs of
+// the fields: shard_step_options in shard.h.
+struct StepOptions {
+  double lr = 0;
+  double max_grad_norm = 0;
+  double grad_norm_type = 0;
+  double clip_value = 0;
+  double grad_divisor = 0;
+  double loss_scale = 0;
+  double timeout = 0;
+  bool skip_nonfinite = false;
+  bool average_active = false;
+};
+
+// What an engine adds to them.
+struct StepSetting {
+  int world_size;
+  double trainable_numel;
+  const LossScaler* loss_scaler;
+};
+
+// What is wrong with `options` on this rank alone.
+Status CheckStepOptions(const StepOptions& options, const StepSetting& setting);
+
+NormType NormTypeOf(double p);
+double LossScaleOf(const StepOptions& options, const StepSetting& setting);
+// What the sum of the ranks' gradients is divided by, the loss's scale left
+// out. `active`: ranks that have not joined.
+double GradDivisorOf(const StepOptions& options, const StepSetting& setting,
+                     int active);
+
+// `hypers`: Hypers::Fingerprint52. `step`: the number of the step to do.
+StepEntry EntryOf(const StepOptions& options, const StepSetting& setting,
+                  double hypers, int64_t step);
+// The options that an entry was made of, but for the timeout.
+StepOptions OptionsOf(const StepEntry& entry);
+
+// kDesync when two ranks that step come with different entries, naming the
+// field; `hypers` are compared by the caller, who can say more.
+Status CompareEntries(const std::vector<Note>& notes);
+bool SameHypers(const std::vector<Note>& notes);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STEP_OPTIONS_H_
