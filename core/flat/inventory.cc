@@ -31,6 +31,7 @@ class InventoryTaker {
         fingerprint_(fingerprint) {
     const size_t count = model.params().size();
     inventory_.walk.reserve(count);
+    inventory_.numels.reserve(count);
     inventory_.buffer_of.assign(count, -1);
     inventory_.units.reserve(1 + wrapped.size());
     frozen_.fill(-1);
@@ -72,9 +73,8 @@ class InventoryTaker {
     const int32_t buffer = BufferOf(info);
     inventory_.buffer_of[param] = buffer;
     inventory_.walk.push_back(reference.param);
-    BufferInventory& owner = inventory_.buffers[static_cast<size_t>(buffer)];
-    owner.params.push_back(reference.param);
-    owner.numels.push_back(info.numel);
+    inventory_.numels.push_back(info.numel);
+    ++At(buffer).count;
     fingerprint_->Add(static_cast<uint32_t>(info.dtype) |
                       uint32_t{info.trainable} << 8 |
                       static_cast<uint32_t>(info.shape.size()) << 16);
@@ -89,6 +89,7 @@ class InventoryTaker {
     for (const int32_t position : wrapped_positions_) {
       fingerprint_->Add(position);
     }
+    inventory_.SortByBuffer();
     return std::move(inventory_);
   }
 
@@ -125,24 +126,17 @@ class InventoryTaker {
                                  ? DType::kF32
                                  : info.dtype;
     inventory_.buffers.push_back(
-        {unit, info.dtype, info.trainable, group, grad_dtype, {}, {}, 0});
-    BufferInventory& made = inventory_.buffers.back();
-    Fits(info, &made);
+        {unit, info.dtype, info.trainable, group, grad_dtype,
+         IsOwnedWhole(options_, info.trainable, group)});
+    Fits(info, &inventory_.buffers.back());
     if (!wrapped_.empty()) open_[{unit, &buffer}] = buffer;
-    // Untouched memory costs nothing; growing would copy. With many buffers the
-    // addresses alone would be too many.
-    if (wrapped_.empty() && model_.groups().size() == 1 &&
-        IsOwnedWhole(options_, made)) {
-      made.params.reserve(model_.params().size());
-      made.numels.reserve(model_.params().size());
-    }
     return buffer;
   }
 
   // Counts the parameter's bytes, unless that would make the buffer longer than
   // it may be.
   bool Fits(const Model::Param& info, BufferInventory* buffer) const {
-    if (IsOwnedWhole(options_, *buffer)) return true;
+    if (buffer->owned_whole) return true;
     const DType dtype = buffer->trainable ? buffer->grad_dtype : buffer->dtype;
     int64_t bytes = 0;
     // A sum that cannot be counted is too much for any buffer, and a parameter
@@ -211,6 +205,34 @@ class InventoryTaker {
 };
 
 }  // namespace
+
+void Inventory::SortByBuffer() {
+  size_t next = 0;
+  for (BufferInventory& buffer : buffers) {
+    buffer.first = next;
+    next += buffer.count;
+  }
+  const auto buffer_at = [this](size_t i) {
+    return buffer_of[static_cast<size_t>(walk[i])];
+  };
+  bool sorted = buffers.size() < 2;
+  if (!sorted) {
+    size_t i = 1;
+    while (i < walk.size() && buffer_at(i - 1) <= buffer_at(i)) ++i;
+    sorted = i >= walk.size();
+  }
+  if (sorted) return;
+  std::vector<size_t> cursors;
+  cursors.reserve(buffers.size());
+  for (const BufferInventory& buffer : buffers) cursors.push_back(buffer.first);
+  params_by_buffer_.resize(walk.size());
+  numels_by_buffer_.resize(walk.size());
+  for (size_t i = 0; i < walk.size(); ++i) {
+    const size_t at = cursors[static_cast<size_t>(buffer_at(i))]++;
+    params_by_buffer_[at] = walk[i];
+    numels_by_buffer_[at] = numels[i];
+  }
+}
 
 Inventory TakeInventory(const Model& model, const PlanOptions& options,
                         const std::vector<ModuleId>& wrapped,

@@ -10,8 +10,8 @@ namespace shard {
 
 namespace {
 
-Status CheckInputs(const std::vector<ParamId>& params,
-                   const std::vector<int64_t>& numels, int world_size,
+Status CheckInputs(std::span<const ParamId> params,
+                   std::span<const int64_t> numels, int world_size,
                    FlatLayout::Alignment alignment) {
   if (params.size() != numels.size()) {
     return InvalidArgument("the layout was given ", params.size(),
@@ -72,8 +72,8 @@ Status TooLarge(size_t count) {
 
 }  // namespace
 
-StatusOr<FlatLayout> FlatLayout::Even(const std::vector<ParamId>& params,
-                                      const std::vector<int64_t>& numels,
+StatusOr<FlatLayout> FlatLayout::Even(std::span<const ParamId> params,
+                                      std::span<const int64_t> numels,
                                       int world_size, Alignment alignment) {
   SHARD_RETURN_IF_ERROR(CheckInputs(params, numels, world_size, alignment));
   FlatLayout layout;
@@ -97,9 +97,9 @@ StatusOr<FlatLayout> FlatLayout::Even(const std::vector<ParamId>& params,
   return layout;
 }
 
-StatusOr<FlatLayout> FlatLayout::Owned(const std::vector<ParamId>& params,
-                                       const std::vector<int64_t>& numels,
-                                       const std::vector<int32_t>& owners,
+StatusOr<FlatLayout> FlatLayout::Owned(std::span<const ParamId> params,
+                                       std::span<const int64_t> numels,
+                                       std::span<const int32_t> owners,
                                        int world_size, Alignment alignment) {
   SHARD_RETURN_IF_ERROR(CheckInputs(params, numels, world_size, alignment));
   if (owners.size() != params.size()) {

@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/base/status.h"
@@ -61,15 +62,15 @@ class FlatLayout {
   // negative numel, world_size outside 1..kMaxWorldSize, an alignment below 1,
   // a total beyond int64. A layout of nothing but zero-size parameters has
   // shard_numel 0.
-  static StatusOr<FlatLayout> Even(const std::vector<ParamId>& params,
-                                   const std::vector<int64_t>& numels,
+  static StatusOr<FlatLayout> Even(std::span<const ParamId> params,
+                                   std::span<const int64_t> numels,
                                    int world_size, Alignment alignment);
 
   // `owners[i]` owns params[i] whole. Within an owner's range parameters stand
   // in the order given.
-  static StatusOr<FlatLayout> Owned(const std::vector<ParamId>& params,
-                                    const std::vector<int64_t>& numels,
-                                    const std::vector<int32_t>& owners,
+  static StatusOr<FlatLayout> Owned(std::span<const ParamId> params,
+                                    std::span<const int64_t> numels,
+                                    std::span<const int32_t> owners,
                                     int world_size, Alignment alignment);
 
   int world_size() const { return world_size_; }

@@ -130,20 +130,19 @@ Status OwnGreedily(const Model& model, const PlanOptions& options,
 
 }  // namespace
 
-bool IsOwnedWhole(const PlanOptions& options, const BufferInventory& buffer) {
-  if (!buffer.trainable) return false;
-  const auto group = static_cast<size_t>(buffer.group);
-  return options.partition != Partition::kEven ||
-         options.groups[group].tensor != nullptr;
+bool IsOwnedWhole(const PlanOptions& options, bool trainable, GroupId group) {
+  return trainable &&
+         (options.partition != Partition::kEven ||
+          options.groups[static_cast<size_t>(group)].tensor != nullptr);
 }
 
 StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
     const Model& model, const PlanOptions& options,
     const Inventory& inventory) {
   std::vector<std::vector<int32_t>> by_buffer(inventory.buffers.size());
-  const bool any = std::any_of(
-      inventory.buffers.begin(), inventory.buffers.end(),
-      [&](const BufferInventory& b) { return IsOwnedWhole(options, b); });
+  const bool any =
+      std::any_of(inventory.buffers.begin(), inventory.buffers.end(),
+                  [](const BufferInventory& b) { return b.owned_whole; });
   if (!any) return by_buffer;
 
   std::vector<int32_t> owner_of;  // By ParamId.
@@ -158,9 +157,9 @@ StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
   }
   for (size_t b = 0; b < by_buffer.size(); ++b) {
     const BufferInventory& buffer = inventory.buffers[b];
-    if (!IsOwnedWhole(options, buffer)) continue;
-    by_buffer[b].reserve(buffer.params.size());
-    for (const ParamId param : buffer.params) {
+    if (!buffer.owned_whole) continue;
+    by_buffer[b].reserve(buffer.count);
+    for (const ParamId param : inventory.ParamsOf(buffer)) {
       by_buffer[b].push_back(owner_of[static_cast<size_t>(param)]);
     }
   }

@@ -15,11 +15,11 @@
 
 namespace shard {
 
-// Whether the parameters of `buffer` have one owner each: in every partition
-// but kEven, and where the group's optimizer steps whole parameters.
-bool IsOwnedWhole(const PlanOptions& options, const BufferInventory& buffer);
+// Whether such parameters have one owner each: trainable ones, in every
+// partition but kEven, and where the group's optimizer steps whole parameters.
+bool IsOwnedWhole(const PlanOptions& options, bool trainable, GroupId group);
 
-// owners[b][i] owns params[i] of inventory.buffers[b]; a buffer that is not
+// owners[b][i] owns parameter i of inventory.buffers[b]; a buffer that is not
 // owned whole gets an empty list.
 //
 // kGreedy gives out group after group, as ZeroRedundancyOptimizer does: frozen

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
-#include <numeric>
 #include <string_view>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/flat/buffer_planner.h"
 #include "core/flat/fingerprint.h"
 #include "core/flat/inventory.h"
 #include "core/flat/owners.h"
@@ -75,96 +75,6 @@ void AddOptions(const PlanOptions& options, Fingerprint* fingerprint) {
   }
 }
 
-bool IsNarrow(DType dtype) {
-  return dtype == DType::kBF16 || dtype == DType::kF16;
-}
-
-// `ranges` has the owners' ranges; it is empty when the buffer is cut evenly.
-StatusOr<FlatBufferPlan> PlanBuffer(const Model& model,
-                                    const PlanOptions& options,
-                                    const BufferInventory& buffer,
-                                    const std::vector<int32_t>& ranges) {
-  FlatBufferPlan plan = {};
-  plan.unit = buffer.unit;
-  plan.dtype = buffer.dtype;
-  plan.trainable = buffer.trainable;
-  plan.group = buffer.group;
-  plan.grad_dtype = buffer.grad_dtype;
-  plan.sum_dtype = options.deterministic && IsNarrow(plan.grad_dtype)
-                       ? DType::kF32
-                       : plan.grad_dtype;
-  const GroupOptions& group = options.groups[static_cast<size_t>(buffer.group)];
-
-  // The least number of elements whose bytes are a multiple of it.
-  FlatLayout::Alignment alignment;
-  alignment.shard = options.alignment_bytes /
-                    std::gcd(options.alignment_bytes,
-                             static_cast<int64_t>(DTypeSize(buffer.dtype)));
-  if (buffer.trainable) {
-    for (const StateTensor& state : group.states) {
-      plan.states.push_back({state, nullptr});
-      // Blocks that begin with their parameter hold the same elements in every
-      // layout.
-      if (state.dtype == DType::kQ8) alignment.slot = kQ8Block;
-    }
-  }
-  const bool whole = IsOwnedWhole(options, buffer);
-  const int world_size = options.world_size;
-  SHARD_ASSIGN_OR_RETURN(
-      plan.layout, whole ? FlatLayout::Owned(buffer.params, buffer.numels,
-                                             ranges, world_size, alignment)
-                         : FlatLayout::Even(buffer.params, buffer.numels,
-                                            world_size, alignment));
-  if (!buffer.trainable) return plan;
-
-  if (group.tensor != nullptr) {
-    std::vector<int64_t> numels(buffer.params.size());
-    for (size_t s = 0; s < plan.states.size(); ++s) {
-      for (size_t i = 0; i < numels.size(); ++i) {
-        const auto& shape =
-            model.params()[static_cast<size_t>(buffer.params[i])].shape;
-        numels[i] = group.tensor->state_numel(static_cast<int>(s), shape.data(),
-                                              static_cast<int>(shape.size()));
-      }
-      if (numels == buffer.numels) continue;
-      SHARD_ASSIGN_OR_RETURN(FlatLayout own,
-                             FlatLayout::Owned(buffer.params, numels, ranges,
-                                               world_size, alignment));
-      plan.states[s].own_layout =
-          std::make_shared<const FlatLayout>(std::move(own));
-    }
-  }
-  plan.has_masters = IsNarrow(buffer.dtype) && options.masters == Masters::kF32;
-  if (plan.has_masters) {
-    plan.states.push_back({{kMasterState, DType::kF32}, nullptr});
-  }
-  return plan;
-}
-
-// What stepping the parameters of `buffer` takes at once: what the optimizer
-// asks for, and an fp32 form of a parameter that has no other.
-StatusOr<int64_t> WorkspaceNumel(const Model& model, const PlanOptions& options,
-                                 const FlatBufferPlan& buffer) {
-  int64_t most = 0;
-  const TensorTraits* tensor =
-      options.groups[static_cast<size_t>(buffer.group)].tensor;
-  if (!buffer.trainable || tensor == nullptr) return most;
-  const bool widened = IsNarrow(buffer.dtype) && !buffer.has_masters;
-  for (const Slot& slot : buffer.layout.slots()) {
-    const auto& shape = model.params()[static_cast<size_t>(slot.param)].shape;
-    int64_t numel =
-        tensor->workspace_numel(shape.data(), static_cast<int>(shape.size()));
-    if (__builtin_add_overflow(numel, widened ? slot.numel : 0, &numel) ||
-        numel > std::numeric_limits<int64_t>::max() / 1024) {
-      return InvalidArgument("stepping a parameter of shape ",
-                             FormatList(shape),
-                             " takes more than 2^53 elements of workspace");
-    }
-    most = std::max(most, numel);
-  }
-  return most;
-}
-
 }  // namespace
 
 StatusOr<std::shared_ptr<const Plan>> Plan::Create(
@@ -210,21 +120,21 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
                       unit.depth,
                       {}});
   }
+  BufferPlanner planner(*model_, options_, inventory, &state_lists_);
   buffers_.reserve(inventory.buffers.size());
   places_.resize(model_->params().size());
   for (size_t i = 0; i < inventory.buffers.size(); ++i) {
     std::vector<int32_t>& ranges = owners[i];
     for (int32_t& owner : ranges) owner = RangeOf(owner);
-    SHARD_ASSIGN_OR_RETURN(
-        FlatBufferPlan buffer,
-        PlanBuffer(*model_, options_, inventory.buffers[i], ranges));
+    SHARD_ASSIGN_OR_RETURN(FlatBufferPlan buffer,
+                           planner.Plan(inventory.buffers[i], ranges));
     const auto index = static_cast<int32_t>(i);
     for (const Slot& slot : buffer.layout.slots()) {
       places_[static_cast<size_t>(slot.param)] = {index, slot.offset};
     }
     fingerprint.Add(buffer.layout.shard_numel());
     SHARD_ASSIGN_OR_RETURN(const int64_t workspace,
-                           WorkspaceNumel(*model_, options_, buffer));
+                           planner.WorkspaceNumel(buffer));
     workspace_numel_ = std::max(workspace_numel_, workspace);
     units_[static_cast<size_t>(buffer.unit)].buffers.push_back(index);
     buffers_.push_back(std::move(buffer));

@@ -16,7 +16,9 @@
 #define SHARD_CORE_FLAT_PLAN_H_
 
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -185,8 +187,8 @@ struct FlatBufferPlan {
   DType sum_dtype;
   FlatLayout layout;
   // Those of the group's optimizer, then the master weights where there are
-  // any.
-  std::vector<StatePlan> states;
+  // any. They are the plan's, and live as long.
+  std::span<const StatePlan> states;
   bool has_masters;
 
   const FlatLayout& StateLayout(size_t state) const {
@@ -314,6 +316,7 @@ class Plan {
   std::shared_ptr<const Model> model_;
   PlanOptions options_;
   std::vector<UnitPlan> units_;
+  std::deque<std::vector<StatePlan>> state_lists_;  // Those of the buffers.
   std::vector<FlatBufferPlan> buffers_;
   std::vector<ParamPlace> places_;
   std::vector<int32_t> positions_;

@@ -123,12 +123,13 @@ Status CheckSteps(const Model& model, const PlanOptions& options,
     };
     if (buffer.dtype == DType::kF16 &&
         options.masters == Masters::kNoneStochastic) {
-      return InvalidArgument("parameter '", name_of(buffer.params.front()),
+      return InvalidArgument("parameter '",
+                             name_of(inventory.ParamsOf(buffer).front()),
                              "' is f16, which cannot be rounded "
                              "stochastically; use bf16 or master weights");
     }
     if (group.tensor == nullptr) continue;
-    for (const ParamId param : buffer.params) {
+    for (const ParamId param : inventory.ParamsOf(buffer)) {
       const auto& shape = model.params()[static_cast<size_t>(param)].shape;
       const char* need =
           group.tensor->unfit(shape.data(), static_cast<int>(shape.size()));
@@ -153,7 +154,7 @@ Status CheckManualOwners(const Model& model, const PlanOptions& options,
   }
   for (const BufferInventory& buffer : inventory.buffers) {
     if (!buffer.trainable) continue;
-    for (const ParamId param : buffer.params) {
+    for (const ParamId param : inventory.ParamsOf(buffer)) {
       const auto index = static_cast<size_t>(param);
       const int32_t owner = options.manual_owners[index];
       if (owner >= 0 && owner < options.world_size) continue;

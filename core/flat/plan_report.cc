@@ -112,7 +112,7 @@ RankShare ShareOf(const Plan& plan, int rank) {
   return share;
 }
 
-std::string StatesText(const std::vector<StatePlan>& states) {
+std::string StatesText(std::span<const StatePlan> states) {
   std::string text;
   for (const StatePlan& state : states) {
     StrAppend(&text, text.empty() ? "" : ", ", state.tensor.name, " ",

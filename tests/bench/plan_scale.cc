@@ -24,6 +24,7 @@ using shard::ModuleId;
 using shard::Partition;
 using shard::Plan;
 using shard::PlanOptions;
+using shard::WrapPolicy;
 
 constexpr int kRanks = 16384;
 constexpr size_t kTensors = 1'000'000;
@@ -67,13 +68,14 @@ std::shared_ptr<const Model> MakeModel() {
   return model;
 }
 
-double MedianMs(const std::shared_ptr<const Model>& model,
-                Partition partition) {
+double MedianMs(const std::shared_ptr<const Model>& model, Partition partition,
+                const char* wrap = "") {
   std::vector<double> times;
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
     PlanOptions options;
     options.world_size = kRanks;
     options.partition = partition;
+    options.wrap = WrapPolicy::Parse(wrap).value();
     options.groups = {
         {"adamw?lr=0.001",
          {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}};
@@ -97,5 +99,8 @@ int main() {
                       MedianMs(model, Partition::kEven), "ms");
   shard::bench::Bench("plan_scale", "greedy_ms",
                       MedianMs(model, Partition::kGreedy), "ms");
+  shard::bench::Bench("plan_scale", "units_ms",
+                      MedianMs(model, Partition::kEven, "class?names=Block"),
+                      "ms");
   return 0;
 }

@@ -9,6 +9,8 @@
 #include <limits>
 #include <locale>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace shard {
 namespace {
@@ -125,6 +127,14 @@ TEST(IsValidUtf8, RejectsEverythingElse) {
         std::string("\xFF")}) {
     EXPECT_FALSE(IsValidUtf8(bad)) << testing::PrintToString(bad);
   }
+}
+
+TEST(Split, HasOnePieceMoreThanSeparators) {
+  using Pieces = std::vector<std::string_view>;
+  EXPECT_EQ(Split("a,bc,d", ','), (Pieces{"a", "bc", "d"}));
+  EXPECT_EQ(Split("", ','), Pieces{""});
+  EXPECT_EQ(Split(",a,,", ','), (Pieces{"", "a", "", ""}));
+  EXPECT_EQ(Split("a,b", '|'), Pieces{"a,b"});
 }
 
 }  // namespace

@@ -25,10 +25,24 @@ std::vector<ParamId> Ids(size_t count) {
   return ids;
 }
 
+// Spans do not take lists in braces.
+StatusOr<FlatLayout> MakeEven(const std::vector<ParamId>& params,
+                              const std::vector<int64_t>& numels,
+                              int world_size, FlatLayout::Alignment alignment) {
+  return FlatLayout::Even(params, numels, world_size, alignment);
+}
+
+StatusOr<FlatLayout> MakeOwned(const std::vector<ParamId>& params,
+                               const std::vector<int64_t>& numels,
+                               const std::vector<int32_t>& owners,
+                               int world_size,
+                               FlatLayout::Alignment alignment) {
+  return FlatLayout::Owned(params, numels, owners, world_size, alignment);
+}
+
 FlatLayout Even(const std::vector<int64_t>& numels, int world_size,
                 FlatLayout::Alignment alignment = {}) {
-  auto layout =
-      FlatLayout::Even(Ids(numels.size()), numels, world_size, alignment);
+  auto layout = MakeEven(Ids(numels.size()), numels, world_size, alignment);
   EXPECT_OK(layout);
   return *std::move(layout);
 }
@@ -142,8 +156,7 @@ TEST(FlatLayout, SlicesOfAnyRange) {
 }
 
 TEST(OwnedLayout, WholeParametersInTheirOwnersRange) {
-  const auto layout =
-      FlatLayout::Owned({7, 5, 9}, {10, 20, 4}, {2, 0, 2}, 3, {8});
+  const auto layout = MakeOwned({7, 5, 9}, {10, 20, 4}, {2, 0, 2}, 3, {8});
   ASSERT_OK(layout);
   EXPECT_EQ(layout->shard_numel(), 24);
   ASSERT_EQ(layout->slots().size(), 3u);
@@ -177,8 +190,8 @@ TEST(FlatLayout, RandomOnesAreSound) {
       owner =
           static_cast<int32_t>(random() % static_cast<unsigned>(world_size));
     }
-    const auto owned = FlatLayout::Owned(Ids(numels.size()), numels, owners,
-                                         world_size, alignment);
+    const auto owned =
+        MakeOwned(Ids(numels.size()), numels, owners, world_size, alignment);
     ASSERT_OK(owned);
     ExpectSound(*owned, numels, world_size, alignment);
     for (int rank = 0; rank < world_size; ++rank) {
@@ -203,38 +216,34 @@ TEST(FlatLayout, SixteenThousandRanks) {
     owners[i] = static_cast<int32_t>(random() % 16384);
   }
   ExpectSound(Even(numels, 16384, {16}), numels, 16384, {16});
-  const auto owned =
-      FlatLayout::Owned(Ids(numels.size()), numels, owners, 16384, {16});
+  const auto owned = MakeOwned(Ids(numels.size()), numels, owners, 16384, {16});
   ASSERT_OK(owned);
   ExpectSound(*owned, numels, 16384, {16});
 }
 
 TEST(FlatLayout, BadInputsAreNamed) {
-  ExpectInvalid(FlatLayout::Even({0}, {1, 2}, 1, {1}),
+  ExpectInvalid(MakeEven({0}, {1, 2}, 1, {1}),
                 {"1 parameters", "2 element counts"});
-  ExpectInvalid(FlatLayout::Even({0}, {1}, 0, {1}), {"world size 0"});
-  ExpectInvalid(FlatLayout::Even({0}, {1}, kMaxWorldSize + 1, {1}),
-                {"1048577"});
-  ExpectInvalid(FlatLayout::Even({0}, {1}, 1, {0}), {"alignment 0"});
-  ExpectInvalid(FlatLayout::Even({0}, {1}, 1, {1, -8}), {"alignment -8"});
-  ExpectInvalid(FlatLayout::Even({4}, {-3}, 1, {1}), {"parameter 4", "-3"});
-  ExpectInvalid(FlatLayout::Owned({0}, {1}, {}, 1, {1}), {"0 owners"});
-  ExpectInvalid(FlatLayout::Owned({6}, {1}, {2}, 2, {1}),
+  ExpectInvalid(MakeEven({0}, {1}, 0, {1}), {"world size 0"});
+  ExpectInvalid(MakeEven({0}, {1}, kMaxWorldSize + 1, {1}), {"1048577"});
+  ExpectInvalid(MakeEven({0}, {1}, 1, {0}), {"alignment 0"});
+  ExpectInvalid(MakeEven({0}, {1}, 1, {1, -8}), {"alignment -8"});
+  ExpectInvalid(MakeEven({4}, {-3}, 1, {1}), {"parameter 4", "-3"});
+  ExpectInvalid(MakeOwned({0}, {1}, {}, 1, {1}), {"0 owners"});
+  ExpectInvalid(MakeOwned({6}, {1}, {2}, 2, {1}),
                 {"parameter 6", "rank 2", "world size is 2"});
-  ExpectInvalid(FlatLayout::Owned({6}, {1}, {-1}, 2, {1}), {"rank -1"});
-  ExpectInvalid(FlatLayout::Owned({6}, {-1}, {0}, 2, {1}), {"-1 elements"});
+  ExpectInvalid(MakeOwned({6}, {1}, {-1}, 2, {1}), {"rank -1"});
+  ExpectInvalid(MakeOwned({6}, {-1}, {0}, 2, {1}), {"-1 elements"});
 }
 
 TEST(FlatLayout, TotalsBeyondInt64AreErrors) {
-  ExpectInvalid(FlatLayout::Even({0, 1}, {kMax, 1}, 1, {1}), {"2^63-1"});
-  ExpectInvalid(FlatLayout::Even({0}, {kMax}, 1, {64}), {"aligned to 64"});
-  ExpectInvalid(FlatLayout::Even({0}, {kMax}, 2, {1}), {"2 ranges"});
-  ExpectInvalid(FlatLayout::Owned({0, 1}, {kMax, 1}, {0, 1}, 2, {1}),
-                {"2^63-1"});
-  ExpectInvalid(FlatLayout::Owned({0}, {kMax / 2}, {0}, 3, {1}), {"3 ranges"});
-  ExpectInvalid(FlatLayout::Even({0}, {1}, 1, {kMax, 2}), {"aligned to"});
-  ExpectInvalid(FlatLayout::Even({0, 1}, {kMax - 2, 1}, 1, {1, 256}),
-                {"2^63-1"});
+  ExpectInvalid(MakeEven({0, 1}, {kMax, 1}, 1, {1}), {"2^63-1"});
+  ExpectInvalid(MakeEven({0}, {kMax}, 1, {64}), {"aligned to 64"});
+  ExpectInvalid(MakeEven({0}, {kMax}, 2, {1}), {"2 ranges"});
+  ExpectInvalid(MakeOwned({0, 1}, {kMax, 1}, {0, 1}, 2, {1}), {"2^63-1"});
+  ExpectInvalid(MakeOwned({0}, {kMax / 2}, {0}, 3, {1}), {"3 ranges"});
+  ExpectInvalid(MakeEven({0}, {1}, 1, {kMax, 2}), {"aligned to"});
+  ExpectInvalid(MakeEven({0, 1}, {kMax - 2, 1}, 1, {1, 256}), {"2^63-1"});
   EXPECT_EQ(Even({kMax}, 1).padded_numel(), kMax);
 }
 

@@ -252,5 +252,20 @@ TEST(Model, ParamGroupsTakeParametersOutOfTheDefaultGroup) {
   EXPECT_EQ(model.params()[1].group, kDefaultGroup);
 }
 
+TEST(Model, AParameterCanBeStoredInAnotherDType) {
+  Model model;
+  const ParamId param = *model.AddParam(kRootModule, "w", DType::kF32, {3, 4});
+  ASSERT_OK(model.SetDType(param, DType::kBF16));
+  EXPECT_EQ(model.params()[0].dtype, DType::kBF16);
+  EXPECT_EQ(model.params()[0].numel, 12);
+
+  ExpectInvalid(model.SetDType(7, DType::kF32), {"id 7"});
+  ExpectInvalid(model.SetDType(param, DType::kQ8), {"'w'", "5"});
+  const ParamId large =
+      *model.AddParam(kRootModule, "large", DType::kBF16, {int64_t{1} << 61});
+  ExpectInvalid(model.SetDType(large, DType::kF32), {"'large'", "2^63-1"});
+  EXPECT_EQ(model.params()[1].dtype, DType::kBF16);
+}
+
 }  // namespace
 }  // namespace shard

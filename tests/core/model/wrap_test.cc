@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/model/wrap.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "tests/core/base/expect_status.h"
+
+namespace shard {
+namespace {
+
+using Fqns = std::vector<std::string>;
+
+WrapPolicy ParseOk(std::string_view text) {
+  auto policy = WrapPolicy::Parse(text);
+  EXPECT_OK(policy);
+  return policy.ok() ? *std::move(policy) : WrapPolicy();
+}
+
+Fqns Wrapped(const WrapPolicy& policy, const Model& model,
+             const std::vector<std::string>& also_classes = {}) {
+  Fqns fqns;
+  for (const ModuleId module : policy.Run(model, also_classes)) {
+    fqns.push_back(model.ModuleFqn(module));
+  }
+  return fqns;
+}
+
+Fqns Wrapped(std::string_view text, const Model& model) {
+  return Wrapped(ParseOk(text), model);
+}
+
+// a: Block with 10, holding a.x: Leaf with 20 and a.y: Norm with 3;
+// b: Leaf with 40, holding b.z: Norm with 50; the root has 5 of its own.
+struct Tree {
+  Tree() {
+    AddParam(kRootModule, 5);
+    a = Add(kRootModule, "a", "Block", 10);
+    x = Add(a, "x", "Leaf", 20);
+    y = Add(a, "y", "Norm", 3);
+    b = Add(kRootModule, "b", "Leaf", 40);
+    z = Add(b, "z", "Norm", 50);
+  }
+  ParamId AddParam(ModuleId module, int64_t numel) {
+    return *model.AddParam(module, "w", DType::kF32, {numel});
+  }
+  ModuleId Add(ModuleId parent, const char* name, const char* class_name,
+               int64_t numel) {
+    const ModuleId module = *model.AddModule(parent, name, class_name);
+    AddParam(module, numel);
+    return module;
+  }
+  Model model{"Root"};
+  ModuleId a, x, y, b, z;
+};
+
+TEST(WrapPolicy, WithoutOneNothingIsWrapped) {
+  const Tree tree;
+  EXPECT_EQ(Wrapped(WrapPolicy(), tree.model), Fqns{});
+  EXPECT_EQ(Wrapped("", tree.model), Fqns{});
+}
+
+TEST(WrapPolicy, Always) {
+  EXPECT_EQ(Wrapped("always", Tree().model),
+            (Fqns{"a", "a.x", "a.y", "b", "b.z"}));
+}
+
+TEST(WrapPolicy, ByClass) {
+  const Tree tree;
+  EXPECT_EQ(Wrapped("class?names=Norm", tree.model), (Fqns{"a.y", "b.z"}));
+  EXPECT_EQ(Wrapped("class?names=Block,Leaf", tree.model),
+            (Fqns{"a", "a.x", "b"}));
+  // The root is a unit whatever its class, and not one of these.
+  EXPECT_EQ(Wrapped("class?names=Root", tree.model), Fqns{});
+}
+
+TEST(WrapPolicy, SizeCountsWhatUnitsWithinLeave) {
+  const Tree tree;
+  // a has 33, b has 90, of which b.z takes 50.
+  EXPECT_EQ(Wrapped("size?min_numel=33&exclude=&force_leaf=", tree.model),
+            (Fqns{"a", "b", "b.z"}));
+  EXPECT_EQ(Wrapped("size?min_numel=41&exclude=&force_leaf=", tree.model),
+            (Fqns{"b.z"}));
+  // With its own unit, a.x leaves 13 to a.
+  EXPECT_EQ(Wrapped("size?min_numel=14&exclude=&force_leaf=", tree.model),
+            (Fqns{"a.x", "b", "b.z"}));
+  EXPECT_EQ(Wrapped("size?min_numel=13&exclude=&force_leaf=", tree.model),
+            (Fqns{"a", "a.x", "b", "b.z"}));
+  EXPECT_EQ(Wrapped("size", tree.model), Fqns{});
+}
+
+TEST(WrapPolicy, SizeKeepsToForceLeafAndExclude) {
+  const Tree tree;
+  // Not even itself: torch asks a module only when it looks into it.
+  EXPECT_EQ(Wrapped("size?min_numel=3&force_leaf=Leaf", tree.model),
+            (Fqns{"a", "a.y"}));
+  // Left to the module around it.
+  EXPECT_EQ(Wrapped("size?min_numel=40&exclude=Norm&force_leaf=", tree.model),
+            (Fqns{"b"}));
+  Model defaults;
+  for (const char* name : {"MultiheadAttention", "ModuleList", "ModuleDict"}) {
+    const ModuleId module = *defaults.AddModule(kRootModule, name, name);
+    const ModuleId within = *defaults.AddModule(module, "within", "Linear");
+    EXPECT_OK(defaults.AddParam(module, "w", DType::kF32, {100}));
+    EXPECT_OK(defaults.AddParam(within, "w", DType::kF32, {100}));
+  }
+  EXPECT_EQ(Wrapped("size?min_numel=100", defaults),
+            (Fqns{"ModuleList.within", "ModuleDict.within"}));
+}
+
+TEST(WrapPolicy, AnyOf) {
+  const Tree tree;
+  EXPECT_EQ(Wrapped("class?names=Block|class?names=Norm", tree.model),
+            (Fqns{"a", "a.y", "b.z"}));
+  // The other policy goes below force_leaf, and size is asked there too.
+  EXPECT_EQ(Wrapped("size?min_numel=50&force_leaf=Leaf|class?names=Nothing",
+                    tree.model),
+            (Fqns{"b.z"}));
+}
+
+TEST(WrapPolicy, APredicateIsOneMorePolicy) {
+  const Tree tree;
+  std::vector<std::pair<std::string, int64_t>> asked;
+  WrapPolicy policy = ParseOk("class?names=Norm");
+  policy.SetPredicate([&](ModuleId module, int64_t numel) {
+    asked.emplace_back(tree.model.ModuleFqn(module), numel);
+    return module == tree.x;
+  });
+  EXPECT_EQ(Wrapped(policy, tree.model), (Fqns{"a.x", "a.y", "b.z"}));
+  // From the inside out, with what is left.
+  EXPECT_EQ(asked, (std::vector<std::pair<std::string, int64_t>>{
+                       {"a.x", 20}, {"a", 10}, {"b", 40}}));
+}
+
+TEST(WrapPolicy, ClassesBesideIt) {
+  const Tree tree;
+  EXPECT_EQ(Wrapped(WrapPolicy(), tree.model, {"Norm"}), (Fqns{"a.y", "b.z"}));
+  EXPECT_EQ(
+      Wrapped(ParseOk("size?min_numel=33&force_leaf="), tree.model, {"Norm"}),
+      (Fqns{"a.y", "b", "b.z"}));
+}
+
+TEST(WrapPolicy, WhatIsIgnoredDoesNotCount) {
+  Tree tree;
+  const ParamId extra = *tree.model.AddParam(tree.a, "u", DType::kF32, {1000});
+  EXPECT_OK(tree.model.IgnoreParam(extra));
+  EXPECT_OK(tree.model.IgnoreModule(tree.b));
+  EXPECT_EQ(Wrapped("always", tree.model), (Fqns{"a", "a.x", "a.y"}));
+  EXPECT_EQ(Wrapped("size?min_numel=34", tree.model), Fqns{});
+  EXPECT_EQ(Wrapped("size?min_numel=33", tree.model), Fqns{"a"});
+  EXPECT_OK(tree.model.IgnoreModule(kRootModule));
+  EXPECT_EQ(Wrapped("always", tree.model), Fqns{});
+}
+
+TEST(WrapPolicy, TiesCountOnceWhereTheyAreFirst) {
+  Tree tree;
+  const ParamId tied = *tree.model.AddParam(tree.x, "t", DType::kF32, {100});
+  EXPECT_OK(tree.model.Tie(tree.z, "t", tied));
+  EXPECT_OK(tree.model.Tie(tree.y, "t", tied));
+  EXPECT_EQ(Wrapped("size?min_numel=60", tree.model), (Fqns{"a.x", "b"}));
+  EXPECT_EQ(Wrapped("size?min_numel=121", tree.model), Fqns{"a"});
+}
+
+// Far beyond any thread's stack.
+TEST(WrapPolicy, DeepTrees) {
+  Model model;
+  ModuleId module = kRootModule;
+  for (int i = 0; i < 200'000; ++i) {
+    module = *model.AddModule(module, "m", i % 2 == 0 ? "Even" : "Odd");
+    EXPECT_OK(model.AddParam(module, "w", DType::kF32, {2}));
+  }
+  EXPECT_EQ(ParseOk("class?names=Even").Run(model).size(), 100'000u);
+  const std::vector<ModuleId> sized =
+      ParseOk("size?min_numel=100000").Run(model);
+  EXPECT_EQ(sized, (std::vector<ModuleId>{1, 50'001, 100'001, 150'001}));
+}
+
+TEST(WrapPolicy, SizesThatCannotBeCounted) {
+  Model model;
+  const ModuleId a = *model.AddModule(kRootModule, "a", "A");
+  for (const char* name : {"x", "y", "z"}) {
+    const ModuleId module = *model.AddModule(a, name, "B");
+    EXPECT_OK(model.AddParam(module, "w", DType::kF32, {int64_t{1} << 60}));
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_OK(model.AddParam(module, StrCat("w", i), DType::kF32,
+                               {int64_t{1} << 60}));
+    }
+  }
+  EXPECT_EQ(
+      Wrapped(StrCat("size?min_numel=", std::numeric_limits<int64_t>::max()),
+              model),
+      Fqns{"a"});
+}
+
+TEST(WrapPolicy, WrongTextsAreNamed) {
+  ExpectInvalid(WrapPolicy::Parse("sometimes"),
+                {"'sometimes'", "always, class, size"});
+  ExpectInvalid(WrapPolicy::Parse("class"), {"names no class"});
+  ExpectInvalid(WrapPolicy::Parse("class?names="), {"names no class"});
+  ExpectInvalid(WrapPolicy::Parse("class?names=A,,B"), {"'A,,B'", "empty"});
+  ExpectInvalid(WrapPolicy::Parse("class?name=A"), {"'name'", "names"});
+  ExpectInvalid(WrapPolicy::Parse("always?names=A"), {"'names'", "none"});
+  ExpectInvalid(WrapPolicy::Parse("always:x"), {"'always'", "'x'"});
+  ExpectInvalid(WrapPolicy::Parse("size?min_numel=-1"), {"min_numel=-1"});
+  ExpectInvalid(WrapPolicy::Parse("size?min_numel=1e8"), {"'1e8'", "integer"});
+  // Each of several, with the whole text.
+  ExpectInvalid(WrapPolicy::Parse("always|"), {"'always|'", "no name"});
+  ExpectInvalid(WrapPolicy::Parse("|always"), {"'|always'", "no name"});
+  ExpectInvalid(WrapPolicy::Parse("always|class"), {"'always|class'"});
+}
+
+}  // namespace
+}  // namespace shard
