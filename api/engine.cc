@@ -47,6 +47,12 @@ shard::StatusOr<EngineOptions> ToEngineOptions(
   SHARD_API_REQUIRE(engine);
   EngineOptions options;
   options.timeout = read.timeout;
+  if (read.overlap != 0 && read.overlap != 1) {
+    return InvalidArgument("overlap is ", read.overlap, "; allowed: 0 or 1");
+  }
+  options.missing_grads = static_cast<shard::MissingGrads>(read.missing_grads);
+  options.overlap = read.overlap == 1;
+  if (read.device != nullptr) options.device = read.device;
   SHARD_ASSIGN_OR_RETURN(options.loss_scaler,
                          shard::LossScaler::Parse(read.loss_scaling == nullptr
                                                       ? ""
@@ -61,8 +67,10 @@ shard::StatusOr<StepOptions> ToStepOptions(const shard_step_options* given,
   }
   shard_step_options read;
   SHARD_RETURN_IF_ERROR(ReadOptions("shard_step_options", given, &read));
-  SHARD_RETURN_IF_ERROR(
-      shard::api::CheckReserved("shard_step_options", read.reserved));
+  if (read.average_active != 0 && read.average_active != 1) {
+    return InvalidArgument("average_active is ", read.average_active,
+                           "; allowed: 0 or 1");
+  }
   if (read.skip_nonfinite != 0 && read.skip_nonfinite != 1) {
     return InvalidArgument("skip_nonfinite is ", read.skip_nonfinite,
                            "; allowed: 0 or 1");
@@ -76,6 +84,7 @@ shard::StatusOr<StepOptions> ToStepOptions(const shard_step_options* given,
   options.loss_scale = read.loss_scale;
   options.timeout = read.timeout;
   options.skip_nonfinite = read.skip_nonfinite == 1;
+  options.average_active = read.average_active == 1;
   return options;
 }
 
@@ -90,6 +99,11 @@ void WriteReport(const StepReport& report, shard_step_report* out) {
   result.seconds_update = report.seconds_update;
   result.seconds_total = report.seconds_total;
   result.loss_scale = report.loss_scale;
+  result.bytes_communicated = report.comm.bytes;
+  result.bytes_overlapped = report.comm.bytes_overlapped;
+  result.seconds_communication = report.comm.seconds;
+  result.seconds_exposed = report.comm.seconds_exposed;
+  result.active_ranks = report.active;
   shard::api::WriteResult(result, out);
 }
 
@@ -236,6 +250,61 @@ shard_error* shard_engine_step(shard_engine* engine,
         engine->engine->Step(ToStepOptions(options, report), &done));
     if (report != nullptr) WriteReport(done, report);
     return Status();
+  });
+}
+
+shard_error* shard_engine_unit_acquire(shard_engine* engine, int32_t unit,
+                                       int32_t pass, double timeout) noexcept {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->UnitAcquire(unit, static_cast<shard::Pass>(pass),
+                                       timeout);
+  });
+}
+
+shard_error* shard_engine_unit_release(shard_engine* engine,
+                                       int32_t unit) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->UnitRelease(unit);
+  });
+}
+
+shard_error* shard_engine_unit_grads_ready(shard_engine* engine,
+                                           int32_t unit) noexcept {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->UnitGradsReady(unit);
+  });
+}
+
+shard_error* shard_engine_param_grad_ready(shard_engine* engine,
+                                           int32_t param) noexcept {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->ParamGradReady(param);
+  });
+}
+
+shard_error* shard_engine_no_sync(shard_engine* engine, int32_t on) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    if (on != 0 && on != 1) {
+      return InvalidArgument("no_sync is ", on, "; allowed: 0 or 1");
+    }
+    return engine->engine->SetNoSync(on == 1);
+  });
+}
+
+shard_error* shard_engine_join(shard_engine* engine, double timeout,
+                               int64_t* steps) noexcept {
+  if (steps != nullptr) *steps = 0;
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    int64_t done = 0;
+    const Status status = engine->engine->Join(timeout, &done);
+    if (steps != nullptr) *steps = done;
+    return status;
   });
 }
 

@@ -118,3 +118,5 @@ MemoryReport Plan::Memory(bool shared_memory) const {
 }
 
 }  // namespace shard
+// TEMP
+namespace shard { std::vector<std::string> Plan::Warnings() const { return {}; } }

@@ -69,7 +69,7 @@ int main(void) {
   FIELD(shard_step_options, loss_scale);
   FIELD(shard_step_options, timeout);
   FIELD(shard_step_options, skip_nonfinite);
-  FIELD(shard_step_options, reserved);
+  FIELD(shard_step_options, average_active);
   FIELD(shard_step_options, grad_norm_type);
   FIELD(shard_step_options, clip_value);
   INIT(shard_step_options, SHARD_STEP_OPTIONS_INIT);

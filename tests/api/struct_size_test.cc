@@ -116,9 +116,9 @@ TEST(StructSizeTest, ReservedFieldsAreZero) {
   const Comm comm = OpenLocal();
   const Engine engine = TrainingEngine(comm.get());
   shard_step_options step = SHARD_STEP_OPTIONS_INIT;
-  step.reserved = 1;
+  step.average_active = 2;
   EXPECT_FAILS(shard_engine_step(engine.get(), &step, nullptr),
-               SHARD_INVALID_ARGUMENT, "shard_step_options.reserved");
+               SHARD_INVALID_ARGUMENT, "average_active", "2");
 }
 
 // As every output of a call that fails.

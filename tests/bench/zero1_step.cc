@@ -71,7 +71,7 @@ class Rank {
             Engine::Create(MakePlan(), comm_, EngineOptions{kTimeout, {}}))) {
     std::mt19937 generator(static_cast<uint32_t>(comm_->rank()));
     std::uniform_real_distribution<float> uniform(-1e-3f, 1e-3f);
-    for (const EngineBuffer& buffer : engine_->buffers()) {
+    for (const EngineBuffer& buffer : engine_->memory().buffers()) {
       auto* grads = static_cast<float*>(buffer.GradAt(comm_->rank(), 0));
       for (int64_t i = 0; i < buffer.plan->layout.padded_numel(); ++i) {
         grads[i] = uniform(generator);
@@ -88,7 +88,7 @@ class Rank {
   double Roof() {
     Barrier();
     const double start = Seconds();
-    for (const EngineBuffer& buffer : engine_->buffers()) {
+    for (const EngineBuffer& buffer : engine_->memory().buffers()) {
       const int64_t shard = buffer.plan->layout.shard_numel();
       const int64_t begin = comm_->rank() * shard;
       AdamRoof(static_cast<const float*>(buffer.GradAt(0, begin)),

@@ -162,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(
                           "allocate parameters: memory mapped",
                           "allocate gradients", "allocate optimizer states",
                           "allocate workspace", "find a BLAS",
-                          "broadcast parameters", "step: gradients ready",
+                          "broadcast parameters", "meet",
                           "step: global norm", "step: parameters published",
                           "shutdown"),
         ::testing::Values(0, 1, 2)),
@@ -185,7 +185,7 @@ TEST_P(KillInStepTest, OthersNameTheLostRank) {
 INSTANTIATE_TEST_SUITE_P(
     Kinds, KillInStepTest,
     ::testing::Combine(::testing::ValuesIn(kKinds),
-                       ::testing::Values("step: gradients ready",
+                       ::testing::Values("meet",
                                          "step: global norm",
                                          "step: parameters published"),
                        ::testing::Values(0, 1, 2)),

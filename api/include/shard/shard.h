@@ -453,9 +453,26 @@ typedef struct shard_engine_options {
    * growth_interval good steps in a row raise it. Values not given are those
    * shown. */
   const char* loss_scaling;
+  /* SHARD_MISSING_*. The same on every rank. */
+  int32_t missing_grads;
+  /* 1: where ranks share no memory, shard_engine_step returns while parameters
+   * are still on their way to this rank: acquire each unit before you read its
+   * parameters. The same on every rank. */
+  int32_t overlap;
+  /* Where the engine's tensors live and its kernels run: "cpu" (default), or
+   * "cpu-async?max_delay=SECONDS&seed=N", which runs every kernel on a thread
+   * after a pause, to find what does not wait as it must. */
+  const char* device;
 } shard_engine_options;
 #define SHARD_ENGINE_OPTIONS_INIT \
-  { sizeof(shard_engine_options), 0, 0 }
+  { sizeof(shard_engine_options), 0, 0, 0, 0, 0 }
+
+/* Parameters that got no gradient since the last step. Default: the step is an
+ * error that names them. */
+#define SHARD_MISSING_ZERO 1 /* Their gradients are zeros. */
+/* Those that got none on any rank are left as they are: parameter, states and
+ * step count. One that got some on other ranks counts as zeros on this one. */
+#define SHARD_MISSING_SKIP 2
 
 typedef struct shard_engine shard_engine;
 
@@ -471,8 +488,11 @@ SHARD_API shard_error* shard_engine_create(
 
 /* The parameter's elements, row-major, `numel` of them. On ranks that share a
  * host they exist once and all ranks read the same memory: read only, except
- * on rank 0 before shard_engine_broadcast_params. Valid as long as the engine.
- * A zero-size parameter has numel 0. Not during a step. Local. */
+ * on rank 0 before shard_engine_broadcast_params. Valid as long as the engine,
+ * or until shard_engine_add_param_group or _set_trainable; where parameters are
+ * sharded (stage 3 without shared memory), from shard_engine_unit_acquire to
+ * _release, and FAILED_PRECONDITION else. A zero-size parameter has numel 0.
+ * Not during a step. Local. */
 SHARD_API shard_error* shard_engine_param(shard_engine* engine, int32_t param,
                                           void** data,
                                           int64_t* numel) SHARD_NOEXCEPT;
@@ -480,8 +500,11 @@ SHARD_API shard_error* shard_engine_param(shard_engine* engine, int32_t param,
 /* This rank's gradient of the parameter, same shape, to be written by the host
  * between steps. Starts as zero and keeps its values until the host changes
  * them, but a step with max_grad_norm, skip_nonfinite or dynamic loss_scaling,
- * a skipped one too, leaves it unspecified. FAILED_PRECONDITION for a frozen
- * parameter. Local. */
+ * a skipped one too, leaves it unspecified; so does every step without shared
+ * memory. Where gradients are sharded (stages 2 and 3) it is there while its
+ * unit is acquired for the backward pass, from zeros on, until it is declared
+ * ready, and FAILED_PRECONDITION else; so is that of a frozen parameter. Valid
+ * as long as shard_engine_param's. Local. */
 SHARD_API shard_error* shard_engine_grad(shard_engine* engine, int32_t param,
                                          void** data,
                                          int64_t* numel) SHARD_NOEXCEPT;
@@ -537,7 +560,9 @@ SHARD_API shard_error* shard_engine_set_step(shard_engine* engine,
 SHARD_API shard_error* shard_engine_loss_scale(const shard_engine* engine,
                                                double* scale) SHARD_NOEXCEPT;
 
-/* Sets this rank's gradients to zero. Local. */
+/* Sets this rank's gradients to zero; what was accumulated in sharded ones, and
+ * declared ready, is dropped. Every rank does the same. Local; waits for
+ * reductions that are on their way. */
 SHARD_API shard_error* shard_engine_zero_grad(shard_engine* engine)
     SHARD_NOEXCEPT;
 
@@ -553,6 +578,62 @@ SHARD_API shard_error* shard_engine_set_param(shard_engine* engine,
  * first step. */
 SHARD_API shard_error* shard_engine_broadcast_params(
     shard_engine* engine, double timeout) SHARD_NOEXCEPT;
+
+/* ---- Units -------------------------------------------------------------- */
+
+/* Forward and backward passes go unit by unit (shard_plan_options.wrap):
+ *
+ *   acquire(FORWARD)  compute  release             for each unit
+ *   acquire(BACKWARD) compute  grads_ready  release
+ *   shard_engine_step
+ *
+ * In stages 0 and 1 on ranks that share memory all of it is optional. In stages
+ * 2 and 3 the backward half is needed, and in stage 3 without shared memory
+ * both. Units of one nesting depth share transient memory: as many may be in
+ * use at once as the plan's prefetch allows, plus one.
+ *
+ * States of a unit: IDLE, FORWARD, BACKWARD_PRE, BACKWARD_POST; of the engine:
+ * IDLE, FORWARD_BACKWARD, SUMMON_FULL_PARAMS. A call in the wrong one is
+ * FAILED_PRECONDITION and names it. Where a call has to exchange something with
+ * the other ranks, marked COLLECTIVE*, an error on one rank is the error of all
+ * ranks, and final: later calls return it; unless all ranks made the same
+ * mistake. Ranks that exchange different things are DESYNC. */
+#define SHARD_PASS_FORWARD 1
+#define SHARD_PASS_BACKWARD 2
+
+/* IDLE to FORWARD or BACKWARD_PRE. When it returns the unit's parameters are
+ * there: at once where ranks share memory, and in stages 0 to 2; in stage 3
+ * without shared memory they are gathered, and those of the units that were
+ * acquired next in the step before are fetched ahead. For a backward pass there
+ * is room for its gradients, zeros in stages 2 and 3. `timeout` in seconds; 0:
+ * the engine's. COLLECTIVE*, blocks. */
+SHARD_API shard_error* shard_engine_unit_acquire(shard_engine* engine,
+                                                 int32_t unit, int32_t pass,
+                                                 double timeout) SHARD_NOEXCEPT;
+
+/* To IDLE. From BACKWARD_PRE: the unit has no gradients in this pass. Local. */
+SHARD_API shard_error* shard_engine_unit_release(shard_engine* engine,
+                                                 int32_t unit) SHARD_NOEXCEPT;
+
+/* BACKWARD_PRE to BACKWARD_POST: this rank's gradients of the unit are written,
+ * and the host no longer touches them. They are reduced while it goes on. In
+ * stages 0 and 1 also from IDLE. After shard_engine_param_grad_ready for some
+ * parameters of the unit, the others have none in this pass (missing_grads).
+ * Once per step, but for passes under no_sync. COLLECTIVE*. */
+SHARD_API shard_error* shard_engine_unit_grads_ready(
+    shard_engine* engine, int32_t unit) SHARD_NOEXCEPT;
+
+/* The same for one parameter; the last of a unit's makes the unit ready. */
+SHARD_API shard_error* shard_engine_param_grad_ready(
+    shard_engine* engine, int32_t param) SHARD_NOEXCEPT;
+
+/* 1: gradients that become ready from here on are accumulated, and another
+ * backward pass follows before the step; 0, as at first: they are the last. In
+ * stages 0 and 1, and with the plan's whole_grads, the host adds to its
+ * gradients and nothing is exchanged; where gradients are sharded each pass is
+ * reduced and added to this rank's sum. The same on every rank. Local. */
+SHARD_API shard_error* shard_engine_no_sync(shard_engine* engine,
+                                            int32_t on) SHARD_NOEXCEPT;
 
 /* The same on every rank. */
 typedef struct shard_step_options {
@@ -575,7 +656,9 @@ typedef struct shard_step_options {
   /* 1: skip the step, on all ranks, when a gradient is not finite. Implied by
    * max_grad_norm and by dynamic loss_scaling. Costs the same extra pass. */
   int32_t skip_nonfinite;
-  int32_t reserved;
+  /* 1: the sum of the ranks' gradients is divided by the number of ranks that
+   * have not joined (shard_engine_join), not by world_size. */
+  int32_t average_active;
   /* Which norm max_grad_norm bounds and the report has: 1, 2, any p above 0 for
    * which it cannot overflow, or infinity for the largest magnitude. Default 2.
    * Those other than 1, 2 and infinity cost another pass over the gradients. */
@@ -599,9 +682,19 @@ typedef struct shard_step_report {
   double seconds_update; /* Update and publish; with the sum in one pass. */
   double seconds_total;
   double loss_scale; /* What this step divided the gradients by for the loss. */
+  /* Tensors that this rank sent since the step before, or read of other ranks'
+   * memory to reduce them ahead of the step; how many of those were through
+   * before the host waited for them; the seconds they took; and those that the
+   * host waited. */
+  uint64_t bytes_communicated;
+  uint64_t bytes_overlapped;
+  double seconds_communication;
+  double seconds_exposed;
+  int32_t active_ranks; /* That have not joined. */
+  int32_t reserved2;
 } shard_step_report;
 #define SHARD_STEP_REPORT_INIT \
-  { sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Reduces the gradients of all ranks, updates, and publishes the parameters:
  * when it returns, every rank sees all new values and may write gradients
@@ -612,6 +705,17 @@ typedef struct shard_step_report {
 SHARD_API shard_error* shard_engine_step(
     shard_engine* engine, const shard_step_options* options,
     shard_step_report* report) SHARD_NOEXCEPT;
+
+/* For a rank that is out of input while others still have some: takes its part
+ * in all that they exchange, with gradients of zero, and in their steps, until
+ * every rank has joined; then all return, and may go on with a next epoch.
+ * `steps`, which may be NULL: how many those were. `timeout` seconds for each
+ * wait; 0: the engine's. In the meantime the other ranks only acquire, release,
+ * declare ready and step; what they set by shard_engine_set_hyper is this
+ * rank's too. COLLECTIVE with those, blocks. FAILED_PRECONDITION while units
+ * are in use or gradients are ready. */
+SHARD_API shard_error* shard_engine_join(shard_engine* engine, double timeout,
+                                         int64_t* steps) SHARD_NOEXCEPT;
 
 /* Bytes this engine really has allocated; param_bytes is the host's. Set
  * memory->struct_size first. Local. */

@@ -123,7 +123,7 @@ TEST(ImportStateTest, EightBitStatesAreTheNearest) {
       values.push_back(1.0f + static_cast<float>(i % 7));
     }
     ASSERT_OK(engine->SetState(0, "exp_avg_sq", values.data(), values.size()));
-    const EngineBuffer& buffer = engine->buffers()[0];
+    const EngineBuffer& buffer = engine->memory().buffers()[0];
     const auto shard = static_cast<size_t>(buffer.plan->layout.shard_numel());
     const auto begin = static_cast<size_t>(comm->rank()) * shard;
     ASSERT_LT(begin, values.size());
