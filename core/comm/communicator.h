@@ -16,7 +16,8 @@
 //
 // Threads: one thread at a time drives the collectives of one Communicator, not
 // always the same; Abort, rank, world_size and Describe may be called from any
-// thread.
+// thread. A communicator and its duplicates may be driven at the same time,
+// each by a thread of its own.
 
 #ifndef SHARD_CORE_COMM_COMMUNICATOR_H_
 #define SHARD_CORE_COMM_COMMUNICATOR_H_
@@ -149,8 +150,9 @@ class Communicator {
   // block i for the i-th rank of the set. Element j of `recv` becomes the sum
   // of element j of this rank's block over the set: in rank order, in fp32,
   // rounded once, to nearest, to `recv_dtype`. With `add` the old value of
-  // recv[j] is added to that sum before it is rounded. Sent: set.count - 1
-  // blocks.
+  // recv[j] is added to that sum before it is rounded. A rank that has nothing
+  // to add gives nullptr, which stands for zeros, whatever its peers give.
+  // Sent: set.count - 1 blocks.
   // REQUIRES: both dtypes are f32, bf16 or f16. `recv` is this rank's own block
   // in `send`, with dtypes that are equal, or overlaps no part of `send`.
   virtual Status ReduceScatter(std::string_view what, const RankSet& set,
@@ -170,6 +172,28 @@ class Communicator {
   // in a world of one rank. REQUIRES: 0 <= root < world size.
   virtual Status Broadcast(std::string_view what, int root, void* data,
                            size_t bytes, const Deadline& deadline) = 0;
+
+  // COLLECTIVE. Another communicator over the same ranks, with a sequence of
+  // collectives of its own: an engine's thread works on it, while the host goes
+  // on with this one in an order of its own. `what` names it in Describe. Rank,
+  // direct(), timeout, logger, phase_hook and link are this one's; the hook is
+  // called by either thread.
+  //
+  // All of a family, a communicator and its duplicates and theirs, live and die
+  // together. What ends one (a lost rank, a passed deadline, a desync, an
+  // Abort) ends all, with that code and rank, in a wait that is going on after
+  // 50 ms at most. When two of them fail at once, each keeps its own first
+  // error.
+  //
+  // They can be freed in any order. A rank leaves, and is lost without
+  // Shutdown, when the last that it has of the family is freed; until then a
+  // peer in a collective of one that is freed here waits for its deadline.
+  //
+  // Shutdown of a duplicate ends it alone. Shutdown of the first, the one that
+  // was opened, ends all: a duplicate's collectives, one that is going on too,
+  // then return kFailedPrecondition, its Shutdown OK.
+  virtual StatusOr<std::shared_ptr<Communicator>> Duplicate(
+      std::string_view what, const Deadline& deadline) = 0;
 
   // Ends the group: peers waiting now or later return kPoisoned with `reason`.
   // Any thread. Local and idempotent: the first reason stays.

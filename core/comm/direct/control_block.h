@@ -51,6 +51,7 @@ enum class Operation : uint32_t {
   kReduceScatter = 6,
   kAllGatherBlocks = 7,
   kBroadcast = 8,
+  kDuplicate = 9,
 };
 
 // What a tensor collective moves, with Fingerprint::bytes of elements or bytes.
@@ -87,6 +88,8 @@ struct FailureRecord {
   char message[kMessageBytes];
 };
 
+// Of a rank as a whole: kept in the first block of a family, not in those of
+// duplicates.
 enum Presence : uint32_t {
   kPresent = 0,
   kLeft = 1,      // Left without Shutdown: lost for the others.

@@ -2,8 +2,6 @@
 
 #include "core/comm/direct/direct_communicator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -55,14 +53,12 @@ size_t ShareBegin(size_t pages, int rank, int world_size) {
 
 }  // namespace
 
-DirectCommunicator::DirectCommunicator(std::unique_ptr<Group> group,
+DirectCommunicator::DirectCommunicator(std::shared_ptr<Group> group,
                                        std::unique_ptr<RegionSource> regions,
-                                       std::shared_ptr<void> keep_mapped,
                                        std::string description,
                                        const CommOptions& options,
                                        const Link& link)
-    : keep_mapped_(std::move(keep_mapped)),
-      group_(std::move(group)),
+    : group_(std::move(group)),
       regions_(std::move(regions)),
       description_(std::move(description)),
       options_(options),
@@ -72,16 +68,11 @@ DirectCommunicator::DirectCommunicator(std::unique_ptr<Group> group,
                        const Deadline& deadline) {
                   return MakeRegions(what, bytes, SymmetricKind::kPerRank,
                                      deadline);
-                }),
-      owner_(::getpid()) {}
-
-DirectCommunicator::~DirectCommunicator() {
-  if (::getpid() == owner_) group_->Leave(shut_down_ ? kShutDown : kLeft);
-}
+                }) {}
 
 Status DirectCommunicator::Enter(std::string_view what) const {
   if (options_.phase_hook) options_.phase_hook(what);
-  if (!shut_down_) return Status();
+  if (!group_->is_shut_down()) return Status();
   return FailedPrecondition("'", what, "' on ", description_,
                             ", which was shut down");
 }
@@ -200,6 +191,34 @@ Status DirectCommunicator::Broadcast(std::string_view what, int root,
   return exchange_.Broadcast(what, root, data, bytes, deadline);
 }
 
+StatusOr<std::shared_ptr<Communicator>> DirectCommunicator::Duplicate(
+    std::string_view what, const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(Enter(what));
+  SHARD_RETURN_IF_ERROR(group_->Begin(
+      {Operation::kDuplicate, what, 0, link_.direct}, nullptr, 0, deadline));
+  // The ranks share memory, whether users may know it or not.
+  SHARD_ASSIGN_OR_RETURN(
+      auto memory,
+      MakeRegions(StrCat(what, ": control"), ControlBlock::Bytes(world_size()),
+                  SymmetricKind::kPerHost, deadline));
+
+  const Forgetting forgetting(regions_.get());
+  Status local;
+  if (rank() == 0) local = regions_->CreateDuplicate();
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(this, StrCat(what, ": source created"), local, deadline));
+  auto regions = regions_->ExchangeDuplicate(*group_, deadline);
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(this, StrCat(what, ": source received"),
+                                      regions.status(), deadline));
+
+  auto* block = reinterpret_cast<ControlBlock*>(memory->region(0));
+  return std::shared_ptr<Communicator>(std::make_shared<DirectCommunicator>(
+      std::make_shared<Group>(
+          std::shared_ptr<ControlBlock>(std::move(memory), block), group_),
+      *std::move(regions), StrCat(description_, ", duplicate '", what, "'"),
+      options_, link_));
+}
+
 void DirectCommunicator::Abort(const Status& reason) {
   group_->Fail(Status(
       StatusCode::kPoisoned,
@@ -209,12 +228,12 @@ void DirectCommunicator::Abort(const Status& reason) {
 }
 
 Status DirectCommunicator::Shutdown(const Deadline& deadline) {
-  if (shut_down_) return Status();
+  if (group_->is_shut_down()) return Status();
   constexpr std::string_view kWhat = "shutdown";
   SHARD_RETURN_IF_ERROR(Enter(kWhat));
   SHARD_RETURN_IF_ERROR(group_->Begin(
       {Operation::kShutdown, kWhat, 0, link_.direct}, nullptr, 0, deadline));
-  shut_down_ = true;
+  group_->ShutDown();
   return Status();
 }
 

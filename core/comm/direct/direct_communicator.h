@@ -9,8 +9,6 @@
 #ifndef SHARD_CORE_COMM_DIRECT_DIRECT_COMMUNICATOR_H_
 #define SHARD_CORE_COMM_DIRECT_DIRECT_COMMUNICATOR_H_
 
-#include <sys/types.h>
-
 #include <memory>
 #include <string>
 #include <string_view>
@@ -25,12 +23,10 @@ namespace shard::direct {
 
 class DirectCommunicator final : public Communicator {
  public:
-  // `keep_mapped` owns the memory of the group's ControlBlock.
-  DirectCommunicator(std::unique_ptr<Group> group,
+  DirectCommunicator(std::shared_ptr<Group> group,
                      std::unique_ptr<RegionSource> regions,
-                     std::shared_ptr<void> keep_mapped, std::string description,
-                     const CommOptions& options, const Link& link);
-  ~DirectCommunicator() override;
+                     std::string description, const CommOptions& options,
+                     const Link& link);
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
@@ -54,6 +50,8 @@ class DirectCommunicator final : public Communicator {
                          const Deadline& deadline) override;
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline) override;
+  StatusOr<std::shared_ptr<Communicator>> Duplicate(
+      std::string_view what, const Deadline& deadline) override;
   void Abort(const Status& reason) override;
   Status Shutdown(const Deadline& deadline) override;
 
@@ -64,16 +62,13 @@ class DirectCommunicator final : public Communicator {
       std::string_view what, size_t bytes, SymmetricKind kind,
       const Deadline& deadline);
 
-  const std::shared_ptr<void> keep_mapped_;
-  const std::unique_ptr<Group> group_;
+  // Duplicates hold it too.
+  const std::shared_ptr<Group> group_;
   const std::unique_ptr<RegionSource> regions_;
   const std::string description_;
   const CommOptions options_;
   const Link link_;
   Exchange exchange_;
-  // A child forked from this process must not speak in its parent's name.
-  const pid_t owner_;
-  bool shut_down_ = false;
 };
 
 }  // namespace shard::direct

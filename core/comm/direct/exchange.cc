@@ -33,15 +33,21 @@ void Sum(const void* const* data, size_t sources, DType dtype, size_t begin,
                std::numeric_limits<double>::infinity(), out);
 }
 
-// recv = [recv +] the sum over the sources.
-void SumInto(const std::vector<const void*>& sources, DType dtype, size_t count,
-             std::byte* recv, DType recv_dtype, bool add) {
+// recv = [recv +] the sum over the sources and, with `zeros`, over zeros.
+void SumInto(const std::vector<const void*>& sources, bool zeros, DType dtype,
+             size_t count, std::byte* recv, DType recv_dtype, bool add) {
   alignas(64) float sum[kChunk];
   alignas(64) float old[kChunk];
   for (size_t begin = 0; begin < count; begin += kChunk) {
     const size_t n = std::min(count - begin, kChunk);
     std::byte* to = recv + begin * DTypeSize(recv_dtype);
-    Sum(sources.data(), sources.size(), dtype, begin, n, sum);
+    if (sources.empty()) {
+      std::fill_n(sum, n, 0.0f);
+    } else {
+      Sum(sources.data(), sources.size(), dtype, begin, n, sum);
+    }
+    // Turns -0 into 0, as it does in any place of the sum.
+    for (size_t i = 0; zeros && i < n; ++i) sum[i] += 0.0f;
     if (add) {
       Widen(recv_dtype, to, old, n);
       const void* const both[] = {old, sum};
@@ -58,6 +64,11 @@ Exchange::Exchange(Group* group, const Link& link, Allocator allocate)
 
 std::byte* Exchange::Half(int rank) const {
   return staging_->region(rank) + half_ * kTileBytes;
+}
+
+uint8_t* Exchange::HasData(int rank) const {
+  return reinterpret_cast<uint8_t*>(staging_->region(rank) + 2 * kTileBytes +
+                                    half_ * kLine);
 }
 
 Status Exchange::Run(const Call& call, size_t tiles, bool staged,
@@ -120,21 +131,26 @@ Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
   const auto elements = [&](size_t t) {
     return std::min(count - t * tile, tile);
   };
-  std::vector<const void*> sources(valid ? peers + 1 : 0);
+  std::vector<const void*> sources;
   return Run(
       call, valid ? TilesOf(count, tile) : 0, staged, peers * count * size,
       [&](size_t t) {
-        for (int i = 0; i < set.count; ++i) {
+        *HasData(group_->rank()) = send != nullptr;
+        for (int i = 0; send != nullptr && i < set.count; ++i) {
           if (i == mine) continue;
           std::memcpy(part(mine, i), block(i, t), elements(t) * size);
         }
       },
       [&](size_t t) {
+        sources.clear();
         for (int i = 0; i < set.count; ++i) {
-          sources[static_cast<size_t>(i)] =
-              i == mine ? block(i, t) : part(i, mine);
+          if (i == mine) {
+            if (send != nullptr) sources.push_back(block(i, t));
+          } else if (*HasData(set.rank(i)) != 0) {
+            sources.push_back(part(i, mine));
+          }
         }
-        SumInto(sources, dtype, elements(t),
+        SumInto(sources, /*zeros=*/sources.size() <= peers, dtype, elements(t),
                 to + t * tile * DTypeSize(recv_dtype), recv_dtype, add);
       },
       deadline);

@@ -20,6 +20,7 @@
 #define SHARD_CORE_COMM_DIRECT_EXCHANGE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -36,7 +37,8 @@ namespace shard::direct {
 // A tile. Large against what a round costs (some us), small enough that two
 // halves of some ranks stay in the L3 cache.
 inline constexpr size_t kTileBytes = size_t{1} << 20;
-inline constexpr size_t kStagingBytes = 2 * kTileBytes;
+// After the halves, a line for each that tells whether it holds anything.
+inline constexpr size_t kStagingBytes = 2 * kTileBytes + 2 * kLine;
 
 class Exchange {
  public:
@@ -51,7 +53,7 @@ class Exchange {
 
   // Rounds: one per kTileBytes / (n - 1) bytes of a block, at least one. Bytes
   // per rank: reads n - 1 blocks and writes them to staging, then reads n
-  // blocks and writes one.
+  // blocks and writes one. A null `send` is neither written nor read.
   Status ReduceScatter(std::string_view what, const RankSet& set,
                        const void* send, DType dtype, size_t count, void* recv,
                        DType recv_dtype, bool add, const Deadline& deadline);
@@ -79,6 +81,8 @@ class Exchange {
 
   // The half of `rank` for the current tile. REQUIRES: within a staged Run.
   std::byte* Half(int rank) const;
+  // Whether that half of a reduce-scatter holds something, else it is zeros.
+  uint8_t* HasData(int rank) const;
 
   Group* const group_;
   const Link link_;

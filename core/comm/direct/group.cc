@@ -3,6 +3,7 @@
 #include "core/comm/direct/group.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -87,6 +88,8 @@ std::string_view OperationName(uint32_t operation) {
       return "all-gather of blocks";
     case Operation::kBroadcast:
       return "broadcast";
+    case Operation::kDuplicate:
+      return "duplication";
   }
   return "unknown operation";
 }
@@ -170,21 +173,51 @@ bool SameCall(const Fingerprint& a, const Fingerprint& b) {
          s.recv_dtype == t.recv_dtype && s.add == t.add;
 }
 
+// The error of a failed group as the result of a later call.
+Status Sticky(const Status& first) {
+  if (first.code() == StatusCode::kRankLost ||
+      first.code() == StatusCode::kPoisoned) {
+    return first;
+  }
+  return Status(StatusCode::kPoisoned,
+                StrCat("an earlier error ended the group: ", first.ToString()),
+                first.rank());
+}
+
 }  // namespace
 
-Group::Group(ControlBlock* block, int rank, int world_size,
-             std::unique_ptr<Liveness> liveness)
-    : block_(block),
+Group::Group(std::shared_ptr<ControlBlock> block, int rank, int world_size,
+             std::shared_ptr<const Liveness> liveness)
+    : block_(std::move(block)),
       rank_(rank),
       world_size_(world_size),
       liveness_(std::move(liveness)),
-      spins_(SpinsFor(world_size)) {}
+      spins_(SpinsFor(world_size)),
+      owner_(::getpid()) {}
+
+Group::Group(std::shared_ptr<ControlBlock> block,
+             const std::shared_ptr<Group>& group)
+    : origin_(group->origin_ != nullptr ? group->origin_ : group),
+      block_(std::move(block)),
+      rank_(group->rank_),
+      world_size_(group->world_size_),
+      liveness_(group->liveness_),
+      spins_(group->spins_),
+      owner_(group->owner_) {}
+
+Group::~Group() {
+  if (origin_ == nullptr && !shut_down_ && ::getpid() == owner_) Leave(kLeft);
+}
 
 State Group::state() const {
   return State::Unpack(block_->state.load(std::memory_order_seq_cst));
 }
 
-bool Group::failed() const { return state().failer >= 0; }
+bool Group::failed() const {
+  return state().failer >= 0 || origin().state().failer >= 0;
+}
+
+bool Group::is_shut_down() const { return shut_down_ || origin().shut_down_; }
 
 const std::byte* Group::payload(int rank) const {
   return slot(rank).cells[round_ & 1].payload;
@@ -212,8 +245,8 @@ Status Group::Continue(const Call& call, const void* send, size_t bytes,
 
 Status Group::Round(const Call& call, const void* send, size_t bytes,
                     const Deadline& deadline) {
-  const State before = state();
-  if (before.failer >= 0) return Sticky(before);
+  if (const State now = state(); now.failer >= 0) return Sticky(Failure(now));
+  if (const Status first = OriginFailure(); !first.ok()) return Sticky(first);
   ++round_;
   // This rank's cell of the new round is free: see control_block.h.
   Cell& cell = slot(rank_).cells[round_ & 1];
@@ -232,7 +265,7 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
     const uint32_t event = block_->event.load(std::memory_order_seq_cst);
     State now = state();
     if (now.completed >= round_) return Status();
-    if (now.failer >= 0) return Recorded(now);
+    if (now.failer >= 0) return Failure(now);
     if (AllArrived()) {
       uint64_t expected = now.Pack();
       if (block_->state.compare_exchange_strong(expected,
@@ -246,8 +279,10 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
       CpuRelax();
       continue;
     }
-    if (Status lost = FindLost(call); !lost.ok()) return FailRound(lost);
-    if (deadline.Expired()) return FailRound(DescribeLate(call, deadline));
+    Status error = OriginFailure();
+    if (error.ok()) error = FindLost(call);
+    if (error.ok() && deadline.Expired()) error = DescribeLate(call, deadline);
+    if (!error.ok()) return FailRound(error);
     block_->waiters.fetch_add(1, std::memory_order_seq_cst);
     FutexWait(&block_->event, event,
               std::min<std::chrono::nanoseconds>(
@@ -288,12 +323,16 @@ Status Group::SleepUntil(const Call& call, const Deadline& end,
                          const Deadline& deadline) {
   for (;;) {
     const uint32_t event = block_->event.load(std::memory_order_seq_cst);
-    if (const State now = state(); now.failer >= 0) return Recorded(now);
+    if (const State now = state(); now.failer >= 0) return Failure(now);
     if (end.Expired()) return Status();
-    if (deadline.Expired()) {
-      Fail(DeadlineExceeded("'", call.what, "': the simulated link takes ",
-                            end.seconds(), " s, longer than the ",
-                            deadline.seconds(), " s that this rank waits"));
+    Status error = OriginFailure();
+    if (error.ok() && deadline.Expired()) {
+      error = DeadlineExceeded("'", call.what, "': the simulated link takes ",
+                               end.seconds(), " s, longer than the ",
+                               deadline.seconds(), " s that this rank waits");
+    }
+    if (!error.ok()) {
+      Fail(error);
       return Recorded(state());
     }
     block_->waiters.fetch_add(1, std::memory_order_seq_cst);
@@ -318,15 +357,23 @@ Status Group::FindLost(const Call& call) const {
       return slot(r).arrived.load(std::memory_order_acquire) < round_;
     };
     if (!absent()) continue;
-    const bool left =
-        slot(r).presence.load(std::memory_order_acquire) != kPresent;
     const bool dead = liveness_ != nullptr && liveness_->IsDead(r);
+    // After that: it may have shut down and then died.
+    const uint32_t presence =
+        origin().slot(r).presence.load(std::memory_order_acquire);
     // It may have arrived and then died: look again.
-    if ((!left && !dead) || !absent()) continue;
-    return RankLost(
-        r, NameOf(r),
-        left ? " left the group without Shutdown" : " died or was killed",
-        " before it entered '", call.what, "'; ", LastCallOf(r));
+    if ((presence == kPresent && !dead && !is_shut_down()) || !absent()) {
+      continue;
+    }
+    if (presence == kShutDown || is_shut_down()) {
+      return FailedPrecondition(
+          "'", call.what,
+          "' on a duplicate: the communicator that it is of was shut down");
+    }
+    return RankLost(r, NameOf(r),
+                    presence == kLeft ? " left the group without Shutdown"
+                                      : " died or was killed",
+                    " before it entered '", call.what, "'; ", LastCallOf(r));
   }
   return Status();
 }
@@ -352,21 +399,28 @@ Status Group::DescribeLate(const Call& call, const Deadline& deadline) const {
 }
 
 Status Group::FailRound(const Status& error) {
-  const std::lock_guard<std::mutex> lock(record_mutex_);
   State now = state();
-  while (now.completed < round_ && now.failer < 0) {
-    Record(error);
-    uint64_t expected = now.Pack();
-    if (block_->state.compare_exchange_strong(
-            expected, State{now.completed, rank_}.Pack())) {
-      Announce();
+  {
+    const std::lock_guard<std::mutex> lock(record_mutex_);
+    while (now.completed < round_ && now.failer < 0) {
+      Record(error);
+      uint64_t expected = now.Pack();
+      if (block_->state.compare_exchange_strong(
+              expected, State{now.completed, rank_}.Pack())) {
+        Announce();
+      }
+      now = state();
     }
-    now = state();
   }
-  return now.completed >= round_ ? Status() : Recorded(now);
+  return now.completed >= round_ ? Status() : Failure(now);
 }
 
 void Group::Fail(const Status& error) {
+  FailThis(error);
+  if (origin_ != nullptr) origin_->FailThis(Recorded(state()));
+}
+
+void Group::FailThis(const Status& error) {
   const std::lock_guard<std::mutex> lock(record_mutex_);
   State now = state();
   while (now.failer < 0) {
@@ -379,6 +433,11 @@ void Group::Fail(const Status& error) {
     }
     now = State::Unpack(expected);
   }
+}
+
+void Group::ShutDown() {
+  shut_down_ = true;
+  if (origin_ == nullptr) Leave(kShutDown);
 }
 
 void Group::Leave(Presence how) {
@@ -407,15 +466,18 @@ Status Group::Recorded(const State& state) const {
                 record.rank);
 }
 
-Status Group::Sticky(const State& state) const {
-  const Status first = Recorded(state);
-  if (first.code() == StatusCode::kRankLost ||
-      first.code() == StatusCode::kPoisoned) {
-    return first;
-  }
-  return Status(StatusCode::kPoisoned,
-                StrCat("an earlier error ended the group: ", first.ToString()),
-                first.rank());
+Status Group::Failure(const State& state) {
+  const Status error = Recorded(state);
+  // Whoever sees it: the rank that failed this group may have died before it
+  // could do so.
+  if (origin_ != nullptr) origin_->FailThis(error);
+  return error;
+}
+
+Status Group::OriginFailure() const {
+  if (origin_ == nullptr) return Status();
+  const State state = origin_->state();
+  return state.failer >= 0 ? origin_->Recorded(state) : Status();
 }
 
 std::string Group::NameOf(int rank) const {

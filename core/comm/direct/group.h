@@ -7,12 +7,21 @@
 // failed with one recorded error. A rank that dies after it has arrived does
 // not spoil the round: the next one reports it.
 //
-// Threads: one thread at a time calls Round; Fail, Leave and failed may be
-// called from any thread.
+// A duplicate is a group of the same ranks with a block, and so with rounds, of
+// its own. What they have in common is the origin, the group that was opened:
+// it knows which ranks are there, and an error of any of them is brought to it.
+// The waits of a duplicate look there, in their slices, for an error of the
+// others.
+//
+// Threads: one thread at a time calls Begin, Continue and SleepUntil; Fail,
+// ShutDown, failed and is_shut_down may be called from any thread.
 
 #ifndef SHARD_CORE_COMM_DIRECT_GROUP_H_
 #define SHARD_CORE_COMM_DIRECT_GROUP_H_
 
+#include <sys/types.h>
+
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -38,10 +47,19 @@ struct Call {
 
 class Group {
  public:
-  // `block` must stay mapped while the group lives; `liveness` may be null.
+  // `block` owns its memory; `liveness` may be null.
   // REQUIRES: 0 <= rank < world_size <= kMaxRanks.
-  Group(ControlBlock* block, int rank, int world_size,
-        std::unique_ptr<Liveness> liveness);
+  Group(std::shared_ptr<ControlBlock> block, int rank, int world_size,
+        std::shared_ptr<const Liveness> liveness);
+
+  // A duplicate of `group`.
+  Group(std::shared_ptr<ControlBlock> block,
+        const std::shared_ptr<Group>& group);
+
+  // An origin tells the peers that this rank will not come again.
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -63,14 +81,17 @@ class Group {
   // What `rank` sent in the round just completed; valid until the next.
   const std::byte* payload(int rank) const;
 
-  // Ends the group for all ranks with `error`, unless it has failed already.
+  // Ends the group and its origin for all ranks with `error`, where they have
+  // not failed already.
   void Fail(const Status& error);
 
-  // True once the group has failed.
+  // True once the group or its origin has failed.
   bool failed() const;
 
-  // Tells the peers that this rank will not come again.
-  void Leave(Presence how);
+  // After the last collective: a duplicate is over, an origin is with all its
+  // duplicates, and to leave is no loss.
+  void ShutDown();
+  bool is_shut_down() const;
 
  private:
   Status Round(const Call& call, const void* send, size_t bytes,
@@ -78,26 +99,37 @@ class Group {
   Status Wait(const Call& call, const Deadline& deadline);
   Status CompareCalls();
   bool AllArrived() const;
+  // Why a rank that has not arrived will not.
   Status FindLost(const Call& call) const;
   Status DescribeLate(const Call& call, const Deadline& deadline) const;
   // Fails the current round unless it has been decided meanwhile; the result
   // is that of the round.
   Status FailRound(const Status& error);
-  // The recorded error as this round's result, or as that of a later call.
+  void FailThis(const Status& error);
   Status Recorded(const State& state) const;
-  Status Sticky(const State& state) const;
+  // The recorded error as the result of this group, which the origin hears of.
+  Status Failure(const State& state);
+  // The origin's error; OK when it has none, or this is the origin.
+  Status OriginFailure() const;
   void Record(const Status& error);
+  void Leave(Presence how);
   void Announce();
   std::string NameOf(int rank) const;
   std::string LastCallOf(int rank) const;
   RankSlot& slot(int rank) const { return block_->slots()[rank]; }
   State state() const;
 
-  ControlBlock* const block_;
+  const Group& origin() const { return origin_ != nullptr ? *origin_ : *this; }
+
+  const std::shared_ptr<Group> origin_;  // Null in the origin.
+  const std::shared_ptr<ControlBlock> block_;
   const int rank_;
   const int world_size_;
-  const std::unique_ptr<Liveness> liveness_;
+  const std::shared_ptr<const Liveness> liveness_;
   const int spins_;
+  // A child forked from this process must not speak in its parent's name.
+  const pid_t owner_;
+  std::atomic<bool> shut_down_{false};
   uint64_t round_ = 0;
   uint64_t calls_ = 0;
   Fingerprint mine_{};       // The call in progress.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Liveness: tells a waiting rank whether a peer can still arrive.
+//
+// Thread-safe: a communicator and its duplicates ask the same one.
 
 #ifndef SHARD_CORE_COMM_DIRECT_LIVENESS_H_
 #define SHARD_CORE_COMM_DIRECT_LIVENESS_H_

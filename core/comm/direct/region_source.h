@@ -13,7 +13,13 @@
 // No source can promise memory that a control group's limit or the rest of the
 // machine takes: there the kernel kills. CheckHostMemory makes that rare.
 //
-// Forget ends the allocation, whether it succeeded or not.
+// A source makes one allocation at a time. A duplicate, for the allocations of
+// a duplicate of the communicator, works beside it; it comes to be likewise:
+//
+//   CreateDuplicate    rank 0 makes what the ranks need to reach each other
+//   ExchangeDuplicate  rank 0 gives it away, the others receive it
+//
+// Forget ends either, whether it succeeded or not.
 
 #ifndef SHARD_CORE_COMM_DIRECT_REGION_SOURCE_H_
 #define SHARD_CORE_COMM_DIRECT_REGION_SOURCE_H_
@@ -42,6 +48,11 @@ class RegionSource {
   virtual StatusOr<std::shared_ptr<Mapping>> Take(size_t bytes,
                                                   size_t commit_begin,
                                                   size_t commit_bytes) = 0;
+
+  virtual Status CreateDuplicate() = 0;
+
+  virtual StatusOr<std::unique_ptr<RegionSource>> ExchangeDuplicate(
+      const Group& group, const Deadline& deadline) = 0;
 
   virtual void Forget() = 0;
 };

@@ -3,8 +3,11 @@
 #include "core/comm/shm/shm_communicator.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
+#include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
@@ -48,12 +51,12 @@ class ProcessLiveness final : public direct::Liveness {
   const std::shared_ptr<const Meeting> meeting_;
 };
 
-// One memfd per allocation: rank 0 makes it and sends it over the connections
-// of the meeting.
+// One memfd per allocation: rank 0 makes it and sends it over `connections`,
+// those of the meeting or, in a duplicate, others that came over them.
 class ShmRegions final : public direct::RegionSource {
  public:
-  ShmRegions(std::shared_ptr<const Meeting> meeting, int rank)
-      : meeting_(std::move(meeting)), rank_(rank) {}
+  ShmRegions(std::shared_ptr<const std::vector<Fd>> connections, int rank)
+      : connections_(std::move(connections)), rank_(rank) {}
 
   Status Create(size_t bytes) override {
     SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes));
@@ -66,23 +69,17 @@ class ShmRegions final : public direct::RegionSource {
                   const Deadline& deadline) override {
     if (rank_ == 0) {
       const Region region{Header::Of(Kind::kRegion), bytes_};
-      for (const Fd& connection : meeting_->connections) {
-        if (!connection.valid()) continue;  // This rank.
-        const Status sent = Send(connection.get(), &region, sizeof(region),
-                                 {memory_.get()}, deadline);
-        // Of a dead peer the agreement that follows will tell.
-        if (!sent.ok() && sent.code() != StatusCode::kUnavailable) return sent;
+      for (size_t r = 1; r < connections_->size(); ++r) {
+        SHARD_RETURN_IF_ERROR(Give(r, region, memory_, deadline));
       }
       return Status();
     }
-    auto packet = Receive(meeting_->connections[0].get(), deadline,
-                          [&] { return group.failed(); });
-    SHARD_RETURN_IF_ERROR(packet.status());
-    const auto region = Parse<Region>(packet->bytes, Kind::kRegion);
-    if (!region || packet->fds.size() != 1) {
+    SHARD_ASSIGN_OR_RETURN(Packet packet, Hear(group, deadline));
+    const auto region = Parse<Region>(packet.bytes, Kind::kRegion);
+    if (!region || packet.fds.size() != 1) {
       return Internal("rank 0 sent no memory");
     }
-    memory_ = std::move(packet->fds[0]);
+    memory_ = std::move(packet.fds[0]);
     bytes_ = region->bytes;
     return Status();
   }
@@ -98,17 +95,72 @@ class ShmRegions final : public direct::RegionSource {
     return std::make_shared<Mapping>(std::move(mapping));
   }
 
-  // The mapping keeps the memory.
+  Status CreateDuplicate() override {
+    near_.resize(connections_->size());
+    far_.resize(connections_->size());
+    for (size_t r = 1; r < connections_->size(); ++r) {
+      int ends[2];
+      if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK,
+                       0, ends) != 0) {
+        return ErrnoStatus("opening a pair of Unix sockets", errno);
+      }
+      near_[r].Reset(ends[0]);
+      far_[r].Reset(ends[1]);
+    }
+    return Status();
+  }
+
+  StatusOr<std::unique_ptr<direct::RegionSource>> ExchangeDuplicate(
+      const direct::Group& group, const Deadline& deadline) override {
+    if (rank_ == 0) {
+      const Connection connection{Header::Of(Kind::kConnection)};
+      for (size_t r = 1; r < connections_->size(); ++r) {
+        SHARD_RETURN_IF_ERROR(Give(r, connection, far_[r], deadline));
+      }
+    } else {
+      SHARD_ASSIGN_OR_RETURN(Packet packet, Hear(group, deadline));
+      if (!Parse<Connection>(packet.bytes, Kind::kConnection) ||
+          packet.fds.size() != 1) {
+        return Internal("rank 0 sent no connection");
+      }
+      near_ = std::move(packet.fds);
+    }
+    return std::unique_ptr<direct::RegionSource>(std::make_unique<ShmRegions>(
+        std::make_shared<const std::vector<Fd>>(std::move(near_)), rank_));
+  }
+
+  // A mapping keeps its memory.
   void Forget() override {
     memory_.Reset();
     bytes_ = 0;
+    near_.clear();
+    far_.clear();
   }
 
  private:
-  const std::shared_ptr<const Meeting> meeting_;
+  template <typename T>
+  Status Give(size_t rank, const T& packet, const Fd& fd,
+              const Deadline& deadline) {
+    const Status sent = Send((*connections_)[rank].get(), &packet,
+                             sizeof(packet), {fd.get()}, deadline);
+    // Of a dead peer the agreement that follows will tell.
+    return sent.code() == StatusCode::kUnavailable ? Status() : sent;
+  }
+
+  StatusOr<Packet> Hear(const direct::Group& group, const Deadline& deadline) {
+    return Receive((*connections_)[0].get(), deadline,
+                   [&] { return group.failed(); });
+  }
+
+  // By rank. The host's: all but [0]; a guest's: [0].
+  const std::shared_ptr<const std::vector<Fd>> connections_;
   const int rank_;
   Fd memory_;
   size_t bytes_ = 0;
+  // Of the duplicate that is being made: this side's, and rank 0 also has the
+  // others'.
+  std::vector<Fd> near_;
+  std::vector<Fd> far_;
 };
 
 }  // namespace
@@ -127,15 +179,17 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
   auto met = options.rank == 0 ? Host(how) : Join(how);
   if (!met.ok()) return met.status().WithContext(description);
   auto meeting = std::make_shared<Meeting>(*std::move(met));
-  auto* block =
-      reinterpret_cast<direct::ControlBlock*>(meeting->control.data());
-  auto group = std::make_unique<direct::Group>(
-      block, options.rank, options.world_size,
-      std::make_unique<ProcessLiveness>(meeting));
-  auto regions = std::make_unique<ShmRegions>(meeting, options.rank);
+  const std::shared_ptr<direct::ControlBlock> block(
+      meeting,
+      reinterpret_cast<direct::ControlBlock*>(meeting->control.data()));
+  const std::shared_ptr<const std::vector<Fd>> connections(
+      meeting, &meeting->connections);
   return std::shared_ptr<Communicator>(
       std::make_shared<direct::DirectCommunicator>(
-          std::move(group), std::move(regions), std::move(meeting), description,
+          std::make_shared<direct::Group>(
+              block, options.rank, options.world_size,
+              std::make_shared<const ProcessLiveness>(meeting)),
+          std::make_unique<ShmRegions>(connections, options.rank), description,
           options, link));
 }
 

@@ -39,6 +39,7 @@ enum class Kind : uint32_t {
   kVerdict = 3,
   kPeers = 4,
   kRegion = 5,
+  kConnection = 6,
 };
 
 struct Header {
@@ -85,6 +86,11 @@ struct Peers {
 struct Region {
   Header header;
   uint64_t bytes;
+};
+
+// A connection beside the one that it comes over, as its descriptor.
+struct Connection {
+  Header header;
 };
 
 inline Verdict MakeVerdict(const Status& status) {

@@ -21,13 +21,17 @@
 
 namespace shard::threads {
 
+// Where rank 0 leaves things for the others, between its Create and Forget.
+struct Handover {
+  std::mutex mutex;
+  std::shared_ptr<Mapping> region;      // GUARDED_BY(mutex)
+  std::shared_ptr<Handover> duplicate;  // GUARDED_BY(mutex)
+};
+
 // What the ranks of one group share.
 struct SharedGroup {
   Mapping control;
-
-  // From rank 0's Create to Forget: the memory being handed to the others.
-  std::mutex mutex;
-  std::shared_ptr<Mapping> region;  // GUARDED_BY(mutex)
+  Handover handover;
 
   direct::ControlBlock* block() const {
     return reinterpret_cast<direct::ControlBlock*>(control.data());

@@ -13,17 +13,17 @@ namespace shard::threads {
 
 namespace {
 
-// Rank 0 leaves the memory in the shared group; the others pick it up.
+// Rank 0 leaves the memory in the handover; the others pick it up.
 class ThreadRegions final : public direct::RegionSource {
  public:
-  ThreadRegions(std::shared_ptr<SharedGroup> shared, int rank)
-      : shared_(std::move(shared)), rank_(rank) {}
+  ThreadRegions(std::shared_ptr<Handover> handover, int rank)
+      : handover_(std::move(handover)), rank_(rank) {}
 
   Status Create(size_t bytes) override {
     SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes));
     SHARD_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(bytes));
-    const std::lock_guard<std::mutex> lock(shared_->mutex);
-    shared_->region = std::make_shared<Mapping>(std::move(mapping));
+    const std::lock_guard<std::mutex> lock(handover_->mutex);
+    handover_->region = std::make_shared<Mapping>(std::move(mapping));
     return Status();
   }
 
@@ -36,33 +36,48 @@ class ThreadRegions final : public direct::RegionSource {
   // one allocation that cannot fit, but several that each fit may together
   // bring the kernel's OOM killer, as CheckHostMemory says.
   StatusOr<std::shared_ptr<Mapping>> Take(size_t, size_t, size_t) override {
-    const std::lock_guard<std::mutex> lock(shared_->mutex);
-    if (shared_->region == nullptr) {
+    const std::lock_guard<std::mutex> lock(handover_->mutex);
+    if (handover_->region == nullptr) {
       return Internal("rank 0 withdrew the memory");
     }
-    return shared_->region;
+    return handover_->region;
+  }
+
+  Status CreateDuplicate() override {
+    const std::lock_guard<std::mutex> lock(handover_->mutex);
+    handover_->duplicate = std::make_shared<Handover>();
+    return Status();
+  }
+
+  StatusOr<std::unique_ptr<direct::RegionSource>> ExchangeDuplicate(
+      const direct::Group&, const Deadline&) override {
+    const std::lock_guard<std::mutex> lock(handover_->mutex);
+    return std::unique_ptr<direct::RegionSource>(
+        std::make_unique<ThreadRegions>(handover_->duplicate, rank_));
   }
 
   void Forget() override {
     if (rank_ != 0) return;
-    const std::lock_guard<std::mutex> lock(shared_->mutex);
-    shared_->region.reset();
+    const std::lock_guard<std::mutex> lock(handover_->mutex);
+    handover_->region.reset();
+    handover_->duplicate.reset();
   }
 
  private:
-  const std::shared_ptr<SharedGroup> shared_;
+  const std::shared_ptr<Handover> handover_;
   const int rank_;
 };
 
-std::shared_ptr<Communicator> Make(std::shared_ptr<SharedGroup> shared,
+std::shared_ptr<Communicator> Make(const std::shared_ptr<SharedGroup>& shared,
                                    const std::string& description,
                                    const CommOptions& options,
                                    const direct::Link& link) {
-  auto group = std::make_unique<direct::Group>(shared->block(), options.rank,
-                                               options.world_size, nullptr);
-  auto regions = std::make_unique<ThreadRegions>(shared, options.rank);
+  const std::shared_ptr<direct::ControlBlock> block(shared, shared->block());
+  const std::shared_ptr<Handover> handover(shared, &shared->handover);
   return std::make_shared<direct::DirectCommunicator>(
-      std::move(group), std::move(regions), std::move(shared), description,
+      std::make_shared<direct::Group>(block, options.rank, options.world_size,
+                                      nullptr),
+      std::make_unique<ThreadRegions>(handover, options.rank), description,
       options, link);
 }
 
@@ -75,7 +90,7 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
   SHARD_ASSIGN_OR_RETURN(auto shared,
                          Meet(name, options.rank, options.world_size,
                               Deadline::After(options.timeout)));
-  return Make(std::move(shared), description, options, link);
+  return Make(shared, description, options, link);
 }
 
 StatusOr<std::shared_ptr<Communicator>> OpenLocal(
@@ -88,7 +103,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenLocal(
   CommOptions alone = options;
   alone.rank = 0;
   alone.world_size = 1;
-  return Make(std::move(shared), description, alone, link);
+  return Make(shared, description, alone, link);
 }
 
 }  // namespace shard::threads

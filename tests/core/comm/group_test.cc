@@ -44,7 +44,7 @@ class GroupTest : public ::testing::Test {
                  std::string_view what = "step") {
     if (group_ == nullptr) {
       group_ = std::make_unique<Group>(
-          block(), 0, 2,
+          std::shared_ptr<ControlBlock>(std::shared_ptr<void>(), block()), 0, 2,
           std::make_unique<FakeLiveness>([this] { return is_dead_(); }));
     }
     is_dead_ = std::move(is_dead);
@@ -129,6 +129,101 @@ TEST_F(GroupTest, ArrivedThenLeft) {
   EXPECT_EQ(status.code(), StatusCode::kRankLost);
   EXPECT_NE(status.message().find("left the group without Shutdown"),
             std::string::npos);
+}
+
+// A duplicate waits when the group that it is of fails, or is shut down.
+class DuplicateGroupTest : public GroupTest {
+ protected:
+  // Rank 0's barrier in the duplicate.
+  Status Wait(std::function<bool()> is_dead) {
+    is_dead_ = std::move(is_dead);
+    return duplicate_->Begin({Operation::kBarrier, "engine"}, nullptr, 0,
+                             Deadline::After(10));
+  }
+
+  std::shared_ptr<ControlBlock> BlockIn(Mapping& memory) {
+    return {std::shared_ptr<void>(),
+            reinterpret_cast<ControlBlock*>(memory.data())};
+  }
+
+  Mapping own_ = *Mapping::Anonymous(ControlBlock::Bytes(2));
+  std::shared_ptr<Group> origin_ = std::make_shared<Group>(
+      BlockIn(memory_), 0, 2,
+      std::make_unique<FakeLiveness>([this] { return is_dead_(); }));
+  std::shared_ptr<Group> duplicate_ =
+      std::make_shared<Group>(BlockIn(own_), origin_);
+};
+
+TEST_F(DuplicateGroupTest, OriginFails) {
+  const Status status = Wait([this] {
+    origin_->Fail(Status(StatusCode::kDeadlineExceeded, "too late", 1));
+    return false;
+  });
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(status.message(), "too late");
+  EXPECT_EQ(status.rank(), 1);
+  EXPECT_EQ(Wait([] { return false; }).code(), StatusCode::kPoisoned);
+}
+
+TEST_F(DuplicateGroupTest, OriginHasFailed) {
+  origin_->Fail(Status(StatusCode::kDeadlineExceeded, "too late", 1));
+  EXPECT_TRUE(duplicate_->failed());
+  const Status status = Wait([] { return false; });
+  EXPECT_EQ(status.code(), StatusCode::kPoisoned);
+  EXPECT_EQ(status.rank(), 1);
+}
+
+TEST_F(DuplicateGroupTest, TellsTheOrigin) {
+  EXPECT_EQ(Wait([] { return true; }).code(), StatusCode::kRankLost);
+  EXPECT_TRUE(origin_->failed());
+  // Of a sibling too.
+  Mapping memory = *Mapping::Anonymous(ControlBlock::Bytes(2));
+  Group sibling(BlockIn(memory), duplicate_);
+  const Status status = sibling.Begin({Operation::kBarrier, "other"}, nullptr,
+                                      0, Deadline::After(10));
+  EXPECT_EQ(status.code(), StatusCode::kRankLost);
+  EXPECT_EQ(status.rank(), 1);
+}
+
+// The rank that failed the duplicate has died before it could tell the origin.
+TEST_F(DuplicateGroupTest, TellsForTheDead) {
+  EXPECT_EQ(Wait([this] {
+              auto* block = reinterpret_cast<ControlBlock*>(own_.data());
+              FailureRecord& record = block->slots()[1].failure;
+              record.code = static_cast<int32_t>(StatusCode::kPoisoned);
+              record.rank = 1;
+              block->state = State{0, 1}.Pack();
+              return true;
+            }).code(),
+            StatusCode::kPoisoned);
+  EXPECT_TRUE(origin_->failed());
+}
+
+// It has shut down and died: that it is dead must not be all that is seen.
+TEST_F(DuplicateGroupTest, ShutDownThenDied) {
+  const Status status = Wait([this] {
+    block()->slots()[1].presence = kShutDown;
+    return true;
+  });
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+}
+
+TEST_F(DuplicateGroupTest, ShutDownHere) {
+  const Status status = Wait([this] {
+    origin_->ShutDown();
+    return false;
+  });
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(duplicate_->is_shut_down());
+}
+
+// A rank leaves with the last that it has of a family.
+TEST_F(DuplicateGroupTest, Presence) {
+  const auto& presence = block()->slots()[0].presence;
+  origin_.reset();
+  EXPECT_EQ(presence, kPresent);
+  duplicate_.reset();
+  EXPECT_EQ(presence, kLeft);
 }
 
 // Whatever a peer has in its memory, a message is text of bounded size.

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that have nothing to add to a reduce-scatter: as if they sent zeros, to
+// the bit.
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/comm/communicator.h"
+#include "tests/core/comm/backends.h"
+
+namespace shard::testing {
+namespace {
+
+class NullSendTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
+ protected:
+  void Run(const std::function<void(Communicator*)>& body) {
+    RunGroup(std::get<0>(GetParam()), std::get<1>(GetParam()), body);
+  }
+};
+
+float Value(int rank, size_t index) {
+  if (index % 3 == 0) return -0.0f;
+  return std::ldexp(static_cast<float>(index % 101) - 50.0f, rank * 7 - 20);
+}
+
+// Which ranks have nothing, by the bits of `absent`.
+void Check(Communicator* comm, unsigned absent, size_t count, bool add) {
+  const RankSet all = RankSet::All(comm->world_size());
+  const auto blocks = static_cast<size_t>(all.count);
+  const bool mine = (absent >> comm->rank() & 1) == 0;
+  std::vector<float> zeros(blocks * count);
+  std::vector<float> values(blocks * count);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = Value(comm->rank(), i);
+  }
+  std::vector<float> expected(count, -0.0f);
+  std::vector<float> result(count, -0.0f);
+  SHARD_ASSERT_OK(comm->ReduceScatter(
+      "zeros", all, mine ? values.data() : zeros.data(), DType::kF32, count,
+      expected.data(), DType::kF32, add, Soon()));
+  SHARD_ASSERT_OK(comm->ReduceScatter(
+      "null", all, mine ? values.data() : nullptr, DType::kF32, count,
+      result.data(), DType::kF32, add, Soon()));
+  EXPECT_EQ(std::memcmp(result.data(), expected.data(), count * sizeof(float)),
+            0)
+      << absent << " " << count << " " << add;
+}
+
+TEST_P(NullSendTest, IsZeros) {
+  Run([](Communicator* comm) {
+    const unsigned everyone = (1u << comm->world_size()) - 1;
+    for (unsigned absent = 0; absent <= everyone; ++absent) {
+      for (const bool add : {false, true}) Check(comm, absent, 1500, add);
+    }
+    // Of several tiles, and not the halves of the calls before.
+    for (const unsigned absent : {1u, everyone - 1, everyone, 0u, everyone}) {
+      Check(comm, absent, 700001, true);
+    }
+  });
+}
+
+// In another dtype, and in sets of a part of the ranks, of which one has none.
+TEST_P(NullSendTest, OfSets) {
+  Run([](Communicator* comm) {
+    if (comm->world_size() != 4) return;
+    const RankSet set = RankSet::Of(comm->rank(), 2, 2);
+    const uint16_t one = 0x3F80;  // In bf16.
+    const std::vector<uint16_t> send(2 * 70, one);
+    std::vector<float> recv(70, 5);
+    SHARD_ASSERT_OK(comm->ReduceScatter(
+        "sets", set, comm->rank() == 0 ? send.data() : nullptr, DType::kBF16,
+        70, recv.data(), DType::kF32, true, Soon()));
+    const float expected = comm->rank() % 2 == 0 ? 6 : 5;
+    for (const float value : recv) ASSERT_EQ(value, expected);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, NullSendTest,
+                         ::testing::Combine(::testing::Values(Backend::kThreads,
+                                                              Backend::kShm),
+                                            ::testing::Values(1, 2, 4)),
+                         [](const auto& info) {
+                           return StrCat(BackendName(std::get<0>(info.param)),
+                                         std::get<1>(info.param));
+                         });
+
+}  // namespace
+}  // namespace shard::testing
