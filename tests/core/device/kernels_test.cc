@@ -70,7 +70,10 @@ struct FormulaCase {
 template <class F>
 FormulaCase CaseOf(Formula formula, const char* name) {
   FormulaCase made = {formula, name, {}, static_cast<size_t>(F::kNumStates)};
-  for (const Hyper& hyper : F::kHypers) made.hypers.push_back(hyper.fallback);
+  // Flags set, since most are off, which is also what is not copied.
+  for (const Hyper& hyper : F::kHypers) {
+    made.hypers.push_back(hyper.flag ? 1 : hyper.fallback);
+  }
   return made;
 }
 
