@@ -95,6 +95,8 @@ class WorkQueue::QueueEvent final : public EventState {
   QueueEvent(std::shared_ptr<const State> state, uint64_t number)
       : state_(std::move(state)), number_(number) {}
 
+  const std::string& name() const { return state_->name; }
+
   bool Done() const override {
     const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
     return state_->completed >= number_;
@@ -184,11 +186,13 @@ void WorkQueue::Push(std::string_view what, std::function<Status()> run) {
 
 void WorkQueue::PushWait(const Event& event, const Deadline& deadline) {
   if (event.state() == nullptr && event.Synchronize(deadline).ok()) return;
+  const auto* const point = static_cast<const QueueEvent*>(event.state());
+  const std::string what =
+      point == nullptr ? "wait" : StrCat("wait for '", point->name(), "'");
   // The state outlives its thread.
-  Push("wait", [event, deadline, state = state_.get()] {
-    if (event.state() == nullptr) return event.Synchronize(deadline);
-    return static_cast<const QueueEvent*>(event.state())
-        ->SynchronizeUnless(state, deadline);
+  Push(what, [event, deadline, point, state = state_.get()] {
+    return point == nullptr ? event.Synchronize(deadline)
+                            : point->SynchronizeUnless(state, deadline);
   });
 }
 
@@ -210,19 +214,16 @@ void WorkQueue::State::Run() {
   std::unique_lock<std::mutex> lock(monitor->mutex);
   for (;;) {
     monitor->changed.wait(lock, [this] { return stop || !queue.empty(); });
+    const bool dropped = !error.ok();
+    if (!stop && !dropped && pauses.longest > 0) Pause(&lock, &random);
     if (stop) return;
     Work work = std::move(queue.front());
     queue.pop_front();
     at.swap(work.what);
-    const bool dropped = !error.ok();
-    if (!dropped && pauses.longest > 0) Pause(&lock, &random);
-    // What was popped is gone either way: nobody may see it begin now.
-    const bool ends = stop;
     lock.unlock();
-    const Status status = RunOutside(&work, dropped || ends);
+    const Status status = RunOutside(&work, dropped);
     lock.lock();
     at.clear();
-    if (ends) return;
     ++completed;
     if (!status.ok()) Fail(status, completed);
     monitor->changed.notify_all();
@@ -238,7 +239,8 @@ void WorkQueue::State::Pause(std::unique_lock<std::mutex>* lock,
   monitor->changed.wait_for(*lock, pause, [this] { return stop; });
 }
 
-// What the function holds is gone when its work counts as completed.
+// What the function holds goes before its work counts as completed, and not
+// under the lock.
 Status WorkQueue::State::RunOutside(Work* work, bool dropped) const {
   Status status;
   if (!dropped) {
