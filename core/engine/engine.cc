@@ -114,7 +114,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
     comm->logger().Log(LogLevel::kDebug, plan->ToText());
   }
 
-  auto own = comm;  // TEMP
+  SHARD_ASSIGN_OR_RETURN(auto own, comm->Duplicate("engine", deadline));
   std::unique_ptr<Engine> engine(
       new Engine(std::move(comm), std::move(own), std::move(device),
                  std::move(hypers), *options, timeout));

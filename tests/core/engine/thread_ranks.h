@@ -20,14 +20,16 @@
 namespace shard {
 
 // `body(rank's communicator)` on every rank; returns when all are through.
-// EXPECT_ works in it; an ASSERT_ ends the body of that rank only.
+// EXPECT_ works in it; an ASSERT_ ends the body of that rank only. `link`: more
+// of the communicator's URL, such as "direct=0".
 inline void RunThreadRanks(
     int world_size,
     const std::function<void(const std::shared_ptr<Communicator>&)>& body,
-    double timeout = 30) {
+    double timeout = 30, const std::string& link = "") {
   static std::atomic<int> groups{0};
   const std::string url =
-      StrCat("threads:", world_size, "?name=engine-", groups.fetch_add(1));
+      StrCat("threads:", world_size, "?name=engine-", groups.fetch_add(1),
+             link.empty() ? "" : "&", link);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Stages, shard groups, units, prefetch, overlap and devices change where
+// things are and when they move, never what comes out.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "tests/core/engine/unit_training.h"
+
+namespace shard {
+namespace {
+
+struct Form {
+  const char* name;
+  int stage = 3;
+  const char* link = "";
+  const char* wrap = "class?names=Block,Mlp";
+  int shard_group_size = 0;
+  int prefetch = 1;
+  int64_t buffer_bytes = 25 << 20;
+  bool overlap = false;
+  bool whole_grads = false;
+  bool per_param = false;
+  const char* device = "cpu";
+  Partition partition = Partition::kEven;
+};
+
+constexpr Form kForms[] = {
+    {"stage0", 0},
+    {"stage1", 1},
+    {"stage2", 2},
+    {"stage3", 3},
+    {"stage2 one unit", 2, "", ""},
+    {"stage3 always", 3, "", "always"},
+    {"stage3 size", 3, "", "size?min_numel=70"},
+    {"stage3 prefetch none", 3, "", "class?names=Block,Mlp", 0, 0},
+    {"stage3 prefetch many", 3, "", "class?names=Block,Mlp", 0, 5},
+    {"stage3 small buffers", 3, "", "class?names=Block,Mlp", 0, 1, 64},
+    {"stage3 groups of 2", 3, "", "class?names=Block,Mlp", 2},
+    {"stage3 greedy", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20, false,
+     false, false, "cpu", Partition::kGreedy},
+    {"stage3 per parameter", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20,
+     false, false, true},
+    {"stage3 whole gradients", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20,
+     false, true},
+    {"stage3 async", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20, false,
+     false, false, "cpu-async?max_delay=0.0002&seed=3"},
+    {"stage1 async", 1, "", "class?names=Block,Mlp", 0, 1, 25 << 20, false,
+     false, false, "cpu-async?max_delay=0.0002&seed=4"},
+    {"apart stage0", 0, "direct=0"},
+    {"apart stage1", 1, "direct=0"},
+    {"apart stage1 one unit", 1, "direct=0", ""},
+    {"apart stage1 overlap", 1, "direct=0", "class?names=Block,Mlp", 0, 1,
+     25 << 20, true},
+    {"apart stage2", 2, "direct=0"},
+    {"apart stage2 overlap", 2, "direct=0", "class?names=Block,Mlp", 0, 1,
+     25 << 20, true},
+    {"apart stage3", 3, "direct=0"},
+    {"apart stage3 prefetch none", 3, "direct=0", "class?names=Block,Mlp", 0,
+     0},
+    {"apart stage3 prefetch 3", 3, "direct=0", "class?names=Block,Mlp", 0, 3},
+    {"apart stage3 always", 3, "direct=0", "always"},
+    {"apart stage3 small buffers", 3, "direct=0", "class?names=Block,Mlp", 0, 1,
+     64},
+    {"apart stage3 greedy", 3, "direct=0", "class?names=Block,Mlp", 0, 1,
+     25 << 20, false, false, false, "cpu", Partition::kGreedy},
+    {"apart stage3 async", 3, "direct=0", "class?names=Block,Mlp", 0, 1,
+     25 << 20, false, false, false, "cpu-async?max_delay=0.0002&seed=5"},
+    {"apart stage2 overlap async", 2, "direct=0", "class?names=Block,Mlp", 0, 1,
+     25 << 20, true, false, false, "cpu-async?max_delay=0.0002&seed=6"},
+    {"apart stage1 per parameter", 1, "direct=0", "class?names=Block,Mlp", 0, 1,
+     25 << 20, false, false, true},
+};
+
+UnitTraining TrainingOf(const Form& form, int world_size) {
+  UnitTraining training;
+  training.model = BlockModel(4);
+  training.wrap = form.wrap;
+  training.link = form.link;
+  training.plan.stage = form.stage;
+  training.plan.world_size = world_size;
+  training.plan.shard_group_size =
+      world_size % 2 == 0 ? form.shard_group_size : 0;
+  training.plan.prefetch = form.prefetch;
+  training.plan.buffer_bytes = form.buffer_bytes;
+  training.plan.whole_grads = form.whole_grads;
+  training.plan.partition = form.partition;
+  training.plan.deterministic = true;
+  training.engine.overlap = form.overlap;
+  training.engine.device = form.device;
+  training.per_param = form.per_param;
+  return training;
+}
+
+class StagesTest : public ::testing::TestWithParam<Form> {};
+
+TEST_P(StagesTest, SameBits) {
+  for (const int world_size : {1, 2, 4}) {
+    for (const double max_grad_norm : {0.0, 1.0}) {
+      SCOPED_TRACE(StrCat("world size ", world_size, ", max_grad_norm ",
+                          max_grad_norm));
+      UnitTraining plain = TrainingOf({"plain", 1}, world_size);
+      plain.step.max_grad_norm = max_grad_norm;
+      UnitTraining training = TrainingOf(GetParam(), world_size);
+      training.step.max_grad_norm = max_grad_norm;
+      EXPECT_EQ(TrainUnits(training), TrainUnits(plain));
+    }
+  }
+}
+
+std::string NameOf(const ::testing::TestParamInfo<Form>& info) {
+  std::string name = info.param.name;
+  for (char& c : name) {
+    if (c == ' ') c = '_';
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, StagesTest, ::testing::ValuesIn(kForms),
+                         NameOf);
+
+}  // namespace
+}  // namespace shard

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A short training run that goes through units as a host does, forward and
+// backward, on threads as ranks. Gradients depend on the parameters that were
+// read in the same pass, so that stale or missing ones show in the result.
+
+#ifndef SHARD_TESTS_CORE_ENGINE_UNIT_TRAINING_H_
+#define SHARD_TESTS_CORE_ENGINE_UNIT_TRAINING_H_
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "core/flat/plan.h"
+#include "core/model/model.h"
+#include "core/optim/groups.h"
+#include "tests/core/engine/training.h"
+
+namespace shard {
+
+// A root with an embedding, `blocks` blocks with a nested module each, and a
+// tied head.
+inline std::shared_ptr<Model> BlockModel(int blocks,
+                                         DType dtype = DType::kF32) {
+  auto model = std::make_shared<Model>("Root");
+  const ParamId embedding =
+      *model->AddParam(kRootModule, "embedding", dtype, {37, 6});
+  for (int b = 0; b < blocks; ++b) {
+    const ModuleId block =
+        *model->AddModule(kRootModule, StrCat("block", b), "Block");
+    EXPECT_TRUE(model->AddParam(block, "norm", dtype, {6}).ok());
+    const ModuleId mlp = *model->AddModule(block, "mlp", "Mlp");
+    EXPECT_TRUE(model->AddParam(mlp, "weight", dtype, {6, 11 + b}).ok());
+    EXPECT_TRUE(model->AddParam(mlp, "bias", dtype, {11 + b}).ok());
+  }
+  const ModuleId head = *model->AddModule(kRootModule, "head", "Head");
+  EXPECT_TRUE(model->Tie(head, "weight", embedding).ok());
+  EXPECT_TRUE(model->AddParam(head, "bias", dtype, {37}).ok());
+  return model;
+}
+
+struct UnitTraining {
+  std::shared_ptr<Model> model;
+  std::string optimizer = "adamw";
+  std::string wrap = "class?names=Block,Mlp";
+  PlanOptions plan;  // Its groups and wrap policy are made from the above.
+  EngineOptions engine;
+  StepOptions step;
+  int steps = 4;
+  int passes = 1;  // Backward passes per step, all but the last under no_sync.
+  bool per_param = false;
+  std::string link;  // Of the communicator's URL: "direct=0".
+};
+
+// What a rank of a UnitTraining does; a test may call the parts by itself.
+class UnitTrainer {
+ public:
+  UnitTrainer(const UnitTraining& training, Engine* engine)
+      : training_(training), engine_(*engine) {}
+
+  const Plan& plan() const { return engine_.plan(); }
+
+  void Fill() {
+    const auto& params = plan().model().params();
+    for (size_t p = 0; p < params.size(); ++p) {
+      if (plan().places()[p].buffer < 0) continue;
+      std::vector<float> values(static_cast<size_t>(params[p].numel));
+      for (size_t i = 0; i < values.size(); ++i) {
+        values[i] =
+            InitialValue(static_cast<int>(p), static_cast<int64_t>(i));
+      }
+      std::vector<unsigned char> bytes(
+          DTypeBytes(params[p].dtype, params[p].numel));
+      Store(params[p].dtype, values, bytes.data());
+      const Status set = engine_.SetParam(static_cast<ParamId>(p),
+                                          bytes.data(), bytes.size());
+      ASSERT_TRUE(set.ok()) << set.ToString();
+    }
+    const Status broadcast = engine_.BroadcastParams(0);
+    ASSERT_TRUE(broadcast.ok()) << broadcast.ToString();
+  }
+
+  // Units in pre-order; a unit is in use while those nested in it are.
+  void Forward() { Visit(0, Pass::kForward, [](int32_t) {}); }
+
+  // Gradients of `batch`, which is a number.
+  void Backward(int batch, bool last) {
+    ASSERT_TRUE(engine_.SetNoSync(!last).ok());
+    Visit(0, Pass::kBackward, [&](int32_t unit) { WriteGrads(unit, batch); });
+  }
+
+  Status Step(StepReport* report) {
+    return engine_.Step(training_.step, report);
+  }
+
+  // By ParamId, in fp32; empty for what is not stored.
+  std::vector<std::vector<float>> Read() {
+    std::vector<std::vector<float>> values(plan().model().params().size());
+    for (size_t u = 0; u < plan().units().size(); ++u) {
+      const auto unit = static_cast<int32_t>(u);
+      EXPECT_TRUE(engine_.UnitAcquire(unit, Pass::kForward, 0).ok());
+      ForEachParam(unit, [&](ParamId param) {
+        values[static_cast<size_t>(param)] = Values(param);
+      });
+      EXPECT_TRUE(engine_.UnitRelease(unit).ok());
+    }
+    return values;
+  }
+
+ private:
+  template <typename Do>
+  void Visit(int32_t unit, Pass pass, Do&& act) {
+    const Status acquired = engine_.UnitAcquire(unit, pass, 0);
+    ASSERT_TRUE(acquired.ok()) << acquired.ToString();
+    std::vector<int32_t> nested;
+    for (size_t u = 0; u < plan().units().size(); ++u) {
+      if (plan().units()[u].parent == unit) {
+        nested.push_back(static_cast<int32_t>(u));
+      }
+    }
+    if (pass == Pass::kBackward) std::reverse(nested.begin(), nested.end());
+    for (const int32_t inner : nested) Visit(inner, pass, act);
+    act(unit);
+    const Status released = engine_.UnitRelease(unit);
+    ASSERT_TRUE(released.ok()) << released.ToString();
+  }
+
+  template <typename Do>
+  void ForEachParam(int32_t unit, Do act) {
+    for (const int32_t b : plan().units()[static_cast<size_t>(unit)].buffers) {
+      for (const Slot& slot :
+           plan().buffers()[static_cast<size_t>(b)].layout.slots()) {
+        act(slot.param);
+      }
+    }
+  }
+
+  std::vector<float> Values(ParamId param) {
+    const auto tensor = engine_.Param(param);
+    EXPECT_TRUE(tensor.ok()) << tensor.status().ToString();
+    if (!tensor.ok()) return {};
+    return Load(plan().model().params()[static_cast<size_t>(param)].dtype,
+                tensor->data, tensor->numel);
+  }
+
+  void WriteGrads(int32_t unit, int batch) {
+    const int rank = engine_.comm()->rank();
+    ForEachParam(unit, [&](ParamId param) {
+      const auto index = static_cast<size_t>(param);
+      if (!plan().model().params()[index].trainable) return;
+      const auto grad = engine_.Grad(param);
+      ASSERT_TRUE(grad.ok()) << grad.status().ToString();
+      const DType dtype =
+          plan().buffers()[static_cast<size_t>(plan().places()[index].buffer)]
+              .grad_dtype;
+      const std::vector<float> params = Values(param);
+      std::vector<float> grads = Load(dtype, grad->data, grad->numel);
+      for (size_t i = 0; i < grads.size(); ++i) {
+        grads[i] += 0.125f * params[i] +
+                    GradientValue(batch, static_cast<int>(param) + 3 * rank,
+                                  static_cast<int64_t>(i));
+      }
+      Store(dtype, grads, grad->data);
+      if (training_.per_param) {
+        const Status ready = engine_.ParamGradReady(param);
+        ASSERT_TRUE(ready.ok()) << ready.ToString();
+      }
+    });
+    if (training_.per_param) return;
+    const Status ready = engine_.UnitGradsReady(unit);
+    ASSERT_TRUE(ready.ok()) << ready.ToString();
+  }
+
+  const UnitTraining& training_;
+  Engine& engine_;
+};
+
+inline StatusOr<std::shared_ptr<const Plan>> PlanOf(
+    const UnitTraining& training) {
+  PlanOptions options = training.plan;
+  SHARD_ASSIGN_OR_RETURN(options.groups,
+                         PlanGroups(*training.model, training.optimizer));
+  SHARD_ASSIGN_OR_RETURN(options.wrap, WrapPolicy::Parse(training.wrap));
+  return Plan::Create(training.model, options);
+}
+
+// The parameters after the last step, as rank 0 reads them.
+inline std::vector<std::vector<float>> TrainUnits(
+    const UnitTraining& training, StepReport* last = nullptr) {
+  std::vector<std::vector<float>> result;
+  const auto plan = PlanOf(training);
+  EXPECT_TRUE(plan.ok()) << plan.status().ToString();
+  if (!plan.ok()) return result;
+  RunThreadRanks(
+      training.plan.world_size,
+      [&](const auto& comm) {
+        auto made = Engine::Create(*plan, comm, training.engine);
+        ASSERT_TRUE(made.ok()) << made.status().ToString();
+        EXPECT_EQ((*made)->Memory().HostTotal(1),
+                  (*plan)->Memory(comm->direct()).HostTotal(1));
+        UnitTrainer trainer(training, made->get());
+        trainer.Fill();
+        for (int step = 1; step <= training.steps; ++step) {
+          for (int pass = 1; pass <= training.passes; ++pass) {
+            trainer.Forward();
+            trainer.Backward(step * 10 + pass, pass == training.passes);
+          }
+          StepReport report;
+          const Status stepped = trainer.Step(&report);
+          ASSERT_TRUE(stepped.ok()) << stepped.ToString();
+          ASSERT_TRUE((*made)->ZeroGrad().ok());
+          if (last != nullptr && comm->rank() == 0) *last = report;
+        }
+        auto read = trainer.Read();
+        if (comm->rank() == 0) result = std::move(read);
+      },
+      30, training.link);
+  return result;
+}
+
+}  // namespace shard
+
+#endif  // SHARD_TESTS_CORE_ENGINE_UNIT_TRAINING_H_
