@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/dtype.h"
 #include "core/base/strings.h"
+#include "core/comm/direct/call.h"
 #include "core/comm/direct/futex.h"
 
 namespace shard::direct {
@@ -42,135 +42,6 @@ int SpinsFor(int world_size) {
   cpu_set_t set;
   if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 0;
   return world_size <= CPU_COUNT(&set) ? kSpins : 0;
-}
-
-uint64_t HashOf(std::string_view text) {  // FNV-1a
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  }
-  return hash;
-}
-
-// Copies what fits, never half a UTF-8 character; returns the bytes copied.
-template <size_t N>
-uint32_t CopyText(std::string_view text, char (&to)[N]) {
-  size_t size = std::min(text.size(), N);
-  if (size < text.size()) {
-    while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80)
-      --size;
-  }
-  std::memcpy(to, text.data(), size);
-  return static_cast<uint32_t>(size);
-}
-
-// Sizes in shared memory are checked: a peer may run other code than ours.
-template <size_t N>
-std::string_view TextOf(const char (&text)[N], uint32_t size) {
-  return std::string_view(text, std::min<size_t>(size, N));
-}
-
-std::string_view OperationName(uint32_t operation) {
-  switch (static_cast<Operation>(operation)) {
-    case Operation::kBarrier:
-      return "barrier";
-    case Operation::kAllGather:
-      return "all-gather";
-    case Operation::kAllocatePerRank:
-      return "allocation per rank";
-    case Operation::kAllocatePerHost:
-      return "allocation per host";
-    case Operation::kShutdown:
-      return "shutdown";
-    case Operation::kReduceScatter:
-      return "reduce-scatter";
-    case Operation::kAllGatherBlocks:
-      return "all-gather of blocks";
-    case Operation::kBroadcast:
-      return "broadcast";
-    case Operation::kDuplicate:
-      return "duplication";
-  }
-  return "unknown operation";
-}
-
-std::string Format(const Fingerprint& call) {
-  std::string out = StrCat(OperationName(call.operation), " '",
-                           TextOf(call.what, call.what_bytes), "'");
-  const TensorCall& tensor = call.tensor;
-  const auto over_set = [&] {
-    StrAppend(&out, " over ", tensor.set.count, " ranks from ",
-              tensor.set.first, " in steps of ", tensor.set.stride);
-  };
-  switch (static_cast<Operation>(call.operation)) {
-    case Operation::kAllGather:
-    case Operation::kAllocatePerRank:
-    case Operation::kAllocatePerHost:
-      StrAppend(&out, " of ", call.bytes, " bytes");
-      break;
-    case Operation::kReduceScatter:
-      StrAppend(&out, " of ", call.bytes, " ",
-                DTypeName(static_cast<DType>(tensor.dtype)),
-                tensor.add != 0 ? " added to " : " to ",
-                DTypeName(static_cast<DType>(tensor.recv_dtype)));
-      over_set();
-      break;
-    case Operation::kAllGatherBlocks:
-      StrAppend(&out, " of ", call.bytes, " bytes");
-      over_set();
-      break;
-    case Operation::kBroadcast:
-      StrAppend(&out, " of ", call.bytes, " bytes from rank ", tensor.root);
-      break;
-    default:
-      break;
-  }
-  if (call.direct == 0) out += " with direct=0";
-  return out;
-}
-
-bool HasSet(const Fingerprint& call) {
-  const auto operation = static_cast<Operation>(call.operation);
-  return operation == Operation::kReduceScatter ||
-         operation == Operation::kAllGatherBlocks;
-}
-
-// A rank that gives up reads the last call of a peer that may just be moving
-// on. The text can then be torn, but the round was decided and it is not used;
-// relaxed words keep that race a defined one.
-static_assert(sizeof(Fingerprint) % sizeof(uint64_t) == 0);
-constexpr size_t kCallWords = sizeof(Fingerprint) / sizeof(uint64_t);
-
-void StoreCall(const Fingerprint& from, Cell* to) {
-  uint64_t words[kCallWords];
-  std::memcpy(words, &from, sizeof(words));
-  auto* target = reinterpret_cast<uint64_t*>(&to->call);
-  for (size_t i = 0; i < kCallWords; ++i) {
-    std::atomic_ref<uint64_t>(target[i]).store(words[i],
-                                               std::memory_order_relaxed);
-  }
-}
-
-Fingerprint LoadCall(Cell& from) {
-  uint64_t words[kCallWords];
-  auto* source = reinterpret_cast<uint64_t*>(&from.call);
-  for (size_t i = 0; i < kCallWords; ++i) {
-    words[i] =
-        std::atomic_ref<uint64_t>(source[i]).load(std::memory_order_relaxed);
-  }
-  Fingerprint call;
-  std::memcpy(&call, words, sizeof(call));
-  return call;
-}
-
-bool SameCall(const Fingerprint& a, const Fingerprint& b) {
-  const TensorCall& s = a.tensor;
-  const TensorCall& t = b.tensor;
-  return a.operation == b.operation && a.bytes == b.bytes &&
-         a.number == b.number && a.what_hash == b.what_hash &&
-         a.direct == b.direct && s.set.stride == t.set.stride &&
-         s.set.count == t.set.count && s.root == t.root && s.dtype == t.dtype &&
-         s.recv_dtype == t.recv_dtype && s.add == t.add;
 }
 
 // The error of a failed group as the result of a later call.
@@ -225,15 +96,7 @@ const std::byte* Group::payload(int rank) const {
 
 Status Group::Begin(const Call& call, const void* send, size_t bytes,
                     const Deadline& deadline) {
-  Fingerprint mine{};
-  mine.operation = static_cast<uint32_t>(call.operation);
-  mine.what_bytes = CopyText(call.what, mine.what);
-  mine.what_hash = HashOf(call.what);
-  mine.bytes = call.bytes;
-  mine.number = calls_++;
-  mine.tensor = call.tensor;
-  mine.direct = call.direct ? 1 : 0;
-  mine_ = mine;
+  mine_ = FingerprintOf(call, calls_++);
   SHARD_RETURN_IF_ERROR(Round(call, send, bytes, deadline));
   return CompareCalls();
 }

@@ -31,19 +31,11 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/comm/direct/call.h"
 #include "core/comm/direct/control_block.h"
 #include "core/comm/direct/liveness.h"
 
 namespace shard::direct {
-
-// A collective as its caller named it.
-struct Call {
-  Operation operation;
-  std::string_view what;
-  uint64_t bytes = 0;
-  bool direct = true;
-  TensorCall tensor = {};
-};
 
 class Group {
  public:

@@ -85,5 +85,43 @@ TEST(FewFilesTest, Allocation) {
   }
 }
 
+// Whatever step of a duplicate lacks one.
+TEST(FewFilesTest, Duplicate) {
+  constexpr int kEnough = 12;
+  for (const int poor : {0, 1}) {
+    for (int more = 0; more <= kEnough; ++more) {
+      SCOPED_TRACE(StrCat("rank ", poor, " with ", more, " files"));
+      const std::string name = UniqueName();
+      const auto results = RunRanks(3, [&](const Rank& rank) {
+        auto comm = Open(name, rank.rank(), 3);
+        ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+        if (rank.rank() == poor) LimitFiles(more);
+        const int open = CountOpenFiles();
+        for (int i = 0; i < 2; ++i) {
+          const auto duplicate = (*comm)->Duplicate("engine", Soon());
+          if (i == 0) rank.Report(duplicate.ok() ? "OK" : "none");
+          if (duplicate.ok()) {
+            SHARD_EXPECT_OK((*duplicate)->Barrier("it works", Soon()));
+          } else {
+            EXPECT_EQ(duplicate.status().code(), StatusCode::kResourceExhausted)
+                << duplicate.status().ToString();
+            EXPECT_EQ(duplicate.status().rank(), poor);
+          }
+        }
+        EXPECT_EQ(CountOpenFiles(), open);
+        SHARD_EXPECT_OK((*comm)->Barrier("the group goes on", Soon()));
+        SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+      });
+      ExpectAllPassed(results);
+      for (const RankResult& result : results) {
+        EXPECT_EQ(result.report, results[0].report) << result.ToString();
+      }
+      if (more == 0 || more == kEnough) {
+        EXPECT_EQ(results[0].report, more == 0 ? "none" : "OK");
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace shard::testing

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/comm/direct/call.h"
+
+#include <atomic>
+
+#include "core/base/dtype.h"
+#include "core/base/strings.h"
+
+namespace shard::direct {
+
+namespace {
+
+static_assert(sizeof(Fingerprint) % sizeof(uint64_t) == 0);
+constexpr size_t kCallWords = sizeof(Fingerprint) / sizeof(uint64_t);
+
+uint64_t HashOf(std::string_view text) {  // FNV-1a
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+std::string_view OperationName(uint32_t operation) {
+  switch (static_cast<Operation>(operation)) {
+    case Operation::kBarrier:
+      return "barrier";
+    case Operation::kAllGather:
+      return "all-gather";
+    case Operation::kAllocatePerRank:
+      return "allocation per rank";
+    case Operation::kAllocatePerHost:
+      return "allocation per host";
+    case Operation::kShutdown:
+      return "shutdown";
+    case Operation::kReduceScatter:
+      return "reduce-scatter";
+    case Operation::kAllGatherBlocks:
+      return "all-gather of blocks";
+    case Operation::kBroadcast:
+      return "broadcast";
+    case Operation::kDuplicate:
+      return "duplication";
+  }
+  return "unknown operation";
+}
+
+}  // namespace
+
+Fingerprint FingerprintOf(const Call& call, uint64_t number) {
+  Fingerprint out{};
+  out.operation = static_cast<uint32_t>(call.operation);
+  out.what_bytes = CopyText(call.what, out.what);
+  out.what_hash = HashOf(call.what);
+  out.bytes = call.bytes;
+  out.number = number;
+  out.tensor = call.tensor;
+  out.direct = call.direct ? 1 : 0;
+  return out;
+}
+
+bool SameCall(const Fingerprint& a, const Fingerprint& b) {
+  const TensorCall& s = a.tensor;
+  const TensorCall& t = b.tensor;
+  return a.operation == b.operation && a.bytes == b.bytes &&
+         a.number == b.number && a.what_hash == b.what_hash &&
+         a.direct == b.direct && s.set.stride == t.set.stride &&
+         s.set.count == t.set.count && s.root == t.root && s.dtype == t.dtype &&
+         s.recv_dtype == t.recv_dtype && s.add == t.add;
+}
+
+bool HasSet(const Fingerprint& call) {
+  const auto operation = static_cast<Operation>(call.operation);
+  return operation == Operation::kReduceScatter ||
+         operation == Operation::kAllGatherBlocks;
+}
+
+std::string Format(const Fingerprint& call) {
+  std::string out = StrCat(OperationName(call.operation), " '",
+                           TextOf(call.what, call.what_bytes), "'");
+  const TensorCall& tensor = call.tensor;
+  const auto over_set = [&] {
+    StrAppend(&out, " over ", tensor.set.count, " ranks from ",
+              tensor.set.first, " in steps of ", tensor.set.stride);
+  };
+  switch (static_cast<Operation>(call.operation)) {
+    case Operation::kAllGather:
+    case Operation::kAllocatePerRank:
+    case Operation::kAllocatePerHost:
+      StrAppend(&out, " of ", call.bytes, " bytes");
+      break;
+    case Operation::kReduceScatter:
+      StrAppend(&out, " of ", call.bytes, " ",
+                DTypeName(static_cast<DType>(tensor.dtype)),
+                tensor.add != 0 ? " added to " : " to ",
+                DTypeName(static_cast<DType>(tensor.recv_dtype)));
+      over_set();
+      break;
+    case Operation::kAllGatherBlocks:
+      StrAppend(&out, " of ", call.bytes, " bytes");
+      over_set();
+      break;
+    case Operation::kBroadcast:
+      StrAppend(&out, " of ", call.bytes, " bytes from rank ", tensor.root);
+      break;
+    default:
+      break;
+  }
+  if (call.direct == 0) out += " with direct=0";
+  return out;
+}
+
+void StoreCall(const Fingerprint& from, Cell* to) {
+  uint64_t words[kCallWords];
+  std::memcpy(words, &from, sizeof(words));
+  auto* target = reinterpret_cast<uint64_t*>(&to->call);
+  for (size_t i = 0; i < kCallWords; ++i) {
+    std::atomic_ref<uint64_t>(target[i]).store(words[i],
+                                               std::memory_order_relaxed);
+  }
+}
+
+Fingerprint LoadCall(Cell& from) {
+  uint64_t words[kCallWords];
+  auto* source = reinterpret_cast<uint64_t*>(&from.call);
+  for (size_t i = 0; i < kCallWords; ++i) {
+    words[i] =
+        std::atomic_ref<uint64_t>(source[i]).load(std::memory_order_relaxed);
+  }
+  Fingerprint call;
+  std::memcpy(&call, words, sizeof(call));
+  return call;
+}
+
+}  // namespace shard::direct

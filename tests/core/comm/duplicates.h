@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A communicator with a duplicate on every rank, and work for either.
+
+#ifndef SHARD_TESTS_CORE_COMM_DUPLICATES_H_
+#define SHARD_TESTS_CORE_COMM_DUPLICATES_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/comm/communicator.h"
+#include "tests/core/comm/backends.h"
+
+namespace shard::testing {
+
+using Handle = std::shared_ptr<Communicator>;
+
+// Runs body(first, duplicate) on every rank; shuts neither down after it.
+inline void RunFamily(Backend backend, int world_size,
+                      const std::function<void(Handle, Handle)>& body,
+                      const std::string& parameters = "") {
+  const std::string url = UrlFor(backend, UniqueName(), world_size, parameters);
+  RunEach(backend, world_size, [&](int rank) {
+    CommOptions options;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.timeout = 17;
+    auto first = OpenCommunicator(url, options);
+    ASSERT_TRUE(first.ok()) << first.status().ToString();
+    auto duplicate = (*first)->Duplicate("engine", Soon());
+    ASSERT_TRUE(duplicate.ok()) << duplicate.status().ToString();
+    body(*std::move(first), *std::move(duplicate));
+  });
+}
+
+// Every collective, `rounds` times, with values that only this caller has.
+inline void Work(Communicator* comm, int rounds, int32_t salt) {
+  const RankSet all = RankSet::All(comm->world_size());
+  const auto world_size = static_cast<size_t>(all.count);
+  for (int i = 0; i < rounds; ++i) {
+    const std::string what = StrCat("work ", salt, " ", i);
+    SHARD_ASSERT_OK(comm->Barrier(what, Soon()));
+
+    std::vector<int32_t> mine(i % 7 == 0 ? 3000 : 3, salt + comm->rank() + i);
+    std::vector<int32_t> gathered(mine.size() * world_size);
+    SHARD_ASSERT_OK(comm->AllGather(what, mine.data(), mine.size() * 4,
+                                    gathered.data(), Soon()));
+    for (size_t j = 0; j < gathered.size(); ++j) {
+      ASSERT_EQ(gathered[j], salt + static_cast<int>(j / mine.size()) + i);
+    }
+
+    const size_t count = i % 5 == 0 ? 300000 : 100;
+    const std::vector<float> send(count * world_size,
+                                  static_cast<float>(salt + comm->rank() + i));
+    std::vector<float> recv(count);
+    SHARD_ASSERT_OK(comm->ReduceScatter(what, all, send.data(), DType::kF32,
+                                        count, recv.data(), DType::kF32, false,
+                                        Soon()));
+    float sum = 0;
+    for (int r = 0; r < all.count; ++r) sum += static_cast<float>(salt + r + i);
+    for (const float value : recv) ASSERT_EQ(value, sum);
+
+    SHARD_ASSERT_OK(comm->AllGatherBlocks(
+        what, all, mine.data(), mine.size() * 4, gathered.data(), Soon()));
+    for (size_t j = 0; j < gathered.size(); ++j) {
+      ASSERT_EQ(gathered[j], salt + static_cast<int>(j / mine.size()) + i);
+    }
+
+    int32_t word = salt + comm->rank();
+    const int root = i % comm->world_size();
+    SHARD_ASSERT_OK(comm->Broadcast(what, root, &word, 4, Soon()));
+    ASSERT_EQ(word, salt + root);
+
+    if (!comm->direct() || i % 4 != 0) continue;
+    auto buffer = comm->Allocate(what, 4, SymmetricKind::kPerRank, Soon());
+    ASSERT_TRUE(buffer.ok()) << buffer.status().ToString();
+    auto* own = reinterpret_cast<int32_t*>((*buffer)->region(comm->rank()));
+    ASSERT_EQ(*own, 0);
+    *own = salt + comm->rank();
+    SHARD_ASSERT_OK(comm->Barrier(what, Soon()));
+    for (int r = 0; r < all.count; ++r) {
+      ASSERT_EQ(*reinterpret_cast<int32_t*>((*buffer)->region(r)), salt + r);
+    }
+  }
+}
+
+}  // namespace shard::testing
+
+#endif  // SHARD_TESTS_CORE_COMM_DUPLICATES_H_
