@@ -20,6 +20,7 @@ Status WriteMemory(Get&& get, shard_memory* memory) {
   result.grad_bytes = report.grad_bytes;
   result.state_bytes = report.state_bytes;
   result.workspace_bytes = report.workspace_bytes;
+  result.transient_bytes = report.transient_bytes;
   WriteResult(result, memory);
   return Status();
 }

@@ -2,24 +2,74 @@
 
 #include "core/flat/plan.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "api/error.h"
 #include "api/handles.h"
 #include "api/memory.h"
 #include "api/options.h"
 #include "api/text.h"
+#include "core/base/strings.h"
 #include "core/optim/groups.h"
 
 namespace {
 
+using shard::FailedPrecondition;
 using shard::InvalidArgument;
 using shard::Partition;
 using shard::PlanOptions;
 using shard::Status;
 using shard::api::Guard;
+
+Status CheckFlag(const char* name, int32_t flag) {
+  if (flag == 0 || flag == 1) return Status();
+  return InvalidArgument(name, " is ", flag, "; allowed: 0 or 1");
+}
+
+Status ReadUnits(const shard_plan_options& read, PlanOptions* options) {
+  SHARD_ASSIGN_OR_RETURN(
+      options->wrap,
+      shard::WrapPolicy::Parse(read.wrap == nullptr ? "" : read.wrap));
+  if (read.wrap_predicate != nullptr) {
+    options->wrap.SetPredicate(
+        [call = read.wrap_predicate, user_data = read.wrap_user_data](
+            shard::ModuleId module, int64_t nonwrapped_numel) {
+          return call(module, nonwrapped_numel, user_data) != 0;
+        });
+  }
+  if (read.param_dtype != 0) {
+    options->param_dtype = static_cast<shard::DType>(read.param_dtype);
+  }
+  if (read.f32_classes != nullptr && *read.f32_classes != '\0') {
+    for (const std::string_view name : shard::Split(read.f32_classes, ',')) {
+      if (name.empty()) {
+        return InvalidArgument("f32_classes '", read.f32_classes,
+                               "' holds an empty class name");
+      }
+      options->f32_classes.emplace_back(name);
+    }
+  }
+  if (read.buffer_bytes < 0) {
+    return InvalidArgument("buffer_bytes ", read.buffer_bytes, " is negative");
+  }
+  if (read.buffer_bytes != 0) options->buffer_bytes = read.buffer_bytes;
+  options->shard_group_size = read.shard_group_size;
+  if (read.prefetch < -1) {
+    return InvalidArgument("prefetch ", read.prefetch,
+                           " is below -1, which means none");
+  }
+  if (read.prefetch != 0) options->prefetch = std::max(read.prefetch, 0);
+  SHARD_RETURN_IF_ERROR(CheckFlag("whole_grads", read.whole_grads));
+  SHARD_RETURN_IF_ERROR(CheckFlag("deterministic", read.deterministic));
+  options->whole_grads = read.whole_grads == 1;
+  options->deterministic = read.deterministic == 1;
+  return shard::api::CheckReserved("shard_plan_options", read.reserved);
+}
 
 shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
                                            const shard_plan_options* given) {
@@ -31,10 +81,7 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
                            " is unknown; known: 1 (even), 2 (greedy), "
                            "3 (bucket), 4 (manual)");
   }
-  if (read.shard_buckets != 0 && read.shard_buckets != 1) {
-    return InvalidArgument("shard_buckets is ", read.shard_buckets,
-                           "; allowed: 0 or 1");
-  }
+  SHARD_RETURN_IF_ERROR(CheckFlag("shard_buckets", read.shard_buckets));
   if (read.bucket_bytes < 0) {
     return InvalidArgument("bucket_bytes ", read.bucket_bytes, " is negative");
   }
@@ -42,10 +89,7 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
     return InvalidArgument("owners is NULL but owners_len is ",
                            read.owners_len);
   }
-  if (read.f32_grads != 0 && read.f32_grads != 1) {
-    return InvalidArgument("f32_grads is ", read.f32_grads,
-                           "; allowed: 0 or 1");
-  }
+  SHARD_RETURN_IF_ERROR(CheckFlag("f32_grads", read.f32_grads));
 
   PlanOptions options;
   options.stage = read.stage;
@@ -61,11 +105,18 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
     options.masters = static_cast<shard::Masters>(read.masters);
   }
   options.seed = read.seed;
+  SHARD_RETURN_IF_ERROR(ReadUnits(read, &options));
   SHARD_ASSIGN_OR_RETURN(
       options.groups,
       shard::PlanGroups(model,
                         read.optimizer == nullptr ? "" : read.optimizer));
   return options;
+}
+
+Status CheckId(const char* what, int32_t id, size_t count) {
+  if (id >= 0 && static_cast<size_t>(id) < count) return Status();
+  return InvalidArgument(what, " ", id, " does not exist; the plan has ",
+                         count);
 }
 
 }  // namespace
@@ -99,12 +150,79 @@ int32_t shard_plan_num_groups(const shard_plan* plan) noexcept {
   return static_cast<int32_t>(plan->plan->options().groups.size());
 }
 
+int32_t shard_plan_num_units(const shard_plan* plan) noexcept {
+  if (plan == nullptr) return 0;
+  return static_cast<int32_t>(plan->plan->units().size());
+}
+
+shard_error* shard_plan_unit_of(const shard_plan* plan, int32_t param,
+                                int32_t* unit) noexcept {
+  if (unit != nullptr) *unit = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    SHARD_API_REQUIRE(unit);
+    SHARD_RETURN_IF_ERROR(
+        CheckId("parameter", param, plan->plan->places().size()));
+    const int32_t found = plan->plan->UnitOf(param);
+    if (found < 0) {
+      const auto names = plan->plan->model().ParamFqns();
+      return FailedPrecondition("parameter '",
+                                names[static_cast<size_t>(param)],
+                                "' is ignored: libshard does not store it");
+    }
+    *unit = found;
+    return Status();
+  });
+}
+
+shard_error* shard_plan_unit_of_module(const shard_plan* plan, int32_t module,
+                                       int32_t* unit) noexcept {
+  if (unit != nullptr) *unit = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    SHARD_API_REQUIRE(unit);
+    const shard::Model& model = plan->plan->model();
+    SHARD_RETURN_IF_ERROR(CheckId("module", module, model.modules().size()));
+    const int32_t found = plan->plan->UnitAt(module);
+    if (found < 0) {
+      return Status(shard::StatusCode::kNotFound,
+                    shard::StrCat("module '", model.ModuleFqn(module),
+                                  "' is not the outermost one of a unit"));
+    }
+    *unit = found;
+    return Status();
+  });
+}
+
+shard_error* shard_plan_unit_module(const shard_plan* plan, int32_t unit,
+                                    int32_t* module) noexcept {
+  if (module != nullptr) *module = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    SHARD_API_REQUIRE(module);
+    const std::vector<shard::UnitPlan>& units = plan->plan->units();
+    SHARD_RETURN_IF_ERROR(CheckId("unit", unit, units.size()));
+    *module = units[static_cast<size_t>(unit)].module;
+    return Status();
+  });
+}
+
 shard_error* shard_plan_memory(const shard_plan* plan,
                                shard_memory* memory) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
     SHARD_API_REQUIRE(memory);
     return shard::api::WriteMemory([&] { return plan->plan->Memory(true); },
+                                   memory);
+  });
+}
+
+shard_error* shard_plan_memory_unshared(const shard_plan* plan,
+                                        shard_memory* memory) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    SHARD_API_REQUIRE(memory);
+    return shard::api::WriteMemory([&] { return plan->plan->Memory(false); },
                                    memory);
   });
 }
@@ -124,6 +242,19 @@ shard_error* shard_plan_json(const shard_plan* plan, char* buffer,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
     return shard::api::CopyText(plan->plan->ToJson(), buffer, capacity, length);
+  });
+}
+
+shard_error* shard_plan_warnings(const shard_plan* plan, char* buffer,
+                                 size_t capacity, size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    std::string text;
+    for (const std::string& warning : plan->plan->Warnings()) {
+      shard::StrAppend(&text, warning, "\n");
+    }
+    return shard::api::CopyText(text, buffer, capacity, length);
   });
 }
 

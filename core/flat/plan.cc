@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -120,6 +121,13 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
                       unit.depth,
                       {}});
   }
+  units_by_module_.resize(units_.size());
+  std::iota(units_by_module_.begin(), units_by_module_.end(), 0);
+  std::sort(units_by_module_.begin(), units_by_module_.end(),
+            [this](int32_t a, int32_t b) {
+              return units_[static_cast<size_t>(a)].module <
+                     units_[static_cast<size_t>(b)].module;
+            });
   BufferPlanner planner(*model_, options_, inventory, &state_lists_);
   buffers_.reserve(inventory.buffers.size());
   places_.resize(model_->params().size());
@@ -157,6 +165,18 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
 int32_t Plan::UnitOf(ParamId param) const {
   const int32_t buffer = places_[static_cast<size_t>(param)].buffer;
   return buffer < 0 ? -1 : buffers_[static_cast<size_t>(buffer)].unit;
+}
+
+int32_t Plan::UnitAt(ModuleId module) const {
+  const auto module_of = [this](int32_t unit) {
+    return units_[static_cast<size_t>(unit)].module;
+  };
+  const auto found = std::partition_point(
+      units_by_module_.begin(), units_by_module_.end(),
+      [&](int32_t unit) { return module_of(unit) < module; });
+  const bool is_there =
+      found != units_by_module_.end() && module_of(*found) == module;
+  return is_there ? *found : -1;
 }
 
 // Range r belongs to place r / R of group r % R: those of one place together.

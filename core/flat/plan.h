@@ -244,6 +244,8 @@ class Plan {
   // The unit a parameter is managed by: that of its first name in module-walk
   // order. -1: ignored.
   int32_t UnitOf(ParamId param) const;
+  // The unit whose outermost module this is, or -1. O(log units).
+  int32_t UnitAt(ModuleId module) const;
 
   // Which of a layout's ranges `rank` owns. With shard groups, the ranges of
   // the ranks with one place in their groups lie together: what a rank holds
@@ -316,6 +318,7 @@ class Plan {
   std::shared_ptr<const Model> model_;
   PlanOptions options_;
   std::vector<UnitPlan> units_;
+  std::vector<int32_t> units_by_module_;  // Indices, by ascending ModuleId.
   std::deque<std::vector<StatePlan>> state_lists_;  // Those of the buffers.
   std::vector<FlatBufferPlan> buffers_;
   std::vector<ParamPlace> places_;

@@ -45,6 +45,17 @@ int main(void) {
   FIELD(shard_plan_options, f32_grads);
   FIELD(shard_plan_options, masters);
   FIELD(shard_plan_options, seed);
+  FIELD(shard_plan_options, wrap);
+  FIELD(shard_plan_options, wrap_predicate);
+  FIELD(shard_plan_options, wrap_user_data);
+  FIELD(shard_plan_options, param_dtype);
+  FIELD(shard_plan_options, shard_group_size);
+  FIELD(shard_plan_options, f32_classes);
+  FIELD(shard_plan_options, buffer_bytes);
+  FIELD(shard_plan_options, prefetch);
+  FIELD(shard_plan_options, whole_grads);
+  FIELD(shard_plan_options, deterministic);
+  FIELD(shard_plan_options, reserved);
   INIT(shard_plan_options, SHARD_PLAN_OPTIONS_INIT);
 
   STRUCT(shard_memory);
@@ -53,6 +64,7 @@ int main(void) {
   FIELD(shard_memory, grad_bytes);
   FIELD(shard_memory, state_bytes);
   FIELD(shard_memory, workspace_bytes);
+  FIELD(shard_memory, transient_bytes);
   INIT(shard_memory, SHARD_MEMORY_INIT);
 
   STRUCT(shard_engine_options);

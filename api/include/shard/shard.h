@@ -328,6 +328,13 @@ enum {
   SHARD_MASTERS_NONE_STOCHASTIC = 3
 };
 
+/* Non-zero when `module` is to be a unit. `nonwrapped_numel`: its elements, but
+ * for those of ignored parameters and of units within it. Called by
+ * shard_plan_create only, on its thread, of modules within before those around
+ * them. */
+typedef int32_t (*shard_wrap_fn)(int32_t module, int64_t nonwrapped_numel,
+                                 void* user_data);
+
 typedef struct shard_plan_options {
   size_t struct_size;
   /* ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also
@@ -386,20 +393,64 @@ typedef struct shard_plan_options {
   /* Of SHARD_MASTERS_NONE_STOCHASTIC and of states narrower than fp32, which
    * are always rounded so. */
   uint64_t seed;
+  /* Which modules become units: what is gathered and reduced together
+   * (docs/units.md). The root always is one. Policies, any of which may say so,
+   * separated by '|', with the results of torch.distributed.fsdp.wrap:
+   *   always                     every module
+   *   class?names=Block,MLP      by class name
+   *   size?min_numel=100000000&force_leaf=MultiheadAttention
+   *       &exclude=ModuleList,ModuleDict                (without the line
+   * break) modules with so many elements beyond those of units within; neither
+   * force_leaf nor what is below it, and never exclude itself Values not given
+   * are those shown. Default: the root only. */
+  const char* wrap;
+  /* One more policy, asked where the others do not wrap. May be NULL. */
+  shard_wrap_fn wrap_predicate;
+  void* wrap_user_data;
+  /* What parameters declared as SHARD_F32 are stored and computed in:
+   * SHARD_F32, SHARD_BF16 or SHARD_F16; gradients follow. Default: as declared.
+   */
+  int32_t param_dtype;
+  /* Stage 3 without shared memory: so many consecutive ranks shard the
+   * parameters among them, and other such groups hold them again. It divides
+   * world_size. Default: world_size. */
+  int32_t shard_group_size;
+  /* With a narrower param_dtype: modules of these classes, separated by commas,
+   * become units of their own that stay f32 with all below them. */
+  const char* f32_classes;
+  /* A flat buffer that is cut evenly is closed before its gradients (or frozen
+   * parameters) would take more bytes. Default 25 MiB. */
+  int64_t buffer_bytes;
+  /* How many units' gathers or reductions are in flight beside the unit in use,
+   * up to 64; each takes a slot. -1: none. Default 1. */
+  int32_t prefetch;
+  /* Stages 2 and 3: 1 keeps every rank's gradients whole, so that they
+   * accumulate without communication. */
+  int32_t whole_grads;
+  /* 1: sums of gradients are kept in fp32 and made in rank order, so that no
+   * result depends on stage, buffer_bytes, prefetch or shard_group_size. */
+  int32_t deterministic;
+  int32_t reserved;
 } shard_plan_options;
-#define SHARD_PLAN_OPTIONS_INIT \
-  { sizeof(shard_plan_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define SHARD_PLAN_OPTIONS_INIT                                              \
+  {                                                                          \
+    sizeof(shard_plan_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+        0, 0, 0, 0, 0, 0, 0                                                  \
+  }
 
 /* Predicted bytes, page rounding included; the engine uses exactly these. */
 typedef struct shard_memory {
   size_t struct_size;
-  uint64_t param_bytes;     /* Per host: its ranks share one copy. */
+  /* Per host where its ranks share memory, which hold one copy; else per rank.
+   */
+  uint64_t param_bytes;
   uint64_t grad_bytes;      /* Per rank. */
   uint64_t state_bytes;     /* Per rank: optimizer state, master weights too. */
   uint64_t workspace_bytes; /* Per rank: of lamb, adafactor and muon. */
+  uint64_t transient_bytes; /* Per rank: slots of units in use or in flight. */
 } shard_memory;
 #define SHARD_MEMORY_INIT \
-  { sizeof(shard_memory), 0, 0, 0, 0 }
+  { sizeof(shard_memory), 0, 0, 0, 0, 0 }
 
 typedef struct shard_plan shard_plan;
 
@@ -418,9 +469,33 @@ SHARD_API uint64_t shard_plan_fingerprint(const shard_plan* plan)
 /* Param groups, group 0 among them; 0 for NULL. Any thread. */
 SHARD_API int32_t shard_plan_num_groups(const shard_plan* plan) SHARD_NOEXCEPT;
 
-/* Set memory->struct_size first. Any thread. */
+/* Units, the root among them; 0 for NULL. They are numbered from 0, the root,
+ * in module-walk order. Any thread. */
+SHARD_API int32_t shard_plan_num_units(const shard_plan* plan) SHARD_NOEXCEPT;
+
+/* The unit a parameter is in; one of several names is where its first is in
+ * module-walk order. FAILED_PRECONDITION for an ignored parameter. Any thread.
+ */
+SHARD_API shard_error* shard_plan_unit_of(const shard_plan* plan, int32_t param,
+                                          int32_t* unit) SHARD_NOEXCEPT;
+
+/* The unit whose outermost module this is; NOT_FOUND when there is none. Any
+ * thread. */
+SHARD_API shard_error* shard_plan_unit_of_module(const shard_plan* plan,
+                                                 int32_t module,
+                                                 int32_t* unit) SHARD_NOEXCEPT;
+
+/* A unit's outermost module. Any thread. */
+SHARD_API shard_error* shard_plan_unit_module(const shard_plan* plan,
+                                              int32_t unit,
+                                              int32_t* module) SHARD_NOEXCEPT;
+
+/* What engines use whose ranks share memory, and where they do not. Set
+ * memory->struct_size first. Any thread. */
 SHARD_API shard_error* shard_plan_memory(const shard_plan* plan,
                                          shard_memory* memory) SHARD_NOEXCEPT;
+SHARD_API shard_error* shard_plan_memory_unshared(
+    const shard_plan* plan, shard_memory* memory) SHARD_NOEXCEPT;
 
 /* The plan for people, and for programs. Writes at most `capacity` bytes to
  * `buffer`, the closing NUL included, and the full length without it to
@@ -432,6 +507,13 @@ SHARD_API shard_error* shard_plan_text(const shard_plan* plan, char* buffer,
 SHARD_API shard_error* shard_plan_json(const shard_plan* plan, char* buffer,
                                        size_t capacity,
                                        size_t* length) SHARD_NOEXCEPT;
+
+/* What the host may not have meant, a line each; "" when there is nothing:
+ * units with frozen and with trainable parameters, and what that costs; modules
+ * that stay f32 by f32_classes. As shard_plan_text. */
+SHARD_API shard_error* shard_plan_warnings(const shard_plan* plan, char* buffer,
+                                           size_t capacity,
+                                           size_t* length) SHARD_NOEXCEPT;
 
 SHARD_API void shard_plan_free(shard_plan* plan) SHARD_NOEXCEPT;
 

@@ -147,6 +147,28 @@ TEST(PlanFingerprint, EveryDifferenceChangesIt) {
   option("f32 gradients", [](PlanOptions* o) { o->f32_grads = true; });
   option("masters", [](PlanOptions* o) { o->masters = Masters::kNoneNearest; });
   option("seed", [](PlanOptions* o) { o->seed = 7; });
+  for (const char* wrap : {"class?names=Block", "class?names=MLP", "always"}) {
+    option(wrap, [=](PlanOptions* o) { o->wrap = *WrapPolicy::Parse(wrap); });
+  }
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    option("param dtype", [=](PlanOptions* o) { o->param_dtype = dtype; });
+  }
+  option("f32 classes", [](PlanOptions* o) {
+    o->param_dtype = DType::kBF16;
+    o->f32_classes = {"MLP"};
+  });
+  option("buffer bytes", [](PlanOptions* o) { o->buffer_bytes = 100; });
+  option("buffer bytes of no effect",
+         [](PlanOptions* o) { o->buffer_bytes = 1 << 20; });
+  for (const int size : {1, 2, 4}) {
+    option("shard group size", [=](PlanOptions* o) {
+      o->stage = 3;
+      o->shard_group_size = size;
+    });
+  }
+  option("prefetch", [](PlanOptions* o) { o->prefetch = 2; });
+  option("whole gradients", [](PlanOptions* o) { o->whole_grads = true; });
+  option("deterministic", [](PlanOptions* o) { o->deterministic = true; });
   const auto grouped = [&](const char* what, const std::vector<ParamId>& params,
                            const char* optimizer) {
     changed(what, [&](Inputs* inputs) {
@@ -158,7 +180,7 @@ TEST(PlanFingerprint, EveryDifferenceChangesIt) {
   grouped("a group of another parameter", {2}, "sgd");
   grouped("a larger group", {1, 2}, "sgd");
   grouped("another optimizer of a group", {1}, "sgd?lr=0.1");
-  EXPECT_GE(seen.size(), 37u);
+  EXPECT_GE(seen.size(), 51u);
 }
 
 TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {
@@ -169,6 +191,15 @@ TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {
   classes.root_class = "Other";
   classes.child_class = "FeedForward";
   EXPECT_EQ(FingerprintOf(MakeInputs(classes)), original);
+
+  // What units are made by, where they are the same.
+  Inputs by_class = MakeInputs();
+  by_class.options.wrap = *WrapPolicy::Parse("class?names=Block");
+  Inputs by_predicate = MakeInputs();
+  by_predicate.options.wrap.SetPredicate(
+      [](ModuleId module, int64_t) { return module == 1; });
+  EXPECT_EQ(FingerprintOf(by_class), FingerprintOf(by_predicate));
+  EXPECT_NE(FingerprintOf(by_class), original);
 
   // Owners nobody reads.
   Inputs owners = MakeInputs();

@@ -63,11 +63,69 @@ ranks
      1     1,533       35
 
 memory
-  parameters, per host        16.0 KiB  16,384 B
-  gradients, per rank         12.0 KiB  12,288 B
-  optimizer states, per rank  16.0 KiB  16,384 B
-  workspace, per rank              0 B       0 B
-)"));
+  per rank                       shared memory            separate
+  parameters (shared: per host)       16.0 KiB  16,384 B  16.0 KiB  16,384 B
+  gradients                           12.0 KiB  12,288 B  12.0 KiB  12,288 B
+  optimizer states                    16.0 KiB  16,384 B  16.0 KiB  16,384 B
+  workspace                                0 B       0 B       0 B       0 B
+  slots                                    0 B       0 B       0 B       0 B
+
+warnings
+  )",
+                                   plan->Warnings().at(0), "\n"));
+}
+
+// 20 blocks of 3,000 elements, each with a layer in it, of which there are two
+// slots.
+std::shared_ptr<const Plan> MakeUnits() {
+  auto model = std::make_shared<Model>("Net");
+  EXPECT_OK(model->AddParam(kRootModule, "embedding", DType::kF32, {1024}));
+  for (int i = 0; i < 20; ++i) {
+    const ModuleId block =
+        *model->AddModule(kRootModule, StrCat("block", i), "Block");
+    const ModuleId layer = *model->AddModule(block, "layer", "Layer");
+    EXPECT_OK(model->AddParam(block, "weight", DType::kF32, {2048}));
+    EXPECT_OK(model->AddParam(layer, "weight", DType::kF32, {1024}));
+  }
+  PlanOptions options;
+  options.stage = 3;
+  options.world_size = 4;
+  options.shard_group_size = 2;
+  options.wrap = *WrapPolicy::Parse("always");
+  auto plan = Plan::Create(model, options);
+  EXPECT_OK(plan);
+  return *plan;
+}
+
+TEST(PlanText, ListsTheFirstOfManyUnits) {
+  const auto plan = MakeUnits();
+  const std::string text = plan->ToText();
+  const auto expect_part = [&text](const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+  };
+  EXPECT_NE(plan->Summary().find("62,464 elements in 41 units, fingerprint"),
+            std::string::npos);
+  expect_part("\nshard groups: 2 of 2 ranks\n");
+  expect_part(R"(
+units
+  unit          depth  buffers  parameters  elements
+  (root)            0        1           1     1,024
+  block0            1        1           1     2,048
+  block0.layer      2        1           1     1,024
+)");
+  expect_part("\n  and 25 more\n\nflat buffers\n");
+  expect_part("\n  and 25 more\n\nranks\n");
+  expect_part(R"(
+slots
+  for                  unit depth  count     each
+  gathered parameters           0      1  4.0 KiB
+  gathered parameters           1      2  8.0 KiB
+  gathered parameters           2      2  4.0 KiB
+  unreduced gradients           0      1  4.0 KiB
+  unreduced gradients           1      2  8.0 KiB
+  unreduced gradients           2      2  4.0 KiB
+)");
+  EXPECT_EQ(text.find("warnings"), std::string::npos);
 }
 
 TEST(PlanText, ListsTheFirstOfManyRanks) {
@@ -110,6 +168,33 @@ TEST(PlanJson, HoldsTheSameForPrograms) {
   EXPECT_EQ(params[3]["dtype"], "bf16");
   EXPECT_EQ(params[3]["buffer"], 1);
   EXPECT_FALSE(params[3].contains("aliases"));
+}
+
+TEST(PlanJson, HoldsUnitsAndSlots) {
+  const auto plan = MakeUnits();
+  const Json json = Json::parse(plan->ToJson());
+  EXPECT_EQ(json["options"]["wrap"], "always");
+  EXPECT_EQ(json["options"]["shard_group_size"], 2);
+  EXPECT_EQ(json["units"][2], Json({{"module", "block0.layer"},
+                                    {"class", "Layer"},
+                                    {"parent", 1},
+                                    {"depth", 2},
+                                    {"buffers", {2}}}));
+  EXPECT_EQ(json["param_slots"][1], Json({{"count", 2}, {"bytes", 8192}}));
+  EXPECT_EQ(json["grad_slots"].size(), 3u);
+  EXPECT_EQ(json["memory"]["transient_bytes_per_rank"],
+            plan->Memory(true).transient_bytes);
+  EXPECT_EQ(json["memory_unshared"]["param_bytes_per_rank"],
+            plan->Memory(false).param_bytes);
+  EXPECT_EQ(json["warnings"], Json::array());
+  EXPECT_TRUE(Json::parse(MakePlan()->ToJson())["param_slots"].is_null());
+  EXPECT_EQ(Json::parse(MakePlan()->ToJson())["warnings"].size(), 1u);
+
+  // The ranks that own it, not the ranges: of two groups of two, the first
+  // group's first rank, and the second group's second.
+  EXPECT_EQ(json["params"][0]["first_rank"], 0);
+  EXPECT_EQ(json["params"][0]["last_rank"], 3);
+  EXPECT_EQ(plan->RankOf(1), 2);
 }
 
 TEST(PlanJson, WithoutParameters) {

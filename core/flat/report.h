@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a plan's text, its JSON and its warnings have in common.
+
+#ifndef SHARD_CORE_FLAT_REPORT_H_
+#define SHARD_CORE_FLAT_REPORT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "core/flat/plan.h"
+
+namespace shard {
+
+// How many ranks the reports list; the rest is a count.
+inline constexpr int kListedRanks = 8;
+
+const char* PartitionName(Partition partition);
+const char* MastersName(Masters masters);
+
+// "1,234,567". REQUIRES: value >= 0.
+std::string Grouped(int64_t value);
+
+// The FQN of its module; "(root)" for the root.
+std::string UnitName(const UnitPlan& unit);
+
+struct PlanTotals {
+  int64_t params = 0;
+  int64_t elements = 0;
+  int64_t frozen = 0;  // Elements.
+};
+PlanTotals TotalsOf(const Plan& plan);
+
+// Elements and padding of one rank, over all buffers.
+struct RankShare {
+  int64_t elements = 0;
+  int64_t padding = 0;
+};
+RankShare ShareOf(const Plan& plan, int rank);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_FLAT_REPORT_H_
