@@ -65,8 +65,8 @@ Status Exchange::Run(const Call& call, size_t tiles, bool staged,
                      const std::function<void(size_t tile)>& put,
                      const std::function<void(size_t tile)>& take,
                      const Deadline& deadline) {
-  // The first round compares the calls and carries a tile, but for the time
-  // when there is no staging yet: that is allocated for calls that agree.
+  // The first round compares the calls and carries a tile. But where there is
+  // no staging yet, that is allocated in between, for calls that agree.
   const bool carries = staged && staging_ != nullptr;
   if (carries) put(0);
   SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
@@ -75,7 +75,8 @@ Status Exchange::Run(const Call& call, size_t tiles, bool staged,
     SHARD_ASSIGN_OR_RETURN(staging_, allocate_(StrCat(call.what, ": staging"),
                                                kStagingBytes, deadline));
     put(0);
-    SHARD_RETURN_IF_ERROR(group_->Continue(call, nullptr, 0, deadline));
+    // The allocation made calls of its own.
+    SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
   }
   for (size_t t = 0; t < tiles; ++t) {
     if (staged && t > 0) {

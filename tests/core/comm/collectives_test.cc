@@ -181,6 +181,7 @@ TEST_P(CollectivesTest, AllGatherBlocks) {
     ForEachSet(comm, [comm](const RankSet& set) {
       for (const size_t bytes :
            {size_t{0}, size_t{1}, size_t{4097}, kTile, 2 * kTile + 1}) {
+        if (bytes > kTile && set.count != comm->world_size()) continue;
         const Bytes send = Tensor(DType::kF32, comm->rank(), 0, bytes / 4 + 1);
         Bytes expected;
         for (int i = 0; i < set.count; ++i) {
@@ -229,7 +230,7 @@ TEST_P(CollectivesTest, OneAfterAnother) {
     const RankSet alone = RankSet::Of(comm->rank(), 1, 1);
     const size_t blocks = static_cast<size_t>(all.count);
     constexpr size_t kCount = 5000;
-    for (int i = 0; i < 200; ++i) {
+    for (int i = 0; i < 60; ++i) {
       const float mine = static_cast<float>(comm->rank() + 1 + i);
       const std::vector<float> send(blocks * kCount, mine);
       std::vector<float> recv(kCount);
@@ -242,7 +243,7 @@ TEST_P(CollectivesTest, OneAfterAnother) {
       }
       for (const float value : recv) ASSERT_EQ(value, expected) << i;
 
-      const size_t bytes = i % 3 == 0 ? kTile + 4 : 4000;
+      const size_t bytes = i % 10 == 0 ? kTile + 4 : 4000;
       std::vector<int32_t> block(bytes / 4, i * 100 + comm->rank());
       std::vector<int32_t> gathered(blocks * block.size());
       SHARD_ASSERT_OK(comm->AllGatherBlocks("gather", all, block.data(), bytes,
@@ -280,12 +281,28 @@ TEST_P(CollectivesTest, FromAnyThread) {
 INSTANTIATE_TEST_SUITE_P(
     All, CollectivesTest,
     ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm),
-                       ::testing::Values(1, 2, 3, 4, 5, 8), ::testing::Bool()),
+                       ::testing::Values(1, 2, 3, 4, 5), ::testing::Bool()),
     [](const auto& info) {
       return StrCat(BackendName(std::get<0>(info.param)),
                     std::get<1>(info.param),
                     std::get<2>(info.param) ? "" : "NotDirect");
     });
+
+// Sets that are neither neighbours nor as far apart as they can be.
+TEST(SetsTest, OfEightRanks) {
+  RunGroup(Backend::kThreads, 8, [](Communicator* comm) {
+    ForEachSet(comm, [comm](const RankSet& set) {
+      CheckReduceScatter(comm, set, DType::kBF16, 1001, DType::kF32, true);
+      const int32_t mine = comm->rank();
+      std::vector<int32_t> all(static_cast<size_t>(set.count));
+      SHARD_ASSERT_OK(comm->AllGatherBlocks("ranks", set, &mine, sizeof(mine),
+                                            all.data(), Soon()));
+      for (int i = 0; i < set.count; ++i) {
+        EXPECT_EQ(all[static_cast<size_t>(i)], set.first + i * set.stride);
+      }
+    });
+  });
+}
 
 // (1e8 + 1) - 1e8 is 0 in fp32, and 1 in any other order.
 TEST(OrderTest, RanksAreSummedInOrder) {
