@@ -27,6 +27,20 @@ size_t TilesOf(size_t size, size_t tile) {
   return size / tile + (size % tile != 0 ? 1 : 0);
 }
 
+// A rank's index in its set, and how many other ranks are in it: none when the
+// set is not this rank's, since the first round then fails and none is asked.
+struct Place {
+  int index = 0;
+  size_t peers = 0;
+};
+
+Place PlaceIn(const RankSet& set, const Group& group) {
+  if (!set.Divides(group.world_size()) || set.IndexOf(group.rank()) < 0) {
+    return {};
+  }
+  return {set.IndexOf(group.rank()), static_cast<size_t>(set.count) - 1};
+}
+
 void Sum(const void* const* data, size_t sources, DType dtype, size_t begin,
          size_t count, float* out) {
   SumGradients({data, sources, dtype}, begin, count, /*scale=*/1,
@@ -99,15 +113,11 @@ Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
   const size_t size = DTypeSize(dtype);
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(recv);
-  // With a set that is not this rank's, the first round fails: move nothing.
-  const bool valid =
-      set.Divides(group_->world_size()) && set.IndexOf(group_->rank()) >= 0;
-  const int mine = valid ? set.IndexOf(group_->rank()) : 0;
-  const size_t peers = valid ? static_cast<size_t>(set.count) - 1 : 0;
-  const bool staged = peers > 0 && count > 0;
+  const Place me = PlaceIn(set, *group_);
+  const bool staged = me.peers > 0 && count > 0;
   // A half holds a part of the block of each peer, in rank order.
   const size_t tile =
-      staged ? kTileBytes / (peers * size) / kLineElements * kLineElements
+      staged ? kTileBytes / (me.peers * size) / kLineElements * kLineElements
              : std::max<size_t>(count, 1);
   // The place in the half of the rank with index `owner` of what is for the
   // rank with index `reader`.
@@ -121,19 +131,19 @@ Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
   const auto elements = [&](size_t t) {
     return std::min(count - t * tile, tile);
   };
-  std::vector<const void*> sources(valid ? peers + 1 : 0);
+  std::vector<const void*> sources(me.peers + 1);
   return Run(
-      call, valid ? TilesOf(count, tile) : 0, staged, peers * count * size,
+      call, TilesOf(count, tile), staged, me.peers * count * size,
       [&](size_t t) {
         for (int i = 0; i < set.count; ++i) {
-          if (i == mine) continue;
-          std::memcpy(part(mine, i), block(i, t), elements(t) * size);
+          if (i == me.index) continue;
+          std::memcpy(part(me.index, i), block(i, t), elements(t) * size);
         }
       },
       [&](size_t t) {
         for (int i = 0; i < set.count; ++i) {
           sources[static_cast<size_t>(i)] =
-              i == mine ? block(i, t) : part(i, mine);
+              i == me.index ? block(i, t) : part(i, me.index);
         }
         SumInto(sources, dtype, elements(t),
                 to + t * tile * DTypeSize(recv_dtype), recv_dtype, add);
@@ -148,16 +158,13 @@ Status Exchange::AllGatherBlocks(std::string_view what, const RankSet& set,
   call.tensor.set = set;
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(recv);
-  const bool valid =
-      set.Divides(group_->world_size()) && set.IndexOf(group_->rank()) >= 0;
-  const int mine = valid ? set.IndexOf(group_->rank()) : 0;
-  const size_t peers = valid ? static_cast<size_t>(set.count) - 1 : 0;
+  const Place me = PlaceIn(set, *group_);
   const auto length = [&](size_t t) {
     return std::min(bytes - t * kTileBytes, kTileBytes);
   };
   return Run(
-      call, valid ? TilesOf(bytes, kTileBytes) : 0, peers > 0 && bytes > 0,
-      peers * bytes,
+      call, TilesOf(bytes, kTileBytes), me.peers > 0 && bytes > 0,
+      me.peers * bytes,
       [&](size_t t) {
         std::memcpy(Half(group_->rank()), from + t * kTileBytes, length(t));
       },
@@ -166,7 +173,7 @@ Status Exchange::AllGatherBlocks(std::string_view what, const RankSet& set,
         for (int i = 0; i < set.count; ++i) {
           std::byte* place =
               to + static_cast<size_t>(i) * bytes + t * kTileBytes;
-          if (i != mine) {
+          if (i != me.index) {
             std::memcpy(place, Half(set.rank(i)), length(t));
           } else if (place != own) {
             std::memcpy(place, own, length(t));

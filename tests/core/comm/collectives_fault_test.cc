@@ -195,6 +195,7 @@ TEST_P(CollectivesFaultTest, WrongSets) {
   };
   for (const Case& wrong : cases) {
     Run([&](Communicator* comm) {
+      SHARD_ASSERT_OK(kUsual.Make(comm));
       std::vector<float> send(100 * kWorldSize);
       std::vector<float> recv(100, 7);
       const Status status = comm->ReduceScatter(
