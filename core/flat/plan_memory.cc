@@ -118,5 +118,3 @@ MemoryReport Plan::Memory(bool shared_memory) const {
 }
 
 }  // namespace shard
-// TEMP
-namespace shard { std::vector<std::string> Plan::Warnings() const { return {}; } }

@@ -192,10 +192,10 @@ typedef struct shard_comm shard_comm;
  * at least the delay, and the bytes a rank sends at that rate. Every rank
  * should give the same.
  *
- * Errors: INVALID_ARGUMENT for a bad
- * URL, a rank outside the world, or world sizes that differ (on all ranks);
- * DEADLINE_EXCEEDED naming the ranks that did not come; ALREADY_EXISTS when
- * rank or NAME is taken. */
+ * Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, or world
+ * sizes that differ (on all ranks); DEADLINE_EXCEEDED naming the ranks that did
+ * not come; ALREADY_EXISTS when rank or NAME is taken. Ranks of which only some
+ * say direct=0 get DESYNC from their first collective. */
 SHARD_API shard_error* shard_comm_open(const char* url,
                                        const shard_comm_options* options,
                                        shard_comm** comm) SHARD_NOEXCEPT;

@@ -27,6 +27,20 @@ size_t TilesOf(size_t size, size_t tile) {
   return size / tile + (size % tile != 0 ? 1 : 0);
 }
 
+// A rank's index in its set, and how many other ranks are in it: none when the
+// set is not this rank's, since the first round then fails and none is asked.
+struct Place {
+  int index = 0;
+  size_t peers = 0;
+};
+
+Place PlaceIn(const RankSet& set, const Group& group) {
+  if (!set.Divides(group.world_size()) || set.IndexOf(group.rank()) < 0) {
+    return {};
+  }
+  return {set.IndexOf(group.rank()), static_cast<size_t>(set.count) - 1};
+}
+
 void Sum(const void* const* data, size_t sources, DType dtype, size_t begin,
          size_t count, float* out) {
   SumGradients({data, sources, dtype}, begin, count, /*scale=*/1,
@@ -76,8 +90,8 @@ Status Exchange::Run(const Call& call, size_t tiles, bool staged,
                      const std::function<void(size_t tile)>& put,
                      const std::function<void(size_t tile)>& take,
                      const Deadline& deadline) {
-  // The first round compares the calls and carries a tile, but for the time
-  // when there is no staging yet: that is allocated for calls that agree.
+  // The first round compares the calls and carries a tile. But where there is
+  // no staging yet, that is allocated in between, for calls that agree.
   const bool carries = staged && staging_ != nullptr;
   if (carries) put(0);
   SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
@@ -86,7 +100,8 @@ Status Exchange::Run(const Call& call, size_t tiles, bool staged,
     SHARD_ASSIGN_OR_RETURN(staging_, allocate_(StrCat(call.what, ": staging"),
                                                kStagingBytes, deadline));
     put(0);
-    SHARD_RETURN_IF_ERROR(group_->Continue(call, nullptr, 0, deadline));
+    // The allocation made calls of its own.
+    SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
   }
   for (size_t t = 0; t < tiles; ++t) {
     if (staged && t > 0) {
@@ -109,15 +124,11 @@ Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
   const size_t size = DTypeSize(dtype);
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(recv);
-  // With a set that is not this rank's, the first round fails: move nothing.
-  const bool valid =
-      set.Divides(group_->world_size()) && set.IndexOf(group_->rank()) >= 0;
-  const int mine = valid ? set.IndexOf(group_->rank()) : 0;
-  const size_t peers = valid ? static_cast<size_t>(set.count) - 1 : 0;
-  const bool staged = peers > 0 && count > 0;
+  const Place me = PlaceIn(set, *group_);
+  const bool staged = me.peers > 0 && count > 0;
   // A half holds a part of the block of each peer, in rank order.
   const size_t tile =
-      staged ? kTileBytes / (peers * size) / kLineElements * kLineElements
+      staged ? kTileBytes / (me.peers * size) / kLineElements * kLineElements
              : std::max<size_t>(count, 1);
   // The place in the half of the rank with index `owner` of what is for the
   // rank with index `reader`.
@@ -133,24 +144,24 @@ Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
   };
   std::vector<const void*> sources;
   return Run(
-      call, valid ? TilesOf(count, tile) : 0, staged, peers * count * size,
+      call, TilesOf(count, tile), staged, me.peers * count * size,
       [&](size_t t) {
         *HasData(group_->rank()) = send != nullptr;
         for (int i = 0; send != nullptr && i < set.count; ++i) {
-          if (i == mine) continue;
-          std::memcpy(part(mine, i), block(i, t), elements(t) * size);
+          if (i == me.index) continue;
+          std::memcpy(part(me.index, i), block(i, t), elements(t) * size);
         }
       },
       [&](size_t t) {
         sources.clear();
         for (int i = 0; i < set.count; ++i) {
-          if (i == mine) {
+          if (i == me.index) {
             if (send != nullptr) sources.push_back(block(i, t));
           } else if (*HasData(set.rank(i)) != 0) {
-            sources.push_back(part(i, mine));
+            sources.push_back(part(i, me.index));
           }
         }
-        SumInto(sources, /*zeros=*/sources.size() <= peers, dtype, elements(t),
+        SumInto(sources, /*zeros=*/sources.size() <= me.peers, dtype, elements(t),
                 to + t * tile * DTypeSize(recv_dtype), recv_dtype, add);
       },
       deadline);
@@ -163,16 +174,13 @@ Status Exchange::AllGatherBlocks(std::string_view what, const RankSet& set,
   call.tensor.set = set;
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(recv);
-  const bool valid =
-      set.Divides(group_->world_size()) && set.IndexOf(group_->rank()) >= 0;
-  const int mine = valid ? set.IndexOf(group_->rank()) : 0;
-  const size_t peers = valid ? static_cast<size_t>(set.count) - 1 : 0;
+  const Place me = PlaceIn(set, *group_);
   const auto length = [&](size_t t) {
     return std::min(bytes - t * kTileBytes, kTileBytes);
   };
   return Run(
-      call, valid ? TilesOf(bytes, kTileBytes) : 0, peers > 0 && bytes > 0,
-      peers * bytes,
+      call, TilesOf(bytes, kTileBytes), me.peers > 0 && bytes > 0,
+      me.peers * bytes,
       [&](size_t t) {
         std::memcpy(Half(group_->rank()), from + t * kTileBytes, length(t));
       },
@@ -181,7 +189,7 @@ Status Exchange::AllGatherBlocks(std::string_view what, const RankSet& set,
         for (int i = 0; i < set.count; ++i) {
           std::byte* place =
               to + static_cast<size_t>(i) * bytes + t * kTileBytes;
-          if (i != mine) {
+          if (i != me.index) {
             std::memcpy(place, Half(set.rank(i)), length(t));
           } else if (place != own) {
             std::memcpy(place, own, length(t));

@@ -186,8 +186,10 @@ Status Group::SleepUntil(const Call& call, const Deadline& end,
                          const Deadline& deadline) {
   for (;;) {
     const uint32_t event = block_->event.load(std::memory_order_seq_cst);
-    if (const State now = state(); now.failer >= 0) return Failure(now);
+    // First: what fails the group now is a later call's, for a peer that was
+    // done sooner.
     if (end.Expired()) return Status();
+    if (const State now = state(); now.failer >= 0) return Failure(now);
     Status error = OriginFailure();
     if (error.ok() && deadline.Expired()) {
       error = DeadlineExceeded("'", call.what, "': the simulated link takes ",

@@ -213,6 +213,18 @@ Status WorkOnce(Communicator* comm) {
   SHARD_RETURN_IF_ERROR(
       comm->Allocate("per host", 100000, SymmetricKind::kPerHost, Soon())
           .status());
+  const RankSet all = RankSet::All(comm->world_size());
+  std::vector<float> tensor(100000);
+  std::vector<float> tensors(tensor.size() *
+                             static_cast<size_t>(comm->world_size()));
+  SHARD_RETURN_IF_ERROR(comm->ReduceScatter(
+      "reduce", all, tensors.data(), DType::kF32, tensor.size(), tensor.data(),
+      DType::kF32, false, Soon()));
+  SHARD_RETURN_IF_ERROR(comm->AllGatherBlocks(
+      "gather blocks", all, tensor.data(), tensor.size() * sizeof(float),
+      tensors.data(), Soon()));
+  SHARD_RETURN_IF_ERROR(comm->Broadcast("broadcast", 1, tensor.data(),
+                                        tensor.size() * sizeof(float), Soon()));
   SHARD_RETURN_IF_ERROR(CheckAgreement(comm, "agreement", 1, "", Soon()));
   return comm->Shutdown(Soon());
 }
@@ -262,6 +274,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("barrier", "gather", "per rank",
                                          "per rank: memory created",
                                          "per rank: memory mapped", "per host",
+                                         "reduce",
+                                         "reduce: staging: memory created",
+                                         "reduce: staging: memory mapped",
+                                         "gather blocks", "broadcast",
                                          "agreement", "shutdown"),
                        ::testing::Values(0, 1, 2)));
 

@@ -42,6 +42,15 @@ TEST(OpenTest, Refused) {
       {"shm:x?rank=1", 0, 2, "the rank is 1"},
       {"shm:x", -1, 0, "neither the options"},
       {"shm:x", 0, 0, "world size 0"},
+      {"local:?direct=2", 0, 1, "direct='2'"},
+      {"local:?direct=0&delay=-1", 0, 1, "a delay of -1 seconds"},
+      {"local:?direct=0&delay=inf", 0, 1, "delay='inf'"},
+      {"local:?direct=0&bandwidth=-2", 0, 1, "a bandwidth of -2 bytes"},
+      {"local:?direct=0&bandwidth=nan", 0, 1, "bandwidth='nan'"},
+      {"local:?delay=1", 0, 1, "delay is of a simulated link"},
+      {"threads:1?direct=1&bandwidth=1e9", 0, 1, "add direct=0"},
+      {"shm:x?bandwidth=1", 0, 1, "bandwidth is of a simulated link"},
+      {"env:?delay=1", -1, 0, "'env:?delay=1': delay is of"},
       {"env:x", -1, 0, "followed by nothing"},
       {"env:?rank=1", -1, 0, "unknown key 'rank'"},
   };
@@ -94,6 +103,31 @@ TEST(OpenTest, Environment) {
     const auto comm = OpenCommunicator(named, CommOptions());
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     EXPECT_EQ((*comm)->rank(), rank.rank());
+    SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+  }));
+  ::unsetenv("SHARD_RENDEZVOUS");
+  ::unsetenv("SHARD_WORLD_SIZE");
+}
+
+TEST(OpenTest, NotDirectThroughTheEnvironment) {
+  for (const char* url : {"local:?direct=0", "env:?direct=0"}) {
+    const auto comm = OpenCommunicator(url, CommOptions());
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    EXPECT_FALSE((*comm)->direct());
+  }
+  // In what the launcher gives, with more of it in the host's own URL.
+  const std::string where = "shm:" + UniqueName() + "?direct=0&delay=0.25";
+  ::setenv("SHARD_RENDEZVOUS", where.c_str(), 1);
+  ::setenv("SHARD_WORLD_SIZE", "2", 1);
+  ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
+    ::setenv("SHARD_RANK", std::to_string(rank.rank()).c_str(), 1);
+    const auto comm =
+        OpenCommunicator("env:?direct=0&bandwidth=500", CommOptions());
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    EXPECT_FALSE((*comm)->direct());
+    EXPECT_TRUE(Contains((*comm)->Describe(),
+                         "of 2, without shared memory, delay 0.25 s, bandwidth "
+                         "500 bytes/s (from SHARD_* variables)"));
     SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
   }));
   ::unsetenv("SHARD_RENDEZVOUS");

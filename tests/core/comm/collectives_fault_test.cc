@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tensor collectives of ranks that say different things, are late, or gone.
+// Every rank must see the same.
+
+#include <signal.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/comm/communicator.h"
+#include "tests/core/comm/backends.h"
+
+namespace shard::testing {
+namespace {
+
+constexpr int kWorldSize = 4;
+
+// One call, in memory that is large enough for all below.
+struct TensorCall {
+  RankSet set;  // `first` is of rank 0: it becomes that of each rank.
+  DType dtype = DType::kF32;
+  DType recv_dtype = DType::kF32;
+  size_t count = 100;
+  bool add = false;
+
+  Status Make(Communicator* comm, const Deadline& deadline = Soon()) const {
+    const RankSet mine = RankSet::Of(comm->rank(), set.stride, set.count);
+    std::vector<float> send(100 * kWorldSize);
+    std::vector<float> recv(100);
+    return comm->ReduceScatter("gradients", mine, send.data(), dtype, count,
+                               recv.data(), recv_dtype, add, deadline);
+  }
+};
+
+constexpr TensorCall kUsual{{0, 1, kWorldSize}};
+
+class CollectivesFaultTest
+    : public ::testing::TestWithParam<std::tuple<Backend, bool>> {
+ protected:
+  Backend backend() const { return std::get<0>(GetParam()); }
+  std::string parameters() const {
+    return std::get<1>(GetParam()) ? "" : "direct=0";
+  }
+  void Run(const std::function<void(Communicator*)>& body) {
+    RunGroup(backend(), kWorldSize, body, /*shutdown=*/false, parameters());
+  }
+
+  // The last rank makes another call than the others, before the first tensor
+  // has moved or after. Both calls are in everyone's message.
+  void ExpectDesync(const std::function<Status(Communicator*)>& call,
+                    const std::string& text,
+                    const std::function<Status(Communicator*)>& odd_call,
+                    const std::string& odd_text) {
+    for (const bool used : {false, true}) {
+      Run([&](Communicator* comm) {
+        constexpr int kOdd = kWorldSize - 1;
+        if (used) SHARD_ASSERT_OK(kUsual.Make(comm));
+        const Status status =
+            comm->rank() == kOdd ? odd_call(comm) : call(comm);
+        EXPECT_EQ(status.code(), StatusCode::kDesync) << status.ToString();
+        EXPECT_EQ(status.rank(), kOdd);
+        EXPECT_TRUE(Contains(status.message(), StrCat("rank 0 called ", text)));
+        EXPECT_TRUE(Contains(status.message(),
+                             StrCat("rank ", kOdd, " called ", odd_text)));
+        EXPECT_EQ(kUsual.Make(comm).code(), StatusCode::kPoisoned);
+      });
+    }
+  }
+};
+
+TEST_P(CollectivesFaultTest, DifferentReduceScattersAreDesync) {
+  struct Case {
+    TensorCall call;
+    std::string text;
+  };
+  const std::string usual_text =
+      "reduce-scatter 'gradients' of 100 f32 to f32 over 4 ranks from 0 in "
+      "steps of 1";
+  const Case cases[] = {
+      {{{0, 1, 4}, DType::kF32, DType::kF32, 99},
+       "reduce-scatter 'gradients' of 99 f32 to f32 over 4 ranks from 0"},
+      {{{0, 1, 4}, DType::kBF16},
+       "reduce-scatter 'gradients' of 100 bf16 to f32 over"},
+      {{{0, 1, 4}, DType::kF32, DType::kF16},
+       "reduce-scatter 'gradients' of 100 f32 to f16 over"},
+      {{{0, 1, 4}, DType::kF32, DType::kF32, 100, true},
+       "reduce-scatter 'gradients' of 100 f32 added to f32 over"},
+      {{{0, 1, 2}},
+       "reduce-scatter 'gradients' of 100 f32 to f32 over 2 ranks from 2 in "
+       "steps of 1"},
+      {{{0, 1, 1}},
+       "reduce-scatter 'gradients' of 100 f32 to f32 over 1 ranks from 3"},
+  };
+  for (const Case& other : cases) {
+    SCOPED_TRACE(other.text);
+    ExpectDesync(
+        [&](Communicator* comm) { return kUsual.Make(comm); }, usual_text,
+        [&](Communicator* comm) { return other.call.Make(comm); }, other.text);
+  }
+  // Groups of neighbours here, replicas there.
+  ExpectDesync(
+      [&](Communicator* comm) {
+        return TensorCall{{0, 1, 2}}.Make(comm);
+      },
+      "reduce-scatter 'gradients' of 100 f32 to f32 over 2 ranks from 0 in "
+      "steps of 1",
+      [&](Communicator* comm) {
+        return TensorCall{{0, 2, 2}}.Make(comm);
+      },
+      "reduce-scatter 'gradients' of 100 f32 to f32 over 2 ranks from 1 in "
+      "steps of 2");
+}
+
+TEST_P(CollectivesFaultTest, OtherCallsThatDifferAreDesync) {
+  std::vector<char> recv(400);
+  const auto gather = [](size_t bytes) {
+    return [bytes](Communicator* comm) {
+      std::vector<char> send(100);
+      std::vector<char> all(400);
+      return comm->AllGatherBlocks("parameters", RankSet::All(kWorldSize),
+                                   send.data(), bytes, all.data(), Soon());
+    };
+  };
+  const auto broadcast = [](int root, size_t bytes) {
+    return [root, bytes](Communicator* comm) {
+      std::vector<char> data(100);
+      return comm->Broadcast("weights", root, data.data(), bytes, Soon());
+    };
+  };
+  const std::string gather_text =
+      "all-gather of blocks 'parameters' of 100 bytes over 4 ranks from 0 in "
+      "steps of 1";
+  ExpectDesync(gather(100), gather_text, gather(64),
+               "all-gather of blocks 'parameters' of 64 bytes");
+  ExpectDesync(gather(100), gather_text, broadcast(1, 100),
+               "broadcast 'weights' of 100 bytes from rank 1");
+  ExpectDesync(
+      broadcast(0, 100), "broadcast 'weights' of 100 bytes from rank 0",
+      broadcast(2, 100), "broadcast 'weights' of 100 bytes from rank 2");
+  ExpectDesync(broadcast(0, 100),
+               "broadcast 'weights' of 100 bytes from rank 0", broadcast(0, 10),
+               "broadcast 'weights' of 10 bytes from rank 0");
+  ExpectDesync(
+      broadcast(0, 100), "broadcast 'weights' of 100 bytes from rank 0",
+      [](Communicator* comm) { return comm->Barrier("weights", Soon()); },
+      "barrier 'weights'");
+}
+
+// Sets that do not cut the world, or a rank that names another's: told to all,
+// and nobody's memory is touched.
+TEST_P(CollectivesFaultTest, WrongSets) {
+  struct Case {
+    int odd;                                  // The rank that is named.
+    std::function<RankSet(int rank)> set_of;  // What each rank says.
+  };
+  const Case cases[] = {
+      {0,
+       [](int) {
+         return RankSet{0, 1, 3};
+       }},
+      {2,
+       [](int) {
+         return RankSet{0, 1, 2};
+       }},
+      {1,
+       [](int) {
+         return RankSet{0, 2, 2};
+       }},
+      {3,
+       [](int rank) {
+         return RankSet{rank == 3 ? 1 : 0, 1, 4};
+       }},
+      {0,
+       [](int) {
+         return RankSet{0, 0, 4};
+       }},
+      {0,
+       [](int) {
+         return RankSet{0, 1, 0};
+       }},
+      {0,
+       [](int) {
+         return RankSet{-4, 1, 4};
+       }},
+      {2,
+       [](int rank) {
+         return RankSet{rank == 2 ? 1 : rank / 2 * 2, 1, 2};
+       }},
+  };
+  for (const Case& wrong : cases) {
+    Run([&](Communicator* comm) {
+      SHARD_ASSERT_OK(kUsual.Make(comm));
+      std::vector<float> send(100 * kWorldSize);
+      std::vector<float> recv(100, 7);
+      const Status status = comm->ReduceScatter(
+          "gradients", wrong.set_of(comm->rank()), send.data(), DType::kF32,
+          100, recv.data(), DType::kF32, false, Soon());
+      EXPECT_EQ(status.code(), StatusCode::kDesync) << status.ToString();
+      EXPECT_EQ(status.rank(), wrong.odd) << status.ToString();
+      EXPECT_TRUE(Contains(
+          status.message(),
+          StrCat("rank ", wrong.odd, " called reduce-scatter 'gradients'")));
+      EXPECT_TRUE(
+          Contains(status.message(), "which is not its set of the 4 ranks"));
+      EXPECT_EQ(recv, std::vector<float>(100, 7));
+    });
+  }
+}
+
+TEST_P(CollectivesFaultTest, DeadlineNamesTheMissingAndPoisonsTheLate) {
+  const std::string url =
+      UrlFor(backend(), UniqueName(), kWorldSize, parameters());
+  const std::string side = UrlFor(backend(), UniqueName(), kWorldSize);
+  RunEach(backend(), kWorldSize, [&](int rank) {
+    CommOptions options;
+    options.rank = rank;
+    options.world_size = kWorldSize;
+    auto comm = OpenCommunicator(url, options);
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    auto signal = OpenCommunicator(side, options);
+    ASSERT_TRUE(signal.ok()) << signal.status().ToString();
+    int32_t word = 0;
+    SHARD_ASSERT_OK((*comm)->Broadcast("first", 0, &word, 4, Soon()));
+    constexpr int kLate = kWorldSize - 1;
+    const TensorCall second{{0, 2, 2}};
+    if (rank != kLate) {
+      const Status status = second.Make(comm->get(), Deadline::After(0.2));
+      EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+      EXPECT_EQ(status.rank(), kLate);
+      EXPECT_TRUE(Contains(status.message(),
+                           "'gradients': 1 of 4 ranks did not enter it within "
+                           "0.2 s: rank [3]; the last it entered was broadcast "
+                           "'first' of 4 bytes from rank 0"));
+    }
+    SHARD_ASSERT_OK((*signal)->Barrier("has failed", Soon()));
+    const Status later = second.Make(comm->get());
+    EXPECT_EQ(later.code(), StatusCode::kPoisoned);
+    EXPECT_TRUE(Contains(later.message(), "DEADLINE_EXCEEDED: 'gradients': 1"));
+    SHARD_EXPECT_OK((*signal)->Shutdown(Soon()));
+  });
+}
+
+TEST_P(CollectivesFaultTest, LeavingWithoutShutdownIsALostRank) {
+  Run([](Communicator* comm) {
+    constexpr int kLeaving = 1;
+    const TensorCall call{{0, 1, 2}};  // Rank 1 is of another set than 2 and 3.
+    SHARD_ASSERT_OK(call.Make(comm));
+    if (comm->rank() == kLeaving) return;  // RunGroup frees it.
+    for (int i = 0; i < 2; ++i) {
+      const Status status = call.Make(comm);
+      EXPECT_EQ(status.code(), StatusCode::kRankLost);
+      EXPECT_EQ(status.rank(), kLeaving);
+      EXPECT_TRUE(
+          Contains(status.message(), "left the group without Shutdown"));
+      EXPECT_TRUE(Contains(status.message(), "before it entered 'gradients'"));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CollectivesFaultTest,
+                         ::testing::Combine(::testing::Values(Backend::kThreads,
+                                                              Backend::kShm),
+                                            ::testing::Bool()),
+                         [](const auto& info) {
+                           return BackendName(std::get<0>(info.param)) +
+                                  (std::get<1>(info.param) ? "" : "NotDirect");
+                         });
+
+// Ranks of one group whose URLs differ learn of it at their first call.
+TEST(MixedTest, DirectAndNotDirectIsDesync) {
+  const std::string name = UniqueName();
+  RunEach(Backend::kThreads, 2, [&](int rank) {
+    CommOptions options;
+    options.rank = rank;
+    auto comm = OpenCommunicator(
+        UrlFor(Backend::kThreads, name, 2, rank == 0 ? "" : "direct=0"),
+        options);
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    const Status status = (*comm)->Barrier("start", Soon());
+    EXPECT_EQ(status.code(), StatusCode::kDesync);
+    EXPECT_TRUE(Contains(status.message(),
+                         "rank 0 called barrier 'start', rank 1 called barrier "
+                         "'start' with direct=0"));
+  });
+}
+
+// A rank is killed at a random instant of a long reduce-scatter, between its
+// tiles or within one: all survivors agree on the outcome.
+TEST(KillInATensorTest, SurvivorsAgree) {
+  for (int attempt = 0; attempt < 12; ++attempt) {
+    constexpr int kRanks = 3;
+    const std::string url =
+        UrlFor(Backend::kShm, UniqueName(), kRanks, "direct=0");
+    const int victim = attempt % kRanks;
+    const auto results = RunRanks(kRanks, [&](const Rank& rank) {
+      CommOptions options;
+      options.rank = rank.rank();
+      options.world_size = kRanks;
+      auto comm = OpenCommunicator(url, options);
+      ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+      constexpr size_t kCount = 400000;  // Four tiles.
+      std::vector<float> data(kRanks * kCount, 1);
+      std::vector<float> sum(kCount);
+      if (rank.rank() == victim) {
+        itimerval timer{};
+        timer.it_value.tv_usec = 2000 + 931 * attempt;
+        ::signal(SIGALRM, [](int) { ::raise(SIGKILL); });
+        ::setitimer(ITIMER_REAL, &timer, nullptr);
+      }
+      int calls = 0;
+      Status status;
+      for (;;) {
+        status = (*comm)->ReduceScatter(
+            StrCat("call ", calls), RankSet::All(kRanks), data.data(),
+            DType::kF32, kCount, sum.data(), DType::kF32, false, Soon());
+        if (!status.ok()) break;
+        ++calls;
+      }
+      EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
+      EXPECT_EQ(status.rank(), victim);
+      rank.Report(StrCat(calls, " ", status.message()));
+    });
+    std::string common;
+    for (const RankResult& result : results) {
+      if (result.rank == victim) continue;
+      EXPECT_TRUE(result.passed()) << result.ToString();
+      if (common.empty()) common = result.report;
+      EXPECT_EQ(result.report, common);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shard::testing
