@@ -7,13 +7,10 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/optim/optimizer.h"
 
 namespace shard {
 
-namespace {
-
-GroupOptions OptionsOf(const Optimizer& optimizer) {
+GroupOptions PlanGroup(const Optimizer& optimizer) {
   GroupOptions options;
   options.optimizer = optimizer.ToString();
   for (const std::string& name : optimizer.state_names()) {
@@ -23,18 +20,16 @@ GroupOptions OptionsOf(const Optimizer& optimizer) {
   return options;
 }
 
-}  // namespace
-
 StatusOr<std::vector<GroupOptions>> PlanGroups(const Model& model,
                                                std::string_view optimizer) {
   SHARD_ASSIGN_OR_RETURN(const Optimizer base, Optimizer::Parse(optimizer));
-  std::vector<GroupOptions> groups = {OptionsOf(base)};
+  std::vector<GroupOptions> groups = {PlanGroup(base)};
   for (size_t g = 1; g < model.groups().size(); ++g) {
     const auto parsed = Optimizer::Parse(model.groups()[g].optimizer, &base);
     if (!parsed.ok()) {
       return parsed.status().WithContext(StrCat("param group ", g));
     }
-    groups.push_back(OptionsOf(*parsed));
+    groups.push_back(PlanGroup(*parsed));
   }
   return groups;
 }

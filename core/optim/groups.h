@@ -11,8 +11,12 @@
 #include "core/base/status.h"
 #include "core/flat/plan.h"
 #include "core/model/model.h"
+#include "core/optim/optimizer.h"
 
 namespace shard {
+
+// Of a group that is stepped by `optimizer`.
+GroupOptions PlanGroup(const Optimizer& optimizer);
 
 // By GroupId. `optimizer` is the default group's; the text of another group may
 // begin with '?': then it is that optimizer with other values. Errors are those
