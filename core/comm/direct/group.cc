@@ -45,9 +45,11 @@ int SpinsFor(int world_size) {
 }
 
 // The error of a failed group as the result of a later call.
+// kFailedPrecondition is that of a duplicate whose origin was shut down.
 Status Sticky(const Status& first) {
   if (first.code() == StatusCode::kRankLost ||
-      first.code() == StatusCode::kPoisoned) {
+      first.code() == StatusCode::kPoisoned ||
+      first.code() == StatusCode::kFailedPrecondition) {
     return first;
   }
   return Status(StatusCode::kPoisoned,
@@ -142,9 +144,11 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
       CpuRelax();
       continue;
     }
-    Status error = OriginFailure();
-    if (error.ok()) error = FindLost(call);
+    Status error = FindLost(call);
     if (error.ok() && deadline.Expired()) error = DescribeLate(call, deadline);
+    // After the look at the ranks: one that fails the origin may leave at once.
+    const Status first = OriginFailure();
+    if (!first.ok()) return FailRound(first);
     if (!error.ok()) return FailRound(error);
     block_->waiters.fetch_add(1, std::memory_order_seq_cst);
     FutexWait(&block_->event, event,

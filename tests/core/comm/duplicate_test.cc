@@ -53,8 +53,8 @@ TEST_P(DuplicateTest, IsLikeTheFirst) {
 // allocations on both that must not take each other's memory.
 TEST_P(DuplicateTest, BothAtOnce) {
   Run([](Handle first, Handle duplicate) {
-    std::thread worker([&] { Work(duplicate.get(), 40, 1000); });
-    Work(first.get(), 40, 2000);
+    std::thread worker([&] { Work(duplicate.get(), 30, 1000); });
+    Work(first.get(), 30, 2000);
     worker.join();
     SHARD_EXPECT_OK(duplicate->Shutdown(Soon()));
     SHARD_EXPECT_OK(first->Shutdown(Soon()));

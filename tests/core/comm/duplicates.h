@@ -53,7 +53,7 @@ inline void Work(Communicator* comm, int rounds, int32_t salt) {
       ASSERT_EQ(gathered[j], salt + static_cast<int>(j / mine.size()) + i);
     }
 
-    const size_t count = i % 5 == 0 ? 300000 : 100;
+    const size_t count = i % 10 == 0 ? 200000 : 100;
     const std::vector<float> send(count * world_size,
                                   static_cast<float>(salt + comm->rank() + i));
     std::vector<float> recv(count);

@@ -154,10 +154,11 @@ class DuplicateGroupTest : public GroupTest {
       std::make_shared<Group>(BlockIn(own_), origin_);
 };
 
+// By a rank that is gone at once: the error is the first one.
 TEST_F(DuplicateGroupTest, OriginFails) {
   const Status status = Wait([this] {
     origin_->Fail(Status(StatusCode::kDeadlineExceeded, "too late", 1));
-    return false;
+    return true;
   });
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
   EXPECT_EQ(status.message(), "too late");
@@ -206,6 +207,9 @@ TEST_F(DuplicateGroupTest, ShutDownThenDied) {
     return true;
   });
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  // Here the Shutdown has not returned yet.
+  EXPECT_FALSE(duplicate_->is_shut_down());
+  EXPECT_EQ(Wait([] { return false; }).code(), StatusCode::kFailedPrecondition);
 }
 
 TEST_F(DuplicateGroupTest, ShutDownHere) {
