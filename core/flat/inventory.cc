@@ -115,8 +115,10 @@ class InventoryTaker {
     ByDType& row =
         info.trainable ? trainable_[static_cast<size_t>(group)] : frozen_;
     int32_t& buffer = row[static_cast<size_t>(info.dtype)];
-    // What was open last may be another unit's, as units nest.
+    // What was used last may be another unit's: one within, which is closed, or
+    // one around this, which the walk comes back to.
     if (buffer >= 0 && At(buffer).unit != unit) {
+      if (IsOpen(At(buffer).unit)) open_[{At(buffer).unit, &buffer}] = buffer;
       const auto open = open_.find({unit, &buffer});
       buffer = open == open_.end() ? -1 : open->second;
     }
@@ -129,8 +131,13 @@ class InventoryTaker {
         {unit, info.dtype, info.trainable, group, grad_dtype,
          IsOwnedWhole(options_, info.trainable, group)});
     Fits(info, &inventory_.buffers.back());
-    if (!wrapped_.empty()) open_[{unit, &buffer}] = buffer;
     return buffer;
+  }
+
+  bool IsOpen(int32_t unit) const {
+    const auto depth =
+        static_cast<size_t>(inventory_.units[static_cast<size_t>(unit)].depth);
+    return depth < open_units_.size() && open_units_[depth].unit == unit;
   }
 
   // Counts the parameter's bytes, unless that would make the buffer longer than
@@ -197,7 +204,7 @@ class InventoryTaker {
   // The buffers that were used last, as indices into Inventory::buffers, or -1.
   ByDType frozen_;
   std::vector<ByDType> trainable_;  // By group.
-  // The open buffers of all units, where there is more than one.
+  // Buffers of open units that were used before those.
   std::unordered_map<OpenKey, int32_t, HashOpenKey> open_;
 
   std::vector<int32_t> positions_;

@@ -84,6 +84,11 @@ Status CheckOptions(const PlanOptions& options) {
     return InvalidArgument("buffer_bytes ", options.buffer_bytes,
                            " is below 1");
   }
+  for (const std::string& name : options.f32_classes) {
+    if (IsValidUtf8(name)) continue;
+    return InvalidArgument(
+        "a name in f32_classes is not valid UTF-8 without NUL");
+  }
   const int group = options.shard_group_size;
   if (group < 0 || group > options.world_size ||
       (group > 0 && options.world_size % group != 0)) {

@@ -68,6 +68,13 @@ uint64_t TotalOf(const std::vector<SlotPlan>& slots) {
 }  // namespace
 
 void Plan::ChooseSharding() {
+  if (options_.stage < 2 || options_.world_size == 1) {
+    int32_t deepest = 0;
+    for (const UnitPlan& unit : units_) deepest = std::max(deepest, unit.depth);
+    param_slots_.resize(static_cast<size_t>(deepest) + 1);
+    grad_slots_ = param_slots_;
+    return;
+  }
   const auto is_trainable = [](const FlatBufferPlan& b) { return b.trainable; };
   const auto is_any = [](const FlatBufferPlan&) { return true; };
   grad_slots_ =
@@ -86,10 +93,8 @@ void Plan::ChooseSharding() {
     whole_grads += WholeGrads(buffer);
     own_grads += SumRange(buffer);
   }
-  shards_grads_ = options_.stage >= 2 && options_.world_size > 1 &&
-                  !options_.whole_grads && own_grads < whole_grads;
-  shards_params_ = options_.stage == 3 && options_.world_size > 1 &&
-                   own_params < whole_params;
+  shards_grads_ = !options_.whole_grads && own_grads < whole_grads;
+  shards_params_ = options_.stage == 3 && own_params < whole_params;
   if (!shards_grads_) grad_slots_.assign(grad_slots_.size(), {});
   if (!shards_params_) param_slots_.assign(param_slots_.size(), {});
 }

@@ -150,6 +150,9 @@ StatusOr<WrapPolicy::Rule> WrapPolicy::ParseRule(std::string_view text) {
 }
 
 StatusOr<WrapPolicy> WrapPolicy::Parse(std::string_view text) {
+  if (!IsValidUtf8(text)) {
+    return InvalidArgument("the wrap policy is not valid UTF-8 without NUL");
+  }
   WrapPolicy policy;
   policy.text_ = text;
   if (text.empty()) return policy;

@@ -147,7 +147,9 @@ TEST(PlanFingerprint, EveryDifferenceChangesIt) {
   option("f32 gradients", [](PlanOptions* o) { o->f32_grads = true; });
   option("masters", [](PlanOptions* o) { o->masters = Masters::kNoneNearest; });
   option("seed", [](PlanOptions* o) { o->seed = 7; });
-  for (const char* wrap : {"class?names=Block", "class?names=MLP", "always"}) {
+  // Linear is a unit that holds nothing.
+  for (const char* wrap : {"class?names=Block", "class?names=MLP",
+                           "class?names=Linear", "always"}) {
     option(wrap, [=](PlanOptions* o) { o->wrap = *WrapPolicy::Parse(wrap); });
   }
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
@@ -180,7 +182,7 @@ TEST(PlanFingerprint, EveryDifferenceChangesIt) {
   grouped("a group of another parameter", {2}, "sgd");
   grouped("a larger group", {1, 2}, "sgd");
   grouped("another optimizer of a group", {1}, "sgd?lr=0.1");
-  EXPECT_GE(seen.size(), 51u);
+  EXPECT_GE(seen.size(), 52u);
 }
 
 TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {

@@ -128,7 +128,7 @@ TEST(PlanMemory, WhatHasNoElementsCostsNothing) {
   }
 }
 
-// The root with 1,024 elements, blocks of 4,096, 3,072 and 4,096, and in the
+// The root with 1,024 elements, blocks of 4,096, 4,096 and 3,072, and in the
 // first of them a layer of 2,048.
 std::shared_ptr<Model> NestedModel() {
   auto model = std::make_shared<Model>();
@@ -141,8 +141,8 @@ std::shared_ptr<Model> NestedModel() {
   const ModuleId b = *model->AddModule(kRootModule, "b", "Block");
   add(a, 4096);
   add(layer, 2048);
-  add(b, 3072);
-  add(*model->AddModule(kRootModule, "c", "Block"), 4096);
+  add(b, 4096);
+  add(*model->AddModule(kRootModule, "c", "Block"), 3072);
   return model;
 }
 

@@ -391,6 +391,11 @@ TEST(Units, BadOptionsAreNamed) {
   expect_bad([](PlanOptions* o) { o->param_dtype = DType::kF64; },
              {"param_dtype 4", "bf16"});
   expect_bad([](PlanOptions* o) { o->param_dtype = DType::kQ8; }, {"5"});
+  expect_bad(
+      [](PlanOptions* o) {
+        o->f32_classes = {"A", "\xFF"};
+      },
+      {"f32_classes", "UTF-8"});
 }
 
 }  // namespace

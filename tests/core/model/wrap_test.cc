@@ -210,6 +210,7 @@ TEST(WrapPolicy, WrongTextsAreNamed) {
   ExpectInvalid(WrapPolicy::Parse("always:x"), {"'always'", "'x'"});
   ExpectInvalid(WrapPolicy::Parse("size?min_numel=-1"), {"min_numel=-1"});
   ExpectInvalid(WrapPolicy::Parse("size?min_numel=1e8"), {"'1e8'", "integer"});
+  ExpectInvalid(WrapPolicy::Parse("class?names=\xFF"), {"UTF-8"});
   // Each of several, with the whole text.
   ExpectInvalid(WrapPolicy::Parse("always|"), {"'always|'", "no name"});
   ExpectInvalid(WrapPolicy::Parse("|always"), {"'|always'", "no name"});
