@@ -3,7 +3,9 @@
 #include "core/engine/engine.h"
 
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "api/collective.h"
 #include "api/error.h"
@@ -24,6 +26,14 @@ using shard::StepReport;
 using shard::api::Guard;
 using shard::api::GuardCollective;
 using shard::api::ReadOptions;
+
+// What is wrong with an argument is for the engine to say, to all ranks.
+std::string_view TextOf(const char* text) { return text ? text : ""; }
+
+std::vector<int32_t> ParamsOf(const int32_t* params, size_t count) {
+  if (params == nullptr) return {};
+  return std::vector<int32_t>(params, params + count);
+}
 
 // NULL for a NULL engine.
 shard::Communicator* CommOf(const shard_engine* engine) {
@@ -305,6 +315,50 @@ shard_error* shard_engine_join(shard_engine* engine, double timeout,
     const Status status = engine->engine->Join(timeout, &done);
     if (steps != nullptr) *steps = done;
     return status;
+  });
+}
+
+shard_error* shard_engine_summon(shard_engine* engine, int32_t module,
+                                 int32_t rank, double timeout) noexcept {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->Summon(module, rank, timeout);
+  });
+}
+
+shard_error* shard_engine_summon_end(shard_engine* engine, int32_t write_back,
+                                     double timeout) noexcept {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->EndSummon(write_back != 0, timeout);
+  });
+}
+
+shard_error* shard_engine_add_param_group(shard_engine* engine,
+                                          const char* optimizer,
+                                          const int32_t* params, size_t count,
+                                          double timeout,
+                                          int32_t* group) noexcept {
+  if (group != nullptr) *group = 0;
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_ASSIGN_OR_RETURN(
+        const int32_t added,
+        engine->engine->AddParamGroup(TextOf(optimizer),
+                                      ParamsOf(params, count), timeout));
+    if (group != nullptr) *group = added;
+    return Status();
+  });
+}
+
+shard_error* shard_engine_set_trainable(shard_engine* engine,
+                                        const int32_t* params, size_t count,
+                                        int32_t trainable,
+                                        double timeout) noexcept {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->SetTrainable(ParamsOf(params, count), trainable != 0,
+                                        timeout);
   });
 }
 

@@ -17,8 +17,25 @@ namespace shard {
 
 namespace {
 
-// What this build can step; the plan itself covers more.
-Status CheckSupported(const Plan& plan, const Communicator& comm) {
+Status CheckEngineOptions(const EngineOptions& options) {
+  const auto missing = static_cast<int32_t>(options.missing_grads);
+  if (missing >= 0 && missing <= 2) return Status();
+  return InvalidArgument("unknown missing_grads ", missing,
+                         "; known: 0 (an error), 1 (zero), 2 (skip)");
+}
+
+// What ranks must agree on beside the plan: those that differed would part
+// only when one of them skips a step, or sends what no other expects.
+std::string AgreedText(const EngineOptions& options) {
+  return StrCat("loss_scaling '", options.loss_scaler.ToString(),
+                "', missing_grads ",
+                static_cast<int32_t>(options.missing_grads), ", overlap ",
+                options.overlap ? 1 : 0);
+}
+
+}  // namespace
+
+Status Engine::CheckSupported(const Plan& plan, const Communicator& comm) {
   const PlanOptions& options = plan.options();
   if (options.world_size != comm.world_size()) {
     return InvalidArgument("the plan is for world size ", options.world_size,
@@ -41,38 +58,19 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
   return Status();
 }
 
-Status CheckEngineOptions(const EngineOptions& options) {
-  const auto missing = static_cast<int32_t>(options.missing_grads);
-  if (missing >= 0 && missing <= 2) return Status();
-  return InvalidArgument("unknown missing_grads ", missing,
-                         "; known: 0 (an error), 1 (zero), 2 (skip)");
-}
-
-// Leaves `name` empty when nothing that is stepped needs a BLAS.
-Status FindBlas(const Plan& plan, const std::vector<Optimizer>& optimizers,
-                Device* device, std::string* name) {
+Status Engine::FindBlas(const Plan& plan, const Hypers& hypers, Device* device,
+                        std::string* name) {
   const bool needed =
       std::any_of(plan.buffers().begin(), plan.buffers().end(),
                   [&](const FlatBufferPlan& buffer) {
                     const auto group = static_cast<size_t>(buffer.group);
                     return buffer.trainable &&
-                           optimizers[group].formula() == Formula::kMuon;
+                           hypers.optimizers()[group].formula() == Formula::kMuon;
                   });
   if (!needed) return Status();
   SHARD_ASSIGN_OR_RETURN(*name, device->LoadBlas());
   return Status();
 }
-
-// What ranks must agree on beside the plan: those that differed would part
-// only when one of them skips a step, or sends what no other expects.
-std::string AgreedText(const EngineOptions& options) {
-  return StrCat("loss_scaling '", options.loss_scaler.ToString(),
-                "', missing_grads ",
-                static_cast<int32_t>(options.missing_grads), ", overlap ",
-                options.overlap ? 1 : 0);
-}
-
-}  // namespace
 
 StatusOr<std::unique_ptr<Engine>> Engine::Create(
     std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
@@ -104,7 +102,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   std::string blas;
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(
       comm.get(), "find a BLAS",
-      FindBlas(*plan, hypers.optimizers(), device.get(), &blas), deadline));
+      FindBlas(*plan, hypers, device.get(), &blas), deadline));
   comm->logger().Log(LogLevel::kInfo, "rank ", comm->rank(), ": ",
                      plan->Summary(), blas.empty() ? "" : ", BLAS ", blas);
   for (const std::string& warning : plan->Warnings()) {
@@ -118,14 +116,11 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   std::unique_ptr<Engine> engine(
       new Engine(std::move(comm), std::move(own), std::move(device),
                  std::move(hypers), *options, timeout));
-  Assembly::Options parts;
-  parts.timeout = timeout;
-  parts.allow_missing = options->missing_grads != MissingGrads::kError;
-  parts.overlap = options->overlap;
   SHARD_ASSIGN_OR_RETURN(
       auto assembly,
       Assembly::Create(std::move(plan), engine->comm_.get(),
-                       engine->device_.get(), parts, deadline));
+                       engine->device_.get(), engine->assembly_options_,
+                       deadline));
   engine->Adopt(std::move(assembly));
   return engine;
 }
@@ -140,7 +135,10 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
       hypers_(std::move(hypers)),
       loss_scaler_(options.loss_scaler),
       missing_grads_(options.missing_grads),
-      timeout_(timeout) {}
+      timeout_(timeout),
+      assembly_options_{timeout,
+                        options.missing_grads != MissingGrads::kError,
+                        options.overlap} {}
 
 void Engine::Adopt(std::unique_ptr<Assembly> assembly) {
   assembly_ = std::move(assembly);
@@ -188,6 +186,13 @@ int64_t Engine::NumelOf(ParamId param) const {
 
 StatusOr<Engine::Tensor> Engine::Param(ParamId param) const {
   SHARD_RETURN_IF_ERROR(PlaceOf(param).status());
+  if (summoned_ != nullptr && summoned_->Has(param)) {
+    void* const copy = summoned_->Param(param);
+    if (copy != nullptr) return Tensor{copy, NumelOf(param)};
+    return FailedPrecondition("parameter ", param, " was summoned to rank ",
+                              summoned_->rank(), ", this is rank ",
+                              comm_->rank());
+  }
   SHARD_ASSIGN_OR_RETURN(void* data, assembly_->units().Param(param));
   return Tensor{data, NumelOf(param)};
 }
@@ -293,7 +298,7 @@ Status Engine::BroadcastParams(double timeout) {
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm_.get(), "broadcast parameters", local, deadline));
   if (!comm_->direct()) SHARD_RETURN_IF_ERROR(SpreadParams(deadline));
-  SHARD_RETURN_IF_ERROR(FillMasters(deadline));
+  SHARD_RETURN_IF_ERROR(FillMasters(*assembly_, deadline));
   filled_.clear();
   filling_ = false;
   return Status();
@@ -340,10 +345,11 @@ Status Engine::SpreadParams(const Deadline& deadline) {
   return Status();
 }
 
-Status Engine::FillMasters(const Deadline& deadline) {
-  Stream& compute = assembly_->compute();
-  const int range = plan().RangeOf(comm_->rank());
-  for (const EngineBuffer& buffer : memory().buffers()) {
+Status Engine::FillMasters(const Assembly& assembly,
+                           const Deadline& deadline) {
+  Stream& compute = assembly.compute();
+  const int range = assembly.plan()->RangeOf(comm_->rank());
+  for (const EngineBuffer& buffer : assembly.memory().buffers()) {
     if (!buffer.plan->trainable || !buffer.plan->has_masters) continue;
     const int64_t count = buffer.plan->layout.shard_numel();
     compute.Widen(buffer.plan->dtype, buffer.ParamAt(range * count),
@@ -383,7 +389,63 @@ Status Engine::SetStep(int64_t step) {
   return Status();
 }
 
+// ---- Full parameters -------------------------------------------------------
+
+Status Engine::Summon(ModuleId module, int rank, double timeout) {
+  const Deadline deadline = DeadlineOf(timeout);
+  Status local = CheckTraining("summon");
+  if (local.ok()) local = assembly_->units().states().CheckAllIdle("summon");
+  const auto modules = static_cast<ModuleId>(plan().model().modules().size());
+  if (local.ok() && (module < 0 || module >= modules)) {
+    local = InvalidArgument("module ", module, " does not exist; the model has ",
+                            modules);
+  }
+  if (local.ok() && (rank < kAllRanks || rank >= comm_->world_size())) {
+    local = InvalidArgument("rank ", rank, " is outside 0 to ",
+                            comm_->world_size() - 1, " (-1: all)");
+  }
+  SHARD_RETURN_IF_ERROR(
+      assembly_->units().EnterChange(Activity::kSummon, local, deadline));
+  Fingerprint fingerprint;
+  fingerprint.Add(module);
+  fingerprint.Add(rank);
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm_.get(), "what is summoned", fingerprint.Finish(),
+      StrCat("module ", module, " to rank ", rank), deadline));
+  SHARD_ASSIGN_OR_RETURN(
+      summoned_, Summoned::Create(*assembly_, comm_.get(), device_.get(),
+                                  module, rank, deadline));
+  return Status();
+}
+
+Status Engine::EndSummon(bool write_back, double timeout) {
+  const Deadline deadline = DeadlineOf(timeout);
+  Status local;
+  if (summoned_ == nullptr) {
+    local = FailedPrecondition(
+        "summon_end in state ", filling_ ? "FILLING" : "IDLE",
+        "; it needs SUMMON_FULL_PARAMS: call summon first");
+  }
+  SHARD_RETURN_IF_ERROR(
+      assembly_->units().EnterChange(Activity::kSummon, local, deadline));
+  Fingerprint fingerprint;
+  fingerprint.Add(static_cast<int32_t>(write_back));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm_.get(), "write_back", fingerprint.Finish(),
+      StrCat("write_back ", write_back ? 1 : 0), deadline));
+  // Whatever comes of it: the copies are the host's until here.
+  const std::unique_ptr<Summoned> summoned = std::move(summoned_);
+  if (!write_back) return Status();
+  return summoned->WriteBack(*assembly_, comm_.get(), deadline);
+}
+
 Status Engine::CheckTraining(std::string_view what) const {
+  if (summoned_ != nullptr) {
+    return FailedPrecondition(
+        what,
+        " with parameters summoned: the engine is in state "
+        "SUMMON_FULL_PARAMS; call summon_end first");
+  }
   if (!filling_) return Status();
   return FailedPrecondition(
       what,

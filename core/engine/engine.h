@@ -31,6 +31,7 @@
 #include "core/engine/assembly.h"
 #include "core/engine/hypers.h"
 #include "core/engine/step_options.h"
+#include "core/engine/summon.h"
 #include "core/flat/plan.h"
 #include "core/optim/loss_scaler.h"
 
@@ -113,6 +114,27 @@ class Engine {
   // how many those were.
   Status Join(double timeout, int64_t* steps);
 
+  // COLLECTIVE. From here on Param gives whole copies of the parameters in
+  // `module`, on all ranks or on one; see core/engine/summon.h. Only Param and
+  // EndSummon are allowed until then.
+  Status Summon(ModuleId module, int rank, double timeout);
+  // COLLECTIVE. With `write_back` the copies become the parameters.
+  Status EndSummon(bool write_back, double timeout);
+
+  // COLLECTIVE, both. Another plan over the same parameters takes the place of
+  // the old one: pointers from Param and Grad are no longer valid, gradients
+  // are zero. States of parameters that stay trainable are kept
+  // (core/engine/migrate.h); frozen ones lose theirs, and count their steps
+  // from 0 once they are trained again. Both plans' memory is held meanwhile.
+  // On an error that is the same on all ranks, everything is as before.
+  //
+  // `params` are frozen, or in the default group; they become trainable.
+  StatusOr<GroupId> AddParamGroup(std::string_view optimizer,
+                                  const std::vector<ParamId>& params,
+                                  double timeout);
+  Status SetTrainable(const std::vector<ParamId>& params, bool trainable,
+                      double timeout);
+
   const Plan& plan() const { return *assembly_->plan(); }
   // The host's.
   Communicator* comm() const { return host_comm_.get(); }
@@ -121,9 +143,22 @@ class Engine {
   MemoryReport Memory() const { return memory().Measure(); }
 
  private:
+  // Leaves `name` empty when nothing that is stepped needs a BLAS.
+  static Status FindBlas(const Plan& plan, const Hypers& hypers, Device* device,
+                         std::string* name);
+  // What this build can step; the plan itself covers more.
+  static Status CheckSupported(const Plan& plan, const Communicator& comm);
+
   Engine(std::shared_ptr<Communicator> host_comm,
          std::shared_ptr<Communicator> comm, std::shared_ptr<Device> device,
          Hypers hypers, const EngineOptions& options, double timeout);
+
+  std::vector<GroupOptions> CurrentGroups() const;
+  // COLLECTIVE. `changed`: what was wrong with making model and groups.
+  Status Replan(const Status& changed, std::shared_ptr<Model> model,
+                std::vector<GroupOptions> groups, double timeout);
+  // Parameters that become trainable count their steps from 0.
+  void BeginParamSteps(const Plan& before, const Plan& after);
 
   Deadline DeadlineOf(double timeout) const;
   StatusOr<const ParamPlace*> PlaceOf(ParamId param) const;
@@ -144,7 +179,7 @@ class Engine {
   Status ChooseParamSteps(const Deadline& deadline);
   void CountParamSteps();
   // Widens this rank's part of the parameters into its master weights.
-  Status FillMasters(const Deadline& deadline);
+  Status FillMasters(const Assembly& assembly, const Deadline& deadline);
   // COLLECTIVE. Rank 0's filling to everyone that holds a part.
   Status SpreadParams(const Deadline& deadline);
 
@@ -155,6 +190,7 @@ class Engine {
   LossScaler loss_scaler_;
   const MissingGrads missing_grads_;
   const double timeout_;
+  const Assembly::Options assembly_options_;
   double trainable_numel_ = 0;
   bool filling_ = true;
   // Rank 0 while filling, where it does not hold all parameters: by buffer.
@@ -166,6 +202,7 @@ class Engine {
   // The same of the step in progress, as in UpdateInput.
   std::vector<int64_t> next_steps_;
   std::unique_ptr<Assembly> assembly_;
+  std::unique_ptr<Summoned> summoned_;
 };
 
 }  // namespace shard

@@ -40,6 +40,7 @@ Status Engine::SetTrainable(const std::vector<ParamId>& params, bool trainable,
                             double timeout) {
   auto model = std::make_shared<Model>(plan().model());
   const auto change = [&]() -> Status {
+    if (params.empty()) return InvalidArgument("no parameters were given");
     for (const ParamId param : params) {
       SHARD_RETURN_IF_ERROR(PlaceOf(param).status());
       SHARD_RETURN_IF_ERROR(model->SetTrainable(param, trainable));
@@ -76,10 +77,11 @@ Status Engine::Replan(const Status& changed, std::shared_ptr<Model> model,
     options.groups = std::move(groups);
     options.wrap = plan().UnitsAsPolicy();
     SHARD_ASSIGN_OR_RETURN(next, Plan::Create(std::move(model), options));
-    return Status();
+    return CheckSupported(*next, *comm_);
   };
   const Status local = make();
-  SHARD_RETURN_IF_ERROR(assembly_->units().EnterChange(local, deadline));
+  SHARD_RETURN_IF_ERROR(
+      assembly_->units().EnterChange(Activity::kReplan, local, deadline));
   SHARD_RETURN_IF_ERROR(CheckAgreement(comm_.get(), "the changed plan",
                                        next->fingerprint(), next->Summary(),
                                        deadline));
@@ -87,7 +89,7 @@ Status Engine::Replan(const Status& changed, std::shared_ptr<Model> model,
   std::string blas;
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(
       comm_.get(), "find a BLAS",
-      FindBlas(*next, hypers.optimizers(), device_.get(), &blas), deadline));
+      FindBlas(*next, hypers, device_.get(), &blas), deadline));
   SHARD_ASSIGN_OR_RETURN(auto assembly,
                          Assembly::Create(next, comm_.get(), device_.get(),
                                           assembly_options_, deadline));
@@ -111,7 +113,7 @@ void Engine::BeginParamSteps(const Plan& before, const Plan& after) {
   for (size_t p = 0; p < is.size(); ++p) {
     const int32_t position = after.positions()[p];
     if (position < 0 || was[p].trainable || !is[p].trainable) continue;
-    if (param_steps_.empty()) param_steps_.assign(is.size(), step_);
+    if (param_steps_.empty()) param_steps_.assign(after.NumStored(), step_);
     param_steps_[static_cast<size_t>(position)] = 0;
   }
 }

@@ -136,8 +136,7 @@ Status Engine::AgreeOnHypers(int32_t leader, const Deadline& deadline) {
 Status Engine::ChooseParamSteps(const Deadline& deadline) {
   next_steps_.clear();
   const std::vector<int32_t>& positions = plan().positions();
-  const auto stored = static_cast<size_t>(
-      *std::max_element(positions.begin(), positions.end()) + 1);
+  const size_t stored = plan().NumStored();
   const auto next_of = [&](size_t position) {
     return 1 + (param_steps_.empty() ? step_ : param_steps_[position]);
   };

@@ -67,12 +67,13 @@ Status Units::OutOfStep(const Status& error, Activity activity) {
   // those that would have followed. One whose gradients or parameters were on
   // their way has said so already.
   const std::vector<Note>& all = notes();
+  const bool moves =
+      activity == Activity::kReduce || activity == Activity::kGather;
   const bool together = std::all_of(all.begin(), all.end(), [&](const Note& n) {
     if (activity == Activity::kStep && n.activity == Activity::kJoin) {
       return true;
     }
-    return n.activity == activity &&
-           (activity == Activity::kStep || n.failed != 0);
+    return n.activity == activity && (!moves || n.failed != 0);
   });
   return together ? error : Broken(error);
 }
@@ -147,6 +148,19 @@ Status Units::Follow(const Note& note, const Status& local,
     const Status done = Do(led, nullptr, deadline);
     if (!done.ok()) return Broken(done);
   }
+}
+
+Status Units::EnterChange(Activity activity, const Status& local,
+                          const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  const Status drained = parts_.queue->Drain(deadline);
+  if (!drained.ok()) return Broken(drained);
+  Note note;
+  note.activity = activity;
+  const auto met = Meet(note, local, deadline);
+  if (!met.ok()) return OutOfStep(met.status(), activity);
+  param_slots_.DropAll();
+  return Status();
 }
 
 // ---- Acquire and release ---------------------------------------------------

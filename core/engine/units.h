@@ -92,6 +92,10 @@ class Units {
   // joined (`joined`).
   Status Follow(const Note& note, const Status& local, const Deadline& deadline,
                 int32_t* leader, bool* joined);
+  // COLLECTIVE. The same for kSummon and kReplan, which nobody follows. What
+  // was gathered is dropped, and the slots are the caller's.
+  Status EnterChange(Activity activity, const Status& local,
+                     const Deadline& deadline);
   // After a step; parameters that were gathered are out of date.
   void FinishStep();
   // `event` is when the parameters of `unit` are published, on the queue.

@@ -152,6 +152,7 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
 
   // In walk order, so that the order in which a rank added things is no
   // difference.
+  num_stored_ = inventory.walk.size();
   positions_.assign(model_->params().size(), -1);
   for (size_t i = 0; i < inventory.walk.size(); ++i) {
     const auto param = static_cast<size_t>(inventory.walk[i]);
@@ -160,6 +161,18 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
   }
   fingerprint_ = fingerprint.Finish();
   return Status();
+}
+
+WrapPolicy Plan::UnitsAsPolicy() const {
+  std::vector<bool> wrapped(model_->modules().size());
+  for (const UnitPlan& unit : units_) {
+    wrapped[static_cast<size_t>(unit.module)] = true;
+  }
+  WrapPolicy policy;
+  policy.SetPredicate([wrapped = std::move(wrapped)](ModuleId module, int64_t) {
+    return wrapped[static_cast<size_t>(module)];
+  });
+  return policy;
 }
 
 int32_t Plan::UnitOf(ParamId param) const {

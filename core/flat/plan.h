@@ -241,6 +241,10 @@ class Plan {
   // Where a parameter stands among the stored ones in module-walk order, by
   // ParamId: its number for all ranks, whatever order they added things in.
   const std::vector<int32_t>& positions() const { return positions_; }
+  // How many of them there are.
+  size_t NumStored() const { return num_stored_; }
+  // A policy that makes the same units again, of a model with the same modules.
+  WrapPolicy UnitsAsPolicy() const;
   // The unit a parameter is managed by: that of its first name in module-walk
   // order. -1: ignored.
   int32_t UnitOf(ParamId param) const;
@@ -327,6 +331,7 @@ class Plan {
   std::vector<SlotPlan> grad_slots_;
   bool shards_params_ = false;
   bool shards_grads_ = false;
+  size_t num_stored_ = 0;
   int64_t workspace_numel_ = 0;
   uint64_t fingerprint_ = 0;
 };

@@ -799,6 +799,51 @@ SHARD_API shard_error* shard_engine_step(
 SHARD_API shard_error* shard_engine_join(shard_engine* engine, double timeout,
                                          int64_t* steps) SHARD_NOEXCEPT;
 
+/* ---- Full parameters, and changes at run time ------------------------------ */
+
+/* From here on shard_engine_param gives whole private copies of the parameters
+ * in `module` (0: all) and below, on rank `rank` or, with -1, on all; on the
+ * others it is FAILED_PRECONDITION for those. The host may read and change the
+ * copies; the engine has its own until shard_engine_summon_end, so a host that
+ * fails in between has changed nothing. Meanwhile only shard_engine_param and
+ * summon_end are allowed. Takes the copies' bytes. The same on every rank.
+ * COLLECTIVE, blocks. Errors: FAILED_PRECONDITION while units are in use,
+ * INVALID_ARGUMENT for a module or rank that does not exist, DESYNC. */
+SHARD_API shard_error* shard_engine_summon(shard_engine* engine, int32_t module,
+                                           int32_t rank,
+                                           double timeout) SHARD_NOEXCEPT;
+
+/* Frees the copies. With `write_back` 1 they become the parameters first: every
+ * rank writes what it owns from its own copies, or all from those of the one
+ * rank that has them. Master weights follow where a parameter's bits have
+ * changed, and keep their precision elsewhere. COLLECTIVE, blocks. */
+SHARD_API shard_error* shard_engine_summon_end(shard_engine* engine,
+                                               int32_t write_back,
+                                               double timeout) SHARD_NOEXCEPT;
+
+/* Gives `params`, which are frozen or in the default group, a group of their
+ * own, as shard_model_add_param_group does; they become trainable. "?key=value"
+ * inherits from the default group as it is now. Both calls put another plan in
+ * the place of the old one, between steps: all pointers from shard_engine_param
+ * and _grad are no longer valid, gradients are zero, parameters keep their
+ * values. States of parameters that were and are trainable stay where the
+ * optimizer has one of that name and type; others begin as zeros, and their
+ * parameters count their steps from 0. Frozen parameters lose their states.
+ * Owners of other parameters stay as they were. Needs the memory of both plans.
+ * The same on every rank, which agree on the new plan's fingerprint; on an
+ * error everything is as before. `group` may be NULL. COLLECTIVE, block. */
+SHARD_API shard_error* shard_engine_add_param_group(
+    shard_engine* engine, const char* optimizer, const int32_t* params,
+    size_t count, double timeout, int32_t* group) SHARD_NOEXCEPT;
+
+/* Freezes (`trainable` 0) or trains (1) parameters from here on. */
+SHARD_API shard_error* shard_engine_set_trainable(shard_engine* engine,
+                                                  const int32_t* params,
+                                                  size_t count,
+                                                  int32_t trainable,
+                                                  double timeout)
+    SHARD_NOEXCEPT;
+
 /* Bytes this engine really has allocated; param_bytes is the host's. Set
  * memory->struct_size first. Local. */
 SHARD_API shard_error* shard_engine_memory(const shard_engine* engine,

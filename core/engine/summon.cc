@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/summon.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/dtype.h"
+#include "core/engine/buffers.h"
+#include "core/engine/transfers.h"
+#include "core/model/walk.h"
+#include "kernels/cpu/convert.h"
+
+namespace shard {
+
+namespace {
+
+// Of one copy: a cache line.
+constexpr int64_t kAlignment = 64;
+
+// By ParamId: whether it has a name in `module` or below.
+std::vector<bool> ParamsIn(const Model& model, ModuleId module) {
+  std::vector<bool> in(model.params().size());
+  int depth = -1;  // Of `module`, while the walk is in it.
+  WalkModel(
+      model,
+      [&](ModuleId at, int at_depth) {
+        if (depth >= 0 && at_depth <= depth) depth = -1;
+        if (at == module) depth = at_depth;
+        return !model.modules()[static_cast<size_t>(at)].ignored;
+      },
+      [&](int32_t reference) {
+        if (depth < 0) return;
+        const auto& name = model.references()[static_cast<size_t>(reference)];
+        in[static_cast<size_t>(name.param)] = true;
+      });
+  return in;
+}
+
+// Writes `count` elements over those of a parameter, and the master weights of
+// the ones that change.
+void Overwrite(DType dtype, const unsigned char* from, unsigned char* to,
+               float* master, size_t count) {
+  const size_t size = DTypeSize(dtype);
+  if (master != nullptr) {
+    for (size_t i = 0; i < count; ++i) {
+      if (std::memcmp(from + i * size, to + i * size, size) == 0) continue;
+      Widen(dtype, from + i * size, master + i, 1);
+    }
+  }
+  std::memcpy(to, from, count * size);
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Summoned>> Summoned::Create(
+    const Assembly& assembly, Communicator* comm, Device* device,
+    ModuleId module, int rank, const Deadline& deadline) {
+  const bool here = rank == kAllRanks || rank == comm->rank();
+  std::unique_ptr<Summoned> summoned(new Summoned(rank, here));
+  const Plan& plan = *assembly.plan();
+  const std::vector<bool> in = ParamsIn(plan.model(), module);
+  summoned->offsets_.assign(in.size(), -1);
+  summoned->units_.resize(plan.units().size());
+  for (size_t p = 0; p < in.size(); ++p) {
+    const ParamPlace& place = plan.places()[p];
+    if (!in[p] || place.buffer < 0) continue;
+    const auto& buffer = plan.buffers()[static_cast<size_t>(place.buffer)];
+    summoned->offsets_[p] = summoned->bytes_;
+    summoned->units_[static_cast<size_t>(buffer.unit)] = true;
+    const auto bytes = static_cast<int64_t>(
+        DTypeBytes(buffer.dtype, plan.model().params()[p].numel));
+    summoned->bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  Status local;
+  if (here && summoned->bytes_ > 0) {
+    auto memory = device->AllocateHost(static_cast<size_t>(summoned->bytes_),
+                                       "summoned parameters");
+    local = memory.status();
+    if (memory.ok()) summoned->copies_ = *std::move(memory);
+  }
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm, "summon full parameters", local, deadline));
+  SHARD_RETURN_IF_ERROR(summoned->Gather(assembly, deadline));
+  return summoned;
+}
+
+Status Summoned::Gather(const Assembly& assembly, const Deadline& deadline) {
+  const Plan& plan = *assembly.plan();
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!units_[u]) continue;
+    const auto unit = static_cast<int32_t>(u);
+    unsigned char* gathered = nullptr;
+    if (assembly.units().gathers()) {
+      gathered = assembly.memory().ParamSlot(plan.units()[u].depth, 0);
+      SHARD_RETURN_IF_ERROR(
+          assembly.transfers().Gather(unit, gathered, deadline));
+    }
+    if (!here_) continue;
+    for (const SlotPart& part : SlotParts(plan, unit, false)) {
+      const EngineBuffer& buffer = assembly.memory().buffers()[part.buffer];
+      for (const Slot& slot : buffer.plan->layout.slots()) {
+        const int64_t to = offsets_[static_cast<size_t>(slot.param)];
+        if (to < 0 || slot.numel == 0) continue;
+        const DType dtype = buffer.plan->dtype;
+        const void* const from =
+            gathered == nullptr
+                ? buffer.ParamAt(slot.offset)
+                : gathered + part.offset + DTypeBytes(dtype, slot.offset);
+        std::memcpy(copies_.data() + to, from, DTypeBytes(dtype, slot.numel));
+      }
+    }
+  }
+  return Status();
+}
+
+void* Summoned::Param(ParamId param) const {
+  return here_ ? copies_.data() + offsets_[static_cast<size_t>(param)]
+               : nullptr;
+}
+
+Status Summoned::WriteBack(const Assembly& assembly, Communicator* comm,
+                           const Deadline& deadline) const {
+  const Plan& plan = *assembly.plan();
+  const std::vector<EngineBuffer>& buffers = assembly.memory().buffers();
+  const int range_index = plan.RangeOf(comm->rank());
+  std::vector<unsigned char> sent;
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const EngineBuffer& buffer = buffers[b];
+    const DType dtype = buffer.plan->dtype;
+    const int64_t range = buffer.plan->layout.shard_numel();
+    const int64_t own_begin = range_index * range;
+    bool any = false;
+    for (const Slot& slot : buffer.plan->layout.slots()) {
+      const int64_t at = offsets_[static_cast<size_t>(slot.param)];
+      if (at < 0 || slot.numel == 0) continue;
+      any = true;
+      const unsigned char* from = nullptr;
+      if (here_) {
+        from = reinterpret_cast<const unsigned char*>(copies_.data()) + at;
+      }
+      if (rank_ != kAllRanks) {
+        const size_t bytes = DTypeBytes(dtype, slot.numel);
+        sent.resize(bytes);
+        if (here_) std::memcpy(sent.data(), from, bytes);
+        SHARD_RETURN_IF_ERROR(comm->Broadcast("write summoned parameters back",
+                                              rank_, sent.data(), bytes,
+                                              deadline));
+        from = sent.data();
+      }
+      const int64_t begin = std::max(slot.offset, own_begin);
+      const int64_t end = std::min(slot.offset + slot.numel, own_begin + range);
+      if (begin >= end) continue;
+      float* master = nullptr;
+      if (buffer.plan->trainable && buffer.plan->has_masters) {
+        master = reinterpret_cast<float*>(buffer.states.back()) +
+                 (begin - own_begin);
+      }
+      Overwrite(dtype, from + DTypeBytes(dtype, begin - slot.offset),
+                static_cast<unsigned char*>(buffer.ParamAt(begin)), master,
+                static_cast<size_t>(end - begin));
+    }
+    if (any) SHARD_RETURN_IF_ERROR(assembly.transfers().Publish(b, deadline));
+  }
+  return assembly.transfers().Finish(deadline);
+}
+
+}  // namespace shard

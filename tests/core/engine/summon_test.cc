@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/summon.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "tests/core/engine/states.h"
+#include "tests/core/engine/unit_training.h"
+
+namespace shard {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Form {
+  const char* name;
+  int stage;
+  const char* link;
+  int shard_group_size = 0;
+};
+
+constexpr Form kForms[] = {
+    {"stage1", 1, ""},
+    {"stage3", 3, ""},
+    {"apart_stage1", 1, "direct=0"},
+    {"apart_stage2_groups", 2, "direct=0", 2},
+    {"apart_stage3", 3, "direct=0"},
+    {"apart_stage3_groups", 3, "direct=0", 2},
+};
+
+constexpr int kWorldSize = 4;
+
+class SummonTest : public ::testing::TestWithParam<Form> {
+ protected:
+  static UnitTraining TrainingOf(DType dtype = DType::kF32) {
+    const Form& form = GetParam();
+    UnitTraining training;
+    training.model = BlockModel(3, dtype);
+    training.link = form.link;
+    training.plan.stage = form.stage;
+    training.plan.world_size = kWorldSize;
+    training.plan.shard_group_size = form.shard_group_size;
+    return training;
+  }
+
+  // On every rank, after a step.
+  static void Run(
+      const UnitTraining& training,
+      const std::function<void(Engine*, UnitTrainer*)>& body) {
+    const auto plan = PlanOf(training);
+    ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+    RunThreadRanks(
+        kWorldSize,
+        [&](const auto& comm) {
+          auto engine = Engine::Create(*plan, comm, training.engine);
+          ASSERT_TRUE(engine.ok()) << engine.status().ToString();
+          UnitTrainer trainer(training, engine->get());
+          trainer.Fill();
+          Step(&trainer, 1);
+          body(engine->get(), &trainer);
+        },
+        30, training.link);
+  }
+
+  static void Step(UnitTrainer* trainer, int batch) {
+    trainer->Forward();
+    trainer->Backward(batch, true);
+    StepReport report;
+    const Status stepped = trainer->Step(&report);
+    ASSERT_TRUE(stepped.ok()) << stepped.ToString();
+  }
+
+  // By ParamId; empty where there is none on this rank.
+  static std::vector<std::vector<float>> ReadSummoned(Engine* engine) {
+    std::vector<std::vector<float>> values;
+    const auto& params = engine->plan().model().params();
+    for (size_t p = 0; p < params.size(); ++p) {
+      const auto tensor = engine->Param(static_cast<ParamId>(p));
+      values.emplace_back();
+      if (!tensor.ok()) continue;
+      values.back() = Load(params[p].dtype, tensor->data, tensor->numel);
+    }
+    return values;
+  }
+};
+
+TEST_P(SummonTest, AllParametersOnAllRanks) {
+  Run(TrainingOf(), [](Engine* engine, UnitTrainer* trainer) {
+    const auto expected = trainer->Read();
+    ASSERT_TRUE(engine->Summon(kRootModule, kAllRanks, 0).ok());
+    EXPECT_EQ(ReadSummoned(engine), expected);
+    ASSERT_TRUE(engine->EndSummon(false, 0).ok());
+    EXPECT_EQ(trainer->Read(), expected);
+  });
+}
+
+TEST_P(SummonTest, AModuleOnOneRank) {
+  Run(TrainingOf(), [](Engine* engine, UnitTrainer* trainer) {
+    const auto expected = trainer->Read();
+    // The second block's, with what is below it; and the head, whose weight
+    // is the embedding's.
+    const Model& model = engine->plan().model();
+    for (size_t m = 1; m < model.modules().size(); ++m) {
+      const auto module = static_cast<ModuleId>(m);
+      const std::string fqn = model.ModuleFqn(module);
+      if (fqn != "block1" && fqn != "head") continue;
+      ASSERT_TRUE(engine->Summon(module, 2, 0).ok());
+      const ParamId inside = fqn == "head" ? 0 : 4;
+      const auto tensor = engine->Param(inside);
+      if (engine->comm()->rank() == 2) {
+        ASSERT_TRUE(tensor.ok()) << tensor.status().ToString();
+        EXPECT_EQ(Load(DType::kF32, tensor->data, tensor->numel),
+                  expected[static_cast<size_t>(inside)])
+            << fqn;
+      } else {
+        EXPECT_EQ(tensor.status().code(), StatusCode::kFailedPrecondition);
+        EXPECT_THAT(tensor.status().ToString(), HasSubstr("rank 2"));
+      }
+      ASSERT_TRUE(engine->EndSummon(false, 0).ok());
+    }
+  });
+}
+
+// What is not written back is gone; what is, everybody has, and trains on.
+TEST_P(SummonTest, WriteBack) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int rank : {kAllRanks, 1}) {
+      for (const bool write_back : {false, true}) {
+        SCOPED_TRACE(StrCat(DTypeName(dtype), " rank ", rank, " write_back ",
+                            write_back ? 1 : 0));
+        Run(TrainingOf(dtype), [&](Engine* engine, UnitTrainer* trainer) {
+          auto expected = trainer->Read();
+          ASSERT_TRUE(engine->Summon(kRootModule, rank, 0).ok());
+          const auto& params = engine->plan().model().params();
+          for (size_t p = 0; p < params.size(); ++p) {
+            if (write_back) {
+              for (float& value : expected[p]) value *= 2;
+            }
+            const auto tensor = engine->Param(static_cast<ParamId>(p));
+            if (!tensor.ok()) continue;
+            std::vector<float> values =
+                Load(dtype, tensor->data, tensor->numel);
+            for (float& value : values) value *= 2;
+            Store(dtype, values, tensor->data);
+          }
+          ASSERT_TRUE(engine->EndSummon(write_back, 0).ok());
+          EXPECT_EQ(trainer->Read(), expected);
+          Step(trainer, 2);
+        });
+      }
+    }
+  }
+}
+
+// Master weights of what the host did not touch keep all their bits.
+TEST_P(SummonTest, UntouchedMastersStay) {
+  std::vector<std::vector<float>> plain;
+  std::vector<std::vector<float>> summoned;
+  for (const bool summon : {false, true}) {
+    Run(TrainingOf(DType::kBF16), [&](Engine* engine, UnitTrainer* trainer) {
+      if (summon) {
+        ASSERT_TRUE(engine->Summon(kRootModule, kAllRanks, 0).ok());
+        ASSERT_TRUE(engine->EndSummon(true, 0).ok());
+      }
+      for (int step = 2; step < 6; ++step) Step(trainer, step);
+      auto read = trainer->Read();
+      if (engine->comm()->rank() != 0) return;
+      (summon ? summoned : plain) = std::move(read);
+    });
+  }
+  EXPECT_EQ(summoned, plain);
+}
+
+TEST_P(SummonTest, NothingElseMeanwhile) {
+  Run(TrainingOf(), [](Engine* engine, UnitTrainer* trainer) {
+    ASSERT_TRUE(engine->Summon(kRootModule, kAllRanks, 0).ok());
+    const auto expect = [](const Status& status) {
+      EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+      EXPECT_THAT(status.ToString(), HasSubstr("SUMMON_FULL_PARAMS"));
+    };
+    StepReport report;
+    expect(engine->Step(StepOptions(), &report));
+    expect(engine->UnitAcquire(0, Pass::kForward, 0));
+    expect(engine->Summon(kRootModule, kAllRanks, 0));
+    expect(engine->SetTrainable({1}, false, 0));
+    ASSERT_TRUE(engine->EndSummon(false, 0).ok());
+    const Status ended = engine->EndSummon(false, 0);
+    expect(ended);
+    Step(trainer, 2);
+  });
+}
+
+TEST_P(SummonTest, ErrorsAreThoseOfAllRanks) {
+  Run(TrainingOf(), [](Engine* engine, UnitTrainer* trainer) {
+    const int rank = engine->comm()->rank();
+    Status status = engine->Summon(rank == 3 ? 77 : 0, kAllRanks, 0);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.ToString(), HasSubstr("77"));
+    status = engine->Summon(0, kWorldSize, 0);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    status = engine->Summon(rank == 3 ? 1 : 0, kAllRanks, 0);
+    EXPECT_EQ(status.code(), StatusCode::kDesync);
+    Step(trainer, 2);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, SummonTest, ::testing::ValuesIn(kForms),
+                         [](const auto& info) {
+                           return std::string(info.param.name);
+                         });
+
+}  // namespace
+}  // namespace shard
