@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The units of a plan: options, numbers, memory, warnings.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/api/api_testing.h"
+
+namespace shard_api_testing {
+namespace {
+
+// Two blocks, each with a norm, and an ignored parameter; the first block's
+// bias is frozen.
+struct Blocks {
+  Blocks() {
+    for (const char* name : {"a", "b"}) {
+      int32_t block = 0;
+      int32_t norm = 0;
+      EXPECT_OK(shard_model_add_module(model.get(), 0, name, "Block", &block));
+      EXPECT_OK(
+          shard_model_add_module(model.get(), block, "norm", "Norm", &norm));
+      Add(block, "weight", 4096);
+      Add(block, "bias", 10);
+      Add(norm, "weight", 64);
+      blocks.push_back(block);
+      norms.push_back(norm);
+    }
+    EXPECT_OK(shard_model_freeze(model.get(), 1));
+    ignored = Add(0, "ignored", 5);
+    EXPECT_OK(shard_model_ignore_param(model.get(), ignored));
+  }
+  int32_t Add(int32_t module, const char* name, int64_t numel) {
+    int32_t param = 0;
+    EXPECT_OK(shard_model_add_param(model.get(), module, name, SHARD_F32,
+                                    &numel, 1, &param));
+    return param;
+  }
+  Model model = EmptyModel();
+  std::vector<int32_t> blocks, norms;
+  int32_t ignored;
+};
+
+TEST(PlanUnitsTest, Units) {
+  const Blocks net;
+  shard_plan_options options = PlanOptions(2);
+  options.wrap = "class?names=Block|class?names=Norm";
+  const Plan plan = MakePlan(net.model.get(), options);
+  EXPECT_EQ(shard_plan_num_units(plan.get()), 5);
+  EXPECT_EQ(shard_plan_num_units(nullptr), 0);
+  const std::vector<int32_t> modules = {0, net.blocks[0], net.norms[0],
+                                        net.blocks[1], net.norms[1]};
+  for (int32_t unit = 0; unit < 5; ++unit) {
+    int32_t module = -7;
+    ASSERT_OK(shard_plan_unit_module(plan.get(), unit, &module));
+    EXPECT_EQ(module, modules[static_cast<size_t>(unit)]);
+    int32_t again = -7;
+    ASSERT_OK(shard_plan_unit_of_module(plan.get(), module, &again));
+    EXPECT_EQ(again, unit);
+  }
+  const std::vector<int32_t> units = {1, 1, 2, 3, 3, 4};
+  for (int32_t param = 0; param < 6; ++param) {
+    int32_t unit = -7;
+    ASSERT_OK(shard_plan_unit_of(plan.get(), param, &unit));
+    EXPECT_EQ(unit, units[static_cast<size_t>(param)]);
+  }
+
+  // What is not there.
+  int32_t out = -7;
+  EXPECT_FAILS(shard_plan_unit_of(plan.get(), net.ignored, &out),
+               SHARD_FAILED_PRECONDITION, "'ignored' is ignored");
+  EXPECT_EQ(out, 0);
+  for (const int32_t bad : {-1, 7, INT32_MAX}) {
+    EXPECT_FAILS(shard_plan_unit_of(plan.get(), bad, &out),
+                 SHARD_INVALID_ARGUMENT, "parameter", std::to_string(bad));
+    EXPECT_FAILS(shard_plan_unit_module(plan.get(), bad, &out),
+                 SHARD_INVALID_ARGUMENT, "unit", std::to_string(bad));
+    EXPECT_FAILS(shard_plan_unit_of_module(plan.get(), bad, &out),
+                 SHARD_INVALID_ARGUMENT, "module", std::to_string(bad));
+  }
+  options.wrap = "class?names=Norm";
+  const Plan norms = MakePlan(net.model.get(), options);
+  out = -7;
+  EXPECT_FAILS(shard_plan_unit_of_module(norms.get(), net.blocks[1], &out),
+               SHARD_NOT_FOUND, "'b'");
+  EXPECT_EQ(out, 0);
+  EXPECT_OK(shard_plan_unit_of_module(norms.get(), net.norms[1], &out));
+  EXPECT_EQ(out, 2);
+
+  for (const auto call : {shard_plan_unit_of, shard_plan_unit_of_module,
+                          shard_plan_unit_module}) {
+    out = -7;
+    EXPECT_FAILS(call(nullptr, 0, &out), SHARD_INVALID_ARGUMENT,
+                 "plan is NULL");
+    EXPECT_EQ(out, 0);
+    EXPECT_FAILS(call(plan.get(), 0, nullptr), SHARD_INVALID_ARGUMENT,
+                 "is NULL");
+  }
+}
+
+TEST(PlanUnitsTest, WrapPredicates) {
+  const Blocks net;
+  struct Asked {
+    std::vector<int32_t> modules;
+    std::vector<int64_t> numels;
+    int32_t wanted;
+  } asked = {{}, {}, net.blocks[0]};
+  shard_plan_options options = PlanOptions(2);
+  options.wrap = "class?names=Norm";
+  options.wrap_predicate = [](int32_t module, int64_t numel, void* user_data) {
+    auto* to = static_cast<Asked*>(user_data);
+    to->modules.push_back(module);
+    to->numels.push_back(numel);
+    return module == to->wanted ? 2 : 0;  // Anything but 0 is yes.
+  };
+  options.wrap_user_data = &asked;
+  const Plan plan = MakePlan(net.model.get(), options);
+  EXPECT_EQ(asked.modules, net.blocks);
+  EXPECT_EQ(asked.numels, (std::vector<int64_t>{4106, 4106}));
+  EXPECT_EQ(shard_plan_num_units(plan.get()), 4);
+}
+
+// Sets one field of the options to what is wrong.
+template <typename Change>
+void ExpectBad(Change change, const std::vector<std::string>& texts) {
+  const Model model = SmallModel();
+  shard_plan_options options = PlanOptions(6);
+  change(&options);
+  shard_plan* plan = Garbage<shard_plan>();
+  ExpectError(Take(shard_plan_create(model.get(), &options, &plan)),
+              SHARD_INVALID_ARGUMENT, texts);
+  EXPECT_EQ(plan, nullptr);
+}
+
+TEST(PlanUnitsTest, BadUnitOptions) {
+  using Options = shard_plan_options;
+  ExpectBad([](Options* o) { o->wrap = "never"; },
+            {"'never'", "always, class, size"});
+  ExpectBad([](Options* o) { o->f32_classes = "A,,B"; },
+            {"f32_classes 'A,,B'", "empty"});
+  ExpectBad([](Options* o) { o->param_dtype = SHARD_F64; },
+            {"param_dtype 4", "2 (bf16)"});
+  ExpectBad([](Options* o) { o->param_dtype = -1; }, {"param_dtype -1"});
+  ExpectBad([](Options* o) { o->shard_group_size = 4; },
+            {"shard_group_size 4", "world size 6"});
+  ExpectBad([](Options* o) { o->buffer_bytes = -1; }, {"buffer_bytes -1"});
+  ExpectBad([](Options* o) { o->prefetch = -2; }, {"prefetch -2"});
+  ExpectBad([](Options* o) { o->prefetch = 65; }, {"prefetch 65", "64"});
+  ExpectBad([](Options* o) { o->whole_grads = 2; },
+            {"whole_grads is 2", "0 or 1"});
+  ExpectBad([](Options* o) { o->deterministic = -1; }, {"deterministic is -1"});
+  ExpectBad([](Options* o) { o->reserved = 1; },
+            {"shard_plan_options.reserved is 1"});
+}
+
+TEST(PlanUnitsTest, UnitOptionsMeanWhatTheySay) {
+  const Blocks net;
+  const auto json_of = [&](auto change) {
+    shard_plan_options options = PlanOptions(4);
+    change(&options);
+    const Plan plan = MakePlan(net.model.get(), options);
+    size_t length = 0;
+    EXPECT_OK(shard_plan_json(plan.get(), nullptr, 0, &length));
+    std::string text(length + 1, '\0');
+    EXPECT_OK(shard_plan_json(plan.get(), text.data(), text.size(), &length));
+    text.resize(length);
+    return nlohmann::json::parse(text).at("options");
+  };
+  using Options = shard_plan_options;
+  const auto defaults = json_of([](Options*) {});
+  EXPECT_EQ(defaults["prefetch"], 1);
+  EXPECT_EQ(defaults["buffer_bytes"], 25 << 20);
+  EXPECT_EQ(defaults["param_dtype"], "f32");
+  EXPECT_EQ(json_of([](Options* o) { o->prefetch = -1; })["prefetch"], 0);
+  EXPECT_EQ(json_of([](Options* o) { o->prefetch = 3; })["prefetch"], 3);
+  const auto json = json_of([](Options* o) {
+    o->param_dtype = SHARD_BF16;
+    o->f32_classes = "Norm,Head";
+    o->buffer_bytes = 77;
+    o->shard_group_size = 2;
+    o->whole_grads = 1;
+    o->deterministic = 1;
+  });
+  EXPECT_EQ(json["param_dtype"], "bf16");
+  EXPECT_EQ(json["f32_classes"], nlohmann::json({"Norm", "Head"}));
+  EXPECT_EQ(json["buffer_bytes"], 77);
+  EXPECT_EQ(json["shard_group_size"], 2);
+  EXPECT_EQ(json["whole_grads"], true);
+  EXPECT_EQ(json["deterministic"], true);
+}
+
+TEST(PlanUnitsTest, MemoryWithAndWithoutSharedMemory) {
+  const Model model = EmptyModel();
+  for (int i = 0; i < 16; ++i) {
+    int32_t block = 0;
+    ASSERT_OK(shard_model_add_module(
+        model.get(), 0, ("b" + std::to_string(i)).c_str(), "Block", &block));
+    const int64_t numel = 1 << 14;
+    int32_t param = 0;
+    ASSERT_OK(shard_model_add_param(model.get(), block, "w", SHARD_F32, &numel,
+                                    1, &param));
+  }
+  shard_plan_options options = PlanOptions(4);
+  options.stage = 3;
+  options.wrap = "always";
+  const Plan plan = MakePlan(model.get(), options);
+  shard_memory shared = SHARD_MEMORY_INIT;
+  shard_memory unshared = SHARD_MEMORY_INIT;
+  ASSERT_OK(shard_plan_memory(plan.get(), &shared));
+  ASSERT_OK(shard_plan_memory_unshared(plan.get(), &unshared));
+  constexpr uint64_t kUnit = 65536;
+  EXPECT_EQ(shared.param_bytes, 16 * kUnit);
+  EXPECT_EQ(unshared.param_bytes, 4 * kUnit);
+  // A unit in use and one in flight, of gradients, and of parameters too.
+  EXPECT_EQ(shared.transient_bytes, 2 * kUnit);
+  EXPECT_EQ(unshared.transient_bytes, 4 * kUnit);
+  EXPECT_EQ(shared.grad_bytes, 4 * kUnit);
+  EXPECT_FAILS(shard_plan_memory_unshared(nullptr, &shared),
+               SHARD_INVALID_ARGUMENT, "plan is NULL");
+  EXPECT_FAILS(shard_plan_memory_unshared(plan.get(), nullptr),
+               SHARD_INVALID_ARGUMENT, "memory is NULL");
+}
+
+TEST(PlanUnitsTest, WarningsAreLines) {
+  const Blocks net;
+  shard_plan_options options = PlanOptions(2);
+  options.wrap = "class?names=Block";
+  const auto warnings_of = [&] {
+    const Plan plan = MakePlan(net.model.get(), options);
+    size_t length = 77;
+    EXPECT_OK(shard_plan_warnings(plan.get(), nullptr, 0, &length));
+    std::string text(length + 1, 'x');
+    EXPECT_OK(
+        shard_plan_warnings(plan.get(), text.data(), text.size(), &length));
+    text.resize(length);
+    return text;
+  };
+  const std::string mixed = warnings_of();
+  EXPECT_EQ(mixed.find("unit a has frozen and trainable parameters: "), 0u);
+  EXPECT_EQ(mixed.find('\n'), mixed.size() - 1);
+  EXPECT_OK(shard_model_ignore_param(net.model.get(), 1));
+  EXPECT_EQ(warnings_of(), "");
+
+  size_t length = 77;
+  EXPECT_FAILS(shard_plan_warnings(nullptr, nullptr, 0, &length),
+               SHARD_INVALID_ARGUMENT, "plan is NULL");
+  EXPECT_EQ(length, 0u);
+}
+
+}  // namespace
+}  // namespace shard_api_testing
