@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "tests/core/engine/states.h"
 #include "tests/core/engine/unit_training.h"
 
 namespace shard {
