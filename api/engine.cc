@@ -306,6 +306,14 @@ shard_error* shard_engine_no_sync(shard_engine* engine, int32_t on) noexcept {
   });
 }
 
+shard_error* shard_engine_begin_step(
+    shard_engine* engine, const shard_step_options* options) noexcept {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->BeginStep(ToStepOptions(options, nullptr));
+  });
+}
+
 shard_error* shard_engine_join(shard_engine* engine, double timeout,
                                int64_t* steps) noexcept {
   if (steps != nullptr) *steps = 0;

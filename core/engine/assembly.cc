@@ -24,6 +24,7 @@ StatusOr<std::unique_ptr<Assembly>> Assembly::Create(
 Status Assembly::Connect(Communicator* comm, Device* device,
                          const Options& options) {
   SHARD_ASSIGN_OR_RETURN(compute_, device->CreateStream(StreamKind::kCompute));
+  SHARD_ASSIGN_OR_RETURN(ahead_, device->CreateStream(StreamKind::kCompute));
   SHARD_ASSIGN_OR_RETURN(auto communication,
                          device->CreateStream(StreamKind::kCommunication));
   SHARD_ASSIGN_OR_RETURN(transfers_,
@@ -47,6 +48,7 @@ Status Assembly::Connect(Communicator* comm, Device* device,
   step_parts.comm = comm;
   step_parts.device = device;
   step_parts.compute = compute_.get();
+  step_parts.ahead = ahead_.get();
   step_parts.transfers = transfers_.get();
   step_parts.queue = queue_.get();
   step_parts.units = units_.get();

@@ -53,6 +53,7 @@ class Assembly {
   std::shared_ptr<const Plan> plan_;
   std::optional<EngineMemory> memory_;
   std::unique_ptr<Stream> compute_;
+  std::unique_ptr<Stream> ahead_;
   std::unique_ptr<Transfers> transfers_;
   std::unique_ptr<Units> units_;
   std::unique_ptr<Stepper> stepper_;

@@ -205,6 +205,11 @@ StatusOr<Engine::Tensor> Engine::Grad(ParamId param) const {
 
 Status Engine::ZeroGrad() {
   const Deadline deadline = DeadlineOf(0);
+  if (begun_ && assembly_->units().states().any_ready()) {
+    return FailedPrecondition(
+        "zero_grad after begin_step, with gradients that were ready and may be "
+        "applied already: step first");
+  }
   SHARD_RETURN_IF_ERROR(assembly_->units().ClearGrads(deadline));
   return ZeroWholeGrads(deadline);
 }
@@ -393,8 +398,7 @@ Status Engine::SetStep(int64_t step) {
 
 Status Engine::Summon(ModuleId module, int rank, double timeout) {
   const Deadline deadline = DeadlineOf(timeout);
-  Status local = CheckTraining("summon");
-  if (local.ok()) local = assembly_->units().states().CheckAllIdle("summon");
+  Status local = CheckBetweenSteps("summon");
   const auto modules = static_cast<ModuleId>(plan().model().modules().size());
   if (local.ok() && (module < 0 || module >= modules)) {
     local = InvalidArgument("module ", module, " does not exist; the model has ",

@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -109,6 +110,13 @@ class Engine {
   // range, are an error on all ranks.
   Status Step(const StatusOr<StepOptions>& options, StepReport* report);
 
+  // COLLECTIVE. Optional, before the backward pass of a step: says what that
+  // step will be, so that each unit is updated and published as soon as its
+  // gradients are ready on all ranks, while the host goes on. Step then takes
+  // default options, or these. Not with what needs all gradients first: a norm,
+  // skip_nonfinite, dynamic loss scaling, missing gradients.
+  Status BeginStep(const StatusOr<StepOptions>& options);
+
   // COLLECTIVE. For a rank that is out of input: does its part of the others'
   // steps, with gradients that are zero, until all ranks have joined. `steps`:
   // how many those were.
@@ -169,10 +177,18 @@ class Engine {
   void Adopt(std::unique_ptr<Assembly> assembly);
   Status ZeroWholeGrads(const Deadline& deadline);
   Status CheckTraining(std::string_view what) const;
+  // In training state IDLE.
+  Status CheckBetweenSteps(std::string_view what) const;
   StepSetting Setting() const;
   // COLLECTIVE, after a meeting in which `leader` steps.
   Status RunStep(const StepOptions& options, int32_t leader,
                  const Deadline& deadline, StepReport* report);
+  Status RunBeginStep(const StepOptions& options, int32_t leader,
+                      const Deadline& deadline);
+  // COLLECTIVE. Agrees on what is stepped with.
+  StatusOr<StepInput> PrepareStep(const StepOptions& options, int32_t leader,
+                                  const Deadline& deadline, int32_t* active);
+  Status CheckBeginStep(const StepOptions& options) const;
   // COLLECTIVE. Ranks that joined take the leader's values.
   Status AgreeOnHypers(int32_t leader, const Deadline& deadline);
   // COLLECTIVE. Which parameters do a step, and which one, for UpdateInput.
@@ -201,6 +217,10 @@ class Engine {
   std::vector<int64_t> param_steps_;
   // The same of the step in progress, as in UpdateInput.
   std::vector<int64_t> next_steps_;
+  // What BeginStep was given, until that step is done.
+  std::optional<StepOptions> begun_;
+  StepInput begun_input_ = {};
+  int32_t begun_active_ = 0;
   std::unique_ptr<Assembly> assembly_;
   std::unique_ptr<Summoned> summoned_;
 };

@@ -64,15 +64,8 @@ Status Engine::Replan(const Status& changed, std::shared_ptr<Model> model,
   const Deadline deadline = DeadlineOf(timeout);
   std::shared_ptr<const Plan> next;
   const auto make = [&]() -> Status {
-    SHARD_RETURN_IF_ERROR(CheckTraining("a change of the plan"));
+    SHARD_RETURN_IF_ERROR(CheckBetweenSteps("a change of the plan"));
     SHARD_RETURN_IF_ERROR(changed);
-    const UnitStates& states = assembly_->units().states();
-    SHARD_RETURN_IF_ERROR(states.CheckAllIdle("a change of the plan"));
-    if (states.any_ready()) {
-      return FailedPrecondition(
-          "gradients are ready for a step, which a change of the plan would "
-          "lose: step first, or zero_grad");
-    }
     PlanOptions options = plan().options();
     options.groups = std::move(groups);
     options.wrap = plan().UnitsAsPolicy();

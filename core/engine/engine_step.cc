@@ -17,12 +17,81 @@ StepSetting Engine::Setting() const {
   return {comm_->world_size(), trainable_numel_, &loss_scaler_};
 }
 
+Status Engine::CheckBetweenSteps(std::string_view what) const {
+  SHARD_RETURN_IF_ERROR(CheckTraining(what));
+  SHARD_RETURN_IF_ERROR(assembly_->units().states().CheckAllIdle(what));
+  if (!begun_ && !assembly_->units().states().any_ready()) return Status();
+  return FailedPrecondition(
+      what, " in state FORWARD_BACKWARD, ",
+      begun_ ? "after begin_step" : "with gradients that are ready",
+      "; it needs IDLE: step first");
+}
+
+Status Engine::CheckBeginStep(const StepOptions& options) const {
+  const char* needs = options.max_grad_norm > 0 ? "max_grad_norm"
+                      : options.skip_nonfinite  ? "skip_nonfinite"
+                      : loss_scaler_.dynamic()  ? "dynamic loss_scaling"
+                      : missing_grads_ != MissingGrads::kError
+                          ? "missing_grads"
+                          : nullptr;
+  if (needs != nullptr) {
+    return FailedPrecondition("begin_step with ", needs,
+                              ", which needs all gradients before anything is "
+                              "updated; call step alone");
+  }
+  if (begun_) {
+    return FailedPrecondition("begin_step after begin_step: call step first");
+  }
+  if (assembly_->units().states().any_ready()) {
+    return FailedPrecondition(
+        "begin_step with gradients that are ready: call it before the backward "
+        "pass");
+  }
+  return Status();
+}
+
+Status Engine::BeginStep(const StatusOr<StepOptions>& given) {
+  const StepOptions options = given.ok() ? *given : StepOptions();
+  const Deadline deadline = DeadlineOf(options.timeout);
+  Status local = given.status();
+  if (local.ok()) local = CheckTraining("begin_step");
+  if (local.ok()) local = CheckStepOptions(options, Setting());
+  if (local.ok()) local = CheckBeginStep(options);
+  if (local.ok() && options.lr > 0) {
+    local = Hypers(hypers_).Set(kAllGroups, "lr", options.lr);
+  }
+  Note note;
+  note.activity = Activity::kBeginStep;
+  note.step = EntryOf(options, Setting(), hypers_.Fingerprint52(), step_ + 1);
+  int32_t leader = 0;
+  SHARD_RETURN_IF_ERROR(
+      assembly_->units().EnterStep(note, local, deadline, &leader));
+  return RunBeginStep(options, leader, deadline);
+}
+
+Status Engine::RunBeginStep(const StepOptions& options, int32_t leader,
+                            const Deadline& deadline) {
+  SHARD_ASSIGN_OR_RETURN(
+      begun_input_, PrepareStep(options, leader, deadline, &begun_active_));
+  begun_ = options;
+  assembly_->stepper().Begin(begun_input_);
+  assembly_->units().SetAhead(
+      [this](int32_t unit, const Deadline& until) {
+        return assembly_->stepper().RunAhead(unit, until);
+      });
+  return Status();
+}
+
 Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
   *report = StepReport();
-  const StepOptions options = given.ok() ? *given : StepOptions();
+  StepOptions options = given.ok() ? *given : StepOptions();
   const Deadline deadline = DeadlineOf(options.timeout);
   Stopwatch total(&report->seconds_total);
   Status local = given.status();
+  if (local.ok() && begun_) {
+    local = CheckSameStep(options, *begun_);
+    options = *begun_;
+  }
   if (local.ok()) local = CheckTraining("step");
   if (local.ok()) local = CheckStepOptions(options, Setting());
   if (local.ok()) local = assembly_->units().CheckStep();
@@ -32,8 +101,7 @@ Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
   }
   Note note;
   note.activity = Activity::kStep;
-  note.step =
-      EntryOf(options, Setting(), hypers_.Fingerprint52(), step_ + 1);
+  note.step = EntryOf(options, Setting(), hypers_.Fingerprint52(), step_ + 1);
   int32_t leader = 0;
   {
     Stopwatch wait(&report->seconds_wait);
@@ -45,12 +113,7 @@ Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
 
 Status Engine::Join(double timeout, int64_t* steps) {
   *steps = 0;
-  Status local = CheckTraining("join");
-  if (local.ok()) local = assembly_->units().states().CheckAllIdle("join");
-  if (local.ok() && assembly_->units().states().any_ready()) {
-    local = FailedPrecondition(
-        "join with gradients that are ready for a step: step first");
-  }
+  const Status local = CheckBetweenSteps("join");
   for (;;) {
     const Deadline deadline = DeadlineOf(timeout);
     // Before the others read them.
@@ -66,38 +129,59 @@ Status Engine::Join(double timeout, int64_t* steps) {
                                                     &leader, &joined));
     if (joined) return Status();
     const auto& led = assembly_->units().notes()[static_cast<size_t>(leader)];
+    const StepOptions options = OptionsOf(led.step);
+    if (led.activity == Activity::kBeginStep) {
+      SHARD_RETURN_IF_ERROR(RunBeginStep(options, leader, deadline));
+      continue;
+    }
     StepReport report;
-    SHARD_RETURN_IF_ERROR(
-        RunStep(OptionsOf(led.step), leader, deadline, &report));
+    SHARD_RETURN_IF_ERROR(RunStep(options, leader, deadline, &report));
     ++*steps;
   }
 }
 
-Status Engine::RunStep(const StepOptions& options, int32_t leader,
-                       const Deadline& deadline, StepReport* report) {
-  Units& units = assembly_->units();
-  SHARD_RETURN_IF_ERROR(CompareEntries(units.notes()));
-  for (const Note& note : units.notes()) report->active += note.active;
+StatusOr<StepInput> Engine::PrepareStep(const StepOptions& options,
+                                        int32_t leader,
+                                        const Deadline& deadline,
+                                        int32_t* active) {
+  const std::vector<Note>& notes = assembly_->units().notes();
+  SHARD_RETURN_IF_ERROR(CompareEntries(notes));
+  *active = 0;
+  for (const Note& note : notes) *active += note.active;
   SHARD_RETURN_IF_ERROR(AgreeOnHypers(leader, deadline));
   SHARD_RETURN_IF_ERROR(ChooseParamSteps(deadline));
   if (options.lr > 0) {
     SHARD_RETURN_IF_ERROR(hypers_.Set(kAllGroups, "lr", options.lr));
   }
-
-  const double loss_scale = LossScaleOf(options, Setting());
   StepInput input;
   input.optimizers = &hypers_.optimizers();
   input.step = step_ + 1;
   input.param_steps = next_steps_.empty() ? nullptr : next_steps_.data();
-  input.gradient_scale =
-      1.0 / (GradDivisorOf(options, Setting(), report->active) * loss_scale);
+  input.gradient_scale = 1.0 / (GradDivisorOf(options, Setting(), *active) *
+                                LossScaleOf(options, Setting()));
   input.max_grad_norm = options.max_grad_norm;
   input.norm_type = NormTypeOf(options.grad_norm_type);
   input.norm_p = options.grad_norm_type;
   input.clip_value = options.clip_value;
   input.skip_nonfinite = options.skip_nonfinite || loss_scaler_.dynamic();
-  report->loss_scale = loss_scale;
+  return input;
+}
+
+Status Engine::RunStep(const StepOptions& options, int32_t leader,
+                       const Deadline& deadline, StepReport* report) {
+  Units& units = assembly_->units();
+  StepInput input;
+  if (begun_) {
+    SHARD_RETURN_IF_ERROR(CompareEntries(units.notes()));
+    input = begun_input_;
+    report->active = begun_active_;
+  } else {
+    SHARD_ASSIGN_OR_RETURN(
+        input, PrepareStep(options, leader, deadline, &report->active));
+  }
+  report->loss_scale = LossScaleOf(options, Setting());
   SHARD_RETURN_IF_ERROR(assembly_->stepper().Run(input, deadline, report));
+  begun_.reset();
   units.FinishStep();
   loss_scaler_.Update(report->skipped);
   if (!report->skipped) {

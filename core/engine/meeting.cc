@@ -26,6 +26,8 @@ std::string_view Verb(Activity activity) {
       return "reduces the gradients of ";
     case Activity::kGather:
       return "gathers the parameters of ";
+    case Activity::kBeginStep:
+      return "begins a step";
     case Activity::kStep:
       return "steps";
     case Activity::kJoin:
@@ -73,7 +75,8 @@ StatusOr<Conclusion> Conclude(
 
   const auto may_follow = [&](const Note& note) {
     if (note.activity == Activity::kJoin) {
-      return MovesUnit(led) || led.activity == Activity::kStep;
+      return MovesUnit(led) || led.activity == Activity::kStep ||
+             led.activity == Activity::kBeginStep;
     }
     if (!allow_missing) return false;
     if (note.activity == Activity::kStep) return MovesUnit(led);

@@ -23,9 +23,11 @@
 
 namespace shard {
 
+// The values are sent, and part of no file.
 enum class Activity : int32_t {
   kReduce = 1,  // The gradients of a unit.
   kGather,      // The parameters of a unit.
+  kBeginStep,
   kStep,
   kJoin,  // Out of input: follows the others until all are.
   kSummon,
@@ -52,7 +54,7 @@ struct Note {
   int32_t unit = -1;   // Of kReduce and kGather.
   int32_t slot = -1;   // Where this rank's gradients of the unit lie.
   int32_t failed = 0;  // Something is wrong on this rank.
-  int32_t reserved = 0;
+  int32_t more = 0;    // kReduce: another backward pass adds to them.
   int32_t active = 1;  // Not joined.
   StepEntry step = {};
 };
@@ -67,7 +69,7 @@ struct Conclusion {
 };
 
 // How ranks that come with different notes go on:
-//   - a rank in kJoin follows kReduce, kGather and kStep;
+//   - a rank in kJoin follows kReduce, kGather, kBeginStep and kStep;
 //   - where ranks may lack gradients, one in kStep follows kReduce and kGather,
 //     and of several kReduce that of the lowest rank goes first;
 //   - anything else is kDesync, naming two ranks and what they do.

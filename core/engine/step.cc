@@ -25,6 +25,7 @@ StatusOr<std::unique_ptr<Stepper>> Stepper::Create(const Parts& parts) {
       stepper->norm_,
       parts.device->AllocateHost(sizeof(NormSum), "gradient norm"));
   stepper->gathered_.resize(static_cast<size_t>(parts.comm->world_size()));
+  stepper->done_.resize(parts.plan->units().size());
   stepper->by_unit_.resize(parts.plan->units().size());
   stepper->buffers_.resize(parts.plan->units().size());
   const std::vector<EngineBuffer>& buffers = parts.memory->buffers();
@@ -64,6 +65,8 @@ Status Stepper::Run(const StepInput& input, const Deadline& deadline,
   }
   SHARD_RETURN_IF_ERROR(
       UpdateUnits(input, scale, needs_norm, reduced, deadline, report));
+  report->bytes_moved += std::exchange(bytes_ahead_, 0);
+  done_.assign(done_.size(), false);
   Stopwatch wait(&report->seconds_wait);
   if (!parts_.overlap) SHARD_RETURN_IF_ERROR(parts_.queue->Drain(deadline));
   return parts_.transfers->Finish(deadline);
@@ -105,9 +108,8 @@ StatusOr<double> Stepper::NormPass(NormType type, double p, double reference,
   return FinishNorm(type, p, reference, all);
 }
 
-Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
-                            const std::vector<Event>& events,
-                            const Deadline& deadline, StepReport* report) {
+UpdateInput Stepper::UpdateInputOf(const StepInput& input, double scale,
+                                   bool reduced) const {
   const PlanOptions& options = parts_.plan->options();
   UpdateInput update;
   update.step = input.step;
@@ -119,62 +121,99 @@ Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
   update.reduced = reduced;
   update.masters = options.masters;
   update.seed = options.seed;
+  return update;
+}
+
+Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
+                            const std::vector<Event>& events,
+                            const Deadline& deadline, StepReport* report) {
+  const UpdateInput update = UpdateInputOf(input, scale, reduced);
   const size_t units = by_unit_.size();
   for (size_t i = 0; i < units; ++i) {
     // As they are reduced, from the last; or as the next forward pass will want
     // them.
     const size_t u = parts_.overlap ? i : units - 1 - i;
-    if (by_unit_[u].empty()) continue;
+    if (by_unit_[u].empty() || done_[u]) continue;
+    const auto unit = static_cast<int32_t>(u);
     {
       Stopwatch wait(&report->seconds_wait);
       SHARD_RETURN_IF_ERROR(parts_.queue->Wait(events[u], deadline));
     }
     {
       Stopwatch updating(&report->seconds_update);
-      for (const size_t r : by_unit_[u]) {
-        const auto group = static_cast<size_t>(ranges_[r].group());
-        report->bytes_moved +=
-            UpdateRange(ranges_[r], (*input.optimizers)[group], update);
-      }
+      report->bytes_moved +=
+          UpdateUnit(unit, *input.optimizers, update, parts_.compute);
     }
-    Publish(static_cast<int32_t>(u));
+    EnqueuePublish(unit);
   }
   Stopwatch updating(&report->seconds_update);
   return parts_.compute->Synchronize(deadline);
 }
 
-void Stepper::Publish(int32_t unit) {
-  const std::vector<size_t>& buffers = buffers_[static_cast<size_t>(unit)];
+void Stepper::Begin(const StepInput& input) {
+  begun_optimizers_ = *input.optimizers;
+  begun_ = UpdateInputOf(input, input.gradient_scale, false);
+}
+
+Status Stepper::RunAhead(int32_t unit, const Deadline& deadline) {
+  bytes_ahead_ += UpdateUnit(unit, begun_optimizers_, begun_, parts_.ahead);
+  SHARD_RETURN_IF_ERROR(parts_.ahead->Synchronize(deadline));
+  done_[static_cast<size_t>(unit)] = true;
+  return PublishUnit(unit, deadline);
+}
+
+uint64_t Stepper::UpdateUnit(int32_t unit,
+                             const std::vector<Optimizer>& optimizers,
+                             const UpdateInput& input, Stream* stream) const {
   uint64_t bytes = 0;
-  for (const size_t b : buffers) bytes += parts_.transfers->PublishBytes(b);
+  for (const size_t r : by_unit_[static_cast<size_t>(unit)]) {
+    const auto group = static_cast<size_t>(ranges_[r].group());
+    bytes += UpdateRange(ranges_[r], optimizers[group], input, stream);
+  }
+  return bytes;
+}
+
+Status Stepper::PublishUnit(int32_t unit, const Deadline& deadline) {
+  double seconds = 0;
+  Status status;
+  {
+    Stopwatch moving(&seconds);
+    for (const size_t b : buffers_[static_cast<size_t>(unit)]) {
+      if (status.ok()) status = parts_.transfers->Publish(b, deadline);
+    }
+  }
+  parts_.queue->Moved(seconds);
+  return status;
+}
+
+void Stepper::EnqueuePublish(int32_t unit) {
+  const uint64_t bytes = PublishBytes(unit);
   if (bytes == 0) return;
   parts_.units->SetPublished(
       unit,
       parts_.queue->Run("publish the parameters of a unit", bytes, [=, this] {
-        const Deadline deadline = Deadline::After(parts_.timeout);
-        double seconds = 0;
-        Status status;
-        {
-          Stopwatch moving(&seconds);
-          for (const size_t b : buffers) {
-            if (status.ok()) status = parts_.transfers->Publish(b, deadline);
-          }
-        }
-        parts_.queue->Moved(seconds);
-        return status;
+        return PublishUnit(unit, Deadline::After(parts_.timeout));
       }));
 }
 
+uint64_t Stepper::PublishBytes(int32_t unit) const {
+  uint64_t bytes = 0;
+  for (const size_t b : buffers_[static_cast<size_t>(unit)]) {
+    bytes += parts_.transfers->PublishBytes(b);
+  }
+  return bytes;
+}
+
 uint64_t Stepper::UpdateRange(const Range& range, const Optimizer& optimizer,
-                              const UpdateInput& input) const {
+                              const UpdateInput& input, Stream* stream) const {
   float* const workspace = parts_.memory->workspace();
   if (optimizer.tensor() == nullptr) {
-    return UpdateElements(range, optimizer, input, parts_.compute);
+    return UpdateElements(range, optimizer, input, stream);
   }
   if (optimizer.formula() == Formula::kMuon) {
-    return UpdateMatrices(range, optimizer, input, workspace, parts_.compute);
+    return UpdateMatrices(range, optimizer, input, workspace, stream);
   }
-  return UpdateTensors(range, optimizer, input, workspace, parts_.compute);
+  return UpdateTensors(range, optimizer, input, workspace, stream);
 }
 
 }  // namespace shard

@@ -78,6 +78,7 @@ class Stepper {
     Communicator* comm;
     Device* device;
     Stream* compute;
+    Stream* ahead;  // What RunAhead computes on.
     Transfers* transfers;
     CommQueue* queue;
     Units* units;
@@ -98,6 +99,13 @@ class Stepper {
   Status Run(const StepInput& input, const Deadline& deadline,
              StepReport* report);
 
+  // From here on RunAhead is called for units whose gradients are ready on all
+  // ranks, and Run does the rest, with the same input. REQUIRES: no norm.
+  // `optimizers` is copied.
+  void Begin(const StepInput& input);
+  // COLLECTIVE, on whichever thread: updates and publishes the unit.
+  Status RunAhead(int32_t unit, const Deadline& deadline);
+
   // This rank's ranges of the trainable buffers.
   const std::vector<Range>& ranges() const { return ranges_; }
 
@@ -115,9 +123,16 @@ class Stepper {
   Status UpdateUnits(const StepInput& input, double scale, bool reduced,
                      const std::vector<Event>& events,
                      const Deadline& deadline, StepReport* report);
+  UpdateInput UpdateInputOf(const StepInput& input, double scale,
+                            bool reduced) const;
+  // Bytes.
+  uint64_t UpdateUnit(int32_t unit, const std::vector<Optimizer>& optimizers,
+                      const UpdateInput& input, Stream* stream) const;
   uint64_t UpdateRange(const Range& range, const Optimizer& optimizer,
-                       const UpdateInput& input) const;
-  void Publish(int32_t unit);
+                       const UpdateInput& input, Stream* stream) const;
+  Status PublishUnit(int32_t unit, const Deadline& deadline);
+  void EnqueuePublish(int32_t unit);
+  uint64_t PublishBytes(int32_t unit) const;
 
   const Parts parts_;
   std::vector<Range> ranges_;                 // Of trainable buffers.
@@ -125,6 +140,12 @@ class Stepper {
   std::vector<std::vector<size_t>> buffers_;  // The same, into the plan's.
   DeviceMemory norm_;                         // A NormSum.
   std::vector<NormSum> gathered_;             // By rank.
+
+  // Of a step that was begun; the queue's thread has them while it runs.
+  std::vector<Optimizer> begun_optimizers_;
+  UpdateInput begun_ = {};
+  std::vector<bool> done_;  // By unit.
+  uint64_t bytes_ahead_ = 0;
 };
 
 }  // namespace shard

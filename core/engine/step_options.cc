@@ -117,6 +117,23 @@ Status CheckStepOptions(const StepOptions& options,
   return Status();
 }
 
+Status CheckSameStep(const StepOptions& options, const StepOptions& begun) {
+  const auto same = [&](const StepOptions& other) {
+    return options.lr == other.lr &&
+           options.max_grad_norm == other.max_grad_norm &&
+           options.grad_norm_type == other.grad_norm_type &&
+           options.clip_value == other.clip_value &&
+           options.grad_divisor == other.grad_divisor &&
+           options.loss_scale == other.loss_scale &&
+           options.skip_nonfinite == other.skip_nonfinite &&
+           options.average_active == other.average_active;
+  };
+  if (same(StepOptions()) || same(begun)) return Status();
+  return InvalidArgument(
+      "step options differ from those of begin_step; leave them out, or give "
+      "the same");
+}
+
 StepEntry EntryOf(const StepOptions& options, const StepSetting& setting,
                   double hypers, int64_t step) {
   StepEntry entry;
@@ -149,7 +166,7 @@ StepOptions OptionsOf(const StepEntry& entry) {
 Status CompareEntries(const std::vector<Note>& notes) {
   size_t first = notes.size();
   for (size_t rank = 0; rank < notes.size(); ++rank) {
-    if (notes[rank].activity != Activity::kStep) continue;
+    if (notes[rank].activity == Activity::kJoin) continue;
     first = std::min(first, rank);
     for (const StepField& field : kStepFields) {
       const double one = notes[first].step.*field.value;
@@ -166,7 +183,7 @@ Status CompareEntries(const std::vector<Note>& notes) {
 bool SameHypers(const std::vector<Note>& notes) {
   const Note* first = nullptr;
   for (const Note& note : notes) {
-    if (note.activity != Activity::kStep) continue;
+    if (note.activity == Activity::kJoin) continue;
     if (first == nullptr) first = &note;
     if (note.step.hypers != first->step.hypers) return false;
   }

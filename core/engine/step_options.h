@@ -40,6 +40,10 @@ struct StepSetting {
 // What is wrong with `options` on this rank alone.
 Status CheckStepOptions(const StepOptions& options, const StepSetting& setting);
 
+// Of a step that was begun with `begun`: kInvalidArgument unless `options` are
+// all defaults, or the same.
+Status CheckSameStep(const StepOptions& options, const StepOptions& begun);
+
 NormType NormTypeOf(double p);
 double LossScaleOf(const StepOptions& options, const StepSetting& setting);
 // What the sum of the ranks' gradients is divided by, the loss's scale left
@@ -53,7 +57,8 @@ StepEntry EntryOf(const StepOptions& options, const StepSetting& setting,
 // The options that an entry was made of, but for the timeout.
 StepOptions OptionsOf(const StepEntry& entry);
 
-// kDesync when two ranks that step come with different entries, naming the
+// Of a meeting to step, or to begin one. kDesync when two ranks that have not
+// joined come with different entries, naming the
 // field; `hypers` are compared by the caller, who can say more.
 Status CompareEntries(const std::vector<Note>& notes);
 bool SameHypers(const std::vector<Note>& notes);

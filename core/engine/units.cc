@@ -70,9 +70,7 @@ Status Units::OutOfStep(const Status& error, Activity activity) {
   const bool moves =
       activity == Activity::kReduce || activity == Activity::kGather;
   const bool together = std::all_of(all.begin(), all.end(), [&](const Note& n) {
-    if (activity == Activity::kStep && n.activity == Activity::kJoin) {
-      return true;
-    }
+    if (!moves && n.activity == Activity::kJoin) return true;
     return n.activity == activity && (!moves || n.failed != 0);
   });
   return together ? error : Broken(error);
@@ -86,8 +84,10 @@ Status Units::Do(const Note& note, unsigned char* slot,
     Stopwatch moving(&seconds);
     const auto unit = static_cast<size_t>(note.unit);
     if (note.activity == Activity::kReduce) {
-      status = parts_.transfers->Reduce(note.unit, notes(), reduced_[unit],
-                                        deadline);
+      if (plan_.shards_grads() || !parts_.comm->direct()) {
+        status = parts_.transfers->Reduce(note.unit, notes(), reduced_[unit],
+                                          deadline);
+      }
       reduced_[unit] = true;
     } else {
       if (slot == nullptr) {
@@ -98,7 +98,11 @@ Status Units::Do(const Note& note, unsigned char* slot,
     }
   }
   parts_.queue->Moved(seconds);
-  return status;
+  if (!status.ok() || ahead_ == nullptr ||
+      note.activity != Activity::kReduce || note.more != 0) {
+    return status;
+  }
+  return ahead_(note.unit, deadline);
 }
 
 Status Units::Perform(const Note& note, unsigned char* slot) {
@@ -121,7 +125,7 @@ Status Units::EnterStep(const Note& note, const Status& local,
   if (local.ok() && parts_.allow_missing) ZeroMissing();
   for (;;) {
     const auto met = Meet(note, local, deadline);
-    if (!met.ok()) return OutOfStep(met.status(), Activity::kStep);
+    if (!met.ok()) return OutOfStep(met.status(), note.activity);
     *leader = met->leader;
     if (!met->follows) return Status();
     param_slots_.DropAll();
@@ -143,7 +147,10 @@ Status Units::Follow(const Note& note, const Status& local,
     const Note led = notes()[static_cast<size_t>(met->leader)];
     *leader = met->leader;
     *joined = led.activity == Activity::kJoin;
-    if (*joined || led.activity == Activity::kStep) return Status();
+    if (*joined || led.activity == Activity::kStep ||
+        led.activity == Activity::kBeginStep) {
+      return Status();
+    }
     param_slots_.DropAll();
     const Status done = Do(led, nullptr, deadline);
     if (!done.ok()) return Broken(done);
@@ -294,6 +301,7 @@ void Units::EnqueueReduce(int32_t unit) {
   Note note;
   note.activity = Activity::kReduce;
   note.unit = unit;
+  note.more = no_sync_ ? 1 : 0;
   if (plan_.shards_grads()) note.slot = grad_slots_.Find(unit);
   const Event reduced = parts_.queue->Run(
       "reduce the gradients of a unit", parts_.transfers->ReduceBytes(unit),
@@ -306,7 +314,6 @@ void Units::EnqueueReduce(int32_t unit) {
 Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   Status local = states_.CheckGradsReady(unit);
-  const bool exists = states_.CheckUnit(unit).ok();
   if (local.ok() && no_sync_ && plan_.options().deterministic &&
       plan_.shards_grads()) {
     local = FailedPrecondition(
@@ -315,12 +322,12 @@ Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
         "whole_grads to accumulate with no_sync");
   }
   if (!local.ok()) {
-    return reduces_ ? TellOthers(Activity::kReduce, local, deadline) : local;
+    return MeetsWhenReady() ? TellOthers(Activity::kReduce, local, deadline)
+                            : local;
   }
-  const bool reduces =
-      reduces_ && exists && Has(unit, true) &&
-      (plan_.shards_grads() || !no_sync_);
-  if (reduces) EnqueueReduce(unit);
+  const bool meets = MeetsWhenReady() && Has(unit, true) &&
+                     (plan_.shards_grads() || !no_sync_);
+  if (meets) EnqueueReduce(unit);
   states_.GradsReady(unit, no_sync_);
   return Status();
 }
@@ -330,7 +337,8 @@ Status Units::ParamGradReady(ParamId param, const Deadline& deadline) {
   const int32_t unit = plan_.UnitOf(param);
   const Status local = states_.CheckParamReady(param);
   if (!local.ok()) {
-    return reduces_ ? TellOthers(Activity::kReduce, local, deadline) : local;
+    return MeetsWhenReady() ? TellOthers(Activity::kReduce, local, deadline)
+                            : local;
   }
   if (!states_.ParamReady(param)) return Status();
   return GradsReady(unit, deadline);
@@ -369,6 +377,8 @@ Status Units::CheckStep() const {
 
 std::vector<Event> Units::EnqueueRest() {
   std::vector<Event> events(plan_.units().size());
+  // The step itself goes on from here.
+  ahead_ = nullptr;
   // A copy: what is enqueued here changes it.
   const std::vector<bool> reduced = reduced_;
   // From the last, as a backward pass would.

@@ -24,7 +24,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -80,7 +82,8 @@ class Units {
   // What is wrong with stepping now, on this rank alone.
   Status CheckStep() const;
   // COLLECTIVE. Waits for what is on its way, meets the others, who come to do
-  // the same, and follows those who still do something else.
+  // the same (`note` is of kStep or kBeginStep), and follows those who still do
+  // something else.
   // Local: whole gradients that are missing become zeros before.
   Status EnterStep(const Note& note, const Status& local,
                    const Deadline& deadline, int32_t* leader);
@@ -88,8 +91,8 @@ class Units {
   // reduced yet; by unit, when it is done. What no rank has becomes zeros.
   std::vector<Event> EnqueueRest();
   // COLLECTIVE, for a rank without input: meets with `note`, of kJoin, and
-  // follows until the others step (`leader` has the note) or all ranks have
-  // joined (`joined`).
+  // follows until the others step or begin one (`leader` has the note) or all
+  // ranks have joined (`joined`).
   Status Follow(const Note& note, const Status& local, const Deadline& deadline,
                 int32_t* leader, bool* joined);
   // COLLECTIVE. The same for kSummon and kReplan, which nobody follows. What
@@ -98,6 +101,11 @@ class Units {
                      const Deadline& deadline);
   // After a step; parameters that were gathered are out of date.
   void FinishStep();
+  // What is done with each unit as soon as its gradients are ready on all
+  // ranks, on the queue's thread; until EnqueueRest. No gradients are ready yet.
+  using Ahead = std::function<Status(int32_t unit, const Deadline& deadline)>;
+  void SetAhead(Ahead ahead) { ahead_ = std::move(ahead); }
+
   // `event` is when the parameters of `unit` are published, on the queue.
   void SetPublished(int32_t unit, Event event);
 
@@ -121,6 +129,8 @@ class Units {
   Status CheckRoom(int32_t unit, const Slots& slots,
                    std::string_view what) const;
   bool Has(int32_t unit, bool grads) const;
+  // Whether the ranks do something together once a unit's gradients are ready.
+  bool MeetsWhenReady() const { return reduces_ || ahead_ != nullptr; }
   // Enqueues the gathering of `unit`, into a slot that is not in use.
   void EnqueueGather(int32_t unit, int slot);
   void EnqueueReduce(int32_t unit);
@@ -143,6 +153,7 @@ class Units {
   Slots param_slots_;
   Slots grad_slots_;
   bool no_sync_ = false;
+  Ahead ahead_;
   Status broken_;
   // By unit: what the ranks have reduced since the last step. On the queue's
   // thread while it is not empty.

@@ -115,8 +115,10 @@ struct PlanOptions {
   // Stages 2 and 3: keep every rank's gradients whole, so that gradients
   // accumulate without communication (no_sync).
   bool whole_grads = false;
-  // Sums of gradients are kept in fp32 and made in rank order, so that no
-  // result depends on stage, buffer sizes, prefetch, overlap or shard groups.
+  // Sums of gradients are kept in fp32, and are made of all that goes into one
+  // at once, so that no result depends on stage, buffer sizes, prefetch, overlap
+  // or whether memory is shared. (Shard groups without shared memory sum in two
+  // levels: results depend on their size, but on nothing else.)
   bool deterministic = false;
 
   // Bytes; every rank's range begins at a multiple of it.

@@ -788,6 +788,17 @@ SHARD_API shard_error* shard_engine_step(
     shard_engine* engine, const shard_step_options* options,
     shard_step_report* report) SHARD_NOEXCEPT;
 
+/* Optional, before the backward pass: says what the step after it will be, so
+ * that each unit is updated, and its parameters spread, as soon as its gradients
+ * are ready on all ranks, while the host still computes the others. Parameters
+ * of a unit change from then on; other results are those of shard_engine_step,
+ * to the bit. The step itself then takes no options, or the same.
+ * FAILED_PRECONDITION with what needs all gradients before anything is updated:
+ * max_grad_norm, skip_nonfinite, dynamic loss_scaling, missing_grads. COLLECTIVE,
+ * blocks. */
+SHARD_API shard_error* shard_engine_begin_step(
+    shard_engine* engine, const shard_step_options* options) SHARD_NOEXCEPT;
+
 /* For a rank that is out of input while others still have some: takes its part
  * in all that they exchange, with gradients of zero, and in their steps, until
  * every rank has joined; then all return, and may go on with a next epoch.

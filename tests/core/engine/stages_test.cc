@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -27,7 +29,13 @@ struct Form {
   bool per_param = false;
   const char* device = "cpu";
   Partition partition = Partition::kEven;
+  bool begin_step = false;
 };
+
+constexpr Form Begun(Form form) {
+  form.begin_step = true;
+  return form;
+}
 
 constexpr Form kForms[] = {
     {"stage0", 0},
@@ -74,6 +82,17 @@ constexpr Form kForms[] = {
      25 << 20, true, false, false, "cpu-async?max_delay=0.0002&seed=6"},
     {"apart stage1 per parameter", 1, "direct=0", "class?names=Block,Mlp", 0, 1,
      25 << 20, false, false, true},
+    Begun({"begun stage1", 1}),
+    Begun({"begun stage2", 2}),
+    Begun({"begun stage3 async", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20,
+           false, false, false, "cpu-async?max_delay=0.0002&seed=7"}),
+    Begun({"begun apart stage1", 1, "direct=0"}),
+    Begun({"begun apart stage1 overlap", 1, "direct=0", "class?names=Block,Mlp",
+           0, 1, 25 << 20, true}),
+    Begun({"begun apart stage3", 3, "direct=0"}),
+    Begun({"begun apart stage3 async", 3, "direct=0", "class?names=Block,Mlp",
+           0, 1, 25 << 20, false, false, false,
+           "cpu-async?max_delay=0.0002&seed=8"}),
 };
 
 UnitTraining TrainingOf(const Form& form, int world_size) {
@@ -107,8 +126,110 @@ TEST_P(StagesTest, SameBits) {
       plain.step.max_grad_norm = max_grad_norm;
       UnitTraining training = TrainingOf(GetParam(), world_size);
       training.step.max_grad_norm = max_grad_norm;
+      training.begin_step = GetParam().begin_step && max_grad_norm == 0;
       EXPECT_EQ(TrainUnits(training), TrainUnits(plain));
     }
+  }
+}
+
+// |a - b| at most `tolerance` times the largest of its tensor, with some room
+// where Adam divides by almost nothing.
+void ExpectNear(const std::vector<std::vector<float>>& a,
+                const std::vector<std::vector<float>>& b, float tolerance) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t p = 0; p < a.size(); ++p) {
+    ASSERT_EQ(a[p].size(), b[p].size());
+    float largest = 0;
+    for (const float value : b[p]) {
+      largest = std::max(largest, std::abs(value));
+    }
+    for (size_t i = 0; i < a[p].size(); ++i) {
+      ASSERT_NEAR(a[p][i], b[p][i], tolerance * largest) << p << " " << i;
+    }
+  }
+}
+
+// Two levels of sums, each rounded.
+TEST(ShardGroupsTest, ApartTheySumInTwoLevels) {
+  for (const int stage : {1, 2, 3}) {
+    for (const int group : {1, 2, 4}) {
+      SCOPED_TRACE(StrCat("stage ", stage, " groups of ", group));
+      UnitTraining training = TrainingOf(
+          {"", stage, "direct=0", "class?names=Block,Mlp", group}, 4);
+      training.optimizer = "sgd?lr=0.1&momentum=0.9";
+      UnitTraining plain = TrainingOf({"", 1}, 4);
+      plain.optimizer = training.optimizer;
+      const auto result = TrainUnits(training);
+      ExpectNear(result, TrainUnits(plain), 1e-5f);
+      EXPECT_EQ(result, TrainUnits(training));
+    }
+  }
+}
+
+class NoSyncTest : public ::testing::TestWithParam<Form> {};
+
+// Whole gradients accumulate on each rank, whatever the stage.
+TEST_P(NoSyncTest, SameBitsWithWholeGrads) {
+  UnitTraining plain = TrainingOf({"plain", 1}, 3);
+  plain.passes = 3;
+  UnitTraining training = TrainingOf(GetParam(), 3);
+  training.passes = 3;
+  training.plan.whole_grads = true;
+  EXPECT_EQ(TrainUnits(training), TrainUnits(plain));
+}
+
+// Sharded ones are summed over the ranks pass by pass.
+TEST_P(NoSyncTest, ShardedSumsAreNear) {
+  UnitTraining plain = TrainingOf({"plain", 1}, 3);
+  plain.passes = 3;
+  plain.optimizer = "sgd?lr=0.1&momentum=0.9";
+  UnitTraining training = TrainingOf(GetParam(), 3);
+  training.passes = 3;
+  training.optimizer = plain.optimizer;
+  training.plan.deterministic = false;
+  ExpectNear(TrainUnits(training), TrainUnits(plain), 1e-5f);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Forms, NoSyncTest,
+    ::testing::Values(Form{"stage1", 1}, Form{"stage2", 2}, Form{"stage3", 3},
+                      Form{"apart_stage1", 1, "direct=0"},
+                      Form{"apart_stage2", 2, "direct=0"},
+                      Form{"apart_stage3", 3, "direct=0"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(DeterministicTest, DeterministicShardedSumsAreRefused) {
+  UnitTraining training = TrainingOf({"", 2}, 2);
+  const auto plan = PlanOf(training);
+  ASSERT_TRUE(plan.ok());
+  RunThreadRanks(2, [&](const auto& comm) {
+    auto engine = Engine::Create(*plan, comm, training.engine);
+    ASSERT_TRUE(engine.ok());
+    UnitTrainer trainer(training, engine->get());
+    trainer.Fill();
+    ASSERT_TRUE((*engine)->SetNoSync(true).ok());
+    ASSERT_TRUE((*engine)->UnitAcquire(0, Pass::kBackward, 0).ok());
+    const Status status = (*engine)->UnitGradsReady(0);
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_NE(status.ToString().find("whole_grads"), std::string::npos);
+    // All ranks made the same mistake: they can go on.
+    EXPECT_TRUE((*engine)->SetNoSync(false).ok());
+    EXPECT_TRUE((*engine)->UnitGradsReady(0).ok());
+  });
+}
+
+// Gradients and sums of two bytes: what rounds where is part of the plan.
+TEST(PrecisionTest, DeterministicSumsOfNarrowGradients) {
+  UnitTraining plain = TrainingOf({"plain", 1}, 3);
+  plain.model = BlockModel(4, DType::kBF16);
+  const auto expected = TrainUnits(plain);
+  for (const Form& form :
+       {Form{"", 2}, Form{"", 3}, Form{"", 1, "direct=0"},
+        Form{"", 2, "direct=0"}, Form{"", 3, "direct=0"}}) {
+    SCOPED_TRACE(StrCat("stage ", form.stage, " ", form.link));
+    UnitTraining training = TrainingOf(form, 3);
+    training.model = plain.model;
+    EXPECT_EQ(TrainUnits(training), expected);
   }
 }
 

@@ -57,6 +57,7 @@ struct UnitTraining {
   int steps = 4;
   int passes = 1;  // Backward passes per step, all but the last under no_sync.
   bool per_param = false;
+  bool begin_step = false;  // With `step`, before the passes.
   std::string link;  // Of the communicator's URL: "direct=0".
 };
 
@@ -209,6 +210,10 @@ inline std::vector<std::vector<float>> TrainUnits(
         UnitTrainer trainer(training, made->get());
         trainer.Fill();
         for (int step = 1; step <= training.steps; ++step) {
+          if (training.begin_step) {
+            const Status begun = (*made)->BeginStep(training.step);
+            ASSERT_TRUE(begun.ok()) << begun.ToString();
+          }
           for (int pass = 1; pass <= training.passes; ++pass) {
             trainer.Forward();
             trainer.Backward(step * 10 + pass, pass == training.passes);
