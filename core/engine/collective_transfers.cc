@@ -2,11 +2,18 @@
 
 #include "core/engine/collective_transfers.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "core/base/dtype.h"
 
 namespace shard {
 
 namespace {
+
+// Elements of a range that are reduced at once where blocks have to be put into
+// the order of ranks first.
+constexpr size_t kPiece = 4096;
 
 int GroupSize(const Plan& plan) {
   const int size = plan.options().shard_group_size;
@@ -36,7 +43,7 @@ Status CollectiveTransfers::Reduce(int32_t unit, const std::vector<Note>& notes,
     unsigned char* grads = nullptr;
     if (!plan_.shards_grads()) {
       grads = buffer.grads[static_cast<size_t>(rank_)];
-    } else if (mine.slot >= 0) {
+    } else if (Contributes(mine, unit)) {
       grads = memory_.GradSlot(rank_, depth, mine.slot) + part.offset;
     }
     SHARD_RETURN_IF_ERROR(ReduceBuffer(buffer, grads, add, deadline));
@@ -62,12 +69,15 @@ Status CollectiveTransfers::ReduceBuffer(const EngineBuffer& buffer,
                                 plan.grad_dtype, range, own, own_dtype, add,
                                 deadline);
   }
+  if (plan_.options().deterministic) {
+    return ReduceInRankOrder(plan, grads, own, own_dtype, add, deadline);
+  }
   // Inside the group, of what this rank's replicas hold, too.
   const auto held = static_cast<size_t>(groups_);
   unsigned char* stretch = nullptr;
   if (grads != nullptr) {
-    stretch = grads + static_cast<size_t>(rank_ % group_size_) * held *
-                          range_bytes;
+    stretch =
+        grads + static_cast<size_t>(rank_ % group_size_) * held * range_bytes;
   } else {
     level_.resize(held * range_bytes);
     stretch = level_.data();
@@ -78,6 +88,35 @@ Status CollectiveTransfers::ReduceBuffer(const EngineBuffer& buffer,
   return comm_->ReduceScatter("reduce gradients between groups", replicas_,
                               stretch, plan.grad_dtype, range, own, own_dtype,
                               add, deadline);
+}
+
+Status CollectiveTransfers::ReduceInRankOrder(const FlatBufferPlan& plan,
+                                              const unsigned char* grads,
+                                              unsigned char* own,
+                                              DType own_dtype, bool add,
+                                              const Deadline& deadline) {
+  const auto range = static_cast<size_t>(plan.layout.shard_numel());
+  const auto ranks = static_cast<size_t>(plan_.options().world_size);
+  const size_t size = DTypeSize(plan.grad_dtype);
+  for (size_t at = 0; at < range; at += kPiece) {
+    const size_t count = std::min(kPiece, range - at);
+    if (grads != nullptr) {
+      level_.resize(std::max(level_.size(), ranks * count * size));
+      for (size_t r = 0; r < ranks; ++r) {
+        const auto from =
+            static_cast<size_t>(plan_.RangeOf(static_cast<int>(r))) * range +
+            at;
+        std::memcpy(level_.data() + r * count * size, grads + from * size,
+                    count * size);
+      }
+    }
+    SHARD_RETURN_IF_ERROR(comm_->ReduceScatter(
+        "reduce gradients in rank order",
+        RankSet::All(plan_.options().world_size),
+        grads == nullptr ? nullptr : level_.data(), plan.grad_dtype, count,
+        own + at * DTypeSize(own_dtype), own_dtype, add, deadline));
+  }
+  return Status();
 }
 
 Status CollectiveTransfers::Gather(int32_t unit, unsigned char* slot,
@@ -103,10 +142,10 @@ Status CollectiveTransfers::Publish(size_t index, const Deadline& deadline) {
   auto* const stretch = static_cast<unsigned char*>(
       buffer.ParamAt(rank_ % group_size_ * groups_ * range));
   if (groups_ > 1) {
-    SHARD_RETURN_IF_ERROR(comm_->AllGatherBlocks(
-        "publish parameters between groups", replicas_,
-        buffer.ParamAt(plan_.RangeOf(rank_) * range), bytes, stretch,
-        deadline));
+    SHARD_RETURN_IF_ERROR(
+        comm_->AllGatherBlocks("publish parameters between groups", replicas_,
+                               buffer.ParamAt(plan_.RangeOf(rank_) * range),
+                               bytes, stretch, deadline));
   }
   if (plan_.shards_params()) return Status();
   return comm_->AllGatherBlocks("publish parameters", group_, stretch,

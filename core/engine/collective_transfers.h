@@ -15,7 +15,8 @@ namespace shard {
 // W ranks, B bytes of a buffer, shard groups of S ranks, R = W / S of them:
 //
 //   Reduce   (W - 1) / W B sent per rank; with groups (S - 1) / S B inside one
-//            and then (R - 1) / W B between them
+//            and then (R - 1) / W B between them; when deterministic not in two
+//            levels, which would not sum in rank order: the same as without
 //   Gather   (S - 1) / S B inside a group
 //   Publish  (W - 1) / W B; (R - 1) / W B between groups where parameters are
 //            sharded
@@ -42,6 +43,11 @@ class CollectiveTransfers final : public Transfers {
   // `grads`: all of the buffer's, this rank's own; null: it has none.
   Status ReduceBuffer(const EngineBuffer& buffer, unsigned char* grads,
                       bool add, const Deadline& deadline);
+  // The same where ranges do not lie in rank order, in one level: `own` is this
+  // rank's part of the sum.
+  Status ReduceInRankOrder(const FlatBufferPlan& plan,
+                           const unsigned char* grads, unsigned char* own,
+                           DType own_dtype, bool add, const Deadline& deadline);
   // Bytes of a buffer of parameters or gradients, times part / world size.
   uint64_t Part(const FlatBufferPlan& buffer, DType dtype, int part) const;
 
@@ -49,11 +55,12 @@ class CollectiveTransfers final : public Transfers {
   const EngineMemory& memory_;
   Communicator* const comm_;
   const int rank_;
-  const int group_size_;  // S
-  const int groups_;      // R
+  const int group_size_;    // S
+  const int groups_;        // R
   const RankSet group_;     // Consecutive ranks that shard among them.
   const RankSet replicas_;  // One rank of each group.
-  std::vector<unsigned char> level_;  // What one level hands to the next.
+  std::vector<unsigned char>
+      level_;  // What one level hands to the next, or blocks in rank order.
 };
 
 }  // namespace shard

@@ -34,15 +34,16 @@ Status DirectTransfers::Reduce(int32_t unit, const std::vector<Note>& notes,
                                bool add, const Deadline& deadline) {
   const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
-    SumBuffer(part, depth, notes, add);
+    SumBuffer(part, unit, depth, notes, add);
   }
   SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
   // Only then may a rank use its slot again.
   return comm_->Barrier("gradients of a unit reduced", deadline);
 }
 
-void DirectTransfers::SumBuffer(const SlotPart& part, int32_t depth,
-                                const std::vector<Note>& notes, bool add) {
+void DirectTransfers::SumBuffer(const SlotPart& part, int32_t unit,
+                                int32_t depth, const std::vector<Note>& notes,
+                                bool add) {
   const EngineBuffer& buffer = memory_.buffers()[part.buffer];
   const FlatBufferPlan& plan = *buffer.plan;
   const int64_t range = plan.layout.shard_numel();
@@ -51,13 +52,14 @@ void DirectTransfers::SumBuffer(const SlotPart& part, int32_t depth,
       DTypeBytes(plan.grad_dtype, plan_.RangeOf(comm_->rank()) * range);
   sources_.clear();
   for (size_t r = 0; r < notes.size(); ++r) {
-    if (notes[r].slot < 0) continue;
+    if (!Contributes(notes[r], unit)) continue;
     sources_.push_back(
         memory_.GradSlot(static_cast<int>(r), depth, notes[r].slot) +
         part.offset + begin);
   }
-  // As the last source. REQUIRES: add, so that the dtypes are equal.
-  if (add) sources_.push_back(buffer.sum);
+  // As the last source.
+  const bool wider = plan.sum_dtype != plan.grad_dtype;
+  if (add && !wider) sources_.push_back(buffer.sum);
   const GradientSources sources = {sources_.data(), sources_.size(),
                                    plan.grad_dtype};
   const auto count = static_cast<size_t>(range);
@@ -65,14 +67,20 @@ void DirectTransfers::SumBuffer(const SlotPart& part, int32_t depth,
     stream_->FillZeros(buffer.sum, DTypeBytes(plan.sum_dtype, range));
     return;
   }
-  if (plan.sum_dtype == DType::kF32) {
-    stream_->SumGradients(sources, 0, count, 1.0, kNoClip,
-                          reinterpret_cast<float*>(buffer.sum));
+  auto* const sum = reinterpret_cast<float*>(buffer.sum);
+  if (plan.sum_dtype == DType::kF32 && !(add && wider)) {
+    stream_->SumGradients(sources, 0, count, 1.0, kNoClip, sum);
     return;
   }
   for (size_t at = 0; at < count; at += kTile) {
     const size_t some = std::min(kTile, count - at);
     stream_->SumGradients(sources, at, some, 1.0, kNoClip, tile_.data());
+    if (wider) {
+      const void* const both[] = {tile_.data(), sum + at};
+      stream_->SumGradients({both, 2, DType::kF32}, 0, some, 1.0, kNoClip,
+                            sum + at);
+      continue;
+    }
     stream_->Narrow(plan.sum_dtype, tile_.data(),
                     buffer.sum + at * DTypeSize(plan.sum_dtype), some, nullptr);
   }

@@ -31,14 +31,14 @@ class DirectTransfers final : public Transfers {
   uint64_t PublishBytes(size_t) const override { return 0; }
 
  private:
-  void SumBuffer(const SlotPart& part, int32_t depth,
+  void SumBuffer(const SlotPart& part, int32_t unit, int32_t depth,
                  const std::vector<Note>& notes, bool add);
 
   const Plan& plan_;
   const EngineMemory& memory_;
   Communicator* const comm_;
   const std::unique_ptr<Stream> stream_;
-  std::vector<float> tile_;  // For sums narrower than fp32.
+  std::vector<float> tile_;  // What is summed before it is rounded or added.
   std::vector<const void*> sources_;
 };
 

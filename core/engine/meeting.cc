@@ -59,17 +59,21 @@ StatusOr<Conclusion> Conclude(
     return StrCat("rank ", r, " ", Verb(note.activity),
                   note.unit >= 0 ? unit_name(note.unit) : "");
   };
-  // The first to move a unit, or else the first that has not joined.
+  // The first to move a unit, gradients before parameters where ranks may lack
+  // them; or else the first that has not joined.
   constexpr size_t kNone = SIZE_MAX;
+  size_t reducer = kNone;
   size_t mover = kNone;
   size_t stayer = kNone;
   Conclusion conclusion = {0, false, 0};
   for (size_t r = 0; r < notes.size(); ++r) {
     conclusion.active += notes[r].active;
     if (notes[r].activity == Activity::kJoin) continue;
+    if (notes[r].activity == Activity::kReduce) reducer = std::min(reducer, r);
     if (MovesUnit(notes[r])) mover = std::min(mover, r);
     stayer = std::min(stayer, r);
   }
+  if (allow_missing && reducer != kNone) mover = reducer;
   const size_t leader = mover != kNone ? mover : stayer != kNone ? stayer : 0;
   const Note& led = notes[leader];
 
@@ -80,8 +84,7 @@ StatusOr<Conclusion> Conclude(
     }
     if (!allow_missing) return false;
     if (note.activity == Activity::kStep) return MovesUnit(led);
-    return note.activity == Activity::kReduce &&
-           led.activity == Activity::kReduce;
+    return MovesUnit(note) && led.activity == Activity::kReduce;
   };
   for (size_t r = 0; r < notes.size(); ++r) {
     if (Same(notes[r], led) || may_follow(notes[r])) continue;

@@ -71,7 +71,8 @@ struct Conclusion {
 // How ranks that come with different notes go on:
 //   - a rank in kJoin follows kReduce, kGather, kBeginStep and kStep;
 //   - where ranks may lack gradients, one in kStep follows kReduce and kGather,
-//     and of several kReduce that of the lowest rank goes first;
+//     one in kGather follows kReduce, and of several kReduce that of the lowest
+//     rank goes first;
 //   - anything else is kDesync, naming two ranks and what they do.
 // `unit_name` names a unit in errors. REQUIRES: no note has failed.
 StatusOr<Conclusion> Conclude(

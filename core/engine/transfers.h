@@ -39,7 +39,7 @@ class Transfers {
   // Sums the gradients of `unit` over all ranks, in rank order, into each
   // rank's range of them: its sum, or its part of its whole gradients. With
   // `add`, to what is there. `notes`, by rank, say in which slot they lie; a
-  // rank without one, or that is not active, adds nothing.
+  // rank that came for something else, or for another unit, adds nothing.
   // REQUIRES: gradients are sharded, or memory is not shared.
   virtual Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
                         const Deadline& deadline) = 0;
@@ -68,6 +68,12 @@ StatusOr<std::unique_ptr<Transfers>> MakeTransfers(const Plan& plan,
                                                    const EngineMemory& memory,
                                                    Communicator* comm,
                                                    Device* device);
+
+// Whether a rank that came with `note` has sharded gradients of `unit` to add.
+inline bool Contributes(const Note& note, int32_t unit) {
+  return note.activity == Activity::kReduce && note.unit == unit &&
+         note.slot >= 0;
+}
 
 // Where the trainable (`grads`) or all buffers of a unit lie in its slot.
 struct SlotPart {

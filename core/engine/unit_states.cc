@@ -22,6 +22,7 @@ UnitStates::UnitStates(const Plan& plan, bool whole_grads, bool allow_missing)
       whole_grads_(whole_grads),
       allow_missing_(allow_missing),
       units_(plan.units().size()),
+      param_declared_(plan.model().params().size()),
       param_ready_(plan.model().params().size()) {
   for (size_t u = 0; u < units_.size(); ++u) {
     ForEachTrainable(static_cast<int32_t>(u),
@@ -90,11 +91,11 @@ Status UnitStates::CheckRelease(int32_t unit) const {
 
 void UnitStates::Release(int32_t unit) {
   // Gradients that never became ready are gone, and so is what was said of
-  // single parameters.
+  // single parameters in this pass.
   if (state(unit) == State::kBackwardPre && !whole_grads_) {
     at(unit).params_ready = 0;
     ForEachTrainable(unit, [&](ParamId param) {
-      param_ready_[static_cast<size_t>(param)] = false;
+      param_declared_[static_cast<size_t>(param)] = false;
     });
   }
   at(unit).state = State::kIdle;
@@ -130,21 +131,21 @@ Status UnitStates::CheckGradsReady(int32_t unit) const {
 void UnitStates::GradsReady(int32_t unit, bool more) {
   Unit& entry = at(unit);
   if (entry.state == State::kBackwardPre) entry.state = State::kBackwardPost;
-  if (!more) any_ready_ = true;
+  any_ready_ = true;
   entry.ready = !more;
   const bool all = entry.params_ready == 0;
   entry.params_ready = 0;
-  if (more || all) {
-    ForEachTrainable(unit, [&](ParamId param) {
-      param_ready_[static_cast<size_t>(param)] = !more;
-    });
-  }
+  ForEachTrainable(unit, [&](ParamId param) {
+    const auto p = static_cast<size_t>(param);
+    if (all || param_declared_[p]) param_ready_[p] = true;
+    param_declared_[p] = false;
+  });
 }
 
 Status UnitStates::CheckParamReady(ParamId param) const {
   const int32_t unit = plan_.UnitOf(param);
   SHARD_RETURN_IF_ERROR(CheckCanBeReady(unit));
-  if (ParamIsReady(param)) {
+  if (param_declared_[static_cast<size_t>(param)]) {
     return FailedPrecondition("the gradient of parameter ", param, " of ",
                               Name(unit), " is ready already");
   }
@@ -153,7 +154,7 @@ Status UnitStates::CheckParamReady(ParamId param) const {
 
 bool UnitStates::ParamReady(ParamId param) {
   Unit& entry = at(plan_.UnitOf(param));
-  param_ready_[static_cast<size_t>(param)] = true;
+  param_declared_[static_cast<size_t>(param)] = true;
   any_ready_ = true;
   return ++entry.params_ready == entry.trainable;
 }
@@ -193,6 +194,7 @@ void UnitStates::ClearReady() {
     unit.ready = false;
     unit.params_ready = 0;
   }
+  param_declared_.assign(param_declared_.size(), false);
   param_ready_.assign(param_ready_.size(), false);
 }
 

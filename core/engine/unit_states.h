@@ -65,13 +65,15 @@ class UnitStates {
   // OK when no unit is in use.
   Status CheckAllIdle(std::string_view what) const;
 
-  // Whether any gradient was declared ready since the last step. If none was,
-  // and gradients are kept whole, all of them count as ready.
+  // Whether any gradient was declared ready since the last step, under no_sync
+  // too. If none was, and gradients are kept whole, all of them count as ready.
   bool any_ready() const { return any_ready_; }
   bool ready(int32_t unit) const { return at(unit).ready; }
-  // Of the parameter, by itself or with its unit.
+  // Of the parameter, by itself or with its unit, in any pass since the last
+  // step.
   bool ParamIsReady(ParamId param) const {
-    return param_ready_[static_cast<size_t>(param)];
+    const auto p = static_cast<size_t>(param);
+    return param_declared_[p] || param_ready_[p];
   }
   // OK when the gradients of all units are ready; else names those that are
   // not.
@@ -100,7 +102,10 @@ class UnitStates {
   const bool allow_missing_;
   bool any_ready_ = false;
   std::vector<Unit> units_;
-  std::vector<bool> param_ready_;  // By ParamId.
+  // By ParamId: declared by itself, in a unit that did not become ready since;
+  // and in one that did.
+  std::vector<bool> param_declared_;
+  std::vector<bool> param_ready_;
 };
 
 }  // namespace shard

@@ -122,7 +122,10 @@ Status Units::EnterStep(const Note& note, const Status& local,
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = parts_.queue->Drain(deadline);
   if (!drained.ok()) return Broken(drained);
-  if (local.ok() && parts_.allow_missing) ZeroMissing();
+  if (local.ok() && parts_.allow_missing) {
+    const Status zeroed = ZeroMissing(deadline);
+    if (!zeroed.ok()) return Broken(zeroed);
+  }
   for (;;) {
     const auto met = Meet(note, local, deadline);
     if (!met.ok()) return OutOfStep(met.status(), note.activity);
@@ -344,8 +347,8 @@ Status Units::ParamGradReady(ParamId param, const Deadline& deadline) {
   return GradsReady(unit, deadline);
 }
 
-void Units::ZeroMissing() {
-  if (plan_.shards_grads() || !states_.any_ready()) return;
+Status Units::ZeroMissing(const Deadline& deadline) {
+  if (plan_.shards_grads() || !states_.any_ready()) return Status();
   const int rank = parts_.comm->rank();
   for (const EngineBuffer& buffer : parts_.memory->buffers()) {
     if (!buffer.plan->trainable) continue;
@@ -355,6 +358,8 @@ void Units::ZeroMissing() {
                                 DTypeBytes(buffer.plan->grad_dtype, slot.numel));
     }
   }
+  // Before the others read them.
+  return parts_.device->HostWait(parts_.compute->Record(), deadline);
 }
 
 Status Units::ClearGrads(const Deadline& deadline) {

@@ -137,7 +137,7 @@ class Units {
   void RecordOrder(int32_t unit);
   void Prefetch();
   Status TakeGradSlot(int32_t unit, const Deadline& deadline);
-  void ZeroMissing();
+  Status ZeroMissing(const Deadline& deadline);
   Status Broken(Status status);
   // The error of a meeting, to which this rank came for `activity`; final where
   // the ranks did not all come for the same.

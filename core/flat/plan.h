@@ -116,9 +116,8 @@ struct PlanOptions {
   // accumulate without communication (no_sync).
   bool whole_grads = false;
   // Sums of gradients are kept in fp32, and are made of all that goes into one
-  // at once, so that no result depends on stage, buffer sizes, prefetch, overlap
-  // or whether memory is shared. (Shard groups without shared memory sum in two
-  // levels: results depend on their size, but on nothing else.)
+  // at once, in rank order, so that no result depends on stage, buffer sizes,
+  // prefetch, overlap, shard groups or whether memory is shared.
   bool deterministic = false;
 
   // Bytes; every rank's range begins at a multiple of it.

@@ -44,10 +44,10 @@ constexpr Form kForms[] = {
     {"stage3", 3},
     {"stage2 one unit", 2, "", ""},
     {"stage3 always", 3, "", "always"},
-    {"stage3 size", 3, "", "size?min_numel=70"},
+    {"stage3 size", 3, "", "size?min_numel=4000"},
     {"stage3 prefetch none", 3, "", "class?names=Block,Mlp", 0, 0},
-    {"stage3 prefetch many", 3, "", "class?names=Block,Mlp", 0, 5},
-    {"stage3 small buffers", 3, "", "class?names=Block,Mlp", 0, 1, 64},
+    {"stage3 prefetch many", 3, "", "class?names=Block,Mlp", 0, 3},
+    {"stage3 small buffers", 3, "", "class?names=Block,Mlp", 0, 1, 4096},
     {"stage3 groups of 2", 3, "", "class?names=Block,Mlp", 2},
     {"stage3 greedy", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20, false,
      false, false, "cpu", Partition::kGreedy},
@@ -70,10 +70,11 @@ constexpr Form kForms[] = {
     {"apart stage3", 3, "direct=0"},
     {"apart stage3 prefetch none", 3, "direct=0", "class?names=Block,Mlp", 0,
      0},
+    {"apart stage3 groups of 2", 3, "direct=0", "class?names=Block,Mlp", 2},
     {"apart stage3 prefetch 3", 3, "direct=0", "class?names=Block,Mlp", 0, 3},
     {"apart stage3 always", 3, "direct=0", "always"},
     {"apart stage3 small buffers", 3, "direct=0", "class?names=Block,Mlp", 0, 1,
-     64},
+     4096},
     {"apart stage3 greedy", 3, "direct=0", "class?names=Block,Mlp", 0, 1,
      25 << 20, false, false, false, "cpu", Partition::kGreedy},
     {"apart stage3 async", 3, "direct=0", "class?names=Block,Mlp", 0, 1,
@@ -97,7 +98,7 @@ constexpr Form kForms[] = {
 
 UnitTraining TrainingOf(const Form& form, int world_size) {
   UnitTraining training;
-  training.model = BlockModel(4);
+  training.model = BlockModel(12);
   training.wrap = form.wrap;
   training.link = form.link;
   training.plan.stage = form.stage;
@@ -115,18 +116,31 @@ UnitTraining TrainingOf(const Form& form, int world_size) {
   return training;
 }
 
+// A test of what a plan did not shard would show nothing.
+void ExpectSharding(const UnitTraining& training) {
+  const auto plan = PlanOf(training);
+  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+  const PlanOptions& options = training.plan;
+  const bool units = (*plan)->units().size() > 1;
+  const bool shards = units && options.world_size > 1;
+  EXPECT_EQ((*plan)->shards_grads(),
+            shards && options.stage >= 2 && !options.whole_grads);
+  EXPECT_EQ((*plan)->shards_params(), shards && options.stage == 3);
+}
+
 class StagesTest : public ::testing::TestWithParam<Form> {};
 
 TEST_P(StagesTest, SameBits) {
   for (const int world_size : {1, 2, 4}) {
     for (const double max_grad_norm : {0.0, 1.0}) {
-      SCOPED_TRACE(StrCat("world size ", world_size, ", max_grad_norm ",
-                          max_grad_norm));
+      SCOPED_TRACE(
+          StrCat("world size ", world_size, ", max_grad_norm ", max_grad_norm));
       UnitTraining plain = TrainingOf({"plain", 1}, world_size);
       plain.step.max_grad_norm = max_grad_norm;
       UnitTraining training = TrainingOf(GetParam(), world_size);
       training.step.max_grad_norm = max_grad_norm;
       training.begin_step = GetParam().begin_step && max_grad_norm == 0;
+      ExpectSharding(training);
       EXPECT_EQ(TrainUnits(training), TrainUnits(plain));
     }
   }
@@ -159,6 +173,7 @@ TEST(ShardGroupsTest, ApartTheySumInTwoLevels) {
       training.optimizer = "sgd?lr=0.1&momentum=0.9";
       UnitTraining plain = TrainingOf({"", 1}, 4);
       plain.optimizer = training.optimizer;
+      training.plan.deterministic = false;
       const auto result = TrainUnits(training);
       ExpectNear(result, TrainUnits(plain), 1e-5f);
       EXPECT_EQ(result, TrainUnits(training));

@@ -27,19 +27,20 @@
 namespace shard {
 
 // A root with an embedding, `blocks` blocks with a nested module each, and a
-// tied head.
+// tied head. Pages of 4096 bytes are what memory is counted in, so units have
+// several: where sharding saves nothing, plans do not shard.
 inline std::shared_ptr<Model> BlockModel(int blocks,
                                          DType dtype = DType::kF32) {
   auto model = std::make_shared<Model>("Root");
   const ParamId embedding =
-      *model->AddParam(kRootModule, "embedding", dtype, {37, 6});
+      *model->AddParam(kRootModule, "embedding", dtype, {37, 60});
   for (int b = 0; b < blocks; ++b) {
     const ModuleId block =
         *model->AddModule(kRootModule, StrCat("block", b), "Block");
-    EXPECT_TRUE(model->AddParam(block, "norm", dtype, {6}).ok());
+    EXPECT_TRUE(model->AddParam(block, "norm", dtype, {60}).ok());
     const ModuleId mlp = *model->AddModule(block, "mlp", "Mlp");
-    EXPECT_TRUE(model->AddParam(mlp, "weight", dtype, {6, 11 + b}).ok());
-    EXPECT_TRUE(model->AddParam(mlp, "bias", dtype, {11 + b}).ok());
+    EXPECT_TRUE(model->AddParam(mlp, "weight", dtype, {60, 80 + b}).ok());
+    EXPECT_TRUE(model->AddParam(mlp, "bias", dtype, {80 + b}).ok());
   }
   const ModuleId head = *model->AddModule(kRootModule, "head", "Head");
   EXPECT_TRUE(model->Tie(head, "weight", embedding).ok());
@@ -75,14 +76,13 @@ class UnitTrainer {
       if (plan().places()[p].buffer < 0) continue;
       std::vector<float> values(static_cast<size_t>(params[p].numel));
       for (size_t i = 0; i < values.size(); ++i) {
-        values[i] =
-            InitialValue(static_cast<int>(p), static_cast<int64_t>(i));
+        values[i] = InitialValue(static_cast<int>(p), static_cast<int64_t>(i));
       }
       std::vector<unsigned char> bytes(
           DTypeBytes(params[p].dtype, params[p].numel));
       Store(params[p].dtype, values, bytes.data());
-      const Status set = engine_.SetParam(static_cast<ParamId>(p),
-                                          bytes.data(), bytes.size());
+      const Status set =
+          engine_.SetParam(static_cast<ParamId>(p), bytes.data(), bytes.size());
       ASSERT_TRUE(set.ok()) << set.ToString();
     }
     const Status broadcast = engine_.BroadcastParams(0);
@@ -90,7 +90,9 @@ class UnitTrainer {
   }
 
   // Units in pre-order; a unit is in use while those nested in it are.
-  void Forward() { Visit(0, Pass::kForward, [](int32_t) {}); }
+  void Forward() {
+    Visit(0, Pass::kForward, [](int32_t) {});
+  }
 
   // Gradients of `batch`, which is a number.
   void Backward(int batch, bool last) {
@@ -160,7 +162,8 @@ class UnitTrainer {
       const auto grad = engine_.Grad(param);
       ASSERT_TRUE(grad.ok()) << grad.status().ToString();
       const DType dtype =
-          plan().buffers()[static_cast<size_t>(plan().places()[index].buffer)]
+          plan()
+              .buffers()[static_cast<size_t>(plan().places()[index].buffer)]
               .grad_dtype;
       const std::vector<float> params = Values(param);
       std::vector<float> grads = Load(dtype, grad->data, grad->numel);
@@ -194,8 +197,8 @@ inline StatusOr<std::shared_ptr<const Plan>> PlanOf(
 }
 
 // The parameters after the last step, as rank 0 reads them.
-inline std::vector<std::vector<float>> TrainUnits(
-    const UnitTraining& training, StepReport* last = nullptr) {
+inline std::vector<std::vector<float>> TrainUnits(const UnitTraining& training,
+                                                  StepReport* last = nullptr) {
   std::vector<std::vector<float>> result;
   const auto plan = PlanOf(training);
   EXPECT_TRUE(plan.ok()) << plan.status().ToString();

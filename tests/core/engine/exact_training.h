@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Training whose result is known: an engine on threads as ranks beside a
+// reference on one, in double. Initial values and gradients are small multiples
+// of a power of two, so that bf16 and f16 hold them and all of their sums
+// exactly; then the two differ by the rounding of fp32 updates alone, and by
+// that of a narrow parameter to its dtype.
+//
+// Every rank compares what it reads in every pass, so parameters that are stale
+// or not there yet show at once.
+
+#ifndef SHARD_TESTS_CORE_ENGINE_EXACT_TRAINING_H_
+#define SHARD_TESTS_CORE_ENGINE_EXACT_TRAINING_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "core/flat/plan.h"
+#include "core/model/model.h"
+#include "core/optim/groups.h"
+#include "core/optim/optimizer.h"
+#include "tests/core/engine/training.h"
+
+namespace shard {
+
+inline uint64_t Mix(uint64_t x) {  // The finalizer of splitmix64.
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+// In [-1, 1], 7 bits.
+inline float ExactInitial(ParamId param, int64_t i) {
+  const uint64_t bits =
+      Mix(Mix(static_cast<uint64_t>(param)) ^ static_cast<uint64_t>(i));
+  return static_cast<float>(static_cast<int>(bits % 129) - 64) / 64;
+}
+
+// In [-3/8, 3/8], a multiple of 2^-5: sums of 20 stay within 8 bits.
+inline float ExactGrad(int step, int pass, int rank, ParamId param, int64_t i) {
+  const auto key = static_cast<uint64_t>(((step * 8 + pass) * 16 + rank)) << 32;
+  const uint64_t bits =
+      Mix(Mix(key + static_cast<uint64_t>(param)) ^ static_cast<uint64_t>(i));
+  return static_cast<float>(static_cast<int>(bits % 25) - 12) / 32;
+}
+
+using DoubleTensors = std::vector<std::vector<double>>;  // By ParamId.
+
+// sgd, adam and adamw as torch has them, in double.
+class ExactReference {
+ public:
+  explicit ExactReference(const Plan& plan) : plan_(plan) {
+    const auto& params = plan.model().params();
+    states_.resize(params.size());
+    values_.resize(params.size());
+    for (size_t p = 0; p < params.size(); ++p) {
+      const auto numel = static_cast<size_t>(params[p].numel);
+      for (size_t i = 0; i < numel; ++i) {
+        values_[p].push_back(
+            ExactInitial(static_cast<ParamId>(p), static_cast<int64_t>(i)));
+      }
+      states_[p].m.resize(numel);
+      states_[p].v.resize(numel);
+    }
+    for (const GroupOptions& group : plan.options().groups) {
+      optimizers_.push_back(*Optimizer::Parse(group.optimizer));
+    }
+  }
+
+  const DoubleTensors& values() const { return values_; }
+  Optimizer& optimizer(size_t group) { return optimizers_[group]; }
+  double norm() const { return norm_; }  // Of the last step.
+
+  // `sums`: of all ranks' gradients; empty where a parameter does no step.
+  void Step(const DoubleTensors& sums, double divisor, double max_norm) {
+    double square = 0;
+    for (const auto& sum : sums) {
+      for (const double g : sum) square += g * g;
+    }
+    norm_ = std::sqrt(square) / divisor;
+    double scale = 1 / divisor;
+    if (max_norm > 0) scale *= std::min(1.0, max_norm / (norm_ + 1e-6));
+    for (size_t p = 0; p < sums.size(); ++p) {
+      if (!sums[p].empty()) StepParam(p, sums[p], scale);
+    }
+  }
+
+ private:
+  struct State {
+    std::vector<double> m;
+    std::vector<double> v;
+    int steps = 0;
+  };
+
+  void StepParam(size_t p, const std::vector<double>& sum, double scale) {
+    State& state = states_[p];
+    const int t = ++state.steps;
+    const Optimizer& optimizer =
+        optimizers_[static_cast<size_t>(plan_.model().params()[p].group)];
+    const auto get = [&](const char* key) { return *optimizer.Get(key); };
+    const bool sgd = optimizer.Get("dampening").ok();
+    const bool decoupled = optimizer.formula() == Formula::kAdamW;
+    const double lr = get("lr");
+    const double decay = get("weight_decay");
+    const double momentum = sgd ? get("momentum") : 0;
+    const double beta1 = sgd ? 0 : get("beta1");
+    const double beta2 = sgd ? 0 : get("beta2");
+    const double eps = sgd ? 0 : get("eps");
+    for (size_t i = 0; i < sum.size(); ++i) {
+      double& value = values_[p][i];
+      double g = sum[i] * scale;
+      if (decoupled) {
+        value *= 1 - lr * decay;
+      } else {
+        g += decay * value;
+      }
+      if (sgd) {
+        state.m[i] = t == 1 ? g : momentum * state.m[i] + g;
+        value -= lr * (momentum > 0 ? state.m[i] : g);
+        continue;
+      }
+      state.m[i] = beta1 * state.m[i] + (1 - beta1) * g;
+      state.v[i] = beta2 * state.v[i] + (1 - beta2) * g * g;
+      const double denominator =
+          std::sqrt(state.v[i]) / std::sqrt(1 - std::pow(beta2, t)) + eps;
+      value -= lr / (1 - std::pow(beta1, t)) * state.m[i] / denominator;
+    }
+  }
+
+  const Plan& plan_;
+  std::vector<Optimizer> optimizers_;
+  std::vector<State> states_;
+  DoubleTensors values_;
+  double norm_ = 0;
+};
+
+// "" or how `values`, read from a tensor of `dtype`, differ from `expected`. A
+// few fp32 operations per step lose less than 2^-17 of values up to 4 in some
+// tens of steps; storing adds half a last digit, 2^-9 of bf16 or 2^-12 of f16.
+inline std::string DifferenceOf(DType dtype, const std::vector<float>& values,
+                                const std::vector<double>& expected) {
+  if (values.size() != expected.size()) return "another number of elements";
+  const double digit = dtype == DType::kBF16  ? 1.0 / 256
+                       : dtype == DType::kF16 ? 1.0 / 2048
+                                              : 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double error = std::abs(values[i] - expected[i]);
+    const double allowed =
+        (1 + std::abs(expected[i])) / (1 << 17) + digit * std::abs(expected[i]);
+    if (error <= allowed) continue;
+    return StrCat("element ", i, " of ", values.size(), " is ", values[i],
+                  ", not ", expected[i], " (off by ", error, ", allowed ",
+                  allowed, ")");
+  }
+  return "";
+}
+
+struct ExactTraining {
+  std::shared_ptr<const Plan> plan;
+  EngineOptions engine;
+  StepOptions step;
+  std::string link;
+  int steps = 5;
+  int passes = 1;
+  // Units are in use while those nested in them are; else one after the other.
+  bool nested = true;
+  bool per_param = false;
+  // Ranks go through units, or declare them ready, in different orders.
+  bool shuffled = false;
+  // Null: every rank has gradients of everything.
+  std::function<bool(int step, int pass, int rank, ParamId param)> has_grad;
+
+  bool Has(int s, int pass, int rank, ParamId param) const {
+    return has_grad == nullptr || has_grad(s, pass, rank, param);
+  }
+};
+
+// Initial values in the parameter's dtype, from rank 0.
+inline void FillExactly(Engine* engine) {
+  const Plan& plan = engine->plan();
+  for (size_t p = 0; p < plan.places().size(); ++p) {
+    if (plan.places()[p].buffer < 0) continue;
+    const auto& param = plan.model().params()[p];
+    std::vector<float> values;
+    for (int64_t i = 0; i < param.numel; ++i) {
+      values.push_back(ExactInitial(static_cast<ParamId>(p), i));
+    }
+    std::vector<unsigned char> bytes(DTypeBytes(param.dtype, param.numel));
+    Store(param.dtype, values, bytes.data());
+    const Status set =
+        engine->SetParam(static_cast<ParamId>(p), bytes.data(), bytes.size());
+    ASSERT_TRUE(set.ok()) << set.ToString();
+  }
+  const Status broadcast = engine->BroadcastParams(0);
+  ASSERT_TRUE(broadcast.ok()) << broadcast.ToString();
+}
+
+// What one rank does of an ExactTraining.
+class ExactTrainer {
+ public:
+  ExactTrainer(const ExactTraining& training, Engine* engine)
+      : training_(training),
+        engine_(*engine),
+        plan_(engine->plan()),
+        rank_(engine->comm()->rank()),
+        turned_(training.shuffled && rank_ % 2 == 1),
+        gathers_(plan_.shards_params() && !engine->comm()->direct()) {}
+
+  // The first thing that went wrong; "" so far.
+  const std::string& failure() const { return failure_; }
+  bool ok() const { return failure_.empty(); }
+
+  // All parameters, against `expected`.
+  void Forward(const DoubleTensors& expected) {
+    expected_ = &expected;
+    Walk(Pass::kForward);
+  }
+  // The same, and gradients of pass `pass` in step `step`.
+  void Backward(int step, int pass, const DoubleTensors& expected) {
+    expected_ = &expected;
+    step_ = step;
+    pass_ = pass;
+    Check(engine_.SetNoSync(pass < training_.passes), "no_sync");
+    Walk(Pass::kBackward);
+  }
+  void Passes(int step, const DoubleTensors& expected) {
+    for (int pass = 1; pass <= training_.passes && ok(); ++pass) {
+      Forward(expected);
+      if (ok()) Backward(step, pass, expected);
+    }
+  }
+  void Step(StepReport* report) {
+    if (!ok()) return;
+    Check(engine_.Step(training_.step, report), "step");
+    Check(engine_.ZeroGrad(), "zero_grad");
+  }
+
+ private:
+  bool Check(const Status& status, std::string_view what) {
+    if (!status.ok()) Fail(StrCat(what, ": ", status.ToString()));
+    return status.ok();
+  }
+  void Fail(const std::string& what) {
+    if (ok()) failure_ = StrCat("rank ", rank_, ", step ", step_, ": ", what);
+  }
+
+  void Walk(Pass pass) {
+    if (training_.nested) return Visit(0, pass);
+    const auto units = static_cast<int32_t>(plan_.units().size());
+    const bool down = (pass == Pass::kBackward) != (turned_ && !gathers_);
+    for (int32_t i = 0; i < units && ok(); ++i) {
+      const int32_t unit = down ? units - 1 - i : i;
+      Use(unit, pass, [] {});
+    }
+  }
+
+  void Visit(int32_t unit, Pass pass) {
+    std::vector<int32_t> nested;
+    for (size_t u = 0; u < plan_.units().size(); ++u) {
+      if (plan_.units()[u].parent == unit) {
+        nested.push_back(static_cast<int32_t>(u));
+      }
+    }
+    if ((pass == Pass::kBackward) != (turned_ && !gathers_)) {
+      std::reverse(nested.begin(), nested.end());
+    }
+    Use(unit, pass, [&] {
+      for (const int32_t inner : nested) {
+        if (ok()) Visit(inner, pass);
+      }
+    });
+  }
+
+  template <typename Within>
+  void Use(int32_t unit, Pass pass, Within within) {
+    if (!Check(engine_.UnitAcquire(unit, pass, 0), "acquire")) return;
+    if (!turned_) within();
+    if (ok()) Compare(unit);
+    if (ok() && pass == Pass::kBackward) WriteGrads(unit);
+    if (turned_ && ok()) within();
+    if (ok()) Check(engine_.UnitRelease(unit), "release");
+  }
+
+  template <typename Do>
+  void ForEachParam(int32_t unit, Do act) {
+    for (const int32_t b : plan_.units()[static_cast<size_t>(unit)].buffers) {
+      const FlatBufferPlan& buffer = plan_.buffers()[static_cast<size_t>(b)];
+      for (const Slot& slot : buffer.layout.slots()) {
+        if (ok()) act(slot.param, buffer);
+      }
+    }
+  }
+
+  void Compare(int32_t unit) {
+    ForEachParam(unit, [&](ParamId param, const FlatBufferPlan& buffer) {
+      const auto tensor = engine_.Param(param);
+      if (!Check(tensor.status(), "param")) return;
+      const std::string difference = DifferenceOf(
+          buffer.dtype, Load(buffer.dtype, tensor->data, tensor->numel),
+          (*expected_)[static_cast<size_t>(param)]);
+      if (!difference.empty()) {
+        Fail(StrCat("parameter ", param, ": ", difference));
+      }
+    });
+  }
+
+  void WriteGrads(int32_t unit) {
+    int with = 0;
+    int without = 0;
+    std::vector<ParamId> written;
+    ForEachParam(unit, [&](ParamId param, const FlatBufferPlan& buffer) {
+      if (!buffer.trainable) return;
+      if (!training_.Has(step_, pass_, rank_, param)) {
+        ++without;
+        return;
+      }
+      const auto tensor = engine_.Grad(param);
+      if (!Check(tensor.status(), "grad")) return;
+      std::vector<float> grads =
+          Load(buffer.grad_dtype, tensor->data, tensor->numel);
+      for (size_t i = 0; i < grads.size(); ++i) {
+        grads[i] +=
+            static_cast<float>(engine_.loss_scale()) *
+            ExactGrad(step_, pass_, rank_, param, static_cast<int64_t>(i));
+      }
+      Store(buffer.grad_dtype, grads, tensor->data);
+      ++with;
+      written.push_back(param);
+    });
+    if (!ok()) return;
+    if (with == 0 && without > 0) return;  // Released as it is.
+    if (turned_) std::reverse(written.begin(), written.end());
+    if ((training_.per_param && with > 0) || without > 0) {
+      for (const ParamId param : written) {
+        if (!Check(engine_.ParamGradReady(param), "param_grad_ready")) return;
+      }
+      if (without == 0) return;
+    }
+    Check(engine_.UnitGradsReady(unit), "grads_ready");
+  }
+
+  const ExactTraining& training_;
+  Engine& engine_;
+  const Plan& plan_;
+  const int rank_;
+  const bool turned_;
+  const bool gathers_;
+  const DoubleTensors* expected_ = nullptr;
+  int step_ = 0;
+  int pass_ = 0;
+  std::string failure_;
+};
+
+// The gradients of a step summed over the ranks for which `active(rank)`;
+// empty for a parameter that is frozen or ignored, or, with `skip`, of which no
+// rank has one.
+template <typename Active>
+DoubleTensors SumsOf(const ExactTraining& training, int step, bool skip,
+                     Active active) {
+  const Plan& plan = *training.plan;
+  const auto& params = plan.model().params();
+  DoubleTensors sums(params.size());
+  for (size_t p = 0; p < params.size(); ++p) {
+    if (plan.places()[p].buffer < 0 || !params[p].trainable) continue;
+    std::vector<double> sum(static_cast<size_t>(params[p].numel));
+    bool any = false;
+    for (int pass = 1; pass <= training.passes; ++pass) {
+      for (int rank = 0; rank < plan.options().world_size; ++rank) {
+        const auto param = static_cast<ParamId>(p);
+        if (!active(rank) || !training.Has(step, pass, rank, param)) continue;
+        any = true;
+        for (size_t i = 0; i < sum.size(); ++i) {
+          sum[i] += ExactGrad(step, pass, rank, param, static_cast<int64_t>(i));
+        }
+      }
+    }
+    if (any || !skip) sums[p] = std::move(sum);
+  }
+  return sums;
+}
+
+// Runs it and its reference. The first thing that went wrong, or "".
+inline std::string TrainExactly(const ExactTraining& training) {
+  const Plan& plan = *training.plan;
+  const int world_size = plan.options().world_size;
+  const bool skip = training.engine.missing_grads == MissingGrads::kSkip;
+  ExactReference reference(plan);
+  std::vector<DoubleTensors> expected = {reference.values()};
+  std::vector<double> norms;
+  for (int step = 1; step <= training.steps; ++step) {
+    reference.Step(SumsOf(training, step, skip, [](int) { return true; }),
+                   world_size, training.step.max_grad_norm);
+    expected.push_back(reference.values());
+    norms.push_back(reference.norm());
+  }
+  std::vector<std::string> failures(static_cast<size_t>(world_size));
+  RunThreadRanks(
+      world_size,
+      [&](const auto& comm) {
+        std::string& failure = failures[static_cast<size_t>(comm->rank())];
+        auto made = Engine::Create(training.plan, comm, training.engine);
+        if (!made.ok()) {
+          failure = made.status().ToString();
+          return;
+        }
+        if ((*made)->Memory().HostTotal(1) !=
+            plan.Memory(comm->direct()).HostTotal(1)) {
+          failure = "memory is not as planned";
+        }
+        FillExactly(made->get());
+        ExactTrainer trainer(training, made->get());
+        for (int step = 1; step <= training.steps && trainer.ok(); ++step) {
+          trainer.Passes(step, expected[static_cast<size_t>(step - 1)]);
+          StepReport report;
+          trainer.Step(&report);
+          const double norm = norms[static_cast<size_t>(step - 1)];
+          if (trainer.ok() && training.step.max_grad_norm > 0 &&
+              std::abs(report.grad_norm - norm) > 1e-5 * norm) {
+            failure = StrCat("norm of step ", step, " is ", report.grad_norm,
+                             ", not ", norm);
+          }
+          if (trainer.ok() && report.step != step) failure = "step number";
+        }
+        if (trainer.ok()) trainer.Forward(expected.back());
+        if (!trainer.ok()) failure = trainer.failure();
+      },
+      20, training.link);
+  for (const std::string& failure : failures) {
+    if (!failure.empty()) return failure;
+  }
+  return "";
+}
+
+}  // namespace shard
+
+#endif  // SHARD_TESTS_CORE_ENGINE_EXACT_TRAINING_H_

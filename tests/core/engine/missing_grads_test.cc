@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Parameters without gradients: on all ranks or on some, single ones or whole
+// units, declared in any order. A parameter's own step count shows in its bias
+// corrections.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/exact_training.h"
+#include "tests/core/engine/unit_training.h"
+
+namespace shard {
+namespace {
+
+constexpr int kWorldSize = 3;
+
+struct Form {
+  const char* name;
+  int stage;
+  const char* link = "";
+  const char* device = "cpu";
+  bool whole_grads = false;
+  int prefetch = 1;
+  bool deterministic = false;
+  DType dtype = DType::kF32;
+};
+
+constexpr Form kForms[] = {
+    {"stage0", 0},
+    {"stage1_async", 1, "", "cpu-async?max_delay=0.0001&seed=1"},
+    {"stage2", 2},
+    {"stage2_async", 2, "", "cpu-async?max_delay=0.0001&seed=2"},
+    {"stage2_deterministic_bf16", 2, "", "cpu", false, 0, true, DType::kBF16},
+    {"stage3", 3},
+    {"stage3_whole_grads", 3, "", "cpu", true},
+    {"apart_stage0", 0, "direct=0"},
+    {"apart_stage1", 1, "direct=0"},
+    {"apart_stage2", 2, "direct=0"},
+    {"apart_stage2_deterministic_bf16", 2, "direct=0", "cpu", false, 0, true,
+     DType::kBF16},
+    {"apart_stage3", 3, "direct=0"},
+    {"apart_stage3_prefetch", 3, "direct=0", "cpu", false, 3},
+    {"apart_stage3_whole_grads", 3, "direct=0", "cpu", true},
+    {"apart_stage3_async", 3, "direct=0", "cpu-async?max_delay=0.0001&seed=3"},
+};
+
+// Who has a gradient, but for parameter 0, of which every rank has one: one
+// that declares nothing where gradients are whole has all.
+struct Pattern {
+  const char* name;
+  bool (*has)(int step, int pass, int rank, ParamId param, int32_t unit);
+  bool by_pass = false;
+};
+
+bool Coin(int a, int b, int c, int d) {
+  return Mix(static_cast<uint64_t>(((a * 16 + b) * 16 + c) * 4096 + d)) % 2 ==
+         0;
+}
+
+constexpr Pattern kPatterns[] = {
+    {"parameters on all ranks",
+     [](int step, int, int, ParamId param, int32_t) {
+       return Coin(step, 0, 0, param);
+     }},
+    {"parameters on some ranks",
+     [](int step, int, int rank, ParamId param, int32_t) {
+       return Coin(step, 0, rank, param);
+     }},
+    {"units on all ranks", [](int step, int, int, ParamId,
+                              int32_t unit) { return Coin(step, 0, 0, unit); }},
+    {"units on some ranks",
+     [](int step, int, int rank, ParamId, int32_t unit) {
+       return Coin(step, 0, rank, unit);
+     }},
+    {"one rank", [](int step, int, int rank, ParamId,
+                    int32_t) { return rank == step % kWorldSize; }},
+    {"nothing", [](int, int, int, ParamId, int32_t) { return false; }},
+    {"by pass",
+     [](int step, int pass, int rank, ParamId param, int32_t) {
+       return Coin(step, pass, rank, param);
+     },
+     true},
+    {"units by pass",
+     [](int step, int pass, int rank, ParamId, int32_t unit) {
+       return Coin(step, pass, rank, unit);
+     },
+     true},
+    {"first pass only",
+     [](int, int pass, int, ParamId param, int32_t) {
+       return pass == 1 && param % 2 == 0;
+     },
+     true},
+};
+
+std::shared_ptr<const Plan> PlanFor(const Form& form) {
+  UnitTraining training;
+  training.model = BlockModel(form.dtype == DType::kF32 ? 8 : 12, form.dtype);
+  training.optimizer = "adamw?lr=0.02&beta1=0.8";
+  training.wrap = "class?names=Block,Mlp";
+  training.plan.stage = form.stage;
+  training.plan.world_size = kWorldSize;
+  training.plan.prefetch = form.prefetch;
+  training.plan.whole_grads = form.whole_grads;
+  training.plan.deterministic = form.deterministic;
+  const auto plan = PlanOf(training);
+  EXPECT_TRUE(plan.ok()) << plan.status().ToString();
+  return plan.ok() ? *plan : nullptr;
+}
+
+class MissingGradsTest : public testing::TestWithParam<Form> {};
+
+TEST_P(MissingGradsTest, MatchReference) {
+  const Form& form = GetParam();
+  ExactTraining training;
+  training.plan = PlanFor(form);
+  ASSERT_NE(training.plan, nullptr);
+  const Plan& plan = *training.plan;
+  {
+    ASSERT_EQ(plan.shards_grads(), form.stage >= 2 && !form.whole_grads);
+    ASSERT_EQ(plan.shards_params(), form.stage == 3);
+  }
+  training.link = form.link;
+  training.engine.device = form.device;
+  for (const MissingGrads missing :
+       {MissingGrads::kZero, MissingGrads::kSkip}) {
+    for (const Pattern& pattern : kPatterns) {
+      for (const bool shuffled : {false, true}) {
+        for (const int passes : {1, 2}) {
+          // Not together with sharded gradients.
+          if (passes == 2 && form.deterministic) continue;
+          if (passes == 2 && !pattern.by_pass) continue;
+          training.engine.missing_grads = missing;
+          training.shuffled = shuffled;
+          training.passes = passes;
+          training.nested = passes == 1;
+          training.step.max_grad_norm = shuffled ? 0.5 : 0;
+          training.has_grad = [&](int step, int pass, int rank, ParamId param) {
+            return param == 0 ||
+                   pattern.has(step, pass, rank, param, plan.UnitOf(param));
+          };
+          EXPECT_EQ(TrainExactly(training), "")
+              << pattern.name << ", missing_grads " << static_cast<int>(missing)
+              << ", shuffled " << shuffled << ", " << passes << " passes";
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, MissingGradsTest, testing::ValuesIn(kForms),
+                         [](const auto& info) {
+                           return std::string(info.param.name);
+                         });
+
+}  // namespace
+}  // namespace shard
