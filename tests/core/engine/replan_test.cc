@@ -40,12 +40,12 @@ class ReplanTest : public ::testing::TestWithParam<Form> {
   static UnitTraining TrainingOf(DType dtype = DType::kF32) {
     const Form& form = GetParam();
     UnitTraining training;
-    training.model = BlockModel(3, dtype);
+    training.model = BlockModel(12, dtype);
     training.link = form.link;
     training.plan.stage = form.stage;
     training.plan.world_size = form.world_size;
     training.plan.partition = form.partition;
-    training.plan.deterministic = true;
+    training.plan.deterministic = dtype == DType::kF32;
     return training;
   }
 
@@ -56,6 +56,13 @@ class ReplanTest : public ::testing::TestWithParam<Form> {
     std::vector<std::vector<float>> result;
     const auto plan = PlanOf(training);
     EXPECT_TRUE(plan.ok()) << plan.status().ToString();
+    // Padding of parameters that are owned whole can take more than sharding
+    // saves.
+    if (training.plan.partition == Partition::kEven &&
+        training.optimizer != "adafactor") {
+      EXPECT_EQ((*plan)->shards_grads(), training.plan.stage >= 2);
+      EXPECT_EQ((*plan)->shards_params(), training.plan.stage == 3);
+    }
     RunThreadRanks(
         training.plan.world_size,
         [&](const auto& comm) {
@@ -211,9 +218,14 @@ TEST_P(ReplanTest, OnOneRankOnly) {
         if (comm->rank() == 0) {
           status = (*engine)->AddParamGroup("?lr=1", {1}, 0).status();
         } else {
-          trainer.Forward();
-          trainer.Backward(2, true);
-          status = trainer.Step(&report);
+          // Wherever it is that they first hear of it.
+          const auto units = static_cast<int32_t>((*plan)->units().size());
+          for (int32_t u = units; u-- > 0 && status.ok();) {
+            status = (*engine)->UnitAcquire(u, Pass::kBackward, 0);
+            if (status.ok()) status = (*engine)->UnitGradsReady(u);
+            if (status.ok()) status = (*engine)->UnitRelease(u);
+          }
+          if (status.ok()) status = trainer.Step(&report);
         }
         EXPECT_EQ(status.code(), StatusCode::kDesync) << status.ToString();
         EXPECT_THAT(status.ToString(),

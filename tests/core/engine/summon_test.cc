@@ -40,7 +40,7 @@ class SummonTest : public ::testing::TestWithParam<Form> {
   static UnitTraining TrainingOf(DType dtype = DType::kF32) {
     const Form& form = GetParam();
     UnitTraining training;
-    training.model = BlockModel(3, dtype);
+    training.model = BlockModel(20, dtype);
     training.link = form.link;
     training.plan.stage = form.stage;
     training.plan.world_size = kWorldSize;
@@ -54,6 +54,7 @@ class SummonTest : public ::testing::TestWithParam<Form> {
       const std::function<void(Engine*, UnitTrainer*)>& body) {
     const auto plan = PlanOf(training);
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+    EXPECT_EQ((*plan)->shards_params(), training.plan.stage == 3);
     RunThreadRanks(
         kWorldSize,
         [&](const auto& comm) {
