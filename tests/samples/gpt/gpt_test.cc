@@ -49,7 +49,8 @@ TEST(BackwardTest, AgreesForAContextOfOne) {
 // A model with memory of its own: what libshard is in the program.
 class Net {
  public:
-  Net(const gpt_config& config, int batch, double spread)
+  Net(const gpt_config& config, int batch, double spread,
+      const gpt_hooks* hooks = nullptr)
       : config_(config), context_(config.context) {
     const int count = gpt_tensor_count(&config);
     params_.resize(count);
@@ -69,7 +70,7 @@ class Net {
     }
     size_t bytes = 0;
     model_ = gpt_create(&config_, batch, param_pointers_.data(),
-                        grad_pointers_.data(), &bytes);
+                        grad_pointers_.data(), hooks, &bytes);
   }
   Net(const Net&) = delete;
   Net& operator=(const Net&) = delete;
@@ -77,8 +78,9 @@ class Net {
 
   double MeanLoss(const std::vector<uint8_t>& sequences) {
     const int batch = static_cast<int>(sequences.size()) / (context_ + 1);
-    return gpt_forward(model_, sequences.data(), batch, context_) /
-           (batch * context_);
+    double nats = 0;
+    EXPECT_TRUE(gpt_forward(model_, sequences.data(), batch, context_, &nats));
+    return nats / (batch * context_);
   }
 
   gpt* model() { return model_; }
@@ -189,7 +191,8 @@ TEST(FloatModelTest, AShorterSequenceGivesTheSamePredictions) {
   net.MeanLoss(sequence);
   const float* p = gpt_probabilities(net.model(), 2);
   const std::vector<float> full(p, p + GPT_VOCABULARY);
-  gpt_forward(net.model(), sequence.data(), 1, 3);
+  double nats = 0;
+  gpt_forward(net.model(), sequence.data(), 1, 3, &nats);
   for (int v = 0; v < GPT_VOCABULARY; v++) EXPECT_NEAR(p[v], full[v], 1e-6);
 }
 
@@ -201,7 +204,8 @@ TEST(FloatModelTest, SaysHowMuchMemoryItLacked) {
   const gpt_config huge = {
       .layers = 64, .width = 8192, .heads = 256, .context = 4096};
   size_t bytes = 0;
-  EXPECT_EQ(gpt_create(&huge, 1 << 20, nullptr, nullptr, &bytes), nullptr);
+  EXPECT_EQ(gpt_create(&huge, 1 << 20, nullptr, nullptr, nullptr, &bytes),
+            nullptr);
   EXPECT_GT(bytes, size_t{1} << 50);
 }
 
