@@ -3,6 +3,7 @@
 #include "samples/gpt/sample.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "samples/gpt/random.h"
@@ -30,14 +31,6 @@ static uint8_t draw(const real* probabilities, double uniform) {
   return (uint8_t)choice;
 }
 
-bool sample_attend(gpt* model, int bytes) {
-  for (int i = 0; i < bytes; i++) {
-    double nats;
-    if (!gpt_forward(model, NULL, 0, 1, &nats)) return false;
-  }
-  return true;
-}
-
 bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
                  uint8_t* window, uint8_t* out) {
   const size_t context = (size_t)config->context;
@@ -55,4 +48,23 @@ bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
     window[length++] = out[i];
   }
   return true;
+}
+
+bool sample_attend(gpt* model, int bytes) {
+  for (int i = 0; i < bytes; i++) {
+    double nats;
+    if (!gpt_forward(model, NULL, 0, 1, &nats)) return false;
+  }
+  return true;
+}
+
+void sample_print(const uint8_t* sample, int bytes) {
+  if (bytes == 0) return;
+  printf("\n");
+  for (int i = 0; i < bytes; i++) {
+    // Nothing that a terminal would obey.
+    const uint8_t byte = sample[i];
+    putchar(byte == '\n' || (byte >= ' ' && byte < 127) ? byte : '?');
+  }
+  printf("\n\n");
 }

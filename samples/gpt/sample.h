@@ -22,6 +22,9 @@ bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
 // they give what they hold of the parameters, and nothing computed.
 bool sample_attend(gpt* model, int bytes);
 
+// On stdout, between blank lines; nothing where there are no bytes.
+void sample_print(const uint8_t* sample, int bytes);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif

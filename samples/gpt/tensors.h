@@ -42,12 +42,6 @@ enum {
   GPT_MODULES_PER_BLOCK
 };
 
-enum {
-  GPT_MAX_LAYERS = 64,
-  GPT_MAX_MODULES =
-      GPT_FIRST_BLOCK_MODULE + GPT_MAX_LAYERS * GPT_MODULES_PER_BLOCK + 2
-};
-
 typedef struct gpt_module {
   char name[16];  // Within its parent; "" for the root.
   const char* class_name;
@@ -85,7 +79,12 @@ enum {
   GPT_PER_BLOCK
 };
 
-enum { GPT_MAX_TENSORS = GPT_FIRST_BLOCK + GPT_MAX_LAYERS * GPT_PER_BLOCK + 2 };
+enum {
+  GPT_MAX_LAYERS = 64,
+  GPT_MAX_MODULES =
+      GPT_FIRST_BLOCK_MODULE + GPT_MAX_LAYERS * GPT_MODULES_PER_BLOCK + 2,
+  GPT_MAX_TENSORS = GPT_FIRST_BLOCK + GPT_MAX_LAYERS * GPT_PER_BLOCK + 2
+};
 
 typedef struct gpt_tensor {
   char name[48];  // "h.3.attn.c_attn.weight"

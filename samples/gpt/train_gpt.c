@@ -319,6 +319,9 @@ static bool train_step(trainer* t, int64_t step) {
       .grad_norm = report.grad_norm,
       .seconds = progress_now() - started,
       .skipped = report.skipped,
+      .bytes_communicated = report.bytes_communicated,
+      .bytes_overlapped = report.bytes_overlapped,
+      .seconds_exposed = report.seconds_exposed,
   };
   progress_report(t->shown, &shown);
   return true;
@@ -349,18 +352,6 @@ static bool draw_sample(trainer* t) {
                             t->sequences, t->sample));
 }
 
-static void print_sample(const trainer* t) {
-  const int count = t->opts->sample;
-  if (count == 0) return;
-  printf("\n");
-  for (int i = 0; i < count; i++) {
-    // Nothing that a terminal would obey.
-    const uint8_t byte = t->sample[i];
-    putchar(byte == '\n' || (byte >= ' ' && byte < 127) ? byte : '?');
-  }
-  printf("\n\n");
-}
-
 static bool finish(trainer* t) {
   // The last collective: what follows is rank 0's alone.
   if (!ok(t, "shutdown", shard_comm_shutdown(t->comm, 0))) return false;
@@ -372,7 +363,7 @@ static bool finish(trainer* t) {
     complain(t, "--log", message);
     return false;
   }
-  print_sample(t);
+  sample_print(t->sample, t->opts->sample);
   printf("validation loss %.4f\n", t->validation_loss);
   return true;
 }

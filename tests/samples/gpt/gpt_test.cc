@@ -49,8 +49,7 @@ TEST(BackwardTest, AgreesForAContextOfOne) {
 // A model with memory of its own: what libshard is in the program.
 class Net {
  public:
-  Net(const gpt_config& config, int batch, double spread,
-      const gpt_hooks* hooks = nullptr)
+  Net(const gpt_config& config, int batch, double spread)
       : config_(config), context_(config.context) {
     const int count = gpt_tensor_count(&config);
     params_.resize(count);
@@ -70,7 +69,7 @@ class Net {
     }
     size_t bytes = 0;
     model_ = gpt_create(&config_, batch, param_pointers_.data(),
-                        grad_pointers_.data(), hooks, &bytes);
+                        grad_pointers_.data(), nullptr, &bytes);
   }
   Net(const Net&) = delete;
   Net& operator=(const Net&) = delete;
@@ -241,6 +240,42 @@ TEST(TensorsTest, HaveGpt2NamesAndShapes) {
   }
   EXPECT_EQ(names.size(), 28u);
   EXPECT_EQ(numel, gpt_parameter_count(&kSmall));
+}
+
+TEST(TensorsTest, StandInTheModulesThatTheirNamesSay) {
+  for (int i = 0; i < gpt_tensor_count(&kSmall); i++) {
+    const gpt_tensor tensor = gpt_tensor_at(&kSmall, i);
+    std::string path;
+    for (int m = tensor.module; m != GPT_ROOT;) {
+      const gpt_module module = gpt_module_at(&kSmall, m);
+      path = std::string(module.name) + "." + path;
+      ASSERT_LT(module.parent, m);
+      m = module.parent;
+    }
+    EXPECT_EQ(std::string(tensor.name).rfind(path), 0u) << path;
+    EXPECT_EQ(std::string(tensor.name).find('.', path.size()),
+              std::string::npos)
+        << tensor.name << " in " << path;
+  }
+}
+
+TEST(TensorsTest, ModulesAreNumberedInTheOrderOfAWalk) {
+  std::set<std::string> classes;
+  for (int m = 1; m < gpt_module_count(&kSmall); m++) {
+    // The parent is the module before, or one around it.
+    int around = m - 1;
+    while (around != gpt_module_at(&kSmall, m).parent && around != GPT_ROOT) {
+      around = gpt_module_at(&kSmall, around).parent;
+    }
+    EXPECT_EQ(around, gpt_module_at(&kSmall, m).parent) << m;
+    classes.insert(gpt_module_at(&kSmall, m).class_name);
+  }
+  EXPECT_EQ(classes.size(), 7u);
+  EXPECT_EQ(gpt_module_count(&kSmall), 4 + 2 * 9 + 2);
+  EXPECT_STREQ(gpt_module_at(&kSmall, gpt_block_module(1)).name, "1");
+  EXPECT_STREQ(gpt_module_at(&kSmall, gpt_ln_f_module(&kSmall)).name, "ln_f");
+  EXPECT_STREQ(gpt_module_at(&kSmall, gpt_lm_head_module(&kSmall)).name,
+               "lm_head");
 }
 
 TEST(TensorsTest, InitialValuesDependOnTheSeedAlone) {
