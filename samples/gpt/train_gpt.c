@@ -17,6 +17,7 @@
 #include "samples/gpt/check.h"
 #include "samples/gpt/declare.h"
 #include "samples/gpt/gpt.h"
+#include "samples/gpt/introduce.h"
 #include "samples/gpt/options.h"
 #include "samples/gpt/progress.h"
 #include "samples/gpt/rank_threads.h"
@@ -184,51 +185,17 @@ static bool connect(trainer* t) {
   return true;
 }
 
-// What each param group is stepped with: those of declare.c, group 0 first.
-static bool introduce_groups(trainer* t) {
-  for (int32_t i = 0; i < shard_plan_num_groups(t->plan); i++) {
-    char text[512];
-    size_t length = 0;
-    if (!ok(t, "group",
-            shard_engine_group_text(t->engine, i, text, sizeof(text),
-                                    &length))) {
-      return false;
-    }
-    printf("group %d %s\n", (int)i, text);
-  }
-  return true;
-}
-
-static double kib(uint64_t bytes) { return (double)bytes / 1024; }
-
-static bool introduce(trainer* t) {
+static bool begin(trainer* t) {
   if (t->rank != 0) return true;
   const options* opts = t->opts;
-  const gpt_config* config = &opts->model;
-  shard_memory memory = SHARD_MEMORY_INIT;
-  if (!ok(t, "memory", shard_engine_memory(t->engine, &memory))) return false;
-  printf("ranks   %s\n", shard_comm_describe(t->comm));
-  printf("text    %s: %d files, %zu bytes to train on, %zu held out\n",
-         opts->text, t->data.files, t->data.train_bytes,
-         t->data.held_out_bytes);
-  printf("model   %lld parameters: %d layers, width %d, %d heads, context %d\n",
-         (long long)gpt_parameter_count(config), config->layers, config->width,
-         config->heads, config->context);
-  printf("plan    stage %d, %s; %d units\n", opts->stage, opts->partition,
-         (int)shard_plan_num_units(t->plan));
-  // Ranks that share memory have one copy of the parameters.
-  printf(
-      "memory  KiB per rank: parameters %.0f, gradients %.0f, optimizer "
-      "states %.0f, transient %.0f\n",
-      kib(memory.param_bytes), kib(memory.grad_bytes),
-      kib(memory.state_bytes + memory.workspace_bytes),
-      kib(memory.transient_bytes));
-  if (!introduce_groups(t)) return false;
-  fflush(stdout);
-
+  if (!ok(t, "introduction",
+          introduce(opts, &t->data, t->comm, t->plan, t->engine))) {
+    return false;
+  }
   char message[512];
-  t->shown = progress_open(opts->steps, (int64_t)opts->batch * config->context,
-                           opts->log, message, sizeof(message));
+  t->shown =
+      progress_open(opts->steps, (int64_t)opts->batch * opts->model.context,
+                    opts->log, message, sizeof(message));
   return t->shown || fail(t, "--log", message);
 }
 
@@ -245,6 +212,7 @@ static bool learning_rate(trainer* t, int64_t step, double* lr) {
   return ok(t, "schedule", shard_schedule_lr(schedule, step, lr));
 }
 
+// `done`: what a pass of the model returned. It stops only for units.c.
 static bool passed(trainer* t, const char* pass, bool done) {
   if (done) return true;
   shard_error* error = t->units.error;
@@ -374,8 +342,8 @@ static bool finish(trainer* t) {
 static int run_rank(const options* opts, int rank) {
   trainer t = {.opts = opts, .rank = rank};
   const bool done = meet(&t) && load_text(&t) && shard(&t) && initialize(&t) &&
-                    connect(&t) && introduce(&t) && train(&t) &&
-                    draw_sample(&t) && finish(&t);
+                    connect(&t) && begin(&t) && train(&t) && draw_sample(&t) &&
+                    finish(&t);
   char ignored[1];
   progress_close(t.shown, ignored, sizeof(ignored));
   gpt_free(t.net);
