@@ -6,56 +6,26 @@
 #include <stdio.h>
 #include <string.h>
 
-// The modules on the way to the last parameter. Parameters come in the order of
-// a walk of the tree, so that a prefix shared with the last one is all that has
-// to be found again.
-enum { kMaxDepth = 4 };
-typedef struct path {
-  int depth;
-  char names[kMaxDepth][16];
-  int32_t modules[kMaxDepth];
-} path;
-
-// Adds the modules that "h.3.attn.c_attn.weight" needs and that are not there,
-// then the parameter itself.
-static shard_error* add_tensor(shard_model* model, path* at,
-                               const gpt_tensor* tensor) {
-  int32_t module = 0;  // The root.
-  int depth = 0;
-  const char* name = tensor->name;
-  for (const char* dot; (dot = strchr(name, '.')); name = dot + 1, depth++) {
-    char component[16];
-    snprintf(component, sizeof(component), "%.*s", (int)(dot - name), name);
-    if (depth < at->depth && strcmp(at->names[depth], component) == 0) {
-      module = at->modules[depth];
-      continue;
-    }
-    shard_error* error = shard_model_add_module(model, module, component, NULL,
-                                                &at->modules[depth]);
-    if (error) return error;
-    module = at->modules[depth];
-    memcpy(at->names[depth], component, sizeof(component));
-    at->depth = depth + 1;
-  }
-  at->depth = depth;
-  int32_t param = 0;
-  return shard_model_add_param(model, module, name, SHARD_F32, tensor->shape,
-                               tensor->ndim, &param);
-}
-
+// Ids are given in the order of adding: they are the sample's own indices.
 static shard_error* add_everything(const gpt_config* config,
                                    shard_model* model) {
-  path at = {0};
-  for (int i = 0; i < gpt_tensor_count(config); i++) {
-    const gpt_tensor tensor = gpt_tensor_at(config, i);
-    shard_error* error = add_tensor(model, &at, &tensor);
+  int32_t id = 0;
+  for (int i = GPT_ROOT + 1; i < gpt_module_count(config); i++) {
+    const gpt_module module = gpt_module_at(config, i);
+    shard_error* error = shard_model_add_module(
+        model, module.parent, module.name, module.class_name, &id);
     if (error) return error;
   }
-  int32_t lm_head = 0;
-  shard_error* error =
-      shard_model_add_module(model, 0, "lm_head", "Linear", &lm_head);
-  if (error) return error;
-  return shard_model_tie(model, lm_head, "weight", GPT_TOKEN_WEIGHT);
+  for (int i = 0; i < gpt_tensor_count(config); i++) {
+    const gpt_tensor tensor = gpt_tensor_at(config, i);
+    // "weight" of "h.3.attn.c_attn.weight".
+    const char* name = strrchr(tensor.name, '.') + 1;
+    shard_error* error = shard_model_add_param(
+        model, tensor.module, name, SHARD_F32, tensor.shape, tensor.ndim, &id);
+    if (error) return error;
+  }
+  return shard_model_tie(model, gpt_lm_head_module(config), "weight",
+                         GPT_TOKEN_WEIGHT);
 }
 
 static bool in_a_block(const gpt_config* config, int tensor) {
@@ -92,7 +62,8 @@ static shard_error* add_groups(const options* opts, shard_model* model) {
 }
 
 shard_error* declare_model(const options* opts, shard_model** model) {
-  shard_error* error = shard_model_create("GPT", model);
+  shard_error* error = shard_model_create(
+      gpt_module_at(&opts->model, GPT_ROOT).class_name, model);
   if (error) return error;
   error = add_everything(&opts->model, *model);
   if (!error) error = add_groups(opts, *model);
@@ -101,6 +72,12 @@ shard_error* declare_model(const options* opts, shard_model** model) {
     *model = NULL;
   }
   return error;
+}
+
+static const char* wrap_policy(const char* wrap) {
+  if (strcmp(wrap, "none") == 0) return NULL;
+  if (strcmp(wrap, "block") == 0) return "class?names=Block";
+  return wrap;
 }
 
 shard_error* declare_plan(const shard_model* model, const options* opts,
@@ -117,5 +94,10 @@ shard_error* declare_plan(const shard_model* model, const options* opts,
                                : SHARD_PARTITION_EVEN;
   plan_options.seed = opts->seed;
   plan_options.optimizer = optimizer;
+  plan_options.wrap = wrap_policy(opts->wrap);
+  plan_options.shard_group_size = opts->hybrid;
+  // To libshard, 0 means its default.
+  plan_options.prefetch = opts->prefetch > 0 ? opts->prefetch : -1;
+  plan_options.deterministic = opts->deterministic;
   return shard_plan_create(model, &plan_options, plan);
 }

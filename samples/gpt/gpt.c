@@ -28,7 +28,10 @@ struct gpt {
   gpt_config config;
   real* const* params;
   real* const* grads;
-  int batch;  // Of the last forward.
+  gpt_hooks hooks;  // NULL, both, where there are none.
+  bool backward;    // Of the last pass.
+  bool stopped;     // By a hook.
+  int batch;        // Of the last forward.
   int length;
   real* embedded;     // (R, C)
   real* norm_f;       // (R, C)
@@ -101,7 +104,7 @@ static size_t lay_out(gpt* model, int batch, real* arena) {
 }
 
 gpt* gpt_create(const gpt_config* config, int batch, real* const* params,
-                real* const* grads, size_t* bytes) {
+                real* const* grads, const gpt_hooks* hooks, size_t* bytes) {
   const size_t blocks = (size_t)config->layers * sizeof(block_activations);
   *bytes = sizeof(gpt) + blocks;
   gpt* model = calloc(1, *bytes);
@@ -109,6 +112,7 @@ gpt* gpt_create(const gpt_config* config, int batch, real* const* params,
   model->config = *config;
   model->params = params;
   model->grads = grads;
+  if (hooks) model->hooks = *hooks;
   *bytes = lay_out(model, batch, NULL) * sizeof(real);
   // Counted in steps of 16 numbers: a multiple of 64 bytes, as it must be.
   real* arena = aligned_alloc(64, *bytes);
@@ -126,108 +130,255 @@ void gpt_free(gpt* model) {
   free(model);
 }
 
-double gpt_forward(gpt* model, const uint8_t* sequences, int batch,
-                   int length) {
+// ---- Hooks ----------------------------------------------------------------
+
+static void begin(gpt* model, bool backward) {
+  model->backward = backward;
+  model->stopped = false;
+}
+
+// False once a hook has stopped the pass: what the module computes is skipped,
+// and so is all that follows.
+static bool enter(gpt* model, int module) {
+  const gpt_hooks* hooks = &model->hooks;
+  if (!model->stopped && hooks->enter) {
+    model->stopped = !hooks->enter(hooks->user_data, module, model->backward);
+  }
+  return !model->stopped;
+}
+
+static void leave(gpt* model, int module) {
+  const gpt_hooks* hooks = &model->hooks;
+  if (!model->stopped && hooks->leave) {
+    model->stopped = !hooks->leave(hooks->user_data, module, model->backward);
+  }
+}
+
+// ---- Forward --------------------------------------------------------------
+
+static void attention_branch_forward(gpt* model, int l, const real* residual) {
   const int width = model->config.width;
-  const int heads = model->config.heads;
-  const int layers = model->config.layers;
+  const int rows = model->batch * model->length;
+  const int module = gpt_block_module(l);
+  real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+  block_activations* a = &model->blocks[l];
+  if (enter(model, module + GPT_LN_1)) {
+    layer_norm_forward(a->norm_1, a->mean_1, a->rstd_1, residual,
+                       p[GPT_LN_1_WEIGHT], p[GPT_LN_1_BIAS], rows, width);
+    leave(model, module + GPT_LN_1);
+  }
+  if (!enter(model, module + GPT_ATTN)) return;
+  if (enter(model, module + GPT_QKV)) {
+    linear_forward(a->qkv, a->norm_1, p[GPT_QKV_WEIGHT], p[GPT_QKV_BIAS], NULL,
+                   rows, width, 3 * width);
+    leave(model, module + GPT_QKV);
+  }
+  attention_forward(a->heads_out, a->attention, a->qkv, model->batch,
+                    model->length, width, model->config.heads);
+  if (enter(model, module + GPT_ATTN_PROJ)) {
+    linear_forward(a->residual_mid, a->heads_out, p[GPT_ATTN_PROJ_WEIGHT],
+                   p[GPT_ATTN_PROJ_BIAS], residual, rows, width, width);
+    leave(model, module + GPT_ATTN_PROJ);
+  }
+  leave(model, module + GPT_ATTN);
+}
+
+static void mlp_branch_forward(gpt* model, int l) {
+  const int width = model->config.width;
+  const int rows = model->batch * model->length;
+  const int module = gpt_block_module(l);
+  real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+  block_activations* a = &model->blocks[l];
+  if (enter(model, module + GPT_LN_2)) {
+    layer_norm_forward(a->norm_2, a->mean_2, a->rstd_2, a->residual_mid,
+                       p[GPT_LN_2_WEIGHT], p[GPT_LN_2_BIAS], rows, width);
+    leave(model, module + GPT_LN_2);
+  }
+  if (!enter(model, module + GPT_MLP)) return;
+  if (enter(model, module + GPT_FC)) {
+    linear_forward(a->hidden, a->norm_2, p[GPT_FC_WEIGHT], p[GPT_FC_BIAS], NULL,
+                   rows, width, 4 * width);
+    leave(model, module + GPT_FC);
+  }
+  gelu_forward(a->gelu, a->hidden, (size_t)rows * 4 * (size_t)width);
+  if (enter(model, module + GPT_MLP_PROJ)) {
+    linear_forward(a->residual_out, a->gelu, p[GPT_MLP_PROJ_WEIGHT],
+                   p[GPT_MLP_PROJ_BIAS], a->residual_mid, rows, 4 * width,
+                   width);
+    leave(model, module + GPT_MLP_PROJ);
+  }
+  leave(model, module + GPT_MLP);
+}
+
+static void blocks_forward(gpt* model) {
+  const real* residual = model->embedded;
+  for (int l = 0; l < model->config.layers; l++) {
+    if (!enter(model, gpt_block_module(l))) return;
+    attention_branch_forward(model, l, residual);
+    mlp_branch_forward(model, l);
+    leave(model, gpt_block_module(l));
+    residual = model->blocks[l].residual_out;
+  }
+}
+
+bool gpt_forward(gpt* model, const uint8_t* sequences, int batch, int length,
+                 double* nats) {
+  const gpt_config* config = &model->config;
+  const int width = config->width;
+  const int layers = config->layers;
   const int rows = batch * length;
   real* const* params = model->params;
   model->batch = batch;
   model->length = length;
+  begin(model, false);
+  if (!enter(model, GPT_ROOT) || !enter(model, GPT_WTE)) return false;
 
-  embedding_forward(model->embedded, sequences, params[GPT_TOKEN_WEIGHT],
-                    params[GPT_POSITION_WEIGHT], batch, length, width);
-  const real* residual = model->embedded;
-  for (int l = 0; l < layers; l++) {
-    real* const* p = params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
-    block_activations* a = &model->blocks[l];
-    layer_norm_forward(a->norm_1, a->mean_1, a->rstd_1, residual,
-                       p[GPT_LN_1_WEIGHT], p[GPT_LN_1_BIAS], rows, width);
-    linear_forward(a->qkv, a->norm_1, p[GPT_QKV_WEIGHT], p[GPT_QKV_BIAS], NULL,
-                   rows, width, 3 * width);
-    attention_forward(a->heads_out, a->attention, a->qkv, batch, length, width,
-                      heads);
-    linear_forward(a->residual_mid, a->heads_out, p[GPT_ATTN_PROJ_WEIGHT],
-                   p[GPT_ATTN_PROJ_BIAS], residual, rows, width, width);
-    layer_norm_forward(a->norm_2, a->mean_2, a->rstd_2, a->residual_mid,
-                       p[GPT_LN_2_WEIGHT], p[GPT_LN_2_BIAS], rows, width);
-    linear_forward(a->hidden, a->norm_2, p[GPT_FC_WEIGHT], p[GPT_FC_BIAS], NULL,
-                   rows, width, 4 * width);
-    gelu_forward(a->gelu, a->hidden, (size_t)rows * 4 * (size_t)width);
-    linear_forward(a->residual_out, a->gelu, p[GPT_MLP_PROJ_WEIGHT],
-                   p[GPT_MLP_PROJ_BIAS], a->residual_mid, rows, 4 * width,
-                   width);
-    residual = a->residual_out;
+  if (enter(model, GPT_WPE)) {
+    embedding_forward(model->embedded, sequences, params[GPT_TOKEN_WEIGHT],
+                      params[GPT_POSITION_WEIGHT], batch, length, width);
+    leave(model, GPT_WPE);
   }
-  real* const* final = params + GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
-  layer_norm_forward(model->norm_f, model->mean_f, model->rstd_f, residual,
-                     final[0], final[1], rows, width);
+  if (enter(model, GPT_BLOCKS)) {
+    blocks_forward(model);
+    leave(model, GPT_BLOCKS);
+  }
+  if (enter(model, gpt_ln_f_module(config))) {
+    real* const* final = params + GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
+    layer_norm_forward(model->norm_f, model->mean_f, model->rstd_f,
+                       model->blocks[layers - 1].residual_out, final[0],
+                       final[1], rows, width);
+    leave(model, gpt_ln_f_module(config));
+  }
+  if (model->stopped) return false;
   linear_forward(model->logits, model->norm_f, params[GPT_TOKEN_WEIGHT], NULL,
                  NULL, rows, width, GPT_VOCABULARY);
-  return cross_entropy_forward(model->logits, sequences, batch, length,
-                               GPT_VOCABULARY);
+  leave(model, GPT_WTE);
+  leave(model, GPT_ROOT);
+  *nats = cross_entropy_forward(model->logits, sequences, batch, length,
+                                GPT_VOCABULARY);
+  return !model->stopped;
 }
 
 const real* gpt_probabilities(const gpt* model, int position) {
   return model->logits + (size_t)position * GPT_VOCABULARY;
 }
 
-void gpt_backward(gpt* model, const uint8_t* sequences) {
+// ---- Backward -------------------------------------------------------------
+
+// model->d_residual is the gradient by the residual stream, walked from the
+// last block to the first; each branch adds its share on the way.
+
+static void mlp_branch_backward(gpt* model, int l) {
   const int width = model->config.width;
-  const int heads = model->config.heads;
-  const int layers = model->config.layers;
+  const int rows = model->batch * model->length;
+  const int module = gpt_block_module(l);
+  real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+  real* const* g = model->grads + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+  const block_activations* a = &model->blocks[l];
+  real* d_branch = model->d_branch;
+  real* d_wide = model->d_wide;
+  if (!enter(model, module + GPT_MLP)) return;
+  if (enter(model, module + GPT_MLP_PROJ)) {
+    linear_backward(d_wide, g[GPT_MLP_PROJ_WEIGHT], g[GPT_MLP_PROJ_BIAS],
+                    model->d_residual, a->gelu, p[GPT_MLP_PROJ_WEIGHT], rows,
+                    4 * width, width);
+    leave(model, module + GPT_MLP_PROJ);
+  }
+  gelu_backward(d_wide, a->hidden, (size_t)rows * 4 * (size_t)width);
+  if (enter(model, module + GPT_FC)) {
+    linear_backward(d_branch, g[GPT_FC_WEIGHT], g[GPT_FC_BIAS], d_wide,
+                    a->norm_2, p[GPT_FC_WEIGHT], rows, width, 4 * width);
+    leave(model, module + GPT_FC);
+  }
+  leave(model, module + GPT_MLP);
+  if (enter(model, module + GPT_LN_2)) {
+    layer_norm_backward(model->d_residual, g[GPT_LN_2_WEIGHT], g[GPT_LN_2_BIAS],
+                        d_branch, a->residual_mid, a->mean_2, a->rstd_2,
+                        p[GPT_LN_2_WEIGHT], rows, width);
+    leave(model, module + GPT_LN_2);
+  }
+}
+
+static void attention_branch_backward(gpt* model, int l,
+                                      const real* residual_in) {
+  const int width = model->config.width;
+  const int rows = model->batch * model->length;
+  const int module = gpt_block_module(l);
+  real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+  real* const* g = model->grads + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+  const block_activations* a = &model->blocks[l];
+  real* d_branch = model->d_branch;
+  real* d_wide = model->d_wide;
+  if (!enter(model, module + GPT_ATTN)) return;
+  if (enter(model, module + GPT_ATTN_PROJ)) {
+    linear_backward(d_branch, g[GPT_ATTN_PROJ_WEIGHT], g[GPT_ATTN_PROJ_BIAS],
+                    model->d_residual, a->heads_out, p[GPT_ATTN_PROJ_WEIGHT],
+                    rows, width, width);
+    leave(model, module + GPT_ATTN_PROJ);
+  }
+  attention_backward(d_wide, model->d_attention, d_branch, a->attention, a->qkv,
+                     model->batch, model->length, width, model->config.heads);
+  if (enter(model, module + GPT_QKV)) {
+    linear_backward(d_branch, g[GPT_QKV_WEIGHT], g[GPT_QKV_BIAS], d_wide,
+                    a->norm_1, p[GPT_QKV_WEIGHT], rows, width, 3 * width);
+    leave(model, module + GPT_QKV);
+  }
+  leave(model, module + GPT_ATTN);
+  if (enter(model, module + GPT_LN_1)) {
+    layer_norm_backward(model->d_residual, g[GPT_LN_1_WEIGHT], g[GPT_LN_1_BIAS],
+                        d_branch, residual_in, a->mean_1, a->rstd_1,
+                        p[GPT_LN_1_WEIGHT], rows, width);
+    leave(model, module + GPT_LN_1);
+  }
+}
+
+static void blocks_backward(gpt* model) {
+  for (int l = model->config.layers - 1; l >= 0; l--) {
+    if (!enter(model, gpt_block_module(l))) return;
+    mlp_branch_backward(model, l);
+    attention_branch_backward(
+        model, l, l > 0 ? model->blocks[l - 1].residual_out : model->embedded);
+    leave(model, gpt_block_module(l));
+  }
+}
+
+bool gpt_backward(gpt* model, const uint8_t* sequences) {
+  const gpt_config* config = &model->config;
+  const int width = config->width;
+  const int layers = config->layers;
   const int batch = model->batch;
   const int length = model->length;
   const int rows = batch * length;
   real* const* params = model->params;
   real* const* grads = model->grads;
-  // The gradient by the residual stream, walked from the last block to the
-  // first; each branch adds its share on the way.
-  real* d_residual = model->d_residual;
-  real* d_branch = model->d_branch;
-  real* d_wide = model->d_wide;
+  begin(model, true);
+  if (!enter(model, GPT_ROOT) || !enter(model, GPT_WTE)) return false;
 
   cross_entropy_backward(model->logits, sequences, batch, length,
                          GPT_VOCABULARY);
-  linear_backward(d_branch, grads[GPT_TOKEN_WEIGHT], NULL, model->logits,
+  linear_backward(model->d_branch, grads[GPT_TOKEN_WEIGHT], NULL, model->logits,
                   model->norm_f, params[GPT_TOKEN_WEIGHT], rows, width,
                   GPT_VOCABULARY);
-  memset(d_residual, 0, (size_t)rows * (size_t)width * sizeof(real));
-  const int final = GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
-  layer_norm_backward(d_residual, grads[final], grads[final + 1], d_branch,
-                      model->blocks[layers - 1].residual_out, model->mean_f,
-                      model->rstd_f, params[final], rows, width);
-
-  for (int l = layers - 1; l >= 0; l--) {
-    real* const* p = params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
-    real* const* g = grads + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
-    const block_activations* a = &model->blocks[l];
-    const real* residual_in =
-        l > 0 ? model->blocks[l - 1].residual_out : model->embedded;
-    // The MLP.
-    linear_backward(d_wide, g[GPT_MLP_PROJ_WEIGHT], g[GPT_MLP_PROJ_BIAS],
-                    d_residual, a->gelu, p[GPT_MLP_PROJ_WEIGHT], rows,
-                    4 * width, width);
-    gelu_backward(d_wide, a->hidden, (size_t)rows * 4 * (size_t)width);
-    linear_backward(d_branch, g[GPT_FC_WEIGHT], g[GPT_FC_BIAS], d_wide,
-                    a->norm_2, p[GPT_FC_WEIGHT], rows, width, 4 * width);
-    layer_norm_backward(d_residual, g[GPT_LN_2_WEIGHT], g[GPT_LN_2_BIAS],
-                        d_branch, a->residual_mid, a->mean_2, a->rstd_2,
-                        p[GPT_LN_2_WEIGHT], rows, width);
-    // Attention.
-    linear_backward(d_branch, g[GPT_ATTN_PROJ_WEIGHT], g[GPT_ATTN_PROJ_BIAS],
-                    d_residual, a->heads_out, p[GPT_ATTN_PROJ_WEIGHT], rows,
-                    width, width);
-    attention_backward(d_wide, model->d_attention, d_branch, a->attention,
-                       a->qkv, batch, length, width, heads);
-    linear_backward(d_branch, g[GPT_QKV_WEIGHT], g[GPT_QKV_BIAS], d_wide,
-                    a->norm_1, p[GPT_QKV_WEIGHT], rows, width, 3 * width);
-    layer_norm_backward(d_residual, g[GPT_LN_1_WEIGHT], g[GPT_LN_1_BIAS],
-                        d_branch, residual_in, a->mean_1, a->rstd_1,
-                        p[GPT_LN_1_WEIGHT], rows, width);
+  memset(model->d_residual, 0, (size_t)rows * (size_t)width * sizeof(real));
+  if (enter(model, gpt_ln_f_module(config))) {
+    const int final = GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
+    layer_norm_backward(model->d_residual, grads[final], grads[final + 1],
+                        model->d_branch, model->blocks[layers - 1].residual_out,
+                        model->mean_f, model->rstd_f, params[final], rows,
+                        width);
+    leave(model, gpt_ln_f_module(config));
   }
-  embedding_backward(grads[GPT_TOKEN_WEIGHT], grads[GPT_POSITION_WEIGHT],
-                     d_residual, sequences, batch, length,
-                     model->config.context, width);
+  if (enter(model, GPT_BLOCKS)) {
+    blocks_backward(model);
+    leave(model, GPT_BLOCKS);
+  }
+  if (enter(model, GPT_WPE)) {
+    embedding_backward(grads[GPT_TOKEN_WEIGHT], grads[GPT_POSITION_WEIGHT],
+                       model->d_residual, sequences, batch, length,
+                       config->context, width);
+    leave(model, GPT_WPE);
+  }
+  leave(model, GPT_WTE);
+  leave(model, GPT_ROOT);
+  return !model->stopped;
 }

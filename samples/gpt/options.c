@@ -49,10 +49,26 @@ static const option kOptions[] = {
     {"states", STRING, AT(states), "f32", 0, 0, "f32|bf16|q8",
      "how AdamW's moments are stored:\n"
      "8, 4 or 2 bytes per parameter"},
-    {"stage", INTEGER, AT(stage), "1", 0, 1, "0|1",
-     "ZeRO stage: 1 shards optimizer states, 0 nothing"},
+    {"stage", INTEGER, AT(stage), "1", 0, 3, "0|1|2|3",
+     "ZeRO stage: 1 shards optimizer states, 2 also\n"
+     "gradients, 3 also parameters, 0 nothing"},
+    {"wrap", STRING, AT(wrap), "block", 0, 0, "none|block|POLICY",
+     "units, gathered and reduced at once: the model,\n"
+     "each block, or such as always, class?names=MLP,\n"
+     "size?min_numel=50000"},
     {"partition", STRING, AT(partition), "even", 0, 0, "even|greedy",
      "how parameters are divided among ranks"},
+    {"prefetch", INTEGER, AT(prefetch), "1", 0, 64, "N",
+     "units in flight beside the one in use"},
+    {"overlap", FLAG, AT(overlap), NULL, 0, 0, "",
+     "let parameters be sent while the next step begins"},
+    {"hybrid", INTEGER, AT(hybrid), "0", 0, 65536, "N",
+     "stage 3: shard parameters among N ranks, and\n"
+     "replicate them over such groups; 0: among all"},
+    {"deterministic", FLAG, AT(deterministic), NULL, 0, 0, "",
+     "the same bits from every stage, wrap and prefetch"},
+    {"device", STRING, AT(device), "cpu", 0, 0, "TEXT",
+     "where kernels run; see shard_engine_options"},
     {"clip", NUMBER, AT(clip), "1", 0, 1e30, "X",
      "largest norm of the gradient; 0 clips nothing"},
     {"seed", SEED, AT(seed), "1", 0, 0, "N",
@@ -64,6 +80,8 @@ static const option kOptions[] = {
     {"rank-threads", INTEGER, AT(rank_threads), "0", 0, 256, "N",
      "run N ranks as threads of this process; 0: ranks\n"
      "come from the environment, as under shardctl run"},
+    {"no-shared-memory", FLAG, AT(no_shared_memory), NULL, 0, 0, "",
+     "exchange tensors as ranks on several hosts would"},
     {"log", STRING, AT(log), NULL, 0, 0, "FILE",
      "write one JSON object per step"},
     {"sample", INTEGER, AT(sample), "300", 0, 100000, "N",
@@ -160,6 +178,11 @@ static bool consistent(const options* p, char* message, size_t size) {
   if (!one_of("partition", p->partition, "even|greedy", message, size) ||
       !one_of("optimizer", p->optimizer, "adamw|muon", message, size) ||
       !one_of("states", p->states, "f32|bf16|q8", message, size)) {
+    return false;
+  }
+  if (p->hybrid > 0 && p->stage != 3) {
+    snprintf(message, size, "--hybrid: %d needs --stage 3, not %d", p->hybrid,
+             p->stage);
     return false;
   }
   if (p->min_lr > p->lr) {

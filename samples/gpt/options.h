@@ -27,13 +27,20 @@ typedef struct options {
   const char* optimizer;  // "adamw" or "muon".
   const char* states;     // "f32", "bf16" or "q8".
   int stage;
+  const char* wrap;  // "none", "block" or a policy of libshard.
   const char* partition;
+  int prefetch;
+  int hybrid;  // Ranks per shard group; 0: all.
+  bool overlap;
+  bool deterministic;
+  const char* device;
   double clip;  // 0: no clipping.
   uint64_t seed;
   const char* text;
   int val_every;     // 0: only at the end.
   int rank_threads;  // 0: ranks come from the environment.
-  const char* log;   // NULL: no log.
+  bool no_shared_memory;
+  const char* log;  // NULL: no log.
   int sample;
   double timeout;
   bool check;

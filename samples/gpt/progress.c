@@ -78,6 +78,9 @@ static void log_step(const progress* p, const progress_step* s,
   log_number(p->log, "grad_norm", s->grad_norm < 0 ? NAN : s->grad_norm);
   log_number(p->log, "tokens_per_second", tokens_per_second);
   log_number(p->log, "seconds", progress_now() - p->started);
+  log_number(p->log, "bytes_communicated", (double)s->bytes_communicated);
+  log_number(p->log, "bytes_overlapped", (double)s->bytes_overlapped);
+  log_number(p->log, "seconds_exposed", s->seconds_exposed);
   fprintf(p->log, "%s}\n", s->skipped ? ",\"skipped\":true" : "");
 }
 

@@ -25,6 +25,11 @@ typedef struct progress_step {
   double grad_norm;  // Negative: not computed.
   double seconds;    // That this step took.
   bool skipped;      // A gradient was not finite.
+  // Tensors that rank 0 exchanged for this step; how many of those while it
+  // computed; the seconds that it waited for them.
+  uint64_t bytes_communicated;
+  uint64_t bytes_overlapped;
+  double seconds_exposed;
 } progress_step;
 
 // `log_path` may be NULL. NULL, with a one-line message, when the log cannot be

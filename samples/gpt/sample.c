@@ -3,7 +3,7 @@
 #include "samples/gpt/sample.h"
 
 #include <math.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "samples/gpt/random.h"
@@ -32,16 +32,13 @@ static uint8_t draw(const real* probabilities, double uniform) {
 }
 
 bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
-                 uint8_t* out) {
+                 uint8_t* window, uint8_t* out) {
   const size_t context = (size_t)config->context;
-  // One more than the model sees: the place of the target, which is not known
-  // and whose loss nobody asks for.
-  uint8_t* window = calloc(context + 1, 1);
-  if (!window) return false;
   window[0] = '\n';
   size_t length = 1;
   for (int i = 0; i < bytes; i++) {
-    gpt_forward(model, window, 1, (int)length);
+    double nats;  // Of what happens to lie at the place of the target.
+    if (!gpt_forward(model, window, 1, (int)length, &nats)) return false;
     const real* probabilities = gpt_probabilities(model, (int)length - 1);
     out[i] = draw(probabilities, random_uniform(seed, kStream, (uint64_t)i));
     if (length == context) {
@@ -50,6 +47,24 @@ bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
     }
     window[length++] = out[i];
   }
-  free(window);
   return true;
+}
+
+bool sample_attend(gpt* model, int bytes) {
+  for (int i = 0; i < bytes; i++) {
+    double nats;
+    if (!gpt_forward(model, NULL, 0, 1, &nats)) return false;
+  }
+  return true;
+}
+
+void sample_print(const uint8_t* sample, int bytes) {
+  if (bytes == 0) return;
+  printf("\n");
+  for (int i = 0; i < bytes; i++) {
+    // Nothing that a terminal would obey.
+    const uint8_t byte = sample[i];
+    putchar(byte == '\n' || (byte >= ' ' && byte < 127) ? byte : '?');
+  }
+  printf("\n\n");
 }

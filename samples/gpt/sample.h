@@ -13,10 +13,17 @@ extern "C" {
 #endif
 
 // Writes `bytes` bytes that the model finds likely after a line break, drawn at
-// temperature 0.8: a pure function of the parameters and the seed. False when
-// memory is short.
+// temperature 0.8: a pure function of the parameters and the seed. `window` is
+// room for config->context + 1 bytes. False when a hook stopped the model.
 bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
-                 uint8_t* out);
+                 uint8_t* window, uint8_t* out);
+
+// For the other ranks meanwhile: the hooks of as many forward passes, in which
+// they give what they hold of the parameters, and nothing computed.
+bool sample_attend(gpt* model, int bytes);
+
+// On stdout, between blank lines; nothing where there are no bytes.
+void sample_print(const uint8_t* sample, int bytes);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parameters of the GPT: their names, shapes and initial values, in the
-// order in which every array of tensors in this sample is indexed. Names are
-// those of GPT-2 in PyTorch.
+// What the GPT consists of: a tree of modules, in the order of a walk, and the
+// parameters in them, with shapes and initial values, in the order in which
+// every array of tensors in this sample is indexed. Names are those of GPT-2 in
+// PyTorch.
 
 #ifndef SHARD_SAMPLES_GPT_TENSORS_H_
 #define SHARD_SAMPLES_GPT_TENSORS_H_
@@ -21,6 +22,42 @@ typedef struct gpt_config {
   int heads;
   int context;
 } gpt_config;
+
+// ---- Modules --------------------------------------------------------------
+
+// The root, what is in it up to the blocks, the blocks, ln_f and lm_head.
+enum { GPT_ROOT, GPT_WTE, GPT_WPE, GPT_BLOCKS, GPT_FIRST_BLOCK_MODULE };
+
+// The modules of block l, itself the first, start at gpt_block_module(l).
+enum {
+  GPT_BLOCK,
+  GPT_LN_1,
+  GPT_ATTN,
+  GPT_QKV,
+  GPT_ATTN_PROJ,
+  GPT_LN_2,
+  GPT_MLP,
+  GPT_FC,
+  GPT_MLP_PROJ,
+  GPT_MODULES_PER_BLOCK
+};
+
+typedef struct gpt_module {
+  char name[16];  // Within its parent; "" for the root.
+  const char* class_name;
+  int parent;  // -1 for the root.
+} gpt_module;
+
+int gpt_module_count(const gpt_config* config);
+
+// REQUIRES: 0 <= index < gpt_module_count(config).
+gpt_module gpt_module_at(const gpt_config* config, int index);
+
+int gpt_block_module(int block);
+int gpt_ln_f_module(const gpt_config* config);
+int gpt_lm_head_module(const gpt_config* config);
+
+// ---- Parameters -----------------------------------------------------------
 
 // wte.weight, wpe.weight, the blocks, ln_f.weight, ln_f.bias.
 enum { GPT_TOKEN_WEIGHT, GPT_POSITION_WEIGHT, GPT_FIRST_BLOCK };
@@ -44,11 +81,14 @@ enum {
 
 enum {
   GPT_MAX_LAYERS = 64,
+  GPT_MAX_MODULES =
+      GPT_FIRST_BLOCK_MODULE + GPT_MAX_LAYERS * GPT_MODULES_PER_BLOCK + 2,
   GPT_MAX_TENSORS = GPT_FIRST_BLOCK + GPT_MAX_LAYERS * GPT_PER_BLOCK + 2
 };
 
 typedef struct gpt_tensor {
   char name[48];  // "h.3.attn.c_attn.weight"
+  int module;     // That it is in.
   int32_t ndim;   // 1 or 2
   int64_t shape[2];
   int64_t numel;

@@ -3,10 +3,11 @@
 // Trains a byte-level GPT with libshard, data-parallel over any number of
 // ranks. Read it from the bottom: main, run_rank, then what run_rank calls.
 //
-// What libshard does here: it finds the other ranks, holds parameters and
-// gradients, shards the optimizer, and turns everybody's gradients into new
-// parameters in one call per step. What it does not: the model (gpt.c), the
-// data (text.c), the loop (here).
+// What libshard does here: it finds the other ranks, holds and shards
+// parameters, gradients and optimizer states, brings each unit of them to where
+// it is needed (units.c), and turns everybody's gradients into new parameters
+// in one call per step. What it does not: the model (gpt.c), the data (text.c),
+// the loop (here).
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -16,11 +17,13 @@
 #include "samples/gpt/check.h"
 #include "samples/gpt/declare.h"
 #include "samples/gpt/gpt.h"
+#include "samples/gpt/introduce.h"
 #include "samples/gpt/options.h"
 #include "samples/gpt/progress.h"
 #include "samples/gpt/rank_threads.h"
 #include "samples/gpt/sample.h"
 #include "samples/gpt/text.h"
+#include "samples/gpt/units.h"
 #include "shard/shard.h"
 
 // Held-out sequences that a validation reads: enough for two digits.
@@ -36,13 +39,13 @@ typedef struct trainer {
   shard_model* model;
   shard_plan* plan;
   shard_engine* engine;
-  real** params;  // Pointers into libshard's memory, by tensor.
-  real** grads;
+  units units;
   gpt* net;
   text data;
   uint8_t* sequences;
   progress* shown;  // Rank 0 only.
   double validation_loss;
+  uint8_t* sample;  // Rank 0 only.
 } trainer;
 
 // ---- Failures -------------------------------------------------------------
@@ -97,12 +100,14 @@ static void print_warning(int32_t level, const char* message, void* trainer) {
 // Meets the other ranks and takes this rank's share of the batch.
 static bool meet(trainer* t) {
   const options* opts = t->opts;
-  char url[32] = "env:";
+  const char* query = opts->no_shared_memory ? "?direct=0" : "";
+  char url[48];
+  snprintf(url, sizeof(url), "env:%s", query);
   shard_comm_options comm_options = SHARD_COMM_OPTIONS_INIT;
   comm_options.timeout = opts->timeout;
   comm_options.log = print_warning;
   if (opts->rank_threads > 0) {
-    snprintf(url, sizeof(url), "threads:%d", opts->rank_threads);
+    snprintf(url, sizeof(url), "threads:%d%s", opts->rank_threads, query);
     comm_options.rank = t->rank;
     comm_options.world_size = opts->rank_threads;
   }
@@ -136,11 +141,14 @@ static bool load_text(trainer* t) {
 
 // Declares the model, plans its sharding, and lets libshard allocate it.
 static bool shard(trainer* t) {
+  shard_engine_options engine_options = SHARD_ENGINE_OPTIONS_INIT;
+  engine_options.overlap = t->opts->overlap;
+  engine_options.device = t->opts->device;
   return ok(t, "model", declare_model(t->opts, &t->model)) &&
          ok(t, "plan",
             declare_plan(t->model, t->opts, t->world_size, &t->plan)) &&
          ok(t, "engine",
-            shard_engine_create(t->plan, t->comm, NULL, &t->engine));
+            shard_engine_create(t->plan, t->comm, &engine_options, &t->engine));
 }
 
 // Initial values: all ranks compute the same, and rank 0's count.
@@ -158,27 +166,16 @@ static bool initialize(trainer* t) {
   return ok(t, "broadcast", shard_engine_broadcast_params(t->engine, 0));
 }
 
-// Points the model into libshard's memory. The pointers last as long as the
-// engine: a step changes what they point to.
+// Makes the model of parameters and gradients that units.c finds for it.
 static bool connect(trainer* t) {
   const gpt_config* config = &t->opts->model;
-  const int count = gpt_tensor_count(config);
-  t->params = calloc((size_t)count, sizeof(*t->params));
-  t->grads = calloc((size_t)count, sizeof(*t->grads));
-  if (!t->params || !t->grads) return fail(t, "model", "out of memory");
-  for (int i = 0; i < count; i++) {
-    void* param = NULL;
-    void* grad = NULL;
-    int64_t numel = 0;
-    if (!ok(t, "param", shard_engine_param(t->engine, i, &param, &numel)) ||
-        !ok(t, "grad", shard_engine_grad(t->engine, i, &grad, &numel))) {
-      return false;
-    }
-    t->params[i] = param;
-    t->grads[i] = grad;
+  if (!ok(t, "units", units_connect(&t->units, config, t->plan, t->engine))) {
+    return false;
   }
+  const gpt_hooks hooks = units_hooks(&t->units);
   size_t bytes = 0;
-  t->net = gpt_create(config, t->batch, t->params, t->grads, &bytes);
+  t->net = gpt_create(config, t->batch, t->units.params, t->units.grads, &hooks,
+                      &bytes);
   if (!t->net) {
     char why[96];
     snprintf(why, sizeof(why), "out of memory: %zu bytes for %d sequences",
@@ -188,44 +185,17 @@ static bool connect(trainer* t) {
   return true;
 }
 
-// What each param group is stepped with: those of declare.c, group 0 first.
-static bool introduce_groups(trainer* t) {
-  for (int32_t i = 0; i < shard_plan_num_groups(t->plan); i++) {
-    char text[512];
-    size_t length = 0;
-    if (!ok(t, "group",
-            shard_engine_group_text(t->engine, i, text, sizeof(text),
-                                    &length))) {
-      return false;
-    }
-    printf("group %d %s\n", (int)i, text);
-  }
-  return true;
-}
-
-static bool introduce(trainer* t) {
+static bool begin(trainer* t) {
   if (t->rank != 0) return true;
   const options* opts = t->opts;
-  const gpt_config* config = &opts->model;
-  shard_memory memory = SHARD_MEMORY_INIT;
-  if (!ok(t, "plan", shard_plan_memory(t->plan, &memory))) return false;
-  printf("ranks   %s\n", shard_comm_describe(t->comm));
-  printf("text    %s: %d files, %zu bytes to train on, %zu held out\n",
-         opts->text, t->data.files, t->data.train_bytes,
-         t->data.held_out_bytes);
-  printf("model   %lld parameters: %d layers, width %d, %d heads, context %d\n",
-         (long long)gpt_parameter_count(config), config->layers, config->width,
-         config->heads, config->context);
-  printf("plan    stage %d, %s; in KiB: %.0f of parameters per host, ",
-         opts->stage, opts->partition, (double)memory.param_bytes / 1024);
-  printf("%.0f of gradients and %.0f of optimizer states per rank\n",
-         (double)memory.grad_bytes / 1024, (double)memory.state_bytes / 1024);
-  if (!introduce_groups(t)) return false;
-  fflush(stdout);
-
+  if (!ok(t, "introduction",
+          introduce(opts, &t->data, t->comm, t->plan, t->engine))) {
+    return false;
+  }
   char message[512];
-  t->shown = progress_open(opts->steps, (int64_t)opts->batch * config->context,
-                           opts->log, message, sizeof(message));
+  t->shown =
+      progress_open(opts->steps, (int64_t)opts->batch * opts->model.context,
+                    opts->log, message, sizeof(message));
   return t->shown || fail(t, "--log", message);
 }
 
@@ -242,22 +212,38 @@ static bool learning_rate(trainer* t, int64_t step, double* lr) {
   return ok(t, "schedule", shard_schedule_lr(schedule, step, lr));
 }
 
+// `done`: what a pass of the model returned. It stops only for units.c.
+static bool passed(trainer* t, const char* pass, bool done) {
+  if (done) return true;
+  shard_error* error = t->units.error;
+  t->units.error = NULL;
+  return ok(t, pass, error) && false;
+}
+
 // Nats per byte over the held-out text. Rank r reads every world_size-th
-// sequence; the sums meet.
+// sequence; the sums meet. A rank that has read all of its own goes through the
+// passes of the others with nothing: they may need its part of the parameters.
 static bool validate(trainer* t, int64_t step) {
   const int context = t->opts->model.context;
   const int64_t count = text_held_out_count(&t->data, context, kHeldOutLimit);
+  const int64_t per_pass = (int64_t)t->batch * t->world_size;
   double sums[2] = {0, 0};  // Nats, bytes.
-  int waiting = 0;
-  for (int64_t i = t->rank; i < count; i += t->world_size) {
-    uint8_t* sequence = t->sequences + (size_t)waiting * ((size_t)context + 1);
-    text_held_out_sequence(&t->data, i, context, kHeldOutLimit, sequence);
-    waiting++;
-    if (waiting == t->batch || i + t->world_size >= count) {
-      sums[0] += gpt_forward(t->net, t->sequences, waiting, context);
-      sums[1] += (double)waiting * (double)context;
-      waiting = 0;
+  for (int64_t first = 0; first < count; first += per_pass) {
+    int batch = 0;
+    for (int64_t i = first + t->rank; i < count && batch < t->batch;
+         i += t->world_size) {
+      text_held_out_sequence(
+          &t->data, i, context, kHeldOutLimit,
+          t->sequences + (size_t)batch * ((size_t)context + 1));
+      batch++;
     }
+    double nats = 0;
+    if (!passed(t, "validation",
+                gpt_forward(t->net, t->sequences, batch, context, &nats))) {
+      return false;
+    }
+    sums[0] += nats;
+    sums[1] += (double)batch * (double)context;
   }
   if (!ok(t, "validation", shard_comm_sum(t->comm, sums, 2, 0))) return false;
   t->validation_loss = sums[0] / sums[1];
@@ -276,9 +262,13 @@ static bool train_step(trainer* t, int64_t step) {
     text_training_sequence(&t->data, opts->seed, step, index, context,
                            t->sequences + (size_t)b * ((size_t)context + 1));
   }
-  double loss = gpt_forward(t->net, t->sequences, t->batch, context) /
-                ((double)t->batch * (double)context);
-  gpt_backward(t->net, t->sequences);
+  double nats = 0;
+  if (!passed(t, "forward",
+              gpt_forward(t->net, t->sequences, t->batch, context, &nats)) ||
+      !passed(t, "backward", gpt_backward(t->net, t->sequences))) {
+    return false;
+  }
+  double loss = nats / ((double)t->batch * (double)context);
   if (!ok(t, "loss", shard_comm_sum(t->comm, &loss, 1, 0))) return false;
 
   // Each rank's gradient is a mean over its own sequences; the step divides
@@ -297,6 +287,9 @@ static bool train_step(trainer* t, int64_t step) {
       .grad_norm = report.grad_norm,
       .seconds = progress_now() - started,
       .skipped = report.skipped,
+      .bytes_communicated = report.bytes_communicated,
+      .bytes_overlapped = report.bytes_overlapped,
+      .seconds_exposed = report.seconds_exposed,
   };
   progress_report(t->shown, &shown);
   return true;
@@ -315,29 +308,20 @@ static bool train(trainer* t) {
 
 // ---- After the last step --------------------------------------------------
 
-static bool print_sample(trainer* t) {
+// Rank 0 writes; the others give it what they hold of the parameters.
+static bool draw_sample(trainer* t) {
   const int count = t->opts->sample;
-  if (count == 0) return true;
-  uint8_t* bytes = malloc((size_t)count);
-  if (!bytes ||
-      !sample_text(t->net, &t->opts->model, t->opts->seed, count, bytes)) {
-    free(bytes);
-    return fail(t, "sample", "out of memory");
-  }
-  printf("\n");
-  for (int i = 0; i < count; i++) {
-    // Nothing that a terminal would obey.
-    const bool plain = bytes[i] == '\n' || (bytes[i] >= ' ' && bytes[i] < 127);
-    putchar(plain ? bytes[i] : '?');
-  }
-  printf("\n\n");
-  free(bytes);
-  return true;
+  if (t->rank != 0) return passed(t, "sample", sample_attend(t->net, count));
+  t->sample = malloc((size_t)count + 1);
+  if (!t->sample) return fail(t, "sample", "out of memory");
+  // One sequence of a batch is what the model sees of the text.
+  return passed(t, "sample",
+                sample_text(t->net, &t->opts->model, t->opts->seed, count,
+                            t->sequences, t->sample));
 }
 
 static bool finish(trainer* t) {
-  // The last collective. The sample is rank 0's alone, and nobody waits for it:
-  // parameters stay readable as long as the engine lives.
+  // The last collective: what follows is rank 0's alone.
   if (!ok(t, "shutdown", shard_comm_shutdown(t->comm, 0))) return false;
   if (t->rank != 0) return true;
   char message[512];
@@ -347,7 +331,7 @@ static bool finish(trainer* t) {
     complain(t, "--log", message);
     return false;
   }
-  if (!print_sample(t)) return false;
+  sample_print(t->sample, t->opts->sample);
   printf("validation loss %.4f\n", t->validation_loss);
   return true;
 }
@@ -358,14 +342,14 @@ static bool finish(trainer* t) {
 static int run_rank(const options* opts, int rank) {
   trainer t = {.opts = opts, .rank = rank};
   const bool done = meet(&t) && load_text(&t) && shard(&t) && initialize(&t) &&
-                    connect(&t) && introduce(&t) && train(&t) && finish(&t);
+                    connect(&t) && begin(&t) && train(&t) && draw_sample(&t) &&
+                    finish(&t);
   char ignored[1];
   progress_close(t.shown, ignored, sizeof(ignored));
   gpt_free(t.net);
   free(t.sequences);
   text_free(&t.data);
-  free(t.params);
-  free(t.grads);
+  free(t.sample);
   shard_engine_free(t.engine);
   shard_plan_free(t.plan);
   shard_model_free(t.model);

@@ -69,7 +69,7 @@ class Net {
     }
     size_t bytes = 0;
     model_ = gpt_create(&config_, batch, param_pointers_.data(),
-                        grad_pointers_.data(), &bytes);
+                        grad_pointers_.data(), nullptr, &bytes);
   }
   Net(const Net&) = delete;
   Net& operator=(const Net&) = delete;
@@ -77,8 +77,9 @@ class Net {
 
   double MeanLoss(const std::vector<uint8_t>& sequences) {
     const int batch = static_cast<int>(sequences.size()) / (context_ + 1);
-    return gpt_forward(model_, sequences.data(), batch, context_) /
-           (batch * context_);
+    double nats = 0;
+    EXPECT_TRUE(gpt_forward(model_, sequences.data(), batch, context_, &nats));
+    return nats / (batch * context_);
   }
 
   gpt* model() { return model_; }
@@ -189,7 +190,8 @@ TEST(FloatModelTest, AShorterSequenceGivesTheSamePredictions) {
   net.MeanLoss(sequence);
   const float* p = gpt_probabilities(net.model(), 2);
   const std::vector<float> full(p, p + GPT_VOCABULARY);
-  gpt_forward(net.model(), sequence.data(), 1, 3);
+  double nats = 0;
+  gpt_forward(net.model(), sequence.data(), 1, 3, &nats);
   for (int v = 0; v < GPT_VOCABULARY; v++) EXPECT_NEAR(p[v], full[v], 1e-6);
 }
 
@@ -201,7 +203,8 @@ TEST(FloatModelTest, SaysHowMuchMemoryItLacked) {
   const gpt_config huge = {
       .layers = 64, .width = 8192, .heads = 256, .context = 4096};
   size_t bytes = 0;
-  EXPECT_EQ(gpt_create(&huge, 1 << 20, nullptr, nullptr, &bytes), nullptr);
+  EXPECT_EQ(gpt_create(&huge, 1 << 20, nullptr, nullptr, nullptr, &bytes),
+            nullptr);
   EXPECT_GT(bytes, size_t{1} << 50);
 }
 
@@ -237,6 +240,42 @@ TEST(TensorsTest, HaveGpt2NamesAndShapes) {
   }
   EXPECT_EQ(names.size(), 28u);
   EXPECT_EQ(numel, gpt_parameter_count(&kSmall));
+}
+
+TEST(TensorsTest, StandInTheModulesThatTheirNamesSay) {
+  for (int i = 0; i < gpt_tensor_count(&kSmall); i++) {
+    const gpt_tensor tensor = gpt_tensor_at(&kSmall, i);
+    std::string path;
+    for (int m = tensor.module; m != GPT_ROOT;) {
+      const gpt_module module = gpt_module_at(&kSmall, m);
+      path = std::string(module.name) + "." + path;
+      ASSERT_LT(module.parent, m);
+      m = module.parent;
+    }
+    EXPECT_EQ(std::string(tensor.name).rfind(path), 0u) << path;
+    EXPECT_EQ(std::string(tensor.name).find('.', path.size()),
+              std::string::npos)
+        << tensor.name << " in " << path;
+  }
+}
+
+TEST(TensorsTest, ModulesAreNumberedInTheOrderOfAWalk) {
+  std::set<std::string> classes;
+  for (int m = 1; m < gpt_module_count(&kSmall); m++) {
+    // The parent is the module before, or one around it.
+    int around = m - 1;
+    while (around != gpt_module_at(&kSmall, m).parent && around != GPT_ROOT) {
+      around = gpt_module_at(&kSmall, around).parent;
+    }
+    EXPECT_EQ(around, gpt_module_at(&kSmall, m).parent) << m;
+    classes.insert(gpt_module_at(&kSmall, m).class_name);
+  }
+  EXPECT_EQ(classes.size(), 7u);
+  EXPECT_EQ(gpt_module_count(&kSmall), 4 + 2 * 9 + 2);
+  EXPECT_STREQ(gpt_module_at(&kSmall, gpt_block_module(1)).name, "1");
+  EXPECT_STREQ(gpt_module_at(&kSmall, gpt_ln_f_module(&kSmall)).name, "ln_f");
+  EXPECT_STREQ(gpt_module_at(&kSmall, gpt_lm_head_module(&kSmall)).name,
+               "lm_head");
 }
 
 TEST(TensorsTest, InitialValuesDependOnTheSeedAlone) {

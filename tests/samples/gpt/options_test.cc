@@ -37,6 +37,13 @@ TEST(OptionsTest, DefaultsAreConsistent) {
   EXPECT_EQ(parsed.model.width % parsed.model.heads, 0);
   EXPECT_EQ(parsed.batch % 4, 0);
   EXPECT_EQ(parsed.stage, 1);
+  EXPECT_STREQ(parsed.wrap, "block");
+  EXPECT_EQ(parsed.prefetch, 1);
+  EXPECT_EQ(parsed.hybrid, 0);
+  EXPECT_FALSE(parsed.overlap);
+  EXPECT_FALSE(parsed.deterministic);
+  EXPECT_FALSE(parsed.no_shared_memory);
+  EXPECT_STREQ(parsed.device, "cpu");
   EXPECT_STREQ(parsed.partition, "even");
   EXPECT_STREQ(parsed.text, "/usr/share/common-licenses");
   EXPECT_EQ(parsed.log, nullptr);
@@ -55,6 +62,29 @@ TEST(OptionsTest, ReadsBothSpellingsOfAValue) {
   EXPECT_EQ(parsed.min_lr, 5e-5);
   EXPECT_EQ(parsed.seed, UINT64_MAX);
   EXPECT_TRUE(parsed.check);
+}
+
+TEST(OptionsTest, ReadsHowTensorsAreShardedAndSent) {
+  // Words are kept as pointers into argv, which has to outlive them.
+  char program[] = "train_gpt", wrap[] = "--wrap=size?min_numel=5000",
+       stage[] = "--stage=3", hybrid[] = "--hybrid=2",
+       prefetch[] = "--prefetch=0", overlap[] = "--overlap",
+       deterministic[] = "--deterministic", unshared[] = "--no-shared-memory",
+       device[] = "--device=cpu-async";
+  char* const argv[] = {program, wrap,          stage,    hybrid, prefetch,
+                        overlap, deterministic, unshared, device};
+  options parsed;
+  char message[512] = "";
+  ASSERT_TRUE(options_parse(&parsed, 9, argv, message, sizeof(message)))
+      << message;
+  EXPECT_STREQ(parsed.wrap, "size?min_numel=5000");
+  EXPECT_EQ(parsed.stage, 3);
+  EXPECT_EQ(parsed.hybrid, 2);
+  EXPECT_EQ(parsed.prefetch, 0);
+  EXPECT_TRUE(parsed.overlap);
+  EXPECT_TRUE(parsed.deterministic);
+  EXPECT_TRUE(parsed.no_shared_memory);
+  EXPECT_STREQ(parsed.device, "cpu-async");
 }
 
 TEST(OptionsTest, TheLeastLearningRateFollowsThePeak) {
@@ -116,7 +146,8 @@ TEST(OptionsTest, NamesTheRangeThatAValueIsNotIn) {
   EXPECT_THAT(Error({"--batch=-4"}), HasSubstr("\"-4\""));
   EXPECT_THAT(Error({"--steps", "99999999999999999999"}),
               HasSubstr("99999999999999999999"));
-  EXPECT_THAT(Error({"--stage", "2"}), HasSubstr("0..1"));
+  EXPECT_THAT(Error({"--stage", "4"}), HasSubstr("0..3"));
+  EXPECT_THAT(Error({"--prefetch", "65"}), HasSubstr("0..64"));
   // 0 would mean "as before" to the step.
   EXPECT_THAT(Error({"--lr", "0"}), HasSubstr("--lr: \"0\""));
   EXPECT_THAT(Error({"--min-lr", "0"}), HasSubstr("--min-lr: \"0\""));
@@ -150,6 +181,8 @@ TEST(OptionsTest, NamesBothSidesOfWhatDoesNotFit) {
               AllOf(HasSubstr("0.001"), HasSubstr("0.0001")));
   EXPECT_THAT(Error({"--batch", "10", "--rank-threads", "4"}),
               AllOf(HasSubstr("--batch: 10"), HasSubstr("4 ranks")));
+  EXPECT_EQ(Error({"--hybrid", "2", "--stage", "2"}),
+            "--hybrid: 2 needs --stage 3, not 2");
   EXPECT_THAT(Error({"--partition", "odd"}),
               AllOf(HasSubstr("--partition"), HasSubstr("\"odd\"")));
 }
@@ -169,13 +202,37 @@ TEST(OptionsTest, HelpNamesEveryOption) {
   fclose(out);
   const std::string help(text, size);
   free(text);
-  for (const char* name :
-       {"--layers",    "--width",        "--heads",        "--context",
-        "--batch",     "--steps",        "--lr",           "--min-lr",
-        "--warm-up",   "--weight-decay", "--stage",        "--partition",
-        "--optimizer", "--states",       "--clip",         "--seed",
-        "--text",      "--val-every",    "--rank-threads", "--log",
-        "--sample",    "--check",        "--timeout",      "--help"}) {
+  for (const char* name : {"--layers",
+                           "--width",
+                           "--heads",
+                           "--context",
+                           "--batch",
+                           "--steps",
+                           "--lr",
+                           "--min-lr",
+                           "--warm-up",
+                           "--weight-decay",
+                           "--stage",
+                           "--partition",
+                           "--optimizer",
+                           "--states",
+                           "--clip",
+                           "--seed",
+                           "--text",
+                           "--val-every",
+                           "--rank-threads",
+                           "--log",
+                           "--sample",
+                           "--check",
+                           "--timeout",
+                           "--help",
+                           "--wrap",
+                           "--prefetch",
+                           "--overlap",
+                           "--hybrid",
+                           "--deterministic",
+                           "--device",
+                           "--no-shared-memory"}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
   // A terminal's width.

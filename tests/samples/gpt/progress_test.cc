@@ -13,6 +13,7 @@
 
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -27,8 +28,14 @@ TEST(ProgressTest, LogsOneObjectPerStepAndPerValidation) {
   char message[512] = "";
   progress* p = progress_open(2, 100, path.c_str(), message, sizeof(message));
   ASSERT_NE(p, nullptr) << message;
-  const progress_step first = {
-      .step = 1, .loss = 0.1, .lr = 0.5, .grad_norm = 2, .seconds = 0.5};
+  const progress_step first = {.step = 1,
+                               .loss = 0.1,
+                               .lr = 0.5,
+                               .grad_norm = 2,
+                               .seconds = 0.5,
+                               .bytes_communicated = 4096,
+                               .bytes_overlapped = 1024,
+                               .seconds_exposed = 0.25};
   const progress_step second = {.step = 2,
                                 .loss = NAN,
                                 .lr = 0.25,
@@ -47,6 +54,9 @@ TEST(ProgressTest, LogsOneObjectPerStepAndPerValidation) {
   EXPECT_THAT(line, StartsWith("{\"step\":1,\"loss\":0.10000000000000001,"
                                "\"lr\":0.5,\"grad_norm\":2,"
                                "\"tokens_per_second\":200,\"seconds\":"));
+  EXPECT_THAT(line, EndsWith(",\"bytes_communicated\":4096,"
+                             "\"bytes_overlapped\":1024,"
+                             "\"seconds_exposed\":0.25}"));
   ASSERT_TRUE(std::getline(lines, line));
   EXPECT_THAT(line, StartsWith("{\"step\":2,\"loss\":null,\"lr\":0.25,"
                                "\"grad_norm\":null,"));

@@ -100,17 +100,19 @@ TEST_F(TrainGptTest, IntroducesItself) {
           "--sample 0 --rank-threads 2 --text " +
           folder_ + "/text");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out,
-              AllOf(HasSubstr("ranks "), HasSubstr("text    " + folder_),
-                    HasSubstr(" parameters: 1 layers, width 8"),
-                    HasSubstr("plan    stage 1, even; "),
-                    HasSubstr(" of optimizer states per rank\n"
-                              "group 0 adamw?lr=0.004&beta1=0.9&beta2=0.95&"
-                              "eps=1e-08&weight_decay=0.1&"),
-                    // Vectors.
-                    HasSubstr("\ngroup 1 adamw?lr=0.004&beta1=0.9&beta2=0.95&"
-                              "eps=1e-08&weight_decay=0&"),
-                    Not(HasSubstr("\ngroup 2 "))));
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(HasSubstr("ranks "), HasSubstr("text    " + folder_),
+            HasSubstr(" parameters: 1 layers, width 8"),
+            HasSubstr("plan    stage 1, even; 2 units\n"
+                      "memory  KiB per rank: parameters "),
+            HasSubstr(
+                ", transient 0\ngroup 0 adamw?lr=0.004&beta1=0.9&beta2=0.95&"
+                "eps=1e-08&weight_decay=0.1&"),
+            // Vectors.
+            HasSubstr("\ngroup 1 adamw?lr=0.004&beta1=0.9&beta2=0.95&"
+                      "eps=1e-08&weight_decay=0&"),
+            Not(HasSubstr("\ngroup 2 "))));
   // The result is the last line.
   const size_t last = outcome.out.rfind('\n', outcome.out.size() - 2);
   EXPECT_THAT(outcome.out.substr(last + 1),

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "samples/gpt/introduce.h"
+
+#include <stdint.h>
+#include <stdio.h>
+
+static double kib(uint64_t bytes) { return (double)bytes / 1024; }
+
+// What the engine really has allocated. Ranks that share memory have one copy
+// of the parameters.
+static shard_error* introduce_memory(const shard_engine* engine) {
+  shard_memory memory = SHARD_MEMORY_INIT;
+  shard_error* error = shard_engine_memory(engine, &memory);
+  if (error) return error;
+  printf("memory  KiB per rank: parameters %.0f, gradients %.0f, ",
+         kib(memory.param_bytes), kib(memory.grad_bytes));
+  printf("optimizer states %.0f, transient %.0f\n",
+         kib(memory.state_bytes + memory.workspace_bytes),
+         kib(memory.transient_bytes));
+  return NULL;
+}
+
+// What each param group is stepped with: those of declare.c, group 0 first.
+static shard_error* introduce_groups(const shard_plan* plan,
+                                     const shard_engine* engine) {
+  for (int32_t i = 0; i < shard_plan_num_groups(plan); i++) {
+    char optimizer[512];
+    size_t length = 0;
+    shard_error* error = shard_engine_group_text(engine, i, optimizer,
+                                                 sizeof(optimizer), &length);
+    if (error) return error;
+    printf("group %d %s\n", (int)i, optimizer);
+  }
+  return NULL;
+}
+
+shard_error* introduce(const options* opts, const text* data,
+                       const shard_comm* comm, const shard_plan* plan,
+                       const shard_engine* engine) {
+  const gpt_config* config = &opts->model;
+  printf("ranks   %s\n", shard_comm_describe(comm));
+  printf("text    %s: %d files, %zu bytes to train on, %zu held out\n",
+         opts->text, data->files, data->train_bytes, data->held_out_bytes);
+  printf("model   %lld parameters: %d layers, width %d, %d heads, context %d\n",
+         (long long)gpt_parameter_count(config), config->layers, config->width,
+         config->heads, config->context);
+  printf("plan    stage %d, %s; %d units\n", opts->stage, opts->partition,
+         (int)shard_plan_num_units(plan));
+  shard_error* error = introduce_memory(engine);
+  if (!error) error = introduce_groups(plan, engine);
+  fflush(stdout);
+  return error;
+}

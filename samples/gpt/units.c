@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "samples/gpt/units.h"
+
+#include <stdbool.h>
+
+shard_error* units_connect(units* u, const gpt_config* config,
+                           const shard_plan* plan, shard_engine* engine) {
+  *u = (units){.engine = engine, .tensors = gpt_tensor_count(config)};
+  for (int i = 0; i < gpt_module_count(config); i++) {
+    shard_error* error = shard_plan_unit_of_module(plan, i, &u->of_module[i]);
+    if (!error) continue;
+    if (shard_error_code(error) != SHARD_NOT_FOUND) return error;
+    shard_error_free(error);
+    u->of_module[i] = -1;
+  }
+  for (int i = 0; i < u->tensors; i++) {
+    shard_error* error = shard_plan_unit_of(plan, i, &u->of_tensor[i]);
+    if (error) return error;
+  }
+  return NULL;
+}
+
+static shard_error* find_tensors(units* u, int32_t unit, bool backward) {
+  for (int i = 0; i < u->tensors; i++) {
+    if (u->of_tensor[i] != unit) continue;
+    void* data = NULL;
+    int64_t numel = 0;
+    shard_error* error = shard_engine_param(u->engine, i, &data, &numel);
+    if (error) return error;
+    u->params[i] = data;
+    if (!backward) continue;
+    error = shard_engine_grad(u->engine, i, &data, &numel);
+    if (error) return error;
+    u->grads[i] = data;
+  }
+  return NULL;
+}
+
+static void forget_tensors(units* u, int32_t unit) {
+  for (int i = 0; i < u->tensors; i++) {
+    if (u->of_tensor[i] == unit) u->params[i] = u->grads[i] = NULL;
+  }
+}
+
+static bool enter(void* user_data, int module, bool backward) {
+  units* u = user_data;
+  const int32_t unit = u->of_module[module];
+  if (unit < 0) return true;
+  u->error = shard_engine_unit_acquire(
+      u->engine, unit, backward ? SHARD_PASS_BACKWARD : SHARD_PASS_FORWARD, 0);
+  if (!u->error) u->error = find_tensors(u, unit, backward);
+  return !u->error;
+}
+
+static bool leave(void* user_data, int module, bool backward) {
+  units* u = user_data;
+  const int32_t unit = u->of_module[module];
+  if (unit < 0) return true;
+  forget_tensors(u, unit);
+  if (backward) u->error = shard_engine_unit_grads_ready(u->engine, unit);
+  if (!u->error) u->error = shard_engine_unit_release(u->engine, unit);
+  return !u->error;
+}
+
+gpt_hooks units_hooks(units* u) {
+  return (gpt_hooks){.enter = enter, .leave = leave, .user_data = u};
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Stages, units and what moves them: whichever are chosen, ranks train the same
+// model, to the bit.
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/samples/gpt/train_gpt_fixture.h"
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// KiB per rank.
+struct Memory {
+  int params;
+  int grads;
+  int states;
+  int transient;
+};
+
+Memory MemoryOf(const Outcome& outcome) {
+  Memory m = {-1, -1, -1, -1};
+  const size_t at = outcome.out.find("\nmemory ");
+  EXPECT_NE(at, std::string::npos) << outcome.out << outcome.err;
+  if (at == std::string::npos) return m;
+  EXPECT_EQ(std::sscanf(outcome.out.c_str() + at,
+                        "\nmemory  KiB per rank: parameters %d, gradients %d, "
+                        "optimizer states %d, transient %d\n",
+                        &m.params, &m.grads, &m.states, &m.transient),
+            4);
+  return m;
+}
+
+// The text at the end: a function of all parameters, nearly.
+std::string SampleOf(const Outcome& outcome) {
+  const size_t begin = outcome.out.find("\n\n");
+  const size_t end = outcome.out.rfind("\n\n");
+  EXPECT_LT(begin, end) << outcome.out;
+  return begin < end ? outcome.out.substr(begin, end - begin) : "";
+}
+
+class StagesTest : public TrainGptTest {
+ protected:
+  // 10 steps of a model with blocks enough that sharding them pays for the room
+  // that two take in use: libshard shards nothing else.
+  std::string Deep(const std::string& arguments) const {
+    return Tiny(
+        "--layers 6 --width 32 --steps 10 --val-every 5 --warm-up 3 "
+        "--deterministic " +
+        arguments);
+  }
+  std::vector<std::string> TrainDeep(const std::string& arguments) const {
+    return Log(Run(Deep(arguments)), 12);
+  }
+};
+
+// ---- Stages ---------------------------------------------------------------
+
+class WorldTest : public StagesTest,
+                  public ::testing::WithParamInterface<const char*> {
+ protected:
+  std::string Ranks(const std::string& arguments) const {
+    return std::string("--rank-threads ") + GetParam() + " " + arguments;
+  }
+};
+
+TEST_P(WorldTest, EveryStageGivesTheSameBits) {
+  const auto whole = TrainDeep(Ranks("--stage 0 --wrap none"));
+  EXPECT_LT(Losses(whole)[9], Losses(whole)[0]);  // It learns.
+  for (const char* stage : {"0", "1", "2", "3"}) {
+    for (const char* how :
+         {"", "--no-shared-memory", "--no-shared-memory --overlap"}) {
+      const std::string arguments =
+          Ranks("--stage " + std::string(stage) + " " + how);
+      EXPECT_EQ(TrainDeep(arguments), whole) << arguments;
+    }
+  }
+}
+
+// In stage 3 without shared memory rank 0 has the parameters only with all the
+// others' help.
+TEST_P(WorldTest, TheSampleIsTheSame) {
+  const std::string expected =
+      SampleOf(Run(Deep(Ranks("--stage 1 --sample 60"))));
+  EXPECT_GT(expected.size(), 60u);
+  for (const char* how : {"--stage 3", "--stage 3 --no-shared-memory",
+                          "--stage 3 --no-shared-memory --overlap"}) {
+    const Outcome outcome = Run(Deep(Ranks(std::string(how) + " --sample 60")));
+    EXPECT_EQ(SampleOf(outcome), expected) << how;
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, WorldTest, ::testing::Values("2", "4"),
+                         [](const auto& info) {
+                           return std::string(info.param) + "Threads";
+                         });
+
+TEST_F(StagesTest, ProcessesGiveTheBitsOfThreads) {
+  const auto threads = TrainDeep("--rank-threads 2 --stage 1");
+  for (const char* how :
+       {"--stage 2", "--stage 3 --no-shared-memory --overlap"}) {
+    EXPECT_EQ(Log(RunProcesses(2, Deep(how)), 12), threads) << how;
+  }
+}
+
+// What the runs above are for: they did shard.
+TEST_F(StagesTest, EachStageTakesLessMemory) {
+  const auto memory = [&](const std::string& arguments) {
+    return MemoryOf(
+        Run(Deep("--rank-threads 4 --steps 1 --sample 0 " + arguments)));
+  };
+  const Memory one = memory("--stage 1 --no-shared-memory");
+  const Memory two = memory("--stage 2 --no-shared-memory");
+  const Memory three = memory("--stage 3 --no-shared-memory");
+  const Memory shared = memory("--stage 3");
+  EXPECT_EQ(one.transient, 0);
+  EXPECT_LT(two.grads, one.grads / 3);
+  EXPECT_EQ(two.params, one.params);
+  EXPECT_GT(two.transient, 0);
+  EXPECT_LT(two.grads + two.transient, one.grads);
+  EXPECT_LT(three.params, one.params / 3);
+  EXPECT_GT(three.transient, two.transient);
+  EXPECT_LT(three.params + three.grads + three.transient,
+            one.params + one.grads);
+  EXPECT_EQ(shared.params, one.params);
+  EXPECT_EQ(shared.transient, two.transient);
+
+  const Memory hybrid = memory("--stage 3 --no-shared-memory --hybrid 2");
+  EXPECT_GT(hybrid.params, three.params);
+  EXPECT_LT(hybrid.params, one.params);
+  EXPECT_LT(memory("--stage 3 --no-shared-memory --prefetch 0").transient,
+            three.transient);
+}
+
+// ---- What is wrapped, and sent when ----------------------------------------
+
+TEST_F(StagesTest, UnitsMoveNoBit) {
+  const auto expected = TrainDeep("--rank-threads 2 --stage 1 --wrap none");
+  for (const char* how :
+       {"--wrap none", "--wrap always", "--wrap 'class?names=Attention,MLP'",
+        "--wrap 'class?names=Linear'", "--wrap 'size?min_numel=5000'",
+        "--wrap 'class?names=MLP|class?names=Block'", "--prefetch 0",
+        "--prefetch 2", "--prefetch 0 --overlap",
+        "--overlap --device 'cpu-async?max_delay=0.0002&seed=3'"}) {
+    for (const char* ranks : {"", "--no-shared-memory "}) {
+      const std::string arguments =
+          "--rank-threads 2 --stage 3 " + std::string(ranks) + how;
+      EXPECT_EQ(TrainDeep(arguments), expected) << arguments;
+    }
+  }
+}
+
+// Groups add up their own sums: another order.
+TEST_F(StagesTest, HybridShardingOnlyChangesTheOrderOfSums) {
+  const auto expected = TrainDeep("--rank-threads 4 --stage 1");
+  EXPECT_EQ(TrainDeep("--rank-threads 4 --stage 3 --hybrid 2"), expected);
+  for (const char* groups : {"1", "2", "4"}) {
+    const auto hybrid =
+        TrainDeep("--rank-threads 4 --stage 3 --no-shared-memory --hybrid " +
+                  std::string(groups));
+    ExpectSameCurve(hybrid, expected, 1e-5);
+  }
+}
+
+TEST_F(StagesTest, OptimizersOfWholeParametersTrainInEveryStage) {
+  const auto expected =
+      TrainDeep("--rank-threads 2 --optimizer muon --stage 1");
+  EXPECT_EQ(TrainDeep("--rank-threads 2 --optimizer muon --stage 3 "
+                      "--no-shared-memory --overlap"),
+            expected);
+  EXPECT_NE(TrainDeep("--rank-threads 2 --stage 1"), expected);
+}
+
+// Of 4 ranks, at the end of the held-out text, some have nothing to read.
+TEST_F(StagesTest, RanksWithoutHeldOutTextTakePartInItsPasses) {
+  int words = 400;
+  int sequences = 0;
+  Outcome whole;
+  const std::string short_run =
+      "--rank-threads 4 --batch 4 --steps 1 --val-every 0 ";
+  for (; sequences % 4 != 1 && words < 440; words += 2) {
+    WriteText(words);
+    whole = Run(Deep(short_run + "--stage 1"));
+    const size_t at = whole.out.find(" to train on, ");
+    ASSERT_NE(at, std::string::npos) << whole.err;
+    sequences = (std::atoi(whole.out.c_str() + at + 14) - 1) / 16;
+  }
+  ASSERT_EQ(sequences % 4, 1);
+  const double expected = ValidationLoss(whole);
+  EXPECT_EQ(ValidationLoss(Run(
+                Deep(short_run + "--stage 3 --no-shared-memory --timeout 20"))),
+            expected);
+}
+
+TEST_F(StagesTest, TheLogSaysWhatWasSent) {
+  const auto first_step = [&](const std::string& arguments) {
+    const Outcome outcome = Run(Deep("--rank-threads 2 " + arguments));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return ReadFile(folder_ + "/log");
+  };
+  const std::string none = ",\"bytes_communicated\":0,";
+  EXPECT_THAT(first_step("--stage 1"), HasSubstr(none));
+  const std::string sent = first_step("--stage 3 --no-shared-memory");
+  EXPECT_THAT(sent, HasSubstr(",\"bytes_communicated\":"));
+  EXPECT_THAT(sent, ::testing::Not(HasSubstr(none)));
+}
+
+// ---- What does not work ---------------------------------------------------
+
+TEST_F(StagesTest, WhatThePlanRefusesIsNamed) {
+  const std::vector<std::array<std::string, 2>> wrong = {
+      {"--stage 3 --hybrid 3",
+       "shard_group_size 3 does not divide world size "},
+      {"--wrap 'clas?names=Block'", "clas"},
+      {"--device abacus", "abacus"}};
+  for (const auto& [arguments, message] : wrong) {
+    const Outcome outcome = Run(Deep("--rank-threads 4 " + arguments));
+    EXPECT_EQ(outcome.exit_code, 1) << arguments;
+    EXPECT_THAT(outcome.err,
+                AllOf(HasSubstr("train_gpt: rank "), HasSubstr(message)));
+  }
+}
+
+// The token embedding is in use from the first layer to the last.
+TEST_F(StagesTest, UnitsThatFindNoRoomAreNamedByEveryRank) {
+  const Outcome outcome =
+      Run(Deep("--rank-threads 2 --stage 3 --wrap always --prefetch 0 "
+               "--no-shared-memory"));
+  EXPECT_EQ(outcome.exit_code, 1);
+  for (const char* rank : {"rank 0: forward: ", "rank 1: forward: "}) {
+    EXPECT_THAT(outcome.err, HasSubstr(rank));
+  }
+  EXPECT_THAT(outcome.err, HasSubstr("no slot for the parameters of unit "
+                                     "'wpe' (2): they are in use by unit "
+                                     "'wte' (1)"));
+}
+
+}  // namespace
