@@ -71,6 +71,9 @@ int main(void) {
   FIELD(shard_engine_options, struct_size);
   FIELD(shard_engine_options, timeout);
   FIELD(shard_engine_options, loss_scaling);
+  FIELD(shard_engine_options, missing_grads);
+  FIELD(shard_engine_options, overlap);
+  FIELD(shard_engine_options, device);
   INIT(shard_engine_options, SHARD_ENGINE_OPTIONS_INIT);
 
   STRUCT(shard_step_options);
@@ -91,13 +94,17 @@ int main(void) {
   FIELD(shard_step_report, step);
   FIELD(shard_step_report, grad_norm);
   FIELD(shard_step_report, skipped);
-  FIELD(shard_step_report, reserved);
+  FIELD(shard_step_report, active_ranks);
   FIELD(shard_step_report, bytes_moved);
   FIELD(shard_step_report, seconds_wait);
   FIELD(shard_step_report, seconds_reduce);
   FIELD(shard_step_report, seconds_update);
   FIELD(shard_step_report, seconds_total);
   FIELD(shard_step_report, loss_scale);
+  FIELD(shard_step_report, bytes_communicated);
+  FIELD(shard_step_report, bytes_overlapped);
+  FIELD(shard_step_report, seconds_communication);
+  FIELD(shard_step_report, seconds_exposed);
   INIT(shard_step_report, SHARD_STEP_REPORT_INIT);
 
   CONSTANT(SHARD_OK);

@@ -337,11 +337,11 @@ typedef int32_t (*shard_wrap_fn)(int32_t module, int64_t nonwrapped_numel,
 
 typedef struct shard_plan_options {
   size_t struct_size;
-  /* ZeRO stage: 0 shards nothing, 1 optimizer states, 2 also gradients, 3 also
-   * parameters. What is not sharded exists once per host, and its ranks share
-   * the work on it: on one host, stages 0 and 1 cost the same, and in stage 0
-   * every rank sees all states. Engines of this version run 0 and 1; plans
-   * cover all. */
+  /* ZeRO stage: 0 and 1 shard optimizer states, 2 also gradients, 3 also
+   * parameters; each where that saves memory (docs/units.md). What is not
+   * sharded exists once per host where ranks share memory. States are sharded
+   * over all ranks in stage 0, too: that costs no more communication than
+   * copies of them would. */
   int32_t stage;
   /* REQUIRED, at least 1. It must be the communicator's. */
   int32_t world_size;
@@ -757,7 +757,7 @@ typedef struct shard_step_report {
   int64_t step;     /* Steps done so far, skipped ones not counted. */
   double grad_norm; /* Before clipping, after division; -1: not computed. */
   int32_t skipped; /* 1: gradients were not finite, parameters are as before. */
-  int32_t reserved;
+  int32_t active_ranks;  /* That have not joined. */
   uint64_t bytes_moved;  /* Read and written by this rank's kernels. */
   double seconds_wait;   /* For other ranks. */
   double seconds_reduce; /* Sum and norm; 0 in the one-pass form. */
@@ -772,11 +772,9 @@ typedef struct shard_step_report {
   uint64_t bytes_overlapped;
   double seconds_communication;
   double seconds_exposed;
-  int32_t active_ranks; /* That have not joined. */
-  int32_t reserved2;
 } shard_step_report;
 #define SHARD_STEP_REPORT_INIT \
-  { sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Reduces the gradients of all ranks, updates, and publishes the parameters:
  * when it returns, every rank sees all new values and may write gradients
