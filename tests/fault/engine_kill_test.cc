@@ -8,17 +8,20 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
@@ -42,6 +45,8 @@ struct Kind {
   const char* name;
   const char* optimizer;
   double grad_norm_type = 2;
+  int stage = 1;
+  const char* link = "";  // Of the communicator's URL.
 };
 
 constexpr Kind kKinds[] = {
@@ -50,19 +55,49 @@ constexpr Kind kKinds[] = {
     {"p_norm", "adamw", 3},
     {"q8", "adamw?states=q8"},
     {"muon", "muon"},
+    // Communication on a thread of its own.
+    {"stage3", "adamw", 2, 3},
+    {"stage2_apart", "adamw", 2, 2, "?direct=0"},
+    {"stage3_apart", "adamw", 2, 3, "?direct=0"},
 };
+
+// As many units that sharding saves memory in stages 2 and 3.
+constexpr ParamId kParams = 6;
 
 StatusOr<std::shared_ptr<const Plan>> MakePlan(const Kind& kind,
                                                int64_t width) {
   auto model = std::make_shared<Model>("Test");
-  for (const char* name : {"a", "b", "c"}) {
+  for (ParamId i = 0; i < kParams; ++i) {
+    SHARD_ASSIGN_OR_RETURN(
+        const ModuleId unit,
+        model->AddModule(kRootModule, StrCat("unit", i), "Unit"));
     SHARD_RETURN_IF_ERROR(
-        model->AddParam(kRootModule, name, DType::kF32, {width, 100}).status());
+        model->AddParam(unit, "weight", DType::kF32, {width, 100}).status());
   }
   PlanOptions options;
   options.world_size = kWorldSize;
+  options.stage = kind.stage;
+  SHARD_ASSIGN_OR_RETURN(options.wrap, WrapPolicy::Parse("class?names=Unit"));
   SHARD_ASSIGN_OR_RETURN(options.groups, PlanGroups(*model, kind.optimizer));
   return Plan::Create(std::move(model), options);
+}
+
+// Gradients of 1 for the first element of each parameter.
+Status RunPasses(Engine* engine) {
+  for (ParamId param = 0; param < kParams; ++param) {
+    const int32_t unit = engine->plan().UnitOf(param);
+    SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, Pass::kForward, 0));
+    SHARD_RETURN_IF_ERROR(engine->UnitRelease(unit));
+  }
+  for (ParamId param = kParams; param-- > 0;) {
+    const int32_t unit = engine->plan().UnitOf(param);
+    SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, Pass::kBackward, 0));
+    SHARD_ASSIGN_OR_RETURN(const auto grad, engine->Grad(param));
+    *static_cast<float*>(grad.data) = 1;
+    SHARD_RETURN_IF_ERROR(engine->UnitGradsReady(unit));
+    SHARD_RETURN_IF_ERROR(engine->UnitRelease(unit));
+  }
+  return Status();
 }
 
 // A whole run: meet, create, broadcast, `steps` steps, both forms, shut down.
@@ -77,10 +112,7 @@ Status Train(const std::string& url, const CommOptions& options,
     step_options.max_grad_norm = step % 2 == 0 ? 0 : 1;
     step_options.grad_norm_type = kind.grad_norm_type;
     // The second gather of the norm's type p is there only for a norm above 0.
-    for (ParamId param = 0; param < 3; ++param) {
-      SHARD_ASSIGN_OR_RETURN(const auto grad, engine->Grad(param));
-      *static_cast<float*>(grad.data) = 1;
-    }
+    SHARD_RETURN_IF_ERROR(RunPasses(engine.get()));
     StepReport report;
     SHARD_RETURN_IF_ERROR(engine->Step(step_options, &report));
   }
@@ -119,10 +151,10 @@ void ExpectNamedTheVictim(const std::vector<RankResult>& results, int victim,
 // Kills `victim` when it calls the collective `phase` for the nth time.
 void ExpectOthersNameTheLostRank(const Kind& kind, const std::string& phase,
                                  int victim, int nth) {
-  const std::string url = "shm:" + testing::UniqueName();
+  const std::string url = StrCat("shm:", testing::UniqueName(), kind.link);
   const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
     CommOptions options = OptionsOf(rank.rank());
-    int calls = 0;
+    std::atomic<int> calls{0};  // The engine's thread calls, too.
     if (rank.rank() == victim) {
       options.phase_hook = [&](std::string_view what) {
         if (what == phase && ++calls == nth) kill(getpid(), SIGKILL);
@@ -131,7 +163,7 @@ void ExpectOthersNameTheLostRank(const Kind& kind, const std::string& phase,
     const Status status = Train(url, options, kind, 50, 4);
     rank.Report(Outcome(status));
     EXPECT_NE(rank.rank(), victim) << "collective '" << phase << "' was called "
-                                   << calls << " times: " << status.ToString();
+                                   << calls.load() << " times: " << status.ToString();
   });
   ExpectNamedTheVictim(results, victim, StrCat(kind.name, ", ", phase));
 }
@@ -184,7 +216,7 @@ TEST_P(KillInStepTest, OthersNameTheLostRank) {
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, KillInStepTest,
-    ::testing::Combine(::testing::ValuesIn(kKinds),
+    ::testing::Combine(::testing::ValuesIn(kKinds, kKinds + 4),
                        ::testing::Values("meet",
                                          "step: global norm",
                                          "step: parameters published"),
@@ -192,6 +224,34 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) {
       return StrCat(std::get<0>(info.param).name, "_",
                     NameOf(std::get<1>(info.param), std::get<2>(info.param)));
+    });
+
+// Between passes, in what the engine's thread does.
+class KillInPassTest
+    : public ::testing::TestWithParam<
+          std::tuple<std::pair<int, const char*>, int>> {};
+
+TEST_P(KillInPassTest, OthersNameTheLostRank) {
+  const auto [where, victim] = GetParam();
+  for (const int nth : {1, 5}) {
+    ExpectOthersNameTheLostRank(kKinds[where.first], where.second, victim, nth);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Phases, KillInPassTest,
+    ::testing::Combine(
+        ::testing::Values(std::pair(4, "meet"),
+                          std::pair(4, "gradients of a unit reduced"),
+                          std::pair(5, "reduce gradients"),
+                          std::pair(5, "publish parameters"),
+                          std::pair(6, "gather parameters"),
+                          std::pair(6, "reduce gradients")),
+        ::testing::Values(0, 1, 2)),
+    [](const auto& info) {
+      const auto& where = std::get<0>(info.param);
+      return StrCat(kKinds[where.first].name, "_",
+                    NameOf(where.second, std::get<1>(info.param)));
     });
 
 // Whenever it happens: between collectives, inside a kernel, while others wait.
@@ -202,18 +262,21 @@ TEST(KillTest, AtRandomMoments) {
     const Kind& kind = kKinds[static_cast<size_t>(round) % std::size(kKinds)];
     const auto delay = std::chrono::microseconds(generator() % 30000);
     const int victim = static_cast<int>(generator() % kWorldSize);
-    const std::string url = "shm:" + testing::UniqueName();
+    const std::string url = StrCat("shm:", testing::UniqueName(), kind.link);
     const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
       const auto comm_options = OptionsOf(rank.rank());
+      std::once_flag once;
       std::thread killer;
       CommOptions options = comm_options;
       if (rank.rank() == victim) {
         // Not before the ranks have met: until then nobody knows the victim.
         options.phase_hook = [&](std::string_view what) {
-          if (killer.joinable() || what.rfind("rendezvous:", 0) == 0) return;
-          killer = std::thread([delay] {
-            std::this_thread::sleep_for(delay);
-            kill(getpid(), SIGKILL);
+          if (what.rfind("rendezvous:", 0) == 0) return;
+          std::call_once(once, [&] {
+            killer = std::thread([delay] {
+              std::this_thread::sleep_for(delay);
+              kill(getpid(), SIGKILL);
+            });
           });
         };
       }
