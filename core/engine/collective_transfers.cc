@@ -3,7 +3,7 @@
 #include "core/engine/collective_transfers.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "core/base/dtype.h"
 
@@ -24,10 +24,13 @@ int GroupSize(const Plan& plan) {
 
 CollectiveTransfers::CollectiveTransfers(const Plan& plan,
                                          const EngineMemory& memory,
-                                         Communicator* comm)
+                                         Communicator* comm, Device* device,
+                                         std::unique_ptr<Stream> stream)
     : plan_(plan),
       memory_(memory),
       comm_(comm),
+      device_(device),
+      stream_(std::move(stream)),
       rank_(comm->rank()),
       group_size_(GroupSize(plan)),
       groups_(comm->world_size() / group_size_),
@@ -79,8 +82,8 @@ Status CollectiveTransfers::ReduceBuffer(const EngineBuffer& buffer,
     stretch =
         grads + static_cast<size_t>(rank_ % group_size_) * held * range_bytes;
   } else {
-    level_.resize(held * range_bytes);
-    stretch = level_.data();
+    SHARD_RETURN_IF_ERROR(Grow(held * range_bytes));
+    stretch = reinterpret_cast<unsigned char*>(level_.data());
   }
   SHARD_RETURN_IF_ERROR(comm_->ReduceScatter(
       "reduce gradients in the group", group_, grads, plan.grad_dtype,
@@ -88,6 +91,13 @@ Status CollectiveTransfers::ReduceBuffer(const EngineBuffer& buffer,
   return comm_->ReduceScatter("reduce gradients between groups", replicas_,
                               stretch, plan.grad_dtype, range, own, own_dtype,
                               add, deadline);
+}
+
+Status CollectiveTransfers::Grow(size_t bytes) {
+  if (level_.size() >= bytes) return Status();
+  SHARD_ASSIGN_OR_RETURN(level_,
+                         device_->Allocate(bytes, "sums of shard groups"));
+  return Status();
 }
 
 Status CollectiveTransfers::ReduceInRankOrder(const FlatBufferPlan& plan,
@@ -101,14 +111,15 @@ Status CollectiveTransfers::ReduceInRankOrder(const FlatBufferPlan& plan,
   for (size_t at = 0; at < range; at += kPiece) {
     const size_t count = std::min(kPiece, range - at);
     if (grads != nullptr) {
-      level_.resize(std::max(level_.size(), ranks * count * size));
+      SHARD_RETURN_IF_ERROR(Grow(ranks * count * size));
       for (size_t r = 0; r < ranks; ++r) {
         const auto from =
             static_cast<size_t>(plan_.RangeOf(static_cast<int>(r))) * range +
             at;
-        std::memcpy(level_.data() + r * count * size, grads + from * size,
-                    count * size);
+        stream_->Copy(level_.data() + r * count * size, grads + from * size,
+                      count * size);
       }
+      SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
     }
     SHARD_RETURN_IF_ERROR(comm_->ReduceScatter(
         "reduce gradients in rank order",

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/engine/transfers.h"
@@ -27,7 +28,8 @@ namespace shard {
 class CollectiveTransfers final : public Transfers {
  public:
   CollectiveTransfers(const Plan& plan, const EngineMemory& memory,
-                      Communicator* comm);
+                      Communicator* comm, Device* device,
+                      std::unique_ptr<Stream> stream);
 
   Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
                 const Deadline& deadline) override;
@@ -48,19 +50,24 @@ class CollectiveTransfers final : public Transfers {
   Status ReduceInRankOrder(const FlatBufferPlan& plan,
                            const unsigned char* grads, unsigned char* own,
                            DType own_dtype, bool add, const Deadline& deadline);
+  // Makes room for `bytes` in level_.
+  Status Grow(size_t bytes);
   // Bytes of a buffer of parameters or gradients, times part / world size.
   uint64_t Part(const FlatBufferPlan& buffer, DType dtype, int part) const;
 
   const Plan& plan_;
   const EngineMemory& memory_;
   Communicator* const comm_;
+  Device* const device_;
+  const std::unique_ptr<Stream> stream_;
   const int rank_;
   const int group_size_;    // S
   const int groups_;        // R
   const RankSet group_;     // Consecutive ranks that shard among them.
   const RankSet replicas_;  // One rank of each group.
-  std::vector<unsigned char>
-      level_;  // What one level hands to the next, or blocks in rank order.
+  // Of shard groups: what one level hands to the next on a rank without
+  // gradients, or a piece of all blocks in rank order.
+  DeviceMemory level_;
 };
 
 }  // namespace shard

@@ -12,21 +12,19 @@ namespace shard {
 
 namespace {
 
-// Small enough for the L1 cache, large enough that the calls cost nothing.
-constexpr size_t kTile = 2048;
-
 constexpr double kNoClip = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
 DirectTransfers::DirectTransfers(const Plan& plan, const EngineMemory& memory,
                                  Communicator* comm,
-                                 std::unique_ptr<Stream> stream)
+                                 std::unique_ptr<Stream> stream,
+                                 DeviceMemory tile)
     : plan_(plan),
       memory_(memory),
       comm_(comm),
       stream_(std::move(stream)),
-      tile_(kTile) {
+      tile_(std::move(tile)) {
   sources_.reserve(static_cast<size_t>(comm->world_size()) + 1);
 }
 
@@ -72,16 +70,17 @@ void DirectTransfers::SumBuffer(const SlotPart& part, int32_t unit,
     stream_->SumGradients(sources, 0, count, 1.0, kNoClip, sum);
     return;
   }
+  auto* const tile = reinterpret_cast<float*>(tile_.data());
   for (size_t at = 0; at < count; at += kTile) {
     const size_t some = std::min(kTile, count - at);
-    stream_->SumGradients(sources, at, some, 1.0, kNoClip, tile_.data());
+    stream_->SumGradients(sources, at, some, 1.0, kNoClip, tile);
     if (wider) {
-      const void* const both[] = {tile_.data(), sum + at};
+      const void* const both[] = {tile, sum + at};
       stream_->SumGradients({both, 2, DType::kF32}, 0, some, 1.0, kNoClip,
                             sum + at);
       continue;
     }
-    stream_->Narrow(plan.sum_dtype, tile_.data(),
+    stream_->Narrow(plan.sum_dtype, tile,
                     buffer.sum + at * DTypeSize(plan.sum_dtype), some, nullptr);
   }
 }

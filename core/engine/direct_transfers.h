@@ -17,8 +17,13 @@ namespace shard {
 // gradients of g bytes, sums of s), and nothing else moves.
 class DirectTransfers final : public Transfers {
  public:
+  // `tile`: kTile elements of fp32.
   DirectTransfers(const Plan& plan, const EngineMemory& memory,
-                  Communicator* comm, std::unique_ptr<Stream> stream);
+                  Communicator* comm, std::unique_ptr<Stream> stream,
+                  DeviceMemory tile);
+
+  // Small enough for the L1 cache, large enough that the calls cost nothing.
+  static constexpr size_t kTile = 2048;
 
   Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
                 const Deadline& deadline) override;
@@ -38,7 +43,8 @@ class DirectTransfers final : public Transfers {
   const EngineMemory& memory_;
   Communicator* const comm_;
   const std::unique_ptr<Stream> stream_;
-  std::vector<float> tile_;  // What is summed before it is rounded or added.
+  // What is summed before it is rounded or added.
+  const DeviceMemory tile_;
   std::vector<const void*> sources_;
 };
 

@@ -275,8 +275,9 @@ Status Engine::SetParam(ParamId param, const void* data, size_t bytes) {
   }
   if (comm_->rank() != 0 || bytes == 0) return Status();
   if (!assembly_->units().gathers()) {
-    std::memcpy(buffer.ParamAt(place->offset), data, bytes);
-    return Status();
+    Stream& compute = assembly_->compute();
+    compute.Copy(buffer.ParamAt(place->offset), data, bytes);
+    return compute.Synchronize(DeadlineOf(0));
   }
   filled_.resize(memory().buffers().size());
   if (filled_[index].data() == nullptr) {
@@ -311,7 +312,8 @@ Status Engine::BroadcastParams(double timeout) {
 
 Status Engine::SpreadParams(const Deadline& deadline) {
   constexpr int64_t kPiece = 1 << 20;  // Bytes.
-  std::vector<std::byte> piece;
+  Stream& compute = assembly_->compute();
+  DeviceMemory piece;
   const std::vector<EngineBuffer>& buffers = memory().buffers();
   for (size_t b = 0; b < buffers.size(); ++b) {
     const EngineBuffer& buffer = buffers[b];
@@ -324,7 +326,12 @@ Status Engine::SpreadParams(const Deadline& deadline) {
                            static_cast<size_t>(bytes), deadline));
       continue;
     }
-    piece.resize(kPiece);
+    if (piece.size() == 0) {
+      auto allocated = device_->Allocate(kPiece, "a piece of parameters");
+      SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_.get(), "broadcast parameters",
+                                          allocated.status(), deadline));
+      piece = *std::move(allocated);
+    }
     const int64_t held_begin = buffer.held_begin * size;
     const int64_t held_end = held_begin + buffer.held_numel * size;
     for (int64_t at = 0; at < bytes; at += kPiece) {
@@ -333,18 +340,20 @@ Status Engine::SpreadParams(const Deadline& deadline) {
       if (comm_->rank() == 0) {
         const bool set = b < filled_.size() && filled_[b].data() != nullptr;
         if (set) {
-          std::memcpy(piece.data(), filled_[b].data() + at, count);
+          compute.Copy(piece.data(), filled_[b].data() + at, count);
         } else {
-          std::memset(piece.data(), 0, count);
+          compute.FillZeros(piece.data(), count);
         }
+        SHARD_RETURN_IF_ERROR(compute.Synchronize(deadline));
       }
       SHARD_RETURN_IF_ERROR(comm_->Broadcast("broadcast parameters", 0,
                                              piece.data(), count, deadline));
       const int64_t from = std::max(at, held_begin);
       const int64_t to = std::min(end, held_end);
       if (from >= to) continue;
-      std::memcpy(buffer.params + (from - held_begin), piece.data() + (from - at),
-                  static_cast<size_t>(to - from));
+      compute.Copy(buffer.params + (from - held_begin),
+                   piece.data() + (from - at), static_cast<size_t>(to - from));
+      SHARD_RETURN_IF_ERROR(compute.Synchronize(deadline));
     }
   }
   return Status();
@@ -440,7 +449,8 @@ Status Engine::EndSummon(bool write_back, double timeout) {
   // Whatever comes of it: the copies are the host's until here.
   const std::unique_ptr<Summoned> summoned = std::move(summoned_);
   if (!write_back) return Status();
-  return summoned->WriteBack(*assembly_, comm_.get(), deadline);
+  return summoned->WriteBack(*assembly_, comm_.get(), device_.get(),
+                             deadline);
 }
 
 Status Engine::CheckTraining(std::string_view what) const {

@@ -90,7 +90,8 @@ Status Engine::Replan(const Status& changed, std::shared_ptr<Model> model,
       MigrateParams(*assembly_, *assembly, comm_.get(), deadline));
   SHARD_RETURN_IF_ERROR(FillMasters(*assembly, deadline));
   SHARD_RETURN_IF_ERROR(
-      MigrateStates(*assembly_, *assembly, comm_.get(), deadline));
+      MigrateStates(*assembly_, *assembly, comm_.get(), device_.get(),
+                    deadline));
   BeginParamSteps(plan(), *next);
   hypers_ = std::move(hypers);
   Adopt(std::move(assembly));

@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
-#include <string_view>
-#include <vector>
 
 #include "core/base/dtype.h"
 #include "core/engine/buffers.h"
@@ -51,9 +48,9 @@ void WriteParam(const Assembly& to, const Communicator& comm, const Slot& slot,
   const int64_t end = std::min(place.offset + slot.numel, writes.end);
   if (begin >= end) return;
   const DType dtype = buffer.plan->dtype;
-  std::memcpy(buffer.ParamAt(begin),
-              data + DTypeBytes(dtype, begin - place.offset),
-              DTypeBytes(dtype, end - begin));
+  to.compute().Copy(buffer.ParamAt(begin),
+                    data + DTypeBytes(dtype, begin - place.offset),
+                    DTypeBytes(dtype, end - begin));
 }
 
 // The state of that name and dtype; -1: none.
@@ -70,16 +67,25 @@ int StateLike(const FlatBufferPlan& plan, const StateTensor& tensor) {
 // One state of one old buffer, on its way into the new ones.
 class StateMigration {
  public:
+  // `room`: RoomFor the world size.
   StateMigration(const Assembly& from, const Assembly& to, Communicator* comm,
-                 const EngineBuffer& buffer, size_t state)
+                 const EngineBuffer& buffer, size_t state,
+                 const DeviceMemory& room)
       : from_(from),
         to_(to),
         comm_(comm),
         layout_(buffer.plan->StateLayout(state)),
         tensor_(buffer.plan->states[state].tensor),
         data_(buffer.states[state]),
+        gathered_(reinterpret_cast<unsigned char*>(room.data())),
+        scales_(gathered_ + kPiece * comm->world_size()),
         // A q8 state is a code per element, then a scale per block.
         quantized_(tensor_.dtype == DType::kQ8) {}
+
+  static size_t RoomFor(int world_size) {
+    return static_cast<size_t>(kPiece + ScaleBytes(kPiece)) *
+           static_cast<size_t>(world_size);
+  }
 
   Status Run(const Deadline& deadline) {
     const int64_t range = layout_.shard_numel();
@@ -91,21 +97,21 @@ class StateMigration {
     for (int64_t at = 0; at < range; at += piece) {
       const int64_t numel = std::min(piece, range - at);
       const auto bytes = static_cast<size_t>(numel * size);
-      gathered_.resize(bytes * ranks);
       SHARD_RETURN_IF_ERROR(comm_->AllGatherBlocks(
           "migrate optimizer states", RankSet::All(comm_->world_size()),
-          data_ + at * size, bytes, gathered_.data(), deadline));
+          data_ + at * size, bytes, gathered_, deadline));
       if (quantized_) {
         const size_t scale_bytes = ScaleBytes(numel);
-        scales_.resize(scale_bytes * ranks);
         SHARD_RETURN_IF_ERROR(comm_->AllGatherBlocks(
             "migrate optimizer states", RankSet::All(comm_->world_size()),
-            data_ + range + ScaleBytes(at), scale_bytes, scales_.data(),
+            data_ + range + ScaleBytes(at), scale_bytes, scales_,
             deadline));
       }
       for (size_t r = 0; r < ranks; ++r) {
         Write(static_cast<int>(r), at, numel, bytes);
       }
+      // Before the next piece takes its place.
+      SHARD_RETURN_IF_ERROR(to_.compute().Synchronize(deadline));
     }
     return Status();
   }
@@ -154,14 +160,14 @@ class StateMigration {
     const int64_t skipped = begin - (slot.offset + slice.param_begin);
     const size_t size = quantized_ ? 1 : SizeOf();
     unsigned char* const data = buffer.states[state];
-    std::memcpy(data + static_cast<size_t>(begin - range) * size,
-                gathered_.data() + codes_at +
-                    static_cast<size_t>(offset + skipped) * size,
-                static_cast<size_t>(end - begin) * size);
+    to_.compute().Copy(data + static_cast<size_t>(begin - range) * size,
+                       gathered_ + codes_at +
+                           static_cast<size_t>(offset + skipped) * size,
+                       static_cast<size_t>(end - begin) * size);
     if (!quantized_) return;
-    std::memcpy(data + layout.shard_numel() + ScaleBytes(begin - range),
-                scales_.data() + scales_at + ScaleBytes(offset + skipped),
-                ScaleBytes(end - begin + kQ8Block - 1));
+    to_.compute().Copy(data + layout.shard_numel() + ScaleBytes(begin - range),
+                       scales_ + scales_at + ScaleBytes(offset + skipped),
+                       ScaleBytes(end - begin + kQ8Block - 1));
   }
 
   const Assembly& from_;
@@ -170,9 +176,9 @@ class StateMigration {
   const FlatLayout& layout_;
   const StateTensor& tensor_;
   const unsigned char* const data_;
+  unsigned char* const gathered_;  // kPiece bytes per rank.
+  unsigned char* const scales_;
   const bool quantized_;
-  std::vector<unsigned char> gathered_;
-  std::vector<unsigned char> scales_;
 };
 
 }  // namespace
@@ -200,16 +206,23 @@ Status MigrateParams(const Assembly& from, const Assembly& to,
         WriteParam(to, *comm, slot, data);
       }
     }
+    // Before the next unit takes the slot.
+    SHARD_RETURN_IF_ERROR(to.compute().Synchronize(deadline));
   }
   return comm->Barrier("migrate parameters", deadline);
 }
 
 Status MigrateStates(const Assembly& from, const Assembly& to,
-                     Communicator* comm, const Deadline& deadline) {
+                     Communicator* comm, Device* device,
+                     const Deadline& deadline) {
+  auto room = device->Allocate(StateMigration::RoomFor(comm->world_size()),
+                               "a piece of optimizer states");
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "migrate optimizer states",
+                                      room.status(), deadline));
   for (const EngineBuffer& buffer : from.memory().buffers()) {
     for (size_t s = 0; s < buffer.states.size(); ++s) {
       SHARD_RETURN_IF_ERROR(
-          StateMigration(from, to, comm, buffer, s).Run(deadline));
+          StateMigration(from, to, comm, buffer, s, *room).Run(deadline));
     }
   }
   return Status();

@@ -15,6 +15,7 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
+#include "core/device/device.h"
 #include "core/engine/assembly.h"
 
 namespace shard {
@@ -27,7 +28,8 @@ Status MigrateParams(const Assembly& from, const Assembly& to,
                      Communicator* comm, const Deadline& deadline);
 // After it, and after master weights were filled.
 Status MigrateStates(const Assembly& from, const Assembly& to,
-                     Communicator* comm, const Deadline& deadline);
+                     Communicator* comm, Device* device,
+                     const Deadline& deadline);
 
 }  // namespace shard
 

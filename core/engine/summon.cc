@@ -10,7 +10,6 @@
 #include "core/engine/buffers.h"
 #include "core/engine/transfers.h"
 #include "core/model/walk.h"
-#include "kernels/cpu/convert.h"
 
 namespace shard {
 
@@ -38,19 +37,64 @@ std::vector<bool> ParamsIn(const Model& model, ModuleId module) {
   return in;
 }
 
-// Writes `count` elements over those of a parameter, and the master weights of
-// the ones that change.
-void Overwrite(DType dtype, const unsigned char* from, unsigned char* to,
-               float* master, size_t count) {
-  const size_t size = DTypeSize(dtype);
-  if (master != nullptr) {
-    for (size_t i = 0; i < count; ++i) {
-      if (std::memcmp(from + i * size, to + i * size, size) == 0) continue;
-      Widen(dtype, from + i * size, master + i, 1);
-    }
+// Writes elements over those of a parameter, and the master weights of the ones
+// that change.
+class Overwriter {
+ public:
+  static StatusOr<Overwriter> Create(Stream* stream, Device* device) {
+    SHARD_ASSIGN_OR_RETURN(DeviceMemory room,
+                           device->AllocateHost(2 * kPiece, "elements to "
+                                                            "compare"));
+    return Overwriter(stream, std::move(room));
   }
-  std::memcpy(to, from, count * size);
-}
+
+  // `master`: null where there is none.
+  Status Write(DType dtype, const unsigned char* from, unsigned char* to,
+               float* master, size_t count, const Deadline& deadline) {
+    const size_t size = DTypeSize(dtype);
+    if (master == nullptr) {
+      stream_->Copy(to, from, count * size);
+      return stream_->Synchronize(deadline);
+    }
+    const size_t piece = kPiece / size;
+    for (size_t at = 0; at < count; at += piece) {
+      const size_t some = std::min(piece, count - at);
+      SHARD_RETURN_IF_ERROR(WritePiece(dtype, from + at * size, to + at * size,
+                                       master + at, some, deadline));
+    }
+    return Status();
+  }
+
+ private:
+  static constexpr size_t kPiece = 64 * 1024;  // Bytes.
+
+  Overwriter(Stream* stream, DeviceMemory room)
+      : stream_(stream), room_(std::move(room)) {}
+
+  Status WritePiece(DType dtype, const unsigned char* from, unsigned char* to,
+                    float* master, size_t count, const Deadline& deadline) {
+    const size_t size = DTypeSize(dtype);
+    const std::byte* const before = room_.data();
+    const std::byte* const after = room_.data() + kPiece;
+    stream_->Copy(room_.data(), to, count * size);
+    stream_->Copy(room_.data() + kPiece, from, count * size);
+    stream_->Copy(to, from, count * size);
+    SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
+    const auto changed = [&](size_t i) {
+      return std::memcmp(before + i * size, after + i * size, size) != 0;
+    };
+    for (size_t i = 0; i < count;) {
+      size_t end = i;
+      while (end < count && changed(end)) ++end;
+      if (end > i) stream_->Widen(dtype, to + i * size, master + i, end - i);
+      i = end + 1;
+    }
+    return stream_->Synchronize(deadline);
+  }
+
+  Stream* stream_;
+  DeviceMemory room_;
+};
 
 }  // namespace
 
@@ -108,9 +152,12 @@ Status Summoned::Gather(const Assembly& assembly, const Deadline& deadline) {
             gathered == nullptr
                 ? buffer.ParamAt(slot.offset)
                 : gathered + part.offset + DTypeBytes(dtype, slot.offset);
-        std::memcpy(copies_.data() + to, from, DTypeBytes(dtype, slot.numel));
+        assembly.compute().Copy(copies_.data() + to, from,
+                                DTypeBytes(dtype, slot.numel));
       }
     }
+    // Before the next unit takes the slot.
+    SHARD_RETURN_IF_ERROR(assembly.compute().Synchronize(deadline));
   }
   return Status();
 }
@@ -121,11 +168,23 @@ void* Summoned::Param(ParamId param) const {
 }
 
 Status Summoned::WriteBack(const Assembly& assembly, Communicator* comm,
-                           const Deadline& deadline) const {
+                           Device* device, const Deadline& deadline) const {
   const Plan& plan = *assembly.plan();
   const std::vector<EngineBuffer>& buffers = assembly.memory().buffers();
   const int range_index = plan.RangeOf(comm->rank());
-  std::vector<unsigned char> sent;
+  // On its way from the one rank that has it: room for the largest.
+  size_t largest = 0;
+  for (size_t p = 0; p < offsets_.size() && rank_ != kAllRanks; ++p) {
+    const Model::Param& param = plan.model().params()[p];
+    if (Has(static_cast<ParamId>(p))) {
+      largest = std::max(largest, DTypeBytes(param.dtype, param.numel));
+    }
+  }
+  auto sent = device->Allocate(largest, "a summoned parameter");
+  auto overwriter = Overwriter::Create(&assembly.compute(), device);
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
+      comm, "write summoned parameters back",
+      sent.ok() ? overwriter.status() : sent.status(), deadline));
   for (size_t b = 0; b < buffers.size(); ++b) {
     const EngineBuffer& buffer = buffers[b];
     const DType dtype = buffer.plan->dtype;
@@ -142,12 +201,12 @@ Status Summoned::WriteBack(const Assembly& assembly, Communicator* comm,
       }
       if (rank_ != kAllRanks) {
         const size_t bytes = DTypeBytes(dtype, slot.numel);
-        sent.resize(bytes);
-        if (here_) std::memcpy(sent.data(), from, bytes);
+        if (here_) assembly.compute().Copy(sent->data(), from, bytes);
+        SHARD_RETURN_IF_ERROR(assembly.compute().Synchronize(deadline));
         SHARD_RETURN_IF_ERROR(comm->Broadcast("write summoned parameters back",
-                                              rank_, sent.data(), bytes,
+                                              rank_, sent->data(), bytes,
                                               deadline));
-        from = sent.data();
+        from = reinterpret_cast<const unsigned char*>(sent->data());
       }
       const int64_t begin = std::max(slot.offset, own_begin);
       const int64_t end = std::min(slot.offset + slot.numel, own_begin + range);
@@ -157,9 +216,10 @@ Status Summoned::WriteBack(const Assembly& assembly, Communicator* comm,
         master = reinterpret_cast<float*>(buffer.states.back()) +
                  (begin - own_begin);
       }
-      Overwrite(dtype, from + DTypeBytes(dtype, begin - slot.offset),
-                static_cast<unsigned char*>(buffer.ParamAt(begin)), master,
-                static_cast<size_t>(end - begin));
+      SHARD_RETURN_IF_ERROR(overwriter->Write(
+          dtype, from + DTypeBytes(dtype, begin - slot.offset),
+          static_cast<unsigned char*>(buffer.ParamAt(begin)), master,
+          static_cast<size_t>(end - begin), deadline));
     }
     if (any) SHARD_RETURN_IF_ERROR(assembly.transfers().Publish(b, deadline));
   }

@@ -50,7 +50,7 @@ class Summoned {
   // where the parameter's bits have changed, and keep their precision
   // elsewhere.
   Status WriteBack(const Assembly& assembly, Communicator* comm,
-                   const Deadline& deadline) const;
+                   Device* device, const Deadline& deadline) const;
 
  private:
   Summoned(int rank, bool here) : rank_(rank), here_(here) {}

@@ -27,14 +27,18 @@ StatusOr<std::unique_ptr<Transfers>> MakeTransfers(const Plan& plan,
                                                    const EngineMemory& memory,
                                                    Communicator* comm,
                                                    Device* device) {
-  if (!comm->direct()) {
-    return std::unique_ptr<Transfers>(
-        std::make_unique<CollectiveTransfers>(plan, memory, comm));
-  }
   SHARD_ASSIGN_OR_RETURN(auto stream,
                          device->CreateStream(StreamKind::kCompute));
+  if (!comm->direct()) {
+    return std::unique_ptr<Transfers>(std::make_unique<CollectiveTransfers>(
+        plan, memory, comm, device, std::move(stream)));
+  }
+  SHARD_ASSIGN_OR_RETURN(
+      DeviceMemory tile,
+      device->Allocate(DirectTransfers::kTile * sizeof(float),
+                       "a tile of sums"));
   return std::unique_ptr<Transfers>(std::make_unique<DirectTransfers>(
-      plan, memory, comm, std::move(stream)));
+      plan, memory, comm, std::move(stream), std::move(tile)));
 }
 
 }  // namespace shard

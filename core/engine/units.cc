@@ -150,6 +150,7 @@ Status Units::Follow(const Note& note, const Status& local,
     const Note led = notes()[static_cast<size_t>(met->leader)];
     *leader = met->leader;
     *joined = led.activity == Activity::kJoin;
+    if (*joined) ForgetOrder();
     if (*joined || led.activity == Activity::kStep ||
         led.activity == Activity::kBeginStep) {
       return Status();
@@ -281,6 +282,13 @@ void Units::RecordOrder(int32_t unit) {
   }
   order_.push_back(unit);
   position_ = order_.size();
+}
+
+void Units::ForgetOrder() {
+  param_slots_.DropAll();
+  order_.clear();
+  position_ = 0;
+  recording_ = true;
 }
 
 void Units::Prefetch() {

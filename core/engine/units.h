@@ -11,7 +11,8 @@
 //
 // What is gathered ahead follows the order of acquires that was recorded since
 // the last step; a run that leaves it is recorded anew. It depends on the calls
-// alone, so ranks that make the same calls gather the same.
+// alone, so ranks that make the same calls gather the same; in join they do
+// not, so all begin anew after it.
 //
 // Everything that moves does so on the CommQueue, after a meeting of the ranks.
 // A call that is wrong on one rank, where others would wait for it, becomes the
@@ -135,6 +136,8 @@ class Units {
   void EnqueueGather(int32_t unit, int slot);
   void EnqueueReduce(int32_t unit);
   void RecordOrder(int32_t unit);
+  // What this rank gathered, and in which order, where others did not.
+  void ForgetOrder();
   void Prefetch();
   Status TakeGradSlot(int32_t unit, const Deadline& deadline);
   Status ZeroMissing(const Deadline& deadline);

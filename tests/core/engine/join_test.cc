@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ranks that run out of input at different times: every number of batches per
+// rank, two epochs in a row, against a reference in double. SHARD_TEST_LONG
+// tries all combinations in all forms; else every combination of two and three
+// ranks is tried in one form or several.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/exact_training.h"
+#include "tests/core/engine/unit_training.h"
+
+namespace shard {
+namespace {
+
+struct Form {
+  const char* name;
+  int stage;
+  const char* link = "";
+  int prefetch = 1;
+  const char* device = "cpu";
+  bool overlap = false;
+  bool whole_grads = false;
+  int passes = 1;
+};
+
+constexpr Form kForms[] = {
+    {"stage 0", 0},
+    {"stage 1 async", 1, "", 1, "cpu-async?max_delay=0.00005&seed=1"},
+    {"stage 2", 2, "", 1, "cpu", false, false, 2},
+    {"stage 3", 3, "", 0},
+    {"apart stage 0", 0, "direct=0"},
+    {"apart stage 1 overlap", 1, "direct=0", 1, "cpu", true},
+    {"apart stage 2 overlap", 2, "direct=0", 1, "cpu", true, false, 2},
+    {"apart stage 3", 3, "direct=0", 0},
+    {"apart stage 3 prefetch", 3, "direct=0", 1},
+    {"apart stage 3 whole gradients", 3, "direct=0", 1, "cpu", false, true, 2},
+    {"apart stage 3 async", 3, "direct=0", 1,
+     "cpu-async?max_delay=0.00005&seed=2"},
+};
+constexpr int kNumForms = static_cast<int>(std::size(kForms));
+
+// Units of two pages, so that sharding saves some.
+std::shared_ptr<const Plan> PlanFor(const Form& form, int world_size) {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Root");
+  EXPECT_OK(training.model->AddParam(kRootModule, "base", DType::kF32, {10}));
+  for (int b = 0; b < 6; ++b) {
+    const ModuleId block =
+        *training.model->AddModule(kRootModule, StrCat("b", b), "Block");
+    EXPECT_OK(training.model->AddParam(block, "weight", DType::kF32, {1100}));
+    EXPECT_OK(training.model->AddParam(block, "bias", DType::kF32, {3}));
+  }
+  training.optimizer = "adamw?lr=0.02";
+  training.wrap = "class?names=Block";
+  training.plan.stage = form.stage;
+  training.plan.world_size = world_size;
+  training.plan.prefetch = form.prefetch;
+  training.plan.whole_grads = form.whole_grads;
+  const auto plan = PlanOf(training);
+  EXPECT_OK(plan);
+  if (!plan.ok()) return nullptr;
+  EXPECT_EQ((*plan)->shards_grads(), form.stage >= 2 && !form.whole_grads);
+  EXPECT_EQ((*plan)->shards_params(), form.stage == 3);
+  return *plan;
+}
+
+// What else goes on.
+struct Extras {
+  bool average_active = false;
+  bool new_lr = false;  // Set on active ranks before every step.
+  double max_grad_norm = 0;
+  const char* loss_scaling = "";
+};
+
+constexpr Extras kExtras[] = {
+    {},
+    {true},
+    {false, true},
+    {true, true, 0.5},
+    {false, false, 0.5, "static?scale=1024"},
+    {true, false, 0, "dynamic?init_scale=8&growth_interval=2"},
+};
+constexpr int kNumExtras = static_cast<int>(std::size(kExtras));
+
+double LrOf(int step) { return 0.03 / step; }
+
+// Two epochs; in the second, `batches` are those of the next rank. "" or what
+// went wrong.
+std::string TrainEpochs(const Form& form, const Extras& extras,
+                        const std::vector<int>& batches) {
+  const auto world_size = static_cast<int>(batches.size());
+  ExactTraining training;
+  training.plan = PlanFor(form, world_size);
+  training.link = form.link;
+  training.passes = form.passes;
+  training.nested = false;
+  training.engine.device = form.device;
+  training.engine.overlap = form.overlap;
+  training.engine.loss_scaler = *LossScaler::Parse(extras.loss_scaling);
+  training.step.average_active = extras.average_active;
+  training.step.max_grad_norm = extras.max_grad_norm;
+  const auto batches_of = [&](int epoch, int rank) {
+    return batches[static_cast<size_t>((rank + epoch) % world_size)];
+  };
+  const int most = *std::max_element(batches.begin(), batches.end());
+
+  ExactReference reference(*training.plan);
+  std::vector<DoubleTensors> expected = {reference.values()};
+  for (int step = 1; step <= 2 * most; ++step) {
+    const int epoch = (step - 1) / most;
+    const auto active = [&](int rank) {
+      return batches_of(epoch, rank) >= step - epoch * most;
+    };
+    int ranks = 0;
+    for (int rank = 0; rank < world_size; ++rank) ranks += active(rank);
+    if (extras.new_lr) {
+      EXPECT_OK(reference.optimizer(0).Set("lr", LrOf(step)));
+    }
+    reference.Step(SumsOf(training, step, false, active),
+                   extras.average_active ? ranks : world_size,
+                   extras.max_grad_norm);
+    expected.push_back(reference.values());
+  }
+
+  std::vector<std::string> failures(batches.size());
+  RunThreadRanks(
+      world_size,
+      [&](const auto& comm) {
+        const int rank = comm->rank();
+        std::string& failure = failures[static_cast<size_t>(rank)];
+        auto made = Engine::Create(training.plan, comm, training.engine);
+        ASSERT_OK(made);
+        Engine& engine = **made;
+        FillExactly(&engine);
+        ExactTrainer trainer(training, &engine);
+        for (int epoch = 0; epoch < 2; ++epoch) {
+          const int mine = batches_of(epoch, rank);
+          for (int batch = 1; batch <= mine && trainer.ok(); ++batch) {
+            const int step = epoch * most + batch;
+            trainer.Passes(step, expected[static_cast<size_t>(step - 1)]);
+            if (extras.new_lr) {
+              ASSERT_OK(engine.hypers().Set(kAllGroups, "lr", LrOf(step)));
+            }
+            StepReport report;
+            trainer.Step(&report);
+            int active = 0;
+            for (int r = 0; r < world_size; ++r) {
+              active += batches_of(epoch, r) >= batch;
+            }
+            if (trainer.ok() && report.active != active) {
+              failure = StrCat("active ranks: ", report.active);
+            }
+          }
+          if (!trainer.ok()) break;
+          // Some look at what came out before they join.
+          if (batches_of(epoch, rank) == most && epoch == 0) {
+            trainer.Forward(expected[static_cast<size_t>(most)]);
+          }
+          int64_t steps = -1;
+          const Status joined = engine.Join(0, &steps);
+          if (!joined.ok() || steps != most - mine) {
+            failure =
+                StrCat("rank ", rank, ", epoch ", epoch,
+                       ": join: ", joined.ToString(), ", ", steps, " steps");
+            return;
+          }
+        }
+        if (trainer.ok()) trainer.Forward(expected.back());
+        if (!trainer.ok()) failure = trainer.failure();
+      },
+      20, training.link);
+  for (const std::string& failure : failures) {
+    if (!failure.empty()) return failure;
+  }
+  return "";
+}
+
+// Every number of batches from 0 to `most` on every rank: calls
+// `visit(index, batches)`.
+template <typename Visit>
+void ForEachCombination(int world_size, int most, Visit visit) {
+  std::vector<int> batches(static_cast<size_t>(world_size));
+  for (int index = 0;; ++index) {
+    visit(index, batches);
+    size_t digit = 0;
+    while (digit < batches.size() && ++batches[digit] > most) {
+      batches[digit++] = 0;
+    }
+    if (digit == batches.size()) return;
+  }
+}
+
+class JoinTest : public testing::TestWithParam<int> {};
+
+TEST_P(JoinTest, EveryNumberOfBatches) {
+  const int world_size = GetParam();
+  const bool all = std::getenv("SHARD_TEST_LONG") != nullptr;
+  // Of 64, 512 and 4096 combinations.
+  const int share = all || world_size < 4 ? 1 : 29;
+  const int forms = all ? kNumForms : world_size == 2 ? 3 : 1;
+  int failed = 0;
+  ForEachCombination(
+      world_size, 7, [&](int index, const std::vector<int>& batches) {
+        if (index % share != 0 || failed > 5) return;
+        for (int f = 0; f < forms; ++f) {
+          const auto bits = Mix(static_cast<uint64_t>(index));
+          const auto form = (bits + static_cast<uint64_t>(f * 4)) % kNumForms;
+          const auto extras = (bits >> 32) % kNumExtras;
+          const std::string failure =
+              TrainEpochs(kForms[form], kExtras[extras], batches);
+          if (failure.empty()) continue;
+          ++failed;
+          std::string text;
+          for (const int n : batches) StrAppend(&text, " ", n);
+          ADD_FAILURE() << kForms[form].name << ", extras " << extras
+                        << ", batches" << text << ": " << failure;
+        }
+      });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, JoinTest, testing::Values(2, 3, 4));
+
+// One combination in every form.
+TEST(JoinFormsTest, EveryForm) {
+  for (const Form& form : kForms) {
+    for (const Extras& extras : kExtras) {
+      EXPECT_EQ(TrainEpochs(form, extras, {2, 0, 3}), "")
+          << form.name << ", extras " << &extras - kExtras;
+    }
+  }
+}
+
+// ---- What is wrong ---------------------------------------------------------
+
+// `body(engine)` on two filled engines, of each stage with and without shared
+// memory.
+template <typename Body>
+void OnTwoRanks(Body body) {
+  for (const Form& form : kForms) {
+    if (form.device != std::string("cpu")) continue;
+    SCOPED_TRACE(form.name);
+    const auto plan = PlanFor(form, 2);
+    RunThreadRanks(
+        2,
+        [&](const auto& comm) {
+          auto made = Engine::Create(plan, comm, EngineOptions());
+          ASSERT_OK(made);
+          FillExactly(made->get());
+          body(made->get());
+        },
+        5, form.link);
+  }
+}
+
+void TrainOn(Engine* engine, int step) {
+  ExactTraining training;
+  training.nested = false;
+  ExactTrainer trainer(training, engine);
+  for (size_t u = 0; u < engine->plan().units().size(); ++u) {
+    const auto unit = static_cast<int32_t>(u);
+    ASSERT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
+    ASSERT_OK(engine->UnitGradsReady(unit));
+    ASSERT_OK(engine->UnitRelease(unit));
+  }
+  StepReport report;
+  ASSERT_OK(engine->Step(StepOptions(), &report));
+  EXPECT_EQ(report.step, step);
+}
+
+TEST(JoinErrorsTest, UnitsInUseEverywhere) {
+  OnTwoRanks([](Engine* engine) {
+    ASSERT_OK(engine->UnitAcquire(1, Pass::kForward, 0));
+    int64_t steps = -1;
+    ExpectError(engine->Join(0, &steps), StatusCode::kFailedPrecondition,
+                {"rank 0", "unit 'b0' (1)", "FORWARD", "join"});
+    EXPECT_EQ(steps, 0);
+    // All made the same mistake, and can go on.
+    ASSERT_OK(engine->UnitRelease(1));
+    ASSERT_OK(engine->Join(0, &steps));
+    TrainOn(engine, 1);
+  });
+}
+
+TEST(JoinErrorsTest, UnitInUseOnOneRank) {
+  OnTwoRanks([](Engine* engine) {
+    // Where it gathers, both have to.
+    ASSERT_OK(engine->UnitAcquire(1, Pass::kForward, 0));
+    const int rank = engine->comm()->rank();
+    if (rank == 0) ASSERT_OK(engine->UnitRelease(1));
+    int64_t steps = -1;
+    const Status joined = engine->Join(0, &steps);
+    ExpectError(joined, StatusCode::kFailedPrecondition,
+                {"rank 1", "unit 'b0' (1)", "FORWARD", "join"});
+    EXPECT_EQ(joined.rank(), 1);
+    if (rank == 1) ASSERT_OK(engine->UnitRelease(1));
+    ASSERT_OK(engine->Join(0, &steps));
+    TrainOn(engine, 1);
+  });
+}
+
+TEST(JoinErrorsTest, GradientsReady) {
+  OnTwoRanks([](Engine* engine) {
+    for (size_t u = 0; u < engine->plan().units().size(); ++u) {
+      const auto unit = static_cast<int32_t>(u);
+      ASSERT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
+      ASSERT_OK(engine->UnitGradsReady(unit));
+      ASSERT_OK(engine->UnitRelease(unit));
+    }
+    int64_t steps = -1;
+    if (engine->comm()->rank() == 1) {
+      StepReport report;
+      ExpectError(engine->Step(StepOptions(), &report),
+                  StatusCode::kFailedPrecondition, {"rank 0", "ready"});
+      // That was the other's mistake, and the step can be done.
+      ASSERT_OK(engine->Step(StepOptions(), &report));
+      EXPECT_EQ(report.active, 2);
+    } else {
+      ExpectError(engine->Join(0, &steps), StatusCode::kFailedPrecondition,
+                  {"rank 0", "ready", "step first"});
+      StepReport report;
+      ASSERT_OK(engine->Step(StepOptions(), &report));
+    }
+    TrainOn(engine, 2);
+  });
+}
+
+TEST(JoinErrorsTest, BeforeBroadcast) {
+  for (const Form& form : kForms) {
+    if (form.device != std::string("cpu")) continue;
+    SCOPED_TRACE(form.name);
+    const auto plan = PlanFor(form, 2);
+    RunThreadRanks(
+        2,
+        [&](const auto& comm) {
+          auto made = Engine::Create(plan, comm, EngineOptions());
+          ASSERT_OK(made);
+          int64_t steps = -1;
+          ExpectError((*made)->Join(0, &steps), StatusCode::kFailedPrecondition,
+                      {"rank 0", "join", "FILLING", "broadcast_params"});
+          FillExactly(made->get());
+          TrainOn(made->get(), 1);
+        },
+        5, form.link);
+  }
+}
+
+// One rank joins, the other broadcasts: nothing that they could go on from.
+TEST(JoinErrorsTest, BeforeBroadcastOnOneRank) {
+  for (const char* link : {"", "direct=0"}) {
+    const auto plan = PlanFor(kForms[0], 2);
+    RunThreadRanks(
+        2,
+        [&](const auto& comm) {
+          auto made = Engine::Create(plan, comm, EngineOptions());
+          ASSERT_OK(made);
+          int64_t steps = -1;
+          const Status status = comm->rank() == 0 ? (*made)->Join(0, &steps)
+                                                  : (*made)->BroadcastParams(0);
+          ExpectError(status, StatusCode::kDesync, {"meet", "broadcast"});
+        },
+        5, link);
+  }
+}
+
+TEST(JoinErrorsTest, AnotherCollective) {
+  OnTwoRanks([](Engine* engine) {
+    int64_t steps = -1;
+    const bool joins = engine->comm()->rank() == 0;
+    const Status status =
+        joins ? engine->Join(0, &steps) : engine->BroadcastParams(0);
+    ExpectError(status, StatusCode::kDesync, {"meet", "broadcast"});
+    // Nothing goes on from there.
+    EXPECT_FALSE(engine->Join(0, &steps).ok());
+  });
+}
+
+// Options that steppers disagree on, while a third waits in join: an error of
+// all.
+TEST(JoinErrorsTest, SteppersDiffer) {
+  for (const Form& form : kForms) {
+    if (form.device != std::string("cpu")) continue;
+    SCOPED_TRACE(form.name);
+    const auto plan = PlanFor(form, 3);
+    RunThreadRanks(
+        3,
+        [&](const auto& comm) {
+          auto made = Engine::Create(plan, comm, EngineOptions());
+          ASSERT_OK(made);
+          Engine& engine = **made;
+          FillExactly(&engine);
+          Status status;
+          if (comm->rank() == 1) {
+            int64_t steps = -1;
+            status = engine.Join(0, &steps);
+            EXPECT_EQ(steps, 0);
+          } else {
+            for (size_t u = 0; u < plan->units().size(); ++u) {
+              const auto unit = static_cast<int32_t>(u);
+              ASSERT_OK(engine.UnitAcquire(unit, Pass::kBackward, 0));
+              ASSERT_OK(engine.UnitGradsReady(unit));
+              ASSERT_OK(engine.UnitRelease(unit));
+            }
+            StepOptions options;
+            options.max_grad_norm = comm->rank() + 1;
+            StepReport report;
+            status = engine.Step(options, &report);
+          }
+          ExpectError(status, StatusCode::kDesync,
+                      {"max_grad_norm", "rank 0 has 1", "rank 2 has 3"});
+          EXPECT_EQ(status.rank(), 2);
+        },
+        5, form.link);
+  }
+}
+
+}  // namespace
+}  // namespace shard
