@@ -123,6 +123,22 @@ void UpdateRoof(const float* g, float* p, float* const* states,
   }
 }
 
+SHARD_ROOF_TARGETS void StoreRoof(float* out, size_t count, float scale) {
+  const auto n = static_cast<int32_t>(count);
+  for (int32_t i = 0; i < n; ++i) out[i] = scale * static_cast<float>(i);
+}
+
+SHARD_ROOF_TARGETS void AddRoof(float* out, size_t count, float scale) {
+  const auto n = static_cast<int32_t>(count);
+  for (int32_t i = 0; i < n; ++i) out[i] += scale * static_cast<float>(i);
+}
+
+SHARD_ROOF_TARGETS void SumRoof(const float* __restrict g0,
+                                const float* __restrict g1,
+                                float* __restrict sum, size_t count) {
+  for (size_t i = 0; i < count; ++i) sum[i] = g0[i] + g1[i];
+}
+
 SHARD_ROOF_TARGETS double SquaresRoof(const float* values, size_t count) {
   // As many sums as hide the latency of additions: the compiler may not change
   // their order.

@@ -35,6 +35,16 @@ void Bf16Roof(const uint16_t* g, uint16_t* p, float* m, float* v, size_t count,
 void Q8Roof(const float* g, float* p, uint8_t* m, uint8_t* v, size_t count,
             float zero);
 
+// 4 bytes per element: what a backward pass ends with, stores of what was just
+// computed. REQUIRES: count < 2^31.
+void StoreRoof(float* out, size_t count, float scale);
+
+// 8 bytes per element: the same, added to what is there.
+void AddRoof(float* out, size_t count, float scale);
+
+// 12 bytes per element: reads g0, g1; writes sum.
+void SumRoof(const float* g0, const float* g1, float* sum, size_t count);
+
 // 4 bytes per element: the sum of squares in double, in no particular order.
 double SquaresRoof(const float* values, size_t count);
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GPT-2's parameters as a model whose blocks are units, and the way a host goes
+// through units.
+
+#ifndef SHARD_TESTS_BENCH_BLOCKS_H_
+#define SHARD_TESTS_BENCH_BLOCKS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/status.h"
+#include "core/engine/engine.h"
+#include "core/flat/plan.h"
+#include "core/model/model.h"
+#include "core/optim/groups.h"
+#include "tests/bench/gpt2_shapes.h"
+
+namespace shard::bench {
+
+inline void Require(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+template <typename T>
+T Require(StatusOr<T> value) {
+  Require(value.status());
+  return *std::move(value);
+}
+
+// fp32, AdamW. Units: the root, which holds the embeddings and the last norm,
+// and every block. Of `options`, groups and wrap are set here.
+inline std::shared_ptr<const Plan> BlockPlan(const Gpt2Size& size,
+                                             PlanOptions options) {
+  auto model = std::make_shared<Model>("GPT2");
+  std::string last;
+  ModuleId module = kRootModule;
+  for (const NamedShape& p : Gpt2Shapes(size)) {
+    // "h3_fc_bias" is the parameter "fc_bias" of the block "h3".
+    const bool in_block = p.name[0] == 'h';
+    const std::string block =
+        in_block ? p.name.substr(0, p.name.find('_')) : "";
+    if (block != last) {
+      last = block;
+      module = in_block ? Require(model->AddModule(kRootModule, block, "Block"))
+                        : kRootModule;
+    }
+    Require(model->AddParam(module,
+                            in_block ? p.name.substr(block.size() + 1) : p.name,
+                            DType::kF32, p.shape));
+  }
+  options.groups =
+      Require(PlanGroups(*model, "adamw?lr=1e-3&weight_decay=0.1"));
+  options.wrap = Require(WrapPolicy::Parse("class?names=Block"));
+  return Require(Plan::Create(model, options));
+}
+
+// Acquires a unit, visits those nested in it (backward: from the last), calls
+// `act(unit)` and releases it: a unit is in use while those within are.
+template <typename Act>
+void VisitUnits(Engine* engine, Pass pass, Act act, int32_t unit = 0) {
+  Require(engine->UnitAcquire(unit, pass, 0));
+  const std::vector<UnitPlan>& units = engine->plan().units();
+  const auto count = static_cast<int32_t>(units.size());
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t inner = pass == Pass::kForward ? i : count - 1 - i;
+    if (units[static_cast<size_t>(inner)].parent != unit) continue;
+    VisitUnits(engine, pass, act, inner);
+  }
+  act(unit);
+  Require(engine->UnitRelease(unit));
+}
+
+// Calls `act(ParamId)` for the parameters of a unit, as they lie in memory.
+template <typename Act>
+void ForEachParam(const Plan& plan, int32_t unit, Act act) {
+  for (const int32_t b : plan.units()[static_cast<size_t>(unit)].buffers) {
+    const FlatBufferPlan& buffer = plan.buffers()[static_cast<size_t>(b)];
+    for (const Slot& slot : buffer.layout.slots()) act(slot.param);
+  }
+}
+
+}  // namespace shard::bench
+
+#endif  // SHARD_TESTS_BENCH_BLOCKS_H_

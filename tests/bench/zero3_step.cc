@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A training step of GPT-2 124M in ZeRO-3 beside the same in ZeRO-1, as memory
+// sees it: fp32 AdamW, two processes on shared memory, blocks as units. The
+// host acquires and releases every unit for forward; for backward it acquires
+// each, stores all its gradients, as a backward pass ends, says that they are
+// ready, and releases it; then it steps. It does exactly that for both; what it
+// would compute and read meanwhile is left out, so that what is compared is the
+// library's cost and the stores alone.
+//
+// Bytes per element of a rank's range, W ranks:
+//
+//                       ZeRO-1                      ZeRO-3
+//   zeros               -, or 4 W                   4 W
+//   the host's stores   4 W                         4 W, into a slot
+//   reduction           -                           4 W + 4
+//   update              4 W + 24                    28
+//
+// over_zero1 is of a host that overwrites its gradients, and in ZeRO-1 needs no
+// zeros; from_zeros_over_zero1 of one that adds to them, as most do, and calls
+// shard_engine_zero_grad before each step. ZeRO-3 makes the zeros either way.
+//
+// The roofs move the same bytes of the same buffers in the same order with the
+// simplest loops: one thread per rank, a barrier where others' gradients are
+// read and before they are overwritten.
+//
+// All are interleaved; ratios are medians over the rounds.
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/comm/communicator.h"
+#include "core/engine/engine.h"
+#include "core/engine/transfers.h"
+#include "tests/bench/bench.h"
+#include "tests/bench/blocks.h"
+#include "tests/bench/roof.h"
+
+namespace shard::bench {
+namespace {
+
+constexpr int kWorldSize = 2;
+constexpr int kRounds = 15;
+constexpr double kTimeout = 600;
+constexpr float kGradient = 1e-9f;
+
+struct Times {
+  double all_ms = 0;
+  double step_ms = 0;  // shard_engine_step alone.
+};
+
+class Rank {
+ public:
+  Rank(int stage, std::shared_ptr<Communicator> comm)
+      : comm_(std::move(comm)),
+        engine_(Require(Engine::Create(PlanOf(stage), comm_,
+                                       EngineOptions{kTimeout, {}}))) {
+    Require(engine_->BroadcastParams(kTimeout));
+  }
+
+  // From when all have begun until all are done.
+  Times Train(bool from_zeros, StepReport* report) {
+    Barrier();
+    Times times;
+    const double start = Seconds();
+    if (from_zeros) Require(engine_->ZeroGrad());
+    VisitUnits(engine_.get(), Pass::kForward, [](int32_t) {});
+    VisitUnits(engine_.get(), Pass::kBackward, [&](int32_t unit) {
+      ForEachParam(engine_->plan(), unit, [&](ParamId param) {
+        const Engine::Tensor grad = Require(engine_->Grad(param));
+        auto* const out = static_cast<float*>(grad.data);
+        const auto count = static_cast<size_t>(grad.numel);
+        if (from_zeros) {
+          AddRoof(out, count, kGradient);
+        } else {
+          StoreRoof(out, count, kGradient);
+        }
+      });
+      Require(engine_->UnitGradsReady(unit));
+    });
+    const double backward = Seconds();
+    Require(engine_->Step(StepOptions(), report));
+    times.step_ms = (Seconds() - backward) * 1e3;
+    times.all_ms = (Seconds() - start) * 1e3;
+    return times;
+  }
+
+  double Roof() {
+    Barrier();
+    const double start = Seconds();
+    if (engine_->plan().shards_grads()) {
+      RoofOfSlots();
+    } else {
+      RoofOfWholeGrads();
+    }
+    Barrier();
+    return (Seconds() - start) * 1e3;
+  }
+
+  bool shards_grads() const { return engine_->plan().shards_grads(); }
+
+  // Of this rank's ranges.
+  int64_t range_numel() const {
+    int64_t numel = 0;
+    for (const FlatBufferPlan& buffer : engine_->plan().buffers()) {
+      numel += buffer.layout.shard_numel();
+    }
+    return numel;
+  }
+
+ private:
+  static std::shared_ptr<const Plan> PlanOf(int stage) {
+    PlanOptions options;
+    options.stage = stage;
+    options.world_size = kWorldSize;
+    return BlockPlan(Gpt2Size(), options);
+  }
+
+  void Barrier() {
+    Require(comm_->Barrier("bench", Deadline::After(kTimeout)));
+  }
+
+  void RoofOfWholeGrads() {
+    const int rank = comm_->rank();
+    const std::vector<EngineBuffer>& buffers = engine_->memory().buffers();
+    for (size_t b = buffers.size(); b-- > 0;) {
+      StoreRoof(static_cast<float*>(buffers[b].GradAt(rank, 0)),
+                static_cast<size_t>(buffers[b].plan->layout.padded_numel()),
+                kGradient);
+    }
+    Barrier();
+    for (size_t b = buffers.size(); b-- > 0;) {
+      const EngineBuffer& buffer = buffers[b];
+      const int64_t range = buffer.plan->layout.shard_numel();
+      const int64_t begin = rank * range;
+      AdamRoof(static_cast<const float*>(buffer.GradAt(0, begin)),
+               static_cast<const float*>(buffer.GradAt(1, begin)),
+               static_cast<float*>(buffer.ParamAt(begin)),
+               reinterpret_cast<float*>(buffer.states[0]),
+               reinterpret_cast<float*>(buffer.states[1]),
+               static_cast<size_t>(range), zero_);
+    }
+  }
+
+  void RoofOfSlots() {
+    const Plan& plan = engine_->plan();
+    const EngineMemory& memory = engine_->memory();
+    const std::vector<EngineBuffer>& buffers = memory.buffers();
+    const int rank = comm_->rank();
+    for (size_t u = plan.units().size(); u-- > 0;) {
+      const int32_t depth = plan.units()[u].depth;
+      const int slots = plan.grad_slots()[static_cast<size_t>(depth)].count;
+      const int slot = static_cast<int>(u) % slots;
+      const auto parts = SlotParts(plan, static_cast<int32_t>(u), true);
+      for (const SlotPart& part : parts) {
+        const auto count = static_cast<size_t>(
+            buffers[part.buffer].plan->layout.padded_numel());
+        auto* const grads = reinterpret_cast<float*>(
+            memory.GradSlot(rank, depth, slot) + part.offset);
+        std::memset(grads, 0, count * sizeof(float));
+        StoreRoof(grads, count, kGradient);
+      }
+      Barrier();
+      for (const SlotPart& part : parts) {
+        const EngineBuffer& buffer = buffers[part.buffer];
+        const auto range =
+            static_cast<size_t>(buffer.plan->layout.shard_numel());
+        const auto grads = [&](int from) {
+          return reinterpret_cast<const float*>(
+                     memory.GradSlot(from, depth, slot) + part.offset) +
+                 static_cast<size_t>(rank) * range;
+        };
+        SumRoof(grads(0), grads(1), reinterpret_cast<float*>(buffer.sum),
+                range);
+      }
+      Barrier();
+    }
+    for (size_t b = buffers.size(); b-- > 0;) {
+      const EngineBuffer& buffer = buffers[b];
+      const int64_t range = buffer.plan->layout.shard_numel();
+      float* const states[] = {reinterpret_cast<float*>(buffer.states[0]),
+                               reinterpret_cast<float*>(buffer.states[1])};
+      UpdateRoof(reinterpret_cast<const float*>(buffer.sum),
+                 static_cast<float*>(buffer.ParamAt(rank * range)), states, 2,
+                 static_cast<size_t>(range), zero_);
+    }
+  }
+
+  std::shared_ptr<Communicator> comm_;
+  std::unique_ptr<Engine> engine_;
+  volatile float zero_ = 0;
+};
+
+struct Samples {
+  std::vector<double> roof, all, step, from_zeros;
+};
+
+double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < a.size(); ++i) ratios.push_back(a[i] / b[i]);
+  return Median(ratios);
+}
+
+void Report(const char* stage, const Samples& samples, const StepReport& last,
+            double host_bytes, double elements) {
+  const auto bench = [&](const char* metric, double value, const char* unit) {
+    Bench("zero3_step", StrCat(stage, ".", metric).c_str(), value, unit);
+  };
+  bench("all_ms", Median(samples.all), "ms");
+  bench("step_ms", Median(samples.step), "ms");
+  bench("from_zeros_ms", Median(samples.from_zeros), "ms");
+  bench("roof_ms", Median(samples.roof), "ms");
+  bench("ratio_to_roof", MedianRatio(samples.roof, samples.all), "x");
+  bench("bytes_per_element",
+        host_bytes + static_cast<double>(last.bytes_moved) / elements, "B");
+  bench("communication_ms", last.comm.seconds * 1e3, "ms");
+  bench("exposed_ms", last.comm.seconds_exposed * 1e3, "ms");
+}
+
+// What both ranks do; only rank 0 prints.
+void Run(int rank, const std::string& url) {
+  CommOptions options;
+  options.rank = rank;
+  options.world_size = kWorldSize;
+  options.timeout = kTimeout;
+  auto comm = Require(OpenCommunicator(url, options));
+  Rank zero1(1, comm);
+  Rank zero3(3, comm);
+  if (!zero3.shards_grads()) {
+    Require(Internal("ZeRO-3 shards nothing of this model"));
+  }
+  Samples one;
+  Samples three;
+  StepReport last1;
+  StepReport last3;
+  const auto measure = [](Rank* self, bool keep, Samples* samples,
+                          StepReport* last) {
+    const double from_zeros_ms = self->Train(true, last).all_ms;
+    const double roof_ms = self->Roof();
+    const Times times = self->Train(false, last);
+    if (!keep) return;
+    samples->from_zeros.push_back(from_zeros_ms);
+    samples->roof.push_back(roof_ms);
+    samples->all.push_back(times.all_ms);
+    samples->step.push_back(times.step_ms);
+  };
+  for (int round = -2; round < kRounds; ++round) {
+    const bool keep = round >= 0;  // Caches and page tables are cold before.
+    measure(&zero1, keep, &one, &last1);
+    measure(&zero3, keep, &three, &last3);
+  }
+  Require(comm->Shutdown(Deadline::After(kTimeout)));
+  if (rank != 0) return;
+  // Per element of a range: stores; and zeros, and the reduction.
+  constexpr double kStores = 4 * kWorldSize;
+  const auto elements = static_cast<double>(zero1.range_numel());
+  Report("zero1", one, last1, kStores, elements);
+  Report("zero3", three, last3, 2 * kStores + (4 * kWorldSize + 4), elements);
+  const char* name = "zero3_step";
+  Bench(name, "step_over_zero1", MedianRatio(three.step, one.step), "x");
+  Bench(name, "roof_over_zero1", MedianRatio(three.roof, one.roof), "x");
+  Bench(name, "from_zeros_over_zero1",
+        MedianRatio(three.from_zeros, one.from_zeros), "x");
+  Bench(name, "over_zero1", MedianRatio(three.all, one.all), "x");
+}
+
+int Main() {
+  const std::string url =
+      StrCat("shm:bench-", getpid(), "-", std::random_device()());
+  const int child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    Run(1, url);
+    _exit(0);
+  }
+  Run(0, url);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace shard::bench
+
+int main() { return shard::bench::Main(); }
