@@ -17,7 +17,7 @@
 //   update              4 W + 24                    28
 //
 // over_zero1 is of a host that overwrites its gradients, and in ZeRO-1 needs no
-// zeros; from_zeros_over_zero1 of one that adds to them, as most do, and calls
+// zeros; from_zeros_over_zero1 of one that adds to them, and calls
 // shard_engine_zero_grad before each step. ZeRO-3 makes the zeros either way.
 //
 // The roofs move the same bytes of the same buffers in the same order with the
