@@ -24,12 +24,15 @@ int Slots::Find(int32_t unit) const {
 
 int Slots::Choose(int32_t unit) const {
   const auto& entries = entries_[static_cast<size_t>(DepthOf(unit))];
+  // What was dropped last may still be on its way.
+  const auto before = [](const Entry& a, const Entry& b) {
+    if ((a.unit < 0) != (b.unit < 0)) return a.unit < 0;
+    return a.used < b.used;
+  };
   int best = -1;
   for (size_t i = 0; i < entries.size(); ++i) {
-    const Entry& entry = entries[i];
-    if (entry.in_use) continue;
-    if (entry.unit < 0) return static_cast<int>(i);
-    if (best < 0 || entry.used < entries[static_cast<size_t>(best)].used) {
+    if (entries[i].in_use) continue;
+    if (best < 0 || before(entries[i], entries[static_cast<size_t>(best)])) {
       best = static_cast<int>(i);
     }
   }

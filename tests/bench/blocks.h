@@ -54,9 +54,9 @@ inline std::shared_ptr<const Plan> BlockPlan(const Gpt2Size& size,
       module = in_block ? Require(model->AddModule(kRootModule, block, "Block"))
                         : kRootModule;
     }
-    Require(model->AddParam(
-        module, in_block ? p.name.substr(block.size() + 1) : p.name,
-        DType::kF32, p.shape));
+    Require(model->AddParam(module,
+                            in_block ? p.name.substr(block.size() + 1) : p.name,
+                            DType::kF32, p.shape));
   }
   options.groups =
       Require(PlanGroups(*model, "adamw?lr=1e-3&weight_decay=0.1"));

@@ -54,14 +54,13 @@ constexpr Gpt2Size kSize = {256, 256, 256, 16};
 struct Round {
   double seconds = 0;
   double update = 0;
-  double bytes_overlapped = 0;   // Of all.
+  double bytes_overlapped = 0;    // Of all.
   double seconds_overlapped = 0;  // Of all.
 };
 
 class Rank {
  public:
-  Rank(int stage, std::shared_ptr<Communicator> comm)
-      : comm_(std::move(comm)) {
+  Rank(int stage, std::shared_ptr<Communicator> comm) : comm_(std::move(comm)) {
     PlanOptions options;
     options.stage = stage;
     options.world_size = kWorldSize;
@@ -75,10 +74,9 @@ class Rank {
     // the backward pass.
     const int exchanges = stage == 3 ? 3 : 2;
     for (const FlatBufferPlan& buffer : engine_->plan().buffers()) {
-      const double bytes =
-          static_cast<double>(DTypeBytes(
-              buffer.dtype, buffer.layout.shard_numel())) *
-          (kWorldSize - 1);
+      const double bytes = static_cast<double>(DTypeBytes(
+                               buffer.dtype, buffer.layout.shard_numel())) *
+                           (kWorldSize - 1);
       link_seconds_ += exchanges * (kDelay + bytes / kBandwidth);
       numel_ += static_cast<double>(buffer.layout.numel());
     }

@@ -128,6 +128,11 @@ SHARD_ROOF_TARGETS void StoreRoof(float* out, size_t count, float scale) {
   for (int32_t i = 0; i < n; ++i) out[i] = scale * static_cast<float>(i);
 }
 
+SHARD_ROOF_TARGETS void AddRoof(float* out, size_t count, float scale) {
+  const auto n = static_cast<int32_t>(count);
+  for (int32_t i = 0; i < n; ++i) out[i] += scale * static_cast<float>(i);
+}
+
 SHARD_ROOF_TARGETS void SumRoof(const float* __restrict g0,
                                 const float* __restrict g1,
                                 float* __restrict sum, size_t count) {

@@ -39,6 +39,9 @@ void Q8Roof(const float* g, float* p, uint8_t* m, uint8_t* v, size_t count,
 // computed. REQUIRES: count < 2^31.
 void StoreRoof(float* out, size_t count, float scale);
 
+// 8 bytes per element: the same, added to what is there.
+void AddRoof(float* out, size_t count, float scale);
+
 // 12 bytes per element: reads g0, g1; writes sum.
 void SumRoof(const float* g0, const float* g1, float* sum, size_t count);
 

@@ -8,11 +8,17 @@
 // would compute and read meanwhile is left out, so that what is compared is the
 // library's cost and the stores alone.
 //
+// Bytes per element of a rank's range, W ranks:
+//
 //                       ZeRO-1                      ZeRO-3
-//   zeros in a slot     -                           4 W per element of a range
-//   the host's stores   4 W                         4 W, into the slot
+//   zeros               -, or 4 W                   4 W
+//   the host's stores   4 W                         4 W, into a slot
 //   reduction           -                           4 W + 4
 //   update              4 W + 24                    28
+//
+// over_zero1 is of a host that overwrites its gradients, and in ZeRO-1 needs no
+// zeros; from_zeros_over_zero1 of one that adds to them, and calls
+// shard_engine_zero_grad before each step. ZeRO-3 makes the zeros either way.
 //
 // The roofs move the same bytes of the same buffers in the same order with the
 // simplest loops: one thread per rank, a barrier where others' gradients are
@@ -25,6 +31,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -62,16 +69,22 @@ class Rank {
   }
 
   // From when all have begun until all are done.
-  Times Train(StepReport* report) {
+  Times Train(bool from_zeros, StepReport* report) {
     Barrier();
     Times times;
     const double start = Seconds();
+    if (from_zeros) Require(engine_->ZeroGrad());
     VisitUnits(engine_.get(), Pass::kForward, [](int32_t) {});
-    VisitUnits(engine_.get(), Pass::kBackward, [this](int32_t unit) {
-      ForEachParam(engine_->plan(), unit, [this](ParamId param) {
+    VisitUnits(engine_.get(), Pass::kBackward, [&](int32_t unit) {
+      ForEachParam(engine_->plan(), unit, [&](ParamId param) {
         const Engine::Tensor grad = Require(engine_->Grad(param));
-        StoreRoof(static_cast<float*>(grad.data),
-                  static_cast<size_t>(grad.numel), kGradient);
+        auto* const out = static_cast<float*>(grad.data);
+        const auto count = static_cast<size_t>(grad.numel);
+        if (from_zeros) {
+          AddRoof(out, count, kGradient);
+        } else {
+          StoreRoof(out, count, kGradient);
+        }
       });
       Require(engine_->UnitGradsReady(unit));
     });
@@ -189,7 +202,7 @@ class Rank {
 };
 
 struct Samples {
-  std::vector<double> roof, all, step;
+  std::vector<double> roof, all, step, from_zeros;
 };
 
 double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
@@ -205,6 +218,7 @@ void Report(const char* stage, const Samples& samples, const StepReport& last,
   };
   bench("all_ms", Median(samples.all), "ms");
   bench("step_ms", Median(samples.step), "ms");
+  bench("from_zeros_ms", Median(samples.from_zeros), "ms");
   bench("roof_ms", Median(samples.roof), "ms");
   bench("ratio_to_roof", MedianRatio(samples.roof, samples.all), "x");
   bench("bytes_per_element",
@@ -229,18 +243,21 @@ void Run(int rank, const std::string& url) {
   Samples three;
   StepReport last1;
   StepReport last3;
+  const auto measure = [](Rank* self, bool keep, Samples* samples,
+                          StepReport* last) {
+    const double from_zeros_ms = self->Train(true, last).all_ms;
+    const double roof_ms = self->Roof();
+    const Times times = self->Train(false, last);
+    if (!keep) return;
+    samples->from_zeros.push_back(from_zeros_ms);
+    samples->roof.push_back(roof_ms);
+    samples->all.push_back(times.all_ms);
+    samples->step.push_back(times.step_ms);
+  };
   for (int round = -2; round < kRounds; ++round) {
-    const double roof1 = zero1.Roof();
-    const Times times1 = zero1.Train(&last1);
-    const double roof3 = zero3.Roof();
-    const Times times3 = zero3.Train(&last3);
-    if (round < 0) continue;  // Caches and page tables are cold.
-    one.roof.push_back(roof1);
-    one.all.push_back(times1.all_ms);
-    one.step.push_back(times1.step_ms);
-    three.roof.push_back(roof3);
-    three.all.push_back(times3.all_ms);
-    three.step.push_back(times3.step_ms);
+    const bool keep = round >= 0;  // Caches and page tables are cold before.
+    measure(&zero1, keep, &one, &last1);
+    measure(&zero3, keep, &three, &last3);
   }
   Require(comm->Shutdown(Deadline::After(kTimeout)));
   if (rank != 0) return;
@@ -252,6 +269,8 @@ void Run(int rank, const std::string& url) {
   const char* name = "zero3_step";
   Bench(name, "step_over_zero1", MedianRatio(three.step, one.step), "x");
   Bench(name, "roof_over_zero1", MedianRatio(three.roof, one.roof), "x");
+  Bench(name, "from_zeros_over_zero1",
+        MedianRatio(three.from_zeros, one.from_zeros), "x");
   Bench(name, "over_zero1", MedianRatio(three.all, one.all), "x");
 }
 
