@@ -28,10 +28,15 @@ int Slots::Choose(int32_t unit) const {
   for (size_t i = 0; i < entries.size(); ++i) {
     const Entry& entry = entries[i];
     if (entry.in_use) continue;
-    if (entry.unit < 0) return static_cast<int>(i);
-    if (best < 0 || entry.used < entries[static_cast<size_t>(best)].used) {
-      best = static_cast<int>(i);
+    if (best >= 0) {
+      const Entry& other = entries[static_cast<size_t>(best)];
+      const bool empty = entry.unit < 0;
+      const bool other_empty = other.unit < 0;
+      if (empty != other_empty ? other_empty : other.used <= entry.used) {
+        continue;
+      }
     }
+    best = static_cast<int>(i);
   }
   return best;
 }

@@ -25,9 +25,9 @@ class Slots {
   // The slot that holds what belongs to `unit`; -1: none does.
   int Find(int32_t unit) const;
 
-  // A slot for `unit` at its depth: one that holds nothing, or else of those
-  // that are not in use the one that was used least recently. -1: all are in
-  // use. Does not take it.
+  // A slot for `unit` at its depth: one that holds nothing, or else one that is
+  // not in use; of those the one that was used least recently, as what was
+  // dropped may still be on its way. -1: all are in use. Does not take it.
   int Choose(int32_t unit) const;
 
   // `slot` holds `unit` from here on, and is in use until Release; the unit it
