@@ -121,10 +121,8 @@ TEST_P(MissingGradsTest, MatchReference) {
   training.plan = PlanFor(form);
   ASSERT_NE(training.plan, nullptr);
   const Plan& plan = *training.plan;
-  {
-    ASSERT_EQ(plan.shards_grads(), form.stage >= 2 && !form.whole_grads);
-    ASSERT_EQ(plan.shards_params(), form.stage == 3);
-  }
+  ASSERT_EQ(plan.shards_grads(), form.stage >= 2 && !form.whole_grads);
+  ASSERT_EQ(plan.shards_params(), form.stage == 3);
   training.link = form.link;
   training.engine.device = form.device;
   for (const MissingGrads missing :
