@@ -4,88 +4,119 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
+#include <vector>
 
-#include "core/base/strings.h"
-#include "core/flat/plan.h"
-#include "core/model/model.h"
-#include "core/optim/groups.h"
+#include "tests/core/engine/unit_training.h"
 
 namespace shard {
 namespace {
 
-// Unit 0 is the root; those from 1 on are nested in it.
+// The root (0) at depth 0, blocks 1 to 5 at depth 1.
+std::shared_ptr<const Plan> MakePlan() {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Root");
+  for (int b = 0; b < 5; ++b) {
+    const ModuleId block =
+        *training.model->AddModule(kRootModule, StrCat("b", b), "Block");
+    EXPECT_TRUE(training.model->AddParam(block, "w", DType::kF32, {3}).ok());
+  }
+  training.wrap = "class?names=Block";
+  return *PlanOf(training);
+}
+
 class SlotsTest : public testing::Test {
  protected:
-  static constexpr int kBlocks = 6;
-
-  // Blocks have 1 + `prefetch` slots.
-  Slots Make(int prefetch) {
-    auto model = std::make_shared<Model>("Root");
-    EXPECT_TRUE(model->AddParam(kRootModule, "p", DType::kF32, {64}).ok());
-    for (int b = 0; b < kBlocks; ++b) {
-      const auto block =
-          model->AddModule(kRootModule, StrCat("block", b), "Block");
-      EXPECT_TRUE(block.ok());
-      EXPECT_TRUE(model->AddParam(*block, "p", DType::kF32, {4096}).ok());
-    }
-    PlanOptions options;
-    options.stage = 3;
-    options.world_size = 4;
-    options.prefetch = prefetch;
-    options.groups = *PlanGroups(*model, "adamw");
-    options.wrap = *WrapPolicy::Parse("class?names=Block");
-    plan_ = *Plan::Create(model, options);
-    EXPECT_TRUE(plan_->shards_grads());
-    EXPECT_EQ(plan_->grad_slots()[1].count, 1 + prefetch);
-    return Slots(*plan_, plan_->grad_slots());
+  // Takes the slot that is chosen.
+  int Take(int32_t unit) {
+    const int slot = slots_.Choose(unit);
+    if (slot >= 0) slots_.Take(unit, slot);
+    return slot;
   }
 
-  std::shared_ptr<const Plan> plan_;
+  const std::shared_ptr<const Plan> plan_ = MakePlan();
+  Slots slots_{*plan_, {{1, 4096}, {3, 4096}}};
 };
 
-TEST_F(SlotsTest, OneThatIsInUseIsNotChosen) {
-  Slots slots = Make(1);
-  slots.Take(1, slots.Choose(1));
-  const int second = slots.Choose(2);
-  EXPECT_NE(second, slots.Find(1));
-  slots.Take(2, second);
-  EXPECT_EQ(slots.Choose(3), -1);
-  slots.Release(1);
-  EXPECT_EQ(slots.Choose(3), slots.Find(1));
+TEST_F(SlotsTest, DepthsHaveSlotsOfTheirOwn) {
+  EXPECT_EQ(Take(0), 0);
+  EXPECT_EQ(slots_.Choose(0), -1);
+  EXPECT_EQ(Take(1), 0);
+  EXPECT_EQ(Take(2), 1);
+  EXPECT_EQ(Take(3), 2);
+  EXPECT_EQ(slots_.Choose(4), -1);
+  EXPECT_EQ(slots_.UsersBeside(4), (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(slots_.UsersBeside(0), (std::vector<int32_t>{0}));
+  EXPECT_EQ(slots_.Find(3), 2);
+  EXPECT_EQ(slots_.Find(4), -1);
 }
 
-TEST_F(SlotsTest, WhatWasUsedLeastRecentlyGoesFirst) {
-  Slots slots = Make(2);
-  for (const int32_t unit : {1, 2, 3}) slots.Take(unit, slots.Choose(unit));
-  for (const int32_t unit : {3, 2, 1}) slots.Release(unit);
-  EXPECT_EQ(slots.Choose(4), slots.Find(1));
-  slots.Take(1, slots.Find(1));
-  slots.Release(1);
-  EXPECT_EQ(slots.Choose(4), slots.Find(2));
+TEST_F(SlotsTest, NoSlots) {
+  Slots none(*plan_, {{0, 0}, {0, 0}});
+  EXPECT_EQ(none.Find(2), -1);
+  EXPECT_EQ(none.Choose(2), -1);
+  EXPECT_TRUE(none.UsersBeside(2).empty());
+  none.Release(2);
+  none.Drop(2);
+  none.DropAll();
 }
 
-TEST_F(SlotsTest, AnEmptyOneGoesBeforeOneThatHoldsSomething) {
-  Slots slots = Make(1);
-  for (const int32_t unit : {1, 2}) slots.Take(unit, slots.Choose(unit));
-  slots.Release(1);
-  const int dropped = slots.Find(2);
-  slots.Drop(2);
-  EXPECT_EQ(slots.Choose(3), dropped);
+TEST_F(SlotsTest, ReleasedOnesKeepWhatTheyHold) {
+  for (const int32_t unit : {1, 2, 3}) Take(unit);
+  slots_.Release(2);
+  EXPECT_EQ(slots_.Find(2), 1);
+  EXPECT_EQ(slots_.UsersBeside(2), (std::vector<int32_t>{1, 3}));
+  EXPECT_EQ(Take(5), 1);
+  EXPECT_EQ(slots_.Find(2), -1);
 }
 
-// What was in a dropped slot is still being reduced: with the others at hand,
-// the next unit need not wait for it.
-TEST_F(SlotsTest, DroppedSlotsTakeTurns) {
-  Slots slots = Make(1);
-  int last = -1;
-  for (int32_t unit = 1; unit <= kBlocks; ++unit) {
-    const int slot = slots.Choose(unit);
-    EXPECT_NE(slot, last) << "unit " << unit;
-    slots.Take(unit, slot);
-    slots.Drop(unit);
-    last = slot;
-  }
+TEST_F(SlotsTest, LeastRecentlyUsedGoesFirst) {
+  for (const int32_t unit : {1, 2, 3}) Take(unit);
+  for (const int32_t unit : {3, 1, 2}) slots_.Release(unit);
+  // Used, not released, least recently; and being used again counts.
+  slots_.Take(1, slots_.Find(1));
+  slots_.Release(1);
+  EXPECT_EQ(slots_.Choose(4), 1);
+  EXPECT_EQ(Take(4), 1);
+  EXPECT_EQ(Take(5), 2);
+  EXPECT_EQ(slots_.Find(1), 0);
+}
+
+TEST_F(SlotsTest, EmptyOnesBeforeOthers) {
+  for (const int32_t unit : {1, 2, 3}) Take(unit);
+  slots_.Release(1);
+  slots_.Drop(3);
+  EXPECT_EQ(slots_.Find(3), -1);
+  EXPECT_EQ(slots_.Choose(4), 2);
+}
+
+// What is dropped may still be on its way: its slot is the last to take again.
+TEST_F(SlotsTest, EmptyOnesInTurn) {
+  EXPECT_EQ(Take(1), 0);
+  slots_.Drop(1);
+  EXPECT_EQ(Take(2), 1);
+  slots_.Drop(2);
+  EXPECT_EQ(Take(3), 2);
+  slots_.Drop(3);
+  EXPECT_EQ(Take(4), 0);
+}
+
+TEST_F(SlotsTest, DropAllLeavesThoseInUse) {
+  for (const int32_t unit : {1, 2, 3}) Take(unit);
+  slots_.Release(1);
+  slots_.Release(3);
+  slots_.DropAll();
+  EXPECT_EQ(slots_.Find(1), -1);
+  EXPECT_EQ(slots_.Find(2), 1);
+  EXPECT_EQ(slots_.Find(3), -1);
+}
+
+TEST_F(SlotsTest, EventsStayWithTheSlot) {
+  Take(1);
+  slots_.SetEvent(1, Event(Internal("of unit 1")));
+  slots_.Drop(1);
+  EXPECT_EQ(slots_.event(1, 0).Synchronize(Deadline::After(1)).message(),
+            "of unit 1");
+  EXPECT_TRUE(slots_.event(1, 1).Synchronize(Deadline::After(1)).ok());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -33,16 +34,20 @@ struct Form {
 };
 
 constexpr Form kForms[] = {
-    {"stage0", 0, ""},         {"stage1", 1, ""},
-    {"stage2", 2, ""},         {"stage3", 3, ""},
-    {"apart_stage0", 0, "direct=0"}, {"apart_stage1", 1, "direct=0"},
-    {"apart_stage2", 2, "direct=0"}, {"apart_stage3", 3, "direct=0"},
+    {"stage0", 0, ""},
+    {"stage1", 1, ""},
+    {"stage2", 2, ""},
+    {"stage3", 3, ""},
+    {"apart_stage0", 0, "direct=0"},
+    {"apart_stage1", 1, "direct=0"},
+    {"apart_stage2", 2, "direct=0"},
+    {"apart_stage3", 3, "direct=0"},
 };
 
 // A root of one parameter and six blocks, 'b0' (1) to 'b5' (6), of two pages;
 // one more slot than that in use per depth: `prefetch`.
-StatusOr<std::shared_ptr<const Plan>> MakePlan(const Form& form,
-                                               int world_size, int prefetch,
+StatusOr<std::shared_ptr<const Plan>> MakePlan(const Form& form, int world_size,
+                                               int prefetch,
                                                bool deterministic = false) {
   UnitTraining training;
   training.model = std::make_shared<Model>("Root");
@@ -103,7 +108,19 @@ Status TrainStep(Engine* engine) {
   return Step(engine);
 }
 
-// The same on all ranks changes nothing.
+// Of a step after which ranks are out of step, whatever is called then.
+void ExpectFinal(Engine* engine, StatusCode code) {
+  StepReport report;
+  int64_t steps = 0;
+  ExpectError(engine->Step(StepOptions(), &report), code, {});
+  ExpectError(engine->UnitAcquire(4, Pass::kForward, 0), code, {});
+  ExpectError(engine->ZeroGrad(), code, {});
+  ExpectError(engine->Join(0, &steps), code, {});
+}
+
+constexpr StatusCode kWrongState = StatusCode::kFailedPrecondition;
+
+// The same mistake on all ranks changes nothing.
 TEST_P(WrongCallsTest, EverywhereAndGoOn) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
@@ -117,27 +134,364 @@ TEST_P(WrongCallsTest, EverywhereAndGoOn) {
     ExpectInvalid(engine->UnitRelease(7), {"unit 7"});
     ExpectInvalid(engine->UnitGradsReady(-2), {"unit -2"});
     ExpectInvalid(engine->ParamGradReady(99), {"parameter 99"});
-    ExpectError(engine->UnitRelease(2), StatusCode::kFailedPrecondition,
+    ExpectError(engine->UnitRelease(2), kWrongState,
                 {"unit 'b1' (2)", "IDLE", "FORWARD"});
 
     ASSERT_OK(engine->UnitAcquire(2, Pass::kForward, 0));
-    ExpectError(engine->UnitAcquire(2, Pass::kBackward, 0),
-                StatusCode::kFailedPrecondition,
+    ExpectError(engine->UnitAcquire(2, Pass::kBackward, 0), kWrongState,
                 {"unit 'b1' (2)", "FORWARD", "IDLE"});
-    ExpectError(engine->UnitGradsReady(2), StatusCode::kFailedPrecondition,
+    ExpectError(engine->UnitGradsReady(2), kWrongState,
                 {"unit 'b1' (2)", "FORWARD", "BACKWARD_PRE"});
-    ExpectError(engine->ParamGradReady(1), StatusCode::kFailedPrecondition,
-                {"IDLE", "BACKWARD_PRE"}.size() == 0 || form.shards_grads()
-                    ? std::initializer_list<std::string_view>{"unit 'b0' (1)",
-                                                              "IDLE"}
-                    : std::initializer_list<std::string_view>{});
-    ExpectError(Step(engine), StatusCode::kFailedPrecondition,
+    // Parameter 3 is its weight.
+    ExpectError(engine->ParamGradReady(3), kWrongState,
+                {"unit 'b1' (2)", "FORWARD", "BACKWARD_PRE"});
+    ExpectError(Step(engine), kWrongState,
                 {"rank 0", "unit 'b1' (2)", "FORWARD", "step"});
     ASSERT_OK(engine->UnitRelease(2));
+    if (form.shards_grads()) {
+      ExpectError(engine->UnitGradsReady(2), kWrongState,
+                  {"unit 'b1' (2)", "IDLE", "BACKWARD_PRE"});
+    }
     EXPECT_OK(TrainStep(engine));
     EXPECT_OK(TrainStep(engine));
   });
 }
+
+TEST_P(WrongCallsTest, BeforeBroadcast) {
+  const auto plan = MakePlan(GetParam(), 2, 1);
+  RunThreadRanks(
+      2,
+      [&](const auto& comm) {
+        auto made = Engine::Create(*plan, comm, EngineOptions());
+        ASSERT_OK(made);
+        Engine* const engine = made->get();
+        ExpectError(engine->UnitAcquire(0, Pass::kForward, 0), kWrongState,
+                    {"unit_acquire", "FILLING", "broadcast_params"});
+        ExpectError(engine->UnitRelease(0), kWrongState, {"FILLING"});
+        ExpectError(engine->UnitGradsReady(0), kWrongState, {"FILLING"});
+        ExpectError(engine->ParamGradReady(0), kWrongState, {"FILLING"});
+        ExpectError(engine->SetNoSync(true), kWrongState, {"FILLING"});
+        ExpectError(Step(engine), kWrongState, {"rank 0", "step", "FILLING"});
+        ASSERT_OK(engine->BroadcastParams(0));
+        ExpectError(engine->BroadcastParams(0), kWrongState, {"before"});
+        EXPECT_OK(TrainStep(engine));
+      },
+      kTimeout, GetParam().link);
+}
+
+TEST_P(WrongCallsTest, ReadyTwice) {
+  OnRanks([&](Engine* engine) {
+    ASSERT_OK(engine->UnitAcquire(3, Pass::kBackward, 0));
+    ASSERT_OK(engine->ParamGradReady(5));
+    ExpectError(engine->ParamGradReady(5), kWrongState,
+                {"parameter 5", "unit 'b2' (3)", "ready already"});
+    ExpectError(engine->UnitGradsReady(3), kWrongState,
+                {"unit 'b2' (3)", "1 of its 2", "missing_grads"});
+    ASSERT_OK(engine->ParamGradReady(6));
+    ExpectError(engine->UnitGradsReady(3), kWrongState,
+                {"unit 'b2' (3)", "ready already"});
+    ExpectError(engine->ParamGradReady(6), kWrongState,
+                {"unit 'b2' (3)", "ready already"});
+    ASSERT_OK(engine->UnitRelease(3));
+    ExpectError(engine->UnitGradsReady(3), kWrongState,
+                {"unit 'b2' (3)", "ready already"});
+    ExpectError(engine->UnitAcquire(3, Pass::kBackward, 0), kWrongState,
+                {"unit 'b2' (3)", "ready for the step already", "no_sync"});
+    for (const int32_t unit : {0, 1, 2, 4, 5, 6}) {
+      ASSERT_OK(Ready(engine, unit));
+    }
+    EXPECT_OK(Step(engine));
+    EXPECT_OK(TrainStep(engine));
+  });
+}
+
+TEST_P(WrongCallsTest, StepWithUnitsNotReady) {
+  OnRanks([&](Engine* engine) {
+    for (const int32_t unit : {0, 1, 2, 4, 6}) ASSERT_OK(Ready(engine, unit));
+    ExpectError(Step(engine), kWrongState,
+                {"rank 0", "those of 2 are not ready", "unit 'b2' (3)",
+                 "unit 'b4' (5)", "missing_grads"});
+    ASSERT_OK(Ready(engine, 3));
+    ASSERT_OK(Ready(engine, 5));
+    EXPECT_OK(Step(engine));
+  });
+}
+
+// The others have stepped already, or wait for this rank's part.
+TEST_P(WrongCallsTest, StepWithUnitsNotReadyOnOneRank) {
+  const Form& form = GetParam();
+  OnRanks([&](Engine* engine) {
+    const int rank = engine->comm()->rank();
+    for (int32_t unit = 0; unit < kUnits; ++unit) {
+      if (unit == 3 && rank == 1) {
+        ASSERT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
+        ASSERT_OK(engine->UnitRelease(unit));
+        break;
+      }
+      const Status ready = Ready(engine, unit);
+      if (ready.ok()) continue;
+      // What waits for rank 1 has failed before the step.
+      ASSERT_TRUE(form.reduces());
+      break;
+    }
+    Status stepped = Step(engine);
+    ExpectError(stepped, kWrongState, {"rank 1", "unit 'b2' (3)"});
+    EXPECT_EQ(stepped.rank(), 1);
+    if (form.reduces()) return ExpectFinal(engine, kWrongState);
+    for (int32_t unit = 3; rank == 1 && unit < kUnits; ++unit) {
+      ASSERT_OK(Ready(engine, unit));
+    }
+    EXPECT_OK(Step(engine));
+  });
+}
+
+TEST_P(WrongCallsTest, StepWithUnitInUseOnOneRank) {
+  OnRanks(
+      [&](Engine* engine) {
+        const int rank = engine->comm()->rank();
+        for (int32_t unit = kUnits; unit-- > 0;) {
+          ASSERT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
+          ASSERT_OK(engine->UnitGradsReady(unit));
+          if (unit > 0 || rank != 2) ASSERT_OK(engine->UnitRelease(unit));
+        }
+        const Status stepped = Step(engine);
+        ExpectError(stepped, kWrongState,
+                    {"rank 2", "the root unit (0)", "BACKWARD_POST"});
+        EXPECT_EQ(stepped.rank(), 2);
+        if (rank == 2) ASSERT_OK(engine->UnitRelease(0));
+        EXPECT_OK(Step(engine));
+        EXPECT_OK(TrainStep(engine));
+      },
+      3);
+}
+
+TEST_P(WrongCallsTest, UnknownUnitOnOneRank) {
+  const Form& form = GetParam();
+  OnRanks([&](Engine* engine) {
+    const bool wrong = engine->comm()->rank() == 1;
+    Status status = engine->UnitAcquire(wrong ? 8 : 3, Pass::kForward, 0);
+    if (form.gathers()) {
+      ExpectInvalid(status, {"rank 1", "unit 8"});
+      EXPECT_EQ(status.rank(), 1);
+      return ExpectFinal(engine, StatusCode::kInvalidArgument);
+    }
+    // Nobody else has to know.
+    if (wrong) {
+      ExpectInvalid(status, {"unit 8"});
+    } else {
+      ASSERT_OK(status);
+      ASSERT_OK(engine->UnitRelease(3));
+    }
+    EXPECT_OK(TrainStep(engine));
+  });
+}
+
+TEST_P(WrongCallsTest, WrongStateOnOneRank) {
+  const Form& form = GetParam();
+  OnRanks([&](Engine* engine) {
+    const bool wrong = engine->comm()->rank() == 1;
+    ASSERT_OK(
+        engine->UnitAcquire(3, wrong ? Pass::kForward : Pass::kBackward, 0));
+    Status status = engine->UnitGradsReady(3);
+    if (!form.reduces()) {
+      EXPECT_EQ(status.ok(), !wrong);
+      ASSERT_OK(engine->UnitRelease(3));
+      for (int32_t unit = kUnits; unit-- > 0;) {
+        if (unit != 3 || wrong) ASSERT_OK(Ready(engine, unit));
+      }
+      EXPECT_OK(Step(engine));
+      return;
+    }
+    // Rank 0 learns of it when it next waits.
+    if (status.ok()) {
+      EXPECT_FALSE(wrong);
+      status = engine->ZeroGrad();
+    }
+    ExpectError(status, kWrongState, {"rank 1", "unit 'b2' (3)", "FORWARD"});
+    EXPECT_EQ(status.rank(), 1);
+    ExpectFinal(engine, kWrongState);
+  });
+}
+
+TEST_P(WrongCallsTest, DifferentUnitsAcquired) {
+  const Form& form = GetParam();
+  OnRanks([&](Engine* engine) {
+    const int32_t unit = engine->comm()->rank() == 1 ? 2 : 5;
+    const Status status = engine->UnitAcquire(unit, Pass::kForward, 0);
+    if (form.gathers()) {
+      ExpectError(status, StatusCode::kDesync,
+                  {"rank 0 gathers the parameters of unit 'b4' (5)",
+                   "rank 1 gathers the parameters of unit 'b1' (2)"});
+      EXPECT_EQ(status.rank(), 1);
+      return ExpectFinal(engine, StatusCode::kDesync);
+    }
+    ASSERT_OK(status);
+    ASSERT_OK(engine->UnitRelease(unit));
+    EXPECT_OK(TrainStep(engine));
+  });
+}
+
+TEST_P(WrongCallsTest, DifferentUnitsReady) {
+  const Form& form = GetParam();
+  OnRanks([&](Engine* engine) {
+    ASSERT_OK(engine->UnitAcquire(2, Pass::kBackward, 0));
+    ASSERT_OK(engine->UnitAcquire(5, Pass::kBackward, 0));
+    const int32_t unit = engine->comm()->rank() == 1 ? 2 : 5;
+    ASSERT_OK(engine->UnitGradsReady(unit));
+    if (form.reduces()) {
+      const Status status = engine->ZeroGrad();
+      ExpectError(status, StatusCode::kDesync,
+                  {"rank 0 reduces the gradients of unit 'b4' (5)",
+                   "rank 1 reduces the gradients of unit 'b1' (2)"});
+      EXPECT_EQ(status.rank(), 1);
+      return ExpectFinal(engine, StatusCode::kDesync);
+    }
+    ASSERT_OK(engine->UnitGradsReady(7 - unit));
+    ASSERT_OK(engine->UnitRelease(2));
+    ASSERT_OK(engine->UnitRelease(5));
+    for (const int32_t other : {0, 1, 3, 4, 6}) ASSERT_OK(Ready(engine, other));
+    EXPECT_OK(Step(engine));
+  });
+}
+
+// Rank 0 steps while the other goes on with units.
+TEST_P(WrongCallsTest, StepAgainstUnits) {
+  const Form& form = GetParam();
+  OnRanks([&](Engine* engine) {
+    ASSERT_OK(TrainStep(engine));
+    Status status;
+    if (engine->comm()->rank() == 0) {
+      status = Step(engine);
+    } else {
+      status = TrainStep(engine);
+    }
+    if (!form.shards_grads()) {
+      // Whole gradients that nobody declared count as ready.
+      if (!form.apart()) {
+        EXPECT_OK(status);
+        return;
+      }
+      ExpectError(status, StatusCode::kDesync,
+                  {"rank 0 steps", "rank 1 reduces the gradients of unit"});
+      return ExpectFinal(engine, StatusCode::kDesync);
+    }
+    ExpectError(status, kWrongState, {"rank 0", "unit_grads_ready"});
+    ExpectFinal(engine, kWrongState);
+  });
+}
+
+TEST_P(WrongCallsTest, TooManyUnitsInUse) {
+  const Form& form = GetParam();
+  OnRanks(
+      [&](Engine* engine) {
+        ASSERT_OK(engine->UnitAcquire(0, Pass::kBackward, 0));
+        ASSERT_OK(engine->UnitAcquire(2, Pass::kBackward, 0));
+        const Status status = engine->UnitAcquire(4, Pass::kBackward, 0);
+        if (form.gathers()) {
+          ExpectError(status, kWrongState,
+                      {"rank 0", "no slot for the parameters of unit 'b3' (4)",
+                       "unit 'b1' (2)", "prefetch (0 now)"});
+        } else if (form.shards_grads()) {
+          ExpectError(status, kWrongState,
+                      {"no slot for the gradients of unit 'b3' (4)",
+                       "unit 'b1' (2)", "prefetch (0 now)"});
+        } else {
+          ASSERT_OK(status);
+          ASSERT_OK(engine->UnitRelease(4));
+        }
+        ASSERT_OK(engine->UnitRelease(2));
+        ASSERT_OK(engine->UnitRelease(0));
+        EXPECT_OK(TrainStep(engine));
+      },
+      2, MissingGrads::kError, 0);
+}
+
+TEST_P(WrongCallsTest, AccumulationThatIsNotDeterministic) {
+  const Form& form = GetParam();
+  OnRanks(
+      [&](Engine* engine) {
+        ASSERT_OK(engine->SetNoSync(true));
+        ASSERT_OK(engine->UnitAcquire(1, Pass::kBackward, 0));
+        const Status status = engine->UnitGradsReady(1);
+        if (form.shards_grads()) {
+          ExpectError(status, kWrongState, {"deterministic", "whole_grads"});
+        } else {
+          ASSERT_OK(status);
+        }
+        ASSERT_OK(engine->UnitRelease(1));
+        ASSERT_OK(engine->SetNoSync(false));
+        EXPECT_OK(TrainStep(engine));
+      },
+      2, MissingGrads::kError, 1, true);
+}
+
+TEST_P(WrongCallsTest, TensorsThatAreNotThere) {
+  const Form& form = GetParam();
+  OnRanks([&](Engine* engine) {
+    const auto param = engine->Param(3);
+    const auto grad = engine->Grad(3);
+    EXPECT_EQ(param.ok(), !form.gathers());
+    EXPECT_EQ(grad.ok(), !form.shards_grads());
+    if (!param.ok()) {
+      ExpectError(param, kWrongState, {"parameter 3", "unit 'b1' (2)", "IDLE"});
+    }
+    if (!grad.ok()) {
+      ExpectError(grad, kWrongState,
+                  {"parameter 3", "unit 'b1' (2)", "IDLE", "BACKWARD_PRE"});
+    }
+    ASSERT_OK(engine->UnitAcquire(2, Pass::kForward, 0));
+    EXPECT_OK(engine->Param(3));
+    EXPECT_EQ(engine->Grad(3).ok(), !form.shards_grads());
+    ASSERT_OK(engine->UnitRelease(2));
+    ASSERT_OK(engine->UnitAcquire(2, Pass::kBackward, 0));
+    EXPECT_OK(engine->Param(3));
+    EXPECT_OK(engine->Grad(3));
+    ASSERT_OK(engine->UnitGradsReady(2));
+    EXPECT_OK(engine->Param(3));
+    EXPECT_EQ(engine->Grad(3).ok(), !form.shards_grads());
+    ASSERT_OK(engine->UnitRelease(2));
+    // Nothing is on its way when the engine is freed.
+    EXPECT_OK(engine->ZeroGrad());
+  });
+}
+
+// Rank 1 does not come: the other waits no longer than it says, and when rank 1
+// comes after all it does not wait for ever.
+TEST_P(WrongCallsTest, RankThatDoesNotCome) {
+  const Form& form = GetParam();
+  const auto plan = MakePlan(form, 2, 1);
+  ASSERT_OK(plan);
+  std::promise<void> gone;
+  std::future<void> left = gone.get_future();
+  RunThreadRanks(
+      2,
+      [&](const auto& comm) {
+        auto made = Engine::Create(*plan, comm, EngineOptions());
+        ASSERT_OK(made);
+        Engine* const engine = made->get();
+        ASSERT_OK(engine->BroadcastParams(0));
+        if (comm->rank() == 1) {
+          left.wait();
+          EXPECT_FALSE(TrainStep(engine).ok());
+          return;
+        }
+        if (form.gathers()) {
+          ExpectError(engine->UnitAcquire(1, Pass::kForward, 0.05),
+                      StatusCode::kDeadlineExceeded, {});
+        } else {
+          const Status status = TrainStep(engine);
+          ExpectError(status, StatusCode::kDeadlineExceeded, {});
+        }
+        EXPECT_FALSE(Step(engine).ok());
+        gone.set_value();
+      },
+      0.3, form.link);
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, WrongCallsTest, testing::ValuesIn(kForms),
+                         [](const auto& info) {
+                           return std::string(info.param.name);
+                         });
 
 }  // namespace
 }  // namespace shard

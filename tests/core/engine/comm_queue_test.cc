@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/comm_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <vector>
+
+#include "tests/core/base/expect_status.h"
+
+namespace shard {
+namespace {
+
+class CommQueueTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    device_ = *OpenDevice(GetParam());
+    compute_ = *device_->CreateStream(StreamKind::kCompute);
+    queue_ = std::make_unique<CommQueue>(
+        device_.get(), compute_.get(),
+        *device_->CreateStream(StreamKind::kCommunication), 10);
+  }
+
+  static Deadline Soon() { return Deadline::After(10); }
+
+  std::shared_ptr<Device> device_;
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<CommQueue> queue_;
+};
+
+TEST_P(CommQueueTest, RunsInOrder) {
+  std::vector<int> order;
+  Event second;
+  for (int i = 0; i < 5; ++i) {
+    const Event event = queue_->Run("work", 1, [&order, i] {
+      order.push_back(i);
+      return Status();
+    });
+    if (i == 1) second = event;
+  }
+  ASSERT_OK(queue_->Wait(second, Soon()));
+  ASSERT_OK(queue_->Drain(Soon()));
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4}));
+}
+
+TEST_P(CommQueueTest, RunsAfterWhatWasComputed) {
+  std::vector<unsigned char> data(4096, 7);
+  for (int round = 0; round < 20; ++round) {
+    data.assign(data.size(), 7);
+    int sum = -1;
+    compute_->FillZeros(data.data(), data.size());
+    const Event event = queue_->Run("work", 1, [&] {
+      sum = 0;
+      for (const unsigned char c : data) sum += c;
+      return Status();
+    });
+    ASSERT_OK(queue_->Wait(event, Soon()));
+    EXPECT_EQ(sum, 0);
+  }
+}
+
+TEST_P(CommQueueTest, CountsWhatWasThroughBeforeItWasWaitedFor) {
+  std::promise<void> gate;
+  const std::shared_future<void> open = gate.get_future().share();
+  const Event first = queue_->Run("first", 100, [] { return Status(); });
+  ASSERT_OK(first.Synchronize(Soon()));
+  const Event second = queue_->Run("second", 20, [&] {
+    queue_->Moved(0.25);
+    open.wait();
+    return Status();
+  });
+  // The host asks while it is on its way.
+  std::future<Status> waited = std::async(std::launch::async, [&] {
+    gate.set_value();
+    return Status();
+  });
+  ASSERT_OK(queue_->Wait(first, Soon()));
+  ASSERT_OK(waited.get());
+  ASSERT_OK(queue_->Drain(Soon()));
+  queue_->MovedByHost(3, 0.5);
+  const CommCounters counters = queue_->Take();
+  EXPECT_EQ(counters.bytes, 123u);
+  // The first certainly, the second only if it was through by then.
+  EXPECT_GE(counters.bytes_overlapped, 100u);
+  EXPECT_LE(counters.bytes_overlapped, 120u);
+  EXPECT_DOUBLE_EQ(counters.seconds, 0.75);
+  EXPECT_GE(counters.seconds_exposed, 0.5);
+
+  const CommCounters fresh = queue_->Take();
+  EXPECT_EQ(fresh.bytes, 0u);
+  EXPECT_EQ(fresh.bytes_overlapped, 0u);
+  EXPECT_EQ(fresh.seconds, 0);
+  EXPECT_EQ(fresh.seconds_exposed, 0);
+}
+
+TEST_P(CommQueueTest, CountsNothingThatTheHostWaitedFor) {
+  std::promise<void> entered;
+  std::promise<void> gate;
+  const Event event = queue_->Run("work", 100, [&] {
+    entered.set_value();
+    gate.get_future().wait();
+    return Status();
+  });
+  entered.get_future().wait();
+  // It cannot be through before the wait has looked.
+  ExpectError(queue_->Wait(event, Deadline::After(0.01)),
+              StatusCode::kDeadlineExceeded, {"work"});
+  gate.set_value();
+  ASSERT_OK(event.Synchronize(Soon()));
+  ASSERT_OK(queue_->Drain(Soon()));
+  const CommCounters counters = queue_->Take();
+  EXPECT_EQ(counters.bytes, 100u);
+  EXPECT_GE(counters.seconds_exposed, 0.01);
+}
+
+TEST_P(CommQueueTest, ErrorStays) {
+  ASSERT_OK(
+      queue_->Wait(queue_->Run("fine", 1, [] { return Status(); }), Soon()));
+  const Event failed =
+      queue_->Run("fails", 1, [] { return Internal("broken"); });
+  bool ran = false;
+  const Event after = queue_->Run("after", 1, [&ran] {
+    ran = true;
+    return Status();
+  });
+  ExpectError(queue_->Wait(failed, Soon()), StatusCode::kInternal, {"broken"});
+  ExpectError(queue_->Wait(after, Soon()), StatusCode::kInternal, {"broken"});
+  ExpectError(queue_->Drain(Soon()), StatusCode::kInternal, {"broken"});
+  EXPECT_FALSE(ran);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, CommQueueTest,
+                         testing::Values("cpu", "cpu-async?max_delay=0.0002"),
+                         [](const auto& info) {
+                           return info.index == 0 ? "cpu" : "async";
+                         });
+
+}  // namespace
+}  // namespace shard

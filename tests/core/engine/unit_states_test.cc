@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/unit_states.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/unit_training.h"
+
+namespace shard {
+namespace {
+
+using State = UnitStates::State;
+
+constexpr StatusCode kWrong = StatusCode::kFailedPrecondition;
+
+// The root (0) with parameter 0; 'a' (1) with 1, 2 and the frozen 3; 'b' (2)
+// with the frozen 4.
+std::shared_ptr<const Plan> MakePlan() {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Root");
+  Model& model = *training.model;
+  EXPECT_OK(model.AddParam(kRootModule, "base", DType::kF32, {3}));
+  const ModuleId a = *model.AddModule(kRootModule, "a", "Block");
+  for (const char* name : {"x", "y", "z"}) {
+    EXPECT_OK(model.AddParam(a, name, DType::kF32, {2}));
+  }
+  const ModuleId b = *model.AddModule(kRootModule, "b", "Block");
+  EXPECT_OK(model.AddParam(b, "w", DType::kF32, {2}));
+  EXPECT_OK(model.SetTrainable(3, false));
+  EXPECT_OK(model.SetTrainable(4, false));
+  training.wrap = "class?names=Block";
+  return *PlanOf(training);
+}
+
+UnitStates Make(const Plan& plan, bool whole_grads, bool allow_missing) {
+  return UnitStates(plan, whole_grads, allow_missing);
+}
+
+class UnitStatesTest : public testing::Test {
+ protected:
+  const std::shared_ptr<const Plan> plan_ = MakePlan();
+};
+
+TEST_F(UnitStatesTest, Names) {
+  const UnitStates states = Make(*plan_, true, false);
+  EXPECT_EQ(states.Name(0), "the root unit (0)");
+  EXPECT_EQ(states.Name(1), "unit 'a' (1)");
+  EXPECT_EQ(UnitStates::StateName(State::kIdle), "IDLE");
+  EXPECT_EQ(UnitStates::StateName(State::kForward), "FORWARD");
+  EXPECT_EQ(UnitStates::StateName(State::kBackwardPre), "BACKWARD_PRE");
+  EXPECT_EQ(UnitStates::StateName(State::kBackwardPost), "BACKWARD_POST");
+  ExpectInvalid(states.CheckUnit(3), {"unit 3", "has 3, from 0"});
+  ExpectInvalid(states.CheckUnit(-1), {"unit -1"});
+  EXPECT_OK(states.CheckUnit(2));
+}
+
+// Which calls each state allows.
+TEST_F(UnitStatesTest, Transitions) {
+  for (const bool whole : {false, true}) {
+    for (const State state : {State::kIdle, State::kForward,
+                              State::kBackwardPre, State::kBackwardPost}) {
+      UnitStates states = Make(*plan_, whole, false);
+      if (state == State::kForward) states.Acquire(1, Pass::kForward);
+      if (state >= State::kBackwardPre) states.Acquire(1, Pass::kBackward);
+      if (state == State::kBackwardPost) states.GradsReady(1, true);
+      ASSERT_EQ(states.state(1), state);
+      const bool idle = state == State::kIdle;
+      for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+        EXPECT_EQ(states.CheckAcquire(1, pass).ok(), idle);
+      }
+      EXPECT_EQ(states.CheckRelease(1).ok(), !idle);
+      EXPECT_EQ(states.CheckAllIdle("step").ok(), idle);
+      const bool ready = state == State::kBackwardPre || (idle && whole);
+      EXPECT_EQ(states.CheckGradsReady(1).ok(), ready);
+      EXPECT_EQ(states.CheckParamReady(1).ok(), ready);
+      if (idle) continue;
+      const std::string_view name = UnitStates::StateName(state);
+      ExpectError(states.CheckAcquire(1, Pass::kForward), kWrong,
+                  {"unit 'a' (1)", name, "IDLE"});
+      ExpectError(states.CheckAllIdle("step"), kWrong,
+                  {"unit 'a' (1)", name, "step"});
+      states.Release(1);
+      EXPECT_EQ(states.state(1), State::kIdle);
+    }
+  }
+  const UnitStates states = Make(*plan_, false, false);
+  ExpectInvalid(states.CheckAcquire(1, static_cast<Pass>(3)), {"pass 3"});
+}
+
+TEST_F(UnitStatesTest, UnitBecomesReadyOnce) {
+  for (const bool whole : {false, true}) {
+    UnitStates states = Make(*plan_, whole, false);
+    EXPECT_FALSE(states.any_ready());
+    ExpectError(states.CheckAllReady(), kWrong,
+                {"those of 2", "the root unit (0), unit 'a' (1)"});
+    states.Acquire(1, Pass::kBackward);
+    states.GradsReady(1, false);
+    EXPECT_TRUE(states.any_ready());
+    EXPECT_TRUE(states.ready(1));
+    EXPECT_TRUE(states.ParamIsReady(1));
+    EXPECT_TRUE(states.ParamIsReady(2));
+    EXPECT_FALSE(states.ParamIsReady(0));
+    EXPECT_FALSE(states.ParamIsReady(3));  // Frozen.
+    ExpectError(states.CheckGradsReady(1), kWrong, {"ready already"});
+    states.Release(1);
+    ExpectError(states.CheckAcquire(1, Pass::kBackward), kWrong,
+                {"ready for the step already"});
+    EXPECT_OK(states.CheckAcquire(1, Pass::kForward));
+    // The root's are left; a unit of frozen parameters needs nothing.
+    ExpectError(states.CheckAllReady(), kWrong, {"those of 1", "root"});
+    states.Acquire(0, Pass::kBackward);
+    states.GradsReady(0, false);
+    states.Release(0);
+    EXPECT_OK(states.CheckAllReady());
+    states.ClearReady();
+    EXPECT_FALSE(states.any_ready());
+    EXPECT_FALSE(states.ParamIsReady(1));
+    EXPECT_OK(states.CheckAcquire(1, Pass::kBackward));
+  }
+}
+
+TEST_F(UnitStatesTest, ParametersOneByOne) {
+  UnitStates states = Make(*plan_, false, false);
+  states.Acquire(1, Pass::kBackward);
+  EXPECT_FALSE(states.ParamReady(2));
+  EXPECT_TRUE(states.ParamIsReady(2));
+  ExpectError(states.CheckParamReady(2), kWrong,
+              {"parameter 2", "unit 'a' (1)", "ready already"});
+  ExpectError(states.CheckGradsReady(1), kWrong, {"1 of its 2"});
+  EXPECT_TRUE(states.ParamReady(1));
+  EXPECT_OK(states.CheckGradsReady(1));
+  states.GradsReady(1, false);
+  EXPECT_TRUE(states.ready(1));
+  ExpectError(states.CheckParamReady(1), kWrong, {"ready already"});
+}
+
+TEST_F(UnitStatesTest, MissingOnes) {
+  UnitStates states = Make(*plan_, false, true);
+  states.Acquire(1, Pass::kBackward);
+  EXPECT_FALSE(states.ParamReady(2));
+  EXPECT_OK(states.CheckGradsReady(1));
+  states.GradsReady(1, false);
+  EXPECT_FALSE(states.ParamIsReady(1));
+  EXPECT_TRUE(states.ParamIsReady(2));
+  EXPECT_TRUE(states.ready(1));
+}
+
+// What accumulated in an earlier pass is a gradient, whatever the last has.
+TEST_F(UnitStatesTest, PassesBeforeTheLast) {
+  for (const bool whole : {false, true}) {
+    UnitStates states = Make(*plan_, whole, true);
+    states.Acquire(1, Pass::kBackward);
+    states.ParamReady(1);
+    states.GradsReady(1, true);
+    EXPECT_TRUE(states.any_ready());
+    EXPECT_FALSE(states.ready(1));
+    states.Release(1);
+    EXPECT_OK(states.CheckAcquire(1, Pass::kBackward));
+
+    // One that is released without: what it said of parameters is gone where
+    // the gradients are.
+    states.Acquire(1, Pass::kBackward);
+    EXPECT_OK(states.CheckParamReady(1));
+    EXPECT_FALSE(states.ParamReady(2));
+    states.Release(1);
+    EXPECT_TRUE(states.ParamIsReady(1));
+    EXPECT_EQ(states.ParamIsReady(2), whole);
+
+    states.Acquire(1, Pass::kBackward);
+    // Else it is said already.
+    EXPECT_EQ(states.CheckParamReady(2).ok(), !whole);
+    if (!whole) states.ParamReady(2);
+    states.GradsReady(1, false);
+    EXPECT_TRUE(states.ready(1));
+    EXPECT_TRUE(states.ParamIsReady(1));
+    EXPECT_TRUE(states.ParamIsReady(2));
+    states.ClearReady();
+    EXPECT_FALSE(states.ParamIsReady(1));
+    EXPECT_FALSE(states.ParamIsReady(2));
+  }
+}
+
+TEST_F(UnitStatesTest, NamesAFewOfMany) {
+  UnitTraining training;
+  training.model = BlockModel(12);
+  const auto plan = *PlanOf(training);
+  const UnitStates states = Make(*plan, true, false);
+  ExpectError(states.CheckAllReady(), kWrong,
+              {"those of 25", "unit 'block0' (1)", ", ..."});
+}
+
+}  // namespace
+}  // namespace shard
