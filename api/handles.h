@@ -7,11 +7,14 @@
 #define SHARD_API_HANDLES_H_
 
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
 #include "core/flat/plan.h"
+#include "core/model/directory.h"
 #include "core/model/model.h"
 #include "shard/shard.h"
 
@@ -25,7 +28,15 @@ struct shard_model {
 };
 
 struct shard_plan {
+  // Made when a host first asks for names or modules by number: most never do.
+  const shard::Directory& directory() const {
+    std::call_once(once, [this] { names.emplace(plan->model()); });
+    return *names;
+  }
+
   std::shared_ptr<const shard::Plan> plan;
+  mutable std::once_flag once = {};
+  mutable std::optional<shard::Directory> names = {};
 };
 
 struct shard_engine {

@@ -13,17 +13,19 @@
 #include "api/handles.h"
 #include "api/memory.h"
 #include "api/options.h"
+#include "api/plan_ids.h"
 #include "api/text.h"
 #include "core/base/strings.h"
 #include "core/optim/groups.h"
 
 namespace {
 
-using shard::FailedPrecondition;
 using shard::InvalidArgument;
 using shard::Partition;
 using shard::PlanOptions;
 using shard::Status;
+using shard::api::CheckId;
+using shard::api::CheckStored;
 using shard::api::Guard;
 
 Status CheckFlag(const char* name, int32_t flag) {
@@ -113,12 +115,6 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
   return options;
 }
 
-Status CheckId(const char* what, int32_t id, size_t count) {
-  if (id >= 0 && static_cast<size_t>(id) < count) return Status();
-  return InvalidArgument(what, " ", id, " does not exist; the plan has ",
-                         count);
-}
-
 }  // namespace
 
 extern "C" {
@@ -161,16 +157,8 @@ shard_error* shard_plan_unit_of(const shard_plan* plan, int32_t param,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
     SHARD_API_REQUIRE(unit);
-    SHARD_RETURN_IF_ERROR(
-        CheckId("parameter", param, plan->plan->places().size()));
-    const int32_t found = plan->plan->UnitOf(param);
-    if (found < 0) {
-      const auto names = plan->plan->model().ParamFqns();
-      return FailedPrecondition("parameter '",
-                                names[static_cast<size_t>(param)],
-                                "' is ignored: libshard does not store it");
-    }
-    *unit = found;
+    SHARD_RETURN_IF_ERROR(CheckStored(*plan->plan, param));
+    *unit = plan->plan->UnitOf(param);
     return Status();
   });
 }

@@ -79,6 +79,11 @@ class FlatLayout {
   // Without padding.
   int64_t numel() const { return numel_; }
 
+  // Up to the last slot's last element: behind it there is only padding.
+  int64_t extent() const {
+    return slots_.empty() ? 0 : slots_.back().offset + slots_.back().numel;
+  }
+
   // By ascending offset; zero-size parameters are present too.
   const std::vector<Slot>& slots() const { return slots_; }
 
@@ -94,6 +99,17 @@ class FlatLayout {
   // when end <= begin; what lies outside the buffer does not count.
   // O(log slots + result).
   std::vector<SlotSlice> Slices(int64_t begin, int64_t end) const;
+
+  // The same for [begin, end], both inclusive, as shards are written down
+  // elsewhere; `num_padded` of its elements are padding, by the caller's count.
+  // Errors: a negative or reversed range, padding that is negative or larger
+  // than the range.
+  StatusOr<std::vector<SlotSlice>> ShardByOffsets(int64_t begin, int64_t end,
+                                                  int64_t num_padded) const;
+
+  // Whether storage of `numel` elements holds the buffer: all of it, or all but
+  // the padding behind the last slot.
+  Status CheckStorage(int64_t numel) const;
 
   // Slices of `rank`'s range.
   std::vector<SlotSlice> SlicesOf(int rank) const {

@@ -204,6 +204,11 @@ int Plan::RankOf(int range) const {
   return range % groups * size + range / groups;
 }
 
+int Plan::OwnerOf(int32_t buffer, int64_t element) const {
+  const FlatLayout& layout = buffers_[static_cast<size_t>(buffer)].layout;
+  return RankOf(static_cast<int>(element / layout.shard_numel()));
+}
+
 int Plan::HeldRanges() const {
   return shards_params_ ? options_.world_size / ShardGroupSize()
                         : options_.world_size;

@@ -257,6 +257,9 @@ class Plan {
   // is one stretch of HeldRanges() ranges, from FirstHeldRange(rank).
   int RangeOf(int rank) const;
   int RankOf(int range) const;  // The inverse.
+  // The rank that owns this element of a flat buffer.
+  // REQUIRES: an index into buffers(), an element of that buffer.
+  int OwnerOf(int32_t buffer, int64_t element) const;
   // Stage 3 without shared memory; else all and 0.
   int HeldRanges() const;
   int FirstHeldRange(int rank) const;

@@ -127,13 +127,9 @@ Json ParamsJson(const Plan& plan) {
                   {"first_rank", nullptr},
                   {"last_rank", nullptr}};
     if (info.numel > 0) {  // Nobody owns nothing.
-      const int64_t shard = plan.buffers()[static_cast<size_t>(place.buffer)]
-                                .layout.shard_numel();
-      const auto owner = [&](int64_t element) {
-        return plan.RankOf(static_cast<int>(element / shard));
-      };
-      param["first_rank"] = owner(place.offset);
-      param["last_rank"] = owner(place.offset + info.numel - 1);
+      const int64_t last = place.offset + info.numel - 1;
+      param["first_rank"] = plan.OwnerOf(place.buffer, place.offset);
+      param["last_rank"] = plan.OwnerOf(place.buffer, last);
     }
     if (!aliases[i].empty()) param["aliases"] = std::move(aliases[i]);
     params.push_back(std::move(param));

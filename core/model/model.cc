@@ -93,6 +93,11 @@ Status Model::CheckParam(ParamId param) const {
   return Status();
 }
 
+uint64_t Model::HashName(ModuleId module, std::string_view name) {
+  return XXH3_64bits_withSeed(name.data(), name.size(),
+                              static_cast<uint64_t>(module));
+}
+
 bool Model::HasName(int32_t id, ModuleId module, std::string_view name) const {
   if (id > 0) {
     const Reference& reference = references_[static_cast<size_t>(id - 1)];
@@ -118,8 +123,7 @@ Status Model::CheckName(ModuleId module, std::string_view name,
                            Describe(*this, module),
                            " holds a '.'; add one module per path component");
   }
-  *hash = XXH3_64bits_withSeed(name.data(), name.size(),
-                               static_cast<uint64_t>(module));
+  *hash = HashName(module, name);
   bool is_module = false;
   const bool taken = index_.Contains(*hash, [&](int32_t id) {
     is_module = id < 0;
@@ -268,6 +272,32 @@ std::string Model::ReferenceFqn(int32_t reference) const {
   std::string fqn = ModuleFqn(ref.module);
   StrAppend(&fqn, fqn.empty() ? "" : ".", ref.name);
   return fqn;
+}
+
+StatusOr<ParamId> Model::FindParam(std::string_view fqn) const {
+  ModuleId at = kRootModule;
+  for (std::string_view rest = fqn;;) {
+    const size_t dot = rest.find('.');
+    const std::string_view name = rest.substr(0, dot);
+    const bool is_last = dot == std::string_view::npos;
+    int32_t found = 0;
+    index_.Contains(HashName(at, name), [&](int32_t id) {
+      if (!HasName(id, at, name)) return false;
+      found = id;
+      return true;
+    });
+    if (is_last && found > 0) {
+      return references_[static_cast<size_t>(found - 1)].param;
+    }
+    if (is_last || found >= 0) {
+      return Status(StatusCode::kNotFound,
+                    StrCat("no parameter is named ", Quoted(fqn), ": ",
+                           Describe(*this, at), " has no ",
+                           is_last ? "parameter " : "module ", Quoted(name)));
+    }
+    at = -found;
+    rest.remove_prefix(dot + 1);
+  }
 }
 
 std::vector<int32_t> Model::Walk() const {

@@ -119,6 +119,10 @@ class Model {
   // The first reference to a parameter is its primary one.
   std::vector<int32_t> Walk() const;
 
+  // The parameter of this FQN, which may be any of its names, of ignored ones
+  // too. NOT_FOUND says how far the path goes. O(length).
+  StatusOr<ParamId> FindParam(std::string_view fqn) const;
+
   // The FQN of every parameter, by ParamId; of ignored ones too: the first
   // name that is not ignored, or else the first one.
   std::vector<std::string> ParamFqns() const;
@@ -130,6 +134,7 @@ class Model {
                    uint64_t* hash) const;
   Status CheckModule(ModuleId module) const;
   Status CheckParam(ParamId param) const;
+  static uint64_t HashName(ModuleId module, std::string_view name);
   // The name that `id` of index_ stands for, and the module it is in.
   bool HasName(int32_t id, ModuleId module, std::string_view name) const;
   void AddReference(ModuleId module, std::string_view name, ParamId param,

@@ -50,11 +50,12 @@ layout() {
     grep -q "^init $name " "$records/layout.txt" ||
       { echo "init $name" && missing=1; }
   done
-  # "struct.field" for every field: the last word before each semicolon.
+  # "struct.field" for every field: the last word before each semicolon, or
+  # before an array's length.
   for name in $(awk '
       /^typedef struct shard_[a-z_]+ \{/ { type = $3; next }
       /^}/ { type = "" }
-      type != "" && /;/ { sub(/;.*/, ""); sub(/.*[ *]/, "")
+      type != "" && /;/ { sub(/[[;].*/, ""); sub(/.*[ *]/, "")
                           print type "." $0 }' <<<"$code"); do
     grep -q "^field $name " "$records/layout.txt" ||
       { echo "field $name" && missing=1; }

@@ -67,6 +67,72 @@ int main(void) {
   FIELD(shard_memory, transient_bytes);
   INIT(shard_memory, SHARD_MEMORY_INIT);
 
+  STRUCT(shard_param_info);
+  FIELD(shard_param_info, struct_size);
+  FIELD(shard_param_info, numel);
+  FIELD(shard_param_info, begin);
+  FIELD(shard_param_info, end);
+  FIELD(shard_param_info, shape);
+  FIELD(shard_param_info, ndim);
+  FIELD(shard_param_info, dtype);
+  FIELD(shard_param_info, trainable);
+  FIELD(shard_param_info, group);
+  FIELD(shard_param_info, unit);
+  FIELD(shard_param_info, buffer);
+  FIELD(shard_param_info, num_names);
+  FIELD(shard_param_info, first_rank);
+  FIELD(shard_param_info, last_rank);
+  FIELD(shard_param_info, reserved);
+  INIT(shard_param_info, SHARD_PARAM_INFO_INIT);
+
+  STRUCT(shard_buffer_info);
+  FIELD(shard_buffer_info, struct_size);
+  FIELD(shard_buffer_info, full_numel);
+  FIELD(shard_buffer_info, num_padded);
+  FIELD(shard_buffer_info, shard_numel);
+  FIELD(shard_buffer_info, num_params);
+  FIELD(shard_buffer_info, unit);
+  FIELD(shard_buffer_info, dtype);
+  FIELD(shard_buffer_info, trainable);
+  FIELD(shard_buffer_info, group);
+  FIELD(shard_buffer_info, grad_dtype);
+  INIT(shard_buffer_info, SHARD_BUFFER_INFO_INIT);
+
+  STRUCT(shard_range);
+  FIELD(shard_range, struct_size);
+  FIELD(shard_range, begin);
+  FIELD(shard_range, end);
+  FIELD(shard_range, num_padded);
+  INIT(shard_range, SHARD_RANGE_INIT);
+
+  STRUCT(shard_slice);
+  FIELD(shard_slice, struct_size);
+  FIELD(shard_slice, begin);
+  FIELD(shard_slice, end);
+  FIELD(shard_slice, param_begin);
+  FIELD(shard_slice, param_end);
+  FIELD(shard_slice, param);
+  FIELD(shard_slice, reserved);
+  INIT(shard_slice, SHARD_SLICE_INIT);
+
+  STRUCT(shard_name_info);
+  FIELD(shard_name_info, struct_size);
+  FIELD(shard_name_info, param);
+  FIELD(shard_name_info, module);
+  FIELD(shard_name_info, index);
+  FIELD(shard_name_info, reserved);
+  INIT(shard_name_info, SHARD_NAME_INFO_INIT);
+
+  STRUCT(shard_module_info);
+  FIELD(shard_module_info, struct_size);
+  FIELD(shard_module_info, module);
+  FIELD(shard_module_info, parent);
+  FIELD(shard_module_info, depth);
+  FIELD(shard_module_info, ignored);
+  FIELD(shard_module_info, first_name);
+  FIELD(shard_module_info, num_names);
+  INIT(shard_module_info, SHARD_MODULE_INFO_INIT);
+
   STRUCT(shard_engine_options);
   FIELD(shard_engine_options, struct_size);
   FIELD(shard_engine_options, timeout);
@@ -105,6 +171,8 @@ int main(void) {
   FIELD(shard_step_report, bytes_overlapped);
   FIELD(shard_step_report, seconds_communication);
   FIELD(shard_step_report, seconds_exposed);
+  FIELD(shard_step_report, active_ranks);
+  FIELD(shard_step_report, reserved2);
   INIT(shard_step_report, SHARD_STEP_REPORT_INIT);
 
   CONSTANT(SHARD_OK);

@@ -122,6 +122,25 @@ TEST(PlanUnitsTest, WrapPredicates) {
   EXPECT_EQ(shard_plan_num_units(plan.get()), 4);
 }
 
+// What is wrapped already is not wrapped again.
+TEST(PlanUnitsTest, AModuleIsOneUnit) {
+  const Blocks net;
+  shard_plan_options options = PlanOptions(2);
+  options.wrap = "always|class?names=Block|class?names=Block,Norm";
+  options.f32_classes = "Norm";
+  options.param_dtype = SHARD_BF16;
+  options.wrap_predicate = [](int32_t, int64_t, void*) { return 1; };
+  const Plan plan = MakePlan(net.model.get(), options);
+  EXPECT_EQ(shard_plan_num_units(plan.get()), 5);
+  std::vector<int32_t> seen;
+  for (int32_t unit = 0; unit < 5; ++unit) {
+    int32_t module = -7;
+    ASSERT_OK(shard_plan_unit_module(plan.get(), unit, &module));
+    EXPECT_THAT(seen, ::testing::Not(::testing::Contains(module)));
+    seen.push_back(module);
+  }
+}
+
 // Sets one field of the options to what is wrong.
 template <typename Change>
 void ExpectBad(Change change, const std::vector<std::string>& texts) {

@@ -204,6 +204,59 @@ TEST(StructSizeTest, PlanMemory) {
       });
 }
 
+// Names the struct and the call that writes it.
+#define EXPECT_SIZES_OF_RESULT(type, field, call)         \
+  ExpectSizesOfResult<type>(#type, offsetof(type, field), \
+                            [&](type* out) { return call; })
+
+TEST(StructSizeTest, Layouts) {
+  const Plan owner = SmallPlan(1);
+  const shard_plan* plan = owner.get();
+  EXPECT_SIZES_OF_RESULT(shard_param_info, numel,
+                         shard_plan_param_info(plan, 0, out));
+  EXPECT_SIZES_OF_RESULT(shard_buffer_info, full_numel,
+                         shard_plan_buffer_info(plan, 0, out));
+  EXPECT_SIZES_OF_RESULT(shard_range, begin,
+                         shard_plan_rank_range(plan, 0, 0, out));
+  EXPECT_SIZES_OF_RESULT(shard_name_info, param,
+                         shard_plan_name_info(plan, 0, out));
+  EXPECT_SIZES_OF_RESULT(shard_module_info, module,
+                         shard_plan_module_info(plan, 0, out));
+  size_t count = 0;
+  EXPECT_SIZES_OF_RESULT(shard_slice, begin,
+                         shard_plan_slices(plan, 0, 0, 0, 0, out, 1, &count));
+}
+
+// A host with another idea of a slice's size has its slices that far apart.
+TEST(StructSizeTest, SlicesAreAsFarApartAsTheHostSays) {
+  const Plan plan = SmallPlan(1);
+  constexpr int64_t kLast = kWeightNumel;  // The bias's first element.
+  for (const size_t size : {sizeof(size_t) + 8, sizeof(shard_slice) + 16}) {
+    SCOPED_TRACE(size);
+    Roomy<shard_slice> given;
+    std::memset(given.bytes, 0x5a, sizeof(given.bytes));
+    given.value.struct_size = size;
+    size_t count = 0;
+    EXPECT_OK(
+        shard_plan_slices(plan.get(), 0, 0, kLast, 0, &given.value, 2, &count));
+    ASSERT_EQ(count, 2u);
+    for (const size_t at : {size_t{0}, size}) {
+      size_t struct_size = 0;
+      std::memcpy(&struct_size, given.bytes + at, sizeof(struct_size));
+      EXPECT_EQ(struct_size, size);
+      int64_t begin = -1;
+      std::memcpy(&begin, given.bytes + at + offsetof(shard_slice, begin),
+                  sizeof(begin));
+      EXPECT_EQ(begin, at == 0 ? 0 : kLast);
+    }
+    for (size_t at = sizeof(shard_slice); at < size; ++at) {
+      EXPECT_EQ(given.bytes[at], 0);
+      EXPECT_EQ(given.bytes[size + at], 0);
+    }
+    EXPECT_EQ(given.bytes[2 * size], 0x5a);
+  }
+}
+
 TEST(StructSizeTest, EngineMemory) {
   const Comm comm = OpenLocal();
   const Engine engine = TrainingEngine(comm.get());

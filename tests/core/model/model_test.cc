@@ -252,6 +252,30 @@ TEST(Model, ParamGroupsTakeParametersOutOfTheDefaultGroup) {
   EXPECT_EQ(model.params()[1].group, kDefaultGroup);
 }
 
+TEST(Model, FindsParametersByAnyName) {
+  Model model;
+  const ModuleId a = *model.AddModule(kRootModule, "a", "");
+  const ModuleId b = *model.AddModule(a, "b", "");
+  const ParamId deep = *model.AddParam(b, "w", DType::kF32, {2});
+  const ParamId top = *model.AddParam(kRootModule, "w", DType::kF32, {2});
+  ASSERT_OK(model.Tie(a, "alias", deep));
+  ASSERT_OK(model.IgnoreParam(top));
+  EXPECT_EQ(*model.FindParam("a.b.w"), deep);
+  EXPECT_EQ(*model.FindParam("a.alias"), deep);
+  EXPECT_EQ(*model.FindParam("w"), top);
+
+  const auto missing = [&](const char* fqn, const char* text) {
+    ExpectError(model.FindParam(fqn), StatusCode::kNotFound, {text});
+  };
+  missing("a.b.v", "'a.b.v': module 'a.b' has no parameter 'v'");
+  missing("a.c.w", "module 'a' has no module 'c'");
+  missing("a.b", "module 'a' has no parameter 'b'");
+  missing("w.x", "the root module has no module 'w'");
+  missing("", "no parameter is named ''");
+  missing("a..w", "module 'a' has no module ''");
+  missing("\xFF", "'\\xff'");
+}
+
 TEST(Model, AParameterCanBeStoredInAnotherDType) {
   Model model;
   const ParamId param = *model.AddParam(kRootModule, "w", DType::kF32, {3, 4});

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checks of the numbers by which a host asks a plan for something.
+
+#ifndef SHARD_API_PLAN_IDS_H_
+#define SHARD_API_PLAN_IDS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/status.h"
+#include "core/flat/plan.h"
+
+namespace shard::api {
+
+// `what` is the noun: "buffer".
+inline Status CheckId(const char* what, int32_t id, size_t count) {
+  if (id >= 0 && static_cast<size_t>(id) < count) return Status();
+  return InvalidArgument(what, " ", id, " does not exist; the plan has ",
+                         count);
+}
+
+// That there is such a parameter, and that it is not ignored.
+inline Status CheckStored(const Plan& plan, int32_t param) {
+  const auto index = static_cast<size_t>(param);
+  SHARD_RETURN_IF_ERROR(CheckId("parameter", param, plan.places().size()));
+  if (plan.places()[index].buffer >= 0) return Status();
+  return FailedPrecondition("parameter '", plan.model().ParamFqns()[index],
+                            "' is ignored: libshard does not store it");
+}
+
+}  // namespace shard::api
+
+#endif  // SHARD_API_PLAN_IDS_H_

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The names of parameters and the modules of a plan's model.
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "api/error.h"
+#include "api/handles.h"
+#include "api/options.h"
+#include "api/plan_ids.h"
+#include "api/text.h"
+#include "core/model/directory.h"
+#include "core/model/model.h"
+#include "core/model/names.h"
+
+namespace {
+
+using shard::Directory;
+using shard::InvalidArgument;
+using shard::Model;
+using shard::Status;
+using shard::api::CheckId;
+using shard::api::CheckStored;
+using shard::api::CopyText;
+using shard::api::Guard;
+
+// What of a module is a text of any length.
+using ModuleText = std::string (*)(const Model&, shard::ModuleId);
+
+shard_error* CopyModuleText(const shard_plan* plan, int32_t module,
+                            ModuleText text, char* buffer, size_t capacity,
+                            size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    const Model& model = plan->plan->model();
+    SHARD_RETURN_IF_ERROR(CheckId("module", module, model.modules().size()));
+    return CopyText(text(model, module), buffer, capacity, length);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t shard_plan_num_modules(const shard_plan* plan) noexcept {
+  if (plan == nullptr) return 0;
+  return static_cast<int32_t>(plan->plan->model().modules().size());
+}
+
+shard_error* shard_plan_num_names(const shard_plan* plan,
+                                  int32_t* count) noexcept {
+  if (count != nullptr) *count = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    SHARD_API_REQUIRE(count);
+    *count = static_cast<int32_t>(plan->directory().names().size());
+    return Status();
+  });
+}
+
+shard_error* shard_plan_name_info(const shard_plan* plan, int32_t index,
+                                  shard_name_info* info) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(info);
+    SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_name_info", info));
+    SHARD_API_REQUIRE(plan);
+    const Directory& directory = plan->directory();
+    SHARD_RETURN_IF_ERROR(CheckId("name", index, directory.names().size()));
+    const int32_t reference = directory.names()[static_cast<size_t>(index)];
+    const Model::Reference& name =
+        plan->plan->model().references()[static_cast<size_t>(reference)];
+    const std::span<const int32_t> all = directory.NamesOf(name.param);
+    shard_name_info out = SHARD_NAME_INFO_INIT;
+    out.param = name.param;
+    out.module = name.module;
+    out.index = static_cast<int32_t>(
+        std::lower_bound(all.begin(), all.end(), index) - all.begin());
+    shard::api::WriteResult(out, info);
+    return Status();
+  });
+}
+
+shard_error* shard_plan_param_name(const shard_plan* plan, int32_t param,
+                                   int32_t index, char* buffer, size_t capacity,
+                                   size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    SHARD_RETURN_IF_ERROR(CheckStored(*plan->plan, param));
+    const Directory& directory = plan->directory();
+    const Model& model = plan->plan->model();
+    const std::span<const int32_t> names = directory.NamesOf(param);
+    const auto fqn = [&](size_t i) {
+      const auto name = static_cast<size_t>(names[i]);
+      return model.ReferenceFqn(directory.names()[name]);
+    };
+    if (index < 0 || static_cast<size_t>(index) >= names.size()) {
+      return InvalidArgument("parameter '", fqn(0), "' has no name ", index,
+                             "; it has ", names.size());
+    }
+    return CopyText(fqn(static_cast<size_t>(index)), buffer, capacity, length);
+  });
+}
+
+shard_error* shard_plan_find_param(const shard_plan* plan, const char* fqn,
+                                   int32_t* param) noexcept {
+  if (param != nullptr) *param = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    SHARD_API_REQUIRE(fqn);
+    SHARD_API_REQUIRE(param);
+    SHARD_ASSIGN_OR_RETURN(*param, plan->plan->model().FindParam(fqn));
+    return Status();
+  });
+}
+
+shard_error* shard_plan_module_info(const shard_plan* plan, int32_t index,
+                                    shard_module_info* info) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(info);
+    SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_module_info", info));
+    SHARD_API_REQUIRE(plan);
+    const auto& modules = plan->directory().modules();
+    SHARD_RETURN_IF_ERROR(CheckId("module", index, modules.size()));
+    const Directory::Module& module = modules[static_cast<size_t>(index)];
+    shard_module_info out = SHARD_MODULE_INFO_INIT;
+    out.module = module.id;
+    out.parent =
+        plan->plan->model().modules()[static_cast<size_t>(module.id)].parent;
+    out.depth = module.depth;
+    out.ignored = module.ignored ? 1 : 0;
+    out.first_name = module.first_name;
+    out.num_names = module.num_names;
+    shard::api::WriteResult(out, info);
+    return Status();
+  });
+}
+
+shard_error* shard_plan_module_name(const shard_plan* plan, int32_t module,
+                                    char* buffer, size_t capacity,
+                                    size_t* length) noexcept {
+  const auto name = [](const Model& model, shard::ModuleId id) {
+    return model.ModuleFqn(id);
+  };
+  return CopyModuleText(plan, module, name, buffer, capacity, length);
+}
+
+shard_error* shard_plan_module_class(const shard_plan* plan, int32_t module,
+                                     char* buffer, size_t capacity,
+                                     size_t* length) noexcept {
+  const auto name = [](const Model& model, shard::ModuleId id) {
+    return model.modules()[static_cast<size_t>(id)].class_name;
+  };
+  return CopyModuleText(plan, module, name, buffer, capacity, length);
+}
+
+shard_error* shard_clean_tensor_name(const char* name,
+                                     int32_t strip_leading_module, char* buffer,
+                                     size_t capacity, size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(name);
+    if (strip_leading_module != 0 && strip_leading_module != 1) {
+      return InvalidArgument("strip_leading_module is ", strip_leading_module,
+                             "; allowed: 0 or 1");
+    }
+    return CopyText(shard::CleanTensorName(name, strip_leading_module == 1),
+                    buffer, capacity, length);
+  });
+}
+
+}  // extern "C"
