@@ -54,6 +54,7 @@ class StagesTest : public TrainGptTest {
   std::string Deep(const std::string& arguments) const {
     return Tiny(
         "--layers 6 --width 32 --steps 10 --val-every 5 --warm-up 3 "
+        "--timeout 20 "
         "--deterministic " +
         arguments);
   }
@@ -196,9 +197,9 @@ TEST_F(StagesTest, RanksWithoutHeldOutTextTakePartInItsPasses) {
   }
   ASSERT_EQ(sequences % 4, 1);
   const double expected = ValidationLoss(whole);
-  EXPECT_EQ(ValidationLoss(Run(
-                Deep(short_run + "--stage 3 --no-shared-memory --timeout 20"))),
-            expected);
+  EXPECT_EQ(
+      ValidationLoss(Run(Deep(short_run + "--stage 3 --no-shared-memory"))),
+      expected);
 }
 
 TEST_F(StagesTest, TheLogSaysWhatWasSent) {
