@@ -15,9 +15,9 @@ StatusOr<std::unique_ptr<Assembly>> Assembly::Create(
       EngineMemory memory,
       EngineMemory::Allocate(*assembly->plan_, comm, device, deadline));
   assembly->memory_.emplace(std::move(memory));
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm, "start streams",
-                    assembly->Connect(comm, device, options), deadline));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "start streams",
+                                      assembly->Connect(comm, device, options),
+                                      deadline));
   return assembly;
 }
 

@@ -48,8 +48,8 @@ uint64_t SlotOffset(const std::vector<SlotPlan>& slots, int32_t depth,
     const SlotPlan& above = slots[static_cast<size_t>(d)];
     offset += above.bytes * static_cast<uint64_t>(above.count);
   }
-  return offset + slots[static_cast<size_t>(depth)].bytes *
-                      static_cast<uint64_t>(slot);
+  return offset +
+         slots[static_cast<size_t>(depth)].bytes * static_cast<uint64_t>(slot);
 }
 
 // The sizes of all kinds, and, given memory, the places in it.
@@ -94,7 +94,7 @@ void Carve(const Plan& plan, bool shared, int rank, Carvers* from,
 }
 
 StatusOr<DeviceMemory> AllocateSome(Device* device, std::string_view what,
-                               uint64_t bytes) {
+                                    uint64_t bytes) {
   if (bytes == 0) return DeviceMemory();
   return device->Allocate(bytes, what);
 }
@@ -140,11 +140,10 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
         memory.grads_,
         AllocateVisible(comm, "allocate gradients", sizes.grads[0].taken(),
                         SymmetricKind::kPerRank, deadline));
-    SHARD_ASSIGN_OR_RETURN(
-        memory.grad_slots_,
-        AllocateVisible(comm, "allocate gradient slots",
-                        SlotBytes(plan.grad_slots()), SymmetricKind::kPerRank,
-                        deadline));
+    SHARD_ASSIGN_OR_RETURN(memory.grad_slots_,
+                           AllocateVisible(comm, "allocate gradient slots",
+                                           SlotBytes(plan.grad_slots()),
+                                           SymmetricKind::kPerRank, deadline));
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "allocate private memory",
                                       memory.AllocatePrivate(plan, device),
@@ -158,17 +157,16 @@ Status EngineMemory::AllocatePrivate(const Plan& plan, Device* device) {
   sizes.grads.resize(1, Carver(nullptr));
   Carve(plan, shared_, rank_, &sizes, nullptr);
   if (!shared_) {
+    SHARD_ASSIGN_OR_RETURN(params_.pages, AllocateSome(device, "parameters",
+                                                       sizes.params.taken()));
+    SHARD_ASSIGN_OR_RETURN(grads_.pages, AllocateSome(device, "gradients",
+                                                      sizes.grads[0].taken()));
     SHARD_ASSIGN_OR_RETURN(
-        params_.pages,
-        AllocateSome(device, "parameters", sizes.params.taken()));
+        grad_slots_.pages,
+        AllocateSome(device, "gradient slots", SlotBytes(plan.grad_slots())));
     SHARD_ASSIGN_OR_RETURN(
-        grads_.pages, AllocateSome(device, "gradients", sizes.grads[0].taken()));
-    SHARD_ASSIGN_OR_RETURN(grad_slots_.pages,
-                           AllocateSome(device, "gradient slots",
-                                        SlotBytes(plan.grad_slots())));
-    SHARD_ASSIGN_OR_RETURN(param_slots_,
-                           AllocateSome(device, "parameter slots",
-                                        SlotBytes(plan.param_slots())));
+        param_slots_,
+        AllocateSome(device, "parameter slots", SlotBytes(plan.param_slots())));
   }
   SHARD_ASSIGN_OR_RETURN(
       sums_, AllocateSome(device, "gradient sums", sizes.sums.taken()));
@@ -202,8 +200,7 @@ void EngineMemory::PlaceBuffers(const Plan& plan) {
   }
 }
 
-unsigned char* EngineMemory::GradSlot(int rank, int32_t depth,
-                                      int slot) const {
+unsigned char* EngineMemory::GradSlot(int rank, int32_t depth, int slot) const {
   return grad_slots_.base(rank) + SlotOffset(plan_->grad_slots(), depth, slot);
 }
 

@@ -60,13 +60,13 @@ Status Engine::CheckSupported(const Plan& plan, const Communicator& comm) {
 
 Status Engine::FindBlas(const Plan& plan, const Hypers& hypers, Device* device,
                         std::string* name) {
-  const bool needed =
-      std::any_of(plan.buffers().begin(), plan.buffers().end(),
-                  [&](const FlatBufferPlan& buffer) {
-                    const auto group = static_cast<size_t>(buffer.group);
-                    return buffer.trainable &&
-                           hypers.optimizers()[group].formula() == Formula::kMuon;
-                  });
+  const bool needed = std::any_of(
+      plan.buffers().begin(), plan.buffers().end(),
+      [&](const FlatBufferPlan& buffer) {
+        const auto group = static_cast<size_t>(buffer.group);
+        return buffer.trainable &&
+               hypers.optimizers()[group].formula() == Formula::kMuon;
+      });
   if (!needed) return Status();
   SHARD_ASSIGN_OR_RETURN(*name, device->LoadBlas());
   return Status();
@@ -100,9 +100,9 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   SHARD_RETURN_IF_ERROR(CheckAgreement(comm.get(), "the engine's options",
                                        fingerprint.Finish(), agreed, deadline));
   std::string blas;
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-      comm.get(), "find a BLAS",
-      FindBlas(*plan, hypers, device.get(), &blas), deadline));
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm.get(), "find a BLAS",
+                    FindBlas(*plan, hypers, device.get(), &blas), deadline));
   comm->logger().Log(LogLevel::kInfo, "rank ", comm->rank(), ": ",
                      plan->Summary(), blas.empty() ? "" : ", BLAS ", blas);
   for (const std::string& warning : plan->Warnings()) {
@@ -116,11 +116,10 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   std::unique_ptr<Engine> engine(
       new Engine(std::move(comm), std::move(own), std::move(device),
                  std::move(hypers), *options, timeout));
-  SHARD_ASSIGN_OR_RETURN(
-      auto assembly,
-      Assembly::Create(std::move(plan), engine->comm_.get(),
-                       engine->device_.get(), engine->assembly_options_,
-                       deadline));
+  SHARD_ASSIGN_OR_RETURN(auto assembly,
+                         Assembly::Create(std::move(plan), engine->comm_.get(),
+                                          engine->device_.get(),
+                                          engine->assembly_options_, deadline));
   engine->Adopt(std::move(assembly));
   return engine;
 }
@@ -136,8 +135,7 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
       loss_scaler_(options.loss_scaler),
       missing_grads_(options.missing_grads),
       timeout_(timeout),
-      assembly_options_{timeout,
-                        options.missing_grads != MissingGrads::kError,
+      assembly_options_{timeout, options.missing_grads != MissingGrads::kError,
                         options.overlap} {}
 
 void Engine::Adopt(std::unique_ptr<Assembly> assembly) {
@@ -359,8 +357,7 @@ Status Engine::SpreadParams(const Deadline& deadline) {
   return Status();
 }
 
-Status Engine::FillMasters(const Assembly& assembly,
-                           const Deadline& deadline) {
+Status Engine::FillMasters(const Assembly& assembly, const Deadline& deadline) {
   Stream& compute = assembly.compute();
   const int range = assembly.plan()->RangeOf(comm_->rank());
   for (const EngineBuffer& buffer : assembly.memory().buffers()) {
@@ -382,11 +379,10 @@ Status Engine::SetState(ParamId param, std::string_view name,
   const EngineBuffer& buffer =
       memory().buffers()[static_cast<size_t>(place->buffer)];
   const auto group = static_cast<size_t>(buffer.plan->group);
-  SHARD_RETURN_IF_ERROR(
-      ImportState(buffer, hypers_.optimizers()[group],
-                  plan().RangeOf(comm_->rank()), *place, name, values, count,
-                  &assembly_->compute())
-          .WithContext(StrCat("parameter ", param)));
+  SHARD_RETURN_IF_ERROR(ImportState(buffer, hypers_.optimizers()[group],
+                                    plan().RangeOf(comm_->rank()), *place, name,
+                                    values, count, &assembly_->compute())
+                            .WithContext(StrCat("parameter ", param)));
   return assembly_->compute().Synchronize(DeadlineOf(0));
 }
 
@@ -410,8 +406,8 @@ Status Engine::Summon(ModuleId module, int rank, double timeout) {
   Status local = CheckBetweenSteps("summon");
   const auto modules = static_cast<ModuleId>(plan().model().modules().size());
   if (local.ok() && (module < 0 || module >= modules)) {
-    local = InvalidArgument("module ", module, " does not exist; the model has ",
-                            modules);
+    local = InvalidArgument("module ", module,
+                            " does not exist; the model has ", modules);
   }
   if (local.ok() && (rank < kAllRanks || rank >= comm_->world_size())) {
     local = InvalidArgument("rank ", rank, " is outside 0 to ",
@@ -422,9 +418,9 @@ Status Engine::Summon(ModuleId module, int rank, double timeout) {
   Fingerprint fingerprint;
   fingerprint.Add(module);
   fingerprint.Add(rank);
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm_.get(), "what is summoned", fingerprint.Finish(),
-      StrCat("module ", module, " to rank ", rank), deadline));
+  SHARD_RETURN_IF_ERROR(
+      CheckAgreement(comm_.get(), "what is summoned", fingerprint.Finish(),
+                     StrCat("module ", module, " to rank ", rank), deadline));
   SHARD_ASSIGN_OR_RETURN(
       summoned_, Summoned::Create(*assembly_, comm_.get(), device_.get(),
                                   module, rank, deadline));
@@ -443,14 +439,13 @@ Status Engine::EndSummon(bool write_back, double timeout) {
       assembly_->units().EnterChange(Activity::kSummon, local, deadline));
   Fingerprint fingerprint;
   fingerprint.Add(static_cast<int32_t>(write_back));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm_.get(), "write_back", fingerprint.Finish(),
-      StrCat("write_back ", write_back ? 1 : 0), deadline));
+  SHARD_RETURN_IF_ERROR(
+      CheckAgreement(comm_.get(), "write_back", fingerprint.Finish(),
+                     StrCat("write_back ", write_back ? 1 : 0), deadline));
   // Whatever comes of it: the copies are the host's until here.
   const std::unique_ptr<Summoned> summoned = std::move(summoned_);
   if (!write_back) return Status();
-  return summoned->WriteBack(*assembly_, comm_.get(), device_.get(),
-                             deadline);
+  return summoned->WriteBack(*assembly_, comm_.get(), device_.get(), deadline);
 }
 
 Status Engine::CheckTraining(std::string_view what) const {

@@ -80,18 +80,17 @@ Status Engine::Replan(const Status& changed, std::shared_ptr<Model> model,
                                        deadline));
   SHARD_ASSIGN_OR_RETURN(Hypers hypers, Hypers::Create(*next));
   std::string blas;
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-      comm_.get(), "find a BLAS",
-      FindBlas(*next, hypers, device_.get(), &blas), deadline));
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm_.get(), "find a BLAS",
+                    FindBlas(*next, hypers, device_.get(), &blas), deadline));
   SHARD_ASSIGN_OR_RETURN(auto assembly,
                          Assembly::Create(next, comm_.get(), device_.get(),
                                           assembly_options_, deadline));
   SHARD_RETURN_IF_ERROR(
       MigrateParams(*assembly_, *assembly, comm_.get(), deadline));
   SHARD_RETURN_IF_ERROR(FillMasters(*assembly, deadline));
-  SHARD_RETURN_IF_ERROR(
-      MigrateStates(*assembly_, *assembly, comm_.get(), device_.get(),
-                    deadline));
+  SHARD_RETURN_IF_ERROR(MigrateStates(*assembly_, *assembly, comm_.get(),
+                                      device_.get(), deadline));
   BeginParamSteps(plan(), *next);
   hypers_ = std::move(hypers);
   Adopt(std::move(assembly));

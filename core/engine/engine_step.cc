@@ -31,9 +31,8 @@ Status Engine::CheckBeginStep(const StepOptions& options) const {
   const char* needs = options.max_grad_norm > 0 ? "max_grad_norm"
                       : options.skip_nonfinite  ? "skip_nonfinite"
                       : loss_scaler_.dynamic()  ? "dynamic loss_scaling"
-                      : missing_grads_ != MissingGrads::kError
-                          ? "missing_grads"
-                          : nullptr;
+                      : missing_grads_ != MissingGrads::kError ? "missing_grads"
+                                                               : nullptr;
   if (needs != nullptr) {
     return FailedPrecondition("begin_step with ", needs,
                               ", which needs all gradients before anything is "
@@ -75,10 +74,9 @@ Status Engine::RunBeginStep(const StepOptions& options, int32_t leader,
       begun_input_, PrepareStep(options, leader, deadline, &begun_active_));
   begun_ = options;
   assembly_->stepper().Begin(begun_input_);
-  assembly_->units().SetAhead(
-      [this](int32_t unit, const Deadline& until) {
-        return assembly_->stepper().RunAhead(unit, until);
-      });
+  assembly_->units().SetAhead([this](int32_t unit, const Deadline& until) {
+    return assembly_->stepper().RunAhead(unit, until);
+  });
   return Status();
 }
 
@@ -121,12 +119,12 @@ Status Engine::Join(double timeout, int64_t* steps) {
     Note note;
     note.activity = Activity::kJoin;
     note.active = 0;
-    note.step = EntryOf(StepOptions(), Setting(), hypers_.Fingerprint52(),
-                        step_ + 1);
+    note.step =
+        EntryOf(StepOptions(), Setting(), hypers_.Fingerprint52(), step_ + 1);
     int32_t leader = 0;
     bool joined = false;
-    SHARD_RETURN_IF_ERROR(assembly_->units().Follow(note, local, deadline,
-                                                    &leader, &joined));
+    SHARD_RETURN_IF_ERROR(
+        assembly_->units().Follow(note, local, deadline, &leader, &joined));
     if (joined) return Status();
     const auto& led = assembly_->units().notes()[static_cast<size_t>(leader)];
     const StepOptions options = OptionsOf(led.step);
@@ -197,10 +195,9 @@ Status Engine::AgreeOnHypers(int32_t leader, const Deadline& deadline) {
   const std::vector<Note>& notes = assembly_->units().notes();
   const double led = notes[static_cast<size_t>(leader)].step.hypers;
   if (!SameHypers(notes)) {
-    return CheckAgreement(
-        comm_.get(), "step: hyperparameters",
-        static_cast<uint64_t>(hypers_.Fingerprint52()), hypers_.ToString(),
-        deadline);
+    return CheckAgreement(comm_.get(), "step: hyperparameters",
+                          static_cast<uint64_t>(hypers_.Fingerprint52()),
+                          hypers_.ToString(), deadline);
   }
   const bool all = std::all_of(notes.begin(), notes.end(), [&](const Note& n) {
     return n.step.hypers == led;
@@ -209,10 +206,9 @@ Status Engine::AgreeOnHypers(int32_t leader, const Deadline& deadline) {
   // Ranks that wait in join do not see what the host changes elsewhere.
   const std::vector<double> mine = hypers_.Values();
   std::vector<double> values(mine.size() * notes.size());
-  SHARD_RETURN_IF_ERROR(comm_->AllGather("step: hyperparameters for join",
-                                         mine.data(),
-                                         mine.size() * sizeof(double),
-                                         values.data(), deadline));
+  SHARD_RETURN_IF_ERROR(
+      comm_->AllGather("step: hyperparameters for join", mine.data(),
+                       mine.size() * sizeof(double), values.data(), deadline));
   hypers_.SetValues(values.data() + mine.size() * static_cast<size_t>(leader));
   return Status();
 }
@@ -234,8 +230,8 @@ Status Engine::ChooseParamSteps(const Deadline& deadline) {
   const UnitStates& states = assembly_->units().states();
   const Note& mine =
       assembly_->units().notes()[static_cast<size_t>(comm_->rank())];
-  const bool all = mine.active != 0 && !states.any_ready() &&
-                   !plan().shards_grads();
+  const bool all =
+      mine.active != 0 && !states.any_ready() && !plan().shards_grads();
   const size_t bytes = (stored + 7) / 8;
   std::vector<uint8_t> bits(bytes);
   for (size_t p = 0; p < positions.size(); ++p) {

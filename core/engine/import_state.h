@@ -17,12 +17,13 @@
 namespace shard {
 
 // Local. Enqueues on `stream`; `values` is read until it is done. `range`: this
-// rank's, Plan::RangeOf. `values` is the state `name`, `count` elements, of the parameter whose
-// place is `place`; `optimizer` is its group's. Narrower states are rounded to
-// nearest. Errors: kNotFound for a name that is none of its states (master
-// weights are one), listing them; a count that is not the state's; values that
-// are not finite, or are negative where a formula says that the state is one of
-// squares (StateKind). REQUIRES: a trainable parameter that is not empty.
+// rank's, Plan::RangeOf. `values` is the state `name`, `count` elements, of the
+// parameter whose place is `place`; `optimizer` is its group's. Narrower states
+// are rounded to nearest. Errors: kNotFound for a name that is none of its
+// states (master weights are one), listing them; a count that is not the
+// state's; values that are not finite, or are negative where a formula says
+// that the state is one of squares (StateKind). REQUIRES: a trainable parameter
+// that is not empty.
 Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
                    int range, const ParamPlace& place, std::string_view name,
                    const float* values, size_t count, Stream* stream);

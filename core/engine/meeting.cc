@@ -88,8 +88,9 @@ StatusOr<Conclusion> Conclude(
   };
   for (size_t r = 0; r < notes.size(); ++r) {
     if (Same(notes[r], led) || may_follow(notes[r])) continue;
-    return Desync(static_cast<int>(r), "the ranks do different things: ",
-                  describe(leader), ", ", describe(r));
+    return Desync(static_cast<int>(r),
+                  "the ranks do different things: ", describe(leader), ", ",
+                  describe(r));
   }
   conclusion.leader = static_cast<int32_t>(leader);
   conclusion.follows = !Same(notes[static_cast<size_t>(rank)], led);
@@ -99,9 +100,8 @@ StatusOr<Conclusion> Conclude(
 StatusOr<Conclusion> Meeting::Meet(Note mine, const Status& local,
                                    const Deadline& deadline) {
   mine.failed = local.ok() ? 0 : 1;
-  SHARD_RETURN_IF_ERROR(comm_->AllGather(kMeet, &mine,
-                                         sizeof(mine), notes_.data(),
-                                         deadline));
+  SHARD_RETURN_IF_ERROR(
+      comm_->AllGather(kMeet, &mine, sizeof(mine), notes_.data(), deadline));
   const bool failed =
       std::any_of(notes_.begin(), notes_.end(),
                   [](const Note& note) { return note.failed != 0; });

@@ -91,8 +91,8 @@ class StateMigration {
     const int64_t range = layout_.shard_numel();
     const auto size = static_cast<int64_t>(quantized_ ? 1 : SizeOf());
     // Whole blocks, as ranges are.
-    const int64_t piece = std::max<int64_t>(kPiece / size / kQ8Block, 1) *
-                          kQ8Block;
+    const int64_t piece =
+        std::max<int64_t>(kPiece / size / kQ8Block, 1) * kQ8Block;
     const auto ranks = static_cast<size_t>(comm_->world_size());
     for (int64_t at = 0; at < range; at += piece) {
       const int64_t numel = std::min(piece, range - at);
@@ -104,8 +104,7 @@ class StateMigration {
         const size_t scale_bytes = ScaleBytes(numel);
         SHARD_RETURN_IF_ERROR(comm_->AllGatherBlocks(
             "migrate optimizer states", RankSet::All(comm_->world_size()),
-            data_ + range + ScaleBytes(at), scale_bytes, scales_,
-            deadline));
+            data_ + range + ScaleBytes(at), scale_bytes, scales_, deadline));
       }
       for (size_t r = 0; r < ranks; ++r) {
         Write(static_cast<int>(r), at, numel, bytes);
@@ -146,24 +145,22 @@ class StateMigration {
     // Layouts of states list the parameters in the same order.
     const ParamPlace& place =
         to_.plan()->places()[static_cast<size_t>(slice.param)];
-    const Slot& slot =
-        layout.slots()[buffer.plan->layout.SlotAt(place.offset)];
+    const Slot& slot = layout.slots()[buffer.plan->layout.SlotAt(place.offset)];
     const int64_t range =
         to_.plan()->RangeOf(comm_->rank()) * layout.shard_numel();
     const int64_t begin = std::max(slot.offset + slice.param_begin, range);
-    const int64_t end =
-        std::min(slot.offset + slice.param_begin + slice.numel,
-                 range + layout.shard_numel());
+    const int64_t end = std::min(slot.offset + slice.param_begin + slice.numel,
+                                 range + layout.shard_numel());
     if (begin >= end) return;
     // Blocks begin with their parameter, so a cut between ranges is one
     // between blocks.
     const int64_t skipped = begin - (slot.offset + slice.param_begin);
     const size_t size = quantized_ ? 1 : SizeOf();
     unsigned char* const data = buffer.states[state];
-    to_.compute().Copy(data + static_cast<size_t>(begin - range) * size,
-                       gathered_ + codes_at +
-                           static_cast<size_t>(offset + skipped) * size,
-                       static_cast<size_t>(end - begin) * size);
+    to_.compute().Copy(
+        data + static_cast<size_t>(begin - range) * size,
+        gathered_ + codes_at + static_cast<size_t>(offset + skipped) * size,
+        static_cast<size_t>(end - begin) * size);
     if (!quantized_) return;
     to_.compute().Copy(data + layout.shard_numel() + ScaleBytes(begin - range),
                        scales_ + scales_at + ScaleBytes(offset + skipped),
@@ -191,8 +188,7 @@ Status MigrateParams(const Assembly& from, const Assembly& to,
     unsigned char* slot_base = nullptr;
     if (from.units().gathers() && !plan.units()[u].buffers.empty()) {
       slot_base = from.memory().ParamSlot(plan.units()[u].depth, 0);
-      SHARD_RETURN_IF_ERROR(
-          from.transfers().Gather(unit, slot_base, deadline));
+      SHARD_RETURN_IF_ERROR(from.transfers().Gather(unit, slot_base, deadline));
     }
     for (const SlotPart& part : SlotParts(plan, unit, false)) {
       const EngineBuffer& buffer = from.memory().buffers()[part.buffer];
@@ -217,8 +213,8 @@ Status MigrateStates(const Assembly& from, const Assembly& to,
                      const Deadline& deadline) {
   auto room = device->Allocate(StateMigration::RoomFor(comm->world_size()),
                                "a piece of optimizer states");
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "migrate optimizer states",
-                                      room.status(), deadline));
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm, "migrate optimizer states", room.status(), deadline));
   for (const EngineBuffer& buffer : from.memory().buffers()) {
     for (size_t s = 0; s < buffer.states.size(); ++s) {
       SHARD_RETURN_IF_ERROR(

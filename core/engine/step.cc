@@ -21,9 +21,8 @@ constexpr double kClipEpsilon = 1e-6;
 
 StatusOr<std::unique_ptr<Stepper>> Stepper::Create(const Parts& parts) {
   std::unique_ptr<Stepper> stepper(new Stepper(parts));
-  SHARD_ASSIGN_OR_RETURN(
-      stepper->norm_,
-      parts.device->AllocateHost(sizeof(NormSum), "gradient norm"));
+  SHARD_ASSIGN_OR_RETURN(stepper->norm_, parts.device->AllocateHost(
+                                             sizeof(NormSum), "gradient norm"));
   stepper->gathered_.resize(static_cast<size_t>(parts.comm->world_size()));
   stepper->done_.resize(parts.plan->units().size());
   stepper->by_unit_.resize(parts.plan->units().size());
@@ -100,9 +99,8 @@ StatusOr<double> Stepper::NormPass(NormType type, double p, double reference,
     SHARD_RETURN_IF_ERROR(parts_.compute->Synchronize(deadline));
   }
   Stopwatch wait(&report->seconds_wait);
-  SHARD_RETURN_IF_ERROR(parts_.comm->AllGather("step: global norm", mine,
-                                               sizeof(*mine), gathered_.data(),
-                                               deadline));
+  SHARD_RETURN_IF_ERROR(parts_.comm->AllGather(
+      "step: global norm", mine, sizeof(*mine), gathered_.data(), deadline));
   NormSum all = {};
   for (const NormSum& part : gathered_) MergeNorm(part, &all);
   return FinishNorm(type, p, reference, all);

@@ -46,10 +46,10 @@ namespace shard {
 // The same on every rank.
 struct StepInput {
   const std::vector<Optimizer>* optimizers;  // By group.
-  int64_t step;           // The number of the step to do, from 1.
+  int64_t step;                // The number of the step to do, from 1.
   const int64_t* param_steps;  // As in UpdateInput.
-  double gradient_scale;  // What the sum of gradients is multiplied by.
-  double max_grad_norm;   // 0: no clipping by norm.
+  double gradient_scale;       // What the sum of gradients is multiplied by.
+  double max_grad_norm;        // 0: no clipping by norm.
   NormType norm_type;
   double norm_p;        // Of NormType::kP.
   double clip_value;    // 0: no clipping by value.
@@ -66,7 +66,7 @@ struct StepReport {
   double seconds_reduce = 0;
   double seconds_update = 0;
   double seconds_total = 0;
-  CommCounters comm;  // Since the step before.
+  CommCounters comm;   // Since the step before.
   int32_t active = 0;  // Ranks that have not joined.
 };
 
@@ -121,8 +121,8 @@ class Stepper {
                             StepReport* report);
   // Unit by unit, once its event is done.
   Status UpdateUnits(const StepInput& input, double scale, bool reduced,
-                     const std::vector<Event>& events,
-                     const Deadline& deadline, StepReport* report);
+                     const std::vector<Event>& events, const Deadline& deadline,
+                     StepReport* report);
   UpdateInput UpdateInputOf(const StepInput& input, double scale,
                             bool reduced) const;
   // Bytes.

@@ -77,7 +77,8 @@ Status CheckStepOptions(const StepOptions& options,
   }
   // count^(1/p) of equal magnitudes.
   if (NormTypeOf(options.grad_norm_type) == NormType::kP &&
-      !std::isfinite(std::pow(setting.trainable_numel, 1 / options.grad_norm_type))) {
+      !std::isfinite(
+          std::pow(setting.trainable_numel, 1 / options.grad_norm_type))) {
     return InvalidArgument(
         "step option grad_norm_type=", options.grad_norm_type,
         " is too small: the norm of ", setting.trainable_numel,

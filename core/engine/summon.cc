@@ -43,8 +43,9 @@ class Overwriter {
  public:
   static StatusOr<Overwriter> Create(Stream* stream, Device* device) {
     SHARD_ASSIGN_OR_RETURN(DeviceMemory room,
-                           device->AllocateHost(2 * kPiece, "elements to "
-                                                            "compare"));
+                           device->AllocateHost(2 * kPiece,
+                                                "elements to "
+                                                "compare"));
     return Overwriter(stream, std::move(room));
   }
 
@@ -98,9 +99,11 @@ class Overwriter {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Summoned>> Summoned::Create(
-    const Assembly& assembly, Communicator* comm, Device* device,
-    ModuleId module, int rank, const Deadline& deadline) {
+StatusOr<std::unique_ptr<Summoned>> Summoned::Create(const Assembly& assembly,
+                                                     Communicator* comm,
+                                                     Device* device,
+                                                     ModuleId module, int rank,
+                                                     const Deadline& deadline) {
   const bool here = rank == kAllRanks || rank == comm->rank();
   std::unique_ptr<Summoned> summoned(new Summoned(rank, here));
   const Plan& plan = *assembly.plan();
@@ -182,9 +185,9 @@ Status Summoned::WriteBack(const Assembly& assembly, Communicator* comm,
   }
   auto sent = device->Allocate(largest, "a summoned parameter");
   auto overwriter = Overwriter::Create(&assembly.compute(), device);
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-      comm, "write summoned parameters back",
-      sent.ok() ? overwriter.status() : sent.status(), deadline));
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm, "write summoned parameters back",
+                    sent.ok() ? overwriter.status() : sent.status(), deadline));
   for (size_t b = 0; b < buffers.size(); ++b) {
     const EngineBuffer& buffer = buffers[b];
     const DType dtype = buffer.plan->dtype;

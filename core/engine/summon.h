@@ -33,9 +33,11 @@ class Summoned {
   // COLLECTIVE, the same on all ranks. The stored parameters that have a name
   // in `module` or below it. REQUIRES: a module that exists; `rank` is one, or
   // kAllRanks; a queue that is drained.
-  static StatusOr<std::unique_ptr<Summoned>> Create(
-      const Assembly& assembly, Communicator* comm, Device* device,
-      ModuleId module, int rank, const Deadline& deadline);
+  static StatusOr<std::unique_ptr<Summoned>> Create(const Assembly& assembly,
+                                                    Communicator* comm,
+                                                    Device* device,
+                                                    ModuleId module, int rank,
+                                                    const Deadline& deadline);
 
   // Whether the parameter was summoned, to whichever ranks.
   bool Has(ParamId param) const {
@@ -49,8 +51,8 @@ class Summoned {
   // those of the one rank that has them; then all see it. Master weights follow
   // where the parameter's bits have changed, and keep their precision
   // elsewhere.
-  Status WriteBack(const Assembly& assembly, Communicator* comm,
-                   Device* device, const Deadline& deadline) const;
+  Status WriteBack(const Assembly& assembly, Communicator* comm, Device* device,
+                   const Deadline& deadline) const;
 
  private:
   Summoned(int rank, bool here) : rank_(rank), here_(here) {}
@@ -58,7 +60,7 @@ class Summoned {
   Status Gather(const Assembly& assembly, const Deadline& deadline);
 
   const int rank_;
-  const bool here_;  // Whether this rank has the copies.
+  const bool here_;               // Whether this rank has the copies.
   std::vector<int64_t> offsets_;  // By ParamId, bytes; -1: not summoned.
   std::vector<bool> units_;       // Whether any of its parameters is.
   int64_t bytes_ = 0;

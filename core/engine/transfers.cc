@@ -16,9 +16,8 @@ std::vector<SlotPart> SlotParts(const Plan& plan, int32_t unit, bool grads) {
     const FlatBufferPlan& buffer = plan.buffers()[static_cast<size_t>(b)];
     if (grads && !buffer.trainable) continue;
     parts.push_back({static_cast<size_t>(b), offset});
-    offset +=
-        RoundUpToPage(DTypeBytes(grads ? buffer.grad_dtype : buffer.dtype,
-                                 buffer.layout.padded_numel()));
+    offset += RoundUpToPage(DTypeBytes(grads ? buffer.grad_dtype : buffer.dtype,
+                                       buffer.layout.padded_numel()));
   }
   return parts;
 }

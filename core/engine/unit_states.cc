@@ -120,7 +120,8 @@ Status UnitStates::CheckGradsReady(int32_t unit) const {
   SHARD_RETURN_IF_ERROR(CheckUnit(unit));
   SHARD_RETURN_IF_ERROR(CheckCanBeReady(unit));
   const int32_t some = at(unit).params_ready;
-  if (some == 0 || some == at(unit).trainable || allow_missing_) return Status();
+  if (some == 0 || some == at(unit).trainable || allow_missing_)
+    return Status();
   return FailedPrecondition(
       "unit_grads_ready for ", Name(unit), " after param_grad_ready for ", some,
       " of its ", at(unit).trainable,

@@ -84,8 +84,8 @@ class UnitStates {
  private:
   struct Unit {
     State state = State::kIdle;
-    bool ready = false;    // For the step.
-    int32_t trainable = 0;  // Parameters.
+    bool ready = false;        // For the step.
+    int32_t trainable = 0;     // Parameters.
     int32_t params_ready = 0;  // In this backward pass.
   };
   const Unit& at(int32_t unit) const {

@@ -37,11 +37,10 @@ Status Units::Broken(Status status) {
 
 bool Units::Has(int32_t unit, bool grads) const {
   const UnitPlan& planned = plan_.units()[static_cast<size_t>(unit)];
-  return std::any_of(planned.buffers.begin(), planned.buffers.end(),
-                     [&](int32_t b) {
-                       return !grads ||
-                              plan_.buffers()[static_cast<size_t>(b)].trainable;
-                     });
+  return std::any_of(
+      planned.buffers.begin(), planned.buffers.end(), [&](int32_t b) {
+        return !grads || plan_.buffers()[static_cast<size_t>(b)].trainable;
+      });
 }
 
 // ---- Meetings --------------------------------------------------------------
@@ -98,8 +97,8 @@ Status Units::Do(const Note& note, unsigned char* slot,
     }
   }
   parts_.queue->Moved(seconds);
-  if (!status.ok() || ahead_ == nullptr ||
-      note.activity != Activity::kReduce || note.more != 0) {
+  if (!status.ok() || ahead_ == nullptr || note.activity != Activity::kReduce ||
+      note.more != 0) {
     return status;
   }
   return ahead_(note.unit, deadline);
@@ -111,8 +110,8 @@ Status Units::Perform(const Note& note, unsigned char* slot) {
     SHARD_ASSIGN_OR_RETURN(const Conclusion conclusion,
                            Meet(note, Status(), deadline));
     const Note led = notes()[static_cast<size_t>(conclusion.leader)];
-    SHARD_RETURN_IF_ERROR(Do(led, conclusion.follows ? nullptr : slot,
-                             deadline));
+    SHARD_RETURN_IF_ERROR(
+        Do(led, conclusion.follows ? nullptr : slot, deadline));
     if (!conclusion.follows) return Status();
   }
 }
@@ -186,7 +185,8 @@ Status Units::CheckRoom(int32_t unit, const Slots& slots,
   return FailedPrecondition("no slot for the ", what, " of ",
                             states_.Name(unit), ": they are in use by ", users,
                             "; release one of them first, or plan a larger "
-                            "prefetch (", plan_.options().prefetch, " now)");
+                            "prefetch (",
+                            plan_.options().prefetch, " now)");
 }
 
 Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
@@ -211,8 +211,9 @@ Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
     } else {
       param_slots_.Take(unit, found);
     }
-    const Event gathered = param_slots_.event(
-        plan_.units()[static_cast<size_t>(unit)].depth, param_slots_.Find(unit));
+    const Event gathered =
+        param_slots_.event(plan_.units()[static_cast<size_t>(unit)].depth,
+                           param_slots_.Find(unit));
     Prefetch();
     ready = parts_.queue->Wait(gathered, deadline);
   } else {
@@ -362,8 +363,9 @@ Status Units::ZeroMissing(const Deadline& deadline) {
     if (!buffer.plan->trainable) continue;
     for (const Slot& slot : buffer.plan->layout.slots()) {
       if (states_.ParamIsReady(slot.param)) continue;
-      parts_.compute->FillZeros(buffer.GradAt(rank, slot.offset),
-                                DTypeBytes(buffer.plan->grad_dtype, slot.numel));
+      parts_.compute->FillZeros(
+          buffer.GradAt(rank, slot.offset),
+          DTypeBytes(buffer.plan->grad_dtype, slot.numel));
     }
   }
   // Before the others read them.

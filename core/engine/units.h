@@ -103,7 +103,8 @@ class Units {
   // After a step; parameters that were gathered are out of date.
   void FinishStep();
   // What is done with each unit as soon as its gradients are ready on all
-  // ranks, on the queue's thread; until EnqueueRest. No gradients are ready yet.
+  // ranks, on the queue's thread; until EnqueueRest. No gradients are ready
+  // yet.
   using Ahead = std::function<Status(int32_t unit, const Deadline& deadline)>;
   void SetAhead(Ahead ahead) { ahead_ = std::move(ahead); }
 

@@ -18,7 +18,7 @@ namespace shard {
 
 // The same on every rank.
 struct UpdateInput {
-  int64_t step;       // The number of the engine's step, from 1.
+  int64_t step;  // The number of the engine's step, from 1.
   // By Plan::positions(): the number of the step that each parameter does, from
   // 1, or 0 where it does none. Null: `step` for all.
   const int64_t* param_steps;

@@ -34,8 +34,7 @@ uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
   const double* const hypers = optimizer.hypers().data();
   const GradientSources gradients = range.gradients(input.reduced);
   std::vector<RangeSlice> stepped;
-  const std::vector<RangeSlice>& slices =
-      SteppedSlices(range, input, &stepped);
+  const std::vector<RangeSlice>& slices = SteppedSlices(range, input, &stepped);
   uint64_t bytes = 0;
   size_t end = 0;
   for (size_t begin = 0; begin < slices.size(); begin = end) {
@@ -60,8 +59,8 @@ uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
         workspace + WorkspaceNumel(optimizer.formula(), shape.data(), 2);
 
     for (size_t i = begin; i < end; ++i) {
-      stream->SumGradients(gradients, slices[i].begin, slices[i].count, input.scale,
-                   input.clip_value, direction_of(i));
+      stream->SumGradients(gradients, slices[i].begin, slices[i].count,
+                           input.scale, input.clip_value, direction_of(i));
       stream->MuonMomentum(
           hypers, direction_of(i),
           static_cast<float*>(range.state(0, slices[i].state_begins[0])),

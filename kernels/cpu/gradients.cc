@@ -26,10 +26,9 @@ void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                   double scale, double clip_value, float* out) {
   const auto* const end = sources.data + sources.count;
   // In place the lines are in the cache already.
-  const bool in_place =
-      std::any_of(sources.data, end, [=](const void* source) {
-        return static_cast<const float*>(source) + begin == out;
-      });
+  const bool in_place = std::any_of(sources.data, end, [=](const void* source) {
+    return static_cast<const float*>(source) + begin == out;
+  });
   if (count < kMany || in_place) {
     SumSources(sources, begin, count, scale, clip_value, out);
     return;

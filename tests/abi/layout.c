@@ -171,8 +171,6 @@ int main(void) {
   FIELD(shard_step_report, bytes_overlapped);
   FIELD(shard_step_report, seconds_communication);
   FIELD(shard_step_report, seconds_exposed);
-  FIELD(shard_step_report, active_ranks);
-  FIELD(shard_step_report, reserved2);
   INIT(shard_step_report, SHARD_STEP_REPORT_INIT);
 
   CONSTANT(SHARD_OK);

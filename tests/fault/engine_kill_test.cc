@@ -162,8 +162,9 @@ void ExpectOthersNameTheLostRank(const Kind& kind, const std::string& phase,
     }
     const Status status = Train(url, options, kind, 50, 4);
     rank.Report(Outcome(status));
-    EXPECT_NE(rank.rank(), victim) << "collective '" << phase << "' was called "
-                                   << calls.load() << " times: " << status.ToString();
+    EXPECT_NE(rank.rank(), victim)
+        << "collective '" << phase << "' was called " << calls.load()
+        << " times: " << status.ToString();
   });
   ExpectNamedTheVictim(results, victim, StrCat(kind.name, ", ", phase));
 }
@@ -194,9 +195,8 @@ INSTANTIATE_TEST_SUITE_P(
                           "allocate parameters: memory mapped",
                           "allocate gradients", "allocate private memory",
                           "start streams", "find a BLAS",
-                          "broadcast parameters", "meet",
-                          "step: global norm", "step: parameters published",
-                          "shutdown"),
+                          "broadcast parameters", "meet", "step: global norm",
+                          "step: parameters published", "shutdown"),
         ::testing::Values(0, 1, 2)),
     [](const auto& info) {
       return NameOf(std::get<0>(info.param), std::get<1>(info.param));
@@ -217,8 +217,7 @@ TEST_P(KillInStepTest, OthersNameTheLostRank) {
 INSTANTIATE_TEST_SUITE_P(
     Kinds, KillInStepTest,
     ::testing::Combine(::testing::ValuesIn(kKinds, kKinds + 4),
-                       ::testing::Values("meet",
-                                         "step: global norm",
+                       ::testing::Values("meet", "step: global norm",
                                          "step: parameters published"),
                        ::testing::Values(0, 1, 2)),
     [](const auto& info) {
@@ -227,9 +226,8 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 // Between passes, in what the engine's thread does.
-class KillInPassTest
-    : public ::testing::TestWithParam<
-          std::tuple<std::pair<int, const char*>, int>> {};
+class KillInPassTest : public ::testing::TestWithParam<
+                           std::tuple<std::pair<int, const char*>, int>> {};
 
 TEST_P(KillInPassTest, OthersNameTheLostRank) {
   const auto [where, victim] = GetParam();

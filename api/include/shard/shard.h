@@ -975,13 +975,13 @@ SHARD_API shard_error* shard_engine_step(
     shard_step_report* report) SHARD_NOEXCEPT;
 
 /* Optional, before the backward pass: says what the step after it will be, so
- * that each unit is updated, and its parameters spread, as soon as its gradients
- * are ready on all ranks, while the host still computes the others. Parameters
- * of a unit change from then on; other results are those of shard_engine_step,
- * to the bit. The step itself then takes no options, or the same.
- * FAILED_PRECONDITION with what needs all gradients before anything is updated:
- * max_grad_norm, skip_nonfinite, dynamic loss_scaling, missing_grads. COLLECTIVE,
- * blocks. */
+ * that each unit is updated, and its parameters spread, as soon as its
+ * gradients are ready on all ranks, while the host still computes the others.
+ * Parameters of a unit change from then on; other results are those of
+ * shard_engine_step, to the bit. The step itself then takes no options, or the
+ * same. FAILED_PRECONDITION with what needs all gradients before anything is
+ * updated: max_grad_norm, skip_nonfinite, dynamic loss_scaling, missing_grads.
+ * COLLECTIVE, blocks. */
 SHARD_API shard_error* shard_engine_begin_step(
     shard_engine* engine, const shard_step_options* options) SHARD_NOEXCEPT;
 
@@ -996,7 +996,8 @@ SHARD_API shard_error* shard_engine_begin_step(
 SHARD_API shard_error* shard_engine_join(shard_engine* engine, double timeout,
                                          int64_t* steps) SHARD_NOEXCEPT;
 
-/* ---- Full parameters, and changes at run time ------------------------------ */
+/* ---- Full parameters, and changes at run time ------------------------------
+ */
 
 /* From here on shard_engine_param gives whole private copies of the parameters
  * in `module` (0: all) and below, on rank `rank` or, with -1, on all; on the
@@ -1034,12 +1035,9 @@ SHARD_API shard_error* shard_engine_add_param_group(
     size_t count, double timeout, int32_t* group) SHARD_NOEXCEPT;
 
 /* Freezes (`trainable` 0) or trains (1) parameters from here on. */
-SHARD_API shard_error* shard_engine_set_trainable(shard_engine* engine,
-                                                  const int32_t* params,
-                                                  size_t count,
-                                                  int32_t trainable,
-                                                  double timeout)
-    SHARD_NOEXCEPT;
+SHARD_API shard_error* shard_engine_set_trainable(
+    shard_engine* engine, const int32_t* params, size_t count,
+    int32_t trainable, double timeout) SHARD_NOEXCEPT;
 
 /* Bytes this engine really has allocated; param_bytes is the host's. Set
  * memory->struct_size first. Local. */

@@ -161,8 +161,9 @@ Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
             sources.push_back(part(i, me.index));
           }
         }
-        SumInto(sources, /*zeros=*/sources.size() <= me.peers, dtype, elements(t),
-                to + t * tile * DTypeSize(recv_dtype), recv_dtype, add);
+        SumInto(sources, /*zeros=*/sources.size() <= me.peers, dtype,
+                elements(t), to + t * tile * DTypeSize(recv_dtype), recv_dtype,
+                add);
       },
       deadline);
 }

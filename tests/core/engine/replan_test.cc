@@ -149,8 +149,8 @@ TEST_P(ReplanTest, UnfrozenParametersBeginAnew) {
   });
   // Adam's first step: lr times the gradient's sign, very nearly.
   for (size_t i = 0; i < result[thawed].size(); ++i) {
-    const float moved = result[thawed][i] -
-                        InitialValue(thawed, static_cast<int64_t>(i));
+    const float moved =
+        result[thawed][i] - InitialValue(thawed, static_cast<int64_t>(i));
     EXPECT_NEAR(std::abs(moved), 0.01f, 1e-4f) << i;
   }
 }

@@ -205,13 +205,15 @@ TEST_P(NoSyncTest, ShardedSumsAreNear) {
   ExpectNear(TrainUnits(training), TrainUnits(plain), 1e-5f);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Forms, NoSyncTest,
-    ::testing::Values(Form{"stage1", 1}, Form{"stage2", 2}, Form{"stage3", 3},
-                      Form{"apart_stage1", 1, "direct=0"},
-                      Form{"apart_stage2", 2, "direct=0"},
-                      Form{"apart_stage3", 3, "direct=0"}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Forms, NoSyncTest,
+                         ::testing::Values(Form{"stage1", 1}, Form{"stage2", 2},
+                                           Form{"stage3", 3},
+                                           Form{"apart_stage1", 1, "direct=0"},
+                                           Form{"apart_stage2", 2, "direct=0"},
+                                           Form{"apart_stage3", 3, "direct=0"}),
+                         [](const auto& info) {
+                           return std::string(info.param.name);
+                         });
 
 TEST(DeterministicTest, DeterministicShardedSumsAreRefused) {
   UnitTraining training = TrainingOf({"", 2}, 2);
@@ -238,9 +240,8 @@ TEST(PrecisionTest, DeterministicSumsOfNarrowGradients) {
   UnitTraining plain = TrainingOf({"plain", 1}, 3);
   plain.model = BlockModel(4, DType::kBF16);
   const auto expected = TrainUnits(plain);
-  for (const Form& form :
-       {Form{"", 2}, Form{"", 3}, Form{"", 1, "direct=0"},
-        Form{"", 2, "direct=0"}, Form{"", 3, "direct=0"}}) {
+  for (const Form& form : {Form{"", 2}, Form{"", 3}, Form{"", 1, "direct=0"},
+                           Form{"", 2, "direct=0"}, Form{"", 3, "direct=0"}}) {
     SCOPED_TRACE(StrCat("stage ", form.stage, " ", form.link));
     UnitTraining training = TrainingOf(form, 3);
     training.model = plain.model;

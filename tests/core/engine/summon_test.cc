@@ -49,9 +49,8 @@ class SummonTest : public ::testing::TestWithParam<Form> {
   }
 
   // On every rank, after a step.
-  static void Run(
-      const UnitTraining& training,
-      const std::function<void(Engine*, UnitTrainer*)>& body) {
+  static void Run(const UnitTraining& training,
+                  const std::function<void(Engine*, UnitTrainer*)>& body) {
     const auto plan = PlanOf(training);
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
     EXPECT_EQ((*plan)->shards_params(), training.plan.stage == 3);

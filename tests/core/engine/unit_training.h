@@ -59,7 +59,7 @@ struct UnitTraining {
   int passes = 1;  // Backward passes per step, all but the last under no_sync.
   bool per_param = false;
   bool begin_step = false;  // With `step`, before the passes.
-  std::string link;  // Of the communicator's URL: "direct=0".
+  std::string link;         // Of the communicator's URL: "direct=0".
 };
 
 // What a rank of a UnitTraining does; a test may call the parts by itself.

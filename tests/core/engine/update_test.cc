@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "core/engine/range.h"
 #include "core/device/device.h"
+#include "core/engine/range.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/training.h"
 #include "tests/kernels/cpu/fake_cblas.h"
