@@ -70,7 +70,10 @@ Status ReadUnits(const shard_plan_options& read, PlanOptions* options) {
   SHARD_RETURN_IF_ERROR(CheckFlag("deterministic", read.deterministic));
   options->whole_grads = read.whole_grads == 1;
   options->deterministic = read.deterministic == 1;
-  return shard::api::CheckReserved("shard_plan_options", read.reserved);
+  SHARD_RETURN_IF_ERROR(
+      CheckFlag("keep_after_forward", read.keep_after_forward));
+  options->keep_after_forward = read.keep_after_forward == 1;
+  return Status();
 }
 
 shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,

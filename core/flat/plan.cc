@@ -60,6 +60,7 @@ void AddOptions(const PlanOptions& options, Fingerprint* fingerprint) {
   fingerprint->Add(static_cast<int32_t>(options.shard_group_size));
   fingerprint->Add(static_cast<int32_t>(options.prefetch));
   fingerprint->Add(static_cast<int32_t>(options.whole_grads));
+  fingerprint->Add(static_cast<int32_t>(options.keep_after_forward));
   fingerprint->Add(static_cast<int32_t>(options.deterministic));
   fingerprint->Add(options.alignment_bytes);
   fingerprint->Add(static_cast<int32_t>(options.f32_grads));

@@ -115,6 +115,10 @@ struct PlanOptions {
   // Stages 2 and 3: keep every rank's gradients whole, so that gradients
   // accumulate without communication (no_sync).
   bool whole_grads = false;
+  // Stage 3: parameters stay whole from the forward pass to the step, as in
+  // stage 2, instead of being gathered again for the backward pass
+  // (reshard_after_forward=False).
+  bool keep_after_forward = false;
   // Sums of gradients are kept in fp32, and are made of all that goes into one
   // at once, in rank order, so that no result depends on stage, buffer sizes,
   // prefetch, overlap, shard groups or whether memory is shared.
@@ -268,7 +272,8 @@ class Plan {
   // together would be as large as all gradients: a stage never costs more than
   // the one before it.
   bool shards_grads() const { return shards_grads_; }
-  // The same for parameters, in stage 3 and without shared memory.
+  // The same for parameters, in stage 3 and without shared memory, unless
+  // keep_after_forward.
   bool shards_params() const { return shards_params_; }
   // By unit depth; all zero where nothing is sharded. In a slot, the unit's
   // buffers lie in the order of UnitPlan::buffers, each from a page on: of

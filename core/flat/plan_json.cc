@@ -36,6 +36,7 @@ Json OptionsJson(const PlanOptions& options) {
           {"shard_group_size", options.shard_group_size},
           {"prefetch", options.prefetch},
           {"whole_grads", options.whole_grads},
+          {"keep_after_forward", options.keep_after_forward},
           {"deterministic", options.deterministic},
           {"alignment_bytes", options.alignment_bytes},
           {"f32_grads", options.f32_grads},

@@ -94,7 +94,8 @@ void Plan::ChooseSharding() {
     own_grads += SumRange(buffer);
   }
   shards_grads_ = !options_.whole_grads && own_grads < whole_grads;
-  shards_params_ = options_.stage == 3 && own_params < whole_params;
+  shards_params_ = options_.stage == 3 && !options_.keep_after_forward &&
+                   own_params < whole_params;
   if (!shards_grads_) grad_slots_.assign(grad_slots_.size(), {});
   if (!shards_params_) param_slots_.assign(param_slots_.size(), {});
 }

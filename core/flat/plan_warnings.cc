@@ -114,6 +114,27 @@ std::string MixtureText(const Plan& plan, const UnitPlan& unit,
                 Grouped(FrozenPadding(plan, unit)), " bytes of padding");
 }
 
+// What its stage would shard and it does not.
+void AddKeptWhole(const Plan& plan, std::vector<std::string>* warnings) {
+  const PlanOptions& options = plan.options();
+  if (options.world_size == 1) return;
+  const bool grads =
+      options.stage >= 2 && !options.whole_grads && !plan.shards_grads();
+  const bool params = options.stage == 3 && !options.keep_after_forward &&
+                      !plan.shards_params();
+  if (!grads && !params) return;
+  warnings->push_back(StrCat(
+      "stage ", options.stage, " keeps ",
+      grads && params ? "gradients and parameters"
+      : grads         ? "gradients"
+                      : "parameters",
+      " whole: with ", plan.units().size(),
+      plan.units().size() == 1 ? " unit" : " units", " and prefetch ",
+      options.prefetch,
+      ", a rank's part and the slots of units in use would take no less; wrap "
+      "smaller units, or lower prefetch"));
+}
+
 void AddF32Classes(const Plan& plan, std::vector<std::string>* warnings) {
   const PlanOptions& options = plan.options();
   if (options.param_dtype == DType::kF32 || options.f32_classes.empty()) return;
@@ -144,6 +165,7 @@ void AddF32Classes(const Plan& plan, std::vector<std::string>* warnings) {
 
 std::vector<std::string> Plan::Warnings() const {
   std::vector<std::string> warnings;
+  AddKeptWhole(*this, &warnings);
   AddF32Classes(*this, &warnings);
   const std::vector<Mixture> mixtures = MixturesOf(*this);
   std::vector<std::string> fqns;

@@ -55,7 +55,7 @@ int main(void) {
   FIELD(shard_plan_options, prefetch);
   FIELD(shard_plan_options, whole_grads);
   FIELD(shard_plan_options, deterministic);
-  FIELD(shard_plan_options, reserved);
+  FIELD(shard_plan_options, keep_after_forward);
   INIT(shard_plan_options, SHARD_PLAN_OPTIONS_INIT);
 
   STRUCT(shard_memory);

@@ -170,8 +170,8 @@ TEST(PlanUnitsTest, BadUnitOptions) {
   ExpectBad([](Options* o) { o->whole_grads = 2; },
             {"whole_grads is 2", "0 or 1"});
   ExpectBad([](Options* o) { o->deterministic = -1; }, {"deterministic is -1"});
-  ExpectBad([](Options* o) { o->reserved = 1; },
-            {"shard_plan_options.reserved is 1"});
+  ExpectBad([](Options* o) { o->keep_after_forward = 2; },
+            {"keep_after_forward is 2", "0 or 1"});
 }
 
 TEST(PlanUnitsTest, UnitOptionsMeanWhatTheySay) {
@@ -201,6 +201,7 @@ TEST(PlanUnitsTest, UnitOptionsMeanWhatTheySay) {
     o->shard_group_size = 2;
     o->whole_grads = 1;
     o->deterministic = 1;
+    o->keep_after_forward = 1;
   });
   EXPECT_EQ(json["param_dtype"], "bf16");
   EXPECT_EQ(json["f32_classes"], nlohmann::json({"Norm", "Head"}));
@@ -208,6 +209,7 @@ TEST(PlanUnitsTest, UnitOptionsMeanWhatTheySay) {
   EXPECT_EQ(json["shard_group_size"], 2);
   EXPECT_EQ(json["whole_grads"], true);
   EXPECT_EQ(json["deterministic"], true);
+  EXPECT_EQ(json["keep_after_forward"], true);
 }
 
 TEST(PlanUnitsTest, MemoryWithAndWithoutSharedMemory) {

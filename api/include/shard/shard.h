@@ -428,9 +428,13 @@ typedef struct shard_plan_options {
    * accumulate without communication. */
   int32_t whole_grads;
   /* 1: sums of gradients are kept in fp32 and made in rank order, so that no
-   * result depends on stage, buffer_bytes, prefetch or shard_group_size. */
+   * result depends on stage, units, buffer_bytes, prefetch, overlap or
+   * shard_group_size (docs/numerics.md). */
   int32_t deterministic;
-  int32_t reserved;
+  /* Stage 3: 1 keeps parameters whole from the forward pass to the step, as in
+   * stage 2, instead of gathering them again for the backward pass
+   * (reshard_after_forward=False). */
+  int32_t keep_after_forward;
 } shard_plan_options;
 #define SHARD_PLAN_OPTIONS_INIT                                              \
   {                                                                          \

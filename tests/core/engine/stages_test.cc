@@ -30,7 +30,13 @@ struct Form {
   const char* device = "cpu";
   Partition partition = Partition::kEven;
   bool begin_step = false;
+  bool keep_after_forward = false;
 };
+
+constexpr Form Kept(Form form) {
+  form.keep_after_forward = true;
+  return form;
+}
 
 constexpr Form Begun(Form form) {
   form.begin_step = true;
@@ -83,6 +89,7 @@ constexpr Form kForms[] = {
      25 << 20, true, false, false, "cpu-async?max_delay=0.0002&seed=6"},
     {"apart stage1 per parameter", 1, "direct=0", "class?names=Block,Mlp", 0, 1,
      25 << 20, false, false, true},
+    Kept({"apart stage3 kept after forward", 3, "direct=0"}),
     Begun({"begun stage1", 1}),
     Begun({"begun stage2", 2}),
     Begun({"begun stage3 async", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20,
@@ -108,6 +115,7 @@ UnitTraining TrainingOf(const Form& form, int world_size) {
   training.plan.prefetch = form.prefetch;
   training.plan.buffer_bytes = form.buffer_bytes;
   training.plan.whole_grads = form.whole_grads;
+  training.plan.keep_after_forward = form.keep_after_forward;
   training.plan.partition = form.partition;
   training.plan.deterministic = true;
   training.engine.overlap = form.overlap;
@@ -125,7 +133,8 @@ void ExpectSharding(const UnitTraining& training) {
   const bool shards = units && options.world_size > 1;
   EXPECT_EQ((*plan)->shards_grads(),
             shards && options.stage >= 2 && !options.whole_grads);
-  EXPECT_EQ((*plan)->shards_params(), shards && options.stage == 3);
+  EXPECT_EQ((*plan)->shards_params(),
+            shards && options.stage == 3 && !options.keep_after_forward);
 }
 
 class StagesTest : public ::testing::TestWithParam<Form> {};

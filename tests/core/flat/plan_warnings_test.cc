@@ -72,6 +72,31 @@ TEST(PlanWarnings, SayWhatTheMixtureCosts) {
                 "ones, which costs 112 bytes of padding"});
 }
 
+// One unit in use is all of them.
+TEST(PlanWarnings, StagesThatShardNothing) {
+  auto model = std::make_shared<Model>();
+  EXPECT_OK(model->AddParam(kRootModule, "w", DType::kF32, {100000}));
+  PlanOptions options;
+  options.world_size = 4;
+  for (options.stage = 0; options.stage < 2; ++options.stage) {
+    EXPECT_TRUE(WarningsOf(model, options).empty());
+  }
+  options.stage = 2;
+  EXPECT_EQ(WarningsOf(model, options),
+            std::vector<std::string>{
+                "stage 2 keeps gradients whole: with 1 unit and prefetch 1, a "
+                "rank's part and the slots of units in use would take no less; "
+                "wrap smaller units, or lower prefetch"});
+  options.stage = 3;
+  ASSERT_EQ(WarningsOf(model, options).size(), 1u);
+  EXPECT_NE(WarningsOf(model, options)[0].find("gradients and parameters"),
+            std::string::npos);
+  // As the host asked.
+  options.whole_grads = true;
+  options.keep_after_forward = true;
+  EXPECT_TRUE(WarningsOf(model, options).empty());
+}
+
 TEST(PlanWarnings, NoneWhereUnitsAreUniform) {
   auto model = std::make_shared<Model>();
   const ModuleId adapter = *model->AddModule(kRootModule, "adapter", "LoRA");
