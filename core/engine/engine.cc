@@ -2,6 +2,8 @@
 
 #include "core/engine/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -105,8 +107,11 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
                     FindBlas(*plan, hypers, device.get(), &blas), deadline));
   comm->logger().Log(LogLevel::kInfo, "rank ", comm->rank(), ": ",
                      plan->Summary(), blas.empty() ? "" : ", BLAS ", blas);
-  for (const std::string& warning : plan->Warnings()) {
-    comm->logger().Log(LogLevel::kWarning, warning);
+  // The same on every rank; once is enough.
+  if (comm->rank() == 0) {
+    for (const std::string& warning : plan->Warnings()) {
+      comm->logger().Log(LogLevel::kWarning, warning);
+    }
   }
   if (comm->logger().Wants(LogLevel::kDebug)) {
     comm->logger().Log(LogLevel::kDebug, plan->ToText());
@@ -135,8 +140,16 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
       loss_scaler_(options.loss_scaler),
       missing_grads_(options.missing_grads),
       timeout_(timeout),
+      owner_(::getpid()),
       assembly_options_{timeout, options.missing_grads != MissingGrads::kError,
                         options.overlap} {}
+
+Engine::~Engine() {
+  // What is on its way goes through first: peers wait for it. In a child of
+  // fork nothing moves.
+  if (assembly_ == nullptr || ::getpid() != owner_) return;
+  (void)assembly_->queue().Drain(Deadline::After(timeout_)).ok();
+}
 
 void Engine::Adopt(std::unique_ptr<Assembly> assembly) {
   assembly_ = std::move(assembly);

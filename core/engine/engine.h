@@ -18,6 +18,8 @@
 #ifndef SHARD_CORE_ENGINE_ENGINE_H_
 #define SHARD_CORE_ENGINE_ENGINE_H_
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -65,6 +67,11 @@ class Engine {
   static StatusOr<std::unique_ptr<Engine>> Create(
       std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
       const StatusOr<EngineOptions>& options = EngineOptions());
+
+  // Waits for what is on its way, at most for the engine's timeout.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   struct Tensor {
     void* data;
@@ -206,6 +213,7 @@ class Engine {
   LossScaler loss_scaler_;
   const MissingGrads missing_grads_;
   const double timeout_;
+  const pid_t owner_;
   const Assembly::Options assembly_options_;
   double trainable_numel_ = 0;
   bool filling_ = true;

@@ -12,6 +12,14 @@
 
 namespace shard {
 
+namespace {
+
+// Acquires per unit and step: a forward and a backward pass for each of 32
+// passes that accumulate.
+constexpr size_t kMostRecorded = 64;
+
+}  // namespace
+
 Units::Units(const Parts& parts)
     : parts_(parts),
       plan_(*parts.plan),
@@ -281,6 +289,8 @@ void Units::RecordOrder(int32_t unit) {
     order_.resize(position_);
     recording_ = true;
   }
+  // Passes without a step, such as an evaluation's, have no end.
+  if (order_.size() >= kMostRecorded * plan_.units().size()) return;
   order_.push_back(unit);
   position_ = order_.size();
 }

@@ -193,7 +193,7 @@ class CaseRun {
       const ParamPlace& place =
           engine.plan().places()[static_cast<size_t>(param)];
       const EngineBuffer& buffer =
-          engine.buffers()[static_cast<size_t>(place.buffer)];
+          engine.memory().buffers()[static_cast<size_t>(place.buffer)];
       const int64_t shard = buffer.plan->layout.shard_numel();
       for (size_t i = 0; i < count; ++i) {
         const int64_t at = place.offset + static_cast<int64_t>(i);

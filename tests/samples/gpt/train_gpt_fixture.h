@@ -96,12 +96,25 @@ class TrainGptTest : public ::testing::Test {
     return Log(Run(Tiny(arguments)));
   }
 
+  // What was written to stderr, but for the plan's warning that a model this
+  // small is not sharded.
+  static std::string Complaints(const std::string& err) {
+    std::string complaints;
+    std::istringstream lines(err);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find(" whole: with ") == std::string::npos) {
+        complaints += line + "\n";
+      }
+    }
+    return complaints;
+  }
+
   // The log's lines, each up to what depends on the clock: by default those of
   // Tiny, 50 steps and 2 validations.
   std::vector<std::string> Log(const Outcome& outcome,
                                size_t count = 52) const {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    EXPECT_EQ(outcome.err, "");
+    EXPECT_EQ(Complaints(outcome.err), "");
     EXPECT_THAT(outcome.out, ::testing::HasSubstr("validation loss "));
     std::vector<std::string> lines;
     std::ifstream log(folder_ + "/log");
