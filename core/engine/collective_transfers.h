@@ -33,6 +33,11 @@ class CollectiveTransfers final : public Transfers {
 
   Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
                 const Deadline& deadline) override;
+  bool ReadInPlace(int32_t, const std::vector<Note>&,
+                   std::vector<std::vector<const void*>>*) override {
+    return false;
+  }
+  Status FinishReading(const Deadline&) override { return Status(); }
   Status Gather(int32_t unit, unsigned char* slot,
                 const Deadline& deadline) override;
   Status Publish(size_t buffer, const Deadline& deadline) override;

@@ -30,31 +30,54 @@ DirectTransfers::DirectTransfers(const Plan& plan, const EngineMemory& memory,
 
 Status DirectTransfers::Reduce(int32_t unit, const std::vector<Note>& notes,
                                bool add, const Deadline& deadline) {
-  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
-    SumBuffer(part, unit, depth, notes, add);
+    SumBuffer(part, unit, notes, add);
   }
   SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
-  // Only then may a rank use its slot again.
+  return FinishReading(deadline);
+}
+
+bool DirectTransfers::ReadInPlace(
+    int32_t unit, const std::vector<Note>& notes,
+    std::vector<std::vector<const void*>>* sources) {
+  if (!plan_.shards_grads()) return false;
+  sources->clear();
+  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+    if (plan_.buffers()[part.buffer].sum_dtype != DType::kF32) return false;
+    FindSources(part, unit, notes, &sources->emplace_back());
+    if (sources->back().empty()) return false;
+  }
+  return true;
+}
+
+Status DirectTransfers::FinishReading(const Deadline& deadline) {
   return comm_->Barrier("gradients of a unit reduced", deadline);
 }
 
+void DirectTransfers::FindSources(const SlotPart& part, int32_t unit,
+                                  const std::vector<Note>& notes,
+                                  std::vector<const void*>* sources) const {
+  const FlatBufferPlan& plan = plan_.buffers()[part.buffer];
+  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  const size_t begin =
+      DTypeBytes(plan.grad_dtype,
+                 plan_.RangeOf(comm_->rank()) * plan.layout.shard_numel());
+  sources->clear();
+  for (size_t r = 0; r < notes.size(); ++r) {
+    if (!Contributes(notes[r], unit)) continue;
+    sources->push_back(
+        memory_.GradSlot(static_cast<int>(r), depth, notes[r].slot) +
+        part.offset + begin);
+  }
+}
+
 void DirectTransfers::SumBuffer(const SlotPart& part, int32_t unit,
-                                int32_t depth, const std::vector<Note>& notes,
-                                bool add) {
+                                const std::vector<Note>& notes, bool add) {
   const EngineBuffer& buffer = memory_.buffers()[part.buffer];
   const FlatBufferPlan& plan = *buffer.plan;
   const int64_t range = plan.layout.shard_numel();
   if (range == 0) return;
-  const size_t begin =
-      DTypeBytes(plan.grad_dtype, plan_.RangeOf(comm_->rank()) * range);
-  sources_.clear();
-  for (size_t r = 0; r < notes.size(); ++r) {
-    if (!Contributes(notes[r], unit)) continue;
-    sources_.push_back(
-        memory_.GradSlot(static_cast<int>(r), depth, notes[r].slot) +
-        part.offset + begin);
-  }
+  FindSources(part, unit, notes, &sources_);
   // As the last source.
   const bool wider = plan.sum_dtype != plan.grad_dtype;
   if (add && !wider) sources_.push_back(buffer.sum);

@@ -14,7 +14,8 @@ namespace shard {
 
 // Where ranks see each other's memory: a reduction reads every rank's slot and
 // writes this rank's sum, W g + s bytes per element of the range (W ranks,
-// gradients of g bytes, sums of s), and nothing else moves.
+// gradients of g bytes, sums of s), and nothing else moves. A step that was
+// begun reads the slots itself, and needs no sum.
 class DirectTransfers final : public Transfers {
  public:
   // `tile`: kTile elements of fp32.
@@ -27,6 +28,9 @@ class DirectTransfers final : public Transfers {
 
   Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
                 const Deadline& deadline) override;
+  bool ReadInPlace(int32_t unit, const std::vector<Note>& notes,
+                   std::vector<std::vector<const void*>>* sources) override;
+  Status FinishReading(const Deadline& deadline) override;
   Status Gather(int32_t unit, unsigned char* slot,
                 const Deadline& deadline) override;
   Status Publish(size_t buffer, const Deadline& deadline) override;
@@ -36,7 +40,12 @@ class DirectTransfers final : public Transfers {
   uint64_t PublishBytes(size_t) const override { return 0; }
 
  private:
-  void SumBuffer(const SlotPart& part, int32_t unit, int32_t depth,
+  // This rank's range of a buffer of `unit` on each rank that has gradients of
+  // it, in their slots.
+  void FindSources(const SlotPart& part, int32_t unit,
+                   const std::vector<Note>& notes,
+                   std::vector<const void*>* sources) const;
+  void SumBuffer(const SlotPart& part, int32_t unit,
                  const std::vector<Note>& notes, bool add);
 
   const Plan& plan_;

@@ -74,9 +74,12 @@ Status Engine::RunBeginStep(const StepOptions& options, int32_t leader,
       begun_input_, PrepareStep(options, leader, deadline, &begun_active_));
   begun_ = options;
   assembly_->stepper().Begin(begun_input_);
-  assembly_->units().SetAhead([this](int32_t unit, const Deadline& until) {
-    return assembly_->stepper().RunAhead(unit, until);
-  });
+  assembly_->units().SetAhead(
+      [this](int32_t unit,
+             const std::vector<std::vector<const void*>>* in_place,
+             const Deadline& until) {
+        return assembly_->stepper().RunAhead(unit, in_place, until);
+      });
   return Status();
 }
 

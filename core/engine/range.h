@@ -53,9 +53,16 @@ class Range {
   // Whether AddNorm leaves the sum where this rank's own gradients were: only
   // fp32 holds it without rounding.
   bool keeps_sum() const { return source_dtype_ == DType::kF32; }
-  // This rank's own part of its gradients, or of the sum.
-  void* own_grads() const { return own_grads_; }
-  size_t own_grads_bytes() const { return count_ * DTypeSize(source_dtype_); }
+  // Instead of the sum, this range of the gradients on some ranks, in rank
+  // order, until ReadSum. REQUIRES: a range of fp32 sums.
+  void ReadFrom(const std::vector<const void*>& sources) {
+    sources_ = sources;
+    source_dtype_ = plan_->grad_dtype;
+  }
+  void ReadSum() {
+    sources_ = {own_grads_};
+    source_dtype_ = plan_->sum_dtype;
+  }
 
   // From the range's begin. Null where there is none.
   void* param(size_t begin) const;

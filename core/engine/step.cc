@@ -153,9 +153,18 @@ void Stepper::Begin(const StepInput& input) {
   begun_ = UpdateInputOf(input, input.gradient_scale, false);
 }
 
-Status Stepper::RunAhead(int32_t unit, const Deadline& deadline) {
+Status Stepper::RunAhead(int32_t unit,
+                         const std::vector<std::vector<const void*>>* in_place,
+                         const Deadline& deadline) {
+  const std::vector<size_t>& ranges = by_unit_[static_cast<size_t>(unit)];
+  for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
+    ranges_[ranges[i]].ReadFrom((*in_place)[i]);
+  }
   bytes_ahead_ += UpdateUnit(unit, begun_optimizers_, begun_, parts_.ahead);
   SHARD_RETURN_IF_ERROR(parts_.ahead->Synchronize(deadline));
+  for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
+    ranges_[ranges[i]].ReadSum();
+  }
   done_[static_cast<size_t>(unit)] = true;
   return PublishUnit(unit, deadline);
 }

@@ -104,7 +104,10 @@ class Stepper {
   // `optimizers` is copied.
   void Begin(const StepInput& input);
   // COLLECTIVE, on whichever thread: updates and publishes the unit.
-  Status RunAhead(int32_t unit, const Deadline& deadline);
+  // `in_place` as in Units::Ahead.
+  Status RunAhead(int32_t unit,
+                  const std::vector<std::vector<const void*>>* in_place,
+                  const Deadline& deadline);
 
   // This rank's ranges of the trainable buffers.
   const std::vector<Range>& ranges() const { return ranges_; }

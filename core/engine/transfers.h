@@ -44,6 +44,15 @@ class Transfers {
   virtual Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
                         const Deadline& deadline) = 0;
 
+  // Instead of it, for a step that was begun, where every rank's gradients can
+  // be read where they lie: by trainable buffer of the unit, this rank's range
+  // of them on each rank that has some. False where they cannot, or where a sum
+  // of them would be rounded before it is used.
+  virtual bool ReadInPlace(int32_t unit, const std::vector<Note>& notes,
+                           std::vector<std::vector<const void*>>* sources) = 0;
+  // COLLECTIVE, after they were read: ranks may use those slots again.
+  virtual Status FinishReading(const Deadline& deadline) = 0;
+
   // All parameters of the unit into `slot`, from what the ranks hold.
   // REQUIRES: parameters are sharded and memory is not shared.
   virtual Status Gather(int32_t unit, unsigned char* slot,

@@ -58,16 +58,23 @@ Status UnitStates::CheckUnit(int32_t unit) const {
 
 Status UnitStates::CheckAcquire(int32_t unit, Pass pass) const {
   SHARD_RETURN_IF_ERROR(CheckUnit(unit));
-  if (pass != Pass::kForward && pass != Pass::kBackward) {
-    return InvalidArgument("unknown pass ", static_cast<int32_t>(pass),
-                           "; known: 1 (forward), 2 (backward)");
+  const auto number = static_cast<int32_t>(pass);
+  if (number < 1 || number > 3) {
+    return InvalidArgument(
+        "unknown pass ", number,
+        "; known: 1 (forward), 2 (backward), 3 (backward, overwrite)");
+  }
+  if (pass == Pass::kBackwardOverwrite && allow_missing_) {
+    return InvalidArgument(
+        "pass 3 (backward, overwrite) with missing_grads: gradients that may "
+        "be missing begin as zeros; use pass 2 (backward)");
   }
   if (state(unit) != State::kIdle) {
     return FailedPrecondition(Name(unit), " is in state ",
                               StateName(state(unit)),
                               "; acquire needs IDLE: release it first");
   }
-  if (pass == Pass::kBackward && at(unit).ready) {
+  if (pass != Pass::kForward && at(unit).ready) {
     return FailedPrecondition(
         "the gradients of ", Name(unit),
         " are ready for the step already; accumulate over several backward "

@@ -30,7 +30,13 @@
 namespace shard {
 
 // The values are those of SHARD_PASS_* in shard.h.
-enum class Pass : int32_t { kForward = 1, kBackward = 2 };
+enum class Pass : int32_t {
+  kForward = 1,
+  kBackward = 2,
+  // The host writes every element of the unit's gradients, so that they need
+  // not be zeros before.
+  kBackwardOverwrite = 3,
+};
 
 class UnitStates {
  public:

@@ -87,11 +87,16 @@ Status Units::Do(const Note& note, unsigned char* slot,
                  const Deadline& deadline) {
   double seconds = 0;
   Status status;
+  const bool goes_on =
+      ahead_ != nullptr && note.activity == Activity::kReduce && note.more == 0;
+  const bool in_place =
+      goes_on && !reduced_[static_cast<size_t>(note.unit)] &&
+      parts_.transfers->ReadInPlace(note.unit, notes(), &in_place_);
   {
     Stopwatch moving(&seconds);
     const auto unit = static_cast<size_t>(note.unit);
     if (note.activity == Activity::kReduce) {
-      if (plan_.shards_grads() || !parts_.comm->direct()) {
+      if (!in_place && (plan_.shards_grads() || !parts_.comm->direct())) {
         status = parts_.transfers->Reduce(note.unit, notes(), reduced_[unit],
                                           deadline);
       }
@@ -105,11 +110,10 @@ Status Units::Do(const Note& note, unsigned char* slot,
     }
   }
   parts_.queue->Moved(seconds);
-  if (!status.ok() || ahead_ == nullptr || note.activity != Activity::kReduce ||
-      note.more != 0) {
-    return status;
-  }
-  return ahead_(note.unit, deadline);
+  if (!status.ok() || !goes_on) return status;
+  SHARD_RETURN_IF_ERROR(
+      ahead_(note.unit, in_place ? &in_place_ : nullptr, deadline));
+  return in_place ? parts_.transfers->FinishReading(deadline) : Status();
 }
 
 Status Units::Perform(const Note& note, unsigned char* slot) {
@@ -203,7 +207,7 @@ Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
   if (local.ok() && gathers_ && Has(unit, false)) {
     local = CheckRoom(unit, param_slots_, "parameters");
   }
-  const bool wants_grads = pass == Pass::kBackward && plan_.shards_grads();
+  const bool wants_grads = pass != Pass::kForward && plan_.shards_grads();
   if (local.ok() && wants_grads && Has(unit, true)) {
     local = CheckRoom(unit, grad_slots_, "gradients");
   }
@@ -229,14 +233,14 @@ Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
   }
   if (!ready.ok()) return Broken(ready);
   if (wants_grads && Has(unit, true)) {
-    const Status taken = TakeGradSlot(unit, deadline);
+    const Status taken = TakeGradSlot(unit, pass, deadline);
     if (!taken.ok()) return Broken(taken);
   }
   states_.Acquire(unit, pass);
   return Status();
 }
 
-Status Units::TakeGradSlot(int32_t unit, const Deadline& deadline) {
+Status Units::TakeGradSlot(int32_t unit, Pass pass, const Deadline& deadline) {
   const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
   const int found = grad_slots_.Find(unit);
   const int slot = found >= 0 ? found : grad_slots_.Choose(unit);
@@ -248,11 +252,29 @@ Status Units::TakeGradSlot(int32_t unit, const Deadline& deadline) {
       parts_.memory->GradSlot(parts_.comm->rank(), depth, slot);
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
-    parts_.compute->FillZeros(
-        base + part.offset,
-        DTypeBytes(buffer.grad_dtype, buffer.layout.padded_numel()));
+    if (pass == Pass::kBackward) {
+      parts_.compute->FillZeros(
+          base + part.offset,
+          DTypeBytes(buffer.grad_dtype, buffer.layout.padded_numel()));
+    } else {
+      ZeroPadding(buffer, base + part.offset);
+    }
   }
   return parts_.device->HostWait(parts_.compute->Record(), deadline);
+}
+
+void Units::ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads) {
+  int64_t at = 0;
+  const auto zero_to = [&](int64_t end) {
+    if (end <= at) return;
+    parts_.compute->FillZeros(grads + DTypeBytes(buffer.grad_dtype, at),
+                              DTypeBytes(buffer.grad_dtype, end - at));
+  };
+  for (const Slot& slot : buffer.layout.slots()) {
+    zero_to(slot.offset);
+    at = slot.offset + slot.numel;
+  }
+  zero_to(buffer.layout.padded_numel());
 }
 
 Status Units::Release(int32_t unit) {

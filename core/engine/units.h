@@ -104,8 +104,10 @@ class Units {
   void FinishStep();
   // What is done with each unit as soon as its gradients are ready on all
   // ranks, on the queue's thread; until EnqueueRest. No gradients are ready
-  // yet.
-  using Ahead = std::function<Status(int32_t unit, const Deadline& deadline)>;
+  // yet. `in_place`: Transfers::ReadInPlace, where that goes; else null.
+  using Ahead = std::function<Status(
+      int32_t unit, const std::vector<std::vector<const void*>>* in_place,
+      const Deadline& deadline)>;
   void SetAhead(Ahead ahead) { ahead_ = std::move(ahead); }
 
   // `event` is when the parameters of `unit` are published, on the queue.
@@ -140,7 +142,9 @@ class Units {
   // What this rank gathered, and in which order, where others did not.
   void ForgetOrder();
   void Prefetch();
-  Status TakeGradSlot(int32_t unit, const Deadline& deadline);
+  Status TakeGradSlot(int32_t unit, Pass pass, const Deadline& deadline);
+  // What no parameter's gradient fills: other units leave theirs in a slot.
+  void ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads);
   Status ZeroMissing(const Deadline& deadline);
   Status Broken(Status status);
   // The error of a meeting, to which this rank came for `activity`; final where
@@ -158,6 +162,7 @@ class Units {
   Slots grad_slots_;
   bool no_sync_ = false;
   Ahead ahead_;
+  std::vector<std::vector<const void*>> in_place_;
   Status broken_;
   // By unit: what the ranks have reduced since the last step. On the queue's
   // thread while it is not empty.

@@ -112,7 +112,11 @@ class Rank {
   }
 
   int64_t shard_numel() const {
-    return engine_->plan().buffers()[0].layout.shard_numel();
+    int64_t numel = 0;
+    for (const FlatBufferPlan& buffer : engine_->plan().buffers()) {
+      numel += buffer.layout.shard_numel();
+    }
+    return numel;
   }
 
  private:

@@ -10,19 +10,22 @@
 //
 // Bytes per element of a rank's range, W ranks:
 //
-//                       ZeRO-1                      ZeRO-3
-//   zeros               -, or 4 W                   4 W
-//   the host's stores   4 W                         4 W, into a slot
-//   reduction           -                           4 W + 4
-//   update              4 W + 24                    28
+//                       ZeRO-1      ZeRO-3      ZeRO-3, not begun
+//   the host's stores   4 W         4 W         4 W
+//   reduction           -           -           4 W + 4
+//   update              4 W + 24    4 W + 24    28
 //
-// over_zero1 is of a host that overwrites its gradients, and in ZeRO-1 needs no
-// zeros; from_zeros_over_zero1 of one that adds to them, and calls
-// shard_engine_zero_grad before each step. ZeRO-3 makes the zeros either way.
+// over_zero1 is of a host that overwrites its gradients
+// (SHARD_PASS_BACKWARD_OVERWRITE) and says before the backward pass what the
+// step will be (shard_engine_begin_step), so that ZeRO-3 updates from the slots
+// themselves. not_begun is the same without that: what a step that clips does
+// at most. from_zeros is of a host that adds to its gradients, and calls
+// shard_engine_zero_grad before each step: 4 W more in either.
 //
-// The roofs move the same bytes of the same buffers in the same order with the
-// simplest loops: one thread per rank, a barrier where others' gradients are
-// read and before they are overwritten.
+// The roofs are those of steps that are not begun. They move the same bytes of
+// the same buffers in the same order with the simplest loops: one thread per
+// rank, a barrier where others' gradients are read and before they are
+// overwritten.
 //
 // All are interleaved; ratios are medians over the rounds.
 
@@ -32,7 +35,6 @@
 
 #include <csignal>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -69,13 +71,15 @@ class Rank {
   }
 
   // From when all have begun until all are done.
-  Times Train(bool from_zeros, StepReport* report) {
+  Times Train(bool from_zeros, bool begun, StepReport* report) {
     Barrier();
     Times times;
     const double start = Seconds();
+    if (begun) Require(engine_->BeginStep(StepOptions()));
     if (from_zeros) Require(engine_->ZeroGrad());
     VisitUnits(engine_.get(), Pass::kForward, [](int32_t) {});
-    VisitUnits(engine_.get(), Pass::kBackward, [&](int32_t unit) {
+    const Pass pass = from_zeros ? Pass::kBackward : Pass::kBackwardOverwrite;
+    VisitUnits(engine_.get(), pass, [&](int32_t unit) {
       ForEachParam(engine_->plan(), unit, [&](ParamId param) {
         const Engine::Tensor grad = Require(engine_->Grad(param));
         auto* const out = static_cast<float*>(grad.data);
@@ -167,7 +171,6 @@ class Rank {
             buffers[part.buffer].plan->layout.padded_numel());
         auto* const grads = reinterpret_cast<float*>(
             memory.GradSlot(rank, depth, slot) + part.offset);
-        std::memset(grads, 0, count * sizeof(float));
         StoreRoof(grads, count, kGradient);
       }
       Barrier();
@@ -202,7 +205,7 @@ class Rank {
 };
 
 struct Samples {
-  std::vector<double> roof, all, step, from_zeros;
+  std::vector<double> roof, all, step, from_zeros, begun, begun_from_zeros;
 };
 
 double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
@@ -219,6 +222,8 @@ void Report(const char* stage, const Samples& samples, const StepReport& last,
   bench("all_ms", Median(samples.all), "ms");
   bench("step_ms", Median(samples.step), "ms");
   bench("from_zeros_ms", Median(samples.from_zeros), "ms");
+  bench("begun_ms", Median(samples.begun), "ms");
+  bench("begun_from_zeros_ms", Median(samples.begun_from_zeros), "ms");
   bench("roof_ms", Median(samples.roof), "ms");
   bench("ratio_to_roof", MedianRatio(samples.roof, samples.all), "x");
   bench("bytes_per_element",
@@ -245,10 +250,14 @@ void Run(int rank, const std::string& url) {
   StepReport last3;
   const auto measure = [](Rank* self, bool keep, Samples* samples,
                           StepReport* last) {
-    const double from_zeros_ms = self->Train(true, last).all_ms;
+    const double begun_ms = self->Train(false, true, last).all_ms;
+    const double begun_from_zeros_ms = self->Train(true, true, last).all_ms;
+    const double from_zeros_ms = self->Train(true, false, last).all_ms;
     const double roof_ms = self->Roof();
-    const Times times = self->Train(false, last);
+    const Times times = self->Train(false, false, last);
     if (!keep) return;
+    samples->begun.push_back(begun_ms);
+    samples->begun_from_zeros.push_back(begun_from_zeros_ms);
     samples->from_zeros.push_back(from_zeros_ms);
     samples->roof.push_back(roof_ms);
     samples->all.push_back(times.all_ms);
@@ -261,17 +270,20 @@ void Run(int rank, const std::string& url) {
   }
   Require(comm->Shutdown(Deadline::After(kTimeout)));
   if (rank != 0) return;
-  // Per element of a range: stores; and zeros, and the reduction.
+  // Per element of a range: stores; and the reduction.
   constexpr double kStores = 4 * kWorldSize;
   const auto elements = static_cast<double>(zero1.range_numel());
   Report("zero1", one, last1, kStores, elements);
-  Report("zero3", three, last3, 2 * kStores + (4 * kWorldSize + 4), elements);
+  Report("zero3", three, last3, kStores + (4 * kWorldSize + 4), elements);
   const char* name = "zero3_step";
   Bench(name, "step_over_zero1", MedianRatio(three.step, one.step), "x");
   Bench(name, "roof_over_zero1", MedianRatio(three.roof, one.roof), "x");
-  Bench(name, "from_zeros_over_zero1",
+  Bench(name, "not_begun_over_zero1", MedianRatio(three.all, one.all), "x");
+  Bench(name, "not_begun_from_zeros_over_zero1",
         MedianRatio(three.from_zeros, one.from_zeros), "x");
-  Bench(name, "over_zero1", MedianRatio(three.all, one.all), "x");
+  Bench(name, "from_zeros_over_zero1",
+        MedianRatio(three.begun_from_zeros, one.begun_from_zeros), "x");
+  Bench(name, "over_zero1", MedianRatio(three.begun, one.begun), "x");
 }
 
 int Main() {

@@ -874,13 +874,17 @@ SHARD_API shard_error* shard_engine_broadcast_params(
  * mistake. Ranks that exchange different things are DESYNC. */
 #define SHARD_PASS_FORWARD 1
 #define SHARD_PASS_BACKWARD 2
+/* The host writes every element of the unit's gradients, so that they need not
+ * be zeros before; elements that it leaves out are unspecified. Otherwise as
+ * BACKWARD. Not with missing_grads. */
+#define SHARD_PASS_BACKWARD_OVERWRITE 3
 
 /* IDLE to FORWARD or BACKWARD_PRE. When it returns the unit's parameters are
  * there: at once where ranks share memory, and in stages 0 to 2; in stage 3
  * without shared memory they are gathered, and those of the units that were
  * acquired next in the step before are fetched ahead. For a backward pass there
- * is room for its gradients, zeros in stages 2 and 3. `timeout` in seconds; 0:
- * the engine's. COLLECTIVE*, blocks. */
+ * is room for its gradients, with BACKWARD zeros in stages 2 and 3. `timeout`
+ * in seconds; 0: the engine's. COLLECTIVE*, blocks. */
 SHARD_API shard_error* shard_engine_unit_acquire(shard_engine* engine,
                                                  int32_t unit, int32_t pass,
                                                  double timeout) SHARD_NOEXCEPT;

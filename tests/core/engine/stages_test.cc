@@ -31,7 +31,13 @@ struct Form {
   Partition partition = Partition::kEven;
   bool begin_step = false;
   bool keep_after_forward = false;
+  bool overwrite = false;
 };
+
+constexpr Form Overwritten(Form form) {
+  form.overwrite = true;
+  return form;
+}
 
 constexpr Form Kept(Form form) {
   form.keep_after_forward = true;
@@ -90,6 +96,12 @@ constexpr Form kForms[] = {
     {"apart stage1 per parameter", 1, "direct=0", "class?names=Block,Mlp", 0, 1,
      25 << 20, false, false, true},
     Kept({"apart stage3 kept after forward", 3, "direct=0"}),
+    Overwritten({"overwritten stage1", 1}),
+    Overwritten({"overwritten stage3", 3}),
+    Overwritten({"overwritten apart stage2", 2, "direct=0"}),
+    Overwritten(Begun({"overwritten begun stage3", 3})),
+    Overwritten({"overwritten stage3 greedy", 3, "", "class?names=Block,Mlp", 0,
+                 1, 25 << 20, false, false, false, "cpu", Partition::kGreedy}),
     Begun({"begun stage1", 1}),
     Begun({"begun stage2", 2}),
     Begun({"begun stage3 async", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20,
@@ -121,6 +133,7 @@ UnitTraining TrainingOf(const Form& form, int world_size) {
   training.engine.overlap = form.overlap;
   training.engine.device = form.device;
   training.per_param = form.per_param;
+  training.overwrite = form.overwrite;
   return training;
 }
 

@@ -89,7 +89,7 @@ TEST_F(UnitStatesTest, Transitions) {
     }
   }
   const UnitStates states = Make(*plan_, false, false);
-  ExpectInvalid(states.CheckAcquire(1, static_cast<Pass>(3)), {"pass 3"});
+  ExpectInvalid(states.CheckAcquire(1, static_cast<Pass>(4)), {"pass 4"});
 }
 
 TEST_F(UnitStatesTest, UnitBecomesReadyOnce) {

@@ -58,6 +58,7 @@ struct UnitTraining {
   int steps = 4;
   int passes = 1;  // Backward passes per step, all but the last under no_sync.
   bool per_param = false;
+  bool overwrite = false;   // Pass::kBackwardOverwrite.
   bool begin_step = false;  // With `step`, before the passes.
   std::string link;         // Of the communicator's URL: "direct=0".
 };
@@ -97,7 +98,8 @@ class UnitTrainer {
   // Gradients of `batch`, which is a number.
   void Backward(int batch, bool last) {
     ASSERT_TRUE(engine_.SetNoSync(!last).ok());
-    Visit(0, Pass::kBackward, [&](int32_t unit) { WriteGrads(unit, batch); });
+    Visit(0, training_.overwrite ? Pass::kBackwardOverwrite : Pass::kBackward,
+          [&](int32_t unit) { WriteGrads(unit, batch); });
   }
 
   Status Step(StepReport* report) {
@@ -129,7 +131,7 @@ class UnitTrainer {
         nested.push_back(static_cast<int32_t>(u));
       }
     }
-    if (pass == Pass::kBackward) std::reverse(nested.begin(), nested.end());
+    if (pass != Pass::kForward) std::reverse(nested.begin(), nested.end());
     for (const int32_t inner : nested) Visit(inner, pass, act);
     act(unit);
     const Status released = engine_.UnitRelease(unit);
@@ -166,7 +168,8 @@ class UnitTrainer {
               .buffers()[static_cast<size_t>(plan().places()[index].buffer)]
               .grad_dtype;
       const std::vector<float> params = Values(param);
-      std::vector<float> grads = Load(dtype, grad->data, grad->numel);
+      std::vector<float> grads(static_cast<size_t>(grad->numel));
+      if (!training_.overwrite) grads = Load(dtype, grad->data, grad->numel);
       for (size_t i = 0; i < grads.size(); ++i) {
         grads[i] += 0.125f * params[i] +
                     GradientValue(batch, static_cast<int>(param) + 3 * rank,

@@ -127,7 +127,7 @@ TEST_P(WrongCallsTest, EverywhereAndGoOn) {
     ExpectInvalid(engine->UnitAcquire(7, Pass::kForward, 0),
                   {"unit 7 does not exist", "7, from 0"});
     ExpectInvalid(engine->UnitAcquire(-1, Pass::kForward, 0), {"unit -1"});
-    for (const int pass : {0, 3, -1}) {
+    for (const int pass : {0, 4, -1}) {
       ExpectInvalid(engine->UnitAcquire(2, static_cast<Pass>(pass), 0),
                     {StrCat("unknown pass ", pass), "1 (forward)"});
     }
