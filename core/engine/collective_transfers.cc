@@ -54,6 +54,13 @@ Status CollectiveTransfers::Reduce(int32_t unit, const std::vector<Note>& notes,
   return Status();
 }
 
+Status CollectiveTransfers::ReduceWhole(size_t index,
+                                        const Deadline& deadline) {
+  const EngineBuffer& buffer = memory_.buffers()[index];
+  return ReduceBuffer(buffer, buffer.grads[static_cast<size_t>(rank_)], false,
+                      deadline);
+}
+
 Status CollectiveTransfers::ReduceBuffer(const EngineBuffer& buffer,
                                          unsigned char* grads, bool add,
                                          const Deadline& deadline) {
@@ -175,11 +182,15 @@ uint64_t CollectiveTransfers::Part(const FlatBufferPlan& buffer, DType dtype,
 uint64_t CollectiveTransfers::ReduceBytes(int32_t unit) const {
   uint64_t bytes = 0;
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
-    const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
-    bytes += Part(buffer, buffer.grad_dtype, (group_size_ - 1) * groups_) +
-             Part(buffer, buffer.grad_dtype, groups_ - 1);
+    bytes += ReduceWholeBytes(part.buffer);
   }
   return bytes;
+}
+
+uint64_t CollectiveTransfers::ReduceWholeBytes(size_t index) const {
+  const FlatBufferPlan& buffer = plan_.buffers()[index];
+  return Part(buffer, buffer.grad_dtype, (group_size_ - 1) * groups_) +
+         Part(buffer, buffer.grad_dtype, groups_ - 1);
 }
 
 uint64_t CollectiveTransfers::GatherBytes(int32_t unit) const {

@@ -33,6 +33,7 @@ class CollectiveTransfers final : public Transfers {
 
   Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
                 const Deadline& deadline) override;
+  Status ReduceWhole(size_t buffer, const Deadline& deadline) override;
   bool ReadInPlace(int32_t, const std::vector<Note>&,
                    std::vector<std::vector<const void*>>*) override {
     return false;
@@ -43,6 +44,7 @@ class CollectiveTransfers final : public Transfers {
   Status Publish(size_t buffer, const Deadline& deadline) override;
   Status Finish(const Deadline& deadline) override;
   uint64_t ReduceBytes(int32_t unit) const override;
+  uint64_t ReduceWholeBytes(size_t buffer) const override;
   uint64_t GatherBytes(int32_t unit) const override;
   uint64_t PublishBytes(size_t buffer) const override;
 

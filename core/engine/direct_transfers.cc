@@ -37,6 +37,10 @@ Status DirectTransfers::Reduce(int32_t unit, const std::vector<Note>& notes,
   return FinishReading(deadline);
 }
 
+Status DirectTransfers::ReduceWhole(size_t, const Deadline&) {
+  return Internal("reducing whole gradients that every rank sees");
+}
+
 bool DirectTransfers::ReadInPlace(
     int32_t unit, const std::vector<Note>& notes,
     std::vector<std::vector<const void*>>* sources) {

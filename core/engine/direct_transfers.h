@@ -28,6 +28,7 @@ class DirectTransfers final : public Transfers {
 
   Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
                 const Deadline& deadline) override;
+  Status ReduceWhole(size_t buffer, const Deadline& deadline) override;
   bool ReadInPlace(int32_t unit, const std::vector<Note>& notes,
                    std::vector<std::vector<const void*>>* sources) override;
   Status FinishReading(const Deadline& deadline) override;
@@ -36,6 +37,7 @@ class DirectTransfers final : public Transfers {
   Status Publish(size_t buffer, const Deadline& deadline) override;
   Status Finish(const Deadline& deadline) override;
   uint64_t ReduceBytes(int32_t unit) const override;
+  uint64_t ReduceWholeBytes(size_t) const override { return 0; }
   uint64_t GatherBytes(int32_t) const override { return 0; }
   uint64_t PublishBytes(size_t) const override { return 0; }
 

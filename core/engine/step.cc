@@ -133,16 +133,19 @@ Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
     const size_t u = parts_.overlap ? i : units - 1 - i;
     if (by_unit_[u].empty() || done_[u]) continue;
     const auto unit = static_cast<int32_t>(u);
-    {
-      Stopwatch wait(&report->seconds_wait);
-      SHARD_RETURN_IF_ERROR(parts_.queue->Wait(events[u], deadline));
+    for (size_t k = by_unit_[u].size(); k-- > 0;) {
+      {
+        Stopwatch wait(&report->seconds_wait);
+        SHARD_RETURN_IF_ERROR(
+            parts_.queue->Wait(events[buffers_[u][k]], deadline));
+      }
+      {
+        Stopwatch updating(&report->seconds_update);
+        report->bytes_moved += UpdateRange(
+            ranges_[by_unit_[u][k]], *input.optimizers, update, parts_.compute);
+      }
+      EnqueuePublish(unit, buffers_[u][k]);
     }
-    {
-      Stopwatch updating(&report->seconds_update);
-      report->bytes_moved +=
-          UpdateUnit(unit, *input.optimizers, update, parts_.compute);
-    }
-    EnqueuePublish(unit);
   }
   Stopwatch updating(&report->seconds_update);
   return parts_.compute->Synchronize(deadline);
@@ -160,59 +163,47 @@ Status Stepper::RunAhead(int32_t unit,
   for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
     ranges_[ranges[i]].ReadFrom((*in_place)[i]);
   }
-  bytes_ahead_ += UpdateUnit(unit, begun_optimizers_, begun_, parts_.ahead);
+  for (const size_t r : ranges) {
+    bytes_ahead_ +=
+        UpdateRange(ranges_[r], begun_optimizers_, begun_, parts_.ahead);
+  }
   SHARD_RETURN_IF_ERROR(parts_.ahead->Synchronize(deadline));
   for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
     ranges_[ranges[i]].ReadSum();
   }
   done_[static_cast<size_t>(unit)] = true;
-  return PublishUnit(unit, deadline);
-}
-
-uint64_t Stepper::UpdateUnit(int32_t unit,
-                             const std::vector<Optimizer>& optimizers,
-                             const UpdateInput& input, Stream* stream) const {
-  uint64_t bytes = 0;
-  for (const size_t r : by_unit_[static_cast<size_t>(unit)]) {
-    const auto group = static_cast<size_t>(ranges_[r].group());
-    bytes += UpdateRange(ranges_[r], optimizers[group], input, stream);
+  for (const size_t b : buffers_[static_cast<size_t>(unit)]) {
+    SHARD_RETURN_IF_ERROR(Publish(b, deadline));
   }
-  return bytes;
+  return Status();
 }
 
-Status Stepper::PublishUnit(int32_t unit, const Deadline& deadline) {
+Status Stepper::Publish(size_t buffer, const Deadline& deadline) {
   double seconds = 0;
   Status status;
   {
     Stopwatch moving(&seconds);
-    for (const size_t b : buffers_[static_cast<size_t>(unit)]) {
-      if (status.ok()) status = parts_.transfers->Publish(b, deadline);
-    }
+    status = parts_.transfers->Publish(buffer, deadline);
   }
   parts_.queue->Moved(seconds);
   return status;
 }
 
-void Stepper::EnqueuePublish(int32_t unit) {
-  const uint64_t bytes = PublishBytes(unit);
+void Stepper::EnqueuePublish(int32_t unit, size_t buffer) {
+  const uint64_t bytes = parts_.transfers->PublishBytes(buffer);
   if (bytes == 0) return;
+  // The queue is in order: the unit's last is the one to wait for.
   parts_.units->SetPublished(
-      unit,
-      parts_.queue->Run("publish the parameters of a unit", bytes, [=, this] {
-        return PublishUnit(unit, Deadline::After(parts_.timeout));
-      }));
+      unit, parts_.queue->Run(
+                "publish the parameters of a buffer", bytes, [this, buffer] {
+                  return Publish(buffer, Deadline::After(parts_.timeout));
+                }));
 }
 
-uint64_t Stepper::PublishBytes(int32_t unit) const {
-  uint64_t bytes = 0;
-  for (const size_t b : buffers_[static_cast<size_t>(unit)]) {
-    bytes += parts_.transfers->PublishBytes(b);
-  }
-  return bytes;
-}
-
-uint64_t Stepper::UpdateRange(const Range& range, const Optimizer& optimizer,
+uint64_t Stepper::UpdateRange(const Range& range,
+                              const std::vector<Optimizer>& optimizers,
                               const UpdateInput& input, Stream* stream) const {
+  const Optimizer& optimizer = optimizers[static_cast<size_t>(range.group())];
   float* const workspace = parts_.memory->workspace();
   if (optimizer.tensor() == nullptr) {
     return UpdateElements(range, optimizer, input, stream);

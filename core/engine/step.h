@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stepper: how gradients become updated parameters on every rank. Unit by unit:
-// its gradients are reduced where they were not yet, its range is updated, and
-// published; while one unit is updated others are on their way.
+// Stepper: how gradients become updated parameters on every rank. Buffer by
+// buffer: its gradients are reduced where they were not yet, its range is
+// updated, and published; while one is updated others are on their way.
 //
 // Where memory is shared and gradients are whole, a step without a norm is one
 // pass: each rank sums its range over all ranks' gradients, updates, and stores
@@ -122,20 +122,18 @@ class Stepper {
   StatusOr<double> NormPass(NormType type, double p, double reference,
                             bool reduced, const Deadline& deadline,
                             StepReport* report);
-  // Unit by unit, once its event is done.
+  // Unit by unit, each buffer once its event is done.
   Status UpdateUnits(const StepInput& input, double scale, bool reduced,
                      const std::vector<Event>& events, const Deadline& deadline,
                      StepReport* report);
   UpdateInput UpdateInputOf(const StepInput& input, double scale,
                             bool reduced) const;
   // Bytes.
-  uint64_t UpdateUnit(int32_t unit, const std::vector<Optimizer>& optimizers,
-                      const UpdateInput& input, Stream* stream) const;
-  uint64_t UpdateRange(const Range& range, const Optimizer& optimizer,
+  uint64_t UpdateRange(const Range& range,
+                       const std::vector<Optimizer>& optimizers,
                        const UpdateInput& input, Stream* stream) const;
-  Status PublishUnit(int32_t unit, const Deadline& deadline);
-  void EnqueuePublish(int32_t unit);
-  uint64_t PublishBytes(int32_t unit) const;
+  Status Publish(size_t buffer, const Deadline& deadline);
+  void EnqueuePublish(int32_t unit, size_t buffer);
 
   const Parts parts_;
   std::vector<Range> ranges_;                 // Of trainable buffers.

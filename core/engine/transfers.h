@@ -44,10 +44,14 @@ class Transfers {
   virtual Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
                         const Deadline& deadline) = 0;
 
-  // Instead of it, for a step that was begun, where every rank's gradients can
-  // be read where they lie: by trainable buffer of the unit, this rank's range
-  // of them on each rank that has some. False where they cannot, or where a sum
-  // of them would be rounded before it is used.
+  // The same for one buffer of gradients that are kept whole, where memory is
+  // not shared.
+  virtual Status ReduceWhole(size_t buffer, const Deadline& deadline) = 0;
+
+  // Instead of Reduce, for a step that was begun, where every rank's gradients
+  // can be read where they lie: by trainable buffer of the unit, this rank's
+  // range of them on each rank that has some. False where they cannot, or where
+  // a sum of them would be rounded before it is used.
   virtual bool ReadInPlace(int32_t unit, const std::vector<Note>& notes,
                            std::vector<std::vector<const void*>>* sources) = 0;
   // COLLECTIVE, after they were read: ranks may use those slots again.
@@ -67,6 +71,7 @@ class Transfers {
 
   // Bytes this rank sends for one of the above; 0 where nothing is copied.
   virtual uint64_t ReduceBytes(int32_t unit) const = 0;
+  virtual uint64_t ReduceWholeBytes(size_t buffer) const = 0;
   virtual uint64_t GatherBytes(int32_t unit) const = 0;
   virtual uint64_t PublishBytes(size_t buffer) const = 0;
 };

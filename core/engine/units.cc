@@ -423,32 +423,33 @@ Status Units::CheckStep() const {
 }
 
 std::vector<Event> Units::EnqueueRest() {
-  std::vector<Event> events(plan_.units().size());
+  const std::vector<EngineBuffer>& buffers = parts_.memory->buffers();
+  std::vector<Event> events(buffers.size());
   // The step itself goes on from here.
   ahead_ = nullptr;
-  // A copy: what is enqueued here changes it.
-  const std::vector<bool> reduced = reduced_;
   // From the last, as a backward pass would.
-  for (size_t u = plan_.units().size(); u-- > 0;) {
-    const auto unit = static_cast<int32_t>(u);
-    if (reduced[u] || !Has(unit, true)) continue;
+  for (size_t b = buffers.size(); b-- > 0;) {
+    const FlatBufferPlan& plan = *buffers[b].plan;
+    if (!plan.trainable || reduced_[static_cast<size_t>(plan.unit)]) continue;
     if (reduces_later_) {
-      Note note;
-      note.activity = Activity::kReduce;
-      note.unit = unit;
-      events[u] = parts_.queue->Run(
-          "reduce the gradients of a unit", parts_.transfers->ReduceBytes(unit),
-          [this, note] {
-            return Do(note, nullptr, Deadline::After(parts_.timeout));
-          });
+      events[b] =
+          parts_.queue->Run("reduce the gradients of a buffer",
+                            parts_.transfers->ReduceWholeBytes(b), [this, b] {
+                              double seconds = 0;
+                              Status status;
+                              {
+                                Stopwatch moving(&seconds);
+                                status = parts_.transfers->ReduceWhole(
+                                    b, Deadline::After(parts_.timeout));
+                              }
+                              parts_.queue->Moved(seconds);
+                              return status;
+                            });
     } else if (plan_.shards_grads()) {
       // Of no rank.
-      for (const SlotPart& part : SlotParts(plan_, unit, true)) {
-        const EngineBuffer& buffer = parts_.memory->buffers()[part.buffer];
-        parts_.compute->FillZeros(
-            buffer.sum, DTypeBytes(buffer.plan->sum_dtype,
-                                   buffer.plan->layout.shard_numel()));
-      }
+      parts_.compute->FillZeros(
+          buffers[b].sum,
+          DTypeBytes(plan.sum_dtype, plan.layout.shard_numel()));
     }
   }
   return events;

@@ -89,7 +89,7 @@ class Units {
   Status EnterStep(const Note& note, const Status& local,
                    const Deadline& deadline, int32_t* leader);
   // COLLECTIVE, after it. Enqueues the reduction of all gradients that were not
-  // reduced yet; by unit, when it is done. What no rank has becomes zeros.
+  // reduced yet; by buffer, when it is done. What no rank has becomes zeros.
   std::vector<Event> EnqueueRest();
   // COLLECTIVE, for a rank without input: meets with `note`, of kJoin, and
   // follows until the others step or begin one (`leader` has the note) or all
