@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Units, begun steps, join, full parameters and changes at run time, as a host
+// in C meets them. What they do is tested below tests/core/engine.
+
+#include <algorithm>
+#include <vector>
+
+#include "tests/api/api_testing.h"
+
+namespace shard_api_testing {
+namespace {
+
+// The small model has one unit. lr is 0.5, and ranks' gradients average to 1.
+void Pass(shard_engine* engine, float grad) {
+  EXPECT_OK(shard_engine_unit_acquire(engine, 0, SHARD_PASS_FORWARD, 0));
+  EXPECT_OK(shard_engine_unit_release(engine, 0));
+  EXPECT_OK(shard_engine_unit_acquire(engine, 0, SHARD_PASS_BACKWARD, 0));
+  FillGrad(engine, grad);
+  EXPECT_OK(shard_engine_unit_grads_ready(engine, 0));
+  EXPECT_OK(shard_engine_unit_release(engine, 0));
+}
+
+TEST(EngineUnitsTest, NullAndUnknown) {
+  EXPECT_FAILS(shard_engine_unit_acquire(nullptr, 0, 1, 0),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_FAILS(shard_engine_unit_release(nullptr, 0), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  EXPECT_FAILS(shard_engine_unit_grads_ready(nullptr, 0),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_FAILS(shard_engine_param_grad_ready(nullptr, 0),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_FAILS(shard_engine_no_sync(nullptr, 0), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  EXPECT_FAILS(shard_engine_begin_step(nullptr, nullptr),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_FAILS(shard_engine_join(nullptr, 0, nullptr), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  EXPECT_FAILS(shard_engine_summon(nullptr, 0, -1, 0), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  EXPECT_FAILS(shard_engine_summon_end(nullptr, 0, 0), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  int32_t group = 7;
+  EXPECT_FAILS(
+      shard_engine_add_param_group(nullptr, "sgd", nullptr, 0, 0, &group),
+      SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_EQ(group, 0);
+  EXPECT_FAILS(shard_engine_set_trainable(nullptr, nullptr, 0, 0, 0),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+
+  const Comm comm = OpenLocal();
+  const Engine engine = TrainingEngine(comm.get());
+  EXPECT_FAILS(shard_engine_unit_acquire(engine.get(), 1, 1, 0),
+               SHARD_INVALID_ARGUMENT, "unit 1", "1, from 0");
+  EXPECT_FAILS(shard_engine_unit_acquire(engine.get(), 0, 9, 0),
+               SHARD_INVALID_ARGUMENT, "pass 9");
+  EXPECT_FAILS(shard_engine_no_sync(engine.get(), 2), SHARD_INVALID_ARGUMENT,
+               "no_sync is 2", "0 or 1");
+  EXPECT_FAILS(shard_engine_unit_release(engine.get(), 0),
+               SHARD_FAILED_PRECONDITION, "root unit", "IDLE");
+  EXPECT_FAILS(shard_engine_set_trainable(engine.get(), nullptr, 0, 1, 0),
+               SHARD_INVALID_ARGUMENT, "no parameters");
+  EXPECT_FAILS(shard_engine_summon_end(engine.get(), 1, 0),
+               SHARD_FAILED_PRECONDITION, "SUMMON_FULL_PARAMS");
+}
+
+TEST(EngineUnitsTest, AStepThroughUnits) {
+  RunRanks(2, [](int rank, shard_comm* comm) {
+    const Engine engine = TrainingEngine(comm);
+    Pass(engine.get(), rank == 0 ? 2.0f : 0.0f);
+    shard_step_report report = SHARD_STEP_REPORT_INIT;
+    EXPECT_OK(shard_engine_step(engine.get(), nullptr, &report));
+    EXPECT_EQ(report.step, 1);
+    EXPECT_EQ(report.active_ranks, 2);
+    EXPECT_EQ(WeightOf(engine.get())[11], 0.5f);
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  });
+}
+
+TEST(EngineUnitsTest, SeveralPassesAndABegunStep) {
+  RunRanks(2, [](int, shard_comm* comm) {
+    const Engine engine = TrainingEngine(comm);
+    shard_step_options options = SHARD_STEP_OPTIONS_INIT;
+    options.max_grad_norm = 1;
+    EXPECT_FAILS(shard_engine_begin_step(engine.get(), &options),
+                 SHARD_FAILED_PRECONDITION, "max_grad_norm");
+    options.max_grad_norm = 0;
+    options.lr = 0.25;
+    EXPECT_OK(shard_engine_begin_step(engine.get(), &options));
+    EXPECT_OK(shard_engine_no_sync(engine.get(), 1));
+    Pass(engine.get(), 3);
+    EXPECT_OK(shard_engine_no_sync(engine.get(), 0));
+    // Gradients are whole here: the host's, which overwrites them.
+    Pass(engine.get(), 2);
+    EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+    EXPECT_EQ(WeightOf(engine.get())[0], 0.5f);
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  });
+}
+
+TEST(EngineUnitsTest, Join) {
+  RunRanks(2, [](int rank, shard_comm* comm) {
+    const Engine engine = TrainingEngine(comm);
+    shard_step_options options = SHARD_STEP_OPTIONS_INIT;
+    options.average_active = 1;
+    int64_t steps = -1;
+    if (rank == 0) {
+      for (int step = 0; step < 2; ++step) {
+        Pass(engine.get(), 1);
+        shard_step_report report = SHARD_STEP_REPORT_INIT;
+        EXPECT_OK(shard_engine_step(engine.get(), &options, &report));
+        EXPECT_EQ(report.active_ranks, 1);
+      }
+    }
+    EXPECT_OK(shard_engine_join(engine.get(), 0, &steps));
+    EXPECT_EQ(steps, rank == 0 ? 0 : 2);
+    EXPECT_EQ(WeightOf(engine.get())[0], 0.0f);
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  });
+}
+
+TEST(EngineUnitsTest, FullParameters) {
+  RunRanks(2, [](int rank, shard_comm* comm) {
+    const Engine engine = TrainingEngine(comm);
+    EXPECT_OK(shard_engine_summon(engine.get(), 0, 1, 0));
+    void* data = nullptr;
+    int64_t numel = 0;
+    if (rank == 1) {
+      EXPECT_OK(shard_engine_param(engine.get(), kWeight, &data, &numel));
+      std::fill_n(static_cast<float*>(data), numel, 8.0f);
+    } else {
+      EXPECT_FAILS(shard_engine_param(engine.get(), kWeight, &data, &numel),
+                   SHARD_FAILED_PRECONDITION, "rank 1");
+    }
+    EXPECT_FAILS(shard_engine_step(engine.get(), nullptr, nullptr),
+                 SHARD_FAILED_PRECONDITION, "SUMMON_FULL_PARAMS");
+    EXPECT_OK(shard_engine_summon_end(engine.get(), 1, 0));
+    EXPECT_EQ(WeightOf(engine.get())[11], 8.0f);
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  });
+}
+
+TEST(EngineUnitsTest, ChangesAtRunTime) {
+  RunRanks(2, [](int, shard_comm* comm) {
+    const Engine engine = TrainingEngine(comm);
+    const int32_t frozen = kFrozen;
+    const int32_t weight = kWeight;
+    void* data = nullptr;
+    int64_t numel = 0;
+    EXPECT_FAILS(shard_engine_grad(engine.get(), kFrozen, &data, &numel),
+                 SHARD_FAILED_PRECONDITION, "frozen");
+    int32_t group = -1;
+    EXPECT_OK(shard_engine_add_param_group(engine.get(), "?lr=0.125", &frozen,
+                                           1, 0, &group));
+    EXPECT_EQ(group, 1);
+    double lr = 0;
+    EXPECT_OK(shard_engine_get_hyper(engine.get(), 1, "lr", &lr));
+    EXPECT_EQ(lr, 0.125);
+    EXPECT_OK(shard_engine_grad(engine.get(), kFrozen, &data, &numel));
+    std::fill_n(static_cast<float*>(data), numel, 1.0f);
+    EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+    EXPECT_OK(shard_engine_param(engine.get(), kFrozen, &data, &numel));
+    EXPECT_EQ(static_cast<float*>(data)[0], -0.125f);
+    // One that has a group already.
+    EXPECT_FAILS(shard_engine_add_param_group(engine.get(), "sgd?lr=1", &frozen,
+                                              1, 0, nullptr),
+                 SHARD_INVALID_ARGUMENT, "group 1");
+    EXPECT_OK(shard_engine_set_trainable(engine.get(), &weight, 1, 0, 0));
+    EXPECT_FAILS(shard_engine_grad(engine.get(), kWeight, &data, &numel),
+                 SHARD_FAILED_PRECONDITION, "frozen");
+    EXPECT_EQ(WeightOf(engine.get())[0], 1.0f);
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  });
+}
+
+}  // namespace
+}  // namespace shard_api_testing
