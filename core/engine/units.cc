@@ -3,7 +3,6 @@
 #include "core/engine/units.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "core/base/dtype.h"
