@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/checkpoint/checksum.h"
 #include "core/checkpoint/tensor_info.h"
 
 namespace shard {
@@ -32,17 +33,12 @@ namespace shard {
 inline constexpr uint32_t kManifestVersion = 1;
 inline constexpr const char* kManifestName = "manifest.shard";
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{64} << 20;
+// A slice is checked as a whole, so its size bounds the memory of a reader.
+inline constexpr uint64_t kMaxSliceBytes = uint64_t{64} << 20;
 // Slices of at least this many bytes begin at a multiple of it in their file,
 // smaller ones at a multiple of kSmallSliceAlignment.
 inline constexpr uint64_t kSliceAlignment = 4096;
 inline constexpr uint64_t kSmallSliceAlignment = 64;
-
-// XXH3, 128 bits.
-struct Checksum {
-  uint64_t low = 0;
-  uint64_t high = 0;
-  bool operator==(const Checksum&) const = default;
-};
 
 // Where bytes lie.
 struct Extent {
