@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 
 namespace shard {
 
@@ -23,16 +24,18 @@ Checksum ChecksumOf(const void* data, size_t bytes) {
 Checksum CopyWithChecksum(void* to, const void* from, size_t bytes) {
   // Small enough that the second reader finds the block in the first cache.
   constexpr size_t kBlock = 16 * 1024;
-  XXH3_state_t state;
-  XXH3_128bits_reset(&state);
+  // On the heap because gcc's address sanitizer does not align objects on the
+  // stack to the 64 bytes that the state asks for.
+  const auto state = std::make_unique<XXH3_state_t>();
+  XXH3_128bits_reset(state.get());
   const auto* source = static_cast<const std::byte*>(from);
   auto* target = static_cast<std::byte*>(to);
   for (size_t at = 0; at < bytes; at += kBlock) {
     const size_t count = std::min(kBlock, bytes - at);
-    XXH3_128bits_update(&state, source + at, count);
+    XXH3_128bits_update(state.get(), source + at, count);
     std::memcpy(target + at, source + at, count);
   }
-  return From(XXH3_128bits_digest(&state));
+  return From(XXH3_128bits_digest(state.get()));
 }
 
 std::string ChecksumText(const Checksum& checksum) {

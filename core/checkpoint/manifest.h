@@ -25,9 +25,14 @@
 
 #include "core/base/status.h"
 #include "core/checkpoint/checksum.h"
+#include "core/checkpoint/key_index.h"
 #include "core/checkpoint/tensor_info.h"
 
 namespace shard {
+
+namespace schema {
+struct Manifest;
+}  // namespace schema
 
 // What this library writes, and the newest that it reads.
 inline constexpr uint32_t kManifestVersion = 1;
@@ -39,6 +44,12 @@ inline constexpr uint64_t kMaxSliceBytes = uint64_t{64} << 20;
 // smaller ones at a multiple of kSmallSliceAlignment.
 inline constexpr uint64_t kSliceAlignment = 4096;
 inline constexpr uint64_t kSmallSliceAlignment = 64;
+// Limits.
+inline constexpr size_t kMaxManifestTensors = size_t{1} << 20;
+inline constexpr size_t kMaxTensorDims = 8;
+// Of keys, names and the text of param groups.
+inline constexpr size_t kMaxNameBytes = 65535;
+inline constexpr size_t kMaxFileNameBytes = 255;
 
 // Where bytes lie.
 struct Extent {
@@ -67,7 +78,7 @@ struct BlobInfo {
   std::string_view name;
   BlobRule rule = BlobRule::kPerRank;
   int32_t rank = 0;  // That saved it; 0 when replicated.
-  Extent extent;
+  Extent extent;     // File and offset are 0 when there are no bytes.
 };
 
 struct ScalarInfo {
@@ -86,13 +97,17 @@ struct ManifestContents {
     ElementType type = ElementType::kF32;
     TensorRole role = TensorRole::kParam;
     std::vector<int64_t> shape;
-    int64_t alias_of = -1;  // The tensor's index; then there are no slices.
+    // The tensor's index; then there are no slices, and what follows them here
+    // is that tensor's.
+    int64_t alias_of = -1;
     std::vector<Slice> slices;
     // Of parameters. A frozen one has no state.
     bool trainable = true;
     int32_t group = -1;  // Index into groups; -1: none.
     int64_t step = -1;   // How many steps it has done; -1: as the checkpoint.
-    // Of states in q8: kernels/formula/state_kind.h.
+    // Of states in q8, as StateKind of kernels/formula/state_kind.h. Their
+    // scales are another tensor: this one's key and kScaleSuffix, f32, one
+    // dimension of a scale for each kQ8Block elements.
     int32_t codebook = 0;
   };
   struct Blob {
@@ -149,6 +164,7 @@ class Manifest {
   Slice slice(size_t tensor, size_t index) const;
   // The slice with this element. O(log slices). REQUIRES: the tensor has it.
   size_t SliceAt(size_t tensor, int64_t element) const;
+  // Of an alias, those of what it is an alias of.
   bool trainable(size_t tensor) const;
   int32_t group(size_t tensor) const;
   // As ManifestContents, but never -1.
@@ -164,6 +180,13 @@ class Manifest {
 
  private:
   Manifest() = default;
+
+  // What has the values of a tensor: itself unless it is an alias.
+  size_t Target(size_t tensor) const;
+
+  std::unique_ptr<uint64_t[]> bytes_;  // The file; aligned, as it is read here.
+  const schema::Manifest* root_ = nullptr;  // In bytes_.
+  KeyIndex index_;
   Checksum id_;
 };
 

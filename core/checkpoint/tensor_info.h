@@ -50,6 +50,9 @@ size_t ElementSize(ElementType type);
 // "f32", "i64", ...
 const char* ElementTypeName(ElementType type);
 
+// The scales of the q8 tensor "K" are the tensor "K.q8_scale".
+inline constexpr std::string_view kScaleSuffix = ".q8_scale";
+
 // What tensors are for. The values go into files and are frozen.
 enum class TensorRole : int32_t {
   kParam = 1,

@@ -40,8 +40,9 @@ bool Takes(BlobRule rule, int saved, int saved_world_size, int rank,
 
 StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Start(
     Device* device, std::unique_ptr<CheckpointSave> save,
-    std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room) {
-  std::shared_ptr<AsyncSave> async(new AsyncSave);
+    std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room,
+    const Deadline& deadline) {
+  std::shared_ptr<AsyncSave> async(new AsyncSave(deadline));
   SHARD_ASSIGN_OR_RETURN(async->stream_,
                          device->CreateStream(StreamKind::kCommunication));
   async->path_ = save->path();
@@ -64,7 +65,9 @@ Status AsyncSave::Wait(const Deadline& deadline) {
   return status;
 }
 
-Checkpoints::~Checkpoints() = default;
+void Checkpoints::WaitForSave() {
+  if (last_ != nullptr) (void)last_->Wait(last_->deadline()).ok();
+}
 
 Status Checkpoints::SetBlob(std::string_view name, BlobRule rule,
                             const void* data, size_t bytes) {
@@ -123,7 +126,8 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
     SHARD_RETURN_IF_ERROR(save->Finish());
     return std::shared_ptr<AsyncSave>();
   }
-  auto async = AsyncSave::Start(device, std::move(save), comm_, room_);
+  auto async =
+      AsyncSave::Start(device, std::move(save), comm_, room_, deadline);
   // A rank without a thread must not leave the others to write alone.
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(engine_comm, "save checkpoint", async.status(), deadline));

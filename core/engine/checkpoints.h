@@ -58,20 +58,24 @@ class AsyncSave {
   // `comm` and `room` are the save's until it is done.
   static StatusOr<std::shared_ptr<AsyncSave>> Start(
       Device* device, std::unique_ptr<CheckpointSave> save,
-      std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room);
+      std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room,
+      const Deadline& deadline);
 
   // Does not block.
   bool Done() const { return done_.Done(); }
   // How it ended; kDeadlineExceeded while it has not.
   Status Wait(const Deadline& deadline);
   const std::string& path() const { return path_; }
+  // Of the save.
+  const Deadline& deadline() const { return deadline_; }
 
   // Whether Wait has returned how it ended.
   bool heard() const { return heard_; }
 
  private:
-  AsyncSave() = default;
+  explicit AsyncSave(const Deadline& deadline) : deadline_(deadline) {}
 
+  const Deadline deadline_;
   std::string path_;
   std::shared_ptr<Communicator> comm_;
   std::shared_ptr<Mapping> room_;
@@ -84,8 +88,9 @@ class AsyncSave {
 
 class Checkpoints {
  public:
-  // Waits for a save that is going on, at most for its timeout.
-  ~Checkpoints();
+  // Local. Before the engine goes: a save that is going on goes through, which
+  // takes at most its timeout.
+  void WaitForSave();
 
   // Local. Stored with every save from here on, under a name that is not empty
   // and UTF-8. kInvalidArgument also for an unknown rule, and numbers to be

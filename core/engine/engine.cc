@@ -149,6 +149,7 @@ Engine::~Engine() {
   // fork nothing moves.
   if (assembly_ == nullptr || ::getpid() != owner_) return;
   (void)assembly_->queue().Drain(Deadline::After(timeout_)).ok();
+  checkpoints_.WaitForSave();
 }
 
 void Engine::Adopt(std::unique_ptr<Assembly> assembly) {

@@ -69,7 +69,8 @@ class Engine {
       std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
       const StatusOr<EngineOptions>& options = EngineOptions());
 
-  // Waits for what is on its way, at most for the engine's timeout.
+  // Waits for what is on its way, at most for the engine's timeout, and for a
+  // save, at most for the save's.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -3,8 +3,8 @@
 // The engine's saves and loads.
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
-#include <limits>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -71,7 +71,7 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
   AddTo(&fingerprint, options->state);
   fingerprint.Add(static_cast<int32_t>(options->async));
   fingerprint.Add(static_cast<int32_t>(options->overwrite));
-  fingerprint.Add(options->timeout);
+  fingerprint.Add(std::bit_cast<uint64_t>(options->timeout));
   SHARD_RETURN_IF_ERROR(
       CheckAgreement(comm_.get(), "how to save", fingerprint.Finish(),
                      StrCat("async ", options->async, ", overwrite ",

@@ -128,7 +128,7 @@ Status CheckpointSave::OpenDirectory(const std::string& root) {
     auto pending = PendingCheckpoint::Begin(env_, root, state_.numbers.step,
                                             options_.overwrite);
     local = pending.status();
-    if (pending.ok()) pending_ = *std::move(pending);
+    if (pending.ok()) pending_.emplace(*std::move(pending));
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, local, deadline_));
   SHARD_ASSIGN_OR_RETURN(
@@ -247,6 +247,7 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
     tensor.role = entry.is_param() ? TensorRole::kParam : TensorRole::kState;
     tensor.shape = entry.shape;
     tensor.alias_of = entry.alias_of;
+    if (entry.alias_of >= 0) continue;
     tensor.trainable = param.trainable;
     if (entry.is_param()) {
       tensor.group = param.group;
@@ -259,7 +260,6 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
       tensor.codebook = static_cast<int32_t>(
           NarrowStateKinds(optimizer.formula())[entry.state]);
     }
-    if (entry.alias_of >= 0) continue;
     for (const int rank : OwnersOf(plan, entry)) {
       const OwnedElements owned = OwnedBy(plan, entry, rank);
       const auto r = static_cast<size_t>(rank);

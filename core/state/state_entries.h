@@ -23,13 +23,13 @@
 
 #include "core/base/dtype.h"
 #include "core/base/status.h"
+#include "core/checkpoint/tensor_info.h"
 #include "core/flat/plan.h"
 #include "core/model/model.h"
 
 namespace shard {
 
 inline constexpr std::string_view kStatePrefix = "state.";
-inline constexpr std::string_view kScaleSuffix = ".q8_scale";
 
 // What of a training state is meant. The values are those of
 // shard_state_content in shard.h.

@@ -6,6 +6,8 @@
 //   static constexpr StateKind kStateKinds[]   one for each of kStates
 //
 // may have its states narrowed; the others keep theirs in fp32.
+//
+// The values go into checkpoints and are frozen.
 
 #ifndef SHARD_KERNELS_FORMULA_STATE_KIND_H_
 #define SHARD_KERNELS_FORMULA_STATE_KIND_H_
@@ -18,13 +20,13 @@ enum class StateKind : uint8_t {
   // An average of values of either sign. It is rounded stochastically: a step
   // changes a slow average by less than half a unit in its last place, and
   // rounded to nearest it would never move.
-  kAverage,
+  kAverage = 0,
   // An average of squares, never negative. Rounded stochastically as well.
-  kSquareAverage,
+  kSquareAverage = 1,
   // The largest of some squares so far. It is rounded to nearest: a maximum
   // keeps every upward error, so stochastic rounding would make it grow
   // without a reason.
-  kSquareMaximum,
+  kSquareMaximum = 2,
 };
 
 template <class F>

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What has to hold of a manifest beyond its structure, so that whoever uses it
+// need not ask: names are plain and unique, shapes have a size, slices hold
+// every element once, files hold slices and blobs and nothing else.
+// docs/checkpoint-format.md lists it all.
+//
+// Time is O(n log n) in the number of objects, for sorting, and linear in the
+// bytes; memory is at most 8 bytes per slice or blob.
+
+#ifndef SHARD_CORE_CHECKPOINT_MANIFEST_CHECKS_H_
+#define SHARD_CORE_CHECKPOINT_MANIFEST_CHECKS_H_
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "core/base/status.h"
+#include "core/checkpoint/schema/manifest_generated.h"
+
+namespace shard {
+
+class Manifest;
+
+// 'text', shortened when it is long.
+std::string QuoteName(std::string_view text);
+
+// All but what needs an index of the keys. kCorrupt names the object.
+// REQUIRES: `manifest` was read by ReadManifestBody.
+Status CheckManifest(const schema::Manifest& manifest);
+
+// Files, and who has which bytes of them; a part of CheckManifest, and after
+// the others. REQUIRES: the tensors' shapes and slices are right.
+Status CheckExtents(const schema::Manifest& manifest);
+
+// Every q8 tensor has its scales. REQUIRES: everything else of it is right.
+Status CheckScales(const Manifest& manifest);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_CHECKPOINT_MANIFEST_CHECKS_H_

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/manifest_header.h"
+
+#include <xxhash.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace shard {
+
+namespace {
+
+constexpr char kMagic[] = {'L', 'I', 'B', 'S', 'H', 'A', 'R', 'D'};
+constexpr size_t kVersionEnd = 16;
+
+template <typename T>
+T Load(std::span<const std::byte> bytes, size_t offset) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset, sizeof(value));
+  return value;
+}
+
+template <typename T>
+void Store(T value, std::byte* to) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+}  // namespace
+
+Checksum ChecksumOf(std::span<const std::byte> bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return {hash.low64, hash.high64};
+}
+
+void WriteManifestHeader(std::span<const std::byte> body, uint32_t version,
+                         std::byte* header) {
+  const Checksum checksum = ChecksumOf(body);
+  std::memcpy(header, kMagic, sizeof(kMagic));
+  Store<uint32_t>(version, header + 8);
+  Store<uint32_t>(~version, header + 12);
+  Store<uint64_t>(body.size(), header + 16);
+  Store<uint64_t>(checksum.low, header + 24);
+  Store<uint64_t>(checksum.high, header + 32);
+}
+
+StatusOr<std::span<const std::byte>> ReadManifestHeader(
+    std::span<const std::byte> file) {
+  if (file.size() < kVersionEnd) {
+    return Corrupt("the manifest has ", file.size(),
+                   " bytes, which is less than its header");
+  }
+  if (std::memcmp(file.data(), kMagic, sizeof(kMagic)) != 0) {
+    return Corrupt("this is not a manifest: it does not begin with LIBSHARD");
+  }
+  const auto version = Load<uint32_t>(file, 8);
+  if (version != ~Load<uint32_t>(file, 12) || version == 0) {
+    return Corrupt("the manifest's version is damaged");
+  }
+  // Nothing else can be said of a newer one.
+  if (version > kManifestVersion) {
+    return Unimplemented("the manifest has version ", version,
+                         " of the format; this library reads up to ",
+                         kManifestVersion, ": use a newer one");
+  }
+  if (file.size() > kMaxManifestBytes) {
+    return Corrupt("the manifest has ", file.size(), " bytes; at most ",
+                   kMaxManifestBytes, " are allowed");
+  }
+  if (file.size() < kManifestHeaderBytes) {
+    return Corrupt("the manifest has ", file.size(),
+                   " bytes, which is less than its header");
+  }
+  const std::span<const std::byte> body = file.subspan(kManifestHeaderBytes);
+  const auto bytes = Load<uint64_t>(file, 16);
+  if (bytes != body.size()) {
+    return Corrupt("the manifest says that ", bytes,
+                   " bytes follow its header, and there are ", body.size());
+  }
+  const Checksum stored = {Load<uint64_t>(file, 24), Load<uint64_t>(file, 32)};
+  if (ChecksumOf(body) != stored) {
+    return Corrupt("the manifest's bytes do not match its checksum");
+  }
+  return body;
+}
+
+}  // namespace shard

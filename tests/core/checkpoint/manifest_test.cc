@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/manifest.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <limits>
+
+#include "core/base/dtype.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/checkpoint/raw_manifest.h"
+#include "tests/core/checkpoint/read_manifest.h"
+
+namespace shard {
+namespace {
+
+using Contents = ManifestContents;
+
+// Lays slices and blobs out in one file.
+struct Rich {
+  Contents contents;
+  uint64_t end = 0;
+
+  Extent Place(uint64_t bytes) {
+    const uint64_t alignment =
+        bytes >= kSliceAlignment ? kSliceAlignment : kSmallSliceAlignment;
+    const uint64_t offset = (end + alignment - 1) / alignment * alignment;
+    if (bytes > 0) end = offset + bytes;
+    contents.files[0].bytes = end;
+    return {0, offset, bytes, {offset * 7 + 1, ~offset}};
+  }
+
+  Contents::Tensor* Add(const std::string& key, ElementType type,
+                        TensorRole role, std::vector<int64_t> shape,
+                        int slices = 1) {
+    Contents::Tensor tensor;
+    tensor.key = key;
+    tensor.type = type;
+    tensor.role = role;
+    tensor.shape = std::move(shape);
+    int64_t numel = 1;
+    for (const int64_t dim : tensor.shape) numel *= dim;
+    for (int i = 0; i < slices; ++i) {
+      const int64_t begin = numel * i / slices;
+      const int64_t size = numel * (i + 1) / slices - begin;
+      tensor.slices.push_back(
+          {begin, size,
+           Place(static_cast<uint64_t>(size) * ElementSize(type))});
+    }
+    contents.tensors.push_back(std::move(tensor));
+    return &contents.tensors.back();
+  }
+
+  Rich() {
+    contents.writer = "libshard 0.1.0";
+    contents.step = 42;
+    contents.world_size = 3;
+    contents.files.push_back({"data-00000.bin", 0});
+    contents.groups = {"adamw?lr=0.001&beta1=0.9", "sgd?lr=0.1"};
+    contents.scalars = {{"loss_scale.scale", 65536}, {"x", -1e-300}};
+    auto* weight = Add("encoder.weight", ElementType::kBF16, TensorRole::kParam,
+                       {1000, 33, 2}, 7);
+    weight->group = 1;
+    weight->step = 40;
+    Add("frozen \xC3\xA9", ElementType::kF16, TensorRole::kParam, {5})
+        ->trainable = false;
+    Add("zero_d", ElementType::kF64, TensorRole::kBuffer, {});
+    Add("none", ElementType::kI64, TensorRole::kBuffer, {4, 0, 9}, 0);
+    Add("eight", ElementType::kBool, TensorRole::kBuffer,
+        {1, 2, 1, 2, 1, 2, 1, 2}, 16);
+    Contents::Tensor alias;
+    alias.key = "decoder.weight";
+    alias.type = ElementType::kBF16;
+    alias.shape = {1000, 33, 2};
+    contents.tensors.push_back(alias);
+    contents.tensors.back().alias_of = 0;
+    Add("state.encoder.weight.exp_avg_sq", ElementType::kQ8, TensorRole::kState,
+        {1000, 33, 2}, 3)
+        ->codebook = 2;
+    Add("state.encoder.weight.exp_avg_sq.q8_scale", ElementType::kF32,
+        TensorRole::kState, {258}, 2);
+    Add("state.encoder.weight.master_param", ElementType::kF32,
+        TensorRole::kState, {1000, 33, 2}, 2);
+    contents.blobs = {
+        {"loader", BlobRule::kPerRank, 0, Place(7)},
+        {"loader", BlobRule::kPerRank, 2, Place(5000)},
+        {"rng", BlobRule::kReplicated, 0, Place(64)},
+        {"seen", BlobRule::kSummed, 1, Place(16)},
+        {"empty", BlobRule::kPerRank, 1, Place(0)},
+    };
+  }
+};
+
+std::string WithoutDefaults(Contents contents) {
+  for (auto& tensor : contents.tensors) {
+    if (tensor.step == -1) tensor.step = contents.step;
+  }
+  for (auto& tensor : contents.tensors) {
+    if (tensor.alias_of < 0) continue;
+    const auto& target = contents.tensors[static_cast<size_t>(tensor.alias_of)];
+    tensor.trainable = target.trainable;
+    tensor.group = target.group;
+    tensor.step = target.step;
+    tensor.codebook = target.codebook;
+  }
+  for (auto& blob : contents.blobs) {
+    if (blob.extent.bytes == 0) blob.extent.offset = 0;
+  }
+  return Describe(contents);
+}
+
+TEST(Manifest, RoundTrip) {
+  const Contents contents = Rich().contents;
+  auto file = EncodeManifest(contents);
+  ASSERT_OK(file);
+  auto manifest = Manifest::Parse(*file);
+  ASSERT_OK(manifest);
+  EXPECT_EQ(Describe(**manifest), WithoutDefaults(contents));
+  // The same contents, the same bytes.
+  EXPECT_EQ(*EncodeManifest(contents), *file);
+  EXPECT_EQ(*EncodeManifest(ContentsOf(**manifest)),
+            *EncodeManifest(ContentsOf(
+                **Manifest::Parse(*EncodeManifest(ContentsOf(**manifest))))));
+
+  const Manifest& m = **manifest;
+  for (size_t i = 0; i < contents.tensors.size(); ++i) {
+    EXPECT_EQ(m.Find(contents.tensors[i].key), static_cast<int64_t>(i));
+  }
+  EXPECT_EQ(m.Find("encoder.weigh"), -1);
+  EXPECT_EQ(m.Find(""), -1);
+  EXPECT_EQ(m.id(), ChecksumOf(*file));
+  // An alias has what its target has.
+  EXPECT_EQ(m.num_slices(5), 7u);
+  EXPECT_EQ(m.slice(5, 6).begin, m.slice(0, 6).begin);
+  EXPECT_EQ(m.group(5), 1);
+  EXPECT_EQ(m.tensor(5).numel, 66000);
+  EXPECT_EQ(m.tensor(2).numel, 1);
+  EXPECT_EQ(m.tensor(3).numel, 0);
+  for (const size_t tensor : {size_t{0}, size_t{4}, size_t{5}}) {
+    for (int64_t e = 0; e < m.tensor(tensor).numel; ++e) {
+      const Slice slice = m.slice(tensor, m.SliceAt(tensor, e));
+      ASSERT_TRUE(slice.begin <= e && e < slice.begin + slice.numel) << e;
+    }
+  }
+}
+
+TEST(Manifest, OfNothing) {
+  auto file = EncodeManifest({});
+  ASSERT_OK(file);
+  auto manifest = Manifest::Parse(*file);
+  ASSERT_OK(manifest);
+  EXPECT_EQ((*manifest)->num_tensors(), 0u);
+  EXPECT_EQ((*manifest)->Find("x"), -1);
+  EXPECT_EQ((*manifest)->world_size(), 1);
+}
+
+// At whatever address; the bytes may go away.
+TEST(Manifest, KeepsItsOwnAlignedBytes) {
+  auto file = EncodeManifest(Rich().contents);
+  ASSERT_OK(file);
+  const std::string expected = Describe(**Manifest::Parse(*file));
+  for (size_t shift = 0; shift < 16; ++shift) {
+    std::shared_ptr<const Manifest> manifest;
+    {
+      std::vector<std::byte> moved(file->size() + 16);
+      std::copy(file->begin(), file->end(),
+                moved.begin() + static_cast<long>(shift));
+      auto parsed =
+          Manifest::Parse(std::span(moved).subspan(shift, file->size()));
+      ASSERT_OK(parsed);
+      manifest = *parsed;
+    }
+    EXPECT_EQ(Describe(*manifest), expected);
+  }
+}
+
+TEST(Manifest, EveryFlippedBitIsSeen) {
+  std::vector<std::byte> file = RawManifest::Sample().Build();
+  ASSERT_OK(Manifest::Parse(file));
+  for (size_t i = 0; i < file.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      file[i] ^= std::byte{1} << bit;
+      auto parsed = Manifest::Parse(file);
+      ASSERT_EQ(parsed.status().code(), StatusCode::kCorrupt)
+          << i << " " << bit;
+      file[i] ^= std::byte{1} << bit;
+    }
+  }
+}
+
+TEST(Manifest, EveryOtherLengthIsSeen) {
+  std::vector<std::byte> file = RawManifest::Sample().Build();
+  for (size_t size = 0; size < file.size(); ++size) {
+    // Of exactly that length, for the address sanitizer.
+    const std::vector<std::byte> cut(file.begin(),
+                                     file.begin() + static_cast<long>(size));
+    ASSERT_EQ(Manifest::Parse(cut).status().code(), StatusCode::kCorrupt)
+        << size;
+  }
+  for (int i = 0; i < 100; ++i) {
+    file.push_back(std::byte{0});
+    ASSERT_EQ(Manifest::Parse(file).status().code(), StatusCode::kCorrupt);
+  }
+}
+
+TEST(Manifest, NewerVersionsAreNamed) {
+  std::vector<std::byte> file = RawManifest::Sample().Build();
+  const std::span<const std::byte> body =
+      std::span(file).subspan(kManifestHeaderBytes);
+  ExpectError(Manifest::Parse(Seal(body, 7)), StatusCode::kUnimplemented,
+              {"version 7", "up to 1"});
+  // Whatever else is in it.
+  std::vector<std::byte> newer = Seal(body, 2);
+  newer.resize(16);
+  ExpectError(Manifest::Parse(newer), StatusCode::kUnimplemented,
+              {"version 2", "up to 1"});
+  ExpectError(Manifest::Parse(Seal(body, 0)), StatusCode::kCorrupt,
+              {"version"});
+}
+
+TEST(Manifest, IsNotSomethingElse) {
+  const std::string text(100, 'x');
+  ExpectError(Manifest::Parse(std::as_bytes(std::span(text))),
+              StatusCode::kCorrupt, {"not a manifest", "LIBSHARD"});
+  ExpectError(Manifest::Parse({}), StatusCode::kCorrupt, {"0 bytes"});
+}
+
+// What the file cannot say.
+TEST(EncodeManifest, RefusesWhatCannotBeWritten) {
+  struct Case {
+    void (*change)(Contents*);
+    const char* message;
+  };
+  const Case cases[] = {
+      {[](Contents* c) { c->tensors[0].slices[1].begin += 1; },
+       "slices before it end at"},
+      {[](Contents* c) {
+         c->tensors[0].slices.erase(c->tensors[0].slices.begin());
+       },
+       "slices before it end at 0"},
+      {[](Contents* c) { c->tensors[0].slices.pop_back(); },
+       "slices end at element 56571 of 66000"},
+      {[](Contents* c) { c->tensors[0].slices[0].numel = 0; }, "0 elements"},
+      {[](Contents* c) { c->tensors[0].slices[0].extent.bytes -= 1; },
+       "bytes for"},
+      {[](Contents* c) { c->tensors[0].slices[0].extent.bytes *= 2; },
+       "bytes for"},
+      {[](Contents* c) { c->tensors[5].slices = c->tensors[0].slices; },
+       "alias and has slices"},
+      {[](Contents* c) { c->tensors[0].type = ElementType{257}; },
+       "no element type 257"},
+      {[](Contents* c) { c->tensors[0].role = TensorRole{258}; },
+       "no role 258"},
+      {[](Contents* c) { c->tensors[5].alias_of = int64_t{1} << 32; },
+       "alias of tensor 4294967296"},
+      {[](Contents* c) { c->tensors[6].codebook = 256; }, "no code book 256"},
+      {[](Contents* c) { c->blobs[0].rule = BlobRule{257}; }, "no rule 257"},
+      // The rest is what Parse refuses, in its words.
+      {[](Contents* c) { c->tensors[1].key = "zero_d"; }, "same key"},
+      {[](Contents* c) { c->step = -1; }, "step -1"},
+  };
+  for (const Case& c : cases) {
+    Contents contents = Rich().contents;
+    c.change(&contents);
+    ExpectInvalid(EncodeManifest(contents),
+                  {"the manifest is wrong", c.message});
+  }
+}
+
+TEST(EncodeManifest, RefusesWhatIsTooLarge) {
+  Contents contents;
+  contents.files = {{"data-00000.bin", 0}};
+  Contents::Tensor tensor;
+  tensor.key = std::string(60000, 'k');
+  tensor.shape = {0};
+  contents.tensors.assign(1200, tensor);
+  ExpectError(EncodeManifest(contents), StatusCode::kResourceExhausted,
+              {"1200 tensors", "67108864"});
+  // Only what was built shows that this is too much.
+  contents.tensors.clear();
+  tensor.key = "12345678";
+  contents.tensors.assign(1 << 20, tensor);
+  for (size_t i = 0; i < contents.tensors.size(); ++i) {
+    contents.tensors[i].key = StrCat(i);
+    contents.tensors[i].shape = {1, 1, 0};
+  }
+  ExpectError(EncodeManifest(contents), StatusCode::kResourceExhausted,
+              {"1048576 tensors", "67108864"});
+}
+
+TEST(Manifest, OfThreeHundredThousandTensors) {
+  using Clock = std::chrono::steady_clock;
+  const auto seconds = [](Clock::duration d) {
+    return std::chrono::duration<double>(d).count();
+  };
+  Rich rich;
+  constexpr int kTensors = 300000;
+  for (int i = static_cast<int>(rich.contents.tensors.size()); i < kTensors;
+       ++i) {
+    rich.Add(StrCat("model.layers.", i / 10, ".mlp.weight", i % 10),
+             ElementType::kF32, TensorRole::kParam, {64, 64});
+  }
+  const auto start = Clock::now();
+  auto file = EncodeManifest(rich.contents);
+  const auto encoded = Clock::now();
+  ASSERT_OK(file);
+  auto manifest = Manifest::Parse(*file);
+  const auto parsed = Clock::now();
+  ASSERT_OK(manifest);
+  EXPECT_EQ((*manifest)->num_tensors(), size_t{kTensors});
+  EXPECT_EQ((*manifest)->Find("model.layers.29999.mlp.weight9"), kTensors - 1);
+  const double mib = static_cast<double>(file->size()) / (1 << 20);
+  std::cout << mib << " MiB; encoded in " << seconds(encoded - start)
+            << " s, parsed in " << seconds(parsed - encoded) << " s\n";
+  EXPECT_LT(seconds(parsed - encoded), mib);
+}
+
+}  // namespace
+}  // namespace shard
