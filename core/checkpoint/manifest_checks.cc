@@ -136,8 +136,9 @@ Status CheckAlias(const schema::Manifest& manifest,
     return Corrupt("it is an alias of tensor ", target,
                    ", which has another type, role or shape");
   }
-  if (tensor.num_slices() != 0 || tensor.group() != -1 || tensor.step() != -1 ||
-      !tensor.trainable() || tensor.codebook() != 0) {
+  if (tensor.first_slice() != 0 || tensor.num_slices() != 0 ||
+      tensor.group() != -1 || tensor.step() != -1 || !tensor.trainable() ||
+      tensor.codebook() != 0) {
     return Corrupt("it is an alias and has values of its own");
   }
   return {};
