@@ -29,14 +29,14 @@ struct shard_model {
 
 struct shard_plan {
   // Made when a host first asks for names or modules by number: most never do.
-  const shard::Directory& directory() const {
+  const shard::ModelDirectory& directory() const {
     std::call_once(once, [this] { names.emplace(plan->model()); });
     return *names;
   }
 
   std::shared_ptr<const shard::Plan> plan;
   mutable std::once_flag once = {};
-  mutable std::optional<shard::Directory> names = {};
+  mutable std::optional<shard::ModelDirectory> names = {};
 };
 
 struct shard_engine {

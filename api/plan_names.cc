@@ -18,9 +18,9 @@
 
 namespace {
 
-using shard::Directory;
 using shard::InvalidArgument;
 using shard::Model;
+using shard::ModelDirectory;
 using shard::Status;
 using shard::api::CheckId;
 using shard::api::CheckStored;
@@ -68,7 +68,7 @@ shard_error* shard_plan_name_info(const shard_plan* plan, int32_t index,
     SHARD_API_REQUIRE(info);
     SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_name_info", info));
     SHARD_API_REQUIRE(plan);
-    const Directory& directory = plan->directory();
+    const ModelDirectory& directory = plan->directory();
     SHARD_RETURN_IF_ERROR(CheckId("name", index, directory.names().size()));
     const int32_t reference = directory.names()[static_cast<size_t>(index)];
     const Model::Reference& name =
@@ -91,7 +91,7 @@ shard_error* shard_plan_param_name(const shard_plan* plan, int32_t param,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
     SHARD_RETURN_IF_ERROR(CheckStored(*plan->plan, param));
-    const Directory& directory = plan->directory();
+    const ModelDirectory& directory = plan->directory();
     const Model& model = plan->plan->model();
     const std::span<const int32_t> names = directory.NamesOf(param);
     const auto fqn = [&](size_t i) {
@@ -126,7 +126,7 @@ shard_error* shard_plan_module_info(const shard_plan* plan, int32_t index,
     SHARD_API_REQUIRE(plan);
     const auto& modules = plan->directory().modules();
     SHARD_RETURN_IF_ERROR(CheckId("module", index, modules.size()));
-    const Directory::Module& module = modules[static_cast<size_t>(index)];
+    const ModelDirectory::Module& module = modules[static_cast<size_t>(index)];
     shard_module_info out = SHARD_MODULE_INFO_INIT;
     out.module = module.id;
     out.parent =

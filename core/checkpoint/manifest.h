@@ -24,11 +24,12 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/checkpoint/key_index.h"
+#include "core/checkpoint/checksum.h"
 #include "core/checkpoint/tensor_info.h"
 
 namespace shard {
 
+class KeyIndex;
 namespace schema {
 struct Manifest;
 }  // namespace schema
@@ -37,6 +38,8 @@ struct Manifest;
 inline constexpr uint32_t kManifestVersion = 1;
 inline constexpr const char* kManifestName = "manifest.shard";
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{64} << 20;
+// A slice is checked as a whole, so its size bounds the memory of a reader.
+inline constexpr uint64_t kMaxSliceBytes = uint64_t{64} << 20;
 // Slices of at least this many bytes begin at a multiple of it in their file,
 // smaller ones at a multiple of kSmallSliceAlignment.
 inline constexpr uint64_t kSliceAlignment = 4096;
@@ -47,16 +50,6 @@ inline constexpr size_t kMaxTensorDims = 8;
 // Of keys, names and the text of param groups.
 inline constexpr size_t kMaxNameBytes = 65535;
 inline constexpr size_t kMaxFileNameBytes = 255;
-
-// The scales of the q8 tensor "K" are the tensor "K.q8_scale".
-inline constexpr std::string_view kScaleSuffix = ".q8_scale";
-
-// XXH3, 128 bits.
-struct Checksum {
-  uint64_t low = 0;
-  uint64_t high = 0;
-  bool operator==(const Checksum&) const = default;
-};
 
 // Where bytes lie.
 struct Extent {
@@ -113,7 +106,7 @@ struct ManifestContents {
     int32_t group = -1;  // Index into groups; -1: none.
     int64_t step = -1;   // How many steps it has done; -1: as the checkpoint.
     // Of states in q8, as StateKind of kernels/formula/state_kind.h. Their
-    // scales are another tensor: this one's key and kScaleSuffix, f32, one
+    // scales are another tensor: this one's key and ".q8_scale", f32, one
     // dimension of a scale for each kQ8Block elements.
     int32_t codebook = 0;
   };
@@ -147,6 +140,8 @@ StatusOr<std::vector<std::byte>> EncodeManifest(
 
 class Manifest {
  public:
+  ~Manifest();
+
   // Takes the bytes of a manifest file, at whatever address. kCorrupt says what
   // is wrong; kUnimplemented for a version that is newer than kManifestVersion.
   static StatusOr<std::shared_ptr<const Manifest>> Parse(
@@ -176,7 +171,6 @@ class Manifest {
   int32_t group(size_t tensor) const;
   // As ManifestContents, but never -1.
   int64_t tensor_step(size_t tensor) const;
-  int32_t codebook(size_t tensor) const;
 
   size_t num_groups() const;
   std::string_view group_optimizer(size_t group) const;
@@ -186,14 +180,14 @@ class Manifest {
   BlobInfo blob(size_t index) const;
 
  private:
-  Manifest() = default;
+  Manifest();
 
   // What has the values of a tensor: itself unless it is an alias.
   size_t Target(size_t tensor) const;
 
   std::unique_ptr<uint64_t[]> bytes_;  // The file; aligned, as it is read here.
   const schema::Manifest* root_ = nullptr;  // In bytes_.
-  KeyIndex index_;
+  std::unique_ptr<KeyIndex> index_;
   Checksum id_;
 };
 

@@ -68,6 +68,8 @@ struct TensorInfo {
   int64_t numel = 0;
   // The index of the tensor that this one is another name of; -1: none.
   int64_t alias_of = -1;
+  // Of states in q8: the StateKind whose codes they are.
+  int32_t codebook = 0;
 };
 
 }  // namespace shard

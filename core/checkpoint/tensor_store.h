@@ -18,14 +18,10 @@
 #include <string_view>
 
 #include "core/base/status.h"
+#include "core/checkpoint/progress.h"
 #include "core/checkpoint/tensor_info.h"
 
 namespace shard {
-
-// Called from any thread, one call at a time, with bytes done and in all; never
-// less than before. False cancels: the call that it belongs to ends with
-// kCancelled.
-using Progress = std::function<bool(uint64_t done, uint64_t total)>;
 
 // Elements [begin, begin + numel) of a tensor.
 struct ReadRequest {

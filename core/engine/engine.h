@@ -32,6 +32,7 @@
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/assembly.h"
+#include "core/engine/checkpoints.h"
 #include "core/engine/hypers.h"
 #include "core/engine/step_options.h"
 #include "core/engine/summon.h"
@@ -150,6 +151,22 @@ class Engine {
   Status SetTrainable(const std::vector<ParamId>& params, bool trainable,
                       double timeout);
 
+  // COLLECTIVE, both, between steps; see core/engine/checkpoints.h. Options
+  // that this rank could not read, or that are wrong, are an error on all
+  // ranks. So is an error of an asynchronous save before, once.
+  //
+  // Into `root`, named by the step. Null: it is done; else it goes on in the
+  // background, and training may go on at once.
+  StatusOr<std::shared_ptr<AsyncSave>> Save(
+      const std::string& root, const StatusOr<SaveOptions>& options);
+  // From a checkpoint or a root of some; also in state FILLING, in place of
+  // SetParam and BroadcastParams. After an error while tensors were read,
+  // parameters have no values, and the state is FILLING.
+  Status Load(const std::string& path, const StatusOr<LoadOptions>& options,
+              LoadReport* report);
+  Checkpoints& checkpoints() { return checkpoints_; }
+  const Checkpoints& checkpoints() const { return checkpoints_; }
+
   const Plan& plan() const { return *assembly_->plan(); }
   // The host's.
   Communicator* comm() const { return host_comm_.get(); }
@@ -203,6 +220,15 @@ class Engine {
   void CountParamSteps();
   // Widens this rank's part of the parameters into its master weights.
   Status FillMasters(const Assembly& assembly, const Deadline& deadline);
+  TrainingNumbers Numbers() const;
+  Status CheckLoadWhileFilling(const StateOptions& options) const;
+  // COLLECTIVE.
+  Status LoadFrom(const ShardStore& store, const LoadOptions& options,
+                  const Deadline& deadline, LoadReport* report);
+  // What a checkpoint has of the numbers that the engine counts.
+  void TakeNumbers(const StateOptions& options,
+                   const std::vector<StateEntry>& entries,
+                   const ShardStore& store);
   // COLLECTIVE. Rank 0's filling to everyone that holds a part.
   Status SpreadParams(const Deadline& deadline);
 
@@ -231,6 +257,7 @@ class Engine {
   int32_t begun_active_ = 0;
   std::unique_ptr<Assembly> assembly_;
   std::unique_ptr<Summoned> summoned_;
+  Checkpoints checkpoints_;
 };
 
 }  // namespace shard

@@ -45,6 +45,11 @@ class Hypers {
   std::vector<double> Values() const;
   void SetValues(const double* values);
 
+  // The values of an optimizer text, such as a checkpoint has. Errors leave the
+  // old ones: a text that cannot be read, or is one of another optimizer or of
+  // other states.
+  Status Restore(GroupId group, std::string_view text);
+
   // 52 bits over all values, which a double holds.
   double Fingerprint52() const;
 

@@ -36,6 +36,10 @@ std::string_view Verb(Activity activity) {
       return "summons full parameters";
     case Activity::kReplan:
       return "changes groups or trainable parameters";
+    case Activity::kSave:
+      return "saves a checkpoint";
+    case Activity::kLoad:
+      return "loads a checkpoint";
   }
   return "does something unknown";
 }

@@ -32,6 +32,8 @@ enum class Activity : int32_t {
   kJoin,  // Out of input: follows the others until all are.
   kSummon,
   kReplan,
+  kSave,
+  kLoad,
 };
 
 // What the ranks of a step agree on. Doubles only, so that the bytes have no

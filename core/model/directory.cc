@@ -9,7 +9,7 @@
 
 namespace shard {
 
-Directory::Directory(const Model& model) {
+ModelDirectory::ModelDirectory(const Model& model) {
   const std::vector<Model::Reference>& references = model.references();
   modules_.reserve(model.modules().size());
   names_.reserve(references.size());
@@ -47,7 +47,7 @@ Directory::Directory(const Model& model) {
   }
 }
 
-std::span<const int32_t> Directory::NamesOf(ParamId param) const {
+std::span<const int32_t> ModelDirectory::NamesOf(ParamId param) const {
   const auto begin = static_cast<size_t>(begins_[static_cast<size_t>(param)]);
   const auto end = static_cast<size_t>(begins_[static_cast<size_t>(param) + 1]);
   return std::span<const int32_t>(by_param_).subspan(begin, end - begin);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Directory: the modules of a model and the names of its parameters, numbered
-// in module-walk order, for those who ask for one after the other. A model
-// itself knows them in the order in which they were added.
+// ModelDirectory: the modules of a model and the names of its parameters,
+// numbered in module-walk order, for those who ask for one after the other. A
+// model itself knows them in the order in which they were added.
 //
 // Names of ignored parameters and in ignored modules are left out; the modules
-// themselves are there. The model must not change afterwards; a Directory holds
-// nothing of it but numbers.
+// themselves are there. The model must not change afterwards; a ModelDirectory
+// holds nothing of it but numbers.
 //
 // Immutable once made. O(modules + names) to make; 24 bytes per module and 8
 // per name.
@@ -22,7 +22,7 @@
 
 namespace shard {
 
-class Directory {
+class ModelDirectory {
  public:
   struct Module {
     ModuleId id;
@@ -32,7 +32,7 @@ class Directory {
     bool ignored;        // It, or a module around it.
   };
 
-  explicit Directory(const Model& model);
+  explicit ModelDirectory(const Model& model);
 
   // Pre-order, the root first.
   const std::vector<Module>& modules() const { return modules_; }

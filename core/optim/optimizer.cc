@@ -220,6 +220,28 @@ Status Optimizer::Set(std::string_view key, double value) {
   return NotFound(info.name, " has no hyperparameter '", key, "'");
 }
 
+Status Optimizer::TakeNumbers(const Optimizer& other) {
+  const FormulaInfo& info = InfoOf(formula_);
+  if (other.formula_ != formula_) {
+    return FailedPrecondition("the optimizer is ", info.name, ", not ",
+                              InfoOf(other.formula_).name);
+  }
+  std::vector<double> changed = other.hypers_;
+  for (size_t i = 0; i < info.num_hypers; ++i) {
+    if (info.hypers[i].choices != nullptr) changed[i] = hypers_[i];
+  }
+  if (const char* conflict = info.conflict(changed.data())) {
+    return InvalidArgument(info.name, ": ", conflict);
+  }
+  if (!info.serves(changed.data())) {
+    return FailedPrecondition(other.ToString(),
+                              " needs other optimizer states than those "
+                              "allocated");
+  }
+  hypers_ = std::move(changed);
+  return Status();
+}
+
 std::string Optimizer::ToString() const {
   const FormulaInfo& info = InfoOf(formula_);
   std::string text = info.name;

@@ -51,6 +51,11 @@ class Optimizer {
   // a choice.
   Status Set(std::string_view key, double value);
 
+  // The numbers and flags of another one; choices stay. Errors leave the old
+  // ones: kFailedPrecondition for another formula, or for values that would
+  // need other state tensors.
+  Status TakeNumbers(const Optimizer& other);
+
   // Those of an optimizer with the same text but for its numbers: as many as
   // hypers() has.
   void SetHypers(const double* hypers) {

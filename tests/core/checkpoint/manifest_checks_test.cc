@@ -74,10 +74,12 @@ TEST(ManifestChecks, Files) {
        {"two files", "data-00001.bin"}},
       {[](Raw* r) { r->files[0].bytes = uint64_t{1} << 63; },
        {"9223372036854775808"}},
+      {[](Raw* r) { r->files[0].bytes -= 1; },
+       {"69631 bytes", "multiple of 4096"}},
   });
   ExpectFine({[](Raw* r) { r->files[0].name = std::string(255, 'x'); },
               [](Raw* r) {
-                r->files.push_back({"...", 4095});
+                r->files.push_back({"...", 0});
               }});
 }
 
@@ -197,9 +199,15 @@ TEST(ManifestChecks, Places) {
       {[](Raw* r) { r->slices[2].file = 2; }, {"'b'", "file 2"}},
       {[](Raw* r) { r->slices[2].offset += 32; }, {"49184", "multiple of 64"}},
       {[](Raw* r) { r->slices[1].offset += 64; }, {"multiple of 4096"}},
-      {[](Raw* r) { r->slices[2].offset = 1 << 20; }, {"which has 65738"}},
+      {[](Raw* r) { r->slices[2].offset = 1 << 20; }, {"which has 69632"}},
       {[](Raw* r) { r->slices[2].offset = ~uint64_t{63}; }, {"which has"}},
-      {[](Raw* r) { r->files[0].bytes -= 1; }, {"blob 'loader' of rank 0"}},
+      {[](Raw* r) { r->files[0].bytes = 65536; }, {"which has 65536"}},
+      {[](Raw* r) { r->blobs[0].bytes = 4096; }, {"'loader' of rank 0"}},
+      {[](Raw* r) {
+         r->tensors[1].shape = {(1 << 24) + 1};
+         r->files[0].bytes += 64 << 20;
+       },
+       {"slice 0 of tensor 'b'", "67108868 bytes", "67108864"}},
       {[](Raw* r) { r->slices[1].offset = 0; }, {"shares bytes"}},
       {[](Raw* r) { r->slices[1].offset = 12288; },
        {"slice 1 of tensor 'a.weight'", "shares bytes"}},
@@ -216,7 +224,7 @@ TEST(ManifestChecks, Places) {
        {"bytes 0 to 4096", "data-00001.bin", "belong to nothing"}},
       {[](Raw* r) { r->blobs[4].offset += 4096, r->files[1].bytes += 4096; },
        {"bytes 144 to 4288"}},
-      {[](Raw* r) { r->files[1].bytes += 4096; }, {"bytes 197 to 4293"}},
+      {[](Raw* r) { r->files[1].bytes += 4096; }, {"bytes 197 to 8192"}},
       {[](Raw* r) {
          r->files.push_back({"x", 4096});
        },
@@ -224,8 +232,8 @@ TEST(ManifestChecks, Places) {
       {[](Raw* r) { r->blobs[0].reserved = 5; }, {"reserved"}},
   });
   ExpectFine({
-      [](Raw* r) { r->files[1].bytes += 4095; },
-      [](Raw* r) { r->blobs[4].offset += 4032, r->files[1].bytes += 4032; },
+      [](Raw* r) { r->blobs[4].offset = 4032; },
+      [](Raw* r) { r->blobs[4].offset += 4032, r->files[1].bytes += 4096; },
   });
 }
 
@@ -374,7 +382,7 @@ TEST(ManifestStructure, MisalignedSlices) {
     const auto tensor = schema::CreateTensor(
         fbb, name, 0, schema::ElementType::f32, schema::TensorRole::param, 0, 1,
         -1, true, -1, /*step=*/7);
-    const auto file = schema::CreateFile(fbb, fbb.CreateString("f"), 4);
+    const auto file = schema::CreateFile(fbb, fbb.CreateString("f"), 4096);
     const auto files = fbb.CreateVector(Offsets<schema::File>{file});
     const auto tensors = fbb.CreateVector(Offsets<schema::Tensor>{tensor});
     const schema::Slice slice(0, 0, 0, 0, 0, 0);

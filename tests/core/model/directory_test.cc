@@ -16,17 +16,17 @@ namespace {
 
 using Row = std::tuple<std::string, int, bool, int, int>;
 
-std::vector<Row> Rows(const Model& model, const Directory& directory) {
+std::vector<Row> Rows(const Model& model, const ModelDirectory& directory) {
   std::vector<Row> rows;
-  for (const Directory::Module& module : directory.modules()) {
+  for (const ModelDirectory::Module& module : directory.modules()) {
     rows.emplace_back(model.ModuleFqn(module.id), module.depth, module.ignored,
                       module.first_name, module.num_names);
   }
   return rows;
 }
 
-std::vector<std::string> Fqns(const Model& model, const Directory& directory,
-                              ParamId param) {
+std::vector<std::string> Fqns(const Model& model,
+                              const ModelDirectory& directory, ParamId param) {
   std::vector<std::string> fqns;
   for (const int32_t name : directory.NamesOf(param)) {
     fqns.push_back(
@@ -35,15 +35,15 @@ std::vector<std::string> Fqns(const Model& model, const Directory& directory,
   return fqns;
 }
 
-TEST(Directory, OfNothingHasTheRoot) {
+TEST(ModelDirectory, OfNothingHasTheRoot) {
   const Model model;
-  const Directory directory(model);
+  const ModelDirectory directory(model);
   EXPECT_EQ(Rows(model, directory), (std::vector<Row>{{"", 0, false, 0, 0}}));
   EXPECT_TRUE(directory.names().empty());
 }
 
 // Added from the back, so that ids are in another order than the walk.
-TEST(Directory, IsInWalkOrder) {
+TEST(ModelDirectory, IsInWalkOrder) {
   Model model("Net");
   const ModuleId b = *model.AddModule(kRootModule, "b", "");
   const ModuleId below = *model.AddModule(b, "c", "");
@@ -60,7 +60,7 @@ TEST(Directory, IsInWalkOrder) {
   ASSERT_OK(model.IgnoreParam(gone));
   ASSERT_OK(model.IgnoreModule(skipped));
 
-  const Directory directory(model);
+  const ModelDirectory directory(model);
   EXPECT_EQ(Rows(model, directory), (std::vector<Row>{
                                         {"", 0, false, 0, 1},
                                         {"b", 1, false, 1, 1},
@@ -79,7 +79,7 @@ TEST(Directory, IsInWalkOrder) {
 }
 
 // The primary name is the one that everything else calls the FQN.
-TEST(Directory, AgreesWithTheModelsFqns) {
+TEST(ModelDirectory, AgreesWithTheModelsFqns) {
   std::mt19937 random(3);
   for (int round = 0; round < 50; ++round) {
     Model model;
@@ -105,7 +105,7 @@ TEST(Directory, AgreesWithTheModelsFqns) {
       ASSERT_OK(model.IgnoreModule(
           static_cast<ModuleId>(model.modules().size() - 1)));
     }
-    const Directory directory(model);
+    const ModelDirectory directory(model);
     EXPECT_EQ(directory.names(), model.Walk());
     const std::vector<std::string> fqns = model.ParamFqns();
     for (size_t i = 0; i < fqns.size(); ++i) {

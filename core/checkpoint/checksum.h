@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The checksum of everything in a checkpoint: XXH3 with 128 bits. It finds what
+// disks, cables and interrupted writes do to bytes; it is no protection against
+// somebody who wants to forge them.
+
+#ifndef SHARD_CORE_CHECKPOINT_CHECKSUM_H_
+#define SHARD_CORE_CHECKPOINT_CHECKSUM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace shard {
+
+struct Checksum {
+  uint64_t low = 0;
+  uint64_t high = 0;
+  bool operator==(const Checksum&) const = default;
+};
+
+Checksum ChecksumOf(const void* data, size_t bytes);
+
+// Copies, and returns the checksum of what was copied: each byte is read once.
+// For destinations that are not read soon: they bypass the caches where they
+// are large. REQUIRES: they do not overlap.
+Checksum CopyWithChecksum(void* to, const void* from, size_t bytes);
+
+// 32 hexadecimal digits, the high half first, as xxhsum prints it.
+std::string ChecksumText(const Checksum& checksum);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_CHECKPOINT_CHECKSUM_H_

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/data_writer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "core/base/host_memory.h"
+#include "core/base/parallel.h"
+#include "core/base/strings.h"
+#include "core/checkpoint/manifest.h"
+
+namespace shard {
+
+namespace {
+
+constexpr uint64_t RoundUp(uint64_t offset) {
+  return (offset + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
+}
+
+// Pages that a thread, or a snapshot, fills.
+Status Resize(Mapping* room, uint64_t bytes, const char* what) {
+  if (room->size() >= bytes) return Status();
+  // Not both at once.
+  *room = Mapping();
+  SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes).WithContext(what));
+  auto mapping = Mapping::Anonymous(bytes);
+  if (!mapping.ok()) return mapping.status().WithContext(what);
+  *room = *std::move(mapping);
+  return Status();
+}
+
+}  // namespace
+
+DataWriter::DataWriter(std::vector<DataSource> sources, uint64_t file_bytes)
+    : sources_(std::move(sources)),
+      file_bytes_(file_bytes),
+      checksums_(sources_.size()) {
+  CutChunks();
+}
+
+void DataWriter::CutChunks() {
+  if (file_bytes_ == 0) return;
+  chunks_.push_back({0, file_bytes_, 0});
+  for (size_t s = 0; s < sources_.size(); ++s) {
+    const DataSource& source = sources_[s];
+    Chunk& last = chunks_.back();
+    if (source.offset + source.bytes - last.begin <= kChunkBytes) continue;
+    // A large slice begins at a page. A small one may reach from one chunk into
+    // the next.
+    const uint64_t begin = RoundUp(source.offset);
+    if (begin == last.begin || begin >= file_bytes_) continue;
+    last.end = begin;
+    chunks_.push_back({begin, file_bytes_, s});
+  }
+}
+
+void DataWriter::Fill(const Chunk& chunk, std::byte* to) {
+  uint64_t at = chunk.begin;  // Filled up to here.
+  for (size_t s = chunk.first_source; s < sources_.size(); ++s) {
+    const DataSource& source = sources_[s];
+    if (source.offset >= chunk.end) break;
+    const uint64_t begin = std::max(source.offset, chunk.begin);
+    const uint64_t end = std::min(source.offset + source.bytes, chunk.end);
+    if (end <= begin) continue;
+    std::memset(to + (at - chunk.begin), 0, begin - at);
+    std::byte* const target = to + (begin - chunk.begin);
+    if (end - begin == source.bytes) {
+      checksums_[s] = CopyWithChecksum(target, source.data, source.bytes);
+    } else {
+      // The chunk in which it begins; it is small.
+      if (begin == source.offset) {
+        checksums_[s] = ChecksumOf(source.data, source.bytes);
+      }
+      std::memcpy(target, source.data + (begin - source.offset), end - begin);
+    }
+    at = end;
+  }
+  std::memset(to + (at - chunk.begin), 0, chunk.end - at);
+}
+
+Status DataWriter::Snapshot(Mapping* room) {
+  SHARD_RETURN_IF_ERROR(
+      Resize(room, file_bytes_, "the snapshot of an asynchronous save"));
+  for (const Chunk& chunk : chunks_) Fill(chunk, room->data() + chunk.begin);
+  image_ = room->data();
+  return Status();
+}
+
+Status DataWriter::Write(File* file, int threads, ProgressMeter* progress) {
+  SHARD_RETURN_IF_ERROR(file->Allocate(file_bytes_));
+  std::atomic<size_t> next{0};
+  std::atomic<bool> failed{false};
+  const auto write = [&]() -> Status {
+    Mapping room;
+    for (;;) {
+      const size_t index = next.fetch_add(1);
+      if (index >= chunks_.size() || failed) return Status();
+      const Chunk& chunk = chunks_[index];
+      const size_t bytes = chunk.end - chunk.begin;
+      const std::byte* data = image_ + chunk.begin;
+      if (image_ == nullptr) {
+        SHARD_RETURN_IF_ERROR(Resize(&room, bytes, "a chunk of a data file"));
+        Fill(chunk, room.data());
+        data = room.data();
+      }
+      SHARD_RETURN_IF_ERROR(file->WriteExactly(chunk.begin, {data, bytes}));
+      SHARD_RETURN_IF_ERROR(progress->Add(bytes));
+    }
+  };
+  const int useful = static_cast<int>(
+      std::clamp<size_t>(chunks_.size(), 1, static_cast<size_t>(threads)));
+  return RunOnThreads(useful, [&](int) {
+    Status status = write();
+    if (!status.ok()) failed = true;
+    return status;
+  });
+}
+
+}  // namespace shard

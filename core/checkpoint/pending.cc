@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/pending.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <span>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/checkpoint/cleanup.h"
+#include "core/checkpoint/directory.h"
+#include "core/checkpoint/manifest.h"
+
+namespace shard {
+
+namespace {
+
+// Names are random, so that one is in use or was cleaned by another before it
+// was locked is rare; several in a row mean something else.
+constexpr int kAttempts = 8;
+
+Status NotAFolder(const Directory& root, const std::string& name) {
+  return FailedPrecondition("'", root.PathOf(name),
+                            "' is not a folder, and no checkpoint can have "
+                            "its name; move it away");
+}
+
+Status Exists(const Directory& root, const std::string& name) {
+  return AlreadyExists("'", root.PathOf(name),
+                       "' exists; overwrite it, delete it, or save another "
+                       "step");
+}
+
+Status MakeRoot(FileEnv* env, const std::string& root) {
+  int result = env->MakeDir(AT_FDCWD, root.c_str(), 0777);
+  while (result == -EINTR) result = env->MakeDir(AT_FDCWD, root.c_str(), 0777);
+  if (result == 0 || result == -EEXIST) return Status();
+  const Status status =
+      ErrnoStatus(StrCat("making the directory '", root, "'"), -result);
+  if (result != -ENOENT) return status;
+  return NotFound(status.message(), "; make the folder above it first");
+}
+
+// Opens `root`, made if it is missing, durably so.
+StatusOr<Directory> OpenRoot(FileEnv* env, const std::string& root) {
+  StatusOr<Directory> opened = Directory::Open(env, root);
+  if (!opened.ok() && opened.status().code() != StatusCode::kNotFound) {
+    return opened;
+  }
+  const bool make = !opened.ok();
+  if (make) {
+    SHARD_RETURN_IF_ERROR(MakeRoot(env, root));
+    SHARD_ASSIGN_OR_RETURN(Directory made, Directory::Open(env, root));
+    opened = std::move(made);
+  }
+  // Also when it was there: who made it may have died before syncing it.
+  const StatusOr<Directory> above = opened->OpenDirectory("..");
+  if (above.ok()) {
+    SHARD_RETURN_IF_ERROR(above->Sync());
+  } else if (make || above.status().code() != StatusCode::kPermissionDenied) {
+    return above.status();
+  }
+  return opened;
+}
+
+// Whether `name` is a folder. kFailedPrecondition when it is something else.
+StatusOr<bool> IsFolder(const Directory& root, const std::string& name) {
+  SHARD_ASSIGN_OR_RETURN(const auto found, root.Stat(name));
+  if (found && !S_ISDIR(found->st_mode)) return NotAFolder(root, name);
+  return found.has_value();
+}
+
+Status WriteAndRename(const Directory& root, const std::string& temporary,
+                      File* file, int64_t step) {
+  const std::string text = StrCat(CheckpointName(step), "\n");
+  SHARD_RETURN_IF_ERROR(file->WriteExactly(0, std::as_bytes(std::span(text))));
+  SHARD_RETURN_IF_ERROR(file->Sync());
+  const int result = root.Rename(temporary, kLatestName, 0);
+  if (result == 0) return root.Sync();
+  return ErrnoStatus(StrCat("replacing '", root.PathOf(kLatestName), "'"),
+                     -result);
+}
+
+Status WriteLatest(const Directory& root, int64_t step) {
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    SHARD_ASSIGN_OR_RETURN(const std::string name, TemporaryName(kLatestName));
+    StatusOr<File> file = File::Open(root, name, File::Mode::kCreate);
+    if (file.status().code() == StatusCode::kAlreadyExists) continue;
+    if (!file.ok()) return file.status();
+    const StatusOr<Claim> claim = ClaimEntry(root, name, file->fd());
+    if (claim.ok() && (*claim == Claim::kBusy || *claim == Claim::kGone)) {
+      continue;
+    }
+    const Status status =
+        claim.ok() ? WriteAndRename(root, name, &*file, step) : claim.status();
+    // If it was renamed there is no such file, which is as well.
+    if (!status.ok()) (void)root.Unlink(name).ok();
+    return status;
+  }
+  return Internal("'", root.PathOf(kLatestName),
+                  "' could not be replaced: ", kAttempts,
+                  " temporary files were deleted by another");
+}
+
+}  // namespace
+
+PendingCheckpoint::PendingCheckpoint(Directory root, Directory directory,
+                                     std::string name, int64_t step,
+                                     bool overwrite)
+    : root_(std::move(root)),
+      directory_(std::move(directory)),
+      name_(std::move(name)),
+      step_(step),
+      overwrite_(overwrite) {}
+
+PendingCheckpoint::~PendingCheckpoint() {
+  if (pending()) (void)Abandon().ok();
+}
+
+StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
+                                                     const std::string& path,
+                                                     int64_t step,
+                                                     bool overwrite) {
+  SHARD_ASSIGN_OR_RETURN(Directory root, OpenRoot(env, path));
+  SHARD_ASSIGN_OR_RETURN(const auto manifest, root.Stat(kManifestName));
+  if (manifest) {
+    return InvalidArgument("'", path,
+                           "' is itself a checkpoint; give the folder that "
+                           "checkpoints are to lie in");
+  }
+  const std::string final_name = CheckpointName(step);
+  SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(root, final_name));
+  if (exists && !overwrite) return Exists(root, final_name);
+
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    SHARD_ASSIGN_OR_RETURN(std::string name, TemporaryName(final_name));
+    const Status made = root.MakeDirectory(name);
+    if (made.code() == StatusCode::kAlreadyExists) continue;
+    SHARD_RETURN_IF_ERROR(made);
+    StatusOr<Directory> directory = root.OpenDirectory(name);
+    // Cleaned before it was locked, for it looked stale.
+    if (directory.status().code() == StatusCode::kNotFound) continue;
+    const StatusOr<Claim> claim = directory.ok()
+                                      ? ClaimEntry(root, name, directory->fd())
+                                      : StatusOr<Claim>(directory.status());
+    if (!claim.ok()) {
+      (void)root.RemoveDirectory(name).ok();
+      return claim.status();
+    }
+    if (*claim == Claim::kBusy || *claim == Claim::kGone) continue;
+    return PendingCheckpoint(std::move(root), *std::move(directory),
+                             std::move(name), step, overwrite);
+  }
+  return Internal("no temporary folder for '", root.PathOf(final_name),
+                  "': ", kAttempts, " were deleted by another");
+}
+
+StatusOr<bool> PendingCheckpoint::Publish() {
+  const std::string final_name = CheckpointName(step_);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    int result = RenameToFree(root_, name_, final_name);
+    if (result == 0) return false;
+    if (result == -EEXIST) {
+      SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(root_, final_name));
+      if (!exists) continue;  // Deleted meanwhile.
+      if (!overwrite_) return Exists(root_, final_name);
+      result = root_.Rename(name_, final_name, RENAME_EXCHANGE);
+      if (result == 0) return true;
+      // Which of the two is gone shows in the next attempt.
+      if (result == -ENOENT) continue;
+      if (result == -EINVAL || result == -ENOSYS) {
+        return Unimplemented(
+            "'", root_.PathOf(final_name),
+            "' cannot be overwritten: the file system cannot swap two folders "
+            "(RENAME_EXCHANGE); delete it, or save another step");
+      }
+    }
+    return ErrnoStatus(
+        StrCat("renaming '", root_.PathOf(name_), "' to '", final_name, "'"),
+        -result);
+  }
+  return Internal("'", root_.PathOf(final_name), "' was made and deleted ",
+                  kAttempts, " times while it was to be replaced");
+}
+
+Status PendingCheckpoint::Commit() {
+  SHARD_ASSIGN_OR_RETURN(const auto manifest, directory_.Stat(kManifestName));
+  if (!manifest || !S_ISREG(manifest->st_mode)) {
+    return FailedPrecondition("'", root_.PathOf(name_), "' has no '",
+                              kManifestName, "', and is no checkpoint");
+  }
+  SHARD_RETURN_IF_ERROR(directory_.Sync());
+  SHARD_ASSIGN_OR_RETURN(const bool exchanged, Publish());
+  // Of its new name nobody needs the lock.
+  directory_ = Directory();
+  // Before LATEST, which must not name what is not there; and before the old
+  // one goes, which a power cut would bring back.
+  SHARD_RETURN_IF_ERROR(root_.Sync());
+  const Status latest = WriteLatest(root_, step_);
+  if (!latest.ok()) {
+    return latest.WithContext(StrCat("'", root_.PathOf(CheckpointName(step_)),
+                                     "' is complete, but not the latest"));
+  }
+  // Not an error of this checkpoint: what is left of the old one is stale.
+  if (exchanged) (void)RemoveTree(root_, name_).ok();
+  return Status();
+}
+
+Status PendingCheckpoint::Abandon() {
+  const Status status = RemoveTree(root_, name_);
+  directory_ = Directory();
+  return status;
+}
+
+StatusOr<Directory> OpenPending(FileEnv* env, const std::string& root,
+                                const std::string& name) {
+  const auto base = ParseTemporaryName(name);
+  if (!base || *base == kLatestName) {
+    return InvalidArgument("'", name,
+                           "' is not the name of a pending checkpoint");
+  }
+  SHARD_ASSIGN_OR_RETURN(const Directory opened, Directory::Open(env, root));
+  return opened.OpenDirectory(name);
+}
+
+}  // namespace shard

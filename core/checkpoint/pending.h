@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PendingCheckpoint: a checkpoint that is being written. Its files are made in
+// a temporary folder; Commit gives it the name of its step. Whenever the
+// process is killed or the power goes, the root resolves (directory.h) to the
+// checkpoint that was there before, whole, or to the new one, whole.
+//
+// One rank begins and commits. The others open the same folder by its name,
+// and write and sync their files before that rank commits.
+//
+// Not thread-safe; different ones may be used at once, in one root, too: of two
+// that commit the same step, one gets kAlreadyExists.
+
+#ifndef SHARD_CORE_CHECKPOINT_PENDING_H_
+#define SHARD_CORE_CHECKPOINT_PENDING_H_
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/file.h"
+#include "core/base/file_env.h"
+#include "core/base/status.h"
+
+namespace shard {
+
+class PendingCheckpoint {
+ public:
+  // `root` is made if it is missing, but not the folder above it. Without
+  // `overwrite`, kAlreadyExists when there is a checkpoint of this step: before
+  // anything is written. kFailedPrecondition when something else has its name.
+  // REQUIRES: step >= 0.
+  static StatusOr<PendingCheckpoint> Begin(FileEnv* env,
+                                           const std::string& root,
+                                           int64_t step, bool overwrite);
+
+  PendingCheckpoint(PendingCheckpoint&& other) = default;
+  // Abandons what was neither committed nor abandoned.
+  ~PendingCheckpoint();
+
+  // To make files in, until Commit.
+  const Directory& directory() const { return directory_; }
+  // The temporary folder's, for OpenPending.
+  const std::string& name() const { return name_; }
+  int64_t step() const { return step_; }
+
+  // Makes it complete, and LATEST name it.
+  // REQUIRES: every file in it is synced, the manifest last; not committed or
+  // abandoned before.
+  // Errors: kAlreadyExists when another was faster and `overwrite` is false;
+  // kUnimplemented when the file system cannot overwrite. After these two and
+  // any other error for which it is still pending(), nothing was changed.
+  // Otherwise it is complete, but perhaps not durable, or not in LATEST.
+  Status Commit();
+  bool pending() const { return directory_.valid(); }
+
+  // Deletes it. What could not be deleted is stale, for CleanStale.
+  // REQUIRES: pending().
+  Status Abandon();
+
+ private:
+  PendingCheckpoint(Directory root, Directory directory, std::string name,
+                    int64_t step, bool overwrite);
+  // Gives it its name. Whether another then has the temporary one.
+  StatusOr<bool> Publish();
+
+  Directory root_;
+  Directory directory_;  // Holds the lock. Invalid: not pending.
+  std::string name_;
+  int64_t step_;
+  bool overwrite_;
+};
+
+// The folder of a PendingCheckpoint that another rank began, to make files in.
+// `name` is its name(). kNotFound when it is gone.
+StatusOr<Directory> OpenPending(FileEnv* env, const std::string& root,
+                                const std::string& name);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_CHECKPOINT_PENDING_H_

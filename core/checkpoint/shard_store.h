@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ShardStore: a checkpoint as a TensorStore.
+//
+// What is read is cut into runs of some MiB that lie together in one file; each
+// thread takes the next run, reads it past the page cache where the file allows
+// that, compares checksums, and only then hands out what was asked for: nothing
+// that is damaged reaches the sink.
+
+#ifndef SHARD_CORE_CHECKPOINT_SHARD_STORE_H_
+#define SHARD_CORE_CHECKPOINT_SHARD_STORE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/file.h"
+#include "core/base/status.h"
+#include "core/checkpoint/manifest.h"
+#include "core/checkpoint/tensor_store.h"
+
+namespace shard {
+
+class ShardStore : public TensorStore {
+ public:
+  // Opens what a folder holds: its manifest, and all data files. Errors:
+  // kNotFound without a manifest; those of Manifest::Parse; kCorrupt for a data
+  // file that is missing or has another length than the manifest says.
+  static StatusOr<std::shared_ptr<const ShardStore>> Open(
+      const Directory& folder);
+
+  std::string_view describe() const override { return describe_; }
+  const Manifest& manifest() const { return *manifest_; }
+
+  size_t num_tensors() const override { return manifest_->num_tensors(); }
+  TensorInfo tensor(size_t index) const override {
+    return manifest_->tensor(index);
+  }
+  int64_t Find(std::string_view key) const override {
+    return manifest_->Find(key);
+  }
+  Status Read(std::span<const ReadRequest> requests, const ReadOptions& options,
+              const PieceSink& sink) const override;
+
+  StatusOr<std::vector<std::byte>> ReadBlob(size_t index) const;
+
+  // Reads every byte of every file. `problems` gets one line for each thing
+  // that is wrong, with tensor and file, in the order of files and offsets; the
+  // result is an error only where reading as such was not possible.
+  Status Verify(const ReadOptions& options,
+                std::vector<std::string>* problems) const;
+
+ private:
+  struct Piece;
+  struct Run;
+
+  ShardStore() = default;
+
+  Status OpenFiles(const Directory& folder);
+  Piece PieceOfBlob(size_t index) const;
+  void AddPieces(const ReadRequest& request, size_t index, bool whole,
+                 std::vector<Piece>* pieces) const;
+  std::vector<Run> CutRuns(std::span<const Piece> pieces) const;
+  // Pieces in the order of files and offsets. `problems`: where to put what is
+  // damaged, instead of failing.
+  Status ReadPieces(std::span<const Piece> pieces, const ReadOptions& options,
+                    const PieceSink& sink,
+                    std::vector<std::string>* problems) const;
+  Status CheckPiece(const Piece& piece, const std::byte* data) const;
+  std::string NameOf(const Piece& piece) const;
+
+  std::string describe_;
+  std::shared_ptr<const Manifest> manifest_;
+  std::vector<File> files_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_CHECKPOINT_SHARD_STORE_H_

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/checkpoints.h"
+
+#include <cstring>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/checkpoint/directory.h"
+#include "core/comm/gather.h"
+
+namespace shard {
+
+namespace {
+
+// Adds int64 numbers, wrapping around as unsigned ones do.
+void AddNumbers(const std::vector<std::byte>& from,
+                std::vector<std::byte>* to) {
+  if (to->size() < from.size()) to->resize(from.size());
+  for (size_t at = 0; at + sizeof(uint64_t) <= from.size();
+       at += sizeof(uint64_t)) {
+    uint64_t sum;
+    uint64_t term;
+    std::memcpy(&sum, to->data() + at, sizeof(sum));
+    std::memcpy(&term, from.data() + at, sizeof(term));
+    sum += term;
+    std::memcpy(to->data() + at, &sum, sizeof(sum));
+  }
+}
+
+// Whether `rank` of `world_size` takes what `saved` stored.
+bool Takes(BlobRule rule, int saved, int saved_world_size, int rank,
+           int world_size) {
+  if (rule == BlobRule::kReplicated) return true;
+  if (saved_world_size == world_size) return saved == rank;
+  return rule == BlobRule::kSummed && saved % world_size == rank;
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Start(
+    Device* device, std::unique_ptr<CheckpointSave> save,
+    std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room) {
+  std::shared_ptr<AsyncSave> async(new AsyncSave);
+  SHARD_ASSIGN_OR_RETURN(async->stream_,
+                         device->CreateStream(StreamKind::kCommunication));
+  async->path_ = save->path();
+  async->comm_ = std::move(comm);
+  async->room_ = std::move(room);
+  async->save_ =
+      std::make_shared<std::unique_ptr<CheckpointSave>>(std::move(save));
+  async->stream_->Call("save checkpoint", [held = async->save_] {
+    Status status = (*held)->Finish();
+    held->reset();
+    return status;
+  });
+  async->done_ = async->stream_->Record();
+  return async;
+}
+
+Status AsyncSave::Wait(const Deadline& deadline) {
+  const Status status = done_.Synchronize(deadline);
+  if (done_.Done()) heard_ = true;
+  return status;
+}
+
+Checkpoints::~Checkpoints() = default;
+
+Status Checkpoints::SetBlob(std::string_view name, BlobRule rule,
+                            const void* data, size_t bytes) {
+  if (name.empty() || !IsValidUtf8(name)) {
+    return InvalidArgument("a blob's name is ",
+                           name.empty() ? "empty" : "not UTF-8");
+  }
+  const auto value = static_cast<int32_t>(rule);
+  if (value < 1 || value > 3) {
+    return InvalidArgument("blob '", name, "': rule ", value,
+                           " is unknown; allowed: 1 (per rank), 2 "
+                           "(replicated), 3 (summed)");
+  }
+  if (rule == BlobRule::kSummed && bytes % sizeof(int64_t) != 0) {
+    return InvalidArgument("blob '", name, "': ", bytes,
+                           " bytes are no whole int64 numbers, which are what "
+                           "can be summed");
+  }
+  const auto* const begin = static_cast<const std::byte*>(data);
+  blobs_.insert_or_assign(
+      std::string(name),
+      HostBlob{std::string(name), rule, {begin, begin + bytes}});
+  return Status();
+}
+
+const HostBlob* Checkpoints::FindBlob(std::string_view name) const {
+  const auto found = blobs_.find(name);
+  return found == blobs_.end() ? nullptr : &found->second;
+}
+
+Status Checkpoints::Settle(const Deadline& deadline) {
+  if (last_ == nullptr) return Status();
+  const bool heard = last_->heard();
+  const Status status = last_->Wait(deadline);
+  if (!last_->Done()) return status.WithContext("waiting for the save before");
+  const std::string path = last_->path();
+  last_ = nullptr;
+  if (heard || status.ok()) return Status();
+  return status.WithContext(
+      StrCat("the asynchronous save of '", path, "' failed"));
+}
+
+StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
+    SavedState state, const std::string& root, const SaveOptions& options,
+    Communicator* engine_comm, Device* device) {
+  const Deadline deadline = Deadline::After(options.timeout);
+  if (comm_ == nullptr) {
+    SHARD_ASSIGN_OR_RETURN(comm_,
+                           engine_comm->Duplicate("checkpoints", deadline));
+  }
+  for (const auto& [name, blob] : blobs_) state.blobs.push_back(blob);
+  SHARD_ASSIGN_OR_RETURN(auto save,
+                         CheckpointSave::Start(std::move(state), root, options,
+                                               comm_.get(), room_.get()));
+  if (!options.async) {
+    SHARD_RETURN_IF_ERROR(save->Finish());
+    return std::shared_ptr<AsyncSave>();
+  }
+  auto async = AsyncSave::Start(device, std::move(save), comm_, room_);
+  // A rank without a thread must not leave the others to write alone.
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(engine_comm, "save checkpoint", async.status(), deadline));
+  last_ = *async;
+  return last_;
+}
+
+StatusOr<std::shared_ptr<const ShardStore>> Checkpoints::Open(
+    const std::string& path, FileEnv* env, Communicator* comm,
+    const Deadline& deadline) {
+  constexpr const char* kWhat = "load checkpoint: open";
+  // Rank 0 says which one it is, so that all ranks load the same while another
+  // program saves; each rank reaches it by its own path.
+  std::string name;
+  Status local;
+  std::shared_ptr<const ShardStore> store;
+  const auto open = [&](const std::string& from) -> Status {
+    SHARD_ASSIGN_OR_RETURN(OpenCheckpoint found, ResolveCheckpoint(env, from));
+    if (found.directory.path() != from) name = found.name;
+    if (!found.note.empty()) comm->logger().Log(LogLevel::kWarning, found.note);
+    SHARD_ASSIGN_OR_RETURN(store, ShardStore::Open(found.directory));
+    return Status();
+  };
+  if (comm->rank() == 0) local = open(path);
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline));
+  SHARD_ASSIGN_OR_RETURN(const std::string chosen,
+                         BroadcastText(comm, kWhat, name, deadline));
+  if (comm->rank() != 0) {
+    local = open(chosen.empty() ? path : StrCat(path, "/", chosen));
+  }
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline));
+  const Checksum& id = store->manifest().id();
+  SHARD_RETURN_IF_ERROR(CheckAgreement(comm, "the checkpoint", id.low,
+                                       store->describe(), deadline));
+  return store;
+}
+
+Status Checkpoints::LoadBlobs(const ShardStore& store, int rank,
+                              int world_size) {
+  const Manifest& manifest = store.manifest();
+  std::map<std::string, HostBlob, std::less<>> loaded;
+  for (size_t b = 0; b < manifest.num_blobs(); ++b) {
+    const BlobInfo info = manifest.blob(b);
+    const bool summed = info.rule == BlobRule::kSummed;
+    const bool takes =
+        Takes(info.rule, info.rank, manifest.world_size(), rank, world_size);
+    if (!takes && !summed) continue;
+    SHARD_ASSIGN_OR_RETURN(std::vector<std::byte> content, store.ReadBlob(b));
+    // A rank that none of the sums falls to has zeros.
+    if (!takes) content.assign(content.size(), std::byte{0});
+    HostBlob& blob = loaded[std::string(info.name)];
+    blob.name = info.name;
+    blob.rule = info.rule;
+    if (summed) {
+      AddNumbers(content, &blob.content);
+    } else {
+      blob.content = std::move(content);
+    }
+  }
+  blobs_ = std::move(loaded);
+  return Status();
+}
+
+}  // namespace shard

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine's saves and loads.
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "core/engine/load_state.h"
+#include "core/flat/fingerprint.h"
+#include "core/model/names.h"
+
+namespace shard {
+
+namespace {
+
+void AddTo(Fingerprint* fingerprint, const StateOptions& options) {
+  fingerprint->Add(static_cast<int32_t>(options.content));
+  fingerprint->Add(static_cast<int32_t>(options.ignore_frozen));
+  fingerprint->Add(static_cast<int32_t>(options.strip_prefix));
+  for (const ModuleId module : options.submodules) fingerprint->Add(module);
+}
+
+Status CheckThreads(int threads) {
+  constexpr int kMost = 256;
+  if (threads >= 1 && threads <= kMost) return Status();
+  return InvalidArgument("threads ", threads,
+                         " is out of range; allowed: 1 to ", kMost);
+}
+
+Status CheckSaveOptions(const SaveOptions& options) {
+  SHARD_RETURN_IF_ERROR(CheckThreads(options.threads));
+  if (options.keep_last < 0 || options.keep_every < 0) {
+    return InvalidArgument("keep_last ", options.keep_last, ", keep_every ",
+                           options.keep_every, "; allowed: 0 and above");
+  }
+  if (options.keep_every > 0 && options.keep_last == 0) {
+    return InvalidArgument("keep_every ", options.keep_every,
+                           " without keep_last: all are kept anyway");
+  }
+  return Status();
+}
+
+}  // namespace
+
+TrainingNumbers Engine::Numbers() const {
+  TrainingNumbers numbers;
+  numbers.step = step_;
+  numbers.param_steps = param_steps_;
+  numbers.loss_scale = loss_scaler_.state();
+  for (const Optimizer& optimizer : hypers_.optimizers()) {
+    numbers.groups.push_back(optimizer.ToString());
+  }
+  return numbers;
+}
+
+StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
+    const std::string& root, const StatusOr<SaveOptions>& options) {
+  const double timeout = options.ok() ? options->timeout : 0;
+  const Deadline deadline = DeadlineOf(timeout);
+  Status local = options.status();
+  if (local.ok()) local = CheckSaveOptions(*options);
+  if (local.ok()) local = CheckBetweenSteps("save");
+  if (local.ok()) local = checkpoints_.Settle(deadline);
+  SHARD_RETURN_IF_ERROR(
+      assembly_->units().EnterChange(Activity::kSave, local, deadline));
+  Fingerprint fingerprint;
+  AddTo(&fingerprint, options->state);
+  fingerprint.Add(static_cast<int32_t>(options->async));
+  fingerprint.Add(static_cast<int32_t>(options->overwrite));
+  fingerprint.Add(options->timeout);
+  SHARD_RETURN_IF_ERROR(
+      CheckAgreement(comm_.get(), "how to save", fingerprint.Finish(),
+                     StrCat("async ", options->async, ", overwrite ",
+                            options->overwrite, ", timeout ", options->timeout,
+                            ", content ", options->state.content),
+                     deadline));
+  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline));
+  SavedState state;
+  state.plan = assembly_->plan();
+  state.memory = &memory();
+  state.numbers = Numbers();
+  state.optimizers = hypers_.optimizers();
+  return checkpoints_.Save(std::move(state), root, *options, comm_.get(),
+                           device_.get());
+}
+
+Status Engine::Load(const std::string& path,
+                    const StatusOr<LoadOptions>& options, LoadReport* report) {
+  *report = {};
+  const double timeout = options.ok() ? options->timeout : 0;
+  const Deadline deadline = DeadlineOf(timeout);
+  Status local = options.status();
+  if (local.ok()) local = CheckThreads(options->threads);
+  if (local.ok() && !filling_) local = CheckBetweenSteps("load");
+  if (local.ok() && filling_) local = CheckLoadWhileFilling(options->state);
+  if (local.ok()) local = checkpoints_.Settle(deadline);
+  SHARD_RETURN_IF_ERROR(
+      assembly_->units().EnterChange(Activity::kLoad, local, deadline));
+  Fingerprint fingerprint;
+  AddTo(&fingerprint, options->state);
+  fingerprint.Add(static_cast<int32_t>(options->rules.strict));
+  fingerprint.Add(static_cast<int32_t>(options->rules.convert));
+  fingerprint.Add(static_cast<int32_t>(options->rules.strip_leading_module));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm_.get(), "how to load", fingerprint.Finish(),
+      StrCat("strict ", options->rules.strict, ", convert ",
+             options->rules.convert, ", content ", options->state.content),
+      deadline));
+  FileEnv* const env =
+      options->env == nullptr ? FileEnv::Posix() : options->env;
+  SHARD_ASSIGN_OR_RETURN(const auto store,
+                         Checkpoints::Open(path, env, comm_.get(), deadline));
+  return LoadFrom(*store, *options, deadline, report);
+}
+
+Status Engine::CheckLoadWhileFilling(const StateOptions& options) const {
+  if (options.content != StateContent::kOptimizer &&
+      options.submodules.empty() && !options.ignore_frozen) {
+    return Status();
+  }
+  return FailedPrecondition(
+      "load of a part in state FILLING: parameters have no values yet; load "
+      "the whole model, or set and broadcast them first");
+}
+
+Status Engine::LoadFrom(const ShardStore& store, const LoadOptions& options,
+                        const Deadline& deadline, LoadReport* report) {
+  const Manifest& manifest = store.manifest();
+  report->path = store.describe();
+  report->step = manifest.step();
+  report->saved_world_size = manifest.world_size();
+  SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
+                         ListStateEntries(plan(), options.state));
+  SHARD_ASSIGN_OR_RETURN(const std::vector<EntryMatch> matches,
+                         MatchState(plan(), entries, store, options.state,
+                                    options.rules, &report->match));
+  const bool missing_params =
+      std::any_of(entries.begin(), entries.end(), [&](const StateEntry& entry) {
+        const auto e = static_cast<size_t>(&entry - entries.data());
+        return entry.is_param() && entry.alias_of < 0 && entry.numel > 0 &&
+               matches[e].kind == EntryMatch::Kind::kNone;
+      });
+  if (filling_ && missing_params) {
+    return FailedPrecondition(
+        store.describe(),
+        " lacks parameters, and in state FILLING they have no values yet; set "
+        "and broadcast them first, then load");
+  }
+
+  // Memory is written from here on: on an error, what there was is gone.
+  const bool params = options.state.content != StateContent::kOptimizer;
+  if (params) filling_ = true;
+  StateReader reader(plan(), memory(), hypers_.optimizers(), comm_->rank(),
+                     &assembly_->compute(), deadline);
+  ReadOptions read;
+  read.threads = options.threads;
+  read.verify = options.verify;
+  read.progress = options.progress;
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm_.get(), "load checkpoint: read",
+                    reader.Read(store, entries, matches, read), deadline));
+  if (params) {
+    Transfers& transfers = assembly_->transfers();
+    for (size_t b = 0; b < memory().buffers().size(); ++b) {
+      SHARD_RETURN_IF_ERROR(transfers.Publish(b, deadline));
+    }
+    SHARD_RETURN_IF_ERROR(transfers.Finish(deadline));
+    SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline));
+    filled_.clear();
+    filling_ = false;
+  }
+  if (options.state.content == StateContent::kModel) return Status();
+  TakeNumbers(options.state, entries, store);
+  return AgreeOnStatus(
+      comm_.get(), "load checkpoint: blobs",
+      checkpoints_.LoadBlobs(store, comm_->rank(), comm_->world_size()),
+      deadline);
+}
+
+void Engine::TakeNumbers(const StateOptions& options,
+                         const std::vector<StateEntry>& entries,
+                         const ShardStore& store) {
+  const Manifest& manifest = store.manifest();
+  const Logger& logger = comm_->logger();
+  // Of some modules only their own steps are taken.
+  if (options.submodules.empty()) {
+    step_ = manifest.step();
+    param_steps_.clear();
+  }
+  const std::vector<std::string> fqns = plan().model().ParamFqns();
+  std::vector<bool> restored(hypers_.optimizers().size());
+  for (const StateEntry& entry : entries) {
+    // States tell of their parameter, which need not be among the entries.
+    if (entry.is_param() || entry.scales) continue;
+    const auto param = static_cast<size_t>(entry.param);
+    const int64_t found = store.Find(CleanTensorName(fqns[param]));
+    if (found < 0) continue;
+    const auto tensor = static_cast<size_t>(found);
+    const int64_t step = manifest.tensor_step(tensor);
+    if (step != step_ && param_steps_.empty()) {
+      param_steps_.assign(plan().NumStored(), step_);
+    }
+    if (!param_steps_.empty()) {
+      param_steps_[static_cast<size_t>(plan().positions()[param])] = step;
+    }
+    const auto group =
+        static_cast<size_t>(plan().model().params()[param].group);
+    const int32_t stored = manifest.group(tensor);
+    if (restored[group] || stored < 0) continue;
+    restored[group] = true;
+    const Status status =
+        hypers_.Restore(static_cast<GroupId>(group),
+                        manifest.group_optimizer(static_cast<size_t>(stored)));
+    if (!status.ok() && comm_->rank() == 0) {
+      logger.Log(LogLevel::kWarning, "param group ", group,
+                 " keeps its hyperparameters: ", status.message());
+    }
+  }
+  if (!options.submodules.empty()) return;
+  LossScaler::State scale = loss_scaler_.state();
+  for (size_t s = 0; s < manifest.num_scalars(); ++s) {
+    const ScalarInfo scalar = manifest.scalar(s);
+    if (scalar.name == "loss_scale.scale") scale.scale = scalar.value;
+    if (scalar.name == "loss_scale.good_steps") {
+      scale.good_steps = static_cast<int64_t>(scalar.value);
+    }
+  }
+  const Status scaled = loss_scaler_.Restore(scale);
+  if (!scaled.ok() && comm_->rank() == 0) {
+    logger.Log(LogLevel::kWarning,
+               "the loss scale starts anew: ", scaled.message());
+  }
+}
+
+}  // namespace shard

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/load_state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/engine/local_state.h"
+#include "core/state/convert.h"
+#include "kernels/cpu/q8.h"
+#include "kernels/formula/narrow_states.h"
+
+namespace shard {
+
+namespace {
+
+using Kind = EntryMatch::Kind;
+
+// What of a stored tensor is read for elements [begin, begin + numel): whole
+// blocks where it is q8.
+ReadRequest RequestFor(const TensorStore& store, size_t tensor, Kind kind,
+                       int64_t begin, int64_t numel) {
+  if (kind != Kind::kDecode) return {tensor, begin, numel};
+  const int64_t first = begin / kQ8Block * kQ8Block;
+  const int64_t end =
+      std::min((begin + numel + kQ8Block - 1) / kQ8Block * kQ8Block,
+               store.tensor(tensor).numel);
+  return {tensor, first, end - first};
+}
+
+}  // namespace
+
+Status StateReader::Read(const TensorStore& store,
+                         const std::vector<StateEntry>& entries,
+                         const std::vector<EntryMatch>& matches,
+                         const ReadOptions& options) {
+  std::vector<Target> targets;
+  std::vector<size_t> encoded;
+  std::vector<ReadRequest> requests;
+  std::vector<size_t> target_of;  // By request.
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (matches[e].kind == Kind::kNone) continue;
+    const OwnedElements owned = OwnedBy(plan_, entries[e], rank_);
+    if (owned.numel == 0) continue;
+    targets.push_back({&entries[e],
+                       matches[e],
+                       owned,
+                       LocalData(plan_, memory_, entries[e], owned, rank_),
+                       {}});
+    if (matches[e].kind == Kind::kEncode) {
+      encoded.push_back(targets.size() - 1);
+      continue;
+    }
+    requests.push_back(RequestFor(store, matches[e].tensor, matches[e].kind,
+                                  owned.begin, owned.numel));
+    target_of.push_back(targets.size() - 1);
+  }
+  SHARD_RETURN_IF_ERROR(ReadScales(store, options, &targets));
+  SHARD_RETURN_IF_ERROR(store.Read(
+      requests, options,
+      [&](size_t request, int64_t begin, int64_t numel, const std::byte* data) {
+        return Put(store, targets[target_of[request]], begin, numel, data);
+      }));
+  for (const size_t t : encoded) {
+    SHARD_RETURN_IF_ERROR(EncodeTarget(store, targets[t], options));
+  }
+  return FillMasters(entries, matches);
+}
+
+Status StateReader::ReadScales(const TensorStore& store,
+                               const ReadOptions& options,
+                               std::vector<Target>* targets) {
+  std::vector<ReadRequest> requests;
+  std::vector<Target*> decoded;
+  for (Target& target : *targets) {
+    if (target.match.kind != Kind::kDecode) continue;
+    const int64_t first = target.owned.begin / kQ8Block;
+    const int64_t last =
+        (target.owned.begin + target.owned.numel - 1) / kQ8Block;
+    target.scales.resize(static_cast<size_t>(last - first + 1));
+    requests.push_back({target.match.scales, first, last - first + 1});
+    decoded.push_back(&target);
+  }
+  ReadOptions quiet = options;
+  quiet.progress = nullptr;
+  return store.Read(
+      requests, quiet,
+      [&](size_t request, int64_t begin, int64_t numel, const std::byte* data) {
+        float* const to =
+            decoded[request]->scales.data() + (begin - requests[request].begin);
+        std::memcpy(to, data, static_cast<size_t>(numel) * sizeof(float));
+        return Status();
+      });
+}
+
+Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stream_->Copy(to, from, bytes);
+  // The piece is the store's again when this returns.
+  return stream_->Synchronize(deadline_);
+}
+
+Status StateReader::Put(const TensorStore& store, const Target& target,
+                        int64_t begin, int64_t numel, const std::byte* data) {
+  const DType dtype = target.entry->dtype;
+  const auto count = static_cast<size_t>(numel);
+  std::byte* const to =
+      target.data + EntryBytes(*target.entry, begin - target.owned.begin);
+  switch (target.match.kind) {
+    case Kind::kSame:
+      return Copy(to, data, count * DTypeSize(dtype));
+    case Kind::kConvert: {
+      std::vector<std::byte> converted(count * DTypeSize(dtype));
+      ConvertElements(store.tensor(target.match.tensor).type, data, dtype,
+                      converted.data(), count);
+      return Copy(to, converted.data(), converted.size());
+    }
+    case Kind::kDecode: {
+      // Whole blocks were asked for; what is owned may begin within one.
+      const TensorInfo info = store.tensor(target.match.tensor);
+      std::vector<float> values(count);
+      const int64_t first_block = target.owned.begin / kQ8Block;
+      DecodeQ8(static_cast<StateKind>(info.codebook),
+               reinterpret_cast<const uint8_t*>(data),
+               target.scales.data() + (begin / kQ8Block - first_block),
+               values.data(), count);
+      const int64_t from = std::max(begin, target.owned.begin);
+      const int64_t end =
+          std::min(begin + numel, target.owned.begin + target.owned.numel);
+      if (from >= end) return Status();
+      const auto kept = static_cast<size_t>(end - from);
+      std::vector<std::byte> converted(kept * DTypeSize(dtype));
+      ConvertElements(
+          ElementType::kF32,
+          reinterpret_cast<const std::byte*>(values.data() + (from - begin)),
+          dtype, converted.data(), kept);
+      return Copy(
+          target.data + EntryBytes(*target.entry, from - target.owned.begin),
+          converted.data(), converted.size());
+    }
+    case Kind::kNone:
+    case Kind::kEncode:
+      break;
+  }
+  return Internal("a piece for an entry that takes none");
+}
+
+Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
+                                 const ReadOptions& options) {
+  const StateEntry& entry = *target.entry;
+  const auto count = static_cast<size_t>(target.owned.numel);
+  std::vector<float> values(count);
+  const ReadRequest request = {target.match.tensor, target.owned.begin,
+                               target.owned.numel};
+  const ElementType type = store.tensor(request.tensor).type;
+  ReadOptions quiet = options;
+  quiet.progress = nullptr;
+  SHARD_RETURN_IF_ERROR(store.Read(
+      {&request, 1}, quiet,
+      [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
+        ConvertElements(type, data, DType::kF32,
+                        reinterpret_cast<std::byte*>(values.data() +
+                                                     (begin - request.begin)),
+                        static_cast<size_t>(numel));
+        return Status();
+      }));
+  const GroupId group =
+      plan_.model().params()[static_cast<size_t>(entry.param)].group;
+  const StateKind* const kinds =
+      NarrowStateKinds(optimizers_[static_cast<size_t>(group)].formula());
+  // The scales' own entry says where they lie.
+  StateEntry scales = entry;
+  scales.scales = true;
+  scales.dtype = DType::kF32;
+  const OwnedElements owned = OwnedBy(plan_, scales, rank_);
+  stream_->EncodeQ8(kinds[entry.state], values.data(), count, nullptr, 0,
+                    reinterpret_cast<uint8_t*>(target.data),
+                    reinterpret_cast<float*>(
+                        LocalData(plan_, memory_, scales, owned, rank_)));
+  return stream_->Synchronize(deadline_);
+}
+
+Status StateReader::FillMasters(const std::vector<StateEntry>& entries,
+                                const std::vector<EntryMatch>& matches) {
+  const auto buffer_of = [&](const StateEntry& entry) -> const EngineBuffer& {
+    const ParamPlace& place = plan_.places()[static_cast<size_t>(entry.param)];
+    return memory_.buffers()[static_cast<size_t>(place.buffer)];
+  };
+  std::vector<bool> loaded(plan_.model().params().size());  // Masters.
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (entries[e].is_param() || matches[e].kind == Kind::kNone) continue;
+    const FlatBufferPlan& buffer = *buffer_of(entries[e]).plan;
+    if (buffer.states[static_cast<size_t>(entries[e].state)].tensor.name ==
+        kMasterState) {
+      loaded[static_cast<size_t>(entries[e].param)] = true;
+    }
+  }
+  for (size_t e = 0; e < entries.size(); ++e) {
+    const StateEntry& entry = entries[e];
+    if (!entry.is_param() || matches[e].kind == Kind::kNone) continue;
+    const EngineBuffer& buffer = buffer_of(entry);
+    if (!buffer.plan->trainable || !buffer.plan->has_masters) continue;
+    if (loaded[static_cast<size_t>(entry.param)]) continue;
+    const OwnedElements owned = OwnedBy(plan_, entry, rank_);
+    if (owned.numel == 0) continue;
+    stream_->Widen(
+        entry.dtype, LocalData(plan_, memory_, entry, owned, rank_),
+        reinterpret_cast<float*>(buffer.states.back()) + owned.offset,
+        static_cast<size_t>(owned.numel));
+  }
+  return stream_->Synchronize(deadline_);
+}
+
+}  // namespace shard

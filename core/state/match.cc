@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/state/match.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <unordered_map>
+
+#include "core/base/strings.h"
+#include "core/model/names.h"
+
+namespace shard {
+
+namespace {
+
+constexpr int64_t kMissing = -1;
+
+bool IsFloat(ElementType type) {
+  return type == ElementType::kF32 || type == ElementType::kBF16 ||
+         type == ElementType::kF16 || type == ElementType::kF64;
+}
+
+constexpr std::string_view kMasterSuffix = ".master_param";
+
+std::string FormatShape(std::span<const int64_t> shape) {
+  return FormatList(std::vector<int64_t>(shape.begin(), shape.end()));
+}
+
+// Finds tensors of a store by the keys they would have here.
+class StoreKeys {
+ public:
+  StoreKeys(const TensorStore& store, bool strip_leading_module)
+      : store_(store) {
+    for (size_t t = 0; t < store.num_tensors(); ++t) {
+      const std::string_view key = store.tensor(t).key;
+      std::string clean = CleanTensorName(key, strip_leading_module);
+      // The one that is written like this already comes first.
+      if (clean != key && store.Find(clean) < 0) {
+        cleaned_.emplace(std::move(clean), t);
+      }
+    }
+  }
+
+  int64_t Find(const std::string& key) const {
+    const int64_t tensor = store_.Find(key);
+    if (tensor >= 0 || cleaned_.empty()) return tensor;
+    const auto found = cleaned_.find(key);
+    return found == cleaned_.end() ? kMissing
+                                   : static_cast<int64_t>(found->second);
+  }
+
+ private:
+  const TensorStore& store_;
+  std::unordered_map<std::string, size_t> cleaned_;
+};
+
+class Matcher {
+ public:
+  Matcher(const Plan& plan, const std::vector<StateEntry>& entries,
+          const TensorStore& store, const StateOptions& options,
+          const LoadRules& rules, MatchReport* report)
+      : plan_(plan),
+        entries_(entries),
+        store_(store),
+        options_(options),
+        rules_(rules),
+        report_(report),
+        keys_(store, rules.strip_leading_module),
+        used_(store.num_tensors()),
+        matches_(entries.size()),
+        names_(plan.model().params().size()) {}
+
+  StatusOr<std::vector<EntryMatch>> Match() {
+    for (const StateEntry& entry : entries_) {
+      if (!entry.is_param()) continue;
+      names_[static_cast<size_t>(entry.param)].push_back(entry.key);
+      // Another name of a tensor that is stored under its first one.
+      Use(keys_.Find(entry.key));
+    }
+    for (size_t e = 0; e < entries_.size(); ++e) {
+      if (entries_[e].alias_of < 0) MatchEntry(e);
+    }
+    CollectUnexpected();
+    SHARD_RETURN_IF_ERROR(Judge());
+    return std::move(matches_);
+  }
+
+ private:
+  void Use(int64_t tensor) {
+    if (tensor >= 0) used_[static_cast<size_t>(tensor)] = true;
+  }
+
+  // A parameter under any of its names, and its states under the same.
+  int64_t FindEntry(const StateEntry& entry) const {
+    const int64_t found = keys_.Find(entry.key);
+    if (found >= 0 || !entry.is_param()) return found;
+    for (const std::string& name : names_[static_cast<size_t>(entry.param)]) {
+      const int64_t tensor = keys_.Find(name);
+      if (tensor >= 0) return tensor;
+    }
+    return kMissing;
+  }
+
+  void MatchEntry(size_t e) {
+    const StateEntry& entry = entries_[e];
+    int64_t tensor = FindEntry(entry);
+    if (rules_.convert) tensor = InsteadOf(entry, tensor);
+    if (tensor < 0) {
+      if (!IsMadeHere(entry)) report_->missing.push_back(entry.key);
+      return;
+    }
+    Use(tensor);
+    const auto index = static_cast<size_t>(tensor);
+    const TensorInfo info = store_.tensor(index);
+    if (!std::equal(info.shape.begin(), info.shape.end(), entry.shape.begin(),
+                    entry.shape.end())) {
+      report_->mismatched.push_back(
+          StrCat("'", entry.key, "' has shape ", FormatShape(info.shape),
+                 " in the store and ", FormatShape(entry.shape), " here"));
+      return;
+    }
+    Decide(entry, info, &matches_[e]);
+    matches_[e].tensor = index;
+    if (matches_[e].kind == EntryMatch::Kind::kNone) return;
+    if (entry.numel == 0) matches_[e].kind = EntryMatch::Kind::kNone;
+    ++report_->loaded;
+  }
+
+  // With conversions, what an entry is better or only made from; else `found`.
+  int64_t InsteadOf(const StateEntry& entry, int64_t found) const {
+    if (entry.is_param()) {
+      if (found < 0 || entry.dtype != DType::kF32) return found;
+      const ElementType type = store_.tensor(static_cast<size_t>(found)).type;
+      if (type != ElementType::kBF16 && type != ElementType::kF16) return found;
+      const int64_t master =
+          keys_.Find(StrCat(kStatePrefix, entry.key, kMasterSuffix));
+      return master >= 0 ? master : found;
+    }
+    const std::string_view key = entry.key;
+    if (found < 0 && key.ends_with(kMasterSuffix)) {
+      return keys_.Find(std::string(
+          key.substr(kStatePrefix.size(),
+                     key.size() - kStatePrefix.size() - kMasterSuffix.size())));
+    }
+    return found;
+  }
+
+  // Scales that come of encoding their codes.
+  bool IsMadeHere(const StateEntry& entry) const {
+    if (!entry.scales || !rules_.convert) return false;
+    const int64_t codes =
+        keys_.Find(entry.key.substr(0, entry.key.size() - kScaleSuffix.size()));
+    return codes >= 0 &&
+           IsFloat(store_.tensor(static_cast<size_t>(codes)).type);
+  }
+
+  void Decide(const StateEntry& entry, const TensorInfo& info,
+              EntryMatch* match) {
+    using Kind = EntryMatch::Kind;
+    if (info.type == ElementTypeOf(entry.dtype)) {
+      match->kind = Kind::kSame;
+      return;
+    }
+    const bool to_q8 = entry.dtype == DType::kQ8;
+    const bool from_q8 = info.type == ElementType::kQ8;
+    const bool possible =
+        (from_q8 || IsFloat(info.type)) && !(to_q8 && from_q8);
+    if (!rules_.convert || !possible) {
+      report_->mismatched.push_back(
+          StrCat("'", entry.key, "' is ", ElementTypeName(info.type),
+                 " in the store and ", DTypeName(entry.dtype), " here",
+                 possible ? "; 'convert' would convert it" : ""));
+      return;
+    }
+    match->kind = to_q8     ? Kind::kEncode
+                  : from_q8 ? Kind::kDecode
+                            : Kind::kConvert;
+    if (from_q8) {
+      const int64_t scales = store_.Find(StrCat(info.key, kScaleSuffix));
+      if (scales < 0) {
+        match->kind = Kind::kNone;
+        report_->missing.push_back(StrCat(info.key, kScaleSuffix));
+        return;
+      }
+      Use(scales);
+      match->scales = static_cast<size_t>(scales);
+    }
+    ++report_->converted;
+  }
+
+  void CollectUnexpected() {
+    for (size_t t = 0; t < used_.size(); ++t) {
+      if (used_[t]) continue;
+      const TensorInfo info = store_.tensor(t);
+      if (IsAskedFor(info)) report_->unexpected.emplace_back(info.key);
+    }
+  }
+
+  // Whether a key that has no place here is one of what should be loaded.
+  bool IsAskedFor(const TensorInfo& info) const {
+    if (info.role == TensorRole::kBuffer) return false;
+    const bool state = info.role == TensorRole::kState;
+    if (options_.content == StateContent::kModel && state) return false;
+    if (options_.content == StateContent::kOptimizer && !state) return false;
+    std::string key = CleanTensorName(info.key, rules_.strip_leading_module);
+    if (state && key.rfind(kStatePrefix, 0) == 0) {
+      key = key.substr(kStatePrefix.size());
+    }
+    const Model& model = plan_.model();
+    if (!options_.submodules.empty() && !options_.strip_prefix) {
+      const bool inside = std::any_of(
+          options_.submodules.begin(), options_.submodules.end(),
+          [&](ModuleId module) {
+            const std::string fqn = model.ModuleFqn(module);
+            return fqn.empty() || key.rfind(StrCat(fqn, "."), 0) == 0;
+          });
+      if (!inside) return false;
+    }
+    if (!options_.ignore_frozen) return true;
+    const auto param = model.FindParam(key);
+    return !param.ok() || model.params()[static_cast<size_t>(*param)].trainable;
+  }
+
+  Status Judge() const {
+    const auto fail = [&](const std::string& message) {
+      return Status(StatusCode::kFailedPrecondition,
+                    StrCat(store_.describe(), " does not fit: ", message), -1,
+                    report_->ToJson());
+    };
+    if (!report_->mismatched.empty()) {
+      return fail(Summary("mismatched", report_->mismatched));
+    }
+    if (!rules_.strict) return Status();
+    if (report_->loaded == 0 && options_.submodules.empty() &&
+        !options_.ignore_frozen && !entries_.empty()) {
+      return fail("it has nothing of what is asked for");
+    }
+    if (report_->missing.empty() && report_->unexpected.empty()) {
+      return Status();
+    }
+    return fail(StrCat(Summary("missing", report_->missing), "; ",
+                       Summary("unexpected", report_->unexpected),
+                       "; load what there is with strict off"));
+  }
+
+  static std::string Summary(std::string_view what,
+                             const std::vector<std::string>& keys) {
+    constexpr size_t kMost = 8;
+    std::string text = StrCat(keys.size(), " ", what);
+    for (size_t i = 0; i < std::min(kMost, keys.size()); ++i) {
+      StrAppend(&text, i == 0 ? ": " : ", ", keys[i]);
+    }
+    if (keys.size() > kMost) text += ", ...";
+    return text;
+  }
+
+  const Plan& plan_;
+  const std::vector<StateEntry>& entries_;
+  const TensorStore& store_;
+  const StateOptions& options_;
+  const LoadRules& rules_;
+  MatchReport* const report_;
+  const StoreKeys keys_;
+  std::vector<bool> used_;  // By tensor of the store.
+  std::vector<EntryMatch> matches_;
+  std::vector<std::vector<std::string>> names_;  // By ParamId.
+};
+
+}  // namespace
+
+std::string MatchReport::ToJson() const {
+  const nlohmann::json json = {{"missing", missing},
+                               {"unexpected", unexpected},
+                               {"mismatched", mismatched}};
+  // Keys of a store may be anything.
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+StatusOr<std::vector<EntryMatch>> MatchState(
+    const Plan& plan, const std::vector<StateEntry>& entries,
+    const TensorStore& store, const StateOptions& options,
+    const LoadRules& rules, MatchReport* report) {
+  *report = {};
+  return Matcher(plan, entries, store, options, rules, report).Match();
+}
+
+}  // namespace shard

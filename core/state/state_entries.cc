@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/state/state_entries.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/model/names.h"
+#include "core/model/walk.h"
+
+namespace shard {
+
+namespace {
+
+int64_t NumBlocks(int64_t numel) { return (numel + kQ8Block - 1) / kQ8Block; }
+
+Status CheckOptions(const Model& model, const StateOptions& options) {
+  const auto content = static_cast<int32_t>(options.content);
+  if (content < 0 || content > 2) {
+    return InvalidArgument("content ", content,
+                           " is unknown; allowed: 0 (all), 1 (model), 2 "
+                           "(optimizer)");
+  }
+  const auto modules = static_cast<ModuleId>(model.modules().size());
+  for (const ModuleId module : options.submodules) {
+    if (module < 0 || module >= modules) {
+      return InvalidArgument("submodule ", module,
+                             " does not exist; the model has ", modules);
+    }
+  }
+  if (options.strip_prefix && options.submodules.size() != 1) {
+    return InvalidArgument(
+        "keys without prefixes need exactly one submodule, not ",
+        options.submodules.size(),
+        ": those of several could collide; keep the prefixes");
+  }
+  return Status();
+}
+
+// Where a parameter lies in the layout of an entry: slots list the same
+// parameters in the same order in all layouts of a buffer.
+struct Place {
+  const FlatLayout* layout;
+  int64_t offset;
+  int64_t numel;
+};
+
+// REQUIRES: a stored parameter that is not empty.
+Place PlaceOf(const Plan& plan, ParamId param, int32_t state) {
+  const ParamPlace& place = plan.places()[static_cast<size_t>(param)];
+  const FlatBufferPlan& buffer =
+      plan.buffers()[static_cast<size_t>(place.buffer)];
+  if (state < 0) {
+    return {&buffer.layout, place.offset,
+            plan.model().params()[static_cast<size_t>(param)].numel};
+  }
+  const FlatLayout& layout = buffer.StateLayout(static_cast<size_t>(state));
+  const Slot& slot = layout.slots()[buffer.layout.SlotAt(place.offset)];
+  return {&layout, slot.offset, slot.numel};
+}
+
+class Lister {
+ public:
+  Lister(const Plan& plan, const StateOptions& options)
+      : plan_(plan),
+        model_(plan.model()),
+        options_(options),
+        first_(model_.params().size(), -1) {
+    if (options.strip_prefix) {
+      const std::string fqn = model_.ModuleFqn(options.submodules.front());
+      strip_ = fqn.empty() ? 0 : fqn.size() + 1;
+    }
+  }
+
+  std::vector<StateEntry> List() {
+    ListParams();
+    if (options_.content != StateContent::kModel) ListStates();
+    return std::move(entries_);
+  }
+
+ private:
+  void ListParams() {
+    int depth = -1;  // Of the submodule that the walk is in.
+    WalkModel(
+        model_,
+        [&](ModuleId at, int at_depth) {
+          if (depth >= 0 && at_depth <= depth) depth = -1;
+          if (depth < 0 && IsMeant(at)) depth = at_depth;
+          return !model_.modules()[static_cast<size_t>(at)].ignored;
+        },
+        [&](int32_t reference) {
+          if (depth >= 0) AddName(reference);
+        });
+  }
+
+  bool IsMeant(ModuleId module) const {
+    const auto& meant = options_.submodules;
+    return meant.empty() ||
+           std::find(meant.begin(), meant.end(), module) != meant.end();
+  }
+
+  void AddName(int32_t reference) {
+    const ParamId id =
+        model_.references()[static_cast<size_t>(reference)].param;
+    const Model::Param& param = model_.params()[static_cast<size_t>(id)];
+    if (param.ignored) return;
+    if (options_.ignore_frozen && !param.trainable) return;
+    std::string fqn =
+        CleanTensorName(model_.ReferenceFqn(reference).substr(strip_));
+    int32_t& first = first_[static_cast<size_t>(id)];
+    const int32_t alias_of = first;
+    if (first < 0) {
+      first = static_cast<int32_t>(entries_.size());
+      params_.push_back(id);
+      fqns_.push_back(fqn);
+    }
+    if (options_.content == StateContent::kOptimizer) return;
+    entries_.push_back({.key = std::move(fqn),
+                        .dtype = param.dtype,
+                        .shape = param.shape,
+                        .numel = param.numel,
+                        .param = id,
+                        .alias_of = alias_of});
+  }
+
+  void ListStates() {
+    for (size_t i = 0; i < params_.size(); ++i) {
+      const auto param = static_cast<size_t>(params_[i]);
+      const FlatBufferPlan& buffer =
+          plan_.buffers()[static_cast<size_t>(plan_.places()[param].buffer)];
+      if (!buffer.trainable) continue;
+      for (size_t s = 0; s < buffer.states.size(); ++s) {
+        AddState(params_[i], fqns_[i], buffer.states[s],
+                 static_cast<int32_t>(s));
+      }
+    }
+  }
+
+  void AddState(ParamId id, std::string_view fqn, const StatePlan& state,
+                int32_t index) {
+    const Model::Param& param = model_.params()[static_cast<size_t>(id)];
+    StateEntry entry{.key = StrCat(kStatePrefix, fqn, ".", state.tensor.name),
+                     .dtype = state.tensor.dtype,
+                     .shape = param.shape,
+                     .numel = param.numel,
+                     .param = id,
+                     .state = index};
+    if (state.own_layout != nullptr) {
+      entry.numel = param.numel == 0 ? 0 : PlaceOf(plan_, id, index).numel;
+      // An optimizer that keeps this state of other shapes only.
+      if (entry.numel == 0) return;
+      // Other parameters of the buffer are why it has a layout of its own.
+      if (entry.numel != param.numel) entry.shape = {entry.numel};
+    }
+    entries_.push_back(entry);
+    if (entry.dtype != DType::kQ8) return;
+    entry.key += kScaleSuffix;
+    entry.dtype = DType::kF32;
+    entry.numel = NumBlocks(entry.numel);
+    entry.shape = {entry.numel};
+    entry.scales = true;
+    entries_.push_back(std::move(entry));
+  }
+
+  const Plan& plan_;
+  const Model& model_;
+  const StateOptions& options_;
+  size_t strip_ = 0;               // Bytes of the prefix that keys go without.
+  std::vector<int32_t> first_;     // By ParamId: its entry; -1: not yet met.
+  std::vector<ParamId> params_;    // Those met, in module-walk order,
+  std::vector<std::string> fqns_;  // and what they go by.
+  std::vector<StateEntry> entries_;
+};
+
+}  // namespace
+
+StatusOr<std::vector<StateEntry>> ListStateEntries(
+    const Plan& plan, const StateOptions& options) {
+  SHARD_RETURN_IF_ERROR(CheckOptions(plan.model(), options));
+  std::vector<StateEntry> entries = Lister(plan, options).List();
+  // A module may be called "state", and names that differ may be clean alike.
+  std::unordered_set<std::string_view> keys;
+  for (const StateEntry& entry : entries) {
+    if (!keys.insert(entry.key).second) {
+      return InvalidArgument("two tensors have the key '", entry.key,
+                             "'; rename a module or a parameter");
+    }
+  }
+  return entries;
+}
+
+OwnedElements OwnedBy(const Plan& plan, const StateEntry& entry, int rank) {
+  if (entry.numel == 0) return {};
+  const Place place = PlaceOf(plan, entry.param, entry.state);
+  const int64_t range = place.layout->shard_numel();
+  const int64_t range_begin = plan.RangeOf(rank) * range;
+  const int64_t begin = std::max(place.offset, range_begin);
+  const int64_t end = std::min(place.offset + place.numel, range_begin + range);
+  if (begin >= end) return {};
+  OwnedElements owned{begin - place.offset, end - begin, begin - range_begin};
+  if (entry.scales) {
+    // Blocks begin with their parameter, and ranges are whole blocks.
+    owned = {owned.begin / kQ8Block, NumBlocks(owned.numel),
+             owned.offset / kQ8Block};
+  }
+  return owned;
+}
+
+std::vector<int> OwnersOf(const Plan& plan, const StateEntry& entry) {
+  std::vector<int> ranks;
+  if (entry.numel == 0) return ranks;
+  const Place place = PlaceOf(plan, entry.param, entry.state);
+  const int64_t range = place.layout->shard_numel();
+  const int64_t first = place.offset / range;
+  const int64_t last = (place.offset + place.numel - 1) / range;
+  for (int64_t r = first; r <= last; ++r) {
+    ranks.push_back(plan.RankOf(static_cast<int>(r)));
+  }
+  return ranks;
+}
+
+}  // namespace shard
