@@ -124,8 +124,13 @@ class Encoder {
         });
     const auto scalars = Tables<schema::Scalar>(
         contents_.scalars, [&](const Contents::Scalar& scalar) {
-          return schema::CreateScalar(builder_, Text(scalar.name),
-                                      scalar.value);
+          const auto name = Text(scalar.name);
+          // -0 equals the default, and is not it.
+          builder_.ForceDefaults(true);
+          const auto offset =
+              schema::CreateScalar(builder_, name, scalar.value);
+          builder_.ForceDefaults(false);
+          return offset;
         });
     const auto blobs =
         Tables<schema::Blob>(contents_.blobs, [&](const Contents::Blob& blob) {

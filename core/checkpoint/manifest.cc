@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/checkpoint/key_index.h"
 #include "core/checkpoint/manifest_checks.h"
 #include "core/checkpoint/manifest_header.h"
 #include "core/checkpoint/manifest_structure.h"
@@ -51,6 +52,9 @@ const schema::Slice* SlicesOf(const schema::Manifest& manifest,
 
 }  // namespace
 
+Manifest::Manifest() : index_(new KeyIndex) {}
+Manifest::~Manifest() = default;
+
 StatusOr<std::shared_ptr<const Manifest>> Manifest::Parse(
     std::span<const std::byte> bytes) {
   // Before anything is copied: these bytes may be of any file.
@@ -65,10 +69,10 @@ StatusOr<std::shared_ptr<const Manifest>> Manifest::Parse(
       manifest->root_,
       ReadManifestBody({copy + kManifestHeaderBytes, body.size()}));
   const schema::Manifest& root = *manifest->root_;
-  manifest->id_ = ChecksumOf(bytes);
+  manifest->id_ = ChecksumOf(bytes.data(), bytes.size());
   Status status = CheckManifest(root);
   if (status.ok()) {
-    status = manifest->index_.Build(
+    status = manifest->index_->Build(
         manifest->num_tensors(), manifest->id_.low,
         [&](size_t i) { return View(At(root.tensors(), i).key()); });
   }
@@ -104,11 +108,12 @@ TensorInfo Manifest::tensor(size_t index) const {
       .shape = ShapeOf(tensor),
       .numel = NumelOf(tensor),
       .alias_of = tensor.alias_of(),
+      .codebook = At(root_->tensors(), Target(index)).codebook(),
   };
 }
 
 int64_t Manifest::Find(std::string_view key) const {
-  return index_.Find(
+  return index_->Find(
       key, [this](size_t i) { return View(At(root_->tensors(), i).key()); });
 }
 
@@ -160,10 +165,6 @@ int32_t Manifest::group(size_t tensor) const {
 int64_t Manifest::tensor_step(size_t tensor) const {
   const int64_t step = At(root_->tensors(), Target(tensor)).step();
   return step < 0 ? root_->step() : step;
-}
-
-int32_t Manifest::codebook(size_t tensor) const {
-  return At(root_->tensors(), Target(tensor)).codebook();
 }
 
 size_t Manifest::num_groups() const { return Count(root_->groups()); }

@@ -25,11 +25,11 @@
 
 #include "core/base/status.h"
 #include "core/checkpoint/checksum.h"
-#include "core/checkpoint/key_index.h"
 #include "core/checkpoint/tensor_info.h"
 
 namespace shard {
 
+class KeyIndex;
 namespace schema {
 struct Manifest;
 }  // namespace schema
@@ -106,7 +106,7 @@ struct ManifestContents {
     int32_t group = -1;  // Index into groups; -1: none.
     int64_t step = -1;   // How many steps it has done; -1: as the checkpoint.
     // Of states in q8, as StateKind of kernels/formula/state_kind.h. Their
-    // scales are another tensor: this one's key and kScaleSuffix, f32, one
+    // scales are another tensor: this one's key and ".q8_scale", f32, one
     // dimension of a scale for each kQ8Block elements.
     int32_t codebook = 0;
   };
@@ -140,6 +140,8 @@ StatusOr<std::vector<std::byte>> EncodeManifest(
 
 class Manifest {
  public:
+  ~Manifest();
+
   // Takes the bytes of a manifest file, at whatever address. kCorrupt says what
   // is wrong; kUnimplemented for a version that is newer than kManifestVersion.
   static StatusOr<std::shared_ptr<const Manifest>> Parse(
@@ -169,7 +171,6 @@ class Manifest {
   int32_t group(size_t tensor) const;
   // As ManifestContents, but never -1.
   int64_t tensor_step(size_t tensor) const;
-  int32_t codebook(size_t tensor) const;
 
   size_t num_groups() const;
   std::string_view group_optimizer(size_t group) const;
@@ -179,14 +180,14 @@ class Manifest {
   BlobInfo blob(size_t index) const;
 
  private:
-  Manifest() = default;
+  Manifest();
 
   // What has the values of a tensor: itself unless it is an alias.
   size_t Target(size_t tensor) const;
 
   std::unique_ptr<uint64_t[]> bytes_;  // The file; aligned, as it is read here.
   const schema::Manifest* root_ = nullptr;  // In bytes_.
-  KeyIndex index_;
+  std::unique_ptr<KeyIndex> index_;
   Checksum id_;
 };
 

@@ -20,6 +20,9 @@ namespace {
 
 constexpr int32_t kNumCodebooks = 3;
 
+// The scales of the q8 tensor "K" are the tensor "K.q8_scale".
+constexpr std::string_view kScales = ".q8_scale";
+
 template <typename T>
 uint32_t Count(const flatbuffers::Vector<T>* vector) {
   return vector == nullptr ? 0 : vector->size();
@@ -136,8 +139,9 @@ Status CheckAlias(const schema::Manifest& manifest,
     return Corrupt("it is an alias of tensor ", target,
                    ", which has another type, role or shape");
   }
-  if (tensor.num_slices() != 0 || tensor.group() != -1 || tensor.step() != -1 ||
-      !tensor.trainable() || tensor.codebook() != 0) {
+  if (tensor.first_slice() != 0 || tensor.num_slices() != 0 ||
+      tensor.group() != -1 || tensor.step() != -1 || !tensor.trainable() ||
+      tensor.codebook() != 0) {
     return Corrupt("it is an alias and has values of its own");
   }
   return {};
@@ -255,6 +259,10 @@ Status CheckFiles(const schema::Manifest& manifest) {
     if (file.bytes() > uint64_t{std::numeric_limits<int64_t>::max()}) {
       return Corrupt("file ", QuoteName(name), " has ", file.bytes(),
                      " bytes; at most 2^63 - 1 are possible");
+    }
+    if (file.bytes() % kSliceAlignment != 0) {
+      return Corrupt("file ", QuoteName(name), " has ", file.bytes(),
+                     " bytes, which is no multiple of ", kSliceAlignment);
     }
   }
   return CheckUnique(manifest.files(), "file");
@@ -382,11 +390,11 @@ Status CheckScales(const Manifest& manifest) {
   for (size_t i = 0; i < manifest.num_tensors(); ++i) {
     const TensorInfo codes = manifest.tensor(i);
     if (codes.type != ElementType::kQ8) continue;
-    key.assign(codes.key).append(kScaleSuffix);
+    key.assign(codes.key).append(kScales);
     const int64_t found = manifest.Find(key);
     if (found < 0) {
       return Corrupt("tensor ", QuoteName(codes.key), " is q8 and has no ",
-                     kScaleSuffix);
+                     kScales);
     }
     const TensorInfo scales = manifest.tensor(static_cast<size_t>(found));
     // No sum that could overflow.

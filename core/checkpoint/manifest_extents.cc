@@ -112,6 +112,10 @@ class Extents {
       return Corrupt(Name(owner), " has ", bytes, " bytes from ", place.offset,
                      " of file ", FileName(place.file), ", which has ", size);
     }
+    if (owner.tensor != kBlob && bytes > kMaxSliceBytes) {
+      return Corrupt(Name(owner), " has ", bytes, " bytes; at most ",
+                     kMaxSliceBytes, " are allowed");
+    }
     const uint64_t alignment =
         bytes >= kSliceAlignment ? kSliceAlignment : kSmallSliceAlignment;
     if (place.offset % alignment != 0) {

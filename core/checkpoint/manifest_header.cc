@@ -2,10 +2,11 @@
 
 #include "core/checkpoint/manifest_header.h"
 
-#include <xxhash.h>
-
 #include <cstdint>
 #include <cstring>
+
+#include "core/checkpoint/checksum.h"
+#include "core/checkpoint/manifest.h"
 
 namespace shard {
 
@@ -28,14 +29,9 @@ void Store(T value, std::byte* to) {
 
 }  // namespace
 
-Checksum ChecksumOf(std::span<const std::byte> bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
-  return {hash.low64, hash.high64};
-}
-
 void WriteManifestHeader(std::span<const std::byte> body, uint32_t version,
                          std::byte* header) {
-  const Checksum checksum = ChecksumOf(body);
+  const Checksum checksum = ChecksumOf(body.data(), body.size());
   std::memcpy(header, kMagic, sizeof(kMagic));
   Store<uint32_t>(version, header + 8);
   Store<uint32_t>(~version, header + 12);
@@ -78,7 +74,7 @@ StatusOr<std::span<const std::byte>> ReadManifestHeader(
                    " bytes follow its header, and there are ", body.size());
   }
   const Checksum stored = {Load<uint64_t>(file, 24), Load<uint64_t>(file, 32)};
-  if (ChecksumOf(body) != stored) {
+  if (ChecksumOf(body.data(), body.size()) != stored) {
     return Corrupt("the manifest's bytes do not match its checksum");
   }
   return body;

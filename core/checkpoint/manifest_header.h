@@ -25,8 +25,6 @@ namespace shard {
 // A multiple of 8: the body is as aligned as the file is in memory.
 inline constexpr size_t kManifestHeaderBytes = 40;
 
-Checksum ChecksumOf(std::span<const std::byte> bytes);
-
 // What stands before `body`. `header` has kManifestHeaderBytes.
 void WriteManifestHeader(std::span<const std::byte> body, uint32_t version,
                          std::byte* header);

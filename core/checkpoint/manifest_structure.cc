@@ -91,7 +91,10 @@ class Walk {
   void Vector(const flatbuffers::Vector<T>* vector, size_t element_bytes,
               size_t alignment) {
     if (vector == nullptr) return;
-    ok_ = ok_ && reinterpret_cast<uintptr_t>(vector->Data()) % alignment == 0 &&
+    const bool aligned =
+        vector->size() == 0 ||
+        reinterpret_cast<uintptr_t>(vector->Data()) % alignment == 0;
+    ok_ = ok_ && aligned &&
           words_.Take(vector, sizeof(flatbuffers::uoffset_t) +
                                   size_t{vector->size()} * element_bytes);
   }

@@ -87,7 +87,7 @@ struct RawManifest {
   // Something of everything, and nothing wrong.
   static RawManifest Sample() {
     RawManifest raw;
-    raw.files = {{"data-00000.bin", 65738}, {"data-00001.bin", 197}};
+    raw.files = {{"data-00000.bin", 69632}, {"data-00001.bin", 4096}};
     raw.tensors = {
         {.key = "a.weight", .shape = {3, 4096}, .num_slices = 2, .group = 0},
         {.key = "b", .first_slice = 2, .num_slices = 1, .trainable = false},

@@ -35,7 +35,7 @@ inline ManifestContents ContentsOf(const Manifest& manifest) {
     tensor.trainable = manifest.trainable(i);
     tensor.group = manifest.group(i);
     tensor.step = manifest.tensor_step(i);
-    tensor.codebook = manifest.codebook(i);
+    tensor.codebook = info.codebook;
     all.tensors.push_back(std::move(tensor));
   }
   for (size_t i = 0; i < manifest.num_groups(); ++i) {

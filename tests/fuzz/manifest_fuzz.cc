@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Manifest::Parse on any bytes: those of a file, and those of a body for which
+// a right header is made, as no fuzzer finds a checksum. What is accepted is
+// read in full, written, and read again.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "core/checkpoint/manifest.h"
+#include "core/checkpoint/manifest_header.h"
+#include "tests/core/checkpoint/read_manifest.h"
+
+namespace shard {
+namespace {
+
+void Require(bool holds) {
+  if (!holds) std::abort();
+}
+
+void ParseAndRead(std::span<const std::byte> file) {
+  const auto parsed = Manifest::Parse(file);
+  if (!parsed.ok()) {
+    Require(parsed.status().code() == StatusCode::kCorrupt ||
+            parsed.status().code() == StatusCode::kUnimplemented);
+    return;
+  }
+  const Manifest& manifest = **parsed;
+  for (size_t i = 0; i < manifest.num_tensors(); ++i) {
+    const TensorInfo info = manifest.tensor(i);
+    Require(manifest.Find(info.key) == static_cast<int64_t>(i));
+    int64_t next = 0;
+    for (size_t s = 0; s < manifest.num_slices(i); ++s) {
+      const Slice slice = manifest.slice(i, s);
+      Require(slice.begin == next && slice.numel > 0);
+      next += slice.numel;
+      Require(manifest.SliceAt(i, slice.begin) == s);
+      Require(manifest.SliceAt(i, next - 1) == s);
+      const Extent& at = slice.extent;
+      Require(at.offset + at.bytes <= manifest.file_bytes(at.file));
+    }
+    Require(next == info.numel);
+  }
+  const auto written = EncodeManifest(ContentsOf(manifest));
+  Require(written.ok());
+  const auto again = Manifest::Parse(*written);
+  Require(again.ok() && Describe(**again) == Describe(manifest));
+}
+
+}  // namespace
+}  // namespace shard
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace shard;
+  const auto file = std::as_bytes(std::span(data, size));
+  ParseAndRead(file);
+  if (size < kManifestHeaderBytes) return 0;
+  const auto body = file.subspan(kManifestHeaderBytes);
+  std::vector<std::byte> sealed(file.begin(), file.end());
+  WriteManifestHeader(body, kManifestVersion, sealed.data());
+  ParseAndRead(sealed);
+  return 0;
+}
