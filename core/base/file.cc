@@ -179,19 +179,30 @@ StatusOr<File> File::OpenAt(FileEnv* env, int dir, const std::string& name,
         status.message(),
         "; symbolic links are not followed: give what it points to");
   }
-  EnvFd fd(env, opened);
+  StatusOr<File> file = Adopt(EnvFd(env, opened), dir, name, std::move(path),
+                              cache == Cache::kDirect ? flags | O_DIRECT : 0);
+  // What could not be opened was not made.
+  if (!file.ok() && create != 0) (void)env->Unlink(dir, name.c_str(), 0);
+  return file;
+}
+
+StatusOr<File> File::Adopt(EnvFd fd, int dir, const std::string& name,
+                           std::string path, int direct_flags) {
+  FileEnv* const env = fd.env();
   struct stat found;
   const int result = Retry([&] { return env->Stat(fd.get(), &found); });
   if (result != 0) return Failed("looking at", path, result);
   if (!S_ISREG(found.st_mode)) {
     return FailedPrecondition("'", path, "' is not a regular file");
   }
-  if (cache == Cache::kBuffered) return File(std::move(fd), EnvFd(), path);
+  if (direct_flags == 0) return File(std::move(fd), EnvFd(), std::move(path));
 
   // A second descriptor, so that what is not aligned needs no other path.
   const int direct =
-      Retry([&] { return env->Open(dir, name.c_str(), flags | O_DIRECT, 0); });
-  if (direct == -EINVAL) return File(std::move(fd), EnvFd(), path);
+      Retry([&] { return env->Open(dir, name.c_str(), direct_flags, 0); });
+  if (direct == -EINVAL) {
+    return File(std::move(fd), EnvFd(), std::move(path));
+  }
   if (direct < 0) return Failed("opening", path, direct);
   EnvFd direct_fd(env, direct);
   struct stat same;
@@ -200,7 +211,7 @@ StatusOr<File> File::OpenAt(FileEnv* env, int dir, const std::string& name,
   if (same.st_dev != found.st_dev || same.st_ino != found.st_ino) {
     return FailedPrecondition("'", path, "' was replaced while it was opened");
   }
-  return File(std::move(fd), std::move(direct_fd), path);
+  return File(std::move(fd), std::move(direct_fd), std::move(path));
 }
 
 std::pair<int, size_t> File::Route(uint64_t offset, const void* data,

@@ -106,7 +106,8 @@ class File {
   enum class Cache { kBuffered, kDirect };
   static constexpr size_t kDirectAlignment = 4096;
 
-  // kNotFound; kFailedPrecondition for what is not a regular file.
+  // kNotFound; kFailedPrecondition for what is not a regular file. After an
+  // error nothing was made.
   static StatusOr<File> Open(const Directory& in, const std::string& name,
                              Mode mode, Cache cache = Cache::kBuffered);
   // A path of the host's. Its last part must not be a symbolic link, either.
@@ -142,6 +143,10 @@ class File {
   File(EnvFd fd, EnvFd direct_fd, std::string path);
   static StatusOr<File> OpenAt(FileEnv* env, int dir, const std::string& name,
                                std::string path, Mode mode, Cache cache);
+  // `fd` is what `name` was opened as. `direct_flags`: to open it again to go
+  // past the page cache; 0: do not.
+  static StatusOr<File> Adopt(EnvFd fd, int dir, const std::string& name,
+                              std::string path, int direct_flags);
   // The descriptor for as many as possible of `bytes` bytes, and how many.
   std::pair<int, size_t> Route(uint64_t offset, const void* data,
                                size_t bytes) const;

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/cleanup.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/file.h"
+#include "core/base/strings.h"
+#include "core/checkpoint/directory.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/fault_env.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/base/unsynced_env.h"
+#include "tests/core/checkpoint/test_checkpoint.h"
+
+namespace shard {
+namespace {
+
+using testing::Exists;
+using testing::ExpectAllWhole;
+using testing::FaultEnv;
+using testing::ForwardingEnv;
+using testing::NamesIn;
+using testing::NoSyncEnv;
+using testing::PowerCut;
+using testing::PutCheckpoint;
+using testing::ReadText;
+using testing::ResolvedGeneration;
+using testing::TempFolder;
+using testing::UnsyncedEnv;
+using testing::WriteText;
+
+constexpr const char* kStale = "step-000042.tmp-0123456789abcdef";
+constexpr const char* kLive = "step-000043.tmp-0123456789abcdef";
+constexpr const char* kStaleLatest = "LATEST.tmp-0123456789abcdef";
+
+Directory Open(const std::string& path, FileEnv* env = FileEnv::Posix()) {
+  auto directory = Directory::Open(env, path);
+  EXPECT_OK(directory);
+  return directory.ok() ? *std::move(directory) : Directory();
+}
+
+TEST(CleanStale, DeletesWhatNobodyLocks) {
+  const TempFolder folder;
+  const Directory root = Open(folder.path());
+  PutCheckpoint(folder / kStale, 1);
+  PutCheckpoint(folder / kLive, 1);
+  WriteText(folder / kStaleLatest, "step-00");
+  WriteText(folder / "LATEST.tmp-0000000000000001", "step-00");
+  PutCheckpoint(folder / "step-000001", 1);
+  // Not of ours.
+  PutCheckpoint(folder / "mine.tmp-0123456789abcdef", 1);
+  WriteText(folder / "step-000002.tmp-0123456789abcdef", "a file");
+  ASSERT_EQ(::symlink("step-000001",
+                      (folder / "step-000003.tmp-0123456789abcdef").c_str()),
+            0);
+  std::filesystem::create_directory(folder / "LATEST.tmp-0000000000000002");
+  const std::set<std::string> before = NamesIn(folder.path());
+
+  const auto live = root.OpenDirectory(kLive);
+  ASSERT_OK(live);
+  EXPECT_EQ(*ClaimEntry(root, kLive, live->fd()), Claim::kOurs);
+  const auto latest =
+      File::Open(root, "LATEST.tmp-0000000000000001", File::Mode::kRead);
+  ASSERT_OK(latest);
+  EXPECT_EQ(*ClaimEntry(root, "LATEST.tmp-0000000000000001", latest->fd()),
+            Claim::kOurs);
+
+  auto removed = CleanStale(root);
+  ASSERT_OK(removed);
+  std::sort(removed->begin(), removed->end());
+  EXPECT_EQ(*removed, (std::vector<std::string>{kStaleLatest, kStale}));
+  std::set<std::string> expected = before;
+  expected.erase(kStale);
+  expected.erase(kStaleLatest);
+  EXPECT_EQ(NamesIn(folder.path()), expected);
+  EXPECT_EQ(ResolvedGeneration(folder.path()), 1);
+  EXPECT_TRUE(CleanStale(root)->empty());
+}
+
+TEST(CleanStale, KeepsAllWhereThereAreNoLocks) {
+  const TempFolder folder;
+  PutCheckpoint(folder / kStale, 1);
+  for (const int error : {ENOLCK, EOPNOTSUPP, ENOSYS, EBADF, EINVAL}) {
+    class NoLocks final : public ForwardingEnv {
+     public:
+      explicit NoLocks(int error)
+          : ForwardingEnv(FileEnv::Posix()), error_(error) {}
+      int Lock(int) override { return -error_; }
+
+     private:
+      const int error_;
+    } env(error);
+    const Directory root = Open(folder.path(), &env);
+    const auto stale = root.OpenDirectory(kStale);
+    ASSERT_OK(stale);
+    EXPECT_EQ(*ClaimEntry(root, kStale, stale->fd()), Claim::kUnknown);
+    EXPECT_TRUE(CleanStale(root)->empty());
+    EXPECT_TRUE(Exists(folder / kStale));
+  }
+}
+
+// Its writer commits it between the look and the lock.
+TEST(CleanStale, DeletesNothingThatWasRenamedMeanwhile) {
+  const TempFolder folder;
+  PutCheckpoint(folder / kStale, 1);
+  class Renames final : public ForwardingEnv {
+   public:
+    Renames() : ForwardingEnv(FileEnv::Posix()) {}
+    int Lock(int fd) override {
+      std::filesystem::rename(root + "/" + kStale, root + "/step-000042");
+      return base()->Lock(fd);
+    }
+    std::string root;
+  } env;
+  env.root = folder.path();
+  EXPECT_TRUE(CleanStale(Open(folder.path(), &env))->empty());
+  EXPECT_EQ(NamesIn(folder.path()), (std::set<std::string>{"step-000042"}));
+  EXPECT_EQ(ResolvedGeneration(folder.path()), 1);
+}
+
+TEST(RemoveTree, EverythingTheManifestFirst) {
+  const TempFolder folder;
+  PutCheckpoint(folder / kStale, 1);
+  PutCheckpoint(folder / "elsewhere", 2);
+  std::filesystem::create_directories(folder / (std::string(kStale) + "/a/b"));
+  WriteText(folder / (std::string(kStale) + "/a/b/notes"), "the host's");
+  ASSERT_EQ(::symlink("../../elsewhere",
+                      (folder / (std::string(kStale) + "/a/link")).c_str()),
+            0);
+  class Records final : public ForwardingEnv {
+   public:
+    Records() : ForwardingEnv(FileEnv::Posix()) {}
+    int Unlink(int dir, const char* path, int flags) override {
+      unlinked.push_back(path);
+      return base()->Unlink(dir, path, flags);
+    }
+    std::vector<std::string> unlinked;
+  } env;
+  const Directory root = Open(folder.path(), &env);
+  EXPECT_OK(RemoveTree(root, kStale));
+  EXPECT_EQ(NamesIn(folder.path()), (std::set<std::string>{"elsewhere"}));
+  EXPECT_EQ(NamesIn(folder / "elsewhere").size(), 2u);
+  EXPECT_EQ(env.unlinked.front(), "manifest.shard");
+  EXPECT_OK(RemoveTree(root, kStale));  // Gone already.
+}
+
+TEST(RemoveTree, DoesNotFollowAndDoesNotDescendForever) {
+  const TempFolder folder;
+  const Directory root = Open(folder.path());
+  PutCheckpoint(folder / "elsewhere", 2);
+  ASSERT_EQ(::symlink("elsewhere", (folder / kStale).c_str()), 0);
+  ExpectError(RemoveTree(root, kStale), StatusCode::kFailedPrecondition,
+              {kStale});
+  EXPECT_EQ(NamesIn(folder / "elsewhere").size(), 2u);
+  std::string deep = folder / "deep";
+  for (int i = 0; i < 20; ++i) deep += "/d";
+  std::filesystem::create_directories(deep);
+  ExpectError(RemoveTree(root, "deep"), StatusCode::kFailedPrecondition,
+              {"16 folders deep"});
+}
+
+TEST(RenameToFree, ReplacesNothing) {
+  const TempFolder folder;
+  class OldKernel final : public ForwardingEnv {
+   public:
+    OldKernel() : ForwardingEnv(FileEnv::Posix()) {}
+    int Rename(int from_dir, const char* from, int to_dir, const char* to,
+               unsigned flags) override {
+      if (flags != 0) return -EINVAL;
+      return base()->Rename(from_dir, from, to_dir, to, flags);
+    }
+  } old_kernel;
+  PutCheckpoint(folder / "a", 1);
+  PutCheckpoint(folder / "b", 2);
+  WriteText(folder / "file", "");
+  for (FileEnv* env : {FileEnv::Posix(), static_cast<FileEnv*>(&old_kernel)}) {
+    const Directory root = Open(folder.path(), env);
+    EXPECT_EQ(RenameToFree(root, "a", "b"), -EEXIST);
+    EXPECT_EQ(RenameToFree(root, "a", "file"), -EEXIST);
+    EXPECT_EQ(RenameToFree(root, "none", "c"), -ENOENT);
+    EXPECT_EQ(RenameToFree(root, "a", "c"), 0);
+    EXPECT_EQ(RenameToFree(root, "c", "a"), 0);
+  }
+  EXPECT_EQ(NamesIn(folder.path()), (std::set<std::string>{"a", "b", "file"}));
+}
+
+struct RetainCase {
+  RetainOptions options;
+  const char* latest;
+  std::vector<int64_t> kept;  // Of 0, 5, 10, 15, 20, 25.
+};
+
+TEST(Retain, KeepsTheLastEveryNthAndLatest) {
+  const RetainCase cases[] = {
+      {{.keep_last = 1}, "", {25}},
+      {{.keep_last = 2}, "", {20, 25}},
+      {{.keep_last = 6}, "", {0, 5, 10, 15, 20, 25}},
+      {{.keep_last = INT64_MAX}, "", {0, 5, 10, 15, 20, 25}},
+      {{.keep_last = 1, .keep_every = 10}, "", {0, 10, 20, 25}},
+      {{.keep_last = 2, .keep_every = 1000}, "", {0, 20, 25}},
+      {{.keep_last = 1}, "step-000005\n", {5, 25}},
+      {{.keep_last = 1}, "step-000025\n", {25}},
+      {{.keep_last = 1}, "../evil\n", {25}},
+  };
+  for (const RetainCase& test : cases) {
+    const TempFolder folder;
+    std::vector<int64_t> removed;
+    for (const int64_t step : {0, 5, 10, 15, 20, 25}) {
+      PutCheckpoint(folder / CheckpointName(step), step);
+      if (std::find(test.kept.begin(), test.kept.end(), step) ==
+          test.kept.end()) {
+        removed.push_back(step);
+      }
+    }
+    if (*test.latest != '\0') WriteText(folder / "LATEST", test.latest);
+    std::filesystem::create_directory(folder / "step-000001");  // Incomplete.
+    const Directory root = Open(folder.path());
+    const auto result = RetainCheckpoints(root, test.options);
+    ASSERT_OK(result);
+    EXPECT_EQ(*result, removed);
+    EXPECT_EQ(*ListCheckpoints(root), test.kept);
+    // Nothing is left of the others, and nothing else is touched.
+    EXPECT_EQ(NamesIn(folder.path()).size(),
+              test.kept.size() + 1 + (*test.latest != '\0' ? 1 : 0));
+  }
+}
+
+TEST(Retain, RefusesToKeepNothing) {
+  const TempFolder folder;
+  PutCheckpoint(folder / "step-000001", 1);
+  const Directory root = Open(folder.path());
+  ExpectInvalid(RetainCheckpoints(root, {.keep_last = 0}), {"keep_last is 0"});
+  ExpectInvalid(RetainCheckpoints(root, {.keep_last = 1, .keep_every = -1}),
+                {"keep_every -1"});
+  EXPECT_EQ(ResolvedGeneration(folder.path()), 1);
+}
+
+// After any fault, what is complete is whole; the next time cleans up.
+TEST(Retain, EveryCallMayFail) {
+  for (const bool and_after : {false, true}) {
+    for (int64_t k = 0;; ++k) {
+      const TempFolder folder;
+      for (const int64_t step : {1, 2, 3, 4}) {
+        PutCheckpoint(folder / CheckpointName(step), step);
+      }
+      WriteText(folder / "LATEST", "step-000002\n");
+      WriteText(folder / kStaleLatest, "step");
+      FaultEnv env(NoSyncEnv::Get());
+      {
+        const Directory root = Open(folder.path(), &env);
+        env.Set({.at = k, .and_after = and_after});
+        const auto stale = CleanStale(root);
+        const auto retained = RetainCheckpoints(root, {.keep_last = 1});
+        // The closes of what was only looked at have nothing to say.
+        EXPECT_TRUE(!stale.ok() || !retained.ok() || !and_after ||
+                    env.calls() <= k + 1)
+            << k;
+      }
+      EXPECT_EQ(env.open_descriptors(), 0) << k;
+      EXPECT_EQ(env.wrong_closes(), 0) << k;
+      ExpectAllWhole(folder.path());
+      EXPECT_EQ(ResolvedGeneration(folder.path()), 2);
+      const bool done = env.calls() <= k;
+      const Directory root = Open(folder.path(), NoSyncEnv::Get());
+      EXPECT_OK(CleanStale(root));
+      EXPECT_OK(RetainCheckpoints(root, {.keep_last = 1}));
+      EXPECT_EQ(
+          NamesIn(folder.path()),
+          (std::set<std::string>{"LATEST", "step-000002", "step-000004"}));
+      if (done) break;
+      EXPECT_LT(k, 1000);
+    }
+  }
+}
+
+// The folder "root" in `folder`, at every call, after every kind of cut.
+void ExpectWholeAfterEveryPowerCut(const TempFolder& folder, UnsyncedEnv* env,
+                                   int64_t generation) {
+  env->AtEachCall([&folder, env, generation] {
+    for (const auto cut :
+         {PowerCut::kLost, PowerCut::kKept, PowerCut::kNamesKept,
+          PowerCut::kTruncated, PowerCut::kEntriesLost, PowerCut::kRandom}) {
+      for (uint64_t seed = 0; seed < (cut == PowerCut::kRandom ? 8 : 1);
+           ++seed) {
+        const std::string copy = folder / "copy";
+        std::filesystem::remove_all(copy);
+        env->AfterPowerCut(cut, seed, copy);
+        ExpectAllWhole(copy);
+        EXPECT_EQ(ResolvedGeneration(copy), generation);
+      }
+    }
+  });
+}
+
+TEST(Retain, LeavesWholeOnesAfterAPowerCut) {
+  const TempFolder folder;
+  const std::string root = folder / "root";
+  for (const int64_t step : {1, 2, 3, 4}) {
+    PutCheckpoint(root + "/" + CheckpointName(step), step);
+  }
+  UnsyncedEnv env(root, NoSyncEnv::Get());
+  ExpectWholeAfterEveryPowerCut(folder, &env, 4);
+  EXPECT_EQ(RetainCheckpoints(Open(root, &env), {.keep_last = 1})->size(), 3u);
+}
+
+// A process that deletes dies after the rename, and another cleans up: if the
+// power then goes, the rename may come undone, but must not find half of it.
+TEST(CleanStale, LeavesWholeOnesAfterAPowerCut) {
+  const TempFolder folder;
+  const std::string root = folder / "root";
+  for (const int64_t step : {1, 42}) {
+    PutCheckpoint(root + "/" + CheckpointName(step), step);
+  }
+  WriteText(root + "/LATEST", "step-000001\n");
+  UnsyncedEnv env(root, NoSyncEnv::Get());
+  const Directory directory = Open(root, &env);
+  ASSERT_EQ(RenameToFree(directory, "step-000042", kStale), 0);
+  ExpectWholeAfterEveryPowerCut(folder, &env, 1);
+  EXPECT_EQ(CleanStale(directory)->size(), 1u);
+}
+
+}  // namespace
+}  // namespace shard
