@@ -19,18 +19,46 @@ StatusCode CodeOfErrno(int error) {
   switch (error) {
     case ENOMEM:
     case ENOSPC:
+    case EDQUOT:
     case EMFILE:
     case ENFILE:
       return StatusCode::kResourceExhausted;
     case EACCES:
     case EPERM:
+    case EROFS:
       return StatusCode::kPermissionDenied;
     case ENOENT:
       return StatusCode::kNotFound;
     case EEXIST:
       return StatusCode::kAlreadyExists;
+    case ENOTDIR:
+    case EISDIR:
+    case ENOTEMPTY:
+    case ELOOP:
+      return StatusCode::kFailedPrecondition;
+    case ENAMETOOLONG:
+      return StatusCode::kInvalidArgument;
+    case EIO:
+      return StatusCode::kDataLoss;
     default:
       return StatusCode::kInternal;
+  }
+}
+
+// What to do about it; empty where the text of the error says it.
+const char* RemedyOfErrno(int error) {
+  switch (error) {
+    case ENOSPC:
+      return "; free space";
+    case EDQUOT:
+      return "; free space, or ask for a larger quota";
+    case EMFILE:
+    case ENFILE:
+      return "; close files, or raise the limit (ulimit -n)";
+    case EIO:
+      return "; the device, or the way to it, failed: see the kernel's log";
+    default:
+      return "";
   }
 }
 
@@ -113,8 +141,8 @@ Status ErrnoStatus(std::string_view what, int error) {
   char buffer[128];
   // The GNU form of strerror_r is thread-safe and may ignore the buffer.
   const char* text = strerror_r(error, buffer, sizeof(buffer));
-  return Status(CodeOfErrno(error),
-                StrCat(what, " failed: ", text, " (errno ", error, ")"));
+  return Status(CodeOfErrno(error), StrCat(what, " failed: ", text, " (errno ",
+                                           error, ")", RemedyOfErrno(error)));
 }
 
 }  // namespace shard

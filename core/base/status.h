@@ -117,9 +117,11 @@ Status Desync(int rank, const Pieces&... pieces) {
   return Status(StatusCode::kDesync, StrCat(pieces...), rank);
 }
 
-// `what` failed with errno `error`: the code follows the errno (ENOMEM and
-// ENOSPC are kResourceExhausted, EACCES and EPERM kPermissionDenied, ENOENT
-// kNotFound, EMFILE kResourceExhausted, anything else kInternal).
+// `what` failed with errno `error`: the code follows the errno. ENOMEM, ENOSPC,
+// EDQUOT and EMFILE are kResourceExhausted, EACCES, EPERM and EROFS
+// kPermissionDenied, ENOENT kNotFound, EEXIST kAlreadyExists; ENOTDIR, EISDIR,
+// ENOTEMPTY and ELOOP, where something else is in the way, kFailedPrecondition;
+// ENAMETOOLONG kInvalidArgument, EIO kDataLoss, anything else kInternal.
 Status ErrnoStatus(std::string_view what, int error);
 
 // A value, or the reason why there is none.

@@ -104,11 +104,27 @@ TEST(ErrnoStatus, CodeFollowsTheErrno) {
   ExpectError(ErrnoStatus("open('/x')", ENOENT), StatusCode::kNotFound,
               {"open('/x') failed", "No such file", "errno 2"});
   ExpectError(ErrnoStatus("mmap", ENOMEM), StatusCode::kResourceExhausted, {});
-  ExpectError(ErrnoStatus("write", ENOSPC), StatusCode::kResourceExhausted, {});
-  ExpectError(ErrnoStatus("open", EMFILE), StatusCode::kResourceExhausted, {});
   ExpectError(ErrnoStatus("open", EACCES), StatusCode::kPermissionDenied, {});
   ExpectError(ErrnoStatus("open", EPERM), StatusCode::kPermissionDenied, {});
-  ExpectError(ErrnoStatus("read", EIO), StatusCode::kInternal, {"errno 5"});
+  ExpectError(ErrnoStatus("write", EROFS), StatusCode::kPermissionDenied, {});
+  ExpectError(ErrnoStatus("mkdir", EEXIST), StatusCode::kAlreadyExists, {});
+  for (const int in_the_way : {ENOTDIR, EISDIR, ENOTEMPTY, ELOOP}) {
+    ExpectError(ErrnoStatus("open", in_the_way),
+                StatusCode::kFailedPrecondition, {});
+  }
+  ExpectInvalid(ErrnoStatus("open", ENAMETOOLONG), {});
+  ExpectError(ErrnoStatus("read", EPIPE), StatusCode::kInternal, {"errno 32"});
+}
+
+TEST(ErrnoStatus, SaysWhatToDo) {
+  ExpectError(ErrnoStatus("write", ENOSPC), StatusCode::kResourceExhausted,
+              {"errno 28", "free space"});
+  ExpectError(ErrnoStatus("write", EDQUOT), StatusCode::kResourceExhausted,
+              {"free space", "quota"});
+  ExpectError(ErrnoStatus("open", EMFILE), StatusCode::kResourceExhausted,
+              {"ulimit -n"});
+  ExpectError(ErrnoStatus("read", EIO), StatusCode::kDataLoss,
+              {"errno 5", "kernel's log"});
 }
 
 StatusOr<int> Half(int value) {
