@@ -99,6 +99,11 @@ struct SafetensorsTensor {
   std::vector<int64_t> shape;
 };
 
+// The bytes of each. Errors: kInvalidArgument for what Parse would refuse, keys
+// that are there twice included, and for kQ8.
+StatusOr<std::vector<uint64_t>> CheckSafetensors(
+    std::span<const SafetensorsTensor> tensors);
+
 struct SafetensorsLayout {
   // All that precedes the data: a multiple of 8 bytes.
   std::string header;
@@ -109,8 +114,9 @@ struct SafetensorsLayout {
 };
 
 // Lays the tensors out as the format's own library does: by type, those of
-// large elements first, then by key. Errors: kInvalidArgument for what Parse
-// would refuse, and for kQ8; kResourceExhausted for a header beyond the limit.
+// large elements first, then by key. Errors: those of CheckSafetensors, and
+// kInvalidArgument for metadata that is not UTF-8; kResourceExhausted for a
+// header beyond the limit.
 StatusOr<SafetensorsLayout> LayOutSafetensors(
     std::span<const SafetensorsTensor> tensors,
     std::span<const std::pair<std::string, std::string>> metadata);

@@ -96,6 +96,30 @@ std::optional<ElementType> SafetensorsTypeOf(std::string_view name) {
   return std::nullopt;
 }
 
+StatusOr<std::vector<uint64_t>> CheckSafetensors(
+    std::span<const SafetensorsTensor> tensors) {
+  constexpr uint64_t kMax =
+      std::numeric_limits<int64_t>::max() - kMaxSafetensorsHeader - 8;
+  std::vector<uint64_t> bytes;
+  std::vector<std::string_view> keys;
+  bytes.reserve(tensors.size());
+  keys.reserve(tensors.size());
+  uint64_t total = 0;
+  for (const SafetensorsTensor& tensor : tensors) {
+    SHARD_ASSIGN_OR_RETURN(const uint64_t size, CheckedBytes(tensor));
+    if (size > kMax - total) {
+      return InvalidArgument("the tensors have more bytes than 63 bits count");
+    }
+    total += size;
+    bytes.push_back(size);
+    keys.push_back(tensor.key);
+  }
+  std::sort(keys.begin(), keys.end());
+  const auto twice = std::adjacent_find(keys.begin(), keys.end());
+  if (twice == keys.end()) return bytes;
+  return InvalidArgument("key ", QuoteForMessage(*twice), " is there twice");
+}
+
 StatusOr<SafetensorsLayout> LayOutSafetensors(
     std::span<const SafetensorsTensor> tensors,
     std::span<const std::pair<std::string, std::string>> metadata) {
@@ -110,7 +134,7 @@ StatusOr<SafetensorsLayout> LayOutSafetensors(
 
   SafetensorsLayout layout;
   layout.begin.resize(tensors.size());
-  layout.bytes.resize(tensors.size());
+  SHARD_ASSIGN_OR_RETURN(layout.bytes, CheckSafetensors(tensors));
   std::string json = "{";
   if (!metadata.empty()) {
     json += "\"__metadata__\":{";
@@ -127,12 +151,7 @@ StatusOr<SafetensorsLayout> LayOutSafetensors(
   uint64_t end = 0;
   for (const size_t i : order) {
     const SafetensorsTensor& tensor = tensors[i];
-    SHARD_ASSIGN_OR_RETURN(layout.bytes[i], CheckedBytes(tensor));
     layout.begin[i] = end;
-    if (layout.bytes[i] >
-        std::numeric_limits<int64_t>::max() - kMaxSafetensorsHeader - 8 - end) {
-      return InvalidArgument("the tensors have more bytes than 63 bits count");
-    }
     end += layout.bytes[i];
     if (json.size() > 1) json += ',';
     AppendJsonString(&json, tensor.key);
@@ -150,17 +169,6 @@ StatusOr<SafetensorsLayout> LayOutSafetensors(
   }
   json += '}';
   json.resize((json.size() + 7) / 8 * 8, ' ');
-
-  // Keys that are there twice are in different places if their types differ.
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return tensors[a].key < tensors[b].key;
-  });
-  for (size_t i = 1; i < order.size(); ++i) {
-    const std::string& key = tensors[order[i]].key;
-    if (key == tensors[order[i - 1]].key) {
-      return InvalidArgument("key ", QuoteForMessage(key), " is there twice");
-    }
-  }
 
   layout.header.resize(kSafetensorsPrefixBytes);
   for (size_t i = 0; i < kSafetensorsPrefixBytes; ++i) {
