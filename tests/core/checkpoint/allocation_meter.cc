@@ -45,6 +45,12 @@ void ResetAllocatedPeak() { peak.store(allocated.load()); }
 
 void* operator new(size_t bytes) { return shard::Allocate(bytes); }
 void* operator new[](size_t bytes) { return shard::Allocate(bytes); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return shard::Allocate(bytes);
+}
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
+  return shard::Allocate(bytes);
+}
 void operator delete(void* pointer) noexcept { shard::Free(pointer); }
 void operator delete[](void* pointer) noexcept { shard::Free(pointer); }
 void operator delete(void* pointer, size_t) noexcept { shard::Free(pointer); }
