@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The header of a safetensors file: which tensors it holds, and where.
+//
+//   8 bytes   N, little-endian
+//   N bytes   JSON: {"KEY": {"dtype": "F32", "shape": [2, 3],
+//             "data_offsets": [0, 24]}, ..., "__metadata__": {"NAME": "TEXT"}},
+//             and spaces
+//   the rest  the tensors, little-endian, row-major; data_offsets count from
+//             here and leave neither a hole nor a byte at the end
+//
+// SafetensorsHeader holds what was read, in the order of the data; all of it
+// was checked. It copies: the text is not needed afterwards. Immutable; any
+// number of threads may use it.
+
+#ifndef SHARD_CORE_CHECKPOINT_SAFETENSORS_HEADER_H_
+#define SHARD_CORE_CHECKPOINT_SAFETENSORS_HEADER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/checkpoint/arena.h"
+#include "core/checkpoint/tensor_info.h"
+
+namespace shard {
+
+inline constexpr size_t kSafetensorsPrefixBytes = 8;
+// The format's limit.
+inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
+inline constexpr size_t kMaxSafetensorsRank = 64;
+
+// "F32"; null for kQ8, which the format has not.
+const char* SafetensorsTypeName(ElementType type);
+std::optional<ElementType> SafetensorsTypeOf(std::string_view name);
+
+// N. kCorrupt when it cannot be that of a file of `file_bytes`.
+StatusOr<uint64_t> SafetensorsHeaderBytes(
+    std::span<const std::byte, kSafetensorsPrefixBytes> prefix,
+    uint64_t file_bytes);
+
+class SafetensorsHeader {
+ public:
+  struct Tensor {
+    std::string_view key;
+    const int64_t* dims = nullptr;
+    uint32_t rank = 0;
+    ElementType type = ElementType::kF32;
+    uint64_t begin = 0;  // Counted from the header's end.
+    uint64_t bytes = 0;
+
+    std::span<const int64_t> shape() const { return {dims, rank}; }
+    int64_t numel() const {
+      return static_cast<int64_t>(bytes / ElementSize(type));
+    }
+  };
+
+  // `json` is the N bytes, `data_bytes` what follows them in the file. Memory:
+  // at most the size of `json` and 16 MiB. O(n log n) in the tensors. Errors:
+  // kCorrupt says which tensor and value is wrong; kResourceExhausted for a
+  // header that would take more memory than that.
+  static StatusOr<SafetensorsHeader> Parse(std::string_view json,
+                                           uint64_t data_bytes);
+
+  // By ascending place, tensors without elements included.
+  size_t num_tensors() const { return tensors_.size(); }
+  const Tensor& tensor(size_t index) const { return tensors_[index]; }
+  // -1: there is none. O(log n).
+  int64_t Find(std::string_view key) const;
+  // In the order of the file.
+  const std::deque<std::pair<std::string_view, std::string_view>>& metadata()
+      const {
+    return metadata_;
+  }
+
+ private:
+  class Builder;
+
+  explicit SafetensorsHeader(uint64_t limit) : arena_(limit) {}
+
+  Arena arena_;
+  // Deques grow without a second copy of what they hold.
+  std::deque<Tensor> tensors_;
+  std::deque<std::pair<std::string_view, std::string_view>> metadata_;
+  std::vector<uint32_t> by_key_;
+};
+
+// What a header is made from.
+struct SafetensorsTensor {
+  std::string key;
+  ElementType type = ElementType::kF32;
+  std::vector<int64_t> shape;
+};
+
+// The bytes of each. Errors: kInvalidArgument for what Parse would refuse, keys
+// that are there twice included, and for kQ8.
+StatusOr<std::vector<uint64_t>> CheckSafetensors(
+    std::span<const SafetensorsTensor> tensors);
+
+struct SafetensorsLayout {
+  // All that precedes the data: a multiple of 8 bytes.
+  std::string header;
+  uint64_t file_bytes = 0;
+  // By tensor, in the order given: its place in the file.
+  std::vector<uint64_t> begin;
+  std::vector<uint64_t> bytes;
+};
+
+// Lays the tensors out as the format's own library does: by type, those of
+// large elements first, then by key. Errors: those of CheckSafetensors, and
+// kInvalidArgument for metadata that is not UTF-8; kResourceExhausted for a
+// header beyond the limit.
+StatusOr<SafetensorsLayout> LayOutSafetensors(
+    std::span<const SafetensorsTensor> tensors,
+    std::span<const std::pair<std::string, std::string>> metadata);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_CHECKPOINT_SAFETENSORS_HEADER_H_

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/safetensors_writer.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/checkpoint/safetensors_store.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/checkpoint/allocation_meter.h"
+#include "tests/core/checkpoint/temp_folder.h"
+
+namespace shard {
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+std::span<const std::byte> Bytes(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+auto Create(const std::string& path, std::vector<SafetensorsTensor> tensors,
+            const SafetensorsWriteOptions& options = {}) {
+  return SafetensorsWriter::Create(FileEnv::Posix(), path, std::move(tensors),
+                                   options);
+}
+
+std::unique_ptr<SafetensorsStore> Open(const std::string& path) {
+  auto store = SafetensorsStore::Open(FileEnv::Posix(), path);
+  EXPECT_OK(store);
+  return store.ok() ? *std::move(store) : nullptr;
+}
+
+std::string ReadTensor(const TensorStore& store, std::string_view key) {
+  const int64_t index = store.Find(key);
+  if (index < 0) return "(none)";
+  const TensorInfo info = store.tensor(static_cast<size_t>(index));
+  const size_t size = ElementSize(info.type);
+  std::string result(static_cast<size_t>(info.numel) * size, '?');
+  const ReadRequest request = {static_cast<size_t>(index), 0, info.numel};
+  EXPECT_OK(store.Read(
+      std::span(&request, 1), {},
+      [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
+        std::memcpy(result.data() + static_cast<size_t>(begin) * size, data,
+                    static_cast<size_t>(numel) * size);
+        return Status();
+      }));
+  return result;
+}
+
+TEST(SafetensorsWriter, WritesTheFormatsBytes) {
+  const TempFolder folder;
+  const auto writer = Create(folder.PathOf("m.safetensors"),
+                             {{"b", ElementType::kU8, {3}},
+                              {"w", ElementType::kI16, {2, 1}},
+                              {"none", ElementType::kF32, {0}}});
+  ASSERT_OK(writer);
+  EXPECT_OK((*writer)->Write(0, 1, Bytes("yz")));
+  EXPECT_OK((*writer)->Write(1, 0, Bytes("AaBb")));
+  EXPECT_OK((*writer)->Write(0, 0, Bytes("x")));
+  // Not there yet under its name.
+  EXPECT_EQ(folder.List().size(), 1u);
+  EXPECT_NE(folder.List()[0], "m.safetensors");
+  ASSERT_OK((*writer)->Finish());
+  EXPECT_EQ(folder.List(), Names{"m.safetensors"});
+  EXPECT_EQ(folder.Read("m.safetensors"),
+            std::string("\xc8\0\0\0\0\0\0\0", 8) +
+                "{\"__metadata__\":{\"format\":\"pt\"},"
+                "\"none\":{\"dtype\":\"F32\",\"shape\":[0],"
+                "\"data_offsets\":[0,0]},"
+                "\"w\":{\"dtype\":\"I16\",\"shape\":[2,1],"
+                "\"data_offsets\":[0,4]},"
+                "\"b\":{\"dtype\":\"U8\",\"shape\":[3],"
+                "\"data_offsets\":[4,7]}}     "
+                "AaBbxyz");
+}
+
+TEST(SafetensorsWriter, DeletesWhatIsNotFinished) {
+  const TempFolder folder;
+  {
+    const auto writer =
+        Create(folder.PathOf("m.safetensors"), {{"b", ElementType::kU8, {3}}});
+    ASSERT_OK(writer);
+    EXPECT_OK((*writer)->Write(0, 0, Bytes("xy")));
+    EXPECT_EQ(folder.List().size(), 1u);
+    ExpectError((*writer)->Finish(), StatusCode::kFailedPrecondition,
+                {"'b'", "3 bytes", "2 were written"});
+  }
+  EXPECT_EQ(folder.List(), Names{});
+}
+
+TEST(SafetensorsWriter, RefusesWhatIsWrong) {
+  const TempFolder folder;
+  const std::vector<SafetensorsTensor> one = {{"b", ElementType::kU8, {3}}};
+  const std::string path = folder.PathOf("m.safetensors");
+  for (const char* name : {"m", "m.bin", ".safetensors", ""}) {
+    ExpectInvalid(Create(folder.PathOf(name), one), {"'.safetensors'"});
+  }
+  ExpectError(Create(folder.PathOf("none/m.safetensors"), one),
+              StatusCode::kNotFound, {"none"});
+  ExpectInvalid(Create(path, {{"q", ElementType::kQ8, {256}}}),
+                {"'q'", "q8", "load it as f32 first"});
+  EXPECT_EQ(folder.List(), Names{});
+  const auto writer = Create(path, one);
+  ASSERT_OK(writer);
+  for (const auto& [tensor, offset, bytes] :
+       std::vector<std::tuple<size_t, uint64_t, const char*>>{
+           {0, 0, "1234"}, {0, 3, "1"}, {0, ~uint64_t{0}, "12"}, {1, 0, ""}}) {
+    ExpectError((*writer)->Write(tensor, offset, Bytes(bytes)),
+                StatusCode::kOutOfRange, {});
+  }
+  EXPECT_OK((*writer)->Write(0, 3, {}));
+}
+
+TEST(SafetensorsWriter, ReplacesOnlyWhenAllowed) {
+  const TempFolder folder;
+  const std::string path = folder.Write("m.safetensors", "old");
+  const std::vector<SafetensorsTensor> one = {{"b", ElementType::kU8, {1}}};
+  ExpectError(Create(path, one), StatusCode::kAlreadyExists,
+              {"m.safetensors", "replaced"});
+  const auto writer = Create(path, one, {.replace = true});
+  ASSERT_OK(writer);
+  EXPECT_EQ(folder.Read("m.safetensors"), "old");
+  EXPECT_OK((*writer)->Write(0, 0, Bytes("x")));
+  EXPECT_OK((*writer)->Finish());
+  EXPECT_EQ(ReadTensor(*Open(path), "b"), "x");
+
+  folder.Write("n.safetensors.index.json", "old");
+  const std::vector<SafetensorsTensor> two = {{"a", ElementType::kU8, {1}},
+                                              {"b", ElementType::kU8, {1}}};
+  const std::string n = folder.PathOf("n.safetensors");
+  ExpectError(Create(n, two, {.max_shard_bytes = 1}),
+              StatusCode::kAlreadyExists, {"n.safetensors.index.json"});
+  const auto several = Create(n, two, {.max_shard_bytes = 1, .replace = true});
+  ASSERT_OK(several);
+  EXPECT_OK((*several)->Write(0, 0, Bytes("A")));
+  EXPECT_OK((*several)->Write(1, 0, Bytes("B")));
+  EXPECT_OK((*several)->Finish());
+  EXPECT_EQ(ReadTensor(*Open((*several)->path()), "b"), "B");
+}
+
+TEST(SafetensorsWriter, DividesByBytes) {
+  const TempFolder folder;
+  const auto writer = Create(folder.PathOf("m.safetensors"),
+                             {{"e", ElementType::kU8, {2}},
+                              {"d", ElementType::kU8, {2}},
+                              {"c", ElementType::kU8, {9}},
+                              {"b", ElementType::kU8, {1}},
+                              {"a", ElementType::kU8, {0}}},
+                             {.max_shard_bytes = 4});
+  ASSERT_OK(writer);
+  const char* data[] = {"ee", "dd", "ccccccccc", "b", ""};
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_OK((*writer)->Write(i, 0, Bytes(data[i])));
+  }
+  ASSERT_OK((*writer)->Finish());
+  EXPECT_EQ(
+      folder.List(),
+      (Names{"m-00001-of-00003.safetensors", "m-00002-of-00003.safetensors",
+             "m-00003-of-00003.safetensors", "m.safetensors.index.json"}));
+  EXPECT_EQ(folder.Read("m.safetensors.index.json"),
+            "{\n  \"metadata\": {\n    \"total_size\": 14\n  },\n"
+            "  \"weight_map\": {\n"
+            "    \"a\": \"m-00003-of-00003.safetensors\",\n"
+            "    \"b\": \"m-00003-of-00003.safetensors\",\n"
+            "    \"c\": \"m-00002-of-00003.safetensors\",\n"
+            "    \"d\": \"m-00001-of-00003.safetensors\",\n"
+            "    \"e\": \"m-00001-of-00003.safetensors\"\n  }\n}\n");
+  const auto store = Open((*writer)->path());
+  for (const char* text : data) {
+    if (*text != '\0') {
+      EXPECT_EQ(ReadTensor(*store, std::string(1, *text)), text);
+    }
+  }
+  EXPECT_EQ(ReadTensor(*store, "a"), "");
+}
+
+// Tensors in memory; of element i of tensor t the bytes are t + i.
+class FakeStore final : public TensorStore {
+ public:
+  explicit FakeStore(std::vector<TensorInfo> tensors)
+      : tensors_(std::move(tensors)) {}
+
+  std::string_view describe() const override { return "fake"; }
+  size_t num_tensors() const override { return tensors_.size(); }
+  TensorInfo tensor(size_t index) const override { return tensors_[index]; }
+  int64_t Find(std::string_view) const override { return -1; }
+  Status Read(std::span<const ReadRequest> requests, const ReadOptions& options,
+              const PieceSink& sink) const override {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const auto [tensor, begin, numel] = requests[i];
+      const int64_t alias_of = tensors_[tensor].alias_of;
+      const size_t from = alias_of < 0 ? tensor : static_cast<size_t>(alias_of);
+      const size_t size = ElementSize(tensors_[tensor].type);
+      for (int64_t e = begin; e < begin + numel; ++e) {
+        const std::vector<std::byte> bytes(
+            size, static_cast<std::byte>(static_cast<int64_t>(from) + e));
+        SHARD_RETURN_IF_ERROR(sink(i, e, 1, bytes.data()));
+      }
+      if (options.progress != nullptr && !options.progress(i, 0)) {
+        return Cancelled("cancelled");
+      }
+    }
+    return Status();
+  }
+
+ private:
+  std::vector<TensorInfo> tensors_;
+};
+
+Status Export(const TensorStore& from, const std::vector<size_t>& tensors,
+              const std::string& path,
+              const SafetensorsExportOptions& options = {}) {
+  return ExportSafetensors(FileEnv::Posix(), from, tensors, path, options);
+}
+
+std::vector<TensorInfo> FourTensors() {
+  static constexpr int64_t kShape[] = {2};
+  const auto info = [](std::string_view key, int64_t alias_of) {
+    return TensorInfo{.key = key,
+                      .type = ElementType::kI16,
+                      .shape = kShape,
+                      .numel = 2,
+                      .alias_of = alias_of};
+  };
+  return {info("m.tied", 1), info("m.a", -1), info("m.tied2", 1),
+          info("b", -1)};
+}
+
+TEST(ExportSafetensors, AliasesAreLeftOutOrCopies) {
+  const TempFolder folder;
+  const FakeStore from(FourTensors());
+  const std::string path = folder.PathOf("m.safetensors");
+  SafetensorsExportOptions options;
+  options.write.replace = true;
+  const auto keys = [&](const std::vector<size_t>& tensors) {
+    EXPECT_OK(Export(from, tensors, path, options));
+    const auto store = Open(path);
+    Names names;
+    for (size_t i = 0; i < store->num_tensors(); ++i) {
+      names.emplace_back(store->tensor(i).key);
+      EXPECT_EQ(ReadTensor(*store, names.back()),
+                names.back() == "b" ? std::string("\3\3\4\4")
+                                    : std::string("\1\1\2\2"));
+    }
+    return names;
+  };
+  EXPECT_EQ(keys({0, 1, 2, 3}), (Names{"b", "m.a"}));
+  // Its elements are nowhere else.
+  EXPECT_EQ(keys({2, 0, 3}), (Names{"b", "m.tied2"}));
+  EXPECT_EQ(keys({3}), Names{"b"});
+  EXPECT_EQ(keys({}), Names{});
+  options.expand_aliases = true;
+  EXPECT_EQ(keys({0, 1, 2, 3}), (Names{"b", "m.a", "m.tied", "m.tied2"}));
+}
+
+TEST(ExportSafetensors, Renames) {
+  const TempFolder folder;
+  const FakeStore from(FourTensors());
+  const std::string path = folder.PathOf("m.safetensors");
+  SafetensorsExportOptions options;
+  options.rename = [](std::string_view key) {
+    return std::string(key.starts_with("m.") ? key.substr(2) : key);
+  };
+  ASSERT_OK(Export(from, {1, 3}, path, options));
+  EXPECT_EQ(ReadTensor(*Open(path), "a"), "\1\1\2\2");
+  options.write.replace = true;
+  options.rename = [](std::string_view) { return "same"; };
+  ExpectInvalid(Export(from, {1, 3}, path, options), {"'same'", "twice"});
+  ExpectInvalid(Export(from, {1, 1}, path, {.write = {.replace = true}}),
+                {"'m.a'", "twice"});
+}
+
+TEST(ExportSafetensors, LeavesNothingBehindAfterAnError) {
+  const TempFolder folder;
+  const FakeStore from(FourTensors());
+  const std::string path = folder.PathOf("m.safetensors");
+  SafetensorsExportOptions options;
+  options.write.max_shard_bytes = 4;
+  options.progress = [](uint64_t, uint64_t) { return false; };
+  ExpectError(Export(from, {1, 3}, path, options), StatusCode::kCancelled, {});
+  ExpectError(Export(from, {4}, path), StatusCode::kOutOfRange, {"tensor 4"});
+  EXPECT_EQ(folder.List(), Names{});
+}
+
+// Every type, in one file and in several, byte for byte.
+TEST(ExportSafetensors, WhatIsReadIsWhatWasWritten) {
+  const TempFolder folder;
+  std::vector<SafetensorsTensor> tensors;
+  std::vector<std::string> data;
+  for (int32_t type = 0; type < 32; ++type) {
+    if (!IsElementType(type) || type == static_cast<int32_t>(ElementType::kQ8))
+      continue;
+    tensors.push_back(
+        {StrCat("t\"\n", type), static_cast<ElementType>(type), {type, 3}});
+    data.emplace_back(
+        static_cast<size_t>(type) * 3 * ElementSize(tensors.back().type),
+        static_cast<char>(type));
+  }
+  ASSERT_EQ(tensors.size(), 15u);
+  const auto writer = Create(folder.PathOf("m.safetensors"), tensors);
+  ASSERT_OK(writer);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    ASSERT_OK((*writer)->Write(i, 0, Bytes(data[i])));
+  }
+  ASSERT_OK((*writer)->Finish());
+  const auto one = Open((*writer)->path());
+  std::vector<size_t> all(tensors.size());
+  for (size_t i = 0; i < all.size(); ++i) all[i] = i;
+  SafetensorsExportOptions options;
+  options.write.max_shard_bytes = 300;
+  ASSERT_OK(Export(*one, all, folder.PathOf("n.safetensors"), options));
+  const auto several = Open(folder.PathOf("n.safetensors.index.json"));
+  EXPECT_GT(several->num_files(), 3u);
+  ASSERT_EQ(several->num_tensors(), tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_EQ(ReadTensor(*one, tensors[i].key), data[i]);
+    EXPECT_EQ(ReadTensor(*several, tensors[i].key), data[i]);
+    const auto index = static_cast<size_t>(several->Find(tensors[i].key));
+    EXPECT_EQ(several->tensor(index).type, tensors[i].type);
+    EXPECT_EQ(several->tensor(index).shape[0],
+              static_cast<int64_t>(tensors[i].type));
+  }
+}
+
+TEST(ExportSafetensors, MemoryDoesNotDependOnTheTensors) {
+  const TempFolder folder;
+  constexpr int64_t kBytes = int64_t{160} << 20;
+  const auto writer = Create(folder.PathOf("m.safetensors"),
+                             {{"a", ElementType::kU8, {kBytes}}});
+  ASSERT_OK(writer);
+  const std::string piece(1 << 20, 'x');
+  for (int64_t at = 0; at < kBytes; at += int64_t{1} << 20) {
+    ASSERT_OK((*writer)->Write(0, static_cast<uint64_t>(at), Bytes(piece)));
+  }
+  ASSERT_OK((*writer)->Finish());
+  SafetensorsExportOptions options;
+  options.threads = 100;
+  ResetAllocatedPeak();
+  const int64_t before = AllocatedBytes();
+  const auto store = Open((*writer)->path());
+  ASSERT_OK(Export(*store, {0}, folder.PathOf("n.safetensors"), options));
+  EXPECT_LE(AllocatedPeak() - before, int64_t{64} << 20);
+  EXPECT_GT(AllocatedPeak() - before, int64_t{1} << 20);
+}
+
+}  // namespace
+
+}  // namespace shard

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A header, which claims to be that of kDataBytes bytes. One that is accepted
+// is laid out again, and is the same then.
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/checkpoint/safetensors_header.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace shard {
+
+namespace {
+
+constexpr uint64_t kDataBytes = 64;
+
+void CheckAccepted(const SafetensorsHeader& header) {
+  std::vector<SafetensorsTensor> tensors;
+  uint64_t end = 0;
+  for (size_t i = 0; i < header.num_tensors(); ++i) {
+    const SafetensorsHeader::Tensor& tensor = header.tensor(i);
+    FUZZ_CHECK(tensor.begin == end);
+    end += tensor.bytes;
+    FUZZ_CHECK(header.Find(tensor.key) == static_cast<int64_t>(i));
+    const auto shape = tensor.shape();
+    tensors.push_back({.key = std::string(tensor.key),
+                       .type = tensor.type,
+                       .shape = {shape.begin(), shape.end()}});
+  }
+  FUZZ_CHECK(end == kDataBytes);
+  std::vector<std::pair<std::string, std::string>> metadata;
+  for (const auto& [name, text] : header.metadata()) {
+    // Written by a program of today; read, whatever it is.
+    if (IsValidUtf8(name) && IsValidUtf8(text)) {
+      metadata.emplace_back(name, text);
+    }
+  }
+  const auto layout = LayOutSafetensors(tensors, metadata);
+  FUZZ_CHECK(layout.ok());
+  const auto again = SafetensorsHeader::Parse(
+      std::string_view(layout->header).substr(kSafetensorsPrefixBytes),
+      kDataBytes);
+  FUZZ_CHECK(again.ok());
+  FUZZ_CHECK(again->num_tensors() == tensors.size());
+  FUZZ_CHECK(again->metadata().size() == metadata.size());
+  for (const SafetensorsTensor& tensor : tensors) {
+    const int64_t index = again->Find(tensor.key);
+    FUZZ_CHECK(index >= 0);
+    const auto& found = again->tensor(static_cast<size_t>(index));
+    FUZZ_CHECK(found.type == tensor.type);
+    const auto shape = found.shape();
+    FUZZ_CHECK(std::vector<int64_t>(shape.begin(), shape.end()) ==
+               tensor.shape);
+  }
+}
+
+}  // namespace
+
+}  // namespace shard
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view json(reinterpret_cast<const char*>(data), size);
+  const auto header = shard::WithinLimits(size, [&] {
+    return shard::SafetensorsHeader::Parse(json, shard::kDataBytes);
+  });
+  if (header.ok()) {
+    shard::CheckAccepted(*header);
+  } else {
+    FUZZ_CHECK(shard::IsValidUtf8(header.status().message()));
+  }
+  if (size >= shard::kSafetensorsPrefixBytes) {
+    const std::span<const std::byte, shard::kSafetensorsPrefixBytes> prefix(
+        reinterpret_cast<const std::byte*>(data),
+        shard::kSafetensorsPrefixBytes);
+    const auto bytes = shard::SafetensorsHeaderBytes(prefix, size);
+    FUZZ_CHECK(!bytes.ok() || *bytes + shard::kSafetensorsPrefixBytes <= size);
+  }
+  return 0;
+}
