@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/comm/communicator.h"
+#include "core/engine/checkpoints.h"
 #include "core/engine/engine.h"
 #include "core/flat/plan.h"
 #include "core/model/directory.h"
@@ -41,6 +42,11 @@ struct shard_plan {
 
 struct shard_engine {
   std::unique_ptr<shard::Engine> engine;
+  std::string load_json = shard::MatchReport().ToJson();  // Of the last load.
+};
+
+struct shard_async {
+  std::shared_ptr<shard::AsyncSave> save;
 };
 
 #endif  // SHARD_API_HANDLES_H_
