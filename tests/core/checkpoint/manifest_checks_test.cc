@@ -73,7 +73,7 @@ TEST(ManifestChecks, Files) {
       {[](Raw* r) { r->files[0].name = "data-00001.bin"; },
        {"two files", "data-00001.bin"}},
       {[](Raw* r) { r->files[0].bytes = uint64_t{1} << 63; },
-       {"9223372036854775808"}},
+       {"9223372036854775808 bytes; at most 2^63 - 1"}},
       {[](Raw* r) { r->files[0].bytes -= 1; },
        {"69631 bytes", "multiple of 4096"}},
   });
