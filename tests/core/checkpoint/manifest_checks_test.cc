@@ -400,6 +400,28 @@ TEST(ManifestStructure, MisalignedSlices) {
   EXPECT_TRUE(misaligned);
 }
 
+// The verifier does not look at the size of a table, nor for a vtable that has
+// no room for it.
+TEST(ManifestStructure, SizesOfTables) {
+  const std::vector<std::byte> file = Raw::Sample().Build();
+  const auto expect_refused = [&](size_t word, uint16_t value) {
+    std::vector<std::byte> body(file.begin() + kManifestHeaderBytes,
+                                file.end());
+    uint32_t root;
+    int32_t vtable;
+    std::memcpy(&root, body.data(), sizeof(root));
+    std::memcpy(&vtable, &body[root], sizeof(vtable));
+    const size_t at = root - static_cast<size_t>(int64_t{vtable}) + 2 * word;
+    std::memcpy(&body[at], &value, sizeof(value));
+    ExpectError(Manifest::Parse(Seal(body)), StatusCode::kCorrupt, {kShared});
+  };
+  expect_refused(0, 0);
+  expect_refused(0, 2);
+  expect_refused(1, 0);
+  expect_refused(1, 3);
+  expect_refused(1, 0xFFFF);
+}
+
 TEST(ManifestStructure, OtherBodies) {
   ExpectError(Manifest::Parse(Seal({})), StatusCode::kCorrupt, {kSchema});
   std::vector<std::byte> body(4096);
