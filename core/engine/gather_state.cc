@@ -98,18 +98,16 @@ class Gatherer {
       for (const Piece& piece : run_.pieces) {
         const StateEntry& entry = entries_[piece.entry];
         const OwnedElements owned = OwnedBy(plan_, entry, run_.owner);
-        stream_->Copy(
-            to,
-            LocalData(plan_, memory_, entry, owned, run_.owner) +
-                piece.owned_begin,
-            piece.bytes);
+        stream_->Copy(to,
+                      LocalData(plan_, memory_, entry, owned, run_.owner) +
+                          piece.owned_begin,
+                      piece.bytes);
         to += piece.bytes;
       }
       SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline_));
     }
-    SHARD_RETURN_IF_ERROR(comm_->Broadcast(kPhase, run_.owner,
-                                           run_room_.data(), run_.bytes,
-                                           deadline_));
+    SHARD_RETURN_IF_ERROR(comm_->Broadcast(kPhase, run_.owner, run_room_.data(),
+                                           run_.bytes, deadline_));
     if (sink_ != nullptr) SHARD_RETURN_IF_ERROR(TakeRun());
     run_ = Run();
     return Status();
@@ -164,8 +162,8 @@ Status GatherState(const Plan& plan, const EngineMemory& memory,
                    Communicator* comm, Device* device, Stream* stream,
                    const TensorSink& sink, const Deadline& deadline) {
   const bool here = rank < 0 || rank == comm->rank();
-  Gatherer gatherer(plan, memory, entries, comm, stream,
-                    here ? &sink : nullptr, deadline);
+  Gatherer gatherer(plan, memory, entries, comm, stream, here ? &sink : nullptr,
+                    deadline);
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, kPhase, gatherer.Allocate(device), deadline));
   SHARD_RETURN_IF_ERROR(gatherer.Gather());

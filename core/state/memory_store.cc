@@ -43,8 +43,8 @@ StatusOr<int64_t> NumelOf(const MemoryStore::Tensor& tensor) {
 }  // namespace
 
 Status MemoryStore::Add(Tensor tensor, const void* data, size_t bytes) {
-  return AddHeld(std::move(tensor),
-                 {0, 0, static_cast<const std::byte*>(data)}, true, bytes);
+  return AddHeld(std::move(tensor), {0, 0, static_cast<const std::byte*>(data)},
+                 true, bytes);
 }
 
 Status MemoryStore::AddPart(Tensor tensor, const Part& part) {
@@ -136,8 +136,8 @@ Status MemoryStore::Read(std::span<const ReadRequest> requests,
     const Held& held = held_of(request);
     const size_t size = ElementSize(held.tensor.type);
     const auto skipped = static_cast<size_t>(request.begin - held.part.begin);
-    SHARD_RETURN_IF_ERROR(sink(r, request.begin, request.numel,
-                               held.part.data + skipped * size));
+    SHARD_RETURN_IF_ERROR(
+        sink(r, request.begin, request.numel, held.part.data + skipped * size));
     SHARD_RETURN_IF_ERROR(
         progress.Add(static_cast<uint64_t>(request.numel) * size));
   }
