@@ -39,6 +39,8 @@ struct LoadOptions {
   LoadRules rules;
   // Compare what is read with its checksums.
   bool verify = true;
+  // Of a state dict: rank 0's alone, which is sent to the others.
+  bool from_rank0 = false;
   int threads = 4;         // That read, per rank.
   double timeout = 1800;   // Seconds, of the whole load.
   Progress progress;       // Of this rank's bytes. Cancelling fails all ranks.
