@@ -148,14 +148,14 @@ TEST(SafetensorsWriter, ReplacesOnlyWhenAllowed) {
 TEST(SafetensorsWriter, DividesByBytes) {
   const TempFolder folder;
   const auto writer = Create(folder.PathOf("m.safetensors"),
-                             {{"e", ElementType::kU8, {2}},
+                             {{"c", ElementType::kU8, {9}},
+                              {"e", ElementType::kU8, {2}},
                               {"d", ElementType::kU8, {2}},
-                              {"c", ElementType::kU8, {9}},
                               {"b", ElementType::kU8, {1}},
                               {"a", ElementType::kU8, {0}}},
                              {.max_shard_bytes = 4});
   ASSERT_OK(writer);
-  const char* data[] = {"ee", "dd", "ccccccccc", "b", ""};
+  const char* data[] = {"ccccccccc", "ee", "dd", "b", ""};
   for (size_t i = 0; i < 5; ++i) {
     EXPECT_OK((*writer)->Write(i, 0, Bytes(data[i])));
   }
@@ -169,9 +169,9 @@ TEST(SafetensorsWriter, DividesByBytes) {
             "  \"weight_map\": {\n"
             "    \"a\": \"m-00003-of-00003.safetensors\",\n"
             "    \"b\": \"m-00003-of-00003.safetensors\",\n"
-            "    \"c\": \"m-00002-of-00003.safetensors\",\n"
-            "    \"d\": \"m-00001-of-00003.safetensors\",\n"
-            "    \"e\": \"m-00001-of-00003.safetensors\"\n  }\n}\n");
+            "    \"c\": \"m-00001-of-00003.safetensors\",\n"
+            "    \"d\": \"m-00002-of-00003.safetensors\",\n"
+            "    \"e\": \"m-00002-of-00003.safetensors\"\n  }\n}\n");
   const auto store = Open((*writer)->path());
   for (const char* text : data) {
     if (*text != '\0') {
