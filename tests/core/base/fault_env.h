@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FaultEnv: real files whose system calls fail where a test wants them to, and
+// a count of calls and open descriptors. A loop over `at` until calls() is no
+// more than it has failed every call of what it runs:
+//
+//     for (int64_t k = 0;; ++k) {
+//       FaultEnv env;
+//       env.Set({.at = k});
+//       Save(&env);
+//       EXPECT_EQ(env.open_descriptors(), 0);
+//       if (env.calls() <= k) break;
+//     }
+//
+// Thread-safe, but for Set.
+
+#ifndef SHARD_TESTS_CORE_BASE_FAULT_ENV_H_
+#define SHARD_TESTS_CORE_BASE_FAULT_ENV_H_
+
+#include <cerrno>
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/core/base/forwarding_env.h"
+
+namespace shard::testing {
+
+struct Fault {
+  enum class Kind {
+    kError,  // Nothing is done; but Close closes.
+    kShort,  // Reads and writes do half, and at least a byte.
+    kZero,   // Reads and writes do nothing and return 0.
+  };
+  int64_t at = -1;         // The call of this number, from 0,
+  bool and_after = false;  // and all after it.
+  int64_t every = 0;       // Every such-th call. 0: none.
+  int error = EIO;
+  Kind kind = Kind::kError;
+};
+
+class FaultEnv final : public ForwardingEnv {
+ public:
+  explicit FaultEnv(FileEnv* base = FileEnv::Posix()) : ForwardingEnv(base) {}
+
+  // Counts calls from 0 again.
+  void Set(const Fault& fault);
+
+  // Calls, failed ones included.
+  int64_t calls() const;
+  // How many of them failed, or did less than they were asked for.
+  int64_t faults() const;
+  int open_descriptors() const;
+  // Closes of what this did not open, or closed before.
+  int wrong_closes() const;
+
+  int Open(int dir, const char* path, int flags, mode_t mode) override;
+  int Close(int fd) override;
+  ssize_t Read(int fd, void* data, size_t bytes, uint64_t offset) override;
+  ssize_t Write(int fd, const void* data, size_t bytes,
+                uint64_t offset) override;
+  int Sync(int fd) override;
+  int Truncate(int fd, uint64_t bytes) override;
+  int Allocate(int fd, uint64_t bytes) override;
+  int Stat(int fd, struct stat* result) override;
+  int StatAt(int dir, const char* path, struct stat* result) override;
+  int MakeDir(int dir, const char* path, mode_t mode) override;
+  int Rename(int from_dir, const char* from, int to_dir, const char* to,
+             unsigned flags) override;
+  int Unlink(int dir, const char* path, int flags) override;
+  int List(int fd, std::vector<std::string>* names) override;
+  int Lock(int fd) override;
+
+ private:
+  // Counts a call. Whether it is to fail; `transfer`: it reads or writes.
+  bool Fails(bool transfer = false);
+  int Failure() const { return -fault_.error; }
+
+  mutable std::mutex mutex_;
+  Fault fault_;
+  int64_t calls_ = 0;
+  int64_t faults_ = 0;
+  int wrong_closes_ = 0;
+  std::set<int> open_;
+};
+
+}  // namespace shard::testing
+
+#endif  // SHARD_TESTS_CORE_BASE_FAULT_ENV_H_
