@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <string>
@@ -70,7 +71,7 @@ StatusOr<std::vector<std::string>> ReadAll(
                         size[request];
         const size_t n = static_cast<size_t>(numel) * size[request];
         bytes += static_cast<int64_t>(n);
-        result[request].replace(at, n, reinterpret_cast<const char*>(data), n);
+        std::memcpy(result[request].data() + at, data, n);
         return Status();
       });
   if (!status.ok()) return status;
