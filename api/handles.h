@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "core/checkpoint/file_store.h"
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
 #include "core/flat/plan.h"
@@ -41,6 +42,10 @@ struct shard_plan {
 
 struct shard_engine {
   std::unique_ptr<shard::Engine> engine;
+};
+
+struct shard_checkpoint {
+  std::shared_ptr<const shard::FileStore> store;
 };
 
 #endif  // SHARD_API_HANDLES_H_
