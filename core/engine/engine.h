@@ -260,7 +260,7 @@ class Engine {
   // What a checkpoint has of the numbers that the engine counts.
   void TakeNumbers(const StateOptions& options,
                    const std::vector<StateEntry>& entries,
-                   const ShardStore& store);
+                   const Manifest& manifest);
   // COLLECTIVE. Rank 0's filling to everyone that holds a part.
   Status SpreadParams(const Deadline& deadline);
 

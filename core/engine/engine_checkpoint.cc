@@ -120,16 +120,18 @@ Status Engine::Load(const std::string& path,
       options->env == nullptr ? FileEnv::Posix() : options->env;
   SHARD_ASSIGN_OR_RETURN(const auto store,
                          Checkpoints::Open(path, env, comm_.get(), deadline));
-  const Manifest& manifest = store->manifest();
+  const Manifest* const manifest = store->manifest();
   report->path = store->describe();
-  report->step = manifest.step();
-  report->saved_world_size = manifest.world_size();
+  report->step = manifest == nullptr ? -1 : manifest->step();
+  report->saved_world_size = manifest == nullptr ? 0 : manifest->world_size();
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan(), options->state));
   SHARD_RETURN_IF_ERROR(
       LoadFrom(*store, entries, *options, deadline, &report->match));
-  if (options->state.content == StateContent::kModel) return Status();
-  TakeNumbers(options->state, entries, *store);
+  if (options->state.content == StateContent::kModel || manifest == nullptr) {
+    return Status();
+  }
+  TakeNumbers(options->state, entries, *manifest);
   return AgreeOnStatus(
       comm_.get(), "load checkpoint: blobs",
       checkpoints_.LoadBlobs(*store, comm_->rank(), comm_->world_size()),
@@ -204,8 +206,7 @@ void Engine::SetParamStep(ParamId param, int64_t step) {
 
 void Engine::TakeNumbers(const StateOptions& options,
                          const std::vector<StateEntry>& entries,
-                         const ShardStore& store) {
-  const Manifest& manifest = store.manifest();
+                         const Manifest& manifest) {
   const Logger& logger = comm_->logger();
   // Of some modules only their own steps are taken.
   if (options.submodules.empty()) {
@@ -218,7 +219,7 @@ void Engine::TakeNumbers(const StateOptions& options,
     // States tell of their parameter, which need not be among the entries.
     if (entry.is_param() || entry.scales) continue;
     const auto param = static_cast<size_t>(entry.param);
-    const int64_t found = store.Find(CleanTensorName(fqns[param]));
+    const int64_t found = manifest.Find(CleanTensorName(fqns[param]));
     if (found < 0) continue;
     const auto tensor = static_cast<size_t>(found);
     SetParamStep(entry.param, manifest.tensor_step(tensor));

@@ -177,6 +177,8 @@ Status StateReader::ReadScales(const TensorStore& store,
 }
 
 Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {
+  // A state dict of this engine, not copied.
+  if (to == from) return Status();
   const std::lock_guard<std::mutex> lock(mutex_);
   stream_->Copy(to, from, bytes);
   // The piece is the store's again when this returns.
