@@ -174,7 +174,7 @@ Status Engine::LoadFrom(const TensorStore& store,
   const bool params = options.state.content != StateContent::kOptimizer;
   if (params) filling_ = true;
   StateReader reader(plan(), memory(), hypers_.optimizers(), comm_.get(),
-                     &assembly_->compute(), deadline);
+                     device_.get(), &assembly_->compute(), deadline);
   ReadOptions read;
   read.threads = options.threads;
   read.verify = options.verify;
