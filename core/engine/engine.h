@@ -229,7 +229,12 @@ class Engine {
   // What a checkpoint has of the numbers that the engine counts.
   void TakeNumbers(const StateOptions& options,
                    const std::vector<StateEntry>& entries,
+                   const std::vector<EntryMatch>& matches,
                    const ShardStore& store);
+  // Which step each parameter has done, and the hyperparameters of the groups.
+  void TakeParamNumbers(const std::vector<StateEntry>& entries,
+                        const std::vector<EntryMatch>& matches,
+                        const ShardStore& store);
   // COLLECTIVE. Rank 0's filling to everyone that holds a part.
   Status SpreadParams(const Deadline& deadline);
 

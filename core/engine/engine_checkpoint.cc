@@ -174,52 +174,66 @@ Status Engine::LoadFrom(const ShardStore& store, const LoadOptions& options,
     filling_ = false;
   }
   if (options.state.content == StateContent::kModel) return Status();
-  TakeNumbers(options.state, entries, store);
+  TakeNumbers(options.state, entries, matches, store);
   return AgreeOnStatus(
       comm_.get(), "load checkpoint: blobs",
       checkpoints_.LoadBlobs(store, comm_->rank(), comm_->world_size()),
       deadline);
 }
 
-void Engine::TakeNumbers(const StateOptions& options,
-                         const std::vector<StateEntry>& entries,
-                         const ShardStore& store) {
+void Engine::TakeParamNumbers(const std::vector<StateEntry>& entries,
+                              const std::vector<EntryMatch>& matches,
+                              const ShardStore& store) {
   const Manifest& manifest = store.manifest();
-  const Logger& logger = comm_->logger();
-  // Of some modules only their own steps are taken.
-  if (options.submodules.empty()) {
-    step_ = manifest.step();
-    param_steps_.clear();
-  }
-  const std::vector<std::string> fqns = plan().model().ParamFqns();
   std::vector<bool> restored(hypers_.optimizers().size());
-  for (const StateEntry& entry : entries) {
-    // States tell of their parameter, which need not be among the entries.
-    if (entry.is_param() || entry.scales) continue;
-    const auto param = static_cast<size_t>(entry.param);
-    const int64_t found = store.Find(CleanTensorName(fqns[param]));
-    if (found < 0) continue;
-    const auto tensor = static_cast<size_t>(found);
-    const int64_t step = manifest.tensor_step(tensor);
-    if (step != step_ && param_steps_.empty()) {
-      param_steps_.assign(plan().NumStored(), step_);
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (matches[e].kind == EntryMatch::Kind::kNone) continue;
+    const auto param = static_cast<size_t>(entries[e].param);
+    const ParamPlace& place = plan().places()[param];
+    const FlatBufferPlan& buffer =
+        plan().buffers()[static_cast<size_t>(place.buffer)];
+    if (!buffer.trainable) continue;
+    const size_t tensor = matches[e].tensor;
+    // A count belongs to the states that it was counted with.
+    if (!entries[e].is_param() || buffer.states.empty()) {
+      param_steps_[static_cast<size_t>(plan().positions()[param])] =
+          manifest.trainable(tensor) ? manifest.tensor_step(tensor) : 0;
     }
-    if (!param_steps_.empty()) {
-      param_steps_[static_cast<size_t>(plan().positions()[param])] = step;
-    }
-    const auto group =
-        static_cast<size_t>(plan().model().params()[param].group);
+    const auto group = static_cast<size_t>(buffer.group);
     const int32_t stored = manifest.group(tensor);
     if (restored[group] || stored < 0) continue;
     restored[group] = true;
-    const Status status =
-        hypers_.Restore(static_cast<GroupId>(group),
-                        manifest.group_optimizer(static_cast<size_t>(stored)));
+    const Status status = hypers_.Restore(
+        buffer.group, manifest.group_optimizer(static_cast<size_t>(stored)));
     if (!status.ok() && comm_->rank() == 0) {
-      logger.Log(LogLevel::kWarning, "param group ", group,
-                 " keeps its hyperparameters: ", status.message());
+      comm_->logger().Log(LogLevel::kWarning, "param group ", group,
+                          " keeps its hyperparameters: ", status.message());
     }
   }
+}
+
+void Engine::TakeNumbers(const StateOptions& options,
+                         const std::vector<StateEntry>& entries,
+                         const std::vector<EntryMatch>& matches,
+                         const ShardStore& store) {
+  const Manifest& manifest = store.manifest();
+  const Logger& logger = comm_->logger();
+  if (param_steps_.empty()) param_steps_.assign(plan().NumStored(), step_);
+  // Of some modules only their own steps are taken.
+  if (options.submodules.empty()) step_ = manifest.step();
+  TakeParamNumbers(entries, matches, store);
+  const auto as_all = [&](size_t param) {
+    const int32_t b = plan().places()[param].buffer;
+    if (b < 0 || !plan().buffers()[static_cast<size_t>(b)].trainable ||
+        plan().model().params()[param].numel == 0) {
+      return true;
+    }
+    return param_steps_[static_cast<size_t>(plan().positions()[param])] ==
+           step_;
+  };
+  bool even = true;
+  for (size_t p = 0; p < plan().places().size(); ++p) even &= as_all(p);
+  if (even) param_steps_.clear();
   if (!options.submodules.empty()) return;
   LossScaler::State scale = loss_scaler_.state();
   for (size_t s = 0; s < manifest.num_scalars(); ++s) {
