@@ -311,7 +311,7 @@ int64_t StepOf(Engine* engine, const std::string& root,
   EXPECT_OK(store);
   const int64_t tensor = (*store)->Find(key);
   EXPECT_GE(tensor, 0) << key;
-  return (*store)->manifest().tensor_step(static_cast<size_t>(tensor));
+  return (*store)->manifest()->tensor_step(static_cast<size_t>(tensor));
 }
 
 TEST(CheckpointOptionsTest, MoreAndLessTrainable) {
