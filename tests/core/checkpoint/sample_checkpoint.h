@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -20,6 +21,7 @@
 #include "core/base/dtype.h"
 #include "core/base/file.h"
 #include "core/base/strings.h"
+#include "core/checkpoint/checksum.h"
 #include "core/checkpoint/data_layout.h"
 #include "core/checkpoint/data_writer.h"
 #include "core/checkpoint/file_store.h"
@@ -52,7 +54,9 @@ inline std::vector<std::byte> SampleBytes(ElementType type, size_t numel,
 
 class CheckpointBuilder {
  public:
-  CheckpointBuilder() {
+  // `slice_bytes`: of a slice at most.
+  explicit CheckpointBuilder(uint64_t slice_bytes = 1 << 20)
+      : slice_bytes_(slice_bytes) {
     contents_.writer = "test";
     contents_.step = 42;
     contents_.world_size = 1;
@@ -73,7 +77,7 @@ class CheckpointBuilder {
         SampleBytes(type, static_cast<size_t>(numel),
                     static_cast<uint32_t>(contents_.tensors.size()) * 7919));
     if (numel > 0) {
-      PlaceElements(0, numel, ElementSize(type), 0, 1 << 20, &layout_,
+      PlaceElements(0, numel, ElementSize(type), 0, slice_bytes_, &layout_,
                     &tensor.slices);
     }
     return tensor;
@@ -151,6 +155,7 @@ class CheckpointBuilder {
   }
 
  private:
+  const uint64_t slice_bytes_;
   ManifestContents contents_;
   DataLayout layout_;
   std::vector<std::vector<std::byte>> bytes_;  // By tensor.
@@ -218,10 +223,9 @@ inline std::string BytesOf(const TensorStore& store, size_t tensor) {
   return bytes;
 }
 
-// By key: what its tensor is, and its bytes.
-inline std::map<std::string, std::pair<std::string, std::string>> TensorsOf(
-    const TensorStore& store) {
-  std::map<std::string, std::pair<std::string, std::string>> all;
+// By key: what its tensor is, and the checksum of its bytes.
+inline std::map<std::string, std::string> TensorsOf(const TensorStore& store) {
+  std::map<std::string, std::string> all;
   for (size_t t = 0; t < store.num_tensors(); ++t) {
     const TensorInfo info = store.tensor(t);
     std::string what = StrCat(ElementTypeName(info.type), " ",
@@ -231,7 +235,9 @@ inline std::map<std::string, std::pair<std::string, std::string>> TensorsOf(
       StrAppend(&what, " is ",
                 store.tensor(static_cast<size_t>(info.alias_of)).key);
     }
-    all[std::string(info.key)] = {what, BytesOf(store, t)};
+    const std::string bytes = BytesOf(store, t);
+    all[std::string(info.key)] = StrCat(
+        what, ": ", ChecksumText(ChecksumOf(bytes.data(), bytes.size())));
   }
   return all;
 }
