@@ -39,11 +39,12 @@ shard::StatusOr<SaveOptions> ToSaveOptions(const shard_engine* engine,
   SHARD_API_REQUIRE(root);
   SaveOptions options;
   SHARD_RETURN_IF_ERROR(ReadStateOptions(read, &options.state));
-  SHARD_RETURN_IF_ERROR(
-      shard::api::ReadFlag("overwrite", read.overwrite, &options.overwrite));
+  SHARD_ASSIGN_OR_RETURN(options.overwrite,
+                         shard::api::ReadFlag("overwrite", read.overwrite));
   options.async = async;
   if (read.timeout > 0) options.timeout = read.timeout;
-  if (read.threads != 0) options.threads = read.threads;
+  SHARD_ASSIGN_OR_RETURN(options.threads,
+                         shard::api::ReadThreads(read.threads));
   options.keep_last = read.keep_last;
   options.keep_every = read.keep_every;
   options.progress =

@@ -46,7 +46,7 @@ StatusOr<ReadState> ReadStateDictOptions(const shard_state_options* given) {
       shard::api::CheckReserved("shard_state_options", read.reserved));
   ReadState options;
   SHARD_RETURN_IF_ERROR(shard::api::ReadStateOptions(read, &options.state));
-  SHARD_RETURN_IF_ERROR(shard::api::ReadFlag("copy", read.copy, &options.copy));
+  SHARD_ASSIGN_OR_RETURN(options.copy, shard::api::ReadFlag("copy", read.copy));
   options.timeout = read.timeout;
   return options;
 }
@@ -307,8 +307,8 @@ shard_error* shard_state_load(shard_engine* engine, const shard_state* state,
     const auto read = [&]() -> StatusOr<LoadOptions> {
       SHARD_ASSIGN_OR_RETURN(LoadOptions ready,
                              shard::api::ReadLoadOptions(options, report));
-      SHARD_RETURN_IF_ERROR(
-          shard::api::ReadFlag("from_rank0", from_rank0, &ready.from_rank0));
+      SHARD_ASSIGN_OR_RETURN(ready.from_rank0,
+                             shard::api::ReadFlag("from_rank0", from_rank0));
       if (!ready.from_rank0 || engine->engine->comm()->rank() == 0) {
         SHARD_API_REQUIRE(state);
       }

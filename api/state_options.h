@@ -18,10 +18,10 @@ namespace shard::api {
 template <typename Options>
 Status ReadStateOptions(const Options& from, StateOptions* to) {
   to->content = static_cast<StateContent>(from.content);
-  SHARD_RETURN_IF_ERROR(
-      ReadFlag("ignore_frozen", from.ignore_frozen, &to->ignore_frozen));
-  SHARD_RETURN_IF_ERROR(
-      ReadFlag("strip_prefix", from.strip_prefix, &to->strip_prefix));
+  SHARD_ASSIGN_OR_RETURN(to->ignore_frozen,
+                         ReadFlag("ignore_frozen", from.ignore_frozen));
+  SHARD_ASSIGN_OR_RETURN(to->strip_prefix,
+                         ReadFlag("strip_prefix", from.strip_prefix));
   if (from.num_submodules < 0 ||
       (from.num_submodules > 0 && from.submodules == nullptr)) {
     return InvalidArgument(
@@ -46,19 +46,19 @@ inline StatusOr<LoadOptions> ReadLoadOptions(const shard_load_options* given,
   SHARD_RETURN_IF_ERROR(CheckReserved("shard_load_options", read.reserved));
   LoadOptions options;
   SHARD_RETURN_IF_ERROR(ReadStateOptions(read, &options.state));
-  bool not_strict = false;
-  bool no_verify = false;
-  SHARD_RETURN_IF_ERROR(ReadFlag("not_strict", read.not_strict, &not_strict));
-  SHARD_RETURN_IF_ERROR(ReadFlag("no_verify", read.no_verify, &no_verify));
-  SHARD_RETURN_IF_ERROR(
-      ReadFlag("convert", read.convert, &options.rules.convert));
-  SHARD_RETURN_IF_ERROR(ReadFlag("strip_leading_module",
-                                 read.strip_leading_module,
-                                 &options.rules.strip_leading_module));
+  SHARD_ASSIGN_OR_RETURN(const bool not_strict,
+                         ReadFlag("not_strict", read.not_strict));
+  SHARD_ASSIGN_OR_RETURN(const bool no_verify,
+                         ReadFlag("no_verify", read.no_verify));
+  SHARD_ASSIGN_OR_RETURN(options.rules.convert,
+                         ReadFlag("convert", read.convert));
+  SHARD_ASSIGN_OR_RETURN(
+      options.rules.strip_leading_module,
+      ReadFlag("strip_leading_module", read.strip_leading_module));
   options.rules.strict = !not_strict;
   options.verify = !no_verify;
   if (read.timeout > 0) options.timeout = read.timeout;
-  if (read.threads != 0) options.threads = read.threads;
+  SHARD_ASSIGN_OR_RETURN(options.threads, ReadThreads(read.threads));
   options.progress = ToProgress(read.progress, read.progress_user_data);
   return options;
 }

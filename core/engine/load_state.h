@@ -67,7 +67,6 @@ class StateReader {
     EntryMatch match;
     OwnedElements owned;
     std::byte* data;
-    std::vector<float> scales;  // kDecode: from block owned.begin / kQ8Block.
   };
 
   Status ReadEntries(const TensorStore& store,
@@ -78,11 +77,6 @@ class StateReader {
   Status Receive(const TensorStore& store, size_t tensor,
                  const ReadOptions& options, std::vector<std::byte>* room,
                  MemoryStore* whole);
-  Status ReadScales(const TensorStore& store, const ReadOptions& options,
-                    std::vector<Target>* targets);
-  // A piece that was read: into its place, converted if need be.
-  Status Put(const TensorStore& store, const Target& target, int64_t begin,
-             int64_t numel, const std::byte* data);
   Status Copy(std::byte* to, const std::byte* from, size_t bytes);
   Status EncodeTarget(const TensorStore& store, const Target& target,
                       const ReadOptions& options);
