@@ -18,13 +18,17 @@ std::vector<To> Convert(ElementType from, DType to,
                         const std::vector<From>& values) {
   // Neither side aligned, and nothing written beyond the last element.
   std::vector<std::byte> in(values.size() * sizeof(From) + 1);
-  std::memcpy(in.data() + 1, values.data(), values.size() * sizeof(From));
+  if (!values.empty()) {
+    std::memcpy(in.data() + 1, values.data(), values.size() * sizeof(From));
+  }
   std::vector<std::byte> out(values.size() * sizeof(To) + 2, std::byte{0xEE});
   ConvertElements(from, in.data() + 1, to, out.data() + 1, values.size());
   EXPECT_EQ(out.front(), std::byte{0xEE});
   EXPECT_EQ(out.back(), std::byte{0xEE});
   std::vector<To> converted(values.size());
-  std::memcpy(converted.data(), out.data() + 1, values.size() * sizeof(To));
+  if (!values.empty()) {
+    std::memcpy(converted.data(), out.data() + 1, values.size() * sizeof(To));
+  }
   return converted;
 }
 

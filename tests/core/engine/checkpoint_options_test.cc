@@ -17,10 +17,12 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/checkpoint/data_layout.h"
 #include "core/checkpoint/directory.h"
 #include "core/checkpoint/shard_store.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/forwarding_env.h"
+#include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/temporary_folder.h"
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
@@ -299,6 +301,72 @@ StatusOr<std::shared_ptr<const ShardStore>> OpenIn(const std::string& root) {
   SHARD_ASSIGN_OR_RETURN(const OpenCheckpoint found,
                          ResolveCheckpoint(FileEnv::Posix(), root));
   return ShardStore::Open(found.directory);
+}
+
+// Writes what a checkpoint holds into one file, codes in slices of 100.
+void CutCodes(const ShardStore& from, const std::string& folder) {
+  const Manifest& manifest = *from.manifest();
+  ManifestContents contents;
+  contents.step = manifest.step();
+  DataLayout layout;
+  std::string file;
+  for (size_t t = 0; t < from.num_tensors(); ++t) {
+    const TensorInfo info = from.tensor(t);
+    auto& tensor = contents.tensors.emplace_back();
+    tensor.key = info.key;
+    tensor.type = info.type;
+    tensor.role = info.role;
+    tensor.shape.assign(info.shape.begin(), info.shape.end());
+    tensor.alias_of = info.alias_of;
+    if (info.alias_of >= 0) continue;
+    tensor.trainable = manifest.trainable(t);
+    tensor.codebook = info.codebook;
+    const size_t size = ElementSize(info.type);
+    std::string bytes(static_cast<size_t>(info.numel) * size, '\0');
+    const ReadRequest all = {t, 0, info.numel};
+    ASSERT_OK(from.Read(
+        {&all, 1}, {.threads = 1},
+        [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
+          std::memcpy(bytes.data() + static_cast<size_t>(begin) * size, data,
+                      static_cast<size_t>(numel) * size);
+          return Status();
+        }));
+    PlaceElements(0, info.numel, size, 0,
+                  info.type == ElementType::kQ8 ? 100 : 1 << 20, &layout,
+                  &tensor.slices);
+    for (Slice& slice : tensor.slices) {
+      const char* const data =
+          bytes.data() + static_cast<size_t>(slice.begin) * size;
+      slice.extent.checksum = ChecksumOf(data, slice.extent.bytes);
+      file.resize(slice.extent.offset);
+      file.append(data, slice.extent.bytes);
+    }
+  }
+  file.resize(layout.file_bytes());
+  contents.files = {{DataFileName(0), file.size()}};
+  const auto encoded = EncodeManifest(contents);
+  ASSERT_OK(encoded);
+  testing::WriteText(folder + "/" + DataFileName(0), file);
+  testing::WriteText(
+      folder + "/" + kManifestName,
+      {reinterpret_cast<const char*>(encoded->data()), encoded->size()});
+}
+
+// Blocks of codes have a scale each; who wrote the file may have cut it
+// anywhere.
+TEST(CheckpointOptionsTest, CodesInSlicesThatAreNoBlocks) {
+  const TemporaryFolder folder, cut;
+  WholeState saved, whole, pieces;
+  Params params;
+  SaveWorld(Typed(2, 2, DType::kF32, "adamw?states=q8"), 2, folder.path(),
+            &saved, &params, Quick());
+  const auto store = OpenIn(folder.path());
+  ASSERT_OK(store);
+  CutCodes(**store, cut.path());
+  const UnitTraining floats = Typed(3, 1, DType::kF32);
+  LoadWorld(floats, folder.path(), &whole, params, Converting());
+  LoadWorld(floats, cut.path(), &pieces, params, Converting());
+  EXPECT_TRUE(pieces == whole) << whole.Differences(pieces);
 }
 
 // The steps that a checkpoint of this engine would tell of.

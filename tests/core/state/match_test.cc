@@ -46,6 +46,7 @@ struct Case {
     plan_options.masters = masters;
     SHARD_ASSIGN_OR_RETURN(plan_options.groups, PlanGroups(*model, optimizer));
     SHARD_ASSIGN_OR_RETURN(const auto plan, Plan::Create(model, plan_options));
+    matches.clear();
     SHARD_ASSIGN_OR_RETURN(entries, ListStateEntries(*plan, options));
     SHARD_ASSIGN_OR_RETURN(
         matches, MatchState(*plan, entries, store, options, rules, &report));
@@ -53,6 +54,7 @@ struct Case {
   }
   // "same weight", "none"
   std::string Of(const std::string& key) const {
+    if (matches.size() != entries.size()) return "it did not match";
     for (size_t e = 0; e < entries.size(); ++e) {
       if (entries[e].key != key) continue;
       const EntryMatch& match = matches[e];
