@@ -72,8 +72,8 @@ shard_error* shard_checkpoint_write(
                                      read.max_shard_bytes != 0, "safetensors"));
     shard::WriteCheckpointOptions write;
     SHARD_ASSIGN_OR_RETURN(write.conversion, ToConversion(read));
-    SHARD_ASSIGN_OR_RETURN(write.overwrite,
-                           ReadFlag("overwrite", read.overwrite));
+    SHARD_RETURN_IF_ERROR(
+        ReadFlag("overwrite", read.overwrite, &write.overwrite));
     SHARD_ASSIGN_OR_RETURN(write.threads, ReadThreads(read.threads));
     write.world_size = read.world_size;
     write.progress =
@@ -98,10 +98,10 @@ shard_error* shard_checkpoint_export(
     // The format has no q8.
     conversion.decode_q8 = true;
     shard::SafetensorsExportOptions write;
-    SHARD_ASSIGN_OR_RETURN(write.write.replace,
-                           ReadFlag("overwrite", read.overwrite));
-    SHARD_ASSIGN_OR_RETURN(write.expand_aliases,
-                           ReadFlag("expand_aliases", read.expand_aliases));
+    SHARD_RETURN_IF_ERROR(
+        ReadFlag("overwrite", read.overwrite, &write.write.replace));
+    SHARD_RETURN_IF_ERROR(
+        ReadFlag("expand_aliases", read.expand_aliases, &write.expand_aliases));
     SHARD_ASSIGN_OR_RETURN(write.threads, ReadThreads(read.threads));
     write.write.max_shard_bytes = read.max_shard_bytes;
     write.progress =

@@ -41,9 +41,10 @@ inline Status CheckReserved(std::string_view name, int32_t reserved) {
   return InvalidArgument(name, ".reserved is ", reserved, ", not 0");
 }
 
-inline StatusOr<bool> ReadFlag(std::string_view name, int32_t flag) {
-  if (flag == 0 || flag == 1) return flag == 1;
-  return InvalidArgument(name, " is ", flag, "; allowed: 0 or 1");
+inline Status ReadFlag(std::string_view name, int32_t value, bool* flag) {
+  *flag = value == 1;
+  if (value == 0 || value == 1) return Status();
+  return InvalidArgument(name, " is ", value, "; allowed: 0 or 1");
 }
 
 // Threads that read or write files.

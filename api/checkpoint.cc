@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checkpoints of an engine.
+
+#include <string>
+#include <utility>
+
+#include "api/collective.h"
+#include "api/error.h"
+#include "api/handles.h"
+#include "api/options.h"
+#include "api/progress.h"
+#include "api/state_options.h"
+#include "api/text.h"
+#include "core/engine/checkpoints.h"
+#include "core/engine/engine.h"
+
+namespace {
+
+using shard::Deadline;
+using shard::LoadOptions;
+using shard::LoadReport;
+using shard::SaveOptions;
+using shard::Status;
+using shard::api::Guard;
+using shard::api::GuardCollective;
+using shard::api::ReadOptions;
+using shard::api::ReadStateOptions;
+
+// An error is what is wrong with the arguments on this rank: for the engine to
+// tell the others, as everywhere here.
+shard::StatusOr<SaveOptions> ToSaveOptions(const shard_engine* engine,
+                                           const char* root,
+                                           const shard_save_options* given,
+                                           bool async) {
+  shard_save_options read;
+  SHARD_RETURN_IF_ERROR(ReadOptions("shard_save_options", given, &read));
+  SHARD_API_REQUIRE(engine);
+  SHARD_API_REQUIRE(root);
+  SaveOptions options;
+  SHARD_RETURN_IF_ERROR(ReadStateOptions(read, &options.state));
+  SHARD_RETURN_IF_ERROR(
+      shard::api::ReadFlag("overwrite", read.overwrite, &options.overwrite));
+  options.async = async;
+  if (read.timeout > 0) options.timeout = read.timeout;
+  if (read.threads != 0) options.threads = read.threads;
+  options.keep_last = read.keep_last;
+  options.keep_every = read.keep_every;
+  options.progress =
+      shard::api::ToProgress(read.progress, read.progress_user_data);
+  return options;
+}
+
+shard::Communicator* CommOf(const shard_engine* engine) {
+  return engine == nullptr ? nullptr : engine->engine->comm();
+}
+
+}  // namespace
+
+extern "C" {
+
+shard_error* shard_checkpoint_save(shard_engine* engine, const char* root,
+                                   const shard_save_options* options,
+                                   shard_async** async) noexcept {
+  if (async != nullptr) *async = nullptr;
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_ASSIGN_OR_RETURN(
+        auto save, engine->engine->Save(
+                       root == nullptr ? "" : root,
+                       ToSaveOptions(engine, root, options, async != nullptr)));
+    if (async != nullptr) *async = new shard_async{std::move(save)};
+    return Status();
+  });
+}
+
+int32_t shard_async_done(const shard_async* async) noexcept {
+  return async == nullptr || async->save->Done() ? 1 : 0;
+}
+
+shard_error* shard_async_wait(shard_async* async, double timeout) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(async);
+    return async->save->Wait(timeout > 0 ? Deadline::After(timeout)
+                                         : async->save->deadline());
+  });
+}
+
+void shard_async_free(shard_async* async) noexcept { delete async; }
+
+shard_error* shard_checkpoint_load(shard_engine* engine, const char* path,
+                                   const shard_load_options* options,
+                                   shard_load_report* report) noexcept {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    LoadReport loaded;
+    const auto read = [&]() -> shard::StatusOr<LoadOptions> {
+      SHARD_ASSIGN_OR_RETURN(LoadOptions ready,
+                             shard::api::ReadLoadOptions(options, report));
+      SHARD_API_REQUIRE(path);
+      return ready;
+    };
+    SHARD_RETURN_IF_ERROR(
+        engine->engine->Load(path == nullptr ? "" : path, read(), &loaded));
+    engine->load_json = loaded.match.ToJson();
+    shard::api::WriteLoadReport(loaded, report);
+    return Status();
+  });
+}
+
+shard_error* shard_engine_load_json(const shard_engine* engine, char* buffer,
+                                    size_t capacity, size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return shard::api::CopyText(engine->load_json, buffer, capacity, length);
+  });
+}
+
+shard_error* shard_engine_set_blob(shard_engine* engine, const char* name,
+                                   int32_t rule, const void* data,
+                                   size_t bytes) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(name);
+    if (bytes > 0) SHARD_API_REQUIRE(data);
+    return engine->engine->checkpoints().SetBlob(
+        name, static_cast<shard::BlobRule>(rule), data, bytes);
+  });
+}
+
+shard_error* shard_engine_blob(const shard_engine* engine, const char* name,
+                               const void** data, size_t* bytes) noexcept {
+  if (data != nullptr) *data = nullptr;
+  if (bytes != nullptr) *bytes = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(name);
+    SHARD_API_REQUIRE(data);
+    SHARD_API_REQUIRE(bytes);
+    const shard::HostBlob* const blob =
+        engine->engine->checkpoints().FindBlob(name);
+    if (blob == nullptr) {
+      return shard::NotFound("the engine has no blob '", name,
+                             "': it was neither set nor loaded for this rank");
+    }
+    *data = blob->content.data();
+    *bytes = blob->content.size();
+    return Status();
+  });
+}
+
+}  // extern "C"
