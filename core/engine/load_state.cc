@@ -139,10 +139,23 @@ Status StateReader::ReadEntries(const TensorStore& store,
 Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {
   // A state dict of this engine, not copied.
   if (to == from) return Status();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  stream_->Copy(to, from, bytes);
+  std::unique_ptr<Stream> stream;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      stream = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (stream == nullptr) {
+    SHARD_ASSIGN_OR_RETURN(stream, device_->CreateStream(StreamKind::kCompute));
+  }
+  stream->Copy(to, from, bytes);
   // The piece is the store's again when this returns.
-  return stream_->Synchronize(deadline_);
+  const Status status = stream->Synchronize(deadline_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.push_back(std::move(stream));
+  return status;
 }
 
 Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
