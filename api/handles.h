@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "core/checkpoint/file_store.h"
 #include "core/comm/communicator.h"
 #include "core/engine/checkpoints.h"
 #include "core/engine/engine.h"
@@ -47,6 +48,10 @@ struct shard_engine {
 
 struct shard_async {
   std::shared_ptr<shard::AsyncSave> save;
+};
+
+struct shard_checkpoint {
+  std::shared_ptr<const shard::FileStore> store;
 };
 
 #endif  // SHARD_API_HANDLES_H_

@@ -159,7 +159,7 @@ StatusOr<std::shared_ptr<const ShardStore>> Checkpoints::Open(
     local = open(chosen.empty() ? path : StrCat(path, "/", chosen));
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline));
-  const Checksum& id = store->manifest().id();
+  const Checksum& id = store->manifest()->id();
   SHARD_RETURN_IF_ERROR(CheckAgreement(comm, "the checkpoint", id.low,
                                        store->describe(), deadline));
   return store;
@@ -167,7 +167,7 @@ StatusOr<std::shared_ptr<const ShardStore>> Checkpoints::Open(
 
 Status Checkpoints::LoadBlobs(const ShardStore& store, int rank,
                               int world_size) {
-  const Manifest& manifest = store.manifest();
+  const Manifest& manifest = *store.manifest();
   std::map<std::string, HostBlob, std::less<>> loaded;
   for (size_t b = 0; b < manifest.num_blobs(); ++b) {
     const BlobInfo info = manifest.blob(b);

@@ -129,7 +129,7 @@ Status Engine::CheckLoadWhileFilling(const StateOptions& options) const {
 
 Status Engine::LoadFrom(const ShardStore& store, const LoadOptions& options,
                         const Deadline& deadline, LoadReport* report) {
-  const Manifest& manifest = store.manifest();
+  const Manifest& manifest = *store.manifest();
   report->path = store.describe();
   report->step = manifest.step();
   report->saved_world_size = manifest.world_size();
@@ -184,7 +184,7 @@ Status Engine::LoadFrom(const ShardStore& store, const LoadOptions& options,
 void Engine::TakeNumbers(const StateOptions& options,
                          const std::vector<StateEntry>& entries,
                          const ShardStore& store) {
-  const Manifest& manifest = store.manifest();
+  const Manifest& manifest = *store.manifest();
   const Logger& logger = comm_->logger();
   // Of some modules only their own steps are taken.
   if (options.submodules.empty()) {

@@ -1312,6 +1312,8 @@ typedef struct shard_tensor_info {
     sizeof(shard_tensor_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, { 0 } \
   }
 
+/* UNIMPLEMENTED for a tensor of more than SHARD_MAX_DIMS dimensions, which
+ * safetensors may have. */
 SHARD_API shard_error* shard_checkpoint_tensor(
     const shard_checkpoint* checkpoint, int64_t tensor,
     shard_tensor_info* info) SHARD_NOEXCEPT;
