@@ -50,6 +50,12 @@ int main(int argc, char** argv) {
   shardctl::Body body;
   shardctl::AddRun(&app, &body);
   shardctl::AddPlan(&app, &body);
+  shardctl::AddInspect(&app, &body);
+  shardctl::AddVerify(&app, &body);
+  shardctl::AddDiff(&app, &body);
+  shardctl::AddReshard(&app, &body);
+  shardctl::AddMerge(&app, &body);
+  shardctl::AddImport(&app, &body);
   shardctl::AddDoctor(&app, &body);
 
   try {
