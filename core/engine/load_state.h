@@ -52,14 +52,8 @@ class StateReader {
     EntryMatch match;
     OwnedElements owned;
     std::byte* data;
-    std::vector<float> scales;  // kDecode: from block owned.begin / kQ8Block.
   };
 
-  Status ReadScales(const TensorStore& store, const ReadOptions& options,
-                    std::vector<Target>* targets);
-  // A piece that was read: into its place, converted if need be.
-  Status Put(const TensorStore& store, const Target& target, int64_t begin,
-             int64_t numel, const std::byte* data);
   Status Copy(std::byte* to, const std::byte* from, size_t bytes);
   Status EncodeTarget(const TensorStore& store, const Target& target,
                       const ReadOptions& options);
