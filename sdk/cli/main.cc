@@ -56,6 +56,7 @@ int main(int argc, char** argv) {
   shardctl::AddReshard(&app, &body);
   shardctl::AddMerge(&app, &body);
   shardctl::AddImport(&app, &body);
+  shardctl::AddReport(&app, &body);
   shardctl::AddDoctor(&app, &body);
 
   try {
