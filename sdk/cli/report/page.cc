@@ -36,6 +36,16 @@ std::string Key(const std::string& text) {
   return "<span class=\"key\">" + HtmlText(text) + "</span>";
 }
 
+// A long list of hyperparameters may be broken where one ends.
+std::string BetweenValues(std::string html) {
+  const std::string between = "&amp;";
+  for (size_t at = 0; (at = html.find(between, at)) != std::string::npos;) {
+    at += between.size();
+    html.insert(at, "<wbr>");
+  }
+  return html;
+}
+
 class Page {
  public:
   Page(const CheckpointView& view, const Holdings& holdings)
@@ -61,6 +71,7 @@ class Page {
                          {"legend", Legend()},
                          {"files", Files()},
                          {"tensors_text", TensorsText()},
+                         {"hues", Hues()},
                          {"tensors", Tensors()},
                          {"kinds", Kinds()},
                          {"training", Training()},
@@ -204,6 +215,30 @@ class Page {
     return text + "</tbody></table>\n";
   }
 
+  // The colors of a few files, evenly chosen: those between have those between.
+  std::string Hues() const {
+    constexpr size_t kMostHues = 12;
+    const size_t files = view_.files.size();
+    const size_t shown = std::min(files, kMostHues);
+    std::string text;
+    for (size_t i = 0; i < shown; ++i) {
+      const size_t file = shown < 2 ? 0 : i * (files - 1) / (shown - 1);
+      text += "<li><i class=\"hue\" style=\"--h:" + std::to_string(Hue(file)) +
+              "\"></i>" + HtmlText(FileNames(file, file)) + "</li>\n";
+    }
+    return text;
+  }
+
+  std::string HolderNames(const Striped& striped) const {
+    size_t first = striped.stripes.front().first;
+    size_t last = striped.stripes.front().last;
+    for (const Stripe& stripe : striped.stripes) {
+      first = std::min(first, stripe.first);
+      last = std::max(last, stripe.last);
+    }
+    return HtmlText(FileNames(first, last));
+  }
+
   std::string TensorsText() const {
     return std::string("A stripe is what one ") +
            (FilesAreRanks() ? "rank" : "file") +
@@ -234,6 +269,7 @@ class Page {
       if (info.role == SHARD_ROLE_PARAM && info.trainable == 0) {
         note += ", frozen";
       }
+      if (!striped.stripes.empty()) note += ", on " + HolderNames(striped);
       text += "<tr role=\"row\"><th scope=\"row\" role=\"rowheader\">" +
               Key(tensor.key) + "<span class=\"note\">" + note +
               "</span></th><td class=\"draw\" role=\"cell\">" +
@@ -250,7 +286,7 @@ class Page {
       const std::string what =
           HtmlText(FileNames(stripe.first, stripe.last)) + ": " +
           CountText(static_cast<uint64_t>(stripe.numel)) + " elements";
-      parts += "<span style=\"width:" +
+      parts += "<span class=\"hue\" style=\"width:" +
                Percent(static_cast<double>(stripe.numel),
                        static_cast<double>(numel)) +
                ";--h:" + std::to_string(Hue(stripe.first)) +
@@ -258,14 +294,7 @@ class Page {
                "\" title=\"" + what + "\"></span>";
     }
     std::string label = Count(striped.stripes.size(), "stripe", "stripes");
-    if (!striped.stripes.empty()) {
-      label += ", from " +
-               HtmlText(FileNames(striped.stripes.front().first,
-                                  striped.stripes.front().first)) +
-               " to " +
-               HtmlText(FileNames(striped.stripes.back().last,
-                                  striped.stripes.back().last));
-    }
+    if (!striped.stripes.empty()) label += " on " + HolderNames(striped);
     return "<div class=\"track\"><div class=\"bar stripe\" role=\"img\" "
            "aria-label=\"" +
            label + "\">" + parts + "</div></div>";
@@ -327,7 +356,8 @@ class Page {
   std::string Training() const {
     std::vector<std::pair<std::string, std::string>> groups;
     for (size_t g = 0; g < view_.groups.size(); ++g) {
-      groups.emplace_back(std::to_string(g), Key(view_.groups[g]));
+      groups.emplace_back(std::to_string(g),
+                          BetweenValues(Key(view_.groups[g])));
     }
     std::vector<std::pair<std::string, std::string>> scalars;
     for (const ScalarView& scalar : view_.scalars) {

@@ -37,7 +37,7 @@ class Net {
       Param(block, "attention", SHARD_BF16, {192, 64});
       Param(block, "mlp", SHARD_BF16, {256, 64});
       biases_.push_back(Param(block, "bias", SHARD_F32, {64}));
-      Param(block, kHostile[b % 4], SHARD_F32, {64, 16});
+      if (b < 3) Param(block, kHostile[b], SHARD_F32, {280, 64});
     }
     Check(shard_model_freeze(model_, Param(0, "scale", SHARD_F32, {4096})));
     Check(shard_model_tie(model_, Module(0, "lm_head", "Linear"), "weight",
@@ -53,9 +53,8 @@ class Net {
 
  private:
   static constexpr const char* kHostile[] = {
-      "<script>document.body.innerHTML=''</script>",
-      "\"onmouseover=alert(1) x='&amp;", "\x1b[2J\x1b[31mred\ntwo lines",
-      "plain"};
+      "<script>document[\"body\"]=0</script>",
+      "\"onmouseover=alert(1) x='&amp;", "a\\nb\xe2\x80\xae gnp", "plain"};
 
   int32_t Module(int32_t parent, const std::string& name, const char* type) {
     int32_t id = 0;
@@ -129,7 +128,6 @@ int main(int argc, char** argv) {
   shard_plan_options options = SHARD_PLAN_OPTIONS_INIT;
   options.stage = 1;
   options.world_size = ranks;
-  options.partition = SHARD_PARTITION_GREEDY;
   shard_plan* plan = nullptr;
   Check(shard_plan_create(net.model(), &options, &plan));
   std::vector<std::thread> threads;
