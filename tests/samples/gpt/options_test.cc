@@ -47,6 +47,10 @@ TEST(OptionsTest, DefaultsAreConsistent) {
   EXPECT_STREQ(parsed.partition, "even");
   EXPECT_STREQ(parsed.text, "/usr/share/common-licenses");
   EXPECT_EQ(parsed.log, nullptr);
+  EXPECT_EQ(parsed.save, nullptr);
+  EXPECT_EQ(parsed.save_every, 0);
+  EXPECT_EQ(parsed.keep, 0);
+  EXPECT_EQ(parsed.resume, nullptr);
   EXPECT_EQ(parsed.rank_threads, 0);
   EXPECT_FALSE(parsed.help);
   EXPECT_FALSE(parsed.check);
@@ -183,6 +187,8 @@ TEST(OptionsTest, NamesBothSidesOfWhatDoesNotFit) {
               AllOf(HasSubstr("--batch: 10"), HasSubstr("4 ranks")));
   EXPECT_EQ(Error({"--hybrid", "2", "--stage", "2"}),
             "--hybrid: 2 needs --stage 3, not 2");
+  EXPECT_EQ(Error({"--save-every", "5"}), "--save-every: 5 needs --save");
+  EXPECT_EQ(Error({"--keep", "2"}), "--keep: 2 needs --save");
   EXPECT_THAT(Error({"--partition", "odd"}),
               AllOf(HasSubstr("--partition"), HasSubstr("\"odd\"")));
 }
@@ -222,6 +228,10 @@ TEST(OptionsTest, HelpNamesEveryOption) {
                            "--val-every",
                            "--rank-threads",
                            "--log",
+                           "--save",
+                           "--save-every",
+                           "--keep",
+                           "--resume",
                            "--sample",
                            "--check",
                            "--timeout",
