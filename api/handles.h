@@ -6,17 +6,22 @@
 #ifndef SHARD_API_HANDLES_H_
 #define SHARD_API_HANDLES_H_
 
+#include <cstddef>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "core/checkpoint/file_store.h"
 #include "core/comm/communicator.h"
 #include "core/engine/checkpoints.h"
 #include "core/engine/engine.h"
 #include "core/flat/plan.h"
 #include "core/model/directory.h"
 #include "core/model/model.h"
+#include "core/state/memory_store.h"
 #include "shard/shard.h"
 
 struct shard_comm {
@@ -45,8 +50,18 @@ struct shard_engine {
   std::string load_json = shard::MatchReport().ToJson();  // Of the last load.
 };
 
+struct shard_state {
+  shard::MemoryStore store;
+  std::deque<std::vector<std::byte>> copies;  // Of what was to be copied.
+  bool of_engine = false;
+};
+
 struct shard_async {
   std::shared_ptr<shard::AsyncSave> save;
+};
+
+struct shard_checkpoint {
+  std::shared_ptr<const shard::FileStore> store;
 };
 
 #endif  // SHARD_API_HANDLES_H_

@@ -41,6 +41,12 @@ inline Status CheckReserved(std::string_view name, int32_t reserved) {
   return InvalidArgument(name, ".reserved is ", reserved, ", not 0");
 }
 
+inline Status ReadFlag(std::string_view name, int32_t value, bool* flag) {
+  *flag = value == 1;
+  if (value == 0 || value == 1) return Status();
+  return InvalidArgument(name, " is ", value, "; allowed: 0 or 1");
+}
+
 // Copies the caller's options into `out`. NULL gives all defaults.
 template <typename Options>
 Status ReadOptions(std::string_view name, const Options* in, Options* out) {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <string>
+#include <string_view>
 
 #include "api/error.h"
 #include "core/base/status.h"
@@ -14,7 +14,7 @@
 namespace shard::api {
 
 // The ABI's way to hand out a text of any length: see shard_plan_text.
-inline Status CopyText(const std::string& text, char* buffer, size_t capacity,
+inline Status CopyText(std::string_view text, char* buffer, size_t capacity,
                        size_t* length) {
   SHARD_API_REQUIRE(length);
   if (capacity > 0) {

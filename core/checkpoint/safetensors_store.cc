@@ -53,9 +53,10 @@ class KeyList {
 StatusOr<SafetensorsStore::Part> SafetensorsStore::OpenPart(
     FileEnv* env, const std::string& path) {
   SHARD_ASSIGN_OR_RETURN(File file, OpenFollowing(env, path));
+  uint64_t size = 0;
   uint64_t data_begin = 0;
   const auto read = [&]() -> StatusOr<SafetensorsHeader> {
-    SHARD_ASSIGN_OR_RETURN(const uint64_t size, file.Size());
+    SHARD_ASSIGN_OR_RETURN(size, file.Size());
     if (size < kSafetensorsPrefixBytes) {
       return Corrupt("it has only ", size, " bytes: it is cut off");
     }
@@ -73,7 +74,9 @@ StatusOr<SafetensorsStore::Part> SafetensorsStore::OpenPart(
   if (!header.ok()) {
     return header.status().WithContext(StrCat("'", path, "'"));
   }
-  return Part{.file = std::move(file),
+  return Part{.name = path.substr(path.rfind('/') + 1),
+              .bytes = size,
+              .file = std::move(file),
               .data_begin = data_begin,
               .header = *std::move(header)};
 }
@@ -81,6 +84,7 @@ StatusOr<SafetensorsStore::Part> SafetensorsStore::OpenPart(
 StatusOr<std::unique_ptr<SafetensorsStore>> SafetensorsStore::Open(
     FileEnv* env, const std::string& path) {
   std::unique_ptr<SafetensorsStore> store(new SafetensorsStore);
+  store->path_ = path;
   store->description_ = StrCat("safetensors file '", path, "'");
   std::vector<std::string> files = {path};
   if (path.ends_with(".json")) {
@@ -99,6 +103,7 @@ StatusOr<std::unique_ptr<SafetensorsStore>> SafetensorsStore::Open(
       return index.status().WithContext(StrCat("'", path, "'"));
     }
     store->index_.emplace(*std::move(index));
+    store->index_bytes_ = size;
     files.clear();
     const std::string folder = path.substr(0, path.rfind('/') + 1);
     for (const std::string_view name : store->index_->files()) {
@@ -211,6 +216,43 @@ Status SafetensorsStore::Read(std::span<const ReadRequest> requests,
     return status.WithContext(StrCat("tensor ", QuoteForMessage(tensor->key)));
   };
   return PieceReader(ranges, read).Run(options, sink);
+}
+
+size_t SafetensorsStore::num_slices(size_t tensor) const {
+  return PlaceOf(tensor).tensor->bytes > 0 ? 1 : 0;
+}
+
+Slice SafetensorsStore::slice(size_t index, size_t /*slice*/) const {
+  const auto [part, tensor] = PlaceOf(index);
+  Slice slice;
+  slice.numel = tensor->numel();
+  slice.extent.file = static_cast<uint32_t>(part - parts_.data());
+  slice.extent.offset = part->data_begin + tensor->begin;
+  slice.extent.bytes = tensor->bytes;
+  return slice;
+}
+
+StatusOr<std::vector<std::byte>> SafetensorsStore::ReadBlob(
+    size_t index) const {
+  return OutOfRange("blob ", index, " does not exist; ", description_,
+                    " has none");
+}
+
+Status SafetensorsStore::Verify(const ReadOptions& options,
+                                std::vector<std::string>* problems) const {
+  std::vector<ReadRequest> requests;
+  requests.reserve(num_tensors());
+  for (size_t t = 0; t < num_tensors(); ++t) {
+    requests.push_back({t, 0, tensor(t).numel});
+  }
+  const auto look = [](size_t, int64_t, int64_t, const std::byte*) {
+    return Status();
+  };
+  const Status status = Read(requests, options, look);
+  // It was cut since it was opened.
+  if (status.code() != StatusCode::kCorrupt) return status;
+  problems->push_back(status.message());
+  return Status();
 }
 
 }  // namespace shard

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SafetensorsStore: a safetensors file, or several under an index, as a
-// TensorStore. Every tensor is a parameter, under the key of the file. The
+// FileStore. Every tensor is a parameter, under the key of the file. The
 // format has no checksums: ReadOptions::verify does nothing.
 //
 // Symbolic links are followed, for Hugging Face's cache is made of them; but
@@ -21,13 +21,13 @@
 
 #include "core/base/file.h"
 #include "core/base/status.h"
+#include "core/checkpoint/file_store.h"
 #include "core/checkpoint/safetensors_header.h"
 #include "core/checkpoint/safetensors_index.h"
-#include "core/checkpoint/tensor_store.h"
 
 namespace shard {
 
-class SafetensorsStore final : public TensorStore {
+class SafetensorsStore final : public FileStore {
  public:
   // Opens `path` with all its files and reads their headers. A path that ends
   // in ".json" is an index; any other is a safetensors file. Errors: kNotFound;
@@ -45,13 +45,29 @@ class SafetensorsStore final : public TensorStore {
   Status Read(std::span<const ReadRequest> requests, const ReadOptions& options,
               const PieceSink& sink) const override;
 
-  size_t num_files() const { return parts_.size(); }
+  const std::string& path() const override { return path_; }
+  const Manifest* manifest() const override { return nullptr; }
+  size_t num_files() const override { return parts_.size(); }
+  std::string_view file_name(size_t file) const override {
+    return parts_[file].name;
+  }
+  uint64_t file_bytes(size_t file) const override { return parts_[file].bytes; }
+  uint64_t index_bytes() const override { return index_bytes_; }
+  // A tensor lies in one piece.
+  size_t num_slices(size_t tensor) const override;
+  Slice slice(size_t tensor, size_t index) const override;
+  StatusOr<std::vector<std::byte>> ReadBlob(size_t index) const override;
+  Status Verify(const ReadOptions& options,
+                std::vector<std::string>* problems) const override;
+
   const SafetensorsHeader& header(size_t file) const {
     return parts_[file].header;
   }
 
  private:
   struct Part {
+    std::string name;  // Without a path.
+    uint64_t bytes = 0;
     File file;
     uint64_t data_begin = 0;
     SafetensorsHeader header;
@@ -67,7 +83,9 @@ class SafetensorsStore final : public TensorStore {
   Status CheckIndex() const;
   Place PlaceOf(size_t index) const;
 
+  std::string path_;
   std::string description_;
+  uint64_t index_bytes_ = 0;
   std::vector<Part> parts_;
   // Of each part its first tensor's index; then the number of tensors.
   std::vector<size_t> first_;

@@ -68,6 +68,7 @@ struct ShardStore::Run {
 StatusOr<std::shared_ptr<const ShardStore>> ShardStore::Open(
     const Directory& folder) {
   std::shared_ptr<ShardStore> store(new ShardStore);
+  store->path_ = folder.path();
   store->describe_ = StrCat("checkpoint '", folder.path(), "'");
   SHARD_ASSIGN_OR_RETURN(File file,
                          File::Open(folder, kManifestName, File::Mode::kRead));
@@ -81,6 +82,7 @@ StatusOr<std::shared_ptr<const ShardStore>> ShardStore::Open(
   auto manifest = Manifest::Parse(content);
   if (!manifest.ok()) return manifest.status().WithContext(file.path());
   store->manifest_ = *std::move(manifest);
+  store->manifest_bytes_ = bytes;
   SHARD_RETURN_IF_ERROR(store->OpenFiles(folder));
   return std::shared_ptr<const ShardStore>(std::move(store));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ShardStore: a checkpoint as a TensorStore.
+// ShardStore: a checkpoint as a FileStore.
 //
 // What is read is cut into runs of some MiB that lie together in one file; each
 // thread takes the next run, reads it past the page cache where the file allows
@@ -20,12 +20,12 @@
 
 #include "core/base/file.h"
 #include "core/base/status.h"
+#include "core/checkpoint/file_store.h"
 #include "core/checkpoint/manifest.h"
-#include "core/checkpoint/tensor_store.h"
 
 namespace shard {
 
-class ShardStore : public TensorStore {
+class ShardStore final : public FileStore {
  public:
   // Opens what a folder holds: its manifest, and all data files. Errors:
   // kNotFound without a manifest; those of Manifest::Parse; kCorrupt for a data
@@ -34,7 +34,9 @@ class ShardStore : public TensorStore {
       const Directory& folder);
 
   std::string_view describe() const override { return describe_; }
-  const Manifest& manifest() const { return *manifest_; }
+  const std::string& path() const override { return path_; }
+  // Never null.
+  const Manifest* manifest() const override { return manifest_.get(); }
 
   size_t num_tensors() const override { return manifest_->num_tensors(); }
   TensorInfo tensor(size_t index) const override {
@@ -46,13 +48,24 @@ class ShardStore : public TensorStore {
   Status Read(std::span<const ReadRequest> requests, const ReadOptions& options,
               const PieceSink& sink) const override;
 
-  StatusOr<std::vector<std::byte>> ReadBlob(size_t index) const;
-
-  // Reads every byte of every file. `problems` gets one line for each thing
-  // that is wrong, with tensor and file, in the order of files and offsets; the
-  // result is an error only where reading as such was not possible.
+  size_t num_files() const override { return manifest_->num_files(); }
+  std::string_view file_name(size_t file) const override {
+    return manifest_->file_name(file);
+  }
+  uint64_t file_bytes(size_t file) const override {
+    return manifest_->file_bytes(file);
+  }
+  uint64_t index_bytes() const override { return manifest_bytes_; }
+  size_t num_slices(size_t tensor) const override {
+    return manifest_->num_slices(tensor);
+  }
+  Slice slice(size_t tensor, size_t index) const override {
+    return manifest_->slice(tensor, index);
+  }
+  StatusOr<std::vector<std::byte>> ReadBlob(size_t index) const override;
+  // Blobs and the zeros between slices too.
   Status Verify(const ReadOptions& options,
-                std::vector<std::string>* problems) const;
+                std::vector<std::string>* problems) const override;
 
  private:
   struct Piece;
@@ -73,8 +86,10 @@ class ShardStore : public TensorStore {
   Status CheckPiece(const Piece& piece, const std::byte* data) const;
   std::string NameOf(const Piece& piece) const;
 
+  std::string path_;
   std::string describe_;
   std::shared_ptr<const Manifest> manifest_;
+  uint64_t manifest_bytes_ = 0;
   std::vector<File> files_;
 };
 

@@ -75,6 +75,11 @@ struct TensorInfo {
   int32_t codebook = 0;
 };
 
+// Of all elements.
+inline uint64_t TensorBytes(const TensorInfo& info) {
+  return static_cast<uint64_t>(info.numel) * ElementSize(info.type);
+}
+
 }  // namespace shard
 
 #endif  // SHARD_CORE_CHECKPOINT_TENSOR_INFO_H_

@@ -6,8 +6,9 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/directory.h"
+#include "core/checkpoint/open_store.h"
 #include "core/comm/gather.h"
+#include "core/flat/fingerprint.h"
 
 namespace shard {
 
@@ -26,6 +27,19 @@ void AddNumbers(const std::vector<std::byte>& from,
     sum += term;
     std::memcpy(to->data() + at, &sum, sizeof(sum));
   }
+}
+
+// Which checkpoint it is; of safetensors, which tensors.
+uint64_t IdOf(const FileStore& store) {
+  if (store.manifest() != nullptr) return store.manifest()->id().low;
+  Fingerprint fingerprint;
+  for (size_t t = 0; t < store.num_tensors(); ++t) {
+    const TensorInfo info = store.tensor(t);
+    fingerprint.AddString(info.key);
+    fingerprint.Add(static_cast<int32_t>(info.type));
+    for (const int64_t size : info.shape) fingerprint.Add(size);
+  }
+  return fingerprint.Finish();
 }
 
 // Whether `rank` of `world_size` takes what `saved` stored.
@@ -135,7 +149,7 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
   return last_;
 }
 
-StatusOr<std::shared_ptr<const ShardStore>> Checkpoints::Open(
+StatusOr<std::shared_ptr<const FileStore>> Checkpoints::Open(
     const std::string& path, FileEnv* env, Communicator* comm,
     const Deadline& deadline) {
   constexpr const char* kWhat = "load checkpoint: open";
@@ -143,12 +157,14 @@ StatusOr<std::shared_ptr<const ShardStore>> Checkpoints::Open(
   // program saves; each rank reaches it by its own path.
   std::string name;
   Status local;
-  std::shared_ptr<const ShardStore> store;
+  std::shared_ptr<const FileStore> store;
   const auto open = [&](const std::string& from) -> Status {
-    SHARD_ASSIGN_OR_RETURN(OpenCheckpoint found, ResolveCheckpoint(env, from));
-    if (found.directory.path() != from) name = found.name;
-    if (!found.note.empty()) comm->logger().Log(LogLevel::kWarning, found.note);
-    SHARD_ASSIGN_OR_RETURN(store, ShardStore::Open(found.directory));
+    SHARD_ASSIGN_OR_RETURN(OpenedStore opened, OpenTensorStore(env, from));
+    if (!opened.note.empty()) {
+      comm->logger().Log(LogLevel::kWarning, opened.note);
+    }
+    name = opened.name;
+    store = std::move(opened.store);
     return Status();
   };
   if (comm->rank() == 0) local = open(path);
@@ -159,15 +175,14 @@ StatusOr<std::shared_ptr<const ShardStore>> Checkpoints::Open(
     local = open(chosen.empty() ? path : StrCat(path, "/", chosen));
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline));
-  const Checksum& id = store->manifest().id();
-  SHARD_RETURN_IF_ERROR(CheckAgreement(comm, "the checkpoint", id.low,
+  SHARD_RETURN_IF_ERROR(CheckAgreement(comm, "the checkpoint", IdOf(*store),
                                        store->describe(), deadline));
   return store;
 }
 
-Status Checkpoints::LoadBlobs(const ShardStore& store, int rank,
+Status Checkpoints::LoadBlobs(const FileStore& store, int rank,
                               int world_size) {
-  const Manifest& manifest = store.manifest();
+  const Manifest& manifest = *store.manifest();
   std::map<std::string, HostBlob, std::less<>> loaded;
   for (size_t b = 0; b < manifest.num_blobs(); ++b) {
     const BlobInfo info = manifest.blob(b);

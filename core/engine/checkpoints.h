@@ -25,7 +25,7 @@
 #include "core/base/file_env.h"
 #include "core/base/mapping.h"
 #include "core/base/status.h"
-#include "core/checkpoint/shard_store.h"
+#include "core/checkpoint/file_store.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/save_checkpoint.h"
@@ -39,6 +39,8 @@ struct LoadOptions {
   LoadRules rules;
   // Compare what is read with its checksums.
   bool verify = true;
+  // Of a state dict: rank 0's alone, which is sent to the others.
+  bool from_rank0 = false;
   int threads = 4;         // That read, per rank.
   double timeout = 1800;   // Seconds, of the whole load.
   Progress progress;       // Of this rank's bytes. Cancelling fails all ranks.
@@ -113,12 +115,13 @@ class Checkpoints {
                                             Communicator* engine_comm,
                                             Device* device);
   // The store of what `path` is, or holds, opened on all ranks and the same.
-  static StatusOr<std::shared_ptr<const ShardStore>> Open(
+  static StatusOr<std::shared_ptr<const FileStore>> Open(
       const std::string& path, FileEnv* env, Communicator* comm,
       const Deadline& deadline);
   // Local. Takes what the checkpoint has for this rank in place of what was
-  // set. A blob of each rank is taken at the same world size only.
-  Status LoadBlobs(const ShardStore& store, int rank, int world_size);
+  // set. REQUIRES: a store with a manifest. A blob of each rank is taken at the
+  // same world size only.
+  Status LoadBlobs(const FileStore& store, int rank, int world_size);
 
  private:
   std::map<std::string, HostBlob, std::less<>> blobs_;

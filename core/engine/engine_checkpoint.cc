@@ -88,11 +88,8 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
                            device_.get());
 }
 
-Status Engine::Load(const std::string& path,
-                    const StatusOr<LoadOptions>& options, LoadReport* report) {
-  *report = {};
-  const double timeout = options.ok() ? options->timeout : 0;
-  const Deadline deadline = DeadlineOf(timeout);
+Status Engine::EnterLoad(const StatusOr<LoadOptions>& options,
+                         const Deadline& deadline) {
   Status local = options.status();
   if (local.ok()) local = CheckThreads(options->threads);
   if (local.ok() && !filling_) local = CheckBetweenSteps("load");
@@ -105,16 +102,40 @@ Status Engine::Load(const std::string& path,
   fingerprint.Add(static_cast<int32_t>(options->rules.strict));
   fingerprint.Add(static_cast<int32_t>(options->rules.convert));
   fingerprint.Add(static_cast<int32_t>(options->rules.strip_leading_module));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
+  fingerprint.Add(static_cast<int32_t>(options->from_rank0));
+  return CheckAgreement(
       comm_.get(), "how to load", fingerprint.Finish(),
       StrCat("strict ", options->rules.strict, ", convert ",
-             options->rules.convert, ", content ", options->state.content),
-      deadline));
+             options->rules.convert, ", content ", options->state.content,
+             ", from_rank0 ", options->from_rank0),
+      deadline);
+}
+
+Status Engine::Load(const std::string& path,
+                    const StatusOr<LoadOptions>& options, LoadReport* report) {
+  *report = {};
+  const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
+  SHARD_RETURN_IF_ERROR(EnterLoad(options, deadline));
   FileEnv* const env =
       options->env == nullptr ? FileEnv::Posix() : options->env;
   SHARD_ASSIGN_OR_RETURN(const auto store,
                          Checkpoints::Open(path, env, comm_.get(), deadline));
-  return LoadFrom(*store, *options, deadline, report);
+  const Manifest* const manifest = store->manifest();
+  report->path = store->describe();
+  report->step = manifest == nullptr ? -1 : manifest->step();
+  report->saved_world_size = manifest == nullptr ? 0 : manifest->world_size();
+  SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
+                         ListStateEntries(plan(), options->state));
+  SHARD_RETURN_IF_ERROR(
+      LoadFrom(*store, entries, *options, deadline, &report->match));
+  if (options->state.content == StateContent::kModel || manifest == nullptr) {
+    return Status();
+  }
+  TakeNumbers(options->state, entries, *manifest);
+  return AgreeOnStatus(
+      comm_.get(), "load checkpoint: blobs",
+      checkpoints_.LoadBlobs(*store, comm_->rank(), comm_->world_size()),
+      deadline);
 }
 
 Status Engine::CheckLoadWhileFilling(const StateOptions& options) const {
@@ -127,23 +148,19 @@ Status Engine::CheckLoadWhileFilling(const StateOptions& options) const {
       "the whole model, or set and broadcast them first");
 }
 
-Status Engine::LoadFrom(const ShardStore& store, const LoadOptions& options,
-                        const Deadline& deadline, LoadReport* report) {
-  const Manifest& manifest = store.manifest();
-  report->path = store.describe();
-  report->step = manifest.step();
-  report->saved_world_size = manifest.world_size();
-  SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
-                         ListStateEntries(plan(), options.state));
-  SHARD_ASSIGN_OR_RETURN(const std::vector<EntryMatch> matches,
-                         MatchState(plan(), entries, store, options.state,
-                                    options.rules, &report->match));
-  const bool missing_params =
-      std::any_of(entries.begin(), entries.end(), [&](const StateEntry& entry) {
-        const auto e = static_cast<size_t>(&entry - entries.data());
-        return entry.is_param() && entry.alias_of < 0 && entry.numel > 0 &&
-               matches[e].kind == EntryMatch::Kind::kNone;
-      });
+Status Engine::LoadFrom(const TensorStore& store,
+                        const std::vector<StateEntry>& entries,
+                        const LoadOptions& options, const Deadline& deadline,
+                        MatchReport* report) {
+  SHARD_ASSIGN_OR_RETURN(
+      const std::vector<EntryMatch> matches,
+      MatchState(plan(), entries, store, options.state, options.rules, report));
+  bool missing_params = false;
+  for (size_t e = 0; e < entries.size(); ++e) {
+    missing_params |= entries[e].is_param() && entries[e].alias_of < 0 &&
+                      entries[e].numel > 0 &&
+                      matches[e].kind == EntryMatch::Kind::kNone;
+  }
   if (filling_ && missing_params) {
     return FailedPrecondition(
         store.describe(),
@@ -154,37 +171,42 @@ Status Engine::LoadFrom(const ShardStore& store, const LoadOptions& options,
   // Memory is written from here on: on an error, what there was is gone.
   const bool params = options.state.content != StateContent::kOptimizer;
   if (params) filling_ = true;
-  StateReader reader(plan(), memory(), hypers_.optimizers(), comm_->rank(),
+  StateReader reader(plan(), memory(), hypers_.optimizers(), comm_.get(),
                      &assembly_->compute(), deadline);
   ReadOptions read;
   read.threads = options.threads;
   read.verify = options.verify;
   read.progress = options.progress;
   SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm_.get(), "load checkpoint: read",
-                    reader.Read(store, entries, matches, read), deadline));
-  if (params) {
-    Transfers& transfers = assembly_->transfers();
-    for (size_t b = 0; b < memory().buffers().size(); ++b) {
-      SHARD_RETURN_IF_ERROR(transfers.Publish(b, deadline));
-    }
-    SHARD_RETURN_IF_ERROR(transfers.Finish(deadline));
-    SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline));
-    filled_.clear();
-    filling_ = false;
+      options.from_rank0
+          ? reader.ReadFromRank0(store, entries, matches, read)
+          : AgreeOnStatus(comm_.get(), "load: read",
+                          reader.Read(store, entries, matches, read),
+                          deadline));
+  if (!params) return Status();
+  Transfers& transfers = assembly_->transfers();
+  for (size_t b = 0; b < memory().buffers().size(); ++b) {
+    SHARD_RETURN_IF_ERROR(transfers.Publish(b, deadline));
   }
-  if (options.state.content == StateContent::kModel) return Status();
-  TakeNumbers(options.state, entries, store);
-  return AgreeOnStatus(
-      comm_.get(), "load checkpoint: blobs",
-      checkpoints_.LoadBlobs(store, comm_->rank(), comm_->world_size()),
-      deadline);
+  SHARD_RETURN_IF_ERROR(transfers.Finish(deadline));
+  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline));
+  filled_.clear();
+  filling_ = false;
+  return Status();
+}
+
+void Engine::SetParamStep(ParamId param, int64_t step) {
+  if (step != step_ && param_steps_.empty()) {
+    param_steps_.assign(plan().NumStored(), step_);
+  }
+  if (param_steps_.empty()) return;
+  param_steps_[static_cast<size_t>(
+      plan().positions()[static_cast<size_t>(param)])] = step;
 }
 
 void Engine::TakeNumbers(const StateOptions& options,
                          const std::vector<StateEntry>& entries,
-                         const ShardStore& store) {
-  const Manifest& manifest = store.manifest();
+                         const Manifest& manifest) {
   const Logger& logger = comm_->logger();
   // Of some modules only their own steps are taken.
   if (options.submodules.empty()) {
@@ -197,16 +219,10 @@ void Engine::TakeNumbers(const StateOptions& options,
     // States tell of their parameter, which need not be among the entries.
     if (entry.is_param() || entry.scales) continue;
     const auto param = static_cast<size_t>(entry.param);
-    const int64_t found = store.Find(CleanTensorName(fqns[param]));
+    const int64_t found = manifest.Find(CleanTensorName(fqns[param]));
     if (found < 0) continue;
     const auto tensor = static_cast<size_t>(found);
-    const int64_t step = manifest.tensor_step(tensor);
-    if (step != step_ && param_steps_.empty()) {
-      param_steps_.assign(plan().NumStored(), step_);
-    }
-    if (!param_steps_.empty()) {
-      param_steps_[static_cast<size_t>(plan().positions()[param])] = step;
-    }
+    SetParamStep(entry.param, manifest.tensor_step(tensor));
     const auto group =
         static_cast<size_t>(plan().model().params()[param].group);
     const int32_t stored = manifest.group(tensor);

@@ -13,7 +13,6 @@
 #include "core/checkpoint/directory.h"
 #include "core/comm/gather.h"
 #include "core/flat/fingerprint.h"
-#include "kernels/formula/narrow_states.h"
 
 namespace shard {
 
@@ -254,12 +253,8 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
       if (param.trainable) {
         tensor.step = state_.numbers.StepOf(plan, entry.param);
       }
-    } else if (entry.dtype == DType::kQ8) {
-      const auto& optimizer =
-          state_.optimizers[static_cast<size_t>(param.group)];
-      tensor.codebook = static_cast<int32_t>(
-          NarrowStateKinds(optimizer.formula())[entry.state]);
     }
+    tensor.codebook = CodebookOf(plan, state_.optimizers, entry);
     for (const int rank : OwnersOf(plan, entry)) {
       const OwnedElements owned = OwnedBy(plan, entry, rank);
       const auto r = static_cast<size_t>(rank);

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef SHARD_API_PROGRESS_H_
+#define SHARD_API_PROGRESS_H_
+
+#include <cstdint>
+
+#include "core/checkpoint/progress.h"
+#include "shard/shard.h"
+
+namespace shard::api {
+
+// Empty for a NULL function.
+inline Progress ToProgress(shard_progress_fn function, void* user_data) {
+  if (function == nullptr) return nullptr;
+  return [function, user_data](uint64_t done, uint64_t total) {
+    return function(done, total, user_data) == 0;
+  };
+}
+
+}  // namespace shard::api
+
+#endif  // SHARD_API_PROGRESS_H_

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/verify.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+
+namespace shard {
+
+Status VerifyStore(const FileStore& store, const ReadOptions& options) {
+  std::vector<std::string> problems;
+  const Status status = store.Verify(options, &problems);
+  // A file that ends too early ends the reading, too.
+  if (status.code() == StatusCode::kCorrupt) {
+    problems.push_back(status.message());
+  } else if (!status.ok()) {
+    return status;
+  }
+  if (problems.empty()) return Status();
+  std::string message = StrCat(store.describe(), ": ", problems[0]);
+  if (problems.size() > 1) {
+    StrAppend(&message, "; and ", problems.size() - 1, " more");
+  }
+  const nlohmann::json json = {{"problems", problems}};
+  // Paths may be anything.
+  return Status(
+      StatusCode::kCorrupt, std::move(message), -1,
+      json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+}  // namespace shard
