@@ -90,6 +90,8 @@ Status DataWriter::Snapshot(Mapping* room) {
 }
 
 Status DataWriter::Write(File* file, int threads, ProgressMeter* progress) {
+  // Heard of even where there is nothing to write.
+  SHARD_RETURN_IF_ERROR(progress->Add(0));
   SHARD_RETURN_IF_ERROR(file->Allocate(file_bytes_));
   std::atomic<size_t> next{0};
   std::atomic<bool> failed{false};

@@ -63,6 +63,7 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
   const Deadline deadline = DeadlineOf(timeout);
   Status local = options.status();
   if (local.ok()) local = CheckSaveOptions(*options);
+  if (local.ok()) local = CheckStateOptions(plan().model(), options->state);
   if (local.ok()) local = CheckBetweenSteps("save");
   if (local.ok()) local = checkpoints_.Settle(deadline);
   SHARD_RETURN_IF_ERROR(
@@ -92,6 +93,7 @@ Status Engine::EnterLoad(const StatusOr<LoadOptions>& options,
                          const Deadline& deadline) {
   Status local = options.status();
   if (local.ok()) local = CheckThreads(options->threads);
+  if (local.ok()) local = CheckStateOptions(plan().model(), options->state);
   if (local.ok() && !filling_) local = CheckBetweenSteps("load");
   if (local.ok() && filling_) local = CheckLoadWhileFilling(options->state);
   if (local.ok()) local = checkpoints_.Settle(deadline);

@@ -205,10 +205,20 @@ Status StateReader::Put(const TensorStore& store, const Target& target,
       const TensorInfo info = store.tensor(target.match.tensor);
       std::vector<float> values(count);
       const int64_t first_block = target.owned.begin / kQ8Block;
-      DecodeQ8(static_cast<StateKind>(info.codebook),
-               reinterpret_cast<const uint8_t*>(data),
-               target.scales.data() + (begin / kQ8Block - first_block),
-               values.data(), count);
+      // Who wrote the slices need not have cut them where blocks begin.
+      for (size_t at = 0; at < count;) {
+        const int64_t element = begin + static_cast<int64_t>(at);
+        const int64_t inside = element % kQ8Block;
+        const size_t some =
+            inside == 0
+                ? count - at
+                : std::min(count - at, static_cast<size_t>(kQ8Block - inside));
+        DecodeQ8(static_cast<StateKind>(info.codebook),
+                 reinterpret_cast<const uint8_t*>(data) + at,
+                 target.scales.data() + (element / kQ8Block - first_block),
+                 values.data() + at, some);
+        at += some;
+      }
       const int64_t from = std::max(begin, target.owned.begin);
       const int64_t end =
           std::min(begin + numel, target.owned.begin + target.owned.numel);
