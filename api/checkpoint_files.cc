@@ -27,7 +27,6 @@ using shard::InvalidArgument;
 using shard::Manifest;
 using shard::NotFound;
 using shard::Status;
-using shard::StatusOr;
 using shard::TensorInfo;
 using shard::api::CopyText;
 using shard::api::Guard;
@@ -143,15 +142,6 @@ Status ReadElements(const FileStore& store, const shard::ReadRequest& request,
         std::memcpy(to + skip * size, data, static_cast<size_t>(numel) * size);
         return Status();
       });
-}
-
-StatusOr<int> ThreadsOf(int32_t threads) {
-  constexpr int kDefault = 4;
-  constexpr int kMost = 256;
-  if (threads == 0) return kDefault;
-  if (threads > 0 && threads <= kMost) return threads;
-  return InvalidArgument("threads is ", threads, "; allowed: 1 to ", kMost,
-                         ", or 0 for ", kDefault);
 }
 
 }  // namespace
@@ -386,7 +376,7 @@ shard_error* shard_checkpoint_verify(const shard_checkpoint* checkpoint,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(checkpoint);
     shard::ReadOptions options;
-    SHARD_ASSIGN_OR_RETURN(options.threads, ThreadsOf(threads));
+    SHARD_ASSIGN_OR_RETURN(options.threads, shard::api::ReadThreads(threads));
     options.progress = shard::api::ToProgress(progress, progress_user_data);
     return shard::VerifyStore(*checkpoint->store, options);
   });

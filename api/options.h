@@ -47,6 +47,16 @@ inline Status ReadFlag(std::string_view name, int32_t value, bool* flag) {
   return InvalidArgument(name, " is ", value, "; allowed: 0 or 1");
 }
 
+// Threads that read or write files.
+inline StatusOr<int> ReadThreads(int32_t threads) {
+  constexpr int kDefault = 4;
+  constexpr int kMost = 256;
+  if (threads == 0) return kDefault;
+  if (threads > 0 && threads <= kMost) return threads;
+  return InvalidArgument("threads is ", threads, "; allowed: 1 to ", kMost,
+                         ", or 0 for ", kDefault);
+}
+
 // Copies the caller's options into `out`. NULL gives all defaults.
 template <typename Options>
 Status ReadOptions(std::string_view name, const Options* in, Options* out) {

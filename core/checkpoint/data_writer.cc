@@ -34,20 +34,23 @@ Status Resize(Mapping* room, uint64_t bytes, const char* what) {
 
 }  // namespace
 
-DataWriter::DataWriter(std::vector<DataSource> sources, uint64_t file_bytes)
+DataWriter::DataWriter(std::vector<DataSource> sources, uint64_t file_bytes,
+                       FetchData fetch)
     : sources_(std::move(sources)),
       file_bytes_(file_bytes),
+      fetch_(std::move(fetch)),
       checksums_(sources_.size()) {
   CutChunks();
 }
 
 void DataWriter::CutChunks() {
   if (file_bytes_ == 0) return;
+  const uint64_t most = fetch_ ? kFetchedChunkBytes : kChunkBytes;
   chunks_.push_back({0, file_bytes_, 0});
   for (size_t s = 0; s < sources_.size(); ++s) {
     const DataSource& source = sources_[s];
     Chunk& last = chunks_.back();
-    if (source.offset + source.bytes - last.begin <= kChunkBytes) continue;
+    if (source.offset + source.bytes - last.begin <= most) continue;
     // A large slice begins at a page. A small one may reach from one chunk into
     // the next.
     const uint64_t begin = RoundUp(source.offset);
@@ -57,8 +60,17 @@ void DataWriter::CutChunks() {
   }
 }
 
-void DataWriter::Fill(const Chunk& chunk, std::byte* to) {
+Status DataWriter::Fill(const Chunk& chunk, std::byte* to) {
   uint64_t at = chunk.begin;  // Filled up to here.
+  std::vector<DataFetch> fetches;
+  // What reaches beyond the chunk is fetched elsewhere, and copied from there.
+  struct Part {
+    std::vector<std::byte> whole;
+    uint64_t skip;
+    uint64_t bytes;
+    std::byte* target;
+  };
+  std::vector<Part> parts;
   for (size_t s = chunk.first_source; s < sources_.size(); ++s) {
     const DataSource& source = sources_[s];
     if (source.offset >= chunk.end) break;
@@ -67,7 +79,18 @@ void DataWriter::Fill(const Chunk& chunk, std::byte* to) {
     if (end <= begin) continue;
     std::memset(to + (at - chunk.begin), 0, begin - at);
     std::byte* const target = to + (begin - chunk.begin);
-    if (end - begin == source.bytes) {
+    const bool whole = end - begin == source.bytes;
+    if (source.data == nullptr) {
+      fetches.push_back({s, target});
+      if (!whole) {
+        Part& part = parts.emplace_back();
+        part.whole.resize(source.bytes);
+        part.skip = begin - source.offset;
+        part.bytes = end - begin;
+        part.target = target;
+        fetches.back().to = part.whole.data();
+      }
+    } else if (whole) {
       checksums_[s] = CopyWithChecksum(target, source.data, source.bytes);
     } else {
       // The chunk in which it begins; it is small.
@@ -79,12 +102,25 @@ void DataWriter::Fill(const Chunk& chunk, std::byte* to) {
     at = end;
   }
   std::memset(to + (at - chunk.begin), 0, chunk.end - at);
+  if (fetches.empty()) return Status();
+  SHARD_RETURN_IF_ERROR(fetch_(fetches));
+  for (const DataFetch& fetch : fetches) {
+    const DataSource& source = sources_[fetch.source];
+    if (source.offset < chunk.begin) continue;
+    checksums_[fetch.source] = ChecksumOf(fetch.to, source.bytes);
+  }
+  for (const Part& part : parts) {
+    std::memcpy(part.target, part.whole.data() + part.skip, part.bytes);
+  }
+  return Status();
 }
 
 Status DataWriter::Snapshot(Mapping* room) {
   SHARD_RETURN_IF_ERROR(
       Resize(room, file_bytes_, "the snapshot of an asynchronous save"));
-  for (const Chunk& chunk : chunks_) Fill(chunk, room->data() + chunk.begin);
+  for (const Chunk& chunk : chunks_) {
+    SHARD_RETURN_IF_ERROR(Fill(chunk, room->data() + chunk.begin));
+  }
   image_ = room->data();
   return Status();
 }
@@ -105,7 +141,7 @@ Status DataWriter::Write(File* file, int threads, ProgressMeter* progress) {
       const std::byte* data = image_ + chunk.begin;
       if (image_ == nullptr) {
         SHARD_RETURN_IF_ERROR(Resize(&room, bytes, "a chunk of a data file"));
-        Fill(chunk, room.data());
+        SHARD_RETURN_IF_ERROR(Fill(chunk, room.data()));
         data = room.data();
       }
       SHARD_RETURN_IF_ERROR(file->WriteExactly(chunk.begin, {data, bytes}));

@@ -52,7 +52,7 @@ bool Takes(BlobRule rule, int saved, int saved_world_size, int rank,
 
 }  // namespace
 
-StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Start(
+StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Create(
     Device* device, std::unique_ptr<CheckpointSave> save,
     std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room,
     const Deadline& deadline) {
@@ -64,13 +64,16 @@ StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Start(
   async->room_ = std::move(room);
   async->save_ =
       std::make_shared<std::unique_ptr<CheckpointSave>>(std::move(save));
-  async->stream_->Call("save checkpoint", [held = async->save_] {
+  return async;
+}
+
+void AsyncSave::Begin() {
+  stream_->Call("save checkpoint", [held = save_] {
     Status status = (*held)->Finish();
     held->reset();
     return status;
   });
-  async->done_ = async->stream_->Record();
-  return async;
+  done_ = stream_->Record();
 }
 
 Status AsyncSave::Wait(const Deadline& deadline) {
@@ -141,10 +144,10 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
     return std::shared_ptr<AsyncSave>();
   }
   auto async =
-      AsyncSave::Start(device, std::move(save), comm_, room_, deadline);
-  // A rank without a thread must not leave the others to write alone.
+      AsyncSave::Create(device, std::move(save), comm_, room_, deadline);
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(engine_comm, "save checkpoint", async.status(), deadline));
+  (*async)->Begin();
   last_ = *async;
   return last_;
 }

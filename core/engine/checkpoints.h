@@ -57,11 +57,14 @@ struct LoadReport {
 // A save in the background.
 class AsyncSave {
  public:
-  // `comm` and `room` are the save's until it is done.
-  static StatusOr<std::shared_ptr<AsyncSave>> Start(
+  // `comm` and `room` are the save's until it is done. It begins with Begin,
+  // once, after all ranks have theirs: what one of them cannot start, the
+  // others must not wait for.
+  static StatusOr<std::shared_ptr<AsyncSave>> Create(
       Device* device, std::unique_ptr<CheckpointSave> save,
       std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room,
       const Deadline& deadline);
+  void Begin();
 
   // Does not block.
   bool Done() const { return done_.Done(); }

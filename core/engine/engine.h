@@ -246,11 +246,11 @@ class Engine {
   // COLLECTIVE. Until ranks agree that, and how, something is loaded.
   Status EnterLoad(const StatusOr<LoadOptions>& options,
                    const Deadline& deadline);
-  // COLLECTIVE. Tensors.
-  Status LoadFrom(const TensorStore& store,
-                  const std::vector<StateEntry>& entries,
-                  const LoadOptions& options, const Deadline& deadline,
-                  MatchReport* report);
+  // COLLECTIVE. Tensors. Where they came from, by entry.
+  StatusOr<std::vector<EntryMatch>> LoadFrom(
+      const TensorStore& store, const std::vector<StateEntry>& entries,
+      const LoadOptions& options, const Deadline& deadline,
+      MatchReport* report);
   void SetParamStep(ParamId param, int64_t step);
   // By MemoryStore's keys.
   std::map<std::string, double> NumbersByKey(
@@ -260,7 +260,12 @@ class Engine {
   // What a checkpoint has of the numbers that the engine counts.
   void TakeNumbers(const StateOptions& options,
                    const std::vector<StateEntry>& entries,
+                   const std::vector<EntryMatch>& matches,
                    const Manifest& manifest);
+  // Which step each parameter has done, and the hyperparameters of the groups.
+  void TakeParamNumbers(const std::vector<StateEntry>& entries,
+                        const std::vector<EntryMatch>& matches,
+                        const Manifest& manifest);
   // COLLECTIVE. Rank 0's filling to everyone that holds a part.
   Status SpreadParams(const Deadline& deadline);
 

@@ -128,12 +128,13 @@ Status Engine::Load(const std::string& path,
   report->saved_world_size = manifest == nullptr ? 0 : manifest->world_size();
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan(), options->state));
-  SHARD_RETURN_IF_ERROR(
+  SHARD_ASSIGN_OR_RETURN(
+      const std::vector<EntryMatch> matches,
       LoadFrom(*store, entries, *options, deadline, &report->match));
   if (options->state.content == StateContent::kModel || manifest == nullptr) {
     return Status();
   }
-  TakeNumbers(options->state, entries, *manifest);
+  TakeNumbers(options->state, entries, matches, *manifest);
   return AgreeOnStatus(
       comm_.get(), "load checkpoint: blobs",
       checkpoints_.LoadBlobs(*store, comm_->rank(), comm_->world_size()),
@@ -150,12 +151,11 @@ Status Engine::CheckLoadWhileFilling(const StateOptions& options) const {
       "the whole model, or set and broadcast them first");
 }
 
-Status Engine::LoadFrom(const TensorStore& store,
-                        const std::vector<StateEntry>& entries,
-                        const LoadOptions& options, const Deadline& deadline,
-                        MatchReport* report) {
+StatusOr<std::vector<EntryMatch>> Engine::LoadFrom(
+    const TensorStore& store, const std::vector<StateEntry>& entries,
+    const LoadOptions& options, const Deadline& deadline, MatchReport* report) {
   SHARD_ASSIGN_OR_RETURN(
-      const std::vector<EntryMatch> matches,
+      std::vector<EntryMatch> matches,
       MatchState(plan(), entries, store, options.state, options.rules, report));
   bool missing_params = false;
   for (size_t e = 0; e < entries.size(); ++e) {
@@ -174,7 +174,7 @@ Status Engine::LoadFrom(const TensorStore& store,
   const bool params = options.state.content != StateContent::kOptimizer;
   if (params) filling_ = true;
   StateReader reader(plan(), memory(), hypers_.optimizers(), comm_.get(),
-                     &assembly_->compute(), deadline);
+                     device_.get(), &assembly_->compute(), deadline);
   ReadOptions read;
   read.threads = options.threads;
   read.verify = options.verify;
@@ -185,7 +185,7 @@ Status Engine::LoadFrom(const TensorStore& store,
           : AgreeOnStatus(comm_.get(), "load: read",
                           reader.Read(store, entries, matches, read),
                           deadline));
-  if (!params) return Status();
+  if (!params) return matches;
   Transfers& transfers = assembly_->transfers();
   for (size_t b = 0; b < memory().buffers().size(); ++b) {
     SHARD_RETURN_IF_ERROR(transfers.Publish(b, deadline));
@@ -194,7 +194,7 @@ Status Engine::LoadFrom(const TensorStore& store,
   SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline));
   filled_.clear();
   filling_ = false;
-  return Status();
+  return matches;
 }
 
 void Engine::SetParamStep(ParamId param, int64_t step) {
@@ -206,38 +206,60 @@ void Engine::SetParamStep(ParamId param, int64_t step) {
       plan().positions()[static_cast<size_t>(param)])] = step;
 }
 
-void Engine::TakeNumbers(const StateOptions& options,
-                         const std::vector<StateEntry>& entries,
-                         const Manifest& manifest) {
-  const Logger& logger = comm_->logger();
-  // Of some modules only their own steps are taken.
-  if (options.submodules.empty()) {
-    step_ = manifest.step();
-    param_steps_.clear();
-  }
-  const std::vector<std::string> fqns = plan().model().ParamFqns();
+void Engine::TakeParamNumbers(const std::vector<StateEntry>& entries,
+                              const std::vector<EntryMatch>& matches,
+                              const Manifest& manifest) {
   std::vector<bool> restored(hypers_.optimizers().size());
-  for (const StateEntry& entry : entries) {
-    // States tell of their parameter, which need not be among the entries.
-    if (entry.is_param() || entry.scales) continue;
-    const auto param = static_cast<size_t>(entry.param);
-    const int64_t found = manifest.Find(CleanTensorName(fqns[param]));
-    if (found < 0) continue;
-    const auto tensor = static_cast<size_t>(found);
-    SetParamStep(entry.param, manifest.tensor_step(tensor));
-    const auto group =
-        static_cast<size_t>(plan().model().params()[param].group);
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (matches[e].kind == EntryMatch::Kind::kNone) continue;
+    const auto param = static_cast<size_t>(entries[e].param);
+    const ParamPlace& place = plan().places()[param];
+    const FlatBufferPlan& buffer =
+        plan().buffers()[static_cast<size_t>(place.buffer)];
+    if (!buffer.trainable) continue;
+    const size_t tensor = matches[e].tensor;
+    // A count belongs to the states that it was counted with, where there are
+    // any but master weights.
+    const size_t own = buffer.states.size() - (buffer.has_masters ? 1 : 0);
+    const auto state = static_cast<size_t>(entries[e].state);
+    if (own == 0 || (!entries[e].is_param() && state < own)) {
+      param_steps_[static_cast<size_t>(plan().positions()[param])] =
+          manifest.trainable(tensor) ? manifest.tensor_step(tensor) : 0;
+    }
+    const auto group = static_cast<size_t>(buffer.group);
     const int32_t stored = manifest.group(tensor);
     if (restored[group] || stored < 0) continue;
     restored[group] = true;
-    const Status status =
-        hypers_.Restore(static_cast<GroupId>(group),
-                        manifest.group_optimizer(static_cast<size_t>(stored)));
+    const Status status = hypers_.Restore(
+        buffer.group, manifest.group_optimizer(static_cast<size_t>(stored)));
     if (!status.ok() && comm_->rank() == 0) {
-      logger.Log(LogLevel::kWarning, "param group ", group,
-                 " keeps its hyperparameters: ", status.message());
+      comm_->logger().Log(LogLevel::kWarning, "param group ", group,
+                          " keeps its hyperparameters: ", status.message());
     }
   }
+}
+
+void Engine::TakeNumbers(const StateOptions& options,
+                         const std::vector<StateEntry>& entries,
+                         const std::vector<EntryMatch>& matches,
+                         const Manifest& manifest) {
+  const Logger& logger = comm_->logger();
+  if (param_steps_.empty()) param_steps_.assign(plan().NumStored(), step_);
+  // Of some modules only their own steps are taken.
+  if (options.submodules.empty()) step_ = manifest.step();
+  TakeParamNumbers(entries, matches, manifest);
+  const auto as_all = [&](size_t param) {
+    const int32_t b = plan().places()[param].buffer;
+    if (b < 0 || !plan().buffers()[static_cast<size_t>(b)].trainable ||
+        plan().model().params()[param].numel == 0) {
+      return true;
+    }
+    return param_steps_[static_cast<size_t>(plan().positions()[param])] ==
+           step_;
+  };
+  bool even = true;
+  for (size_t p = 0; p < plan().places().size(); ++p) even &= as_all(p);
+  if (even) param_steps_.clear();
   if (!options.submodules.empty()) return;
   LossScaler::State scale = loss_scaler_.state();
   for (size_t s = 0; s < manifest.num_scalars(); ++s) {

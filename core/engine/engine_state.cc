@@ -144,7 +144,7 @@ Status Engine::LoadState(const MemoryStore* store,
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan(), options->state));
   SHARD_RETURN_IF_ERROR(
-      LoadFrom(*store, entries, *options, deadline, &report->match));
+      LoadFrom(*store, entries, *options, deadline, &report->match).status());
   if (options->state.content == StateContent::kModel) return Status();
   SHARD_RETURN_IF_ERROR(TakeNumbersByKey(entries, *store));
   report->step = step_;

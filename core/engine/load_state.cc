@@ -10,9 +10,8 @@
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/progress.h"
+#include "core/checkpoint/read_converted.h"
 #include "core/engine/local_state.h"
-#include "core/state/convert.h"
-#include "kernels/cpu/q8.h"
 #include "kernels/formula/narrow_states.h"
 
 namespace shard {
@@ -20,18 +19,6 @@ namespace shard {
 namespace {
 
 using Kind = EntryMatch::Kind;
-
-// What of a stored tensor is read for elements [begin, begin + numel): whole
-// blocks where it is q8.
-ReadRequest RequestFor(const TensorStore& store, size_t tensor, Kind kind,
-                       int64_t begin, int64_t numel) {
-  if (kind != Kind::kDecode) return {tensor, begin, numel};
-  const int64_t first = begin / kQ8Block * kQ8Block;
-  const int64_t end =
-      std::min((begin + numel + kQ8Block - 1) / kQ8Block * kQ8Block,
-               store.tensor(tensor).numel);
-  return {tensor, first, end - first};
-}
 
 }  // namespace
 
@@ -119,30 +106,29 @@ Status StateReader::ReadEntries(const TensorStore& store,
                                 const ReadOptions& options) {
   std::vector<Target> targets;
   std::vector<size_t> encoded;
-  std::vector<ReadRequest> requests;
+  std::vector<ConvertedRequest> requests;
   std::vector<size_t> target_of;  // By request.
   for (size_t e = 0; e < entries.size(); ++e) {
     if (matches[e].kind == Kind::kNone) continue;
     const OwnedElements owned = OwnedBy(plan_, entries[e], rank_);
     if (owned.numel == 0) continue;
-    targets.push_back({&entries[e],
-                       matches[e],
-                       owned,
-                       LocalData(plan_, memory_, entries[e], owned, rank_),
-                       {}});
+    targets.push_back({&entries[e], matches[e], owned,
+                       LocalData(plan_, memory_, entries[e], owned, rank_)});
     if (matches[e].kind == Kind::kEncode) {
       encoded.push_back(targets.size() - 1);
       continue;
     }
-    requests.push_back(RequestFor(store, matches[e].tensor, matches[e].kind,
-                                  owned.begin, owned.numel));
+    requests.push_back({{matches[e].tensor, owned.begin, owned.numel},
+                        ElementTypeOf(entries[e].dtype)});
     target_of.push_back(targets.size() - 1);
   }
-  SHARD_RETURN_IF_ERROR(ReadScales(store, options, &targets));
-  SHARD_RETURN_IF_ERROR(store.Read(
-      requests, options,
+  SHARD_RETURN_IF_ERROR(ReadConverted(
+      store, requests, options,
       [&](size_t request, int64_t begin, int64_t numel, const std::byte* data) {
-        return Put(store, targets[target_of[request]], begin, numel, data);
+        const Target& target = targets[target_of[request]];
+        const StateEntry& entry = *target.entry;
+        return Copy(target.data + EntryBytes(entry, begin - target.owned.begin),
+                    data, static_cast<size_t>(numel) * DTypeSize(entry.dtype));
       }));
   for (const size_t t : encoded) {
     SHARD_RETURN_IF_ERROR(EncodeTarget(store, targets[t], options));
@@ -150,94 +136,26 @@ Status StateReader::ReadEntries(const TensorStore& store,
   return Status();
 }
 
-Status StateReader::ReadScales(const TensorStore& store,
-                               const ReadOptions& options,
-                               std::vector<Target>* targets) {
-  std::vector<ReadRequest> requests;
-  std::vector<Target*> decoded;
-  for (Target& target : *targets) {
-    if (target.match.kind != Kind::kDecode) continue;
-    const int64_t first = target.owned.begin / kQ8Block;
-    const int64_t last =
-        (target.owned.begin + target.owned.numel - 1) / kQ8Block;
-    target.scales.resize(static_cast<size_t>(last - first + 1));
-    requests.push_back({target.match.scales, first, last - first + 1});
-    decoded.push_back(&target);
-  }
-  ReadOptions quiet = options;
-  quiet.progress = nullptr;
-  return store.Read(
-      requests, quiet,
-      [&](size_t request, int64_t begin, int64_t numel, const std::byte* data) {
-        float* const to =
-            decoded[request]->scales.data() + (begin - requests[request].begin);
-        std::memcpy(to, data, static_cast<size_t>(numel) * sizeof(float));
-        return Status();
-      });
-}
-
 Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {
   // A state dict of this engine, not copied.
   if (to == from) return Status();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  stream_->Copy(to, from, bytes);
-  // The piece is the store's again when this returns.
-  return stream_->Synchronize(deadline_);
-}
-
-Status StateReader::Put(const TensorStore& store, const Target& target,
-                        int64_t begin, int64_t numel, const std::byte* data) {
-  const DType dtype = target.entry->dtype;
-  const auto count = static_cast<size_t>(numel);
-  std::byte* const to =
-      target.data + EntryBytes(*target.entry, begin - target.owned.begin);
-  switch (target.match.kind) {
-    case Kind::kSame:
-      return Copy(to, data, count * DTypeSize(dtype));
-    case Kind::kConvert: {
-      std::vector<std::byte> converted(count * DTypeSize(dtype));
-      ConvertElements(store.tensor(target.match.tensor).type, data, dtype,
-                      converted.data(), count);
-      return Copy(to, converted.data(), converted.size());
+  std::unique_ptr<Stream> stream;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      stream = std::move(idle_.back());
+      idle_.pop_back();
     }
-    case Kind::kDecode: {
-      // Whole blocks were asked for; what is owned may begin within one.
-      const TensorInfo info = store.tensor(target.match.tensor);
-      std::vector<float> values(count);
-      const int64_t first_block = target.owned.begin / kQ8Block;
-      // Who wrote the slices need not have cut them where blocks begin.
-      for (size_t at = 0; at < count;) {
-        const int64_t element = begin + static_cast<int64_t>(at);
-        const int64_t inside = element % kQ8Block;
-        const size_t some =
-            inside == 0
-                ? count - at
-                : std::min(count - at, static_cast<size_t>(kQ8Block - inside));
-        DecodeQ8(static_cast<StateKind>(info.codebook),
-                 reinterpret_cast<const uint8_t*>(data) + at,
-                 target.scales.data() + (element / kQ8Block - first_block),
-                 values.data() + at, some);
-        at += some;
-      }
-      const int64_t from = std::max(begin, target.owned.begin);
-      const int64_t end =
-          std::min(begin + numel, target.owned.begin + target.owned.numel);
-      if (from >= end) return Status();
-      const auto kept = static_cast<size_t>(end - from);
-      std::vector<std::byte> converted(kept * DTypeSize(dtype));
-      ConvertElements(
-          ElementType::kF32,
-          reinterpret_cast<const std::byte*>(values.data() + (from - begin)),
-          dtype, converted.data(), kept);
-      return Copy(
-          target.data + EntryBytes(*target.entry, from - target.owned.begin),
-          converted.data(), converted.size());
-    }
-    case Kind::kNone:
-    case Kind::kEncode:
-      break;
   }
-  return Internal("a piece for an entry that takes none");
+  if (stream == nullptr) {
+    SHARD_ASSIGN_OR_RETURN(stream, device_->CreateStream(StreamKind::kCompute));
+  }
+  stream->Copy(to, from, bytes);
+  // The piece is the store's again when this returns.
+  const Status status = stream->Synchronize(deadline_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.push_back(std::move(stream));
+  return status;
 }
 
 Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
@@ -245,18 +163,16 @@ Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
   const StateEntry& entry = *target.entry;
   const auto count = static_cast<size_t>(target.owned.numel);
   std::vector<float> values(count);
-  const ReadRequest request = {target.match.tensor, target.owned.begin,
-                               target.owned.numel};
-  const ElementType type = store.tensor(request.tensor).type;
+  const ConvertedRequest request = {
+      {target.match.tensor, target.owned.begin, target.owned.numel},
+      ElementType::kF32};
   ReadOptions quiet = options;
   quiet.progress = nullptr;
-  SHARD_RETURN_IF_ERROR(store.Read(
-      {&request, 1}, quiet,
+  SHARD_RETURN_IF_ERROR(ReadConverted(
+      store, {&request, 1}, quiet,
       [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
-        ConvertElements(type, data, DType::kF32,
-                        reinterpret_cast<std::byte*>(values.data() +
-                                                     (begin - request.begin)),
-                        static_cast<size_t>(numel));
+        std::memcpy(values.data() + (begin - target.owned.begin), data,
+                    static_cast<size_t>(numel) * sizeof(float));
         return Status();
       }));
   const GroupId group =

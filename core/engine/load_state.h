@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "core/base/status.h"
 #include "core/checkpoint/tensor_store.h"
 #include "core/comm/communicator.h"
+#include "core/device/device.h"
 #include "core/device/stream.h"
 #include "core/engine/buffers.h"
 #include "core/flat/plan.h"
@@ -32,12 +34,13 @@ class StateReader {
   // All arguments outlive the reader. `optimizers`: by GroupId.
   StateReader(const Plan& plan, const EngineMemory& memory,
               const std::vector<Optimizer>& optimizers, Communicator* comm,
-              Stream* stream, const Deadline& deadline)
+              Device* device, Stream* stream, const Deadline& deadline)
       : plan_(plan),
         memory_(memory),
         optimizers_(optimizers),
         comm_(comm),
         rank_(comm->rank()),
+        device_(device),
         stream_(stream),
         deadline_(deadline) {}
 
@@ -64,7 +67,6 @@ class StateReader {
     EntryMatch match;
     OwnedElements owned;
     std::byte* data;
-    std::vector<float> scales;  // kDecode: from block owned.begin / kQ8Block.
   };
 
   Status ReadEntries(const TensorStore& store,
@@ -75,11 +77,6 @@ class StateReader {
   Status Receive(const TensorStore& store, size_t tensor,
                  const ReadOptions& options, std::vector<std::byte>* room,
                  MemoryStore* whole);
-  Status ReadScales(const TensorStore& store, const ReadOptions& options,
-                    std::vector<Target>* targets);
-  // A piece that was read: into its place, converted if need be.
-  Status Put(const TensorStore& store, const Target& target, int64_t begin,
-             int64_t numel, const std::byte* data);
   Status Copy(std::byte* to, const std::byte* from, size_t bytes);
   Status EncodeTarget(const TensorStore& store, const Target& target,
                       const ReadOptions& options);
@@ -91,8 +88,11 @@ class StateReader {
   const std::vector<Optimizer>& optimizers_;
   Communicator* const comm_;
   const int rank_;
-  std::mutex mutex_;  // Of the stream: pieces come from several threads.
+  Device* const device_;
   Stream* const stream_;
+  // Pieces come from several threads: those streams that none of them uses now.
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Stream>> idle_;
   const Deadline deadline_;
 };
 

@@ -42,9 +42,8 @@ TEST(ChecksumTest, EveryBitCounts) {
 
 TEST(ChecksumTest, CopyingIsTheSame) {
   constexpr size_t kBlock = 16 * 1024;
-  for (const size_t count :
-       {size_t{0}, size_t{1}, size_t{240}, size_t{241}, kBlock - 1, kBlock,
-        kBlock + 1, 5 * kBlock + 7}) {
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{240}, size_t{241},
+                             kBlock - 1, kBlock, kBlock + 1, 5 * kBlock + 7}) {
     const auto from = Bytes(count + 1);
     std::vector<unsigned char> to(count + 2, 0xEE);
     // Neither is aligned.

@@ -57,9 +57,8 @@ Status WriteTo(const TempFolder& folder, FileEnv* env, DataWriter* writer,
                int threads, ProgressMeter* progress) {
   SHARD_ASSIGN_OR_RETURN(const Directory in,
                          Directory::Open(env, folder.path()));
-  SHARD_ASSIGN_OR_RETURN(File file,
-                         File::Open(in, "data", File::Mode::kCreate,
-                                    File::Cache::kDirect));
+  SHARD_ASSIGN_OR_RETURN(File file, File::Open(in, "data", File::Mode::kCreate,
+                                               File::Cache::kDirect));
   SHARD_RETURN_IF_ERROR(writer->Write(&file, threads, progress));
   return file.Close();
 }
@@ -113,8 +112,8 @@ TEST(DataWriterTest, TheFileIsWhatTheLayoutSays) {
               return true;
             },
             content.file_bytes);
-        ASSERT_OK(WriteTo(folder, NoSyncEnv::Get(), &writer, threads,
-                          &progress));
+        ASSERT_OK(
+            WriteTo(folder, NoSyncEnv::Get(), &writer, threads, &progress));
         EXPECT_EQ(last, content.file_bytes);
         EXPECT_TRUE(ReadText(folder / "data") == content.file)
             << "sizes " << number << ", snapshot " << snapshot;
@@ -164,11 +163,11 @@ TEST(DataWriterTest, CancelledAfterAnyChunk) {
     const TempFolder folder;
     DataWriter writer(content.sources, content.file_bytes);
     uint64_t call = 0;
-    ProgressMeter progress(
-        [&](uint64_t, uint64_t) { return ++call < calls; },
-        content.file_bytes);
+    ProgressMeter progress([&](uint64_t, uint64_t) { return ++call < calls; },
+                           content.file_bytes);
     ExpectError(WriteTo(folder, NoSyncEnv::Get(), &writer, 3, &progress),
-                StatusCode::kCancelled, {"cancelled", StrCat(content.file_bytes)});
+                StatusCode::kCancelled,
+                {"cancelled", StrCat(content.file_bytes)});
     // Nobody is asked again.
     EXPECT_EQ(call, calls);
   }
@@ -195,9 +194,8 @@ TEST(DataWriterTest, EveryCallMayFail) {
       }
     }
   }
-  for (const Fault& fault :
-       {Fault{.every = 2, .error = EINTR},
-        Fault{.every = 2, .kind = Fault::Kind::kShort}}) {
+  for (const Fault& fault : {Fault{.every = 2, .error = EINTR},
+                             Fault{.every = 2, .kind = Fault::Kind::kShort}}) {
     const TempFolder folder;
     FaultEnv env(NoSyncEnv::Get());
     env.Set(fault);

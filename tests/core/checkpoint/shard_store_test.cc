@@ -84,9 +84,9 @@ class ShardStoreTest : public ::testing::Test {
     }
     const auto manifest = EncodeManifest(contents_);
     EXPECT_OK(manifest);
-    WriteText(folder_ / kManifestName,
-              {reinterpret_cast<const char*>(manifest->data()),
-               manifest->size()});
+    WriteText(
+        folder_ / kManifestName,
+        {reinterpret_cast<const char*>(manifest->data()), manifest->size()});
   }
 
   StatusOr<std::shared_ptr<const ShardStore>> Open(
@@ -149,10 +149,10 @@ TEST_F(ShardStoreTest, EveryRangeReads) {
           ReadOptions options;
           options.verify = verify;
           options.threads = 3;
-          ASSERT_OK(Read(**store, {tensor, begin, end - begin}, &values,
-                         options));
-          EXPECT_TRUE(std::equal(values.begin(), values.end(),
-                                 wide_.begin() + begin))
+          ASSERT_OK(
+              Read(**store, {tensor, begin, end - begin}, &values, options));
+          EXPECT_TRUE(
+              std::equal(values.begin(), values.end(), wide_.begin() + begin))
               << begin << " to " << end;
         }
       }
@@ -189,9 +189,9 @@ TEST_F(ShardStoreTest, Blobs) {
   ASSERT_OK(store);
   const auto blob = (*store)->ReadBlob(0);
   ASSERT_OK(blob);
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>(blob->data()),
-                        blob->size()),
-            blob_);
+  EXPECT_EQ(
+      std::string(reinterpret_cast<const char*>(blob->data()), blob->size()),
+      blob_);
   const auto empty = (*store)->ReadBlob(1);
   ASSERT_OK(empty);
   EXPECT_TRUE(empty->empty());
@@ -216,8 +216,8 @@ TEST_F(ShardStoreTest, DamageIsNamed) {
   EXPECT_NE(problems[2].find("tensor 'wide'"), std::string::npos);
   EXPECT_NE(problems[2].find("data-00001.bin"), std::string::npos);
   std::vector<float> values;
-  ExpectError(Read(**store, {0, slice.begin, 1}, &values),
-              StatusCode::kCorrupt, {"'wide'", "data-00001.bin"});
+  ExpectError(Read(**store, {0, slice.begin, 1}, &values), StatusCode::kCorrupt,
+              {"'wide'", "data-00001.bin"});
   // The slice before it is whole.
   EXPECT_OK(Read(**store, {0, 0, slice.begin}, &values));
   EXPECT_OK(Read(**store, {1, 0, 3}, &values));
@@ -315,9 +315,8 @@ TEST_F(ShardStoreTest, EveryCallMayFail) {
       break;
     }
   }
-  for (const Fault& fault :
-       {Fault{.every = 2, .error = EINTR},
-        Fault{.every = 1, .kind = Fault::Kind::kShort}}) {
+  for (const Fault& fault : {Fault{.every = 2, .error = EINTR},
+                             Fault{.every = 1, .kind = Fault::Kind::kShort}}) {
     FaultEnv env;
     env.Set(fault);
     std::vector<float> values;

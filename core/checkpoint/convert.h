@@ -3,8 +3,8 @@
 // Elements of one float type as another: those of files, which are little-
 // endian like this machine, in the host's memory.
 
-#ifndef SHARD_CORE_STATE_CONVERT_H_
-#define SHARD_CORE_STATE_CONVERT_H_
+#ifndef SHARD_CORE_CHECKPOINT_CONVERT_H_
+#define SHARD_CORE_CHECKPOINT_CONVERT_H_
 
 #include <cstddef>
 
@@ -20,4 +20,4 @@ void ConvertElements(ElementType from, const std::byte* data, DType to,
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_STATE_CONVERT_H_
+#endif  // SHARD_CORE_CHECKPOINT_CONVERT_H_
