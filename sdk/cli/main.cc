@@ -4,74 +4,73 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <exception>
 #include <string>
 
-#include "sdk/cli/run.h"
+#include "sdk/cli/command.h"
+#include "sdk/cli/handles.h"
+#include "sdk/cli/text.h"
 #include "shard/shard.h"
 
 namespace {
 
-// The version of the tree it was built from: `run` needs no library.
+// The version of the tree it was built from; that of the library it runs with
+// is in `doctor`.
 #define SHARDCTL_TEXT_INNER(x) #x
 #define SHARDCTL_TEXT(x) SHARDCTL_TEXT_INNER(x)
 constexpr const char* kVersion =
     "shardctl (libshard) " SHARDCTL_TEXT(SHARD_VERSION_MAJOR) "." SHARDCTL_TEXT(
         SHARD_VERSION_MINOR) "." SHARDCTL_TEXT(SHARD_VERSION_PATCH);
 
-constexpr const char* kRunHelp =
+constexpr const char* kFooter =
     R"(
-Each rank finds its place in SHARD_RANK, SHARD_WORLD_SIZE, SHARD_LOCAL_RANK,
-SHARD_LOCAL_WORLD_SIZE and SHARD_RENDEZVOUS; a program that opens the
-communicator "env:" needs no more. OMP_NUM_THREADS is set to the CPUs per rank
-unless it is set already.
+A PATH of a checkpoint is its folder, or a root with several: then the one that
+LATEST names. Most commands take a .safetensors file or a
+model.safetensors.index.json as well.
 
-With several ranks each line they print has "[rank] " in front, and their input
-is empty. When one rank fails, the others are told to end (SIGTERM) and killed
-5 s later. SIGINT, SIGTERM and SIGHUP are passed on; the second one kills. What
-several ranks leave running in their process groups is killed at the end.
+With --json a command prints one JSON document on stdout: docs/shardctl.md has
+its keys. Errors go to stderr.
 
-Exit code: 0 when all ranks ended with 0; else that of the rank that failed
-first, or 128 + its signal; 124 after --timeout; 127 when there is no such
-program, 126 when it cannot be run.
+Exit codes: 0 fine, 1 what was looked for is wrong or different, 2 wrong use,
+3 an error. `run` ends as its ranks do.)";
 
-Example: shardctl run -n 4 -- ./train --steps 1000)";
+void Say(const std::string& text) {
+  std::fprintf(stderr, "shardctl: %s\n", text.c_str());
+}
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("shardctl: sharded data-parallel training with libshard");
+  CLI::App app("shardctl: sharded data-parallel training with libshard",
+               "shardctl");
   app.set_version_flag("--version", kVersion);
+  app.footer(kFooter);
   app.require_subcommand(1);
 
-  shardctl::RunOptions run;
-  CLI::App* command =
-      app.add_subcommand("run", "Start N ranks of a program on this host");
-  command->footer(kRunHelp);
-  command->add_option("-n,--ranks", run.ranks, "How many ranks to start")
-      ->required()
-      ->check(CLI::Range(1, 512));
-  command
-      ->add_option("--timeout", run.timeout,
-                   "End the run after so many seconds (default: no limit)")
-      ->check(CLI::PositiveNumber);
-  command
-      ->add_option("--name", run.name,
-                   "Name of the meeting point (default: a random one)")
-      ->check([](const std::string& name) {
-        // The ranks would take it for a URL.
-        return name.find(':') == std::string::npos
-                   ? ""
-                   : "'" + name + "' has a ':'; give a name, not a URL";
-      });
-  command->add_option("command", run.command, "The program and its arguments")
-      ->required();
-  // From the program on, all options are the program's, with or without "--".
-  command->positionals_at_end();
+  shardctl::Body body;
+  shardctl::AddRun(&app, &body);
+  shardctl::AddPlan(&app, &body);
+  shardctl::AddInspect(&app, &body);
+  shardctl::AddVerify(&app, &body);
+  shardctl::AddDiff(&app, &body);
+  shardctl::AddReshard(&app, &body);
+  shardctl::AddMerge(&app, &body);
+  shardctl::AddImport(&app, &body);
+  shardctl::AddReport(&app, &body);
+  shardctl::AddDoctor(&app, &body);
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    return app.exit(error) == 0 ? shardctl::kFine : shardctl::kUsage;
   }
-  return shardctl::Run(run);
+  try {
+    return body();
+  } catch (const shardctl::Failure& failure) {
+    // Messages quote keys and paths as they are.
+    Say(shardctl::Shown(failure.what()));
+  } catch (const std::exception& error) {
+    Say(shardctl::Shown(error.what()));
+  }
+  return shardctl::kFailed;
 }

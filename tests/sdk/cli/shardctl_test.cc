@@ -7,140 +7,21 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <vector>
 
+#include "tests/sdk/cli/shardctl_testing.h"
+
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr const char* kShardctl = "sdk/cli/shardctl";
-constexpr int kSeconds = 60;  // After which a test gives up.
-
-struct Result {
-  int code = -1;  // 128 + signal when it was killed.
-  std::string out;
-  std::string error;
-};
-
-// shardctl in a process of its own, with its output in pipes.
-class Shardctl {
- public:
-  explicit Shardctl(std::vector<std::string> arguments,
-                    const char* terminal = nullptr, bool non_blocking = false) {
-    int out[2];
-    int error[2];
-    if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(error, O_CLOEXEC) != 0) {
-      std::abort();
-    }
-    if (non_blocking) ::fcntl(out[1], F_SETFL, O_NONBLOCK);
-    arguments.insert(arguments.begin(), kShardctl);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      const int tty = terminal != nullptr ? ::open(terminal, O_RDWR) : -1;
-      ::dup2(tty >= 0 ? tty : out[1], STDOUT_FILENO);
-      ::dup2(error[1], STDERR_FILENO);
-      std::vector<char*> argv;
-      for (std::string& argument : arguments) argv.push_back(argument.data());
-      argv.push_back(nullptr);
-      ::execv(kShardctl, argv.data());
-      ::_exit(99);
-    }
-    ::close(out[1]);
-    ::close(error[1]);
-    out_ = out[0];
-    error_ = error[0];
-  }
-
-  ~Shardctl() {
-    if (pid_ > 0) {
-      ::kill(pid_, SIGKILL);
-      ::waitpid(pid_, nullptr, 0);
-    }
-    CloseOutput();
-    ::close(error_);
-  }
-
-  // Reads no more of stdout.
-  void CloseOutput() {
-    if (out_ >= 0) ::close(out_);
-    out_ = -1;
-    out_open_ = false;
-  }
-
-  void Kill(int signal) { ::kill(pid_, signal); }
-
-  // Reads until `text` has come `times` times on stdout.
-  void ReadUntil(const std::string& text, int times = 1) {
-    const auto count = [&] {
-      int found = 0;
-      for (size_t at = result_.out.find(text); at != std::string::npos;
-           at = result_.out.find(text, at + text.size())) {
-        ++found;
-      }
-      return found;
-    };
-    while (count() < times) {
-      ASSERT_TRUE(ReadSome()) << result_.out << result_.error;
-    }
-  }
-
-  // Waits for its end.
-  Result Wait() {
-    while (ReadSome()) {
-    }
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
-    pid_ = -1;
-    result_.code =
-        WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    return result_;
-  }
-
- private:
-  // False at the end of both streams, or when the test has taken too long.
-  bool ReadSome() {
-    pollfd entries[2] = {{out_open_ ? out_ : -1, POLLIN, 0},
-                         {error_open_ ? error_ : -1, POLLIN, 0}};
-    if (!out_open_ && !error_open_) return false;
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
-    if (::poll(entries, 2, std::max<int>(0, static_cast<int>(left.count()))) <=
-        0) {
-      ADD_FAILURE() << "shardctl took longer than " << kSeconds << " s";
-      Kill(SIGKILL);
-      return false;
-    }
-    if (entries[0].revents != 0) out_open_ = Take(out_, &result_.out);
-    if (entries[1].revents != 0) error_open_ = Take(error_, &result_.error);
-    return true;
-  }
-
-  static bool Take(int fd, std::string* to) {
-    char buffer[4096];
-    const ssize_t size = ::read(fd, buffer, sizeof(buffer));
-    if (size > 0) to->append(buffer, static_cast<size_t>(size));
-    return size > 0;
-  }
-
-  const Clock::time_point deadline_ =
-      Clock::now() + std::chrono::seconds(kSeconds);
-  pid_t pid_ = -1;
-  int out_ = -1;
-  int error_ = -1;
-  bool out_open_ = true;
-  bool error_open_ = true;
-  Result result_;
-};
-
-Result RunShardctl(const std::vector<std::string>& arguments) {
-  return Shardctl(arguments).Wait();
-}
+using shardctl_testing::Has;
+using shardctl_testing::kSeconds;
+using shardctl_testing::Result;
+using shardctl_testing::RunShardctl;
+using shardctl_testing::Shardctl;
 
 std::vector<std::string> Script(int ranks, const std::string& script) {
   return {"run", "-n", std::to_string(ranks), "--", "sh", "-c", script};
@@ -158,10 +39,6 @@ std::vector<std::string> SortedLines(const std::string& text) {
   return lines;
 }
 
-bool Has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST(ShardctlTest, HelpAndVersion) {
   const Result help = RunShardctl({"--help"});
   EXPECT_EQ(help.code, 0);
@@ -176,11 +53,12 @@ TEST(ShardctlTest, HelpAndVersion) {
 }
 
 TEST(ShardctlTest, WrongUse) {
-  EXPECT_NE(RunShardctl({}).code, 0);
-  EXPECT_NE(RunShardctl({"run", "-n", "0", "--", "true"}).code, 0);
-  EXPECT_NE(RunShardctl({"run", "-n", "two", "--", "true"}).code, 0);
-  EXPECT_NE(RunShardctl({"run", "--", "true"}).code, 0);
-  EXPECT_NE(RunShardctl({"run", "-n", "2"}).code, 0);
+  EXPECT_EQ(RunShardctl({}).code, 2);
+  EXPECT_EQ(RunShardctl({"no-such-command"}).code, 2);
+  EXPECT_EQ(RunShardctl({"run", "-n", "0", "--", "true"}).code, 2);
+  EXPECT_EQ(RunShardctl({"run", "-n", "two", "--", "true"}).code, 2);
+  EXPECT_EQ(RunShardctl({"run", "--", "true"}).code, 2);
+  EXPECT_EQ(RunShardctl({"run", "-n", "2"}).code, 2);
   const Result url =
       RunShardctl({"run", "-n", "1", "--name", "a:b", "--", "true"});
   EXPECT_NE(url.code, 0);

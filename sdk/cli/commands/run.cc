@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "sdk/cli/run.h"
+#include "sdk/cli/commands/run.h"
 
 #include <poll.h>
 #include <sched.h>
@@ -21,8 +21,8 @@
 #include <memory>
 #include <optional>
 
+#include "sdk/cli/commands/process.h"
 #include "sdk/cli/output.h"
-#include "sdk/cli/process.h"
 
 namespace shardctl {
 

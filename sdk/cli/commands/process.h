@@ -2,8 +2,8 @@
 //
 // One rank's process.
 
-#ifndef SHARD_SDK_CLI_PROCESS_H_
-#define SHARD_SDK_CLI_PROCESS_H_
+#ifndef SHARD_SDK_CLI_COMMANDS_PROCESS_H_
+#define SHARD_SDK_CLI_COMMANDS_PROCESS_H_
 
 #include <sys/types.h>
 
@@ -36,4 +36,4 @@ Process Spawn(const SpawnOptions& options);
 
 }  // namespace shardctl
 
-#endif  // SHARD_SDK_CLI_PROCESS_H_
+#endif  // SHARD_SDK_CLI_COMMANDS_PROCESS_H_

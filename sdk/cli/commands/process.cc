@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "sdk/cli/process.h"
+#include "sdk/cli/commands/process.h"
 
 #include <fcntl.h>
 #include <signal.h>

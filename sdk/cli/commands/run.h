@@ -3,8 +3,8 @@
 // `shardctl run`: starts N ranks of a program on this host, shows what they
 // print, and ends all of them when one fails.
 
-#ifndef SHARD_SDK_CLI_RUN_H_
-#define SHARD_SDK_CLI_RUN_H_
+#ifndef SHARD_SDK_CLI_COMMANDS_RUN_H_
+#define SHARD_SDK_CLI_COMMANDS_RUN_H_
 
 #include <string>
 #include <vector>
@@ -35,4 +35,4 @@ int Run(const RunOptions& options);
 
 }  // namespace shardctl
 
-#endif  // SHARD_SDK_CLI_RUN_H_
+#endif  // SHARD_SDK_CLI_COMMANDS_RUN_H_

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A checkpoint, or a safetensors file, as commands see it: what shard.h says of
+// it, read once into plain structs.
+//
+// Tensors are numbered as in shard.h. Keys, names and paths are as they are
+// stored: whoever prints them shows them (sdk/cli/text.h).
+
+#ifndef SHARD_SDK_CLI_CHECKPOINT_H_
+#define SHARD_SDK_CLI_CHECKPOINT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sdk/cli/handles.h"
+#include "sdk/cli/text.h"
+#include "shard/shard.h"
+
+namespace shardctl {
+
+struct TensorView {
+  int64_t index = 0;
+  std::string key;
+  shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
+
+  bool is_alias() const { return info.alias_of >= 0; }
+};
+
+struct FileView {
+  std::string name;
+  uint64_t bytes = 0;
+};
+
+struct ScalarView {
+  std::string name;
+  double value = 0;
+};
+
+struct BlobView {
+  std::string name;
+  int32_t rule = 0;
+  int32_t rank = 0;
+  uint64_t bytes = 0;
+};
+
+struct CheckpointView {
+  Checkpoint handle;
+  std::string path;
+  shard_checkpoint_info info = SHARD_CHECKPOINT_INFO_INIT;
+  std::vector<TensorView> tensors;
+  std::vector<FileView> files;
+  std::vector<std::string> groups;
+  std::vector<ScalarView> scalars;
+  std::vector<BlobView> blobs;
+
+  bool is_safetensors() const {
+    return info.format == SHARD_FORMAT_SAFETENSORS;
+  }
+};
+
+// Throws Failure.
+Checkpoint OpenCheckpoint(const std::string& path);
+CheckpointView ReadCheckpoint(const std::string& path);
+
+// "param", "buffer", "state".
+std::string RoleText(int32_t role);
+// "per_rank", "replicated", "summed".
+std::string BlobRuleText(int32_t rule);
+// "checkpoint", "safetensors".
+std::string FormatText(int32_t format);
+// Of the manifest: 32 hexadecimal digits, or "" when it has none.
+std::string IdText(const shard_checkpoint_info& info);
+
+// What --content says: "all", "model" or "optimizer", as SHARD_STATE_*.
+int32_t ParseContent(const std::string& name);
+
+shard_tensor_slice SliceOf(const shard_checkpoint* checkpoint, int64_t tensor,
+                           int32_t index);
+
+// A piece of at most kPieceBytes of a tensor, but a slice at the least: those
+// of checkpoints have a checksum, which takes all of it.
+struct Piece {
+  int64_t begin = 0;
+  int64_t numel = 0;
+};
+inline constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
+std::vector<Piece> PiecesOf(const shard_checkpoint* checkpoint,
+                            const TensorView& tensor);
+
+// Reads a piece into `bytes`, which is made as large as it is.
+void ReadPiece(const shard_checkpoint* checkpoint, const TensorView& tensor,
+               const Piece& piece, std::vector<std::byte>* bytes);
+
+// The keys that every JSON document of a checkpoint begins with: path, format,
+// version, id, step, world_size, tensor_bytes, file_bytes.
+Json SummaryJson(const CheckpointView& view);
+Json ShapeJson(const shard_tensor_info& info);
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_CHECKPOINT_H_

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What `doctor` finds on this machine: a list of checks, each with what it
+// found, and for one that is not as it should be, what to do.
+//
+// Nothing is changed, but for a file of a few MiB that is made in the folder
+// that is looked at, and unlinked before anything is written to it.
+
+#ifndef SHARD_SDK_CLI_COMMANDS_MACHINE_H_
+#define SHARD_SDK_CLI_COMMANDS_MACHINE_H_
+
+#include <string>
+#include <vector>
+
+namespace shardctl {
+
+struct Finding {
+  enum Level { kOk, kInfo, kWarn };
+
+  std::string section;  // "library", "cpu", ...
+  std::string name;     // Unique in its section.
+  Level level = kOk;
+  std::string found;
+  std::string remedy;  // Of kWarn.
+};
+
+// The library that is loaded, and whether it is the one of the header.
+void LookAtLibrary(std::vector<Finding>* findings);
+void LookAtCpu(std::vector<Finding>* findings);
+void LookAtMemory(std::vector<Finding>* findings);
+void LookAtLimits(std::vector<Finding>* findings);
+// Threads, shared memory, and libraries that are loaded when they are asked
+// for.
+void LookAtBackends(std::vector<Finding>* findings);
+void LookAtFolder(const std::string& folder, std::vector<Finding>* findings);
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_COMMANDS_MACHINE_H_

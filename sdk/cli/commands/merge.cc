@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `shardctl merge`: a checkpoint as safetensors.
+
+#include <memory>
+
+#include "sdk/cli/command.h"
+#include "sdk/cli/commands/convert.h"
+
+namespace shardctl {
+
+namespace {
+
+constexpr const char* kHelp =
+    R"(
+By default only what a model is: parameters and buffers. States become tensors
+named state.KEY.NAME with --content all. Several files are named after the one
+that is given, with an index: model-00001-of-00002.safetensors and so on,
+model.safetensors.index.json.
+
+Example: shardctl merge ckpt model.safetensors --dtype bf16 --max-shard-size 5GB)";
+
+}  // namespace
+
+void AddMerge(CLI::App* app, Body* body) {
+  const auto merge = std::make_shared<ConvertArguments>();
+  merge->content = "model";
+  CLI::App* const command =
+      app->add_subcommand("merge", "Write a checkpoint as safetensors");
+  command->footer(kHelp);
+  command->add_option("from", merge->from, "The checkpoint")->required();
+  command->add_option("to", merge->to, "A file that ends in .safetensors")
+      ->required();
+  command->add_option("--content", merge->content, "all, model or optimizer")
+      ->check(CLI::IsMember({"all", "model", "optimizer"}))
+      ->capture_default_str();
+  command->add_option("--max-shard-size", merge->max_shard_size,
+                      "Several files when there is more: 5GB, 500MiB");
+  command->add_flag("--expand-aliases", merge->expand_aliases,
+                    "Tied tensors under each of their names");
+  AddConvertOptions(command, merge.get());
+  command->callback([merge, body] {
+    *body = [merge] { return WriteAsSafetensors(*merge); };
+  });
+}
+
+}  // namespace shardctl

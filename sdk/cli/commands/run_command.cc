@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The options of `shardctl run`.
+
+#include <memory>
+#include <string>
+
+#include "sdk/cli/command.h"
+#include "sdk/cli/commands/run.h"
+
+namespace shardctl {
+
+namespace {
+
+constexpr const char* kHelp =
+    R"(
+Each rank finds its place in SHARD_RANK, SHARD_WORLD_SIZE, SHARD_LOCAL_RANK,
+SHARD_LOCAL_WORLD_SIZE and SHARD_RENDEZVOUS; a program that opens the
+communicator "env:" needs no more. OMP_NUM_THREADS is set to the CPUs per rank
+unless it is set already.
+
+With several ranks each line they print has "[rank] " in front, and their input
+is empty. When one rank fails, the others are told to end (SIGTERM) and killed
+5 s later. SIGINT, SIGTERM and SIGHUP are passed on; the second one kills. What
+several ranks leave running in their process groups is killed at the end.
+
+Exit code: 0 when all ranks ended with 0; else that of the rank that failed
+first, or 128 + its signal; 124 after --timeout; 127 when there is no such
+program, 126 when it cannot be run.
+
+Example: shardctl run -n 4 -- ./train --steps 1000)";
+
+}  // namespace
+
+void AddRun(CLI::App* app, Body* body) {
+  const auto run = std::make_shared<RunOptions>();
+  CLI::App* const command =
+      app->add_subcommand("run", "Start N ranks of a program on this host");
+  command->footer(kHelp);
+  command->add_option("-n,--ranks", run->ranks, "How many ranks to start")
+      ->required()
+      ->check(CLI::Range(1, 512));
+  command
+      ->add_option("--timeout", run->timeout,
+                   "End the run after so many seconds (default: no limit)")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--name", run->name,
+                   "Name of the meeting point (default: a random one)")
+      ->check([](const std::string& name) {
+        // The ranks would take it for a URL.
+        return name.find(':') == std::string::npos
+                   ? ""
+                   : "'" + name + "' has a ':'; give a name, not a URL";
+      });
+  command->add_option("command", run->command, "The program and its arguments")
+      ->required();
+  // From the program on, all options are the program's, with or without "--".
+  command->positionals_at_end();
+  command->callback([run, body] { *body = [run] { return Run(*run); }; });
+}
+
+}  // namespace shardctl

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "sdk/cli/dtypes.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <limits>
+
+#include "sdk/cli/handles.h"
+#include "sdk/cli/text.h"
+#include "shard/shard.h"
+
+namespace shardctl {
+
+namespace {
+
+struct DTypeInfo {
+  int32_t dtype;
+  const char* name;
+  size_t size;
+  bool is_float;
+};
+
+constexpr DTypeInfo kDTypes[] = {
+    {SHARD_F32, "f32", 4, true},         {SHARD_BF16, "bf16", 2, true},
+    {SHARD_F16, "f16", 2, true},         {SHARD_F64, "f64", 8, true},
+    {SHARD_Q8, "q8", 1, false},          {SHARD_F8_E4M3, "f8_e4m3", 1, true},
+    {SHARD_F8_E5M2, "f8_e5m2", 1, true}, {SHARD_I8, "i8", 1, false},
+    {SHARD_I16, "i16", 2, false},        {SHARD_I32, "i32", 4, false},
+    {SHARD_I64, "i64", 8, false},        {SHARD_U8, "u8", 1, false},
+    {SHARD_U16, "u16", 2, false},        {SHARD_U32, "u32", 4, false},
+    {SHARD_U64, "u64", 8, false},        {SHARD_BOOL, "bool", 1, false},
+};
+
+const DTypeInfo* Find(int32_t dtype) {
+  for (const DTypeInfo& info : kDTypes) {
+    if (info.dtype == dtype) return &info;
+  }
+  return nullptr;
+}
+
+// A float of sign, `exponent` and `mantissa` bits. E4M3 as OCP has it: no
+// infinities, and only the largest code is a NaN.
+double SmallFloat(uint32_t bits, int exponent, int mantissa, bool infinities) {
+  const uint32_t sign = bits >> (exponent + mantissa) & 1;
+  const uint32_t top = (1u << exponent) - 1;
+  const uint32_t e = bits >> mantissa & top;
+  const uint32_t m = bits & ((1u << mantissa) - 1);
+  const int bias = (1 << (exponent - 1)) - 1;
+  double value;
+  if (e == top && infinities) {
+    value = m == 0 ? std::numeric_limits<double>::infinity()
+                   : std::numeric_limits<double>::quiet_NaN();
+  } else if (e == top && m == (1u << mantissa) - 1) {
+    value = std::numeric_limits<double>::quiet_NaN();
+  } else if (e == 0) {
+    value = std::ldexp(static_cast<double>(m), 1 - bias - mantissa);
+  } else {
+    value = std::ldexp(static_cast<double>(m | 1u << mantissa),
+                       static_cast<int>(e) - bias - mantissa);
+  }
+  return sign != 0 ? -value : value;
+}
+
+template <typename T, typename Convert>
+void Each(const std::byte* from, size_t count, double* to,
+          const Convert& convert) {
+  for (size_t i = 0; i < count; ++i) {
+    T value;
+    std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+    to[i] = convert(value);
+  }
+}
+
+template <typename T>
+void Each(const std::byte* from, size_t count, double* to) {
+  Each<T>(from, count, to, [](T value) { return static_cast<double>(value); });
+}
+
+}  // namespace
+
+std::string DTypeText(int32_t dtype) {
+  const DTypeInfo* const info = Find(dtype);
+  return info != nullptr ? info->name : "dtype " + std::to_string(dtype);
+}
+
+int32_t ParseParamDType(const std::string& name) {
+  for (const DTypeInfo& info : kDTypes) {
+    if (name == info.name && info.dtype <= SHARD_F64) return info.dtype;
+  }
+  throw Failure("unknown element type '" + name + "'; give " + kParamDTypes);
+}
+
+size_t ElementSize(int32_t dtype) {
+  const DTypeInfo* const info = Find(dtype);
+  return info != nullptr ? info->size : 0;
+}
+
+bool IsFloat(int32_t dtype) {
+  const DTypeInfo* const info = Find(dtype);
+  return info != nullptr && info->is_float;
+}
+
+void ToDoubles(int32_t dtype, const std::byte* from, size_t count, double* to) {
+  switch (dtype) {
+    case SHARD_F32:
+      return Each<float>(from, count, to);
+    case SHARD_BF16:
+      return Each<uint16_t>(from, count, to, [](uint16_t bits) {
+        return static_cast<double>(
+            std::bit_cast<float>(static_cast<uint32_t>(bits) << 16));
+      });
+    case SHARD_F16:
+      return Each<uint16_t>(from, count, to, [](uint16_t bits) {
+        return SmallFloat(bits, 5, 10, /*infinities=*/true);
+      });
+    case SHARD_F64:
+      return Each<double>(from, count, to);
+    case SHARD_F8_E4M3:
+      return Each<uint8_t>(from, count, to, [](uint8_t bits) {
+        return SmallFloat(bits, 4, 3, /*infinities=*/false);
+      });
+    case SHARD_F8_E5M2:
+      return Each<uint8_t>(from, count, to, [](uint8_t bits) {
+        return SmallFloat(bits, 5, 2, /*infinities=*/true);
+      });
+    case SHARD_I8:
+      return Each<int8_t>(from, count, to);
+    case SHARD_I16:
+      return Each<int16_t>(from, count, to);
+    case SHARD_I32:
+      return Each<int32_t>(from, count, to);
+    case SHARD_I64:
+      return Each<int64_t>(from, count, to);
+    case SHARD_U16:
+      return Each<uint16_t>(from, count, to);
+    case SHARD_U32:
+      return Each<uint32_t>(from, count, to);
+    case SHARD_U64:
+      return Each<uint64_t>(from, count, to);
+    default:  // q8, u8, bool.
+      return Each<uint8_t>(from, count, to);
+  }
+}
+
+}  // namespace shardctl

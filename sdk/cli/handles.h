@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// shard.h for the programs in this folder: handles that free themselves, and
+// errors that are thrown.
+//
+// Check turns a shard_error into a Failure, which main() prints; a command says
+// what to do and no more. Thread contract: that of the handles in shard.h.
+
+#ifndef SHARD_SDK_CLI_HANDLES_H_
+#define SHARD_SDK_CLI_HANDLES_H_
+
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "shard/shard.h"
+
+namespace shardctl {
+
+template <auto Free>
+struct Freed {
+  template <typename T>
+  void operator()(T* handle) const {
+    Free(handle);
+  }
+};
+
+using Error = std::unique_ptr<shard_error, Freed<shard_error_free>>;
+using Model = std::unique_ptr<shard_model, Freed<shard_model_free>>;
+using Plan = std::unique_ptr<shard_plan, Freed<shard_plan_free>>;
+using Checkpoint =
+    std::unique_ptr<shard_checkpoint, Freed<shard_checkpoint_free>>;
+
+// What ends a command: the message says what was wrong and what to do. `detail`
+// is shard_error_detail, or empty.
+class Failure : public std::runtime_error {
+ public:
+  explicit Failure(const std::string& message) : Failure(3, message, "") {}
+  Failure(shard_code code, const std::string& message,
+          const std::string& detail)
+      : std::runtime_error(message), code_(code), detail_(detail) {}
+
+  shard_code code() const { return code_; }
+  const std::string& detail() const { return detail_; }
+
+ private:
+  shard_code code_;
+  std::string detail_;
+};
+
+// Takes `error`.
+inline void Check(shard_error* error) {
+  if (error == nullptr) return;
+  const Error owned(error);
+  throw Failure(shard_error_code(error), shard_error_message(error),
+                shard_error_detail(error));
+}
+
+// The text of a function that is called as shard_plan_text is: `read` gets
+// (char*, size_t, size_t*).
+template <typename Read>
+std::string ReadText(const Read& read) {
+  size_t length = 0;
+  Check(read(static_cast<char*>(nullptr), size_t{0}, &length));
+  std::string text(length + 1, '\0');
+  Check(read(text.data(), text.size(), &length));
+  text.resize(length);
+  return text;
+}
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_HANDLES_H_

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "sdk/cli/model_description.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <initializer_list>
+#include <iterator>
+#include <sstream>
+#include <string_view>
+
+#include "sdk/cli/dtypes.h"
+#include "sdk/cli/text.h"
+
+namespace shardctl {
+
+namespace {
+
+// What a description may hold at most: with counts within counts a short one
+// could ask for more memory than there is.
+constexpr int64_t kMaxThings = 10'000'000;
+constexpr int kMaxDepth = 100;
+
+std::string Join(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
+// The part before the last dot, and the part behind it.
+std::pair<std::string, std::string> Split(const std::string& fqn) {
+  const size_t dot = fqn.rfind('.');
+  if (dot == std::string::npos) return {"", fqn};
+  return {fqn.substr(0, dot), fqn.substr(dot + 1)};
+}
+
+bool IsNumber(const std::string& name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+    return c >= '0' && c <= '9';
+  });
+}
+
+template <typename Call>
+void Do(const std::string& path, const Call& call) {
+  try {
+    Check(call());
+  } catch (const Failure& failure) {
+    throw Failure("'" + path + "': " + failure.what());
+  }
+}
+
+class JsonReader {
+ public:
+  explicit JsonReader(const Json& root)
+      : root_(root), builder_(TextOr(root, "", "class", "")) {}
+
+  ModelDescription Read() {
+    Module(root_, "", 0, "", 0);
+    ForEach(root_, "", "ties", [&](const Json& tie, const std::string& at) {
+      OnlyKeys(tie, at, {"name", "param"});
+      builder_.Tie(TextOf(tie, at, "name"), TextOf(tie, at, "param"));
+    });
+    ForEach(root_, "", "groups", [&](const Json& group, const std::string& at) {
+      OnlyKeys(group, at, {"optimizer", "match"});
+      std::vector<std::string> globs;
+      ForEach(group, at, "match", [&](const Json& glob, const std::string& to) {
+        if (!glob.is_string()) Wrong(to, "is no text");
+        globs.push_back(glob.get<std::string>());
+      });
+      builder_.AddGroup(TextOf(group, at, "optimizer"), globs);
+    });
+    return builder_.Finish();
+  }
+
+ private:
+  [[noreturn]] static void Wrong(const std::string& at,
+                                 const std::string& what) {
+    throw Failure("model description: " + (at.empty() ? "the root" : at) + " " +
+                  what);
+  }
+
+  static void OnlyKeys(const Json& json, const std::string& at,
+                       std::initializer_list<std::string_view> keys) {
+    if (!json.is_object()) Wrong(at, "is no object");
+    for (const auto& [key, value] : json.items()) {
+      if (std::find(keys.begin(), keys.end(), key) != keys.end()) continue;
+      std::string known;
+      for (const std::string_view name : keys) {
+        known += (known.empty() ? "" : ", ") + std::string(name);
+      }
+      Wrong(at, "has the unknown key '" + key + "'; known: " + known);
+    }
+  }
+
+  static std::string TextOr(const Json& json, const std::string& at,
+                            const char* key, const char* otherwise) {
+    if (!json.is_object() || !json.contains(key)) return otherwise;
+    if (!json[key].is_string())
+      Wrong(at, std::string("has a ") + key + " that is no text");
+    return json[key].get<std::string>();
+  }
+
+  static std::string TextOf(const Json& json, const std::string& at,
+                            const char* key) {
+    if (!json.contains(key)) Wrong(at, std::string("has no ") + key);
+    return TextOr(json, at, key, "");
+  }
+
+  template <typename Visit>
+  static void ForEach(const Json& json, const std::string& at, const char* key,
+                      const Visit& visit) {
+    if (!json.contains(key)) return;
+    const std::string list = Join(at, key);
+    if (!json[key].is_array()) Wrong(list, "is no list");
+    for (size_t i = 0; i < json[key].size(); ++i) {
+      visit(json[key][i], list + "[" + std::to_string(i) + "]");
+    }
+  }
+
+  void Param(const Json& json, const std::string& at, int32_t module,
+             const std::string& path) {
+    OnlyKeys(json, at, {"name", "shape", "dtype", "frozen"});
+    std::vector<int64_t> shape;
+    ForEach(json, at, "shape", [&](const Json& size, const std::string& to) {
+      if (!size.is_number_integer()) Wrong(to, "is no whole number");
+      shape.push_back(size.get<int64_t>());
+    });
+    const bool frozen = json.contains("frozen");
+    if (frozen && !json["frozen"].is_boolean()) {
+      Wrong(at, "has a frozen that is neither true nor false");
+    }
+    const std::string name = TextOf(json, at, "name");
+    builder_.AddParam(module, Join(path, name), name,
+                      ParseParamDType(TextOr(json, at, "dtype", "f32")), shape,
+                      frozen && json["frozen"].get<bool>());
+  }
+
+  void Module(const Json& json, const std::string& at, int32_t module,
+              const std::string& path, int depth) {
+    if (depth > kMaxDepth) {
+      Wrong(at, "is nested deeper than " + std::to_string(kMaxDepth));
+    }
+    if (depth == 0) {
+      OnlyKeys(json, at, {"class", "params", "modules", "ties", "groups"});
+    } else {
+      OnlyKeys(json, at, {"name", "class", "count", "params", "modules"});
+    }
+    ForEach(json, at, "params", [&](const Json& param, const std::string& to) {
+      Param(param, to, module, path);
+    });
+    ForEach(json, at, "modules", [&](const Json& child, const std::string& to) {
+      if (!child.is_object()) Wrong(to, "is no object");
+      const std::string name = TextOf(child, to, "name");
+      const std::string class_name = TextOr(child, to, "class", "");
+      const std::string inner = Join(path, name);
+      if (!child.contains("count")) {
+        const int32_t id = builder_.AddModule(module, inner, name, class_name);
+        Module(child, to, id, inner, depth + 1);
+        return;
+      }
+      const Json& count = child["count"];
+      if (!count.is_number_integer() || count.get<int64_t>() < 1 ||
+          count.get<int64_t>() > kMaxThings) {
+        Wrong(to, "has a count that is no whole number from 1 to " +
+                      std::to_string(kMaxThings));
+      }
+      const int32_t list =
+          builder_.AddModule(module, inner, name, "ModuleList");
+      for (int64_t i = 0; i < count.get<int64_t>(); ++i) {
+        const std::string number = std::to_string(i);
+        const std::string each = Join(inner, number);
+        const int32_t id = builder_.AddModule(list, each, number, class_name);
+        Module(child, to, id, each, depth + 1);
+      }
+    });
+  }
+
+  const Json& root_;
+  ModelBuilder builder_;
+};
+
+}  // namespace
+
+ModelBuilder::ModelBuilder(const std::string& class_name) {
+  shard_model* model = nullptr;
+  Check(shard_model_create(class_name.c_str(), &model));
+  result_.model.reset(model);
+  result_.class_name = class_name;
+}
+
+void ModelBuilder::Count() {
+  if (static_cast<int64_t>(modules_.size() + params_.size()) > kMaxThings) {
+    throw Failure("the model has more than " + std::to_string(kMaxThings) +
+                  " modules and parameters");
+  }
+}
+
+int32_t ModelBuilder::AddModule(int32_t parent, const std::string& path,
+                                const std::string& name,
+                                const std::string& class_name) {
+  Count();
+  int32_t id = 0;
+  Do(path, [&] {
+    return shard_model_add_module(
+        result_.model.get(), parent, name.c_str(),
+        class_name.empty() ? nullptr : class_name.c_str(), &id);
+  });
+  modules_.emplace(path, id);
+  return id;
+}
+
+void ModelBuilder::AddParam(int32_t module, const std::string& path,
+                            const std::string& name, int32_t dtype,
+                            const std::vector<int64_t>& shape, bool frozen) {
+  Count();
+  int32_t id = 0;
+  Do(path, [&] {
+    return shard_model_add_param(result_.model.get(), module, name.c_str(),
+                                 dtype, shape.data(),
+                                 static_cast<int32_t>(shape.size()), &id);
+  });
+  params_.emplace(path, id);
+  int64_t elements = 1;  // The library has checked that they fit.
+  for (const int64_t size : shape) elements *= size;
+  ++result_.params;
+  result_.elements += elements;
+  if (!frozen) return;
+  Do(path, [&] { return shard_model_freeze(result_.model.get(), id); });
+  result_.frozen_elements += elements;
+}
+
+int32_t ModelBuilder::ModuleOfPath(const std::string& path) {
+  // From the longest part that is there, inwards: keys may be deep.
+  std::vector<std::string> missing;
+  std::string at = path;
+  while (!modules_.contains(at)) {
+    missing.push_back(at);
+    at = Split(at).first;
+  }
+  int32_t id = modules_.at(at);
+  for (; !missing.empty(); missing.pop_back()) {
+    const auto [parent, name] = Split(missing.back());
+    id = AddModule(id, missing.back(), name,
+                   IsNumber(name) ? Split(parent).second : name);
+  }
+  return id;
+}
+
+void ModelBuilder::Tie(const std::string& name, const std::string& param) {
+  const auto found = params_.find(param);
+  if (found == params_.end()) {
+    throw Failure("'" + name + "' is tied to '" + param +
+                  "', which is no parameter");
+  }
+  const auto [path, last] = Split(name);
+  const int32_t module = ModuleOfPath(path);
+  Do(name, [&] {
+    return shard_model_tie(result_.model.get(), module, last.c_str(),
+                           found->second);
+  });
+}
+
+void ModelBuilder::AddGroup(const std::string& optimizer,
+                            const std::vector<std::string>& globs) {
+  std::vector<int32_t> ids;
+  for (const auto& [name, id] : params_) {
+    const bool matches = std::any_of(
+        globs.begin(), globs.end(),
+        [&](const std::string& glob) { return Matches(glob, name); });
+    if (matches && grouped_.insert(id).second) ids.push_back(id);
+  }
+  if (ids.empty()) {
+    throw Failure("model description: the group '" + optimizer +
+                  "' matches no parameter that is in no other");
+  }
+  std::sort(ids.begin(), ids.end());
+  int32_t group = 0;
+  Check(shard_model_add_param_group(result_.model.get(), optimizer.c_str(),
+                                    ids.data(), ids.size(), &group));
+}
+
+ModelDescription ReadModelDescription(const std::string& text) {
+  Json json;
+  try {
+    json = Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    throw Failure(std::string("model description: no JSON: ") + error.what());
+  }
+  return JsonReader(json).Read();
+}
+
+ModelDescription ModelOfKeys(const shard_checkpoint* checkpoint) {
+  shard_checkpoint_info info = SHARD_CHECKPOINT_INFO_INIT;
+  Check(shard_checkpoint_get_info(checkpoint, &info));
+  ModelBuilder builder("");
+  int64_t left_out = 0;
+  std::vector<std::pair<std::string, int64_t>> aliases;
+  std::map<int64_t, std::string> keys;
+  for (int64_t t = 0; t < info.num_tensors; ++t) {
+    shard_tensor_info tensor = SHARD_TENSOR_INFO_INIT;
+    Check(shard_checkpoint_tensor(checkpoint, t, &tensor));
+    if (tensor.role != SHARD_ROLE_PARAM || tensor.dtype > SHARD_F64) {
+      ++left_out;
+      continue;
+    }
+    const std::string key =
+        ReadText([&](char* buffer, size_t capacity, size_t* length) {
+          return shard_checkpoint_tensor_key(checkpoint, t, buffer, capacity,
+                                             length);
+        });
+    if (tensor.alias_of >= 0) {
+      aliases.emplace_back(key, tensor.alias_of);
+      continue;
+    }
+    const auto [path, name] = Split(key);
+    builder.AddParam(builder.ModuleOfPath(path), key, name, tensor.dtype,
+                     {tensor.shape, tensor.shape + tensor.ndim},
+                     tensor.trainable == 0);
+    keys.emplace(t, key);
+  }
+  for (const auto& [key, target] : aliases) {
+    if (const auto found = keys.find(target); found != keys.end()) {
+      builder.Tie(key, found->second);
+    }
+  }
+  ModelDescription result = builder.Finish();
+  result.left_out = left_out;
+  return result;
+}
+
+ModelDescription OpenModelDescription(const std::string& path) {
+  if (path.ends_with(".json") && !path.ends_with(".safetensors.index.json")) {
+    std::ifstream file(path);
+    std::stringstream text;
+    if (!file || !(text << file.rdbuf())) {
+      throw Failure("cannot read '" + path + "': " + std::strerror(errno));
+    }
+    return ReadModelDescription(text.str());
+  }
+  shard_checkpoint* checkpoint = nullptr;
+  Check(shard_checkpoint_open(path.c_str(), &checkpoint));
+  const Checkpoint owned(checkpoint);
+  return ModelOfKeys(checkpoint);
+}
+
+}  // namespace shardctl

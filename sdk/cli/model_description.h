@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Models that are described, for planning: as JSON, or by the keys of a
+// checkpoint or of safetensors.
+//
+// The JSON is a module, and what only the root has:
+//
+//   {
+//     "class": "GPT",                        may be left out, as all but names
+//     "params": [{"name": "scale", "shape": [768], "dtype": "bf16",
+//                 "frozen": true}],
+//     "modules": [{"name": "h", "class": "Block", "count": 12,
+//                  "params": [...], "modules": [...]}],
+//     "ties": [{"name": "head.weight", "param": "wte.weight"}],
+//     "groups": [{"optimizer": "?weight_decay=0", "match": ["*.bias"]}]
+//   }
+//
+// `dtype` is f32 unless it says otherwise. A module with a `count` stands for a
+// ModuleList of its name with that many children, 0 to count - 1. `match` has
+// globs, as Matches; a parameter is in the first group that matches. Keys that
+// are not listed here are errors: they would be typing errors.
+//
+// Of keys, a module has its own name as class, or that of its parent where it
+// is a number: h.0 is an "h".
+
+#ifndef SHARD_SDK_CLI_MODEL_DESCRIPTION_H_
+#define SHARD_SDK_CLI_MODEL_DESCRIPTION_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sdk/cli/handles.h"
+
+namespace shardctl {
+
+struct ModelDescription {
+  Model model;
+  std::string class_name;
+  int64_t params = 0;
+  int64_t elements = 0;
+  int64_t frozen_elements = 0;
+  int64_t left_out = 0;  // Tensors that are no parameters.
+};
+
+// Throws Failure naming the place in the JSON, or the key, that is wrong.
+ModelDescription ReadModelDescription(const std::string& json);
+ModelDescription ModelOfKeys(const shard_checkpoint* checkpoint);
+
+// Of the file at `path`, whichever it is: a file that ends in .json is a
+// description, unless it ends in .safetensors.index.json.
+ModelDescription OpenModelDescription(const std::string& path);
+
+// Adds modules by path.
+class ModelBuilder {
+ public:
+  explicit ModelBuilder(const std::string& class_name);
+
+  // `class_name` empty: none. Throws Failure with the path.
+  int32_t AddModule(int32_t parent, const std::string& path,
+                    const std::string& name, const std::string& class_name);
+  void AddParam(int32_t module, const std::string& path,
+                const std::string& name, int32_t dtype,
+                const std::vector<int64_t>& shape, bool frozen);
+  // The module of `path`, which is added where it is missing: with classes as
+  // for keys.
+  int32_t ModuleOfPath(const std::string& path);
+  void Tie(const std::string& name, const std::string& param);
+  void AddGroup(const std::string& optimizer,
+                const std::vector<std::string>& globs);
+
+  ModelDescription Finish() { return std::move(result_); }
+
+ private:
+  void Count();
+
+  ModelDescription result_;
+  std::map<std::string, int32_t> modules_{{"", 0}};
+  std::map<std::string, int32_t> params_;
+  std::set<int32_t> grouped_;
+};
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_MODEL_DESCRIPTION_H_

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What `shardctl report` draws, counted: which file holds how many bytes of
+// which kind of tensor, and where the largest tensors lie. A file of a
+// checkpoint is what one rank wrote.
+//
+// However large a checkpoint is, there are at most kMostRows rows, kMostTensors
+// tensors and kMostStripes stripes of each: files are then put together, and
+// so are neighbouring slices. Pure functions of a CheckpointView, but for
+// reading the places of slices.
+
+#ifndef SHARD_SDK_CLI_REPORT_HOLDINGS_H_
+#define SHARD_SDK_CLI_REPORT_HOLDINGS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "sdk/cli/checkpoint.h"
+
+namespace shardctl {
+
+inline constexpr size_t kMostRows = 64;
+inline constexpr size_t kMostTensors = 40;
+inline constexpr size_t kMostStripes = 64;
+
+// Tensors of one role and element type. Aliases are not counted.
+struct Kind {
+  int32_t role = 0;
+  int32_t dtype = 0;
+  int64_t tensors = 0;
+  int64_t numel = 0;
+  uint64_t bytes = 0;
+};
+
+// Files first to last, which are one unless there are more than kMostRows.
+struct FileRow {
+  size_t first = 0;
+  size_t last = 0;
+  std::vector<uint64_t> by_kind;  // Bytes, as Holdings::kinds; all its files.
+  uint64_t tensor_bytes = 0;
+  uint64_t file_bytes = 0;  // Of all its files, with what is between tensors.
+};
+
+// Consecutive elements of a tensor that lie in files first to last.
+struct Stripe {
+  size_t first = 0;
+  size_t last = 0;
+  int64_t numel = 0;
+};
+
+struct Striped {
+  size_t tensor = 0;  // In CheckpointView::tensors.
+  std::vector<Stripe> stripes;
+};
+
+struct Holdings {
+  std::vector<Kind> kinds;  // By role and dtype.
+  std::vector<FileRow> rows;
+  size_t files_per_row = 1;
+  std::vector<Striped> largest;  // By bytes, descending.
+  uint64_t max_bytes = 0;        // Of tensors in one file.
+  double mean_bytes = 0;
+
+  // 1: every file holds as much; 0: there is nothing.
+  double imbalance() const {
+    return mean_bytes > 0 ? static_cast<double>(max_bytes) / mean_bytes : 0;
+  }
+};
+
+Holdings CountHoldings(const CheckpointView& view);
+
+// Neighbours put together until there are at most kMostStripes.
+std::vector<Stripe> Summarized(const std::vector<Stripe>& stripes);
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_REPORT_HOLDINGS_H_

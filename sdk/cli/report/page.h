@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A checkpoint as one HTML page: no script, no resource from elsewhere, light
+// and dark, for wide and for narrow windows. Keys and names that are shown are
+// HtmlText (sdk/cli/text.h), and its Content-Security-Policy allows styles
+// only.
+//
+// Every bar carries its numbers: data-bytes or data-numel on its parts, and all
+// of it as text for those who do not see it. A pure function.
+
+#ifndef SHARD_SDK_CLI_REPORT_PAGE_H_
+#define SHARD_SDK_CLI_REPORT_PAGE_H_
+
+#include <string>
+
+#include "sdk/cli/checkpoint.h"
+#include "sdk/cli/report/holdings.h"
+
+namespace shardctl {
+
+std::string ReportPage(const CheckpointView& view, const Holdings& holdings);
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_REPORT_PAGE_H_

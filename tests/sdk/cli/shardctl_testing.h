@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// shardctl in a process of its own, as tests of its commands run it: what it
+// prints, on which stream, and how it ends.
+
+#ifndef SHARD_TESTS_SDK_CLI_SHARDCTL_TESTING_H_
+#define SHARD_TESTS_SDK_CLI_SHARDCTL_TESTING_H_
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace shardctl_testing {
+
+using Clock = std::chrono::steady_clock;
+
+inline constexpr const char* kShardctl = "sdk/cli/shardctl";
+inline constexpr int kSeconds = 60;  // After which a test gives up.
+
+struct Result {
+  int code = -1;  // 128 + signal when it was killed.
+  std::string out;
+  std::string error;
+};
+
+// shardctl in a process of its own, with its output in pipes.
+class Shardctl {
+ public:
+  explicit Shardctl(std::vector<std::string> arguments,
+                    const char* terminal = nullptr, bool non_blocking = false) {
+    int out[2];
+    int error[2];
+    if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(error, O_CLOEXEC) != 0) {
+      std::abort();
+    }
+    if (non_blocking) ::fcntl(out[1], F_SETFL, O_NONBLOCK);
+    arguments.insert(arguments.begin(), kShardctl);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      const int tty = terminal != nullptr ? ::open(terminal, O_RDWR) : -1;
+      ::dup2(tty >= 0 ? tty : out[1], STDOUT_FILENO);
+      ::dup2(error[1], STDERR_FILENO);
+      std::vector<char*> argv;
+      for (std::string& argument : arguments) argv.push_back(argument.data());
+      argv.push_back(nullptr);
+      ::execv(kShardctl, argv.data());
+      ::_exit(99);
+    }
+    ::close(out[1]);
+    ::close(error[1]);
+    out_ = out[0];
+    error_ = error[0];
+  }
+
+  ~Shardctl() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+    CloseOutput();
+    ::close(error_);
+  }
+
+  // Reads no more of stdout.
+  void CloseOutput() {
+    if (out_ >= 0) ::close(out_);
+    out_ = -1;
+    out_open_ = false;
+  }
+
+  void Kill(int signal) { ::kill(pid_, signal); }
+
+  // Reads until `text` has come `times` times on stdout.
+  void ReadUntil(const std::string& text, int times = 1) {
+    const auto count = [&] {
+      int found = 0;
+      for (size_t at = result_.out.find(text); at != std::string::npos;
+           at = result_.out.find(text, at + text.size())) {
+        ++found;
+      }
+      return found;
+    };
+    while (count() < times) {
+      ASSERT_TRUE(ReadSome()) << result_.out << result_.error;
+    }
+  }
+
+  // Waits for its end.
+  Result Wait() {
+    while (ReadSome()) {
+    }
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    pid_ = -1;
+    result_.code =
+        WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return result_;
+  }
+
+ private:
+  // False at the end of both streams, or when the test has taken too long.
+  bool ReadSome() {
+    pollfd entries[2] = {{out_open_ ? out_ : -1, POLLIN, 0},
+                         {error_open_ ? error_ : -1, POLLIN, 0}};
+    if (!out_open_ && !error_open_) return false;
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+    if (::poll(entries, 2, std::max<int>(0, static_cast<int>(left.count()))) <=
+        0) {
+      ADD_FAILURE() << "shardctl took longer than " << kSeconds << " s";
+      Kill(SIGKILL);
+      return false;
+    }
+    if (entries[0].revents != 0) out_open_ = Take(out_, &result_.out);
+    if (entries[1].revents != 0) error_open_ = Take(error_, &result_.error);
+    return true;
+  }
+
+  static bool Take(int fd, std::string* to) {
+    char buffer[4096];
+    const ssize_t size = ::read(fd, buffer, sizeof(buffer));
+    if (size > 0) to->append(buffer, static_cast<size_t>(size));
+    return size > 0;
+  }
+
+  const Clock::time_point deadline_ =
+      Clock::now() + std::chrono::seconds(kSeconds);
+  pid_t pid_ = -1;
+  int out_ = -1;
+  int error_ = -1;
+  bool out_open_ = true;
+  bool error_open_ = true;
+  Result result_;
+};
+
+inline Result RunShardctl(const std::vector<std::string>& arguments) {
+  return Shardctl(arguments).Wait();
+}
+
+inline bool Has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace shardctl_testing
+
+#endif  // SHARD_TESTS_SDK_CLI_SHARDCTL_TESTING_H_
