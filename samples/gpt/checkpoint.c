@@ -46,3 +46,15 @@ shard_error* checkpoint_resume(const options* opts, shard_engine* engine,
   run->world_size = report.saved_world_size;
   return NULL;
 }
+
+shard_error* checkpoint_export(const options* opts) {
+  shard_checkpoint* saved;
+  shard_error* error = shard_checkpoint_open(opts->save, &saved);
+  if (error) return error;
+  shard_convert_options convert_options = SHARD_CONVERT_OPTIONS_INIT;
+  convert_options.content = SHARD_STATE_MODEL;
+  convert_options.overwrite = 1;
+  error = shard_checkpoint_export(saved, opts->export_path, &convert_options);
+  shard_checkpoint_free(saved);
+  return error;
+}

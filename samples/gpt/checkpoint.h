@@ -31,4 +31,8 @@ typedef struct resumed_run {
 shard_error* checkpoint_resume(const options* opts, shard_engine* engine,
                                resumed_run* run);
 
+// Writes the parameters of what was saved last as opts->export_path. For one
+// rank: it needs neither the engine nor the others.
+shard_error* checkpoint_export(const options* opts);
+
 #endif  // SHARD_SAMPLES_GPT_CHECKPOINT_H_

@@ -379,8 +379,13 @@ static bool finish(trainer* t) {
     complain(t, "--log", message);
     return false;
   }
-  if (t->saving) printf("saved   %s: step %d\n", t->opts->save, t->opts->steps);
-  sample_print(t->sample, t->opts->sample);
+  const options* opts = t->opts;
+  if (t->saving) printf("saved   %s: step %d\n", opts->save, opts->steps);
+  if (opts->export_path) {
+    if (!ok(t, "--export", checkpoint_export(opts))) return false;
+    printf("exported %s\n", opts->export_path);
+  }
+  sample_print(t->sample, opts->sample);
   printf("validation loss %.4f\n", t->validation_loss);
   return true;
 }

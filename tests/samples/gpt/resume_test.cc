@@ -161,6 +161,26 @@ TEST_F(ResumeTest, AtItsLastStepItOnlyValidates) {
       std::filesystem::exists(Checkpoints() + "/step-000030/data-00002.bin"));
 }
 
+// Of what was saved by 2 ranks, and then once more by 3.
+TEST_F(ResumeTest, ExportsWhatItSaved) {
+  const std::string first = folder_ + "/first.safetensors";
+  TrainAndSave("--rank-threads 2 --stage 3 --export " + first);
+  const std::string bytes = ReadFile(first);
+  ASSERT_GT(bytes.size(), 8u);
+  // Parameters and no states; the tied one once.
+  EXPECT_THAT(
+      bytes,
+      AllOf(HasSubstr("\"wte.weight\""), HasSubstr("\"h.5.mlp.c_proj.bias\""),
+            Not(HasSubstr("\"lm_head.weight\"")), Not(HasSubstr("exp_avg"))));
+  const std::string again = folder_ + "/again.safetensors";
+  const Outcome outcome =
+      Run(Short("--rank-threads 3 --resume " + Checkpoints() + " --save " +
+                Checkpoints() + " --export " + again));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("\nexported " + again + "\n"));
+  EXPECT_EQ(ReadFile(again), bytes);
+}
+
 // ---- Runs that are killed ---------------------------------------------------
 
 // Rates that do not depend on --steps: a run without an end and one with have
