@@ -106,6 +106,7 @@ Status DataWriter::Fill(const Chunk& chunk, std::byte* to) {
   SHARD_RETURN_IF_ERROR(fetch_(fetches));
   for (const DataFetch& fetch : fetches) {
     const DataSource& source = sources_[fetch.source];
+    // The chunk in which it begins: only one thread says it.
     if (source.offset < chunk.begin) continue;
     checksums_[fetch.source] = ChecksumOf(fetch.to, source.bytes);
   }
