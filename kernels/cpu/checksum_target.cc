@@ -75,9 +75,7 @@ Xxh128 ChecksumBytes(const void* data, size_t bytes) {
 Xxh128 CopyAndChecksum(void* to, const void* from, size_t bytes) {
   const bool past_caches =
       bytes >= kLeastPastCaches && reinterpret_cast<uintptr_t>(to) % 64 == 0;
-  // gcc's address sanitizer does not align what is on the stack to the 64 bytes
-  // that the state asks for.
-  alignas(64) static thread_local XXH3_state_t state;
+  XXH3_state_t state;
   XXH3_128bits_reset(&state);
   for (size_t at = 0; at < bytes; at += kBlock) {
     const size_t count = bytes - at < kBlock ? bytes - at : kBlock;

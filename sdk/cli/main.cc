@@ -34,8 +34,9 @@ its keys. Errors go to stderr.
 Exit codes: 0 fine, 1 what was looked for is wrong or different, 2 wrong use,
 3 an error. `run` ends as its ranks do.)";
 
+// Messages quote keys and paths.
 void Say(const std::string& text) {
-  std::fprintf(stderr, "shardctl: %s\n", text.c_str());
+  std::fprintf(stderr, "shardctl: %s\n", shardctl::ShownMessage(text).c_str());
 }
 
 }  // namespace
@@ -67,10 +68,9 @@ int main(int argc, char** argv) {
   try {
     return body();
   } catch (const shardctl::Failure& failure) {
-    // Messages quote keys and paths as they are.
-    Say(shardctl::Shown(failure.what()));
+    Say(failure.what());
   } catch (const std::exception& error) {
-    Say(shardctl::Shown(error.what()));
+    Say(error.what());
   }
   return shardctl::kFailed;
 }

@@ -55,6 +55,10 @@ class JsonReader {
       : root_(root), builder_(TextOr(root, "", "class", "")) {}
 
   ModelDescription Read() {
+    if (Things(root_, 0) > kMaxThings) {
+      Wrong("", "has more than " + std::to_string(kMaxThings) +
+                    " modules and parameters");
+    }
     Module(root_, "", 0, "", 0);
     ForEach(root_, "", "ties", [&](const Json& tie, const std::string& at) {
       OnlyKeys(tie, at, {"name", "param"});
@@ -115,6 +119,27 @@ class JsonReader {
     for (size_t i = 0; i < json[key].size(); ++i) {
       visit(json[key][i], list + "[" + std::to_string(i) + "]");
     }
+  }
+
+  // Modules and parameters at or below a module, or more than kMaxThings. What
+  // is not as it should be counts as little: Module says what is wrong with it.
+  static int64_t Things(const Json& json, int depth) {
+    if (!json.is_object() || depth > kMaxDepth) return 0;
+    int64_t things = 1;
+    if (json.contains("params")) {
+      things += static_cast<int64_t>(json["params"].size());
+    }
+    if (json.contains("modules") && json["modules"].is_array()) {
+      for (const Json& child : json["modules"]) {
+        things = std::min(things + Things(child, depth + 1), kMaxThings + 1);
+      }
+    }
+    int64_t count = 1;
+    if (depth > 0 && json.contains("count") &&
+        json["count"].is_number_integer()) {
+      count = std::clamp<int64_t>(json["count"].get<int64_t>(), 0, kMaxThings);
+    }
+    return std::min(things * count + 1, kMaxThings + 1);
   }
 
   void Param(const Json& json, const std::string& at, int32_t module,
@@ -188,17 +213,9 @@ ModelBuilder::ModelBuilder(const std::string& class_name) {
   result_.class_name = class_name;
 }
 
-void ModelBuilder::Count() {
-  if (static_cast<int64_t>(modules_.size() + params_.size()) > kMaxThings) {
-    throw Failure("the model has more than " + std::to_string(kMaxThings) +
-                  " modules and parameters");
-  }
-}
-
 int32_t ModelBuilder::AddModule(int32_t parent, const std::string& path,
                                 const std::string& name,
                                 const std::string& class_name) {
-  Count();
   int32_t id = 0;
   Do(path, [&] {
     return shard_model_add_module(
@@ -212,7 +229,6 @@ int32_t ModelBuilder::AddModule(int32_t parent, const std::string& path,
 void ModelBuilder::AddParam(int32_t module, const std::string& path,
                             const std::string& name, int32_t dtype,
                             const std::vector<int64_t>& shape, bool frozen) {
-  Count();
   int32_t id = 0;
   Do(path, [&] {
     return shard_model_add_param(result_.model.get(), module, name.c_str(),

@@ -75,8 +75,6 @@ class ModelBuilder {
   ModelDescription Finish() { return std::move(result_); }
 
  private:
-  void Count();
-
   ModelDescription result_;
   std::map<std::string, int32_t> modules_{{"", 0}};
   std::map<std::string, int32_t> params_;

@@ -61,9 +61,7 @@ bool IsHarmful(uint32_t c) {
          c == 0xfeff || (c >= 0xfff0 && c <= 0xfffb) || (c >> 8) == 0xe00;
 }
 
-}  // namespace
-
-std::string Shown(std::string_view text) {
+std::string Escaped(std::string_view text, bool backslashes) {
   std::string shown;
   while (!text.empty()) {
     uint32_t c = 0;
@@ -73,7 +71,7 @@ std::string Shown(std::string_view text) {
       text.remove_prefix(1);
       continue;
     }
-    if (c == '\\') {
+    if (c == '\\' && backslashes) {
       shown += "\\\\";
     } else if (c == '\n') {
       shown += "\\n";
@@ -87,6 +85,16 @@ std::string Shown(std::string_view text) {
     text.remove_prefix(size);
   }
   return shown;
+}
+
+}  // namespace
+
+std::string Shown(std::string_view text) {
+  return Escaped(text, /*backslashes=*/true);
+}
+
+std::string ShownMessage(std::string_view message) {
+  return Escaped(message, /*backslashes=*/false);
 }
 
 std::string HtmlText(std::string_view text) {

@@ -26,6 +26,10 @@ using Json = nlohmann::ordered_json;
 // as \n, \x1b, \u{202e}, \\.
 std::string Shown(std::string_view text);
 
+// The same for a message, which has its backslashes already: shard.h's errors
+// write control characters as \x1b.
+std::string ShownMessage(std::string_view message);
+
 // Shown, with <, >, &, " and ' as entities: for elements and for attributes in
 // quotes.
 std::string HtmlText(std::string_view text);

@@ -83,7 +83,7 @@ int RunVerify(const VerifyArguments& arguments) {
     std::string text;
     for (const std::string& problem : problems) {
       text += std::string(OutStyle().red) + "damaged" + OutStyle().reset +
-              ": " + Shown(problem) + "\n";
+              ": " + ShownMessage(problem) + "\n";
     }
     text += CountText(problems.size()) +
             (problems.size() == 1 ? " problem" : " problems") + " in " +

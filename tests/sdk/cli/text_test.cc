@@ -30,6 +30,8 @@ TEST(TextTest, ControlCharactersAreWritten) {
             "\\u{9b}2J");
   // Text that looks like an escaped one is told apart.
   EXPECT_EQ(Shown("a\\nb"), "a\\\\nb");
+  // But for messages that are escaped already.
+  EXPECT_EQ(ShownMessage("a\\x1b\x1b"), "a\\x1b\\x1b");
 }
 
 TEST(TextTest, WhatTurnsTextAroundOrHidesIsWritten) {

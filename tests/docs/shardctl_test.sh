@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# docs/shardctl.md has every command, and in its section every option that it
+# has, and no others; the help of each has an example.
+
+set -euo pipefail
+
+document=docs/shardctl.md
+
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+# Lines of a list between its title and an empty line.
+commands="$(sdk/cli/shardctl --help |
+  awk '/^Subcommands:/ { list = 1; next } list && NF == 0 { exit }
+       list && /^  [a-z]/ { print $1 }' | sort)"
+[[ "$(wc -l <<<"$commands")" -ge 10 ]] || fail "few commands: $commands"
+diff <(echo "$commands") <(sed -nE 's/^## ([a-z]+)$/\1/p' "$document" | sort) ||
+  fail "shardctl (<) and $document (>) have different commands"
+diff <(echo "$commands") \
+  <(sed -nE 's/^\| \[`([a-z]+)`\]\(#([a-z]+)\).*/\1/p' "$document" | sort) ||
+  fail "shardctl (<) and the table of $document (>) have different commands"
+
+# What is true of all commands is said once, at the top.
+common="$(sed '/^## /,$d' "$document")"
+for command in $commands; do
+  help="$(sdk/cli/shardctl "$command" --help)"
+  grep -qE "^(Example: |  )shardctl $command " <<<"$help" ||
+    fail "shardctl $command --help has no example"
+  section="$(awk -v begin="## $command" '$0 == begin { on = 1; next }
+    on && /^## / { exit } on' "$document")"
+  has="$(sed -nE 's/^  (-[a-z],)?(--[a-z0-9-]+).*/\2/p' <<<"$help" |
+    grep -vx -e --help)"
+  for option in $has; do
+    grep -qE -- "$option([^a-z-]|\$)" <<<"$section$common" || {
+      # What the conversions share is said of the first one.
+      [[ "$command" =~ ^(merge|import)$ ]] &&
+        grep -qE -- "$option([^a-z-]|\$)" \
+          <<<"$(awk '/^## reshard$/ { on = 1; next } on && /^## / { exit } on' \
+            "$document")"
+    } || fail "$document does not have $option of $command"
+  done
+  for option in $(grep -oE -- '`--[a-z0-9-]+' <<<"$section" | tr -d '`' |
+    sort -u); do
+    grep -qx -e "$option" -e --help <<<"$has"$'\n--help' ||
+      fail "$document has $option, which $command has not"
+  done
+done

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `shardctl plan`, against numbers worked out by hand.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/sdk/cli/checkpoint_testing.h"
+
+namespace shardctl_testing {
+namespace {
+
+using Json = nlohmann::json;
+
+// 4 blocks of 1024 x 1024 = 2^20 elements, and 2^20 more, tied: 5 x 2^20.
+constexpr const char* kModel = R"({
+  "class": "Net",
+  "params": [{"name": "embed", "shape": [1024, 1024]}],
+  "modules": [{"name": "h", "class": "Block", "count": 4,
+               "params": [{"name": "w", "shape": [1024, 1024]}]}],
+  "ties": [{"name": "head.out.weight", "param": "embed"}]
+})";
+constexpr double kMiB = 1 << 20;
+
+class PlanTest : public ::testing::Test {
+ protected:
+  PlanTest() { WriteFile(model_, kModel); }
+
+  Result Plan(std::vector<std::string> options) {
+    options.insert(options.begin(), {"plan", model_});
+    return RunShardctl(options);
+  }
+  Json PlanJson(std::vector<std::string> options) {
+    options.push_back("--json");
+    const Result result = Plan(options);
+    EXPECT_EQ(result.code, 0) << result.error;
+    return ParseJson(result);
+  }
+
+  Folder folder_;
+  const std::string model_ = folder_ / "model.json";
+};
+
+TEST_F(PlanTest, MemoryOfEveryStage) {
+  const Json json = PlanJson(
+      {"--ranks", "4", "--wrap", "class?names=Block", "--prefetch", "0"});
+  EXPECT_EQ(json["model"]["params"], 5);
+  EXPECT_EQ(json["model"]["elements"], 5 * kMiB);
+  ASSERT_EQ(json["plans"].size(), 4u);
+  // In MiB: whole f32, and a rank's quarter. AdamW has two states.
+  const double whole = 20, part = 5, states = 10, slots = 2 * 4;
+  for (int stage = 0; stage <= 3; ++stage) {
+    SCOPED_TRACE(stage);
+    const Json& memory = json["plans"][static_cast<size_t>(stage)]["memory"];
+    EXPECT_EQ(memory["param_bytes"], (stage < 3 ? whole : part) * kMiB);
+    EXPECT_EQ(memory["grad_bytes"], (stage < 2 ? whole : part) * kMiB);
+    EXPECT_EQ(memory["state_bytes"], states * kMiB);
+    // A block's and the root's: one slot for each depth.
+    EXPECT_EQ(memory["transient_bytes"], (stage < 2    ? 0
+                                          : stage == 2 ? slots
+                                                       : 2 * slots) *
+                                             kMiB);
+    EXPECT_EQ(json["plans"][static_cast<size_t>(stage)]["units"], 5);
+  }
+}
+
+TEST_F(PlanTest, Traffic) {
+  const Json json = PlanJson({"--ranks", "4", "--wrap", "class?names=Block",
+                              "--prefetch", "0", "--micro-batches", "3"});
+  const double share = 0.75 * 20 * kMiB;
+  const auto traffic = [&](size_t stage) {
+    return json["plans"][stage]["traffic"];
+  };
+  for (const size_t stage : {0u, 1u}) {
+    EXPECT_EQ(traffic(stage)["reduce_bytes"], share);
+    EXPECT_EQ(traffic(stage)["gather_bytes"], share);
+  }
+  EXPECT_EQ(traffic(2)["reduce_bytes"], 3 * share);
+  EXPECT_EQ(traffic(2)["gather_bytes"], share);
+  EXPECT_EQ(traffic(3)["reduce_bytes"], 3 * share);
+  EXPECT_EQ(traffic(3)["gather_bytes"], 6 * share);
+  EXPECT_EQ(traffic(3)["total_bytes"], 9 * share);
+}
+
+TEST_F(PlanTest, TrafficOfShardGroupsAndOfWhatIsKept) {
+  const std::vector<std::string> options = {
+      "--ranks",           "4",          "--stages", "3", "--wrap",
+      "class?names=Block", "--prefetch", "0"};
+  auto grouped = options;
+  grouped.insert(grouped.end(), {"--group-size", "2"});
+  // Twice half of it within the group, and a quarter to the other one.
+  EXPECT_EQ(PlanJson(grouped)["plans"][0]["traffic"]["gather_bytes"],
+            (2 * 0.5 + 0.25) * 20 * kMiB);
+  auto kept = options;
+  kept.insert(kept.end(), {"--keep-after-forward", "--micro-batches", "5"});
+  EXPECT_EQ(PlanJson(kept)["plans"][0]["traffic"]["gather_bytes"],
+            0.75 * 20 * kMiB);
+  auto whole = options;
+  whole.insert(whole.end(), {"--whole-grads", "--micro-batches", "5"});
+  EXPECT_EQ(PlanJson(whole)["plans"][0]["traffic"]["reduce_bytes"],
+            0.75 * 20 * kMiB);
+}
+
+TEST_F(PlanTest, OneRankSendsNothing) {
+  const Json json = PlanJson({"--ranks", "1"});
+  for (const Json& plan : json["plans"]) {
+    EXPECT_EQ(plan["traffic"]["total_bytes"], 0);
+  }
+}
+
+// One unit shards nothing: the plan says so, and the traffic follows it.
+TEST_F(PlanTest, APlanThatDoesNotShardIsNotCountedAsIfItDid) {
+  const Json json = PlanJson({"--ranks", "4", "--stages", "3"});
+  EXPECT_EQ(json["plans"][0]["shards_params"], false);
+  EXPECT_EQ(json["plans"][0]["traffic"]["gather_bytes"], 0.75 * 20 * kMiB);
+  EXPECT_NE(json["plans"][0]["warnings"], "");
+}
+
+TEST_F(PlanTest, Times) {
+  const Json json =
+      PlanJson({"--ranks", "4", "--stages", "1", "--bandwidth", "31457280",
+                "--flops", "1e12", "--tokens", "1000"});
+  const Json& seconds = json["plans"][0]["seconds"];
+  // 30 MiB at 30 MiB/s.
+  EXPECT_DOUBLE_EQ(seconds["communication"], 1);
+  const double computation = 6 * 5 * kMiB * 1000 / 1e12;
+  EXPECT_DOUBLE_EQ(seconds["computation"], computation);
+  EXPECT_DOUBLE_EQ(seconds["step_hidden"], 1);
+  EXPECT_DOUBLE_EQ(seconds["step_exposed"], 1 + computation);
+}
+
+TEST_F(PlanTest, SaysWhatFits) {
+  const Result fits =
+      Plan({"--ranks", "1,4", "--stages", "1", "--memory", "60MiB"});
+  EXPECT_EQ(fits.code, 0) << fits.error;
+  EXPECT_TRUE(Has(fits.out, "    1      1  20.0 MiB  20.0 MiB  40.0 MiB"));
+  EXPECT_TRUE(Has(fits.out, "  no\n"));
+  EXPECT_TRUE(Has(fits.out, "  yes\n"));
+  EXPECT_EQ(Plan({"--ranks", "4", "--memory", "1MiB"}).code, 1);
+}
+
+TEST_F(PlanTest, TextOfAPlan) {
+  const Result result = Plan({"--ranks", "4", "--stages", "1"});
+  EXPECT_EQ(result.out,
+            model_ +
+                ": 5,242,880 elements in 5 parameters\n"
+                "adamw, even\n"
+                "\n"
+                "ranks  stage    params     grads    states  slots     total  "
+                "sent/step\n"
+                "    4      1  20.0 MiB  20.0 MiB  10.0 MiB    0 B  50.0 MiB  "
+                " 30.0 MiB\n");
+  EXPECT_EQ(result.error, "");
+}
+
+TEST_F(PlanTest, FrozenAndGroups) {
+  WriteFile(model_, R"({
+    "params": [{"name": "a", "shape": [1024], "frozen": true},
+               {"name": "b", "shape": [1024], "dtype": "bf16"},
+               {"name": "c.bias", "shape": [1]}]})");
+  // A dot in a name is the library's to refuse; the place is named.
+  const Result dotted = Plan({});
+  EXPECT_EQ(dotted.code, 3);
+  EXPECT_TRUE(Has(dotted.error, "c.bias")) << dotted.error;
+  WriteFile(model_, R"({
+    "params": [{"name": "a", "shape": [1024], "frozen": true},
+               {"name": "b", "shape": [1024], "dtype": "bf16"},
+               {"name": "c", "shape": [1024]}],
+    "groups": [{"optimizer": "sgd", "match": ["c"]}]})");
+  const Json json = PlanJson({"--ranks", "1", "--stages", "1"});
+  EXPECT_EQ(json["model"]["frozen_elements"], 1024);
+  // AdamW's two states and the master of b; c has none.
+  EXPECT_EQ(json["plans"][0]["memory"]["state_bytes"], 3 * 4096);
+}
+
+TEST_F(PlanTest, WrongDescriptionsAreNamed) {
+  const auto error = [&](const char* json) {
+    WriteFile(model_, json);
+    const Result result = Plan({});
+    EXPECT_EQ(result.code, 3) << result.out;
+    EXPECT_EQ(result.out, "");
+    return result.error;
+  };
+  EXPECT_TRUE(Has(error("{"), "no JSON"));
+  EXPECT_TRUE(Has(error("[]"), "the root is no object"));
+  EXPECT_TRUE(Has(error(R"({"parms": []})"),
+                  "the root has the unknown key 'parms'; known: class, params, "
+                  "modules, ties, groups"));
+  EXPECT_TRUE(
+      Has(error(R"({"modules": [{"class": "x"}]})"), "modules[0] has no name"));
+  EXPECT_TRUE(Has(error(R"({"params": [{"name": "a", "shape": ["x"]}]})"),
+                  "params[0].shape[0] is no whole number"));
+  EXPECT_TRUE(Has(error(R"({"params": [{"name": "a", "dtype": "int3"}]})"),
+                  "unknown element type 'int3'; give f32, bf16, f16 or f64"));
+  EXPECT_TRUE(
+      Has(error(R"({"params": [{"name": "a", "shape": [-1]}]})"), "'a': "));
+  EXPECT_TRUE(Has(error(R"({"ties": [{"name": "b", "param": "a"}]})"),
+                  "'b' is tied to 'a', which is no parameter"));
+  EXPECT_TRUE(Has(error(R"({"params": [{"name": "a"}],
+                            "groups": [{"optimizer": "", "match": ["b"]}]})"),
+                  "matches no parameter"));
+  EXPECT_TRUE(Has(error(R"({"modules": [{"name": "h", "count": 0}]})"),
+                  "modules[0] has a count that is no whole number from 1"));
+  // A short text that asks for more than there is.
+  EXPECT_TRUE(Has(error(R"({"modules": [{"name": "a", "count": 10000000,
+        "modules": [{"name": "b", "count": 10000000}]}]})"),
+                  "more than 10000000 modules and parameters"));
+}
+
+TEST_F(PlanTest, OfSafetensors) {
+  const std::string path = folder_ / "model.safetensors";
+  WriteSafetensors(path, {{"h.0.w", std::vector<float>(1024)},
+                          {"h.1.w", std::vector<float>(1024)},
+                          {"out", std::vector<float>(2048)}});
+  const Result result = RunShardctl({"plan", path, "--ranks", "2", "--stages",
+                                     "3", "--wrap", "class?names=h", "--json"});
+  const Json json = ParseJson(result);
+  EXPECT_EQ(json["model"]["params"], 3);
+  EXPECT_EQ(json["model"]["elements"], 4096);
+  // h.0 and h.1 are of class "h", as is the module around them.
+  EXPECT_EQ(json["plans"][0]["units"], 4);
+}
+
+TEST_F(PlanTest, OfACheckpoint) {
+  const std::string root = folder_ / "ckpt";
+  SaveCheckpoint(root, 2, 1);
+  const Json json =
+      ParseJson(RunShardctl({"plan", root, "--ranks", "2", "--json"}));
+  EXPECT_EQ(json["model"]["elements"], kElements);
+  EXPECT_EQ(json["model"]["frozen_elements"], 8);
+  EXPECT_EQ(json["model"]["params"], 6);
+}
+
+TEST_F(PlanTest, SixteenThousandRanks) {
+  const Json json = PlanJson({"--ranks", "16384", "--wrap", "always"});
+  EXPECT_EQ(json["plans"].size(), 4u);
+  EXPECT_EQ(json["plans"][1]["memory"]["state_bytes"], 5 * 2 * 4096);
+}
+
+TEST_F(PlanTest, WrongUse) {
+  EXPECT_EQ(Plan({"--ranks", "0"}).code, 2);
+  EXPECT_EQ(Plan({"--stages", "4"}).code, 2);
+  EXPECT_EQ(RunShardctl({"plan", "/no/such/model"}).code, 2);
+  EXPECT_TRUE(Has(Plan({"--partition", "odd"}).error,
+                  "unknown partition 'odd'; known: even greedy bucket"));
+  EXPECT_TRUE(Has(Plan({"--optimizer", "none"}).error, "known: "));
+}
+
+}  // namespace
+}  // namespace shardctl_testing
