@@ -3,8 +3,8 @@
 #include "core/checkpoint/piece_reader.h"
 
 #include <algorithm>
-#include <system_error>
-#include <thread>
+
+#include "core/base/parallel.h"
 
 namespace shard {
 
@@ -21,35 +21,24 @@ PieceReader::PieceReader(std::span<const Range> ranges, const Read& read)
 }
 
 Status PieceReader::Run(const ReadOptions& options, const PieceSink& sink) {
-  const size_t limit = std::min<size_t>(first_.back(), kMaxThreads);
-  const auto threads = static_cast<size_t>(std::max(options.threads, 1));
-  {
-    std::vector<std::jthread> others;
-    for (size_t i = 1; i < std::min(threads, limit); ++i) {
-      // Without more threads it only takes longer.
-      try {
-        others.emplace_back([&] { Work(options, sink); });
-      } catch (const std::system_error&) {
-        break;
-      }
-    }
-    Work(options, sink);
-  }
-  return status_;
+  ProgressMeter progress(options.progress, total_bytes_);
+  const size_t pieces = std::min<size_t>(first_.back(), kMaxThreads);
+  const int threads =
+      std::clamp(options.threads, 1, std::max(static_cast<int>(pieces), 1));
+  return RunOnThreads(threads, [&](int) { return Work(sink, &progress); });
 }
 
-void PieceReader::Work(const ReadOptions& options, const PieceSink& sink) {
+Status PieceReader::Work(const PieceSink& sink, ProgressMeter* progress) {
   std::vector<std::byte> buffer;
-  while (!stop_.load()) {
+  for (;;) {
     const size_t piece = next_.fetch_add(1);
-    if (piece >= first_.back()) return;
+    if (piece >= first_.back() || stop_) return Status();
     uint64_t bytes = 0;
     Status status = ReadPiece(piece, &buffer, sink, &bytes);
-    if (status.ok()) status = Report(options.progress, bytes);
+    if (status.ok() && !stop_) status = progress->Add(bytes);
     if (status.ok()) continue;
-    stop_.store(true);
-    const std::lock_guard lock(mutex_);
-    if (status_.ok()) status_ = status;
+    stop_ = true;
+    return status;
   }
 }
 
@@ -67,18 +56,6 @@ Status PieceReader::ReadPiece(size_t piece, std::vector<std::byte>* buffer,
   const int64_t begin = range.begin + skip;
   SHARD_RETURN_IF_ERROR(read_(index, begin, std::span(*buffer).first(*bytes)));
   return sink(index, begin, numel, buffer->data());
-}
-
-Status PieceReader::Report(const Progress& progress, uint64_t bytes) {
-  if (progress == nullptr) return Status();
-  const std::lock_guard lock(mutex_);
-  // After an error or a cancellation nobody is called any more.
-  if (!status_.ok() || stop_.load()) return Status();
-  done_bytes_ += bytes;
-  if (progress(done_bytes_, total_bytes_)) return Status();
-  stop_.store(true);
-  return Cancelled("cancelled after ", done_bytes_, " of ", total_bytes_,
-                   " bytes");
 }
 
 }  // namespace shard

@@ -13,11 +13,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/checkpoint/progress.h"
 #include "core/checkpoint/tensor_store.h"
 
 namespace shard {
@@ -48,10 +48,9 @@ class PieceReader {
   static int64_t PieceNumel(const Range& range) {
     return static_cast<int64_t>(kPieceBytes / range.element_size);
   }
-  void Work(const ReadOptions& options, const PieceSink& sink);
+  Status Work(const PieceSink& sink, ProgressMeter* progress);
   Status ReadPiece(size_t piece, std::vector<std::byte>* buffer,
                    const PieceSink& sink, uint64_t* bytes);
-  Status Report(const Progress& progress, uint64_t bytes);
 
   std::span<const Range> ranges_;
   const Read& read_;
@@ -61,9 +60,6 @@ class PieceReader {
 
   std::atomic<size_t> next_{0};
   std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  uint64_t done_bytes_ = 0;  // Guarded by mutex_, as the status.
-  Status status_;
 };
 
 }  // namespace shard
