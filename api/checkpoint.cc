@@ -5,11 +5,12 @@
 #include <string>
 #include <utility>
 
-#include "api/checkpoint_options.h"
 #include "api/collective.h"
 #include "api/error.h"
 #include "api/handles.h"
 #include "api/options.h"
+#include "api/progress.h"
+#include "api/state_options.h"
 #include "api/text.h"
 #include "core/engine/checkpoints.h"
 #include "core/engine/engine.h"
@@ -17,35 +18,14 @@
 namespace {
 
 using shard::Deadline;
-using shard::InvalidArgument;
 using shard::LoadOptions;
 using shard::LoadReport;
 using shard::SaveOptions;
-using shard::StateOptions;
 using shard::Status;
-using shard::api::CheckFlag;
 using shard::api::Guard;
 using shard::api::GuardCollective;
 using shard::api::ReadOptions;
-
-// What both kinds of options say of what is meant.
-template <typename Options>
-Status ReadStateOptions(const Options& from, StateOptions* to) {
-  to->content = static_cast<shard::StateContent>(from.content);
-  SHARD_RETURN_IF_ERROR(
-      CheckFlag("ignore_frozen", from.ignore_frozen, &to->ignore_frozen));
-  SHARD_RETURN_IF_ERROR(
-      CheckFlag("strip_prefix", from.strip_prefix, &to->strip_prefix));
-  if (from.num_submodules < 0 ||
-      (from.num_submodules > 0 && from.submodules == nullptr)) {
-    return InvalidArgument(
-        "num_submodules is ", from.num_submodules,
-        from.submodules == nullptr ? ", submodules NULL" : "",
-        "; allowed: 0 and above, with as many submodules");
-  }
-  to->submodules.assign(from.submodules, from.submodules + from.num_submodules);
-  return Status();
-}
+using shard::api::ReadStateOptions;
 
 // An error is what is wrong with the arguments on this rank: for the engine to
 // tell the others, as everywhere here.
@@ -59,58 +39,17 @@ shard::StatusOr<SaveOptions> ToSaveOptions(const shard_engine* engine,
   SHARD_API_REQUIRE(root);
   SaveOptions options;
   SHARD_RETURN_IF_ERROR(ReadStateOptions(read, &options.state));
-  SHARD_RETURN_IF_ERROR(
-      CheckFlag("overwrite", read.overwrite, &options.overwrite));
+  SHARD_ASSIGN_OR_RETURN(options.overwrite,
+                         shard::api::ReadFlag("overwrite", read.overwrite));
   options.async = async;
   if (read.timeout > 0) options.timeout = read.timeout;
-  if (read.threads != 0) options.threads = read.threads;
+  SHARD_ASSIGN_OR_RETURN(options.threads,
+                         shard::api::ReadThreads(read.threads));
   options.keep_last = read.keep_last;
   options.keep_every = read.keep_every;
   options.progress =
-      shard::api::ProgressOf(read.progress, read.progress_user_data);
+      shard::api::ToProgress(read.progress, read.progress_user_data);
   return options;
-}
-
-shard::StatusOr<LoadOptions> ToLoadOptions(const char* path,
-                                           const shard_load_options* given,
-                                           shard_load_report* report) {
-  if (report != nullptr) {
-    SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_load_report", report));
-  }
-  shard_load_options read;
-  SHARD_RETURN_IF_ERROR(ReadOptions("shard_load_options", given, &read));
-  SHARD_RETURN_IF_ERROR(
-      shard::api::CheckReserved("shard_load_options", read.reserved));
-  SHARD_API_REQUIRE(path);
-  LoadOptions options;
-  SHARD_RETURN_IF_ERROR(ReadStateOptions(read, &options.state));
-  bool not_strict = false;
-  bool no_verify = false;
-  SHARD_RETURN_IF_ERROR(CheckFlag("not_strict", read.not_strict, &not_strict));
-  SHARD_RETURN_IF_ERROR(CheckFlag("no_verify", read.no_verify, &no_verify));
-  SHARD_RETURN_IF_ERROR(
-      CheckFlag("convert", read.convert, &options.rules.convert));
-  SHARD_RETURN_IF_ERROR(CheckFlag("strip_leading_module",
-                                  read.strip_leading_module,
-                                  &options.rules.strip_leading_module));
-  options.rules.strict = !not_strict;
-  options.verify = !no_verify;
-  if (read.timeout > 0) options.timeout = read.timeout;
-  if (read.threads != 0) options.threads = read.threads;
-  options.progress =
-      shard::api::ProgressOf(read.progress, read.progress_user_data);
-  return options;
-}
-
-void WriteReport(const LoadReport& loaded, shard_load_report* report) {
-  shard_load_report out = SHARD_LOAD_REPORT_INIT;
-  out.step = loaded.step;
-  out.saved_world_size = loaded.saved_world_size;
-  out.loaded = loaded.match.loaded;
-  out.converted = loaded.match.converted;
-  out.missing = static_cast<int64_t>(loaded.match.missing.size());
-  out.unexpected = static_cast<int64_t>(loaded.match.unexpected.size());
-  shard::api::WriteResult(out, report);
 }
 
 shard::Communicator* CommOf(const shard_engine* engine) {
@@ -156,11 +95,16 @@ shard_error* shard_checkpoint_load(shard_engine* engine, const char* path,
   return GuardCollective(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     LoadReport loaded;
+    const auto read = [&]() -> shard::StatusOr<LoadOptions> {
+      SHARD_ASSIGN_OR_RETURN(LoadOptions ready,
+                             shard::api::ReadLoadOptions(options, report));
+      SHARD_API_REQUIRE(path);
+      return ready;
+    };
     SHARD_RETURN_IF_ERROR(
-        engine->engine->Load(path == nullptr ? "" : path,
-                             ToLoadOptions(path, options, report), &loaded));
+        engine->engine->Load(path == nullptr ? "" : path, read(), &loaded));
     engine->load_json = loaded.match.ToJson();
-    if (report != nullptr) WriteReport(loaded, report);
+    shard::api::WriteLoadReport(loaded, report);
     return Status();
   });
 }

@@ -6,10 +6,13 @@
 #ifndef SHARD_API_HANDLES_H_
 #define SHARD_API_HANDLES_H_
 
+#include <cstddef>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/checkpoint/file_store.h"
 #include "core/comm/communicator.h"
@@ -18,6 +21,7 @@
 #include "core/flat/plan.h"
 #include "core/model/directory.h"
 #include "core/model/model.h"
+#include "core/state/memory_store.h"
 #include "shard/shard.h"
 
 struct shard_comm {
@@ -44,6 +48,12 @@ struct shard_plan {
 struct shard_engine {
   std::unique_ptr<shard::Engine> engine;
   std::string load_json = shard::MatchReport().ToJson();  // Of the last load.
+};
+
+struct shard_state {
+  shard::MemoryStore store;
+  std::deque<std::vector<std::byte>> copies;  // Of what was to be copied.
+  bool of_engine = false;
 };
 
 struct shard_async {

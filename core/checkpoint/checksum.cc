@@ -2,40 +2,20 @@
 
 #include "core/checkpoint/checksum.h"
 
-#include <xxhash.h>
-
-#include <algorithm>
 #include <cstdio>
-#include <cstring>
-#include <memory>
+
+#include "kernels/cpu/checksum.h"
 
 namespace shard {
 
-namespace {
-
-Checksum From(const XXH128_hash_t& hash) { return {hash.low64, hash.high64}; }
-
-}  // namespace
-
 Checksum ChecksumOf(const void* data, size_t bytes) {
-  return From(XXH3_128bits(data, bytes));
+  const Xxh128 sum = ChecksumBytes(data, bytes);
+  return {sum.low, sum.high};
 }
 
 Checksum CopyWithChecksum(void* to, const void* from, size_t bytes) {
-  // Small enough that the second reader finds the block in the first cache.
-  constexpr size_t kBlock = 16 * 1024;
-  // On the heap because gcc's address sanitizer does not align objects on the
-  // stack to the 64 bytes that the state asks for.
-  const auto state = std::make_unique<XXH3_state_t>();
-  XXH3_128bits_reset(state.get());
-  const auto* source = static_cast<const std::byte*>(from);
-  auto* target = static_cast<std::byte*>(to);
-  for (size_t at = 0; at < bytes; at += kBlock) {
-    const size_t count = std::min(kBlock, bytes - at);
-    XXH3_128bits_update(state.get(), source + at, count);
-    std::memcpy(target + at, source + at, count);
-  }
-  return From(XXH3_128bits_digest(state.get()));
+  const Xxh128 sum = CopyAndChecksum(to, from, bytes);
+  return {sum.low, sum.high};
 }
 
 std::string ChecksumText(const Checksum& checksum) {

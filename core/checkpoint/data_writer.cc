@@ -106,6 +106,7 @@ Status DataWriter::Fill(const Chunk& chunk, std::byte* to) {
   SHARD_RETURN_IF_ERROR(fetch_(fetches));
   for (const DataFetch& fetch : fetches) {
     const DataSource& source = sources_[fetch.source];
+    // The chunk in which it begins: only one thread says it.
     if (source.offset < chunk.begin) continue;
     checksums_[fetch.source] = ChecksumOf(fetch.to, source.bytes);
   }
@@ -126,6 +127,8 @@ Status DataWriter::Snapshot(Mapping* room) {
 }
 
 Status DataWriter::Write(File* file, int threads, ProgressMeter* progress) {
+  // Heard of even where there is nothing to write.
+  SHARD_RETURN_IF_ERROR(progress->Add(0));
   SHARD_RETURN_IF_ERROR(file->Allocate(file_bytes_));
   std::atomic<size_t> next{0};
   std::atomic<bool> failed{false};

@@ -90,6 +90,11 @@ class Sax {
   Sax(Input* input, JsonHandler* handler) : input_(input), handler_(handler) {}
 
   const Status& status() const { return status_; }
+  Status TooLong() const {
+    return Corrupt("the JSON has more than ", FormatBytes(kMaxJsonToken),
+                   " in one piece, ", input_->end - input_->next,
+                   " bytes before its end");
+  }
 
   bool null() { return Take(handler_->Other("null")); }
   bool boolean(bool value) {
@@ -112,11 +117,10 @@ class Sax {
   bool start_array(size_t) { return Take(handler_->BeginArray()); }
   bool end_array() { return Take(handler_->EndArray()); }
 
-  bool parse_error(size_t position, const std::string&,
+  bool parse_error(size_t, const std::string&,
                    const nlohmann::detail::exception& error) {
     if (input_->too_long()) {
-      status_ = Corrupt("the JSON has more than ", FormatBytes(kMaxJsonToken),
-                        " in one piece before its byte ", position);
+      status_ = TooLong();
       return false;
     }
     // Without its "[json.exception.parse_error.101] ".
@@ -146,6 +150,7 @@ Status ReadJson(std::string_view text, JsonHandler* handler) {
   Sax sax(&input, handler);
   nlohmann::json::sax_parse(InputIterator(&input), InputIterator(nullptr),
                             &sax);
+  if (sax.status().ok() && input.next != input.end) return sax.TooLong();
   return sax.status();
 }
 

@@ -101,7 +101,7 @@ struct ManifestContents {
     // is that tensor's.
     int64_t alias_of = -1;
     std::vector<Slice> slices;
-    // Of parameters. A frozen one has no state.
+    // Of parameters, and the same of their states. A frozen one has no state.
     bool trainable = true;
     int32_t group = -1;  // Index into groups; -1: none.
     int64_t step = -1;   // How many steps it has done; -1: as the checkpoint.

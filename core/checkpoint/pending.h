@@ -28,6 +28,8 @@ class PendingCheckpoint {
   // `root` is made if it is missing, but not the folder above it. Without
   // `overwrite`, kAlreadyExists when there is a checkpoint of this step: before
   // anything is written. kFailedPrecondition when something else has its name.
+  // Whoever goes on from an older checkpoint overwrites: the steps after it may
+  // be there, of before, or of a save that died before LATEST named it.
   // REQUIRES: step >= 0.
   static StatusOr<PendingCheckpoint> Begin(FileEnv* env,
                                            const std::string& root,

@@ -23,7 +23,8 @@ constexpr uint64_t kSlackBytes = uint64_t{2} << 20;
 
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-// Deque elements whose keys come in `by_key`, sorted: the first that two share.
+// Sorts the indices of `size` elements by their keys. A key that two share, if
+// any.
 template <typename Key>
 std::optional<std::string_view> SortByKey(std::vector<uint32_t>* by_key,
                                           size_t size, Key key) {
@@ -179,17 +180,17 @@ class SafetensorsHeader::Builder final : public JsonHandler {
 
   // The document is over: what only the tensors together show.
   Status Finish(uint64_t data_bytes) {
-    if (const auto twice =
-            SortByKey(&header_.by_key_, header_.tensors_.size(),
-                      [&](uint32_t i) { return header_.tensors_[i].key; })) {
-      return Corrupt("key ", QuoteForMessage(*twice), " is there twice");
-    }
     // The order of the data; then keys, so that it is one order.
     std::sort(header_.tensors_.begin(), header_.tensors_.end(),
               [](const Tensor& a, const Tensor& b) {
                 return std::tie(a.begin, a.bytes, a.key) <
                        std::tie(b.begin, b.bytes, b.key);
               });
+    if (const auto twice =
+            SortByKey(&header_.by_key_, header_.tensors_.size(),
+                      [&](uint32_t i) { return header_.tensors_[i].key; })) {
+      return Corrupt("key ", QuoteForMessage(*twice), " is there twice");
+    }
     uint64_t end = 0;
     for (const Tensor& tensor : header_.tensors_) {
       if (tensor.begin != end) {
@@ -199,7 +200,7 @@ class SafetensorsHeader::Builder final : public JsonHandler {
                                           : "after a hole: the one before",
                        " ends at ", end);
       }
-      // Parse's sums do not overflow: end <= data_bytes.
+      // No overflow: end <= data_bytes.
       if (tensor.bytes > data_bytes - end) {
         return Corrupt("tensor ", QuoteForMessage(tensor.key), " has bytes ",
                        tensor.begin, " to ", tensor.begin + tensor.bytes,
@@ -213,8 +214,6 @@ class SafetensorsHeader::Builder final : public JsonHandler {
                      " bytes after the last tensor, which ends at byte ", end,
                      " of the data");
     }
-    const auto key = [&](uint32_t i) { return header_.tensors_[i].key; };
-    SortByKey(&header_.by_key_, header_.tensors_.size(), key);
     return Status();
   }
 

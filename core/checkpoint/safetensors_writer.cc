@@ -125,10 +125,14 @@ StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
 Status SafetensorsWriter::CreateOutput(const std::string& name,
                                        uint64_t bytes) {
   SHARD_ASSIGN_OR_RETURN(const std::string temporary, TemporaryName(name));
-  SHARD_ASSIGN_OR_RETURN(File file,
-                         File::Open(folder_, temporary, File::Mode::kCreate));
+  StatusOr<File> file = File::Open(folder_, temporary, File::Mode::kCreate);
+  if (!file.ok()) {
+    // It may have been created before what failed.
+    (void)folder_.Unlink(temporary);
+    return file.status();
+  }
   outputs_.push_back(
-      {.name = name, .temporary = temporary, .file = std::move(file)});
+      {.name = name, .current = temporary, .file = *std::move(file)});
   // A full disk is found out now, not after hours.
   return outputs_.back().file.Allocate(bytes);
 }
@@ -152,10 +156,11 @@ Status SafetensorsWriter::CreateShard(const std::string& name,
 
 SafetensorsWriter::~SafetensorsWriter() {
   if (finished_) return;
+  // The index first, so that it names nothing that is not there.
+  std::reverse(outputs_.begin(), outputs_.end());
   for (Output& output : outputs_) {
     (void)output.file.Close();
-    // Best effort; some may have their names already.
-    (void)folder_.Unlink(output.temporary);
+    (void)folder_.Unlink(output.current);
   }
 }
 
@@ -201,20 +206,22 @@ Status SafetensorsWriter::Finish() {
     if (!gone.ok() && gone.code() != StatusCode::kNotFound) return gone;
     if (gone.ok()) SHARD_RETURN_IF_ERROR(folder_.Sync());
   }
-  for (const Output& output : outputs_) {
+  for (Output& output : outputs_) {
     // The index names files that are there for good.
     if (has_index_ && &output == &outputs_.back()) {
       SHARD_RETURN_IF_ERROR(folder_.Sync());
     }
-    const int result = folder_.Rename(output.temporary, output.name, 0);
+    const int result = folder_.Rename(output.current, output.name, 0);
     if (result < 0) {
-      return ErrnoStatus(StrCat("renaming '", folder_.PathOf(output.temporary),
+      return ErrnoStatus(StrCat("renaming '", folder_.PathOf(output.current),
                                 "' to '", output.name, "'"),
                          -result);
     }
+    output.current = output.name;
   }
+  SHARD_RETURN_IF_ERROR(folder_.Sync());
   finished_ = true;
-  return folder_.Sync();
+  return Status();
 }
 
 // ---------------------------------------------------------------------------

@@ -59,8 +59,9 @@ class SafetensorsWriter {
                std::span<const std::byte> bytes);
 
   // Makes the files durable and gives them their names, the index last. Errors:
-  // kFailedPrecondition when bytes are missing. REQUIRES: no Write is running;
-  // nothing is called afterwards.
+  // kFailedPrecondition when bytes are missing; what a call on files returned,
+  // and nothing is left of them then. REQUIRES: no Write is running; nothing is
+  // called afterwards.
   Status Finish();
 
   // What is written: the file, or the index.
@@ -69,7 +70,7 @@ class SafetensorsWriter {
  private:
   struct Output {
     std::string name;
-    std::string temporary;
+    std::string current;  // A temporary one until Finish.
     File file;
   };
   struct Target {

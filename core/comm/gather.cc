@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "core/base/host_memory.h"
 
@@ -23,8 +22,8 @@ StatusOr<std::vector<std::vector<std::byte>>> GatherBytes(
   if (most == 0) return all;
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(
       comm, what, CheckHostMemory(most * (2 * world_size + 1)), deadline));
-  std::vector<std::byte> send(most);
-  std::memcpy(send.data(), mine.data(), mine.size());
+  std::vector<std::byte> send(mine.begin(), mine.end());
+  send.resize(most);
   std::vector<std::byte> received(most * world_size);
   SHARD_RETURN_IF_ERROR(
       comm->AllGather(what, send.data(), most, received.data(), deadline));

@@ -6,8 +6,9 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/directory.h"
+#include "core/checkpoint/open_store.h"
 #include "core/comm/gather.h"
+#include "core/flat/fingerprint.h"
 
 namespace shard {
 
@@ -28,6 +29,19 @@ void AddNumbers(const std::vector<std::byte>& from,
   }
 }
 
+// Which checkpoint it is; of safetensors, which tensors.
+uint64_t IdOf(const FileStore& store) {
+  if (store.manifest() != nullptr) return store.manifest()->id().low;
+  Fingerprint fingerprint;
+  for (size_t t = 0; t < store.num_tensors(); ++t) {
+    const TensorInfo info = store.tensor(t);
+    fingerprint.AddString(info.key);
+    fingerprint.Add(static_cast<int32_t>(info.type));
+    for (const int64_t size : info.shape) fingerprint.Add(size);
+  }
+  return fingerprint.Finish();
+}
+
 // Whether `rank` of `world_size` takes what `saved` stored.
 bool Takes(BlobRule rule, int saved, int saved_world_size, int rank,
            int world_size) {
@@ -38,7 +52,7 @@ bool Takes(BlobRule rule, int saved, int saved_world_size, int rank,
 
 }  // namespace
 
-StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Start(
+StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Create(
     Device* device, std::unique_ptr<CheckpointSave> save,
     std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room,
     const Deadline& deadline) {
@@ -50,13 +64,16 @@ StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Start(
   async->room_ = std::move(room);
   async->save_ =
       std::make_shared<std::unique_ptr<CheckpointSave>>(std::move(save));
-  async->stream_->Call("save checkpoint", [held = async->save_] {
+  return async;
+}
+
+void AsyncSave::Begin() {
+  stream_->Call("save checkpoint", [held = save_] {
     Status status = (*held)->Finish();
     held->reset();
     return status;
   });
-  async->done_ = async->stream_->Record();
-  return async;
+  done_ = stream_->Record();
 }
 
 Status AsyncSave::Wait(const Deadline& deadline) {
@@ -127,15 +144,15 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
     return std::shared_ptr<AsyncSave>();
   }
   auto async =
-      AsyncSave::Start(device, std::move(save), comm_, room_, deadline);
-  // A rank without a thread must not leave the others to write alone.
+      AsyncSave::Create(device, std::move(save), comm_, room_, deadline);
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(engine_comm, "save checkpoint", async.status(), deadline));
+  (*async)->Begin();
   last_ = *async;
   return last_;
 }
 
-StatusOr<std::shared_ptr<const ShardStore>> Checkpoints::Open(
+StatusOr<std::shared_ptr<const FileStore>> Checkpoints::Open(
     const std::string& path, FileEnv* env, Communicator* comm,
     const Deadline& deadline) {
   constexpr const char* kWhat = "load checkpoint: open";
@@ -143,12 +160,14 @@ StatusOr<std::shared_ptr<const ShardStore>> Checkpoints::Open(
   // program saves; each rank reaches it by its own path.
   std::string name;
   Status local;
-  std::shared_ptr<const ShardStore> store;
+  std::shared_ptr<const FileStore> store;
   const auto open = [&](const std::string& from) -> Status {
-    SHARD_ASSIGN_OR_RETURN(OpenCheckpoint found, ResolveCheckpoint(env, from));
-    if (found.directory.path() != from) name = found.name;
-    if (!found.note.empty()) comm->logger().Log(LogLevel::kWarning, found.note);
-    SHARD_ASSIGN_OR_RETURN(store, ShardStore::Open(found.directory));
+    SHARD_ASSIGN_OR_RETURN(OpenedStore opened, OpenTensorStore(env, from));
+    if (!opened.note.empty()) {
+      comm->logger().Log(LogLevel::kWarning, opened.note);
+    }
+    name = opened.name;
+    store = std::move(opened.store);
     return Status();
   };
   if (comm->rank() == 0) local = open(path);
@@ -159,13 +178,12 @@ StatusOr<std::shared_ptr<const ShardStore>> Checkpoints::Open(
     local = open(chosen.empty() ? path : StrCat(path, "/", chosen));
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline));
-  const Checksum& id = store->manifest()->id();
-  SHARD_RETURN_IF_ERROR(CheckAgreement(comm, "the checkpoint", id.low,
+  SHARD_RETURN_IF_ERROR(CheckAgreement(comm, "the checkpoint", IdOf(*store),
                                        store->describe(), deadline));
   return store;
 }
 
-Status Checkpoints::LoadBlobs(const ShardStore& store, int rank,
+Status Checkpoints::LoadBlobs(const FileStore& store, int rank,
                               int world_size) {
   const Manifest& manifest = *store.manifest();
   std::map<std::string, HostBlob, std::less<>> loaded;

@@ -25,7 +25,7 @@
 #include "core/base/file_env.h"
 #include "core/base/mapping.h"
 #include "core/base/status.h"
-#include "core/checkpoint/shard_store.h"
+#include "core/checkpoint/file_store.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/save_checkpoint.h"
@@ -39,6 +39,8 @@ struct LoadOptions {
   LoadRules rules;
   // Compare what is read with its checksums.
   bool verify = true;
+  // Of a state dict: rank 0's alone, which is sent to the others.
+  bool from_rank0 = false;
   int threads = 4;         // That read, per rank.
   double timeout = 1800;   // Seconds, of the whole load.
   Progress progress;       // Of this rank's bytes. Cancelling fails all ranks.
@@ -55,11 +57,14 @@ struct LoadReport {
 // A save in the background.
 class AsyncSave {
  public:
-  // `comm` and `room` are the save's until it is done.
-  static StatusOr<std::shared_ptr<AsyncSave>> Start(
+  // `comm` and `room` are the save's until it is done. It begins with Begin,
+  // once, after all ranks have theirs: what one of them cannot start, the
+  // others must not wait for.
+  static StatusOr<std::shared_ptr<AsyncSave>> Create(
       Device* device, std::unique_ptr<CheckpointSave> save,
       std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room,
       const Deadline& deadline);
+  void Begin();
 
   // Does not block.
   bool Done() const { return done_.Done(); }
@@ -113,12 +118,13 @@ class Checkpoints {
                                             Communicator* engine_comm,
                                             Device* device);
   // The store of what `path` is, or holds, opened on all ranks and the same.
-  static StatusOr<std::shared_ptr<const ShardStore>> Open(
+  static StatusOr<std::shared_ptr<const FileStore>> Open(
       const std::string& path, FileEnv* env, Communicator* comm,
       const Deadline& deadline);
   // Local. Takes what the checkpoint has for this rank in place of what was
-  // set. A blob of each rank is taken at the same world size only.
-  Status LoadBlobs(const ShardStore& store, int rank, int world_size);
+  // set. REQUIRES: a store with a manifest. A blob of each rank is taken at the
+  // same world size only.
+  Status LoadBlobs(const FileStore& store, int rank, int world_size);
 
  private:
   std::map<std::string, HostBlob, std::less<>> blobs_;

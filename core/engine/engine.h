@@ -22,6 +22,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +40,7 @@
 #include "core/engine/summon.h"
 #include "core/flat/plan.h"
 #include "core/optim/loss_scaler.h"
+#include "core/state/memory_store.h"
 
 namespace shard {
 
@@ -166,6 +169,23 @@ class Engine {
   Status Load(const std::string& path, const StatusOr<LoadOptions>& options,
               LoadReport* report);
   Checkpoints& checkpoints() { return checkpoints_; }
+
+  // State dicts: see core/state/memory_store.h.
+  //
+  // Local: adds what this rank owns, and the numbers. The store's parts are the
+  // engine's memory.
+  Status AddLocalState(const StateOptions& options, MemoryStore* store);
+  // COLLECTIVE: see core/engine/gather_state.h. Options that this rank could
+  // not read are an error on all ranks.
+  Status GatherState(const StatusOr<StateOptions>& options, int rank,
+                     double timeout,
+                     const std::function<Status(const StateEntry& entry,
+                                                const std::byte* data)>& sink);
+  // COLLECTIVE. `store` may be null on other ranks than 0 with from_rank0, and
+  // where options are an error; else all ranks have the same tensors.
+  Status LoadState(const MemoryStore* store,
+                   const StatusOr<LoadOptions>& options, LoadReport* report);
+
   const Checkpoints& checkpoints() const { return checkpoints_; }
 
   const Plan& plan() const { return *assembly_->plan(); }
@@ -223,13 +243,29 @@ class Engine {
   Status FillMasters(const Assembly& assembly, const Deadline& deadline);
   TrainingNumbers Numbers() const;
   Status CheckLoadWhileFilling(const StateOptions& options) const;
-  // COLLECTIVE.
-  Status LoadFrom(const ShardStore& store, const LoadOptions& options,
-                  const Deadline& deadline, LoadReport* report);
+  // COLLECTIVE. Until ranks agree that, and how, something is loaded.
+  Status EnterLoad(const StatusOr<LoadOptions>& options,
+                   const Deadline& deadline);
+  // COLLECTIVE. Tensors. Where they came from, by entry.
+  StatusOr<std::vector<EntryMatch>> LoadFrom(
+      const TensorStore& store, const std::vector<StateEntry>& entries,
+      const LoadOptions& options, const Deadline& deadline,
+      MatchReport* report);
+  void SetParamStep(ParamId param, int64_t step);
+  // By MemoryStore's keys.
+  std::map<std::string, double> NumbersByKey(
+      const std::vector<StateEntry>& entries) const;
+  Status TakeNumbersByKey(const std::vector<StateEntry>& entries,
+                          const MemoryStore& store);
   // What a checkpoint has of the numbers that the engine counts.
   void TakeNumbers(const StateOptions& options,
                    const std::vector<StateEntry>& entries,
-                   const ShardStore& store);
+                   const std::vector<EntryMatch>& matches,
+                   const Manifest& manifest);
+  // Which step each parameter has done, and the hyperparameters of the groups.
+  void TakeParamNumbers(const std::vector<StateEntry>& entries,
+                        const std::vector<EntryMatch>& matches,
+                        const Manifest& manifest);
   // COLLECTIVE. Rank 0's filling to everyone that holds a part.
   Status SpreadParams(const Deadline& deadline);
 

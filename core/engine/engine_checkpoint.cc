@@ -63,6 +63,7 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
   const Deadline deadline = DeadlineOf(timeout);
   Status local = options.status();
   if (local.ok()) local = CheckSaveOptions(*options);
+  if (local.ok()) local = CheckStateOptions(plan().model(), options->state);
   if (local.ok()) local = CheckBetweenSteps("save");
   if (local.ok()) local = checkpoints_.Settle(deadline);
   SHARD_RETURN_IF_ERROR(
@@ -88,13 +89,11 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
                            device_.get());
 }
 
-Status Engine::Load(const std::string& path,
-                    const StatusOr<LoadOptions>& options, LoadReport* report) {
-  *report = {};
-  const double timeout = options.ok() ? options->timeout : 0;
-  const Deadline deadline = DeadlineOf(timeout);
+Status Engine::EnterLoad(const StatusOr<LoadOptions>& options,
+                         const Deadline& deadline) {
   Status local = options.status();
   if (local.ok()) local = CheckThreads(options->threads);
+  if (local.ok()) local = CheckStateOptions(plan().model(), options->state);
   if (local.ok() && !filling_) local = CheckBetweenSteps("load");
   if (local.ok() && filling_) local = CheckLoadWhileFilling(options->state);
   if (local.ok()) local = checkpoints_.Settle(deadline);
@@ -105,16 +104,41 @@ Status Engine::Load(const std::string& path,
   fingerprint.Add(static_cast<int32_t>(options->rules.strict));
   fingerprint.Add(static_cast<int32_t>(options->rules.convert));
   fingerprint.Add(static_cast<int32_t>(options->rules.strip_leading_module));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
+  fingerprint.Add(static_cast<int32_t>(options->from_rank0));
+  return CheckAgreement(
       comm_.get(), "how to load", fingerprint.Finish(),
       StrCat("strict ", options->rules.strict, ", convert ",
-             options->rules.convert, ", content ", options->state.content),
-      deadline));
+             options->rules.convert, ", content ", options->state.content,
+             ", from_rank0 ", options->from_rank0),
+      deadline);
+}
+
+Status Engine::Load(const std::string& path,
+                    const StatusOr<LoadOptions>& options, LoadReport* report) {
+  *report = {};
+  const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
+  SHARD_RETURN_IF_ERROR(EnterLoad(options, deadline));
   FileEnv* const env =
       options->env == nullptr ? FileEnv::Posix() : options->env;
   SHARD_ASSIGN_OR_RETURN(const auto store,
                          Checkpoints::Open(path, env, comm_.get(), deadline));
-  return LoadFrom(*store, *options, deadline, report);
+  const Manifest* const manifest = store->manifest();
+  report->path = store->describe();
+  report->step = manifest == nullptr ? -1 : manifest->step();
+  report->saved_world_size = manifest == nullptr ? 0 : manifest->world_size();
+  SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
+                         ListStateEntries(plan(), options->state));
+  SHARD_ASSIGN_OR_RETURN(
+      const std::vector<EntryMatch> matches,
+      LoadFrom(*store, entries, *options, deadline, &report->match));
+  if (options->state.content == StateContent::kModel || manifest == nullptr) {
+    return Status();
+  }
+  TakeNumbers(options->state, entries, matches, *manifest);
+  return AgreeOnStatus(
+      comm_.get(), "load checkpoint: blobs",
+      checkpoints_.LoadBlobs(*store, comm_->rank(), comm_->world_size()),
+      deadline);
 }
 
 Status Engine::CheckLoadWhileFilling(const StateOptions& options) const {
@@ -127,23 +151,18 @@ Status Engine::CheckLoadWhileFilling(const StateOptions& options) const {
       "the whole model, or set and broadcast them first");
 }
 
-Status Engine::LoadFrom(const ShardStore& store, const LoadOptions& options,
-                        const Deadline& deadline, LoadReport* report) {
-  const Manifest& manifest = *store.manifest();
-  report->path = store.describe();
-  report->step = manifest.step();
-  report->saved_world_size = manifest.world_size();
-  SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
-                         ListStateEntries(plan(), options.state));
-  SHARD_ASSIGN_OR_RETURN(const std::vector<EntryMatch> matches,
-                         MatchState(plan(), entries, store, options.state,
-                                    options.rules, &report->match));
-  const bool missing_params =
-      std::any_of(entries.begin(), entries.end(), [&](const StateEntry& entry) {
-        const auto e = static_cast<size_t>(&entry - entries.data());
-        return entry.is_param() && entry.alias_of < 0 && entry.numel > 0 &&
-               matches[e].kind == EntryMatch::Kind::kNone;
-      });
+StatusOr<std::vector<EntryMatch>> Engine::LoadFrom(
+    const TensorStore& store, const std::vector<StateEntry>& entries,
+    const LoadOptions& options, const Deadline& deadline, MatchReport* report) {
+  SHARD_ASSIGN_OR_RETURN(
+      std::vector<EntryMatch> matches,
+      MatchState(plan(), entries, store, options.state, options.rules, report));
+  bool missing_params = false;
+  for (size_t e = 0; e < entries.size(); ++e) {
+    missing_params |= entries[e].is_param() && entries[e].alias_of < 0 &&
+                      entries[e].numel > 0 &&
+                      matches[e].kind == EntryMatch::Kind::kNone;
+  }
   if (filling_ && missing_params) {
     return FailedPrecondition(
         store.describe(),
@@ -154,72 +173,93 @@ Status Engine::LoadFrom(const ShardStore& store, const LoadOptions& options,
   // Memory is written from here on: on an error, what there was is gone.
   const bool params = options.state.content != StateContent::kOptimizer;
   if (params) filling_ = true;
-  StateReader reader(plan(), memory(), hypers_.optimizers(), comm_->rank(),
-                     &assembly_->compute(), deadline);
+  StateReader reader(plan(), memory(), hypers_.optimizers(), comm_.get(),
+                     device_.get(), &assembly_->compute(), deadline);
   ReadOptions read;
   read.threads = options.threads;
   read.verify = options.verify;
   read.progress = options.progress;
   SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm_.get(), "load checkpoint: read",
-                    reader.Read(store, entries, matches, read), deadline));
-  if (params) {
-    Transfers& transfers = assembly_->transfers();
-    for (size_t b = 0; b < memory().buffers().size(); ++b) {
-      SHARD_RETURN_IF_ERROR(transfers.Publish(b, deadline));
-    }
-    SHARD_RETURN_IF_ERROR(transfers.Finish(deadline));
-    SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline));
-    filled_.clear();
-    filling_ = false;
+      options.from_rank0
+          ? reader.ReadFromRank0(store, entries, matches, read)
+          : AgreeOnStatus(comm_.get(), "load: read",
+                          reader.Read(store, entries, matches, read),
+                          deadline));
+  if (!params) return matches;
+  Transfers& transfers = assembly_->transfers();
+  for (size_t b = 0; b < memory().buffers().size(); ++b) {
+    SHARD_RETURN_IF_ERROR(transfers.Publish(b, deadline));
   }
-  if (options.state.content == StateContent::kModel) return Status();
-  TakeNumbers(options.state, entries, store);
-  return AgreeOnStatus(
-      comm_.get(), "load checkpoint: blobs",
-      checkpoints_.LoadBlobs(store, comm_->rank(), comm_->world_size()),
-      deadline);
+  SHARD_RETURN_IF_ERROR(transfers.Finish(deadline));
+  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline));
+  filled_.clear();
+  filling_ = false;
+  return matches;
+}
+
+void Engine::SetParamStep(ParamId param, int64_t step) {
+  if (step != step_ && param_steps_.empty()) {
+    param_steps_.assign(plan().NumStored(), step_);
+  }
+  if (param_steps_.empty()) return;
+  param_steps_[static_cast<size_t>(
+      plan().positions()[static_cast<size_t>(param)])] = step;
+}
+
+void Engine::TakeParamNumbers(const std::vector<StateEntry>& entries,
+                              const std::vector<EntryMatch>& matches,
+                              const Manifest& manifest) {
+  std::vector<bool> restored(hypers_.optimizers().size());
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (matches[e].kind == EntryMatch::Kind::kNone) continue;
+    const auto param = static_cast<size_t>(entries[e].param);
+    const ParamPlace& place = plan().places()[param];
+    const FlatBufferPlan& buffer =
+        plan().buffers()[static_cast<size_t>(place.buffer)];
+    if (!buffer.trainable) continue;
+    const size_t tensor = matches[e].tensor;
+    // A count belongs to the states that it was counted with, where there are
+    // any but master weights.
+    const size_t own = buffer.states.size() - (buffer.has_masters ? 1 : 0);
+    const auto state = static_cast<size_t>(entries[e].state);
+    if (own == 0 || (!entries[e].is_param() && state < own)) {
+      param_steps_[static_cast<size_t>(plan().positions()[param])] =
+          manifest.trainable(tensor) ? manifest.tensor_step(tensor) : 0;
+    }
+    const auto group = static_cast<size_t>(buffer.group);
+    const int32_t stored = manifest.group(tensor);
+    if (restored[group] || stored < 0) continue;
+    restored[group] = true;
+    const Status status = hypers_.Restore(
+        buffer.group, manifest.group_optimizer(static_cast<size_t>(stored)));
+    if (!status.ok() && comm_->rank() == 0) {
+      comm_->logger().Log(LogLevel::kWarning, "param group ", group,
+                          " keeps its hyperparameters: ", status.message());
+    }
+  }
 }
 
 void Engine::TakeNumbers(const StateOptions& options,
                          const std::vector<StateEntry>& entries,
-                         const ShardStore& store) {
-  const Manifest& manifest = *store.manifest();
+                         const std::vector<EntryMatch>& matches,
+                         const Manifest& manifest) {
   const Logger& logger = comm_->logger();
+  if (param_steps_.empty()) param_steps_.assign(plan().NumStored(), step_);
   // Of some modules only their own steps are taken.
-  if (options.submodules.empty()) {
-    step_ = manifest.step();
-    param_steps_.clear();
-  }
-  const std::vector<std::string> fqns = plan().model().ParamFqns();
-  std::vector<bool> restored(hypers_.optimizers().size());
-  for (const StateEntry& entry : entries) {
-    // States tell of their parameter, which need not be among the entries.
-    if (entry.is_param() || entry.scales) continue;
-    const auto param = static_cast<size_t>(entry.param);
-    const int64_t found = store.Find(CleanTensorName(fqns[param]));
-    if (found < 0) continue;
-    const auto tensor = static_cast<size_t>(found);
-    const int64_t step = manifest.tensor_step(tensor);
-    if (step != step_ && param_steps_.empty()) {
-      param_steps_.assign(plan().NumStored(), step_);
+  if (options.submodules.empty()) step_ = manifest.step();
+  TakeParamNumbers(entries, matches, manifest);
+  const auto as_all = [&](size_t param) {
+    const int32_t b = plan().places()[param].buffer;
+    if (b < 0 || !plan().buffers()[static_cast<size_t>(b)].trainable ||
+        plan().model().params()[param].numel == 0) {
+      return true;
     }
-    if (!param_steps_.empty()) {
-      param_steps_[static_cast<size_t>(plan().positions()[param])] = step;
-    }
-    const auto group =
-        static_cast<size_t>(plan().model().params()[param].group);
-    const int32_t stored = manifest.group(tensor);
-    if (restored[group] || stored < 0) continue;
-    restored[group] = true;
-    const Status status =
-        hypers_.Restore(static_cast<GroupId>(group),
-                        manifest.group_optimizer(static_cast<size_t>(stored)));
-    if (!status.ok() && comm_->rank() == 0) {
-      logger.Log(LogLevel::kWarning, "param group ", group,
-                 " keeps its hyperparameters: ", status.message());
-    }
-  }
+    return param_steps_[static_cast<size_t>(plan().positions()[param])] ==
+           step_;
+  };
+  bool even = true;
+  for (size_t p = 0; p < plan().places().size(); ++p) even &= as_all(p);
+  if (even) param_steps_.clear();
   if (!options.submodules.empty()) return;
   LossScaler::State scale = loss_scaler_.state();
   for (size_t s = 0; s < manifest.num_scalars(); ++s) {

@@ -7,7 +7,9 @@
 #include <string>
 #include <utility>
 
+#include "core/base/host_memory.h"
 #include "core/base/strings.h"
+#include "core/checkpoint/progress.h"
 #include "core/checkpoint/read_converted.h"
 #include "core/engine/local_state.h"
 #include "kernels/formula/narrow_states.h"
@@ -24,6 +26,84 @@ Status StateReader::Read(const TensorStore& store,
                          const std::vector<StateEntry>& entries,
                          const std::vector<EntryMatch>& matches,
                          const ReadOptions& options) {
+  SHARD_RETURN_IF_ERROR(ReadEntries(store, entries, matches, options));
+  return FillMasters(entries, matches);
+}
+
+Status StateReader::ReadFromRank0(const TensorStore& store,
+                                  const std::vector<StateEntry>& entries,
+                                  const std::vector<EntryMatch>& matches,
+                                  const ReadOptions& options) {
+  std::vector<std::byte> room;
+  std::vector<std::byte> scales_room;
+  uint64_t total = 0;
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (matches[e].kind == Kind::kNone) continue;
+    const TensorInfo info = store.tensor(matches[e].tensor);
+    total += static_cast<uint64_t>(info.numel) * ElementSize(info.type);
+  }
+  ProgressMeter progress(options.progress, total);
+  ReadOptions quiet = options;
+  quiet.progress = nullptr;
+  for (size_t e = 0; e < entries.size(); ++e) {
+    EntryMatch match = matches[e];
+    if (match.kind == Kind::kNone) continue;
+    MemoryStore whole;
+    SHARD_RETURN_IF_ERROR(Receive(store, match.tensor, quiet, &room, &whole));
+    match.tensor = 0;
+    if (match.kind == Kind::kDecode) {
+      SHARD_RETURN_IF_ERROR(
+          Receive(store, match.scales, quiet, &scales_room, &whole));
+      match.scales = 1;
+    }
+    Status local = ReadEntries(whole, {&entries[e], 1}, {&match, 1}, quiet);
+    if (local.ok()) local = progress.Add(room.size());
+    SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, "load: read", local, deadline_));
+  }
+  return AgreeOnStatus(comm_, "load: read", FillMasters(entries, matches),
+                       deadline_);
+}
+
+Status StateReader::Receive(const TensorStore& store, size_t tensor,
+                            const ReadOptions& options,
+                            std::vector<std::byte>* room, MemoryStore* whole) {
+  constexpr const char* kPhase = "load: from rank 0";
+  constexpr size_t kPiece = size_t{16} << 20;
+  const TensorInfo info = store.tensor(tensor);
+  const size_t size = ElementSize(info.type);
+  const size_t bytes = static_cast<size_t>(info.numel) * size;
+  Status local = CheckHostMemory(bytes > room->capacity() ? bytes : 0);
+  if (local.ok()) {
+    room->resize(bytes);
+    if (rank_ == 0) {
+      const ReadRequest request = {tensor, 0, info.numel};
+      local = store.Read(
+          {&request, 1}, options,
+          [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
+            std::memcpy(room->data() + static_cast<size_t>(begin) * size, data,
+                        static_cast<size_t>(numel) * size);
+            return Status();
+          });
+    }
+  }
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, local, deadline_));
+  for (size_t at = 0; at < bytes; at += kPiece) {
+    SHARD_RETURN_IF_ERROR(comm_->Broadcast(
+        kPhase, 0, room->data() + at, std::min(kPiece, bytes - at), deadline_));
+  }
+  MemoryStore::Tensor copy;
+  copy.key = info.key;
+  copy.type = info.type;
+  copy.role = info.role;
+  copy.shape.assign(info.shape.begin(), info.shape.end());
+  copy.codebook = info.codebook;
+  return whole->Add(std::move(copy), room->data(), bytes);
+}
+
+Status StateReader::ReadEntries(const TensorStore& store,
+                                std::span<const StateEntry> entries,
+                                std::span<const EntryMatch> matches,
+                                const ReadOptions& options) {
   std::vector<Target> targets;
   std::vector<size_t> encoded;
   std::vector<ConvertedRequest> requests;
@@ -53,14 +133,29 @@ Status StateReader::Read(const TensorStore& store,
   for (const size_t t : encoded) {
     SHARD_RETURN_IF_ERROR(EncodeTarget(store, targets[t], options));
   }
-  return FillMasters(entries, matches);
+  return Status();
 }
 
 Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  stream_->Copy(to, from, bytes);
+  // A state dict of this engine, not copied.
+  if (to == from) return Status();
+  std::unique_ptr<Stream> stream;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      stream = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (stream == nullptr) {
+    SHARD_ASSIGN_OR_RETURN(stream, device_->CreateStream(StreamKind::kCompute));
+  }
+  stream->Copy(to, from, bytes);
   // The piece is the store's again when this returns.
-  return stream_->Synchronize(deadline_);
+  const Status status = stream->Synchronize(deadline_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.push_back(std::move(stream));
+  return status;
 }
 
 Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,

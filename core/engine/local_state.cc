@@ -3,6 +3,7 @@
 #include "core/engine/local_state.h"
 
 #include "core/base/dtype.h"
+#include "kernels/formula/narrow_states.h"
 
 namespace shard {
 
@@ -23,6 +24,16 @@ std::byte* LocalData(const Plan& plan, const EngineMemory& memory,
   const int64_t codes =
       entry.scales ? buffer.plan->StateLayout(state).shard_numel() : 0;
   return data + codes + EntryBytes(entry, owned.offset);
+}
+
+int32_t CodebookOf(const Plan& plan, const std::vector<Optimizer>& optimizers,
+                   const StateEntry& entry) {
+  if (entry.dtype != DType::kQ8) return 0;
+  const GroupId group =
+      plan.model().params()[static_cast<size_t>(entry.param)].group;
+  const Optimizer& optimizer = optimizers[static_cast<size_t>(group)];
+  return static_cast<int32_t>(
+      NarrowStateKinds(optimizer.formula())[entry.state]);
 }
 
 }  // namespace shard

@@ -14,6 +14,7 @@
 #include "core/engine/buffers.h"
 #include "core/flat/plan.h"
 #include "core/optim/loss_scaler.h"
+#include "core/optim/optimizer.h"
 #include "core/state/state_entries.h"
 
 namespace shard {
@@ -22,6 +23,11 @@ namespace shard {
 std::byte* LocalData(const Plan& plan, const EngineMemory& memory,
                      const StateEntry& entry, const OwnedElements& owned,
                      int rank);
+
+// As TensorInfo: of states in q8 what their codes are, else 0. `optimizers`: by
+// GroupId.
+int32_t CodebookOf(const Plan& plan, const std::vector<Optimizer>& optimizers,
+                   const StateEntry& entry);
 
 // Bytes of that many elements of an entry.
 inline size_t EntryBytes(const StateEntry& entry, int64_t numel) {

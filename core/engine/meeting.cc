@@ -39,7 +39,9 @@ std::string_view Verb(Activity activity) {
     case Activity::kSave:
       return "saves a checkpoint";
     case Activity::kLoad:
-      return "loads a checkpoint";
+      return "loads a state";
+    case Activity::kGatherState:
+      return "gathers a state";
   }
   return "does something unknown";
 }

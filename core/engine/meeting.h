@@ -34,6 +34,7 @@ enum class Activity : int32_t {
   kReplan,
   kSave,
   kLoad,
+  kGatherState,
 };
 
 // What the ranks of a step agree on. Doubles only, so that the bytes have no

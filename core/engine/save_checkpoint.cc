@@ -13,7 +13,6 @@
 #include "core/checkpoint/directory.h"
 #include "core/comm/gather.h"
 #include "core/flat/fingerprint.h"
-#include "kernels/formula/narrow_states.h"
 
 namespace shard {
 
@@ -249,17 +248,12 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
     tensor.alias_of = entry.alias_of;
     if (entry.alias_of >= 0) continue;
     tensor.trainable = param.trainable;
-    if (entry.is_param()) {
-      tensor.group = param.group;
-      if (param.trainable) {
-        tensor.step = state_.numbers.StepOf(plan, entry.param);
-      }
-    } else if (entry.dtype == DType::kQ8) {
-      const auto& optimizer =
-          state_.optimizers[static_cast<size_t>(param.group)];
-      tensor.codebook = static_cast<int32_t>(
-          NarrowStateKinds(optimizer.formula())[entry.state]);
+    // Of states, too: there may be nothing else of their parameter.
+    tensor.group = param.group;
+    if (param.trainable) {
+      tensor.step = state_.numbers.StepOf(plan, entry.param);
     }
+    tensor.codebook = CodebookOf(plan, state_.optimizers, entry);
     for (const int rank : OwnersOf(plan, entry)) {
       const OwnedElements owned = OwnedBy(plan, entry, rank);
       const auto r = static_cast<size_t>(rank);
@@ -309,18 +303,17 @@ Status CheckpointSave::CommitAsRank0(
 
   // The checkpoint is there: what goes wrong with older ones is no error of it.
   const Logger& logger = comm_->logger();
-  auto root = Directory::Open(env_, root_);
-  if (!root.ok()) return root.status();
-  const auto stale = CleanStale(*root);
-  if (!stale.ok()) {
-    logger.Log(LogLevel::kWarning, path_, ": ", stale.status().message());
-  }
+  const auto warn = [&](const Status& status) {
+    if (status.ok()) return;
+    logger.Log(LogLevel::kWarning, path_, ": ", status.message());
+  };
+  const auto root = Directory::Open(env_, root_);
+  warn(root.status());
+  if (!root.ok()) return Status();
+  warn(CleanStale(*root).status());
   if (options_.keep_last > 0) {
-    const auto deleted =
-        RetainCheckpoints(*root, {options_.keep_last, options_.keep_every});
-    if (!deleted.ok()) {
-      logger.Log(LogLevel::kWarning, path_, ": ", deleted.status().message());
-    }
+    warn(RetainCheckpoints(*root, {options_.keep_last, options_.keep_every})
+             .status());
   }
   return Status();
 }

@@ -193,6 +193,16 @@ StatusOr<double> Optimizer::Get(std::string_view key) const {
   return NotFound(info.name, " has no hyperparameter '", key, "'");
 }
 
+std::vector<std::pair<std::string, double>> Optimizer::Numbers() const {
+  const FormulaInfo& info = InfoOf(formula_);
+  std::vector<std::pair<std::string, double>> numbers;
+  for (size_t i = 0; i < info.num_hypers; ++i) {
+    if (info.hypers[i].choices != nullptr) continue;
+    numbers.emplace_back(info.hypers[i].name, hypers_[i]);
+  }
+  return numbers;
+}
+
 Status Optimizer::Set(std::string_view key, double value) {
   const FormulaInfo& info = InfoOf(formula_);
   for (size_t i = 0; i < info.num_hypers; ++i) {

@@ -12,6 +12,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -45,6 +46,9 @@ class Optimizer {
   // Of a choice: the index of the name, which may be another in another
   // version; ToString has the name.
   StatusOr<double> Get(std::string_view key) const;
+
+  // Numbers and flags by name, as Get and Set take them; no choices.
+  std::vector<std::pair<std::string, double>> Numbers() const;
 
   // Errors leave the old value. A change that would need other state tensors,
   // such as momentum from 0 to 0.9, is kFailedPrecondition; so is any change of

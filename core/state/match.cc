@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "core/base/strings.h"
 #include "core/model/names.h"
@@ -21,7 +22,15 @@ bool IsFloat(ElementType type) {
          type == ElementType::kF16 || type == ElementType::kF64;
 }
 
-constexpr std::string_view kMasterSuffix = ".master_param";
+// Behind a parameter's name, in the keys of its states.
+std::string SuffixOf(const Plan& plan, const StateEntry& entry) {
+  const ParamPlace& place = plan.places()[static_cast<size_t>(entry.param)];
+  const FlatBufferPlan& buffer =
+      plan.buffers()[static_cast<size_t>(place.buffer)];
+  return StrCat(".",
+                buffer.states[static_cast<size_t>(entry.state)].tensor.name,
+                entry.scales ? kScaleSuffix : "");
+}
 
 std::string FormatShape(std::span<const int64_t> shape) {
   return FormatList(std::vector<int64_t>(shape.begin(), shape.end()));
@@ -58,8 +67,9 @@ class StoreKeys {
 class Matcher {
  public:
   Matcher(const Plan& plan, const std::vector<StateEntry>& entries,
-          const TensorStore& store, const StateOptions& options,
-          const LoadRules& rules, MatchReport* report)
+          const std::vector<StateEntry>& names, const TensorStore& store,
+          const StateOptions& options, const LoadRules& rules,
+          MatchReport* report)
       : plan_(plan),
         entries_(entries),
         store_(store),
@@ -69,14 +79,19 @@ class Matcher {
         keys_(store, rules.strip_leading_module),
         used_(store.num_tensors()),
         matches_(entries.size()),
-        names_(plan.model().params().size()) {}
+        names_(plan.model().params().size()) {
+    for (const StateEntry& name : names) {
+      names_[static_cast<size_t>(name.param)].push_back(name.key);
+      if (!plan.model().params()[static_cast<size_t>(name.param)].trainable) {
+        frozen_.insert(name.key);
+      }
+    }
+  }
 
   StatusOr<std::vector<EntryMatch>> Match() {
     for (const StateEntry& entry : entries_) {
-      if (!entry.is_param()) continue;
-      names_[static_cast<size_t>(entry.param)].push_back(entry.key);
       // Another name of a tensor that is stored under its first one.
-      Use(keys_.Find(entry.key));
+      if (entry.is_param()) Use(keys_.Find(entry.key));
     }
     for (size_t e = 0; e < entries_.size(); ++e) {
       if (entries_[e].alias_of < 0) MatchEntry(e);
@@ -91,20 +106,39 @@ class Matcher {
     if (tensor >= 0) used_[static_cast<size_t>(tensor)] = true;
   }
 
-  // A parameter under any of its names, and its states under the same.
-  int64_t FindEntry(const StateEntry& entry) const {
-    const int64_t found = keys_.Find(entry.key);
-    if (found >= 0 || !entry.is_param()) return found;
-    for (const std::string& name : names_[static_cast<size_t>(entry.param)]) {
+  // A parameter under any of its names.
+  int64_t FindParam(ParamId param) const {
+    for (const std::string& name : names_[static_cast<size_t>(param)]) {
       const int64_t tensor = keys_.Find(name);
       if (tensor >= 0) return tensor;
     }
     return kMissing;
   }
 
+  // Its states under any of them, too, or under the one that the store has them
+  // under where it is tied to a parameter that is not here.
+  int64_t FindState(ParamId param, std::string_view suffix) const {
+    for (const std::string& name : names_[static_cast<size_t>(param)]) {
+      int64_t state = keys_.Find(StrCat(kStatePrefix, name, suffix));
+      if (state >= 0) return state;
+      const int64_t tensor = keys_.Find(name);
+      if (tensor < 0) continue;
+      const int64_t target =
+          store_.tensor(static_cast<size_t>(tensor)).alias_of;
+      if (target < 0) continue;
+      state = store_.Find(StrCat(kStatePrefix,
+                                 store_.tensor(static_cast<size_t>(target)).key,
+                                 suffix));
+      if (state >= 0) return state;
+    }
+    return kMissing;
+  }
+
   void MatchEntry(size_t e) {
     const StateEntry& entry = entries_[e];
-    int64_t tensor = FindEntry(entry);
+    int64_t tensor = entry.is_param()
+                         ? FindParam(entry.param)
+                         : FindState(entry.param, SuffixOf(plan_, entry));
     if (rules_.convert) tensor = InsteadOf(entry, tensor);
     if (tensor < 0) {
       if (!IsMadeHere(entry)) report_->missing.push_back(entry.key);
@@ -128,31 +162,30 @@ class Matcher {
   }
 
   // With conversions, what an entry is better or only made from; else `found`.
-  int64_t InsteadOf(const StateEntry& entry, int64_t found) const {
-    if (entry.is_param()) {
-      if (found < 0 || entry.dtype != DType::kF32) return found;
-      const ElementType type = store_.tensor(static_cast<size_t>(found)).type;
-      if (type != ElementType::kBF16 && type != ElementType::kF16) return found;
-      const int64_t master =
-          keys_.Find(StrCat(kStatePrefix, entry.key, kMasterSuffix));
-      return master >= 0 ? master : found;
+  int64_t InsteadOf(const StateEntry& entry, int64_t found) {
+    constexpr const char* kMasterSuffix = ".master_param";
+    if (!entry.is_param()) {
+      return found < 0 && SuffixOf(plan_, entry) == kMasterSuffix
+                 ? FindParam(entry.param)
+                 : found;
     }
-    const std::string_view key = entry.key;
-    if (found < 0 && key.ends_with(kMasterSuffix)) {
-      return keys_.Find(std::string(
-          key.substr(kStatePrefix.size(),
-                     key.size() - kStatePrefix.size() - kMasterSuffix.size())));
-    }
-    return found;
+    if (found < 0) return found;
+    const int64_t master = FindState(entry.param, kMasterSuffix);
+    // What is here without masters takes those there are, or needs none.
+    Use(master);
+    const ElementType type = store_.tensor(static_cast<size_t>(found)).type;
+    const bool narrow = type == ElementType::kBF16 || type == ElementType::kF16;
+    return master >= 0 && narrow && entry.dtype == DType::kF32 ? master : found;
   }
 
   // Scales that come of encoding their codes.
   bool IsMadeHere(const StateEntry& entry) const {
     if (!entry.scales || !rules_.convert) return false;
-    const int64_t codes =
-        keys_.Find(entry.key.substr(0, entry.key.size() - kScaleSuffix.size()));
-    return codes >= 0 &&
-           IsFloat(store_.tensor(static_cast<size_t>(codes)).type);
+    StateEntry codes = entry;
+    codes.scales = false;
+    const int64_t found = FindState(entry.param, SuffixOf(plan_, codes));
+    return found >= 0 &&
+           IsFloat(store_.tensor(static_cast<size_t>(found)).type);
   }
 
   void Decide(const StateEntry& entry, const TensorInfo& info,
@@ -207,19 +240,25 @@ class Matcher {
     if (state && key.rfind(kStatePrefix, 0) == 0) {
       key = key.substr(kStatePrefix.size());
     }
-    const Model& model = plan_.model();
     if (!options_.submodules.empty() && !options_.strip_prefix) {
       const bool inside = std::any_of(
           options_.submodules.begin(), options_.submodules.end(),
           [&](ModuleId module) {
-            const std::string fqn = model.ModuleFqn(module);
-            return fqn.empty() || key.rfind(StrCat(fqn, "."), 0) == 0;
+            const std::string fqn = plan_.model().ModuleFqn(module);
+            return fqn.empty() ||
+                   key.rfind(CleanTensorName(StrCat(fqn, ".")), 0) == 0;
           });
       if (!inside) return false;
     }
     if (!options_.ignore_frozen) return true;
-    const auto param = model.FindParam(key);
-    return !param.ok() || model.params()[static_cast<size_t>(*param)].trainable;
+    if (state) {
+      // Of a parameter that was trained there and is frozen here.
+      if (key.ends_with(kScaleSuffix)) {
+        key.resize(key.size() - kScaleSuffix.size());
+      }
+      key.resize(std::min(key.size(), key.rfind('.')));
+    }
+    return frozen_.count(key) == 0;
   }
 
   Status Judge() const {
@@ -264,7 +303,9 @@ class Matcher {
   const StoreKeys keys_;
   std::vector<bool> used_;  // By tensor of the store.
   std::vector<EntryMatch> matches_;
-  std::vector<std::vector<std::string>> names_;  // By ParamId.
+  // By ParamId, of those meant, frozen ones included.
+  std::vector<std::vector<std::string>> names_;
+  std::unordered_set<std::string> frozen_;  // The names of these.
 };
 
 }  // namespace
@@ -282,7 +323,12 @@ StatusOr<std::vector<EntryMatch>> MatchState(
     const TensorStore& store, const StateOptions& options,
     const LoadRules& rules, MatchReport* report) {
   *report = {};
-  return Matcher(plan, entries, store, options, rules, report).Match();
+  StateOptions all_names = options;
+  all_names.content = StateContent::kModel;
+  all_names.ignore_frozen = false;
+  SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> names,
+                         ListStateEntries(plan, all_names));
+  return Matcher(plan, entries, names, store, options, rules, report).Match();
 }
 
 }  // namespace shard

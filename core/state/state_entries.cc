@@ -18,29 +18,6 @@ namespace {
 
 int64_t NumBlocks(int64_t numel) { return (numel + kQ8Block - 1) / kQ8Block; }
 
-Status CheckOptions(const Model& model, const StateOptions& options) {
-  const auto content = static_cast<int32_t>(options.content);
-  if (content < 0 || content > 2) {
-    return InvalidArgument("content ", content,
-                           " is unknown; allowed: 0 (all), 1 (model), 2 "
-                           "(optimizer)");
-  }
-  const auto modules = static_cast<ModuleId>(model.modules().size());
-  for (const ModuleId module : options.submodules) {
-    if (module < 0 || module >= modules) {
-      return InvalidArgument("submodule ", module,
-                             " does not exist; the model has ", modules);
-    }
-  }
-  if (options.strip_prefix && options.submodules.size() != 1) {
-    return InvalidArgument(
-        "keys without prefixes need exactly one submodule, not ",
-        options.submodules.size(),
-        ": those of several could collide; keep the prefixes");
-  }
-  return Status();
-}
-
 // Where a parameter lies in the layout of an entry: slots list the same
 // parameters in the same order in all layouts of a buffer.
 struct Place {
@@ -178,9 +155,32 @@ class Lister {
 
 }  // namespace
 
+Status CheckStateOptions(const Model& model, const StateOptions& options) {
+  const auto content = static_cast<int32_t>(options.content);
+  if (content < 0 || content > 2) {
+    return InvalidArgument("content ", content,
+                           " is unknown; allowed: 0 (all), 1 (model), 2 "
+                           "(optimizer)");
+  }
+  const auto modules = static_cast<ModuleId>(model.modules().size());
+  for (const ModuleId module : options.submodules) {
+    if (module < 0 || module >= modules) {
+      return InvalidArgument("submodule ", module,
+                             " does not exist; the model has ", modules);
+    }
+  }
+  if (options.strip_prefix && options.submodules.size() != 1) {
+    return InvalidArgument(
+        "keys without prefixes need exactly one submodule, not ",
+        options.submodules.size(),
+        ": those of several could collide; keep the prefixes");
+  }
+  return Status();
+}
+
 StatusOr<std::vector<StateEntry>> ListStateEntries(
     const Plan& plan, const StateOptions& options) {
-  SHARD_RETURN_IF_ERROR(CheckOptions(plan.model(), options));
+  SHARD_RETURN_IF_ERROR(CheckStateOptions(plan.model(), options));
   std::vector<StateEntry> entries = Lister(plan, options).List();
   // A module may be called "state", and names that differ may be clean alike.
   std::unordered_set<std::string_view> keys;

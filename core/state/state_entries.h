@@ -49,6 +49,10 @@ struct StateOptions {
   bool strip_prefix = false;
 };
 
+// A module that does not exist, strip_prefix with other than one module,
+// content with an unknown value.
+Status CheckStateOptions(const Model& model, const StateOptions& options);
+
 struct StateEntry {
   std::string key;
   DType dtype = DType::kF32;  // Of scales too: kF32.
@@ -77,9 +81,8 @@ struct OwnedElements {
 
 // Parameters and their other names in module-walk order, then the states of
 // each trainable parameter in the same order. A parameter goes by the first of
-// its names that is meant; its other ones are aliases. Errors: a module that
-// does not exist, strip_prefix with other than one module, content with an
-// unknown value, two tensors of one key.
+// its names that is meant; its other ones are aliases. Errors: those of
+// CheckStateOptions, two tensors of one key.
 StatusOr<std::vector<StateEntry>> ListStateEntries(const Plan& plan,
                                                    const StateOptions& options);
 

@@ -84,6 +84,18 @@ static const option kOptions[] = {
      "exchange tensors as ranks on several hosts would"},
     {"log", STRING, AT(log), NULL, 0, 0, "FILE",
      "write one JSON object per step"},
+    {"save", STRING, AT(save), NULL, 0, 0, "DIR",
+     "save a checkpoint there at the end"},
+    {"save-every", INTEGER, AT(save_every), "0", 0, 100000000, "N",
+     "and one every N steps; 0: only at the end"},
+    {"keep", INTEGER, AT(keep), "0", 0, 100000000, "N",
+     "keep only the last N checkpoints; 0: all"},
+    {"resume", STRING, AT(resume), NULL, 0, 0, "DIR",
+     "go on from a checkpoint, or from the last one in a\n"
+     "folder of them, saved by any number of ranks"},
+    {"export", STRING, AT(export_path), NULL, 0, 0, "FILE",
+     "write the parameters that were saved last to this\n"
+     ".safetensors file, too"},
     {"sample", INTEGER, AT(sample), "300", 0, 100000, "N",
      "bytes of text to write at the end"},
     {"timeout", NUMBER, AT(timeout), "60", 0.001, 1e6, "SECONDS",
@@ -183,6 +195,23 @@ static bool consistent(const options* p, char* message, size_t size) {
   if (p->hybrid > 0 && p->stage != 3) {
     snprintf(message, size, "--hybrid: %d needs --stage 3, not %d", p->hybrid,
              p->stage);
+    return false;
+  }
+  if (!p->save && (p->save_every > 0 || p->keep > 0)) {
+    snprintf(message, size, "--%s: %d needs --save",
+             p->save_every > 0 ? "save-every" : "keep",
+             p->save_every > 0 ? p->save_every : p->keep);
+    return false;
+  }
+  if (!p->save && p->export_path) {
+    snprintf(message, size, "--export: \"%s\" needs --save", p->export_path);
+    return false;
+  }
+  // Now, and not when training is through.
+  const char* dot = p->export_path ? strrchr(p->export_path, '.') : NULL;
+  if (p->export_path && (!dot || strcmp(dot, ".safetensors") != 0)) {
+    snprintf(message, size, "--export: \"%s\" does not end in .safetensors",
+             p->export_path);
     return false;
   }
   if (p->min_lr > p->lr) {

@@ -40,7 +40,12 @@ typedef struct options {
   int val_every;     // 0: only at the end.
   int rank_threads;  // 0: ranks come from the environment.
   bool no_shared_memory;
-  const char* log;  // NULL: no log.
+  const char* log;          // NULL: no log.
+  const char* save;         // NULL: nothing is saved.
+  int save_every;           // 0: only at the end.
+  int keep;                 // 0: all.
+  const char* resume;       // NULL: a new run.
+  const char* export_path;  // NULL: nothing is exported.
   int sample;
   double timeout;
   bool check;

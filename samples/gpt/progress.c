@@ -15,6 +15,7 @@
 
 struct progress {
   int64_t steps;
+  int64_t first;  // Step that was reported; 0: none was.
   int64_t tokens_per_step;
   FILE* log;
   bool terminal;
@@ -138,14 +139,15 @@ void progress_report(progress* p, const progress_step* s) {
       s->seconds > 0 ? (double)p->tokens_per_step / s->seconds : 0;
   if (p->log) log_step(p, s, per_second);
 
-  const bool ends = s->step == 1 || s->step == p->steps;
+  if (p->first == 0) p->first = s->step;
+  const bool ends = s->step == p->first || s->step == p->steps;
   const double interval = p->terminal ? kBarInterval : kLineInterval;
   if (!ends && now - p->shown < interval) return;
   p->shown = now;
   if (p->terminal) {
     // From the average, which is steadier than one step's.
-    const double left =
-        elapsed / (double)s->step * (double)(p->steps - s->step);
+    const double left = elapsed / (double)(s->step - p->first + 1) *
+                        (double)(p->steps - s->step);
     draw_bar(p, s, per_second, left);
   } else {
     printf("step %lld/%lld  loss %.4f  lr %.3g  ", (long long)s->step,

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "samples/gpt/check.h"
+#include "samples/gpt/checkpoint.h"
 #include "samples/gpt/declare.h"
 #include "samples/gpt/gpt.h"
 #include "samples/gpt/introduce.h"
@@ -39,6 +40,8 @@ typedef struct trainer {
   shard_model* model;
   shard_plan* plan;
   shard_engine* engine;
+  resumed_run resumed;
+  shard_async* saving;  // The last save.
   units units;
   gpt* net;
   text data;
@@ -151,8 +154,29 @@ static bool shard(trainer* t) {
             shard_engine_create(t->plan, t->comm, &engine_options, &t->engine));
 }
 
+// The values and the place in the data of a run that was saved. What is wrong
+// with it every rank sees and says, as with the batch.
+static bool resume(trainer* t) {
+  const options* opts = t->opts;
+  resumed_run* run = &t->resumed;
+  if (!ok(t, "--resume", checkpoint_resume(opts, t->engine, run))) return false;
+  char why[128];
+  if (run->seed != opts->seed) {
+    snprintf(why, sizeof(why), "the run was begun with --seed %llu, not %llu",
+             (unsigned long long)run->seed, (unsigned long long)opts->seed);
+  } else if (run->step > opts->steps) {
+    snprintf(why, sizeof(why), "the run is at step %lld, beyond --steps %d",
+             (long long)run->step, opts->steps);
+  } else {
+    return true;
+  }
+  complain(t, "--resume", why);
+  return false;
+}
+
 // Initial values: all ranks compute the same, and rank 0's count.
 static bool initialize(trainer* t) {
+  if (t->opts->resume) return resume(t);
   const gpt_config* config = &t->opts->model;
   for (int i = 0; i < gpt_tensor_count(config); i++) {
     const size_t bytes = (size_t)gpt_tensor_at(config, i).numel * sizeof(real);
@@ -191,6 +215,11 @@ static bool begin(trainer* t) {
   if (!ok(t, "introduction",
           introduce(opts, &t->data, t->comm, t->plan, t->engine))) {
     return false;
+  }
+  if (opts->resume) {
+    printf("resumed %s: step %lld saved by %d rank%s\n", opts->resume,
+           (long long)t->resumed.step, (int)t->resumed.world_size,
+           t->resumed.world_size == 1 ? "" : "s");
   }
   char message[512];
   t->shown =
@@ -295,15 +324,31 @@ static bool train_step(trainer* t, int64_t step) {
   return true;
 }
 
+// Training goes on while the checkpoint is written; the next save waits for it.
+static bool save(trainer* t, int64_t step) {
+  shard_async_free(t->saving);
+  t->saving = NULL;
+  return ok(t, "--save", checkpoint_save(t->opts, t->engine, step, &t->saving));
+}
+
+static bool due(int every, int64_t step) {
+  return every > 0 && step % every == 0;
+}
+
 static bool train(trainer* t) {
   const options* opts = t->opts;
-  for (int64_t step = 0; step < opts->steps; step++) {
+  // What a resumed run begins with, for comparison.
+  if (opts->resume && !validate(t, t->resumed.step)) return false;
+  for (int64_t step = t->resumed.step; step < opts->steps;) {
     if (!train_step(t, step)) return false;
-    const bool last = step + 1 == opts->steps;
-    const bool due = opts->val_every > 0 && (step + 1) % opts->val_every == 0;
-    if ((last || due) && !validate(t, step + 1)) return false;
+    step++;
+    const bool last = step == opts->steps;
+    if (!last && due(opts->save_every, step) && !save(t, step)) return false;
+    if ((last || due(opts->val_every, step)) && !validate(t, step)) {
+      return false;
+    }
   }
-  return true;
+  return !opts->save || save(t, opts->steps);
 }
 
 // ---- After the last step --------------------------------------------------
@@ -321,6 +366,9 @@ static bool draw_sample(trainer* t) {
 }
 
 static bool finish(trainer* t) {
+  if (t->saving && !ok(t, "--save", shard_async_wait(t->saving, 0))) {
+    return false;
+  }
   // The last collective: what follows is rank 0's alone.
   if (!ok(t, "shutdown", shard_comm_shutdown(t->comm, 0))) return false;
   if (t->rank != 0) return true;
@@ -331,7 +379,13 @@ static bool finish(trainer* t) {
     complain(t, "--log", message);
     return false;
   }
-  sample_print(t->sample, t->opts->sample);
+  const options* opts = t->opts;
+  if (t->saving) printf("saved   %s: step %d\n", opts->save, opts->steps);
+  if (opts->export_path) {
+    if (!ok(t, "--export", checkpoint_export(opts))) return false;
+    printf("exported %s\n", opts->export_path);
+  }
+  sample_print(t->sample, opts->sample);
   printf("validation loss %.4f\n", t->validation_loss);
   return true;
 }
@@ -350,6 +404,7 @@ static int run_rank(const options* opts, int rank) {
   free(t.sequences);
   text_free(&t.data);
   free(t.sample);
+  shard_async_free(t.saving);
   shard_engine_free(t.engine);
   shard_plan_free(t.plan);
   shard_model_free(t.model);

@@ -14,14 +14,18 @@ fail() {
   exit 1
 }
 
-# The C program compiles as C11 without a warning, and does what it says on one
-# rank and on two.
-example() {
-  local source="$TEST_TMPDIR/fit.c" program="$TEST_TMPDIR/fit"
-  awk '/^```c$/ { code = 1; next } /^```$/ { code = 0 } code' README.md \
-    >"$source"
+# Compiles the C program of that number as C11 without a warning.
+compile() {
+  awk -v number="$1" '/^```c$/ { code = ++found == number; next }
+    /^```$/ { code = 0 } code' README.md >"$2.c"
   gcc -std=c11 -Wall -Wextra -Wpedantic -Wconversion -Werror -I api/include \
-    "$source" api/libshard.so.0 -o "$program" || fail "it does not compile"
+    "$2.c" api/libshard.so.0 -o "$2" || fail "it does not compile"
+}
+
+# The first program does what it says on one rank and on two.
+example() {
+  local program="$TEST_TMPDIR/fit"
+  compile 1 "$program"
   diff <("$program") <(echo "rank 0 of 1: y = 2.00 x + 1.00") ||
     fail "one rank"
   diff <(sdk/cli/shardctl run -n 2 --timeout 40 -- "$program" | sort) - <<END ||
@@ -29,6 +33,20 @@ example() {
 [1] rank 1 of 2: y = 2.00 x + 1.00
 END
     fail "two ranks"
+}
+
+# The second one goes on with what another number of ranks saved, and prints
+# what the comments behind its commands say.
+checkpoints() {
+  local program="$TEST_TMPDIR/resume" shardctl="$PWD/sdk/cli/shardctl"
+  local readme="$PWD/README.md"
+  compile 2 "$program"
+  cd "$TEST_TMPDIR"
+  for ranks in 2 3; do
+    diff <("$shardctl" run -n "$ranks" --timeout 40 -- ./resume) \
+      <(sed -nE "s,^ +shardctl run -n $ranks -- ./resume +# ,[0] ,p" \
+        "$readme") || fail "$ranks ranks"
+  done
 }
 
 # The table has the library's optimizers, all of them and no others.

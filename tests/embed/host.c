@@ -9,8 +9,11 @@
  * W is used twice (tied), scale is frozen. The loss is the mean over examples
  * and ranks of |y - t|^2. Values and inputs derive from integers.
  *
- * Prints one line that is the same in every language, and on every rank:
+ * Usage: host FOLDER. Trains and saves a checkpoint there; where there is one,
+ * by any host on any number of ranks, loads it instead. Prints one line that is
+ * the same in every language, and on every rank:
  *   first <bits> last <bits> params <FNV-1a of all parameters>
+ *   loaded params <FNV-1a of all parameters>
  * preceded by the message of an error made on purpose. */
 
 #include <inttypes.h>
@@ -186,6 +189,14 @@ static bool find_tensors(shard_engine* engine, tensors* p, tensors* g) {
   return true;
 }
 
+static uint64_t hash_of(const tensors* p) {
+  uint64_t hash = UINT64_C(0xcbf29ce484222325);
+  hash = fnv1a(hash, p->weight, kDim * kDim * sizeof(float));
+  hash = fnv1a(hash, p->bias, kDim * sizeof(float));
+  hash = fnv1a(hash, p->scale, kDim * sizeof(float));
+  return fnv1a(hash, p->out_bias, kDim * sizeof(float));
+}
+
 static bool train(shard_comm* comm, shard_engine* engine) {
   tensors p, g = {0};
   if (!find_tensors(engine, &p, &g)) return false;
@@ -207,17 +218,27 @@ static bool train(shard_comm* comm, shard_engine* engine) {
     fprintf(stderr, "host.c: the loss went from %g to %g\n", first, last);
     return false;
   }
-  uint64_t hash = UINT64_C(0xcbf29ce484222325);
-  hash = fnv1a(hash, p.weight, kDim * kDim * sizeof(float));
-  hash = fnv1a(hash, p.bias, kDim * sizeof(float));
-  hash = fnv1a(hash, p.scale, kDim * sizeof(float));
-  hash = fnv1a(hash, p.out_bias, kDim * sizeof(float));
   printf("first %016" PRIx64 " last %016" PRIx64 " params %016" PRIx64 "\n",
-         bits_of(first), bits_of(last), hash);
+         bits_of(first), bits_of(last), hash_of(&p));
   return true;
 }
 
-int main(void) {
+/* Loads what is in `folder`, or fills, trains and saves there. */
+static bool use(shard_comm* comm, shard_engine* engine, const char* folder) {
+  shard_error* error = shard_checkpoint_load(engine, folder, NULL, NULL);
+  if (shard_error_code(error) == SHARD_NOT_FOUND) {
+    shard_error_free(error);
+    return fill(engine) && train(comm, engine) &&
+           ok("save", shard_checkpoint_save(engine, folder, NULL, NULL));
+  }
+  tensors p, g = {0};
+  if (!ok("load", error) || !find_tensors(engine, &p, &g)) return false;
+  printf("loaded params %016" PRIx64 "\n", hash_of(&p));
+  return true;
+}
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
   shard_comm* comm = NULL;
   shard_model* model = NULL;
   shard_plan* plan = NULL;
@@ -227,7 +248,7 @@ int main(void) {
   if (done) show_error(model);
   done = done && plan_for(model, shard_comm_world_size(comm), &plan) &&
          ok("engine", shard_engine_create(plan, comm, NULL, &engine)) &&
-         fill(engine) && train(comm, engine) &&
+         use(comm, engine, argv[1]) &&
          ok("shutdown", shard_comm_shutdown(comm, 0));
   shard_engine_free(engine);
   shard_plan_free(plan);

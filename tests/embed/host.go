@@ -14,6 +14,7 @@ import "C"
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math"
@@ -276,6 +277,12 @@ func train(comm *C.shard_comm, engine *C.shard_engine) error {
 	if !(last < first) {
 		return fmt.Errorf("the loss went from %g to %g", first, last)
 	}
+	fmt.Printf("first %016x last %016x params %016x\n",
+		math.Float64bits(first), math.Float64bits(last), hashOf(&p))
+	return nil
+}
+
+func hashOf(p *tensors) uint64 {
 	hash := fnv.New64a()
 	for _, values := range [][]float32{p.weight, p.bias, p.scale, p.outBias} {
 		var bytes [4]byte
@@ -284,8 +291,34 @@ func train(comm *C.shard_comm, engine *C.shard_engine) error {
 			hash.Write(bytes[:])
 		}
 	}
-	fmt.Printf("first %016x last %016x params %016x\n",
-		math.Float64bits(first), math.Float64bits(last), hash.Sum64())
+	return hash.Sum64()
+}
+
+// use loads what is in folder, or fills, trains and saves there.
+func use(comm *C.shard_comm, engine *C.shard_engine, folder string) error {
+	err := withString(folder, func(s *C.char) *C.shard_error {
+		return C.shard_checkpoint_load(engine, s, nil, nil)
+	})
+	var missing *Error
+	if errors.As(err, &missing) && missing.Code == C.SHARD_NOT_FOUND {
+		if err := fill(engine); err != nil {
+			return err
+		}
+		if err := train(comm, engine); err != nil {
+			return err
+		}
+		return withString(folder, func(s *C.char) *C.shard_error {
+			return C.shard_checkpoint_save(engine, s, nil, nil)
+		})
+	}
+	if err != nil {
+		return err
+	}
+	p, _, err := findTensors(engine)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("loaded params %016x\n", hashOf(&p))
 	return nil
 }
 
@@ -318,10 +351,7 @@ func run() error {
 		return err
 	}
 	defer C.shard_engine_free(engine)
-	if err := fill(engine); err != nil {
-		return err
-	}
-	if err := train(comm, engine); err != nil {
+	if err := use(comm, engine, os.Args[1]); err != nil {
 		return err
 	}
 	return check(C.shard_comm_shutdown(comm, 0))

@@ -13,6 +13,7 @@ mod sys {
     use super::*;
 
     pub const F32: i32 = 1;
+    pub const NOT_FOUND: i32 = 5;
 
     macro_rules! opaque {
         ($($name:ident),*) => { $(
@@ -136,6 +137,18 @@ mod sys {
             data: *mut *mut c_void,
             numel: *mut i64,
         ) -> *mut Error;
+        pub fn shard_checkpoint_load(
+            engine: *mut Engine,
+            path: *const c_char,
+            options: *const c_void,
+            report: *mut c_void,
+        ) -> *mut Error;
+        pub fn shard_checkpoint_save(
+            engine: *mut Engine,
+            root: *const c_char,
+            options: *const c_void,
+            async_: *mut c_void,
+        ) -> *mut Error;
         pub fn shard_engine_zero_grad(engine: *mut Engine) -> *mut Error;
         pub fn shard_engine_set_param(
             engine: *mut Engine,
@@ -157,6 +170,12 @@ mod sys {
 
 struct Error(*mut sys::Error);
 
+impl Error {
+    fn code(&self) -> i32 {
+        unsafe { sys::shard_error_code(self.0) }
+    }
+}
+
 impl Drop for Error {
     fn drop(&mut self) {
         unsafe { sys::shard_error_free(self.0) }
@@ -166,7 +185,7 @@ impl Drop for Error {
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         unsafe {
-            let name = CStr::from_ptr(sys::shard_code_name(sys::shard_error_code(self.0)));
+            let name = CStr::from_ptr(sys::shard_code_name(self.code()));
             let message = CStr::from_ptr(sys::shard_error_message(self.0));
             write!(out, "{}: {}", name.to_string_lossy(), message.to_string_lossy())
         }
@@ -391,6 +410,34 @@ impl Engine {
         Ok(())
     }
 
+    // False when there is nothing in that folder.
+    fn load(&self, folder: &CStr) -> Result<bool> {
+        let loaded = check(unsafe {
+            sys::shard_checkpoint_load(self.0, folder.as_ptr(), ptr::null(), ptr::null_mut())
+        });
+        match loaded {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == sys::NOT_FOUND => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn save(&self, folder: &CStr) -> Result<()> {
+        check(unsafe {
+            sys::shard_checkpoint_save(self.0, folder.as_ptr(), ptr::null(), ptr::null_mut())
+        })?;
+        Ok(())
+    }
+
+    // Of all parameters.
+    fn hash(&self) -> Result<u64> {
+        let mut hash = 0xcbf29ce484222325;
+        for param in 0..PARAMS {
+            hash = fnv1a(hash, self.param(param as i32)?);
+        }
+        Ok(hash)
+    }
+
     // Forward, backward and the step; returns the sum of all ranks' losses. The
     // slices end before the step: it changes what they show.
     fn step(&self, comm: &Comm, step: usize) -> Result<f64> {
@@ -430,7 +477,24 @@ impl Engine {
     }
 }
 
+fn train(engine: &Engine, comm: &Comm) -> Result<()> {
+    let (mut first, mut last) = (0.0, 0.0);
+    for step in 0..STEPS {
+        last = engine.step(comm, step)?;
+        if step == 0 {
+            first = last;
+        }
+    }
+    if !(last < first) {
+        return Err(format!("the loss went from {} to {}", first, last).into());
+    }
+    let hash = engine.hash()?;
+    println!("first {:016x} last {:016x} params {:016x}", first.to_bits(), last.to_bits(), hash);
+    Ok(())
+}
+
 fn run() -> Result<()> {
+    let folder = CString::new(std::env::args().nth(1).ok_or("a folder is missing")?)?;
     let url = CString::new("env:")?;
     let mut comm = Comm(ptr::null_mut());
     check(unsafe { sys::shard_comm_open(url.as_ptr(), ptr::null(), &mut comm.0) })?;
@@ -442,23 +506,13 @@ fn run() -> Result<()> {
     let world_size = unsafe { sys::shard_comm_world_size(comm.0) };
     let plan = plan_for(&model, world_size, "adamw?lr=0.05&weight_decay=0.01")?;
     let engine = Engine::create(&plan, &comm)?;
-    engine.fill()?;
-
-    let (mut first, mut last) = (0.0, 0.0);
-    for step in 0..STEPS {
-        last = engine.step(&comm, step)?;
-        if step == 0 {
-            first = last;
-        }
+    if engine.load(&folder)? {
+        println!("loaded params {:016x}", engine.hash()?);
+    } else {
+        engine.fill()?;
+        train(&engine, &comm)?;
+        engine.save(&folder)?;
     }
-    if !(last < first) {
-        return Err(format!("the loss went from {} to {}", first, last).into());
-    }
-    let mut hash = 0xcbf29ce484222325;
-    for param in 0..PARAMS {
-        hash = fnv1a(hash, engine.param(param as i32)?);
-    }
-    println!("first {:016x} last {:016x} params {:016x}", first.to_bits(), last.to_bits(), hash);
     check(unsafe { sys::shard_comm_shutdown(comm.0, 0.0) })?;
     Ok(())
 }

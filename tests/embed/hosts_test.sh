@@ -5,43 +5,60 @@
 #
 # Runs each host on two ranks, and expects that all ranks of all hosts print the
 # same: the same error message, the same losses, the same parameters, bit by
-# bit. Each host checks itself that the loss goes down.
+# bit. Each host checks itself that the loss goes down. Then each loads what each
+# saved, on three ranks, and has the same parameters.
 
 set -euo pipefail
 
 export LD_LIBRARY_PATH="$PWD/api${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-export SHARD_WORLD_SIZE=2
 status=0
-expected=""
 
-for host in "$@"; do
+fail() {
+  echo "FAILED: $*" >&2
+  status=1
+}
+
+# run_ranks HOST RANKS FOLDER EXPECTED: EXPECTED may be empty; sets `output`.
+run_ranks() {
+  local host="$1" folder="$3" expected="$4" rank
   # Process ids repeat from one sandbox to the next; this does not.
   SHARD_RENDEZVOUS="embed-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
-  export SHARD_RENDEZVOUS
-  pids=()
-  for rank in 0 1; do
-    SHARD_RANK=$rank timeout 40 "./$host" >"$TEST_TMPDIR/$rank.out" &
+  export SHARD_RENDEZVOUS SHARD_WORLD_SIZE="$2"
+  local pids=()
+  for ((rank = 0; rank < SHARD_WORLD_SIZE; rank++)); do
+    SHARD_RANK=$rank timeout 40 "./$host" "$folder" \
+      >"$TEST_TMPDIR/$rank.out" &
     pids+=($!)
   done
-  for rank in 0 1; do
-    if ! wait "${pids[$rank]}"; then
-      echo "FAILED: $host rank $rank" >&2
-      status=1
-    fi
+  for ((rank = 0; rank < SHARD_WORLD_SIZE; rank++)); do
+    wait "${pids[$rank]}" || fail "$host rank $rank"
     output="$(<"$TEST_TMPDIR/$rank.out")"
     echo "$(basename "$host") rank $rank: $output"
     if [[ -z "$expected" ]]; then expected="$output"; fi
-    if [[ "$output" != "$expected" ]]; then
-      echo "FAILED: $host rank $rank differs from the first host" >&2
-      status=1
-    fi
+    [[ "$output" == "$expected" ]] ||
+      fail "$host rank $rank: not '$expected', as the first one"
   done
+}
+
+folder_of() {
+  echo "$TEST_TMPDIR/$(basename "$1")-checkpoints"
+}
+
+trained=""
+for host in "$@"; do
+  run_ranks "$host" 2 "$(folder_of "$host")" "$trained"
+  if [[ -z "$trained" ]]; then trained="$output"; fi
 done
 
 pattern=$'^INVALID_ARGUMENT: unknown optimizer \'adamx\'; known: [^\n]*\n'
 pattern+='first [0-9a-f]{16} last [0-9a-f]{16} params [0-9a-f]{16}$'
-if [[ ! "$expected" =~ $pattern ]]; then
-  echo "FAILED: not what a host prints" >&2
-  status=1
-fi
+[[ "$trained" =~ $pattern ]] || fail "not what a host prints"
+
+# The message, and the parameters.
+loaded="${trained%%$'\n'*}"$'\n'"loaded params ${trained##* }"
+for saver in "$@"; do
+  for host in "$@"; do
+    run_ranks "$host" 3 "$(folder_of "$saver")" "$loaded"
+  done
+done
 exit "$status"

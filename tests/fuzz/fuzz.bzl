@@ -5,13 +5,14 @@ load("@rules_cc//cc:defs.bzl", "cc_binary")
 
 _FUZZ = "//tools/bazel/clang:fuzz"
 
-def fuzz_test(name, deps, dictionary = None):
+def fuzz_test(name, deps, dictionary = None, mutator = None):
     """NAME.cc with its corpus, corpus/NAME.
 
     Args:
       name: of the test, the source and the corpus.
       deps: what it reads with.
       dictionary: words of the format, for libFuzzer.
+      mutator: a library with LLVMFuzzerCustomMutator.
     """
     program = name + "_program"
     cc_binary(
@@ -23,7 +24,7 @@ def fuzz_test(name, deps, dictionary = None):
             "//conditions:default": [],
         }),
         deps = deps + [":fuzz"] + select({
-            _FUZZ: [],
+            _FUZZ: [mutator] if mutator else [],
             "//conditions:default": [":replay"],
         }),
     )

@@ -18,9 +18,13 @@
 
 namespace shard::testing {
 
+// For thousands of small files, when it need not be a disk.
+inline constexpr const char* kMemoryFolder = "/dev/shm";
+
 class TempFolder {
  public:
-  TempFolder() : path_(::testing::TempDir() + "/shard.XXXXXX") {
+  explicit TempFolder(const std::string& in = ::testing::TempDir())
+      : path_(in + "/shard.XXXXXX") {
     EXPECT_NE(::mkdtemp(path_.data()), nullptr) << path_;
   }
   TempFolder(const TempFolder&) = delete;

@@ -30,6 +30,7 @@ using testing::Exists;
 using testing::ExpectAllWhole;
 using testing::FaultEnv;
 using testing::ForwardingEnv;
+using testing::kMemoryFolder;
 using testing::NamesIn;
 using testing::NoSyncEnv;
 using testing::PowerCut;
@@ -129,6 +130,22 @@ TEST(CleanStale, DeletesNothingThatWasRenamedMeanwhile) {
   EXPECT_EQ(ResolvedGeneration(folder.path()), 1);
 }
 
+TEST(ClaimEntry, IsOfWhatTheNameIsNow) {
+  const TempFolder folder;
+  const Directory root = Open(folder.path());
+  std::filesystem::create_directory(folder / kStale);
+  const auto opened = root.OpenDirectory(kStale);
+  const auto again = root.OpenDirectory(kStale);
+  ASSERT_OK(opened);
+  ASSERT_OK(again);
+  EXPECT_EQ(*ClaimEntry(root, kStale, opened->fd()), Claim::kOurs);
+  EXPECT_EQ(*ClaimEntry(root, kStale, again->fd()), Claim::kBusy);
+  std::filesystem::rename(folder / kStale, folder / "elsewhere");
+  EXPECT_EQ(*ClaimEntry(root, kStale, opened->fd()), Claim::kGone);
+  std::filesystem::create_directory(folder / kStale);
+  EXPECT_EQ(*ClaimEntry(root, kStale, opened->fd()), Claim::kGone);
+}
+
 TEST(RemoveTree, EverythingTheManifestFirst) {
   const TempFolder folder;
   PutCheckpoint(folder / kStale, 1);
@@ -192,6 +209,9 @@ TEST(RenameToFree, ReplacesNothing) {
     EXPECT_EQ(RenameToFree(root, "a", "c"), 0);
     EXPECT_EQ(RenameToFree(root, "c", "a"), 0);
   }
+  std::filesystem::create_directory(folder / "empty");
+  EXPECT_EQ(RenameToFree(Open(folder.path()), "a", "empty"), -EEXIST);
+  std::filesystem::remove(folder / "empty");
   EXPECT_EQ(NamesIn(folder.path()), (std::set<std::string>{"a", "b", "file"}));
 }
 
@@ -250,7 +270,7 @@ TEST(Retain, RefusesToKeepNothing) {
 TEST(Retain, EveryCallMayFail) {
   for (const bool and_after : {false, true}) {
     for (int64_t k = 0;; ++k) {
-      const TempFolder folder;
+      const TempFolder folder(kMemoryFolder);
       for (const int64_t step : {1, 2, 3, 4}) {
         PutCheckpoint(folder / CheckpointName(step), step);
       }
@@ -304,7 +324,7 @@ void ExpectWholeAfterEveryPowerCut(const TempFolder& folder, UnsyncedEnv* env,
 }
 
 TEST(Retain, LeavesWholeOnesAfterAPowerCut) {
-  const TempFolder folder;
+  const TempFolder folder(kMemoryFolder);
   const std::string root = folder / "root";
   for (const int64_t step : {1, 2, 3, 4}) {
     PutCheckpoint(root + "/" + CheckpointName(step), step);
@@ -317,7 +337,7 @@ TEST(Retain, LeavesWholeOnesAfterAPowerCut) {
 // A process that deletes dies after the rename, and another cleans up: if the
 // power then goes, the rename may come undone, but must not find half of it.
 TEST(CleanStale, LeavesWholeOnesAfterAPowerCut) {
-  const TempFolder folder;
+  const TempFolder folder(kMemoryFolder);
   const std::string root = folder / "root";
   for (const int64_t step : {1, 42}) {
     PutCheckpoint(root + "/" + CheckpointName(step), step);

@@ -73,7 +73,7 @@ TEST(ManifestChecks, Files) {
       {[](Raw* r) { r->files[0].name = "data-00001.bin"; },
        {"two files", "data-00001.bin"}},
       {[](Raw* r) { r->files[0].bytes = uint64_t{1} << 63; },
-       {"9223372036854775808"}},
+       {"9223372036854775808 bytes; at most 2^63 - 1"}},
       {[](Raw* r) { r->files[0].bytes -= 1; },
        {"69631 bytes", "multiple of 4096"}},
   });
@@ -398,6 +398,28 @@ TEST(ManifestStructure, MisalignedSlices) {
     misaligned = true;
   }
   EXPECT_TRUE(misaligned);
+}
+
+// The verifier does not look at the size of a table, nor for a vtable that has
+// no room for it.
+TEST(ManifestStructure, SizesOfTables) {
+  const std::vector<std::byte> file = Raw::Sample().Build();
+  const auto expect_refused = [&](size_t word, uint16_t value) {
+    std::vector<std::byte> body(file.begin() + kManifestHeaderBytes,
+                                file.end());
+    uint32_t root;
+    int32_t vtable;
+    std::memcpy(&root, body.data(), sizeof(root));
+    std::memcpy(&vtable, &body[root], sizeof(vtable));
+    const size_t at = root - static_cast<size_t>(int64_t{vtable}) + 2 * word;
+    std::memcpy(&body[at], &value, sizeof(value));
+    ExpectError(Manifest::Parse(Seal(body)), StatusCode::kCorrupt, {kShared});
+  };
+  expect_refused(0, 0);
+  expect_refused(0, 2);
+  expect_refused(1, 0);
+  expect_refused(1, 3);
+  expect_refused(1, 0xFFFF);
 }
 
 TEST(ManifestStructure, OtherBodies) {

@@ -221,6 +221,10 @@ TEST(Manifest, EveryOtherLengthIsSeen) {
     ASSERT_EQ(Manifest::Parse(cut).status().code(), StatusCode::kCorrupt)
         << size;
   }
+  file.resize(kManifestHeaderBytes - 1);
+  ExpectError(Manifest::Parse(file), StatusCode::kCorrupt,
+              {"39 bytes", "less than its header"});
+  file = RawManifest::Sample().Build();
   for (int i = 0; i < 100; ++i) {
     file.push_back(std::byte{0});
     ASSERT_EQ(Manifest::Parse(file).status().code(), StatusCode::kCorrupt);
@@ -279,6 +283,14 @@ TEST(EncodeManifest, RefusesWhatCannotBeWritten) {
        "alias of tensor 4294967296"},
       {[](Contents* c) { c->tensors[6].codebook = 256; }, "no code book 256"},
       {[](Contents* c) { c->blobs[0].rule = BlobRule{257}; }, "no rule 257"},
+      {[](Contents* c) {
+         constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+         auto& tensor = c->tensors[4];
+         tensor.slices.resize(2);
+         tensor.slices[0] = {0, kMax, {0, 0, uint64_t{kMax}, {}}};
+         tensor.slices[1] = {kMax, 1, {0, 0, 1, {}}};
+       },
+       "more than 2^63 - 1 elements"},
       // The rest is what Parse refuses, in its words.
       {[](Contents* c) { c->tensors[1].key = "zero_d"; }, "same key"},
       {[](Contents* c) { c->step = -1; }, "step -1"},

@@ -6,9 +6,9 @@
 #ifndef SHARD_TESTS_CORE_CHECKPOINT_RAW_MANIFEST_H_
 #define SHARD_TESTS_CORE_CHECKPOINT_RAW_MANIFEST_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,7 +24,7 @@ inline std::vector<std::byte> Seal(std::span<const std::byte> body,
                                    uint32_t version = kManifestVersion) {
   std::vector<std::byte> file(kManifestHeaderBytes + body.size());
   WriteManifestHeader(body, version, file.data());
-  std::memcpy(file.data() + kManifestHeaderBytes, body.data(), body.size());
+  std::copy(body.begin(), body.end(), file.begin() + kManifestHeaderBytes);
   return file;
 }
 

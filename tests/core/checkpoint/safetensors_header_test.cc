@@ -184,6 +184,10 @@ TEST(SafetensorsHeader, RefusesShapesThatOverflow) {
     ExpectCorrupt(StrCat("{", Tensor("a", "F64", shape, 0, 0), "}"), 0,
                   {"'a'", "more bytes than 63 bits"});
   }
+  ExpectCorrupt(
+      StrCat("{", Tensor("a", "U8", "4611686018427387904,2", 0, 1ull << 63),
+             "}"),
+      0, {"'a'", "more bytes than 63 bits"});
   // A 0 first: no product overflows.
   EXPECT_OK(SafetensorsHeader::Parse(
       StrCat("{", Tensor("a", "F64", "0,9223372036854775807,2", 0, 0), "}"),
@@ -281,9 +285,11 @@ TEST(SafetensorsHeader, MemoryIsBoundedByTheHeader) {
   ExpectCheap("{\"a\":{\"shape\":[" + std::string(8 * kMiB, '1'), false);
   ExpectCheap("{\"a\":" + std::string(8 * kMiB, '['), false);
   ExpectCheap("{\"a\":" + std::string(8 * kMiB, '{'), false);
+  ExpectCheap("{}" + std::string(8 * kMiB, ' ') + "x", false);
+  ExpectCheap("{}" + std::string(8 * kMiB, ' '), true);
   // Many short names, and shapes of many dimensions.
   std::string many = open.substr(0, open.size() - 5);
-  for (int i = 0; i < 1'000'000; ++i) {
+  for (int i = 0; i < 200'000; ++i) {
     StrAppend(&many, i == 0 ? "\"" : ",\"", i, "\":\"\"");
   }
   ExpectCheap(many + "}}", false);
@@ -294,9 +300,9 @@ TEST(SafetensorsHeader, MemoryIsBoundedByTheHeader) {
     StrAppend(&many, i == 0 ? "" : ",", Tensor(StrCat(i), "U8", ones, 0, 0));
   }
   ExpectCheap(many + "}", false);
-  // A header as they are, of a million tensors.
+  // A header as they are, of many tensors.
   many = "{";
-  constexpr uint64_t kTensors = 1'000'000;
+  constexpr uint64_t kTensors = 200'000;
   constexpr uint64_t kBytes = 4 * 768 * 768;
   for (uint64_t i = 0; i < kTensors; ++i) {
     StrAppend(

@@ -136,12 +136,11 @@ TEST(SafetensorsIndex, MemoryIsBoundedByTheText) {
   const auto layer = [](int i) {
     return StrCat("model.layers.", i, ".weight");
   };
-  ExpectCheap(entries(1'000'000, number, number),
-              StatusCode::kResourceExhausted);
-  ExpectCheap(entries(1'000'000, number, [](int) { return "f"; }),
+  ExpectCheap(entries(200'000, number, number), StatusCode::kResourceExhausted);
+  ExpectCheap(entries(200'000, number, [](int) { return "f"; }),
               StatusCode::kResourceExhausted);
   // An index as they are.
-  ExpectCheap(entries(1'000'000, layer,
+  ExpectCheap(entries(200'000, layer,
                       [](int i) {
                         return StrCat("model-", i % 1000,
                                       "-of-1000.safetensors");

@@ -6,6 +6,9 @@
 #include <sys/stat.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <string>
@@ -14,11 +17,19 @@
 #include "core/base/strings.h"
 #include "core/checkpoint/piece_reader.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/checkpoint/temp_folder.h"
+#include "tests/core/base/temp_folder.h"
 
 namespace shard {
 
 namespace {
+
+using testing::TempFolder;
+
+std::string Write(const TempFolder& folder, std::string_view name,
+                  std::string_view bytes) {
+  testing::WriteText(folder / name, bytes);
+  return folder / name;
+}
 
 // A file of the format, by hand.
 std::string FileOf(const std::string& json, std::string_view data) {
@@ -60,7 +71,7 @@ StatusOr<std::vector<std::string>> ReadAll(
                         size[request];
         const size_t n = static_cast<size_t>(numel) * size[request];
         bytes += static_cast<int64_t>(n);
-        result[request].replace(at, n, reinterpret_cast<const char*>(data), n);
+        std::memcpy(result[request].data() + at, data, n);
         return Status();
       });
   if (!status.ok()) return status;
@@ -74,13 +85,14 @@ StatusOr<std::vector<std::string>> ReadAll(
 
 TEST(SafetensorsStore, ReadsAFileWrittenByHand) {
   const TempFolder folder;
-  const std::string path = folder.Write(
-      "m.safetensors", FileOf(StrCat("{\"__metadata__\":{\"format\":\"pt\"},",
-                                     Tensor("w", "I16", "2,3", 2, 14), ",",
-                                     Tensor("s", "U8", "", 1, 2), ",",
-                                     Tensor("z", "F32", "0", 1, 1), ",",
-                                     Tensor("b", "BOOL", "1", 0, 1), "}  "),
-                              "bsAaBbCcDdEeFf"));
+  const std::string path =
+      Write(folder, "m.safetensors",
+            FileOf(StrCat("{\"__metadata__\":{\"format\":\"pt\"},",
+                          Tensor("w", "I16", "2,3", 2, 14), ",",
+                          Tensor("s", "U8", "", 1, 2), ",",
+                          Tensor("z", "F32", "0", 1, 1), ",",
+                          Tensor("b", "BOOL", "1", 0, 1), "}  "),
+                   "bsAaBbCcDdEeFf"));
   const auto store = Open(path);
   ASSERT_OK(store);
   const SafetensorsStore& file = **store;
@@ -104,7 +116,7 @@ TEST(SafetensorsStore, ReadsAFileWrittenByHand) {
 
 TEST(SafetensorsStore, RefusesElementsThatAreNotThere) {
   const TempFolder folder;
-  const auto store = Open(folder.Write("m.safetensors", OneTensor("a")));
+  const auto store = Open(Write(folder, "m.safetensors", OneTensor("a")));
   ASSERT_OK(store);
   for (const ReadRequest& request : std::vector<ReadRequest>{{0, -1, 1},
                                                              {0, 0, 4},
@@ -120,26 +132,25 @@ TEST(SafetensorsStore, RefusesElementsThatAreNotThere) {
 
 TEST(SafetensorsStore, NamesTheFileThatIsWrong) {
   const TempFolder folder;
-  ExpectError(Open(folder.PathOf("none")), StatusCode::kNotFound, {"none"});
+  ExpectError(Open(folder / "none"), StatusCode::kNotFound, {"none"});
   const std::string whole = OneTensor("a");
   for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
-    ExpectError(Open(folder.Write("cut", whole.substr(0, bytes))),
+    ExpectError(Open(Write(folder, "cut", whole.substr(0, bytes))),
                 StatusCode::kCorrupt, {"/cut'"});
   }
-  ExpectError(Open(folder.Write("long", whole + "x")), StatusCode::kCorrupt,
+  ExpectError(Open(Write(folder, "long", whole + "x")), StatusCode::kCorrupt,
               {"/long'", "1 bytes after"});
   std::string large = whole;
   large[7] = 1;
-  ExpectError(Open(folder.Write("large", large)), StatusCode::kCorrupt,
+  ExpectError(Open(Write(folder, "large", large)), StatusCode::kCorrupt,
               {"/large'", "72057594037927", "100000000"});
-  ASSERT_EQ(::mkfifo(folder.PathOf("fifo").c_str(), 0600), 0);
-  ExpectError(Open(folder.PathOf("fifo")), StatusCode::kFailedPrecondition,
-              {"fifo"});
+  ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
+  ExpectError(Open(folder / "fifo"), StatusCode::kFailedPrecondition, {"fifo"});
 }
 
 TEST(SafetensorsStore, AFileThatShrinksIsAnError) {
   const TempFolder folder;
-  const std::string path = folder.Write("m.safetensors", OneTensor("a"));
+  const std::string path = Write(folder, "m.safetensors", OneTensor("a"));
   const auto store = Open(path);
   ASSERT_OK(store);
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
@@ -149,28 +160,28 @@ TEST(SafetensorsStore, AFileThatShrinksIsAnError) {
 
 TEST(SafetensorsStore, ReadsSeveralFilesThroughLinksAndAfterTheyAreGone) {
   const TempFolder folder;
-  std::filesystem::create_directory(folder.PathOf("blobs"));
-  std::filesystem::create_directory(folder.PathOf("snapshot"));
-  folder.Write("blobs/1", OneTensor("b"));
-  folder.Write("blobs/2", FileOf(StrCat("{", Tensor("a", "U8", "2", 0, 2), ",",
-                                        Tensor("c", "U8", "2", 2, 4), "}"),
-                                 "AACC"));
-  folder.Write("blobs/3",
-               "{\"metadata\":{},\"weight_map\":{\"a\":\"2.safetensors\","
-               "\"b\":\"1.safetensors\",\"c\":\"2.safetensors\"}}");
+  std::filesystem::create_directory(folder / "blobs");
+  std::filesystem::create_directory(folder / "snapshot");
+  Write(folder, "blobs/1", OneTensor("b"));
+  Write(folder, "blobs/2",
+        FileOf(StrCat("{", Tensor("a", "U8", "2", 0, 2), ",",
+                      Tensor("c", "U8", "2", 2, 4), "}"),
+               "AACC"));
+  Write(folder, "blobs/3",
+        "{\"metadata\":{},\"weight_map\":{\"a\":\"2.safetensors\","
+        "\"b\":\"1.safetensors\",\"c\":\"2.safetensors\"}}");
   for (const auto& [to, name] :
        std::vector<std::pair<std::string, std::string>>{
            {"1", "1.safetensors"},
            {"2", "2.safetensors"},
            {"3", "model.safetensors.index.json"}}) {
     std::filesystem::create_symlink("../blobs/" + to,
-                                    folder.PathOf("snapshot/" + name));
+                                    folder / ("snapshot/" + name));
   }
-  const std::string path =
-      folder.PathOf("snapshot/model.safetensors.index.json");
+  const std::string path = folder / "snapshot/model.safetensors.index.json";
   const auto store = Open(path);
   ASSERT_OK(store);
-  std::filesystem::remove_all(folder.PathOf("blobs"));
+  std::filesystem::remove_all(folder / "blobs");
   EXPECT_EQ((*store)->describe(), StrCat("safetensors index '", path, "'"));
   EXPECT_EQ((*store)->num_files(), 2u);
   ASSERT_EQ((*store)->num_tensors(), 3u);
@@ -190,11 +201,11 @@ TEST(SafetensorsStore, ReadsSeveralFilesThroughLinksAndAfterTheyAreGone) {
 
 TEST(SafetensorsStore, AnIndexAndItsFilesMustAgree) {
   const TempFolder folder;
-  folder.Write("1.safetensors", OneTensor("a"));
-  folder.Write("2.safetensors", OneTensor("b"));
+  Write(folder, "1.safetensors", OneTensor("a"));
+  Write(folder, "2.safetensors", OneTensor("b"));
   const auto open = [&](std::string_view map) {
     return Open(
-        folder.Write("index.json", StrCat("{\"weight_map\":{", map, "}}")));
+        Write(folder, "index.json", StrCat("{\"weight_map\":{", map, "}}")));
   };
   EXPECT_OK(open("\"a\":\"1.safetensors\",\"b\":\"2.safetensors\""));
   ExpectError(open("\"a\":\"3.safetensors\""), StatusCode::kNotFound,
@@ -211,14 +222,14 @@ TEST(SafetensorsStore, AnIndexAndItsFilesMustAgree) {
   ExpectError(open(missing), StatusCode::kCorrupt,
               {"8 tensors", "'x0'", "'x4' and 3 more"});
   // More than the index has: of its own name, and one that is elsewhere.
-  folder.Write("2.safetensors",
-               FileOf(StrCat("{", Tensor("b", "U8", "1", 0, 1), ",",
-                             Tensor("a", "U8", "1", 1, 2), ",",
-                             Tensor("c", "U8", "1", 2, 3), "}"),
-                      "xyz"));
+  Write(folder, "2.safetensors",
+        FileOf(StrCat("{", Tensor("b", "U8", "1", 0, 1), ",",
+                      Tensor("a", "U8", "1", 1, 2), ",",
+                      Tensor("c", "U8", "1", 2, 3), "}"),
+               "xyz"));
   ExpectError(open("\"a\":\"1.safetensors\",\"b\":\"2.safetensors\""),
               StatusCode::kCorrupt, {"2 tensors", "'a', 'c'"});
-  folder.Write("2.safetensors", "cut");
+  Write(folder, "2.safetensors", "cut");
   ExpectError(open("\"b\":\"2.safetensors\""), StatusCode::kCorrupt,
               {"index.json'", "2.safetensors'", "cut off"});
 }
@@ -235,8 +246,8 @@ class LargeFile : public ::testing::Test {
       random = random * 1664525 + 1013904223;
       c = static_cast<char>(random >> 24);
     }
-    auto store = Open(folder_.Write(
-        "m.safetensors",
+    auto store = Open(Write(
+        folder_, "m.safetensors",
         FileOf(
             StrCat("{", Tensor("a", "F32", StrCat(kBytes / 4), 0, kBytes), "}"),
             data_)));
@@ -294,9 +305,20 @@ TEST_F(LargeFile, ProgressCancels) {
     options.threads = threads;
     int calls = 0;
     options.progress = [&](uint64_t, uint64_t) { return ++calls < 2; };
+    // Every thread has a piece, and will be done with it after the others.
+    std::mutex mutex;
+    std::condition_variable all_there;
+    int there = 0;
     const Status status = store_->Read(
         std::span(&request, 1), options,
-        [](size_t, int64_t, int64_t, const std::byte*) { return Status(); });
+        [&](size_t, int64_t, int64_t, const std::byte*) {
+          std::unique_lock lock(mutex);
+          ++there;
+          all_there.notify_all();
+          EXPECT_TRUE(all_there.wait_for(lock, std::chrono::seconds(60),
+                                         [&] { return there >= threads; }));
+          return Status();
+        });
     ExpectError(status, StatusCode::kCancelled, {"of 12582916 bytes"});
     EXPECT_EQ(calls, 2);
   }

@@ -5,21 +5,33 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/checkpoint/safetensors_store.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/fault_env.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/base/unsynced_env.h"
 #include "tests/core/checkpoint/allocation_meter.h"
-#include "tests/core/checkpoint/temp_folder.h"
 
 namespace shard {
 
 namespace {
 
-using Names = std::vector<std::string>;
+using testing::NamesIn;
+using testing::ReadText;
+using testing::TempFolder;
+
+std::string Write(const TempFolder& folder, std::string_view name,
+                  std::string_view bytes) {
+  testing::WriteText(folder / name, bytes);
+  return folder / name;
+}
+
+using Names = std::set<std::string>;
 
 std::span<const std::byte> Bytes(std::string_view text) {
   return std::as_bytes(std::span(text));
@@ -56,20 +68,20 @@ std::string ReadTensor(const TensorStore& store, std::string_view key) {
 
 TEST(SafetensorsWriter, WritesTheFormatsBytes) {
   const TempFolder folder;
-  const auto writer = Create(folder.PathOf("m.safetensors"),
-                             {{"b", ElementType::kU8, {3}},
-                              {"w", ElementType::kI16, {2, 1}},
-                              {"none", ElementType::kF32, {0}}});
+  const auto writer =
+      Create(folder / "m.safetensors", {{"b", ElementType::kU8, {3}},
+                                        {"w", ElementType::kI16, {2, 1}},
+                                        {"none", ElementType::kF32, {0}}});
   ASSERT_OK(writer);
   EXPECT_OK((*writer)->Write(0, 1, Bytes("yz")));
   EXPECT_OK((*writer)->Write(1, 0, Bytes("AaBb")));
   EXPECT_OK((*writer)->Write(0, 0, Bytes("x")));
   // Not there yet under its name.
-  EXPECT_EQ(folder.List().size(), 1u);
-  EXPECT_NE(folder.List()[0], "m.safetensors");
+  EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
+  EXPECT_NE(*NamesIn(folder.path()).begin(), "m.safetensors");
   ASSERT_OK((*writer)->Finish());
-  EXPECT_EQ(folder.List(), Names{"m.safetensors"});
-  EXPECT_EQ(folder.Read("m.safetensors"),
+  EXPECT_EQ(NamesIn(folder.path()), Names{"m.safetensors"});
+  EXPECT_EQ(ReadText(folder / "m.safetensors"),
             std::string("\xc8\0\0\0\0\0\0\0", 8) +
                 "{\"__metadata__\":{\"format\":\"pt\"},"
                 "\"none\":{\"dtype\":\"F32\",\"shape\":[0],"
@@ -85,28 +97,28 @@ TEST(SafetensorsWriter, DeletesWhatIsNotFinished) {
   const TempFolder folder;
   {
     const auto writer =
-        Create(folder.PathOf("m.safetensors"), {{"b", ElementType::kU8, {3}}});
+        Create(folder / "m.safetensors", {{"b", ElementType::kU8, {3}}});
     ASSERT_OK(writer);
     EXPECT_OK((*writer)->Write(0, 0, Bytes("xy")));
-    EXPECT_EQ(folder.List().size(), 1u);
+    EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
     ExpectError((*writer)->Finish(), StatusCode::kFailedPrecondition,
                 {"'b'", "3 bytes", "2 were written"});
   }
-  EXPECT_EQ(folder.List(), Names{});
+  EXPECT_EQ(NamesIn(folder.path()), Names{});
 }
 
 TEST(SafetensorsWriter, RefusesWhatIsWrong) {
   const TempFolder folder;
   const std::vector<SafetensorsTensor> one = {{"b", ElementType::kU8, {3}}};
-  const std::string path = folder.PathOf("m.safetensors");
+  const std::string path = folder / "m.safetensors";
   for (const char* name : {"m", "m.bin", ".safetensors", ""}) {
-    ExpectInvalid(Create(folder.PathOf(name), one), {"'.safetensors'"});
+    ExpectInvalid(Create(folder / name, one), {"'.safetensors'"});
   }
-  ExpectError(Create(folder.PathOf("none/m.safetensors"), one),
-              StatusCode::kNotFound, {"none"});
+  ExpectError(Create(folder / "none/m.safetensors", one), StatusCode::kNotFound,
+              {"none"});
   ExpectInvalid(Create(path, {{"q", ElementType::kQ8, {256}}}),
                 {"'q'", "q8", "load it as f32 first"});
-  EXPECT_EQ(folder.List(), Names{});
+  EXPECT_EQ(NamesIn(folder.path()), Names{});
   const auto writer = Create(path, one);
   ASSERT_OK(writer);
   for (const auto& [tensor, offset, bytes] :
@@ -120,21 +132,21 @@ TEST(SafetensorsWriter, RefusesWhatIsWrong) {
 
 TEST(SafetensorsWriter, ReplacesOnlyWhenAllowed) {
   const TempFolder folder;
-  const std::string path = folder.Write("m.safetensors", "old");
+  const std::string path = Write(folder, "m.safetensors", "old");
   const std::vector<SafetensorsTensor> one = {{"b", ElementType::kU8, {1}}};
   ExpectError(Create(path, one), StatusCode::kAlreadyExists,
               {"m.safetensors", "replaced"});
   const auto writer = Create(path, one, {.replace = true});
   ASSERT_OK(writer);
-  EXPECT_EQ(folder.Read("m.safetensors"), "old");
+  EXPECT_EQ(ReadText(folder / "m.safetensors"), "old");
   EXPECT_OK((*writer)->Write(0, 0, Bytes("x")));
   EXPECT_OK((*writer)->Finish());
   EXPECT_EQ(ReadTensor(*Open(path), "b"), "x");
 
-  folder.Write("n.safetensors.index.json", "old");
+  Write(folder, "n.safetensors.index.json", "old");
   const std::vector<SafetensorsTensor> two = {{"a", ElementType::kU8, {1}},
                                               {"b", ElementType::kU8, {1}}};
-  const std::string n = folder.PathOf("n.safetensors");
+  const std::string n = folder / "n.safetensors";
   ExpectError(Create(n, two, {.max_shard_bytes = 1}),
               StatusCode::kAlreadyExists, {"n.safetensors.index.json"});
   const auto several = Create(n, two, {.max_shard_bytes = 1, .replace = true});
@@ -147,31 +159,31 @@ TEST(SafetensorsWriter, ReplacesOnlyWhenAllowed) {
 
 TEST(SafetensorsWriter, DividesByBytes) {
   const TempFolder folder;
-  const auto writer = Create(folder.PathOf("m.safetensors"),
-                             {{"e", ElementType::kU8, {2}},
+  const auto writer = Create(folder / "m.safetensors",
+                             {{"c", ElementType::kU8, {9}},
+                              {"e", ElementType::kU8, {2}},
                               {"d", ElementType::kU8, {2}},
-                              {"c", ElementType::kU8, {9}},
                               {"b", ElementType::kU8, {1}},
                               {"a", ElementType::kU8, {0}}},
                              {.max_shard_bytes = 4});
   ASSERT_OK(writer);
-  const char* data[] = {"ee", "dd", "ccccccccc", "b", ""};
+  const char* data[] = {"ccccccccc", "ee", "dd", "b", ""};
   for (size_t i = 0; i < 5; ++i) {
     EXPECT_OK((*writer)->Write(i, 0, Bytes(data[i])));
   }
   ASSERT_OK((*writer)->Finish());
   EXPECT_EQ(
-      folder.List(),
+      NamesIn(folder.path()),
       (Names{"m-00001-of-00003.safetensors", "m-00002-of-00003.safetensors",
              "m-00003-of-00003.safetensors", "m.safetensors.index.json"}));
-  EXPECT_EQ(folder.Read("m.safetensors.index.json"),
+  EXPECT_EQ(ReadText(folder / "m.safetensors.index.json"),
             "{\n  \"metadata\": {\n    \"total_size\": 14\n  },\n"
             "  \"weight_map\": {\n"
             "    \"a\": \"m-00003-of-00003.safetensors\",\n"
             "    \"b\": \"m-00003-of-00003.safetensors\",\n"
-            "    \"c\": \"m-00002-of-00003.safetensors\",\n"
-            "    \"d\": \"m-00001-of-00003.safetensors\",\n"
-            "    \"e\": \"m-00001-of-00003.safetensors\"\n  }\n}\n");
+            "    \"c\": \"m-00001-of-00003.safetensors\",\n"
+            "    \"d\": \"m-00002-of-00003.safetensors\",\n"
+            "    \"e\": \"m-00002-of-00003.safetensors\"\n  }\n}\n");
   const auto store = Open((*writer)->path());
   for (const char* text : data) {
     if (*text != '\0') {
@@ -179,6 +191,86 @@ TEST(SafetensorsWriter, DividesByBytes) {
     }
   }
   EXPECT_EQ(ReadTensor(*store, "a"), "");
+}
+
+// Two tensors of `fill`, in a file or in two.
+Status Save(FileEnv* env, const std::string& path, uint64_t max_shard_bytes,
+            char fill) {
+  SHARD_ASSIGN_OR_RETURN(
+      const auto writer,
+      SafetensorsWriter::Create(
+          env, path,
+          {{"a", ElementType::kU8, {3}}, {"b", ElementType::kU8, {3}}},
+          {.max_shard_bytes = max_shard_bytes, .replace = true}));
+  const std::string data(3, fill);
+  SHARD_RETURN_IF_ERROR(writer->Write(0, 0, Bytes(data)));
+  SHARD_RETURN_IF_ERROR(writer->Write(1, 0, Bytes(data)));
+  return writer->Finish();
+}
+
+TEST(SafetensorsWriter, AnyCallMayFail) {
+  for (const uint64_t max_shard_bytes : {0, 3}) {
+    bool succeeded = false;
+    for (int64_t k = 0;; ++k) {
+      const TempFolder folder;
+      testing::FaultEnv env;
+      env.Set({.at = k});
+      const Status status =
+          Save(&env, folder / "m.safetensors", max_shard_bytes, 'x');
+      EXPECT_EQ(env.open_descriptors(), 0);
+      EXPECT_EQ(env.wrong_closes(), 0);
+      if (!status.ok()) {
+        EXPECT_EQ(NamesIn(folder.path()), Names{}) << status.ToString();
+      }
+      if (env.calls() > k) continue;
+      succeeded = status.ok();
+      break;
+    }
+    EXPECT_TRUE(succeeded);
+  }
+}
+
+// Whatever survives of one that replaces another: what can be read is either.
+TEST(SafetensorsWriter, ThePowerMayGoAtAnyTime) {
+  using testing::PowerCut;
+  for (const auto& [max_shard_bytes, name] :
+       std::vector<std::pair<uint64_t, std::string>>{
+           {0, "/m.safetensors"}, {3, "/m.safetensors.index.json"}}) {
+    const TempFolder folder;
+    const TempFolder copies;
+    ASSERT_OK(
+        Save(FileEnv::Posix(), folder / "m.safetensors", max_shard_bytes, 'x'));
+    testing::UnsyncedEnv env(folder.path());
+    std::set<std::string> read;
+    int copy = 0;
+    const auto cut = [&] {
+      for (const PowerCut kind :
+           {PowerCut::kLost, PowerCut::kKept, PowerCut::kNamesKept,
+            PowerCut::kTruncated, PowerCut::kEntriesLost, PowerCut::kRandom,
+            PowerCut::kRandom, PowerCut::kRandom}) {
+        ++copy;
+        const std::string path = copies / StrCat(copy);
+        env.AfterPowerCut(kind, static_cast<uint64_t>(copy), path);
+        if (!NamesIn(path).contains(name.substr(1))) {
+          // A set is away while its files change; a file never is.
+          EXPECT_EQ(max_shard_bytes, 3u);
+          read.insert("(none)");
+          continue;
+        }
+        const auto store = Open(path + name);
+        ASSERT_NE(store, nullptr);
+        const std::string a = ReadTensor(*store, "a");
+        EXPECT_EQ(a, ReadTensor(*store, "b"));
+        read.insert(a);
+      }
+    };
+    env.AtEachCall(cut);
+    ASSERT_OK(Save(&env, folder / "m.safetensors", max_shard_bytes, 'y'));
+    EXPECT_TRUE(read.contains("xxx"));
+    read.clear();
+    cut();
+    EXPECT_EQ(read, std::set<std::string>{"yyy"});
+  }
 }
 
 // Tensors in memory; of element i of tensor t the bytes are t + i.
@@ -236,7 +328,7 @@ std::vector<TensorInfo> FourTensors() {
 TEST(ExportSafetensors, AliasesAreLeftOutOrCopies) {
   const TempFolder folder;
   const FakeStore from(FourTensors());
-  const std::string path = folder.PathOf("m.safetensors");
+  const std::string path = folder / "m.safetensors";
   SafetensorsExportOptions options;
   options.write.replace = true;
   const auto keys = [&](const std::vector<size_t>& tensors) {
@@ -244,10 +336,10 @@ TEST(ExportSafetensors, AliasesAreLeftOutOrCopies) {
     const auto store = Open(path);
     Names names;
     for (size_t i = 0; i < store->num_tensors(); ++i) {
-      names.emplace_back(store->tensor(i).key);
-      EXPECT_EQ(ReadTensor(*store, names.back()),
-                names.back() == "b" ? std::string("\3\3\4\4")
-                                    : std::string("\1\1\2\2"));
+      const std::string key(store->tensor(i).key);
+      names.insert(key);
+      EXPECT_EQ(ReadTensor(*store, key),
+                key == "b" ? std::string("\3\3\4\4") : std::string("\1\1\2\2"));
     }
     return names;
   };
@@ -263,7 +355,7 @@ TEST(ExportSafetensors, AliasesAreLeftOutOrCopies) {
 TEST(ExportSafetensors, Renames) {
   const TempFolder folder;
   const FakeStore from(FourTensors());
-  const std::string path = folder.PathOf("m.safetensors");
+  const std::string path = folder / "m.safetensors";
   SafetensorsExportOptions options;
   options.rename = [](std::string_view key) {
     return std::string(key.starts_with("m.") ? key.substr(2) : key);
@@ -280,13 +372,13 @@ TEST(ExportSafetensors, Renames) {
 TEST(ExportSafetensors, LeavesNothingBehindAfterAnError) {
   const TempFolder folder;
   const FakeStore from(FourTensors());
-  const std::string path = folder.PathOf("m.safetensors");
+  const std::string path = folder / "m.safetensors";
   SafetensorsExportOptions options;
   options.write.max_shard_bytes = 4;
   options.progress = [](uint64_t, uint64_t) { return false; };
   ExpectError(Export(from, {1, 3}, path, options), StatusCode::kCancelled, {});
   ExpectError(Export(from, {4}, path), StatusCode::kOutOfRange, {"tensor 4"});
-  EXPECT_EQ(folder.List(), Names{});
+  EXPECT_EQ(NamesIn(folder.path()), Names{});
 }
 
 // Every type, in one file and in several, byte for byte.
@@ -304,7 +396,7 @@ TEST(ExportSafetensors, WhatIsReadIsWhatWasWritten) {
         static_cast<char>(type));
   }
   ASSERT_EQ(tensors.size(), 15u);
-  const auto writer = Create(folder.PathOf("m.safetensors"), tensors);
+  const auto writer = Create(folder / "m.safetensors", tensors);
   ASSERT_OK(writer);
   for (size_t i = 0; i < tensors.size(); ++i) {
     ASSERT_OK((*writer)->Write(i, 0, Bytes(data[i])));
@@ -315,8 +407,8 @@ TEST(ExportSafetensors, WhatIsReadIsWhatWasWritten) {
   for (size_t i = 0; i < all.size(); ++i) all[i] = i;
   SafetensorsExportOptions options;
   options.write.max_shard_bytes = 300;
-  ASSERT_OK(Export(*one, all, folder.PathOf("n.safetensors"), options));
-  const auto several = Open(folder.PathOf("n.safetensors.index.json"));
+  ASSERT_OK(Export(*one, all, folder / "n.safetensors", options));
+  const auto several = Open(folder / "n.safetensors.index.json");
   EXPECT_GT(several->num_files(), 3u);
   ASSERT_EQ(several->num_tensors(), tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -332,8 +424,8 @@ TEST(ExportSafetensors, WhatIsReadIsWhatWasWritten) {
 TEST(ExportSafetensors, MemoryDoesNotDependOnTheTensors) {
   const TempFolder folder;
   constexpr int64_t kBytes = int64_t{160} << 20;
-  const auto writer = Create(folder.PathOf("m.safetensors"),
-                             {{"a", ElementType::kU8, {kBytes}}});
+  const auto writer =
+      Create(folder / "m.safetensors", {{"a", ElementType::kU8, {kBytes}}});
   ASSERT_OK(writer);
   const std::string piece(1 << 20, 'x');
   for (int64_t at = 0; at < kBytes; at += int64_t{1} << 20) {
@@ -345,7 +437,7 @@ TEST(ExportSafetensors, MemoryDoesNotDependOnTheTensors) {
   ResetAllocatedPeak();
   const int64_t before = AllocatedBytes();
   const auto store = Open((*writer)->path());
-  ASSERT_OK(Export(*store, {0}, folder.PathOf("n.safetensors"), options));
+  ASSERT_OK(Export(*store, {0}, folder / "n.safetensors", options));
   EXPECT_LE(AllocatedPeak() - before, int64_t{64} << 20);
   EXPECT_GT(AllocatedPeak() - before, int64_t{1} << 20);
 }

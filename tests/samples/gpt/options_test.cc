@@ -47,6 +47,11 @@ TEST(OptionsTest, DefaultsAreConsistent) {
   EXPECT_STREQ(parsed.partition, "even");
   EXPECT_STREQ(parsed.text, "/usr/share/common-licenses");
   EXPECT_EQ(parsed.log, nullptr);
+  EXPECT_EQ(parsed.save, nullptr);
+  EXPECT_EQ(parsed.save_every, 0);
+  EXPECT_EQ(parsed.keep, 0);
+  EXPECT_EQ(parsed.resume, nullptr);
+  EXPECT_EQ(parsed.export_path, nullptr);
   EXPECT_EQ(parsed.rank_threads, 0);
   EXPECT_FALSE(parsed.help);
   EXPECT_FALSE(parsed.check);
@@ -183,6 +188,14 @@ TEST(OptionsTest, NamesBothSidesOfWhatDoesNotFit) {
               AllOf(HasSubstr("--batch: 10"), HasSubstr("4 ranks")));
   EXPECT_EQ(Error({"--hybrid", "2", "--stage", "2"}),
             "--hybrid: 2 needs --stage 3, not 2");
+  EXPECT_EQ(Error({"--save-every", "5"}), "--save-every: 5 needs --save");
+  EXPECT_EQ(Error({"--keep", "2"}), "--keep: 2 needs --save");
+  EXPECT_EQ(Error({"--export", "m"}), "--export: \"m\" needs --save");
+  for (const char* path : {"m", "m.bin", "m.safetensors/x", "safetensors"}) {
+    EXPECT_EQ(
+        Error({"--save", "d", "--export", path}),
+        "--export: \"" + std::string(path) + "\" does not end in .safetensors");
+  }
   EXPECT_THAT(Error({"--partition", "odd"}),
               AllOf(HasSubstr("--partition"), HasSubstr("\"odd\"")));
 }
@@ -202,37 +215,24 @@ TEST(OptionsTest, HelpNamesEveryOption) {
   fclose(out);
   const std::string help(text, size);
   free(text);
-  for (const char* name : {"--layers",
-                           "--width",
-                           "--heads",
-                           "--context",
-                           "--batch",
-                           "--steps",
-                           "--lr",
-                           "--min-lr",
-                           "--warm-up",
-                           "--weight-decay",
-                           "--stage",
-                           "--partition",
-                           "--optimizer",
-                           "--states",
-                           "--clip",
-                           "--seed",
-                           "--text",
-                           "--val-every",
-                           "--rank-threads",
-                           "--log",
-                           "--sample",
-                           "--check",
-                           "--timeout",
-                           "--help",
-                           "--wrap",
-                           "--prefetch",
-                           "--overlap",
-                           "--hybrid",
-                           "--deterministic",
-                           "--device",
-                           "--no-shared-memory"}) {
+  for (const char* name : {"--layers",       "--width",
+                           "--heads",        "--context",
+                           "--batch",        "--steps",
+                           "--lr",           "--min-lr",
+                           "--warm-up",      "--weight-decay",
+                           "--stage",        "--partition",
+                           "--optimizer",    "--states",
+                           "--clip",         "--seed",
+                           "--text",         "--val-every",
+                           "--rank-threads", "--log",
+                           "--save",         "--save-every",
+                           "--keep",         "--resume",
+                           "--export",       "--sample",
+                           "--check",        "--timeout",
+                           "--help",         "--wrap",
+                           "--prefetch",     "--overlap",
+                           "--hybrid",       "--deterministic",
+                           "--device",       "--no-shared-memory"}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
   // A terminal's width.

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the options of saves, loads and state dicts have in common.
+
+#ifndef SHARD_API_STATE_OPTIONS_H_
+#define SHARD_API_STATE_OPTIONS_H_
+
+#include "api/options.h"
+#include "api/progress.h"
+#include "core/base/status.h"
+#include "core/engine/checkpoints.h"
+#include "core/state/state_entries.h"
+#include "shard/shard.h"
+
+namespace shard::api {
+
+// Which part of a state is meant.
+template <typename Options>
+Status ReadStateOptions(const Options& from, StateOptions* to) {
+  to->content = static_cast<StateContent>(from.content);
+  SHARD_ASSIGN_OR_RETURN(to->ignore_frozen,
+                         ReadFlag("ignore_frozen", from.ignore_frozen));
+  SHARD_ASSIGN_OR_RETURN(to->strip_prefix,
+                         ReadFlag("strip_prefix", from.strip_prefix));
+  if (from.num_submodules < 0 ||
+      (from.num_submodules > 0 && from.submodules == nullptr)) {
+    return InvalidArgument(
+        "num_submodules is ", from.num_submodules,
+        from.submodules == nullptr ? ", submodules NULL" : "",
+        "; allowed: 0 and above, with as many submodules");
+  }
+  if (from.num_submodules > 0) {
+    to->submodules.assign(from.submodules,
+                          from.submodules + from.num_submodules);
+  }
+  return Status();
+}
+
+inline StatusOr<LoadOptions> ReadLoadOptions(const shard_load_options* given,
+                                             shard_load_report* report) {
+  if (report != nullptr) {
+    SHARD_RETURN_IF_ERROR(ClearResult("shard_load_report", report));
+  }
+  shard_load_options read;
+  SHARD_RETURN_IF_ERROR(ReadOptions("shard_load_options", given, &read));
+  SHARD_RETURN_IF_ERROR(CheckReserved("shard_load_options", read.reserved));
+  LoadOptions options;
+  SHARD_RETURN_IF_ERROR(ReadStateOptions(read, &options.state));
+  SHARD_ASSIGN_OR_RETURN(const bool not_strict,
+                         ReadFlag("not_strict", read.not_strict));
+  SHARD_ASSIGN_OR_RETURN(const bool no_verify,
+                         ReadFlag("no_verify", read.no_verify));
+  SHARD_ASSIGN_OR_RETURN(options.rules.convert,
+                         ReadFlag("convert", read.convert));
+  SHARD_ASSIGN_OR_RETURN(
+      options.rules.strip_leading_module,
+      ReadFlag("strip_leading_module", read.strip_leading_module));
+  options.rules.strict = !not_strict;
+  options.verify = !no_verify;
+  if (read.timeout > 0) options.timeout = read.timeout;
+  SHARD_ASSIGN_OR_RETURN(options.threads, ReadThreads(read.threads));
+  options.progress = ToProgress(read.progress, read.progress_user_data);
+  return options;
+}
+
+// `report` may be null.
+inline void WriteLoadReport(const LoadReport& loaded,
+                            shard_load_report* report) {
+  if (report == nullptr) return;
+  shard_load_report out = SHARD_LOAD_REPORT_INIT;
+  out.step = loaded.step;
+  out.saved_world_size = loaded.saved_world_size;
+  out.loaded = loaded.match.loaded;
+  out.converted = loaded.match.converted;
+  out.missing = static_cast<int64_t>(loaded.match.missing.size());
+  out.unexpected = static_cast<int64_t>(loaded.match.unexpected.size());
+  WriteResult(out, report);
+}
+
+}  // namespace shard::api
+
+#endif  // SHARD_API_STATE_OPTIONS_H_

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/state/memory_store.h"
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/model/model.h"
+
+namespace shard {
+
+namespace {
+
+Status CheckKey(std::string_view key) {
+  if (key.empty()) return InvalidArgument("a key is empty");
+  if (!IsValidUtf8(key)) return InvalidArgument("a key is not UTF-8");
+  return Status();
+}
+
+StatusOr<int64_t> NumelOf(const MemoryStore::Tensor& tensor) {
+  if (tensor.shape.size() > static_cast<size_t>(kMaxDims)) {
+    return InvalidArgument("'", tensor.key, "' has ", tensor.shape.size(),
+                           " dimensions; allowed: 0 to ", kMaxDims);
+  }
+  // The bytes have to fit, too.
+  int64_t most = std::numeric_limits<int64_t>::max() /
+                 static_cast<int64_t>(ElementSize(tensor.type));
+  int64_t numel = 1;
+  for (const int64_t size : tensor.shape) {
+    if (size < 0 || __builtin_mul_overflow(numel, size, &numel) ||
+        numel > most) {
+      return InvalidArgument("'", tensor.key, "' has shape ",
+                             FormatList(tensor.shape),
+                             ": negative, or too many elements");
+    }
+  }
+  return numel;
+}
+
+}  // namespace
+
+Status MemoryStore::Add(Tensor tensor, const void* data, size_t bytes) {
+  return AddHeld(std::move(tensor), {0, 0, static_cast<const std::byte*>(data)},
+                 true, bytes);
+}
+
+Status MemoryStore::AddPart(Tensor tensor, const Part& part) {
+  return AddHeld(std::move(tensor), part, false, 0);
+}
+
+Status MemoryStore::AddHeld(Tensor tensor, const Part& part, bool whole,
+                            size_t bytes) {
+  SHARD_RETURN_IF_ERROR(CheckKey(tensor.key));
+  if (!IsElementType(static_cast<int32_t>(tensor.type))) {
+    return InvalidArgument("'", tensor.key, "': dtype ", tensor.type,
+                           " is unknown");
+  }
+  SHARD_ASSIGN_OR_RETURN(const int64_t numel, NumelOf(tensor));
+  const size_t expected = static_cast<size_t>(numel) * ElementSize(tensor.type);
+  if (whole && bytes != expected) {
+    return InvalidArgument("'", tensor.key, "' has ", expected, " bytes (",
+                           numel, " elements of ", ElementTypeName(tensor.type),
+                           "), not ", bytes);
+  }
+  if (index_.count(tensor.key) != 0) {
+    return InvalidArgument("'", tensor.key, "' is in the state dict already");
+  }
+  tensors_.push_back({std::move(tensor), numel, part});
+  if (whole) tensors_.back().part.numel = numel;
+  index_.emplace(tensors_.back().tensor.key, tensors_.size() - 1);
+  return Status();
+}
+
+Status MemoryStore::AddNumber(std::string_view key, double value) {
+  SHARD_RETURN_IF_ERROR(CheckKey(key));
+  if (!std::isfinite(value)) {
+    return InvalidArgument("'", key, "' is ", value, ", not a finite number");
+  }
+  numbers_.insert_or_assign(std::string(key), value);
+  return Status();
+}
+
+TensorInfo MemoryStore::tensor(size_t index) const {
+  const Held& held = tensors_[index];
+  TensorInfo info;
+  info.key = held.tensor.key;
+  info.type = held.tensor.type;
+  info.role = held.tensor.role;
+  info.shape = held.tensor.shape;
+  info.numel = held.numel;
+  info.alias_of = held.tensor.alias_of;
+  info.codebook = held.tensor.codebook;
+  return info;
+}
+
+int64_t MemoryStore::Find(std::string_view key) const {
+  const auto found = index_.find(key);
+  return found == index_.end() ? -1 : static_cast<int64_t>(found->second);
+}
+
+Status MemoryStore::Read(std::span<const ReadRequest> requests,
+                         const ReadOptions& options,
+                         const PieceSink& sink) const {
+  const auto held_of = [&](const ReadRequest& request) -> const Held& {
+    const Held& held = tensors_[request.tensor];
+    return held.tensor.alias_of < 0
+               ? held
+               : tensors_[static_cast<size_t>(held.tensor.alias_of)];
+  };
+  uint64_t total = 0;
+  for (const ReadRequest& request : requests) {
+    if (request.tensor >= tensors_.size()) {
+      return OutOfRange("tensor ", request.tensor,
+                        " does not exist; the state dict has ",
+                        tensors_.size());
+    }
+    const Held& held = held_of(request);
+    const Part& part = held.part;
+    if (request.begin < part.begin || request.numel < 0 ||
+        request.numel > part.begin + part.numel - request.begin) {
+      return OutOfRange("elements ", request.begin, " and ", request.numel,
+                        " following ones of '", held.tensor.key,
+                        "': the state dict has ", part.numel, " from ",
+                        part.begin, " on here");
+    }
+    total +=
+        static_cast<uint64_t>(request.numel) * ElementSize(held.tensor.type);
+  }
+  ProgressMeter progress(options.progress, total);
+  for (size_t r = 0; r < requests.size(); ++r) {
+    const ReadRequest& request = requests[r];
+    if (request.numel == 0) continue;
+    const Held& held = held_of(request);
+    const size_t size = ElementSize(held.tensor.type);
+    const auto skipped = static_cast<size_t>(request.begin - held.part.begin);
+    SHARD_RETURN_IF_ERROR(
+        sink(r, request.begin, request.numel, held.part.data + skipped * size));
+    SHARD_RETURN_IF_ERROR(
+        progress.Add(static_cast<uint64_t>(request.numel) * size));
+  }
+  return Status();
+}
+
+std::string MemoryStore::ToText() const {
+  nlohmann::json tensors = nlohmann::json::array();
+  for (const Held& held : tensors_) {
+    const Tensor& tensor = held.tensor;
+    tensors.push_back({tensor.key, static_cast<int32_t>(tensor.type),
+                       static_cast<int32_t>(tensor.role), tensor.codebook,
+                       tensor.alias_of, tensor.shape});
+  }
+  return nlohmann::json{{"tensors", tensors}, {"numbers", numbers_}}.dump();
+}
+
+Status MemoryStore::AddFromText(std::string_view text) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (json.is_discarded()) return Internal("rank 0's state dict is no JSON");
+  for (const nlohmann::json& entry : json["tensors"]) {
+    Tensor tensor;
+    tensor.key = entry[0];
+    tensor.type = static_cast<ElementType>(entry[1].get<int32_t>());
+    tensor.role = static_cast<TensorRole>(entry[2].get<int32_t>());
+    tensor.codebook = entry[3];
+    tensor.alias_of = entry[4];
+    tensor.shape = entry[5].get<std::vector<int64_t>>();
+    SHARD_RETURN_IF_ERROR(AddPart(std::move(tensor), Part()));
+  }
+  for (const auto& [key, value] : json["numbers"].items()) {
+    SHARD_RETURN_IF_ERROR(AddNumber(key, value));
+  }
+  return Status();
+}
+
+}  // namespace shard

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// MemoryStore: named tensors in memory, as a TensorStore: a state dict. It may
+// have only some elements of each, as a rank does. The bytes are somebody
+// else's unless they are copied; beside them it has the numbers that go with
+// tensors, such as step counts.
+//
+// Thread-compatible; const members may run concurrently.
+
+#ifndef SHARD_CORE_STATE_MEMORY_STORE_H_
+#define SHARD_CORE_STATE_MEMORY_STORE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/checkpoint/tensor_store.h"
+
+namespace shard {
+
+class MemoryStore : public TensorStore {
+ public:
+  MemoryStore() = default;
+  MemoryStore(const MemoryStore&) = delete;
+  MemoryStore& operator=(const MemoryStore&) = delete;
+
+  struct Tensor {
+    std::string key;
+    ElementType type = ElementType::kF32;
+    TensorRole role = TensorRole::kParam;
+    std::vector<int64_t> shape;
+    // As TensorInfo.
+    int64_t alias_of = -1;
+    int32_t codebook = 0;
+  };
+
+  // Elements [begin, begin + numel) of a tensor, which stay where they are.
+  struct Part {
+    int64_t begin = 0;
+    int64_t numel = 0;
+    const std::byte* data = nullptr;
+  };
+
+  // The whole tensor. Errors, with the value: a key that is empty, not UTF-8 or
+  // there already, an unknown type or role, more than kMaxDims dimensions, a
+  // negative one, too many elements, `bytes` that are not the tensor's.
+  Status Add(Tensor tensor, const void* data, size_t bytes);
+  // What of it is here. REQUIRES: elements that it has.
+  Status AddPart(Tensor tensor, const Part& part);
+
+  // A number by its key: "state.layer.weight.step",
+  // "param_groups.layer.weight.lr". A second one replaces the first.
+  Status AddNumber(std::string_view key, double value);
+  const std::map<std::string, double, std::less<>>& numbers() const {
+    return numbers_;
+  }
+
+  std::string_view describe() const override { return "the state dict"; }
+  size_t num_tensors() const override { return tensors_.size(); }
+  TensorInfo tensor(size_t index) const override;
+  int64_t Find(std::string_view key) const override;
+  // A piece is a whole request. kOutOfRange also for elements that are not
+  // here.
+  Status Read(std::span<const ReadRequest> requests, const ReadOptions& options,
+              const PieceSink& sink) const override;
+
+  // What of a tensor is here; of an alias nothing.
+  const Part& part(size_t index) const { return tensors_[index].part; }
+
+  // Everything but the bytes, for another rank to make a store of.
+  std::string ToText() const;
+  // Adds what ToText says, with no elements here.
+  Status AddFromText(std::string_view text);
+
+ private:
+  struct Held {
+    Tensor tensor;
+    int64_t numel;
+    Part part;
+  };
+
+  Status AddHeld(Tensor tensor, const Part& part, bool whole, size_t bytes);
+
+  std::deque<Held> tensors_;  // Views of keys stay valid.
+  std::unordered_map<std::string_view, size_t> index_;
+  std::map<std::string, double, std::less<>> numbers_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_STATE_MEMORY_STORE_H_

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Saves a run, and goes on with one that was saved.
+//
+// libshard saves parameters, optimizer states, hyperparameters and step counts,
+// and gives each rank its part of them however many ranks there are. What it
+// cannot know goes along as a blob: which batch is next. A batch is a pure
+// function of (seed, step, index in the global batch), so two numbers say it,
+// the same ones on every rank.
+
+#ifndef SHARD_SAMPLES_GPT_CHECKPOINT_H_
+#define SHARD_SAMPLES_GPT_CHECKPOINT_H_
+
+#include <stdint.h>
+
+#include "samples/gpt/options.h"
+#include "shard/shard.h"
+
+// COLLECTIVE. Copies the state after `step` batches and begins to write it into
+// opts->save. An error of the save before may come out here.
+shard_error* checkpoint_save(const options* opts, shard_engine* engine,
+                             int64_t step, shard_async** saving);
+
+typedef struct resumed_run {
+  int64_t step;        // Batches that were read; 0: a new run.
+  uint64_t seed;       // They were drawn with.
+  int32_t world_size;  // That saved it.
+} resumed_run;
+
+// COLLECTIVE. Loads opts->resume, in place of initial values.
+shard_error* checkpoint_resume(const options* opts, shard_engine* engine,
+                               resumed_run* run);
+
+// Writes the parameters of what was saved last as opts->export_path. For one
+// rank: it needs neither the engine nor the others.
+shard_error* checkpoint_export(const options* opts);
+
+#endif  // SHARD_SAMPLES_GPT_CHECKPOINT_H_

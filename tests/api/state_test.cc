@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// State dicts through the C interface.
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/api/api_testing.h"
+
+namespace shard_api_testing {
+namespace {
+
+using State = std::unique_ptr<shard_state, Free<shard_state, shard_state_free>>;
+using Tensors = std::map<std::string, std::vector<float>>;
+
+void StepOnce(shard_engine* engine) {
+  FillGrad(engine, 1.0f);
+  EXPECT_OK(shard_engine_step(engine, nullptr, nullptr));
+  EXPECT_OK(shard_engine_zero_grad(engine));
+}
+
+// An engine of the small model with momentum, one step on.
+Engine SteppedEngine(shard_comm* comm, const char* url_optimizer) {
+  shard_plan_options options = PlanOptions(shard_comm_world_size(comm));
+  options.optimizer = url_optimizer;
+  Engine engine = MakeEngine(MakePlan(SmallModel().get(), options).get(), comm);
+  const std::vector<float> ones(kWeightNumel, 1.0f);
+  EXPECT_OK(shard_engine_set_param(engine.get(), kWeight, ones.data(),
+                                   ones.size() * sizeof(float)));
+  EXPECT_OK(shard_engine_broadcast_params(engine.get(), 0));
+  StepOnce(engine.get());
+  return engine;
+}
+
+State GetState(shard_engine* engine, const shard_state_options* options) {
+  shard_state* state = nullptr;
+  EXPECT_OK(shard_state_get(engine, options, &state));
+  return State(state);
+}
+
+std::string KeyOf(const shard_state* state, int64_t tensor) {
+  char key[256];
+  size_t length = 0;
+  EXPECT_OK(shard_state_tensor_key(state, tensor, key, sizeof(key), &length));
+  return std::string(key, length);
+}
+
+int32_t TakeTensor(const char* key, const shard_tensor_info* info,
+                   const void* data, void* user_data) {
+  auto* const tensors = static_cast<Tensors*>(user_data);
+  const auto* const values = static_cast<const float*>(data);
+  EXPECT_EQ(data == nullptr, info->numel == 0 || info->alias_of >= 0);
+  std::vector<float>& into = (*tensors)[key];
+  if (data != nullptr) into.assign(values, values + info->numel);
+  return 0;
+}
+
+Tensors Gather(shard_engine* engine, int32_t rank) {
+  Tensors tensors;
+  EXPECT_OK(shard_state_gather(engine, nullptr, rank, &TakeTensor, &tensors));
+  return tensors;
+}
+
+TEST(StateApiTest, RanksOwnEveryElementOnceAndGatherThemAll) {
+  for (const int world_size : {1, 2, 3}) {
+    Tensors whole;
+    std::vector<Tensors> gathered(static_cast<size_t>(world_size));
+    std::mutex mutex;
+    std::map<std::string, int64_t> owned;
+    RunRanks(world_size, [&](int rank, shard_comm* comm) {
+      const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
+      gathered[static_cast<size_t>(rank)] = Gather(engine.get(), -1);
+      const Tensors on_last = Gather(engine.get(), world_size - 1);
+      EXPECT_EQ(on_last.empty(), rank != world_size - 1);
+      const State state = GetState(engine.get(), nullptr);
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (rank == world_size - 1) whole = on_last;
+      for (int64_t t = 0; t < shard_state_num_tensors(state.get()); ++t) {
+        int64_t begin = 0;
+        int64_t numel = 0;
+        const void* data = nullptr;
+        ASSERT_OK(shard_state_local(state.get(), t, &begin, &numel, &data));
+        owned[KeyOf(state.get(), t)] += numel;
+      }
+    });
+    EXPECT_EQ(whole.size(), 7u);  // 4 stored parameters, 3 states.
+    EXPECT_EQ(whole.count("state.weight.momentum_buffer"), 1u);
+    for (const Tensors& tensors : gathered) EXPECT_EQ(tensors, whole);
+    for (const auto& [key, values] : whole) {
+      EXPECT_EQ(owned[key], static_cast<int64_t>(values.size())) << key;
+    }
+  }
+}
+
+TEST(StateApiTest, AStateDictMovesARunToAnotherWorld) {
+  Tensors whole;
+  std::map<std::string, double> numbers;
+  RunRanks(2, [&](int rank, shard_comm* comm) {
+    const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9&lr=0.25");
+    const Tensors tensors = Gather(engine.get(), 0);
+    if (rank != 0) return;
+    whole = tensors;
+    const State state = GetState(engine.get(), nullptr);
+    for (int64_t n = 0; n < shard_state_num_numbers(state.get()); ++n) {
+      char key[256];
+      size_t length = 0;
+      double value = 0;
+      ASSERT_OK(shard_state_number(state.get(), n, &value, key, sizeof(key),
+                                   &length));
+      numbers[key] = value;
+    }
+  });
+  EXPECT_EQ(numbers["state.weight.step"], 1);
+  EXPECT_EQ(numbers["param_groups.weight.lr"], 0.25);
+  for (const int32_t from_rank0 : {0, 1}) {
+    RunRanks(3, [&](int rank, shard_comm* comm) {
+      const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9&lr=0.5");
+      shard_state* made = nullptr;
+      ASSERT_OK(shard_state_create(&made));
+      const State state(made);
+      for (const auto& [key, values] : whole) {
+        const int64_t count = static_cast<int64_t>(values.size());
+        std::vector<int64_t> shape = {count};
+        if (key.find("weight") != std::string::npos) shape = {4, 3};
+        if (key.find("empty") != std::string::npos) shape = {0, 2};
+        ASSERT_OK(shard_state_add(made, key.c_str(), SHARD_F32, shape.data(),
+                                  static_cast<int32_t>(shape.size()),
+                                  values.data(), values.size() * 4));
+      }
+      for (const auto& [key, value] : numbers) {
+        ASSERT_OK(shard_state_add_number(made, key.c_str(), value));
+      }
+      shard_load_report report = SHARD_LOAD_REPORT_INIT;
+      ASSERT_OK(shard_state_load(engine.get(),
+                                 from_rank0 == 1 && rank != 0 ? nullptr : made,
+                                 nullptr, from_rank0, &report));
+      EXPECT_EQ(report.step, 1);
+      EXPECT_EQ(report.missing, 0);
+      EXPECT_EQ(Gather(engine.get(), -1), whole);
+      double lr = 0;
+      ASSERT_OK(shard_engine_get_hyper(engine.get(), 0, "lr", &lr));
+      EXPECT_EQ(lr, 0.25);
+    });
+  }
+}
+
+TEST(StateApiTest, ACopyStaysAndGoesBack) {
+  RunRanks(2, [&](int, shard_comm* comm) {
+    const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
+    shard_state_options options = SHARD_STATE_OPTIONS_INIT;
+    options.copy = 1;
+    const State state = GetState(engine.get(), &options);
+    const Tensors before = Gather(engine.get(), -1);
+    StepOnce(engine.get());
+    EXPECT_NE(Gather(engine.get(), -1), before);
+    // With the elements that each rank owns.
+    ASSERT_OK(shard_state_load(engine.get(), state.get(), nullptr, 0, nullptr));
+    EXPECT_EQ(Gather(engine.get(), -1), before);
+  });
+}
+
+TEST(StateApiTest, KeysThatDoNotFitAreListed) {
+  RunRanks(2, [&](int, shard_comm* comm) {
+    const Engine engine = SteppedEngine(comm, "sgd?lr=0.5");
+    shard_state* made = nullptr;
+    ASSERT_OK(shard_state_create(&made));
+    const State state(made);
+    const int64_t shape[] = {3};
+    const float values[3] = {1, 2, 3};
+    ASSERT_OK(shard_state_add(made, "bias", SHARD_F32, shape, 1, values, 12));
+    ASSERT_OK(shard_state_add(made, "other", SHARD_F32, shape, 1, values, 12));
+    shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
+    options.content = SHARD_STATE_MODEL;
+    shard_error* const error =
+        shard_state_load(engine.get(), made, &options, 0, nullptr);
+    ASSERT_NE(error, nullptr);
+    EXPECT_THAT(shard_error_detail(error), ::testing::HasSubstr("\"other\""));
+    EXPECT_FAILS(error, SHARD_FAILED_PRECONDITION, "3 missing", "weight",
+                 "1 unexpected: other");
+    options.not_strict = 1;
+    shard_load_report report = SHARD_LOAD_REPORT_INIT;
+    ASSERT_OK(shard_state_load(engine.get(), made, &options, 0, &report));
+    EXPECT_EQ(report.missing, 3);
+    EXPECT_EQ(report.unexpected, 1);
+    EXPECT_EQ(report.loaded, 1);
+  });
+}
+
+TEST(StateApiTest, WrongArguments) {
+  EXPECT_FAILS(shard_state_create(nullptr), SHARD_INVALID_ARGUMENT, "NULL");
+  EXPECT_FAILS(shard_state_get(nullptr, nullptr, nullptr),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_FAILS(shard_state_gather(nullptr, nullptr, 0, &TakeTensor, nullptr),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_FAILS(shard_state_load(nullptr, nullptr, nullptr, 0, nullptr),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_EQ(shard_state_num_tensors(nullptr), 0);
+  EXPECT_EQ(shard_state_num_numbers(nullptr), 0);
+  shard_state_free(nullptr);
+
+  shard_state* made = nullptr;
+  ASSERT_OK(shard_state_create(&made));
+  const State state(made);
+  const int64_t shape[] = {3, -1};
+  const float values[3] = {};
+  const auto add = [&](const char* key, int32_t dtype, int32_t ndim,
+                       const void* data, size_t bytes) {
+    return shard_state_add(made, key, dtype, shape, ndim, data, bytes);
+  };
+  EXPECT_FAILS(add(nullptr, SHARD_F32, 1, values, 12), SHARD_INVALID_ARGUMENT,
+               "key is NULL");
+  EXPECT_FAILS(add("", SHARD_F32, 1, values, 12), SHARD_INVALID_ARGUMENT,
+               "empty");
+  EXPECT_FAILS(add("x", 99, 1, values, 12), SHARD_INVALID_ARGUMENT, "dtype 99");
+  EXPECT_FAILS(add("x", SHARD_F32, 9, values, 12), SHARD_INVALID_ARGUMENT,
+               "9 dimensions");
+  EXPECT_FAILS(add("x", SHARD_F32, 2, values, 12), SHARD_INVALID_ARGUMENT,
+               "negative");
+  EXPECT_FAILS(add("x", SHARD_F32, 1, values, 11), SHARD_INVALID_ARGUMENT,
+               "12 bytes", "not 11");
+  EXPECT_FAILS(add("x", SHARD_F32, 1, nullptr, 12), SHARD_INVALID_ARGUMENT,
+               "data is NULL");
+  EXPECT_OK(add("x", SHARD_F32, 1, values, 12));
+  EXPECT_FAILS(add("x", SHARD_F32, 1, values, 12), SHARD_INVALID_ARGUMENT,
+               "already");
+  EXPECT_FAILS(shard_state_add_number(made, "n", 1.0 / 0.0),
+               SHARD_INVALID_ARGUMENT, "finite");
+  int64_t tensor = 7;
+  EXPECT_FAILS(shard_state_find(made, "y", &tensor), SHARD_NOT_FOUND, "'y'");
+  EXPECT_EQ(tensor, 0);
+  shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
+  EXPECT_FAILS(shard_state_tensor(made, 1, &info), SHARD_INVALID_ARGUMENT,
+               "tensor 1", "has 1");
+  EXPECT_FAILS(shard_state_tensor(made, 0, nullptr), SHARD_INVALID_ARGUMENT,
+               "info is NULL");
+  int64_t begin = 1;
+  EXPECT_FAILS(shard_state_local(made, 0, &begin, nullptr, nullptr),
+               SHARD_INVALID_ARGUMENT, "numel is NULL");
+  EXPECT_EQ(begin, 0);
+  size_t length = 1;
+  EXPECT_FAILS(shard_state_number(made, 0, nullptr, nullptr, 0, &length),
+               SHARD_INVALID_ARGUMENT, "number 0");
+  EXPECT_FAILS(shard_state_tensor_key(made, -1, nullptr, 0, &length),
+               SHARD_INVALID_ARGUMENT, "tensor -1");
+}
+
+}  // namespace
+}  // namespace shard_api_testing

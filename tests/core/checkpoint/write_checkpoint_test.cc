@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checkpoints written from other stores: nothing is lost, however often and
+// into however many files; nothing is left of what failed.
+
+#include "core/checkpoint/write_checkpoint.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/checkpoint/safetensors_writer.h"
+#include "core/checkpoint/verify.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/fault_env.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/checkpoint/sample_checkpoint.h"
+
+namespace shard::testing {
+namespace {
+
+Status WriteTo(const FileStore& from, const std::string& root, int world_size,
+               const ConversionOptions& conversion = {}) {
+  WriteCheckpointOptions options;
+  options.world_size = world_size;
+  options.conversion = conversion;
+  return WriteCheckpoint(FileEnv::Posix(), from, root, options);
+}
+
+class WriteCheckpointTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK(SampleBuilder().Write(FileEnv::Posix(), folder_ / "sample"));
+    sample_ = OpenStore(folder_ / "sample");
+    ASSERT_NE(sample_, nullptr);
+  }
+
+  TempFolder folder_;
+  std::shared_ptr<const FileStore> sample_;
+};
+
+TEST_F(WriteCheckpointTest, NothingIsLostInAnyNumberOfFiles) {
+  const auto tensors = TensorsOf(*sample_);
+  const auto numbers = NumbersOf(*sample_);
+  std::shared_ptr<const FileStore> from = sample_;
+  for (const int files : {1, 2, 3, 4, 5, 1}) {
+    SCOPED_TRACE(files);
+    const std::string root =
+        folder_ / StrCat("to-", files, "-", from->path().size());
+    ASSERT_OK(WriteTo(*from, root, files));
+    // From what was written last.
+    from = OpenStore(root);
+    ASSERT_NE(from, nullptr);
+    EXPECT_EQ(from->num_files(), static_cast<size_t>(files));
+    EXPECT_EQ(TensorsOf(*from), tensors);
+    EXPECT_EQ(NumbersOf(*from), numbers);
+    EXPECT_EQ(from->manifest()->world_size(), 3) << "blobs are of three ranks";
+    EXPECT_OK(VerifyStore(*from, {}));
+    uint64_t least = UINT64_MAX;
+    uint64_t most = 0;
+    for (size_t f = 0; f < from->num_files(); ++f) {
+      least = std::min(least, from->file_bytes(f));
+      most = std::max(most, from->file_bytes(f));
+    }
+    EXPECT_LT(most, least + least / 20) << least;
+  }
+}
+
+TEST_F(WriteCheckpointTest, CutsQ8AtBlocksOnly) {
+  ASSERT_OK(WriteTo(*sample_, folder_ / "three", 3));
+  const auto store = OpenStore(folder_ / "three");
+  const int64_t found = store->Find("state.layer.weight.exp_avg");
+  ASSERT_GE(found, 0);
+  const auto tensor = static_cast<size_t>(found);
+  EXPECT_EQ(store->num_slices(tensor), 3u);
+  for (size_t s = 0; s < store->num_slices(tensor); ++s) {
+    EXPECT_EQ(store->slice(tensor, s).begin % kQ8Block, 0);
+  }
+}
+
+TEST_F(WriteCheckpointTest, TakesAsManyFilesAsThereAre) {
+  ASSERT_OK(WriteTo(*sample_, folder_ / "four", 4));
+  ASSERT_OK(WriteTo(*OpenStore(folder_ / "four"), folder_ / "again", 0));
+  EXPECT_EQ(OpenStore(folder_ / "again")->num_files(), 4u);
+}
+
+TEST_F(WriteCheckpointTest, ComesBackFromSafetensors) {
+  ConversionOptions model;
+  model.states = false;
+  const ConvertingStore parameters(*sample_, model);
+  std::vector<size_t> all(parameters.num_tensors());
+  std::iota(all.begin(), all.end(), 0);
+  SafetensorsExportOptions expanded;
+  expanded.expand_aliases = true;
+  ASSERT_OK(ExportSafetensors(FileEnv::Posix(), parameters, all,
+                              folder_ / "model.safetensors", expanded));
+  const auto file = OpenStore(folder_ / "model.safetensors");
+  ASSERT_NE(file, nullptr);
+  EXPECT_OK(VerifyStore(*file, {}));
+  ASSERT_OK(WriteTo(*file, folder_ / "back", 2));
+  const auto back = OpenStore(folder_ / "back");
+  ASSERT_NE(back, nullptr);
+  EXPECT_EQ(back->manifest()->step(), 0);
+  EXPECT_EQ(back->manifest()->world_size(), 2);
+  EXPECT_EQ(back->num_tensors(), parameters.num_tensors());
+  for (size_t t = 0; t < parameters.num_tensors(); ++t) {
+    const TensorInfo info = parameters.tensor(t);
+    const int64_t found = back->Find(info.key);
+    ASSERT_GE(found, 0) << info.key;
+    const auto index = static_cast<size_t>(found);
+    EXPECT_EQ(back->tensor(index).type, info.type);
+    EXPECT_TRUE(std::ranges::equal(back->tensor(index).shape, info.shape));
+    EXPECT_TRUE(BytesOf(*back, index) == BytesOf(parameters, t)) << info.key;
+  }
+}
+
+TEST_F(WriteCheckpointTest, ConvertsOnTheWay) {
+  ConversionOptions conversion;
+  conversion.dtype = DType::kF64;
+  const ConvertingStore wanted(*sample_, conversion);
+  ASSERT_OK(WriteTo(*sample_, folder_ / "wide", 3, conversion));
+  const auto wide = OpenStore(folder_ / "wide");
+  ASSERT_NE(wide, nullptr);
+  EXPECT_EQ(TensorsOf(*wide), TensorsOf(wanted));
+  EXPECT_EQ(wide->Find("state.layer.weight.exp_avg.q8_scale"), -1);
+  EXPECT_OK(VerifyStore(*wide, {}));
+}
+
+TEST_F(WriteCheckpointTest, WrongOptions) {
+  ExpectError(WriteTo(*sample_, folder_ / "x", -1),
+              StatusCode::kInvalidArgument, {"world_size is -1"});
+  ExpectError(WriteTo(*sample_, folder_ / "x", kMaxWrittenFiles + 1),
+              StatusCode::kInvalidArgument, {"world_size is 4097"});
+  ConversionOptions model;
+  model.states = false;
+  ASSERT_OK(WriteTo(*sample_, folder_ / "model", 1, model));
+  ConversionOptions states;
+  states.model = false;
+  ExpectError(WriteTo(*OpenStore(folder_ / "model"), folder_ / "x", 1, states),
+              StatusCode::kInvalidArgument, {"none of the content"});
+  EXPECT_EQ(NamesIn(folder_.path()),
+            (std::set<std::string>{"sample", "model"}));
+  ExpectError(WriteTo(*sample_, folder_ / "sample", 2),
+              StatusCode::kAlreadyExists, {"step-000042"});
+}
+
+TEST_F(WriteCheckpointTest, DamageIsNotCopied) {
+  const std::string data = folder_ / "sample/step-000042/data-00000.bin";
+  std::string bytes = ReadText(data);
+  bytes[100] ^= 1;
+  WriteText(data, bytes);
+  ExpectError(WriteTo(*sample_, folder_ / "to", 2), StatusCode::kCorrupt,
+              {"tensor 'embed' is damaged"});
+  EXPECT_EQ(NamesIn(folder_ / "to"), std::set<std::string>());
+}
+
+TEST_F(WriteCheckpointTest, ProgressCountsAndCancels) {
+  WriteCheckpointOptions options;
+  options.world_size = 2;
+  uint64_t last = 0;
+  uint64_t all = 0;
+  options.progress = [&](uint64_t done, uint64_t total) {
+    EXPECT_GE(done, last);
+    last = done;
+    all = total;
+    return true;
+  };
+  ASSERT_OK(
+      WriteCheckpoint(FileEnv::Posix(), *sample_, folder_ / "a", options));
+  const auto written = OpenStore(folder_ / "a");
+  EXPECT_EQ(all, written->file_bytes(0) + written->file_bytes(1));
+  EXPECT_EQ(last, all);
+  options.progress = [](uint64_t, uint64_t) { return false; };
+  ExpectError(
+      WriteCheckpoint(FileEnv::Posix(), *sample_, folder_ / "b", options),
+      StatusCode::kCancelled, {"cancelled"});
+  EXPECT_EQ(NamesIn(folder_ / "b"), std::set<std::string>());
+}
+
+// Small slices that reach from one chunk of the writer into the next.
+TEST_F(WriteCheckpointTest, ManySmallTensors) {
+  CheckpointBuilder many;
+  for (int i = 0; i < 3000; ++i) {
+    many.Add(StrCat("t", i), ElementType::kF32, TensorRole::kParam, {745});
+  }
+  ASSERT_OK(many.Write(FileEnv::Posix(), folder_ / "many"));
+  const auto from = OpenStore(folder_ / "many");
+  for (const int files : {1, 3}) {
+    const std::string root = folder_ / StrCat("to-", files);
+    ASSERT_OK(WriteTo(*from, root, files));
+    EXPECT_OK(VerifyStore(*OpenStore(root), {}));
+    EXPECT_EQ(TensorsOf(*OpenStore(root)), TensorsOf(*from));
+  }
+}
+
+// Every system call fails once: what was there is whole, and nothing is open.
+TEST_F(WriteCheckpointTest, WhateverFailsTheOldOneStays) {
+  const std::string root = folder_ / "root";
+  CheckpointBuilder old;
+  old.Add("old", ElementType::kF32, TensorRole::kParam, {3000});
+  ASSERT_OK(old.Write(FileEnv::Posix(), folder_ / "old"));
+  const auto before = OpenStore(folder_ / "old");
+  CheckpointBuilder fresh;
+  fresh.contents().world_size = 2;
+  fresh.Add("weight", ElementType::kF32, TensorRole::kParam, {5000});
+  fresh.AddBlob("loader", BlobRule::kPerRank, 1, "here");
+  ASSERT_OK(fresh.Write(FileEnv::Posix(), folder_ / "fresh"));
+  int failed = 0;
+  bool done = false;
+  for (int64_t k = 0; !done; ++k) {
+    SCOPED_TRACE(k);
+    WriteCheckpointOptions options;
+    options.world_size = 2;
+    options.overwrite = true;  // Both are of the same step.
+    options.threads = 1;
+    ASSERT_OK(WriteCheckpoint(FileEnv::Posix(), *before, root, options));
+    FaultEnv env;
+    auto from = OpenTensorStore(&env, folder_ / "fresh");
+    ASSERT_OK(from.status());
+    env.Set({.at = k});
+    const Status status = WriteCheckpoint(&env, *from->store, root, options);
+    done = env.faults() == 0;
+    env.Set({});
+    EXPECT_TRUE(!done || status.ok()) << status.ToString();
+    failed += status.ok() ? 0 : 1;
+    const auto found = OpenStore(root);
+    ASSERT_NE(found, nullptr);
+    EXPECT_OK(VerifyStore(*found, {}));
+    const bool replaced = found->Find("weight") >= 0;
+    EXPECT_TRUE(replaced || !status.ok());
+    EXPECT_EQ(TensorsOf(*found), TensorsOf(replaced ? *from->store : *before));
+    from->store = nullptr;
+    EXPECT_EQ(env.open_descriptors(), 0);
+    EXPECT_EQ(env.wrong_closes(), 0);
+  }
+  EXPECT_GT(failed, 20);
+}
+
+}  // namespace
+}  // namespace shard::testing

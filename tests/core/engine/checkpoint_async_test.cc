@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Saves in the background, their errors, progress and deadlines, and what
+// becomes of the checkpoints beside them.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/checkpoint/directory.h"
+#include "core/checkpoint/shard_store.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/fault_env.h"
+#include "tests/core/base/forwarding_env.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/engine/temporary_folder.h"
+#include "tests/core/engine/whole_state.h"
+#include "tests/core/engine/worlds.h"
+
+namespace shard {
+namespace {
+
+using testing::ForwardingEnv;
+using testing::NamesIn;
+using testing::NoSyncEnv;
+
+SaveOptions Quick(bool async = false) {
+  SaveOptions options;
+  options.env = NoSyncEnv::Get();
+  options.async = async;
+  return options;
+}
+
+// Holds back every write until it is opened; then it may fail them all.
+class GateEnv final : public ForwardingEnv {
+ public:
+  GateEnv() : ForwardingEnv(NoSyncEnv::Get()) {}
+
+  void Open(int error = 0) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open_ = true;
+    error_ = error;
+    opened_.notify_all();
+  }
+  using ForwardingEnv::Open;
+
+  ssize_t Write(int fd, const void* data, size_t bytes,
+                uint64_t offset) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    opened_.wait(lock, [&] { return open_; });
+    if (error_ != 0) return -error_;
+    return base()->Write(fd, data, bytes, offset);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool open_ = false;
+  int error_ = 0;
+};
+
+Status Wait(const std::shared_ptr<AsyncSave>& save) {
+  return save->Wait(Deadline::After(60));
+}
+
+// The checkpoints in a root, and nothing temporary beside them.
+std::set<std::string> Checkpoints(const std::string& root) {
+  std::set<std::string> names = NamesIn(root);
+  for (const std::string& name : names) {
+    EXPECT_FALSE(ParseTemporaryName(name)) << name;
+  }
+  names.erase(kLatestName);
+  return names;
+}
+
+TEST(CheckpointAsyncTest, TrainingGoesOnMeanwhile) {
+  for (const int variant : {1, 2, 3}) {
+    const TemporaryFolder sync, async;
+    const UnitTraining training = AwkwardTraining(3, variant);
+    WholeState at_save, after, loaded, loaded_sync;
+    Params params;
+    GateEnv gate;
+    std::atomic<int> trained{0};
+    RunWorld(training, 2, [&](Engine* engine, UnitTrainer* trainer) {
+      const Communicator* const host = engine->comm();
+      params = {};
+      ASSERT_OK(engine->Save(sync.path(), Quick()));
+      at_save.Add(*engine);
+      SaveOptions options = Quick(true);
+      options.env = &gate;
+      const auto save = engine->Save(async.path(), options);
+      ASSERT_OK(save);
+      // Not a byte is written before everybody has trained on.
+      TrainSteps(3, 4, engine, trainer);
+      after.Add(*engine);
+      EXPECT_FALSE((*save)->Done());
+      ExpectError((*save)->Wait(Deadline::After(0)),
+                  StatusCode::kDeadlineExceeded, {});
+      // The host's communicator is the host's.
+      ASSERT_OK(engine->comm()->Barrier("of the host", Deadline::After(30)));
+      if (++trained == host->world_size()) gate.Open();
+      EXPECT_OK(Wait(*save));
+      EXPECT_OK(Wait(*save));
+      EXPECT_TRUE((*save)->Done());
+      EXPECT_EQ((*save)->path(), async.path() + "/step-000002");
+      TrainSteps(5, 5, engine, trainer);
+    });
+    EXPECT_FALSE(after == at_save);
+    const auto load = [&](const std::string& root, WholeState* whole) {
+      RunWorld(training, 0, [&](Engine* engine, UnitTrainer*) {
+        LoadReport report;
+        ASSERT_OK(engine->Load(root, LoadOptions(), &report));
+        EXPECT_EQ(report.step, 2);
+        whole->Add(*engine);
+      });
+    };
+    load(async.path(), &loaded);
+    load(sync.path(), &loaded_sync);
+    EXPECT_TRUE(loaded == at_save) << at_save.Differences(loaded);
+    EXPECT_TRUE(loaded_sync == at_save);
+  }
+}
+
+// From the next call once; from Wait every time; and then all is well.
+TEST(CheckpointAsyncTest, AnErrorIsHeardOfOnce) {
+  for (const bool by_load : {false, true}) {
+    const TemporaryFolder folder;
+    RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer*) {
+      ASSERT_OK(engine->Save(folder.path(), Quick()));
+      const auto next = [&]() -> Status {
+        if (!by_load) {
+          SaveOptions options = Quick();
+          options.overwrite = true;
+          return engine->Save(folder.path(), options).status();
+        }
+        LoadReport report;
+        return engine->Load(folder.path(), LoadOptions(), &report);
+      };
+      GateEnv gate;
+      if (engine->comm()->rank() == 1) gate.Open(ENOSPC);
+      if (engine->comm()->rank() != 1) gate.Open();
+      SaveOptions options = Quick(true);
+      options.overwrite = true;
+      options.env = &gate;
+      const auto save = engine->Save(folder.path(), options);
+      ASSERT_OK(save);
+      ExpectError(next(), StatusCode::kResourceExhausted,
+                  {"asynchronous save", "step-000001", "rank 1"});
+      EXPECT_OK(next());
+      for (int i = 0; i < 2; ++i) {
+        ExpectError(Wait(*save), StatusCode::kResourceExhausted, {"rank 1"});
+      }
+      // Who has heard of it from Wait does not hear of it again.
+      const auto again = engine->Save(folder.path(), options);
+      ASSERT_OK(again);
+      ExpectError(Wait(*again), StatusCode::kResourceExhausted, {"rank 1"});
+      EXPECT_OK(next());
+    });
+    EXPECT_EQ(Checkpoints(folder.path()),
+              (std::set<std::string>{"step-000001"}));
+  }
+}
+
+TEST(CheckpointAsyncTest, AnEngineIsFreedMeanwhile) {
+  const TemporaryFolder folder;
+  const UnitTraining training = AwkwardTraining(3, 3);
+  WholeState whole, loaded;
+  const auto plan = PlanOf(training);
+  ASSERT_OK(plan);
+  RunThreadRanks(3, [&](const auto& comm) {
+    auto engine = Engine::Create(*plan, comm, training.engine);
+    ASSERT_OK(engine);
+    UnitTrainer trainer(training, engine->get());
+    trainer.Fill();
+    TrainSteps(1, 1, engine->get(), &trainer);
+    whole.Add(**engine);
+    const auto save = (*engine)->Save(folder.path(), Quick(true));
+    ASSERT_OK(save);
+    std::shared_ptr<AsyncSave> kept = *save;
+    engine->reset();
+    // It went through, and still tells so.
+    EXPECT_TRUE(kept->Done());
+    EXPECT_OK(Wait(kept));
+  });
+  RunWorld(training, 0, [&](Engine* engine, UnitTrainer*) {
+    LoadReport report;
+    ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
+    loaded.Add(*engine);
+  });
+  EXPECT_TRUE(loaded == whole) << whole.Differences(loaded);
+}
+
+TEST(CheckpointAsyncTest, SavesInARow) {
+  const TemporaryFolder folder;
+  RunWorld(AwkwardTraining(2, 2), 1, [&](Engine* engine, UnitTrainer* trainer) {
+    std::vector<std::shared_ptr<AsyncSave>> saves;
+    for (int step = 2; step <= 5; ++step) {
+      const auto save = engine->Save(folder.path(), Quick(step != 4));
+      ASSERT_OK(save);
+      if (step == 4) {
+        EXPECT_EQ(*save, nullptr);
+      } else {
+        saves.push_back(*save);
+      }
+      // The one before is through when the next begins.
+      if (saves.size() > 1) {
+        EXPECT_TRUE(saves[saves.size() - 2]->Done());
+      }
+      TrainSteps(step, step, engine, trainer);
+    }
+    for (const auto& save : saves) EXPECT_OK(Wait(save));
+  });
+  EXPECT_EQ(Checkpoints(folder.path()),
+            (std::set<std::string>{"step-000001", "step-000002", "step-000003",
+                                   "step-000004"}));
+}
+
+TEST(CheckpointAsyncTest, Retention) {
+  const TemporaryFolder folder;
+  RunWorld(AwkwardTraining(2, 2), 0, [&](Engine* engine, UnitTrainer* trainer) {
+    trainer->Fill();
+    for (int step = 1; step <= 8; ++step) {
+      TrainSteps(step, step, engine, trainer);
+      SaveOptions options = Quick(step % 2 == 0);
+      options.keep_last = 2;
+      options.keep_every = 3;
+      ASSERT_OK(engine->Save(folder.path(), options));
+    }
+  });
+  EXPECT_EQ(Checkpoints(folder.path()),
+            (std::set<std::string>{"step-000003", "step-000006", "step-000007",
+                                   "step-000008"}));
+}
+
+TEST(CheckpointAsyncTest, TheSameStepTwice) {
+  const TemporaryFolder folder;
+  const UnitTraining training = AwkwardTraining(3, 2);
+  WholeState whole, loaded;
+  RunWorld(training, 1, [&](Engine* engine, UnitTrainer* trainer) {
+    ASSERT_OK(engine->Save(folder.path(), Quick()));
+    for (const bool async : {false, true}) {
+      ExpectError(engine->Save(folder.path(), Quick(async)),
+                  StatusCode::kAlreadyExists, {"rank 0", "step-000001"});
+    }
+    // Other bits of the same step.
+    TrainSteps(2, 2, engine, trainer);
+    ASSERT_OK(engine->SetStep(1));
+    whole.Add(*engine);
+    SaveOptions options = Quick();
+    options.overwrite = true;
+    ASSERT_OK(engine->Save(folder.path(), options));
+  });
+  EXPECT_EQ(Checkpoints(folder.path()), (std::set<std::string>{"step-000001"}));
+  RunWorld(training, 0, [&](Engine* engine, UnitTrainer*) {
+    LoadReport report;
+    ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
+    loaded.Add(*engine);
+  });
+  EXPECT_TRUE(loaded == whole) << whole.Differences(loaded);
+}
+
+// What was opened is read to its end, whatever another program does to it.
+TEST(CheckpointAsyncTest, AnotherProgramSavesOverWhatIsLoaded) {
+  const TemporaryFolder folder;
+  const UnitTraining training = AwkwardTraining(2, 2);
+  WholeState old, loaded;
+  RunWorld(training, 1, [&](Engine* engine, UnitTrainer*) {
+    old.Add(*engine);
+    ASSERT_OK(engine->Save(folder.path(), Quick()));
+  });
+  std::once_flag once;
+  RunWorld(training, 0, [&](Engine* engine, UnitTrainer*) {
+    LoadOptions options;
+    // All ranks have opened it before the first piece is read. Progress comes
+    // after a piece, so hold on to what was read and check at the end.
+    options.progress = [&](uint64_t, uint64_t) {
+      std::call_once(once, [&] {
+        RunWorld(AwkwardTraining(1, 1), 1, [&](Engine* other, UnitTrainer*) {
+          SaveOptions over = Quick();
+          over.overwrite = true;
+          ASSERT_OK(other->Save(folder.path(), over));
+        });
+      });
+      return true;
+    };
+    LoadReport report;
+    ASSERT_OK(engine->Load(folder.path(), options, &report));
+    EXPECT_EQ(report.saved_world_size, 2);
+    loaded.Add(*engine);
+    ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
+    EXPECT_EQ(report.saved_world_size, 1);
+  });
+  EXPECT_TRUE(loaded == old) << old.Differences(loaded);
+}
+
+TEST(CheckpointAsyncTest, ProgressOfEachRank) {
+  const TemporaryFolder folder;
+  RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer*) {
+    uint64_t last = 0;
+    uint64_t all = 0;
+    int calls = 0;
+    const Progress progress = [&](uint64_t done, uint64_t total) {
+      EXPECT_GE(done, last);
+      EXPECT_LE(done, total);
+      EXPECT_TRUE(all == 0 || all == total);
+      last = done;
+      all = total;
+      ++calls;
+      return true;
+    };
+    SaveOptions save = Quick();
+    save.progress = progress;
+    ASSERT_OK(engine->Save(folder.path(), save));
+    EXPECT_GT(calls, 0);
+    EXPECT_EQ(last, all);
+    last = all = 0;
+    LoadOptions load;
+    load.progress = progress;
+    LoadReport report;
+    ASSERT_OK(engine->Load(folder.path(), load, &report));
+    EXPECT_EQ(last, all);
+    EXPECT_GT(all, 0u);
+  });
+}
+
+TEST(CheckpointAsyncTest, OneRankCancels) {
+  for (const int who : {0, 2}) {
+    const TemporaryFolder folder;
+    RunWorld(
+        AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer* trainer) {
+          const Progress cancel = [&](uint64_t, uint64_t) {
+            return engine->comm()->rank() != who;
+          };
+          const std::string name = StrCat("rank ", who);
+          for (const bool async : {false, true}) {
+            SaveOptions save = Quick(async);
+            save.progress = cancel;
+            auto saved = engine->Save(folder.path(), save);
+            Status status = saved.status();
+            if (saved.ok()) status = Wait(*saved);
+            ExpectError(status, StatusCode::kCancelled, {name});
+          }
+          // Rank 0 has deleted it when it returns.
+          ASSERT_OK(engine->comm()->Barrier("through", Deadline::After(30)));
+          EXPECT_TRUE(Checkpoints(folder.path()).empty());
+          TrainSteps(2, 2, engine, trainer);
+          ASSERT_OK(engine->Save(folder.path(), Quick()));
+          const auto kept = trainer->Read();
+
+          LoadOptions load;
+          load.progress = cancel;
+          LoadReport report;
+          ExpectError(engine->Load(folder.path(), load, &report),
+                      StatusCode::kCancelled, {name});
+          // What there was is gone; a whole load brings it back.
+          ExpectError(engine->Save(folder.path(), Quick()),
+                      StatusCode::kFailedPrecondition, {"FILLING"});
+          ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
+          EXPECT_EQ(trainer->Read(), kept);
+          TrainSteps(3, 3, engine, trainer);
+        });
+  }
+}
+
+// A rank that does not come: the others have their error at the deadline.
+TEST(CheckpointAsyncTest, TheDeadlineHolds) {
+  const TemporaryFolder folder;
+  std::atomic<int> through{0};
+  GateEnv gate;
+  RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer*) {
+    SaveOptions save = Quick(true);
+    save.timeout = 0.2;
+    // Rank 2 hangs in its disk.
+    if (engine->comm()->rank() == 2) save.env = &gate;
+    const auto saved = engine->Save(folder.path(), save);
+    ASSERT_OK(saved);
+    if (engine->comm()->rank() != 2) {
+      ExpectError(Wait(*saved), StatusCode::kDeadlineExceeded, {});
+      if (++through == 2) gate.Open();
+    } else {
+      EXPECT_FALSE(Wait(*saved).ok());
+    }
+  });
+  EXPECT_EQ(Checkpoints(folder.path()).size(), 0u);
+}
+
+}  // namespace
+}  // namespace shard

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs that were saved and go on: bit by bit at the same number of ranks, and
+// on the same curve at another, whatever stage and units either has.
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/samples/gpt/train_gpt_fixture.h"
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Lines = std::vector<std::string>;
+
+class ResumeTest : public TrainGptTest {
+ protected:
+  // 30 steps, validated at 10, 20 and 30, of a batch that 1, 2, 3 and 4 ranks
+  // can share; blocks enough to be worth sharding.
+  std::string Short(const std::string& arguments) const {
+    return Tiny(
+        "--layers 6 --batch 12 --steps 30 --val-every 10 --timeout 30 " +
+        arguments);
+  }
+  std::string Checkpoints() const { return folder_ + "/checkpoints"; }
+  std::string At10() const { return Checkpoints() + "/step-000010"; }
+
+  // A whole run that is saved at 10, 20 and 30, and its log from behind step
+  // 10 on: a validation, 20 steps, and two more validations.
+  Lines TrainAndSave(const std::string& arguments) const {
+    const Lines lines = Log(
+        Run(Short("--save " + Checkpoints() + " --save-every 10 " + arguments)),
+        33);
+    return Lines(lines.begin() + std::min<size_t>(10, lines.size()),
+                 lines.end());
+  }
+  // The log of the run that goes on behind step 10.
+  Lines Resume(const std::string& arguments) const {
+    return Log(Run(Short("--resume " + At10() + " " + arguments)), 23);
+  }
+
+  // A text of all files in a checkpoint, to compare.
+  static std::string BytesOf(const std::string& checkpoint) {
+    Lines files;
+    for (const auto& file : std::filesystem::directory_iterator(checkpoint)) {
+      files.push_back(file.path().filename().string());
+    }
+    std::sort(files.begin(), files.end());
+    std::string bytes;
+    for (const std::string& file : files) {
+      bytes += file + "\n" + ReadFile(checkpoint + "/" + file);
+    }
+    return bytes;
+  }
+};
+
+// ---- At the same number of ranks --------------------------------------------
+
+// Losses, gradient norms and rates to the bit; at the end also parameters,
+// states and all else that is in a checkpoint.
+class SameRanksTest : public ResumeTest,
+                      public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(SameRanksTest, GoesOnBitByBit) {
+  const std::string arguments = GetParam();
+  const Lines whole = TrainAndSave(arguments);
+  const std::string other = folder_ + "/other";
+  EXPECT_EQ(Resume(arguments + " --save " + other), whole);
+  EXPECT_EQ(BytesOf(other + "/step-000030"),
+            BytesOf(Checkpoints() + "/step-000030"));
+  // It is not that nothing ever differs.
+  EXPECT_NE(BytesOf(Checkpoints() + "/step-000020"),
+            BytesOf(Checkpoints() + "/step-000030"));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Runs, SameRanksTest,
+    ::testing::Values("--rank-threads 1", "--rank-threads 2",
+                      "--rank-threads 2 --partition greedy --stage 2",
+                      "--rank-threads 3 --stage 3 --no-shared-memory",
+                      "--rank-threads 2 --stage 3 --wrap always --overlap "
+                      "--states bf16 --no-shared-memory",
+                      "--rank-threads 2 --optimizer muon --states q8"));
+
+// Processes saved it, threads go on, in another stage and other units.
+TEST_F(ResumeTest, GoesOnBitByBitInAnotherStage) {
+  const std::string save = "--save " + Checkpoints() + " --save-every 10 ";
+  const Lines lines =
+      Log(RunProcesses(2, Short(save + "--deterministic --stage 1")), 33);
+  const Lines whole(lines.begin() + 10, lines.end());
+  for (const char* arguments :
+       {"--stage 3 --no-shared-memory", "--stage 0 --wrap none",
+        "--stage 2 --partition greedy --overlap --no-shared-memory"}) {
+    EXPECT_EQ(
+        Resume(std::string("--rank-threads 2 --deterministic ") + arguments),
+        whole)
+        << arguments;
+  }
+}
+
+// ---- At another number of ranks ---------------------------------------------
+
+TEST_F(ResumeTest, GoesOnAtAnotherWorldSize) {
+  const std::string sharded = "--stage 3 --no-shared-memory ";
+  const Lines whole = TrainAndSave("--rank-threads 2 " + sharded);
+  for (const char* arguments :
+       {"--rank-threads 1", "--rank-threads 3", "--rank-threads 4 --stage 3",
+        "--rank-threads 3 --stage 3 --wrap always --no-shared-memory",
+        "--rank-threads 3 --partition greedy"}) {
+    ExpectSameCurve(whole, Resume(arguments));
+  }
+}
+
+TEST_F(ResumeTest, GoesOnWithFewerRanks) {
+  const Lines whole = TrainAndSave("--rank-threads 3 --states q8");
+  ExpectSameCurve(whole, Resume("--rank-threads 2 --states q8"));
+  // Of other states it is not the same curve, but nearly.
+  const Lines wide = Resume("--rank-threads 2 --states f32 --stage 3");
+  ExpectSameCurve({whole[0], whole[1]}, {wide[0], wide[1]});
+  ExpectSameCurve(whole, wide, 0.02);
+}
+
+TEST_F(ResumeTest, SaysWhatItGoesOnFrom) {
+  TrainAndSave("--rank-threads 3 --keep 1");
+  EXPECT_FALSE(std::filesystem::exists(At10()));  // --keep 1.
+  const Outcome outcome = Run(Short("--steps 32 --resume " + Checkpoints() +
+                                    " --save " + Checkpoints()));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              AllOf(HasSubstr("\nresumed " + Checkpoints() +
+                              ": step 30 saved by 3 ranks\n"
+                              "step 30/32  validation "),
+                    HasSubstr("\nstep 31/32  loss "),
+                    HasSubstr("\nsaved   " + Checkpoints() + ": step 32\n")));
+  EXPECT_EQ(ReadFile(Checkpoints() + "/LATEST"), "step-000032\n");
+}
+
+// Nothing is left to do: it is validated, and saved by these ranks.
+TEST_F(ResumeTest, AtItsLastStepItOnlyValidates) {
+  const Lines whole = TrainAndSave("--rank-threads 2");
+  const Lines lines =
+      Log(Run(Short("--rank-threads 3 --resume " + Checkpoints() + " --save " +
+                    Checkpoints())),
+          1);
+  ExpectSameCurve({whole.back()}, lines);
+  EXPECT_TRUE(
+      std::filesystem::exists(Checkpoints() + "/step-000030/data-00002.bin"));
+}
+
+// Of what was saved by 2 ranks, and then once more by 3.
+TEST_F(ResumeTest, ExportsWhatItSaved) {
+  const std::string first = folder_ + "/first.safetensors";
+  TrainAndSave("--rank-threads 2 --stage 3 --export " + first);
+  const std::string bytes = ReadFile(first);
+  ASSERT_GT(bytes.size(), 8u);
+  // Parameters and no states; the tied one once.
+  EXPECT_THAT(
+      bytes,
+      AllOf(HasSubstr("\"wte.weight\""), HasSubstr("\"h.5.mlp.c_proj.bias\""),
+            Not(HasSubstr("\"lm_head.weight\"")), Not(HasSubstr("exp_avg"))));
+  const std::string again = folder_ + "/again.safetensors";
+  const Outcome outcome =
+      Run(Short("--rank-threads 3 --resume " + Checkpoints() + " --save " +
+                Checkpoints() + " --export " + again));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("\nexported " + again + "\n"));
+  EXPECT_EQ(ReadFile(again), bytes);
+}
+
+// ---- Runs that are killed ---------------------------------------------------
+
+// Rates that do not depend on --steps: a run without an end and one with have
+// the same curve.
+TEST_F(ResumeTest, GoesOnAfterAKill) {
+  const std::string steady =
+      "--lr 3e-3 --min-lr 3e-3 --warm-up 0 --rank-threads 2 --sample 0 ";
+  const std::string endless =
+      Short(steady +
+            "--val-every 0 --steps 100000000 --save-every 5 --keep 2 "
+            "--save " +
+            Checkpoints());
+  const pid_t run = fork();
+  if (run == 0) {
+    const std::string command =
+        "exec samples/gpt/train_gpt " + endless + " >/dev/null 2>&1";
+    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    _exit(127);
+  }
+  ASSERT_GT(run, 0);
+  // LATEST is replaced at every save: killed within one, most likely.
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto saved = [&] { return ReadFile(Checkpoints() + "/LATEST"); };
+  while (saved() < "step-000015" &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  ASSERT_EQ(kill(run, SIGKILL), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(run, &status, 0), run);
+  ASSERT_TRUE(WIFSIGNALED(status)) << status;
+
+  // What LATEST names is whole. There may be a newer one, just renamed.
+  const std::string latest = saved();
+  const int step = std::atoi(latest.c_str() + std::string("step-").size());
+  ASSERT_GE(step, 15) << latest;
+  const std::string end = "--steps " + std::to_string(step + 5) + " ";
+  const Lines after =
+      Log(Run(Short(steady + end + "--val-every 0 --resume " + Checkpoints() +
+                    " --save " + Checkpoints() + " --keep 1")),
+          7);
+  const Lines whole = Log(Run(Short(steady + end + "--val-every 0 ")),
+                          static_cast<size_t>(step) + 6);
+  // Behind the validation it begins with: the steps, and the last validation.
+  EXPECT_EQ(Lines(after.begin() + 1, after.end()),
+            Lines(whole.end() - 6, whole.end()));
+  // What the killed run left half done is gone, and so are older ones.
+  int left = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(Checkpoints())) {
+    left++;
+    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".tmp-")));
+  }
+  EXPECT_EQ(left, 2);  // LATEST, and one checkpoint.
+}
+
+// ---- What does not fit ------------------------------------------------------
+
+class RefusedTest : public ResumeTest {
+ protected:
+  void ExpectRefused(const std::string& arguments, const std::string& why) {
+    const Outcome outcome = Run(Short("--rank-threads 2 " + arguments));
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("train_gpt: rank 0: --resume: "),
+                                   HasSubstr("train_gpt: rank 1: --resume: "),
+                                   HasSubstr(why)));
+  }
+};
+
+TEST_F(RefusedTest, IsToldWhatIsWrong) {
+  const std::string save = "--steps 2 --rank-threads 2 --save ";
+  ASSERT_EQ(Run(Short(save + Checkpoints())).exit_code, 0);
+  const std::string resume = "--resume " + Checkpoints() + " ";
+  ExpectRefused("--resume " + folder_ + "/none", "NOT_FOUND: ");
+  ExpectRefused("--resume " + folder_, "no checkpoint in '" + folder_);
+  ExpectRefused(resume + "--layers 7", "36 missing");
+  ExpectRefused(resume + "--layers 5", "0 missing; 36 unexpected");
+  ExpectRefused(resume + "--width 32",
+                "'wte.weight' has shape [256, 16] in the store and [256, 32]");
+  ExpectRefused(resume + "--optimizer muon", "momentum_buffer");
+  ExpectRefused(resume + "--seed 2", "begun with --seed 1, not 2");
+  ExpectRefused(resume + "--steps 1", "at step 2, beyond --steps 1");
+}
+
+TEST_F(ResumeTest, AFolderThatCannotBeMadeEndsTheRun) {
+  const Outcome outcome =
+      Run(Short("--rank-threads 2 --save " + folder_ + "/none/none"));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.err,
+              AllOf(HasSubstr("train_gpt: rank 0: --save: NOT_FOUND: "),
+                    HasSubstr("train_gpt: rank 1: --save: "),
+                    HasSubstr("make the folder above it first")));
+}
+
+}  // namespace
