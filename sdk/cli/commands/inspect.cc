@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -265,14 +266,18 @@ struct Values {
 Values ValuesOf(const CheckpointView& view, const TensorView& tensor) {
   Values values;
   std::vector<std::byte> bytes;
-  std::vector<double> doubles;
+  // A block fits into the caches.
+  double doubles[4096];
+  const size_t size = ElementSize(tensor.info.dtype);
   Progress progress("reading");
   for (const Piece& piece : PiecesOf(view.handle.get(), tensor)) {
     ReadPiece(view.handle.get(), tensor, piece, &bytes);
-    doubles.resize(static_cast<size_t>(piece.numel));
-    ToDoubles(tensor.info.dtype, bytes.data(), doubles.size(), doubles.data());
-    for (const double value : doubles) values.Add(value);
-    const size_t size = ElementSize(tensor.info.dtype);
+    const auto numel = static_cast<size_t>(piece.numel);
+    for (size_t at = 0; at < numel; at += std::size(doubles)) {
+      const size_t count = std::min(std::size(doubles), numel - at);
+      ToDoubles(tensor.info.dtype, bytes.data() + at * size, count, doubles);
+      for (size_t i = 0; i < count; ++i) values.Add(doubles[i]);
+    }
     progress.Set(static_cast<uint64_t>(piece.begin + piece.numel) * size,
                  tensor.info.bytes);
   }
