@@ -284,6 +284,7 @@ shard_error* shard_state_add(shard_state* state, const char* key, int32_t dtype,
     if (tensor.key.starts_with(shard::kStatePrefix)) {
       tensor.role = shard::TensorRole::kState;
     }
+    if (tensor.type == shard::ElementType::kQ8) tensor.codebook = -1;
     if (ndim > 0) tensor.shape.assign(shape, shape + ndim);
     return state->store.Add(std::move(tensor), data, bytes);
   });
@@ -303,6 +304,7 @@ shard_error* shard_state_load(shard_engine* engine, const shard_state* state,
                               int32_t from_rank0,
                               shard_load_report* report) noexcept {
   return GuardCollective(CommOf(engine), [&]() -> Status {
+    shard::api::ClearLoadReport(engine, report);
     SHARD_API_REQUIRE(engine);
     const auto read = [&]() -> StatusOr<LoadOptions> {
       SHARD_ASSIGN_OR_RETURN(LoadOptions ready,

@@ -36,6 +36,13 @@ Status ReadStateOptions(const Options& from, StateOptions* to) {
   return Status();
 }
 
+// Before a NULL engine is refused, which cannot be told to other ranks.
+inline void ClearLoadReport(const void* engine, shard_load_report* report) {
+  if (engine == nullptr && report != nullptr) {
+    (void)ClearResult("shard_load_report", report).ok();
+  }
+}
+
 inline StatusOr<LoadOptions> ReadLoadOptions(const shard_load_options* given,
                                              shard_load_report* report) {
   if (report != nullptr) {

@@ -118,7 +118,12 @@ PendingCheckpoint::PendingCheckpoint(Directory root, Directory directory,
       overwrite_(overwrite) {}
 
 PendingCheckpoint::~PendingCheckpoint() {
-  if (pending()) (void)Abandon().ok();
+  if (!pending()) return;
+  // Memory may have run out: what stays is stale, for the next save to clean.
+  try {
+    (void)Abandon().ok();
+  } catch (...) {  // NOLINT: a destructor lets nothing out
+  }
 }
 
 StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,

@@ -71,7 +71,7 @@ struct TensorInfo {
   int64_t numel = 0;
   // The index of the tensor that this one is another name of; -1: none.
   int64_t alias_of = -1;
-  // Of states in q8: the StateKind whose codes they are.
+  // Of states in q8: the StateKind whose codes they are; -1: unknown.
   int32_t codebook = 0;
 };
 

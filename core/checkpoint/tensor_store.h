@@ -59,6 +59,13 @@ class TensorStore {
   // -1: there is none of that key. O(1).
   virtual int64_t Find(std::string_view key) const = 0;
 
+  // Whether elements [begin, begin + numel) of a tensor can be read here. Files
+  // have all; a state dict in memory may have a rank's.
+  virtual bool Has(size_t /*tensor*/, int64_t /*begin*/,
+                   int64_t /*numel*/) const {
+    return true;
+  }
+
   // Every element of every request reaches the sink exactly once, in no order.
   // An alias reads as what it is an alias of. Memory: a few MiB per thread.
   // Errors: kOutOfRange for elements that a tensor has not; kCorrupt names

@@ -54,36 +54,54 @@ bool Takes(BlobRule rule, int saved, int saved_world_size, int rank,
 
 StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Create(
     Device* device, std::unique_ptr<CheckpointSave> save,
-    std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room,
-    const Deadline& deadline) {
-  std::shared_ptr<AsyncSave> async(new AsyncSave(deadline));
+    std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room) {
+  std::shared_ptr<AsyncSave> async(new AsyncSave(save->deadline()));
   SHARD_ASSIGN_OR_RETURN(async->stream_,
                          device->CreateStream(StreamKind::kCommunication));
   async->path_ = save->path();
-  async->comm_ = std::move(comm);
-  async->room_ = std::move(room);
-  async->save_ =
-      std::make_shared<std::unique_ptr<CheckpointSave>>(std::move(save));
+  async->held_ = std::make_shared<Held>(
+      Held{std::move(comm), std::move(room), std::move(save)});
   return async;
 }
 
 void AsyncSave::Begin() {
-  stream_->Call("save checkpoint", [held = save_] {
-    Status status = (*held)->Finish();
-    held->reset();
+  stream_->Call("save checkpoint", [held = std::move(held_)] {
+    const auto finish = [&]() -> Status {
+      try {
+        return held->save->Finish();
+      } catch (...) {
+        // The other ranks are in a collective, and would wait for this one.
+        Status failed = ResourceExhausted(
+            "out of memory in the background of a save, on rank ",
+            held->comm->rank());
+        held->comm->Abort(failed);
+        return failed;
+      }
+    };
+    Status status = finish();
+    *held = Held();
     return status;
   });
   done_ = stream_->Record();
 }
 
 Status AsyncSave::Wait(const Deadline& deadline) {
-  const Status status = done_.Synchronize(deadline);
-  if (done_.Done()) heard_ = true;
+  Status status = done_.Synchronize(deadline);
+  if (!done_.Done()) return status;
+  // It may have ended just after the deadline.
+  if (status.code() == StatusCode::kDeadlineExceeded) {
+    status = done_.Synchronize(deadline);
+  }
+  heard_ = true;
   return status;
 }
 
 void Checkpoints::WaitForSave() {
-  if (last_ != nullptr) (void)last_->Wait(last_->deadline()).ok();
+  if (last_ == nullptr) return;
+  const Status status = Settle(last_->deadline());
+  if (status.ok()) return;
+  comm_->logger().Log(LogLevel::kWarning, "rank ", comm_->rank(), ": ",
+                      status.message());
 }
 
 Status Checkpoints::SetBlob(std::string_view name, BlobRule rule,
@@ -119,7 +137,7 @@ Status Checkpoints::Settle(const Deadline& deadline) {
   if (last_ == nullptr) return Status();
   const bool heard = last_->heard();
   const Status status = last_->Wait(deadline);
-  if (!last_->Done()) return status.WithContext("waiting for the save before");
+  if (!last_->heard()) return status.WithContext("waiting for the save before");
   const std::string path = last_->path();
   last_ = nullptr;
   if (heard || status.ok()) return Status();
@@ -143,8 +161,7 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
     SHARD_RETURN_IF_ERROR(save->Finish());
     return std::shared_ptr<AsyncSave>();
   }
-  auto async =
-      AsyncSave::Create(device, std::move(save), comm_, room_, deadline);
+  auto async = AsyncSave::Create(device, std::move(save), comm_, room_);
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(engine_comm, "save checkpoint", async.status(), deadline));
   (*async)->Begin();
@@ -183,10 +200,10 @@ StatusOr<std::shared_ptr<const FileStore>> Checkpoints::Open(
   return store;
 }
 
-Status Checkpoints::LoadBlobs(const FileStore& store, int rank,
-                              int world_size) {
+StatusOr<Checkpoints::Blobs> Checkpoints::ReadBlobs(const FileStore& store,
+                                                    int rank, int world_size) {
   const Manifest& manifest = *store.manifest();
-  std::map<std::string, HostBlob, std::less<>> loaded;
+  Blobs loaded;
   for (size_t b = 0; b < manifest.num_blobs(); ++b) {
     const BlobInfo info = manifest.blob(b);
     const bool summed = info.rule == BlobRule::kSummed;
@@ -205,8 +222,7 @@ Status Checkpoints::LoadBlobs(const FileStore& store, int rank,
       blob.content = std::move(content);
     }
   }
-  blobs_ = std::move(loaded);
-  return Status();
+  return loaded;
 }
 
 }  // namespace shard

@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -62,8 +63,7 @@ class AsyncSave {
   // others must not wait for.
   static StatusOr<std::shared_ptr<AsyncSave>> Create(
       Device* device, std::unique_ptr<CheckpointSave> save,
-      std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room,
-      const Deadline& deadline);
+      std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room);
   void Begin();
 
   // Does not block.
@@ -82,10 +82,14 @@ class AsyncSave {
 
   const Deadline deadline_;
   std::string path_;
-  std::shared_ptr<Communicator> comm_;
-  std::shared_ptr<Mapping> room_;
-  // The thread's, which gives it up when it is through.
-  std::shared_ptr<std::unique_ptr<CheckpointSave>> save_;
+  // The thread's, which gives it up when it is through: a handle that the host
+  // keeps holds neither memory nor the ranks together.
+  struct Held {
+    std::shared_ptr<Communicator> comm;
+    std::shared_ptr<Mapping> room;
+    std::unique_ptr<CheckpointSave> save;  // First to go.
+  };
+  std::shared_ptr<Held> held_;
   std::atomic<bool> heard_{false};
   Event done_;
   std::unique_ptr<Stream> stream_;  // First to end.
@@ -121,13 +125,16 @@ class Checkpoints {
   static StatusOr<std::shared_ptr<const FileStore>> Open(
       const std::string& path, FileEnv* env, Communicator* comm,
       const Deadline& deadline);
-  // Local. Takes what the checkpoint has for this rank in place of what was
-  // set. REQUIRES: a store with a manifest. A blob of each rank is taken at the
-  // same world size only.
-  Status LoadBlobs(const FileStore& store, int rank, int world_size);
+  using Blobs = std::map<std::string, HostBlob, std::less<>>;
+  // Local. What a checkpoint has for this rank; of each rank's blobs, something
+  // at the same world size only. REQUIRES: a store with a manifest.
+  static StatusOr<Blobs> ReadBlobs(const FileStore& store, int rank,
+                                   int world_size);
+  // Takes them in place of what was set.
+  void TakeBlobs(Blobs blobs) { blobs_ = std::move(blobs); }
 
  private:
-  std::map<std::string, HostBlob, std::less<>> blobs_;
+  Blobs blobs_;
   std::shared_ptr<Communicator> comm_;
   std::shared_ptr<Mapping> room_ = std::make_shared<Mapping>();
   std::shared_ptr<AsyncSave> last_;

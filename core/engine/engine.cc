@@ -402,11 +402,9 @@ Status Engine::SetState(ParamId param, std::string_view name,
 
 Status Engine::SetStep(int64_t step) {
   SHARD_RETURN_IF_ERROR(CheckTraining("set_step"));
-  // Beyond, the random bits of rounding would repeat.
-  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max() - int64_t{1};
-  if (step < 0 || step > kMost) {
+  if (step < 0 || step > kMostSteps) {
     return InvalidArgument("step ", step, " is out of range; allowed: 0 to ",
-                           kMost, ", the number of steps done");
+                           kMostSteps, ", the number of steps done");
   }
   step_ = step;
   param_steps_.clear();

@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -77,6 +78,10 @@ class Engine {
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  // Beyond, the random bits of rounding would repeat.
+  static constexpr int64_t kMostSteps =
+      std::numeric_limits<uint32_t>::max() - int64_t{1};
 
   struct Tensor {
     void* data;
@@ -251,12 +256,33 @@ class Engine {
       const TensorStore& store, const std::vector<StateEntry>& entries,
       const LoadOptions& options, const Deadline& deadline,
       MatchReport* report);
-  void SetParamStep(ParamId param, int64_t step);
+  // That what is matched is all here; local.
+  Status CheckElements(const TensorStore& store,
+                       const std::vector<StateEntry>& entries,
+                       const std::vector<EntryMatch>& matches,
+                       const LoadOptions& options) const;
+  // Optimizer states and step counts as in a new engine.
+  void ResetStates(const Deadline& deadline);
+  // No list of them where it would say the same of all.
+  void CollapseParamSteps();
   // By MemoryStore's keys.
   std::map<std::string, double> NumbersByKey(
       const std::vector<StateEntry>& entries) const;
-  Status TakeNumbersByKey(const std::vector<StateEntry>& entries,
-                          const MemoryStore& store);
+  // What a state dict tells of parameters that entries are of.
+  struct KeyedNumbers {
+    struct Hyper {
+      GroupId group;
+      std::string key;
+      double value;
+    };
+    size_t stepped = 0;  // Parameters that could be told of.
+    std::map<ParamId, int64_t> steps;
+    std::vector<Hyper> hypers;
+  };
+  StatusOr<KeyedNumbers> ReadNumbersByKey(
+      const std::vector<StateEntry>& entries, const MemoryStore& store,
+      bool strip_leading_module) const;
+  void TakeNumbersByKey(const KeyedNumbers& numbers, bool whole);
   // What a checkpoint has of the numbers that the engine counts.
   void TakeNumbers(const StateOptions& options,
                    const std::vector<StateEntry>& entries,

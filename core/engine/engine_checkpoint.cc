@@ -24,6 +24,17 @@ void AddTo(Fingerprint* fingerprint, const StateOptions& options) {
   for (const ModuleId module : options.submodules) fingerprint->Add(module);
 }
 
+// A hostile checkpoint may say anything.
+Status CheckSteps(const Manifest& manifest) {
+  int64_t most = manifest.step();
+  for (size_t t = 0; t < manifest.num_tensors(); ++t) {
+    most = std::max(most, manifest.tensor_step(t));
+  }
+  if (most <= Engine::kMostSteps) return Status();
+  return OutOfRange("step ", most, " is out of range; allowed: 0 to ",
+                    Engine::kMostSteps);
+}
+
 Status CheckThreads(int threads) {
   constexpr int kMost = 256;
   if (threads >= 1 && threads <= kMost) return Status();
@@ -128,17 +139,29 @@ Status Engine::Load(const std::string& path,
   report->saved_world_size = manifest == nullptr ? 0 : manifest->world_size();
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan(), options->state));
+  // What may fail comes before memory is written.
+  const bool numbers =
+      manifest != nullptr && options->state.content != StateContent::kModel;
+  Checkpoints::Blobs blobs;
+  if (numbers) {
+    auto read =
+        Checkpoints::ReadBlobs(*store, comm_->rank(), comm_->world_size());
+    Status local = read.status();
+    if (local.ok()) local = CheckSteps(*manifest);
+    SHARD_RETURN_IF_ERROR(
+        AgreeOnStatus(comm_.get(), "load checkpoint: blobs", local, deadline));
+    blobs = *std::move(read);
+  }
   SHARD_ASSIGN_OR_RETURN(
       const std::vector<EntryMatch> matches,
       LoadFrom(*store, entries, *options, deadline, &report->match));
-  if (options->state.content == StateContent::kModel || manifest == nullptr) {
-    return Status();
-  }
+  if (!numbers) return Status();
   TakeNumbers(options->state, entries, matches, *manifest);
-  return AgreeOnStatus(
-      comm_.get(), "load checkpoint: blobs",
-      checkpoints_.LoadBlobs(*store, comm_->rank(), comm_->world_size()),
-      deadline);
+  // Of some modules, the run's own data goes on.
+  if (options->state.submodules.empty()) {
+    checkpoints_.TakeBlobs(std::move(blobs));
+  }
+  return Status();
 }
 
 Status Engine::CheckLoadWhileFilling(const StateOptions& options) const {
@@ -170,21 +193,29 @@ StatusOr<std::vector<EntryMatch>> Engine::LoadFrom(
         "and broadcast them first, then load");
   }
 
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm_.get(), "load: elements",
+                    CheckElements(store, entries, matches, options), deadline));
+
   // Memory is written from here on: on an error, what there was is gone.
   const bool params = options.state.content != StateContent::kOptimizer;
-  if (params) filling_ = true;
   StateReader reader(plan(), memory(), hypers_.optimizers(), comm_.get(),
                      device_.get(), &assembly_->compute(), deadline);
   ReadOptions read;
   read.threads = options.threads;
   read.verify = options.verify;
   read.progress = options.progress;
-  SHARD_RETURN_IF_ERROR(
+  const Status done =
       options.from_rank0
           ? reader.ReadFromRank0(store, entries, matches, read)
           : AgreeOnStatus(comm_.get(), "load: read",
-                          reader.Read(store, entries, matches, read),
-                          deadline));
+                          reader.Read(store, entries, matches, read), deadline);
+  if (!done.ok()) {
+    // No mixture of two states: what was written in part is as new.
+    if (params) filling_ = true;
+    ResetStates(deadline);
+    return done;
+  }
   if (!params) return matches;
   Transfers& transfers = assembly_->transfers();
   for (size_t b = 0; b < memory().buffers().size(); ++b) {
@@ -197,13 +228,38 @@ StatusOr<std::vector<EntryMatch>> Engine::LoadFrom(
   return matches;
 }
 
-void Engine::SetParamStep(ParamId param, int64_t step) {
-  if (step != step_ && param_steps_.empty()) {
-    param_steps_.assign(plan().NumStored(), step_);
+Status Engine::CheckElements(const TensorStore& store,
+                             const std::vector<StateEntry>& entries,
+                             const std::vector<EntryMatch>& matches,
+                             const LoadOptions& options) const {
+  const int rank = comm_->rank();
+  if (options.from_rank0 && rank != 0) return Status();
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (matches[e].kind == EntryMatch::Kind::kNone) continue;
+    OwnedElements needed{0, entries[e].numel, 0};
+    if (!options.from_rank0) needed = OwnedBy(plan(), entries[e], rank);
+    if (store.Has(matches[e].tensor, needed.begin, needed.numel)) continue;
+    return OutOfRange("'", entries[e].key, "': ", store.describe(),
+                      " has not all of the ", needed.numel,
+                      " elements from number ", needed.begin,
+                      " on that are loaded from it here");
   }
-  if (param_steps_.empty()) return;
-  param_steps_[static_cast<size_t>(
-      plan().positions()[static_cast<size_t>(param)])] = step;
+  return Status();
+}
+
+void Engine::ResetStates(const Deadline& deadline) {
+  Stream& compute = assembly_->compute();
+  for (const EngineBuffer& buffer : memory().buffers()) {
+    for (size_t s = 0; s < buffer.states.size(); ++s) {
+      compute.FillZeros(buffer.states[s],
+                        DTypeBytes(buffer.plan->states[s].tensor.dtype,
+                                   buffer.plan->StateLayout(s).shard_numel()));
+    }
+  }
+  step_ = 0;
+  param_steps_.clear();
+  // An error of the stream is that of the next call, which waits for it.
+  (void)FillMasters(*assembly_, deadline).ok();
 }
 
 void Engine::TakeParamNumbers(const std::vector<StateEntry>& entries,
@@ -239,15 +295,7 @@ void Engine::TakeParamNumbers(const std::vector<StateEntry>& entries,
   }
 }
 
-void Engine::TakeNumbers(const StateOptions& options,
-                         const std::vector<StateEntry>& entries,
-                         const std::vector<EntryMatch>& matches,
-                         const Manifest& manifest) {
-  const Logger& logger = comm_->logger();
-  if (param_steps_.empty()) param_steps_.assign(plan().NumStored(), step_);
-  // Of some modules only their own steps are taken.
-  if (options.submodules.empty()) step_ = manifest.step();
-  TakeParamNumbers(entries, matches, manifest);
+void Engine::CollapseParamSteps() {
   const auto as_all = [&](size_t param) {
     const int32_t b = plan().places()[param].buffer;
     if (b < 0 || !plan().buffers()[static_cast<size_t>(b)].trainable ||
@@ -260,12 +308,25 @@ void Engine::TakeNumbers(const StateOptions& options,
   bool even = true;
   for (size_t p = 0; p < plan().places().size(); ++p) even &= as_all(p);
   if (even) param_steps_.clear();
+}
+
+void Engine::TakeNumbers(const StateOptions& options,
+                         const std::vector<StateEntry>& entries,
+                         const std::vector<EntryMatch>& matches,
+                         const Manifest& manifest) {
+  const Logger& logger = comm_->logger();
+  if (param_steps_.empty()) param_steps_.assign(plan().NumStored(), step_);
+  // Of some modules only their own steps are taken.
+  if (options.submodules.empty()) step_ = manifest.step();
+  TakeParamNumbers(entries, matches, manifest);
+  CollapseParamSteps();
   if (!options.submodules.empty()) return;
   LossScaler::State scale = loss_scaler_.state();
   for (size_t s = 0; s < manifest.num_scalars(); ++s) {
     const ScalarInfo scalar = manifest.scalar(s);
     if (scalar.name == "loss_scale.scale") scale.scale = scalar.value;
-    if (scalar.name == "loss_scale.good_steps") {
+    if (scalar.name == "loss_scale.good_steps" && scalar.value >= 0 &&
+        scalar.value <= static_cast<double>(kMostSteps)) {
       scale.good_steps = static_cast<int64_t>(scalar.value);
     }
   }

@@ -27,23 +27,26 @@ std::string HyperKey(std::string_view fqn, std::string_view hyper) {
   return StrCat("param_groups.", fqn, ".", hyper);
 }
 
-// Calls `visit(param, fqn)` for each parameter that has states among
-// `entries`, with the name it has in their keys.
+// Calls `visit(param, fqn)` for each trainable parameter that `entries` are of,
+// with the name it has in their keys.
 template <typename Visit>
 void ForEachStepped(const Plan& plan, const std::vector<StateEntry>& entries,
                     const Visit& visit) {
-  ParamId last = -1;
+  std::vector<bool> seen(plan.model().params().size());
   for (const StateEntry& entry : entries) {
-    if (entry.is_param() || entry.param == last) continue;
-    last = entry.param;
-    const auto& buffer = plan.buffers()[static_cast<size_t>(
-        plan.places()[static_cast<size_t>(entry.param)].buffer)];
-    const std::string& state =
-        buffer.states[static_cast<size_t>(entry.state)].tensor.name;
-    const size_t prefix = kStatePrefix.size();
-    visit(entry.param,
-          std::string_view(entry.key).substr(
-              prefix, entry.key.size() - prefix - state.size() - 1));
+    const auto param = static_cast<size_t>(entry.param);
+    const auto& buffer =
+        plan.buffers()[static_cast<size_t>(plan.places()[param].buffer)];
+    if (seen[param] || !buffer.trainable) continue;
+    seen[param] = true;
+    std::string_view fqn = entry.key;
+    if (!entry.is_param()) {
+      const std::string& state =
+          buffer.states[static_cast<size_t>(entry.state)].tensor.name;
+      fqn.remove_prefix(kStatePrefix.size());
+      fqn.remove_suffix(state.size() + 1);
+    }
+    visit(entry.param, fqn);
   }
 }
 
@@ -143,11 +146,16 @@ Status Engine::LoadState(const MemoryStore* store,
   report->path = store->describe();
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan(), options->state));
+  // What may fail comes before memory is written.
+  const auto numbers =
+      ReadNumbersByKey(entries, *store, options->rules.strip_leading_module);
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm_.get(), kPhase, numbers.status(), deadline));
   SHARD_RETURN_IF_ERROR(
       LoadFrom(*store, entries, *options, deadline, &report->match).status());
   if (options->state.content == StateContent::kModel) return Status();
-  SHARD_RETURN_IF_ERROR(TakeNumbersByKey(entries, *store));
-  report->step = step_;
+  TakeNumbersByKey(*numbers, options->state.submodules.empty());
+  if (!numbers->steps.empty()) report->step = step_;
   return Status();
 }
 
@@ -167,15 +175,28 @@ std::map<std::string, double> Engine::NumbersByKey(
   return numbers;
 }
 
-Status Engine::TakeNumbersByKey(const std::vector<StateEntry>& entries,
-                                const MemoryStore& store) {
-  // What is not told stays.
-  const auto& numbers = store.numbers();
-  std::map<ParamId, int64_t> steps;
+StatusOr<Engine::KeyedNumbers> Engine::ReadNumbersByKey(
+    const std::vector<StateEntry>& entries, const MemoryStore& store,
+    bool strip_leading_module) const {
+  std::map<std::string, double> numbers;
+  for (const auto& [key, value] : store.numbers()) {
+    numbers.emplace(CleanStateKey(key, strip_leading_module), value);
+  }
+  KeyedNumbers read;
+  Status wrong;
   ForEachStepped(plan(), entries, [&](ParamId param, std::string_view fqn) {
+    ++read.stepped;
     const auto step = numbers.find(StepKey(fqn));
     if (step != numbers.end()) {
-      steps[param] = static_cast<int64_t>(std::llround(step->second));
+      const double value = step->second;
+      if (value >= 0 && value <= static_cast<double>(kMostSteps) &&
+          value == std::floor(value)) {
+        read.steps[param] = static_cast<int64_t>(value);
+      } else if (wrong.ok()) {
+        wrong = InvalidArgument("'", step->first, "' is ", value,
+                                "; allowed: 0 to ", kMostSteps,
+                                ", a number of steps");
+      }
     }
     const GroupId group =
         plan().model().params()[static_cast<size_t>(param)].group;
@@ -183,19 +204,32 @@ Status Engine::TakeNumbersByKey(const std::vector<StateEntry>& entries,
          hypers_.optimizers()[static_cast<size_t>(group)].Numbers()) {
       const auto stored = numbers.find(HyperKey(fqn, key));
       if (stored == numbers.end() || stored->second == value) continue;
-      const Status set = hypers_.Set(group, key, stored->second);
-      if (!set.ok() && comm_->rank() == 0) {
-        comm_->logger().Log(LogLevel::kWarning, stored->first,
-                            " is left as it is: ", set.message());
-      }
+      read.hypers.push_back({group, key, stored->second});
     }
   });
-  if (steps.empty()) return Status();
+  if (!wrong.ok()) return wrong;
+  return read;
+}
+
+void Engine::TakeNumbersByKey(const KeyedNumbers& numbers, bool whole) {
+  for (const KeyedNumbers::Hyper& hyper : numbers.hypers) {
+    const Status set = hypers_.Set(hyper.group, hyper.key, hyper.value);
+    if (!set.ok() && comm_->rank() == 0) {
+      comm_->logger().Log(LogLevel::kWarning, "param group ", hyper.group,
+                          " keeps its ", hyper.key, ": ", set.message());
+    }
+  }
+  if (numbers.steps.empty()) return;
+  if (param_steps_.empty()) param_steps_.assign(plan().NumStored(), step_);
   int64_t most = 0;
-  for (const auto& [param, step] : steps) most = std::max(most, step);
-  SHARD_RETURN_IF_ERROR(SetStep(most));
-  for (const auto& [param, step] : steps) SetParamStep(param, step);
-  return Status();
+  for (const auto& [param, step] : numbers.steps) {
+    most = std::max(most, step);
+    param_steps_[static_cast<size_t>(
+        plan().positions()[static_cast<size_t>(param)])] = step;
+  }
+  // The run's own count goes on where only some parameters are told of.
+  if (whole && numbers.steps.size() == numbers.stepped) step_ = most;
+  CollapseParamSteps();
 }
 
 }  // namespace shard

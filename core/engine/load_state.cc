@@ -37,11 +37,25 @@ Status StateReader::ReadFromRank0(const TensorStore& store,
   std::vector<std::byte> room;
   std::vector<std::byte> scales_room;
   uint64_t total = 0;
+  uint64_t largest = 0;
+  uint64_t largest_scales = 0;
   for (size_t e = 0; e < entries.size(); ++e) {
     if (matches[e].kind == Kind::kNone) continue;
-    const TensorInfo info = store.tensor(matches[e].tensor);
-    total += static_cast<uint64_t>(info.numel) * ElementSize(info.type);
+    const uint64_t bytes = TensorBytes(store.tensor(matches[e].tensor));
+    total += bytes;
+    largest = std::max(largest, bytes);
+    if (matches[e].kind != Kind::kDecode) continue;
+    largest_scales =
+        std::max(largest_scales, TensorBytes(store.tensor(matches[e].scales)));
   }
+  // Once, so that no room is copied into a larger one.
+  const Status fits = CheckHostMemory(largest + largest_scales);
+  if (fits.ok()) {
+    room.reserve(largest);
+    scales_room.reserve(largest_scales);
+  }
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm_, "load: from rank 0", fits, deadline_));
   ProgressMeter progress(options.progress, total);
   ReadOptions quiet = options;
   quiet.progress = nullptr;
@@ -72,19 +86,17 @@ Status StateReader::Receive(const TensorStore& store, size_t tensor,
   const TensorInfo info = store.tensor(tensor);
   const size_t size = ElementSize(info.type);
   const size_t bytes = static_cast<size_t>(info.numel) * size;
-  Status local = CheckHostMemory(bytes > room->capacity() ? bytes : 0);
-  if (local.ok()) {
-    room->resize(bytes);
-    if (rank_ == 0) {
-      const ReadRequest request = {tensor, 0, info.numel};
-      local = store.Read(
-          {&request, 1}, options,
-          [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
-            std::memcpy(room->data() + static_cast<size_t>(begin) * size, data,
-                        static_cast<size_t>(numel) * size);
-            return Status();
-          });
-    }
+  Status local;
+  room->resize(bytes);
+  if (rank_ == 0) {
+    const ReadRequest request = {tensor, 0, info.numel};
+    local = store.Read(
+        {&request, 1}, options,
+        [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
+          std::memcpy(room->data() + static_cast<size_t>(begin) * size, data,
+                      static_cast<size_t>(numel) * size);
+          return Status();
+        });
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, local, deadline_));
   for (size_t at = 0; at < bytes; at += kPiece) {

@@ -85,6 +85,7 @@ class CheckpointSave {
   // COLLECTIVE, and on any thread. Once; nothing is open afterwards.
   Status Finish();
 
+  const Deadline& deadline() const { return deadline_; }
   // "ckpt/step-000042"
   const std::string& path() const { return path_; }
   // That this rank writes.

@@ -43,7 +43,7 @@ class StoreKeys {
       : store_(store) {
     for (size_t t = 0; t < store.num_tensors(); ++t) {
       const std::string_view key = store.tensor(t).key;
-      std::string clean = CleanTensorName(key, strip_leading_module);
+      std::string clean = CleanStateKey(key, strip_leading_module);
       // The one that is written like this already comes first.
       if (clean != key && store.Find(clean) < 0) {
         cleaned_.emplace(std::move(clean), t);
@@ -197,8 +197,9 @@ class Matcher {
     }
     const bool to_q8 = entry.dtype == DType::kQ8;
     const bool from_q8 = info.type == ElementType::kQ8;
+    // A host that added codes cannot say what they stand for.
     const bool possible =
-        (from_q8 || IsFloat(info.type)) && !(to_q8 && from_q8);
+        from_q8 ? !to_q8 && info.codebook >= 0 : IsFloat(info.type);
     if (!rules_.convert || !possible) {
       report_->mismatched.push_back(
           StrCat("'", entry.key, "' is ", ElementTypeName(info.type),
@@ -217,6 +218,16 @@ class Matcher {
         return;
       }
       Use(scales);
+      const TensorInfo found = store_.tensor(static_cast<size_t>(scales));
+      const int64_t blocks = (info.numel + kQ8Block - 1) / kQ8Block;
+      if (found.type != ElementType::kF32 || found.numel != blocks) {
+        match->kind = Kind::kNone;
+        report_->mismatched.push_back(
+            StrCat("'", found.key, "' has ", found.numel, " elements of ",
+                   ElementTypeName(found.type), "; ", info.numel,
+                   " codes have ", blocks, " scales of f32"));
+        return;
+      }
       match->scales = static_cast<size_t>(scales);
     }
     ++report_->converted;
@@ -236,7 +247,7 @@ class Matcher {
     const bool state = info.role == TensorRole::kState;
     if (options_.content == StateContent::kModel && state) return false;
     if (options_.content == StateContent::kOptimizer && !state) return false;
-    std::string key = CleanTensorName(info.key, rules_.strip_leading_module);
+    std::string key = CleanStateKey(info.key, rules_.strip_leading_module);
     if (state && key.rfind(kStatePrefix, 0) == 0) {
       key = key.substr(kStatePrefix.size());
     }

@@ -101,6 +101,14 @@ int64_t MemoryStore::Find(std::string_view key) const {
   return found == index_.end() ? -1 : static_cast<int64_t>(found->second);
 }
 
+bool MemoryStore::Has(size_t tensor, int64_t begin, int64_t numel) const {
+  const int64_t alias_of = tensors_[tensor].tensor.alias_of;
+  const Part& part =
+      tensors_[alias_of < 0 ? tensor : static_cast<size_t>(alias_of)].part;
+  return numel == 0 ||
+         (begin >= part.begin && numel <= part.begin + part.numel - begin);
+}
+
 Status MemoryStore::Read(std::span<const ReadRequest> requests,
                          const ReadOptions& options,
                          const PieceSink& sink) const {

@@ -66,6 +66,7 @@ class MemoryStore : public TensorStore {
   size_t num_tensors() const override { return tensors_.size(); }
   TensorInfo tensor(size_t index) const override;
   int64_t Find(std::string_view key) const override;
+  bool Has(size_t tensor, int64_t begin, int64_t numel) const override;
   // A piece is a whole request. kOutOfRange also for elements that are not
   // here.
   Status Read(std::span<const ReadRequest> requests, const ReadOptions& options,

@@ -178,6 +178,15 @@ Status CheckStateOptions(const Model& model, const StateOptions& options) {
   return Status();
 }
 
+std::string CleanStateKey(std::string_view key, bool strip_leading_module) {
+  for (const std::string_view prefix : {kStatePrefix, kGroupPrefix}) {
+    if (!key.starts_with(prefix)) continue;
+    return StrCat(prefix, CleanTensorName(key.substr(prefix.size()),
+                                          strip_leading_module));
+  }
+  return CleanTensorName(key, strip_leading_module);
+}
+
 StatusOr<std::vector<StateEntry>> ListStateEntries(
     const Plan& plan, const StateOptions& options) {
   SHARD_RETURN_IF_ERROR(CheckStateOptions(plan.model(), options));

@@ -30,6 +30,7 @@
 namespace shard {
 
 inline constexpr std::string_view kStatePrefix = "state.";
+inline constexpr std::string_view kGroupPrefix = "param_groups.";
 
 // What of a training state is meant. The values are those of
 // shard_state_content in shard.h.
@@ -52,6 +53,10 @@ struct StateOptions {
 // A module that does not exist, strip_prefix with other than one module,
 // content with an unknown value.
 Status CheckStateOptions(const Model& model, const StateOptions& options);
+
+// A key of another program as it would be here: what follows "state." and
+// "param_groups." by CleanTensorName.
+std::string CleanStateKey(std::string_view key, bool strip_leading_module);
 
 struct StateEntry {
   std::string key;

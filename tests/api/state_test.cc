@@ -189,6 +189,81 @@ TEST(StateApiTest, KeysThatDoNotFitAreListed) {
   });
 }
 
+TEST(StateApiTest, WhatIsNotToldStays) {
+  RunRanks(2, [&](int, shard_comm* comm) {
+    const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
+    StepOnce(engine.get());
+    shard_state* made = nullptr;
+    ASSERT_OK(shard_state_create(&made));
+    const State state(made);
+    const int64_t shape[] = {3};
+    const float values[3] = {1, 2, 3};
+    // As a program that wraps its modules writes it.
+    ASSERT_OK(shard_state_add(made, "state.module.bias.momentum_buffer",
+                              SHARD_F32, shape, 1, values, 12));
+    ASSERT_OK(shard_state_add_number(made, "state.module.bias.step", 1));
+    shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
+    options.content = SHARD_STATE_OPTIMIZER;
+    options.not_strict = 1;
+    options.strip_leading_module = 1;
+    shard_load_report report = SHARD_LOAD_REPORT_INIT;
+    ASSERT_OK(shard_state_load(engine.get(), made, &options, 0, &report));
+    EXPECT_EQ(report.loaded, 1);
+    const State now = GetState(engine.get(), nullptr);
+    std::map<std::string, double> numbers;
+    for (int64_t n = 0; n < shard_state_num_numbers(now.get()); ++n) {
+      char key[256];
+      size_t length = 0;
+      double value = 0;
+      ASSERT_OK(
+          shard_state_number(now.get(), n, &value, key, sizeof(key), &length));
+      numbers[key] = value;
+    }
+    EXPECT_EQ(numbers["state.bias.step"], 1);
+    EXPECT_EQ(numbers["state.weight.step"], 2);
+  });
+}
+
+TEST(StateApiTest, WhatCannotBeLoadedChangesNothing) {
+  RunRanks(2, [&](int, shard_comm* comm) {
+    const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
+    const Tensors before = Gather(engine.get(), -1);
+    // A rank's part is not the whole that rank 0 would send.
+    shard_state_options copy = SHARD_STATE_OPTIONS_INIT;
+    copy.copy = 1;
+    const State part = GetState(engine.get(), &copy);
+    const Outcome outcome =
+        Take(shard_state_load(engine.get(), part.get(), nullptr, 1, nullptr));
+    // Rank 0 owns all of this small model, or not.
+    if (outcome.code != SHARD_OK) {
+      EXPECT_EQ(outcome.code, SHARD_OUT_OF_RANGE) << outcome;
+    }
+    EXPECT_EQ(Gather(engine.get(), -1), before);
+
+    shard_state* made = nullptr;
+    ASSERT_OK(shard_state_create(&made));
+    const State state(made);
+    const int64_t shape[] = {3};
+    const int64_t one[] = {1};
+    const uint8_t codes[12] = {};
+    ASSERT_OK(shard_state_add(made, "state.bias.momentum_buffer", SHARD_Q8,
+                              shape, 1, codes, 3));
+    ASSERT_OK(shard_state_add(made, "state.bias.momentum_buffer.q8_scale",
+                              SHARD_U8, one, 1, codes, 1));
+    shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
+    options.content = SHARD_STATE_OPTIMIZER;
+    options.not_strict = 1;
+    options.convert = 1;
+    EXPECT_FAILS(shard_state_load(engine.get(), made, &options, 0, nullptr),
+                 SHARD_FAILED_PRECONDITION, "momentum_buffer");
+    ASSERT_OK(shard_state_add_number(made, "state.bias.step", -5));
+    EXPECT_FAILS(shard_state_load(engine.get(), made, &options, 0, nullptr),
+                 SHARD_INVALID_ARGUMENT, "state.bias.step", "-5");
+    EXPECT_EQ(Gather(engine.get(), -1), before);
+    StepOnce(engine.get());
+  });
+}
+
 TEST(StateApiTest, WrongArguments) {
   EXPECT_FAILS(shard_state_create(nullptr), SHARD_INVALID_ARGUMENT, "NULL");
   EXPECT_FAILS(shard_state_get(nullptr, nullptr, nullptr),

@@ -1186,8 +1186,9 @@ typedef struct shard_load_report {
  * CORRUPT naming tensor and file; FAILED_PRECONDITION for keys, shapes or types
  * that do not fit, with lists {"missing", "unexpected", "mismatched"} as
  * detail; UNIMPLEMENTED for a newer format. After an error the state is as it
- * was, unless tensors were being read: then parameters have no values until
- * another load or broadcast. */
+ * was, unless tensors were being read: then optimizer states and step counts
+ * are as in a new engine, and, unless `content` is SHARD_STATE_OPTIMIZER,
+ * parameters have no values until another load or broadcast. */
 SHARD_API shard_error* shard_checkpoint_load(
     shard_engine* engine, const char* path, const shard_load_options* options,
     shard_load_report* report) SHARD_NOEXCEPT;
@@ -1451,7 +1452,8 @@ typedef struct shard_state_options {
   int32_t num_submodules;
   int32_t strip_prefix;
   /* shard_state_get, 1: of tensors a copy, which stays what it is. Default:
-   * pointers into the engine, valid until the next call that changes it. */
+   * pointers into the engine, valid until the next call that changes or frees
+   * it. */
   int32_t copy;
   int32_t reserved;
 } shard_state_options;
@@ -1459,7 +1461,8 @@ typedef struct shard_state_options {
   { sizeof(shard_state_options), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* What this rank owns of an engine's state. Other names of tied parameters are
- * there as aliases, without elements. Local: no other rank takes part. Errors:
+ * there as aliases, without elements; trainable, group and step of
+ * shard_tensor_info are not filled. Local: no other rank takes part. Errors:
  * FAILED_PRECONDITION unless between steps, a module that does not exist. */
 SHARD_API shard_error* shard_state_get(shard_engine* engine,
                                        const shard_state_options* options,
