@@ -81,6 +81,11 @@ using Model = std::unique_ptr<shard_model, Free<shard_model, shard_model_free>>;
 using Plan = std::unique_ptr<shard_plan, Free<shard_plan, shard_plan_free>>;
 using Engine =
     std::unique_ptr<shard_engine, Free<shard_engine, shard_engine_free>>;
+using Checkpoint =
+    std::unique_ptr<shard_checkpoint,
+                    Free<shard_checkpoint, shard_checkpoint_free>>;
+using State = std::unique_ptr<shard_state, Free<shard_state, shard_state_free>>;
+using Async = std::unique_ptr<shard_async, Free<shard_async, shard_async_free>>;
 
 // Adds a parameter to the root module; -1 when that failed.
 inline int32_t AddParam(shard_model* model, const std::string& name,

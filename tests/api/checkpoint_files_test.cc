@@ -23,10 +23,6 @@ using shard::testing::SampleBuilder;
 using shard::testing::TempFolder;
 using shard::testing::WriteText;
 
-using Checkpoint =
-    std::unique_ptr<shard_checkpoint,
-                    Free<shard_checkpoint, shard_checkpoint_free>>;
-
 Checkpoint Open(const std::string& path) {
   shard_checkpoint* checkpoint = Garbage<shard_checkpoint>();
   EXPECT_OK(shard_checkpoint_open(path.c_str(), &checkpoint));

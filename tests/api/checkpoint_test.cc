@@ -22,8 +22,6 @@ std::string NewFolder() {
   return name;
 }
 
-using Async = std::unique_ptr<shard_async, Free<shard_async, shard_async_free>>;
-
 void StepOnce(shard_engine* engine) {
   FillGrad(engine, 1.0f);
   EXPECT_OK(shard_engine_step(engine, nullptr, nullptr));

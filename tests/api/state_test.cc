@@ -13,7 +13,6 @@
 namespace shard_api_testing {
 namespace {
 
-using State = std::unique_ptr<shard_state, Free<shard_state, shard_state_free>>;
 using Tensors = std::map<std::string, std::vector<float>>;
 
 void StepOnce(shard_engine* engine) {

@@ -2,6 +2,8 @@
 //
 // Structs that carry their size: hosts older and newer than the library.
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -265,6 +267,75 @@ TEST(StructSizeTest, EngineMemory) {
       [&](shard_memory* memory) {
         return shard_engine_memory(engine.get(), memory);
       });
+}
+
+// A checkpoint of an engine, in a folder of its own.
+struct Saved {
+  Comm comm = OpenLocal();
+  Engine engine = TrainingEngine(comm.get());
+  std::string root = ::testing::TempDir() + "/struct-size-XXXXXX";
+  Checkpoint checkpoint;
+
+  Saved() {
+    EXPECT_NE(::mkdtemp(root.data()), nullptr);
+    EXPECT_OK(
+        shard_checkpoint_save(engine.get(), root.c_str(), nullptr, nullptr));
+    shard_checkpoint* opened = nullptr;
+    EXPECT_OK(shard_checkpoint_open(root.c_str(), &opened));
+    checkpoint.reset(opened);
+  }
+};
+
+TEST(StructSizeTest, CheckpointOptions) {
+  const Saved saved;
+  shard_engine* const engine = saved.engine.get();
+  const char* const root = saved.root.c_str();
+  shard_save_options save = SHARD_SAVE_OPTIONS_INIT;
+  save.overwrite = 1;
+  ExpectSizesOfOptions<shard_save_options>(
+      "shard_save_options", save, [&](shard_save_options* options) {
+        return shard_checkpoint_save(engine, root, options, nullptr);
+      });
+  ExpectSizesOfOptions<shard_load_options>(
+      "shard_load_options", SHARD_LOAD_OPTIONS_INIT,
+      [&](shard_load_options* options) {
+        return shard_checkpoint_load(engine, root, options, nullptr);
+      });
+  ExpectSizesOfOptions<shard_state_options>(
+      "shard_state_options", SHARD_STATE_OPTIONS_INIT,
+      [&](shard_state_options* options) {
+        shard_state* state = nullptr;
+        shard_error* error = shard_state_get(engine, options, &state);
+        shard_state_free(state);
+        return error;
+      });
+  const std::string other = saved.root + "/other";
+  shard_convert_options convert = SHARD_CONVERT_OPTIONS_INIT;
+  convert.overwrite = 1;
+  ExpectSizesOfOptions<shard_convert_options>(
+      "shard_convert_options", convert, [&](shard_convert_options* options) {
+        return shard_checkpoint_write(saved.checkpoint.get(), other.c_str(),
+                                      options);
+      });
+  shard_load_options reserved = SHARD_LOAD_OPTIONS_INIT;
+  reserved.reserved = 77;
+  EXPECT_FAILS(shard_checkpoint_load(engine, root, &reserved, nullptr),
+               SHARD_INVALID_ARGUMENT, "shard_load_options.reserved", "77");
+}
+
+TEST(StructSizeTest, CheckpointResults) {
+  const Saved saved;
+  const shard_checkpoint* const checkpoint = saved.checkpoint.get();
+  EXPECT_SIZES_OF_RESULT(
+      shard_load_report, loaded,
+      shard_checkpoint_load(saved.engine.get(), saved.root.c_str(), nullptr,
+                            out));
+  EXPECT_SIZES_OF_RESULT(shard_checkpoint_info, format,
+                         shard_checkpoint_get_info(checkpoint, out));
+  EXPECT_SIZES_OF_RESULT(shard_tensor_info, dtype,
+                         shard_checkpoint_tensor(checkpoint, 0, out));
+  EXPECT_SIZES_OF_RESULT(shard_tensor_slice, begin,
+                         shard_checkpoint_slice(checkpoint, 0, 0, out));
 }
 
 TEST(StructSizeTest, StepReport) {

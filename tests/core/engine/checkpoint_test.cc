@@ -5,6 +5,14 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
+#include "core/base/file_env.h"
+#include "core/base/strings.h"
+#include "core/checkpoint/open_store.h"
+#include "core/checkpoint/safetensors_writer.h"
+#include "core/checkpoint/write_checkpoint.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/temporary_folder.h"
 #include "tests/core/engine/whole_state.h"
@@ -66,6 +74,38 @@ TEST(CheckpointTest, ResumeContinuesBitIdentically) {
       }
     }
   }
+}
+
+// What was written without an engine is as good as what an engine saved.
+TEST(CheckpointTest, LoadsWhatWasReshardedOrExported) {
+  const TemporaryFolder folder;
+  WholeState saved;
+  Params params;
+  SaveWorld(AwkwardTraining(3, 1), 2, folder.path(), &saved, &params);
+  FileEnv* const env = FileEnv::Posix();
+  const auto opened = OpenTensorStore(env, folder.path());
+  ASSERT_OK(opened);
+  const FileStore& store = *opened->store;
+  for (const int files : {1, 5}) {
+    const std::string root = StrCat(folder.path(), "/", files);
+    WriteCheckpointOptions options;
+    options.world_size = files;
+    ASSERT_OK(WriteCheckpoint(env, store, root, options));
+    WholeState loaded;
+    LoadWorld(AwkwardTraining(2, files), root, &loaded, params);
+    EXPECT_TRUE(loaded == saved) << files << ": " << saved.Differences(loaded);
+  }
+
+  std::vector<size_t> model;
+  for (size_t t = 0; t < store.num_tensors(); ++t) {
+    if (store.tensor(t).role == TensorRole::kParam) model.push_back(t);
+  }
+  const std::string file = folder.path() + "/model.safetensors";
+  ASSERT_OK(ExportSafetensors(env, store, model, file, {}));
+  WholeState ignored;
+  LoadOptions options;
+  options.state.content = StateContent::kModel;
+  LoadWorld(AwkwardTraining(4, 3), file, &ignored, params, options);
 }
 
 }  // namespace
