@@ -22,7 +22,6 @@
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/forwarding_env.h"
 #include "tests/core/base/temp_folder.h"
-#include "tests/core/engine/temporary_folder.h"
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 
@@ -84,7 +83,7 @@ std::set<std::string> Checkpoints(const std::string& root) {
 
 TEST(CheckpointAsyncTest, TrainingGoesOnMeanwhile) {
   for (const int variant : {1, 2, 3}) {
-    const TemporaryFolder sync, async;
+    const testing::TempFolder sync, async;
     const UnitTraining training = AwkwardTraining(3, variant);
     WholeState at_save, after, loaded, loaded_sync;
     Params params;
@@ -133,7 +132,7 @@ TEST(CheckpointAsyncTest, TrainingGoesOnMeanwhile) {
 // From the next call once; from Wait every time; and then all is well.
 TEST(CheckpointAsyncTest, AnErrorIsHeardOfOnce) {
   for (const bool by_load : {false, true}) {
-    const TemporaryFolder folder;
+    const testing::TempFolder folder;
     RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer*) {
       ASSERT_OK(engine->Save(folder.path(), Quick()));
       const auto next = [&]() -> Status {
@@ -171,7 +170,7 @@ TEST(CheckpointAsyncTest, AnErrorIsHeardOfOnce) {
 }
 
 TEST(CheckpointAsyncTest, AnEngineIsFreedMeanwhile) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   const UnitTraining training = AwkwardTraining(3, 3);
   WholeState whole, loaded;
   const auto plan = PlanOf(training);
@@ -200,7 +199,7 @@ TEST(CheckpointAsyncTest, AnEngineIsFreedMeanwhile) {
 }
 
 TEST(CheckpointAsyncTest, SavesInARow) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   RunWorld(AwkwardTraining(2, 2), 1, [&](Engine* engine, UnitTrainer* trainer) {
     std::vector<std::shared_ptr<AsyncSave>> saves;
     for (int step = 2; step <= 5; ++step) {
@@ -225,7 +224,7 @@ TEST(CheckpointAsyncTest, SavesInARow) {
 }
 
 TEST(CheckpointAsyncTest, Retention) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   RunWorld(AwkwardTraining(2, 2), 0, [&](Engine* engine, UnitTrainer* trainer) {
     trainer->Fill();
     for (int step = 1; step <= 8; ++step) {
@@ -242,7 +241,7 @@ TEST(CheckpointAsyncTest, Retention) {
 }
 
 TEST(CheckpointAsyncTest, TheSameStepTwice) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   const UnitTraining training = AwkwardTraining(3, 2);
   WholeState whole, loaded;
   RunWorld(training, 1, [&](Engine* engine, UnitTrainer* trainer) {
@@ -270,7 +269,7 @@ TEST(CheckpointAsyncTest, TheSameStepTwice) {
 
 // What was opened is read to its end, whatever another program does to it.
 TEST(CheckpointAsyncTest, AnotherProgramSavesOverWhatIsLoaded) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   const UnitTraining training = AwkwardTraining(2, 2);
   WholeState old, loaded;
   RunWorld(training, 1, [&](Engine* engine, UnitTrainer*) {
@@ -303,7 +302,7 @@ TEST(CheckpointAsyncTest, AnotherProgramSavesOverWhatIsLoaded) {
 }
 
 TEST(CheckpointAsyncTest, ProgressOfEachRank) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer*) {
     uint64_t last = 0;
     uint64_t all = 0;
@@ -334,7 +333,7 @@ TEST(CheckpointAsyncTest, ProgressOfEachRank) {
 
 TEST(CheckpointAsyncTest, OneRankCancels) {
   for (const int who : {0, 2}) {
-    const TemporaryFolder folder;
+    const testing::TempFolder folder;
     RunWorld(
         AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer* trainer) {
           const Progress cancel = [&](uint64_t, uint64_t) {
@@ -373,7 +372,7 @@ TEST(CheckpointAsyncTest, OneRankCancels) {
 
 // A rank that does not come: the others have their error at the deadline.
 TEST(CheckpointAsyncTest, TheDeadlineHolds) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   std::atomic<int> through{0};
   GateEnv gate;
   RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer*) {

@@ -23,7 +23,6 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/forwarding_env.h"
 #include "tests/core/base/temp_folder.h"
-#include "tests/core/engine/temporary_folder.h"
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 
@@ -57,7 +56,7 @@ struct Result {
 
 Result SaveAndLoad(const UnitTraining& from, const SaveOptions& save,
                    const UnitTraining& to, const LoadOptions& load) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   Result result;
   WholeState saved, before, after;
   Params params;
@@ -132,7 +131,7 @@ TEST(CheckpointOptionsTest, Submodules) {
 
 // One module's keys, saved without a prefix, do not fit another's.
 TEST(CheckpointOptionsTest, PrefixesMustFit) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   WholeState whole;
   Params params;
   SaveOptions save = Quick();
@@ -164,7 +163,7 @@ TEST(CheckpointOptionsTest, FrozenLeftOut) {
   ExpectLoaded(result, [&](const std::string& name) { return name != frozen; });
   EXPECT_EQ(result.next_step, 3);
 
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   WholeState whole;
   Params params;
   SaveWorld(training, 1, folder.path(), &whole, &params, save);
@@ -197,7 +196,7 @@ TEST(CheckpointOptionsTest, OptimizerOnlyWithStepsAndHyperparameters) {
                  [](const std::string& name) { return !IsParam(name); });
     EXPECT_EQ(result.next_step, 3);
 
-    const TemporaryFolder folder;
+    const testing::TempFolder folder;
     RunWorld(from, 1, [&](Engine* engine, UnitTrainer*) {
       ASSERT_OK(engine->hypers().Set(0, "lr", 0.25));
       ASSERT_OK(engine->Save(folder.path(), save));
@@ -280,7 +279,7 @@ TEST(CheckpointOptionsTest, WideParametersComeFromMasters) {
 
 // Codes that were decoded and encoded again are the same.
 TEST(CheckpointOptionsTest, CodesToFloatsAndBack) {
-  const TemporaryFolder codes, floats;
+  const testing::TempFolder codes, floats;
   const UnitTraining q8 = Typed(3, 2, DType::kF32, "adamw?states=q8");
   WholeState saved, loaded;
   Params params;
@@ -355,7 +354,7 @@ void CutCodes(const ShardStore& from, const std::string& folder) {
 // Blocks of codes have a scale each; who wrote the file may have cut it
 // anywhere.
 TEST(CheckpointOptionsTest, CodesInSlicesThatAreNoBlocks) {
-  const TemporaryFolder folder, cut;
+  const testing::TempFolder folder, cut;
   WholeState saved, whole, pieces;
   Params params;
   SaveWorld(Typed(2, 2, DType::kF32, "adamw?states=q8"), 2, folder.path(),
@@ -390,7 +389,7 @@ TEST(CheckpointOptionsTest, MoreAndLessTrainable) {
   LoadOptions lax;
   lax.rules.strict = false;
 
-  const TemporaryFolder folder, again;
+  const testing::TempFolder folder, again;
   WholeState whole;
   Params params;
   SaveWorld(less, 3, folder.path(), &whole, &params, Quick());
@@ -409,7 +408,7 @@ TEST(CheckpointOptionsTest, MoreAndLessTrainable) {
     EXPECT_EQ(StepOf(engine, again.path(), "weight"), 4);
   });
 
-  const TemporaryFolder back;
+  const testing::TempFolder back;
   SaveWorld(more, 2, back.path(), &whole, &params, Quick());
   RunWorld(less, 0, [&](Engine* engine, UnitTrainer* trainer) {
     LoadReport report;
@@ -447,7 +446,7 @@ TEST(CheckpointOptionsTest, EachParameterGoesOnCounting) {
     training.wrap = "";
     training.plan.stage = 1;
     training.engine.missing_grads = MissingGrads::kSkip;
-    const TemporaryFolder folder, again;
+    const testing::TempFolder folder, again;
     WholeState whole, resumed;
     RunWorld(training, 0, [&](Engine* engine, UnitTrainer* trainer) {
       trainer->Fill();
@@ -510,7 +509,7 @@ TEST(CheckpointOptionsTest, HyperparametersAndLossScale) {
     UnitTraining training = AwkwardTraining(1, 1);
     training.optimizer = optimizer;
     training.engine.loss_scaler = *LossScaler::Parse("dynamic?init_scale=64");
-    const TemporaryFolder folder;
+    const testing::TempFolder folder;
     Log log;
     {
       const auto engine = LocalEngine(training, &log);
@@ -563,7 +562,7 @@ std::vector<int64_t> NumbersOf(const Engine& engine, const std::string& name) {
 
 TEST(CheckpointOptionsTest, BlobsOfEveryWorldSizeIntoEveryOther) {
   for (int n = 1; n <= 4; ++n) {
-    const TemporaryFolder folder;
+    const testing::TempFolder folder;
     RunWorld(AwkwardTraining(n, 1), 1, [&](Engine* engine, UnitTrainer*) {
       const int64_t rank = engine->comm()->rank();
       // Some are empty, and none are of the same length.
@@ -606,7 +605,7 @@ TEST(CheckpointOptionsTest, BlobsOfEveryWorldSizeIntoEveryOther) {
 }
 
 TEST(CheckpointOptionsTest, BlobsThatAreWrong) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   RunWorld(AwkwardTraining(2, 1), 1, [&](Engine* engine, UnitTrainer*) {
     Checkpoints& checkpoints = engine->checkpoints();
     ExpectInvalid(checkpoints.SetBlob("", BlobRule::kPerRank, nullptr, 0),
@@ -639,7 +638,7 @@ TEST(CheckpointOptionsTest, BlobsThatAreWrong) {
 // ---- Wrong calls -----------------------------------------------------------
 
 TEST(CheckpointOptionsTest, CallsInTheWrongState) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   const UnitTraining training = AwkwardTraining(2, 3);
   WholeState whole;
   Params params;
@@ -690,7 +689,7 @@ TEST(CheckpointOptionsTest, CallsInTheWrongState) {
 // What one rank has otherwise is an error of all that says so, and everything
 // goes on.
 TEST(CheckpointOptionsTest, OptionsThatDifferBetweenRanks) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer* trainer) {
     const bool odd = engine->comm()->rank() == 1;
     const auto save = [&](void (*change)(SaveOptions*)) {
@@ -741,7 +740,7 @@ TEST(CheckpointOptionsTest, OptionsThatDifferBetweenRanks) {
     ExpectInvalid(load([](LoadOptions* o) { o->threads = -1; }),
                   {"rank 1", "threads -1"});
     // Ranks that see another checkpoint at their path.
-    const TemporaryFolder none;
+    const testing::TempFolder none;
     LoadReport report;
     ExpectError(
         engine->Load(odd ? none.path() : folder.path(), LoadOptions(), &report),

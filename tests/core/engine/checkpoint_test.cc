@@ -14,7 +14,7 @@
 #include "core/checkpoint/safetensors_writer.h"
 #include "core/checkpoint/write_checkpoint.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/engine/temporary_folder.h"
+#include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 
@@ -23,7 +23,7 @@ namespace {
 
 TEST(CheckpointTest, EveryWorldSizeIntoEveryOther) {
   for (int n = 1; n <= 9; ++n) {
-    const TemporaryFolder folder;
+    const testing::TempFolder folder;
     WholeState saved;
     Params params;
     SaveWorld(AwkwardTraining(n, n), 2, folder.path(), &saved, &params);
@@ -44,7 +44,7 @@ TEST(CheckpointTest, ResumeContinuesBitIdentically) {
         "adamw?states=q8", "adafactor", "lamb"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const bool async : {false, true}) {
-        const TemporaryFolder folder;
+        const testing::TempFolder folder;
         UnitTraining training = AwkwardTraining(3, async ? 3 : 2);
         training.model = AwkwardModel(dtype);
         training.optimizer = optimizer;
@@ -78,7 +78,7 @@ TEST(CheckpointTest, ResumeContinuesBitIdentically) {
 
 // What was written without an engine is as good as what an engine saved.
 TEST(CheckpointTest, LoadsWhatWasReshardedOrExported) {
-  const TemporaryFolder folder;
+  const testing::TempFolder folder;
   WholeState saved;
   Params params;
   SaveWorld(AwkwardTraining(3, 1), 2, folder.path(), &saved, &params);
