@@ -193,8 +193,8 @@ Status ShardStore::ReadPieces(std::span<const Piece> pieces,
       const uint64_t bytes = RoundUp(run.end) - run.begin;
       if (room.size() < bytes) {
         room = Mapping();
-        SHARD_ASSIGN_OR_RETURN(room, Mapping::Anonymous(std::max(
-                                         bytes, kRunBytes + kSliceAlignment)));
+        SHARD_ASSIGN_OR_RETURN(room,
+                               Mapping::Anonymous(std::max(bytes, kRunBytes)));
       }
       const File& file = files_[pieces[run.first_piece].file];
       SHARD_RETURN_IF_ERROR(file.ReadExactly(run.begin, {room.data(), bytes}));

@@ -7,7 +7,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
 #include <utility>
+#include <vector>
 
 #include "core/base/fd.h"
 
@@ -48,6 +52,33 @@ TEST(MappingTest, AnonymousIsZeroAndMoves) {
   // Unmapped: the kernel knows no page there.
   unsigned char resident = 0;
   EXPECT_NE(::mincore(data, 1, &resident), 0);
+}
+
+// Address space of this process, in pages.
+size_t MappedPages() {
+  size_t pages = 0;
+  std::FILE* const file = std::fopen("/proc/self/statm", "r");
+  EXPECT_EQ(std::fscanf(file, "%zu", &pages), 1);
+  std::fclose(file);
+  return pages;
+}
+
+TEST(MappingTest, LargeOnesBeginWithAHugePageAndMapNoMore) {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  std::vector<Mapping> kept;
+  for (const size_t bytes :
+       {size_t{2} << 20, (size_t{2} << 20) + 1, (size_t{8} << 20) + page}) {
+    MappedPages();  // stdio has its room.
+    const size_t before = MappedPages();
+    auto made = Mapping::Anonymous(bytes);
+    const size_t after = MappedPages();
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(made->data()) % (size_t{2} << 20),
+              size_t{0});
+    EXPECT_EQ(after - before, (bytes + page - 1) / page);
+    made->data()[bytes - 1] = std::byte{1};
+    kept.push_back(*std::move(made));
+  }
 }
 
 TEST(MappingTest, SharedSeesTheFileAfterItIsClosed) {
