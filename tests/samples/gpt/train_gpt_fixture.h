@@ -63,8 +63,8 @@ class TrainGptTest : public ::testing::Test {
     return RunCommand("samples/gpt/train_gpt " + arguments);
   }
   Outcome RunProcesses(int ranks, const std::string& arguments) const {
-    return RunCommand("sdk/cli/shardctl run -n " + std::to_string(ranks) +
-                      " -- samples/gpt/train_gpt " + arguments);
+    return RunCommand("tests/samples/gpt/run_ranks " + std::to_string(ranks) +
+                      " samples/gpt/train_gpt " + arguments);
   }
   Outcome RunCommand(const std::string& line) const {
     const std::string command =
