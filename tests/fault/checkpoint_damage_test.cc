@@ -22,6 +22,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/temp_folder.h"
+#include "tests/core/checkpoint/raw_manifest.h"
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 #include "tests/fault/whole_checkpoint.h"
@@ -286,6 +287,32 @@ TEST_F(DamageTest, LinksAreNotFollowed) {
         std::string(1 << 20, 'x')}) {
     WriteText(root_ + "/LATEST", latest);
     EXPECT_TRUE(LoadsRightOrNot(root_, latest.substr(0, 40)));
+  }
+}
+
+// Names in a manifest whose checksum is right; all lead to the very bytes.
+TEST_F(DamageTest, NamesThatLeadElsewhere) {
+  const std::string path = folder_ + "/" + std::string(kManifestName);
+  const std::string body = ReadText(path).substr(kManifestHeaderBytes);
+  const std::string name = "data-00000.bin";
+  const auto load_with = [&](const std::string& other) {
+    std::string text = body;
+    text.replace(text.find(name), name.size(), other);
+    const std::vector<std::byte> file = Seal(std::as_bytes(std::span(text)));
+    WriteText(path, {reinterpret_cast<const char*>(file.data()), file.size()});
+    return Load(folder_);
+  };
+  ASSERT_OK(load_with(name));
+  fs::copy(folder_ + "/" + name, place_ / "same.bin");
+  fs::copy(folder_ + "/" + name, folder_ + "/data-000.bin");
+  fs::create_symlink(name, folder_ + "/link-00000.bin");
+  for (const std::string other :
+       {"../../same.bin", "./data-000.bin", "link-00000.bin"}) {
+    ASSERT_EQ(ReadText(folder_ + "/" + other), ReadText(folder_ + "/" + name));
+    const Status status = load_with(other);
+    EXPECT_FALSE(status.ok()) << other;
+    EXPECT_NE(status.message().find(other), std::string::npos)
+        << status.ToString();
   }
 }
 

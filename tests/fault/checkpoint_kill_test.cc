@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks are killed while they save, one of them or all: the others get
+// Ranks are killed while they save or load, one of them or all: the others get
 // kRankLost in time, the root resolves to a checkpoint that is whole and of one
 // step, and the next save leaves nothing of what died. SHARD_TEST_LONG kills
 // 1,000 times.
@@ -197,6 +197,63 @@ TEST(CheckpointKillTest, AtRandomMoments) {
     }
   }
   EXPECT_GT(stale, 0) << "nobody died in a save";
+}
+
+// The others learn who it was, and what was read is as it was.
+TEST(CheckpointKillTest, WhileItIsLoaded) {
+  const int rounds = std::getenv("SHARD_TEST_LONG") != nullptr ? 300 : 20;
+  std::mt19937 generator(20240608);
+  const TempFolder folder;
+  const std::string root = folder / "ckpt";
+  ASSERT_OK(SaveAlone(root, 3, 3));
+  for (int round = 0; round < rounds && !HasFailure(); ++round) {
+    const int victim = static_cast<int>(generator() % kWorldSize);
+    const auto delay = std::chrono::microseconds(generator() % 3000);
+    const std::string url = StrCat("shm:", testing::UniqueName());
+    const std::string when =
+        StrCat("round ", round, ", rank ", victim, ", ", delay.count(), " us");
+    const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
+      CommOptions options;
+      options.rank = rank.rank();
+      options.world_size = kWorldSize;
+      options.timeout = kDeadline;
+      const auto comm = OpenCommunicator(url, options);
+      ASSERT_OK(comm);
+      const auto plan = MakePlan(kWorldSize);
+      ASSERT_OK(plan);
+      const auto engine = Engine::Create(*plan, *comm);
+      ASSERT_OK(engine);
+      std::thread killer;
+      if (rank.rank() == victim) {
+        killer = std::thread([delay] {
+          std::this_thread::sleep_for(delay);
+          kill(getpid(), SIGKILL);
+        });
+      }
+      Status status;
+      while (status.ok()) {
+        LoadReport report;
+        LoadOptions load;
+        load.timeout = kDeadline;
+        status = (*engine)->Load(root, load, &report);
+        EXPECT_TRUE(!status.ok() || report.step == 1) << report.step;
+      }
+      rank.Report(StrCat(StatusCodeName(status.code()), " ", status.rank()));
+      if (killer.joinable()) killer.join();
+    });
+    for (const RankResult& result : results) {
+      if (result.rank == victim) {
+        EXPECT_EQ(result.signal, SIGKILL) << when << ": " << result.ToString();
+        continue;
+      }
+      EXPECT_TRUE(result.passed()) << when << ": " << result.ToString();
+      EXPECT_EQ(result.report, StrCat("RANK_LOST ", victim)) << when;
+      EXPECT_LE(result.seconds - results[static_cast<size_t>(victim)].seconds,
+                kDeadline + 1)
+          << when;
+    }
+    EXPECT_EQ(SavedStep(root, when), 3);
+  }
 }
 
 }  // namespace
