@@ -147,16 +147,15 @@ Status Checkpoints::Settle(const Deadline& deadline) {
 
 StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
     SavedState state, const std::string& root, const SaveOptions& options,
-    Communicator* engine_comm, Device* device) {
-  const Deadline deadline = Deadline::After(options.timeout);
+    const Deadline& deadline, Communicator* engine_comm, Device* device) {
   if (comm_ == nullptr) {
     SHARD_ASSIGN_OR_RETURN(comm_,
                            engine_comm->Duplicate("checkpoints", deadline));
   }
   for (const auto& [name, blob] : blobs_) state.blobs.push_back(blob);
-  SHARD_ASSIGN_OR_RETURN(auto save,
-                         CheckpointSave::Start(std::move(state), root, options,
-                                               comm_.get(), room_.get()));
+  SHARD_ASSIGN_OR_RETURN(
+      auto save, CheckpointSave::Start(std::move(state), root, options,
+                                       deadline, comm_.get(), room_.get()));
   if (!options.async) {
     SHARD_RETURN_IF_ERROR(save->Finish());
     return std::shared_ptr<AsyncSave>();

@@ -115,12 +115,11 @@ class Checkpoints {
 
   // COLLECTIVE, both, in an engine that is idle; the options are agreed upon.
   //
-  // Null: it was not asynchronous, and is done. `engine_comm` is the engine's.
-  StatusOr<std::shared_ptr<AsyncSave>> Save(SavedState state,
-                                            const std::string& root,
-                                            const SaveOptions& options,
-                                            Communicator* engine_comm,
-                                            Device* device);
+  // Null: it was not asynchronous, and is done. `deadline` is that of the whole
+  // save, also in the background. `engine_comm` is the engine's.
+  StatusOr<std::shared_ptr<AsyncSave>> Save(
+      SavedState state, const std::string& root, const SaveOptions& options,
+      const Deadline& deadline, Communicator* engine_comm, Device* device);
   // The store of what `path` is, or holds, opened on all ranks and the same.
   static StatusOr<std::shared_ptr<const FileStore>> Open(
       const std::string& path, FileEnv* env, Communicator* comm,

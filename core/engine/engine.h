@@ -281,7 +281,7 @@ class Engine {
   };
   StatusOr<KeyedNumbers> ReadNumbersByKey(
       const std::vector<StateEntry>& entries, const MemoryStore& store,
-      bool strip_leading_module) const;
+      const LoadOptions& options) const;
   void TakeNumbersByKey(const KeyedNumbers& numbers, bool whole);
   // What a checkpoint has of the numbers that the engine counts.
   void TakeNumbers(const StateOptions& options,

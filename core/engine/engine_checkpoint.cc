@@ -96,8 +96,8 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
   state.memory = &memory();
   state.numbers = Numbers();
   state.optimizers = hypers_.optimizers();
-  return checkpoints_.Save(std::move(state), root, *options, comm_.get(),
-                           device_.get());
+  return checkpoints_.Save(std::move(state), root, *options, deadline,
+                           comm_.get(), device_.get());
 }
 
 Status Engine::EnterLoad(const StatusOr<LoadOptions>& options,

@@ -147,8 +147,7 @@ Status Engine::LoadState(const MemoryStore* store,
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan(), options->state));
   // What may fail comes before memory is written.
-  const auto numbers =
-      ReadNumbersByKey(entries, *store, options->rules.strip_leading_module);
+  const auto numbers = ReadNumbersByKey(entries, *store, *options);
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm_.get(), kPhase, numbers.status(), deadline));
   SHARD_RETURN_IF_ERROR(
@@ -177,16 +176,27 @@ std::map<std::string, double> Engine::NumbersByKey(
 
 StatusOr<Engine::KeyedNumbers> Engine::ReadNumbersByKey(
     const std::vector<StateEntry>& entries, const MemoryStore& store,
-    bool strip_leading_module) const {
+    const LoadOptions& options) const {
+  SHARD_ASSIGN_OR_RETURN(const auto names,
+                         ListParamNames(plan(), options.state));
   std::map<std::string, double> numbers;
   for (const auto& [key, value] : store.numbers()) {
-    numbers.emplace(CleanStateKey(key, strip_leading_module), value);
+    numbers.emplace(CleanStateKey(key, options.rules.strip_leading_module),
+                    value);
   }
+  // Under any name of the parameter, as its tensors are found.
+  const auto find = [&](ParamId param, const auto& key_of) {
+    auto found = numbers.end();
+    for (const std::string& name : names[static_cast<size_t>(param)]) {
+      if (found == numbers.end()) found = numbers.find(key_of(name));
+    }
+    return found;
+  };
   KeyedNumbers read;
   Status wrong;
-  ForEachStepped(plan(), entries, [&](ParamId param, std::string_view fqn) {
+  ForEachStepped(plan(), entries, [&](ParamId param, std::string_view) {
     ++read.stepped;
-    const auto step = numbers.find(StepKey(fqn));
+    const auto step = find(param, StepKey);
     if (step != numbers.end()) {
       const double value = step->second;
       if (value >= 0 && value <= static_cast<double>(kMostSteps) &&
@@ -202,7 +212,8 @@ StatusOr<Engine::KeyedNumbers> Engine::ReadNumbersByKey(
         plan().model().params()[static_cast<size_t>(param)].group;
     for (const auto& [key, value] :
          hypers_.optimizers()[static_cast<size_t>(group)].Numbers()) {
-      const auto stored = numbers.find(HyperKey(fqn, key));
+      const auto stored = find(
+          param, [&](const std::string& name) { return HyperKey(name, key); });
       if (stored == numbers.end() || stored->second == value) continue;
       read.hypers.push_back({group, key, stored->second});
     }

@@ -63,32 +63,32 @@ void AppendNote(const Note& note, std::vector<std::byte>* notes) {
 }  // namespace
 
 CheckpointSave::CheckpointSave(SavedState state, const SaveOptions& options,
-                               Communicator* comm)
+                               const Deadline& deadline, Communicator* comm)
     : state_(std::move(state)),
       options_(options),
       comm_(comm),
-      deadline_(Deadline::After(options.timeout)),
+      deadline_(deadline),
       env_(options.env == nullptr ? FileEnv::Posix() : options.env) {}
 
 StatusOr<std::unique_ptr<CheckpointSave>> CheckpointSave::Start(
     SavedState state, const std::string& root, const SaveOptions& options,
-    Communicator* comm, Mapping* room) {
+    const Deadline& deadline, Communicator* comm, Mapping* room) {
   std::unique_ptr<CheckpointSave> save(
-      new CheckpointSave(std::move(state), options, comm));
-  SHARD_RETURN_IF_ERROR(save->CheckBlobs(save->deadline_));
+      new CheckpointSave(std::move(state), options, deadline, comm));
+  SHARD_RETURN_IF_ERROR(save->CheckBlobs());
   SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm, kPhase, save->ListTensors(), save->deadline_));
+      AgreeOnStatus(comm, kPhase, save->ListTensors(), deadline));
   SHARD_RETURN_IF_ERROR(save->OpenDirectory(root));
   save->PlaceOwn();
   if (options.async) {
-    SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-        comm, kPhase, save->writer_->Snapshot(room), save->deadline_));
+    SHARD_RETURN_IF_ERROR(
+        AgreeOnStatus(comm, kPhase, save->writer_->Snapshot(room), deadline));
     save->state_.memory = nullptr;
   }
   return save;
 }
 
-Status CheckpointSave::CheckBlobs(const Deadline& deadline) {
+Status CheckpointSave::CheckBlobs() {
   Fingerprint fingerprint;
   std::string names;
   for (const HostBlob& blob : state_.blobs) {
@@ -105,7 +105,7 @@ Status CheckpointSave::CheckBlobs(const Deadline& deadline) {
   }
   return CheckAgreement(
       comm_, "the host's blobs (names, rules, replicated contents)",
-      fingerprint.Finish(), names.empty() ? "none" : names, deadline);
+      fingerprint.Finish(), names.empty() ? "none" : names, deadline_);
 }
 
 Status CheckpointSave::ListTensors() {

@@ -75,12 +75,13 @@ struct SavedState {
 
 class CheckpointSave {
  public:
-  // COLLECTIVE. `comm` is for this save alone and outlives the result; so does
-  // `room`, where a snapshot goes. Options that are wrong on one rank were
-  // agreed upon before.
+  // COLLECTIVE. `deadline` is that of the whole save, of which options.timeout
+  // may be spent in part. `comm` is for this save alone and outlives the
+  // result; so does `room`, where a snapshot goes. Options that are wrong on
+  // one rank were agreed upon before.
   static StatusOr<std::unique_ptr<CheckpointSave>> Start(
       SavedState state, const std::string& root, const SaveOptions& options,
-      Communicator* comm, Mapping* room);
+      const Deadline& deadline, Communicator* comm, Mapping* room);
 
   // COLLECTIVE, and on any thread. Once; nothing is open afterwards.
   Status Finish();
@@ -93,9 +94,9 @@ class CheckpointSave {
 
  private:
   CheckpointSave(SavedState state, const SaveOptions& options,
-                 Communicator* comm);
+                 const Deadline& deadline, Communicator* comm);
 
-  Status CheckBlobs(const Deadline& deadline);
+  Status CheckBlobs();
   Status ListTensors();
   Status OpenDirectory(const std::string& root);
   // This rank's slices, and where they come from.

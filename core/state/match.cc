@@ -67,7 +67,7 @@ class StoreKeys {
 class Matcher {
  public:
   Matcher(const Plan& plan, const std::vector<StateEntry>& entries,
-          const std::vector<StateEntry>& names, const TensorStore& store,
+          std::vector<std::vector<std::string>> names, const TensorStore& store,
           const StateOptions& options, const LoadRules& rules,
           MatchReport* report)
       : plan_(plan),
@@ -79,12 +79,10 @@ class Matcher {
         keys_(store, rules.strip_leading_module),
         used_(store.num_tensors()),
         matches_(entries.size()),
-        names_(plan.model().params().size()) {
-    for (const StateEntry& name : names) {
-      names_[static_cast<size_t>(name.param)].push_back(name.key);
-      if (!plan.model().params()[static_cast<size_t>(name.param)].trainable) {
-        frozen_.insert(name.key);
-      }
+        names_(std::move(names)) {
+    for (size_t p = 0; p < names_.size(); ++p) {
+      if (plan.model().params()[p].trainable) continue;
+      frozen_.insert(names_[p].begin(), names_[p].end());
     }
   }
 
@@ -334,12 +332,9 @@ StatusOr<std::vector<EntryMatch>> MatchState(
     const TensorStore& store, const StateOptions& options,
     const LoadRules& rules, MatchReport* report) {
   *report = {};
-  StateOptions all_names = options;
-  all_names.content = StateContent::kModel;
-  all_names.ignore_frozen = false;
-  SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> names,
-                         ListStateEntries(plan, all_names));
-  return Matcher(plan, entries, names, store, options, rules, report).Match();
+  SHARD_ASSIGN_OR_RETURN(auto names, ListParamNames(plan, options));
+  return Matcher(plan, entries, std::move(names), store, options, rules, report)
+      .Match();
 }
 
 }  // namespace shard

@@ -202,6 +202,19 @@ StatusOr<std::vector<StateEntry>> ListStateEntries(
   return entries;
 }
 
+StatusOr<std::vector<std::vector<std::string>>> ListParamNames(
+    const Plan& plan, StateOptions options) {
+  options.content = StateContent::kModel;
+  options.ignore_frozen = false;
+  SHARD_ASSIGN_OR_RETURN(std::vector<StateEntry> entries,
+                         ListStateEntries(plan, options));
+  std::vector<std::vector<std::string>> names(plan.model().params().size());
+  for (StateEntry& entry : entries) {
+    names[static_cast<size_t>(entry.param)].push_back(std::move(entry.key));
+  }
+  return names;
+}
+
 OwnedElements OwnedBy(const Plan& plan, const StateEntry& entry, int rank) {
   if (entry.numel == 0) return {};
   const Place place = PlaceOf(plan, entry.param, entry.state);

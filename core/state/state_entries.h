@@ -91,6 +91,12 @@ struct OwnedElements {
 StatusOr<std::vector<StateEntry>> ListStateEntries(const Plan& plan,
                                                    const StateOptions& options);
 
+// The names that keys have of each parameter, by ParamId, the one it goes by
+// first; whatever content is asked for, and of frozen ones too. Errors: those
+// of ListStateEntries.
+StatusOr<std::vector<std::vector<std::string>>> ListParamNames(
+    const Plan& plan, StateOptions options);
+
 // REQUIRES: an entry of this plan that is no alias, 0 <= rank < world size.
 // O(log slots).
 OwnedElements OwnedBy(const Plan& plan, const StateEntry& entry, int rank);

@@ -21,11 +21,12 @@ void StepOnce(shard_engine* engine) {
   EXPECT_OK(shard_engine_zero_grad(engine));
 }
 
-// An engine of the small model with momentum, one step on.
-Engine SteppedEngine(shard_comm* comm, const char* url_optimizer) {
+// An engine of the model with momentum, one step on.
+Engine SteppedEngine(shard_comm* comm, const char* url_optimizer,
+                     const Model& model = SmallModel()) {
   shard_plan_options options = PlanOptions(shard_comm_world_size(comm));
   options.optimizer = url_optimizer;
-  Engine engine = MakeEngine(MakePlan(SmallModel().get(), options).get(), comm);
+  Engine engine = MakeEngine(MakePlan(model.get(), options).get(), comm);
   const std::vector<float> ones(kWeightNumel, 1.0f);
   EXPECT_OK(shard_engine_set_param(engine.get(), kWeight, ones.data(),
                                    ones.size() * sizeof(float)));
@@ -45,6 +46,18 @@ std::string KeyOf(const shard_state* state, int64_t tensor) {
   size_t length = 0;
   EXPECT_OK(shard_state_tensor_key(state, tensor, key, sizeof(key), &length));
   return std::string(key, length);
+}
+
+std::map<std::string, double> Numbers(const shard_state* state) {
+  std::map<std::string, double> numbers;
+  for (int64_t n = 0; n < shard_state_num_numbers(state); ++n) {
+    char key[256];
+    size_t length = 0;
+    double value = 0;
+    EXPECT_OK(shard_state_number(state, n, &value, key, sizeof(key), &length));
+    numbers[key] = value;
+  }
+  return numbers;
 }
 
 int32_t TakeTensor(const char* key, const shard_tensor_info* info,
@@ -102,15 +115,7 @@ TEST(StateApiTest, AStateDictMovesARunToAnotherWorld) {
     const Tensors tensors = Gather(engine.get(), 0);
     if (rank != 0) return;
     whole = tensors;
-    const State state = GetState(engine.get(), nullptr);
-    for (int64_t n = 0; n < shard_state_num_numbers(state.get()); ++n) {
-      char key[256];
-      size_t length = 0;
-      double value = 0;
-      ASSERT_OK(shard_state_number(state.get(), n, &value, key, sizeof(key),
-                                   &length));
-      numbers[key] = value;
-    }
+    numbers = Numbers(GetState(engine.get(), nullptr).get());
   });
   EXPECT_EQ(numbers["state.weight.step"], 1);
   EXPECT_EQ(numbers["param_groups.weight.lr"], 0.25);
@@ -208,18 +213,38 @@ TEST(StateApiTest, WhatIsNotToldStays) {
     shard_load_report report = SHARD_LOAD_REPORT_INIT;
     ASSERT_OK(shard_state_load(engine.get(), made, &options, 0, &report));
     EXPECT_EQ(report.loaded, 1);
-    const State now = GetState(engine.get(), nullptr);
-    std::map<std::string, double> numbers;
-    for (int64_t n = 0; n < shard_state_num_numbers(now.get()); ++n) {
-      char key[256];
-      size_t length = 0;
-      double value = 0;
-      ASSERT_OK(
-          shard_state_number(now.get(), n, &value, key, sizeof(key), &length));
-      numbers[key] = value;
-    }
+    auto numbers = Numbers(GetState(engine.get(), nullptr).get());
     EXPECT_EQ(numbers["state.bias.step"], 1);
     EXPECT_EQ(numbers["state.weight.step"], 2);
+  });
+}
+
+// As its tensors are: another program may know it by another of its names.
+TEST(StateApiTest, NumbersOfATiedParameterAreFoundUnderAnyName) {
+  RunRanks(2, [&](int, shard_comm* comm) {
+    const Model model = SmallModel();
+    int32_t head = 0;
+    ASSERT_OK(shard_model_add_module(model.get(), 0, "head", "Head", &head));
+    ASSERT_OK(shard_model_tie(model.get(), head, "weight", kWeight));
+    const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9", model);
+    shard_state* made = nullptr;
+    ASSERT_OK(shard_state_create(&made));
+    const State state(made);
+    const int64_t shape[] = {4, 3};
+    const float values[kWeightNumel] = {};
+    ASSERT_OK(shard_state_add(made, "state.head.weight.momentum_buffer",
+                              SHARD_F32, shape, 2, values, sizeof(values)));
+    ASSERT_OK(shard_state_add_number(made, "state.head.weight.step", 7));
+    ASSERT_OK(
+        shard_state_add_number(made, "param_groups.head.weight.lr", 0.125));
+    shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
+    options.content = SHARD_STATE_OPTIMIZER;
+    options.not_strict = 1;
+    ASSERT_OK(shard_state_load(engine.get(), made, &options, 0, nullptr));
+    auto numbers = Numbers(GetState(engine.get(), nullptr).get());
+    EXPECT_EQ(numbers["state.weight.step"], 7);
+    EXPECT_EQ(numbers["state.bias.step"], 1);
+    EXPECT_EQ(numbers["param_groups.weight.lr"], 0.125);
   });
 }
 
