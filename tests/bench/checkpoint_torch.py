@@ -3,8 +3,7 @@
 
 Every rank saves its half, fsync included, as the library's own functions do it:
 torch.save, torch.distributed.checkpoint, safetensors.torch.save_file. A variant
-whose library is not installed has no result: -1 would be a number, so the rank
-ends, and the bench goes on without it.
+that cannot be imported is answered with "unavailable"; stderr has the reason.
 """
 
 import os
@@ -32,41 +31,60 @@ def sync(path):
     os.close(fd)
 
 
-def save_torch(state, folder):
-    path = os.path.join(folder, f"rank-{RANK}.pt")
-    torch.save(state, path)
-    sync(path)
+def load_torch():
+    def save(state, folder):
+        path = os.path.join(folder, f"rank-{RANK}.pt")
+        torch.save(state, path)
+        sync(path)
+
+    return save
 
 
-def save_safetensors(state, folder):
+def load_safetensors():
     from safetensors.torch import save_file
 
-    path = os.path.join(folder, f"rank-{RANK}.safetensors")
-    save_file(state, path)
-    sync(path)
+    def save(state, folder):
+        path = os.path.join(folder, f"rank-{RANK}.safetensors")
+        save_file(state, path)
+        sync(path)
+
+    return save
 
 
-def save_dcp(state, folder):
+def load_dcp():
     try:
         import torch.distributed.checkpoint as dcp
     except ImportError:
         import torch.distributed._shard.checkpoint as dcp
-    writer = dcp.FileSystemWriter(folder)
-    keyed = {f"{RANK}.{key}": value for key, value in state.items()}
-    if hasattr(dcp, "save"):
-        dcp.save(keyed, storage_writer=writer)
-    else:
-        dcp.save_state_dict(keyed, writer)
-    if RANK == 0:
-        for name in os.listdir(folder):
-            sync(os.path.join(folder, name))
+
+    def save(state, folder):
+        writer = dcp.FileSystemWriter(folder)
+        keyed = {f"{RANK}.{key}": value for key, value in state.items()}
+        if hasattr(dcp, "save"):
+            dcp.save(keyed, storage_writer=writer)
+        else:
+            dcp.save_state_dict(keyed, writer)
+        if RANK == 0:
+            for name in os.listdir(folder):
+                sync(os.path.join(folder, name))
+
+    return save
 
 
-VARIANTS = {
-    "torch_save": save_torch,
-    "dcp": save_dcp,
-    "safetensors": save_safetensors,
-}
+def load_variants():
+    variants = {}
+    for name, load in {
+        "torch_save": load_torch,
+        "dcp": load_dcp,
+        "safetensors": load_safetensors,
+    }.items():
+        try:
+            variants[name] = load()
+        # Not only ImportError: some versions cannot be imported by some Pythons.
+        except Exception as error:
+            if RANK == 0:
+                print(f"{name} is not measured: {error}", file=sys.stderr)
+    return variants
 
 
 def main():
@@ -74,13 +92,18 @@ def main():
         "gloo", init_method=f"file://{MEETING}/store", rank=RANK, world_size=WORLD
     )
     state = {f"tensor.{i}": torch.rand(NUMEL) for i in range(64)}
+    variants = load_variants()
     print("ready", flush=True)
     for line in sys.stdin:
+        save = variants.get(line.strip())
+        if save is None:
+            print("unavailable", flush=True)
+            continue
         folder = os.path.join(FOLDER, "torch")
         os.makedirs(folder, exist_ok=True)
         dist.barrier()
         start = time.monotonic()
-        VARIANTS[line.strip()](state, folder)
+        save(state, folder)
         dist.barrier()
         print((time.monotonic() - start) * 1e3, flush=True)
         if RANK == 0:

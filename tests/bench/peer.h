@@ -5,8 +5,8 @@
 // with ours. A rank's program is called as `argv... RANK WORLD_SIZE FOLDER`
 // (FOLDER: empty, shared, for meeting); it prints "ready", then for every line
 // on its stdin, the name of a variant, does that and prints one line with the
-// milliseconds it took. It exits 77, with a reason on stderr, when the system
-// is not installed.
+// milliseconds it took, or "unavailable". It exits 77, with a reason on stderr,
+// when the system is not installed.
 
 #ifndef SHARD_TESTS_BENCH_PEER_H_
 #define SHARD_TESTS_BENCH_PEER_H_
@@ -29,7 +29,7 @@ class Peer {
   ~Peer();
 
   // Does `variant` once on all ranks; the slowest rank's milliseconds. nullopt
-  // when a rank has ended.
+  // when a rank has ended, or has it not.
   std::optional<double> Go(const std::string& variant);
 
  private:
