@@ -139,8 +139,10 @@ Status DataWriter::Write(File* file, int threads, ProgressMeter* progress) {
       if (index >= chunks_.size() || failed) return Status();
       const Chunk& chunk = chunks_[index];
       const size_t bytes = chunk.end - chunk.begin;
-      const std::byte* data = image_ + chunk.begin;
-      if (image_ == nullptr) {
+      const std::byte* data = nullptr;
+      if (image_ != nullptr) {
+        data = image_ + chunk.begin;
+      } else {
         SHARD_RETURN_IF_ERROR(Resize(&room, bytes, "a chunk of a data file"));
         SHARD_RETURN_IF_ERROR(Fill(chunk, room.data()));
         data = room.data();

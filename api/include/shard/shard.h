@@ -1413,9 +1413,10 @@ typedef struct shard_convert_options {
   { sizeof(shard_convert_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Writes a checkpoint into `root`, as shard_checkpoint_save does: with another
- * number of files, of other types, or from safetensors (then of step 0).
- * Tensors are streamed: memory stays below 64 MiB and 16 MiB per thread.
- * Blocks. */
+ * number of files, of other types, or from safetensors (then of step 0). With
+ * blobs of the host the checkpoint still says how many ranks saved them, as
+ * their rules need it. Tensors are streamed: memory stays below 64 MiB and 16
+ * MiB per thread. Blocks. */
 SHARD_API shard_error* shard_checkpoint_write(
     const shard_checkpoint* checkpoint, const char* root,
     const shard_convert_options* options) SHARD_NOEXCEPT;
