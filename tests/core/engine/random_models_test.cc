@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/exact_training.h"
 
 namespace shard {
@@ -185,12 +186,7 @@ Case RandomCase(uint64_t seed) {
   return made;
 }
 
-// Sanitizers take ten times as long.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kModels = 100;
-#else
-constexpr uint64_t kModels = 500;
-#endif
+constexpr uint64_t kModels = testing::kSanitized ? 100 : 500;
 
 TEST(RandomModelsTest, MatchReference) {
   constexpr uint64_t kFirst = 20000;
