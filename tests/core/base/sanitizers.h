@@ -6,7 +6,7 @@
 #ifndef SHARD_TESTS_CORE_BASE_SANITIZERS_H_
 #define SHARD_TESTS_CORE_BASE_SANITIZERS_H_
 
-namespace shard::testing {
+namespace shard {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
@@ -14,6 +14,6 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-}  // namespace shard::testing
+}  // namespace shard
 
 #endif  // SHARD_TESTS_CORE_BASE_SANITIZERS_H_

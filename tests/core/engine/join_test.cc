@@ -206,7 +206,7 @@ TEST_P(JoinTest, EveryNumberOfBatches) {
   const int world_size = GetParam();
   const bool all = std::getenv("SHARD_TEST_LONG") != nullptr;
   // Of 64, 512 and 4096 combinations.
-  const int sparse = testing::kSanitized && world_size > 2 ? 5 : 1;
+  const int sparse = kSanitized && world_size > 2 ? 5 : 1;
   const int share = all ? 1 : world_size < 4 ? sparse : 29 * sparse;
   const int forms = all ? kNumForms : world_size == 2 ? 3 : 1;
   int failed = 0;

@@ -131,9 +131,8 @@ TEST_P(MissingGradsTest, MatchReference) {
     for (const Pattern& pattern : kPatterns) {
       for (const bool shuffled : {false, true}) {
         // Each in every second case.
-        if (testing::kSanitized &&
-            shuffled ==
-                ((&pattern - kPatterns) % 2 == static_cast<int>(missing) % 2)) {
+        if (kSanitized && shuffled == ((&pattern - kPatterns) % 2 ==
+                                       static_cast<int>(missing) % 2)) {
           continue;
         }
         for (const int passes : {1, 2}) {

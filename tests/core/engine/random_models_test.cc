@@ -186,7 +186,7 @@ Case RandomCase(uint64_t seed) {
   return made;
 }
 
-constexpr uint64_t kModels = testing::kSanitized ? 100 : 500;
+constexpr uint64_t kModels = kSanitized ? 100 : 500;
 
 TEST(RandomModelsTest, MatchReference) {
   constexpr uint64_t kFirst = 20000;
