@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "core/base/json_writer.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/json_events.h"
 
@@ -168,8 +168,10 @@ std::string EncodeSafetensorsIndex(
             "\n  },\n  \"weight_map\": {");
   const char* separator = "\n    ";
   for (const auto& [key, file] : keys) {
-    StrAppend(&json, separator, nlohmann::json(key).dump(), ": ",
-              nlohmann::json(file).dump());
+    json += separator;
+    AppendJsonString(&json, key);
+    json += ": ";
+    AppendJsonString(&json, file);
     separator = ",\n    ";
   }
   json += keys.empty() ? "}\n}\n" : "\n  }\n}\n";

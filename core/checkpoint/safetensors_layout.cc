@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "core/base/json_writer.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/json_events.h"
 #include "core/checkpoint/safetensors_header.h"
@@ -38,11 +38,6 @@ const TypeName* FindType(ElementType type) {
     if (entry.type == type) return &entry;
   }
   return nullptr;
-}
-
-// REQUIRES: valid UTF-8.
-void AppendJsonString(std::string* out, const std::string& text) {
-  out->append(nlohmann::json(text).dump());
 }
 
 Status CheckText(const char* what, const std::string& text) {

@@ -2,10 +2,11 @@
 
 #include "core/checkpoint/verify.h"
 
-#include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "core/base/json_writer.h"
 #include "core/base/strings.h"
 
 namespace shard {
@@ -24,11 +25,11 @@ Status VerifyStore(const FileStore& store, const ReadOptions& options) {
   if (problems.size() > 1) {
     StrAppend(&message, "; and ", problems.size() - 1, " more");
   }
-  const nlohmann::json json = {{"problems", problems}};
-  // Paths may be anything.
-  return Status(
-      StatusCode::kCorrupt, std::move(message), -1,
-      json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  JsonWriter json;
+  json.BeginObject();
+  json.Field("problems", problems);
+  json.EndObject();
+  return Status(StatusCode::kCorrupt, std::move(message), -1, json.text());
 }
 
 }  // namespace shard

@@ -126,13 +126,13 @@ Status Engine::LoadState(const MemoryStore* store,
   report->step = -1;
   const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
   SHARD_RETURN_IF_ERROR(EnterLoad(options, deadline));
-  std::string text = store == nullptr ? "" : store->ToText();
+  std::string text = store == nullptr ? "" : store->EncodeCatalog();
   MemoryStore names;  // Rank 0's, on the other ranks.
   if (options->from_rank0) {
     SHARD_ASSIGN_OR_RETURN(text,
                            BroadcastText(comm_.get(), kPhase, text, deadline));
     if (comm_->rank() != 0) {
-      SHARD_RETURN_IF_ERROR(names.AddFromText(text));
+      SHARD_RETURN_IF_ERROR(names.AddCatalog(text));
       store = &names;
     }
   } else {

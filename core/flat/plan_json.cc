@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/base/json_writer.h"
 #include "core/base/strings.h"
 #include "core/flat/plan.h"
 #include "core/flat/report.h"
@@ -17,92 +17,102 @@ namespace shard {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-Json OptionsJson(const PlanOptions& options) {
-  Json groups = Json::array();
+void WriteOptions(const PlanOptions& options, JsonWriter* json) {
+  json->BeginObject();
+  json->Field("stage", options.stage);
+  json->Field("world_size", options.world_size);
+  json->Field("partition", PartitionName(options.partition));
+  json->Field("bucket_bytes", options.bucket_bytes);
+  json->Field("shard_buckets", options.shard_buckets);
+  json->Field("wrap", options.wrap.text());
+  json->Field("param_dtype", DTypeName(options.param_dtype));
+  json->Field("f32_classes", options.f32_classes);
+  json->Field("buffer_bytes", options.buffer_bytes);
+  json->Field("shard_group_size", options.shard_group_size);
+  json->Field("prefetch", options.prefetch);
+  json->Field("whole_grads", options.whole_grads);
+  json->Field("keep_after_forward", options.keep_after_forward);
+  json->Field("deterministic", options.deterministic);
+  json->Field("alignment_bytes", options.alignment_bytes);
+  json->Field("f32_grads", options.f32_grads);
+  json->Field("masters", MastersName(options.masters));
+  json->Field("seed", options.seed);
+  json->Key("groups");
+  json->BeginArray();
   for (const GroupOptions& group : options.groups) {
-    groups.push_back({{"optimizer", group.optimizer}});
+    json->BeginObject();
+    json->Field("optimizer", group.optimizer);
+    json->EndObject();
   }
-  return {{"stage", options.stage},
-          {"world_size", options.world_size},
-          {"partition", PartitionName(options.partition)},
-          {"bucket_bytes", options.bucket_bytes},
-          {"shard_buckets", options.shard_buckets},
-          {"wrap", options.wrap.text()},
-          {"param_dtype", DTypeName(options.param_dtype)},
-          {"f32_classes", options.f32_classes},
-          {"buffer_bytes", options.buffer_bytes},
-          {"shard_group_size", options.shard_group_size},
-          {"prefetch", options.prefetch},
-          {"whole_grads", options.whole_grads},
-          {"keep_after_forward", options.keep_after_forward},
-          {"deterministic", options.deterministic},
-          {"alignment_bytes", options.alignment_bytes},
-          {"f32_grads", options.f32_grads},
-          {"masters", MastersName(options.masters)},
-          {"seed", options.seed},
-          {"groups", std::move(groups)}};
+  json->EndArray();
+  json->EndObject();
 }
 
-Json UnitsJson(const Plan& plan) {
-  Json units = Json::array();
+void WriteUnits(const Plan& plan, JsonWriter* json) {
+  json->BeginArray();
   for (const UnitPlan& unit : plan.units()) {
     const auto module = static_cast<size_t>(unit.module);
-    units.push_back({{"module", unit.fqn},
-                     {"class", plan.model().modules()[module].class_name},
-                     {"parent", unit.parent},
-                     {"depth", unit.depth},
-                     {"buffers", unit.buffers}});
+    json->BeginObject();
+    json->Field("module", unit.fqn);
+    json->Field("class", plan.model().modules()[module].class_name);
+    json->Field("parent", unit.parent);
+    json->Field("depth", unit.depth);
+    json->Field("buffers", unit.buffers);
+    json->EndObject();
   }
-  return units;
+  json->EndArray();
 }
 
 // By unit depth; null where nothing is sharded.
-Json SlotsJson(bool sharded, const std::vector<SlotPlan>& slots) {
-  if (!sharded) return nullptr;
-  Json json = Json::array();
+void WriteSlots(bool sharded, const std::vector<SlotPlan>& slots,
+                JsonWriter* json) {
+  if (!sharded) return json->Null();
+  json->BeginArray();
   for (const SlotPlan& slot : slots) {
-    json.push_back({{"count", slot.count}, {"bytes", slot.bytes}});
+    json->BeginObject();
+    json->Field("count", slot.count);
+    json->Field("bytes", slot.bytes);
+    json->EndObject();
   }
-  return json;
+  json->EndArray();
 }
 
-Json BuffersJson(const Plan& plan) {
-  Json buffers = Json::array();
-  for (const FlatBufferPlan& buffer : plan.buffers()) {
-    const FlatLayout& layout = buffer.layout;
-    Json json = {{"unit", buffer.unit},
-                 {"dtype", DTypeName(buffer.dtype)},
-                 {"trainable", buffer.trainable},
-                 {"group", nullptr},
-                 {"grad_dtype", nullptr},
-                 {"sum_dtype", nullptr},
-                 {"params", layout.slots().size()},
-                 {"numel", layout.numel()},
-                 {"shard_numel", layout.shard_numel()},
-                 {"padded_numel", layout.padded_numel()},
-                 {"states", Json::array()}};
-    if (buffer.trainable) {
-      json["group"] = buffer.group;
-      json["grad_dtype"] = DTypeName(buffer.grad_dtype);
-      json["sum_dtype"] = DTypeName(buffer.sum_dtype);
-    }
-    for (size_t s = 0; s < buffer.states.size(); ++s) {
-      const StateTensor& state = buffer.states[s].tensor;
-      json["states"].push_back(
-          {{"name", state.name},
-           {"dtype", DTypeName(state.dtype)},
-           {"shard_numel", buffer.StateLayout(s).shard_numel()}});
-    }
-    buffers.push_back(std::move(json));
+void WriteBuffer(const FlatBufferPlan& buffer, JsonWriter* json) {
+  const FlatLayout& layout = buffer.layout;
+  json->BeginObject();
+  json->Field("unit", buffer.unit);
+  json->Field("dtype", DTypeName(buffer.dtype));
+  json->Field("trainable", buffer.trainable);
+  if (buffer.trainable) {
+    json->Field("group", buffer.group);
+    json->Field("grad_dtype", DTypeName(buffer.grad_dtype));
+    json->Field("sum_dtype", DTypeName(buffer.sum_dtype));
+  } else {
+    json->NullField("group");
+    json->NullField("grad_dtype");
+    json->NullField("sum_dtype");
   }
-  return buffers;
+  json->Field("params", layout.slots().size());
+  json->Field("numel", layout.numel());
+  json->Field("shard_numel", layout.shard_numel());
+  json->Field("padded_numel", layout.padded_numel());
+  json->Key("states");
+  json->BeginArray();
+  for (size_t s = 0; s < buffer.states.size(); ++s) {
+    const StateTensor& state = buffer.states[s].tensor;
+    json->BeginObject();
+    json->Field("name", state.name);
+    json->Field("dtype", DTypeName(state.dtype));
+    json->Field("shard_numel", buffer.StateLayout(s).shard_numel());
+    json->EndObject();
+  }
+  json->EndArray();
+  json->EndObject();
 }
 
 // By ParamId, what is ignored left out. first_rank and last_rank own a
 // parameter's first and last element.
-Json ParamsJson(const Plan& plan) {
+void WriteParams(const Plan& plan, JsonWriter* json) {
   const Model& model = plan.model();
   const std::vector<std::string> fqns = model.ParamFqns();
   std::vector<std::vector<std::string>> aliases(fqns.size());
@@ -112,72 +122,93 @@ Json ParamsJson(const Plan& plan) {
     std::string fqn = model.ReferenceFqn(reference);
     if (fqn != fqns[param]) aliases[param].push_back(std::move(fqn));
   }
-  Json params = Json::array();
+  json->BeginArray();
   for (size_t i = 0; i < fqns.size(); ++i) {
     const ParamPlace& place = plan.places()[i];
     if (place.buffer < 0) continue;
     const Model::Param& info = model.params()[i];
-    Json param = {{"id", i},
-                  {"name", fqns[i]},
-                  {"shape", info.shape},
-                  {"dtype", DTypeName(info.dtype)},
-                  {"trainable", info.trainable},
-                  {"numel", info.numel},
-                  {"buffer", place.buffer},
-                  {"offset", place.offset},
-                  {"first_rank", nullptr},
-                  {"last_rank", nullptr}};
-    if (info.numel > 0) {  // Nobody owns nothing.
+    json->BeginObject();
+    json->Field("id", i);
+    json->Field("name", fqns[i]);
+    json->Field("shape", info.shape);
+    json->Field("dtype", DTypeName(info.dtype));
+    json->Field("trainable", info.trainable);
+    json->Field("numel", info.numel);
+    json->Field("buffer", place.buffer);
+    json->Field("offset", place.offset);
+    if (info.numel > 0) {
       const int64_t last = place.offset + info.numel - 1;
-      param["first_rank"] = plan.OwnerOf(place.buffer, place.offset);
-      param["last_rank"] = plan.OwnerOf(place.buffer, last);
+      json->Field("first_rank", plan.OwnerOf(place.buffer, place.offset));
+      json->Field("last_rank", plan.OwnerOf(place.buffer, last));
+    } else {  // Nobody owns nothing.
+      json->NullField("first_rank");
+      json->NullField("last_rank");
     }
-    if (!aliases[i].empty()) param["aliases"] = std::move(aliases[i]);
-    params.push_back(std::move(param));
+    if (!aliases[i].empty()) json->Field("aliases", aliases[i]);
+    json->EndObject();
   }
-  return params;
+  json->EndArray();
 }
 
-Json FirstRanksJson(const Plan& plan) {
-  Json ranks = Json::array();
+void WriteFirstRanks(const Plan& plan, JsonWriter* json) {
+  json->BeginArray();
   const int listed = std::min(plan.options().world_size, kListedRanks);
   for (int rank = 0; rank < listed; ++rank) {
     const RankShare share = ShareOf(plan, rank);
-    ranks.push_back({{"rank", rank},
-                     {"numel", share.elements},
-                     {"padding", share.padding}});
+    json->BeginObject();
+    json->Field("rank", rank);
+    json->Field("numel", share.elements);
+    json->Field("padding", share.padding);
+    json->EndObject();
   }
-  return ranks;
+  json->EndArray();
 }
 
-Json MemoryJson(const MemoryReport& memory, const char* param_key) {
-  return {{param_key, memory.param_bytes},
-          {"grad_bytes_per_rank", memory.grad_bytes},
-          {"state_bytes_per_rank", memory.state_bytes},
-          {"workspace_bytes_per_rank", memory.workspace_bytes},
-          {"transient_bytes_per_rank", memory.transient_bytes}};
+void WriteMemory(const MemoryReport& memory, const char* param_key,
+                 JsonWriter* json) {
+  json->BeginObject();
+  json->Field(param_key, memory.param_bytes);
+  json->Field("grad_bytes_per_rank", memory.grad_bytes);
+  json->Field("state_bytes_per_rank", memory.state_bytes);
+  json->Field("workspace_bytes_per_rank", memory.workspace_bytes);
+  json->Field("transient_bytes_per_rank", memory.transient_bytes);
+  json->EndObject();
 }
 
 }  // namespace
 
 std::string Plan::ToJson(bool per_param) const {
   const PlanTotals totals = TotalsOf(*this);
-  Json json = {
-      {"fingerprint", FormatHex(fingerprint_)},
-      {"options", OptionsJson(options_)},
-      {"params_total", totals.params},
-      {"numel_total", totals.elements},
-      {"units", UnitsJson(*this)},
-      {"buffers", BuffersJson(*this)},
-      {"first_ranks", FirstRanksJson(*this)},
-      {"param_slots", SlotsJson(shards_params_, param_slots_)},
-      {"grad_slots", SlotsJson(shards_grads_, grad_slots_)},
-      {"memory", MemoryJson(Memory(true), "param_bytes_per_host")},
-      {"memory_unshared", MemoryJson(Memory(false), "param_bytes_per_rank")},
-      {"warnings", Warnings()}};
-  if (per_param) json["params"] = ParamsJson(*this);
-  // Class names are the host's and may hold anything.
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+  JsonWriter json(2);
+  json.BeginObject();
+  json.Field("fingerprint", FormatHex(fingerprint_));
+  json.Key("options");
+  WriteOptions(options_, &json);
+  json.Field("params_total", totals.params);
+  json.Field("numel_total", totals.elements);
+  json.Key("units");
+  WriteUnits(*this, &json);
+  json.Key("buffers");
+  json.BeginArray();
+  for (const FlatBufferPlan& buffer : buffers_) WriteBuffer(buffer, &json);
+  json.EndArray();
+  json.Key("first_ranks");
+  WriteFirstRanks(*this, &json);
+  json.Key("param_slots");
+  WriteSlots(shards_params_, param_slots_, &json);
+  json.Key("grad_slots");
+  WriteSlots(shards_grads_, grad_slots_, &json);
+  json.Key("memory");
+  WriteMemory(Memory(true), "param_bytes_per_host", &json);
+  json.Key("memory_unshared");
+  WriteMemory(Memory(false), "param_bytes_per_rank", &json);
+  json.Field("warnings", Warnings());
+  if (per_param) {
+    json.Key("params");
+    WriteParams(*this, &json);
+  }
+  json.EndObject();
+  return json.text();
 }
 
 }  // namespace shard

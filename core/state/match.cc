@@ -3,11 +3,11 @@
 #include "core/state/match.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "core/base/json_writer.h"
 #include "core/base/strings.h"
 #include "core/model/names.h"
 
@@ -320,11 +320,13 @@ class Matcher {
 }  // namespace
 
 std::string MatchReport::ToJson() const {
-  const nlohmann::json json = {{"missing", missing},
-                               {"unexpected", unexpected},
-                               {"mismatched", mismatched}};
-  // Keys of a store may be anything.
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  JsonWriter json;
+  json.BeginObject();
+  json.Field("missing", missing);
+  json.Field("unexpected", unexpected);
+  json.Field("mismatched", mismatched);
+  json.EndObject();
+  return json.text();
 }
 
 StatusOr<std::vector<EntryMatch>> MatchState(

@@ -3,8 +3,8 @@
 #include "core/state/memory_store.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -39,6 +39,48 @@ StatusOr<int64_t> NumelOf(const MemoryStore::Tensor& tensor) {
   }
   return numel;
 }
+
+template <typename T>
+void AppendNumber(T value, std::string* out) {
+  char bytes[sizeof(value)];
+  std::memcpy(bytes, &value, sizeof(value));
+  out->append(bytes, sizeof(bytes));
+}
+
+void AppendText(std::string_view text, std::string* out) {
+  AppendNumber<uint64_t>(text.size(), out);
+  out->append(text);
+}
+
+// Reads what AppendNumber and AppendText wrote. Past the end everything is 0
+// or empty, and ok() is false from then on.
+class CatalogReader {
+ public:
+  explicit CatalogReader(std::string_view left) : left_(left) {}
+
+  bool ok() const { return ok_; }
+
+  template <typename T>
+  T Number() {
+    T value = {};
+    const std::string_view bytes = Take(sizeof(value));
+    if (ok_) std::memcpy(&value, bytes.data(), sizeof(value));
+    return value;
+  }
+  std::string_view Text() { return Take(Number<uint64_t>()); }
+
+ private:
+  std::string_view Take(uint64_t bytes) {
+    ok_ = ok_ && bytes <= left_.size();
+    if (!ok_) return {};
+    const std::string_view taken = left_.substr(0, bytes);
+    left_.remove_prefix(bytes);
+    return taken;
+  }
+
+  std::string_view left_;
+  bool ok_ = true;
+};
 
 }  // namespace
 
@@ -152,34 +194,49 @@ Status MemoryStore::Read(std::span<const ReadRequest> requests,
   return Status();
 }
 
-std::string MemoryStore::ToText() const {
-  nlohmann::json tensors = nlohmann::json::array();
+std::string MemoryStore::EncodeCatalog() const {
+  std::string out;
+  AppendNumber<uint64_t>(tensors_.size(), &out);
   for (const Held& held : tensors_) {
     const Tensor& tensor = held.tensor;
-    tensors.push_back({tensor.key, static_cast<int32_t>(tensor.type),
-                       static_cast<int32_t>(tensor.role), tensor.codebook,
-                       tensor.alias_of, tensor.shape});
+    AppendText(tensor.key, &out);
+    AppendNumber(static_cast<int32_t>(tensor.type), &out);
+    AppendNumber(static_cast<int32_t>(tensor.role), &out);
+    AppendNumber(tensor.codebook, &out);
+    AppendNumber(tensor.alias_of, &out);
+    AppendNumber<uint64_t>(tensor.shape.size(), &out);
+    for (const int64_t size : tensor.shape) AppendNumber(size, &out);
   }
-  return nlohmann::json{{"tensors", tensors}, {"numbers", numbers_}}.dump();
+  AppendNumber<uint64_t>(numbers_.size(), &out);
+  for (const auto& [key, value] : numbers_) {
+    AppendText(key, &out);
+    AppendNumber(value, &out);
+  }
+  return out;
 }
 
-Status MemoryStore::AddFromText(std::string_view text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (json.is_discarded()) return Internal("rank 0's state dict is no JSON");
-  for (const nlohmann::json& entry : json["tensors"]) {
+Status MemoryStore::AddCatalog(std::string_view catalog) {
+  CatalogReader reader(catalog);
+  for (auto left = reader.Number<uint64_t>(); left > 0 && reader.ok(); --left) {
     Tensor tensor;
-    tensor.key = entry[0];
-    tensor.type = static_cast<ElementType>(entry[1].get<int32_t>());
-    tensor.role = static_cast<TensorRole>(entry[2].get<int32_t>());
-    tensor.codebook = entry[3];
-    tensor.alias_of = entry[4];
-    tensor.shape = entry[5].get<std::vector<int64_t>>();
-    SHARD_RETURN_IF_ERROR(AddPart(std::move(tensor), Part()));
+    tensor.key = reader.Text();
+    tensor.type = static_cast<ElementType>(reader.Number<int32_t>());
+    tensor.role = static_cast<TensorRole>(reader.Number<int32_t>());
+    tensor.codebook = reader.Number<int32_t>();
+    tensor.alias_of = reader.Number<int64_t>();
+    for (auto dims = reader.Number<uint64_t>(); dims > 0 && reader.ok();
+         --dims) {
+      tensor.shape.push_back(reader.Number<int64_t>());
+    }
+    if (reader.ok()) SHARD_RETURN_IF_ERROR(AddPart(std::move(tensor), Part()));
   }
-  for (const auto& [key, value] : json["numbers"].items()) {
-    SHARD_RETURN_IF_ERROR(AddNumber(key, value));
+  for (auto left = reader.Number<uint64_t>(); left > 0 && reader.ok(); --left) {
+    const std::string_view key = reader.Text();
+    const auto value = reader.Number<double>();
+    if (reader.ok()) SHARD_RETURN_IF_ERROR(AddNumber(key, value));
   }
-  return Status();
+  if (reader.ok()) return Status();
+  return Internal("rank 0's catalog of its state dict ends too early");
 }
 
 }  // namespace shard

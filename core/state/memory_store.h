@@ -75,10 +75,11 @@ class MemoryStore : public TensorStore {
   // What of a tensor is here; of an alias nothing.
   const Part& part(size_t index) const { return tensors_[index].part; }
 
-  // Everything but the bytes, for another rank to make a store of.
-  std::string ToText() const;
-  // Adds what ToText says, with no elements here.
-  Status AddFromText(std::string_view text);
+  // The catalog: everything but the elements, in this machine's byte order: for
+  // ranks to compare, and for another rank to make a store of.
+  std::string EncodeCatalog() const;
+  // Adds the tensors and numbers of a catalog, with no elements here.
+  Status AddCatalog(std::string_view catalog);
 
  private:
   struct Held {

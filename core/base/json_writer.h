@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// JsonWriter: writes a JSON document piece by piece into one string.
+//
+// There is no tree, so a document costs the memory of its text, and nothing
+// allocates while it is destroyed: memory that runs out is std::bad_alloc from
+// the call that needed it, as from any std::string.
+//
+//   JsonWriter json;
+//   json.BeginObject();
+//   json.Field("world_size", 4);
+//   json.Key("ranks");
+//   json.BeginArray();
+//   json.Value(0);
+//   json.EndArray();
+//   json.EndObject();
+//   json.text();  // {"world_size":4,"ranks":[0]}
+//
+// Numbers read back as the value they were; what is not finite becomes null,
+// for JSON has no such numbers. Strings stay UTF-8: each byte that is part of
+// no character becomes U+FFFD.
+
+#ifndef SHARD_CORE_BASE_JSON_WRITER_H_
+#define SHARD_CORE_BASE_JSON_WRITER_H_
+
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "core/base/strings.h"
+
+namespace shard {
+
+// Appends `text` as a JSON string, in quotes.
+void AppendJsonString(std::string* out, std::string_view text);
+
+class JsonWriter {
+ public:
+  // With `indent` spaces per level, each member and element on a line of its
+  // own; with 0 the whole document on one line, without spaces.
+  explicit JsonWriter(int indent = 0) : indent_(indent) {}
+
+  void BeginObject() { Begin('{'); }
+  void EndObject() { End('{', '}'); }
+  void BeginArray() { Begin('['); }
+  void EndArray() { End('[', ']'); }
+
+  // REQUIRES: in an object, where a member may begin.
+  void Key(std::string_view key);
+
+  // Each of them REQUIRES: a place for a value; after Key in an object.
+  void Null();
+  void Value(bool value);
+  void Value(std::string_view value);
+  void Value(const char* value) { Value(std::string_view(value)); }
+  void Value(const std::string& value) { Value(std::string_view(value)); }
+  template <typename T>
+  requires(std::is_arithmetic_v<T> && !std::is_same_v<T, bool> &&
+           !std::is_same_v<T, char>) void Value(T value) {
+    if (std::is_floating_point_v<T> &&
+        !std::isfinite(static_cast<double>(value))) {
+      return Null();
+    }
+    Separate();
+    StrAppend(&text_, value);
+  }
+  template <typename T>
+  void Value(const std::vector<T>& values) {
+    BeginArray();
+    for (const T& value : values) Value(value);
+    EndArray();
+  }
+
+  template <typename T>
+  void Field(std::string_view key, const T& value) {
+    Key(key);
+    Value(value);
+  }
+  void NullField(std::string_view key) {
+    Key(key);
+    Null();
+  }
+
+  // Whole once what began has ended.
+  const std::string& text() const { return text_; }
+
+ private:
+  void Begin(char bracket);
+  void End(char begun, char bracket);
+  // Writes what stands before a value or a key.
+  void Separate();
+  void NewLine();
+
+  const int indent_;
+  int depth_ = 0;
+  bool after_key_ = false;
+  std::string text_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_BASE_JSON_WRITER_H_
