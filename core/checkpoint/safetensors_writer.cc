@@ -3,6 +3,7 @@
 #include "core/checkpoint/safetensors_writer.h"
 
 #include <sys/random.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -93,14 +94,21 @@ StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
                         : name);
   }
   if (writer->has_index_) names.push_back(StrCat(name, ".index.json"));
-  if (!options.replace) {
-    for (const std::string& wanted : names) {
-      SHARD_ASSIGN_OR_RETURN(const auto found, writer->folder_.Stat(wanted));
-      if (!found.has_value()) continue;
+  for (const std::string& wanted : names) {
+    SHARD_ASSIGN_OR_RETURN(const auto found, writer->folder_.Stat(wanted));
+    if (!found.has_value()) continue;
+    const std::string there = writer->folder_.PathOf(wanted);
+    if (!options.replace) {
       return Status(StatusCode::kAlreadyExists,
-                    StrCat("'", writer->folder_.PathOf(wanted),
+                    StrCat("'", there,
                            "' is there already: choose another name, or allow "
                            "it to be replaced"));
+    }
+    // A rename would replace a device or a link itself.
+    if (!S_ISREG(found->st_mode)) {
+      return FailedPrecondition("'", there,
+                                "' is not a regular file and is not replaced: "
+                                "choose another name");
     }
   }
   for (size_t i = 0; i < shards.size(); ++i) {

@@ -9,6 +9,7 @@
 #include "sdk/cli/checkpoint.h"
 #include "sdk/cli/command.h"
 #include "sdk/cli/dtypes.h"
+#include "sdk/cli/output_file.h"
 #include "sdk/cli/progress.h"
 #include "sdk/cli/text.h"
 
@@ -100,13 +101,15 @@ int WriteAsCheckpoint(const ConvertArguments& arguments) {
 int WriteAsSafetensors(const ConvertArguments& arguments) {
   const auto begin = std::chrono::steady_clock::now();
   const Checkpoint from = OpenCheckpoint(arguments.from);
+  // A link stays a link.
+  const std::string to = FileOf(arguments.to);
   {
     Progress progress("writing");
     const shard_convert_options options = ToOptions(arguments, &progress);
-    Check(shard_checkpoint_export(from.get(), arguments.to.c_str(), &options));
+    Check(shard_checkpoint_export(from.get(), to.c_str(), &options));
   }
   // Several files are found by their index.
-  std::string written = arguments.to;
+  std::string written = to;
   if (std::FILE* const file = std::fopen(written.c_str(), "rb")) {
     std::fclose(file);
   } else {

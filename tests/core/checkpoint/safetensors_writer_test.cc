@@ -3,6 +3,8 @@
 #include "core/checkpoint/safetensors_writer.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <set>
@@ -155,6 +157,23 @@ TEST(SafetensorsWriter, ReplacesOnlyWhenAllowed) {
   EXPECT_OK((*several)->Write(1, 0, Bytes("B")));
   EXPECT_OK((*several)->Finish());
   EXPECT_EQ(ReadTensor(*Open((*several)->path()), "b"), "B");
+}
+
+// A rename would put a file in the place of a device.
+TEST(SafetensorsWriter, ReplacesOnlyRegularFiles) {
+  const TempFolder folder;
+  const std::vector<SafetensorsTensor> one = {{"b", ElementType::kU8, {1}}};
+  const std::string fifo = folder / "fifo.safetensors";
+  const std::string link = folder / "link.safetensors";
+  const std::string directory = folder / "directory.safetensors";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  ASSERT_EQ(::symlink("nowhere", link.c_str()), 0);
+  ASSERT_EQ(::mkdir(directory.c_str(), 0700), 0);
+  for (const std::string& path : {fifo, link, directory}) {
+    ExpectError(Create(path, one, {.replace = true}),
+                StatusCode::kFailedPrecondition, {path, "not a regular file"});
+  }
+  EXPECT_EQ(NamesIn(folder.path()).size(), 3u);
 }
 
 TEST(SafetensorsWriter, DividesByBytes) {

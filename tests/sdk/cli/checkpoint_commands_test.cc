@@ -4,6 +4,7 @@
 // engines have saved and on files that somebody else has written.
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <filesystem>
@@ -305,6 +306,25 @@ TEST_F(CheckpointCommandsTest, MergeAndImport) {
   EXPECT_EQ(RunShardctl({"verify", imported}).code, 0);
 }
 
+TEST_F(CheckpointCommandsTest, MergeReplacesNothingButFiles) {
+  namespace fs = std::filesystem;
+  const std::string file = folder_ / "model.safetensors";
+  const std::string link = folder_ / "link.safetensors";
+  WriteFile(file, "old");
+  fs::create_symlink("model.safetensors", link);
+  const Result linked = RunShardctl({"merge", root_, link, "--overwrite"});
+  EXPECT_EQ(linked.code, 0) << linked.error;
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(RunShardctl({"diff", root_, file, "--content", "model"}).code, 0);
+
+  const std::string fifo = folder_ / "fifo.safetensors";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const Result refused = RunShardctl({"merge", root_, fifo, "--overwrite"});
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_TRUE(Has(refused.error, "is not a regular file")) << refused.error;
+  EXPECT_TRUE(fs::is_fifo(fifo));
+}
+
 TEST_F(CheckpointCommandsTest, MergeIntoSeveralFiles) {
   const std::string file = folder_ / "model.safetensors";
   const Json json = RunJson({"merge", root_, file, "--max-shard-size", "1KiB",
@@ -346,6 +366,75 @@ TEST_F(CheckpointCommandsTest, ReportSaysWhatItCounted) {
       RunShardctl({"report", root_, "-o", folder_ / "no/such/folder"});
   EXPECT_EQ(result.code, 3);
   EXPECT_TRUE(Has(result.error, "cannot make '"));
+}
+
+// What is no file stays what it is, and is written to.
+TEST_F(CheckpointCommandsTest, ReportGoesWhereItIsTold) {
+  namespace fs = std::filesystem;
+  const std::string page = folder_ / "report.html";
+  ASSERT_EQ(RunShardctl({"report", root_, "-o", page}).code, 0);
+  const std::string html = ReadFile(page);
+
+  const auto report = [&](const std::string& path) {
+    return RunShardctl({"report", root_, "-o", path});
+  };
+  // A link stays a link, and its file keeps its permissions.
+  fs::permissions(page, fs::perms::owner_read | fs::perms::owner_write);
+  WriteFile(page, "old");
+  const std::string link = folder_ / "link.html";
+  fs::create_symlink("report.html", link);
+  EXPECT_EQ(report(link).code, 0);
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_FALSE(fs::is_symlink(page));
+  EXPECT_EQ(ReadFile(page), html);
+  EXPECT_EQ(fs::status(page).permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+
+  // By a link, so that a mistake costs no device.
+  const std::string full = folder_ / "full";
+  fs::create_symlink("/dev/full", full);
+  const Result no_space = report(full);
+  EXPECT_EQ(no_space.code, 3);
+  EXPECT_TRUE(Has(no_space.error,
+                  "cannot write '" + full + "': No space left on device"))
+      << no_space.error;
+  EXPECT_TRUE(fs::is_symlink(full));
+  EXPECT_TRUE(fs::is_character_file(full));
+  const std::string null = folder_ / "null";
+  fs::create_symlink("/dev/null", null);
+  EXPECT_EQ(report(null).code, 0);
+  EXPECT_TRUE(fs::is_character_file(null));
+
+  const std::string fifo = folder_ / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const Result through =
+      RunShardctl({"run", "-n", "1", "--", "sh", "-c",
+                   "cat " + fifo + " & sdk/cli/shardctl report " + root_ +
+                       " -o " + fifo + " >/dev/null; wait"});
+  EXPECT_EQ(through.out, html);
+  EXPECT_TRUE(fs::is_fifo(fifo));
+
+  // Not /dev/stdout, which a mistake would replace for the whole machine.
+  EXPECT_EQ(report("/dev/fd/1").out, html);
+  // What a shell has opened is gone on with, and not begun anew.
+  const std::string log = folder_ / "log";
+  EXPECT_EQ(RunShardctl({"run", "-n", "1", "--", "sh", "-c",
+                         "{ echo a; sdk/cli/shardctl report " + root_ +
+                             " -o /dev/fd/1; echo b; } >" + log})
+                .code,
+            0);
+  EXPECT_EQ(ReadFile(log), "a\n" + html + "b\n");
+  const Result twice =
+      RunShardctl({"report", root_, "-o", "/dev/fd/1", "--json"});
+  EXPECT_EQ(twice.code, 3);
+  EXPECT_TRUE(Has(twice.error, "give another --output")) << twice.error;
+
+  const Result on_folder = report(folder_ / "");
+  EXPECT_EQ(on_folder.code, 3);
+  EXPECT_TRUE(Has(on_folder.error, "it is a folder")) << on_folder.error;
+  const std::string broken = folder_ / "broken";
+  fs::create_symlink("/no/such/file", broken);
+  EXPECT_TRUE(Has(report(broken).error, "cannot follow the link"));
 }
 
 // ---- hostile keys
