@@ -27,26 +27,23 @@ std::string Join(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-// The part before the last dot, and the part behind it.
-std::pair<std::string, std::string> Split(const std::string& fqn) {
-  const size_t dot = fqn.rfind('.');
-  if (dot == std::string::npos) return {"", fqn};
-  return {fqn.substr(0, dot), fqn.substr(dot + 1)};
+// The names of the modules around a tensor, and its own.
+std::vector<std::string> NamesOf(const std::string& fqn) {
+  std::vector<std::string> names(1);
+  for (const char c : fqn) {
+    if (c == '.') {
+      names.emplace_back();
+    } else {
+      names.back() += c;
+    }
+  }
+  return names;
 }
 
 bool IsNumber(const std::string& name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
     return c >= '0' && c <= '9';
   });
-}
-
-template <typename Call>
-void Do(const std::string& path, const Call& call) {
-  try {
-    Check(call());
-  } catch (const Failure& failure) {
-    throw Failure("'" + path + "': " + failure.what());
-  }
 }
 
 class JsonReader {
@@ -59,7 +56,7 @@ class JsonReader {
       Wrong("", "has more than " + std::to_string(kMaxThings) +
                     " modules and parameters");
     }
-    Module(root_, "", 0, "", 0);
+    Module(root_, "", 0, 0);
     ForEach(root_, "", "ties", [&](const Json& tie, const std::string& at) {
       OnlyKeys(tie, at, {"name", "param"});
       builder_.Tie(TextOf(tie, at, "name"), TextOf(tie, at, "param"));
@@ -142,8 +139,7 @@ class JsonReader {
     return std::min(things * count + 1, kMaxThings + 1);
   }
 
-  void Param(const Json& json, const std::string& at, int32_t module,
-             const std::string& path) {
+  void Param(const Json& json, const std::string& at, int32_t module) {
     OnlyKeys(json, at, {"name", "shape", "dtype", "frozen"});
     std::vector<int64_t> shape;
     ForEach(json, at, "shape", [&](const Json& size, const std::string& to) {
@@ -154,14 +150,13 @@ class JsonReader {
     if (frozen && !json["frozen"].is_boolean()) {
       Wrong(at, "has a frozen that is neither true nor false");
     }
-    const std::string name = TextOf(json, at, "name");
-    builder_.AddParam(module, Join(path, name), name,
+    builder_.AddParam(module, TextOf(json, at, "name"),
                       ParseParamDType(TextOr(json, at, "dtype", "f32")), shape,
                       frozen && json["frozen"].get<bool>());
   }
 
   void Module(const Json& json, const std::string& at, int32_t module,
-              const std::string& path, int depth) {
+              int depth) {
     if (depth > kMaxDepth) {
       Wrong(at, "is nested deeper than " + std::to_string(kMaxDepth));
     }
@@ -171,16 +166,15 @@ class JsonReader {
       OnlyKeys(json, at, {"name", "class", "count", "params", "modules"});
     }
     ForEach(json, at, "params", [&](const Json& param, const std::string& to) {
-      Param(param, to, module, path);
+      Param(param, to, module);
     });
     ForEach(json, at, "modules", [&](const Json& child, const std::string& to) {
       if (!child.is_object()) Wrong(to, "is no object");
       const std::string name = TextOf(child, to, "name");
       const std::string class_name = TextOr(child, to, "class", "");
-      const std::string inner = Join(path, name);
       if (!child.contains("count")) {
-        const int32_t id = builder_.AddModule(module, inner, name, class_name);
-        Module(child, to, id, inner, depth + 1);
+        const int32_t id = builder_.AddModule(module, name, class_name);
+        Module(child, to, id, depth + 1);
         return;
       }
       const Json& count = child["count"];
@@ -189,13 +183,11 @@ class JsonReader {
         Wrong(to, "has a count that is no whole number from 1 to " +
                       std::to_string(kMaxThings));
       }
-      const int32_t list =
-          builder_.AddModule(module, inner, name, "ModuleList");
+      const int32_t list = builder_.AddModule(module, name, "ModuleList");
       for (int64_t i = 0; i < count.get<int64_t>(); ++i) {
-        const std::string number = std::to_string(i);
-        const std::string each = Join(inner, number);
-        const int32_t id = builder_.AddModule(list, each, number, class_name);
-        Module(child, to, id, each, depth + 1);
+        const int32_t id =
+            builder_.AddModule(list, std::to_string(i), class_name);
+        Module(child, to, id, depth + 1);
       }
     });
   }
@@ -213,73 +205,131 @@ ModelBuilder::ModelBuilder(const std::string& class_name) {
   result_.class_name = class_name;
 }
 
-int32_t ModelBuilder::AddModule(int32_t parent, const std::string& path,
-                                const std::string& name,
+std::string ModelBuilder::PathOf(const Place& place) const {
+  std::vector<const std::string*> names = {&place.second};
+  for (int32_t at = place.first; at != 0;) {
+    const Place& outer = module_places_[static_cast<size_t>(at)]->first;
+    names.push_back(&outer.second);
+    at = outer.first;
+  }
+  std::string path;
+  for (size_t i = names.size(); i > 0; --i) {
+    path += *names[i - 1];
+    if (i > 1) path += '.';
+  }
+  return path;
+}
+
+template <typename Call>
+void ModelBuilder::Do(const Place& place, const Call& call) const {
+  try {
+    Check(call());
+  } catch (const Failure& failure) {
+    throw Failure("'" + PathOf(place) + "': " + failure.what());
+  }
+}
+
+ModelBuilder::Place ModelBuilder::NewPlace(int32_t module,
+                                           const std::string& name) const {
+  const size_t outer = path_bytes_[static_cast<size_t>(module)];
+  const size_t bytes = outer + (outer > 0 ? 1 : 0) + name.size();
+  if (bytes > kMaxPathBytes) {
+    throw Failure("the name that begins with '" +
+                  PathOf({module, name}).substr(0, 40) + "' is " +
+                  std::to_string(bytes) + " bytes long; names have at most " +
+                  std::to_string(kMaxPathBytes) + ", with their modules'");
+  }
+  return {module, name};
+}
+
+int32_t ModelBuilder::AddModule(int32_t parent, const std::string& name,
                                 const std::string& class_name) {
+  const Place place = NewPlace(parent, name);
   int32_t id = 0;
-  Do(path, [&] {
+  Do(place, [&] {
     return shard_model_add_module(
         result_.model.get(), parent, name.c_str(),
         class_name.empty() ? nullptr : class_name.c_str(), &id);
   });
-  modules_.emplace(path, id);
+  const size_t outer = path_bytes_[static_cast<size_t>(parent)];
+  path_bytes_.push_back(outer + (outer > 0 ? 1 : 0) + name.size());
+  module_places_.push_back(&*modules_.emplace(place, id).first);
   return id;
 }
 
-void ModelBuilder::AddParam(int32_t module, const std::string& path,
-                            const std::string& name, int32_t dtype,
-                            const std::vector<int64_t>& shape, bool frozen) {
+void ModelBuilder::AddParam(int32_t module, const std::string& name,
+                            int32_t dtype, const std::vector<int64_t>& shape,
+                            bool frozen) {
+  const Place place = NewPlace(module, name);
   int32_t id = 0;
-  Do(path, [&] {
+  Do(place, [&] {
     return shard_model_add_param(result_.model.get(), module, name.c_str(),
                                  dtype, shape.data(),
                                  static_cast<int32_t>(shape.size()), &id);
   });
-  params_.emplace(path, id);
+  params_.emplace(place, id);
   int64_t elements = 1;  // The library has checked that they fit.
   for (const int64_t size : shape) elements *= size;
   ++result_.params;
   result_.elements += elements;
   if (!frozen) return;
-  Do(path, [&] { return shard_model_freeze(result_.model.get(), id); });
+  Do(place, [&] { return shard_model_freeze(result_.model.get(), id); });
   result_.frozen_elements += elements;
 }
 
-int32_t ModelBuilder::ModuleOfPath(const std::string& path) {
-  // From the longest part that is there, inwards: keys may be deep.
-  std::vector<std::string> missing;
-  std::string at = path;
-  while (!modules_.contains(at)) {
-    missing.push_back(at);
-    at = Split(at).first;
+ModelBuilder::Place ModelBuilder::PlaceOf(const std::string& fqn) {
+  std::vector<std::string> names = NamesOf(fqn);
+  Place place = {0, std::move(names.back())};
+  names.pop_back();
+  const std::string* outer = nullptr;
+  for (const std::string& name : names) {
+    const auto found = modules_.find({place.first, name});
+    if (found != modules_.end()) {
+      place.first = found->second;
+    } else {
+      const bool is_item = outer != nullptr && IsNumber(name);
+      place.first = AddModule(place.first, name, is_item ? *outer : name);
+    }
+    outer = &name;
   }
-  int32_t id = modules_.at(at);
-  for (; !missing.empty(); missing.pop_back()) {
-    const auto [parent, name] = Split(missing.back());
-    id = AddModule(id, missing.back(), name,
-                   IsNumber(name) ? Split(parent).second : name);
-  }
-  return id;
+  return place;
+}
+
+void ModelBuilder::AddParam(const std::string& fqn, int32_t dtype,
+                            const std::vector<int64_t>& shape, bool frozen) {
+  const Place place = PlaceOf(fqn);
+  AddParam(place.first, place.second, dtype, shape, frozen);
 }
 
 void ModelBuilder::Tie(const std::string& name, const std::string& param) {
-  const auto found = params_.find(param);
+  std::vector<std::string> names = NamesOf(param);
+  Place target = {0, std::move(names.back())};
+  names.pop_back();
+  auto found = params_.end();
+  const bool is_there =
+      std::all_of(names.begin(), names.end(), [&](const std::string& each) {
+        const auto inner = modules_.find({target.first, each});
+        if (inner == modules_.end()) return false;
+        target.first = inner->second;
+        return true;
+      });
+  if (is_there) found = params_.find(target);
   if (found == params_.end()) {
     throw Failure("'" + name + "' is tied to '" + param +
                   "', which is no parameter");
   }
-  const auto [path, last] = Split(name);
-  const int32_t module = ModuleOfPath(path);
-  Do(name, [&] {
-    return shard_model_tie(result_.model.get(), module, last.c_str(),
-                           found->second);
+  const Place place = PlaceOf(name);
+  Do(NewPlace(place.first, place.second), [&] {
+    return shard_model_tie(result_.model.get(), place.first,
+                           place.second.c_str(), found->second);
   });
 }
 
 void ModelBuilder::AddGroup(const std::string& optimizer,
                             const std::vector<std::string>& globs) {
   std::vector<int32_t> ids;
-  for (const auto& [name, id] : params_) {
+  for (const auto& [place, id] : params_) {
+    const std::string name = PathOf(place);
     const bool matches = std::any_of(
         globs.begin(), globs.end(),
         [&](const std::string& glob) { return Matches(glob, name); });
@@ -328,8 +378,7 @@ ModelDescription ModelOfKeys(const shard_checkpoint* checkpoint) {
       aliases.emplace_back(key, tensor.alias_of);
       continue;
     }
-    const auto [path, name] = Split(key);
-    builder.AddParam(builder.ModuleOfPath(path), key, name, tensor.dtype,
+    builder.AddParam(key, tensor.dtype,
                      {tensor.shape, tensor.shape + tensor.ndim},
                      tensor.trainable == 0);
     keys.emplace(t, key);

@@ -26,6 +26,7 @@
 #ifndef SHARD_SDK_CLI_MODEL_DESCRIPTION_H_
 #define SHARD_SDK_CLI_MODEL_DESCRIPTION_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -54,20 +55,25 @@ ModelDescription ModelOfKeys(const shard_checkpoint* checkpoint);
 // description, unless it ends in .safetensors.index.json.
 ModelDescription OpenModelDescription(const std::string& path);
 
-// Adds modules by path.
+// Adds modules and parameters to a model, by name or by path. Keeps each name
+// once, without the path that it has in front: memory is linear in what was
+// given, however deep that is.
 class ModelBuilder {
  public:
+  // Of a path, dots included. A plan has the path of every unit.
+  static constexpr size_t kMaxPathBytes = 4096;
+
   explicit ModelBuilder(const std::string& class_name);
 
   // `class_name` empty: none. Throws Failure with the path.
-  int32_t AddModule(int32_t parent, const std::string& path,
-                    const std::string& name, const std::string& class_name);
-  void AddParam(int32_t module, const std::string& path,
-                const std::string& name, int32_t dtype,
+  int32_t AddModule(int32_t parent, const std::string& name,
+                    const std::string& class_name);
+  void AddParam(int32_t module, const std::string& name, int32_t dtype,
                 const std::vector<int64_t>& shape, bool frozen);
-  // The module of `path`, which is added where it is missing: with classes as
-  // for keys.
-  int32_t ModuleOfPath(const std::string& path);
+  // Of this path, adding the modules that are missing: with classes as for
+  // keys.
+  void AddParam(const std::string& fqn, int32_t dtype,
+                const std::vector<int64_t>& shape, bool frozen);
   void Tie(const std::string& name, const std::string& param);
   void AddGroup(const std::string& optimizer,
                 const std::vector<std::string>& globs);
@@ -75,9 +81,26 @@ class ModelBuilder {
   ModelDescription Finish() { return std::move(result_); }
 
  private:
+  // A module and a name in it.
+  using Place = std::pair<int32_t, std::string>;
+  using Places = std::map<Place, int32_t>;
+
+  // Of this path; adds the modules that are missing.
+  Place PlaceOf(const std::string& fqn);
+  std::string PathOf(const Place& place) const;
+  // Calls the library for what is at `place`, whose path the error names.
+  template <typename Call>
+  void Do(const Place& place, const Call& call) const;
+  // The place of a new name, whose path is not too long.
+  Place NewPlace(int32_t module, const std::string& name) const;
+
   ModelDescription result_;
-  std::map<std::string, int32_t> modules_{{"", 0}};
-  std::map<std::string, int32_t> params_;
+  Places modules_;
+  Places params_;
+  // By id, of each module but the root: its entry of modules_, and the length
+  // of its path.
+  std::vector<const Places::value_type*> module_places_{nullptr};
+  std::vector<size_t> path_bytes_{0};
   std::set<int32_t> grouped_;
 };
 

@@ -425,9 +425,9 @@ void AddPlan(CLI::App* app, Body* body) {
   command
       ->add_option("--flops", plan->flops,
                    "A rank's floating-point operations per second: 4e14")
-      ->check(CLI::PositiveNumber);
+      ->check(PositiveFinite());
   command->add_option("--tokens", plan->tokens, "A rank's tokens per step")
-      ->check(CLI::PositiveNumber);
+      ->check(PositiveFinite());
   command->add_flag("--json", plan->json, "One JSON document");
   command->callback(
       [plan, body] { *body = [plan] { return PlanCommand(*plan).Run(); }; });

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/sdk/cli/checkpoint_testing.h"
@@ -207,6 +208,10 @@ TEST_F(PlanTest, WrongDescriptionsAreNamed) {
   EXPECT_TRUE(Has(error(R"({"modules": [{"name": "a", "count": 10000000,
         "modules": [{"name": "b", "count": 10000000}]}]})"),
                   "more than 10000000 modules and parameters"));
+  const std::string long_name(5000, 'a');
+  EXPECT_TRUE(
+      Has(error((R"({"params": [{"name": ")" + long_name + R"("}]})").c_str()),
+          "is 5000 bytes long; names have at most 4096"));
 }
 
 TEST_F(PlanTest, OfSafetensors) {
@@ -221,6 +226,42 @@ TEST_F(PlanTest, OfSafetensors) {
   EXPECT_EQ(json["model"]["elements"], 4096);
   // h.0 and h.1 are of class "h", as is the module around them.
   EXPECT_EQ(json["plans"][0]["units"], 4);
+}
+
+// 800 KB of names, of which each module is one letter.
+TEST_F(PlanTest, DeepKeysTakeMemoryAsTheyAreLong) {
+  const std::string path = folder_ / "model.safetensors";
+  std::vector<std::pair<std::string, std::vector<float>>> tensors;
+  const auto deep = [](int number, size_t modules) {
+    std::string key = std::to_string(number);
+    for (size_t i = 0; i < modules; ++i) key += ".a";
+    return key;
+  };
+  for (int i = 0; i < 200; ++i) tensors.push_back({deep(i, 2000), {0}});
+  WriteSafetensors(path, tensors);
+  const Result fits =
+      RunShardctl({"plan", path, "--ranks", "2", "--stages", "3"});
+  EXPECT_EQ(fits.code, 0) << fits.error;
+  EXPECT_TRUE(Has(fits.out, "in 200 parameters"));
+  EXPECT_LT(fits.max_rss_kib, 512 * 1024);
+
+  WriteSafetensors(path, {{deep(1, 30000), {0}}});
+  const Result refused = RunShardctl({"plan", path});
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_TRUE(Has(refused.error, "'1.a.a")) << refused.error;
+  EXPECT_TRUE(Has(refused.error, "bytes long; names have at most 4096"))
+      << refused.error;
+  EXPECT_LT(refused.max_rss_kib, 512 * 1024);
+}
+
+TEST_F(PlanTest, NamesThatAreEmptyAreRefused) {
+  const std::string path = folder_ / "model.safetensors";
+  for (const char* key : {".a", "a..b", "a."}) {
+    WriteSafetensors(path, {{key, {0}}});
+    const Result result = RunShardctl({"plan", path});
+    EXPECT_EQ(result.code, 3) << key;
+    EXPECT_TRUE(Has(result.error, "is empty")) << result.error;
+  }
 }
 
 TEST_F(PlanTest, OfACheckpoint) {
@@ -242,6 +283,8 @@ TEST_F(PlanTest, SixteenThousandRanks) {
 TEST_F(PlanTest, WrongUse) {
   EXPECT_EQ(Plan({"--ranks", "0"}).code, 2);
   EXPECT_EQ(Plan({"--stages", "4"}).code, 2);
+  EXPECT_EQ(Plan({"--flops", "inf", "--tokens", "1"}).code, 2);
+  EXPECT_EQ(Plan({"--flops", "1e12", "--tokens", "nan"}).code, 2);
   EXPECT_EQ(RunShardctl({"plan", "/no/such/model"}).code, 2);
   EXPECT_TRUE(Has(Plan({"--partition", "odd"}).error,
                   "unknown partition 'odd'; known: even greedy bucket"));
