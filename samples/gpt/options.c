@@ -3,6 +3,7 @@
 #include "samples/gpt/options.h"
 
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,7 +99,7 @@ static const option kOptions[] = {
      ".safetensors file, too"},
     {"sample", INTEGER, AT(sample), "300", 0, 100000, "N",
      "bytes of text to write at the end"},
-    {"timeout", NUMBER, AT(timeout), "60", 0.001, 1e6, "SECONDS",
+    {"timeout", NUMBER, AT(timeout), "60", 0.001, DBL_MAX, "SECONDS",
      "longest wait for another rank"},
     {"check", FLAG, AT(check), NULL, 0, 0, "",
      "check the backward by finite differences, and exit"},

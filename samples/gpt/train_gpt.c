@@ -35,7 +35,8 @@ typedef struct trainer {
   const options* opts;
   int rank;  // -1 until it is known.
   int world_size;
-  int batch;  // Sequences per step of this rank.
+  int batch;      // Sequences per step of this rank.
+  bool followed;  // It ends because another rank was lost.
   shard_comm* comm;
   shard_model* model;
   shard_plan* plan;
@@ -84,6 +85,7 @@ static bool ok(trainer* t, const char* what, shard_error* error) {
   snprintf(why, sizeof(why), "%s: %s", shard_code_name(code),
            shard_error_message(error));
   shard_error_free(error);
+  if (code == SHARD_RANK_LOST) t->followed = true;
   if (code == SHARD_DESYNC || code == SHARD_RANK_LOST ||
       code == SHARD_POISONED || code == SHARD_DEADLINE_EXCEEDED) {
     complain(t, what, why);  // About the group: every rank is told.
@@ -409,7 +411,9 @@ static int run_rank(const options* opts, int rank) {
   shard_plan_free(t.plan);
   shard_model_free(t.model);
   shard_comm_free(t.comm);
-  return done ? 0 : 1;
+  if (done) return 0;
+  // shardctl run then looks for the rank that failed.
+  return t.followed ? SHARD_RANK_LOST : 1;
 }
 
 int main(int argc, char** argv) {

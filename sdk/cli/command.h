@@ -11,7 +11,9 @@
 #define SHARD_SDK_CLI_COMMAND_H_
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <functional>
+#include <string>
 
 namespace shardctl {
 
@@ -24,6 +26,21 @@ enum ExitCode : int {
 };
 
 using Body = std::function<int()>;
+
+// For options that are seconds, counts or rates: a number above 0, and neither
+// nan nor inf, which CLI::PositiveNumber takes.
+inline CLI::Validator PositiveFinite() {
+  return CLI::Validator(
+      [](const std::string& text) {
+        double number = 0;
+        if (CLI::detail::lexical_cast(text, number) && number > 0 &&
+            std::isfinite(number)) {
+          return std::string();
+        }
+        return "'" + text + "' is no number above 0";
+      },
+      "POSITIVE");
+}
 
 // Each sets *body when its command is the one that was given.
 void AddDiff(CLI::App* app, Body* body);

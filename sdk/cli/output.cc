@@ -2,10 +2,11 @@
 
 #include "sdk/cli/output.h"
 
-#include <poll.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <utility>
+
+#include "sdk/cli/output_queue.h"
 
 namespace shardctl {
 
@@ -13,22 +14,6 @@ namespace {
 
 // Back to the first column, and erase the line.
 constexpr std::string_view kErase = "\r\x1b[K";
-
-void WriteAll(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t size = ::write(fd, bytes.data(), bytes.size());
-    if (size < 0 && errno == EINTR) continue;
-    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      // Whoever shares the file with us has made it non-blocking: a slow reader
-      // slows us down, as it would otherwise, and loses nothing.
-      pollfd entry{fd, POLLOUT, 0};
-      ::poll(&entry, 1, -1);
-      continue;
-    }
-    if (size < 0) return;  // Nobody reads; the ranks go on.
-    bytes.remove_prefix(static_cast<size_t>(size));
-  }
-}
 
 }  // namespace
 
@@ -64,9 +49,13 @@ std::string_view LineSplitter::bar() const {
   return line_.empty() ? previous_ : line_;
 }
 
-Screen::Screen(int out, int error)
-    : out_(out),
-      error_(error),
+Screen::Screen(int out, int error, Sink sink)
+    : sink_(sink != nullptr
+                ? std::move(sink)
+                : [out, error](
+                      bool to_error,
+                      std::string_view
+                          text) { WriteAll(to_error ? error : out, text); }),
       out_is_terminal_(::isatty(out) == 1),
       error_is_terminal_(::isatty(error) == 1) {}
 
@@ -78,8 +67,8 @@ void Screen::Line(bool error, std::string_view prefix, std::string_view line) {
   text += line;
   text += '\n';
   // One write, so that other writers to the same file cannot come between.
-  WriteAll(Descriptor(error), text);
-  if (over_bar) WriteAll(Descriptor(bar_on_error_), bar_);
+  sink_(error, text);
+  if (over_bar) sink_(bar_on_error_, bar_);
 }
 
 void Screen::Bar(bool error, std::string_view prefix, std::string_view bar) {
@@ -91,7 +80,7 @@ void Screen::Bar(bool error, std::string_view prefix, std::string_view bar) {
   if (text == bar_) return;
   bar_ = text;
   bar_on_error_ = error;
-  WriteAll(Descriptor(error), std::string(kErase) + text);
+  sink_(error, std::string(kErase) + text);
 }
 
 }  // namespace shardctl

@@ -47,9 +47,12 @@ class LineSplitter {
 
 class Screen {
  public:
-  // Writes to descriptor `out` (stdout) and `error` (stderr). What nobody reads
-  // any more is dropped. REQUIRES: SIGPIPE is ignored.
-  Screen(int out, int error);
+  // Writes text to stdout, or to stderr.
+  using Sink = std::function<void(bool error, std::string_view text)>;
+
+  // For descriptor `out` (stdout) and `error` (stderr), through `sink`: by
+  // default WriteAll. REQUIRES: SIGPIPE is ignored.
+  Screen(int out, int error, Sink sink = nullptr);
 
   bool IsTerminal(bool error) const {
     return error ? error_is_terminal_ : out_is_terminal_;
@@ -61,10 +64,7 @@ class Screen {
   void Bar(bool error, std::string_view prefix, std::string_view bar);
 
  private:
-  int Descriptor(bool error) const { return error ? error_ : out_; }
-
-  const int out_;
-  const int error_;
+  const Sink sink_;
   const bool out_is_terminal_;
   const bool error_is_terminal_;
   std::string bar_;  // On the screen now, with its prefix.

@@ -10,6 +10,7 @@
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,9 +21,12 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 #include "sdk/cli/commands/process.h"
 #include "sdk/cli/output.h"
+#include "sdk/cli/output_queue.h"
 
 namespace shardctl {
 
@@ -30,9 +34,20 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// At most 30 years, so that no sum overflows.
 Clock::time_point After(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                            std::chrono::duration<double>(seconds));
+  constexpr double kLongest = 30 * 365.0 * 24 * 3600;
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(
+             std::chrono::duration<double>(std::min(seconds, kLongest)));
+}
+
+// Whether two descriptors are one terminal, pipe or file.
+bool AreSame(int a, int b) {
+  struct stat first {};
+  struct stat second {};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 &&
+         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
 std::string UniqueName() {
@@ -65,7 +80,12 @@ class Launcher {
       : options_(options),
         name_(options.name.empty() ? UniqueName() : options.name),
         detached_(options.ranks > 1),
-        screen_(STDOUT_FILENO, STDERR_FILENO) {}
+        // One queue for both, where their order is seen.
+        one_queue_(AreSame(STDOUT_FILENO, STDERR_FILENO)),
+        screen_(STDOUT_FILENO, STDERR_FILENO,
+                [this](bool error, std::string_view text) {
+                  Queue(error).Append(text);
+                }) {}
 
   int Run() {
     // Signals come through a descriptor, in turn with the ranks' output.
@@ -80,16 +100,14 @@ class Launcher {
     signals_ = ::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals_ < 0) {
       Say(std::string("signalfd: ") + ::strerror(errno));
-      return kCannotRun;
+      exit_code_ = kCannotRun;
     }
     if (options_.timeout > 0) timeout_ = After(options_.timeout);
-    for (int r = 0; r < options_.ranks; ++r) {
-      if (!Start(r)) break;
-    }
+    for (int r = 0; r < options_.ranks && !exit_code_; ++r) Start(r);
     while (alive_ > 0) {
       WaitForSomething();
       HearSignals();
-      for (Rank& rank : ranks_) ShowOutput(&rank);
+      for (Rank& rank : ranks_) ShowOutput(&rank, Room::kQueue);
       NoticeEnds();
       KeepTime();
     }
@@ -97,10 +115,12 @@ class Launcher {
     // What a rank wrote before it ended is in its pipes by now. Their end is
     // not waited for: a process that it left behind may hold them.
     for (Rank& rank : ranks_) {
-      ShowOutput(&rank);
+      ShowOutput(&rank, Room::kAny);
       Finish(&rank, false);
       Finish(&rank, true);
     }
+    ranks_.clear();
+    Drain();
     return exit_code_.value_or(0);
   }
 
@@ -114,7 +134,18 @@ class Launcher {
     bool alive = true;
   };
 
-  bool Start(int r) {
+  // How a rank ended that did not end with 0.
+  struct Failure {
+    int rank;
+    int code;  // For shardctl.
+    std::string how;
+    int order;  // The smaller one explains more.
+  };
+
+  // How much to read: while the queue has room, or what a pipe holds.
+  enum class Room { kQueue, kAny };
+
+  void Start(int r) {
     SpawnOptions how;
     how.command = options_.command;
     how.detached = detached_;
@@ -143,23 +174,33 @@ class Launcher {
           (process.spawn_errno == ENOENT ? "no such program"
                                          : ::strerror(process.spawn_errno)));
       End(process.spawn_errno == ENOENT ? kNotFound : kCannotRun, SIGTERM);
-      return false;
+      return;
     }
     ranks_.push_back({r, process, prefix,
                       LineSplitter(r == 0 && screen_.IsTerminal(false)),
                       LineSplitter(r == 0 && screen_.IsTerminal(true))});
     ++alive_;
-    return true;
   }
 
+  OutputQueue& Queue(bool error) {
+    return error && !one_queue_ ? error_queue_ : out_queue_;
+  }
+
+  // Until a signal, output, room for output, or a time that was set.
   void WaitForSomething() {
     std::vector<pollfd> entries{{signals_, POLLIN, 0}};
-    for (const Rank& rank : ranks_) {
-      entries.push_back({rank.process.out, POLLIN, 0});
-      entries.push_back({rank.process.error, POLLIN, 0});
+    for (const bool error : {false, true}) {
+      const OutputQueue& queue = Queue(error);
+      entries.push_back({queue.progress_fd(), POLLIN, 0});
+      // The pipes of ranks fill, and they wait.
+      if (queue.full()) continue;
+      for (const Rank& rank : ranks_) {
+        entries.push_back(
+            {error ? rank.process.error : rank.process.out, POLLIN, 0});
+      }
     }
     int millis = -1;
-    for (const auto& at : {timeout_, kill_at_}) {
+    for (const auto& at : {timeout_, kill_at_, decide_at_, give_up_at_}) {
       if (!at) continue;
       const auto left =
           std::chrono::ceil<std::chrono::milliseconds>(*at - Clock::now());
@@ -168,6 +209,10 @@ class Launcher {
       millis = millis < 0 ? wait : std::min(millis, wait);
     }
     ::poll(entries.data(), entries.size(), millis);
+    // Before the queues are looked at, so that no progress goes unnoticed.
+    const bool out = out_queue_.TakeProgress();
+    const bool error = error_queue_.TakeProgress();
+    progress_ = out || error;
   }
 
   void HearSignals() {
@@ -175,11 +220,11 @@ class Launcher {
     while (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
       if (signal == SIGCHLD) continue;  // NoticeEnds looks.
-      if (stopping_) {
+      last_signal_ = signal;
+      if (++signals_heard_ > 1) {
         SendToAll(SIGKILL);  // Asked twice.
         continue;
       }
-      stopping_ = true;
       kill_at_ = After(kGraceSeconds);
       // The terminal has sent it to the rank that shares it already.
       if (!detached_ && info.ssi_code == SI_KERNEL) continue;
@@ -187,17 +232,18 @@ class Launcher {
     }
   }
 
-  void ShowOutput(Rank* rank) {
-    Show(rank, false);
-    Show(rank, true);
+  void ShowOutput(Rank* rank, Room room) {
+    Show(rank, false, room);
+    Show(rank, true, room);
   }
 
-  void Show(Rank* rank, bool error) {
+  void Show(Rank* rank, bool error, Room room) {
     int& fd = error ? rank->process.error : rank->process.out;
     LineSplitter& lines = error ? rank->error : rank->out;
     char buffer[65536];
     // A rank that prints without end must not keep the others waiting.
     for (int i = 0; i < 16 && fd >= 0; ++i) {
+      if (room == Room::kQueue && Queue(error).full()) break;
       const ssize_t size = ::read(fd, buffer, sizeof(buffer));
       if (size < 0 && errno == EINTR) continue;
       if (size < 0 && errno == EAGAIN) break;
@@ -232,13 +278,6 @@ class Launcher {
   // Ended ranks stay zombies until KillAndReapAll: that keeps their process
   // ids, which name their groups, from naming someone else's.
   void NoticeEnds() {
-    struct Failure {
-      const Rank* rank;
-      int code;
-      std::string how;
-      bool by_signal;
-    };
-    std::optional<Failure> first;
     for (Rank& rank : ranks_) {
       siginfo_t end{};  // si_pid stays 0 when it has not ended.
       if (!rank.alive ||
@@ -250,35 +289,54 @@ class Launcher {
       rank.alive = false;
       --alive_;
       if (end.si_code == CLD_EXITED && end.si_status == 0) continue;
-      Failure failure{&rank, 0, "", end.si_code != CLD_EXITED};
-      if (failure.by_signal) {
-        const int signal = end.si_status;
-        failure.code = 128 + signal;
-        failure.how = "was ended by signal " + std::to_string(signal) + " (" +
-                      ::strsignal(signal) + ")";
-      } else {
-        failure.code = end.si_status;
-        failure.how = "ended with code " + std::to_string(failure.code);
+      Failure failure = FailureOf(rank.rank, end);
+      if (!failure_ || failure.order < failure_->order) {
+        failure_ = std::move(failure);
       }
-      // Of ranks found ended together, a killed one is the likelier cause:
-      // libshard makes its peers end with an error at once.
-      if (!first || (failure.by_signal && !first->by_signal)) first = failure;
+      if (!decide_at_) decide_at_ = After(kSettleSeconds);
     }
-    if (!first || exit_code_) return;
+    if (failure_ && alive_ == 0) Decide();
+  }
+
+  static Failure FailureOf(int rank, const siginfo_t& end) {
+    if (end.si_code == CLD_EXITED) {
+      return {rank, end.si_status,
+              "ended with code " + std::to_string(end.si_status),
+              end.si_status == kFollowed ? 2 : 1};
+    }
+    // A program that is told of a lost rank may well abort(). It does not kill
+    // itself, nor does it use memory that is not there.
+    return {rank, 128 + end.si_status,
+            "was ended by signal " + std::to_string(end.si_status) + " (" +
+                ::strsignal(end.si_status) + ")",
+            end.si_status == SIGABRT ? 1 : 0};
+  }
+
+  // Says which rank failed, and ends the others. REQUIRES: failure_.
+  void Decide() {
+    decide_at_.reset();
+    if (exit_code_) return;
     // Its last words come before ours.
-    for (Rank& rank : ranks_) ShowOutput(&rank);
-    Say("rank " + std::to_string(first->rank->rank) + " " + first->how +
+    for (Rank& rank : ranks_) ShowOutput(&rank, Room::kAny);
+    Say("rank " + std::to_string(failure_->rank) + " " + failure_->how +
         (alive_ > 0 ? "; ending the others" : ""));
-    End(first->code, SIGTERM);
+    End(failure_->code, SIGTERM);
   }
 
   void KeepTime() {
     const auto now = Clock::now();
+    if (decide_at_ && now >= *decide_at_) Decide();
     if (timeout_ && now >= *timeout_) {
       timeout_.reset();
-      if (alive_ > 0 && !exit_code_) {
-        Say("the run took longer than its timeout of " +
-            std::to_string(options_.timeout) + " s; ending the ranks");
+      timed_out_ = true;
+      if (failure_) {
+        Decide();
+      } else if (!exit_code_) {
+        char seconds[32];
+        std::snprintf(seconds, sizeof(seconds), "%g", options_.timeout);
+        Say("the run took longer than its timeout of " + std::string(seconds) +
+            (alive_ > 0 ? " s; ending the ranks"
+                        : " s: its output is not read"));
         End(kTimedOut, SIGTERM);
       }
     }
@@ -290,6 +348,28 @@ class Launcher {
             " s; killing them");
         SendToAll(SIGKILL);
       }
+    }
+  }
+
+  // Waits until the output is written: for as long as it takes, but with a
+  // signal or after the timeout no longer than its reader reads, and with
+  // another signal no longer. REQUIRES: all ranks have ended.
+  void Drain() {
+    kill_at_.reset();
+    const int enough = std::max(signals_heard_, 1);
+    while (!out_queue_.empty() || !error_queue_.empty()) {
+      if ((signals_heard_ > 0 || timed_out_) && !give_up_at_) {
+        give_up_at_ = After(kStalledSeconds);
+      }
+      if (signals_heard_ > enough ||
+          (give_up_at_ && Clock::now() >= *give_up_at_)) {
+        if (!exit_code_) exit_code_ = 128 + last_signal_;
+        return;
+      }
+      WaitForSomething();
+      if (progress_) give_up_at_.reset();
+      HearSignals();
+      KeepTime();
     }
   }
 
@@ -323,14 +403,23 @@ class Launcher {
   const RunOptions& options_;
   const std::string name_;
   const bool detached_;
+  const bool one_queue_;
+  OutputQueue out_queue_{STDOUT_FILENO};
+  OutputQueue error_queue_{STDERR_FILENO};
   Screen screen_;
   int signals_ = -1;
   std::vector<Rank> ranks_;
   int alive_ = 0;
-  bool stopping_ = false;  // A signal told us to.
+  int signals_heard_ = 0;  // That told us to stop.
+  int last_signal_ = 0;
+  bool timed_out_ = false;
+  bool progress_ = false;           // Somebody reads.
+  std::optional<Failure> failure_;  // That explains the most, so far.
   std::optional<int> exit_code_;
   std::optional<Clock::time_point> timeout_;
   std::optional<Clock::time_point> kill_at_;
+  std::optional<Clock::time_point> decide_at_;
+  std::optional<Clock::time_point> give_up_at_;
 };
 
 }  // namespace

@@ -27,10 +27,28 @@ inline constexpr int kNotFound = 127;
 // How long ranks may take to end after SIGTERM, before SIGKILL.
 inline constexpr double kGraceSeconds = 5;
 
-// The exit code of shardctl: 0 when all ranks ended with 0, else the code of
-// the rank that failed first, or 128 + its signal. With several ranks, what
-// they leave running in their process groups is told to end when one of them
-// fails, and killed when all have ended.
+// How long the other ranks may go on after the first failure that is seen: it
+// may be that of a rank which only followed, and the cause ends in this time.
+inline constexpr double kSettleSeconds = 1;
+
+// After a signal or the timeout: how long nobody may read before the output
+// that is left is dropped.
+inline constexpr double kStalledSeconds = 1;
+
+// The exit code of a rank that ended because another one did: SHARD_RANK_LOST.
+inline constexpr int kFollowed = 65;
+
+// Returns the exit code of shardctl: 0 when all ranks ended with 0, else that
+// of the rank that explains the failure best, or 128 + its signal. These are
+// the failures within kSettleSeconds of the first one, and of them
+//   1. a rank that a signal ended, other than the SIGABRT of abort();
+//   2. a rank that ended with another code than kFollowed;
+//   3. any;
+// each time the one that was seen first.
+//
+// With several ranks, what they leave running in their process groups is told
+// to end when one of them fails, and killed when all have ended. A reader of
+// the output that stalls stops the ranks that print, and nothing else.
 int Run(const RunOptions& options);
 
 }  // namespace shardctl

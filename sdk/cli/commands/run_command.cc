@@ -20,13 +20,16 @@ communicator "env:" needs no more. OMP_NUM_THREADS is set to the CPUs per rank
 unless it is set already.
 
 With several ranks each line they print has "[rank] " in front, and their input
-is empty. When one rank fails, the others are told to end (SIGTERM) and killed
-5 s later. SIGINT, SIGTERM and SIGHUP are passed on; the second one kills. What
-several ranks leave running in their process groups is killed at the end.
+is empty. When one rank fails, the others have 1 s to end, are then told to
+(SIGTERM), and killed 5 s later. SIGINT, SIGTERM and SIGHUP are passed on; the
+second one kills. What several ranks leave running in their process groups is
+killed at the end. When nobody reads the output, the ranks that print wait.
 
-Exit code: 0 when all ranks ended with 0; else that of the rank that failed
-first, or 128 + its signal; 124 after --timeout; 127 when there is no such
-program, 126 when it cannot be run.
+Exit code: 0 when all ranks ended with 0; else that of the rank that failed, or
+128 + its signal; 124 after --timeout; 127 when there is no such program, 126
+when it cannot be run. When several fail within 1 s, one that was killed comes
+before one that ended, and that before one that ended with 65 (SHARD_RANK_LOST),
+as a program does that ends because of another rank.
 
 Example: shardctl run -n 4 -- ./train --steps 1000)";
 
@@ -43,7 +46,7 @@ void AddRun(CLI::App* app, Body* body) {
   command
       ->add_option("--timeout", run->timeout,
                    "End the run after so many seconds (default: no limit)")
-      ->check(CLI::PositiveNumber);
+      ->check(PositiveFinite());
   command
       ->add_option("--name", run->name,
                    "Name of the meeting point (default: a random one)")

@@ -158,6 +158,10 @@ TEST(OptionsTest, NamesTheRangeThatAValueIsNotIn) {
   EXPECT_THAT(Error({"--min-lr", "0"}), HasSubstr("--min-lr: \"0\""));
   EXPECT_THAT(Error({"--lr", "1e400"}), HasSubstr("1e400"));
   EXPECT_THAT(Error({"--timeout", "0"}), HasSubstr("--timeout"));
+  EXPECT_THAT(Error({"--timeout", "1e400"}), HasSubstr("--timeout"));
+  // As long as it takes.
+  EXPECT_EQ(Error({"--timeout", "9.3e9"}), "");
+  EXPECT_EQ(Error({"--timeout", "1e300"}), "");
 }
 
 TEST(OptionsTest, ListsTheWordsThatAreAllowed) {

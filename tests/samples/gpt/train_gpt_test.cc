@@ -3,6 +3,8 @@
 // The program from outside: real training, on ranks that are threads and on
 // ranks that are processes, compared by the log it writes.
 
+#include <signal.h>
+
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -202,6 +204,22 @@ TEST_F(TrainGptTest, ALogThatDoesNotFitIsAnError) {
           folder_ + "/text");
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("rank 0: --log: the log was not written"));
+}
+
+// What tells shardctl run which of the ranks failed.
+TEST_F(TrainGptTest, EndsAsOneThatFollowedWhenARankIsKilled) {
+  const std::string train =
+      "samples/gpt/train_gpt " + Tiny("--steps 100000000 --val-every 0 ");
+  const Outcome outcome = RunCommand(
+      "tests/samples/gpt/run_ranks 2 sh -c '"
+      "if [ $SHARD_RANK = 0 ]; then " +
+      train +
+      "; code=$?; echo code $code; exit $code; fi; "
+      "(until [ -s " +
+      folder_ + "/log ]; do :; done; kill -KILL $$) & exec " + train + "'");
+  EXPECT_EQ(outcome.exit_code, 128 + SIGKILL) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("code 65"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 was ended by signal 9"));
 }
 
 }  // namespace

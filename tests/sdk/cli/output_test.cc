@@ -2,9 +2,16 @@
 
 #include "sdk/cli/output.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include <string>
 #include <vector>
+
+#include "sdk/cli/output_queue.h"
 
 namespace shardctl {
 namespace {
@@ -51,6 +58,93 @@ TEST(LineSplitterTest, Bar) {
 TEST(LineSplitterTest, EndlessLinesAreBroken) {
   const std::string mebibyte(size_t{1} << 20, 'x');
   EXPECT_EQ(Split(false, {mebibyte, "y\n"}), (Lines{mebibyte, "y"}));
+}
+
+class OutputQueueTest : public ::testing::Test {
+ protected:
+  OutputQueueTest() {
+    ::signal(SIGPIPE, SIG_IGN);
+    EXPECT_EQ(::pipe(ends_), 0);
+  }
+  ~OutputQueueTest() override {
+    for (const int end : ends_) {
+      if (end >= 0) ::close(end);
+    }
+  }
+  void Close(int end) {
+    ::close(ends_[end]);
+    ends_[end] = -1;
+  }
+  // Reads `bytes` bytes.
+  std::string Read(size_t bytes) {
+    std::string text(bytes, '\0');
+    for (size_t at = 0; at < bytes;) {
+      const ssize_t size = ::read(ends_[0], text.data() + at, bytes - at);
+      if (size <= 0) return "the end";
+      at += static_cast<size_t>(size);
+    }
+    return text;
+  }
+  static void WaitUntilEmpty(OutputQueue* queue) {
+    while (!queue->empty()) {
+      pollfd entry{queue->progress_fd(), POLLIN, 0};
+      ASSERT_EQ(::poll(&entry, 1, 60 * 1000), 1);
+      EXPECT_TRUE(queue->TakeProgress());
+    }
+  }
+
+  int ends_[2];
+};
+
+TEST_F(OutputQueueTest, TakesMoreThanThePipeAndSaysWhenItIsFull) {
+  OutputQueue queue(ends_[1]);
+  EXPECT_TRUE(queue.empty());
+  std::string all;
+  for (int i = 0; !queue.full(); ++i) {
+    const std::string line(1000, static_cast<char>('a' + i % 26));
+    queue.Append(line + "\n");
+    all += line + "\n";
+  }
+  EXPECT_GE(all.size(), OutputQueue::kFullBytes);
+  EXPECT_FALSE(queue.empty());
+  EXPECT_EQ(Read(all.size()), all);
+  WaitUntilEmpty(&queue);
+  EXPECT_FALSE(queue.full());
+  queue.Append("no newline");
+  EXPECT_EQ(Read(10), "no newline");
+}
+
+// Other writers to a pipe come between lines only: O_DIRECT makes a packet of
+// each write.
+TEST_F(OutputQueueTest, WritesWholeLines) {
+  ASSERT_EQ(::fcntl(ends_[1], F_SETFL, O_DIRECT), 0);
+  OutputQueue queue(ends_[1]);
+  std::string text;
+  for (size_t i = 0; text.size() < 40000; ++i) {
+    text += std::string(i * 7 % 301, 'x') + "\n";
+  }
+  queue.Append(text);
+  std::string read;
+  while (read.size() < text.size()) {
+    char packet[8192];
+    const ssize_t size = ::read(ends_[0], packet, sizeof(packet));
+    ASSERT_GT(size, 0);
+    EXPECT_EQ(packet[size - 1], '\n');
+    read.append(packet, static_cast<size_t>(size));
+  }
+  EXPECT_EQ(read, text);
+}
+
+TEST_F(OutputQueueTest, NobodyReads) {
+  OutputQueue queue(ends_[1]);
+  Close(0);
+  queue.Append(std::string(3 * OutputQueue::kFullBytes, 'x'));
+  WaitUntilEmpty(&queue);
+}
+
+TEST_F(OutputQueueTest, EndsAlthoughTheReaderStalls) {
+  OutputQueue queue(ends_[1]);
+  queue.Append(std::string(OutputQueue::kFullBytes, 'x'));
 }
 
 }  // namespace

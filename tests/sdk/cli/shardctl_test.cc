@@ -186,6 +186,95 @@ TEST(ShardctlTest, NonBlockingOutputLosesNothing) {
   EXPECT_EQ(SortedLines(result.out).size(), 40000u);
 }
 
+// Nobody reads for as long as the run lasts: it can be told to end all the
+// same, and holds no more than a little of what the ranks print.
+TEST(ShardctlTest, AStalledReaderStopsNoSignal) {
+  for (const char* script : {"exec yes", "exec yes >&2"}) {
+    SCOPED_TRACE(script);
+    const bool error = Has(script, ">&2");
+    Shardctl shardctl(Script(2, script), nullptr, false,
+                      /*join_streams=*/error);
+    shardctl.WaitUntilStalled();
+    shardctl.Kill(SIGTERM);
+    EXPECT_TRUE(shardctl.EndsUnread(kSeconds / 2));
+    const Result result = shardctl.Wait();
+    EXPECT_EQ(result.code, 128 + SIGTERM);
+    EXPECT_LT(result.max_rss_kib, 256 * 1024);
+  }
+}
+
+TEST(ShardctlTest, AStalledReaderStopsNoTimeout) {
+  Shardctl shardctl(
+      {"run", "-n", "2", "--timeout", "1", "--", "sh", "-c", "exec yes"});
+  EXPECT_TRUE(shardctl.EndsUnread(kSeconds / 2));
+  const Result result = shardctl.Wait();
+  EXPECT_EQ(result.code, 124);
+  EXPECT_TRUE(Has(result.error, "longer than its timeout of 1 s"));
+  EXPECT_LT(result.max_rss_kib, 256 * 1024);
+}
+
+// The ranks have ended, and their output is still to be written.
+TEST(ShardctlTest, ASlowReaderGetsEverything) {
+  Shardctl shardctl(
+      Script(2, "i=0; while [ $i -lt 50000 ]; do echo $i; i=$((i+1)); done"));
+  shardctl.WaitUntilStalled();
+  const Result result = shardctl.Wait();
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(SortedLines(result.out).size(), 100000u);
+}
+
+TEST(ShardctlTest, AStalledReaderIsNotWaitedForAfterTheTimeout) {
+  // 128 KiB: more than a pipe holds, and less than shardctl and the pipes do.
+  Shardctl shardctl({"run", "-n", "2", "--timeout", "1", "--", "sh", "-c",
+                     "head -c 131072 /dev/zero | tr '\\0' x"});
+  EXPECT_TRUE(shardctl.EndsUnread(kSeconds / 2));
+  const Result result = shardctl.Wait();
+  EXPECT_EQ(result.code, 124);
+  EXPECT_TRUE(Has(result.error, "its output is not read")) << result.error;
+}
+
+// A rank that only followed is seen first: rank 1 waits until it is a zombie.
+std::vector<std::string> FollowerFirst(const std::string& follower,
+                                       const std::string& cause) {
+  char folder[] = "/tmp/shardctl-test-XXXXXX";
+  EXPECT_NE(::mkdtemp(folder), nullptr);
+  const std::string pid = std::string(folder) + "/pid";
+  return Script(2, "case $SHARD_RANK in 0) echo $$ >" + pid + ".new; mv " +
+                       pid + ".new " + pid + "; " + follower +
+                       ";; 1) until [ -e " + pid + " ]; do :; done; read p <" +
+                       pid + "; rm -r " + folder +
+                       "; while read -r x y state z </proc/$p/stat && "
+                       "[ $state != Z ]; do :; done; " +
+                       cause + ";; esac");
+}
+
+TEST(ShardctlTest, TheCauseIsNamedAndNotWhoFollowed) {
+  const std::string lost = "exit 65";  // SHARD_RANK_LOST
+  struct {
+    std::string follower;
+    std::string cause;
+    int code;
+    const char* said;
+  } const cases[] = {
+      {"exit 1", "kill -KILL $$", 128 + SIGKILL,
+       "rank 1 was ended by signal 9"},
+      {"kill -ABRT $$", "kill -SEGV $$", 128 + SIGSEGV,
+       "rank 1 was ended by signal 11"},
+      {lost, "exit 3", 3, "rank 1 ended with code 3"},
+      {lost, "kill -ABRT $$", 128 + SIGABRT, "rank 1 was ended by signal 6"},
+      // Of the same kind: the first one.
+      {"exit 4", "exit 3", 4, "rank 0 ended with code 4"},
+      {"kill -ABRT $$", "exit 3", 128 + SIGABRT,
+       "rank 0 was ended by signal 6"},
+  };
+  for (const auto& each : cases) {
+    SCOPED_TRACE(each.follower + ", " + each.cause);
+    const Result result = RunShardctl(FollowerFirst(each.follower, each.cause));
+    EXPECT_EQ(result.code, each.code);
+    EXPECT_TRUE(Has(result.error, each.said)) << result.error;
+  }
+}
+
 TEST(ShardctlTest, ASignalIsNamed) {
   const Result result = RunShardctl(Script(
       2, "if [ $SHARD_RANK = 1 ]; then kill -SEGV $$; fi; exec sleep 1000"));
@@ -220,6 +309,20 @@ TEST(ShardctlTest, Timeout) {
       {"run", "-n", "2", "--timeout", "0.2", "--", "sleep", "1000"});
   EXPECT_EQ(result.code, 124);
   EXPECT_TRUE(Has(result.error, "longer than its timeout"));
+}
+
+TEST(ShardctlTest, ALongTimeoutIsForever) {
+  for (const char* seconds : {"9.3e9", "1e300"}) {
+    const Result result = RunShardctl(
+        {"run", "-n", "2", "--timeout", seconds, "--", "sh", "-c", "exit 0"});
+    EXPECT_EQ(result.code, 0) << seconds << result.error;
+  }
+  for (const char* seconds : {"0", "-1", "nan", "inf", "1e400", "x"}) {
+    const Result result = RunShardctl(
+        {"run", "-n", "2", "--timeout", seconds, "--", "sh", "-c", "exit 0"});
+    EXPECT_EQ(result.code, 2) << seconds;
+    EXPECT_TRUE(Has(result.error, "is no number above 0")) << result.error;
+  }
 }
 
 TEST(ShardctlTest, NoSuchProgram) {

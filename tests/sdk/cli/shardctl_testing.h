@@ -11,6 +11,8 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,13 +32,16 @@ struct Result {
   int code = -1;  // 128 + signal when it was killed.
   std::string out;
   std::string error;
+  long max_rss_kib = 0;
 };
 
-// shardctl in a process of its own, with its output in pipes.
+// shardctl in a process of its own, with its output in pipes: in one, with
+// `join_streams`.
 class Shardctl {
  public:
   explicit Shardctl(std::vector<std::string> arguments,
-                    const char* terminal = nullptr, bool non_blocking = false) {
+                    const char* terminal = nullptr, bool non_blocking = false,
+                    bool join_streams = false) {
     int out[2];
     int error[2];
     if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(error, O_CLOEXEC) != 0) {
@@ -48,7 +53,7 @@ class Shardctl {
     if (pid_ == 0) {
       const int tty = terminal != nullptr ? ::open(terminal, O_RDWR) : -1;
       ::dup2(tty >= 0 ? tty : out[1], STDOUT_FILENO);
-      ::dup2(error[1], STDERR_FILENO);
+      ::dup2(join_streams ? out[1] : error[1], STDERR_FILENO);
       std::vector<char*> argv;
       for (std::string& argument : arguments) argv.push_back(argument.data());
       argv.push_back(nullptr);
@@ -94,13 +99,37 @@ class Shardctl {
     }
   }
 
+  // Waits, without reading, until stdout takes no more.
+  void WaitUntilStalled() {
+    const std::string name = "/proc/self/fd/" + std::to_string(out_);
+    const int writer = ::open(name.c_str(), O_WRONLY | O_CLOEXEC);
+    pollfd entry{writer, POLLOUT, 0};
+    while (::poll(&entry, 1, 0) == 1) {
+      ASSERT_LT(Clock::now(), deadline_);
+      ::poll(nullptr, 0, 1);
+    }
+    ::close(writer);
+  }
+
+  // Whether it ends within `seconds` although nobody reads its stdout.
+  bool EndsUnread(int seconds) {
+    out_open_ = false;
+    const int pidfd = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
+    pollfd entry{pidfd, POLLIN, 0};
+    const bool ended = ::poll(&entry, 1, seconds * 1000) == 1;
+    ::close(pidfd);
+    return ended;
+  }
+
   // Waits for its end.
   Result Wait() {
     while (ReadSome()) {
     }
     int status = 0;
-    ::waitpid(pid_, &status, 0);
+    rusage usage{};
+    ::wait4(pid_, &status, 0, &usage);
     pid_ = -1;
+    result_.max_rss_kib = usage.ru_maxrss;
     result_.code =
         WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return result_;

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// OutputQueue: writes text to a descriptor from a thread of its own, so that a
+// reader that stalls does not stall the caller.
+//
+// The descriptor may be a terminal or a pipe that other processes share, and
+// O_NONBLOCK belongs to all of them: it stays as it is, and the writes block.
+// Nor is it enough to poll before each write, because another writer may take
+// the room in between.
+//
+// Nothing is dropped while the queue exists. The caller looks at full() and
+// takes no more from where the text comes from: those writers then wait as they
+// would without the queue. The destructor drops what nobody has taken.
+//
+// Threads: one caller. The queue's thread starts with the first Append, with
+// the signal mask of the caller. REQUIRES: SIGPIPE is ignored.
+
+#ifndef SHARD_SDK_CLI_OUTPUT_QUEUE_H_
+#define SHARD_SDK_CLI_OUTPUT_QUEUE_H_
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+#include <thread>
+
+namespace shardctl {
+
+class OutputQueue {
+ public:
+  // From so many bytes on the queue is full. Append takes more all the same:
+  // the caller has read it already.
+  static constexpr size_t kFullBytes = size_t{1} << 20;
+
+  // Does not own `fd`. Without eventfds or threads Append writes itself, and
+  // may block.
+  explicit OutputQueue(int fd);
+  ~OutputQueue();
+  OutputQueue(const OutputQueue&) = delete;
+  OutputQueue& operator=(const OutputQueue&) = delete;
+
+  // Does not block. Text that ends in '\n' is written in pieces that end there,
+  // so that other writers come between lines. Drops the text when `fd` has no
+  // reader any more.
+  void Append(std::string_view text);
+
+  bool full() const;
+  bool empty() const;
+
+  // Readable once something has been written since the last TakeProgress; -1
+  // when Append writes itself.
+  int progress_fd() const;
+  // Whether anything was.
+  bool TakeProgress();
+
+ private:
+  struct State;
+
+  // Shared with the thread, which may be stuck in a write for good.
+  const std::shared_ptr<State> state_;
+  std::thread thread_;
+};
+
+// Writes all of `bytes`, whether or not `fd` is non-blocking. Drops what is
+// left when nobody can read it.
+void WriteAll(int fd, std::string_view bytes);
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_OUTPUT_QUEUE_H_
