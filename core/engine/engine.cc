@@ -246,7 +246,7 @@ Status Engine::UnitAcquire(int32_t unit, Pass pass, double timeout) {
 
 Status Engine::UnitRelease(int32_t unit) {
   SHARD_RETURN_IF_ERROR(CheckTraining("unit_release"));
-  return assembly_->units().Release(unit);
+  return assembly_->units().Release(unit, DeadlineOf(0));
 }
 
 Status Engine::UnitGradsReady(int32_t unit) {

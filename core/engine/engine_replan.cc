@@ -93,6 +93,7 @@ Status Engine::Replan(const Status& changed, std::shared_ptr<Model> model,
                                       device_.get(), deadline));
   BeginParamSteps(plan(), *next);
   hypers_ = std::move(hypers);
+  assembly->units().ContinueFrom(assembly_->units());
   Adopt(std::move(assembly));
   comm_->logger().Log(LogLevel::kInfo, "rank ", comm_->rank(), ": ",
                       plan().Summary());

@@ -233,13 +233,11 @@ Status Engine::ChooseParamSteps(const Deadline& deadline) {
   const UnitStates& states = assembly_->units().states();
   const Note& mine =
       assembly_->units().notes()[static_cast<size_t>(comm_->rank())];
-  const bool all =
-      mine.active != 0 && !states.any_ready() && !plan().shards_grads();
   const size_t bytes = (stored + 7) / 8;
   std::vector<uint8_t> bits(bytes);
   for (size_t p = 0; p < positions.size(); ++p) {
-    if (positions[p] < 0) continue;
-    if (!all && !states.ParamIsReady(static_cast<ParamId>(p))) continue;
+    if (positions[p] < 0 || mine.active == 0) continue;
+    if (!states.HasGrad(static_cast<ParamId>(p))) continue;
     const auto position = static_cast<size_t>(positions[p]);
     bits[position / 8] |= static_cast<uint8_t>(1 << position % 8);
   }

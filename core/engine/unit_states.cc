@@ -21,6 +21,7 @@ UnitStates::UnitStates(const Plan& plan, bool whole_grads, bool allow_missing)
     : plan_(plan),
       whole_grads_(whole_grads),
       allow_missing_(allow_missing),
+      declares_(!whole_grads),
       units_(plan.units().size()),
       param_declared_(plan.model().params().size()),
       param_ready_(plan.model().params().size()) {
@@ -86,6 +87,7 @@ Status UnitStates::CheckAcquire(int32_t unit, Pass pass) const {
 void UnitStates::Acquire(int32_t unit, Pass pass) {
   at(unit).state =
       pass == Pass::kForward ? State::kForward : State::kBackwardPre;
+  if (pass != Pass::kForward) declares_ = true;
 }
 
 Status UnitStates::CheckRelease(int32_t unit) const {
@@ -97,15 +99,12 @@ Status UnitStates::CheckRelease(int32_t unit) const {
 }
 
 void UnitStates::Release(int32_t unit) {
-  // Gradients that never became ready are gone, and so is what was said of
-  // single parameters in this pass.
-  if (state(unit) == State::kBackwardPre && !whole_grads_) {
-    at(unit).params_ready = 0;
-    ForEachTrainable(unit, [&](ParamId param) {
-      param_declared_[static_cast<size_t>(param)] = false;
-    });
+  Unit& entry = at(unit);
+  if (entry.state == State::kBackwardPre && entry.params_ready > 0) {
+    // Without missing_grads whole ones wait for the unit's others.
+    if (!whole_grads_ || allow_missing_) EndPass(unit, whole_grads_);
   }
-  at(unit).state = State::kIdle;
+  entry.state = State::kIdle;
 }
 
 Status UnitStates::CheckCanBeReady(int32_t unit) const {
@@ -139,13 +138,22 @@ Status UnitStates::CheckGradsReady(int32_t unit) const {
 void UnitStates::GradsReady(int32_t unit, bool more) {
   Unit& entry = at(unit);
   if (entry.state == State::kBackwardPre) entry.state = State::kBackwardPost;
+  declares_ = true;
   any_ready_ = true;
   entry.ready = !more;
-  const bool all = entry.params_ready == 0;
-  entry.params_ready = 0;
+  if (entry.params_ready == 0) {
+    ForEachTrainable(unit, [&](ParamId param) {
+      param_ready_[static_cast<size_t>(param)] = true;
+    });
+  }
+  EndPass(unit, true);
+}
+
+void UnitStates::EndPass(int32_t unit, bool counts) {
+  at(unit).params_ready = 0;
   ForEachTrainable(unit, [&](ParamId param) {
     const auto p = static_cast<size_t>(param);
-    if (all || param_declared_[p]) param_ready_[p] = true;
+    if (counts && param_declared_[p]) param_ready_[p] = true;
     param_declared_[p] = false;
   });
 }
@@ -163,6 +171,7 @@ Status UnitStates::CheckParamReady(ParamId param) const {
 bool UnitStates::ParamReady(ParamId param) {
   Unit& entry = at(plan_.UnitOf(param));
   param_declared_[static_cast<size_t>(param)] = true;
+  declares_ = true;
   any_ready_ = true;
   return ++entry.params_ready == entry.trainable;
 }
@@ -179,6 +188,7 @@ Status UnitStates::CheckAllIdle(std::string_view what) const {
 }
 
 Status UnitStates::CheckAllReady() const {
+  if (!declares_) return Status();
   constexpr int kMost = 8;  // Named.
   std::string missing;
   int count = 0;

@@ -14,6 +14,15 @@
 // Where gradients are kept whole they have a place at all times, so a unit's
 // can become ready while it is IDLE.
 //
+// Which gradients of this rank count in a step, in every stage (HasGrad):
+//   - From its first acquire for a backward pass, or its first declaration, on,
+//     a rank declares. Those gradients count that it declared since the last
+//     step, in any pass, and no others, whatever lies there. A step in which it
+//     declares none has none of its gradients.
+//   - A rank that has done neither, as hosts with a simple loop, has all of
+//     them, as they lie there. Where gradients are sharded they have no place
+//     outside of a backward pass, so every rank declares from the beginning.
+//
 // Pure bookkeeping. Thread-compatible.
 
 #ifndef SHARD_CORE_ENGINE_UNIT_STATES_H_
@@ -56,6 +65,7 @@ class UnitStates {
   Status CheckAcquire(int32_t unit, Pass pass) const;
   void Acquire(int32_t unit, Pass pass);
   Status CheckRelease(int32_t unit) const;
+  // From BACKWARD_PRE: gradients that are sharded are gone, declared or not.
   void Release(int32_t unit);
 
   // Of all parameters of the unit; or, after ParamReady of some of them, the
@@ -71,20 +81,31 @@ class UnitStates {
   // OK when no unit is in use.
   Status CheckAllIdle(std::string_view what) const;
 
+  // Whether this rank declares its gradients; see above.
+  bool declares() const { return declares_; }
+  void BeginDeclaring() { declares_ = true; }
+  // Whether this rank's gradient of a trainable parameter counts in the next
+  // step.
+  bool HasGrad(ParamId param) const {
+    const auto p = static_cast<size_t>(param);
+    return !declares_ || param_declared_[p] || param_ready_[p];
+  }
+  // Whether some parameters of the unit were declared in this pass, by
+  // themselves; then GradsReady means those.
+  bool SomeDeclared(int32_t unit) const { return at(unit).params_ready > 0; }
+  bool Declared(ParamId param) const {
+    return param_declared_[static_cast<size_t>(param)];
+  }
+
   // Whether any gradient was declared ready since the last step, under no_sync
-  // too. If none was, and gradients are kept whole, all of them count as ready.
+  // too.
   bool any_ready() const { return any_ready_; }
   bool ready(int32_t unit) const { return at(unit).ready; }
-  // Of the parameter, by itself or with its unit, in any pass since the last
-  // step.
-  bool ParamIsReady(ParamId param) const {
-    const auto p = static_cast<size_t>(param);
-    return param_declared_[p] || param_ready_[p];
-  }
-  // OK when the gradients of all units are ready; else names those that are
-  // not.
+  // OK when the gradients of all units count in the next step; else names the
+  // units whose do not.
   Status CheckAllReady() const;
-  // After a step, or to throw accumulated gradients away.
+  // After a step, or to throw accumulated gradients away. A rank that declares
+  // goes on declaring.
   void ClearReady();
 
  private:
@@ -99,6 +120,8 @@ class UnitStates {
   }
   Unit& at(int32_t unit) { return units_[static_cast<size_t>(unit)]; }
   Status CheckCanBeReady(int32_t unit) const;
+  // What was declared of single parameters is a gradient (`counts`), or gone.
+  void EndPass(int32_t unit, bool counts);
   // Calls `visit(ParamId)` for the trainable parameters of the unit.
   template <typename Visit>
   void ForEachTrainable(int32_t unit, Visit visit) const;
@@ -106,6 +129,7 @@ class UnitStates {
   const Plan& plan_;
   const bool whole_grads_;
   const bool allow_missing_;
+  bool declares_;
   bool any_ready_ = false;
   std::vector<Unit> units_;
   // By ParamId: declared by itself, in a unit that did not become ready since;

@@ -276,9 +276,14 @@ void Units::ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads) {
   zero_to(buffer.layout.padded_numel());
 }
 
-Status Units::Release(int32_t unit) {
+Status Units::Release(int32_t unit, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   SHARD_RETURN_IF_ERROR(states_.CheckRelease(unit));
+  // Declared gradients that are sharded would be gone with their slot.
+  if (parts_.allow_missing && plan_.shards_grads() &&
+      states_.SomeDeclared(unit)) {
+    SHARD_RETURN_IF_ERROR(GradsReady(unit, deadline));
+  }
   if (gathers_) param_slots_.Release(unit);
   if (states_.state(unit) == UnitStates::State::kBackwardPre) {
     grad_slots_.Drop(unit);
@@ -370,7 +375,13 @@ Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
   }
   const bool meets = MeetsWhenReady() && Has(unit, true) &&
                      (plan_.shards_grads() || !no_sync_);
-  if (meets) EnqueueReduce(unit);
+  if (meets) {
+    if (plan_.shards_grads()) {
+      const Status zeroed = ZeroMissingInSlot(unit, deadline);
+      if (!zeroed.ok()) return Broken(zeroed);
+    }
+    EnqueueReduce(unit);
+  }
   states_.GradsReady(unit, no_sync_);
   return Status();
 }
@@ -387,13 +398,34 @@ Status Units::ParamGradReady(ParamId param, const Deadline& deadline) {
   return GradsReady(unit, deadline);
 }
 
+Status Units::ZeroMissingInSlot(int32_t unit, const Deadline& deadline) {
+  if (!states_.SomeDeclared(unit)) return Status();
+  bool any = false;
+  unsigned char* const base = parts_.memory->GradSlot(
+      parts_.comm->rank(), plan_.units()[static_cast<size_t>(unit)].depth,
+      grad_slots_.Find(unit));
+  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+    const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
+    for (const Slot& slot : buffer.layout.slots()) {
+      if (states_.Declared(slot.param)) continue;
+      parts_.compute->FillZeros(
+          base + part.offset + DTypeBytes(buffer.grad_dtype, slot.offset),
+          DTypeBytes(buffer.grad_dtype, slot.numel));
+      any = true;
+    }
+  }
+  if (!any) return Status();
+  // Before the ranks read them.
+  return parts_.device->HostWait(parts_.compute->Record(), deadline);
+}
+
 Status Units::ZeroMissing(const Deadline& deadline) {
-  if (plan_.shards_grads() || !states_.any_ready()) return Status();
+  if (plan_.shards_grads() || !states_.declares()) return Status();
   const int rank = parts_.comm->rank();
   for (const EngineBuffer& buffer : parts_.memory->buffers()) {
     if (!buffer.plan->trainable) continue;
     for (const Slot& slot : buffer.plan->layout.slots()) {
-      if (states_.ParamIsReady(slot.param)) continue;
+      if (states_.HasGrad(slot.param)) continue;
       parts_.compute->FillZeros(
           buffer.GradAt(rank, slot.offset),
           DTypeBytes(buffer.plan->grad_dtype, slot.numel));
@@ -416,9 +448,7 @@ Status Units::ClearGrads(const Deadline& deadline) {
 
 Status Units::CheckStep() const {
   SHARD_RETURN_IF_ERROR(states_.CheckAllIdle("step"));
-  if (parts_.allow_missing) return Status();
-  if (!states_.any_ready() && !plan_.shards_grads()) return Status();
-  return states_.CheckAllReady();
+  return parts_.allow_missing ? Status() : states_.CheckAllReady();
 }
 
 std::vector<Event> Units::EnqueueRest() {

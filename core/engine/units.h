@@ -64,7 +64,9 @@ class Units {
   // COLLECTIVE where it gathers. Returns once the parameters are there, and for
   // a backward pass room for the gradients, zeros where they are sharded.
   Status Acquire(int32_t unit, Pass pass, const Deadline& deadline);
-  Status Release(int32_t unit);
+  // Where some parameters were declared alone and gradients may be missing, as
+  // after GradsReady.
+  Status Release(int32_t unit, const Deadline& deadline);
   // COLLECTIVE where it reduces, which goes on after it has returned.
   Status GradsReady(int32_t unit, const Deadline& deadline);
   Status ParamGradReady(ParamId param, const Deadline& deadline);
@@ -75,6 +77,12 @@ class Units {
   // first.
   StatusOr<void*> Param(ParamId param) const;
   StatusOr<void*> Grad(ParamId param) const;
+
+  // Goes on as `before`, of another plan over the same parameters: a rank that
+  // declared its gradients there declares them here.
+  void ContinueFrom(const Units& before) {
+    if (before.states_.declares()) states_.BeginDeclaring();
+  }
 
   // Throws away what was accumulated since the last step, and that it was
   // ready. Not the host's own: whole gradients stay.
@@ -145,7 +153,12 @@ class Units {
   Status TakeGradSlot(int32_t unit, Pass pass, const Deadline& deadline);
   // What no parameter's gradient fills: other units leave theirs in a slot.
   void ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads);
+  // Fills whole gradients that do not count in the step (UnitStates::HasGrad)
+  // with zeros.
   Status ZeroMissing(const Deadline& deadline);
+  // The same for sharded gradients of `unit`, about to become ready, that do
+  // not count in this pass.
+  Status ZeroMissingInSlot(int32_t unit, const Deadline& deadline);
   Status Broken(Status status);
   // The error of a meeting, to which this rank came for `activity`; final where
   // the ranks did not all come for the same.

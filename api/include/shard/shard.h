@@ -741,8 +741,8 @@ typedef struct shard_engine_options {
 #define SHARD_ENGINE_OPTIONS_INIT \
   { sizeof(shard_engine_options), 0, 0, 0, 0, 0 }
 
-/* Parameters that got no gradient since the last step. Default: the step is an
- * error that names them. */
+/* Parameters that got no gradient since the last step ("Units" below says which
+ * those are). Default: the step is an error that names their units. */
 #define SHARD_MISSING_ZERO 1 /* Their gradients are zeros. */
 /* Those that got none on any rank are left as they are: parameter, states and
  * step count. One that got some on other ranks counts as zeros on this one. */
@@ -775,10 +775,11 @@ SHARD_API shard_error* shard_engine_param(shard_engine* engine, int32_t param,
  * between steps. Starts as zero and keeps its values until the host changes
  * them, but a step with max_grad_norm, skip_nonfinite or dynamic loss_scaling,
  * a skipped one too, leaves it unspecified; so does every step without shared
- * memory. Where gradients are sharded (stages 2 and 3) it is there while its
- * unit is acquired for the backward pass, from zeros on, until it is declared
- * ready, and FAILED_PRECONDITION else; so is that of a frozen parameter. Valid
- * as long as shard_engine_param's. Local. */
+ * memory; and one with missing_grads makes zeros of what does not count. Where
+ * gradients are sharded (stages 2 and 3) it is there while its unit is acquired
+ * for the backward pass, from zeros on, until it is declared ready, and
+ * FAILED_PRECONDITION else; so is that of a frozen parameter. Valid as long as
+ * shard_engine_param's. Local. */
 SHARD_API shard_error* shard_engine_grad(shard_engine* engine, int32_t param,
                                          void** data,
                                          int64_t* numel) SHARD_NOEXCEPT;
@@ -866,6 +867,15 @@ SHARD_API shard_error* shard_engine_broadcast_params(
  * both. Units of one nesting depth share transient memory: as many may be in
  * use at once as the plan's prefetch allows, plus one.
  *
+ * In every stage alike, a step counts the gradients that this rank declared
+ * (unit_grads_ready, param_grad_ready) since the last step or zero_grad, and no
+ * others, whatever lies in their place. A rank that declared none, because it
+ * released its units as they were or acquired none, has none in this step; see
+ * missing_grads. That holds from the rank's first acquire for a backward pass,
+ * or its first declaration, on. Until then, and for good in a host that makes
+ * no such call, whole gradients all count, as they lie there. Ranks may differ
+ * in that where they share memory, or with missing_grads.
+ *
  * States of a unit: IDLE, FORWARD, BACKWARD_PRE, BACKWARD_POST; of the engine:
  * IDLE, FORWARD_BACKWARD, SUMMON_FULL_PARAMS. A call in the wrong one is
  * FAILED_PRECONDITION and names it. Where a call has to exchange something with
@@ -889,7 +899,10 @@ SHARD_API shard_error* shard_engine_unit_acquire(shard_engine* engine,
                                                  int32_t unit, int32_t pass,
                                                  double timeout) SHARD_NOEXCEPT;
 
-/* To IDLE. From BACKWARD_PRE: the unit has no gradients in this pass. Local. */
+/* To IDLE. From BACKWARD_PRE: the unit has no gradients in this pass. With
+ * missing_grads it has those of single parameters that were declared, as after
+ * unit_grads_ready, and is COLLECTIVE* then where gradients are sharded; else
+ * local. */
 SHARD_API shard_error* shard_engine_unit_release(shard_engine* engine,
                                                  int32_t unit) SHARD_NOEXCEPT;
 

@@ -324,8 +324,9 @@ class ExactTrainer {
       if (!buffer.trainable) return;
       if (!training_.Has(step_, pass_, rank_, param)) {
         ++without;
-        // What the host has there does not count.
-        if (!plan_.shards_grads() && training_.passes == 1) {
+        // What the host has there does not count. Whole gradients are those of
+        // all passes.
+        if (plan_.shards_grads() || training_.passes == 1) {
           const auto tensor = engine_.Grad(param);
           if (!Check(tensor.status(), "grad")) return;
           Store(buffer.grad_dtype,

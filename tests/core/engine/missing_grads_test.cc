@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/exact_training.h"
+#include "tests/core/engine/gradient_script.h"
 #include "tests/core/engine/unit_training.h"
 
 namespace shard {
@@ -50,8 +52,7 @@ constexpr Form kForms[] = {
     {"apart_stage3_async", 3, "direct=0", "cpu-async?max_delay=0.0001&seed=3"},
 };
 
-// Who has a gradient, but for parameter 0, of which every rank has one: one
-// that declares nothing where gradients are whole has all.
+// Who has a gradient.
 struct Pattern {
   const char* name;
   bool (*has)(int step, int pass, int rank, ParamId param, int32_t unit);
@@ -145,8 +146,7 @@ TEST_P(MissingGradsTest, MatchReference) {
           training.nested = passes == 1;
           training.step.max_grad_norm = shuffled ? 0.5 : 0;
           training.has_grad = [&](int step, int pass, int rank, ParamId param) {
-            return param == 0 ||
-                   pattern.has(step, pass, rank, param, plan.UnitOf(param));
+            return pattern.has(step, pass, rank, param, plan.UnitOf(param));
           };
           EXPECT_EQ(TrainExactly(training), "")
               << pattern.name << ", missing_grads " << static_cast<int>(missing)
@@ -161,6 +161,90 @@ INSTANTIATE_TEST_SUITE_P(Forms, MissingGradsTest, testing::ValuesIn(kForms),
                          [](const auto& info) {
                            return std::string(info.param.name);
                          });
+
+// ---- Every way to have gradients, step after step --------------------------
+
+// Gradients of units m0 (1) and m1 (2); each unit has one parameter, of the
+// unit's number. m2 to m5 never have any and m6 and m7 are frozen; without them
+// nothing would be sharded.
+enum class Has { kNoPass, kNone, kFirst, kSecond, kBoth };
+constexpr Has kHas[] = {Has::kNoPass, Has::kNone, Has::kFirst, Has::kSecond,
+                        Has::kBoth};
+
+std::shared_ptr<const Plan> TwoUnits(int stage, const char* optimizer) {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Root");
+  const ParamId root =
+      *training.model->AddParam(kRootModule, "root", DType::kF32, {1});
+  EXPECT_OK(training.model->SetTrainable(root, false));
+  for (int m = 0; m < 8; ++m) {
+    const ModuleId module =
+        *training.model->AddModule(kRootModule, StrCat("m", m), "Block");
+    const ParamId param =
+        *training.model->AddParam(module, "weight", DType::kF32, {1100});
+    if (m >= 2) EXPECT_OK(training.model->SetTrainable(param, m < 6));
+  }
+  training.wrap = "class?names=Block";
+  training.optimizer = optimizer;
+  training.plan.stage = stage;
+  training.plan.world_size = 2;
+  training.plan.prefetch = 0;
+  const auto plan = PlanOf(training);
+  EXPECT_OK(plan);
+  return plan.ok() ? *plan : nullptr;
+}
+
+RankStep StepOfRank(Has has, bool zero_grad) {
+  RankStep step;
+  step.passes.resize(9);
+  step.zero_grad_after = zero_grad;
+  if (has == Has::kNoPass) return step;
+  for (int32_t unit = 8; unit > 0; --unit) {
+    step.Do(Act::kAcquire, unit);
+    const bool declares =
+        (unit == 1 && (has == Has::kFirst || has == Has::kBoth)) ||
+        (unit == 2 && (has == Has::kSecond || has == Has::kBoth));
+    if (declares) {
+      step.Give(unit, 1, Act::kStore);
+      step.Do(Act::kUnitReady, unit);
+    }
+    step.Do(Act::kRelease, unit);
+  }
+  return step;
+}
+
+// Each combination after one in which both ranks had all, so that what did not
+// count would show.
+TEST(WhoHasGradientsTest, EveryCombination) {
+  for (int variant = 0; variant < 64; ++variant) {
+    const bool skip = (variant & 1) != 0;
+    const bool zero_grad = (variant & 2) != 0;
+    const bool adam = (variant & 4) != 0;
+    const int stage = variant >> 4;
+    GradientScript script;
+    script.plan = TwoUnits(stage, adam ? "adam?lr=0.5" : "sgd?lr=1");
+    ASSERT_NE(script.plan, nullptr);
+    ASSERT_EQ(script.plan->shards_grads(), stage >= 2);
+    ASSERT_EQ(script.plan->shards_params(), stage == 3);
+    script.link = (variant & 8) != 0 ? "direct=0" : "";
+    script.engine.missing_grads =
+        skip ? MissingGrads::kSkip : MissingGrads::kZero;
+    script.ranks.resize(2);
+    for (const Has first : kHas) {
+      for (const Has second : kHas) {
+        for (const Has both : {Has::kBoth, Has::kNone}) {
+          script.ranks[0].push_back(
+              StepOfRank(both == Has::kBoth ? Has::kBoth : first, zero_grad));
+          script.ranks[1].push_back(
+              StepOfRank(both == Has::kBoth ? Has::kBoth : second, zero_grad));
+        }
+      }
+    }
+    EXPECT_EQ(RunScript(script), "")
+        << "stage " << stage << ", link '" << script.link << "', skip " << skip
+        << ", zero_grad " << zero_grad << ", adam " << adam;
+  }
+}
 
 }  // namespace
 }  // namespace shard

@@ -96,16 +96,17 @@ TEST_F(UnitStatesTest, UnitBecomesReadyOnce) {
   for (const bool whole : {false, true}) {
     UnitStates states = Make(*plan_, whole, false);
     EXPECT_FALSE(states.any_ready());
+    states.BeginDeclaring();
     ExpectError(states.CheckAllReady(), kWrong,
                 {"those of 2", "the root unit (0), unit 'a' (1)"});
     states.Acquire(1, Pass::kBackward);
     states.GradsReady(1, false);
     EXPECT_TRUE(states.any_ready());
     EXPECT_TRUE(states.ready(1));
-    EXPECT_TRUE(states.ParamIsReady(1));
-    EXPECT_TRUE(states.ParamIsReady(2));
-    EXPECT_FALSE(states.ParamIsReady(0));
-    EXPECT_FALSE(states.ParamIsReady(3));  // Frozen.
+    EXPECT_TRUE(states.HasGrad(1));
+    EXPECT_TRUE(states.HasGrad(2));
+    EXPECT_FALSE(states.HasGrad(0));
+    EXPECT_FALSE(states.HasGrad(3));  // Frozen.
     ExpectError(states.CheckGradsReady(1), kWrong, {"ready already"});
     states.Release(1);
     ExpectError(states.CheckAcquire(1, Pass::kBackward), kWrong,
@@ -119,7 +120,7 @@ TEST_F(UnitStatesTest, UnitBecomesReadyOnce) {
     EXPECT_OK(states.CheckAllReady());
     states.ClearReady();
     EXPECT_FALSE(states.any_ready());
-    EXPECT_FALSE(states.ParamIsReady(1));
+    EXPECT_FALSE(states.HasGrad(1));
     EXPECT_OK(states.CheckAcquire(1, Pass::kBackward));
   }
 }
@@ -128,7 +129,7 @@ TEST_F(UnitStatesTest, ParametersOneByOne) {
   UnitStates states = Make(*plan_, false, false);
   states.Acquire(1, Pass::kBackward);
   EXPECT_FALSE(states.ParamReady(2));
-  EXPECT_TRUE(states.ParamIsReady(2));
+  EXPECT_TRUE(states.HasGrad(2));
   ExpectError(states.CheckParamReady(2), kWrong,
               {"parameter 2", "unit 'a' (1)", "ready already"});
   ExpectError(states.CheckGradsReady(1), kWrong, {"1 of its 2"});
@@ -145,8 +146,8 @@ TEST_F(UnitStatesTest, MissingOnes) {
   EXPECT_FALSE(states.ParamReady(2));
   EXPECT_OK(states.CheckGradsReady(1));
   states.GradsReady(1, false);
-  EXPECT_FALSE(states.ParamIsReady(1));
-  EXPECT_TRUE(states.ParamIsReady(2));
+  EXPECT_FALSE(states.HasGrad(1));
+  EXPECT_TRUE(states.HasGrad(2));
   EXPECT_TRUE(states.ready(1));
 }
 
@@ -165,31 +166,84 @@ TEST_F(UnitStatesTest, PassesBeforeTheLast) {
     // One that is released without: what it said of parameters is gone where
     // the gradients are.
     states.Acquire(1, Pass::kBackward);
+    EXPECT_FALSE(states.SomeDeclared(1));
     EXPECT_OK(states.CheckParamReady(1));
     EXPECT_FALSE(states.ParamReady(2));
+    EXPECT_TRUE(states.SomeDeclared(1));
+    EXPECT_FALSE(states.Declared(1));
+    EXPECT_TRUE(states.Declared(2));
     states.Release(1);
-    EXPECT_TRUE(states.ParamIsReady(1));
-    EXPECT_EQ(states.ParamIsReady(2), whole);
+    EXPECT_FALSE(states.SomeDeclared(1));
+    EXPECT_TRUE(states.HasGrad(1));
+    EXPECT_EQ(states.HasGrad(2), whole);
 
     states.Acquire(1, Pass::kBackward);
-    // Else it is said already.
-    EXPECT_EQ(states.CheckParamReady(2).ok(), !whole);
-    if (!whole) states.ParamReady(2);
+    EXPECT_OK(states.CheckParamReady(2));
+    states.ParamReady(2);
     states.GradsReady(1, false);
     EXPECT_TRUE(states.ready(1));
-    EXPECT_TRUE(states.ParamIsReady(1));
-    EXPECT_TRUE(states.ParamIsReady(2));
+    EXPECT_TRUE(states.HasGrad(1));
+    EXPECT_TRUE(states.HasGrad(2));
     states.ClearReady();
-    EXPECT_FALSE(states.ParamIsReady(1));
-    EXPECT_FALSE(states.ParamIsReady(2));
+    EXPECT_FALSE(states.HasGrad(1));
+    EXPECT_FALSE(states.HasGrad(2));
   }
+}
+
+// Without missing_grads the rest of a unit whose gradients are whole may follow
+// after the release.
+TEST_F(UnitStatesTest, RestAfterRelease) {
+  UnitStates states = Make(*plan_, true, false);
+  states.Acquire(1, Pass::kBackward);
+  EXPECT_FALSE(states.ParamReady(2));
+  states.Release(1);
+  EXPECT_TRUE(states.HasGrad(2));
+  ExpectError(states.CheckParamReady(2), kWrong, {"ready already"});
+  EXPECT_TRUE(states.ParamReady(1));
+}
+
+// Each of these makes a rank declare, from then on.
+TEST_F(UnitStatesTest, WhichGradientsCount) {
+  using Act = void (*)(UnitStates*);
+  const Act acts[] = {
+      [](UnitStates* s) { s->Acquire(1, Pass::kBackward), s->Release(1); },
+      [](UnitStates* s) {
+        s->Acquire(2, Pass::kBackwardOverwrite), s->Release(2);  // Frozen.
+      },
+      [](UnitStates* s) { s->GradsReady(1, false); },
+      [](UnitStates* s) { s->GradsReady(1, true); },
+      [](UnitStates* s) { s->ParamReady(1); },
+      [](UnitStates* s) { s->BeginDeclaring(); },
+  };
+  for (const Act act : acts) {
+    UnitStates states = Make(*plan_, true, false);
+    states.Acquire(1, Pass::kForward);
+    states.Release(1);
+    states.ClearReady();
+    EXPECT_FALSE(states.declares());
+    EXPECT_TRUE(states.HasGrad(0));
+    EXPECT_TRUE(states.HasGrad(1));
+    EXPECT_OK(states.CheckAllReady());
+    act(&states);
+    for (int step = 0; step < 2; ++step) {
+      EXPECT_TRUE(states.declares());
+      EXPECT_FALSE(states.HasGrad(0));
+      ExpectError(states.CheckAllReady(), kWrong, {"the root unit (0)"});
+      states.ClearReady();
+    }
+  }
+  // Sharded ones have no other place.
+  const UnitStates sharded = Make(*plan_, false, false);
+  EXPECT_TRUE(sharded.declares());
+  EXPECT_FALSE(sharded.HasGrad(0));
+  ExpectError(sharded.CheckAllReady(), kWrong, {"the root unit (0)"});
 }
 
 TEST_F(UnitStatesTest, NamesAFewOfMany) {
   UnitTraining training;
   training.model = BlockModel(12);
   const auto plan = *PlanOf(training);
-  const UnitStates states = Make(*plan, true, false);
+  const UnitStates states = Make(*plan, false, false);
   ExpectError(states.CheckAllReady(), kWrong,
               {"those of 25", "unit 'block0' (1)", ", ..."});
 }

@@ -354,29 +354,56 @@ TEST_P(WrongCallsTest, DifferentUnitsReady) {
   });
 }
 
-// Rank 0 steps while the other goes on with units.
+// Rank 0 steps while the other goes on with units. Gradients that it declared
+// in the step before are no gradients of this one.
 TEST_P(WrongCallsTest, StepAgainstUnits) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
     ASSERT_OK(TrainStep(engine));
-    Status status;
-    if (engine->comm()->rank() == 0) {
-      status = Step(engine);
-    } else {
-      status = TrainStep(engine);
+    const int rank = engine->comm()->rank();
+    ExpectError(rank == 0 ? Step(engine) : TrainStep(engine), kWrongState,
+                {"rank 0", "unit_grads_ready"});
+    if (form.reduces()) return ExpectFinal(engine, kWrongState);
+    for (int32_t unit = 0; rank == 0 && unit < kUnits; ++unit) {
+      ASSERT_OK(Ready(engine, unit));
     }
-    if (!form.shards_grads()) {
-      // Whole gradients that nobody declared count as ready.
-      if (!form.apart()) {
-        EXPECT_OK(status);
-        return;
-      }
-      ExpectError(status, StatusCode::kDesync,
-                  {"rank 0 steps", "rank 1 reduces the gradients of unit"});
-      return ExpectFinal(engine, StatusCode::kDesync);
+    EXPECT_OK(Step(engine));
+  });
+}
+
+// The same of a rank that has never declared any: whole gradients count as they
+// lie there.
+TEST_P(WrongCallsTest, SimpleStepAgainstUnits) {
+  const Form& form = GetParam();
+  OnRanks([&](Engine* engine) {
+    const Status status =
+        engine->comm()->rank() == 0 ? Step(engine) : TrainStep(engine);
+    if (form.shards_grads()) {
+      ExpectError(status, kWrongState, {"rank 0", "unit_grads_ready"});
+      return ExpectFinal(engine, kWrongState);
     }
-    ExpectError(status, kWrongState, {"rank 0", "unit_grads_ready"});
-    ExpectFinal(engine, kWrongState);
+    if (!form.apart()) {
+      EXPECT_OK(status);
+      return;
+    }
+    ExpectError(status, StatusCode::kDesync,
+                {"rank 0 steps", "rank 1 reduces the gradients of unit"});
+    ExpectFinal(engine, StatusCode::kDesync);
+  });
+}
+
+// A backward pass without gradients, on all ranks: an error in every stage, and
+// after a change of the plan too.
+TEST_P(WrongCallsTest, StepWithoutGradients) {
+  OnRanks([&](Engine* engine) {
+    ASSERT_OK(engine->UnitAcquire(3, Pass::kBackward, 0));
+    ASSERT_OK(engine->UnitRelease(3));
+    ExpectError(Step(engine), kWrongState, {"those of 7 are not ready"});
+    ASSERT_OK(engine->ZeroGrad());
+    ExpectError(Step(engine), kWrongState, {"those of 7 are not ready"});
+    ASSERT_OK(engine->SetTrainable({2}, false, 0));
+    ExpectError(Step(engine), kWrongState, {"those of 7 are not ready"});
+    EXPECT_OK(TrainStep(engine));
   });
 }
 

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Random scripts of missing gradients, in every stage, with and without shared
+// memory, with ZERO and SKIP: ranks acquire any units in any order, write,
+// declare, accumulate, zero, and leave some steps out. SHARD_TEST_LONG
+// runs 2,000; SHARD_TEST_SEED=N runs one alone, the number that a failure
+// prints.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/sanitizers.h"
+#include "tests/core/engine/gradient_script.h"
+#include "tests/core/engine/unit_training.h"
+
+namespace shard {
+namespace {
+
+constexpr int kSteps = 20;
+
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : bits_(seed) {}
+
+  int Roll(int sides) {
+    return static_cast<int>(bits_() % static_cast<uint64_t>(sides));
+  }
+  bool Chance(int percent) { return Roll(100) < percent; }
+  template <typename T>
+  T Pick(const std::vector<T>& from) {
+    return from[static_cast<size_t>(Roll(static_cast<int>(from.size())))];
+  }
+  template <typename T>
+  void Shuffle(std::vector<T>* items) {
+    for (size_t i = items->size(); i > 1; --i) {
+      std::swap((*items)[i - 1],
+                (*items)[static_cast<size_t>(Roll(static_cast<int>(i)))]);
+    }
+  }
+
+ private:
+  std::mt19937_64 bits_;
+};
+
+// A root and 15 blocks with up to three parameters each, one of two pages;
+// some are frozen, one is tied, one is in a unit within a unit.
+std::shared_ptr<Model> RandomModel(DType dtype, Dice* dice) {
+  auto model = std::make_shared<Model>("Root");
+  EXPECT_OK(model->AddParam(kRootModule, "base", dtype, {10}));
+  const int64_t pages = dtype == DType::kF32 ? 1100 : 2200;
+  ModuleId block = kRootModule;
+  for (int b = 0; b < 15; ++b) {
+    block = *model->AddModule(kRootModule, StrCat("b", b), "Block");
+    const ParamId weight =
+        *model->AddParam(block, "weight", dtype, {pages + dice->Roll(50)});
+    for (int more = dice->Roll(3); more > 0; --more) {
+      const ParamId param = *model->AddParam(block, StrCat("p", more), dtype,
+                                             {1 + dice->Roll(20)});
+      if (dice->Chance(15)) EXPECT_OK(model->SetTrainable(param, false));
+    }
+    if (b == 3) EXPECT_OK(model->Tie(kRootModule, "tied", weight));
+    if (b == 5) EXPECT_OK(model->SetTrainable(weight, false));
+  }
+  const ModuleId nested = *model->AddModule(block, "nested", "Block");
+  EXPECT_OK(model->AddParam(nested, "weight", dtype, {7}));
+  return model;
+}
+
+struct Use {
+  int32_t unit;
+  bool begins;  // Or ends.
+};
+
+// A backward pass through some of the units, in any order, with as many in use
+// at once as there are slots.
+std::vector<Use> RandomUses(const Plan& plan, Dice* dice) {
+  std::vector<int32_t> order;
+  for (size_t u = 0; u < plan.units().size(); ++u) {
+    if (dice->Chance(80)) order.push_back(static_cast<int32_t>(u));
+  }
+  dice->Shuffle(&order);
+  std::vector<Use> uses;
+  std::map<int32_t, std::vector<int32_t>> in_use;  // By depth.
+  const auto end_one = [&](std::vector<int32_t>* units) {
+    dice->Shuffle(units);
+    uses.push_back({units->back(), false});
+    units->pop_back();
+  };
+  for (const int32_t unit : order) {
+    auto& beside = in_use[plan.units()[static_cast<size_t>(unit)].depth];
+    while (!beside.empty() &&
+           (static_cast<int>(beside.size()) > plan.options().prefetch ||
+            dice->Chance(50))) {
+      end_one(&beside);
+    }
+    uses.push_back({unit, true});
+    beside.push_back(unit);
+  }
+  for (auto& [depth, units] : in_use) {
+    while (!units.empty()) end_one(&units);
+  }
+  return uses;
+}
+
+// Makes the steps of one rank, and keeps what the rank's whole gradients hold
+// meanwhile.
+class RankMaker {
+ public:
+  RankMaker(const Plan& plan, bool gathers, bool simple, Dice* dice)
+      : plan_(plan),
+        whole_(!plan.shards_grads()),
+        gathers_(gathers),
+        simple_(simple && whole_ && !gathers),
+        declares_(!whole_),
+        dice_(*dice),
+        trainable_(plan.units().size()),
+        unknown_(plan.places().size()) {
+    for (size_t u = 0; u < plan.units().size(); ++u) {
+      for (const int32_t b : plan.units()[u].buffers) {
+        const FlatBufferPlan& buffer = plan.buffers()[static_cast<size_t>(b)];
+        if (!buffer.trainable) continue;
+        for (const Slot& slot : buffer.layout.slots()) {
+          trainable_[u].push_back(slot.param);
+        }
+      }
+    }
+  }
+
+  void EndSimple() { simple_ = false; }
+
+  // `uses`: by pass, for ranks that gather parameters, which they have to do
+  // together. `zero_grad`: after which pass everything is thrown away; 0: none.
+  RankStep Make(const std::vector<std::vector<Use>>& uses, size_t zero_grad) {
+    step_ = RankStep();
+    step_.passes.resize(plan_.places().size());
+    // Also where there happens to be nothing else by which it declares.
+    if (!simple_ && !declares_ && !gathers_) {
+      step_.Do(Act::kAcquire, 0);
+      step_.Do(Act::kRelease, 0);
+      declares_ = true;
+    }
+    for (size_t pass = 0; pass < uses.size(); ++pass) {
+      pass_ = static_cast<int>(pass) + 1;
+      last_ = pass + 1 == uses.size();
+      if (simple_) {
+        MakeSimplePass();
+      } else {
+        step_.Do(Act::kNoSync, last_ ? 0 : 1);
+        if (gathers_ || !dice_.Chance(10)) MakePass(uses[pass]);
+      }
+      if (pass + 1 != zero_grad) continue;
+      step_.Do(Act::kZeroGrad);
+      for (auto& passes : step_.passes) passes.clear();
+      unknown_.assign(unknown_.size(), false);
+    }
+    // Zeros, which count.
+    if (simple_ && zero_grad == uses.size()) MakeSimplePass();
+    step_.zero_grad_after = dice_.Chance(50);
+    unknown_.assign(unknown_.size(), !step_.zero_grad_after);
+    return std::move(step_);
+  }
+
+ private:
+  bool Gave(ParamId param) const {
+    return !step_.passes[static_cast<size_t>(param)].empty();
+  }
+  // Whether something else than what was given may lie there.
+  bool MayScribble(ParamId param) const { return !whole_ || !Gave(param); }
+
+  void Scribble(ParamId param) {
+    if (!MayScribble(param) || !dice_.Chance(50)) return;
+    step_.Do(Act::kScribble, param);
+    if (whole_) unknown_[static_cast<size_t>(param)] = true;
+  }
+  void Give(ParamId param) {
+    const auto p = static_cast<size_t>(param);
+    // To what was given before it has to be added; zeros may be overwritten.
+    const bool must_add = whole_ && Gave(param);
+    const bool may_add = !whole_ || !unknown_[p];
+    const bool adds = must_add || (may_add && dice_.Chance(50));
+    step_.Give(param, pass_, adds ? Act::kAdd : Act::kStore);
+    unknown_[p] = false;
+  }
+
+  void MakeSimplePass() {
+    for (const auto& params : trainable_) {
+      for (const ParamId param : params) Give(param);
+    }
+  }
+
+  void MakePass(const std::vector<Use>& common) {
+    const std::vector<Use> own =
+        gathers_ ? std::vector<Use>() : RandomUses(plan_, &dice_);
+    std::set<int32_t> idle;
+    for (const Use& use : gathers_ ? common : own) {
+      if (use.begins && whole_ && !gathers_ && dice_.Chance(15)) {
+        idle.insert(use.unit);
+        DeclareIdle(use.unit);
+      } else if (use.begins) {
+        step_.Do(Act::kAcquire, use.unit);
+      } else if (idle.count(use.unit) == 0) {
+        Finish(use.unit);
+      }
+    }
+  }
+
+  // Of a unit in use.
+  void Finish(int32_t unit) {
+    std::vector<ParamId> with, without;
+    Split(unit, &with, &without);
+    const bool all = without.empty();
+    for (const ParamId param : without) Scribble(param);
+    if (with.empty()) {
+      if (all && dice_.Chance(50)) step_.Do(Act::kUnitReady, unit);
+    } else {
+      for (const ParamId param : with) Give(param);
+      for (const ParamId param : without) Scribble(param);
+      // The release says the same.
+      Declare(unit, with, all, dice_.Chance(30));
+    }
+    step_.Do(Act::kRelease, unit);
+  }
+
+  void DeclareIdle(int32_t unit) {
+    std::vector<ParamId> with, without;
+    Split(unit, &with, &without);
+    if (with.empty()) return;
+    for (const ParamId param : without) Scribble(param);
+    for (const ParamId param : with) Give(param);
+    // Until the next pass nothing has to be said of the unit.
+    Declare(unit, with, without.empty(), last_ && dice_.Chance(50));
+  }
+
+  // `all`: of the unit's parameters; the last makes the unit ready.
+  void Declare(int32_t unit, const std::vector<ParamId>& with, bool all,
+               bool parameters_only) {
+    const bool one_by_one = !all || dice_.Chance(50);
+    for (const ParamId param : with) {
+      if (one_by_one) step_.Do(Act::kParamReady, param);
+    }
+    if (all ? !one_by_one : !parameters_only) step_.Do(Act::kUnitReady, unit);
+  }
+
+  // Who has a gradient, in the order in which they are declared.
+  void Split(int32_t unit, std::vector<ParamId>* with,
+             std::vector<ParamId>* without) {
+    const int share = dice_.Pick<int>({0, 50, 50, 100});
+    for (const ParamId param : trainable_[static_cast<size_t>(unit)]) {
+      (dice_.Chance(share) ? with : without)->push_back(param);
+    }
+    dice_.Shuffle(with);
+  }
+
+  const Plan& plan_;
+  const bool whole_;
+  const bool gathers_;
+  bool simple_;
+  bool declares_;
+  Dice& dice_;
+  std::vector<std::vector<ParamId>> trainable_;  // By unit.
+  // By ParamId: whole gradients that are not zeros before the first is given.
+  std::vector<bool> unknown_;
+  RankStep step_;
+  int pass_ = 1;
+  bool last_ = true;
+};
+
+struct Case {
+  GradientScript script;
+  std::string text;
+};
+
+Case RandomCase(uint64_t seed) {
+  Dice dice(seed);
+  Case made;
+  GradientScript& script = made.script;
+  UnitTraining training;
+  const DType dtype = dice.Chance(20) ? DType::kBF16 : DType::kF32;
+  training.model = RandomModel(dtype, &dice);
+  training.optimizer = dice.Pick<std::string>(
+      {"sgd?lr=0.1", "sgd?lr=0.1&momentum=0.9", "adam?lr=0.02&beta1=0.8"});
+  training.wrap = "class?names=Block";
+  const int ranks = dice.Pick<int>({2, 2, 3, 4});
+  training.plan.world_size = ranks;
+  // Every combination of these in turn.
+  training.plan.stage = static_cast<int>(seed % 4);
+  script.link = seed / 4 % 2 == 0 ? "" : "direct=0";
+  script.engine.missing_grads =
+      seed / 8 % 2 == 0 ? MissingGrads::kZero : MissingGrads::kSkip;
+  training.plan.prefetch = dice.Roll(3);
+  training.plan.whole_grads = dice.Chance(15);
+  // Sums in fp32 of two ranks take what their bf16 gradients take whole.
+  training.plan.deterministic =
+      dice.Chance(15) && (dtype == DType::kF32 || ranks > 2);
+  const auto plan = PlanOf(training);
+  EXPECT_OK(plan);
+  if (!plan.ok()) return made;
+  script.plan = *plan;
+  EXPECT_EQ(script.plan->shards_grads(),
+            training.plan.stage >= 2 && !training.plan.whole_grads);
+  EXPECT_EQ(script.plan->shards_params(), training.plan.stage == 3);
+  script.engine.overlap = dice.Chance(30);
+  if (dice.Chance(15)) {
+    script.engine.device = StrCat("cpu-async?max_delay=0.00002&seed=", seed);
+  } else {
+    script.engine.device = "cpu";
+  }
+  script.step.max_grad_norm = dice.Chance(30) ? 0.5 : 0;
+
+  const bool gathers = training.plan.stage == 3 && !script.link.empty();
+  std::vector<RankMaker> makers;
+  std::vector<int> steps;
+  std::vector<int> simple;
+  const bool joins = dice.Chance(25);
+  for (int r = 0; r < ranks; ++r) {
+    simple.push_back(dice.Chance(25) ? dice.Roll(2 * kSteps) : 0);
+    makers.emplace_back(*script.plan, gathers, simple.back() > 0, &dice);
+    steps.push_back(joins ? dice.Roll(kSteps + 1) : kSteps);
+  }
+  script.ranks.resize(static_cast<size_t>(ranks));
+  const bool accumulates =
+      !(training.plan.deterministic && script.plan->shards_grads());
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<std::vector<Use>> uses;
+    for (int pass = accumulates ? dice.Roll(2) : 0; pass >= 0; --pass) {
+      uses.push_back(RandomUses(*script.plan, &dice));
+    }
+    const size_t zero_grad = script.plan->shards_grads() || !dice.Chance(10)
+                                 ? 0
+                                 : static_cast<size_t>(dice.Roll(3));
+    for (int r = 0; r < ranks; ++r) {
+      const auto rank = static_cast<size_t>(r);
+      if (step == simple[rank]) makers[rank].EndSimple();
+      if (step >= steps[rank]) continue;
+      script.ranks[rank].push_back(makers[rank].Make(uses, zero_grad));
+    }
+  }
+  made.text = StrCat(script.plan->Summary(), "; missing_grads ",
+                     static_cast<int>(script.engine.missing_grads), ", link '",
+                     script.link, "', prefetch ", training.plan.prefetch,
+                     ", whole_grads ", training.plan.whole_grads ? 1 : 0,
+                     ", deterministic ", training.plan.deterministic ? 1 : 0,
+                     ", overlap ", script.engine.overlap ? 1 : 0, ", device ",
+                     script.engine.device, ", max_grad_norm ",
+                     script.step.max_grad_norm, ", joins ", joins ? 1 : 0);
+  return made;
+}
+
+TEST(MissingGradsRandomTest, MatchReference) {
+  uint64_t first = 0;
+  // All 16 combinations of stage, memory and missing_grads, some times over.
+  uint64_t last = std::getenv("SHARD_TEST_LONG") ? 2000 : kSanitized ? 16 : 48;
+  if (const char* one = std::getenv("SHARD_TEST_SEED")) {
+    first = std::strtoull(one, nullptr, 10);
+    last = first + 1;
+  }
+  int failed = 0;
+  for (uint64_t seed = first; seed < last && failed < 10; ++seed) {
+    const Case made = RandomCase(seed);
+    ASSERT_NE(made.script.plan, nullptr) << "seed " << seed;
+    const std::string failure = RunScript(made.script);
+    if (failure.empty()) continue;
+    ++failed;
+    ADD_FAILURE() << failure << "\nSHARD_TEST_SEED=" << seed << " is "
+                  << made.text;
+  }
+  RecordProperty("runs", static_cast<int>(last - first));
+}
+
+}  // namespace
+}  // namespace shard
