@@ -93,11 +93,11 @@ def main():
     )
     state = {f"tensor.{i}": torch.rand(NUMEL) for i in range(64)}
     variants = load_variants()
-    print("ready", flush=True)
+    print("peer: ready", flush=True)
     for line in sys.stdin:
         save = variants.get(line.strip())
         if save is None:
-            print("unavailable", flush=True)
+            print("peer: unavailable", flush=True)
             continue
         folder = os.path.join(FOLDER, "torch")
         os.makedirs(folder, exist_ok=True)
@@ -105,7 +105,7 @@ def main():
         start = time.monotonic()
         save(state, folder)
         dist.barrier()
-        print((time.monotonic() - start) * 1e3, flush=True)
+        print("peer:", (time.monotonic() - start) * 1e3, flush=True)
         if RANK == 0:
             shutil.rmtree(folder)
         dist.barrier()

@@ -49,11 +49,11 @@ def main():
     param.grad = torch.randn(ELEMENTS) * 1e-3
     optimizer = make_optimizer(param)
     optimizer.step()  # Allocates the states.
-    print("ready", flush=True)
+    print("peer: ready", flush=True)
     for _ in sys.stdin:
         start = time.monotonic()
         optimizer.step()
-        print((time.monotonic() - start) * 1e3, flush=True)
+        print("peer:", (time.monotonic() - start) * 1e3, flush=True)
 
 
 if __name__ == "__main__":

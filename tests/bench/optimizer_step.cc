@@ -72,6 +72,7 @@ constexpr Variant kVariants[] = {
     {"adamw_apex", "adamw?profile=apex"},
     {"adamw_deepspeed_cpu", "adamw?profile=deepspeed_cpu"},
     {"adamw_llmc", "adamw?profile=llmc"},
+    {"adamw_llmc_cpu", "adamw?profile=llmc_cpu"},
     {"adamw_ggml", "adamw?profile=ggml"},
     {"adam", "adam?weight_decay=0.1"},
     {"adam_amsgrad", "adam?amsgrad=1"},
@@ -273,7 +274,7 @@ void MeasurePeer(const std::string& program, const std::string& system) {
   auto peer = Peer::Start(
       {"/usr/bin/python3", script, system, std::to_string(kElements)}, 1);
   if (!peer) {
-    std::printf("optimizer_step: %s is not installed: not measured\n",
+    std::printf("optimizer_step: %s did not start: not measured\n",
                 system.c_str());
     return;
   }

@@ -2,7 +2,9 @@
 
 #include "tests/bench/peer.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -11,17 +13,47 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 namespace shard::bench {
 
-std::optional<std::string> Peer::ReadLine(int fd) {
+namespace {
+
+constexpr std::string_view kMark = "peer: ";
+constexpr std::chrono::minutes kLongest(10);
+
+// One byte before `deadline`; false when there is none any more.
+bool ReadByte(int fd, std::chrono::steady_clock::time_point deadline, char* c) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    pollfd ready = {fd, POLLIN, 0};
+    const int polled =
+        poll(&ready, 1, static_cast<int>(std::max<int64_t>(left.count(), 0)));
+    if (polled < 0 && errno == EINTR) continue;
+    return polled == 1 && read(fd, c, 1) == 1;
+  }
+}
+
+}  // namespace
+
+std::optional<std::string> Peer::ReadAnswer(int fd) {
+  const auto deadline = std::chrono::steady_clock::now() + kLongest;
   std::string line;
   char c = 0;
-  while (read(fd, &c, 1) == 1) {
-    if (c == '\n') return line;
-    line.push_back(c);
+  while (ReadByte(fd, deadline, &c)) {
+    if (c != '\n') {
+      line.push_back(c);
+      continue;
+    }
+    // Something without a newline may stand before it.
+    const size_t mark = line.rfind(kMark);
+    if (mark != std::string::npos) return line.substr(mark + kMark.size());
+    line.clear();
   }
   return std::nullopt;
 }
@@ -59,7 +91,7 @@ std::optional<Peer> Peer::Start(const std::vector<std::string>& argv,
     if (pid < 0) return std::nullopt;
   }
   for (const Process& process : peer.processes_) {
-    if (ReadLine(process.from) != "ready") return std::nullopt;
+    if (ReadAnswer(process.from) != "ready") return std::nullopt;
   }
   return peer;
 }
@@ -84,17 +116,16 @@ std::optional<double> Peer::Go(const std::string& variant) {
       return std::nullopt;
     }
   }
-  double slowest = 0;
+  // Every rank's answer is read, so that the next one belongs to the next call.
+  std::optional<double> slowest = 0;
   for (const Process& process : processes_) {
-    const auto answer = ReadLine(process.from);
+    const auto answer = ReadAnswer(process.from);
+    if (!answer) return std::nullopt;
     double milliseconds = 0;
-    if (!answer ||
-        std::from_chars(answer->data(), answer->data() + answer->size(),
-                        milliseconds)
-                .ec != std::errc()) {
-      return std::nullopt;
-    }
-    slowest = std::max(slowest, milliseconds);
+    const auto read = std::from_chars(
+        answer->data(), answer->data() + answer->size(), milliseconds);
+    if (read.ec != std::errc()) slowest.reset();
+    if (slowest) slowest = std::max(*slowest, milliseconds);
   }
   return slowest;
 }

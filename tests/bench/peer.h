@@ -3,10 +3,11 @@
 // Peer: another system's ranks, each a process of its own, that do one
 // measured operation whenever they are told to, so that it can be interleaved
 // with ours. A rank's program is called as `argv... RANK WORLD_SIZE FOLDER`
-// (FOLDER: empty, shared, for meeting); it prints "ready", then for every line
-// on its stdin, the name of a variant, does that and prints one line with the
-// milliseconds it took, or "unavailable". It exits 77, with a reason on stderr,
-// when the system is not installed.
+// (FOLDER: empty, shared, for meeting); it prints "peer: ready", then for every
+// line on its stdin, the name of a variant, does that and prints one line
+// "peer: " with the milliseconds it took, or "peer: unavailable". Whatever else
+// it prints is passed over: the systems have their own to say on stdout. It
+// exits 77, with a reason on stderr, when the system is not installed.
 
 #ifndef SHARD_TESTS_BENCH_PEER_H_
 #define SHARD_TESTS_BENCH_PEER_H_
@@ -19,7 +20,8 @@ namespace shard::bench {
 
 class Peer {
  public:
-  // Starts the ranks and waits until all are ready. nullopt when one is not.
+  // Starts the ranks and waits until all are ready. nullopt when one has ended
+  // before, or is not after ten minutes: some compile first.
   static std::optional<Peer> Start(const std::vector<std::string>& argv,
                                    int world_size);
 
@@ -29,7 +31,7 @@ class Peer {
   ~Peer();
 
   // Does `variant` once on all ranks; the slowest rank's milliseconds. nullopt
-  // when a rank has ended, or has it not.
+  // when a rank has ended, has it not, or takes ten minutes.
   std::optional<double> Go(const std::string& variant);
 
  private:
@@ -40,7 +42,8 @@ class Peer {
   };
 
   Peer() = default;
-  static std::optional<std::string> ReadLine(int fd);
+  // The next line of the protocol, without "peer: ".
+  static std::optional<std::string> ReadAnswer(int fd);
 
   std::vector<Process> processes_;
   std::string folder_;

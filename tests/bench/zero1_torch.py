@@ -91,12 +91,12 @@ def main():
         optimizer.step()
 
     step("plain")  # Allocates the states.
-    print("ready", flush=True)
+    print("peer: ready", flush=True)
     for line in sys.stdin:
         dist.barrier()
         start = time.monotonic()
         step(line.strip())
-        print((time.monotonic() - start) * 1e3, flush=True)
+        print("peer:", (time.monotonic() - start) * 1e3, flush=True)
 
 
 if __name__ == "__main__":
