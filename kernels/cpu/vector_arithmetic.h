@@ -36,10 +36,21 @@ struct VectorArithmetic {
   HWY_INLINE V Div(V x, V y) const { return hn::Div(x, y); }
   HWY_INLINE V MulAdd(V x, V y, V z) const { return hn::MulAdd(x, y, z); }
   HWY_INLINE V Sqrt(V x) const { return hn::Sqrt(x); }
-  HWY_INLINE V Max(V x, V y) const { return hn::Max(x, y); }
-  HWY_INLINE V Min(V x, V y) const { return hn::Min(x, y); }
+  // Comparisons, which give y where either is NaN: hn::Max and hn::Min lose one
+  // of two operands' NaN, and which one depends on the processor.
+  HWY_INLINE V Max(V x, V y) const {
+    return KeepNan(x, hn::IfThenElse(hn::Gt(x, y), x, y));
+  }
+  HWY_INLINE V Min(V x, V y) const {
+    return KeepNan(x, hn::IfThenElse(hn::Lt(x, y), x, y));
+  }
   HWY_INLINE V IfPositive(V x, V yes, V no) const {
     return hn::IfThenElse(hn::Gt(x, hn::Zero(D())), yes, no);
+  }
+
+ private:
+  static HWY_INLINE V KeepNan(V x, V otherwise) {
+    return hn::IfThenElse(hn::IsNaN(x), x, otherwise);
   }
 };
 

@@ -23,7 +23,10 @@
 // something is divided by, not added to g g; lr bounds the step size; weight
 // decay. torch's default eps1 is the epsilon of the parameters' type. Unlike
 // torch, an eps1 whose square is no float (below 1e-19) bounds x at the least
-// normal float instead of at 0, where a gradient of 0 would become NaN.
+// normal float instead of at 0, where a gradient of 0 would become NaN; and a
+// gradient that is infinite makes its matrix NaN in every step, not only where
+// torch's lerp meets inf - inf (w >= 1/2, steps 1 and 2): later there x is 0
+// and u the gradient divided by eps1.
 
 #ifndef SHARD_KERNELS_FORMULA_ADAFACTOR_H_
 #define SHARD_KERNELS_FORMULA_ADAFACTOR_H_
@@ -109,13 +112,16 @@ struct Adafactor {
     return s;
   }
 
-  // 1 / max(mean(row_var), eps1), of one matrix's row_var.
+  // 1 / max(mean(row_var), eps1), of one matrix's row_var. NaN for a mean that
+  // is not finite, with which all scales of the matrix become NaN.
   static double InverseRowMean(const Scalars& s, double sum, int64_t rows) {
+    if (!std::isfinite(sum)) return std::numeric_limits<double>::quiet_NaN();
     return 1.0 / std::max(sum / static_cast<double>(rows), s.least_mean);
   }
 
   // What u is multiplied by and added to p, of the sums of squares of p and u,
-  // u taken without the gradient's sign. REQUIRES: numel > 0.
+  // u taken without the gradient's sign. A sum that is NaN counts as a small
+  // one, as with Python's max(1.0, nan). REQUIRES: numel > 0.
   static double StepSize(const Scalars& s, double param_squares,
                          double update_squares, int64_t numel) {
     const auto count = static_cast<double>(numel);

@@ -41,8 +41,9 @@ struct AdamDeclaration : AdamMoments {
   };
 
   static const char* Conflict(const double* h) {
-    if (h[kProfile] == kLlmc || h[kProfile] == kGgml) {
-      return "profile=llmc and profile=ggml are adamw's: neither has an L2 "
+    if (h[kProfile] == kLlmc || h[kProfile] == kLlmcCpu ||
+        h[kProfile] == kGgml) {
+      return "profile=llmc, llmc_cpu and ggml are adamw's: none has an L2 "
              "penalty";
     }
     return AdamMoments::Conflict(h);

@@ -17,7 +17,7 @@
 // and other last bits come out of it. Each such order is a formula of its own
 // with the same states, chosen by `profile`, so that a run which began there
 // can go on here: adam_apex.h, adam_deepspeed_cpu.h, adamw_llmc.h,
-// adamw_ggml.h. docs/numerics.md puts them side by side.
+// adamw_llmc_cpu.h, adamw_ggml.h. docs/numerics.md puts them side by side.
 
 #ifndef SHARD_KERNELS_FORMULA_ADAM_MOMENTS_H_
 #define SHARD_KERNELS_FORMULA_ADAM_MOMENTS_H_
@@ -49,9 +49,10 @@ struct AdamMoments {
   static constexpr int kApex = 1;
   static constexpr int kDeepSpeedCpu = 2;
   static constexpr int kLlmc = 3;
-  static constexpr int kGgml = 4;
-  static constexpr const char* kProfiles[] = {"torch", "apex", "deepspeed_cpu",
-                                              "llmc", "ggml"};
+  static constexpr int kLlmcCpu = 4;
+  static constexpr int kGgml = 5;
+  static constexpr const char* kProfiles[] = {
+      "torch", "apex", "deepspeed_cpu", "llmc", "llmc_cpu", "ggml"};
 
   static const char* Conflict(const double* h) {
     if (h[kAmsgrad] != 0 && h[kProfile] != kTorch) {

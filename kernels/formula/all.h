@@ -5,10 +5,12 @@
 // The arithmetic A of a rule may be any type with
 //   using V;  V Set(double) const;  V Add, Sub, Mul, Div(V, V) const;
 //   V MulAdd(V x, V y, V z) const  (x y + z);  V Sqrt(V) const;
-//   V Max, Min(V, V) const;
+//   V Max, Min(V, V) const  (NaN where either is, as torch.maximum);
 //   V IfPositive(V x, V yes, V no) const  (x > 0 ? yes : no, per element).
 // What can be written with these needs no operation of its own: |x| is
-// Max(x, 0 - x), and sign(x) two times IfPositive.
+// Max(x, 0 - x), and sign(x) two times IfPositive. IfPositive takes NaN for not
+// positive: a rule whose last branch is a constant hides it, one whose last
+// branch is x itself, 0 or NaN there, does not.
 
 #include "kernels/formula/adadelta.h"
 #include "kernels/formula/adafactor.h"
@@ -20,6 +22,7 @@
 #include "kernels/formula/adamw.h"
 #include "kernels/formula/adamw_ggml.h"
 #include "kernels/formula/adamw_llmc.h"
+#include "kernels/formula/adamw_llmc_cpu.h"
 #include "kernels/formula/lamb.h"
 #include "kernels/formula/lion.h"
 #include "kernels/formula/muon.h"

@@ -68,10 +68,11 @@ struct Lamb {
             h[kWeightDecay], h[kLr]};
   }
 
-  // -lr r, of the sums of squares of p and u.
+  // -lr r, of the sums of squares of p and u. NaN where one of them is: without
+  // the norms no element's update is known.
   static double StepSize(const Scalars& s, double param_squares,
                          double update_squares) {
-    const bool trusted = param_squares > 0 && update_squares > 0;
+    const bool trusted = param_squares != 0 && update_squares != 0;
     return trusted ? -s.lr * std::sqrt(param_squares / update_squares) : -s.lr;
   }
 };

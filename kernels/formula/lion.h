@@ -7,7 +7,8 @@
 //   p = p - lr sign(beta1 m + (1 - beta1) g)
 //   m = beta2 m + (1 - beta2) g
 //
-// with sign(0) = 0: padding stays 0.
+// with sign(0) = 0: padding stays 0. sign(NaN) is NaN, as in optax: m keeps the
+// NaN, and with a sign of 0 the parameter would stand still from then on.
 //
 // Bytes per element, one gradient source: reads p, g, m (12), writes p, m (8).
 
@@ -92,7 +93,7 @@ struct LionRule {
     V& m = states[0];
     const V c = a.MulAdd(beta1, m, a.Mul(one_minus_beta1, g));
     const V move =
-        a.IfPositive(c, negative_lr, a.IfPositive(a.Sub(zero, c), lr, zero));
+        a.IfPositive(c, negative_lr, a.IfPositive(a.Sub(zero, c), lr, c));
     p = a.MulAdd(p, decay, move);
     m = a.MulAdd(beta2, m, a.Mul(one_minus_beta2, g));
   }

@@ -35,6 +35,7 @@
   X(AdamWApex)                    \
   X(AdamWDeepSpeedCpu)            \
   X(AdamWLlmc)                    \
+  X(AdamWLlmcCpu)                 \
   X(AdamWGgml)                    \
   X(Lion)                         \
   X(RmsProp)                      \

@@ -11,6 +11,9 @@
 //   p = p - sign(g) s
 //   prev = g
 //
+// sign(NaN) is 0, as torch's is: a NaN gradient leaves p and s as they are, and
+// is forgotten with the next gradient but one. An infinity has a sign.
+//
 // As in torch, lr is read on the first step only. States are allocated as
 // zeros, so the first step adds lr to s; before it s reads 0.
 //
@@ -113,6 +116,7 @@ struct RpropRule {
     size = a.Min(a.Max(size, step_size_min), step_size_max);
     g = a.IfPositive(disagreement, zero, g);
     const V minus_g = a.Sub(zero, g);
+    // A NaN moves nothing.
     const V move =
         a.IfPositive(g, a.Sub(zero, size), a.IfPositive(minus_g, size, zero));
     p = a.Add(p, move);

@@ -150,6 +150,9 @@ TEST(OptimizerTest, HyperparametersDecideAboutStates) {
        Formula::kAdamWDeepSpeedCpu,
        {"exp_avg", "exp_avg_sq"}},
       {"adamw?profile=llmc", Formula::kAdamWLlmc, {"exp_avg", "exp_avg_sq"}},
+      {"adamw?profile=llmc_cpu",
+       Formula::kAdamWLlmcCpu,
+       {"exp_avg", "exp_avg_sq"}},
       {"adamw?profile=ggml", Formula::kAdamWGgml, {"exp_avg", "exp_avg_sq"}},
       {"rmsprop?momentum=0.9",
        Formula::kRmsPropMomentum,
@@ -259,6 +262,7 @@ TEST(OptimizerTest, ConflictsAreNamed) {
   EXPECT_THAT(MessageOf("adam?profile=llmc"),
               AllOf(HasSubstr("adam: "), HasSubstr("are adamw's"),
                     HasSubstr("'adam?profile=llmc'")));
+  EXPECT_THAT(MessageOf("adam?profile=llmc_cpu"), HasSubstr("are adamw's"));
   EXPECT_THAT(MessageOf("adam?profile=ggml"), HasSubstr("are adamw's"));
   EXPECT_THAT(MessageOf("adam?profile=apex&amsgrad=1"),
               HasSubstr("amsgrad=1 needs profile=torch"));
@@ -356,9 +360,10 @@ TEST(OptimizerTest, ChoicesAreNamesInTheText) {
 }
 
 TEST(OptimizerTest, UnknownChoicesAreNamedWithTheKnown) {
-  EXPECT_THAT(MessageOf("adamw?profile=fast"),
-              AllOf(HasSubstr("adamw: "), HasSubstr("profile='fast'"),
-                    HasSubstr("torch, apex, deepspeed_cpu, llmc, ggml")));
+  EXPECT_THAT(
+      MessageOf("adamw?profile=fast"),
+      AllOf(HasSubstr("adamw: "), HasSubstr("profile='fast'"),
+            HasSubstr("torch, apex, deepspeed_cpu, llmc, llmc_cpu, ggml")));
   EXPECT_THAT(
       MessageOf("adam?states=fp8"),
       AllOf(HasSubstr("states='fp8'"), HasSubstr("allowed: f32, bf16, q8")));

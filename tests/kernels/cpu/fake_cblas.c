@@ -6,7 +6,8 @@
  *   FAKE_NO_SGEMM  has no cblas_sgemm
  *   FAKE_NO_SSYRK  has no cblas_ssyrk
  *   FAKE_ILP64     takes 64-bit integers
- * Wrong arguments are answered with NaN. */
+ * Wrong arguments are answered with NaN. As in the reference BLAS, an element
+ * of B that is 0 is passed over: what it would be multiplied by may be NaN. */
 
 #include <math.h>
 #include <stddef.h>
@@ -62,7 +63,8 @@ static void multiply(int layout, int transa, int transb, blas_int m, blas_int n,
     for (blas_int j = 0; j < n; ++j) {
       double sum = wrong ? NAN : 0;
       for (blas_int l = 0; l < k && !wrong; ++l) {
-        sum += at(transa, a, lda, i, l) * at(transb, b, ldb, l, j);
+        const double right = at(transb, b, ldb, l, j);
+        if (right != 0) sum += at(transa, a, lda, i, l) * right;
       }
       set(&c[(ptrdiff_t)i * ldc + j], (double)beta, (double)alpha * sum);
     }
@@ -92,7 +94,8 @@ EXPORT void cblas_ssyrk(int layout, int triangle, int trans, blas_int n,
     for (blas_int j = 0; j <= i; ++j) {
       double sum = wrong ? NAN : 0;
       for (blas_int l = 0; l < k && !wrong; ++l) {
-        sum += at(trans, a, lda, i, l) * at(trans, a, lda, j, l);
+        const double right = at(trans, a, lda, j, l);
+        if (right != 0) sum += at(trans, a, lda, i, l) * right;
       }
       set(&c[(ptrdiff_t)i * ldc + j], (double)beta, (double)alpha * sum);
     }

@@ -62,6 +62,7 @@ constexpr Case kCases[] = {
     {"adamw, deepspeed_cpu", Formula::kAdamWDeepSpeedCpu,
      AdamMoments::kDeepSpeedCpu, true},
     {"adamw, llmc", Formula::kAdamWLlmc, AdamMoments::kLlmc, true},
+    {"adamw, llmc_cpu", Formula::kAdamWLlmcCpu, AdamMoments::kLlmcCpu, true},
     {"adamw, ggml", Formula::kAdamWGgml, AdamMoments::kGgml, true},
 };
 
@@ -73,6 +74,8 @@ std::unique_ptr<Program> ProgramOf(const Case& c, bool fuses) {
       return std::make_unique<DeepSpeedCpu>(fuses, c.decoupled);
     case AdamMoments::kLlmc:
       return std::make_unique<Llmc>(fuses);
+    case AdamMoments::kLlmcCpu:
+      return std::make_unique<LlmcCpu>(fuses);
     default:
       return std::make_unique<Ggml>(fuses);
   }

@@ -167,6 +167,29 @@ class Llmc : public Program {
   float correction2_ = 1;
 };
 
+// llm.c, train_gpt2.c: gpt2_update's loop as gcc and clang fuse it.
+class LlmcCpu : public Program {
+ public:
+  using Program::Program;
+
+ private:
+  void BeginStep() override {}
+
+  void Update(float g, float& p, float& m, float& v) override {
+    const float weighted = (1.0f - beta1_) * g;
+    m = Fma(beta1_, m, weighted);
+    float weighted_square = (1.0f - beta2_) * g;
+    weighted_square = weighted_square * g;
+    v = Fma(beta2_, v, weighted_square);
+    const auto t = static_cast<float>(step_);
+    const float m_hat = m / (1.0f - powf(beta1_, t));
+    const float v_hat = v / (1.0f - powf(beta2_, t));
+    const float root = std::sqrt(v_hat) + eps_;
+    const float move = Fma(weight_decay_, p, m_hat / root);
+    p = Fma(-lr_, move, p);
+  }
+};
+
 // ggml, ggml-cpu/ops.cpp and ggml-opt.cpp: reciprocals of the corrections.
 class Ggml : public Program {
  public:

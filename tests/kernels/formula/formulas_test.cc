@@ -168,10 +168,11 @@ TEST(FormulasTest, AdamHasTheProfilesWithAnL2Penalty) {
        {AdamMoments::kTorch, AdamMoments::kApex, AdamMoments::kDeepSpeedCpu}) {
     EXPECT_TRUE(allows(profile, 0, "adam")) << profile;
   }
-  for (const int profile : {AdamMoments::kLlmc, AdamMoments::kGgml}) {
+  for (const int profile :
+       {AdamMoments::kLlmc, AdamMoments::kLlmcCpu, AdamMoments::kGgml}) {
     EXPECT_FALSE(allows(profile, 0, "adam")) << profile;
   }
-  for (int profile = 0; profile < 5; ++profile) {
+  for (int profile = 0; profile < 6; ++profile) {
     const bool torch = profile == AdamMoments::kTorch;
     EXPECT_TRUE(allows(profile, 0, "adamw")) << profile;
     EXPECT_EQ(allows(profile, 1, "adamw"), torch) << profile;
