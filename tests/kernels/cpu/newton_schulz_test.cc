@@ -138,21 +138,25 @@ TEST_P(NewtonSchulzTest, WhatIsNotFiniteSpreadsInItsMatrixOnly) {
   for (const float bad : {kNan, std::numeric_limits<float>::infinity(),
                           -std::numeric_limits<float>::infinity()}) {
     for (const Shape& shape : kShapes) {
-      const std::vector<float> good = RandomFloats(shape.numel(), 4);
-      std::vector<float> all;
-      for (int i = 0; i < 3; ++i) {
-        all.insert(all.end(), good.begin(), good.end());
-      }
-      all[shape.numel() + shape.numel() / 2] = bad;
-      InPlace(blas(),
-              {all.data(), 3, shape.rows, shape.cols, shape.rows * shape.cols},
-              5);
-      const std::vector<float> expected = Alone(blas(), good, shape);
-      for (size_t i = 0; i < all.size(); ++i) {
-        if (i / shape.numel() == 1) {
-          ASSERT_TRUE(std::isnan(all[i])) << i;
-        } else {
-          ASSERT_EQ(all[i], expected[i % shape.numel()]) << i;
+      // Not left to the products, of which one step has few.
+      for (const int steps : {1, 5}) {
+        const std::vector<float> good = RandomFloats(shape.numel(), 4);
+        std::vector<float> all;
+        for (int i = 0; i < 3; ++i) {
+          all.insert(all.end(), good.begin(), good.end());
+        }
+        all[shape.numel() + shape.numel() / 2] = bad;
+        InPlace(
+            blas(),
+            {all.data(), 3, shape.rows, shape.cols, shape.rows * shape.cols},
+            steps);
+        const std::vector<float> expected = Alone(blas(), good, shape, steps);
+        for (size_t i = 0; i < all.size(); ++i) {
+          if (i / shape.numel() == 1) {
+            ASSERT_TRUE(std::isnan(all[i])) << i;
+          } else {
+            ASSERT_EQ(all[i], expected[i % shape.numel()]) << i;
+          }
         }
       }
     }
