@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -347,10 +348,14 @@ shard_error* shard_checkpoint_blob(const shard_checkpoint* checkpoint,
     const auto index = static_cast<size_t>(blob);
     const uint64_t bytes = store.manifest()->blob(index).extent.bytes;
     if (capacity > 0) {
-      SHARD_ASSIGN_OR_RETURN(const std::vector<std::byte> content,
-                             store.ReadBlob(index));
-      std::copy_n(content.data(), std::min(capacity, content.size()),
-                  static_cast<std::byte*>(buffer));
+      auto* const to = static_cast<std::byte*>(buffer);
+      const auto copy = [&](uint64_t offset, std::span<const std::byte> piece) {
+        if (offset >= capacity) return Status();
+        const auto room = static_cast<size_t>(capacity - offset);
+        std::copy_n(piece.data(), std::min(room, piece.size()), to + offset);
+        return Status();
+      };
+      SHARD_RETURN_IF_ERROR(store.StreamBlob(index, copy));
     }
     *length = bytes;
     return Status();

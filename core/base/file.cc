@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <limits>
 
+#include "core/base/pooled_file.h"
 #include "core/base/strings.h"
 
 namespace shard {
@@ -18,10 +19,25 @@ namespace {
 constexpr mode_t kFileMode = 0666;
 constexpr mode_t kDirectoryMode = 0777;
 
+// So often others may be faster to take a descriptor that was given up.
+constexpr int kAttempts = 100;
+
 template <typename Call>
 auto Retry(const Call& call) {
   auto result = call();
   while (result == -EINTR) result = call();
+  return result;
+}
+
+// A call that takes a descriptor. Where none is left, the pool gives some up.
+template <typename Call>
+int RetryOpen(const Call& call) {
+  int result = Retry(call);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    if (result != -EMFILE && result != -ENFILE) break;
+    if (!ClosePooledFile()) break;
+    result = Retry(call);
+  }
   return result;
 }
 
@@ -56,7 +72,7 @@ int EnvFd::Close() {
 // ---------------------------------------------------------------------------
 
 StatusOr<Directory> Directory::Open(FileEnv* env, const std::string& path) {
-  const int fd = Retry([&] {
+  const int fd = RetryOpen([&] {
     return env->Open(AT_FDCWD, path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC,
                      0);
   });
@@ -66,12 +82,18 @@ StatusOr<Directory> Directory::Open(FileEnv* env, const std::string& path) {
 
 StatusOr<Directory> Directory::OpenDirectory(const std::string& name) const {
   std::string path = PathOf(name);
-  const int fd = Retry([&] {
+  const int fd = RetryOpen([&] {
     return env()->Open(this->fd(), name.c_str(),
                        O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
   });
   if (fd < 0) return Failed("opening the directory", path, fd);
   return Directory(EnvFd(env(), fd), std::move(path));
+}
+
+StatusOr<Directory> Directory::Duplicate() const {
+  SHARD_ASSIGN_OR_RETURN(Directory same, OpenDirectory("."));
+  same.path_ = path_;
+  return same;
 }
 
 std::string Directory::PathOf(const std::string& name) const {
@@ -109,7 +131,7 @@ StatusOr<std::optional<struct stat>> Directory::Stat(
 
 StatusOr<std::vector<std::string>> Directory::List() const {
   std::vector<std::string> names;
-  const int result = Retry([&] { return env()->List(fd(), &names); });
+  const int result = RetryOpen([&] { return env()->List(fd(), &names); });
   if (result != 0) return Failed("listing the directory", path_, result);
   return names;
 }
@@ -170,7 +192,7 @@ StatusOr<File> File::OpenAt(FileEnv* env, int dir, const std::string& name,
   const int flags = (mode == Mode::kRead ? O_RDONLY : O_RDWR) | O_NOFOLLOW |
                     O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
   const int create = mode == Mode::kCreate ? O_CREAT | O_EXCL : 0;
-  const int opened = Retry(
+  const int opened = RetryOpen(
       [&] { return env->Open(dir, name.c_str(), flags | create, kFileMode); });
   if (opened < 0) {
     const Status status = Failed(create ? "creating" : "opening", path, opened);
@@ -199,7 +221,7 @@ StatusOr<File> File::Adopt(EnvFd fd, int dir, const std::string& name,
 
   // A second descriptor, so that what is not aligned needs no other path.
   const int direct =
-      Retry([&] { return env->Open(dir, name.c_str(), direct_flags, 0); });
+      RetryOpen([&] { return env->Open(dir, name.c_str(), direct_flags, 0); });
   if (direct == -EINVAL) {
     return File(std::move(fd), EnvFd(), std::move(path));
   }

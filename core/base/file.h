@@ -58,6 +58,8 @@ class Directory {
   static StatusOr<Directory> Open(FileEnv* env, const std::string& path);
   // `name` in this one; its path is path() + "/" + name.
   StatusOr<Directory> OpenDirectory(const std::string& name) const;
+  // The same directory, with a descriptor of its own.
+  StatusOr<Directory> Duplicate() const;
 
   // Owns nothing.
   Directory() = default;

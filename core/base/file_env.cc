@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/base/size_signal.h"
+
 namespace shard {
 
 namespace {
@@ -31,14 +33,17 @@ class PosixFileEnv final : public FileEnv {
   }
   ssize_t Write(int fd, const void* data, size_t bytes,
                 uint64_t offset) override {
-    return OrErrno(::pwrite(fd, data, bytes, static_cast<off_t>(offset)));
+    return OrErrno(WithoutSizeSignal(
+        [&] { return ::pwrite(fd, data, bytes, static_cast<off_t>(offset)); }));
   }
   int Sync(int fd) override { return OrErrno(::fsync(fd)); }
   int Truncate(int fd, uint64_t bytes) override {
-    return OrErrno(::ftruncate(fd, static_cast<off_t>(bytes)));
+    return OrErrno(WithoutSizeSignal(
+        [&] { return ::ftruncate(fd, static_cast<off_t>(bytes)); }));
   }
   int Allocate(int fd, uint64_t bytes) override {
-    return OrErrno(::fallocate(fd, 0, 0, static_cast<off_t>(bytes)));
+    return OrErrno(WithoutSizeSignal(
+        [&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(bytes)); }));
   }
   int Stat(int fd, struct stat* result) override {
     return OrErrno(::fstat(fd, result));

@@ -6,8 +6,9 @@
 // callers want of it.
 //
 // Every method is the system call of that name: a result of at least 0, or
-// -errno. Paths are relative to the directory `dir`, a descriptor or AT_FDCWD.
-// Descriptors it opens are closed on exec.
+// -errno, and no signal: a file that may not become longer is -EFBIG. Paths are
+// relative to the directory `dir`, a descriptor or AT_FDCWD. Descriptors it
+// opens are closed on exec.
 //
 // Thread-safe.
 

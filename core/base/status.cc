@@ -20,6 +20,7 @@ StatusCode CodeOfErrno(int error) {
     case ENOMEM:
     case ENOSPC:
     case EDQUOT:
+    case EFBIG:
     case EMFILE:
     case ENFILE:
       return StatusCode::kResourceExhausted;
@@ -52,6 +53,10 @@ const char* RemedyOfErrno(int error) {
       return "; free space";
     case EDQUOT:
       return "; free space, or ask for a larger quota";
+    case EFBIG:
+      return "; raise the limit of file sizes (ulimit -f), or use a file "
+             "system "
+             "that holds larger files";
     case EMFILE:
     case ENFILE:
       return "; close files, or raise the limit (ulimit -n)";

@@ -2,6 +2,8 @@
 
 #include "core/checkpoint/checksum.h"
 
+#include <xxhash.h>
+
 #include <cstdio>
 
 #include "kernels/cpu/checksum.h"
@@ -16,6 +18,25 @@ Checksum ChecksumOf(const void* data, size_t bytes) {
 Checksum CopyWithChecksum(void* to, const void* from, size_t bytes) {
   const Xxh128 sum = CopyAndChecksum(to, from, bytes);
   return {sum.low, sum.high};
+}
+
+struct ChecksumStream::State {
+  XXH3_state_t xxh;
+};
+
+ChecksumStream::ChecksumStream() : state_(new State) {
+  XXH3_128bits_reset(&state_->xxh);
+}
+
+ChecksumStream::~ChecksumStream() = default;
+
+void ChecksumStream::Add(const void* data, size_t bytes) {
+  XXH3_128bits_update(&state_->xxh, data, bytes);
+}
+
+Checksum ChecksumStream::Finish() const {
+  const XXH128_hash_t sum = XXH3_128bits_digest(&state_->xxh);
+  return {sum.low64, sum.high64};
 }
 
 std::string ChecksumText(const Checksum& checksum) {

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace shard {
@@ -25,6 +26,20 @@ Checksum ChecksumOf(const void* data, size_t bytes);
 // For destinations that are not read soon: they bypass the caches where they
 // are large. REQUIRES: they do not overlap.
 Checksum CopyWithChecksum(void* to, const void* from, size_t bytes);
+
+// The checksum of bytes that come in pieces.
+class ChecksumStream {
+ public:
+  ChecksumStream();
+  ~ChecksumStream();
+  void Add(const void* data, size_t bytes);
+  // Of all that was added.
+  Checksum Finish() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 // 32 hexadecimal digits, the high half first, as xxhsum prints it.
 std::string ChecksumText(const Checksum& checksum);

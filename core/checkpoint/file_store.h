@@ -9,6 +9,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +20,15 @@
 #include "core/checkpoint/tensor_store.h"
 
 namespace shard {
+
+// A host has its blobs in memory, whole. A larger one is not taken from it, nor
+// read into memory.
+inline constexpr uint64_t kMaxBlobBytes = uint64_t{1} << 30;
+
+// Receives a piece of a blob, `offset` bytes from its beginning. The piece is
+// valid during the call only. An error ends the read.
+using BlobSink =
+    std::function<Status(uint64_t offset, std::span<const std::byte> piece)>;
 
 class FileStore : public TensorStore {
  public:
@@ -38,8 +49,20 @@ class FileStore : public TensorStore {
   virtual size_t num_slices(size_t tensor) const = 0;
   virtual Slice slice(size_t tensor, size_t index) const = 0;
 
-  // Of those that manifest() has; kOutOfRange for a number that does not exist.
-  virtual StatusOr<std::vector<std::byte>> ReadBlob(size_t index) const = 0;
+  // Blobs are those that manifest() has. Errors of the three: kOutOfRange for a
+  // number that does not exist; those of reading.
+  //
+  // Reads a blob in pieces of at most some MiB, one after the other, then
+  // compares its checksum: after kCorrupt, what the sink got is of no use.
+  // `sink` may be null.
+  virtual Status StreamBlob(size_t index, const BlobSink& sink) const = 0;
+  // Fills `to` with a part of a blob, which is not compared with any checksum.
+  // REQUIRES: the blob has these bytes.
+  virtual Status ReadBlobPart(size_t index, uint64_t offset,
+                              std::span<std::byte> to) const = 0;
+  // Returns a whole blob. kResourceExhausted when it has more than
+  // kMaxBlobBytes or does not fit into the host's memory.
+  StatusOr<std::vector<std::byte>> ReadBlob(size_t index) const;
 
   // Reads every byte of every file. `problems` gets one line for each thing
   // that is wrong, with tensor and file, in the order of files and offsets; the

@@ -74,32 +74,70 @@ StatusOr<bool> IsFolder(const Directory& root, const std::string& name) {
   return found.has_value();
 }
 
-Status WriteAndRename(const Directory& root, const std::string& temporary,
-                      File* file, int64_t step) {
-  const std::string text = StrCat(CheckpointName(step), "\n");
-  SHARD_RETURN_IF_ERROR(file->WriteExactly(0, std::as_bytes(std::span(text))));
-  SHARD_RETURN_IF_ERROR(file->Sync());
-  const int result = root.Rename(temporary, kLatestName, 0);
-  if (result == 0) return root.Sync();
-  return ErrnoStatus(StrCat("replacing '", root.PathOf(kLatestName), "'"),
-                     -result);
+// Whether `name` is what `directory` has open.
+bool IsNamed(const Directory& root, const std::string& name,
+             const Directory& directory) {
+  const auto named = root.Stat(name);
+  const auto open = directory.Stat(".");
+  return named.ok() && open.ok() && named->has_value() && open->has_value() &&
+         (*named)->st_dev == (*open)->st_dev &&
+         (*named)->st_ino == (*open)->st_ino;
 }
 
-Status WriteLatest(const Directory& root, int64_t step) {
+// The next LATEST under a temporary name: its text is durable, and its lock
+// tells others that it is in use. Deleted unless it gets its name.
+class NextLatest {
+ public:
+  static StatusOr<NextLatest> Write(const Directory& root, int64_t step);
+
+  NextLatest(NextLatest&& other) noexcept
+      : root_(std::exchange(other.root_, nullptr)),
+        name_(std::move(other.name_)),
+        file_(std::move(other.file_)) {}
+  ~NextLatest() {
+    if (root_ == nullptr) return;
+    // Memory may have run out: what stays is stale, for the next save to clean.
+    try {
+      (void)root_->Unlink(name_).ok();
+    } catch (...) {  // NOLINT: a destructor lets nothing out
+    }
+  }
+
+  // Replaces LATEST.
+  Status Rename() {
+    const int result = root_->Rename(name_, kLatestName, 0);
+    if (result == 0) {
+      root_ = nullptr;
+      return Status();
+    }
+    return ErrnoStatus(StrCat("replacing '", root_->PathOf(kLatestName), "'"),
+                       -result);
+  }
+
+ private:
+  NextLatest(const Directory* root, std::string name, File file)
+      : root_(root), name_(std::move(name)), file_(std::move(file)) {}
+
+  const Directory* root_;  // Null: renamed, or moved from.
+  std::string name_;
+  File file_;
+};
+
+StatusOr<NextLatest> NextLatest::Write(const Directory& root, int64_t step) {
+  const std::string text = StrCat(CheckpointName(step), "\n");
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    SHARD_ASSIGN_OR_RETURN(const std::string name, TemporaryName(kLatestName));
+    SHARD_ASSIGN_OR_RETURN(std::string name, TemporaryName(kLatestName));
     StatusOr<File> file = File::Open(root, name, File::Mode::kCreate);
     if (file.status().code() == StatusCode::kAlreadyExists) continue;
     if (!file.ok()) return file.status();
-    const StatusOr<Claim> claim = ClaimEntry(root, name, file->fd());
-    if (claim.ok() && (*claim == Claim::kBusy || *claim == Claim::kGone)) {
-      continue;
-    }
-    const Status status =
-        claim.ok() ? WriteAndRename(root, name, &*file, step) : claim.status();
-    // If it was renamed there is no such file, which is as well.
-    if (!status.ok()) (void)root.Unlink(name).ok();
-    return status;
+    NextLatest latest(&root, std::move(name), *std::move(file));
+    SHARD_ASSIGN_OR_RETURN(const Claim claim,
+                           ClaimEntry(root, latest.name_, latest.file_.fd()));
+    if (claim == Claim::kBusy || claim == Claim::kGone) continue;
+    SHARD_RETURN_IF_ERROR(
+        latest.file_.WriteExactly(0, std::as_bytes(std::span(text))));
+    SHARD_RETURN_IF_ERROR(latest.file_.Sync());
+    return latest;
   }
   return Internal("'", root.PathOf(kLatestName),
                   "' could not be replaced: ", kAttempts,
@@ -164,17 +202,25 @@ StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
                   "': ", kAttempts, " were deleted by another");
 }
 
-StatusOr<bool> PendingCheckpoint::Publish() {
+StatusOr<PendingCheckpoint::Replaced> PendingCheckpoint::Publish() {
   const std::string final_name = CheckpointName(step_);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     int result = RenameToFree(root_, name_, final_name);
-    if (result == 0) return false;
+    if (result == 0) return Replaced();
     if (result == -EEXIST) {
       SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(root_, final_name));
       if (!exists) continue;  // Deleted meanwhile.
       if (!overwrite_) return Exists(root_, final_name);
+      StatusOr<Directory> old = root_.OpenDirectory(final_name);
+      if (old.status().code() == StatusCode::kNotFound) continue;
+      SHARD_RETURN_IF_ERROR(old.status());
+      SHARD_ASSIGN_OR_RETURN(const Claim claim,
+                             ClaimEntry(root_, final_name, old->fd()));
+      if (claim == Claim::kGone) continue;
       result = root_.Rename(name_, final_name, RENAME_EXCHANGE);
-      if (result == 0) return true;
+      if (result == 0) {
+        return Replaced{true, claim != Claim::kBusy, *std::move(old)};
+      }
       // Which of the two is gone shows in the next attempt.
       if (result == -ENOENT) continue;
       if (result == -EINVAL || result == -ENOSYS) {
@@ -192,6 +238,28 @@ StatusOr<bool> PendingCheckpoint::Publish() {
                   kAttempts, " times while it was to be replaced");
 }
 
+Status PendingCheckpoint::Retract(const Replaced& replaced,
+                                  const Status& reason) {
+  const std::string final_name = CheckpointName(step_);
+  const bool ours = IsNamed(root_, final_name, directory_) &&
+                    (!replaced.any ||
+                     (replaced.locked && IsNamed(root_, name_, replaced.old)));
+  const auto rename = [&] {
+    return replaced.any ? root_.Rename(final_name, name_, RENAME_EXCHANGE)
+                        : RenameToFree(root_, final_name, name_);
+  };
+  if (!ours || rename() != 0) {
+    directory_ = Directory();
+    return reason.WithContext(
+        StrCat("'", root_.PathOf(final_name), "' is complete, but '",
+               root_.PathOf(kLatestName), "' may name another"));
+  }
+  // Its files must not go before its name is known to be gone: whoever cleans
+  // what is stale syncs the root first.
+  if (!root_.Sync().ok()) directory_ = Directory();
+  return reason;
+}
+
 Status PendingCheckpoint::Commit() {
   SHARD_ASSIGN_OR_RETURN(const auto manifest, directory_.Stat(kManifestName));
   if (!manifest || !S_ISREG(manifest->st_mode)) {
@@ -199,19 +267,24 @@ Status PendingCheckpoint::Commit() {
                               kManifestName, "', and is no checkpoint");
   }
   SHARD_RETURN_IF_ERROR(directory_.Sync());
-  SHARD_ASSIGN_OR_RETURN(const bool exchanged, Publish());
-  // Of its new name nobody needs the lock.
-  directory_ = Directory();
+  // All that takes space comes before anything changes.
+  SHARD_ASSIGN_OR_RETURN(NextLatest latest, NextLatest::Write(root_, step_));
+  SHARD_ASSIGN_OR_RETURN(const Replaced replaced, Publish());
   // Before LATEST, which must not name what is not there; and before the old
   // one goes, which a power cut would bring back.
-  SHARD_RETURN_IF_ERROR(root_.Sync());
-  const Status latest = WriteLatest(root_, step_);
-  if (!latest.ok()) {
-    return latest.WithContext(StrCat("'", root_.PathOf(CheckpointName(step_)),
-                                     "' is complete, but not the latest"));
+  Status status = root_.Sync();
+  if (status.ok()) status = latest.Rename();
+  if (!status.ok()) return Retract(replaced, status);
+  // Of its new name nobody needs the lock.
+  directory_ = Directory();
+  status = root_.Sync();
+  if (!status.ok()) {
+    return status.WithContext(StrCat(
+        "'", root_.PathOf(CheckpointName(step_)), "' is complete, but '",
+        root_.PathOf(kLatestName), "' may name another after a power cut"));
   }
   // Not an error of this checkpoint: what is left of the old one is stale.
-  if (exchanged) (void)RemoveTree(root_, name_).ok();
+  if (replaced.any) (void)RemoveTree(root_, name_).ok();
   return Status();
 }
 

@@ -49,9 +49,11 @@ class PendingCheckpoint {
   // REQUIRES: every file in it is synced, the manifest last; not committed or
   // abandoned before.
   // Errors: kAlreadyExists when another was faster and `overwrite` is false;
-  // kUnimplemented when the file system cannot overwrite. After these two and
-  // any other error for which it is still pending(), nothing was changed.
-  // Otherwise it is complete, but perhaps not durable, or not in LATEST.
+  // kUnimplemented when the file system cannot overwrite; what a call on files
+  // returned. After an error nothing was replaced and LATEST is as it was,
+  // unless the message says that the new checkpoint "is complete": then the
+  // device failed the undoing too, or the last sync, which makes LATEST
+  // durable. Every checkpoint that has its name is whole in either case.
   Status Commit();
   bool pending() const { return directory_.valid(); }
 
@@ -62,8 +64,17 @@ class PendingCheckpoint {
  private:
   PendingCheckpoint(Directory root, Directory directory, std::string name,
                     int64_t step, bool overwrite);
-  // Gives it its name. Whether another then has the temporary one.
-  StatusOr<bool> Publish();
+
+  // The checkpoint that had the name before and then has the temporary one.
+  struct Replaced {
+    bool any = false;
+    bool locked = false;  // So that nobody takes it for stale.
+    Directory old;        // Holds the lock.
+  };
+  // Gives it its name.
+  StatusOr<Replaced> Publish();
+  // Undoes Publish because of `reason`. Returns the error of Commit.
+  Status Retract(const Replaced& replaced, const Status& reason);
 
   Directory root_;
   Directory directory_;  // Holds the lock. Invalid: not pending.

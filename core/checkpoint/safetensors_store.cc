@@ -20,14 +20,16 @@ namespace {
 // How many keys a message names.
 constexpr size_t kNamed = 5;
 
-StatusOr<File> OpenFollowing(FileEnv* env, const std::string& path) {
-  // File follows no links, so they are resolved before.
+// Opens a File or PooledFile.
+template <typename FileType>
+StatusOr<FileType> OpenFollowing(FileEnv* env, const std::string& path) {
+  // Neither follows links, so they are resolved before.
   const std::unique_ptr<char, decltype(&std::free)> resolved(
       ::realpath(path.c_str(), nullptr), &std::free);
   if (resolved == nullptr) {
     return ErrnoStatus(StrCat("opening '", path, "'"), errno);
   }
-  return File::Open(env, resolved.get(), File::Mode::kRead);
+  return FileType::Open(env, resolved.get(), File::Mode::kRead);
 }
 
 // Keys for a message.
@@ -52,7 +54,7 @@ class KeyList {
 
 StatusOr<SafetensorsStore::Part> SafetensorsStore::OpenPart(
     FileEnv* env, const std::string& path) {
-  SHARD_ASSIGN_OR_RETURN(File file, OpenFollowing(env, path));
+  SHARD_ASSIGN_OR_RETURN(PooledFile file, OpenFollowing<PooledFile>(env, path));
   uint64_t size = 0;
   uint64_t data_begin = 0;
   const auto read = [&]() -> StatusOr<SafetensorsHeader> {
@@ -89,7 +91,7 @@ StatusOr<std::unique_ptr<SafetensorsStore>> SafetensorsStore::Open(
   std::vector<std::string> files = {path};
   if (path.ends_with(".json")) {
     store->description_ = StrCat("safetensors index '", path, "'");
-    SHARD_ASSIGN_OR_RETURN(const File file, OpenFollowing(env, path));
+    SHARD_ASSIGN_OR_RETURN(const File file, OpenFollowing<File>(env, path));
     SHARD_ASSIGN_OR_RETURN(const uint64_t size, file.Size());
     if (size > kMaxSafetensorsIndex) {
       return Corrupt("'", path, "': the index has ", size, " bytes; at most ",
@@ -232,10 +234,15 @@ Slice SafetensorsStore::slice(size_t index, size_t /*slice*/) const {
   return slice;
 }
 
-StatusOr<std::vector<std::byte>> SafetensorsStore::ReadBlob(
-    size_t index) const {
+Status SafetensorsStore::StreamBlob(size_t index,
+                                    const BlobSink& /*sink*/) const {
   return OutOfRange("blob ", index, " does not exist; ", description_,
                     " has none");
+}
+
+Status SafetensorsStore::ReadBlobPart(size_t index, uint64_t /*offset*/,
+                                      std::span<std::byte> /*to*/) const {
+  return StreamBlob(index, nullptr);
 }
 
 Status SafetensorsStore::Verify(const ReadOptions& options,

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/base/file.h"
+#include "core/base/pooled_file.h"
 #include "core/base/status.h"
 #include "core/checkpoint/file_store.h"
 #include "core/checkpoint/safetensors_header.h"
@@ -56,7 +57,9 @@ class SafetensorsStore final : public FileStore {
   // A tensor lies in one piece.
   size_t num_slices(size_t tensor) const override;
   Slice slice(size_t tensor, size_t index) const override;
-  StatusOr<std::vector<std::byte>> ReadBlob(size_t index) const override;
+  Status StreamBlob(size_t index, const BlobSink& sink) const override;
+  Status ReadBlobPart(size_t index, uint64_t offset,
+                      std::span<std::byte> to) const override;
   Status Verify(const ReadOptions& options,
                 std::vector<std::string>* problems) const override;
 
@@ -68,7 +71,7 @@ class SafetensorsStore final : public FileStore {
   struct Part {
     std::string name;  // Without a path.
     uint64_t bytes = 0;
-    File file;
+    PooledFile file;
     uint64_t data_begin = 0;
     SafetensorsHeader header;
   };

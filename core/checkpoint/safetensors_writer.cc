@@ -2,6 +2,7 @@
 
 #include "core/checkpoint/safetensors_writer.h"
 
+#include <stdio.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 
@@ -31,6 +32,12 @@ StatusOr<std::string> TemporaryName(const std::string& name) {
     return ErrnoStatus("getrandom", errno);
   }
   return StrCat(name, ".tmp-", FormatHex(nonce).substr(2));
+}
+
+Status RenameFailed(const Directory& folder, const std::string& from,
+                    const std::string& to, int result) {
+  return ErrnoStatus(
+      StrCat("renaming '", folder.PathOf(from), "' to '", to, "'"), -result);
 }
 
 // Of tensors in the order given: which go into one file.
@@ -84,16 +91,16 @@ StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   }
   const std::vector<std::vector<size_t>> shards =
       Divide(bytes, options.max_shard_bytes);
-  writer->has_index_ = shards.size() > 1;
+  const bool has_index = shards.size() > 1;
+  if (has_index) writer->index_name_ = StrCat(name, ".index.json");
 
   std::vector<std::string> names;
   for (size_t i = 0; i < shards.size(); ++i) {
-    names.push_back(writer->has_index_
-                        ? StrCat(stem, "-", FiveDigits(i + 1), "-of-",
-                                 FiveDigits(shards.size()), kSuffix)
-                        : name);
+    names.push_back(has_index ? StrCat(stem, "-", FiveDigits(i + 1), "-of-",
+                                       FiveDigits(shards.size()), kSuffix)
+                              : name);
   }
-  if (writer->has_index_) names.push_back(StrCat(name, ".index.json"));
+  if (has_index) names.push_back(writer->index_name_);
   for (const std::string& wanted : names) {
     SHARD_ASSIGN_OR_RETURN(const auto found, writer->folder_.Stat(wanted));
     if (!found.has_value()) continue;
@@ -114,7 +121,7 @@ StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   for (size_t i = 0; i < shards.size(); ++i) {
     SHARD_RETURN_IF_ERROR(writer->CreateShard(names[i], shards[i], options));
   }
-  if (writer->has_index_) {
+  if (has_index) {
     std::vector<std::pair<std::string, std::string>> keys;
     for (size_t i = 0; i < shards.size(); ++i) {
       for (const size_t tensor : shards[i]) {
@@ -133,14 +140,15 @@ StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
 Status SafetensorsWriter::CreateOutput(const std::string& name,
                                        uint64_t bytes) {
   SHARD_ASSIGN_OR_RETURN(const std::string temporary, TemporaryName(name));
-  StatusOr<File> file = File::Open(folder_, temporary, File::Mode::kCreate);
+  StatusOr<PooledFile> file =
+      PooledFile::Open(folder_, temporary, File::Mode::kCreate);
   if (!file.ok()) {
     // It may have been created before what failed.
     (void)folder_.Unlink(temporary);
     return file.status();
   }
   outputs_.push_back(
-      {.name = name, .current = temporary, .file = *std::move(file)});
+      {.name = name, .temporary = temporary, .file = *std::move(file)});
   // A full disk is found out now, not after hours.
   return outputs_.back().file.Allocate(bytes);
 }
@@ -164,12 +172,50 @@ Status SafetensorsWriter::CreateShard(const std::string& name,
 
 SafetensorsWriter::~SafetensorsWriter() {
   if (finished_) return;
-  // The index first, so that it names nothing that is not there.
-  std::reverse(outputs_.begin(), outputs_.end());
-  for (Output& output : outputs_) {
-    (void)output.file.Close();
-    (void)folder_.Unlink(output.current);
+  // Memory may have run out: then temporary files stay.
+  try {
+    Retract();
+  } catch (...) {  // NOLINT: a destructor lets nothing out
   }
+}
+
+void SafetensorsWriter::Retract() {
+  // The index first, so that it names nothing that is not there; the one that
+  // there was gets its name last, after the files that it names.
+  std::reverse(outputs_.begin(), outputs_.end());
+  std::vector<std::string> doomed;
+  bool changed = false;
+  for (Output& output : outputs_) {
+    (void)output.file.Close().ok();
+    changed |= output.state != Output::State::kTemporary;
+    switch (output.state) {
+      case Output::State::kTemporary:
+        doomed.push_back(output.temporary);
+        break;
+      case Output::State::kNew: {
+        const int result =
+            folder_.Rename(output.name, output.temporary, RENAME_NOREPLACE);
+        doomed.push_back(result == 0 ? output.temporary : output.name);
+        break;
+      }
+      case Output::State::kExchanged:
+        if (folder_.Rename(output.temporary, output.name, RENAME_EXCHANGE) ==
+            0) {
+          doomed.push_back(output.temporary);
+        }
+        break;
+      case Output::State::kReplaced:
+        break;
+    }
+  }
+  if (!old_index_.empty()) {
+    changed = true;
+    (void)folder_.Rename(old_index_, index_name_, 0);
+  }
+  // The old files have their names again before the new ones go. If that is not
+  // sure, these stay under the temporary ones.
+  if (changed && !folder_.Sync().ok()) return;
+  for (const std::string& name : doomed) (void)folder_.Unlink(name).ok();
 }
 
 Status SafetensorsWriter::Write(size_t tensor, uint64_t offset,
@@ -202,33 +248,56 @@ Status SafetensorsWriter::CheckComplete() const {
   return Status();
 }
 
+Status SafetensorsWriter::MoveOldIndexAside() {
+  SHARD_ASSIGN_OR_RETURN(std::string aside, TemporaryName(index_name_));
+  const int result = folder_.Rename(index_name_, aside, 0);
+  if (result == -ENOENT) return Status();
+  if (result < 0) return RenameFailed(folder_, index_name_, aside, result);
+  old_index_ = std::move(aside);
+  return folder_.Sync();
+}
+
+Status SafetensorsWriter::Publish(Output* output) {
+  SHARD_ASSIGN_OR_RETURN(const auto found, folder_.Stat(output->name));
+  int result = -ENOENT;
+  // A folder cannot be replaced, but it could be exchanged.
+  if (found.has_value() && !S_ISDIR(found->st_mode)) {
+    result = folder_.Rename(output->temporary, output->name, RENAME_EXCHANGE);
+    output->state = Output::State::kExchanged;
+  }
+  if (result == -ENOENT || result == -EINVAL || result == -ENOSYS) {
+    output->state =
+        result == -ENOENT ? Output::State::kNew : Output::State::kReplaced;
+    result = folder_.Rename(output->temporary, output->name, 0);
+  }
+  if (result == 0) return Status();
+  output->state = Output::State::kTemporary;
+  return RenameFailed(folder_, output->temporary, output->name, result);
+}
+
 Status SafetensorsWriter::Finish() {
   SHARD_RETURN_IF_ERROR(CheckComplete());
   for (Output& output : outputs_) {
     SHARD_RETURN_IF_ERROR(output.file.Sync());
     SHARD_RETURN_IF_ERROR(output.file.Close());
   }
-  if (has_index_) {
-    // Files of an old set must not be read with some of the new one.
-    const Status gone = folder_.Unlink(outputs_.back().name);
-    if (!gone.ok() && gone.code() != StatusCode::kNotFound) return gone;
-    if (gone.ok()) SHARD_RETURN_IF_ERROR(folder_.Sync());
-  }
+  // Files of an old set must not be read with some of the new one.
+  if (!index_name_.empty()) SHARD_RETURN_IF_ERROR(MoveOldIndexAside());
   for (Output& output : outputs_) {
     // The index names files that are there for good.
-    if (has_index_ && &output == &outputs_.back()) {
+    if (output.name == index_name_) {
       SHARD_RETURN_IF_ERROR(folder_.Sync());
     }
-    const int result = folder_.Rename(output.current, output.name, 0);
-    if (result < 0) {
-      return ErrnoStatus(StrCat("renaming '", folder_.PathOf(output.current),
-                                "' to '", output.name, "'"),
-                         -result);
-    }
-    output.current = output.name;
+    SHARD_RETURN_IF_ERROR(Publish(&output));
   }
   SHARD_RETURN_IF_ERROR(folder_.Sync());
   finished_ = true;
+  // The new files are there: what stays of old ones is no error of them.
+  for (const Output& output : outputs_) {
+    if (output.state != Output::State::kExchanged) continue;
+    (void)folder_.Unlink(output.temporary).ok();
+  }
+  if (!old_index_.empty()) (void)folder_.Unlink(old_index_).ok();
   return Status();
 }
 

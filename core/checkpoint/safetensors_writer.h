@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/base/file.h"
+#include "core/base/pooled_file.h"
 #include "core/base/status.h"
 #include "core/checkpoint/safetensors_header.h"
 #include "core/checkpoint/tensor_store.h"
@@ -59,9 +60,14 @@ class SafetensorsWriter {
                std::span<const std::byte> bytes);
 
   // Makes the files durable and gives them their names, the index last. Errors:
-  // kFailedPrecondition when bytes are missing; what a call on files returned,
-  // and nothing is left of them then. REQUIRES: no Write is running; nothing is
-  // called afterwards.
+  // kFailedPrecondition when bytes are missing; what a call on files returned.
+  // After an error the files that were there before have their names again, as
+  // soon as the writer is gone, and nothing is left of the new ones; except
+  // that new files stay where the file system cannot exchange two files
+  // (RENAME_EXCHANGE), or fails the undoing, too. Every file that has its name
+  // is whole in either case, and of a set of files that is mixed there is no
+  // index. REQUIRES: no Write is running; nothing is called
+  // afterwards.
   Status Finish();
 
   // What is written: the file, or the index.
@@ -70,8 +76,16 @@ class SafetensorsWriter {
  private:
   struct Output {
     std::string name;
-    std::string current;  // A temporary one until Finish.
-    File file;
+    // Of this file until it is published, and then of the one it replaced.
+    std::string temporary;
+    PooledFile file;
+    enum class State {
+      kTemporary,  // Not published.
+      kNew,        // Published where there was no file.
+      kExchanged,  // Published; the file that was there has the temporary name.
+      kReplaced,   // Published; the file that was there is gone.
+    };
+    State state = State::kTemporary;
   };
   struct Target {
     size_t output = 0;
@@ -86,13 +100,20 @@ class SafetensorsWriter {
   Status CreateShard(const std::string& name, std::span<const size_t> members,
                      const SafetensorsWriteOptions& options);
   Status CheckComplete() const;
+  // Gives a file its name.
+  Status Publish(Output* output);
+  Status MoveOldIndexAside();
+  // Undoes Finish, and deletes the new files.
+  void Retract();
 
   Directory folder_;
   std::string path_;
   std::vector<SafetensorsTensor> tensors_;
   std::deque<Target> targets_;  // By tensor.
   std::vector<Output> outputs_;
-  bool has_index_ = false;  // The last output.
+  std::string index_name_;  // Of the last output; empty: there is no index.
+  // The temporary name of the index that there was; empty: there was none.
+  std::string old_index_;
   bool finished_ = false;
 };
 

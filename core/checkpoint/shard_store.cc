@@ -16,7 +16,8 @@ namespace shard {
 
 namespace {
 
-// A run ends after so much, unless it is one slice.
+// A run ends after so much, unless it is one slice; a blob is read in pieces of
+// it.
 constexpr uint64_t kRunBytes = uint64_t{8} << 20;
 // What is not asked for but lies between is read too when it is less than this:
 // a disk takes longer to begin anew.
@@ -83,18 +84,20 @@ StatusOr<std::shared_ptr<const ShardStore>> ShardStore::Open(
   if (!manifest.ok()) return manifest.status().WithContext(file.path());
   store->manifest_ = *std::move(manifest);
   store->manifest_bytes_ = bytes;
-  SHARD_RETURN_IF_ERROR(store->OpenFiles(folder));
+  SHARD_ASSIGN_OR_RETURN(store->folder_, folder.Duplicate());
+  SHARD_RETURN_IF_ERROR(store->OpenFiles());
   return std::shared_ptr<const ShardStore>(std::move(store));
 }
 
-Status ShardStore::OpenFiles(const Directory& folder) {
+Status ShardStore::OpenFiles() {
+  files_.reserve(manifest_->num_files());
   for (size_t f = 0; f < manifest_->num_files(); ++f) {
     const std::string name(manifest_->file_name(f));
-    auto file =
-        File::Open(folder, name, File::Mode::kRead, File::Cache::kDirect);
+    auto file = PooledFile::Open(folder_, name, File::Mode::kRead,
+                                 File::Cache::kDirect);
     if (!file.ok()) {
       if (file.status().code() != StatusCode::kNotFound) return file.status();
-      return Corrupt(folder.PathOf(name),
+      return Corrupt(folder_.PathOf(name),
                      " is missing; the manifest names it: the checkpoint is "
                      "not complete");
     }
@@ -189,14 +192,31 @@ Status ShardStore::ReadPieces(std::span<const Piece> pieces,
       const size_t index = next.fetch_add(1);
       if (index >= runs.size() || failed) return Status();
       const Run& run = runs[index];
+      const Piece& first = pieces[run.first_piece];
+      // A large blob is a run of its own.
+      const bool streamed =
+          first.kind == Piece::Kind::kBlob && first.bytes > kRunBytes;
       // Files are whole pages, so this does not reach beyond one.
-      const uint64_t bytes = RoundUp(run.end) - run.begin;
+      const uint64_t bytes =
+          streamed ? kRunBytes : RoundUp(run.end) - run.begin;
       if (room.size() < bytes) {
         room = Mapping();
         SHARD_ASSIGN_OR_RETURN(room,
                                Mapping::Anonymous(std::max(bytes, kRunBytes)));
       }
-      const File& file = files_[pieces[run.first_piece].file];
+      if (streamed) {
+        const Status status =
+            StreamPiece(first, {room.data(), kRunBytes}, nullptr);
+        if (problems == nullptr || status.code() != StatusCode::kCorrupt) {
+          SHARD_RETURN_IF_ERROR(status);
+        } else {
+          const std::lock_guard<std::mutex> lock(mutex);
+          found[run.first_piece] = status.message();
+        }
+        SHARD_RETURN_IF_ERROR(progress.Add(run.end - run.begin));
+        continue;
+      }
+      const PooledFile& file = files_[first.file];
       SHARD_RETURN_IF_ERROR(file.ReadExactly(run.begin, {room.data(), bytes}));
       for (size_t p = run.first_piece; p < run.first_piece + run.num_pieces;
            ++p) {
@@ -246,7 +266,11 @@ Status ShardStore::CheckPiece(const Piece& piece, const std::byte* data) const {
     return Corrupt(files_[piece.file].path(), ": padding at ", piece.offset,
                    " (", piece.bytes, " bytes) is not zeros");
   }
-  const Checksum checksum = ChecksumOf(data, piece.bytes);
+  return CheckChecksum(piece, ChecksumOf(data, piece.bytes));
+}
+
+Status ShardStore::CheckChecksum(const Piece& piece,
+                                 const Checksum& checksum) const {
   if (checksum == piece.checksum) return Status();
   return Corrupt(NameOf(piece), " is damaged in ", files_[piece.file].path(),
                  " at ", piece.offset, " (", piece.bytes, " bytes): checksum ",
@@ -279,20 +303,42 @@ Status ShardStore::Read(std::span<const ReadRequest> requests,
   return ReadPieces(pieces, options, sink, nullptr);
 }
 
-StatusOr<std::vector<std::byte>> ShardStore::ReadBlob(size_t index) const {
-  if (index >= manifest_->num_blobs()) {
-    return OutOfRange("blob ", index, " does not exist; ", describe_, " has ",
-                      manifest_->num_blobs());
+Status ShardStore::StreamPiece(const Piece& piece, std::span<std::byte> room,
+                               const BlobSink& sink) const {
+  ChecksumStream checksum;
+  for (uint64_t done = 0; done < piece.bytes;) {
+    const auto part =
+        room.first(std::min<uint64_t>(room.size(), piece.bytes - done));
+    SHARD_RETURN_IF_ERROR(
+        files_[piece.file].ReadExactly(piece.offset + done, part));
+    checksum.Add(part.data(), part.size());
+    if (sink) SHARD_RETURN_IF_ERROR(sink(done, part));
+    done += part.size();
   }
+  return CheckChecksum(piece, checksum.Finish());
+}
+
+Status ShardStore::CheckBlobNumber(size_t index) const {
+  if (index < manifest_->num_blobs()) return Status();
+  return OutOfRange("blob ", index, " does not exist; ", describe_, " has ",
+                    manifest_->num_blobs());
+}
+
+Status ShardStore::StreamBlob(size_t index, const BlobSink& sink) const {
+  SHARD_RETURN_IF_ERROR(CheckBlobNumber(index));
   const Piece piece = PieceOfBlob(index);
-  std::vector<std::byte> content;
-  if (piece.bytes == 0) return content;
-  const auto keep = [&](size_t, int64_t, int64_t, const std::byte* data) {
-    content.assign(data, data + piece.bytes);
-    return Status();
-  };
-  SHARD_RETURN_IF_ERROR(ReadPieces({&piece, 1}, {}, keep, nullptr));
-  return content;
+  if (piece.bytes == 0) return Status();
+  SHARD_ASSIGN_OR_RETURN(
+      const Mapping room,
+      Mapping::Anonymous(std::min(RoundUp(piece.bytes), kRunBytes)));
+  return StreamPiece(piece, {room.data(), room.size()}, sink);
+}
+
+Status ShardStore::ReadBlobPart(size_t index, uint64_t offset,
+                                std::span<std::byte> to) const {
+  SHARD_RETURN_IF_ERROR(CheckBlobNumber(index));
+  const Extent extent = manifest_->blob(index).extent;
+  return files_[extent.file].ReadExactly(extent.offset + offset, to);
 }
 
 Status ShardStore::Verify(const ReadOptions& options,

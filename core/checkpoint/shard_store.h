@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/base/file.h"
+#include "core/base/pooled_file.h"
 #include "core/base/status.h"
 #include "core/checkpoint/file_store.h"
 #include "core/checkpoint/manifest.h"
@@ -62,7 +63,9 @@ class ShardStore final : public FileStore {
   Slice slice(size_t tensor, size_t index) const override {
     return manifest_->slice(tensor, index);
   }
-  StatusOr<std::vector<std::byte>> ReadBlob(size_t index) const override;
+  Status StreamBlob(size_t index, const BlobSink& sink) const override;
+  Status ReadBlobPart(size_t index, uint64_t offset,
+                      std::span<std::byte> to) const override;
   // Blobs and the zeros between slices too.
   Status Verify(const ReadOptions& options,
                 std::vector<std::string>* problems) const override;
@@ -73,7 +76,7 @@ class ShardStore final : public FileStore {
 
   ShardStore() = default;
 
-  Status OpenFiles(const Directory& folder);
+  Status OpenFiles();
   Piece PieceOfBlob(size_t index) const;
   void AddPieces(const ReadRequest& request, size_t index, bool whole,
                  std::vector<Piece>* pieces) const;
@@ -84,13 +87,19 @@ class ShardStore final : public FileStore {
                     const PieceSink& sink,
                     std::vector<std::string>* problems) const;
   Status CheckPiece(const Piece& piece, const std::byte* data) const;
+  Status CheckChecksum(const Piece& piece, const Checksum& checksum) const;
+  Status CheckBlobNumber(size_t index) const;
+  // By way of `room`, of kRunBytes.
+  Status StreamPiece(const Piece& piece, std::span<std::byte> room,
+                     const BlobSink& sink) const;
   std::string NameOf(const Piece& piece) const;
 
   std::string path_;
   std::string describe_;
   std::shared_ptr<const Manifest> manifest_;
   uint64_t manifest_bytes_ = 0;
-  std::vector<File> files_;
+  Directory folder_;
+  std::vector<PooledFile> files_;
 };
 
 }  // namespace shard

@@ -5,8 +5,10 @@
 // converts knows only this.
 //
 // A store holds its files open from when it is made: a checkpoint that is
-// replaced or deleted meanwhile is still read as it was. Immutable; any number
-// of threads may use it.
+// replaced or deleted meanwhile is still read as it was. Of more files than the
+// limit of open ones allows (core/base/pooled_file.h), some are opened again
+// when they are read; then a read of what was deleted meanwhile is an error.
+// Immutable; any number of threads may use it.
 
 #ifndef SHARD_CORE_CHECKPOINT_TENSOR_STORE_H_
 #define SHARD_CORE_CHECKPOINT_TENSOR_STORE_H_

@@ -30,6 +30,9 @@ constexpr uint64_t kReading = uint64_t{8} << 20;
 // Codes and scales of a block of q8 go into one file.
 constexpr int64_t kBlock = 256;
 
+// A blob is copied in parts of so many bytes: chunks of the writer.
+constexpr uint64_t kBlobPart = DataWriter::kFetchedChunkBytes;
+
 // What is smaller than this for each file is not cut.
 constexpr uint64_t kLeastPiece = kSliceAlignment;
 
@@ -49,7 +52,7 @@ class CheckpointWriter {
   struct Piece {
     bool blob;
     size_t index;  // Of the tensor or blob.
-    size_t slice;
+    size_t slice;  // Of a blob: the number of the part.
   };
   struct Output {
     DataLayout layout;
@@ -67,6 +70,10 @@ class CheckpointWriter {
   Status WriteFile(const Directory& folder, size_t file,
                    ProgressMeter* progress);
   Status Fetch(const Output& output, std::span<const DataFetch> fetches) const;
+  Status FetchBlob(const Piece& piece, std::byte* to) const;
+  // Compares the checksums of blobs that are copied in several parts: what is
+  // damaged is not copied.
+  Status CheckLargeBlobs() const;
   Status WriteManifest(const Directory& folder) const;
 
   FileEnv* const env_;
@@ -191,7 +198,9 @@ void CheckpointWriter::PlaceBlobs() {
       const size_t file = static_cast<size_t>(info.rank) % outputs_.size();
       extent.file = static_cast<uint32_t>(file);
       extent.offset = outputs_[file].layout.Add(extent.bytes);
-      outputs_[file].pieces.push_back({true, b, 0});
+      for (size_t part = 0; part * kBlobPart < extent.bytes; ++part) {
+        outputs_[file].pieces.push_back({true, b, part});
+      }
     }
     contents_.blobs.push_back(
         {std::string(info.name), info.rule, info.rank, extent});
@@ -219,6 +228,28 @@ int CheckpointWriter::Threads() const {
   return static_cast<int>(std::clamp<uint64_t>(most, 1, threads));
 }
 
+Status CheckpointWriter::CheckLargeBlobs() const {
+  for (size_t b = 0; b < contents_.blobs.size(); ++b) {
+    if (contents_.blobs[b].extent.bytes <= kBlobPart) continue;
+    SHARD_RETURN_IF_ERROR(from_.StreamBlob(b, nullptr));
+  }
+  return Status();
+}
+
+Status CheckpointWriter::FetchBlob(const Piece& piece, std::byte* to) const {
+  const uint64_t bytes = contents_.blobs[piece.index].extent.bytes;
+  if (bytes > kBlobPart) {
+    const uint64_t begin = piece.slice * kBlobPart;
+    return from_.ReadBlobPart(piece.index, begin,
+                              {to, std::min(kBlobPart, bytes - begin)});
+  }
+  return from_.StreamBlob(
+      piece.index, [&](uint64_t offset, std::span<const std::byte> some) {
+        std::copy(some.begin(), some.end(), to + offset);
+        return Status();
+      });
+}
+
 Status CheckpointWriter::Fetch(const Output& output,
                                std::span<const DataFetch> fetches) const {
   std::vector<ReadRequest> requests;
@@ -231,9 +262,7 @@ Status CheckpointWriter::Fetch(const Output& output,
       targets.push_back(fetch.to);
       continue;
     }
-    SHARD_ASSIGN_OR_RETURN(const std::vector<std::byte> content,
-                           from_.ReadBlob(piece.index));
-    std::copy(content.begin(), content.end(), fetch.to);
+    SHARD_RETURN_IF_ERROR(FetchBlob(piece, fetch.to));
   }
   if (requests.empty()) return Status();
   ReadOptions read;
@@ -257,7 +286,10 @@ Status CheckpointWriter::WriteFile(const Directory& folder, size_t file,
   sources.reserve(output.pieces.size());
   for (const Piece& piece : output.pieces) {
     const Extent& extent = ExtentOf(piece);
-    sources.push_back({nullptr, extent.offset, extent.bytes});
+    const uint64_t begin = piece.blob ? piece.slice * kBlobPart : 0;
+    uint64_t bytes = extent.bytes - begin;
+    if (piece.blob) bytes = std::min(bytes, kBlobPart);
+    sources.push_back({nullptr, extent.offset + begin, bytes});
   }
   DataWriter writer(
       std::move(sources), output.layout.file_bytes(),
@@ -269,6 +301,8 @@ Status CheckpointWriter::WriteFile(const Directory& folder, size_t file,
   SHARD_RETURN_IF_ERROR(out.Sync());
   SHARD_RETURN_IF_ERROR(out.Close());
   for (size_t p = 0; p < output.pieces.size(); ++p) {
+    // That of a blob is the source's, with which its bytes were compared.
+    if (output.pieces[p].blob) continue;
     ExtentOf(output.pieces[p]).checksum = writer.checksums()[p];
   }
   return Status();
@@ -297,6 +331,7 @@ Status CheckpointWriter::Write(const std::string& root) {
   }
   // Whatever is wrong with it but for the checksums, which are not there yet.
   SHARD_RETURN_IF_ERROR(EncodeManifest(contents_).status());
+  SHARD_RETURN_IF_ERROR(CheckLargeBlobs());
   SHARD_ASSIGN_OR_RETURN(
       PendingCheckpoint pending,
       PendingCheckpoint::Begin(env_, root, contents_.step, options_.overwrite));

@@ -2,9 +2,11 @@
 
 #include "core/engine/checkpoints.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/open_store.h"
 #include "core/comm/gather.h"
@@ -121,6 +123,11 @@ Status Checkpoints::SetBlob(std::string_view name, BlobRule rule,
                            " bytes are no whole int64 numbers, which are what "
                            "can be summed");
   }
+  if (bytes > kMaxBlobBytes) {
+    return InvalidArgument("blob '", name, "' has ", bytes, " bytes; at most ",
+                           kMaxBlobBytes,
+                           " are allowed: keep what is larger in a file");
+  }
   const auto* const begin = static_cast<const std::byte*>(data);
   blobs_.insert_or_assign(
       std::string(name),
@@ -202,6 +209,17 @@ StatusOr<std::shared_ptr<const FileStore>> Checkpoints::Open(
 StatusOr<Checkpoints::Blobs> Checkpoints::ReadBlobs(const FileStore& store,
                                                     int rank, int world_size) {
   const Manifest& manifest = *store.manifest();
+  // All of them together, before the first is read.
+  uint64_t bytes = 0;
+  for (size_t b = 0; b < manifest.num_blobs(); ++b) {
+    const BlobInfo info = manifest.blob(b);
+    if (!Takes(info.rule, info.rank, manifest.world_size(), rank, world_size)) {
+      continue;
+    }
+    bytes += std::min(info.extent.bytes, kMaxBlobBytes);
+  }
+  SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes).WithContext(
+      StrCat("reading the blobs of ", store.describe())));
   Blobs loaded;
   for (size_t b = 0; b < manifest.num_blobs(); ++b) {
     const BlobInfo info = manifest.blob(b);

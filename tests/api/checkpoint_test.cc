@@ -170,6 +170,9 @@ TEST(CheckpointApiTest, NullAndBlobs) {
   EXPECT_FAILS(
       shard_engine_set_blob(engine.get(), "x", SHARD_BLOB_SUMMED, "abc", 3),
       SHARD_INVALID_ARGUMENT, "3 bytes");
+  EXPECT_FAILS(shard_engine_set_blob(engine.get(), "x", SHARD_BLOB_PER_RANK,
+                                     "abc", (size_t{1} << 30) + 1),
+               SHARD_INVALID_ARGUMENT, "1073741825 bytes; at most 1073741824");
   const void* data = Garbage<void>();
   size_t bytes = 1;
   EXPECT_FAILS(shard_engine_blob(engine.get(), "x", &data, &bytes),

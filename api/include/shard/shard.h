@@ -1228,7 +1228,9 @@ enum {
 /* Bytes of the host's that are saved with every checkpoint from here on, under
  * a name: its data loader's position, its random numbers. Names and rules are
  * the same on every rank when a checkpoint is saved. A second call replaces the
- * first; a load replaces all. Copied. Local. */
+ * first; a load replaces all. At most 1 GiB each, for they are in memory whole:
+ * a load of larger ones, or of more than the host's memory holds, is
+ * RESOURCE_EXHAUSTED. Copied. Local. */
 SHARD_API shard_error* shard_engine_set_blob(shard_engine* engine,
                                              const char* name, int32_t rule,
                                              const void* data,
@@ -1245,8 +1247,10 @@ SHARD_API shard_error* shard_engine_blob(const shard_engine* engine,
  * Named tensors in files: a checkpoint, a safetensors file, or the several of
  * a model.safetensors.index.json. All of this is local. A handle is immutable,
  * and holds its files open, so that one that is replaced is read as it was: any
- * thread. What is counted is numbered from 0, and a number that does not exist
- * is INVALID_ARGUMENT. */
+ * thread. All handles together hold at most a quarter of the descriptors that
+ * the process may have (ulimit -n); of more files, some are opened again when
+ * they are read, which is NOT_FOUND once they are deleted. What is counted is
+ * numbered from 0, and a number that does not exist is INVALID_ARGUMENT. */
 typedef struct shard_checkpoint shard_checkpoint;
 
 /* `path` as in shard_checkpoint_load. Errors: NOT_FOUND, CORRUPT,
@@ -1380,7 +1384,8 @@ SHARD_API shard_error* shard_checkpoint_blob_info(
     const shard_checkpoint* checkpoint, int32_t blob, int32_t* rule,
     int32_t* rank, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
-/* Its bytes: as shard_plan_text, but without a closing NUL. */
+/* Its bytes: as shard_plan_text, but without a closing NUL. Any number of them:
+ * they are read in pieces. After CORRUPT, those in `buffer` are of no use. */
 SHARD_API shard_error* shard_checkpoint_blob(const shard_checkpoint* checkpoint,
                                              int32_t blob, void* buffer,
                                              size_t capacity,

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "core/base/size_signal.h"
 #include "core/base/strings.h"
 
 namespace shard::shm {
@@ -24,7 +25,9 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 StatusOr<Fd> CreateMemory(const char* label, size_t bytes) {
   Fd fd(::memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return ErrnoStatus("memfd_create", errno);
-  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+  const int sized = WithoutSizeSignal(
+      [&] { return ::ftruncate(fd.get(), static_cast<off_t>(bytes)); });
+  if (sized != 0) {
     return ErrnoStatus(StrCat("sizing shared memory to ", FormatBytes(bytes)),
                        errno);
   }
@@ -51,8 +54,11 @@ Status CommitMemory(int fd, size_t begin, size_t bytes) {
   constexpr size_t kPiece = size_t{64} << 20;
   for (size_t done = 0; done < bytes;) {
     const size_t size = std::min(bytes - done, kPiece);
-    if (::fallocate(fd, 0, static_cast<off_t>(begin + done),
-                    static_cast<off_t>(size)) == 0) {
+    const int taken = WithoutSizeSignal([&] {
+      return ::fallocate(fd, 0, static_cast<off_t>(begin + done),
+                         static_cast<off_t>(size));
+    });
+    if (taken == 0) {
       done += size;
     } else if (errno != EINTR) {
       return ErrnoStatus(

@@ -2,6 +2,8 @@
 
 #include "tests/core/base/fault_env.h"
 
+#include <fcntl.h>
+
 namespace shard::testing {
 
 void FaultEnv::Set(const Fault& fault) {
@@ -31,8 +33,12 @@ int FaultEnv::wrong_closes() const {
   return wrong_closes_;
 }
 
-bool FaultEnv::Fails(bool transfer) {
+bool FaultEnv::Fails(Call kind) {
   const std::lock_guard lock(mutex_);
+  if (fault_.changes_only && kind != Call::kChange && kind != Call::kWrite) {
+    return false;
+  }
+  const bool transfer = kind == Call::kRead || kind == Call::kWrite;
   const int64_t call = calls_++;
   const bool chosen =
       (fault_.at >= 0 &&
@@ -44,7 +50,9 @@ bool FaultEnv::Fails(bool transfer) {
 }
 
 int FaultEnv::Open(int dir, const char* path, int flags, mode_t mode) {
-  if (Fails()) return Failure();
+  if (Fails((flags & O_CREAT) != 0 ? Call::kChange : Call::kOther)) {
+    return Failure();
+  }
   const int fd = base()->Open(dir, path, flags, mode);
   const std::lock_guard lock(mutex_);
   if (fd >= 0) open_.insert(fd);
@@ -52,7 +60,7 @@ int FaultEnv::Open(int dir, const char* path, int flags, mode_t mode) {
 }
 
 int FaultEnv::Close(int fd) {
-  const bool fails = Fails();
+  const bool fails = Fails(Call::kOther);
   {
     // First: afterwards another thread may be given the number.
     const std::lock_guard lock(mutex_);
@@ -66,7 +74,7 @@ int FaultEnv::Close(int fd) {
 }
 
 ssize_t FaultEnv::Read(int fd, void* data, size_t bytes, uint64_t offset) {
-  if (!Fails(true)) return base()->Read(fd, data, bytes, offset);
+  if (!Fails(Call::kRead)) return base()->Read(fd, data, bytes, offset);
   if (fault_.kind == Fault::Kind::kError) return Failure();
   if (fault_.kind == Fault::Kind::kZero) return 0;
   return base()->Read(fd, data, (bytes + 1) / 2, offset);
@@ -74,48 +82,53 @@ ssize_t FaultEnv::Read(int fd, void* data, size_t bytes, uint64_t offset) {
 
 ssize_t FaultEnv::Write(int fd, const void* data, size_t bytes,
                         uint64_t offset) {
-  if (!Fails(true)) return base()->Write(fd, data, bytes, offset);
+  if (!Fails(Call::kWrite)) return base()->Write(fd, data, bytes, offset);
   if (fault_.kind == Fault::Kind::kError) return Failure();
   if (fault_.kind == Fault::Kind::kZero) return 0;
   return base()->Write(fd, data, (bytes + 1) / 2, offset);
 }
 
-int FaultEnv::Sync(int fd) { return Fails() ? Failure() : base()->Sync(fd); }
+int FaultEnv::Sync(int fd) {
+  return Fails(Call::kChange) ? Failure() : base()->Sync(fd);
+}
 
 int FaultEnv::Truncate(int fd, uint64_t bytes) {
-  return Fails() ? Failure() : base()->Truncate(fd, bytes);
+  return Fails(Call::kChange) ? Failure() : base()->Truncate(fd, bytes);
 }
 
 int FaultEnv::Allocate(int fd, uint64_t bytes) {
-  return Fails() ? Failure() : base()->Allocate(fd, bytes);
+  return Fails(Call::kChange) ? Failure() : base()->Allocate(fd, bytes);
 }
 
 int FaultEnv::Stat(int fd, struct stat* result) {
-  return Fails() ? Failure() : base()->Stat(fd, result);
+  return Fails(Call::kOther) ? Failure() : base()->Stat(fd, result);
 }
 
 int FaultEnv::StatAt(int dir, const char* path, struct stat* result) {
-  return Fails() ? Failure() : base()->StatAt(dir, path, result);
+  return Fails(Call::kOther) ? Failure() : base()->StatAt(dir, path, result);
 }
 
 int FaultEnv::MakeDir(int dir, const char* path, mode_t mode) {
-  return Fails() ? Failure() : base()->MakeDir(dir, path, mode);
+  return Fails(Call::kChange) ? Failure() : base()->MakeDir(dir, path, mode);
 }
 
 int FaultEnv::Rename(int from_dir, const char* from, int to_dir, const char* to,
                      unsigned flags) {
-  return Fails() ? Failure()
-                 : base()->Rename(from_dir, from, to_dir, to, flags);
+  return Fails(Call::kChange)
+             ? Failure()
+             : base()->Rename(from_dir, from, to_dir, to, flags);
 }
 
 int FaultEnv::Unlink(int dir, const char* path, int flags) {
-  return Fails() ? Failure() : base()->Unlink(dir, path, flags);
+  return Fails(Call::kOther) ? Failure() : base()->Unlink(dir, path, flags);
 }
 
 int FaultEnv::List(int fd, std::vector<std::string>* names) {
-  return Fails() ? Failure() : base()->List(fd, names);
+  return Fails(Call::kOther) ? Failure() : base()->List(fd, names);
 }
 
-int FaultEnv::Lock(int fd) { return Fails() ? Failure() : base()->Lock(fd); }
+int FaultEnv::Lock(int fd) {
+  return Fails(Call::kOther) ? Failure() : base()->Lock(fd);
+}
 
 }  // namespace shard::testing

@@ -37,6 +37,9 @@ struct Fault {
   int64_t at = -1;         // The call of this number, from 0,
   bool and_after = false;  // and all after it.
   int64_t every = 0;       // Every such-th call. 0: none.
+  // Count and fail only the calls that take space or change a directory: to
+  // create, write, sync, resize and rename.
+  bool changes_only = false;
   int error = EIO;
   Kind kind = Kind::kError;
 };
@@ -74,8 +77,9 @@ class FaultEnv final : public ForwardingEnv {
   int Lock(int fd) override;
 
  private:
-  // Counts a call. Whether it is to fail; `transfer`: it reads or writes.
-  bool Fails(bool transfer = false);
+  enum class Call { kChange, kWrite, kRead, kOther };
+  // Counts a call. Whether it is to fail.
+  bool Fails(Call call);
   int Failure() const { return -fault_.error; }
 
   mutable std::mutex mutex_;

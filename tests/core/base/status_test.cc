@@ -121,6 +121,8 @@ TEST(ErrnoStatus, SaysWhatToDo) {
               {"errno 28", "free space"});
   ExpectError(ErrnoStatus("write", EDQUOT), StatusCode::kResourceExhausted,
               {"free space", "quota"});
+  ExpectError(ErrnoStatus("write", EFBIG), StatusCode::kResourceExhausted,
+              {"ulimit -f"});
   ExpectError(ErrnoStatus("open", EMFILE), StatusCode::kResourceExhausted,
               {"ulimit -n"});
   ExpectError(ErrnoStatus("read", EIO), StatusCode::kDataLoss,

@@ -247,17 +247,18 @@ TEST(Pending, ALatestThatIsALinkIsReplacedAndNotFollowed) {
   ASSERT_OK(SaveGeneration(FileEnv::Posix(), root, 1, 1));
   EXPECT_EQ(ReadText(folder / "precious"), "precious");
   EXPECT_FALSE(std::filesystem::is_symlink(root + "/LATEST"));
-  // What cannot be replaced is an error, but the checkpoint is there.
+  // What cannot be replaced is an error, and the checkpoint is not there.
   std::filesystem::remove(root + "/LATEST");
   std::filesystem::create_directory(root + "/LATEST");
   auto pending = Begin(root, 2);
   ASSERT_OK(pending);
   ASSERT_OK(WriteFiles(pending->directory(), 2));
   ExpectError(pending->Commit(), StatusCode::kFailedPrecondition,
-              {"step-000002' is complete", "LATEST"});
-  EXPECT_FALSE(pending->pending());
-  EXPECT_EQ(ResolvedGeneration(root), 2);
-  EXPECT_EQ(NamesIn(root), (Names{"LATEST", "step-000001", "step-000002"}));
+              {"replacing", "LATEST"});
+  EXPECT_TRUE(pending->pending());
+  EXPECT_EQ(ResolvedGeneration(root), 1);
+  ASSERT_OK(pending->Abandon());
+  EXPECT_EQ(NamesIn(root), (Names{"LATEST", "step-000001"}));
 }
 
 // The root stays the one that it began in.

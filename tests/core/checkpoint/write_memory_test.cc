@@ -9,12 +9,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "core/checkpoint/converting_store.h"
 #include "core/checkpoint/safetensors_writer.h"
+#include "core/checkpoint/verify.h"
 #include "core/checkpoint/write_checkpoint.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
@@ -94,6 +96,62 @@ TEST_F(WriteMemoryTest, OfASafetensorsFile) {
                               folder_ / "to.safetensors", options));
   EXPECT_GT(calls_, 80);
   EXPECT_LT(peak_, kBound);
+}
+
+// A blob is copied in pieces, however large.
+TEST_F(WriteMemoryTest, OfALargeBlob) {
+  constexpr size_t kBlob = 2 * kBound + 12345;
+  {
+    CheckpointBuilder large;
+    large.contents().world_size = 2;
+    large.AddBlob("small", BlobRule::kPerRank, 0, "abc");
+    large.AddBlob("large", BlobRule::kPerRank, 1, std::string(kBlob, 'x'));
+    ASSERT_OK(large.Write(FileEnv::Posix(), folder_ / "blob"));
+  }
+  const auto from = OpenStore(folder_ / "blob");
+  ASSERT_NE(from, nullptr);
+  before_ = AnonymousBytes();
+  WriteCheckpointOptions options;
+  options.world_size = 2;
+  options.threads = kThreads;
+  options.progress = Meter();
+  ASSERT_OK(WriteCheckpoint(FileEnv::Posix(), *from, folder_ / "to", options));
+  EXPECT_GT(calls_, 20);
+  EXPECT_LT(peak_, kBound);
+  const auto to = OpenStore(folder_ / "to");
+  ASSERT_NE(to, nullptr);
+  ReadOptions read;
+  read.progress = Meter();
+  EXPECT_OK(VerifyStore(*to, read));
+  EXPECT_LT(peak_, kBound);
+  EXPECT_EQ(to->manifest()->blob(1).extent.checksum,
+            from->manifest()->blob(1).extent.checksum);
+  const auto whole = to->ReadBlob(1);
+  ASSERT_OK(whole);
+  EXPECT_EQ(whole->size(), kBlob);
+}
+
+// A file may say that it has more than there is memory, and take no space.
+TEST_F(WriteMemoryTest, OfABlobThatDoesNotFit) {
+  constexpr uint64_t kBytes = uint64_t{3} << 30;
+  const std::string name = DataFileName(0);
+  ManifestContents contents;
+  contents.writer = "test";
+  contents.files = {{name, kBytes}};
+  contents.blobs = {{"huge", BlobRule::kPerRank, 0, {0, 0, kBytes, {1, 2}}}};
+  const auto manifest = EncodeManifest(contents);
+  ASSERT_OK(manifest);
+  const std::string folder = folder_ / "huge";
+  std::filesystem::create_directory(folder);
+  WriteText(folder + "/" + name, "");
+  std::filesystem::resize_file(folder + "/" + name, kBytes);
+  WriteText(
+      folder + "/" + kManifestName,
+      {reinterpret_cast<const char*>(manifest->data()), manifest->size()});
+  const auto store = OpenStore(folder);
+  ASSERT_NE(store, nullptr);
+  ExpectError(store->ReadBlob(0), StatusCode::kResourceExhausted,
+              {"'huge'", "3221225472 bytes", "at most 1073741824"});
 }
 
 }  // namespace

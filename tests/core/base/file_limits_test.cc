@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Files of a process that may have few of them, or only small ones.
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/file.h"
+#include "core/base/parallel.h"
+#include "core/base/pooled_file.h"
+#include "core/base/strings.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/forwarding_env.h"
+#include "tests/core/base/in_child.h"
+#include "tests/core/base/temp_folder.h"
+
+namespace shard {
+namespace {
+
+using testing::ForwardingEnv;
+using testing::TempFolder;
+using testing::WriteText;
+
+std::span<const std::byte> BytesOf(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+// --- The limit of file sizes -----------------------------------------------
+
+constexpr rlim_t kSizeLimit = 8192;
+
+// Each way in which a file becomes longer.
+std::vector<Status> Outgrow(const std::string& path) {
+  std::vector<Status> all;
+  const auto file = File::Open(FileEnv::Posix(), path, File::Mode::kCreate);
+  EXPECT_OK(file);
+  all.push_back(
+      file->WriteExactly(0, BytesOf(std::string(kSizeLimit + 1, 'x'))));
+  all.push_back(file->WriteExactly(kSizeLimit, BytesOf("x")));
+  all.push_back(file->Allocate(kSizeLimit + 1));
+  const int truncated = FileEnv::Posix()->Truncate(file->fd(), kSizeLimit + 1);
+  all.push_back(truncated == 0 ? Status() : ErrnoStatus(path, -truncated));
+  return all;
+}
+
+void ExpectOutgrown(const std::vector<Status>& all, const std::string& path) {
+  for (const Status& status : all) {
+    ExpectError(status, StatusCode::kResourceExhausted, {path, "ulimit -f"});
+  }
+}
+
+bool IsPending(int signal) {
+  sigset_t pending;
+  ::sigpending(&pending);
+  return ::sigismember(&pending, signal) == 1;
+}
+
+// The default action of SIGXFSZ would kill the host.
+TEST(SizeLimit, IsAnErrorAndNoSignal) {
+  const TempFolder folder;
+  testing::InChild([&] {
+    testing::LowerLimit(RLIMIT_FSIZE, kSizeLimit);
+    ExpectOutgrown(Outgrow(folder / "a"), folder / "a");
+    sigset_t mask;
+    ::pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+    EXPECT_EQ(::sigismember(&mask, SIGXFSZ), 0);
+    EXPECT_FALSE(IsPending(SIGXFSZ));
+    // Several threads, as those that write checkpoints.
+    std::vector<std::vector<Status>> all(3);
+    EXPECT_OK(RunOnThreads(3, [&](int index) {
+      all[static_cast<size_t>(index)] = Outgrow(folder / StrCat("t", index));
+      return Status();
+    }));
+    for (const auto& statuses : all) ExpectOutgrown(statuses, folder.path());
+    EXPECT_FALSE(IsPending(SIGXFSZ));
+  });
+}
+
+TEST(SizeLimit, LeavesTheSignalsOfTheHostAlone) {
+  const TempFolder folder;
+  testing::InChild([&] {
+    testing::LowerLimit(RLIMIT_FSIZE, kSizeLimit);
+    sigset_t mask;
+    ::sigemptyset(&mask);
+    ::sigaddset(&mask, SIGXFSZ);
+    ::pthread_sigmask(SIG_BLOCK, &mask, nullptr);
+    ::raise(SIGXFSZ);
+    ExpectOutgrown(Outgrow(folder / "a"), folder / "a");
+    EXPECT_TRUE(IsPending(SIGXFSZ));
+    ::pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+    EXPECT_EQ(::sigismember(&mask, SIGXFSZ), 1);
+  });
+  // A handler of the host hears of none of ours.
+  testing::InChild([&] {
+    testing::LowerLimit(RLIMIT_FSIZE, kSizeLimit);
+    static int heard = 0;
+    ::signal(SIGXFSZ, [](int) { ++heard; });
+    ExpectOutgrown(Outgrow(folder / "b"), folder / "b");
+    EXPECT_EQ(heard, 0);
+    ::raise(SIGXFSZ);
+    EXPECT_EQ(heard, 1);
+  });
+}
+
+// --- Pooled files ----------------------------------------------------------
+
+int OpenDescriptors() {
+  std::vector<std::string> names;
+  const auto open = Directory::Open(FileEnv::Posix(), "/proc/self/fd");
+  return static_cast<int>(open->List()->size());
+}
+
+TEST(PooledFile, KeepFewDescriptors) {
+  testing::InChild([] {
+    const TempFolder folder;
+    testing::LowerLimit(RLIMIT_NOFILE, 64);
+    const auto in = Directory::Open(FileEnv::Posix(), folder.path());
+    ASSERT_OK(in);
+    const int before = OpenDescriptors();
+    std::vector<PooledFile> files;
+    for (int i = 0; i < 100; ++i) {
+      auto file = PooledFile::Open(*in, StrCat("f", i), File::Mode::kCreate);
+      ASSERT_OK(file);
+      EXPECT_OK(file->WriteExactly(0, BytesOf(StrCat("content ", i))));
+      files.push_back(*std::move(file));
+      EXPECT_LE(OpenDescriptors(), before + 16);
+    }
+    // From threads, and while all other descriptors are the host's.
+    std::vector<int> taken;
+    while ((taken.emplace_back(::dup(0))) >= 0) {
+    }
+    EXPECT_OK(RunOnThreads(4, [&](int index) -> Status {
+      for (int i = index; i < 100; i += 4) {
+        const std::string text = StrCat("content ", i);
+        std::string read(text.size(), '\0');
+        SHARD_RETURN_IF_ERROR(files[static_cast<size_t>(i)].ReadExactly(
+            0, std::as_writable_bytes(std::span(read))));
+        if (read != text) return Internal(read);
+      }
+      return Status();
+    }));
+    // Whoever opens something else is given one, too.
+    EXPECT_OK(File::Open(*in, "f0", File::Mode::kRead));
+    for (PooledFile& file : files) EXPECT_OK(file.Sync());
+    for (PooledFile& file : files) EXPECT_OK(file.Close());
+    for (const int fd : taken) ::close(fd);
+    files.clear();
+    EXPECT_EQ(OpenDescriptors(), before);
+  });
+}
+
+TEST(PooledFile, IsOpenedAgainAsWhatItWas) {
+  testing::InChild([] {
+    const TempFolder folder;
+    testing::LowerLimit(RLIMIT_NOFILE, 32);
+    const auto in = Directory::Open(FileEnv::Posix(), folder.path());
+    ASSERT_OK(in);
+    for (const char* name : {"deleted", "replaced", "changed", "same"}) {
+      WriteText(folder / name, "old");
+    }
+    std::vector<PooledFile> files;
+    for (const char* name : {"deleted", "replaced", "changed", "same"}) {
+      auto file = PooledFile::Open(*in, name, File::Mode::kRead);
+      ASSERT_OK(file);
+      files.push_back(*std::move(file));
+    }
+    while (ClosePooledFile()) {
+    }
+    EXPECT_OK(in->Unlink("deleted"));
+    WriteText(folder / "other", "new");
+    EXPECT_EQ(in->Rename("other", "replaced", 0), 0);
+    WriteText(folder / "changed", "longer");
+    std::string text(3, '\0');
+    const auto read = [&](size_t file) {
+      return files[file].ReadExactly(0,
+                                     std::as_writable_bytes(std::span(text)));
+    };
+    ExpectError(read(0), StatusCode::kNotFound,
+                {folder / "deleted", "deleted while", "ulimit -n"});
+    ExpectError(read(1), StatusCode::kFailedPrecondition,
+                {folder / "replaced", "replaced or changed"});
+    ExpectError(read(2), StatusCode::kFailedPrecondition,
+                {folder / "changed", "replaced or changed"});
+    EXPECT_OK(read(3));
+    EXPECT_EQ(text, "old");
+  });
+}
+
+// A device that fails once.
+class SyncFailsOnce final : public ForwardingEnv {
+ public:
+  SyncFailsOnce() : ForwardingEnv(FileEnv::Posix()) {}
+  int Sync(int fd) override { return ++syncs == 1 ? -EIO : base()->Sync(fd); }
+  int syncs = 0;
+};
+
+// What the device says when the pool closes a file is said by Sync.
+TEST(PooledFile, KeepsTheErrorOfTheDevice) {
+  const TempFolder folder;
+  SyncFailsOnce env;
+  auto file = PooledFile::Open(&env, folder / "data", File::Mode::kCreate);
+  ASSERT_OK(file);
+  EXPECT_OK(file->WriteExactly(0, BytesOf("x")));
+  EXPECT_TRUE(ClosePooledFile());
+  EXPECT_FALSE(ClosePooledFile());
+  EXPECT_EQ(env.syncs, 1);
+  EXPECT_OK(file->WriteExactly(1, BytesOf("y")));
+  ExpectError(file->Sync(), StatusCode::kDataLoss,
+              {folder / "data", "may be lost"});
+  ExpectError(file->Close(), StatusCode::kDataLoss, {"may be lost"});
+}
+
+}  // namespace
+}  // namespace shard

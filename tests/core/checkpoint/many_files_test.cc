@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checkpoints of more files than a process may have open.
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/checkpoint/open_store.h"
+#include "core/checkpoint/safetensors_writer.h"
+#include "core/checkpoint/verify.h"
+#include "core/checkpoint/write_checkpoint.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/forwarding_env.h"
+#include "tests/core/base/in_child.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/checkpoint/sample_checkpoint.h"
+
+namespace shard::testing {
+namespace {
+
+// With ulimit -n 1024 there are 508, at two descriptors each.
+constexpr int kFiles = 600;
+
+Status Reshard(const FileStore& from, const std::string& root, int files) {
+  WriteCheckpointOptions options;
+  options.world_size = files;
+  options.threads = 3;
+  return WriteCheckpoint(NoSyncEnv::Get(), from, root, options);
+}
+
+class ManyFilesTest : public ::testing::TestWithParam<rlim_t> {};
+
+INSTANTIATE_TEST_SUITE_P(Limit, ManyFilesTest, ::testing::Values(1024, 64),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(ManyFilesTest, OfACheckpoint) {
+  InChild([this] {
+    LowerLimit(RLIMIT_NOFILE, GetParam());
+    const TempFolder folder(kMemoryFolder);
+    CheckpointBuilder sample;
+    sample.Add("wide", ElementType::kF32, TensorRole::kParam, {kFiles, 1500});
+    sample.Add("small", ElementType::kF32, TensorRole::kParam, {10});
+    sample.AddBlob("loader", BlobRule::kPerRank, 0, "here");
+    ASSERT_OK(sample.Write(NoSyncEnv::Get(), folder / "one"));
+    const auto one = OpenStore(folder / "one");
+    ASSERT_NE(one, nullptr);
+    const auto expected = TensorsOf(*one);
+    ASSERT_OK(Reshard(*one, folder / "many", kFiles));
+
+    const auto many = OpenStore(folder / "many");
+    ASSERT_NE(many, nullptr);
+    EXPECT_EQ(many->num_files(), static_cast<size_t>(kFiles));
+    EXPECT_EQ(TensorsOf(*many), expected);
+    EXPECT_OK(VerifyStore(*many, {}));
+    ASSERT_OK(Reshard(*many, folder / "few", 3));
+    EXPECT_EQ(TensorsOf(*OpenStore(folder / "few")), expected);
+
+    // The host takes all that are left.
+    std::vector<int> taken;
+    while ((taken.emplace_back(::dup(0))) >= 0) {
+    }
+    EXPECT_EQ(TensorsOf(*many), expected);
+    for (const int fd : taken) ::close(fd);
+
+    // Two at once, and one that goes meanwhile: not found, and not another's.
+    const auto again = OpenStore(folder / "many");
+    ASSERT_NE(again, nullptr);
+    EXPECT_EQ(TensorsOf(*again), expected);
+    EXPECT_EQ(TensorsOf(*many), expected);
+    std::filesystem::remove_all(folder / "many");
+    ExpectError(VerifyStore(*many, {}), StatusCode::kNotFound,
+                {"deleted while", "ulimit -n"});
+  });
+}
+
+TEST_P(ManyFilesTest, OfASetOfSafetensors) {
+  InChild([this] {
+    LowerLimit(RLIMIT_NOFILE, GetParam());
+    const TempFolder folder(kMemoryFolder);
+    CheckpointBuilder sample;
+    for (int i = 0; i < kFiles; ++i) {
+      sample.Add(StrCat("t", i), ElementType::kF32, TensorRole::kParam, {50});
+    }
+    ASSERT_OK(sample.Write(NoSyncEnv::Get(), folder / "one"));
+    const auto one = OpenStore(folder / "one");
+    ASSERT_NE(one, nullptr);
+    std::vector<size_t> all(one->num_tensors());
+    std::iota(all.begin(), all.end(), size_t{0});
+    SafetensorsExportOptions options;
+    options.write.max_shard_bytes = 1;
+    ASSERT_OK(ExportSafetensors(NoSyncEnv::Get(), *one, all,
+                                folder / "model.safetensors", options));
+    const auto set = OpenStore(folder / "model.safetensors.index.json");
+    ASSERT_NE(set, nullptr);
+    EXPECT_EQ(set->num_files(), static_cast<size_t>(kFiles));
+    EXPECT_EQ(TensorsOf(*set), TensorsOf(*one));
+    EXPECT_OK(VerifyStore(*set, {}));
+  });
+}
+
+}  // namespace
+}  // namespace shard::testing

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The device fails or is full while something is written that replaces what is
+// there: any call that creates, writes, renames or syncs, once or for good.
+// After an error what was there is what is read, and the next write works. The
+// message says so where that cannot be: when undoing fails as well.
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/checkpoint/cleanup.h"
+#include "core/checkpoint/directory.h"
+#include "core/checkpoint/open_store.h"
+#include "core/checkpoint/safetensors_writer.h"
+#include "core/checkpoint/verify.h"
+#include "core/checkpoint/write_checkpoint.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/fault_env.h"
+#include "tests/core/base/forwarding_env.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/checkpoint/sample_checkpoint.h"
+#include "tests/core/checkpoint/test_checkpoint.h"
+
+namespace shard::testing {
+namespace {
+
+// What a reader finds: a name for each thing, and its content.
+using Found = std::map<std::string, std::string>;
+
+// Something that replaces what is in a folder.
+struct Replacement {
+  std::string name;
+  std::function<Status(FileEnv* env, const std::string& folder)> prepare;
+  std::function<Status(FileEnv* env, const std::string& folder)> replace;
+  std::function<Found(const std::string& folder)> read;
+};
+
+// --- Checkpoints, by the protocol alone ------------------------------------
+
+Status PrepareGenerations(FileEnv* env, const std::string& root) {
+  SHARD_RETURN_IF_ERROR(SaveGeneration(env, root, 1, 10));
+  SHARD_RETURN_IF_ERROR(SaveGeneration(env, root, 3, 30));
+  return SaveGeneration(env, root, 2, 20);
+}
+
+Found ReadGenerations(const std::string& root) {
+  Found found = {{"resolved", StrCat(ResolvedGeneration(root))}};
+  const auto directory = Directory::Open(FileEnv::Posix(), root);
+  EXPECT_OK(directory);
+  const auto steps = ListCheckpoints(*directory);
+  EXPECT_OK(steps);
+  for (const int64_t step : *steps) {
+    found[CheckpointName(step)] =
+        StrCat(GenerationIn(root + "/" + CheckpointName(step)));
+  }
+  return found;
+}
+
+Replacement OfGeneration(const char* name, int64_t step, bool retain) {
+  const auto replace = [=](FileEnv* env, const std::string& root) -> Status {
+    SHARD_RETURN_IF_ERROR(SaveGeneration(env, root, step, 40, true));
+    // As a save does: its own success does not depend on that of cleaning up.
+    const auto opened = Directory::Open(env, root);
+    if (!retain || !opened.ok()) return Status();
+    (void)CleanStale(*opened).ok();
+    (void)RetainCheckpoints(*opened, {.keep_last = 1}).ok();
+    return Status();
+  };
+  return {name, PrepareGenerations, replace, ReadGenerations};
+}
+
+// --- Checkpoints and files made from others --------------------------------
+
+std::shared_ptr<const FileStore> Source(const std::string& key) {
+  const TempFolder folder;
+  CheckpointBuilder source;
+  source.contents().world_size = 2;
+  for (int i = 0; i < 3; ++i) {
+    source.Add(StrCat(key, i), ElementType::kF32, TensorRole::kParam, {700});
+  }
+  source.AddBlob("loader", BlobRule::kPerRank, 1, key);
+  EXPECT_OK(source.Write(NoSyncEnv::Get(), folder.path()));
+  return OpenStore(folder.path());
+}
+
+Status Reshard(FileEnv* env, const FileStore& from, const std::string& root) {
+  WriteCheckpointOptions options;
+  options.world_size = 2;
+  options.overwrite = true;
+  options.threads = 1;
+  return WriteCheckpoint(env, from, root, options);
+}
+
+Status Export(FileEnv* env, const FileStore& from, const std::string& folder,
+              uint64_t max_shard_bytes) {
+  std::vector<size_t> all(from.num_tensors());
+  std::iota(all.begin(), all.end(), size_t{0});
+  SafetensorsExportOptions options;
+  options.write.replace = true;
+  options.write.max_shard_bytes = max_shard_bytes;
+  options.threads = 1;
+  return ExportSafetensors(env, from, all, folder + "/model.safetensors",
+                           options);
+}
+
+Found ReadStore(const std::string& path) {
+  const auto store = OpenStore(path);
+  if (store == nullptr) return {};
+  EXPECT_OK(VerifyStore(*store, {}));
+  return TensorsOf(*store);
+}
+
+std::vector<Replacement> AllReplacements() {
+  static const auto* const old = new auto(Source("old"));
+  static const auto* const fresh = new auto(Source("fresh"));
+  std::vector<Replacement> all = {
+      OfGeneration("NewStep", 4, false),
+      OfGeneration("NewStepWithRetention", 4, true),
+      OfGeneration("OverwritesTheLatest", 2, false),
+      OfGeneration("OverwritesAnother", 1, false),
+      OfGeneration("OverwritesWithRetention", 1, true),
+      {"Reshard",
+       [](FileEnv* env, const std::string& f) {
+         return Reshard(env, **old, f);
+       },
+       [](FileEnv* env, const std::string& f) {
+         return Reshard(env, **fresh, f);
+       },
+       ReadStore}};
+  for (const uint64_t max_shard_bytes : {uint64_t{0}, uint64_t{3000}}) {
+    const auto export_from = [=](const FileStore& from) {
+      return [&from, max_shard_bytes](FileEnv* env, const std::string& folder) {
+        return Export(env, from, folder, max_shard_bytes);
+      };
+    };
+    const std::string name = max_shard_bytes == 0
+                                 ? "model.safetensors"
+                                 : "model.safetensors.index.json";
+    all.push_back({max_shard_bytes == 0 ? "ExportFile" : "ExportSet",
+                   export_from(**old), export_from(**fresh),
+                   [name](const std::string& folder) {
+                     const std::string path = folder + "/" + name;
+                     return Exists(path) ? ReadStore(path) : Found();
+                   }});
+  }
+  return all;
+}
+
+// ---------------------------------------------------------------------------
+
+class WriteFaultsTest : public ::testing::TestWithParam<Replacement> {
+ protected:
+  // Every call from number `k` on, or that one alone.
+  void Run(int error, bool for_good);
+
+  static std::set<std::string> WithoutTemporary(std::set<std::string> names) {
+    std::erase_if(names, [](const std::string& name) {
+      return name.find(".tmp-") != std::string::npos;
+    });
+    return names;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Of, WriteFaultsTest,
+                         ::testing::ValuesIn(AllReplacements()),
+                         [](const auto& info) { return info.param.name; });
+
+void WriteFaultsTest::Run(int error, bool for_good) {
+  const Replacement& what = GetParam();
+  int failed = 0;
+  int not_undone = 0;
+  bool done = false;
+  for (int64_t k = 0; !done; ++k) {
+    SCOPED_TRACE(
+        StrCat("call ", k, for_good ? " and after" : "", ", errno ", error));
+    const TempFolder parent(kMemoryFolder);
+    const std::string folder = parent / "root";
+    ASSERT_TRUE(std::filesystem::create_directory(folder));
+    ASSERT_OK(what.prepare(NoSyncEnv::Get(), folder));
+    const Found before = what.read(folder);
+    const auto names = NamesIn(folder);
+    FaultEnv env(NoSyncEnv::Get());
+    env.Set(
+        {.at = k, .and_after = for_good, .changes_only = true, .error = error});
+    const Status status = what.replace(&env, folder);
+    done = env.faults() == 0;
+    env.Set({});
+    EXPECT_EQ(env.open_descriptors(), 0);
+    EXPECT_EQ(env.wrong_closes(), 0);
+    const Found after = what.read(folder);
+    if (done) {
+      EXPECT_OK(status);
+    } else if (!status.ok()) {
+      ++failed;
+      ExpectError(status, ErrnoStatus("", error).code(), {folder});
+      if (after != before) {
+        ++not_undone;
+        EXPECT_TRUE(for_good ||
+                    status.message().find("is complete") != std::string::npos)
+            << status.ToString();
+      } else if (!for_good) {
+        EXPECT_EQ(NamesIn(folder), names);
+      }
+    }
+    ASSERT_OK(what.replace(NoSyncEnv::Get(), folder));
+    EXPECT_NE(what.read(folder), before);
+    const auto root = Directory::Open(FileEnv::Posix(), folder);
+    ASSERT_OK(root);
+    ASSERT_OK(CleanStale(*root));
+    if (!for_good && what.name.find("Export") == std::string::npos) {
+      EXPECT_EQ(WithoutTemporary(NamesIn(folder)), NamesIn(folder));
+    }
+  }
+  EXPECT_GT(failed, 5);
+  // Once: the last sync alone, which makes durable that LATEST was replaced.
+  // For good: from the first rename on; a set of files is away then.
+  EXPECT_LE(not_undone, !for_good ? 1 : what.name == "ExportSet" ? 8 : 3);
+}
+
+TEST_P(WriteFaultsTest, OnceNoSpace) { Run(ENOSPC, false); }
+TEST_P(WriteFaultsTest, NoSpaceForGood) { Run(ENOSPC, true); }
+TEST_P(WriteFaultsTest, NoQuotaForGood) { Run(EDQUOT, true); }
+TEST_P(WriteFaultsTest, OnceTheDevice) { Run(EIO, false); }
+TEST_P(WriteFaultsTest, TheDeviceForGood) { Run(EIO, true); }
+
+}  // namespace
+}  // namespace shard::testing
