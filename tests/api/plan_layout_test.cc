@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/api/api_testing.h"
+#include "tests/api/sharded_plans.h"
 
 namespace shard_api_testing {
 namespace {
@@ -188,6 +189,7 @@ TEST(PlanLayoutTest, Buffers) {
 TEST(PlanLayoutTest, RangesAndSlicesAreEverythingOnce) {
   const Model model = SmallModel();
   AddParam(model.get(), "large", {100});
+  AddBlocks(model.get());
   for (const int32_t partition :
        {SHARD_PARTITION_EVEN, SHARD_PARTITION_GREEDY, SHARD_PARTITION_BUCKET}) {
     SCOPED_TRACE(partition);
@@ -195,8 +197,10 @@ TEST(PlanLayoutTest, RangesAndSlicesAreEverythingOnce) {
     options.partition = partition;
     options.stage = 3;
     options.shard_group_size = 2;
+    options.wrap = "class?names=Block";
     const Plan plan = MakePlan(model.get(), options);
-    std::vector<int64_t> seen(6, 0);
+    ExpectShardsAsItsStage(plan.get(), 3);
+    std::vector<int64_t> seen(14, 0);
     for (int32_t b = 0; b < shard_plan_num_buffers(plan.get()); ++b) {
       const shard_buffer_info buffer = BufferInfo(plan, b);
       std::vector<int64_t> begins;
@@ -227,7 +231,9 @@ TEST(PlanLayoutTest, RangesAndSlicesAreEverythingOnce) {
         EXPECT_EQ(begins[i], static_cast<int64_t>(i) * buffer.shard_numel);
       }
     }
-    EXPECT_EQ(seen, (std::vector<int64_t>{12, 3, 5, 0, 0, 100}));
+    std::vector<int64_t> all = {12, 3, 5, 0, 0, 100};
+    all.resize(14, 1100);
+    EXPECT_EQ(seen, all);
   }
 }
 

@@ -28,6 +28,7 @@
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
 #include "core/optim/groups.h"
+#include "tests/core/flat/sharding.h"
 #include "tests/ranks/ranks.h"
 
 namespace shard {
@@ -79,7 +80,10 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(const Kind& kind,
   options.stage = kind.stage;
   SHARD_ASSIGN_OR_RETURN(options.wrap, WrapPolicy::Parse("class?names=Unit"));
   SHARD_ASSIGN_OR_RETURN(options.groups, PlanGroups(*model, kind.optimizer));
-  return Plan::Create(std::move(model), options);
+  SHARD_ASSIGN_OR_RETURN(auto plan, Plan::Create(std::move(model), options));
+  const auto shards = ShardsAsItsStage(*plan);
+  if (!shards) return Internal(shards.message());
+  return plan;
 }
 
 // Gradients of 1 for the first element of each parameter.

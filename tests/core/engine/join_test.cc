@@ -18,6 +18,7 @@
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/exact_training.h"
 #include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
 
 namespace shard {
 namespace {
@@ -69,8 +70,7 @@ std::shared_ptr<const Plan> PlanFor(const Form& form, int world_size) {
   const auto plan = PlanOf(training);
   EXPECT_OK(plan);
   if (!plan.ok()) return nullptr;
-  EXPECT_EQ((*plan)->shards_grads(), form.stage >= 2 && !form.whole_grads);
-  EXPECT_EQ((*plan)->shards_params(), form.stage == 3);
+  EXPECT_TRUE(ShardsAsItsStage(**plan));
   return *plan;
 }
 

@@ -11,6 +11,7 @@
 
 #include "core/base/strings.h"
 #include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
 
 namespace shard {
 namespace {
@@ -53,7 +54,7 @@ class SummonTest : public ::testing::TestWithParam<Form> {
                   const std::function<void(Engine*, UnitTrainer*)>& body) {
     const auto plan = PlanOf(training);
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
-    EXPECT_EQ((*plan)->shards_params(), training.plan.stage == 3);
+    EXPECT_TRUE(ShardsAsItsStage(**plan));
     RunThreadRanks(
         kWorldSize,
         [&](const auto& comm) {

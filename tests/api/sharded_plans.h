@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans that do shard in stages 2 and 3. What would take no less memory sharded
+// is kept whole, so a test with a small model may be one of stage 1.
+
+#ifndef SHARD_TESTS_API_SHARDED_PLANS_H_
+#define SHARD_TESTS_API_SHARDED_PLANS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "tests/api/api_testing.h"
+
+namespace shard_api_testing {
+
+// Adds eight modules of one parameter with 1100 elements each: as units, enough
+// that stages 2 and 3 have something to shard.
+inline void AddBlocks(shard_model* model) {
+  constexpr int64_t kNumel = 1100;
+  for (int b = 0; b < 8; ++b) {
+    int32_t module = 0;
+    int32_t param = 0;
+    EXPECT_OK(shard_model_add_module(
+        model, 0, ("block" + std::to_string(b)).c_str(), "Block", &module));
+    EXPECT_OK(shard_model_add_param(model, module, "weight", SHARD_F32, &kNumel,
+                                    1, &param));
+  }
+}
+
+// A plan of several ranks shards gradients from stage 2 on, and parameters in
+// stage 3: there are slots for what is whole for a while.
+inline void ExpectShardsAsItsStage(const shard_plan* plan, int32_t stage) {
+  shard_memory shared = SHARD_MEMORY_INIT;
+  shard_memory unshared = SHARD_MEMORY_INIT;
+  EXPECT_OK(shard_plan_memory(plan, &shared));
+  EXPECT_OK(shard_plan_memory_unshared(plan, &unshared));
+  EXPECT_EQ(shared.transient_bytes > 0, stage >= 2);
+  EXPECT_EQ(unshared.transient_bytes > shared.transient_bytes, stage == 3);
+}
+
+}  // namespace shard_api_testing
+
+#endif  // SHARD_TESTS_API_SHARDED_PLANS_H_

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whether a plan shards what its stage says. Plans keep whole what would take
+// no less memory sharded, so a test of stage 2 or 3 with a small model may be
+// one of stage 1.
+
+#ifndef SHARD_TESTS_CORE_FLAT_SHARDING_H_
+#define SHARD_TESTS_CORE_FLAT_SHARDING_H_
+
+#include <gtest/gtest.h>
+
+#include "core/flat/plan.h"
+
+namespace shard {
+
+// Succeeds where gradients are sharded from stage 2 on and parameters in stage
+// 3, and nothing else is; options that say otherwise are followed, and one rank
+// shards nothing.
+inline ::testing::AssertionResult ShardsAsItsStage(const Plan& plan) {
+  const PlanOptions& options = plan.options();
+  const bool ranks = options.world_size > 1;
+  const bool grads = ranks && options.stage >= 2 && !options.whole_grads;
+  const bool params = ranks && options.stage == 3 &&
+                      options.shard_group_size != 1 &&
+                      !options.keep_after_forward;
+  if (plan.shards_grads() == grads && plan.shards_params() == params) {
+    return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure()
+         << "gradients are " << (plan.shards_grads() ? "sharded" : "whole")
+         << ", parameters are " << (plan.shards_params() ? "sharded" : "whole")
+         << ": " << plan.Summary();
+}
+
+}  // namespace shard
+
+#endif  // SHARD_TESTS_CORE_FLAT_SHARDING_H_
