@@ -233,6 +233,25 @@ shard_error* shard_engine_loss_scale(const shard_engine* engine,
   });
 }
 
+shard_error* shard_engine_growth_tracker(const shard_engine* engine,
+                                         int64_t* good_steps) noexcept {
+  if (good_steps != nullptr) *good_steps = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(good_steps);
+    *good_steps = engine->engine->growth_tracker();
+    return Status();
+  });
+}
+
+shard_error* shard_engine_set_loss_scale(shard_engine* engine, double scale,
+                                         int64_t good_steps) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->SetLossScale({scale, good_steps});
+  });
+}
+
 shard_error* shard_engine_set_param(shard_engine* engine, int32_t param,
                                     const void* data, size_t bytes) noexcept {
   return Guard([&]() -> Status {

@@ -411,6 +411,11 @@ Status Engine::SetStep(int64_t step) {
   return Status();
 }
 
+Status Engine::SetLossScale(const LossScaler::State& state) {
+  SHARD_RETURN_IF_ERROR(CheckBetweenSteps("set_loss_scale"));
+  return loss_scaler_.Restore(state);
+}
+
 // ---- Full parameters -------------------------------------------------------
 
 Status Engine::Summon(ModuleId module, int rank, double timeout) {

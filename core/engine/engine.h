@@ -79,7 +79,7 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Beyond, the random bits of rounding would repeat.
+  // Beyond, the random bits of rounding would repeat: no step is taken there.
   static constexpr int64_t kMostSteps =
       std::numeric_limits<uint32_t>::max() - int64_t{1};
 
@@ -107,8 +107,10 @@ class Engine {
   Hypers& hypers() { return hypers_; }
   const Hypers& hypers() const { return hypers_; }
 
-  // What the host is to multiply its loss by in the next step.
+  // What the host is to multiply its loss by in the next step, and the steps
+  // since that changed or one was skipped (core/optim/loss_scaler.h).
   double loss_scale() const { return loss_scaler_.scale(); }
+  int64_t growth_tracker() const { return loss_scaler_.state().good_steps; }
 
   // Rank 0 stores; other ranks check their arguments.
   Status SetParam(ParamId param, const void* data, size_t bytes);
@@ -122,6 +124,8 @@ class Engine {
                   size_t count);
   // As if this many steps had been done: 0 to 2^32 - 2.
   Status SetStep(int64_t step);
+  // As if the loss scaler had got there.
+  Status SetLossScale(const LossScaler::State& state);
 
   // COLLECTIVE. Options that this rank could not read, or that are out of
   // range, are an error on all ranks.
@@ -239,6 +243,8 @@ class Engine {
   StatusOr<StepInput> PrepareStep(const StepOptions& options, int32_t leader,
                                   const Deadline& deadline, int32_t* active);
   Status CheckBeginStep(const StepOptions& options) const;
+  // Whether another step can be counted.
+  Status CheckStepCount() const;
   // COLLECTIVE. Ranks that joined take the leader's values.
   Status AgreeOnHypers(int32_t leader, const Deadline& deadline);
   // COLLECTIVE. Which parameters do a step, and which one, for UpdateInput.
@@ -267,7 +273,7 @@ class Engine {
   void CollapseParamSteps();
   // By MemoryStore's keys.
   std::map<std::string, double> NumbersByKey(
-      const std::vector<StateEntry>& entries) const;
+      const std::vector<StateEntry>& entries, bool whole) const;
   // What a state dict tells of parameters that entries are of.
   struct KeyedNumbers {
     struct Hyper {
@@ -278,11 +284,14 @@ class Engine {
     size_t stepped = 0;  // Parameters that could be told of.
     std::map<ParamId, int64_t> steps;
     std::vector<Hyper> hypers;
+    LossScaler::State loss_scale;
   };
   StatusOr<KeyedNumbers> ReadNumbersByKey(
       const std::vector<StateEntry>& entries, const MemoryStore& store,
       const LoadOptions& options) const;
   void TakeNumbersByKey(const KeyedNumbers& numbers, bool whole);
+  // Warns, and changes nothing, when the engine's scaler could not be there.
+  void RestoreLossScale(const LossScaler::State& scale);
   // What a checkpoint has of the numbers that the engine counts.
   void TakeNumbers(const StateOptions& options,
                    const std::vector<StateEntry>& entries,

@@ -314,7 +314,6 @@ void Engine::TakeNumbers(const StateOptions& options,
                          const std::vector<StateEntry>& entries,
                          const std::vector<EntryMatch>& matches,
                          const Manifest& manifest) {
-  const Logger& logger = comm_->logger();
   if (param_steps_.empty()) param_steps_.assign(plan().NumStored(), step_);
   // Of some modules only their own steps are taken.
   if (options.submodules.empty()) step_ = manifest.step();
@@ -324,16 +323,16 @@ void Engine::TakeNumbers(const StateOptions& options,
   LossScaler::State scale = loss_scaler_.state();
   for (size_t s = 0; s < manifest.num_scalars(); ++s) {
     const ScalarInfo scalar = manifest.scalar(s);
-    if (scalar.name == "loss_scale.scale") scale.scale = scalar.value;
-    if (scalar.name == "loss_scale.good_steps" && scalar.value >= 0 &&
-        scalar.value <= static_cast<double>(kMostSteps)) {
-      scale.good_steps = static_cast<int64_t>(scalar.value);
-    }
+    scale.Take(scalar.name, scalar.value);
   }
+  RestoreLossScale(scale);
+}
+
+void Engine::RestoreLossScale(const LossScaler::State& scale) {
   const Status scaled = loss_scaler_.Restore(scale);
   if (!scaled.ok() && comm_->rank() == 0) {
-    logger.Log(LogLevel::kWarning,
-               "the loss scale starts anew: ", scaled.message());
+    comm_->logger().Log(LogLevel::kWarning,
+                        "the loss scale starts anew: ", scaled.message());
   }
 }
 

@@ -77,7 +77,8 @@ Status Engine::AddLocalState(const StateOptions& options, MemoryStore* store) {
     SHARD_RETURN_IF_ERROR(store->AddPart(std::move(tensor), part));
   }
   if (options.content == StateContent::kModel) return Status();
-  for (const auto& [key, value] : NumbersByKey(entries)) {
+  const bool whole = options.submodules.empty();
+  for (const auto& [key, value] : NumbersByKey(entries, whole)) {
     SHARD_RETURN_IF_ERROR(store->AddNumber(key, value));
   }
   return Status();
@@ -159,9 +160,14 @@ Status Engine::LoadState(const MemoryStore* store,
 }
 
 std::map<std::string, double> Engine::NumbersByKey(
-    const std::vector<StateEntry>& entries) const {
+    const std::vector<StateEntry>& entries, bool whole) const {
   std::map<std::string, double> numbers;
   const TrainingNumbers now = Numbers();
+  if (whole && loss_scaler_.dynamic()) {
+    numbers[std::string(LossScaler::kScaleName)] = now.loss_scale.scale;
+    numbers[std::string(LossScaler::kGoodStepsName)] =
+        static_cast<double>(now.loss_scale.good_steps);
+  }
   ForEachStepped(plan(), entries, [&](ParamId param, std::string_view fqn) {
     numbers[StepKey(fqn)] = static_cast<double>(now.StepOf(plan(), param));
     const GroupId group =
@@ -193,6 +199,8 @@ StatusOr<Engine::KeyedNumbers> Engine::ReadNumbersByKey(
     return found;
   };
   KeyedNumbers read;
+  read.loss_scale = loss_scaler_.state();
+  for (const auto& [key, value] : numbers) read.loss_scale.Take(key, value);
   Status wrong;
   ForEachStepped(plan(), entries, [&](ParamId param, std::string_view) {
     ++read.stepped;
@@ -230,6 +238,8 @@ void Engine::TakeNumbersByKey(const KeyedNumbers& numbers, bool whole) {
                           " keeps its ", hyper.key, ": ", set.message());
     }
   }
+  // Of some modules, the run's own goes on.
+  if (whole) RestoreLossScale(numbers.loss_scale);
   if (numbers.steps.empty()) return;
   if (param_steps_.empty()) param_steps_.assign(plan().NumStored(), step_);
   int64_t most = 0;

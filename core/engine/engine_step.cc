@@ -49,12 +49,21 @@ Status Engine::CheckBeginStep(const StepOptions& options) const {
   return Status();
 }
 
+Status Engine::CheckStepCount() const {
+  int64_t most = step_;
+  for (const int64_t steps : param_steps_) most = std::max(most, steps);
+  if (most < kMostSteps) return Status();
+  return OutOfRange("step ", most + 1, " is out of range; allowed: 1 to ",
+                    kMostSteps, "; set_step sets a lower number of steps done");
+}
+
 Status Engine::BeginStep(const StatusOr<StepOptions>& given) {
   const StepOptions options = given.ok() ? *given : StepOptions();
   const Deadline deadline = DeadlineOf(options.timeout);
   Status local = given.status();
   if (local.ok()) local = CheckTraining("begin_step");
   if (local.ok()) local = CheckStepOptions(options, Setting());
+  if (local.ok()) local = CheckStepCount();
   if (local.ok()) local = CheckBeginStep(options);
   if (local.ok() && options.lr > 0) {
     local = Hypers(hypers_).Set(kAllGroups, "lr", options.lr);
@@ -95,6 +104,7 @@ Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
   }
   if (local.ok()) local = CheckTraining("step");
   if (local.ok()) local = CheckStepOptions(options, Setting());
+  if (local.ok()) local = CheckStepCount();
   if (local.ok()) local = assembly_->units().CheckStep();
   // Tried before the ranks meet, so that nothing can fail after.
   if (local.ok() && options.lr > 0) {

@@ -102,6 +102,15 @@ Status LossScaler::CheckRanges() const {
   return Status();
 }
 
+void LossScaler::State::Take(std::string_view name, double value) {
+  // Counts that doubles hold exactly.
+  constexpr double kMost = 0x1p53;
+  if (name == kScaleName) scale = value;
+  if (name == kGoodStepsName && value >= 0 && value <= kMost) {
+    good_steps = static_cast<int64_t>(value);
+  }
+}
+
 void LossScaler::Update(bool skipped) {
   if (kind_ != Kind::kDynamic) return;
   if (!skipped && ++state_.good_steps < growth_interval_) return;

@@ -38,10 +38,18 @@ namespace shard {
 
 class LossScaler {
  public:
-  // What a checkpoint keeps.
+  // What checkpoints and state dicts keep, as numbers under these names.
+  static constexpr std::string_view kScaleName = "loss_scale.scale";
+  static constexpr std::string_view kGoodStepsName = "loss_scale.good_steps";
   struct State {
     double scale;
-    int64_t good_steps;  // Since the scale changed or a step was skipped.
+    // Since the scale changed or a step was skipped: GradScaler's growth
+    // tracker.
+    int64_t good_steps;
+
+    // Takes one of those numbers; leaves the state as it is for another name,
+    // and for good steps that are no count.
+    void Take(std::string_view name, double value);
   };
 
   // No scaling.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Param groups, hyperparameters, loss scaling and schedules, through the C API.
+// Param groups, hyperparameters and schedules, through the C API.
 
 #include <cmath>
 #include <limits>
@@ -175,47 +175,6 @@ TEST(GroupsTest, ClippingOptionsReachTheStep) {
   options.max_grad_norm = 1;
   EXPECT_FAILS(shard_engine_step(engine.get(), &options, &report),
                SHARD_INVALID_ARGUMENT, "clip_value", "max_grad_norm");
-}
-
-TEST(LossScalingTest, IsTheEnginesAndTheSameOnAllRanks) {
-  RunRanks(2, [](int rank, shard_comm* comm) {
-    const Plan plan = SmallPlan(2);
-    shard_engine_options options = SHARD_ENGINE_OPTIONS_INIT;
-    options.loss_scaling = "dynamic?init_scale=8";
-    shard_engine* raw = nullptr;
-    ASSERT_OK(shard_engine_create(plan.get(), comm, &options, &raw));
-    const Engine engine(raw);
-    EXPECT_OK(shard_engine_broadcast_params(engine.get(), 0));
-    double scale = 0;
-    EXPECT_OK(shard_engine_loss_scale(engine.get(), &scale));
-    EXPECT_EQ(scale, 8);
-    FillGrad(engine.get(), rank == 1 ? NAN : 1);
-    shard_step_report report = SHARD_STEP_REPORT_INIT;
-    EXPECT_OK(shard_engine_step(engine.get(), nullptr, &report));
-    EXPECT_EQ(report.skipped, 1);
-    EXPECT_EQ(report.step, 0);
-    EXPECT_EQ(report.loss_scale, 8);
-    EXPECT_OK(shard_engine_loss_scale(engine.get(), &scale));
-    EXPECT_EQ(scale, 4);
-  });
-}
-
-TEST(LossScalingTest, WrongTextsAreErrorsOnAllRanks) {
-  RunRanks(2, [](int rank, shard_comm* comm) {
-    const Plan plan = SmallPlan(2);
-    shard_engine_options options = SHARD_ENGINE_OPTIONS_INIT;
-    if (rank == 1) options.loss_scaling = "dynamic?backoff_factor=2";
-    shard_engine* engine = Garbage<shard_engine>();
-    const Outcome outcome =
-        Take(shard_engine_create(plan.get(), comm, &options, &engine));
-    ExpectError(outcome, SHARD_INVALID_ARGUMENT, {"backoff_factor=2"});
-    EXPECT_EQ(outcome.rank, 1);
-    EXPECT_EQ(engine, nullptr);
-  });
-  const Comm comm = OpenLocal();
-  const Engine engine = TrainingEngine(comm.get());
-  EXPECT_FAILS(shard_engine_loss_scale(engine.get(), nullptr),
-               SHARD_INVALID_ARGUMENT, "scale is NULL");
 }
 
 TEST(ScheduleTest, GivesTheLearningRateOfAStep) {

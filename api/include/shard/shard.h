@@ -375,10 +375,10 @@ typedef struct shard_plan_options {
    * All but lion and muon take maximize=1. Flags are 0 or 1. amsgrad, centered,
    * and whether momentum is 0 decide which states there are: they cannot change
    * later, nor can words. rprop reads lr on the first step only, as torch does.
-   * profile=torch|apex|deepspeed_cpu|llmc|ggml: whose arithmetic is followed,
-   * to the order of operations (docs/numerics.md); llmc and ggml are adamw's,
-   * and amsgrad is torch's. states=f32|bf16|q8: how
-   * exp_avg and its like are stored; q8 is 8 bits and a scale per 256 elements.
+   * profile=torch|apex|deepspeed_cpu|llmc|llmc_cpu|ggml: whose arithmetic is
+   * followed, to the order of operations (docs/numerics.md); llmc, llmc_cpu and
+   * ggml are adamw's, and amsgrad is torch's. states=f32|bf16|q8: how exp_avg
+   * and its like are stored; q8 is 8 bits and a scale per 256 elements.
    * lamb, adafactor and muon step whole parameters: each is owned by one rank,
    * in every partition, and all ranks' shares are as large as the largest. muon
    * steps matrices only, and needs a CBLAS (SHARD_BLAS_LIBRARY, else the usual
@@ -401,8 +401,10 @@ typedef struct shard_plan_options {
    *   size?min_numel=100000000&force_leaf=MultiheadAttention
    *       &exclude=ModuleList,ModuleDict                (without the line
    * break) modules with so many elements beyond those of units within; neither
-   * force_leaf nor what is below it, and never exclude itself Values not given
-   * are those shown. Default: the root only. */
+   * force_leaf nor what is below it, and never exclude itself. A tied parameter
+   * counts once, in the module of its first name, where torch counts it in
+   * every child that has it. Values not given are those shown. Default: the
+   * root only. */
   const char* wrap;
   /* One more policy, asked where the others do not wrap. May be NULL. */
   shard_wrap_fn wrap_predicate;
@@ -825,8 +827,9 @@ SHARD_API shard_error* shard_engine_set_state(shard_engine* engine,
 
 /* And how many steps it had done, 0 to 2^32 - 2: bias corrections go on from
  * there, and what an optimizer does in its first step only is not done again.
- * Every rank sets the same, or the next step is DESYNC. FAILED_PRECONDITION
- * before the broadcast. Local. */
+ * Every rank sets the same, or the next step is DESYNC. Steps are counted up to
+ * 2^32 - 2: a checkpoint beyond it and the step after it are OUT_OF_RANGE.
+ * FAILED_PRECONDITION before the broadcast. Local. */
 SHARD_API shard_error* shard_engine_set_step(shard_engine* engine,
                                              int64_t step) SHARD_NOEXCEPT;
 
@@ -834,6 +837,23 @@ SHARD_API shard_error* shard_engine_set_step(shard_engine* engine,
  * on every rank. 1 without loss_scaling. Local. */
 SHARD_API shard_error* shard_engine_loss_scale(const shard_engine* engine,
                                                double* scale) SHARD_NOEXCEPT;
+
+/* Good steps in a row since the loss scale changed or a step was skipped, of
+ * the growth_interval that raise it: what torch's GradScaler.state_dict calls
+ * _growth_tracker. The same on every rank; 0 unless loss_scaling is dynamic.
+ * Local. */
+SHARD_API shard_error* shard_engine_growth_tracker(
+    const shard_engine* engine, int64_t* good_steps) SHARD_NOEXCEPT;
+
+/* For a run that began in another program: where its dynamic loss scaling was.
+ * Checkpoints keep both numbers; so do state dicts, as "loss_scale.scale" and
+ * "loss_scale.good_steps". Every rank sets the same, or a later step is DESYNC.
+ * Errors leave both as they were: a scale that is no number of fp32 within the
+ * bounds of loss_scaling, or that a static one does not have; good_steps
+ * outside 0 to growth_interval - 1; FAILED_PRECONDITION before the broadcast
+ * and within a step. Local. */
+SHARD_API shard_error* shard_engine_set_loss_scale(
+    shard_engine* engine, double scale, int64_t good_steps) SHARD_NOEXCEPT;
 
 /* Sets this rank's gradients to zero; what was accumulated in sharded ones, and
  * declared ready, is dropped. Every rank does the same. Local; waits for
@@ -1453,7 +1473,8 @@ SHARD_API void shard_checkpoint_free(shard_checkpoint* checkpoint)
  *
  * Named tensors and numbers in memory, under the keys of checkpoints: what this
  * rank has of an engine's state, or what a host loads into one. Numbers are
- * "state.FQN.step" and "param_groups.FQN.KEY", such as .lr.
+ * "state.FQN.step" and "param_groups.FQN.KEY", such as .lr; of a whole model
+ * with dynamic loss_scaling also those of shard_engine_set_loss_scale.
  *
  *   sharded   shard_state_get: this rank's elements of every tensor; local
  *   whole     shard_state_gather: every tensor whole, on one rank or all, one

@@ -124,6 +124,20 @@ TEST(LossScaler, ContinuesFromItsState) {
   EXPECT_OK(fixed.Restore(fixed.state()));
 }
 
+TEST(LossScaler, StatesTakeNumbersByTheirNames) {
+  LossScaler::State state = {8, 3};
+  state.Take("loss_scale.scale", 16);
+  state.Take("loss_scale.good_steps", 5);
+  state.Take("loss_scale", 1);
+  EXPECT_EQ(state.scale, 16);
+  EXPECT_EQ(state.good_steps, 5);
+  // No counts: Restore would see another number, or nothing at all.
+  for (const double wrong : {-1.0, 1e300, std::nan("")}) {
+    state.Take("loss_scale.good_steps", wrong);
+    EXPECT_EQ(state.good_steps, 5) << wrong;
+  }
+}
+
 TEST(LossScaler, ForeignStatesAreErrors) {
   LossScaler scaler = Parsed("dynamic?growth_interval=7&max_scale=131072");
   ExpectInvalid(scaler.Restore({262144, 0}),
