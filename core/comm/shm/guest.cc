@@ -89,7 +89,13 @@ class GuestSide {
         }
         return ErrnoStatus(StrCat("connecting to shm:", options_.name), errno);
       }
-      SHARD_RETURN_IF_ERROR(CheckPeer(socket_.get()).status());
+      if (const auto peer = CheckPeer(socket_.get()); !peer.ok()) {
+        return Status(peer.status().code(),
+                      StrCat("the name of shm:", options_.name,
+                             " is taken: ", peer.status().message(),
+                             "; give the job another name"),
+                      0);
+      }
       const auto packet = Receive(socket_.get(), options_.deadline);
       if (!packet.ok()) {
         const StatusCode code = packet.status().code();

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cmath>
 #include <optional>
@@ -24,6 +25,9 @@ namespace {
 
 // Connections that have not said hello. More are strangers: the oldest goes.
 constexpr size_t kMaxStrangers = 1024;
+
+// Connections that are taken before guests and the deadline are looked at.
+constexpr int kMostAccepted = 256;
 
 // After an error, how long ranks that only now arrive are told of it; without
 // that they would wait for their deadline.
@@ -75,19 +79,44 @@ class HostSide {
                reinterpret_cast<const sockaddr*>(&where.address),
                where.size) != 0) {
       if (errno != EADDRINUSE) return ErrnoStatus("binding a socket", errno);
-      return Status(StatusCode::kAlreadyExists,
-                    StrCat("another rank 0 of this user is meeting its peers "
-                           "at shm:",
-                           options_.name,
-                           "; give each job a name of its own, and each "
-                           "process a rank of its own"),
-                    0);
+      return NameTaken(where);
     }
     if (::listen(listener_.get(), options_.world_size + 16) != 0) {
       return ErrnoStatus("listening on a socket", errno);
     }
     options_.Phase("rendezvous: listening");
     return Status();
+  }
+
+  // Names whoever has bound the name: any user of this machine may.
+  Status NameTaken(const Address& where) const {
+    const Fd socket(
+        ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    ucred owner{};
+    socklen_t size = sizeof(owner);
+    const bool known =
+        socket.valid() &&
+        ::connect(socket.get(),
+                  reinterpret_cast<const sockaddr*>(&where.address),
+                  where.size) == 0 &&
+        ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &owner, &size) == 0;
+    std::string who =
+        "a process that takes no connection, maybe one of another user";
+    if (known && owner.uid == ::geteuid()) {
+      who = StrCat(
+          "another rank 0 of this user is meeting its peers there "
+          "(process ",
+          owner.pid, ")");
+    } else if (known) {
+      who = StrCat("process ", owner.pid, " of user ", owner.uid,
+                   " has bound it, this one is of user ",
+                   static_cast<uint64_t>(::geteuid()));
+    }
+    return Status(StatusCode::kAlreadyExists,
+                  StrCat("the name of shm:", options_.name, " is taken: ", who,
+                         "; give each job a name of its own, and each process "
+                         "a rank of its own"),
+                  0);
   }
 
   // Until every rank has said hello, or one of them spoils the meeting.
@@ -118,13 +147,15 @@ class HostSide {
         strangers_.erase(strangers_.begin() + static_cast<ptrdiff_t>(i));
         SHARD_RETURN_IF_ERROR(Hear(std::move(stranger)));
       }
-      if (entries[0].revents != 0) SHARD_RETURN_IF_ERROR(AcceptAll());
+      if (entries[0].revents != 0) SHARD_RETURN_IF_ERROR(AcceptSome());
     }
     return Status();
   }
 
-  Status AcceptAll() {
-    for (;;) {
+  // Takes the connections that wait, some of them: strangers may come faster
+  // than they are turned away.
+  Status AcceptSome() {
+    for (int i = 0; i < kMostAccepted; ++i) {
       Guest stranger;
       stranger.socket.Reset(::accept4(listener_.get(), nullptr, nullptr,
                                       SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -137,8 +168,7 @@ class HostSide {
       }
       const auto process = CheckPeer(stranger.socket.get());
       if (!process.ok()) {
-        options_.logger.Log(LogLevel::kWarning, "ignored a connection: ",
-                            process.status().message());
+        WarnOfStranger(process.status().message());
         continue;
       }
       stranger.process = *process;
@@ -149,6 +179,17 @@ class HostSide {
       }
       strangers_.push_back(std::move(stranger));
     }
+    return Status();
+  }
+
+  // The first, second, fourth, ...: anyone on this machine can connect as often
+  // as they like, and must not fill the host's log.
+  void WarnOfStranger(std::string_view why) {
+    ++ignored_;
+    if (!std::has_single_bit(ignored_)) return;
+    options_.logger.Log(
+        LogLevel::kWarning, "shm:", options_.name, ": ignored ", ignored_,
+        ignored_ == 1 ? " connection: " : " connections, the last: ", why);
   }
 
   // Takes a stranger's first packet. An error is one of the whole meeting; a
@@ -164,9 +205,8 @@ class HostSide {
       std::memcpy(&header, packet->bytes.data(), sizeof(Header));
     }
     if (header.magic != kMagic || header.kind != Kind::kHello) {
-      options_.logger.Log(LogLevel::kWarning,
-                          "ignored a connection of process ", stranger.process,
-                          ", which did not say hello");
+      WarnOfStranger(
+          StrCat("process ", stranger.process, " did not say hello"));
       return Status();
     }
     const auto hello = Parse<Hello>(packet->bytes, Kind::kHello);
@@ -300,7 +340,7 @@ class HostSide {
       pollfd entry{listener_.get(), POLLIN, 0};
       if (::poll(&entry, 1, PollMillis(until, 1000)) <= 0) continue;
       strangers_.clear();
-      if (!AcceptAll().ok()) return;
+      if (!AcceptSome().ok()) return;
       const Verdict verdict = MakeVerdict(status);
       for (const Guest& stranger : strangers_) {
         SendNow(stranger.socket.get(), verdict);
@@ -352,6 +392,7 @@ class HostSide {
   std::vector<Guest> rejected_;
   int come_ = 0;
   int most_expected_;
+  uint64_t ignored_ = 0;  // Connections of strangers.
   Meeting meeting_;
 };
 

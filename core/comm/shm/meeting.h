@@ -5,6 +5,10 @@
 // and connect. The conversation is in wire.h. Both sides check that the other
 // one has the same user, so that nobody else's process is believed.
 //
+// Whoever binds a name first has it, and abstract names belong to no user: the
+// user id in them keeps users apart that mean no harm. One that takes another's
+// name keeps that meeting from happening, and is named in its error.
+//
 // An error of the meeting (a missing, lost, duplicate or disagreeing rank) is
 // found by the host and returned by every rank that has come. Guests return no
 // later than half a second after their deadline, whatever the host does.

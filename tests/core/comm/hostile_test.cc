@@ -112,6 +112,139 @@ TEST(OtherUserTest, AHostOfAnotherUserIsNotBelieved) {
     EXPECT_EQ(comm.status().code(), StatusCode::kPermissionDenied)
         << comm.status().ToString();
     EXPECT_TRUE(Contains(comm.status().message(), "is of user 65534"));
+    EXPECT_TRUE(Contains(comm.status().message(), "give the job another name"));
+  });
+  ExpectAllPassed(results);
+}
+
+// What rank 0 says of a name that another process has bound, as the other user
+// where that can be.
+void ExpectNameTaken(bool other_user, bool listens, const std::string& who) {
+  const std::string name = UniqueName();
+  const shm::Address where = shm::AddressOf(name);
+  int ends[2];  // One for each rank.
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const auto results = RunRanks(2, [&](const Rank& rank) {
+    const Fd mine(ends[rank.rank()]);
+    ::close(ends[1 - rank.rank()]);
+    char byte = 0;
+    if (rank.rank() == 1) {
+      if (other_user) {
+        ASSERT_TRUE(BecomeOtherUser());
+      }
+      const Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+      ASSERT_EQ(
+          ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&where.address),
+                 where.size),
+          0);
+      if (listens) {
+        ASSERT_EQ(::listen(fd.get(), 4), 0);
+      }
+      ASSERT_EQ(::send(mine.get(), &byte, 1, MSG_NOSIGNAL), 1);
+      EXPECT_EQ(::recv(mine.get(), &byte, 1, 0), 0);  // Until rank 0 has gone.
+      return;
+    }
+    ASSERT_EQ(::recv(mine.get(), &byte, 1, 0), 1);
+    const Status status = Open(name, 0, 2, 5).status();
+    ::shutdown(mine.get(), SHUT_RDWR);
+    EXPECT_EQ(status.code(), StatusCode::kAlreadyExists) << status.ToString();
+    EXPECT_EQ(status.rank(), 0);
+    EXPECT_TRUE(Contains(status.message(), who));
+    EXPECT_TRUE(Contains(status.message(), "give each job a name of its own"));
+  });
+  ::close(ends[0]);
+  ::close(ends[1]);
+  ExpectAllPassed(results);
+}
+
+TEST(NameTakenTest, ByAProcessThatDoesNotListen) {
+  ExpectNameTaken(false, false, "maybe one of another user");
+}
+
+TEST(NameTakenTest, ByAnotherJobOfThisUser) {
+  ExpectNameTaken(false, true, "another rank 0 of this user");
+}
+
+TEST(OtherUserTest, ANameThatAnotherUserListensAt) {
+  if (!CanBecomeOtherUser()) GTEST_SKIP() << "cannot change the user";
+  ExpectNameTaken(true, true, " of user 65534 has bound it");
+  ExpectNameTaken(true, false, "maybe one of another user");
+}
+
+// Counts what is logged.
+struct Log {
+  int lines = 0;
+  std::string last;
+
+  static void Take(int32_t, const char* message, void* log) {
+    auto* const self = static_cast<Log*>(log);
+    ++self->lines;
+    self->last = message;
+  }
+};
+
+int Connect(const shm::Address& where) {
+  const Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&where.address),
+                   where.size);
+}
+
+// Strangers by the thousand, then the rank that was waited for.
+void ExpectFewLinesOfAFlood(uid_t strangers) {
+  constexpr int kStrangers = 3000;
+  const std::string name = UniqueName();
+  const shm::Address where = shm::AddressOf(name);
+  const auto results = RunRanks(2, [&](const Rank& rank) {
+    Log log;
+    if (rank.rank() == 1) {
+      const uid_t user = ::geteuid();
+      ASSERT_EQ(::seteuid(strangers), 0);
+      for (const Deadline deadline = Soon(); Connect(where) != 0;) {
+        ASSERT_FALSE(deadline.Expired()) << "nobody listens";
+      }
+      for (int i = 0; i < kStrangers; ++i) EXPECT_EQ(Connect(where), 0);
+      ASSERT_EQ(::seteuid(user), 0);
+    }
+    CommOptions options;
+    options.rank = rank.rank();
+    options.world_size = 2;
+    options.logger = Logger(&Log::Take, LogLevel::kDebug, &log);
+    const auto comm = OpenCommunicator(StrCat("shm:", name), options);
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+    if (rank.rank() != 0) return;
+    // Some have closed before they could be greeted, and are not counted.
+    EXPECT_GE(log.lines, 2);
+    EXPECT_LE(log.lines, 12) << log.last;
+    EXPECT_TRUE(Contains(log.last, " connections, the last: process "));
+  });
+  ExpectAllPassed(results);
+}
+
+TEST(StrangersTest, AFloodIsNoFloodOfTheLog) {
+  ExpectFewLinesOfAFlood(::geteuid());
+}
+
+TEST(OtherUserTest, AFloodIsNoFloodOfTheLog) {
+  if (!CanBecomeOtherUser()) GTEST_SKIP() << "cannot change the user";
+  ExpectFewLinesOfAFlood(kOtherUser);
+}
+
+// A flood that goes on does not keep rank 0 from giving up.
+TEST(StrangersTest, AFloodDoesNotOutlastTheDeadline) {
+  const std::string name = UniqueName();
+  const shm::Address where = shm::AddressOf(name);
+  const auto results = RunRanks(3, [&](const Rank& rank) {
+    if (rank.rank() > 0) {
+      const Deadline deadline = Soon();
+      while (Connect(where) != 0) ASSERT_FALSE(deadline.Expired());
+      while (Connect(where) == 0) ASSERT_FALSE(deadline.Expired());
+      return;
+    }
+    const Deadline deadline = Deadline::After(10);
+    const auto comm = Open(name, 0, 2, 0.5);
+    EXPECT_EQ(comm.status().code(), StatusCode::kDeadlineExceeded);
+    EXPECT_FALSE(deadline.Expired());
   });
   ExpectAllPassed(results);
 }
