@@ -62,38 +62,6 @@ Status AllReduceSum(Communicator* comm, std::string_view what, double* values,
   return Status();
 }
 
-Status CheckAgreement(Communicator* comm, std::string_view what,
-                      uint64_t fingerprint, std::string_view hint,
-                      const Deadline& deadline) {
-  struct Entry {
-    uint64_t fingerprint;
-    uint64_t hint_bytes;
-  };
-  hint = hint.substr(0, kMaxText);
-  SHARD_ASSIGN_OR_RETURN(
-      const auto all,
-      GatherValues(comm, what, Entry{fingerprint, hint.size()}, deadline));
-  const auto differs =
-      std::find_if(all.begin(), all.end(), [&](const Entry& entry) {
-        return entry.fingerprint != all[0].fingerprint;
-      });
-  if (differs == all.end()) return Status();
-
-  std::vector<size_t> sizes;
-  for (const Entry& entry : all) sizes.push_back(entry.hint_bytes);
-  SHARD_ASSIGN_OR_RETURN(
-      const auto hints,
-      GatherTexts(comm, StrCat(what, ": hints"), hint, sizes, deadline));
-  const auto other = static_cast<size_t>(differs - all.begin());
-  const auto describe = [&](size_t r) {
-    return StrCat("rank ", r, " has ", FormatHex(all[r].fingerprint),
-                  hints[r].empty() ? "" : " (", hints[r],
-                  hints[r].empty() ? "" : ")");
-  };
-  return Desync(static_cast<int>(other), what, " differs: ", describe(0), ", ",
-                describe(other));
-}
-
 Status AgreeOnStatus(Communicator* comm, std::string_view what,
                      const Status& local, const Deadline& deadline) {
   struct Entry {

@@ -240,13 +240,6 @@ StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
 Status AllReduceSum(Communicator* comm, std::string_view what, double* values,
                     size_t count, const Deadline& deadline);
 
-// COLLECTIVE. OK when `fingerprint` is the same on all ranks; else kDesync on
-// all ranks: "<what> differs: rank 0 has 0x..., rank 2 has 0x...". `hint` says
-// what to compare, such as a summary of this rank's plan.
-Status CheckAgreement(Communicator* comm, std::string_view what,
-                      uint64_t fingerprint, std::string_view hint,
-                      const Deadline& deadline);
-
 // COLLECTIVE. Turns a local result into a common one: OK when every rank's
 // `local` is OK; else, on every rank, the code and message of the lowest rank
 // that failed, with that rank in the message and in Status::rank().

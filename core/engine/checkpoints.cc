@@ -9,8 +9,9 @@
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/open_store.h"
+#include "core/comm/agreement.h"
 #include "core/comm/gather.h"
-#include "core/flat/fingerprint.h"
+#include "core/engine/describe.h"
 
 namespace shard {
 
@@ -32,16 +33,10 @@ void AddNumbers(const std::vector<std::byte>& from,
 }
 
 // Which checkpoint it is; of safetensors, which tensors.
-uint64_t IdOf(const FileStore& store) {
-  if (store.manifest() != nullptr) return store.manifest()->id().low;
-  Fingerprint fingerprint;
-  for (size_t t = 0; t < store.num_tensors(); ++t) {
-    const TensorInfo info = store.tensor(t);
-    fingerprint.AddString(info.key);
-    fingerprint.Add(static_cast<int32_t>(info.type));
-    for (const int64_t size : info.shape) fingerprint.Add(size);
-  }
-  return fingerprint.Finish();
+void Describe(const FileStore& store, FactSink* sink) {
+  if (store.manifest() == nullptr) return DescribeTensors(store, sink);
+  // Each rank has a path of its own.
+  sink->Add("", "id", FormatHex(store.manifest()->id().low), store.describe());
 }
 
 // Whether `rank` of `world_size` takes what `saved` stored.
@@ -57,7 +52,7 @@ bool Takes(BlobRule rule, int saved, int saved_world_size, int rank,
 StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Create(
     Device* device, std::unique_ptr<CheckpointSave> save,
     std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room) {
-  std::shared_ptr<AsyncSave> async(new AsyncSave(save->deadline()));
+  std::shared_ptr<AsyncSave> async(new AsyncSave(save->deadline().Work()));
   SHARD_ASSIGN_OR_RETURN(async->stream_,
                          device->CreateStream(StreamKind::kCommunication));
   async->path_ = save->path();
@@ -154,10 +149,10 @@ Status Checkpoints::Settle(const Deadline& deadline) {
 
 StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
     SavedState state, const std::string& root, const SaveOptions& options,
-    const Deadline& deadline, Communicator* engine_comm, Device* device) {
+    const WorkDeadline& deadline, Communicator* engine_comm, Device* device) {
   if (comm_ == nullptr) {
-    SHARD_ASSIGN_OR_RETURN(comm_,
-                           engine_comm->Duplicate("checkpoints", deadline));
+    SHARD_ASSIGN_OR_RETURN(
+        comm_, engine_comm->Duplicate("checkpoints", deadline.Meeting()));
   }
   for (const auto& [name, blob] : blobs_) state.blobs.push_back(blob);
   SHARD_ASSIGN_OR_RETURN(
@@ -168,8 +163,8 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
     return std::shared_ptr<AsyncSave>();
   }
   auto async = AsyncSave::Create(device, std::move(save), comm_, room_);
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(engine_comm, "save checkpoint", async.status(), deadline));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(engine_comm, "save checkpoint",
+                                      async.status(), deadline.Meeting()));
   (*async)->Begin();
   last_ = *async;
   return last_;
@@ -177,7 +172,7 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
 
 StatusOr<std::shared_ptr<const FileStore>> Checkpoints::Open(
     const std::string& path, FileEnv* env, Communicator* comm,
-    const Deadline& deadline) {
+    const WorkDeadline& deadline) {
   constexpr const char* kWhat = "load checkpoint: open";
   // Rank 0 says which one it is, so that all ranks load the same while another
   // program saves; each rank reaches it by its own path.
@@ -194,15 +189,16 @@ StatusOr<std::shared_ptr<const FileStore>> Checkpoints::Open(
     return Status();
   };
   if (comm->rank() == 0) local = open(path);
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline.Work()));
   SHARD_ASSIGN_OR_RETURN(const std::string chosen,
-                         BroadcastText(comm, kWhat, name, deadline));
+                         BroadcastText(comm, kWhat, name, deadline.Meeting()));
   if (comm->rank() != 0) {
     local = open(chosen.empty() ? path : StrCat(path, "/", chosen));
   }
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(comm, "the checkpoint", IdOf(*store),
-                                       store->describe(), deadline));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline.Work()));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm, "the checkpoint", [&](FactSink* sink) { Describe(*store, sink); },
+      deadline.Meeting()));
   return store;
 }
 

@@ -30,6 +30,7 @@
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/save_checkpoint.h"
+#include "core/engine/work_deadline.h"
 #include "core/state/match.h"
 #include "core/state/state_entries.h"
 
@@ -119,11 +120,11 @@ class Checkpoints {
   // save, also in the background. `engine_comm` is the engine's.
   StatusOr<std::shared_ptr<AsyncSave>> Save(
       SavedState state, const std::string& root, const SaveOptions& options,
-      const Deadline& deadline, Communicator* engine_comm, Device* device);
+      const WorkDeadline& deadline, Communicator* engine_comm, Device* device);
   // The store of what `path` is, or holds, opened on all ranks and the same.
   static StatusOr<std::shared_ptr<const FileStore>> Open(
       const std::string& path, FileEnv* env, Communicator* comm,
-      const Deadline& deadline);
+      const WorkDeadline& deadline);
   using Blobs = std::map<std::string, HostBlob, std::less<>>;
   // Local. What a checkpoint has for this rank; of each rank's blobs, something
   // at the same world size only. REQUIRES: a store with a manifest.

@@ -12,8 +12,9 @@
 #include "core/base/dtype.h"
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
+#include "core/comm/agreement.h"
+#include "core/engine/describe.h"
 #include "core/engine/import_state.h"
-#include "core/flat/fingerprint.h"
 
 namespace shard {
 
@@ -28,11 +29,10 @@ Status CheckEngineOptions(const EngineOptions& options) {
 
 // What ranks must agree on beside the plan: those that differed would part
 // only when one of them skips a step, or sends what no other expects.
-std::string AgreedText(const EngineOptions& options) {
-  return StrCat("loss_scaling '", options.loss_scaler.ToString(),
-                "', missing_grads ",
-                static_cast<int32_t>(options.missing_grads), ", overlap ",
-                options.overlap ? 1 : 0);
+void Describe(const EngineOptions& options, FactSink* sink) {
+  sink->AddSpec("loss_scaling", "kind", options.loss_scaler.ToString());
+  sink->Add("", "missing_grads", options.missing_grads);
+  sink->Add("", "overlap", options.overlap);
 }
 
 }  // namespace
@@ -93,14 +93,13 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm.get(), "create engine", local, deadline));
   SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm.get(), "the plan", plan->fingerprint(), plan->Summary(), deadline));
+      comm.get(), "the plan", plan->fingerprint(),
+      [&](FactSink* sink) { plan->Describe(sink); }, deadline));
   // Equal plans hold equal texts, so this fails on all ranks or on none.
   SHARD_ASSIGN_OR_RETURN(Hypers hypers, Hypers::Create(*plan));
-  const std::string agreed = AgreedText(*options);
-  Fingerprint fingerprint;
-  fingerprint.AddString(agreed);
-  SHARD_RETURN_IF_ERROR(CheckAgreement(comm.get(), "the engine's options",
-                                       fingerprint.Finish(), agreed, deadline));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm.get(), "the engine's options",
+      [&](FactSink* sink) { Describe(*options, sink); }, deadline));
   std::string blas;
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm.get(), "find a BLAS",
@@ -164,6 +163,10 @@ void Engine::Adopt(std::unique_ptr<Assembly> assembly) {
 
 Deadline Engine::DeadlineOf(double timeout) const {
   return Deadline::After(timeout > 0 ? timeout : timeout_);
+}
+
+WorkDeadline Engine::WorkDeadlineOf(double timeout) const {
+  return WorkDeadline(timeout > 0 ? timeout : timeout_, timeout_);
 }
 
 // ---- Parameters and gradients ----------------------------------------------
@@ -432,12 +435,13 @@ Status Engine::Summon(ModuleId module, int rank, double timeout) {
   }
   SHARD_RETURN_IF_ERROR(
       assembly_->units().EnterChange(Activity::kSummon, local, deadline));
-  Fingerprint fingerprint;
-  fingerprint.Add(module);
-  fingerprint.Add(rank);
-  SHARD_RETURN_IF_ERROR(
-      CheckAgreement(comm_.get(), "what is summoned", fingerprint.Finish(),
-                     StrCat("module ", module, " to rank ", rank), deadline));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm_.get(), "what is summoned",
+      [&](FactSink* sink) {
+        sink->Add("", "module", ModuleText(plan().model(), module));
+        sink->Add("", "rank", rank);
+      },
+      deadline));
   SHARD_ASSIGN_OR_RETURN(
       summoned_, Summoned::Create(*assembly_, comm_.get(), device_.get(),
                                   module, rank, deadline));
@@ -454,11 +458,10 @@ Status Engine::EndSummon(bool write_back, double timeout) {
   }
   SHARD_RETURN_IF_ERROR(
       assembly_->units().EnterChange(Activity::kSummon, local, deadline));
-  Fingerprint fingerprint;
-  fingerprint.Add(static_cast<int32_t>(write_back));
-  SHARD_RETURN_IF_ERROR(
-      CheckAgreement(comm_.get(), "write_back", fingerprint.Finish(),
-                     StrCat("write_back ", write_back ? 1 : 0), deadline));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm_.get(), "the end of summoning",
+      [&](FactSink* sink) { sink->Add("", "write_back", write_back); },
+      deadline));
   // Whatever comes of it: the copies are the host's until here.
   const std::unique_ptr<Summoned> summoned = std::move(summoned_);
   if (!write_back) return Status();

@@ -39,6 +39,7 @@
 #include "core/engine/hypers.h"
 #include "core/engine/step_options.h"
 #include "core/engine/summon.h"
+#include "core/engine/work_deadline.h"
 #include "core/flat/plan.h"
 #include "core/optim/loss_scaler.h"
 #include "core/state/memory_store.h"
@@ -223,6 +224,7 @@ class Engine {
   void BeginParamSteps(const Plan& before, const Plan& after);
 
   Deadline DeadlineOf(double timeout) const;
+  WorkDeadline WorkDeadlineOf(double timeout) const;
   StatusOr<const ParamPlace*> PlaceOf(ParamId param) const;
   // `without`: what frozen parameters have not.
   StatusOr<const ParamPlace*> TrainablePlaceOf(ParamId param,
@@ -256,11 +258,11 @@ class Engine {
   Status CheckLoadWhileFilling(const StateOptions& options) const;
   // COLLECTIVE. Until ranks agree that, and how, something is loaded.
   Status EnterLoad(const StatusOr<LoadOptions>& options,
-                   const Deadline& deadline);
+                   const WorkDeadline& deadline);
   // COLLECTIVE. Tensors. Where they came from, by entry.
   StatusOr<std::vector<EntryMatch>> LoadFrom(
       const TensorStore& store, const std::vector<StateEntry>& entries,
-      const LoadOptions& options, const Deadline& deadline,
+      const LoadOptions& options, const WorkDeadline& deadline,
       MatchReport* report);
   // That what is matched is all here; local.
   Status CheckElements(const TensorStore& store,

@@ -3,26 +3,19 @@
 // The engine's saves and loads.
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/comm/agreement.h"
+#include "core/engine/describe.h"
 #include "core/engine/engine.h"
 #include "core/engine/load_state.h"
-#include "core/flat/fingerprint.h"
 #include "core/model/names.h"
 
 namespace shard {
 
 namespace {
-
-void AddTo(Fingerprint* fingerprint, const StateOptions& options) {
-  fingerprint->Add(static_cast<int32_t>(options.content));
-  fingerprint->Add(static_cast<int32_t>(options.ignore_frozen));
-  fingerprint->Add(static_cast<int32_t>(options.strip_prefix));
-  for (const ModuleId module : options.submodules) fingerprint->Add(module);
-}
 
 // A hostile checkpoint may say anything.
 Status CheckSteps(const Manifest& manifest) {
@@ -71,26 +64,24 @@ TrainingNumbers Engine::Numbers() const {
 StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
     const std::string& root, const StatusOr<SaveOptions>& options) {
   const double timeout = options.ok() ? options->timeout : 0;
-  const Deadline deadline = DeadlineOf(timeout);
+  const WorkDeadline deadline = WorkDeadlineOf(timeout);
   Status local = options.status();
   if (local.ok()) local = CheckSaveOptions(*options);
   if (local.ok()) local = CheckStateOptions(plan().model(), options->state);
   if (local.ok()) local = CheckBetweenSteps("save");
-  if (local.ok()) local = checkpoints_.Settle(deadline);
-  SHARD_RETURN_IF_ERROR(
-      assembly_->units().EnterChange(Activity::kSave, local, deadline));
-  Fingerprint fingerprint;
-  AddTo(&fingerprint, options->state);
-  fingerprint.Add(static_cast<int32_t>(options->async));
-  fingerprint.Add(static_cast<int32_t>(options->overwrite));
-  fingerprint.Add(std::bit_cast<uint64_t>(options->timeout));
-  SHARD_RETURN_IF_ERROR(
-      CheckAgreement(comm_.get(), "how to save", fingerprint.Finish(),
-                     StrCat("async ", options->async, ", overwrite ",
-                            options->overwrite, ", timeout ", options->timeout,
-                            ", content ", options->state.content),
-                     deadline));
-  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline));
+  if (local.ok()) local = checkpoints_.Settle(deadline.Work());
+  SHARD_RETURN_IF_ERROR(assembly_->units().EnterChange(Activity::kSave, local,
+                                                       deadline.Meeting()));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm_.get(), "how to save",
+      [&](FactSink* sink) {
+        DescribeState(plan().model(), options->state, sink);
+        sink->Add("", "async", options->async);
+        sink->Add("", "overwrite", options->overwrite);
+        sink->Add("", "timeout", options->timeout);
+      },
+      deadline.Meeting()));
+  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline.Work()));
   SavedState state;
   state.plan = assembly_->plan();
   state.memory = &memory();
@@ -101,33 +92,33 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
 }
 
 Status Engine::EnterLoad(const StatusOr<LoadOptions>& options,
-                         const Deadline& deadline) {
+                         const WorkDeadline& deadline) {
   Status local = options.status();
   if (local.ok()) local = CheckThreads(options->threads);
   if (local.ok()) local = CheckStateOptions(plan().model(), options->state);
   if (local.ok() && !filling_) local = CheckBetweenSteps("load");
   if (local.ok() && filling_) local = CheckLoadWhileFilling(options->state);
-  if (local.ok()) local = checkpoints_.Settle(deadline);
-  SHARD_RETURN_IF_ERROR(
-      assembly_->units().EnterChange(Activity::kLoad, local, deadline));
-  Fingerprint fingerprint;
-  AddTo(&fingerprint, options->state);
-  fingerprint.Add(static_cast<int32_t>(options->rules.strict));
-  fingerprint.Add(static_cast<int32_t>(options->rules.convert));
-  fingerprint.Add(static_cast<int32_t>(options->rules.strip_leading_module));
-  fingerprint.Add(static_cast<int32_t>(options->from_rank0));
+  if (local.ok()) local = checkpoints_.Settle(deadline.Work());
+  SHARD_RETURN_IF_ERROR(assembly_->units().EnterChange(Activity::kLoad, local,
+                                                       deadline.Meeting()));
   return CheckAgreement(
-      comm_.get(), "how to load", fingerprint.Finish(),
-      StrCat("strict ", options->rules.strict, ", convert ",
-             options->rules.convert, ", content ", options->state.content,
-             ", from_rank0 ", options->from_rank0),
-      deadline);
+      comm_.get(), "how to load",
+      [&](FactSink* sink) {
+        DescribeState(plan().model(), options->state, sink);
+        sink->Add("", "strict", options->rules.strict);
+        sink->Add("", "convert", options->rules.convert);
+        sink->Add("", "strip_leading_module",
+                  options->rules.strip_leading_module);
+        sink->Add("", "from_rank0", options->from_rank0);
+      },
+      deadline.Meeting());
 }
 
 Status Engine::Load(const std::string& path,
                     const StatusOr<LoadOptions>& options, LoadReport* report) {
   *report = {};
-  const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
+  const WorkDeadline deadline =
+      WorkDeadlineOf(options.ok() ? options->timeout : 0);
   SHARD_RETURN_IF_ERROR(EnterLoad(options, deadline));
   FileEnv* const env =
       options->env == nullptr ? FileEnv::Posix() : options->env;
@@ -148,8 +139,8 @@ Status Engine::Load(const std::string& path,
         Checkpoints::ReadBlobs(*store, comm_->rank(), comm_->world_size());
     Status local = read.status();
     if (local.ok()) local = CheckSteps(*manifest);
-    SHARD_RETURN_IF_ERROR(
-        AgreeOnStatus(comm_.get(), "load checkpoint: blobs", local, deadline));
+    SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_.get(), "load checkpoint: blobs",
+                                        local, deadline.Work()));
     blobs = *std::move(read);
   }
   SHARD_ASSIGN_OR_RETURN(
@@ -176,7 +167,8 @@ Status Engine::CheckLoadWhileFilling(const StateOptions& options) const {
 
 StatusOr<std::vector<EntryMatch>> Engine::LoadFrom(
     const TensorStore& store, const std::vector<StateEntry>& entries,
-    const LoadOptions& options, const Deadline& deadline, MatchReport* report) {
+    const LoadOptions& options, const WorkDeadline& deadline,
+    MatchReport* report) {
   SHARD_ASSIGN_OR_RETURN(
       std::vector<EntryMatch> matches,
       MatchState(plan(), entries, store, options.state, options.rules, report));
@@ -193,9 +185,9 @@ StatusOr<std::vector<EntryMatch>> Engine::LoadFrom(
         "and broadcast them first, then load");
   }
 
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm_.get(), "load: elements",
-                    CheckElements(store, entries, matches, options), deadline));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
+      comm_.get(), "load: elements",
+      CheckElements(store, entries, matches, options), deadline.Meeting()));
 
   // Memory is written from here on: on an error, what there was is gone.
   const bool params = options.state.content != StateContent::kOptimizer;
@@ -209,20 +201,22 @@ StatusOr<std::vector<EntryMatch>> Engine::LoadFrom(
       options.from_rank0
           ? reader.ReadFromRank0(store, entries, matches, read)
           : AgreeOnStatus(comm_.get(), "load: read",
-                          reader.Read(store, entries, matches, read), deadline);
+                          reader.Read(store, entries, matches, read),
+                          deadline.Work());
   if (!done.ok()) {
     // No mixture of two states: what was written in part is as new.
     if (params) filling_ = true;
-    ResetStates(deadline);
+    ResetStates(deadline.Work());
     return done;
   }
   if (!params) return matches;
   Transfers& transfers = assembly_->transfers();
+  const Deadline published = deadline.Meeting();  // As parameters of a step.
   for (size_t b = 0; b < memory().buffers().size(); ++b) {
-    SHARD_RETURN_IF_ERROR(transfers.Publish(b, deadline));
+    SHARD_RETURN_IF_ERROR(transfers.Publish(b, published));
   }
-  SHARD_RETURN_IF_ERROR(transfers.Finish(deadline));
-  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline));
+  SHARD_RETURN_IF_ERROR(transfers.Finish(published));
+  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(published));
   filled_.clear();
   filling_ = false;
   return matches;

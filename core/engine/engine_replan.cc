@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/comm/agreement.h"
 #include "core/engine/engine.h"
 #include "core/engine/migrate.h"
 #include "core/optim/groups.h"
@@ -75,9 +76,9 @@ Status Engine::Replan(const Status& changed, std::shared_ptr<Model> model,
   const Status local = make();
   SHARD_RETURN_IF_ERROR(
       assembly_->units().EnterChange(Activity::kReplan, local, deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(comm_.get(), "the changed plan",
-                                       next->fingerprint(), next->Summary(),
-                                       deadline));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm_.get(), "the changed plan", next->fingerprint(),
+      [&](FactSink* sink) { next->Describe(sink); }, deadline));
   SHARD_ASSIGN_OR_RETURN(Hypers hypers, Hypers::Create(*next));
   std::string blas;
   SHARD_RETURN_IF_ERROR(

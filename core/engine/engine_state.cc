@@ -8,11 +8,12 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/comm/agreement.h"
 #include "core/comm/gather.h"
+#include "core/engine/describe.h"
 #include "core/engine/engine.h"
 #include "core/engine/gather_state.h"
 #include "core/engine/local_state.h"
-#include "core/flat/fingerprint.h"
 #include "core/model/names.h"
 
 namespace shard {
@@ -88,7 +89,7 @@ Status Engine::GatherState(
     const StatusOr<StateOptions>& options, int rank, double timeout,
     const std::function<Status(const StateEntry& entry, const std::byte* data)>&
         sink) {
-  const Deadline deadline = DeadlineOf(timeout);
+  const WorkDeadline deadline = WorkDeadlineOf(timeout);
   Status local = options.status();
   if (local.ok()) local = CheckBetweenSteps("gather");
   std::vector<StateEntry> entries;
@@ -101,22 +102,24 @@ Status Engine::GatherState(
     local = InvalidArgument("rank ", rank, " is outside 0 to ",
                             comm_->world_size() - 1, " (-1: all)");
   }
-  SHARD_RETURN_IF_ERROR(
-      assembly_->units().EnterChange(Activity::kGatherState, local, deadline));
-  Fingerprint fingerprint;
-  fingerprint.Add(rank);
-  for (const StateEntry& entry : entries) fingerprint.AddString(entry.key);
+  SHARD_RETURN_IF_ERROR(assembly_->units().EnterChange(
+      Activity::kGatherState, local, deadline.Meeting()));
+  // The tensors follow from the options.
   SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm_.get(), "what is gathered", fingerprint.Finish(),
-      StrCat(entries.size(), " tensors to rank ", rank), deadline));
-  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline));
+      comm_.get(), "what is gathered",
+      [&](FactSink* facts) {
+        facts->Add("", "rank", rank);
+        DescribeState(plan().model(), *options, facts);
+      },
+      deadline.Meeting()));
+  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline.Work()));
   return shard::GatherState(
       plan(), memory(), entries, rank, comm_.get(), device_.get(),
       &assembly_->compute(),
       [&](size_t entry, const std::byte* data) {
         return sink(entries[entry], data);
       },
-      deadline);
+      deadline.Work());
 }
 
 Status Engine::LoadState(const MemoryStore* store,
@@ -125,24 +128,30 @@ Status Engine::LoadState(const MemoryStore* store,
   constexpr const char* kPhase = "load: state dict";
   *report = {};
   report->step = -1;
-  const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
+  const WorkDeadline deadline =
+      WorkDeadlineOf(options.ok() ? options->timeout : 0);
   SHARD_RETURN_IF_ERROR(EnterLoad(options, deadline));
-  std::string text = store == nullptr ? "" : store->EncodeCatalog();
   MemoryStore names;  // Rank 0's, on the other ranks.
   if (options->from_rank0) {
-    SHARD_ASSIGN_OR_RETURN(text,
-                           BroadcastText(comm_.get(), kPhase, text, deadline));
+    SHARD_ASSIGN_OR_RETURN(
+        const std::string text,
+        BroadcastText(comm_.get(), kPhase,
+                      comm_->rank() == 0 ? store->EncodeCatalog() : "",
+                      deadline.Meeting()));
     if (comm_->rank() != 0) {
       SHARD_RETURN_IF_ERROR(names.AddCatalog(text));
       store = &names;
     }
   } else {
-    Fingerprint fingerprint;
-    fingerprint.AddString(text);
-    SHARD_RETURN_IF_ERROR(
-        CheckAgreement(comm_.get(), "the state dict (keys, shapes, numbers)",
-                       fingerprint.Finish(),
-                       StrCat(store->num_tensors(), " tensors"), deadline));
+    SHARD_RETURN_IF_ERROR(CheckAgreement(
+        comm_.get(), "the state dict",
+        [&](FactSink* sink) {
+          DescribeTensors(*store, sink);
+          for (const auto& [key, value] : store->numbers()) {
+            sink->Add("", StrCat("number '", key, "'"), value);
+          }
+        },
+        deadline.Meeting()));
   }
   report->path = store->describe();
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
@@ -150,7 +159,7 @@ Status Engine::LoadState(const MemoryStore* store,
   // What may fail comes before memory is written.
   const auto numbers = ReadNumbersByKey(entries, *store, *options);
   SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm_.get(), kPhase, numbers.status(), deadline));
+      AgreeOnStatus(comm_.get(), kPhase, numbers.status(), deadline.Meeting()));
   SHARD_RETURN_IF_ERROR(
       LoadFrom(*store, entries, *options, deadline, &report->match).status());
   if (options->state.content == StateContent::kModel) return Status();

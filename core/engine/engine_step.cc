@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/comm/agreement.h"
+#include "core/engine/describe.h"
 #include "core/engine/engine.h"
 #include "core/engine/stopwatch.h"
 
@@ -208,9 +210,15 @@ Status Engine::AgreeOnHypers(int32_t leader, const Deadline& deadline) {
   const std::vector<Note>& notes = assembly_->units().notes();
   const double led = notes[static_cast<size_t>(leader)].step.hypers;
   if (!SameHypers(notes)) {
-    return CheckAgreement(comm_.get(), "step: hyperparameters",
+    // Ranks that wait in join may have others.
+    const bool joined =
+        notes[static_cast<size_t>(comm_->rank())].activity == Activity::kJoin;
+    const auto describe = [this](FactSink* sink) {
+      DescribeHypers(hypers_, sink);
+    };
+    return CheckAgreement(comm_.get(), "the hyperparameters of the step",
                           static_cast<uint64_t>(hypers_.Fingerprint52()),
-                          hypers_.ToString(), deadline);
+                          joined ? DescribeFacts() : describe, deadline);
   }
   const bool all = std::all_of(notes.begin(), notes.end(), [&](const Note& n) {
     return n.step.hypers == led;

@@ -55,7 +55,7 @@ Status StateReader::ReadFromRank0(const TensorStore& store,
     scales_room.reserve(largest_scales);
   }
   SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm_, "load: from rank 0", fits, deadline_));
+      AgreeOnStatus(comm_, "load: from rank 0", fits, deadline_.Meeting()));
   ProgressMeter progress(options.progress, total);
   ReadOptions quiet = options;
   quiet.progress = nullptr;
@@ -72,10 +72,11 @@ Status StateReader::ReadFromRank0(const TensorStore& store,
     }
     Status local = ReadEntries(whole, {&entries[e], 1}, {&match, 1}, quiet);
     if (local.ok()) local = progress.Add(room.size());
-    SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, "load: read", local, deadline_));
+    SHARD_RETURN_IF_ERROR(
+        AgreeOnStatus(comm_, "load: read", local, deadline_.Meeting()));
   }
   return AgreeOnStatus(comm_, "load: read", FillMasters(entries, matches),
-                       deadline_);
+                       deadline_.Meeting());
 }
 
 Status StateReader::Receive(const TensorStore& store, size_t tensor,
@@ -98,10 +99,11 @@ Status StateReader::Receive(const TensorStore& store, size_t tensor,
           return Status();
         });
   }
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, local, deadline_));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, local, deadline_.Work()));
   for (size_t at = 0; at < bytes; at += kPiece) {
-    SHARD_RETURN_IF_ERROR(comm_->Broadcast(
-        kPhase, 0, room->data() + at, std::min(kPiece, bytes - at), deadline_));
+    SHARD_RETURN_IF_ERROR(comm_->Broadcast(kPhase, 0, room->data() + at,
+                                           std::min(kPiece, bytes - at),
+                                           deadline_.Meeting()));
   }
   MemoryStore::Tensor copy;
   copy.key = info.key;
@@ -164,7 +166,7 @@ Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {
   }
   stream->Copy(to, from, bytes);
   // The piece is the store's again when this returns.
-  const Status status = stream->Synchronize(deadline_);
+  const Status status = stream->Synchronize(deadline_.Work());
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.push_back(std::move(stream));
   return status;
@@ -200,7 +202,7 @@ Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
                     reinterpret_cast<uint8_t*>(target.data),
                     reinterpret_cast<float*>(
                         LocalData(plan_, memory_, scales, owned, rank_)));
-  return stream_->Synchronize(deadline_);
+  return stream_->Synchronize(deadline_.Work());
 }
 
 Status StateReader::FillMasters(const std::vector<StateEntry>& entries,
@@ -231,7 +233,7 @@ Status StateReader::FillMasters(const std::vector<StateEntry>& entries,
         reinterpret_cast<float*>(buffer.states.back()) + owned.offset,
         static_cast<size_t>(owned.numel));
   }
-  return stream_->Synchronize(deadline_);
+  return stream_->Synchronize(deadline_.Work());
 }
 
 }  // namespace shard

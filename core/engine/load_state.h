@@ -14,13 +14,13 @@
 #include <span>
 #include <vector>
 
-#include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/checkpoint/tensor_store.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/device/stream.h"
 #include "core/engine/buffers.h"
+#include "core/engine/work_deadline.h"
 #include "core/flat/plan.h"
 #include "core/optim/optimizer.h"
 #include "core/state/match.h"
@@ -34,7 +34,7 @@ class StateReader {
   // All arguments outlive the reader. `optimizers`: by GroupId.
   StateReader(const Plan& plan, const EngineMemory& memory,
               const std::vector<Optimizer>& optimizers, Communicator* comm,
-              Device* device, Stream* stream, const Deadline& deadline)
+              Device* device, Stream* stream, const WorkDeadline& deadline)
       : plan_(plan),
         memory_(memory),
         optimizers_(optimizers),
@@ -93,7 +93,7 @@ class StateReader {
   // Pieces come from several threads: those streams that none of them uses now.
   std::mutex mutex_;
   std::vector<std::unique_ptr<Stream>> idle_;
-  const Deadline deadline_;
+  const WorkDeadline deadline_;
 };
 
 }  // namespace shard

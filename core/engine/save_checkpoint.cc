@@ -11,8 +11,8 @@
 #include "core/checkpoint/checksum.h"
 #include "core/checkpoint/cleanup.h"
 #include "core/checkpoint/directory.h"
+#include "core/comm/agreement.h"
 #include "core/comm/gather.h"
-#include "core/flat/fingerprint.h"
 
 namespace shard {
 
@@ -28,6 +28,18 @@ struct BlobNote {
   uint64_t bytes;
   Checksum checksum;
 };
+
+const char* BlobRuleName(BlobRule rule) {
+  switch (rule) {
+    case BlobRule::kPerRank:
+      return "per rank";
+    case BlobRule::kReplicated:
+      return "replicated";
+    case BlobRule::kSummed:
+      return "summed";
+  }
+  return "unknown";
+}
 
 // Whether `rank` stores its blob: of equal ones only one is.
 bool StoresBlob(const HostBlob& blob, int rank) {
@@ -63,7 +75,7 @@ void AppendNote(const Note& note, std::vector<std::byte>* notes) {
 }  // namespace
 
 CheckpointSave::CheckpointSave(SavedState state, const SaveOptions& options,
-                               const Deadline& deadline, Communicator* comm)
+                               const WorkDeadline& deadline, Communicator* comm)
     : state_(std::move(state)),
       options_(options),
       comm_(comm),
@@ -72,40 +84,48 @@ CheckpointSave::CheckpointSave(SavedState state, const SaveOptions& options,
 
 StatusOr<std::unique_ptr<CheckpointSave>> CheckpointSave::Start(
     SavedState state, const std::string& root, const SaveOptions& options,
-    const Deadline& deadline, Communicator* comm, Mapping* room) {
+    const WorkDeadline& deadline, Communicator* comm, Mapping* room) {
   std::unique_ptr<CheckpointSave> save(
       new CheckpointSave(std::move(state), options, deadline, comm));
   SHARD_RETURN_IF_ERROR(save->CheckBlobs());
   SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm, kPhase, save->ListTensors(), deadline));
+      AgreeOnStatus(comm, kPhase, save->ListTensors(), deadline.Meeting()));
   SHARD_RETURN_IF_ERROR(save->OpenDirectory(root));
   save->PlaceOwn();
   if (options.async) {
-    SHARD_RETURN_IF_ERROR(
-        AgreeOnStatus(comm, kPhase, save->writer_->Snapshot(room), deadline));
+    SHARD_RETURN_IF_ERROR(AgreeOnStatus(
+        comm, kPhase, save->writer_->Snapshot(room), deadline.Work()));
     save->state_.memory = nullptr;
   }
   return save;
 }
 
 Status CheckpointSave::CheckBlobs() {
-  Fingerprint fingerprint;
-  std::string names;
-  for (const HostBlob& blob : state_.blobs) {
-    fingerprint.AddString(blob.name);
-    fingerprint.Add(static_cast<int32_t>(blob.rule));
-    if (blob.rule == BlobRule::kReplicated) {
-      const Checksum checksum =
-          ChecksumOf(blob.content.data(), blob.content.size());
-      fingerprint.Add(checksum.low);
-      fingerprint.Add(checksum.high);
-    }
-    if (blob.rule == BlobRule::kSummed) fingerprint.Add(blob.content.size());
-    StrAppend(&names, names.empty() ? "" : ", ", blob.name);
+  // A checksum takes as long as its content: once, however often facts are
+  // asked for.
+  std::vector<Checksum> checksums(state_.blobs.size());
+  for (size_t b = 0; b < checksums.size(); ++b) {
+    const HostBlob& blob = state_.blobs[b];
+    if (blob.rule != BlobRule::kReplicated) continue;
+    checksums[b] = ChecksumOf(blob.content.data(), blob.content.size());
   }
-  return CheckAgreement(
-      comm_, "the host's blobs (names, rules, replicated contents)",
-      fingerprint.Finish(), names.empty() ? "none" : names, deadline_);
+  const auto describe = [&](FactSink* sink) {
+    for (size_t b = 0; b < checksums.size(); ++b) {
+      const HostBlob& blob = state_.blobs[b];
+      const std::string subject = StrCat("blob '", blob.name, "'");
+      sink->Add("", StrCat("blob ", b), StrCat("'", blob.name, "'"));
+      sink->Add(subject, "rule", BlobRuleName(blob.rule));
+      if (blob.rule == BlobRule::kPerRank) continue;
+      sink->Add(subject, "bytes", blob.content.size());
+      if (blob.rule != BlobRule::kReplicated) continue;
+      sink->Add(subject, "checksum",
+                StrCat(FormatHex(checksums[b].high),
+                       FormatHex(checksums[b].low).substr(2)));
+    }
+    sink->Add("", StrCat("blob ", checksums.size()), "none");
+  };
+  return CheckAgreement(comm_, "the host's blobs", describe,
+                        deadline_.Meeting());
 }
 
 Status CheckpointSave::ListTensors() {
@@ -129,17 +149,17 @@ Status CheckpointSave::OpenDirectory(const std::string& root) {
     local = pending.status();
     if (pending.ok()) pending_.emplace(*std::move(pending));
   }
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, local, deadline_));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, local, deadline_.Work()));
   SHARD_ASSIGN_OR_RETURN(
       const std::string name,
       BroadcastText(comm_, kPhase, pending_ ? pending_->name() : "",
-                    deadline_));
+                    deadline_.Meeting()));
   if (comm_->rank() != 0) {
     auto folder = OpenPending(env_, root, name);
     local = folder.status();
     if (folder.ok()) folder_ = *std::move(folder);
   }
-  return AgreeOnStatus(comm_, kPhase, local, deadline_);
+  return AgreeOnStatus(comm_, kPhase, local, deadline_.Work());
 }
 
 void CheckpointSave::PlaceOwn() {
@@ -190,14 +210,15 @@ Status CheckpointSave::Finish() {
 }
 
 Status CheckpointSave::WriteAndCommit() {
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm_, "save checkpoint: data", WriteData(), deadline_));
-  SHARD_ASSIGN_OR_RETURN(
-      const auto gathered,
-      GatherBytes(comm_, "save checkpoint: checksums", Notes(), deadline_));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, "save checkpoint: data",
+                                      WriteData(), deadline_.Work()));
+  SHARD_ASSIGN_OR_RETURN(const auto gathered,
+                         GatherBytes(comm_, "save checkpoint: checksums",
+                                     Notes(), deadline_.Meeting()));
   Status local;
   if (comm_->rank() == 0) local = CommitAsRank0(gathered);
-  return AgreeOnStatus(comm_, "save checkpoint: commit", local, deadline_);
+  return AgreeOnStatus(comm_, "save checkpoint: commit", local,
+                       deadline_.Work());
 }
 
 std::vector<std::byte> CheckpointSave::Notes() const {

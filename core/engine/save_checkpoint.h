@@ -33,6 +33,7 @@
 #include "core/comm/communicator.h"
 #include "core/engine/buffers.h"
 #include "core/engine/local_state.h"
+#include "core/engine/work_deadline.h"
 #include "core/flat/plan.h"
 #include "core/optim/optimizer.h"
 #include "core/state/state_entries.h"
@@ -81,12 +82,12 @@ class CheckpointSave {
   // one rank were agreed upon before.
   static StatusOr<std::unique_ptr<CheckpointSave>> Start(
       SavedState state, const std::string& root, const SaveOptions& options,
-      const Deadline& deadline, Communicator* comm, Mapping* room);
+      const WorkDeadline& deadline, Communicator* comm, Mapping* room);
 
   // COLLECTIVE, and on any thread. Once; nothing is open afterwards.
   Status Finish();
 
-  const Deadline& deadline() const { return deadline_; }
+  const WorkDeadline& deadline() const { return deadline_; }
   // "ckpt/step-000042"
   const std::string& path() const { return path_; }
   // That this rank writes.
@@ -94,7 +95,7 @@ class CheckpointSave {
 
  private:
   CheckpointSave(SavedState state, const SaveOptions& options,
-                 const Deadline& deadline, Communicator* comm);
+                 const WorkDeadline& deadline, Communicator* comm);
 
   Status CheckBlobs();
   Status ListTensors();
@@ -112,7 +113,7 @@ class CheckpointSave {
   SavedState state_;
   const SaveOptions options_;
   Communicator* const comm_;
-  const Deadline deadline_;
+  const WorkDeadline deadline_;
   FileEnv* const env_;
   std::vector<StateEntry> entries_;
   uint64_t slice_bytes_ = 0;

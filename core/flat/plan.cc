@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -15,15 +16,12 @@
 #include "core/flat/inventory.h"
 #include "core/flat/owners.h"
 #include "core/flat/plan_checks.h"
+#include "core/flat/plan_fields.h"
 #include "core/flat/units.h"
 
 namespace shard {
 
 namespace {
-
-// Part of every fingerprint: raise it when the same inputs would be laid out,
-// or hashed, differently.
-constexpr uint32_t kLayoutVersion = 4;
 
 // The engine counts bytes of one buffer, and of all, in 64 bits.
 Status CheckBytes(const std::vector<FlatBufferPlan>& buffers) {
@@ -49,23 +47,14 @@ Status CheckBytes(const std::vector<FlatBufferPlan>& buffers) {
 }
 
 void AddOptions(const PlanOptions& options, Fingerprint* fingerprint) {
-  fingerprint->Add(kLayoutVersion);
-  fingerprint->Add(static_cast<int32_t>(options.stage));
-  fingerprint->Add(static_cast<int32_t>(options.world_size));
-  fingerprint->Add(static_cast<int32_t>(options.partition));
-  fingerprint->Add(options.bucket_bytes);
-  fingerprint->Add(static_cast<int32_t>(options.shard_buckets));
-  fingerprint->Add(options.buffer_bytes);
-  fingerprint->Add(static_cast<int32_t>(options.param_dtype));
-  fingerprint->Add(static_cast<int32_t>(options.shard_group_size));
-  fingerprint->Add(static_cast<int32_t>(options.prefetch));
-  fingerprint->Add(static_cast<int32_t>(options.whole_grads));
-  fingerprint->Add(static_cast<int32_t>(options.keep_after_forward));
-  fingerprint->Add(static_cast<int32_t>(options.deterministic));
-  fingerprint->Add(options.alignment_bytes);
-  fingerprint->Add(static_cast<int32_t>(options.f32_grads));
-  fingerprint->Add(static_cast<int32_t>(options.masters));
-  fingerprint->Add(options.seed);
+  VisitAgreedOptions(options, [&](const char*, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_enum_v<Value>) {
+      fingerprint->Add(static_cast<std::underlying_type_t<Value>>(value));
+    } else {
+      fingerprint->Add(value);
+    }
+  });
   fingerprint->Add(static_cast<uint32_t>(options.groups.size()));
   for (const GroupOptions& group : options.groups) {
     fingerprint->AddString(group.optimizer);

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/facts.h"
 #include "core/base/status.h"
 #include "core/flat/layout.h"
 #include "core/model/model.h"
@@ -292,6 +293,10 @@ class Plan {
   // XXH3-64 over options, optimizer, names, shapes, dtypes, flags, ties, units
   // and places: all that must agree. Class names and ids are no part of it.
   uint64_t fingerprint() const { return fingerprint_; }
+
+  // Streams all that the fingerprint covers, by name: where those of two plans
+  // differ, so does a fact.
+  void Describe(FactSink* sink) const;
 
   // Frozen buffers have neither gradients nor states. Optimizer states and
   // master weights are sharded over all ranks in every stage.

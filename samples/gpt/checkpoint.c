@@ -21,6 +21,7 @@ shard_error* checkpoint_save(const options* opts, shard_engine* engine,
       engine, kPosition, SHARD_BLOB_REPLICATED, &next, sizeof(next));
   if (error) return error;
   shard_save_options save_options = SHARD_SAVE_OPTIONS_INIT;
+  save_options.timeout = opts->timeout;
   save_options.keep_last = opts->keep;
   // A run that resumed from an older checkpoint comes by its steps again.
   save_options.overwrite = 1;
@@ -30,6 +31,7 @@ shard_error* checkpoint_save(const options* opts, shard_engine* engine,
 shard_error* checkpoint_resume(const options* opts, shard_engine* engine,
                                resumed_run* run) {
   shard_load_options load_options = SHARD_LOAD_OPTIONS_INIT;
+  load_options.timeout = opts->timeout;
   load_options.convert = 1;  // --states may be others.
   shard_load_report report = SHARD_LOAD_REPORT_INIT;
   shard_error* error =

@@ -100,7 +100,7 @@ static const option kOptions[] = {
     {"sample", INTEGER, AT(sample), "300", 0, 100000, "N",
      "bytes of text to write at the end"},
     {"timeout", NUMBER, AT(timeout), "60", 0.001, DBL_MAX, "SECONDS",
-     "longest wait for another rank"},
+     "longest wait for another rank, save and load"},
     {"check", FLAG, AT(check), NULL, 0, 0, "",
      "check the backward by finite differences, and exit"},
     {"help", FLAG, AT(help), NULL, 0, 0, "", "print this, and exit"},

@@ -203,7 +203,9 @@ TEST(EngineTest, PlansThatDiffer) {
     if (rank == 2) options.optimizer = "sgd?lr=0.25";
     const Plan plan = MakePlan(model.get(), options);
     const Outcome outcome = TryEngine(plan.get(), comm);
-    ExpectError(outcome, SHARD_DESYNC, {"plan differs", "rank 0", "rank 2"});
+    ExpectError(outcome, SHARD_DESYNC,
+                {"differ in the plan: lr of param group 0: "
+                 "rank 0 has 0.5, rank 2 has 0.25"});
     EXPECT_EQ(outcome.rank, 2);
   });
 }

@@ -45,15 +45,16 @@
  * handle. Error and plan handles are immutable: any thread.
  *
  * Collective. A call marked COLLECTIVE must be made by every rank of the
- * communicator, in the same order. Ranks that call different things all get
- * SHARD_DESYNC; when a rank dies the others get SHARD_RANK_LOST, and
- * shard_error_rank names it. No collective waits longer than its deadline:
- * `timeout` is in seconds, 0 or less means the default. A wrong argument or a
- * wrong state on one rank is the same error on every rank, names that rank,
- * changes nothing, and training can go on; only a NULL shard_comm or
- * shard_engine, and what is wrong with a shard_comm_open, cannot be told to the
- * others. After any other error of a collective the communicator and the
- * engines on it are of no further use.
+ * communicator, in the same order. Ranks that call different things, or that
+ * have different plans or options, all get SHARD_DESYNC, whose message names
+ * the first difference, its two values and their ranks; when a rank dies the
+ * others get SHARD_RANK_LOST, and shard_error_rank names it. No collective
+ * waits longer than its deadline: `timeout` is in seconds, 0 or less means the
+ * default. A wrong argument or a wrong state on one rank is the same error on
+ * every rank, names that rank, changes nothing, and training can go on; only a
+ * NULL shard_comm or shard_engine, and what is wrong with a shard_comm_open,
+ * cannot be told to the others. After any other error of a collective the
+ * communicator and the engines on it are of no further use.
  *
  * The host. libshard never exits, aborts, prints, installs a signal handler,
  * or changes locale, umask or working directory. */
@@ -184,6 +185,8 @@ typedef struct shard_comm shard_comm;
  *                  world_size N. "?name=x" keeps groups apart; those without a
  *                  name are told apart by N.
  *   "shm:NAME"     processes of this host and user that give the same NAME.
+ *                  They meet at an abstract Unix socket with their user id in
+ *                  its name, and believe no other user's process there.
  *
  * "?timeout=SECONDS" may follow any URL. So may "?direct=0": the ranks then act
  * as if they shared no memory, and exchange tensors as ranks on several hosts
@@ -194,7 +197,8 @@ typedef struct shard_comm shard_comm;
  *
  * Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, or world
  * sizes that differ (on all ranks); DEADLINE_EXCEEDED naming the ranks that did
- * not come; ALREADY_EXISTS when rank or NAME is taken. Ranks of which only some
+ * not come; ALREADY_EXISTS when rank or NAME is taken, by this user or another,
+ * which on ranks above 0 is PERMISSION_DENIED. Ranks of which only some
  * say direct=0 get DESYNC from their first collective. */
 SHARD_API shard_error* shard_comm_open(const char* url,
                                        const shard_comm_options* options,
@@ -1109,7 +1113,9 @@ typedef int32_t (*shard_progress_fn)(uint64_t done, uint64_t total,
 
 typedef struct shard_save_options {
   size_t struct_size;
-  double timeout;        /* Seconds for the whole save. Default 1800. */
+  /* Seconds for the whole save, while ranks write. Default 1800. A rank that
+   * does not come to it is found after the engine's timeout. */
+  double timeout;
   int32_t content;       /* SHARD_STATE_ALL, _MODEL or _OPTIMIZER. */
   int32_t ignore_frozen; /* 1: without frozen parameters. */
   /* Only what has a name in these modules or below. Default: everything. */
@@ -1166,7 +1172,9 @@ SHARD_API void shard_async_free(shard_async* async) SHARD_NOEXCEPT;
 
 typedef struct shard_load_options {
   size_t struct_size;
-  double timeout;        /* Seconds for the whole load. Default 1800. */
+  /* Seconds for the whole load, while ranks read. Default 1800. A rank that
+   * does not come to it is found after the engine's timeout. */
+  double timeout;
   int32_t content;       /* As in shard_save_options. */
   int32_t ignore_frozen; /* 1: frozen parameters stay as they are. */
   const int32_t* submodules;
@@ -1485,7 +1493,9 @@ typedef struct shard_state shard_state;
 
 typedef struct shard_state_options {
   size_t struct_size;
-  double timeout;  /* Seconds; default: the engine's. */
+  /* Seconds; default: the engine's, after which a rank that does not come is
+   * found in any case. */
+  double timeout;
   int32_t content; /* As in shard_save_options, down to strip_prefix. */
   int32_t ignore_frozen;
   const int32_t* submodules;

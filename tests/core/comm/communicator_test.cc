@@ -201,24 +201,6 @@ TEST_P(CommunicatorTest, AllReduceSumIsTheSameOnAllRanks) {
   });
 }
 
-TEST_P(CommunicatorTest, CheckAgreement) {
-  Run([](Communicator* comm) {
-    SHARD_EXPECT_OK(CheckAgreement(comm, "the plan", 7, "W=2", Soon()));
-    if (comm->world_size() == 1) return;
-    const bool last = comm->rank() == comm->world_size() - 1;
-    const Status differs =
-        CheckAgreement(comm, "the plan", last ? 9 : 7,
-                       last ? "stage 2, nine" : "stage 1", Soon());
-    EXPECT_EQ(differs.code(), StatusCode::kDesync);
-    EXPECT_EQ(differs.rank(), comm->world_size() - 1);
-    EXPECT_EQ(differs.message(),
-              StrCat("the plan differs: rank 0 has 0x0000000000000007 (stage "
-                     "1), rank ",
-                     comm->world_size() - 1,
-                     " has 0x0000000000000009 (stage 2, nine)"));
-  });
-}
-
 TEST_P(CommunicatorTest, AgreeOnStatus) {
   Run([](Communicator* comm) {
     SHARD_EXPECT_OK(AgreeOnStatus(comm, "loading", Status(), Soon()));

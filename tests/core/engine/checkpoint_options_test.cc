@@ -620,18 +620,19 @@ TEST(CheckpointOptionsTest, BlobsThatAreWrong) {
     // What differs between ranks is an error of all, which says who has what.
     const int64_t rank = engine->comm()->rank();
     ASSERT_OK(SetNumbers(engine, "same", BlobRule::kReplicated, {rank}));
-    ExpectError(engine->Save(folder.path(), Quick()), StatusCode::kDesync,
-                {"blobs", "rank 0", "rank 1"});
+    ExpectError(
+        engine->Save(folder.path(), Quick()), StatusCode::kDesync,
+        {"blobs: checksum of blob 'same': rank 0 has 0x", ", rank 1 has 0x"});
     ASSERT_OK(SetNumbers(engine, "same", BlobRule::kReplicated, {1}));
     ASSERT_OK(SetNumbers(engine, "sum", BlobRule::kSummed,
                          std::vector<int64_t>(static_cast<size_t>(rank))));
     ExpectError(engine->Save(folder.path(), Quick()), StatusCode::kDesync,
-                {"blobs"});
+                {"bytes of blob 'sum': rank 0 has 0, rank 1 has 8"});
     ASSERT_OK(SetNumbers(engine, "sum", BlobRule::kSummed, {1}));
     ASSERT_OK(
         SetNumbers(engine, StrCat("of rank ", rank), BlobRule::kPerRank, {1}));
     ExpectError(engine->Save(folder.path(), Quick()), StatusCode::kDesync,
-                {"of rank 0", "of rank 1"});
+                {"rank 0 has 'of rank 0', rank 1 has 'of rank 1'"});
   });
 }
 
@@ -697,15 +698,29 @@ TEST(CheckpointOptionsTest, OptionsThatDifferBetweenRanks) {
       if (odd) change(&options);
       return engine->Save(folder.path(), options);
     };
-    const auto differ = [&](void (*change)(SaveOptions*)) {
-      ExpectError(save(change), StatusCode::kDesync, {"how to save", "rank 1"});
+    const auto differ = [&](void (*change)(SaveOptions*),
+                            std::string_view difference) {
+      ExpectError(save(change), StatusCode::kDesync,
+                  {StrCat("how to save: ", difference)});
     };
-    differ([](SaveOptions* o) { o->async = true; });
-    differ([](SaveOptions* o) { o->overwrite = true; });
-    differ([](SaveOptions* o) { o->timeout = 7; });
-    differ([](SaveOptions* o) { o->state.content = StateContent::kModel; });
-    differ([](SaveOptions* o) { o->state.ignore_frozen = true; });
-    differ([](SaveOptions* o) { o->state.submodules = {kBlock}; });
+    differ([](SaveOptions* o) { o->async = true; },
+           "async: rank 0 has false, rank 1 has true");
+    differ([](SaveOptions* o) { o->overwrite = true; },
+           "overwrite: rank 0 has false, rank 1 has true");
+    differ([](SaveOptions* o) { o->timeout = 7; },
+           "timeout: rank 0 has 1800, rank 1 has 7");
+    differ([](SaveOptions* o) { o->state.content = StateContent::kModel; },
+           "content: rank 0 has all, rank 1 has model");
+    differ([](SaveOptions* o) { o->state.ignore_frozen = true; },
+           "ignore_frozen: rank 0 has false, rank 1 has true");
+    differ([](SaveOptions* o) { o->state.submodules = {kBlock}; },
+           "rank 0 has number of submodules 0, rank 1 has submodule 0 '");
+    differ(
+        [](SaveOptions* o) {
+          o->state.submodules = {kBlock};
+          o->state.strip_prefix = true;
+        },
+        "strip_prefix: rank 0 has false, rank 1 has true");
     const auto wrong = [&](void (*change)(SaveOptions*),
                            std::string_view part) {
       ExpectInvalid(save(change), {"rank 1", part});
@@ -734,9 +749,18 @@ TEST(CheckpointOptionsTest, OptionsThatDifferBetweenRanks) {
       return engine->Load(folder.path(), options, &report);
     };
     ExpectError(load([](LoadOptions* o) { o->rules.strict = false; }),
-                StatusCode::kDesync, {"how to load", "rank 1"});
+                StatusCode::kDesync,
+                {"how to load: strict: rank 0 has true, rank 1 has false"});
     ExpectError(load([](LoadOptions* o) { o->rules.convert = true; }),
-                StatusCode::kDesync, {"how to load", "rank 1"});
+                StatusCode::kDesync,
+                {"convert: rank 0 has false, rank 1 has true"});
+    ExpectError(
+        load([](LoadOptions* o) { o->rules.strip_leading_module = true; }),
+        StatusCode::kDesync,
+        {"strip_leading_module: rank 0 has false, rank 1 has true"});
+    ExpectError(load([](LoadOptions* o) { o->from_rank0 = true; }),
+                StatusCode::kDesync,
+                {"from_rank0: rank 0 has false, rank 1 has true"});
     ExpectInvalid(load([](LoadOptions* o) { o->threads = -1; }),
                   {"rank 1", "threads -1"});
     // Ranks that see another checkpoint at their path.

@@ -376,7 +376,9 @@ TEST(EngineTest, PlansThatDifferAreADesyncOnAllRanks) {
     const auto engine = Engine::Create(*plan, comm);
     EXPECT_EQ(engine.status().code(), StatusCode::kDesync);
     EXPECT_EQ(engine.status().rank(), 1);
-    EXPECT_THAT(engine.status().message(), HasSubstr("plan"));
+    EXPECT_THAT(engine.status().message(),
+                HasSubstr("the plan: lr of param group 0: rank 0 has 0.25, "
+                          "rank 1 has 0.5"));
   });
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The plan's fingerprint: every difference that matters changes it, and nothing
-// else does.
+// else does; and the plan's facts differ where it does.
 
 #include <gtest/gtest.h>
 
@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/facts.h"
+#include "core/base/strings.h"
 #include "core/flat/plan.h"
 #include "tests/core/base/expect_status.h"
 
@@ -54,19 +56,41 @@ Inputs MakeInputs(const Names& names = {}) {
   return inputs;
 }
 
-uint64_t FingerprintOf(const Inputs& inputs) {
+std::shared_ptr<const Plan> PlanOf(const Inputs& inputs) {
   const auto plan =
       Plan::Create(std::make_shared<Model>(inputs.model), inputs.options);
   EXPECT_OK(plan);
-  return plan.ok() ? (*plan)->fingerprint() : 0;
+  return *plan;
+}
+
+uint64_t FingerprintOf(const Inputs& inputs) {
+  return PlanOf(inputs)->fingerprint();
+}
+
+// One line per fact.
+std::string FactsOf(const Inputs& inputs) {
+  class Lines final : public FactSink {
+   public:
+    void Take(const Fact& fact) override {
+      StrAppend(&text, TitleOf(fact), ": ", fact.value, "\n");
+    }
+    std::string text;
+  };
+  Lines lines;
+  PlanOf(inputs)->Describe(&lines);
+  return lines.text;
 }
 
 TEST(PlanFingerprint, EveryDifferenceChangesIt) {
   std::map<uint64_t, std::string> seen;
+  std::map<std::string, std::string> seen_facts;
   const auto expect_new = [&](const std::string& what, const Inputs& inputs) {
     const uint64_t fingerprint = FingerprintOf(inputs);
     const auto [at, fresh] = seen.emplace(fingerprint, what);
     EXPECT_TRUE(fresh) << what << " hashes like " << at->second;
+    // Ranks whose fingerprints differ must be able to say in what.
+    const auto [same, new_facts] = seen_facts.emplace(FactsOf(inputs), what);
+    EXPECT_TRUE(new_facts) << what << " has the facts of " << same->second;
   };
   expect_new("the original", MakeInputs());
 
@@ -187,6 +211,20 @@ TEST(PlanFingerprint, EveryDifferenceChangesIt) {
   EXPECT_GE(seen.size(), 52u);
 }
 
+// An option that is added to PlanOptions does not compile here: give it a line
+// in VisitAgreedOptions, which hashes and names it, and one in the test above
+// and in DesyncTest.
+TEST(PlanFingerprint, EveryOptionIsConsidered) {
+  const PlanOptions options;
+  const auto& [stage, world_size, partition, manual_owners, bucket_bytes,
+               shard_buckets, wrap, param_dtype, f32_classes, buffer_bytes,
+               shard_group_size, prefetch, whole_grads, keep_after_forward,
+               deterministic, alignment_bytes, f32_grads, masters, seed,
+               groups] = options;
+  EXPECT_EQ(stage, 1);
+  EXPECT_TRUE(groups.empty());
+}
+
 TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {
   const uint64_t original = FingerprintOf(MakeInputs());
   EXPECT_EQ(FingerprintOf(MakeInputs()), original);
@@ -222,10 +260,11 @@ TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {
   EXPECT_OK(model.Tie(block, "weight", 2));
   reordered.model = model;
   EXPECT_EQ(FingerprintOf(reordered), original);
+  EXPECT_EQ(FactsOf(reordered), FactsOf(MakeInputs()));
 }
 
 // Across versions too, or a mixed fleet would part without a reason. When this
-// fails on purpose, raise the version that plan.cc puts into the fingerprint.
+// fails on purpose, raise the version of plan_fields.h.
 TEST(PlanFingerprint, IsPinned) {
   EXPECT_EQ(FingerprintOf(MakeInputs()), uint64_t{0x4c7638315fa7e50d});
 }

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A rank that hangs on its way into, or in, a save or a load. Where ranks only
+// meet, the others find that out after the engine's timeout, not after that of
+// the whole save; a rank that works on files may take as long as that.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/engine/engine.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/forwarding_env.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/engine/worlds.h"
+
+namespace shard {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr int kHung = 2;
+// The engine's, in seconds. Steps of a loaded machine must not take as long.
+constexpr double kTimeout = 3;
+
+// Where the hung rank waits until the others have given up.
+class Gate {
+ public:
+  void Open() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open_ = true;
+    opened_.notify_all();
+  }
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    opened_.wait(lock, [&] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool open_ = false;
+};
+
+using Call = std::function<Status(Engine*, const std::string& root)>;
+
+Status SaveTo(Engine* engine, const std::string& root, bool async) {
+  SaveOptions options;
+  options.env = testing::NoSyncEnv::Get();
+  options.async = async;
+  SHARD_ASSIGN_OR_RETURN(const auto save, engine->Save(root, options));
+  return save == nullptr ? Status() : save->Wait(Deadline::After(60));
+}
+
+Status LoadFrom(Engine* engine, const std::string& root) {
+  LoadReport report;
+  return engine->Load(root, LoadOptions(), &report);
+}
+
+Status LoadDict(Engine* engine, bool from_rank0) {
+  MemoryStore store;
+  SHARD_RETURN_IF_ERROR(engine->AddLocalState(StateOptions(), &store));
+  LoadOptions options;
+  options.rules.strict = false;
+  options.from_rank0 = from_rank0;
+  options.state.content = StateContent::kModel;
+  LoadReport report;
+  return engine->LoadState(&store, options, &report);
+}
+
+struct Hang {
+  const char* name;
+  Call call;
+  // Where the rank hangs in it; empty: it never makes the call.
+  const char* phase;
+};
+
+// NOLINTNEXTLINE: a table.
+std::vector<Hang> Hangs() {
+  const Call save = [](Engine* engine, const std::string& root) {
+    return SaveTo(engine, root, false);
+  };
+  const Call async_save = [](Engine* engine, const std::string& root) {
+    return SaveTo(engine, root, true);
+  };
+  const Call load = LoadFrom;
+  const Call load_dict = [](Engine* engine, const std::string&) {
+    return LoadDict(engine, false);
+  };
+  // A long timeout of the host's own.
+  const Call gather = [](Engine* engine, const std::string&) {
+    return engine->GatherState(
+        StateOptions(), 0, 1800,
+        [](const StateEntry&, const std::byte*) { return Status(); });
+  };
+  return {{"save", save, ""},
+          {"async save", async_save, ""},
+          {"load", load, ""},
+          {"state load", load_dict, ""},
+          {"state gather", gather, ""},
+          {"save: options", save, "how to save"},
+          {"save: blobs", save, "the host's blobs"},
+          {"save: checksums", save, "save checkpoint: checksums"},
+          {"async save: checksums", async_save, "save checkpoint: checksums"},
+          {"load: options", load, "how to load"},
+          {"load: which one", load, "the checkpoint"},
+          {"load: elements", load, "load: elements"},
+          {"state load: keys", load_dict, "the state dict"}};
+}
+
+// Three ranks train, and then one of them hangs.
+void RunHang(const Hang& hang) {
+  SCOPED_TRACE(hang.name);
+  const testing::TempFolder root;
+  const UnitTraining training = AwkwardTraining(kRanks, 1);
+  const auto plan = PlanOf(training);
+  ASSERT_OK(plan);
+  const std::string url = StrCat("threads:", kRanks, "?name=", hang.name);
+  Gate gate;
+  std::atomic<bool> trained{false};
+  std::atomic<int> waiting{kRanks - 1};
+  const auto run = [&](int rank) {
+    SCOPED_TRACE(StrCat(hang.name, ", rank ", rank));
+    CommOptions options;
+    options.rank = rank;
+    options.world_size = kRanks;
+    options.phase_hook = [&, rank](std::string_view what) {
+      if (trained && rank == kHung && what == hang.phase) gate.Wait();
+    };
+    const auto comm = OpenCommunicator(url, options);
+    ASSERT_OK(comm);
+    EngineOptions engine_options;
+    engine_options.timeout = kTimeout;
+    const auto made = Engine::Create(*plan, *comm, engine_options);
+    ASSERT_OK(made);
+    UnitTrainer trainer(training, made->get());
+    trainer.Fill();
+    ASSERT_OK(SaveTo(made->get(), root.path(), false));  // For loads.
+    TrainSteps(1, 1, made->get(), &trainer);
+    ASSERT_OK((*comm)->Barrier("trained", Deadline::After(30)));
+    trained = true;
+    if (rank == kHung && *hang.phase == '\0') return gate.Wait();
+    const auto begun = std::chrono::steady_clock::now();
+    const Status status = hang.call(made->get(), root.path());
+    const std::chrono::duration<double> took =
+        std::chrono::steady_clock::now() - begun;
+    if (rank == kHung) return;
+    if (--waiting == 0) gate.Open();
+    EXPECT_TRUE(status.code() == StatusCode::kDeadlineExceeded ||
+                status.code() == StatusCode::kPoisoned)
+        << status.ToString();
+    EXPECT_EQ(status.rank(), kHung) << status.ToString();
+    EXPECT_LT(took.count(), 10 * kTimeout);
+  };
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) ranks.emplace_back(run, rank);
+  for (std::thread& rank : ranks) rank.join();
+}
+
+// All at once, for they only wait.
+TEST(HungRankTest, MeetingsEndWithTheEnginesTimeout) {
+  std::vector<std::thread> worlds;
+  const std::vector<Hang> hangs = Hangs();
+  for (const Hang& hang : hangs) worlds.emplace_back([&] { RunHang(hang); });
+  for (std::thread& world : worlds) world.join();
+}
+
+// Writes that begin only when the engine's timeout is long over.
+class SlowEnv final : public testing::ForwardingEnv {
+ public:
+  SlowEnv() : ForwardingEnv(testing::NoSyncEnv::Get()) {}
+
+  ssize_t Write(int fd, const void* data, size_t bytes,
+                uint64_t offset) override {
+    OutlastTimeout();
+    return base()->Write(fd, data, bytes, offset);
+  }
+
+ private:
+  // What is waited for is the time itself.
+  void OutlastTimeout() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (outlasted_) return;
+    outlasted_ = true;
+    std::this_thread::sleep_for(std::chrono::duration<double>(1.3 * kTimeout));
+  }
+
+  std::mutex mutex_;
+  bool outlasted_ = false;
+};
+
+void RunSlowSave(bool async) {
+  const testing::TempFolder root;
+  UnitTraining training = AwkwardTraining(kRanks, 1);
+  training.engine.timeout = kTimeout;
+  RunWorld(training, 1, [&](Engine* engine, UnitTrainer* trainer) {
+    SlowEnv slow;
+    SaveOptions options;
+    options.async = async;
+    options.env = testing::NoSyncEnv::Get();
+    if (engine->comm()->rank() == 1) options.env = &slow;
+    ASSERT_OK(engine->Save(root.path(), options));
+    if (async) {
+      // The next save waits for this one's writes, too.
+      options.env = testing::NoSyncEnv::Get();
+      options.overwrite = true;
+      const auto next = engine->Save(root.path(), options);
+      ASSERT_OK(next);
+      ASSERT_OK((*next)->Wait(Deadline::After(60)));
+    }
+    TrainSteps(2, 2, engine, trainer);
+  });
+}
+
+TEST(HungRankTest, ARankThatWritesMayTakeLonger) {
+  std::thread beside([] { RunSlowSave(false); });
+  RunSlowSave(true);
+  beside.join();
+}
+
+}  // namespace
+}  // namespace shard
