@@ -24,6 +24,7 @@ using shard::SaveOptions;
 using shard::Status;
 using shard::api::Guard;
 using shard::api::GuardCollective;
+using shard::api::GuardTraining;
 using shard::api::ReadOptions;
 using shard::api::ReadStateOptions;
 
@@ -92,7 +93,7 @@ void shard_async_free(shard_async* async) noexcept { delete async; }
 shard_error* shard_checkpoint_load(shard_engine* engine, const char* path,
                                    const shard_load_options* options,
                                    shard_load_report* report) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     shard::api::ClearLoadReport(engine, report);
     SHARD_API_REQUIRE(engine);
     LoadReport loaded;

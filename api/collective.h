@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "api/error.h"
+#include "core/base/out_of_memory.h"
 #include "core/comm/communicator.h"
 
 namespace shard::api {
@@ -19,9 +20,23 @@ shard_error* GuardCollective(Communicator* comm, Body&& body) noexcept {
     try {
       return std::forward<Body>(body)();
     } catch (...) {
-      if (comm != nullptr && comm->world_size() > 1) {
-        comm->Abort(ResourceExhausted("out of memory in a collective"));
-      }
+      if (comm != nullptr && comm->world_size() > 1)
+        comm->Abort(OutOfMemoryStatus());
+      throw;
+    }
+  });
+}
+
+// The same for a body that changes parameters, states or units. What it has
+// done half is the end of the engine also where there are no other ranks: with
+// the next step nobody would know.
+template <typename Body>
+shard_error* GuardTraining(Communicator* comm, Body&& body) noexcept {
+  return Guard([&]() -> Status {
+    try {
+      return std::forward<Body>(body)();
+    } catch (...) {
+      if (comm != nullptr) comm->Abort(OutOfMemoryStatus());
       throw;
     }
   });

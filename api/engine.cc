@@ -25,6 +25,7 @@ using shard::StepOptions;
 using shard::StepReport;
 using shard::api::Guard;
 using shard::api::GuardCollective;
+using shard::api::GuardTraining;
 using shard::api::ReadOptions;
 
 // What is wrong with an argument is for the engine to say, to all ranks.
@@ -263,7 +264,7 @@ shard_error* shard_engine_set_param(shard_engine* engine, int32_t param,
 
 shard_error* shard_engine_broadcast_params(shard_engine* engine,
                                            double timeout) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->BroadcastParams(timeout);
   });
@@ -272,7 +273,7 @@ shard_error* shard_engine_broadcast_params(shard_engine* engine,
 shard_error* shard_engine_step(shard_engine* engine,
                                const shard_step_options* options,
                                shard_step_report* report) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     StepReport done;
     SHARD_RETURN_IF_ERROR(
@@ -284,7 +285,7 @@ shard_error* shard_engine_step(shard_engine* engine,
 
 shard_error* shard_engine_unit_acquire(shard_engine* engine, int32_t unit,
                                        int32_t pass, double timeout) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->UnitAcquire(unit, static_cast<shard::Pass>(pass),
                                        timeout);
@@ -301,7 +302,7 @@ shard_error* shard_engine_unit_release(shard_engine* engine,
 
 shard_error* shard_engine_unit_grads_ready(shard_engine* engine,
                                            int32_t unit) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->UnitGradsReady(unit);
   });
@@ -309,7 +310,7 @@ shard_error* shard_engine_unit_grads_ready(shard_engine* engine,
 
 shard_error* shard_engine_param_grad_ready(shard_engine* engine,
                                            int32_t param) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->ParamGradReady(param);
   });
@@ -327,7 +328,7 @@ shard_error* shard_engine_no_sync(shard_engine* engine, int32_t on) noexcept {
 
 shard_error* shard_engine_begin_step(
     shard_engine* engine, const shard_step_options* options) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->BeginStep(ToStepOptions(options, nullptr));
   });
@@ -336,7 +337,7 @@ shard_error* shard_engine_begin_step(
 shard_error* shard_engine_join(shard_engine* engine, double timeout,
                                int64_t* steps) noexcept {
   if (steps != nullptr) *steps = 0;
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     int64_t done = 0;
     const Status status = engine->engine->Join(timeout, &done);
@@ -355,7 +356,7 @@ shard_error* shard_engine_summon(shard_engine* engine, int32_t module,
 
 shard_error* shard_engine_summon_end(shard_engine* engine, int32_t write_back,
                                      double timeout) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->EndSummon(write_back != 0, timeout);
   });
@@ -367,7 +368,7 @@ shard_error* shard_engine_add_param_group(shard_engine* engine,
                                           double timeout,
                                           int32_t* group) noexcept {
   if (group != nullptr) *group = 0;
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_ASSIGN_OR_RETURN(
         const int32_t added,
@@ -382,7 +383,7 @@ shard_error* shard_engine_set_trainable(shard_engine* engine,
                                         const int32_t* params, size_t count,
                                         int32_t trainable,
                                         double timeout) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->SetTrainable(ParamsOf(params, count), trainable != 0,
                                         timeout);

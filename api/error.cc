@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 
 namespace shard::api {
@@ -16,9 +17,8 @@ namespace {
 // none, and in storage that is never destroyed: a host may still hold it while
 // it exits.
 alignas(shard_error) unsigned char g_out_of_memory[sizeof(shard_error)];
-shard_error* const g_out_of_memory_error = new (g_out_of_memory) shard_error{
-    Status(StatusCode::kResourceExhausted,
-           "out of memory: the allocator of this process gave none")};
+shard_error* const g_out_of_memory_error =
+    new (g_out_of_memory) shard_error{OutOfMemoryStatus()};
 
 bool IsControl(char c) {
   return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;

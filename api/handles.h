@@ -36,12 +36,15 @@ struct shard_model {
 struct shard_plan {
   // Made when a host first asks for names or modules by number: most never do.
   const shard::ModelDirectory& directory() const {
-    std::call_once(once, [this] { names.emplace(plan->model()); });
+    // std::call_once would load libgcc_s for an exception on its way through
+    // libc, and end the process where memory is out.
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!names) names.emplace(plan->model());
     return *names;
   }
 
   std::shared_ptr<const shard::Plan> plan;
-  mutable std::once_flag once = {};
+  mutable std::mutex mutex = {};  // Guards `names`.
   mutable std::optional<shard::ModelDirectory> names = {};
 };
 

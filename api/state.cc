@@ -31,6 +31,7 @@ using shard::StatusOr;
 using shard::TensorInfo;
 using shard::api::Guard;
 using shard::api::GuardCollective;
+using shard::api::GuardTraining;
 
 struct ReadState {
   StateOptions state;
@@ -303,7 +304,7 @@ shard_error* shard_state_load(shard_engine* engine, const shard_state* state,
                               const shard_load_options* options,
                               int32_t from_rank0,
                               shard_load_report* report) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     shard::api::ClearLoadReport(engine, report);
     SHARD_API_REQUIRE(engine);
     const auto read = [&]() -> StatusOr<LoadOptions> {

@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <memory>
 
 #include "core/base/size_signal.h"
 
@@ -69,23 +70,23 @@ class PosixFileEnv final : public FileEnv {
     // not shared with whoever lists at the same time.
     const int own = ::openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (own < 0) return -errno;
-    DIR* const stream = ::fdopendir(own);
+    // Owned: there may be no memory for the names.
+    const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(own),
+                                                     &::closedir);
     if (stream == nullptr) {
       const int error = errno;
       ::close(own);
       return -error;
     }
     errno = 0;
-    while (const dirent* const entry = ::readdir(stream)) {
+    while (const dirent* const entry = ::readdir(stream.get())) {
       if (std::strcmp(entry->d_name, ".") != 0 &&
           std::strcmp(entry->d_name, "..") != 0) {
         names->emplace_back(entry->d_name);
       }
       errno = 0;
     }
-    const int error = errno;
-    ::closedir(stream);
-    return -error;
+    return -errno;
   }
 };
 

@@ -9,6 +9,8 @@
 #include <new>
 #include <vector>
 
+#include "core/base/out_of_memory.h"
+
 namespace shard {
 
 namespace {
@@ -20,13 +22,17 @@ struct Task {
   pthread_t thread;
 };
 
-Status RunCaught(const Task& task) {
+Status RunCaught(const Task& task) noexcept {
   try {
-    return (*task.work)(task.index);
-  } catch (const std::bad_alloc&) {
-    return ResourceExhausted("out of memory in a thread");
-  } catch (const std::exception& error) {
-    return Internal("an exception in a thread: ", error.what());
+    try {
+      return (*task.work)(task.index);
+    } catch (const std::bad_alloc&) {
+      return OutOfMemoryStatus();
+    } catch (const std::exception& error) {
+      return Internal("an exception in a thread: ", error.what());
+    }
+  } catch (...) {
+    return OutOfMemoryStatus();
   }
 }
 
@@ -40,6 +46,7 @@ void* Main(void* argument) {
 }  // namespace
 
 Status RunOnThreads(int threads, const std::function<Status(int)>& work) {
+  (void)OutOfMemoryStatus();  // Made before a thread may need it.
   std::vector<Task> tasks(static_cast<size_t>(threads));
   for (int i = 0; i < threads; ++i) {
     tasks[static_cast<size_t>(i)] = {&work, i, Status(), {}};

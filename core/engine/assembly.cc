@@ -21,6 +21,18 @@ StatusOr<std::unique_ptr<Assembly>> Assembly::Create(
   return assembly;
 }
 
+void Assembly::WaitForStreams(const Deadline& deadline) const noexcept {
+  const auto wait = [](const auto& work) {
+    try {
+      (void)work().ok();
+    } catch (...) {  // NOLINT: no memory for the text of an error
+    }
+  };
+  wait([&] { return queue_->Drain(deadline); });
+  wait([&] { return ahead_->Synchronize(deadline); });
+  wait([&] { return compute_->Synchronize(deadline); });
+}
+
 Status Assembly::Connect(Communicator* comm, Device* device,
                          const Options& options) {
   SHARD_ASSIGN_OR_RETURN(compute_, device->CreateStream(StreamKind::kCompute));
@@ -30,7 +42,7 @@ Status Assembly::Connect(Communicator* comm, Device* device,
   SHARD_ASSIGN_OR_RETURN(transfers_,
                          MakeTransfers(*plan_, *memory_, comm, device));
   queue_ = std::make_unique<CommQueue>(
-      device, compute_.get(), std::move(communication), options.timeout);
+      comm, device, compute_.get(), std::move(communication), options.timeout);
   Units::Parts unit_parts;
   unit_parts.plan = plan_.get();
   unit_parts.memory = &*memory_;

@@ -44,6 +44,11 @@ class Assembly {
   Units& units() const { return *units_; }
   Stepper& stepper() const { return *stepper_; }
 
+  // Waits until the streams have run what they were given, before any of the
+  // above goes: a call that failed may have left them work. Local. Errors are
+  // dropped.
+  void WaitForStreams(const Deadline& deadline) const noexcept;
+
  private:
   Assembly() = default;
 

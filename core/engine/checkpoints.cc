@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/host_memory.h"
+#include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/open_store.h"
 #include "core/comm/agreement.h"
@@ -68,11 +69,8 @@ void AsyncSave::Begin() {
         return held->save->Finish();
       } catch (...) {
         // The other ranks are in a collective, and would wait for this one.
-        Status failed = ResourceExhausted(
-            "out of memory in the background of a save, on rank ",
-            held->comm->rank());
-        held->comm->Abort(failed);
-        return failed;
+        held->comm->Abort(OutOfMemoryStatus());
+        return OutOfMemoryStatus();
       }
     };
     Status status = finish();
@@ -95,10 +93,13 @@ Status AsyncSave::Wait(const Deadline& deadline) {
 
 void Checkpoints::WaitForSave() {
   if (last_ == nullptr) return;
-  const Status status = Settle(last_->deadline());
-  if (status.ok()) return;
-  comm_->logger().Log(LogLevel::kWarning, "rank ", comm_->rank(), ": ",
-                      status.message());
+  try {
+    const Status status = Settle(last_->deadline());
+    if (status.ok()) return;
+    comm_->logger().Log(LogLevel::kWarning, "rank ", comm_->rank(), ": ",
+                        status.message());
+  } catch (...) {  // NOLINT: it was waited for; there is no memory to say more
+  }
 }
 
 Status Checkpoints::SetBlob(std::string_view name, BlobRule rule,

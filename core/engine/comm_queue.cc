@@ -2,6 +2,7 @@
 
 #include "core/engine/comm_queue.h"
 
+#include "core/base/out_of_memory.h"
 #include "core/engine/stopwatch.h"
 
 namespace shard {
@@ -10,7 +11,16 @@ Event CommQueue::Run(std::string_view what, uint64_t bytes,
                      std::function<Status()> work) {
   stream_->Wait(device_->HostRecord(), Deadline::After(timeout_));
   stream_->Wait(compute_->Record(), Deadline::After(timeout_));
-  stream_->Call(what, std::move(work));
+  stream_->Call(what, [comm = comm_, work = std::move(work)]() -> Status {
+    try {
+      Status status = work();
+      if (!status.ok()) comm->Abort(status);
+      return status;
+    } catch (...) {
+      comm->Abort(OutOfMemoryStatus());
+      throw;
+    }
+  });
   pending_.push_back({stream_->Record(), bytes});
   counters_.bytes += bytes;
   return pending_.back().event;

@@ -20,6 +20,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/comm/communicator.h"
 #include "core/device/device.h"
 
 namespace shard {
@@ -35,18 +36,20 @@ struct CommCounters {
 
 class CommQueue {
  public:
-  // `device` and `compute` outlive this. `timeout`: seconds of what has no
-  // deadline.
-  CommQueue(Device* device, Stream* compute, std::unique_ptr<Stream> stream,
-            double timeout)
-      : device_(device),
+  // `comm`, `device` and `compute` outlive this. `timeout`: seconds of what has
+  // no deadline.
+  CommQueue(Communicator* comm, Device* device, Stream* compute,
+            std::unique_ptr<Stream> stream, double timeout)
+      : comm_(comm),
+        device_(device),
         compute_(compute),
         timeout_(timeout),
         stream_(std::move(stream)) {}
 
   // After all that the host has written, and the compute stream was given, so
   // far. `what` outlives the work and
-  // names it in errors; `work` calls Moved. An error is the stream's for good.
+  // names it in errors; `work` calls Moved. An error is the stream's for good,
+  // and ends the communicator: the other ranks would wait for what is dropped.
   Event Run(std::string_view what, uint64_t bytes,
             std::function<Status()> work);
 
@@ -72,6 +75,7 @@ class CommQueue {
   // Moves items that are through from pending_; `asked` ones were waited for.
   void Settle(bool overlapped);
 
+  Communicator* const comm_;
   Device* const device_;
   Stream* const compute_;
   const double timeout_;

@@ -13,6 +13,7 @@
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/comm/agreement.h"
+#include "core/device/stream_guard.h"
 #include "core/engine/describe.h"
 #include "core/engine/import_state.h"
 
@@ -147,7 +148,7 @@ Engine::~Engine() {
   // What is on its way goes through first: peers wait for it. In a child of
   // fork nothing moves.
   if (assembly_ == nullptr || ::getpid() != owner_) return;
-  (void)assembly_->queue().Drain(Deadline::After(timeout_)).ok();
+  assembly_->WaitForStreams(Deadline::After(timeout_));
   checkpoints_.WaitForSave();
 }
 
@@ -329,6 +330,7 @@ Status Engine::SpreadParams(const Deadline& deadline) {
   constexpr int64_t kPiece = 1 << 20;  // Bytes.
   Stream& compute = assembly_->compute();
   DeviceMemory piece;
+  const StreamGuard guard(&compute);
   const std::vector<EngineBuffer>& buffers = memory().buffers();
   for (size_t b = 0; b < buffers.size(); ++b) {
     const EngineBuffer& buffer = buffers[b];

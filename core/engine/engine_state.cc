@@ -138,10 +138,13 @@ Status Engine::LoadState(const MemoryStore* store,
         BroadcastText(comm_.get(), kPhase,
                       comm_->rank() == 0 ? store->EncodeCatalog() : "",
                       deadline.Meeting()));
+    Status local;
     if (comm_->rank() != 0) {
-      SHARD_RETURN_IF_ERROR(names.AddCatalog(text));
+      local = names.AddCatalog(text);
       store = &names;
     }
+    SHARD_RETURN_IF_ERROR(
+        AgreeOnStatus(comm_.get(), kPhase, local, deadline.Meeting()));
   } else {
     SHARD_RETURN_IF_ERROR(CheckAgreement(
         comm_.get(), "the state dict",

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/device/stream_guard.h"
 #include "core/engine/local_state.h"
 
 namespace shard {
@@ -39,7 +40,8 @@ class Gatherer {
         comm_(comm),
         stream_(stream),
         sink_(sink),
-        deadline_(deadline) {}
+        deadline_(deadline),
+        guard_(stream) {}
 
   // Room for a run, and where this rank gets tensors for the largest of them.
   Status Allocate(Device* device) {
@@ -150,6 +152,7 @@ class Gatherer {
   const Deadline deadline_;
   DeviceMemory run_room_;
   DeviceMemory tensor_;
+  const StreamGuard guard_;  // Goes before the memory above.
   Run run_;
   size_t next_ = 0;  // The first entry that was not delivered.
   Status sink_status_;

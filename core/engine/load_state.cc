@@ -11,6 +11,7 @@
 #include "core/base/strings.h"
 #include "core/checkpoint/progress.h"
 #include "core/checkpoint/read_converted.h"
+#include "core/device/stream_guard.h"
 #include "core/engine/local_state.h"
 #include "kernels/formula/narrow_states.h"
 
@@ -177,6 +178,7 @@ Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
   const StateEntry& entry = *target.entry;
   const auto count = static_cast<size_t>(target.owned.numel);
   std::vector<float> values(count);
+  const StreamGuard guard(stream_);
   const ConvertedRequest request = {
       {target.match.tensor, target.owned.begin, target.owned.numel},
       ElementType::kF32};

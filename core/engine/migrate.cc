@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "core/base/dtype.h"
+#include "core/device/stream_guard.h"
 #include "core/engine/buffers.h"
 #include "core/engine/transfers.h"
 #include "core/flat/plan.h"
@@ -215,6 +216,7 @@ Status MigrateStates(const Assembly& from, const Assembly& to,
                                "a piece of optimizer states");
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "migrate optimizer states", room.status(), deadline));
+  const StreamGuard guard(&to.compute());
   for (const EngineBuffer& buffer : from.memory().buffers()) {
     for (size_t s = 0; s < buffer.states.size(); ++s) {
       SHARD_RETURN_IF_ERROR(

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <span>
 #include <utility>
 
@@ -323,6 +324,14 @@ Status CheckpointSave::CommitAsRank0(
   SHARD_RETURN_IF_ERROR(pending_->Commit());
 
   // The checkpoint is there: what goes wrong with older ones is no error of it.
+  try {
+    DeleteOlder();
+  } catch (const std::bad_alloc&) {  // NOLINT: nor is there memory to say so
+  }
+  return Status();
+}
+
+void CheckpointSave::DeleteOlder() const {
   const Logger& logger = comm_->logger();
   const auto warn = [&](const Status& status) {
     if (status.ok()) return;
@@ -330,13 +339,12 @@ Status CheckpointSave::CommitAsRank0(
   };
   const auto root = Directory::Open(env_, root_);
   warn(root.status());
-  if (!root.ok()) return Status();
+  if (!root.ok()) return;
   warn(CleanStale(*root).status());
   if (options_.keep_last > 0) {
     warn(RetainCheckpoints(*root, {options_.keep_last, options_.keep_every})
              .status());
   }
-  return Status();
 }
 
 }  // namespace shard

@@ -107,6 +107,8 @@ class CheckpointSave {
   // What rank 0 has to know of this rank's data file.
   std::vector<std::byte> Notes() const;
   Status CommitAsRank0(const std::vector<std::vector<std::byte>>& gathered);
+  // Deletes what crashes left, and checkpoints that are not to be kept.
+  void DeleteOlder() const;
   StatusOr<ManifestContents> Contents(
       const std::vector<std::vector<std::byte>>& gathered) const;
 

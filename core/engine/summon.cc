@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/dtype.h"
+#include "core/device/stream_guard.h"
 #include "core/engine/buffers.h"
 #include "core/engine/transfers.h"
 #include "core/model/walk.h"
@@ -129,6 +130,7 @@ StatusOr<std::unique_ptr<Summoned>> Summoned::Create(const Assembly& assembly,
   }
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "summon full parameters", local, deadline));
+  const StreamGuard guard(&assembly.compute());
   SHARD_RETURN_IF_ERROR(summoned->Gather(assembly, deadline));
   return summoned;
 }
@@ -185,6 +187,7 @@ Status Summoned::WriteBack(const Assembly& assembly, Communicator* comm,
   }
   auto sent = device->Allocate(largest, "a summoned parameter");
   auto overwriter = Overwriter::Create(&assembly.compute(), device);
+  const StreamGuard guard(&assembly.compute());
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "write summoned parameters back",
                     sent.ok() ? overwriter.status() : sent.status(), deadline));

@@ -4,8 +4,10 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <limits>
 #include <unordered_set>
+#include <utility>
 
 #include "core/base/strings.h"
 #include "core/model/walk.h"
@@ -65,6 +67,14 @@ Status CheckShape(const std::vector<int64_t>& shape, DType dtype,
     *numel *= size;
   }
   return Status();
+}
+
+// Makes room for one more element, so that the next push_back allocates
+// nothing: a call that runs out of memory leaves the model as it was.
+template <typename T>
+void MakeRoom(std::vector<T>* elements) {
+  if (elements->size() < elements->capacity()) return;
+  elements->reserve(std::max<size_t>(4, 2 * elements->size()));
 }
 
 }  // namespace
@@ -148,9 +158,15 @@ StatusOr<ModuleId> Model::AddModule(ModuleId parent, std::string_view name,
   uint64_t hash = 0;
   SHARD_RETURN_IF_ERROR(CheckName(parent, name, &hash));
   const auto id = static_cast<ModuleId>(modules_.size());
-  modules_.push_back(
-      {parent, std::string(name), std::string(class_name), {}, {}, false});
-  modules_[static_cast<size_t>(parent)].children.push_back(id);
+  Module module = {parent, std::string(name), std::string(class_name), {}, {},
+                   false};
+  MakeRoom(&modules_);
+  std::vector<ModuleId>& children =
+      modules_[static_cast<size_t>(parent)].children;
+  MakeRoom(&children);
+  index_.MakeRoom();
+  children.push_back(id);
+  modules_.push_back(std::move(module));
   index_.Insert(hash, -id);
   return id;
 }
@@ -158,8 +174,14 @@ StatusOr<ModuleId> Model::AddModule(ModuleId parent, std::string_view name,
 void Model::AddReference(ModuleId module, std::string_view name, ParamId param,
                          uint64_t hash) {
   const auto index = static_cast<int32_t>(references_.size());
-  references_.push_back({module, param, std::string(name)});
-  modules_[static_cast<size_t>(module)].references.push_back(index);
+  Reference reference = {module, param, std::string(name)};
+  std::vector<int32_t>& of_module =
+      modules_[static_cast<size_t>(module)].references;
+  MakeRoom(&references_);
+  MakeRoom(&of_module);
+  index_.MakeRoom();
+  references_.push_back(std::move(reference));
+  of_module.push_back(index);
   index_.Insert(hash, index + 1);
 }
 
@@ -176,8 +198,10 @@ StatusOr<ParamId> Model::AddParam(ModuleId module, std::string_view name,
         StrCat("parameter ", Quoted(name), " in ", Describe(*this, module)));
   }
   const auto id = static_cast<ParamId>(params_.size());
-  params_.push_back({dtype, shape, numel});
+  Param param = {dtype, shape, numel};
+  MakeRoom(&params_);
   AddReference(module, name, id, hash);
+  params_.push_back(std::move(param));
   return id;
 }
 

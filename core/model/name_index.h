@@ -28,10 +28,15 @@ class NameIndex {
     }
   }
 
-  // REQUIRES: id != 0.
-  void Insert(uint64_t hash, int32_t id) {
+  // Makes room for one more, so that the next Insert allocates nothing.
+  void MakeRoom() {
     // Half full at most: linear probing stays at one or two steps.
     if (2 * (size_ + 1) > entries_.size()) Grow();
+  }
+
+  // REQUIRES: id != 0.
+  void Insert(uint64_t hash, int32_t id) {
+    MakeRoom();
     Place(static_cast<uint32_t>(hash), id);
     ++size_;
   }

@@ -112,7 +112,12 @@ Status MemoryStore::AddHeld(Tensor tensor, const Part& part, bool whole,
   }
   tensors_.push_back({std::move(tensor), numel, part});
   if (whole) tensors_.back().part.numel = numel;
-  index_.emplace(tensors_.back().tensor.key, tensors_.size() - 1);
+  try {
+    index_.emplace(tensors_.back().tensor.key, tensors_.size() - 1);
+  } catch (...) {  // Out of memory: as if it had never been there.
+    tensors_.pop_back();
+    throw;
+  }
   return Status();
 }
 

@@ -26,7 +26,15 @@
  * There is no last-error state. Outputs are set to NULL or 0 on entry and
  * written only on success; a failed call leaves nothing to clean up but the
  * error. A NULL handle, output or string is SHARD_INVALID_ARGUMENT unless the
- * comment allows it. Running out of memory is SHARD_RESOURCE_EXHAUSTED.
+ * comment allows it.
+ *
+ * Memory. Running out of it is SHARD_RESOURCE_EXHAUSTED, never the end of the
+ * process; free functions succeed also then, and give everything back. A
+ * COLLECTIVE call that runs out of memory ends the group, for the other ranks
+ * would wait: to them it is the same error where the ranks agree on one, else
+ * SHARD_POISONED with the reason, and so are later calls. A call that may leave
+ * parameters, states or units half changed ends its engine and communicator
+ * also where there is one rank: open another one, and load a checkpoint.
  *
  * Options. An option struct begins with struct_size, which the _INIT macro
  * sets. 0 in any field means its default; the whole pointer may be NULL.

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
+#include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 
 namespace shard::direct {
@@ -51,6 +53,14 @@ size_t ShareBegin(size_t pages, int rank, int world_size) {
   return pages / w * r + std::min(r, pages % w);
 }
 
+Status AbortedWith(const Status& reason, int rank) {
+  return Status(
+      StatusCode::kPoisoned,
+      StrCat("rank ", rank, " aborted the group: ",
+             reason.ok() ? std::string("no reason given") : reason.ToString()),
+      rank);
+}
+
 }  // namespace
 
 DirectCommunicator::DirectCommunicator(std::shared_ptr<Group> group,
@@ -63,6 +73,7 @@ DirectCommunicator::DirectCommunicator(std::shared_ptr<Group> group,
       description_(std::move(description)),
       options_(options),
       link_(link),
+      out_of_memory_(AbortedWith(OutOfMemoryStatus(), group_->rank())),
       exchange_(group_.get(), link,
                 [this](std::string_view what, size_t bytes,
                        const Deadline& deadline) {
@@ -220,11 +231,12 @@ StatusOr<std::shared_ptr<Communicator>> DirectCommunicator::Duplicate(
 }
 
 void DirectCommunicator::Abort(const Status& reason) {
-  group_->Fail(Status(
-      StatusCode::kPoisoned,
-      StrCat("rank ", rank(), " aborted the group: ",
-             reason.ok() ? std::string("no reason given") : reason.ToString()),
-      rank()));
+  try {
+    group_->Fail(AbortedWith(reason, rank()));
+  } catch (const std::bad_alloc&) {
+    // The other ranks wait for this one, and hear of it in any case.
+    group_->Fail(out_of_memory_);
+  }
 }
 
 Status DirectCommunicator::Shutdown(const Deadline& deadline) {

@@ -68,6 +68,7 @@ class DirectCommunicator final : public Communicator {
   const std::string description_;
   const CommOptions options_;
   const Link link_;
+  const Status out_of_memory_;  // Of Abort, made beforehand.
   Exchange exchange_;
 };
 

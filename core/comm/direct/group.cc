@@ -272,7 +272,7 @@ Status Group::FailRound(const Status& error) {
   {
     const std::lock_guard<std::mutex> lock(record_mutex_);
     while (now.completed < round_ && now.failer < 0) {
-      Record(error);
+      Record(ReasonOf(error));
       uint64_t expected = now.Pack();
       if (block_->state.compare_exchange_strong(
               expected, State{now.completed, rank_}.Pack())) {
@@ -285,15 +285,15 @@ Status Group::FailRound(const Status& error) {
 }
 
 void Group::Fail(const Status& error) {
-  FailThis(error);
-  if (origin_ != nullptr) origin_->FailThis(Recorded(state()));
+  FailThis(ReasonOf(error));
+  if (origin_ != nullptr) origin_->FailThis(RecordedReason(state()));
 }
 
-void Group::FailThis(const Status& error) {
+void Group::FailThis(const Reason& reason) {
   const std::lock_guard<std::mutex> lock(record_mutex_);
   State now = state();
   while (now.failer < 0) {
-    Record(error);
+    Record(reason);
     uint64_t expected = now.Pack();
     if (block_->state.compare_exchange_strong(
             expected, State{now.completed, rank_}.Pack())) {
@@ -321,26 +321,29 @@ void Group::Announce() {
   }
 }
 
-void Group::Record(const Status& error) {
+void Group::Record(const Reason& reason) {
   FailureRecord& record = slot(rank_).failure;
-  record.code = static_cast<int32_t>(error.code());
-  record.rank = error.rank();
-  record.message_bytes = CopyText(error.message(), record.message);
+  record.code = static_cast<int32_t>(reason.code);
+  record.rank = reason.rank;
+  record.message_bytes = CopyText(reason.message, record.message);
+}
+
+Group::Reason Group::RecordedReason(const State& state) const {
+  const FailureRecord& record = slot(state.failer).failure;
+  return {static_cast<StatusCode>(record.code), record.rank,
+          TextOf(record.message, record.message_bytes)};
 }
 
 Status Group::Recorded(const State& state) const {
-  const FailureRecord& record = slot(state.failer).failure;
-  return Status(static_cast<StatusCode>(record.code),
-                std::string(TextOf(record.message, record.message_bytes)),
-                record.rank);
+  const Reason reason = RecordedReason(state);
+  return Status(reason.code, std::string(reason.message), reason.rank);
 }
 
 Status Group::Failure(const State& state) {
-  const Status error = Recorded(state);
   // Whoever sees it: the rank that failed this group may have died before it
   // could do so.
-  if (origin_ != nullptr) origin_->FailThis(error);
-  return error;
+  if (origin_ != nullptr) origin_->FailThis(RecordedReason(state));
+  return Recorded(state);
 }
 
 Status Group::OriginFailure() const {

@@ -74,7 +74,7 @@ class Group {
   const std::byte* payload(int rank) const;
 
   // Ends the group and its origin for all ranks with `error`, where they have
-  // not failed already.
+  // not failed already. Allocates nothing: memory may be what has run out.
   void Fail(const Status& error);
 
   // True once the group or its origin has failed.
@@ -86,6 +86,16 @@ class Group {
   bool is_shut_down() const;
 
  private:
+  // An error whose text is somebody else's.
+  struct Reason {
+    StatusCode code;
+    int rank;
+    std::string_view message;
+  };
+  static Reason ReasonOf(const Status& error) {
+    return {error.code(), error.rank(), error.message()};
+  }
+
   Status Round(const Call& call, const void* send, size_t bytes,
                const Deadline& deadline);
   Status Wait(const Call& call, const Deadline& deadline);
@@ -97,13 +107,14 @@ class Group {
   // Fails the current round unless it has been decided meanwhile; the result
   // is that of the round.
   Status FailRound(const Status& error);
-  void FailThis(const Status& error);
+  void FailThis(const Reason& reason);
+  Reason RecordedReason(const State& state) const;
   Status Recorded(const State& state) const;
   // The recorded error as the result of this group, which the origin hears of.
   Status Failure(const State& state);
   // The origin's error; OK when it has none, or this is the origin.
   Status OriginFailure() const;
-  void Record(const Status& error);
+  void Record(const Reason& reason);
   void Leave(Presence how);
   void Announce();
   std::string NameOf(int rank) const;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 
 namespace shard::threads {
@@ -28,7 +29,24 @@ struct Meeting {
   std::shared_ptr<SharedGroup> group;
   // Set by a quarrel about the world size; others leave the table when over.
   Deadline::Clock::time_point forget_at = Deadline::Clock::time_point::max();
+
+  // Fails it. The error says why once there is memory for its text.
+  void End() {
+    over = true;
+    error = OutOfMemoryStatus();
+  }
 };
+
+StatusOr<std::shared_ptr<Meeting>> BeginMeeting(int world_size) {
+  auto meeting = std::make_shared<Meeting>();
+  meeting->world_size = world_size;
+  meeting->present.resize(static_cast<size_t>(world_size));
+  meeting->group = std::make_shared<SharedGroup>();
+  SHARD_ASSIGN_OR_RETURN(
+      meeting->group->control,
+      Mapping::Anonymous(direct::ControlBlock::Bytes(world_size)));
+  return meeting;
+}
 
 struct Table {
   std::mutex mutex;
@@ -88,35 +106,30 @@ StatusOr<std::shared_ptr<SharedGroup>> Meet(const std::string& name, int rank,
   std::erase_if(table.meetings, [now](const auto& entry) {
     return now >= entry.second->forget_at;
   });
-  std::shared_ptr<Meeting>& entry = table.meetings[key];
-  if (entry != nullptr && entry->over) {  // A quarrel.
-    if (index < entry->present.size() && !entry->present[index]) {
-      entry->present[index] = true;
-      return entry->error;
+  auto entry = table.meetings.find(key);
+  if (entry != table.meetings.end() && entry->second->over) {  // A quarrel.
+    Meeting& quarrel = *entry->second;
+    if (index < quarrel.present.size() && !quarrel.present[index]) {
+      quarrel.present[index] = true;
+      return quarrel.error;
     }
-    entry = nullptr;  // This rank has heard of it, and tries again.
+    // This rank has heard of it, and tries again.
+    table.meetings.erase(entry);
+    entry = table.meetings.end();
   }
-  if (entry == nullptr) {
-    auto control = Mapping::Anonymous(direct::ControlBlock::Bytes(world_size));
-    if (!control.ok()) {
-      table.meetings.erase(key);
-      return control.status();
-    }
-    entry = std::make_shared<Meeting>();
-    entry->world_size = world_size;
-    entry->present.resize(static_cast<size_t>(world_size));
-    entry->group = std::make_shared<SharedGroup>();
-    entry->group->control = *std::move(control);
+  if (entry == table.meetings.end()) {
+    SHARD_ASSIGN_OR_RETURN(auto begun, BeginMeeting(world_size));
+    entry = table.meetings.emplace(key, std::move(begun)).first;
   }
-  const std::shared_ptr<Meeting> meeting = entry;
+  const std::shared_ptr<Meeting> meeting = entry->second;
   if (meeting->world_size != world_size) {
-    meeting->over = true;
-    meeting->error = DifferentSizes(*meeting, rank, world_size);
+    meeting->End();
     meeting->forget_at = now + kLinger;
+    table.changed.notify_all();
+    meeting->error = DifferentSizes(*meeting, rank, world_size);
     meeting->present.resize(
         static_cast<size_t>(std::max(meeting->world_size, world_size)));
     meeting->present[index] = true;
-    table.changed.notify_all();
     return meeting->error;
   }
   if (meeting->present[index]) {
@@ -137,10 +150,10 @@ StatusOr<std::shared_ptr<SharedGroup>> Meet(const std::string& name, int rank,
   const auto at = Deadline::Clock::now() + deadline.Remaining();
   table.changed.wait_until(lock, at, [&] { return meeting->over; });
   if (!meeting->over) {
-    meeting->over = true;
-    meeting->error = MissingRanks(*meeting, name, deadline);
+    meeting->End();
     table.meetings.erase(key);
     table.changed.notify_all();
+    meeting->error = MissingRanks(*meeting, name, deadline);
   }
   if (!meeting->error.ok()) return meeting->error;
   return meeting->group;

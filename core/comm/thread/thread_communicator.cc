@@ -90,7 +90,14 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
   SHARD_ASSIGN_OR_RETURN(auto shared,
                          Meet(name, options.rank, options.world_size,
                               Deadline::After(options.timeout)));
-  return Make(shared, description, options, link);
+  try {
+    return Make(shared, description, options, link);
+  } catch (...) {
+    // The others have met this rank, and see that it left.
+    direct::RankSlot* const slots = shared->block()->slots();
+    slots[options.rank].presence.store(direct::kLeft);
+    throw;
+  }
 }
 
 StatusOr<std::shared_ptr<Communicator>> OpenLocal(

@@ -67,6 +67,17 @@ struct WorkQueue::State {
     return failed_at <= number ? error : Status();
   }
 
+  // Waits until so much is completed, or until `waiter`, if any, has to stop.
+  Status WaitFor(uint64_t number, const State* waiter, const Deadline& deadline,
+                 std::unique_lock<std::mutex>* lock) const {
+    const bool in_time =
+        monitor->changed.wait_for(*lock, deadline.Remaining(), [&] {
+          return completed >= number || (waiter != nullptr && waiter->stop);
+        });
+    if (!in_time) return NotDone(number, deadline);
+    return completed >= number ? StatusAt(number) : waiter->cancelled;
+  }
+
   void Fail(const Status& status, uint64_t number) {
     if (!error.ok()) return;
     error = status;
@@ -110,14 +121,7 @@ class WorkQueue::QueueEvent final : public EventState {
   Status SynchronizeUnless(const State* waiter,
                            const Deadline& deadline) const {
     std::unique_lock<std::mutex> lock(state_->monitor->mutex);
-    const bool in_time =
-        state_->monitor->changed.wait_for(lock, deadline.Remaining(), [&] {
-          return state_->completed >= number_ ||
-                 (waiter != nullptr && waiter->stop);
-        });
-    if (!in_time) return state_->NotDone(number_, deadline);
-    if (state_->completed >= number_) return state_->StatusAt(number_);
-    return waiter->cancelled;
+    return state_->WaitFor(number_, waiter, deadline, &lock);
   }
 
  private:
@@ -200,6 +204,11 @@ Event WorkQueue::Record() const {
   const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
   if (state_->completed == state_->pushed) return Event(state_->error);
   return Event(std::make_shared<QueueEvent>(state_, state_->pushed));
+}
+
+Status WorkQueue::Synchronize(const Deadline& deadline) const {
+  std::unique_lock<std::mutex> lock(state_->monitor->mutex);
+  return state_->WaitFor(state_->pushed, nullptr, deadline, &lock);
 }
 
 void* WorkQueue::Main(void* state) {

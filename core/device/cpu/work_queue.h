@@ -70,6 +70,9 @@ class WorkQueue {
   // After all that was pushed so far.
   Event Record() const;
 
+  // Waits for Record(). Only the text of an error allocates.
+  Status Synchronize(const Deadline& deadline) const;
+
  private:
   struct State;
   class QueueEvent;

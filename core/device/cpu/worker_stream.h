@@ -61,7 +61,7 @@ class WorkerStream final : public Stream {
     queue_->PushWait(event, deadline);
   }
   Status Synchronize(const Deadline& deadline) override {
-    return queue_->Record().Synchronize(deadline);
+    return queue_->Synchronize(deadline);
   }
 
  private:

@@ -18,13 +18,15 @@ class CommQueueTest : public testing::TestWithParam<const char*> {
   void SetUp() override {
     device_ = *OpenDevice(GetParam());
     compute_ = *device_->CreateStream(StreamKind::kCompute);
+    comm_ = *OpenCommunicator("local:", CommOptions());
     queue_ = std::make_unique<CommQueue>(
-        device_.get(), compute_.get(),
+        comm_.get(), device_.get(), compute_.get(),
         *device_->CreateStream(StreamKind::kCommunication), 10);
   }
 
   static Deadline Soon() { return Deadline::After(10); }
 
+  std::shared_ptr<Communicator> comm_;
   std::shared_ptr<Device> device_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<CommQueue> queue_;

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StreamGuard: waits, when it is destroyed, until all that a stream was given
+// has run. Declared after memory that the stream's work uses, it keeps an error
+// on the way, or memory that runs out, from freeing that memory too early.
+
+#ifndef SHARD_CORE_DEVICE_STREAM_GUARD_H_
+#define SHARD_CORE_DEVICE_STREAM_GUARD_H_
+
+#include <limits>
+
+#include "core/base/deadline.h"
+#include "core/device/stream.h"
+
+namespace shard {
+
+class StreamGuard {
+ public:
+  // `stream` outlives this.
+  explicit StreamGuard(Stream* stream) : stream_(stream) {}
+  StreamGuard(const StreamGuard&) = delete;
+  StreamGuard& operator=(const StreamGuard&) = delete;
+
+  ~StreamGuard() {
+    // The stream's work ends by itself. Only the text of an error allocates.
+    constexpr double kForever = std::numeric_limits<double>::infinity();
+    try {
+      (void)stream_->Synchronize(Deadline::After(kForever)).ok();
+    } catch (...) {  // NOLINT: a destructor lets nothing out
+    }
+  }
+
+ private:
+  Stream* const stream_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_DEVICE_STREAM_GUARD_H_
