@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/fault/host_flows.h"
+
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace shard {
+
+namespace {
+
+constexpr World kWorlds[] = {
+    {"local", "local:", 1, 1, 0, "cpu"},
+    {"local_async", "local:", 1, 2, 0, "cpu-async?max_delay=0"},
+    {"threads", "threads:2?name=flows", 2, 2, 0, "cpu"},
+    {"unshared", "threads:2?name=flows&direct=0", 2, 3, 1, "cpu"},
+};
+
+// Takes `error` over; true ends the flow.
+bool Failed(HostRank* rank, const char* call, shard_error* error) {
+  if (error == nullptr) return false;
+  if (rank->code == SHARD_OK) {
+    rank->code = shard_error_code(error);
+    std::strncpy(rank->call, call, sizeof(rank->call) - 1);
+    std::strncpy(rank->message, shard_error_message(error),
+                 sizeof(rank->message) - 1);
+  }
+  shard_error_free(error);
+  return true;
+}
+
+#define TRY(call) \
+  if (Failed(rank, #call, call)) return
+// For calls that leave everything as it was when they fail.
+#define TRY_TWICE(call)                      \
+  do {                                       \
+    shard_error* error = call;               \
+    if (rank->retries && error != nullptr) { \
+      shard_error_free(error);               \
+      error = call;                          \
+    }                                        \
+    if (Failed(rank, #call, error)) return;  \
+  } while (false)
+
+enum : int32_t { kEmbedding, kWeight0, kBias0, kWeight1, kBias1, kFrozen };
+constexpr int32_t kBiases[] = {kBias0, kBias1};
+constexpr int kParams = 6;
+constexpr int64_t kRows = 6;
+constexpr int64_t kCols = 32;
+
+void MakeModel(HostRank* rank) {
+  constexpr int64_t kMatrix[] = {kRows, kCols};
+  constexpr int64_t kVector[] = {kRows};
+  TRY_TWICE(shard_model_create("Net", &rank->model));
+  int32_t id = 0;
+  TRY_TWICE(shard_model_add_param(rank->model, 0, "embedding", SHARD_F32,
+                                  kMatrix, 2, &id));
+  for (const char* name : {"first", "second"}) {
+    int32_t block = 0;
+    TRY_TWICE(shard_model_add_module(rank->model, 0, name, "Block", &block));
+    TRY_TWICE(shard_model_add_param(rank->model, block, "weight_of_the_layer",
+                                    SHARD_BF16, kMatrix, 2, &id));
+    TRY_TWICE(shard_model_add_param(rank->model, block, "bias", SHARD_F32,
+                                    kVector, 1, &id));
+  }
+  TRY_TWICE(shard_model_add_param(rank->model, 0, "frozen", SHARD_F32, kVector,
+                                  1, &id));
+  TRY_TWICE(shard_model_freeze(rank->model, kFrozen));
+  int32_t head = 0;
+  TRY_TWICE(shard_model_add_module(rank->model, 0, "head", "Linear", &head));
+  TRY_TWICE(shard_model_tie(rank->model, head, "weight", kEmbedding));
+  int32_t group = 0;
+  TRY_TWICE(shard_model_add_param_group(rank->model, "sgd?lr=0.1&momentum=0.9",
+                                        kBiases, 2, &group));
+}
+
+void MakePlan(HostRank* rank) {
+  shard_plan_options options = SHARD_PLAN_OPTIONS_INIT;
+  options.stage = rank->world->stage;
+  options.world_size = rank->world->ranks;
+  options.optimizer = "adamw?lr=0.01";
+  options.wrap = "class?names=Block";
+  TRY_TWICE(shard_plan_create(rank->model, &options, &rank->plan));
+}
+
+void Open(HostRank* rank) {
+  shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
+  options.rank = rank->rank;
+  options.world_size = rank->world->ranks;
+  options.timeout = rank->open_timeout;
+  TRY(shard_comm_open(rank->world->url, &options, &rank->comm));
+}
+
+void MakeEngine(HostRank* rank) {
+  shard_engine_options options = SHARD_ENGINE_OPTIONS_INIT;
+  options.loss_scaling = "dynamic?init_scale=4";
+  options.overlap = rank->world->overlap;
+  options.device = rank->world->device;
+  TRY(shard_engine_create(rank->plan, rank->comm, &options, &rank->engine));
+}
+
+void Fill(HostRank* rank) {
+  static constexpr float kInitial[kRows * kCols] = {0.5f, -0.25f, 1.0f};
+  for (int32_t param = 0; param < kParams; ++param) {
+    shard_param_info info = SHARD_PARAM_INFO_INIT;
+    TRY(shard_plan_param_info(rank->plan, param, &info));
+    const size_t size = info.dtype == SHARD_F32 ? 4 : 2;
+    TRY(shard_engine_set_param(rank->engine, param, kInitial,
+                               static_cast<size_t>(info.numel) * size));
+  }
+  TRY(shard_engine_broadcast_params(rank->engine, 0));
+}
+
+// Writes the gradients of the unit's parameters.
+void WriteGrads(HostRank* rank, int32_t unit) {
+  for (int32_t param = 0; param < kParams; ++param) {
+    int32_t of = 0;
+    TRY(shard_plan_unit_of(rank->plan, param, &of));
+    if (of != unit || param == kFrozen) continue;
+    void* data = nullptr;
+    int64_t numel = 0;
+    TRY(shard_engine_grad(rank->engine, param, &data, &numel));
+    // The bits of small numbers in both types.
+    const bool f32 = param != kWeight0 && param != kWeight1;
+    std::memset(data, 0x3c, static_cast<size_t>(numel) * (f32 ? 4 : 2));
+  }
+}
+
+void Step(HostRank* rank) {
+  const int32_t units = shard_plan_num_units(rank->plan);
+  for (int32_t unit = 0; unit < units; ++unit) {
+    TRY(shard_engine_unit_acquire(rank->engine, unit, SHARD_PASS_FORWARD, 0));
+    TRY(shard_engine_unit_release(rank->engine, unit));
+  }
+  for (int32_t unit = units; unit-- > 0;) {
+    TRY(shard_engine_unit_acquire(rank->engine, unit, SHARD_PASS_BACKWARD, 0));
+    WriteGrads(rank, unit);
+    if (rank->code != SHARD_OK) return;
+    TRY(shard_engine_unit_grads_ready(rank->engine, unit));
+    TRY(shard_engine_unit_release(rank->engine, unit));
+  }
+  shard_step_options options = SHARD_STEP_OPTIONS_INIT;
+  options.max_grad_norm = 1;
+  shard_step_report report = SHARD_STEP_REPORT_INIT;
+  TRY(shard_engine_step(rank->engine, &options, &report));
+}
+
+void PrepareNothing(HostRank*) {}
+void CheckNothing(HostRank*) {}
+
+#define THEN(part) \
+  part(rank);      \
+  if (rank->code != SHARD_OK) return
+
+void PreparePlan(HostRank* rank) {
+  THEN(MakeModel);
+  THEN(MakePlan);
+}
+
+void PrepareComm(HostRank* rank) {
+  THEN(PreparePlan);
+  THEN(Open);
+}
+
+void PrepareEngine(HostRank* rank) {
+  THEN(PrepareComm);
+  THEN(MakeEngine);
+}
+
+void PrepareFilled(HostRank* rank) {
+  THEN(PrepareEngine);
+  THEN(Fill);
+}
+
+void PrepareTrained(HostRank* rank) {
+  THEN(PrepareFilled);
+  THEN(Step);
+}
+
+// ---- What runs while allocations fail --------------------------------------
+
+void RunPlan(HostRank* rank) {
+  THEN(MakeModel);
+  THEN(MakePlan);
+  char text[32];
+  size_t length = 0;
+  shard_memory memory = SHARD_MEMORY_INIT;
+  const shard_plan* const plan = rank->plan;
+  TRY_TWICE(shard_plan_memory(plan, &memory));
+  TRY_TWICE(shard_plan_memory_unshared(plan, &memory));
+  // Of the plan's text only the beginning fits: which is no error.
+  TRY_TWICE(shard_plan_text(plan, nullptr, 0, &length));
+  TRY_TWICE(shard_plan_json(plan, nullptr, 0, &length));
+  TRY_TWICE(shard_plan_warnings(plan, nullptr, 0, &length));
+  int32_t number = 0;
+  TRY_TWICE(shard_plan_num_names(plan, &number));
+  shard_name_info name = SHARD_NAME_INFO_INIT;
+  TRY_TWICE(shard_plan_name_info(plan, 1, &name));
+  TRY_TWICE(
+      shard_plan_param_name(plan, kBias0, 0, text, sizeof(text), &length));
+  TRY_TWICE(shard_plan_find_param(plan, "first.bias", &number));
+  shard_module_info module = SHARD_MODULE_INFO_INIT;
+  TRY_TWICE(shard_plan_module_info(plan, 1, &module));
+  TRY_TWICE(shard_plan_module_name(plan, 1, text, sizeof(text), &length));
+  TRY_TWICE(shard_plan_module_class(plan, 1, text, sizeof(text), &length));
+  TRY_TWICE(shard_clean_tensor_name("module._orig_mod.first.bias", 1, text,
+                                    sizeof(text), &length));
+  shard_slice slices[8];
+  for (shard_slice& slice : slices) slice = SHARD_SLICE_INIT;
+  TRY_TWICE(shard_plan_slices(plan, 0, 0, 10, 0, slices, 8, &length));
+  double lr = 0;
+  TRY_TWICE(shard_schedule_lr("cosine?lr=1&total=10", 3, &lr));
+}
+
+void RunOpen(HostRank* rank) { Open(rank); }
+
+void RunComm(HostRank* rank) {
+  double values[] = {1, 2, 3};
+  TRY(shard_comm_barrier(rank->comm, 0));
+  TRY(shard_comm_sum(rank->comm, values, 3, 0));
+}
+
+void RunCreate(HostRank* rank) { MakeEngine(rank); }
+
+void RunFill(HostRank* rank) { Fill(rank); }
+
+// The bits of a parameter, which are the same on all ranks.
+void HashParam(HostRank* rank) {
+  TRY(shard_engine_unit_acquire(rank->engine, 0, SHARD_PASS_FORWARD, 0));
+  void* data = nullptr;
+  int64_t numel = 0;
+  TRY(shard_engine_param(rank->engine, kEmbedding, &data, &numel));
+  uint64_t hash = 14695981039346656037u;
+  for (int64_t i = 0; i < numel * 4; ++i) {
+    hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 1099511628211u;
+  }
+  rank->result = hash;
+  TRY(shard_engine_unit_release(rank->engine, 0));
+}
+
+void RunStep(HostRank* rank) {
+  THEN(Step);
+  THEN(Step);
+  TRY_TWICE(shard_engine_set_hyper(rank->engine, -1, "lr", 0.5));
+  double value = 0;
+  TRY_TWICE(shard_engine_get_hyper(rank->engine, 0, "beta1", &value));
+  size_t length = 0;
+  char text[512];
+  TRY_TWICE(
+      shard_engine_group_text(rank->engine, 1, text, sizeof(text), &length));
+  shard_memory memory = SHARD_MEMORY_INIT;
+  TRY_TWICE(shard_engine_memory(rank->engine, &memory));
+  HashParam(rank);
+}
+
+void RunSummon(HostRank* rank) {
+  TRY(shard_engine_summon(rank->engine, 0, -1, 0));
+  TRY(shard_engine_summon_end(rank->engine, 1, 0));
+}
+
+void RunReplan(HostRank* rank) {
+  constexpr int32_t kParam[] = {kFrozen};
+  int32_t group = 0;
+  TRY(shard_engine_add_param_group(rank->engine, "?lr=0.5", kParam, 1, 0,
+                                   &group));
+  TRY(shard_engine_set_trainable(rank->engine, kParam, 1, 0, 0));
+}
+
+void Save(HostRank* rank, const char* name, shard_async** async) {
+  char root[512];
+  std::snprintf(root, sizeof(root), "%s/%s", rank->folder, name);
+  TRY_TWICE(
+      shard_engine_set_blob(rank->engine, "data loader", 1, "abcdefgh", 8));
+  shard_save_options options = SHARD_SAVE_OPTIONS_INIT;
+  options.overwrite = 1;
+  options.threads = 2;
+  options.keep_last = 1;
+  options.timeout = 30;
+  TRY(shard_checkpoint_save(rank->engine, root, &options, async));
+}
+
+void RunSave(HostRank* rank) { Save(rank, "new", nullptr); }
+
+void RunSaveAsync(HostRank* rank) {
+  Save(rank, "new", &rank->async);
+  if (rank->code != SHARD_OK) return;
+  TRY(shard_async_wait(rank->async, 0));
+}
+
+// Leaves the save to the free functions.
+void RunSaveAndLeave(HostRank* rank) { Save(rank, "new", &rank->async); }
+
+void RunLoad(HostRank* rank) {
+  char root[512];
+  std::snprintf(root, sizeof(root), "%s/saved", rank->folder);
+  shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
+  options.threads = 2;
+  options.timeout = 30;
+  shard_load_report report = SHARD_LOAD_REPORT_INIT;
+  TRY(shard_checkpoint_load(rank->engine, root, &options, &report));
+  char text[128];
+  size_t length = 0;
+  TRY_TWICE(shard_engine_load_json(rank->engine, text, sizeof(text), &length));
+  const void* blob = nullptr;
+  TRY_TWICE(shard_engine_blob(rank->engine, "data loader", &blob, &length));
+  HashParam(rank);
+}
+
+int32_t TakeTensor(const char*, const shard_tensor_info*, const void*, void*) {
+  return 0;
+}
+
+void RunState(HostRank* rank) {
+  shard_state_options options = SHARD_STATE_OPTIONS_INIT;
+  options.copy = 1;
+  TRY_TWICE(shard_state_get(rank->engine, &options, &rank->state));
+  char text[128];
+  size_t length = 0;
+  shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
+  TRY_TWICE(shard_state_tensor(rank->state, 0, &info));
+  TRY_TWICE(
+      shard_state_tensor_key(rank->state, 0, text, sizeof(text), &length));
+  double value = 0;
+  TRY_TWICE(
+      shard_state_number(rank->state, 0, &value, text, sizeof(text), &length));
+  TRY(shard_state_gather(rank->engine, nullptr, -1, TakeTensor, nullptr));
+  TRY(shard_state_load(rank->engine, rank->state, nullptr, 0, nullptr));
+  HashParam(rank);
+}
+
+void RunFilledState(HostRank* rank) {
+  static constexpr float kValues[kRows] = {1, 2, 3};
+  constexpr int64_t kShape[] = {kRows};
+  TRY_TWICE(shard_state_create(&rank->filled));
+  TRY_TWICE(shard_state_add(rank->filled, "first.bias", SHARD_F32, kShape, 1,
+                            kValues, sizeof(kValues)));
+  TRY_TWICE(shard_state_add(rank->filled, "state.first.bias.momentum_buffer",
+                            SHARD_F32, kShape, 1, kValues, sizeof(kValues)));
+  TRY_TWICE(shard_state_add_number(rank->filled, "state.first.bias.step", 7));
+  int64_t tensor = 0;
+  TRY_TWICE(shard_state_find(rank->filled, "first.bias", &tensor));
+  shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
+  options.not_strict = 1;
+  shard_load_report report = SHARD_LOAD_REPORT_INIT;
+  TRY(shard_state_load(rank->engine, rank->filled, &options, 1, &report));
+}
+
+void RunShutdown(HostRank* rank) { TRY(shard_comm_shutdown(rank->comm, 0)); }
+
+void RunFiles(HostRank* rank) {
+  char path[512];
+  std::snprintf(path, sizeof(path), "%s/saved", rank->folder);
+  TRY_TWICE(shard_checkpoint_open(path, &rank->checkpoint));
+  shard_checkpoint_info info = SHARD_CHECKPOINT_INFO_INIT;
+  TRY_TWICE(shard_checkpoint_get_info(rank->checkpoint, &info));
+  int64_t tensor = 0;
+  TRY_TWICE(shard_checkpoint_find(rank->checkpoint, "first.bias", &tensor));
+  float values[kRows];
+  TRY_TWICE(shard_checkpoint_read(rank->checkpoint, tensor, 0, kRows, values,
+                                  sizeof(values)));
+  TRY_TWICE(shard_checkpoint_verify(rank->checkpoint, 2, nullptr, nullptr));
+  shard_convert_options options = SHARD_CONVERT_OPTIONS_INIT;
+  options.overwrite = 1;
+  options.threads = 2;
+  std::snprintf(path, sizeof(path), "%s/new", rank->folder);
+  TRY(shard_checkpoint_write(rank->checkpoint, path, &options));
+  std::snprintf(path, sizeof(path), "%s/model.safetensors", rank->folder);
+  options.content = SHARD_STATE_MODEL;
+  options.expand_aliases = 1;
+  TRY(shard_checkpoint_export(rank->checkpoint, path, &options));
+  shard_checkpoint_free(std::exchange(rank->checkpoint, nullptr));
+  TRY_TWICE(shard_checkpoint_open(path, &rank->checkpoint));
+  TRY_TWICE(shard_checkpoint_verify(rank->checkpoint, 2, nullptr, nullptr));
+}
+
+void CheckSaved(HostRank* rank) {
+  char path[512];
+  std::snprintf(path, sizeof(path), "%s/new", rank->folder);
+  TRY(shard_checkpoint_open(path, &rank->checkpoint));
+  TRY(shard_checkpoint_verify(rank->checkpoint, 1, nullptr, nullptr));
+}
+
+constexpr Flow kFlows[] = {
+    {"plan", PrepareNothing, RunPlan, CheckNothing, false},
+    {"open", PrepareNothing, RunOpen, CheckNothing},
+    {"comm", PrepareComm, RunComm, CheckNothing},
+    {"create", PrepareComm, RunCreate, CheckNothing},
+    {"fill", PrepareEngine, RunFill, CheckNothing},
+    {"step", PrepareFilled, RunStep, CheckNothing},
+    {"summon", PrepareTrained, RunSummon, CheckNothing},
+    {"replan", PrepareTrained, RunReplan, CheckNothing},
+    {"save", PrepareTrained, RunSave, CheckSaved},
+    {"save_async", PrepareTrained, RunSaveAsync, CheckSaved},
+    {"save_and_leave", PrepareTrained, RunSaveAndLeave, CheckNothing},
+    {"load", PrepareFilled, RunLoad, CheckNothing},
+    {"state", PrepareTrained, RunState, CheckNothing},
+    {"filled_state", PrepareTrained, RunFilledState, CheckNothing},
+    {"shutdown", PrepareTrained, RunShutdown, CheckNothing},
+    {"files", PrepareNothing, RunFiles, CheckNothing, false},
+};
+
+}  // namespace
+
+std::span<const World> Worlds() { return kWorlds; }
+std::span<const Flow> Flows() { return kFlows; }
+
+void SaveForFlows(HostRank* rank) {
+  PrepareTrained(rank);
+  if (rank->code == SHARD_OK) Save(rank, "saved", nullptr);
+}
+
+void FreeAll(HostRank* rank) {
+  shard_state_free(std::exchange(rank->state, nullptr));
+  shard_state_free(std::exchange(rank->filled, nullptr));
+  shard_engine_free(std::exchange(rank->engine, nullptr));
+  shard_async_free(std::exchange(rank->async, nullptr));
+  shard_checkpoint_free(std::exchange(rank->checkpoint, nullptr));
+  shard_comm_free(std::exchange(rank->comm, nullptr));
+  shard_plan_free(std::exchange(rank->plan, nullptr));
+  shard_model_free(std::exchange(rank->model, nullptr));
+}
+
+}  // namespace shard

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Flows: what a host does with libshard, cut where its memory may run out. A
+// flow has a part that prepares, and one that runs while allocations fail. It
+// ends at the first error, and then frees what it has, as hosts do.
+//
+// The code of the host itself allocates nothing, so that every allocation is
+// the library's.
+
+#ifndef SHARD_TESTS_FAULT_HOST_FLOWS_H_
+#define SHARD_TESTS_FAULT_HOST_FLOWS_H_
+
+#include <cstdint>
+#include <ostream>
+#include <span>
+
+#include "shard/shard.h"
+
+namespace shard {
+
+// A kind of group and engine.
+struct World {
+  const char* name;
+  const char* url;
+  int ranks;
+  int stage;
+  int overlap;
+  const char* device;
+};
+
+// One rank of a host: its handles, and how its flow ended.
+struct HostRank {
+  const World* world = nullptr;
+  int rank = 0;
+  double open_timeout = 30;
+  const char* folder = nullptr;  // Of checkpoints; "saved" in it has one.
+  // Errors of calls that change nothing when they fail: such a call is made
+  // once more, and then has to succeed.
+  bool retries = false;
+
+  shard_model* model = nullptr;
+  shard_plan* plan = nullptr;
+  shard_comm* comm = nullptr;
+  shard_engine* engine = nullptr;
+  shard_state* state = nullptr;
+  shard_state* filled = nullptr;
+  shard_async* async = nullptr;
+  shard_checkpoint* checkpoint = nullptr;
+
+  // Of the first call that failed.
+  shard_code code = SHARD_OK;
+  char call[64] = {};
+  char message[256] = {};
+  uint64_t result = 0;  // A hash of what the flow computed.
+};
+
+struct Flow {
+  const char* name;
+  void (*prepare)(HostRank* rank);
+  void (*run)(HostRank* rank);
+  // On rank 0 when no rank saw an error: looks at what the flow left.
+  void (*check)(HostRank* rank);
+  bool of_ranks = true;  // Also runs with several ranks.
+};
+
+inline std::ostream& operator<<(std::ostream& out, const World& world) {
+  return out << world.name;
+}
+inline std::ostream& operator<<(std::ostream& out, const Flow& flow) {
+  return out << flow.name;
+}
+
+std::span<const World> Worlds();
+std::span<const Flow> Flows();
+
+// Saves the checkpoint that flows load. Sets rank->code.
+void SaveForFlows(HostRank* rank);
+
+// Frees every handle.
+void FreeAll(HostRank* rank);
+
+}  // namespace shard
+
+#endif  // SHARD_TESTS_FAULT_HOST_FLOWS_H_
