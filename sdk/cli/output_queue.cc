@@ -2,6 +2,7 @@
 
 #include "sdk/cli/output_queue.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -47,10 +48,14 @@ void WriteAll(int fd, std::string_view bytes) {
 
 struct OutputQueue::State {
   explicit State(int to)
-      : fd(to), progress(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+      : fd(::fcntl(to, F_DUPFD_CLOEXEC, 0)),
+        progress(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
   ~State() {
+    if (fd >= 0) ::close(fd);
     if (progress >= 0) ::close(progress);
   }
+
+  bool can_run() const { return fd >= 0 && progress >= 0; }
 
   void Run() {
     std::unique_lock lock(mutex);
@@ -73,6 +78,8 @@ struct OutputQueue::State {
     }
   }
 
+  // A copy: the number of the caller's may be another file's by the time that
+  // a stuck write ends.
   const int fd;
   const int progress;
   std::mutex mutex;
@@ -82,7 +89,8 @@ struct OutputQueue::State {
   bool closed = false;
 };
 
-OutputQueue::OutputQueue(int fd) : state_(std::make_shared<State>(fd)) {}
+OutputQueue::OutputQueue(int fd)
+    : fd_(fd), state_(std::make_shared<State>(fd)) {}
 
 OutputQueue::~OutputQueue() {
   bool idle = false;
@@ -101,14 +109,14 @@ OutputQueue::~OutputQueue() {
 }
 
 void OutputQueue::Append(std::string_view text) {
-  if (!thread_.joinable() && state_->progress >= 0) {
+  if (!thread_.joinable() && state_->can_run()) {
     try {
       thread_ = std::thread([state = state_] { state->Run(); });
     } catch (const std::system_error&) {
       // No more threads on this machine.
     }
   }
-  if (!thread_.joinable()) return WriteAll(state_->fd, text);
+  if (!thread_.joinable()) return WriteAll(fd_, text);
   {
     const std::lock_guard lock(state_->mutex);
     state_->text += text;

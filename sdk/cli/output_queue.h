@@ -31,7 +31,7 @@ class OutputQueue {
   // the caller has read it already.
   static constexpr size_t kFullBytes = size_t{1} << 20;
 
-  // Does not own `fd`. Without eventfds or threads Append writes itself, and
+  // Does not own `fd`. Without descriptors or threads Append writes itself, and
   // may block.
   explicit OutputQueue(int fd);
   ~OutputQueue();
@@ -55,6 +55,7 @@ class OutputQueue {
  private:
   struct State;
 
+  const int fd_;
   // Shared with the thread, which may be stuck in a write for good.
   const std::shared_ptr<State> state_;
   std::thread thread_;
