@@ -30,9 +30,10 @@ BufferPlanner::BufferPlanner(const Model& model, const PlanOptions& options,
       state_lists_(state_lists),
       shared_(2 * options.groups.size(), nullptr) {}
 
-StatusOr<FlatBufferPlan> BufferPlanner::Plan(const BufferInventory& buffer,
-                                             std::span<const int32_t> ranges) {
-  FlatBufferPlan plan = {};
+Status BufferPlanner::Plan(const BufferInventory& buffer,
+                           std::span<const int32_t> ranges,
+                           FlatBufferPlan* to) {
+  FlatBufferPlan& plan = *to;
   plan.unit = buffer.unit;
   plan.dtype = buffer.dtype;
   plan.trainable = buffer.trainable;
@@ -46,11 +47,8 @@ StatusOr<FlatBufferPlan> BufferPlanner::Plan(const BufferInventory& buffer,
   const GroupOptions& group =
       options_.groups[static_cast<size_t>(buffer.group)];
 
-  // The least number of elements whose bytes are a multiple of it.
   FlatLayout::Alignment alignment;
-  alignment.shard = options_.alignment_bytes /
-                    std::gcd(options_.alignment_bytes,
-                             static_cast<int64_t>(DTypeSize(buffer.dtype)));
+  alignment.shard = ShardAlignment(buffer.dtype);
   if (buffer.trainable) {
     for (const StateTensor& state : group.states) {
       // Blocks that begin with their parameter hold the same elements in every
@@ -66,16 +64,26 @@ StatusOr<FlatBufferPlan> BufferPlanner::Plan(const BufferInventory& buffer,
       buffer.owned_whole
           ? FlatLayout::Owned(params, numels, ranges, world_size, alignment)
           : FlatLayout::Even(params, numels, world_size, alignment));
-  if (!buffer.trainable) return plan;
+  if (!buffer.trainable) return Status();
 
   if (group.tensor == nullptr) {
     plan.states = SharedStates(plan);
-    return plan;
+    return Status();
   }
   std::vector<StatePlan> states = StatesOf(plan);
   SHARD_RETURN_IF_ERROR(LayOutStates(buffer, ranges, alignment, &states));
   plan.states = state_lists_->emplace_back(std::move(states));
-  return plan;
+  return Status();
+}
+
+int64_t BufferPlanner::ShardAlignment(DType dtype) {
+  int64_t& elements = shard_alignments_[static_cast<size_t>(dtype)];
+  if (elements == 0) {
+    elements = options_.alignment_bytes /
+               std::gcd(options_.alignment_bytes,
+                        static_cast<int64_t>(DTypeSize(dtype)));
+  }
+  return elements;
 }
 
 std::vector<StatePlan> BufferPlanner::StatesOf(

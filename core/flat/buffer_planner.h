@@ -5,6 +5,7 @@
 #ifndef SHARD_CORE_FLAT_BUFFER_PLANNER_H_
 #define SHARD_CORE_FLAT_BUFFER_PLANNER_H_
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -28,16 +29,18 @@ class BufferPlanner {
                 const Inventory& inventory,
                 std::deque<std::vector<StatePlan>>* state_lists);
 
-  // `ranges`: in which range each parameter lies; empty when the buffer is cut
-  // evenly.
-  StatusOr<FlatBufferPlan> Plan(const BufferInventory& buffer,
-                                std::span<const int32_t> ranges);
+  // Fills a plan that is new. `ranges`: in which range each parameter lies;
+  // empty when the buffer is cut evenly.
+  Status Plan(const BufferInventory& buffer, std::span<const int32_t> ranges,
+              FlatBufferPlan* to);
 
   // What stepping the parameters of `buffer` takes at once: what the optimizer
   // asks for, and an fp32 form of a parameter that has no other.
   StatusOr<int64_t> WorkspaceNumel(const FlatBufferPlan& buffer) const;
 
  private:
+  // The least number of elements whose bytes are a multiple of alignment_bytes.
+  int64_t ShardAlignment(DType dtype);
   std::vector<StatePlan> StatesOf(const FlatBufferPlan& plan) const;
   std::span<const StatePlan> SharedStates(const FlatBufferPlan& plan);
 
@@ -51,6 +54,8 @@ class BufferPlanner {
   const PlanOptions& options_;
   const Inventory& inventory_;
   std::deque<std::vector<StatePlan>>* state_lists_;
+  // By DType; 0 where none was needed yet.
+  std::array<int64_t, 5> shard_alignments_{};
   // By 2 * group + has_masters; null where none was needed yet.
   std::vector<const std::vector<StatePlan>*> shared_;
 };

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -64,10 +65,12 @@ class InventoryTaker {
     const auto param = static_cast<size_t>(reference.param);
     const Model::Param& info = model_.params()[param];
     if (info.ignored) return;
-    fingerprint_->AddString(reference.name);
+    PrefetchShapeAfter(static_cast<size_t>(index));
+    const auto name_size = static_cast<uint32_t>(reference.name.size());
+    const std::string_view name = reference.name;
     if (inventory_.buffer_of[param] >= 0) {
-      fingerprint_->Add(kAliasRecord);
-      fingerprint_->Add(PositionOf(reference.param));
+      fingerprint_->AddAll(name_size, name, kAliasRecord,
+                           PositionOf(reference.param));
       return;
     }
     const int32_t buffer = BufferOf(info);
@@ -75,12 +78,13 @@ class InventoryTaker {
     inventory_.walk.push_back(reference.param);
     inventory_.numels.push_back(info.numel);
     ++At(buffer).count;
-    fingerprint_->Add(static_cast<uint32_t>(info.dtype) |
-                      uint32_t{info.trainable} << 8 |
-                      static_cast<uint32_t>(info.shape.size()) << 16);
-    fingerprint_->Add(info.group);
-    fingerprint_->AddBytes(info.shape.data(),
-                           info.shape.size() * sizeof(info.shape[0]));
+    const uint32_t kind = static_cast<uint32_t>(info.dtype) |
+                          uint32_t{info.trainable} << 8 |
+                          static_cast<uint32_t>(info.shape.size()) << 16;
+    const std::string_view shape(
+        reinterpret_cast<const char*>(info.shape.data()),
+        info.shape.size() * sizeof(info.shape[0]));
+    fingerprint_->AddAll(name_size, name, kind, info.group, shape);
   }
 
   Inventory Take() {
@@ -94,6 +98,17 @@ class InventoryTaker {
   }
 
  private:
+  // Shapes are the only thing here that lies anywhere in memory. Names mostly
+  // stand in the order of the walk, so it is known early which come next.
+  void PrefetchShapeAfter(size_t index) const {
+    constexpr size_t kAhead = 8;
+    const auto& references = model_.references();
+    if (index + kAhead >= references.size()) return;
+    const ParamId param = references[index + kAhead].param;
+    __builtin_prefetch(
+        model_.params()[static_cast<size_t>(param)].shape.data());
+  }
+
   // A unit that the walk is inside of.
   struct OpenedUnit {
     int32_t unit;

@@ -31,6 +31,10 @@ Status CheckInputs(std::span<const ParamId> params,
 
 // False when the result is beyond int64. REQUIRES: value >= 0.
 bool RoundUp(int64_t value, int64_t alignment, int64_t* result) {
+  if (alignment == 1) {  // As for every slot of most plans: no division.
+    *result = value;
+    return true;
+  }
   const int64_t remainder = value % alignment;
   const int64_t missing = remainder == 0 ? 0 : alignment - remainder;
   return !__builtin_add_overflow(value, missing, result);
@@ -49,10 +53,11 @@ StatusOr<int64_t> ShardNumel(int64_t numel, int world_size,
   int64_t multiple = 0;
   int64_t padded = 0;
   int64_t total = 0;
-  if (__builtin_mul_overflow(
-          alignment.shard,
-          alignment.slot / std::gcd(alignment.shard, alignment.slot),
-          &multiple) ||
+  const int64_t more =
+      alignment.slot == 1
+          ? 1
+          : alignment.slot / std::gcd(alignment.shard, alignment.slot);
+  if (__builtin_mul_overflow(alignment.shard, more, &multiple) ||
       !RoundUp(numel, multiple, &padded) ||
       __builtin_mul_overflow(padded, static_cast<int64_t>(world_size),
                              &total)) {

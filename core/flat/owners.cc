@@ -139,11 +139,12 @@ bool IsOwnedWhole(const PlanOptions& options, bool trainable, GroupId group) {
 StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
     const Model& model, const PlanOptions& options,
     const Inventory& inventory) {
-  std::vector<std::vector<int32_t>> by_buffer(inventory.buffers.size());
+  std::vector<std::vector<int32_t>> by_buffer;
   const bool any =
       std::any_of(inventory.buffers.begin(), inventory.buffers.end(),
                   [](const BufferInventory& b) { return b.owned_whole; });
   if (!any) return by_buffer;
+  by_buffer.resize(inventory.buffers.size());
 
   std::vector<int32_t> owner_of;  // By ParamId.
   if (options.partition == Partition::kManual) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -23,25 +24,22 @@ namespace shard {
 
 namespace {
 
-// The engine counts bytes of one buffer, and of all, in 64 bits.
-Status CheckBytes(const std::vector<FlatBufferPlan>& buffers) {
+// The engine counts bytes of one buffer, and of all, in 64 bits. Adds the
+// elements of `buffer` to those of the buffers before it.
+Status CheckBytes(const FlatBufferPlan& buffer, int64_t* total) {
   // No element with its gradient and all of its states takes more than 64
   // bytes, and page rounding no more than a page per tensor.
   constexpr int64_t kMaxElements = std::numeric_limits<int64_t>::max() / 1024;
-  int64_t total = 0;
-  for (const FlatBufferPlan& buffer : buffers) {
-    int64_t largest = buffer.layout.padded_numel();
-    for (size_t s = 0; s < buffer.states.size(); ++s) {
-      largest = std::max(largest, buffer.StateLayout(s).padded_numel());
-    }
-    if (__builtin_add_overflow(total, largest, &total) ||
-        total > kMaxElements) {
-      return InvalidArgument("a flat buffer of ", largest, " elements of ",
-                             DTypeName(buffer.dtype), " and ",
-                             buffer.states.size(),
-                             " optimizer states brings the plan to more than "
-                             "2^53 elements");
-    }
+  int64_t largest = buffer.layout.padded_numel();
+  for (size_t s = 0; s < buffer.states.size(); ++s) {
+    largest = std::max(largest, buffer.StateLayout(s).padded_numel());
+  }
+  if (__builtin_add_overflow(*total, largest, total) || *total > kMaxElements) {
+    return InvalidArgument("a flat buffer of ", largest, " elements of ",
+                           DTypeName(buffer.dtype), " and ",
+                           buffer.states.size(),
+                           " optimizer states brings the plan to more than "
+                           "2^53 elements");
   }
   return Status();
 }
@@ -121,11 +119,14 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
   BufferPlanner planner(*model_, options_, inventory, &state_lists_);
   buffers_.reserve(inventory.buffers.size());
   places_.resize(model_->params().size());
+  int64_t elements = 0;
   for (size_t i = 0; i < inventory.buffers.size(); ++i) {
-    std::vector<int32_t>& ranges = owners[i];
+    std::span<int32_t> ranges;
+    if (!owners.empty()) ranges = owners[i];
     for (int32_t& owner : ranges) owner = RangeOf(owner);
-    SHARD_ASSIGN_OR_RETURN(FlatBufferPlan buffer,
-                           planner.Plan(inventory.buffers[i], ranges));
+    FlatBufferPlan& buffer = buffers_.emplace_back();
+    SHARD_RETURN_IF_ERROR(planner.Plan(inventory.buffers[i], ranges, &buffer));
+    SHARD_RETURN_IF_ERROR(CheckBytes(buffer, &elements));
     const auto index = static_cast<int32_t>(i);
     for (const Slot& slot : buffer.layout.slots()) {
       places_[static_cast<size_t>(slot.param)] = {index, slot.offset};
@@ -135,9 +136,7 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
                            planner.WorkspaceNumel(buffer));
     workspace_numel_ = std::max(workspace_numel_, workspace);
     units_[static_cast<size_t>(buffer.unit)].buffers.push_back(index);
-    buffers_.push_back(std::move(buffer));
   }
-  SHARD_RETURN_IF_ERROR(CheckBytes(buffers_));
   ChooseSharding();
 
   // In walk order, so that the order in which a rank added things is no

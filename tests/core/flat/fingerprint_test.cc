@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace shard {
 namespace {
@@ -34,6 +35,25 @@ TEST(Fingerprint, PiecesOfAnySize) {
                            std::min(piece, bytes.size() - at));
     }
     EXPECT_EQ(fingerprint.Finish(), expected) << piece;
+  }
+}
+
+// The same as one piece after the other, wherever the buffer's edges are.
+TEST(Fingerprint, AllAtOnce) {
+  const std::string text(70'000, 'x');
+  for (size_t before = 16 * 1024 - 60; before <= 16 * 1024; ++before) {
+    for (const size_t size : {0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 40, 70'000}) {
+      const std::string_view piece = std::string_view(text).substr(0, size);
+      Fingerprint one;
+      Fingerprint all;
+      one.AddBytes(text.data(), before);
+      all.AddBytes(text.data(), before);
+      one.Add(uint32_t{1});
+      one.AddBytes(piece.data(), piece.size());
+      one.Add(int64_t{-2});
+      all.AddAll(uint32_t{1}, piece, int64_t{-2});
+      ASSERT_EQ(one.Finish(), all.Finish()) << before << ", " << size;
+    }
   }
 }
 
