@@ -20,6 +20,7 @@
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/engine/whole_state.h"
+#include "tests/core/flat/sharding.h"
 
 namespace shard {
 
@@ -37,6 +38,12 @@ inline std::shared_ptr<Model> AwkwardModel(DType dtype = DType::kF32) {
   EXPECT_TRUE(model->AddParam(block, "big", dtype, {31, 41}).ok());
   const ModuleId head = *model->AddModule(kRootModule, "head", "Head");
   EXPECT_TRUE(model->Tie(head, "weight", weight).ok());
+  // As many units of a few pages that stages 2 and 3 have something to shard.
+  for (int b = 0; b < 8; ++b) {
+    const ModuleId more =
+        *model->AddModule(kRootModule, StrCat("more", b), "Block");
+    EXPECT_TRUE(model->AddParam(more, "weight", dtype, {2200}).ok());
+  }
   return model;
 }
 
@@ -45,10 +52,12 @@ inline UnitTraining AwkwardTraining(int world_size, int variant) {
   training.model = AwkwardModel();
   training.plan.world_size = world_size;
   training.plan.stage = variant % 4;
+  training.plan.prefetch = 0;
   training.plan.partition =
       variant % 3 == 0 ? Partition::kGreedy : Partition::kEven;
   training.plan.buffer_bytes = variant % 2 == 0 ? 512 : 25 << 20;
-  training.wrap = variant % 5 < 3 ? "class?names=Block" : "";
+  training.wrap =
+      variant % 4 >= 2 || variant % 5 < 3 ? "class?names=Block" : "";
   training.link = variant % 2 == 1 ? "direct=0" : "";
   return training;
 }
@@ -70,6 +79,7 @@ inline void RunWorld(const UnitTraining& training, int steps,
                      const std::function<void(Engine*, UnitTrainer*)>& then) {
   const auto plan = PlanOf(training);
   ASSERT_OK(plan);
+  EXPECT_TRUE(ShardsAsItsStage(**plan));
   RunThreadRanks(
       training.plan.world_size,
       [&](const auto& comm) {
