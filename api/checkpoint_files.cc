@@ -120,6 +120,13 @@ shard_tensor_slice ToC(const shard::Slice& slice, bool has_checksum) {
 Status ReadElements(const FileStore& store, const shard::ReadRequest& request,
                     void* buffer, size_t bytes) {
   const TensorInfo info = store.tensor(request.tensor);
+  if (info.type == shard::ElementType::kOpaque) {
+    return shard::Unimplemented(
+        "tensor '", info.key, "' of ", store.describe(), " is of type ",
+        info.opaque_type,
+        ", whose values libshard cannot read; shard_checkpoint_export copies "
+        "it into another safetensors file");
+  }
   if (request.begin < 0 || request.numel < 0 ||
       request.numel > info.numel - request.begin) {
     return shard::OutOfRange("elements ", request.begin, " and ", request.numel,
@@ -221,6 +228,20 @@ shard_error* shard_checkpoint_tensor_key(const shard_checkpoint* checkpoint,
     SHARD_RETURN_IF_ERROR(CheckTensor(store, tensor));
     return CopyText(store.tensor(static_cast<size_t>(tensor)).key, buffer,
                     capacity, length);
+  });
+}
+
+shard_error* shard_checkpoint_tensor_type(const shard_checkpoint* checkpoint,
+                                          int64_t tensor, char* buffer,
+                                          size_t capacity,
+                                          size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(checkpoint);
+    const FileStore& store = *checkpoint->store;
+    SHARD_RETURN_IF_ERROR(CheckTensor(store, tensor));
+    return CopyText(TypeNameOf(store.tensor(static_cast<size_t>(tensor))),
+                    buffer, capacity, length);
   });
 }
 

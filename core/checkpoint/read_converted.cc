@@ -109,7 +109,8 @@ class Reader {
     if (CanConvert(from, to)) return from == ElementType::kQ8 && from != to;
     return InvalidArgument(
         "tensor '", store_.tensor(tensor).key, "' of type ",
-        ElementTypeName(from), " cannot become ", ElementTypeName(to),
+        TypeNameOf(store_.tensor(tensor)), " cannot become ",
+        ElementTypeName(to),
         "; f32, bf16, f16, f64 and q8 become f32, bf16, f16 and f64");
   }
 

@@ -21,6 +21,9 @@ namespace {
 // of many dimensions.
 constexpr uint64_t kSlackBytes = uint64_t{2} << 20;
 
+// Of a header. Today's format has seven.
+constexpr size_t kMaxOpaqueTypes = 255;
+
 constexpr std::string_view kMetadataKey = "__metadata__";
 
 // Sorts the indices of `size` elements by their keys. A key that two share, if
@@ -151,11 +154,11 @@ class SafetensorsHeader::Builder final : public JsonHandler {
     if (!type.has_value()) {
       return InTensor(Corrupt(
           "dtype ", QuoteForMessage(value),
-          " is not known; known are F64, F32, F16, BF16, F8_E4M3, F8_E5M2, "
-          "I64, I32, I16, I8, U64, U32, U16, U8 and BOOL"));
+          " is no name of a type: those are letters, digits and '_', at most ",
+          kMaxSafetensorsType));
     }
     tensor_.type = *type;
-    return Status();
+    return *type == ElementType::kOpaque ? OpaqueType(value) : Status();
   }
 
   Status Unsigned(uint64_t value) override {
@@ -265,6 +268,23 @@ class SafetensorsHeader::Builder final : public JsonHandler {
     return field_ == Field::kShape ? "shape" : "data_offsets";
   }
 
+  // There are few of them.
+  Status OpaqueType(std::string_view name) {
+    auto& types = header_.opaque_types_;
+    const auto known = std::find(types.begin(), types.end(), name);
+    tensor_.opaque_type = static_cast<uint8_t>(known - types.begin());
+    if (known != types.end()) return Status();
+    if (types.size() == kMaxOpaqueTypes) {
+      return ResourceExhausted("the header has tensors of more than ",
+                               kMaxOpaqueTypes,
+                               " element types that are not known");
+    }
+    std::string_view copy;
+    SHARD_RETURN_IF_ERROR(Copy(name, &copy));
+    types.push_back(copy);
+    return Status();
+  }
+
   Status TensorField(std::string_view key) {
     if (key == "dtype") {
       field_ = Field::kType;
@@ -290,6 +310,7 @@ class SafetensorsHeader::Builder final : public JsonHandler {
       field_ = field;
       return InTensor(Corrupt("it has no ", FieldName()));
     }
+    if (tensor_.type == ElementType::kOpaque) return AddOpaqueTensor();
     // As the format's own library: left to right, so that a product may
     // overflow although a 0 follows.
     constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
@@ -301,20 +322,41 @@ class SafetensorsHeader::Builder final : public JsonHandler {
       }
       bytes *= static_cast<uint64_t>(dim);
     }
+    SHARD_RETURN_IF_ERROR(CheckOffsets());
     const auto [begin, end] = offsets_;
-    if (end < begin) {
-      return InTensor(Corrupt("data_offsets [", begin, ", ", end,
-                              "] end before they begin"));
-    }
     if (end - begin != bytes) {
       return InTensor(Corrupt("data_offsets [", begin, ", ", end, "] are ",
                               end - begin, " bytes, and ",
                               SafetensorsTypeName(tensor_.type), " of shape ",
                               FormatList(dims_), " has ", bytes));
     }
-    tensor_.begin = begin;
-    tensor_.bytes = bytes;
-    tensor_.rank = static_cast<uint32_t>(dims_.size());
+    return KeepTensor();
+  }
+
+  // The bytes are what the offsets say.
+  Status AddOpaqueTensor() {
+    SHARD_RETURN_IF_ERROR(CheckOffsets());
+    const auto [begin, end] = offsets_;
+    const Status status =
+        CheckOpaqueTensor(header_.type_name(tensor_), dims_, end - begin)
+            .status();
+    if (!status.ok()) {
+      return InTensor(
+          Corrupt("data_offsets [", begin, ", ", end, "]: ", status.message()));
+    }
+    return KeepTensor();
+  }
+
+  Status CheckOffsets() const {
+    if (offsets_[0] <= offsets_[1]) return Status();
+    return InTensor(Corrupt("data_offsets [", offsets_[0], ", ", offsets_[1],
+                            "] end before they begin"));
+  }
+
+  Status KeepTensor() {
+    tensor_.begin = offsets_[0];
+    tensor_.bytes = offsets_[1] - offsets_[0];
+    tensor_.rank = static_cast<uint8_t>(dims_.size());
     const size_t shape_bytes = dims_.size() * sizeof(int64_t);
     if (shape_bytes > 0) {
       std::byte* memory = header_.arena_.Allocate(shape_bytes);

@@ -37,9 +37,20 @@ inline constexpr size_t kSafetensorsPrefixBytes = 8;
 inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
 inline constexpr size_t kMaxSafetensorsRank = 64;
 
-// "F32"; null for kQ8, which the format has not.
+// "F32"; null for kQ8, which the format has not, and for kOpaque, which are
+// several.
 const char* SafetensorsTypeName(ElementType type);
+// kOpaque for a type that libshard does not read: the format has some, and will
+// have more. nullopt for what is no name of a type: letters, digits and '_', at
+// most kMaxSafetensorsType.
 std::optional<ElementType> SafetensorsTypeOf(std::string_view name);
+inline constexpr size_t kMaxSafetensorsType = 32;
+
+// Whether elements of a type that is kOpaque, of a shape, can have so many
+// bytes. Of a type whose size is not known, any number. The number of elements.
+StatusOr<int64_t> CheckOpaqueTensor(std::string_view type,
+                                    std::span<const int64_t> shape,
+                                    uint64_t bytes);
 
 // N. kCorrupt when it cannot be that of a file of `file_bytes`.
 StatusOr<uint64_t> SafetensorsHeaderBytes(
@@ -51,14 +62,20 @@ class SafetensorsHeader {
   struct Tensor {
     std::string_view key;
     const int64_t* dims = nullptr;
-    uint32_t rank = 0;
+    uint8_t rank = 0;
+    uint8_t opaque_type = 0;  // Of kOpaque: for type_name.
     ElementType type = ElementType::kF32;
     uint64_t begin = 0;  // Counted from the header's end.
     uint64_t bytes = 0;
 
     std::span<const int64_t> shape() const { return {dims, rank}; }
     int64_t numel() const {
-      return static_cast<int64_t>(bytes / ElementSize(type));
+      if (type != ElementType::kOpaque) {
+        return static_cast<int64_t>(bytes / ElementSize(type));
+      }
+      int64_t product = 1;
+      for (const int64_t dim : shape()) product *= dim;
+      return product;
     }
   };
 
@@ -72,6 +89,12 @@ class SafetensorsHeader {
   // By ascending place, tensors without elements included.
   size_t num_tensors() const { return tensors_.size(); }
   const Tensor& tensor(size_t index) const { return tensors_[index]; }
+  // "F32", as in the file.
+  std::string_view type_name(const Tensor& tensor) const {
+    return tensor.type == ElementType::kOpaque
+               ? opaque_types_[tensor.opaque_type]
+               : SafetensorsTypeName(tensor.type);
+  }
   // -1: there is none. O(log n).
   int64_t Find(std::string_view key) const;
   // In the order of the file.
@@ -90,6 +113,7 @@ class SafetensorsHeader {
   std::deque<Tensor> tensors_;
   std::deque<std::pair<std::string_view, std::string_view>> metadata_;
   std::vector<uint32_t> by_key_;
+  std::vector<std::string_view> opaque_types_;  // Each once.
 };
 
 // What a header is made from.
@@ -97,6 +121,9 @@ struct SafetensorsTensor {
   std::string key;
   ElementType type = ElementType::kF32;
   std::vector<int64_t> shape;
+  // Of kOpaque: the name of the type, and the bytes of the tensor.
+  std::string opaque_type = {};
+  uint64_t opaque_bytes = 0;
 };
 
 // The bytes of each. Errors: kInvalidArgument for what Parse would refuse, keys
@@ -114,7 +141,9 @@ struct SafetensorsLayout {
 };
 
 // Lays the tensors out as the format's own library does: by type, those of
-// large elements first, then by key. Errors: those of CheckSafetensors, and
+// large elements first, then by key. Of types whose size is not known, tensors
+// of whole 8 bytes come first and the others last, so that none of a known type
+// loses its alignment. Errors: those of CheckSafetensors, and
 // kInvalidArgument for metadata that is not UTF-8; kResourceExhausted for a
 // header beyond the limit.
 StatusOr<SafetensorsLayout> LayOutSafetensors(

@@ -162,12 +162,18 @@ SafetensorsStore::Place SafetensorsStore::PlaceOf(size_t index) const {
 }
 
 TensorInfo SafetensorsStore::tensor(size_t index) const {
-  const SafetensorsHeader::Tensor& tensor = *PlaceOf(index).tensor;
-  return {.key = tensor.key,
-          .type = tensor.type,
-          .role = TensorRole::kParam,
-          .shape = tensor.shape(),
-          .numel = tensor.numel()};
+  const auto [part, found] = PlaceOf(index);
+  const SafetensorsHeader::Tensor& tensor = *found;
+  TensorInfo info = {.key = tensor.key,
+                     .type = tensor.type,
+                     .role = TensorRole::kParam,
+                     .shape = tensor.shape(),
+                     .numel = tensor.numel()};
+  if (tensor.type == ElementType::kOpaque) {
+    info.opaque_type = part->header.type_name(tensor);
+    info.opaque_bytes = tensor.bytes;
+  }
+  return info;
 }
 
 int64_t SafetensorsStore::Find(std::string_view key) const {
@@ -196,13 +202,23 @@ Status SafetensorsStore::Read(std::span<const ReadRequest> requests,
       return OutOfRange(description_, " has no tensor ", request.tensor,
                         "; it has ", num_tensors());
     }
-    const SafetensorsHeader::Tensor& tensor = *PlaceOf(request.tensor).tensor;
-    if (request.begin < 0 || request.numel < 0 ||
-        request.begin > tensor.numel() ||
-        request.numel > tensor.numel() - request.begin) {
+    const auto [part, found] = PlaceOf(request.tensor);
+    const SafetensorsHeader::Tensor& tensor = *found;
+    const bool opaque = tensor.type == ElementType::kOpaque;
+    if (opaque && !options.opaque_as_bytes) {
+      return Unimplemented("tensor ", QuoteForMessage(tensor.key), " of ",
+                           description_, " is of type ",
+                           part->header.type_name(tensor),
+                           ", whose values libshard cannot read; it can only "
+                           "be copied into another safetensors file");
+    }
+    const int64_t numel =
+        opaque ? static_cast<int64_t>(tensor.bytes) : tensor.numel();
+    if (request.begin < 0 || request.numel < 0 || request.begin > numel ||
+        request.numel > numel - request.begin) {
       return OutOfRange("tensor ", QuoteForMessage(tensor.key), " of ",
-                        description_, " has elements 0 to ", tensor.numel(),
-                        ", and ", request.numel, " from ", request.begin,
+                        description_, " has elements 0 to ", numel, ", and ",
+                        request.numel, " from ", request.begin,
                         " are asked for");
     }
     ranges.push_back({request.begin, request.numel, ElementSize(tensor.type)});
@@ -250,12 +266,17 @@ Status SafetensorsStore::Verify(const ReadOptions& options,
   std::vector<ReadRequest> requests;
   requests.reserve(num_tensors());
   for (size_t t = 0; t < num_tensors(); ++t) {
-    requests.push_back({t, 0, tensor(t).numel});
+    const TensorInfo info = tensor(t);
+    const bool opaque = info.type == ElementType::kOpaque;
+    requests.push_back(
+        {t, 0, opaque ? static_cast<int64_t>(info.opaque_bytes) : info.numel});
   }
+  ReadOptions read = options;
+  read.opaque_as_bytes = true;
   const auto look = [](size_t, int64_t, int64_t, const std::byte*) {
     return Status();
   };
-  const Status status = Read(requests, options, look);
+  const Status status = Read(requests, read, look);
   // It was cut since it was opened.
   if (status.code() != StatusCode::kCorrupt) return status;
   problems->push_back(status.message());

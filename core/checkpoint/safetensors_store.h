@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SafetensorsStore: a safetensors file, or several under an index, as a
-// FileStore. Every tensor is a parameter, under the key of the file. The
+// FileStore. Every tensor is a parameter, under the key of the file; those of
+// types that libshard does not read are kOpaque, and can be copied. The
 // format has no checksums: ReadOptions::verify does nothing.
 //
 // Symbolic links are followed, for Hugging Face's cache is made of them; but

@@ -336,8 +336,15 @@ Status ExportSafetensors(FileEnv* env, const TensorStore& from,
                                    ? std::string(info.key)
                                    : options.rename(info.key),
                         .type = info.type,
-                        .shape = {info.shape.begin(), info.shape.end()}});
-    requests.push_back({.tensor = index, .begin = 0, .numel = info.numel});
+                        .shape = {info.shape.begin(), info.shape.end()},
+                        .opaque_type = std::string(info.opaque_type),
+                        .opaque_bytes = info.opaque_bytes});
+    const bool opaque = info.type == ElementType::kOpaque;
+    requests.push_back({.tensor = index,
+                        .begin = 0,
+                        .numel = opaque
+                                     ? static_cast<int64_t>(info.opaque_bytes)
+                                     : info.numel});
     element_sizes.push_back(ElementSize(info.type));
   }
   SHARD_ASSIGN_OR_RETURN(
@@ -345,6 +352,7 @@ Status ExportSafetensors(FileEnv* env, const TensorStore& from,
       SafetensorsWriter::Create(env, path, std::move(to_write), options.write));
   ReadOptions read;
   read.threads = options.threads;
+  read.opaque_as_bytes = true;
   read.progress = options.progress;
   SHARD_RETURN_IF_ERROR(from.Read(
       requests, read,

@@ -37,10 +37,12 @@ const ElementTypeTraits* FindType(int32_t value) {
 bool IsElementType(int32_t value) { return FindType(value) != nullptr; }
 
 size_t ElementSize(ElementType type) {
+  if (type == ElementType::kOpaque) return 1;
   return FindType(static_cast<int32_t>(type))->size;
 }
 
 const char* ElementTypeName(ElementType type) {
+  if (type == ElementType::kOpaque) return "opaque";
   return FindType(static_cast<int32_t>(type))->name;
 }
 

@@ -35,19 +35,22 @@ enum class ElementType : int32_t {
   kU32 = 22,
   kU64 = 23,
   kBool = 24,  // One byte, 0 or 1.
+  // Of a type that is only carried, as bytes: TensorInfo has its name. Goes
+  // into no file of ours.
+  kOpaque = 32,
 };
 
 inline ElementType ElementTypeOf(DType dtype) {
   return static_cast<ElementType>(dtype);
 }
 
-// Whether a value is one of the above.
+// Whether a value is one of the above that may be in a checkpoint: not kOpaque.
 bool IsElementType(int32_t value);
 
-// Bytes of one. REQUIRES: one of the above.
+// Bytes of one; of kOpaque 1, for its bytes. REQUIRES: one of the above.
 size_t ElementSize(ElementType type);
 
-// "f32", "i64", ...
+// "f32", "i64", ...; "opaque".
 const char* ElementTypeName(ElementType type);
 
 // The scales of the q8 tensor "K" are the tensor "K.q8_scale".
@@ -73,10 +76,20 @@ struct TensorInfo {
   int64_t alias_of = -1;
   // Of states in q8: the StateKind whose codes they are; -1: unknown.
   int32_t codebook = 0;
+  // Of kOpaque: what the file calls the type, and all bytes of the tensor.
+  std::string_view opaque_type = {};
+  uint64_t opaque_bytes = 0;
 };
+
+// The type's name, also of kOpaque.
+inline std::string_view TypeNameOf(const TensorInfo& info) {
+  return info.type == ElementType::kOpaque ? info.opaque_type
+                                           : ElementTypeName(info.type);
+}
 
 // Of all elements.
 inline uint64_t TensorBytes(const TensorInfo& info) {
+  if (info.type == ElementType::kOpaque) return info.opaque_bytes;
   return static_cast<uint64_t>(info.numel) * ElementSize(info.type);
 }
 

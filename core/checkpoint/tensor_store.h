@@ -45,6 +45,10 @@ struct ReadOptions {
   // checksum is over a whole slice, so up to two slices per request are read
   // beyond what was asked for.
   bool verify = true;
+  // Read tensors of ElementType::kOpaque as bytes, for those who copy them: a
+  // request's `begin` and `numel` count bytes then. Without it, reading them is
+  // kUnimplemented.
+  bool opaque_as_bytes = false;
   Progress progress;
 };
 

@@ -91,6 +91,14 @@ Status CheckpointWriter::Check() const {
                            "; allowed: 1 to ", kMaxWrittenFiles,
                            ", or 0 for as many files as there are");
   }
+  for (size_t t = 0; t < store_.num_tensors(); ++t) {
+    const TensorInfo info = store_.tensor(t);
+    if (info.type != ElementType::kOpaque) continue;
+    return Unimplemented("tensor '", info.key, "' of ", from_.describe(),
+                         " is of type ", info.opaque_type,
+                         ", which a checkpoint cannot hold; it can only be "
+                         "copied into another safetensors file");
+  }
   if (store_.num_tensors() > 0 || from_.num_tensors() == 0) return Status();
   return InvalidArgument(from_.describe(), " has ", from_.num_tensors(),
                          " tensors, and none of the content asked for");

@@ -43,7 +43,8 @@ struct WriteCheckpointOptions {
 // take. Blobs of more than 4 MiB are read twice, to compare their checksums
 // first. More than 1 TiB has larger slices; then fewer threads are used.
 // Errors: those of PendingCheckpoint, Read and writing; kInvalidArgument for
-// what a checkpoint cannot hold, before anything is written; kCancelled.
+// what a checkpoint cannot hold, and kUnimplemented for tensors of types that
+// libshard does not read, before anything is written; kCancelled.
 Status WriteCheckpoint(FileEnv* env, const FileStore& from,
                        const std::string& root,
                        const WriteCheckpointOptions& options);

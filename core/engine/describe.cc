@@ -46,7 +46,7 @@ void DescribeTensors(const TensorStore& store, FactSink* sink) {
     const TensorInfo info = store.tensor(t);
     const std::string subject = StrCat("'", info.key, "'");
     sink->Add("", StrCat("tensor ", t), subject);
-    sink->Add(subject, "type", ElementTypeName(info.type));
+    sink->Add(subject, "type", TypeNameOf(info));
     sink->Add(subject, "role", TensorRoleName(info.role));
     sink->Add(subject, "shape",
               FormatList({info.shape.begin(), info.shape.end()}));

@@ -200,7 +200,7 @@ class Matcher {
         from_q8 ? !to_q8 && info.codebook >= 0 : IsFloat(info.type);
     if (!rules_.convert || !possible) {
       report_->mismatched.push_back(
-          StrCat("'", entry.key, "' is ", ElementTypeName(info.type),
+          StrCat("'", entry.key, "' is ", TypeNameOf(info),
                  " in the store and ", DTypeName(entry.dtype), " here",
                  possible ? "; 'convert' would convert it" : ""));
       return;

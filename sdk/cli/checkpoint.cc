@@ -21,6 +21,11 @@ std::vector<TensorView> TensorsOf(const shard_checkpoint* handle,
     tensor.key = ReadText([&](char* buffer, size_t size, size_t* length) {
       return shard_checkpoint_tensor_key(handle, t, buffer, size, length);
     });
+    tensor.type = DTypeText(tensor.info.dtype);
+    if (tensor.info.dtype != SHARD_OPAQUE) continue;
+    tensor.type = ReadText([&](char* buffer, size_t size, size_t* length) {
+      return shard_checkpoint_tensor_type(handle, t, buffer, size, length);
+    });
   }
   return tensors;
 }
@@ -139,9 +144,8 @@ std::vector<Piece> PiecesOf(const shard_checkpoint* checkpoint,
   std::vector<Piece> pieces;
   const size_t size = ElementSize(tensor.info.dtype);
   if (size == 0) {
-    throw Failure("tensor '" + tensor.key + "' has elements of " +
-                  DTypeText(tensor.info.dtype) +
-                  ", which this shardctl does not know; use a newer one");
+    throw Failure("tensor '" + tensor.key + "' has elements of " + tensor.type +
+                  ", which this shardctl cannot read; a newer one may");
   }
   for (int32_t s = 0; s < tensor.info.num_slices; ++s) {
     const shard_tensor_slice slice = SliceOf(checkpoint, tensor.index, s);

@@ -26,6 +26,7 @@ struct TensorView {
   int64_t index = 0;
   std::string key;
   shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
+  std::string type;  // "f32"; of a type that is only carried: "C64".
 
   bool is_alias() const { return info.alias_of >= 0; }
 };

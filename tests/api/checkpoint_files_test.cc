@@ -119,6 +119,11 @@ TEST_F(CheckpointFilesTest, TellsWhatItHas) {
       return shard_checkpoint_tensor_key(sample(), t, b, c, l);
     });
     EXPECT_EQ(Find(sample(), key.c_str()), t);
+    const std::string type = Text([&](char* b, size_t c, size_t* l) {
+      return shard_checkpoint_tensor_type(sample(), t, b, c, l);
+    });
+    EXPECT_EQ(type == "f32", tensor.dtype == SHARD_F32) << type;
+    EXPECT_EQ(type == "q8", tensor.dtype == SHARD_Q8) << type;
   }
   EXPECT_EQ(info.tensor_bytes, sum);
   EXPECT_EQ(Text([&](char* b, size_t c, size_t* l) {
@@ -466,6 +471,9 @@ TEST_F(CheckpointFilesTest, NullForEveryPointer) {
       },
       [](auto* h, auto* b, size_t c, auto* l) {
         return shard_checkpoint_tensor_key(h, 0, b, c, l);
+      },
+      [](auto* h, auto* b, size_t c, auto* l) {
+        return shard_checkpoint_tensor_type(h, 0, b, c, l);
       },
       [](auto* h, auto* b, size_t c, auto* l) {
         return shard_checkpoint_file(h, 0, nullptr, b, c, l);

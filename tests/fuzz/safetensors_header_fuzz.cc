@@ -28,6 +28,10 @@ void CheckAccepted(const SafetensorsHeader& header, uint64_t data_bytes) {
     tensors.push_back({.key = std::string(tensor.key),
                        .type = tensor.type,
                        .shape = {shape.begin(), shape.end()}});
+    if (tensor.type == ElementType::kOpaque) {
+      tensors.back().opaque_type = header.type_name(tensor);
+      tensors.back().opaque_bytes = tensor.bytes;
+    }
   }
   FUZZ_CHECK(end == data_bytes);
   std::vector<std::pair<std::string, std::string>> metadata;
@@ -50,6 +54,10 @@ void CheckAccepted(const SafetensorsHeader& header, uint64_t data_bytes) {
     FUZZ_CHECK(index >= 0);
     const auto& found = again->tensor(static_cast<size_t>(index));
     FUZZ_CHECK(found.type == tensor.type);
+    if (tensor.type == ElementType::kOpaque) {
+      FUZZ_CHECK(again->type_name(found) == tensor.opaque_type);
+      FUZZ_CHECK(found.bytes == tensor.opaque_bytes);
+    }
     const auto shape = found.shape();
     FUZZ_CHECK(std::vector<int64_t>(shape.begin(), shape.end()) ==
                tensor.shape);

@@ -1327,7 +1327,11 @@ SHARD_API shard_error* shard_checkpoint_path(const shard_checkpoint* checkpoint,
                                              size_t* length) SHARD_NOEXCEPT;
 
 /* Element types of files beyond those of parameters. Frozen. Q8 are optimizer
- * states in 8 bits, whose scales are the tensor KEY.q8_scale. */
+ * states in 8 bits, whose scales are the tensor KEY.q8_scale. OPAQUE is a type
+ * of safetensors that libshard does not read, such as complex numbers, or one
+ * that came later; shard_checkpoint_tensor_type has its name. Such tensors are
+ * listed, and shard_checkpoint_export copies them as they are; their values are
+ * UNIMPLEMENTED. */
 enum {
   SHARD_Q8 = 5,
   SHARD_F8_E4M3 = 6,
@@ -1340,7 +1344,8 @@ enum {
   SHARD_U16 = 21,
   SHARD_U32 = 22,
   SHARD_U64 = 23,
-  SHARD_BOOL = 24
+  SHARD_BOOL = 24,
+  SHARD_OPAQUE = 32
 };
 
 /* What tensors are for. Frozen. BUFFER: of the host, neither stepped nor a
@@ -1372,6 +1377,11 @@ SHARD_API shard_error* shard_checkpoint_tensor(
     const shard_checkpoint* checkpoint, int64_t tensor,
     shard_tensor_info* info) SHARD_NOEXCEPT;
 SHARD_API shard_error* shard_checkpoint_tensor_key(
+    const shard_checkpoint* checkpoint, int64_t tensor, char* buffer,
+    size_t capacity, size_t* length) SHARD_NOEXCEPT;
+/* The name of a tensor's element type: "f32", "q8"; of SHARD_OPAQUE what the
+ * file says: "C64". */
+SHARD_API shard_error* shard_checkpoint_tensor_type(
     const shard_checkpoint* checkpoint, int64_t tensor, char* buffer,
     size_t capacity, size_t* length) SHARD_NOEXCEPT;
 /* NOT_FOUND when there is no tensor of that key. */
@@ -1430,7 +1440,7 @@ SHARD_API shard_error* shard_checkpoint_blob(const shard_checkpoint* checkpoint,
 /* Reads elements [begin, begin + numel) of a tensor as they are stored into
  * `buffer` of `bytes` bytes, comparing checksums where there are some. Blocks.
  * Errors: OUT_OF_RANGE; INVALID_ARGUMENT when `bytes` is not what they have;
- * CORRUPT naming tensor and file. */
+ * UNIMPLEMENTED for SHARD_OPAQUE; CORRUPT naming tensor and file. */
 SHARD_API shard_error* shard_checkpoint_read(const shard_checkpoint* checkpoint,
                                              int64_t tensor, int64_t begin,
                                              int64_t numel, void* buffer,
@@ -1469,8 +1479,8 @@ typedef struct shard_convert_options {
 /* Writes a checkpoint into `root`, as shard_checkpoint_save does: with another
  * number of files, of other types, or from safetensors (then of step 0). With
  * blobs of the host the checkpoint still says how many ranks saved them, as
- * their rules need it. Tensors are streamed: memory stays below 64 MiB and 16
- * MiB per thread. Blocks. */
+ * their rules need it. Tensors and blobs are streamed: memory stays below 64 MiB
+ * and 16 MiB per thread. Blocks. UNIMPLEMENTED for a tensor of SHARD_OPAQUE. */
 SHARD_API shard_error* shard_checkpoint_write(
     const shard_checkpoint* checkpoint, const char* root,
     const shard_convert_options* options) SHARD_NOEXCEPT;

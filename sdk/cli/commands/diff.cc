@@ -115,9 +115,8 @@ Result Compare(const CheckpointView& a, const CheckpointView& b,
     const TensorView& in_b = b.tensors[to];
     const std::string shape_a = ShapeText(in_a.info.shape, in_a.info.ndim);
     const std::string shape_b = ShapeText(in_b.info.shape, in_b.info.ndim);
-    if (in_a.info.dtype != in_b.info.dtype) {
-      result.dtypes.push_back(
-          {in_a.key, DTypeText(in_a.info.dtype), DTypeText(in_b.info.dtype)});
+    if (in_a.type != in_b.type) {
+      result.dtypes.push_back({in_a.key, in_a.type, in_b.type});
     }
     if (shape_a != shape_b) {
       result.shapes.push_back({in_a.key, shape_a, shape_b});

@@ -49,7 +49,7 @@ Json TensorJson(const CheckpointView& view, const TensorView& tensor) {
   const shard_tensor_info& info = tensor.info;
   return {{"key", tensor.key},
           {"role", RoleText(info.role)},
-          {"dtype", DTypeText(info.dtype)},
+          {"dtype", tensor.type},
           {"shape", ShapeJson(info)},
           {"numel", info.numel},
           {"bytes", info.bytes},
@@ -207,9 +207,9 @@ std::string InspectText(const CheckpointView& view,
     } else if (info.group > 0) {
       note = "group " + std::to_string(info.group);
     }
-    table.Add({Shown(tensor->key), RoleText(info.role), DTypeText(info.dtype),
+    table.Add({Shown(tensor->key), RoleText(info.role), tensor->type,
                ShapeText(info.shape, info.ndim), BytesText(info.bytes), note});
-    by_kind[RoleText(info.role) + " " + DTypeText(info.dtype)].Add(*tensor);
+    by_kind[RoleText(info.role) + " " + tensor->type].Add(*tensor);
     all.Add(*tensor);
   }
   if (!table.empty()) text += table.Text() + "\n";
@@ -289,7 +289,8 @@ int InspectTensor(const CheckpointView& view, const std::string& key,
   int64_t index = 0;
   Check(shard_checkpoint_find(view.handle.get(), key.c_str(), &index));
   const TensorView& tensor = view.tensors[static_cast<size_t>(index)];
-  const Values values = ValuesOf(view, tensor);
+  const bool readable = ElementSize(tensor.info.dtype) > 0;
+  const Values values = readable ? ValuesOf(view, tensor) : Values();
   const bool any = values.finite > 0;
 
   Json json = TensorJson(view, tensor);
@@ -317,23 +318,24 @@ int InspectTensor(const CheckpointView& view, const std::string& key,
                CountText(static_cast<uint64_t>(slice.begin)), Shown(file),
                CountText(slice.offset), BytesText(slice.bytes), sum});
   }
-  json["values"] = {{"min", any ? Json(values.min) : Json()},
-                    {"max", any ? Json(values.max) : Json()},
-                    {"mean", any ? Json(values.mean()) : Json()},
-                    {"rms", any ? Json(values.rms()) : Json()},
-                    {"zeros", values.zeros},
-                    {"nans", values.nans},
-                    {"infinities", values.infinities},
-                    {"first", values.first}};
+  json["values"] = {};
+  if (readable)
+    json["values"] = {{"min", any ? Json(values.min) : Json()},
+                      {"max", any ? Json(values.max) : Json()},
+                      {"mean", any ? Json(values.mean()) : Json()},
+                      {"rms", any ? Json(values.rms()) : Json()},
+                      {"zeros", values.zeros},
+                      {"nans", values.nans},
+                      {"infinities", values.infinities},
+                      {"first", values.first}};
   if (as_json) {
     PrintJson(json);
     return kFine;
   }
   const shard_tensor_info& info = tensor.info;
   std::string text = Shown(tensor.key) + "\n  " + RoleText(info.role) + ", " +
-                     DTypeText(info.dtype) + " " +
-                     ShapeText(info.shape, info.ndim) + ", " +
-                     CountText(static_cast<uint64_t>(info.numel)) +
+                     tensor.type + " " + ShapeText(info.shape, info.ndim) +
+                     ", " + CountText(static_cast<uint64_t>(info.numel)) +
                      " elements, " + BytesText(info.bytes) + "\n";
   if (tensor.is_alias()) {
     text += "  alias of " +
@@ -348,9 +350,12 @@ int InspectTensor(const CheckpointView& view, const std::string& key,
             NumberText(values.max) + ", mean " + NumberText(values.mean()) +
             ", rms " + NumberText(values.rms()) + "\n";
   }
-  text += "  " + CountText(static_cast<uint64_t>(values.zeros)) + " zeros, " +
-          CountText(static_cast<uint64_t>(values.nans)) + " NaNs, " +
-          CountText(static_cast<uint64_t>(values.infinities)) + " infinities\n";
+  if (!readable) text += "  values of this type cannot be read\n";
+  if (readable)
+    text += "  " + CountText(static_cast<uint64_t>(values.zeros)) + " zeros, " +
+            CountText(static_cast<uint64_t>(values.nans)) + " NaNs, " +
+            CountText(static_cast<uint64_t>(values.infinities)) +
+            " infinities\n";
   for (size_t i = 0; i < values.first.size(); ++i) {
     text += (i == 0 ? "  first: " : ", ") + NumberText(values.first[i]);
   }

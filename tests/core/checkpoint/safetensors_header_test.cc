@@ -83,6 +83,60 @@ TEST(SafetensorsHeader, EveryTypeByItsName) {
   EXPECT_EQ(SafetensorsTypeName(ElementType::kQ8), nullptr);
 }
 
+// Types that libshard does not read: the others of the format, and of tomorrow.
+TEST(SafetensorsHeader, CarriesOtherTypes) {
+  struct Case {
+    const char* type;
+    const char* shape;
+    uint64_t bytes;
+    int64_t numel;
+  };
+  for (const Case& c :
+       {Case{"C64", "2,3", 48, 6}, Case{"F8_E8M0", "5", 5, 5},
+        Case{"F8_E4M3FNUZ", "", 1, 1}, Case{"F8_E5M2FNUZ", "0,7", 0, 0},
+        Case{"F4", "2,3", 3, 6}, Case{"F6_E2M3", "4", 3, 4},
+        Case{"F6_E3M2", "8", 6, 8}, Case{"T1", "3,3", 7, 9},
+        Case{"C128", "2", 32, 2}}) {
+    const auto header = SafetensorsHeader::Parse(
+        StrCat("{", Tensor("t", c.type, c.shape, 0, c.bytes), ",",
+               Tensor("u", "U8", "2", c.bytes, c.bytes + 2), "}"),
+        c.bytes + 2);
+    ASSERT_OK(header);
+    const auto& tensor = header->tensor(static_cast<size_t>(header->Find("t")));
+    EXPECT_EQ(tensor.type, ElementType::kOpaque);
+    EXPECT_EQ(header->type_name(tensor), c.type);
+    EXPECT_EQ(tensor.bytes, c.bytes);
+    EXPECT_EQ(tensor.numel(), c.numel);
+  }
+  const auto refused = [](const char* type, const char* shape, uint64_t bytes,
+                          std::initializer_list<std::string_view> parts) {
+    ExpectCorrupt(StrCat("{", Tensor("t", type, shape, 0, bytes), "}"), bytes,
+                  parts);
+  };
+  // Of those with a size, the bytes are still checked.
+  refused("C64", "2,3", 40, {"'t'", "40 bytes", "C64", "[2, 3]", "64 bits"});
+  refused("F8_E8M0", "5", 6, {"6 bytes", "8 bits"});
+  refused("F4", "3", 2, {"2 bytes", "4 bits"});
+  refused("T1", "4294967296,4294967296", 1, {"'t'", "63 bits"});
+  refused("", "1", 1, {"'t'", "''", "no name of a type"});
+  refused("F 32", "1", 1, {"no name of a type"});
+  refused("A23456789012345678901234567890123", "1", 1, {"at most 32"});
+  ExpectCorrupt(
+      "{\"t\":{\"dtype\":\"T1\",\"shape\":[1],"
+      "\"data_offsets\":[4,3]}}",
+      4, {"'t'", "end before they begin"});
+  ExpectCorrupt(StrCat("{", Tensor("t", "T1", "1", 0, 9), "}"), 8,
+                {"only 8", "cut off"});
+  // A header of nothing but types.
+  std::string many = "{";
+  for (int i = 0; i < 256; ++i) {
+    StrAppend(&many, i == 0 ? "" : ",",
+              Tensor(StrCat("t", i), StrCat("T", i), "0", 0, 0));
+  }
+  ExpectError(SafetensorsHeader::Parse(many + "}", 0),
+              StatusCode::kResourceExhausted, {"255", "types"});
+}
+
 TEST(SafetensorsHeader, RefusesWhatIsNoHeader) {
   ExpectCorrupt("", 0, {"does not begin with '{'"});
   ExpectCorrupt(" {}", 0, {"does not begin with '{'"});
@@ -354,6 +408,35 @@ TEST(SafetensorsLayout, LargeElementsComeFirst) {
   ASSERT_OK(header);
   EXPECT_EQ(header->num_tensors(), 6u);
   EXPECT_GE(header->Find("b\n\""), 0);
+}
+
+TEST(SafetensorsLayout, OtherTypesMoveNoneFromItsAlignment) {
+  const std::vector<SafetensorsTensor> tensors = {
+      {"a", ElementType::kF64, {1}},
+      {"b", ElementType::kOpaque, {3}, "T1", 7},
+      {"c", ElementType::kOpaque, {1}, "T2", 16},
+      {"d", ElementType::kOpaque, {1}, "C64", 8},
+      {"e", ElementType::kU8, {1}},
+      {"f", ElementType::kF32, {1}},
+  };
+  const auto layout = LayOutSafetensors(tensors, {});
+  ASSERT_OK(layout);
+  const uint64_t data = layout->header.size();
+  EXPECT_EQ(layout->begin,
+            (std::vector<uint64_t>{data + 16, data + 37, data, data + 24,
+                                   data + 36, data + 32}));
+  EXPECT_OK(
+      SafetensorsHeader::Parse(std::string_view(layout->header).substr(8), 44));
+  ExpectInvalid(LayOutSafetensors(
+                    std::vector<SafetensorsTensor>{
+                        {"a", ElementType::kOpaque, {1}, "F32", 4}},
+                    {}),
+                {"'a'", "'F32'"});
+  ExpectInvalid(LayOutSafetensors(
+                    std::vector<SafetensorsTensor>{
+                        {"a", ElementType::kOpaque, {1}, "C64", 4}},
+                    {}),
+                {"'a'", "4 bytes", "C64"});
 }
 
 TEST(SafetensorsLayout, RefusesWhatCannotBeRead) {

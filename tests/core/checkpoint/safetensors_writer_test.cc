@@ -12,7 +12,10 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/checkpoint/converting_store.h"
 #include "core/checkpoint/safetensors_store.h"
+#include "core/checkpoint/verify.h"
+#include "core/checkpoint/write_checkpoint.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/temp_folder.h"
@@ -438,6 +441,74 @@ TEST(ExportSafetensors, WhatIsReadIsWhatWasWritten) {
     EXPECT_EQ(several->tensor(index).shape[0],
               static_cast<int64_t>(tensors[i].type));
   }
+}
+
+// Tensors of types that are only carried, beside one that is read.
+TEST(ExportSafetensors, CarriesOtherTypes) {
+  const TempFolder folder;
+  const std::vector<SafetensorsTensor> tensors = {
+      {"c", ElementType::kOpaque, {2, 3}, "C64", 48},
+      {"e", ElementType::kOpaque, {3}, "F8_E8M0", 3},
+      {"t", ElementType::kOpaque, {3, 3}, "TOMORROW", 7},
+      {"z", ElementType::kOpaque, {0, 3}, "F8_E5M2FNUZ", 0},
+      {"w", ElementType::kF32, {2}},
+  };
+  const std::vector<std::string> data = {std::string(48, 'c'), "exp", "tomorro",
+                                         "", "wwwwWWWW"};
+  const auto writer = Create(folder / "m.safetensors", tensors);
+  ASSERT_OK(writer);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    ASSERT_OK((*writer)->Write(i, 0, Bytes(data[i])));
+  }
+  ASSERT_OK((*writer)->Finish());
+  const auto from = Open(folder / "m.safetensors");
+  EXPECT_EQ(ReadTensor(*from, "w"), data[4]);
+
+  // Values are not read; bytes are copied, also by one that converts.
+  const auto index = static_cast<size_t>(from->Find("c"));
+  EXPECT_EQ(from->tensor(index).numel, 6);
+  EXPECT_EQ(TensorBytes(from->tensor(index)), 48u);
+  const ReadRequest request = {index, 0, 6};
+  const auto look = [](size_t, int64_t, int64_t, const std::byte*) {
+    return Status();
+  };
+  ExpectError(from->Read({&request, 1}, {}, look), StatusCode::kUnimplemented,
+              {"'c'", "C64", "cannot read"});
+  EXPECT_OK(VerifyStore(*from, {}));
+  ConversionOptions bf16;
+  bf16.dtype = DType::kBF16;
+  const ConvertingStore converting(*from, bf16);
+  SafetensorsExportOptions several;
+  several.write.max_shard_bytes = 40;
+  ASSERT_OK(
+      Export(converting, {0, 1, 2, 3, 4}, folder / "n.safetensors", several));
+  const auto to = Open(folder / "n.safetensors.index.json");
+  EXPECT_GT(to->num_files(), 1u);
+  for (size_t i = 0; i < 4; ++i) {
+    const auto at = static_cast<size_t>(to->Find(tensors[i].key));
+    const TensorInfo info = to->tensor(at);
+    EXPECT_EQ(info.type, ElementType::kOpaque);
+    EXPECT_EQ(info.opaque_type, tensors[i].opaque_type);
+    EXPECT_EQ(std::vector<int64_t>(info.shape.begin(), info.shape.end()),
+              tensors[i].shape);
+    std::string bytes(info.opaque_bytes, '?');
+    ReadOptions as_bytes;
+    as_bytes.opaque_as_bytes = true;
+    const ReadRequest all = {at, 0, static_cast<int64_t>(bytes.size())};
+    ASSERT_OK(to->Read(
+        {&all, 1}, as_bytes,
+        [&](size_t, int64_t begin, int64_t numel, const std::byte* piece) {
+          std::memcpy(bytes.data() + begin, piece, static_cast<size_t>(numel));
+          return Status();
+        }));
+    EXPECT_EQ(bytes, data[i]);
+  }
+  EXPECT_EQ(to->tensor(static_cast<size_t>(to->Find("w"))).type,
+            ElementType::kBF16);
+
+  ExpectError(WriteCheckpoint(FileEnv::Posix(), *from, folder / "ckpt", {}),
+              StatusCode::kUnimplemented, {"cannot hold", "safetensors"});
+  EXPECT_FALSE(NamesIn(folder.path()).contains("ckpt"));
 }
 
 TEST(ExportSafetensors, MemoryDoesNotDependOnTheTensors) {
