@@ -60,7 +60,7 @@ shard_checkpoint_info InfoOf(const FileStore& store) {
   info.step = -1;
   if (const Manifest* const manifest = store.manifest()) {
     info.format = SHARD_FORMAT_CHECKPOINT;
-    info.version = shard::kManifestVersion;
+    info.version = manifest->version();
     info.step = manifest->step();
     info.world_size = manifest->world_size();
     info.num_groups = static_cast<int32_t>(manifest->num_groups());

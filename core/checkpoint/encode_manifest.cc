@@ -12,6 +12,7 @@
 #include "core/checkpoint/manifest_checks.h"
 #include "core/checkpoint/manifest_header.h"
 #include "core/checkpoint/schema/manifest_generated.h"
+#include "core/model/names.h"
 
 namespace shard {
 
@@ -19,8 +20,8 @@ namespace {
 
 using Contents = ManifestContents;
 
-// Fewer bytes than the file will have, but not by much: what it says is beyond
-// the limit is not built, which would need memory and, at 2 GiB, end in
+// Fewer bytes than the file will have, but not by much: contents that it finds
+// beyond the limit are not built, which would need memory and, at 2 GiB, end in
 // FlatBuffers' assertion.
 uint64_t AtLeastBytes(const Contents& contents) {
   uint64_t bytes = contents.writer.size() + 20 * contents.files.size() +
@@ -37,13 +38,26 @@ uint64_t AtLeastBytes(const Contents& contents) {
   return bytes;
 }
 
-Status TooLarge(const Contents& contents, uint64_t bytes) {
+Status TooLarge(const Contents& contents, uint64_t bytes,
+                const ManifestLimits& limits) {
   return Status(
       StatusCode::kResourceExhausted,
       StrCat("the manifest of ", contents.tensors.size(),
-             " tensors would have ", bytes, " bytes; at most ",
-             kMaxManifestBytes,
-             " are possible: save with larger slices or fewer tensors"));
+             " tensors would have ", bytes, " bytes; at most ", limits.bytes,
+             " bytes and ", limits.tensors,
+             " tensors are possible: save with larger slices or fewer "
+             "tensors"));
+}
+
+// The first version whose limits suffice, so that older readers read what they
+// can.
+uint32_t VersionFor(const Contents& contents, uint64_t bytes) {
+  uint32_t version = 1;
+  while (bytes > LimitsOf(version).bytes ||
+         contents.tensors.size() > LimitsOf(version).tensors) {
+    ++version;
+  }
+  return version;
 }
 
 // A number that the file has fewer bits for.
@@ -107,7 +121,10 @@ Status CheckTensor(const Contents::Tensor& tensor) {
 
 class Encoder {
  public:
-  explicit Encoder(const Contents& contents) : contents_(contents) {}
+  // `room`: about as many bytes as it will have, so that they are not copied
+  // into ever larger memory.
+  Encoder(const Contents& contents, size_t room)
+      : contents_(contents), builder_(room) {}
 
   // The body.
   std::span<const std::byte> Encode() {
@@ -186,16 +203,16 @@ class Encoder {
 
   flatbuffers::Offset<flatbuffers::Vector<const schema::Slice*>> Slices() {
     // Not CreateUninitializedVectorOfStructs, which aligns to sizeof(Slice).
-    std::vector<schema::Slice> slices;
-    slices.reserve(num_slices_);
-    for (const Contents::Tensor& tensor : contents_.tensors) {
-      for (const Slice& slice : tensor.slices) {
-        slices.emplace_back(slice.begin, slice.extent.offset,
-                            slice.extent.checksum.low,
-                            slice.extent.checksum.high, slice.extent.file, 0);
-      }
-    }
-    return builder_.CreateVectorOfStructs(slices);
+    auto tensor = contents_.tensors.begin();
+    size_t next = 0;  // Of the tensor's slices.
+    return builder_.CreateVectorOfStructs<schema::Slice>(
+        num_slices_, [&](size_t, schema::Slice* to) {
+          for (; next == tensor->slices.size(); ++tensor) next = 0;
+          const Slice& slice = tensor->slices[next++];
+          *to = schema::Slice(slice.begin, slice.extent.offset,
+                              slice.extent.checksum.low,
+                              slice.extent.checksum.high, slice.extent.file, 0);
+        });
   }
 
   const Contents& contents_;
@@ -206,10 +223,11 @@ class Encoder {
 }  // namespace
 
 StatusOr<std::vector<std::byte>> EncodeManifest(
-    const ManifestContents& contents) {
-  if (const uint64_t bytes = AtLeastBytes(contents);
-      bytes > kMaxManifestBytes) {
-    return TooLarge(contents, bytes);
+    const ManifestContents& contents, uint32_t newest) {
+  const ManifestLimits limits = LimitsOf(newest);
+  const uint64_t least = AtLeastBytes(contents);
+  if (least > limits.bytes || contents.tensors.size() > limits.tensors) {
+    return TooLarge(contents, least, limits);
   }
   for (const Contents::Tensor& tensor : contents.tensors) {
     if (Status status = CheckTensor(tensor); !status.ok()) {
@@ -224,15 +242,19 @@ StatusOr<std::vector<std::byte>> EncodeManifest(
                              static_cast<int32_t>(blob.rule));
     }
   }
-  Encoder encoder(contents);
-  const std::span<const std::byte> body = encoder.Encode();
-  const uint64_t size = kManifestHeaderBytes + body.size();
-  if (size > kMaxManifestBytes) return TooLarge(contents, size);
-  std::vector<std::byte> file(size);
-  WriteManifestHeader(body, kManifestVersion, file.data());
-  std::memcpy(file.data() + kManifestHeaderBytes, body.data(), body.size());
-  if (auto parsed = Manifest::Parse(file); !parsed.ok()) {
-    return InvalidArgument(parsed.status().message());
+  std::vector<std::byte> file;
+  {
+    // Tables and alignment take the rest.
+    Encoder encoder(contents, least + 64 * contents.tensors.size() + 1024);
+    const std::span<const std::byte> body = encoder.Encode();
+    const uint64_t size = kManifestHeaderBytes + body.size();
+    if (size > limits.bytes) return TooLarge(contents, size, limits);
+    file.resize(size);
+    WriteManifestHeader(body, VersionFor(contents, size), file.data());
+    std::memcpy(file.data() + kManifestHeaderBytes, body.data(), body.size());
+  }
+  if (const Status status = Manifest::Verify(file); !status.ok()) {
+    return InvalidArgument(status.message());
   }
   return file;
 }

@@ -3,7 +3,7 @@
 #include "core/checkpoint/manifest.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "core/checkpoint/key_index.h"
 #include "core/checkpoint/manifest_checks.h"
@@ -56,29 +56,30 @@ Manifest::Manifest() : index_(new KeyIndex) {}
 Manifest::~Manifest() = default;
 
 StatusOr<std::shared_ptr<const Manifest>> Manifest::Parse(
-    std::span<const std::byte> bytes) {
-  // Before anything is copied: these bytes may be of any file.
-  SHARD_ASSIGN_OR_RETURN(const std::span<const std::byte> body,
-                         ReadManifestHeader(bytes));
+    std::vector<std::byte> bytes) {
   std::shared_ptr<Manifest> manifest(new Manifest);
-  manifest->bytes_ = std::make_unique_for_overwrite<uint64_t[]>(
-      (bytes.size() + sizeof(uint64_t) - 1) / sizeof(uint64_t));
-  auto* const copy = reinterpret_cast<std::byte*>(manifest->bytes_.get());
-  std::memcpy(copy, bytes.data(), bytes.size());
-  SHARD_ASSIGN_OR_RETURN(
-      manifest->root_,
-      ReadManifestBody({copy + kManifestHeaderBytes, body.size()}));
-  const schema::Manifest& root = *manifest->root_;
-  manifest->id_ = ChecksumOf(bytes.data(), bytes.size());
-  Status status = CheckManifest(root);
-  if (status.ok()) {
-    status = manifest->index_->Build(
-        manifest->num_tensors(), manifest->id_.low,
-        [&](size_t i) { return View(At(root.tensors(), i).key()); });
-  }
-  if (status.ok()) status = CheckScales(*manifest);
-  if (!status.ok()) return status.WithContext("the manifest is wrong");
+  manifest->bytes_ = std::move(bytes);
+  SHARD_RETURN_IF_ERROR(manifest->Read(manifest->bytes_));
   return std::shared_ptr<const Manifest>(std::move(manifest));
+}
+
+Status Manifest::Verify(std::span<const std::byte> bytes) {
+  return Manifest().Read(bytes);
+}
+
+Status Manifest::Read(std::span<const std::byte> file) {
+  SHARD_ASSIGN_OR_RETURN(const ManifestHeader header, ReadManifestHeader(file));
+  SHARD_ASSIGN_OR_RETURN(root_, ReadManifestBody(header.body));
+  version_ = header.version;
+  id_ = ChecksumOf(file.data(), file.size());
+  Status status = CheckManifest(*root_, LimitsOf(version_));
+  if (status.ok()) {
+    status = index_->Build(num_tensors(), id_.low, [&](size_t i) {
+      return View(At(root_->tensors(), i).key());
+    });
+  }
+  if (status.ok()) status = CheckScales(*this);
+  return status.ok() ? status : status.WithContext("the manifest is wrong");
 }
 
 std::string_view Manifest::writer() const { return View(root_->writer()); }

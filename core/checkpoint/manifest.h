@@ -9,8 +9,9 @@
 //
 // Manifest keeps the file's bytes and reads them in place. All of it was
 // checked when it was made, so nothing here can fail afterwards; whatever the
-// bytes, making one takes memory of at most their size and 16 MiB, and time in
-// proportion to it. Immutable; any number of threads may use it.
+// bytes, making one takes beside them memory of at most a third of their size
+// and 16 MiB, and time in proportion to it. Immutable; any number of threads
+// may use it.
 
 #ifndef SHARD_CORE_CHECKPOINT_MANIFEST_H_
 #define SHARD_CORE_CHECKPOINT_MANIFEST_H_
@@ -34,21 +35,31 @@ namespace schema {
 struct Manifest;
 }  // namespace schema
 
-// What this library writes, and the newest that it reads.
-inline constexpr uint32_t kManifestVersion = 1;
+// The newest version that this library reads. Versions differ in their limits
+// alone; this library writes the first whose limits suffice.
+inline constexpr uint32_t kManifestVersion = 2;
 inline constexpr const char* kManifestName = "manifest.shard";
-inline constexpr uint64_t kMaxManifestBytes = uint64_t{64} << 20;
+
+// The most that a manifest of a version has.
+struct ManifestLimits {
+  uint64_t bytes;
+  size_t tensors;
+};
+// REQUIRES: 1 <= version <= kManifestVersion.
+constexpr ManifestLimits LimitsOf(uint32_t version) {
+  return version == 1 ? ManifestLimits{uint64_t{64} << 20, size_t{1} << 20}
+                      : ManifestLimits{uint64_t{1} << 30, size_t{1} << 23};
+}
+inline constexpr uint64_t kMaxManifestBytes = LimitsOf(kManifestVersion).bytes;
+inline constexpr size_t kMaxManifestTensors =
+    LimitsOf(kManifestVersion).tensors;
 // A slice is checked as a whole, so its size bounds the memory of a reader.
 inline constexpr uint64_t kMaxSliceBytes = uint64_t{64} << 20;
 // Slices of at least this many bytes begin at a multiple of it in their file,
 // smaller ones at a multiple of kSmallSliceAlignment.
 inline constexpr uint64_t kSliceAlignment = 4096;
 inline constexpr uint64_t kSmallSliceAlignment = 64;
-// Limits.
-inline constexpr size_t kMaxManifestTensors = size_t{1} << 20;
 inline constexpr size_t kMaxTensorDims = 8;
-// Of keys, names and the text of param groups.
-inline constexpr size_t kMaxNameBytes = 65535;
 inline constexpr size_t kMaxFileNameBytes = 255;
 
 // Where bytes lie.
@@ -134,19 +145,25 @@ struct ManifestContents {
 };
 
 // Errors: what Manifest::Parse would refuse, as kInvalidArgument with the same
-// message; kResourceExhausted beyond kMaxManifestBytes.
+// message; kResourceExhausted beyond the limits of version `newest`.
+// REQUIRES: 1 <= newest <= kManifestVersion.
 StatusOr<std::vector<std::byte>> EncodeManifest(
-    const ManifestContents& contents);
+    const ManifestContents& contents, uint32_t newest = kManifestVersion);
 
 class Manifest {
  public:
   ~Manifest();
 
-  // Takes the bytes of a manifest file, at whatever address. kCorrupt says what
-  // is wrong; kUnimplemented for a version that is newer than kManifestVersion.
+  // Takes the bytes of a manifest file. kCorrupt says what is wrong;
+  // kUnimplemented for a version that is newer than kManifestVersion.
   static StatusOr<std::shared_ptr<const Manifest>> Parse(
-      std::span<const std::byte> bytes);
+      std::vector<std::byte> bytes);
+  // What Parse would return of these bytes, without keeping them. REQUIRES:
+  // they are aligned to 8 bytes.
+  static Status Verify(std::span<const std::byte> bytes);
 
+  // Of the format.
+  uint32_t version() const { return version_; }
   // XXH3-128 of the file: which checkpoint it is.
   const Checksum& id() const { return id_; }
   std::string_view writer() const;
@@ -182,10 +199,15 @@ class Manifest {
  private:
   Manifest();
 
+  // Checks all of a file, which is aligned to 8 bytes and outlives this.
+  Status Read(std::span<const std::byte> file);
   // What has the values of a tensor: itself unless it is an alias.
   size_t Target(size_t tensor) const;
 
-  std::unique_ptr<uint64_t[]> bytes_;  // The file; aligned, as it is read here.
+  // The file. A vector's memory is aligned for any number, so that the file can
+  // be read where it is.
+  std::vector<std::byte> bytes_;
+  uint32_t version_ = 0;
   const schema::Manifest* root_ = nullptr;  // In bytes_.
   std::unique_ptr<KeyIndex> index_;
   Checksum id_;

@@ -13,15 +13,13 @@
 #include "core/base/strings.h"
 #include "core/checkpoint/manifest.h"
 #include "core/checkpoint/tensor_info.h"
+#include "core/model/names.h"
 
 namespace shard {
 
 namespace {
 
 constexpr int32_t kNumCodebooks = 3;
-
-// The scales of the q8 tensor "K" are the tensor "K.q8_scale".
-constexpr std::string_view kScales = ".q8_scale";
 
 template <typename T>
 uint32_t Count(const flatbuffers::Vector<T>* vector) {
@@ -33,26 +31,12 @@ std::string_view View(const flatbuffers::String* text) {
                          : std::string_view(text->c_str(), text->size());
 }
 
-// Text that a terminal or a log takes as it is.
-bool IsPlainText(std::string_view text) {
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    if (byte < 0x20 || byte == 0x7F) return false;
-    // U+0080 to U+009F, control characters as well.
-    if (byte == 0xC2 && i + 1 < text.size() &&
-        static_cast<unsigned char>(text[i + 1]) < 0xA0) {
-      return false;
-    }
-  }
-  return IsValidUtf8(text);
-}
-
 Status CheckName(const flatbuffers::String* text) {
   const std::string_view name = View(text);
   if (name.empty()) return Corrupt("it has no name");
-  if (name.size() > kMaxNameBytes) {
+  if (name.size() > kMaxKeyBytes) {
     return Corrupt("its name has ", name.size(), " bytes; at most ",
-                   kMaxNameBytes, " are allowed");
+                   kMaxKeyBytes, " are allowed");
   }
   if (!IsPlainText(name)) {
     return Corrupt("its name is not UTF-8 without control characters");
@@ -218,11 +202,11 @@ Status CheckTensor(const schema::Manifest& manifest,
   return {};
 }
 
-Status CheckTensors(const schema::Manifest& manifest) {
+Status CheckTensors(const schema::Manifest& manifest, size_t most) {
   const uint32_t count = Count(manifest.tensors());
-  if (count > kMaxManifestTensors) {
-    return Corrupt("there are ", count, " tensors; at most ",
-                   kMaxManifestTensors, " are allowed");
+  if (count > most) {
+    return Corrupt("there are ", count, " tensors; at most ", most,
+                   " are allowed in this version of the format");
   }
   uint32_t next_slice = 0;
   for (uint32_t i = 0; i < count; ++i) {
@@ -356,18 +340,8 @@ Status CheckBlobs(const schema::Manifest& manifest) {
 
 }  // namespace
 
-std::string QuoteName(std::string_view text) {
-  constexpr size_t kMost = 200;
-  if (text.size() <= kMost) return StrCat("'", text, "'");
-  size_t end = kMost;
-  // Not in the middle of a character.
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
-    --end;
-  }
-  return StrCat("'", text.substr(0, end), "...'");
-}
-
-Status CheckManifest(const schema::Manifest& manifest) {
+Status CheckManifest(const schema::Manifest& manifest,
+                     const ManifestLimits& limits) {
   if (!IsPlainText(View(manifest.writer()))) {
     return Corrupt("its writer is not UTF-8 without control characters");
   }
@@ -380,7 +354,7 @@ Status CheckManifest(const schema::Manifest& manifest) {
   SHARD_RETURN_IF_ERROR(CheckFiles(manifest));
   SHARD_RETURN_IF_ERROR(CheckGroups(manifest));
   SHARD_RETURN_IF_ERROR(CheckScalars(manifest));
-  SHARD_RETURN_IF_ERROR(CheckTensors(manifest));
+  SHARD_RETURN_IF_ERROR(CheckTensors(manifest, limits.tensors));
   SHARD_RETURN_IF_ERROR(CheckBlobs(manifest));
   return CheckExtents(manifest);
 }
@@ -390,11 +364,11 @@ Status CheckScales(const Manifest& manifest) {
   for (size_t i = 0; i < manifest.num_tensors(); ++i) {
     const TensorInfo codes = manifest.tensor(i);
     if (codes.type != ElementType::kQ8) continue;
-    key.assign(codes.key).append(kScales);
+    key.assign(codes.key).append(kScaleSuffix);
     const int64_t found = manifest.Find(key);
     if (found < 0) {
       return Corrupt("tensor ", QuoteName(codes.key), " is q8 and has no ",
-                     kScales);
+                     kScaleSuffix);
     }
     const TensorInfo scales = manifest.tensor(static_cast<size_t>(found));
     // No sum that could overflow.

@@ -11,23 +11,16 @@
 #ifndef SHARD_CORE_CHECKPOINT_MANIFEST_CHECKS_H_
 #define SHARD_CORE_CHECKPOINT_MANIFEST_CHECKS_H_
 
-#include <cstddef>
-#include <string>
-#include <string_view>
-
 #include "core/base/status.h"
+#include "core/checkpoint/manifest.h"
 #include "core/checkpoint/schema/manifest_generated.h"
 
 namespace shard {
 
-class Manifest;
-
-// 'text', shortened when it is long.
-std::string QuoteName(std::string_view text);
-
 // All but what needs an index of the keys. kCorrupt names the object.
 // REQUIRES: `manifest` was read by ReadManifestBody.
-Status CheckManifest(const schema::Manifest& manifest);
+Status CheckManifest(const schema::Manifest& manifest,
+                     const ManifestLimits& limits);
 
 // Files, and who has which bytes of them; a part of CheckManifest, and after
 // the others. REQUIRES: the tensors' shapes and slices are right.

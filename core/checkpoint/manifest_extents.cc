@@ -12,6 +12,7 @@
 #include "core/checkpoint/manifest.h"
 #include "core/checkpoint/manifest_checks.h"
 #include "core/checkpoint/tensor_info.h"
+#include "core/model/names.h"
 
 namespace shard {
 

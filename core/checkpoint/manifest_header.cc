@@ -40,8 +40,7 @@ void WriteManifestHeader(std::span<const std::byte> body, uint32_t version,
   Store<uint64_t>(checksum.high, header + 32);
 }
 
-StatusOr<std::span<const std::byte>> ReadManifestHeader(
-    std::span<const std::byte> file) {
+StatusOr<ManifestHeader> ReadManifestHeader(std::span<const std::byte> file) {
   if (file.size() < kVersionEnd) {
     return Corrupt("the manifest has ", file.size(),
                    " bytes, which is less than its header");
@@ -59,9 +58,9 @@ StatusOr<std::span<const std::byte>> ReadManifestHeader(
                          " of the format; this library reads up to ",
                          kManifestVersion, ": use a newer one");
   }
-  if (file.size() > kMaxManifestBytes) {
-    return Corrupt("the manifest has ", file.size(), " bytes; at most ",
-                   kMaxManifestBytes, " are allowed");
+  if (const uint64_t most = LimitsOf(version).bytes; file.size() > most) {
+    return Corrupt("the manifest has ", file.size(), " bytes; at most ", most,
+                   " are allowed in version ", version);
   }
   if (file.size() < kManifestHeaderBytes) {
     return Corrupt("the manifest has ", file.size(),
@@ -77,7 +76,7 @@ StatusOr<std::span<const std::byte>> ReadManifestHeader(
   if (ChecksumOf(body.data(), body.size()) != stored) {
     return Corrupt("the manifest's bytes do not match its checksum");
   }
-  return body;
+  return ManifestHeader{version, body};
 }
 
 }  // namespace shard

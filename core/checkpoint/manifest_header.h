@@ -15,6 +15,7 @@
 #define SHARD_CORE_CHECKPOINT_MANIFEST_HEADER_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "core/base/status.h"
@@ -29,9 +30,13 @@ inline constexpr size_t kManifestHeaderBytes = 40;
 void WriteManifestHeader(std::span<const std::byte> body, uint32_t version,
                          std::byte* header);
 
-// The body, in `file`. Errors as Manifest::Parse.
-StatusOr<std::span<const std::byte>> ReadManifestHeader(
-    std::span<const std::byte> file);
+struct ManifestHeader {
+  uint32_t version;
+  std::span<const std::byte> body;  // In the file.
+};
+
+// Errors as Manifest::Parse.
+StatusOr<ManifestHeader> ReadManifestHeader(std::span<const std::byte> file);
 
 }  // namespace shard
 

@@ -80,7 +80,7 @@ StatusOr<std::shared_ptr<const ShardStore>> ShardStore::Open(
   }
   std::vector<std::byte> content(bytes);
   SHARD_RETURN_IF_ERROR(file.ReadExactly(0, content));
-  auto manifest = Manifest::Parse(content);
+  auto manifest = Manifest::Parse(std::move(content));
   if (!manifest.ok()) return manifest.status().WithContext(file.path());
   store->manifest_ = *std::move(manifest);
   store->manifest_bytes_ = bytes;

@@ -12,6 +12,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/status.h"
+#include "core/model/names.h"
 
 namespace shard {
 
@@ -52,9 +53,6 @@ size_t ElementSize(ElementType type);
 
 // "f32", "i64", ...; "opaque".
 const char* ElementTypeName(ElementType type);
-
-// The scales of the q8 tensor "K" are the tensor "K.q8_scale".
-inline constexpr std::string_view kScaleSuffix = ".q8_scale";
 
 // What tensors are for. The values go into files and are frozen.
 enum class TensorRole : int32_t {

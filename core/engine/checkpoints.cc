@@ -13,6 +13,8 @@
 #include "core/comm/agreement.h"
 #include "core/comm/gather.h"
 #include "core/engine/describe.h"
+#include "core/model/names.h"
+#include "core/state/manifest_bound.h"
 
 namespace shard {
 
@@ -31,6 +33,23 @@ void AddNumbers(const std::vector<std::byte>& from,
     sum += term;
     std::memcpy(to->data() + at, &sum, sizeof(sum));
   }
+}
+
+// What the names of the ranks' blobs take of a manifest.
+uint64_t ManifestBytes(const Checkpoints::Blobs& blobs, int world_size) {
+  uint64_t bytes = 0;
+  for (const auto& [name, blob] : blobs) {
+    bytes += BlobManifestBytes(name, world_size);
+  }
+  return bytes;
+}
+
+Status CheckRoom(uint64_t bytes, int world_size) {
+  if (bytes <= kBlobManifestBytes) return Status();
+  return ResourceExhausted(
+      "the names of the blobs of ", world_size, " ranks would take ", bytes,
+      " bytes of each checkpoint's manifest; at most ", kBlobManifestBytes,
+      " are possible: use fewer blobs or shorter names");
 }
 
 // Which checkpoint it is; of safetensors, which tensors.
@@ -104,10 +123,7 @@ void Checkpoints::WaitForSave() {
 
 Status Checkpoints::SetBlob(std::string_view name, BlobRule rule,
                             const void* data, size_t bytes) {
-  if (name.empty() || !IsValidUtf8(name)) {
-    return InvalidArgument("a blob's name is ",
-                           name.empty() ? "empty" : "not UTF-8");
-  }
+  SHARD_RETURN_IF_ERROR(CheckName("blob name", name, kMaxKeyBytes));
   const auto value = static_cast<int32_t>(rule);
   if (value < 1 || value > 3) {
     return InvalidArgument("blob '", name, "': rule ", value,
@@ -124,11 +140,23 @@ Status Checkpoints::SetBlob(std::string_view name, BlobRule rule,
                            kMaxBlobBytes,
                            " are allowed: keep what is larger in a file");
   }
+  if (!blobs_.contains(name)) {
+    const uint64_t manifest_bytes =
+        manifest_bytes_ + BlobManifestBytes(name, world_size_);
+    SHARD_RETURN_IF_ERROR(
+        CheckRoom(manifest_bytes, world_size_).WithContext(QuoteName(name)));
+    manifest_bytes_ = manifest_bytes;
+  }
   const auto* const begin = static_cast<const std::byte*>(data);
   blobs_.insert_or_assign(
       std::string(name),
       HostBlob{std::string(name), rule, {begin, begin + bytes}});
   return Status();
+}
+
+void Checkpoints::TakeBlobs(Blobs blobs) {
+  blobs_ = std::move(blobs);
+  manifest_bytes_ = ManifestBytes(blobs_, world_size_);
 }
 
 const HostBlob* Checkpoints::FindBlob(std::string_view name) const {
@@ -236,6 +264,9 @@ StatusOr<Checkpoints::Blobs> Checkpoints::ReadBlobs(const FileStore& store,
       blob.content = std::move(content);
     }
   }
+  // The engine saves them again.
+  SHARD_RETURN_IF_ERROR(CheckRoom(ManifestBytes(loaded, world_size), world_size)
+                            .WithContext(store.describe()));
   return loaded;
 }
 

@@ -98,13 +98,16 @@ class AsyncSave {
 
 class Checkpoints {
  public:
+  explicit Checkpoints(int world_size) : world_size_(world_size) {}
+
   // Local. Before the engine goes: a save that is going on goes through, which
   // takes at most its timeout.
   void WaitForSave();
 
-  // Local. Stored with every save from here on, under a name that is not empty
-  // and UTF-8. kInvalidArgument also for an unknown rule, and numbers to be
-  // summed that are not whole int64.
+  // Local. Stored with every save from here on. kInvalidArgument for a name
+  // that is no plain text (core/model/names.h), an unknown rule, and numbers to
+  // be summed that are not whole int64; kResourceExhausted for more names than
+  // a manifest has room for.
   Status SetBlob(std::string_view name, BlobRule rule, const void* data,
                  size_t bytes);
   // What was set or loaded; null: none of that name.
@@ -131,10 +134,13 @@ class Checkpoints {
   static StatusOr<Blobs> ReadBlobs(const FileStore& store, int rank,
                                    int world_size);
   // Takes them in place of what was set.
-  void TakeBlobs(Blobs blobs) { blobs_ = std::move(blobs); }
+  void TakeBlobs(Blobs blobs);
 
  private:
+  const int world_size_;
   Blobs blobs_;
+  // Of a manifest, what the names of these take.
+  uint64_t manifest_bytes_ = 0;
   std::shared_ptr<Communicator> comm_;
   std::shared_ptr<Mapping> room_ = std::make_shared<Mapping>();
   std::shared_ptr<AsyncSave> last_;

@@ -16,6 +16,7 @@
 #include "core/device/stream_guard.h"
 #include "core/engine/describe.h"
 #include "core/engine/import_state.h"
+#include "core/state/manifest_bound.h"
 
 namespace shard {
 
@@ -49,6 +50,8 @@ Status Engine::CheckSupported(const Plan& plan, const Communicator& comm) {
   SHARD_RETURN_IF_ERROR(
       CheckHostMemory(plan.Memory(comm.direct())
                           .HostTotal(comm.direct() ? options.world_size : 1)));
+  // A model that trains can be saved.
+  SHARD_RETURN_IF_ERROR(CheckManifestFits(plan));
   for (const FlatBufferPlan& buffer : plan.buffers()) {
     if (buffer.dtype == DType::kF64 && buffer.trainable) {
       const ParamId param = buffer.layout.slots().front().param;
@@ -142,7 +145,8 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
       timeout_(timeout),
       owner_(::getpid()),
       assembly_options_{timeout, options.missing_grads != MissingGrads::kError,
-                        options.overlap} {}
+                        options.overlap},
+      checkpoints_(comm_->world_size()) {}
 
 Engine::~Engine() {
   // What is on its way goes through first: peers wait for it. In a child of

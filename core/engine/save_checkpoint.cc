@@ -242,7 +242,7 @@ std::vector<std::byte> CheckpointSave::Notes() const {
 }
 
 StatusOr<ManifestContents> CheckpointSave::Contents(
-    const std::vector<std::vector<std::byte>>& gathered) const {
+    const std::vector<std::vector<std::byte>>& gathered) {
   const Plan& plan = *state_.plan;
   const auto world_size = static_cast<size_t>(comm_->world_size());
   ManifestContents contents;
@@ -259,14 +259,15 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
   std::vector<DataLayout> layouts(world_size);
   std::vector<NoteReader> notes;
   for (const auto& bytes : gathered) notes.emplace_back(bytes);
-  for (const StateEntry& entry : entries_) {
+  contents.tensors.reserve(entries_.size());
+  for (StateEntry& entry : entries_) {
     auto& tensor = contents.tensors.emplace_back();
     const Model::Param& param =
         plan.model().params()[static_cast<size_t>(entry.param)];
-    tensor.key = entry.key;
+    tensor.key = std::move(entry.key);
     tensor.type = ElementTypeOf(entry.dtype);
     tensor.role = entry.is_param() ? TensorRole::kParam : TensorRole::kState;
-    tensor.shape = entry.shape;
+    tensor.shape = std::move(entry.shape);
     tensor.alias_of = entry.alias_of;
     if (entry.alias_of >= 0) continue;
     tensor.trainable = param.trainable;

@@ -109,8 +109,9 @@ class CheckpointSave {
   Status CommitAsRank0(const std::vector<std::vector<std::byte>>& gathered);
   // Deletes what crashes left, and checkpoints that are not to be kept.
   void DeleteOlder() const;
+  // Takes keys and shapes from entries_.
   StatusOr<ManifestContents> Contents(
-      const std::vector<std::vector<std::byte>>& gathered) const;
+      const std::vector<std::vector<std::byte>>& gathered);
 
   SavedState state_;
   const SaveOptions options_;

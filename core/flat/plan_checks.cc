@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/model/names.h"
 
 namespace shard {
 
@@ -18,12 +19,11 @@ constexpr int kMaxPrefetch = 64;
 Status CheckStates(const std::vector<StateTensor>& states) {
   for (size_t i = 0; i < states.size(); ++i) {
     const std::string& name = states[i].name;
-    if (name.empty()) {
-      return InvalidArgument("the name of optimizer state ", i, " is empty");
-    }
-    if (!IsValidUtf8(name)) {
-      return InvalidArgument("the name of optimizer state ", i,
-                             " is not valid UTF-8 without NUL");
+    SHARD_RETURN_IF_ERROR(CheckName(StrCat("name of optimizer state ", i), name,
+                                    kMaxStateNameBytes));
+    if (name.find('.') != std::string::npos) {
+      return InvalidArgument("the optimizer state ", QuoteName(name),
+                             " holds a '.'");
     }
     const DType dtype = states[i].dtype;
     if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kQ8) {
@@ -48,8 +48,10 @@ Status CheckGroups(const std::vector<GroupOptions>& groups, size_t expected) {
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     Status status;
-    if (!IsValidUtf8(groups[g].optimizer)) {
-      status = InvalidArgument("the optimizer's text is not valid UTF-8");
+    if (!IsPlainText(groups[g].optimizer)) {
+      status = InvalidArgument("the optimizer's text ",
+                               QuoteName(groups[g].optimizer),
+                               " is not UTF-8 without control characters");
     } else {
       status = CheckStates(groups[g].states);
     }
@@ -86,8 +88,8 @@ Status CheckOptions(const PlanOptions& options) {
   }
   for (const std::string& name : options.f32_classes) {
     if (IsValidUtf8(name)) continue;
-    return InvalidArgument(
-        "a name in f32_classes is not valid UTF-8 without NUL");
+    return InvalidArgument("the name ", QuoteName(name),
+                           " in f32_classes is not valid UTF-8 without NUL");
   }
   const int group = options.shard_group_size;
   if (group < 0 || group > options.world_size ||

@@ -21,6 +21,10 @@ Status CheckOptions(const PlanOptions& options);
 // `expected`: how many groups the model has.
 Status CheckGroups(const std::vector<GroupOptions>& groups, size_t expected);
 
+// That no two tensors have the same key in state dicts and on disk, under any
+// of their names, and no tensor that of a number.
+Status CheckKeys(const Model& model, const PlanOptions& options);
+
 // That every optimizer can step what it is given.
 Status CheckSteps(const Model& model, const PlanOptions& options,
                   const Inventory& inventory);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/model/names.h"
 #include "core/model/walk.h"
 
 namespace shard {
@@ -19,27 +20,10 @@ namespace {
 // Leaves room for the +1 of an index entry.
 constexpr size_t kMaxIds = std::numeric_limits<int32_t>::max() - 1;
 
-// `name` in quotes; bytes that are not UTF-8 would spoil the message.
-std::string Quoted(std::string_view name) {
-  if (IsValidUtf8(name)) return StrCat("'", name, "'");
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string out = "'";
-  for (const char c : name) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7F) {
-      out.push_back(c);
-    } else {
-      StrAppend(&out, "\\x", kDigits[byte >> 4], kDigits[byte & 15]);
-    }
-  }
-  out.push_back('\'');
-  return out;
-}
-
 // "module 'layer1'", "the root module".
 std::string Describe(const Model& model, ModuleId module) {
   if (module == kRootModule) return "the root module";
-  return StrCat("module '", model.ModuleFqn(module), "'");
+  return StrCat("module ", QuoteName(model.ModuleFqn(module)));
 }
 
 Status CheckShape(const std::vector<int64_t>& shape, DType dtype,
@@ -80,7 +64,10 @@ void MakeRoom(std::vector<T>* elements) {
 }  // namespace
 
 Model::Model(std::string class_name) {
-  modules_.push_back({-1, "", std::move(class_name), {}, {}, false});
+  Module root;
+  root.parent = -1;
+  root.class_name = std::move(class_name);
+  modules_.push_back(std::move(root));
 }
 
 Status Model::CheckModule(ModuleId module) const {
@@ -120,18 +107,21 @@ bool Model::HasName(int32_t id, ModuleId module, std::string_view name) const {
 Status Model::CheckName(ModuleId module, std::string_view name,
                         uint64_t* hash) const {
   SHARD_RETURN_IF_ERROR(CheckModule(module));
-  if (name.empty()) {
-    return InvalidArgument("a name in ", Describe(*this, module), " is empty");
-  }
-  if (!IsValidUtf8(name)) {
-    return InvalidArgument("the name ", Quoted(name), " in ",
-                           Describe(*this, module),
-                           " is not valid UTF-8 without NUL");
+  if (Status status = shard::CheckName("name", name, kMaxFqnBytes);
+      !status.ok()) {
+    return status.WithContext(StrCat("in ", Describe(*this, module)));
   }
   if (name.find('.') != std::string_view::npos) {
-    return InvalidArgument("the name ", Quoted(name), " in ",
+    return InvalidArgument("the name ", QuoteName(name), " in ",
                            Describe(*this, module),
                            " holds a '.'; add one module per path component");
+  }
+  const size_t path = modules_[static_cast<size_t>(module)].fqn_bytes;
+  const size_t fqn = path + (path > 0 ? 1 : 0) + name.size();
+  if (fqn > kMaxFqnBytes) {
+    return InvalidArgument(
+        "the name ", QuoteName(name), " in ", Describe(*this, module), " has ",
+        fqn, " bytes with its path; at most ", kMaxFqnBytes, " are allowed");
   }
   *hash = HashName(module, name);
   bool is_module = false;
@@ -143,7 +133,7 @@ Status Model::CheckName(ModuleId module, std::string_view name,
     return Status(
         StatusCode::kAlreadyExists,
         StrCat(Describe(*this, module), " already has a ",
-               is_module ? "module" : "parameter", " named ", Quoted(name)));
+               is_module ? "module" : "parameter", " named ", QuoteName(name)));
   }
   if (references_.size() >= kMaxIds || modules_.size() >= kMaxIds) {
     return ResourceExhausted("the model is full: it has ", modules_.size(),
@@ -158,8 +148,12 @@ StatusOr<ModuleId> Model::AddModule(ModuleId parent, std::string_view name,
   uint64_t hash = 0;
   SHARD_RETURN_IF_ERROR(CheckName(parent, name, &hash));
   const auto id = static_cast<ModuleId>(modules_.size());
-  Module module = {parent, std::string(name), std::string(class_name), {}, {},
-                   false};
+  const size_t path = modules_[static_cast<size_t>(parent)].fqn_bytes;
+  Module module;
+  module.parent = parent;
+  module.name = name;
+  module.class_name = class_name;
+  module.fqn_bytes = path + (path > 0 ? 1 : 0) + name.size();
   MakeRoom(&modules_);
   std::vector<ModuleId>& children =
       modules_[static_cast<size_t>(parent)].children;
@@ -195,7 +189,7 @@ StatusOr<ParamId> Model::AddParam(ModuleId module, std::string_view name,
   if (status.ok()) status = CheckShape(shape, dtype, &numel);
   if (!status.ok()) {
     return status.WithContext(
-        StrCat("parameter ", Quoted(name), " in ", Describe(*this, module)));
+        StrCat("parameter ", QuoteName(name), " in ", Describe(*this, module)));
   }
   const auto id = static_cast<ParamId>(params_.size());
   Param param = {dtype, shape, numel};
@@ -225,8 +219,8 @@ Status Model::SetDType(ParamId param, DType dtype) {
   Status status = DTypeFromValue(static_cast<int32_t>(dtype)).status();
   if (status.ok()) status = CheckShape(info.shape, dtype, &info.numel);
   if (!status.ok()) {
-    return status.WithContext(
-        StrCat("parameter ", Quoted(ParamFqns()[static_cast<size_t>(param)])));
+    return status.WithContext(StrCat(
+        "parameter ", QuoteName(ParamFqns()[static_cast<size_t>(param)])));
   }
   info.dtype = dtype;
   return Status();
@@ -235,12 +229,13 @@ Status Model::SetDType(ParamId param, DType dtype) {
 StatusOr<GroupId> Model::AddParamGroup(std::string_view optimizer,
                                        const std::vector<ParamId>& params) {
   if (params.empty()) {
-    return InvalidArgument("the param group ", Quoted(optimizer),
+    return InvalidArgument("the param group ", QuoteName(optimizer),
                            " has no parameters");
   }
-  if (!IsValidUtf8(optimizer)) {
-    return InvalidArgument(
-        "the optimizer of a param group is not valid UTF-8 without NUL");
+  if (!IsPlainText(optimizer)) {
+    return InvalidArgument("the optimizer of a param group, ",
+                           QuoteName(optimizer),
+                           ", is not UTF-8 without control characters");
   }
   std::unordered_set<ParamId> members;
   for (const ParamId param : params) {
@@ -250,11 +245,11 @@ StatusOr<GroupId> Model::AddParamGroup(std::string_view optimizer,
     if (other == kDefaultGroup && !twice) continue;
     const std::string name = ParamFqns()[static_cast<size_t>(param)];
     if (twice) {
-      return InvalidArgument("parameter ", Quoted(name),
+      return InvalidArgument("parameter ", QuoteName(name),
                              " stands twice in the ", "param group ",
-                             Quoted(optimizer));
+                             QuoteName(optimizer));
     }
-    return InvalidArgument("parameter ", Quoted(name), " is in param group ",
+    return InvalidArgument("parameter ", QuoteName(name), " is in param group ",
                            other, " already; a parameter has one group");
   }
   const auto id = static_cast<GroupId>(groups_.size());
@@ -314,10 +309,11 @@ StatusOr<ParamId> Model::FindParam(std::string_view fqn) const {
       return references_[static_cast<size_t>(found - 1)].param;
     }
     if (is_last || found >= 0) {
-      return Status(StatusCode::kNotFound,
-                    StrCat("no parameter is named ", Quoted(fqn), ": ",
-                           Describe(*this, at), " has no ",
-                           is_last ? "parameter " : "module ", Quoted(name)));
+      return Status(
+          StatusCode::kNotFound,
+          StrCat("no parameter is named ", QuoteName(fqn), ": ",
+                 Describe(*this, at), " has no ",
+                 is_last ? "parameter " : "module ", QuoteName(name)));
     }
     at = -found;
     rest.remove_prefix(dot + 1);

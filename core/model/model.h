@@ -17,6 +17,7 @@
 #ifndef SHARD_CORE_MODEL_MODEL_H_
 #define SHARD_CORE_MODEL_MODEL_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -53,6 +54,7 @@ class Model {
     std::vector<ModuleId> children;
     std::vector<int32_t> references;  // Indices into references().
     bool ignored = false;             // With everything below it.
+    size_t fqn_bytes = 0;             // Of its path from the root.
   };
 
   struct Param {
@@ -74,8 +76,9 @@ class Model {
   // `class_name` is the root's.
   explicit Model(std::string class_name = "");
 
-  // `name` is one path component: not empty, valid UTF-8, without '.', unlike
-  // every other name in `parent`; `class_name` is free and may be empty.
+  // `name` is one path component: not empty, plain text (names.h) without '.',
+  // unlike every other name in `parent`, and of at most kMaxFqnBytes with its
+  // path; `class_name` is free and may be empty.
   StatusOr<ModuleId> AddModule(ModuleId parent, std::string_view name,
                                std::string_view class_name);
 
@@ -95,7 +98,7 @@ class Model {
 
   // Takes `params` out of the default group. Groups have dense ids from 1.
   // Errors: no parameters, one that does not exist, one that is in another
-  // group or stands twice (naming it and the group), a text that is not UTF-8.
+  // group or stands twice (naming it and the group), a text that is not plain.
   StatusOr<GroupId> AddParamGroup(std::string_view optimizer,
                                   const std::vector<ParamId>& params);
 

@@ -1,16 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names as other systems write them. Frameworks that wrap modules leave their
-// wrappers in the names of what is inside; our keys never hold one, so that a
-// wrapped run loads into an unwrapped model and back.
+// Which names are valid, in models, plans, blobs and manifests alike: what is
+// accepted when it is declared can be saved, read back and printed.
+//
+// Names as other systems write them, too. Frameworks that wrap modules leave
+// their wrappers in the names of what is inside; our keys never hold one, so
+// that a wrapped run loads into an unwrapped model and back.
 
 #ifndef SHARD_CORE_MODEL_NAMES_H_
 #define SHARD_CORE_MODEL_NAMES_H_
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
+#include "core/base/status.h"
+
 namespace shard {
+
+// The longest key, file name or blob name of a checkpoint, in bytes.
+inline constexpr size_t kMaxKeyBytes = 65535;
+// The longest fully qualified name. The rest is for what keys add to it:
+// "state.", the state's name and ".q8_scale".
+inline constexpr size_t kMaxFqnBytes = 65000;
+// The longest name of an optimizer state.
+inline constexpr size_t kMaxStateNameBytes = 255;
+
+// How the keys of a parameter's states and of its group's numbers begin:
+// "state.layer.weight.exp_avg", "param_groups.layer.weight.lr".
+inline constexpr std::string_view kStatePrefix = "state.";
+inline constexpr std::string_view kGroupPrefix = "param_groups.";
+// The scales of the q8 tensor "K" are the tensor "K.q8_scale".
+inline constexpr std::string_view kScaleSuffix = ".q8_scale";
+
+// True for text that a terminal, a log or a JSON document takes as it is: UTF-8
+// without control characters (U+0000 to U+001F, U+007F to U+009F).
+bool IsPlainText(std::string_view text);
+
+// `text` in quotes for a message: shortened when it is long; control characters
+// and bytes that are not UTF-8 as \xNN.
+std::string QuoteName(std::string_view text);
+
+// kInvalidArgument for a text that is empty, longer than `max_bytes` or not
+// plain, with the text and the remedy. `what`: "blob name".
+Status CheckName(std::string_view what, std::string_view text,
+                 size_t max_bytes);
+
+// True for the components that CleanTensorName leaves out.
+bool IsWrapperName(std::string_view component);
 
 // `name` without its wrapper components `_fsdp_wrapped_module`,
 // `_checkpoint_wrapped_module`, `_fpw_module` and `_orig_mod`, wherever in the

@@ -191,12 +191,14 @@ StatusOr<std::vector<StateEntry>> ListStateEntries(
     const Plan& plan, const StateOptions& options) {
   SHARD_RETURN_IF_ERROR(CheckStateOptions(plan.model(), options));
   std::vector<StateEntry> entries = Lister(plan, options).List();
-  // A module may be called "state", and names that differ may be clean alike.
+  // The plan's names do not collide; without their prefix they may.
+  if (!options.strip_prefix) return entries;
   std::unordered_set<std::string_view> keys;
   for (const StateEntry& entry : entries) {
     if (!keys.insert(entry.key).second) {
-      return InvalidArgument("two tensors have the key '", entry.key,
-                             "'; rename a module or a parameter");
+      return InvalidArgument("two tensors have the key ", QuoteName(entry.key),
+                             "; keep the prefixes, or rename a module or a "
+                             "parameter");
     }
   }
   return entries;

@@ -26,11 +26,9 @@
 #include "core/checkpoint/tensor_info.h"
 #include "core/flat/plan.h"
 #include "core/model/model.h"
+#include "core/model/names.h"
 
 namespace shard {
-
-inline constexpr std::string_view kStatePrefix = "state.";
-inline constexpr std::string_view kGroupPrefix = "param_groups.";
 
 // What of a training state is meant. The values are those of
 // shard_state_content in shard.h.
@@ -87,7 +85,8 @@ struct OwnedElements {
 // Parameters and their other names in module-walk order, then the states of
 // each trainable parameter in the same order. A parameter goes by the first of
 // its names that is meant; its other ones are aliases. Errors: those of
-// CheckStateOptions, two tensors of one key.
+// CheckStateOptions, and with strip_prefix two tensors of one key: the keys of
+// a plan do not collide otherwise.
 StatusOr<std::vector<StateEntry>> ListStateEntries(const Plan& plan,
                                                    const StateOptions& options);
 

@@ -19,8 +19,9 @@ namespace shard {
 namespace {
 
 void ParseAndRead(std::span<const std::byte> file) {
-  const auto parsed =
-      WithinLimits(file.size(), [&] { return Manifest::Parse(file); });
+  const auto parsed = WithinLimits(file.size(), [&] {
+    return Manifest::Parse({file.begin(), file.end()});
+  });
   if (!parsed.ok()) {
     FUZZ_CHECK(parsed.status().code() == StatusCode::kCorrupt ||
                parsed.status().code() == StatusCode::kUnimplemented);

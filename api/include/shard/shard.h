@@ -256,14 +256,15 @@ enum { SHARD_F32 = 1, SHARD_BF16 = 2, SHARD_F16 = 3, SHARD_F64 = 4 };
 
 /* A tree of modules with named parameters. Modules and parameters have dense
  * ids from 0 up, in the order of adding; module 0 is the root. A parameter's
- * fully qualified name (FQN) joins the names on its path with dots. */
+ * fully qualified name (FQN) joins the names on its path with dots. A name has
+ * no dots and no control characters, and with its path at most 65000 bytes. */
 typedef struct shard_model shard_model;
 
 /* `class_name`: the root module's; may be NULL. Local. */
 SHARD_API shard_error* shard_model_create(const char* class_name,
                                           shard_model** model) SHARD_NOEXCEPT;
 
-/* `name`: one path component without dots. `class_name` may be NULL; `module`
+/* `name`: one path component. `class_name` may be NULL; `module`
  * receives the id. Errors: a parent that does not exist, a bad name, a name
  * that `parent` has already. Local. */
 SHARD_API shard_error* shard_model_add_module(shard_model* model,
@@ -475,7 +476,7 @@ typedef struct shard_plan shard_plan;
 /* Decides every unit, flat buffer, slot and owner. Pure and local: the same
  * inputs give the same plan on any machine, for any world size, without
  * allocating what it plans. Copies the model. Errors name the offending
- * option, parameter and value. */
+ * option, parameter and value; two names of one key in checkpoints are one. */
 SHARD_API shard_error* shard_plan_create(const shard_model* model,
                                          const shard_plan_options* options,
                                          shard_plan** plan) SHARD_NOEXCEPT;
@@ -768,8 +769,10 @@ typedef struct shard_engine shard_engine;
  * get SHARD_DESYNC. COLLECTIVE, blocks. Keeps plan and comm alive. Errors
  * beside those of every collective: INVALID_ARGUMENT when the plan's world size
  * is not the communicator's, or for a bad loss_scaling; UNIMPLEMENTED for a
- * stage or dtype this version cannot step; BACKEND_UNAVAILABLE when muon finds
- * no CBLAS, with all that was tried; DESYNC when loss_scaling differs. */
+ * stage or dtype this version cannot step; RESOURCE_EXHAUSTED when there is not
+ * enough memory, or no checkpoint could hold what it trains;
+ * BACKEND_UNAVAILABLE when muon finds no CBLAS, with all that was tried; DESYNC
+ * when loss_scaling differs. */
 SHARD_API shard_error* shard_engine_create(
     const shard_plan* plan, shard_comm* comm,
     const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
@@ -1266,7 +1269,9 @@ enum {
  * the same on every rank when a checkpoint is saved. A second call replaces the
  * first; a load replaces all. At most 1 GiB each, for they are in memory whole:
  * a load of larger ones, or of more than the host's memory holds, is
- * RESOURCE_EXHAUSTED. Copied. Local. */
+ * RESOURCE_EXHAUSTED. Copied. INVALID_ARGUMENT for a name with control
+ * characters or of more than 65535 bytes; RESOURCE_EXHAUSTED for more names
+ * than a checkpoint holds. Local. */
 SHARD_API shard_error* shard_engine_set_blob(shard_engine* engine,
                                              const char* name, int32_t rule,
                                              const void* data,

@@ -178,7 +178,7 @@ void DescribeTensor(const Body& body, const Table& root, const Table& tensor,
 Bytes BodyOf(const Bytes& file) {
   const Body all(file);
   if (std::string(file.begin(), file.begin() + 8) != "LIBSHARD" ||
-      all.U32(8) != 1 || all.U32(12) != ~uint32_t{1} ||
+      all.U32(8) < 1 || all.U32(8) > 2 || all.U32(12) != ~all.U32(8) ||
       all.Unsigned(16, 8) != file.size() - 40) {
     throw std::runtime_error("header");
   }
@@ -271,6 +271,20 @@ TEST(FormatDocument, ItsExampleIsWhatTheLibraryWrites) {
   EXPECT_EQ(example, ToBytes(*file));
   EXPECT_EQ(DescribeFile(example),
             shard::Describe(**shard::Manifest::Parse(*file)));
+}
+
+// But for its limits.
+TEST(FormatDocument, Version2IsAsVersion1) {
+  auto file = shard::EncodeManifest(Example());
+  ASSERT_OK(file);
+  const std::string expected = DescribeFile(ToBytes(*file));
+  (*file)[8] = std::byte{2};
+  (*file)[12] = ~std::byte{2};
+  EXPECT_EQ(DescribeFile(ToBytes(*file)), expected);
+  const auto manifest = shard::Manifest::Parse(*file);
+  ASSERT_OK(manifest);
+  EXPECT_EQ((*manifest)->version(), 2u);
+  EXPECT_EQ(shard::Describe(**manifest), expected);
 }
 
 // All types, roles, rules and defaults.

@@ -50,7 +50,7 @@ using Offsets = std::vector<flatbuffers::Offset<T>>;
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-// Nearly the largest file, where time and memory show.
+// Nearly the largest file of version 1, where time and memory show.
 constexpr size_t kMost = 60 * kMiB;
 
 StatusOr<std::shared_ptr<const Manifest>> ParseWithinLimits(
@@ -70,7 +70,7 @@ StatusOr<std::shared_ptr<const Manifest>> ParseWithinLimits(
             << ": " << mib << " MiB, " << seconds << " s, " << extra
             << " MiB more, "
             << (parsed.ok() ? "accepted" : parsed.status().message()) << "\n";
-  EXPECT_LE(file.size(), kMaxManifestBytes + 1);
+  EXPECT_LE(file.size(), LimitsOf(1).bytes + 1);
   EXPECT_LE(extra, 16);
   EXPECT_LT(seconds, 1 + mib);
   return parsed;
@@ -123,13 +123,13 @@ std::vector<std::byte> OfTensors(size_t count, const std::string& prefix) {
 }
 
 TEST(HostileManifest, TooManyTensors) {
-  ExpectError(ParseWithinLimits(OfTensors(kMaxManifestTensors + 1, "")),
+  ExpectError(ParseWithinLimits(OfTensors(LimitsOf(1).tensors + 1, "")),
               StatusCode::kCorrupt, {"1048577 tensors"});
 }
 
 // Accepted, so that everything is checked, and the index is the largest.
 TEST(HostileManifest, MostTensors) {
-  EXPECT_OK(ParseWithinLimits(OfTensors(kMaxManifestTensors, "")));
+  EXPECT_OK(ParseWithinLimits(OfTensors(LimitsOf(1).tensors, "")));
 }
 
 TEST(HostileManifest, LongKeysThatDifferAtTheirEnds) {
@@ -198,7 +198,7 @@ TEST(HostileManifest, LengthsOfFourGigabytes) {
 }
 
 TEST(HostileManifest, OneByteTooMany) {
-  std::vector<std::byte> body(kMaxManifestBytes + 1 - kManifestHeaderBytes);
+  std::vector<std::byte> body(LimitsOf(1).bytes + 1 - kManifestHeaderBytes);
   ExpectError(ParseWithinLimits(Seal(body)), StatusCode::kCorrupt,
               {"67108865 bytes", "67108864"});
 }

@@ -21,19 +21,20 @@ namespace shard {
 
 // A body with a header that is right.
 inline std::vector<std::byte> Seal(std::span<const std::byte> body,
-                                   uint32_t version = kManifestVersion) {
+                                   uint32_t version = 1) {
   std::vector<std::byte> file(kManifestHeaderBytes + body.size());
   WriteManifestHeader(body, version, file.data());
   std::copy(body.begin(), body.end(), file.begin() + kManifestHeaderBytes);
   return file;
 }
 
-inline std::vector<std::byte> Finish(
-    flatbuffers::FlatBufferBuilder* builder,
-    flatbuffers::Offset<schema::Manifest> root) {
+inline std::vector<std::byte> Finish(flatbuffers::FlatBufferBuilder* builder,
+                                     flatbuffers::Offset<schema::Manifest> root,
+                                     uint32_t version = 1) {
   schema::FinishManifestBuffer(*builder, root);
-  return Seal(std::as_bytes(
-      std::span(builder->GetBufferPointer(), builder->GetSize())));
+  return Seal(
+      std::as_bytes(std::span(builder->GetBufferPointer(), builder->GetSize())),
+      version);
 }
 
 struct RawManifest {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -324,6 +325,39 @@ TEST_F(ShardStoreTest, EveryCallMayFail) {
     EXPECT_EQ(values, wide_);
     EXPECT_GT(env.faults(), 3);
   }
+}
+
+// A checkpoint of the first version, as it was written then.
+TEST(ShardStore, ReadsVersion1) {
+  const TempFolder folder;
+  const std::string kept = "tests/core/checkpoint/version_1/step-000007/";
+  // Copied, for links are not followed.
+  for (const char* const name : {"manifest.shard", "data-00000.bin"}) {
+    std::filesystem::copy_file(kept + name, folder / name);
+  }
+  const auto directory = Directory::Open(FileEnv::Posix(), folder.path());
+  ASSERT_OK(directory);
+  const auto store = ShardStore::Open(*directory);
+  ASSERT_OK(store);
+  const Manifest& manifest = *(*store)->manifest();
+  EXPECT_EQ(manifest.version(), 1u);
+  EXPECT_EQ(manifest.step(), 7);
+  EXPECT_EQ(manifest.group_optimizer(0), "sgd?lr=0.1");
+  ASSERT_EQ((*store)->num_tensors(), 2u);
+  EXPECT_EQ((*store)->tensor(1).alias_of, 0);
+  std::vector<float> values(4);
+  const ReadRequest all = {static_cast<size_t>((*store)->Find("w")), 0, 4};
+  ASSERT_OK((*store)->Read(
+      {&all, 1}, {},
+      [&](size_t, int64_t begin, int64_t numel, const auto* from) {
+        std::memcpy(&values[static_cast<size_t>(begin)], from,
+                    static_cast<size_t>(numel) * sizeof(float));
+        return Status();
+      }));
+  EXPECT_EQ(values, (std::vector<float>{1, 2, 3, 4}));
+  std::vector<std::string> problems;
+  EXPECT_OK((*store)->Verify({}, &problems));
+  EXPECT_EQ(problems, std::vector<std::string>());
 }
 
 }  // namespace

@@ -604,6 +604,34 @@ TEST(CheckpointOptionsTest, BlobsOfEveryWorldSizeIntoEveryOther) {
   }
 }
 
+// Each rank's blobs are named in the manifest, which has 64 MiB for that.
+TEST(CheckpointOptionsTest, AsManyBlobsAsAManifestNames) {
+  const testing::TempFolder folder;
+  RunWorld(AwkwardTraining(2, 1), 1, [&](Engine* engine, UnitTrainer*) {
+    Checkpoints& checkpoints = engine->checkpoints();
+    int count = 0;
+    Status status;
+    while ((status =
+                checkpoints.SetBlob(StrCat(count, std::string(60000, 'n')),
+                                    BlobRule::kPerRank, &count, sizeof(count)))
+               .ok()) {
+      ++count;
+    }
+    EXPECT_EQ(count, (64 << 20) / 2 / 60091);
+    ExpectError(status, StatusCode::kResourceExhausted,
+                {"2 ranks", "67108864", "fewer blobs"});
+    // One that is there already is only replaced.
+    EXPECT_OK(checkpoints.SetBlob(StrCat(0, std::string(60000, 'n')),
+                                  BlobRule::kPerRank, &count, sizeof(count)));
+    EXPECT_OK(engine->Save(folder.path(), Quick()));
+    LoadReport report;
+    ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
+    ExpectError(checkpoints.SetBlob(std::string(60000, 'm'), BlobRule::kPerRank,
+                                    nullptr, 0),
+                StatusCode::kResourceExhausted, {"fewer blobs"});
+  });
+}
+
 TEST(CheckpointOptionsTest, BlobsThatAreWrong) {
   const testing::TempFolder folder;
   RunWorld(AwkwardTraining(2, 1), 1, [&](Engine* engine, UnitTrainer*) {
@@ -612,6 +640,11 @@ TEST(CheckpointOptionsTest, BlobsThatAreWrong) {
                   {"empty"});
     ExpectInvalid(checkpoints.SetBlob("\xff", BlobRule::kPerRank, nullptr, 0),
                   {"UTF-8"});
+    ExpectInvalid(checkpoints.SetBlob("a\n", BlobRule::kPerRank, nullptr, 0),
+                  {"'a\\x0a'", "control character"});
+    ExpectInvalid(checkpoints.SetBlob(std::string(65536, 'n'),
+                                      BlobRule::kPerRank, nullptr, 0),
+                  {"65536 bytes", "65535"});
     ExpectInvalid(
         checkpoints.SetBlob("a", static_cast<BlobRule>(4), nullptr, 0),
         {"rule 4"});

@@ -8,9 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,6 +21,7 @@
 #include "core/optim/groups.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
+#include "tests/core/engine/memory_growth.h"
 #include "tests/ranks/ranks.h"
 
 namespace shard {
@@ -43,27 +42,6 @@ constexpr int64_t kStateBytes = 3 * kTensors * kTensorBytes;
 constexpr int64_t kOwnedBytes = kStateBytes / kWorldSize;
 // Lists, stacks, pages of code, and what of the link was not used before.
 constexpr int64_t kSlack = 16 * kMiB;
-
-// Most memory that was resident since ResetPeak, shared or not.
-int64_t PeakBytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind("VmHWM:", 0) == 0) {
-      return std::strtoll(line.c_str() + 6, nullptr, 10) * 1024;
-    }
-  }
-  ADD_FAILURE() << "no VmHWM";
-  return 0;
-}
-
-void ResetPeak() { std::ofstream("/proc/self/clear_refs") << 5; }
-
-int64_t GrowthOf(const std::function<void()>& act) {
-  ResetPeak();
-  const int64_t before = PeakBytes();
-  act();
-  return PeakBytes() - before;
-}
 
 StatusOr<std::unique_ptr<Engine>> MakeEngine(
     const std::shared_ptr<Communicator>& comm) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -461,6 +462,13 @@ TEST(Plan, BadInputsAreNamed) {
   ExpectInvalid(
       with([](PlanOptions* o) { o->groups[0].states[0].name = "\x80"; }),
       {"state 0", "UTF-8"});
+  ExpectInvalid(
+      with([](PlanOptions* o) { o->groups[0].states[0].name = "a.b"; }),
+      {"'a.b'", "'.'"});
+  ExpectInvalid(with([](PlanOptions* o) {
+                  o->groups[0].states[0].name = std::string(256, 's');
+                }),
+                {"256 bytes", "255"});
   ExpectInvalid(with([](PlanOptions* o) {
                   o->groups[0].states[0].dtype = static_cast<DType>(0);
                 }),
@@ -496,6 +504,77 @@ TEST(Plan, SizesBeyondInt64AreErrors) {
   PlanOptions options = AdamOptions(1, 2);
   options.alignment_bytes = std::numeric_limits<int64_t>::max();
   ExpectInvalid(Plan::Create(ModelOf({{4}}), options), {"aligned"});
+}
+
+// Adds a parameter with a module for each component before the last.
+ParamId AddPath(Model* model, std::string_view fqn) {
+  ModuleId at = kRootModule;
+  const std::vector<std::string_view> path = Split(fqn, '.');
+  for (size_t i = 0; i + 1 < path.size(); ++i) {
+    ModuleId next = -1;
+    for (const ModuleId child :
+         model->modules()[static_cast<size_t>(at)].children) {
+      if (model->modules()[static_cast<size_t>(child)].name == path[i]) {
+        next = child;
+      }
+    }
+    at = next < 0 ? *model->AddModule(at, path[i], "") : next;
+  }
+  return *model->AddParam(at, path.back(), DType::kF32, {8});
+}
+
+std::shared_ptr<Model> ModelOfNames(const std::vector<std::string>& fqns) {
+  auto model = std::make_shared<Model>();
+  for (const std::string& fqn : fqns) AddPath(model.get(), fqn);
+  return model;
+}
+
+TEST(Plan, KeysThatCollideAreNamed) {
+  const PlanOptions options = AdamOptions(1, 2);
+  const std::vector<std::vector<std::string>> collide = {
+      {"w", "_orig_mod.w"},
+      {"a._checkpoint_wrapped_module.w", "a._fpw_module.w"},
+      {"w", "state.w.exp_avg"},
+      {"w", "_orig_mod.state.w.exp_avg_sq"},
+      {"w", "state.w.exp_avg.q8_scale"},
+      {"w", "state.w.step"},
+      {"w", "state.w.master_param"},
+      {"_orig_mod.w", "param_groups.w.lr"},
+  };
+  for (const auto& fqns : collide) {
+    ExpectInvalid(Plan::Create(ModelOfNames(fqns), options),
+                  {"'" + fqns[0] + "'", "'" + fqns[1] + "'", "key", "rename"});
+    // Of no other, and where nothing is stored of one of them.
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_OK(Plan::Create(ModelOfNames({fqns[i], "x"}), options));
+      auto ignoring = ModelOfNames(fqns);
+      ASSERT_OK(ignoring->IgnoreParam(static_cast<ParamId>(i)));
+      EXPECT_OK(Plan::Create(ignoring, options));
+    }
+  }
+  // A tied name.
+  auto tied = ModelOfNames({"w", "state.w.v"});
+  const ModuleId module = tied->references()[1].module;
+  ASSERT_OK(tied->Tie(module, "exp_avg", 1));
+  ExpectInvalid(Plan::Create(tied, options), {"'state.w.exp_avg'", "'w'"});
+}
+
+TEST(Plan, KeysThatOnlyLookAlikeAreFine) {
+  const PlanOptions options = AdamOptions(1, 2);
+  for (const auto& fqns :
+       std::vector<std::vector<std::string>>{{"w", "state.v.exp_avg"},
+                                             {"w", "state.w.momentum"},
+                                             {"w", "state"},
+                                             {"a.w", "state.exp_avg"},
+                                             {"w", "x.state.w.exp_avg"},
+                                             {"w", "_orig_mod"},
+                                             {"state.w", "param_groups.v"}}) {
+    EXPECT_OK(Plan::Create(ModelOfNames(fqns), options));
+  }
+  // It has no states.
+  auto frozen = ModelOfNames({"w", "state.w.exp_avg"});
+  ASSERT_OK(frozen->SetTrainable(0, false));
+  EXPECT_OK(Plan::Create(frozen, options));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/model/names.h"
 #include "tests/core/base/expect_status.h"
 
 namespace shard {
@@ -130,10 +131,21 @@ TEST(Model, BadNamesAreErrorsThatShowThem) {
   ExpectInvalid(model.AddParam(a, std::string_view("a\0b", 3), kF32, {}),
                 {"a\\x00b"});
   ExpectInvalid(model.Tie(a, "x.y", 0), {"0"});
+  // A checkpoint could not have them.
+  ExpectInvalid(model.AddParam(a, "w\n", kF32, {}),
+                {"module 'a'", "'w\\x0a'", "control character"});
+  ExpectInvalid(model.AddModule(a, "\xC2\x9B", ""),
+                {"'\\xc2\\x9b'", "control character"});
+  ExpectInvalid(model.AddParam(a, std::string(kMaxFqnBytes - 1, 'w'), kF32, {}),
+                {"'www", "65001 bytes", "65000"});
+  ExpectInvalid(model.AddModule(a, std::string(kMaxFqnBytes - 1, 'm'), ""),
+                {"65001 bytes"});
   EXPECT_EQ(model.modules().size(), 2u);
   EXPECT_TRUE(model.params().empty());
   EXPECT_TRUE(model.references().empty());
   Param(&model, a, "gewicht_\xC3\xBC");  // UTF-8 is welcome.
+  Param(&model, a, std::string(kMaxFqnBytes - 2, 'w'));
+  Param(&model, kRootModule, std::string(kMaxFqnBytes, 'w'));
 }
 
 TEST(Model, TakenNamesAreErrors) {
@@ -209,7 +221,7 @@ TEST(Model, AMillionNamesInOneModule) {
 TEST(Model, ADeepTree) {
   Model model;
   ModuleId at = kRootModule;
-  constexpr int kDepth = 200'000;
+  constexpr int kDepth = kMaxFqnBytes / 2 - 1;
   for (int i = 0; i < kDepth; ++i) at = *model.AddModule(at, "m", "");
   Param(&model, at, "w");
   EXPECT_EQ(model.Walk().size(), 1u);

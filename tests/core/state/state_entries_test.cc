@@ -13,6 +13,7 @@
 
 #include "core/base/strings.h"
 #include "core/optim/groups.h"
+#include "core/state/manifest_bound.h"
 #include "tests/core/base/expect_status.h"
 
 namespace shard {
@@ -199,23 +200,24 @@ TEST(StateEntriesTest, WrappersAreNotInKeys) {
   EXPECT_EQ((*entries)[0].key, "weight");
 }
 
-TEST(StateEntriesTest, KeysThatCollide) {
+// The plan refuses keys that collide. Without a prefix others do.
+TEST(StateEntriesTest, KeysThatCollideWithoutTheirPrefix) {
   auto model = std::make_shared<Model>("Root");
-  const ModuleId wrapper =
-      AddModule(model.get(), kRootModule, "_fsdp_wrapped_module");
-  AddParam(model.get(), wrapper, "weight");
-  AddParam(model.get(), kRootModule, "weight");
-  ExpectInvalid(ListStateEntries(**PlanFor(model), {}), {"'weight'"});
-
-  // A module called "state" beside the state of a parameter.
-  model = std::make_shared<Model>("Root");
-  AddParam(model.get(), kRootModule, "w");
-  const ModuleId state = AddModule(model.get(), kRootModule, "state");
+  const ModuleId body = AddModule(model.get(), kRootModule, "body");
+  AddParam(model.get(), body, "w");
+  const ModuleId state = AddModule(model.get(), body, "state");
   AddParam(model.get(), AddModule(model.get(), state, "w"), "exp_avg");
-  ExpectInvalid(ListStateEntries(**PlanFor(model), {}), {"'state.w.exp_avg'"});
-  StateOptions params;
-  params.content = StateContent::kModel;
-  EXPECT_OK(ListStateEntries(**PlanFor(model), params));
+  const auto plan = PlanFor(model);
+  ASSERT_OK(plan);
+  EXPECT_OK(ListStateEntries(**plan, {}));
+  StateOptions options;
+  options.submodules = {body};
+  EXPECT_OK(ListStateEntries(**plan, options));
+  options.strip_prefix = true;
+  ExpectInvalid(ListStateEntries(**plan, options),
+                {"'state.w.exp_avg'", "keep the prefixes"});
+  options.content = StateContent::kModel;
+  EXPECT_OK(ListStateEntries(**plan, options));
 }
 
 TEST(StateEntriesTest, ScalesFollowTheirCodes) {
@@ -275,6 +277,30 @@ TEST(StateEntriesTest, RanksOwnEveryElementOnce) {
       }
     }
   }
+}
+
+// Every rank has a slice of every tensor: 1,000 tensors with two states each
+// over 16,384 ranks are 49 million slices.
+TEST(ManifestBoundTest, WhatNoManifestHolds) {
+  auto model = std::make_shared<Model>("Root");
+  for (int p = 0; p < 1000; ++p) {
+    EXPECT_OK(model->AddParam(kRootModule, StrCat("p", p), DType::kF32,
+                              {16384 * 1024}));
+  }
+  PlanOptions options;
+  options.world_size = 16384;
+  options.buffer_bytes = 1;  // A buffer for each.
+  auto groups = PlanGroups(*model, "adamw");
+  ASSERT_OK(groups);
+  options.groups = *std::move(groups);
+  auto plan = Plan::Create(model, options);
+  ASSERT_OK(plan);
+  ExpectError(CheckManifestFits(**plan), StatusCode::kResourceExhausted,
+              {"3000 tensors", "1006632960", "buffer_bytes", "greedy"});
+  options.partition = Partition::kGreedy;
+  plan = Plan::Create(model, options);
+  ASSERT_OK(plan);
+  EXPECT_OK(CheckManifestFits(**plan));
 }
 
 }  // namespace

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/state/manifest_bound.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/strings.h"
+#include "core/checkpoint/data_layout.h"
+#include "core/checkpoint/manifest.h"
+#include "core/model/model.h"
+#include "core/model/names.h"
+
+namespace shard {
+
+namespace {
+
+// What an object of schema/manifest.fbs takes beside its texts, shape and
+// slices: its table with every field, its place in a vector, lengths, zeros
+// and alignment.
+constexpr uint64_t kTensorBytes = 88;
+constexpr uint64_t kBlobBytes = 88;
+constexpr uint64_t kFileBytes = 72;
+constexpr uint64_t kSliceBytes = 40;
+// With the text of an optimizer, all of its numbers in their longest form.
+constexpr uint64_t kGroupBytes = 1024;
+// The header, the root, its vectors, scalars and vtables.
+constexpr uint64_t kRestBytes = 2048;
+
+class Bounding {
+ public:
+  explicit Bounding(const Plan& plan)
+      : plan_(plan),
+        model_(plan.model()),
+        longest_(model_.params().size()),
+        slice_bytes_(SliceBytes(StateBytes())) {}
+
+  ManifestBound Bound() {
+    const auto ranks = static_cast<uint64_t>(plan_.options().world_size);
+    bound_.bytes =
+        kRestBytes + kFileBytes * ranks + kGroupBytes * model_.groups().size();
+    AddNames();
+    for (const FlatBufferPlan& buffer : plan_.buffers()) AddBuffer(buffer);
+    bound_.bytes += kSliceBytes * bound_.slices;
+    return bound_;
+  }
+
+ private:
+  // Of the buffers, with padding.
+  uint64_t StateBytes() const {
+    uint64_t total = 0;
+    for (const FlatBufferPlan& buffer : plan_.buffers()) {
+      total += DTypeBytes(buffer.dtype, buffer.layout.padded_numel());
+      for (size_t s = 0; buffer.trainable && s < buffer.states.size(); ++s) {
+        total += DTypeBytes(buffer.states[s].tensor.dtype,
+                            buffer.StateLayout(s).padded_numel());
+      }
+    }
+    return total;
+  }
+
+  // Every name is a tensor, or an alias of one. States go by any of them.
+  void AddNames() {
+    for (const Model::Reference& reference : model_.references()) {
+      const auto param = static_cast<size_t>(reference.param);
+      if (plan_.places()[param].buffer < 0) continue;
+      const size_t path =
+          model_.modules()[static_cast<size_t>(reference.module)].fqn_bytes;
+      const uint64_t fqn = path + 1 + reference.name.size();
+      longest_[param] = std::max(longest_[param], fqn);
+      AddTensor(fqn, model_.params()[param].shape.size());
+    }
+  }
+
+  void AddTensor(uint64_t key_bytes, size_t dims) {
+    ++bound_.tensors;
+    bound_.bytes += kTensorBytes + key_bytes + 8 * dims;
+  }
+
+  void AddBuffer(const FlatBufferPlan& buffer) {
+    AddSlices(buffer.layout, buffer.dtype);
+    if (!buffer.trainable) return;
+    for (size_t s = 0; s < buffer.states.size(); ++s) {
+      const StateTensor& state = buffer.states[s].tensor;
+      const FlatLayout& layout = buffer.StateLayout(s);
+      const bool has_scales = state.dtype == DType::kQ8;
+      const uint64_t added = kStatePrefix.size() + 1 + state.name.size();
+      for (const Slot& slot : layout.slots()) {
+        const auto param = static_cast<size_t>(slot.param);
+        const size_t dims = model_.params()[param].shape.size();
+        AddTensor(added + longest_[param], dims);
+        if (!has_scales) continue;
+        AddTensor(added + longest_[param] + kScaleSuffix.size(), 1);
+      }
+      AddSlices(layout, state.dtype);
+      if (has_scales) AddSlices(layout, state.dtype);
+    }
+  }
+
+  // Slices end where ranges do, and at slice_bytes_.
+  void AddSlices(const FlatLayout& layout, DType dtype) {
+    const int64_t range = layout.shard_numel();
+    for (const Slot& slot : layout.slots()) {
+      if (slot.numel == 0) continue;
+      const int64_t ranges =
+          (slot.offset + slot.numel - 1) / range - slot.offset / range + 1;
+      bound_.slices += static_cast<uint64_t>(ranges) +
+                       DTypeBytes(dtype, slot.numel) / slice_bytes_;
+    }
+  }
+
+  const Plan& plan_;
+  const Model& model_;
+  std::vector<uint64_t> longest_;  // By ParamId: bytes of its longest name.
+  const uint64_t slice_bytes_;
+  ManifestBound bound_;
+};
+
+}  // namespace
+
+ManifestBound BoundManifest(const Plan& plan) { return Bounding(plan).Bound(); }
+
+Status CheckManifestFits(const Plan& plan) {
+  const ManifestBound bound = BoundManifest(plan);
+  constexpr uint64_t kMost = kMaxManifestBytes - kBlobManifestBytes;
+  if (bound.tensors <= kMaxManifestTensors && bound.bytes <= kMost) return {};
+  return ResourceExhausted(
+      "no checkpoint could hold what this plan trains: ", bound.tensors,
+      " tensors in ", bound.slices, " slices, which need up to ", bound.bytes,
+      " bytes of its manifest; possible are ", kMaxManifestTensors,
+      " tensors and ", kMost,
+      " bytes. Use shorter names, fewer parameters, or fewer slices: larger "
+      "buffer_bytes, partition 2 (greedy), or smaller shard groups");
+}
+
+uint64_t BlobManifestBytes(std::string_view name, int world_size) {
+  return (kBlobBytes + name.size()) * static_cast<uint64_t>(world_size);
+}
+
+}  // namespace shard
