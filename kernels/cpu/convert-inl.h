@@ -86,17 +86,21 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> ToBf16(D, hn::Vec<D> x) {
 }
 
 // `random`: 16 bits. Added below the place that is kept, they carry into it in
-// as many of 65536 cases as what is cut off is parts of it.
+// as many of 65536 cases as what is cut off is parts of it. Nothing is added to
+// an infinity, a NaN, or what would become an infinity.
 template <class D, class V>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> ToBf16(D, hn::Vec<D> x, V random) {
   const hn::RebindToUnsigned<D> du;
+  const hn::RebindToSigned<D> di;
   const auto bits = hn::BitCast(du, x);
-  const auto magnitude = hn::And(bits, hn::Set(du, 0x7FFFFFFF));
-  const auto largest = hn::Gt(magnitude, hn::Set(du, 0x7F7EFFFF));
-  const auto nan = hn::Gt(magnitude, hn::Set(du, 0x7F800000));
-  const auto rounded = hn::Add(bits, hn::IfThenZeroElse(largest, random));
-  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
-  return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
+  // Signed, since AVX2 compares nothing else.
+  const auto largest =
+      hn::Gt(hn::BitCast(di, hn::Abs(x)), hn::Set(di, 0x7F7EFFFF));
+  const auto rounded =
+      hn::Add(bits, hn::IfThenZeroElse(hn::RebindMask(du, largest), random));
+  const auto quiet = hn::IfThenElseZero(hn::RebindMask(du, hn::Ne(x, x)),
+                                        hn::Set(du, 0x400000));
+  return hn::ShiftRight<16>(hn::Or(rounded, quiet));
 }
 
 // Elements [i, i + lanes) of a tensor of kFrom.
@@ -167,29 +171,13 @@ HWY_INLINE void NarrowToNearest(DType dtype, const float* HWY_RESTRICT from,
   }
 }
 
-// To bf16, with the bits of `tensor` from stream.first_element on.
-HWY_INLINE void NarrowStochastically(const float* from, void* to, size_t count,
-                                     const RandomStream& stream,
-                                     uint32_t tensor) {
-  HWY_ALIGN uint32_t random[kRandomBlock];
-  auto* bf16 = static_cast<uint16_t*>(to);
-  RandomStream block = stream;
-  while (count > 0) {
-    const int64_t offset = block.first_element % kRandomBlock;
-    block.first_element -= offset;
-    MakeRandomBits(block, tensor, random);
-    const uint32_t* const bits = random + offset;
-    const auto n = std::min(count, static_cast<size_t>(kRandomBlock - offset));
-    ForEachVector(n, [=](auto d, size_t i) HWY_ATTR {
-      const hn::RebindToUnsigned<decltype(d)> du;
-      StoreHalves(d, ToBf16(d, hn::LoadU(d, from + i), hn::LoadU(du, bits + i)),
-                  bf16, i);
-    });
-    block.first_element += kRandomBlock;
-    from += n;
-    bf16 += n;
-    count -= n;
-  }
+// To bf16. `random`: 16 bits for each element.
+HWY_INLINE void NarrowStochastically(const float* HWY_RESTRICT from, void* to,
+                                     size_t count, const uint16_t* random) {
+  ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
+    StoreHalves(d, ToBf16(d, hn::LoadU(d, from + i), LoadBits(d, random + i)),
+                to, i);
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -2,6 +2,8 @@
 
 #include "kernels/cpu/convert.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/convert.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -19,10 +21,19 @@ void Widen(DType dtype, const void* from, float* to, size_t count) {
 
 void Narrow(DType dtype, const float* from, void* to, size_t count,
             const RandomStream* random) {
-  if (random == nullptr) {
-    NarrowToNearest(dtype, from, to, count);
-  } else {
-    NarrowStochastically(from, to, count, *random, kParamTensor);
+  if (random == nullptr) return NarrowToNearest(dtype, from, to, count);
+  const RandomKeys keys(random->seed);
+  RandomStream block = *random;
+  HWY_ALIGN uint16_t bits[kRandomBlock];
+  while (count > 0) {
+    MakeRandomBits(keys, block, kParamTensor, bits);
+    const auto offset = static_cast<size_t>(block.first_element % kRandomBlock);
+    const size_t n = std::min(count, kRandomBlock - offset);
+    NarrowStochastically(from, to, n, bits + offset);
+    block.first_element += static_cast<int64_t>(n);
+    from += n;
+    to = static_cast<uint16_t*>(to) + n;
+    count -= n;
   }
 }
 

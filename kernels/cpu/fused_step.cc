@@ -91,6 +91,9 @@ struct Call {
 HWY_INLINE void* At(void* tensor, DType dtype, size_t i) {
   return static_cast<char*>(tensor) + i * DTypeSize(dtype);
 }
+HWY_INLINE const void* At(const void* tensor, DType dtype, size_t i) {
+  return static_cast<const char*>(tensor) + i * DTypeSize(dtype);
+}
 
 // State s of elements [begin, begin + n) as fp32.
 HWY_INLINE void WidenState(const Call& call, const FusedStepArgs& args, int s,
@@ -104,19 +107,59 @@ HWY_INLINE void WidenState(const Call& call, const FusedStepArgs& args, int s,
   }
 }
 
-// `random` is that of element `begin`.
+// The 16 random bits of each element of a block, for all tensors that are
+// rounded stochastically.
+class BlockBits {
+ public:
+  HWY_INLINE BlockBits(const Call& call, const FusedStepArgs& args)
+      : keys_(args.random.seed),
+        first_pair_(args.stochastic_rounding && args.master == nullptr ? 0 : 1),
+        end_pair_(args.state_dtype == DType::kF32 || call.num_states == 0
+                      ? 1
+                      : RandomPair(TensorOfState(call.num_states - 1)) + 1) {}
+
+  // The block of stream.first_element.
+  HWY_INLINE void Make(const RandomStream& stream) {
+    for (uint32_t pair = first_pair_; pair < end_pair_; ++pair) {
+      MakeRandomWords(keys_, stream, pair, bits_[pair]);
+    }
+  }
+
+  // The bits of the block's element `offset` and up.
+  // Valid until the next call.
+  HWY_INLINE const uint16_t* Of(uint32_t tensor, size_t offset) {
+    uint16_t* const words = bits_[RandomPair(tensor)];
+    if (IsFirstOfPair(tensor)) return words + offset;
+    SwapBytes(words, swapped_);
+    return swapped_ + offset;
+  }
+
+ private:
+  static constexpr size_t kPairs =
+      RandomPair(TensorOfState(kMaxStates - 1)) + 1;
+
+  RandomKeys keys_;
+  uint32_t first_pair_;
+  uint32_t end_pair_;
+  HWY_ALIGN uint16_t bits_[kPairs][kRandomBlock];
+  HWY_ALIGN uint16_t swapped_[kRandomBlock];
+};
+
+// `offset` is that of element `begin` in its block.
 HWY_INLINE void NarrowState(const Call& call, const FusedStepArgs& args, int s,
-                            size_t begin, size_t n, const RandomStream& random,
-                            const float* from) {
+                            size_t begin, size_t n, size_t offset,
+                            BlockBits* random, const float* from) {
   void* to = At(args.states[s], args.state_dtype, begin);
   const StateKind kind = call.state_kinds[s];
+  const bool nearest = kind == StateKind::kSquareMaximum;
   if (args.state_dtype == DType::kQ8) {
-    EncodeBlocks(kind, from, n, &random, TensorOfState(s),
-                 static_cast<uint8_t*>(to), args.scales[s] + begin / kQ8Block);
-  } else if (kind == StateKind::kSquareMaximum) {
+    EncodeBlock(kind, from, n,
+                nearest ? nullptr : random->Of(TensorOfState(s), offset),
+                static_cast<uint8_t*>(to), args.scales[s] + begin / kQ8Block);
+  } else if (nearest) {
     NarrowToNearest(args.state_dtype, from, to, n);
   } else {
-    NarrowStochastically(from, to, n, random, TensorOfState(s));
+    NarrowStochastically(from, to, n, random->Of(TensorOfState(s), offset));
   }
 }
 
@@ -125,8 +168,10 @@ void StepTiles(const Call& call, const FusedStepArgs& args) {
   HWY_ALIGN float param_tile[kTile];
   HWY_ALIGN float state_tiles[kMaxStates][kTile];
   const bool clips = args.clip_value < std::numeric_limits<double>::infinity();
-  const bool gradient_in_place = args.gradients.dtype == DType::kF32 &&
-                                 args.gradients.count == 1 && !clips;
+  // Then its only change is to be multiplied, which the update does.
+  const bool one_gradient = args.gradients.count == 1 && !clips;
+  const bool gradient_in_place =
+      args.gradients.dtype == DType::kF32 && one_gradient;
   const bool states_in_place = args.state_dtype == DType::kF32;
   const bool has_master = args.master != nullptr;
   const bool param_in_place = !has_master && args.param_dtype == DType::kF32;
@@ -136,21 +181,26 @@ void StepTiles(const Call& call, const FusedStepArgs& args) {
       gradient_in_place && param_in_place && states_in_place;
   const size_t tile = all_in_place ? args.count : kTile;
   // They end where blocks of random bits do, which are then made once.
-  size_t n =
-      all_in_place
-          ? args.count
-          : kTile - static_cast<size_t>(args.random.first_element) % kTile;
-  for (size_t begin = 0; begin < args.count; begin += n, n = tile) {
+  size_t offset = static_cast<size_t>(args.random.first_element) % kTile;
+  size_t n = all_in_place ? args.count : kTile - offset;
+  BlockBits random(call, args);
+  RandomStream stream = args.random;
+  for (size_t begin = 0; begin < args.count; begin += n, n = tile, offset = 0) {
     n = std::min(n, args.count - begin);
-    RandomStream random = args.random;
-    random.first_element += static_cast<int64_t>(begin);
+    stream.first_element =
+        args.random.first_element + static_cast<int64_t>(begin);
 
     const float* g = gradient_tile;
     double scale = call.gradient_sign;
+    if (one_gradient) scale *= args.gradient_scale;
     if (gradient_in_place) {
       g = static_cast<const float*>(args.gradients.data[0]) +
           args.gradients_begin + begin;
-      scale *= args.gradient_scale;
+    } else if (one_gradient) {
+      WidenTensor(args.gradients.dtype,
+                  At(args.gradients.data[0], args.gradients.dtype,
+                     args.gradients_begin + begin),
+                  gradient_tile, n);
     } else {
       SumSources(args.gradients, args.gradients_begin + begin, n,
                  args.gradient_scale, args.clip_value, gradient_tile);
@@ -176,17 +226,18 @@ void StepTiles(const Call& call, const FusedStepArgs& args) {
 
     call.update(call.scalars, g, static_cast<float>(scale), p, states, n);
 
+    random.Make(stream);
     if (has_master) {
       NarrowToNearest(args.param_dtype, p, param_tile, n);
       StreamCopy(param_tile, param, n * DTypeSize(args.param_dtype));
     } else if (args.stochastic_rounding) {
-      NarrowStochastically(p, param, n, random, kParamTensor);
+      NarrowStochastically(p, param, n, random.Of(kParamTensor, offset));
     } else if (!param_in_place) {
       NarrowToNearest(args.param_dtype, p, param, n);
     }
     if (!states_in_place) {
       for (int s = 0; s < call.num_states; ++s) {
-        NarrowState(call, args, s, begin, n, random, states[s]);
+        NarrowState(call, args, s, begin, n, offset, &random, states[s]);
       }
     }
   }

@@ -3,7 +3,9 @@
 // The codes of q8.h, to be inlined. An fp32 number whose exponent is that of
 // the code plus kBias has the code in its upper bits, followed by what rounding
 // looks at. Below the smallest normal code the mantissa counts in equal steps;
-// adding the smallest normal value brings those bits to the same place.
+// adding the smallest normal value brings those bits to the same place. Each
+// of the two readings is the right one where it is the larger (decoding: the
+// smaller), so none is chosen by a comparison.
 
 #include "kernels/cpu/q8.h"
 
@@ -17,6 +19,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <array>
 #include <cfloat>
 #include <cmath>
 #include <limits>
@@ -29,6 +32,13 @@ namespace shard {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
+
+// The random bits with which rounding is to nearest.
+constexpr auto kNearestBits = [] {
+  std::array<uint16_t, kQ8Block> bits = {};
+  bits.fill(1 << 15);
+  return bits;
+}();
 
 struct SignedCode {
   static constexpr int kMantissaBits = 3;
@@ -51,6 +61,7 @@ HWY_INLINE float LargestMagnitude(const float* from, size_t count) {
   const size_t lanes = hn::Lanes(d);
   auto largest = hn::Zero(di);
   size_t i = 0;
+  HWY_UNROLL(4)
   for (; i + lanes <= count; i += lanes) {
     largest =
         hn::Max(largest, hn::BitCast(di, hn::Abs(hn::LoadU(d, from + i))));
@@ -68,15 +79,25 @@ template <class Code, class D>
 HWY_INLINE hn::Vec<D> DecodeMagnitude(D d,
                                       hn::Vec<hn::RebindToUnsigned<D>> code) {
   const hn::RebindToUnsigned<D> du;
-  const auto tiny =
-      hn::Lt(code, hn::Set(du, uint32_t{1} << Code::kMantissaBits));
   const auto bits = hn::Add(hn::ShiftLeft<23 - Code::kMantissaBits>(code),
                             hn::Set(du, Code::kBias << 23));
-  const auto one = hn::Set(du, uint32_t{1} << 23);
-  const auto shifted = hn::BitCast(d, hn::Add(bits, one));
-  return hn::IfThenElse(hn::RebindMask(d, tiny),
-                        hn::Sub(shifted, hn::Set(d, Code::kSmallestNormal)),
-                        hn::BitCast(d, bits));
+  const auto shifted = hn::Add(bits, hn::Set(du, uint32_t{1} << 23));
+  return hn::Min(
+      hn::BitCast(d, bits),
+      hn::Sub(hn::BitCast(d, shifted), hn::Set(d, Code::kSmallestNormal)));
+}
+
+// The code of `y`, of which what rounding looks at follows below. REQUIRES:
+// 0 <= y <= Code::kTop.
+template <class Code, class D>
+HWY_INLINE hn::Vec<hn::RebindToSigned<D>> LongCode(D d, hn::Vec<D> y) {
+  const hn::RebindToSigned<D> di;
+  constexpr int32_t kOne = int32_t{1} << 23;
+  const auto normal = hn::Add(hn::BitCast(di, y), hn::Set(di, kOne));
+  const auto tiny =
+      hn::BitCast(di, hn::Add(y, hn::Set(d, Code::kSmallestNormal)));
+  return hn::Sub(hn::Max(normal, tiny),
+                 hn::Set(di, static_cast<int32_t>((Code::kBias + 1) << 23)));
 }
 
 HWY_INLINE void DecodeSigned(const uint8_t* codes, float scale, float* to,
@@ -110,83 +131,152 @@ HWY_INLINE void DecodeRoots(const uint8_t* codes, float scale, float* to,
   });
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// Stores byte kByte of the lanes of four vectors.
+template <int kByte, class V>
+HWY_INLINE void StoreBytesOf(V v0, V v1, V v2, V v3, uint8_t* to) {
+  const hn::DFromV<V> d32;
+  const hn::Repartition<uint8_t, hn::DFromV<V>> d8;
+  constexpr size_t kLanes = hn::MaxLanes(d32);
+  constexpr size_t kBlocks = kLanes / 4;
+  constexpr uint8_t b = kByte;
+  constexpr uint8_t no = 0x80;
+  // Within blocks of 128 bits: v0's bytes to the first lane, v1's to the
+  // second.
+  HWY_ALIGN static constexpr uint8_t kPlaces[4][16] = {
+      {b, 4 + b, 8 + b, 12 + b, no, no, no, no, no, no, no, no, no, no, no, no},
+      {no, no, no, no, b, 4 + b, 8 + b, 12 + b, no, no, no, no, no, no, no, no},
+      {no, no, no, no, no, no, no, no, b, 4 + b, 8 + b, 12 + b, no, no, no, no},
+      {no, no, no, no, no, no, no, no, no, no, no, no, b, 4 + b, 8 + b, 12 + b},
+  };
+  const auto placed = [&](V v, int i) HWY_ATTR {
+    return hn::TableLookupBytesOr0(hn::BitCast(d8, v),
+                                   hn::LoadDup128(d8, kPlaces[i]));
+  };
+  auto bytes = hn::Or(hn::Or(placed(v0, 0), placed(v1, 1)),
+                      hn::Or(placed(v2, 2), placed(v3, 3)));
+  if constexpr (kBlocks > 1) {
+    static constexpr auto kOrder = [] {
+      std::array<int32_t, kLanes> order = {};
+      for (size_t i = 0; i < kLanes; ++i) {
+        order[i] = static_cast<int32_t>(i % kBlocks * 4 + i / kBlocks);
+      }
+      return order;
+    }();
+    bytes = hn::BitCast(
+        d8, hn::TableLookupLanes(hn::BitCast(d32, bytes),
+                                 hn::SetTableIndices(d32, kOrder.data())));
+  }
+  hn::StoreU(bytes, d8, to);
+}
+#endif
+
+// to[i] = byte kByte of lane i of code(d, i), a vector of uint32_t, for
+// i < count; d is as in ForEachVector.
+template <int kByte, class Code>
+HWY_INLINE void StoreBytes(size_t count, uint8_t* HWY_RESTRICT to,
+                           const Code& code) {
+  size_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+    StoreBytesOf<kByte>(code(d, i), code(d, i + lanes), code(d, i + 2 * lanes),
+                        code(d, i + 3 * lanes), to + i);
+  }
+#endif
+  const hn::CappedTag<float, 1> one;
+  for (; i < count; ++i) {
+    to[i] = static_cast<uint8_t>(hn::GetLane(code(one, i)) >> 8 * kByte);
+  }
+}
+
 // `random`: 16 bits for each element.
 HWY_INLINE void EncodeSigned(const float* from, float scale,
-                             const uint32_t* random, uint8_t* codes,
+                             const uint16_t* random, uint8_t* codes,
                              size_t count) {
   using Code = SignedCode;
   constexpr int kShift = 23 - Code::kMantissaBits;
+  // Up to the bit below the sign.
+  constexpr int kUp = 24 - kShift;
   const float factor = Code::kTop / scale;
-  ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
-    using D = decltype(d);
-    const hn::RebindToUnsigned<D> du;
+  StoreBytes<3>(count, codes, [=](auto d, size_t i) HWY_ATTR {
+    const hn::RebindToUnsigned<decltype(d)> du;
     const auto x = hn::LoadU(d, from + i);
-    const auto smallest = hn::Set(d, Code::kSmallestNormal);
     const auto y = hn::Min(hn::Mul(hn::Abs(x), hn::Set(d, factor)),
                            hn::Set(d, Code::kTop));
-    const auto tiny = hn::Lt(y, smallest);
-    const auto bits =
-        hn::BitCast(du, hn::Add(y, hn::IfThenElseZero(tiny, smallest)));
-    const auto base = hn::IfThenElse(hn::RebindMask(du, tiny),
-                                     hn::Set(du, (Code::kBias + 1) << 23),
-                                     hn::Set(du, Code::kBias << 23));
+    const auto long_code =
+        hn::ShiftLeft<kUp>(hn::BitCast(du, LongCode<Code>(d, y)));
     // The middle of the interval that 16 bits leave of what is cut off: what
     // is exact but for an error in the last place keeps its code.
-    const auto part =
-        hn::Or(hn::ShiftLeft<kShift - 16>(hn::LoadU(du, random + i)),
-               hn::Set(du, uint32_t{1} << (kShift - 17)));
-    const auto magnitude =
-        hn::ShiftRight<kShift>(hn::Add(hn::Sub(bits, base), part));
-    const auto sign =
-        hn::And(hn::ShiftRight<24>(hn::BitCast(du, x)), hn::Set(du, 0x80));
-    const hn::Rebind<uint8_t, D> d8;
-    hn::StoreU(hn::TruncateTo(d8, hn::Or(magnitude, sign)), d8, codes + i);
+    const auto part = hn::Add(hn::ShiftLeft<8>(LoadBits(d, random + i)),
+                              hn::Set(du, uint32_t{1} << 7));
+    const auto sign = hn::And(hn::BitCast(du, x), hn::Set(du, 0x80000000));
+    return hn::Or(hn::Add(long_code, part), sign);
   });
 }
 
-// Rounds the root of x down to a, with the next code at b; then up when
+// Long codes of roots. A loop of its own, for what follows is a long chain of
+// operations: in one loop too few elements would be under way at once.
+HWY_INLINE void LongRootCodes(const float* from, float factor, size_t count,
+                              int32_t* HWY_RESTRICT long_codes) {
+  ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
+    const hn::RebindToSigned<decltype(d)> di;
+    const auto root = hn::Sqrt(hn::LoadU(d, from + i));
+    const auto y =
+        hn::Min(hn::Mul(root, hn::Set(d, factor)), hn::Set(d, RootCode::kTop));
+    hn::StoreU(LongCode<RootCode>(d, y), di, long_codes + i);
+  });
+}
+
+// Rounds the root y of x down to a, with the next code at b; then up when
 // (x - a a) / (b b - a a) is more than a random number: the expected square is
 // x. With the root's own fraction, the average of squares would grow by the
-// variance of each rounding.
-HWY_INLINE void EncodeRoots(const float* from, float scale,
-                            const uint32_t* random, uint8_t* codes,
-                            size_t count) {
-  using Code = RootCode;
-  constexpr int kShift = 23 - Code::kMantissaBits;
-  const float factor = Code::kTop / scale;
-  ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
-    using D = decltype(d);
-    const hn::RebindToUnsigned<D> du;
-    const hn::RebindToSigned<D> di;
-    const auto x = hn::LoadU(d, from + i);
-    const auto smallest = hn::Set(d, Code::kSmallestNormal);
-    const auto y = hn::Min(hn::Mul(hn::Sqrt(x), hn::Set(d, factor)),
-                           hn::Set(d, Code::kTop));
-    const auto tiny = hn::Lt(y, smallest);
-    const auto shift = hn::IfThenElseZero(tiny, smallest);
-    const auto base = hn::IfThenElse(hn::RebindMask(du, tiny),
-                                     hn::Set(du, (Code::kBias + 1) << 23),
-                                     hn::Set(du, Code::kBias << 23));
-    const auto one = hn::Set(du, uint32_t{1} << kShift);
-    const auto low_bits = hn::AndNot(hn::Set(du, (uint32_t{1} << kShift) - 1),
-                                     hn::BitCast(du, hn::Add(y, shift)));
+// variance of each rounding. In steps between codes a is an integer, and
+// b = a + 1.
+HWY_INLINE void RoundRoots(const int32_t* HWY_RESTRICT long_codes,
+                           const float* from, const uint16_t* random,
+                           size_t count, uint8_t* HWY_RESTRICT codes) {
+  constexpr int kShift = 23 - RootCode::kMantissaBits;
+  constexpr float kSteps = 1 << RootCode::kMantissaBits;
+  StoreBytes<0>(count, codes, [=](auto d, size_t i) HWY_ATTR {
+    const hn::RebindToSigned<decltype(d)> di;
+    const auto long_code = hn::LoadU(di, long_codes + i);
+    // [kSteps, 2 kSteps), which is right for normal codes.
+    const auto bits = hn::Or(hn::And(long_code, hn::Set(di, 0x7FFFFF)),
+                             hn::BitCast(di, hn::Set(d, kSteps)));
+    const auto low_bits =
+        hn::AndNot(hn::Set(di, (int32_t{1} << kShift) - 1), bits);
+    const auto tiny = hn::Lt(long_code, hn::Set(di, int32_t{1} << 23));
+    const auto shift =
+        hn::IfThenElseZero(hn::RebindMask(d, tiny), hn::Set(d, kSteps));
+    const auto y = hn::Sub(hn::BitCast(d, bits), shift);
     const auto a = hn::Sub(hn::BitCast(d, low_bits), shift);
-    const auto b = hn::Sub(hn::BitCast(d, hn::Add(low_bits, one)), shift);
-    // In (0, 1).
+    // In (0, 1); this and b + a are exact, so that all targets agree.
     const auto uniform =
-        hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di, hn::LoadU(du, random + i))),
+        hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di, LoadBits(d, random + i))),
                    hn::Set(d, 0x1p-16f), hn::Set(d, 0x1p-17f));
-    const auto up =
-        hn::Gt(hn::Mul(hn::Sub(y, a), hn::Add(y, a)),
-               hn::Mul(uniform, hn::Mul(hn::Sub(b, a), hn::Add(b, a))));
-    auto code = hn::Add(hn::Sub(low_bits, base),
-                        hn::IfThenElseZero(hn::RebindMask(du, up), one));
-    code = hn::ShiftRight<kShift>(code);
-    const auto positive = hn::RebindMask(du, hn::Gt(x, hn::Zero(d)));
-    code = hn::Max(code, hn::IfThenElseZero(positive, hn::Set(du, 1)));
-    const hn::Rebind<uint8_t, D> d8;
-    hn::StoreU(hn::TruncateTo(d8, code), d8, codes + i);
+    const auto b_plus_a = hn::MulAdd(a, hn::Set(d, 2.0f), hn::Set(d, 1.0f));
+    const auto up = hn::Gt(hn::Mul(hn::Sub(y, a), hn::Add(y, a)),
+                           hn::Mul(uniform, b_plus_a));
+    // -1 where true.
+    const auto rounded = hn::Sub(hn::ShiftRight<kShift>(long_code),
+                                 hn::BitCast(di, hn::VecFromMask(d, up)));
+    // As integers, floats that are not negative have their order.
+    const auto positive =
+        hn::Min(hn::BitCast(di, hn::LoadU(d, from + i)), hn::Set(di, 1));
+    return hn::BitCast(hn::RebindToUnsigned<decltype(d)>(),
+                       hn::Max(rounded, positive));
   });
+}
+
+// `random`: 16 bits for each element.
+HWY_INLINE void EncodeRoots(const float* from, float scale,
+                            const uint16_t* random, uint8_t* codes,
+                            size_t count) {
+  HWY_ALIGN int32_t long_codes[kQ8Block];
+  LongRootCodes(from, RootCode::kTop / scale, count, long_codes);
+  RoundRoots(long_codes, from, random, count, codes);
 }
 
 HWY_INLINE void DecodeBlocks(StateKind kind, const uint8_t* codes,
@@ -203,36 +293,24 @@ HWY_INLINE void DecodeBlocks(StateKind kind, const uint8_t* codes,
   }
 }
 
-HWY_INLINE void EncodeBlocks(StateKind kind, const float* from, size_t count,
-                             const RandomStream* stream, uint32_t tensor,
-                             uint8_t* codes, float* scales) {
-  constexpr auto kBlock = static_cast<size_t>(kQ8Block);
-  static_assert(kQ8Block == kRandomBlock);
-  HWY_ALIGN uint32_t random[kBlock];
-  const bool nearest = stream == nullptr || kind == StateKind::kSquareMaximum;
-  if (nearest) std::fill_n(random, kBlock, uint32_t{1} << 15);
-  for (size_t i = 0; i < count; i += kBlock) {
-    const size_t n = std::min(kBlock, count - i);
-    float scale = LargestMagnitude(from + i, n);
-    if (kind != StateKind::kAverage) scale = std::sqrt(scale);
-    if (!std::isfinite(scale)) scale = std::numeric_limits<float>::quiet_NaN();
-    if (scale < FLT_MIN) scale = 0;
-    scales[i / kBlock] = scale;
-    // A scale of 0 or NaN is all there is to say.
-    if (!(scale > 0)) {
-      std::fill_n(codes + i, n, uint8_t{0});
-      continue;
-    }
-    if (!nearest) {
-      RandomStream block = *stream;
-      block.first_element += static_cast<int64_t>(i);
-      MakeRandomBits(block, tensor, random);
-    }
-    if (kind == StateKind::kAverage) {
-      EncodeSigned(from + i, scale, random, codes + i, n);
-    } else {
-      EncodeRoots(from + i, scale, random, codes + i, n);
-    }
+// `random`: 16 bits for each element; NULL: to nearest. REQUIRES:
+// count <= kQ8Block.
+HWY_INLINE void EncodeBlock(StateKind kind, const float* from, size_t count,
+                            const uint16_t* random, uint8_t* codes,
+                            float* scale_to) {
+  if (random == nullptr) random = kNearestBits.data();
+  float scale = LargestMagnitude(from, count);
+  if (kind != StateKind::kAverage) scale = std::sqrt(scale);
+  if (!std::isfinite(scale)) scale = std::numeric_limits<float>::quiet_NaN();
+  if (scale < FLT_MIN) scale = 0;
+  *scale_to = scale;
+  // A scale of 0 or NaN is all there is to say.
+  if (!(scale > 0)) {
+    std::fill_n(codes, count, uint8_t{0});
+  } else if (kind == StateKind::kAverage) {
+    EncodeSigned(from, scale, random, codes, count);
+  } else {
+    EncodeRoots(from, scale, random, codes, count);
   }
 }
 

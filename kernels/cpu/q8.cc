@@ -2,6 +2,8 @@
 
 #include "kernels/cpu/q8.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/q8.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -16,7 +18,18 @@ namespace HWY_NAMESPACE {
 void EncodeQ8(StateKind kind, const float* from, size_t count,
               const RandomStream* random, uint32_t tensor, uint8_t* codes,
               float* scales) {
-  EncodeBlocks(kind, from, count, random, tensor, codes, scales);
+  constexpr auto kBlock = static_cast<size_t>(kQ8Block);
+  static_assert(kQ8Block == kRandomBlock);
+  const bool nearest = random == nullptr || kind == StateKind::kSquareMaximum;
+  const RandomKeys keys(nearest ? 0 : random->seed);
+  RandomStream block = nearest ? RandomStream() : *random;
+  HWY_ALIGN uint16_t bits[kBlock];
+  for (size_t i = 0; i < count; i += kBlock) {
+    if (!nearest) MakeRandomBits(keys, block, tensor, bits);
+    EncodeBlock(kind, from + i, std::min(kBlock, count - i),
+                nearest ? nullptr : bits, codes + i, scales + i / kBlock);
+    block.first_element += kQ8Block;
+  }
 }
 
 void DecodeQ8(StateKind kind, const uint8_t* codes, const float* scales,

@@ -35,25 +35,25 @@ HWY_INLINE hn::Vec<D> MultiplyWords(D d, hn::Vec<D> x, uint32_t y) {
 
 // The low word of a lane first.
 template <class D>
-HWY_INLINE void StoreWords(D d, hn::Vec<D> x, uint32_t* HWY_RESTRICT to) {
+HWY_INLINE void StoreWords(D d, hn::Vec<D> x, uint16_t* HWY_RESTRICT to) {
 #if HWY_TARGET == HWY_SCALAR
   (void)d;
-  to[0] = static_cast<uint32_t>(hn::GetLane(x));
-  to[1] = static_cast<uint32_t>(hn::GetLane(x) >> 32);
+  const uint64_t words = hn::GetLane(x);
+  for (int i = 0; i < 4; ++i) to[i] = static_cast<uint16_t>(words >> 16 * i);
 #else
-  const hn::Repartition<uint32_t, D> d32;
-  hn::StoreU(hn::BitCast(d32, x), d32, to);
+  const hn::Repartition<uint16_t, D> d16;
+  hn::StoreU(hn::BitCast(d16, x), d16, to);
 #endif
 }
 
-// A vector of Philox's counters, of which `first` is a lane's first word, and
-// what the rounds make of them.
+// A vector of Philox's counters, of which `first` is the first lane's first
+// word, and what the rounds make of them.
 template <class D>
 struct Philox {
-  HWY_INLINE Philox(D d, const RandomStream& stream, uint32_t tensor,
-                    uint64_t first, size_t i)
-      : x0(hn::Iota(d, (first & 0xFFFFFFFFu) + i)),
-        x1(hn::Set(d, (first >> 32) | (uint64_t{tensor} << 28))),
+  HWY_INLINE Philox(D d, const RandomStream& stream, uint32_t pair,
+                    uint64_t first)
+      : x0(hn::Add(hn::Iota(d, 0), hn::Set(d, first & 0xFFFFFFFFu))),
+        x1(hn::Set(d, (first >> 32) | (uint64_t{pair} << 28))),
         x2(hn::Set(d, uint64_t{stream.param})),
         x3(hn::Set(d, uint64_t{stream.step})) {}
 
@@ -66,55 +66,93 @@ struct Philox {
     x3 = product0;
   }
 
-  // The bits of counters i and up of a block.
-  HWY_INLINE void Store(D d, size_t i, uint32_t* HWY_RESTRICT bits) const {
+  HWY_INLINE void Store(D d, uint16_t* HWY_RESTRICT bits) const {
     const auto low_word = hn::Set(d, uint64_t{0xFFFFFFFFu});
-    const auto low_halves = hn::Set(d, uint64_t{0x0000FFFF0000FFFFu});
-    const auto words01 = hn::Or(hn::And(x0, low_word), hn::ShiftLeft<32>(x1));
-    const auto words23 = hn::Or(hn::And(x2, low_word), hn::ShiftLeft<32>(x3));
-    StoreWords(d, hn::And(words01, low_halves), bits + 2 * i);
-    StoreWords(d, hn::And(hn::ShiftRight<16>(words01), low_halves),
-               bits + 64 + 2 * i);
-    StoreWords(d, hn::And(words23, low_halves), bits + 128 + 2 * i);
-    StoreWords(d, hn::And(hn::ShiftRight<16>(words23), low_halves),
-               bits + 192 + 2 * i);
+    StoreWords(d, hn::Or(hn::And(x0, low_word), hn::ShiftLeft<32>(x1)), bits);
+    StoreWords(d, hn::Or(hn::And(x2, low_word), hn::ShiftLeft<32>(x3)),
+               bits + kRandomBlock / 2);
   }
 
   hn::Vec<D> x0, x1, x2, x3;
 };
 
-HWY_INLINE void MakeRandomBits(const RandomStream& stream, uint32_t tensor,
-                               uint32_t* HWY_RESTRICT bits) {
-  constexpr int kRounds = 10;
-  const hn::CappedTag<uint64_t, 8> d;
-  using Counters = Philox<hn::CappedTag<uint64_t, 8>>;
-  const size_t lanes = hn::Lanes(d);
-  // The lower five bits are 0: a block's 32 counters carry nowhere.
-  const auto first =
-      static_cast<uint64_t>(stream.first_element / kRandomBlock * 32);
-  // A round waits for the one before, so four vectors take turns.
-  for (size_t i = 0; i < 32; i += 4 * lanes) {
-    Counters a(d, stream, tensor, first, i);
-    Counters b(d, stream, tensor, first, i + lanes);
-    Counters c(d, stream, tensor, first, i + 2 * lanes);
-    Counters e(d, stream, tensor, first, i + 3 * lanes);
-    auto key0 = static_cast<uint32_t>(stream.seed);
-    auto key1 = static_cast<uint32_t>(stream.seed >> 32);
-    for (int round = 0; round < kRounds; ++round) {
-      const auto k0 = hn::Set(d, uint64_t{key0});
-      const auto k1 = hn::Set(d, uint64_t{key1});
-      a.Round(d, k0, k1);
-      b.Round(d, k0, k1);
-      c.Round(d, k0, k1);
-      e.Round(d, k0, k1);
+// The keys of all rounds, each as a vector in memory: rounds read them as
+// operands, and registers are for the counters.
+class RandomKeys {
+ public:
+  static constexpr int kRounds = 7;
+
+  HWY_INLINE explicit RandomKeys(uint64_t seed) {
+    const hn::CappedTag<uint64_t, 8> d;
+    auto key0 = static_cast<uint32_t>(seed);
+    auto key1 = static_cast<uint32_t>(seed >> 32);
+    for (auto& key : keys_) {
+      hn::Store(hn::Set(d, uint64_t{key0}), d, key[0]);
+      hn::Store(hn::Set(d, uint64_t{key1}), d, key[1]);
       key0 += 0x9E3779B9u;
       key1 += 0xBB67AE85u;
     }
-    a.Store(d, i, bits);
-    b.Store(d, i + lanes, bits);
-    c.Store(d, i + 2 * lanes, bits);
-    e.Store(d, i + 3 * lanes, bits);
   }
+
+  // Of half 0 or 1 of a round's key.
+  HWY_INLINE const uint64_t* at(int round, int half) const {
+    return keys_[round][half];
+  }
+
+ private:
+  HWY_ALIGN uint64_t keys_[kRounds][2][8];
+};
+
+// The words of a pair of tensors for the block of stream.first_element.
+HWY_INLINE void MakeRandomWords(const RandomKeys& keys,
+                                const RandomStream& stream, uint32_t pair,
+                                uint16_t* HWY_RESTRICT bits) {
+  constexpr size_t kCounters = 32;
+  const hn::CappedTag<uint64_t, 8> d;
+  using Counters = Philox<hn::CappedTag<uint64_t, 8>>;
+  const size_t lanes = hn::Lanes(d);
+  // The lower five bits are 0: a block's counters carry nowhere.
+  const uint64_t first =
+      static_cast<uint64_t>(stream.first_element) / kRandomBlock * kCounters;
+  // A round waits for the one before, so two vectors take turns. Three do not
+  // fit 16 registers.
+  for (size_t i = 0; i < kCounters; i += 2 * lanes) {
+    Counters a(d, stream, pair, first + i);
+    Counters b(d, stream, pair, first + i + lanes);
+    HWY_UNROLL(7)
+    for (int round = 0; round < RandomKeys::kRounds; ++round) {
+      const auto key0 = hn::Load(d, keys.at(round, 0));
+      const auto key1 = hn::Load(d, keys.at(round, 1));
+      a.Round(d, key0, key1);
+      b.Round(d, key0, key1);
+    }
+    a.Store(d, bits + 4 * i);
+    b.Store(d, bits + 4 * (i + lanes));
+  }
+}
+
+// The bits of the second tensor of a pair, made of those of the first.
+HWY_INLINE void SwapBytes(const uint16_t* from, uint16_t* to) {
+  const hn::CappedTag<uint16_t, 32> d;
+  for (size_t i = 0; i < kRandomBlock; i += hn::Lanes(d)) {
+    const auto x = hn::Load(d, from + i);
+    hn::Store(hn::Or(hn::ShiftLeft<8>(x), hn::ShiftRight<8>(x)), d, to + i);
+  }
+}
+
+// bits[e] for all of the block of stream.first_element. `bits` is aligned.
+HWY_INLINE void MakeRandomBits(const RandomKeys& keys,
+                               const RandomStream& stream, uint32_t tensor,
+                               uint16_t* HWY_RESTRICT bits) {
+  MakeRandomWords(keys, stream, RandomPair(tensor), bits);
+  if (!IsFirstOfPair(tensor)) SwapBytes(bits, bits);
+}
+
+// 16 bits for each lane of 32.
+template <class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadBits(D, const uint16_t* bits) {
+  return hn::PromoteTo(hn::RebindToUnsigned<D>(),
+                       hn::LoadU(hn::Rebind<uint16_t, D>(), bits));
 }
 
 }  // namespace HWY_NAMESPACE

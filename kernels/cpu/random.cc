@@ -2,6 +2,8 @@
 
 #include "kernels/cpu/random.h"
 
+#include <algorithm>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/random.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -13,8 +15,10 @@ HWY_BEFORE_NAMESPACE();
 namespace shard {
 namespace HWY_NAMESPACE {
 
-void RandomBits(const RandomStream& stream, uint32_t tensor, uint32_t* bits) {
-  MakeRandomBits(stream, tensor, bits);
+void RandomBits(const RandomStream& stream, uint32_t tensor, uint16_t* bits) {
+  HWY_ALIGN uint16_t block[kRandomBlock];
+  MakeRandomBits(RandomKeys(stream.seed), stream, tensor, block);
+  std::copy_n(block, kRandomBlock, bits);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -26,7 +30,7 @@ namespace shard {
 
 HWY_EXPORT(RandomBits);
 
-void RandomBits(const RandomStream& stream, uint32_t tensor, uint32_t* bits) {
+void RandomBits(const RandomStream& stream, uint32_t tensor, uint16_t* bits) {
   HWY_DYNAMIC_DISPATCH(RandomBits)(stream, tensor, bits);
 }
 

@@ -1,23 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random bits for stochastic rounding: Philox4x32-10 of Salmon, Moraes, Dror
-// and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11. A generator
-// without a state: element i's bits depend on its key (seed, step, param,
-// tensor) and on i, and on nothing else. Neither the instruction set, nor the
-// rank or thread that asks, nor where a call begins can change them.
+// Random bits for stochastic rounding: Philox4x32-7 of Salmon, Moraes, Dror and
+// Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, which passes
+// TestU01's BigCrush with these seven rounds. A generator without a state:
+// element i's bits depend on its key (seed, step, param, tensor) and on i, and
+// on nothing else. Neither the instruction set, nor the rank or thread that
+// asks, nor where a call begins can change them.
 //
 // Element i = 256 b + e (0 <= e < 256) takes 16 bits:
 //
-//   counter  c0 = low 32 bits of n = 32 b + (e mod 64) / 2
-//            c1 = bits 32..59 of n, and `tensor` in its upper four bits
+//   counter  c0 = low 32 bits of n = 32 b + (e mod 128) / 4
+//            c1 = bits 32..59 of n, and the tensor's pair in its upper four
 //            c2 = param
 //            c3 = step
 //   key      k0, k1 = low and high half of seed
-//   word     of the four: 2 (e / 128) + e mod 2
-//   half     of the word: the low one where e mod 128 < 64, else the high one
+//   word     of the four: 2 (e / 128) + (e mod 4) / 2
+//   half     of the word: the low one where e is even, else the high one
 //
 // so that vectors of any width make them without moving values between lanes,
 // and all 128 bits of a counter are used.
+//
+// Two tensors share a pair's bits, since these are a good part of the work of a
+// step with narrow states: the second has the two bytes of the first in the
+// other order. Which way a value is rounded hangs on the upper byte almost
+// alone, so that the roundings of the two are as good as independent:
+// rounding up both has the product of the probabilities to within 2^-9.
 //
 // Thread-safe.
 
@@ -43,12 +50,19 @@ constexpr uint32_t TensorOfState(int state) {
   return 1 + static_cast<uint32_t>(state);
 }
 
+// The pair of a tensor: the parameter has one for itself, states 0 and 1 the
+// next, and so on.
+constexpr uint32_t RandomPair(uint32_t tensor) { return (tensor + 1) / 2; }
+constexpr bool IsFirstOfPair(uint32_t tensor) {
+  return tensor == kParamTensor || tensor % 2 == 1;
+}
+
 // Elements whose bits are made together.
 inline constexpr int64_t kRandomBlock = 256;
 
 // bits[e] = the 16 bits of element first_element + e, 0 <= e < 256.
-// REQUIRES: first_element is a multiple of 256; tensor < 16.
-void RandomBits(const RandomStream& stream, uint32_t tensor, uint32_t* bits);
+// REQUIRES: first_element is a multiple of 256; tensor < 31.
+void RandomBits(const RandomStream& stream, uint32_t tensor, uint16_t* bits);
 
 }  // namespace shard
 

@@ -93,7 +93,7 @@ TEST_P(NarrowStatesTest, EachTensorHasItsOwnRandomBits) {
                  TensorOfState(s), static_cast<uint8_t*>(tensor.data()),
                  tensor.scales());
       } else {
-        std::vector<uint32_t> bits;
+        std::vector<uint16_t> bits;
         for (int64_t b = 0; b * 256 < static_cast<int64_t>(kCount); ++b) {
           RandomStream block = random;
           block.first_element += 256 * b;

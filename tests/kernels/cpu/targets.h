@@ -11,26 +11,11 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "kernels/cpu/target.h"
+#include "tests/kernels/cpu/target_list.h"
 
 namespace shard {
-
-inline std::vector<uint32_t> Targets() {
-  std::vector<uint32_t> targets;
-  const auto supported = static_cast<uint32_t>(hwy::SupportedTargets());
-  for (uint32_t bit = 1; bit != 0; bit <<= 1) {
-    // Only what the kernels were compiled for can be forced.
-    hwy::SetSupportedTargetsForTest(bit);
-    if ((supported & bit) != 0 && std::string(KernelTargetName()) ==
-                                      hwy::TargetName(static_cast<int>(bit))) {
-      targets.push_back(bit);
-    }
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  return targets;
-}
 
 class TargetsTest : public testing::TestWithParam<uint32_t> {
  protected:
