@@ -43,12 +43,18 @@ bool IsSame(const struct stat& a, const struct stat& b, bool unchanged) {
 
 }  // namespace
 
+// All of a process.
+class FilePool;
+
 struct PooledFile::Entry {
   enum class State {
     kClosed,
     kOpen,
     kChanging,  // A thread opens or closes it, outside the pool's lock.
   };
+
+  // Held, for a destructor must not be the one that makes it.
+  FilePool* pool = nullptr;
 
   // How to open it again. `in` is null for a path.
   const Directory* in = nullptr;
@@ -114,7 +120,6 @@ void PooledFile::Entry::CloseFile() {
   if (sync_error.ok()) sync_error = status;
 }
 
-// All of a process.
 class FilePool {
  public:
   using Entry = PooledFile::Entry;
@@ -162,7 +167,7 @@ class FilePool {
     return Status();
   }
 
-  void Release(Entry* entry) {
+  void Release(Entry* entry) noexcept {
     const std::lock_guard lock(mutex_);
     if (--entry->users > 0) return;
     --used_;
@@ -172,7 +177,7 @@ class FilePool {
 
   // Closes the file if it is open, and does not sync it. REQUIRES: nobody uses
   // it.
-  void Close(Entry* entry) {
+  void Close(Entry* entry) noexcept {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return entry->state != State::kChanging; });
     entry->written = false;
@@ -233,8 +238,8 @@ namespace {
 // Runs `call` with the open file.
 template <typename Entry, typename Call>
 auto Use(Entry* entry, const Call& call) -> decltype(call(*entry->file)) {
-  SHARD_RETURN_IF_ERROR(FilePool::Get().Acquire(entry));
-  const auto release = [](Entry* used) { FilePool::Get().Release(used); };
+  SHARD_RETURN_IF_ERROR(entry->pool->Acquire(entry));
+  const auto release = [](Entry* used) { used->pool->Release(used); };
   const std::unique_ptr<Entry, decltype(release)> used(entry, release);
   return call(*entry->file);
 }
@@ -244,6 +249,7 @@ auto Use(Entry* entry, const Call& call) -> decltype(call(*entry->file)) {
 bool ClosePooledFile() { return FilePool::Get().CloseOne(); }
 
 StatusOr<PooledFile> PooledFile::Adopt(std::unique_ptr<Entry> entry) {
+  entry->pool = &FilePool::Get();
   SHARD_RETURN_IF_ERROR(Use(entry.get(), [](File&) { return Status(); }));
   return PooledFile(std::move(entry));
 }
@@ -279,14 +285,14 @@ PooledFile::PooledFile(PooledFile&& other) noexcept = default;
 
 PooledFile& PooledFile::operator=(PooledFile&& other) noexcept {
   if (this != &other) {
-    if (entry_ != nullptr) FilePool::Get().Close(entry_.get());
+    if (entry_ != nullptr) entry_->pool->Close(entry_.get());
     entry_ = std::move(other.entry_);
   }
   return *this;
 }
 
 PooledFile::~PooledFile() {
-  if (entry_ != nullptr) FilePool::Get().Close(entry_.get());
+  if (entry_ != nullptr) entry_->pool->Close(entry_.get());
 }
 
 const std::string& PooledFile::path() const { return entry_->path; }

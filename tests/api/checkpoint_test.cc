@@ -80,7 +80,7 @@ TEST(CheckpointApiTest, SavedByTwoLoadedByThreeAndOne) {
       std::memcpy(&seen, data, bytes);
       EXPECT_EQ(seen, world_size == 1 ? 21 : (rank < 2 ? 10 + rank : 0));
       EXPECT_EQ(LoadJson(engine.get()),
-                R"({"mismatched":[],"missing":[],"unexpected":[]})");
+                R"({"missing":[],"unexpected":[],"mismatched":[]})");
       StepOnce(engine.get());
     });
   }

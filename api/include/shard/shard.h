@@ -1484,8 +1484,9 @@ typedef struct shard_convert_options {
 /* Writes a checkpoint into `root`, as shard_checkpoint_save does: with another
  * number of files, of other types, or from safetensors (then of step 0). With
  * blobs of the host the checkpoint still says how many ranks saved them, as
- * their rules need it. Tensors and blobs are streamed: memory stays below 64 MiB
- * and 16 MiB per thread. Blocks. UNIMPLEMENTED for a tensor of SHARD_OPAQUE. */
+ * their rules need it. Tensors and blobs are streamed: memory stays below 64
+ * MiB and 16 MiB per thread. Blocks. UNIMPLEMENTED for a tensor of
+ * SHARD_OPAQUE. */
 SHARD_API shard_error* shard_checkpoint_write(
     const shard_checkpoint* checkpoint, const char* root,
     const shard_convert_options* options) SHARD_NOEXCEPT;

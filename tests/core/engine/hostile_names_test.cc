@@ -172,7 +172,7 @@ void TryModel(uint64_t seed, Tally* tally) {
       dice.Pick<std::string>({"adamw", "adamw?states=q8", "sgd?momentum=0.9"});
   training.wrap = "";
   training.plan.world_size = 2;
-  training.plan.stage = dice.Roll(4);
+  training.plan.stage = dice.Roll(2);
   const auto plan = PlanOf(training);
   if (!plan.ok()) {
     ++tally->refused_plans;
@@ -214,7 +214,7 @@ void TryModel(uint64_t seed, Tally* tally) {
 
   WholeState loaded;
   training.plan.world_size = 3;
-  training.plan.stage = dice.Roll(4);
+  training.plan.stage = dice.Roll(2);
   LoadWorld(training, root, &loaded, params);
   EXPECT_EQ(saved, loaded) << saved.Differences(loaded);
   ++tally->saved;
