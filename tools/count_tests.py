@@ -9,7 +9,8 @@ names the XML of exactly the tests that this run ran or found in its cache, so
 that results of an earlier run cannot be counted. EXIT_CODE is Bazel's.
 
 Standard output gets one line, "PASSED FAILED SKIPPED". Standard error gets one
-line for each failure and each skipped case, with its reason, and a summary.
+line for each failure and each skipped case, with its reason, a summary, and a
+line "cost ..." that says how long the tests ran.
 
 A test case is a <testcase> of a test's XML. One failure is counted for each
 target that failed to build, for each test without readable XML, and for each
@@ -109,6 +110,18 @@ def xml_cases(result):
     return None
 
 
+def cost(results):
+    """How long tests ran; those of an earlier run, found again, took nothing."""
+    seconds = sorted(
+        ((int(result.get("testAttemptDurationMillis", 0)) / 1000, label)
+         for (label, _, _), result in results.items()
+         if not result.get("cachedLocally", False)),
+        reverse=True)
+    longest = ", ".join(f"{label} {took:.0f} s" for took, label in seconds[:5])
+    return (f"{len(seconds)} test programs ran for "
+            f"{sum(took for took, _ in seconds):.0f} s, the longest: {longest}")
+
+
 def main():
     if len(sys.argv) != 4:
         sys.exit(__doc__)
@@ -151,6 +164,7 @@ def main():
     if load_failed or other:
         fail("bazel", f"exit code {exit_code}; see its errors above")
 
+    print("cost", cost(final_attempts(events)), file=sys.stderr)
     print(f"{run}: {count['passed']} passed, {count['failed']} failed, "
           f"{count['skipped']} skipped", file=sys.stderr)
     print(count["passed"], count["failed"], count["skipped"])
