@@ -238,10 +238,10 @@ StatusOr<PendingCheckpoint::Replaced> PendingCheckpoint::Publish() {
                   kAttempts, " times while it was to be replaced");
 }
 
-Status PendingCheckpoint::Retract(const Replaced& replaced,
+Status PendingCheckpoint::Retract(Directory published, const Replaced& replaced,
                                   const Status& reason) {
   const std::string final_name = CheckpointName(step_);
-  const bool ours = IsNamed(root_, final_name, directory_) &&
+  const bool ours = IsNamed(root_, final_name, published) &&
                     (!replaced.any ||
                      (replaced.locked && IsNamed(root_, name_, replaced.old)));
   const auto rename = [&] {
@@ -249,14 +249,13 @@ Status PendingCheckpoint::Retract(const Replaced& replaced,
                         : RenameToFree(root_, final_name, name_);
   };
   if (!ours || rename() != 0) {
-    directory_ = Directory();
     return reason.WithContext(
         StrCat("'", root_.PathOf(final_name), "' is complete, but '",
                root_.PathOf(kLatestName), "' may name another"));
   }
   // Its files must not go before its name is known to be gone: whoever cleans
   // what is stale syncs the root first.
-  if (!root_.Sync().ok()) directory_ = Directory();
+  if (root_.Sync().ok()) directory_ = std::move(published);
   return reason;
 }
 
@@ -270,13 +269,16 @@ Status PendingCheckpoint::Commit() {
   // All that takes space comes before anything changes.
   SHARD_ASSIGN_OR_RETURN(NextLatest latest, NextLatest::Write(root_, step_));
   SHARD_ASSIGN_OR_RETURN(const Replaced replaced, Publish());
+  // The temporary name may be the old checkpoint's now. While this holds no
+  // directory nobody abandons it, not even when memory runs out below.
+  Directory published = std::move(directory_);
   // Before LATEST, which must not name what is not there; and before the old
   // one goes, which a power cut would bring back.
   Status status = root_.Sync();
   if (status.ok()) status = latest.Rename();
-  if (!status.ok()) return Retract(replaced, status);
-  // Of its new name nobody needs the lock.
-  directory_ = Directory();
+  if (!status.ok()) return Retract(std::move(published), replaced, status);
+  // Under the new name nobody needs the lock.
+  published = Directory();
   status = root_.Sync();
   if (!status.ok()) {
     return status.WithContext(StrCat(

@@ -74,7 +74,8 @@ class PendingCheckpoint {
   // Gives it its name.
   StatusOr<Replaced> Publish();
   // Undoes Publish because of `reason`. Returns the error of Commit.
-  Status Retract(const Replaced& replaced, const Status& reason);
+  Status Retract(Directory published, const Replaced& replaced,
+                 const Status& reason);
 
   Directory root_;
   Directory directory_;  // Holds the lock. Invalid: not pending.

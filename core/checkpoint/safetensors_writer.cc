@@ -185,6 +185,7 @@ void SafetensorsWriter::Retract() {
   std::reverse(outputs_.begin(), outputs_.end());
   std::vector<std::string> doomed;
   bool changed = false;
+  bool mixed = false;  // A file that the old index names is the new one.
   for (Output& output : outputs_) {
     (void)output.file.Close().ok();
     changed |= output.state != Output::State::kTemporary;
@@ -202,13 +203,18 @@ void SafetensorsWriter::Retract() {
         if (folder_.Rename(output.temporary, output.name, RENAME_EXCHANGE) ==
             0) {
           doomed.push_back(output.temporary);
+        } else {
+          mixed = true;
         }
         break;
       case Output::State::kReplaced:
+        mixed = true;
         break;
     }
   }
-  if (!old_index_.empty()) {
+  if (mixed) {
+    if (!old_index_.empty()) doomed.push_back(old_index_);
+  } else if (!old_index_.empty()) {
     changed = true;
     (void)folder_.Rename(old_index_, index_name_, 0);
   }

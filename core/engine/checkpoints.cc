@@ -140,17 +140,17 @@ Status Checkpoints::SetBlob(std::string_view name, BlobRule rule,
                            kMaxBlobBytes,
                            " are allowed: keep what is larger in a file");
   }
+  uint64_t manifest_bytes = manifest_bytes_;
   if (!blobs_.contains(name)) {
-    const uint64_t manifest_bytes =
-        manifest_bytes_ + BlobManifestBytes(name, world_size_);
+    manifest_bytes += BlobManifestBytes(name, world_size_);
     SHARD_RETURN_IF_ERROR(
         CheckRoom(manifest_bytes, world_size_).WithContext(QuoteName(name)));
-    manifest_bytes_ = manifest_bytes;
   }
   const auto* const begin = static_cast<const std::byte*>(data);
   blobs_.insert_or_assign(
       std::string(name),
       HostBlob{std::string(name), rule, {begin, begin + bytes}});
+  manifest_bytes_ = manifest_bytes;
   return Status();
 }
 
