@@ -294,7 +294,7 @@ shard_error* shard_engine_unit_acquire(shard_engine* engine, int32_t unit,
 
 shard_error* shard_engine_unit_release(shard_engine* engine,
                                        int32_t unit) noexcept {
-  return Guard([&]() -> Status {
+  return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->UnitRelease(unit);
   });

@@ -244,7 +244,7 @@ class Comparison {
     PickingSink sink(begin);
     Describe(&sink);
     SHARD_ASSIGN_OR_RETURN(const std::vector<Shown> all, Gather(Show(sink)));
-    return std::optional<Difference>(Tell(all));
+    return Tell(all);
   }
 
  private:
@@ -284,10 +284,12 @@ class Comparison {
     }
   }
 
-  Difference Tell(const std::vector<Shown>& all) const {
+  std::optional<Difference> Tell(const std::vector<Shown>& all) const {
     std::vector<uint64_t> hashes;
     for (const Shown& shown : all) hashes.push_back(shown.hash);
     const Sides sides = SidesOf(hashes, voters_);
+    // The facts differed when they were hashed, and do not as they are shown.
+    if (sides.others.empty()) return std::nullopt;
     const auto other = static_cast<size_t>(sides.others.front());
     const Shown& a = all[sides.most];
     const Shown& b = all[other];
@@ -307,9 +309,10 @@ class Comparison {
       if (!shown.note().empty()) StrAppend(&text, " (", shown.note(), ")");
       return text;
     };
-    return {StrCat(same_title ? StrCat(a.title(), ": ") : "", has(sides.most),
-                   ", ", has(other), CountOf(sides, voters_.size())),
-            static_cast<int>(other)};
+    return Difference{
+        StrCat(same_title ? StrCat(a.title(), ": ") : "", has(sides.most), ", ",
+               has(other), CountOf(sides, voters_.size())),
+        static_cast<int>(other)};
   }
 
   Communicator* const comm_;

@@ -106,7 +106,8 @@ void LossScaler::State::Take(std::string_view name, double value) {
   // Counts that doubles hold exactly.
   constexpr double kMost = 0x1p53;
   if (name == kScaleName) scale = value;
-  if (name == kGoodStepsName && value >= 0 && value <= kMost) {
+  if (name == kGoodStepsName && value >= 0 && value <= kMost &&
+      value == std::floor(value)) {
     good_steps = static_cast<int64_t>(value);
   }
 }
