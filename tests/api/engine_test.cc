@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tests/api/api_testing.h"
+#include "tests/api/sharded_plans.h"
 
 namespace shard_api_testing {
 namespace {
@@ -72,15 +73,19 @@ TEST(EngineTest, WorldSizeOfThePlan) {
               {"world size 3", "has 1"});
 }
 
-// Planned, but not run by this version.
 TEST(EngineTest, Stages) {
-  const Comm comm = OpenLocal();
   const Model model = SmallModel();
+  AddBlocks(model.get());
   for (int32_t stage = 0; stage <= 3; ++stage) {
-    shard_plan_options options = PlanOptions(1);
+    SCOPED_TRACE(stage);
+    shard_plan_options options = PlanOptions(2);
     options.stage = stage;
+    options.wrap = "class?names=Block";
     const Plan plan = MakePlan(model.get(), options);
-    EXPECT_EQ(TryEngine(plan.get(), comm.get()).message, "");
+    ExpectShardsAsItsStage(plan.get(), stage);
+    RunRanks(2, [&](int, shard_comm* comm) {
+      EXPECT_EQ(TryEngine(plan.get(), comm).message, "");
+    });
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/base/strings.h"
 #include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
 
 namespace shard {
 namespace {
@@ -141,13 +142,11 @@ UnitTraining TrainingOf(const Form& form, int world_size) {
 void ExpectSharding(const UnitTraining& training) {
   const auto plan = PlanOf(training);
   ASSERT_TRUE(plan.ok()) << plan.status().ToString();
-  const PlanOptions& options = training.plan;
-  const bool units = (*plan)->units().size() > 1;
-  const bool shards = units && options.world_size > 1;
-  EXPECT_EQ((*plan)->shards_grads(),
-            shards && options.stage >= 2 && !options.whole_grads);
-  EXPECT_EQ((*plan)->shards_params(),
-            shards && options.stage == 3 && !options.keep_after_forward);
+  if ((*plan)->units().size() > 1) {
+    EXPECT_TRUE(ShardsAsItsStage(**plan));
+  } else {
+    EXPECT_FALSE((*plan)->shards_grads() || (*plan)->shards_params());
+  }
 }
 
 class StagesTest : public ::testing::TestWithParam<Form> {};

@@ -33,7 +33,8 @@ class ResumeTest : public TrainGptTest {
   // can share; blocks enough to be worth sharding.
   std::string Short(const std::string& arguments) const {
     return Tiny(
-        "--layers 6 --batch 12 --steps 30 --val-every 10 --timeout 30 " +
+        "--layers 6 --width 32 --batch 12 --steps 30 --val-every 10 "
+        "--timeout 30 " +
         arguments);
   }
   std::string Checkpoints() const { return folder_ + "/checkpoints"; }
@@ -258,8 +259,8 @@ TEST_F(RefusedTest, IsToldWhatIsWrong) {
   ExpectRefused("--resume " + folder_, "no checkpoint in '" + folder_);
   ExpectRefused(resume + "--layers 7", "36 missing");
   ExpectRefused(resume + "--layers 5", "0 missing; 36 unexpected");
-  ExpectRefused(resume + "--width 32",
-                "'wte.weight' has shape [256, 16] in the store and [256, 32]");
+  ExpectRefused(resume + "--width 48",
+                "'wte.weight' has shape [256, 32] in the store and [256, 48]");
   ExpectRefused(resume + "--optimizer muon", "momentum_buffer");
   ExpectRefused(resume + "--seed 2", "begun with --seed 1, not 2");
   ExpectRefused(resume + "--steps 1", "at step 2, beyond --steps 1");

@@ -149,13 +149,15 @@ TEST_F(StagesTest, UnitsMoveNoBit) {
   const auto expected = TrainDeep("--rank-threads 2 --stage 1 --wrap none");
   for (const char* how :
        {"--wrap none", "--wrap always", "--wrap 'class?names=Attention,MLP'",
-        "--wrap 'class?names=Linear'", "--wrap 'size?min_numel=5000'",
+        "--wrap 'class?names=Linear'", "--wrap 'size?min_numel=10000'",
         "--wrap 'class?names=MLP|class?names=Block'", "--prefetch 0",
-        "--prefetch 2", "--prefetch 0 --overlap",
+        "--prefetch 2 --wrap 'class?names=Attention,MLP'",
+        "--prefetch 0 --overlap",
         "--overlap --device 'cpu-async?max_delay=0.0002&seed=3'"}) {
     for (const char* ranks : {"", "--no-shared-memory "}) {
       const std::string arguments =
           "--rank-threads 2 --stage 3 " + std::string(ranks) + how;
+      may_keep_whole_ = std::string(how) == "--wrap none";
       EXPECT_EQ(TrainDeep(arguments), expected) << arguments;
     }
   }
@@ -165,6 +167,8 @@ TEST_F(StagesTest, HybridShardingMovesNoBit) {
   const auto expected = TrainDeep("--rank-threads 4 --stage 1");
   EXPECT_EQ(TrainDeep("--rank-threads 4 --stage 3 --hybrid 2"), expected);
   for (const char* groups : {"1", "2", "4"}) {
+    // Groups of one rank have all parameters.
+    may_keep_whole_ = std::string(groups) == "1";
     EXPECT_EQ(
         TrainDeep("--rank-threads 4 --stage 3 --no-shared-memory --hybrid " +
                   std::string(groups)),
