@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -22,6 +21,7 @@
 #include "core/state/manifest_bound.h"
 #include "core/state/memory_store.h"
 #include "core/state/state_entries.h"
+#include "tests/core/base/dice.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/worlds.h"
@@ -29,20 +29,7 @@
 namespace shard {
 namespace {
 
-class Dice {
- public:
-  explicit Dice(uint64_t seed) : bits_(seed) {}
-
-  int Roll(int sides) { return static_cast<int>(bits_() % sides); }
-  bool Chance(int percent) { return Roll(100) < percent; }
-  template <typename T>
-  T Pick(const std::vector<T>& from) {
-    return from[static_cast<size_t>(Roll(static_cast<int>(from.size())))];
-  }
-
- private:
-  std::mt19937_64 bits_;
-};
+using testing::Dice;
 
 // Few ones, so that they meet.
 std::string ModuleName(Dice* dice) {
@@ -97,8 +84,14 @@ void Try(const Add& add, Tally* tally) {
   EXPECT_TRUE(IsPlainText(status.message()));
 }
 
-std::shared_ptr<Model> RandomModel(Dice* dice, Tally* tally) {
+// With blocks, enough that stages 2 and 3 have something to shard.
+std::shared_ptr<Model> RandomModel(bool blocks, Dice* dice, Tally* tally) {
   auto model = std::make_shared<Model>("Root");
+  for (int b = 0; blocks && b < 8; ++b) {
+    const ModuleId block =
+        *model->AddModule(kRootModule, StrCat("block", b), "Block");
+    EXPECT_OK(model->AddParam(block, "w", DType::kF32, {2200}));
+  }
   EXPECT_OK(model->AddParam(kRootModule, "w", DType::kF32, {40}));
   std::vector<ModuleId> modules = {kRootModule};
   const auto name = [&](std::string usual) {
@@ -167,12 +160,14 @@ void Save(const UnitTraining& training, const std::vector<std::string>& blobs,
 void TryModel(uint64_t seed, Tally* tally) {
   Dice dice(seed);
   UnitTraining training;
-  training.model = RandomModel(&dice, tally);
+  const bool blocks = dice.Chance(50);
+  training.model = RandomModel(blocks, &dice, tally);
   training.optimizer =
       dice.Pick<std::string>({"adamw", "adamw?states=q8", "sgd?momentum=0.9"});
-  training.wrap = "";
+  training.wrap = blocks ? "class?names=Block" : "";
+  training.plan.prefetch = 0;
   training.plan.world_size = 2;
-  training.plan.stage = dice.Roll(2);
+  training.plan.stage = dice.Roll(blocks ? 4 : 2);
   const auto plan = PlanOf(training);
   if (!plan.ok()) {
     ++tally->refused_plans;
@@ -214,7 +209,7 @@ void TryModel(uint64_t seed, Tally* tally) {
 
   WholeState loaded;
   training.plan.world_size = 3;
-  training.plan.stage = dice.Roll(2);
+  training.plan.stage = dice.Roll(blocks ? 4 : 2);
   LoadWorld(training, root, &loaded, params);
   EXPECT_EQ(saved, loaded) << saved.Differences(loaded);
   ++tally->saved;

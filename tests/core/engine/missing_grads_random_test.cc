@@ -13,12 +13,12 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "core/base/strings.h"
+#include "tests/core/base/dice.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/gradient_script.h"
@@ -29,29 +29,7 @@ namespace {
 
 constexpr int kSteps = 20;
 
-class Dice {
- public:
-  explicit Dice(uint64_t seed) : bits_(seed) {}
-
-  int Roll(int sides) {
-    return static_cast<int>(bits_() % static_cast<uint64_t>(sides));
-  }
-  bool Chance(int percent) { return Roll(100) < percent; }
-  template <typename T>
-  T Pick(const std::vector<T>& from) {
-    return from[static_cast<size_t>(Roll(static_cast<int>(from.size())))];
-  }
-  template <typename T>
-  void Shuffle(std::vector<T>* items) {
-    for (size_t i = items->size(); i > 1; --i) {
-      std::swap((*items)[i - 1],
-                (*items)[static_cast<size_t>(Roll(static_cast<int>(i)))]);
-    }
-  }
-
- private:
-  std::mt19937_64 bits_;
-};
+using testing::Dice;
 
 // A root and 15 blocks with up to three parameters each, one of two pages;
 // some are frozen, one is tied, one is in a unit within a unit.

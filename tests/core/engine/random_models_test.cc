@@ -9,31 +9,18 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "core/base/strings.h"
+#include "tests/core/base/dice.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/exact_training.h"
 
 namespace shard {
 namespace {
 
-class Dice {
- public:
-  explicit Dice(uint64_t seed) : bits_(seed) {}
-
-  int Roll(int sides) { return static_cast<int>(bits_() % sides); }
-  bool Chance(int percent) { return Roll(100) < percent; }
-  template <typename T>
-  T Pick(const std::vector<T>& from) {
-    return from[static_cast<size_t>(Roll(static_cast<int>(from.size())))];
-  }
-
- private:
-  std::mt19937_64 bits_;
-};
+using testing::Dice;
 
 struct Case {
   std::shared_ptr<Model> model;
