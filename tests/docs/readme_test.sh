@@ -7,50 +7,59 @@
 
 set -euo pipefail
 
-export LD_LIBRARY_PATH="$PWD/api${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-
 fail() {
   echo "FAILED: $*" >&2
   exit 1
 }
 
-# Compiles the C program of that number as C11 without a warning.
-compile() {
+# The C program of that number.
+program() {
   awk -v number="$1" '/^```c$/ { code = ++found == number; next }
-    /^```$/ { code = 0 } code' README.md >"$2.c"
-  gcc -std=c11 -Wall -Wextra -Wpedantic -Wconversion -Werror -I api/include \
-    "$2.c" api/libshard.so.0 -o "$2" || fail "it does not compile"
+    /^```$/ { code = 0 } code' "$readme"
 }
 
-# The first program does what it says on one rank and on two.
-example() {
-  local program="$TEST_TMPDIR/fit"
-  compile 1 "$program"
-  diff <("$program") <(echo "rank 0 of 1: y = 2.00 x + 1.00") ||
-    fail "one rank"
-  diff <(sdk/cli/shardctl run -n 2 --timeout 40 -- "$program" | sort) - <<END ||
-[0] rank 0 of 2: y = 2.00 x + 1.00
-[1] rank 1 of 2: y = 2.00 x + 1.00
+# The commands behind it.
+commands() {
+  awk -v number="$1" '/^```c$/ { code = 1; ++found }
+    /^```$/ { code = 0; next } code || found != number { next }
+    /^    / { print substr($0, 5); inside = 1; next } inside { exit }' "$readme"
+}
+
+# The programs do what the README says, built and run by its commands as they
+# stand there. But tools/package only installs what has been built, and there is
+# no warning for gcc to find.
+programs() {
+  local readme="$PWD/README.md" source="$PWD"
+  export HOME="$TEST_TMPDIR/home"
+  mkdir -p "$HOME" "$TEST_TMPDIR/checkout/tools"
+  cd "$TEST_TMPDIR/checkout"
+  cat >tools/package <<END
+#!/bin/sh
+cd '$source' && exec tools/bazel/install.sh . "\$2"
 END
-    fail "two ranks"
-}
-
-# The second one goes on with what another number of ranks saved, and prints
-# what the comments behind its commands say.
-checkpoints() {
-  local program="$TEST_TMPDIR/resume" shardctl="$PWD/sdk/cli/shardctl"
-  local readme="$PWD/README.md"
-  compile 2 "$program"
-  cd "$TEST_TMPDIR"
-  for ranks in 2 3; do
-    diff <("$shardctl" run -n "$ranks" --timeout 40 -- ./resume) \
-      <(sed -nE "s,^ +shardctl run -n $ranks -- ./resume +# ,[0] ,p" \
-        "$readme") || fail "$ranks ranks"
-  done
+  chmod +x tools/package
+  gcc() {
+    command gcc -Wall -Wextra -Wpedantic -Wconversion -Werror "$@"
+  }
+  export -f gcc
+  program 1 >fit.c
+  program 2 >resume.c
+  { commands 1; commands 2; } >commands
+  grep -q '^tools/package ' commands || fail "README.md installs nothing"
+  timeout 50 bash -euo pipefail commands >printed || fail "exit code $?"
+  {
+    echo "rank 0 of 1: y = 2.00 x + 1.00"
+    echo "[0] rank 0 of 2: y = 2.00 x + 1.00"
+    echo "[1] rank 1 of 2: y = 2.00 x + 1.00"
+    sed -nE 's,^shardctl run .* -- \./resume +# ,[0] ,p' commands
+  } >expected
+  [[ "$(wc -l <expected)" == 5 ]] || fail "README.md does not resume twice"
+  diff <(sort printed) <(sort expected) || fail "not what README.md says"
 }
 
 # The table has the library's optimizers, all of them and no others.
 optimizers() {
+  export LD_LIBRARY_PATH="$PWD/api${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
   diff <(grep -E '^\| optimizers ' README.md | cut -d'|' -f3 |
     grep -oE '`[^`]+`' | tr -d '`' | sort) \
     <(tests/docs/known_optimizers | sort) ||
