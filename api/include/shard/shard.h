@@ -765,14 +765,14 @@ typedef struct shard_engine_options {
 
 typedef struct shard_engine shard_engine;
 
-/* Allocates buffers and checks that all ranks hold the same plan; if not, all
- * get SHARD_DESYNC. COLLECTIVE, blocks. Keeps plan and comm alive. Errors
- * beside those of every collective: INVALID_ARGUMENT when the plan's world size
- * is not the communicator's, or for a bad loss_scaling; UNIMPLEMENTED for a
+/* Allocates buffers and checks that all ranks hold the same plan and options.
+ * COLLECTIVE, blocks. Keeps plan and comm alive. Errors beside those of every
+ * collective: DESYNC when the ranks' plans, loss_scaling, missing_grads or
+ * overlap differ; INVALID_ARGUMENT when the plan's world size is not the
+ * communicator's, or for a bad option; UNIMPLEMENTED for a
  * stage or dtype this version cannot step; RESOURCE_EXHAUSTED when there is not
  * enough memory, or no checkpoint could hold what it trains;
- * BACKEND_UNAVAILABLE when muon finds no CBLAS, with all that was tried; DESYNC
- * when loss_scaling differs. */
+ * BACKEND_UNAVAILABLE when muon finds no CBLAS, with all that was tried. */
 SHARD_API shard_error* shard_engine_create(
     const shard_plan* plan, shard_comm* comm,
     const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
@@ -853,18 +853,20 @@ SHARD_API shard_error* shard_engine_set_step(shard_engine* engine,
 SHARD_API shard_error* shard_engine_loss_scale(const shard_engine* engine,
                                                double* scale) SHARD_NOEXCEPT;
 
-/* Good steps in a row since the loss scale changed or a step was skipped, of
- * the growth_interval that raise it: what torch's GradScaler.state_dict calls
- * _growth_tracker. The same on every rank; 0 unless loss_scaling is dynamic.
- * Local. */
+/* Gets the number of good steps in a row since the loss scale changed or a step
+ * was skipped; growth_interval of them raise the scale. torch's
+ * GradScaler.state_dict calls this number _growth_tracker. The same on every
+ * rank; 0 unless loss_scaling is dynamic. INVALID_ARGUMENT for NULL, and no
+ * other error. Local. */
 SHARD_API shard_error* shard_engine_growth_tracker(
     const shard_engine* engine, int64_t* good_steps) SHARD_NOEXCEPT;
 
-/* For a run that began in another program: where its dynamic loss scaling was.
- * Checkpoints keep both numbers; so do state dicts, as "loss_scale.scale" and
- * "loss_scale.good_steps". Every rank sets the same, or a later step is DESYNC.
- * Errors leave both as they were: a scale that is no number of fp32 within the
- * bounds of loss_scaling, or that a static one does not have; good_steps
+/* Sets the loss scale and the growth tracker, for a run that goes on with the
+ * dynamic loss scaling of another program. Checkpoints keep both numbers; so do
+ * state dicts, as "loss_scale.scale" and "loss_scale.good_steps". Every rank
+ * sets the same, or a later step is DESYNC. Errors leave both as they were:
+ * INVALID_ARGUMENT for a scale that is no number of fp32 within the bounds of
+ * loss_scaling, for another scale than the static one, and for good_steps
  * outside 0 to growth_interval - 1; FAILED_PRECONDITION before the broadcast
  * and within a step. Local. */
 SHARD_API shard_error* shard_engine_set_loss_scale(
@@ -934,10 +936,15 @@ SHARD_API shard_error* shard_engine_unit_acquire(shard_engine* engine,
                                                  int32_t unit, int32_t pass,
                                                  double timeout) SHARD_NOEXCEPT;
 
-/* To IDLE. From BACKWARD_PRE: the unit has no gradients in this pass. With
- * missing_grads it has those of single parameters that were declared, as after
- * unit_grads_ready, and is COLLECTIVE* then where gradients are sharded; else
- * local. */
+/* Releases an acquired unit: FORWARD, BACKWARD_PRE or BACKWARD_POST to IDLE. A
+ * unit that is released from BACKWARD_PRE has no gradients in this pass; with
+ * missing_grads it has those that shard_engine_param_grad_ready declared. Where
+ * such gradients are sharded the release declares the unit as
+ * shard_engine_unit_grads_ready does, is COLLECTIVE*, and waits for the other
+ * ranks at most as long as the engine's timeout. Every other release is local
+ * and does not wait. Errors: INVALID_ARGUMENT for a unit that does not exist;
+ * FAILED_PRECONDITION for one that is IDLE, before
+ * shard_engine_broadcast_params, and while parameters are summoned. */
 SHARD_API shard_error* shard_engine_unit_release(shard_engine* engine,
                                                  int32_t unit) SHARD_NOEXCEPT;
 
@@ -1493,7 +1500,15 @@ SHARD_API shard_error* shard_checkpoint_write(
 
 /* Writes a safetensors file. `path` ends in ".safetensors"; several files are
  * named after it, model-00001-of-00002.safetensors and so on, with
- * model.safetensors.index.json. Memory as above. Blocks. */
+ * model.safetensors.index.json. A file gets its name when all of them are
+ * durable. Memory as above. Blocks. Errors: ALREADY_EXISTS for a file that is
+ * there without `overwrite`; FAILED_PRECONDITION for anything of that name
+ * that is not a regular file, such as a symbolic link, which `overwrite` does
+ * not replace either; those of reading, such as CORRUPT, and of writing;
+ * CANCELLED. After an error the files that were there are there again, unless
+ * the file system cannot exchange two files (RENAME_EXCHANGE): then those that
+ * were already replaced stay replaced, and the old index of a set of several
+ * files is deleted, for it would name files of both. */
 SHARD_API shard_error* shard_checkpoint_export(
     const shard_checkpoint* checkpoint, const char* path,
     const shard_convert_options* options) SHARD_NOEXCEPT;
@@ -1590,12 +1605,14 @@ SHARD_API shard_error* shard_state_create(shard_state** state) SHARD_NOEXCEPT;
 
 /* Adds a whole tensor, whose bytes must stay where they are until the state
  * dict was loaded or freed. Keys that begin with "state." are optimizer states.
- * Errors: a key that is there already, a shape, dtype or `bytes` that do not
- * go together, or a state dict of shard_state_get. */
+ * Errors: a key that a tensor or a number has already, a shape, dtype or
+ * `bytes` that do not go together, or a state dict of shard_state_get. */
 SHARD_API shard_error* shard_state_add(shard_state* state, const char* key,
                                        int32_t dtype, const int64_t* shape,
                                        int32_t ndim, const void* data,
                                        size_t bytes) SHARD_NOEXCEPT;
+/* Adds a number. A second one of the same key replaces the first. Errors: a key
+ * that a tensor has; a value that is not finite. */
 SHARD_API shard_error* shard_state_add_number(shard_state* state,
                                               const char* key,
                                               double value) SHARD_NOEXCEPT;
