@@ -21,11 +21,11 @@ namespace shard {
 namespace {
 
 std::string StepKey(std::string_view fqn) {
-  return StrCat(kStatePrefix, fqn, ".step");
+  return StrCat(kStatePrefix, fqn, ".", kStepName);
 }
 
 std::string HyperKey(std::string_view fqn, std::string_view hyper) {
-  return StrCat("param_groups.", fqn, ".", hyper);
+  return StrCat(kGroupPrefix, fqn, ".", hyper);
 }
 
 // Calls `visit(param, fqn)` for each trainable parameter that `entries` are of,
@@ -176,8 +176,8 @@ std::map<std::string, double> Engine::NumbersByKey(
   std::map<std::string, double> numbers;
   const TrainingNumbers now = Numbers();
   if (whole && loss_scaler_.dynamic()) {
-    numbers[std::string(LossScaler::kScaleName)] = now.loss_scale.scale;
-    numbers[std::string(LossScaler::kGoodStepsName)] =
+    numbers[std::string(kLossScaleKey)] = now.loss_scale.scale;
+    numbers[std::string(kGoodStepsKey)] =
         static_cast<double>(now.loss_scale.good_steps);
   }
   ForEachStepped(plan(), entries, [&](ParamId param, std::string_view fqn) {
@@ -199,8 +199,13 @@ StatusOr<Engine::KeyedNumbers> Engine::ReadNumbersByKey(
                          ListParamNames(plan(), options.state));
   std::map<std::string, double> numbers;
   for (const auto& [key, value] : store.numbers()) {
-    numbers.emplace(CleanStateKey(key, options.rules.strip_leading_module),
-                    value);
+    std::string clean = CleanStateKey(key, options.rules.strip_leading_module);
+    // The one that is written like this already comes first.
+    if (clean == key) {
+      numbers.insert_or_assign(std::move(clean), value);
+    } else {
+      numbers.emplace(std::move(clean), value);
+    }
   }
   // Under any name of the parameter, as its tensors are found.
   const auto find = [&](ParamId param, const auto& key_of) {

@@ -251,8 +251,8 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
   contents.world_size = comm_->world_size();
   contents.groups = state_.numbers.groups;
   contents.scalars = {
-      {std::string(LossScaler::kScaleName), state_.numbers.loss_scale.scale},
-      {std::string(LossScaler::kGoodStepsName),
+      {std::string(kLossScaleKey), state_.numbers.loss_scale.scale},
+      {std::string(kGoodStepsKey),
        static_cast<double>(state_.numbers.loss_scale.good_steps)}};
 
   // Every rank places in this order, so the layouts come out as theirs did.

@@ -2,7 +2,9 @@
 //
 // The part of the checks that is about keys.
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -15,17 +17,20 @@ namespace shard {
 
 namespace {
 
-// Whether a key can be anything but the FQN, or begin as that of a state: only
-// then can two collide, as the FQNs of a model differ.
+// True where a key can be anything but the FQN, or begin as one of those that
+// libshard adds: only then can two collide, as the FQNs of a model differ.
 bool MayCollide(const Model& model) {
-  for (const Model::Module& module : model.modules()) {
-    const std::string dotted = StrCat(module.name, ".");
-    if (IsWrapperName(module.name) || dotted == kStatePrefix ||
-        dotted == kGroupPrefix) {
-      return true;
-    }
-  }
-  return false;
+  constexpr std::string_view kOurs[] = {kStatePrefix, kGroupPrefix,
+                                        kLossScaleKey, kGoodStepsKey};
+  return std::any_of(model.modules().begin(), model.modules().end(),
+                     [&](const Model::Module& module) {
+                       const std::string dotted = StrCat(module.name, ".");
+                       return IsWrapperName(module.name) ||
+                              std::any_of(std::begin(kOurs), std::end(kOurs),
+                                          [&](std::string_view ours) {
+                                            return ours.starts_with(dotted);
+                                          });
+                     });
 }
 
 class Keys {
@@ -52,40 +57,40 @@ class Keys {
 
  private:
   Status CheckKey(std::string_view key, int32_t reference) const {
-    std::string_view rest = key;
-    if (key.starts_with(kGroupPrefix)) {
-      rest.remove_prefix(kGroupPrefix.size());
-      // Any name: which hyperparameters there are is for core/optim to say.
-      return CheckOwner(rest, reference, true);
+    if (key == kLossScaleKey || key == kGoodStepsKey) {
+      return InvalidArgument(
+          "the parameter ", Quoted(reference), " has the key ", QuoteName(key),
+          ", which checkpoints and state dicts have for a number of the run; "
+          "rename a module or a parameter");
     }
-    if (!key.starts_with(kStatePrefix)) return {};
-    rest.remove_prefix(kStatePrefix.size());
-    SHARD_RETURN_IF_ERROR(CheckOwner(rest, reference, false));
-    if (!rest.ends_with(kScaleSuffix)) return {};
-    rest.remove_suffix(kScaleSuffix.size());
-    return CheckOwner(rest, reference, false);
+    SHARD_RETURN_IF_ERROR(CheckOwner(key, reference));
+    if (!key.starts_with(kStatePrefix) || !key.ends_with(kScaleSuffix)) {
+      return {};
+    }
+    key.remove_suffix(kScaleSuffix.size());
+    return CheckOwner(key, reference);
   }
 
-  // `rest`: a key without its prefix, "layer.weight.exp_avg".
-  Status CheckOwner(std::string_view rest, int32_t reference,
-                    bool is_hyper) const {
-    const size_t dot = rest.rfind('.');
-    if (dot == std::string_view::npos) return {};
-    const auto owner = references_.find(std::string(rest.substr(0, dot)));
-    const std::string_view name = rest.substr(dot + 1);
+  Status CheckOwner(std::string_view key, int32_t reference) const {
+    const auto parts = ParseOwnedKey(key);
+    if (!parts) return {};
+    const auto owner = references_.find(std::string(parts->fqn));
     if (owner == references_.end()) return {};
     const Model::Param& param = ParamOf(owner->second);
     if (!param.trainable) return {};
-    if (!is_hyper && !HasState(param, name)) return {};
-    return InvalidArgument(
-        "the parameter ", Quoted(reference), " has the key that checkpoints ",
-        "and state dicts have for ", QuoteName(name), " of the parameter ",
-        Quoted(owner->second), "; rename a module or a parameter");
+    // In a group, any name: which hyperparameters there are is for core/optim
+    // to say.
+    if (!parts->in_group && !HasState(param, parts->name)) return {};
+    return InvalidArgument("the parameter ", Quoted(reference),
+                           " has the key that checkpoints ",
+                           "and state dicts have for ", QuoteName(parts->name),
+                           " of the parameter ", Quoted(owner->second),
+                           "; rename a module or a parameter");
   }
 
   bool HasState(const Model::Param& param, std::string_view name) const {
     // Counts of steps stand beside states in state dicts.
-    if (name == kMasterState || name == "step") return true;
+    if (name == kMasterState || name == kStepName) return true;
     for (const StateTensor& state :
          options_.groups[static_cast<size_t>(param.group)].states) {
       if (state.name == name) return true;

@@ -99,6 +99,15 @@ Status CheckName(std::string_view what, std::string_view text,
                          " are allowed");
 }
 
+std::optional<OwnedKey> ParseOwnedKey(std::string_view key) {
+  const bool in_group = key.starts_with(kGroupPrefix);
+  if (!in_group && !key.starts_with(kStatePrefix)) return std::nullopt;
+  key.remove_prefix(in_group ? kGroupPrefix.size() : kStatePrefix.size());
+  const size_t dot = key.rfind('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  return OwnedKey{in_group, key.substr(0, dot), key.substr(dot + 1)};
+}
+
 bool IsWrapperName(std::string_view component) {
   return component == "_fsdp_wrapped_module" ||
          component == "_checkpoint_wrapped_module" ||

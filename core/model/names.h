@@ -11,6 +11,7 @@
 #define SHARD_CORE_MODEL_NAMES_H_
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -32,6 +33,21 @@ inline constexpr std::string_view kStatePrefix = "state.";
 inline constexpr std::string_view kGroupPrefix = "param_groups.";
 // The scales of the q8 tensor "K" are the tensor "K.q8_scale".
 inline constexpr std::string_view kScaleSuffix = ".q8_scale";
+// The number of steps of a parameter, beside its states:
+// "state.layer.weight.step".
+inline constexpr std::string_view kStepName = "step";
+// The numbers of a run, which belong to no parameter.
+inline constexpr std::string_view kLossScaleKey = "loss_scale.scale";
+inline constexpr std::string_view kGoodStepsKey = "loss_scale.good_steps";
+
+// A key of the form "state.FQN.NAME" or "param_groups.FQN.NAME", in its parts.
+struct OwnedKey {
+  bool in_group;         // "param_groups."
+  std::string_view fqn;  // The parameter's, "layer.weight".
+  std::string_view name;
+};
+// Returns the parts of `key`, or nullopt for a key of another form.
+std::optional<OwnedKey> ParseOwnedKey(std::string_view key);
 
 // True for text that a terminal, a log or a JSON document takes as it is: UTF-8
 // without control characters (U+0000 to U+001F, U+007F to U+009F).

@@ -8,6 +8,7 @@
 
 #include "core/base/spec.h"
 #include "core/base/strings.h"
+#include "core/model/names.h"
 
 namespace shard {
 
@@ -105,8 +106,8 @@ Status LossScaler::CheckRanges() const {
 void LossScaler::State::Take(std::string_view name, double value) {
   // Counts that doubles hold exactly.
   constexpr double kMost = 0x1p53;
-  if (name == kScaleName) scale = value;
-  if (name == kGoodStepsName && value >= 0 && value <= kMost &&
+  if (name == kLossScaleKey) scale = value;
+  if (name == kGoodStepsKey && value >= 0 && value <= kMost &&
       value == std::floor(value)) {
     good_steps = static_cast<int64_t>(value);
   }

@@ -38,9 +38,8 @@ namespace shard {
 
 class LossScaler {
  public:
-  // What checkpoints and state dicts keep, as numbers under these names.
-  static constexpr std::string_view kScaleName = "loss_scale.scale";
-  static constexpr std::string_view kGoodStepsName = "loss_scale.good_steps";
+  // What checkpoints and state dicts keep, as the numbers kLossScaleKey and
+  // kGoodStepsKey.
   struct State {
     double scale;
     // Since the scale changed or a step was skipped: GradScaler's growth

@@ -161,14 +161,14 @@ class Matcher {
 
   // With conversions, what an entry is better or only made from; else `found`.
   int64_t InsteadOf(const StateEntry& entry, int64_t found) {
-    constexpr const char* kMasterSuffix = ".master_param";
+    const std::string master_suffix = StrCat(".", kMasterState);
     if (!entry.is_param()) {
-      return found < 0 && SuffixOf(plan_, entry) == kMasterSuffix
+      return found < 0 && SuffixOf(plan_, entry) == master_suffix
                  ? FindParam(entry.param)
                  : found;
     }
     if (found < 0) return found;
-    const int64_t master = FindState(entry.param, kMasterSuffix);
+    const int64_t master = FindState(entry.param, master_suffix);
     // What is here without masters takes those there are, or needs none.
     Use(master);
     const ElementType type = store_.tensor(static_cast<size_t>(found)).type;

@@ -107,7 +107,7 @@ Status MemoryStore::AddHeld(Tensor tensor, const Part& part, bool whole,
                            numel, " elements of ", ElementTypeName(tensor.type),
                            "), not ", bytes);
   }
-  if (index_.count(tensor.key) != 0) {
+  if (index_.count(tensor.key) != 0 || numbers_.count(tensor.key) != 0) {
     return InvalidArgument("'", tensor.key, "' is in the state dict already");
   }
   tensors_.push_back({std::move(tensor), numel, part});
@@ -125,6 +125,9 @@ Status MemoryStore::AddNumber(std::string_view key, double value) {
   SHARD_RETURN_IF_ERROR(CheckKey(key));
   if (!std::isfinite(value)) {
     return InvalidArgument("'", key, "' is ", value, ", not a finite number");
+  }
+  if (index_.count(key) != 0) {
+    return InvalidArgument("'", key, "' is a tensor of the state dict already");
   }
   numbers_.insert_or_assign(std::string(key), value);
   return Status();

@@ -56,7 +56,8 @@ class MemoryStore : public TensorStore {
   Status AddPart(Tensor tensor, const Part& part);
 
   // A number by its key: "state.layer.weight.step",
-  // "param_groups.layer.weight.lr". A second one replaces the first.
+  // "param_groups.layer.weight.lr". A second one replaces the first; a tensor
+  // of that key is an error.
   Status AddNumber(std::string_view key, double value);
   const std::map<std::string, double, std::less<>>& numbers() const {
     return numbers_;

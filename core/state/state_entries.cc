@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <string_view>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -187,19 +187,47 @@ std::string CleanStateKey(std::string_view key, bool strip_leading_module) {
   return CleanTensorName(key, strip_leading_module);
 }
 
+namespace {
+
+Status CheckKeysWithoutPrefix(const Plan& plan,
+                              const std::vector<StateEntry>& entries,
+                              const StateOptions& options) {
+  constexpr const char* kRemedy =
+      "; keep the prefixes, or rename a module or a parameter";
+  std::unordered_map<std::string_view, const StateEntry*> by_key;
+  for (const StateEntry& entry : entries) {
+    if (!by_key.emplace(entry.key, &entry).second) {
+      return InvalidArgument("two tensors have the key ", QuoteName(entry.key),
+                             kRemedy);
+    }
+  }
+  if (options.content == StateContent::kModel) return Status();
+  // Beside optimizer states are numbers of their parameters.
+  for (const StateEntry& entry : entries) {
+    const auto parts = ParseOwnedKey(entry.key);
+    if (!entry.is_param() || !parts) continue;
+    if (!parts->in_group && parts->name != kStepName) continue;
+    const auto owner = by_key.find(parts->fqn);
+    if (owner == by_key.end() || !owner->second->is_param()) continue;
+    const auto param = static_cast<size_t>(owner->second->param);
+    if (!plan.model().params()[param].trainable) continue;
+    return InvalidArgument("a tensor has the key ", QuoteName(entry.key),
+                           ", which is that of ", QuoteName(parts->name),
+                           " of the parameter ", QuoteName(parts->fqn),
+                           kRemedy);
+  }
+  return Status();
+}
+
+}  // namespace
+
 StatusOr<std::vector<StateEntry>> ListStateEntries(
     const Plan& plan, const StateOptions& options) {
   SHARD_RETURN_IF_ERROR(CheckStateOptions(plan.model(), options));
   std::vector<StateEntry> entries = Lister(plan, options).List();
   // The plan's names do not collide; without their prefix they may.
-  if (!options.strip_prefix) return entries;
-  std::unordered_set<std::string_view> keys;
-  for (const StateEntry& entry : entries) {
-    if (!keys.insert(entry.key).second) {
-      return InvalidArgument("two tensors have the key ", QuoteName(entry.key),
-                             "; keep the prefixes, or rename a module or a "
-                             "parameter");
-    }
+  if (options.strip_prefix) {
+    SHARD_RETURN_IF_ERROR(CheckKeysWithoutPrefix(plan, entries, options));
   }
   return entries;
 }

@@ -85,8 +85,9 @@ struct OwnedElements {
 // Parameters and their other names in module-walk order, then the states of
 // each trainable parameter in the same order. A parameter goes by the first of
 // its names that is meant; its other ones are aliases. Errors: those of
-// CheckStateOptions, and with strip_prefix two tensors of one key: the keys of
-// a plan do not collide otherwise.
+// CheckStateOptions, and with strip_prefix two tensors, or a tensor and a
+// number of a state dict, of one key: the keys of a plan do not collide
+// otherwise.
 StatusOr<std::vector<StateEntry>> ListStateEntries(const Plan& plan,
                                                    const StateOptions& options);
 

@@ -248,6 +248,26 @@ TEST(StateApiTest, NumbersOfATiedParameterAreFoundUnderAnyName) {
   });
 }
 
+// As with tensors: what has the key of this model comes before what only would
+// have it without a wrapper.
+TEST(StateApiTest, ANumberOfThisModelsKeyComesFirst) {
+  RunRanks(2, [&](int, shard_comm* comm) {
+    const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
+    shard_state* made = nullptr;
+    ASSERT_OK(shard_state_create(&made));
+    const State state(made);
+    ASSERT_OK(shard_state_add_number(made, "state._orig_mod.bias.step", 3));
+    ASSERT_OK(shard_state_add_number(made, "state.bias.step", 5));
+    ASSERT_OK(shard_state_add_number(made, "state.weight.step", 5));
+    shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
+    options.content = SHARD_STATE_OPTIMIZER;
+    options.not_strict = 1;
+    ASSERT_OK(shard_state_load(engine.get(), made, &options, 0, nullptr));
+    auto numbers = Numbers(GetState(engine.get(), nullptr).get());
+    EXPECT_EQ(numbers["state.bias.step"], 5);
+  });
+}
+
 TEST(StateApiTest, WhatCannotBeLoadedChangesNothing) {
   RunRanks(2, [&](int, shard_comm* comm) {
     const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
@@ -327,6 +347,11 @@ TEST(StateApiTest, WrongArguments) {
                "already");
   EXPECT_FAILS(shard_state_add_number(made, "n", 1.0 / 0.0),
                SHARD_INVALID_ARGUMENT, "finite");
+  EXPECT_FAILS(shard_state_add_number(made, "x", 1), SHARD_INVALID_ARGUMENT,
+               "'x' is a tensor", "already");
+  EXPECT_OK(shard_state_add_number(made, "n", 1));
+  EXPECT_FAILS(add("n", SHARD_F32, 1, values, 12), SHARD_INVALID_ARGUMENT,
+               "'n'", "already");
   int64_t tensor = 7;
   EXPECT_FAILS(shard_state_find(made, "y", &tensor), SHARD_NOT_FOUND, "'y'");
   EXPECT_EQ(tensor, 0);
@@ -340,8 +365,8 @@ TEST(StateApiTest, WrongArguments) {
                SHARD_INVALID_ARGUMENT, "numel is NULL");
   EXPECT_EQ(begin, 0);
   size_t length = 1;
-  EXPECT_FAILS(shard_state_number(made, 0, nullptr, nullptr, 0, &length),
-               SHARD_INVALID_ARGUMENT, "number 0");
+  EXPECT_FAILS(shard_state_number(made, 1, nullptr, nullptr, 0, &length),
+               SHARD_INVALID_ARGUMENT, "number 1");
   EXPECT_FAILS(shard_state_tensor_key(made, -1, nullptr, 0, &length),
                SHARD_INVALID_ARGUMENT, "tensor -1");
 }

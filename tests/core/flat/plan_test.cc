@@ -559,6 +559,22 @@ TEST(Plan, KeysThatCollideAreNamed) {
   ExpectInvalid(Plan::Create(tied, options), {"'state.w.exp_avg'", "'w'"});
 }
 
+// Whatever else there is, and also of a parameter that has no steps.
+TEST(Plan, KeysOfTheRunsNumbersAreNamed) {
+  const PlanOptions options = AdamOptions(1, 2);
+  for (const std::string fqn :
+       {"loss_scale.scale", "loss_scale.good_steps",
+        "_orig_mod.loss_scale.scale", "loss_scale._fpw_module.good_steps"}) {
+    auto model = ModelOfNames({fqn, "w"});
+    ExpectInvalid(Plan::Create(model, options),
+                  {"'" + fqn + "'", "number of the run", "rename"});
+    ASSERT_OK(model->SetTrainable(0, false));
+    ExpectInvalid(Plan::Create(model, options), {"'" + fqn + "'"});
+    ASSERT_OK(model->IgnoreParam(0));
+    EXPECT_OK(Plan::Create(model, options));
+  }
+}
+
 TEST(Plan, KeysThatOnlyLookAlikeAreFine) {
   const PlanOptions options = AdamOptions(1, 2);
   for (const auto& fqns :
@@ -568,6 +584,9 @@ TEST(Plan, KeysThatOnlyLookAlikeAreFine) {
                                              {"a.w", "state.exp_avg"},
                                              {"w", "x.state.w.exp_avg"},
                                              {"w", "_orig_mod"},
+                                             {"w", "loss_scale"},
+                                             {"x.loss_scale.scale", "w"},
+                                             {"loss_scale.steps", "loss.scale"},
                                              {"state.w", "param_groups.v"}}) {
     EXPECT_OK(Plan::Create(ModelOfNames(fqns), options));
   }

@@ -220,6 +220,38 @@ TEST(StateEntriesTest, KeysThatCollideWithoutTheirPrefix) {
   EXPECT_OK(ListStateEntries(**plan, options));
 }
 
+// As it is with the numbers that state dicts have beside tensors.
+TEST(StateEntriesTest, KeysOfNumbersWithoutTheirPrefix) {
+  for (const auto& [prefix, name] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"state", "step"}, {"param_groups", "lr"}}) {
+    for (const bool trainable : {true, false}) {
+      auto model = std::make_shared<Model>("Root");
+      const ModuleId body = AddModule(model.get(), kRootModule, "body");
+      const ParamId w = AddParam(model.get(), body, "w");
+      ASSERT_OK(model->SetTrainable(w, trainable));
+      const ModuleId outer = AddModule(model.get(), body, prefix);
+      AddParam(model.get(), AddModule(model.get(), outer, "w"), name);
+      const auto plan = PlanFor(model);
+      ASSERT_OK(plan);
+      StateOptions options;
+      options.submodules = {body};
+      EXPECT_OK(ListStateEntries(**plan, options));
+      options.strip_prefix = true;
+      if (trainable) {
+        ExpectInvalid(
+            ListStateEntries(**plan, options),
+            {"'" + prefix + ".w." + name + "'", "'w'", "keep the prefixes"});
+      } else {
+        EXPECT_OK(ListStateEntries(**plan, options));
+      }
+      // Without states there are no numbers.
+      options.content = StateContent::kModel;
+      EXPECT_OK(ListStateEntries(**plan, options));
+    }
+  }
+}
+
 TEST(StateEntriesTest, ScalesFollowTheirCodes) {
   auto model = std::make_shared<Model>("Root");
   AddParam(model.get(), kRootModule, "w", {3, kQ8Block});
