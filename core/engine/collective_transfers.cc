@@ -37,16 +37,17 @@ CollectiveTransfers::CollectiveTransfers(const Plan& plan,
       group_{rank_ / group_size_ * group_size_, 1, group_size_},
       replicas_{rank_ % group_size_, group_size_, groups_} {}
 
-Status CollectiveTransfers::Reduce(int32_t unit, const std::vector<Note>& notes,
-                                   bool add, const Deadline& deadline) {
+Status CollectiveTransfers::Reduce(const Note& led,
+                                   const std::vector<Note>& notes, bool add,
+                                   const Deadline& deadline) {
   const Note& mine = notes[static_cast<size_t>(rank_)];
-  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
-  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+  const int32_t depth = plan_.units()[static_cast<size_t>(led.unit)].depth;
+  for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
     const EngineBuffer& buffer = memory_.buffers()[part.buffer];
     unsigned char* grads = nullptr;
     if (!plan_.shards_grads()) {
       grads = buffer.grads[static_cast<size_t>(rank_)];
-    } else if (Contributes(mine, unit)) {
+    } else if (Contributes(mine, led)) {
       grads = memory_.GradSlot(rank_, depth, mine.slot) + part.offset;
     }
     SHARD_RETURN_IF_ERROR(ReduceBuffer(buffer, grads, add, deadline));

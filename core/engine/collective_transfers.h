@@ -31,10 +31,10 @@ class CollectiveTransfers final : public Transfers {
                       Communicator* comm, Device* device,
                       std::unique_ptr<Stream> stream);
 
-  Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
+  Status Reduce(const Note& led, const std::vector<Note>& notes, bool add,
                 const Deadline& deadline) override;
   Status ReduceWhole(size_t buffer, const Deadline& deadline) override;
-  bool ReadInPlace(int32_t, const std::vector<Note>&,
+  bool ReadInPlace(const Note&, const std::vector<Note>&,
                    std::vector<std::vector<const void*>>*) override {
     return false;
   }

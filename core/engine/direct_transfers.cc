@@ -28,10 +28,10 @@ DirectTransfers::DirectTransfers(const Plan& plan, const EngineMemory& memory,
   sources_.reserve(static_cast<size_t>(comm->world_size()) + 1);
 }
 
-Status DirectTransfers::Reduce(int32_t unit, const std::vector<Note>& notes,
+Status DirectTransfers::Reduce(const Note& led, const std::vector<Note>& notes,
                                bool add, const Deadline& deadline) {
-  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
-    SumBuffer(part, unit, notes, add);
+  for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
+    SumBuffer(part, led, notes, add);
   }
   SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
   return FinishReading(deadline);
@@ -42,13 +42,13 @@ Status DirectTransfers::ReduceWhole(size_t, const Deadline&) {
 }
 
 bool DirectTransfers::ReadInPlace(
-    int32_t unit, const std::vector<Note>& notes,
+    const Note& led, const std::vector<Note>& notes,
     std::vector<std::vector<const void*>>* sources) {
   if (!plan_.shards_grads()) return false;
   sources->clear();
-  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+  for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
     if (plan_.buffers()[part.buffer].sum_dtype != DType::kF32) return false;
-    FindSources(part, unit, notes, &sources->emplace_back());
+    FindSources(part, led, notes, &sources->emplace_back());
     if (sources->back().empty()) return false;
   }
   return true;
@@ -58,30 +58,30 @@ Status DirectTransfers::FinishReading(const Deadline& deadline) {
   return comm_->Barrier("gradients of a unit reduced", deadline);
 }
 
-void DirectTransfers::FindSources(const SlotPart& part, int32_t unit,
+void DirectTransfers::FindSources(const SlotPart& part, const Note& led,
                                   const std::vector<Note>& notes,
                                   std::vector<const void*>* sources) const {
   const FlatBufferPlan& plan = plan_.buffers()[part.buffer];
-  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  const int32_t depth = plan_.units()[static_cast<size_t>(led.unit)].depth;
   const size_t begin =
       DTypeBytes(plan.grad_dtype,
                  plan_.RangeOf(comm_->rank()) * plan.layout.shard_numel());
   sources->clear();
   for (size_t r = 0; r < notes.size(); ++r) {
-    if (!Contributes(notes[r], unit)) continue;
+    if (!Contributes(notes[r], led)) continue;
     sources->push_back(
         memory_.GradSlot(static_cast<int>(r), depth, notes[r].slot) +
         part.offset + begin);
   }
 }
 
-void DirectTransfers::SumBuffer(const SlotPart& part, int32_t unit,
+void DirectTransfers::SumBuffer(const SlotPart& part, const Note& led,
                                 const std::vector<Note>& notes, bool add) {
   const EngineBuffer& buffer = memory_.buffers()[part.buffer];
   const FlatBufferPlan& plan = *buffer.plan;
   const int64_t range = plan.layout.shard_numel();
   if (range == 0) return;
-  FindSources(part, unit, notes, &sources_);
+  FindSources(part, led, notes, &sources_);
   // As the last source.
   const bool wider = plan.sum_dtype != plan.grad_dtype;
   if (add && !wider) sources_.push_back(buffer.sum);

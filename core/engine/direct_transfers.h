@@ -26,10 +26,10 @@ class DirectTransfers final : public Transfers {
   // Small enough for the L1 cache, large enough that the calls cost nothing.
   static constexpr size_t kTile = 2048;
 
-  Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
+  Status Reduce(const Note& led, const std::vector<Note>& notes, bool add,
                 const Deadline& deadline) override;
   Status ReduceWhole(size_t buffer, const Deadline& deadline) override;
-  bool ReadInPlace(int32_t unit, const std::vector<Note>& notes,
+  bool ReadInPlace(const Note& led, const std::vector<Note>& notes,
                    std::vector<std::vector<const void*>>* sources) override;
   Status FinishReading(const Deadline& deadline) override;
   Status Gather(int32_t unit, unsigned char* slot,
@@ -42,12 +42,12 @@ class DirectTransfers final : public Transfers {
   uint64_t PublishBytes(size_t) const override { return 0; }
 
  private:
-  // This rank's range of a buffer of `unit` on each rank that has gradients of
-  // it, in their slots.
-  void FindSources(const SlotPart& part, int32_t unit,
+  // This rank's range of a buffer of the unit on each rank that has gradients
+  // of it, in their slots.
+  void FindSources(const SlotPart& part, const Note& led,
                    const std::vector<Note>& notes,
                    std::vector<const void*>* sources) const;
-  void SumBuffer(const SlotPart& part, int32_t unit,
+  void SumBuffer(const SlotPart& part, const Note& led,
                  const std::vector<Note>& notes, bool add);
 
   const Plan& plan_;

@@ -158,7 +158,7 @@ StatusOr<StepInput> Engine::PrepareStep(const StepOptions& options,
                                         const Deadline& deadline,
                                         int32_t* active) {
   const std::vector<Note>& notes = assembly_->units().notes();
-  SHARD_RETURN_IF_ERROR(CompareEntries(notes));
+  SHARD_RETURN_IF_ERROR(AgreeOnEntries(deadline));
   *active = 0;
   for (const Note& note : notes) *active += note.active;
   SHARD_RETURN_IF_ERROR(AgreeOnHypers(leader, deadline));
@@ -185,7 +185,7 @@ Status Engine::RunStep(const StepOptions& options, int32_t leader,
   Units& units = assembly_->units();
   StepInput input;
   if (begun_) {
-    SHARD_RETURN_IF_ERROR(CompareEntries(units.notes()));
+    SHARD_RETURN_IF_ERROR(AgreeOnEntries(deadline));
     input = begun_input_;
     report->active = begun_active_;
   } else {
@@ -204,6 +204,17 @@ Status Engine::RunStep(const StepOptions& options, int32_t leader,
   report->step = step_;
   report->comm = assembly_->queue().Take();
   return Status();
+}
+
+Status Engine::AgreeOnEntries(const Deadline& deadline) {
+  const std::vector<Note>& notes = assembly_->units().notes();
+  if (SameEntries(notes)) return Status();
+  const Note& mine = notes[static_cast<size_t>(comm_->rank())];
+  // Ranks that wait in join may have others.
+  const auto describe = [&mine](FactSink* sink) { DescribeEntry(mine, sink); };
+  return CheckAgreement(
+      comm_.get(), "the step",
+      mine.activity == Activity::kJoin ? DescribeFacts() : describe, deadline);
 }
 
 Status Engine::AgreeOnHypers(int32_t leader, const Deadline& deadline) {

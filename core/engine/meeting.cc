@@ -17,7 +17,8 @@ namespace {
 constexpr std::string_view kMeet = "meet";
 
 static_assert(std::has_unique_object_representations_v<int32_t>);
-static_assert(sizeof(Note) == 6 * sizeof(int32_t) + sizeof(StepEntry),
+static_assert(sizeof(Note) ==
+                  6 * sizeof(int32_t) + sizeof(int64_t) + sizeof(StepEntry),
               "no padding, which would be sent unset");
 
 std::string_view Verb(Activity activity) {
@@ -46,10 +47,6 @@ std::string_view Verb(Activity activity) {
   return "does something unknown";
 }
 
-bool Same(const Note& a, const Note& b) {
-  return a.activity == b.activity && a.unit == b.unit;
-}
-
 bool MovesUnit(const Note& note) {
   return note.activity == Activity::kReduce ||
          note.activity == Activity::kGather;
@@ -57,13 +54,22 @@ bool MovesUnit(const Note& note) {
 
 }  // namespace
 
+bool SameWork(const Note& a, const Note& b) {
+  return a.activity == b.activity && a.unit == b.unit &&
+         (a.activity != Activity::kReduce || a.zeroed == b.zeroed);
+}
+
 StatusOr<Conclusion> Conclude(
     const std::vector<Note>& notes, int rank, bool allow_missing,
     const std::function<std::string(int32_t unit)>& unit_name) {
   const auto describe = [&](size_t r) {
     const Note& note = notes[r];
     return StrCat("rank ", r, " ", Verb(note.activity),
-                  note.unit >= 0 ? unit_name(note.unit) : "");
+                  note.unit >= 0 ? unit_name(note.unit) : "",
+                  note.activity == Activity::kReduce && note.zeroed > 0
+                      ? StrCat(" (zero_grad calls since the last step: ",
+                               note.zeroed, ")")
+                      : "");
   };
   // The first to move a unit, gradients before parameters where ranks may lack
   // them; or else the first that has not joined.
@@ -75,7 +81,10 @@ StatusOr<Conclusion> Conclude(
   for (size_t r = 0; r < notes.size(); ++r) {
     conclusion.active += notes[r].active;
     if (notes[r].activity == Activity::kJoin) continue;
-    if (notes[r].activity == Activity::kReduce) reducer = std::min(reducer, r);
+    if (notes[r].activity == Activity::kReduce &&
+        (reducer == kNone || notes[r].zeroed < notes[reducer].zeroed)) {
+      reducer = r;
+    }
     if (MovesUnit(notes[r])) mover = std::min(mover, r);
     stayer = std::min(stayer, r);
   }
@@ -93,13 +102,13 @@ StatusOr<Conclusion> Conclude(
     return MovesUnit(note) && led.activity == Activity::kReduce;
   };
   for (size_t r = 0; r < notes.size(); ++r) {
-    if (Same(notes[r], led) || may_follow(notes[r])) continue;
+    if (SameWork(notes[r], led) || may_follow(notes[r])) continue;
     return Desync(static_cast<int>(r),
                   "the ranks do different things: ", describe(leader), ", ",
                   describe(r));
   }
   conclusion.leader = static_cast<int32_t>(leader);
-  conclusion.follows = !Same(notes[static_cast<size_t>(rank)], led);
+  conclusion.follows = !SameWork(notes[static_cast<size_t>(rank)], led);
   return conclusion;
 }
 

@@ -59,8 +59,16 @@ struct Note {
   int32_t failed = 0;  // Something is wrong on this rank.
   int32_t more = 0;    // kReduce: another backward pass adds to them.
   int32_t active = 1;  // Not joined.
+  // Calls of zero_grad since the last step before this, where gradients are
+  // sharded. A rank that is ahead of another may have zeroed already, while the
+  // other's gradients are from before.
+  int64_t zeroed = 0;
   StepEntry step = {};
 };
+
+// Whether two ranks come to do one thing. Gradients from before a zero_grad and
+// from after it are not reduced together.
+bool SameWork(const Note& a, const Note& b);
 
 // What comes of a meeting.
 struct Conclusion {
@@ -74,8 +82,8 @@ struct Conclusion {
 // How ranks that come with different notes go on:
 //   - a rank in kJoin follows kReduce, kGather, kBeginStep and kStep;
 //   - where ranks may lack gradients, one in kStep follows kReduce and kGather,
-//     one in kGather follows kReduce, and of several kReduce that of the lowest
-//     rank goes first;
+//     one in kGather follows kReduce, and of several kReduce that with the
+//     fewest zero_grads before it goes first, of those that of the lowest rank;
 //   - anything else is kDesync, naming two ranks and what they do.
 // `unit_name` names a unit in errors. REQUIRES: no note has failed.
 StatusOr<Conclusion> Conclude(

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
+#include <iterator>
 #include <limits>
 
 namespace shard {
@@ -31,6 +31,18 @@ constexpr StepField kStepFields[] = {
     {"skip_nonfinite", &StepEntry::skip_nonfinite},
     {"step number", &StepEntry::step},
 };
+
+// Whether `same` holds between the ranks that have not joined.
+template <typename Same>
+bool SameOfActive(const std::vector<Note>& notes, const Same& same) {
+  const Note* first = nullptr;
+  for (const Note& note : notes) {
+    if (note.activity == Activity::kJoin) continue;
+    if (first == nullptr) first = &note;
+    if (!same(*first, note)) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -164,31 +176,27 @@ StepOptions OptionsOf(const StepEntry& entry) {
   return options;
 }
 
-Status CompareEntries(const std::vector<Note>& notes) {
-  size_t first = notes.size();
-  for (size_t rank = 0; rank < notes.size(); ++rank) {
-    if (notes[rank].activity == Activity::kJoin) continue;
-    first = std::min(first, rank);
-    for (const StepField& field : kStepFields) {
-      const double one = notes[first].step.*field.value;
-      const double other = notes[rank].step.*field.value;
-      if (one == other) continue;
-      return Desync(static_cast<int>(rank), "step: ", field.name,
-                    " differs: rank ", first, " has ", one, ", rank ", rank,
-                    " has ", other);
-    }
-  }
-  return Status();
+bool SameEntries(const std::vector<Note>& notes) {
+  return SameOfActive(notes, [](const Note& a, const Note& b) {
+    return a.zeroed == b.zeroed &&
+           std::all_of(std::begin(kStepFields), std::end(kStepFields),
+                       [&](const StepField& field) {
+                         return a.step.*field.value == b.step.*field.value;
+                       });
+  });
 }
 
 bool SameHypers(const std::vector<Note>& notes) {
-  const Note* first = nullptr;
-  for (const Note& note : notes) {
-    if (note.activity == Activity::kJoin) continue;
-    if (first == nullptr) first = &note;
-    if (note.step.hypers != first->step.hypers) return false;
+  return SameOfActive(notes, [](const Note& a, const Note& b) {
+    return a.step.hypers == b.step.hypers;
+  });
+}
+
+void DescribeEntry(const Note& note, FactSink* sink) {
+  for (const StepField& field : kStepFields) {
+    sink->Add("", field.name, note.step.*field.value);
   }
-  return true;
+  sink->Add("", "number of zero_grad calls since the step before", note.zeroed);
 }
 
 }  // namespace shard

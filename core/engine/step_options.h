@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/facts.h"
 #include "core/base/status.h"
 #include "core/engine/meeting.h"
 #include "core/optim/loss_scaler.h"
@@ -57,11 +58,14 @@ StepEntry EntryOf(const StepOptions& options, const StepSetting& setting,
 // The options that an entry was made of, but for the timeout.
 StepOptions OptionsOf(const StepEntry& entry);
 
-// Of a meeting to step, or to begin one. kDesync when two ranks that have not
-// joined come with different entries, naming the
-// field; `hypers` are compared by the caller, who can say more.
-Status CompareEntries(const std::vector<Note>& notes);
+// Of a meeting to step, or to begin one: whether the ranks that have not joined
+// come with the same entries, `hypers` left out, and have zeroed equally often;
+// and whether they come with the same `hypers`.
+bool SameEntries(const std::vector<Note>& notes);
 bool SameHypers(const std::vector<Note>& notes);
+
+// What SameEntries compares of one rank's note.
+void DescribeEntry(const Note& note, FactSink* sink);
 
 }  // namespace shard
 

@@ -36,13 +36,13 @@ class Transfers {
  public:
   virtual ~Transfers() = default;
 
-  // Sums the gradients of `unit` over all ranks, in rank order, into each
-  // rank's range of them: its sum, or its part of its whole gradients. With
-  // `add`, to what is there. `notes`, by rank, say in which slot they lie; a
-  // rank that came for something else, or for another unit, adds nothing.
+  // Sums the gradients that `led`, a note of kReduce, is about over all ranks,
+  // in rank order, into each rank's range of them: its sum, or its part of its
+  // whole gradients. With `add`, to what is there. `notes`, by rank, say in
+  // which slot they lie; a rank that came for something else adds nothing.
   // REQUIRES: gradients are sharded, or memory is not shared.
-  virtual Status Reduce(int32_t unit, const std::vector<Note>& notes, bool add,
-                        const Deadline& deadline) = 0;
+  virtual Status Reduce(const Note& led, const std::vector<Note>& notes,
+                        bool add, const Deadline& deadline) = 0;
 
   // The same for one buffer of gradients that are kept whole, where memory is
   // not shared.
@@ -52,7 +52,7 @@ class Transfers {
   // can be read where they lie: by trainable buffer of the unit, this rank's
   // range of them on each rank that has some. False where they cannot, or where
   // a sum of them would be rounded before it is used.
-  virtual bool ReadInPlace(int32_t unit, const std::vector<Note>& notes,
+  virtual bool ReadInPlace(const Note& led, const std::vector<Note>& notes,
                            std::vector<std::vector<const void*>>* sources) = 0;
   // COLLECTIVE, after they were read: ranks may use those slots again.
   virtual Status FinishReading(const Deadline& deadline) = 0;
@@ -83,10 +83,10 @@ StatusOr<std::unique_ptr<Transfers>> MakeTransfers(const Plan& plan,
                                                    Communicator* comm,
                                                    Device* device);
 
-// Whether a rank that came with `note` has sharded gradients of `unit` to add.
-inline bool Contributes(const Note& note, int32_t unit) {
-  return note.activity == Activity::kReduce && note.unit == unit &&
-         note.slot >= 0;
+// Whether a rank that came with `note` has sharded gradients to add to those
+// that `led` is about.
+inline bool Contributes(const Note& note, const Note& led) {
+  return SameWork(note, led) && note.slot >= 0;
 }
 
 // Where the trainable (`grads`) or all buffers of a unit lie in its slot.

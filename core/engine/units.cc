@@ -34,7 +34,7 @@ Units::Units(const Parts& parts)
                }),
       param_slots_(plan_, plan_.param_slots()),
       grad_slots_(plan_, plan_.grad_slots()),
-      reduced_(plan_.units().size()),
+      reduced_(plan_.units().size(), kNever),
       published_(plan_.units().size()) {}
 
 Status Units::Broken(Status status) {
@@ -89,17 +89,17 @@ Status Units::Do(const Note& note, unsigned char* slot,
   const bool goes_on =
       ahead_ != nullptr && note.activity == Activity::kReduce && note.more == 0;
   const bool in_place =
-      goes_on && !reduced_[static_cast<size_t>(note.unit)] &&
-      parts_.transfers->ReadInPlace(note.unit, notes(), &in_place_);
+      goes_on && reduced_[static_cast<size_t>(note.unit)] != note.zeroed &&
+      parts_.transfers->ReadInPlace(note, notes(), &in_place_);
   {
     Stopwatch moving(&seconds);
     const auto unit = static_cast<size_t>(note.unit);
     if (note.activity == Activity::kReduce) {
       if (!in_place && (plan_.shards_grads() || !parts_.comm->direct())) {
-        status = parts_.transfers->Reduce(note.unit, notes(), reduced_[unit],
-                                          deadline);
+        status = parts_.transfers->Reduce(
+            note, notes(), reduced_[unit] == note.zeroed, deadline);
       }
-      reduced_[unit] = true;
+      reduced_[unit] = note.zeroed;
     } else {
       if (slot == nullptr) {
         // A follower: nothing of its own is in the slots.
@@ -127,7 +127,7 @@ Status Units::Perform(const Note& note, unsigned char* slot) {
   }
 }
 
-Status Units::EnterStep(const Note& note, const Status& local,
+Status Units::EnterStep(Note note, const Status& local,
                         const Deadline& deadline, int32_t* leader) {
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = parts_.queue->Drain(deadline);
@@ -136,6 +136,7 @@ Status Units::EnterStep(const Note& note, const Status& local,
     const Status zeroed = ZeroMissing(deadline);
     if (!zeroed.ok()) return Broken(zeroed);
   }
+  note.zeroed = zeroed_;
   for (;;) {
     const auto met = Meet(note, local, deadline);
     if (!met.ok()) return OutOfStep(met.status(), note.activity);
@@ -160,9 +161,14 @@ Status Units::Follow(const Note& note, const Status& local,
     const Note led = notes()[static_cast<size_t>(met->leader)];
     *leader = met->leader;
     *joined = led.activity == Activity::kJoin;
-    if (*joined) ForgetOrder();
-    if (*joined || led.activity == Activity::kStep ||
+    if (*joined) {
+      ForgetOrder();
+      ForgetReduced();
+      return Status();
+    }
+    if (led.activity == Activity::kStep ||
         led.activity == Activity::kBeginStep) {
+      zeroed_ = led.zeroed;
       return Status();
     }
     param_slots_.DropAll();
@@ -350,6 +356,7 @@ void Units::EnqueueReduce(int32_t unit) {
   note.activity = Activity::kReduce;
   note.unit = unit;
   note.more = no_sync_ ? 1 : 0;
+  note.zeroed = zeroed_;
   if (plan_.shards_grads()) note.slot = grad_slots_.Find(unit);
   const Event reduced = parts_.queue->Run(
       "reduce the gradients of a unit", parts_.transfers->ReduceBytes(unit),
@@ -439,7 +446,11 @@ Status Units::ClearGrads(const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = parts_.queue->Drain(deadline);
   if (!drained.ok()) return Broken(drained);
-  std::fill(reduced_.begin(), reduced_.end(), false);
+  if (plan_.shards_grads()) {
+    ++zeroed_;
+  } else {
+    ForgetReduced();
+  }
   states_.ClearReady();
   return Status();
 }
@@ -459,7 +470,10 @@ std::vector<Event> Units::EnqueueRest() {
   // From the last, as a backward pass would.
   for (size_t b = buffers.size(); b-- > 0;) {
     const FlatBufferPlan& plan = *buffers[b].plan;
-    if (!plan.trainable || reduced_[static_cast<size_t>(plan.unit)]) continue;
+    if (!plan.trainable ||
+        reduced_[static_cast<size_t>(plan.unit)] == zeroed_) {
+      continue;
+    }
     if (reduces_later_) {
       events[b] =
           parts_.queue->Run("reduce the gradients of a buffer",
@@ -484,8 +498,13 @@ std::vector<Event> Units::EnqueueRest() {
   return events;
 }
 
+void Units::ForgetReduced() {
+  reduced_.assign(reduced_.size(), kNever);
+  zeroed_ = 0;
+}
+
 void Units::FinishStep() {
-  std::fill(reduced_.begin(), reduced_.end(), false);
+  ForgetReduced();
   states_.ClearReady();
   param_slots_.DropAll();
   position_ = 0;

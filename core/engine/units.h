@@ -85,7 +85,9 @@ class Units {
   }
 
   // Throws away what was accumulated since the last step, and that it was
-  // ready. Not the host's own: whole gradients stay.
+  // ready. Not the host's own: whole gradients stay. Ranks do not meet for it:
+  // of sharded gradients they count it, and what one of them still reduces from
+  // before the latest time is nothing.
   Status ClearGrads(const Deadline& deadline);
 
   // What is wrong with stepping now, on this rank alone.
@@ -94,8 +96,8 @@ class Units {
   // the same (`note` is of kStep or kBeginStep), and follows those who still do
   // something else.
   // Local: whole gradients that are missing become zeros before.
-  Status EnterStep(const Note& note, const Status& local,
-                   const Deadline& deadline, int32_t* leader);
+  Status EnterStep(Note note, const Status& local, const Deadline& deadline,
+                   int32_t* leader);
   // COLLECTIVE, after it. Enqueues the reduction of all gradients that were not
   // reduced yet; by buffer, when it is done. What no rank has becomes zeros.
   std::vector<Event> EnqueueRest();
@@ -147,6 +149,8 @@ class Units {
   void EnqueueGather(int32_t unit, int slot);
   void EnqueueReduce(int32_t unit);
   void RecordOrder(int32_t unit);
+  // After a step, or once all ranks have joined: none are reduced.
+  void ForgetReduced();
   // What this rank gathered, and in which order, where others did not.
   void ForgetOrder();
   void Prefetch();
@@ -177,9 +181,13 @@ class Units {
   Ahead ahead_;
   std::vector<std::vector<const void*>> in_place_;
   Status broken_;
-  // By unit: what the ranks have reduced since the last step. On the queue's
-  // thread while it is not empty.
-  std::vector<bool> reduced_;
+  // By unit: Note::zeroed of the last gradients that the ranks have reduced
+  // since the last step, whose sum counts while zeroed_ is the same; kNever:
+  // none. On the queue's thread while it is not empty.
+  static constexpr int64_t kNever = -1;
+  std::vector<int64_t> reduced_;
+  // Calls of ClearGrads since the last step, where gradients are sharded.
+  int64_t zeroed_ = 0;
   std::vector<Event> published_;  // By unit.
 
   std::vector<int32_t> order_;  // Units in the order of acquires.

@@ -873,8 +873,12 @@ SHARD_API shard_error* shard_engine_set_loss_scale(
     shard_engine* engine, double scale, int64_t good_steps) SHARD_NOEXCEPT;
 
 /* Sets this rank's gradients to zero; what was accumulated in sharded ones, and
- * declared ready, is dropped. Every rank does the same. Local; waits for
- * reductions that are on their way. */
+ * declared ready, is dropped. Where gradients are sharded a sum is made of all
+ * ranks' gradients, so every rank calls this equally often between two steps,
+ * in the same places between its passes; a step before which they did not is
+ * DESYNC. Ranks need not wait for each other there. Where gradients are whole
+ * each rank zeroes its own as it likes. Local; waits for reductions that are on
+ * their way. */
 SHARD_API shard_error* shard_engine_zero_grad(shard_engine* engine)
     SHARD_NOEXCEPT;
 

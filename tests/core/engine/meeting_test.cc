@@ -127,13 +127,34 @@ TEST(ConcludeTest, MissingGradients) {
                {"rank 1 gathers", "rank 2 gathers"});
 }
 
+Note ZeroedNote(int32_t unit, int64_t zeroed) {
+  Note note = NoteOf(kReduce, unit);
+  note.zeroed = zeroed;
+  return note;
+}
+
+TEST(ConcludeTest, GradientsFromBeforeZeroGrad) {
+  // Go first, and not together with those from after it.
+  ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 0), ZeroedNote(2, 0)}, true, 1,
+            {true, false, false}, 3);
+  ExpectLed({ZeroedNote(2, 1), NoteOf(kStep), ZeroedNote(3, 0)}, true, 2,
+            {true, true, false}, 3);
+  ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 1)}, true, 0, {false, false}, 2);
+  // Where all ranks have all gradients, none is ahead of another.
+  ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 1)}, false, 0, {false, false}, 2);
+  ExpectDesync({ZeroedNote(2, 0), ZeroedNote(2, 1)}, false, 1,
+               {"rank 0 reduces the gradients of unit 2",
+                "rank 1 reduces the gradients of unit 2 (zero_grad calls since "
+                "the last step: 1)"});
+}
+
 // Whatever the notes, all ranks conclude the same, and someone does what it
 // came for.
 TEST(ConcludeTest, EveryThreeNotes) {
   const std::vector<Note> all = {
-      NoteOf(kReduce, 0),       NoteOf(kReduce, 1), NoteOf(kGather, 0),
-      NoteOf(kGather, 1),       NoteOf(kStep),      NoteOf(kJoin),
-      NoteOf(Activity::kSummon)};
+      NoteOf(kReduce, 0),        NoteOf(kReduce, 1), NoteOf(kGather, 0),
+      NoteOf(kGather, 1),        NoteOf(kStep),      NoteOf(kJoin),
+      NoteOf(Activity::kSummon), ZeroedNote(0, 1)};
   for (const bool allow_missing : {false, true}) {
     for (const Note& a : all) {
       for (const Note& b : all) {

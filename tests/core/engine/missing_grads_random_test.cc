@@ -119,7 +119,10 @@ class RankMaker {
 
   // `uses`: by pass, for ranks that gather parameters, which they have to do
   // together. `zero_grad`: after which pass everything is thrown away; 0: none.
-  RankStep Make(const std::vector<std::vector<Use>>& uses, size_t zero_grad) {
+  // `zero_grad_after`: the step, too; only where gradients are sharded, whose
+  // ranks do it together.
+  RankStep Make(const std::vector<std::vector<Use>>& uses, size_t zero_grad,
+                bool zero_grad_after) {
     step_ = RankStep();
     step_.passes.resize(plan_.places().size());
     // Also where there happens to be nothing else by which it declares.
@@ -144,7 +147,7 @@ class RankMaker {
     }
     // Zeros, which count.
     if (simple_ && zero_grad == uses.size()) MakeSimplePass();
-    step_.zero_grad_after = dice_.Chance(50);
+    step_.zero_grad_after = whole_ ? dice_.Chance(50) : zero_grad_after;
     unknown_.assign(unknown_.size(), !step_.zero_grad_after);
     return std::move(step_);
   }
@@ -314,14 +317,15 @@ Case RandomCase(uint64_t seed) {
     for (int pass = accumulates ? dice.Roll(2) : 0; pass >= 0; --pass) {
       uses.push_back(RandomUses(*script.plan, &dice));
     }
-    const size_t zero_grad = script.plan->shards_grads() || !dice.Chance(10)
-                                 ? 0
-                                 : static_cast<size_t>(dice.Roll(3));
+    const size_t zero_grad =
+        dice.Chance(20) ? static_cast<size_t>(dice.Roll(3)) : 0;
+    const bool zero_grad_after = dice.Chance(50);
     for (int r = 0; r < ranks; ++r) {
       const auto rank = static_cast<size_t>(r);
       if (step == simple[rank]) makers[rank].EndSimple();
       if (step >= steps[rank]) continue;
-      script.ranks[rank].push_back(makers[rank].Make(uses, zero_grad));
+      script.ranks[rank].push_back(
+          makers[rank].Make(uses, zero_grad, zero_grad_after));
     }
   }
   made.text = StrCat(script.plan->Summary(), "; missing_grads ",

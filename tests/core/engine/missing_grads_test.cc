@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -243,6 +244,107 @@ TEST(WhoHasGradientsTest, EveryCombination) {
     EXPECT_EQ(RunScript(script), "")
         << "stage " << stage << ", link '" << script.link << "', skip " << skip
         << ", zero_grad " << zero_grad << ", adam " << adam;
+  }
+}
+
+// ---- Ranks that zero differently -------------------------------------------
+
+// A backward pass through all units, with gradients of 1.
+Status DeclareAll(Engine* engine) {
+  for (int32_t unit = 8; unit > 0; --unit) {
+    SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, Pass::kBackward, 0));
+    if (const auto tensor = engine->Grad(unit); tensor.ok()) {
+      std::fill_n(static_cast<float*>(tensor->data), tensor->numel, 1.0f);
+      SHARD_RETURN_IF_ERROR(engine->UnitGradsReady(unit));
+    }
+    SHARD_RETURN_IF_ERROR(engine->UnitRelease(unit));
+  }
+  return Status();
+}
+
+// Rank 1 zeroes once more than rank 0, before anything is accumulated. With
+// missing_grads the step tells; without, the first reduction, and for good.
+TEST(ZeroGradTest, OftenerOnOneRank) {
+  for (int variant = 0; variant < 12; ++variant) {
+    const int stage = 1 + variant / 4;
+    const bool missing = (variant & 1) != 0;
+    const std::string link = (variant & 2) != 0 ? "direct=0" : "";
+    SCOPED_TRACE(StrCat("stage ", stage, ", link '", link, "', missing_grads ",
+                        missing));
+    const auto plan = TwoUnits(stage, "sgd?lr=1");
+    ASSERT_NE(plan, nullptr);
+    ASSERT_EQ(plan->shards_grads(), stage >= 2);
+    EngineOptions options;
+    if (missing) options.missing_grads = MissingGrads::kZero;
+    const auto train = [&](const std::shared_ptr<Communicator>& comm) {
+      auto made = Engine::Create(plan, comm, options);
+      ASSERT_OK(made);
+      Engine* const engine = made->get();
+      ASSERT_OK(engine->BroadcastParams(0));
+      if (comm->rank() == 1) ASSERT_OK(engine->ZeroGrad());
+      Status trained = DeclareAll(engine);
+      StepReport report;
+      if (trained.ok()) trained = engine->Step(StepOptions(), &report);
+      if (!plan->shards_grads()) {
+        EXPECT_OK(trained);
+        return;
+      }
+      ExpectError(trained, StatusCode::kDesync, {"zero_grad calls since the "});
+      EXPECT_EQ(trained.rank(), 1);
+      if (!missing) return;
+      // Rank 1's count; what rank 0 declared before does not.
+      if (comm->rank() == 0) {
+        ASSERT_OK(engine->ZeroGrad());
+        ASSERT_OK(DeclareAll(engine));
+      }
+      ASSERT_OK(engine->Step(StepOptions(), &report));
+      ASSERT_OK(engine->UnitAcquire(1, Pass::kForward, 0));
+      EXPECT_EQ(*static_cast<const float*>(engine->Param(1)->data), -1);
+      ASSERT_OK(engine->UnitRelease(1));
+    };
+    RunThreadRanks(2, train, 20, link);
+  }
+}
+
+// A pass of no_sync is thrown away by ranks that declared different units in
+// it, one of which is far ahead of the other.
+TEST(ZeroGradTest, RanksThatAccumulatedDifferently) {
+  for (int variant = 0; variant < 4; ++variant) {
+    const int stage = 2 + variant / 2;
+    const std::string link = (variant & 1) != 0 ? "direct=0" : "";
+    SCOPED_TRACE(StrCat("stage ", stage, ", link '", link, "'"));
+    GradientScript script;
+    script.plan = TwoUnits(stage, "sgd?lr=1");
+    ASSERT_NE(script.plan, nullptr);
+    ASSERT_TRUE(script.plan->shards_grads());
+    script.engine.missing_grads = MissingGrads::kZero;
+    script.link = link;
+    script.ranks.resize(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      RankStep step;
+      step.passes.resize(9);
+      step.Do(Act::kNoSync, 1);
+      for (int32_t unit = 8; unit > 0; --unit) {
+        step.Do(Act::kAcquire, unit);
+        if (rank == 0 && unit <= 2) {
+          step.Do(Act::kStore, unit, 1);
+          step.Do(Act::kUnitReady, unit);
+        }
+        step.Do(Act::kRelease, unit);
+      }
+      step.Do(Act::kZeroGrad);
+      step.Do(Act::kNoSync, 0);
+      for (int32_t unit = 8; unit > 0; --unit) {
+        step.Do(Act::kAcquire, unit);
+        if (rank == 1 && unit <= 2) {
+          step.Give(unit, 2, Act::kStore);
+          step.Do(Act::kUnitReady, unit);
+        }
+        step.Do(Act::kRelease, unit);
+      }
+      script.ranks[static_cast<size_t>(rank)] = {step, step};
+    }
+    EXPECT_EQ(RunScript(script), "");
   }
 }
 
