@@ -2,6 +2,8 @@
 
 #include "tests/fault/host_flows.h"
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +18,8 @@ constexpr World kWorlds[] = {
     {"local_async", "local:", 1, 2, 0, "cpu-async?max_delay=0"},
     {"threads", "threads:2?name=flows", 2, 2, 0, "cpu"},
     {"unshared", "threads:2?name=flows&direct=0", 2, 3, 1, "cpu"},
+    // Between processes; here between threads, whose allocations all count.
+    {"shm", "shm:flows-", 2, 2, 0, "cpu", true},
 };
 
 // Takes `error` over; true ends the flow.
@@ -90,7 +94,13 @@ void Open(HostRank* rank) {
   options.rank = rank->rank;
   options.world_size = rank->world->ranks;
   options.timeout = rank->open_timeout;
-  TRY(shard_comm_open(rank->world->url, &options, &rank->comm));
+  char url[64] = {};
+  std::strncpy(url, rank->world->url, sizeof(url) - 1);
+  // Another process may run the same flow.
+  if (rank->world->comm_only) {
+    std::snprintf(url, sizeof(url), "%s%d", rank->world->url, ::getpid());
+  }
+  TRY(shard_comm_open(url, &options, &rank->comm));
 }
 
 void MakeEngine(HostRank* rank) {
@@ -214,7 +224,11 @@ void RunPlan(HostRank* rank) {
   TRY_TWICE(shard_schedule_lr("cosine?lr=1&total=10", 3, &lr));
 }
 
-void RunOpen(HostRank* rank) { Open(rank); }
+// Those that have opened hear of one that has not, long before this deadline.
+void RunOpen(HostRank* rank) {
+  THEN(Open);
+  TRY(shard_comm_barrier(rank->comm, 10));
+}
 
 void RunComm(HostRank* rank) {
   double values[] = {1, 2, 3};
@@ -384,9 +398,9 @@ void CheckSaved(HostRank* rank) {
 
 constexpr Flow kFlows[] = {
     {"plan", PrepareNothing, RunPlan, CheckNothing, false},
-    {"open", PrepareNothing, RunOpen, CheckNothing},
-    {"comm", PrepareComm, RunComm, CheckNothing},
-    {"create", PrepareComm, RunCreate, CheckNothing},
+    {"open", PrepareNothing, RunOpen, CheckNothing, true, true},
+    {"comm", PrepareComm, RunComm, CheckNothing, true, true},
+    {"create", PrepareComm, RunCreate, CheckNothing, true, true},
     {"fill", PrepareEngine, RunFill, CheckNothing},
     {"step", PrepareFilled, RunStep, CheckNothing},
     {"summon", PrepareTrained, RunSummon, CheckNothing},
@@ -397,7 +411,7 @@ constexpr Flow kFlows[] = {
     {"load", PrepareFilled, RunLoad, CheckNothing},
     {"state", PrepareTrained, RunState, CheckNothing},
     {"filled_state", PrepareTrained, RunFilledState, CheckNothing},
-    {"shutdown", PrepareTrained, RunShutdown, CheckNothing},
+    {"shutdown", PrepareTrained, RunShutdown, CheckNothing, true, true},
     {"files", PrepareNothing, RunFiles, CheckNothing, false},
 };
 

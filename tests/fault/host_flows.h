@@ -26,6 +26,7 @@ struct World {
   int stage;
   int overlap;
   const char* device;
+  bool comm_only = false;  // Runs the flows of communicators alone.
 };
 
 // One rank of a host: its handles, and how its flow ended.
@@ -61,6 +62,7 @@ struct Flow {
   // On rank 0 when no rank saw an error: looks at what the flow left.
   void (*check)(HostRank* rank);
   bool of_ranks = true;  // Also runs with several ranks.
+  bool of_comm = false;  // Differs between kinds of communicators.
 };
 
 inline std::ostream& operator<<(std::ostream& out, const World& world) {

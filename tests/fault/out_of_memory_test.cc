@@ -8,8 +8,8 @@
 // Where several ranks run, one of them says RESOURCE_EXHAUSTED; to the others
 // it is that error, where they agree on one, or POISONED, or a rank that was
 // lost. What runs out in the background is POISONED, with the reason, for all.
-// No rank waits for its deadline, but for a rank that did not come to
-// open the communicator.
+// No rank waits for its deadline, but for one that did not come to open the
+// communicator.
 //
 // An allocation may fail without an error of the call, such as one of a warning
 // or of a buffer that only saves time: then the result must be right.
@@ -167,12 +167,15 @@ class Host {
   HostRank ranks_[kMaxRanks];
 };
 
-bool IsAllowed(const Flow& flow, int ranks, shard_code code) {
+bool IsAllowed(const HostRank& rank) {
+  const shard_code code = rank.code;
   if (code == SHARD_OK || code == SHARD_RESOURCE_EXHAUSTED) return true;
   if (code == SHARD_POISONED) return true;
-  if (ranks == 1) return false;
-  return code == SHARD_RANK_LOST || (code == SHARD_DEADLINE_EXCEEDED &&
-                                     std::string_view(flow.name) == "open");
+  if (rank.world->ranks == 1) return false;
+  // What a rank that met the others does, they hear of at once.
+  return code == SHARD_RANK_LOST ||
+         (code == SHARD_DEADLINE_EXCEEDED &&
+          std::string_view(rank.call).starts_with("shard_comm_open"));
 }
 
 class OutOfMemory
@@ -213,7 +216,7 @@ void OutOfMemory::Judge(Host* host, const Allocated& before,
     exhausted |= rank.code == SHARD_RESOURCE_EXHAUSTED ||
                  (rank.code == SHARD_POISONED &&
                   std::strstr(rank.message, "RESOURCE_EXHAUSTED") != nullptr);
-    allowed &= IsAllowed(flow(), host->ranks(), rank.code);
+    allowed &= IsAllowed(rank);
     if (rank.code == SHARD_OK && rank.result != results[r]) {
       ++tally->wrong;
       tally->Add("allocation %lld: rank %d has another result", at, r);
@@ -339,6 +342,7 @@ std::vector<std::tuple<World, Flow, Outage>> Cases() {
   for (const World& world : Worlds()) {
     for (const Flow& flow : Flows()) {
       if (!flow.of_ranks && &world != &Worlds()[0]) continue;
+      if (!flow.of_comm && world.comm_only) continue;
       for (const Outage outage : {Outage::kOnce, Outage::kForGood}) {
         cases.emplace_back(world, flow, outage);
       }

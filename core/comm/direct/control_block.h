@@ -111,6 +111,9 @@ struct alignas(kLine) ControlBlock {
   // Only saves wake-ups: one left behind by a killed rank does no harm.
   std::atomic<uint32_t> waiters;
 
+  // Wakes the ranks that wait, after a change.
+  void Announce();
+
   // The slots follow the block.
   RankSlot* slots() { return reinterpret_cast<RankSlot*>(this + 1); }
 

@@ -3,7 +3,6 @@
 #include "core/comm/direct/group.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -59,14 +58,14 @@ Status Sticky(const Status& first) {
 
 }  // namespace
 
-Group::Group(std::shared_ptr<ControlBlock> block, int rank, int world_size,
-             std::shared_ptr<const Liveness> liveness)
+Group::Group(std::shared_ptr<ControlBlock> block, Membership membership,
+             int world_size, std::shared_ptr<const Liveness> liveness)
     : block_(std::move(block)),
-      rank_(rank),
+      membership_(std::move(membership)),
+      rank_(membership_.rank()),
       world_size_(world_size),
       liveness_(std::move(liveness)),
-      spins_(SpinsFor(world_size)),
-      owner_(::getpid()) {}
+      spins_(SpinsFor(world_size)) {}
 
 Group::Group(std::shared_ptr<ControlBlock> block,
              const std::shared_ptr<Group>& group)
@@ -75,12 +74,7 @@ Group::Group(std::shared_ptr<ControlBlock> block,
       rank_(group->rank_),
       world_size_(group->world_size_),
       liveness_(group->liveness_),
-      spins_(group->spins_),
-      owner_(group->owner_) {}
-
-Group::~Group() {
-  if (origin_ == nullptr && !shut_down_ && ::getpid() == owner_) Leave(kLeft);
-}
+      spins_(group->spins_) {}
 
 State Group::state() const {
   return State::Unpack(block_->state.load(std::memory_order_seq_cst));
@@ -135,7 +129,7 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
       uint64_t expected = now.Pack();
       if (block_->state.compare_exchange_strong(expected,
                                                 State{round_, -1}.Pack())) {
-        Announce();
+        block_->Announce();
       }
       continue;
     }
@@ -276,7 +270,7 @@ Status Group::FailRound(const Status& error) {
       uint64_t expected = now.Pack();
       if (block_->state.compare_exchange_strong(
               expected, State{now.completed, rank_}.Pack())) {
-        Announce();
+        block_->Announce();
       }
       now = state();
     }
@@ -297,7 +291,7 @@ void Group::FailThis(const Reason& reason) {
     uint64_t expected = now.Pack();
     if (block_->state.compare_exchange_strong(
             expected, State{now.completed, rank_}.Pack())) {
-      Announce();
+      block_->Announce();
       return;
     }
     now = State::Unpack(expected);
@@ -306,19 +300,7 @@ void Group::FailThis(const Reason& reason) {
 
 void Group::ShutDown() {
   shut_down_ = true;
-  if (origin_ == nullptr) Leave(kShutDown);
-}
-
-void Group::Leave(Presence how) {
-  slot(rank_).presence.store(how, std::memory_order_seq_cst);
-  Announce();
-}
-
-void Group::Announce() {
-  block_->event.fetch_add(1, std::memory_order_seq_cst);
-  if (block_->waiters.load(std::memory_order_seq_cst) > 0) {
-    FutexWakeAll(&block_->event);
-  }
+  membership_.ShutDown();
 }
 
 void Group::Record(const Reason& reason) {

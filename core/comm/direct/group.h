@@ -19,8 +19,6 @@
 #ifndef SHARD_CORE_COMM_DIRECT_GROUP_H_
 #define SHARD_CORE_COMM_DIRECT_GROUP_H_
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -34,22 +32,21 @@
 #include "core/comm/direct/call.h"
 #include "core/comm/direct/control_block.h"
 #include "core/comm/direct/liveness.h"
+#include "core/comm/direct/membership.h"
 
 namespace shard::direct {
 
 class Group {
  public:
-  // `block` owns its memory; `liveness` may be null.
-  // REQUIRES: 0 <= rank < world_size <= kMaxRanks.
-  Group(std::shared_ptr<ControlBlock> block, int rank, int world_size,
-        std::shared_ptr<const Liveness> liveness);
+  // `block`, which `membership` is in, owns its memory; `liveness` may be null.
+  // REQUIRES: 0 <= membership.rank() < world_size <= kMaxRanks.
+  Group(std::shared_ptr<ControlBlock> block, Membership membership,
+        int world_size, std::shared_ptr<const Liveness> liveness);
 
   // A duplicate of `group`.
   Group(std::shared_ptr<ControlBlock> block,
         const std::shared_ptr<Group>& group);
 
-  // An origin tells the peers that this rank will not come again.
-  ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
@@ -115,8 +112,6 @@ class Group {
   // The origin's error; OK when it has none, or this is the origin.
   Status OriginFailure() const;
   void Record(const Reason& reason);
-  void Leave(Presence how);
-  void Announce();
   std::string NameOf(int rank) const;
   std::string LastCallOf(int rank) const;
   RankSlot& slot(int rank) const { return block_->slots()[rank]; }
@@ -126,12 +121,11 @@ class Group {
 
   const std::shared_ptr<Group> origin_;  // Null in the origin.
   const std::shared_ptr<ControlBlock> block_;
+  Membership membership_;  // In no group in a duplicate.
   const int rank_;
   const int world_size_;
   const std::shared_ptr<const Liveness> liveness_;
   const int spins_;
-  // A child forked from this process must not speak in its parent's name.
-  const pid_t owner_;
   std::atomic<bool> shut_down_{false};
   uint64_t round_ = 0;
   uint64_t calls_ = 0;

@@ -10,9 +10,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/comm/direct/control_block.h"
 #include "core/comm/shm/meeting.h"
-#include "core/comm/shm/memfd.h"
 #include "core/comm/shm/packet.h"
 #include "core/comm/shm/wire.h"
 
@@ -132,10 +130,7 @@ class GuestSide {
     }
     own_error_ = true;
     if (welcome.fds.size() != 1) return Internal("rank 0 sent no memory");
-    SHARD_ASSIGN_OR_RETURN(
-        meeting_.control,
-        MapMemory(welcome.fds[0].get(),
-                  direct::ControlBlock::Bytes(options_.world_size)));
+    SHARD_RETURN_IF_ERROR(TakePart(welcome.fds[0], options_, &meeting_));
     for (Packet& packet : batches) {
       const auto peers = Parse<Peers>(packet.bytes, Kind::kPeers);
       if (!peers || peers->count > Peers::kMost ||

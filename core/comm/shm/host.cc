@@ -257,7 +257,7 @@ class HostSide {
     SHARD_ASSIGN_OR_RETURN(const Fd memory,
                            CreateMemory("libshard-control", bytes));
     SHARD_RETURN_IF_ERROR(CommitMemory(memory.get(), 0, bytes));
-    SHARD_ASSIGN_OR_RETURN(meeting_.control, MapMemory(memory.get(), bytes));
+    SHARD_RETURN_IF_ERROR(TakePart(memory, options_, &meeting_));
     SHARD_ASSIGN_OR_RETURN(guests_[0].pidfd, OwnPidfd());
     guests_[0].process = ::getpid();
 

@@ -11,6 +11,8 @@
 #include <cstring>
 
 #include "core/base/strings.h"
+#include "core/comm/direct/control_block.h"
+#include "core/comm/shm/memfd.h"
 
 namespace shard::shm {
 
@@ -47,6 +49,15 @@ Address AddressOf(std::string_view name) {
   result.size =
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size());
   return result;
+}
+
+Status TakePart(const Fd& memory, const MeetingOptions& options,
+                Meeting* meeting) {
+  SHARD_ASSIGN_OR_RETURN(
+      meeting->control,
+      MapMemory(memory.get(), direct::ControlBlock::Bytes(options.world_size)));
+  meeting->membership = direct::Membership(meeting->block(), options.rank);
+  return Status();
 }
 
 StatusOr<pid_t> CheckPeer(int socket) {

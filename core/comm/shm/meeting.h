@@ -34,6 +34,7 @@
 #include "core/base/logging.h"
 #include "core/base/mapping.h"
 #include "core/base/status.h"
+#include "core/comm/direct/membership.h"
 
 namespace shard::shm {
 
@@ -56,7 +57,14 @@ struct MeetingOptions {
 
 // What a rank has once all have met.
 struct Meeting {
-  Mapping control;               // The ControlBlock.
+  Mapping control;  // The ControlBlock.
+  // In it, from when this rank has mapped it: an error after that may be one
+  // after the others have heard that all have come.
+  direct::Membership membership;
+  direct::ControlBlock* block() const {
+    return reinterpret_cast<direct::ControlBlock*>(control.data());
+  }
+
   std::vector<Fd> connections;   // By rank. The host's: all; a guest's: [0].
   std::vector<Fd> pidfds;        // By rank; empty when a rank had none.
   std::vector<pid_t> processes;  // By rank; 0 where not known.
@@ -75,6 +83,10 @@ struct Address {
   socklen_t size;
 };
 Address AddressOf(std::string_view name);
+
+// Maps the ControlBlock, in which this rank takes part from here on.
+Status TakePart(const Fd& memory, const MeetingOptions& options,
+                Meeting* meeting);
 
 // The process at the other end; an error when it is another user's.
 StatusOr<pid_t> CheckPeer(int socket);

@@ -179,15 +179,13 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
   auto met = options.rank == 0 ? Host(how) : Join(how);
   if (!met.ok()) return met.status().WithContext(description);
   auto meeting = std::make_shared<Meeting>(*std::move(met));
-  const std::shared_ptr<direct::ControlBlock> block(
-      meeting,
-      reinterpret_cast<direct::ControlBlock*>(meeting->control.data()));
+  const std::shared_ptr<direct::ControlBlock> block(meeting, meeting->block());
   const std::shared_ptr<const std::vector<Fd>> connections(
       meeting, &meeting->connections);
   return std::shared_ptr<Communicator>(
       std::make_shared<direct::DirectCommunicator>(
           std::make_shared<direct::Group>(
-              block, options.rank, options.world_size,
+              block, std::move(meeting->membership), options.world_size,
               std::make_shared<const ProcessLiveness>(meeting)),
           std::make_unique<ShmRegions>(connections, options.rank), description,
           options, link));

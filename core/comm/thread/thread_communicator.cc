@@ -7,6 +7,7 @@
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/comm/direct/direct_communicator.h"
+#include "core/comm/direct/membership.h"
 #include "core/comm/thread/registry.h"
 
 namespace shard::threads {
@@ -68,15 +69,17 @@ class ThreadRegions final : public direct::RegionSource {
   const int rank_;
 };
 
+// `membership` is this rank's in `shared`.
 std::shared_ptr<Communicator> Make(const std::shared_ptr<SharedGroup>& shared,
+                                   direct::Membership membership,
                                    const std::string& description,
                                    const CommOptions& options,
                                    const direct::Link& link) {
   const std::shared_ptr<direct::ControlBlock> block(shared, shared->block());
   const std::shared_ptr<Handover> handover(shared, &shared->handover);
   return std::make_shared<direct::DirectCommunicator>(
-      std::make_shared<direct::Group>(block, options.rank, options.world_size,
-                                      nullptr),
+      std::make_shared<direct::Group>(block, std::move(membership),
+                                      options.world_size, nullptr),
       std::make_unique<ThreadRegions>(handover, options.rank), description,
       options, link);
 }
@@ -87,17 +90,11 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              const std::string& description,
                                              const CommOptions& options,
                                              const direct::Link& link) {
-  SHARD_ASSIGN_OR_RETURN(auto shared,
+  SHARD_ASSIGN_OR_RETURN(const auto shared,
                          Meet(name, options.rank, options.world_size,
                               Deadline::After(options.timeout)));
-  try {
-    return Make(shared, description, options, link);
-  } catch (...) {
-    // The others have met this rank, and see that it left.
-    direct::RankSlot* const slots = shared->block()->slots();
-    slots[options.rank].presence.store(direct::kLeft);
-    throw;
-  }
+  return Make(shared, direct::Membership(shared->block(), options.rank),
+              description, options, link);
 }
 
 StatusOr<std::shared_ptr<Communicator>> OpenLocal(
@@ -110,7 +107,8 @@ StatusOr<std::shared_ptr<Communicator>> OpenLocal(
   CommOptions alone = options;
   alone.rank = 0;
   alone.world_size = 1;
-  return Make(shared, description, alone, link);
+  return Make(shared, direct::Membership(shared->block(), 0), description,
+              alone, link);
 }
 
 }  // namespace shard::threads

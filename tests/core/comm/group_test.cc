@@ -44,7 +44,8 @@ class GroupTest : public ::testing::Test {
                  std::string_view what = "step") {
     if (group_ == nullptr) {
       group_ = std::make_unique<Group>(
-          std::shared_ptr<ControlBlock>(std::shared_ptr<void>(), block()), 0, 2,
+          std::shared_ptr<ControlBlock>(std::shared_ptr<void>(), block()),
+          Membership(block(), 0), 2,
           std::make_unique<FakeLiveness>([this] { return is_dead_(); }));
     }
     is_dead_ = std::move(is_dead);
@@ -148,7 +149,7 @@ class DuplicateGroupTest : public GroupTest {
 
   Mapping own_ = *Mapping::Anonymous(ControlBlock::Bytes(2));
   std::shared_ptr<Group> origin_ = std::make_shared<Group>(
-      BlockIn(memory_), 0, 2,
+      BlockIn(memory_), Membership(block(), 0), 2,
       std::make_unique<FakeLiveness>([this] { return is_dead_(); }));
   std::shared_ptr<Group> duplicate_ =
       std::make_shared<Group>(BlockIn(own_), origin_);
