@@ -16,6 +16,7 @@
 #include "core/device/stream_guard.h"
 #include "core/engine/describe.h"
 #include "core/engine/import_state.h"
+#include "core/engine/ok_or_abort.h"
 #include "core/state/manifest_bound.h"
 
 namespace shard {
@@ -365,7 +366,8 @@ Status Engine::SpreadParams(const Deadline& deadline) {
         } else {
           compute.FillZeros(piece.data(), count);
         }
-        SHARD_RETURN_IF_ERROR(compute.Synchronize(deadline));
+        SHARD_RETURN_IF_ERROR(
+            OkOrAbort(comm_.get(), compute.Synchronize(deadline)));
       }
       SHARD_RETURN_IF_ERROR(comm_->Broadcast("broadcast parameters", 0,
                                              piece.data(), count, deadline));
@@ -374,7 +376,8 @@ Status Engine::SpreadParams(const Deadline& deadline) {
       if (from >= to) continue;
       compute.Copy(buffer.params + (from - held_begin),
                    piece.data() + (from - at), static_cast<size_t>(to - from));
-      SHARD_RETURN_IF_ERROR(compute.Synchronize(deadline));
+      SHARD_RETURN_IF_ERROR(
+          OkOrAbort(comm_.get(), compute.Synchronize(deadline)));
     }
   }
   return Status();
@@ -390,7 +393,7 @@ Status Engine::FillMasters(const Assembly& assembly, const Deadline& deadline) {
                   reinterpret_cast<float*>(buffer.states.back()),
                   static_cast<size_t>(count));
   }
-  return compute.Synchronize(deadline);
+  return OkOrAbort(comm_.get(), compute.Synchronize(deadline));
 }
 
 Status Engine::SetState(ParamId param, std::string_view name,

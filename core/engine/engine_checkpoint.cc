@@ -11,6 +11,7 @@
 #include "core/engine/describe.h"
 #include "core/engine/engine.h"
 #include "core/engine/load_state.h"
+#include "core/engine/ok_or_abort.h"
 #include "core/model/names.h"
 
 namespace shard {
@@ -81,7 +82,8 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
         sink->Add("", "timeout", options->timeout);
       },
       deadline.Meeting()));
-  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline.Work()));
+  SHARD_RETURN_IF_ERROR(OkOrAbort(
+      comm_.get(), assembly_->compute().Synchronize(deadline.Work())));
   SavedState state;
   state.plan = assembly_->plan();
   state.memory = &memory();
@@ -216,7 +218,8 @@ StatusOr<std::vector<EntryMatch>> Engine::LoadFrom(
     SHARD_RETURN_IF_ERROR(transfers.Publish(b, published));
   }
   SHARD_RETURN_IF_ERROR(transfers.Finish(published));
-  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(published));
+  SHARD_RETURN_IF_ERROR(
+      OkOrAbort(comm_.get(), assembly_->compute().Synchronize(published)));
   filled_.clear();
   filling_ = false;
   return matches;

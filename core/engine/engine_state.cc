@@ -14,6 +14,7 @@
 #include "core/engine/engine.h"
 #include "core/engine/gather_state.h"
 #include "core/engine/local_state.h"
+#include "core/engine/ok_or_abort.h"
 #include "core/model/names.h"
 
 namespace shard {
@@ -112,7 +113,8 @@ Status Engine::GatherState(
         DescribeState(plan().model(), *options, facts);
       },
       deadline.Meeting()));
-  SHARD_RETURN_IF_ERROR(assembly_->compute().Synchronize(deadline.Work()));
+  SHARD_RETURN_IF_ERROR(OkOrAbort(
+      comm_.get(), assembly_->compute().Synchronize(deadline.Work())));
   return shard::GatherState(
       plan(), memory(), entries, rank, comm_.get(), device_.get(),
       &assembly_->compute(),

@@ -126,11 +126,11 @@ Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
 
 Status Engine::Join(double timeout, int64_t* steps) {
   *steps = 0;
-  const Status local = CheckBetweenSteps("join");
+  Status local = CheckBetweenSteps("join");
   for (;;) {
     const Deadline deadline = DeadlineOf(timeout);
     // Before the others read them.
-    if (local.ok()) SHARD_RETURN_IF_ERROR(ZeroWholeGrads(deadline));
+    if (local.ok()) local = ZeroWholeGrads(deadline);
     Note note;
     note.activity = Activity::kJoin;
     note.active = 0;
@@ -193,7 +193,9 @@ Status Engine::RunStep(const StepOptions& options, int32_t leader,
         input, PrepareStep(options, leader, deadline, &report->active));
   }
   report->loss_scale = LossScaleOf(options, Setting());
-  SHARD_RETURN_IF_ERROR(assembly_->stepper().Run(input, deadline, report));
+  const Status ran = assembly_->stepper().Run(input, deadline, report);
+  // Some of the parameters may be updated.
+  if (!ran.ok()) return units.Fail(ran);
   begun_.reset();
   units.FinishStep();
   loss_scaler_.Update(report->skipped);

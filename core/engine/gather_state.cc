@@ -6,6 +6,7 @@
 
 #include "core/device/stream_guard.h"
 #include "core/engine/local_state.h"
+#include "core/engine/ok_or_abort.h"
 
 namespace shard {
 
@@ -106,7 +107,7 @@ class Gatherer {
                       piece.bytes);
         to += piece.bytes;
       }
-      SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline_));
+      SHARD_RETURN_IF_ERROR(OkOrAbort(comm_, stream_->Synchronize(deadline_)));
     }
     SHARD_RETURN_IF_ERROR(comm_->Broadcast(kPhase, run_.owner, run_room_.data(),
                                            run_.bytes, deadline_));
@@ -123,7 +124,7 @@ class Gatherer {
       DeliverUpTo(piece.entry);
       const StateEntry& entry = entries_[piece.entry];
       stream_->Copy(tensor_.data() + piece.begin, from, piece.bytes);
-      SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline_));
+      SHARD_RETURN_IF_ERROR(OkOrAbort(comm_, stream_->Synchronize(deadline_)));
       from += piece.bytes;
       if (piece.begin + piece.bytes == EntryBytes(entry, entry.numel)) {
         Deliver(piece.entry, tensor_.data());

@@ -74,10 +74,10 @@ Status StateReader::ReadFromRank0(const TensorStore& store,
     Status local = ReadEntries(whole, {&entries[e], 1}, {&match, 1}, quiet);
     if (local.ok()) local = progress.Add(room.size());
     SHARD_RETURN_IF_ERROR(
-        AgreeOnStatus(comm_, "load: read", local, deadline_.Meeting()));
+        AgreeOnStatus(comm_, "load: read", local, deadline_.Work()));
   }
   return AgreeOnStatus(comm_, "load: read", FillMasters(entries, matches),
-                       deadline_.Meeting());
+                       deadline_.Work());
 }
 
 Status StateReader::Receive(const TensorStore& store, size_t tensor,

@@ -8,6 +8,7 @@
 #include "core/base/dtype.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/buffers.h"
+#include "core/engine/ok_or_abort.h"
 #include "core/engine/transfers.h"
 #include "core/flat/plan.h"
 
@@ -111,7 +112,8 @@ class StateMigration {
         Write(static_cast<int>(r), at, numel, bytes);
       }
       // Before the next piece takes its place.
-      SHARD_RETURN_IF_ERROR(to_.compute().Synchronize(deadline));
+      SHARD_RETURN_IF_ERROR(
+          OkOrAbort(comm_, to_.compute().Synchronize(deadline)));
     }
     return Status();
   }
@@ -204,7 +206,7 @@ Status MigrateParams(const Assembly& from, const Assembly& to,
       }
     }
     // Before the next unit takes the slot.
-    SHARD_RETURN_IF_ERROR(to.compute().Synchronize(deadline));
+    SHARD_RETURN_IF_ERROR(OkOrAbort(comm, to.compute().Synchronize(deadline)));
   }
   return comm->Barrier("migrate parameters", deadline);
 }

@@ -9,6 +9,7 @@
 #include "core/base/dtype.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/buffers.h"
+#include "core/engine/ok_or_abort.h"
 #include "core/engine/transfers.h"
 #include "core/model/walk.h"
 
@@ -131,7 +132,7 @@ StatusOr<std::unique_ptr<Summoned>> Summoned::Create(const Assembly& assembly,
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "summon full parameters", local, deadline));
   const StreamGuard guard(&assembly.compute());
-  SHARD_RETURN_IF_ERROR(summoned->Gather(assembly, deadline));
+  SHARD_RETURN_IF_ERROR(OkOrAbort(comm, summoned->Gather(assembly, deadline)));
   return summoned;
 }
 
@@ -208,7 +209,8 @@ Status Summoned::WriteBack(const Assembly& assembly, Communicator* comm,
       if (rank_ != kAllRanks) {
         const size_t bytes = DTypeBytes(dtype, slot.numel);
         if (here_) assembly.compute().Copy(sent->data(), from, bytes);
-        SHARD_RETURN_IF_ERROR(assembly.compute().Synchronize(deadline));
+        SHARD_RETURN_IF_ERROR(
+            OkOrAbort(comm, assembly.compute().Synchronize(deadline)));
         SHARD_RETURN_IF_ERROR(comm->Broadcast("write summoned parameters back",
                                               rank_, sent->data(), bytes,
                                               deadline));
@@ -222,10 +224,11 @@ Status Summoned::WriteBack(const Assembly& assembly, Communicator* comm,
         master = reinterpret_cast<float*>(buffer.states.back()) +
                  (begin - own_begin);
       }
-      SHARD_RETURN_IF_ERROR(overwriter->Write(
-          dtype, from + DTypeBytes(dtype, begin - slot.offset),
-          static_cast<unsigned char*>(buffer.ParamAt(begin)), master,
-          static_cast<size_t>(end - begin), deadline));
+      SHARD_RETURN_IF_ERROR(OkOrAbort(
+          comm, overwriter->Write(
+                    dtype, from + DTypeBytes(dtype, begin - slot.offset),
+                    static_cast<unsigned char*>(buffer.ParamAt(begin)), master,
+                    static_cast<size_t>(end - begin), deadline)));
     }
     if (any) SHARD_RETURN_IF_ERROR(assembly.transfers().Publish(b, deadline));
   }

@@ -7,6 +7,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
+#include "core/engine/ok_or_abort.h"
 #include "core/engine/stopwatch.h"
 
 namespace shard {
@@ -37,8 +38,12 @@ Units::Units(const Parts& parts)
       reduced_(plan_.units().size(), kNever),
       published_(plan_.units().size()) {}
 
-Status Units::Broken(Status status) {
-  if (broken_.ok()) broken_ = std::move(status);
+Status Units::Fail(const Status& error) {
+  return GiveUp(OkOrAbort(parts_.comm, error));
+}
+
+Status Units::GiveUp(const Status& error) {
+  if (broken_.ok()) broken_ = error;
   return broken_;
 }
 
@@ -61,7 +66,7 @@ Status Units::TellOthers(Activity activity, const Status& local,
                          const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = parts_.queue->Drain(deadline);
-  if (!drained.ok()) return Broken(drained);
+  if (!drained.ok()) return Fail(drained);
   Note note;
   note.activity = activity;
   const auto met = Meet(note, local, deadline);
@@ -79,7 +84,7 @@ Status Units::OutOfStep(const Status& error, Activity activity) {
     if (!moves && n.activity == Activity::kJoin) return true;
     return n.activity == activity && (!moves || n.failed != 0);
   });
-  return together ? error : Broken(error);
+  return together ? error : GiveUp(error);
 }
 
 Status Units::Do(const Note& note, unsigned char* slot,
@@ -131,10 +136,10 @@ Status Units::EnterStep(Note note, const Status& local,
                         const Deadline& deadline, int32_t* leader) {
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = parts_.queue->Drain(deadline);
-  if (!drained.ok()) return Broken(drained);
+  if (!drained.ok()) return Fail(drained);
   if (local.ok() && parts_.allow_missing) {
     const Status zeroed = ZeroMissing(deadline);
-    if (!zeroed.ok()) return Broken(zeroed);
+    if (!zeroed.ok()) return Fail(zeroed);
   }
   note.zeroed = zeroed_;
   for (;;) {
@@ -145,7 +150,7 @@ Status Units::EnterStep(Note note, const Status& local,
     param_slots_.DropAll();
     const Note led = notes()[static_cast<size_t>(met->leader)];
     const Status done = Do(led, nullptr, deadline);
-    if (!done.ok()) return Broken(done);
+    if (!done.ok()) return Fail(done);
   }
 }
 
@@ -154,7 +159,7 @@ Status Units::Follow(const Note& note, const Status& local,
   *joined = false;
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = parts_.queue->Drain(deadline);
-  if (!drained.ok()) return Broken(drained);
+  if (!drained.ok()) return Fail(drained);
   for (;;) {
     const auto met = Meet(note, local, deadline);
     if (!met.ok()) return OutOfStep(met.status(), Activity::kStep);
@@ -173,7 +178,7 @@ Status Units::Follow(const Note& note, const Status& local,
     }
     param_slots_.DropAll();
     const Status done = Do(led, nullptr, deadline);
-    if (!done.ok()) return Broken(done);
+    if (!done.ok()) return Fail(done);
   }
 }
 
@@ -181,7 +186,7 @@ Status Units::EnterChange(Activity activity, const Status& local,
                           const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = parts_.queue->Drain(deadline);
-  if (!drained.ok()) return Broken(drained);
+  if (!drained.ok()) return Fail(drained);
   Note note;
   note.activity = activity;
   const auto met = Meet(note, local, deadline);
@@ -236,10 +241,10 @@ Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
   } else {
     ready = parts_.queue->Wait(published_[static_cast<size_t>(unit)], deadline);
   }
-  if (!ready.ok()) return Broken(ready);
+  if (!ready.ok()) return Fail(ready);
   if (wants_grads && Has(unit, true)) {
     const Status taken = TakeGradSlot(unit, pass, deadline);
-    if (!taken.ok()) return Broken(taken);
+    if (!taken.ok()) return Fail(taken);
   }
   states_.Acquire(unit, pass);
   return Status();
@@ -385,7 +390,7 @@ Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
   if (meets) {
     if (plan_.shards_grads()) {
       const Status zeroed = ZeroMissingInSlot(unit, deadline);
-      if (!zeroed.ok()) return Broken(zeroed);
+      if (!zeroed.ok()) return Fail(zeroed);
     }
     EnqueueReduce(unit);
   }
@@ -445,7 +450,7 @@ Status Units::ZeroMissing(const Deadline& deadline) {
 Status Units::ClearGrads(const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = parts_.queue->Drain(deadline);
-  if (!drained.ok()) return Broken(drained);
+  if (!drained.ok()) return Fail(drained);
   if (plan_.shards_grads()) {
     ++zeroed_;
   } else {

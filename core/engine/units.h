@@ -110,6 +110,9 @@ class Units {
   // was gathered is dropped, and the slots are the caller's.
   Status EnterChange(Activity activity, const Status& local,
                      const Deadline& deadline);
+  // Makes `error` final, and ends the group with it: it is one of this rank
+  // alone, for which the others would wait.
+  Status Fail(const Status& error);
   // After a step; parameters that were gathered are out of date.
   void FinishStep();
   // What is done with each unit as soon as its gradients are ready on all
@@ -163,7 +166,8 @@ class Units {
   // The same for sharded gradients of `unit`, about to become ready, that do
   // not count in this pass.
   Status ZeroMissingInSlot(int32_t unit, const Deadline& deadline);
-  Status Broken(Status status);
+  // Makes an error that all ranks know of final.
+  Status GiveUp(const Status& error);
   // The error of a meeting, to which this rank came for `activity`; final where
   // the ranks did not all come for the same.
   Status OutOfStep(const Status& error, Activity activity);

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
@@ -224,6 +225,119 @@ TEST(HungRankTest, ARankThatWritesMayTakeLonger) {
   std::thread beside([] { RunSlowSave(false); });
   RunSlowSave(true);
   beside.join();
+}
+
+TEST(HungRankTest, ARankThatTakesWhatRank0SendsMayTakeLonger) {
+  UnitTraining training = AwkwardTraining(kRanks, 1);
+  training.engine.timeout = kTimeout;
+  RunWorld(training, 1, [&](Engine* engine, UnitTrainer* trainer) {
+    MemoryStore store;
+    MemoryStore::Tensor weight;
+    weight.key = "weight";
+    weight.type = ElementType::kF32;
+    weight.role = TensorRole::kParam;
+    weight.shape = {7, 9};
+    const std::vector<float> values(63, 0.5f);
+    ASSERT_OK(store.Add(std::move(weight), values.data(), 63 * sizeof(float)));
+    LoadOptions options;
+    options.rules.strict = false;
+    options.from_rank0 = true;
+    options.state.content = StateContent::kModel;
+    bool outlasted = false;
+    // What is waited for is the time itself.
+    options.progress = [&](uint64_t, uint64_t) {
+      if (engine->comm()->rank() == 1 && !std::exchange(outlasted, true)) {
+        std::this_thread::sleep_for(
+            std::chrono::duration<double>(1.3 * kTimeout));
+      }
+      return true;
+    };
+    LoadReport report;
+    ASSERT_OK(engine->LoadState(&store, options, &report));
+    TrainSteps(2, 2, engine, trainer);
+  });
+}
+
+// ---- Ranks that give up ----------------------------------------------------
+
+// Rank 0 gives up, by a timeout of the call's own, while the work that it has
+// begun goes on; rank 1 comes late, and hears of that before its own timeout.
+struct GiveUp {
+  const char* name;
+  int stage;
+  const char* phase;  // Where rank 1 is late.
+  Status (*call)(Engine* engine, double timeout);
+};
+
+constexpr GiveUp kGiveUps[] = {
+    {"acquire", 3, "meet",
+     [](Engine* engine, double timeout) {
+       for (int32_t unit = 0; unit < 3; ++unit) {
+         SHARD_RETURN_IF_ERROR(
+             engine->UnitAcquire(unit, Pass::kForward, timeout));
+         SHARD_RETURN_IF_ERROR(engine->UnitRelease(unit));
+       }
+       return Status();
+     }},
+    {"step", 1, "reduce gradients",
+     [](Engine* engine, double timeout) {
+       StepOptions options;
+       options.max_grad_norm = 1;
+       options.timeout = timeout;
+       StepReport report;
+       return engine->Step(options, &report);
+     }},
+};
+
+TEST(HungRankTest, ARankThatGivesUpTellsTheOthers) {
+  for (const GiveUp& give_up : kGiveUps) {
+    SCOPED_TRACE(give_up.name);
+    const UnitTraining training = AwkwardTraining(2, give_up.stage);
+    const auto plan = PlanOf(training);
+    ASSERT_OK(plan);
+    ASSERT_EQ((*plan)->shards_params(), give_up.stage == 3);
+    ASSERT_GE((*plan)->units().size(), 3u);
+    const std::string url =
+        StrCat("threads:2?direct=0&name=gives-up-", give_up.name);
+    Gate gate;
+    Gate told;
+    std::atomic<bool> late{false};
+    const auto run = [&](int rank) {
+      SCOPED_TRACE(StrCat("rank ", rank));
+      CommOptions options;
+      options.rank = rank;
+      options.world_size = 2;
+      options.phase_hook = [&, rank](std::string_view what) {
+        if (late && rank == 1 && what == give_up.phase) gate.Wait();
+      };
+      const auto comm = OpenCommunicator(url, options);
+      ASSERT_OK(comm);
+      EngineOptions engine_options;
+      engine_options.timeout = 10;
+      const auto made = Engine::Create(*plan, *comm, engine_options);
+      ASSERT_OK(made);
+      Engine* const engine = made->get();
+      ASSERT_OK(engine->BroadcastParams(0));
+      ASSERT_OK((*comm)->Barrier("both are here", Deadline::After(30)));
+      late = true;
+      const Status status = give_up.call(engine, rank == 0 ? 0.2 : 0);
+      if (rank == 0) {
+        EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded)
+            << status.ToString();
+        gate.Open();
+        // Nor does rank 1 hear of a rank that left.
+        told.Wait();
+        return;
+      }
+      told.Open();
+      ExpectError(status, StatusCode::kPoisoned,
+                  {"rank 0 aborted the group", "DEADLINE_EXCEEDED"});
+      EXPECT_EQ(status.rank(), 0);
+    };
+    std::thread other([&] { run(1); });
+    run(0);
+    other.join();
+  }
 }
 
 }  // namespace
