@@ -145,6 +145,11 @@ class Matcher {
     Use(tensor);
     const auto index = static_cast<size_t>(tensor);
     const TensorInfo info = store_.tensor(index);
+    if (info.type == ElementType::kOpaque) {
+      opaque_.push_back(StrCat("'", entry.key, "' is ", TypeNameOf(info)));
+      report_->mismatched.push_back(opaque_.back());
+      return;
+    }
     if (!std::equal(info.shape.begin(), info.shape.end(), entry.shape.begin(),
                     entry.shape.end())) {
       report_->mismatched.push_back(
@@ -271,6 +276,14 @@ class Matcher {
   }
 
   Status Judge() const {
+    if (!opaque_.empty()) {
+      return Status(
+          StatusCode::kUnimplemented,
+          StrCat(store_.describe(), " has types that can be copied and not ",
+                 "loaded: ", Summary("tensors", opaque_),
+                 "; store these as f32, bf16, f16 or f64"),
+          -1, report_->ToJson());
+    }
     const auto fail = [&](const std::string& message) {
       return Status(StatusCode::kFailedPrecondition,
                     StrCat(store_.describe(), " does not fit: ", message), -1,
@@ -311,6 +324,7 @@ class Matcher {
   MatchReport* const report_;
   const StoreKeys keys_;
   std::vector<bool> used_;  // By tensor of the store.
+  std::vector<std::string> opaque_;
   std::vector<EntryMatch> matches_;
   // By ParamId, of those meant, frozen ones included.
   std::vector<std::vector<std::string>> names_;

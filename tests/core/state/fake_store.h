@@ -59,6 +59,7 @@ class FakeStore : public TensorStore {
     info.numel = 1;
     for (const int64_t dim : tensor.shape) info.numel *= dim;
     info.alias_of = tensor.alias_of;
+    if (info.type == ElementType::kOpaque) info.opaque_type = "F8_E8M0";
     return info;
   }
   int64_t Find(std::string_view key) const override {

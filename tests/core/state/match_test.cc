@@ -164,6 +164,24 @@ TEST(MatchTest, ShapesAndTypesMustFitEvenWhenNotStrict) {
   }
 }
 
+TEST(MatchTest, TypesThatCannotBeRead) {
+  for (const bool convert : {false, true}) {
+    Case c;
+    c.rules.convert = convert;
+    c.rules.strict = false;
+    c.optimizer = "sgd";
+    c.Param(kRootModule, "a");
+    c.Param(kRootModule, "b");
+    c.store.Add("a", {4});
+    // Packed: the shape may be another, too.
+    c.store.Add("b", {2}, ElementType::kOpaque);
+    const Status status = c.Match();
+    ExpectError(status, StatusCode::kUnimplemented,
+                {"the fake store", "1 tensors", "'b' is F8_E8M0"});
+    EXPECT_EQ(nlohmann::json::parse(status.detail())["mismatched"].size(), 1u);
+  }
+}
+
 TEST(MatchTest, FloatsConvert) {
   for (const ElementType from : {ElementType::kF32, ElementType::kBF16,
                                  ElementType::kF16, ElementType::kF64}) {
