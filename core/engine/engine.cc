@@ -113,8 +113,16 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
                      plan->Summary(), blas.empty() ? "" : ", BLAS ", blas);
   // The same on every rank; once is enough.
   if (comm->rank() == 0) {
-    for (const std::string& warning : plan->Warnings()) {
-      comm->logger().Log(LogLevel::kWarning, warning);
+    // There may be one for each unit.
+    constexpr size_t kMost = 8;
+    const std::vector<std::string> warnings = plan->Warnings();
+    for (size_t w = 0; w < std::min(kMost, warnings.size()); ++w) {
+      comm->logger().Log(LogLevel::kWarning, warnings[w]);
+    }
+    if (warnings.size() > kMost) {
+      comm->logger().Log(LogLevel::kWarning, "the plan has ",
+                         warnings.size() - kMost,
+                         " more warnings; shard_plan_warnings lists them");
     }
   }
   if (comm->logger().Wants(LogLevel::kDebug)) {

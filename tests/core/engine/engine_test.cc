@@ -493,5 +493,36 @@ TEST(EngineTest, AllocatesWhatThePlanPredicts) {
   }
 }
 
+TEST(EngineTest, ManyWarningsOfThePlanAreCounted) {
+  auto model = std::make_shared<Model>();
+  for (int u = 0; u < 20; ++u) {
+    const ModuleId module =
+        *model->AddModule(kRootModule, StrCat("m", u), "Block");
+    ASSERT_TRUE(model->AddParam(module, "w", DType::kF32, {4}).ok());
+    const ParamId frozen = *model->AddParam(module, "f", DType::kF32, {4});
+    ASSERT_TRUE(model->SetTrainable(frozen, false).ok());
+  }
+  PlanOptions options;
+  options.groups = *PlanGroups(*model, "sgd");
+  options.wrap = *WrapPolicy::Parse("class?names=Block");
+  const auto plan = Plan::Create(model, options);
+  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+  ASSERT_EQ((*plan)->Warnings().size(), 20u);
+  std::vector<std::string> lines;
+  CommOptions comm_options;
+  comm_options.logger = Logger(
+      [](int32_t, const char* message, void* log) {
+        static_cast<std::vector<std::string>*>(log)->emplace_back(message);
+      },
+      LogLevel::kWarning, &lines);
+  const auto comm = OpenCommunicator("local:", comm_options);
+  ASSERT_TRUE(comm.ok());
+  const auto engine = Engine::Create(*plan, *comm);
+  ASSERT_TRUE(engine.ok()) << engine.status().ToString();
+  ASSERT_EQ(lines.size(), 9u);
+  EXPECT_EQ(lines[7], (*plan)->Warnings()[7]);
+  EXPECT_THAT(lines[8], HasSubstr("12 more warnings"));
+}
+
 }  // namespace
 }  // namespace shard
