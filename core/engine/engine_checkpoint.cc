@@ -326,11 +326,15 @@ void Engine::TakeNumbers(const StateOptions& options,
 }
 
 void Engine::RestoreLossScale(const LossScaler::State& scale) {
-  const Status scaled = loss_scaler_.Restore(scale);
-  if (!scaled.ok() && comm_->rank() == 0) {
-    comm_->logger().Log(LogLevel::kWarning,
-                        "the loss scale starts anew: ", scaled.message());
-  }
+  const Status restored = loss_scaler_.Restore(scale);
+  if (restored.ok()) return;
+  // A scale that fits goes on without its count.
+  const bool fits = loss_scaler_.Restore({scale.scale, 0}).ok();
+  if (comm_->rank() != 0) return;
+  comm_->logger().Log(LogLevel::kWarning,
+                      fits ? "the good steps of the loss scale count from 0: "
+                           : "the engine keeps its loss scale: ",
+                      restored.message());
 }
 
 }  // namespace shard

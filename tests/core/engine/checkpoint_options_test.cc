@@ -524,7 +524,7 @@ TEST(CheckpointOptionsTest, HyperparametersAndLossScale) {
     EXPECT_EQ(*same->hypers().Get(0, "lr"), 0.0625) << optimizer;
     EXPECT_EQ(same->loss_scale(), 64);
     EXPECT_EQ(log.text().find("keeps its"), std::string::npos) << log.text();
-    EXPECT_EQ(log.text().find("starts anew"), std::string::npos);
+    EXPECT_EQ(log.text().find("loss scale"), std::string::npos);
 
     // Another optimizer, and a scale that this scaler never has.
     training.optimizer = "lion?lr=0.5";
@@ -538,8 +538,36 @@ TEST(CheckpointOptionsTest, HyperparametersAndLossScale) {
     EXPECT_NE(log.text().find("param group 0 keeps its hyperparameters"),
               std::string::npos)
         << log.text();
-    EXPECT_NE(log.text().find("loss scale starts anew"), std::string::npos);
+    EXPECT_NE(log.text().find("the engine keeps its loss scale: loss scale 64"),
+              std::string::npos)
+        << log.text();
   }
+}
+
+// A scale goes on where its count of good steps is one that the run's
+// growth_interval does not reach.
+TEST(CheckpointOptionsTest, LossScaleWithoutItsCount) {
+  UnitTraining training = AwkwardTraining(1, 1);
+  training.engine.loss_scaler = *LossScaler::Parse("dynamic?init_scale=64");
+  const testing::TempFolder folder;
+  Log log;
+  {
+    const auto engine = LocalEngine(training, &log);
+    UnitTrainer(training, engine.get()).Fill();
+    ASSERT_OK(engine->SetLossScale({32, 100}));
+    ASSERT_OK(engine->Save(folder.path(), Quick()));
+  }
+  training.engine.loss_scaler =
+      *LossScaler::Parse("dynamic?init_scale=8&growth_interval=100");
+  const auto engine = LocalEngine(training, &log);
+  LoadReport report;
+  ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
+  EXPECT_EQ(engine->loss_scale(), 32);
+  EXPECT_EQ(engine->growth_tracker(), 0);
+  EXPECT_NE(log.text().find("the good steps of the loss scale count from 0: "
+                            "100 good steps"),
+            std::string::npos)
+      << log.text();
 }
 
 // ---- Blobs -----------------------------------------------------------------
