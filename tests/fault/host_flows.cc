@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace shard {
@@ -48,20 +49,26 @@ bool Failed(HostRank* rank, const char* call, shard_error* error) {
     if (Failed(rank, #call, error)) return;  \
   } while (false)
 
-enum : int32_t { kEmbedding, kWeight0, kBias0, kWeight1, kBias1, kFrozen };
-constexpr int32_t kBiases[] = {kBias0, kBias1};
-constexpr int kParams = 6;
+// As many blocks, and as large ones, that stages 2 and 3 shard something.
+constexpr const char* kBlocks[] = {"first", "second", "third", "fourth",
+                                   "fifth"};
+enum : int32_t { kEmbedding, kBias0 = 2, kFrozen = 11 };
+constexpr int32_t kBiases[] = {kBias0, 4, 6, 8, 10};
+constexpr int kParams = kFrozen + 1;
 constexpr int64_t kRows = 6;
-constexpr int64_t kCols = 32;
+constexpr int64_t kCols = 4096;
+
+bool IsWeight(int32_t param) { return param % 2 == 1 && param != kFrozen; }
 
 void MakeModel(HostRank* rank) {
+  constexpr int64_t kEmbeddingShape[] = {kRows, 32};
   constexpr int64_t kMatrix[] = {kRows, kCols};
   constexpr int64_t kVector[] = {kRows};
   TRY_TWICE(shard_model_create("Net", &rank->model));
   int32_t id = 0;
   TRY_TWICE(shard_model_add_param(rank->model, 0, "embedding", SHARD_F32,
-                                  kMatrix, 2, &id));
-  for (const char* name : {"first", "second"}) {
+                                  kEmbeddingShape, 2, &id));
+  for (const char* name : kBlocks) {
     int32_t block = 0;
     TRY_TWICE(shard_model_add_module(rank->model, 0, name, "Block", &block));
     TRY_TWICE(shard_model_add_param(rank->model, block, "weight_of_the_layer",
@@ -77,7 +84,7 @@ void MakeModel(HostRank* rank) {
   TRY_TWICE(shard_model_tie(rank->model, head, "weight", kEmbedding));
   int32_t group = 0;
   TRY_TWICE(shard_model_add_param_group(rank->model, "sgd?lr=0.1&momentum=0.9",
-                                        kBiases, 2, &group));
+                                        kBiases, std::size(kBiases), &group));
 }
 
 void MakePlan(HostRank* rank) {
@@ -108,6 +115,7 @@ void MakeEngine(HostRank* rank) {
   options.loss_scaling = "dynamic?init_scale=4";
   options.overlap = rank->world->overlap;
   options.device = rank->world->device;
+  options.missing_grads = rank->missing_grads;
   TRY(shard_engine_create(rank->plan, rank->comm, &options, &rank->engine));
 }
 
@@ -133,8 +141,8 @@ void WriteGrads(HostRank* rank, int32_t unit) {
     int64_t numel = 0;
     TRY(shard_engine_grad(rank->engine, param, &data, &numel));
     // The bits of small numbers in both types.
-    const bool f32 = param != kWeight0 && param != kWeight1;
-    std::memset(data, 0x3c, static_cast<size_t>(numel) * (f32 ? 4 : 2));
+    std::memset(data, 0x3c,
+                static_cast<size_t>(numel) * (IsWeight(param) ? 2 : 4));
   }
 }
 
@@ -187,6 +195,11 @@ void PrepareFilled(HostRank* rank) {
 void PrepareTrained(HostRank* rank) {
   THEN(PrepareFilled);
   THEN(Step);
+}
+
+void PrepareMissing(HostRank* rank) {
+  rank->missing_grads = SHARD_MISSING_SKIP;
+  THEN(PrepareFilled);
 }
 
 // ---- What runs while allocations fail --------------------------------------
@@ -266,6 +279,23 @@ void RunStep(HostRank* rank) {
       shard_engine_group_text(rank->engine, 1, text, sizeof(text), &length));
   shard_memory memory = SHARD_MEMORY_INIT;
   TRY_TWICE(shard_engine_memory(rank->engine, &memory));
+  HashParam(rank);
+}
+
+// Some parameters of a unit are declared by themselves: with sharded gradients
+// its release reduces them.
+void RunRelease(HostRank* rank) {
+  for (int32_t param = 0; param < kParams; ++param) {
+    if (!IsWeight(param)) continue;
+    int32_t unit = 0;
+    TRY(shard_plan_unit_of(rank->plan, param, &unit));
+    TRY(shard_engine_unit_acquire(rank->engine, unit, SHARD_PASS_BACKWARD, 0));
+    WriteGrads(rank, unit);
+    if (rank->code != SHARD_OK) return;
+    TRY(shard_engine_param_grad_ready(rank->engine, param));
+    TRY(shard_engine_unit_release(rank->engine, unit));
+  }
+  TRY(shard_engine_step(rank->engine, nullptr, nullptr));
   HashParam(rank);
 }
 
@@ -403,6 +433,7 @@ constexpr Flow kFlows[] = {
     {"create", PrepareComm, RunCreate, CheckNothing, true, true},
     {"fill", PrepareEngine, RunFill, CheckNothing},
     {"step", PrepareFilled, RunStep, CheckNothing},
+    {"release", PrepareMissing, RunRelease, CheckNothing},
     {"summon", PrepareTrained, RunSummon, CheckNothing},
     {"replan", PrepareTrained, RunReplan, CheckNothing},
     {"save", PrepareTrained, RunSave, CheckSaved},
@@ -419,6 +450,8 @@ constexpr Flow kFlows[] = {
 
 std::span<const World> Worlds() { return kWorlds; }
 std::span<const Flow> Flows() { return kFlows; }
+
+void MakePlanForFlows(HostRank* rank) { PreparePlan(rank); }
 
 void SaveForFlows(HostRank* rank) {
   PrepareTrained(rank);

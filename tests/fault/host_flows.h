@@ -34,6 +34,7 @@ struct HostRank {
   const World* world = nullptr;
   int rank = 0;
   double open_timeout = 30;
+  int32_t missing_grads = 0;
   const char* folder = nullptr;  // Of checkpoints; "saved" in it has one.
   // Errors of calls that change nothing when they fail: such a call is made
   // once more, and then has to succeed.
@@ -74,6 +75,9 @@ inline std::ostream& operator<<(std::ostream& out, const Flow& flow) {
 
 std::span<const World> Worlds();
 std::span<const Flow> Flows();
+
+// Makes their model and plan. Sets rank->code.
+void MakePlanForFlows(HostRank* rank);
 
 // Saves the checkpoint that flows load. Sets rank->code.
 void SaveForFlows(HostRank* rank);

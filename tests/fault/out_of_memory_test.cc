@@ -337,6 +337,23 @@ TEST_P(OutOfMemory, IsAnErrorAndNothingStays) {
   ::munmap(shared, sizeof(Tally));
 }
 
+// Else the flows would meet nothing of what stages 2 and 3 do.
+TEST(HostFlows, ShardWhatTheirStagesShard) {
+  for (const World& world : Worlds()) {
+    HostRank rank;
+    rank.world = &world;
+    MakePlanForFlows(&rank);
+    ASSERT_EQ(rank.code, SHARD_OK) << rank.message;
+    char text[4096] = {};
+    size_t length = 0;
+    ASSERT_EQ(shard_plan_warnings(rank.plan, text, sizeof(text), &length),
+              nullptr);
+    EXPECT_EQ(std::strstr(text, " whole: with"), nullptr)
+        << world.name << ": " << text;
+    FreeAll(&rank);
+  }
+}
+
 std::vector<std::tuple<World, Flow, Outage>> Cases() {
   std::vector<std::tuple<World, Flow, Outage>> cases;
   for (const World& world : Worlds()) {
