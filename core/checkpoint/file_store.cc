@@ -17,15 +17,10 @@ StatusOr<std::vector<std::byte>> FileStore::ReadBlob(size_t index) const {
   };
   if (manifest() != nullptr && index < manifest()->num_blobs()) {
     const BlobInfo info = manifest()->blob(index);
-    if (info.extent.bytes > kMaxBlobBytes) {
-      return ResourceExhausted("blob '", info.name, "' of rank ", info.rank,
-                               " in ", describe(), " has ", info.extent.bytes,
-                               " bytes; a host's blob has at most ",
-                               kMaxBlobBytes);
-    }
     SHARD_RETURN_IF_ERROR(
         CheckHostMemory(info.extent.bytes)
-            .WithContext(StrCat("reading blob '", info.name, "'")));
+            .WithContext(StrCat("reading blob '", info.name, "' of rank ",
+                                info.rank, " in ", describe())));
     content.resize(info.extent.bytes);
   }
   SHARD_RETURN_IF_ERROR(StreamBlob(index, keep));

@@ -21,10 +21,6 @@
 
 namespace shard {
 
-// A host has its blobs in memory, whole. A larger one is not taken from it, nor
-// read into memory.
-inline constexpr uint64_t kMaxBlobBytes = uint64_t{1} << 30;
-
 // Receives a piece of a blob, `offset` bytes from its beginning. The piece is
 // valid during the call only. An error ends the read.
 using BlobSink =
@@ -49,19 +45,15 @@ class FileStore : public TensorStore {
   virtual size_t num_slices(size_t tensor) const = 0;
   virtual Slice slice(size_t tensor, size_t index) const = 0;
 
-  // Blobs are those that manifest() has. Errors of the three: kOutOfRange for a
+  // Blobs are those that manifest() has. Errors of both: kOutOfRange for a
   // number that does not exist; those of reading.
   //
   // Reads a blob in pieces of at most some MiB, one after the other, then
   // compares its checksum: after kCorrupt, what the sink got is of no use.
   // `sink` may be null.
   virtual Status StreamBlob(size_t index, const BlobSink& sink) const = 0;
-  // Fills `to` with a part of a blob, which is not compared with any checksum.
-  // REQUIRES: the blob has these bytes.
-  virtual Status ReadBlobPart(size_t index, uint64_t offset,
-                              std::span<std::byte> to) const = 0;
-  // Returns a whole blob. kResourceExhausted when it has more than
-  // kMaxBlobBytes or does not fit into the host's memory.
+  // Returns a whole blob. kResourceExhausted when it does not fit into the
+  // host's memory.
   StatusOr<std::vector<std::byte>> ReadBlob(size_t index) const;
 
   // Reads every byte of every file. `problems` gets one line for each thing

@@ -256,11 +256,6 @@ Status SafetensorsStore::StreamBlob(size_t index,
                     " has none");
 }
 
-Status SafetensorsStore::ReadBlobPart(size_t index, uint64_t /*offset*/,
-                                      std::span<std::byte> /*to*/) const {
-  return StreamBlob(index, nullptr);
-}
-
 Status SafetensorsStore::Verify(const ReadOptions& options,
                                 std::vector<std::string>* problems) const {
   std::vector<ReadRequest> requests;

@@ -59,8 +59,6 @@ class SafetensorsStore final : public FileStore {
   size_t num_slices(size_t tensor) const override;
   Slice slice(size_t tensor, size_t index) const override;
   Status StreamBlob(size_t index, const BlobSink& sink) const override;
-  Status ReadBlobPart(size_t index, uint64_t offset,
-                      std::span<std::byte> to) const override;
   Status Verify(const ReadOptions& options,
                 std::vector<std::string>* problems) const override;
 

@@ -206,14 +206,16 @@ Status ShardStore::ReadPieces(std::span<const Piece> pieces,
       }
       if (streamed) {
         const Status status =
-            StreamPiece(first, {room.data(), kRunBytes}, nullptr);
+            StreamPiece(first, {room.data(), kRunBytes},
+                        [&](uint64_t, std::span<const std::byte> some) {
+                          return progress.Add(some.size());
+                        });
         if (problems == nullptr || status.code() != StatusCode::kCorrupt) {
           SHARD_RETURN_IF_ERROR(status);
         } else {
           const std::lock_guard<std::mutex> lock(mutex);
           found[run.first_piece] = status.message();
         }
-        SHARD_RETURN_IF_ERROR(progress.Add(run.end - run.begin));
         continue;
       }
       const PooledFile& file = files_[first.file];
@@ -332,13 +334,6 @@ Status ShardStore::StreamBlob(size_t index, const BlobSink& sink) const {
       const Mapping room,
       Mapping::Anonymous(std::min(RoundUp(piece.bytes), kRunBytes)));
   return StreamPiece(piece, {room.data(), room.size()}, sink);
-}
-
-Status ShardStore::ReadBlobPart(size_t index, uint64_t offset,
-                                std::span<std::byte> to) const {
-  SHARD_RETURN_IF_ERROR(CheckBlobNumber(index));
-  const Extent extent = manifest_->blob(index).extent;
-  return files_[extent.file].ReadExactly(extent.offset + offset, to);
 }
 
 Status ShardStore::Verify(const ReadOptions& options,

@@ -64,8 +64,6 @@ class ShardStore final : public FileStore {
     return manifest_->slice(tensor, index);
   }
   Status StreamBlob(size_t index, const BlobSink& sink) const override;
-  Status ReadBlobPart(size_t index, uint64_t offset,
-                      std::span<std::byte> to) const override;
   // Blobs and the zeros between slices too.
   Status Verify(const ReadOptions& options,
                 std::vector<std::string>* problems) const override;

@@ -3,6 +3,7 @@
 #include "core/checkpoint/write_checkpoint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -10,11 +11,14 @@
 #include <vector>
 
 #include "core/base/file.h"
+#include "core/base/parallel.h"
 #include "core/checkpoint/cleanup.h"
 #include "core/checkpoint/data_layout.h"
 #include "core/checkpoint/data_writer.h"
 #include "core/checkpoint/manifest.h"
 #include "core/checkpoint/pending.h"
+#include "core/checkpoint/schema/manifest_generated.h"
+#include "core/model/names.h"
 
 namespace shard {
 
@@ -30,8 +34,8 @@ constexpr uint64_t kReading = uint64_t{8} << 20;
 // Codes and scales of a block of q8 go into one file.
 constexpr int64_t kBlock = 256;
 
-// A blob is copied in parts of so many bytes: chunks of the writer.
-constexpr uint64_t kBlobPart = DataWriter::kFetchedChunkBytes;
+// A blob of more bytes than a chunk of the writer is copied piece by piece.
+constexpr uint64_t kLargeBlob = DataWriter::kFetchedChunkBytes;
 
 // What is smaller than this for each file is not cut.
 constexpr uint64_t kLeastPiece = kSliceAlignment;
@@ -52,16 +56,19 @@ class CheckpointWriter {
   struct Piece {
     bool blob;
     size_t index;  // Of the tensor or blob.
-    size_t slice;  // Of a blob: the number of the part.
+    size_t slice;  // Of a tensor.
   };
   struct Output {
     DataLayout layout;
     std::vector<Piece> pieces;
+    uint64_t pieces_bytes = 0;  // Of the file, up to the end of the pieces.
+    std::vector<size_t> large_blobs;  // Behind the pieces.
   };
 
   Status Check() const;
   void Describe();
   void PlaceTensors();
+  Status CheckSize() const;
   void PlaceBlobs();
   void Place(size_t tensor, int64_t begin, int64_t numel, size_t file);
   bool IsCut(size_t tensor) const;
@@ -70,10 +77,10 @@ class CheckpointWriter {
   Status WriteFile(const Directory& folder, size_t file,
                    ProgressMeter* progress);
   Status Fetch(const Output& output, std::span<const DataFetch> fetches) const;
-  Status FetchBlob(const Piece& piece, std::byte* to) const;
-  // Compares the checksums of blobs that are copied in several parts: what is
-  // damaged is not copied.
-  Status CheckLargeBlobs() const;
+  Status CopyLargeBlobs(const Output& output, const File& file,
+                        ProgressMeter* progress) const;
+  Status CopyLargeBlob(size_t blob, const File& file,
+                       ProgressMeter* progress) const;
   Status WriteManifest(const Directory& folder) const;
 
   FileEnv* const env_;
@@ -102,6 +109,28 @@ Status CheckpointWriter::Check() const {
   if (store_.num_tensors() > 0 || from_.num_tensors() == 0) return Status();
   return InvalidArgument(from_.describe(), " has ", from_.num_tensors(),
                          " tensors, and none of the content asked for");
+}
+
+// What is cut into slices that a manifest can name. A file of a few bytes may
+// say that it has more, and take no space.
+Status CheckpointWriter::CheckSize() const {
+  constexpr uint64_t kMost =
+      kMaxManifestBytes / sizeof(schema::Slice) * kMaxSliceBytes;
+  uint64_t total = 0;
+  for (size_t t = 0; t < store_.num_tensors(); ++t) {
+    const TensorInfo info = store_.tensor(t);
+    if (info.alias_of >= 0) continue;
+    const uint64_t size = ElementSize(info.type);
+    const auto numel = static_cast<uint64_t>(info.numel);
+    if (numel > (kMost - total) / size) {
+      return ResourceExhausted(
+          from_.describe(), " has tensors of more than ", kMost,
+          " bytes, tensor ", QuoteName(info.key),
+          " included, which is more than a checkpoint can hold");
+    }
+    total += numel * size;
+  }
+  return Status();
 }
 
 void CheckpointWriter::Describe() {
@@ -196,22 +225,34 @@ void CheckpointWriter::PlaceTensors() {
 
 void CheckpointWriter::PlaceBlobs() {
   const Manifest* const manifest = from_.manifest();
-  if (manifest == nullptr) return;
-  for (size_t b = 0; b < manifest->num_blobs(); ++b) {
+  const size_t count = manifest == nullptr ? 0 : manifest->num_blobs();
+  for (size_t b = 0; b < count; ++b) {
     const BlobInfo info = manifest->blob(b);
     Extent extent;
     extent.bytes = info.extent.bytes;
     extent.checksum = info.extent.checksum;
-    if (extent.bytes > 0) {
-      const size_t file = static_cast<size_t>(info.rank) % outputs_.size();
-      extent.file = static_cast<uint32_t>(file);
-      extent.offset = outputs_[file].layout.Add(extent.bytes);
-      for (size_t part = 0; part * kBlobPart < extent.bytes; ++part) {
-        outputs_[file].pieces.push_back({true, b, part});
-      }
-    }
     contents_.blobs.push_back(
         {std::string(info.name), info.rule, info.rank, extent});
+  }
+  for (const bool large : {false, true}) {
+    for (size_t b = 0; b < count; ++b) {
+      Extent& extent = contents_.blobs[b].extent;
+      if (extent.bytes == 0 || (extent.bytes > kLargeBlob) != large) continue;
+      const size_t file =
+          static_cast<size_t>(contents_.blobs[b].rank) % outputs_.size();
+      Output& output = outputs_[file];
+      extent.file = static_cast<uint32_t>(file);
+      extent.offset = output.layout.Add(extent.bytes);
+      if (large) {
+        output.large_blobs.push_back(b);
+      } else {
+        output.pieces.push_back({true, b, 0});
+      }
+    }
+    if (large) continue;
+    for (Output& output : outputs_) {
+      output.pieces_bytes = output.layout.file_bytes();
+    }
   }
 }
 
@@ -236,26 +277,37 @@ int CheckpointWriter::Threads() const {
   return static_cast<int>(std::clamp<uint64_t>(most, 1, threads));
 }
 
-Status CheckpointWriter::CheckLargeBlobs() const {
-  for (size_t b = 0; b < contents_.blobs.size(); ++b) {
-    if (contents_.blobs[b].extent.bytes <= kBlobPart) continue;
-    SHARD_RETURN_IF_ERROR(from_.StreamBlob(b, nullptr));
-  }
-  return Status();
+Status CheckpointWriter::CopyLargeBlob(size_t blob, const File& file,
+                                       ProgressMeter* progress) const {
+  const Extent& extent = contents_.blobs[blob].extent;
+  SHARD_RETURN_IF_ERROR(from_.StreamBlob(
+      blob, [&](uint64_t offset, std::span<const std::byte> piece) {
+        SHARD_RETURN_IF_ERROR(file.WriteExactly(extent.offset + offset, piece));
+        return progress->Add(piece.size());
+      }));
+  // The rest of its last page, which is zeros in a new file.
+  const uint64_t used = extent.bytes % kSliceAlignment;
+  return progress->Add(used == 0 ? 0 : kSliceAlignment - used);
 }
 
-Status CheckpointWriter::FetchBlob(const Piece& piece, std::byte* to) const {
-  const uint64_t bytes = contents_.blobs[piece.index].extent.bytes;
-  if (bytes > kBlobPart) {
-    const uint64_t begin = piece.slice * kBlobPart;
-    return from_.ReadBlobPart(piece.index, begin,
-                              {to, std::min(kBlobPart, bytes - begin)});
-  }
-  return from_.StreamBlob(
-      piece.index, [&](uint64_t offset, std::span<const std::byte> some) {
-        std::copy(some.begin(), some.end(), to + offset);
-        return Status();
-      });
+Status CheckpointWriter::CopyLargeBlobs(const Output& output, const File& file,
+                                        ProgressMeter* progress) const {
+  const std::vector<size_t>& blobs = output.large_blobs;
+  if (blobs.empty()) return Status();
+  std::atomic<size_t> next{0};
+  std::atomic<bool> failed{false};
+  const auto threads =
+      std::min(blobs.size(), static_cast<size_t>(options_.threads));
+  return RunOnThreads(static_cast<int>(threads), [&](int) {
+    Status status;
+    while (status.ok() && !failed) {
+      const size_t index = next.fetch_add(1);
+      if (index >= blobs.size()) break;
+      status = CopyLargeBlob(blobs[index], file, progress);
+    }
+    if (!status.ok()) failed = true;
+    return status;
+  });
 }
 
 Status CheckpointWriter::Fetch(const Output& output,
@@ -270,7 +322,11 @@ Status CheckpointWriter::Fetch(const Output& output,
       targets.push_back(fetch.to);
       continue;
     }
-    SHARD_RETURN_IF_ERROR(FetchBlob(piece, fetch.to));
+    SHARD_RETURN_IF_ERROR(from_.StreamBlob(
+        piece.index, [&](uint64_t offset, std::span<const std::byte> some) {
+          std::copy(some.begin(), some.end(), fetch.to + offset);
+          return Status();
+        }));
   }
   if (requests.empty()) return Status();
   ReadOptions read;
@@ -294,22 +350,22 @@ Status CheckpointWriter::WriteFile(const Directory& folder, size_t file,
   sources.reserve(output.pieces.size());
   for (const Piece& piece : output.pieces) {
     const Extent& extent = ExtentOf(piece);
-    const uint64_t begin = piece.blob ? piece.slice * kBlobPart : 0;
-    uint64_t bytes = extent.bytes - begin;
-    if (piece.blob) bytes = std::min(bytes, kBlobPart);
-    sources.push_back({nullptr, extent.offset + begin, bytes});
+    sources.push_back({nullptr, extent.offset, extent.bytes});
   }
   DataWriter writer(
-      std::move(sources), output.layout.file_bytes(),
+      std::move(sources), output.pieces_bytes,
       [&](std::span<const DataFetch> some) { return Fetch(output, some); });
   SHARD_ASSIGN_OR_RETURN(File out,
                          File::Open(folder, contents_.files[file].name,
                                     File::Mode::kCreate, File::Cache::kDirect));
+  SHARD_RETURN_IF_ERROR(progress->Add(0));
+  SHARD_RETURN_IF_ERROR(out.Allocate(output.layout.file_bytes()));
   SHARD_RETURN_IF_ERROR(writer.Write(&out, Threads(), progress));
+  SHARD_RETURN_IF_ERROR(CopyLargeBlobs(output, out, progress));
   SHARD_RETURN_IF_ERROR(out.Sync());
   SHARD_RETURN_IF_ERROR(out.Close());
   for (size_t p = 0; p < output.pieces.size(); ++p) {
-    // That of a blob is the source's, with which its bytes were compared.
+    // A blob has the source's, with which its bytes were compared.
     if (output.pieces[p].blob) continue;
     ExtentOf(output.pieces[p]).checksum = writer.checksums()[p];
   }
@@ -328,6 +384,7 @@ Status CheckpointWriter::WriteManifest(const Directory& folder) const {
 
 Status CheckpointWriter::Write(const std::string& root) {
   SHARD_RETURN_IF_ERROR(Check());
+  SHARD_RETURN_IF_ERROR(CheckSize());
   Describe();
   PlaceTensors();
   PlaceBlobs();
@@ -339,7 +396,6 @@ Status CheckpointWriter::Write(const std::string& root) {
   }
   // Whatever is wrong with it but for the checksums, which are not there yet.
   SHARD_RETURN_IF_ERROR(EncodeManifest(contents_).status());
-  SHARD_RETURN_IF_ERROR(CheckLargeBlobs());
   SHARD_ASSIGN_OR_RETURN(
       PendingCheckpoint pending,
       PendingCheckpoint::Begin(env_, root, contents_.step, options_.overwrite));

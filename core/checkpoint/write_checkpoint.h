@@ -40,12 +40,11 @@ struct WriteCheckpointOptions {
 // As `root`/step-NNNNNN, of the step that `from` has, or 0; by the protocol of
 // PendingCheckpoint, so an error or a crash leaves what was there before.
 // Memory: below 64 MiB and 16 MiB per thread, beside 600 bytes and three times
-// its key for each tensor. Blobs of more than 4 MiB are read twice, to compare
-// their checksums first. More than 1 TiB has larger slices; then fewer threads
-// are used. Errors: those of PendingCheckpoint, Read and writing;
-// kInvalidArgument for what a checkpoint cannot hold, and kUnimplemented for
-// tensors of types that libshard does not read, before anything is written;
-// kCancelled.
+// its key for each tensor. More than 1 TiB has larger slices; then fewer
+// threads are used. Errors: those of PendingCheckpoint, Read and writing;
+// kInvalidArgument or kResourceExhausted for what a checkpoint cannot hold, and
+// kUnimplemented for tensors of types that libshard does not read, before
+// anything is written; kCancelled.
 Status WriteCheckpoint(FileEnv* env, const FileStore& from,
                        const std::string& root,
                        const WriteCheckpointOptions& options);

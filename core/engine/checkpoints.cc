@@ -20,6 +20,11 @@ namespace shard {
 
 namespace {
 
+// What a host hands over is copied, into the engine and into each save that
+// goes on in the background. A load takes whatever the memory holds: an older
+// version may have saved more.
+constexpr uint64_t kMaxBlobBytes = uint64_t{1} << 30;
+
 // Adds int64 numbers, wrapping around as unsigned ones do.
 void AddNumbers(const std::vector<std::byte>& from,
                 std::vector<std::byte>* to) {
@@ -241,7 +246,8 @@ StatusOr<Checkpoints::Blobs> Checkpoints::ReadBlobs(const FileStore& store,
     if (!Takes(info.rule, info.rank, manifest.world_size(), rank, world_size)) {
       continue;
     }
-    bytes += std::min(info.extent.bytes, kMaxBlobBytes);
+    // A file may say any number.
+    bytes += std::min(info.extent.bytes, UINT64_MAX - bytes);
   }
   SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes).WithContext(
       StrCat("reading the blobs of ", store.describe())));

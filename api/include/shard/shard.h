@@ -1278,11 +1278,11 @@ enum {
 /* Bytes of the host's that are saved with every checkpoint from here on, under
  * a name: its data loader's position, its random numbers. Names and rules are
  * the same on every rank when a checkpoint is saved. A second call replaces the
- * first; a load replaces all. At most 1 GiB each, for they are in memory whole:
- * a load of larger ones, or of more than the host's memory holds, is
- * RESOURCE_EXHAUSTED. Copied. INVALID_ARGUMENT for a name with control
- * characters or of more than 65535 bytes; RESOURCE_EXHAUSTED for more names
- * than a checkpoint holds. Local. */
+ * first; a load replaces all, with whatever the checkpoint has, or is
+ * RESOURCE_EXHAUSTED where that does not fit into the host's memory. Copied.
+ * INVALID_ARGUMENT for more than 1 GiB, which belongs in a file of its own, and
+ * for a name with control characters or of more than 65535 bytes;
+ * RESOURCE_EXHAUSTED for more names than a checkpoint holds. Local. */
 SHARD_API shard_error* shard_engine_set_blob(shard_engine* engine,
                                              const char* name, int32_t rule,
                                              const void* data,

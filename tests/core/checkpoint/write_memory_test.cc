@@ -8,17 +8,21 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <filesystem>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "core/base/strings.h"
+#include "core/checkpoint/checksum.h"
 #include "core/checkpoint/converting_store.h"
 #include "core/checkpoint/safetensors_writer.h"
 #include "core/checkpoint/verify.h"
 #include "core/checkpoint/write_checkpoint.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/forwarding_env.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/checkpoint/sample_checkpoint.h"
 
@@ -131,27 +135,134 @@ TEST_F(WriteMemoryTest, OfALargeBlob) {
   EXPECT_EQ(whole->size(), kBlob);
 }
 
-// A file may say that it has more than there is memory, and take no space.
-TEST_F(WriteMemoryTest, OfABlobThatDoesNotFit) {
-  constexpr uint64_t kBytes = uint64_t{3} << 30;
+// A checkpoint of version 1 that says of a blob of zeros that it has `bytes`,
+// in a file that takes no space.
+std::shared_ptr<const FileStore> SparseBlob(const std::string& folder,
+                                            uint64_t bytes,
+                                            const Checksum& checksum) {
   const std::string name = DataFileName(0);
   ManifestContents contents;
   contents.writer = "test";
-  contents.files = {{name, kBytes}};
-  contents.blobs = {{"huge", BlobRule::kPerRank, 0, {0, 0, kBytes, {1, 2}}}};
+  contents.files = {{name, bytes}};
+  contents.blobs = {{"huge", BlobRule::kPerRank, 0, {0, 0, bytes, checksum}}};
   const auto manifest = EncodeManifest(contents);
-  ASSERT_OK(manifest);
-  const std::string folder = folder_ / "huge";
+  EXPECT_OK(manifest);
   std::filesystem::create_directory(folder);
   WriteText(folder + "/" + name, "");
-  std::filesystem::resize_file(folder + "/" + name, kBytes);
+  std::filesystem::resize_file(folder + "/" + name, bytes);
   WriteText(
       folder + "/" + kManifestName,
       {reinterpret_cast<const char*>(manifest->data()), manifest->size()});
-  const auto store = OpenStore(folder);
+  return OpenStore(folder);
+}
+
+// Not even the list of its parts fits into memory.
+class HugeBlobTest : public WriteMemoryTest {
+ protected:
+  static constexpr uint64_t kBytes = uint64_t{1} << 60;
+
+  void SetUp() override {
+    huge_ = SparseBlob(memory_ / "huge", kBytes, {1, 2});
+    ASSERT_NE(huge_, nullptr);
+    before_ = AnonymousBytes();
+    options_.threads = kThreads;
+  }
+
+  // Cancels the fourth time.
+  Progress CancellingMeter() {
+    return [this, meter = Meter()](uint64_t done, uint64_t total) {
+      meter(done, total);
+      EXPECT_GE(total, kBytes);
+      return calls_ < 4;
+    };
+  }
+
+  TempFolder memory_{kMemoryFolder};
+  std::shared_ptr<const FileStore> huge_;
+  WriteCheckpointOptions options_;
+};
+
+TEST_F(HugeBlobTest, IsNotReadIntoMemory) {
+  ExpectError(huge_->ReadBlob(0), StatusCode::kResourceExhausted,
+              {"'huge'", "memory"});
+}
+
+TEST_F(HugeBlobTest, IsVerifiedInPiecesOnTheWayToACancellation) {
+  ReadOptions read;
+  read.progress = CancellingMeter();
+  ExpectError(VerifyStore(*huge_, read), StatusCode::kCancelled, {"progress"});
+  EXPECT_EQ(calls_, 4);
+  EXPECT_LT(peak_, kBound);
+}
+
+TEST_F(HugeBlobTest, IsNotReadWhereItCannotBeWritten) {
+  std::filesystem::create_directories(memory_ / "to/step-000000");
+  WriteText(memory_ / "to/step-000000/manifest.shard", "");
+  options_.progress = Meter();
+  ExpectError(
+      WriteCheckpoint(FileEnv::Posix(), *huge_, memory_ / "to", options_),
+      StatusCode::kAlreadyExists, {"step-000000"});
+  EXPECT_EQ(calls_, 0);
+  // There is no room for it.
+  ExpectError(
+      WriteCheckpoint(FileEnv::Posix(), *huge_, memory_ / "other", options_),
+      StatusCode::kResourceExhausted, {"data-00000.bin"});
+  EXPECT_LE(calls_, 1);
+  EXPECT_LT(peak_, kBound);
+}
+
+// A file system that does not take space ahead.
+class NoAllocateEnv final : public ForwardingEnv {
+ public:
+  NoAllocateEnv() : ForwardingEnv(FileEnv::Posix()) {}
+  int Allocate(int, uint64_t) override { return -EOPNOTSUPP; }
+};
+
+TEST_F(HugeBlobTest, IsCopiedInPiecesOnTheWayToACancellation) {
+  NoAllocateEnv env;
+  options_.progress = CancellingMeter();
+  ExpectError(WriteCheckpoint(&env, *huge_, memory_ / "to", options_),
+              StatusCode::kCancelled, {"progress"});
+  EXPECT_EQ(calls_, 4);
+  EXPECT_LT(peak_, kBound);
+  EXPECT_TRUE(std::filesystem::is_empty(memory_ / "to"));
+}
+
+// As a file may say of a tensor: 2^34 slices of the largest size.
+TEST_F(HugeBlobTest, NorIsAHugeTensorCutIntoSlices) {
+  const std::string path = memory_ / "huge.safetensors";
+  const uint64_t numel = kBytes / 4;
+  const std::string header =
+      StrCat("{\"w\":{\"dtype\":\"F32\",\"shape\":[", numel,
+             "],\"data_offsets\":[0,", kBytes, "]}}");
+  const uint64_t length = header.size();
+  WriteText(path,
+            std::string(reinterpret_cast<const char*>(&length), 8) + header);
+  std::filesystem::resize_file(path, 8 + length + kBytes);
+  const auto store = OpenStore(path);
   ASSERT_NE(store, nullptr);
-  ExpectError(store->ReadBlob(0), StatusCode::kResourceExhausted,
-              {"'huge'", "3221225472 bytes", "at most 1073741824"});
+  ExpectError(
+      WriteCheckpoint(FileEnv::Posix(), *store, memory_ / "to", options_),
+      StatusCode::kResourceExhausted,
+      {"'w'", "more than a checkpoint can hold"});
+  EXPECT_FALSE(std::filesystem::exists(memory_ / "to"));
+}
+
+// A blob that a host had in memory once is read into memory again.
+TEST(LargeBlobTest, IsReadIntoMemoryWhereItFits) {
+  constexpr uint64_t kBytes = (uint64_t{1} << 30) + 4096;
+  ChecksumStream checksum;
+  const std::vector<char> zeros(1 << 20);
+  for (uint64_t at = 0; at < kBytes; at += zeros.size()) {
+    checksum.Add(zeros.data(), std::min<uint64_t>(zeros.size(), kBytes - at));
+  }
+  const TempFolder memory(kMemoryFolder);
+  const auto store = SparseBlob(memory / "large", kBytes, checksum.Finish());
+  ASSERT_NE(store, nullptr);
+  EXPECT_EQ(store->manifest()->version(), 1u);
+  const auto content = store->ReadBlob(0);
+  ASSERT_OK(content);
+  EXPECT_EQ(content->size(), kBytes);
 }
 
 }  // namespace
