@@ -2,6 +2,7 @@
 
 #include "core/checkpoint/manifest_header.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -40,16 +41,18 @@ void WriteManifestHeader(std::span<const std::byte> body, uint32_t version,
   Store<uint64_t>(checksum.high, header + 32);
 }
 
-StatusOr<ManifestHeader> ReadManifestHeader(std::span<const std::byte> file) {
-  if (file.size() < kVersionEnd) {
-    return Corrupt("the manifest has ", file.size(),
+StatusOr<uint32_t> ReadManifestVersion(std::span<const std::byte> start,
+                                       uint64_t file_bytes) {
+  const auto too_short = [&] {
+    return Corrupt("the manifest has ", file_bytes,
                    " bytes, which is less than its header");
-  }
-  if (std::memcmp(file.data(), kMagic, sizeof(kMagic)) != 0) {
+  };
+  if (start.size() < kVersionEnd) return too_short();
+  if (std::memcmp(start.data(), kMagic, sizeof(kMagic)) != 0) {
     return Corrupt("this is not a manifest: it does not begin with LIBSHARD");
   }
-  const auto version = Load<uint32_t>(file, 8);
-  if (version != ~Load<uint32_t>(file, 12) || version == 0) {
+  const auto version = Load<uint32_t>(start, 8);
+  if (version != ~Load<uint32_t>(start, 12) || version == 0) {
     return Corrupt("the manifest's version is damaged");
   }
   // Nothing else can be said of a newer one.
@@ -58,20 +61,26 @@ StatusOr<ManifestHeader> ReadManifestHeader(std::span<const std::byte> file) {
                          " of the format; this library reads up to ",
                          kManifestVersion, ": use a newer one");
   }
-  if (const uint64_t most = LimitsOf(version).bytes; file.size() > most) {
-    return Corrupt("the manifest has ", file.size(), " bytes; at most ", most,
+  if (const uint64_t most = LimitsOf(version).bytes; file_bytes > most) {
+    return Corrupt("the manifest has ", file_bytes, " bytes; at most ", most,
                    " are allowed in version ", version);
   }
-  if (file.size() < kManifestHeaderBytes) {
-    return Corrupt("the manifest has ", file.size(),
-                   " bytes, which is less than its header");
-  }
-  const std::span<const std::byte> body = file.subspan(kManifestHeaderBytes);
-  const auto bytes = Load<uint64_t>(file, 16);
-  if (bytes != body.size()) {
+  if (start.size() < kManifestHeaderBytes) return too_short();
+  const auto bytes = Load<uint64_t>(start, 16);
+  if (const uint64_t body = file_bytes - kManifestHeaderBytes; bytes != body) {
     return Corrupt("the manifest says that ", bytes,
-                   " bytes follow its header, and there are ", body.size());
+                   " bytes follow its header, and there are ", body);
   }
+  return version;
+}
+
+StatusOr<ManifestHeader> ReadManifestHeader(std::span<const std::byte> file) {
+  SHARD_ASSIGN_OR_RETURN(
+      const uint32_t version,
+      ReadManifestVersion(
+          file.first(std::min(file.size(), kManifestHeaderBytes)),
+          file.size()));
+  const std::span<const std::byte> body = file.subspan(kManifestHeaderBytes);
   const Checksum stored = {Load<uint64_t>(file, 24), Load<uint64_t>(file, 32)};
   if (ChecksumOf(body.data(), body.size()) != stored) {
     return Corrupt("the manifest's bytes do not match its checksum");

@@ -30,6 +30,12 @@ inline constexpr size_t kManifestHeaderBytes = 40;
 void WriteManifestHeader(std::span<const std::byte> body, uint32_t version,
                          std::byte* header);
 
+// Returns the version of a file of `file_bytes` bytes, which begins with
+// `start`: kManifestHeaderBytes, or all there are. Errors as Manifest::Parse,
+// where header and length alone are wrong.
+StatusOr<uint32_t> ReadManifestVersion(std::span<const std::byte> start,
+                                       uint64_t file_bytes);
+
 struct ManifestHeader {
   uint32_t version;
   std::span<const std::byte> body;  // In the file.

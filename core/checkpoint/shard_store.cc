@@ -3,14 +3,17 @@
 #include "core/checkpoint/shard_store.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
 
+#include "core/base/host_memory.h"
 #include "core/base/mapping.h"
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
+#include "core/checkpoint/manifest_header.h"
 
 namespace shard {
 
@@ -74,10 +77,17 @@ StatusOr<std::shared_ptr<const ShardStore>> ShardStore::Open(
   SHARD_ASSIGN_OR_RETURN(File file,
                          File::Open(folder, kManifestName, File::Mode::kRead));
   SHARD_ASSIGN_OR_RETURN(const uint64_t bytes, file.Size());
-  if (bytes > kMaxManifestBytes) {
-    return Corrupt(file.path(), " has ", bytes,
-                   " bytes; a manifest has at most ", kMaxManifestBytes);
+  // What is no manifest takes no memory.
+  std::array<std::byte, kManifestHeaderBytes> header;
+  const auto start =
+      std::span(header).first(std::min<uint64_t>(bytes, header.size()));
+  SHARD_RETURN_IF_ERROR(file.ReadExactly(0, start));
+  Status status = ReadManifestVersion(start, bytes).status();
+  // The file, and what Manifest promises to take beside it.
+  if (status.ok()) {
+    status = CheckHostMemory(bytes + bytes / 3 + (uint64_t{16} << 20));
   }
+  if (!status.ok()) return status.WithContext(file.path());
   std::vector<std::byte> content(bytes);
   SHARD_RETURN_IF_ERROR(file.ReadExactly(0, content));
   auto manifest = Manifest::Parse(std::move(content));

@@ -119,7 +119,7 @@ struct RawManifest {
     return raw;
   }
 
-  std::vector<std::byte> Build() const {
+  std::vector<std::byte> Build(uint32_t version = 1) const {
     flatbuffers::FlatBufferBuilder fbb;
     std::vector<flatbuffers::Offset<schema::File>> file_list;
     for (const File& file : files) {
@@ -164,8 +164,10 @@ struct RawManifest {
     const auto g = fbb.CreateVector(group_list);
     const auto c = fbb.CreateVector(scalar_list);
     const auto b = fbb.CreateVector(blob_list);
-    return Finish(&fbb, schema::CreateManifest(fbb, name, step, world_size, f,
-                                               t, s, g, c, b));
+    return Finish(
+        &fbb,
+        schema::CreateManifest(fbb, name, step, world_size, f, t, s, g, c, b),
+        version);
   }
 };
 
