@@ -4,6 +4,7 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,7 +23,7 @@ namespace {
 
 // Descriptors of the pool: a part of the process's limit, within these.
 constexpr rlim_t kShare = 4;
-constexpr rlim_t kFewest = 8;
+constexpr rlim_t kFewest = 2;  // One file past the page cache.
 constexpr rlim_t kMost = 8192;
 // A use is a read or a write of some MiB.
 constexpr std::chrono::seconds kLongestUse{30};
@@ -125,9 +126,18 @@ class FilePool {
   using Entry = PooledFile::Entry;
   using State = Entry::State;
 
+  // Returns the pool of this process. A child of fork has one of its own, for a
+  // thread of its parent may have held the lock.
   static FilePool& Get() {
     // Leaked on purpose: no static destructor may run in the host's exit.
-    static FilePool* const pool = new FilePool;
+    static std::atomic<FilePool*> current{nullptr};
+    FilePool* pool = current;
+    if (pool == nullptr || !pool->IsOurs()) {
+      auto made = std::make_unique<FilePool>();
+      if (current.compare_exchange_strong(pool, made.get())) {
+        pool = made.release();
+      }
+    }
     return *pool;
   }
 
@@ -136,8 +146,22 @@ class FilePool {
                                          "closed; what was written to it may "
                                          "be lost")) {}
 
+  // False in a child of the process that made the pool: what is open there is
+  // left to the end of the child.
+  bool IsOurs() const { return ::getpid() == owner_; }
+  Status CheckOurs(const Entry* entry) const {
+    if (IsOurs()) return Status();
+    return FailedPrecondition("'", entry->path,
+                              "' was opened by the parent of this process; "
+                              "open it again after fork");
+  }
+
   // Opens the file if it is not, and keeps it open until Release.
   Status Acquire(Entry* entry) {
+    SHARD_RETURN_IF_ERROR(CheckOurs(entry));
+    // One file is opened at a time, until it counts as used: two that have the
+    // first of two descriptors each would leave each other none.
+    std::unique_lock alone(opening_, std::defer_lock);
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return entry->state != State::kChanging; });
     if (entry->state == State::kClosed) {
@@ -153,6 +177,7 @@ class FilePool {
         changed_.notify_all();
       };
       try {
+        alone.lock();
         status = entry->OpenFile();
       } catch (...) {  // Out of memory.
         opened(false);
@@ -194,12 +219,12 @@ class FilePool {
 
   bool CloseOne() {
     std::unique_lock lock(mutex_);
-    if (idle_.empty() && used_ > 0) {
-      changed_.wait_for(lock, kLongestUse, [&] { return !idle_.empty(); });
+    if (idle_.empty() && used_ + closing_ > 0) {
+      changed_.wait_for(lock, kLongestUse,
+                        [&] { return !idle_.empty() || closed_; });
     }
-    if (idle_.empty()) return false;
-    CloseFirst(&lock);
-    return true;
+    if (!idle_.empty()) CloseFirst(&lock);
+    return std::exchange(closed_, false);
   }
 
  private:
@@ -211,6 +236,7 @@ class FilePool {
   void CloseIdle(Entry* entry, std::unique_lock<std::mutex>* lock) {
     entry->node.splice(entry->node.end(), idle_, entry->place);
     entry->state = State::kChanging;
+    ++closing_;
     lock->unlock();
     try {
       entry->CloseFile();
@@ -221,16 +247,22 @@ class FilePool {
     lock->lock();
     entry->state = State::kClosed;
     open_ -= entry->descriptors();
+    --closing_;
+    closed_ = true;
     changed_.notify_all();
   }
 
+  const pid_t owner_ = ::getpid();
   const Status out_of_memory_;
+  std::mutex opening_;  // Before mutex_.
   std::mutex mutex_;
   std::condition_variable changed_;
   // Open and not used, the one that was unused longest first.
   std::list<Entry*> idle_;
   int open_ = 0;  // Descriptors.
   int used_ = 0;  // Files.
+  int closing_ = 0;
+  bool closed_ = false;  // One was, since CloseOne was last asked.
 };
 
 namespace {
@@ -285,14 +317,22 @@ PooledFile::PooledFile(PooledFile&& other) noexcept = default;
 
 PooledFile& PooledFile::operator=(PooledFile&& other) noexcept {
   if (this != &other) {
-    if (entry_ != nullptr) entry_->pool->Close(entry_.get());
+    Drop();
     entry_ = std::move(other.entry_);
   }
   return *this;
 }
 
-PooledFile::~PooledFile() {
-  if (entry_ != nullptr) entry_->pool->Close(entry_.get());
+PooledFile::~PooledFile() { Drop(); }
+
+void PooledFile::Drop() noexcept {
+  if (entry_ == nullptr) return;
+  if (entry_->pool->IsOurs()) {
+    entry_->pool->Close(entry_.get());
+  } else {
+    // A thread of the parent may have been at it.
+    (void)entry_.release();
+  }
 }
 
 const std::string& PooledFile::path() const { return entry_->path; }
@@ -322,7 +362,8 @@ StatusOr<uint64_t> PooledFile::Size() const {
 }
 
 Status PooledFile::Sync() {
-  FilePool& pool = FilePool::Get();
+  FilePool& pool = *entry_->pool;
+  SHARD_RETURN_IF_ERROR(pool.CheckOurs(entry_.get()));
   const Status before = pool.AddError(entry_.get(), Status());
   // Nothing to sync where the pool closed it, which synced it.
   if (!before.ok() || !entry_->written) return before;
@@ -334,7 +375,8 @@ Status PooledFile::Sync() {
 }
 
 Status PooledFile::Close() {
-  FilePool& pool = FilePool::Get();
+  FilePool& pool = *entry_->pool;
+  SHARD_RETURN_IF_ERROR(pool.CheckOurs(entry_.get()));
   pool.Close(entry_.get());
   return pool.AddError(entry_.get(), Status());
 }

@@ -15,6 +15,10 @@
 // its name or it was changed. A file that was written is synced before it is
 // closed, so that no error of the device is lost; Sync returns that error.
 //
+// In a child of fork a file of its parent cannot be used, kFailedPrecondition,
+// and destroying it leaves its descriptor open: threads that had locks are not
+// there. Files that the child opens have a pool of their own.
+//
 // Threads: as File. Moved and destroyed by one owner while nobody uses it.
 
 #ifndef SHARD_CORE_BASE_POOLED_FILE_H_
@@ -63,6 +67,7 @@ class PooledFile {
   struct Entry;
 
   explicit PooledFile(std::unique_ptr<Entry> entry);
+  void Drop() noexcept;
   static StatusOr<PooledFile> Adopt(std::unique_ptr<Entry> entry);
 
   std::unique_ptr<Entry> entry_;  // Null: moved from.

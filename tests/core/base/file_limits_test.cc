@@ -7,11 +7,14 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -193,6 +196,107 @@ TEST(PooledFile, IsOpenedAgainAsWhatItWas) {
                 {folder / "changed", "replaced or changed"});
     EXPECT_OK(read(3));
     EXPECT_EQ(text, "old");
+  });
+}
+
+// A thread of the parent has the lock of the pool when the process forks.
+TEST(PooledFile, IsNotThereInAChildOfFork) {
+  const TempFolder folder;
+  WriteText(folder / "data", "old");
+  std::optional<PooledFile> file;
+  const auto open = [&] {
+    auto opened =
+        PooledFile::Open(FileEnv::Posix(), folder / "data", File::Mode::kRead);
+    ASSERT_OK(opened);
+    file.emplace(*std::move(opened));
+  };
+  open();
+  const auto read = [&] {
+    std::string text(3, '\0');
+    return file->ReadExactly(0, std::as_writable_bytes(std::span(text)));
+  };
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      while (!stop) EXPECT_OK(read());
+    });
+  }
+  for (int i = 0; i < 50; ++i) {
+    testing::InChild([&] {
+      ExpectError(read(), StatusCode::kFailedPrecondition,
+                  {folder / "data", "after fork"});
+      ExpectError(file->Close(), StatusCode::kFailedPrecondition,
+                  {"after fork"});
+      EXPECT_FALSE(ClosePooledFile());
+      // What it opens itself is its own, and the other one can go.
+      open();
+      EXPECT_OK(read());
+      EXPECT_TRUE(ClosePooledFile());
+    });
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_OK(read());
+}
+
+// Lets two threads have the first of their two descriptors, and none be left.
+class MeetAfterTheFirst final : public ForwardingEnv {
+ public:
+  MeetAfterTheFirst() : ForwardingEnv(FileEnv::Posix()) {}
+  int Open(int dir, const char* path, int flags, mode_t mode) override {
+    const int fd = base()->Open(dir, path, flags, mode);
+    if ((flags & O_DIRECT) != 0) seen_direct = true;
+    if (fd >= 0 && (flags & O_DIRECT) == 0) ++met;
+    // The other one may be kept from coming.
+    for (int i = 0; met < 2 && i < 100000; ++i) std::this_thread::yield();
+    return fd;
+  }
+  std::atomic<int> met{0};
+  std::atomic<bool> seen_direct{false};
+};
+
+TEST(PooledFile, TwoWithoutTheirSecondDescriptorOpenInTurns) {
+  const TempFolder folder;
+  WriteText(folder / "0", "0");
+  WriteText(folder / "1", "1");
+  testing::InChild([&] {
+    testing::LowerLimit(RLIMIT_NOFILE, 64);
+    MeetAfterTheFirst env;
+    std::vector<int> taken;
+    while ((taken.emplace_back(::dup(0))) >= 0) {
+    }
+    taken.pop_back();
+    for (int i = 0; i < 2; ++i) {
+      ::close(taken.back());
+      taken.pop_back();
+    }
+    EXPECT_OK(RunOnThreads(2, [&](int index) -> Status {
+      SHARD_ASSIGN_OR_RETURN(
+          const PooledFile file,
+          PooledFile::Open(&env, folder / StrCat(index), File::Mode::kRead,
+                           File::Cache::kDirect));
+      return file.Size().status();
+    }));
+    EXPECT_TRUE(env.seen_direct);
+    for (const int fd : taken) ::close(fd);
+  });
+}
+
+// Few descriptors are a quarter of few.
+TEST(PooledFile, TakeAQuarterOfATinyLimit) {
+  testing::InChild([] {
+    const TempFolder folder;
+    testing::LowerLimit(RLIMIT_NOFILE, 16);
+    const int before = OpenDescriptors();
+    std::vector<PooledFile> files;
+    for (int i = 0; i < 10; ++i) {
+      auto file = PooledFile::Open(FileEnv::Posix(), folder / StrCat("f", i),
+                                   File::Mode::kCreate);
+      ASSERT_OK(file);
+      files.push_back(*std::move(file));
+      EXPECT_LE(OpenDescriptors(), before + 4);
+    }
   });
 }
 
