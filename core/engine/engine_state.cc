@@ -239,8 +239,9 @@ StatusOr<Engine::KeyedNumbers> Engine::ReadNumbersByKey(
         plan().model().params()[static_cast<size_t>(param)].group;
     for (const auto& [key, value] :
          hypers_.optimizers()[static_cast<size_t>(group)].Numbers()) {
-      const auto stored = find(
-          param, [&](const std::string& name) { return HyperKey(name, key); });
+      const auto stored = find(param, [&key = key](const std::string& name) {
+        return HyperKey(name, key);
+      });
       if (stored == numbers.end() || stored->second == value) continue;
       read.hypers.push_back({group, key, stored->second});
     }

@@ -265,7 +265,7 @@ TEST(SafetensorsWriter, ThePowerMayGoAtAnyTime) {
     testing::UnsyncedEnv env(folder.path());
     std::set<std::string> read;
     int copy = 0;
-    const auto cut = [&] {
+    const auto cut = [&, &name = name, &max_shard_bytes = max_shard_bytes] {
       for (const PowerCut kind :
            {PowerCut::kLost, PowerCut::kKept, PowerCut::kNamesKept,
             PowerCut::kTruncated, PowerCut::kEntriesLost, PowerCut::kRandom,

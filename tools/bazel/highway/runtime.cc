@@ -36,11 +36,16 @@ std::atomic<int64_t> g_targets_for_test{0};
 
 // The feature groups are those of Highway's own detection. The compiler's
 // __builtin_cpu_supports also asks the OS whether it saves the wide registers,
-// but not every compiler knows LZCNT and F16C, hence CPUID.
+// but not every compiler knows LZCNT, F16C and VAES, hence CPUID.
 bool HasLzcntAndF16c() {
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || (c & (1u << 29)) == 0) return false;
   return __get_cpuid(0x80000001u, &a, &b, &c, &d) && (c & (1u << 5)) != 0;
+}
+
+bool HasVaes() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 9)) != 0;
 }
 
 int64_t DetectTargets() {
@@ -72,7 +77,7 @@ int64_t DetectTargets() {
       __builtin_cpu_supports("avx512vbmi2") &&
       __builtin_cpu_supports("avx512bitalg") &&
       __builtin_cpu_supports("avx512vpopcntdq") &&
-      __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("vaes") &&
+      __builtin_cpu_supports("vpclmulqdq") && HasVaes() &&
       __builtin_cpu_supports("gfni")) {
     targets |= HWY_AVX3_DL;
   }
