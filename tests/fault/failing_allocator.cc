@@ -17,6 +17,8 @@
 #include <cstring>
 #include <new>
 
+#include "tests/core/base/sanitizers.h"
+
 namespace shard {
 
 namespace {
@@ -149,7 +151,7 @@ void PrintLiveAllocations() {
 using shard::Counted;
 using shard::Freed;
 
-#if !defined(__SANITIZE_ADDRESS__)
+#if !SHARD_TESTS_ADDRESS_SANITIZER
 
 #define SHARD_INTERPOSE extern "C" __attribute__((visibility("default")))
 

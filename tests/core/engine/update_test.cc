@@ -19,6 +19,7 @@
 #include "core/device/device.h"
 #include "core/engine/range.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/training.h"
 #include "tests/kernels/cpu/fake_cblas.h"
 
@@ -60,11 +61,7 @@ class Workspace {
 
  private:
   static constexpr std::align_val_t kAlignment{4096};
-#ifdef __SANITIZE_ADDRESS__
-  static constexpr size_t kGuards = 0;
-#else
-  static constexpr size_t kGuards = 4096;
-#endif
+  static constexpr size_t kGuards = kAddressSanitized ? 0 : 4096;
   static constexpr float kGuard = 17;
   // Whoever reads what is in the workspace gets an infinity.
   static constexpr float kUntouched = std::numeric_limits<float>::infinity();

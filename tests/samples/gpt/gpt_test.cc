@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "samples/gpt/check.h"
 #include "samples/gpt/random.h"
+#include "tests/core/base/sanitizers.h"
 
 namespace {
 
@@ -196,9 +197,7 @@ TEST(FloatModelTest, AShorterSequenceGivesTheSamePredictions) {
 }
 
 TEST(FloatModelTest, SaysHowMuchMemoryItLacked) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer ends the program instead";
-#endif
+  if (shard::kSanitized) GTEST_SKIP() << "a sanitizer ends the program instead";
   // 2^20 sequences of 4096 bytes, 64 blocks of width 8192.
   const gpt_config huge = {
       .layers = 64, .width = 8192, .heads = 256, .context = 4096};
