@@ -20,6 +20,13 @@ die() {
   exit 1
 }
 
+# Prints the seconds that the cores of this machine have been busy since it
+# started.
+busy_seconds() {
+  awk -v hz="$(getconf CLK_TCK)" \
+    '$1 == "cpu" { printf "%d", ($2 + $3 + $4 + $7 + $8) / hz }' /proc/stat
+}
+
 run_bazel() {
   # BAZEL_STARTUP is a list of options: it must be split.
   # shellcheck disable=SC2086
