@@ -17,7 +17,8 @@
 namespace shard::testing {
 
 // Fails the test if `body` fails one, or the process dies of a signal.
-// REQUIRES: the calling process has one thread.
+// REQUIRES: the calling process has one thread, or `body` takes no lock that
+// another may hold.
 inline void InChild(const std::function<void()>& body) {
   std::fflush(nullptr);
   const pid_t child = ::fork();
