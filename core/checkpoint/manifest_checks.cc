@@ -19,7 +19,9 @@ namespace shard {
 
 namespace {
 
-constexpr int32_t kNumCodebooks = 3;
+// The values of StateKind.
+constexpr int32_t kFirstCodebook = 3;
+constexpr int32_t kLastCodebook = 5;
 
 template <typename T>
 uint32_t Count(const flatbuffers::Vector<T>* vector) {
@@ -195,7 +197,11 @@ Status CheckTensor(const schema::Manifest& manifest,
   if (tensor.step() < -1) {
     return Corrupt("it has done ", tensor.step(), " steps");
   }
-  if (tensor.codebook() >= (type == ElementType::kQ8 ? kNumCodebooks : 1)) {
+  const bool known = type == ElementType::kQ8
+                         ? tensor.codebook() >= kFirstCodebook &&
+                               tensor.codebook() <= kLastCodebook
+                         : tensor.codebook() == 0;
+  if (!known) {
     return Corrupt("there is no code book ", int32_t{tensor.codebook()},
                    " for ", ElementTypeName(type));
   }

@@ -171,13 +171,26 @@ HWY_INLINE void NarrowToNearest(DType dtype, const float* HWY_RESTRICT from,
   }
 }
 
-// To bf16. `random`: 16 bits for each element.
+// To bf16. `words`: one for each element.
+template <bool kSecond>
 HWY_INLINE void NarrowStochastically(const float* HWY_RESTRICT from, void* to,
-                                     size_t count, const uint16_t* random) {
+                                     size_t count, const uint16_t* words) {
   ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
-    StoreHalves(d, ToBf16(d, hn::LoadU(d, from + i), LoadBits(d, random + i)),
-                to, i);
+    StoreHalves(
+        d,
+        ToBf16(d, hn::LoadU(d, from + i), LoadBits<kSecond, 0>(d, words + i)),
+        to, i);
   });
+}
+
+// As above, of what rounds `tensor`.
+HWY_INLINE void NarrowStochastically(const float* from, void* to, size_t count,
+                                     uint32_t tensor, const uint16_t* words) {
+  if (IsFirstOfPair(tensor)) {
+    NarrowStochastically<false>(from, to, count, words);
+  } else {
+    NarrowStochastically<true>(from, to, count, words);
+  }
 }
 
 }  // namespace HWY_NAMESPACE

@@ -22,15 +22,16 @@ void Widen(DType dtype, const void* from, float* to, size_t count) {
 void Narrow(DType dtype, const float* from, void* to, size_t count,
             const RandomStream* random) {
   if (random == nullptr) return NarrowToNearest(dtype, from, to, count);
-  const RandomKeys keys(random->seed);
-  RandomStream block = *random;
-  HWY_ALIGN uint16_t bits[kRandomBlock];
+  const RandomKeys keys(*random);
+  int64_t element = random->first_element;
+  HWY_ALIGN uint16_t words[kRandomBlock];
   while (count > 0) {
-    MakeRandomBits(keys, block, kParamTensor, bits);
-    const auto offset = static_cast<size_t>(block.first_element % kRandomBlock);
+    const auto offset = static_cast<size_t>(element % kRandomBlock);
     const size_t n = std::min(count, kRandomBlock - offset);
-    NarrowStochastically(from, to, n, bits + offset);
-    block.first_element += static_cast<int64_t>(n);
+    MakeRandomWords(keys, element, RandomPair(kParamTensor), offset, offset + n,
+                    words);
+    NarrowStochastically(from, to, n, kParamTensor, words + offset);
+    element += static_cast<int64_t>(n);
     from += n;
     to = static_cast<uint16_t*>(to) + n;
     count -= n;

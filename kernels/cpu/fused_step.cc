@@ -107,31 +107,30 @@ HWY_INLINE void WidenState(const Call& call, const FusedStepArgs& args, int s,
   }
 }
 
-// The 16 random bits of each element of a block, for all tensors that are
-// rounded stochastically.
-class BlockBits {
+// The random words of a block, for all tensors that are rounded stochastically.
+class BlockWords {
  public:
-  HWY_INLINE BlockBits(const Call& call, const FusedStepArgs& args)
-      : keys_(args.random.seed),
+  HWY_INLINE BlockWords(const Call& call, const FusedStepArgs& args)
+      : keys_(args.random),
         first_pair_(args.stochastic_rounding && args.master == nullptr ? 0 : 1),
-        end_pair_(args.state_dtype == DType::kF32 || call.num_states == 0
-                      ? 1
-                      : RandomPair(TensorOfState(call.num_states - 1)) + 1) {}
-
-  // The block of stream.first_element.
-  HWY_INLINE void Make(const RandomStream& stream) {
-    for (uint32_t pair = first_pair_; pair < end_pair_; ++pair) {
-      MakeRandomWords(keys_, stream, pair, bits_[pair]);
+        end_pair_(1) {
+    if (args.state_dtype == DType::kF32) return;
+    for (int s = 0; s < call.num_states; ++s) {
+      if (IsRoundedStochastically(call.state_kinds[s])) {
+        end_pair_ = RandomPair(TensorOfState(s)) + 1;
+      }
     }
   }
 
-  // The bits of the block's element `offset` and up.
-  // Valid until the next call.
-  HWY_INLINE const uint16_t* Of(uint32_t tensor, size_t offset) {
-    uint16_t* const words = bits_[RandomPair(tensor)];
-    if (IsFirstOfPair(tensor)) return words + offset;
-    SwapBytes(words, swapped_);
-    return swapped_ + offset;
+  // Those of elements [begin, end) of the block that has `element`.
+  HWY_INLINE void Make(int64_t element, size_t begin, size_t end) {
+    for (uint32_t pair = first_pair_; pair < end_pair_; ++pair) {
+      MakeRandomWords(keys_, element, pair, begin, end, words_[pair]);
+    }
+  }
+
+  HWY_INLINE const uint16_t* of(uint32_t tensor) const {
+    return words_[RandomPair(tensor)];
   }
 
  private:
@@ -141,107 +140,150 @@ class BlockBits {
   RandomKeys keys_;
   uint32_t first_pair_;
   uint32_t end_pair_;
-  HWY_ALIGN uint16_t bits_[kPairs][kRandomBlock];
-  HWY_ALIGN uint16_t swapped_[kRandomBlock];
+  HWY_ALIGN uint16_t words_[kPairs][kRandomBlock];
 };
 
 // `offset` is that of element `begin` in its block.
 HWY_INLINE void NarrowState(const Call& call, const FusedStepArgs& args, int s,
                             size_t begin, size_t n, size_t offset,
-                            BlockBits* random, const float* from) {
+                            const BlockWords& words, const float* from) {
   void* to = At(args.states[s], args.state_dtype, begin);
   const StateKind kind = call.state_kinds[s];
-  const bool nearest = kind == StateKind::kSquareMaximum;
+  const uint32_t tensor = TensorOfState(s);
+  const bool nearest = !IsRoundedStochastically(kind);
   if (args.state_dtype == DType::kQ8) {
-    EncodeBlock(kind, from, n,
-                nearest ? nullptr : random->Of(TensorOfState(s), offset),
+    EncodeBlock(kind, from, n, tensor,
+                nearest ? nullptr : words.of(tensor) + offset,
                 static_cast<uint8_t*>(to), args.scales[s] + begin / kQ8Block);
   } else if (nearest) {
     NarrowToNearest(args.state_dtype, from, to, n);
   } else {
-    NarrowStochastically(from, to, n, random->Of(TensorOfState(s), offset));
+    NarrowStochastically(from, to, n, tensor, words.of(tensor) + offset);
   }
 }
 
-void StepTiles(const Call& call, const FusedStepArgs& args) {
-  HWY_ALIGN float gradient_tile[kTile];
-  HWY_ALIGN float param_tile[kTile];
-  HWY_ALIGN float state_tiles[kMaxStates][kTile];
-  const bool clips = args.clip_value < std::numeric_limits<double>::infinity();
-  // Then its only change is to be multiplied, which the update does.
-  const bool one_gradient = args.gradients.count == 1 && !clips;
-  const bool gradient_in_place =
-      args.gradients.dtype == DType::kF32 && one_gradient;
-  const bool states_in_place = args.state_dtype == DType::kF32;
-  const bool has_master = args.master != nullptr;
-  const bool param_in_place = !has_master && args.param_dtype == DType::kF32;
-  // Tiles are for what goes through the scratch. Where nothing does, one loop
-  // is faster: SGD moves 12 bytes per element, and would feel the calls.
-  const bool all_in_place =
-      gradient_in_place && param_in_place && states_in_place;
-  const size_t tile = all_in_place ? args.count : kTile;
-  // They end where blocks of random bits do, which are then made once.
-  size_t offset = static_cast<size_t>(args.random.first_element) % kTile;
-  size_t n = all_in_place ? args.count : kTile - offset;
-  BlockBits random(call, args);
-  RandomStream stream = args.random;
-  for (size_t begin = 0; begin < args.count; begin += n, n = tile, offset = 0) {
-    n = std::min(n, args.count - begin);
-    stream.first_element =
-        args.random.first_element + static_cast<int64_t>(begin);
+// The tiles of a call, one at a time.
+class TileStepper {
+ public:
+  HWY_INLINE TileStepper(const Call& call, const FusedStepArgs& args)
+      : call_(call), args_(args), words_(call, args) {
+    const bool clips =
+        args.clip_value < std::numeric_limits<double>::infinity();
+    // Then its only change is to be multiplied, which the update does.
+    one_gradient_ = args.gradients.count == 1 && !clips;
+    gradient_in_place_ = args.gradients.dtype == DType::kF32 && one_gradient_;
+    states_in_place_ = args.state_dtype == DType::kF32;
+    has_master_ = args.master != nullptr;
+    param_in_place_ = !has_master_ && args.param_dtype == DType::kF32;
+    const double factor = one_gradient_ ? args.gradient_scale : 1;
+    scale_ = static_cast<float>(call.gradient_sign * factor);
+  }
 
-    const float* g = gradient_tile;
-    double scale = call.gradient_sign;
-    if (one_gradient) scale *= args.gradient_scale;
-    if (gradient_in_place) {
-      g = static_cast<const float*>(args.gradients.data[0]) +
-          args.gradients_begin + begin;
-    } else if (one_gradient) {
-      WidenTensor(args.gradients.dtype,
-                  At(args.gradients.data[0], args.gradients.dtype,
-                     args.gradients_begin + begin),
-                  gradient_tile, n);
-    } else {
-      SumSources(args.gradients, args.gradients_begin + begin, n,
-                 args.gradient_scale, args.clip_value, gradient_tile);
+  HWY_INLINE bool all_in_place() const {
+    return gradient_in_place_ && param_in_place_ && states_in_place_;
+  }
+
+  // All elements. REQUIRES: all_in_place().
+  HWY_INLINE void StepInPlace() {
+    float* states[kMaxStates] = {};
+    for (int s = 0; s < call_.num_states; ++s) {
+      states[s] = static_cast<float*>(args_.states[s]);
     }
-    void* const param = At(args.param, args.param_dtype, begin);
-    float* p = param_tile;
-    if (has_master) {
-      p = args.master + begin;
-    } else if (param_in_place) {
+    call_.update(call_.scalars,
+                 static_cast<const float*>(args_.gradients.data[0]) +
+                     args_.gradients_begin,
+                 scale_, static_cast<float*>(args_.param), states, args_.count);
+  }
+
+  // Elements [begin, begin + n), of which the first is the block's element
+  // `offset`. REQUIRES: offset + n <= kTile.
+  HWY_INLINE void Step(size_t begin, size_t n, size_t offset) {
+    const float* g = gradient_tile_;
+    if (gradient_in_place_) {
+      g = static_cast<const float*>(args_.gradients.data[0]) +
+          args_.gradients_begin + begin;
+    } else if (one_gradient_) {
+      WidenTensor(args_.gradients.dtype,
+                  At(args_.gradients.data[0], args_.gradients.dtype,
+                     args_.gradients_begin + begin),
+                  gradient_tile_, n);
+    } else {
+      SumSources(args_.gradients, args_.gradients_begin + begin, n,
+                 args_.gradient_scale, args_.clip_value, gradient_tile_);
+    }
+    void* const param = At(args_.param, args_.param_dtype, begin);
+    float* p = param_tile_;
+    if (has_master_) {
+      p = args_.master + begin;
+    } else if (param_in_place_) {
       p = static_cast<float*>(param);
     } else {
-      WidenTensor(args.param_dtype, param, param_tile, n);
+      WidenTensor(args_.param_dtype, param, param_tile_, n);
     }
     float* states[kMaxStates] = {};
-    for (int s = 0; s < call.num_states; ++s) {
-      if (states_in_place) {
-        states[s] = static_cast<float*>(args.states[s]) + begin;
+    for (int s = 0; s < call_.num_states; ++s) {
+      if (states_in_place_) {
+        states[s] = static_cast<float*>(args_.states[s]) + begin;
       } else {
-        states[s] = state_tiles[s];
-        WidenState(call, args, s, begin, n, states[s]);
+        states[s] = state_tiles_[s];
+        WidenState(call_, args_, s, begin, n, states[s]);
       }
     }
 
-    call.update(call.scalars, g, static_cast<float>(scale), p, states, n);
+    call_.update(call_.scalars, g, scale_, p, states, n);
 
-    random.Make(stream);
-    if (has_master) {
-      NarrowToNearest(args.param_dtype, p, param_tile, n);
-      StreamCopy(param_tile, param, n * DTypeSize(args.param_dtype));
-    } else if (args.stochastic_rounding) {
-      NarrowStochastically(p, param, n, random.Of(kParamTensor, offset));
-    } else if (!param_in_place) {
-      NarrowToNearest(args.param_dtype, p, param, n);
+    words_.Make(args_.random.first_element + static_cast<int64_t>(begin),
+                offset, offset + n);
+    if (has_master_) {
+      NarrowToNearest(args_.param_dtype, p, param_tile_, n);
+      StreamCopy(param_tile_, param, n * DTypeSize(args_.param_dtype));
+    } else if (args_.stochastic_rounding) {
+      NarrowStochastically(p, param, n, kParamTensor,
+                           words_.of(kParamTensor) + offset);
+    } else if (!param_in_place_) {
+      NarrowToNearest(args_.param_dtype, p, param, n);
     }
-    if (!states_in_place) {
-      for (int s = 0; s < call.num_states; ++s) {
-        NarrowState(call, args, s, begin, n, offset, &random, states[s]);
-      }
+    if (states_in_place_) return;
+    for (int s = 0; s < call_.num_states; ++s) {
+      NarrowState(call_, args_, s, begin, n, offset, words_, states[s]);
     }
   }
-  if (has_master) hwy::FlushStream();
+
+ private:
+  const Call& call_;
+  const FusedStepArgs& args_;
+  BlockWords words_;
+  bool one_gradient_;
+  bool gradient_in_place_;
+  bool states_in_place_;
+  bool has_master_;
+  bool param_in_place_;
+  float scale_;
+  HWY_ALIGN float gradient_tile_[kTile];
+  HWY_ALIGN float param_tile_[kTile];
+  HWY_ALIGN float state_tiles_[kMaxStates][kTile];
+};
+
+void StepTiles(const Call& call, const FusedStepArgs& args) {
+  TileStepper stepper(call, args);
+  // Tiles are for what goes through the scratch. Where nothing does, one loop
+  // is faster: SGD moves 12 bytes per element, and would feel the calls.
+  if (stepper.all_in_place()) return stepper.StepInPlace();
+  // They end where blocks of random bits do, which are then made once.
+  size_t offset = static_cast<size_t>(args.random.first_element) % kTile;
+  size_t begin = 0;
+  while (begin < args.count) {
+    const size_t n = std::min(kTile - offset, args.count - begin);
+    if (n == kTile) {
+      // Loops of a length that the compiler knows have no ends.
+      stepper.Step(begin, kTile, 0);
+    } else {
+      stepper.Step(begin, n, offset);
+    }
+    begin += n;
+    offset = 0;
+  }
+  if (args.master != nullptr) hwy::FlushStream();
 }
 
 template <class F, template <class> class Rule>

@@ -25,12 +25,12 @@ template <class Body>
 HWY_INLINE void ForEachVector(size_t count, const Body& body) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
+  const size_t whole = count - count % lanes;
   // Bodies are short: counting would be a quarter of the instructions.
   HWY_UNROLL(4)
-  for (; i + lanes <= count; i += lanes) body(d, i);
+  for (size_t i = 0; i < whole; i += lanes) body(d, i);
   const hn::CappedTag<float, 1> one;
-  for (; i < count; ++i) body(one, i);
+  for (size_t i = whole; i < count; ++i) body(one, i);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codes of q8.h, to be inlined. An fp32 number whose exponent is that of
-// the code plus kBias has the code in its upper bits, followed by what rounding
-// looks at. Below the smallest normal code the mantissa counts in equal steps;
-// adding the smallest normal value brings those bits to the same place. Each
-// of the two readings is the right one where it is the larger (decoding: the
-// smaller), so none is chosen by a comparison.
+// The codes of q8.h, to be inlined. A magnitude y becomes z = y + kStart, whose
+// bits as fp32 count along the codes: exponent and upper mantissa are the code,
+// the rest is how far y is on the way to the next one. So there is no case for
+// small values, and rounding is an addition of integers.
 
 #include "kernels/cpu/q8.h"
 
@@ -20,7 +18,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cfloat>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -40,19 +38,36 @@ constexpr auto kNearestBits = [] {
   return bits;
 }();
 
+// Magnitudes are scaled to [0, kTop]. The powers of two are such that the
+// exponent of the first code ends in as many zeros as a code has bits: nothing
+// is to be subtracted.
 struct SignedCode {
-  static constexpr int kMantissaBits = 3;
-  static constexpr uint32_t kBias = 112;
-  static constexpr float kSmallestNormal = 0x1p-14f;
-  static constexpr float kTop = 1.875f;
+  static constexpr float kStart = 2.0f;
+  static constexpr float kTop = 122878.0f;  // (2 - 2^-3) 2^16 - kStart.
+  // Of z's bits: those below a code, and where codes begin.
+  static constexpr int kShift = 20;
+  static constexpr int32_t kStartBits = 0x40000000;
 };
 
-struct RootCode {
-  static constexpr int kMantissaBits = 5;
-  static constexpr uint32_t kBias = 120;
-  static constexpr float kSmallestNormal = 0x1p-6f;
-  static constexpr float kTop = 1.96875f;
+// From kKnee up codes are 2^kShift of z's bits apart, below it four times that.
+struct SquareCode {
+  static constexpr float kStart = 0x1p-8f;
+  static constexpr float kTop = 126976.0f;  // (2 - 2^-4) 2^16; kStart is lost.
+  static constexpr int kShift = 19;
+  static constexpr int32_t kStartBits = 0x40000000;
+  static constexpr int32_t kKneeBits = 0x41800000;  // 16
+  // With these the line of the lower codes meets the other one at the knee.
+  static constexpr int32_t kLower = kKneeBits / 4 * 3;
+  static constexpr int32_t kLowerStart =
+      kKneeBits - 4 * (kKneeBits - kStartBits);
 };
+static_assert(std::bit_cast<int32_t>(SignedCode::kStart) ==
+              SignedCode::kStartBits);
+static_assert(std::bit_cast<int32_t>(SquareCode::kStart) ==
+              SquareCode::kLowerStart);
+
+// With a smaller scale, kTop / scale would be infinite.
+constexpr float kSmallestScale = 0x1p-110f;
 
 // The value with the largest bits of |x|: above infinity's when there is a NaN.
 HWY_INLINE float LargestMagnitude(const float* from, size_t count) {
@@ -60,74 +75,60 @@ HWY_INLINE float LargestMagnitude(const float* from, size_t count) {
   const hn::RebindToSigned<decltype(d)> di;
   const size_t lanes = hn::Lanes(d);
   auto largest = hn::Zero(di);
-  size_t i = 0;
+  const size_t whole = count - count % lanes;
   HWY_UNROLL(4)
-  for (; i + lanes <= count; i += lanes) {
+  for (size_t i = 0; i < whole; i += lanes) {
     largest =
         hn::Max(largest, hn::BitCast(di, hn::Abs(hn::LoadU(d, from + i))));
   }
   const hn::CappedTag<float, 1> one;
   const hn::RebindToSigned<decltype(one)> one_i;
   auto most = hn::Set(one_i, hn::GetLane(hn::MaxOfLanes(di, largest)));
-  for (; i < count; ++i) {
+  for (size_t i = whole; i < count; ++i) {
     most = hn::Max(most, hn::BitCast(one_i, hn::Abs(hn::LoadU(one, from + i))));
   }
   return hn::GetLane(hn::BitCast(one, most));
 }
 
-template <class Code, class D>
-HWY_INLINE hn::Vec<D> DecodeMagnitude(D d,
-                                      hn::Vec<hn::RebindToUnsigned<D>> code) {
-  const hn::RebindToUnsigned<D> du;
-  const auto bits = hn::Add(hn::ShiftLeft<23 - Code::kMantissaBits>(code),
-                            hn::Set(du, Code::kBias << 23));
-  const auto shifted = hn::Add(bits, hn::Set(du, uint32_t{1} << 23));
-  return hn::Min(
-      hn::BitCast(d, bits),
-      hn::Sub(hn::BitCast(d, shifted), hn::Set(d, Code::kSmallestNormal)));
-}
-
-// The code of `y`, of which what rounding looks at follows below. REQUIRES:
-// 0 <= y <= Code::kTop.
-template <class Code, class D>
-HWY_INLINE hn::Vec<hn::RebindToSigned<D>> LongCode(D d, hn::Vec<D> y) {
-  const hn::RebindToSigned<D> di;
-  constexpr int32_t kOne = int32_t{1} << 23;
-  const auto normal = hn::Add(hn::BitCast(di, y), hn::Set(di, kOne));
-  const auto tiny =
-      hn::BitCast(di, hn::Add(y, hn::Set(d, Code::kSmallestNormal)));
-  return hn::Sub(hn::Max(normal, tiny),
-                 hn::Set(di, static_cast<int32_t>((Code::kBias + 1) << 23)));
-}
-
 HWY_INLINE void DecodeSigned(const uint8_t* codes, float scale, float* to,
                              size_t count) {
-  const float unit = scale / SignedCode::kTop;
+  using Code = SignedCode;
+  const float unit = scale / Code::kTop;
+  const auto* signed_codes = reinterpret_cast<const int8_t*>(codes);
   ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
     using D = decltype(d);
-    const hn::RebindToUnsigned<D> du;
+    const hn::RebindToSigned<D> di;
     const auto code =
-        hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint8_t, D>(), codes + i));
-    const auto magnitude =
-        DecodeMagnitude<SignedCode>(d, hn::And(code, hn::Set(du, 0x7F)));
-    const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(du, 0x80)));
-    hn::StoreU(
-        hn::Or(hn::Mul(magnitude, hn::Set(d, unit)), hn::BitCast(d, sign)), d,
-        to + i);
+        hn::PromoteTo(di, hn::LoadU(hn::Rebind<int8_t, D>(), signed_codes + i));
+    const auto magnitude = hn::And(hn::ShiftLeft<Code::kShift>(code),
+                                   hn::Set(di, 0x7F << Code::kShift));
+    const auto z =
+        hn::BitCast(d, hn::Or(magnitude, hn::Set(di, Code::kStartBits)));
+    const auto sign = hn::And(hn::BitCast(d, code),
+                              hn::BitCast(d, hn::Set(hn::RebindToUnsigned<D>(),
+                                                     uint32_t{0x80000000})));
+    const auto value =
+        hn::Mul(hn::Sub(z, hn::Set(d, Code::kStart)), hn::Set(d, unit));
+    hn::StoreU(hn::Or(value, sign), d, to + i);
   });
 }
 
-HWY_INLINE void DecodeRoots(const uint8_t* codes, float scale, float* to,
-                            size_t count) {
-  const float unit = scale / RootCode::kTop;
+HWY_INLINE void DecodeSquares(const uint8_t* codes, float scale, float* to,
+                              size_t count) {
+  using Code = SquareCode;
+  const float unit = scale / Code::kTop;
   ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
     using D = decltype(d);
-    const hn::RebindToUnsigned<D> du;
+    const hn::RebindToSigned<D> di;
     const auto code =
-        hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint8_t, D>(), codes + i));
-    const auto root =
-        hn::Mul(DecodeMagnitude<RootCode>(d, code), hn::Set(d, unit));
-    hn::StoreU(hn::Mul(root, root), d, to + i);
+        hn::PromoteTo(di, hn::LoadU(hn::Rebind<uint8_t, D>(), codes + i));
+    const auto upper = hn::Add(hn::ShiftLeft<Code::kShift>(code),
+                               hn::Set(di, Code::kStartBits));
+    const auto lower = hn::Add(hn::ShiftLeft<Code::kShift + 2>(code),
+                               hn::Set(di, Code::kLowerStart));
+    const auto z = hn::BitCast(d, hn::Min(upper, lower));
+    hn::StoreU(hn::Mul(hn::Sub(z, hn::Set(d, Code::kStart)), hn::Set(d, unit)),
+               d, to + i);
   });
 }
 
@@ -176,107 +177,78 @@ HWY_INLINE void StoreBytesOf(V v0, V v1, V v2, V v3, uint8_t* to) {
 template <int kByte, class Code>
 HWY_INLINE void StoreBytes(size_t count, uint8_t* HWY_RESTRICT to,
                            const Code& code) {
-  size_t i = 0;
+  size_t whole = 0;
 #if HWY_TARGET != HWY_SCALAR
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
-  for (; i + 4 * lanes <= count; i += 4 * lanes) {
+  whole = count - count % (4 * lanes);
+  for (size_t i = 0; i < whole; i += 4 * lanes) {
     StoreBytesOf<kByte>(code(d, i), code(d, i + lanes), code(d, i + 2 * lanes),
                         code(d, i + 3 * lanes), to + i);
   }
 #endif
   const hn::CappedTag<float, 1> one;
-  for (; i < count; ++i) {
+  for (size_t i = whole; i < count; ++i) {
     to[i] = static_cast<uint8_t>(hn::GetLane(code(one, i)) >> 8 * kByte);
   }
 }
 
-// `random`: 16 bits for each element.
+// Adds 16 random bits to `code`, of whose bits the upper 8 are the code proper.
+// Below the random bits it adds half a unit: what is exact but for an error in
+// the last place keeps its code.
+template <bool kSecond, class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> AddRandom(
+    D d, hn::Vec<hn::RebindToUnsigned<D>> code, const uint16_t* words) {
+  const hn::RebindToUnsigned<D> du;
+  return hn::Add(hn::Add(code, LoadBits<kSecond, 8>(d, words)),
+                 hn::Set(du, uint32_t{1} << 7));
+}
+
+// `words`: random ones, of 16 bits.
+template <bool kSecond>
 HWY_INLINE void EncodeSigned(const float* from, float scale,
-                             const uint16_t* random, uint8_t* codes,
+                             const uint16_t* words, uint8_t* codes,
                              size_t count) {
   using Code = SignedCode;
-  constexpr int kShift = 23 - Code::kMantissaBits;
-  // Up to the bit below the sign.
-  constexpr int kUp = 24 - kShift;
   const float factor = Code::kTop / scale;
   StoreBytes<3>(count, codes, [=](auto d, size_t i) HWY_ATTR {
     const hn::RebindToUnsigned<decltype(d)> du;
     const auto x = hn::LoadU(d, from + i);
-    const auto y = hn::Min(hn::Mul(hn::Abs(x), hn::Set(d, factor)),
-                           hn::Set(d, Code::kTop));
-    const auto long_code =
-        hn::ShiftLeft<kUp>(hn::BitCast(du, LongCode<Code>(d, y)));
-    // The middle of the interval that 16 bits leave of what is cut off: what
-    // is exact but for an error in the last place keeps its code.
-    const auto part = hn::Add(hn::ShiftLeft<8>(LoadBits(d, random + i)),
-                              hn::Set(du, uint32_t{1} << 7));
-    const auto sign = hn::And(hn::BitCast(du, x), hn::Set(du, 0x80000000));
-    return hn::Or(hn::Add(long_code, part), sign);
+    const auto z = hn::Add(hn::Mul(hn::Abs(x), hn::Set(d, factor)),
+                           hn::Set(d, Code::kStart));
+    const auto code = AddRandom<kSecond>(
+        d, hn::ShiftLeft<24 - Code::kShift>(hn::BitCast(du, z)), words + i);
+    const auto sign =
+        hn::And(x, hn::BitCast(d, hn::Set(du, uint32_t{0x80000000})));
+    return hn::Or(code, hn::BitCast(du, sign));
   });
 }
 
-// Long codes of roots. A loop of its own, for what follows is a long chain of
-// operations: in one loop too few elements would be under way at once.
-HWY_INLINE void LongRootCodes(const float* from, float factor, size_t count,
-                              int32_t* HWY_RESTRICT long_codes) {
-  ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {
+// `words`: random ones, of 16 bits.
+template <bool kSecond>
+HWY_INLINE void EncodeSquares(const float* from, float scale,
+                              const uint16_t* words, uint8_t* codes,
+                              size_t count) {
+  using Code = SquareCode;
+  const float factor = Code::kTop / scale;
+  StoreBytes<3>(count, codes, [=](auto d, size_t i) HWY_ATTR {
     const hn::RebindToSigned<decltype(d)> di;
-    const auto root = hn::Sqrt(hn::LoadU(d, from + i));
-    const auto y =
-        hn::Min(hn::Mul(root, hn::Set(d, factor)), hn::Set(d, RootCode::kTop));
-    hn::StoreU(LongCode<RootCode>(d, y), di, long_codes + i);
+    const hn::RebindToUnsigned<decltype(d)> du;
+    const auto x = hn::LoadU(d, from + i);
+    const auto upper = hn::BitCast(
+        di, hn::Add(hn::Mul(x, hn::Set(d, factor)), hn::Set(d, Code::kStart)));
+    const auto lower =
+        hn::Add(hn::ShiftRight<2>(upper), hn::Set(di, Code::kLower));
+    const auto code =
+        AddRandom<kSecond>(d,
+                           hn::ShiftLeft<24 - Code::kShift>(
+                               hn::BitCast(du, hn::Max(upper, lower))),
+                           words + i);
+    // Code 1 where x is positive: the bits of floats have their order.
+    const auto least =
+        hn::Min(hn::BitCast(du, x), hn::Set(du, uint32_t{1} << 24));
+    return hn::Max(code, least);
   });
-}
-
-// Rounds the root y of x down to a, with the next code at b; then up when
-// (x - a a) / (b b - a a) is more than a random number: the expected square is
-// x. With the root's own fraction, the average of squares would grow by the
-// variance of each rounding. In steps between codes a is an integer, and
-// b = a + 1.
-HWY_INLINE void RoundRoots(const int32_t* HWY_RESTRICT long_codes,
-                           const float* from, const uint16_t* random,
-                           size_t count, uint8_t* HWY_RESTRICT codes) {
-  constexpr int kShift = 23 - RootCode::kMantissaBits;
-  constexpr float kSteps = 1 << RootCode::kMantissaBits;
-  StoreBytes<0>(count, codes, [=](auto d, size_t i) HWY_ATTR {
-    const hn::RebindToSigned<decltype(d)> di;
-    const auto long_code = hn::LoadU(di, long_codes + i);
-    // [kSteps, 2 kSteps), which is right for normal codes.
-    const auto bits = hn::Or(hn::And(long_code, hn::Set(di, 0x7FFFFF)),
-                             hn::BitCast(di, hn::Set(d, kSteps)));
-    const auto low_bits =
-        hn::AndNot(hn::Set(di, (int32_t{1} << kShift) - 1), bits);
-    const auto tiny = hn::Lt(long_code, hn::Set(di, int32_t{1} << 23));
-    const auto shift =
-        hn::IfThenElseZero(hn::RebindMask(d, tiny), hn::Set(d, kSteps));
-    const auto y = hn::Sub(hn::BitCast(d, bits), shift);
-    const auto a = hn::Sub(hn::BitCast(d, low_bits), shift);
-    // In (0, 1); this and b + a are exact, so that all targets agree.
-    const auto uniform =
-        hn::MulAdd(hn::ConvertTo(d, hn::BitCast(di, LoadBits(d, random + i))),
-                   hn::Set(d, 0x1p-16f), hn::Set(d, 0x1p-17f));
-    const auto b_plus_a = hn::MulAdd(a, hn::Set(d, 2.0f), hn::Set(d, 1.0f));
-    const auto up = hn::Gt(hn::Mul(hn::Sub(y, a), hn::Add(y, a)),
-                           hn::Mul(uniform, b_plus_a));
-    // -1 where true.
-    const auto rounded = hn::Sub(hn::ShiftRight<kShift>(long_code),
-                                 hn::BitCast(di, hn::VecFromMask(d, up)));
-    // As integers, floats that are not negative have their order.
-    const auto positive =
-        hn::Min(hn::BitCast(di, hn::LoadU(d, from + i)), hn::Set(di, 1));
-    return hn::BitCast(hn::RebindToUnsigned<decltype(d)>(),
-                       hn::Max(rounded, positive));
-  });
-}
-
-// `random`: 16 bits for each element.
-HWY_INLINE void EncodeRoots(const float* from, float scale,
-                            const uint16_t* random, uint8_t* codes,
-                            size_t count) {
-  HWY_ALIGN int32_t long_codes[kQ8Block];
-  LongRootCodes(from, RootCode::kTop / scale, count, long_codes);
-  RoundRoots(long_codes, from, random, count, codes);
 }
 
 HWY_INLINE void DecodeBlocks(StateKind kind, const uint8_t* codes,
@@ -288,29 +260,44 @@ HWY_INLINE void DecodeBlocks(StateKind kind, const uint8_t* codes,
     if (kind == StateKind::kAverage) {
       DecodeSigned(codes + i, scale, to + i, n);
     } else {
-      DecodeRoots(codes + i, scale, to + i, n);
+      DecodeSquares(codes + i, scale, to + i, n);
     }
   }
 }
 
-// `random`: 16 bits for each element; NULL: to nearest. REQUIRES:
-// count <= kQ8Block.
+// The codes of a block whose scale is positive.
+template <bool kSecond>
+HWY_INLINE void EncodeScaled(StateKind kind, const float* from, float scale,
+                             const uint16_t* words, uint8_t* codes,
+                             size_t count) {
+  if (kind == StateKind::kAverage) {
+    EncodeSigned<kSecond>(from, scale, words, codes, count);
+  } else {
+    EncodeSquares<kSecond>(from, scale, words, codes, count);
+  }
+}
+
+// `words`: random ones, of which `tensor` has its bits; NULL: to nearest.
+// REQUIRES: count <= kQ8Block.
 HWY_INLINE void EncodeBlock(StateKind kind, const float* from, size_t count,
-                            const uint16_t* random, uint8_t* codes,
-                            float* scale_to) {
-  if (random == nullptr) random = kNearestBits.data();
+                            uint32_t tensor, const uint16_t* words,
+                            uint8_t* codes, float* scale_to) {
   float scale = LargestMagnitude(from, count);
-  if (kind != StateKind::kAverage) scale = std::sqrt(scale);
-  if (!std::isfinite(scale)) scale = std::numeric_limits<float>::quiet_NaN();
-  if (scale < FLT_MIN) scale = 0;
+  if (!std::isfinite(scale)) {
+    scale = std::numeric_limits<float>::quiet_NaN();
+  } else if (scale < kSmallestScale) {
+    scale = kind == StateKind::kAverage || scale == 0 ? 0 : kSmallestScale;
+  }
   *scale_to = scale;
   // A scale of 0 or NaN is all there is to say.
   if (!(scale > 0)) {
     std::fill_n(codes, count, uint8_t{0});
-  } else if (kind == StateKind::kAverage) {
-    EncodeSigned(from, scale, random, codes, count);
+  } else if (words == nullptr) {
+    EncodeScaled<false>(kind, from, scale, kNearestBits.data(), codes, count);
+  } else if (IsFirstOfPair(tensor)) {
+    EncodeScaled<false>(kind, from, scale, words, codes, count);
   } else {
-    EncodeRoots(from, scale, random, codes, count);
+    EncodeScaled<true>(kind, from, scale, words, codes, count);
   }
 }
 

@@ -20,15 +20,18 @@ void EncodeQ8(StateKind kind, const float* from, size_t count,
               float* scales) {
   constexpr auto kBlock = static_cast<size_t>(kQ8Block);
   static_assert(kQ8Block == kRandomBlock);
-  const bool nearest = random == nullptr || kind == StateKind::kSquareMaximum;
-  const RandomKeys keys(nearest ? 0 : random->seed);
-  RandomStream block = nearest ? RandomStream() : *random;
-  HWY_ALIGN uint16_t bits[kBlock];
+  const bool nearest = random == nullptr || !IsRoundedStochastically(kind);
+  const RandomStream stream = nearest ? RandomStream() : *random;
+  const RandomKeys keys(stream);
+  HWY_ALIGN uint16_t words[kBlock];
   for (size_t i = 0; i < count; i += kBlock) {
-    if (!nearest) MakeRandomBits(keys, block, tensor, bits);
-    EncodeBlock(kind, from + i, std::min(kBlock, count - i),
-                nearest ? nullptr : bits, codes + i, scales + i / kBlock);
-    block.first_element += kQ8Block;
+    const size_t n = std::min(kBlock, count - i);
+    if (!nearest) {
+      MakeRandomWords(keys, stream.first_element + static_cast<int64_t>(i),
+                      RandomPair(tensor), 0, n, words);
+    }
+    EncodeBlock(kind, from + i, n, tensor, nearest ? nullptr : words, codes + i,
+                scales + i / kBlock);
   }
 }
 

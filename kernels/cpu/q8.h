@@ -6,29 +6,37 @@
 // Quantization", ICLR 2022; the codes here need no table.) 1.016 bytes per
 // element and state.
 //
-//   kAverage         sign, 4 bits exponent, 3 bits mantissa: 1.875 stands for
-//                    the scale, 2^-17 is the smallest step
-//   kSquareAverage,  no sign, 3 bits exponent, 5 bits mantissa, of the square
-//   kSquareMaximum   root: 1.96875 stands for the scale, 2^-11 is the smallest
-//                    step. Seven decades of squares have a code; in the upper
-//                    four, neighbours are 3 to 6 percent apart.
+//   kAverage         sign, and 7 bits that count the values of a float with 3
+//                    bits of mantissa from 2 up, less 2: steps are 2e-6 of the
+//                    scale around 0, and grow to an eighth of the value
+//   kSquareAverage,  no sign. The upper 208 codes count the values of a float
+//   kSquareMaximum   with 4 bits of mantissa: over 13 powers of two (four
+//                    decades) neighbours are 3 to 6 percent apart. The lower 48
+//                    have 2 bits: over another 9 powers of two neighbours are
+//                    12 to 27 percent apart. Around 0 steps are 8e-9 of the
+//                    scale.
 //
-// The root has more mantissa and less exponent because an average keeps the
-// errors of its roundings for as long as it keeps gradients. Where those are
-// noise, v has its expected value and a standard deviation of 16 percent of it,
-// whatever beta2 is (the slower the average, the fewer steps cross a code); the
-// root, 8. With a mantissa of 4 bits it would be 1.4 times as much. The maximum
-// that amsgrad keeps finds the largest of these errors: after thousands of
-// steps it is 30 percent above its value in fp32, and steps are 12 percent
+// Neighbours of a code lie in one straight piece, so that random bits which are
+// added below it round without bias: no root, no table, no comparison.
+//
+// Squares have more mantissa and no sign because an average keeps the errors of
+// its roundings for as long as it keeps gradients. Where those are noise, v has
+// its expected value and a standard deviation of 16 percent of it in the upper
+// four decades, whatever beta2 is (the slower the average, the fewer steps
+// cross a code); with a mantissa of 3 bits it would be 1.4 times as much. The
+// maximum that amsgrad keeps finds the largest of these errors: after thousands
+// of steps it is 30 percent above its value in fp32, and steps are 12 percent
 // shorter.
 //
 // Rounding is stochastic: the expected value of a decoded element is what was
-// encoded (of a square: the square's, not its root's). A maximum is rounded to
-// nearest; kernels/formula/state_kind.h says why. Two exceptions:
-//   - A positive square never gets code 0. It is a divisor: an element with an
-//     average that is not 0 would move by average / eps. The smallest code
-//     makes its step too short instead.
-//   - A block of averages whose largest magnitude is below 2^-126 becomes 0.
+// encoded. A maximum is rounded to nearest; kernels/formula/state_kind.h says
+// why. Exceptions:
+//   - A positive square from 2^-125 up never gets code 0. It is a divisor: an
+//     element with an average that is not 0 would move by average / eps. The
+//     smallest code makes its step too short instead.
+//   - A block of averages whose largest magnitude is below 2^-110 becomes 0.
+//   One
+//     of squares has 2^-110 as its scale then.
 //
 // A block in which one element is an infinity or NaN has the scale NaN, and all
 // its elements decode as NaN: they are seen, not mended.

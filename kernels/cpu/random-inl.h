@@ -13,146 +13,131 @@
 
 #include <hwy/highway.h>
 
+#include <array>
+#include <cstring>
+
+#include "kernels/cpu/aes_round.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace shard {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A lane of 64 bits holds a word of 32 in its lower half, since the product of
-// two words has 64. The upper half may hold anything: MultiplyWords does not
-// read it, and xor does not move it down. The scalar target has one lane, which
-// cannot be seen as two of 32 bits.
-template <class D>
-HWY_INLINE hn::Vec<D> MultiplyWords(D d, hn::Vec<D> x, uint32_t y) {
-#if HWY_TARGET == HWY_SCALAR
-  return hn::Set(d, (hn::GetLane(x) & 0xFFFFFFFFu) * y);
-#else
-  const hn::Repartition<uint32_t, D> d32;
-  return hn::MulEven(hn::BitCast(d32, x), hn::Set(d32, y));
-#endif
+// Counters of a block, each of which gives the bits of eight elements.
+constexpr size_t kRandomCounters = kRandomBlock / 8;
+
+HWY_INLINE uint64_t FirstCounter(int64_t element) {
+  return static_cast<uint64_t>(element) / kRandomBlock * kRandomCounters;
 }
 
-// The low word of a lane first.
-template <class D>
-HWY_INLINE void StoreWords(D d, hn::Vec<D> x, uint16_t* HWY_RESTRICT to) {
-#if HWY_TARGET == HWY_SCALAR
-  (void)d;
-  const uint64_t words = hn::GetLane(x);
-  for (int i = 0; i < 4; ++i) to[i] = static_cast<uint16_t>(words >> 16 * i);
-#else
-  const hn::Repartition<uint16_t, D> d16;
-  hn::StoreU(hn::BitCast(d16, x), d16, to);
-#endif
-}
-
-// A vector of Philox's counters, of which `first` is the first lane's first
-// word, and what the rounds make of them.
-template <class D>
-struct Philox {
-  HWY_INLINE Philox(D d, const RandomStream& stream, uint32_t pair,
-                    uint64_t first)
-      : x0(hn::Add(hn::Iota(d, 0), hn::Set(d, first & 0xFFFFFFFFu))),
-        x1(hn::Set(d, (first >> 32) | (uint64_t{pair} << 28))),
-        x2(hn::Set(d, uint64_t{stream.param})),
-        x3(hn::Set(d, uint64_t{stream.step})) {}
-
-  HWY_INLINE void Round(D d, hn::Vec<D> key0, hn::Vec<D> key1) {
-    const auto product0 = MultiplyWords(d, x0, 0xD2511F53u);
-    const auto product1 = MultiplyWords(d, x2, 0xCD9E8D57u);
-    x0 = hn::Xor3(hn::ShiftRight<32>(product1), x1, key0);
-    x1 = product1;
-    x2 = hn::Xor3(hn::ShiftRight<32>(product0), x3, key1);
-    x3 = product0;
-  }
-
-  HWY_INLINE void Store(D d, uint16_t* HWY_RESTRICT bits) const {
-    const auto low_word = hn::Set(d, uint64_t{0xFFFFFFFFu});
-    StoreWords(d, hn::Or(hn::And(x0, low_word), hn::ShiftLeft<32>(x1)), bits);
-    StoreWords(d, hn::Or(hn::And(x2, low_word), hn::ShiftLeft<32>(x3)),
-               bits + kRandomBlock / 2);
-  }
-
-  hn::Vec<D> x0, x1, x2, x3;
-};
-
-// The keys of all rounds, each as a vector in memory: rounds read them as
-// operands, and registers are for the counters.
+// The key of a stream and its rounds' keys, each of which is the one before
+// plus the constants of ars.h of Random123.
 class RandomKeys {
  public:
-  static constexpr int kRounds = 7;
+  static constexpr int kRounds = 5;
 
-  HWY_INLINE explicit RandomKeys(uint64_t seed) {
-    const hn::CappedTag<uint64_t, 8> d;
-    auto key0 = static_cast<uint32_t>(seed);
-    auto key1 = static_cast<uint32_t>(seed >> 32);
+  HWY_INLINE explicit RandomKeys(const RandomStream& stream) {
+    uint64_t low = stream.seed;
+    uint64_t high = stream.param | uint64_t{stream.step} << 32;
     for (auto& key : keys_) {
-      hn::Store(hn::Set(d, uint64_t{key0}), d, key[0]);
-      hn::Store(hn::Set(d, uint64_t{key1}), d, key[1]);
-      key0 += 0x9E3779B9u;
-      key1 += 0xBB67AE85u;
+      key[0] = low;
+      key[1] = high;
+      low += 0x9E3779B97F4A7C15u;
+      high += 0xBB67AE8584CAA73Bu;
     }
   }
 
-  // Of half 0 or 1 of a round's key.
-  HWY_INLINE const uint64_t* at(int round, int half) const {
-    return keys_[round][half];
+  // Of round 0, before the first, up to kRounds.
+  HWY_INLINE const uint8_t* at(int round) const {
+    return reinterpret_cast<const uint8_t*>(keys_[round]);
   }
 
  private:
-  HWY_ALIGN uint64_t keys_[kRounds][2][8];
+  HWY_ALIGN uint64_t keys_[kRounds + 1][2];
 };
 
-// The words of a pair of tensors for the block of stream.first_element.
-HWY_INLINE void MakeRandomWords(const RandomKeys& keys,
-                                const RandomStream& stream, uint32_t pair,
+// Makes the words of elements [begin, end) of the block that has `element`, for
+// a pair of tensors, and of those with which they share counters. `bits` is the
+// block's, and aligned.
+#if HWY_TARGET == HWY_SCALAR
+
+HWY_INLINE void MakeRandomWords(const RandomKeys& keys, int64_t element,
+                                uint32_t pair, size_t begin, size_t end,
                                 uint16_t* HWY_RESTRICT bits) {
-  constexpr size_t kCounters = 32;
-  const hn::CappedTag<uint64_t, 8> d;
-  using Counters = Philox<hn::CappedTag<uint64_t, 8>>;
-  const size_t lanes = hn::Lanes(d);
-  // The lower five bits are 0: a block's counters carry nowhere.
-  const uint64_t first =
-      static_cast<uint64_t>(stream.first_element) / kRandomBlock * kCounters;
-  // A round waits for the one before, so two vectors take turns. Three do not
-  // fit 16 registers.
-  for (size_t i = 0; i < kCounters; i += 2 * lanes) {
-    Counters a(d, stream, pair, first + i);
-    Counters b(d, stream, pair, first + i + lanes);
-    HWY_UNROLL(7)
-    for (int round = 0; round < RandomKeys::kRounds; ++round) {
-      const auto key0 = hn::Load(d, keys.at(round, 0));
-      const auto key1 = hn::Load(d, keys.at(round, 1));
-      a.Round(d, key0, key1);
-      b.Round(d, key0, key1);
+  for (size_t i = begin / 8; 8 * i < end; ++i) {
+    const uint64_t counter[] = {FirstCounter(element) + i, pair};
+    AesState state;
+    std::memcpy(state.data(), counter, sizeof(counter));
+    AesState key;
+    std::memcpy(key.data(), keys.at(0), key.size());
+    for (size_t b = 0; b < state.size(); ++b) state[b] ^= key[b];
+    for (int round = 1; round <= RandomKeys::kRounds; ++round) {
+      std::memcpy(key.data(), keys.at(round), key.size());
+      state = AesRound(state, key, round == RandomKeys::kRounds);
     }
-    a.Store(d, bits + 4 * i);
-    b.Store(d, bits + 4 * (i + lanes));
+    std::memcpy(bits + 8 * i, state.data(), state.size());
   }
 }
 
-// The bits of the second tensor of a pair, made of those of the first.
-HWY_INLINE void SwapBytes(const uint16_t* from, uint16_t* to) {
-  const hn::CappedTag<uint16_t, 32> d;
-  for (size_t i = 0; i < kRandomBlock; i += hn::Lanes(d)) {
-    const auto x = hn::Load(d, from + i);
-    hn::Store(hn::Or(hn::ShiftLeft<8>(x), hn::ShiftRight<8>(x)), d, to + i);
+#else
+
+HWY_INLINE void MakeRandomWords(const RandomKeys& keys, int64_t element,
+                                uint32_t pair, size_t begin, size_t end,
+                                uint16_t* HWY_RESTRICT bits) {
+  const hn::Full128<uint8_t> d;
+  const hn::Repartition<uint64_t, decltype(d)> d64;
+  const hn::Repartition<uint16_t, decltype(d)> d16;
+  // The lower five bits of the first counter are 0, so that the others differ
+  // from it in those bits alone.
+  static_assert(kRandomCounters == 32);
+  HWY_ALIGN const uint64_t first[] = {FirstCounter(element), pair};
+  const auto start =
+      hn::Xor(hn::BitCast(d, hn::Load(d64, first)), hn::Load(d, keys.at(0)));
+  HWY_ALIGN static constexpr auto kOffsets = [] {
+    std::array<uint64_t, 2 * kRandomCounters> offsets = {};
+    for (size_t i = 0; i < kRandomCounters; ++i) offsets[2 * i] = i;
+    return offsets;
+  }();
+  HWY_UNROLL(4)
+  for (size_t i = begin / 8; 8 * i < end; ++i) {
+    auto state =
+        hn::Xor(start, hn::BitCast(d, hn::Load(d64, kOffsets.data() + 2 * i)));
+    HWY_UNROLL(4)
+    for (int round = 1; round < RandomKeys::kRounds; ++round) {
+      state = hn::AESRound(state, hn::Load(d, keys.at(round)));
+    }
+    state = hn::AESLastRound(state, hn::Load(d, keys.at(RandomKeys::kRounds)));
+    hn::Store(hn::BitCast(d16, state), d16, bits + 8 * i);
   }
 }
 
-// bits[e] for all of the block of stream.first_element. `bits` is aligned.
-HWY_INLINE void MakeRandomBits(const RandomKeys& keys,
-                               const RandomStream& stream, uint32_t tensor,
-                               uint16_t* HWY_RESTRICT bits) {
-  MakeRandomWords(keys, stream, RandomPair(tensor), bits);
-  if (!IsFirstOfPair(tensor)) SwapBytes(bits, bits);
-}
+#endif
 
-// 16 bits for each lane of 32.
-template <class D>
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadBits(D, const uint16_t* bits) {
-  return hn::PromoteTo(hn::RebindToUnsigned<D>(),
-                       hn::LoadU(hn::Rebind<uint16_t, D>(), bits));
+// The 16 bits of each lane of 32, times 2^kShift. kSecond: of the second tensor
+// of the pair.
+template <bool kSecond, int kShift, class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadBits(D, const uint16_t* words) {
+  static_assert(kShift == 0 || kShift == 8);
+  const hn::RebindToUnsigned<D> du;
+  const auto bits =
+      hn::PromoteTo(du, hn::LoadU(hn::Rebind<uint16_t, D>(), words));
+  if constexpr (!kSecond) return hn::ShiftLeft<kShift>(bits);
+#if HWY_TARGET == HWY_SCALAR
+  const uint32_t x = hn::GetLane(bits);
+  return hn::Set(du, (x << 8 | x >> 8) % 65536 << kShift);
+#else
+  // Byte 2 is 0.
+  constexpr uint8_t a = kShift == 0 ? 1 : 2;
+  constexpr uint8_t b = kShift == 0 ? 0 : 1;
+  constexpr uint8_t c = kShift == 0 ? 2 : 0;
+  HWY_ALIGN static constexpr uint8_t kPlaces[16] = {
+      a,     b,     c,     2,  a + 4,  b + 4,  c + 4,  6,
+      a + 8, b + 8, c + 8, 10, a + 12, b + 12, c + 12, 14};
+  const hn::Repartition<uint8_t, decltype(du)> d8;
+  return hn::BitCast(du, hn::TableLookupBytes(hn::BitCast(d8, bits),
+                                              hn::LoadDup128(d8, kPlaces)));
+#endif
 }
 
 }  // namespace HWY_NAMESPACE

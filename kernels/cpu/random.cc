@@ -2,8 +2,6 @@
 
 #include "kernels/cpu/random.h"
 
-#include <algorithm>
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/random.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -16,9 +14,14 @@ namespace shard {
 namespace HWY_NAMESPACE {
 
 void RandomBits(const RandomStream& stream, uint32_t tensor, uint16_t* bits) {
-  HWY_ALIGN uint16_t block[kRandomBlock];
-  MakeRandomBits(RandomKeys(stream.seed), stream, tensor, block);
-  std::copy_n(block, kRandomBlock, bits);
+  HWY_ALIGN uint16_t words[kRandomBlock];
+  MakeRandomWords(RandomKeys(stream), stream.first_element, RandomPair(tensor),
+                  0, kRandomBlock, words);
+  for (int64_t e = 0; e < kRandomBlock; ++e) {
+    const auto low = static_cast<uint16_t>(words[e] >> 8);
+    const auto high = static_cast<uint16_t>(words[e] << 8);
+    bits[e] = IsFirstOfPair(tensor) ? words[e] : low | high;
+  }
 }
 
 }  // namespace HWY_NAMESPACE

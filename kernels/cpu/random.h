@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random bits for stochastic rounding: Philox4x32-7 of Salmon, Moraes, Dror and
-// Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, which passes
-// TestU01's BigCrush with these seven rounds. A generator without a state:
-// element i's bits depend on its key (seed, step, param, tensor) and on i, and
-// on nothing else. Neither the instruction set, nor the rank or thread that
-// asks, nor where a call begins can change them.
+// Random bits for stochastic rounding: ARS4x32-5 of Salmon, Moraes, Dror and
+// Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, five rounds of
+// AES with keys that are added up instead of expanded. With these it passes
+// TestU01's BigCrush, and most processors have an instruction for a round. A
+// generator without a state: element i's bits depend on its key (seed, step,
+// param, tensor) and on i, and on nothing else. Neither the instruction set,
+// nor the rank or thread that asks, nor where a call begins can change them.
 //
-// Element i = 256 b + e (0 <= e < 256) takes 16 bits:
+// Element i takes 16 bits:
 //
-//   counter  c0 = low 32 bits of n = 32 b + (e mod 128) / 4
-//            c1 = bits 32..59 of n, and the tensor's pair in its upper four
-//            c2 = param
-//            c3 = step
+//   counter  c0, c1 = low and high half of i / 8
+//            c2 = the tensor's pair
+//            c3 = 0
 //   key      k0, k1 = low and high half of seed
-//   word     of the four: 2 (e / 128) + (e mod 4) / 2
-//   half     of the word: the low one where e is even, else the high one
-//
-// so that vectors of any width make them without moving values between lanes,
-// and all 128 bits of a counter are used.
+//            k2 = param
+//            k3 = step
+//   bits     16 (i mod 8) and up of the 128
 //
 // Two tensors share a pair's bits, since these are a good part of the work of a
 // step with narrow states: the second has the two bytes of the first in the

@@ -7,7 +7,8 @@
 //
 // may have its states narrowed; the others keep theirs in fp32.
 //
-// The values go into checkpoints and are frozen.
+// The values go into checkpoints and are frozen. 0 to 2 were the same kinds
+// with other codes of 8 bits, which are read no more.
 
 #ifndef SHARD_KERNELS_FORMULA_STATE_KIND_H_
 #define SHARD_KERNELS_FORMULA_STATE_KIND_H_
@@ -20,14 +21,18 @@ enum class StateKind : uint8_t {
   // An average of values of either sign. It is rounded stochastically: a step
   // changes a slow average by less than half a unit in its last place, and
   // rounded to nearest it would never move.
-  kAverage = 0,
+  kAverage = 3,
   // An average of squares, never negative. Rounded stochastically as well.
-  kSquareAverage = 1,
+  kSquareAverage = 4,
   // The largest of some squares so far. It is rounded to nearest: a maximum
   // keeps every upward error, so stochastic rounding would make it grow
   // without a reason.
-  kSquareMaximum = 2,
+  kSquareMaximum = 5,
 };
+
+constexpr bool IsRoundedStochastically(StateKind kind) {
+  return kind != StateKind::kSquareMaximum;
+}
 
 template <class F>
 concept HasNarrowStates = requires {

@@ -111,7 +111,7 @@ TEST_F(ConvertingStoreTest, ConvertsFloatsOnly) {
 // Slices that begin within blocks of 256, and reads that do.
 TEST_F(ConvertingStoreTest, DecodesWhereverItBegins) {
   CheckpointBuilder odd(999);
-  odd.AddQ8("state.w.v", 5000, 1);
+  odd.AddQ8("state.w.v", 5000, 4);
   ASSERT_OK(odd.Write(FileEnv::Posix(), folder_ / "odd"));
   const auto from = OpenStore(folder_ / "odd");
   ConversionOptions options;

@@ -302,7 +302,7 @@ TEST(FormatDocument, SufficesForAReader) {
     tensor.type = ElementType{type};
     tensor.key = "type " + std::to_string(type);
     tensor.role = type == 5 ? TensorRole::kState : TensorRole::kBuffer;
-    tensor.codebook = type == 5 ? 2 : 0;
+    tensor.codebook = type == 5 ? 5 : 0;
     tensor.shape = {300};
     const auto size = static_cast<uint64_t>(shard::ElementSize(tensor.type));
     for (int64_t begin = 0; begin < 300; begin += 100) {
@@ -347,22 +347,21 @@ TEST(FormatDocument, SaysWhatCodesMean) {
     for (int c = 0; c < 256; ++c) {
       const int e = c >> 3 & 15;
       const auto m = static_cast<float>(c & 7);
-      const float magnitude =
-          e == 0 ? m * 0x1p-17f : std::ldexp(1 + m / 8, e - 15);
-      const float value = magnitude * (scale / 1.875f);
+      const float z = std::ldexp(1 + m / 8, e + 1);
+      const float value = (z - 2) * (scale / 122878);
       const float element = c >= 128 ? -value : value;
       EXPECT_EQ(decoded[static_cast<size_t>(c)], element) << c;
     }
-    for (const int book : {1, 2}) {
+    for (const int book : {4, 5}) {
       shard::DecodeQ8(static_cast<shard::StateKind>(book), codes.data(), &scale,
                       decoded.data(), 256);
       for (int c = 0; c < 256; ++c) {
-        const int e = c >> 5;
-        const auto m = static_cast<float>(c & 31);
-        const float magnitude =
-            e == 0 ? m * 0x1p-11f : std::ldexp(1 + m / 32, e - 7);
-        const float root = magnitude * (scale / 1.96875f);
-        EXPECT_EQ(decoded[static_cast<size_t>(c)], root * root) << c;
+        const float z =
+            c < 48
+                ? std::ldexp(1 + static_cast<float>(c & 3) / 4, (c >> 2) - 8)
+                : std::ldexp(1 + static_cast<float>(c & 15) / 16, (c >> 4) + 1);
+        const float element = (z - 0x1p-8f) * (scale / 126976);
+        EXPECT_EQ(decoded[static_cast<size_t>(c)], element) << c;
       }
     }
   }

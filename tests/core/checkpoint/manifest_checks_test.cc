@@ -128,7 +128,8 @@ TEST(ManifestChecks, TypesAndShapes) {
       {[](Raw* r) { r->tensors[1].group = 1; }, {"group 1", "there are 1"}},
       {[](Raw* r) { r->tensors[1].group = -2; }, {"group -2"}},
       {[](Raw* r) { r->tensors[1].step = -2; }, {"-2 steps"}},
-      {[](Raw* r) { r->tensors[4].codebook = 3; }, {"code book 3", "q8"}},
+      {[](Raw* r) { r->tensors[4].codebook = 2; }, {"code book 2", "q8"}},
+      {[](Raw* r) { r->tensors[4].codebook = 6; }, {"code book 6", "q8"}},
       {[](Raw* r) { r->tensors[1].codebook = 1; }, {"code book 1", "f32"}},
   });
   ExpectFine({
@@ -136,7 +137,7 @@ TEST(ManifestChecks, TypesAndShapes) {
       [](Raw* r) {
         r->tensors[3].shape = {0, int64_t{1} << 60};
       },
-      [](Raw* r) { r->tensors[4].codebook = 2; },
+      [](Raw* r) { r->tensors[4].codebook = 5; },
   });
 }
 

@@ -80,7 +80,7 @@ struct Rich {
     contents.tensors.back().alias_of = 0;
     Add("state.encoder.weight.exp_avg_sq", ElementType::kQ8, TensorRole::kState,
         {1000, 33, 2}, 3)
-        ->codebook = 2;
+        ->codebook = 5;
     Add("state.encoder.weight.exp_avg_sq.q8_scale", ElementType::kF32,
         TensorRole::kState, {258}, 2);
     Add("state.encoder.weight.master_param", ElementType::kF32,

@@ -101,7 +101,7 @@ struct RawManifest {
          .first_slice = 3,
          .num_slices = 1,
          .step = 2,
-         .codebook = 1},
+         .codebook = 4},
         {.key = "state.a.weight.v.q8_scale",
          .shape = {48},
          .role = 3,

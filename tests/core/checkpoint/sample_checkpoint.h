@@ -190,8 +190,8 @@ inline CheckpointBuilder SampleBuilder() {
   sample.Add("count", ElementType::kI64, TensorRole::kBuffer, {9});
   sample.Add("state.embed.exp_avg", ElementType::kF32, TensorRole::kState,
              {700, 1000});
-  sample.AddQ8("state.layer.weight.exp_avg", 301 * 257, 1);
-  sample.AddQ8("state.small.0.exp_avg", 33, 1);
+  sample.AddQ8("state.layer.weight.exp_avg", 301 * 257, 4);
+  sample.AddQ8("state.small.0.exp_avg", 33, 4);
   for (int rank = 0; rank < 3; ++rank) {
     sample.AddBlob("loader", BlobRule::kPerRank, rank,
                    StrCat("position of rank ", rank));

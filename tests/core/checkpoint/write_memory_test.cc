@@ -52,7 +52,7 @@ class WriteMemoryTest : public ::testing::Test {
   void SetUp() override {
     {
       CheckpointBuilder large(uint64_t{4} << 20);
-      large.AddQ8("state.weight.exp_avg", kNumel, 0);
+      large.AddQ8("state.weight.exp_avg", kNumel, 3);
       ASSERT_OK(large.Write(FileEnv::Posix(), folder_ / "from"));
     }
     from_ = OpenStore(folder_ / "from");

@@ -43,18 +43,26 @@ std::vector<float> Decode(StateKind kind, const Encoded& encoded) {
 
 // What a code stands for by q8.h, for a scale of 1.
 double Meaning(StateKind kind, int code) {
-  const bool root = kind != StateKind::kAverage;
-  const int mantissa_bits = root ? 5 : 3;
-  const int top_exponent = root ? 7 : 15;
-  const int magnitude = root ? code : code & 0x7F;
-  const int exponent = magnitude >> mantissa_bits;
-  const int steps = 1 << mantissa_bits;
-  const int mantissa = magnitude % steps;
-  const double unit = std::ldexp(1.0, std::max(exponent, 1) - top_exponent);
-  double value = unit * ((exponent > 0 ? 1 : 0) + mantissa / double(steps));
-  value /= 2 - 1.0 / steps;
-  if (root) return value * value;
-  return (code & 0x80) != 0 ? -value : value;
+  const auto z = [](int exponent, int mantissa, int steps) {
+    return std::ldexp(1 + mantissa / double(steps), exponent);
+  };
+  if (kind == StateKind::kAverage) {
+    const int c = code & 0x7F;
+    const double value = (z(1 + c / 8, c % 8, 8) - 2) / 122878;
+    return (code & 0x80) != 0 ? -value : value;
+  }
+  const double at = code < 48 ? z(code / 4 - 8, code % 4, 4)
+                              : z(code / 16 + 1, code % 16, 16);
+  return (at - 0x1p-8) / 126976;
+}
+
+// The values of all codes that are not negative, upwards.
+std::vector<double> Values(StateKind kind) {
+  std::vector<double> values;
+  for (int code = 0; code < (kind == StateKind::kAverage ? 128 : 256); ++code) {
+    values.push_back(Meaning(kind, code));
+  }
+  return values;
 }
 
 // Five decades of magnitudes in each block; squares of them for `kind`.
@@ -80,10 +88,9 @@ TEST_P(Q8Test, EveryCodeMeansWhatTheHeaderSays) {
       encoded.codes.push_back(static_cast<uint8_t>(code));
     }
     encoded.scales = {3.0f};
-    const double scale = kind == StateKind::kAverage ? 3.0 : 9.0;
     const std::vector<float> values = Decode(kind, encoded);
     for (int code = 0; code < 256; ++code) {
-      const double expected = scale * Meaning(kind, code);
+      const double expected = 3 * Meaning(kind, code);
       EXPECT_NEAR(static_cast<double>(values[static_cast<size_t>(code)]),
                   expected, 1e-6 * std::abs(expected))
           << code;
@@ -91,34 +98,54 @@ TEST_P(Q8Test, EveryCodeMeansWhatTheHeaderSays) {
   }
 }
 
-// No further than to the next code, and to nearest half as far.
+TEST_P(Q8Test, StepsAreAsSmallAsTheHeaderSays) {
+  const std::vector<double> averages = Values(StateKind::kAverage);
+  EXPECT_EQ(averages[127], 1);
+  EXPECT_NEAR(averages[1], 2e-6, 1e-7);
+  for (size_t c = 1; c < 128; ++c) {
+    EXPECT_LE(averages[c] - averages[c - 1],
+              1.0001 * (averages[1] + averages[c - 1] / 8))
+        << c;
+  }
+  const std::vector<double> squares = Values(StateKind::kSquareAverage);
+  EXPECT_NEAR(squares[255], 1, 1e-6);
+  EXPECT_NEAR(squares[1], 7.7e-9, 1e-10);
+  for (size_t c = 1; c < 256; ++c) {
+    const double step = squares[c] - squares[c - 1];
+    const double allowed = squares[c] > 1.3e-4   ? 1.0 / 16
+                           : squares[c] > 2.5e-7 ? 0.27
+                                                 : 1;
+    EXPECT_LE(step, allowed * squares[c] * 1.0001) << c;
+  }
+}
+
+// To one of the two codes around, and to nearest to the nearer.
 TEST_P(Q8Test, RoundTripIsWithinTheStep) {
   const RandomStream random = {1, 2, 3, 512};
   for (const StateKind kind :
        {StateKind::kAverage, StateKind::kSquareAverage}) {
-    const bool root = kind != StateKind::kAverage;
+    const std::vector<double> codes = Values(kind);
     const std::vector<float> values = Values(kind, 3 * kBlock + 77);
     for (const bool nearest : {false, true}) {
       const Encoded encoded = Encode(kind, values, nearest ? nullptr : &random);
       const std::vector<float> decoded = Decode(kind, encoded);
       for (size_t i = 0; i < values.size(); ++i) {
-        const double scale = static_cast<double>(encoded.scales[i / kBlock]);
-        double x = std::abs(static_cast<double>(values[i]));
-        double y = std::abs(static_cast<double>(decoded[i]));
+        const auto scale = static_cast<double>(encoded.scales[i / kBlock]);
+        const double x = std::abs(static_cast<double>(values[i])) / scale;
+        const double y = std::abs(static_cast<double>(decoded[i])) / scale;
         ASSERT_GE(values[i] * decoded[i], 0) << i;
-        if (root) {
-          // The nearer of two squares is up to 0.59 steps of the root away;
-          // below the first code there is only that.
-          const double unit = scale / 1.96875 * 0x1p-11;
-          const double step = std::max(unit, std::sqrt(x) / 16);
-          const double half = std::sqrt(x) < unit ? step : 0.59 * step;
-          ASSERT_NEAR(std::sqrt(x), std::sqrt(y),
-                      1.0001 * (nearest ? half : step))
+        const auto next = std::min(
+            std::upper_bound(codes.begin(), codes.end(), x), codes.end() - 1);
+        double lower = *(next - 1);
+        double upper = *next;
+        // A positive square is not 0.
+        if (kind != StateKind::kAverage && lower == 0) lower = upper;
+        const double tolerance = 1e-6 * upper;
+        if (nearest && std::abs(x - (lower + upper) / 2) > tolerance) {
+          ASSERT_NEAR(y, x < (lower + upper) / 2 ? lower : upper, tolerance)
               << i;
-        } else {
-          const double step =
-              scale / 1.875 * std::max(0x1p-17, x / scale * 1.875 / 8);
-          ASSERT_NEAR(x, y, 1.0001 * (nearest ? step / 2 : step)) << i;
+        } else if (std::abs(y - lower) > tolerance) {
+          ASSERT_NEAR(y, upper, tolerance) << i;
         }
       }
     }
@@ -217,7 +244,7 @@ TEST_P(Q8Test, ZerosAndTinyBlocks) {
     EXPECT_EQ(encoded.scales, std::vector<float>(2, 0.0f));
     EXPECT_EQ(Decode(kind, encoded), zeros);
   }
-  const std::vector<float> tiny(kBlock, 1e-39f);
+  const std::vector<float> tiny(kBlock, 1e-35f);
   for (const float x : Decode(StateKind::kAverage,
                               Encode(StateKind::kAverage, tiny, &random))) {
     EXPECT_EQ(x, 0);
@@ -225,7 +252,17 @@ TEST_P(Q8Test, ZerosAndTinyBlocks) {
   for (const float x :
        Decode(StateKind::kSquareAverage,
               Encode(StateKind::kSquareAverage, tiny, &random))) {
-    EXPECT_NEAR(static_cast<double>(x), 1e-39, 1e-44);
+    EXPECT_NEAR(static_cast<double>(x), 1e-35, 0.07 * 1e-35);
+  }
+  // The largest and the smallest blocks that are kept.
+  for (const StateKind kind :
+       {StateKind::kAverage, StateKind::kSquareAverage}) {
+    for (const float value : {0x1p-110f, 0x1.8p127f}) {
+      for (const float x :
+           Decode(kind, Encode(kind, std::vector<float>(kBlock, value)))) {
+        EXPECT_NEAR(static_cast<double>(x / value), 1, 1e-6);
+      }
+    }
   }
 }
 

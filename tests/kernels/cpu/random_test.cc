@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cpu/aes_round.h"
 #include "tests/kernels/cpu/targets.h"
 
 namespace shard {
@@ -30,7 +31,7 @@ std::vector<uint16_t> Bits(const RandomStream& stream, uint32_t tensor) {
 Words WordsOf(const std::vector<uint16_t>& bits, size_t c) {
   Words words;
   for (size_t w = 0; w < 4; ++w) {
-    const size_t low = 128 * (w / 2) + 4 * c + 2 * (w % 2);
+    const size_t low = 8 * c + 2 * w;
     words[w] = bits[low] | static_cast<uint32_t>(bits[low + 1]) << 16;
   }
   return words;
@@ -38,24 +39,43 @@ Words WordsOf(const std::vector<uint16_t>& bits, size_t c) {
 
 class RandomTest : public TargetsTest {};
 
-// The known answers of Random123 1.14 for philox4x32 with 7 rounds
-// (tests/kat_vectors): counter, key, result.
+// What Random123 1.14's ars4x32_R(5, counter, key) returns.
 TEST_P(RandomTest, KnownAnswers) {
   EXPECT_EQ(WordsOf(Bits({0, 0, 0, 0}, 0), 0),
-            (Words{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}));
-  // All ones: the last counter of the last block of pair 15.
+            (Words{0x7ecce06f, 0x7cdc3bca, 0x15513c87, 0x29d24c9b}));
+  // The last counter of the last block of pair 15, the key all ones.
   constexpr uint32_t kOnes = 0xffffffff;
   const RandomStream ones = {std::numeric_limits<uint64_t>::max(), kOnes, kOnes,
                              std::numeric_limits<int64_t>::max() - 255};
   EXPECT_EQ(WordsOf(Bits(ones, 29), 31),
-            (Words{0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}));
-  // The digits of pi: counter 243f6a88 85a308d3 13198a2e 03707344, key a4093822
-  // 299f31d0. The upper four bits of the second word are the pair's.
-  constexpr uint64_t kCounter = 0x5a308d3'243f6a88;
-  const RandomStream pi = {0x299f31d0'a4093822, 0x03707344, 0x13198a2e,
+            (Words{0x8f23509f, 0x5778f5fe, 0x4cdcc0ca, 0x77c5980f}));
+  // The digits of pi: counter 243f6a88 05a308d3 of pair 8, key a4093822
+  // 299f31d0 082efa98 ec4e6c89.
+  constexpr uint64_t kCounter = 0x05a308d3'243f6a88;
+  const RandomStream pi = {0x299f31d0'a4093822, 0xec4e6c89, 0x082efa98,
                            static_cast<int64_t>(kCounter / 32 * 256)};
   EXPECT_EQ(WordsOf(Bits(pi, 15), kCounter % 32),
-            (Words{0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}));
+            (Words{0xc4c3e3ae, 0x759ef221, 0x69de2e5d, 0xaf08a417}));
+}
+
+// The rounds of the target without vectors: the example of FIPS 197, appendix
+// B, whose first two rounds have these inputs, keys and results.
+TEST(AesRoundTest, IsThatOfFips197) {
+  const AesState start = {0x19, 0x3d, 0xe3, 0xbe, 0xa0, 0xf4, 0xe2, 0x2b,
+                          0x9a, 0xc6, 0x8d, 0x2a, 0xe9, 0xf8, 0x48, 0x08};
+  const AesState key = {0xa0, 0xfa, 0xfe, 0x17, 0x88, 0x54, 0x2c, 0xb1,
+                        0x23, 0xa3, 0x39, 0x39, 0x2a, 0x6c, 0x76, 0x05};
+  const AesState after = {0xa4, 0x9c, 0x7f, 0xf2, 0x68, 0x9f, 0x35, 0x2b,
+                          0x6b, 0x5b, 0xea, 0x43, 0x02, 0x6a, 0x50, 0x49};
+  EXPECT_EQ(AesRound(start, key, false), after);
+  // The last round.
+  const AesState before_last = {0xeb, 0x40, 0xf2, 0x1e, 0x59, 0x2e, 0x38, 0x84,
+                                0x8b, 0xa1, 0x13, 0xe7, 0x1b, 0xc3, 0x42, 0xd2};
+  const AesState last_key = {0xd0, 0x14, 0xf9, 0xa8, 0xc9, 0xee, 0x25, 0x89,
+                             0xe1, 0x3f, 0x0c, 0xc8, 0xb6, 0x63, 0x0c, 0xa6};
+  const AesState output = {0x39, 0x25, 0x84, 0x1d, 0x02, 0xdc, 0x09, 0xfb,
+                           0xdc, 0x11, 0x85, 0x97, 0x19, 0x6a, 0x0b, 0x32};
+  EXPECT_EQ(AesRound(before_last, last_key, true), output);
 }
 
 TEST_P(RandomTest, IsUniform) {
