@@ -265,6 +265,15 @@ HWY_INLINE void DecodeBlocks(StateKind kind, const uint8_t* codes,
   }
 }
 
+// The scale next to `largest` that decoding gives back for the largest code:
+// what is decoded and encoded again keeps its codes and scales.
+HWY_INLINE float StableScale(float largest, float top) {
+  // A step in the last place at most, and none from there: so it is for every
+  // mantissa, and for both values of `top`.
+  const float decoded = top * (largest / top);
+  return std::isfinite(decoded) ? decoded : largest;
+}
+
 // The codes of a block whose scale is positive.
 template <bool kSecond>
 HWY_INLINE void EncodeScaled(StateKind kind, const float* from, float scale,
@@ -287,6 +296,10 @@ HWY_INLINE void EncodeBlock(StateKind kind, const float* from, size_t count,
     scale = std::numeric_limits<float>::quiet_NaN();
   } else if (scale < kSmallestScale) {
     scale = kind == StateKind::kAverage || scale == 0 ? 0 : kSmallestScale;
+  }
+  if (scale > 0) {
+    scale = StableScale(scale, kind == StateKind::kAverage ? SignedCode::kTop
+                                                           : SquareCode::kTop);
   }
   *scale_to = scale;
   // A scale of 0 or NaN is all there is to say.
