@@ -55,7 +55,7 @@ TrainingNumbers Engine::Numbers() const {
   TrainingNumbers numbers;
   numbers.step = step_;
   numbers.param_steps = param_steps_;
-  numbers.loss_scale = loss_scaler_.state();
+  if (loss_scaler_.dynamic()) numbers.loss_scale = loss_scaler_.state();
   for (const Optimizer& optimizer : hypers_.optimizers()) {
     numbers.groups.push_back(optimizer.ToString());
   }

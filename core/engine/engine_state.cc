@@ -177,10 +177,10 @@ std::map<std::string, double> Engine::NumbersByKey(
     const std::vector<StateEntry>& entries, bool whole) const {
   std::map<std::string, double> numbers;
   const TrainingNumbers now = Numbers();
-  if (whole && loss_scaler_.dynamic()) {
-    numbers[std::string(kLossScaleKey)] = now.loss_scale.scale;
+  if (whole && now.loss_scale) {
+    numbers[std::string(kLossScaleKey)] = now.loss_scale->scale;
     numbers[std::string(kGoodStepsKey)] =
-        static_cast<double>(now.loss_scale.good_steps);
+        static_cast<double>(now.loss_scale->good_steps);
   }
   ForEachStepped(plan(), entries, [&](ParamId param, std::string_view fqn) {
     numbers[StepKey(fqn)] = static_cast<double>(now.StepOf(plan(), param));

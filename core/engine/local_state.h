@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,8 @@ struct TrainingNumbers {
   int64_t step = 0;
   // By Plan::positions(); empty: `step` for all.
   std::vector<int64_t> param_steps;
-  LossScaler::State loss_scale = {1.0, 0};
+  // Of dynamic loss scaling.
+  std::optional<LossScaler::State> loss_scale;
   // By GroupId: the optimizer in its canonical text form, with all values.
   std::vector<std::string> groups;
 

@@ -250,10 +250,11 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
   contents.step = state_.numbers.step;
   contents.world_size = comm_->world_size();
   contents.groups = state_.numbers.groups;
-  contents.scalars = {
-      {std::string(kLossScaleKey), state_.numbers.loss_scale.scale},
-      {std::string(kGoodStepsKey),
-       static_cast<double>(state_.numbers.loss_scale.good_steps)}};
+  if (const auto& scale = state_.numbers.loss_scale; scale) {
+    contents.scalars = {
+        {std::string(kLossScaleKey), scale->scale},
+        {std::string(kGoodStepsKey), static_cast<double>(scale->good_steps)}};
+  }
 
   // Every rank places in this order, so the layouts come out as theirs did.
   std::vector<DataLayout> layouts(world_size);

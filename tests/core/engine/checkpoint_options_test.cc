@@ -570,6 +570,27 @@ TEST(CheckpointOptionsTest, LossScaleWithoutItsCount) {
       << log.text();
 }
 
+// A run in f32 has no loss scale to go on from in f16.
+TEST(CheckpointOptionsTest, WithoutLossScalingNoneIsSaved) {
+  for (const char* saved : {"", "static?scale=4"}) {
+    UnitTraining training = AwkwardTraining(1, 1);
+    training.engine.loss_scaler = *LossScaler::Parse(saved);
+    const testing::TempFolder folder;
+    Log log;
+    {
+      const auto engine = LocalEngine(training, &log);
+      UnitTrainer(training, engine.get()).Fill();
+      ASSERT_OK(engine->Save(folder.path(), Quick()));
+    }
+    training.engine.loss_scaler = *LossScaler::Parse("dynamic?init_scale=64");
+    const auto engine = LocalEngine(training, &log);
+    LoadReport report;
+    ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
+    EXPECT_EQ(engine->loss_scale(), 64) << saved;
+    EXPECT_EQ(log.text(), "") << saved;
+  }
+}
+
 // ---- Blobs -----------------------------------------------------------------
 
 Status SetNumbers(Engine* engine, const std::string& name, BlobRule rule,
