@@ -247,8 +247,8 @@ class Engine {
   Status CheckBeginStep(const StepOptions& options) const;
   // Whether another step can be counted.
   Status CheckStepCount() const;
-  // COLLECTIVE. Of the meeting to step, or to begin one.
-  Status AgreeOnEntries(const Deadline& deadline);
+  // COLLECTIVE. Of the meeting to step, or to begin one, which `leader` leads.
+  Status AgreeOnEntries(int32_t leader, const Deadline& deadline);
   // COLLECTIVE. Ranks that joined take the leader's values.
   Status AgreeOnHypers(int32_t leader, const Deadline& deadline);
   // COLLECTIVE. Which parameters do a step, and which one, for UpdateInput.

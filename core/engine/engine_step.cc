@@ -158,7 +158,7 @@ StatusOr<StepInput> Engine::PrepareStep(const StepOptions& options,
                                         const Deadline& deadline,
                                         int32_t* active) {
   const std::vector<Note>& notes = assembly_->units().notes();
-  SHARD_RETURN_IF_ERROR(AgreeOnEntries(deadline));
+  SHARD_RETURN_IF_ERROR(AgreeOnEntries(leader, deadline));
   *active = 0;
   for (const Note& note : notes) *active += note.active;
   SHARD_RETURN_IF_ERROR(AgreeOnHypers(leader, deadline));
@@ -185,7 +185,7 @@ Status Engine::RunStep(const StepOptions& options, int32_t leader,
   Units& units = assembly_->units();
   StepInput input;
   if (begun_) {
-    SHARD_RETURN_IF_ERROR(AgreeOnEntries(deadline));
+    SHARD_RETURN_IF_ERROR(AgreeOnEntries(leader, deadline));
     input = begun_input_;
     report->active = begun_active_;
   } else {
@@ -208,15 +208,20 @@ Status Engine::RunStep(const StepOptions& options, int32_t leader,
   return Status();
 }
 
-Status Engine::AgreeOnEntries(const Deadline& deadline) {
+Status Engine::AgreeOnEntries(int32_t leader, const Deadline& deadline) {
   const std::vector<Note>& notes = assembly_->units().notes();
   if (SameEntries(notes)) return Status();
-  const Note& mine = notes[static_cast<size_t>(comm_->rank())];
-  // Ranks that wait in join may have others.
-  const auto describe = [&mine](FactSink* sink) { DescribeEntry(mine, sink); };
+  Note mine = notes[static_cast<size_t>(comm_->rank())];
+  // Ranks that wait in join take the others' options, and may take their count.
+  if (mine.activity == Activity::kJoin) {
+    const Note& led = notes[static_cast<size_t>(leader)];
+    mine.step = led.step;
+    if (mine.zeroed == kNeverZeroed) mine.zeroed = led.zeroed;
+  }
   return CheckAgreement(
-      comm_.get(), "the step",
-      mine.activity == Activity::kJoin ? DescribeFacts() : describe, deadline);
+      comm_.get(),
+      "the step (a rank that called zero_grad less often calls it, too)",
+      [&mine](FactSink* sink) { DescribeEntry(mine, sink); }, deadline);
 }
 
 Status Engine::AgreeOnHypers(int32_t leader, const Deadline& deadline) {

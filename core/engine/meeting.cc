@@ -47,11 +47,6 @@ std::string_view Verb(Activity activity) {
   return "does something unknown";
 }
 
-bool MovesUnit(const Note& note) {
-  return note.activity == Activity::kReduce ||
-         note.activity == Activity::kGather;
-}
-
 }  // namespace
 
 bool SameWork(const Note& a, const Note& b) {
@@ -85,7 +80,7 @@ StatusOr<Conclusion> Conclude(
         (reducer == kNone || notes[r].zeroed < notes[reducer].zeroed)) {
       reducer = r;
     }
-    if (MovesUnit(notes[r])) mover = std::min(mover, r);
+    if (MovesUnit(notes[r].activity)) mover = std::min(mover, r);
     stayer = std::min(stayer, r);
   }
   if (allow_missing && reducer != kNone) mover = reducer;
@@ -94,12 +89,12 @@ StatusOr<Conclusion> Conclude(
 
   const auto may_follow = [&](const Note& note) {
     if (note.activity == Activity::kJoin) {
-      return MovesUnit(led) || led.activity == Activity::kStep ||
+      return MovesUnit(led.activity) || led.activity == Activity::kStep ||
              led.activity == Activity::kBeginStep;
     }
     if (!allow_missing) return false;
-    if (note.activity == Activity::kStep) return MovesUnit(led);
-    return MovesUnit(note) && led.activity == Activity::kReduce;
+    if (note.activity == Activity::kStep) return MovesUnit(led.activity);
+    return MovesUnit(note.activity) && led.activity == Activity::kReduce;
   };
   for (size_t r = 0; r < notes.size(); ++r) {
     if (SameWork(notes[r], led) || may_follow(notes[r])) continue;

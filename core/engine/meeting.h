@@ -52,6 +52,14 @@ struct StepEntry {
   double step;
 };
 
+// Before the first zero_grad.
+inline constexpr int64_t kNeverZeroed = -1;
+
+// Whether an activity is a unit's.
+constexpr bool MovesUnit(Activity activity) {
+  return activity == Activity::kReduce || activity == Activity::kGather;
+}
+
 struct Note {
   Activity activity = Activity::kStep;
   int32_t unit = -1;   // Of kReduce and kGather.
@@ -61,7 +69,8 @@ struct Note {
   int32_t active = 1;  // Not joined.
   // Calls of zero_grad since the last step before this, where gradients are
   // sharded. A rank that is ahead of another may have zeroed already, while the
-  // other's gradients are from before.
+  // other's gradients are from before. Of kJoin: kNeverZeroed unless this rank
+  // threw away gradients of its own, which are in sums of all ranks.
   int64_t zeroed = 0;
   StepEntry step = {};
 };

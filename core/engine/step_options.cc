@@ -177,9 +177,14 @@ StepOptions OptionsOf(const StepEntry& entry) {
 }
 
 bool SameEntries(const std::vector<Note>& notes) {
+  int64_t zeroed = kNeverZeroed;
+  for (const Note& note : notes) {
+    if (note.zeroed == kNeverZeroed) continue;
+    if (zeroed == kNeverZeroed) zeroed = note.zeroed;
+    if (note.zeroed != zeroed) return false;
+  }
   return SameOfActive(notes, [](const Note& a, const Note& b) {
-    return a.zeroed == b.zeroed &&
-           std::all_of(std::begin(kStepFields), std::end(kStepFields),
+    return std::all_of(std::begin(kStepFields), std::end(kStepFields),
                        [&](const StepField& field) {
                          return a.step.*field.value == b.step.*field.value;
                        });
@@ -196,7 +201,7 @@ void DescribeEntry(const Note& note, FactSink* sink) {
   for (const StepField& field : kStepFields) {
     sink->Add("", field.name, note.step.*field.value);
   }
-  sink->Add("", "number of zero_grad calls since the step before", note.zeroed);
+  sink->Add("", "number of zero_grad calls since the last step", note.zeroed);
 }
 
 }  // namespace shard

@@ -59,7 +59,8 @@ StepEntry EntryOf(const StepOptions& options, const StepSetting& setting,
 StepOptions OptionsOf(const StepEntry& entry);
 
 // Of a meeting to step, or to begin one: whether the ranks that have not joined
-// come with the same entries, `hypers` left out, and have zeroed equally often;
+// come with the same entries, `hypers` left out, and have zeroed equally often,
+// as have those that joined and threw gradients away;
 // and whether they come with the same `hypers`.
 bool SameEntries(const std::vector<Note>& notes);
 bool SameHypers(const std::vector<Note>& notes);

@@ -35,7 +35,7 @@ Units::Units(const Parts& parts)
                }),
       param_slots_(plan_, plan_.param_slots()),
       grad_slots_(plan_, plan_.grad_slots()),
-      reduced_(plan_.units().size(), kNever),
+      reduced_(plan_.units().size(), kNeverZeroed),
       published_(plan_.units().size()) {}
 
 Status Units::Fail(const Status& error) {
@@ -77,9 +77,16 @@ Status Units::OutOfStep(const Status& error, Activity activity) {
   // Ranks that came for the same and did not do it are still in step; so are
   // those that would have followed. One whose gradients or parameters were on
   // their way has said so already.
+  // All ranks must judge alike, those in join too.
   const std::vector<Note>& all = notes();
-  const bool moves =
-      activity == Activity::kReduce || activity == Activity::kGather;
+  if (!MovesUnit(activity)) {
+    for (const Note& note : all) {
+      if (note.activity == Activity::kJoin) continue;
+      activity = note.activity;
+      break;
+    }
+  }
+  const bool moves = MovesUnit(activity);
   const bool together = std::all_of(all.begin(), all.end(), [&](const Note& n) {
     if (!moves && n.activity == Activity::kJoin) return true;
     return n.activity == activity && (!moves || n.failed != 0);
@@ -89,6 +96,12 @@ Status Units::OutOfStep(const Status& error, Activity activity) {
 
 Status Units::Do(const Note& note, unsigned char* slot,
                  const Deadline& deadline) {
+  // Gradients from before a zero_grad that another rank was through with when
+  // it declared the unit: nothing is left that they could count in.
+  if (note.activity == Activity::kReduce &&
+      note.zeroed < reduced_[static_cast<size_t>(note.unit)]) {
+    return Status();
+  }
   double seconds = 0;
   Status status;
   const bool goes_on =
@@ -154,15 +167,16 @@ Status Units::EnterStep(Note note, const Status& local,
   }
 }
 
-Status Units::Follow(const Note& note, const Status& local,
-                     const Deadline& deadline, int32_t* leader, bool* joined) {
+Status Units::Follow(Note note, const Status& local, const Deadline& deadline,
+                     int32_t* leader, bool* joined) {
   *joined = false;
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = parts_.queue->Drain(deadline);
   if (!drained.ok()) return Fail(drained);
+  note.zeroed = dropped_ ? zeroed_ : kNeverZeroed;
   for (;;) {
     const auto met = Meet(note, local, deadline);
-    if (!met.ok()) return OutOfStep(met.status(), Activity::kStep);
+    if (!met.ok()) return OutOfStep(met.status(), note.activity);
     const Note led = notes()[static_cast<size_t>(met->leader)];
     *leader = met->leader;
     *joined = led.activity == Activity::kJoin;
@@ -173,7 +187,7 @@ Status Units::Follow(const Note& note, const Status& local,
     }
     if (led.activity == Activity::kStep ||
         led.activity == Activity::kBeginStep) {
-      zeroed_ = led.zeroed;
+      if (!dropped_) zeroed_ = led.zeroed;
       return Status();
     }
     param_slots_.DropAll();
@@ -453,6 +467,7 @@ Status Units::ClearGrads(const Deadline& deadline) {
   if (!drained.ok()) return Fail(drained);
   if (plan_.shards_grads()) {
     ++zeroed_;
+    dropped_ |= states_.any_ready();
   } else {
     ForgetReduced();
   }
@@ -504,8 +519,9 @@ std::vector<Event> Units::EnqueueRest() {
 }
 
 void Units::ForgetReduced() {
-  reduced_.assign(reduced_.size(), kNever);
+  reduced_.assign(reduced_.size(), kNeverZeroed);
   zeroed_ = 0;
+  dropped_ = false;
 }
 
 void Units::FinishStep() {

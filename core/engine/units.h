@@ -104,14 +104,14 @@ class Units {
   // COLLECTIVE, for a rank without input: meets with `note`, of kJoin, and
   // follows until the others step or begin one (`leader` has the note) or all
   // ranks have joined (`joined`).
-  Status Follow(const Note& note, const Status& local, const Deadline& deadline,
+  Status Follow(Note note, const Status& local, const Deadline& deadline,
                 int32_t* leader, bool* joined);
   // COLLECTIVE. The same for kSummon and kReplan, which nobody follows. What
   // was gathered is dropped, and the slots are the caller's.
   Status EnterChange(Activity activity, const Status& local,
                      const Deadline& deadline);
-  // Makes `error` final, and ends the group with it: it is one of this rank
-  // alone, for which the others would wait.
+  // Makes `error` final, and ends the group with it: it may be one of this
+  // rank alone, for which the others would wait.
   Status Fail(const Status& error);
   // After a step; parameters that were gathered are out of date.
   void FinishStep();
@@ -169,7 +169,7 @@ class Units {
   // Makes an error that all ranks know of final.
   Status GiveUp(const Status& error);
   // The error of a meeting, to which this rank came for `activity`; final where
-  // the ranks did not all come for the same.
+  // the ranks that have not joined did not all come for the same.
   Status OutOfStep(const Status& error, Activity activity);
 
   const Parts parts_;
@@ -186,12 +186,13 @@ class Units {
   std::vector<std::vector<const void*>> in_place_;
   Status broken_;
   // By unit: Note::zeroed of the last gradients that the ranks have reduced
-  // since the last step, whose sum counts while zeroed_ is the same; kNever:
-  // none. On the queue's thread while it is not empty.
-  static constexpr int64_t kNever = -1;
+  // since the last step, whose sum counts while zeroed_ is the same;
+  // kNeverZeroed: none. On the queue's thread while it is not empty.
   std::vector<int64_t> reduced_;
   // Calls of ClearGrads since the last step, where gradients are sharded.
   int64_t zeroed_ = 0;
+  // Whether it had declared gradients before one of these calls.
+  bool dropped_ = false;
   std::vector<Event> published_;  // By unit.
 
   std::vector<int32_t> order_;  // Units in the order of acquires.

@@ -876,9 +876,11 @@ SHARD_API shard_error* shard_engine_set_loss_scale(
  * declared ready, is dropped. Where gradients are sharded a sum is made of all
  * ranks' gradients, so every rank calls this equally often between two steps,
  * in the same places between its passes; a step before which they did not is
- * DESYNC. Ranks need not wait for each other there. Where gradients are whole
- * each rank zeroes its own as it likes. Local; waits for reductions that are on
- * their way. */
+ * DESYNC, with missing_grads at the step, where the ranks that lag may still
+ * call it, else at the first unit that is reduced, and for good. Ranks need not
+ * wait for each other there. Where gradients are whole each rank zeroes its own
+ * as it likes, on ranks that share no memory and without missing_grads until it
+ * declares them ready. Local; waits for reductions that are on their way. */
 SHARD_API shard_error* shard_engine_zero_grad(shard_engine* engine)
     SHARD_NOEXCEPT;
 

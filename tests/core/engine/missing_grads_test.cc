@@ -348,5 +348,104 @@ TEST(ZeroGradTest, RanksThatAccumulatedDifferently) {
   }
 }
 
+// One pass through a unit, with `gradient` in the backward one.
+Status PassThrough(Engine* engine, int32_t unit, Pass pass, float gradient) {
+  SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, pass, 0));
+  if (pass == Pass::kBackward) {
+    SHARD_ASSIGN_OR_RETURN(const auto tensor, engine->Grad(unit));
+    std::fill_n(static_cast<float*>(tensor.data), tensor.numel, gradient);
+    SHARD_RETURN_IF_ERROR(engine->UnitGradsReady(unit));
+  }
+  return engine->UnitRelease(unit);
+}
+
+// Both zero once, but rank 1 goes through one unit only, and gathers it while
+// rank 0 still reduces what it is about to throw away.
+TEST(ZeroGradTest, ARankThatGathersMeanwhileLosesNothing) {
+  const auto plan = TwoUnits(3, "sgd?lr=1");
+  ASSERT_NE(plan, nullptr);
+  ASSERT_TRUE(plan->shards_params());
+  EngineOptions options;
+  options.missing_grads = MissingGrads::kZero;
+  const auto train = [&](const std::shared_ptr<Communicator>& comm) {
+    auto made = Engine::Create(plan, comm, options);
+    ASSERT_OK(made);
+    Engine* const engine = made->get();
+    ASSERT_OK(engine->BroadcastParams(0));
+    if (comm->rank() == 0) {
+      for (const float gradient : {100.0f, 2.0f}) {
+        for (const int32_t unit : {1, 2}) {
+          if (gradient < 100) break;
+          ASSERT_OK(PassThrough(engine, unit, Pass::kForward, 0));
+        }
+        for (const int32_t unit : {2, 1}) {
+          ASSERT_OK(PassThrough(engine, unit, Pass::kBackward, gradient));
+        }
+        if (gradient == 100) ASSERT_OK(engine->ZeroGrad());
+      }
+    } else {
+      ASSERT_OK(engine->ZeroGrad());
+      ASSERT_OK(PassThrough(engine, 1, Pass::kForward, 0));
+      ASSERT_OK(PassThrough(engine, 1, Pass::kBackward, 10));
+    }
+    StepReport report;
+    ASSERT_OK(engine->Step(StepOptions(), &report));
+    for (const int32_t unit : {1, 2}) {
+      ASSERT_OK(engine->UnitAcquire(unit, Pass::kForward, 0));
+      // The mean of 2 and 10, and of 2 and nothing.
+      EXPECT_EQ(*static_cast<const float*>(engine->Param(unit)->data),
+                unit == 1 ? -6 : -1);
+      ASSERT_OK(engine->UnitRelease(unit));
+    }
+  };
+  RunThreadRanks(2, train, 20, "direct=0");
+}
+
+// Rank 1 throws away what is in the sums of all ranks already, and joins.
+TEST(ZeroGradTest, ARankThatDropsItsPassesAndJoinsIsTold) {
+  for (int variant = 0; variant < 8; ++variant) {
+    const int stage = 2 + variant / 4;
+    const bool both = (variant & 1) != 0;
+    const std::string link = (variant & 2) != 0 ? "direct=0" : "";
+    SCOPED_TRACE(StrCat("stage ", stage, ", link '", link, "', both ", both));
+    const auto plan = TwoUnits(stage, "sgd?lr=1");
+    ASSERT_NE(plan, nullptr);
+    ASSERT_TRUE(plan->shards_grads());
+    const auto train = [&](const std::shared_ptr<Communicator>& comm) {
+      auto made = Engine::Create(plan, comm, EngineOptions());
+      ASSERT_OK(made);
+      Engine* const engine = made->get();
+      ASSERT_OK(engine->BroadcastParams(0));
+      ASSERT_OK(engine->SetNoSync(true));
+      ASSERT_OK(DeclareAll(engine));
+      ASSERT_OK(engine->SetNoSync(false));
+      if (comm->rank() == 1 || both) ASSERT_OK(engine->ZeroGrad());
+      Status trained;
+      if (comm->rank() == 1) {
+        int64_t steps = 0;
+        trained = engine->Join(0, &steps);
+      } else {
+        ASSERT_OK(DeclareAll(engine));
+        StepReport report;
+        trained = engine->Step(StepOptions(), &report);
+        if (trained.ok()) {
+          ASSERT_OK(engine->UnitAcquire(1, Pass::kForward, 0));
+          EXPECT_EQ(*static_cast<const float*>(engine->Param(1)->data), -0.5);
+          ASSERT_OK(engine->UnitRelease(1));
+          int64_t steps = 0;
+          ASSERT_OK(engine->Join(0, &steps));
+        }
+      }
+      if (both) {
+        EXPECT_OK(trained);
+      } else {
+        ExpectError(trained, StatusCode::kDesync,
+                    {"zero_grad calls since the "});
+      }
+    };
+    RunThreadRanks(2, train, 20, link);
+  }
+}
+
 }  // namespace
 }  // namespace shard
