@@ -142,7 +142,7 @@ shard_tensor_slice SliceOf(const shard_checkpoint* checkpoint, int64_t tensor,
 std::vector<Piece> PiecesOf(const shard_checkpoint* checkpoint,
                             const TensorView& tensor) {
   std::vector<Piece> pieces;
-  const size_t size = ElementSize(tensor.info.dtype);
+  const size_t size = shard_dtype_size(tensor.info.dtype);
   if (size == 0) {
     throw Failure("tensor '" + tensor.key + "' has elements of " + tensor.type +
                   ", which this shardctl cannot read; a newer one may");
@@ -165,7 +165,7 @@ std::vector<Piece> PiecesOf(const shard_checkpoint* checkpoint,
 void ReadPiece(const shard_checkpoint* checkpoint, const TensorView& tensor,
                const Piece& piece, std::vector<std::byte>* bytes) {
   bytes->resize(static_cast<size_t>(piece.numel) *
-                ElementSize(tensor.info.dtype));
+                shard_dtype_size(tensor.info.dtype));
   Check(shard_checkpoint_read(checkpoint, tensor.index, piece.begin,
                               piece.numel, bytes->data(), bytes->size()));
 }

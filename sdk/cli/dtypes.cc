@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <iterator>
 #include <limits>
 
 #include "sdk/cli/handles.h"
@@ -15,31 +14,6 @@
 namespace shardctl {
 
 namespace {
-
-struct DTypeInfo {
-  int32_t dtype;
-  const char* name;
-  size_t size;
-  bool is_float;
-};
-
-constexpr DTypeInfo kDTypes[] = {
-    {SHARD_F32, "f32", 4, true},         {SHARD_BF16, "bf16", 2, true},
-    {SHARD_F16, "f16", 2, true},         {SHARD_F64, "f64", 8, true},
-    {SHARD_Q8, "q8", 1, false},          {SHARD_F8_E4M3, "f8_e4m3", 1, true},
-    {SHARD_F8_E5M2, "f8_e5m2", 1, true}, {SHARD_I8, "i8", 1, false},
-    {SHARD_I16, "i16", 2, false},        {SHARD_I32, "i32", 4, false},
-    {SHARD_I64, "i64", 8, false},        {SHARD_U8, "u8", 1, false},
-    {SHARD_U16, "u16", 2, false},        {SHARD_U32, "u32", 4, false},
-    {SHARD_U64, "u64", 8, false},        {SHARD_BOOL, "bool", 1, false},
-};
-
-const DTypeInfo* Find(int32_t dtype) {
-  for (const DTypeInfo& info : kDTypes) {
-    if (info.dtype == dtype) return &info;
-  }
-  return nullptr;
-}
 
 // A float of sign, `exponent` and `mantissa` bits. E4M3 as OCP has it: no
 // infinities, and only the largest code is a NaN.
@@ -81,29 +55,35 @@ void Each(const std::byte* from, size_t count, double* to) {
 
 }  // namespace
 
-std::string DTypeText(int32_t dtype) {
-  const DTypeInfo* const info = Find(dtype);
-  return info != nullptr ? info->name : "dtype " + std::to_string(dtype);
+std::string DTypeText(shard_dtype dtype) {
+  const std::string name = shard_dtype_name(dtype);
+  return name != "unknown" ? name : "dtype " + std::to_string(dtype);
 }
 
-int32_t ParseParamDType(const std::string& name) {
-  for (const DTypeInfo& info : kDTypes) {
-    if (name == info.name && info.dtype <= SHARD_F64) return info.dtype;
+shard_dtype ParseParamDType(const std::string& name) {
+  for (const shard_dtype dtype :
+       {SHARD_F32, SHARD_BF16, SHARD_F16, SHARD_F64}) {
+    if (name == shard_dtype_name(dtype)) return dtype;
   }
   throw Failure("unknown element type '" + name + "'; give " + kParamDTypes);
 }
 
-size_t ElementSize(int32_t dtype) {
-  const DTypeInfo* const info = Find(dtype);
-  return info != nullptr ? info->size : 0;
+bool IsFloat(shard_dtype dtype) {
+  switch (dtype) {
+    case SHARD_F32:
+    case SHARD_BF16:
+    case SHARD_F16:
+    case SHARD_F64:
+    case SHARD_F8_E4M3:
+    case SHARD_F8_E5M2:
+      return true;
+    default:
+      return false;
+  }
 }
 
-bool IsFloat(int32_t dtype) {
-  const DTypeInfo* const info = Find(dtype);
-  return info != nullptr && info->is_float;
-}
-
-void ToDoubles(int32_t dtype, const std::byte* from, size_t count, double* to) {
+void ToDoubles(shard_dtype dtype, const std::byte* from, size_t count,
+               double* to) {
   switch (dtype) {
     case SHARD_F32:
       return Each<float>(from, count, to);

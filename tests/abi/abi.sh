@@ -5,7 +5,7 @@
 # folder that holds this tree's files.
 
 readonly library=api/libshard.so.0
-readonly header=api/include/shard/shard.h
+readonly headers=(api/include/shard/*.h)
 readonly records=tests/abi
 
 # "shard_version SHARD_0 T": the name, its version, its kind.
@@ -19,11 +19,11 @@ make_layout() {
   tests/abi/layout
 }
 
-# Functions with their types, and the types of shard.h; what stands behind a
+# Functions with their types, and the types of the headers; what stands behind a
 # handle is private and left out. No line numbers, so that an edit elsewhere in
 # a file is no difference.
 make_abi() {
-  abidw --headers-dir "$(dirname "$header")" --drop-private-types \
+  abidw --headers-dir api/include/shard --drop-private-types \
     --exported-interfaces-only --no-show-locs --no-corpus-path \
     --no-comp-dir-path --type-id-style hash "$library"
 }

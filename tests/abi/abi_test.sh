@@ -24,12 +24,18 @@ same() {
 # Exactly the functions on record leave the library.
 symbols() {
   make_symbols | same symbols.txt
-  # Both ways, so that neither the record nor the header promises too much.
-  diff -u <(sed -nE 's/^SHARD_API.*[ *](shard_[a-z0-9_]+)\(.*/\1/p
-                     /^SHARD_API[^(]*$/{n;s/^ *(shard_[a-z0-9_]+)\(.*/\1/p}' \
-    "$header" | LC_ALL=C sort) \
+  # Both ways, so that neither the record nor the headers promise too much.
+  local declaration='^(SHARD_NODISCARD )?SHARD_API'
+  diff -u <(cat "${headers[@]}" | sed -nE \
+    "s/$declaration.*[ *](shard_[a-z0-9_]+)\(.*/\2/p
+     /$declaration[^(]*\$/{n;s/^ *(shard_[a-z0-9_]+)\(.*/\1/p}" |
+    LC_ALL=C sort) \
     <(make_symbols | sed -nE 's/ SHARD_0 T$//p') ||
-    fail "the header (-) and the library (+) have different functions"
+    fail "the headers (-) and the library (+) have different functions"
+  # A host is told when it drops an error.
+  if grep -nE '^SHARD_API shard_error\*' "${headers[@]}"; then
+    fail "the functions above return an error without SHARD_NODISCARD"
+  fi
 }
 
 # Sizes, offsets and constants are those on record, and all are on record.
@@ -37,18 +43,17 @@ layout() {
   make_layout | same layout.txt
   local name missing=0
   local code
-  # The header without comments.
-  code="$(gcc -fpreprocessed -dD -E -P "$header" 2>/dev/null)"
+  # The headers without comments.
+  code="$(cat "${headers[@]}" | gcc -fpreprocessed -dD -E -P -xc - 2>/dev/null)"
   for name in $(grep -oE 'SHARD_[A-Z0-9_]+ = -?[0-9]+' <<<"$code" |
-    cut -d' ' -f1) $(grep -oE 'define SHARD_MAX_[A-Z]+' <<<"$code" |
-    cut -d' ' -f2); do
+    cut -d' ' -f1); do
     grep -q "^constant $name " "$records/layout.txt" ||
       { echo "constant $name" && missing=1; }
   done
   for name in $(grep -oE 'define SHARD_[A-Z_]+_INIT' <<<"$code" |
     cut -d' ' -f2); do
-    grep -q "^init $name " "$records/layout.txt" ||
-      { echo "init $name" && missing=1; }
+    grep -qE "^init $name [0-9]+ zero$" "$records/layout.txt" ||
+      { echo "init $name, zero but for struct_size" && missing=1; }
   done
   # "struct.field" for every field: the last word before each semicolon, or
   # before an array's length.
@@ -60,7 +65,7 @@ layout() {
     grep -q "^field $name " "$records/layout.txt" ||
       { echo "field $name" && missing=1; }
   done
-  ((!missing)) || fail "the names above are in shard.h and not in layout.c"
+  ((!missing)) || fail "the names above are in the headers and not in layout.c"
 }
 
 # Types of arguments and results, as the debug information has them.
@@ -127,29 +132,34 @@ imports() {
   [[ -z "$bad" ]] || fail "the library refers to$bad"
 }
 
-# The header compiles alone, first and twice, in both languages.
+# Each header compiles alone, first and twice, in both languages, and so do all
+# _INITs.
 header_alone() {
-  local source="$TEST_TMPDIR/alone" compiler
-  printf '%s\n%s\n%s\n' '#include "shard/shard.h"' '#include "shard/shard.h"' \
-    'int main(void) { return shard_abi_version(); }' >"$source.c"
-  cp "$source.c" "$source.cc"
+  local header source="$TEST_TMPDIR/alone" compiler
   local flags=(-I api/include -fsyntax-only -Wall -Wextra -Wpedantic -Werror
     -Wundef -Wmissing-field-initializers)
-  for compiler in gcc clang; do
-    if [[ $compiler == clang ]] && ! command -v clang >/dev/null; then
-      continue
-    fi
-    "$compiler" -std=c11 "${flags[@]}" -Wstrict-prototypes "$source.c" ||
-      fail "$compiler, C11"
-  done
-  for compiler in g++ clang++; do
-    if [[ $compiler == clang* ]] && ! command -v clang++ >/dev/null; then
-      continue
-    fi
-    "$compiler" -std=c++20 "${flags[@]}" -Wold-style-cast "$source.cc" ||
-      fail "$compiler, C++20"
-    # A host may be older than libshard.
-    "$compiler" -std=c++11 "${flags[@]}" "$source.cc" || fail "$compiler, C++11"
+  for header in "${headers[@]}"; do
+    printf '#include "shard/%s"\n' "${header##*/}" "${header##*/}" \
+      >"$source.c"
+    # "shard_x y = SHARD_X_INIT;" for all that are in it.
+    sed -nE 's/^#define (SHARD_[A-Z_]+)_INIT.*/\1/p' "$header" |
+      while read -r name; do
+        echo "extern ${name,,} $name; ${name,,} $name = ${name}_INIT;"
+      done >>"$source.c"
+    echo 'int main(void) { return SHARD_OK; }' >>"$source.c"
+    cp "$source.c" "$source.cc"
+    for compiler in gcc clang-14; do
+      "$compiler" -std=c11 "${flags[@]}" -Wstrict-prototypes "$source.c" ||
+        fail "$header, $compiler, C11"
+    done
+    for compiler in g++ clang++-14; do
+      # A host may be older than libshard.
+      for standard in c++20 c++11; do
+        "$compiler" -std=$standard "${flags[@]}" -Wold-style-cast \
+          -Wzero-as-null-pointer-constant "$source.cc" ||
+          fail "$header, $compiler, $standard"
+      done
+    done
   done
 }
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Prints what a compiler makes of shard.h: the size of each struct, the offset
- * and size of each field, the value of each constant, the size of each _INIT.
- * abi_test holds this to layout.txt, and holds this file to the header: a name
- * that is there and not here fails it. */
+ * and size of each field, the value of each constant, the size that each _INIT
+ * says, and whether all else in it is zero. abi_test holds this to layout.txt,
+ * and holds this file to the header: a name that is there and not here fails
+ * it. */
 
 #include <stdio.h>
+#include <string.h>
 
 #include "shard/shard.h"
 
@@ -14,10 +16,14 @@
   printf("field %s.%s %zu +%zu\n", #type, #field, offsetof(type, field), \
          sizeof(((type*)0)->field))
 #define CONSTANT(name) printf("constant %s %d\n", #name, (int)(name))
-#define INIT(type, init)                               \
-  do {                                                 \
-    const type value = init;                           \
-    printf("init %s %zu\n", #init, value.struct_size); \
+/* Static, so that padding is zero too. */
+#define INIT(type, init)                                             \
+  do {                                                               \
+    static const type value = init;                                  \
+    static type zero;                                                \
+    zero.struct_size = sizeof(zero);                                 \
+    printf("init %s %zu%s\n", #init, value.struct_size,              \
+           memcmp(&value, &zero, sizeof(zero)) == 0 ? " zero" : ""); \
   } while (0)
 
 int main(void) {
@@ -311,6 +317,12 @@ int main(void) {
   CONSTANT(SHARD_F16);
   CONSTANT(SHARD_F64);
   CONSTANT(SHARD_MAX_DIMS);
+  CONSTANT(SHARD_MISSING_ERROR);
+  CONSTANT(SHARD_MISSING_ZERO);
+  CONSTANT(SHARD_MISSING_SKIP);
+  CONSTANT(SHARD_PASS_FORWARD);
+  CONSTANT(SHARD_PASS_BACKWARD);
+  CONSTANT(SHARD_PASS_BACKWARD_OVERWRITE);
   CONSTANT(SHARD_MASTERS_F32);
   CONSTANT(SHARD_MASTERS_NONE_NEAREST);
   CONSTANT(SHARD_MASTERS_NONE_STOCHASTIC);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Errors and versions.
+// Errors, versions and element types.
 
 #include <set>
 #include <string>
@@ -76,6 +76,25 @@ TEST(VersionTest, IsThatOfTheHeader) {
                                  std::to_string(SHARD_VERSION_MINOR) + "." +
                                  std::to_string(SHARD_VERSION_PATCH));
   EXPECT_EQ(shard_abi_version(), 0);
+}
+
+TEST(DTypeTest, NamesAndSizes) {
+  std::set<std::string> names;
+  for (shard_dtype dtype = -1; dtype <= 64; ++dtype) {
+    const std::string name = shard_dtype_name(dtype);
+    if (name == "unknown") {
+      EXPECT_EQ(shard_dtype_size(dtype), 0u) << dtype;
+      continue;
+    }
+    EXPECT_TRUE(names.insert(name).second) << name;
+    EXPECT_EQ(shard_dtype_size(dtype) == 0, dtype == SHARD_OPAQUE) << name;
+  }
+  EXPECT_EQ(names.size(), 17u);
+  EXPECT_STREQ(shard_dtype_name(SHARD_BF16), "bf16");
+  EXPECT_STREQ(shard_dtype_name(SHARD_OPAQUE), "opaque");
+  EXPECT_EQ(shard_dtype_size(SHARD_F64), 8u);
+  EXPECT_EQ(shard_dtype_size(SHARD_U16), 2u);
+  EXPECT_STREQ(shard_dtype_name(INT32_MIN), "unknown");
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ ln -sf libshard.so.0 "$prefix/lib/libshard.so"
 put 755 "$built/sdk/cli/shardctl" "$prefix/bin/shardctl"
 
 version="$(sed -nE 's/^#define SHARD_VERSION_(MAJOR|MINOR|PATCH) +//p' \
-  api/include/shard/shard.h | paste -sd.)"
+  api/include/shard/base.h | paste -sd.)"
 mkdir -p "$prefix/lib/pkgconfig"
 cat >"$prefix/lib/pkgconfig/shard.pc" <<END
 prefix=\${pcfiledir}/../..

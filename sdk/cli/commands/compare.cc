@@ -131,7 +131,7 @@ void Difference::Add(int64_t index, double a, double b,
 bool AreComparable(const TensorView& a, const TensorView& b) {
   const int32_t from = a.info.dtype;
   const int32_t to = b.info.dtype;
-  if (ElementSize(from) == 0 || ElementSize(to) == 0) return false;
+  if (shard_dtype_size(from) == 0 || shard_dtype_size(to) == 0) return false;
   return (from == SHARD_Q8) == (to == SHARD_Q8);
 }
 
@@ -145,8 +145,8 @@ Difference CompareValues(const CheckpointView& a, const TensorView& in_a,
   constexpr size_t kBlock = 4096;
   std::vector<double> values_a(kBlock);
   std::vector<double> values_b(kBlock);
-  const size_t size_a = ElementSize(in_a.info.dtype);
-  const size_t size_b = ElementSize(in_b.info.dtype);
+  const size_t size_a = shard_dtype_size(in_a.info.dtype);
+  const size_t size_b = shard_dtype_size(in_b.info.dtype);
   const bool same_type = in_a.info.dtype == in_b.info.dtype;
   for (const Piece& piece : PiecesOf(a.handle.get(), in_a)) {
     ReadPiece(a.handle.get(), in_a, piece, &bytes_a);

@@ -268,7 +268,7 @@ Values ValuesOf(const CheckpointView& view, const TensorView& tensor) {
   std::vector<std::byte> bytes;
   // A block fits into the caches.
   double doubles[4096];
-  const size_t size = ElementSize(tensor.info.dtype);
+  const size_t size = shard_dtype_size(tensor.info.dtype);
   Progress progress("reading");
   for (const Piece& piece : PiecesOf(view.handle.get(), tensor)) {
     ReadPiece(view.handle.get(), tensor, piece, &bytes);
@@ -289,7 +289,7 @@ int InspectTensor(const CheckpointView& view, const std::string& key,
   int64_t index = 0;
   Check(shard_checkpoint_find(view.handle.get(), key.c_str(), &index));
   const TensorView& tensor = view.tensors[static_cast<size_t>(index)];
-  const bool readable = ElementSize(tensor.info.dtype) > 0;
+  const bool readable = shard_dtype_size(tensor.info.dtype) > 0;
   const Values values = readable ? ValuesOf(view, tensor) : Values();
   const bool any = values.finite > 0;
 

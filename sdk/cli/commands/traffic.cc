@@ -30,11 +30,11 @@ Whole WholeOf(const shard_plan* plan) {
     Check(shard_plan_buffer_info(plan, b, &buffer));
     const auto numel =
         static_cast<uint64_t>(buffer.full_numel + buffer.num_padded);
-    const uint64_t params = numel * ElementSize(buffer.dtype);
+    const uint64_t params = numel * shard_dtype_size(buffer.dtype);
     (buffer.trainable != 0 ? whole.params : whole.frozen) += params;
     whole.param_pages += RoundUpToPage(params);
     if (buffer.trainable == 0) continue;
-    const uint64_t grads = numel * ElementSize(buffer.grad_dtype);
+    const uint64_t grads = numel * shard_dtype_size(buffer.grad_dtype);
     whole.grads += grads;
     whole.grad_pages += RoundUpToPage(grads);
   }

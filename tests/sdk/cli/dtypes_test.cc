@@ -16,7 +16,7 @@ namespace {
 
 template <typename T>
 double ValueOf(int32_t dtype, T bits) {
-  EXPECT_EQ(ElementSize(dtype), sizeof(T));
+  EXPECT_EQ(shard_dtype_size(dtype), sizeof(T));
   std::byte bytes[sizeof(T)];
   std::memcpy(bytes, &bits, sizeof(T));
   double value = 0;
@@ -63,7 +63,7 @@ TEST(DTypesTest, Integers) {
 TEST(DTypesTest, NamesAndKinds) {
   EXPECT_EQ(DTypeText(SHARD_F8_E4M3), "f8_e4m3");
   EXPECT_EQ(DTypeText(99), "dtype 99");
-  EXPECT_EQ(ElementSize(99), 0u);
+  EXPECT_EQ(shard_dtype_size(99), 0u);
   EXPECT_EQ(ParseParamDType("bf16"), SHARD_BF16);
   EXPECT_THROW(ParseParamDType("i8"), Failure);
   EXPECT_THROW(ParseParamDType("float32"), Failure);

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Conventions of every function here; versions, errors and element types.
+ *
+ * Errors. A function that can fail returns shard_error*: NULL is success,
+ * anything else is an error the caller owns and frees with shard_error_free.
+ * There is no last-error state. Outputs are set to NULL or 0 on entry and
+ * written only on success; a failed call leaves nothing to clean up but the
+ * error. A NULL handle, output or string is SHARD_INVALID_ARGUMENT unless the
+ * comment allows it.
+ *
+ * Memory. Running out of it is SHARD_RESOURCE_EXHAUSTED, never the end of the
+ * process; free functions succeed also then, and give everything back. A
+ * COLLECTIVE call that runs out of memory ends the group, for the other ranks
+ * would wait: to them it is the same error where the ranks agree on one, else
+ * SHARD_POISONED with the reason, and so are later calls. A call that may leave
+ * parameters, states or units half changed ends its engine and communicator
+ * also where there is one rank: open another one, and load a checkpoint.
+ *
+ * Options. An option struct begins with struct_size, which the _INIT macro
+ * sets, and nothing else: a struct of zeros with its struct_size is the same.
+ * 0 in any field means its default; the whole pointer may be NULL.
+ * Fields named `reserved` must be 0. A struct_size smaller than today's is
+ * completed with defaults; a larger one is accepted when the part this library
+ * does not know is zero.
+ *
+ * Ownership. Each *_create or *_open gives a handle the caller frees with the
+ * matching *_free, in any order: children keep what they need alive. *_free
+ * accepts NULL, never fails, is local and never collective. Strings passed in
+ * are NUL-terminated UTF-8 and copied.
+ *
+ * Threads. Handles may move between threads. Different handles may be used at
+ * once from different threads; calls on one handle must not overlap unless the
+ * comment says "any thread". A communicator and the engines on it count as one
+ * handle. Error and plan handles are immutable: any thread.
+ *
+ * Collective. A call marked COLLECTIVE must be made by every rank of the
+ * communicator, in the same order. Ranks that call different things, or that
+ * have different plans or options, all get SHARD_DESYNC, whose message names
+ * the first difference, its two values and their ranks; when a rank dies the
+ * others get SHARD_RANK_LOST, and shard_error_rank names it. No collective
+ * waits longer than its deadline: `timeout` is in seconds, 0 or less means the
+ * default. A wrong argument or a wrong state on one rank is the same error on
+ * every rank, names that rank, changes nothing, and training can go on; only a
+ * NULL shard_comm or shard_engine, and what is wrong with a shard_comm_open,
+ * cannot be told to the others. After any other error of a collective the
+ * communicator and the engines on it are of no further use.
+ *
+ * The host. libshard never exits, aborts, prints, installs a signal handler,
+ * or changes locale, umask or working directory. */
+
+#ifndef SHARD_BASE_H_
+#define SHARD_BASE_H_
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if !defined(__linux__)
+#error "libshard runs on Linux only"
+#endif
+
+#define SHARD_API __attribute__((visibility("default")))
+/* An error that nobody looks at is a leak, and a call that may have failed. */
+#define SHARD_NODISCARD __attribute__((warn_unused_result))
+
+#ifdef __cplusplus
+#define SHARD_NOEXCEPT noexcept
+#define SHARD_BEGIN_DECLS extern "C" {
+#define SHARD_END_DECLS }
+#else
+#define SHARD_NOEXCEPT
+#define SHARD_BEGIN_DECLS
+#define SHARD_END_DECLS
+#endif
+
+SHARD_BEGIN_DECLS
+
+/* ---- Version ------------------------------------------------------------ */
+
+/* For the preprocessor. */
+#define SHARD_VERSION_MAJOR 0
+#define SHARD_VERSION_MINOR 2
+#define SHARD_VERSION_PATCH 0
+
+/* "0.2.0": of the library that is loaded, which may be newer than the header.
+ * Static storage. Any thread. */
+SHARD_API const char* shard_version(void) SHARD_NOEXCEPT;
+
+/* The number in the SONAME, libshard.so.N. Any thread. */
+SHARD_API int32_t shard_abi_version(void) SHARD_NOEXCEPT;
+
+/* ---- Errors ------------------------------------------------------------- */
+
+/* 0 to 16 are the canonical codes of absl and gRPC. Frozen. */
+typedef int32_t shard_code;
+enum shard_code_values {
+  SHARD_OK = 0,
+  SHARD_CANCELLED = 1,
+  SHARD_UNKNOWN = 2,
+  SHARD_INVALID_ARGUMENT = 3,
+  SHARD_DEADLINE_EXCEEDED = 4,
+  SHARD_NOT_FOUND = 5,
+  SHARD_ALREADY_EXISTS = 6,
+  SHARD_PERMISSION_DENIED = 7,
+  SHARD_RESOURCE_EXHAUSTED = 8,
+  SHARD_FAILED_PRECONDITION = 9,
+  SHARD_ABORTED = 10,
+  SHARD_OUT_OF_RANGE = 11,
+  SHARD_UNIMPLEMENTED = 12,
+  SHARD_INTERNAL = 13,
+  SHARD_UNAVAILABLE = 14,
+  SHARD_DATA_LOSS = 15,
+  SHARD_UNAUTHENTICATED = 16,
+  SHARD_DESYNC = 64,             /* Ranks differ, or called different things. */
+  SHARD_RANK_LOST = 65,          /* A rank died: shard_error_rank. */
+  SHARD_CORRUPT = 66,            /* Stored bytes are not what was written. */
+  SHARD_POISONED = 67,           /* Unusable after an earlier error. */
+  SHARD_BACKEND_UNAVAILABLE = 68 /* Not on this machine or in this build. */
+};
+
+typedef struct shard_error shard_error;
+
+/* All of these accept NULL, which is success: SHARD_OK, "", -1, "". Returned
+ * strings live as long as the error. Any thread. */
+SHARD_API shard_code shard_error_code(const shard_error* error) SHARD_NOEXCEPT;
+/* What was wrong, with which value, and what to do. One line, UTF-8. */
+SHARD_API const char* shard_error_message(const shard_error* error)
+    SHARD_NOEXCEPT;
+/* The rank the error is about, or -1. */
+SHARD_API int32_t shard_error_rank(const shard_error* error) SHARD_NOEXCEPT;
+/* "" or a JSON document, for lists such as missing keys. */
+SHARD_API const char* shard_error_detail(const shard_error* error)
+    SHARD_NOEXCEPT;
+SHARD_API void shard_error_free(shard_error* error) SHARD_NOEXCEPT;
+
+/* "RANK_LOST"; "UNKNOWN_CODE" for other values. Static storage. Any thread. */
+SHARD_API const char* shard_code_name(shard_code code) SHARD_NOEXCEPT;
+
+/* ---- Element types ------------------------------------------------------ */
+
+/* Parameters are F32, BF16, F16 or F64; the others are in files only. Q8 are
+ * optimizer states in 8 bits, whose scales are the tensor KEY.q8_scale. OPAQUE
+ * is a type of safetensors that libshard does not read, such as complex
+ * numbers, or one that came later; shard_checkpoint_tensor_type has its name.
+ * Such tensors are listed, and shard_checkpoint_export copies them as they are;
+ * their values are UNIMPLEMENTED. Frozen. */
+typedef int32_t shard_dtype;
+enum shard_dtype_values {
+  SHARD_F32 = 1,
+  SHARD_BF16 = 2,
+  SHARD_F16 = 3,
+  SHARD_F64 = 4,
+  SHARD_Q8 = 5,
+  SHARD_F8_E4M3 = 6,
+  SHARD_F8_E5M2 = 7,
+  SHARD_I8 = 16,
+  SHARD_I16 = 17,
+  SHARD_I32 = 18,
+  SHARD_I64 = 19,
+  SHARD_U8 = 20,
+  SHARD_U16 = 21,
+  SHARD_U32 = 22,
+  SHARD_U64 = 23,
+  SHARD_BOOL = 24,
+  SHARD_OPAQUE = 32
+};
+
+/* Returns the name of an element type: "f32", "bf16", "opaque"; "unknown" for
+ * another value. Static storage. Any thread. */
+SHARD_API const char* shard_dtype_name(shard_dtype dtype) SHARD_NOEXCEPT;
+
+/* Returns the bytes of an element; 0 for SHARD_OPAQUE, whose elements may have
+ * any size, and for a value that is no type. Any thread. */
+SHARD_API size_t shard_dtype_size(shard_dtype dtype) SHARD_NOEXCEPT;
+
+/* The most dimensions that a tensor of a model has. */
+enum shard_limits { SHARD_MAX_DIMS = 8 };
+
+SHARD_END_DECLS
+
+#endif /* SHARD_BASE_H_ */

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Communicators: the ranks of a run, and how they meet. */
+
+#ifndef SHARD_COMM_H_
+#define SHARD_COMM_H_
+
+#include "shard/base.h"
+
+SHARD_BEGIN_DECLS
+
+/* Levels of log messages. Frozen. */
+typedef int32_t shard_log_level;
+enum shard_log_level_values {
+  SHARD_LOG_ERROR = 1,
+  SHARD_LOG_WARNING = 2,
+  SHARD_LOG_INFO = 3,
+  SHARD_LOG_DEBUG = 4
+};
+
+/* Called from any thread that uses the library; `message` lives for the call.
+ * It must not call back into the same handle. */
+typedef void (*shard_log_fn)(shard_log_level level, const char* message,
+                             void* user_data);
+
+typedef struct shard_comm_options {
+  size_t struct_size;
+  /* This rank and the number of ranks, where the URL does not say it. Ignored
+   * as long as world_size is 0. REQUIRES: 0 <= rank < world_size. */
+  int32_t rank;
+  int32_t world_size;
+  /* Seconds to wait for the other ranks to come, and the default of every
+   * later wait. Default 60. Every rank should give the same. */
+  double timeout;
+  /* Default: no logging. */
+  shard_log_fn log;
+  void* log_user_data;
+  /* The most verbose level that is logged. Default SHARD_LOG_WARNING. */
+  shard_log_level log_level;
+  int32_t reserved;
+} shard_comm_options;
+#define SHARD_COMM_OPTIONS_INIT \
+  { sizeof(shard_comm_options), 0, 0, 0, NULL, NULL, 0, 0 }
+
+typedef struct shard_comm shard_comm;
+
+/* Meets the other ranks. COLLECTIVE, blocks. URLs:
+ *
+ *   "env:"         rank, world size and meeting point from the environment:
+ *                  SHARD_RANK and SHARD_WORLD_SIZE (set by `shardctl run`),
+ *                  else torchrun's, Open MPI's or Slurm's variables; without
+ *                  any of them, one rank. Half of a group set is an error.
+ *   "local:"       one rank.
+ *   "threads:N"    N threads of this process; each opens with its own rank and
+ *                  world_size N. "?name=x" keeps groups apart; those without a
+ *                  name are told apart by N.
+ *   "shm:NAME"     processes of this host and user that give the same NAME.
+ *                  They meet at an abstract Unix socket with their user id in
+ *                  its name, and believe no other user's process there.
+ *
+ * "?timeout=SECONDS" may follow any URL. So may "?direct=0": the ranks then act
+ * as if they shared no memory, and exchange tensors as ranks on several hosts
+ * would; for trying that on one machine. "&delay=SECONDS" and
+ * "&bandwidth=BYTES_PER_SECOND" simulate a link: an exchange of tensors takes
+ * at least the delay, and the bytes a rank sends at that rate. Every rank
+ * should give the same.
+ *
+ * Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, or world
+ * sizes that differ (on all ranks); DEADLINE_EXCEEDED naming the ranks that did
+ * not come; ALREADY_EXISTS when rank or NAME is taken, by this user or another,
+ * which on ranks above 0 is PERMISSION_DENIED. Ranks of which only some
+ * say direct=0 get DESYNC from their first collective. */
+SHARD_NODISCARD SHARD_API shard_error* shard_comm_open(
+    const char* url, const shard_comm_options* options,
+    shard_comm** comm) SHARD_NOEXCEPT;
+
+/* -1 and 0 for NULL. Any thread. */
+SHARD_API int32_t shard_comm_rank(const shard_comm* comm) SHARD_NOEXCEPT;
+SHARD_API int32_t shard_comm_world_size(const shard_comm* comm) SHARD_NOEXCEPT;
+
+/* One line for people: transport, rank, world size, and where they came from.
+ * "" for NULL. Lives as long as the handle. Any thread. */
+SHARD_API const char* shard_comm_describe(const shard_comm* comm)
+    SHARD_NOEXCEPT;
+
+/* COLLECTIVE, blocks. Returns once every rank has called it. */
+SHARD_NODISCARD SHARD_API shard_error* shard_comm_barrier(
+    shard_comm* comm, double timeout) SHARD_NOEXCEPT;
+
+/* COLLECTIVE, blocks. Replaces values[i] by its sum over the ranks, in rank
+ * order, so that every rank gets the same bits. For losses and counts: at most
+ * 2^20 of them. */
+SHARD_NODISCARD SHARD_API shard_error* shard_comm_sum(
+    shard_comm* comm, double* values, size_t count,
+    double timeout) SHARD_NOEXCEPT;
+
+/* Ends the group from one side: every other rank's current or next collective
+ * returns SHARD_POISONED with `reason`. For a host that failed between two
+ * collectives and will not come to the next. Any thread, never blocks. */
+SHARD_NODISCARD SHARD_API shard_error* shard_comm_abort(
+    shard_comm* comm, const char* reason) SHARD_NOEXCEPT;
+
+/* COLLECTIVE, blocks. A last barrier, so that no rank takes another's leaving
+ * for a death. Then free; engines on it still give out their parameters.
+ * Leaving without it, by freeing the communicator and all engines on it, is
+ * safe, and is a lost rank to those that still wait. */
+SHARD_NODISCARD SHARD_API shard_error* shard_comm_shutdown(
+    shard_comm* comm, double timeout) SHARD_NOEXCEPT;
+
+SHARD_API void shard_comm_free(shard_comm* comm) SHARD_NOEXCEPT;
+
+SHARD_END_DECLS
+
+#endif /* SHARD_COMM_H_ */

@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Engines: one rank's training. Parameters, gradients, units, steps, changes at
+ * run time, and schedules of learning rates. */
+
+#ifndef SHARD_ENGINE_H_
+#define SHARD_ENGINE_H_
+
+#include "shard/base.h"
+#include "shard/comm.h"
+#include "shard/plan.h"
+
+SHARD_BEGIN_DECLS
+
+/* What a step does with parameters that got no gradient since the last one
+ * ("Units" below says which those are). Frozen. */
+typedef int32_t shard_missing_grads;
+enum shard_missing_grads_values {
+  /* The step is an error that names their units. The default. */
+  SHARD_MISSING_ERROR = 0,
+  /* Their gradients are zeros. */
+  SHARD_MISSING_ZERO = 1,
+  /* Those that got none on any rank are left as they are: parameter, states and
+   * step count. One that got some on other ranks counts as zeros on this one.
+   */
+  SHARD_MISSING_SKIP = 2
+};
+
+typedef struct shard_engine_options {
+  size_t struct_size;
+  /* Seconds for creation and the default of this engine's waits. Default: the
+   * communicator's. */
+  double timeout;
+  /* The same on every rank. What the host multiplies its loss by, so that fp16
+   * gradients do not vanish; steps divide by it. Default "": nothing.
+   *   "static?scale=1024"
+   *   "dynamic?init_scale=65536&growth_factor=2&backoff_factor=0.5
+   *    &growth_interval=2000&min_scale=1&max_scale=16777216"
+   *                               (without the line break)
+   * static needs its scale. dynamic skips steps with gradients that are not
+   * finite, on all ranks, and lowers the scale by backoff_factor;
+   * growth_interval good steps in a row raise it. Values not given are those
+   * shown. */
+  const char* loss_scaling;
+  /* The same on every rank. */
+  shard_missing_grads missing_grads;
+  /* 1: where ranks share no memory, shard_engine_step returns while parameters
+   * are still on their way to this rank: acquire each unit before you read its
+   * parameters. The same on every rank. */
+  int32_t overlap;
+  /* Where the engine's tensors live and its kernels run: "cpu" (default), or
+   * "cpu-async?max_delay=SECONDS&seed=N", which runs every kernel on a thread
+   * after a pause, to find what does not wait as it must. */
+  const char* device;
+} shard_engine_options;
+#define SHARD_ENGINE_OPTIONS_INIT \
+  { sizeof(shard_engine_options), 0, NULL, 0, 0, NULL }
+
+typedef struct shard_engine shard_engine;
+
+/* Allocates buffers and checks that all ranks hold the same plan and options.
+ * COLLECTIVE, blocks. Keeps plan and comm alive. Errors beside those of every
+ * collective: DESYNC when the ranks' plans, loss_scaling, missing_grads or
+ * overlap differ; INVALID_ARGUMENT when the plan's world size is not the
+ * communicator's, or for a bad option; UNIMPLEMENTED for a
+ * stage or dtype this version cannot step; RESOURCE_EXHAUSTED when there is not
+ * enough memory, or no checkpoint could hold what it trains;
+ * BACKEND_UNAVAILABLE when muon finds no CBLAS, with all that was tried. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_create(
+    const shard_plan* plan, shard_comm* comm,
+    const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
+
+/* The parameter's elements, row-major, `numel` of them. On ranks that share a
+ * host they exist once and all ranks read the same memory: read only, except
+ * on rank 0 before shard_engine_broadcast_params. Valid as long as the engine,
+ * or until shard_engine_add_param_group or _set_trainable; where parameters are
+ * sharded (stage 3 without shared memory), from shard_engine_unit_acquire to
+ * _release, and FAILED_PRECONDITION else. A zero-size parameter has numel 0.
+ * Not during a step. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_param(
+    shard_engine* engine, int32_t param, void** data,
+    int64_t* numel) SHARD_NOEXCEPT;
+
+/* This rank's gradient of the parameter, same shape, to be written by the host
+ * between steps. Starts as zero and keeps its values until the host changes
+ * them, but a step with max_grad_norm, skip_nonfinite or dynamic loss_scaling,
+ * a skipped one too, leaves it unspecified; so does every step without shared
+ * memory; and one with missing_grads makes zeros of what does not count. Where
+ * gradients are sharded (stages 2 and 3) it is there while its unit is acquired
+ * for the backward pass, from zeros on, until it is declared ready, and
+ * FAILED_PRECONDITION else; so is that of a frozen parameter. Valid as long as
+ * shard_engine_param's. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
+    shard_engine* engine, int32_t param, void** data,
+    int64_t* numel) SHARD_NOEXCEPT;
+
+/* A hyperparameter of a param group, by the key it has in the optimizer's text.
+ * `group` -1 means every group that has the key; a flag is 0 or 1. A new value
+ * holds from the next step on, and every rank must set the same before it: the
+ * step is DESYNC otherwise. Errors leave all values as they were: a group that
+ * does not exist; NOT_FOUND for a key that it does not have; a value out of
+ * range, with the range; FAILED_PRECONDITION for a change that would need other
+ * states, and for words. get_hyper takes one group, and gives the number of a
+ * word: shard_engine_group_text has the word. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_hyper(
+    shard_engine* engine, int32_t group, const char* key,
+    double value) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_get_hyper(
+    const shard_engine* engine, int32_t group, const char* key,
+    double* value) SHARD_NOEXCEPT;
+
+/* The group's optimizer with the values it has now, every key:
+ * "sgd?lr=0.1&momentum=0&...". `buffer`, `capacity` and `length` as in
+ * shard_plan_text. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_group_text(
+    const shard_engine* engine, int32_t group, char* buffer, size_t capacity,
+    size_t* length) SHARD_NOEXCEPT;
+
+/* For a run that began in another program, after shard_engine_broadcast_params:
+ * an optimizer state of `param`, `count` values in fp32 of the whole tensor, of
+ * which this rank keeps what it owns. `state` is torch's name, "exp_avg"; or
+ * "master_param", the fp32 value of a bf16 or f16 parameter. States stored in
+ * fewer bits are rounded to nearest. "master_param" leaves the parameter itself
+ * as it is until the next step. Every rank does the same. docs/numerics.md says
+ * what the states are called elsewhere. Errors: NOT_FOUND for a state that the
+ * optimizer does not keep, listing those that it does; a count that is not the
+ * state's; a value that is not finite, or a negative second moment of adam;
+ * FAILED_PRECONDITION for a frozen parameter, or before the broadcast. Local.
+ */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_state(
+    shard_engine* engine, int32_t param, const char* state, const float* values,
+    size_t count) SHARD_NOEXCEPT;
+
+/* And how many steps it had done, 0 to 2^32 - 2: bias corrections go on from
+ * there, and what an optimizer does in its first step only is not done again.
+ * Every rank sets the same, or the next step is DESYNC. Steps are counted up to
+ * 2^32 - 2: a checkpoint beyond it and the step after it are OUT_OF_RANGE.
+ * FAILED_PRECONDITION before the broadcast. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_step(
+    shard_engine* engine, int64_t step) SHARD_NOEXCEPT;
+
+/* What the host multiplies its loss by before the next backward pass; the same
+ * on every rank. 1 without loss_scaling. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_loss_scale(
+    const shard_engine* engine, double* scale) SHARD_NOEXCEPT;
+
+/* Gets the number of good steps in a row since the loss scale changed or a step
+ * was skipped; growth_interval of them raise the scale. torch's
+ * GradScaler.state_dict calls this number _growth_tracker. The same on every
+ * rank; 0 unless loss_scaling is dynamic. INVALID_ARGUMENT for NULL, and no
+ * other error. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_growth_tracker(
+    const shard_engine* engine, int64_t* good_steps) SHARD_NOEXCEPT;
+
+/* Sets the loss scale and the growth tracker, for a run that goes on with the
+ * dynamic loss scaling of another program. Checkpoints keep both numbers; so do
+ * state dicts, as "loss_scale.scale" and "loss_scale.good_steps". Every rank
+ * sets the same, or a later step is DESYNC. Errors leave both as they were:
+ * INVALID_ARGUMENT for a scale that is no number of fp32 within the bounds of
+ * loss_scaling, for another scale than the static one, and for good_steps
+ * outside 0 to growth_interval - 1; FAILED_PRECONDITION before the broadcast
+ * and within a step. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_loss_scale(
+    shard_engine* engine, double scale, int64_t good_steps) SHARD_NOEXCEPT;
+
+/* Sets this rank's gradients to zero; what was accumulated in sharded ones, and
+ * declared ready, is dropped. Where gradients are sharded a sum is made of all
+ * ranks' gradients, so every rank calls this equally often between two steps,
+ * in the same places between its passes; a step before which they did not is
+ * DESYNC, with missing_grads at the step, where the ranks that lag may still
+ * call it, else at the first unit that is reduced, and for good. Ranks need not
+ * wait for each other there. Where gradients are whole each rank zeroes its own
+ * as it likes, on ranks that share no memory and without missing_grads until it
+ * declares them ready. Local; waits for reductions that are on their way. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_zero_grad(
+    shard_engine* engine) SHARD_NOEXCEPT;
+
+/* Copies initial values in. `bytes` must be the parameter's size. Rank 0's
+ * values are the ones that count: other ranks may call it, their arguments are
+ * checked and their values dropped, so that all ranks can run the same code.
+ * Local; FAILED_PRECONDITION after shard_engine_broadcast_params. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_param(
+    shard_engine* engine, int32_t param, const void* data,
+    size_t bytes) SHARD_NOEXCEPT;
+
+/* Makes rank 0's parameters everybody's. COLLECTIVE, blocks; once, before the
+ * first step. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_broadcast_params(
+    shard_engine* engine, double timeout) SHARD_NOEXCEPT;
+
+/* ---- Units -------------------------------------------------------------- */
+
+/* Forward and backward passes go unit by unit (shard_plan_options.wrap):
+ *
+ *   acquire(FORWARD)  compute  release             for each unit
+ *   acquire(BACKWARD) compute  grads_ready  release
+ *   shard_engine_step
+ *
+ * In stages 0 and 1 on ranks that share memory all of it is optional. In stages
+ * 2 and 3 the backward half is needed, and in stage 3 without shared memory
+ * both. Units of one nesting depth share transient memory: as many may be in
+ * use at once as the plan's prefetch allows, plus one.
+ *
+ * In every stage alike, a step counts the gradients that this rank declared
+ * (unit_grads_ready, param_grad_ready) since the last step or zero_grad, and no
+ * others, whatever lies in their place. A rank that declared none, because it
+ * released its units as they were or acquired none, has none in this step; see
+ * missing_grads. That holds from the rank's first acquire for a backward pass,
+ * or its first declaration, on. Until then, and for good in a host that makes
+ * no such call, whole gradients all count, as they lie there. Ranks may differ
+ * in that where they share memory, or with missing_grads.
+ *
+ * States of a unit: IDLE, FORWARD, BACKWARD_PRE, BACKWARD_POST; of the engine:
+ * IDLE, FORWARD_BACKWARD, SUMMON_FULL_PARAMS. A call in the wrong one is
+ * FAILED_PRECONDITION and names it. Where a call has to exchange something with
+ * the other ranks, marked COLLECTIVE*, an error on one rank is the error of all
+ * ranks, and final: later calls return it; unless all ranks made the same
+ * mistake. Ranks that exchange different things are DESYNC. */
+
+/* The pass that a unit is acquired for. Frozen. */
+typedef int32_t shard_pass;
+enum shard_pass_values {
+  SHARD_PASS_FORWARD = 1,
+  SHARD_PASS_BACKWARD = 2,
+  /* The host writes every element of the unit's gradients, so that they need
+   * not be zeros before; elements that it leaves out are unspecified. Otherwise
+   * as BACKWARD. Not with missing_grads. */
+  SHARD_PASS_BACKWARD_OVERWRITE = 3
+};
+
+/* IDLE to FORWARD or BACKWARD_PRE. When it returns the unit's parameters are
+ * there: at once where ranks share memory, and in stages 0 to 2; in stage 3
+ * without shared memory they are gathered, and those of the units that were
+ * acquired next in the step before are fetched ahead. For a backward pass there
+ * is room for its gradients, with BACKWARD zeros in stages 2 and 3. `timeout`
+ * in seconds; 0: the engine's. COLLECTIVE*, blocks. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_acquire(
+    shard_engine* engine, int32_t unit, shard_pass pass,
+    double timeout) SHARD_NOEXCEPT;
+
+/* Releases an acquired unit: FORWARD, BACKWARD_PRE or BACKWARD_POST to IDLE. A
+ * unit that is released from BACKWARD_PRE has no gradients in this pass; with
+ * missing_grads it has those that shard_engine_param_grad_ready declared. Where
+ * such gradients are sharded the release declares the unit as
+ * shard_engine_unit_grads_ready does, is COLLECTIVE*, and waits for the other
+ * ranks at most as long as the engine's timeout. Every other release is local
+ * and does not wait. Errors: INVALID_ARGUMENT for a unit that does not exist;
+ * FAILED_PRECONDITION for one that is IDLE, before
+ * shard_engine_broadcast_params, and while parameters are summoned. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_release(
+    shard_engine* engine, int32_t unit) SHARD_NOEXCEPT;
+
+/* BACKWARD_PRE to BACKWARD_POST: this rank's gradients of the unit are written,
+ * and the host no longer touches them. They are reduced while it goes on. In
+ * stages 0 and 1 also from IDLE. After shard_engine_param_grad_ready for some
+ * parameters of the unit, the others have none in this pass (missing_grads).
+ * Once per step, but for passes under no_sync. COLLECTIVE*. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_grads_ready(
+    shard_engine* engine, int32_t unit) SHARD_NOEXCEPT;
+
+/* The same for one parameter; the last of a unit's makes the unit ready. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_param_grad_ready(
+    shard_engine* engine, int32_t param) SHARD_NOEXCEPT;
+
+/* 1: gradients that become ready from here on are accumulated, and another
+ * backward pass follows before the step; 0, as at first: they are the last. In
+ * stages 0 and 1, and with the plan's whole_grads, the host adds to its
+ * gradients and nothing is exchanged; where gradients are sharded each pass is
+ * reduced and added to this rank's sum. The same on every rank. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_no_sync(
+    shard_engine* engine, int32_t on) SHARD_NOEXCEPT;
+
+/* The same on every rank. */
+typedef struct shard_step_options {
+  size_t struct_size;
+  /* Learning rate of all param groups from this step on. Default: what it was;
+   * at first the optimizer's. shard_engine_set_hyper sets that of one group, or
+   * 0. */
+  double lr;
+  /* Scales gradients down so that their global norm is at most this:
+   * coefficient min(1, max_grad_norm / (norm + 1e-6)). Default: no clipping,
+   * and the norm is not computed. */
+  double max_grad_norm;
+  /* What the sum of the ranks' gradients is divided by. Default: world_size. */
+  double grad_divisor;
+  /* What the loss was multiplied by. Default: shard_engine_loss_scale. Not
+   * together with loss_scaling. */
+  double loss_scale;
+  /* Seconds. */
+  double timeout;
+  /* 1: skip the step, on all ranks, when a gradient is not finite. Implied by
+   * max_grad_norm and by dynamic loss_scaling. Costs the same extra pass. */
+  int32_t skip_nonfinite;
+  /* 1: the sum of the ranks' gradients is divided by the number of ranks that
+   * have not joined (shard_engine_join), not by world_size. */
+  int32_t average_active;
+  /* Which norm max_grad_norm bounds and the report has: 1, 2, any p above 0 for
+   * which it cannot overflow, or infinity for the largest magnitude. Default 2.
+   * Those other than 1, 2 and infinity cost another pass over the gradients. */
+  double grad_norm_type;
+  /* Bounds every element of the averaged gradient to [-clip_value, clip_value].
+   * Default: no bound. Not together with max_grad_norm. */
+  double clip_value;
+} shard_step_options;
+#define SHARD_STEP_OPTIONS_INIT \
+  { sizeof(shard_step_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+typedef struct shard_step_report {
+  size_t struct_size;
+  int64_t step;     /* Steps done so far, skipped ones not counted. */
+  double grad_norm; /* Before clipping, after division; -1: not computed. */
+  int32_t skipped; /* 1: gradients were not finite, parameters are as before. */
+  int32_t active_ranks;  /* That have not joined. */
+  uint64_t bytes_moved;  /* Read and written by this rank's kernels. */
+  double seconds_wait;   /* For other ranks. */
+  double seconds_reduce; /* Sum and norm; 0 in the one-pass form. */
+  double seconds_update; /* Update and publish; with the sum in one pass. */
+  double seconds_total;
+  double loss_scale; /* What this step divided the gradients by for the loss. */
+  /* Tensors that this rank sent since the step before, or read of other ranks'
+   * memory to reduce them ahead of the step; how many of those were through
+   * before the host waited for them; the seconds they took; and those that the
+   * host waited. */
+  uint64_t bytes_communicated;
+  uint64_t bytes_overlapped;
+  double seconds_communication;
+  double seconds_exposed;
+} shard_step_report;
+#define SHARD_STEP_REPORT_INIT \
+  { sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Reduces the gradients of all ranks, updates, and publishes the parameters:
+ * when it returns, every rank sees all new values and may write gradients
+ * again. COLLECTIVE, blocks. `options` and `report` may be NULL. The same
+ * options, gradients and world size give the same bits on one kind of processor
+ * (muon: with one BLAS and number of its threads). DESYNC when options
+ * differ between ranks; FAILED_PRECONDITION before broadcast_params. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_step(
+    shard_engine* engine, const shard_step_options* options,
+    shard_step_report* report) SHARD_NOEXCEPT;
+
+/* Optional, before the backward pass: says what the step after it will be, so
+ * that each unit is updated, and its parameters spread, as soon as its
+ * gradients are ready on all ranks, while the host still computes the others.
+ * Parameters of a unit change from then on; other results are those of
+ * shard_engine_step, to the bit. The step itself then takes no options, or the
+ * same. FAILED_PRECONDITION with what needs all gradients before anything is
+ * updated: max_grad_norm, skip_nonfinite, dynamic loss_scaling, missing_grads.
+ * COLLECTIVE, blocks. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_begin_step(
+    shard_engine* engine, const shard_step_options* options) SHARD_NOEXCEPT;
+
+/* For a rank that is out of input while others still have some: takes its part
+ * in all that they exchange, with gradients of zero, and in their steps, until
+ * every rank has joined; then all return, and may go on with a next epoch.
+ * `steps`, which may be NULL: how many those were. `timeout` seconds for each
+ * wait; 0: the engine's. In the meantime the other ranks only acquire, release,
+ * declare ready and step; what they set by shard_engine_set_hyper is this
+ * rank's too. COLLECTIVE with those, blocks. FAILED_PRECONDITION while units
+ * are in use or gradients are ready. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_join(
+    shard_engine* engine, double timeout, int64_t* steps) SHARD_NOEXCEPT;
+
+/* ---- Full parameters, and changes at run time ------------------------------
+ */
+
+/* From here on shard_engine_param gives whole private copies of the parameters
+ * in `module` (0: all) and below, on rank `rank` or, with -1, on all; on the
+ * others it is FAILED_PRECONDITION for those. The host may read and change the
+ * copies; the engine has its own until shard_engine_summon_end, so a host that
+ * fails in between has changed nothing. Meanwhile only shard_engine_param and
+ * summon_end are allowed. Takes the copies' bytes. The same on every rank.
+ * COLLECTIVE, blocks. Errors: FAILED_PRECONDITION while units are in use,
+ * INVALID_ARGUMENT for a module or rank that does not exist, DESYNC. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_summon(
+    shard_engine* engine, int32_t module, int32_t rank,
+    double timeout) SHARD_NOEXCEPT;
+
+/* Frees the copies. With `write_back` 1 they become the parameters first: every
+ * rank writes what it owns from its own copies, or all from those of the one
+ * rank that has them. Master weights follow where a parameter's bits have
+ * changed, and keep their precision elsewhere. COLLECTIVE, blocks. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_summon_end(
+    shard_engine* engine, int32_t write_back, double timeout) SHARD_NOEXCEPT;
+
+/* Gives `params`, which are frozen or in the default group, a group of their
+ * own, as shard_model_add_param_group does; they become trainable. "?key=value"
+ * inherits from the default group as it is now. Both calls put another plan in
+ * the place of the old one, between steps: all pointers from shard_engine_param
+ * and _grad are no longer valid, gradients are zero, parameters keep their
+ * values. States of parameters that were and are trainable stay where the
+ * optimizer has one of that name and type; others begin as zeros, and their
+ * parameters count their steps from 0. Frozen parameters lose their states.
+ * Owners of other parameters stay as they were. Needs the memory of both plans.
+ * The same on every rank, which agree on the new plan's fingerprint; on an
+ * error everything is as before. `group` may be NULL. COLLECTIVE, block. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_add_param_group(
+    shard_engine* engine, const char* optimizer, const int32_t* params,
+    size_t count, double timeout, int32_t* group) SHARD_NOEXCEPT;
+
+/* Freezes (`trainable` 0) or trains (1) parameters from here on. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_trainable(
+    shard_engine* engine, const int32_t* params, size_t count,
+    int32_t trainable, double timeout) SHARD_NOEXCEPT;
+
+/* Bytes this engine really has allocated; param_bytes is the host's. Set
+ * memory->struct_size first. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_memory(
+    const shard_engine* engine, shard_memory* memory) SHARD_NOEXCEPT;
+
+SHARD_API void shard_engine_free(shard_engine* engine) SHARD_NOEXCEPT;
+
+/* ---- Schedules ---------------------------------------------------------- */
+
+/* The learning rate of step `step`, which counts from 1, for a host to put into
+ * shard_step_options.lr. A pure function of its arguments:
+ *   constant      lr warmup
+ *   linear        lr warmup total min_lr
+ *   cosine        lr warmup total min_lr
+ *   inverse_sqrt  lr warmup min_lr
+ *   wsd           lr warmup total decay min_lr shape
+ * for example "cosine?lr=3e-4&warmup=2000&total=100000&min_lr=3e-5". Steps 1 to
+ * `warmup` rise linearly to lr; beyond `total` the last value stays. Where
+ * min_lr is 0, its default, that value is 0, which a step's lr takes for "as
+ * before": set it with shard_engine_set_hyper then. Formulas:
+ * docs/training-loop.md. Errors name key, value and range. Any thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_schedule_lr(
+    const char* schedule, int64_t step, double* lr) SHARD_NOEXCEPT;
+
+SHARD_END_DECLS
+
+#endif /* SHARD_ENGINE_H_ */

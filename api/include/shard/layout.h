@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Layouts, for hosts that read or write tensors themselves: where a plan puts
+ * each parameter, and what it is called (docs/flat-layout.md). All of it is
+ * pure and local: any thread. What is counted here is numbered from 0, and a
+ * number that does not exist is INVALID_ARGUMENT with how many there are.
+ * Ignored parameters have no place: FAILED_PRECONDITION.
+ *
+ * Ranges of elements are [begin, end], both inclusive, as in FSDP's metadata; a
+ * range of nothing has end = begin - 1. */
+
+#ifndef SHARD_LAYOUT_H_
+#define SHARD_LAYOUT_H_
+
+#include "shard/base.h"
+#include "shard/plan.h"
+
+SHARD_BEGIN_DECLS
+
+/* Set info->struct_size first, here and in the other results below. */
+typedef struct shard_param_info {
+  size_t struct_size;
+  int64_t numel;
+  int64_t begin; /* Of its elements, in its flat buffer. */
+  int64_t end;
+  int64_t shape[SHARD_MAX_DIMS]; /* 0 from ndim on. */
+  int32_t ndim;
+  shard_dtype dtype; /* In which it is stored; see param_dtype. */
+  int32_t trainable;
+  int32_t group;
+  int32_t unit;
+  int32_t buffer;
+  int32_t num_names;  /* Its FQN, and its aliases. */
+  int32_t first_rank; /* The owners of its first and of its last element; */
+  int32_t last_rank;  /* -1 without elements. */
+  int32_t reserved;
+} shard_param_info;
+#define SHARD_PARAM_INFO_INIT \
+  { sizeof(shard_param_info), 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Parameters of the model, ignored ones among them; 0 for NULL. */
+SHARD_API int32_t shard_plan_num_params(const shard_plan* plan) SHARD_NOEXCEPT;
+
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_param_info(
+    const shard_plan* plan, int32_t param,
+    shard_param_info* info) SHARD_NOEXCEPT;
+
+/* Parameters one after the other, of one unit, dtype and param group, all
+ * trainable or all frozen. Rank r of world_size owns shard_numel elements of
+ * full_numel + num_padded. */
+typedef struct shard_buffer_info {
+  size_t struct_size;
+  int64_t full_numel; /* Of its parameters together, without padding. */
+  int64_t num_padded; /* At the end; beside parameters where these are whole. */
+  int64_t shard_numel;
+  int32_t num_params;
+  int32_t unit;
+  shard_dtype dtype;
+  int32_t trainable;
+  int32_t group;          /* -1: frozen. */
+  shard_dtype grad_dtype; /* 0: frozen. */
+} shard_buffer_info;
+#define SHARD_BUFFER_INFO_INIT \
+  { sizeof(shard_buffer_info), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* 0 for NULL. */
+SHARD_API int32_t shard_plan_num_buffers(const shard_plan* plan) SHARD_NOEXCEPT;
+
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_buffer_info(
+    const shard_plan* plan, int32_t buffer,
+    shard_buffer_info* info) SHARD_NOEXCEPT;
+
+/* The parameter at place `index` of the buffer's num_params, by ascending
+ * offset. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_buffer_param(
+    const shard_plan* plan, int32_t buffer, int32_t index,
+    int32_t* param) SHARD_NOEXCEPT;
+
+typedef struct shard_range {
+  size_t struct_size;
+  int64_t begin;
+  int64_t end;
+  int64_t num_padded; /* So many of these elements are no parameter's. */
+} shard_range;
+#define SHARD_RANGE_INIT \
+  { sizeof(shard_range), 0, 0, 0 }
+
+/* What a rank owns of a flat buffer. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_rank_range(
+    const shard_plan* plan, int32_t buffer, int32_t rank,
+    shard_range* range) SHARD_NOEXCEPT;
+
+/* The part of a parameter that is in some range of its buffer. */
+typedef struct shard_slice {
+  size_t struct_size;
+  int64_t begin; /* In the flat buffer. */
+  int64_t end;
+  int64_t param_begin; /* The same elements, counted from the parameter's. */
+  int64_t param_end;
+  int32_t param;
+  int32_t reserved;
+} shard_slice;
+#define SHARD_SLICE_INIT \
+  { sizeof(shard_slice), 0, 0, 0, 0, 0, 0 }
+
+/* The parameters that have elements in [begin, end] of a flat buffer, by
+ * ascending offset, and which these are; what is behind the buffer counts as
+ * padding. Writes at most `capacity` slices and the number of all to `count`;
+ * ask with capacity 0 (slices may then be NULL) to learn it. Set the first
+ * slice's struct_size: it is the size of each. `num_padded` is what the caller
+ * takes for padding in the range; it is checked, and changes nothing. Errors: a
+ * negative or reversed range; padding that is negative or larger than it. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_slices(
+    const shard_plan* plan, int32_t buffer, int64_t begin, int64_t end,
+    int64_t num_padded, shard_slice* slices, size_t capacity,
+    size_t* count) SHARD_NOEXCEPT;
+
+/* Where the parameter is in the host's own copy of its whole flat buffer:
+ * `data` has `numel` elements of the buffer's dtype, with or without the
+ * padding behind the last parameter; another number is an error. Reads nothing.
+ * In an engine's memory: shard_engine_param. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_param_view(
+    const shard_plan* plan, int32_t param, void* data, int64_t numel,
+    void** view) SHARD_NOEXCEPT;
+
+/* A name of a parameter. Names are numbered in module-walk order; those of
+ * ignored parameters, and those in ignored modules, are left out. */
+typedef struct shard_name_info {
+  size_t struct_size;
+  int32_t param;
+  int32_t module; /* That it is in. */
+  int32_t index;  /* Among the parameter's names: 0 its FQN, else an alias. */
+  int32_t reserved;
+} shard_name_info;
+#define SHARD_NAME_INFO_INIT \
+  { sizeof(shard_name_info), 0, 0, 0, 0 }
+
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_num_names(
+    const shard_plan* plan, int32_t* count) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_name_info(
+    const shard_plan* plan, int32_t name, shard_name_info* info) SHARD_NOEXCEPT;
+
+/* The parameter's FQN, with `index` 0, or an alias. `buffer`, `capacity` and
+ * `length` as in shard_plan_text, here and below. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_param_name(
+    const shard_plan* plan, int32_t param, int32_t index, char* buffer,
+    size_t capacity, size_t* length) SHARD_NOEXCEPT;
+
+/* The parameter that has this FQN or alias, an ignored one too. NOT_FOUND says
+ * where its path ends. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_find_param(
+    const shard_plan* plan, const char* fqn, int32_t* param) SHARD_NOEXCEPT;
+
+typedef struct shard_module_info {
+  size_t struct_size;
+  int32_t module; /* Its id. */
+  int32_t parent; /* -1: the root. */
+  int32_t depth;  /* 0: the root. */
+  int32_t ignored;
+  int32_t first_name; /* Of the num_names names in it, which follow another. */
+  int32_t num_names;
+} shard_module_info;
+#define SHARD_MODULE_INFO_INIT \
+  { sizeof(shard_module_info), 0, 0, 0, 0, 0, 0 }
+
+/* Modules, ignored ones among them; 0 for NULL. */
+SHARD_API int32_t shard_plan_num_modules(const shard_plan* plan) SHARD_NOEXCEPT;
+
+/* The module at place `index` of the module walk: pre-order, the root first. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_module_info(
+    const shard_plan* plan, int32_t index,
+    shard_module_info* info) SHARD_NOEXCEPT;
+
+/* The FQN and the class name of a module, by its id; "" is the root's FQN. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_module_name(
+    const shard_plan* plan, int32_t module, char* buffer, size_t capacity,
+    size_t* length) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_module_class(
+    const shard_plan* plan, int32_t module, char* buffer, size_t capacity,
+    size_t* length) SHARD_NOEXCEPT;
+
+/* `name` without the components that wrappers leave in it, wherever they stand:
+ * _fsdp_wrapped_module, _checkpoint_wrapped_module, _fpw_module, _orig_mod. The
+ * last component always stays. With `strip_leading_module` 1 also without one
+ * leading "module.", which is DDP's. Any thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_clean_tensor_name(
+    const char* name, int32_t strip_leading_module, char* buffer,
+    size_t capacity, size_t* length) SHARD_NOEXCEPT;
+
+SHARD_END_DECLS
+
+#endif /* SHARD_LAYOUT_H_ */

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Models: the modules and parameters that a host declares. */
+
+#ifndef SHARD_MODEL_H_
+#define SHARD_MODEL_H_
+
+#include "shard/base.h"
+
+SHARD_BEGIN_DECLS
+
+/* A tree of modules with named parameters. Modules and parameters have dense
+ * ids from 0 up, in the order of adding; module 0 is the root. A parameter's
+ * fully qualified name (FQN) joins the names on its path with dots. A name has
+ * no dots and no control characters, and with its path at most 65000 bytes. */
+typedef struct shard_model shard_model;
+
+/* `class_name`: the root module's; may be NULL. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_model_create(
+    const char* class_name, shard_model** model) SHARD_NOEXCEPT;
+
+/* `name`: one path component. `class_name` may be NULL; `module`
+ * receives the id. Errors: a parent that does not exist, a bad name, a name
+ * that `parent` has already. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_model_add_module(
+    shard_model* model, int32_t parent, const char* name,
+    const char* class_name, int32_t* module) SHARD_NOEXCEPT;
+
+/* Adds a trainable parameter of shape[0..ndim), row-major; ndim 0 is a scalar,
+ * and `shape` may then be NULL. A dimension may be 0. Errors: a bad or taken
+ * name, an unknown dtype, ndim above SHARD_MAX_DIMS, a negative dimension, a
+ * size beyond int64. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_model_add_param(
+    shard_model* model, int32_t module, const char* name, shard_dtype dtype,
+    const int64_t* shape, int32_t ndim, int32_t* param) SHARD_NOEXCEPT;
+
+/* Gives `param` another name: tied weights. It is stored, reduced and updated
+ * once, under the name that comes first in module-walk order. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_model_tie(
+    shard_model* model, int32_t module, const char* name,
+    int32_t param) SHARD_NOEXCEPT;
+
+/* A frozen parameter keeps its values and has no gradient and no optimizer
+ * state. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_model_freeze(
+    shard_model* model, int32_t param) SHARD_NOEXCEPT;
+
+/* libshard neither stores nor touches what is ignored; a module is ignored
+ * with everything below it. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_model_ignore_param(
+    shard_model* model, int32_t param) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_model_ignore_module(
+    shard_model* model, int32_t module) SHARD_NOEXCEPT;
+
+/* Gives params[0..count) an optimizer, or hyperparameters, of their own: a
+ * param group. `optimizer` as in shard_plan_options, or "?key=value" for the
+ * plan's optimizer with other values, such as "?weight_decay=0", and "" for
+ * that with the same; it is read when a plan is made. Groups have ids from 1
+ * up; group 0 holds every parameter that no other names, with the plan's
+ * optimizer. Errors: no parameters, one that does not exist, one that has a
+ * group already or stands twice. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_model_add_param_group(
+    shard_model* model, const char* optimizer, const int32_t* params,
+    size_t count, int32_t* group) SHARD_NOEXCEPT;
+
+SHARD_API void shard_model_free(shard_model* model) SHARD_NOEXCEPT;
+
+SHARD_END_DECLS
+
+#endif /* SHARD_MODEL_H_ */

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Plans: how a model is sharded over ranks, a pure computation. */
+
+#ifndef SHARD_PLAN_H_
+#define SHARD_PLAN_H_
+
+#include "shard/base.h"
+#include "shard/model.h"
+
+SHARD_BEGIN_DECLS
+
+/* How parameters are divided among ranks. Frozen. */
+typedef int32_t shard_partition;
+enum shard_partition_values {
+  /* Flat buffers cut into equal pieces, as FSDP does. The default. */
+  SHARD_PARTITION_EVEN = 1,
+  /* Whole parameters, each to the least loaded rank, largest first, as
+   * ZeroRedundancyOptimizer does. */
+  SHARD_PARTITION_GREEDY = 2,
+  /* Whole parameters by gradient bucket; see bucket_bytes. */
+  SHARD_PARTITION_BUCKET = 3,
+  /* Whole parameters by `owners`. */
+  SHARD_PARTITION_MANUAL = 4
+};
+
+/* What steps a trainable parameter in bf16 or f16. Frozen. */
+typedef int32_t shard_masters;
+enum shard_masters_values {
+  /* An fp32 copy, the master weights: 4 bytes of state per element. The
+   * parameter is its value rounded to nearest even. The default. */
+  SHARD_MASTERS_F32 = 1,
+  /* Nothing is kept: it is widened, updated in fp32 and rounded to nearest
+   * even. Updates below half its last digit are lost. */
+  SHARD_MASTERS_NONE_NEAREST = 2,
+  /* The same, rounded up or down at random such that the mean is right; bf16
+   * only. The bits come from a counter-based generator keyed by (seed, step,
+   * parameter, element): they do not depend on the world size. */
+  SHARD_MASTERS_NONE_STOCHASTIC = 3
+};
+
+/* Non-zero when `module` is to be a unit. `nonwrapped_numel`: its elements, but
+ * for those of ignored parameters and of units within it. Called by
+ * shard_plan_create only, on its thread, of modules within before those around
+ * them. */
+typedef int32_t (*shard_wrap_fn)(int32_t module, int64_t nonwrapped_numel,
+                                 void* user_data);
+
+typedef struct shard_plan_options {
+  size_t struct_size;
+  /* ZeRO stage: 0 and 1 shard optimizer states, 2 also gradients, 3 also
+   * parameters; each where that saves memory (docs/units.md). What is not
+   * sharded exists once per host where ranks share memory. States are sharded
+   * over all ranks in stage 0, too: that costs no more communication than
+   * copies of them would. */
+  int32_t stage;
+  /* REQUIRED, at least 1. It must be the communicator's. */
+  int32_t world_size;
+  shard_partition partition;
+  /* BUCKET only: 1 cuts buckets at total/world_size and spreads the pieces;
+   * 0 gives bucket i to rank i mod world_size. */
+  int32_t shard_buckets;
+  /* BUCKET only: a bucket is closed when it holds this many gradient bytes,
+   * parameters taken last to first. Default 25 MiB. */
+  int64_t bucket_bytes;
+  /* MANUAL only: the owner of parameter i, and the number of entries, which
+   * must be the number of parameters. Not read for frozen or ignored ones. */
+  const int32_t* owners;
+  size_t owners_len;
+  /* The optimizer and its hyperparameters by torch's names; those not given
+   * have torch's defaults. Default "adamw". Of parameters in no param group.
+   *   adamw, adam  lr beta1 beta2 eps weight_decay amsgrad profile states
+   *   sgd          lr momentum dampening weight_decay nesterov
+   *   adagrad      lr lr_decay weight_decay initial_accumulator_value eps
+   *   rmsprop      lr alpha eps weight_decay momentum centered
+   *   adadelta     lr rho eps weight_decay
+   *   adamax       lr beta1 beta2 eps weight_decay
+   *   rprop        lr etaminus etaplus step_size_min step_size_max
+   *   lion         lr beta1 beta2 weight_decay
+   *   lamb         lr beta1 beta2 eps weight_decay
+   *   adafactor    lr beta2_decay eps1 eps2 d weight_decay
+   *   muon         lr weight_decay momentum nesterov ns_steps eps adjust_lr_fn
+   * for example
+   *   "adamw?lr=3e-4&beta1=0.9&beta2=0.95&eps=1e-8&weight_decay=0.1"
+   *   "sgd?lr=0.1&momentum=0.9&nesterov=1"
+   * All but lion and muon take maximize=1. Flags are 0 or 1. amsgrad, centered,
+   * and whether momentum is 0 decide which states there are: they cannot change
+   * later, nor can words. rprop reads lr on the first step only, as torch does.
+   * profile=torch|apex|deepspeed_cpu|llmc|llmc_cpu|ggml: whose arithmetic is
+   * followed, to the order of operations (docs/numerics.md); llmc, llmc_cpu and
+   * ggml are adamw's, and amsgrad is torch's. states=f32|bf16|q8: how exp_avg
+   * and its like are stored; q8 is 8 bits and a scale per 256 elements.
+   * lamb, adafactor and muon step whole parameters: each is owned by one rank,
+   * in every partition, and all ranks' shares are as large as the largest. muon
+   * steps matrices only, and needs a CBLAS (SHARD_BLAS_LIBRARY, else the usual
+   * names): give vectors, embeddings and heads a param group of adamw.
+   * adjust_lr_fn=original|match_rms_adamw. */
+  const char* optimizer;
+  /* 1: gradients of bf16 and f16 parameters are kept in fp32. Default: as the
+   * parameter. They are summed in fp32 either way. */
+  int32_t f32_grads;
+  /* Default SHARD_MASTERS_F32. */
+  shard_masters masters;
+  /* Of SHARD_MASTERS_NONE_STOCHASTIC and of states narrower than fp32, which
+   * are always rounded so. */
+  uint64_t seed;
+  /* Which modules become units: what is gathered and reduced together
+   * (docs/units.md). The root always is one. Policies, any of which may say so,
+   * separated by '|', with the results of torch.distributed.fsdp.wrap:
+   *   always                     every module
+   *   class?names=Block,MLP      by class name
+   *   size?min_numel=100000000&force_leaf=MultiheadAttention
+   *       &exclude=ModuleList,ModuleDict                (without the line
+   * break) modules with so many elements beyond those of units within; neither
+   * force_leaf nor what is below it, and never exclude itself. A tied parameter
+   * counts once, in the module of its first name, where torch counts it in
+   * every child that has it. Values not given are those shown. Default: the
+   * root only. */
+  const char* wrap;
+  /* One more policy, asked where the others do not wrap. May be NULL. */
+  shard_wrap_fn wrap_predicate;
+  void* wrap_user_data;
+  /* What parameters declared as SHARD_F32 are stored and computed in:
+   * SHARD_F32, SHARD_BF16 or SHARD_F16; gradients follow. Default: as declared.
+   */
+  shard_dtype param_dtype;
+  /* Stage 3 without shared memory: so many consecutive ranks shard the
+   * parameters among them, and other such groups hold them again. It divides
+   * world_size. Default: world_size. */
+  int32_t shard_group_size;
+  /* With a narrower param_dtype: modules of these classes, separated by commas,
+   * become units of their own that stay f32 with all below them. */
+  const char* f32_classes;
+  /* A flat buffer that is cut evenly is closed before its gradients (or frozen
+   * parameters) would take more bytes. Default 25 MiB. */
+  int64_t buffer_bytes;
+  /* How many units' gathers or reductions are in flight beside the unit in use,
+   * up to 64; each takes a slot. -1: none. Default 1. */
+  int32_t prefetch;
+  /* Stages 2 and 3: 1 keeps every rank's gradients whole, so that they
+   * accumulate without communication. */
+  int32_t whole_grads;
+  /* 1: sums of gradients are kept in fp32 and made in rank order, so that no
+   * result depends on stage, units, buffer_bytes, prefetch, overlap or
+   * shard_group_size (docs/numerics.md). */
+  int32_t deterministic;
+  /* Stage 3: 1 keeps parameters whole from the forward pass to the step, as in
+   * stage 2, instead of gathering them again for the backward pass
+   * (reshard_after_forward=False). */
+  int32_t keep_after_forward;
+} shard_plan_options;
+#define SHARD_PLAN_OPTIONS_INIT                                              \
+  {                                                                          \
+    sizeof(shard_plan_options), 0, 0, 0, 0, 0, NULL, 0, NULL, 0, 0, 0, NULL, \
+        NULL, NULL, 0, 0, NULL, 0, 0, 0, 0, 0                                \
+  }
+
+/* Predicted bytes, page rounding included; the engine uses exactly these. */
+typedef struct shard_memory {
+  size_t struct_size;
+  /* Per host where its ranks share memory, which hold one copy; else per rank.
+   */
+  uint64_t param_bytes;
+  uint64_t grad_bytes;      /* Per rank. */
+  uint64_t state_bytes;     /* Per rank: optimizer state, master weights too. */
+  uint64_t workspace_bytes; /* Per rank: of lamb, adafactor and muon. */
+  uint64_t transient_bytes; /* Per rank: slots of units in use or in flight. */
+} shard_memory;
+#define SHARD_MEMORY_INIT \
+  { sizeof(shard_memory), 0, 0, 0, 0, 0 }
+
+typedef struct shard_plan shard_plan;
+
+/* Decides every unit, flat buffer, slot and owner. Pure and local: the same
+ * inputs give the same plan on any machine, for any world size, without
+ * allocating what it plans. Copies the model. Errors name the offending
+ * option, parameter and value; two names of one key in checkpoints are one. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_create(
+    const shard_model* model, const shard_plan_options* options,
+    shard_plan** plan) SHARD_NOEXCEPT;
+
+/* Equal on two ranks exactly when their plans are. 0 for NULL. Any thread. */
+SHARD_API uint64_t shard_plan_fingerprint(const shard_plan* plan)
+    SHARD_NOEXCEPT;
+
+/* Param groups, group 0 among them; 0 for NULL. Any thread. */
+SHARD_API int32_t shard_plan_num_groups(const shard_plan* plan) SHARD_NOEXCEPT;
+
+/* Units, the root among them; 0 for NULL. They are numbered from 0, the root,
+ * in module-walk order. Any thread. */
+SHARD_API int32_t shard_plan_num_units(const shard_plan* plan) SHARD_NOEXCEPT;
+
+/* The unit a parameter is in; one of several names is where its first is in
+ * module-walk order. FAILED_PRECONDITION for an ignored parameter. Any thread.
+ */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_of(
+    const shard_plan* plan, int32_t param, int32_t* unit) SHARD_NOEXCEPT;
+
+/* The unit whose outermost module this is; NOT_FOUND when there is none. Any
+ * thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_of_module(
+    const shard_plan* plan, int32_t module, int32_t* unit) SHARD_NOEXCEPT;
+
+/* A unit's outermost module. Any thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_module(
+    const shard_plan* plan, int32_t unit, int32_t* module) SHARD_NOEXCEPT;
+
+/* What engines use whose ranks share memory, and where they do not. Set
+ * memory->struct_size first. Any thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_memory(
+    const shard_plan* plan, shard_memory* memory) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_memory_unshared(
+    const shard_plan* plan, shard_memory* memory) SHARD_NOEXCEPT;
+
+/* The plan for people, and for programs. Writes at most `capacity` bytes to
+ * `buffer`, the closing NUL included, and the full length without it to
+ * `length`; ask with capacity 0 (buffer may then be NULL) to learn the length.
+ * A short buffer is not an error. Any thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_text(
+    const shard_plan* plan, char* buffer, size_t capacity,
+    size_t* length) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_json(
+    const shard_plan* plan, char* buffer, size_t capacity,
+    size_t* length) SHARD_NOEXCEPT;
+
+/* What the host may not have meant, a line each; "" when there is nothing:
+ * units with frozen and with trainable parameters, and what that costs; modules
+ * that stay f32 by f32_classes. As shard_plan_text. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_warnings(
+    const shard_plan* plan, char* buffer, size_t capacity,
+    size_t* length) SHARD_NOEXCEPT;
+
+SHARD_API void shard_plan_free(shard_plan* plan) SHARD_NOEXCEPT;
+
+SHARD_END_DECLS
+
+#endif /* SHARD_PLAN_H_ */
