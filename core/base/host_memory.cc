@@ -62,14 +62,13 @@ uint64_t AvailableHostMemory() {
   return std::min(kib ? *kib * 1024 : UINT64_MAX, AvailableInControlGroup());
 }
 
-Status CheckHostMemory(uint64_t bytes) {
+Status CheckHostMemory(uint64_t bytes, std::string_view remedy) {
   const uint64_t available = AvailableHostMemory();
   if (bytes <= available) return Status();
-  return ResourceExhausted("the ranks of this host ask for ",
-                           FormatBytes(bytes), " of memory, and ",
-                           FormatBytes(available),
-                           " are available; use more hosts, a higher ZeRO "
-                           "stage, or a smaller model");
+  return ResourceExhausted(
+      FormatBytes(bytes), " of memory are needed on this host, and ",
+      FormatBytes(available), " are available", remedy.empty() ? "" : "; ",
+      remedy);
 }
 
 }  // namespace shard

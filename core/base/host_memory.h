@@ -10,6 +10,7 @@
 #define SHARD_CORE_BASE_HOST_MEMORY_H_
 
 #include <cstdint>
+#include <string_view>
 
 #include "core/base/status.h"
 
@@ -19,9 +20,13 @@ namespace shard {
 // container (version 2) allow; UINT64_MAX when neither is known.
 uint64_t AvailableHostMemory();
 
-// kResourceExhausted when `bytes` are more than what is available now. OK is
-// no promise that they will fit.
-Status CheckHostMemory(uint64_t bytes);
+// The remedy where it is the training state that does not fit.
+inline constexpr std::string_view kShardFurther =
+    "use more hosts, a higher ZeRO stage, or a smaller model";
+
+// kResourceExhausted, with `remedy` where there is one, when `bytes` are more
+// than what is available now. OK is no promise that they will fit.
+Status CheckHostMemory(uint64_t bytes, std::string_view remedy = "");
 
 }  // namespace shard
 

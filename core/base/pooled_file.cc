@@ -159,8 +159,8 @@ class FilePool {
   // Opens the file if it is not, and keeps it open until Release.
   Status Acquire(Entry* entry) {
     SHARD_RETURN_IF_ERROR(CheckOurs(entry));
-    // One file is opened at a time, until it counts as used: two that have the
-    // first of two descriptors each would leave each other none.
+    // Of files with two descriptors one is opened at a time, until it counts as
+    // used: two that have the first one each would leave each other none.
     std::unique_lock alone(opening_, std::defer_lock);
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return entry->state != State::kChanging; });
@@ -177,7 +177,7 @@ class FilePool {
         changed_.notify_all();
       };
       try {
-        alone.lock();
+        if (entry->descriptors() > 1) alone.lock();
         status = entry->OpenFile();
       } catch (...) {  // Out of memory.
         opened(false);

@@ -79,7 +79,8 @@ Status Manifest::Read(std::span<const std::byte> file) {
     });
   }
   if (status.ok()) status = CheckScales(*this);
-  return status.ok() ? status : status.WithContext("the manifest is wrong");
+  if (status.code() != StatusCode::kCorrupt) return status;
+  return status.WithContext("the manifest is wrong");
 }
 
 std::string_view Manifest::writer() const { return View(root_->writer()); }

@@ -201,6 +201,13 @@ Status CheckTensor(const schema::Manifest& manifest,
                          ? tensor.codebook() >= kFirstCodebook &&
                                tensor.codebook() <= kLastCodebook
                          : tensor.codebook() == 0;
+  if (!known && type == ElementType::kQ8 &&
+      tensor.codebook() < kFirstCodebook) {
+    return Unimplemented(
+        "its codes are those of code book ", int32_t{tensor.codebook()},
+        ", of a version before this one; load the checkpoint with that version "
+        "into an engine with states=f32 or bf16, and save it from there");
+  }
   if (!known) {
     return Corrupt("there is no code book ", int32_t{tensor.codebook()},
                    " for ", ElementTypeName(type));

@@ -83,9 +83,11 @@ StatusOr<std::shared_ptr<const ShardStore>> ShardStore::Open(
       std::span(header).first(std::min<uint64_t>(bytes, header.size()));
   SHARD_RETURN_IF_ERROR(file.ReadExactly(0, start));
   Status status = ReadManifestVersion(start, bytes).status();
-  // The file, and what Manifest promises to take beside it.
-  if (status.ok()) {
-    status = CheckHostMemory(bytes + bytes / 3 + (uint64_t{16} << 20));
+  // The file, and what Manifest promises to take beside it. A small one is not
+  // worth the look: hosts count little as available that they would give.
+  constexpr uint64_t kSmall = uint64_t{16} << 20;
+  if (status.ok() && bytes > kSmall) {
+    status = CheckHostMemory(bytes + bytes / 3 + kSmall);
   }
   if (!status.ok()) return status.WithContext(file.path());
   std::vector<std::byte> content(bytes);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/file.h"
+#include "core/base/host_memory.h"
 #include "core/base/parallel.h"
 #include "core/checkpoint/cleanup.h"
 #include "core/checkpoint/data_layout.h"
@@ -130,7 +131,10 @@ Status CheckpointWriter::CheckSize() const {
     }
     total += numel * size;
   }
-  return Status();
+  // Of each slice: what it is here, in the manifest, and where that is built.
+  constexpr uint64_t kPerSlice = 256;
+  return CheckHostMemory(total / SliceBytes(total) * kPerSlice)
+      .WithContext(StrCat("the manifest of ", from_.describe()));
 }
 
 void CheckpointWriter::Describe() {

@@ -40,8 +40,9 @@ struct WriteCheckpointOptions {
 // As `root`/step-NNNNNN, of the step that `from` has, or 0; by the protocol of
 // PendingCheckpoint, so an error or a crash leaves what was there before.
 // Memory: below 64 MiB and 16 MiB per thread, beside 600 bytes and three times
-// its key for each tensor. More than 1 TiB has larger slices; then fewer
-// threads are used. Errors: those of PendingCheckpoint, Read and writing;
+// its key for each tensor, and 256 bytes for each slice beyond 2^18 of them, so
+// from 16 TiB on. More than 1 TiB has larger slices; then fewer threads are
+// used. Errors: those of PendingCheckpoint, Read and writing;
 // kInvalidArgument or kResourceExhausted for what a checkpoint cannot hold, and
 // kUnimplemented for tensors of types that libshard does not read, before
 // anything is written; kCancelled.

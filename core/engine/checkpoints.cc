@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "core/base/host_memory.h"
@@ -241,14 +243,25 @@ StatusOr<Checkpoints::Blobs> Checkpoints::ReadBlobs(const FileStore& store,
   const Manifest& manifest = *store.manifest();
   // All of them together, before the first is read.
   uint64_t bytes = 0;
+  // A file may say any number.
+  const auto count = [&bytes](uint64_t more) {
+    bytes += std::min(more, UINT64_MAX - bytes);
+  };
+  // Of SUMMED ones there are the sum and the one that is added to it.
+  std::set<std::string_view> sums;
+  uint64_t largest_sum = 0;
   for (size_t b = 0; b < manifest.num_blobs(); ++b) {
     const BlobInfo info = manifest.blob(b);
-    if (!Takes(info.rule, info.rank, manifest.world_size(), rank, world_size)) {
+    if (info.rule == BlobRule::kSummed) {
+      largest_sum = std::max(largest_sum, info.extent.bytes);
+      if (!sums.insert(info.name).second) continue;
+    } else if (!Takes(info.rule, info.rank, manifest.world_size(), rank,
+                      world_size)) {
       continue;
     }
-    // A file may say any number.
-    bytes += std::min(info.extent.bytes, UINT64_MAX - bytes);
+    count(info.extent.bytes);
   }
+  count(largest_sum);
   SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes).WithContext(
       StrCat("reading the blobs of ", store.describe())));
   Blobs loaded;

@@ -50,7 +50,8 @@ Status Engine::CheckSupported(const Plan& plan, const Communicator& comm) {
   // pages it does not have.
   SHARD_RETURN_IF_ERROR(
       CheckHostMemory(plan.Memory(comm.direct())
-                          .HostTotal(comm.direct() ? options.world_size : 1)));
+                          .HostTotal(comm.direct() ? options.world_size : 1),
+                      kShardFurther));
   // A model that trains can be saved.
   SHARD_RETURN_IF_ERROR(CheckManifestFits(plan));
   for (const FlatBufferPlan& buffer : plan.buffers()) {

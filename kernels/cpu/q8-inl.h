@@ -138,6 +138,8 @@ template <int kByte, class V>
 HWY_INLINE void StoreBytesOf(V v0, V v1, V v2, V v3, uint8_t* to) {
   const hn::DFromV<V> d32;
   const hn::Repartition<uint8_t, hn::DFromV<V>> d8;
+  // The order of bytes below is a constant of the target.
+  static_assert(!HWY_HAVE_SCALABLE);
   constexpr size_t kLanes = hn::MaxLanes(d32);
   constexpr size_t kBlocks = kLanes / 4;
   constexpr uint8_t b = kByte;
@@ -244,7 +246,7 @@ HWY_INLINE void EncodeSquares(const float* from, float scale,
                            hn::ShiftLeft<24 - Code::kShift>(
                                hn::BitCast(du, hn::Max(upper, lower))),
                            words + i);
-    // Code 1 where x is positive: the bits of floats have their order.
+    // Code 1 where x is at least 2^-125: the bits of floats have their order.
     const auto least =
         hn::Min(hn::BitCast(du, x), hn::Set(du, uint32_t{1} << 24));
     return hn::Max(code, least);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RandomBits of random.h, to be inlined.
+// MakeRandomWords of random.h, to be inlined.
 
 #include "kernels/cpu/random.h"
 

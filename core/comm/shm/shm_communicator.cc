@@ -59,7 +59,7 @@ class ShmRegions final : public direct::RegionSource {
       : connections_(std::move(connections)), rank_(rank) {}
 
   Status Create(size_t bytes) override {
-    SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes));
+    SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes, kShardFurther));
     SHARD_ASSIGN_OR_RETURN(memory_, CreateMemory("libshard", bytes));
     bytes_ = bytes;
     return Status();

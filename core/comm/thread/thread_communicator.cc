@@ -21,7 +21,7 @@ class ThreadRegions final : public direct::RegionSource {
       : handover_(std::move(handover)), rank_(rank) {}
 
   Status Create(size_t bytes) override {
-    SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes));
+    SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes, kShardFurther));
     SHARD_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Anonymous(bytes));
     const std::lock_guard<std::mutex> lock(handover_->mutex);
     handover_->region = std::make_shared<Mapping>(std::move(mapping));

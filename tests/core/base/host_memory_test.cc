@@ -25,6 +25,11 @@ TEST(HostMemoryTest, MoreThanAnyHostHasIsRefused) {
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_NE(status.message().find("available"), std::string::npos)
       << status.ToString();
+  EXPECT_EQ(status.message().find(';'), std::string::npos);
+  EXPECT_NE(CheckHostMemory(uint64_t{1} << 60, "add some")
+                .message()
+                .find(" are available; add some"),
+            std::string::npos);
 }
 
 }  // namespace

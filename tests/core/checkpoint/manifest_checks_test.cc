@@ -50,6 +50,14 @@ void ExpectFine(const std::vector<Change>& changes) {
   }
 }
 
+// Whole, but of a version that coded otherwise.
+TEST(ManifestChecks, CodeBooksOfBefore) {
+  Raw raw = Raw::Sample();
+  raw.tensors[4].codebook = 2;
+  ExpectError(Manifest::Parse(raw.Build()), StatusCode::kUnimplemented,
+              {"code book 2", "states=f32"});
+}
+
 TEST(ManifestChecks, Manifest) {
   ExpectEach({
       {[](Raw* r) { r->writer = "a\nb"; }, {"writer"}},
@@ -128,7 +136,6 @@ TEST(ManifestChecks, TypesAndShapes) {
       {[](Raw* r) { r->tensors[1].group = 1; }, {"group 1", "there are 1"}},
       {[](Raw* r) { r->tensors[1].group = -2; }, {"group -2"}},
       {[](Raw* r) { r->tensors[1].step = -2; }, {"-2 steps"}},
-      {[](Raw* r) { r->tensors[4].codebook = 2; }, {"code book 2", "q8"}},
       {[](Raw* r) { r->tensors[4].codebook = 6; }, {"code book 6", "q8"}},
       {[](Raw* r) { r->tensors[1].codebook = 1; }, {"code book 1", "f32"}},
   });
