@@ -73,6 +73,8 @@ void Update(const void* scalars, const float* g, float scale, float* param,
   const auto& s = *static_cast<const typename F::Scalars*>(scalars);
   const size_t done = UpdateVectors<hn::ScalableTag<float>, F, Rule>(
       hn::ScalableTag<float>(), s, g, scale, param, states, 0, count);
+  // Not even the constants are made for a rest that is not there.
+  if (done == count) return;
   UpdateVectors<hn::CappedTag<float, 1>, F, Rule>(
       hn::CappedTag<float, 1>(), s, g, scale, param, states, done, count);
 }
@@ -87,24 +89,12 @@ struct Call {
   const StateKind* state_kinds;
 };
 
-// Element i of a tensor.
-HWY_INLINE void* At(void* tensor, DType dtype, size_t i) {
-  return static_cast<char*>(tensor) + i * DTypeSize(dtype);
+// Element i of a tensor, of `size` bytes each.
+HWY_INLINE void* At(void* tensor, size_t size, size_t i) {
+  return static_cast<char*>(tensor) + i * size;
 }
-HWY_INLINE const void* At(const void* tensor, DType dtype, size_t i) {
-  return static_cast<const char*>(tensor) + i * DTypeSize(dtype);
-}
-
-// State s of elements [begin, begin + n) as fp32.
-HWY_INLINE void WidenState(const Call& call, const FusedStepArgs& args, int s,
-                           size_t begin, size_t n, float* to) {
-  const void* from = At(args.states[s], args.state_dtype, begin);
-  if (args.state_dtype == DType::kQ8) {
-    DecodeBlocks(call.state_kinds[s], static_cast<const uint8_t*>(from),
-                 args.scales[s] + begin / kQ8Block, to, n);
-  } else {
-    WidenTensor(args.state_dtype, from, to, n);
-  }
+HWY_INLINE const void* At(const void* tensor, size_t size, size_t i) {
+  return static_cast<const char*>(tensor) + i * size;
 }
 
 // The random words of a block, for all tensors that are rounded stochastically.
@@ -143,30 +133,16 @@ class BlockWords {
   HWY_ALIGN uint16_t words_[kPairs][kRandomBlock];
 };
 
-// `offset` is that of element `begin` in its block.
-HWY_INLINE void NarrowState(const Call& call, const FusedStepArgs& args, int s,
-                            size_t begin, size_t n, size_t offset,
-                            const BlockWords& words, const float* from) {
-  void* to = At(args.states[s], args.state_dtype, begin);
-  const StateKind kind = call.state_kinds[s];
-  const uint32_t tensor = TensorOfState(s);
-  const bool nearest = !IsRoundedStochastically(kind);
-  if (args.state_dtype == DType::kQ8) {
-    EncodeBlock(kind, from, n, tensor,
-                nearest ? nullptr : words.of(tensor) + offset,
-                static_cast<uint8_t*>(to), args.scales[s] + begin / kQ8Block);
-  } else if (nearest) {
-    NarrowToNearest(args.state_dtype, from, to, n);
-  } else {
-    NarrowStochastically(from, to, n, tensor, words.of(tensor) + offset);
-  }
-}
-
 // The tiles of a call, one at a time.
 class TileStepper {
  public:
   HWY_INLINE TileStepper(const Call& call, const FusedStepArgs& args)
-      : call_(call), args_(args), words_(call, args) {
+      : call_(call),
+        args_(args),
+        gradient_size_(DTypeSize(args.gradients.dtype)),
+        param_size_(DTypeSize(args.param_dtype)),
+        state_size_(DTypeSize(args.state_dtype)),
+        words_(call, args) {
     const bool clips =
         args.clip_value < std::numeric_limits<double>::infinity();
     // Then its only change is to be multiplied, which the update does.
@@ -204,14 +180,14 @@ class TileStepper {
           args_.gradients_begin + begin;
     } else if (one_gradient_) {
       WidenTensor(args_.gradients.dtype,
-                  At(args_.gradients.data[0], args_.gradients.dtype,
+                  At(args_.gradients.data[0], gradient_size_,
                      args_.gradients_begin + begin),
                   gradient_tile_, n);
     } else {
       SumSources(args_.gradients, args_.gradients_begin + begin, n,
                  args_.gradient_scale, args_.clip_value, gradient_tile_);
     }
-    void* const param = At(args_.param, args_.param_dtype, begin);
+    void* const param = At(args_.param, param_size_, begin);
     float* p = param_tile_;
     if (has_master_) {
       p = args_.master + begin;
@@ -226,17 +202,20 @@ class TileStepper {
         states[s] = static_cast<float*>(args_.states[s]) + begin;
       } else {
         states[s] = state_tiles_[s];
-        WidenState(call_, args_, s, begin, n, states[s]);
+        WidenState(s, begin, n, states[s]);
       }
     }
 
     call_.update(call_.scalars, g, scale_, p, states, n);
 
+    // Before the random words, which wait for nothing: the processor makes them
+    // while the maxima and divisions that lead to a scale finish.
+    if (args_.state_dtype == DType::kQ8) MakeScales(begin, n, states);
     words_.Make(args_.random.first_element + static_cast<int64_t>(begin),
                 offset, offset + n);
     if (has_master_) {
       NarrowToNearest(args_.param_dtype, p, param_tile_, n);
-      StreamCopy(param_tile_, param, n * DTypeSize(args_.param_dtype));
+      StreamCopy(param_tile_, param, n * param_size_);
     } else if (args_.stochastic_rounding) {
       NarrowStochastically(p, param, n, kParamTensor,
                            words_.of(kParamTensor) + offset);
@@ -245,13 +224,56 @@ class TileStepper {
     }
     if (states_in_place_) return;
     for (int s = 0; s < call_.num_states; ++s) {
-      NarrowState(call_, args_, s, begin, n, offset, words_, states[s]);
+      NarrowState(s, begin, n, offset, states[s]);
     }
   }
 
  private:
+  // State s of elements [begin, begin + n) as fp32.
+  HWY_INLINE void WidenState(int s, size_t begin, size_t n, float* to) const {
+    const void* from = At(args_.states[s], state_size_, begin);
+    if (args_.state_dtype == DType::kQ8) {
+      DecodeBlocks(call_.state_kinds[s], static_cast<const uint8_t*>(from),
+                   args_.scales[s] + begin / kQ8Block, to, n);
+    } else {
+      WidenTensor(args_.state_dtype, from, to, n);
+    }
+  }
+
+  // The scales of what NarrowState will encode.
+  HWY_INLINE void MakeScales(size_t begin, size_t n,
+                             const float* const* states) const {
+    for (int s = 0; s < call_.num_states; ++s) {
+      args_.scales[s][begin / kQ8Block] =
+          ScaleOfBlock(call_.state_kinds[s], states[s], n);
+    }
+  }
+
+  // The way back from WidenState. `offset` is that of element `begin` in its
+  // block.
+  HWY_INLINE void NarrowState(int s, size_t begin, size_t n, size_t offset,
+                              const float* from) const {
+    void* to = At(args_.states[s], state_size_, begin);
+    const StateKind kind = call_.state_kinds[s];
+    const uint32_t tensor = TensorOfState(s);
+    const bool nearest = !IsRoundedStochastically(kind);
+    if (args_.state_dtype == DType::kQ8) {
+      EncodeBlock(kind, from, args_.scales[s][begin / kQ8Block], n, tensor,
+                  nearest ? nullptr : words_.of(tensor) + offset,
+                  static_cast<uint8_t*>(to));
+    } else if (nearest) {
+      NarrowToNearest(args_.state_dtype, from, to, n);
+    } else {
+      NarrowStochastically(from, to, n, tensor, words_.of(tensor) + offset);
+    }
+  }
+
   const Call& call_;
   const FusedStepArgs& args_;
+  // Bytes per element.
+  const size_t gradient_size_;
+  const size_t param_size_;
+  const size_t state_size_;
   BlockWords words_;
   bool one_gradient_;
   bool gradient_in_place_;

@@ -104,12 +104,10 @@ HWY_INLINE void DecodeSigned(const uint8_t* codes, float scale, float* to,
                                    hn::Set(di, 0x7F << Code::kShift));
     const auto z =
         hn::BitCast(d, hn::Or(magnitude, hn::Set(di, Code::kStartBits)));
-    const auto sign = hn::And(hn::BitCast(d, code),
-                              hn::BitCast(d, hn::Set(hn::RebindToUnsigned<D>(),
-                                                     uint32_t{0x80000000})));
-    const auto value =
-        hn::Mul(hn::Sub(z, hn::Set(d, Code::kStart)), hn::Set(d, unit));
-    hn::StoreU(hn::Or(value, sign), d, to + i);
+    const auto signed_unit = hn::IfNegativeThenElse(
+        hn::BitCast(d, code), hn::Set(d, -unit), hn::Set(d, unit));
+    hn::StoreU(hn::Mul(hn::Sub(z, hn::Set(d, Code::kStart)), signed_unit), d,
+               to + i);
   });
 }
 
@@ -288,22 +286,23 @@ HWY_INLINE void EncodeScaled(StateKind kind, const float* from, float scale,
   }
 }
 
-// `words`: random ones, of which `tensor` has its bits; NULL: to nearest.
-// REQUIRES: count <= kQ8Block.
-HWY_INLINE void EncodeBlock(StateKind kind, const float* from, size_t count,
-                            uint32_t tensor, const uint16_t* words,
-                            uint8_t* codes, float* scale_to) {
+// The scale of a block. REQUIRES: count <= kQ8Block.
+HWY_INLINE float ScaleOfBlock(StateKind kind, const float* from, size_t count) {
   float scale = LargestMagnitude(from, count);
-  if (!std::isfinite(scale)) {
-    scale = std::numeric_limits<float>::quiet_NaN();
-  } else if (scale < kSmallestScale) {
-    scale = kind == StateKind::kAverage || scale == 0 ? 0 : kSmallestScale;
+  if (!std::isfinite(scale)) return std::numeric_limits<float>::quiet_NaN();
+  if (scale < kSmallestScale) {
+    if (kind == StateKind::kAverage || scale == 0) return 0;
+    scale = kSmallestScale;
   }
-  if (scale > 0) {
-    scale = StableScale(scale, kind == StateKind::kAverage ? SignedCode::kTop
-                                                           : SquareCode::kTop);
-  }
-  *scale_to = scale;
+  return StableScale(
+      scale, kind == StateKind::kAverage ? SignedCode::kTop : SquareCode::kTop);
+}
+
+// `scale`: from ScaleOfBlock. `words`: random ones, of which `tensor` has its
+// bits; NULL: to nearest. REQUIRES: count <= kQ8Block.
+HWY_INLINE void EncodeBlock(StateKind kind, const float* from, float scale,
+                            size_t count, uint32_t tensor,
+                            const uint16_t* words, uint8_t* codes) {
   // A scale of 0 or NaN is all there is to say.
   if (!(scale > 0)) {
     std::fill_n(codes, count, uint8_t{0});

@@ -30,8 +30,10 @@ void EncodeQ8(StateKind kind, const float* from, size_t count,
       MakeRandomWords(keys, stream.first_element + static_cast<int64_t>(i),
                       RandomPair(tensor), 0, n, words);
     }
-    EncodeBlock(kind, from + i, n, tensor, nearest ? nullptr : words, codes + i,
-                scales + i / kBlock);
+    const float scale = ScaleOfBlock(kind, from + i, n);
+    scales[i / kBlock] = scale;
+    EncodeBlock(kind, from + i, scale, n, tensor, nearest ? nullptr : words,
+                codes + i);
   }
 }
 

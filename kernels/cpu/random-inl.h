@@ -91,9 +91,10 @@ HWY_INLINE void MakeRandomWords(const RandomKeys& keys, int64_t element,
   // The lower five bits of the first counter are 0, so that the others differ
   // from it in those bits alone.
   static_assert(kRandomCounters == 32);
-  HWY_ALIGN const uint64_t first[] = {FirstCounter(element), pair};
-  const auto start =
-      hn::Xor(hn::BitCast(d, hn::Load(d64, first)), hn::Load(d, keys.at(0)));
+  // Not by way of memory: a load of what two stores wrote waits for both.
+  const auto first = hn::InterleaveLower(
+      d64, hn::Set(d64, FirstCounter(element)), hn::Set(d64, pair));
+  const auto start = hn::Xor(hn::BitCast(d, first), hn::Load(d, keys.at(0)));
   HWY_ALIGN static constexpr auto kOffsets = [] {
     std::array<uint64_t, 2 * kRandomCounters> offsets = {};
     for (size_t i = 0; i < kRandomCounters; ++i) offsets[2 * i] = i;
