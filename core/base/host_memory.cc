@@ -65,10 +65,10 @@ uint64_t AvailableHostMemory() {
 Status CheckHostMemory(uint64_t bytes, std::string_view remedy) {
   const uint64_t available = AvailableHostMemory();
   if (bytes <= available) return Status();
-  return ResourceExhausted(
-      FormatBytes(bytes), " of memory are needed on this host, and ",
-      FormatBytes(available), " are available", remedy.empty() ? "" : "; ",
-      remedy);
+  return ResourceExhausted(FormatBytes(bytes),
+                           " of memory are needed on this host, and ",
+                           FormatBytes(available), " are available",
+                           remedy.empty() ? "" : "; ", remedy);
 }
 
 }  // namespace shard

@@ -34,7 +34,8 @@
 //   - A positive square from 2^-125 up never gets code 0. It is a divisor: an
 //     element with an average that is not 0 would move by average / eps. The
 //     smallest code makes its step too short instead.
-//   - A block of averages whose largest magnitude is below 2^-110 becomes 0. One
+//   - A block of averages whose largest magnitude is below 2^-110 becomes 0.
+//   One
 //     of squares has 2^-110 as its scale then.
 //
 // The scale is the largest magnitude to a unit in the last place, so that what
