@@ -484,7 +484,12 @@ TEST(ManifestStructure, EveryWordReplaced) {
         ASSERT_EQ(Describe(**Manifest::Parse(*again)), Describe(**parsed));
       } else {
         ++refused;
-        ASSERT_EQ(parsed.status().code(), StatusCode::kCorrupt);
+        // A code book of before is no damage.
+        const bool before =
+            parsed.status().code() == StatusCode::kUnimplemented &&
+            parsed.status().message().find("code book") != std::string::npos;
+        ASSERT_TRUE(before || parsed.status().code() == StatusCode::kCorrupt)
+            << parsed.status().ToString();
       }
       std::memcpy(&body[at], &old, sizeof(old));
     }

@@ -3,12 +3,14 @@
 // --optimizer, --states and --partition: whichever are chosen, the program
 // trains, the ranks agree, and narrow states cost no loss.
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/samples/gpt/train_gpt_fixture.h"
 
 namespace {
@@ -101,13 +103,25 @@ class LossTest : public TrainGptTest {
   }
 };
 
-// They end within 0.6 percent. With codes that are always rounded down it is 3
-// percent, with scales that are 3 percent too large 17.
+// Medians end within 0.3 percent. With codes that are always rounded down it is
+// 3 percent, with scales that are 3 percent too large 17. One run in ten ends 2
+// percent higher than the others.
 TEST_F(LossTest, NarrowStatesEndCloseToF32) {
-  const double f32 = Loss("--states f32");
+  if (shard::kSanitized) {
+    GTEST_SKIP() << "what it trains to is no question of memory or threads";
+  }
+  const auto median = [this](const std::string& states) {
+    std::vector<double> losses;
+    for (const char* seed : {"1", "2", "3", "4", "5"}) {
+      losses.push_back(Loss("--states " + states + " --seed " + seed));
+    }
+    std::sort(losses.begin(), losses.end());
+    return losses[2];
+  };
+  const double f32 = median("f32");
   EXPECT_LT(f32, 0.5);
-  EXPECT_NEAR(Loss("--states bf16"), f32, 0.02 * f32);
-  EXPECT_NEAR(Loss("--states q8"), f32, 0.02 * f32);
+  EXPECT_NEAR(median("bf16"), f32, 0.01 * f32);
+  EXPECT_NEAR(median("q8"), f32, 0.01 * f32);
 }
 
 TEST_F(LossTest, MuonTrains) { EXPECT_LT(Loss("--optimizer muon"), 0.5); }
