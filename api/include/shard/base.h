@@ -124,7 +124,8 @@ typedef struct shard_error shard_error;
 /* All of these accept NULL, which is success: SHARD_OK, "", -1, "". Returned
  * strings live as long as the error. Any thread. */
 SHARD_API shard_code shard_error_code(const shard_error* error) SHARD_NOEXCEPT;
-/* What was wrong, with which value, and what to do. One line, UTF-8. */
+/* Returns the message: the problem, the value that has it, and the remedy. One
+ * line, UTF-8. */
 SHARD_API const char* shard_error_message(const shard_error* error)
     SHARD_NOEXCEPT;
 /* The rank the error is about, or -1. */

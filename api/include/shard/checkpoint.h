@@ -20,7 +20,7 @@
 
 SHARD_BEGIN_DECLS
 
-/* What of a training state is meant. Frozen. */
+/* The part of a training state that a call is about. Frozen. */
 typedef int32_t shard_content;
 enum shard_content_values {
   SHARD_STATE_ALL = 0,
@@ -28,7 +28,8 @@ enum shard_content_values {
   SHARD_STATE_OPTIMIZER = 2
 };
 
-/* Hears of long work: bytes done and in all, of this rank. Not 0 cancels it,
+/* Called with the progress of a long operation: bytes done and in all, of this
+ * rank. Not 0 cancels it,
  * which is CANCELLED. Called from threads of libshard, one call at a time. */
 typedef int32_t (*shard_progress_fn)(uint64_t done, uint64_t total,
                                      void* user_data);
@@ -159,13 +160,14 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_load(
     shard_engine* engine, const char* path, const shard_load_options* options,
     shard_load_report* report) SHARD_NOEXCEPT;
 
-/* What the last load that fitted did not find, as JSON: {"missing": [...],
- * "unexpected": [...], "mismatched": []}. As shard_plan_text. Local. */
+/* Returns the keys that the last load that fitted did not find, as JSON:
+ * {"missing": [...], "unexpected": [...], "mismatched": []}. As
+ * shard_plan_text. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_load_json(
     const shard_engine* engine, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
-/* How what the ranks saved becomes that of the ranks that load. Frozen.
+/* How a blob is mapped to another world size. Frozen.
  *   PER_RANK    at the same world size each rank gets its own, else none does;
  *               the host reads them by shard_checkpoint_blob
  *   REPLICATED  the same on all ranks
@@ -191,8 +193,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_blob(
     shard_engine* engine, const char* name, shard_blob_rule rule,
     const void* data, size_t bytes) SHARD_NOEXCEPT;
 
-/* What was set or loaded; `data` is the engine's, until the name is set again
- * or something is loaded. NOT_FOUND. Local. */
+/* Returns a blob that was set or loaded; `data` is the engine's, until the name
+ * is set again or something is loaded. NOT_FOUND. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_blob(
     const shard_engine* engine, const char* name, const void** data,
     size_t* bytes) SHARD_NOEXCEPT;
@@ -250,7 +252,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_path(
     const shard_checkpoint* checkpoint, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
-/* What tensors are for. Frozen. BUFFER: of the host, neither stepped nor a
+/* The purpose of a tensor. Frozen. BUFFER: of the host, neither stepped nor a
  * parameter. */
 typedef int32_t shard_role;
 enum shard_role_values {
@@ -362,8 +364,8 @@ typedef struct shard_convert_options {
   shard_content content; /* As in shard_save_options. */
   int32_t overwrite;     /* 1: replace what is there. */
   int32_t threads;       /* 1 to 256. Default 4. */
-  /* What float tensors become: SHARD_F32, _BF16, _F16 or _F64. Default: each
-   * stays what it is, but in safetensors q8 becomes f32. */
+  /* The type that float tensors are converted to: SHARD_F32, _BF16, _F16 or
+   * _F64. Default: each stays what it is, but in safetensors q8 becomes f32. */
   shard_dtype dtype;
   /* Checkpoints: into how many data files, as from so many ranks. Default: as
    * many as it has, at least 1. */

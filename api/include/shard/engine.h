@@ -12,16 +12,17 @@
 
 SHARD_BEGIN_DECLS
 
-/* What a step does with parameters that got no gradient since the last one
- * ("Units" below says which those are). Frozen. */
+/* How a step treats parameters that got no gradient since the last step
+ * ("Units" below says which parameters these are). Frozen. */
 typedef int32_t shard_missing_grads;
 enum shard_missing_grads_values {
   /* The step is an error that names their units. The default. */
   SHARD_MISSING_ERROR = 0,
   /* Their gradients are zeros. */
   SHARD_MISSING_ZERO = 1,
-  /* Those that got none on any rank are left as they are: parameter, states and
-   * step count. One that got some on other ranks counts as zeros on this one.
+  /* Parameters that got no gradient on any rank are left as they are:
+   * parameter, states and step count. One that got some on other ranks counts
+   * as zeros on this one.
    */
   SHARD_MISSING_SKIP = 2
 };
@@ -139,7 +140,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_state(
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_step(
     shard_engine* engine, int64_t step) SHARD_NOEXCEPT;
 
-/* What the host multiplies its loss by before the next backward pass; the same
+/* Returns the factor of the loss for the next backward pass; the same
  * on every rank. 1 without loss_scaling. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_loss_scale(
     const shard_engine* engine, double* scale) SHARD_NOEXCEPT;
@@ -281,10 +282,10 @@ typedef struct shard_step_options {
    * coefficient min(1, max_grad_norm / (norm + 1e-6)). Default: no clipping,
    * and the norm is not computed. */
   double max_grad_norm;
-  /* What the sum of the ranks' gradients is divided by. Default: world_size. */
+  /* The divisor of the sum of the ranks' gradients. Default: world_size. */
   double grad_divisor;
-  /* What the loss was multiplied by. Default: shard_engine_loss_scale. Not
-   * together with loss_scaling. */
+  /* The factor that the loss was multiplied by. Default:
+   * shard_engine_loss_scale. Not together with loss_scaling. */
   double loss_scale;
   /* Seconds. */
   double timeout;
@@ -316,7 +317,7 @@ typedef struct shard_step_report {
   double seconds_reduce; /* Sum and norm; 0 in the one-pass form. */
   double seconds_update; /* Update and publish; with the sum in one pass. */
   double seconds_total;
-  double loss_scale; /* What this step divided the gradients by for the loss. */
+  double loss_scale; /* That this step divided the gradients by. */
   /* Tensors that this rank sent since the step before, or read of other ranks'
    * memory to reduce them ahead of the step; how many of those were through
    * before the host waited for them; the seconds they took; and those that the

@@ -24,7 +24,7 @@ enum shard_partition_values {
   SHARD_PARTITION_MANUAL = 4
 };
 
-/* What steps a trainable parameter in bf16 or f16. Frozen. */
+/* The precision in which a bf16 or f16 parameter is stepped. Frozen. */
 typedef int32_t shard_masters;
 enum shard_masters_values {
   /* An fp32 copy, the master weights: 4 bytes of state per element. The
@@ -120,7 +120,7 @@ typedef struct shard_plan_options {
   /* One more policy, asked where the others do not wrap. May be NULL. */
   shard_wrap_fn wrap_predicate;
   void* wrap_user_data;
-  /* What parameters declared as SHARD_F32 are stored and computed in:
+  /* The type in which parameters declared as SHARD_F32 are stored and computed:
    * SHARD_F32, SHARD_BF16 or SHARD_F16; gradients follow. Default: as declared.
    */
   shard_dtype param_dtype;
@@ -205,7 +205,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_of_module(
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_module(
     const shard_plan* plan, int32_t unit, int32_t* module) SHARD_NOEXCEPT;
 
-/* What engines use whose ranks share memory, and where they do not. Set
+/* Predicts the memory of engines, on ranks that share memory and on others. Set
  * memory->struct_size first. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_memory(
     const shard_plan* plan, shard_memory* memory) SHARD_NOEXCEPT;
@@ -223,7 +223,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_json(
     const shard_plan* plan, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
-/* What the host may not have meant, a line each; "" when there is nothing:
+/* Returns warnings, a line each; "" when there is nothing:
  * units with frozen and with trainable parameters, and what that costs; modules
  * that stay f32 by f32_classes. As shard_plan_text. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_warnings(

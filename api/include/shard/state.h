@@ -43,10 +43,11 @@ typedef struct shard_state_options {
 #define SHARD_STATE_OPTIONS_INIT \
   { sizeof(shard_state_options), 0, 0, 0, NULL, 0, 0, 0, 0 }
 
-/* What this rank owns of an engine's state. Other names of tied parameters are
- * there as aliases, without elements; trainable, group and step of
- * shard_tensor_info are not filled. Local: no other rank takes part. Errors:
- * FAILED_PRECONDITION unless between steps, a module that does not exist. */
+/* Returns the part of an engine's state that this rank owns. Other names of
+ * tied parameters are there as aliases, without elements; trainable, group and
+ * step of shard_tensor_info are not filled. Local: no other rank takes part.
+ * Errors: FAILED_PRECONDITION unless between steps, a module that does not
+ * exist. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_get(
     shard_engine* engine, const shard_state_options* options,
     shard_state** state) SHARD_NOEXCEPT;
@@ -60,8 +61,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_tensor(
 SHARD_NODISCARD SHARD_API shard_error* shard_state_tensor_key(
     const shard_state* state, int64_t tensor, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
-/* What of it is here: elements [begin, begin + numel) at `data`, which is NULL
- * when there are none. */
+/* Returns the elements that this rank holds: [begin, begin + numel) at `data`,
+ * which is NULL when there are none. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_local(
     const shard_state* state, int64_t tensor, int64_t* begin, int64_t* numel,
     const void** data) SHARD_NOEXCEPT;
