@@ -274,8 +274,9 @@ Status Engine::UnitGradsReady(int32_t unit) {
 
 Status Engine::ParamGradReady(ParamId param) {
   SHARD_RETURN_IF_ERROR(CheckTraining("param_grad_ready"));
-  SHARD_RETURN_IF_ERROR(TrainablePlaceOf(param, "gradient").status());
-  return assembly_->units().ParamGradReady(param, DeadlineOf(0));
+  // The others may wait for what this rank was to declare.
+  return assembly_->units().ParamGradReady(
+      param, TrainablePlaceOf(param, "gradient").status(), DeadlineOf(0));
 }
 
 Status Engine::SetNoSync(bool on) {

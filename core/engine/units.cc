@@ -412,16 +412,16 @@ Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
   return Status();
 }
 
-Status Units::ParamGradReady(ParamId param, const Deadline& deadline) {
+Status Units::ParamGradReady(ParamId param, const Status& known,
+                             const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
-  const int32_t unit = plan_.UnitOf(param);
-  const Status local = states_.CheckParamReady(param);
+  const Status local = known.ok() ? states_.CheckParamReady(param) : known;
   if (!local.ok()) {
     return MeetsWhenReady() ? TellOthers(Activity::kReduce, local, deadline)
                             : local;
   }
   if (!states_.ParamReady(param)) return Status();
-  return GradsReady(unit, deadline);
+  return GradsReady(plan_.UnitOf(param), deadline);
 }
 
 Status Units::ZeroMissingInSlot(int32_t unit, const Deadline& deadline) {

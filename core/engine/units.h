@@ -69,7 +69,9 @@ class Units {
   Status Release(int32_t unit, const Deadline& deadline);
   // COLLECTIVE where it reduces, which goes on after it has returned.
   Status GradsReady(int32_t unit, const Deadline& deadline);
-  Status ParamGradReady(ParamId param, const Deadline& deadline);
+  // `known`: what is wrong with `param` itself, on this rank.
+  Status ParamGradReady(ParamId param, const Status& known,
+                        const Deadline& deadline);
   // From here on another backward pass follows before the step, or none.
   void SetNoSync(bool on) { no_sync_ = on; }
 

@@ -259,7 +259,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_release(
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_grads_ready(
     shard_engine* engine, int32_t unit) SHARD_NOEXCEPT;
 
-/* The same for one parameter; the last of a unit's makes the unit ready. */
+/* The same for one parameter; the last of a unit's makes the unit ready. A
+ * parameter that does not exist, or is frozen, is an error of all ranks where
+ * one of the unit would be. COLLECTIVE*. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_param_grad_ready(
     shard_engine* engine, int32_t param) SHARD_NOEXCEPT;
 

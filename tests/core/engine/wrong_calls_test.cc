@@ -288,6 +288,35 @@ TEST_P(WrongCallsTest, UnknownUnitOnOneRank) {
   });
 }
 
+// While the others declare theirs.
+TEST_P(WrongCallsTest, UnknownParameterOnOneRank) {
+  const Form& form = GetParam();
+  OnRanks([&](Engine* engine) {
+    const bool wrong = engine->comm()->rank() == 1;
+    ASSERT_OK(engine->UnitAcquire(3, Pass::kBackward, 0));
+    ASSERT_OK(engine->ParamGradReady(5));
+    Status status = engine->ParamGradReady(wrong ? 99 : 6);
+    if (!form.reduces()) {
+      // Nobody else has to know.
+      EXPECT_EQ(status.ok(), !wrong);
+      if (wrong) ASSERT_OK(engine->ParamGradReady(6));
+      ASSERT_OK(engine->UnitRelease(3));
+      for (const int32_t unit : {0, 1, 2, 4, 5, 6}) {
+        ASSERT_OK(Ready(engine, unit));
+      }
+      EXPECT_OK(Step(engine));
+      return;
+    }
+    if (status.ok()) {
+      EXPECT_FALSE(wrong);
+      status = engine->ZeroGrad();
+    }
+    ExpectInvalid(status, {"rank 1", "parameter 99"});
+    EXPECT_EQ(status.rank(), 1);
+    ExpectFinal(engine, StatusCode::kInvalidArgument);
+  });
+}
+
 TEST_P(WrongCallsTest, WrongStateOnOneRank) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
