@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 #
-# Sourced by the programs in tools/. Leaves the caller in the repository root.
+# Sourced by the programs in tools/. Leaves the caller in the repository root;
+# `caller` is the folder that it came from.
 #
 # BAZEL              the bazel to run (default: bazel)
 # BAZEL_STARTUP      startup options for it, such as --output_base=/some/folder
 
+caller="$PWD"
+# With it `cd` may go elsewhere, and prints where.
+unset CDPATH
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 cd "$root"
 
@@ -43,4 +47,37 @@ bazel_bin() {
 drop_sandbox_noise() {
   grep --line-buffered -avE \
     '(^There were tests whose specified size is too big|^[0-9]+\.[0-9]+: src/main/tools/(linux-sandbox|process-|logging))' || true
+}
+
+# object_cache KEY: prints the folder that keeps compiled objects for KEY, 16
+# digits of hex, and makes it; removes what nobody has used for two weeks, for
+# other KEYs too. Where there can be no such folder it prints nothing, and why on
+# stderr. SHARD_BUILD_CACHE is the folder around it (default:
+# ~/.cache/libshard/objects).
+object_cache() {
+  local base="${XDG_CACHE_HOME:-}" caches="${SHARD_BUILD_CACHE:-}" cache folder
+  # By its specification it does not count unless it is absolute.
+  [[ "$base" == /* ]] || base="${HOME:+$HOME/.cache}"
+  if [[ -z "$caches$base" ]]; then
+    echo "compiled objects are not kept: neither SHARD_BUILD_CACHE nor HOME is" \
+      "set" >&2
+    return
+  fi
+  caches="${caches:-$base/libshard/objects}"
+  [[ "$caches" == /* ]] || caches="$caller/$caches"
+  cache="$caches/$1"
+  if ! mkdir -p "$cache"/{ac,cas} 2>/dev/null ||
+    [[ ! -w "$cache/ac" || ! -w "$cache/cas" ]]; then
+    echo "compiled objects are not kept: '$cache' cannot be written; name" \
+      "another folder with SHARD_BUILD_CACHE" >&2
+    return
+  fi
+  # Only what Bazel put there, in this layout. Another run may be at it as well.
+  for folder in "$caches"/*/{ac,cas}; do
+    [[ "$folder" =~ /[0-9a-f]{16}/(ac|cas)$ ]] || continue
+    find "$folder" -type f -atime +14 -delete 2>/dev/null || true
+    find "$folder" -mindepth 1 -type d -empty -mtime +14 -delete \
+      2>/dev/null || true
+  done
+  printf '%s' "$cache"
 }

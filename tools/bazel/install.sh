@@ -11,25 +11,36 @@ set -euo pipefail
 built="$1"
 prefix="$2"
 
-# A name takes the place of another, never its bytes: what runs goes on.
+# put MODE FROM TO: a name takes the place of another, never its bytes, so what
+# runs goes on, and a link to a file elsewhere is replaced and not followed. A
+# folder of that name is an error, not the place to put it (-T).
 put() {
   local mode="$1" from="$2" to="$3"
-  install -D -m "$mode" "$from" "$to.new"
-  [[ "$mode" == 644 && "$to" != *.so.* ]] || strip --strip-unneeded "$to.new"
-  mv -f "$to.new" "$to"
+  install -D -T -m "$mode" "$from" "$to.new"
+  case "$from" in
+    *.so.* | */shardctl) strip --strip-unneeded "$to.new" ;;
+  esac
+  take_name "$to"
+}
+
+# take_name TO: TO.new becomes TO.
+take_name() {
+  mv -fT "$1.new" "$1" && return
+  rm -f "$1.new"
+  exit 1
 }
 
 for header in api/include/shard/*.h; do
   put 644 "$header" "$prefix/include/shard/${header##*/}"
 done
 put 644 "$built/api/libshard.so.0" "$prefix/lib/libshard.so.0"
-ln -sf libshard.so.0 "$prefix/lib/libshard.so"
+ln -sfT libshard.so.0 "$prefix/lib/libshard.so.new"
+take_name "$prefix/lib/libshard.so"
 put 755 "$built/sdk/cli/shardctl" "$prefix/bin/shardctl"
 
 version="$(sed -nE 's/^#define SHARD_VERSION_(MAJOR|MINOR|PATCH) +//p' \
   api/include/shard/base.h | paste -sd.)"
-mkdir -p "$prefix/lib/pkgconfig"
-cat >"$prefix/lib/pkgconfig/shard.pc" <<END
+put 644 /dev/stdin "$prefix/lib/pkgconfig/shard.pc" <<END
 prefix=\${pcfiledir}/../..
 includedir=\${prefix}/include
 libdir=\${prefix}/lib
