@@ -77,7 +77,9 @@ StatusOr<Directory> Directory::Open(FileEnv* env, const std::string& path) {
                      0);
   });
   if (fd < 0) return Failed("opening the directory", path, fd);
-  return Directory(EnvFd(env, fd), path);
+  // Owned before the path is copied, for which there may be no memory.
+  EnvFd owned(env, fd);
+  return Directory(std::move(owned), path);
 }
 
 StatusOr<Directory> Directory::OpenDirectory(const std::string& name) const {

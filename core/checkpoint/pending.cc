@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/cleanup.h"
 #include "core/checkpoint/directory.h"
@@ -153,6 +154,7 @@ PendingCheckpoint::PendingCheckpoint(Directory root, Directory directory,
       directory_(std::move(directory)),
       name_(std::move(name)),
       step_(step),
+      final_name_(CheckpointName(step)),
       overwrite_(overwrite) {}
 
 PendingCheckpoint::~PendingCheckpoint() {
@@ -203,21 +205,20 @@ StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
 }
 
 StatusOr<PendingCheckpoint::Replaced> PendingCheckpoint::Publish() {
-  const std::string final_name = CheckpointName(step_);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    int result = RenameToFree(root_, name_, final_name);
+    int result = RenameToFree(root_, name_, final_name_);
     if (result == 0) return Replaced();
     if (result == -EEXIST) {
-      SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(root_, final_name));
+      SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(root_, final_name_));
       if (!exists) continue;  // Deleted meanwhile.
-      if (!overwrite_) return Exists(root_, final_name);
-      StatusOr<Directory> old = root_.OpenDirectory(final_name);
+      if (!overwrite_) return Exists(root_, final_name_);
+      StatusOr<Directory> old = root_.OpenDirectory(final_name_);
       if (old.status().code() == StatusCode::kNotFound) continue;
       SHARD_RETURN_IF_ERROR(old.status());
       SHARD_ASSIGN_OR_RETURN(const Claim claim,
-                             ClaimEntry(root_, final_name, old->fd()));
+                             ClaimEntry(root_, final_name_, old->fd()));
       if (claim == Claim::kGone) continue;
-      result = root_.Rename(name_, final_name, RENAME_EXCHANGE);
+      result = root_.Rename(name_, final_name_, RENAME_EXCHANGE);
       if (result == 0) {
         return Replaced{true, claim != Claim::kBusy, *std::move(old)};
       }
@@ -225,38 +226,35 @@ StatusOr<PendingCheckpoint::Replaced> PendingCheckpoint::Publish() {
       if (result == -ENOENT) continue;
       if (result == -EINVAL || result == -ENOSYS) {
         return Unimplemented(
-            "'", root_.PathOf(final_name),
+            "'", root_.PathOf(final_name_),
             "' cannot be overwritten: the file system cannot swap two folders "
             "(RENAME_EXCHANGE); delete it, or save another step");
       }
     }
     return ErrnoStatus(
-        StrCat("renaming '", root_.PathOf(name_), "' to '", final_name, "'"),
+        StrCat("renaming '", root_.PathOf(name_), "' to '", final_name_, "'"),
         -result);
   }
-  return Internal("'", root_.PathOf(final_name), "' was made and deleted ",
+  return Internal("'", root_.PathOf(final_name_), "' was made and deleted ",
                   kAttempts, " times while it was to be replaced");
 }
 
-Status PendingCheckpoint::Retract(Directory published, const Replaced& replaced,
-                                  const Status& reason) {
-  const std::string final_name = CheckpointName(step_);
-  const bool ours = IsNamed(root_, final_name, published) &&
-                    (!replaced.any ||
-                     (replaced.locked && IsNamed(root_, name_, replaced.old)));
-  const auto rename = [&] {
-    return replaced.any ? root_.Rename(final_name, name_, RENAME_EXCHANGE)
-                        : RenameToFree(root_, final_name, name_);
-  };
-  if (!ours || rename() != 0) {
-    return reason.WithContext(
-        StrCat("'", root_.PathOf(final_name), "' is complete, but '",
-               root_.PathOf(kLatestName), "' may name another"));
-  }
+bool PendingCheckpoint::Retract(Directory published, const Replaced& replaced) {
+  bool renamed = false;
+  const Status status = CatchOutOfMemory([&] {
+    const bool ours = IsNamed(root_, final_name_, published) &&
+                      (!replaced.any || (replaced.locked &&
+                                         IsNamed(root_, name_, replaced.old)));
+    if (!ours) return Status();
+    renamed =
+        0 == (replaced.any ? root_.Rename(final_name_, name_, RENAME_EXCHANGE)
+                           : RenameToFree(root_, final_name_, name_));
+    return renamed ? root_.Sync() : Status();
+  });
   // Its files must not go before its name is known to be gone: whoever cleans
   // what is stale syncs the root first.
-  if (root_.Sync().ok()) directory_ = std::move(published);
-  return reason;
+  if (renamed && status.ok()) directory_ = std::move(published);
+  return renamed;
 }
 
 Status PendingCheckpoint::Commit() {
@@ -266,27 +264,41 @@ Status PendingCheckpoint::Commit() {
                               kManifestName, "', and is no checkpoint");
   }
   SHARD_RETURN_IF_ERROR(directory_.Sync());
-  // All that takes space comes before anything changes.
+  // All that takes space or memory comes before anything changes.
   SHARD_ASSIGN_OR_RETURN(NextLatest latest, NextLatest::Write(root_, step_));
+  const std::string complete =
+      StrCat("'", root_.PathOf(final_name_), "' is complete, but '",
+             root_.PathOf(kLatestName), "' may name another");
+  const Status no_memory = OutOfMemoryStatus().WithContext(complete);
+  const auto is_complete = [&](const Status& reason) {
+    try {
+      return reason.WithContext(complete);
+    } catch (const std::bad_alloc&) {
+      return no_memory;
+    }
+  };
   SHARD_ASSIGN_OR_RETURN(const Replaced replaced, Publish());
   // The temporary name may be the old checkpoint's now. While this holds no
   // directory nobody abandons it, not even when memory runs out below.
   Directory published = std::move(directory_);
   // Before LATEST, which must not name what is not there; and before the old
   // one goes, which a power cut would bring back.
-  Status status = root_.Sync();
-  if (status.ok()) status = latest.Rename();
-  if (!status.ok()) return Retract(std::move(published), replaced, status);
+  Status status = CatchOutOfMemory([&] {
+    SHARD_RETURN_IF_ERROR(root_.Sync());
+    return latest.Rename();
+  });
+  if (!status.ok()) {
+    const bool undone = Retract(std::move(published), replaced);
+    return undone ? status : is_complete(status);
+  }
   // Under the new name nobody needs the lock.
   published = Directory();
-  status = root_.Sync();
-  if (!status.ok()) {
-    return status.WithContext(StrCat(
-        "'", root_.PathOf(CheckpointName(step_)), "' is complete, but '",
-        root_.PathOf(kLatestName), "' may name another after a power cut"));
-  }
+  status = CatchOutOfMemory([&] { return root_.Sync(); });
+  if (!status.ok()) return is_complete(status);
   // Not an error of this checkpoint: what is left of the old one is stale.
-  if (replaced.any) (void)RemoveTree(root_, name_).ok();
+  if (replaced.any) {
+    (void)CatchOutOfMemory([&] { return RemoveTree(root_, name_); }).ok();
+  }
   return Status();
 }
 

@@ -50,10 +50,11 @@ class PendingCheckpoint {
   // abandoned before.
   // Errors: kAlreadyExists when another was faster and `overwrite` is false;
   // kUnimplemented when the file system cannot overwrite; what a call on files
-  // returned. After an error nothing was replaced and LATEST is as it was,
-  // unless the message says that the new checkpoint "is complete": then the
-  // device failed the undoing too, or the last sync, which makes LATEST
-  // durable. Every checkpoint that has its name is whole in either case.
+  // returned. After an error, and when an allocation fails, nothing was
+  // replaced and LATEST is as it was, unless the message says that the new
+  // checkpoint "is complete": then the device failed the undoing too, or the
+  // last sync, which makes LATEST durable. Every checkpoint that has its name
+  // is whole in either case.
   Status Commit();
   bool pending() const { return directory_.valid(); }
 
@@ -73,14 +74,14 @@ class PendingCheckpoint {
   };
   // Gives it its name.
   StatusOr<Replaced> Publish();
-  // Undoes Publish because of `reason`. Returns the error of Commit.
-  Status Retract(Directory published, const Replaced& replaced,
-                 const Status& reason);
+  // Undoes Publish. Whether that was possible.
+  bool Retract(Directory published, const Replaced& replaced);
 
   Directory root_;
   Directory directory_;  // Holds the lock. Invalid: not pending.
   std::string name_;
   int64_t step_;
+  std::string final_name_;
   bool overwrite_;
 };
 

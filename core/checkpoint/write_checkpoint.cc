@@ -12,6 +12,7 @@
 
 #include "core/base/file.h"
 #include "core/base/host_memory.h"
+#include "core/base/out_of_memory.h"
 #include "core/base/parallel.h"
 #include "core/checkpoint/cleanup.h"
 #include "core/checkpoint/data_layout.h"
@@ -410,8 +411,10 @@ Status CheckpointWriter::Write(const std::string& root) {
   SHARD_RETURN_IF_ERROR(WriteManifest(pending.directory()));
   SHARD_RETURN_IF_ERROR(pending.Commit());
   // The checkpoint is there: what goes wrong with old ones is no error of it.
-  const auto opened = Directory::Open(env_, root);
-  if (opened.ok()) (void)CleanStale(*opened).ok();
+  (void)CatchOutOfMemory([&]() -> Status {
+    SHARD_ASSIGN_OR_RETURN(const Directory opened, Directory::Open(env_, root));
+    return CleanStale(opened).status();
+  }).ok();
   return Status();
 }
 

@@ -82,6 +82,8 @@ Status Send(int socket, const void* data, size_t size,
 StatusOr<Packet> ReceiveNow(int socket) {
   Packet packet;
   packet.bytes.resize(kMaxPacketBytes);
+  // What comes is owned without an allocation, which may fail.
+  packet.fds.reserve(kKernelFdsPerPacket);
   iovec part{packet.bytes.data(), packet.bytes.size()};
   // Room for all that any peer can send, so that only a lack of descriptors
   // cuts it short.
