@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::string_view kIndexSuffix = ".json";
+constexpr std::string_view kOf = "-of-";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 // So often a checkpoint may go away while it is opened.
 constexpr int kAttempts = 8;
@@ -33,6 +34,19 @@ StatusOr<OpenedStore> OpenSafetensors(FileEnv* env, const std::string& path,
                                       std::string name) {
   SHARD_ASSIGN_OR_RETURN(auto store, SafetensorsStore::Open(env, path));
   return OpenedStore{std::move(store), std::move(name), ""};
+}
+
+// The files of the set that a file belongs to by its name,
+// "model-00001-of-00003.safetensors"; 1 for other names.
+int64_t FilesInSet(std::string_view name) {
+  name.remove_suffix(kFileSuffix.size());
+  const size_t of = name.rfind(kOf);
+  if (of == std::string_view::npos) return 1;
+  const size_t dash = name.substr(0, of).rfind('-');
+  if (dash == std::string_view::npos) return 1;
+  const auto number = ParseInt(name.substr(dash + 1, of - dash - 1));
+  const auto count = ParseInt(name.substr(of + kOf.size()));
+  return number.has_value() && count.has_value() ? *count : 1;
 }
 
 // `missing`: why it is no root of checkpoints.
@@ -52,6 +66,13 @@ StatusOr<OpenedStore> OpenFolderOfSafetensors(const Directory& folder,
   if (names.empty()) {
     return NotFound(missing.message(), "; nor does it have a '", kIndexName,
                     "' or a file '*", kFileSuffix, "'");
+  }
+  if (!index && FilesInSet(names[0]) > 1) {
+    return NotFound("'", folder.PathOf(names[0]), "' is one of ",
+                    FilesInSet(names[0]),
+                    " files by its name, and there is no '", kIndexName,
+                    "': the set is not complete; give the path of the file to "
+                    "read it alone");
   }
   const std::string name = index ? kIndexName : names[0];
   return OpenSafetensors(folder.env(), folder.PathOf(name), name);

@@ -27,8 +27,9 @@ struct OpenedStore {
 // A path that ends in ".safetensors" or ".json" is a file of that format,
 // unless it is a folder. A folder is what ResolveCheckpoint makes of it; if it
 // has no checkpoint, its model.safetensors.index.json, or its only safetensors
-// file. A checkpoint that is replaced meanwhile is resolved again. kNotFound
-// says what was looked for; also those of ShardStore and SafetensorsStore.
+// file, unless that is one of several by its name. A checkpoint that is
+// replaced meanwhile is resolved again. kNotFound says what was looked for;
+// also those of ShardStore and SafetensorsStore.
 StatusOr<OpenedStore> OpenTensorStore(FileEnv* env, const std::string& path);
 
 }  // namespace shard

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <optional>
 
+#include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/json_events.h"
 #include "core/checkpoint/safetensors_index.h"
@@ -179,49 +180,62 @@ SafetensorsWriter::~SafetensorsWriter() {
   }
 }
 
+bool SafetensorsWriter::Unpublish(Output* output) {
+  const std::string& name = output->name;
+  switch (output->state) {
+    case Output::State::kTemporary:
+    case Output::State::kNew:
+      if (!output->aside.empty()) {
+        // Takes the place of the new one.
+        if (folder_.Rename(output->aside, name, 0) != 0) return false;
+        if (output->state == Output::State::kNew) output->temporary.clear();
+        return true;
+      }
+      return output->state == Output::State::kTemporary ||
+             folder_.Rename(name, output->temporary, 0) == 0;
+    case Output::State::kExchanged:
+      if (folder_.Rename(output->temporary, name, RENAME_EXCHANGE) == 0) {
+        return true;
+      }
+      output->temporary.clear();  // The old file, which may be moved back.
+      return false;
+    case Output::State::kReplaced:
+      output->temporary.clear();
+      return false;
+  }
+  return false;
+}
+
 void SafetensorsWriter::Retract() {
   // The index first, so that it names nothing that is not there; the one that
   // there was gets its name last, after the files that it names.
   std::reverse(outputs_.begin(), outputs_.end());
-  std::vector<std::string> doomed;
-  bool changed = false;
-  bool mixed = false;  // A file that the old index names is the new one.
+  bool changed = !old_index_.empty();
+  bool mixed = false;  // A file that the old index names is not there.
+  // Memory may have run out: closing a file and syncing need some.
   for (Output& output : outputs_) {
-    (void)output.file.Close().ok();
-    changed |= output.state != Output::State::kTemporary;
-    switch (output.state) {
-      case Output::State::kTemporary:
-        doomed.push_back(output.temporary);
-        break;
-      case Output::State::kNew: {
-        const int result =
-            folder_.Rename(output.name, output.temporary, RENAME_NOREPLACE);
-        doomed.push_back(result == 0 ? output.temporary : output.name);
-        break;
-      }
-      case Output::State::kExchanged:
-        if (folder_.Rename(output.temporary, output.name, RENAME_EXCHANGE) ==
-            0) {
-          doomed.push_back(output.temporary);
-        } else {
-          mixed = true;
-        }
-        break;
-      case Output::State::kReplaced:
-        mixed = true;
-        break;
-    }
+    changed |=
+        output.state != Output::State::kTemporary || !output.aside.empty();
+    const bool undone = Unpublish(&output);
+    // The new files stay, all of them, while the new index names them.
+    if (!undone && output.name == index_name_) return;
+    const bool replaced =
+        output.state != Output::State::kNew || !output.aside.empty();
+    mixed |= !undone && replaced;
   }
-  if (mixed) {
-    if (!old_index_.empty()) doomed.push_back(old_index_);
-  } else if (!old_index_.empty()) {
-    changed = true;
-    (void)folder_.Rename(old_index_, index_name_, 0);
+  if (!old_index_.empty() && !mixed &&
+      folder_.Rename(old_index_, index_name_, 0) == 0) {
+    old_index_.clear();
   }
+  for (Output& output : outputs_) (void)output.file.Close().ok();
   // The old files have their names again before the new ones go. If that is not
   // sure, these stay under the temporary ones.
   if (changed && !folder_.Sync().ok()) return;
-  for (const std::string& name : doomed) (void)folder_.Unlink(name).ok();
+  for (const Output& output : outputs_) {
+    if (output.temporary.empty()) continue;
+    (void)folder_.Unlink(output.temporary).ok();
+  }
+  if (mixed && !old_index_.empty()) (void)folder_.Unlink(old_index_).ok();
 }
 
 Status SafetensorsWriter::Write(size_t tensor, uint64_t offset,
@@ -254,30 +268,41 @@ Status SafetensorsWriter::CheckComplete() const {
   return Status();
 }
 
-Status SafetensorsWriter::MoveOldIndexAside() {
-  SHARD_ASSIGN_OR_RETURN(std::string aside, TemporaryName(index_name_));
-  const int result = folder_.Rename(index_name_, aside, 0);
+Status SafetensorsWriter::MoveAside(const std::string& name,
+                                    std::string* aside) {
+  SHARD_ASSIGN_OR_RETURN(std::string temporary, TemporaryName(name));
+  const int result = folder_.Rename(name, temporary, 0);
   if (result == -ENOENT) return Status();
-  if (result < 0) return RenameFailed(folder_, index_name_, aside, result);
-  old_index_ = std::move(aside);
-  return folder_.Sync();
+  if (result < 0) return RenameFailed(folder_, name, temporary, result);
+  *aside = std::move(temporary);
+  return Status();
 }
 
 Status SafetensorsWriter::Publish(Output* output) {
   SHARD_ASSIGN_OR_RETURN(const auto found, folder_.Stat(output->name));
-  int result = -ENOENT;
   // A folder cannot be replaced, but it could be exchanged.
-  if (found.has_value() && !S_ISDIR(found->st_mode)) {
+  const bool exists = found.has_value() && !S_ISDIR(found->st_mode);
+  int result = -ENOENT;
+  if (exists) {
     result = folder_.Rename(output->temporary, output->name, RENAME_EXCHANGE);
-    output->state = Output::State::kExchanged;
+    if (result == 0) output->state = Output::State::kExchanged;
   }
-  if (result == -ENOENT || result == -EINVAL || result == -ENOSYS) {
-    output->state =
-        result == -ENOENT ? Output::State::kNew : Output::State::kReplaced;
+  if (result == -EINVAL || result == -ENOSYS) {
+    // The file of a set may be away for a moment, for the index is; another one
+    // is replaced in one step, and lost.
+    if (!index_name_.empty()) {
+      SHARD_RETURN_IF_ERROR(MoveAside(output->name, &output->aside));
+      result = -ENOENT;
+    } else {
+      result = folder_.Rename(output->temporary, output->name, 0);
+      if (result == 0) output->state = Output::State::kReplaced;
+    }
+  }
+  if (result == -ENOENT) {
     result = folder_.Rename(output->temporary, output->name, 0);
+    if (result == 0) output->state = Output::State::kNew;
   }
   if (result == 0) return Status();
-  output->state = Output::State::kTemporary;
   return RenameFailed(folder_, output->temporary, output->name, result);
 }
 
@@ -288,7 +313,10 @@ Status SafetensorsWriter::Finish() {
     SHARD_RETURN_IF_ERROR(output.file.Close());
   }
   // Files of an old set must not be read with some of the new one.
-  if (!index_name_.empty()) SHARD_RETURN_IF_ERROR(MoveOldIndexAside());
+  if (!index_name_.empty()) {
+    SHARD_RETURN_IF_ERROR(MoveAside(index_name_, &old_index_));
+    if (!old_index_.empty()) SHARD_RETURN_IF_ERROR(folder_.Sync());
+  }
   for (Output& output : outputs_) {
     // The index names files that are there for good.
     if (output.name == index_name_) {
@@ -299,11 +327,16 @@ Status SafetensorsWriter::Finish() {
   SHARD_RETURN_IF_ERROR(folder_.Sync());
   finished_ = true;
   // The new files are there: what stays of old ones is no error of them.
-  for (const Output& output : outputs_) {
-    if (output.state != Output::State::kExchanged) continue;
-    (void)folder_.Unlink(output.temporary).ok();
-  }
-  if (!old_index_.empty()) (void)folder_.Unlink(old_index_).ok();
+  (void)CatchOutOfMemory([&] {
+    for (const Output& output : outputs_) {
+      if (output.state == Output::State::kExchanged) {
+        (void)folder_.Unlink(output.temporary).ok();
+      }
+      if (!output.aside.empty()) (void)folder_.Unlink(output.aside).ok();
+    }
+    if (!old_index_.empty()) (void)folder_.Unlink(old_index_).ok();
+    return Status();
+  }).ok();
   return Status();
 }
 

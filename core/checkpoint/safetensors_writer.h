@@ -62,12 +62,12 @@ class SafetensorsWriter {
   // Makes the files durable and gives them their names, the index last. Errors:
   // kFailedPrecondition when bytes are missing; what a call on files returned.
   // After an error the files that were there before have their names again, as
-  // soon as the writer is gone, and nothing is left of the new ones; except
-  // that new files stay where the file system cannot exchange two files
-  // (RENAME_EXCHANGE), or fails the undoing, too. Every file that has its name
-  // is whole in either case, and of a set of files that is mixed there is no
-  // index. REQUIRES: no Write is running; nothing is called
-  // afterwards.
+  // soon as the writer is gone, and nothing is left of the new ones, unless the
+  // file system fails the undoing, too. A new file that is not one of a set
+  // also stays where the file system cannot exchange two files
+  // (RENAME_EXCHANGE) and then fails to sync. Every file that has its name is
+  // whole in either case, and of a set of files that is mixed there is no
+  // index. REQUIRES: no Write is running; nothing is called afterwards.
   Status Finish();
 
   // What is written: the file, or the index.
@@ -76,12 +76,15 @@ class SafetensorsWriter {
  private:
   struct Output {
     std::string name;
-    // Of this file until it is published, and then of the one it replaced.
+    // Of this file until it is published, and then of one to delete.
     std::string temporary;
+    // The temporary name of the file that it replaces, where two files cannot
+    // be exchanged. Empty: that has its name, or does not exist.
+    std::string aside;
     PooledFile file;
     enum class State {
       kTemporary,  // Not published.
-      kNew,        // Published where there was no file.
+      kNew,        // Published where there was no file of its name.
       kExchanged,  // Published; the file that was there has the temporary name.
       kReplaced,   // Published; the file that was there is gone.
     };
@@ -102,7 +105,12 @@ class SafetensorsWriter {
   Status CheckComplete() const;
   // Gives a file its name.
   Status Publish(Output* output);
-  Status MoveOldIndexAside();
+  // Gives the file of that name, if there is one, a temporary one, which is put
+  // into `*aside`.
+  Status MoveAside(const std::string& name, std::string* aside);
+  // Undoes Publish. Needs no memory. Whether it was possible: the file that was
+  // there, if there was one, has its name again.
+  bool Unpublish(Output* output);
   // Undoes Finish, and deletes the new files.
   void Retract();
 
