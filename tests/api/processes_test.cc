@@ -5,6 +5,7 @@
 
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -47,6 +48,49 @@ TEST(ProcessesTest, TwoRanksTrain) {
     FillGrad(engine.get(), me.rank() == 0 ? 2.0f : 0.0f);
     EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
     EXPECT_EQ(WeightOf(engine.get())[0], 0.5f);
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  }));
+}
+
+// A child of fork may free what its parent has, of which the parent notices
+// nothing, and trains with handles of its own.
+TEST(ProcessesTest, AChildOfForkFreesAndOpensItsOwn) {
+  const std::string url = "shm:" + shard::testing::UniqueName();
+  ExpectAllPassed(shard::testing::RunRanks(2, [&](const Rank& me) {
+    shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
+    options.rank = me.rank();
+    options.world_size = 2;
+    shard_comm* comm = nullptr;
+    ASSERT_OK(shard_comm_open(url.c_str(), &options, &comm));
+    Comm owned(comm);
+    Engine engine = TrainingEngine(comm);
+    FillGrad(engine.get(), 1.0f);
+    EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+    const float before = WeightOf(engine.get())[0];
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      ::alarm(20);
+      engine.reset();
+      owned.reset();
+      shard_comm* alone = nullptr;
+      EXPECT_OK(shard_comm_open("local:", nullptr, &alone));
+      if (alone == nullptr) ::_exit(1);
+      {
+        const Comm mine(alone);
+        const Engine another = TrainingEngine(alone);
+        FillGrad(another.get(), 1.0f);
+        EXPECT_OK(shard_engine_step(another.get(), nullptr, nullptr));
+        EXPECT_EQ(WeightOf(another.get())[0], before);
+      }
+      ::_exit(::testing::Test::HasFailure() ? 2 : 0);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    FillGrad(engine.get(), 1.0f);
+    EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+    EXPECT_NE(WeightOf(engine.get())[0], before);
     EXPECT_OK(shard_comm_shutdown(comm, 0));
   }));
 }

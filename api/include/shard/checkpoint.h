@@ -205,9 +205,12 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_blob(
  * a model.safetensors.index.json. All of this is local. A handle is immutable,
  * and holds its files open, so that one that is replaced is read as it was: any
  * thread. All handles together hold at most a quarter of the descriptors that
- * the process may have (ulimit -n); of more files, some are opened again when
- * they are read, which is NOT_FOUND once they are deleted. What is counted is
- * numbered from 0, and a number that does not exist is INVALID_ARGUMENT. */
+ * the process may have (ulimit -n), and one each for its folder; of more files,
+ * some are opened again when they are read, which is NOT_FOUND once they are
+ * deleted. In a child of fork a handle of its parent cannot be read,
+ * FAILED_PRECONDITION, and may be freed; the child opens its own. What is
+ * counted is numbered from 0, and a number that does not exist is
+ * INVALID_ARGUMENT. */
 typedef struct shard_checkpoint shard_checkpoint;
 
 /* `path` as in shard_checkpoint_load. Errors: NOT_FOUND, CORRUPT,
@@ -400,9 +403,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_write(
  * that is not a regular file, such as a symbolic link, which `overwrite` does
  * not replace either; those of reading, such as CORRUPT, and of writing;
  * CANCELLED. After an error the files that were there are there again, unless
- * the file system cannot exchange two files (RENAME_EXCHANGE): then those that
- * were already replaced stay replaced, and the old index of a set of several
- * files is deleted, for it would name files of both. */
+ * the file system fails the undoing as well: then the old index of a set of
+ * several files is deleted, for it would name files of both. A single file that
+ * was replaced stays so when the sync after it fails and the file system cannot
+ * exchange two files (RENAME_EXCHANGE). */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_export(
     const shard_checkpoint* checkpoint, const char* path,
     const shard_convert_options* options) SHARD_NOEXCEPT;

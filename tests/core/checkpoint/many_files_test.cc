@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -103,6 +104,32 @@ TEST_P(ManyFilesTest, OfASetOfSafetensors) {
     EXPECT_EQ(set->num_files(), static_cast<size_t>(kFiles));
     EXPECT_EQ(TensorsOf(*set), TensorsOf(*one));
     EXPECT_OK(VerifyStore(*set, {}));
+  });
+}
+
+// A handle keeps the descriptor of its folder, which says what it has open
+// after another checkpoint took that name. So there are fewer handles than
+// descriptors; those that there are can be read, down to the last descriptor.
+TEST_P(ManyFilesTest, HandlesAreManyOrAnError) {
+  InChild([this] {
+    LowerLimit(RLIMIT_NOFILE, GetParam());
+    const TempFolder folder(kMemoryFolder);
+    CheckpointBuilder sample;
+    sample.Add("t", ElementType::kF32, TensorRole::kParam, {50});
+    ASSERT_OK(sample.Write(NoSyncEnv::Get(), folder / "one"));
+    std::vector<std::shared_ptr<const FileStore>> handles;
+    Status status;
+    while (status.ok() && handles.size() < GetParam()) {
+      auto opened = OpenTensorStore(FileEnv::Posix(), folder / "one");
+      status = opened.status();
+      if (opened.ok()) handles.push_back(opened->store);
+    }
+    ExpectError(status, StatusCode::kResourceExhausted, {"one", "ulimit -n"});
+    EXPECT_GT(handles.size(), GetParam() * 3 / 4);
+    const auto expected = TensorsOf(*handles[0]);
+    for (const auto& handle : handles) EXPECT_EQ(TensorsOf(*handle), expected);
+    handles.resize(handles.size() / 2);
+    EXPECT_EQ(TensorsOf(*OpenStore(folder / "one")), expected);
   });
 }
 
