@@ -34,9 +34,53 @@ int DescriptorOf(const std::string& path) {
   return -1;
 }
 
-[[noreturn]] void Fail(const char* what, const std::string& path, int error) {
+// What to do about it; empty where the text of the error says it.
+const char* RemedyOf(int error) {
+  switch (error) {
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "; name a place that you may write to";
+    case ENOSPC:
+    case EDQUOT:
+      return "; free space, or name another place";
+    case ENAMETOOLONG:
+      return "; name a shorter path";
+    default:
+      return "";
+  }
+}
+
+// `where`: in front of the reason, or empty.
+[[noreturn]] void Fail(const char* what, const std::string& path, int error,
+                       const std::string& where = "") {
   throw Failure(std::string("cannot ") + what + " '" + Shown(path) +
-                "': " + std::strerror(error));
+                "': " + where + std::strerror(error) + RemedyOf(error));
+}
+
+std::string FolderOf(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+// `path` is what the person gave.
+void CheckFolder(const std::string& folder, const std::string& path) {
+  const std::string shown = "the folder '" + Shown(folder) + "'";
+  struct stat found {};
+  if (::stat(folder.c_str(), &found) != 0) {
+    const int error = errno;
+    if (error != ENOENT) Fail("write", path, error, shown + ": ");
+    throw Failure("cannot write '" + Shown(path) + "': " + shown +
+                  " does not exist; make it, or name another path");
+  }
+  if (!S_ISDIR(found.st_mode)) {
+    throw Failure("cannot write '" + Shown(path) + "': '" + Shown(folder) +
+                  "' is not a folder; name another path");
+  }
+  if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    Fail("write", path, errno, shown + ": ");
+  }
 }
 
 // 0 or errno.
@@ -66,7 +110,7 @@ void WriteAndRename(const std::string& path, std::string_view text,
                     mode_t mode) {
   std::string draft = path + ".part-XXXXXX";
   const int fd = ::mkostemp(draft.data(), O_CLOEXEC);
-  if (fd < 0) Fail("make", path, errno);
+  if (fd < 0) Fail("write", path, errno);
   int error = ::fchmod(fd, mode) == 0 ? 0 : errno;
   const int written = WriteAndClose(fd, text);
   if (error == 0) error = written;
@@ -84,6 +128,18 @@ mode_t NewFileMode() {
 }
 
 }  // namespace
+
+void CheckFolderOf(const std::string& path) {
+  CheckFolder(FolderOf(FileOf(path)), path);
+}
+
+void CheckFolderAt(const std::string& path) {
+  std::string folder = path;
+  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  struct stat found {};
+  const bool exists = ::stat(folder.c_str(), &found) == 0;
+  CheckFolder(exists ? folder : FolderOf(folder), path);
+}
 
 std::string FileOf(const std::string& path) {
   struct stat found {};
@@ -108,9 +164,11 @@ void WriteOutput(const std::string& path, std::string_view text) {
   const std::string file = FileOf(path);
   struct stat found {};
   if (::stat(file.c_str(), &found) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR) CheckFolderOf(path);
     if (errno != ENOENT) Fail("write", path, errno);
     WriteAndRename(file, text, NewFileMode());
   } else if (S_ISREG(found.st_mode)) {
+    CheckFolderOf(path);
     WriteAndRename(file, text, found.st_mode & 0777);
   } else if (S_ISDIR(found.st_mode)) {
     throw Failure("cannot write '" + Shown(path) +

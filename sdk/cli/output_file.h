@@ -11,6 +11,13 @@
 
 namespace shardctl {
 
+// Throws Failure unless the folder of `path` exists and a file can be made in
+// it: for what is written beside `path` and then gets its name. So a command
+// fails before it works, and every one in the same words.
+void CheckFolderOf(const std::string& path);
+// The same of a folder that is `path`, or is to be made there.
+void CheckFolderAt(const std::string& path);
+
 // Writes `text` to `path`. A file appears whole or not at all, under its name:
 // who looks at an old one meanwhile sees the old one. A link to a file stays a
 // link. What is there and is no file is opened and written, and stays what it

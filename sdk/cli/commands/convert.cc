@@ -83,6 +83,7 @@ void AddConvertOptions(CLI::App* command, ConvertArguments* arguments) {
 
 int WriteAsCheckpoint(const ConvertArguments& arguments) {
   const auto begin = std::chrono::steady_clock::now();
+  CheckFolderAt(arguments.to);
   const Checkpoint from = OpenCheckpoint(arguments.from);
   {
     Progress progress("writing");
@@ -100,6 +101,7 @@ int WriteAsCheckpoint(const ConvertArguments& arguments) {
 
 int WriteAsSafetensors(const ConvertArguments& arguments) {
   const auto begin = std::chrono::steady_clock::now();
+  CheckFolderOf(arguments.to);
   const Checkpoint from = OpenCheckpoint(arguments.from);
   // A link stays a link.
   const std::string to = FileOf(arguments.to);

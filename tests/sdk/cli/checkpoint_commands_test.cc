@@ -4,9 +4,13 @@
 // engines have saved and on files that somebody else has written.
 
 #include <gtest/gtest.h>
+#include <linux/capability.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -362,10 +366,52 @@ TEST_F(CheckpointCommandsTest, ReportSaysWhatItCounted) {
   // No draft is left behind.
   EXPECT_FALSE(
       Has(RunShardctl({"run", "-n1", "ls", folder_ / ""}).out, "part"));
-  const Result result =
-      RunShardctl({"report", root_, "-o", folder_ / "no/such/folder"});
-  EXPECT_EQ(result.code, 3);
-  EXPECT_TRUE(Has(result.error, "cannot make '"));
+}
+
+// Every command that writes says so in the same words, before it reads.
+TEST_F(CheckpointCommandsTest, FoldersThatCannotBeWritten) {
+  namespace fs = std::filesystem;
+  const std::string safetensors = folder_ / "in.safetensors";
+  ASSERT_EQ(RunShardctl({"merge", root_, safetensors}).code, 0);
+  const std::string file = folder_ / "file";
+  WriteFile(file, "text");
+  const std::string forbidden = folder_ / "forbidden";
+  fs::create_directory(forbidden);
+  fs::permissions(forbidden, fs::perms::owner_read | fs::perms::owner_exec);
+  // Root may write to every folder, unless a program that it starts does not
+  // get that right.
+  const bool may_be_denied =
+      ::geteuid() != 0 ||
+      ::prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0) == 0;
+  if (!may_be_denied)
+    std::printf("root's rights cannot be dropped: no EACCES\n");
+
+  const auto try_all = [&](const std::string& below,
+                           const std::string& reason) {
+    const std::string to = below + "/x.safetensors";
+    for (const std::vector<std::string>& command :
+         std::vector<std::vector<std::string>>{
+             {"report", root_, "-o", to},
+             {"merge", root_, to},
+             {"reshard", root_, to, "-n", "1"},
+             {"import", safetensors, to}}) {
+      const Result result = RunShardctl(command);
+      EXPECT_EQ(result.code, 3) << command[0];
+      EXPECT_TRUE(Has(result.error, "cannot write '" + to + "': " + reason))
+          << result.error;
+    }
+  };
+  const std::string missing = folder_ / "no/such";
+  try_all(missing, "the folder '" + missing +
+                       "' does not exist; make it, or name another path");
+  try_all(file, "'" + file + "' is not a folder; name another path");
+  if (may_be_denied) {
+    try_all(forbidden,
+            "the folder '" + forbidden +
+                "': Permission denied; name a place that you may write to");
+  }
+  EXPECT_EQ(ReadFile(file), "text");
+  EXPECT_TRUE(fs::is_empty(forbidden));
 }
 
 // What is no file stays what it is, and is written to.
@@ -396,7 +442,9 @@ TEST_F(CheckpointCommandsTest, ReportGoesWhereItIsTold) {
   const Result no_space = report(full);
   EXPECT_EQ(no_space.code, 3);
   EXPECT_TRUE(Has(no_space.error,
-                  "cannot write '" + full + "': No space left on device"))
+                  "cannot write '" + full +
+                      "': No space left on device; free space, or name another "
+                      "place"))
       << no_space.error;
   EXPECT_TRUE(fs::is_symlink(full));
   EXPECT_TRUE(fs::is_character_file(full));
