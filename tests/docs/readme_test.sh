@@ -55,6 +55,11 @@ END
   } >expected
   [[ "$(wc -l <expected)" == 5 ]] || fail "README.md does not resume twice"
   diff <(sort printed) <(sort expected) || fail "not what README.md says"
+  # What is installed looks for the library nowhere else.
+  diff <(readelf -d "$HOME/libshard/bin/shardctl" |
+    sed -nE 's/.*\((RPATH|RUNPATH)\).*\[(.*)\]/\1 \2/p') \
+    <(echo 'RUNPATH $ORIGIN/../lib') ||
+    fail "shardctl (<) has another search path than ../lib (>)"
 }
 
 # The table has the library's optimizers, all of them and no others.
