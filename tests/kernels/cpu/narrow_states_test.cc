@@ -126,6 +126,43 @@ TEST_P(NarrowStatesTest, EachTensorHasItsOwnRandomBits) {
   EXPECT_EQ(problem.param, tensor);
 }
 
+// The maximum of amsgrad takes no random bits: it would keep every rounding
+// upwards. So it is that of fp32 to nearest, whatever the seed is, and smaller
+// gradients leave it as it is.
+TEST_P(NarrowStatesTest, MaximaAreRoundedToNearest) {
+  constexpr size_t kCount = 1100;
+  const auto hypers = HypersOf<AdamW>({{"beta1", 0}, {"beta2", 0}});
+  for (const DType state : {DType::kBF16, DType::kQ8}) {
+    for (const uint64_t seed : {1, 2, 3}) {
+      Way way;
+      way.state = state;
+      way.seed = seed;
+      Problem problem(way, kCount);
+      std::vector<Tensor> sources = problem.Sources(1);
+      problem.Step(Formula::kAdamWAmsgrad, hypers, 1, sources, 0, kCount);
+      std::vector<float> g = sources[0].values();
+      std::vector<float> squares = g;
+      for (float& square : squares) square *= square;
+      Tensor maxima(state, kCount);
+      if (state == DType::kQ8) {
+        EncodeQ8(StateKind::kSquareMaximum, squares.data(), kCount, nullptr,
+                 TensorOfState(2), static_cast<uint8_t*>(maxima.data()),
+                 maxima.scales());
+      } else {
+        Narrow(DType::kBF16, squares.data(), maxima.data(), kCount, nullptr);
+      }
+      EXPECT_EQ(problem.states[2], maxima) << DTypeName(state) << seed;
+      EXPECT_FALSE(problem.states[1] == maxima) << DTypeName(state) << seed;
+
+      for (float& element : g) element /= 4;
+      std::vector<Tensor> smaller;
+      smaller.emplace_back(DType::kF32, g);
+      problem.Step(Formula::kAdamWAmsgrad, hypers, 2, smaller, 0, kCount);
+      EXPECT_EQ(problem.states[2], maxima) << DTypeName(state) << seed;
+    }
+  }
+}
+
 // Gradients that become small: with beta2 = 0.999 their average shrinks by a
 // thousandth in a step, which to nearest would be lost. One element of each
 // block goes on as before, so that its scale does not shrink with the others.
