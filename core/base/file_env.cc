@@ -12,6 +12,7 @@
 #include <cstring>
 #include <memory>
 
+#include "core/base/fd.h"
 #include "core/base/size_signal.h"
 
 namespace shard {
@@ -26,7 +27,7 @@ T OrErrno(T result) {
 class PosixFileEnv final : public FileEnv {
  public:
   int Open(int dir, const char* path, int flags, mode_t mode) override {
-    return OrErrno(::openat(dir, path, flags | O_CLOEXEC, mode));
+    return OrErrno(AboveStandard(::openat(dir, path, flags | O_CLOEXEC, mode)));
   }
   int Close(int fd) override { return OrErrno(::close(fd)); }
   ssize_t Read(int fd, void* data, size_t bytes, uint64_t offset) override {

@@ -107,6 +107,7 @@ StatusOr<Packet> ReceiveNow(int socket) {
     return ErrnoStatus("receiving from a peer", errno);
   }
   // First own what came, then judge it.
+  bool no_room = (message.msg_flags & MSG_CTRUNC) != 0;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
@@ -117,11 +118,12 @@ StatusOr<Packet> ReceiveNow(int socket) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
       packet.fds.emplace_back(fd);
+      no_room = no_room || !packet.fds.back().valid();
     }
   }
   // We send no empty packets: this is the end.
   if (size == 0) return PeerGone();
-  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+  if (no_room) {
     return ResourceExhausted(
         "this process may not open more files (RLIMIT_NOFILE); raise it with "
         "'ulimit -n'");

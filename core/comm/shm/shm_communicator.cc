@@ -106,6 +106,9 @@ class ShmRegions final : public direct::RegionSource {
       }
       near_[r].Reset(ends[0]);
       far_[r].Reset(ends[1]);
+      if (!near_[r].valid() || !far_[r].valid()) {
+        return ErrnoStatus("keeping a pair of Unix sockets", errno);
+      }
     }
     return Status();
   }

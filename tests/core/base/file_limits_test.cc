@@ -38,6 +38,39 @@ std::span<const std::byte> BytesOf(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
+// --- A host without standard descriptors -----------------------------------
+
+TEST(StandardDescriptorsTest, AreNeverThoseOfAFile) {
+  const TempFolder folder;
+  const std::string path = StrCat(folder.path(), "/file");
+  testing::InChild([&] {
+    const int out = ::fcntl(STDOUT_FILENO, F_DUPFD, 100);
+    for (const int fd : {0, 1, 2}) ::close(fd);
+    const auto root = Directory::Open(FileEnv::Posix(), folder.path());
+    const auto file = File::Open(FileEnv::Posix(), path, File::Mode::kCreate,
+                                 File::Cache::kDirect);
+    const auto pooled =
+        PooledFile::Open(FileEnv::Posix(), path, File::Mode::kRead);
+    int printed = 0;
+    for (const int fd : {0, 1, 2}) {
+      printed += ::write(fd, "x", 1) == 1 || errno != EBADF ? 1 : 0;
+    }
+    // Room for none but these: none is taken.
+    testing::LowerLimit(RLIMIT_NOFILE, 3);
+    const auto more = File::Open(FileEnv::Posix(), path, File::Mode::kRead);
+    const bool taken = ::fcntl(0, F_GETFD) >= 0;
+    testing::LowerLimit(RLIMIT_NOFILE, 200);
+    ::dup2(out, STDOUT_FILENO);
+    EXPECT_OK(root);
+    EXPECT_OK(file);
+    EXPECT_OK(pooled);
+    EXPECT_EQ(printed, 0);
+    EXPECT_EQ(more.status().code(), StatusCode::kResourceExhausted)
+        << more.status().ToString();
+    EXPECT_FALSE(taken);
+  });
+}
+
 // --- The limit of file sizes -----------------------------------------------
 
 constexpr rlim_t kSizeLimit = 8192;
