@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the tests of checkpoint_options_test share: the names of AwkwardModel's
+// parts, and quick saves.
+
+#ifndef SHARD_TESTS_CORE_ENGINE_CHECKPOINT_OPTIONS_H_
+#define SHARD_TESTS_CORE_ENGINE_CHECKPOINT_OPTIONS_H_
+
+#include <memory>
+#include <string>
+
+#include "core/checkpoint/directory.h"
+#include "core/checkpoint/shard_store.h"
+#include "tests/core/base/forwarding_env.h"
+#include "tests/core/engine/worlds.h"
+
+namespace shard {
+
+// Of AwkwardModel.
+inline constexpr ModuleId kBlock = 1;
+inline constexpr ModuleId kHead = 2;
+inline constexpr ParamId kWeight = 2;
+inline constexpr ParamId kBias = 3;
+inline constexpr ParamId kFrozen = 4;
+inline constexpr ParamId kBig = 5;
+
+inline SaveOptions Quick() {
+  SaveOptions options;
+  options.env = testing::NoSyncEnv::Get();
+  return options;
+}
+
+inline StatusOr<std::shared_ptr<const ShardStore>> OpenIn(
+    const std::string& root) {
+  SHARD_ASSIGN_OR_RETURN(const OpenCheckpoint found,
+                         ResolveCheckpoint(FileEnv::Posix(), root));
+  return ShardStore::Open(found.directory);
+}
+
+}  // namespace shard
+
+#endif  // SHARD_TESTS_CORE_ENGINE_CHECKPOINT_OPTIONS_H_
