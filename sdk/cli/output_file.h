@@ -12,8 +12,8 @@
 namespace shardctl {
 
 // Throws Failure unless the folder of `path` exists and a file can be made in
-// it: for what is written beside `path` and then gets its name. So a command
-// fails before it works, and every one in the same words.
+// it: for what is written beside `path` and then gets its name. So a conversion
+// fails before it works, and every command in the same words.
 void CheckFolderOf(const std::string& path);
 // The same of a folder that is `path`, or is to be made there.
 void CheckFolderAt(const std::string& path);

@@ -368,7 +368,7 @@ TEST_F(CheckpointCommandsTest, ReportSaysWhatItCounted) {
       Has(RunShardctl({"run", "-n1", "ls", folder_ / ""}).out, "part"));
 }
 
-// Every command that writes says so in the same words, before it reads.
+// Every command that writes says so in the same words.
 TEST_F(CheckpointCommandsTest, FoldersThatCannotBeWritten) {
   namespace fs = std::filesystem;
   const std::string safetensors = folder_ / "in.safetensors";
