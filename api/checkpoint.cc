@@ -63,32 +63,32 @@ extern "C" {
 
 shard_error* shard_checkpoint_save(shard_engine* engine, const char* root,
                                    const shard_save_options* options,
-                                   shard_async** async) noexcept {
-  if (async != nullptr) *async = nullptr;
+                                   shard_save** save) noexcept {
+  if (save != nullptr) *save = nullptr;
   return GuardCollective(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_ASSIGN_OR_RETURN(
-        auto save, engine->engine->Save(
-                       root == nullptr ? "" : root,
-                       ToSaveOptions(engine, root, options, async != nullptr)));
-    if (async != nullptr) *async = new shard_async{std::move(save)};
+        auto started, engine->engine->Save(root == nullptr ? "" : root,
+                                           ToSaveOptions(engine, root, options,
+                                                         save != nullptr)));
+    if (save != nullptr) *save = new shard_save{std::move(started)};
     return Status();
   });
 }
 
-int32_t shard_async_done(const shard_async* async) noexcept {
-  return async == nullptr || async->save->Done() ? 1 : 0;
+int32_t shard_save_done(const shard_save* save) noexcept {
+  return save == nullptr || save->save->Done() ? 1 : 0;
 }
 
-shard_error* shard_async_wait(shard_async* async, double timeout) noexcept {
+shard_error* shard_save_wait(shard_save* save, double timeout) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(async);
-    return async->save->Wait(timeout > 0 ? Deadline::After(timeout)
-                                         : async->save->deadline());
+    SHARD_API_REQUIRE(save);
+    return save->save->Wait(timeout > 0 ? Deadline::After(timeout)
+                                        : save->save->deadline());
   });
 }
 
-void shard_async_free(shard_async* async) noexcept { delete async; }
+void shard_save_free(shard_save* save) noexcept { delete save; }
 
 shard_error* shard_checkpoint_load(shard_engine* engine, const char* path,
                                    const shard_load_options* options,
@@ -105,18 +105,20 @@ shard_error* shard_checkpoint_load(shard_engine* engine, const char* path,
     };
     SHARD_RETURN_IF_ERROR(
         engine->engine->Load(path == nullptr ? "" : path, read(), &loaded));
-    engine->load_json = loaded.match.ToJson();
+    engine->last_load_report_json = loaded.match.ToJson();
     shard::api::WriteLoadReport(loaded, report);
     return Status();
   });
 }
 
-shard_error* shard_engine_load_json(const shard_engine* engine, char* buffer,
-                                    size_t capacity, size_t* length) noexcept {
+shard_error* shard_engine_last_load_report_json(const shard_engine* engine,
+                                                char* buffer, size_t capacity,
+                                                size_t* length) noexcept {
   if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
-    return shard::api::CopyText(engine->load_json, buffer, capacity, length);
+    return shard::api::CopyText(engine->last_load_report_json, buffer, capacity,
+                                length);
   });
 }
 

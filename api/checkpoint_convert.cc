@@ -30,13 +30,14 @@ using shard::api::ReadThreads;
 
 StatusOr<ConversionOptions> ToConversion(const shard_convert_options& read) {
   ConversionOptions options;
-  if (read.content < SHARD_STATE_ALL || read.content > SHARD_STATE_OPTIMIZER) {
+  if (read.content < SHARD_CONTENT_ALL ||
+      read.content > SHARD_CONTENT_OPTIMIZER) {
     return InvalidArgument("content is ", read.content,
-                           "; allowed: SHARD_STATE_ALL (0), _MODEL (1) and "
+                           "; allowed: SHARD_CONTENT_ALL (0), _MODEL (1) and "
                            "_OPTIMIZER (2)");
   }
-  options.model = read.content != SHARD_STATE_OPTIMIZER;
-  options.states = read.content != SHARD_STATE_MODEL;
+  options.model = read.content != SHARD_CONTENT_OPTIMIZER;
+  options.states = read.content != SHARD_CONTENT_MODEL;
   if (read.dtype == 0) return options;
   if (read.dtype < SHARD_F32 || read.dtype > SHARD_F64) {
     return InvalidArgument("dtype is ", read.dtype,
@@ -57,7 +58,7 @@ Status CheckUnset(const char* name, bool set, const char* format) {
 
 extern "C" {
 
-shard_error* shard_checkpoint_write(
+shard_error* shard_checkpoint_convert(
     const shard_checkpoint* checkpoint, const char* root,
     const shard_convert_options* options) noexcept {
   return Guard([&]() -> Status {

@@ -300,27 +300,28 @@ shard_error* shard_engine_unit_release(shard_engine* engine,
   });
 }
 
-shard_error* shard_engine_unit_grads_ready(shard_engine* engine,
-                                           int32_t unit) noexcept {
+shard_error* shard_engine_mark_unit_grads_ready(shard_engine* engine,
+                                                int32_t unit) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->UnitGradsReady(unit);
   });
 }
 
-shard_error* shard_engine_param_grad_ready(shard_engine* engine,
-                                           int32_t param) noexcept {
+shard_error* shard_engine_mark_param_grad_ready(shard_engine* engine,
+                                                int32_t param) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->ParamGradReady(param);
   });
 }
 
-shard_error* shard_engine_no_sync(shard_engine* engine, int32_t on) noexcept {
+shard_error* shard_engine_set_accumulate(shard_engine* engine,
+                                         int32_t on) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     if (on != 0 && on != 1) {
-      return InvalidArgument("no_sync is ", on, "; allowed: 0 or 1");
+      return InvalidArgument("accumulate is ", on, "; allowed: 0 or 1");
     }
     return engine->engine->SetNoSync(on == 1);
   });

@@ -50,16 +50,17 @@ struct shard_plan {
 
 struct shard_engine {
   std::unique_ptr<shard::Engine> engine;
-  std::string load_json = shard::MatchReport().ToJson();  // Of the last load.
+  std::string last_load_report_json =
+      shard::MatchReport().ToJson();  // Of the last load.
 };
 
-struct shard_state {
+struct shard_state_dict {
   shard::MemoryStore store;
   std::deque<std::vector<std::byte>> copies;  // Of what was to be copied.
   bool of_engine = false;
 };
 
-struct shard_async {
+struct shard_save {
   std::shared_ptr<shard::AsyncSave> save;
 };
 

@@ -39,12 +39,13 @@ struct ReadState {
   bool copy = false;
 };
 
-StatusOr<ReadState> ReadStateDictOptions(const shard_state_options* given) {
-  shard_state_options read;
+StatusOr<ReadState> ReadStateDictOptions(
+    const shard_state_dict_options* given) {
+  shard_state_dict_options read;
   SHARD_RETURN_IF_ERROR(
-      shard::api::ReadOptions("shard_state_options", given, &read));
+      shard::api::ReadOptions("shard_state_dict_options", given, &read));
   SHARD_RETURN_IF_ERROR(
-      shard::api::CheckReserved("shard_state_options", read.reserved));
+      shard::api::CheckReserved("shard_state_dict_options", read.reserved));
   ReadState options;
   SHARD_RETURN_IF_ERROR(shard::api::ReadStateOptions(read, &options.state));
   SHARD_ASSIGN_OR_RETURN(options.copy, shard::api::ReadFlag("copy", read.copy));
@@ -52,7 +53,7 @@ StatusOr<ReadState> ReadStateDictOptions(const shard_state_options* given) {
   return options;
 }
 
-Status CheckTensor(const shard_state* state, int64_t tensor) {
+Status CheckTensor(const shard_state_dict* state, int64_t tensor) {
   SHARD_API_REQUIRE(state);
   const size_t count = state->store.num_tensors();
   if (tensor >= 0 && static_cast<uint64_t>(tensor) < count) return Status();
@@ -75,7 +76,7 @@ shard_tensor_info InfoOf(const TensorInfo& tensor) {
 }
 
 // Copies the engine's parts, so that they stay what they are.
-Status CopyParts(MemoryStore* from, shard_state* to) {
+Status CopyParts(MemoryStore* from, shard_state_dict* to) {
   for (size_t t = 0; t < from->num_tensors(); ++t) {
     const TensorInfo info = from->tensor(t);
     MemoryStore::Part part = from->part(t);
@@ -108,15 +109,15 @@ shard::Communicator* CommOf(const shard_engine* engine) {
 
 extern "C" {
 
-shard_error* shard_state_get(shard_engine* engine,
-                             const shard_state_options* options,
-                             shard_state** state) noexcept {
+shard_error* shard_state_dict_get(shard_engine* engine,
+                                  const shard_state_dict_options* options,
+                                  shard_state_dict** state) noexcept {
   if (state != nullptr) *state = nullptr;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_API_REQUIRE(state);
     SHARD_ASSIGN_OR_RETURN(const ReadState read, ReadStateDictOptions(options));
-    auto made = std::make_unique<shard_state>();
+    auto made = std::make_unique<shard_state_dict>();
     made->of_engine = true;
     MemoryStore parts;
     SHARD_RETURN_IF_ERROR(engine->engine->AddLocalState(
@@ -127,13 +128,14 @@ shard_error* shard_state_get(shard_engine* engine,
   });
 }
 
-int64_t shard_state_num_tensors(const shard_state* state) noexcept {
+int64_t shard_state_dict_num_tensors(const shard_state_dict* state) noexcept {
   return state == nullptr ? 0
                           : static_cast<int64_t>(state->store.num_tensors());
 }
 
-shard_error* shard_state_tensor(const shard_state* state, int64_t tensor,
-                                shard_tensor_info* info) noexcept {
+shard_error* shard_state_dict_tensor(const shard_state_dict* state,
+                                     int64_t tensor,
+                                     shard_tensor_info* info) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(info);
     SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_tensor_info", info));
@@ -144,9 +146,10 @@ shard_error* shard_state_tensor(const shard_state* state, int64_t tensor,
   });
 }
 
-shard_error* shard_state_tensor_key(const shard_state* state, int64_t tensor,
-                                    char* buffer, size_t capacity,
-                                    size_t* length) noexcept {
+shard_error* shard_state_dict_tensor_key(const shard_state_dict* state,
+                                         int64_t tensor, char* buffer,
+                                         size_t capacity,
+                                         size_t* length) noexcept {
   if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
     SHARD_RETURN_IF_ERROR(CheckTensor(state, tensor));
@@ -156,9 +159,10 @@ shard_error* shard_state_tensor_key(const shard_state* state, int64_t tensor,
   });
 }
 
-shard_error* shard_state_local(const shard_state* state, int64_t tensor,
-                               int64_t* begin, int64_t* numel,
-                               const void** data) noexcept {
+shard_error* shard_state_dict_local(const shard_state_dict* state,
+                                    int64_t tensor, int64_t* begin,
+                                    int64_t* numel,
+                                    const void** data) noexcept {
   if (begin != nullptr) *begin = 0;
   if (numel != nullptr) *numel = 0;
   if (data != nullptr) *data = nullptr;
@@ -176,8 +180,8 @@ shard_error* shard_state_local(const shard_state* state, int64_t tensor,
   });
 }
 
-shard_error* shard_state_find(const shard_state* state, const char* key,
-                              int64_t* tensor) noexcept {
+shard_error* shard_state_dict_find(const shard_state_dict* state,
+                                   const char* key, int64_t* tensor) noexcept {
   if (tensor != nullptr) *tensor = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(state);
@@ -192,14 +196,15 @@ shard_error* shard_state_find(const shard_state* state, const char* key,
   });
 }
 
-int64_t shard_state_num_numbers(const shard_state* state) noexcept {
+int64_t shard_state_dict_num_numbers(const shard_state_dict* state) noexcept {
   return state == nullptr ? 0
                           : static_cast<int64_t>(state->store.numbers().size());
 }
 
-shard_error* shard_state_number(const shard_state* state, int64_t number,
-                                double* value, char* buffer, size_t capacity,
-                                size_t* length) noexcept {
+shard_error* shard_state_dict_number(const shard_state_dict* state,
+                                     int64_t number, double* value,
+                                     char* buffer, size_t capacity,
+                                     size_t* length) noexcept {
   if (value != nullptr) *value = 0;
   if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
@@ -216,10 +221,10 @@ shard_error* shard_state_number(const shard_state* state, int64_t number,
   });
 }
 
-shard_error* shard_state_gather(shard_engine* engine,
-                                const shard_state_options* options,
-                                int32_t rank, shard_tensor_fn take,
-                                void* user_data) noexcept {
+shard_error* shard_state_dict_gather(shard_engine* engine,
+                                     const shard_state_dict_options* options,
+                                     int32_t rank, shard_tensor_fn take,
+                                     void* user_data) noexcept {
   return GuardCollective(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     double timeout = 0;
@@ -253,18 +258,19 @@ shard_error* shard_state_gather(shard_engine* engine,
   });
 }
 
-shard_error* shard_state_create(shard_state** state) noexcept {
+shard_error* shard_state_dict_create(shard_state_dict** state) noexcept {
   if (state != nullptr) *state = nullptr;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(state);
-    *state = new shard_state;
+    *state = new shard_state_dict;
     return Status();
   });
 }
 
-shard_error* shard_state_add(shard_state* state, const char* key, int32_t dtype,
-                             const int64_t* shape, int32_t ndim,
-                             const void* data, size_t bytes) noexcept {
+shard_error* shard_state_dict_add(shard_state_dict* state, const char* key,
+                                  int32_t dtype, const int64_t* shape,
+                                  int32_t ndim, const void* data,
+                                  size_t bytes) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(state);
     SHARD_API_REQUIRE(key);
@@ -276,8 +282,9 @@ shard_error* shard_state_add(shard_state* state, const char* key, int32_t dtype,
     if (bytes > 0) SHARD_API_REQUIRE(data);
     if (state->of_engine) {
       return FailedPrecondition(
-          "a state dict of shard_state_get has what the engine has; fill one "
-          "of shard_state_create");
+          "a state dict of shard_state_dict_get has what the engine has; fill "
+          "one "
+          "of shard_state_dict_create");
     }
     MemoryStore::Tensor tensor;
     tensor.key = key;
@@ -291,8 +298,9 @@ shard_error* shard_state_add(shard_state* state, const char* key, int32_t dtype,
   });
 }
 
-shard_error* shard_state_add_number(shard_state* state, const char* key,
-                                    double value) noexcept {
+shard_error* shard_state_dict_add_number(shard_state_dict* state,
+                                         const char* key,
+                                         double value) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(state);
     SHARD_API_REQUIRE(key);
@@ -300,10 +308,11 @@ shard_error* shard_state_add_number(shard_state* state, const char* key,
   });
 }
 
-shard_error* shard_state_load(shard_engine* engine, const shard_state* state,
-                              const shard_load_options* options,
-                              int32_t from_rank0,
-                              shard_load_report* report) noexcept {
+shard_error* shard_state_dict_load(shard_engine* engine,
+                                   const shard_state_dict* state,
+                                   const shard_load_options* options,
+                                   int32_t from_rank0,
+                                   shard_load_report* report) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
     shard::api::ClearLoadReport(engine, report);
     SHARD_API_REQUIRE(engine);
@@ -320,12 +329,12 @@ shard_error* shard_state_load(shard_engine* engine, const shard_state* state,
     LoadReport loaded;
     SHARD_RETURN_IF_ERROR(engine->engine->LoadState(
         state == nullptr ? nullptr : &state->store, read(), &loaded));
-    engine->load_json = loaded.match.ToJson();
+    engine->last_load_report_json = loaded.match.ToJson();
     shard::api::WriteLoadReport(loaded, report);
     return Status();
   });
 }
 
-void shard_state_free(shard_state* state) noexcept { delete state; }
+void shard_state_dict_free(shard_state_dict* state) noexcept { delete state; }
 
 }  // extern "C"

@@ -53,17 +53,17 @@ inline StatusOr<LoadOptions> ReadLoadOptions(const shard_load_options* given,
   SHARD_RETURN_IF_ERROR(CheckReserved("shard_load_options", read.reserved));
   LoadOptions options;
   SHARD_RETURN_IF_ERROR(ReadStateOptions(read, &options.state));
-  SHARD_ASSIGN_OR_RETURN(const bool not_strict,
-                         ReadFlag("not_strict", read.not_strict));
-  SHARD_ASSIGN_OR_RETURN(const bool no_verify,
-                         ReadFlag("no_verify", read.no_verify));
+  SHARD_ASSIGN_OR_RETURN(const bool allow_mismatch,
+                         ReadFlag("allow_mismatch", read.allow_mismatch));
+  SHARD_ASSIGN_OR_RETURN(const bool skip_verify,
+                         ReadFlag("skip_verify", read.skip_verify));
   SHARD_ASSIGN_OR_RETURN(options.rules.convert,
                          ReadFlag("convert", read.convert));
   SHARD_ASSIGN_OR_RETURN(
       options.rules.strip_leading_module,
       ReadFlag("strip_leading_module", read.strip_leading_module));
-  options.rules.strict = !not_strict;
-  options.verify = !no_verify;
+  options.rules.strict = !allow_mismatch;
+  options.verify = !skip_verify;
   if (read.timeout > 0) options.timeout = read.timeout;
   SHARD_ASSIGN_OR_RETURN(options.threads, ReadThreads(read.threads));
   options.progress = ToProgress(read.progress, read.progress_user_data);

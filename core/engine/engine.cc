@@ -268,19 +268,19 @@ Status Engine::UnitRelease(int32_t unit) {
 }
 
 Status Engine::UnitGradsReady(int32_t unit) {
-  SHARD_RETURN_IF_ERROR(CheckTraining("unit_grads_ready"));
+  SHARD_RETURN_IF_ERROR(CheckTraining("mark_unit_grads_ready"));
   return assembly_->units().GradsReady(unit, DeadlineOf(0));
 }
 
 Status Engine::ParamGradReady(ParamId param) {
-  SHARD_RETURN_IF_ERROR(CheckTraining("param_grad_ready"));
+  SHARD_RETURN_IF_ERROR(CheckTraining("mark_param_grad_ready"));
   // The others may wait for what this rank was to declare.
   return assembly_->units().ParamGradReady(
       param, TrainablePlaceOf(param, "gradient").status(), DeadlineOf(0));
 }
 
 Status Engine::SetNoSync(bool on) {
-  SHARD_RETURN_IF_ERROR(CheckTraining("no_sync"));
+  SHARD_RETURN_IF_ERROR(CheckTraining("set_accumulate"));
   assembly_->units().SetNoSync(on);
   return Status();
 }

@@ -107,7 +107,7 @@ Status Engine::EnterLoad(const StatusOr<LoadOptions>& options,
       comm_.get(), "how to load",
       [&](FactSink* sink) {
         DescribeState(plan().model(), options->state, sink);
-        sink->Add("", "strict", options->rules.strict);
+        sink->Add("", "allow_mismatch", !options->rules.strict);
         sink->Add("", "convert", options->rules.convert);
         sink->Add("", "strip_leading_module",
                   options->rules.strip_leading_module);

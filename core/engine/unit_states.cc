@@ -79,7 +79,7 @@ Status UnitStates::CheckAcquire(int32_t unit, Pass pass) const {
     return FailedPrecondition(
         "the gradients of ", Name(unit),
         " are ready for the step already; accumulate over several backward "
-        "passes with no_sync on for all but the last, or step first");
+        "passes with set_accumulate 1 for all but the last, or step first");
   }
   return Status();
 }
@@ -129,8 +129,8 @@ Status UnitStates::CheckGradsReady(int32_t unit) const {
   if (some == 0 || some == at(unit).trainable || allow_missing_)
     return Status();
   return FailedPrecondition(
-      "unit_grads_ready for ", Name(unit), " after param_grad_ready for ", some,
-      " of its ", at(unit).trainable,
+      "mark_unit_grads_ready for ", Name(unit),
+      " after mark_param_grad_ready for ", some, " of its ", at(unit).trainable,
       " parameters: the others have no gradient; declare them ready too, or "
       "create the engine with missing_grads");
 }
@@ -202,7 +202,7 @@ Status UnitStates::CheckAllReady() const {
   return FailedPrecondition(
       "step needs the gradients of all units, but those of ", count,
       " are not ready: ", missing, count > kMost ? ", ..." : "",
-      "; call unit_grads_ready for each, or create the engine with "
+      "; call mark_unit_grads_ready for each, or create the engine with "
       "missing_grads");
 }
 

@@ -393,7 +393,7 @@ Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
     local = FailedPrecondition(
         "gradients that are sharded would be summed over the ranks before they "
         "accumulate, which the plan's deterministic excludes; plan with "
-        "whole_grads to accumulate with no_sync");
+        "whole_grads to accumulate");
   }
   if (!local.ok()) {
     return MeetsWhenReady() ? TellOthers(Activity::kReduce, local, deadline)

@@ -114,7 +114,7 @@ struct PlanOptions {
   // How many units' gathers or reductions are in flight beside the unit in use.
   int prefetch = 1;
   // Stages 2 and 3: keep every rank's gradients whole, so that gradients
-  // accumulate without communication (no_sync).
+  // accumulate without communication.
   bool whole_grads = false;
   // Stage 3: parameters stay whole from the forward pass to the step, as in
   // stage 2, instead of being gathered again for the backward pass

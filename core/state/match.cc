@@ -302,7 +302,7 @@ class Matcher {
     }
     return fail(StrCat(Summary("missing", report_->missing), "; ",
                        Summary("unexpected", report_->unexpected),
-                       "; load what there is with strict off"));
+                       "; load what there is with allow_mismatch"));
   }
 
   static std::string Summary(std::string_view what,

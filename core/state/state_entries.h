@@ -31,7 +31,7 @@
 namespace shard {
 
 // What of a training state is meant. The values are those of
-// shard_state_content in shard.h.
+// shard_content in shard/checkpoint.h.
 enum class StateContent : int32_t {
   kAll = 0,
   kModel = 1,      // Parameters only.

@@ -14,7 +14,7 @@ typedef struct position {
 static const char* const kPosition = "train_gpt.position";
 
 shard_error* checkpoint_save(const options* opts, shard_engine* engine,
-                             int64_t step, shard_async** saving) {
+                             int64_t step, shard_save** saving) {
   const position next = {.step = step, .seed = opts->seed};
   // Every rank has the same one, and gets it back at any world size.
   shard_error* error = shard_engine_set_blob(
@@ -54,7 +54,7 @@ shard_error* checkpoint_export(const options* opts) {
   shard_error* error = shard_checkpoint_open(opts->save, &saved);
   if (error) return error;
   shard_convert_options convert_options = SHARD_CONVERT_OPTIONS_INIT;
-  convert_options.content = SHARD_STATE_MODEL;
+  convert_options.content = SHARD_CONTENT_MODEL;
   convert_options.overwrite = 1;
   error = shard_checkpoint_export(saved, opts->export_path, &convert_options);
   shard_checkpoint_free(saved);

@@ -19,7 +19,7 @@
 // COLLECTIVE. Copies the state after `step` batches and begins to write it into
 // opts->save. An error of the save before may come out here.
 shard_error* checkpoint_save(const options* opts, shard_engine* engine,
-                             int64_t step, shard_async** saving);
+                             int64_t step, shard_save** saving);
 
 typedef struct resumed_run {
   int64_t step;        // Batches that were read; 0: a new run.

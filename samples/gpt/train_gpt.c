@@ -42,7 +42,7 @@ typedef struct trainer {
   shard_plan* plan;
   shard_engine* engine;
   resumed_run resumed;
-  shard_async* saving;  // The last save.
+  shard_save* saving;  // The last save.
   units units;
   gpt* net;
   text data;
@@ -328,7 +328,7 @@ static bool train_step(trainer* t, int64_t step) {
 
 // Training goes on while the checkpoint is written; the next save waits for it.
 static bool save(trainer* t, int64_t step) {
-  shard_async_free(t->saving);
+  shard_save_free(t->saving);
   t->saving = NULL;
   return ok(t, "--save", checkpoint_save(t->opts, t->engine, step, &t->saving));
 }
@@ -368,7 +368,7 @@ static bool draw_sample(trainer* t) {
 }
 
 static bool finish(trainer* t) {
-  if (t->saving && !ok(t, "--save", shard_async_wait(t->saving, 0))) {
+  if (t->saving && !ok(t, "--save", shard_save_wait(t->saving, 0))) {
     return false;
   }
   // The last collective: what follows is rank 0's alone.
@@ -406,7 +406,7 @@ static int run_rank(const options* opts, int rank) {
   free(t.sequences);
   text_free(&t.data);
   free(t.sample);
-  shard_async_free(t.saving);
+  shard_save_free(t.saving);
   shard_engine_free(t.engine);
   shard_plan_free(t.plan);
   shard_model_free(t.model);

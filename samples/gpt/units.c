@@ -58,7 +58,7 @@ static bool leave(void* user_data, int module, bool backward) {
   const int32_t unit = u->of_module[module];
   if (unit < 0) return true;
   forget_tensors(u, unit);
-  if (backward) u->error = shard_engine_unit_grads_ready(u->engine, unit);
+  if (backward) u->error = shard_engine_mark_unit_grads_ready(u->engine, unit);
   if (!u->error) u->error = shard_engine_unit_release(u->engine, unit);
   return !u->error;
 }

@@ -126,9 +126,9 @@ std::string IdText(const shard_checkpoint_info& info) {
 }
 
 int32_t ParseContent(const std::string& name) {
-  if (name == "all") return SHARD_STATE_ALL;
-  if (name == "model") return SHARD_STATE_MODEL;
-  if (name == "optimizer") return SHARD_STATE_OPTIMIZER;
+  if (name == "all") return SHARD_CONTENT_ALL;
+  if (name == "model") return SHARD_CONTENT_MODEL;
+  if (name == "optimizer") return SHARD_CONTENT_OPTIMIZER;
   throw Failure("unknown content '" + name + "'; give all, model or optimizer");
 }
 

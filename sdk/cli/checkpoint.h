@@ -76,7 +76,7 @@ std::string FormatText(int32_t format);
 // Of the manifest: 32 hexadecimal digits, or "" when it has none.
 std::string IdText(const shard_checkpoint_info& info);
 
-// What --content says: "all", "model" or "optimizer", as SHARD_STATE_*.
+// What --content says: "all", "model" or "optimizer", as SHARD_CONTENT_*.
 int32_t ParseContent(const std::string& name);
 
 shard_tensor_slice SliceOf(const shard_checkpoint* checkpoint, int64_t tensor,

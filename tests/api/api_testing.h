@@ -84,8 +84,9 @@ using Engine =
 using Checkpoint =
     std::unique_ptr<shard_checkpoint,
                     Free<shard_checkpoint, shard_checkpoint_free>>;
-using State = std::unique_ptr<shard_state, Free<shard_state, shard_state_free>>;
-using Async = std::unique_ptr<shard_async, Free<shard_async, shard_async_free>>;
+using State = std::unique_ptr<shard_state_dict,
+                              Free<shard_state_dict, shard_state_dict_free>>;
+using Save = std::unique_ptr<shard_save, Free<shard_save, shard_save_free>>;
 
 // Adds a parameter to the root module; -1 when that failed.
 inline int32_t AddParam(shard_model* model, const std::string& name,

@@ -216,7 +216,7 @@ TEST_F(CheckpointFilesTest, RoundTrip) {
   const std::string two = folder_ / "two";
   shard_convert_options options = SHARD_CONVERT_OPTIONS_INIT;
   options.world_size = 2;
-  ASSERT_OK(shard_checkpoint_write(sample(), two.c_str(), &options));
+  ASSERT_OK(shard_checkpoint_convert(sample(), two.c_str(), &options));
   const Checkpoint written = Open(two);
   EXPECT_EQ(InfoOf(written.get()).num_files, 2);
   EXPECT_EQ(InfoOf(written.get()).step, 42);
@@ -243,7 +243,7 @@ TEST_F(CheckpointFilesTest, RoundTrip) {
                              BytesOf(sample(), "embed").data(), slice.bytes),
       0);
   const std::string back = folder_ / "back";
-  ASSERT_OK(shard_checkpoint_write(file.get(), back.c_str(), nullptr));
+  ASSERT_OK(shard_checkpoint_convert(file.get(), back.c_str(), nullptr));
   const Checkpoint again = Open(back);
   EXPECT_EQ(InfoOf(again.get()).step, 0);
   EXPECT_OK(shard_checkpoint_verify(again.get(), 1, nullptr, nullptr));
@@ -256,7 +256,7 @@ TEST_F(CheckpointFilesTest, ExportsWhatIsAskedFor) {
   std::filesystem::create_directory(folder_ / "many");
   const std::string path = folder_ / "many/model.safetensors";
   shard_convert_options options = SHARD_CONVERT_OPTIONS_INIT;
-  options.content = SHARD_STATE_MODEL;
+  options.content = SHARD_CONTENT_MODEL;
   options.dtype = SHARD_F16;
   options.expand_aliases = 1;
   options.max_shard_bytes = 1 << 20;
@@ -290,7 +290,7 @@ TEST_F(CheckpointFilesTest, VerifyListsAllDamageAndCancels) {
   options.progress = cancel;
   options.progress_user_data = &calls;
   const std::string to = folder_ / "to";
-  EXPECT_FAILS(shard_checkpoint_write(sample(), to.c_str(), &options),
+  EXPECT_FAILS(shard_checkpoint_convert(sample(), to.c_str(), &options),
                SHARD_CANCELLED, "cancelled");
   EXPECT_EQ(NamesIn(to).size(), 0u);
 
@@ -389,7 +389,7 @@ TEST_F(CheckpointFilesTest, WrongOptions) {
     shard_convert_options options = SHARD_CONVERT_OPTIONS_INIT;
     wrong.set(&options);
     if (wrong.write) {
-      EXPECT_FAILS(shard_checkpoint_write(sample(), root.c_str(), &options),
+      EXPECT_FAILS(shard_checkpoint_convert(sample(), root.c_str(), &options),
                    SHARD_INVALID_ARGUMENT, wrong.said);
     }
     if (wrong.convert) {
@@ -427,7 +427,7 @@ TEST_F(CheckpointFilesTest, MoreDimensionsThanAreDescribed) {
   EXPECT_FAILS(shard_checkpoint_tensor(deep.get(), 0, &info),
                SHARD_UNIMPLEMENTED, "'t' has 9 dimensions");
   const std::string root = folder_ / "to";
-  EXPECT_FAILS(shard_checkpoint_write(deep.get(), root.c_str(), nullptr),
+  EXPECT_FAILS(shard_checkpoint_convert(deep.get(), root.c_str(), nullptr),
                SHARD_INVALID_ARGUMENT, "at most 8");
   EXPECT_FALSE(std::filesystem::exists(root));
 }
@@ -458,8 +458,8 @@ TEST_F(CheckpointFilesTest, NullForEveryPointer) {
   fails(shard_checkpoint_read(nullptr, 0, 0, 1, room, 4), "checkpoint");
   fails(shard_checkpoint_read(sample(), 0, 0, 1, nullptr, 4), "buffer");
   fails(shard_checkpoint_verify(nullptr, 0, nullptr, nullptr), "checkpoint");
-  fails(shard_checkpoint_write(nullptr, "x", nullptr), "checkpoint");
-  fails(shard_checkpoint_write(sample(), nullptr, nullptr), "root");
+  fails(shard_checkpoint_convert(nullptr, "x", nullptr), "checkpoint");
+  fails(shard_checkpoint_convert(sample(), nullptr, nullptr), "root");
   fails(shard_checkpoint_export(nullptr, "x", nullptr), "checkpoint");
   fails(shard_checkpoint_export(sample(), nullptr, nullptr), "path");
 

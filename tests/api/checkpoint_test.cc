@@ -36,7 +36,8 @@ std::vector<float> Weights(shard_engine* engine) {
 std::string LoadJson(const shard_engine* engine) {
   char text[4096];
   size_t length = 0;
-  EXPECT_OK(shard_engine_load_json(engine, text, sizeof(text), &length));
+  EXPECT_OK(
+      shard_engine_last_load_report_json(engine, text, sizeof(text), &length));
   return std::string(text, length);
 }
 
@@ -49,13 +50,13 @@ TEST(CheckpointApiTest, SavedByTwoLoadedByThreeAndOne) {
     const int64_t seen = 10 + rank;
     EXPECT_OK(shard_engine_set_blob(engine.get(), "seen", SHARD_BLOB_SUMMED,
                                     &seen, sizeof(seen)));
-    shard_async* async = nullptr;
+    shard_save* save = nullptr;
     ASSERT_OK(shard_checkpoint_save(engine.get(), root.c_str(), nullptr,
-                                    rank >= 0 ? &async : nullptr));
-    const Async owned(async);
-    EXPECT_OK(shard_async_wait(async, 0));
-    EXPECT_EQ(shard_async_done(async), 1);
-    EXPECT_OK(shard_async_wait(async, 1));
+                                    rank >= 0 ? &save : nullptr));
+    const Save owned(save);
+    EXPECT_OK(shard_save_wait(save, 0));
+    EXPECT_EQ(shard_save_done(save), 1);
+    EXPECT_OK(shard_save_wait(save, 1));
     if (rank == 0) saved = Weights(engine.get());
   });
   EXPECT_TRUE(std::filesystem::exists(root + "/step-000001/manifest.shard"));
@@ -146,12 +147,12 @@ TEST(CheckpointApiTest, NullAndBlobs) {
                SHARD_INVALID_ARGUMENT, "engine is NULL");
   EXPECT_FAILS(shard_checkpoint_load(nullptr, "x", nullptr, nullptr),
                SHARD_INVALID_ARGUMENT, "engine is NULL");
-  EXPECT_FAILS(shard_async_wait(nullptr, 0), SHARD_INVALID_ARGUMENT,
-               "async is NULL");
-  EXPECT_EQ(shard_async_done(nullptr), 1);
-  shard_async_free(nullptr);
+  EXPECT_FAILS(shard_save_wait(nullptr, 0), SHARD_INVALID_ARGUMENT,
+               "save is NULL");
+  EXPECT_EQ(shard_save_done(nullptr), 1);
+  shard_save_free(nullptr);
   size_t length = 1;
-  EXPECT_FAILS(shard_engine_load_json(nullptr, nullptr, 0, &length),
+  EXPECT_FAILS(shard_engine_last_load_report_json(nullptr, nullptr, 0, &length),
                SHARD_INVALID_ARGUMENT, "engine is NULL");
   EXPECT_EQ(length, 0u);
   EXPECT_FAILS(shard_engine_set_blob(nullptr, "x", 1, nullptr, 0),

@@ -17,7 +17,7 @@ void Pass(shard_engine* engine, float grad) {
   EXPECT_OK(shard_engine_unit_release(engine, 0));
   EXPECT_OK(shard_engine_unit_acquire(engine, 0, SHARD_PASS_BACKWARD, 0));
   FillGrad(engine, grad);
-  EXPECT_OK(shard_engine_unit_grads_ready(engine, 0));
+  EXPECT_OK(shard_engine_mark_unit_grads_ready(engine, 0));
   EXPECT_OK(shard_engine_unit_release(engine, 0));
 }
 
@@ -26,11 +26,11 @@ TEST(EngineUnitsTest, NullAndUnknown) {
                SHARD_INVALID_ARGUMENT, "engine is NULL");
   EXPECT_FAILS(shard_engine_unit_release(nullptr, 0), SHARD_INVALID_ARGUMENT,
                "engine is NULL");
-  EXPECT_FAILS(shard_engine_unit_grads_ready(nullptr, 0),
+  EXPECT_FAILS(shard_engine_mark_unit_grads_ready(nullptr, 0),
                SHARD_INVALID_ARGUMENT, "engine is NULL");
-  EXPECT_FAILS(shard_engine_param_grad_ready(nullptr, 0),
+  EXPECT_FAILS(shard_engine_mark_param_grad_ready(nullptr, 0),
                SHARD_INVALID_ARGUMENT, "engine is NULL");
-  EXPECT_FAILS(shard_engine_no_sync(nullptr, 0), SHARD_INVALID_ARGUMENT,
+  EXPECT_FAILS(shard_engine_set_accumulate(nullptr, 0), SHARD_INVALID_ARGUMENT,
                "engine is NULL");
   EXPECT_FAILS(shard_engine_begin_step(nullptr, nullptr),
                SHARD_INVALID_ARGUMENT, "engine is NULL");
@@ -54,8 +54,8 @@ TEST(EngineUnitsTest, NullAndUnknown) {
                SHARD_INVALID_ARGUMENT, "unit 1", "1, from 0");
   EXPECT_FAILS(shard_engine_unit_acquire(engine.get(), 0, 9, 0),
                SHARD_INVALID_ARGUMENT, "pass 9");
-  EXPECT_FAILS(shard_engine_no_sync(engine.get(), 2), SHARD_INVALID_ARGUMENT,
-               "no_sync is 2", "0 or 1");
+  EXPECT_FAILS(shard_engine_set_accumulate(engine.get(), 2),
+               SHARD_INVALID_ARGUMENT, "accumulate is 2", "0 or 1");
   EXPECT_FAILS(shard_engine_unit_release(engine.get(), 0),
                SHARD_FAILED_PRECONDITION, "root unit", "IDLE");
   EXPECT_FAILS(shard_engine_set_trainable(engine.get(), nullptr, 0, 1, 0),
@@ -87,9 +87,9 @@ TEST(EngineUnitsTest, SeveralPassesAndABegunStep) {
     options.max_grad_norm = 0;
     options.lr = 0.25;
     EXPECT_OK(shard_engine_begin_step(engine.get(), &options));
-    EXPECT_OK(shard_engine_no_sync(engine.get(), 1));
+    EXPECT_OK(shard_engine_set_accumulate(engine.get(), 1));
     Pass(engine.get(), 3);
-    EXPECT_OK(shard_engine_no_sync(engine.get(), 0));
+    EXPECT_OK(shard_engine_set_accumulate(engine.get(), 0));
     // Gradients are whole here: the host's, which overwrites them.
     Pass(engine.get(), 2);
     EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));

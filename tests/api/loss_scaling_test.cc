@@ -141,21 +141,21 @@ TEST(LossScalingTest, CheckpointsAndStateDictsKeepTheGrowthTracker) {
   ExpectScaler(from.get(), 16, 2);
   EXPECT_OK(shard_checkpoint_save(from.get(), folder.path().c_str(), nullptr,
                                   nullptr));
-  shard_state* state = nullptr;
-  ASSERT_OK(shard_state_get(from.get(), nullptr, &state));
+  shard_state_dict* state = nullptr;
+  ASSERT_OK(shard_state_dict_get(from.get(), nullptr, &state));
 
   const Engine loaded = ScalingEngine(comm.get(), plan.get(), kScaling);
   EXPECT_OK(shard_checkpoint_load(loaded.get(), folder.path().c_str(), nullptr,
                                   nullptr));
   ExpectScaler(loaded.get(), 16, 2);
   const Engine given = ScalingEngine(comm.get(), plan.get(), kScaling);
-  EXPECT_OK(shard_state_load(given.get(), state, nullptr, 0, nullptr));
+  EXPECT_OK(shard_state_dict_load(given.get(), state, nullptr, 0, nullptr));
   ExpectScaler(given.get(), 16, 2);
   // A scaler that could not be there keeps its own.
   const Engine other = ScalingEngine(comm.get(), plan.get(), "static?scale=2");
-  EXPECT_OK(shard_state_load(other.get(), state, nullptr, 0, nullptr));
+  EXPECT_OK(shard_state_dict_load(other.get(), state, nullptr, 0, nullptr));
   ExpectScaler(other.get(), 2, 0);
-  shard_state_free(state);
+  shard_state_dict_free(state);
 }
 
 // 2^32 - 2 steps can be counted; no rank begins another.
@@ -191,14 +191,14 @@ TEST(StepCountTest, IsThatOfTheParameterThatDidMost) {
   const Engine engine = ScalingEngine(comm.get(), plan.get(), "");
   const float before = WeightOf(engine.get())[0];
   const auto load = [&](double steps) {
-    shard_state* state = nullptr;
-    EXPECT_OK(shard_state_create(&state));
-    EXPECT_OK(shard_state_add_number(state, "state.weight.step", steps));
+    shard_state_dict* state = nullptr;
+    EXPECT_OK(shard_state_dict_create(&state));
+    EXPECT_OK(shard_state_dict_add_number(state, "state.weight.step", steps));
     shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
-    options.not_strict = 1;
+    options.allow_mismatch = 1;
     shard_error* error =
-        shard_state_load(engine.get(), state, &options, 0, nullptr);
-    shard_state_free(state);
+        shard_state_dict_load(engine.get(), state, &options, 0, nullptr);
+    shard_state_dict_free(state);
     return error;
   };
   EXPECT_FAILS(load(4294967295.0), SHARD_INVALID_ARGUMENT, "4294967295",

@@ -35,26 +35,28 @@ Engine SteppedEngine(shard_comm* comm, const char* url_optimizer,
   return engine;
 }
 
-State GetState(shard_engine* engine, const shard_state_options* options) {
-  shard_state* state = nullptr;
-  EXPECT_OK(shard_state_get(engine, options, &state));
+State GetState(shard_engine* engine, const shard_state_dict_options* options) {
+  shard_state_dict* state = nullptr;
+  EXPECT_OK(shard_state_dict_get(engine, options, &state));
   return State(state);
 }
 
-std::string KeyOf(const shard_state* state, int64_t tensor) {
+std::string KeyOf(const shard_state_dict* state, int64_t tensor) {
   char key[256];
   size_t length = 0;
-  EXPECT_OK(shard_state_tensor_key(state, tensor, key, sizeof(key), &length));
+  EXPECT_OK(
+      shard_state_dict_tensor_key(state, tensor, key, sizeof(key), &length));
   return std::string(key, length);
 }
 
-std::map<std::string, double> Numbers(const shard_state* state) {
+std::map<std::string, double> Numbers(const shard_state_dict* state) {
   std::map<std::string, double> numbers;
-  for (int64_t n = 0; n < shard_state_num_numbers(state); ++n) {
+  for (int64_t n = 0; n < shard_state_dict_num_numbers(state); ++n) {
     char key[256];
     size_t length = 0;
     double value = 0;
-    EXPECT_OK(shard_state_number(state, n, &value, key, sizeof(key), &length));
+    EXPECT_OK(
+        shard_state_dict_number(state, n, &value, key, sizeof(key), &length));
     numbers[key] = value;
   }
   return numbers;
@@ -72,7 +74,8 @@ int32_t TakeTensor(const char* key, const shard_tensor_info* info,
 
 Tensors Gather(shard_engine* engine, int32_t rank) {
   Tensors tensors;
-  EXPECT_OK(shard_state_gather(engine, nullptr, rank, &TakeTensor, &tensors));
+  EXPECT_OK(
+      shard_state_dict_gather(engine, nullptr, rank, &TakeTensor, &tensors));
   return tensors;
 }
 
@@ -90,11 +93,12 @@ TEST(StateApiTest, RanksOwnEveryElementOnceAndGatherThemAll) {
       const State state = GetState(engine.get(), nullptr);
       const std::lock_guard<std::mutex> lock(mutex);
       if (rank == world_size - 1) whole = on_last;
-      for (int64_t t = 0; t < shard_state_num_tensors(state.get()); ++t) {
+      for (int64_t t = 0; t < shard_state_dict_num_tensors(state.get()); ++t) {
         int64_t begin = 0;
         int64_t numel = 0;
         const void* data = nullptr;
-        ASSERT_OK(shard_state_local(state.get(), t, &begin, &numel, &data));
+        ASSERT_OK(
+            shard_state_dict_local(state.get(), t, &begin, &numel, &data));
         owned[KeyOf(state.get(), t)] += numel;
       }
     });
@@ -122,25 +126,26 @@ TEST(StateApiTest, AStateDictMovesARunToAnotherWorld) {
   for (const int32_t from_rank0 : {0, 1}) {
     RunRanks(3, [&](int rank, shard_comm* comm) {
       const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9&lr=0.5");
-      shard_state* made = nullptr;
-      ASSERT_OK(shard_state_create(&made));
+      shard_state_dict* made = nullptr;
+      ASSERT_OK(shard_state_dict_create(&made));
       const State state(made);
       for (const auto& [key, values] : whole) {
         const int64_t count = static_cast<int64_t>(values.size());
         std::vector<int64_t> shape = {count};
         if (key.find("weight") != std::string::npos) shape = {4, 3};
         if (key.find("empty") != std::string::npos) shape = {0, 2};
-        ASSERT_OK(shard_state_add(made, key.c_str(), SHARD_F32, shape.data(),
-                                  static_cast<int32_t>(shape.size()),
-                                  values.data(), values.size() * 4));
+        ASSERT_OK(shard_state_dict_add(made, key.c_str(), SHARD_F32,
+                                       shape.data(),
+                                       static_cast<int32_t>(shape.size()),
+                                       values.data(), values.size() * 4));
       }
       for (const auto& [key, value] : numbers) {
-        ASSERT_OK(shard_state_add_number(made, key.c_str(), value));
+        ASSERT_OK(shard_state_dict_add_number(made, key.c_str(), value));
       }
       shard_load_report report = SHARD_LOAD_REPORT_INIT;
-      ASSERT_OK(shard_state_load(engine.get(),
-                                 from_rank0 == 1 && rank != 0 ? nullptr : made,
-                                 nullptr, from_rank0, &report));
+      ASSERT_OK(shard_state_dict_load(
+          engine.get(), from_rank0 == 1 && rank != 0 ? nullptr : made, nullptr,
+          from_rank0, &report));
       EXPECT_EQ(report.step, 1);
       EXPECT_EQ(report.missing, 0);
       EXPECT_EQ(Gather(engine.get(), -1), whole);
@@ -154,14 +159,15 @@ TEST(StateApiTest, AStateDictMovesARunToAnotherWorld) {
 TEST(StateApiTest, ACopyStaysAndGoesBack) {
   RunRanks(2, [&](int, shard_comm* comm) {
     const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
-    shard_state_options options = SHARD_STATE_OPTIONS_INIT;
+    shard_state_dict_options options = SHARD_STATE_DICT_OPTIONS_INIT;
     options.copy = 1;
     const State state = GetState(engine.get(), &options);
     const Tensors before = Gather(engine.get(), -1);
     StepOnce(engine.get());
     EXPECT_NE(Gather(engine.get(), -1), before);
     // With the elements that each rank owns.
-    ASSERT_OK(shard_state_load(engine.get(), state.get(), nullptr, 0, nullptr));
+    ASSERT_OK(
+        shard_state_dict_load(engine.get(), state.get(), nullptr, 0, nullptr));
     EXPECT_EQ(Gather(engine.get(), -1), before);
   });
 }
@@ -169,24 +175,26 @@ TEST(StateApiTest, ACopyStaysAndGoesBack) {
 TEST(StateApiTest, KeysThatDoNotFitAreListed) {
   RunRanks(2, [&](int, shard_comm* comm) {
     const Engine engine = SteppedEngine(comm, "sgd?lr=0.5");
-    shard_state* made = nullptr;
-    ASSERT_OK(shard_state_create(&made));
+    shard_state_dict* made = nullptr;
+    ASSERT_OK(shard_state_dict_create(&made));
     const State state(made);
     const int64_t shape[] = {3};
     const float values[3] = {1, 2, 3};
-    ASSERT_OK(shard_state_add(made, "bias", SHARD_F32, shape, 1, values, 12));
-    ASSERT_OK(shard_state_add(made, "other", SHARD_F32, shape, 1, values, 12));
+    ASSERT_OK(
+        shard_state_dict_add(made, "bias", SHARD_F32, shape, 1, values, 12));
+    ASSERT_OK(
+        shard_state_dict_add(made, "other", SHARD_F32, shape, 1, values, 12));
     shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
-    options.content = SHARD_STATE_MODEL;
+    options.content = SHARD_CONTENT_MODEL;
     shard_error* const error =
-        shard_state_load(engine.get(), made, &options, 0, nullptr);
+        shard_state_dict_load(engine.get(), made, &options, 0, nullptr);
     ASSERT_NE(error, nullptr);
     EXPECT_THAT(shard_error_detail(error), ::testing::HasSubstr("\"other\""));
     EXPECT_FAILS(error, SHARD_FAILED_PRECONDITION, "3 missing", "weight",
                  "1 unexpected: other");
-    options.not_strict = 1;
+    options.allow_mismatch = 1;
     shard_load_report report = SHARD_LOAD_REPORT_INIT;
-    ASSERT_OK(shard_state_load(engine.get(), made, &options, 0, &report));
+    ASSERT_OK(shard_state_dict_load(engine.get(), made, &options, 0, &report));
     EXPECT_EQ(report.missing, 3);
     EXPECT_EQ(report.unexpected, 1);
     EXPECT_EQ(report.loaded, 1);
@@ -197,21 +205,21 @@ TEST(StateApiTest, WhatIsNotToldStays) {
   RunRanks(2, [&](int, shard_comm* comm) {
     const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
     StepOnce(engine.get());
-    shard_state* made = nullptr;
-    ASSERT_OK(shard_state_create(&made));
+    shard_state_dict* made = nullptr;
+    ASSERT_OK(shard_state_dict_create(&made));
     const State state(made);
     const int64_t shape[] = {3};
     const float values[3] = {1, 2, 3};
     // As a program that wraps its modules writes it.
-    ASSERT_OK(shard_state_add(made, "state.module.bias.momentum_buffer",
-                              SHARD_F32, shape, 1, values, 12));
-    ASSERT_OK(shard_state_add_number(made, "state.module.bias.step", 1));
+    ASSERT_OK(shard_state_dict_add(made, "state.module.bias.momentum_buffer",
+                                   SHARD_F32, shape, 1, values, 12));
+    ASSERT_OK(shard_state_dict_add_number(made, "state.module.bias.step", 1));
     shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
-    options.content = SHARD_STATE_OPTIMIZER;
-    options.not_strict = 1;
+    options.content = SHARD_CONTENT_OPTIMIZER;
+    options.allow_mismatch = 1;
     options.strip_leading_module = 1;
     shard_load_report report = SHARD_LOAD_REPORT_INIT;
-    ASSERT_OK(shard_state_load(engine.get(), made, &options, 0, &report));
+    ASSERT_OK(shard_state_dict_load(engine.get(), made, &options, 0, &report));
     EXPECT_EQ(report.loaded, 1);
     auto numbers = Numbers(GetState(engine.get(), nullptr).get());
     EXPECT_EQ(numbers["state.bias.step"], 1);
@@ -227,20 +235,21 @@ TEST(StateApiTest, NumbersOfATiedParameterAreFoundUnderAnyName) {
     ASSERT_OK(shard_model_add_module(model.get(), 0, "head", "Head", &head));
     ASSERT_OK(shard_model_tie(model.get(), head, "weight", kWeight));
     const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9", model);
-    shard_state* made = nullptr;
-    ASSERT_OK(shard_state_create(&made));
+    shard_state_dict* made = nullptr;
+    ASSERT_OK(shard_state_dict_create(&made));
     const State state(made);
     const int64_t shape[] = {4, 3};
     const float values[kWeightNumel] = {};
-    ASSERT_OK(shard_state_add(made, "state.head.weight.momentum_buffer",
-                              SHARD_F32, shape, 2, values, sizeof(values)));
-    ASSERT_OK(shard_state_add_number(made, "state.head.weight.step", 7));
-    ASSERT_OK(
-        shard_state_add_number(made, "param_groups.head.weight.lr", 0.125));
+    ASSERT_OK(shard_state_dict_add(made, "state.head.weight.momentum_buffer",
+                                   SHARD_F32, shape, 2, values,
+                                   sizeof(values)));
+    ASSERT_OK(shard_state_dict_add_number(made, "state.head.weight.step", 7));
+    ASSERT_OK(shard_state_dict_add_number(made, "param_groups.head.weight.lr",
+                                          0.125));
     shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
-    options.content = SHARD_STATE_OPTIMIZER;
-    options.not_strict = 1;
-    ASSERT_OK(shard_state_load(engine.get(), made, &options, 0, nullptr));
+    options.content = SHARD_CONTENT_OPTIMIZER;
+    options.allow_mismatch = 1;
+    ASSERT_OK(shard_state_dict_load(engine.get(), made, &options, 0, nullptr));
     auto numbers = Numbers(GetState(engine.get(), nullptr).get());
     EXPECT_EQ(numbers["state.weight.step"], 7);
     EXPECT_EQ(numbers["state.bias.step"], 1);
@@ -253,16 +262,17 @@ TEST(StateApiTest, NumbersOfATiedParameterAreFoundUnderAnyName) {
 TEST(StateApiTest, ANumberOfThisModelsKeyComesFirst) {
   RunRanks(2, [&](int, shard_comm* comm) {
     const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
-    shard_state* made = nullptr;
-    ASSERT_OK(shard_state_create(&made));
+    shard_state_dict* made = nullptr;
+    ASSERT_OK(shard_state_dict_create(&made));
     const State state(made);
-    ASSERT_OK(shard_state_add_number(made, "state._orig_mod.bias.step", 3));
-    ASSERT_OK(shard_state_add_number(made, "state.bias.step", 5));
-    ASSERT_OK(shard_state_add_number(made, "state.weight.step", 5));
+    ASSERT_OK(
+        shard_state_dict_add_number(made, "state._orig_mod.bias.step", 3));
+    ASSERT_OK(shard_state_dict_add_number(made, "state.bias.step", 5));
+    ASSERT_OK(shard_state_dict_add_number(made, "state.weight.step", 5));
     shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
-    options.content = SHARD_STATE_OPTIMIZER;
-    options.not_strict = 1;
-    ASSERT_OK(shard_state_load(engine.get(), made, &options, 0, nullptr));
+    options.content = SHARD_CONTENT_OPTIMIZER;
+    options.allow_mismatch = 1;
+    ASSERT_OK(shard_state_dict_load(engine.get(), made, &options, 0, nullptr));
     auto numbers = Numbers(GetState(engine.get(), nullptr).get());
     EXPECT_EQ(numbers["state.bias.step"], 5);
   });
@@ -273,61 +283,65 @@ TEST(StateApiTest, WhatCannotBeLoadedChangesNothing) {
     const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
     const Tensors before = Gather(engine.get(), -1);
     // A rank's part is not the whole that rank 0 would send.
-    shard_state_options copy = SHARD_STATE_OPTIONS_INIT;
+    shard_state_dict_options copy = SHARD_STATE_DICT_OPTIONS_INIT;
     copy.copy = 1;
     const State part = GetState(engine.get(), &copy);
-    const Outcome outcome =
-        Take(shard_state_load(engine.get(), part.get(), nullptr, 1, nullptr));
+    const Outcome outcome = Take(
+        shard_state_dict_load(engine.get(), part.get(), nullptr, 1, nullptr));
     // Rank 0 owns all of this small model, or not.
     if (outcome.code != SHARD_OK) {
       EXPECT_EQ(outcome.code, SHARD_OUT_OF_RANGE) << outcome;
     }
     EXPECT_EQ(Gather(engine.get(), -1), before);
 
-    shard_state* made = nullptr;
-    ASSERT_OK(shard_state_create(&made));
+    shard_state_dict* made = nullptr;
+    ASSERT_OK(shard_state_dict_create(&made));
     const State state(made);
     const int64_t shape[] = {3};
     const int64_t one[] = {1};
     const uint8_t codes[12] = {};
-    ASSERT_OK(shard_state_add(made, "state.bias.momentum_buffer", SHARD_Q8,
-                              shape, 1, codes, 3));
-    ASSERT_OK(shard_state_add(made, "state.bias.momentum_buffer.q8_scale",
-                              SHARD_U8, one, 1, codes, 1));
+    ASSERT_OK(shard_state_dict_add(made, "state.bias.momentum_buffer", SHARD_Q8,
+                                   shape, 1, codes, 3));
+    ASSERT_OK(shard_state_dict_add(made, "state.bias.momentum_buffer.q8_scale",
+                                   SHARD_U8, one, 1, codes, 1));
     shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
-    options.content = SHARD_STATE_OPTIMIZER;
-    options.not_strict = 1;
+    options.content = SHARD_CONTENT_OPTIMIZER;
+    options.allow_mismatch = 1;
     options.convert = 1;
-    EXPECT_FAILS(shard_state_load(engine.get(), made, &options, 0, nullptr),
-                 SHARD_FAILED_PRECONDITION, "momentum_buffer");
-    ASSERT_OK(shard_state_add_number(made, "state.bias.step", -5));
-    EXPECT_FAILS(shard_state_load(engine.get(), made, &options, 0, nullptr),
-                 SHARD_INVALID_ARGUMENT, "state.bias.step", "-5");
+    EXPECT_FAILS(
+        shard_state_dict_load(engine.get(), made, &options, 0, nullptr),
+        SHARD_FAILED_PRECONDITION, "momentum_buffer");
+    ASSERT_OK(shard_state_dict_add_number(made, "state.bias.step", -5));
+    EXPECT_FAILS(
+        shard_state_dict_load(engine.get(), made, &options, 0, nullptr),
+        SHARD_INVALID_ARGUMENT, "state.bias.step", "-5");
     EXPECT_EQ(Gather(engine.get(), -1), before);
     StepOnce(engine.get());
   });
 }
 
 TEST(StateApiTest, WrongArguments) {
-  EXPECT_FAILS(shard_state_create(nullptr), SHARD_INVALID_ARGUMENT, "NULL");
-  EXPECT_FAILS(shard_state_get(nullptr, nullptr, nullptr),
+  EXPECT_FAILS(shard_state_dict_create(nullptr), SHARD_INVALID_ARGUMENT,
+               "NULL");
+  EXPECT_FAILS(shard_state_dict_get(nullptr, nullptr, nullptr),
                SHARD_INVALID_ARGUMENT, "engine is NULL");
-  EXPECT_FAILS(shard_state_gather(nullptr, nullptr, 0, &TakeTensor, nullptr),
+  EXPECT_FAILS(
+      shard_state_dict_gather(nullptr, nullptr, 0, &TakeTensor, nullptr),
+      SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_FAILS(shard_state_dict_load(nullptr, nullptr, nullptr, 0, nullptr),
                SHARD_INVALID_ARGUMENT, "engine is NULL");
-  EXPECT_FAILS(shard_state_load(nullptr, nullptr, nullptr, 0, nullptr),
-               SHARD_INVALID_ARGUMENT, "engine is NULL");
-  EXPECT_EQ(shard_state_num_tensors(nullptr), 0);
-  EXPECT_EQ(shard_state_num_numbers(nullptr), 0);
-  shard_state_free(nullptr);
+  EXPECT_EQ(shard_state_dict_num_tensors(nullptr), 0);
+  EXPECT_EQ(shard_state_dict_num_numbers(nullptr), 0);
+  shard_state_dict_free(nullptr);
 
-  shard_state* made = nullptr;
-  ASSERT_OK(shard_state_create(&made));
+  shard_state_dict* made = nullptr;
+  ASSERT_OK(shard_state_dict_create(&made));
   const State state(made);
   const int64_t shape[] = {3, -1};
   const float values[3] = {};
   const auto add = [&](const char* key, int32_t dtype, int32_t ndim,
                        const void* data, size_t bytes) {
-    return shard_state_add(made, key, dtype, shape, ndim, data, bytes);
+    return shard_state_dict_add(made, key, dtype, shape, ndim, data, bytes);
   };
   EXPECT_FAILS(add(nullptr, SHARD_F32, 1, values, 12), SHARD_INVALID_ARGUMENT,
                "key is NULL");
@@ -345,29 +359,30 @@ TEST(StateApiTest, WrongArguments) {
   EXPECT_OK(add("x", SHARD_F32, 1, values, 12));
   EXPECT_FAILS(add("x", SHARD_F32, 1, values, 12), SHARD_INVALID_ARGUMENT,
                "already");
-  EXPECT_FAILS(shard_state_add_number(made, "n", 1.0 / 0.0),
+  EXPECT_FAILS(shard_state_dict_add_number(made, "n", 1.0 / 0.0),
                SHARD_INVALID_ARGUMENT, "finite");
-  EXPECT_FAILS(shard_state_add_number(made, "x", 1), SHARD_INVALID_ARGUMENT,
-               "'x' is a tensor", "already");
-  EXPECT_OK(shard_state_add_number(made, "n", 1));
+  EXPECT_FAILS(shard_state_dict_add_number(made, "x", 1),
+               SHARD_INVALID_ARGUMENT, "'x' is a tensor", "already");
+  EXPECT_OK(shard_state_dict_add_number(made, "n", 1));
   EXPECT_FAILS(add("n", SHARD_F32, 1, values, 12), SHARD_INVALID_ARGUMENT,
                "'n'", "already");
   int64_t tensor = 7;
-  EXPECT_FAILS(shard_state_find(made, "y", &tensor), SHARD_NOT_FOUND, "'y'");
+  EXPECT_FAILS(shard_state_dict_find(made, "y", &tensor), SHARD_NOT_FOUND,
+               "'y'");
   EXPECT_EQ(tensor, 0);
   shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
-  EXPECT_FAILS(shard_state_tensor(made, 1, &info), SHARD_INVALID_ARGUMENT,
+  EXPECT_FAILS(shard_state_dict_tensor(made, 1, &info), SHARD_INVALID_ARGUMENT,
                "tensor 1", "has 1");
-  EXPECT_FAILS(shard_state_tensor(made, 0, nullptr), SHARD_INVALID_ARGUMENT,
-               "info is NULL");
+  EXPECT_FAILS(shard_state_dict_tensor(made, 0, nullptr),
+               SHARD_INVALID_ARGUMENT, "info is NULL");
   int64_t begin = 1;
-  EXPECT_FAILS(shard_state_local(made, 0, &begin, nullptr, nullptr),
+  EXPECT_FAILS(shard_state_dict_local(made, 0, &begin, nullptr, nullptr),
                SHARD_INVALID_ARGUMENT, "numel is NULL");
   EXPECT_EQ(begin, 0);
   size_t length = 1;
-  EXPECT_FAILS(shard_state_number(made, 1, nullptr, nullptr, 0, &length),
+  EXPECT_FAILS(shard_state_dict_number(made, 1, nullptr, nullptr, 0, &length),
                SHARD_INVALID_ARGUMENT, "number 1");
-  EXPECT_FAILS(shard_state_tensor_key(made, -1, nullptr, 0, &length),
+  EXPECT_FAILS(shard_state_dict_tensor_key(made, -1, nullptr, 0, &length),
                SHARD_INVALID_ARGUMENT, "tensor -1");
 }
 

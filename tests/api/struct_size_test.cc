@@ -301,12 +301,12 @@ TEST(StructSizeTest, CheckpointOptions) {
       [&](shard_load_options* options) {
         return shard_checkpoint_load(engine, root, options, nullptr);
       });
-  ExpectSizesOfOptions<shard_state_options>(
-      "shard_state_options", SHARD_STATE_OPTIONS_INIT,
-      [&](shard_state_options* options) {
-        shard_state* state = nullptr;
-        shard_error* error = shard_state_get(engine, options, &state);
-        shard_state_free(state);
+  ExpectSizesOfOptions<shard_state_dict_options>(
+      "shard_state_dict_options", SHARD_STATE_DICT_OPTIONS_INIT,
+      [&](shard_state_dict_options* options) {
+        shard_state_dict* state = nullptr;
+        shard_error* error = shard_state_dict_get(engine, options, &state);
+        shard_state_dict_free(state);
         return error;
       });
   const std::string other = saved.root + "/other";
@@ -314,8 +314,8 @@ TEST(StructSizeTest, CheckpointOptions) {
   convert.overwrite = 1;
   ExpectSizesOfOptions<shard_convert_options>(
       "shard_convert_options", convert, [&](shard_convert_options* options) {
-        return shard_checkpoint_write(saved.checkpoint.get(), other.c_str(),
-                                      options);
+        return shard_checkpoint_convert(saved.checkpoint.get(), other.c_str(),
+                                        options);
       });
   shard_load_options reserved = SHARD_LOAD_OPTIONS_INIT;
   reserved.reserved = 77;

@@ -156,7 +156,7 @@ void Step(HostRank* rank) {
     TRY(shard_engine_unit_acquire(rank->engine, unit, SHARD_PASS_BACKWARD, 0));
     WriteGrads(rank, unit);
     if (rank->code != SHARD_OK) return;
-    TRY(shard_engine_unit_grads_ready(rank->engine, unit));
+    TRY(shard_engine_mark_unit_grads_ready(rank->engine, unit));
     TRY(shard_engine_unit_release(rank->engine, unit));
   }
   shard_step_options options = SHARD_STEP_OPTIONS_INIT;
@@ -292,7 +292,7 @@ void RunRelease(HostRank* rank) {
     TRY(shard_engine_unit_acquire(rank->engine, unit, SHARD_PASS_BACKWARD, 0));
     WriteGrads(rank, unit);
     if (rank->code != SHARD_OK) return;
-    TRY(shard_engine_param_grad_ready(rank->engine, param));
+    TRY(shard_engine_mark_param_grad_ready(rank->engine, param));
     TRY(shard_engine_unit_release(rank->engine, unit));
   }
   TRY(shard_engine_step(rank->engine, nullptr, nullptr));
@@ -312,7 +312,7 @@ void RunReplan(HostRank* rank) {
   TRY(shard_engine_set_trainable(rank->engine, kParam, 1, 0, 0));
 }
 
-void Save(HostRank* rank, const char* name, shard_async** async) {
+void Save(HostRank* rank, const char* name, shard_save** save) {
   char root[512];
   std::snprintf(root, sizeof(root), "%s/%s", rank->folder, name);
   TRY_TWICE(
@@ -322,19 +322,19 @@ void Save(HostRank* rank, const char* name, shard_async** async) {
   options.threads = 2;
   options.keep_last = 1;
   options.timeout = 30;
-  TRY(shard_checkpoint_save(rank->engine, root, &options, async));
+  TRY(shard_checkpoint_save(rank->engine, root, &options, save));
 }
 
 void RunSave(HostRank* rank) { Save(rank, "new", nullptr); }
 
 void RunSaveAsync(HostRank* rank) {
-  Save(rank, "new", &rank->async);
+  Save(rank, "new", &rank->save);
   if (rank->code != SHARD_OK) return;
-  TRY(shard_async_wait(rank->async, 0));
+  TRY(shard_save_wait(rank->save, 0));
 }
 
 // Leaves the save to the free functions.
-void RunSaveAndLeave(HostRank* rank) { Save(rank, "new", &rank->async); }
+void RunSaveAndLeave(HostRank* rank) { Save(rank, "new", &rank->save); }
 
 void RunLoad(HostRank* rank) {
   char root[512];
@@ -346,7 +346,8 @@ void RunLoad(HostRank* rank) {
   TRY(shard_checkpoint_load(rank->engine, root, &options, &report));
   char text[128];
   size_t length = 0;
-  TRY_TWICE(shard_engine_load_json(rank->engine, text, sizeof(text), &length));
+  TRY_TWICE(shard_engine_last_load_report_json(rank->engine, text, sizeof(text),
+                                               &length));
   const void* blob = nullptr;
   TRY_TWICE(shard_engine_blob(rank->engine, "data loader", &blob, &length));
   HashParam(rank);
@@ -357,38 +358,40 @@ int32_t TakeTensor(const char*, const shard_tensor_info*, const void*, void*) {
 }
 
 void RunState(HostRank* rank) {
-  shard_state_options options = SHARD_STATE_OPTIONS_INIT;
+  shard_state_dict_options options = SHARD_STATE_DICT_OPTIONS_INIT;
   options.copy = 1;
-  TRY_TWICE(shard_state_get(rank->engine, &options, &rank->state));
+  TRY_TWICE(shard_state_dict_get(rank->engine, &options, &rank->state));
   char text[128];
   size_t length = 0;
   shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
-  TRY_TWICE(shard_state_tensor(rank->state, 0, &info));
+  TRY_TWICE(shard_state_dict_tensor(rank->state, 0, &info));
   TRY_TWICE(
-      shard_state_tensor_key(rank->state, 0, text, sizeof(text), &length));
+      shard_state_dict_tensor_key(rank->state, 0, text, sizeof(text), &length));
   double value = 0;
-  TRY_TWICE(
-      shard_state_number(rank->state, 0, &value, text, sizeof(text), &length));
-  TRY(shard_state_gather(rank->engine, nullptr, -1, TakeTensor, nullptr));
-  TRY(shard_state_load(rank->engine, rank->state, nullptr, 0, nullptr));
+  TRY_TWICE(shard_state_dict_number(rank->state, 0, &value, text, sizeof(text),
+                                    &length));
+  TRY(shard_state_dict_gather(rank->engine, nullptr, -1, TakeTensor, nullptr));
+  TRY(shard_state_dict_load(rank->engine, rank->state, nullptr, 0, nullptr));
   HashParam(rank);
 }
 
 void RunFilledState(HostRank* rank) {
   static constexpr float kValues[kRows] = {1, 2, 3};
   constexpr int64_t kShape[] = {kRows};
-  TRY_TWICE(shard_state_create(&rank->filled));
-  TRY_TWICE(shard_state_add(rank->filled, "first.bias", SHARD_F32, kShape, 1,
-                            kValues, sizeof(kValues)));
-  TRY_TWICE(shard_state_add(rank->filled, "state.first.bias.momentum_buffer",
-                            SHARD_F32, kShape, 1, kValues, sizeof(kValues)));
-  TRY_TWICE(shard_state_add_number(rank->filled, "state.first.bias.step", 7));
+  TRY_TWICE(shard_state_dict_create(&rank->filled));
+  TRY_TWICE(shard_state_dict_add(rank->filled, "first.bias", SHARD_F32, kShape,
+                                 1, kValues, sizeof(kValues)));
+  TRY_TWICE(shard_state_dict_add(rank->filled,
+                                 "state.first.bias.momentum_buffer", SHARD_F32,
+                                 kShape, 1, kValues, sizeof(kValues)));
+  TRY_TWICE(
+      shard_state_dict_add_number(rank->filled, "state.first.bias.step", 7));
   int64_t tensor = 0;
-  TRY_TWICE(shard_state_find(rank->filled, "first.bias", &tensor));
+  TRY_TWICE(shard_state_dict_find(rank->filled, "first.bias", &tensor));
   shard_load_options options = SHARD_LOAD_OPTIONS_INIT;
-  options.not_strict = 1;
+  options.allow_mismatch = 1;
   shard_load_report report = SHARD_LOAD_REPORT_INIT;
-  TRY(shard_state_load(rank->engine, rank->filled, &options, 1, &report));
+  TRY(shard_state_dict_load(rank->engine, rank->filled, &options, 1, &report));
 }
 
 void RunShutdown(HostRank* rank) { TRY(shard_comm_shutdown(rank->comm, 0)); }
@@ -409,9 +412,9 @@ void RunFiles(HostRank* rank) {
   options.overwrite = 1;
   options.threads = 2;
   std::snprintf(path, sizeof(path), "%s/new", rank->folder);
-  TRY(shard_checkpoint_write(rank->checkpoint, path, &options));
+  TRY(shard_checkpoint_convert(rank->checkpoint, path, &options));
   std::snprintf(path, sizeof(path), "%s/model.safetensors", rank->folder);
-  options.content = SHARD_STATE_MODEL;
+  options.content = SHARD_CONTENT_MODEL;
   options.expand_aliases = 1;
   TRY(shard_checkpoint_export(rank->checkpoint, path, &options));
   shard_checkpoint_free(std::exchange(rank->checkpoint, nullptr));
@@ -459,10 +462,10 @@ void SaveForFlows(HostRank* rank) {
 }
 
 void FreeAll(HostRank* rank) {
-  shard_state_free(std::exchange(rank->state, nullptr));
-  shard_state_free(std::exchange(rank->filled, nullptr));
+  shard_state_dict_free(std::exchange(rank->state, nullptr));
+  shard_state_dict_free(std::exchange(rank->filled, nullptr));
   shard_engine_free(std::exchange(rank->engine, nullptr));
-  shard_async_free(std::exchange(rank->async, nullptr));
+  shard_save_free(std::exchange(rank->save, nullptr));
   shard_checkpoint_free(std::exchange(rank->checkpoint, nullptr));
   shard_comm_free(std::exchange(rank->comm, nullptr));
   shard_plan_free(std::exchange(rank->plan, nullptr));

@@ -44,9 +44,9 @@ struct HostRank {
   shard_plan* plan = nullptr;
   shard_comm* comm = nullptr;
   shard_engine* engine = nullptr;
-  shard_state* state = nullptr;
-  shard_state* filled = nullptr;
-  shard_async* async = nullptr;
+  shard_state_dict* state = nullptr;
+  shard_state_dict* filled = nullptr;
+  shard_save* save = nullptr;
   shard_checkpoint* checkpoint = nullptr;
 
   // Of the first call that failed.

@@ -23,9 +23,9 @@ SHARD_BEGIN_DECLS
 /* The part of a training state that a call is about. Frozen. */
 typedef int32_t shard_content;
 enum shard_content_values {
-  SHARD_STATE_ALL = 0,
-  SHARD_STATE_MODEL = 1,
-  SHARD_STATE_OPTIMIZER = 2
+  SHARD_CONTENT_ALL = 0,
+  SHARD_CONTENT_MODEL = 1,
+  SHARD_CONTENT_OPTIMIZER = 2
 };
 
 /* Called with the progress of a long operation: bytes done and in all, of this
@@ -39,7 +39,7 @@ typedef struct shard_save_options {
   /* Seconds for the whole save, while ranks write. Default 1800. A rank that
    * does not come to it is found after the engine's timeout. */
   double timeout;
-  shard_content content; /* SHARD_STATE_ALL, _MODEL or _OPTIMIZER. */
+  shard_content content; /* SHARD_CONTENT_ALL, _MODEL or _OPTIMIZER. */
   int32_t ignore_frozen; /* 1: without frozen parameters. */
   /* Only what has a name in these modules or below. Default: everything. */
   const int32_t* submodules;
@@ -59,18 +59,18 @@ typedef struct shard_save_options {
 #define SHARD_SAVE_OPTIONS_INIT \
   { sizeof(shard_save_options), 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL }
 
-/* A save in the background. */
-typedef struct shard_async shard_async;
+/* A save that runs in the background. */
+typedef struct shard_save shard_save;
 
 /* Saves parameters, optimizer states, hyperparameters, step counts, the loss
  * scale and the host's blobs as checkpoint `root`/step-NNNNNN of the step that
  * was done last. Every rank writes what it owns. `root` is made if it is
  * missing; ranks may reach it by different paths.
  *
- * With `async` NULL it blocks until the checkpoint is durable. Else the state
+ * With `save` NULL it blocks until the checkpoint is durable. Else the state
  * is copied first (this takes the bytes that this rank owns, and keeps that
- * memory for the next time), `async` is set, and training may go on. The next
- * save or load waits for it; if it failed and shard_async_wait has not said so,
+ * memory for the next time), `save` is set, and training may go on. The next
+ * save or load waits for it; if it failed and shard_save_wait has not said so,
  * that call returns its error. Freeing the engine waits for it too.
  *
  * Same options on every rank, but threads and progress. COLLECTIVE, blocks.
@@ -80,18 +80,20 @@ typedef struct shard_async shard_async;
  * steps. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_save(
     shard_engine* engine, const char* root, const shard_save_options* options,
-    shard_async** async) SHARD_NOEXCEPT;
+    shard_save** save) SHARD_NOEXCEPT;
 
-/* Whether it is through. Any thread; 1 for NULL. */
-SHARD_API int32_t shard_async_done(const shard_async* async) SHARD_NOEXCEPT;
+/* Returns 1 once the save has ended, well or not, and for NULL; else 0. Any
+ * thread. */
+SHARD_API int32_t shard_save_done(const shard_save* save) SHARD_NOEXCEPT;
 
-/* Waits for it, and says how it ended, every time: DEADLINE_EXCEEDED while it
- * has not. `timeout` 0: the save's. Any thread, blocks. */
-SHARD_NODISCARD SHARD_API shard_error* shard_async_wait(
-    shard_async* async, double timeout) SHARD_NOEXCEPT;
+/* Waits for the save and returns how it ended, as often as it is called:
+ * DEADLINE_EXCEEDED while it goes on. `timeout` 0: the save's. Any thread,
+ * blocks. */
+SHARD_NODISCARD SHARD_API shard_error* shard_save_wait(
+    shard_save* save, double timeout) SHARD_NOEXCEPT;
 
-/* Does not wait, nor stop it. */
-SHARD_API void shard_async_free(shard_async* async) SHARD_NOEXCEPT;
+/* Releases the handle. The save goes on. */
+SHARD_API void shard_save_free(shard_save* save) SHARD_NOEXCEPT;
 
 typedef struct shard_load_options {
   size_t struct_size;
@@ -103,16 +105,17 @@ typedef struct shard_load_options {
   const int32_t* submodules;
   int32_t num_submodules;
   int32_t strip_prefix; /* 1: the checkpoint's keys go without the path. */
-  /* 1: keys that are missing or unexpected are no error, but reported. */
-  int32_t not_strict;
+  /* 1: keys that are missing or unexpected are no error, but reported. Shapes
+   * and types that differ stay one. */
+  int32_t allow_mismatch;
   /* 1: elements of other types are converted, to nearest: f32, bf16, f16, f64,
    * and states in q8. Where only one side has master weights, they stand for
    * the parameter, and the other way around. */
   int32_t convert;
   /* 1: the checkpoint's keys go without one leading "module.". */
   int32_t strip_leading_module;
-  int32_t no_verify; /* 1: what is read is not compared with its checksums. */
-  int32_t threads;   /* That read, per rank: 1 to 256. Default 4. */
+  int32_t skip_verify; /* 1: what is read is not compared with its checksums. */
+  int32_t threads;     /* That read, per rank: 1 to 256. Default 4. */
   int32_t reserved;
   shard_progress_fn progress; /* May be NULL. */
   void* progress_user_data;
@@ -130,7 +133,7 @@ typedef struct shard_load_report {
   int32_t reserved;
   int64_t loaded;    /* Tensors that were read. */
   int64_t converted; /* Of those, as another type. */
-  /* Keys; which ones: shard_engine_load_json. */
+  /* Keys; which ones: shard_engine_last_load_report_json. */
   int64_t missing;
   int64_t unexpected;
 } shard_load_report;
@@ -154,7 +157,7 @@ typedef struct shard_load_report {
  * that do not fit, with lists {"missing", "unexpected", "mismatched"} as
  * detail; UNIMPLEMENTED for a newer format. After an error the state is as it
  * was, unless tensors were being read: then optimizer states and step counts
- * are as in a new engine, and, unless `content` is SHARD_STATE_OPTIMIZER,
+ * are as in a new engine, and, unless `content` is SHARD_CONTENT_OPTIMIZER,
  * parameters have no values until another load or broadcast. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_load(
     shard_engine* engine, const char* path, const shard_load_options* options,
@@ -163,7 +166,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_load(
 /* Returns the keys that the last load that fitted did not find, as JSON:
  * {"missing": [...], "unexpected": [...], "mismatched": []}. As
  * shard_plan_text. Local. */
-SHARD_NODISCARD SHARD_API shard_error* shard_engine_load_json(
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_last_load_report_json(
     const shard_engine* engine, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
@@ -391,7 +394,7 @@ typedef struct shard_convert_options {
  * their rules need it. Tensors and blobs are streamed: memory stays below 64
  * MiB and 16 MiB per thread. Blocks. UNIMPLEMENTED for a tensor of
  * SHARD_OPAQUE. */
-SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_write(
+SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_convert(
     const shard_checkpoint* checkpoint, const char* root,
     const shard_convert_options* options) SHARD_NOEXCEPT;
 

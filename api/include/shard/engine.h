@@ -194,7 +194,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_broadcast_params(
 /* Forward and backward passes go unit by unit (shard_plan_options.wrap):
  *
  *   acquire(FORWARD)  compute  release             for each unit
- *   acquire(BACKWARD) compute  grads_ready  release
+ *   acquire(BACKWARD) compute  mark_unit_grads_ready  release
  *   shard_engine_step
  *
  * In stages 0 and 1 on ranks that share memory all of it is optional. In stages
@@ -203,13 +203,13 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_broadcast_params(
  * use at once as the plan's prefetch allows, plus one.
  *
  * In every stage alike, a step counts the gradients that this rank declared
- * (unit_grads_ready, param_grad_ready) since the last step or zero_grad, and no
- * others, whatever lies in their place. A rank that declared none, because it
- * released its units as they were or acquired none, has none in this step; see
- * missing_grads. That holds from the rank's first acquire for a backward pass,
- * or its first declaration, on. Until then, and for good in a host that makes
- * no such call, whole gradients all count, as they lie there. Ranks may differ
- * in that where they share memory, or with missing_grads.
+ * (mark_unit_grads_ready, mark_param_grad_ready) since the last step or
+ * zero_grad, and no others, whatever lies in their place. A rank that declared
+ * none, because it released its units as they were or acquired none, has none
+ * in this step; see missing_grads. That holds from the rank's first acquire for
+ * a backward pass, or its first declaration, on. Until then, and for good in a
+ * host that makes no such call, whole gradients all count, as they lie there.
+ * Ranks may differ in that where they share memory, or with missing_grads.
  *
  * States of a unit: IDLE, FORWARD, BACKWARD_PRE, BACKWARD_POST; of the engine:
  * IDLE, FORWARD_BACKWARD, SUMMON_FULL_PARAMS. A call in the wrong one is
@@ -241,36 +241,38 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_acquire(
 
 /* Releases an acquired unit: FORWARD, BACKWARD_PRE or BACKWARD_POST to IDLE. A
  * unit that is released from BACKWARD_PRE has no gradients in this pass; with
- * missing_grads it has those that shard_engine_param_grad_ready declared. Where
- * such gradients are sharded the release declares the unit as
- * shard_engine_unit_grads_ready does, is COLLECTIVE*, and waits for the other
- * ranks at most as long as the engine's timeout. Every other release is local
- * and does not wait. Errors: INVALID_ARGUMENT for a unit that does not exist;
- * FAILED_PRECONDITION for one that is IDLE, before
+ * missing_grads it has those that shard_engine_mark_param_grad_ready declared.
+ * Where such gradients are sharded the release declares the unit as
+ * shard_engine_mark_unit_grads_ready does, is COLLECTIVE*, and waits for the
+ * other ranks at most as long as the engine's timeout. Every other release is
+ * local and does not wait. Errors: INVALID_ARGUMENT for a unit that does not
+ * exist; FAILED_PRECONDITION for one that is IDLE, before
  * shard_engine_broadcast_params, and while parameters are summoned. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_release(
     shard_engine* engine, int32_t unit) SHARD_NOEXCEPT;
 
 /* BACKWARD_PRE to BACKWARD_POST: this rank's gradients of the unit are written,
  * and the host no longer touches them. They are reduced while it goes on. In
- * stages 0 and 1 also from IDLE. After shard_engine_param_grad_ready for some
- * parameters of the unit, the others have none in this pass (missing_grads).
- * Once per step, but for passes under no_sync. COLLECTIVE*. */
-SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_grads_ready(
+ * stages 0 and 1 also from IDLE. After shard_engine_mark_param_grad_ready for
+ * some parameters of the unit, the others have none in this pass
+ * (missing_grads). Once per step, but for passes that accumulate
+ * (shard_engine_set_accumulate). COLLECTIVE*. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_mark_unit_grads_ready(
     shard_engine* engine, int32_t unit) SHARD_NOEXCEPT;
 
 /* The same for one parameter; the last of a unit's makes the unit ready. A
  * parameter that does not exist, or is frozen, is an error of all ranks where
  * one of the unit would be. COLLECTIVE*. */
-SHARD_NODISCARD SHARD_API shard_error* shard_engine_param_grad_ready(
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_mark_param_grad_ready(
     shard_engine* engine, int32_t param) SHARD_NOEXCEPT;
 
-/* 1: gradients that become ready from here on are accumulated, and another
- * backward pass follows before the step; 0, as at first: they are the last. In
+/* Sets whether backward passes accumulate. 1: gradients that become ready from
+ * here on are not the last, for another pass follows before the step; 0, as at
+ * first: they are the last. (Elsewhere this is called no_sync.) In
  * stages 0 and 1, and with the plan's whole_grads, the host adds to its
  * gradients and nothing is exchanged; where gradients are sharded each pass is
  * reduced and added to this rank's sum. The same on every rank. Local. */
-SHARD_NODISCARD SHARD_API shard_error* shard_engine_no_sync(
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_accumulate(
     shard_engine* engine, int32_t on) SHARD_NOEXCEPT;
 
 /* The same on every rank. */

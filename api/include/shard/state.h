@@ -7,10 +7,10 @@
  * "state.FQN.step" and "param_groups.FQN.KEY", such as .lr; of a whole model
  * with dynamic loss_scaling also those of shard_engine_set_loss_scale.
  *
- *   sharded   shard_state_get: this rank's elements of every tensor; local
- *   whole     shard_state_gather: every tensor whole, on one rank or all, one
- *             after the other in bounded memory; collective
- *   loading   shard_state_load, from either, on every rank or on rank 0 alone;
+ *   shard_state_dict_get     this rank's elements of every tensor; local
+ *   shard_state_dict_gather  every tensor whole, on one rank or all, one after
+ *                            the other in bounded memory; collective
+ *   shard_state_dict_load    loads either, on every rank or on rank 0 alone;
  *             collective */
 
 #ifndef SHARD_STATE_H_
@@ -22,9 +22,9 @@
 
 SHARD_BEGIN_DECLS
 
-typedef struct shard_state shard_state;
+typedef struct shard_state_dict shard_state_dict;
 
-typedef struct shard_state_options {
+typedef struct shard_state_dict_options {
   size_t struct_size;
   /* Seconds; default: the engine's, after which a rank that does not come is
    * found in any case. */
@@ -34,46 +34,47 @@ typedef struct shard_state_options {
   const int32_t* submodules;
   int32_t num_submodules;
   int32_t strip_prefix;
-  /* shard_state_get, 1: of tensors a copy, which stays what it is. Default:
-   * pointers into the engine, valid until the next call that changes or frees
-   * it. */
+  /* shard_state_dict_get, 1: of tensors a copy, which stays what it is.
+   * Default: pointers into the engine, valid until the next call that changes
+   * or frees it. */
   int32_t copy;
   int32_t reserved;
-} shard_state_options;
-#define SHARD_STATE_OPTIONS_INIT \
-  { sizeof(shard_state_options), 0, 0, 0, NULL, 0, 0, 0, 0 }
+} shard_state_dict_options;
+#define SHARD_STATE_DICT_OPTIONS_INIT \
+  { sizeof(shard_state_dict_options), 0, 0, 0, NULL, 0, 0, 0, 0 }
 
 /* Returns the part of an engine's state that this rank owns. Other names of
  * tied parameters are there as aliases, without elements; trainable, group and
  * step of shard_tensor_info are not filled. Local: no other rank takes part.
  * Errors: FAILED_PRECONDITION unless between steps, a module that does not
  * exist. */
-SHARD_NODISCARD SHARD_API shard_error* shard_state_get(
-    shard_engine* engine, const shard_state_options* options,
-    shard_state** state) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_get(
+    shard_engine* engine, const shard_state_dict_options* options,
+    shard_state_dict** state) SHARD_NOEXCEPT;
 
 /* Tensors, aliases among them; 0 for NULL. Any thread, here and below. */
-SHARD_API int64_t shard_state_num_tensors(const shard_state* state)
+SHARD_API int64_t shard_state_dict_num_tensors(const shard_state_dict* state)
     SHARD_NOEXCEPT;
-SHARD_NODISCARD SHARD_API shard_error* shard_state_tensor(
-    const shard_state* state, int64_t tensor,
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_tensor(
+    const shard_state_dict* state, int64_t tensor,
     shard_tensor_info* info) SHARD_NOEXCEPT;
-SHARD_NODISCARD SHARD_API shard_error* shard_state_tensor_key(
-    const shard_state* state, int64_t tensor, char* buffer, size_t capacity,
-    size_t* length) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_tensor_key(
+    const shard_state_dict* state, int64_t tensor, char* buffer,
+    size_t capacity, size_t* length) SHARD_NOEXCEPT;
 /* Returns the elements that this rank holds: [begin, begin + numel) at `data`,
  * which is NULL when there are none. */
-SHARD_NODISCARD SHARD_API shard_error* shard_state_local(
-    const shard_state* state, int64_t tensor, int64_t* begin, int64_t* numel,
-    const void** data) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_local(
+    const shard_state_dict* state, int64_t tensor, int64_t* begin,
+    int64_t* numel, const void** data) SHARD_NOEXCEPT;
 /* NOT_FOUND when there is no tensor of that key. */
-SHARD_NODISCARD SHARD_API shard_error* shard_state_find(
-    const shard_state* state, const char* key, int64_t* tensor) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_find(
+    const shard_state_dict* state, const char* key,
+    int64_t* tensor) SHARD_NOEXCEPT;
 /* Numbers, by ascending key. `value` may be NULL; text as shard_plan_text. */
-SHARD_API int64_t shard_state_num_numbers(const shard_state* state)
+SHARD_API int64_t shard_state_dict_num_numbers(const shard_state_dict* state)
     SHARD_NOEXCEPT;
-SHARD_NODISCARD SHARD_API shard_error* shard_state_number(
-    const shard_state* state, int64_t number, double* value, char* buffer,
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_number(
+    const shard_state_dict* state, int64_t number, double* value, char* buffer,
     size_t capacity, size_t* length) SHARD_NOEXCEPT;
 
 /* Gets a tensor: its elements at `data`, during the call only; NULL for an
@@ -85,38 +86,38 @@ typedef int32_t (*shard_tensor_fn)(const char* key,
 /* Calls `take` with every tensor, whole, on rank `rank`, or with -1 on all; on
  * the others it may be NULL. Takes the bytes of the largest tensor and 16 MiB,
  * on the others 16 MiB. Same options and `rank` on every rank. COLLECTIVE,
- * blocks. Errors as shard_state_get; CANCELLED on all ranks. */
-SHARD_NODISCARD SHARD_API shard_error* shard_state_gather(
-    shard_engine* engine, const shard_state_options* options, int32_t rank,
+ * blocks. Errors as shard_state_dict_get; CANCELLED on all ranks. */
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_gather(
+    shard_engine* engine, const shard_state_dict_options* options, int32_t rank,
     shard_tensor_fn take, void* user_data) SHARD_NOEXCEPT;
 
 /* An empty one, for a host to fill. */
-SHARD_NODISCARD SHARD_API shard_error* shard_state_create(shard_state** state)
-    SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_create(
+    shard_state_dict** state) SHARD_NOEXCEPT;
 
 /* Adds a whole tensor, whose bytes must stay where they are until the state
  * dict was loaded or freed. Keys that begin with "state." are optimizer states.
  * Errors: a key that a tensor or a number has already, a shape, dtype or
- * `bytes` that do not go together, or a state dict of shard_state_get. */
-SHARD_NODISCARD SHARD_API shard_error* shard_state_add(
-    shard_state* state, const char* key, shard_dtype dtype,
+ * `bytes` that do not go together, or a state dict of shard_state_dict_get. */
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_add(
+    shard_state_dict* state, const char* key, shard_dtype dtype,
     const int64_t* shape, int32_t ndim, const void* data,
     size_t bytes) SHARD_NOEXCEPT;
 /* Adds a number. A second one of the same key replaces the first. Errors: a key
  * that a tensor has; a value that is not finite. */
-SHARD_NODISCARD SHARD_API shard_error* shard_state_add_number(
-    shard_state* state, const char* key, double value) SHARD_NOEXCEPT;
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_add_number(
+    shard_state_dict* state, const char* key, double value) SHARD_NOEXCEPT;
 
 /* Loads a state dict as shard_checkpoint_load does a checkpoint, with the same
  * options, report and errors. `from_rank0` 1: rank 0's, which is sent tensor by
  * tensor; elsewhere `state` may be NULL. Else every rank has one of the same
  * tensors, whole or with the elements it owns. COLLECTIVE, blocks. */
-SHARD_NODISCARD SHARD_API shard_error* shard_state_load(
-    shard_engine* engine, const shard_state* state,
+SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_load(
+    shard_engine* engine, const shard_state_dict* state,
     const shard_load_options* options, int32_t from_rank0,
     shard_load_report* report) SHARD_NOEXCEPT;
 
-SHARD_API void shard_state_free(shard_state* state) SHARD_NOEXCEPT;
+SHARD_API void shard_state_dict_free(shard_state_dict* state) SHARD_NOEXCEPT;
 
 SHARD_END_DECLS
 

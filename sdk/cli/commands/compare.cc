@@ -26,9 +26,9 @@ class Side {
   }
 
   bool Counts(const TensorView& tensor) const {
-    if (content_ == SHARD_STATE_ALL) return true;
+    if (content_ == SHARD_CONTENT_ALL) return true;
     return (tensor.info.role == SHARD_ROLE_STATE) ==
-           (content_ == SHARD_STATE_OPTIMIZER);
+           (content_ == SHARD_CONTENT_OPTIMIZER);
   }
 
   static size_t BaseOf(const TensorView& tensor) {

@@ -33,7 +33,7 @@ struct Pairing {
   std::vector<std::string> names_only_in_b;
 };
 
-// Of what `content` (SHARD_STATE_*) means.
+// Of what `content` (SHARD_CONTENT_*) means.
 Pairing PairUp(const CheckpointView& a, const CheckpointView& b,
                int32_t content);
 

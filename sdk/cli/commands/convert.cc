@@ -88,7 +88,7 @@ int WriteAsCheckpoint(const ConvertArguments& arguments) {
   {
     Progress progress("writing");
     const shard_convert_options options = ToOptions(arguments, &progress);
-    Check(shard_checkpoint_write(from.get(), arguments.to.c_str(), &options));
+    Check(shard_checkpoint_convert(from.get(), arguments.to.c_str(), &options));
   }
   shard_checkpoint_info info = SHARD_CHECKPOINT_INFO_INIT;
   Check(shard_checkpoint_get_info(from.get(), &info));

@@ -126,7 +126,7 @@ Result Compare(const CheckpointView& a, const CheckpointView& b,
     }
   }
   const bool trained = !a.is_safetensors() && !b.is_safetensors();
-  if (trained && !arguments.tensors_only && content != SHARD_STATE_MODEL) {
+  if (trained && !arguments.tensors_only && content != SHARD_CONTENT_MODEL) {
     CompareTraining(a, b, &result);
   }
   Progress progress("comparing");

@@ -130,9 +130,10 @@ TEST(CheckpointOptionsTest, OptionsThatDifferBetweenRanks) {
       LoadReport report;
       return engine->Load(folder.path(), options, &report);
     };
-    ExpectError(load([](LoadOptions* o) { o->rules.strict = false; }),
-                StatusCode::kDesync,
-                {"how to load: strict: rank 0 has true, rank 1 has false"});
+    ExpectError(
+        load([](LoadOptions* o) { o->rules.strict = false; }),
+        StatusCode::kDesync,
+        {"how to load: allow_mismatch: rank 0 has false, rank 1 has true"});
     ExpectError(load([](LoadOptions* o) { o->rules.convert = true; }),
                 StatusCode::kDesync,
                 {"convert: rank 0 has false, rank 1 has true"});

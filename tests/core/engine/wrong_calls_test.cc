@@ -197,8 +197,9 @@ TEST_P(WrongCallsTest, ReadyTwice) {
     ASSERT_OK(engine->UnitRelease(3));
     ExpectError(engine->UnitGradsReady(3), kWrongState,
                 {"unit 'b2' (3)", "ready already"});
-    ExpectError(engine->UnitAcquire(3, Pass::kBackward, 0), kWrongState,
-                {"unit 'b2' (3)", "ready for the step already", "no_sync"});
+    ExpectError(
+        engine->UnitAcquire(3, Pass::kBackward, 0), kWrongState,
+        {"unit 'b2' (3)", "ready for the step already", "set_accumulate"});
     for (const int32_t unit : {0, 1, 2, 4, 5, 6}) {
       ASSERT_OK(Ready(engine, unit));
     }
@@ -393,7 +394,7 @@ TEST_P(WrongCallsTest, StepAgainstUnits) {
     ASSERT_OK(TrainStep(engine));
     const int rank = engine->comm()->rank();
     ExpectError(rank == 0 ? Step(engine) : TrainStep(engine), kWrongState,
-                {"rank 0", "unit_grads_ready"});
+                {"rank 0", "mark_unit_grads_ready"});
     if (form.reduces()) return ExpectFinal(engine, kWrongState);
     for (int32_t unit = 0; rank == 0 && unit < kUnits; ++unit) {
       ASSERT_OK(Ready(engine, unit));
@@ -410,7 +411,7 @@ TEST_P(WrongCallsTest, SimpleStepAgainstUnits) {
     const Status status =
         engine->comm()->rank() == 0 ? Step(engine) : TrainStep(engine);
     if (form.shards_grads()) {
-      ExpectError(status, kWrongState, {"rank 0", "unit_grads_ready"});
+      ExpectError(status, kWrongState, {"rank 0", "mark_unit_grads_ready"});
       return ExpectFinal(engine, kWrongState);
     }
     if (!form.apart()) {

@@ -101,7 +101,7 @@ TEST(MatchTest, StrictListsAllThatIsMissingAndUnexpected) {
   const Status status = c.Match();
   ExpectError(status, StatusCode::kFailedPrecondition,
               {"the fake store", "12 missing: here0, here1", ", ...",
-               "2 unexpected: there, state.there.exp_avg", "strict"});
+               "2 unexpected: there, state.there.exp_avg", "allow_mismatch"});
   const auto detail = nlohmann::json::parse(status.detail());
   EXPECT_EQ(detail["missing"].size(), 12u);
   EXPECT_EQ(detail["missing"][11], "here11");
