@@ -36,9 +36,8 @@ shard_param_info InfoOf(const shard_plan& handle, int32_t param) {
   const shard::ParamPlace& place = plan.places()[index];
   const shard::Model::Param& declared = plan.model().params()[index];
   shard_param_info info = SHARD_PARAM_INFO_INIT;
-  info.numel = declared.numel;
   info.begin = place.offset;
-  info.end = place.offset + declared.numel - 1;
+  info.numel = declared.numel;
   std::copy(declared.shape.begin(), declared.shape.end(), info.shape);
   info.ndim = static_cast<int32_t>(declared.shape.size());
   info.dtype = static_cast<int32_t>(declared.dtype);
@@ -49,8 +48,9 @@ shard_param_info InfoOf(const shard_plan& handle, int32_t param) {
   info.num_names =
       static_cast<int32_t>(handle.directory().NamesOf(param).size());
   const bool owned = declared.numel > 0;  // Nobody owns nothing.
+  const int64_t last = info.begin + info.numel - 1;
   info.first_rank = owned ? plan.OwnerOf(place.buffer, info.begin) : -1;
-  info.last_rank = owned ? plan.OwnerOf(place.buffer, info.end) : -1;
+  info.last_rank = owned ? plan.OwnerOf(place.buffer, last) : -1;
   return info;
 }
 
@@ -72,9 +72,8 @@ shard_buffer_info InfoOf(const FlatBufferPlan& buffer) {
 shard_slice ToC(const SlotSlice& slice) {
   shard_slice c = SHARD_SLICE_INIT;
   c.begin = slice.flat_begin;
-  c.end = slice.flat_begin + slice.numel - 1;
+  c.numel = slice.numel;
   c.param_begin = slice.param_begin;
-  c.param_end = slice.param_begin + slice.numel - 1;
   c.param = slice.param;
   return c;
 }
@@ -170,7 +169,7 @@ shard_error* shard_plan_rank_range(const shard_plan* plan, int32_t buffer,
     const int place = plan->plan->RangeOf(rank);
     shard_range out = SHARD_RANGE_INIT;
     out.begin = place * layout.shard_numel();
-    out.end = out.begin + layout.shard_numel() - 1;
+    out.numel = layout.shard_numel();
     out.num_padded = layout.PaddingOf(place);
     shard::api::WriteResult(out, range);
     return Status();
@@ -178,7 +177,7 @@ shard_error* shard_plan_rank_range(const shard_plan* plan, int32_t buffer,
 }
 
 shard_error* shard_plan_slices(const shard_plan* plan, int32_t buffer,
-                               int64_t begin, int64_t end, int64_t num_padded,
+                               int64_t begin, int64_t numel,
                                shard_slice* slices, size_t capacity,
                                size_t* count) noexcept {
   if (count != nullptr) *count = 0;
@@ -188,9 +187,15 @@ shard_error* shard_plan_slices(const shard_plan* plan, int32_t buffer,
     if (capacity > 0) SHARD_API_REQUIRE(slices);
     SHARD_RETURN_IF_ERROR(
         CheckId("buffer", buffer, plan->plan->buffers().size()));
-    SHARD_ASSIGN_OR_RETURN(const auto found,
-                           BufferAt(*plan->plan, buffer)
-                               .layout.ShardByOffsets(begin, end, num_padded));
+    if (begin < 0 || numel < 0) {
+      return InvalidArgument("begin ", begin, " and numel ", numel,
+                             " are no range of elements: both are at least 0");
+    }
+    // Nothing lies behind the buffer; a sum that goes on there may not fit.
+    const shard::FlatLayout& layout = BufferAt(*plan->plan, buffer).layout;
+    const int64_t from = std::min(begin, layout.padded_numel());
+    const auto found = layout.Slices(
+        from, from + std::min(numel, layout.padded_numel() - from));
     SHARD_RETURN_IF_ERROR(WriteSlices(found, slices, capacity));
     *count = found.size();
     return Status();

@@ -188,22 +188,6 @@ std::vector<SlotSlice> FlatLayout::Slices(int64_t begin, int64_t end) const {
   return slices;
 }
 
-StatusOr<std::vector<SlotSlice>> FlatLayout::ShardByOffsets(
-    int64_t begin, int64_t end, int64_t num_padded) const {
-  if (begin < 0 || end < begin) {
-    return InvalidArgument("[", begin, ", ", end,
-                           "] is not a range of elements; begin must be at "
-                           "least 0 and end, which is inclusive, not below it");
-  }
-  // end - begin + 1 may not fit; a padding that large does not either.
-  if (num_padded < 0 || num_padded - 1 > end - begin) {
-    return InvalidArgument("a shard of elements [", begin, ", ", end,
-                           "] cannot hold ", num_padded,
-                           " elements of padding");
-  }
-  return Slices(begin, std::min(end, padded_numel() - 1) + 1);
-}
-
 Status FlatLayout::CheckStorage(int64_t numel) const {
   if (numel == padded_numel() || numel == extent()) return Status();
   return InvalidArgument("the supplied storage has ", numel,

@@ -100,13 +100,6 @@ class FlatLayout {
   // O(log slots + result).
   std::vector<SlotSlice> Slices(int64_t begin, int64_t end) const;
 
-  // The same for [begin, end], both inclusive, as shards are written down
-  // elsewhere; `num_padded` of its elements are padding, by the caller's count.
-  // Errors: a negative or reversed range, padding that is negative or larger
-  // than the range.
-  StatusOr<std::vector<SlotSlice>> ShardByOffsets(int64_t begin, int64_t end,
-                                                  int64_t num_padded) const;
-
   // Whether storage of `numel` elements holds the buffer: all of it, or all but
   // the padding behind the last slot.
   Status CheckStorage(int64_t numel) const;

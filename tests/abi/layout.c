@@ -75,9 +75,8 @@ int main(void) {
 
   STRUCT(shard_param_info);
   FIELD(shard_param_info, struct_size);
-  FIELD(shard_param_info, numel);
   FIELD(shard_param_info, begin);
-  FIELD(shard_param_info, end);
+  FIELD(shard_param_info, numel);
   FIELD(shard_param_info, shape);
   FIELD(shard_param_info, ndim);
   FIELD(shard_param_info, dtype);
@@ -107,16 +106,15 @@ int main(void) {
   STRUCT(shard_range);
   FIELD(shard_range, struct_size);
   FIELD(shard_range, begin);
-  FIELD(shard_range, end);
+  FIELD(shard_range, numel);
   FIELD(shard_range, num_padded);
   INIT(shard_range, SHARD_RANGE_INIT);
 
   STRUCT(shard_slice);
   FIELD(shard_slice, struct_size);
   FIELD(shard_slice, begin);
-  FIELD(shard_slice, end);
+  FIELD(shard_slice, numel);
   FIELD(shard_slice, param_begin);
-  FIELD(shard_slice, param_end);
   FIELD(shard_slice, param);
   FIELD(shard_slice, reserved);
   INIT(shard_slice, SHARD_SLICE_INIT);

@@ -214,7 +214,7 @@ TEST(StructSizeTest, PlanMemory) {
 TEST(StructSizeTest, Layouts) {
   const Plan owner = SmallPlan(1);
   const shard_plan* plan = owner.get();
-  EXPECT_SIZES_OF_RESULT(shard_param_info, numel,
+  EXPECT_SIZES_OF_RESULT(shard_param_info, begin,
                          shard_plan_param_info(plan, 0, out));
   EXPECT_SIZES_OF_RESULT(shard_buffer_info, full_numel,
                          shard_plan_buffer_info(plan, 0, out));
@@ -226,7 +226,7 @@ TEST(StructSizeTest, Layouts) {
                          shard_plan_module_info(plan, 0, out));
   size_t count = 0;
   EXPECT_SIZES_OF_RESULT(shard_slice, begin,
-                         shard_plan_slices(plan, 0, 0, 0, 0, out, 1, &count));
+                         shard_plan_slices(plan, 0, 0, 1, out, 1, &count));
 }
 
 // A host with another idea of a slice's size has its slices that far apart.
@@ -239,8 +239,8 @@ TEST(StructSizeTest, SlicesAreAsFarApartAsTheHostSays) {
     std::memset(given.bytes, 0x5a, sizeof(given.bytes));
     given.value.struct_size = size;
     size_t count = 0;
-    EXPECT_OK(
-        shard_plan_slices(plan.get(), 0, 0, kLast, 0, &given.value, 2, &count));
+    EXPECT_OK(shard_plan_slices(plan.get(), 0, 0, kLast + 1, &given.value, 2,
+                                &count));
     ASSERT_EQ(count, 2u);
     for (const size_t at : {size_t{0}, size}) {
       size_t struct_size = 0;

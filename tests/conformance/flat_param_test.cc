@@ -17,6 +17,11 @@ namespace {
 
 using nlohmann::json;
 
+// A range as FSDP writes it: first and last element.
+json Inclusive(int64_t begin, int64_t numel) {
+  return {begin, begin + numel - 1};
+}
+
 // All parameters in one flat buffer.
 Plan PlanOf(const std::vector<int64_t>& numels, int32_t world_size) {
   const Model model = EmptyModel();
@@ -33,7 +38,7 @@ json OffsetsJson(const shard_plan* plan) {
   for (int32_t param = 0; param < shard_plan_num_params(plan); ++param) {
     shard_param_info info = SHARD_PARAM_INFO_INIT;
     EXPECT_OK(shard_plan_param_info(plan, param, &info));
-    offsets.push_back({info.begin, info.end});
+    offsets.push_back(Inclusive(info.begin, info.numel));
   }
   return offsets;
 }
@@ -41,15 +46,18 @@ json OffsetsJson(const shard_plan* plan) {
 json ShardJson(const shard_plan* plan, const json& shard) {
   shard_slice slices[16] = {SHARD_SLICE_INIT};
   size_t count = 0;
-  EXPECT_OK(shard_plan_slices(plan, 0, shard["start"], shard["end"],
-                              shard["num_padded"], slices, 16, &count));
+  const int64_t begin = shard["start"];
+  int64_t padding = shard["end"].get<int64_t>() - begin + 1;
+  EXPECT_OK(shard_plan_slices(plan, 0, begin, padding, slices, 16, &count));
   json result = {{"first_param", nullptr},
                  {"last_param", nullptr},
                  {"param_offsets", json::array()}};
   for (size_t i = 0; i < count; ++i) {
     result["param_offsets"].push_back(
-        {slices[i].param_begin, slices[i].param_end});
+        Inclusive(slices[i].param_begin, slices[i].numel));
+    padding -= slices[i].numel;
   }
+  EXPECT_EQ(padding, shard["num_padded"].get<int64_t>());
   if (count > 0) {
     result["first_param"] = slices[0].param;
     result["last_param"] = slices[count - 1].param;

@@ -232,7 +232,7 @@ void RunPlan(HostRank* rank) {
                                     sizeof(text), &length));
   shard_slice slices[8];
   for (shard_slice& slice : slices) slice = SHARD_SLICE_INIT;
-  TRY_TWICE(shard_plan_slices(plan, 0, 0, 10, 0, slices, 8, &length));
+  TRY_TWICE(shard_plan_slices(plan, 0, 0, 11, slices, 8, &length));
   double lr = 0;
   TRY_TWICE(shard_schedule_lr("cosine?lr=1&total=10", 3, &lr));
 }

@@ -6,8 +6,7 @@
  * number that does not exist is INVALID_ARGUMENT with how many there are.
  * Ignored parameters have no place: FAILED_PRECONDITION.
  *
- * Ranges of elements are [begin, end], both inclusive, as in FSDP's metadata; a
- * range of nothing has end = begin - 1. */
+ * A range of elements is a first one, `begin`, and a number, `numel`. */
 
 #ifndef SHARD_LAYOUT_H_
 #define SHARD_LAYOUT_H_
@@ -20,9 +19,8 @@ SHARD_BEGIN_DECLS
 /* Set info->struct_size first, here and in the other results below. */
 typedef struct shard_param_info {
   size_t struct_size;
-  int64_t numel;
   int64_t begin; /* Of its elements, in its flat buffer. */
-  int64_t end;
+  int64_t numel;
   int64_t shape[SHARD_MAX_DIMS]; /* 0 from ndim on. */
   int32_t ndim;
   shard_dtype dtype; /* In which it is stored; see param_dtype. */
@@ -36,7 +34,7 @@ typedef struct shard_param_info {
   int32_t reserved;
 } shard_param_info;
 #define SHARD_PARAM_INFO_INIT \
-  { sizeof(shard_param_info), 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_param_info), 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Parameters of the model, ignored ones among them; 0 for NULL. */
 SHARD_API int32_t shard_plan_num_params(const shard_plan* plan) SHARD_NOEXCEPT;
@@ -79,7 +77,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_buffer_param(
 typedef struct shard_range {
   size_t struct_size;
   int64_t begin;
-  int64_t end;
+  int64_t numel;
   int64_t num_padded; /* So many of these elements are no parameter's. */
 } shard_range;
 #define SHARD_RANGE_INIT \
@@ -94,26 +92,23 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_rank_range(
 typedef struct shard_slice {
   size_t struct_size;
   int64_t begin; /* In the flat buffer. */
-  int64_t end;
+  int64_t numel;
   int64_t param_begin; /* The same elements, counted from the parameter's. */
-  int64_t param_end;
   int32_t param;
   int32_t reserved;
 } shard_slice;
 #define SHARD_SLICE_INIT \
-  { sizeof(shard_slice), 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_slice), 0, 0, 0, 0, 0 }
 
-/* The parameters that have elements in [begin, end] of a flat buffer, by
- * ascending offset, and which these are; what is behind the buffer counts as
- * padding. Writes at most `capacity` slices and the number of all to `count`;
- * ask with capacity 0 (slices may then be NULL) to learn it. Set the first
- * slice's struct_size: it is the size of each. `num_padded` is what the caller
- * takes for padding in the range; it is checked, and changes nothing. Errors: a
- * negative or reversed range; padding that is negative or larger than it. */
+/* Gets the parameters that have elements among the `numel` of a flat buffer
+ * from `begin` on, by ascending offset, and which elements these are; the
+ * others of the range are padding, also those behind the buffer. Writes at most
+ * `capacity` slices and the number of all to `count`; ask with capacity 0
+ * (slices may then be NULL) to learn it. Set the first slice's struct_size: it
+ * is the size of each. Error: a negative `begin` or `numel`. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_slices(
-    const shard_plan* plan, int32_t buffer, int64_t begin, int64_t end,
-    int64_t num_padded, shard_slice* slices, size_t capacity,
-    size_t* count) SHARD_NOEXCEPT;
+    const shard_plan* plan, int32_t buffer, int64_t begin, int64_t numel,
+    shard_slice* slices, size_t capacity, size_t* count) SHARD_NOEXCEPT;
 
 /* Where the parameter is in the host's own copy of its whole flat buffer:
  * `data` has `numel` elements of the buffer's dtype, with or without the

@@ -155,34 +155,6 @@ TEST(FlatLayout, SlicesOfAnyRange) {
   EXPECT_EQ(layout.Slices(-100, 100).size(), 2u);
 }
 
-// As FSDP's FlatParameter.shard_by_offsets.
-TEST(FlatLayout, ShardsByOffsets) {
-  const FlatLayout layout = Even({6, 1, 4, 5}, 4);
-  const auto shard = layout.ShardByOffsets(4, 8, 0);
-  ASSERT_OK(shard);
-  ASSERT_EQ(shard->size(), 3u);
-  EXPECT_EQ((*shard)[0].param_begin, 4);
-  EXPECT_EQ((*shard)[0].numel, 2);
-  EXPECT_EQ((*shard)[2].param, 2);
-  EXPECT_EQ((*shard)[2].param_begin, 0);
-  EXPECT_EQ((*shard)[2].numel, 2);
-  // What is behind the buffer is padding.
-  const auto last = layout.ShardByOffsets(12, 18, 3);
-  ASSERT_OK(last);
-  ASSERT_EQ(last->size(), 1u);
-  EXPECT_EQ((*last)[0].param_begin, 1);
-  EXPECT_EQ((*last)[0].numel, 4);
-  EXPECT_TRUE(layout.ShardByOffsets(16, 17, 2)->empty());
-  EXPECT_EQ(layout.ShardByOffsets(0, kMax, kMax)->size(), 4u);
-  EXPECT_EQ(layout.ShardByOffsets(0, 4, 5)->size(), 1u);
-
-  ExpectInvalid(layout.ShardByOffsets(-1, 4, 0), {"[-1, 4]"});
-  ExpectInvalid(layout.ShardByOffsets(-3, -1, 0), {"[-3, -1]"});
-  ExpectInvalid(layout.ShardByOffsets(5, 4, 0), {"[5, 4]"});
-  ExpectInvalid(layout.ShardByOffsets(0, 4, 6), {"[0, 4]", "6"});
-  ExpectInvalid(layout.ShardByOffsets(0, 4, -1), {"-1"});
-}
-
 TEST(FlatLayout, StorageThatHoldsTheBuffer) {
   const FlatLayout even = Even({4, 0, 6}, 4, {4});
   EXPECT_EQ(even.extent(), 10);
