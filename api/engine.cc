@@ -87,7 +87,6 @@ shard::StatusOr<StepOptions> ToStepOptions(const shard_step_options* given,
                            "; allowed: 0 or 1");
   }
   StepOptions options;
-  options.lr = read.lr;
   options.max_grad_norm = read.max_grad_norm;
   options.grad_norm_type = read.grad_norm_type;
   options.clip_value = read.clip_value;
@@ -176,7 +175,7 @@ shard_error* shard_engine_set_hyper(shard_engine* engine, int32_t group,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_API_REQUIRE(key);
-    return engine->engine->hypers().Set(group, key, value);
+    return engine->engine->SetHyper(group, key, value);
   });
 }
 

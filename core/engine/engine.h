@@ -104,8 +104,9 @@ class Engine {
   Status ParamGradReady(ParamId param);
   Status SetNoSync(bool on);
 
-  // See core/engine/hypers.h. Local: a new value holds from the next step on.
-  Hypers& hypers() { return hypers_; }
+  // Local. A new value holds from the next step on, which may not have begun.
+  // See Hypers::Set.
+  Status SetHyper(GroupId group, std::string_view key, double value);
   const Hypers& hypers() const { return hypers_; }
 
   // What the host is to multiply its loss by in the next step, and the steps

@@ -59,6 +59,16 @@ Status Engine::CheckStepCount() const {
                     kMostSteps, "; set_step sets a lower number of steps done");
 }
 
+Status Engine::SetHyper(GroupId group, std::string_view key, double value) {
+  // Units may be updated already, the others would be with another value.
+  if (begun_) {
+    return FailedPrecondition("set_hyper of '", key,
+                              "' after begin_step: set it before, or step "
+                              "first");
+  }
+  return hypers_.Set(group, key, value);
+}
+
 Status Engine::BeginStep(const StatusOr<StepOptions>& given) {
   const StepOptions options = given.ok() ? *given : StepOptions();
   const Deadline deadline = DeadlineOf(options.timeout);
@@ -67,9 +77,6 @@ Status Engine::BeginStep(const StatusOr<StepOptions>& given) {
   if (local.ok()) local = CheckStepOptions(options, Setting());
   if (local.ok()) local = CheckStepCount();
   if (local.ok()) local = CheckBeginStep(options);
-  if (local.ok() && options.lr > 0) {
-    local = Hypers(hypers_).Set(kAllGroups, "lr", options.lr);
-  }
   Note note;
   note.activity = Activity::kBeginStep;
   note.step = EntryOf(options, Setting(), hypers_.Fingerprint52(), step_ + 1);
@@ -108,10 +115,6 @@ Status Engine::Step(const StatusOr<StepOptions>& given, StepReport* report) {
   if (local.ok()) local = CheckStepOptions(options, Setting());
   if (local.ok()) local = CheckStepCount();
   if (local.ok()) local = assembly_->units().CheckStep();
-  // Tried before the ranks meet, so that nothing can fail after.
-  if (local.ok() && options.lr > 0) {
-    local = Hypers(hypers_).Set(kAllGroups, "lr", options.lr);
-  }
   Note note;
   note.activity = Activity::kStep;
   note.step = EntryOf(options, Setting(), hypers_.Fingerprint52(), step_ + 1);
@@ -163,9 +166,6 @@ StatusOr<StepInput> Engine::PrepareStep(const StepOptions& options,
   for (const Note& note : notes) *active += note.active;
   SHARD_RETURN_IF_ERROR(AgreeOnHypers(leader, deadline));
   SHARD_RETURN_IF_ERROR(ChooseParamSteps(deadline));
-  if (options.lr > 0) {
-    SHARD_RETURN_IF_ERROR(hypers_.Set(kAllGroups, "lr", options.lr));
-  }
   StepInput input;
   input.optimizers = &hypers_.optimizers();
   input.step = step_ + 1;

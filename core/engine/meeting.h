@@ -41,7 +41,6 @@ enum class Activity : int32_t {
 // padding.
 struct StepEntry {
   double hypers;
-  double lr;
   double max_grad_norm;
   double grad_norm_type;
   double clip_value;

@@ -21,7 +21,6 @@ struct StepField {
 };
 
 constexpr StepField kStepFields[] = {
-    {"lr", &StepEntry::lr},
     {"max_grad_norm", &StepEntry::max_grad_norm},
     {"grad_norm_type", &StepEntry::grad_norm_type},
     {"clip_value", &StepEntry::clip_value},
@@ -68,8 +67,7 @@ Status CheckStepOptions(const StepOptions& options,
   const struct {
     const char* name;
     double value;
-  } fields[] = {{"lr", options.lr},
-                {"max_grad_norm", options.max_grad_norm},
+  } fields[] = {{"max_grad_norm", options.max_grad_norm},
                 {"clip_value", options.clip_value},
                 {"grad_divisor", options.grad_divisor},
                 {"loss_scale", options.loss_scale}};
@@ -132,8 +130,7 @@ Status CheckStepOptions(const StepOptions& options,
 
 Status CheckSameStep(const StepOptions& options, const StepOptions& begun) {
   const auto same = [&](const StepOptions& other) {
-    return options.lr == other.lr &&
-           options.max_grad_norm == other.max_grad_norm &&
+    return options.max_grad_norm == other.max_grad_norm &&
            options.grad_norm_type == other.grad_norm_type &&
            options.clip_value == other.clip_value &&
            options.grad_divisor == other.grad_divisor &&
@@ -151,7 +148,6 @@ StepEntry EntryOf(const StepOptions& options, const StepSetting& setting,
                   double hypers, int64_t step) {
   StepEntry entry;
   entry.hypers = hypers;
-  entry.lr = options.lr;
   entry.max_grad_norm = options.max_grad_norm;
   entry.grad_norm_type = options.grad_norm_type;
   entry.clip_value = options.clip_value;
@@ -165,7 +161,6 @@ StepEntry EntryOf(const StepOptions& options, const StepSetting& setting,
 
 StepOptions OptionsOf(const StepEntry& entry) {
   StepOptions options;
-  options.lr = entry.lr;
   options.max_grad_norm = entry.max_grad_norm;
   options.grad_norm_type = entry.grad_norm_type;
   options.clip_value = entry.clip_value;

@@ -20,7 +20,6 @@ namespace shard {
 // 0 is the default of every field. They must be the same on every rank; docs of
 // the fields: shard_step_options in shard.h.
 struct StepOptions {
-  double lr = 0;
   double max_grad_norm = 0;
   double grad_norm_type = 0;
   double clip_value = 0;

@@ -306,7 +306,12 @@ static bool train_step(trainer* t, int64_t step) {
   // their sum by the world size, which makes it the mean over the batch.
   shard_step_options step_options = SHARD_STEP_OPTIONS_INIT;
   step_options.max_grad_norm = opts->clip;
-  if (!learning_rate(t, step + 1, &step_options.lr)) return false;
+  double lr;
+  if (!learning_rate(t, step + 1, &lr) ||
+      !ok(t, "learning rate",
+          shard_engine_set_hyper(t->engine, -1, "lr", lr))) {
+    return false;
+  }
   shard_step_report report = SHARD_STEP_REPORT_INIT;
   if (!ok(t, "step", shard_engine_step(t->engine, &step_options, &report))) {
     return false;
@@ -314,7 +319,7 @@ static bool train_step(trainer* t, int64_t step) {
   const progress_step shown = {
       .step = step + 1,
       .loss = loss / t->world_size,
-      .lr = step_options.lr,
+      .lr = lr,
       .grad_norm = report.grad_norm,
       .seconds = progress_now() - started,
       .skipped = report.skipped,

@@ -148,7 +148,6 @@ int main(void) {
 
   STRUCT(shard_step_options);
   FIELD(shard_step_options, struct_size);
-  FIELD(shard_step_options, lr);
   FIELD(shard_step_options, max_grad_norm);
   FIELD(shard_step_options, grad_divisor);
   FIELD(shard_step_options, loss_scale);

@@ -84,9 +84,11 @@ TEST(EngineUnitsTest, SeveralPassesAndABegunStep) {
     options.max_grad_norm = 1;
     EXPECT_FAILS(shard_engine_begin_step(engine.get(), &options),
                  SHARD_FAILED_PRECONDITION, "max_grad_norm");
-    options.max_grad_norm = 0;
-    options.lr = 0.25;
-    EXPECT_OK(shard_engine_begin_step(engine.get(), &options));
+    EXPECT_OK(shard_engine_set_hyper(engine.get(), 0, "lr", 0.25));
+    EXPECT_OK(shard_engine_begin_step(engine.get(), nullptr));
+    // Some units may have had their update.
+    EXPECT_FAILS(shard_engine_set_hyper(engine.get(), 0, "lr", 4),
+                 SHARD_FAILED_PRECONDITION, "'lr' after begin_step");
     EXPECT_OK(shard_engine_set_accumulate(engine.get(), 1));
     Pass(engine.get(), 3);
     EXPECT_OK(shard_engine_set_accumulate(engine.get(), 0));

@@ -30,7 +30,7 @@ void UseTheLibrary() {
     shard_step_options options = SHARD_STEP_OPTIONS_INIT;
     options.max_grad_norm = 1;
     EXPECT_OK(shard_engine_step(engine.get(), &options, nullptr));
-    options.lr = rank == 0 ? 1 : 2;
+    EXPECT_OK(shard_engine_set_hyper(engine.get(), 0, "lr", rank == 0 ? 1 : 2));
     EXPECT_FAILS(shard_engine_step(engine.get(), &options, nullptr),
                  SHARD_DESYNC, "lr");
     EXPECT_OK(shard_comm_barrier(comm, 0));

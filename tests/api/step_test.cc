@@ -42,8 +42,7 @@ TEST(StepTest, Values) {
   const struct {
     const char* name;
     double shard_step_options::*field;
-  } fields[] = {{"lr", &shard_step_options::lr},
-                {"max_grad_norm", &shard_step_options::max_grad_norm},
+  } fields[] = {{"max_grad_norm", &shard_step_options::max_grad_norm},
                 {"grad_divisor", &shard_step_options::grad_divisor},
                 {"loss_scale", &shard_step_options::loss_scale}};
   for (const auto& field : fields) {
@@ -91,7 +90,6 @@ TEST(StepTest, OptionsThatDiffer) {
     const char* name;
     Change change;
   } cases[] = {
-      {"lr", [](auto& o) { o.lr = 0.25; }},
       {"max_grad_norm", [](auto& o) { o.max_grad_norm = 1; }},
       {"grad_divisor", [](auto& o) { o.grad_divisor = 7; }},
       {"loss_scale", [](auto& o) { o.loss_scale = 2; }},
@@ -125,8 +123,8 @@ TEST(StepTest, WrongArgumentOnOneRank) {
       EXPECT_OK(shard_comm_barrier(comm, 0));
       return outcome;
     };
-    ExpectError(wrong_on(1, [](auto& o) { o.lr = -3; }), SHARD_INVALID_ARGUMENT,
-                {"rank 1", "lr=-3"});
+    ExpectError(wrong_on(1, [](auto& o) { o.max_grad_norm = -3; }),
+                SHARD_INVALID_ARGUMENT, {"rank 1", "max_grad_norm=-3"});
     ExpectError(wrong_on(2, [](auto& o) { o.skip_nonfinite = 9; }),
                 SHARD_INVALID_ARGUMENT, {"rank 2", "skip_nonfinite", "9"});
     ExpectError(wrong_on(0, [](auto& o) { o.struct_size = 3; }),

@@ -128,12 +128,12 @@ TEST(StructSizeTest, ResultsOfFailedCallsAreZero) {
   const Comm comm = OpenLocal();
   const Engine engine = TrainingEngine(comm.get());
   shard_step_options step = SHARD_STEP_OPTIONS_INIT;
-  step.lr = -1;
+  step.max_grad_norm = -1;
   shard_step_report report = SHARD_STEP_REPORT_INIT;
   report.step = 123;
   report.grad_norm = 5;
   EXPECT_FAILS(shard_engine_step(engine.get(), &step, &report),
-               SHARD_INVALID_ARGUMENT, "lr=-1");
+               SHARD_INVALID_ARGUMENT, "max_grad_norm=-1");
   EXPECT_EQ(report.struct_size, sizeof(report));
   EXPECT_EQ(report.step, 0);
   EXPECT_EQ(report.grad_norm, 0);

@@ -177,10 +177,12 @@ class CaseRun {
         std::copy_n(gradient.data() + begin, count,
                     static_cast<float*>(engine.Grad(param)->data));
       });
-      StepOptions options;
-      if (!change.is_null() && change[0] == step - 1) options.lr = change[1];
+      if (!change.is_null() && change[0] == step - 1) {
+        const Status set = engine.SetHyper(kAllGroups, "lr", change[1]);
+        ASSERT_TRUE(set.ok()) << set.ToString();
+      }
       StepReport report;
-      const Status stepped = engine.Step(options, &report);
+      const Status stepped = engine.Step(StepOptions(), &report);
       ASSERT_TRUE(stepped.ok()) << stepped.ToString();
       EXPECT_EQ(report.step, step);
       Record(engine, comm->rank(), &history_[static_cast<size_t>(step - 1)]);

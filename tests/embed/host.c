@@ -209,7 +209,10 @@ static bool train(shard_comm* comm, shard_engine* engine) {
 
     shard_step_options options = SHARD_STEP_OPTIONS_INIT;
     if (step % 2 == 1) options.max_grad_norm = 0.5;
-    if (step == 5) options.lr = 0.02;
+    if (step == 5 &&
+        !ok("lr", shard_engine_set_hyper(engine, -1, "lr", 0.02))) {
+      return false;
+    }
     shard_step_report report = SHARD_STEP_REPORT_INIT;
     if (!ok("step", shard_engine_step(engine, &options, &report))) return false;
     if (report.step != step + 1 || report.skipped != 0) return false;

@@ -263,7 +263,12 @@ func train(comm *C.shard_comm, engine *C.shard_engine) error {
 			options.max_grad_norm = 0.5
 		}
 		if step == 5 {
-			options.lr = 0.02
+			err := withString("lr", func(key *C.char) *C.shard_error {
+				return C.shard_engine_set_hyper(engine, -1, key, 0.02)
+			})
+			if err != nil {
+				return err
+			}
 		}
 		var report C.shard_step_report
 		report.struct_size = C.size_t(unsafe.Sizeof(report))

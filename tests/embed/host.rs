@@ -40,7 +40,6 @@ mod sys {
     #[derive(Default)]
     pub struct StepOptions {
         pub struct_size: usize,
-        pub lr: c_double,
         pub max_grad_norm: c_double,
         pub grad_divisor: c_double,
         pub loss_scale: c_double,
@@ -147,7 +146,13 @@ mod sys {
             engine: *mut Engine,
             root: *const c_char,
             options: *const c_void,
-            async_: *mut c_void,
+            save: *mut c_void,
+        ) -> *mut Error;
+        pub fn shard_engine_set_hyper(
+            engine: *mut Engine,
+            group: i32,
+            key: *const c_char,
+            value: c_double,
         ) -> *mut Error;
         pub fn shard_engine_zero_grad(engine: *mut Engine) -> *mut Error;
         pub fn shard_engine_set_param(
@@ -459,10 +464,13 @@ impl Engine {
         };
         check(unsafe { sys::shard_comm_sum(comm.0, &mut loss, 1, 0.0) })?;
 
+        if step == 5 {
+            let key = CString::new("lr")?;
+            check(unsafe { sys::shard_engine_set_hyper(self.0, -1, key.as_ptr(), 0.02) })?;
+        }
         let options = sys::StepOptions {
             struct_size: std::mem::size_of::<sys::StepOptions>(),
             max_grad_norm: if step % 2 == 1 { 0.5 } else { 0.0 },
-            lr: if step == 5 { 0.02 } else { 0.0 },
             ..Default::default()
         };
         let mut report = sys::StepReport {

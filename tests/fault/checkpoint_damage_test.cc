@@ -81,7 +81,7 @@ class DamageTest : public ::testing::Test {
   void Save(const std::string& root, int steps, double lr = 0.01) {
     RunWorld(SmallTraining(2), 0, [&](Engine* engine, UnitTrainer* trainer) {
       trainer->Fill();
-      ASSERT_OK(engine->hypers().Set(0, "lr", lr));
+      ASSERT_OK(engine->SetHyper(0, "lr", lr));
       TrainSteps(1, steps, engine, trainer);
       const std::string position = "position";
       ASSERT_OK(engine->checkpoints().SetBlob(

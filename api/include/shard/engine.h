@@ -95,14 +95,15 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
     shard_engine* engine, int32_t param, void** data,
     int64_t* numel) SHARD_NOEXCEPT;
 
-/* A hyperparameter of a param group, by the key it has in the optimizer's text.
- * `group` -1 means every group that has the key; a flag is 0 or 1. A new value
- * holds from the next step on, and every rank must set the same before it: the
- * step is DESYNC otherwise. Errors leave all values as they were: a group that
- * does not exist; NOT_FOUND for a key that it does not have; a value out of
- * range, with the range; FAILED_PRECONDITION for a change that would need other
- * states, and for words. get_hyper takes one group, and gives the number of a
- * word: shard_engine_group_text has the word. Local. */
+/* Sets or gets a hyperparameter of a param group, by the key it has in the
+ * optimizer's text: "lr" is the learning rate. `group` -1 means every group
+ * that has the key; a flag is 0 or 1. A new value holds from the next step on,
+ * and every rank must set the same before it: the step is DESYNC otherwise.
+ * Errors leave all values as they were: a group that does not exist; NOT_FOUND
+ * for a key that it does not have; a value out of range, with the range;
+ * FAILED_PRECONDITION for a change that would need other states, for words, and
+ * between shard_engine_begin_step and its step. get_hyper takes one group, and
+ * gives the number of a word: shard_engine_group_text has the word. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_hyper(
     shard_engine* engine, int32_t group, const char* key,
     double value) SHARD_NOEXCEPT;
@@ -278,10 +279,6 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_accumulate(
 /* The same on every rank. */
 typedef struct shard_step_options {
   size_t struct_size;
-  /* Learning rate of all param groups from this step on. Default: what it was;
-   * at first the optimizer's. shard_engine_set_hyper sets that of one group, or
-   * 0. */
-  double lr;
   /* Scales gradients down so that their global norm is at most this:
    * coefficient min(1, max_grad_norm / (norm + 1e-6)). Default: no clipping,
    * and the norm is not computed. */
@@ -308,7 +305,7 @@ typedef struct shard_step_options {
   double clip_value;
 } shard_step_options;
 #define SHARD_STEP_OPTIONS_INIT \
-  { sizeof(shard_step_options), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_step_options), 0, 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct shard_step_report {
   size_t struct_size;
@@ -417,18 +414,17 @@ SHARD_API void shard_engine_free(shard_engine* engine) SHARD_NOEXCEPT;
 
 /* ---- Schedules ---------------------------------------------------------- */
 
-/* The learning rate of step `step`, which counts from 1, for a host to put into
- * shard_step_options.lr. A pure function of its arguments:
+/* Computes the learning rate of step `step`, which counts from 1, for a host to
+ * set with shard_engine_set_hyper. A pure function of its arguments:
  *   constant      lr warmup
  *   linear        lr warmup total min_lr
  *   cosine        lr warmup total min_lr
  *   inverse_sqrt  lr warmup min_lr
  *   wsd           lr warmup total decay min_lr shape
  * for example "cosine?lr=3e-4&warmup=2000&total=100000&min_lr=3e-5". Steps 1 to
- * `warmup` rise linearly to lr; beyond `total` the last value stays. Where
- * min_lr is 0, its default, that value is 0, which a step's lr takes for "as
- * before": set it with shard_engine_set_hyper then. Formulas:
- * docs/training-loop.md. Errors name key, value and range. Any thread. */
+ * `warmup` rise linearly to lr; beyond `total` the last value, min_lr, stays,
+ * which is 0 by default. Formulas: docs/training-loop.md. Errors name key,
+ * value and range. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_schedule_lr(
     const char* schedule, int64_t step, double* lr) SHARD_NOEXCEPT;
 

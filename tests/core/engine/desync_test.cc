@@ -332,7 +332,7 @@ TEST(DesyncTest, CallsOfAnEngine) {
            "the checkpoint: id: rank 0 has 0x");
 
     // Hyperparameters, at last: the ranks are out of step from there on.
-    if (odd) ASSERT_OK(engine.hypers().Set(0, "beta1", 0.5));
+    if (odd) ASSERT_OK(engine.SetHyper(0, "beta1", 0.5));
     expect(engine.Step(StepOptions(), &step),
            "the hyperparameters of the step: beta1 of param group 0: rank 0 "
            "has 0.9, rank 1 has 0.5");

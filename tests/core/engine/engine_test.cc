@@ -309,8 +309,8 @@ TEST(EngineTest, DivisorLossScaleAndLrAreApplied) {
     ASSERT_TRUE(engine.ok());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
     static_cast<float*>((*engine)->Grad(1)->data)[2] = 64;
+    ASSERT_TRUE((*engine)->SetHyper(kAllGroups, "lr", 0.5).ok());
     StepOptions options;
-    options.lr = 0.5;
     options.grad_divisor = 4;
     options.loss_scale = 16;
     StepReport report;
@@ -358,13 +358,14 @@ TEST(EngineTest, OptionsThatDifferAreADesyncOnAllRanks) {
     ASSERT_TRUE(engine.ok());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
     StepOptions options;
-    options.lr = comm->rank() == 2 ? 0.5 : 0.25;
+    options.max_grad_norm = comm->rank() == 2 ? 0.5 : 0.25;
     StepReport report;
     const Status status = (*engine)->Step(options, &report);
     EXPECT_EQ(status.code(), StatusCode::kDesync);
     EXPECT_EQ(status.rank(), 2);
-    EXPECT_THAT(status.message(), AllOf(HasSubstr("lr"), HasSubstr("0.25"),
-                                        HasSubstr("rank 2 has 0.5")));
+    EXPECT_THAT(status.message(),
+                AllOf(HasSubstr("max_grad_norm"), HasSubstr("0.25"),
+                      HasSubstr("rank 2 has 0.5")));
   });
 }
 

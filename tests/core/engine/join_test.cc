@@ -149,7 +149,7 @@ std::string TrainEpochs(const Form& form, const Extras& extras,
             const int step = epoch * most + batch;
             trainer.Passes(step, expected[static_cast<size_t>(step - 1)]);
             if (extras.new_lr) {
-              ASSERT_OK(engine.hypers().Set(kAllGroups, "lr", LrOf(step)));
+              ASSERT_OK(engine.SetHyper(kAllGroups, "lr", LrOf(step)));
             }
             StepReport report;
             trainer.Step(&report);

@@ -160,7 +160,7 @@ TEST_P(ReplanTest, NewGroupsHaveTheirOwnHyperparameters) {
   training.optimizer = "sgd?lr=0.5";
   const auto result = Run(training, 2, [](Engine* engine, int step) {
     if (step == 1) {
-      ASSERT_TRUE(engine->hypers().Set(0, "lr", 0.25).ok());
+      ASSERT_TRUE(engine->SetHyper(0, "lr", 0.25).ok());
     } else {
       ASSERT_TRUE(engine->AddParamGroup("?lr=0", {1}, 0).ok());
       EXPECT_EQ(*engine->hypers().Get(0, "lr"), 0.25);
@@ -168,7 +168,7 @@ TEST_P(ReplanTest, NewGroupsHaveTheirOwnHyperparameters) {
     }
   });
   const auto one = Run(training, 1, [](Engine* engine, int) {
-    ASSERT_TRUE(engine->hypers().Set(0, "lr", 0.25).ok());
+    ASSERT_TRUE(engine->SetHyper(0, "lr", 0.25).ok());
   });
   EXPECT_EQ(result[1], one[1]);
   EXPECT_NE(result[0], one[0]);
