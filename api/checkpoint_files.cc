@@ -13,7 +13,6 @@
 #include "api/handles.h"
 #include "api/options.h"
 #include "api/progress.h"
-#include "api/text.h"
 #include "core/base/file_env.h"
 #include "core/checkpoint/file_store.h"
 #include "core/checkpoint/manifest.h"
@@ -29,8 +28,8 @@ using shard::Manifest;
 using shard::NotFound;
 using shard::Status;
 using shard::TensorInfo;
-using shard::api::CopyText;
 using shard::api::Guard;
+using shard::api::TextKind;
 
 // `what` is the noun: "tensor".
 Status CheckNumber(const FileStore& store, const char* what, int64_t number,
@@ -187,12 +186,13 @@ shard_error* shard_checkpoint_get_info(const shard_checkpoint* checkpoint,
 }
 
 shard_error* shard_checkpoint_path(const shard_checkpoint* checkpoint,
-                                   char* buffer, size_t capacity,
-                                   size_t* length) noexcept {
-  if (length != nullptr) *length = 0;
+                                   const char** path) noexcept {
+  if (path != nullptr) *path = nullptr;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(checkpoint);
-    return CopyText(checkpoint->store->path(), buffer, capacity, length);
+    SHARD_API_REQUIRE(path);
+    *path = checkpoint->store->path().c_str();
+    return Status();
   });
 }
 
@@ -218,30 +218,34 @@ shard_error* shard_checkpoint_tensor(const shard_checkpoint* checkpoint,
 }
 
 shard_error* shard_checkpoint_tensor_key(const shard_checkpoint* checkpoint,
-                                         int64_t tensor, char* buffer,
-                                         size_t capacity,
-                                         size_t* length) noexcept {
-  if (length != nullptr) *length = 0;
+                                         int64_t tensor,
+                                         const char** key) noexcept {
+  if (key != nullptr) *key = nullptr;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(checkpoint);
+    SHARD_API_REQUIRE(key);
     const FileStore& store = *checkpoint->store;
     SHARD_RETURN_IF_ERROR(CheckTensor(store, tensor));
-    return CopyText(store.tensor(static_cast<size_t>(tensor)).key, buffer,
-                    capacity, length);
+    *key = checkpoint->texts.Get(TextKind::kTensorKey, tensor, [&] {
+      return store.tensor(static_cast<size_t>(tensor)).key;
+    });
+    return Status();
   });
 }
 
 shard_error* shard_checkpoint_tensor_type(const shard_checkpoint* checkpoint,
-                                          int64_t tensor, char* buffer,
-                                          size_t capacity,
-                                          size_t* length) noexcept {
-  if (length != nullptr) *length = 0;
+                                          int64_t tensor,
+                                          const char** type) noexcept {
+  if (type != nullptr) *type = nullptr;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(checkpoint);
+    SHARD_API_REQUIRE(type);
     const FileStore& store = *checkpoint->store;
     SHARD_RETURN_IF_ERROR(CheckTensor(store, tensor));
-    return CopyText(TypeNameOf(store.tensor(static_cast<size_t>(tensor))),
-                    buffer, capacity, length);
+    *type = checkpoint->texts.Get(TextKind::kTensorType, tensor, [&] {
+      return TypeNameOf(store.tensor(static_cast<size_t>(tensor)));
+    });
+    return Status();
   });
 }
 
@@ -285,43 +289,46 @@ shard_error* shard_checkpoint_slice(const shard_checkpoint* checkpoint,
 }
 
 shard_error* shard_checkpoint_file(const shard_checkpoint* checkpoint,
-                                   int32_t file, uint64_t* bytes, char* buffer,
-                                   size_t capacity, size_t* length) noexcept {
+                                   int32_t file, const char** name,
+                                   uint64_t* bytes) noexcept {
+  if (name != nullptr) *name = nullptr;
   if (bytes != nullptr) *bytes = 0;
-  if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(checkpoint);
     const FileStore& store = *checkpoint->store;
     SHARD_RETURN_IF_ERROR(CheckNumber(store, "file", file, store.num_files()));
     const auto index = static_cast<size_t>(file);
-    SHARD_RETURN_IF_ERROR(
-        CopyText(store.file_name(index), buffer, capacity, length));
+    if (name != nullptr) {
+      *name = checkpoint->texts.Get(TextKind::kFileName, file,
+                                    [&] { return store.file_name(index); });
+    }
     if (bytes != nullptr) *bytes = store.file_bytes(index);
     return Status();
   });
 }
 
 shard_error* shard_checkpoint_group(const shard_checkpoint* checkpoint,
-                                    int32_t group, char* buffer,
-                                    size_t capacity, size_t* length) noexcept {
-  if (length != nullptr) *length = 0;
+                                    int32_t group,
+                                    const char** optimizer) noexcept {
+  if (optimizer != nullptr) *optimizer = nullptr;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(checkpoint);
+    SHARD_API_REQUIRE(optimizer);
     const FileStore& store = *checkpoint->store;
     SHARD_RETURN_IF_ERROR(CheckNumber(store, "group", group,
                                       CountOf(store, &Manifest::num_groups)));
-    return CopyText(
-        store.manifest()->group_optimizer(static_cast<size_t>(group)), buffer,
-        capacity, length);
+    *optimizer = checkpoint->texts.Get(TextKind::kGroup, group, [&] {
+      return store.manifest()->group_optimizer(static_cast<size_t>(group));
+    });
+    return Status();
   });
 }
 
 shard_error* shard_checkpoint_scalar(const shard_checkpoint* checkpoint,
-                                     int32_t scalar, double* value,
-                                     char* buffer, size_t capacity,
-                                     size_t* length) noexcept {
+                                     int32_t scalar, const char** name,
+                                     double* value) noexcept {
+  if (name != nullptr) *name = nullptr;
   if (value != nullptr) *value = 0;
-  if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(checkpoint);
     const FileStore& store = *checkpoint->store;
@@ -329,27 +336,31 @@ shard_error* shard_checkpoint_scalar(const shard_checkpoint* checkpoint,
                                       CountOf(store, &Manifest::num_scalars)));
     const shard::ScalarInfo info =
         store.manifest()->scalar(static_cast<size_t>(scalar));
-    SHARD_RETURN_IF_ERROR(CopyText(info.name, buffer, capacity, length));
+    if (name != nullptr) {
+      *name = checkpoint->texts.Get(TextKind::kScalarName, scalar,
+                                    [&] { return info.name; });
+    }
     if (value != nullptr) *value = info.value;
     return Status();
   });
 }
 
 shard_error* shard_checkpoint_blob_info(const shard_checkpoint* checkpoint,
-                                        int32_t blob, int32_t* rule,
-                                        int32_t* rank, char* buffer,
-                                        size_t capacity,
-                                        size_t* length) noexcept {
+                                        int32_t blob, const char** name,
+                                        int32_t* rule, int32_t* rank) noexcept {
+  if (name != nullptr) *name = nullptr;
   if (rule != nullptr) *rule = 0;
   if (rank != nullptr) *rank = 0;
-  if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(checkpoint);
     const FileStore& store = *checkpoint->store;
     SHARD_RETURN_IF_ERROR(CheckBlob(store, blob));
     const shard::BlobInfo info =
         store.manifest()->blob(static_cast<size_t>(blob));
-    SHARD_RETURN_IF_ERROR(CopyText(info.name, buffer, capacity, length));
+    if (name != nullptr) {
+      *name = checkpoint->texts.Get(TextKind::kBlobName, blob,
+                                    [&] { return info.name; });
+    }
     if (rule != nullptr) *rule = static_cast<int32_t>(info.rule);
     if (rank != nullptr) *rank = info.rank;
     return Status();

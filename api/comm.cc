@@ -102,8 +102,15 @@ int32_t shard_comm_world_size(const shard_comm* comm) noexcept {
   return comm == nullptr ? 0 : comm->comm->world_size();
 }
 
-const char* shard_comm_describe(const shard_comm* comm) noexcept {
-  return comm == nullptr ? "" : comm->description.c_str();
+shard_error* shard_comm_describe(const shard_comm* comm,
+                                 const char** text) noexcept {
+  if (text != nullptr) *text = nullptr;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(comm);
+    SHARD_API_REQUIRE(text);
+    *text = comm->description.c_str();
+    return Status();
+  });
 }
 
 shard_error* shard_comm_barrier(shard_comm* comm, double timeout) noexcept {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "api/text_cache.h"
 #include "core/checkpoint/file_store.h"
 #include "core/comm/communicator.h"
 #include "core/engine/checkpoints.h"
@@ -46,6 +47,7 @@ struct shard_plan {
   std::shared_ptr<const shard::Plan> plan;
   mutable std::mutex mutex = {};  // Guards `names`.
   mutable std::optional<shard::ModelDirectory> names = {};
+  shard::api::TextCache texts = {};
 };
 
 struct shard_engine {
@@ -66,6 +68,7 @@ struct shard_save {
 
 struct shard_checkpoint {
   std::shared_ptr<const shard::FileStore> store;
+  shard::api::TextCache texts = {};
 };
 
 #endif  // SHARD_API_HANDLES_H_

@@ -236,16 +236,20 @@ shard_error* shard_plan_json(const shard_plan* plan, char* buffer,
   });
 }
 
-shard_error* shard_plan_warnings(const shard_plan* plan, char* buffer,
-                                 size_t capacity, size_t* length) noexcept {
-  if (length != nullptr) *length = 0;
+shard_error* shard_plan_warnings(const shard_plan* plan,
+                                 const char** warnings) noexcept {
+  if (warnings != nullptr) *warnings = nullptr;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
-    std::string text;
-    for (const std::string& warning : plan->plan->Warnings()) {
-      shard::StrAppend(&text, warning, "\n");
-    }
-    return shard::api::CopyText(text, buffer, capacity, length);
+    SHARD_API_REQUIRE(warnings);
+    *warnings = plan->texts.Get(shard::api::TextKind::kWarnings, 0, [&] {
+      std::string text;
+      for (const std::string& warning : plan->plan->Warnings()) {
+        shard::StrAppend(&text, warning, "\n");
+      }
+      return text;
+    });
+    return Status();
   });
 }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
-#include <string>
 
 #include "api/error.h"
 #include "api/handles.h"
@@ -26,21 +25,7 @@ using shard::api::CheckId;
 using shard::api::CheckStored;
 using shard::api::CopyText;
 using shard::api::Guard;
-
-// What of a module is a text of any length.
-using ModuleText = std::string (*)(const Model&, shard::ModuleId);
-
-shard_error* CopyModuleText(const shard_plan* plan, int32_t module,
-                            ModuleText text, char* buffer, size_t capacity,
-                            size_t* length) noexcept {
-  if (length != nullptr) *length = 0;
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(plan);
-    const Model& model = plan->plan->model();
-    SHARD_RETURN_IF_ERROR(CheckId("module", module, model.modules().size()));
-    return CopyText(text(model, module), buffer, capacity, length);
-  });
-}
+using shard::api::TextKind;
 
 }  // namespace
 
@@ -85,24 +70,26 @@ shard_error* shard_plan_name_info(const shard_plan* plan, int32_t index,
 }
 
 shard_error* shard_plan_param_name(const shard_plan* plan, int32_t param,
-                                   int32_t index, char* buffer, size_t capacity,
-                                   size_t* length) noexcept {
-  if (length != nullptr) *length = 0;
+                                   int32_t index, const char** name) noexcept {
+  if (name != nullptr) *name = nullptr;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
+    SHARD_API_REQUIRE(name);
     SHARD_RETURN_IF_ERROR(CheckStored(*plan->plan, param));
     const ModelDirectory& directory = plan->directory();
     const Model& model = plan->plan->model();
     const std::span<const int32_t> names = directory.NamesOf(param);
-    const auto fqn = [&](size_t i) {
-      const auto name = static_cast<size_t>(names[i]);
-      return model.ReferenceFqn(directory.names()[name]);
+    const auto fqn = [&](int32_t number) {
+      return model.ReferenceFqn(directory.names()[static_cast<size_t>(number)]);
     };
     if (index < 0 || static_cast<size_t>(index) >= names.size()) {
-      return InvalidArgument("parameter '", fqn(0), "' has no name ", index,
-                             "; it has ", names.size());
+      return InvalidArgument("parameter '", fqn(names[0]), "' has no name ",
+                             index, "; it has ", names.size());
     }
-    return CopyText(fqn(static_cast<size_t>(index)), buffer, capacity, length);
+    const int32_t number = names[static_cast<size_t>(index)];
+    *name = plan->texts.Get(TextKind::kParamName, number,
+                            [&] { return fqn(number); });
+    return Status();
   });
 }
 
@@ -141,21 +128,30 @@ shard_error* shard_plan_module_info(const shard_plan* plan, int32_t index,
 }
 
 shard_error* shard_plan_module_name(const shard_plan* plan, int32_t module,
-                                    char* buffer, size_t capacity,
-                                    size_t* length) noexcept {
-  const auto name = [](const Model& model, shard::ModuleId id) {
-    return model.ModuleFqn(id);
-  };
-  return CopyModuleText(plan, module, name, buffer, capacity, length);
+                                    const char** name) noexcept {
+  if (name != nullptr) *name = nullptr;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    SHARD_API_REQUIRE(name);
+    const Model& model = plan->plan->model();
+    SHARD_RETURN_IF_ERROR(CheckId("module", module, model.modules().size()));
+    *name = plan->texts.Get(TextKind::kModuleName, module,
+                            [&] { return model.ModuleFqn(module); });
+    return Status();
+  });
 }
 
 shard_error* shard_plan_module_class(const shard_plan* plan, int32_t module,
-                                     char* buffer, size_t capacity,
-                                     size_t* length) noexcept {
-  const auto name = [](const Model& model, shard::ModuleId id) {
-    return model.modules()[static_cast<size_t>(id)].class_name;
-  };
-  return CopyModuleText(plan, module, name, buffer, capacity, length);
+                                     const char** class_name) noexcept {
+  if (class_name != nullptr) *class_name = nullptr;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    SHARD_API_REQUIRE(class_name);
+    const auto& modules = plan->plan->model().modules();
+    SHARD_RETURN_IF_ERROR(CheckId("module", module, modules.size()));
+    *class_name = modules[static_cast<size_t>(module)].class_name.c_str();
+    return Status();
+  });
 }
 
 shard_error* shard_clean_tensor_name(const char* name,

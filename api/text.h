@@ -13,7 +13,7 @@
 
 namespace shard::api {
 
-// The ABI's way to hand out a text of any length: see shard_plan_text.
+// Hands out a text that changes, or is made on request: "Text" in base.h.
 inline Status CopyText(std::string_view text, char* buffer, size_t capacity,
                        size_t* length) {
   SHARD_API_REQUIRE(length);

@@ -39,7 +39,10 @@ shard_error* introduce(const options* opts, const text* data,
                        const shard_comm* comm, const shard_plan* plan,
                        const shard_engine* engine) {
   const gpt_config* config = &opts->model;
-  printf("ranks   %s\n", shard_comm_describe(comm));
+  const char* ranks;
+  shard_error* error = shard_comm_describe(comm, &ranks);
+  if (error) return error;
+  printf("ranks   %s\n", ranks);
   printf("text    %s: %d files, %zu bytes to train on, %zu held out\n",
          opts->text, data->files, data->train_bytes, data->held_out_bytes);
   printf("model   %lld parameters: %d layers, width %d, %d heads, context %d\n",
@@ -47,7 +50,7 @@ shard_error* introduce(const options* opts, const text* data,
          config->heads, config->context);
   printf("plan    stage %d, %s; %d units\n", opts->stage, opts->partition,
          (int)shard_plan_num_units(plan));
-  shard_error* error = introduce_memory(engine);
+  error = introduce_memory(engine);
   if (!error) error = introduce_groups(plan, engine);
   fflush(stdout);
   return error;

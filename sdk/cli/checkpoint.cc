@@ -18,14 +18,10 @@ std::vector<TensorView> TensorsOf(const shard_checkpoint* handle,
     TensorView& tensor = tensors[static_cast<size_t>(t)];
     tensor.index = t;
     Check(shard_checkpoint_tensor(handle, t, &tensor.info));
-    tensor.key = ReadText([&](char* buffer, size_t size, size_t* length) {
-      return shard_checkpoint_tensor_key(handle, t, buffer, size, length);
-    });
+    tensor.key = TextOf(shard_checkpoint_tensor_key, handle, t);
     tensor.type = DTypeText(tensor.info.dtype);
     if (tensor.info.dtype != SHARD_OPAQUE) continue;
-    tensor.type = ReadText([&](char* buffer, size_t size, size_t* length) {
-      return shard_checkpoint_tensor_type(handle, t, buffer, size, length);
-    });
+    tensor.type = TextOf(shard_checkpoint_tensor_type, handle, t);
   }
   return tensors;
 }
@@ -34,10 +30,9 @@ std::vector<BlobView> BlobsOf(const shard_checkpoint* handle, int32_t count) {
   std::vector<BlobView> blobs(static_cast<size_t>(count));
   for (int32_t b = 0; b < count; ++b) {
     BlobView& blob = blobs[static_cast<size_t>(b)];
-    blob.name = ReadText([&](char* buffer, size_t size, size_t* length) {
-      return shard_checkpoint_blob_info(handle, b, &blob.rule, &blob.rank,
-                                        buffer, size, length);
-    });
+    const char* name = nullptr;
+    Check(shard_checkpoint_blob_info(handle, b, &name, &blob.rule, &blob.rank));
+    blob.name = name;
     size_t bytes = 0;
     Check(shard_checkpoint_blob(handle, b, nullptr, 0, &bytes));
     blob.bytes = bytes;
@@ -57,31 +52,24 @@ CheckpointView ReadCheckpoint(const std::string& path) {
   CheckpointView view;
   view.handle = OpenCheckpoint(path);
   const shard_checkpoint* const handle = view.handle.get();
-  view.path = ReadText([&](char* buffer, size_t size, size_t* length) {
-    return shard_checkpoint_path(handle, buffer, size, length);
-  });
+  view.path = TextOf(shard_checkpoint_path, handle);
   Check(shard_checkpoint_get_info(handle, &view.info));
   view.tensors = TensorsOf(handle, view.info.num_tensors);
   for (int32_t f = 0; f < view.info.num_files; ++f) {
     FileView file;
-    file.name = ReadText([&](char* buffer, size_t size, size_t* length) {
-      return shard_checkpoint_file(handle, f, &file.bytes, buffer, size,
-                                   length);
-    });
+    const char* name = nullptr;
+    Check(shard_checkpoint_file(handle, f, &name, &file.bytes));
+    file.name = name;
     view.files.push_back(std::move(file));
   }
   for (int32_t g = 0; g < view.info.num_groups; ++g) {
-    view.groups.push_back(
-        ReadText([&](char* buffer, size_t size, size_t* length) {
-          return shard_checkpoint_group(handle, g, buffer, size, length);
-        }));
+    view.groups.push_back(TextOf(shard_checkpoint_group, handle, g));
   }
   for (int32_t s = 0; s < view.info.num_scalars; ++s) {
     ScalarView scalar;
-    scalar.name = ReadText([&](char* buffer, size_t size, size_t* length) {
-      return shard_checkpoint_scalar(handle, s, &scalar.value, buffer, size,
-                                     length);
-    });
+    const char* name = nullptr;
+    Check(shard_checkpoint_scalar(handle, s, &name, &scalar.value));
+    scalar.name = name;
     view.scalars.push_back(std::move(scalar));
   }
   view.blobs = BlobsOf(handle, view.info.num_blobs);

@@ -57,15 +57,12 @@ inline void Check(shard_error* error) {
                 shard_error_detail(error));
 }
 
-// The text of a function that is called as shard_plan_text is: `read` gets
-// (char*, size_t, size_t*).
-template <typename Read>
-std::string ReadText(const Read& read) {
-  size_t length = 0;
-  Check(read(static_cast<char*>(nullptr), size_t{0}, &length));
-  std::string text(length + 1, '\0');
-  Check(read(text.data(), text.size(), &length));
-  text.resize(length);
+// Returns the text that `get` writes as its last argument: TextOf(
+// shard_checkpoint_tensor_key, checkpoint, tensor).
+template <typename Get, typename... Arguments>
+std::string TextOf(const Get& get, Arguments... arguments) {
+  const char* text = nullptr;
+  Check(get(arguments..., &text));
   return text;
 }
 

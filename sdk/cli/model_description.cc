@@ -369,11 +369,7 @@ ModelDescription ModelOfKeys(const shard_checkpoint* checkpoint) {
       ++left_out;
       continue;
     }
-    const std::string key =
-        ReadText([&](char* buffer, size_t capacity, size_t* length) {
-          return shard_checkpoint_tensor_key(checkpoint, t, buffer, capacity,
-                                             length);
-        });
+    const std::string key = TextOf(shard_checkpoint_tensor_key, checkpoint, t);
     if (tensor.alias_of >= 0) {
       aliases.emplace_back(key, tensor.alias_of);
       continue;

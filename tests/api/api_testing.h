@@ -88,6 +88,14 @@ using State = std::unique_ptr<shard_state_dict,
                               Free<shard_state_dict, shard_state_dict_free>>;
 using Save = std::unique_ptr<shard_save, Free<shard_save, shard_save_free>>;
 
+// The text that `get` writes as its last argument; "" on errors.
+template <typename Get, typename... Arguments>
+std::string TextOf(const Get& get, Arguments... arguments) {
+  const char* text = nullptr;
+  EXPECT_OK(get(arguments..., &text));
+  return text == nullptr ? "" : text;
+}
+
 // Adds a parameter to the root module; -1 when that failed.
 inline int32_t AddParam(shard_model* model, const std::string& name,
                         const std::vector<int64_t>& shape,

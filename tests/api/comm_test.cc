@@ -31,7 +31,10 @@ TEST(CommTest, Null) {
                SHARD_INVALID_ARGUMENT, "comm is NULL");
   EXPECT_EQ(shard_comm_rank(nullptr), -1);
   EXPECT_EQ(shard_comm_world_size(nullptr), 0);
-  EXPECT_STREQ(shard_comm_describe(nullptr), "");
+  const char* text = "stale";
+  EXPECT_FAILS(shard_comm_describe(nullptr, &text), SHARD_INVALID_ARGUMENT,
+               "comm is NULL");
+  EXPECT_EQ(text, nullptr);
   EXPECT_FAILS(shard_comm_barrier(nullptr, 1), SHARD_INVALID_ARGUMENT,
                "comm is NULL");
   double value = 1;
@@ -104,7 +107,10 @@ TEST(CommTest, Local) {
   const Comm comm = OpenLocal();
   EXPECT_EQ(shard_comm_rank(comm.get()), 0);
   EXPECT_EQ(shard_comm_world_size(comm.get()), 1);
-  EXPECT_THAT(shard_comm_describe(comm.get()), ::testing::HasSubstr("local:"));
+  EXPECT_THAT(TextOf(shard_comm_describe, comm.get()),
+              ::testing::HasSubstr("local:"));
+  EXPECT_FAILS(shard_comm_describe(comm.get(), nullptr), SHARD_INVALID_ARGUMENT,
+               "text is NULL");
   // Any number of seconds is a deadline.
   for (const double timeout :
        {0.0, -1.0, 1e300, std::numeric_limits<double>::infinity(),

@@ -12,8 +12,7 @@
 namespace shard_api_testing {
 namespace {
 
-// What a call writes into (buffer, capacity, length); "!" and the message on
-// errors.
+// What a call writes into (buffer, capacity, length).
 template <typename Call>
 std::string Text(const Call& call) {
   size_t length = 77;
@@ -30,23 +29,15 @@ std::string Text(const Call& call) {
 }
 
 std::string ParamName(const Plan& plan, int32_t param, int32_t index = 0) {
-  return Text([&](char* buffer, size_t capacity, size_t* length) {
-    return shard_plan_param_name(plan.get(), param, index, buffer, capacity,
-                                 length);
-  });
+  return TextOf(shard_plan_param_name, plan.get(), param, index);
 }
 
 std::string ModuleName(const Plan& plan, int32_t module) {
-  return Text([&](char* buffer, size_t capacity, size_t* length) {
-    return shard_plan_module_name(plan.get(), module, buffer, capacity, length);
-  });
+  return TextOf(shard_plan_module_name, plan.get(), module);
 }
 
 std::string ModuleClass(const Plan& plan, int32_t module) {
-  return Text([&](char* buffer, size_t capacity, size_t* length) {
-    return shard_plan_module_class(plan.get(), module, buffer, capacity,
-                                   length);
-  });
+  return TextOf(shard_plan_module_class, plan.get(), module);
 }
 
 std::string Clean(const char* name, int32_t strip = 0) {
@@ -99,23 +90,36 @@ TEST(PlanNamesTest, NamesOfAParameter) {
   EXPECT_EQ(ParamName(net.plan, net.gain), "embed.norm.gain");
   EXPECT_EQ(ParamName(net.plan, net.gain, 1), "head.gain");
 
-  size_t length = 77;
-  EXPECT_FAILS(
-      shard_plan_param_name(net.plan.get(), net.weight, 2, nullptr, 0, &length),
-      SHARD_INVALID_ARGUMENT, "'embed.weight' has no name 2", "2");
-  EXPECT_EQ(length, 0u);
-  EXPECT_FAILS(shard_plan_param_name(net.plan.get(), net.weight, -1, nullptr, 0,
-                                     &length),
+  const shard_plan* const plan = net.plan.get();
+  const char* name = "stale";
+  EXPECT_FAILS(shard_plan_param_name(plan, net.weight, 2, &name),
+               SHARD_INVALID_ARGUMENT, "'embed.weight' has no name 2", "2");
+  EXPECT_EQ(name, nullptr);
+  EXPECT_FAILS(shard_plan_param_name(plan, net.weight, -1, &name),
                SHARD_INVALID_ARGUMENT, "no name -1");
-  EXPECT_FAILS(
-      shard_plan_param_name(net.plan.get(), net.probe, 0, nullptr, 0, &length),
-      SHARD_FAILED_PRECONDITION, "'probe.weight' is ignored");
-  EXPECT_FAILS(shard_plan_param_name(net.plan.get(), 3, 0, nullptr, 0, &length),
-               SHARD_INVALID_ARGUMENT, "parameter 3");
-  EXPECT_FAILS(shard_plan_param_name(nullptr, 0, 0, nullptr, 0, &length),
+  EXPECT_FAILS(shard_plan_param_name(plan, net.probe, 0, &name),
+               SHARD_FAILED_PRECONDITION, "'probe.weight' is ignored");
+  EXPECT_FAILS(shard_plan_param_name(plan, 3, 0, &name), SHARD_INVALID_ARGUMENT,
+               "parameter 3");
+  EXPECT_FAILS(shard_plan_param_name(nullptr, 0, 0, &name),
                SHARD_INVALID_ARGUMENT, "plan is NULL");
-  EXPECT_FAILS(shard_plan_param_name(net.plan.get(), 0, 0, nullptr, 0, nullptr),
-               SHARD_INVALID_ARGUMENT, "length is NULL");
+  EXPECT_FAILS(shard_plan_param_name(plan, 0, 0, nullptr),
+               SHARD_INVALID_ARGUMENT, "name is NULL");
+}
+
+// A name stays where it is whatever else is asked for, and is made once.
+TEST(PlanNamesTest, NamesLiveAsLongAsThePlan) {
+  const Net net;
+  const char* first = nullptr;
+  ASSERT_OK(shard_plan_param_name(net.plan.get(), net.weight, 0, &first));
+  for (const int32_t param : {net.weight, net.gain}) {
+    for (const int32_t index : {0, 1}) ParamName(net.plan, param, index);
+  }
+  for (int32_t module = 0; module < 5; ++module) ModuleName(net.plan, module);
+  const char* again = nullptr;
+  ASSERT_OK(shard_plan_param_name(net.plan.get(), net.weight, 0, &again));
+  EXPECT_EQ(first, again);
+  EXPECT_STREQ(first, "embed.weight");
 }
 
 // Each name leads to its parameter, and its index tells duplicates apart.
@@ -220,29 +224,28 @@ TEST(PlanNamesTest, ModulesInWalkOrder) {
   }
 
   shard_module_info info = SHARD_MODULE_INFO_INIT;
-  size_t length = 0;
   for (const int32_t bad : {-1, 5, INT32_MAX}) {
     info.depth = 9;
     const std::string text = "module " + std::to_string(bad);
     EXPECT_FAILS(shard_plan_module_info(plan, bad, &info),
                  SHARD_INVALID_ARGUMENT, text, "5");
     EXPECT_EQ(info.depth, 0);
-    EXPECT_FAILS(shard_plan_module_name(plan, bad, nullptr, 0, &length),
-                 SHARD_INVALID_ARGUMENT, text);
-    EXPECT_FAILS(shard_plan_module_class(plan, bad, nullptr, 0, &length),
-                 SHARD_INVALID_ARGUMENT, text);
+    for (const auto call : {shard_plan_module_name, shard_plan_module_class}) {
+      const char* name = "stale";
+      EXPECT_FAILS(call(plan, bad, &name), SHARD_INVALID_ARGUMENT, text);
+      EXPECT_EQ(name, nullptr);
+    }
   }
   EXPECT_FAILS(shard_plan_module_info(nullptr, 0, &info),
                SHARD_INVALID_ARGUMENT, "plan is NULL");
   EXPECT_FAILS(shard_plan_module_info(plan, 0, nullptr), SHARD_INVALID_ARGUMENT,
                "info is NULL");
+  const char* text = nullptr;
   for (const auto call : {shard_plan_module_name, shard_plan_module_class}) {
-    EXPECT_FAILS(call(nullptr, 0, nullptr, 0, &length), SHARD_INVALID_ARGUMENT,
+    EXPECT_FAILS(call(nullptr, 0, &text), SHARD_INVALID_ARGUMENT,
                  "plan is NULL");
-    EXPECT_FAILS(call(plan, 0, nullptr, 0, nullptr), SHARD_INVALID_ARGUMENT,
-                 "length is NULL");
-    EXPECT_FAILS(call(plan, 0, nullptr, 3, &length), SHARD_INVALID_ARGUMENT,
-                 "buffer is NULL");
+    EXPECT_FAILS(call(plan, 0, nullptr), SHARD_INVALID_ARGUMENT,
+                 "name is NULL");
   }
 }
 

@@ -216,18 +216,18 @@ void RunPlan(HostRank* rank) {
   // Of the plan's text only the beginning fits: which is no error.
   TRY_TWICE(shard_plan_text(plan, nullptr, 0, &length));
   TRY_TWICE(shard_plan_json(plan, nullptr, 0, &length));
-  TRY_TWICE(shard_plan_warnings(plan, nullptr, 0, &length));
+  const char* given = nullptr;
+  TRY_TWICE(shard_plan_warnings(plan, &given));
   int32_t number = 0;
   TRY_TWICE(shard_plan_num_names(plan, &number));
   shard_name_info name = SHARD_NAME_INFO_INIT;
   TRY_TWICE(shard_plan_name_info(plan, 1, &name));
-  TRY_TWICE(
-      shard_plan_param_name(plan, kBias0, 0, text, sizeof(text), &length));
+  TRY_TWICE(shard_plan_param_name(plan, kBias0, 0, &given));
   TRY_TWICE(shard_plan_find_param(plan, "first.bias", &number));
   shard_module_info module = SHARD_MODULE_INFO_INIT;
   TRY_TWICE(shard_plan_module_info(plan, 1, &module));
-  TRY_TWICE(shard_plan_module_name(plan, 1, text, sizeof(text), &length));
-  TRY_TWICE(shard_plan_module_class(plan, 1, text, sizeof(text), &length));
+  TRY_TWICE(shard_plan_module_name(plan, 1, &given));
+  TRY_TWICE(shard_plan_module_class(plan, 1, &given));
   TRY_TWICE(shard_clean_tensor_name("module._orig_mod.first.bias", 1, text,
                                     sizeof(text), &length));
   shard_slice slices[8];
@@ -402,6 +402,8 @@ void RunFiles(HostRank* rank) {
   TRY_TWICE(shard_checkpoint_open(path, &rank->checkpoint));
   shard_checkpoint_info info = SHARD_CHECKPOINT_INFO_INIT;
   TRY_TWICE(shard_checkpoint_get_info(rank->checkpoint, &info));
+  const char* key = nullptr;
+  TRY_TWICE(shard_checkpoint_tensor_key(rank->checkpoint, 0, &key));
   int64_t tensor = 0;
   TRY_TWICE(shard_checkpoint_find(rank->checkpoint, "first.bias", &tensor));
   float values[kRows];

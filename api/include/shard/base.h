@@ -29,6 +29,14 @@
  * accepts NULL, never fails, is local and never collective. Strings passed in
  * are NUL-terminated UTF-8 and copied.
  *
+ * Text. Names and other text of a handle that does not change, such as a plan
+ * or a checkpoint, come as a `const char**`: UTF-8, NUL-terminated, the
+ * handle's, valid as long as the handle. Text that changes, or is made when it
+ * is asked for, is copied into a buffer of the host's. Such a function writes
+ * at most `capacity` bytes to `buffer`, the closing NUL included, and the full
+ * length without it to `length`; ask with capacity 0 (buffer may then be NULL)
+ * to learn the length. A short buffer is not an error.
+ *
  * Threads. Handles may move between threads. Different handles may be used at
  * once from different threads; calls on one handle must not overlap unless the
  * comment says "any thread". A communicator and the engines on it count as one

@@ -164,8 +164,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_load(
     shard_load_report* report) SHARD_NOEXCEPT;
 
 /* Returns the keys that the last load that fitted did not find, as JSON:
- * {"missing": [...], "unexpected": [...], "mismatched": []}. As
- * shard_plan_text. Local. */
+ * {"missing": [...], "unexpected": [...], "mismatched": []}. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_last_load_report_json(
     const shard_engine* engine, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
@@ -253,10 +252,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_get_info(
     const shard_checkpoint* checkpoint,
     shard_checkpoint_info* info) SHARD_NOEXCEPT;
 
-/* The folder or file that was opened. As shard_plan_text, here and below. */
+/* Gets the folder or file that was opened. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_path(
-    const shard_checkpoint* checkpoint, char* buffer, size_t capacity,
-    size_t* length) SHARD_NOEXCEPT;
+    const shard_checkpoint* checkpoint, const char** path) SHARD_NOEXCEPT;
 
 /* The purpose of a tensor. Frozen. BUFFER: of the host, neither stepped nor a
  * parameter. */
@@ -292,13 +290,13 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_tensor(
     const shard_checkpoint* checkpoint, int64_t tensor,
     shard_tensor_info* info) SHARD_NOEXCEPT;
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_tensor_key(
-    const shard_checkpoint* checkpoint, int64_t tensor, char* buffer,
-    size_t capacity, size_t* length) SHARD_NOEXCEPT;
-/* The name of a tensor's element type: "f32", "q8"; of SHARD_OPAQUE what the
- * file says: "C64". */
+    const shard_checkpoint* checkpoint, int64_t tensor,
+    const char** key) SHARD_NOEXCEPT;
+/* Gets the name of a tensor's element type: "f32", "q8"; of SHARD_OPAQUE what
+ * the file says: "C64". */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_tensor_type(
-    const shard_checkpoint* checkpoint, int64_t tensor, char* buffer,
-    size_t capacity, size_t* length) SHARD_NOEXCEPT;
+    const shard_checkpoint* checkpoint, int64_t tensor,
+    const char** type) SHARD_NOEXCEPT;
 /* NOT_FOUND when there is no tensor of that key. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_find(
     const shard_checkpoint* checkpoint, const char* key,
@@ -324,28 +322,30 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_slice(
     const shard_checkpoint* checkpoint, int64_t tensor, int32_t index,
     shard_tensor_slice* slice) SHARD_NOEXCEPT;
 
-/* A data file's name, and its bytes. `bytes` may be NULL. */
+/* Gets a data file's name, and its bytes. Both may be NULL. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_file(
-    const shard_checkpoint* checkpoint, int32_t file, uint64_t* bytes,
-    char* buffer, size_t capacity, size_t* length) SHARD_NOEXCEPT;
+    const shard_checkpoint* checkpoint, int32_t file, const char** name,
+    uint64_t* bytes) SHARD_NOEXCEPT;
 
-/* The optimizer of a param group with all values: "adamw?lr=0.001&...". */
+/* Gets the optimizer of a param group with all values: "adamw?lr=0.001&...". */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_group(
-    const shard_checkpoint* checkpoint, int32_t group, char* buffer,
-    size_t capacity, size_t* length) SHARD_NOEXCEPT;
+    const shard_checkpoint* checkpoint, int32_t group,
+    const char** optimizer) SHARD_NOEXCEPT;
 
-/* A number by its name, such as "loss_scale.scale". `value` may be NULL. */
+/* Gets a number and its name, such as "loss_scale.scale". Both may be NULL. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_scalar(
-    const shard_checkpoint* checkpoint, int32_t scalar, double* value,
-    char* buffer, size_t capacity, size_t* length) SHARD_NOEXCEPT;
+    const shard_checkpoint* checkpoint, int32_t scalar, const char** name,
+    double* value) SHARD_NOEXCEPT;
 
-/* A blob's name, its rule and the rank that saved it. Both may be NULL. */
+/* Gets a blob's name, its rule and the rank that saved it. Each may be NULL. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_blob_info(
-    const shard_checkpoint* checkpoint, int32_t blob, shard_blob_rule* rule,
-    int32_t* rank, char* buffer, size_t capacity,
-    size_t* length) SHARD_NOEXCEPT;
-/* Its bytes: as shard_plan_text, but without a closing NUL. Any number of them:
- * they are read in pieces. After CORRUPT, those in `buffer` are of no use. */
+    const shard_checkpoint* checkpoint, int32_t blob, const char** name,
+    shard_blob_rule* rule, int32_t* rank) SHARD_NOEXCEPT;
+/* Copies a blob's first `capacity` bytes, without a closing NUL, to `buffer`
+ * and writes the number of all to `length`; with capacity 0 `buffer` may be
+ * NULL. The bytes are read in pieces. After CORRUPT, those in `buffer` are of
+ * no use.
+ */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_blob(
     const shard_checkpoint* checkpoint, int32_t blob, void* buffer,
     size_t capacity, size_t* length) SHARD_NOEXCEPT;

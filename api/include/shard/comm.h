@@ -78,10 +78,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_comm_open(
 SHARD_API int32_t shard_comm_rank(const shard_comm* comm) SHARD_NOEXCEPT;
 SHARD_API int32_t shard_comm_world_size(const shard_comm* comm) SHARD_NOEXCEPT;
 
-/* One line for people: transport, rank, world size, and where they came from.
- * "" for NULL. Lives as long as the handle. Any thread. */
-SHARD_API const char* shard_comm_describe(const shard_comm* comm)
-    SHARD_NOEXCEPT;
+/* Gets one line for people: transport, rank, world size, and where they came
+ * from. Any thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_comm_describe(
+    const shard_comm* comm, const char** text) SHARD_NOEXCEPT;
 
 /* COLLECTIVE, blocks. Returns once every rank has called it. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_barrier(

@@ -112,8 +112,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_get_hyper(
     double* value) SHARD_NOEXCEPT;
 
 /* The group's optimizer with the values it has now, every key:
- * "sgd?lr=0.1&momentum=0&...". `buffer`, `capacity` and `length` as in
- * shard_plan_text. Local. */
+ * "sgd?lr=0.1&momentum=0&...". Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_group_text(
     const shard_engine* engine, int32_t group, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;

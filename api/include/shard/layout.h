@@ -135,11 +135,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_num_names(
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_name_info(
     const shard_plan* plan, int32_t name, shard_name_info* info) SHARD_NOEXCEPT;
 
-/* The parameter's FQN, with `index` 0, or an alias. `buffer`, `capacity` and
- * `length` as in shard_plan_text, here and below. */
+/* Gets the parameter's FQN, with `index` 0, or an alias. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_param_name(
-    const shard_plan* plan, int32_t param, int32_t index, char* buffer,
-    size_t capacity, size_t* length) SHARD_NOEXCEPT;
+    const shard_plan* plan, int32_t param, int32_t index,
+    const char** name) SHARD_NOEXCEPT;
 
 /* The parameter that has this FQN or alias, an ignored one too. NOT_FOUND says
  * where its path ends. */
@@ -166,13 +165,13 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_module_info(
     const shard_plan* plan, int32_t index,
     shard_module_info* info) SHARD_NOEXCEPT;
 
-/* The FQN and the class name of a module, by its id; "" is the root's FQN. */
+/* Get the FQN and the class name of a module, by its id; "" is the root's FQN.
+ */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_module_name(
-    const shard_plan* plan, int32_t module, char* buffer, size_t capacity,
-    size_t* length) SHARD_NOEXCEPT;
+    const shard_plan* plan, int32_t module, const char** name) SHARD_NOEXCEPT;
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_module_class(
-    const shard_plan* plan, int32_t module, char* buffer, size_t capacity,
-    size_t* length) SHARD_NOEXCEPT;
+    const shard_plan* plan, int32_t module,
+    const char** class_name) SHARD_NOEXCEPT;
 
 /* `name` without the components that wrappers leave in it, wherever they stand:
  * _fsdp_wrapped_module, _checkpoint_wrapped_module, _fpw_module, _orig_mod. The

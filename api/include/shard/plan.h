@@ -212,10 +212,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_memory(
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_memory_unshared(
     const shard_plan* plan, shard_memory* memory) SHARD_NOEXCEPT;
 
-/* The plan for people, and for programs. Writes at most `capacity` bytes to
- * `buffer`, the closing NUL included, and the full length without it to
- * `length`; ask with capacity 0 (buffer may then be NULL) to learn the length.
- * A short buffer is not an error. Any thread. */
+/* Write the plan for people, and for programs. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_text(
     const shard_plan* plan, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
@@ -223,12 +220,11 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_json(
     const shard_plan* plan, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
-/* Returns warnings, a line each; "" when there is nothing:
- * units with frozen and with trainable parameters, and what that costs; modules
- * that stay f32 by f32_classes. As shard_plan_text. */
+/* Gets the warnings, a line each; "" when there is nothing: units with frozen
+ * and with trainable parameters, and what that costs; modules that stay f32 by
+ * f32_classes. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_warnings(
-    const shard_plan* plan, char* buffer, size_t capacity,
-    size_t* length) SHARD_NOEXCEPT;
+    const shard_plan* plan, const char** warnings) SHARD_NOEXCEPT;
 
 SHARD_API void shard_plan_free(shard_plan* plan) SHARD_NOEXCEPT;
 

@@ -70,7 +70,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_local(
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_find(
     const shard_state_dict* state, const char* key,
     int64_t* tensor) SHARD_NOEXCEPT;
-/* Numbers, by ascending key. `value` may be NULL; text as shard_plan_text. */
+/* Numbers, by ascending key. `value` may be NULL. */
 SHARD_API int64_t shard_state_dict_num_numbers(const shard_state_dict* state)
     SHARD_NOEXCEPT;
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_number(

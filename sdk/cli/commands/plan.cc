@@ -174,9 +174,7 @@ class PlanCommand {
     Check(shard_plan_memory(plan, &row.shared));
     Check(shard_plan_memory_unshared(plan, &row.alone));
     row.traffic = TrafficOf(plan, options, arguments_.micro_batches);
-    row.warnings = ReadText([&](char* buffer, size_t size, size_t* length) {
-      return shard_plan_warnings(plan, buffer, size, length);
-    });
+    row.warnings = TextOf(shard_plan_warnings, plan);
     return row;
   }
 
