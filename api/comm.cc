@@ -76,6 +76,14 @@ Status CheckSum(const double* values, size_t count) {
   return Status();
 }
 
+Status CheckBroadcast(const shard::Communicator& comm, const void* data,
+                      size_t bytes, int32_t root) {
+  if (bytes > 0) SHARD_API_REQUIRE(data);
+  if (root >= 0 && root < comm.world_size()) return Status();
+  return InvalidArgument("root ", root, " is no rank; there are 0 to ",
+                         comm.world_size() - 1);
+}
+
 }  // namespace
 
 extern "C" {
@@ -100,6 +108,15 @@ int32_t shard_comm_rank(const shard_comm* comm) noexcept {
 
 int32_t shard_comm_world_size(const shard_comm* comm) noexcept {
   return comm == nullptr ? 0 : comm->comm->world_size();
+}
+
+// All ranks of every transport so far are on one host.
+int32_t shard_comm_local_rank(const shard_comm* comm) noexcept {
+  return shard_comm_rank(comm);
+}
+
+int32_t shard_comm_local_world_size(const shard_comm* comm) noexcept {
+  return shard_comm_world_size(comm);
 }
 
 shard_error* shard_comm_describe(const shard_comm* comm,
@@ -131,6 +148,18 @@ shard_error* shard_comm_sum(shard_comm* comm, double* values, size_t count,
         comm->comm.get(), "sum", CheckSum(values, count), deadline));
     return shard::AllReduceSum(comm->comm.get(), "sum of values", values, count,
                                deadline);
+  });
+}
+
+shard_error* shard_comm_broadcast(shard_comm* comm, void* data, size_t bytes,
+                                  int32_t root, double timeout) noexcept {
+  return GuardCollective(CommOf(comm), [&]() -> Status {
+    SHARD_API_REQUIRE(comm);
+    const Deadline deadline = DeadlineOf(comm, timeout);
+    SHARD_RETURN_IF_ERROR(shard::AgreeOnStatus(
+        comm->comm.get(), "broadcast",
+        CheckBroadcast(*comm->comm, data, bytes, root), deadline));
+    return comm->comm->Broadcast("broadcast", root, data, bytes, deadline);
   });
 }
 

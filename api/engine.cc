@@ -2,6 +2,8 @@
 
 #include "core/engine/engine.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "api/handles.h"
 #include "api/memory.h"
 #include "api/options.h"
+#include "api/plan_ids.h"
 #include "api/text.h"
 #include "core/optim/loss_scaler.h"
 
@@ -117,6 +120,41 @@ void WriteReport(const StepReport& report, shard_step_report* out) {
   shard::api::WriteResult(result, out);
 }
 
+struct UnitParam {
+  int32_t param;
+  void* data = nullptr;
+  void* grad = nullptr;
+};
+
+// By ascending id.
+shard::StatusOr<std::vector<UnitParam>> UnitParams(const Engine& engine,
+                                                   int32_t unit, bool with_data,
+                                                   bool with_grads) {
+  const shard::Plan& plan = engine.plan();
+  SHARD_RETURN_IF_ERROR(shard::api::CheckId("unit", unit, plan.units().size()));
+  std::vector<UnitParam> found;
+  for (const int32_t b : plan.units()[static_cast<size_t>(unit)].buffers) {
+    const shard::FlatBufferPlan& buffer =
+        plan.buffers()[static_cast<size_t>(b)];
+    for (const shard::Slot& slot : buffer.layout.slots()) {
+      UnitParam param{slot.param};
+      if (with_data) {
+        SHARD_ASSIGN_OR_RETURN(const auto tensor, engine.Param(slot.param));
+        param.data = tensor.data;
+      }
+      if (with_grads && buffer.trainable) {
+        SHARD_ASSIGN_OR_RETURN(const auto tensor, engine.Grad(slot.param));
+        param.grad = tensor.data;
+      }
+      found.push_back(param);
+    }
+  }
+  std::sort(
+      found.begin(), found.end(),
+      [](const UnitParam& a, const UnitParam& b) { return a.param < b.param; });
+  return found;
+}
+
 }  // namespace
 
 extern "C" {
@@ -214,6 +252,28 @@ shard_error* shard_engine_set_state(shard_engine* engine, int32_t param,
   });
 }
 
+shard_error* shard_engine_plan(const shard_engine* engine,
+                               shard_plan** plan) noexcept {
+  if (plan != nullptr) *plan = nullptr;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(plan);
+    *plan = new shard_plan{engine->engine->shared_plan()};
+    return Status();
+  });
+}
+
+shard_error* shard_engine_get_step(const shard_engine* engine,
+                                   int64_t* step) noexcept {
+  if (step != nullptr) *step = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(step);
+    *step = engine->engine->step();
+    return Status();
+  });
+}
+
 shard_error* shard_engine_set_step(shard_engine* engine,
                                    int64_t step) noexcept {
   return Guard([&]() -> Status {
@@ -288,6 +348,31 @@ shard_error* shard_engine_unit_acquire(shard_engine* engine, int32_t unit,
     SHARD_API_REQUIRE(engine);
     return engine->engine->UnitAcquire(unit, static_cast<shard::Pass>(pass),
                                        timeout);
+  });
+}
+
+shard_error* shard_engine_unit_params(shard_engine* engine, int32_t unit,
+                                      int32_t* params, void** data,
+                                      void** grads, size_t capacity,
+                                      size_t* count) noexcept {
+  if (count != nullptr) *count = 0;
+  for (size_t i = 0; i < capacity; ++i) {
+    if (params != nullptr) params[i] = 0;
+    if (data != nullptr) data[i] = nullptr;
+    if (grads != nullptr) grads[i] = nullptr;
+  }
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_ASSIGN_OR_RETURN(
+        const std::vector<UnitParam> found,
+        UnitParams(*engine->engine, unit, data != nullptr, grads != nullptr));
+    for (size_t i = 0; i < std::min(capacity, found.size()); ++i) {
+      if (params != nullptr) params[i] = found[i].param;
+      if (data != nullptr) data[i] = found[i].data;
+      if (grads != nullptr) grads[i] = found[i].grad;
+    }
+    if (count != nullptr) *count = found.size();
+    return Status();
   });
 }
 

@@ -118,6 +118,23 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
   return options;
 }
 
+shard_plan_info InfoOf(const shard_plan& handle) {
+  const shard::Plan& plan = *handle.plan;
+  shard_plan_info info = SHARD_PLAN_INFO_INIT;
+  info.fingerprint = plan.fingerprint();
+  info.stage = plan.options().stage;
+  info.shards_grads = plan.shards_grads() ? 1 : 0;
+  info.shards_params = plan.shards_params() ? 1 : 0;
+  info.world_size = plan.options().world_size;
+  info.num_params = static_cast<int32_t>(plan.places().size());
+  info.num_modules = static_cast<int32_t>(plan.model().modules().size());
+  info.num_names = static_cast<int32_t>(handle.directory().names().size());
+  info.num_groups = static_cast<int32_t>(plan.options().groups.size());
+  info.num_units = static_cast<int32_t>(plan.units().size());
+  info.num_buffers = static_cast<int32_t>(plan.buffers().size());
+  return info;
+}
+
 }  // namespace
 
 extern "C" {
@@ -140,18 +157,15 @@ shard_error* shard_plan_create(const shard_model* model,
   });
 }
 
-uint64_t shard_plan_fingerprint(const shard_plan* plan) noexcept {
-  return plan == nullptr ? 0 : plan->plan->fingerprint();
-}
-
-int32_t shard_plan_num_groups(const shard_plan* plan) noexcept {
-  if (plan == nullptr) return 0;
-  return static_cast<int32_t>(plan->plan->options().groups.size());
-}
-
-int32_t shard_plan_num_units(const shard_plan* plan) noexcept {
-  if (plan == nullptr) return 0;
-  return static_cast<int32_t>(plan->plan->units().size());
+shard_error* shard_plan_get_info(const shard_plan* plan,
+                                 shard_plan_info* info) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(info);
+    SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_plan_info", info));
+    SHARD_API_REQUIRE(plan);
+    shard::api::WriteResult(InfoOf(*plan), info);
+    return Status();
+  });
 }
 
 shard_error* shard_plan_unit_of(const shard_plan* plan, int32_t param,
@@ -174,13 +188,7 @@ shard_error* shard_plan_unit_of_module(const shard_plan* plan, int32_t module,
     SHARD_API_REQUIRE(unit);
     const shard::Model& model = plan->plan->model();
     SHARD_RETURN_IF_ERROR(CheckId("module", module, model.modules().size()));
-    const int32_t found = plan->plan->UnitAt(module);
-    if (found < 0) {
-      return Status(shard::StatusCode::kNotFound,
-                    shard::StrCat("module '", model.ModuleFqn(module),
-                                  "' is not the outermost one of a unit"));
-    }
-    *unit = found;
+    *unit = plan->plan->UnitAt(module);
     return Status();
   });
 }

@@ -100,16 +100,6 @@ Status WriteSlices(const std::vector<SlotSlice>& slices, shard_slice* out,
 
 extern "C" {
 
-int32_t shard_plan_num_params(const shard_plan* plan) noexcept {
-  if (plan == nullptr) return 0;
-  return static_cast<int32_t>(plan->plan->places().size());
-}
-
-int32_t shard_plan_num_buffers(const shard_plan* plan) noexcept {
-  if (plan == nullptr) return 0;
-  return static_cast<int32_t>(plan->plan->buffers().size());
-}
-
 shard_error* shard_plan_param_info(const shard_plan* plan, int32_t param,
                                    shard_param_info* info) noexcept {
   return Guard([&]() -> Status {

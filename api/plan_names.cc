@@ -31,22 +31,6 @@ using shard::api::TextKind;
 
 extern "C" {
 
-int32_t shard_plan_num_modules(const shard_plan* plan) noexcept {
-  if (plan == nullptr) return 0;
-  return static_cast<int32_t>(plan->plan->model().modules().size());
-}
-
-shard_error* shard_plan_num_names(const shard_plan* plan,
-                                  int32_t* count) noexcept {
-  if (count != nullptr) *count = 0;
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(plan);
-    SHARD_API_REQUIRE(count);
-    *count = static_cast<int32_t>(plan->directory().names().size());
-    return Status();
-  });
-}
-
 shard_error* shard_plan_name_info(const shard_plan* plan, int32_t index,
                                   shard_name_info* info) noexcept {
   return Guard([&]() -> Status {

@@ -124,6 +124,8 @@ class Engine {
   // REQUIRES: not FILLING, which is an error otherwise. See import_state.h.
   Status SetState(ParamId param, std::string_view name, const float* values,
                   size_t count);
+  // Completed steps, without those that were skipped.
+  int64_t step() const { return step_; }
   // As if this many steps had been done: 0 to 2^32 - 2.
   Status SetStep(int64_t step);
   // As if the loss scaler had got there.
@@ -200,6 +202,9 @@ class Engine {
   const Checkpoints& checkpoints() const { return checkpoints_; }
 
   const Plan& plan() const { return *assembly_->plan(); }
+  const std::shared_ptr<const Plan>& shared_plan() const {
+    return assembly_->plan();
+  }
   // The host's.
   Communicator* comm() const { return host_comm_.get(); }
   // The memory itself, for what reads or measures it whole.

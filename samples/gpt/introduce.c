@@ -22,9 +22,9 @@ static shard_error* introduce_memory(const shard_engine* engine) {
 }
 
 // What each param group is stepped with: those of declare.c, group 0 first.
-static shard_error* introduce_groups(const shard_plan* plan,
+static shard_error* introduce_groups(int32_t groups,
                                      const shard_engine* engine) {
-  for (int32_t i = 0; i < shard_plan_num_groups(plan); i++) {
+  for (int32_t i = 0; i < groups; i++) {
     char optimizer[512];
     size_t length = 0;
     shard_error* error = shard_engine_group_text(engine, i, optimizer,
@@ -40,7 +40,9 @@ shard_error* introduce(const options* opts, const text* data,
                        const shard_engine* engine) {
   const gpt_config* config = &opts->model;
   const char* ranks;
+  shard_plan_info info = SHARD_PLAN_INFO_INIT;
   shard_error* error = shard_comm_describe(comm, &ranks);
+  if (!error) error = shard_plan_get_info(plan, &info);
   if (error) return error;
   printf("ranks   %s\n", ranks);
   printf("text    %s: %d files, %zu bytes to train on, %zu held out\n",
@@ -49,9 +51,9 @@ shard_error* introduce(const options* opts, const text* data,
          (long long)gpt_parameter_count(config), config->layers, config->width,
          config->heads, config->context);
   printf("plan    stage %d, %s; %d units\n", opts->stage, opts->partition,
-         (int)shard_plan_num_units(plan));
+         (int)info.num_units);
   error = introduce_memory(engine);
-  if (!error) error = introduce_groups(plan, engine);
+  if (!error) error = introduce_groups(info.num_groups, engine);
   fflush(stdout);
   return error;
 }

@@ -9,10 +9,7 @@ shard_error* units_connect(units* u, const gpt_config* config,
   *u = (units){.engine = engine, .tensors = gpt_tensor_count(config)};
   for (int i = 0; i < gpt_module_count(config); i++) {
     shard_error* error = shard_plan_unit_of_module(plan, i, &u->of_module[i]);
-    if (!error) continue;
-    if (shard_error_code(error) != SHARD_NOT_FOUND) return error;
-    shard_error_free(error);
-    u->of_module[i] = -1;
+    if (error) return error;
   }
   for (int i = 0; i < u->tensors; i++) {
     shard_error* error = shard_plan_unit_of(plan, i, &u->of_tensor[i]);

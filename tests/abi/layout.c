@@ -73,6 +73,21 @@ int main(void) {
   FIELD(shard_memory, transient_bytes);
   INIT(shard_memory, SHARD_MEMORY_INIT);
 
+  STRUCT(shard_plan_info);
+  FIELD(shard_plan_info, struct_size);
+  FIELD(shard_plan_info, fingerprint);
+  FIELD(shard_plan_info, stage);
+  FIELD(shard_plan_info, shards_grads);
+  FIELD(shard_plan_info, shards_params);
+  FIELD(shard_plan_info, world_size);
+  FIELD(shard_plan_info, num_params);
+  FIELD(shard_plan_info, num_modules);
+  FIELD(shard_plan_info, num_names);
+  FIELD(shard_plan_info, num_groups);
+  FIELD(shard_plan_info, num_units);
+  FIELD(shard_plan_info, num_buffers);
+  INIT(shard_plan_info, SHARD_PLAN_INFO_INIT);
+
   STRUCT(shard_param_info);
   FIELD(shard_param_info, struct_size);
   FIELD(shard_param_info, begin);

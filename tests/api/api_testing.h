@@ -145,6 +145,12 @@ inline Plan MakePlan(const shard_model* model,
   return Plan(plan);
 }
 
+inline shard_plan_info InfoOf(const Plan& plan) {
+  shard_plan_info info = SHARD_PLAN_INFO_INIT;
+  EXPECT_OK(shard_plan_get_info(plan.get(), &info));
+  return info;
+}
+
 inline Plan SmallPlan(int32_t world_size) {
   return MakePlan(SmallModel().get(), PlanOptions(world_size));
 }

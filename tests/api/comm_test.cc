@@ -31,6 +31,8 @@ TEST(CommTest, Null) {
                SHARD_INVALID_ARGUMENT, "comm is NULL");
   EXPECT_EQ(shard_comm_rank(nullptr), -1);
   EXPECT_EQ(shard_comm_world_size(nullptr), 0);
+  EXPECT_EQ(shard_comm_local_rank(nullptr), -1);
+  EXPECT_EQ(shard_comm_local_world_size(nullptr), 0);
   const char* text = "stale";
   EXPECT_FAILS(shard_comm_describe(nullptr, &text), SHARD_INVALID_ARGUMENT,
                "comm is NULL");
@@ -40,6 +42,8 @@ TEST(CommTest, Null) {
   double value = 1;
   EXPECT_FAILS(shard_comm_sum(nullptr, &value, 1, 1), SHARD_INVALID_ARGUMENT,
                "comm is NULL");
+  EXPECT_FAILS(shard_comm_broadcast(nullptr, &value, 8, 0, 1),
+               SHARD_INVALID_ARGUMENT, "comm is NULL");
   EXPECT_FAILS(shard_comm_abort(nullptr, "reason"), SHARD_INVALID_ARGUMENT,
                "comm is NULL");
   EXPECT_FAILS(shard_comm_shutdown(nullptr, 1), SHARD_INVALID_ARGUMENT,
@@ -153,6 +157,42 @@ TEST(CommTest, SumWithAWrongArgumentOnOneRank) {
                  SHARD_INVALID_ARGUMENT, "count 18446744073709551615");
     EXPECT_OK(shard_comm_sum(comm, &value, 1, 0));
     EXPECT_EQ(value, 3);
+  });
+}
+
+TEST(CommTest, Broadcast) {
+  RunRanks(3, [](int rank, shard_comm* comm) {
+    EXPECT_EQ(shard_comm_local_rank(comm), rank);
+    EXPECT_EQ(shard_comm_local_world_size(comm), 3);
+    for (const int32_t root : {0, 2}) {
+      // More than one tile of an exchange, and an odd number of bytes.
+      std::vector<char> text((size_t{1} << 21) + 3, static_cast<char>(rank));
+      EXPECT_OK(shard_comm_broadcast(comm, text.data(), text.size(), root, 0));
+      EXPECT_EQ(text, std::vector<char>(text.size(), static_cast<char>(root)));
+    }
+    EXPECT_OK(shard_comm_broadcast(comm, nullptr, 0, 1, 0));
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  });
+}
+
+// What is wrong on one rank is the same error on all, and the group goes on;
+// ranks that mean different things cannot.
+TEST(CommTest, BroadcastWithWrongArguments) {
+  RunRanks(3, [](int rank, shard_comm* comm) {
+    int32_t value = rank;
+    const Outcome outcome =
+        Take(shard_comm_broadcast(comm, &value, 4, rank == 1 ? 3 : 0, 0));
+    ExpectError(outcome, SHARD_INVALID_ARGUMENT,
+                {"rank 1", "root 3", "0 to 2"});
+    EXPECT_EQ(outcome.rank, 1);
+    EXPECT_FAILS(shard_comm_broadcast(comm, &value, 4, -1, 0),
+                 SHARD_INVALID_ARGUMENT, "root -1");
+    EXPECT_FAILS(
+        shard_comm_broadcast(comm, rank == 2 ? nullptr : &value, 4, 0, 0),
+        SHARD_INVALID_ARGUMENT, "rank 2", "data is NULL");
+    EXPECT_EQ(value, rank);
+    EXPECT_FAILS(shard_comm_broadcast(comm, &value, 4, rank == 2 ? 1 : 0, 0),
+                 SHARD_DESYNC, "broadcast", "from rank 1");
   });
 }
 

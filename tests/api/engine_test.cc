@@ -82,7 +82,7 @@ TEST(EngineTest, Stages) {
     options.stage = stage;
     options.wrap = "class?names=Block";
     const Plan plan = MakePlan(model.get(), options);
-    ExpectShardsAsItsStage(plan.get(), stage);
+    ExpectShardsAsItsStage(plan);
     RunRanks(2, [&](int, shard_comm* comm) {
       EXPECT_EQ(TryEngine(plan.get(), comm).message, "");
     });

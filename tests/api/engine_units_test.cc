@@ -4,6 +4,7 @@
 // in C meets them. What they do is tested below tests/core/engine.
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "tests/api/api_testing.h"
@@ -75,6 +76,103 @@ TEST(EngineUnitsTest, AStepThroughUnits) {
     EXPECT_EQ(WeightOf(engine.get())[11], 0.5f);
     EXPECT_OK(shard_comm_shutdown(comm, 0));
   });
+}
+
+// All pointers of a unit are those of its parameters one by one.
+TEST(EngineUnitsTest, ParametersOfAUnit) {
+  const Comm comm = OpenLocal();
+  const Engine owner = TrainingEngine(comm.get());
+  shard_engine* const engine = owner.get();
+  int32_t params[6];
+  void* data[6];
+  void* grads[6];
+  std::fill_n(data, 6, static_cast<void*>(params));
+  size_t count = 0;
+  ASSERT_OK(
+      shard_engine_unit_params(engine, 0, params, data, grads, 6, &count));
+  // All but the ignored one.
+  const std::vector<int32_t> expected = {kWeight, kBias, kFrozen, kEmpty};
+  ASSERT_EQ(count, expected.size());
+  for (size_t i = 0; i < count; ++i) {
+    EXPECT_EQ(params[i], expected[i]);
+    void* one = nullptr;
+    int64_t numel = 0;
+    EXPECT_OK(shard_engine_param(engine, params[i], &one, &numel));
+    EXPECT_EQ(data[i], one);
+    if (params[i] == kFrozen) {
+      EXPECT_EQ(grads[i], nullptr);
+      continue;
+    }
+    EXPECT_OK(shard_engine_grad(engine, params[i], &one, &numel));
+    EXPECT_EQ(grads[i], one);
+  }
+  EXPECT_EQ(data[4], nullptr);  // As all outputs, cleared on entry.
+  // What is not asked for is not needed, and a short array is filled.
+  EXPECT_OK(shard_engine_unit_params(engine, 0, nullptr, nullptr, nullptr, 0,
+                                     &count));
+  EXPECT_EQ(count, 4u);
+  params[1] = 77;
+  EXPECT_OK(shard_engine_unit_params(engine, 0, params, nullptr, nullptr, 1,
+                                     nullptr));
+  EXPECT_EQ(params[0], kWeight);
+  EXPECT_EQ(params[1], 77);
+  EXPECT_FAILS(
+      shard_engine_unit_params(engine, 1, params, data, grads, 6, &count),
+      SHARD_INVALID_ARGUMENT, "unit 1");
+  EXPECT_EQ(count, 0u);
+  EXPECT_FAILS(
+      shard_engine_unit_params(nullptr, 0, params, data, grads, 6, &count),
+      SHARD_INVALID_ARGUMENT, "engine is NULL");
+}
+
+// An engine tells how far it is, and by which plan it goes.
+TEST(EngineUnitsTest, StepsAndThePlanInForce) {
+  const Comm comm = OpenLocal();
+  const Engine owner = TrainingEngine(comm.get());
+  shard_engine* const engine = owner.get();
+  const auto plan_of = [&] {
+    shard_plan* plan = Garbage<shard_plan>();
+    EXPECT_OK(shard_engine_plan(engine, &plan));
+    return Plan(plan);
+  };
+  const auto step_of = [&] {
+    int64_t step = -1;
+    EXPECT_OK(shard_engine_get_step(engine, &step));
+    return step;
+  };
+  const Plan before = plan_of();
+  EXPECT_EQ(InfoOf(before).fingerprint, InfoOf(SmallPlan(1)).fingerprint);
+  EXPECT_EQ(step_of(), 0);
+  EXPECT_OK(shard_engine_step(engine, nullptr, nullptr));
+  EXPECT_EQ(step_of(), 1);
+  FillGrad(engine, std::numeric_limits<float>::infinity());
+  shard_step_options options = SHARD_STEP_OPTIONS_INIT;
+  options.skip_nonfinite = 1;
+  EXPECT_OK(shard_engine_step(engine, &options, nullptr));
+  EXPECT_EQ(step_of(), 1);
+  EXPECT_OK(shard_engine_set_step(engine, 40));
+  EXPECT_EQ(step_of(), 40);
+
+  const int32_t frozen = kFrozen;
+  EXPECT_OK(shard_engine_set_trainable(engine, &frozen, 1, 1, 0));
+  const Plan after = plan_of();
+  EXPECT_NE(InfoOf(after).fingerprint, InfoOf(before).fingerprint);
+  shard_param_info info = SHARD_PARAM_INFO_INIT;
+  EXPECT_OK(shard_plan_param_info(after.get(), kFrozen, &info));
+  EXPECT_EQ(info.trainable, 1);
+
+  shard_plan* none = Garbage<shard_plan>();
+  EXPECT_FAILS(shard_engine_plan(nullptr, &none), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  EXPECT_EQ(none, nullptr);
+  EXPECT_FAILS(shard_engine_plan(engine, nullptr), SHARD_INVALID_ARGUMENT,
+               "plan is NULL");
+  int64_t step = 7;
+  EXPECT_FAILS(shard_engine_get_step(nullptr, &step), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  EXPECT_EQ(step, 0);
+  EXPECT_FAILS(shard_engine_get_step(engine, nullptr), SHARD_INVALID_ARGUMENT,
+               "step is NULL");
 }
 
 TEST(EngineUnitsTest, SeveralPassesAndABegunStep) {

@@ -35,7 +35,7 @@ Engine GroupedEngine(shard_comm* comm, const char* second) {
   const Model model = GroupedModel(second);
   const Plan plan =
       MakePlan(model.get(), PlanOptions(shard_comm_world_size(comm)));
-  EXPECT_EQ(shard_plan_num_groups(plan.get()), 2);
+  EXPECT_EQ(InfoOf(plan).num_groups, 2);
   Engine engine = MakeEngine(plan.get(), comm);
   EXPECT_OK(shard_engine_broadcast_params(engine.get(), 0));
   return engine;
@@ -95,7 +95,6 @@ TEST(GroupsTest, PlansNameTheGroupWhoseOptimizerIsWrong) {
   // A vector, and nothing for it to fall back on.
   ExpectError(plan_of("muon"), SHARD_INVALID_ARGUMENT,
               {"'bias'", "[3]", "muon", "adamw"});
-  EXPECT_EQ(shard_plan_num_groups(nullptr), 0);
 }
 
 TEST(GroupsTest, HyperparametersByKey) {

@@ -56,8 +56,7 @@ TEST(PlanLayoutTest, Params) {
   EXPECT_OK(shard_model_add_param_group(model.get(), "sgd", &half, 1, &group));
   EXPECT_OK(shard_model_tie(model.get(), 0, "alias", kWeight));
   const Plan plan = MakePlan(model.get(), PlanOptions(1));
-  EXPECT_EQ(shard_plan_num_params(plan.get()), 6);
-  EXPECT_EQ(shard_plan_num_params(nullptr), 0);
+  EXPECT_EQ(InfoOf(plan).num_params, 6);
 
   const shard_param_info weight = ParamInfo(plan, kWeight);
   EXPECT_EQ(weight.numel, 12);
@@ -131,8 +130,7 @@ TEST(PlanLayoutTest, ShapesAndDTypesAsStored) {
 
 TEST(PlanLayoutTest, Buffers) {
   const Plan plan = SmallPlan(3);
-  ASSERT_EQ(shard_plan_num_buffers(plan.get()), 2);
-  EXPECT_EQ(shard_plan_num_buffers(nullptr), 0);
+  ASSERT_EQ(InfoOf(plan).num_buffers, 2);
   const int32_t trained = ParamInfo(plan, kWeight).buffer;
   const int32_t held = ParamInfo(plan, kFrozen).buffer;
 
@@ -197,9 +195,9 @@ TEST(PlanLayoutTest, RangesAndSlicesAreEverythingOnce) {
     options.shard_group_size = 2;
     options.wrap = "class?names=Block";
     const Plan plan = MakePlan(model.get(), options);
-    ExpectShardsAsItsStage(plan.get(), 3);
+    ExpectShardsAsItsStage(plan);
     std::vector<int64_t> seen(14, 0);
-    for (int32_t b = 0; b < shard_plan_num_buffers(plan.get()); ++b) {
+    for (int32_t b = 0; b < InfoOf(plan).num_buffers; ++b) {
       const shard_buffer_info buffer = BufferInfo(plan, b);
       std::vector<int64_t> begins;
       int64_t padding = 0;

@@ -125,8 +125,7 @@ TEST(PlanNamesTest, NamesLiveAsLongAsThePlan) {
 // Each name leads to its parameter, and its index tells duplicates apart.
 TEST(PlanNamesTest, NamesInWalkOrder) {
   const Net net;
-  int32_t count = 0;
-  ASSERT_OK(shard_plan_num_names(net.plan.get(), &count));
+  const int32_t count = InfoOf(net.plan).num_names;
   ASSERT_EQ(count, 4);
   const std::vector<std::string> fqns = {"embed.weight", "embed.norm.gain",
                                          "head.weight", "head.gain"};
@@ -158,11 +157,6 @@ TEST(PlanNamesTest, NamesInWalkOrder) {
                "plan is NULL");
   EXPECT_FAILS(shard_plan_name_info(net.plan.get(), 0, nullptr),
                SHARD_INVALID_ARGUMENT, "info is NULL");
-  EXPECT_FAILS(shard_plan_num_names(nullptr, &count), SHARD_INVALID_ARGUMENT,
-               "plan is NULL");
-  EXPECT_EQ(count, 0);
-  EXPECT_FAILS(shard_plan_num_names(net.plan.get(), nullptr),
-               SHARD_INVALID_ARGUMENT, "count is NULL");
 }
 
 TEST(PlanNamesTest, FindParam) {
@@ -194,8 +188,7 @@ TEST(PlanNamesTest, FindParam) {
 TEST(PlanNamesTest, ModulesInWalkOrder) {
   const Net net;
   const shard_plan* plan = net.plan.get();
-  EXPECT_EQ(shard_plan_num_modules(nullptr), 0);
-  ASSERT_EQ(shard_plan_num_modules(plan), 5);
+  ASSERT_EQ(InfoOf(net.plan).num_modules, 5);
   struct Row {
     int32_t module, parent, depth, ignored, first_name, num_names;
     const char* fqn;

@@ -50,7 +50,13 @@ TEST(PlanTest, Null) {
                SHARD_INVALID_ARGUMENT, "world size 0");
   EXPECT_EQ(out, nullptr);
 
-  EXPECT_EQ(shard_plan_fingerprint(nullptr), 0u);
+  shard_plan_info info = SHARD_PLAN_INFO_INIT;
+  info.num_units = 7;
+  EXPECT_FAILS(shard_plan_get_info(nullptr, &info), SHARD_INVALID_ARGUMENT,
+               "plan is NULL");
+  EXPECT_EQ(info.num_units, 0);
+  EXPECT_FAILS(shard_plan_get_info(plan.get(), nullptr), SHARD_INVALID_ARGUMENT,
+               "info is NULL");
   shard_memory memory = SHARD_MEMORY_INIT;
   EXPECT_FAILS(shard_plan_memory(nullptr, &memory), SHARD_INVALID_ARGUMENT,
                "plan is NULL");
@@ -170,31 +176,29 @@ TEST(PlanTest, Optimizers) {
 
 TEST(PlanTest, FingerprintsTellPlansApart) {
   const Plan plan = SmallPlan(2);
-  EXPECT_NE(shard_plan_fingerprint(plan.get()), 0u);
-  EXPECT_EQ(shard_plan_fingerprint(SmallPlan(2).get()),
-            shard_plan_fingerprint(plan.get()));
-  EXPECT_NE(shard_plan_fingerprint(SmallPlan(3).get()),
-            shard_plan_fingerprint(plan.get()));
+  EXPECT_NE(InfoOf(plan).fingerprint, 0u);
+  EXPECT_EQ(InfoOf(SmallPlan(2)).fingerprint, InfoOf(plan).fingerprint);
+  EXPECT_NE(InfoOf(SmallPlan(3)).fingerprint, InfoOf(plan).fingerprint);
   // A default, spelt out, is the same plan.
   const Model model = SmallModel();
   shard_plan_options options = PlanOptions(2);
   options.optimizer = "sgd?lr=0.5&momentum=0";
   options.partition = SHARD_PARTITION_EVEN;
-  EXPECT_EQ(shard_plan_fingerprint(MakePlan(model.get(), options).get()),
-            shard_plan_fingerprint(plan.get()));
+  EXPECT_EQ(InfoOf(MakePlan(model.get(), options)).fingerprint,
+            InfoOf(plan).fingerprint);
   options.optimizer = "sgd?lr=0.25";
-  EXPECT_NE(shard_plan_fingerprint(MakePlan(model.get(), options).get()),
-            shard_plan_fingerprint(plan.get()));
+  EXPECT_NE(InfoOf(MakePlan(model.get(), options)).fingerprint,
+            InfoOf(plan).fingerprint);
 }
 
 // The plan has copied the model: what is added later is not in it.
 TEST(PlanTest, CopiesTheModel) {
   Model model = SmallModel();
   const Plan plan = MakePlan(model.get(), PlanOptions(2));
-  const uint64_t fingerprint = shard_plan_fingerprint(plan.get());
+  const uint64_t fingerprint = InfoOf(plan).fingerprint;
   AddParam(model.get(), "later", {3});
   model.reset();
-  EXPECT_EQ(shard_plan_fingerprint(plan.get()), fingerprint);
+  EXPECT_EQ(InfoOf(plan).fingerprint, fingerprint);
   size_t length = 0;
   EXPECT_OK(shard_plan_text(plan.get(), nullptr, 0, &length));
   EXPECT_GT(length, 0u);

@@ -28,14 +28,11 @@ inline void AddBlocks(shard_model* model) {
 }
 
 // A plan of several ranks shards gradients from stage 2 on, and parameters in
-// stage 3: there are slots for what is whole for a while.
-inline void ExpectShardsAsItsStage(const shard_plan* plan, int32_t stage) {
-  shard_memory shared = SHARD_MEMORY_INIT;
-  shard_memory unshared = SHARD_MEMORY_INIT;
-  EXPECT_OK(shard_plan_memory(plan, &shared));
-  EXPECT_OK(shard_plan_memory_unshared(plan, &unshared));
-  EXPECT_EQ(shared.transient_bytes > 0, stage >= 2);
-  EXPECT_EQ(unshared.transient_bytes > shared.transient_bytes, stage == 3);
+// stage 3.
+inline void ExpectShardsAsItsStage(const Plan& plan) {
+  const shard_plan_info info = InfoOf(plan);
+  EXPECT_EQ(info.shards_grads, info.stage >= 2 ? 1 : 0);
+  EXPECT_EQ(info.shards_params, info.stage == 3 ? 1 : 0);
 }
 
 }  // namespace shard_api_testing

@@ -149,10 +149,9 @@ TEST(StructSizeTest, SmallerOptionsAreCompleted) {
   const Plan shorter = MakePlan(model.get(), options);
   options.optimizer = nullptr;
   options.struct_size = sizeof(options);
-  EXPECT_EQ(shard_plan_fingerprint(shorter.get()),
-            shard_plan_fingerprint(MakePlan(model.get(), options).get()));
-  EXPECT_NE(shard_plan_fingerprint(shorter.get()),
-            shard_plan_fingerprint(full.get()));
+  EXPECT_EQ(InfoOf(shorter).fingerprint,
+            InfoOf(MakePlan(model.get(), options)).fingerprint);
+  EXPECT_NE(InfoOf(shorter).fingerprint, InfoOf(full).fingerprint);
 
   const Comm comm = OpenLocal();
   const Engine engine = TrainingEngine(comm.get());
@@ -214,6 +213,8 @@ TEST(StructSizeTest, PlanMemory) {
 TEST(StructSizeTest, Layouts) {
   const Plan owner = SmallPlan(1);
   const shard_plan* plan = owner.get();
+  EXPECT_SIZES_OF_RESULT(shard_plan_info, fingerprint,
+                         shard_plan_get_info(plan, out));
   EXPECT_SIZES_OF_RESULT(shard_param_info, begin,
                          shard_plan_param_info(plan, 0, out));
   EXPECT_SIZES_OF_RESULT(shard_buffer_info, full_numel,

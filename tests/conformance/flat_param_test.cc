@@ -29,15 +29,15 @@ Plan PlanOf(const std::vector<int64_t>& numels, int32_t world_size) {
     AddParam(model.get(), "p" + std::to_string(i), {numels[i]});
   }
   Plan plan = MakePlan(model.get(), PlanOptions(world_size));
-  EXPECT_EQ(shard_plan_num_buffers(plan.get()), 1);
+  EXPECT_EQ(InfoOf(plan).num_buffers, 1);
   return plan;
 }
 
-json OffsetsJson(const shard_plan* plan) {
+json OffsetsJson(const Plan& plan) {
   json offsets = json::array();
-  for (int32_t param = 0; param < shard_plan_num_params(plan); ++param) {
+  for (int32_t param = 0; param < InfoOf(plan).num_params; ++param) {
     shard_param_info info = SHARD_PARAM_INFO_INIT;
-    EXPECT_OK(shard_plan_param_info(plan, param, &info));
+    EXPECT_OK(shard_plan_param_info(plan.get(), param, &info));
     offsets.push_back(Inclusive(info.begin, info.numel));
   }
   return offsets;
@@ -71,7 +71,7 @@ TEST(GoldenFlatParam, Shards) {
   for (const json& expected : golden["cases"]) {
     SCOPED_TRACE(testing::Message() << "case " << cases);
     const Plan plan = PlanOf(expected["numels"], expected["world_size"]);
-    EXPECT_EQ(OffsetsJson(plan.get()), expected["offsets"]);
+    EXPECT_EQ(OffsetsJson(plan), expected["offsets"]);
     for (const json& shard : expected["shards"]) {
       SCOPED_TRACE(shard["rank"]);
       EXPECT_EQ(ShardJson(plan.get(), shard), shard["result"]);

@@ -147,9 +147,14 @@ void WriteGrads(HostRank* rank, int32_t unit) {
 }
 
 void Step(HostRank* rank) {
-  const int32_t units = shard_plan_num_units(rank->plan);
+  shard_plan_info info = SHARD_PLAN_INFO_INIT;
+  TRY(shard_plan_get_info(rank->plan, &info));
+  const int32_t units = info.num_units;
   for (int32_t unit = 0; unit < units; ++unit) {
     TRY(shard_engine_unit_acquire(rank->engine, unit, SHARD_PASS_FORWARD, 0));
+    void* data[kParams];
+    TRY_TWICE(shard_engine_unit_params(rank->engine, unit, nullptr, data,
+                                       nullptr, kParams, nullptr));
     TRY(shard_engine_unit_release(rank->engine, unit));
   }
   for (int32_t unit = units; unit-- > 0;) {
@@ -219,7 +224,8 @@ void RunPlan(HostRank* rank) {
   const char* given = nullptr;
   TRY_TWICE(shard_plan_warnings(plan, &given));
   int32_t number = 0;
-  TRY_TWICE(shard_plan_num_names(plan, &number));
+  shard_plan_info info = SHARD_PLAN_INFO_INIT;
+  TRY_TWICE(shard_plan_get_info(plan, &info));
   shard_name_info name = SHARD_NAME_INFO_INIT;
   TRY_TWICE(shard_plan_name_info(plan, 1, &name));
   TRY_TWICE(shard_plan_param_name(plan, kBias0, 0, &given));

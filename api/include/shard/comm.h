@@ -78,6 +78,12 @@ SHARD_NODISCARD SHARD_API shard_error* shard_comm_open(
 SHARD_API int32_t shard_comm_rank(const shard_comm* comm) SHARD_NOEXCEPT;
 SHARD_API int32_t shard_comm_world_size(const shard_comm* comm) SHARD_NOEXCEPT;
 
+/* The rank among those of this rank's host, from 0, and their number: to choose
+ * one of the host's devices. -1 and 0 for NULL. Any thread. */
+SHARD_API int32_t shard_comm_local_rank(const shard_comm* comm) SHARD_NOEXCEPT;
+SHARD_API int32_t shard_comm_local_world_size(const shard_comm* comm)
+    SHARD_NOEXCEPT;
+
 /* Gets one line for people: transport, rank, world size, and where they came
  * from. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_describe(
@@ -92,6 +98,13 @@ SHARD_NODISCARD SHARD_API shard_error* shard_comm_barrier(
  * 2^20 of them. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_sum(
     shard_comm* comm, double* values, size_t count,
+    double timeout) SHARD_NOEXCEPT;
+
+/* COLLECTIVE, blocks. Copies rank `root`'s `bytes` bytes at `data` to all other
+ * ranks' `data`: a seed, a configuration, a tokenizer. `data` may be NULL where
+ * `bytes` is 0. The same `bytes` and `root` on every rank. */
+SHARD_NODISCARD SHARD_API shard_error* shard_comm_broadcast(
+    shard_comm* comm, void* data, size_t bytes, int32_t root,
     double timeout) SHARD_NOEXCEPT;
 
 /* Ends the group from one side: every other rank's current or next collective

@@ -82,6 +82,12 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_param(
     shard_engine* engine, int32_t param, void** data,
     int64_t* numel) SHARD_NOEXCEPT;
 
+/* Gets the plan that is in force, for the host to free: the one that the engine
+ * was created with, until shard_engine_add_param_group or _set_trainable put
+ * another one in its place. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_plan(
+    const shard_engine* engine, shard_plan** plan) SHARD_NOEXCEPT;
+
 /* This rank's gradient of the parameter, same shape, to be written by the host
  * between steps. Starts as zero and keeps its values until the host changes
  * them, but a step with max_grad_norm, skip_nonfinite or dynamic loss_scaling,
@@ -132,11 +138,16 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_state(
     shard_engine* engine, int32_t param, const char* state, const float* values,
     size_t count) SHARD_NOEXCEPT;
 
-/* And how many steps it had done, 0 to 2^32 - 2: bias corrections go on from
- * there, and what an optimizer does in its first step only is not done again.
- * Every rank sets the same, or the next step is DESYNC. Steps are counted up to
- * 2^32 - 2: a checkpoint beyond it and the step after it are OUT_OF_RANGE.
- * FAILED_PRECONDITION before the broadcast. Local. */
+/* Gets the number of completed steps; those that were skipped do not count. The
+ * same on every rank between steps. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_get_step(
+    const shard_engine* engine, int64_t* step) SHARD_NOEXCEPT;
+
+/* Sets the number of completed steps, 0 to 2^32 - 2: bias corrections go on
+ * from there, and what an optimizer does in its first step only is not done
+ * again. Every rank sets the same, or the next step is DESYNC. Steps are
+ * counted up to 2^32 - 2: a checkpoint beyond it and the step after it are
+ * OUT_OF_RANGE. FAILED_PRECONDITION before the broadcast. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_step(
     shard_engine* engine, int64_t step) SHARD_NOEXCEPT;
 
@@ -250,6 +261,16 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_acquire(
  * shard_engine_broadcast_params, and while parameters are summoned. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_release(
     shard_engine* engine, int32_t unit) SHARD_NOEXCEPT;
+
+/* Gets all parameters of a unit in one call, by ascending id. `params`, `data`
+ * and `grads` have `capacity` entries and receive as many, each parameter's id,
+ * elements and gradient; each may be NULL. `count` receives the number of all,
+ * and may be NULL. A frozen parameter's gradient is NULL; other errors are
+ * those of shard_engine_param and, unless `grads` is NULL, shard_engine_grad,
+ * and nothing is written. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_params(
+    shard_engine* engine, int32_t unit, int32_t* params, void** data,
+    void** grads, size_t capacity, size_t* count) SHARD_NOEXCEPT;
 
 /* BACKWARD_PRE to BACKWARD_POST: this rank's gradients of the unit are written,
  * and the host no longer touches them. They are reduced while it goes on. In

@@ -3,7 +3,8 @@
  * Layouts, for hosts that read or write tensors themselves: where a plan puts
  * each parameter, and what it is called (docs/flat-layout.md). All of it is
  * pure and local: any thread. What is counted here is numbered from 0, and a
- * number that does not exist is INVALID_ARGUMENT with how many there are.
+ * number that does not exist is INVALID_ARGUMENT with how many there are, which
+ * shard_plan_get_info says.
  * Ignored parameters have no place: FAILED_PRECONDITION.
  *
  * A range of elements is a first one, `begin`, and a number, `numel`. */
@@ -36,9 +37,6 @@ typedef struct shard_param_info {
 #define SHARD_PARAM_INFO_INIT \
   { sizeof(shard_param_info), 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Parameters of the model, ignored ones among them; 0 for NULL. */
-SHARD_API int32_t shard_plan_num_params(const shard_plan* plan) SHARD_NOEXCEPT;
-
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_param_info(
     const shard_plan* plan, int32_t param,
     shard_param_info* info) SHARD_NOEXCEPT;
@@ -60,9 +58,6 @@ typedef struct shard_buffer_info {
 } shard_buffer_info;
 #define SHARD_BUFFER_INFO_INIT \
   { sizeof(shard_buffer_info), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-
-/* 0 for NULL. */
-SHARD_API int32_t shard_plan_num_buffers(const shard_plan* plan) SHARD_NOEXCEPT;
 
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_buffer_info(
     const shard_plan* plan, int32_t buffer,
@@ -130,8 +125,6 @@ typedef struct shard_name_info {
 #define SHARD_NAME_INFO_INIT \
   { sizeof(shard_name_info), 0, 0, 0, 0 }
 
-SHARD_NODISCARD SHARD_API shard_error* shard_plan_num_names(
-    const shard_plan* plan, int32_t* count) SHARD_NOEXCEPT;
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_name_info(
     const shard_plan* plan, int32_t name, shard_name_info* info) SHARD_NOEXCEPT;
 
@@ -156,9 +149,6 @@ typedef struct shard_module_info {
 } shard_module_info;
 #define SHARD_MODULE_INFO_INIT \
   { sizeof(shard_module_info), 0, 0, 0, 0, 0, 0 }
-
-/* Modules, ignored ones among them; 0 for NULL. */
-SHARD_API int32_t shard_plan_num_modules(const shard_plan* plan) SHARD_NOEXCEPT;
 
 /* The module at place `index` of the module walk: pre-order, the root first. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_module_info(

@@ -179,16 +179,29 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_create(
     const shard_model* model, const shard_plan_options* options,
     shard_plan** plan) SHARD_NOEXCEPT;
 
-/* Equal on two ranks exactly when their plans are. 0 for NULL. Any thread. */
-SHARD_API uint64_t shard_plan_fingerprint(const shard_plan* plan)
-    SHARD_NOEXCEPT;
+typedef struct shard_plan_info {
+  size_t struct_size;
+  uint64_t fingerprint; /* Equal on two ranks exactly when their plans are. */
+  int32_t stage;        /* As asked for; what it comes to are the next two. */
+  int32_t shards_grads; /* 1: a rank keeps the sums of its own part. */
+  /* 1: where ranks share no memory, a rank keeps its own part, and a unit's
+   * parameters are whole while it is acquired. */
+  int32_t shards_params;
+  int32_t world_size;
+  int32_t num_params;  /* Of the model, ignored ones among them. */
+  int32_t num_modules; /* Ignored ones among them. */
+  int32_t num_names;   /* Of parameters: shard_plan_name_info. */
+  int32_t num_groups;  /* Param groups, group 0 among them. */
+  int32_t num_units;   /* From 0, the root, in module-walk order. */
+  int32_t num_buffers;
+} shard_plan_info;
+#define SHARD_PLAN_INFO_INIT \
+  { sizeof(shard_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Param groups, group 0 among them; 0 for NULL. Any thread. */
-SHARD_API int32_t shard_plan_num_groups(const shard_plan* plan) SHARD_NOEXCEPT;
-
-/* Units, the root among them; 0 for NULL. They are numbered from 0, the root,
- * in module-walk order. Any thread. */
-SHARD_API int32_t shard_plan_num_units(const shard_plan* plan) SHARD_NOEXCEPT;
+/* Gets what was decided, and how many of each thing there are. Set
+ * info->struct_size first. Any thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_get_info(
+    const shard_plan* plan, shard_plan_info* info) SHARD_NOEXCEPT;
 
 /* The unit a parameter is in; one of several names is where its first is in
  * module-walk order. FAILED_PRECONDITION for an ignored parameter. Any thread.
@@ -196,7 +209,7 @@ SHARD_API int32_t shard_plan_num_units(const shard_plan* plan) SHARD_NOEXCEPT;
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_of(
     const shard_plan* plan, int32_t param, int32_t* unit) SHARD_NOEXCEPT;
 
-/* The unit whose outermost module this is; NOT_FOUND when there is none. Any
+/* Gets the unit whose outermost module this is; -1 when there is none. Any
  * thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_of_module(
     const shard_plan* plan, int32_t module, int32_t* unit) SHARD_NOEXCEPT;

@@ -168,9 +168,11 @@ class PlanCommand {
     Row row;
     row.ranks = ranks;
     row.stage = stage;
-    row.fingerprint = shard_plan_fingerprint(plan);
-    row.units = shard_plan_num_units(plan);
-    row.buffers = shard_plan_num_buffers(plan);
+    shard_plan_info info = SHARD_PLAN_INFO_INIT;
+    Check(shard_plan_get_info(plan, &info));
+    row.fingerprint = info.fingerprint;
+    row.units = info.num_units;
+    row.buffers = info.num_buffers;
     Check(shard_plan_memory(plan, &row.shared));
     Check(shard_plan_memory_unshared(plan, &row.alone));
     row.traffic = TrafficOf(plan, options, arguments_.micro_batches);

@@ -13,30 +13,19 @@ struct Whole {
   uint64_t params = 0;  // Trainable ones.
   uint64_t frozen = 0;
   uint64_t grads = 0;
-  // In memory: each buffer in whole pages.
-  uint64_t param_pages = 0;
-  uint64_t grad_pages = 0;
 };
 
-uint64_t RoundUpToPage(uint64_t bytes) {
-  constexpr uint64_t kPage = 4096;
-  return (bytes + kPage - 1) / kPage * kPage;
-}
-
-Whole WholeOf(const shard_plan* plan) {
+Whole WholeOf(const shard_plan* plan, int32_t num_buffers) {
   Whole whole;
-  for (int32_t b = 0; b < shard_plan_num_buffers(plan); ++b) {
+  for (int32_t b = 0; b < num_buffers; ++b) {
     shard_buffer_info buffer = SHARD_BUFFER_INFO_INIT;
     Check(shard_plan_buffer_info(plan, b, &buffer));
     const auto numel =
         static_cast<uint64_t>(buffer.full_numel + buffer.num_padded);
     const uint64_t params = numel * shard_dtype_size(buffer.dtype);
     (buffer.trainable != 0 ? whole.params : whole.frozen) += params;
-    whole.param_pages += RoundUpToPage(params);
     if (buffer.trainable == 0) continue;
-    const uint64_t grads = numel * shard_dtype_size(buffer.grad_dtype);
-    whole.grads += grads;
-    whole.grad_pages += RoundUpToPage(grads);
+    whole.grads += numel * shard_dtype_size(buffer.grad_dtype);
   }
   return whole;
 }
@@ -45,15 +34,12 @@ Whole WholeOf(const shard_plan* plan) {
 
 Traffic TrafficOf(const shard_plan* plan, const shard_plan_options& options,
                   int micro_batches) {
-  shard_memory memory = SHARD_MEMORY_INIT;
-  Check(shard_plan_memory_unshared(plan, &memory));
-  const Whole whole = WholeOf(plan);
+  shard_plan_info info = SHARD_PLAN_INFO_INIT;
+  Check(shard_plan_get_info(plan, &info));
+  const Whole whole = WholeOf(plan, info.num_buffers);
   Traffic traffic;
-  // A plan shards only where that makes the memory smaller.
-  traffic.shards_params =
-      options.stage == 3 && memory.param_bytes < whole.param_pages;
-  traffic.shards_grads =
-      options.stage >= 2 && memory.grad_bytes < whole.grad_pages;
+  traffic.shards_params = info.shards_params != 0;
+  traffic.shards_grads = info.shards_grads != 0;
 
   const auto share = [](int32_t ranks) {
     return static_cast<double>(ranks - 1) / static_cast<double>(ranks);
