@@ -478,10 +478,13 @@ shard_error* shard_engine_set_trainable(shard_engine* engine,
 shard_error* shard_engine_memory(const shard_engine* engine,
                                  shard_memory* memory) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
     SHARD_API_REQUIRE(memory);
-    return shard::api::WriteMemory([&] { return engine->engine->Memory(); },
-                                   memory);
+    SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_memory", memory));
+    SHARD_API_REQUIRE(engine);
+    const shard::Communicator& comm = *engine->engine->comm();
+    shard::api::WriteMemory(engine->engine->Memory(), comm.world_size(),
+                            comm.direct(), memory);
+    return Status();
   });
 }
 

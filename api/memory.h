@@ -3,26 +3,34 @@
 #ifndef SHARD_API_MEMORY_H_
 #define SHARD_API_MEMORY_H_
 
+#include <cstdint>
+
 #include "api/options.h"
 #include "core/base/status.h"
+#include "core/comm/control_bytes.h"
 #include "core/flat/plan.h"
 #include "shard/shard.h"
 
 namespace shard::api {
 
-// Predicted and measured memory have one form. `get` gives a MemoryReport.
-template <typename Get>
-Status WriteMemory(Get&& get, shard_memory* memory) {
-  SHARD_RETURN_IF_ERROR(ClearResult("shard_memory", memory));
-  const MemoryReport report = get();
+// Predicted and measured memory have one form. `report` is that of a rank, on a
+// host with `ranks` of them. All is the host's memory: so is a CPU's.
+// REQUIRES: ClearResult succeeded.
+inline void WriteMemory(const MemoryReport& report, int ranks,
+                        bool shares_memory, shard_memory* memory) {
+  // The host's communicator, and the engine's.
+  constexpr uint64_t kCommunicators = 2;
   shard_memory result = SHARD_MEMORY_INIT;
   result.param_bytes = report.param_bytes;
   result.grad_bytes = report.grad_bytes;
   result.state_bytes = report.state_bytes;
   result.workspace_bytes = report.workspace_bytes;
   result.transient_bytes = report.transient_bytes;
+  result.host_bytes = shares_memory
+                          ? report.HostTotal(ranks)
+                          : report.HostTotal(1) * static_cast<uint64_t>(ranks);
+  result.control_bytes = kCommunicators * ControlBytes(ranks, shares_memory);
   WriteResult(result, memory);
-  return Status();
 }
 
 }  // namespace shard::api

@@ -16,6 +16,7 @@
 #include "api/plan_ids.h"
 #include "api/text.h"
 #include "core/base/strings.h"
+#include "core/device/device.h"
 #include "core/optim/groups.h"
 
 namespace {
@@ -118,6 +119,34 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
   return options;
 }
 
+struct Placement {
+  int ranks_per_host;
+  bool shares_memory;
+};
+
+shard::StatusOr<Placement> ToPlacement(const shard::Plan& plan,
+                                       const shard_placement* given) {
+  shard_placement read;
+  SHARD_RETURN_IF_ERROR(
+      shard::api::ReadOptions("shard_placement", given, &read));
+  const int32_t ranks = plan.options().world_size;
+  if (read.ranks_per_host < 0 || read.ranks_per_host > ranks) {
+    return InvalidArgument("ranks_per_host ", read.ranks_per_host,
+                           " is out of range; allowed: 1 to ", ranks,
+                           ", the plan's world size, or 0 for all");
+  }
+  SHARD_RETURN_IF_ERROR(CheckFlag("separate_memory", read.separate_memory));
+  if (read.device != nullptr) {
+    SHARD_RETURN_IF_ERROR(shard::OpenDevice(read.device).status());
+  }
+  Placement placement;
+  placement.ranks_per_host =
+      read.ranks_per_host == 0 ? ranks : read.ranks_per_host;
+  placement.shares_memory =
+      placement.ranks_per_host == ranks && read.separate_memory == 0;
+  return placement;
+}
+
 shard_plan_info InfoOf(const shard_plan& handle) {
   const shard::Plan& plan = *handle.plan;
   shard_plan_info info = SHARD_PLAN_INFO_INIT;
@@ -207,22 +236,17 @@ shard_error* shard_plan_unit_module(const shard_plan* plan, int32_t unit,
 }
 
 shard_error* shard_plan_memory(const shard_plan* plan,
+                               const shard_placement* placement,
                                shard_memory* memory) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(plan);
     SHARD_API_REQUIRE(memory);
-    return shard::api::WriteMemory([&] { return plan->plan->Memory(true); },
-                                   memory);
-  });
-}
-
-shard_error* shard_plan_memory_unshared(const shard_plan* plan,
-                                        shard_memory* memory) noexcept {
-  return Guard([&]() -> Status {
+    SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_memory", memory));
     SHARD_API_REQUIRE(plan);
-    SHARD_API_REQUIRE(memory);
-    return shard::api::WriteMemory([&] { return plan->plan->Memory(false); },
-                                   memory);
+    SHARD_ASSIGN_OR_RETURN(const Placement read,
+                           ToPlacement(*plan->plan, placement));
+    shard::api::WriteMemory(plan->plan->Memory(read.shares_memory),
+                            read.ranks_per_host, read.shares_memory, memory);
+    return Status();
   });
 }
 

@@ -64,6 +64,13 @@ int main(void) {
   FIELD(shard_plan_options, keep_after_forward);
   INIT(shard_plan_options, SHARD_PLAN_OPTIONS_INIT);
 
+  STRUCT(shard_placement);
+  FIELD(shard_placement, struct_size);
+  FIELD(shard_placement, ranks_per_host);
+  FIELD(shard_placement, separate_memory);
+  FIELD(shard_placement, device);
+  INIT(shard_placement, SHARD_PLACEMENT_INIT);
+
   STRUCT(shard_memory);
   FIELD(shard_memory, struct_size);
   FIELD(shard_memory, param_bytes);
@@ -71,6 +78,10 @@ int main(void) {
   FIELD(shard_memory, state_bytes);
   FIELD(shard_memory, workspace_bytes);
   FIELD(shard_memory, transient_bytes);
+  FIELD(shard_memory, device_bytes);
+  FIELD(shard_memory, host_bytes);
+  FIELD(shard_memory, pinned_bytes);
+  FIELD(shard_memory, control_bytes);
   INIT(shard_memory, SHARD_MEMORY_INIT);
 
   STRUCT(shard_plan_info);

@@ -191,12 +191,17 @@ TEST(EngineTest, MemoryIsAsPlanned) {
   const Engine engine = MakeEngine(plan.get(), comm.get());
   shard_memory planned = SHARD_MEMORY_INIT;
   shard_memory measured = SHARD_MEMORY_INIT;
-  ASSERT_OK(shard_plan_memory(plan.get(), &planned));
+  ASSERT_OK(shard_plan_memory(plan.get(), nullptr, &planned));
   ASSERT_OK(shard_engine_memory(engine.get(), &measured));
   EXPECT_EQ(planned.param_bytes, measured.param_bytes);
   EXPECT_EQ(planned.grad_bytes, measured.grad_bytes);
   EXPECT_EQ(planned.state_bytes, measured.state_bytes);
   EXPECT_GT(planned.state_bytes, 0u);
+  EXPECT_EQ(planned.host_bytes, measured.host_bytes);
+  EXPECT_EQ(planned.host_bytes,
+            planned.param_bytes + planned.grad_bytes + planned.state_bytes);
+  EXPECT_EQ(planned.control_bytes, measured.control_bytes);
+  EXPECT_GT(planned.control_bytes, 0u);
 }
 
 // ---- Ranks that do not agree ------------------------------------------------

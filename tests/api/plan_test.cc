@@ -58,10 +58,10 @@ TEST(PlanTest, Null) {
   EXPECT_FAILS(shard_plan_get_info(plan.get(), nullptr), SHARD_INVALID_ARGUMENT,
                "info is NULL");
   shard_memory memory = SHARD_MEMORY_INIT;
-  EXPECT_FAILS(shard_plan_memory(nullptr, &memory), SHARD_INVALID_ARGUMENT,
-               "plan is NULL");
-  EXPECT_FAILS(shard_plan_memory(plan.get(), nullptr), SHARD_INVALID_ARGUMENT,
-               "memory is NULL");
+  EXPECT_FAILS(shard_plan_memory(nullptr, nullptr, &memory),
+               SHARD_INVALID_ARGUMENT, "plan is NULL");
+  EXPECT_FAILS(shard_plan_memory(plan.get(), nullptr, nullptr),
+               SHARD_INVALID_ARGUMENT, "memory is NULL");
   shard_plan_free(nullptr);
 }
 

@@ -210,7 +210,7 @@ TEST(PlanUnitsTest, UnitOptionsMeanWhatTheySay) {
   EXPECT_EQ(json["keep_after_forward"], true);
 }
 
-TEST(PlanUnitsTest, MemoryWithAndWithoutSharedMemory) {
+TEST(PlanUnitsTest, MemoryByPlacement) {
   const Model model = EmptyModel();
   for (int i = 0; i < 16; ++i) {
     int32_t block = 0;
@@ -227,8 +227,10 @@ TEST(PlanUnitsTest, MemoryWithAndWithoutSharedMemory) {
   const Plan plan = MakePlan(model.get(), options);
   shard_memory shared = SHARD_MEMORY_INIT;
   shard_memory unshared = SHARD_MEMORY_INIT;
-  ASSERT_OK(shard_plan_memory(plan.get(), &shared));
-  ASSERT_OK(shard_plan_memory_unshared(plan.get(), &unshared));
+  shard_placement apart = SHARD_PLACEMENT_INIT;
+  apart.separate_memory = 1;
+  ASSERT_OK(shard_plan_memory(plan.get(), nullptr, &shared));
+  ASSERT_OK(shard_plan_memory(plan.get(), &apart, &unshared));
   constexpr uint64_t kUnit = 65536;
   EXPECT_EQ(shared.param_bytes, 16 * kUnit);
   EXPECT_EQ(unshared.param_bytes, 4 * kUnit);
@@ -236,10 +238,48 @@ TEST(PlanUnitsTest, MemoryWithAndWithoutSharedMemory) {
   EXPECT_EQ(shared.transient_bytes, 2 * kUnit);
   EXPECT_EQ(unshared.transient_bytes, 4 * kUnit);
   EXPECT_EQ(shared.grad_bytes, 4 * kUnit);
-  EXPECT_FAILS(shard_plan_memory_unshared(nullptr, &shared),
-               SHARD_INVALID_ARGUMENT, "plan is NULL");
-  EXPECT_FAILS(shard_plan_memory_unshared(plan.get(), nullptr),
-               SHARD_INVALID_ARGUMENT, "memory is NULL");
+  // On one host the parameters are there once; or every rank has a part.
+  const auto of_one = [](const shard_memory& memory) {
+    return memory.grad_bytes + memory.state_bytes + memory.transient_bytes;
+  };
+  EXPECT_EQ(shared.host_bytes, shared.param_bytes + 4 * of_one(shared));
+  EXPECT_EQ(unshared.host_bytes, 4 * (unshared.param_bytes + of_one(unshared)));
+  EXPECT_EQ(shared.device_bytes + shared.pinned_bytes, 0u);
+  // Two tiles of 1 MiB for each rank's tensors, of two communicators.
+  EXPECT_GT(unshared.control_bytes,
+            shared.control_bytes + uint64_t{2 * 4 * 2} * (1 << 20));
+
+  // Two hosts of two ranks share nothing.
+  shard_placement hosts = SHARD_PLACEMENT_INIT;
+  hosts.ranks_per_host = 2;
+  hosts.device = "cpu";
+  shard_memory half = SHARD_MEMORY_INIT;
+  ASSERT_OK(shard_plan_memory(plan.get(), &hosts, &half));
+  EXPECT_EQ(half.param_bytes, unshared.param_bytes);
+  EXPECT_EQ(half.host_bytes * 2, unshared.host_bytes);
+}
+
+TEST(PlanUnitsTest, PlacementsThatCannotBe) {
+  const Plan plan = SmallPlan(2);
+  shard_memory memory = SHARD_MEMORY_INIT;
+  const auto fails = [&](const shard_placement& placement,
+                         const std::vector<std::string>& texts) {
+    memory.host_bytes = 7;
+    ExpectError(Take(shard_plan_memory(plan.get(), &placement, &memory)),
+                SHARD_INVALID_ARGUMENT, texts);
+    EXPECT_EQ(memory.host_bytes, 0u);
+  };
+  for (const int32_t ranks : {-1, 3, INT32_MAX}) {
+    shard_placement placement = SHARD_PLACEMENT_INIT;
+    placement.ranks_per_host = ranks;
+    fails(placement, {"ranks_per_host " + std::to_string(ranks), "1 to 2"});
+  }
+  shard_placement placement = SHARD_PLACEMENT_INIT;
+  placement.separate_memory = 2;
+  fails(placement, {"separate_memory is 2", "0 or 1"});
+  placement.separate_memory = 0;
+  placement.device = "abacus";
+  fails(placement, {"'abacus' names no device", "cpu"});
 }
 
 TEST(PlanUnitsTest, WarningsAreLines) {

@@ -198,10 +198,15 @@ void ExpectSizesOfResult(const std::string& name, size_t first_field,
 
 TEST(StructSizeTest, PlanMemory) {
   const Plan plan = SmallPlan(1);
+  ExpectSizesOfOptions<shard_placement>(
+      "shard_placement", SHARD_PLACEMENT_INIT, [&](shard_placement* placement) {
+        shard_memory memory = SHARD_MEMORY_INIT;
+        return shard_plan_memory(plan.get(), placement, &memory);
+      });
   ExpectSizesOfResult<shard_memory>(
       "shard_memory", offsetof(shard_memory, param_bytes),
       [&](shard_memory* memory) {
-        return shard_plan_memory(plan.get(), memory);
+        return shard_plan_memory(plan.get(), nullptr, memory);
       });
 }
 

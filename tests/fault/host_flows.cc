@@ -216,8 +216,9 @@ void RunPlan(HostRank* rank) {
   size_t length = 0;
   shard_memory memory = SHARD_MEMORY_INIT;
   const shard_plan* const plan = rank->plan;
-  TRY_TWICE(shard_plan_memory(plan, &memory));
-  TRY_TWICE(shard_plan_memory_unshared(plan, &memory));
+  shard_placement placement = SHARD_PLACEMENT_INIT;
+  placement.device = "cpu";
+  TRY_TWICE(shard_plan_memory(plan, &placement, &memory));
   // Of the plan's text only the beginning fits: which is no error.
   TRY_TWICE(shard_plan_text(plan, nullptr, 0, &length));
   TRY_TWICE(shard_plan_json(plan, nullptr, 0, &length));

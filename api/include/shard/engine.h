@@ -425,8 +425,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_trainable(
     shard_engine* engine, const int32_t* params, size_t count,
     int32_t trainable, double timeout) SHARD_NOEXCEPT;
 
-/* Bytes this engine really has allocated; param_bytes is the host's. Set
- * memory->struct_size first. Local. */
+/* Gets the bytes that this engine really has allocated, as shard_plan_memory
+ * predicts them; host_bytes is that of ranks which all have as much as this
+ * one. Set memory->struct_size first. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_memory(
     const shard_engine* engine, shard_memory* memory) SHARD_NOEXCEPT;
 

@@ -155,7 +155,22 @@ typedef struct shard_plan_options {
         NULL, NULL, 0, 0, NULL, 0, 0, 0, 0, 0                                \
   }
 
-/* Predicted bytes, page rounding included; the engine uses exactly these. */
+/* Where the ranks of a plan run. */
+typedef struct shard_placement {
+  size_t struct_size;
+  /* 1 to world_size. Default: world_size, all on one host, whose memory they
+   * share. Ranks on several hosts share none. */
+  int32_t ranks_per_host;
+  /* 1: ranks of one host share no memory either, as with direct=0 in a
+   * communicator's URL. */
+  int32_t separate_memory;
+  /* As in shard_engine_options. Default "cpu". */
+  const char* device;
+} shard_placement;
+#define SHARD_PLACEMENT_INIT \
+  { sizeof(shard_placement), 0, 0, NULL }
+
+/* Bytes, page rounding included. */
 typedef struct shard_memory {
   size_t struct_size;
   /* Per host where its ranks share memory, which hold one copy; else per rank.
@@ -165,9 +180,18 @@ typedef struct shard_memory {
   uint64_t state_bytes;     /* Per rank: optimizer state, master weights too. */
   uint64_t workspace_bytes; /* Per rank: of lamb, adafactor and muon. */
   uint64_t transient_bytes; /* Per rank: slots of units in use or in flight. */
+  /* All of the above by where it is. Per rank: in memory of the device's own;
+   * "cpu" has none. */
+  uint64_t device_bytes;
+  uint64_t host_bytes;   /* Per host, of all its ranks: in its memory. */
+  uint64_t pinned_bytes; /* Of host_bytes: page-locked, for a device. */
+  /* Per host, beside host_bytes: what the communicator and the engine's own
+   * pass control data through and, where ranks share no memory, tensors, from
+   * the first one on. */
+  uint64_t control_bytes;
 } shard_memory;
 #define SHARD_MEMORY_INIT \
-  { sizeof(shard_memory), 0, 0, 0, 0, 0 }
+  { sizeof(shard_memory), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct shard_plan shard_plan;
 
@@ -218,12 +242,13 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_of_module(
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_module(
     const shard_plan* plan, int32_t unit, int32_t* module) SHARD_NOEXCEPT;
 
-/* Predicts the memory of engines, on ranks that share memory and on others. Set
- * memory->struct_size first. Any thread. */
+/* Predicts the memory of the plan's engines, which use exactly this:
+ * shard_engine_memory. `placement` may be NULL: all ranks on one host. Set
+ * memory->struct_size first. Errors: ranks_per_host outside 0 to world_size; a
+ * device that is not known. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_memory(
-    const shard_plan* plan, shard_memory* memory) SHARD_NOEXCEPT;
-SHARD_NODISCARD SHARD_API shard_error* shard_plan_memory_unshared(
-    const shard_plan* plan, shard_memory* memory) SHARD_NOEXCEPT;
+    const shard_plan* plan, const shard_placement* placement,
+    shard_memory* memory) SHARD_NOEXCEPT;
 
 /* Write the plan for people, and for programs. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_text(

@@ -173,8 +173,10 @@ class PlanCommand {
     row.fingerprint = info.fingerprint;
     row.units = info.num_units;
     row.buffers = info.num_buffers;
-    Check(shard_plan_memory(plan, &row.shared));
-    Check(shard_plan_memory_unshared(plan, &row.alone));
+    Check(shard_plan_memory(plan, nullptr, &row.shared));
+    shard_placement apart = SHARD_PLACEMENT_INIT;
+    apart.separate_memory = 1;
+    Check(shard_plan_memory(plan, &apart, &row.alone));
     row.traffic = TrafficOf(plan, options, arguments_.micro_batches);
     row.warnings = TextOf(shard_plan_warnings, plan);
     return row;
