@@ -26,7 +26,7 @@ using shard::api::Guard;
 using shard::api::GuardCollective;
 using shard::api::GuardTraining;
 using shard::api::ReadOptions;
-using shard::api::ReadStateOptions;
+using shard::api::ReadStateFilter;
 
 // An error is what is wrong with the arguments on this rank: for the engine to
 // tell the others, as everywhere here.
@@ -39,7 +39,7 @@ shard::StatusOr<SaveOptions> ToSaveOptions(const shard_engine* engine,
   SHARD_API_REQUIRE(engine);
   SHARD_API_REQUIRE(root);
   SaveOptions options;
-  SHARD_RETURN_IF_ERROR(ReadStateOptions(read, &options.state));
+  SHARD_RETURN_IF_ERROR(ReadStateFilter(read.filter, &options.state));
   SHARD_ASSIGN_OR_RETURN(options.overwrite,
                          shard::api::ReadFlag("overwrite", read.overwrite));
   options.async = async;
@@ -141,16 +141,14 @@ shard_error* shard_engine_blob(const shard_engine* engine, const char* name,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_API_REQUIRE(name);
-    SHARD_API_REQUIRE(data);
-    SHARD_API_REQUIRE(bytes);
     const shard::HostBlob* const blob =
         engine->engine->checkpoints().FindBlob(name);
     if (blob == nullptr) {
       return shard::NotFound("the engine has no blob '", name,
                              "': it was neither set nor loaded for this rank");
     }
-    *data = blob->content.data();
-    *bytes = blob->content.size();
+    if (data != nullptr) *data = blob->content.data();
+    if (bytes != nullptr) *bytes = blob->content.size();
     return Status();
   });
 }

@@ -29,6 +29,7 @@ using shard::StepReport;
 using shard::api::Guard;
 using shard::api::GuardCollective;
 using shard::api::GuardTraining;
+using shard::api::ReadFlag;
 using shard::api::ReadOptions;
 
 // What is wrong with an argument is for the engine to say, to all ranks.
@@ -44,9 +45,11 @@ shard::Communicator* CommOf(const shard_engine* engine) {
   return engine == nullptr ? nullptr : engine->engine->comm();
 }
 
-Status WriteTensor(const Engine::Tensor& tensor, void** data, int64_t* numel) {
+// `Data` is void* or const void*; `numel` may be null.
+template <typename Data>
+Status WriteTensor(const Engine::Tensor& tensor, Data* data, int64_t* numel) {
   *data = tensor.data;
-  *numel = tensor.numel;
+  if (numel != nullptr) *numel = tensor.numel;
   return Status();
 }
 
@@ -61,11 +64,8 @@ shard::StatusOr<EngineOptions> ToEngineOptions(
   SHARD_API_REQUIRE(engine);
   EngineOptions options;
   options.timeout = read.timeout;
-  if (read.overlap != 0 && read.overlap != 1) {
-    return InvalidArgument("overlap is ", read.overlap, "; allowed: 0 or 1");
-  }
   options.missing_grads = static_cast<shard::MissingGrads>(read.missing_grads);
-  options.overlap = read.overlap == 1;
+  SHARD_ASSIGN_OR_RETURN(options.overlap, ReadFlag("overlap", read.overlap));
   if (read.device != nullptr) options.device = read.device;
   SHARD_ASSIGN_OR_RETURN(options.loss_scaler,
                          shard::LossScaler::Parse(read.loss_scaling == nullptr
@@ -81,14 +81,6 @@ shard::StatusOr<StepOptions> ToStepOptions(const shard_step_options* given,
   }
   shard_step_options read;
   SHARD_RETURN_IF_ERROR(ReadOptions("shard_step_options", given, &read));
-  if (read.average_active != 0 && read.average_active != 1) {
-    return InvalidArgument("average_active is ", read.average_active,
-                           "; allowed: 0 or 1");
-  }
-  if (read.skip_nonfinite != 0 && read.skip_nonfinite != 1) {
-    return InvalidArgument("skip_nonfinite is ", read.skip_nonfinite,
-                           "; allowed: 0 or 1");
-  }
   StepOptions options;
   options.max_grad_norm = read.max_grad_norm;
   options.grad_norm_type = read.grad_norm_type;
@@ -96,8 +88,10 @@ shard::StatusOr<StepOptions> ToStepOptions(const shard_step_options* given,
   options.grad_divisor = read.grad_divisor;
   options.loss_scale = read.loss_scale;
   options.timeout = read.timeout;
-  options.skip_nonfinite = read.skip_nonfinite == 1;
-  options.average_active = read.average_active == 1;
+  SHARD_ASSIGN_OR_RETURN(options.skip_nonfinite,
+                         ReadFlag("skip_nonfinite", read.skip_nonfinite));
+  SHARD_ASSIGN_OR_RETURN(options.average_active,
+                         ReadFlag("average_active", read.average_active));
   return options;
 }
 
@@ -122,7 +116,7 @@ void WriteReport(const StepReport& report, shard_step_report* out) {
 
 struct UnitParam {
   int32_t param;
-  void* data = nullptr;
+  const void* data = nullptr;
   void* grad = nullptr;
 };
 
@@ -175,14 +169,26 @@ shard_error* shard_engine_create(const shard_plan* plan, shard_comm* comm,
       });
 }
 
-shard_error* shard_engine_param(shard_engine* engine, int32_t param,
-                                void** data, int64_t* numel) noexcept {
+shard_error* shard_engine_writable_param(shard_engine* engine, int32_t param,
+                                         void** data, int64_t* numel) noexcept {
   if (data != nullptr) *data = nullptr;
   if (numel != nullptr) *numel = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_API_REQUIRE(data);
-    SHARD_API_REQUIRE(numel);
+    SHARD_ASSIGN_OR_RETURN(const auto tensor,
+                           engine->engine->WritableParam(param));
+    return WriteTensor(tensor, data, numel);
+  });
+}
+
+shard_error* shard_engine_param(shard_engine* engine, int32_t param,
+                                const void** data, int64_t* numel) noexcept {
+  if (data != nullptr) *data = nullptr;
+  if (numel != nullptr) *numel = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(data);
     SHARD_ASSIGN_OR_RETURN(const auto tensor, engine->engine->Param(param));
     return WriteTensor(tensor, data, numel);
   });
@@ -195,7 +201,6 @@ shard_error* shard_engine_grad(shard_engine* engine, int32_t param, void** data,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_API_REQUIRE(data);
-    SHARD_API_REQUIRE(numel);
     SHARD_ASSIGN_OR_RETURN(const auto tensor, engine->engine->Grad(param));
     return WriteTensor(tensor, data, numel);
   });
@@ -352,7 +357,7 @@ shard_error* shard_engine_unit_acquire(shard_engine* engine, int32_t unit,
 }
 
 shard_error* shard_engine_unit_params(shard_engine* engine, int32_t unit,
-                                      int32_t* params, void** data,
+                                      int32_t* params, const void** data,
                                       void** grads, size_t capacity,
                                       size_t* count) noexcept {
   if (count != nullptr) *count = 0;
@@ -404,10 +409,8 @@ shard_error* shard_engine_set_accumulate(shard_engine* engine,
                                          int32_t on) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
-    if (on != 0 && on != 1) {
-      return InvalidArgument("accumulate is ", on, "; allowed: 0 or 1");
-    }
-    return engine->engine->SetNoSync(on == 1);
+    SHARD_ASSIGN_OR_RETURN(const bool accumulate, ReadFlag("accumulate", on));
+    return engine->engine->SetNoSync(accumulate);
   });
 }
 
@@ -443,7 +446,8 @@ shard_error* shard_engine_summon_end(shard_engine* engine, int32_t write_back,
                                      double timeout) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
-    return engine->engine->EndSummon(write_back != 0, timeout);
+    return engine->engine->EndSummon(ReadFlag("write_back", write_back),
+                                     timeout);
   });
 }
 
@@ -470,8 +474,8 @@ shard_error* shard_engine_set_trainable(shard_engine* engine,
                                         double timeout) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
-    return engine->engine->SetTrainable(ParamsOf(params, count), trainable != 0,
-                                        timeout);
+    return engine->engine->SetTrainable(
+        ParamsOf(params, count), ReadFlag("trainable", trainable), timeout);
   });
 }
 

@@ -40,7 +40,7 @@ shard_error* shard_model_add_module(shard_model* model, int32_t parent,
 
 shard_error* shard_model_add_param(shard_model* model, int32_t module,
                                    const char* name, int32_t dtype,
-                                   const int64_t* shape, int32_t ndim,
+                                   const int64_t* shape, size_t ndim,
                                    int32_t* param) noexcept {
   if (param != nullptr) *param = 0;
   return Guard([&]() -> Status {
@@ -49,7 +49,7 @@ shard_error* shard_model_add_param(shard_model* model, int32_t module,
     SHARD_API_REQUIRE(param);
     SHARD_ASSIGN_OR_RETURN(const shard::DType type,
                            shard::DTypeFromValue(dtype));
-    if (ndim < 0 || ndim > SHARD_MAX_DIMS) {
+    if (ndim > SHARD_MAX_DIMS) {
       return shard::InvalidArgument("parameter '", name, "' has ndim ", ndim,
                                     "; allowed: 0 to ", SHARD_MAX_DIMS);
     }

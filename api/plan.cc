@@ -28,11 +28,7 @@ using shard::Status;
 using shard::api::CheckId;
 using shard::api::CheckStored;
 using shard::api::Guard;
-
-Status CheckFlag(const char* name, int32_t flag) {
-  if (flag == 0 || flag == 1) return Status();
-  return InvalidArgument(name, " is ", flag, "; allowed: 0 or 1");
-}
+using shard::api::ReadFlag;
 
 Status ReadUnits(const shard_plan_options& read, PlanOptions* options) {
   SHARD_ASSIGN_OR_RETURN(
@@ -67,13 +63,13 @@ Status ReadUnits(const shard_plan_options& read, PlanOptions* options) {
                            " is below -1, which means none");
   }
   if (read.prefetch != 0) options->prefetch = std::max(read.prefetch, 0);
-  SHARD_RETURN_IF_ERROR(CheckFlag("whole_grads", read.whole_grads));
-  SHARD_RETURN_IF_ERROR(CheckFlag("deterministic", read.deterministic));
-  options->whole_grads = read.whole_grads == 1;
-  options->deterministic = read.deterministic == 1;
-  SHARD_RETURN_IF_ERROR(
-      CheckFlag("keep_after_forward", read.keep_after_forward));
-  options->keep_after_forward = read.keep_after_forward == 1;
+  SHARD_ASSIGN_OR_RETURN(options->whole_grads,
+                         ReadFlag("whole_grads", read.whole_grads));
+  SHARD_ASSIGN_OR_RETURN(options->deterministic,
+                         ReadFlag("deterministic", read.deterministic));
+  SHARD_ASSIGN_OR_RETURN(
+      options->keep_after_forward,
+      ReadFlag("keep_after_forward", read.keep_after_forward));
   return Status();
 }
 
@@ -87,15 +83,13 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
                            " is unknown; known: 1 (even), 2 (greedy), "
                            "3 (bucket), 4 (manual)");
   }
-  SHARD_RETURN_IF_ERROR(CheckFlag("shard_buckets", read.shard_buckets));
   if (read.bucket_bytes < 0) {
     return InvalidArgument("bucket_bytes ", read.bucket_bytes, " is negative");
   }
-  if (read.owners_len > 0 && read.owners == nullptr) {
-    return InvalidArgument("owners is NULL but owners_len is ",
-                           read.owners_len);
+  if (read.num_owners > 0 && read.owners == nullptr) {
+    return InvalidArgument("owners is NULL but num_owners is ",
+                           read.num_owners);
   }
-  SHARD_RETURN_IF_ERROR(CheckFlag("f32_grads", read.f32_grads));
 
   PlanOptions options;
   options.stage = read.stage;
@@ -103,10 +97,12 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
   if (read.partition != 0) {
     options.partition = static_cast<Partition>(read.partition);
   }
-  options.manual_owners.assign(read.owners, read.owners + read.owners_len);
+  options.manual_owners.assign(read.owners, read.owners + read.num_owners);
   if (read.bucket_bytes != 0) options.bucket_bytes = read.bucket_bytes;
-  options.shard_buckets = read.shard_buckets == 1;
-  options.f32_grads = read.f32_grads == 1;
+  SHARD_ASSIGN_OR_RETURN(options.shard_buckets,
+                         ReadFlag("shard_buckets", read.shard_buckets));
+  SHARD_ASSIGN_OR_RETURN(options.f32_grads,
+                         ReadFlag("f32_grads", read.f32_grads));
   if (read.masters != 0) {
     options.masters = static_cast<shard::Masters>(read.masters);
   }
@@ -135,15 +131,15 @@ shard::StatusOr<Placement> ToPlacement(const shard::Plan& plan,
                            " is out of range; allowed: 1 to ", ranks,
                            ", the plan's world size, or 0 for all");
   }
-  SHARD_RETURN_IF_ERROR(CheckFlag("separate_memory", read.separate_memory));
+  SHARD_ASSIGN_OR_RETURN(const bool separate,
+                         ReadFlag("separate_memory", read.separate_memory));
   if (read.device != nullptr) {
     SHARD_RETURN_IF_ERROR(shard::OpenDevice(read.device).status());
   }
   Placement placement;
   placement.ranks_per_host =
       read.ranks_per_host == 0 ? ranks : read.ranks_per_host;
-  placement.shares_memory =
-      placement.ranks_per_host == ranks && read.separate_memory == 0;
+  placement.shares_memory = placement.ranks_per_host == ranks && !separate;
   return placement;
 }
 

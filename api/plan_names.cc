@@ -144,12 +144,11 @@ shard_error* shard_clean_tensor_name(const char* name,
   if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(name);
-    if (strip_leading_module != 0 && strip_leading_module != 1) {
-      return InvalidArgument("strip_leading_module is ", strip_leading_module,
-                             "; allowed: 0 or 1");
-    }
-    return CopyText(shard::CleanTensorName(name, strip_leading_module == 1),
-                    buffer, capacity, length);
+    SHARD_ASSIGN_OR_RETURN(
+        const bool strip,
+        shard::api::ReadFlag("strip_leading_module", strip_leading_module));
+    return CopyText(shard::CleanTensorName(name, strip), buffer, capacity,
+                    length);
   });
 }
 

@@ -47,7 +47,8 @@ StatusOr<ReadState> ReadStateDictOptions(
   SHARD_RETURN_IF_ERROR(
       shard::api::CheckReserved("shard_state_dict_options", read.reserved));
   ReadState options;
-  SHARD_RETURN_IF_ERROR(shard::api::ReadStateOptions(read, &options.state));
+  SHARD_RETURN_IF_ERROR(
+      shard::api::ReadStateFilter(read.filter, &options.state));
   SHARD_ASSIGN_OR_RETURN(options.copy, shard::api::ReadFlag("copy", read.copy));
   options.timeout = read.timeout;
   return options;
@@ -167,15 +168,12 @@ shard_error* shard_state_dict_local(const shard_state_dict* state,
   if (numel != nullptr) *numel = 0;
   if (data != nullptr) *data = nullptr;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(begin);
-    SHARD_API_REQUIRE(numel);
-    SHARD_API_REQUIRE(data);
     SHARD_RETURN_IF_ERROR(CheckTensor(state, tensor));
     const MemoryStore::Part& part =
         state->store.part(static_cast<size_t>(tensor));
-    *begin = part.begin;
-    *numel = part.numel;
-    if (part.numel > 0) *data = part.data;
+    if (begin != nullptr) *begin = part.begin;
+    if (numel != nullptr) *numel = part.numel;
+    if (data != nullptr && part.numel > 0) *data = part.data;
     return Status();
   });
 }
@@ -269,12 +267,12 @@ shard_error* shard_state_dict_create(shard_state_dict** state) noexcept {
 
 shard_error* shard_state_dict_add(shard_state_dict* state, const char* key,
                                   int32_t dtype, const int64_t* shape,
-                                  int32_t ndim, const void* data,
+                                  size_t ndim, const void* data,
                                   size_t bytes) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(state);
     SHARD_API_REQUIRE(key);
-    if (ndim < 0 || ndim > SHARD_MAX_DIMS) {
+    if (ndim > SHARD_MAX_DIMS) {
       return InvalidArgument("'", key, "' has ", ndim,
                              " dimensions; allowed: 0 to ", SHARD_MAX_DIMS);
     }

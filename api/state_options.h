@@ -15,19 +15,17 @@
 namespace shard::api {
 
 // Which part of a state is meant.
-template <typename Options>
-Status ReadStateOptions(const Options& from, StateOptions* to) {
+inline Status ReadStateFilter(const shard_state_filter& from,
+                              StateOptions* to) {
+  SHARD_RETURN_IF_ERROR(CheckReserved("shard_state_filter", from.reserved));
   to->content = static_cast<StateContent>(from.content);
   SHARD_ASSIGN_OR_RETURN(to->ignore_frozen,
                          ReadFlag("ignore_frozen", from.ignore_frozen));
   SHARD_ASSIGN_OR_RETURN(to->strip_prefix,
                          ReadFlag("strip_prefix", from.strip_prefix));
-  if (from.num_submodules < 0 ||
-      (from.num_submodules > 0 && from.submodules == nullptr)) {
-    return InvalidArgument(
-        "num_submodules is ", from.num_submodules,
-        from.submodules == nullptr ? ", submodules NULL" : "",
-        "; allowed: 0 and above, with as many submodules");
+  if (from.num_submodules > 0 && from.submodules == nullptr) {
+    return InvalidArgument("num_submodules is ", from.num_submodules,
+                           ", and submodules NULL");
   }
   if (from.num_submodules > 0) {
     to->submodules.assign(from.submodules,
@@ -52,7 +50,7 @@ inline StatusOr<LoadOptions> ReadLoadOptions(const shard_load_options* given,
   SHARD_RETURN_IF_ERROR(ReadOptions("shard_load_options", given, &read));
   SHARD_RETURN_IF_ERROR(CheckReserved("shard_load_options", read.reserved));
   LoadOptions options;
-  SHARD_RETURN_IF_ERROR(ReadStateOptions(read, &options.state));
+  SHARD_RETURN_IF_ERROR(ReadStateFilter(read.filter, &options.state));
   SHARD_ASSIGN_OR_RETURN(const bool allow_mismatch,
                          ReadFlag("allow_mismatch", read.allow_mismatch));
   SHARD_ASSIGN_OR_RETURN(const bool skip_verify,

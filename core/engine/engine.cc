@@ -227,6 +227,16 @@ StatusOr<Engine::Tensor> Engine::Param(ParamId param) const {
   return Tensor{data, NumelOf(param)};
 }
 
+StatusOr<Engine::Tensor> Engine::WritableParam(ParamId param) const {
+  const bool summoned = summoned_ != nullptr && summoned_->Has(param);
+  if (summoned || (filling_ && comm_->rank() == 0)) return Param(param);
+  SHARD_RETURN_IF_ERROR(PlaceOf(param).status());
+  return FailedPrecondition(
+      "parameter ", param,
+      " is not the host's to write: that is possible on rank 0 before "
+      "broadcast_params, and in the copies of summon");
+}
+
 StatusOr<Engine::Tensor> Engine::Grad(ParamId param) const {
   SHARD_RETURN_IF_ERROR(TrainablePlaceOf(param, "gradient").status());
   SHARD_ASSIGN_OR_RETURN(void* data, assembly_->units().Grad(param));
@@ -467,10 +477,10 @@ Status Engine::Summon(ModuleId module, int rank, double timeout) {
   return Status();
 }
 
-Status Engine::EndSummon(bool write_back, double timeout) {
+Status Engine::EndSummon(const StatusOr<bool>& write_back, double timeout) {
   const Deadline deadline = DeadlineOf(timeout);
-  Status local;
-  if (summoned_ == nullptr) {
+  Status local = write_back.status();
+  if (local.ok() && summoned_ == nullptr) {
     local = FailedPrecondition(
         "summon_end in state ", filling_ ? "FILLING" : "IDLE",
         "; it needs SUMMON_FULL_PARAMS: call summon first");
@@ -479,11 +489,11 @@ Status Engine::EndSummon(bool write_back, double timeout) {
       assembly_->units().EnterChange(Activity::kSummon, local, deadline));
   SHARD_RETURN_IF_ERROR(CheckAgreement(
       comm_.get(), "the end of summoning",
-      [&](FactSink* sink) { sink->Add("", "write_back", write_back); },
+      [&](FactSink* sink) { sink->Add("", "write_back", *write_back); },
       deadline));
   // Whatever comes of it: the copies are the host's until here.
   const std::unique_ptr<Summoned> summoned = std::move(summoned_);
-  if (!write_back) return Status();
+  if (!*write_back) return Status();
   return summoned->WriteBack(*assembly_, comm_.get(), device_.get(), deadline);
 }
 

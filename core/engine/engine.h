@@ -93,6 +93,9 @@ class Engine {
   // sharded and not acquired; for Grad also a frozen one.
   StatusOr<Tensor> Param(ParamId param) const;
   StatusOr<Tensor> Grad(ParamId param) const;
+  // The same as Param, where the host may write: rank 0's while FILLING, and
+  // copies that were summoned. kFailedPrecondition elsewhere.
+  StatusOr<Tensor> WritableParam(ParamId param) const;
 
   // Also throws away what was accumulated and declared ready.
   Status ZeroGrad();
@@ -151,8 +154,9 @@ class Engine {
   // `module`, on all ranks or on one; see core/engine/summon.h. Only Param and
   // EndSummon are allowed until then.
   Status Summon(ModuleId module, int rank, double timeout);
-  // COLLECTIVE. With `write_back` the copies become the parameters.
-  Status EndSummon(bool write_back, double timeout);
+  // COLLECTIVE. With `write_back` the copies become the parameters. One that
+  // this rank could not read is an error on all ranks.
+  Status EndSummon(const StatusOr<bool>& write_back, double timeout);
 
   // COLLECTIVE, both. Another plan over the same parameters takes the place of
   // the old one: pointers from Param and Grad are no longer valid, gradients
@@ -165,8 +169,8 @@ class Engine {
   StatusOr<GroupId> AddParamGroup(std::string_view optimizer,
                                   const std::vector<ParamId>& params,
                                   double timeout);
-  Status SetTrainable(const std::vector<ParamId>& params, bool trainable,
-                      double timeout);
+  Status SetTrainable(const std::vector<ParamId>& params,
+                      const StatusOr<bool>& trainable, double timeout);
 
   // COLLECTIVE, both, between steps; see core/engine/checkpoints.h. Options
   // that this rank could not read, or that are wrong, are an error on all

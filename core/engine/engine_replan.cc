@@ -37,14 +37,15 @@ StatusOr<GroupId> Engine::AddParamGroup(std::string_view optimizer,
   return static_cast<GroupId>(plan().options().groups.size() - 1);
 }
 
-Status Engine::SetTrainable(const std::vector<ParamId>& params, bool trainable,
-                            double timeout) {
+Status Engine::SetTrainable(const std::vector<ParamId>& params,
+                            const StatusOr<bool>& trainable, double timeout) {
   auto model = std::make_shared<Model>(plan().model());
   const auto change = [&]() -> Status {
+    SHARD_RETURN_IF_ERROR(trainable.status());
     if (params.empty()) return InvalidArgument("no parameters were given");
     for (const ParamId param : params) {
       SHARD_RETURN_IF_ERROR(PlaceOf(param).status());
-      SHARD_RETURN_IF_ERROR(model->SetTrainable(param, trainable));
+      SHARD_RETURN_IF_ERROR(model->SetTrainable(param, *trainable));
     }
     return Status();
   };

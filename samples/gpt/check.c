@@ -58,7 +58,8 @@ static bool set_up(fixture* f, const gpt_config* config) {
   const size_t bytes = (size_t)(kBatch * (config->context + 1));
   f->sequences = malloc(bytes);
   size_t needed = 0;
-  f->model = gpt_create(config, kBatch, f->params, f->grads, NULL, &needed);
+  f->model = gpt_create(config, kBatch, (const real* const*)f->params, f->grads,
+                        NULL, &needed);
   if (!f->sequences || !f->model) return false;
   for (size_t i = 0; i < bytes; i++) {
     // Twelve different bytes: tokens repeat, so their gradients add up.

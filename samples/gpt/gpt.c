@@ -26,7 +26,7 @@ typedef struct block_activations {
 
 struct gpt {
   gpt_config config;
-  real* const* params;
+  const real* const* params;
   real* const* grads;
   gpt_hooks hooks;  // NULL, both, where there are none.
   bool backward;    // Of the last pass.
@@ -103,7 +103,7 @@ static size_t lay_out(gpt* model, int batch, real* arena) {
   return used;
 }
 
-gpt* gpt_create(const gpt_config* config, int batch, real* const* params,
+gpt* gpt_create(const gpt_config* config, int batch, const real* const* params,
                 real* const* grads, const gpt_hooks* hooks, size_t* bytes) {
   const size_t blocks = (size_t)config->layers * sizeof(block_activations);
   *bytes = sizeof(gpt) + blocks;
@@ -160,7 +160,7 @@ static void attention_branch_forward(gpt* model, int l, const real* residual) {
   const int width = model->config.width;
   const int rows = model->batch * model->length;
   const int module = gpt_block_module(l);
-  real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+  const real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
   block_activations* a = &model->blocks[l];
   if (enter(model, module + GPT_LN_1)) {
     layer_norm_forward(a->norm_1, a->mean_1, a->rstd_1, residual,
@@ -187,7 +187,7 @@ static void mlp_branch_forward(gpt* model, int l) {
   const int width = model->config.width;
   const int rows = model->batch * model->length;
   const int module = gpt_block_module(l);
-  real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+  const real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
   block_activations* a = &model->blocks[l];
   if (enter(model, module + GPT_LN_2)) {
     layer_norm_forward(a->norm_2, a->mean_2, a->rstd_2, a->residual_mid,
@@ -227,7 +227,7 @@ bool gpt_forward(gpt* model, const uint8_t* sequences, int batch, int length,
   const int width = config->width;
   const int layers = config->layers;
   const int rows = batch * length;
-  real* const* params = model->params;
+  const real* const* params = model->params;
   model->batch = batch;
   model->length = length;
   begin(model, false);
@@ -243,7 +243,8 @@ bool gpt_forward(gpt* model, const uint8_t* sequences, int batch, int length,
     leave(model, GPT_BLOCKS);
   }
   if (enter(model, gpt_ln_f_module(config))) {
-    real* const* final = params + GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
+    const real* const* final =
+        params + GPT_FIRST_BLOCK + layers * GPT_PER_BLOCK;
     layer_norm_forward(model->norm_f, model->mean_f, model->rstd_f,
                        model->blocks[layers - 1].residual_out, final[0],
                        final[1], rows, width);
@@ -272,7 +273,7 @@ static void mlp_branch_backward(gpt* model, int l) {
   const int width = model->config.width;
   const int rows = model->batch * model->length;
   const int module = gpt_block_module(l);
-  real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+  const real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
   real* const* g = model->grads + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
   const block_activations* a = &model->blocks[l];
   real* d_branch = model->d_branch;
@@ -304,7 +305,7 @@ static void attention_branch_backward(gpt* model, int l,
   const int width = model->config.width;
   const int rows = model->batch * model->length;
   const int module = gpt_block_module(l);
-  real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
+  const real* const* p = model->params + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
   real* const* g = model->grads + GPT_FIRST_BLOCK + l * GPT_PER_BLOCK;
   const block_activations* a = &model->blocks[l];
   real* d_branch = model->d_branch;
@@ -349,7 +350,7 @@ bool gpt_backward(gpt* model, const uint8_t* sequences) {
   const int batch = model->batch;
   const int length = model->length;
   const int rows = batch * length;
-  real* const* params = model->params;
+  const real* const* params = model->params;
   real* const* grads = model->grads;
   begin(model, true);
   if (!enter(model, GPT_ROOT) || !enter(model, GPT_WTE)) return false;

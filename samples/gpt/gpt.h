@@ -46,7 +46,7 @@ void gpt_initialize(const gpt_config* config, int index, uint64_t seed,
 // not copied and must outlive the model; `grads` may be NULL when there is no
 // backward, and `hooks` when all pointers stay. NULL when memory is short;
 // `bytes` then says how much was asked.
-gpt* gpt_create(const gpt_config* config, int batch, real* const* params,
+gpt* gpt_create(const gpt_config* config, int batch, const real* const* params,
                 real* const* grads, const gpt_hooks* hooks, size_t* bytes);
 
 // `sequences`: `batch` times length + 1 bytes, where byte t + 1 is the target

@@ -21,22 +21,24 @@ shard_error* units_connect(units* u, const gpt_config* config,
 static shard_error* find_tensors(units* u, int32_t unit, bool backward) {
   for (int i = 0; i < u->tensors; i++) {
     if (u->of_tensor[i] != unit) continue;
-    void* data = NULL;
-    int64_t numel = 0;
-    shard_error* error = shard_engine_param(u->engine, i, &data, &numel);
+    const void* param = NULL;
+    shard_error* error = shard_engine_param(u->engine, i, &param, NULL);
     if (error) return error;
-    u->params[i] = data;
+    u->params[i] = param;
     if (!backward) continue;
-    error = shard_engine_grad(u->engine, i, &data, &numel);
+    void* grad = NULL;
+    error = shard_engine_grad(u->engine, i, &grad, NULL);
     if (error) return error;
-    u->grads[i] = data;
+    u->grads[i] = grad;
   }
   return NULL;
 }
 
 static void forget_tensors(units* u, int32_t unit) {
   for (int i = 0; i < u->tensors; i++) {
-    if (u->of_tensor[i] == unit) u->params[i] = u->grads[i] = NULL;
+    if (u->of_tensor[i] != unit) continue;
+    u->params[i] = NULL;
+    u->grads[i] = NULL;
   }
 }
 

@@ -24,7 +24,7 @@ typedef struct units {
   int32_t of_module[GPT_MAX_MODULES];  // -1: not the outermost of a unit.
   int32_t of_tensor[GPT_MAX_TENSORS];
   // Into libshard's memory, for gpt_create.
-  real* params[GPT_MAX_TENSORS];
+  const real* params[GPT_MAX_TENSORS];
   real* grads[GPT_MAX_TENSORS];
   // Why a pass stopped: the hooks leave it here, the caller takes it.
   shard_error* error;

@@ -264,8 +264,7 @@ void ModelBuilder::AddParam(int32_t module, const std::string& name,
   int32_t id = 0;
   Do(place, [&] {
     return shard_model_add_param(result_.model.get(), module, name.c_str(),
-                                 dtype, shape.data(),
-                                 static_cast<int32_t>(shape.size()), &id);
+                                 dtype, shape.data(), shape.size(), &id);
   });
   params_.emplace(place, id);
   int64_t elements = 1;  // The library has checked that they fit.

@@ -46,7 +46,7 @@ int main(void) {
   FIELD(shard_plan_options, shard_buckets);
   FIELD(shard_plan_options, bucket_bytes);
   FIELD(shard_plan_options, owners);
-  FIELD(shard_plan_options, owners_len);
+  FIELD(shard_plan_options, num_owners);
   FIELD(shard_plan_options, optimizer);
   FIELD(shard_plan_options, f32_grads);
   FIELD(shard_plan_options, masters);
@@ -202,14 +202,18 @@ int main(void) {
   FIELD(shard_step_report, seconds_exposed);
   INIT(shard_step_report, SHARD_STEP_REPORT_INIT);
 
+  STRUCT(shard_state_filter);
+  FIELD(shard_state_filter, content);
+  FIELD(shard_state_filter, ignore_frozen);
+  FIELD(shard_state_filter, submodules);
+  FIELD(shard_state_filter, num_submodules);
+  FIELD(shard_state_filter, strip_prefix);
+  FIELD(shard_state_filter, reserved);
+
   STRUCT(shard_save_options);
   FIELD(shard_save_options, struct_size);
   FIELD(shard_save_options, timeout);
-  FIELD(shard_save_options, content);
-  FIELD(shard_save_options, ignore_frozen);
-  FIELD(shard_save_options, submodules);
-  FIELD(shard_save_options, num_submodules);
-  FIELD(shard_save_options, strip_prefix);
+  FIELD(shard_save_options, filter);
   FIELD(shard_save_options, overwrite);
   FIELD(shard_save_options, threads);
   FIELD(shard_save_options, keep_last);
@@ -220,11 +224,7 @@ int main(void) {
   STRUCT(shard_load_options);
   FIELD(shard_load_options, struct_size);
   FIELD(shard_load_options, timeout);
-  FIELD(shard_load_options, content);
-  FIELD(shard_load_options, ignore_frozen);
-  FIELD(shard_load_options, submodules);
-  FIELD(shard_load_options, num_submodules);
-  FIELD(shard_load_options, strip_prefix);
+  FIELD(shard_load_options, filter);
   FIELD(shard_load_options, allow_mismatch);
   FIELD(shard_load_options, convert);
   FIELD(shard_load_options, strip_leading_module);
@@ -301,11 +301,7 @@ int main(void) {
   STRUCT(shard_state_dict_options);
   FIELD(shard_state_dict_options, struct_size);
   FIELD(shard_state_dict_options, timeout);
-  FIELD(shard_state_dict_options, content);
-  FIELD(shard_state_dict_options, ignore_frozen);
-  FIELD(shard_state_dict_options, submodules);
-  FIELD(shard_state_dict_options, num_submodules);
-  FIELD(shard_state_dict_options, strip_prefix);
+  FIELD(shard_state_dict_options, filter);
   FIELD(shard_state_dict_options, copy);
   FIELD(shard_state_dict_options, reserved);
   INIT(shard_state_dict_options, SHARD_STATE_DICT_OPTIONS_INIT);

@@ -101,9 +101,8 @@ inline int32_t AddParam(shard_model* model, const std::string& name,
                         const std::vector<int64_t>& shape,
                         int32_t dtype = SHARD_F32) {
   int32_t param = -1;
-  const Outcome outcome =
-      Take(shard_model_add_param(model, 0, name.c_str(), dtype, shape.data(),
-                                 static_cast<int32_t>(shape.size()), &param));
+  const Outcome outcome = Take(shard_model_add_param(
+      model, 0, name.c_str(), dtype, shape.data(), shape.size(), &param));
   EXPECT_EQ(outcome.code, SHARD_OK) << outcome;
   return outcome.code == SHARD_OK ? param : -1;
 }
@@ -206,7 +205,7 @@ inline Engine TrainingEngine(shard_comm* comm) {
 }
 
 inline const float* WeightOf(shard_engine* engine) {
-  void* data = nullptr;
+  const void* data = nullptr;
   int64_t numel = 0;
   EXPECT_OK(shard_engine_param(engine, kWeight, &data, &numel));
   EXPECT_EQ(numel, kWeightNumel);

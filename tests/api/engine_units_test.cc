@@ -84,9 +84,9 @@ TEST(EngineUnitsTest, ParametersOfAUnit) {
   const Engine owner = TrainingEngine(comm.get());
   shard_engine* const engine = owner.get();
   int32_t params[6];
-  void* data[6];
+  const void* data[6];
   void* grads[6];
-  std::fill_n(data, 6, static_cast<void*>(params));
+  std::fill_n(data, 6, static_cast<const void*>(params));
   size_t count = 0;
   ASSERT_OK(
       shard_engine_unit_params(engine, 0, params, data, grads, 6, &count));
@@ -95,16 +95,16 @@ TEST(EngineUnitsTest, ParametersOfAUnit) {
   ASSERT_EQ(count, expected.size());
   for (size_t i = 0; i < count; ++i) {
     EXPECT_EQ(params[i], expected[i]);
-    void* one = nullptr;
-    int64_t numel = 0;
-    EXPECT_OK(shard_engine_param(engine, params[i], &one, &numel));
+    const void* one = nullptr;
+    EXPECT_OK(shard_engine_param(engine, params[i], &one, nullptr));
     EXPECT_EQ(data[i], one);
     if (params[i] == kFrozen) {
       EXPECT_EQ(grads[i], nullptr);
       continue;
     }
-    EXPECT_OK(shard_engine_grad(engine, params[i], &one, &numel));
-    EXPECT_EQ(grads[i], one);
+    void* grad = nullptr;
+    EXPECT_OK(shard_engine_grad(engine, params[i], &grad, nullptr));
+    EXPECT_EQ(grads[i], grad);
   }
   EXPECT_EQ(data[4], nullptr);  // As all outputs, cleared on entry.
   // What is not asked for is not needed, and a short array is filled.
@@ -222,16 +222,25 @@ TEST(EngineUnitsTest, Join) {
 TEST(EngineUnitsTest, FullParameters) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     const Engine engine = TrainingEngine(comm);
-    EXPECT_OK(shard_engine_summon(engine.get(), 0, 1, 0));
     void* data = nullptr;
     int64_t numel = 0;
+    // What ranks share is no rank's to write.
+    EXPECT_FAILS(
+        shard_engine_writable_param(engine.get(), kWeight, &data, &numel),
+        SHARD_FAILED_PRECONDITION, "parameter 0", "broadcast_params", "summon");
+    EXPECT_OK(shard_engine_summon(engine.get(), 0, 1, 0));
+    const auto weight = [&] {
+      return shard_engine_writable_param(engine.get(), kWeight, &data, &numel);
+    };
     if (rank == 1) {
-      EXPECT_OK(shard_engine_param(engine.get(), kWeight, &data, &numel));
+      EXPECT_OK(weight());
       std::fill_n(static_cast<float*>(data), numel, 8.0f);
     } else {
-      EXPECT_FAILS(shard_engine_param(engine.get(), kWeight, &data, &numel),
-                   SHARD_FAILED_PRECONDITION, "rank 1");
+      EXPECT_FAILS(weight(), SHARD_FAILED_PRECONDITION, "rank 1");
     }
+    // A flag that is none, on one rank, is the error of all.
+    EXPECT_FAILS(shard_engine_summon_end(engine.get(), rank == 0 ? 2 : 1, 0),
+                 SHARD_INVALID_ARGUMENT, "rank 0", "write_back is 2", "0 or 1");
     EXPECT_FAILS(shard_engine_step(engine.get(), nullptr, nullptr),
                  SHARD_FAILED_PRECONDITION, "SUMMON_FULL_PARAMS");
     EXPECT_OK(shard_engine_summon_end(engine.get(), 1, 0));
@@ -259,12 +268,15 @@ TEST(EngineUnitsTest, ChangesAtRunTime) {
     EXPECT_OK(shard_engine_grad(engine.get(), kFrozen, &data, &numel));
     std::fill_n(static_cast<float*>(data), numel, 1.0f);
     EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
-    EXPECT_OK(shard_engine_param(engine.get(), kFrozen, &data, &numel));
-    EXPECT_EQ(static_cast<float*>(data)[0], -0.125f);
+    const void* param = nullptr;
+    EXPECT_OK(shard_engine_param(engine.get(), kFrozen, &param, nullptr));
+    EXPECT_EQ(static_cast<const float*>(param)[0], -0.125f);
     // One that has a group already.
     EXPECT_FAILS(shard_engine_add_param_group(engine.get(), "sgd?lr=1", &frozen,
                                               1, 0, nullptr),
                  SHARD_INVALID_ARGUMENT, "group 1");
+    EXPECT_FAILS(shard_engine_set_trainable(engine.get(), &weight, 1, 7, 0),
+                 SHARD_INVALID_ARGUMENT, "trainable is 7", "0 or 1");
     EXPECT_OK(shard_engine_set_trainable(engine.get(), &weight, 1, 0, 0));
     EXPECT_FAILS(shard_engine_grad(engine.get(), kWeight, &data, &numel),
                  SHARD_FAILED_PRECONDITION, "frozen");

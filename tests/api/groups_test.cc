@@ -228,9 +228,9 @@ TEST(PrecisionTest, ParametersAndGradientsHaveTheDeclaredDtypes) {
       std::fill_n(static_cast<uint16_t*>(grad), 8, uint16_t{0x3F00});
     }
     EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
-    void* param = nullptr;
-    EXPECT_OK(shard_engine_param(engine.get(), weight, &param, &numel));
-    EXPECT_EQ(*static_cast<uint16_t*>(param), 0x3F00);
+    const void* param = nullptr;
+    EXPECT_OK(shard_engine_param(engine.get(), weight, &param, nullptr));
+    EXPECT_EQ(*static_cast<const uint16_t*>(param), 0x3F00);
   }
   options.f32_grads = 2;
   shard_plan* none = Garbage<shard_plan>();
@@ -261,12 +261,11 @@ TEST(MovingTest, StatesAndStepAreSet) {
   shard_step_report report = SHARD_STEP_REPORT_INIT;
   EXPECT_OK(shard_engine_step(engine.get(), nullptr, &report));
   EXPECT_EQ(report.step, 4);
-  void* param = nullptr;
-  int64_t numel = 0;
-  EXPECT_OK(shard_engine_param(engine.get(), weight, &param, &numel));
+  const void* param = nullptr;
+  EXPECT_OK(shard_engine_param(engine.get(), weight, &param, nullptr));
   // Gradients are 0: half of the buffer.
-  EXPECT_EQ(static_cast<float*>(param)[0], -2);
-  EXPECT_EQ(static_cast<float*>(param)[1], 4);
+  EXPECT_EQ(static_cast<const float*>(param)[0], -2);
+  EXPECT_EQ(static_cast<const float*>(param)[1], 4);
 
   EXPECT_FAILS(
       shard_engine_set_state(engine.get(), weight, "exp_avg", buffer, 2),

@@ -109,18 +109,18 @@ TEST(PlanTest, ManualOwners) {
   shard_plan_options options = PlanOptions(2);
   options.partition = SHARD_PARTITION_MANUAL;
   options.owners = owners.data();
-  options.owners_len = owners.size();
+  options.num_owners = owners.size();
   EXPECT_EQ(TryPlan(options).message, "");
   owners[kBias] = 2;
   ExpectBad(TryPlan(options), {"'bias'", "rank 2", "world size is 2"});
   owners[kBias] = -1;
   ExpectBad(TryPlan(options), {"'bias'", "-1"});
   owners[kBias] = 0;
-  options.owners_len = 4;
+  options.num_owners = 4;
   ExpectBad(TryPlan(options), {"4 entries", "5 parameters"});
   options.owners = nullptr;
   ExpectBad(TryPlan(options), {"owners is NULL", "4"});
-  options.owners_len = 0;
+  options.num_owners = 0;
   ExpectBad(TryPlan(options), {"0 entries"});
 }
 

@@ -59,15 +59,22 @@ static uint64_t bits_of(double x) {
 
 /* ---- The engine ---------------------------------------------------------- */
 
-typedef struct tensors {
-  float* weight; /* [kDim][kDim] */
+typedef struct params {
+  const float* weight; /* [kDim][kDim] */
+  const float* bias;
+  const float* scale;
+  const float* out_bias;
+} params;
+
+/* The frozen scale has none. */
+typedef struct grads {
+  float* weight;
   float* bias;
-  float* scale;
   float* out_bias;
-} tensors;
+} grads;
 
 /* Adds the gradients of one batch to `g`, returns the sum of its losses. */
-static float train_batch(const tensors* p, const tensors* g, int rank) {
+static float train_batch(const params* p, const grads* g, int rank) {
   float loss = 0;
   for (uint32_t e = 0; e < kBatch; ++e) {
     float x[kDim], t[kDim], r[kDim], s[kDim], dy[kDim];
@@ -171,25 +178,27 @@ static bool fill(shard_engine* engine) {
   return ok("broadcast", shard_engine_broadcast_params(engine, 0));
 }
 
-/* The frozen scale has no gradient. */
-static bool find_tensors(shard_engine* engine, tensors* p, tensors* g) {
-  float** values[kParams] = {&p->weight, &p->bias, &p->scale, &p->out_bias};
-  float** grads[kParams] = {&g->weight, &g->bias, NULL, &g->out_bias};
+static bool find_tensors(shard_engine* engine, params* p, grads* g) {
+  const float** values[kParams] = {&p->weight, &p->bias, &p->scale,
+                                   &p->out_bias};
+  float** gradients[kParams] = {&g->weight, &g->bias, NULL, &g->out_bias};
   for (int i = 0; i < kParams; ++i) {
-    void* data;
-    int64_t numel;
-    if (!ok("param", shard_engine_param(engine, i, &data, &numel))) {
+    const void* value;
+    void* gradient;
+    if (!ok("param", shard_engine_param(engine, i, &value, NULL))) {
       return false;
     }
-    *values[i] = data;
-    if (grads[i] == NULL) continue;
-    if (!ok("grad", shard_engine_grad(engine, i, &data, &numel))) return false;
-    *grads[i] = data;
+    *values[i] = value;
+    if (gradients[i] == NULL) continue;
+    if (!ok("grad", shard_engine_grad(engine, i, &gradient, NULL))) {
+      return false;
+    }
+    *gradients[i] = gradient;
   }
   return true;
 }
 
-static uint64_t hash_of(const tensors* p) {
+static uint64_t hash_of(const params* p) {
   uint64_t hash = UINT64_C(0xcbf29ce484222325);
   hash = fnv1a(hash, p->weight, kDim * kDim * sizeof(float));
   hash = fnv1a(hash, p->bias, kDim * sizeof(float));
@@ -198,7 +207,8 @@ static uint64_t hash_of(const tensors* p) {
 }
 
 static bool train(shard_comm* comm, shard_engine* engine) {
-  tensors p, g = {0};
+  params p;
+  grads g;
   if (!find_tensors(engine, &p, &g)) return false;
   double first = 0, last = 0;
   for (int step = 0; step < kSteps; ++step) {
@@ -234,7 +244,8 @@ static bool use(shard_comm* comm, shard_engine* engine, const char* folder) {
     return fill(engine) && train(comm, engine) &&
            ok("save", shard_checkpoint_save(engine, folder, NULL, NULL));
   }
-  tensors p, g = {0};
+  params p;
+  grads g;
   if (!ok("load", error) || !find_tensors(engine, &p, &g)) return false;
   printf("loaded params %016" PRIx64 "\n", hash_of(&p));
   return true;

@@ -151,7 +151,7 @@ func declare() (*C.shard_model, error) {
 		var param C.int32_t
 		err := withString(name, func(s *C.char) *C.shard_error {
 			return C.shard_model_add_param(model, modules[i/2], s, C.SHARD_F32,
-				&shapes[i][0], C.int32_t(len(shapes[i])), &param)
+				&shapes[i][0], C.size_t(len(shapes[i])), &param)
 		})
 		if err != nil {
 			return fail(err)

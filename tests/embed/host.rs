@@ -32,7 +32,7 @@ mod sys {
         pub shard_buckets: i32,
         pub bucket_bytes: i64,
         pub owners: *const i32,
-        pub owners_len: usize,
+        pub num_owners: usize,
         pub optimizer: *const c_char,
     }
 
@@ -99,7 +99,7 @@ mod sys {
             name: *const c_char,
             dtype: i32,
             shape: *const i64,
-            ndim: i32,
+            ndim: usize,
             param: *mut i32,
         ) -> *mut Error;
         pub fn shard_model_tie(
@@ -127,7 +127,7 @@ mod sys {
         pub fn shard_engine_param(
             engine: *mut Engine,
             param: i32,
-            data: *mut *mut c_void,
+            data: *mut *const c_void,
             numel: *mut i64,
         ) -> *mut Error;
         pub fn shard_engine_grad(
@@ -368,7 +368,7 @@ fn plan_for(model: &Model, world_size: i32, optimizer: &str) -> Result<Plan> {
         shard_buckets: 0,
         bucket_bytes: 0,
         owners: ptr::null(),
-        owners_len: 0,
+        num_owners: 0,
         optimizer: optimizer.as_ptr(),
     };
     let mut plan = Plan(ptr::null_mut());
@@ -384,7 +384,7 @@ impl Engine {
     }
 
     fn param(&self, param: i32) -> Result<&[f32]> {
-        let (mut data, mut numel) = (ptr::null_mut(), 0);
+        let (mut data, mut numel) = (ptr::null(), 0);
         unsafe {
             check(sys::shard_engine_param(self.0, param, &mut data, &mut numel))?;
             Ok(std::slice::from_raw_parts(data as *const f32, numel as usize))

@@ -152,7 +152,7 @@ void Step(HostRank* rank) {
   const int32_t units = info.num_units;
   for (int32_t unit = 0; unit < units; ++unit) {
     TRY(shard_engine_unit_acquire(rank->engine, unit, SHARD_PASS_FORWARD, 0));
-    void* data[kParams];
+    const void* data[kParams];
     TRY_TWICE(shard_engine_unit_params(rank->engine, unit, nullptr, data,
                                        nullptr, kParams, nullptr));
     TRY(shard_engine_unit_release(rank->engine, unit));
@@ -263,7 +263,7 @@ void RunFill(HostRank* rank) { Fill(rank); }
 // The bits of a parameter, which are the same on all ranks.
 void HashParam(HostRank* rank) {
   TRY(shard_engine_unit_acquire(rank->engine, 0, SHARD_PASS_FORWARD, 0));
-  void* data = nullptr;
+  const void* data = nullptr;
   int64_t numel = 0;
   TRY(shard_engine_param(rank->engine, kEmbedding, &data, &numel));
   uint64_t hash = 14695981039346656037u;

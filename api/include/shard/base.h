@@ -24,6 +24,11 @@
  * completed with defaults; a larger one is accepted when the part this library
  * does not know is zero.
  *
+ * Numbers. Ids, and how many things with ids there are, are int32_t; tensors of
+ * a checkpoint, and elements, are int64_t; bytes, and the length of an array
+ * that the host gives, are size_t. Flags are 0 or 1, and any other value is an
+ * error.
+ *
  * Ownership. Each *_create or *_open gives a handle the caller frees with the
  * matching *_free, in any order: children keep what they need alive. *_free
  * accepts NULL, never fails, is local and never collective. Strings passed in

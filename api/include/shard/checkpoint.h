@@ -28,9 +28,23 @@ enum shard_content_values {
   SHARD_CONTENT_OPTIMIZER = 2
 };
 
+/* What saves, loads and state dicts are about; zeros are everything. */
+typedef struct shard_state_filter {
+  shard_content content; /* SHARD_CONTENT_ALL, _MODEL or _OPTIMIZER. */
+  /* 1: without frozen parameters; a load leaves them as they are. */
+  int32_t ignore_frozen;
+  /* Only what has a name in these modules or below. Default: everything. */
+  const int32_t* submodules;
+  size_t num_submodules;
+  /* 1: keys go without the module's path. One submodule only, for the keys of
+   * several could be the same. */
+  int32_t strip_prefix;
+  int32_t reserved;
+} shard_state_filter;
+
 /* Called with the progress of a long operation: bytes done and in all, of this
- * rank. Not 0 cancels it,
- * which is CANCELLED. Called from threads of libshard, one call at a time. */
+ * rank. Not 0 cancels it, which is CANCELLED. Called from threads of libshard,
+ * one call at a time; `user_data` is used until the operation has ended. */
 typedef int32_t (*shard_progress_fn)(uint64_t done, uint64_t total,
                                      void* user_data);
 
@@ -39,14 +53,7 @@ typedef struct shard_save_options {
   /* Seconds for the whole save, while ranks write. Default 1800. A rank that
    * does not come to it is found after the engine's timeout. */
   double timeout;
-  shard_content content; /* SHARD_CONTENT_ALL, _MODEL or _OPTIMIZER. */
-  int32_t ignore_frozen; /* 1: without frozen parameters. */
-  /* Only what has a name in these modules or below. Default: everything. */
-  const int32_t* submodules;
-  int32_t num_submodules;
-  /* 1: keys go without the module's path. One submodule only, for the keys of
-   * several could be the same. */
-  int32_t strip_prefix;
+  shard_state_filter filter;
   int32_t overwrite; /* 1: replace a checkpoint of this step. */
   int32_t threads;   /* That write, per rank: 1 to 256. Default 4. */
   /* When it is saved, only the last keep_last checkpoints stay, and those whose
@@ -56,8 +63,11 @@ typedef struct shard_save_options {
   shard_progress_fn progress; /* May be NULL. */
   void* progress_user_data;
 } shard_save_options;
-#define SHARD_SAVE_OPTIONS_INIT \
-  { sizeof(shard_save_options), 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL }
+#define SHARD_SAVE_OPTIONS_INIT                                             \
+  {                                                                         \
+    sizeof(shard_save_options), 0, {0, 0, NULL, 0, 0, 0}, 0, 0, 0, 0, NULL, \
+        NULL                                                                \
+  }
 
 /* A save that runs in the background. */
 typedef struct shard_save shard_save;
@@ -100,11 +110,7 @@ typedef struct shard_load_options {
   /* Seconds for the whole load, while ranks read. Default 1800. A rank that
    * does not come to it is found after the engine's timeout. */
   double timeout;
-  shard_content content; /* As in shard_save_options. */
-  int32_t ignore_frozen; /* 1: frozen parameters stay as they are. */
-  const int32_t* submodules;
-  int32_t num_submodules;
-  int32_t strip_prefix; /* 1: the checkpoint's keys go without the path. */
+  shard_state_filter filter; /* The checkpoint's keys are as it says. */
   /* 1: keys that are missing or unexpected are no error, but reported. Shapes
    * and types that differ stay one. */
   int32_t allow_mismatch;
@@ -120,10 +126,10 @@ typedef struct shard_load_options {
   shard_progress_fn progress; /* May be NULL. */
   void* progress_user_data;
 } shard_load_options;
-#define SHARD_LOAD_OPTIONS_INIT                                              \
-  {                                                                          \
-    sizeof(shard_load_options), 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, \
-        NULL                                                                 \
+#define SHARD_LOAD_OPTIONS_INIT                                             \
+  {                                                                         \
+    sizeof(shard_load_options), 0, {0, 0, NULL, 0, 0, 0}, 0, 0, 0, 0, 0, 0, \
+        NULL, NULL                                                          \
   }
 
 typedef struct shard_load_report {
@@ -157,8 +163,9 @@ typedef struct shard_load_report {
  * that do not fit, with lists {"missing", "unexpected", "mismatched"} as
  * detail; UNIMPLEMENTED for a newer format. After an error the state is as it
  * was, unless tensors were being read: then optimizer states and step counts
- * are as in a new engine, and, unless `content` is SHARD_CONTENT_OPTIMIZER,
- * parameters have no values until another load or broadcast. */
+ * are as in a new engine, and, unless filter.content is
+ * SHARD_CONTENT_OPTIMIZER, parameters have no values until another load or
+ * broadcast. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_load(
     shard_engine* engine, const char* path, const shard_load_options* options,
     shard_load_report* report) SHARD_NOEXCEPT;
@@ -195,8 +202,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_blob(
     shard_engine* engine, const char* name, shard_blob_rule rule,
     const void* data, size_t bytes) SHARD_NOEXCEPT;
 
-/* Returns a blob that was set or loaded; `data` is the engine's, until the name
- * is set again or something is loaded. NOT_FOUND. Local. */
+/* Gets a blob that was set or loaded; `data` is the engine's, until the name is
+ * set again or something is loaded. Both outputs may be NULL. NOT_FOUND. Local.
+ */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_blob(
     const shard_engine* engine, const char* name, const void** data,
     size_t* bytes) SHARD_NOEXCEPT;
@@ -344,8 +352,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_blob_info(
 /* Copies a blob's first `capacity` bytes, without a closing NUL, to `buffer`
  * and writes the number of all to `length`; with capacity 0 `buffer` may be
  * NULL. The bytes are read in pieces. After CORRUPT, those in `buffer` are of
- * no use.
- */
+ * no use. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_blob(
     const shard_checkpoint* checkpoint, int32_t blob, void* buffer,
     size_t capacity, size_t* length) SHARD_NOEXCEPT;
@@ -367,7 +374,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_verify(
 
 typedef struct shard_convert_options {
   size_t struct_size;
-  shard_content content; /* As in shard_save_options. */
+  shard_content content; /* As in shard_state_filter. */
   int32_t overwrite;     /* 1: replace what is there. */
   int32_t threads;       /* 1 to 256. Default 4. */
   /* The type that float tensors are converted to: SHARD_F32, _BF16, _F16 or

@@ -19,7 +19,8 @@ enum shard_log_level_values {
 };
 
 /* Called from any thread that uses the library; `message` lives for the call.
- * It must not call back into the same handle. */
+ * It must not call back into the same handle. `user_data` is used until the
+ * communicator and all engines on it are freed. */
 typedef void (*shard_log_fn)(shard_log_level level, const char* message,
                              void* user_data);
 

@@ -71,14 +71,21 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_create(
     const shard_plan* plan, shard_comm* comm,
     const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
 
-/* The parameter's elements, row-major, `numel` of them. On ranks that share a
- * host they exist once and all ranks read the same memory: read only, except
- * on rank 0 before shard_engine_broadcast_params. Valid as long as the engine,
- * or until shard_engine_add_param_group or _set_trainable; where parameters are
- * sharded (stage 3 without shared memory), from shard_engine_unit_acquire to
- * _release, and FAILED_PRECONDITION else. A zero-size parameter has numel 0.
- * Not during a step. Local. */
+/* Gets the parameter's elements, row-major, and how many there are, which may
+ * be NULL. On ranks that share a host they exist once and all ranks read the
+ * same memory. Valid as long as the engine, or until
+ * shard_engine_add_param_group or _set_trainable; where parameters are sharded
+ * (stage 3 without shared memory), from shard_engine_unit_acquire to _release,
+ * and FAILED_PRECONDITION else. A zero-size parameter has numel 0. Not during a
+ * step. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_param(
+    shard_engine* engine, int32_t param, const void** data,
+    int64_t* numel) SHARD_NOEXCEPT;
+
+/* Gets the same elements for the host to write: on rank 0 before
+ * shard_engine_broadcast_params, and the copies of shard_engine_summon.
+ * FAILED_PRECONDITION else. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_writable_param(
     shard_engine* engine, int32_t param, void** data,
     int64_t* numel) SHARD_NOEXCEPT;
 
@@ -88,15 +95,15 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_param(
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_plan(
     const shard_engine* engine, shard_plan** plan) SHARD_NOEXCEPT;
 
-/* This rank's gradient of the parameter, same shape, to be written by the host
- * between steps. Starts as zero and keeps its values until the host changes
- * them, but a step with max_grad_norm, skip_nonfinite or dynamic loss_scaling,
- * a skipped one too, leaves it unspecified; so does every step without shared
- * memory; and one with missing_grads makes zeros of what does not count. Where
- * gradients are sharded (stages 2 and 3) it is there while its unit is acquired
- * for the backward pass, from zeros on, until it is declared ready, and
- * FAILED_PRECONDITION else; so is that of a frozen parameter. Valid as long as
- * shard_engine_param's. Local. */
+/* Gets this rank's gradient of the parameter, same shape, to be written by the
+ * host between steps; `numel` may be NULL. Starts as zero and keeps its values
+ * until the host changes them, but a step with max_grad_norm, skip_nonfinite or
+ * dynamic loss_scaling, a skipped one too, leaves it unspecified; so does every
+ * step without shared memory; and one with missing_grads makes zeros of what
+ * does not count. Where gradients are sharded (stages 2 and 3) it is there
+ * while its unit is acquired for the backward pass, from zeros on, until it is
+ * declared ready, and FAILED_PRECONDITION else; so is that of a frozen
+ * parameter. Valid as long as shard_engine_param's. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
     shard_engine* engine, int32_t param, void** data,
     int64_t* numel) SHARD_NOEXCEPT;
@@ -266,10 +273,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_release(
  * and `grads` have `capacity` entries and receive as many, each parameter's id,
  * elements and gradient; each may be NULL. `count` receives the number of all,
  * and may be NULL. A frozen parameter's gradient is NULL; other errors are
- * those of shard_engine_param and, unless `grads` is NULL, shard_engine_grad,
- * and nothing is written. Local. */
+ * those of shard_engine_param and, unless `grads` is NULL, shard_engine_grad.
+ * Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_params(
-    shard_engine* engine, int32_t unit, int32_t* params, void** data,
+    shard_engine* engine, int32_t unit, int32_t* params, const void** data,
     void** grads, size_t capacity, size_t* count) SHARD_NOEXCEPT;
 
 /* BACKWARD_PRE to BACKWARD_POST: this rank's gradients of the unit are written,
@@ -388,12 +395,13 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_join(
 
 /* From here on shard_engine_param gives whole private copies of the parameters
  * in `module` (0: all) and below, on rank `rank` or, with -1, on all; on the
- * others it is FAILED_PRECONDITION for those. The host may read and change the
- * copies; the engine has its own until shard_engine_summon_end, so a host that
- * fails in between has changed nothing. Meanwhile only shard_engine_param and
- * summon_end are allowed. Takes the copies' bytes. The same on every rank.
- * COLLECTIVE, blocks. Errors: FAILED_PRECONDITION while units are in use,
- * INVALID_ARGUMENT for a module or rank that does not exist, DESYNC. */
+ * others it is FAILED_PRECONDITION for those. The host may read the copies, and
+ * change them through shard_engine_writable_param; the engine has its own until
+ * shard_engine_summon_end, so a host that fails in between has changed nothing.
+ * Meanwhile only these and summon_end are allowed. Takes the copies' bytes. The
+ * same on every rank. COLLECTIVE, blocks. Errors: FAILED_PRECONDITION while
+ * units are in use, INVALID_ARGUMENT for a module or rank that does not exist,
+ * DESYNC. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_summon(
     shard_engine* engine, int32_t module, int32_t rank,
     double timeout) SHARD_NOEXCEPT;

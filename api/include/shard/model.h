@@ -32,7 +32,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_model_add_module(
  * size beyond int64. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_add_param(
     shard_model* model, int32_t module, const char* name, shard_dtype dtype,
-    const int64_t* shape, int32_t ndim, int32_t* param) SHARD_NOEXCEPT;
+    const int64_t* shape, size_t ndim, int32_t* param) SHARD_NOEXCEPT;
 
 /* Gives `param` another name: tied weights. It is stored, reduced and updated
  * once, under the name that comes first in module-walk order. Local. */

@@ -42,7 +42,7 @@ enum shard_masters_values {
 /* Non-zero when `module` is to be a unit. `nonwrapped_numel`: its elements, but
  * for those of ignored parameters and of units within it. Called by
  * shard_plan_create only, on its thread, of modules within before those around
- * them. */
+ * them; `user_data` is not used after it. */
 typedef int32_t (*shard_wrap_fn)(int32_t module, int64_t nonwrapped_numel,
                                  void* user_data);
 
@@ -66,7 +66,7 @@ typedef struct shard_plan_options {
   /* MANUAL only: the owner of parameter i, and the number of entries, which
    * must be the number of parameters. Not read for frozen or ignored ones. */
   const int32_t* owners;
-  size_t owners_len;
+  size_t num_owners;
   /* The optimizer and its hyperparameters by torch's names; those not given
    * have torch's defaults. Default "adamw". Of parameters in no param group.
    *   adamw, adam  lr beta1 beta2 eps weight_decay amsgrad profile states

@@ -29,11 +29,7 @@ typedef struct shard_state_dict_options {
   /* Seconds; default: the engine's, after which a rank that does not come is
    * found in any case. */
   double timeout;
-  shard_content content; /* As in shard_save_options, down to strip_prefix. */
-  int32_t ignore_frozen;
-  const int32_t* submodules;
-  int32_t num_submodules;
-  int32_t strip_prefix;
+  shard_state_filter filter;
   /* shard_state_dict_get, 1: of tensors a copy, which stays what it is.
    * Default: pointers into the engine, valid until the next call that changes
    * or frees it. */
@@ -41,7 +37,7 @@ typedef struct shard_state_dict_options {
   int32_t reserved;
 } shard_state_dict_options;
 #define SHARD_STATE_DICT_OPTIONS_INIT \
-  { sizeof(shard_state_dict_options), 0, 0, 0, NULL, 0, 0, 0, 0 }
+  { sizeof(shard_state_dict_options), 0, {0, 0, NULL, 0, 0, 0}, 0, 0 }
 
 /* Returns the part of an engine's state that this rank owns. Other names of
  * tied parameters are there as aliases, without elements; trainable, group and
@@ -61,8 +57,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_tensor(
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_tensor_key(
     const shard_state_dict* state, int64_t tensor, char* buffer,
     size_t capacity, size_t* length) SHARD_NOEXCEPT;
-/* Returns the elements that this rank holds: [begin, begin + numel) at `data`,
- * which is NULL when there are none. */
+/* Gets the elements that this rank holds: `numel` from `begin` on, at `data`,
+ * which is NULL when there are none. Each output may be NULL. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_local(
     const shard_state_dict* state, int64_t tensor, int64_t* begin,
     int64_t* numel, const void** data) SHARD_NOEXCEPT;
@@ -77,8 +73,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_number(
     const shard_state_dict* state, int64_t number, double* value, char* buffer,
     size_t capacity, size_t* length) SHARD_NOEXCEPT;
 
-/* Gets a tensor: its elements at `data`, during the call only; NULL for an
- * alias, and when there are none. Not 0 ends it: CANCELLED. */
+/* Called with a tensor: its elements at `data`, during the call only; NULL for
+ * an alias, and when there are none. Not 0 ends the gathering: CANCELLED. */
 typedef int32_t (*shard_tensor_fn)(const char* key,
                                    const shard_tensor_info* info,
                                    const void* data, void* user_data);
@@ -86,7 +82,8 @@ typedef int32_t (*shard_tensor_fn)(const char* key,
 /* Calls `take` with every tensor, whole, on rank `rank`, or with -1 on all; on
  * the others it may be NULL. Takes the bytes of the largest tensor and 16 MiB,
  * on the others 16 MiB. Same options and `rank` on every rank. COLLECTIVE,
- * blocks. Errors as shard_state_dict_get; CANCELLED on all ranks. */
+ * blocks; `user_data` is used during the call. Errors as shard_state_dict_get;
+ * CANCELLED on all ranks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_gather(
     shard_engine* engine, const shard_state_dict_options* options, int32_t rank,
     shard_tensor_fn take, void* user_data) SHARD_NOEXCEPT;
@@ -101,7 +98,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_create(
  * `bytes` that do not go together, or a state dict of shard_state_dict_get. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_add(
     shard_state_dict* state, const char* key, shard_dtype dtype,
-    const int64_t* shape, int32_t ndim, const void* data,
+    const int64_t* shape, size_t ndim, const void* data,
     size_t bytes) SHARD_NOEXCEPT;
 /* Adds a number. A second one of the same key replaces the first. Errors: a key
  * that a tensor has; a value that is not finite. */

@@ -76,8 +76,7 @@ inline void SaveCheckpoint(const std::string& root, int ranks, int steps,
                          const std::vector<int64_t>& shape) {
     int32_t id = -1;
     EXPECT_OK(shard_model_add_param(model, parent, name, SHARD_F32,
-                                    shape.data(),
-                                    static_cast<int32_t>(shape.size()), &id));
+                                    shape.data(), shape.size(), &id));
     params.push_back(id);
     return id;
   };

@@ -65,8 +65,7 @@ class Net {
                 const std::vector<int64_t>& shape) {
     int32_t id = 0;
     Check(shard_model_add_param(model_, module, name.c_str(), dtype,
-                                shape.data(),
-                                static_cast<int32_t>(shape.size()), &id));
+                                shape.data(), shape.size(), &id));
     ++num_params_;
     return id;
   }
