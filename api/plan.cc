@@ -17,6 +17,8 @@
 #include "api/text.h"
 #include "core/base/strings.h"
 #include "core/device/device.h"
+#include "core/flat/kept_whole.h"
+#include "core/model/classes.h"
 #include "core/optim/groups.h"
 
 namespace {
@@ -30,10 +32,12 @@ using shard::api::CheckStored;
 using shard::api::Guard;
 using shard::api::ReadFlag;
 
-Status ReadUnits(const shard_plan_options& read, PlanOptions* options) {
+Status ReadUnits(const shard::Model& model, const shard_plan_options& read,
+                 PlanOptions* options) {
   SHARD_ASSIGN_OR_RETURN(
       options->wrap,
       shard::WrapPolicy::Parse(read.wrap == nullptr ? "" : read.wrap));
+  SHARD_RETURN_IF_ERROR(shard::CheckWrapClasses(model, options->wrap.text()));
   if (read.wrap_predicate != nullptr) {
     options->wrap.SetPredicate(
         [call = read.wrap_predicate, user_data = read.wrap_user_data](
@@ -52,6 +56,11 @@ Status ReadUnits(const shard_plan_options& read, PlanOptions* options) {
       }
       options->f32_classes.emplace_back(name);
     }
+  }
+  for (const std::string& name : options->f32_classes) {
+    if (shard::HasClass(model, name)) continue;
+    return InvalidArgument("f32_classes names '", name,
+                           "', but no module is of this class");
   }
   if (read.buffer_bytes < 0) {
     return InvalidArgument("buffer_bytes ", read.buffer_bytes, " is negative");
@@ -78,6 +87,8 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
   shard_plan_options read;
   SHARD_RETURN_IF_ERROR(
       shard::api::ReadOptions("shard_plan_options", given, &read));
+  SHARD_RETURN_IF_ERROR(
+      shard::api::CheckReserved("shard_plan_options", read.reserved));
   if (read.partition < 0 || read.partition > SHARD_PARTITION_MANUAL) {
     return InvalidArgument("partition ", read.partition,
                            " is unknown; known: 1 (even), 2 (greedy), "
@@ -107,12 +118,25 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
     options.masters = static_cast<shard::Masters>(read.masters);
   }
   options.seed = read.seed;
-  SHARD_RETURN_IF_ERROR(ReadUnits(read, &options));
+  SHARD_RETURN_IF_ERROR(ReadUnits(model, read, &options));
   SHARD_ASSIGN_OR_RETURN(
       options.groups,
       shard::PlanGroups(model,
                         read.optimizer == nullptr ? "" : read.optimizer));
   return options;
+}
+
+// What is a warning is an error where the host asks for it. REQUIRES: options
+// that ToPlanOptions has read.
+Status CheckSharding(const shard::Plan& plan, const shard_plan_options* given) {
+  shard_plan_options read;
+  SHARD_RETURN_IF_ERROR(
+      shard::api::ReadOptions("shard_plan_options", given, &read));
+  SHARD_ASSIGN_OR_RETURN(const bool required,
+                         ReadFlag("require_sharding", read.require_sharding));
+  const std::string kept = required ? shard::KeptWhole(plan) : "";
+  if (kept.empty()) return Status();
+  return InvalidArgument("require_sharding is 1, but ", kept);
 }
 
 struct Placement {
@@ -177,6 +201,7 @@ shard_error* shard_plan_create(const shard_model* model,
         auto made,
         shard::Plan::Create(std::make_shared<const shard::Model>(model->model),
                             std::move(read)));
+    SHARD_RETURN_IF_ERROR(CheckSharding(*made, options));
     *plan = new shard_plan{std::move(made)};
     return Status();
   });

@@ -6,9 +6,11 @@
 #include <array>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/flat/kept_whole.h"
 #include "core/flat/plan.h"
 #include "core/flat/report.h"
 #include "core/flat/units.h"
@@ -114,16 +116,37 @@ std::string MixtureText(const Plan& plan, const UnitPlan& unit,
                 Grouped(FrozenPadding(plan, unit)), " bytes of padding");
 }
 
-// What its stage would shard and it does not.
-void AddKeptWhole(const Plan& plan, std::vector<std::string>* warnings) {
+void AddF32Classes(const Plan& plan, std::vector<std::string>* warnings) {
   const PlanOptions& options = plan.options();
-  if (options.world_size == 1) return;
+  if (options.param_dtype == DType::kF32 || options.f32_classes.empty()) return;
+  std::vector<std::string> first;
+  int64_t count = 0;
+  for (const UnitPlan& unit : plan.units()) {
+    const Model::Module& module =
+        plan.model().modules()[static_cast<size_t>(unit.module)];
+    if (!StaysF32(module, options)) continue;
+    ++count;
+    if (first.size() < kListedNames) first.push_back(UnitName(unit));
+  }
+  if (count > 0) {
+    warnings->push_back(
+        StrCat(Grouped(count), count == 1 ? " module stays" : " modules stay",
+               " f32 and in units of their own, by f32_classes: ",
+               NamesText(first, count)));
+  }
+}
+
+}  // namespace
+
+std::string KeptWhole(const Plan& plan) {
+  const PlanOptions& options = plan.options();
+  if (options.world_size == 1) return "";
   const bool grads =
       options.stage >= 2 && !options.whole_grads && !plan.shards_grads();
   const bool params = options.stage == 3 && !options.keep_after_forward &&
                       !plan.shards_params();
-  if (!grads && !params) return;
-  warnings->push_back(StrCat(
+  if (!grads && !params) return "";
+  return StrCat(
       "stage ", options.stage, " keeps ",
       grads && params ? "gradients and parameters"
       : grads         ? "gradients"
@@ -132,40 +155,14 @@ void AddKeptWhole(const Plan& plan, std::vector<std::string>* warnings) {
       plan.units().size() == 1 ? " unit" : " units", " and prefetch ",
       options.prefetch,
       ", a rank's part and the slots of units in use would take no less; wrap "
-      "smaller units, or lower prefetch"));
+      "smaller units, or lower prefetch");
 }
-
-void AddF32Classes(const Plan& plan, std::vector<std::string>* warnings) {
-  const PlanOptions& options = plan.options();
-  if (options.param_dtype == DType::kF32 || options.f32_classes.empty()) return;
-  std::vector<std::string> first;
-  int64_t count = 0;
-  std::vector<std::string> absent = options.f32_classes;
-  for (const UnitPlan& unit : plan.units()) {
-    const Model::Module& module =
-        plan.model().modules()[static_cast<size_t>(unit.module)];
-    if (!StaysF32(module, options)) continue;
-    ++count;
-    if (first.size() < kListedNames) first.push_back(UnitName(unit));
-    std::erase(absent, module.class_name);
-  }
-  if (count > 0) {
-    warnings->push_back(
-        StrCat(Grouped(count), count == 1 ? " module stays" : " modules stay",
-               " f32 and in units of their own, by f32_classes: ",
-               NamesText(first, count)));
-  }
-  for (const std::string& name : absent) {
-    warnings->push_back(StrCat("f32_classes names '", name,
-                               "', but no module is of this class"));
-  }
-}
-
-}  // namespace
 
 std::vector<std::string> Plan::Warnings() const {
   std::vector<std::string> warnings;
-  AddKeptWhole(*this, &warnings);
+  if (std::string kept = KeptWhole(*this); !kept.empty()) {
+    warnings.push_back(std::move(kept));
+  }
   AddF32Classes(*this, &warnings);
   const std::vector<Mixture> mixtures = MixturesOf(*this);
   std::vector<std::string> fqns;

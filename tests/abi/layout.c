@@ -62,6 +62,8 @@ int main(void) {
   FIELD(shard_plan_options, whole_grads);
   FIELD(shard_plan_options, deterministic);
   FIELD(shard_plan_options, keep_after_forward);
+  FIELD(shard_plan_options, require_sharding);
+  FIELD(shard_plan_options, reserved);
   INIT(shard_plan_options, SHARD_PLAN_OPTIONS_INIT);
 
   STRUCT(shard_placement);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/api/api_testing.h"
+#include "tests/api/sharded_plans.h"
 
 namespace shard_api_testing {
 namespace {
@@ -194,7 +195,7 @@ TEST(PlanUnitsTest, UnitOptionsMeanWhatTheySay) {
   EXPECT_EQ(json_of([](Options* o) { o->prefetch = 3; })["prefetch"], 3);
   const auto json = json_of([](Options* o) {
     o->param_dtype = SHARD_BF16;
-    o->f32_classes = "Norm,Head";
+    o->f32_classes = "Norm,Block";
     o->buffer_bytes = 77;
     o->shard_group_size = 2;
     o->whole_grads = 1;
@@ -202,7 +203,7 @@ TEST(PlanUnitsTest, UnitOptionsMeanWhatTheySay) {
     o->keep_after_forward = 1;
   });
   EXPECT_EQ(json["param_dtype"], "bf16");
-  EXPECT_EQ(json["f32_classes"], nlohmann::json({"Norm", "Head"}));
+  EXPECT_EQ(json["f32_classes"], nlohmann::json({"Norm", "Block"}));
   EXPECT_EQ(json["buffer_bytes"], 77);
   EXPECT_EQ(json["shard_group_size"], 2);
   EXPECT_EQ(json["whole_grads"], true);
@@ -280,6 +281,59 @@ TEST(PlanUnitsTest, PlacementsThatCannotBe) {
   placement.separate_memory = 0;
   placement.device = "abacus";
   fails(placement, {"'abacus' names no device", "cpu"});
+}
+
+// A name that no module has is a mistake, whatever the types.
+TEST(PlanUnitsTest, ClassesThatNoModuleHas) {
+  const Blocks net;
+  const auto fails = [&](const char* wrap, const char* f32_classes,
+                         const std::vector<std::string>& texts) {
+    shard_plan_options options = PlanOptions(2);
+    options.wrap = wrap;
+    options.f32_classes = f32_classes;
+    shard_plan* plan = Garbage<shard_plan>();
+    ExpectError(Take(shard_plan_create(net.model.get(), &options, &plan)),
+                SHARD_INVALID_ARGUMENT, texts);
+    EXPECT_EQ(plan, nullptr);
+  };
+  fails("class?names=Blok,Nrom", nullptr,
+        {"wrap policy 'class?names=Blok,Nrom'", "'Blok,Nrom'"});
+  fails("always|class?names=block", nullptr, {"no module", "'block'"});
+  fails(nullptr, "Norm,Nrom", {"f32_classes", "'Nrom'"});
+  // One of several is enough for a policy, and a size may find nothing.
+  shard_plan_options options = PlanOptions(2);
+  options.wrap = "class?names=Block,MLP|size?min_numel=1000000";
+  EXPECT_EQ(InfoOf(MakePlan(net.model.get(), options)).num_units, 3);
+}
+
+// What is only a warning is an error for a host that counts on it.
+TEST(PlanUnitsTest, StagesThatCannotShard) {
+  shard_plan_options options = PlanOptions(2);
+  options.stage = 3;
+  options.require_sharding = 1;
+  shard_plan* plan = Garbage<shard_plan>();
+  EXPECT_FAILS(shard_plan_create(SmallModel().get(), &options, &plan),
+               SHARD_INVALID_ARGUMENT, "require_sharding is 1",
+               "gradients and parameters whole", "wrap smaller units");
+  EXPECT_EQ(plan, nullptr);
+  options.stage = 1;  // Shards neither.
+  EXPECT_EQ(InfoOf(MakePlan(SmallModel().get(), options)).shards_grads, 0);
+  options.stage = 3;
+  options.world_size = 1;
+  EXPECT_EQ(InfoOf(MakePlan(SmallModel().get(), options)).shards_grads, 0);
+  // Units that are small enough.
+  const Model model = EmptyModel();
+  AddBlocks(model.get());
+  options.world_size = 4;
+  options.wrap = "class?names=Block";
+  ExpectShardsAsItsStage(MakePlan(model.get(), options));
+  options.require_sharding = 2;
+  EXPECT_FAILS(shard_plan_create(model.get(), &options, &plan),
+               SHARD_INVALID_ARGUMENT, "require_sharding is 2", "0 or 1");
+  options.require_sharding = 0;
+  options.reserved = 5;
+  EXPECT_FAILS(shard_plan_create(model.get(), &options, &plan),
+               SHARD_INVALID_ARGUMENT, "shard_plan_options.reserved is 5");
 }
 
 TEST(PlanUnitsTest, WarningsAreLines) {

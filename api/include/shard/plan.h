@@ -114,8 +114,8 @@ typedef struct shard_plan_options {
    * break) modules with so many elements beyond those of units within; neither
    * force_leaf nor what is below it, and never exclude itself. A tied parameter
    * counts once, in the module of its first name, where torch counts it in
-   * every child that has it. Values not given are those shown. Default: the
-   * root only. */
+   * every child that has it. Values not given are those shown. A class policy
+   * of which the model has no class is an error. Default: the root only. */
   const char* wrap;
   /* One more policy, asked where the others do not wrap. May be NULL. */
   shard_wrap_fn wrap_predicate;
@@ -129,7 +129,8 @@ typedef struct shard_plan_options {
    * world_size. Default: world_size. */
   int32_t shard_group_size;
   /* With a narrower param_dtype: modules of these classes, separated by commas,
-   * become units of their own that stay f32 with all below them. */
+   * become units of their own that stay f32 with all below them. One that no
+   * module has is an error. */
   const char* f32_classes;
   /* A flat buffer that is cut evenly is closed before its gradients (or frozen
    * parameters) would take more bytes. Default 25 MiB. */
@@ -148,11 +149,16 @@ typedef struct shard_plan_options {
    * stage 2, instead of gathering them again for the backward pass
    * (reshard_after_forward=False). */
   int32_t keep_after_forward;
+  /* 1: a plan that keeps whole what its stage shards, because a rank's part and
+   * the slots would take no less memory, is an error instead of a warning. For
+   * one rank there is nothing to shard, and no error. */
+  int32_t require_sharding;
+  int32_t reserved;
 } shard_plan_options;
 #define SHARD_PLAN_OPTIONS_INIT                                              \
   {                                                                          \
     sizeof(shard_plan_options), 0, 0, 0, 0, 0, NULL, 0, NULL, 0, 0, 0, NULL, \
-        NULL, NULL, 0, 0, NULL, 0, 0, 0, 0, 0                                \
+        NULL, NULL, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0                          \
   }
 
 /* Where the ranks of a plan run. */
