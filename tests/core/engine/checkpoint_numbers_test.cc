@@ -171,7 +171,7 @@ TEST(CheckpointNumbersTest, HyperparametersAndLossScale) {
     {
       const auto engine = LocalEngine(training, &log);
       UnitTrainer(training, engine.get()).Fill();
-      ASSERT_OK(engine->hypers().Set(0, "lr", 0.0625));
+      ASSERT_OK(engine->SetHyper(0, "lr", 0.0625));
       ASSERT_OK(engine->Save(folder.path(), Quick()));
     }
     training.engine.loss_scaler = *LossScaler::Parse("dynamic?init_scale=8");

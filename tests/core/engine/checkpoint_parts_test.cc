@@ -178,7 +178,7 @@ TEST(CheckpointPartsTest, OptimizerOnlyWithStepsAndHyperparameters) {
 
     const testing::TempFolder folder;
     RunWorld(from, 1, [&](Engine* engine, UnitTrainer*) {
-      ASSERT_OK(engine->hypers().Set(0, "lr", 0.25));
+      ASSERT_OK(engine->SetHyper(0, "lr", 0.25));
       ASSERT_OK(engine->Save(folder.path(), save));
     });
     RunWorld(to, 1, [&](Engine* engine, UnitTrainer*) {
