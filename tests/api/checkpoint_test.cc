@@ -13,7 +13,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::checkpoint_test {
 namespace {
 
 std::string NewFolder() {
@@ -232,4 +232,4 @@ TEST(CheckpointApiTest, ProgressIsHeardAndCancels) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::checkpoint_test

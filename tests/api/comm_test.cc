@@ -7,7 +7,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::comm_test {
 namespace {
 
 Outcome TryOpen(const char* url, const shard_comm_options* options = nullptr) {
@@ -250,4 +250,4 @@ TEST(CommTest, TakenAndMissingRanks) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::comm_test

@@ -8,7 +8,7 @@
 #include "tests/api/api_testing.h"
 #include "tests/api/sharded_plans.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::engine_test {
 namespace {
 
 Outcome TryEngine(const shard_plan* plan, shard_comm* comm,
@@ -267,4 +267,4 @@ TEST(EngineTest, WrongStateOnOneRank) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::engine_test

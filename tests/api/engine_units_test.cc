@@ -9,7 +9,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::engine_units_test {
 namespace {
 
 // The small model has one unit. lr is 0.5, and ranks' gradients average to 1.
@@ -286,4 +286,4 @@ TEST(EngineUnitsTest, ChangesAtRunTime) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::engine_units_test

@@ -7,7 +7,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::error_test {
 namespace {
 
 TEST(ErrorTest, NullIsSuccess) {
@@ -98,4 +98,4 @@ TEST(DTypeTest, NamesAndSizes) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::error_test

@@ -7,7 +7,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::groups_test {
 namespace {
 
 // "weight" is group 0's, "bias" group 1's.
@@ -283,4 +283,4 @@ TEST(MovingTest, StatesAndStepAreSet) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::groups_test

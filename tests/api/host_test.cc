@@ -19,7 +19,7 @@
 
 extern char** environ;
 
-namespace shard_api_testing {
+namespace shard_api_testing::host_test {
 namespace {
 
 // A run with success, errors and an abort in it.
@@ -166,4 +166,4 @@ TEST(HostTest, LogGoesToTheHost) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::host_test

@@ -8,7 +8,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::lifetime_test {
 namespace {
 
 // Frees model, plan, comm and engine in this order, and steps for as long as
@@ -99,4 +99,4 @@ TEST(LifetimeTest, MadeHereUsedThereFreedElsewhere) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::lifetime_test

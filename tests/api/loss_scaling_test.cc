@@ -7,7 +7,7 @@
 #include "tests/api/api_testing.h"
 #include "tests/core/base/temp_folder.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::loss_scaling_test {
 namespace {
 
 Engine ScalingEngine(shard_comm* comm, const shard_plan* plan,
@@ -211,4 +211,4 @@ TEST(StepCountTest, IsThatOfTheParameterThatDidMost) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::loss_scaling_test

@@ -5,7 +5,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::model_test {
 namespace {
 
 // Adds parameter "x" of this shape to a new model.
@@ -159,4 +159,4 @@ TEST(ModelTest, Ids) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::model_test

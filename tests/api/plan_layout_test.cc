@@ -12,7 +12,7 @@
 #include "tests/api/api_testing.h"
 #include "tests/api/sharded_plans.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::plan_layout_test {
 namespace {
 
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
@@ -368,4 +368,4 @@ TEST(PlanLayoutTest, ViewsBesidePadding) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::plan_layout_test

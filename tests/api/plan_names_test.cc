@@ -9,7 +9,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::plan_names_test {
 namespace {
 
 // What a call writes into (buffer, capacity, length).
@@ -272,4 +272,4 @@ TEST(PlanNamesTest, CleanTensorName) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::plan_names_test

@@ -8,7 +8,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::plan_test {
 namespace {
 
 // What shard_plan_create says; its output is checked too.
@@ -275,4 +275,4 @@ TEST(PlanTest, JsonIsJson) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::plan_test

@@ -10,7 +10,7 @@
 #include "tests/api/api_testing.h"
 #include "tests/api/sharded_plans.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::plan_units_test {
 namespace {
 
 // Two blocks, each with a norm, and an ignored parameter; the first block's
@@ -357,4 +357,4 @@ TEST(PlanUnitsTest, WarningsAreLines) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::plan_units_test

@@ -10,7 +10,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::state_test {
 namespace {
 
 using Tensors = std::map<std::string, std::vector<float>>;
@@ -386,4 +386,4 @@ TEST(StateApiTest, WrongArguments) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::state_test

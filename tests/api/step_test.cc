@@ -8,7 +8,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::step_test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -182,4 +182,4 @@ TEST(StepTest, AbortEndsTheStepOfTheOthers) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::step_test

@@ -14,7 +14,7 @@
 
 #include "tests/api/api_testing.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::struct_size_test {
 namespace {
 
 constexpr size_t kLargest = 4096;
@@ -360,4 +360,4 @@ TEST(StructSizeTest, StepReport) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::struct_size_test

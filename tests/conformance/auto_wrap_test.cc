@@ -12,7 +12,7 @@
 #include "tests/conformance/golden.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::auto_wrap_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -51,7 +51,7 @@ TEST(GoldenWrap, ModulesAreThoseOfRecursiveWrap) {
   const Json golden = LoadGolden("auto_wrap.json");
   size_t checked = 0;
   for (const Json& expected : golden["cases"]) {
-    SCOPED_TRACE(testing::Message() << "case " << checked);
+    SCOPED_TRACE(::testing::Message() << "case " << checked);
     Model model{std::string(expected["model"]["cls"])};
     AddTo(&model, kRootModule, expected["model"]);
     const auto policy = WrapPolicy::Parse(PolicyText(expected["policy"]));
@@ -67,4 +67,4 @@ TEST(GoldenWrap, ModulesAreThoseOfRecursiveWrap) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::auto_wrap_test

@@ -24,7 +24,7 @@
 #include "tests/conformance/golden.h"
 #include "tests/core/engine/thread_ranks.h"
 
-namespace shard {
+namespace shard::clip_grad_norm_test {
 namespace {
 
 using nlohmann::json;
@@ -115,4 +115,4 @@ TEST(ClipGradNormTest, MatchesTorch) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::clip_grad_norm_test

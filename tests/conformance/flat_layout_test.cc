@@ -13,7 +13,7 @@
 #include "tests/conformance/golden.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::flat_layout_test {
 namespace {
 
 using nlohmann::json;
@@ -39,7 +39,7 @@ TEST(GoldenFlatLayout, RangesOfRanks) {
   size_t cases = 0;
   size_t shards = 0;
   for (const json& expected : golden["cases"]) {
-    SCOPED_TRACE(testing::Message() << "case " << cases);
+    SCOPED_TRACE(::testing::Message() << "case " << cases);
     const std::vector<int64_t> numels = expected["numels"];
     std::vector<ParamId> ids(numels.size());
     std::iota(ids.begin(), ids.end(), 0);
@@ -48,7 +48,7 @@ TEST(GoldenFlatLayout, RangesOfRanks) {
     ASSERT_OK(layout);
     for (const json& shard : expected["shards"]) {
       const int rank = shard["rank"];
-      SCOPED_TRACE(testing::Message() << "rank " << rank);
+      SCOPED_TRACE(::testing::Message() << "rank " << rank);
       EXPECT_EQ(rank * layout->shard_numel(), shard["start"]);
       EXPECT_EQ((rank + 1) * layout->shard_numel() - 1, shard["end"]);
       EXPECT_EQ(layout->PaddingOf(rank), shard["num_padded"]);
@@ -62,4 +62,4 @@ TEST(GoldenFlatLayout, RangesOfRanks) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::flat_layout_test

@@ -29,7 +29,7 @@
 #include "tests/conformance/golden.h"
 #include "tests/core/engine/thread_ranks.h"
 
-namespace shard {
+namespace shard::optimizers_test {
 namespace {
 
 using nlohmann::json;
@@ -109,7 +109,7 @@ class CaseRun {
     RunThreadRanks(world_size_, [&](const std::shared_ptr<Communicator>& comm) {
       RunRank(*plan, comm);
     });
-    if (testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
     for (size_t g = 0; g < texts_.size(); ++g) {
       CompareParams(g);
       CompareStates(g);
@@ -293,4 +293,4 @@ TEST(OptimizersTest, MatchTorch) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::optimizers_test

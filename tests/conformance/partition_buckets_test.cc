@@ -14,7 +14,7 @@
 #include "tests/conformance/golden.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::partition_buckets_test {
 namespace {
 
 using nlohmann::json;
@@ -78,7 +78,7 @@ TEST(GoldenPartition, Buckets) {
   size_t checked = 0;
   size_t mended = 0;
   for (const json& expected : golden["cases"]) {
-    SCOPED_TRACE(testing::Message() << "case " << checked);
+    SCOPED_TRACE(::testing::Message() << "case " << checked);
     const int world_size = expected["world_size"];
     const Buckets buckets = expected["buckets"];
     const auto pieces =
@@ -102,4 +102,4 @@ TEST(GoldenPartition, Buckets) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::partition_buckets_test

@@ -11,14 +11,14 @@
 #include "tests/conformance/golden.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::partition_greedy_test {
 namespace {
 
 TEST(GoldenPartition, Greedy) {
   const nlohmann::json golden = LoadGolden("partition_greedy.json");
   size_t checked = 0;
   for (const nlohmann::json& expected : golden["cases"]) {
-    SCOPED_TRACE(testing::Message() << "case " << checked);
+    SCOPED_TRACE(::testing::Message() << "case " << checked);
     const int world_size = expected["world_size"];
     const std::vector<std::vector<int64_t>> groups = expected["groups"];
     const auto assignment = PartitionGreedy(groups, world_size);
@@ -33,4 +33,4 @@ TEST(GoldenPartition, Greedy) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::partition_greedy_test

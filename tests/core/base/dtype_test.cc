@@ -6,7 +6,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::dtype_test {
 namespace {
 
 // Values go into files and fingerprints.
@@ -40,4 +40,4 @@ TEST(DType, UnknownValueIsNamed) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::dtype_test

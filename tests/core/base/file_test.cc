@@ -23,7 +23,7 @@
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/temp_folder.h"
 
-namespace shard {
+namespace shard::file_test {
 namespace {
 
 using testing::Fault;
@@ -469,4 +469,4 @@ TEST(Directory, NotBeingSyncedIsNoErrorWhereNoneIs) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::file_test

@@ -8,7 +8,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::host_memory_test {
 namespace {
 
 TEST(HostMemoryTest, SomeIsAvailable) {
@@ -33,4 +33,4 @@ TEST(HostMemoryTest, MoreThanAnyHostHasIsRefused) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::host_memory_test

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace shard {
+namespace shard::json_writer_test {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -116,4 +116,4 @@ TEST(JsonWriter, BytesThatAreNoCharacterAreReplaced) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::json_writer_test

@@ -15,7 +15,7 @@
 
 #include "core/base/fd.h"
 
-namespace shard {
+namespace shard::mapping_test {
 namespace {
 
 bool IsOpen(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
@@ -99,4 +99,4 @@ TEST(MappingTest, Refused) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::mapping_test

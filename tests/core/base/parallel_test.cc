@@ -15,7 +15,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::parallel_test {
 namespace {
 
 TEST(RunOnThreadsTest, EveryIndexOnItsOwnThread) {
@@ -74,4 +74,4 @@ TEST(RunOnThreadsTest, ThreadsBlockSignalsAndTheCallerKeepsItsMask) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::parallel_test

@@ -6,7 +6,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::spec_test {
 namespace {
 
 Spec Parsed(std::string_view text) {
@@ -84,4 +84,4 @@ TEST(Spec, BadFormsAreErrors) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::spec_test

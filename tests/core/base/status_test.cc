@@ -11,7 +11,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::status_test {
 namespace {
 
 TEST(Status, OkIsEmpty) {
@@ -161,4 +161,4 @@ TEST(StatusOr, MovesWhatCannotBeCopied) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::status_test

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace shard {
+namespace shard::strings_test {
 namespace {
 
 enum class Color : int32_t { kRed = 7 };
@@ -125,7 +125,7 @@ TEST(IsValidUtf8, RejectsEverythingElse) {
         std::string("\xED\xA0\x80"),      // surrogate U+D800
         std::string("\xF4\x90\x80\x80"),  // above U+10FFFF
         std::string("\xFF")}) {
-    EXPECT_FALSE(IsValidUtf8(bad)) << testing::PrintToString(bad);
+    EXPECT_FALSE(IsValidUtf8(bad)) << ::testing::PrintToString(bad);
   }
 }
 
@@ -138,4 +138,4 @@ TEST(Split, HasOnePieceMoreThanSeparators) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::strings_test

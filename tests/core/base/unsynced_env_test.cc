@@ -14,7 +14,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
 
-namespace shard::testing {
+namespace shard::testing::unsynced_env_test {
 namespace {
 
 // Every entry in "folder" after a cut, with its text; "|" in between.
@@ -137,4 +137,4 @@ TEST_F(UnsyncedEnvTest, TheHookRunsBeforeEachChange) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::unsynced_env_test

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace shard {
+namespace shard::checksum_test {
 namespace {
 
 std::vector<unsigned char> Bytes(size_t count) {
@@ -57,4 +57,4 @@ TEST(ChecksumTest, CopyingIsTheSame) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::checksum_test

@@ -23,7 +23,7 @@
 #include "tests/core/base/unsynced_env.h"
 #include "tests/core/checkpoint/test_checkpoint.h"
 
-namespace shard {
+namespace shard::cleanup_test {
 namespace {
 
 using testing::Exists;
@@ -351,4 +351,4 @@ TEST(CleanStale, LeavesWholeOnesAfterAPowerCut) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::cleanup_test

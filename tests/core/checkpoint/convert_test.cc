@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-namespace shard {
+namespace shard::convert_test {
 namespace {
 
 template <typename From, typename To>
@@ -92,4 +92,4 @@ TEST(ConvertTest, EveryLengthAroundAPiece) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::convert_test

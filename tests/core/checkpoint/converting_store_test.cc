@@ -12,7 +12,7 @@
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/checkpoint/sample_checkpoint.h"
 
-namespace shard::testing {
+namespace shard::testing::converting_store_test {
 namespace {
 
 constexpr const char* kQ8Key = "state.layer.weight.exp_avg";
@@ -197,4 +197,4 @@ TEST_F(ConvertingStoreTest, WrongRequests) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::converting_store_test

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace shard {
+namespace shard::data_layout_test {
 namespace {
 
 TEST(DataLayoutTest, SmallSlicesShareAPage) {
@@ -81,4 +81,4 @@ TEST(DataLayoutTest, FileNames) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::data_layout_test

@@ -18,7 +18,7 @@
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/temp_folder.h"
 
-namespace shard {
+namespace shard::data_writer_test {
 namespace {
 
 using testing::Fault;
@@ -219,4 +219,4 @@ TEST(DataWriterTest, EveryCallMayFail) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::data_writer_test

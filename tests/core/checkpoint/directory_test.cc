@@ -20,7 +20,7 @@
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/checkpoint/test_checkpoint.h"
 
-namespace shard {
+namespace shard::directory_test {
 namespace {
 
 using testing::FaultEnv;
@@ -244,4 +244,4 @@ TEST(ListCheckpoints, CompleteOnesByStep) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::directory_test

@@ -10,7 +10,7 @@
 #include "core/base/strings.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::key_index_test {
 namespace {
 
 auto KeysOf(const std::vector<std::string>& keys) {
@@ -85,4 +85,4 @@ TEST(KeyIndex, GivesUpWhenTheyCollideForEverySeed) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::key_index_test

@@ -14,7 +14,7 @@
 #include "tests/core/checkpoint/raw_manifest.h"
 #include "tests/core/checkpoint/read_manifest.h"
 
-namespace shard {
+namespace shard::manifest_checks_test {
 namespace {
 
 using Raw = RawManifest;
@@ -499,4 +499,4 @@ TEST(ManifestStructure, EveryWordReplaced) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::manifest_checks_test

@@ -15,7 +15,7 @@
 #include "tests/core/checkpoint/raw_manifest.h"
 #include "tests/core/checkpoint/read_manifest.h"
 
-namespace shard {
+namespace shard::manifest_test {
 namespace {
 
 using Contents = ManifestContents;
@@ -392,4 +392,4 @@ TEST(Manifest, OfThreeHundredThousandTensors) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::manifest_test

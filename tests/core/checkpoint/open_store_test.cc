@@ -18,7 +18,7 @@
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/checkpoint/sample_checkpoint.h"
 
-namespace shard::testing {
+namespace shard::testing::open_store_test {
 namespace {
 
 StatusOr<OpenedStore> Open(const std::string& path) {
@@ -191,4 +191,4 @@ TEST_F(OpenStoreTest, LeavesNothingOpenWhateverFails) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::open_store_test

@@ -29,7 +29,7 @@
 #include "tests/core/base/unsynced_env.h"
 #include "tests/core/checkpoint/test_checkpoint.h"
 
-namespace shard {
+namespace shard::pending_crash_test {
 namespace {
 
 using testing::ExpectAllWhole;
@@ -281,4 +281,4 @@ TEST(SaveKillTest, AtRandomMoments) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::pending_crash_test

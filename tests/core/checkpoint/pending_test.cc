@@ -27,7 +27,7 @@
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/checkpoint/test_checkpoint.h"
 
-namespace shard {
+namespace shard::pending_test {
 namespace {
 
 using testing::DataOf;
@@ -449,4 +449,4 @@ TEST(Pending, WithoutLocks) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::pending_test

@@ -13,7 +13,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/checkpoint/allocation_meter.h"
 
-namespace shard {
+namespace shard::safetensors_header_test {
 
 namespace {
 
@@ -466,4 +466,4 @@ TEST(SafetensorsLayout, RefusesWhatCannotBeRead) {
 
 }  // namespace
 
-}  // namespace shard
+}  // namespace shard::safetensors_header_test

@@ -10,7 +10,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/checkpoint/allocation_meter.h"
 
-namespace shard {
+namespace shard::safetensors_index_test {
 
 namespace {
 
@@ -152,4 +152,4 @@ TEST(SafetensorsIndex, MemoryIsBoundedByTheText) {
 
 }  // namespace
 
-}  // namespace shard
+}  // namespace shard::safetensors_index_test

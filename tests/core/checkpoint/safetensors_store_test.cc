@@ -19,7 +19,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
 
-namespace shard {
+namespace shard::safetensors_store_test {
 
 namespace {
 
@@ -326,4 +326,4 @@ TEST_F(LargeFile, ProgressCancels) {
 
 }  // namespace
 
-}  // namespace shard
+}  // namespace shard::safetensors_store_test

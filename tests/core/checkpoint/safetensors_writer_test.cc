@@ -22,7 +22,7 @@
 #include "tests/core/base/unsynced_env.h"
 #include "tests/core/checkpoint/allocation_meter.h"
 
-namespace shard {
+namespace shard::safetensors_writer_test {
 
 namespace {
 
@@ -534,4 +534,4 @@ TEST(ExportSafetensors, MemoryDoesNotDependOnTheTensors) {
 
 }  // namespace
 
-}  // namespace shard
+}  // namespace shard::safetensors_writer_test

@@ -17,7 +17,7 @@
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/checkpoint/sample_checkpoint.h"
 
-namespace shard::testing {
+namespace shard::testing::write_checkpoint_test {
 namespace {
 
 Status WriteTo(const FileStore& from, const std::string& root, int world_size,
@@ -238,4 +238,4 @@ TEST_F(WriteCheckpointTest, WhateverFailsTheOldOneStays) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::write_checkpoint_test

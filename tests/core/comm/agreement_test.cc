@@ -16,7 +16,7 @@
 
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing {
+namespace shard::testing::agreement_test {
 namespace {
 
 class AgreementTest : public ::testing::TestWithParam<Backend> {};
@@ -270,4 +270,4 @@ TEST(AgreementFaultTest, ARankIsTooLateForTheComparison) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::agreement_test

@@ -16,7 +16,7 @@
 #include "core/comm/communicator.h"
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing {
+namespace shard::testing::collectives_fault_test {
 namespace {
 
 constexpr int kWorldSize = 4;
@@ -337,4 +337,4 @@ TEST(KillInATensorTest, SurvivorsAgree) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::collectives_fault_test

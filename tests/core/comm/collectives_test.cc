@@ -16,7 +16,7 @@
 #include "kernels/cpu/convert.h"
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing {
+namespace shard::testing::collectives_test {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
@@ -370,4 +370,4 @@ TEST(RankSetTest, Sets) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::collectives_test

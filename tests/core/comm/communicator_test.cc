@@ -10,7 +10,7 @@
 
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing {
+namespace shard::testing::communicator_test {
 namespace {
 
 class CommunicatorTest
@@ -263,4 +263,4 @@ INSTANTIATE_TEST_SUITE_P(All, CommunicatorTest,
                          });
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::communicator_test

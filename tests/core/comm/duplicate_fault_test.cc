@@ -16,7 +16,7 @@
 #include "tests/core/comm/backends.h"
 #include "tests/core/comm/duplicates.h"
 
-namespace shard::testing {
+namespace shard::testing::duplicate_fault_test {
 namespace {
 
 // Whether it is that error, as a call returns it that was going on when the
@@ -203,10 +203,10 @@ INSTANTIATE_TEST_SUITE_P(All, EndTest,
 
 // --- a rank is killed ---
 
-class KillTest : public ::testing::TestWithParam<int> {};
+class DuplicateKillTest : public ::testing::TestWithParam<int> {};
 
 // While the others wait in both, in one, or in none.
-TEST_P(KillTest, BothNameTheDeadRank) {
+TEST_P(DuplicateKillTest, BothNameTheDeadRank) {
   constexpr int kWorldSize = 3;
   const int victim = GetParam();
   const std::string url = UrlFor(Backend::kShm, UniqueName(), kWorldSize);
@@ -248,7 +248,7 @@ TEST_P(KillTest, BothNameTheDeadRank) {
 }
 
 // At the entry of each step of the making.
-TEST_P(KillTest, WhileItIsMade) {
+TEST_P(DuplicateKillTest, WhileItIsMade) {
   constexpr int kWorldSize = 3;
   const int victim = GetParam();
   for (const std::string phase :
@@ -280,7 +280,8 @@ TEST_P(KillTest, WhileItIsMade) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Victims, KillTest, ::testing::Values(0, 1, 2));
+INSTANTIATE_TEST_SUITE_P(Victims, DuplicateKillTest,
+                         ::testing::Values(0, 1, 2));
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::duplicate_fault_test

@@ -14,7 +14,7 @@
 #include "tests/core/comm/backends.h"
 #include "tests/core/comm/duplicates.h"
 
-namespace shard::testing {
+namespace shard::testing::duplicate_test {
 namespace {
 
 class DuplicateTest
@@ -168,4 +168,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::duplicate_test

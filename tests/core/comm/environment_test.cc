@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace shard::env {
+namespace shard::env::environment_test {
 namespace {
 
 using Vars = std::map<std::string, std::string>;
@@ -222,4 +222,4 @@ TEST(EnvironmentTest, LongNames) {
 }
 
 }  // namespace
-}  // namespace shard::env
+}  // namespace shard::env::environment_test

@@ -15,7 +15,7 @@
 #include "core/comm/communicator.h"
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing {
+namespace shard::testing::fault_test {
 namespace {
 
 class FaultTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
@@ -351,4 +351,4 @@ TEST(KillAnywhereTest, SurvivorsAgree) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::fault_test

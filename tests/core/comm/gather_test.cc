@@ -11,7 +11,7 @@
 
 #include "tests/core/comm/backends.h"
 
-namespace shard {
+namespace shard::gather_test {
 namespace {
 
 using testing::Backend;
@@ -89,4 +89,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, GatherTest,
                          });
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::gather_test

@@ -15,7 +15,7 @@
 #include "core/base/mapping.h"
 #include "core/base/strings.h"
 
-namespace shard::direct {
+namespace shard::direct::group_test {
 namespace {
 
 class FakeLiveness final : public Liveness {
@@ -265,4 +265,4 @@ TEST_F(GroupTest, LongWhat) {
 }
 
 }  // namespace
-}  // namespace shard::direct
+}  // namespace shard::direct::group_test

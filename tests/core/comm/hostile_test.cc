@@ -20,7 +20,7 @@
 #include "core/comm/shm/meeting.h"
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing {
+namespace shard::testing::hostile_test {
 namespace {
 
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name, int rank,
@@ -284,4 +284,4 @@ TEST(OtherUserTest, AGuestOfAnotherUserIsIgnored) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::hostile_test

@@ -14,7 +14,7 @@
 #include "core/comm/communicator.h"
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing {
+namespace shard::testing::link_test {
 namespace {
 
 // Longer than any test waits.
@@ -177,4 +177,4 @@ TEST(LinkTest, DeadlineEndsTheWaitAndTheGroup) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::link_test

@@ -22,7 +22,7 @@
 #include "core/comm/shm/wire.h"
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing {
+namespace shard::testing::meeting_test {
 namespace {
 
 // What one process claims when it opens the group.
@@ -421,4 +421,4 @@ TEST(MeetingTest, ForkedChildIsNotTheRank) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::meeting_test

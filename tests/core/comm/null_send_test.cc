@@ -13,7 +13,7 @@
 #include "core/comm/communicator.h"
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing {
+namespace shard::testing::null_send_test {
 namespace {
 
 class NullSendTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
@@ -90,4 +90,4 @@ INSTANTIATE_TEST_SUITE_P(All, NullSendTest,
                          });
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::null_send_test

@@ -11,7 +11,7 @@
 #include "core/comm/communicator.h"
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing {
+namespace shard::testing::open_test {
 namespace {
 
 struct BadUrl {
@@ -239,4 +239,4 @@ TEST(ThreadsTest, SameNameAgainAtOnce) {
 }
 
 }  // namespace
-}  // namespace shard::testing
+}  // namespace shard::testing::open_test

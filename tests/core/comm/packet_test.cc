@@ -13,7 +13,7 @@
 #include "core/base/fd.h"
 #include "tests/ranks/ranks.h"
 
-namespace shard::shm {
+namespace shard::shm::packet_test {
 namespace {
 
 class PacketTest : public ::testing::Test {
@@ -96,4 +96,4 @@ TEST_F(PacketTest, LastWords) {
 }
 
 }  // namespace
-}  // namespace shard::shm
+}  // namespace shard::shm::packet_test

@@ -11,7 +11,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::device_test {
 namespace {
 
 TEST(OpenDeviceTest, Names) {
@@ -43,7 +43,7 @@ TEST(OpenDeviceTest, RefusesWhatItDoesNotKnow) {
   ExpectInvalid(OpenDevice("cpu-async?seed=x"), {"seed='x'"});
 }
 
-class DeviceTest : public testing::TestWithParam<const char*> {
+class DeviceTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     auto device = OpenDevice(GetParam());
@@ -55,7 +55,7 @@ class DeviceTest : public testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceTest,
-                         testing::Values("cpu", "cpu-async"));
+                         ::testing::Values("cpu", "cpu-async"));
 
 TEST_P(DeviceTest, MemoryIsZeroAlignedAndMoves) {
   for (const bool host : {false, true}) {
@@ -129,4 +129,4 @@ TEST_P(DeviceTest, StreamsOutliveTheDeviceAndHaveNames) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::device_test

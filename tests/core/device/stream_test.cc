@@ -17,12 +17,12 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/gate.h"
 
-namespace shard {
+namespace shard::stream_test {
 namespace {
 
 Deadline Soon() { return Deadline::After(60); }
 
-class StreamTest : public testing::TestWithParam<const char*> {
+class StreamTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     auto device = OpenDevice(GetParam());
@@ -44,9 +44,9 @@ class StreamTest : public testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Devices, StreamTest,
-                         testing::Values("cpu",
-                                         "cpu-async?max_delay=0.0005&seed=3",
-                                         "cpu-async?max_delay=0"));
+                         ::testing::Values("cpu",
+                                           "cpu-async?max_delay=0.0005&seed=3",
+                                           "cpu-async?max_delay=0"));
 
 TEST_P(StreamTest, RunsInOrder) {
   for (Stream* const stream : {compute_.get(), communication_.get()}) {
@@ -232,4 +232,4 @@ TEST_P(StreamTest, EventsOutliveTheirStreamAndAnyThreadWaits) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::stream_test

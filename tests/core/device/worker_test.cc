@@ -25,7 +25,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/gate.h"
 
-namespace shard {
+namespace shard::worker_test {
 namespace {
 
 Deadline Soon() { return Deadline::After(60); }
@@ -334,4 +334,4 @@ TEST(PausesTest, EndWithTheStream) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::worker_test

@@ -25,7 +25,7 @@
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 
-namespace shard {
+namespace shard::checkpoint_async_test {
 namespace {
 
 using testing::ForwardingEnv;
@@ -393,4 +393,4 @@ TEST(CheckpointAsyncTest, TheDeadlineHolds) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::checkpoint_async_test

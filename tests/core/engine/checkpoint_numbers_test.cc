@@ -22,7 +22,7 @@
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 
-namespace shard {
+namespace shard::checkpoint_numbers_test {
 namespace {
 
 // The steps that a checkpoint of this engine would tell of.
@@ -376,4 +376,4 @@ TEST(CheckpointNumbersTest, BlobsThatAreWrong) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::checkpoint_numbers_test

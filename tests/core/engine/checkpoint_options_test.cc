@@ -17,7 +17,7 @@
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 
-namespace shard {
+namespace shard::checkpoint_options_test {
 namespace {
 
 TEST(CheckpointOptionsTest, CallsInTheWrongState) {
@@ -158,4 +158,4 @@ TEST(CheckpointOptionsTest, OptionsThatDifferBetweenRanks) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::checkpoint_options_test

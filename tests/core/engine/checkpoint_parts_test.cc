@@ -21,7 +21,7 @@
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 
-namespace shard {
+namespace shard::checkpoint_parts_test {
 namespace {
 
 using Tensors = std::map<std::string, std::vector<unsigned char>>;
@@ -343,4 +343,4 @@ TEST(CheckpointPartsTest, CodesInSlicesThatAreNoBlocks) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::checkpoint_parts_test

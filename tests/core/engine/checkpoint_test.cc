@@ -18,7 +18,7 @@
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 
-namespace shard {
+namespace shard::checkpoint_test {
 namespace {
 
 TEST(CheckpointTest, EveryWorldSizeIntoEveryOther) {
@@ -109,4 +109,4 @@ TEST(CheckpointTest, LoadsWhatWasReshardedOrExported) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::checkpoint_test

@@ -10,10 +10,10 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::comm_queue_test {
 namespace {
 
-class CommQueueTest : public testing::TestWithParam<const char*> {
+class CommQueueTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     device_ = *OpenDevice(GetParam());
@@ -134,10 +134,10 @@ TEST_P(CommQueueTest, ErrorStays) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CommQueueTest,
-                         testing::Values("cpu", "cpu-async?max_delay=0.0002"),
+                         ::testing::Values("cpu", "cpu-async?max_delay=0.0002"),
                          [](const auto& info) {
                            return info.index == 0 ? "cpu" : "async";
                          });
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::comm_queue_test

@@ -21,7 +21,7 @@
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/thread_ranks.h"
 
-namespace shard {
+namespace shard::desync_test {
 namespace {
 
 constexpr int kRanks = 3;
@@ -340,4 +340,4 @@ TEST(DesyncTest, CallsOfAnEngine) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::desync_test

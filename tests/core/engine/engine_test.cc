@@ -19,11 +19,11 @@
 #include "kernels/formula/all.h"
 #include "tests/core/engine/thread_ranks.h"
 
-namespace shard {
+namespace shard::engine_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 using CommPtr = std::shared_ptr<Communicator>;
 
@@ -163,7 +163,7 @@ struct Case {
   double max_grad_norm;
 };
 
-class EngineStepTest : public testing::TestWithParam<Case> {};
+class EngineStepTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(EngineStepTest, MatchesOneRankInDouble) {
   const Case c = GetParam();
@@ -225,7 +225,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EngineStepTest, testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(All, EngineStepTest, ::testing::ValuesIn(Cases()),
                          [](const auto& info) {
                            const Case& c = info.param;
                            return StrCat("W", c.world_size, "Stage", c.stage,
@@ -526,4 +526,4 @@ TEST(EngineTest, ManyWarningsOfThePlanAreCounted) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::engine_test

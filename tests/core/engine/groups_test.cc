@@ -14,11 +14,11 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/training.h"
 
-namespace shard {
+namespace shard::groups_test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 using CommPtr = std::shared_ptr<Communicator>;
 
@@ -311,4 +311,4 @@ TEST(LossScalingTest, RanksThatDifferAreADesync) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::groups_test

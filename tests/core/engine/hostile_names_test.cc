@@ -26,7 +26,7 @@
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/worlds.h"
 
-namespace shard {
+namespace shard::hostile_names_test {
 namespace {
 
 using testing::Dice;
@@ -236,4 +236,4 @@ TEST(HostileNames, WhatIsAcceptedCanBeSaved) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::hostile_names_test

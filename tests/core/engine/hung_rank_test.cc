@@ -24,7 +24,7 @@
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/worlds.h"
 
-namespace shard {
+namespace shard::hung_rank_test {
 namespace {
 
 constexpr int kRanks = 3;
@@ -341,4 +341,4 @@ TEST(HungRankTest, ARankThatGivesUpTellsTheOthers) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::hung_rank_test

@@ -16,10 +16,10 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/training.h"
 
-namespace shard {
+namespace shard::import_state_test {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kNumel = 700;
 
@@ -171,4 +171,4 @@ TEST(ImportStateTest, WrongArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::import_state_test

@@ -11,7 +11,7 @@
 
 #include "tests/core/engine/training.h"
 
-namespace shard {
+namespace shard::invariance_test {
 namespace {
 
 struct Case {
@@ -22,7 +22,7 @@ struct Case {
   Masters masters = Masters::kF32;
 };
 
-class InvarianceTest : public testing::TestWithParam<Case> {};
+class InvarianceTest : public ::testing::TestWithParam<Case> {};
 
 // Larger than a block of 256 and than a tile, sizes that divide by nothing, a
 // scalar, an empty one. Muon's are matrices, some of one shape.
@@ -72,26 +72,26 @@ TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, InvarianceTest,
-    testing::Values(Case{"adamw", "adamw?lr=0.01"},
-                    Case{"adamw_bf16_states", "adamw?lr=0.01&states=bf16"},
-                    Case{"adamw_q8_states", "adamw?lr=0.01&states=q8"},
-                    Case{"adam_q8_amsgrad", "adam?lr=0.01&states=q8&amsgrad=1"},
-                    Case{"adamw_bf16_masters", "adamw?lr=0.01", DType::kBF16},
-                    Case{"adamw_f16_masters", "adamw?lr=0.01", DType::kF16,
-                         true},
-                    Case{"adamw_bf16_stochastic", "adamw?lr=0.01", DType::kBF16,
-                         false, Masters::kNoneStochastic},
-                    Case{"adamw_f16_nearest", "adamw?lr=0.01", DType::kF16,
-                         false, Masters::kNoneNearest},
-                    Case{"sgd_momentum", "sgd?lr=0.01&momentum=0.9"},
-                    Case{"lamb", "lamb?lr=0.01"},
-                    Case{"lamb_bf16", "lamb?lr=0.01", DType::kBF16, false,
-                         Masters::kNoneStochastic},
-                    Case{"adafactor", "adafactor?lr=0.01"},
-                    Case{"adafactor_bf16", "adafactor?lr=0.01", DType::kBF16},
-                    Case{"muon", "muon?lr=0.01"},
-                    Case{"muon_bf16", "muon?lr=0.01", DType::kBF16, true,
-                         Masters::kNoneNearest}),
+    ::testing::Values(
+        Case{"adamw", "adamw?lr=0.01"},
+        Case{"adamw_bf16_states", "adamw?lr=0.01&states=bf16"},
+        Case{"adamw_q8_states", "adamw?lr=0.01&states=q8"},
+        Case{"adam_q8_amsgrad", "adam?lr=0.01&states=q8&amsgrad=1"},
+        Case{"adamw_bf16_masters", "adamw?lr=0.01", DType::kBF16},
+        Case{"adamw_f16_masters", "adamw?lr=0.01", DType::kF16, true},
+        Case{"adamw_bf16_stochastic", "adamw?lr=0.01", DType::kBF16, false,
+             Masters::kNoneStochastic},
+        Case{"adamw_f16_nearest", "adamw?lr=0.01", DType::kF16, false,
+             Masters::kNoneNearest},
+        Case{"sgd_momentum", "sgd?lr=0.01&momentum=0.9"},
+        Case{"lamb", "lamb?lr=0.01"},
+        Case{"lamb_bf16", "lamb?lr=0.01", DType::kBF16, false,
+             Masters::kNoneStochastic},
+        Case{"adafactor", "adafactor?lr=0.01"},
+        Case{"adafactor_bf16", "adafactor?lr=0.01", DType::kBF16},
+        Case{"muon", "muon?lr=0.01"},
+        Case{"muon_bf16", "muon?lr=0.01", DType::kBF16, true,
+             Masters::kNoneNearest}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Only the seed decides, where rounding is random.
@@ -107,4 +107,4 @@ TEST(StochasticTest, AnotherSeedGivesOtherBits) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::invariance_test

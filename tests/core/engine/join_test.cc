@@ -20,7 +20,7 @@
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
-namespace shard {
+namespace shard::join_test {
 namespace {
 
 struct Form {
@@ -200,7 +200,7 @@ void ForEachCombination(int world_size, int most, Visit visit) {
   }
 }
 
-class JoinTest : public testing::TestWithParam<int> {};
+class JoinTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(JoinTest, EveryNumberOfBatches) {
   const int world_size = GetParam();
@@ -229,7 +229,7 @@ TEST_P(JoinTest, EveryNumberOfBatches) {
       });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, JoinTest, testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, JoinTest, ::testing::Values(2, 3, 4));
 
 // One combination in every form.
 TEST(JoinFormsTest, EveryForm) {
@@ -425,4 +425,4 @@ TEST(JoinErrorsTest, SteppersDiffer) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::join_test

@@ -14,7 +14,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/thread_ranks.h"
 
-namespace shard {
+namespace shard::meeting_test {
 namespace {
 
 constexpr Activity kReduce = Activity::kReduce;
@@ -200,4 +200,4 @@ TEST(MeetingTest, ErrorOfOneRankIsTheErrorOfAll) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::meeting_test

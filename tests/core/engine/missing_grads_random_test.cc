@@ -24,7 +24,7 @@
 #include "tests/core/engine/gradient_script.h"
 #include "tests/core/engine/unit_training.h"
 
-namespace shard {
+namespace shard::missing_grads_random_test {
 namespace {
 
 constexpr int kSteps = 20;
@@ -361,4 +361,4 @@ TEST(MissingGradsRandomTest, MatchReference) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::missing_grads_random_test

@@ -18,7 +18,7 @@
 #include "tests/core/engine/gradient_script.h"
 #include "tests/core/engine/unit_training.h"
 
-namespace shard {
+namespace shard::missing_grads_test {
 namespace {
 
 constexpr int kWorldSize = 3;
@@ -116,7 +116,7 @@ std::shared_ptr<const Plan> PlanFor(const Form& form) {
   return plan.ok() ? *plan : nullptr;
 }
 
-class MissingGradsTest : public testing::TestWithParam<Form> {};
+class MissingGradsTest : public ::testing::TestWithParam<Form> {};
 
 TEST_P(MissingGradsTest, MatchReference) {
   const Form& form = GetParam();
@@ -158,7 +158,7 @@ TEST_P(MissingGradsTest, MatchReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, MissingGradsTest, testing::ValuesIn(kForms),
+INSTANTIATE_TEST_SUITE_P(Forms, MissingGradsTest, ::testing::ValuesIn(kForms),
                          [](const auto& info) {
                            return std::string(info.param.name);
                          });
@@ -448,4 +448,4 @@ TEST(ZeroGradTest, ARankThatDropsItsPassesAndJoinsIsTold) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::missing_grads_test

@@ -15,7 +15,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/training.h"
 
-namespace shard {
+namespace shard::plan_memory_test {
 namespace {
 
 // Trainable ones of every kind that `optimizer` can step, one in another group,
@@ -65,7 +65,7 @@ constexpr Precision kPrecisions[] = {
     {DType::kF16, Masters::kNoneNearest},
 };
 
-class EngineMemoryTest : public testing::TestWithParam<const char*> {};
+class EngineMemoryTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(EngineMemoryTest, IsWhatThePlanSays) {
   PlanOptions options;
@@ -96,22 +96,21 @@ TEST_P(EngineMemoryTest, IsWhatThePlanSays) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Optimizers, EngineMemoryTest,
-                         testing::Values("adadelta", "adafactor", "adagrad",
-                                         "adam", "adam?states=q8&amsgrad=1",
-                                         "adamax", "adamw", "adamw?amsgrad=1",
-                                         "adamw?profile=apex",
-                                         "adamw?states=bf16", "adamw?states=q8",
-                                         "lamb", "lion", "muon",
-                                         "rmsprop?momentum=0.9&centered=1",
-                                         "rprop", "sgd", "sgd?momentum=0.9"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           for (char& c : name) {
-                             if (std::isalnum(c) == 0) c = '_';
-                           }
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Optimizers, EngineMemoryTest,
+    ::testing::Values("adadelta", "adafactor", "adagrad", "adam",
+                      "adam?states=q8&amsgrad=1", "adamax", "adamw",
+                      "adamw?amsgrad=1", "adamw?profile=apex",
+                      "adamw?states=bf16", "adamw?states=q8", "lamb", "lion",
+                      "muon", "rmsprop?momentum=0.9&centered=1", "rprop", "sgd",
+                      "sgd?momentum=0.9"),
+    [](const auto& info) {
+      std::string name = info.param;
+      for (char& c : name) {
+        if (std::isalnum(c) == 0) c = '_';
+      }
+      return name;
+    });
 
 // What is private to a rank counts once for each.
 TEST(HostMemoryTest, TheHostHasOneCopyOfParametersAndEveryRanksRest) {
@@ -131,4 +130,4 @@ TEST(HostMemoryTest, TheHostHasOneCopyOfParametersAndEveryRanksRest) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::plan_memory_test

@@ -21,7 +21,7 @@
 #include "tests/kernels/cpu/halves.h"
 #include "tests/kernels/formula/reference.h"
 
-namespace shard {
+namespace shard::precision_test {
 namespace {
 
 using Values = std::vector<std::vector<float>>;  // By ParamId.
@@ -147,7 +147,7 @@ class InDouble {
   std::vector<std::vector<Element>> params_;
 };
 
-class EnginePrecisionTest : public testing::TestWithParam<Case> {};
+class EnginePrecisionTest : public ::testing::TestWithParam<Case> {};
 
 template <class F, template <class> class Rule>
 void ExpectMatchesDouble(const Case& c, const char* optimizer) {
@@ -217,14 +217,16 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, EnginePrecisionTest, testing::ValuesIn(Cases()), [](const auto& info) {
-      const Case& c = info.param;
-      return StrCat(DTypeName(c.dtype),
-                    c.masters == Masters::kF32 ? "_masters" : "_nearest",
-                    c.f32_grads ? "_f32_grads" : "",
-                    c.clipped ? "_clipped" : "", "_W", c.world_size);
-    });
+INSTANTIATE_TEST_SUITE_P(All, EnginePrecisionTest, ::testing::ValuesIn(Cases()),
+                         [](const auto& info) {
+                           const Case& c = info.param;
+                           return StrCat(
+                               DTypeName(c.dtype),
+                               c.masters == Masters::kF32 ? "_masters"
+                                                          : "_nearest",
+                               c.f32_grads ? "_f32_grads" : "",
+                               c.clipped ? "_clipped" : "", "_W", c.world_size);
+                         });
 
 // For Muon matrices only.
 std::vector<std::vector<int64_t>> ShapesFor(const std::string& optimizer) {
@@ -232,7 +234,7 @@ std::vector<std::vector<int64_t>> ShapesFor(const std::string& optimizer) {
   return kShapes;
 }
 
-class NarrowParamsTest : public testing::TestWithParam<const char*> {};
+class NarrowParamsTest : public ::testing::TestWithParam<const char*> {};
 
 // Gradients that lose nothing by being stored: the masters are the run in fp32.
 TEST_P(NarrowParamsTest, MastersAreTheRunInFp32) {
@@ -310,11 +312,11 @@ TEST_P(NarrowParamsTest, StochasticRoundingIsUnbiased) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, NarrowParamsTest,
-                         testing::Values("sgd?lr=1&momentum=0.9",
-                                         "adamw?lr=0.01",
-                                         "adamw?lr=0.01&states=q8",
-                                         "lamb?lr=0.01", "adafactor?lr=0.01",
-                                         "muon?lr=0.01"),
+                         ::testing::Values("sgd?lr=1&momentum=0.9",
+                                           "adamw?lr=0.01",
+                                           "adamw?lr=0.01&states=q8",
+                                           "lamb?lr=0.01", "adafactor?lr=0.01",
+                                           "muon?lr=0.01"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) {
@@ -324,4 +326,4 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, NarrowParamsTest,
                          });
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::precision_test

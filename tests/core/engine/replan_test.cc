@@ -13,7 +13,7 @@
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
-namespace shard {
+namespace shard::replan_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -244,4 +244,4 @@ INSTANTIATE_TEST_SUITE_P(Forms, ReplanTest, ::testing::ValuesIn(kForms),
                          });
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::replan_test

@@ -17,7 +17,7 @@
 #include "tests/core/engine/states.h"
 #include "tests/core/engine/training.h"
 
-namespace shard {
+namespace shard::skip_test {
 namespace {
 
 constexpr int kWorldSize = 3;
@@ -99,7 +99,7 @@ void TakeBadStep(Engine* engine, const StepOptions& options, const Bad& bad) {
   EXPECT_TRUE(engine->ZeroGrad().ok());
 }
 
-class SkipTest : public testing::TestWithParam<Kind> {};
+class SkipTest : public ::testing::TestWithParam<Kind> {};
 
 TEST_P(SkipTest, LeavesNoTrace) {
   const Kind& kind = GetParam();
@@ -135,18 +135,18 @@ TEST_P(SkipTest, LeavesNoTrace) {
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, SkipTest,
-    testing::Values(Kind{"sgd", "sgd?lr=0.01&momentum=0.9"},
-                    Kind{"adamw", "adamw?lr=0.01"},
-                    Kind{"adamw_q8", "adamw?lr=0.01&states=q8"},
-                    Kind{"adamw_bf16_masters", "adamw?lr=0.01", DType::kBF16},
-                    Kind{"adamw_bf16_stochastic", "adamw?lr=0.01&states=bf16",
-                         DType::kBF16, Masters::kNoneStochastic},
-                    Kind{"lamb", "lamb?lr=0.01"},
-                    Kind{"adafactor_bf16", "adafactor?lr=0.01", DType::kBF16,
-                         Masters::kF32, true},
-                    Kind{"muon", "muon?lr=0.01"},
-                    Kind{"muon_bf16_stochastic", "muon?lr=0.01", DType::kBF16,
-                         Masters::kNoneStochastic}),
+    ::testing::Values(Kind{"sgd", "sgd?lr=0.01&momentum=0.9"},
+                      Kind{"adamw", "adamw?lr=0.01"},
+                      Kind{"adamw_q8", "adamw?lr=0.01&states=q8"},
+                      Kind{"adamw_bf16_masters", "adamw?lr=0.01", DType::kBF16},
+                      Kind{"adamw_bf16_stochastic", "adamw?lr=0.01&states=bf16",
+                           DType::kBF16, Masters::kNoneStochastic},
+                      Kind{"lamb", "lamb?lr=0.01"},
+                      Kind{"adafactor_bf16", "adafactor?lr=0.01", DType::kBF16,
+                           Masters::kF32, true},
+                      Kind{"muon", "muon?lr=0.01"},
+                      Kind{"muon_bf16_stochastic", "muon?lr=0.01", DType::kBF16,
+                           Masters::kNoneStochastic}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Gradients of all groups decide, not only those of the group they are in.
@@ -166,4 +166,4 @@ TEST(SkipGroupsTest, OneGroupsGradientsStopAll) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::skip_test

@@ -8,7 +8,7 @@
 
 #include "tests/core/engine/unit_training.h"
 
-namespace shard {
+namespace shard::slots_test {
 namespace {
 
 // The root (0) at depth 0, blocks 1 to 5 at depth 1.
@@ -24,7 +24,7 @@ std::shared_ptr<const Plan> MakePlan() {
   return *PlanOf(training);
 }
 
-class SlotsTest : public testing::Test {
+class SlotsTest : public ::testing::Test {
  protected:
   // Takes the slot that is chosen.
   int Take(int32_t unit) {
@@ -120,4 +120,4 @@ TEST_F(SlotsTest, EventsStayWithTheSlot) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::slots_test

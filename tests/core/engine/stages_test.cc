@@ -14,7 +14,7 @@
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
-namespace shard {
+namespace shard::stages_test {
 namespace {
 
 struct Form {
@@ -282,4 +282,4 @@ INSTANTIATE_TEST_SUITE_P(Forms, StagesTest, ::testing::ValuesIn(kForms),
                          NameOf);
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::stages_test

@@ -13,7 +13,7 @@
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
-namespace shard {
+namespace shard::summon_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -224,4 +224,4 @@ INSTANTIATE_TEST_SUITE_P(Forms, SummonTest, ::testing::ValuesIn(kForms),
                          });
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::summon_test

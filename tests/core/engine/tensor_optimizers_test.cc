@@ -17,7 +17,7 @@
 #include "tests/core/engine/training.h"
 #include "tests/kernels/formula/tensor_reference.h"
 
-namespace shard {
+namespace shard::tensor_optimizers_test {
 namespace {
 
 // The mean of the ranks' gradients as they are stored, by ParamId; clipped.
@@ -137,7 +137,7 @@ void ExpectMatchesReference(const std::string& optimizer,
             ExpectStateNear(states[s][p], references[p].state(s), tolerance,
                             StrCat(what, " ", F::kStates[s]));
           }
-          if (testing::Test::HasFatalFailure()) return;
+          if (::testing::Test::HasFatalFailure()) return;
         }
       }
     }
@@ -170,4 +170,4 @@ TEST(TensorOptimizersTest, MuonAsItIsWithAdamWsRate) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::tensor_optimizers_test

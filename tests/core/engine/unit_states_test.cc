@@ -11,7 +11,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/unit_training.h"
 
-namespace shard {
+namespace shard::unit_states_test {
 namespace {
 
 using State = UnitStates::State;
@@ -41,7 +41,7 @@ UnitStates Make(const Plan& plan, bool whole_grads, bool allow_missing) {
   return UnitStates(plan, whole_grads, allow_missing);
 }
 
-class UnitStatesTest : public testing::Test {
+class UnitStatesTest : public ::testing::Test {
  protected:
   const std::shared_ptr<const Plan> plan_ = MakePlan();
 };
@@ -249,4 +249,4 @@ TEST_F(UnitStatesTest, NamesAFewOfMany) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::unit_states_test

@@ -17,7 +17,7 @@
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
-namespace shard {
+namespace shard::wrong_calls_test {
 namespace {
 
 constexpr double kTimeout = 10;
@@ -67,7 +67,7 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(const Form& form, int world_size,
   return PlanOf(training);
 }
 
-class WrongCallsTest : public testing::TestWithParam<Form> {
+class WrongCallsTest : public ::testing::TestWithParam<Form> {
  protected:
   // `body` on every rank with an engine that is training.
   void OnRanks(const std::function<void(Engine*)>& body, int world_size = 2,
@@ -548,10 +548,10 @@ TEST_P(WrongCallsTest, RankThatDoesNotCome) {
       0.3, form.link);
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, WrongCallsTest, testing::ValuesIn(kForms),
+INSTANTIATE_TEST_SUITE_P(Forms, WrongCallsTest, ::testing::ValuesIn(kForms),
                          [](const auto& info) {
                            return std::string(info.param.name);
                          });
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::wrong_calls_test

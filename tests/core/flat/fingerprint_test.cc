@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace shard {
+namespace shard::fingerprint_test {
 namespace {
 
 TEST(Fingerprint, IsXxh3OfTheBytes) {
@@ -68,4 +68,4 @@ TEST(Fingerprint, StringsDelimitThemselves) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::fingerprint_test

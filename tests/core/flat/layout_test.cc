@@ -14,7 +14,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::layout_test {
 namespace {
 
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
@@ -265,4 +265,4 @@ TEST(FlatLayout, TotalsBeyondInt64AreErrors) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::layout_test

@@ -18,7 +18,7 @@
 #include "core/flat/plan.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::plan_fingerprint_test {
 namespace {
 
 struct Inputs {
@@ -270,4 +270,4 @@ TEST(PlanFingerprint, IsPinned) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::plan_fingerprint_test

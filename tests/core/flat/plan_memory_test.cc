@@ -15,7 +15,7 @@
 #include "core/flat/plan.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::plan_memory_test {
 namespace {
 
 using Shapes = std::vector<std::vector<int64_t>>;
@@ -343,4 +343,4 @@ TEST(PlanMemory, NoStageCostsMoreThanTheOneBeforeIt) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::plan_memory_test

@@ -11,7 +11,7 @@
 #include "core/flat/plan.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::plan_report_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -212,4 +212,4 @@ TEST(PlanJson, NeverThrows) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::plan_report_test

@@ -18,7 +18,7 @@
 #include "core/partition/greedy.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::plan_test {
 namespace {
 
 using Shapes = std::vector<std::vector<int64_t>>;
@@ -597,4 +597,4 @@ TEST(Plan, KeysThatOnlyLookAlikeAreFine) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::plan_test

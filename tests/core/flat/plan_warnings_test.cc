@@ -10,7 +10,7 @@
 #include "core/flat/plan.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::plan_warnings_test {
 namespace {
 
 std::vector<std::string> WarningsOf(const std::shared_ptr<Model>& model,
@@ -127,4 +127,4 @@ TEST(PlanWarnings, ModulesThatStayF32) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::plan_warnings_test

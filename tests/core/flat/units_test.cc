@@ -17,7 +17,7 @@
 #include "core/flat/plan.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::units_test {
 namespace {
 
 PlanOptions Wrapping(std::string_view wrap, int world_size = 2) {
@@ -399,4 +399,4 @@ TEST(Units, BadOptionsAreNamed) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::units_test

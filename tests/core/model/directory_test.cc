@@ -11,7 +11,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::directory_test {
 namespace {
 
 using Row = std::tuple<std::string, int, bool, int, int>;
@@ -124,4 +124,4 @@ TEST(ModelDirectory, AgreesWithTheModelsFqns) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::directory_test

@@ -12,7 +12,7 @@
 #include "core/model/names.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::model_test {
 namespace {
 
 constexpr DType kF32 = DType::kF32;
@@ -304,4 +304,4 @@ TEST(Model, AParameterCanBeStoredInAnotherDType) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::model_test

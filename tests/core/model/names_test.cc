@@ -8,7 +8,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::names_test {
 namespace {
 
 TEST(CheckName, AcceptsWhatATerminalTakes) {
@@ -92,4 +92,4 @@ TEST(CleanTensorName, IsIdempotent) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::names_test

@@ -13,7 +13,7 @@
 #include "core/base/strings.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::wrap_test {
 namespace {
 
 using Fqns = std::vector<std::string>;
@@ -218,4 +218,4 @@ TEST(WrapPolicy, WrongTextsAreNamed) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::wrap_test

@@ -15,13 +15,13 @@
 #include "kernels/formula/all.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::groups_test {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 // One parameter in each group; the default group's is the first.
 std::shared_ptr<Model> ModelOf(const std::vector<std::string>& groups) {
@@ -207,4 +207,4 @@ TEST(PlanGroupsTest, AnErrorOfTheDefaultGroupNamesNone) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::groups_test

@@ -11,7 +11,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::loss_scaler_test {
 namespace {
 
 LossScaler Parsed(std::string_view text) {
@@ -202,4 +202,4 @@ TEST(LossScaler, WrongTextsAreNamed) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::loss_scaler_test

@@ -12,13 +12,13 @@
 
 #include "kernels/formula/all.h"
 
-namespace shard {
+namespace shard::optimizer_test {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 std::string MessageOf(const char* text) {
   const auto optimizer = Optimizer::Parse(text);
@@ -414,4 +414,4 @@ TEST(OptimizerTest, ChoicesCannotChange) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::optimizer_test

@@ -11,7 +11,7 @@
 
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::schedule_test {
 namespace {
 
 Schedule Parsed(std::string_view text) {
@@ -212,4 +212,4 @@ TEST(Schedule, WrongTextsAreNamed) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::schedule_test

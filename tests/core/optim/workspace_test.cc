@@ -20,7 +20,7 @@
 #include "kernels/cpu/newton_schulz.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::workspace_test {
 namespace {
 
 constexpr int64_t kSaturated = std::numeric_limits<int64_t>::max() / 2;
@@ -134,4 +134,4 @@ TEST(WorkspaceTest, PlansOfAnyShapeAreSound) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::workspace_test

@@ -16,7 +16,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/state/fake_store.h"
 
-namespace shard {
+namespace shard::match_test {
 namespace {
 
 using Kind = EntryMatch::Kind;
@@ -463,4 +463,4 @@ TEST(MatchTest, DetailIsJsonWhateverTheKeys) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::match_test

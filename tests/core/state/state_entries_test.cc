@@ -16,7 +16,7 @@
 #include "core/state/manifest_bound.h"
 #include "tests/core/base/expect_status.h"
 
-namespace shard {
+namespace shard::state_entries_test {
 namespace {
 
 using Keys = std::vector<std::string>;
@@ -336,4 +336,4 @@ TEST(ManifestBoundTest, WhatNoManifestHolds) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::state_entries_test

@@ -15,7 +15,7 @@
 #include "tests/kernels/cpu/halves.h"
 #include "tests/kernels/cpu/targets.h"
 
-namespace shard {
+namespace shard::convert_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -210,4 +210,4 @@ TEST(ConvertTargetsTest, StochasticIsTheSameOnAll) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::convert_test

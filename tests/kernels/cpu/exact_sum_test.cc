@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-namespace shard {
+namespace shard::exact_sum_test {
 namespace {
 
 ExactSum SumOf(const std::vector<double>& values) {
@@ -91,4 +91,4 @@ TEST(ExactSum, OrderAndGroupsDoNotShow) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::exact_sum_test

@@ -17,7 +17,7 @@
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/reference.h"
 
-namespace shard {
+namespace shard::fused_step_test {
 namespace {
 
 std::vector<float> Random(size_t count, uint32_t seed) {
@@ -199,4 +199,4 @@ TEST(KernelTargetTest, SeveralTargetsWereTested) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::fused_step_test

@@ -14,7 +14,7 @@
 #include "kernels/cpu/convert.h"
 #include "tests/kernels/cpu/targets.h"
 
-namespace shard {
+namespace shard::gradients_test {
 namespace {
 
 constexpr double kNoClip = std::numeric_limits<double>::infinity();
@@ -118,4 +118,4 @@ TEST_P(GradientsTest, NothingToDo) {
 SHARD_ON_ALL_TARGETS(GradientsTest);
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::gradients_test

@@ -17,7 +17,7 @@
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/tensor_reference.h"
 
-namespace shard {
+namespace shard::muon_step_test {
 namespace {
 
 class MuonStepTest : public TargetsTest {};
@@ -85,4 +85,4 @@ TEST_P(MuonStepTest, ZerosStayZero) {
 SHARD_ON_ALL_TARGETS(MuonStepTest);
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::muon_step_test

@@ -22,7 +22,7 @@
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/reference.h"
 
-namespace shard {
+namespace shard::narrow_states_test {
 namespace {
 
 class NarrowStatesTest : public TargetsTest {};
@@ -313,4 +313,4 @@ TEST(NarrowStateKindsTest, OfAdam) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::narrow_states_test

@@ -13,7 +13,7 @@
 #include "tests/kernels/cpu/fake_cblas.h"
 #include "tests/kernels/cpu/muon_testing.h"
 
-namespace shard {
+namespace shard::newton_schulz_test {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -164,7 +164,7 @@ TEST_P(NewtonSchulzTest, WhatIsNotFiniteSpreadsInItsMatrixOnly) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Libraries, NewtonSchulzTest,
-                         testing::ValuesIn(kCblasKinds), CblasKindOf);
+                         ::testing::ValuesIn(kCblasKinds), CblasKindOf);
 
 struct Calls {
   int sgemm;
@@ -224,4 +224,4 @@ TEST(NewtonSchulzWorkspaceTest, IsThatOfOneOrOfSixteen) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::newton_schulz_test

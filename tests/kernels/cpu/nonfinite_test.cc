@@ -22,7 +22,7 @@
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/tensor_reference.h"
 
-namespace shard {
+namespace shard::nonfinite_test {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -360,7 +360,7 @@ void ExpectSpoils(Formula formula, const Spoiled& spoiled) {
         const Tensors<F> first(formula, shape);
         for (const size_t position :
              {size_t{0}, first.numel() / 2, first.numel() - 1}) {
-          SCOPED_TRACE(testing::PrintToString(shape) + ", " +
+          SCOPED_TRACE(::testing::PrintToString(shape) + ", " +
                        std::to_string(bad) + " in step " +
                        std::to_string(bad_step) + ", element " +
                        std::to_string(position));
@@ -413,4 +413,4 @@ TEST_P(NonfiniteTest, LambLosesTheParameter) {
 SHARD_ON_ALL_TARGETS(NonfiniteTest);
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::nonfinite_test

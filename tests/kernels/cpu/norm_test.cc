@@ -17,7 +17,7 @@
 
 #include "tests/core/base/sanitizers.h"
 
-namespace shard {
+namespace shard::norm_test {
 namespace {
 
 constexpr NormType kTypes[] = {NormType::kOne, NormType::kTwo, NormType::kP,
@@ -119,7 +119,7 @@ std::vector<Case> Cases() {
 }
 
 // Each instruction set this machine has, one by one.
-class NormTest : public testing::TestWithParam<int64_t> {
+class NormTest : public ::testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
   void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
@@ -338,7 +338,7 @@ std::vector<int64_t> Targets() {
   return targets;
 }
 
-INSTANTIATE_TEST_SUITE_P(AllTargets, NormTest, testing::ValuesIn(Targets()),
+INSTANTIATE_TEST_SUITE_P(AllTargets, NormTest, ::testing::ValuesIn(Targets()),
                          [](const auto& info) {
                            return std::string(hwy::TargetName(info.param));
                          });
@@ -348,4 +348,4 @@ TEST(NormTargetsTest, SeveralTargetsWereTested) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::norm_test

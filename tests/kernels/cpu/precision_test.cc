@@ -20,7 +20,7 @@
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/reference.h"
 
-namespace shard {
+namespace shard::precision_test {
 namespace {
 
 class PrecisionTest : public TargetsTest {};
@@ -196,4 +196,4 @@ TEST_P(PrecisionTest, StochasticParametersMove) {
 SHARD_ON_ALL_TARGETS(PrecisionTest);
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::precision_test

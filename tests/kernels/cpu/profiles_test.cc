@@ -20,7 +20,7 @@
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/reference.h"
 
-namespace shard {
+namespace shard::profiles_test {
 namespace {
 
 // The one place that calls the kernel.
@@ -285,4 +285,4 @@ TEST(ProfileConstantsTest, TheThreeCorrectionsDiffer) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::profiles_test

@@ -13,7 +13,7 @@
 
 #include "tests/kernels/cpu/targets.h"
 
-namespace shard {
+namespace shard::q8_test {
 namespace {
 
 constexpr size_t kBlock = static_cast<size_t>(kQ8Block);
@@ -337,4 +337,4 @@ TEST(Q8BytesTest, TwoStatesTakeLittleMoreThanTwoBytes) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::q8_test

@@ -15,7 +15,7 @@
 #include "kernels/cpu/aes_round.h"
 #include "tests/kernels/cpu/targets.h"
 
-namespace shard {
+namespace shard::random_test {
 namespace {
 
 using Words = std::array<uint32_t, 4>;
@@ -174,4 +174,4 @@ TEST(RandomTargetsTest, SameOnAll) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::random_test

@@ -17,7 +17,7 @@
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/tensor_reference.h"
 
-namespace shard {
+namespace shard::tensor_step_test {
 namespace {
 
 using Shape = std::vector<int64_t>;
@@ -164,7 +164,7 @@ void ExpectMatchesDouble(Formula id, const std::vector<double>& hypers) {
     std::vector<double> param_most;
     std::vector<std::vector<double>> state_most(F::kNumStates);
     for (int64_t step = 1; step <= 12; ++step) {
-      SCOPED_TRACE(testing::PrintToString(shape) + ", step " +
+      SCOPED_TRACE(::testing::PrintToString(shape) + ", step " +
                    std::to_string(step));
       const std::vector<float> grad = Gradient(start.size(), step);
       parameter.Step(grad, step);
@@ -175,7 +175,7 @@ void ExpectMatchesDouble(Formula id, const std::vector<double>& hypers) {
         ExpectNear(parameter.state(s), reference.state(s), 1e-30,
                    &state_most[s]);
       }
-      if (testing::Test::HasFatalFailure()) return;
+      if (::testing::Test::HasFatalFailure()) return;
     }
   }
 }
@@ -206,7 +206,7 @@ TEST_P(TensorStepTest, AdafactorMatchesDouble) {
 template <class F>
 void ExpectSameBitsAnywhere(Formula id) {
   for (const Shape& shape : {Shape{1003}, Shape{33, 17}, Shape{4, 1030}}) {
-    SCOPED_TRACE(testing::PrintToString(shape));
+    SCOPED_TRACE(::testing::PrintToString(shape));
     const std::vector<float> start = Random(NumelOf(shape), 1);
     Parameter<F> first(id, shape, start, HypersOf<F>(), 0);
     Parameter<F> second(id, shape, start, HypersOf<F>(), 5);
@@ -225,7 +225,7 @@ void ExpectSameBitsAnywhere(Formula id) {
 template <class F>
 void ExpectZerosAreHarmless(Formula id, const HyperValues& values) {
   for (const Shape& shape : kShapes) {
-    SCOPED_TRACE(testing::PrintToString(shape));
+    SCOPED_TRACE(::testing::PrintToString(shape));
     const std::vector<float> zeros(NumelOf(shape));
     const std::vector<float> start(zeros.size(), 0.5f);
     Parameter<F> none(id, shape, zeros, HypersOf<F>(values));
@@ -310,4 +310,4 @@ TEST(TensorScratchTest, IsWhatTheHeaderSays) {
 SHARD_ON_ALL_TARGETS(TensorStepTest);
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::tensor_step_test

@@ -16,7 +16,7 @@
 #include "kernels/formula/all.h"
 #include "tests/kernels/formula/tensor_reference.h"
 
-namespace shard {
+namespace shard::adafactor_test {
 namespace {
 
 using AdafactorReference = TensorReference<Adafactor>;
@@ -274,4 +274,4 @@ TEST(AdafactorTest, TheLeastEps1StaysFinite) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::adafactor_test

@@ -18,7 +18,7 @@
 #include "tests/kernels/formula/reference.h"
 #include "tests/kernels/formula/tensor_reference.h"
 
-namespace shard {
+namespace shard::formulas_test {
 namespace {
 
 template <class F>
@@ -65,7 +65,7 @@ void ExpectSoundShapes() {
       {},        {1},          {7}, {5, 3}, {1, 1},
       {4, 1, 6}, {2, 3, 4, 5}, {0}, {0, 5}, {3, 0}};
   for (const auto& shape : shapes) {
-    SCOPED_TRACE(testing::PrintToString(shape));
+    SCOPED_TRACE(::testing::PrintToString(shape));
     const auto ndim = static_cast<int>(shape.size());
     const int64_t numel = ShapeNumel(shape.data(), ndim);
     if (const char* unfit = F::Unfit(shape.data(), ndim)) {
@@ -299,4 +299,4 @@ TEST(FormulasTest, AdagradStartsFromTheInitialValue) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::formulas_test

@@ -10,7 +10,7 @@
 #include "kernels/formula/all.h"
 #include "tests/kernels/formula/tensor_reference.h"
 
-namespace shard {
+namespace shard::lamb_test {
 namespace {
 
 using LambReference = TensorReference<Lamb>;
@@ -104,4 +104,4 @@ TEST(LambTest, MaximizeIsTheOtherGradient) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::lamb_test

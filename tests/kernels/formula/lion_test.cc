@@ -7,10 +7,10 @@
 #include "kernels/formula/all.h"
 #include "tests/kernels/formula/reference.h"
 
-namespace shard {
+namespace shard::lion_test {
 namespace {
 
-class LionTest : public testing::Test {
+class LionTest : public ::testing::Test {
  protected:
   void Step(double g, const HyperValues& values) {
     const auto hypers = HypersOf<Lion>(values);
@@ -61,4 +61,4 @@ TEST_F(LionTest, MovesByLrAlone) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::lion_test

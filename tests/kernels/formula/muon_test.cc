@@ -14,7 +14,7 @@
 
 #include "tests/kernels/formula/reference.h"
 
-namespace shard {
+namespace shard::muon_test {
 namespace {
 
 double Direction(double g, double* buffer, const HyperValues& values) {
@@ -115,4 +115,4 @@ TEST(MuonTest, StepsAreWhole) {
 }
 
 }  // namespace
-}  // namespace shard
+}  // namespace shard::muon_test

@@ -12,6 +12,7 @@
 #include "samples/gpt/random.h"
 #include "tests/core/base/sanitizers.h"
 
+namespace gpt_test {
 namespace {
 
 constexpr gpt_config kSmall = {
@@ -290,3 +291,4 @@ TEST(TensorsTest, InitialValuesDependOnTheSeedAlone) {
 }
 
 }  // namespace
+}  // namespace gpt_test

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "samples/gpt/gpt.h"
 
+namespace hooks_test {
 namespace {
 
 constexpr gpt_config kSmall = {
@@ -174,3 +175,4 @@ TEST_F(HooksTest, OneThatSaysNoIsTheLastOfThePass) {
 }
 
 }  // namespace
+}  // namespace hooks_test

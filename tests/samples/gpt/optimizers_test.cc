@@ -13,6 +13,7 @@
 #include "tests/core/base/sanitizers.h"
 #include "tests/samples/gpt/train_gpt_fixture.h"
 
+namespace optimizers_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -127,3 +128,4 @@ TEST_F(LossTest, NarrowStatesEndCloseToF32) {
 TEST_F(LossTest, MuonTrains) { EXPECT_LT(Loss("--optimizer muon"), 0.5); }
 
 }  // namespace
+}  // namespace optimizers_test

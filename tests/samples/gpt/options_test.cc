@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+namespace options_test {
 namespace {
 
 using ::testing::AllOf;
@@ -247,3 +248,4 @@ TEST(OptionsTest, HelpNamesEveryOption) {
 }
 
 }  // namespace
+}  // namespace options_test

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+namespace progress_test {
 namespace {
 
 using ::testing::EndsWith;
@@ -160,3 +161,4 @@ TEST(ProgressTest, WithoutAProgressNothingHappens) {
 }
 
 }  // namespace
+}  // namespace progress_test

@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "tests/samples/gpt/train_gpt_fixture.h"
 
+namespace resume_test {
 namespace {
 
 using ::testing::AllOf;
@@ -277,3 +278,4 @@ TEST_F(ResumeTest, AFolderThatCannotBeMadeEndsTheRun) {
 }
 
 }  // namespace
+}  // namespace resume_test

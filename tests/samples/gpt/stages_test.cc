@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/samples/gpt/train_gpt_fixture.h"
 
+namespace stages_test {
 namespace {
 
 using ::testing::AllOf;
@@ -261,3 +262,4 @@ TEST_F(StagesTest, UnitsThatFindNoRoomAreNamedByEveryRank) {
 }
 
 }  // namespace
+}  // namespace stages_test

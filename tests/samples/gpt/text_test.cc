@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
+namespace text_test {
 namespace {
 
 using ::testing::AllOf;
@@ -245,3 +246,4 @@ TEST_F(TextTest, FreeTwiceIsFine) {
 }
 
 }  // namespace
+}  // namespace text_test

@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "tests/samples/gpt/train_gpt_fixture.h"
 
+namespace train_gpt_test {
 namespace {
 
 using ::testing::AllOf;
@@ -223,3 +224,4 @@ TEST_F(TrainGptTest, EndsAsOneThatFollowedWhenARankIsKilled) {
 }
 
 }  // namespace
+}  // namespace train_gpt_test

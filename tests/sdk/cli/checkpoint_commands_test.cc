@@ -17,7 +17,7 @@
 
 #include "tests/sdk/cli/checkpoint_testing.h"
 
-namespace shardctl_testing {
+namespace shardctl_testing::checkpoint_commands_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -538,4 +538,4 @@ TEST_F(CheckpointCommandsTest, WrongUse) {
 }
 
 }  // namespace
-}  // namespace shardctl_testing
+}  // namespace shardctl_testing::checkpoint_commands_test

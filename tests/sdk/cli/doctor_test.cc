@@ -8,7 +8,7 @@
 
 #include "tests/sdk/cli/checkpoint_testing.h"
 
-namespace shardctl_testing {
+namespace shardctl_testing::doctor_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -82,4 +82,4 @@ TEST(DoctorTest, WarnsOfABlasThatDoesNotLoad) {
 }
 
 }  // namespace
-}  // namespace shardctl_testing
+}  // namespace shardctl_testing::doctor_test

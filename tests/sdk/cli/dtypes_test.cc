@@ -11,7 +11,7 @@
 #include "sdk/cli/handles.h"
 #include "shard/shard.h"
 
-namespace shardctl {
+namespace shardctl::dtypes_test {
 namespace {
 
 template <typename T>
@@ -70,4 +70,4 @@ TEST(DTypesTest, NamesAndKinds) {
 }
 
 }  // namespace
-}  // namespace shardctl
+}  // namespace shardctl::dtypes_test

@@ -13,7 +13,7 @@
 
 #include "sdk/cli/output_queue.h"
 
-namespace shardctl {
+namespace shardctl::output_test {
 namespace {
 
 using Lines = std::vector<std::string>;
@@ -148,4 +148,4 @@ TEST_F(OutputQueueTest, EndsAlthoughTheReaderStalls) {
 }
 
 }  // namespace
-}  // namespace shardctl
+}  // namespace shardctl::output_test

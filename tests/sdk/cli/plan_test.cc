@@ -11,7 +11,7 @@
 #include "tests/core/base/sanitizers.h"
 #include "tests/sdk/cli/checkpoint_testing.h"
 
-namespace shardctl_testing {
+namespace shardctl_testing::plan_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -295,4 +295,4 @@ TEST_F(PlanTest, WrongUse) {
 }
 
 }  // namespace
-}  // namespace shardctl_testing
+}  // namespace shardctl_testing::plan_test

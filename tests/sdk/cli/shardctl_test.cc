@@ -15,6 +15,7 @@
 
 #include "tests/sdk/cli/shardctl_testing.h"
 
+namespace shardctl_test {
 namespace {
 
 using shardctl_testing::Has;
@@ -405,3 +406,4 @@ TEST(ShardctlTest, ProgressBarOnATerminal) {
 }
 
 }  // namespace
+}  // namespace shardctl_test

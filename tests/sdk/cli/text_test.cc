@@ -12,7 +12,7 @@
 #include "sdk/cli/progress.h"
 #include "sdk/cli/table.h"
 
-namespace shardctl {
+namespace shardctl::text_test {
 namespace {
 
 TEST(TextTest, WhatIsHarmlessStays) {
@@ -140,4 +140,4 @@ TEST(ProgressTest, BarOfNothingAndOfTooMuch) {
 }
 
 }  // namespace
-}  // namespace shardctl
+}  // namespace shardctl::text_test
