@@ -16,6 +16,7 @@
 #include "core/device/stream_guard.h"
 #include "core/engine/describe.h"
 #include "core/engine/import_state.h"
+#include "core/engine/log_warnings.h"
 #include "core/engine/ok_or_abort.h"
 #include "core/state/manifest_bound.h"
 
@@ -114,17 +115,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
                      plan->Summary(), blas.empty() ? "" : ", BLAS ", blas);
   // The same on every rank; once is enough.
   if (comm->rank() == 0) {
-    // There may be one for each unit.
-    constexpr size_t kMost = 8;
-    const std::vector<std::string> warnings = plan->Warnings();
-    for (size_t w = 0; w < std::min(kMost, warnings.size()); ++w) {
-      comm->logger().Log(LogLevel::kWarning, warnings[w]);
-    }
-    if (warnings.size() > kMost) {
-      comm->logger().Log(LogLevel::kWarning, "the plan has ",
-                         warnings.size() - kMost,
-                         " more warnings; shard_plan_warnings lists them");
-    }
+    LogWarnings(comm->logger(), NewWarnings(*plan, nullptr));
   }
   if (comm->logger().Wants(LogLevel::kDebug)) {
     comm->logger().Log(LogLevel::kDebug, plan->ToText());

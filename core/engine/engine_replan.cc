@@ -9,6 +9,7 @@
 #include "core/base/strings.h"
 #include "core/comm/agreement.h"
 #include "core/engine/engine.h"
+#include "core/engine/log_warnings.h"
 #include "core/engine/migrate.h"
 #include "core/optim/groups.h"
 
@@ -93,12 +94,15 @@ Status Engine::Replan(const Status& changed, std::shared_ptr<Model> model,
   SHARD_RETURN_IF_ERROR(FillMasters(*assembly, deadline));
   SHARD_RETURN_IF_ERROR(MigrateStates(*assembly_, *assembly, comm_.get(),
                                       device_.get(), deadline));
+  const std::vector<std::string> warnings = NewWarnings(*next, &plan());
   BeginParamSteps(plan(), *next);
   hypers_ = std::move(hypers);
   assembly->units().ContinueFrom(assembly_->units());
   Adopt(std::move(assembly));
   comm_->logger().Log(LogLevel::kInfo, "rank ", comm_->rank(), ": ",
                       plan().Summary());
+  // A change can make whole what was sharded.
+  if (comm_->rank() == 0) LogWarnings(comm_->logger(), warnings);
   return Status();
 }
 

@@ -24,6 +24,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 using CommPtr = std::shared_ptr<Communicator>;
 
@@ -523,6 +524,18 @@ TEST(EngineTest, ManyWarningsOfThePlanAreCounted) {
   ASSERT_EQ(lines.size(), 9u);
   EXPECT_EQ(lines[7], (*plan)->Warnings()[7]);
   EXPECT_THAT(lines[8], HasSubstr("12 more warnings"));
+
+  // A change of the plan warns of what is new.
+  lines.clear();
+  ASSERT_TRUE((*engine)->BroadcastParams(10).ok());
+  Status changed = (*engine)->SetTrainable({0}, false, 10);
+  ASSERT_TRUE(changed.ok()) << changed.ToString();
+  EXPECT_EQ((*engine)->plan().Warnings().size(), 19u);
+  EXPECT_THAT(lines, IsEmpty());
+  changed = (*engine)->SetTrainable({0}, true, 10);
+  ASSERT_TRUE(changed.ok()) << changed.ToString();
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0], (*engine)->plan().Warnings()[0]);
 }
 
 }  // namespace
