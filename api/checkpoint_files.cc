@@ -226,9 +226,8 @@ shard_error* shard_checkpoint_tensor_key(const shard_checkpoint* checkpoint,
     SHARD_API_REQUIRE(key);
     const FileStore& store = *checkpoint->store;
     SHARD_RETURN_IF_ERROR(CheckTensor(store, tensor));
-    *key = checkpoint->texts.Get(TextKind::kTensorKey, tensor, [&] {
-      return store.tensor(static_cast<size_t>(tensor)).key;
-    });
+    // There may be millions: no copies.
+    *key = store.tensor(static_cast<size_t>(tensor)).key.data();
     return Status();
   });
 }
@@ -242,9 +241,7 @@ shard_error* shard_checkpoint_tensor_type(const shard_checkpoint* checkpoint,
     SHARD_API_REQUIRE(type);
     const FileStore& store = *checkpoint->store;
     SHARD_RETURN_IF_ERROR(CheckTensor(store, tensor));
-    *type = checkpoint->texts.Get(TextKind::kTensorType, tensor, [&] {
-      return TypeNameOf(store.tensor(static_cast<size_t>(tensor)));
-    });
+    *type = TypeNameOf(store.tensor(static_cast<size_t>(tensor))).data();
     return Status();
   });
 }

@@ -20,9 +20,7 @@ enum class TextKind {
   kWarnings,    // Of a plan.
   kParamName,   // By the number of the name.
   kModuleName,  // By ModuleId.
-  kTensorKey,   // Of a checkpoint, here and below, by number.
-  kTensorType,
-  kFileName,
+  kFileName,    // Of a checkpoint, here and below, by number.
   kGroup,
   kScalarName,
   kBlobName,

@@ -31,20 +31,22 @@ class Arena {
     return result;
   }
 
-  // A copy of `text`; false beyond the limit.
+  // A copy of `text`, with a NUL behind it; false beyond the limit.
   bool Copy(std::string_view text, std::string_view* copy) {
-    *copy = {};
+    *copy = "";
     if (text.empty()) return true;
+    const size_t bytes = text.size() + 1;
     std::byte* memory = nullptr;
-    if (Reserve(text.size())) {
+    if (Reserve(bytes)) {
       // From the chunk's end: text needs no alignment.
-      end_ -= text.size();
+      end_ -= bytes;
       memory = end_;
-    } else if (text.size() > kSmall) {
-      memory = NewChunk(text.size());
+    } else if (bytes > kSmall) {
+      memory = NewChunk(bytes);
     }
     if (memory == nullptr) return false;
     std::memcpy(memory, text.data(), text.size());
+    memory[text.size()] = std::byte{0};
     *copy = {reinterpret_cast<const char*>(memory), text.size()};
     return true;
   }

@@ -65,6 +65,7 @@ const char* TensorRoleName(TensorRole role);
 
 // Views into what holds them; they live as long.
 struct TensorInfo {
+  // This and opaque_type: with a NUL behind it, and none in it.
   std::string_view key;
   ElementType type = ElementType::kF32;
   TensorRole role = TensorRole::kParam;
@@ -79,7 +80,7 @@ struct TensorInfo {
   uint64_t opaque_bytes = 0;
 };
 
-// The type's name, also of kOpaque.
+// The type's name, also of kOpaque, with a NUL behind it.
 inline std::string_view TypeNameOf(const TensorInfo& info) {
   return info.type == ElementType::kOpaque ? info.opaque_type
                                            : ElementTypeName(info.type);
