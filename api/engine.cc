@@ -361,11 +361,9 @@ shard_error* shard_engine_unit_params(shard_engine* engine, int32_t unit,
                                       void** grads, size_t capacity,
                                       size_t* count) noexcept {
   if (count != nullptr) *count = 0;
-  for (size_t i = 0; i < capacity; ++i) {
-    if (params != nullptr) params[i] = 0;
-    if (data != nullptr) data[i] = nullptr;
-    if (grads != nullptr) grads[i] = nullptr;
-  }
+  if (params != nullptr) std::fill_n(params, capacity, 0);
+  if (data != nullptr) std::fill_n(data, capacity, nullptr);
+  if (grads != nullptr) std::fill_n(grads, capacity, nullptr);
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_ASSIGN_OR_RETURN(

@@ -412,6 +412,7 @@ Status Engine::SetState(ParamId param, std::string_view name,
   SHARD_ASSIGN_OR_RETURN(const ParamPlace* place,
                          TrainablePlaceOf(param, "optimizer states"));
   SHARD_RETURN_IF_ERROR(CheckTraining("set_state"));
+  SHARD_RETURN_IF_ERROR(CheckNotBegun("set_state"));
   if (NumelOf(param) == 0) return Status();
   const EngineBuffer& buffer =
       memory().buffers()[static_cast<size_t>(place->buffer)];
@@ -425,6 +426,7 @@ Status Engine::SetState(ParamId param, std::string_view name,
 
 Status Engine::SetStep(int64_t step) {
   SHARD_RETURN_IF_ERROR(CheckTraining("set_step"));
+  SHARD_RETURN_IF_ERROR(CheckNotBegun("set_step"));
   if (step < 0 || step > kMostSteps) {
     return InvalidArgument("step ", step, " is out of range; allowed: 0 to ",
                            kMostSteps, ", the number of steps done");

@@ -243,6 +243,9 @@ class Engine {
   void Adopt(std::unique_ptr<Assembly> assembly);
   Status ZeroWholeGrads(const Deadline& deadline);
   Status CheckTraining(std::string_view what) const;
+  // Outside begin_step and its step, while some units are updated and others
+  // are not.
+  Status CheckNotBegun(std::string_view what) const;
   // In training state IDLE.
   Status CheckBetweenSteps(std::string_view what) const;
   StepSetting Setting() const;

@@ -29,6 +29,12 @@ Status Engine::CheckBetweenSteps(std::string_view what) const {
       "; it needs IDLE: step first");
 }
 
+Status Engine::CheckNotBegun(std::string_view what) const {
+  if (!begun_) return Status();
+  return FailedPrecondition(
+      what, " after begin_step: call it before begin_step, or step first");
+}
+
 Status Engine::CheckBeginStep(const StepOptions& options) const {
   const char* needs = options.max_grad_norm > 0 ? "max_grad_norm"
                       : options.skip_nonfinite  ? "skip_nonfinite"
@@ -60,12 +66,7 @@ Status Engine::CheckStepCount() const {
 }
 
 Status Engine::SetHyper(GroupId group, std::string_view key, double value) {
-  // Units may be updated already, the others would be with another value.
-  if (begun_) {
-    return FailedPrecondition("set_hyper of '", key,
-                              "' after begin_step: set it before, or step "
-                              "first");
-  }
+  SHARD_RETURN_IF_ERROR(CheckNotBegun("set_hyper"));
   return hypers_.Set(group, key, value);
 }
 

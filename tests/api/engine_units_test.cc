@@ -186,7 +186,12 @@ TEST(EngineUnitsTest, SeveralPassesAndABegunStep) {
     EXPECT_OK(shard_engine_begin_step(engine.get(), nullptr));
     // Some units may have had their update.
     EXPECT_FAILS(shard_engine_set_hyper(engine.get(), 0, "lr", 4),
-                 SHARD_FAILED_PRECONDITION, "'lr' after begin_step");
+                 SHARD_FAILED_PRECONDITION, "set_hyper after begin_step");
+    EXPECT_FAILS(shard_engine_set_step(engine.get(), 7),
+                 SHARD_FAILED_PRECONDITION, "set_step after begin_step");
+    const float state = 1;
+    EXPECT_FAILS(shard_engine_set_state(engine.get(), 0, "exp_avg", &state, 1),
+                 SHARD_FAILED_PRECONDITION, "set_state after begin_step");
     EXPECT_OK(shard_engine_set_accumulate(engine.get(), 1));
     Pass(engine.get(), 3);
     EXPECT_OK(shard_engine_set_accumulate(engine.get(), 0));

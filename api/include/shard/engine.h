@@ -83,8 +83,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_param(
     int64_t* numel) SHARD_NOEXCEPT;
 
 /* Gets the same elements for the host to write: on rank 0 before
- * shard_engine_broadcast_params, and the copies of shard_engine_summon.
- * FAILED_PRECONDITION else. Local. */
+ * shard_engine_broadcast_params, where parameters are not sharded
+ * (shard_engine_set_param sets those that are), and the copies of
+ * shard_engine_summon. FAILED_PRECONDITION else. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_writable_param(
     shard_engine* engine, int32_t param, void** data,
     int64_t* numel) SHARD_NOEXCEPT;
@@ -139,8 +140,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_group_text(
  * what the states are called elsewhere. Errors: NOT_FOUND for a state that the
  * optimizer does not keep, listing those that it does; a count that is not the
  * state's; a value that is not finite, or a negative second moment of adam;
- * FAILED_PRECONDITION for a frozen parameter, or before the broadcast. Local.
- */
+ * FAILED_PRECONDITION for a frozen parameter, before the broadcast, or between
+ * shard_engine_begin_step and its step. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_state(
     shard_engine* engine, int32_t param, const char* state, const float* values,
     size_t count) SHARD_NOEXCEPT;
@@ -154,7 +155,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_get_step(
  * from there, and what an optimizer does in its first step only is not done
  * again. Every rank sets the same, or the next step is DESYNC. Steps are
  * counted up to 2^32 - 2: a checkpoint beyond it and the step after it are
- * OUT_OF_RANGE. FAILED_PRECONDITION before the broadcast. Local. */
+ * OUT_OF_RANGE. FAILED_PRECONDITION before the broadcast, or between
+ * shard_engine_begin_step and its step. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_step(
     shard_engine* engine, int64_t step) SHARD_NOEXCEPT;
 
