@@ -164,8 +164,9 @@ void WriteOutput(const std::string& path, std::string_view text) {
   const std::string file = FileOf(path);
   struct stat found {};
   if (::stat(file.c_str(), &found) != 0) {
-    if (errno == ENOENT || errno == ENOTDIR) CheckFolderOf(path);
-    if (errno != ENOENT) Fail("write", path, errno);
+    const int error = errno;
+    if (error == ENOENT || error == ENOTDIR) CheckFolderOf(path);
+    if (error != ENOENT) Fail("write", path, error);
     WriteAndRename(file, text, NewFileMode());
   } else if (S_ISREG(found.st_mode)) {
     CheckFolderOf(path);
