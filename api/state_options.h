@@ -14,6 +14,9 @@
 
 namespace shard::api {
 
+// It lies within structs that may grow, so itself it may not.
+static_assert(sizeof(shard_state_filter) == 32);
+
 // Which part of a state is meant.
 inline Status ReadStateFilter(const shard_state_filter& from,
                               StateOptions* to) {

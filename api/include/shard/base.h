@@ -61,8 +61,9 @@
  *
  * Fork. A child of fork has none of the library's threads. It may free the
  * handles of its parent, to which that does nothing, and must make no other
- * call with them but those of models, plans and errors; it opens its own. A
- * rank is the process that opened the communicator.
+ * call with them but those of models, plans and errors (to read a checkpoint is
+ * FAILED_PRECONDITION); it opens its own. A rank is the process that opened the
+ * communicator.
  *
  * The host. libshard never exits, aborts, prints, installs a signal handler,
  * or changes locale, umask or working directory. */

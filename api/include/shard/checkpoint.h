@@ -28,7 +28,8 @@ enum shard_content_values {
   SHARD_CONTENT_OPTIMIZER = 2
 };
 
-/* What saves, loads and state dicts are about; zeros are everything. */
+/* What saves, loads and state dicts are about; zeros are everything. It lies
+ * within their options, so its size is frozen. */
 typedef struct shard_state_filter {
   shard_content content; /* SHARD_CONTENT_ALL, _MODEL or _OPTIMIZER. */
   /* 1: without frozen parameters; a load leaves them as they are. */

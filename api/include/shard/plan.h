@@ -264,9 +264,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_json(
     const shard_plan* plan, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
-/* Gets the warnings, a line each; "" when there is nothing: units with frozen
- * and with trainable parameters, and what that costs; modules that stay f32 by
- * f32_classes. Any thread. */
+/* Gets the warnings, a line each; "" when there is nothing: what the stage
+ * would shard and the plan keeps whole; units with frozen and with trainable
+ * parameters, and what that costs; modules that stay f32 by f32_classes. Any
+ * thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_warnings(
     const shard_plan* plan, const char** warnings) SHARD_NOEXCEPT;
 
