@@ -1,19 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a command of shardctl is: options, and something to do.
+// The command line of shardctl: commands, their options, and the functions that
+// they run.
 //
-// Each file of commands/ adds its command to the App. Once the arguments are
-// parsed, main() runs the Body of the one that was given. A Body prints its
-// result on stdout and returns an exit code; it throws Failure for everything
-// that keeps it from a result.
+// Each file of commands/ adds its command to the CommandLine and binds options
+// to variables. CommandLine::Run sets the variables of the command that was
+// given, and runs its body. A body prints its result on stdout and returns an
+// exit code; it throws Failure for everything that keeps it from a result.
+//
+// CLI11 parses. Only command.cc includes its header, which takes the compiler
+// longer than a whole command does. Threads: one.
 
 #ifndef SHARD_SDK_CLI_COMMAND_H_
 #define SHARD_SDK_CLI_COMMAND_H_
 
-#include <CLI/CLI.hpp>
-#include <cmath>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace shardctl {
 
@@ -25,34 +35,106 @@ enum ExitCode : int {
   kFailed = 3,
 };
 
-using Body = std::function<int()>;
+// An option or a positional argument of a command. A handle: copies are the
+// same option, which the CommandLine owns. Each function returns the option.
+class Option {
+ public:
+  // The command does not run without the option.
+  Option Required();
+  // Help texts show the value that the variable has now.
+  Option ShowDefault();
 
-// For options that are seconds, counts or rates: a number above 0, and neither
-// nan nor inf, which CLI::PositiveNumber takes.
-inline CLI::Validator PositiveFinite() {
-  return CLI::Validator(
-      [](const std::string& text) {
-        double number = 0;
-        if (CLI::detail::lexical_cast(text, number) && number > 0 &&
-            std::isfinite(number)) {
-          return std::string();
-        }
-        return "'" + text + "' is no number above 0";
-      },
-      "POSITIVE");
-}
+  // Checks of each value. A value that fails one is a wrong use.
+  Option OneOf(const std::vector<std::string>& values);
+  Option Between(int32_t least, int32_t most);
+  // A number above 0, or one of 0 or more, that is neither nan nor inf.
+  Option Positive();
+  Option NonNegative();
+  Option ExistingPath();
+  // `check` returns what is wrong with a value, or "".
+  Option Check(std::function<std::string(const std::string&)> check);
 
-// Each sets *body when its command is the one that was given.
-void AddDiff(CLI::App* app, Body* body);
-void AddDoctor(CLI::App* app, Body* body);
-void AddImport(CLI::App* app, Body* body);
-void AddInspect(CLI::App* app, Body* body);
-void AddMerge(CLI::App* app, Body* body);
-void AddPlan(CLI::App* app, Body* body);
-void AddReport(CLI::App* app, Body* body);
-void AddReshard(CLI::App* app, Body* body);
-void AddRun(CLI::App* app, Body* body);
-void AddVerify(CLI::App* app, Body* body);
+ private:
+  friend class Command;
+  explicit Option(CLI::Option* option) : option_(option) {}
+
+  CLI::Option* option_;
+};
+
+// A command of the CommandLine, which owns it. A handle, as Option is.
+class Command {
+ public:
+  // Adds an option with `names` such as "-n,--ranks", or the next positional
+  // argument when the name has no dash. CommandLine::Run sets *value, which has
+  // the default until then. REQUIRES: `value` lives as long as the body.
+  Option AddOption(const std::string& names, std::string* value,
+                   const std::string& description);
+  Option AddOption(const std::string& names, int32_t* value,
+                   const std::string& description);
+  Option AddOption(const std::string& names, double* value,
+                   const std::string& description);
+  // Numbers separated by commas.
+  Option AddOption(const std::string& names, std::vector<int32_t>* values,
+                   const std::string& description);
+  // One value each time that the option is given. A positional argument takes
+  // all that are left.
+  Option AddOption(const std::string& names, std::vector<std::string>* values,
+                   const std::string& description);
+  // Adds an option without a value, which sets *value to true.
+  void AddFlag(const std::string& names, bool* value,
+               const std::string& description);
+
+  // Takes everything from the first positional argument on as positional,
+  // options too.
+  void EndOptionsAtPositionals();
+
+  // Sets the function that the command runs.
+  void Runs(std::function<int()> body);
+
+ private:
+  friend class CommandLine;
+  Command(CLI::App* app, std::function<int()>* chosen)
+      : app_(app), chosen_(chosen) {}
+
+  CLI::App* app_;
+  std::function<int()>* chosen_;  // The body of the command that was given.
+};
+
+class CommandLine {
+ public:
+  // `help` is shown below the list of commands, as that of a command is below
+  // its options. --version prints `version`.
+  CommandLine(const std::string& name, const std::string& description,
+              const std::string& help, const std::string& version);
+  ~CommandLine();
+  CommandLine(const CommandLine&) = delete;
+  CommandLine& operator=(const CommandLine&) = delete;
+
+  Command AddCommand(const std::string& name, const std::string& description,
+                     const std::string& help);
+
+  // Parses the arguments of main(), runs the command that was given, and
+  // returns the exit code. Prints help when asked to, and what is wrong with
+  // the arguments on stderr. Throws what the command's body throws, and Failure
+  // when stdout does not take the help.
+  int Run(int argc, char** argv);
+
+ private:
+  const std::unique_ptr<CLI::App> app_;
+  std::function<int()> chosen_;
+};
+
+// Each adds the command that it is named after.
+void AddDiff(CommandLine* line);
+void AddDoctor(CommandLine* line);
+void AddImport(CommandLine* line);
+void AddInspect(CommandLine* line);
+void AddMerge(CommandLine* line);
+void AddPlan(CommandLine* line);
+void AddReport(CommandLine* line);
+void AddReshard(CommandLine* line);
+void AddRun(CommandLine* line);
+void AddVerify(CommandLine* line);
 
 }  // namespace shardctl
 

@@ -2,13 +2,11 @@
 //
 // shardctl: the command line of libshard.
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <string>
 
 #include "sdk/cli/command.h"
-#include "sdk/cli/handles.h"
 #include "sdk/cli/text.h"
 #include "shard/shard.h"
 
@@ -22,7 +20,7 @@ constexpr const char* kVersion =
     "shardctl (libshard) " SHARDCTL_TEXT(SHARD_VERSION_MAJOR) "." SHARDCTL_TEXT(
         SHARD_VERSION_MINOR) "." SHARDCTL_TEXT(SHARD_VERSION_PATCH);
 
-constexpr const char* kFooter =
+constexpr const char* kHelp =
     R"(
 A PATH of a checkpoint is its folder, or a root with several: then the one that
 LATEST names. Most commands take a .safetensors file or a
@@ -42,33 +40,21 @@ void Say(const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("shardctl: sharded data-parallel training with libshard",
-               "shardctl");
-  app.set_version_flag("--version", kVersion);
-  app.footer(kFooter);
-  app.require_subcommand(1);
-
-  shardctl::Body body;
-  shardctl::AddRun(&app, &body);
-  shardctl::AddPlan(&app, &body);
-  shardctl::AddInspect(&app, &body);
-  shardctl::AddVerify(&app, &body);
-  shardctl::AddDiff(&app, &body);
-  shardctl::AddReshard(&app, &body);
-  shardctl::AddMerge(&app, &body);
-  shardctl::AddImport(&app, &body);
-  shardctl::AddReport(&app, &body);
-  shardctl::AddDoctor(&app, &body);
-
+  shardctl::CommandLine line(
+      "shardctl", "shardctl: sharded data-parallel training with libshard",
+      kHelp, kVersion);
+  shardctl::AddRun(&line);
+  shardctl::AddPlan(&line);
+  shardctl::AddInspect(&line);
+  shardctl::AddVerify(&line);
+  shardctl::AddDiff(&line);
+  shardctl::AddReshard(&line);
+  shardctl::AddMerge(&line);
+  shardctl::AddImport(&line);
+  shardctl::AddReport(&line);
+  shardctl::AddDoctor(&line);
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? shardctl::kFine : shardctl::kUsage;
-  }
-  try {
-    return body();
-  } catch (const shardctl::Failure& failure) {
-    Say(failure.what());
+    return line.Run(argc, argv);
   } catch (const std::exception& error) {
     Say(error.what());
   }

@@ -12,13 +12,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
 namespace shardctl {
 
-// Ordered: the same document every time.
+// Ordered: the same document every time. Files that build or read one include
+// <nlohmann/json.hpp>, which takes the compiler seconds.
 using Json = nlohmann::ordered_json;
 
 // One line without control characters: they, backslashes, what changes the
@@ -48,7 +49,7 @@ std::string NumberText(double value);
 std::string ShapeText(const int64_t* shape, int32_t ndim);
 
 // "25MiB", "5GB" (10^9), "1e9", "4096".
-// Throws CLI::ValidationError's text as Failure when it is no size.
+// Throws Failure when the text is no size.
 uint64_t ParseBytes(const std::string& text);
 
 // As a shell matches file names, but * and ? match every character.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "sdk/cli/checkpoint.h"
 #include "sdk/cli/command.h"
@@ -69,16 +70,16 @@ double SecondsSince(const std::chrono::steady_clock::time_point& begin) {
 
 }  // namespace
 
-void AddConvertOptions(CLI::App* command, ConvertArguments* arguments) {
-  command->add_option("--dtype", arguments->dtype,
-                      "What floats become: " + std::string(kParamDTypes) +
-                          " (default: as they are)");
-  command->add_option("--threads", arguments->threads, "That read and write")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
-  command->add_flag("--overwrite", arguments->overwrite,
-                    "Replace what is there");
-  command->add_flag("--json", arguments->json, "One JSON document");
+void AddConvertOptions(Command* command, ConvertArguments* arguments) {
+  command->AddOption("--dtype", &arguments->dtype,
+                     "What floats become: " + std::string(kParamDTypes) +
+                         " (default: as they are)");
+  command->AddOption("--threads", &arguments->threads, "That read and write")
+      .Between(1, 256)
+      .ShowDefault();
+  command->AddFlag("--overwrite", &arguments->overwrite,
+                   "Replace what is there");
+  command->AddFlag("--json", &arguments->json, "One JSON document");
 }
 
 int WriteAsCheckpoint(const ConvertArguments& arguments) {

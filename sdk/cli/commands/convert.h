@@ -6,11 +6,10 @@
 #ifndef SHARD_SDK_CLI_COMMANDS_CONVERT_H_
 #define SHARD_SDK_CLI_COMMANDS_CONVERT_H_
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 
-#include "shard/shard.h"
+#include "sdk/cli/command.h"
 
 namespace shardctl {
 
@@ -27,9 +26,9 @@ struct ConvertArguments {
   bool json = false;
 };
 
-// --dtype, --threads, --overwrite and --json. REQUIRES: `arguments` outlives
-// the parsing.
-void AddConvertOptions(CLI::App* command, ConvertArguments* arguments);
+// Adds --dtype, --threads, --overwrite and --json. REQUIRES: `arguments` lives
+// as long as the command's body.
+void AddConvertOptions(Command* command, ConvertArguments* arguments);
 
 // Opens `from`, and writes it as a checkpoint into the root `to`, or as
 // safetensors to `to`; shows a bar meanwhile, and says what it has done.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -267,33 +268,31 @@ int RunDiff(const DiffArguments& arguments) {
 
 }  // namespace
 
-void AddDiff(CLI::App* app, Body* body) {
+void AddDiff(CommandLine* line) {
   const auto diff = std::make_shared<DiffArguments>();
-  CLI::App* const command =
-      app->add_subcommand("diff", "In what two checkpoints differ");
-  command->footer(kHelp);
-  command->add_option("a", diff->a, "A checkpoint")->required();
-  command->add_option("b", diff->b, "Another one")->required();
-  command->add_option("--content", diff->content, "all, model or optimizer")
-      ->check(CLI::IsMember({"all", "model", "optimizer"}))
-      ->capture_default_str();
+  Command command =
+      line->AddCommand("diff", "In what two checkpoints differ", kHelp);
+  command.AddOption("a", &diff->a, "A checkpoint").Required();
+  command.AddOption("b", &diff->b, "Another one").Required();
+  command.AddOption("--content", &diff->content, "all, model or optimizer")
+      .OneOf({"all", "model", "optimizer"})
+      .ShowDefault();
   command
-      ->add_option("--tolerance", diff->tolerance.absolute,
-                   "How far numbers may be from each other")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      .AddOption("--tolerance", &diff->tolerance.absolute,
+                 "How far numbers may be from each other")
+      .NonNegative()
+      .ShowDefault();
   command
-      ->add_option("--relative", diff->tolerance.relative,
-                   "And this times the larger one of them")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command->add_flag("--ignore-dtypes", diff->ignore_dtypes,
-                    "Other element types are no difference");
-  command->add_flag("--tensors-only", diff->tensors_only,
-                    "Nor are steps, groups and scalars");
-  command->add_flag("--json", diff->json, "One JSON document");
-  command->callback(
-      [diff, body] { *body = [diff] { return RunDiff(*diff); }; });
+      .AddOption("--relative", &diff->tolerance.relative,
+                 "And this times the larger one of them")
+      .NonNegative()
+      .ShowDefault();
+  command.AddFlag("--ignore-dtypes", &diff->ignore_dtypes,
+                  "Other element types are no difference");
+  command.AddFlag("--tensors-only", &diff->tensors_only,
+                  "Nor are steps, groups and scalars");
+  command.AddFlag("--json", &diff->json, "One JSON document");
+  command.Runs([diff] { return RunDiff(*diff); });
 }
 
 }  // namespace shardctl

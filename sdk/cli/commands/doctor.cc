@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -95,17 +96,16 @@ int RunDoctor(const DoctorArguments& arguments) {
 
 }  // namespace
 
-void AddDoctor(CLI::App* app, Body* body) {
+void AddDoctor(CommandLine* line) {
   const auto doctor = std::make_shared<DoctorArguments>();
-  CLI::App* const command = app->add_subcommand(
-      "doctor", "Whether this machine is fit: library, CPU, limits, disk");
-  command->footer(kHelp);
-  command->add_option("folder", doctor->folder, "Where checkpoints would be")
-      ->capture_default_str();
-  command->add_flag("--strict", doctor->strict, "Exit code 1 for a warning");
-  command->add_flag("--json", doctor->json, "One JSON document");
-  command->callback(
-      [doctor, body] { *body = [doctor] { return RunDoctor(*doctor); }; });
+  Command command = line->AddCommand(
+      "doctor", "Whether this machine is fit: library, CPU, limits, disk",
+      kHelp);
+  command.AddOption("folder", &doctor->folder, "Where checkpoints would be")
+      .ShowDefault();
+  command.AddFlag("--strict", &doctor->strict, "Exit code 1 for a warning");
+  command.AddFlag("--json", &doctor->json, "One JSON document");
+  command.Runs([doctor] { return RunDoctor(*doctor); });
 }
 
 }  // namespace shardctl

@@ -20,23 +20,20 @@ Example: shardctl import model.safetensors ckpt --ranks 8)";
 
 }  // namespace
 
-void AddImport(CLI::App* app, Body* body) {
+void AddImport(CommandLine* line) {
   const auto import = std::make_shared<ConvertArguments>();
-  CLI::App* const command =
-      app->add_subcommand("import", "Write safetensors as a checkpoint");
-  command->footer(kHelp);
+  Command command =
+      line->AddCommand("import", "Write safetensors as a checkpoint", kHelp);
   command
-      ->add_option("from", import->from,
-                   "A .safetensors file or a model.safetensors.index.json")
-      ->required();
-  command->add_option("root", import->to, "Where the checkpoint goes")
-      ->required();
-  command->add_option("-n,--ranks", import->ranks, "Data files (default: 1)")
-      ->check(CLI::Range(1, 1 << 20));
-  AddConvertOptions(command, import.get());
-  command->callback([import, body] {
-    *body = [import] { return WriteAsCheckpoint(*import); };
-  });
+      .AddOption("from", &import->from,
+                 "A .safetensors file or a model.safetensors.index.json")
+      .Required();
+  command.AddOption("root", &import->to, "Where the checkpoint goes")
+      .Required();
+  command.AddOption("-n,--ranks", &import->ranks, "Data files (default: 1)")
+      .Between(1, 1 << 20);
+  AddConvertOptions(&command, import.get());
+  command.Runs([import] { return WriteAsCheckpoint(*import); });
 }
 
 }  // namespace shardctl

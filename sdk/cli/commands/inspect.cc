@@ -9,6 +9,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -389,24 +390,21 @@ int RunInspect(const InspectArguments& arguments) {
 
 }  // namespace
 
-void AddInspect(CLI::App* app, Body* body) {
+void AddInspect(CommandLine* line) {
   const auto inspect = std::make_shared<InspectArguments>();
-  CLI::App* const command = app->add_subcommand(
-      "inspect", "What is in a checkpoint or in safetensors");
-  command->footer(kHelp);
-  command->add_option("path", inspect->path, "The checkpoint")->required();
-  command->add_option("--tensor", inspect->tensor,
-                      "Show one tensor: slices, and what its values are");
-  command->add_option("--role", inspect->role, "Only param, buffer or state")
-      ->check(CLI::IsMember({"param", "buffer", "state"}));
-  command->add_option("--match", inspect->match, "Only keys that match")
-      ->allow_extra_args(false);
-  command->add_option("--sort", inspect->sort, "By file, key or bytes")
-      ->check(CLI::IsMember({"file", "key", "bytes"}))
-      ->capture_default_str();
-  command->add_flag("--json", inspect->json, "One JSON document");
-  command->callback(
-      [inspect, body] { *body = [inspect] { return RunInspect(*inspect); }; });
+  Command command = line->AddCommand(
+      "inspect", "What is in a checkpoint or in safetensors", kHelp);
+  command.AddOption("path", &inspect->path, "The checkpoint").Required();
+  command.AddOption("--tensor", &inspect->tensor,
+                    "Show one tensor: slices, and what its values are");
+  command.AddOption("--role", &inspect->role, "Only param, buffer or state")
+      .OneOf({"param", "buffer", "state"});
+  command.AddOption("--match", &inspect->match, "Only keys that match");
+  command.AddOption("--sort", &inspect->sort, "By file, key or bytes")
+      .OneOf({"file", "key", "bytes"})
+      .ShowDefault();
+  command.AddFlag("--json", &inspect->json, "One JSON document");
+  command.Runs([inspect] { return RunInspect(*inspect); });
 }
 
 }  // namespace shardctl

@@ -22,26 +22,23 @@ Example: shardctl merge ckpt model.safetensors --dtype bf16 --max-shard-size 5GB
 
 }  // namespace
 
-void AddMerge(CLI::App* app, Body* body) {
+void AddMerge(CommandLine* line) {
   const auto merge = std::make_shared<ConvertArguments>();
   merge->content = "model";
-  CLI::App* const command =
-      app->add_subcommand("merge", "Write a checkpoint as safetensors");
-  command->footer(kHelp);
-  command->add_option("from", merge->from, "The checkpoint")->required();
-  command->add_option("to", merge->to, "A file that ends in .safetensors")
-      ->required();
-  command->add_option("--content", merge->content, "all, model or optimizer")
-      ->check(CLI::IsMember({"all", "model", "optimizer"}))
-      ->capture_default_str();
-  command->add_option("--max-shard-size", merge->max_shard_size,
-                      "Several files when there is more: 5GB, 500MiB");
-  command->add_flag("--expand-aliases", merge->expand_aliases,
-                    "Tied tensors under each of their names");
-  AddConvertOptions(command, merge.get());
-  command->callback([merge, body] {
-    *body = [merge] { return WriteAsSafetensors(*merge); };
-  });
+  Command command =
+      line->AddCommand("merge", "Write a checkpoint as safetensors", kHelp);
+  command.AddOption("from", &merge->from, "The checkpoint").Required();
+  command.AddOption("to", &merge->to, "A file that ends in .safetensors")
+      .Required();
+  command.AddOption("--content", &merge->content, "all, model or optimizer")
+      .OneOf({"all", "model", "optimizer"})
+      .ShowDefault();
+  command.AddOption("--max-shard-size", &merge->max_shard_size,
+                    "Several files when there is more: 5GB, 500MiB");
+  command.AddFlag("--expand-aliases", &merge->expand_aliases,
+                  "Tied tensors under each of their names");
+  AddConvertOptions(&command, merge.get());
+  command.Runs([merge] { return WriteAsSafetensors(*merge); });
 }
 
 }  // namespace shardctl

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -360,79 +361,74 @@ class PlanCommand {
 
 }  // namespace
 
-void AddPlan(CLI::App* app, Body* body) {
+void AddPlan(CommandLine* line) {
   const auto plan = std::make_shared<PlanArguments>();
-  CLI::App* const command = app->add_subcommand(
-      "plan", "Memory, traffic and time per rank, for stages and world sizes");
-  command->footer(kHelp);
-  command->add_option("model", plan->model, "The model")
-      ->required()
-      ->check(CLI::ExistingPath);
-  command->add_option("-n,--ranks", plan->ranks, "World sizes")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--stages", plan->stages, "ZeRO stages")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(0, 3))
-      ->capture_default_str();
+  Command command = line->AddCommand(
+      "plan", "Memory, traffic and time per rank, for stages and world sizes",
+      kHelp);
+  command.AddOption("model", &plan->model, "The model")
+      .Required()
+      .ExistingPath();
+  command.AddOption("-n,--ranks", &plan->ranks, "World sizes")
+      .Between(1, 1 << 20)
+      .ShowDefault();
+  command.AddOption("--stages", &plan->stages, "ZeRO stages")
+      .Between(0, 3)
+      .ShowDefault();
   command
-      ->add_option("--optimizer", plan->optimizer,
-                   "As in shard_plan_options: \"adamw?states=bf16\"")
-      ->capture_default_str();
-  command->add_option("--partition", plan->partition, "even, greedy or bucket")
-      ->capture_default_str();
-  command->add_option("--wrap", plan->wrap,
-                      "Which modules are units: \"class?names=Block\" or "
-                      "\"size?min_numel=1000000\" (default: the root only)");
-  command->add_option("--dtype", plan->dtype,
-                      "What f32 parameters are stored in: f32, bf16 or f16");
-  command->add_option("--f32-classes", plan->f32_classes,
-                      "Classes that stay f32, separated by commas");
+      .AddOption("--optimizer", &plan->optimizer,
+                 "As in shard_plan_options: \"adamw?states=bf16\"")
+      .ShowDefault();
+  command.AddOption("--partition", &plan->partition, "even, greedy or bucket")
+      .ShowDefault();
+  command.AddOption("--wrap", &plan->wrap,
+                    "Which modules are units: \"class?names=Block\" or "
+                    "\"size?min_numel=1000000\" (default: the root only)");
+  command.AddOption("--dtype", &plan->dtype,
+                    "What f32 parameters are stored in: f32, bf16 or f16");
+  command.AddOption("--f32-classes", &plan->f32_classes,
+                    "Classes that stay f32, separated by commas");
   command
-      ->add_option("--masters", plan->masters,
-                   "Of bf16 and f16: f32, none or stochastic")
-      ->capture_default_str();
-  command->add_flag("--f32-grads", plan->f32_grads,
-                    "Gradients of bf16 and f16 in f32");
-  command->add_flag("--whole-grads", plan->whole_grads,
-                    "Stages 2 and 3: gradients stay whole");
-  command->add_flag("--keep-after-forward", plan->keep_after_forward,
-                    "Stage 3: parameters are gathered once per step");
-  command->add_flag("--deterministic", plan->deterministic,
-                    "As in shard_plan_options");
+      .AddOption("--masters", &plan->masters,
+                 "Of bf16 and f16: f32, none or stochastic")
+      .ShowDefault();
+  command.AddFlag("--f32-grads", &plan->f32_grads,
+                  "Gradients of bf16 and f16 in f32");
+  command.AddFlag("--whole-grads", &plan->whole_grads,
+                  "Stages 2 and 3: gradients stay whole");
+  command.AddFlag("--keep-after-forward", &plan->keep_after_forward,
+                  "Stage 3: parameters are gathered once per step");
+  command.AddFlag("--deterministic", &plan->deterministic,
+                  "As in shard_plan_options");
   command
-      ->add_option("--prefetch", plan->prefetch,
-                   "Units in flight beside the one in use")
-      ->check(CLI::Range(0, 64))
-      ->capture_default_str();
+      .AddOption("--prefetch", &plan->prefetch,
+                 "Units in flight beside the one in use")
+      .Between(0, 64)
+      .ShowDefault();
   command
-      ->add_option("--group-size", plan->group_size,
-                   "Stage 3: ranks that shard the parameters (default: all)")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--buffer-bytes", plan->buffer_bytes,
-                      "Of a flat buffer (default: 25MiB)");
-  command->add_flag("--shared", plan->shared, "Ranks of one host");
-  command->add_option("--memory", plan->memory,
-                      "Of a rank, such as 80GB: says what fits");
+      .AddOption("--group-size", &plan->group_size,
+                 "Stage 3: ranks that shard the parameters (default: all)")
+      .Between(1, 1 << 20);
+  command.AddOption("--buffer-bytes", &plan->buffer_bytes,
+                    "Of a flat buffer (default: 25MiB)");
+  command.AddFlag("--shared", &plan->shared, "Ranks of one host");
+  command.AddOption("--memory", &plan->memory,
+                    "Of a rank, such as 80GB: says what fits");
   command
-      ->add_option("--micro-batches", plan->micro_batches,
-                   "Backward passes per step")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--bandwidth", plan->bandwidth,
-                      "Of a rank, one way, in bytes per second: 25GB");
+      .AddOption("--micro-batches", &plan->micro_batches,
+                 "Backward passes per step")
+      .Between(1, 1 << 20)
+      .ShowDefault();
+  command.AddOption("--bandwidth", &plan->bandwidth,
+                    "Of a rank, one way, in bytes per second: 25GB");
   command
-      ->add_option("--flops", plan->flops,
-                   "A rank's floating-point operations per second: 4e14")
-      ->check(PositiveFinite());
-  command->add_option("--tokens", plan->tokens, "A rank's tokens per step")
-      ->check(PositiveFinite());
-  command->add_flag("--json", plan->json, "One JSON document");
-  command->callback(
-      [plan, body] { *body = [plan] { return PlanCommand(*plan).Run(); }; });
+      .AddOption("--flops", &plan->flops,
+                 "A rank's floating-point operations per second: 4e14")
+      .Positive();
+  command.AddOption("--tokens", &plan->tokens, "A rank's tokens per step")
+      .Positive();
+  command.AddFlag("--json", &plan->json, "One JSON document");
+  command.Runs([plan] { return PlanCommand(*plan).Run(); });
 }
 
 }  // namespace shardctl

@@ -3,6 +3,7 @@
 // `shardctl report`: a checkpoint as a page for a browser.
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "sdk/cli/checkpoint.h"
@@ -58,19 +59,17 @@ int RunReport(const ReportArguments& arguments) {
 
 }  // namespace
 
-void AddReport(CLI::App* app, Body* body) {
+void AddReport(CommandLine* line) {
   const auto report = std::make_shared<ReportArguments>();
-  CLI::App* const command = app->add_subcommand(
-      "report", "Draw which rank holds what, as a page for a browser");
-  command->footer(kHelp);
-  command->add_option("path", report->path, "The checkpoint")->required();
+  Command command = line->AddCommand(
+      "report", "Draw which rank holds what, as a page for a browser", kHelp);
+  command.AddOption("path", &report->path, "The checkpoint").Required();
   command
-      ->add_option("-o,--output", report->output,
-                   "The page: report.html, /dev/stdout")
-      ->required();
-  command->add_flag("--json", report->json, "One JSON document");
-  command->callback(
-      [report, body] { *body = [report] { return RunReport(*report); }; });
+      .AddOption("-o,--output", &report->output,
+                 "The page: report.html, /dev/stdout")
+      .Required();
+  command.AddFlag("--json", &report->json, "One JSON document");
+  command.Runs([report] { return RunReport(*report); });
 }
 
 }  // namespace shardctl

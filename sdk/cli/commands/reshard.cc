@@ -22,22 +22,19 @@ Example: shardctl reshard ckpt/step-001000 ckpt-8 --ranks 8)";
 
 }  // namespace
 
-void AddReshard(CLI::App* app, Body* body) {
+void AddReshard(CommandLine* line) {
   const auto reshard = std::make_shared<ConvertArguments>();
-  CLI::App* const command = app->add_subcommand(
-      "reshard", "Write a checkpoint with another number of files");
-  command->footer(kHelp);
-  command->add_option("from", reshard->from, "The checkpoint")->required();
-  command->add_option("root", reshard->to, "Where its copy goes")->required();
+  Command command = line->AddCommand(
+      "reshard", "Write a checkpoint with another number of files", kHelp);
+  command.AddOption("from", &reshard->from, "The checkpoint").Required();
+  command.AddOption("root", &reshard->to, "Where its copy goes").Required();
   command
-      ->add_option("-n,--ranks", reshard->ranks,
-                   "As from so many ranks: a data file each")
-      ->required()
-      ->check(CLI::Range(1, 1 << 20));
-  AddConvertOptions(command, reshard.get());
-  command->callback([reshard, body] {
-    *body = [reshard] { return WriteAsCheckpoint(*reshard); };
-  });
+      .AddOption("-n,--ranks", &reshard->ranks,
+                 "As from so many ranks: a data file each")
+      .Required()
+      .Between(1, 1 << 20);
+  AddConvertOptions(&command, reshard.get());
+  command.Runs([reshard] { return WriteAsCheckpoint(*reshard); });
 }
 
 }  // namespace shardctl

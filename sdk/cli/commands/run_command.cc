@@ -35,32 +35,31 @@ Example: shardctl run -n 4 -- ./train --steps 1000)";
 
 }  // namespace
 
-void AddRun(CLI::App* app, Body* body) {
+void AddRun(CommandLine* line) {
   const auto run = std::make_shared<RunOptions>();
-  CLI::App* const command =
-      app->add_subcommand("run", "Start N ranks of a program on this host");
-  command->footer(kHelp);
-  command->add_option("-n,--ranks", run->ranks, "How many ranks to start")
-      ->required()
-      ->check(CLI::Range(1, 512));
+  Command command =
+      line->AddCommand("run", "Start N ranks of a program on this host", kHelp);
+  command.AddOption("-n,--ranks", &run->ranks, "How many ranks to start")
+      .Required()
+      .Between(1, 512);
   command
-      ->add_option("--timeout", run->timeout,
-                   "End the run after so many seconds (default: no limit)")
-      ->check(PositiveFinite());
+      .AddOption("--timeout", &run->timeout,
+                 "End the run after so many seconds (default: no limit)")
+      .Positive();
   command
-      ->add_option("--name", run->name,
-                   "Name of the meeting point (default: a random one)")
-      ->check([](const std::string& name) {
+      .AddOption("--name", &run->name,
+                 "Name of the meeting point (default: a random one)")
+      .Check([](const std::string& name) {
         // The ranks would take it for a URL.
         return name.find(':') == std::string::npos
                    ? ""
                    : "'" + name + "' has a ':'; give a name, not a URL";
       });
-  command->add_option("command", run->command, "The program and its arguments")
-      ->required();
+  command.AddOption("command", &run->command, "The program and its arguments")
+      .Required();
   // From the program on, all options are the program's, with or without "--".
-  command->positionals_at_end();
-  command->callback([run, body] { *body = [run] { return Run(*run); }; });
+  command.EndOptionsAtPositionals();
+  command.Runs([run] { return Run(*run); });
 }
 
 }  // namespace shardctl

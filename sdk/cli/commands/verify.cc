@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,18 +97,16 @@ int RunVerify(const VerifyArguments& arguments) {
 
 }  // namespace
 
-void AddVerify(CLI::App* app, Body* body) {
+void AddVerify(CommandLine* line) {
   const auto verify = std::make_shared<VerifyArguments>();
-  CLI::App* const command =
-      app->add_subcommand("verify", "Compare a checkpoint with its checksums");
-  command->footer(kHelp);
-  command->add_option("path", verify->path, "The checkpoint")->required();
-  command->add_option("--threads", verify->threads, "That read")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
-  command->add_flag("--json", verify->json, "One JSON document");
-  command->callback(
-      [verify, body] { *body = [verify] { return RunVerify(*verify); }; });
+  Command command = line->AddCommand(
+      "verify", "Compare a checkpoint with its checksums", kHelp);
+  command.AddOption("path", &verify->path, "The checkpoint").Required();
+  command.AddOption("--threads", &verify->threads, "That read")
+      .Between(1, 256)
+      .ShowDefault();
+  command.AddFlag("--json", &verify->json, "One JSON document");
+  command.Runs([verify] { return RunVerify(*verify); });
 }
 
 }  // namespace shardctl

@@ -288,6 +288,11 @@ TEST_F(PlanTest, WrongUse) {
   EXPECT_EQ(Plan({"--stages", "4"}).code, 2);
   EXPECT_EQ(Plan({"--flops", "inf", "--tokens", "1"}).code, 2);
   EXPECT_EQ(Plan({"--flops", "1e12", "--tokens", "nan"}).code, 2);
+  const Result group = Plan({"--group-size", "0"});
+  EXPECT_EQ(group.code, 2);
+  EXPECT_TRUE(
+      Has(group.error, "--group-size: Value 0 not in range 1 to 1048576\n"))
+      << group.error;
   EXPECT_EQ(RunShardctl({"plan", "/no/such/model"}).code, 2);
   EXPECT_TRUE(Has(Plan({"--partition", "odd"}).error,
                   "unknown partition 'odd'; known: even greedy bucket"));

@@ -53,6 +53,22 @@ TEST(ShardctlTest, HelpAndVersion) {
   EXPECT_TRUE(Has(version.out, "libshard"));
 }
 
+TEST(ShardctlTest, HelpThatStdoutDoesNotTakeIsAnError) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{
+           {"--help"}, {"--version"}, {"run", "--help"}}) {
+    SCOPED_TRACE(arguments[0]);
+    const Result result = Shardctl(arguments, "/dev/full").Wait();
+    EXPECT_EQ(result.code, 3);
+    EXPECT_EQ(result.error,
+              "shardctl: cannot write to stdout: No space left on device\n");
+  }
+  // A wrong use is told on stderr.
+  const Result wrong = Shardctl({"no-such-command"}, "/dev/full").Wait();
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_FALSE(Has(wrong.error, "stdout")) << wrong.error;
+}
+
 TEST(ShardctlTest, WrongUse) {
   EXPECT_EQ(RunShardctl({}).code, 2);
   EXPECT_EQ(RunShardctl({"no-such-command"}).code, 2);
@@ -180,8 +196,8 @@ TEST(ShardctlTest, NonBlockingOutputLosesNothing) {
   Shardctl shardctl(
       Script(2,
              "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done"),
-      /*terminal=*/nullptr, /*non_blocking=*/true);
-  ::poll(nullptr, 0, 500);  // The pipe fills.
+      /*out_path=*/nullptr, /*non_blocking=*/true);
+  shardctl.WaitUntilStalled();
   const Result result = shardctl.Wait();
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(SortedLines(result.out).size(), 40000u);

@@ -36,11 +36,12 @@ struct Result {
 };
 
 // shardctl in a process of its own, with its output in pipes: in one, with
-// `join_streams`.
+// `join_streams`. Its stdout is the file at `out_path` instead, if there is
+// one.
 class Shardctl {
  public:
   explicit Shardctl(std::vector<std::string> arguments,
-                    const char* terminal = nullptr, bool non_blocking = false,
+                    const char* out_path = nullptr, bool non_blocking = false,
                     bool join_streams = false) {
     int out[2];
     int error[2];
@@ -51,8 +52,8 @@ class Shardctl {
     arguments.insert(arguments.begin(), kShardctl);
     pid_ = ::fork();
     if (pid_ == 0) {
-      const int tty = terminal != nullptr ? ::open(terminal, O_RDWR) : -1;
-      ::dup2(tty >= 0 ? tty : out[1], STDOUT_FILENO);
+      const int file = out_path != nullptr ? ::open(out_path, O_RDWR) : -1;
+      ::dup2(file >= 0 ? file : out[1], STDOUT_FILENO);
       ::dup2(join_streams ? out[1] : error[1], STDERR_FILENO);
       std::vector<char*> argv;
       for (std::string& argument : arguments) argv.push_back(argument.data());
