@@ -4,10 +4,14 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <future>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -88,10 +92,12 @@ class OutputQueueTest : public ::testing::Test {
   static void WaitUntilEmpty(OutputQueue* queue) {
     while (!queue->empty()) {
       pollfd entry{queue->progress_fd(), POLLIN, 0};
-      ASSERT_EQ(::poll(&entry, 1, 60 * 1000), 1);
+      ASSERT_EQ(::poll(&entry, 1, kSeconds * 1000), 1);
       EXPECT_TRUE(queue->TakeProgress());
     }
   }
+
+  static constexpr int kSeconds = 20;  // After which a test gives up.
 
   int ends_[2];
 };
@@ -135,16 +141,37 @@ TEST_F(OutputQueueTest, WritesWholeLines) {
   EXPECT_EQ(read, text);
 }
 
-TEST_F(OutputQueueTest, NobodyReads) {
+// The reader goes while the thread is in a write. Text that is in the queue
+// then is dropped, and so is later text.
+TEST_F(OutputQueueTest, DropsTextThatNobodyReads) {
   OutputQueue queue(ends_[1]);
-  Close(0);
   queue.Append(std::string(3 * OutputQueue::kFullBytes, 'x'));
+  EXPECT_TRUE(queue.full());
+  Close(0);
+  WaitUntilEmpty(&queue);
+  EXPECT_FALSE(queue.full());
+  queue.Append("later\n");
   WaitUntilEmpty(&queue);
 }
 
+// The pipe takes one line: the thread is in the write of the second one, which
+// ends when somebody reads. The third line is dropped.
 TEST_F(OutputQueueTest, EndsAlthoughTheReaderStalls) {
-  OutputQueue queue(ends_[1]);
-  queue.Append(std::string(OutputQueue::kFullBytes, 'x'));
+  ASSERT_EQ(::fcntl(ends_[1], F_SETPIPE_SZ, PIPE_BUF), PIPE_BUF);
+  const std::string line = std::string(PIPE_BUF - 1, 'x') + "\n";
+  auto queue = std::make_unique<OutputQueue>(ends_[1]);
+  queue->Append(line + line + line);
+  pollfd entry{queue->progress_fd(), POLLIN, 0};
+  ASSERT_EQ(::poll(&entry, 1, kSeconds * 1000), 1);
+  EXPECT_FALSE(queue->empty());
+
+  const std::future<void> end =
+      std::async(std::launch::async, [&] { queue.reset(); });
+  EXPECT_EQ(end.wait_for(std::chrono::seconds(kSeconds)),
+            std::future_status::ready);
+  Close(1);
+  EXPECT_EQ(Read(2 * line.size()), line + line);
+  EXPECT_EQ(Read(1), "the end");
 }
 
 }  // namespace
