@@ -158,6 +158,24 @@ inline nlohmann::json ParseJson(const Result& result) {
   return json;
 }
 
+// A test of commands on the checkpoint of two ranks after two steps.
+class CheckpointTest : public ::testing::Test {
+ protected:
+  void SetUp() override { SaveCheckpoint(root_, 2, 2); }
+
+  static nlohmann::json RunJson(std::vector<std::string> arguments,
+                                int code = 0) {
+    arguments.push_back("--json");
+    const Result result = RunShardctl(arguments);
+    EXPECT_EQ(result.code, code) << result.error;
+    EXPECT_EQ(result.error, "");
+    return ParseJson(result);
+  }
+
+  Folder folder_;
+  const std::string root_ = folder_ / "ckpt";
+};
+
 }  // namespace shardctl_testing
 
 #endif  // SHARD_TESTS_SDK_CLI_CHECKPOINT_TESTING_H_

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `shardctl reshard`, `merge` and `import`.
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <string>
+
+#include "tests/sdk/cli/checkpoint_testing.h"
+
+namespace shardctl_testing::convert_test {
+namespace {
+
+using Json = nlohmann::json;
+using ConvertTest = CheckpointTest;
+
+TEST_F(ConvertTest, ReshardAndBack) {
+  const std::string five = folder_ / "five";
+  const std::string two = folder_ / "two";
+  const Json json = RunJson({"reshard", root_, five, "--ranks", "5"});
+  EXPECT_EQ(json["path"], five + "/step-000002");
+  EXPECT_EQ(json["files"].size(), 5u);
+  EXPECT_EQ(RunShardctl({"diff", root_, five}).code, 0);
+  EXPECT_EQ(RunShardctl({"verify", five}).code, 0);
+  EXPECT_EQ(RunShardctl({"reshard", five, two, "--ranks", "2"}).code, 0);
+  EXPECT_EQ(RunShardctl({"diff", root_, two}).code, 0);
+  // What is there stays, unless it is said otherwise.
+  const Result again = RunShardctl({"reshard", five, two, "--ranks", "3"});
+  EXPECT_EQ(again.code, 3);
+  EXPECT_EQ(RunJson({"inspect", two})["files"].size(), 2u);
+  EXPECT_EQ(
+      RunShardctl({"reshard", five, two, "--ranks", "3", "--overwrite"}).code,
+      0);
+  EXPECT_EQ(RunJson({"inspect", two})["files"].size(), 3u);
+}
+
+TEST_F(ConvertTest, MergeAndImport) {
+  const std::string file = folder_ / "model.safetensors";
+  const Result merged = RunShardctl({"merge", root_, file});
+  EXPECT_EQ(merged.code, 0) << merged.error;
+  EXPECT_TRUE(Has(merged.out, "wrote " + file + ": 6 tensors, ")) << merged.out;
+  // The tied weight has one name fewer, which is no difference.
+  const Json same = RunJson({"diff", root_, file, "--content", "model"});
+  EXPECT_EQ(same["names_only_in_a"], Json({"head.weight"}));
+  EXPECT_EQ(same["compared"]["tensors"], 6);
+  // States are in the checkpoint only.
+  EXPECT_EQ(RunJson({"diff", root_, file}, 1)["only_in_a"].size(), 10u);
+
+  const std::string imported = folder_ / "imported";
+  const Json json = RunJson({"import", file, imported, "--ranks", "3"});
+  EXPECT_EQ(json["step"], 0);
+  EXPECT_EQ(json["files"].size(), 3u);
+  EXPECT_EQ(RunShardctl({"diff", imported, file}).code, 0);
+  EXPECT_EQ(RunShardctl({"verify", imported}).code, 0);
+}
+
+TEST_F(ConvertTest, MergeReplacesNothingButFiles) {
+  namespace fs = std::filesystem;
+  const std::string file = folder_ / "model.safetensors";
+  const std::string link = folder_ / "link.safetensors";
+  WriteFile(file, "old");
+  fs::create_symlink("model.safetensors", link);
+  const Result linked = RunShardctl({"merge", root_, link, "--overwrite"});
+  EXPECT_EQ(linked.code, 0) << linked.error;
+  EXPECT_TRUE(fs::is_symlink(link));
+  EXPECT_EQ(RunShardctl({"diff", root_, file, "--content", "model"}).code, 0);
+
+  const std::string fifo = folder_ / "fifo.safetensors";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const Result refused = RunShardctl({"merge", root_, fifo, "--overwrite"});
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_TRUE(Has(refused.error, "is not a regular file")) << refused.error;
+  EXPECT_TRUE(fs::is_fifo(fifo));
+}
+
+TEST_F(ConvertTest, MergeIntoSeveralFiles) {
+  const std::string file = folder_ / "model.safetensors";
+  const Json json = RunJson({"merge", root_, file, "--max-shard-size", "1KiB",
+                             "--expand-aliases", "--content", "all"});
+  EXPECT_EQ(json["path"], file + ".index.json");
+  EXPECT_GE(json["files"].size(), 4u);
+  EXPECT_EQ(RunShardctl({"diff", root_, file + ".index.json"}).code, 0);
+  EXPECT_EQ(json["tensors"], 17);
+}
+
+TEST_F(ConvertTest, OtherTypes) {
+  const std::string file = folder_ / "model.safetensors";
+  EXPECT_EQ(RunShardctl({"merge", root_, file, "--dtype", "bf16"}).code, 0);
+  const Json json = RunJson({"diff", root_, file, "--content", "model"}, 1);
+  EXPECT_EQ(json["dtypes"].size(), 6u);
+  EXPECT_EQ(json["dtypes"][0]["b"], "bf16");
+  // bf16 has 8 bits of mantissa.
+  EXPECT_EQ(RunShardctl({"diff", root_, file, "--content", "model",
+                         "--ignore-dtypes", "--relative", "0.004"})
+                .code,
+            0);
+}
+
+TEST_F(ConvertTest, WrongUse) {
+  EXPECT_EQ(RunShardctl({"reshard", root_, folder_ / "x"}).code, 2);
+  const Result size = RunShardctl(
+      {"merge", root_, folder_ / "m.safetensors", "--max-shard-size", "big"});
+  EXPECT_EQ(size.code, 3);
+  EXPECT_TRUE(Has(size.error, "'big' is no number of bytes"));
+}
+
+}  // namespace
+}  // namespace shardctl_testing::convert_test

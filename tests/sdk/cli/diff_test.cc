@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `shardctl diff`, of checkpoints and of files that somebody else has written.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "tests/sdk/cli/checkpoint_testing.h"
+
+namespace shardctl_testing::diff_test {
+namespace {
+
+using Json = nlohmann::json;
+using DiffTest = CheckpointTest;
+
+TEST_F(DiffTest, TheSame) {
+  const Json json = RunJson({"diff", root_, root_});
+  EXPECT_EQ(json["same"], true);
+  EXPECT_EQ(json["compared"]["tensors"], 16);
+  EXPECT_TRUE(Has(RunShardctl({"diff", root_, root_}).out, "\nsame: compared"));
+}
+
+TEST_F(DiffTest, TwoSteps) {
+  const std::string other = folder_ / "other";
+  SaveCheckpoint(other, 4, 3);
+  const Json json = RunJson({"diff", root_, other}, 1);
+  EXPECT_EQ(json["same"], false);
+  EXPECT_EQ(json["only_in_a"], Json::array());
+  EXPECT_EQ(json["training"][0],
+            Json({{"name", "step"}, {"a", "2"}, {"b", "3"}}));
+  // All but the frozen one.
+  EXPECT_EQ(json["values"].size(), 15u);
+  const Json& first = json["values"][0];
+  EXPECT_GT(first["max_abs"], 0);
+  EXPECT_EQ(first["differing"], first["numel"]);
+  // A step of AdamW is about lr = 0.01.
+  EXPECT_EQ(RunShardctl({"diff", root_, other, "--content", "model",
+                         "--tolerance", "0.02"})
+                .code,
+            0);
+  EXPECT_EQ(RunShardctl({"diff", root_, other, "--content", "model",
+                         "--tolerance", "0.001"})
+                .code,
+            1);
+  EXPECT_EQ(
+      RunShardctl({"diff", root_, other, "--tensors-only", "--relative", "1"})
+          .code,
+      0);
+}
+
+TEST_F(DiffTest, TheSameOnAnotherNumberOfRanks) {
+  const std::string other = folder_ / "other";
+  SaveCheckpoint(other, 3, 2);
+  const Json json = RunJson({"diff", root_, other});
+  EXPECT_EQ(json["same"], true);
+}
+
+TEST_F(DiffTest, WhatSomebodyWrote) {
+  const std::string a = folder_ / "a.safetensors";
+  const std::string b = folder_ / "b.safetensors";
+  WriteSafetensors(a, {{"equal", {1, NAN, -0.0f, INFINITY}},
+                       {"values", {1, 2, 3, 4, NAN}},
+                       {"shape", {1, 2}},
+                       {"mine", {1}}});
+  WriteSafetensors(b, {{"equal", {1, -NAN, 0, INFINITY}},
+                       {"values", {1, 2.5f, 3, -INFINITY, 5}},
+                       {"shape", {1, 2, 3}},
+                       {"yours", {1}}});
+  const Json json = RunJson({"diff", a, b}, 1);
+  EXPECT_EQ(json["only_in_a"], Json({"mine"}));
+  EXPECT_EQ(json["only_in_b"], Json({"yours"}));
+  ASSERT_EQ(json["shapes"].size(), 1u);
+  EXPECT_EQ(json["shapes"][0]["a"], "[2]");
+  ASSERT_EQ(json["values"].size(), 1u);
+  const Json& values = json["values"][0];
+  EXPECT_EQ(values["key"], "values");
+  EXPECT_EQ(values["differing"], 3);
+  EXPECT_EQ(values["nans"], 1);
+  EXPECT_EQ(values["max_abs"], "inf");
+  EXPECT_EQ(values["first"], Json({{"index", 1}, {"a", 2.0}, {"b", 2.5}}));
+  // No tolerance makes a number of NaN, or an infinity of a number.
+  const Json near = RunJson({"diff", a, b, "--tolerance", "1e300"}, 1);
+  EXPECT_EQ(near["values"][0]["differing"], 2);
+  const Result text = RunShardctl({"diff", a, b});
+  EXPECT_TRUE(Has(text.out, "only in a:\n  mine\n")) << text.out;
+  EXPECT_TRUE(Has(text.out, "different: compared 2 tensors"));
+}
+
+TEST_F(DiffTest, WrongUse) {
+  EXPECT_EQ(RunShardctl({"diff", root_}).code, 2);
+  for (const char* const number : {"-1", "nan", "inf", "x"}) {
+    SCOPED_TRACE(number);
+    const Result result =
+        RunShardctl({"diff", root_, root_, "--tolerance", number});
+    EXPECT_EQ(result.code, 2);
+    EXPECT_TRUE(Has(result.error, "--tolerance: '" + std::string(number) +
+                                      "' is no number of 0 or more\n"))
+        << result.error;
+  }
+  EXPECT_EQ(RunShardctl({"diff", root_, root_, "--relative", "0"}).code, 0);
+}
+
+}  // namespace
+}  // namespace shardctl_testing::diff_test
