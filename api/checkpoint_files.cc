@@ -14,10 +14,10 @@
 #include "api/options.h"
 #include "api/progress.h"
 #include "core/base/file_env.h"
-#include "core/checkpoint/file_store.h"
-#include "core/checkpoint/manifest.h"
+#include "core/checkpoint/data/file_store.h"
+#include "core/checkpoint/manifest/manifest.h"
 #include "core/checkpoint/open_store.h"
-#include "core/checkpoint/tensor_info.h"
+#include "core/checkpoint/store/tensor_info.h"
 #include "core/checkpoint/verify.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/tensor_info.h"
+#include "core/checkpoint/store/tensor_info.h"
 #include "shard/base.h"
 
 using shard::ElementType;

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "api/text_cache.h"
-#include "core/checkpoint/file_store.h"
+#include "core/checkpoint/data/file_store.h"
 #include "core/comm/communicator.h"
 #include "core/engine/checkpoints.h"
 #include "core/engine/engine.h"

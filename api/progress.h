@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "core/checkpoint/progress.h"
+#include "core/checkpoint/store/progress.h"
 #include "shard/shard.h"
 
 namespace shard::api {

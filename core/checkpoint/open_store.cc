@@ -10,10 +10,10 @@
 
 #include "core/base/file.h"
 #include "core/base/strings.h"
-#include "core/checkpoint/directory.h"
-#include "core/checkpoint/manifest.h"
-#include "core/checkpoint/safetensors_store.h"
-#include "core/checkpoint/shard_store.h"
+#include "core/checkpoint/data/shard_store.h"
+#include "core/checkpoint/folder/directory.h"
+#include "core/checkpoint/manifest/manifest.h"
+#include "core/checkpoint/safetensors/safetensors_store.h"
 
 namespace shard {
 

@@ -11,7 +11,7 @@
 
 #include "core/base/file_env.h"
 #include "core/base/status.h"
-#include "core/checkpoint/file_store.h"
+#include "core/checkpoint/data/file_store.h"
 
 namespace shard {
 

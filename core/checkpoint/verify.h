@@ -6,7 +6,7 @@
 #define SHARD_CORE_CHECKPOINT_VERIFY_H_
 
 #include "core/base/status.h"
-#include "core/checkpoint/file_store.h"
+#include "core/checkpoint/data/file_store.h"
 
 namespace shard {
 

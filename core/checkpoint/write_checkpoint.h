@@ -17,9 +17,9 @@
 
 #include "core/base/file_env.h"
 #include "core/base/status.h"
-#include "core/checkpoint/converting_store.h"
-#include "core/checkpoint/file_store.h"
-#include "core/checkpoint/progress.h"
+#include "core/checkpoint/data/file_store.h"
+#include "core/checkpoint/store/converting_store.h"
+#include "core/checkpoint/store/progress.h"
 
 namespace shard {
 

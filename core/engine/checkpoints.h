@@ -26,7 +26,7 @@
 #include "core/base/file_env.h"
 #include "core/base/mapping.h"
 #include "core/base/status.h"
-#include "core/checkpoint/file_store.h"
+#include "core/checkpoint/data/file_store.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/save_checkpoint.h"

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "core/base/facts.h"
-#include "core/checkpoint/tensor_store.h"
+#include "core/checkpoint/store/tensor_store.h"
 #include "core/engine/hypers.h"
 #include "core/model/model.h"
 #include "core/state/state_entries.h"

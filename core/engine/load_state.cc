@@ -9,8 +9,8 @@
 
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
-#include "core/checkpoint/progress.h"
-#include "core/checkpoint/read_converted.h"
+#include "core/checkpoint/store/progress.h"
+#include "core/checkpoint/store/read_converted.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/local_state.h"
 #include "kernels/formula/narrow_states.h"

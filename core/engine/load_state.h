@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/checkpoint/tensor_store.h"
+#include "core/checkpoint/store/tensor_store.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/device/stream.h"

@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/checksum.h"
-#include "core/checkpoint/cleanup.h"
-#include "core/checkpoint/directory.h"
+#include "core/checkpoint/folder/cleanup.h"
+#include "core/checkpoint/folder/directory.h"
+#include "core/checkpoint/manifest/checksum.h"
 #include "core/comm/agreement.h"
 #include "core/comm/gather.h"
 

@@ -7,8 +7,8 @@
 
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
-#include "core/checkpoint/data_layout.h"
-#include "core/checkpoint/manifest.h"
+#include "core/checkpoint/data/data_layout.h"
+#include "core/checkpoint/manifest/manifest.h"
 #include "core/model/model.h"
 #include "core/model/names.h"
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/checkpoint/tensor_store.h"
+#include "core/checkpoint/store/tensor_store.h"
 #include "core/flat/plan.h"
 #include "core/state/state_entries.h"
 

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/checkpoint/tensor_store.h"
+#include "core/checkpoint/store/tensor_store.h"
 
 namespace shard {
 

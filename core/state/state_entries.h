@@ -23,7 +23,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/status.h"
-#include "core/checkpoint/tensor_info.h"
+#include "core/checkpoint/store/tensor_info.h"
 #include "core/flat/plan.h"
 #include "core/model/model.h"
 #include "core/model/names.h"

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/base/file_env.h"
-#include "core/checkpoint/directory.h"
-#include "core/checkpoint/shard_store.h"
+#include "core/checkpoint/data/shard_store.h"
+#include "core/checkpoint/folder/directory.h"
 #include "tests/core/base/temp_folder.h"
 
 namespace shard::testing {

@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "core/checkpoint/manifest.h"
-#include "core/checkpoint/manifest_header.h"
+#include "core/checkpoint/manifest/manifest.h"
+#include "core/checkpoint/manifest/manifest_header.h"
 #include "tests/core/checkpoint/read_manifest.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/safetensors_header.h"
+#include "core/checkpoint/safetensors/safetensors_header.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace shard {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/safetensors_index.h"
+#include "core/checkpoint/safetensors/safetensors_index.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace shard {

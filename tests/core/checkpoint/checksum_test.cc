@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/checksum.h"
+#include "core/checkpoint/manifest/checksum.h"
 
 #include <gtest/gtest.h>
 

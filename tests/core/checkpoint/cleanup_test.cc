@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/cleanup.h"
+#include "core/checkpoint/folder/cleanup.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -16,7 +16,7 @@
 
 #include "core/base/file.h"
 #include "core/base/strings.h"
-#include "core/checkpoint/directory.h"
+#include "core/checkpoint/folder/directory.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/temp_folder.h"

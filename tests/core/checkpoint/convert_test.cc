@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/convert.h"
+#include "core/checkpoint/store/convert.h"
 
 #include <gtest/gtest.h>
 

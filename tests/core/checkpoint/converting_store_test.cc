@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/converting_store.h"
+#include "core/checkpoint/store/converting_store.h"
 
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "core/checkpoint/read_converted.h"
+#include "core/checkpoint/store/read_converted.h"
 #include "kernels/cpu/q8.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/data_layout.h"
+#include "core/checkpoint/data/data_layout.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/directory.h"
+#include "core/checkpoint/folder/directory.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "core/checkpoint/manifest.h"
+#include "core/checkpoint/manifest/manifest.h"
 #include "kernels/cpu/q8.h"
 #include "kernels/formula/state_kind.h"
 #include "tests/core/base/expect_status.h"

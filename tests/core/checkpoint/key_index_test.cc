@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/key_index.h"
+#include "core/checkpoint/manifest/key_index.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <functional>
 #include <limits>
 
-#include "core/checkpoint/manifest_header.h"
+#include "core/checkpoint/manifest/manifest_header.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/checkpoint/raw_manifest.h"
 #include "tests/core/checkpoint/read_manifest.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/manifest.h"
+#include "core/checkpoint/manifest/manifest.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/checksum.h"
+#include "core/checkpoint/manifest/checksum.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/checkpoint/raw_manifest.h"
 #include "tests/core/checkpoint/read_manifest.h"

@@ -20,9 +20,9 @@
 #include <thread>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/cleanup.h"
-#include "core/checkpoint/directory.h"
-#include "core/checkpoint/pending.h"
+#include "core/checkpoint/folder/cleanup.h"
+#include "core/checkpoint/folder/directory.h"
+#include "core/checkpoint/folder/pending.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/temp_folder.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/pending.h"
+#include "core/checkpoint/folder/pending.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/cleanup.h"
-#include "core/checkpoint/directory.h"
+#include "core/checkpoint/folder/cleanup.h"
+#include "core/checkpoint/folder/directory.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/temp_folder.h"

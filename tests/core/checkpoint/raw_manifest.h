@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "core/checkpoint/manifest.h"
-#include "core/checkpoint/manifest_header.h"
+#include "core/checkpoint/manifest/manifest.h"
+#include "core/checkpoint/manifest/manifest_header.h"
 #include "core/checkpoint/schema/manifest_generated.h"
 
 namespace shard {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/manifest.h"
+#include "core/checkpoint/manifest/manifest.h"
 
 namespace shard {
 

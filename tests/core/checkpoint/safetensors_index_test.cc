@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/safetensors_index.h"
+#include "core/checkpoint/safetensors/safetensors_index.h"
 
 #include <gtest/gtest.h>
 

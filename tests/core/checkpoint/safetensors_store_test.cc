@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/safetensors_store.h"
+#include "core/checkpoint/safetensors/safetensors_store.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/piece_reader.h"
+#include "core/checkpoint/store/piece_reader.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
 

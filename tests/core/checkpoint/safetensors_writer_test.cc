@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/safetensors_writer.h"
+#include "core/checkpoint/safetensors/safetensors_writer.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/converting_store.h"
-#include "core/checkpoint/safetensors_store.h"
+#include "core/checkpoint/safetensors/safetensors_store.h"
+#include "core/checkpoint/store/converting_store.h"
 #include "core/checkpoint/verify.h"
 #include "core/checkpoint/write_checkpoint.h"
 #include "tests/core/base/expect_status.h"

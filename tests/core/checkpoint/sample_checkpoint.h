@@ -21,13 +21,13 @@
 #include "core/base/dtype.h"
 #include "core/base/file.h"
 #include "core/base/strings.h"
-#include "core/checkpoint/checksum.h"
-#include "core/checkpoint/data_layout.h"
-#include "core/checkpoint/data_writer.h"
-#include "core/checkpoint/file_store.h"
-#include "core/checkpoint/manifest.h"
+#include "core/checkpoint/data/data_layout.h"
+#include "core/checkpoint/data/data_writer.h"
+#include "core/checkpoint/data/file_store.h"
+#include "core/checkpoint/folder/pending.h"
+#include "core/checkpoint/manifest/checksum.h"
+#include "core/checkpoint/manifest/manifest.h"
 #include "core/checkpoint/open_store.h"
-#include "core/checkpoint/pending.h"
 
 namespace shard::testing {
 

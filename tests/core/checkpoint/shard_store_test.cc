@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/checkpoint/shard_store.h"
+#include "core/checkpoint/data/shard_store.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/data_layout.h"
+#include "core/checkpoint/data/data_layout.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/temp_folder.h"

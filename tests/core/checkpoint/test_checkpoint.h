@@ -17,8 +17,8 @@
 
 #include "core/base/file.h"
 #include "core/base/strings.h"
-#include "core/checkpoint/directory.h"
-#include "core/checkpoint/pending.h"
+#include "core/checkpoint/folder/directory.h"
+#include "core/checkpoint/folder/pending.h"
 #include "tests/core/base/temp_folder.h"
 
 namespace shard::testing {

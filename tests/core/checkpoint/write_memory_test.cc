@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/checksum.h"
-#include "core/checkpoint/converting_store.h"
-#include "core/checkpoint/safetensors_writer.h"
+#include "core/checkpoint/manifest/checksum.h"
+#include "core/checkpoint/safetensors/safetensors_writer.h"
+#include "core/checkpoint/store/converting_store.h"
 #include "core/checkpoint/verify.h"
 #include "core/checkpoint/write_checkpoint.h"
 #include "tests/core/base/expect_status.h"

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/directory.h"
-#include "core/checkpoint/shard_store.h"
+#include "core/checkpoint/data/shard_store.h"
+#include "core/checkpoint/folder/directory.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/forwarding_env.h"

@@ -9,8 +9,8 @@
 #include <memory>
 #include <string>
 
-#include "core/checkpoint/directory.h"
-#include "core/checkpoint/shard_store.h"
+#include "core/checkpoint/data/shard_store.h"
+#include "core/checkpoint/folder/directory.h"
 #include "tests/core/base/forwarding_env.h"
 #include "tests/core/engine/worlds.h"
 

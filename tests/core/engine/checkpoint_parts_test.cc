@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/checkpoint/data_layout.h"
-#include "core/checkpoint/shard_store.h"
+#include "core/checkpoint/data/data_layout.h"
+#include "core/checkpoint/data/shard_store.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/checkpoint_options.h"

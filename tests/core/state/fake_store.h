@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/checkpoint/tensor_store.h"
+#include "core/checkpoint/store/tensor_store.h"
 
 namespace shard {
 

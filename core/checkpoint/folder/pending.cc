@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/folder/pending.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <span>
+#include <utility>
+
+#include "core/base/out_of_memory.h"
+#include "core/base/strings.h"
+#include "core/checkpoint/folder/cleanup.h"
+#include "core/checkpoint/folder/directory.h"
+#include "core/checkpoint/manifest/manifest.h"
+
+namespace shard {
+
+namespace {
+
+// Names are random, so that one is in use or was cleaned by another before it
+// was locked is rare; several in a row mean something else.
+constexpr int kAttempts = 8;
+
+Status NotAFolder(const Directory& root, const std::string& name) {
+  return FailedPrecondition("'", root.PathOf(name),
+                            "' is not a folder, and no checkpoint can have "
+                            "its name; move it away");
+}
+
+Status Exists(const Directory& root, const std::string& name) {
+  return AlreadyExists("'", root.PathOf(name),
+                       "' exists; overwrite it, delete it, or save another "
+                       "step");
+}
+
+Status MakeRoot(FileEnv* env, const std::string& root) {
+  int result = env->MakeDir(AT_FDCWD, root.c_str(), 0777);
+  while (result == -EINTR) result = env->MakeDir(AT_FDCWD, root.c_str(), 0777);
+  if (result == 0 || result == -EEXIST) return Status();
+  const Status status =
+      ErrnoStatus(StrCat("making the directory '", root, "'"), -result);
+  if (result != -ENOENT) return status;
+  return NotFound(status.message(), "; make the folder above it first");
+}
+
+// Opens `root`, made if it is missing, durably so.
+StatusOr<Directory> OpenRoot(FileEnv* env, const std::string& root) {
+  StatusOr<Directory> opened = Directory::Open(env, root);
+  if (!opened.ok() && opened.status().code() != StatusCode::kNotFound) {
+    return opened;
+  }
+  const bool make = !opened.ok();
+  if (make) {
+    SHARD_RETURN_IF_ERROR(MakeRoot(env, root));
+    SHARD_ASSIGN_OR_RETURN(Directory made, Directory::Open(env, root));
+    opened = std::move(made);
+  }
+  // Also when it was there: who made it may have died before syncing it.
+  const StatusOr<Directory> above = opened->OpenDirectory("..");
+  if (above.ok()) {
+    SHARD_RETURN_IF_ERROR(above->Sync());
+  } else if (make || above.status().code() != StatusCode::kPermissionDenied) {
+    return above.status();
+  }
+  return opened;
+}
+
+// Whether `name` is a folder. kFailedPrecondition when it is something else.
+StatusOr<bool> IsFolder(const Directory& root, const std::string& name) {
+  SHARD_ASSIGN_OR_RETURN(const auto found, root.Stat(name));
+  if (found && !S_ISDIR(found->st_mode)) return NotAFolder(root, name);
+  return found.has_value();
+}
+
+// Whether `name` is what `directory` has open.
+bool IsNamed(const Directory& root, const std::string& name,
+             const Directory& directory) {
+  const auto named = root.Stat(name);
+  const auto open = directory.Stat(".");
+  return named.ok() && open.ok() && named->has_value() && open->has_value() &&
+         (*named)->st_dev == (*open)->st_dev &&
+         (*named)->st_ino == (*open)->st_ino;
+}
+
+// The next LATEST under a temporary name: its text is durable, and its lock
+// tells others that it is in use. Deleted unless it gets its name.
+class NextLatest {
+ public:
+  static StatusOr<NextLatest> Write(const Directory& root, int64_t step);
+
+  NextLatest(NextLatest&& other) noexcept
+      : root_(std::exchange(other.root_, nullptr)),
+        name_(std::move(other.name_)),
+        file_(std::move(other.file_)) {}
+  ~NextLatest() {
+    if (root_ == nullptr) return;
+    // Memory may have run out: what stays is stale, for the next save to clean.
+    try {
+      (void)root_->Unlink(name_).ok();
+    } catch (...) {  // NOLINT: a destructor lets nothing out
+    }
+  }
+
+  // Replaces LATEST.
+  Status Rename() {
+    const int result = root_->Rename(name_, kLatestName, 0);
+    if (result == 0) {
+      root_ = nullptr;
+      return Status();
+    }
+    return ErrnoStatus(StrCat("replacing '", root_->PathOf(kLatestName), "'"),
+                       -result);
+  }
+
+ private:
+  NextLatest(const Directory* root, std::string name, File file)
+      : root_(root), name_(std::move(name)), file_(std::move(file)) {}
+
+  const Directory* root_;  // Null: renamed, or moved from.
+  std::string name_;
+  File file_;
+};
+
+StatusOr<NextLatest> NextLatest::Write(const Directory& root, int64_t step) {
+  const std::string text = StrCat(CheckpointName(step), "\n");
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    SHARD_ASSIGN_OR_RETURN(std::string name, TemporaryName(kLatestName));
+    StatusOr<File> file = File::Open(root, name, File::Mode::kCreate);
+    if (file.status().code() == StatusCode::kAlreadyExists) continue;
+    if (!file.ok()) return file.status();
+    NextLatest latest(&root, std::move(name), *std::move(file));
+    SHARD_ASSIGN_OR_RETURN(const Claim claim,
+                           ClaimEntry(root, latest.name_, latest.file_.fd()));
+    if (claim == Claim::kBusy || claim == Claim::kGone) continue;
+    SHARD_RETURN_IF_ERROR(
+        latest.file_.WriteExactly(0, std::as_bytes(std::span(text))));
+    SHARD_RETURN_IF_ERROR(latest.file_.Sync());
+    return latest;
+  }
+  return Internal("'", root.PathOf(kLatestName),
+                  "' could not be replaced: ", kAttempts,
+                  " temporary files were deleted by another");
+}
+
+}  // namespace
+
+PendingCheckpoint::PendingCheckpoint(Directory root, Directory directory,
+                                     std::string name, int64_t step,
+                                     bool overwrite)
+    : root_(std::move(root)),
+      directory_(std::move(directory)),
+      name_(std::move(name)),
+      step_(step),
+      final_name_(CheckpointName(step)),
+      overwrite_(overwrite) {}
+
+PendingCheckpoint::~PendingCheckpoint() {
+  if (!pending()) return;
+  // Memory may have run out: what stays is stale, for the next save to clean.
+  try {
+    (void)Abandon().ok();
+  } catch (...) {  // NOLINT: a destructor lets nothing out
+  }
+}
+
+StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
+                                                     const std::string& path,
+                                                     int64_t step,
+                                                     bool overwrite) {
+  SHARD_ASSIGN_OR_RETURN(Directory root, OpenRoot(env, path));
+  SHARD_ASSIGN_OR_RETURN(const auto manifest, root.Stat(kManifestName));
+  if (manifest) {
+    return InvalidArgument("'", path,
+                           "' is itself a checkpoint; give the folder that "
+                           "checkpoints are to lie in");
+  }
+  const std::string final_name = CheckpointName(step);
+  SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(root, final_name));
+  if (exists && !overwrite) return Exists(root, final_name);
+
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    SHARD_ASSIGN_OR_RETURN(std::string name, TemporaryName(final_name));
+    const Status made = root.MakeDirectory(name);
+    if (made.code() == StatusCode::kAlreadyExists) continue;
+    SHARD_RETURN_IF_ERROR(made);
+    StatusOr<Directory> directory = root.OpenDirectory(name);
+    // Cleaned before it was locked, for it looked stale.
+    if (directory.status().code() == StatusCode::kNotFound) continue;
+    const StatusOr<Claim> claim = directory.ok()
+                                      ? ClaimEntry(root, name, directory->fd())
+                                      : StatusOr<Claim>(directory.status());
+    if (!claim.ok()) {
+      (void)root.RemoveDirectory(name).ok();
+      return claim.status();
+    }
+    if (*claim == Claim::kBusy || *claim == Claim::kGone) continue;
+    return PendingCheckpoint(std::move(root), *std::move(directory),
+                             std::move(name), step, overwrite);
+  }
+  return Internal("no temporary folder for '", root.PathOf(final_name),
+                  "': ", kAttempts, " were deleted by another");
+}
+
+StatusOr<PendingCheckpoint::Replaced> PendingCheckpoint::Publish() {
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    int result = RenameToFree(root_, name_, final_name_);
+    if (result == 0) return Replaced();
+    if (result == -EEXIST) {
+      SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(root_, final_name_));
+      if (!exists) continue;  // Deleted meanwhile.
+      if (!overwrite_) return Exists(root_, final_name_);
+      StatusOr<Directory> old = root_.OpenDirectory(final_name_);
+      if (old.status().code() == StatusCode::kNotFound) continue;
+      SHARD_RETURN_IF_ERROR(old.status());
+      SHARD_ASSIGN_OR_RETURN(const Claim claim,
+                             ClaimEntry(root_, final_name_, old->fd()));
+      if (claim == Claim::kGone) continue;
+      result = root_.Rename(name_, final_name_, RENAME_EXCHANGE);
+      if (result == 0) {
+        return Replaced{true, claim != Claim::kBusy, *std::move(old)};
+      }
+      // Which of the two is gone shows in the next attempt.
+      if (result == -ENOENT) continue;
+      if (result == -EINVAL || result == -ENOSYS) {
+        return Unimplemented(
+            "'", root_.PathOf(final_name_),
+            "' cannot be overwritten: the file system cannot swap two folders "
+            "(RENAME_EXCHANGE); delete it, or save another step");
+      }
+    }
+    return ErrnoStatus(
+        StrCat("renaming '", root_.PathOf(name_), "' to '", final_name_, "'"),
+        -result);
+  }
+  return Internal("'", root_.PathOf(final_name_), "' was made and deleted ",
+                  kAttempts, " times while it was to be replaced");
+}
+
+bool PendingCheckpoint::Retract(Directory published, const Replaced& replaced) {
+  bool renamed = false;
+  const Status status = CatchOutOfMemory([&] {
+    const bool ours = IsNamed(root_, final_name_, published) &&
+                      (!replaced.any || (replaced.locked &&
+                                         IsNamed(root_, name_, replaced.old)));
+    if (!ours) return Status();
+    renamed =
+        0 == (replaced.any ? root_.Rename(final_name_, name_, RENAME_EXCHANGE)
+                           : RenameToFree(root_, final_name_, name_));
+    return renamed ? root_.Sync() : Status();
+  });
+  // Its files must not go before its name is known to be gone: whoever cleans
+  // what is stale syncs the root first.
+  if (renamed && status.ok()) directory_ = std::move(published);
+  return renamed;
+}
+
+Status PendingCheckpoint::Commit() {
+  SHARD_ASSIGN_OR_RETURN(const auto manifest, directory_.Stat(kManifestName));
+  if (!manifest || !S_ISREG(manifest->st_mode)) {
+    return FailedPrecondition("'", root_.PathOf(name_), "' has no '",
+                              kManifestName, "', and is no checkpoint");
+  }
+  SHARD_RETURN_IF_ERROR(directory_.Sync());
+  // All that takes space or memory comes before anything changes.
+  SHARD_ASSIGN_OR_RETURN(NextLatest latest, NextLatest::Write(root_, step_));
+  const std::string complete =
+      StrCat("'", root_.PathOf(final_name_), "' is complete, but '",
+             root_.PathOf(kLatestName), "' may name another");
+  const Status no_memory = OutOfMemoryStatus().WithContext(complete);
+  const auto is_complete = [&](const Status& reason) {
+    try {
+      return reason.WithContext(complete);
+    } catch (const std::bad_alloc&) {
+      return no_memory;
+    }
+  };
+  SHARD_ASSIGN_OR_RETURN(const Replaced replaced, Publish());
+  // The temporary name may be the old checkpoint's now. While this holds no
+  // directory nobody abandons it, not even when memory runs out below.
+  Directory published = std::move(directory_);
+  // Before LATEST, which must not name what is not there; and before the old
+  // one goes, which a power cut would bring back.
+  Status status = CatchOutOfMemory([&] {
+    SHARD_RETURN_IF_ERROR(root_.Sync());
+    return latest.Rename();
+  });
+  if (!status.ok()) {
+    const bool undone = Retract(std::move(published), replaced);
+    return undone ? status : is_complete(status);
+  }
+  // Under the new name nobody needs the lock.
+  published = Directory();
+  status = CatchOutOfMemory([&] { return root_.Sync(); });
+  if (!status.ok()) return is_complete(status);
+  // Not an error of this checkpoint: what is left of the old one is stale.
+  if (replaced.any) {
+    (void)CatchOutOfMemory([&] { return RemoveTree(root_, name_); }).ok();
+  }
+  return Status();
+}
+
+Status PendingCheckpoint::Abandon() {
+  const Status status = RemoveTree(root_, name_);
+  directory_ = Directory();
+  return status;
+}
+
+StatusOr<Directory> OpenPending(FileEnv* env, const std::string& root,
+                                const std::string& name) {
+  const auto base = ParseTemporaryName(name);
+  if (!base || *base == kLatestName) {
+    return InvalidArgument("'", name,
+                           "' is not the name of a pending checkpoint");
+  }
+  SHARD_ASSIGN_OR_RETURN(const Directory opened, Directory::Open(env, root));
+  return opened.OpenDirectory(name);
+}
+
+}  // namespace shard

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/manifest/manifest.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/checkpoint/manifest/key_index.h"
+#include "core/checkpoint/manifest/manifest_checks.h"
+#include "core/checkpoint/manifest/manifest_header.h"
+#include "core/checkpoint/manifest/manifest_structure.h"
+
+namespace shard {
+
+namespace {
+
+std::string_view View(const flatbuffers::String* text) {
+  return text == nullptr ? std::string_view()
+                         : std::string_view(text->c_str(), text->size());
+}
+
+template <typename T>
+size_t Count(const flatbuffers::Vector<T>* vector) {
+  return vector == nullptr ? 0 : vector->size();
+}
+
+// REQUIRES: i < Count(vector).
+template <typename T>
+const T& At(const flatbuffers::Vector<flatbuffers::Offset<T>>* vector,
+            size_t i) {
+  return *vector->Get(static_cast<flatbuffers::uoffset_t>(i));
+}
+
+std::span<const int64_t> ShapeOf(const schema::Tensor& tensor) {
+  const auto* shape = tensor.shape();
+  // An empty one need not be aligned.
+  if (shape == nullptr || shape->size() == 0) return {};
+  return {reinterpret_cast<const int64_t*>(shape->Data()), shape->size()};
+}
+
+int64_t NumelOf(const schema::Tensor& tensor) {
+  int64_t numel = 1;
+  for (const int64_t dim : ShapeOf(tensor)) numel *= dim;
+  return numel;
+}
+
+// From the first slice of a tensor; REQUIRES: it has slices.
+const schema::Slice* SlicesOf(const schema::Manifest& manifest,
+                              const schema::Tensor& tensor) {
+  return manifest.slices()->Get(tensor.first_slice());
+}
+
+}  // namespace
+
+Manifest::Manifest() : index_(new KeyIndex) {}
+Manifest::~Manifest() = default;
+
+StatusOr<std::shared_ptr<const Manifest>> Manifest::Parse(
+    std::vector<std::byte> bytes) {
+  std::shared_ptr<Manifest> manifest(new Manifest);
+  manifest->bytes_ = std::move(bytes);
+  SHARD_RETURN_IF_ERROR(manifest->Read(manifest->bytes_));
+  return std::shared_ptr<const Manifest>(std::move(manifest));
+}
+
+Status Manifest::Verify(std::span<const std::byte> bytes) {
+  return Manifest().Read(bytes);
+}
+
+Status Manifest::Read(std::span<const std::byte> file) {
+  SHARD_ASSIGN_OR_RETURN(const ManifestHeader header, ReadManifestHeader(file));
+  SHARD_ASSIGN_OR_RETURN(root_, ReadManifestBody(header.body));
+  version_ = header.version;
+  id_ = ChecksumOf(file.data(), file.size());
+  Status status = CheckManifest(*root_, LimitsOf(version_));
+  if (status.ok()) {
+    status = index_->Build(num_tensors(), id_.low, [&](size_t i) {
+      return View(At(root_->tensors(), i).key());
+    });
+  }
+  if (status.ok()) status = CheckScales(*this);
+  if (status.code() != StatusCode::kCorrupt) return status;
+  return status.WithContext("the manifest is wrong");
+}
+
+std::string_view Manifest::writer() const { return View(root_->writer()); }
+
+int64_t Manifest::step() const { return root_->step(); }
+
+int32_t Manifest::world_size() const { return root_->world_size(); }
+
+size_t Manifest::num_files() const { return Count(root_->files()); }
+
+std::string_view Manifest::file_name(size_t file) const {
+  return View(At(root_->files(), file).name());
+}
+
+uint64_t Manifest::file_bytes(size_t file) const {
+  return At(root_->files(), file).bytes();
+}
+
+size_t Manifest::num_tensors() const { return Count(root_->tensors()); }
+
+TensorInfo Manifest::tensor(size_t index) const {
+  const schema::Tensor& tensor = At(root_->tensors(), index);
+  return {
+      .key = View(tensor.key()),
+      .type = static_cast<ElementType>(tensor.type()),
+      .role = static_cast<TensorRole>(tensor.role()),
+      .shape = ShapeOf(tensor),
+      .numel = NumelOf(tensor),
+      .alias_of = tensor.alias_of(),
+      .codebook = At(root_->tensors(), Target(index)).codebook(),
+  };
+}
+
+int64_t Manifest::Find(std::string_view key) const {
+  return index_->Find(
+      key, [this](size_t i) { return View(At(root_->tensors(), i).key()); });
+}
+
+size_t Manifest::Target(size_t tensor) const {
+  const int32_t target = At(root_->tensors(), tensor).alias_of();
+  return target < 0 ? tensor : static_cast<size_t>(target);
+}
+
+size_t Manifest::num_slices(size_t tensor) const {
+  return At(root_->tensors(), Target(tensor)).num_slices();
+}
+
+Slice Manifest::slice(size_t tensor, size_t index) const {
+  const schema::Tensor& owner = At(root_->tensors(), Target(tensor));
+  const schema::Slice* slice = SlicesOf(*root_, owner) + index;
+  const int64_t end =
+      index + 1 < owner.num_slices() ? slice[1].begin() : NumelOf(owner);
+  const int64_t numel = end - slice->begin();
+  return {
+      .begin = slice->begin(),
+      .numel = numel,
+      .extent = {.file = slice->file(),
+                 .offset = slice->offset(),
+                 .bytes = static_cast<uint64_t>(numel) *
+                          ElementSize(static_cast<ElementType>(owner.type())),
+                 .checksum = {slice->checksum_low(), slice->checksum_high()}},
+  };
+}
+
+size_t Manifest::SliceAt(size_t tensor, int64_t element) const {
+  const schema::Tensor& owner = At(root_->tensors(), Target(tensor));
+  const schema::Slice* first = SlicesOf(*root_, owner);
+  const schema::Slice* after =
+      std::upper_bound(first, first + owner.num_slices(), element,
+                       [](int64_t value, const schema::Slice& slice) {
+                         return value < slice.begin();
+                       });
+  return static_cast<size_t>(after - first) - 1;
+}
+
+bool Manifest::trainable(size_t tensor) const {
+  return At(root_->tensors(), Target(tensor)).trainable();
+}
+
+int32_t Manifest::group(size_t tensor) const {
+  return At(root_->tensors(), Target(tensor)).group();
+}
+
+int64_t Manifest::tensor_step(size_t tensor) const {
+  const int64_t step = At(root_->tensors(), Target(tensor)).step();
+  return step < 0 ? root_->step() : step;
+}
+
+size_t Manifest::num_groups() const { return Count(root_->groups()); }
+
+std::string_view Manifest::group_optimizer(size_t group) const {
+  return View(At(root_->groups(), group).optimizer());
+}
+
+size_t Manifest::num_scalars() const { return Count(root_->scalars()); }
+
+ScalarInfo Manifest::scalar(size_t index) const {
+  const schema::Scalar& scalar = At(root_->scalars(), index);
+  return {View(scalar.name()), scalar.value()};
+}
+
+size_t Manifest::num_blobs() const { return Count(root_->blobs()); }
+
+BlobInfo Manifest::blob(size_t index) const {
+  const schema::Blob& blob = At(root_->blobs(), index);
+  const schema::Extent& extent = *blob.extent();
+  return {
+      .name = View(blob.name()),
+      .rule = static_cast<BlobRule>(blob.rule()),
+      .rank = blob.rank(),
+      .extent = {.file = extent.file(),
+                 .offset = extent.offset(),
+                 .bytes = extent.bytes(),
+                 .checksum = {extent.checksum_low(), extent.checksum_high()}},
+  };
+}
+
+}  // namespace shard

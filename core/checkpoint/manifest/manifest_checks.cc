@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/manifest/manifest_checks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/strings.h"
+#include "core/checkpoint/manifest/manifest.h"
+#include "core/checkpoint/store/tensor_info.h"
+#include "core/model/names.h"
+
+namespace shard {
+
+namespace {
+
+// The values of StateKind.
+constexpr int32_t kFirstCodebook = 3;
+constexpr int32_t kLastCodebook = 5;
+
+template <typename T>
+uint32_t Count(const flatbuffers::Vector<T>* vector) {
+  return vector == nullptr ? 0 : vector->size();
+}
+
+std::string_view View(const flatbuffers::String* text) {
+  return text == nullptr ? std::string_view()
+                         : std::string_view(text->c_str(), text->size());
+}
+
+Status CheckName(const flatbuffers::String* text) {
+  const std::string_view name = View(text);
+  if (name.empty()) return Corrupt("it has no name");
+  if (name.size() > kMaxKeyBytes) {
+    return Corrupt("its name has ", name.size(), " bytes; at most ",
+                   kMaxKeyBytes, " are allowed");
+  }
+  if (!IsPlainText(name)) {
+    return Corrupt("its name is not UTF-8 without control characters");
+  }
+  return {};
+}
+
+// Numbers 0 to count - 1, such that less(i, j) wherever i is before j.
+template <typename Less>
+std::vector<uint32_t> Sorted(uint32_t count, Less less) {
+  std::vector<uint32_t> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), less);
+  return order;
+}
+
+// REQUIRES: every name was checked.
+template <typename T>
+Status CheckUnique(const flatbuffers::Vector<flatbuffers::Offset<T>>* tables,
+                   const char* what) {
+  const auto name = [&](uint32_t i) { return View(tables->Get(i)->name()); };
+  const std::vector<uint32_t> order = Sorted(
+      Count(tables), [&](uint32_t a, uint32_t b) { return name(a) < name(b); });
+  for (size_t i = 1; i < order.size(); ++i) {
+    if (name(order[i - 1]) == name(order[i])) {
+      return Corrupt("two ", what, "s are called ", QuoteName(name(order[i])));
+    }
+  }
+  return {};
+}
+
+// Elements of a tensor whose bytes fit into 63 bits; -1: it is no such shape.
+// A dimension of 0 does not excuse the others.
+int64_t CheckedNumel(const flatbuffers::Vector<int64_t>* shape, size_t size) {
+  if (Count(shape) > kMaxTensorDims) return -1;
+  int64_t largest = std::numeric_limits<int64_t>::max();
+  largest /= static_cast<int64_t>(size);
+  int64_t numel = 1;
+  bool empty = false;
+  for (uint32_t i = 0; i < Count(shape); ++i) {
+    const int64_t dim = shape->Get(i);
+    if (dim < 0) return -1;
+    if (dim == 0) {
+      empty = true;
+      continue;
+    }
+    if (numel > largest / dim) return -1;
+    numel *= dim;
+  }
+  return empty ? 0 : numel;
+}
+
+std::string FormatShape(const flatbuffers::Vector<int64_t>* shape) {
+  std::vector<int64_t> dims;
+  for (uint32_t i = 0; i < std::min<uint32_t>(Count(shape), 16); ++i) {
+    dims.push_back(shape->Get(i));
+  }
+  return FormatList(dims);
+}
+
+bool SameShape(const schema::Tensor& a, const schema::Tensor& b) {
+  if (Count(a.shape()) != Count(b.shape())) return false;
+  for (uint32_t i = 0; i < Count(a.shape()); ++i) {
+    if (a.shape()->Get(i) != b.shape()->Get(i)) return false;
+  }
+  return true;
+}
+
+Status CheckAlias(const schema::Manifest& manifest,
+                  const schema::Tensor& tensor) {
+  const int64_t target = tensor.alias_of();
+  if (target < 0 || target >= int64_t{Count(manifest.tensors())}) {
+    return Corrupt("it is an alias of tensor ", target, "; there are ",
+                   Count(manifest.tensors()));
+  }
+  const schema::Tensor& other =
+      *manifest.tensors()->Get(static_cast<uint32_t>(target));
+  if (other.alias_of() != -1) {
+    return Corrupt("it is an alias of tensor ", target,
+                   ", which is an alias itself");
+  }
+  if (tensor.type() != other.type() || tensor.role() != other.role() ||
+      !SameShape(tensor, other)) {
+    return Corrupt("it is an alias of tensor ", target,
+                   ", which has another type, role or shape");
+  }
+  if (tensor.first_slice() != 0 || tensor.num_slices() != 0 ||
+      tensor.group() != -1 || tensor.step() != -1 || !tensor.trainable() ||
+      tensor.codebook() != 0) {
+    return Corrupt("it is an alias and has values of its own");
+  }
+  return {};
+}
+
+// `next` is the first slice that no tensor before this one has.
+Status CheckSlices(const schema::Manifest& manifest,
+                   const schema::Tensor& tensor, int64_t numel, uint32_t next) {
+  const uint32_t count = tensor.num_slices();
+  if (count == 0) {
+    if (numel != 0) {
+      return Corrupt("it has ", numel, " elements and no slices");
+    }
+    return tensor.first_slice() == 0
+               ? Status()
+               : Corrupt("it has no slices, and its first is ",
+                         tensor.first_slice());
+  }
+  if (tensor.first_slice() != next || count > Count(manifest.slices()) - next) {
+    return Corrupt("its slices are ", count, " from number ",
+                   tensor.first_slice(), "; the next of the ",
+                   Count(manifest.slices()), " that there are is ", next);
+  }
+  int64_t begin = -1;
+  for (uint32_t i = next; i < next + count; ++i) {
+    const schema::Slice& slice = *manifest.slices()->Get(i);
+    if (i == next ? slice.begin() != 0 : slice.begin() <= begin) {
+      return Corrupt("its slice ", i - next, " begins at element ",
+                     slice.begin(), "; slices begin at 0 and ascend");
+    }
+    begin = slice.begin();
+  }
+  if (begin >= numel) {
+    return Corrupt("its last slice begins at element ", begin, " of ", numel);
+  }
+  return {};
+}
+
+Status CheckTensor(const schema::Manifest& manifest,
+                   const schema::Tensor& tensor, uint32_t* next_slice) {
+  if (!IsElementType(static_cast<int32_t>(tensor.type()))) {
+    return Corrupt("there is no element type ",
+                   static_cast<int32_t>(tensor.type()));
+  }
+  const auto type = static_cast<ElementType>(tensor.type());
+  if (tensor.role() < schema::TensorRole::param ||
+      tensor.role() > schema::TensorRole::state) {
+    return Corrupt("there is no role ", static_cast<int32_t>(tensor.role()));
+  }
+  const int64_t numel = CheckedNumel(tensor.shape(), ElementSize(type));
+  if (numel < 0) {
+    return Corrupt("shape ", FormatShape(tensor.shape()), ": at most ",
+                   kMaxTensorDims,
+                   " dimensions of at least 0, and at most 2^63 - 1 bytes");
+  }
+  if (type == ElementType::kQ8 && tensor.role() != schema::TensorRole::state) {
+    return Corrupt("only optimizer states have the type q8");
+  }
+  if (tensor.alias_of() != -1) return CheckAlias(manifest, tensor);
+  SHARD_RETURN_IF_ERROR(CheckSlices(manifest, tensor, numel, *next_slice));
+  *next_slice += tensor.num_slices();
+  if (tensor.group() < -1 ||
+      tensor.group() >= int64_t{Count(manifest.groups())}) {
+    return Corrupt("it is in param group ", tensor.group(), "; there are ",
+                   Count(manifest.groups()));
+  }
+  if (tensor.step() < -1) {
+    return Corrupt("it has done ", tensor.step(), " steps");
+  }
+  const bool known = type == ElementType::kQ8
+                         ? tensor.codebook() >= kFirstCodebook &&
+                               tensor.codebook() <= kLastCodebook
+                         : tensor.codebook() == 0;
+  if (!known && type == ElementType::kQ8 &&
+      tensor.codebook() < kFirstCodebook) {
+    return Unimplemented(
+        "its codes are those of code book ", int32_t{tensor.codebook()},
+        ", of a version before this one; load the checkpoint with that version "
+        "into an engine with states=f32 or bf16, and save it from there");
+  }
+  if (!known) {
+    return Corrupt("there is no code book ", int32_t{tensor.codebook()},
+                   " for ", ElementTypeName(type));
+  }
+  return {};
+}
+
+Status CheckTensors(const schema::Manifest& manifest, size_t most) {
+  const uint32_t count = Count(manifest.tensors());
+  if (count > most) {
+    return Corrupt("there are ", count, " tensors; at most ", most,
+                   " are allowed in this version of the format");
+  }
+  uint32_t next_slice = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const schema::Tensor& tensor = *manifest.tensors()->Get(i);
+    if (Status status = CheckName(tensor.key()); !status.ok()) {
+      return status.WithContext(StrCat("tensor ", i));
+    }
+    if (Status status = CheckTensor(manifest, tensor, &next_slice);
+        !status.ok()) {
+      return status.WithContext(
+          StrCat("tensor ", QuoteName(View(tensor.key()))));
+    }
+  }
+  if (next_slice != Count(manifest.slices())) {
+    return Corrupt("there are ", Count(manifest.slices()),
+                   " slices, and tensors have ", next_slice);
+  }
+  return {};
+}
+
+Status CheckFiles(const schema::Manifest& manifest) {
+  for (uint32_t i = 0; i < Count(manifest.files()); ++i) {
+    const schema::File& file = *manifest.files()->Get(i);
+    if (Status status = CheckName(file.name()); !status.ok()) {
+      return status.WithContext(StrCat("file ", i));
+    }
+    const std::string_view name = View(file.name());
+    if (name == "." || name == ".." || name == kManifestName ||
+        name.size() > kMaxFileNameBytes ||
+        name.find('/') != std::string_view::npos) {
+      return Corrupt("file ", i, " is called ", QuoteName(name),
+                     ", which is no plain name of a data file");
+    }
+    if (file.bytes() > uint64_t{std::numeric_limits<int64_t>::max()}) {
+      return Corrupt("file ", QuoteName(name), " has ", file.bytes(),
+                     " bytes; at most 2^63 - 1 are possible");
+    }
+    if (file.bytes() % kSliceAlignment != 0) {
+      return Corrupt("file ", QuoteName(name), " has ", file.bytes(),
+                     " bytes, which is no multiple of ", kSliceAlignment);
+    }
+  }
+  return CheckUnique(manifest.files(), "file");
+}
+
+Status CheckGroups(const schema::Manifest& manifest) {
+  for (uint32_t i = 0; i < Count(manifest.groups()); ++i) {
+    if (Status status = CheckName(manifest.groups()->Get(i)->optimizer());
+        !status.ok()) {
+      return status.WithContext(StrCat("optimizer of param group ", i));
+    }
+  }
+  return {};
+}
+
+Status CheckScalars(const schema::Manifest& manifest) {
+  for (uint32_t i = 0; i < Count(manifest.scalars()); ++i) {
+    const schema::Scalar& scalar = *manifest.scalars()->Get(i);
+    if (Status status = CheckName(scalar.name()); !status.ok()) {
+      return status.WithContext(StrCat("scalar ", i));
+    }
+    if (!std::isfinite(scalar.value())) {
+      return Corrupt("scalar ", QuoteName(View(scalar.name())),
+                     " is not finite");
+    }
+  }
+  return CheckUnique(manifest.scalars(), "scalar");
+}
+
+Status CheckBlob(const schema::Manifest& manifest, const schema::Blob& blob) {
+  const uint64_t bytes = blob.extent()->bytes();
+  switch (blob.rule()) {
+    case schema::BlobRule::per_rank:
+      break;
+    case schema::BlobRule::replicated:
+      if (blob.rank() == 0) break;
+      return Corrupt("it is replicated, and of rank ", blob.rank(),
+                     " instead of 0");
+    case schema::BlobRule::summed:
+      if (bytes % sizeof(int64_t) == 0) break;
+      return Corrupt("it is summed, and its ", bytes,
+                     " bytes are no multiple of 8");
+    default:
+      return Corrupt("there is no rule ", static_cast<int32_t>(blob.rule()));
+  }
+  if (blob.rank() < 0 || blob.rank() >= manifest.world_size()) {
+    return Corrupt("it is of rank ", blob.rank(), " of ",
+                   manifest.world_size());
+  }
+  return {};
+}
+
+Status CheckBlobs(const schema::Manifest& manifest) {
+  const auto* blobs = manifest.blobs();
+  for (uint32_t i = 0; i < Count(blobs); ++i) {
+    const schema::Blob& blob = *blobs->Get(i);
+    if (Status status = CheckName(blob.name()); !status.ok()) {
+      return status.WithContext(StrCat("blob ", i));
+    }
+    if (Status status = CheckBlob(manifest, blob); !status.ok()) {
+      return status.WithContext(StrCat("blob ", QuoteName(View(blob.name()))));
+    }
+  }
+  const std::vector<uint32_t> order =
+      Sorted(Count(blobs), [&](uint32_t a, uint32_t b) {
+        const int order =
+            View(blobs->Get(a)->name()).compare(View(blobs->Get(b)->name()));
+        return order != 0 ? order < 0
+                          : blobs->Get(a)->rank() < blobs->Get(b)->rank();
+      });
+  for (size_t i = 1; i < order.size(); ++i) {
+    const schema::Blob& a = *blobs->Get(order[i - 1]);
+    const schema::Blob& b = *blobs->Get(order[i]);
+    if (View(a.name()) != View(b.name())) continue;
+    if (a.rank() == b.rank()) {
+      return Corrupt("rank ", a.rank(), " has two blobs called ",
+                     QuoteName(View(a.name())));
+    }
+    if (a.rule() != b.rule()) {
+      return Corrupt("the blobs called ", QuoteName(View(a.name())),
+                     " have different rules");
+    }
+    if (a.rule() == schema::BlobRule::summed &&
+        a.extent()->bytes() != b.extent()->bytes()) {
+      return Corrupt("the blobs called ", QuoteName(View(a.name())),
+                     " are summed, and their sizes differ");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status CheckManifest(const schema::Manifest& manifest,
+                     const ManifestLimits& limits) {
+  if (!IsPlainText(View(manifest.writer()))) {
+    return Corrupt("its writer is not UTF-8 without control characters");
+  }
+  if (manifest.step() < 0) {
+    return Corrupt("it is of step ", manifest.step());
+  }
+  if (manifest.world_size() < 1) {
+    return Corrupt("it was saved by ", manifest.world_size(), " ranks");
+  }
+  SHARD_RETURN_IF_ERROR(CheckFiles(manifest));
+  SHARD_RETURN_IF_ERROR(CheckGroups(manifest));
+  SHARD_RETURN_IF_ERROR(CheckScalars(manifest));
+  SHARD_RETURN_IF_ERROR(CheckTensors(manifest, limits.tensors));
+  SHARD_RETURN_IF_ERROR(CheckBlobs(manifest));
+  return CheckExtents(manifest);
+}
+
+Status CheckScales(const Manifest& manifest) {
+  std::string key;
+  for (size_t i = 0; i < manifest.num_tensors(); ++i) {
+    const TensorInfo codes = manifest.tensor(i);
+    if (codes.type != ElementType::kQ8) continue;
+    key.assign(codes.key).append(kScaleSuffix);
+    const int64_t found = manifest.Find(key);
+    if (found < 0) {
+      return Corrupt("tensor ", QuoteName(codes.key), " is q8 and has no ",
+                     kScaleSuffix);
+    }
+    const TensorInfo scales = manifest.tensor(static_cast<size_t>(found));
+    // No sum that could overflow.
+    const int64_t blocks =
+        codes.numel / kQ8Block + (codes.numel % kQ8Block != 0);
+    if (scales.type != ElementType::kF32 || scales.role != TensorRole::kState ||
+        scales.shape.size() != 1 || scales.shape[0] != blocks) {
+      return Corrupt("tensor ", QuoteName(key), " is not ", blocks,
+                     " scales: an f32 state of that one dimension");
+    }
+  }
+  return {};
+}
+
+}  // namespace shard

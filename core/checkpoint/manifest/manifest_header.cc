@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/manifest/manifest_header.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "core/checkpoint/manifest/checksum.h"
+#include "core/checkpoint/manifest/manifest.h"
+
+namespace shard {
+
+namespace {
+
+constexpr char kMagic[] = {'L', 'I', 'B', 'S', 'H', 'A', 'R', 'D'};
+constexpr size_t kVersionEnd = 16;
+
+template <typename T>
+T Load(std::span<const std::byte> bytes, size_t offset) {
+  T value;
+  std::memcpy(&value, bytes.data() + offset, sizeof(value));
+  return value;
+}
+
+template <typename T>
+void Store(T value, std::byte* to) {
+  std::memcpy(to, &value, sizeof(value));
+}
+
+}  // namespace
+
+void WriteManifestHeader(std::span<const std::byte> body, uint32_t version,
+                         std::byte* header) {
+  const Checksum checksum = ChecksumOf(body.data(), body.size());
+  std::memcpy(header, kMagic, sizeof(kMagic));
+  Store<uint32_t>(version, header + 8);
+  Store<uint32_t>(~version, header + 12);
+  Store<uint64_t>(body.size(), header + 16);
+  Store<uint64_t>(checksum.low, header + 24);
+  Store<uint64_t>(checksum.high, header + 32);
+}
+
+StatusOr<uint32_t> ReadManifestVersion(std::span<const std::byte> start,
+                                       uint64_t file_bytes) {
+  const auto too_short = [&] {
+    return Corrupt("the manifest has ", file_bytes,
+                   " bytes, which is less than its header");
+  };
+  if (start.size() < kVersionEnd) return too_short();
+  if (std::memcmp(start.data(), kMagic, sizeof(kMagic)) != 0) {
+    return Corrupt("this is not a manifest: it does not begin with LIBSHARD");
+  }
+  const auto version = Load<uint32_t>(start, 8);
+  if (version != ~Load<uint32_t>(start, 12) || version == 0) {
+    return Corrupt("the manifest's version is damaged");
+  }
+  // Nothing else can be said of a newer one.
+  if (version > kManifestVersion) {
+    return Unimplemented("the manifest has version ", version,
+                         " of the format; this library reads up to ",
+                         kManifestVersion, ": use a newer one");
+  }
+  if (const uint64_t most = LimitsOf(version).bytes; file_bytes > most) {
+    return Corrupt("the manifest has ", file_bytes, " bytes; at most ", most,
+                   " are allowed in version ", version);
+  }
+  if (start.size() < kManifestHeaderBytes) return too_short();
+  const auto bytes = Load<uint64_t>(start, 16);
+  if (const uint64_t body = file_bytes - kManifestHeaderBytes; bytes != body) {
+    return Corrupt("the manifest says that ", bytes,
+                   " bytes follow its header, and there are ", body);
+  }
+  return version;
+}
+
+StatusOr<ManifestHeader> ReadManifestHeader(std::span<const std::byte> file) {
+  SHARD_ASSIGN_OR_RETURN(
+      const uint32_t version,
+      ReadManifestVersion(
+          file.first(std::min(file.size(), kManifestHeaderBytes)),
+          file.size()));
+  const std::span<const std::byte> body = file.subspan(kManifestHeaderBytes);
+  const Checksum stored = {Load<uint64_t>(file, 24), Load<uint64_t>(file, 32)};
+  if (ChecksumOf(body.data(), body.size()) != stored) {
+    return Corrupt("the manifest's bytes do not match its checksum");
+  }
+  return ManifestHeader{version, body};
+}
+
+}  // namespace shard

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PieceReader: reads ranges of elements in pieces of a few MiB, by several
+// threads, into a sink.
+//
+// The first error, of a read, of the sink or of the progress, ends it; pieces
+// that are being read then are finished, no further ones begun.
+
+#ifndef SHARD_CORE_CHECKPOINT_STORE_PIECE_READER_H_
+#define SHARD_CORE_CHECKPOINT_STORE_PIECE_READER_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/checkpoint/store/progress.h"
+#include "core/checkpoint/store/tensor_store.h"
+
+namespace shard {
+
+class PieceReader {
+ public:
+  static constexpr size_t kPieceBytes = size_t{4} << 20;
+  // Threads beyond it would take memory and win nothing.
+  static constexpr int kMaxThreads = 8;
+
+  struct Range {
+    int64_t begin = 0;
+    int64_t numel = 0;
+    size_t element_size = 1;
+  };
+  // Fills `to` with elements of a range from number `begin` on. Called from
+  // several threads at once.
+  using Read = std::function<Status(size_t range, int64_t begin,
+                                    std::span<std::byte> to)>;
+
+  PieceReader(std::span<const Range> ranges, const Read& read);
+
+  // Blocks until all is read, on the calling thread and others. REQUIRES: the
+  // first call.
+  Status Run(const ReadOptions& options, const PieceSink& sink);
+
+ private:
+  static int64_t PieceNumel(const Range& range) {
+    return static_cast<int64_t>(kPieceBytes / range.element_size);
+  }
+  Status Work(const PieceSink& sink, ProgressMeter* progress);
+  Status ReadPiece(size_t piece, std::vector<std::byte>* buffer,
+                   const PieceSink& sink, uint64_t* bytes);
+
+  std::span<const Range> ranges_;
+  const Read& read_;
+  // Of each range its first piece; then the number of pieces.
+  std::vector<size_t> first_;
+  uint64_t total_bytes_ = 0;
+
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_CHECKPOINT_STORE_PIECE_READER_H_
