@@ -12,8 +12,8 @@
 #include "api/progress.h"
 #include "api/state_options.h"
 #include "api/text.h"
-#include "core/engine/checkpoints.h"
 #include "core/engine/engine.h"
+#include "core/engine/state/checkpoints.h"
 
 namespace {
 

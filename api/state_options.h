@@ -8,7 +8,7 @@
 #include "api/options.h"
 #include "api/progress.h"
 #include "core/base/status.h"
-#include "core/engine/checkpoints.h"
+#include "core/engine/state/checkpoints.h"
 #include "core/state/state_entries.h"
 #include "shard/shard.h"
 

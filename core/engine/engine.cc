@@ -14,10 +14,10 @@
 #include "core/base/strings.h"
 #include "core/comm/agreement.h"
 #include "core/device/stream_guard.h"
-#include "core/engine/describe.h"
-#include "core/engine/import_state.h"
-#include "core/engine/log_warnings.h"
-#include "core/engine/ok_or_abort.h"
+#include "core/engine/state/describe.h"
+#include "core/engine/state/import_state.h"
+#include "core/engine/state/log_warnings.h"
+#include "core/engine/transfer/ok_or_abort.h"
 #include "core/state/manifest_bound.h"
 
 namespace shard {

@@ -5,8 +5,9 @@
 //
 // Training states: FILLING until BroadcastParams; then IDLE between steps,
 // FORWARD_BACKWARD while units are in use or gradients are ready
-// (core/engine/units.h), and SUMMON_FULL_PARAMS (core/engine/summon.h). A call
-// in the wrong one fails with the state it found and the one it needs.
+// (core/engine/units/units.h), and SUMMON_FULL_PARAMS
+// (core/engine/state/summon.h). A call in the wrong one fails with the state it
+// found and the one it needs.
 //
 // An error after which ranks have got out of step is final: every later
 // collective call returns it.
@@ -34,12 +35,12 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
-#include "core/engine/assembly.h"
-#include "core/engine/checkpoints.h"
-#include "core/engine/hypers.h"
-#include "core/engine/step_options.h"
-#include "core/engine/summon.h"
-#include "core/engine/work_deadline.h"
+#include "core/engine/state/checkpoints.h"
+#include "core/engine/state/summon.h"
+#include "core/engine/state/work_deadline.h"
+#include "core/engine/step/assembly.h"
+#include "core/engine/step/hypers.h"
+#include "core/engine/step/step_options.h"
 #include "core/flat/plan.h"
 #include "core/optim/loss_scaler.h"
 #include "core/state/memory_store.h"
@@ -100,7 +101,7 @@ class Engine {
   // Also throws away what was accumulated and declared ready.
   Status ZeroGrad();
 
-  // See core/engine/units.h. `timeout` 0: the engine's, here and below.
+  // See core/engine/units/units.h. `timeout` 0: the engine's, here and below.
   Status UnitAcquire(int32_t unit, Pass pass, double timeout);
   Status UnitRelease(int32_t unit);
   Status UnitGradsReady(int32_t unit);
@@ -151,8 +152,8 @@ class Engine {
   Status Join(double timeout, int64_t* steps);
 
   // COLLECTIVE. From here on Param gives whole copies of the parameters in
-  // `module`, on all ranks or on one; see core/engine/summon.h. Only Param and
-  // EndSummon are allowed until then.
+  // `module`, on all ranks or on one; see core/engine/state/summon.h. Only
+  // Param and EndSummon are allowed until then.
   Status Summon(ModuleId module, int rank, double timeout);
   // COLLECTIVE. With `write_back` the copies become the parameters. One that
   // this rank could not read is an error on all ranks.
@@ -161,9 +162,10 @@ class Engine {
   // COLLECTIVE, both. Another plan over the same parameters takes the place of
   // the old one: pointers from Param and Grad are no longer valid, gradients
   // are zero. States of parameters that stay trainable are kept
-  // (core/engine/migrate.h); frozen ones lose theirs, and count their steps
-  // from 0 once they are trained again. Both plans' memory is held meanwhile.
-  // On an error that is the same on all ranks, everything is as before.
+  // (core/engine/state/migrate.h); frozen ones lose theirs, and count their
+  // steps from 0 once they are trained again. Both plans' memory is held
+  // meanwhile. On an error that is the same on all ranks, everything is as
+  // before.
   //
   // `params` are frozen, or in the default group; they become trainable.
   StatusOr<GroupId> AddParamGroup(std::string_view optimizer,
@@ -172,9 +174,9 @@ class Engine {
   Status SetTrainable(const std::vector<ParamId>& params,
                       const StatusOr<bool>& trainable, double timeout);
 
-  // COLLECTIVE, both, between steps; see core/engine/checkpoints.h. Options
-  // that this rank could not read, or that are wrong, are an error on all
-  // ranks. So is an error of an asynchronous save before, once.
+  // COLLECTIVE, both, between steps; see core/engine/state/checkpoints.h.
+  // Options that this rank could not read, or that are wrong, are an error on
+  // all ranks. So is an error of an asynchronous save before, once.
   //
   // Into `root`, named by the step. Null: it is done; else it goes on in the
   // background, and training may go on at once.
@@ -192,8 +194,8 @@ class Engine {
   // Local: adds what this rank owns, and the numbers. The store's parts are the
   // engine's memory.
   Status AddLocalState(const StateOptions& options, MemoryStore* store);
-  // COLLECTIVE: see core/engine/gather_state.h. Options that this rank could
-  // not read are an error on all ranks.
+  // COLLECTIVE: see core/engine/state/gather_state.h. Options that this rank
+  // could not read are an error on all ranks.
   Status GatherState(const StatusOr<StateOptions>& options, int rank,
                      double timeout,
                      const std::function<Status(const StateEntry& entry,

@@ -8,10 +8,10 @@
 
 #include "core/base/strings.h"
 #include "core/comm/agreement.h"
-#include "core/engine/describe.h"
 #include "core/engine/engine.h"
-#include "core/engine/load_state.h"
-#include "core/engine/ok_or_abort.h"
+#include "core/engine/state/describe.h"
+#include "core/engine/state/load_state.h"
+#include "core/engine/transfer/ok_or_abort.h"
 #include "core/model/names.h"
 
 namespace shard {

@@ -9,8 +9,8 @@
 #include "core/base/strings.h"
 #include "core/comm/agreement.h"
 #include "core/engine/engine.h"
-#include "core/engine/log_warnings.h"
-#include "core/engine/migrate.h"
+#include "core/engine/state/log_warnings.h"
+#include "core/engine/state/migrate.h"
 #include "core/optim/groups.h"
 
 namespace shard {

@@ -10,11 +10,11 @@
 #include "core/base/strings.h"
 #include "core/comm/agreement.h"
 #include "core/comm/gather.h"
-#include "core/engine/describe.h"
 #include "core/engine/engine.h"
-#include "core/engine/gather_state.h"
-#include "core/engine/local_state.h"
-#include "core/engine/ok_or_abort.h"
+#include "core/engine/state/describe.h"
+#include "core/engine/state/gather_state.h"
+#include "core/engine/state/local_state.h"
+#include "core/engine/transfer/ok_or_abort.h"
 #include "core/model/names.h"
 
 namespace shard {

@@ -9,9 +9,9 @@
 
 #include "core/base/strings.h"
 #include "core/comm/agreement.h"
-#include "core/engine/describe.h"
 #include "core/engine/engine.h"
-#include "core/engine/stopwatch.h"
+#include "core/engine/state/describe.h"
+#include "core/engine/transfer/stopwatch.h"
 
 namespace shard {
 

@@ -43,7 +43,7 @@
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
-#include "core/engine/transfers.h"
+#include "core/engine/transfer/transfers.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/blocks.h"
 #include "tests/bench/roof.h"

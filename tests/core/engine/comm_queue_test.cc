@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/comm_queue.h"
+#include "core/engine/transfer/comm_queue.h"
 
 #include <gtest/gtest.h>
 

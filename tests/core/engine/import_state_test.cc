@@ -2,7 +2,7 @@
 //
 // A run that begins in another program and goes on here.
 
-#include "core/engine/import_state.h"
+#include "core/engine/state/import_state.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -23,7 +23,7 @@
 #include "core/checkpoint/write_checkpoint.h"
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
-#include "core/engine/local_state.h"
+#include "core/engine/state/local_state.h"
 #include "core/optim/groups.h"
 #include "core/state/manifest_bound.h"
 #include "core/state/state_entries.h"

@@ -3,7 +3,7 @@
 // What ranks conclude from their notes: all pairs of activities, who goes
 // first, and that every rank comes to the same.
 
-#include "core/engine/meeting.h"
+#include "core/engine/transfer/meeting.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/slots.h"
+#include "core/engine/memory/slots.h"
 
 #include <gtest/gtest.h>
 

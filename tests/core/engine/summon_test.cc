@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/summon.h"
+#include "core/engine/state/summon.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/unit_states.h"
+#include "core/engine/units/unit_states.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 // Updates of whole parameters, in a workspace of exactly the planned size: they
 // stay in it, need all of it, and do not depend on what is in it.
 
-#include "core/engine/update.h"
+#include "core/engine/step/update.h"
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/device/device.h"
-#include "core/engine/range.h"
+#include "core/engine/step/range.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/training.h"

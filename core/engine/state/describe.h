@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Facts (core/base/facts.h) of what ranks agree on before they save, load or
+// gather. Modules go by name: ids are each rank's own.
+
+#ifndef SHARD_CORE_ENGINE_STATE_DESCRIBE_H_
+#define SHARD_CORE_ENGINE_STATE_DESCRIBE_H_
+
+#include <string>
+
+#include "core/base/facts.h"
+#include "core/checkpoint/store/tensor_store.h"
+#include "core/engine/step/hypers.h"
+#include "core/model/model.h"
+#include "core/state/state_entries.h"
+
+namespace shard {
+
+// "'block.mlp'", or "all" for the root. REQUIRES: a module of `model`.
+std::string ModuleText(const Model& model, ModuleId module);
+
+// REQUIRES: options that CheckStateOptions accepts.
+void DescribeState(const Model& model, const StateOptions& options,
+                   FactSink* sink);
+
+// Keys, types, shapes and aliases; no elements.
+void DescribeTensors(const TensorStore& store, FactSink* sink);
+
+// The values that all groups have now.
+void DescribeHypers(const Hypers& hypers, FactSink* sink);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STATE_DESCRIBE_H_

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Consolidation: whole tensors of a training state, one after the other, on one
+// rank or on all. What ranks own is sent in runs of up to kRunBytes, so that
+// many small tensors cost one collective.
+//
+// Memory: a run and the largest tensor, on the ranks that get them.
+
+#ifndef SHARD_CORE_ENGINE_STATE_GATHER_STATE_H_
+#define SHARD_CORE_ENGINE_STATE_GATHER_STATE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/device/device.h"
+#include "core/engine/memory/buffers.h"
+#include "core/flat/plan.h"
+#include "core/state/state_entries.h"
+
+namespace shard {
+
+// Gets entry number `entry`, its elements at `data` during the call only; null
+// for an alias and for a tensor of no elements.
+using TensorSink = std::function<Status(size_t entry, const std::byte* data)>;
+
+// COLLECTIVE. All entries in their order, to `sink` on rank `rank`, or with -1
+// on all. An error of a sink is the error of all ranks, once the others are
+// through; that rank's sink gets no more. The same entries on all ranks, whose
+// streams are idle.
+Status GatherState(const Plan& plan, const EngineMemory& memory,
+                   const std::vector<StateEntry>& entries, int rank,
+                   Communicator* comm, Device* device, Stream* stream,
+                   const TensorSink& sink, const Deadline& deadline);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STATE_GATHER_STATE_H_

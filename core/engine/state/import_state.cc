@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/state/import_state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "core/base/dtype.h"
+#include "core/base/strings.h"
+#include "kernels/formula/narrow_states.h"
+
+namespace shard {
+
+namespace {
+
+StatusOr<size_t> FindState(const FlatBufferPlan& plan, std::string_view name) {
+  std::string known;
+  for (size_t s = 0; s < plan.states.size(); ++s) {
+    if (plan.states[s].tensor.name == name) return s;
+    StrAppend(&known, known.empty() ? "" : ", ", plan.states[s].tensor.name);
+  }
+  return NotFound("the parameter has no state '", name, "'; it has ",
+                  known.empty() ? "none" : known);
+}
+
+// A square, of which there is a root.
+bool IsSquare(const Optimizer& optimizer, size_t state) {
+  const StateKind* kinds = NarrowStateKinds(optimizer.formula());
+  return kinds != nullptr && state < optimizer.state_names().size() &&
+         kinds[state] != StateKind::kAverage;
+}
+
+Status CheckValues(const float* values, size_t count, bool square) {
+  for (size_t i = 0; i < count; ++i) {
+    if (std::isfinite(values[i]) && !(square && values[i] < 0)) continue;
+    return InvalidArgument(
+        "element ", i, " is ", values[i], "; allowed: ",
+        square ? "finite numbers, at least 0" : "finite numbers");
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
+                   int range, const ParamPlace& place, std::string_view name,
+                   const float* values, size_t count, Stream* stream) {
+  const FlatBufferPlan& plan = *buffer.plan;
+  SHARD_ASSIGN_OR_RETURN(const size_t s, FindState(plan, name));
+  const FlatLayout& layout = plan.StateLayout(s);
+  // Layouts of states list the parameters in the same order.
+  const Slot& slot = layout.slots()[plan.layout.SlotAt(place.offset)];
+  if (static_cast<size_t>(slot.numel) != count) {
+    return InvalidArgument("state '", name, "' has ", slot.numel,
+                           " elements, not ", count);
+  }
+  SHARD_RETURN_IF_ERROR(CheckValues(values, count, IsSquare(optimizer, s))
+                            .WithContext(StrCat("state '", name, "'")));
+
+  // What of it lies in this rank's range. Blocks of 256 begin with their
+  // parameter, and ranges are whole blocks.
+  const int64_t range_begin = range * layout.shard_numel();
+  const int64_t begin = std::max(slot.offset, range_begin);
+  const int64_t end =
+      std::min(slot.offset + slot.numel, range_begin + layout.shard_numel());
+  if (begin >= end) return Status();
+  const float* const from = values + (begin - slot.offset);
+  const auto numel = static_cast<size_t>(end - begin);
+  const auto at = static_cast<size_t>(begin - range_begin);
+  const DType dtype = plan.states[s].tensor.dtype;
+  unsigned char* const data = buffer.states[s] + at * DTypeSize(dtype);
+  if (dtype != DType::kQ8) {
+    stream->Narrow(dtype, from, data, numel, nullptr);
+    return Status();
+  }
+  unsigned char* const scales = buffer.states[s] + layout.shard_numel();
+  stream->EncodeQ8(
+      NarrowStateKinds(optimizer.formula())[s], from, numel, nullptr, 0, data,
+      reinterpret_cast<float*>(scales) + at / static_cast<size_t>(kQ8Block));
+  return Status();
+}
+
+}  // namespace shard

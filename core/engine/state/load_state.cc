@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/state/load_state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "core/base/host_memory.h"
+#include "core/base/strings.h"
+#include "core/checkpoint/store/progress.h"
+#include "core/checkpoint/store/read_converted.h"
+#include "core/device/stream_guard.h"
+#include "core/engine/state/local_state.h"
+#include "kernels/formula/narrow_states.h"
+
+namespace shard {
+
+namespace {
+
+using Kind = EntryMatch::Kind;
+
+}  // namespace
+
+Status StateReader::Read(const TensorStore& store,
+                         const std::vector<StateEntry>& entries,
+                         const std::vector<EntryMatch>& matches,
+                         const ReadOptions& options) {
+  SHARD_RETURN_IF_ERROR(ReadEntries(store, entries, matches, options));
+  return FillMasters(entries, matches);
+}
+
+Status StateReader::ReadFromRank0(const TensorStore& store,
+                                  const std::vector<StateEntry>& entries,
+                                  const std::vector<EntryMatch>& matches,
+                                  const ReadOptions& options) {
+  std::vector<std::byte> room;
+  std::vector<std::byte> scales_room;
+  uint64_t total = 0;
+  uint64_t largest = 0;
+  uint64_t largest_scales = 0;
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (matches[e].kind == Kind::kNone) continue;
+    const uint64_t bytes = TensorBytes(store.tensor(matches[e].tensor));
+    total += bytes;
+    largest = std::max(largest, bytes);
+    if (matches[e].kind != Kind::kDecode) continue;
+    largest_scales =
+        std::max(largest_scales, TensorBytes(store.tensor(matches[e].scales)));
+  }
+  // Once, so that no room is copied into a larger one.
+  const Status fits = CheckHostMemory(largest + largest_scales);
+  if (fits.ok()) {
+    room.reserve(largest);
+    scales_room.reserve(largest_scales);
+  }
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm_, "load: from rank 0", fits, deadline_.Meeting()));
+  ProgressMeter progress(options.progress, total);
+  ReadOptions quiet = options;
+  quiet.progress = nullptr;
+  for (size_t e = 0; e < entries.size(); ++e) {
+    EntryMatch match = matches[e];
+    if (match.kind == Kind::kNone) continue;
+    MemoryStore whole;
+    SHARD_RETURN_IF_ERROR(Receive(store, match.tensor, quiet, &room, &whole));
+    match.tensor = 0;
+    if (match.kind == Kind::kDecode) {
+      SHARD_RETURN_IF_ERROR(
+          Receive(store, match.scales, quiet, &scales_room, &whole));
+      match.scales = 1;
+    }
+    Status local = ReadEntries(whole, {&entries[e], 1}, {&match, 1}, quiet);
+    if (local.ok()) local = progress.Add(room.size());
+    SHARD_RETURN_IF_ERROR(
+        AgreeOnStatus(comm_, "load: read", local, deadline_.Work()));
+  }
+  return AgreeOnStatus(comm_, "load: read", FillMasters(entries, matches),
+                       deadline_.Work());
+}
+
+Status StateReader::Receive(const TensorStore& store, size_t tensor,
+                            const ReadOptions& options,
+                            std::vector<std::byte>* room, MemoryStore* whole) {
+  constexpr const char* kPhase = "load: from rank 0";
+  constexpr size_t kPiece = size_t{16} << 20;
+  const TensorInfo info = store.tensor(tensor);
+  const size_t size = ElementSize(info.type);
+  const size_t bytes = static_cast<size_t>(info.numel) * size;
+  Status local;
+  room->resize(bytes);
+  if (rank_ == 0) {
+    const ReadRequest request = {tensor, 0, info.numel};
+    local = store.Read(
+        {&request, 1}, options,
+        [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
+          std::memcpy(room->data() + static_cast<size_t>(begin) * size, data,
+                      static_cast<size_t>(numel) * size);
+          return Status();
+        });
+  }
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, local, deadline_.Work()));
+  for (size_t at = 0; at < bytes; at += kPiece) {
+    SHARD_RETURN_IF_ERROR(comm_->Broadcast(kPhase, 0, room->data() + at,
+                                           std::min(kPiece, bytes - at),
+                                           deadline_.Meeting()));
+  }
+  MemoryStore::Tensor copy;
+  copy.key = info.key;
+  copy.type = info.type;
+  copy.role = info.role;
+  copy.shape.assign(info.shape.begin(), info.shape.end());
+  copy.codebook = info.codebook;
+  return whole->Add(std::move(copy), room->data(), bytes);
+}
+
+Status StateReader::ReadEntries(const TensorStore& store,
+                                std::span<const StateEntry> entries,
+                                std::span<const EntryMatch> matches,
+                                const ReadOptions& options) {
+  std::vector<Target> targets;
+  std::vector<size_t> encoded;
+  std::vector<ConvertedRequest> requests;
+  std::vector<size_t> target_of;  // By request.
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (matches[e].kind == Kind::kNone) continue;
+    const OwnedElements owned = OwnedBy(plan_, entries[e], rank_);
+    if (owned.numel == 0) continue;
+    targets.push_back({&entries[e], matches[e], owned,
+                       LocalData(plan_, memory_, entries[e], owned, rank_)});
+    if (matches[e].kind == Kind::kEncode) {
+      encoded.push_back(targets.size() - 1);
+      continue;
+    }
+    requests.push_back({{matches[e].tensor, owned.begin, owned.numel},
+                        ElementTypeOf(entries[e].dtype)});
+    target_of.push_back(targets.size() - 1);
+  }
+  SHARD_RETURN_IF_ERROR(ReadConverted(
+      store, requests, options,
+      [&](size_t request, int64_t begin, int64_t numel, const std::byte* data) {
+        const Target& target = targets[target_of[request]];
+        const StateEntry& entry = *target.entry;
+        return Copy(target.data + EntryBytes(entry, begin - target.owned.begin),
+                    data, static_cast<size_t>(numel) * DTypeSize(entry.dtype));
+      }));
+  for (const size_t t : encoded) {
+    SHARD_RETURN_IF_ERROR(EncodeTarget(store, targets[t], options));
+  }
+  return Status();
+}
+
+Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {
+  // A state dict of this engine, not copied.
+  if (to == from) return Status();
+  std::unique_ptr<Stream> stream;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      stream = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (stream == nullptr) {
+    SHARD_ASSIGN_OR_RETURN(stream, device_->CreateStream(StreamKind::kCompute));
+  }
+  stream->Copy(to, from, bytes);
+  // The piece is the store's again when this returns.
+  const Status status = stream->Synchronize(deadline_.Work());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.push_back(std::move(stream));
+  return status;
+}
+
+Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
+                                 const ReadOptions& options) {
+  const StateEntry& entry = *target.entry;
+  const auto count = static_cast<size_t>(target.owned.numel);
+  std::vector<float> values(count);
+  const StreamGuard guard(stream_);
+  const ConvertedRequest request = {
+      {target.match.tensor, target.owned.begin, target.owned.numel},
+      ElementType::kF32};
+  ReadOptions quiet = options;
+  quiet.progress = nullptr;
+  SHARD_RETURN_IF_ERROR(ReadConverted(
+      store, {&request, 1}, quiet,
+      [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
+        std::memcpy(values.data() + (begin - target.owned.begin), data,
+                    static_cast<size_t>(numel) * sizeof(float));
+        return Status();
+      }));
+  const GroupId group =
+      plan_.model().params()[static_cast<size_t>(entry.param)].group;
+  const StateKind* const kinds =
+      NarrowStateKinds(optimizers_[static_cast<size_t>(group)].formula());
+  // The scales' own entry says where they lie.
+  StateEntry scales = entry;
+  scales.scales = true;
+  scales.dtype = DType::kF32;
+  const OwnedElements owned = OwnedBy(plan_, scales, rank_);
+  stream_->EncodeQ8(kinds[entry.state], values.data(), count, nullptr, 0,
+                    reinterpret_cast<uint8_t*>(target.data),
+                    reinterpret_cast<float*>(
+                        LocalData(plan_, memory_, scales, owned, rank_)));
+  return stream_->Synchronize(deadline_.Work());
+}
+
+Status StateReader::FillMasters(const std::vector<StateEntry>& entries,
+                                const std::vector<EntryMatch>& matches) {
+  const auto buffer_of = [&](const StateEntry& entry) -> const EngineBuffer& {
+    const ParamPlace& place = plan_.places()[static_cast<size_t>(entry.param)];
+    return memory_.buffers()[static_cast<size_t>(place.buffer)];
+  };
+  std::vector<bool> loaded(plan_.model().params().size());  // Masters.
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (entries[e].is_param() || matches[e].kind == Kind::kNone) continue;
+    const FlatBufferPlan& buffer = *buffer_of(entries[e]).plan;
+    if (buffer.states[static_cast<size_t>(entries[e].state)].tensor.name ==
+        kMasterState) {
+      loaded[static_cast<size_t>(entries[e].param)] = true;
+    }
+  }
+  for (size_t e = 0; e < entries.size(); ++e) {
+    const StateEntry& entry = entries[e];
+    if (!entry.is_param() || matches[e].kind == Kind::kNone) continue;
+    const EngineBuffer& buffer = buffer_of(entry);
+    if (!buffer.plan->trainable || !buffer.plan->has_masters) continue;
+    if (loaded[static_cast<size_t>(entry.param)]) continue;
+    const OwnedElements owned = OwnedBy(plan_, entry, rank_);
+    if (owned.numel == 0) continue;
+    stream_->Widen(
+        entry.dtype, LocalData(plan_, memory_, entry, owned, rank_),
+        reinterpret_cast<float*>(buffer.states.back()) + owned.offset,
+        static_cast<size_t>(owned.numel));
+  }
+  return stream_->Synchronize(deadline_.Work());
+}
+
+}  // namespace shard

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StateReader: fills what this rank owns of a training state from a
+// TensorStore. Local: ranks read only their own elements, and publish
+// parameters afterwards.
+
+#ifndef SHARD_CORE_ENGINE_STATE_LOAD_STATE_H_
+#define SHARD_CORE_ENGINE_STATE_LOAD_STATE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/checkpoint/store/tensor_store.h"
+#include "core/comm/communicator.h"
+#include "core/device/device.h"
+#include "core/device/stream.h"
+#include "core/engine/memory/buffers.h"
+#include "core/engine/state/work_deadline.h"
+#include "core/flat/plan.h"
+#include "core/optim/optimizer.h"
+#include "core/state/match.h"
+#include "core/state/memory_store.h"
+#include "core/state/state_entries.h"
+
+namespace shard {
+
+class StateReader {
+ public:
+  // All arguments outlive the reader. `optimizers`: by GroupId.
+  StateReader(const Plan& plan, const EngineMemory& memory,
+              const std::vector<Optimizer>& optimizers, Communicator* comm,
+              Device* device, Stream* stream, const WorkDeadline& deadline)
+      : plan_(plan),
+        memory_(memory),
+        optimizers_(optimizers),
+        comm_(comm),
+        rank_(comm->rank()),
+        device_(device),
+        stream_(stream),
+        deadline_(deadline) {}
+
+  // Local. What `matches` says, by entry. Master weights that are not loaded
+  // follow their parameters. On an error, some of it may have been written.
+  // Memory: a few MiB per thread; for a state that is encoded as q8, also what
+  // this rank owns of it in fp32.
+  Status Read(const TensorStore& store, const std::vector<StateEntry>& entries,
+              const std::vector<EntryMatch>& matches,
+              const ReadOptions& options);
+
+  // COLLECTIVE. The same from the store that rank 0 has; those of other ranks
+  // have names and shapes only. One tensor after the other, whole: memory for
+  // the largest on all ranks.
+  Status ReadFromRank0(const TensorStore& store,
+                       const std::vector<StateEntry>& entries,
+                       const std::vector<EntryMatch>& matches,
+                       const ReadOptions& options);
+
+ private:
+  // An entry, and where what this rank owns of it lies.
+  struct Target {
+    const StateEntry* entry;
+    EntryMatch match;
+    OwnedElements owned;
+    std::byte* data;
+  };
+
+  Status ReadEntries(const TensorStore& store,
+                     std::span<const StateEntry> entries,
+                     std::span<const EntryMatch> matches,
+                     const ReadOptions& options);
+  // COLLECTIVE. Rank 0's tensor into `room`, and with its bytes into `whole`.
+  Status Receive(const TensorStore& store, size_t tensor,
+                 const ReadOptions& options, std::vector<std::byte>* room,
+                 MemoryStore* whole);
+  Status Copy(std::byte* to, const std::byte* from, size_t bytes);
+  Status EncodeTarget(const TensorStore& store, const Target& target,
+                      const ReadOptions& options);
+  Status FillMasters(const std::vector<StateEntry>& entries,
+                     const std::vector<EntryMatch>& matches);
+
+  const Plan& plan_;
+  const EngineMemory& memory_;
+  const std::vector<Optimizer>& optimizers_;
+  Communicator* const comm_;
+  const int rank_;
+  Device* const device_;
+  Stream* const stream_;
+  // Pieces come from several threads: those streams that none of them uses now.
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Stream>> idle_;
+  const WorkDeadline deadline_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STATE_LOAD_STATE_H_

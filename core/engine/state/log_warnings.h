@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef SHARD_CORE_ENGINE_STATE_LOG_WARNINGS_H_
+#define SHARD_CORE_ENGINE_STATE_LOG_WARNINGS_H_
+
+#include <string>
+#include <vector>
+
+#include "core/base/logging.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+// Returns the warnings of `plan` that `before` (nullptr for none) does not
+// have.
+std::vector<std::string> NewWarnings(const Plan& plan, const Plan* before);
+
+// Logs the first eight, for there may be one for each unit, and how many more
+// there are.
+void LogWarnings(const Logger& logger,
+                 const std::vector<std::string>& warnings);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STATE_LOG_WARNINGS_H_

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/state/migrate.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core/base/dtype.h"
+#include "core/device/stream_guard.h"
+#include "core/engine/memory/buffers.h"
+#include "core/engine/transfer/ok_or_abort.h"
+#include "core/engine/transfer/transfers.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+namespace {
+
+const EngineBuffer& BufferOf(const Assembly& assembly, ParamId param) {
+  const ParamPlace& place =
+      assembly.plan()->places()[static_cast<size_t>(param)];
+  return assembly.memory().buffers()[static_cast<size_t>(place.buffer)];
+}
+
+// What of a new buffer this rank writes: its range where all ranks of a host
+// share it, else all that it holds.
+struct Writes {
+  int64_t begin;
+  int64_t end;
+};
+
+Writes WritesOf(const Assembly& to, const EngineBuffer& buffer,
+                const Communicator& comm) {
+  if (!comm.direct()) {
+    return {buffer.held_begin, buffer.held_begin + buffer.held_numel};
+  }
+  const int64_t range = buffer.plan->layout.shard_numel();
+  const int64_t begin = to.plan()->RangeOf(comm.rank()) * range;
+  return {begin, begin + range};
+}
+
+// `data`: the whole parameter.
+void WriteParam(const Assembly& to, const Communicator& comm, const Slot& slot,
+                const unsigned char* data) {
+  const ParamPlace& place =
+      to.plan()->places()[static_cast<size_t>(slot.param)];
+  const EngineBuffer& buffer = BufferOf(to, slot.param);
+  const Writes writes = WritesOf(to, buffer, comm);
+  const int64_t begin = std::max(place.offset, writes.begin);
+  const int64_t end = std::min(place.offset + slot.numel, writes.end);
+  if (begin >= end) return;
+  const DType dtype = buffer.plan->dtype;
+  to.compute().Copy(buffer.ParamAt(begin),
+                    data + DTypeBytes(dtype, begin - place.offset),
+                    DTypeBytes(dtype, end - begin));
+}
+
+// The state of that name and dtype; -1: none.
+int StateLike(const FlatBufferPlan& plan, const StateTensor& tensor) {
+  for (size_t s = 0; s < plan.states.size(); ++s) {
+    if (plan.states[s].tensor.name == tensor.name &&
+        plan.states[s].tensor.dtype == tensor.dtype) {
+      return static_cast<int>(s);
+    }
+  }
+  return -1;
+}
+
+// One state of one old buffer, on its way into the new ones.
+class StateMigration {
+ public:
+  // `room`: RoomFor the world size.
+  StateMigration(const Assembly& from, const Assembly& to, Communicator* comm,
+                 const EngineBuffer& buffer, size_t state,
+                 const DeviceMemory& room)
+      : from_(from),
+        to_(to),
+        comm_(comm),
+        layout_(buffer.plan->StateLayout(state)),
+        tensor_(buffer.plan->states[state].tensor),
+        data_(buffer.states[state]),
+        gathered_(reinterpret_cast<unsigned char*>(room.data())),
+        scales_(gathered_ + kPiece * comm->world_size()),
+        // A q8 state is a code per element, then a scale per block.
+        quantized_(tensor_.dtype == DType::kQ8) {}
+
+  static size_t RoomFor(int world_size) {
+    return static_cast<size_t>(kPiece + ScaleBytes(kPiece)) *
+           static_cast<size_t>(world_size);
+  }
+
+  Status Run(const Deadline& deadline) {
+    const int64_t range = layout_.shard_numel();
+    const auto size = static_cast<int64_t>(quantized_ ? 1 : SizeOf());
+    // Whole blocks, as ranges are.
+    const int64_t piece =
+        std::max<int64_t>(kPiece / size / kQ8Block, 1) * kQ8Block;
+    const auto ranks = static_cast<size_t>(comm_->world_size());
+    for (int64_t at = 0; at < range; at += piece) {
+      const int64_t numel = std::min(piece, range - at);
+      const auto bytes = static_cast<size_t>(numel * size);
+      SHARD_RETURN_IF_ERROR(comm_->AllGatherBlocks(
+          "migrate optimizer states", RankSet::All(comm_->world_size()),
+          data_ + at * size, bytes, gathered_, deadline));
+      if (quantized_) {
+        const size_t scale_bytes = ScaleBytes(numel);
+        SHARD_RETURN_IF_ERROR(comm_->AllGatherBlocks(
+            "migrate optimizer states", RankSet::All(comm_->world_size()),
+            data_ + range + ScaleBytes(at), scale_bytes, scales_, deadline));
+      }
+      for (size_t r = 0; r < ranks; ++r) {
+        Write(static_cast<int>(r), at, numel, bytes);
+      }
+      // Before the next piece takes its place.
+      SHARD_RETURN_IF_ERROR(
+          OkOrAbort(comm_, to_.compute().Synchronize(deadline)));
+    }
+    return Status();
+  }
+
+ private:
+  static constexpr int64_t kPiece = 1 << 20;  // Bytes per rank.
+
+  size_t SizeOf() const { return DTypeSize(tensor_.dtype); }
+  static size_t ScaleBytes(int64_t numel) {
+    return static_cast<size_t>(numel / kQ8Block) * sizeof(float);
+  }
+
+  // What `rank` sent: elements [at, at + numel) of its range.
+  void Write(int rank, int64_t at, int64_t numel, size_t bytes) {
+    const auto r = static_cast<size_t>(rank);
+    const int64_t begin =
+        from_.plan()->RangeOf(rank) * layout_.shard_numel() + at;
+    for (const SlotSlice& slice : layout_.Slices(begin, begin + numel)) {
+      WriteSlice(slice, slice.flat_begin - begin, r * bytes,
+                 r * ScaleBytes(numel));
+    }
+  }
+
+  void WriteSlice(const SlotSlice& slice, int64_t offset, size_t codes_at,
+                  size_t scales_at) {
+    const EngineBuffer& buffer = BufferOf(to_, slice.param);
+    if (!buffer.plan->trainable) return;
+    const int s = StateLike(*buffer.plan, tensor_);
+    if (s < 0) return;
+    const auto state = static_cast<size_t>(s);
+    const FlatLayout& layout = buffer.plan->StateLayout(state);
+    // Layouts of states list the parameters in the same order.
+    const ParamPlace& place =
+        to_.plan()->places()[static_cast<size_t>(slice.param)];
+    const Slot& slot = layout.slots()[buffer.plan->layout.SlotAt(place.offset)];
+    const int64_t range =
+        to_.plan()->RangeOf(comm_->rank()) * layout.shard_numel();
+    const int64_t begin = std::max(slot.offset + slice.param_begin, range);
+    const int64_t end = std::min(slot.offset + slice.param_begin + slice.numel,
+                                 range + layout.shard_numel());
+    if (begin >= end) return;
+    // Blocks begin with their parameter, so a cut between ranges is one
+    // between blocks.
+    const int64_t skipped = begin - (slot.offset + slice.param_begin);
+    const size_t size = quantized_ ? 1 : SizeOf();
+    unsigned char* const data = buffer.states[state];
+    to_.compute().Copy(
+        data + static_cast<size_t>(begin - range) * size,
+        gathered_ + codes_at + static_cast<size_t>(offset + skipped) * size,
+        static_cast<size_t>(end - begin) * size);
+    if (!quantized_) return;
+    to_.compute().Copy(data + layout.shard_numel() + ScaleBytes(begin - range),
+                       scales_ + scales_at + ScaleBytes(offset + skipped),
+                       ScaleBytes(end - begin + kQ8Block - 1));
+  }
+
+  const Assembly& from_;
+  const Assembly& to_;
+  Communicator* const comm_;
+  const FlatLayout& layout_;
+  const StateTensor& tensor_;
+  const unsigned char* const data_;
+  unsigned char* const gathered_;  // kPiece bytes per rank.
+  unsigned char* const scales_;
+  const bool quantized_;
+};
+
+}  // namespace
+
+Status MigrateParams(const Assembly& from, const Assembly& to,
+                     Communicator* comm, const Deadline& deadline) {
+  const Plan& plan = *from.plan();
+  for (size_t u = 0; u < plan.units().size(); ++u) {
+    const auto unit = static_cast<int32_t>(u);
+    unsigned char* slot_base = nullptr;
+    if (from.units().gathers() && !plan.units()[u].buffers.empty()) {
+      slot_base = from.memory().ParamSlot(plan.units()[u].depth, 0);
+      SHARD_RETURN_IF_ERROR(from.transfers().Gather(unit, slot_base, deadline));
+    }
+    for (const SlotPart& part : SlotParts(plan, unit, false)) {
+      const EngineBuffer& buffer = from.memory().buffers()[part.buffer];
+      for (const Slot& slot : buffer.plan->layout.slots()) {
+        if (slot.numel == 0) continue;
+        const auto* const data =
+            slot_base == nullptr
+                ? static_cast<const unsigned char*>(buffer.ParamAt(slot.offset))
+                : slot_base + part.offset +
+                      DTypeBytes(buffer.plan->dtype, slot.offset);
+        WriteParam(to, *comm, slot, data);
+      }
+    }
+    // Before the next unit takes the slot.
+    SHARD_RETURN_IF_ERROR(OkOrAbort(comm, to.compute().Synchronize(deadline)));
+  }
+  return comm->Barrier("migrate parameters", deadline);
+}
+
+Status MigrateStates(const Assembly& from, const Assembly& to,
+                     Communicator* comm, Device* device,
+                     const Deadline& deadline) {
+  auto room = device->Allocate(StateMigration::RoomFor(comm->world_size()),
+                               "a piece of optimizer states");
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm, "migrate optimizer states", room.status(), deadline));
+  const StreamGuard guard(&to.compute());
+  for (const EngineBuffer& buffer : from.memory().buffers()) {
+    for (size_t s = 0; s < buffer.states.size(); ++s) {
+      SHARD_RETURN_IF_ERROR(
+          StateMigration(from, to, comm, buffer, s, *room).Run(deadline));
+    }
+  }
+  return Status();
+}
+
+}  // namespace shard

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/state/save_checkpoint.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <span>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/checkpoint/folder/cleanup.h"
+#include "core/checkpoint/folder/directory.h"
+#include "core/checkpoint/manifest/checksum.h"
+#include "core/comm/agreement.h"
+#include "core/comm/gather.h"
+
+namespace shard {
+
+namespace {
+
+constexpr const char* kPhase = "save checkpoint";
+
+// What a rank tells of each slice, then of each blob, in their order.
+struct SliceNote {
+  Checksum checksum;
+};
+struct BlobNote {
+  uint64_t bytes;
+  Checksum checksum;
+};
+
+const char* BlobRuleName(BlobRule rule) {
+  switch (rule) {
+    case BlobRule::kPerRank:
+      return "per rank";
+    case BlobRule::kReplicated:
+      return "replicated";
+    case BlobRule::kSummed:
+      return "summed";
+  }
+  return "unknown";
+}
+
+// Whether `rank` stores its blob: of equal ones only one is.
+bool StoresBlob(const HostBlob& blob, int rank) {
+  return blob.rule != BlobRule::kReplicated || rank == 0;
+}
+
+// Reads notes one after the other.
+class NoteReader {
+ public:
+  explicit NoteReader(std::span<const std::byte> notes) : notes_(notes) {}
+
+  template <typename Note>
+  StatusOr<Note> Next() {
+    if (notes_.size() < sizeof(Note)) {
+      return Internal("a rank told of fewer slices than it has");
+    }
+    Note note;
+    std::memcpy(&note, notes_.data(), sizeof(note));
+    notes_ = notes_.subspan(sizeof(note));
+    return note;
+  }
+
+ private:
+  std::span<const std::byte> notes_;
+};
+
+template <typename Note>
+void AppendNote(const Note& note, std::vector<std::byte>* notes) {
+  const auto* const bytes = reinterpret_cast<const std::byte*>(&note);
+  notes->insert(notes->end(), bytes, bytes + sizeof(note));
+}
+
+}  // namespace
+
+CheckpointSave::CheckpointSave(SavedState state, const SaveOptions& options,
+                               const WorkDeadline& deadline, Communicator* comm)
+    : state_(std::move(state)),
+      options_(options),
+      comm_(comm),
+      deadline_(deadline),
+      env_(options.env == nullptr ? FileEnv::Posix() : options.env) {}
+
+StatusOr<std::unique_ptr<CheckpointSave>> CheckpointSave::Start(
+    SavedState state, const std::string& root, const SaveOptions& options,
+    const WorkDeadline& deadline, Communicator* comm, Mapping* room) {
+  std::unique_ptr<CheckpointSave> save(
+      new CheckpointSave(std::move(state), options, deadline, comm));
+  SHARD_RETURN_IF_ERROR(save->CheckBlobs());
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm, kPhase, save->ListTensors(), deadline.Meeting()));
+  SHARD_RETURN_IF_ERROR(save->OpenDirectory(root));
+  save->PlaceOwn();
+  if (options.async) {
+    SHARD_RETURN_IF_ERROR(AgreeOnStatus(
+        comm, kPhase, save->writer_->Snapshot(room), deadline.Work()));
+    save->state_.memory = nullptr;
+  }
+  return save;
+}
+
+Status CheckpointSave::CheckBlobs() {
+  // A checksum takes as long as its content: once, however often facts are
+  // asked for.
+  std::vector<Checksum> checksums(state_.blobs.size());
+  for (size_t b = 0; b < checksums.size(); ++b) {
+    const HostBlob& blob = state_.blobs[b];
+    if (blob.rule != BlobRule::kReplicated) continue;
+    checksums[b] = ChecksumOf(blob.content.data(), blob.content.size());
+  }
+  const auto describe = [&](FactSink* sink) {
+    for (size_t b = 0; b < checksums.size(); ++b) {
+      const HostBlob& blob = state_.blobs[b];
+      const std::string subject = StrCat("blob '", blob.name, "'");
+      sink->Add("", StrCat("blob ", b), StrCat("'", blob.name, "'"));
+      sink->Add(subject, "rule", BlobRuleName(blob.rule));
+      if (blob.rule == BlobRule::kPerRank) continue;
+      sink->Add(subject, "bytes", blob.content.size());
+      if (blob.rule != BlobRule::kReplicated) continue;
+      sink->Add(subject, "checksum",
+                StrCat(FormatHex(checksums[b].high),
+                       FormatHex(checksums[b].low).substr(2)));
+    }
+    sink->Add("", StrCat("blob ", checksums.size()), "none");
+  };
+  return CheckAgreement(comm_, "the host's blobs", describe,
+                        deadline_.Meeting());
+}
+
+Status CheckpointSave::ListTensors() {
+  SHARD_ASSIGN_OR_RETURN(entries_,
+                         ListStateEntries(*state_.plan, options_.state));
+  uint64_t total = 0;
+  for (const StateEntry& entry : entries_) {
+    if (entry.alias_of < 0) total += EntryBytes(entry, entry.numel);
+  }
+  slice_bytes_ = SliceBytes(total);
+  return Status();
+}
+
+Status CheckpointSave::OpenDirectory(const std::string& root) {
+  root_ = root;
+  path_ = StrCat(root, "/", CheckpointName(state_.numbers.step));
+  Status local;
+  if (comm_->rank() == 0) {
+    auto pending = PendingCheckpoint::Begin(env_, root, state_.numbers.step,
+                                            options_.overwrite);
+    local = pending.status();
+    if (pending.ok()) pending_.emplace(*std::move(pending));
+  }
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kPhase, local, deadline_.Work()));
+  SHARD_ASSIGN_OR_RETURN(
+      const std::string name,
+      BroadcastText(comm_, kPhase, pending_ ? pending_->name() : "",
+                    deadline_.Meeting()));
+  if (comm_->rank() != 0) {
+    auto folder = OpenPending(env_, root, name);
+    local = folder.status();
+    if (folder.ok()) folder_ = *std::move(folder);
+  }
+  return AgreeOnStatus(comm_, kPhase, local, deadline_.Work());
+}
+
+void CheckpointSave::PlaceOwn() {
+  const Plan& plan = *state_.plan;
+  const int rank = comm_->rank();
+  DataLayout layout;
+  std::vector<DataSource> sources;
+  std::vector<Slice> slices;
+  for (const StateEntry& entry : entries_) {
+    if (entry.alias_of >= 0) continue;
+    const OwnedElements owned = OwnedBy(plan, entry, rank);
+    if (owned.numel == 0) continue;
+    slices.clear();
+    PlaceElements(owned.begin, owned.numel, DTypeSize(entry.dtype),
+                  static_cast<uint32_t>(rank), slice_bytes_, &layout, &slices);
+    const std::byte* data = LocalData(plan, *state_.memory, entry, owned, rank);
+    for (const Slice& slice : slices) {
+      sources.push_back({data, slice.extent.offset, slice.extent.bytes});
+      data += slice.extent.bytes;
+    }
+  }
+  for (const HostBlob& blob : state_.blobs) {
+    if (!StoresBlob(blob, rank) || blob.content.empty()) continue;
+    const uint64_t bytes = blob.content.size();
+    sources.push_back({blob.content.data(), layout.Add(bytes), bytes});
+  }
+  writer_.emplace(std::move(sources), layout.file_bytes());
+}
+
+Status CheckpointSave::WriteData() {
+  const Directory& folder = pending_ ? pending_->directory() : folder_;
+  SHARD_ASSIGN_OR_RETURN(
+      File file,
+      File::Open(folder, DataFileName(static_cast<uint32_t>(comm_->rank())),
+                 File::Mode::kCreate, File::Cache::kDirect));
+  ProgressMeter progress(options_.progress, writer_->file_bytes());
+  SHARD_RETURN_IF_ERROR(writer_->Write(&file, options_.threads, &progress));
+  SHARD_RETURN_IF_ERROR(file.Sync());
+  return file.Close();
+}
+
+Status CheckpointSave::Finish() {
+  const Status status = WriteAndCommit();
+  // Gives up what was not committed, now that no rank writes into it.
+  pending_.reset();
+  folder_ = Directory();
+  return status;
+}
+
+Status CheckpointSave::WriteAndCommit() {
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, "save checkpoint: data",
+                                      WriteData(), deadline_.Work()));
+  SHARD_ASSIGN_OR_RETURN(const auto gathered,
+                         GatherBytes(comm_, "save checkpoint: checksums",
+                                     Notes(), deadline_.Meeting()));
+  Status local;
+  if (comm_->rank() == 0) local = CommitAsRank0(gathered);
+  return AgreeOnStatus(comm_, "save checkpoint: commit", local,
+                       deadline_.Work());
+}
+
+std::vector<std::byte> CheckpointSave::Notes() const {
+  const std::vector<Checksum>& checksums = writer_->checksums();
+  std::vector<std::byte> notes;
+  size_t next = 0;
+  // Blobs come last.
+  size_t num_slices = checksums.size();
+  for (const HostBlob& blob : state_.blobs) {
+    if (StoresBlob(blob, comm_->rank()) && !blob.content.empty()) --num_slices;
+  }
+  while (next < num_slices) AppendNote(SliceNote{checksums[next++]}, &notes);
+  for (const HostBlob& blob : state_.blobs) {
+    if (!StoresBlob(blob, comm_->rank())) continue;
+    BlobNote note = {blob.content.size(), ChecksumOf(nullptr, 0)};
+    if (note.bytes > 0) note.checksum = checksums[next++];
+    AppendNote(note, &notes);
+  }
+  return notes;
+}
+
+StatusOr<ManifestContents> CheckpointSave::Contents(
+    const std::vector<std::vector<std::byte>>& gathered) {
+  const Plan& plan = *state_.plan;
+  const auto world_size = static_cast<size_t>(comm_->world_size());
+  ManifestContents contents;
+  contents.writer = "libshard";
+  contents.step = state_.numbers.step;
+  contents.world_size = comm_->world_size();
+  contents.groups = state_.numbers.groups;
+  if (const auto& scale = state_.numbers.loss_scale; scale) {
+    contents.scalars = {
+        {std::string(kLossScaleKey), scale->scale},
+        {std::string(kGoodStepsKey), static_cast<double>(scale->good_steps)}};
+  }
+
+  // Every rank places in this order, so the layouts come out as theirs did.
+  std::vector<DataLayout> layouts(world_size);
+  std::vector<NoteReader> notes;
+  for (const auto& bytes : gathered) notes.emplace_back(bytes);
+  contents.tensors.reserve(entries_.size());
+  for (StateEntry& entry : entries_) {
+    auto& tensor = contents.tensors.emplace_back();
+    const Model::Param& param =
+        plan.model().params()[static_cast<size_t>(entry.param)];
+    tensor.key = std::move(entry.key);
+    tensor.type = ElementTypeOf(entry.dtype);
+    tensor.role = entry.is_param() ? TensorRole::kParam : TensorRole::kState;
+    tensor.shape = std::move(entry.shape);
+    tensor.alias_of = entry.alias_of;
+    if (entry.alias_of >= 0) continue;
+    tensor.trainable = param.trainable;
+    // Of states, too: there may be nothing else of their parameter.
+    tensor.group = param.group;
+    if (param.trainable) {
+      tensor.step = state_.numbers.StepOf(plan, entry.param);
+    }
+    tensor.codebook = CodebookOf(plan, state_.optimizers, entry);
+    for (const int rank : OwnersOf(plan, entry)) {
+      const OwnedElements owned = OwnedBy(plan, entry, rank);
+      const auto r = static_cast<size_t>(rank);
+      size_t s = tensor.slices.size();
+      PlaceElements(owned.begin, owned.numel, DTypeSize(entry.dtype),
+                    static_cast<uint32_t>(rank), slice_bytes_, &layouts[r],
+                    &tensor.slices);
+      for (; s < tensor.slices.size(); ++s) {
+        SHARD_ASSIGN_OR_RETURN(const SliceNote note,
+                               notes[r].Next<SliceNote>());
+        tensor.slices[s].extent.checksum = note.checksum;
+      }
+    }
+  }
+  for (size_t r = 0; r < world_size; ++r) {
+    for (const HostBlob& blob : state_.blobs) {
+      if (!StoresBlob(blob, static_cast<int>(r))) continue;
+      SHARD_ASSIGN_OR_RETURN(const BlobNote note, notes[r].Next<BlobNote>());
+      Extent extent;
+      extent.checksum = note.checksum;
+      extent.bytes = note.bytes;
+      if (note.bytes > 0) {
+        extent.file = static_cast<uint32_t>(r);
+        extent.offset = layouts[r].Add(note.bytes);
+      }
+      contents.blobs.push_back(
+          {blob.name, blob.rule, static_cast<int32_t>(r), extent});
+    }
+    contents.files.push_back(
+        {DataFileName(static_cast<uint32_t>(r)), layouts[r].file_bytes()});
+  }
+  return contents;
+}
+
+Status CheckpointSave::CommitAsRank0(
+    const std::vector<std::vector<std::byte>>& gathered) {
+  SHARD_ASSIGN_OR_RETURN(const ManifestContents contents, Contents(gathered));
+  SHARD_ASSIGN_OR_RETURN(const std::vector<std::byte> manifest,
+                         EncodeManifest(contents));
+  SHARD_ASSIGN_OR_RETURN(
+      File file,
+      File::Open(pending_->directory(), kManifestName, File::Mode::kCreate));
+  SHARD_RETURN_IF_ERROR(file.WriteExactly(0, manifest));
+  SHARD_RETURN_IF_ERROR(file.Sync());
+  SHARD_RETURN_IF_ERROR(file.Close());
+  SHARD_RETURN_IF_ERROR(pending_->Commit());
+
+  // The checkpoint is there: what goes wrong with older ones is no error of it.
+  try {
+    DeleteOlder();
+  } catch (const std::bad_alloc&) {  // NOLINT: nor is there memory to say so
+  }
+  return Status();
+}
+
+void CheckpointSave::DeleteOlder() const {
+  const Logger& logger = comm_->logger();
+  const auto warn = [&](const Status& status) {
+    if (status.ok()) return;
+    logger.Log(LogLevel::kWarning, path_, ": ", status.message());
+  };
+  const auto root = Directory::Open(env_, root_);
+  warn(root.status());
+  if (!root.ok()) return;
+  warn(CleanStale(*root).status());
+  if (options_.keep_last > 0) {
+    warn(RetainCheckpoints(*root, {options_.keep_last, options_.keep_every})
+             .status());
+  }
+}
+
+}  // namespace shard

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Summoned: whole copies of parameters, apart from where the engine keeps them,
+// on all ranks or on one. The host may read and change them; nothing of that
+// reaches the engine until they are written back, so a host that fails in
+// between has changed nothing.
+//
+// Costs the bytes of the parameters on each rank that has the copies, and those
+// of the largest one on all ranks while it is written back from one; they are
+// no part of the plan.
+
+#ifndef SHARD_CORE_ENGINE_STATE_SUMMON_H_
+#define SHARD_CORE_ENGINE_STATE_SUMMON_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/device/device.h"
+#include "core/engine/step/assembly.h"
+
+namespace shard {
+
+// Where all ranks are meant.
+inline constexpr int kAllRanks = -1;
+
+class Summoned {
+ public:
+  // COLLECTIVE, the same on all ranks. The stored parameters that have a name
+  // in `module` or below it. REQUIRES: a module that exists; `rank` is one, or
+  // kAllRanks; a queue that is drained.
+  static StatusOr<std::unique_ptr<Summoned>> Create(const Assembly& assembly,
+                                                    Communicator* comm,
+                                                    Device* device,
+                                                    ModuleId module, int rank,
+                                                    const Deadline& deadline);
+
+  // Whether the parameter was summoned, to whichever ranks.
+  bool Has(ParamId param) const {
+    return offsets_[static_cast<size_t>(param)] >= 0;
+  }
+  // Null when it was summoned to another rank. REQUIRES: Has(param).
+  void* Param(ParamId param) const;
+  int rank() const { return rank_; }
+
+  // COLLECTIVE. Every rank writes what it owns, from its own copies, or from
+  // those of the one rank that has them; then all see it. Master weights follow
+  // where the parameter's bits have changed, and keep their precision
+  // elsewhere.
+  Status WriteBack(const Assembly& assembly, Communicator* comm, Device* device,
+                   const Deadline& deadline) const;
+
+ private:
+  Summoned(int rank, bool here) : rank_(rank), here_(here) {}
+
+  Status Gather(const Assembly& assembly, const Deadline& deadline);
+
+  const int rank_;
+  const bool here_;               // Whether this rank has the copies.
+  std::vector<int64_t> offsets_;  // By ParamId, bytes; -1: not summoned.
+  std::vector<bool> units_;       // Whether any of its parameters is.
+  int64_t bytes_ = 0;
+  DeviceMemory copies_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STATE_SUMMON_H_

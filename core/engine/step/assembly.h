@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Assembly: all parts of an engine that depend on its plan, put together. An
+// engine whose plan changes makes another one.
+
+#ifndef SHARD_CORE_ENGINE_STEP_ASSEMBLY_H_
+#define SHARD_CORE_ENGINE_STEP_ASSEMBLY_H_
+
+#include <memory>
+#include <optional>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/device/device.h"
+#include "core/engine/memory/buffers.h"
+#include "core/engine/step/step.h"
+#include "core/engine/transfer/comm_queue.h"
+#include "core/engine/transfer/transfers.h"
+#include "core/engine/units/units.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+class Assembly {
+ public:
+  struct Options {
+    double timeout;
+    bool allow_missing;
+    bool overlap;
+  };
+
+  // COLLECTIVE. `comm` is the engine's alone; it and `device` outlive the
+  // result.
+  static StatusOr<std::unique_ptr<Assembly>> Create(
+      std::shared_ptr<const Plan> plan, Communicator* comm, Device* device,
+      const Options& options, const Deadline& deadline);
+
+  const std::shared_ptr<const Plan>& plan() const { return plan_; }
+  const EngineMemory& memory() const { return *memory_; }
+  Stream& compute() const { return *compute_; }
+  Transfers& transfers() const { return *transfers_; }
+  CommQueue& queue() const { return *queue_; }
+  Units& units() const { return *units_; }
+  Stepper& stepper() const { return *stepper_; }
+
+  // Waits until the streams have run what they were given, before any of the
+  // above goes: a call that failed may have left them work. Local. Errors are
+  // dropped.
+  void WaitForStreams(const Deadline& deadline) const noexcept;
+
+ private:
+  Assembly() = default;
+
+  Status Connect(Communicator* comm, Device* device, const Options& options);
+
+  // Later ones use earlier ones; the queue's thread ends first.
+  std::shared_ptr<const Plan> plan_;
+  std::optional<EngineMemory> memory_;
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<Stream> ahead_;
+  std::unique_ptr<Transfers> transfers_;
+  std::unique_ptr<Units> units_;
+  std::unique_ptr<Stepper> stepper_;
+  std::unique_ptr<CommQueue> queue_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STEP_ASSEMBLY_H_

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/transfer/comm_queue.h"
+
+#include "core/base/out_of_memory.h"
+#include "core/engine/transfer/stopwatch.h"
+
+namespace shard {
+
+Event CommQueue::Run(std::string_view what, uint64_t bytes,
+                     std::function<Status()> work) {
+  stream_->Wait(device_->HostRecord(), Deadline::After(timeout_));
+  stream_->Wait(compute_->Record(), Deadline::After(timeout_));
+  stream_->Call(what, [comm = comm_, work = std::move(work)]() -> Status {
+    try {
+      Status status = work();
+      if (!status.ok()) comm->Abort(status);
+      return status;
+    } catch (...) {
+      comm->Abort(OutOfMemoryStatus());
+      throw;
+    }
+  });
+  pending_.push_back({stream_->Record(), bytes});
+  counters_.bytes += bytes;
+  return pending_.back().event;
+}
+
+void CommQueue::Moved(double seconds) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  moved_ += seconds;
+}
+
+void CommQueue::MovedByHost(uint64_t bytes, double seconds) {
+  Moved(seconds);
+  counters_.bytes += bytes;
+  counters_.seconds_exposed += seconds;
+}
+
+void CommQueue::Settle(bool overlapped) {
+  while (!pending_.empty() && pending_.front().event.Done()) {
+    if (overlapped) counters_.bytes_overlapped += pending_.front().bytes;
+    pending_.pop_front();
+  }
+}
+
+Status CommQueue::Wait(const Event& event, const Deadline& deadline) {
+  Settle(true);
+  Status status;
+  {
+    Stopwatch exposed(&counters_.seconds_exposed);
+    status = device_->HostWait(event, deadline);
+  }
+  Settle(false);
+  return status;
+}
+
+Status CommQueue::Drain(const Deadline& deadline) {
+  Settle(true);
+  Status status;
+  {
+    Stopwatch exposed(&counters_.seconds_exposed);
+    status = stream_->Synchronize(deadline);
+  }
+  Settle(false);
+  return status;
+}
+
+CommCounters CommQueue::Take() {
+  CommCounters counters = std::exchange(counters_, CommCounters());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  counters.seconds = std::exchange(moved_, 0);
+  return counters;
+}
+
+}  // namespace shard

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/transfer/direct_transfers.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/base/dtype.h"
+
+namespace shard {
+
+namespace {
+
+constexpr double kNoClip = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+DirectTransfers::DirectTransfers(const Plan& plan, const EngineMemory& memory,
+                                 Communicator* comm,
+                                 std::unique_ptr<Stream> stream,
+                                 DeviceMemory tile)
+    : plan_(plan),
+      memory_(memory),
+      comm_(comm),
+      stream_(std::move(stream)),
+      tile_(std::move(tile)) {
+  sources_.reserve(static_cast<size_t>(comm->world_size()) + 1);
+}
+
+Status DirectTransfers::Reduce(const Note& led, const std::vector<Note>& notes,
+                               bool add, const Deadline& deadline) {
+  for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
+    SumBuffer(part, led, notes, add);
+  }
+  SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
+  return FinishReading(deadline);
+}
+
+Status DirectTransfers::ReduceWhole(size_t, const Deadline&) {
+  return Internal("reducing whole gradients that every rank sees");
+}
+
+bool DirectTransfers::ReadInPlace(
+    const Note& led, const std::vector<Note>& notes,
+    std::vector<std::vector<const void*>>* sources) {
+  if (!plan_.shards_grads()) return false;
+  sources->clear();
+  for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
+    if (plan_.buffers()[part.buffer].sum_dtype != DType::kF32) return false;
+    FindSources(part, led, notes, &sources->emplace_back());
+    if (sources->back().empty()) return false;
+  }
+  return true;
+}
+
+Status DirectTransfers::FinishReading(const Deadline& deadline) {
+  return comm_->Barrier("gradients of a unit reduced", deadline);
+}
+
+void DirectTransfers::FindSources(const SlotPart& part, const Note& led,
+                                  const std::vector<Note>& notes,
+                                  std::vector<const void*>* sources) const {
+  const FlatBufferPlan& plan = plan_.buffers()[part.buffer];
+  const int32_t depth = plan_.units()[static_cast<size_t>(led.unit)].depth;
+  const size_t begin =
+      DTypeBytes(plan.grad_dtype,
+                 plan_.RangeOf(comm_->rank()) * plan.layout.shard_numel());
+  sources->clear();
+  for (size_t r = 0; r < notes.size(); ++r) {
+    if (!Contributes(notes[r], led)) continue;
+    sources->push_back(
+        memory_.GradSlot(static_cast<int>(r), depth, notes[r].slot) +
+        part.offset + begin);
+  }
+}
+
+void DirectTransfers::SumBuffer(const SlotPart& part, const Note& led,
+                                const std::vector<Note>& notes, bool add) {
+  const EngineBuffer& buffer = memory_.buffers()[part.buffer];
+  const FlatBufferPlan& plan = *buffer.plan;
+  const int64_t range = plan.layout.shard_numel();
+  if (range == 0) return;
+  FindSources(part, led, notes, &sources_);
+  // As the last source.
+  const bool wider = plan.sum_dtype != plan.grad_dtype;
+  if (add && !wider) sources_.push_back(buffer.sum);
+  const GradientSources sources = {sources_.data(), sources_.size(),
+                                   plan.grad_dtype};
+  const auto count = static_cast<size_t>(range);
+  if (sources_.empty()) {
+    stream_->FillZeros(buffer.sum, DTypeBytes(plan.sum_dtype, range));
+    return;
+  }
+  auto* const sum = reinterpret_cast<float*>(buffer.sum);
+  if (plan.sum_dtype == DType::kF32 && !(add && wider)) {
+    stream_->SumGradients(sources, 0, count, 1.0, kNoClip, sum);
+    return;
+  }
+  auto* const tile = reinterpret_cast<float*>(tile_.data());
+  for (size_t at = 0; at < count; at += kTile) {
+    const size_t some = std::min(kTile, count - at);
+    stream_->SumGradients(sources, at, some, 1.0, kNoClip, tile);
+    if (wider) {
+      const void* const both[] = {tile, sum + at};
+      stream_->SumGradients({both, 2, DType::kF32}, 0, some, 1.0, kNoClip,
+                            sum + at);
+      continue;
+    }
+    stream_->Narrow(plan.sum_dtype, tile,
+                    buffer.sum + at * DTypeSize(plan.sum_dtype), some, nullptr);
+  }
+}
+
+Status DirectTransfers::Gather(int32_t, unsigned char*, const Deadline&) {
+  return Internal("gathering parameters that every rank sees");
+}
+
+Status DirectTransfers::Publish(size_t, const Deadline&) { return Status(); }
+
+Status DirectTransfers::Finish(const Deadline& deadline) {
+  return comm_->Barrier("step: parameters published", deadline);
+}
+
+uint64_t DirectTransfers::ReduceBytes(int32_t unit) const {
+  // What a rank reads of the others.
+  uint64_t bytes = 0;
+  const auto others = static_cast<uint64_t>(comm_->world_size() - 1);
+  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+    const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
+    bytes +=
+        others * DTypeBytes(buffer.grad_dtype, buffer.layout.shard_numel());
+  }
+  return bytes;
+}
+
+}  // namespace shard

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef SHARD_CORE_ENGINE_TRANSFER_DIRECT_TRANSFERS_H_
+#define SHARD_CORE_ENGINE_TRANSFER_DIRECT_TRANSFERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/engine/transfer/transfers.h"
+
+namespace shard {
+
+// Where ranks see each other's memory: a reduction reads every rank's slot and
+// writes this rank's sum, W g + s bytes per element of the range (W ranks,
+// gradients of g bytes, sums of s), and nothing else moves. A step that was
+// begun reads the slots itself, and needs no sum.
+class DirectTransfers final : public Transfers {
+ public:
+  // `tile`: kTile elements of fp32.
+  DirectTransfers(const Plan& plan, const EngineMemory& memory,
+                  Communicator* comm, std::unique_ptr<Stream> stream,
+                  DeviceMemory tile);
+
+  // Small enough for the L1 cache, large enough that the calls cost nothing.
+  static constexpr size_t kTile = 2048;
+
+  Status Reduce(const Note& led, const std::vector<Note>& notes, bool add,
+                const Deadline& deadline) override;
+  Status ReduceWhole(size_t buffer, const Deadline& deadline) override;
+  bool ReadInPlace(const Note& led, const std::vector<Note>& notes,
+                   std::vector<std::vector<const void*>>* sources) override;
+  Status FinishReading(const Deadline& deadline) override;
+  Status Gather(int32_t unit, unsigned char* slot,
+                const Deadline& deadline) override;
+  Status Publish(size_t buffer, const Deadline& deadline) override;
+  Status Finish(const Deadline& deadline) override;
+  uint64_t ReduceBytes(int32_t unit) const override;
+  uint64_t ReduceWholeBytes(size_t) const override { return 0; }
+  uint64_t GatherBytes(int32_t) const override { return 0; }
+  uint64_t PublishBytes(size_t) const override { return 0; }
+
+ private:
+  // This rank's range of a buffer of the unit on each rank that has gradients
+  // of it, in their slots.
+  void FindSources(const SlotPart& part, const Note& led,
+                   const std::vector<Note>& notes,
+                   std::vector<const void*>* sources) const;
+  void SumBuffer(const SlotPart& part, const Note& led,
+                 const std::vector<Note>& notes, bool add);
+
+  const Plan& plan_;
+  const EngineMemory& memory_;
+  Communicator* const comm_;
+  const std::unique_ptr<Stream> stream_;
+  // What is summed before it is rounded or added.
+  const DeviceMemory tile_;
+  std::vector<const void*> sources_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_TRANSFER_DIRECT_TRANSFERS_H_

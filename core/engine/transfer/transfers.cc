@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/transfer/transfers.h"
+
+#include <utility>
+
+#include "core/engine/transfer/collective_transfers.h"
+#include "core/engine/transfer/direct_transfers.h"
+
+namespace shard {
+
+std::vector<SlotPart> SlotParts(const Plan& plan, int32_t unit, bool grads) {
+  std::vector<SlotPart> parts;
+  uint64_t offset = 0;
+  for (const int32_t b : plan.units()[static_cast<size_t>(unit)].buffers) {
+    const FlatBufferPlan& buffer = plan.buffers()[static_cast<size_t>(b)];
+    if (grads && !buffer.trainable) continue;
+    parts.push_back({static_cast<size_t>(b), offset});
+    offset += RoundUpToPage(DTypeBytes(grads ? buffer.grad_dtype : buffer.dtype,
+                                       buffer.layout.padded_numel()));
+  }
+  return parts;
+}
+
+StatusOr<std::unique_ptr<Transfers>> MakeTransfers(const Plan& plan,
+                                                   const EngineMemory& memory,
+                                                   Communicator* comm,
+                                                   Device* device) {
+  SHARD_ASSIGN_OR_RETURN(auto stream,
+                         device->CreateStream(StreamKind::kCompute));
+  if (!comm->direct()) {
+    return std::unique_ptr<Transfers>(std::make_unique<CollectiveTransfers>(
+        plan, memory, comm, device, std::move(stream)));
+  }
+  SHARD_ASSIGN_OR_RETURN(
+      DeviceMemory tile,
+      device->Allocate(DirectTransfers::kTile * sizeof(float),
+                       "a tile of sums"));
+  return std::unique_ptr<Transfers>(std::make_unique<DirectTransfers>(
+      plan, memory, comm, std::move(stream), std::move(tile)));
+}
+
+}  // namespace shard

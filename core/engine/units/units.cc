@@ -1,0 +1,589 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/units/units.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/dtype.h"
+#include "core/base/strings.h"
+#include "core/engine/transfer/ok_or_abort.h"
+#include "core/engine/transfer/stopwatch.h"
+
+namespace shard {
+
+namespace {
+
+// Acquires per unit and step: a forward and a backward pass for each of 32
+// passes that accumulate.
+constexpr size_t kMostRecorded = 64;
+
+}  // namespace
+
+Units::Units(const Parts& parts)
+    : parts_(parts),
+      plan_(*parts.plan),
+      gathers_(parts.plan->shards_params() && !parts.comm->direct()),
+      reduces_(parts.plan->shards_grads() ||
+               (!parts.comm->direct() && !parts.allow_missing)),
+      reduces_later_(!parts.plan->shards_grads() && !parts.comm->direct()),
+      states_(plan_, !plan_.shards_grads(), parts.allow_missing),
+      meeting_(parts.comm, parts.allow_missing,
+               [this](int32_t unit) {
+                 return states_.CheckUnit(unit).ok() ? states_.Name(unit)
+                                                     : StrCat("unit ", unit);
+               }),
+      param_slots_(plan_, plan_.param_slots()),
+      grad_slots_(plan_, plan_.grad_slots()),
+      reduced_(plan_.units().size(), kNeverZeroed),
+      published_(plan_.units().size()) {}
+
+Status Units::Fail(const Status& error) {
+  return GiveUp(OkOrAbort(parts_.comm, error));
+}
+
+Status Units::GiveUp(const Status& error) {
+  if (broken_.ok()) broken_ = error;
+  return broken_;
+}
+
+bool Units::Has(int32_t unit, bool grads) const {
+  const UnitPlan& planned = plan_.units()[static_cast<size_t>(unit)];
+  return std::any_of(
+      planned.buffers.begin(), planned.buffers.end(), [&](int32_t b) {
+        return !grads || plan_.buffers()[static_cast<size_t>(b)].trainable;
+      });
+}
+
+// ---- Meetings --------------------------------------------------------------
+
+StatusOr<Conclusion> Units::Meet(const Note& note, const Status& local,
+                                 const Deadline& deadline) {
+  return meeting_.Meet(note, local, deadline);
+}
+
+Status Units::TellOthers(Activity activity, const Status& local,
+                         const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  const Status drained = parts_.queue->Drain(deadline);
+  if (!drained.ok()) return Fail(drained);
+  Note note;
+  note.activity = activity;
+  const auto met = Meet(note, local, deadline);
+  return OutOfStep(met.status(), activity);
+}
+
+Status Units::OutOfStep(const Status& error, Activity activity) {
+  // Ranks that came for the same and did not do it are still in step; so are
+  // those that would have followed. One whose gradients or parameters were on
+  // their way has said so already.
+  // All ranks must judge alike, those in join too.
+  const std::vector<Note>& all = notes();
+  if (!MovesUnit(activity)) {
+    for (const Note& note : all) {
+      if (note.activity == Activity::kJoin) continue;
+      activity = note.activity;
+      break;
+    }
+  }
+  const bool moves = MovesUnit(activity);
+  const bool together = std::all_of(all.begin(), all.end(), [&](const Note& n) {
+    if (!moves && n.activity == Activity::kJoin) return true;
+    return n.activity == activity && (!moves || n.failed != 0);
+  });
+  return together ? error : GiveUp(error);
+}
+
+Status Units::Do(const Note& note, unsigned char* slot,
+                 const Deadline& deadline) {
+  // Gradients from before a zero_grad that another rank was through with when
+  // it declared the unit: nothing is left that they could count in.
+  if (note.activity == Activity::kReduce &&
+      note.zeroed < reduced_[static_cast<size_t>(note.unit)]) {
+    return Status();
+  }
+  double seconds = 0;
+  Status status;
+  const bool goes_on =
+      ahead_ != nullptr && note.activity == Activity::kReduce && note.more == 0;
+  const bool in_place =
+      goes_on && reduced_[static_cast<size_t>(note.unit)] != note.zeroed &&
+      parts_.transfers->ReadInPlace(note, notes(), &in_place_);
+  {
+    Stopwatch moving(&seconds);
+    const auto unit = static_cast<size_t>(note.unit);
+    if (note.activity == Activity::kReduce) {
+      if (!in_place && (plan_.shards_grads() || !parts_.comm->direct())) {
+        status = parts_.transfers->Reduce(
+            note, notes(), reduced_[unit] == note.zeroed, deadline);
+      }
+      reduced_[unit] = note.zeroed;
+    } else {
+      if (slot == nullptr) {
+        // A follower: nothing of its own is in the slots.
+        slot = parts_.memory->ParamSlot(plan_.units()[unit].depth, 0);
+      }
+      status = parts_.transfers->Gather(note.unit, slot, deadline);
+    }
+  }
+  parts_.queue->Moved(seconds);
+  if (!status.ok() || !goes_on) return status;
+  SHARD_RETURN_IF_ERROR(
+      ahead_(note.unit, in_place ? &in_place_ : nullptr, deadline));
+  return in_place ? parts_.transfers->FinishReading(deadline) : Status();
+}
+
+Status Units::Perform(const Note& note, unsigned char* slot) {
+  for (;;) {
+    const Deadline deadline = Deadline::After(parts_.timeout);
+    SHARD_ASSIGN_OR_RETURN(const Conclusion conclusion,
+                           Meet(note, Status(), deadline));
+    const Note led = notes()[static_cast<size_t>(conclusion.leader)];
+    SHARD_RETURN_IF_ERROR(
+        Do(led, conclusion.follows ? nullptr : slot, deadline));
+    if (!conclusion.follows) return Status();
+  }
+}
+
+Status Units::EnterStep(Note note, const Status& local,
+                        const Deadline& deadline, int32_t* leader) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  const Status drained = parts_.queue->Drain(deadline);
+  if (!drained.ok()) return Fail(drained);
+  if (local.ok() && parts_.allow_missing) {
+    const Status zeroed = ZeroMissing(deadline);
+    if (!zeroed.ok()) return Fail(zeroed);
+  }
+  note.zeroed = zeroed_;
+  for (;;) {
+    const auto met = Meet(note, local, deadline);
+    if (!met.ok()) return OutOfStep(met.status(), note.activity);
+    *leader = met->leader;
+    if (!met->follows) return Status();
+    param_slots_.DropAll();
+    const Note led = notes()[static_cast<size_t>(met->leader)];
+    const Status done = Do(led, nullptr, deadline);
+    if (!done.ok()) return Fail(done);
+  }
+}
+
+Status Units::Follow(Note note, const Status& local, const Deadline& deadline,
+                     int32_t* leader, bool* joined) {
+  *joined = false;
+  SHARD_RETURN_IF_ERROR(broken_);
+  const Status drained = parts_.queue->Drain(deadline);
+  if (!drained.ok()) return Fail(drained);
+  note.zeroed = dropped_ ? zeroed_ : kNeverZeroed;
+  for (;;) {
+    const auto met = Meet(note, local, deadline);
+    if (!met.ok()) return OutOfStep(met.status(), note.activity);
+    const Note led = notes()[static_cast<size_t>(met->leader)];
+    *leader = met->leader;
+    *joined = led.activity == Activity::kJoin;
+    if (*joined) {
+      ForgetOrder();
+      ForgetReduced();
+      return Status();
+    }
+    if (led.activity == Activity::kStep ||
+        led.activity == Activity::kBeginStep) {
+      if (!dropped_) zeroed_ = led.zeroed;
+      return Status();
+    }
+    param_slots_.DropAll();
+    const Status done = Do(led, nullptr, deadline);
+    if (!done.ok()) return Fail(done);
+  }
+}
+
+Status Units::EnterChange(Activity activity, const Status& local,
+                          const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  const Status drained = parts_.queue->Drain(deadline);
+  if (!drained.ok()) return Fail(drained);
+  Note note;
+  note.activity = activity;
+  const auto met = Meet(note, local, deadline);
+  if (!met.ok()) return OutOfStep(met.status(), activity);
+  param_slots_.DropAll();
+  return Status();
+}
+
+// ---- Acquire and release ---------------------------------------------------
+
+Status Units::CheckRoom(int32_t unit, const Slots& slots,
+                        std::string_view what) const {
+  if (slots.Find(unit) >= 0 || slots.Choose(unit) >= 0) return Status();
+  std::string users;
+  for (const int32_t user : slots.UsersBeside(unit)) {
+    StrAppend(&users, users.empty() ? "" : ", ", states_.Name(user));
+  }
+  return FailedPrecondition("no slot for the ", what, " of ",
+                            states_.Name(unit), ": they are in use by ", users,
+                            "; release one of them first, or plan a larger "
+                            "prefetch (",
+                            plan_.options().prefetch, " now)");
+}
+
+Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  Status local = states_.CheckAcquire(unit, pass);
+  if (local.ok() && gathers_ && Has(unit, false)) {
+    local = CheckRoom(unit, param_slots_, "parameters");
+  }
+  const bool wants_grads = pass != Pass::kForward && plan_.shards_grads();
+  if (local.ok() && wants_grads && Has(unit, true)) {
+    local = CheckRoom(unit, grad_slots_, "gradients");
+  }
+  if (!local.ok()) {
+    return gathers_ ? TellOthers(Activity::kGather, local, deadline) : local;
+  }
+  Status ready;
+  if (gathers_ && Has(unit, false)) {
+    RecordOrder(unit);
+    const int found = param_slots_.Find(unit);
+    if (found < 0) {
+      EnqueueGather(unit, param_slots_.Choose(unit));
+    } else {
+      param_slots_.Take(unit, found);
+    }
+    const Event gathered =
+        param_slots_.event(plan_.units()[static_cast<size_t>(unit)].depth,
+                           param_slots_.Find(unit));
+    Prefetch();
+    ready = parts_.queue->Wait(gathered, deadline);
+  } else {
+    ready = parts_.queue->Wait(published_[static_cast<size_t>(unit)], deadline);
+  }
+  if (!ready.ok()) return Fail(ready);
+  if (wants_grads && Has(unit, true)) {
+    const Status taken = TakeGradSlot(unit, pass, deadline);
+    if (!taken.ok()) return Fail(taken);
+  }
+  states_.Acquire(unit, pass);
+  return Status();
+}
+
+Status Units::TakeGradSlot(int32_t unit, Pass pass, const Deadline& deadline) {
+  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  const int found = grad_slots_.Find(unit);
+  const int slot = found >= 0 ? found : grad_slots_.Choose(unit);
+  // What lies in it may still be on its way.
+  SHARD_RETURN_IF_ERROR(
+      parts_.queue->Wait(grad_slots_.event(depth, slot), deadline));
+  grad_slots_.Take(unit, slot);
+  unsigned char* const base =
+      parts_.memory->GradSlot(parts_.comm->rank(), depth, slot);
+  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+    const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
+    if (pass == Pass::kBackward) {
+      parts_.compute->FillZeros(
+          base + part.offset,
+          DTypeBytes(buffer.grad_dtype, buffer.layout.padded_numel()));
+    } else {
+      ZeroPadding(buffer, base + part.offset);
+    }
+  }
+  return parts_.device->HostWait(parts_.compute->Record(), deadline);
+}
+
+void Units::ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads) {
+  int64_t at = 0;
+  const auto zero_to = [&](int64_t end) {
+    if (end <= at) return;
+    parts_.compute->FillZeros(grads + DTypeBytes(buffer.grad_dtype, at),
+                              DTypeBytes(buffer.grad_dtype, end - at));
+  };
+  for (const Slot& slot : buffer.layout.slots()) {
+    zero_to(slot.offset);
+    at = slot.offset + slot.numel;
+  }
+  zero_to(buffer.layout.padded_numel());
+}
+
+Status Units::Release(int32_t unit, const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  SHARD_RETURN_IF_ERROR(states_.CheckRelease(unit));
+  // Declared gradients that are sharded would be gone with their slot.
+  if (parts_.allow_missing && plan_.shards_grads() &&
+      states_.SomeDeclared(unit)) {
+    SHARD_RETURN_IF_ERROR(GradsReady(unit, deadline));
+  }
+  if (gathers_) param_slots_.Release(unit);
+  if (states_.state(unit) == UnitStates::State::kBackwardPre) {
+    grad_slots_.Drop(unit);
+  }
+  states_.Release(unit);
+  return Status();
+}
+
+void Units::EnqueueGather(int32_t unit, int slot) {
+  param_slots_.Take(unit, slot);
+  Note note;
+  note.activity = Activity::kGather;
+  note.unit = unit;
+  unsigned char* const to = parts_.memory->ParamSlot(
+      plan_.units()[static_cast<size_t>(unit)].depth, slot);
+  param_slots_.SetEvent(
+      unit, parts_.queue->Run("gather the parameters of a unit",
+                              parts_.transfers->GatherBytes(unit),
+                              [this, note, to] { return Perform(note, to); }));
+}
+
+void Units::RecordOrder(int32_t unit) {
+  if (!recording_) {
+    if (position_ < order_.size() && order_[position_] == unit) {
+      ++position_;
+      return;
+    }
+    // Another way than last time: what is known of it ends here.
+    order_.resize(position_);
+    recording_ = true;
+  }
+  // Passes without a step, such as an evaluation's, have no end.
+  if (order_.size() >= kMostRecorded * plan_.units().size()) return;
+  order_.push_back(unit);
+  position_ = order_.size();
+}
+
+void Units::ForgetOrder() {
+  param_slots_.DropAll();
+  order_.clear();
+  position_ = 0;
+  recording_ = true;
+}
+
+void Units::Prefetch() {
+  if (recording_) return;
+  const auto depth = static_cast<size_t>(plan_.options().prefetch);
+  const size_t end = std::min(order_.size(), position_ + depth);
+  for (size_t i = position_; i < end; ++i) {
+    const int32_t next = order_[i];
+    if (param_slots_.Find(next) >= 0) continue;
+    const int slot = param_slots_.Choose(next);
+    if (slot < 0) return;
+    EnqueueGather(next, slot);
+    // Gathered, but not acquired yet.
+    param_slots_.Release(next);
+  }
+}
+
+// ---- Gradients -------------------------------------------------------------
+
+void Units::EnqueueReduce(int32_t unit) {
+  Note note;
+  note.activity = Activity::kReduce;
+  note.unit = unit;
+  note.more = no_sync_ ? 1 : 0;
+  note.zeroed = zeroed_;
+  if (plan_.shards_grads()) note.slot = grad_slots_.Find(unit);
+  const Event reduced = parts_.queue->Run(
+      "reduce the gradients of a unit", parts_.transfers->ReduceBytes(unit),
+      [this, note] { return Perform(note, nullptr); });
+  if (!plan_.shards_grads()) return;
+  grad_slots_.SetEvent(unit, reduced);
+  grad_slots_.Drop(unit);
+}
+
+Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  Status local = states_.CheckGradsReady(unit);
+  if (local.ok() && no_sync_ && plan_.options().deterministic &&
+      plan_.shards_grads()) {
+    local = FailedPrecondition(
+        "gradients that are sharded would be summed over the ranks before they "
+        "accumulate, which the plan's deterministic excludes; plan with "
+        "whole_grads to accumulate");
+  }
+  if (!local.ok()) {
+    return MeetsWhenReady() ? TellOthers(Activity::kReduce, local, deadline)
+                            : local;
+  }
+  const bool meets = MeetsWhenReady() && Has(unit, true) &&
+                     (plan_.shards_grads() || !no_sync_);
+  if (meets) {
+    if (plan_.shards_grads()) {
+      const Status zeroed = ZeroMissingInSlot(unit, deadline);
+      if (!zeroed.ok()) return Fail(zeroed);
+    }
+    EnqueueReduce(unit);
+  }
+  states_.GradsReady(unit, no_sync_);
+  return Status();
+}
+
+Status Units::ParamGradReady(ParamId param, const Status& known,
+                             const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  const Status local = known.ok() ? states_.CheckParamReady(param) : known;
+  if (!local.ok()) {
+    return MeetsWhenReady() ? TellOthers(Activity::kReduce, local, deadline)
+                            : local;
+  }
+  if (!states_.ParamReady(param)) return Status();
+  return GradsReady(plan_.UnitOf(param), deadline);
+}
+
+Status Units::ZeroMissingInSlot(int32_t unit, const Deadline& deadline) {
+  if (!states_.SomeDeclared(unit)) return Status();
+  bool any = false;
+  unsigned char* const base = parts_.memory->GradSlot(
+      parts_.comm->rank(), plan_.units()[static_cast<size_t>(unit)].depth,
+      grad_slots_.Find(unit));
+  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+    const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
+    for (const Slot& slot : buffer.layout.slots()) {
+      if (states_.Declared(slot.param)) continue;
+      parts_.compute->FillZeros(
+          base + part.offset + DTypeBytes(buffer.grad_dtype, slot.offset),
+          DTypeBytes(buffer.grad_dtype, slot.numel));
+      any = true;
+    }
+  }
+  if (!any) return Status();
+  // Before the ranks read them.
+  return parts_.device->HostWait(parts_.compute->Record(), deadline);
+}
+
+Status Units::ZeroMissing(const Deadline& deadline) {
+  if (plan_.shards_grads() || !states_.declares()) return Status();
+  const int rank = parts_.comm->rank();
+  for (const EngineBuffer& buffer : parts_.memory->buffers()) {
+    if (!buffer.plan->trainable) continue;
+    for (const Slot& slot : buffer.plan->layout.slots()) {
+      if (states_.HasGrad(slot.param)) continue;
+      parts_.compute->FillZeros(
+          buffer.GradAt(rank, slot.offset),
+          DTypeBytes(buffer.plan->grad_dtype, slot.numel));
+    }
+  }
+  // Before the others read them.
+  return parts_.device->HostWait(parts_.compute->Record(), deadline);
+}
+
+Status Units::ClearGrads(const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(broken_);
+  const Status drained = parts_.queue->Drain(deadline);
+  if (!drained.ok()) return Fail(drained);
+  if (plan_.shards_grads()) {
+    ++zeroed_;
+    dropped_ |= states_.any_ready();
+  } else {
+    ForgetReduced();
+  }
+  states_.ClearReady();
+  return Status();
+}
+
+// ---- Steps -----------------------------------------------------------------
+
+Status Units::CheckStep() const {
+  SHARD_RETURN_IF_ERROR(states_.CheckAllIdle("step"));
+  return parts_.allow_missing ? Status() : states_.CheckAllReady();
+}
+
+std::vector<Event> Units::EnqueueRest() {
+  const std::vector<EngineBuffer>& buffers = parts_.memory->buffers();
+  std::vector<Event> events(buffers.size());
+  // The step itself goes on from here.
+  ahead_ = nullptr;
+  // From the last, as a backward pass would.
+  for (size_t b = buffers.size(); b-- > 0;) {
+    const FlatBufferPlan& plan = *buffers[b].plan;
+    if (!plan.trainable ||
+        reduced_[static_cast<size_t>(plan.unit)] == zeroed_) {
+      continue;
+    }
+    if (reduces_later_) {
+      events[b] =
+          parts_.queue->Run("reduce the gradients of a buffer",
+                            parts_.transfers->ReduceWholeBytes(b), [this, b] {
+                              double seconds = 0;
+                              Status status;
+                              {
+                                Stopwatch moving(&seconds);
+                                status = parts_.transfers->ReduceWhole(
+                                    b, Deadline::After(parts_.timeout));
+                              }
+                              parts_.queue->Moved(seconds);
+                              return status;
+                            });
+    } else if (plan_.shards_grads()) {
+      // Of no rank.
+      parts_.compute->FillZeros(
+          buffers[b].sum,
+          DTypeBytes(plan.sum_dtype, plan.layout.shard_numel()));
+    }
+  }
+  return events;
+}
+
+void Units::ForgetReduced() {
+  reduced_.assign(reduced_.size(), kNeverZeroed);
+  zeroed_ = 0;
+  dropped_ = false;
+}
+
+void Units::FinishStep() {
+  ForgetReduced();
+  states_.ClearReady();
+  param_slots_.DropAll();
+  position_ = 0;
+  if (!order_.empty()) recording_ = false;
+}
+
+void Units::SetPublished(int32_t unit, Event event) {
+  published_[static_cast<size_t>(unit)] = std::move(event);
+}
+
+// ---- Where things are ------------------------------------------------------
+
+StatusOr<void*> Units::Param(ParamId param) const {
+  const ParamPlace& place = plan_.places()[static_cast<size_t>(param)];
+  const EngineBuffer& buffer =
+      parts_.memory->buffers()[static_cast<size_t>(place.buffer)];
+  if (!gathers_) return buffer.ParamAt(place.offset);
+  const int32_t unit = plan_.UnitOf(param);
+  if (states_.state(unit) == UnitStates::State::kIdle) {
+    return FailedPrecondition("parameter ", param, " is sharded, and ",
+                              states_.Name(unit),
+                              " is in state IDLE: acquire it first");
+  }
+  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  unsigned char* const slot =
+      parts_.memory->ParamSlot(depth, param_slots_.Find(unit));
+  for (const SlotPart& part : SlotParts(plan_, unit, false)) {
+    if (part.buffer != static_cast<size_t>(place.buffer)) continue;
+    return static_cast<void*>(slot + part.offset +
+                              DTypeBytes(buffer.plan->dtype, place.offset));
+  }
+  return Internal("parameter ", param, " is not in its unit");
+}
+
+StatusOr<void*> Units::Grad(ParamId param) const {
+  const ParamPlace& place = plan_.places()[static_cast<size_t>(param)];
+  const EngineBuffer& buffer =
+      parts_.memory->buffers()[static_cast<size_t>(place.buffer)];
+  const int rank = parts_.comm->rank();
+  if (!plan_.shards_grads()) return buffer.GradAt(rank, place.offset);
+  const int32_t unit = plan_.UnitOf(param);
+  const UnitStates::State state = states_.state(unit);
+  if (state != UnitStates::State::kBackwardPre) {
+    return FailedPrecondition("the gradient of parameter ", param,
+                              " is sharded, and ", states_.Name(unit),
+                              " is in state ", UnitStates::StateName(state),
+                              "; it has a place in BACKWARD_PRE: acquire the "
+                              "unit for the backward pass first");
+  }
+  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  unsigned char* const slot =
+      parts_.memory->GradSlot(rank, depth, grad_slots_.Find(unit));
+  for (const SlotPart& part : SlotParts(plan_, unit, true)) {
+    if (part.buffer != static_cast<size_t>(place.buffer)) continue;
+    return static_cast<void*>(
+        slot + part.offset + DTypeBytes(buffer.plan->grad_dtype, place.offset));
+  }
+  return Internal("parameter ", param, " is not in its unit");
+}
+
+}  // namespace shard
