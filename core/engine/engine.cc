@@ -4,21 +4,14 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstring>
-#include <limits>
 #include <utility>
 
-#include "core/base/dtype.h"
-#include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/comm/agreement.h"
-#include "core/device/stream_guard.h"
-#include "core/engine/state/describe.h"
+#include "core/engine/memory/param_place.h"
 #include "core/engine/state/import_state.h"
 #include "core/engine/state/log_warnings.h"
-#include "core/engine/transfer/ok_or_abort.h"
-#include "core/state/manifest_bound.h"
+#include "core/engine/step/supported.h"
 
 namespace shard {
 
@@ -40,46 +33,6 @@ void Describe(const EngineOptions& options, FactSink* sink) {
 }
 
 }  // namespace
-
-Status Engine::CheckSupported(const Plan& plan, const Communicator& comm) {
-  const PlanOptions& options = plan.options();
-  if (options.world_size != comm.world_size()) {
-    return InvalidArgument("the plan is for world size ", options.world_size,
-                           ", the communicator has ", comm.world_size());
-  }
-  // All of it at once: each allocation alone may fit, and the kernel grants
-  // pages it does not have.
-  SHARD_RETURN_IF_ERROR(
-      CheckHostMemory(plan.Memory(comm.direct())
-                          .HostTotal(comm.direct() ? options.world_size : 1),
-                      kShardFurther));
-  // A model that trains can be saved.
-  SHARD_RETURN_IF_ERROR(CheckManifestFits(plan));
-  for (const FlatBufferPlan& buffer : plan.buffers()) {
-    if (buffer.dtype == DType::kF64 && buffer.trainable) {
-      const ParamId param = buffer.layout.slots().front().param;
-      return Unimplemented("parameter '",
-                           plan.model().ParamFqns()[static_cast<size_t>(param)],
-                           "' is f64; trainable parameters are f32, bf16 or "
-                           "f16 in this version; freeze it or declare it f32");
-    }
-  }
-  return Status();
-}
-
-Status Engine::FindBlas(const Plan& plan, const Hypers& hypers, Device* device,
-                        std::string* name) {
-  const bool needed = std::any_of(
-      plan.buffers().begin(), plan.buffers().end(),
-      [&](const FlatBufferPlan& buffer) {
-        const auto group = static_cast<size_t>(buffer.group);
-        return buffer.trainable &&
-               hypers.optimizers()[group].formula() == Formula::kMuon;
-      });
-  if (!needed) return Status();
-  SHARD_ASSIGN_OR_RETURN(*name, device->LoadBlas());
-  return Status();
-}
 
 StatusOr<std::unique_ptr<Engine>> Engine::Create(
     std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
@@ -107,12 +60,11 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   SHARD_RETURN_IF_ERROR(CheckAgreement(
       comm.get(), "the engine's options",
       [&](FactSink* sink) { Describe(*options, sink); }, deadline));
-  std::string blas;
+  const auto blas = FindBlas(*plan, hypers, device.get());
   SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm.get(), "find a BLAS",
-                    FindBlas(*plan, hypers, device.get(), &blas), deadline));
+      AgreeOnStatus(comm.get(), "find a BLAS", blas.status(), deadline));
   comm->logger().Log(LogLevel::kInfo, "rank ", comm->rank(), ": ",
-                     plan->Summary(), blas.empty() ? "" : ", BLAS ", blas);
+                     plan->Summary(), blas->empty() ? "" : ", BLAS ", *blas);
   // The same on every rank; once is enough.
   if (comm->rank() == 0) {
     LogWarnings(comm->logger(), NewWarnings(*plan, nullptr));
@@ -140,13 +92,16 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
     : host_comm_(std::move(host_comm)),
       comm_(std::move(comm)),
       device_(std::move(device)),
-      hypers_(std::move(hypers)),
-      loss_scaler_(options.loss_scaler),
-      missing_grads_(options.missing_grads),
       timeout_(timeout),
       owner_(::getpid()),
       assembly_options_{timeout, options.missing_grads != MissingGrads::kError,
                         options.overlap},
+      hypers_(std::move(hypers)),
+      counters_(options.loss_scaler),
+      initial_params_(comm_.get(), device_.get()),
+      steps_({comm_.get(), device_.get(), &hypers_, &counters_,
+              options.missing_grads}),
+      full_params_(comm_.get(), device_.get()),
       checkpoints_(comm_->world_size()) {}
 
 Engine::~Engine() {
@@ -159,69 +114,42 @@ Engine::~Engine() {
 
 void Engine::Adopt(std::unique_ptr<Assembly> assembly) {
   assembly_ = std::move(assembly);
-  trainable_numel_ = 0;
-  for (const FlatBufferPlan& buffer : plan().buffers()) {
-    if (buffer.trainable) {
-      trainable_numel_ += static_cast<double>(buffer.layout.numel());
-    }
+  steps_.Adopt(assembly_.get());
+}
+
+Status Engine::CheckTraining(std::string_view what) const {
+  if (full_params_.summoned()) {
+    return FailedPrecondition(
+        what,
+        " with parameters summoned: the engine is in state "
+        "SUMMON_FULL_PARAMS; call summon_end first");
   }
+  if (!initial_params_.filling()) return Status();
+  return FailedPrecondition(
+      what,
+      " needs parameters that were broadcast; the engine is in state FILLING: "
+      "call broadcast_params first");
 }
 
-Deadline Engine::DeadlineOf(double timeout) const {
-  return Deadline::After(timeout > 0 ? timeout : timeout_);
-}
-
-WorkDeadline Engine::WorkDeadlineOf(double timeout) const {
-  return WorkDeadline(timeout > 0 ? timeout : timeout_, timeout_);
+Status Engine::CheckBetweenSteps(std::string_view what) const {
+  SHARD_RETURN_IF_ERROR(CheckTraining(what));
+  return steps_.CheckBetweenSteps(what);
 }
 
 // ---- Parameters and gradients ----------------------------------------------
 
-StatusOr<const ParamPlace*> Engine::PlaceOf(ParamId param) const {
-  const auto& places = plan().places();
-  if (param < 0 || static_cast<size_t>(param) >= places.size()) {
-    return InvalidArgument("parameter ", param,
-                           " does not exist; the plan has ", places.size());
-  }
-  const ParamPlace& place = places[static_cast<size_t>(param)];
-  if (place.buffer < 0) {
-    return FailedPrecondition("parameter ", param,
-                              " is ignored: libshard does not store it");
-  }
-  return &place;
-}
-
-StatusOr<const ParamPlace*> Engine::TrainablePlaceOf(
-    ParamId param, std::string_view without) const {
-  SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(param));
-  if (!plan().buffers()[static_cast<size_t>(place->buffer)].trainable) {
-    return FailedPrecondition("parameter ", param, " is frozen: it has no ",
-                              without);
-  }
-  return place;
-}
-
-int64_t Engine::NumelOf(ParamId param) const {
-  return plan().model().params()[static_cast<size_t>(param)].numel;
-}
-
 StatusOr<Engine::Tensor> Engine::Param(ParamId param) const {
-  SHARD_RETURN_IF_ERROR(PlaceOf(param).status());
-  if (summoned_ != nullptr && summoned_->Has(param)) {
-    void* const copy = summoned_->Param(param);
-    if (copy != nullptr) return Tensor{copy, NumelOf(param)};
-    return FailedPrecondition("parameter ", param, " was summoned to rank ",
-                              summoned_->rank(), ", this is rank ",
-                              comm_->rank());
-  }
-  SHARD_ASSIGN_OR_RETURN(void* data, assembly_->units().Param(param));
-  return Tensor{data, NumelOf(param)};
+  SHARD_RETURN_IF_ERROR(PlaceOf(plan(), param).status());
+  SHARD_ASSIGN_OR_RETURN(void* data, full_params_.Has(param)
+                                         ? full_params_.Param(param)
+                                         : assembly_->units().Param(param));
+  return Tensor{data, NumelOf(plan(), param)};
 }
 
 StatusOr<Engine::Tensor> Engine::WritableParam(ParamId param) const {
-  const bool summoned = summoned_ != nullptr && summoned_->Has(param);
-  if (summoned || (filling_ && comm_->rank() == 0)) return Param(param);
-  SHARD_RETURN_IF_ERROR(PlaceOf(param).status());
+  SHARD_RETURN_IF_ERROR(PlaceOf(plan(), param).status());
+  const bool set = initial_params_.filling() && comm_->rank() == 0;
+  if (set || full_params_.Has(param)) return Param(param);
   return FailedPrecondition(
       "parameter ", param,
       " is not the host's to write: that is possible on rank 0 before "
@@ -229,32 +157,12 @@ StatusOr<Engine::Tensor> Engine::WritableParam(ParamId param) const {
 }
 
 StatusOr<Engine::Tensor> Engine::Grad(ParamId param) const {
-  SHARD_RETURN_IF_ERROR(TrainablePlaceOf(param, "gradient").status());
+  SHARD_RETURN_IF_ERROR(TrainablePlaceOf(plan(), param, "gradient").status());
   SHARD_ASSIGN_OR_RETURN(void* data, assembly_->units().Grad(param));
-  return Tensor{data, NumelOf(param)};
+  return Tensor{data, NumelOf(plan(), param)};
 }
 
-Status Engine::ZeroGrad() {
-  const Deadline deadline = DeadlineOf(0);
-  if (begun_ && assembly_->units().states().any_ready()) {
-    return FailedPrecondition(
-        "zero_grad after begin_step, with gradients that were ready and may be "
-        "applied already: step first");
-  }
-  SHARD_RETURN_IF_ERROR(assembly_->units().ClearGrads(deadline));
-  return ZeroWholeGrads(deadline);
-}
-
-Status Engine::ZeroWholeGrads(const Deadline& deadline) {
-  Stream& compute = assembly_->compute();
-  for (const EngineBuffer& buffer : memory().buffers()) {
-    if (buffer.grads.empty()) continue;
-    compute.FillZeros(buffer.GradAt(comm_->rank(), 0),
-                      DTypeBytes(buffer.plan->grad_dtype,
-                                 buffer.plan->layout.padded_numel()));
-  }
-  return device_->HostWait(compute.Record(), deadline);
-}
+Status Engine::ZeroGrad() { return steps_.ZeroGrad(DeadlineOf(0)); }
 
 // ---- Units -----------------------------------------------------------------
 
@@ -277,7 +185,8 @@ Status Engine::ParamGradReady(ParamId param) {
   SHARD_RETURN_IF_ERROR(CheckTraining("mark_param_grad_ready"));
   // The others may wait for what this rank was to declare.
   return assembly_->units().ParamGradReady(
-      param, TrainablePlaceOf(param, "gradient").status(), DeadlineOf(0));
+      param, TrainablePlaceOf(plan(), param, "gradient").status(),
+      DeadlineOf(0));
 }
 
 Status Engine::SetNoSync(bool on) {
@@ -286,134 +195,23 @@ Status Engine::SetNoSync(bool on) {
   return Status();
 }
 
-// ---- Filling ---------------------------------------------------------------
+// ---- First values ----------------------------------------------------------
 
 Status Engine::SetParam(ParamId param, const void* data, size_t bytes) {
-  SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(param));
-  const auto index = static_cast<size_t>(place->buffer);
-  const EngineBuffer& buffer = memory().buffers()[index];
-  const DType dtype = buffer.plan->dtype;
-  const int64_t numel = NumelOf(param);
-  const size_t expected = DTypeBytes(dtype, numel);
-  if (bytes != expected) {
-    return InvalidArgument("parameter ", param, " has ", expected, " bytes (",
-                           numel, " elements of ", DTypeName(dtype), "), not ",
-                           bytes);
-  }
-  if (!filling_) {
-    return FailedPrecondition(
-        "parameters can be set only before they are broadcast; the engine is "
-        "training");
-  }
-  if (comm_->rank() != 0 || bytes == 0) return Status();
-  if (!assembly_->units().gathers()) {
-    Stream& compute = assembly_->compute();
-    compute.Copy(buffer.ParamAt(place->offset), data, bytes);
-    return compute.Synchronize(DeadlineOf(0));
-  }
-  filled_.resize(memory().buffers().size());
-  if (filled_[index].data() == nullptr) {
-    SHARD_ASSIGN_OR_RETURN(
-        filled_[index],
-        device_->AllocateHost(
-            DTypeBytes(dtype, buffer.plan->layout.padded_numel()),
-            "parameters before they are broadcast"));
-  }
-  std::memcpy(filled_[index].data() + DTypeBytes(dtype, place->offset), data,
-              bytes);
-  return Status();
+  return initial_params_.Set(*assembly_, param, data, bytes, DeadlineOf(0));
 }
 
 Status Engine::BroadcastParams(double timeout) {
-  const Deadline deadline = DeadlineOf(timeout);
-  Status local;
-  if (!filling_) {
-    local = FailedPrecondition(
-        "parameters were broadcast before; the engine is training");
-  }
-  // Also the barrier after which rank 0's values are everyone's, where memory
-  // is shared.
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm_.get(), "broadcast parameters", local, deadline));
-  if (!comm_->direct()) SHARD_RETURN_IF_ERROR(SpreadParams(deadline));
-  SHARD_RETURN_IF_ERROR(FillMasters(*assembly_, deadline));
-  filled_.clear();
-  filling_ = false;
-  return Status();
-}
-
-Status Engine::SpreadParams(const Deadline& deadline) {
-  constexpr int64_t kPiece = 1 << 20;  // Bytes.
-  Stream& compute = assembly_->compute();
-  DeviceMemory piece;
-  const StreamGuard guard(&compute);
-  const std::vector<EngineBuffer>& buffers = memory().buffers();
-  for (size_t b = 0; b < buffers.size(); ++b) {
-    const EngineBuffer& buffer = buffers[b];
-    const auto size = static_cast<int64_t>(DTypeSize(buffer.plan->dtype));
-    const int64_t bytes = buffer.plan->layout.padded_numel() * size;
-    if (bytes == 0) continue;
-    if (!assembly_->units().gathers()) {
-      SHARD_RETURN_IF_ERROR(
-          comm_->Broadcast("broadcast parameters", 0, buffer.params,
-                           static_cast<size_t>(bytes), deadline));
-      continue;
-    }
-    if (piece.size() == 0) {
-      auto allocated = device_->Allocate(kPiece, "a piece of parameters");
-      SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_.get(), "broadcast parameters",
-                                          allocated.status(), deadline));
-      piece = *std::move(allocated);
-    }
-    const int64_t held_begin = buffer.held_begin * size;
-    const int64_t held_end = held_begin + buffer.held_numel * size;
-    for (int64_t at = 0; at < bytes; at += kPiece) {
-      const int64_t end = std::min(at + kPiece, bytes);
-      const auto count = static_cast<size_t>(end - at);
-      if (comm_->rank() == 0) {
-        const bool set = b < filled_.size() && filled_[b].data() != nullptr;
-        if (set) {
-          compute.Copy(piece.data(), filled_[b].data() + at, count);
-        } else {
-          compute.FillZeros(piece.data(), count);
-        }
-        SHARD_RETURN_IF_ERROR(
-            OkOrAbort(comm_.get(), compute.Synchronize(deadline)));
-      }
-      SHARD_RETURN_IF_ERROR(comm_->Broadcast("broadcast parameters", 0,
-                                             piece.data(), count, deadline));
-      const int64_t from = std::max(at, held_begin);
-      const int64_t to = std::min(end, held_end);
-      if (from >= to) continue;
-      compute.Copy(buffer.params + (from - held_begin),
-                   piece.data() + (from - at), static_cast<size_t>(to - from));
-      SHARD_RETURN_IF_ERROR(
-          OkOrAbort(comm_.get(), compute.Synchronize(deadline)));
-    }
-  }
-  return Status();
-}
-
-Status Engine::FillMasters(const Assembly& assembly, const Deadline& deadline) {
-  Stream& compute = assembly.compute();
-  const int range = assembly.plan()->RangeOf(comm_->rank());
-  for (const EngineBuffer& buffer : assembly.memory().buffers()) {
-    if (!buffer.plan->trainable || !buffer.plan->has_masters) continue;
-    const int64_t count = buffer.plan->layout.shard_numel();
-    compute.Widen(buffer.plan->dtype, buffer.ParamAt(range * count),
-                  reinterpret_cast<float*>(buffer.states.back()),
-                  static_cast<size_t>(count));
-  }
-  return OkOrAbort(comm_.get(), compute.Synchronize(deadline));
+  return initial_params_.Broadcast(*assembly_, DeadlineOf(timeout));
 }
 
 Status Engine::SetState(ParamId param, std::string_view name,
                         const float* values, size_t count) {
   SHARD_ASSIGN_OR_RETURN(const ParamPlace* place,
-                         TrainablePlaceOf(param, "optimizer states"));
+                         TrainablePlaceOf(plan(), param, "optimizer states"));
   SHARD_RETURN_IF_ERROR(CheckTraining("set_state"));
-  SHARD_RETURN_IF_ERROR(CheckNotBegun("set_state"));
-  if (NumelOf(param) == 0) return Status();
+  SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_state"));
+  if (NumelOf(plan(), param) == 0) return Status();
   const EngineBuffer& buffer =
       memory().buffers()[static_cast<size_t>(place->buffer)];
   const auto group = static_cast<size_t>(buffer.plan->group);
@@ -426,82 +224,126 @@ Status Engine::SetState(ParamId param, std::string_view name,
 
 Status Engine::SetStep(int64_t step) {
   SHARD_RETURN_IF_ERROR(CheckTraining("set_step"));
-  SHARD_RETURN_IF_ERROR(CheckNotBegun("set_step"));
-  if (step < 0 || step > kMostSteps) {
-    return InvalidArgument("step ", step, " is out of range; allowed: 0 to ",
-                           kMostSteps, ", the number of steps done");
-  }
-  step_ = step;
-  param_steps_.clear();
-  return Status();
+  SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_step"));
+  return counters_.SetStep(step);
 }
 
 Status Engine::SetLossScale(const LossScaler::State& state) {
   SHARD_RETURN_IF_ERROR(CheckBetweenSteps("set_loss_scale"));
-  return loss_scaler_.Restore(state);
+  return counters_.loss_scaler().Restore(state);
+}
+
+Status Engine::SetHyper(GroupId group, std::string_view key, double value) {
+  SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_hyper"));
+  return hypers_.Set(group, key, value);
+}
+
+// ---- Steps -----------------------------------------------------------------
+
+Status Engine::BeginStep(const StatusOr<StepOptions>& options) {
+  return steps_.Begin(options, CheckTraining("begin_step"),
+                      DeadlineOf(options.ok() ? options->timeout : 0));
+}
+
+Status Engine::Step(const StatusOr<StepOptions>& options, StepReport* report) {
+  return steps_.Step(options, CheckTraining("step"),
+                     DeadlineOf(options.ok() ? options->timeout : 0), report);
+}
+
+Status Engine::Join(double timeout, int64_t* steps) {
+  return steps_.Join(CheckBetweenSteps("join"), SecondsOf(timeout), steps);
 }
 
 // ---- Full parameters -------------------------------------------------------
 
 Status Engine::Summon(ModuleId module, int rank, double timeout) {
-  const Deadline deadline = DeadlineOf(timeout);
-  Status local = CheckBetweenSteps("summon");
-  const auto modules = static_cast<ModuleId>(plan().model().modules().size());
-  if (local.ok() && (module < 0 || module >= modules)) {
-    local = InvalidArgument("module ", module,
-                            " does not exist; the model has ", modules);
-  }
-  if (local.ok() && (rank < kAllRanks || rank >= comm_->world_size())) {
-    local = InvalidArgument("rank ", rank, " is outside 0 to ",
-                            comm_->world_size() - 1, " (-1: all)");
-  }
-  SHARD_RETURN_IF_ERROR(
-      assembly_->units().EnterChange(Activity::kSummon, local, deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm_.get(), "what is summoned",
-      [&](FactSink* sink) {
-        sink->Add("", "module", ModuleText(plan().model(), module));
-        sink->Add("", "rank", rank);
-      },
-      deadline));
-  SHARD_ASSIGN_OR_RETURN(
-      summoned_, Summoned::Create(*assembly_, comm_.get(), device_.get(),
-                                  module, rank, deadline));
-  return Status();
+  return full_params_.Summon(*assembly_, module, rank,
+                             CheckBetweenSteps("summon"), DeadlineOf(timeout));
 }
 
 Status Engine::EndSummon(const StatusOr<bool>& write_back, double timeout) {
-  const Deadline deadline = DeadlineOf(timeout);
-  Status local = write_back.status();
-  if (local.ok() && summoned_ == nullptr) {
-    local = FailedPrecondition(
-        "summon_end in state ", filling_ ? "FILLING" : "IDLE",
+  Status known;
+  if (!full_params_.summoned()) {
+    known = FailedPrecondition(
+        "summon_end in state ", initial_params_.filling() ? "FILLING" : "IDLE",
         "; it needs SUMMON_FULL_PARAMS: call summon first");
   }
-  SHARD_RETURN_IF_ERROR(
-      assembly_->units().EnterChange(Activity::kSummon, local, deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm_.get(), "the end of summoning",
-      [&](FactSink* sink) { sink->Add("", "write_back", *write_back); },
-      deadline));
-  // Whatever comes of it: the copies are the host's until here.
-  const std::unique_ptr<Summoned> summoned = std::move(summoned_);
-  if (!*write_back) return Status();
-  return summoned->WriteBack(*assembly_, comm_.get(), device_.get(), deadline);
+  return full_params_.End(*assembly_, write_back, known, DeadlineOf(timeout));
 }
 
-Status Engine::CheckTraining(std::string_view what) const {
-  if (summoned_ != nullptr) {
-    return FailedPrecondition(
-        what,
-        " with parameters summoned: the engine is in state "
-        "SUMMON_FULL_PARAMS; call summon_end first");
-  }
-  if (!filling_) return Status();
-  return FailedPrecondition(
-      what,
-      " needs parameters that were broadcast; the engine is in state FILLING: "
-      "call broadcast_params first");
+// ---- Another plan ----------------------------------------------------------
+
+StatusOr<GroupId> Engine::AddParamGroup(std::string_view optimizer,
+                                        const std::vector<ParamId>& params,
+                                        double timeout) {
+  SHARD_RETURN_IF_ERROR(
+      ChangePlan(NewParamGroup(plan(), hypers_, optimizer, params), timeout));
+  return static_cast<GroupId>(plan().options().groups.size() - 1);
+}
+
+Status Engine::SetTrainable(const std::vector<ParamId>& params,
+                            const StatusOr<bool>& trainable, double timeout) {
+  return ChangePlan(NewTrainable(plan(), hypers_, params, trainable), timeout);
+}
+
+Status Engine::ChangePlan(PlanChange change, double timeout) {
+  SHARD_ASSIGN_OR_RETURN(
+      Replanned next,
+      Replan(*assembly_, CheckBetweenSteps("a change of the plan"),
+             std::move(change), assembly_options_, comm_.get(), device_.get(),
+             DeadlineOf(timeout)));
+  counters_.ContinueWith(plan(), *next.assembly->plan());
+  hypers_ = std::move(next.hypers);
+  Adopt(std::move(next.assembly));
+  comm_->logger().Log(LogLevel::kInfo, "rank ", comm_->rank(), ": ",
+                      plan().Summary());
+  // A change can make whole what was sharded.
+  if (comm_->rank() == 0) LogWarnings(comm_->logger(), next.warnings);
+  return Status();
+}
+
+// ---- Checkpoints and state dicts -------------------------------------------
+
+TrainingState Engine::State() {
+  return TrainingState({assembly_.get(), comm_.get(), device_.get(), &hypers_,
+                        &counters_, &initial_params_, &checkpoints_});
+}
+
+StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
+    const std::string& root, const StatusOr<SaveOptions>& options) {
+  return State().Save(root, options, CheckBetweenSteps("save"),
+                      WorkDeadlineOf(options.ok() ? options->timeout : 0));
+}
+
+Status Engine::Load(const std::string& path,
+                    const StatusOr<LoadOptions>& options, LoadReport* report) {
+  return State().LoadCheckpoint(
+      path, options, CheckCanLoad(),
+      WorkDeadlineOf(options.ok() ? options->timeout : 0), report);
+}
+
+Status Engine::AddLocalState(const StateOptions& options, MemoryStore* store) {
+  SHARD_RETURN_IF_ERROR(CheckBetweenSteps("state"));
+  return State().AddLocal(options, DeadlineOf(0), store);
+}
+
+Status Engine::GatherState(const StatusOr<StateOptions>& options, int rank,
+                           double timeout,
+                           const TrainingState::EntrySink& sink) {
+  return State().Gather(options, rank, CheckBetweenSteps("gather"),
+                        WorkDeadlineOf(timeout), sink);
+}
+
+Status Engine::LoadState(const MemoryStore* store,
+                         const StatusOr<LoadOptions>& options,
+                         LoadReport* report) {
+  return State().LoadStateDict(
+      store, options, CheckCanLoad(),
+      WorkDeadlineOf(options.ok() ? options->timeout : 0), report);
+}
+
+Status Engine::CheckCanLoad() const {
+  return initial_params_.filling() ? Status() : CheckBetweenSteps("load");
 }
 
 }  // namespace shard

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Engine: sharded training on one rank. It owns the buffers a plan describes,
-// gives the host pointers into them, and runs the step.
+// gives the host pointers into them, and runs the step. It is a facade: it
+// checks in which state training is, and hands each call to the part below that
+// does it.
 //
 // Training states: FILLING until BroadcastParams; then IDLE between steps,
 // FORWARD_BACKWARD while units are in use or gradients are ready
@@ -23,11 +25,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <limits>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,26 +34,21 @@
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/state/checkpoints.h"
-#include "core/engine/state/summon.h"
+#include "core/engine/state/full_params.h"
+#include "core/engine/state/initial_params.h"
+#include "core/engine/state/replan.h"
+#include "core/engine/state/training_state.h"
 #include "core/engine/state/work_deadline.h"
 #include "core/engine/step/assembly.h"
+#include "core/engine/step/counters.h"
 #include "core/engine/step/hypers.h"
+#include "core/engine/step/step_coordinator.h"
 #include "core/engine/step/step_options.h"
 #include "core/flat/plan.h"
 #include "core/optim/loss_scaler.h"
 #include "core/state/memory_store.h"
 
 namespace shard {
-
-// What becomes of parameters that got no gradient since the last step. The
-// values are those of shard_missing_grads in shard.h.
-enum class MissingGrads : int32_t {
-  kError = 0,
-  kZero = 1,  // Their gradients are zeros.
-  // Those that got none on any rank are as before the step, states and step
-  // count too. Others are zeros on the ranks that have none.
-  kSkip = 2,
-};
 
 struct EngineOptions {
   double timeout = 0;  // Seconds; 0: the communicator's.
@@ -80,10 +73,6 @@ class Engine {
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-
-  // Beyond, the random bits of rounding would repeat: no step is taken there.
-  static constexpr int64_t kMostSteps =
-      std::numeric_limits<uint32_t>::max() - int64_t{1};
 
   struct Tensor {
     void* data;
@@ -115,8 +104,10 @@ class Engine {
 
   // What the host is to multiply its loss by in the next step, and the steps
   // since that changed or one was skipped (core/optim/loss_scaler.h).
-  double loss_scale() const { return loss_scaler_.scale(); }
-  int64_t growth_tracker() const { return loss_scaler_.state().good_steps; }
+  double loss_scale() const { return counters_.loss_scaler().scale(); }
+  int64_t growth_tracker() const {
+    return counters_.loss_scaler().state().good_steps;
+  }
 
   // Rank 0 stores; other ranks check their arguments.
   Status SetParam(ParamId param, const void* data, size_t bytes);
@@ -129,7 +120,7 @@ class Engine {
   Status SetState(ParamId param, std::string_view name, const float* values,
                   size_t count);
   // Completed steps, without those that were skipped.
-  int64_t step() const { return step_; }
+  int64_t step() const { return counters_.step(); }
   // As if this many steps had been done: 0 to 2^32 - 2.
   Status SetStep(int64_t step);
   // As if the loss scaler had got there.
@@ -197,9 +188,7 @@ class Engine {
   // COLLECTIVE: see core/engine/state/gather_state.h. Options that this rank
   // could not read are an error on all ranks.
   Status GatherState(const StatusOr<StateOptions>& options, int rank,
-                     double timeout,
-                     const std::function<Status(const StateEntry& entry,
-                                                const std::byte* data)>& sink);
+                     double timeout, const TrainingState::EntrySink& sink);
   // COLLECTIVE. `store` may be null on other ranks than 0 with from_rank0, and
   // where options are an error; else all ranks have the same tensors.
   Status LoadState(const MemoryStore* store,
@@ -218,136 +207,42 @@ class Engine {
   MemoryReport Memory() const { return memory().Measure(); }
 
  private:
-  // Leaves `name` empty when nothing that is stepped needs a BLAS.
-  static Status FindBlas(const Plan& plan, const Hypers& hypers, Device* device,
-                         std::string* name);
-  // What this build can step; the plan itself covers more.
-  static Status CheckSupported(const Plan& plan, const Communicator& comm);
-
   Engine(std::shared_ptr<Communicator> host_comm,
          std::shared_ptr<Communicator> comm, std::shared_ptr<Device> device,
          Hypers hypers, const EngineOptions& options, double timeout);
 
-  std::vector<GroupOptions> CurrentGroups() const;
-  // COLLECTIVE. `changed`: what was wrong with making model and groups.
-  Status Replan(const Status& changed, std::shared_ptr<Model> model,
-                std::vector<GroupOptions> groups, double timeout);
-  // Parameters that become trainable count their steps from 0.
-  void BeginParamSteps(const Plan& before, const Plan& after);
-
-  Deadline DeadlineOf(double timeout) const;
-  WorkDeadline WorkDeadlineOf(double timeout) const;
-  StatusOr<const ParamPlace*> PlaceOf(ParamId param) const;
-  // `without`: what frozen parameters have not.
-  StatusOr<const ParamPlace*> TrainablePlaceOf(ParamId param,
-                                               std::string_view without) const;
-  int64_t NumelOf(ParamId param) const;
-  void Adopt(std::unique_ptr<Assembly> assembly);
-  Status ZeroWholeGrads(const Deadline& deadline);
+  double SecondsOf(double timeout) const {
+    return timeout > 0 ? timeout : timeout_;
+  }
+  Deadline DeadlineOf(double timeout) const {
+    return Deadline::After(SecondsOf(timeout));
+  }
+  WorkDeadline WorkDeadlineOf(double timeout) const {
+    return WorkDeadline(SecondsOf(timeout), timeout_);
+  }
+  // OK outside FILLING and SUMMON_FULL_PARAMS.
   Status CheckTraining(std::string_view what) const;
-  // Outside begin_step and its step, while some units are updated and others
-  // are not.
-  Status CheckNotBegun(std::string_view what) const;
-  // In training state IDLE.
+  // OK in training state IDLE.
   Status CheckBetweenSteps(std::string_view what) const;
-  StepSetting Setting() const;
-  // COLLECTIVE, after a meeting in which `leader` steps.
-  Status RunStep(const StepOptions& options, int32_t leader,
-                 const Deadline& deadline, StepReport* report);
-  Status RunBeginStep(const StepOptions& options, int32_t leader,
-                      const Deadline& deadline);
-  // COLLECTIVE. Agrees on what is stepped with.
-  StatusOr<StepInput> PrepareStep(const StepOptions& options, int32_t leader,
-                                  const Deadline& deadline, int32_t* active);
-  Status CheckBeginStep(const StepOptions& options) const;
-  // Whether another step can be counted.
-  Status CheckStepCount() const;
-  // COLLECTIVE. Of the meeting to step, or to begin one, which `leader` leads.
-  Status AgreeOnEntries(int32_t leader, const Deadline& deadline);
-  // COLLECTIVE. Ranks that joined take the leader's values.
-  Status AgreeOnHypers(int32_t leader, const Deadline& deadline);
-  // COLLECTIVE. Which parameters do a step, and which one, for UpdateInput.
-  Status ChooseParamSteps(const Deadline& deadline);
-  void CountParamSteps();
-  // Widens this rank's part of the parameters into its master weights.
-  Status FillMasters(const Assembly& assembly, const Deadline& deadline);
-  TrainingNumbers Numbers() const;
-  Status CheckLoadWhileFilling(const StateOptions& options) const;
-  // COLLECTIVE. Until ranks agree that, and how, something is loaded.
-  Status EnterLoad(const StatusOr<LoadOptions>& options,
-                   const WorkDeadline& deadline);
-  // COLLECTIVE. Tensors. Where they came from, by entry.
-  StatusOr<std::vector<EntryMatch>> LoadFrom(
-      const TensorStore& store, const std::vector<StateEntry>& entries,
-      const LoadOptions& options, const WorkDeadline& deadline,
-      MatchReport* report);
-  // That what is matched is all here; local.
-  Status CheckElements(const TensorStore& store,
-                       const std::vector<StateEntry>& entries,
-                       const std::vector<EntryMatch>& matches,
-                       const LoadOptions& options) const;
-  // Optimizer states and step counts as in a new engine.
-  void ResetStates(const Deadline& deadline);
-  // No list of them where it would say the same of all.
-  void CollapseParamSteps();
-  // By MemoryStore's keys.
-  std::map<std::string, double> NumbersByKey(
-      const std::vector<StateEntry>& entries, bool whole) const;
-  // What a state dict tells of parameters that entries are of.
-  struct KeyedNumbers {
-    struct Hyper {
-      GroupId group;
-      std::string key;
-      double value;
-    };
-    size_t stepped = 0;  // Parameters that could be told of.
-    std::map<ParamId, int64_t> steps;
-    std::vector<Hyper> hypers;
-    LossScaler::State loss_scale;
-  };
-  StatusOr<KeyedNumbers> ReadNumbersByKey(
-      const std::vector<StateEntry>& entries, const MemoryStore& store,
-      const LoadOptions& options) const;
-  void TakeNumbersByKey(const KeyedNumbers& numbers, bool whole);
-  // Warns, and changes nothing, when the engine's scaler could not be there.
-  void RestoreLossScale(const LossScaler::State& scale);
-  // What a checkpoint has of the numbers that the engine counts.
-  void TakeNumbers(const StateOptions& options,
-                   const std::vector<StateEntry>& entries,
-                   const std::vector<EntryMatch>& matches,
-                   const Manifest& manifest);
-  // Which step each parameter has done, and the hyperparameters of the groups.
-  void TakeParamNumbers(const std::vector<StateEntry>& entries,
-                        const std::vector<EntryMatch>& matches,
-                        const Manifest& manifest);
-  // COLLECTIVE. Rank 0's filling to everyone that holds a part.
-  Status SpreadParams(const Deadline& deadline);
+  // OK in IDLE and in FILLING.
+  Status CheckCanLoad() const;
+  void Adopt(std::unique_ptr<Assembly> assembly);
+  // COLLECTIVE. Goes on with the changed plan.
+  Status ChangePlan(PlanChange change, double timeout);
+  TrainingState State();
 
   const std::shared_ptr<Communicator> host_comm_;
   const std::shared_ptr<Communicator> comm_;
   const std::shared_ptr<Device> device_;
-  Hypers hypers_;
-  LossScaler loss_scaler_;
-  const MissingGrads missing_grads_;
   const double timeout_;
   const pid_t owner_;
   const Assembly::Options assembly_options_;
-  double trainable_numel_ = 0;
-  bool filling_ = true;
-  // Rank 0 while filling, where it does not hold all parameters: by buffer.
-  std::vector<DeviceMemory> filled_;
-  int64_t step_ = 0;
-  // By Plan::positions(): steps each parameter has done; empty while that is
-  // step_ for all, as it is until some are skipped, frozen or added.
-  std::vector<int64_t> param_steps_;
-  // The same of the step in progress, as in UpdateInput.
-  std::vector<int64_t> next_steps_;
-  // What BeginStep was given, until that step is done.
-  std::optional<StepOptions> begun_;
-  StepInput begun_input_ = {};
-  int32_t begun_active_ = 0;
+  Hypers hypers_;
+  Counters counters_;
+  InitialParams initial_params_;
+  StepCoordinator steps_;
   std::unique_ptr<Assembly> assembly_;
-  std::unique_ptr<Summoned> summoned_;
+  FullParams full_params_;
   Checkpoints checkpoints_;
 };
 

@@ -56,11 +56,4 @@ void DescribeTensors(const TensorStore& store, FactSink* sink) {
   sink->Add("", StrCat("tensor ", store.num_tensors()), "the end");
 }
 
-void DescribeHypers(const Hypers& hypers, FactSink* sink) {
-  for (size_t g = 0; g < hypers.optimizers().size(); ++g) {
-    sink->AddSpec(StrCat("param group ", g), "optimizer",
-                  hypers.optimizers()[g].ToString());
-  }
-}
-
 }  // namespace shard

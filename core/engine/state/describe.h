@@ -10,7 +10,6 @@
 
 #include "core/base/facts.h"
 #include "core/checkpoint/store/tensor_store.h"
-#include "core/engine/step/hypers.h"
 #include "core/model/model.h"
 #include "core/state/state_entries.h"
 
@@ -25,9 +24,6 @@ void DescribeState(const Model& model, const StateOptions& options,
 
 // Keys, types, shapes and aliases; no elements.
 void DescribeTensors(const TensorStore& store, FactSink* sink);
-
-// The values that all groups have now.
-void DescribeHypers(const Hypers& hypers, FactSink* sink);
 
 }  // namespace shard
 

@@ -21,12 +21,10 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/engine/state/all_ranks.h"
 #include "core/engine/step/assembly.h"
 
 namespace shard {
-
-// Where all ranks are meant.
-inline constexpr int kAllRanks = -1;
 
 class Summoned {
  public:

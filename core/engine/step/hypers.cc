@@ -69,6 +69,13 @@ std::string Hypers::ToString() const {
   return text;
 }
 
+void Hypers::Describe(FactSink* sink) const {
+  for (size_t g = 0; g < optimizers_.size(); ++g) {
+    sink->AddSpec(StrCat("param group ", g), "optimizer",
+                  optimizers_[g].ToString());
+  }
+}
+
 std::vector<double> Hypers::Values() const {
   std::vector<double> values;
   for (const Optimizer& optimizer : optimizers_) {

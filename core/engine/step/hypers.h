@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/facts.h"
 #include "core/base/status.h"
 #include "core/flat/plan.h"
 #include "core/model/model.h"
@@ -40,6 +41,8 @@ class Hypers {
   StatusOr<std::string> Text(GroupId group) const;
   // The same of all groups, for messages.
   std::string ToString() const;
+  // Tells what ranks agree on: the values that all groups have now.
+  void Describe(FactSink* sink) const;
 
   // All of them, group after group; as many in all engines of one plan.
   std::vector<double> Values() const;

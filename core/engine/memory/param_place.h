@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Looks up parameters by ids that a host gives, which may be wrong.
+
+#ifndef SHARD_CORE_ENGINE_MEMORY_PARAM_PLACE_H_
+#define SHARD_CORE_ENGINE_MEMORY_PARAM_PLACE_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/base/status.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+// Returns the place of a parameter in the plan's buffers. Errors: an id that
+// does not exist, and an ignored parameter.
+StatusOr<const ParamPlace*> PlaceOf(const Plan& plan, ParamId param);
+
+// Returns the same for a trainable parameter. The error for a frozen one says
+// that it has no `without`.
+StatusOr<const ParamPlace*> TrainablePlaceOf(const Plan& plan, ParamId param,
+                                             std::string_view without);
+
+// Returns the number of elements. REQUIRES: a parameter of the plan.
+int64_t NumelOf(const Plan& plan, ParamId param);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_MEMORY_PARAM_PLACE_H_

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EngineNumbers: the numbers of a training (steps, loss scale, hyperparameters)
+// as checkpoints and state dicts have them, out of an engine and back into it.
+//
+// A checkpoint has them in its manifest. A state dict has them by keys, so that
+// hosts can read and write them beside torch's: MemoryStore::numbers().
+//
+// Local. Thread-compatible.
+
+#ifndef SHARD_CORE_ENGINE_STATE_ENGINE_NUMBERS_H_
+#define SHARD_CORE_ENGINE_STATE_ENGINE_NUMBERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/checkpoint/manifest/manifest.h"
+#include "core/comm/communicator.h"
+#include "core/engine/state/local_state.h"
+#include "core/engine/step/counters.h"
+#include "core/engine/step/hypers.h"
+#include "core/flat/plan.h"
+#include "core/optim/loss_scaler.h"
+#include "core/state/match.h"
+#include "core/state/memory_store.h"
+#include "core/state/state_entries.h"
+
+namespace shard {
+
+// Refuses a manifest with more steps than an engine counts. A hostile one may
+// say anything.
+Status CheckSteps(const Manifest& manifest);
+
+class EngineNumbers {
+ public:
+  // All outlive this. `comm` is for the log, in which rank 0 warns of numbers
+  // that the engine cannot take.
+  EngineNumbers(const Plan& plan, Counters* counters, Hypers* hypers,
+                Communicator* comm)
+      : plan_(plan), counters_(counters), hypers_(hypers), comm_(comm) {}
+
+  // Returns the numbers that the engine has now.
+  TrainingNumbers Now() const;
+
+  // Takes those of a manifest that belong to what was loaded: to all, or to the
+  // entries of some submodules. REQUIRES: CheckSteps.
+  void Restore(const StateOptions& options,
+               const std::vector<StateEntry>& entries,
+               const std::vector<EntryMatch>& matches,
+               const Manifest& manifest);
+
+  // Returns the numbers of the entries' parameters by key; of the `whole`
+  // engine, its loss scale, too.
+  std::map<std::string, double> ByKey(const std::vector<StateEntry>& entries,
+                                      bool whole) const;
+
+  // What a state dict tells of parameters that entries are of.
+  struct Keyed {
+    struct Hyper {
+      GroupId group;
+      std::string key;
+      double value;
+    };
+    size_t stepped = 0;  // Parameters that could be told of.
+    std::map<ParamId, int64_t> steps;
+    std::vector<Hyper> hypers;
+    LossScaler::State loss_scale;
+  };
+  // Changes nothing. kInvalidArgument for steps that are no count.
+  StatusOr<Keyed> ReadByKey(const std::vector<StateEntry>& entries,
+                            const MemoryStore& store,
+                            const StateOptions& options,
+                            const LoadRules& rules) const;
+  void RestoreByKey(const Keyed& numbers, bool whole);
+
+ private:
+  // Restores the step of each parameter, and the hyperparameters of the groups.
+  void RestoreParams(const std::vector<StateEntry>& entries,
+                     const std::vector<EntryMatch>& matches,
+                     const Manifest& manifest);
+  // Warns, and changes nothing, when the engine's scaler could not be there.
+  void RestoreLossScale(const LossScaler::State& scale);
+
+  const Plan& plan_;
+  Counters* const counters_;
+  Hypers* const hypers_;
+  Communicator* const comm_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STATE_ENGINE_NUMBERS_H_

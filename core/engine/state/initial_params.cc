@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/state/initial_params.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "core/base/dtype.h"
+#include "core/device/stream_guard.h"
+#include "core/engine/memory/param_place.h"
+#include "core/engine/transfer/ok_or_abort.h"
+
+namespace shard {
+
+Status FillMasters(const Assembly& assembly, Communicator* comm,
+                   const Deadline& deadline) {
+  Stream& compute = assembly.compute();
+  const int range = assembly.plan()->RangeOf(comm->rank());
+  for (const EngineBuffer& buffer : assembly.memory().buffers()) {
+    if (!buffer.plan->trainable || !buffer.plan->has_masters) continue;
+    const int64_t count = buffer.plan->layout.shard_numel();
+    compute.Widen(buffer.plan->dtype, buffer.ParamAt(range * count),
+                  reinterpret_cast<float*>(buffer.states.back()),
+                  static_cast<size_t>(count));
+  }
+  return OkOrAbort(comm, compute.Synchronize(deadline));
+}
+
+Status InitialParams::Set(const Assembly& assembly, ParamId param,
+                          const void* data, size_t bytes,
+                          const Deadline& deadline) {
+  const Plan& plan = *assembly.plan();
+  SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(plan, param));
+  const auto index = static_cast<size_t>(place->buffer);
+  const EngineBuffer& buffer = assembly.memory().buffers()[index];
+  const DType dtype = buffer.plan->dtype;
+  const int64_t numel = NumelOf(plan, param);
+  const size_t expected = DTypeBytes(dtype, numel);
+  if (bytes != expected) {
+    return InvalidArgument("parameter ", param, " has ", expected, " bytes (",
+                           numel, " elements of ", DTypeName(dtype), "), not ",
+                           bytes);
+  }
+  if (!filling_) {
+    return FailedPrecondition(
+        "parameters can be set only before they are broadcast; the engine is "
+        "training");
+  }
+  if (comm_->rank() != 0 || bytes == 0) return Status();
+  if (!assembly.units().gathers()) {
+    Stream& compute = assembly.compute();
+    compute.Copy(buffer.ParamAt(place->offset), data, bytes);
+    return compute.Synchronize(deadline);
+  }
+  filled_.resize(assembly.memory().buffers().size());
+  if (filled_[index].data() == nullptr) {
+    SHARD_ASSIGN_OR_RETURN(
+        filled_[index],
+        device_->AllocateHost(
+            DTypeBytes(dtype, buffer.plan->layout.padded_numel()),
+            "parameters before they are broadcast"));
+  }
+  std::memcpy(filled_[index].data() + DTypeBytes(dtype, place->offset), data,
+              bytes);
+  return Status();
+}
+
+Status InitialParams::Broadcast(const Assembly& assembly,
+                                const Deadline& deadline) {
+  Status local;
+  if (!filling_) {
+    local = FailedPrecondition(
+        "parameters were broadcast before; the engine is training");
+  }
+  // Also the barrier after which rank 0's values are everyone's, where memory
+  // is shared.
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm_, "broadcast parameters", local, deadline));
+  if (!comm_->direct()) SHARD_RETURN_IF_ERROR(Spread(assembly, deadline));
+  SHARD_RETURN_IF_ERROR(FillMasters(assembly, comm_, deadline));
+  Finish();
+  return Status();
+}
+
+void InitialParams::Finish() {
+  filled_.clear();
+  filling_ = false;
+}
+
+Status InitialParams::Spread(const Assembly& assembly,
+                             const Deadline& deadline) const {
+  constexpr int64_t kPiece = 1 << 20;  // Bytes.
+  Stream& compute = assembly.compute();
+  DeviceMemory piece;
+  const StreamGuard guard(&compute);
+  const std::vector<EngineBuffer>& buffers = assembly.memory().buffers();
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const EngineBuffer& buffer = buffers[b];
+    const auto size = static_cast<int64_t>(DTypeSize(buffer.plan->dtype));
+    const int64_t bytes = buffer.plan->layout.padded_numel() * size;
+    if (bytes == 0) continue;
+    if (!assembly.units().gathers()) {
+      SHARD_RETURN_IF_ERROR(
+          comm_->Broadcast("broadcast parameters", 0, buffer.params,
+                           static_cast<size_t>(bytes), deadline));
+      continue;
+    }
+    if (piece.size() == 0) {
+      auto allocated = device_->Allocate(kPiece, "a piece of parameters");
+      SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, "broadcast parameters",
+                                          allocated.status(), deadline));
+      piece = *std::move(allocated);
+    }
+    const int64_t held_begin = buffer.held_begin * size;
+    const int64_t held_end = held_begin + buffer.held_numel * size;
+    for (int64_t at = 0; at < bytes; at += kPiece) {
+      const int64_t end = std::min(at + kPiece, bytes);
+      const auto count = static_cast<size_t>(end - at);
+      if (comm_->rank() == 0) {
+        const bool set = b < filled_.size() && filled_[b].data() != nullptr;
+        if (set) {
+          compute.Copy(piece.data(), filled_[b].data() + at, count);
+        } else {
+          compute.FillZeros(piece.data(), count);
+        }
+        SHARD_RETURN_IF_ERROR(OkOrAbort(comm_, compute.Synchronize(deadline)));
+      }
+      SHARD_RETURN_IF_ERROR(comm_->Broadcast("broadcast parameters", 0,
+                                             piece.data(), count, deadline));
+      const int64_t from = std::max(at, held_begin);
+      const int64_t to = std::min(end, held_end);
+      if (from >= to) continue;
+      compute.Copy(buffer.params + (from - held_begin),
+                   piece.data() + (from - at), static_cast<size_t>(to - from));
+      SHARD_RETURN_IF_ERROR(OkOrAbort(comm_, compute.Synchronize(deadline)));
+    }
+  }
+  return Status();
+}
+
+}  // namespace shard

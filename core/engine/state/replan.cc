@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/state/replan.h"
+
+#include <utility>
+
+#include "core/comm/agreement.h"
+#include "core/engine/memory/param_place.h"
+#include "core/engine/state/initial_params.h"
+#include "core/engine/state/log_warnings.h"
+#include "core/engine/state/migrate.h"
+#include "core/engine/step/supported.h"
+#include "core/optim/groups.h"
+
+namespace shard {
+
+namespace {
+
+// The plan as it is.
+PlanChange NoChange(const Plan& plan, const Hypers& hypers) {
+  PlanChange change;
+  change.model = std::make_shared<Model>(plan.model());
+  for (const Optimizer& optimizer : hypers.optimizers()) {
+    change.groups.push_back(PlanGroup(optimizer));
+  }
+  return change;
+}
+
+Status SetTrainable(const Plan& plan, const std::vector<ParamId>& params,
+                    bool trainable, Model* model) {
+  for (const ParamId param : params) {
+    SHARD_RETURN_IF_ERROR(PlaceOf(plan, param).status());
+    SHARD_RETURN_IF_ERROR(model->SetTrainable(param, trainable));
+  }
+  return Status();
+}
+
+}  // namespace
+
+PlanChange NewParamGroup(const Plan& plan, const Hypers& hypers,
+                         std::string_view optimizer,
+                         const std::vector<ParamId>& params) {
+  PlanChange change = NoChange(plan, hypers);
+  const auto make = [&]() -> Status {
+    SHARD_RETURN_IF_ERROR(
+        change.model->AddParamGroup(optimizer, params).status());
+    SHARD_RETURN_IF_ERROR(SetTrainable(plan, params, true, change.model.get()));
+    SHARD_ASSIGN_OR_RETURN(
+        const Optimizer parsed,
+        Optimizer::Parse(optimizer, &hypers.optimizers().front()));
+    change.groups.push_back(PlanGroup(parsed));
+    return Status();
+  };
+  change.status = make().WithContext("add_param_group");
+  return change;
+}
+
+PlanChange NewTrainable(const Plan& plan, const Hypers& hypers,
+                        const std::vector<ParamId>& params,
+                        const StatusOr<bool>& trainable) {
+  PlanChange change = NoChange(plan, hypers);
+  const auto make = [&]() -> Status {
+    SHARD_RETURN_IF_ERROR(trainable.status());
+    if (params.empty()) return InvalidArgument("no parameters were given");
+    return SetTrainable(plan, params, *trainable, change.model.get());
+  };
+  change.status = make().WithContext("set_trainable");
+  return change;
+}
+
+StatusOr<Replanned> Replan(const Assembly& from, const Status& known,
+                           PlanChange change, const Assembly::Options& options,
+                           Communicator* comm, Device* device,
+                           const Deadline& deadline) {
+  const Plan& before = *from.plan();
+  std::shared_ptr<const Plan> next;
+  const auto make = [&]() -> Status {
+    SHARD_RETURN_IF_ERROR(known);
+    SHARD_RETURN_IF_ERROR(change.status);
+    PlanOptions changed = before.options();
+    changed.groups = std::move(change.groups);
+    changed.wrap = before.UnitsAsPolicy();
+    SHARD_ASSIGN_OR_RETURN(next,
+                           Plan::Create(std::move(change.model), changed));
+    return CheckSupported(*next, *comm);
+  };
+  const Status local = make();
+  SHARD_RETURN_IF_ERROR(
+      from.units().EnterChange(Activity::kReplan, local, deadline));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      comm, "the changed plan", next->fingerprint(),
+      [&](FactSink* sink) { next->Describe(sink); }, deadline));
+  Replanned replanned;
+  SHARD_ASSIGN_OR_RETURN(replanned.hypers, Hypers::Create(*next));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
+      comm, "find a BLAS", FindBlas(*next, replanned.hypers, device).status(),
+      deadline));
+  SHARD_ASSIGN_OR_RETURN(
+      replanned.assembly,
+      Assembly::Create(next, comm, device, options, deadline));
+  const Assembly& to = *replanned.assembly;
+  SHARD_RETURN_IF_ERROR(MigrateParams(from, to, comm, deadline));
+  SHARD_RETURN_IF_ERROR(FillMasters(to, comm, deadline));
+  SHARD_RETURN_IF_ERROR(MigrateStates(from, to, comm, device, deadline));
+  to.units().ContinueFrom(from.units());
+  replanned.warnings = NewWarnings(*next, &before);
+  return replanned;
+}
+
+}  // namespace shard

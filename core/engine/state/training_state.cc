@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/state/training_state.h"
+
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/comm/agreement.h"
+#include "core/comm/gather.h"
+#include "core/engine/state/all_ranks.h"
+#include "core/engine/state/describe.h"
+#include "core/engine/state/gather_state.h"
+#include "core/engine/state/load_state.h"
+#include "core/engine/state/local_state.h"
+#include "core/engine/transfer/ok_or_abort.h"
+
+namespace shard {
+
+namespace {
+
+Status CheckThreads(int threads) {
+  constexpr int kMost = 256;
+  if (threads >= 1 && threads <= kMost) return Status();
+  return InvalidArgument("threads ", threads,
+                         " is out of range; allowed: 1 to ", kMost);
+}
+
+Status CheckSaveOptions(const SaveOptions& options) {
+  SHARD_RETURN_IF_ERROR(CheckThreads(options.threads));
+  if (options.keep_last < 0 || options.keep_every < 0) {
+    return InvalidArgument("keep_last ", options.keep_last, ", keep_every ",
+                           options.keep_every, "; allowed: 0 and above");
+  }
+  if (options.keep_every > 0 && options.keep_last == 0) {
+    return InvalidArgument("keep_every ", options.keep_every,
+                           " without keep_last: all are kept anyway");
+  }
+  return Status();
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<AsyncSave>> TrainingState::Save(
+    const std::string& root, const StatusOr<SaveOptions>& options,
+    const Status& known, const WorkDeadline& deadline) {
+  Status local = options.status();
+  if (local.ok()) local = CheckSaveOptions(*options);
+  if (local.ok()) local = CheckStateOptions(plan_.model(), options->state);
+  if (local.ok()) local = known;
+  if (local.ok()) local = parts_.checkpoints->Settle(deadline.Work());
+  SHARD_RETURN_IF_ERROR(parts_.assembly->units().EnterChange(
+      Activity::kSave, local, deadline.Meeting()));
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      parts_.comm, "how to save",
+      [&](FactSink* sink) {
+        DescribeState(plan_.model(), options->state, sink);
+        sink->Add("", "async", options->async);
+        sink->Add("", "overwrite", options->overwrite);
+        sink->Add("", "timeout", options->timeout);
+      },
+      deadline.Meeting()));
+  SHARD_RETURN_IF_ERROR(OkOrAbort(
+      parts_.comm, parts_.assembly->compute().Synchronize(deadline.Work())));
+  SavedState state;
+  state.plan = parts_.assembly->plan();
+  state.memory = &memory();
+  state.numbers = numbers_.Now();
+  state.optimizers = parts_.hypers->optimizers();
+  return parts_.checkpoints->Save(std::move(state), root, *options, deadline,
+                                  parts_.comm, parts_.device);
+}
+
+Status TrainingState::AddLocal(const StateOptions& options,
+                               const Deadline& deadline, MemoryStore* store) {
+  SHARD_RETURN_IF_ERROR(parts_.assembly->compute().Synchronize(deadline));
+  SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
+                         ListStateEntries(plan_, options));
+  for (const StateEntry& entry : entries) {
+    MemoryStore::Tensor tensor;
+    tensor.key = entry.key;
+    tensor.type = ElementTypeOf(entry.dtype);
+    tensor.role = entry.is_param() ? TensorRole::kParam : TensorRole::kState;
+    tensor.shape = entry.shape;
+    tensor.alias_of = entry.alias_of;
+    tensor.codebook = CodebookOf(plan_, parts_.hypers->optimizers(), entry);
+    MemoryStore::Part part;
+    if (entry.alias_of < 0) {
+      const OwnedElements owned = OwnedBy(plan_, entry, parts_.comm->rank());
+      part.begin = owned.begin;
+      part.numel = owned.numel;
+      if (owned.numel > 0) {
+        part.data =
+            LocalData(plan_, memory(), entry, owned, parts_.comm->rank());
+      }
+    }
+    SHARD_RETURN_IF_ERROR(store->AddPart(std::move(tensor), part));
+  }
+  if (options.content == StateContent::kModel) return Status();
+  const bool whole = options.submodules.empty();
+  for (const auto& [key, value] : numbers_.ByKey(entries, whole)) {
+    SHARD_RETURN_IF_ERROR(store->AddNumber(key, value));
+  }
+  return Status();
+}
+
+Status TrainingState::Gather(const StatusOr<StateOptions>& options, int rank,
+                             const Status& known, const WorkDeadline& deadline,
+                             const EntrySink& sink) {
+  Status local = options.status();
+  if (local.ok()) local = known;
+  std::vector<StateEntry> entries;
+  if (local.ok()) {
+    auto listed = ListStateEntries(plan_, *options);
+    local = listed.status();
+    if (listed.ok()) entries = *std::move(listed);
+  }
+  if (local.ok()) local = CheckRankOrAll(rank, parts_.comm->world_size());
+  SHARD_RETURN_IF_ERROR(parts_.assembly->units().EnterChange(
+      Activity::kGatherState, local, deadline.Meeting()));
+  // The tensors follow from the options.
+  SHARD_RETURN_IF_ERROR(CheckAgreement(
+      parts_.comm, "what is gathered",
+      [&](FactSink* facts) {
+        facts->Add("", "rank", rank);
+        DescribeState(plan_.model(), *options, facts);
+      },
+      deadline.Meeting()));
+  SHARD_RETURN_IF_ERROR(OkOrAbort(
+      parts_.comm, parts_.assembly->compute().Synchronize(deadline.Work())));
+  return GatherState(
+      plan_, memory(), entries, rank, parts_.comm, parts_.device,
+      &parts_.assembly->compute(),
+      [&](size_t entry, const std::byte* data) {
+        return sink(entries[entry], data);
+      },
+      deadline.Work());
+}
+
+Status TrainingState::LoadCheckpoint(const std::string& path,
+                                     const StatusOr<LoadOptions>& options,
+                                     const Status& known,
+                                     const WorkDeadline& deadline,
+                                     LoadReport* report) {
+  *report = {};
+  SHARD_RETURN_IF_ERROR(EnterLoad(options, known, deadline));
+  FileEnv* const env =
+      options->env == nullptr ? FileEnv::Posix() : options->env;
+  SHARD_ASSIGN_OR_RETURN(const auto store,
+                         Checkpoints::Open(path, env, parts_.comm, deadline));
+  const Manifest* const manifest = store->manifest();
+  report->path = store->describe();
+  report->step = manifest == nullptr ? -1 : manifest->step();
+  report->saved_world_size = manifest == nullptr ? 0 : manifest->world_size();
+  SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
+                         ListStateEntries(plan_, options->state));
+  // What may fail comes before memory is written.
+  const bool numbers =
+      manifest != nullptr && options->state.content != StateContent::kModel;
+  Checkpoints::Blobs blobs;
+  if (numbers) {
+    auto read = Checkpoints::ReadBlobs(*store, parts_.comm->rank(),
+                                       parts_.comm->world_size());
+    Status local = read.status();
+    if (local.ok()) local = CheckSteps(*manifest);
+    SHARD_RETURN_IF_ERROR(AgreeOnStatus(parts_.comm, "load checkpoint: blobs",
+                                        local, deadline.Work()));
+    blobs = *std::move(read);
+  }
+  SHARD_ASSIGN_OR_RETURN(
+      const std::vector<EntryMatch> matches,
+      LoadTensors(*store, entries, *options, deadline, &report->match));
+  if (!numbers) return Status();
+  numbers_.Restore(options->state, entries, matches, *manifest);
+  // Of some modules, the run's own data goes on.
+  if (options->state.submodules.empty()) {
+    parts_.checkpoints->TakeBlobs(std::move(blobs));
+  }
+  return Status();
+}
+
+Status TrainingState::LoadStateDict(const MemoryStore* store,
+                                    const StatusOr<LoadOptions>& options,
+                                    const Status& known,
+                                    const WorkDeadline& deadline,
+                                    LoadReport* report) {
+  constexpr const char* kPhase = "load: state dict";
+  *report = {};
+  report->step = -1;
+  SHARD_RETURN_IF_ERROR(EnterLoad(options, known, deadline));
+  MemoryStore names;  // Rank 0's, on the other ranks.
+  if (options->from_rank0) {
+    SHARD_ASSIGN_OR_RETURN(
+        const std::string text,
+        BroadcastText(parts_.comm, kPhase,
+                      parts_.comm->rank() == 0 ? store->EncodeCatalog() : "",
+                      deadline.Meeting()));
+    Status local;
+    if (parts_.comm->rank() != 0) {
+      local = names.AddCatalog(text);
+      store = &names;
+    }
+    SHARD_RETURN_IF_ERROR(
+        AgreeOnStatus(parts_.comm, kPhase, local, deadline.Meeting()));
+  } else {
+    SHARD_RETURN_IF_ERROR(CheckAgreement(
+        parts_.comm, "the state dict",
+        [&](FactSink* sink) {
+          DescribeTensors(*store, sink);
+          for (const auto& [key, value] : store->numbers()) {
+            sink->Add("", StrCat("number '", key, "'"), value);
+          }
+        },
+        deadline.Meeting()));
+  }
+  report->path = store->describe();
+  SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
+                         ListStateEntries(plan_, options->state));
+  // What may fail comes before memory is written.
+  const auto numbers =
+      numbers_.ReadByKey(entries, *store, options->state, options->rules);
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(parts_.comm, kPhase, numbers.status(), deadline.Meeting()));
+  SHARD_RETURN_IF_ERROR(
+      LoadTensors(*store, entries, *options, deadline, &report->match)
+          .status());
+  if (options->state.content == StateContent::kModel) return Status();
+  numbers_.RestoreByKey(*numbers, options->state.submodules.empty());
+  if (!numbers->steps.empty()) report->step = parts_.counters->step();
+  return Status();
+}
+
+Status TrainingState::EnterLoad(const StatusOr<LoadOptions>& options,
+                                const Status& known,
+                                const WorkDeadline& deadline) {
+  Status local = options.status();
+  if (local.ok()) local = CheckThreads(options->threads);
+  if (local.ok()) local = CheckStateOptions(plan_.model(), options->state);
+  if (local.ok()) local = known;
+  if (local.ok()) local = CheckGivesParams(options->state);
+  if (local.ok()) local = parts_.checkpoints->Settle(deadline.Work());
+  SHARD_RETURN_IF_ERROR(parts_.assembly->units().EnterChange(
+      Activity::kLoad, local, deadline.Meeting()));
+  return CheckAgreement(
+      parts_.comm, "how to load",
+      [&](FactSink* sink) {
+        DescribeState(plan_.model(), options->state, sink);
+        sink->Add("", "allow_mismatch", !options->rules.strict);
+        sink->Add("", "convert", options->rules.convert);
+        sink->Add("", "strip_leading_module",
+                  options->rules.strip_leading_module);
+        sink->Add("", "from_rank0", options->from_rank0);
+      },
+      deadline.Meeting());
+}
+
+Status TrainingState::CheckGivesParams(const StateOptions& options) const {
+  if (!parts_.initial->filling()) return Status();
+  if (options.content != StateContent::kOptimizer &&
+      options.submodules.empty() && !options.ignore_frozen) {
+    return Status();
+  }
+  return FailedPrecondition(
+      "load of a part in state FILLING: parameters have no values yet; load "
+      "the whole model, or set and broadcast them first");
+}
+
+StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
+    const TensorStore& store, const std::vector<StateEntry>& entries,
+    const LoadOptions& options, const WorkDeadline& deadline,
+    MatchReport* report) {
+  SHARD_ASSIGN_OR_RETURN(
+      std::vector<EntryMatch> matches,
+      MatchState(plan_, entries, store, options.state, options.rules, report));
+  bool missing_params = false;
+  for (size_t e = 0; e < entries.size(); ++e) {
+    missing_params |= entries[e].is_param() && entries[e].alias_of < 0 &&
+                      entries[e].numel > 0 &&
+                      matches[e].kind == EntryMatch::Kind::kNone;
+  }
+  if (parts_.initial->filling() && missing_params) {
+    return FailedPrecondition(
+        store.describe(),
+        " lacks parameters, and in state FILLING they have no values yet; set "
+        "and broadcast them first, then load");
+  }
+
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
+      parts_.comm, "load: elements",
+      CheckElements(store, entries, matches, options), deadline.Meeting()));
+
+  // Memory is written from here on: on an error, what there was is gone.
+  const bool params = options.state.content != StateContent::kOptimizer;
+  StateReader reader(plan_, memory(), parts_.hypers->optimizers(), parts_.comm,
+                     parts_.device, &parts_.assembly->compute(), deadline);
+  ReadOptions read;
+  read.threads = options.threads;
+  read.verify = options.verify;
+  read.progress = options.progress;
+  const Status done =
+      options.from_rank0
+          ? reader.ReadFromRank0(store, entries, matches, read)
+          : AgreeOnStatus(parts_.comm, "load: read",
+                          reader.Read(store, entries, matches, read),
+                          deadline.Work());
+  if (!done.ok()) {
+    // No mixture of two states: what was written in part is as new.
+    if (params) parts_.initial->StartOver();
+    Reset(deadline.Work());
+    return done;
+  }
+  if (!params) return matches;
+  Transfers& transfers = parts_.assembly->transfers();
+  const Deadline published = deadline.Meeting();  // As parameters of a step.
+  for (size_t b = 0; b < memory().buffers().size(); ++b) {
+    SHARD_RETURN_IF_ERROR(transfers.Publish(b, published));
+  }
+  SHARD_RETURN_IF_ERROR(transfers.Finish(published));
+  SHARD_RETURN_IF_ERROR(OkOrAbort(
+      parts_.comm, parts_.assembly->compute().Synchronize(published)));
+  parts_.initial->Finish();
+  return matches;
+}
+
+Status TrainingState::CheckElements(const TensorStore& store,
+                                    const std::vector<StateEntry>& entries,
+                                    const std::vector<EntryMatch>& matches,
+                                    const LoadOptions& options) const {
+  const int rank = parts_.comm->rank();
+  if (options.from_rank0 && rank != 0) return Status();
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (matches[e].kind == EntryMatch::Kind::kNone) continue;
+    OwnedElements needed{0, entries[e].numel, 0};
+    if (!options.from_rank0) needed = OwnedBy(plan_, entries[e], rank);
+    if (store.Has(matches[e].tensor, needed.begin, needed.numel)) continue;
+    return OutOfRange("'", entries[e].key, "': ", store.describe(),
+                      " has not all of the ", needed.numel,
+                      " elements from number ", needed.begin,
+                      " on that are loaded from it here");
+  }
+  return Status();
+}
+
+void TrainingState::Reset(const Deadline& deadline) {
+  Stream& compute = parts_.assembly->compute();
+  for (const EngineBuffer& buffer : memory().buffers()) {
+    for (size_t s = 0; s < buffer.states.size(); ++s) {
+      compute.FillZeros(buffer.states[s],
+                        DTypeBytes(buffer.plan->states[s].tensor.dtype,
+                                   buffer.plan->StateLayout(s).shard_numel()));
+    }
+  }
+  parts_.counters->Reset();
+  // An error of the stream is that of the next call, which waits for it.
+  (void)FillMasters(*parts_.assembly, parts_.comm, deadline).ok();
+}
+
+}  // namespace shard

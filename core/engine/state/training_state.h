@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TrainingState: all that training goes on from (parameters, optimizer states,
+// numbers), out of an engine and back into it, as a checkpoint or as a state
+// dict. The ranks agree on how; then each writes or reads what it owns.
+//
+// Threads: one at a time, as the engine.
+
+#ifndef SHARD_CORE_ENGINE_STATE_TRAINING_STATE_H_
+#define SHARD_CORE_ENGINE_STATE_TRAINING_STATE_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/device/device.h"
+#include "core/engine/state/checkpoints.h"
+#include "core/engine/state/engine_numbers.h"
+#include "core/engine/state/initial_params.h"
+#include "core/engine/state/work_deadline.h"
+#include "core/engine/step/assembly.h"
+#include "core/engine/step/counters.h"
+#include "core/engine/step/hypers.h"
+#include "core/state/match.h"
+#include "core/state/memory_store.h"
+#include "core/state/state_entries.h"
+
+namespace shard {
+
+class TrainingState {
+ public:
+  struct Parts {
+    Assembly* assembly;
+    Communicator* comm;
+    Device* device;
+    Hypers* hypers;
+    Counters* counters;
+    InitialParams* initial;
+    Checkpoints* checkpoints;
+  };
+
+  // All of `parts` outlive this.
+  explicit TrainingState(const Parts& parts)
+      : parts_(parts),
+        plan_(*parts.assembly->plan()),
+        numbers_(plan_, parts.counters, parts.hypers, parts.comm) {}
+
+  // Everywhere below, `known` is what is wrong with the call on this rank
+  // alone. So may options be; both are an error on all ranks.
+
+  // COLLECTIVE. See Checkpoints::Save.
+  StatusOr<std::shared_ptr<AsyncSave>> Save(
+      const std::string& root, const StatusOr<SaveOptions>& options,
+      const Status& known, const WorkDeadline& deadline);
+
+  // Adds what this rank owns, and the numbers. Local. The store's parts are the
+  // engine's memory. `deadline`: of waiting for the engine's stream.
+  Status AddLocal(const StateOptions& options, const Deadline& deadline,
+                  MemoryStore* store);
+
+  // COLLECTIVE. Gathers whole tensors on one rank or on all (kAllRanks): see
+  // gather_state.h.
+  using EntrySink =
+      std::function<Status(const StateEntry& entry, const std::byte* data)>;
+  Status Gather(const StatusOr<StateOptions>& options, int rank,
+                const Status& known, const WorkDeadline& deadline,
+                const EntrySink& sink);
+
+  // COLLECTIVE. Loads a checkpoint, or the tensors of a safetensors file.
+  // Parameters may have no values before: see InitialParams. After an error
+  // while tensors were read, they have none.
+  Status LoadCheckpoint(const std::string& path,
+                        const StatusOr<LoadOptions>& options,
+                        const Status& known, const WorkDeadline& deadline,
+                        LoadReport* report);
+  // COLLECTIVE. The same from a state dict. `store` may be null on other ranks
+  // than 0 with from_rank0, and where options are an error; else all ranks have
+  // the same tensors.
+  Status LoadStateDict(const MemoryStore* store,
+                       const StatusOr<LoadOptions>& options,
+                       const Status& known, const WorkDeadline& deadline,
+                       LoadReport* report);
+
+ private:
+  const EngineMemory& memory() const { return parts_.assembly->memory(); }
+  // COLLECTIVE. Until ranks agree that, and how, something is loaded.
+  Status EnterLoad(const StatusOr<LoadOptions>& options, const Status& known,
+                   const WorkDeadline& deadline);
+  // OK where parameters have values already, or all of them are loaded.
+  Status CheckGivesParams(const StateOptions& options) const;
+  // COLLECTIVE. Loads tensors. Returns where they came from, by entry.
+  StatusOr<std::vector<EntryMatch>> LoadTensors(
+      const TensorStore& store, const std::vector<StateEntry>& entries,
+      const LoadOptions& options, const WorkDeadline& deadline,
+      MatchReport* report);
+  // OK where this rank can read all that is matched. Local.
+  Status CheckElements(const TensorStore& store,
+                       const std::vector<StateEntry>& entries,
+                       const std::vector<EntryMatch>& matches,
+                       const LoadOptions& options) const;
+  // Optimizer states and step counts become those of a new engine.
+  void Reset(const Deadline& deadline);
+
+  const Parts parts_;
+  const Plan& plan_;
+  EngineNumbers numbers_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STATE_TRAINING_STATE_H_

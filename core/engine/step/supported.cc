@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/step/supported.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core/base/host_memory.h"
+#include "core/state/manifest_bound.h"
+
+namespace shard {
+
+Status CheckSupported(const Plan& plan, const Communicator& comm) {
+  const PlanOptions& options = plan.options();
+  if (options.world_size != comm.world_size()) {
+    return InvalidArgument("the plan is for world size ", options.world_size,
+                           ", the communicator has ", comm.world_size());
+  }
+  // All of it at once: each allocation alone may fit, and the kernel grants
+  // pages it does not have.
+  SHARD_RETURN_IF_ERROR(
+      CheckHostMemory(plan.Memory(comm.direct())
+                          .HostTotal(comm.direct() ? options.world_size : 1),
+                      kShardFurther));
+  // A model that trains can be saved.
+  SHARD_RETURN_IF_ERROR(CheckManifestFits(plan));
+  for (const FlatBufferPlan& buffer : plan.buffers()) {
+    if (buffer.dtype == DType::kF64 && buffer.trainable) {
+      const ParamId param = buffer.layout.slots().front().param;
+      return Unimplemented("parameter '",
+                           plan.model().ParamFqns()[static_cast<size_t>(param)],
+                           "' is f64; trainable parameters are f32, bf16 or "
+                           "f16 in this version; freeze it or declare it f32");
+    }
+  }
+  return Status();
+}
+
+StatusOr<std::string> FindBlas(const Plan& plan, const Hypers& hypers,
+                               Device* device) {
+  const bool needed = std::any_of(
+      plan.buffers().begin(), plan.buffers().end(),
+      [&](const FlatBufferPlan& buffer) {
+        const auto group = static_cast<size_t>(buffer.group);
+        return buffer.trainable &&
+               hypers.optimizers()[group].formula() == Formula::kMuon;
+      });
+  if (!needed) return std::string();
+  return device->LoadBlas();
+}
+
+}  // namespace shard
