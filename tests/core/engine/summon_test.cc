@@ -189,6 +189,11 @@ TEST_P(SummonTest, NothingElseMeanwhile) {
     expect(engine->UnitAcquire(0, Pass::kForward, 0));
     expect(engine->Summon(kRootModule, kAllRanks, 0));
     expect(engine->SetTrainable({1}, false, 0));
+    // A host's ids may be any number.
+    for (const ParamId wrong : {-1, 1 << 30}) {
+      EXPECT_EQ(engine->WritableParam(wrong).status().code(),
+                StatusCode::kInvalidArgument);
+    }
     ASSERT_TRUE(engine->EndSummon(false, 0).ok());
     const Status ended = engine->EndSummon(false, 0);
     expect(ended);
