@@ -14,7 +14,7 @@
 #include "api/progress.h"
 #include "core/base/dtype.h"
 #include "core/base/file_env.h"
-#include "core/checkpoint/safetensors/safetensors_writer.h"
+#include "core/checkpoint/safetensors/safetensors_export.h"
 #include "core/checkpoint/store/converting_store.h"
 #include "core/checkpoint/write_checkpoint.h"
 

@@ -13,11 +13,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,7 +23,6 @@
 #include "core/base/pooled_file.h"
 #include "core/base/status.h"
 #include "core/checkpoint/safetensors/safetensors_header.h"
-#include "core/checkpoint/store/tensor_store.h"
 
 namespace shard {
 
@@ -124,25 +121,6 @@ class SafetensorsWriter {
   std::string old_index_;
   bool finished_ = false;
 };
-
-struct SafetensorsExportOptions {
-  SafetensorsWriteOptions write;
-  // What an alias has is written once, under the name of what it is an alias
-  // of, for the format knows no aliases. True: under every name.
-  bool expand_aliases = false;
-  // The name in the file of what is `key` in the store; null: the same.
-  std::function<std::string(std::string_view key)> rename;
-  int threads = 4;
-  Progress progress;
-};
-
-// Writes tensors of a store, by their indices, each at most once. Memory: at
-// most 64 MiB and what the tensors' names and shapes take. Errors: those of
-// Create, Read, Write and Finish; nothing is left behind.
-Status ExportSafetensors(FileEnv* env, const TensorStore& from,
-                         std::span<const size_t> tensors,
-                         const std::string& path,
-                         const SafetensorsExportOptions& options);
 
 }  // namespace shard
 

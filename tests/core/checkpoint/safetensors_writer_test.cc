@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/checkpoint/safetensors/safetensors_export.h"
 #include "core/checkpoint/safetensors/safetensors_store.h"
 #include "core/checkpoint/store/converting_store.h"
 #include "core/checkpoint/verify.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/checkpoint/safetensors/safetensors_writer.h"
+#include "core/checkpoint/safetensors/safetensors_export.h"
 #include "core/checkpoint/verify.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"

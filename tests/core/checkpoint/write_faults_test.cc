@@ -22,7 +22,7 @@
 #include "core/checkpoint/folder/cleanup.h"
 #include "core/checkpoint/folder/directory.h"
 #include "core/checkpoint/open_store.h"
-#include "core/checkpoint/safetensors/safetensors_writer.h"
+#include "core/checkpoint/safetensors/safetensors_export.h"
 #include "core/checkpoint/verify.h"
 #include "core/checkpoint/write_checkpoint.h"
 #include "tests/core/base/expect_status.h"

@@ -17,7 +17,7 @@
 
 #include "core/base/strings.h"
 #include "core/checkpoint/manifest/checksum.h"
-#include "core/checkpoint/safetensors/safetensors_writer.h"
+#include "core/checkpoint/safetensors/safetensors_export.h"
 #include "core/checkpoint/store/converting_store.h"
 #include "core/checkpoint/verify.h"
 #include "core/checkpoint/write_checkpoint.h"

@@ -11,7 +11,7 @@
 #include "core/base/file_env.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/open_store.h"
-#include "core/checkpoint/safetensors/safetensors_writer.h"
+#include "core/checkpoint/safetensors/safetensors_export.h"
 #include "core/checkpoint/write_checkpoint.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
