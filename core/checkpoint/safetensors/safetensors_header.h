@@ -108,6 +108,10 @@ class SafetensorsHeader {
 
   explicit SafetensorsHeader(uint64_t limit) : arena_(limit) {}
 
+  // Brings the tensors into the order of their data and indexes their keys.
+  // kCorrupt unless keys differ and the tensors fill the data without gaps.
+  Status Index(uint64_t data_bytes);
+
   Arena arena_;
   // Deques grow without a second copy of what they hold.
   std::deque<Tensor> tensors_;
