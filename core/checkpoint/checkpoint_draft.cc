@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/checkpoint/checkpoint_draft.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/base/host_memory.h"
+#include "core/base/strings.h"
+#include "core/checkpoint/data/data_writer.h"
+#include "core/checkpoint/schema/manifest_generated.h"
+#include "core/checkpoint/write_checkpoint.h"
+#include "core/model/names.h"
+
+namespace shard {
+
+namespace {
+
+// Codes and scales of a block of q8 go into one file.
+constexpr int64_t kBlock = 256;
+
+// A blob of more bytes than a chunk of the writer is copied piece by piece.
+constexpr uint64_t kLargeBlob = DataWriter::kFetchedChunkBytes;
+
+// What is smaller than this for each file is not cut.
+constexpr uint64_t kLeastPiece = kSliceAlignment;
+
+class Drafter {
+ public:
+  Drafter(const FileStore& from, const ConvertingStore& store, int files)
+      : from_(from), store_(store), given_(files) {}
+
+  StatusOr<CheckpointDraft> Draft() {
+    SHARD_RETURN_IF_ERROR(Check());
+    SHARD_RETURN_IF_ERROR(CheckSize());
+    Describe();
+    PlaceTensors();
+    PlaceBlobs();
+    for (size_t f = 0; f < draft_.outputs.size(); ++f) {
+      draft_.contents.files.push_back({DataFileName(static_cast<uint32_t>(f)),
+                                       draft_.outputs[f].layout.file_bytes()});
+    }
+    return std::move(draft_);
+  }
+
+ private:
+  Status Check() const;
+  Status CheckSize() const;
+  void Describe();
+  bool IsCut(size_t tensor) const;
+  void Place(size_t tensor, int64_t begin, int64_t numel, size_t file);
+  void PlaceTensors();
+  void PlaceBlobs();
+
+  const FileStore& from_;
+  const ConvertingStore& store_;
+  const int given_;  // Number of files.
+  CheckpointDraft draft_;
+};
+
+Status Drafter::Check() const {
+  if (given_ < 0 || given_ > kMaxWrittenFiles) {
+    return InvalidArgument("world_size is ", given_, "; allowed: 1 to ",
+                           kMaxWrittenFiles,
+                           ", or 0 for as many files as there are");
+  }
+  for (size_t t = 0; t < store_.num_tensors(); ++t) {
+    const TensorInfo info = store_.tensor(t);
+    if (info.type != ElementType::kOpaque) continue;
+    return Unimplemented("tensor '", info.key, "' of ", from_.describe(),
+                         " is of type ", info.opaque_type,
+                         ", which a checkpoint cannot hold; it can only be "
+                         "copied into another safetensors file");
+  }
+  if (store_.num_tensors() > 0 || from_.num_tensors() == 0) return Status();
+  return InvalidArgument(from_.describe(), " has ", from_.num_tensors(),
+                         " tensors, and none of the content asked for");
+}
+
+// What is cut into slices that a manifest can name. A file of a few bytes may
+// say that it has more, and take no space.
+Status Drafter::CheckSize() const {
+  constexpr uint64_t kMost =
+      kMaxManifestBytes / sizeof(schema::Slice) * kMaxSliceBytes;
+  uint64_t total = 0;
+  for (size_t t = 0; t < store_.num_tensors(); ++t) {
+    const TensorInfo info = store_.tensor(t);
+    if (info.alias_of >= 0) continue;
+    const uint64_t size = ElementSize(info.type);
+    const auto numel = static_cast<uint64_t>(info.numel);
+    if (numel > (kMost - total) / size) {
+      return ResourceExhausted(
+          from_.describe(), " has tensors of more than ", kMost,
+          " bytes, tensor ", QuoteName(info.key),
+          " included, which is more than a checkpoint can hold");
+    }
+    total += numel * size;
+  }
+  // Of each slice: what it is here, in the manifest, and where that is built.
+  constexpr uint64_t kPerSlice = 256;
+  return CheckHostMemory(total / SliceBytes(total) * kPerSlice)
+      .WithContext(StrCat("the manifest of ", from_.describe()));
+}
+
+void Drafter::Describe() {
+  const size_t given = given_ > 0 ? static_cast<size_t>(given_)
+                                  : std::max<size_t>(from_.num_files(), 1);
+  draft_.outputs.resize(given);
+  draft_.contents.writer = "libshard";
+  draft_.contents.world_size = static_cast<int32_t>(given);
+  const Manifest* const manifest = from_.manifest();
+  if (manifest != nullptr) {
+    draft_.contents.step = manifest->step();
+    if (manifest->num_blobs() > 0) {
+      draft_.contents.world_size = manifest->world_size();
+    }
+    for (size_t g = 0; g < manifest->num_groups(); ++g) {
+      draft_.contents.groups.emplace_back(manifest->group_optimizer(g));
+    }
+    for (size_t s = 0; s < manifest->num_scalars(); ++s) {
+      const ScalarInfo scalar = manifest->scalar(s);
+      draft_.contents.scalars.push_back(
+          {std::string(scalar.name), scalar.value});
+    }
+  }
+  uint64_t total = 0;
+  for (size_t t = 0; t < store_.num_tensors(); ++t) {
+    const TensorInfo info = store_.tensor(t);
+    ManifestContents::Tensor& tensor = draft_.contents.tensors.emplace_back();
+    tensor.key = info.key;
+    tensor.type = info.type;
+    tensor.role = info.role;
+    tensor.shape.assign(info.shape.begin(), info.shape.end());
+    tensor.alias_of = info.alias_of;
+    if (info.alias_of >= 0) continue;
+    total += TensorBytes(info);
+    tensor.codebook = info.codebook;
+    if (manifest == nullptr) continue;
+    const size_t source = store_.source(t);
+    tensor.trainable = manifest->trainable(source);
+    tensor.group = manifest->group(source);
+    const int64_t step = manifest->tensor_step(source);
+    if (step != manifest->step()) tensor.step = step;
+  }
+  draft_.slice_bytes = SliceBytes(total);
+}
+
+bool Drafter::IsCut(size_t tensor) const {
+  return draft_.outputs.size() > 1 &&
+         TensorBytes(store_.tensor(tensor)) / draft_.outputs.size() >=
+             kLeastPiece;
+}
+
+void Drafter::Place(size_t tensor, int64_t begin, int64_t numel, size_t file) {
+  std::vector<Slice>& slices = draft_.contents.tensors[tensor].slices;
+  size_t s = slices.size();
+  PlaceElements(begin, numel, ElementSize(draft_.contents.tensors[tensor].type),
+                static_cast<uint32_t>(file), draft_.slice_bytes,
+                &draft_.outputs[file].layout, &slices);
+  for (; s < slices.size(); ++s) {
+    draft_.outputs[file].pieces.push_back({false, tensor, s});
+  }
+}
+
+void Drafter::PlaceTensors() {
+  const auto files = static_cast<int64_t>(draft_.outputs.size());
+  uint64_t small = 0;  // Bytes of what is not cut.
+  for (size_t t = 0; t < store_.num_tensors(); ++t) {
+    const TensorInfo info = store_.tensor(t);
+    if (info.alias_of < 0 && !IsCut(t)) small += TensorBytes(info);
+  }
+  // A file's share of that; what follows each other stays together.
+  const uint64_t share = small / draft_.outputs.size() + 1;
+  uint64_t before = 0;
+  for (size_t t = 0; t < store_.num_tensors(); ++t) {
+    const TensorInfo info = store_.tensor(t);
+    if (info.alias_of >= 0 || info.numel == 0) continue;
+    if (!IsCut(t)) {
+      Place(t, 0, info.numel, before / share);
+      before += TensorBytes(info);
+      continue;
+    }
+    const int64_t unit = info.type == ElementType::kQ8 ? kBlock : 1;
+    const int64_t units = (info.numel - 1) / unit + 1;
+    int64_t begin = 0;
+    for (int64_t f = 0; f < files; ++f) {
+      const int64_t some = (units / files + (f < units % files)) * unit;
+      const int64_t numel = std::min(some, info.numel - begin);
+      Place(t, begin, numel, static_cast<size_t>(f));
+      begin += numel;
+    }
+  }
+}
+
+void Drafter::PlaceBlobs() {
+  const Manifest* const manifest = from_.manifest();
+  const size_t count = manifest == nullptr ? 0 : manifest->num_blobs();
+  for (size_t b = 0; b < count; ++b) {
+    const BlobInfo info = manifest->blob(b);
+    Extent extent;
+    extent.bytes = info.extent.bytes;
+    extent.checksum = info.extent.checksum;
+    draft_.contents.blobs.push_back(
+        {std::string(info.name), info.rule, info.rank, extent});
+  }
+  for (const bool large : {false, true}) {
+    for (size_t b = 0; b < count; ++b) {
+      Extent& extent = draft_.contents.blobs[b].extent;
+      if (extent.bytes == 0 || (extent.bytes > kLargeBlob) != large) continue;
+      const size_t file = static_cast<size_t>(draft_.contents.blobs[b].rank) %
+                          draft_.outputs.size();
+      CheckpointDraft::Output& output = draft_.outputs[file];
+      extent.file = static_cast<uint32_t>(file);
+      extent.offset = output.layout.Add(extent.bytes);
+      if (large) {
+        output.large_blobs.push_back(b);
+      } else {
+        output.pieces.push_back({true, b, 0});
+      }
+    }
+    if (large) continue;
+    for (CheckpointDraft::Output& output : draft_.outputs) {
+      output.pieces_bytes = output.layout.file_bytes();
+    }
+  }
+}
+
+}  // namespace
+
+StatusOr<CheckpointDraft> DraftCheckpoint(const FileStore& from,
+                                          const ConvertingStore& store,
+                                          int files) {
+  return Drafter(from, store, files).Draft();
+}
+
+}  // namespace shard
