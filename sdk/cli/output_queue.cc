@@ -30,7 +30,7 @@ size_t PieceOf(std::string_view text) {
 
 }  // namespace
 
-void WriteAll(int fd, std::string_view bytes) {
+int WriteAll(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t size = ::write(fd, bytes.data(), bytes.size());
     if (size < 0 && errno == EINTR) continue;
@@ -41,9 +41,10 @@ void WriteAll(int fd, std::string_view bytes) {
       ::poll(&entry, 1, -1);
       continue;
     }
-    if (size < 0) return;  // Nobody reads; the ranks go on.
+    if (size < 0) return errno;
     bytes.remove_prefix(static_cast<size_t>(size));
   }
+  return 0;
 }
 
 struct OutputQueue::State {
@@ -67,8 +68,9 @@ struct OutputQueue::State {
       for (std::string_view rest = taken; !rest.empty() && !closed;) {
         const std::string_view piece = rest.substr(0, PieceOf(rest));
         lock.unlock();
-        WriteAll(fd, piece);
+        const int failure = WriteAll(fd, piece);
         lock.lock();
+        Note(failure);
         rest.remove_prefix(piece.size());
         unwritten -= piece.size();
         const uint64_t one = 1;
@@ -76,6 +78,11 @@ struct OutputQueue::State {
         (void)!::write(progress, &one, sizeof(one));
       }
     }
+  }
+
+  // Keeps the first error. REQUIRES: `mutex` is held.
+  void Note(int failure) {
+    if (error == 0 && failure != EPIPE) error = failure;
   }
 
   // A copy: the number of the caller's may be another file's by the time that
@@ -86,6 +93,7 @@ struct OutputQueue::State {
   std::condition_variable changed;
   std::string text;      // Not yet taken by the thread.
   size_t unwritten = 0;  // Bytes of it, and of what the thread has taken.
+  int error = 0;         // Of the first write that failed, but for EPIPE.
   bool closed = false;
 };
 
@@ -116,7 +124,12 @@ void OutputQueue::Append(std::string_view text) {
       // No more threads on this machine.
     }
   }
-  if (!thread_.joinable()) return WriteAll(fd_, text);
+  if (!thread_.joinable()) {
+    const int failure = WriteAll(fd_, text);
+    const std::lock_guard lock(state_->mutex);
+    state_->Note(failure);
+    return;
+  }
   {
     const std::lock_guard lock(state_->mutex);
     state_->text += text;
@@ -133,6 +146,11 @@ bool OutputQueue::full() const {
 bool OutputQueue::empty() const {
   const std::lock_guard lock(state_->mutex);
   return state_->unwritten == 0;
+}
+
+int OutputQueue::error() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->error;
 }
 
 int OutputQueue::progress_fd() const { return state_->progress; }

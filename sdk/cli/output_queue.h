@@ -46,6 +46,10 @@ class OutputQueue {
   bool full() const;
   bool empty() const;
 
+  // The errno of the first write that failed although `fd` has a reader, as on
+  // a full disk; 0 when none did. Its text was dropped.
+  int error() const;
+
   // Readable once something has been written since the last TakeProgress; -1
   // when Append writes itself.
   int progress_fd() const;
@@ -61,9 +65,9 @@ class OutputQueue {
   std::thread thread_;
 };
 
-// Writes all of `bytes`, whether or not `fd` is non-blocking. Drops what is
-// left when nobody can read it.
-void WriteAll(int fd, std::string_view bytes);
+// Writes all of `bytes`, whether or not `fd` is non-blocking, and returns 0; or
+// drops the rest when a write fails, and returns its errno.
+int WriteAll(int fd, std::string_view bytes);
 
 }  // namespace shardctl
 

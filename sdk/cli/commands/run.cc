@@ -109,6 +109,7 @@ class Launcher {
       HearSignals();
       for (Rank& rank : ranks_) ShowOutput(&rank, Room::kQueue);
       NoticeEnds();
+      NoticeLostOutput();
       KeepTime();
     }
     KillAndReapAll();
@@ -357,7 +358,7 @@ class Launcher {
   void Drain() {
     kill_at_.reset();
     const int enough = std::max(signals_heard_, 1);
-    while (!out_queue_.empty() || !error_queue_.empty()) {
+    while (!AllIsWritten()) {
       if ((signals_heard_ > 0 || timed_out_) && !give_up_at_) {
         give_up_at_ = After(kStalledSeconds);
       }
@@ -371,6 +372,22 @@ class Launcher {
       HearSignals();
       KeepTime();
     }
+  }
+
+  bool AllIsWritten() {
+    // The last write may have failed: this is said before the end.
+    if (out_queue_.empty()) NoticeLostOutput();
+    return out_queue_.empty() && error_queue_.empty();
+  }
+
+  // Says once that stdout takes nothing, as on a full disk. The ranks go on, as
+  // they do when nobody reads.
+  void NoticeLostOutput() {
+    const int error = out_queue_.error();
+    if (error == 0 || output_is_lost_) return;
+    output_is_lost_ = true;
+    Say(std::string("cannot write to stdout: ") + ::strerror(error) +
+        "; lines of the ranks are lost, and the ranks go on");
   }
 
   // The first reason decides the exit code.
@@ -413,6 +430,7 @@ class Launcher {
   int signals_heard_ = 0;  // That told us to stop.
   int last_signal_ = 0;
   bool timed_out_ = false;
+  bool output_is_lost_ = false;     // And has been said to be.
   bool progress_ = false;           // Somebody reads.
   std::optional<Failure> failure_;  // That explains the most, so far.
   std::optional<int> exit_code_;

@@ -48,7 +48,9 @@ inline constexpr int kFollowed = 65;
 //
 // With several ranks, what they leave running in their process groups is told
 // to end when one of them fails, and killed when all have ended. A reader of
-// the output that stalls stops the ranks that print, and nothing else.
+// the output that stalls stops the ranks that print, and nothing else. When
+// stdout takes nothing, as on a full disk, their lines are lost; a message says
+// so once.
 int Run(const RunOptions& options);
 
 }  // namespace shardctl

@@ -191,6 +191,23 @@ TEST(ShardctlTest, NobodyReads) {
             (std::vector<std::string>{"[0] pipe=141", "[1] pipe=141"}));
 }
 
+// As on a full disk: the ranks go on, and it is said once that their lines are
+// lost.
+TEST(ShardctlTest, OutputThatStdoutDoesNotTake) {
+  const Result result =
+      Shardctl(Script(2,
+                      "i=0; while [ $i -lt 2000 ]; do echo $i; i=$((i+1)); "
+                      "done; echo end >&2"),
+               "/dev/full")
+          .Wait();
+  EXPECT_EQ(result.code, 0);
+  EXPECT_EQ(SortedLines(result.error),
+            (std::vector<std::string>{
+                "[0] end", "[1] end",
+                "shardctl: cannot write to stdout: No space left on device; "
+                "lines of the ranks are lost, and the ranks go on"}));
+}
+
 // Whoever shares stdout has made it non-blocking, and reads late.
 TEST(ShardctlTest, NonBlockingOutputLosesNothing) {
   Shardctl shardctl(
