@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rank 0's side of a meeting.
+// Rank 0's side of a meeting. Longer than other files: it is one conversation,
+// and each step of it looks at who has come so far.
 
 #include <poll.h>
 #include <sys/socket.h>

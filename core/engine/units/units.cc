@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Longer than other files: acquires, gradients and steps meet the other ranks
+// through one state, and each may change what the next call of any kind does.
 
 #include "core/engine/units/units.h"
 
