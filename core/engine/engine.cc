@@ -195,7 +195,7 @@ Status Engine::SetNoSync(bool on) {
   return Status();
 }
 
-// ---- First values ----------------------------------------------------------
+// ---- Initial parameters ----------------------------------------------------
 
 Status Engine::SetParam(ParamId param, const void* data, size_t bytes) {
   return initial_params_.Set(*assembly_, param, data, bytes, DeadlineOf(0));
