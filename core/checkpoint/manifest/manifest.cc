@@ -68,7 +68,7 @@ Status Manifest::Verify(std::span<const std::byte> bytes) {
 }
 
 Status Manifest::Read(std::span<const std::byte> file) {
-  SHARD_ASSIGN_OR_RETURN(const ManifestHeader header, ReadManifestHeader(file));
+  SHARD_ASSIGN_OR_RETURN(const FileHeader header, ReadManifestHeader(file));
   SHARD_ASSIGN_OR_RETURN(root_, ReadManifestBody(header.body));
   version_ = header.version;
   id_ = ChecksumOf(file.data(), file.size());

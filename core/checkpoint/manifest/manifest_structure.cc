@@ -2,137 +2,19 @@
 
 #include "core/checkpoint/manifest/manifest_structure.h"
 
-#include <algorithm>
-#include <cstdint>
-#include <vector>
+#include "core/checkpoint/manifest/flatbuffer_walk.h"
 
 namespace shard {
 
-namespace {
-
-// The root table and what is in its vectors.
-constexpr flatbuffers::uoffset_t kMaxDepth = 2;
-// The least that a table takes: its offset in a vector, and itself.
-constexpr size_t kMinTableBytes = 8;
-
-// Which words of four bytes belong to an object. Every object begins with one.
-class Words {
- public:
-  explicit Words(std::span<const std::byte> body)
-      : begin_(reinterpret_cast<const uint8_t*>(body.data())),
-        bytes_(body.size()),
-        taken_((body.size() / kWord + kBits) / kBits) {}
-
-  // False when [from, from + bytes) is not inside, or partly taken already.
-  bool Take(const void* from, size_t bytes) {
-    const auto offset =
-        static_cast<size_t>(static_cast<const uint8_t*>(from) - begin_);
-    if (offset > bytes_ || bytes > bytes_ - offset) return false;
-    size_t word = offset / kWord;
-    const size_t end = (offset + bytes + kWord - 1) / kWord;
-    while (word < end) {
-      const size_t in_entry = word % kBits;
-      const size_t count = std::min(kBits - in_entry, end - word);
-      const uint64_t ones =
-          count == kBits ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
-      uint64_t& entry = taken_[word / kBits];
-      if ((entry & ones << in_entry) != 0) return false;
-      entry |= ones << in_entry;
-      word += count;
-    }
-    return true;
-  }
-
- private:
-  static constexpr size_t kWord = 4;
-  static constexpr size_t kBits = 64;
-
-  const uint8_t* begin_;
-  size_t bytes_;
-  std::vector<uint64_t> taken_;
-};
-
-// All that a manifest consists of, each piece once. False at the first that
-// is misplaced.
-class Walk {
- public:
-  explicit Walk(std::span<const std::byte> body) : words_(body) {
-    // The root's offset and the file identifier.
-    ok_ = words_.Take(body.data(), 8);
-  }
-
-  bool ok() const { return ok_; }
-
-  void Table(const flatbuffers::Table* table) {
-    const auto* begin = reinterpret_cast<const uint8_t*>(table);
-    // A vtable is its own size, the table's size, and offsets of fields. It may
-    // serve any number of tables.
-    const uint8_t* vtable = table->GetVTable();
-    if (flatbuffers::ReadScalar<flatbuffers::voffset_t>(vtable) < 4) {
-      ok_ = false;
-      return;
-    }
-    const size_t bytes =
-        flatbuffers::ReadScalar<flatbuffers::voffset_t>(vtable + 2);
-    ok_ = ok_ && bytes >= sizeof(flatbuffers::soffset_t) &&
-          words_.Take(begin, bytes);
-  }
-
-  void String(const flatbuffers::String* text) {
-    if (text == nullptr) return;
-    // With the zero at its end.
-    ok_ = ok_ && words_.Take(text, sizeof(flatbuffers::uoffset_t) +
-                                       size_t{text->size()} + 1);
-  }
-
-  // Elements are not followed. Where there are none, FlatBuffers' builder
-  // aligns only the length.
-  template <typename T>
-  void Vector(const flatbuffers::Vector<T>* vector, size_t element_bytes,
-              size_t alignment) {
-    if (vector == nullptr) return;
-    const bool aligned =
-        vector->size() == 0 ||
-        reinterpret_cast<uintptr_t>(vector->Data()) % alignment == 0;
-    ok_ = ok_ && aligned &&
-          words_.Take(vector, sizeof(flatbuffers::uoffset_t) +
-                                  size_t{vector->size()} * element_bytes);
-  }
-
-  template <typename T, typename Visit>
-  void Tables(const flatbuffers::Vector<flatbuffers::Offset<T>>* tables,
-              Visit visit) {
-    Vector(tables, sizeof(flatbuffers::uoffset_t),
-           sizeof(flatbuffers::uoffset_t));
-    if (tables == nullptr) return;
-    for (flatbuffers::uoffset_t i = 0; ok_ && i < tables->size(); ++i) {
-      const T* table = tables->Get(i);
-      Table(reinterpret_cast<const flatbuffers::Table*>(table));
-      // Taken by nobody else: what it has is visited once.
-      if (ok_) visit(*table);
-    }
-  }
-
- private:
-  Words words_;
-  bool ok_ = true;
-};
-
-}  // namespace
-
 StatusOr<const schema::Manifest*> ReadManifestBody(
     std::span<const std::byte> body) {
-  flatbuffers::Verifier::Options options;
-  options.max_depth = kMaxDepth;
-  options.max_tables =
-      static_cast<flatbuffers::uoffset_t>(body.size() / kMinTableBytes);
-  flatbuffers::Verifier verifier(reinterpret_cast<const uint8_t*>(body.data()),
-                                 body.size(), options);
-  if (!schema::VerifyManifestBuffer(verifier)) {
+  if (!IsFlatBuffer(body, [](flatbuffers::Verifier& verifier) {
+        return schema::VerifyManifestBuffer(verifier);
+      })) {
     return Corrupt("the manifest is not a FlatBuffer of its schema, SHRD");
   }
   const schema::Manifest* manifest = schema::GetManifest(body.data());
-  Walk walk(body);
+  FlatBufferWalk walk(body);
   walk.Table(reinterpret_cast<const flatbuffers::Table*>(manifest));
   walk.String(manifest->writer());
   walk.Vector(manifest->slices(), sizeof(schema::Slice),

@@ -2,11 +2,7 @@
 //
 // Whether bytes are a FlatBuffer of schema/manifest.fbs that can be read
 // without looking again: every object inside of it and aligned, and no byte
-// part of two objects. FlatBuffers' own verifier knows neither the latter (a
-// table that a million others share makes a small file large) nor the alignment
-// of what stands in vectors.
-//
-// Time is proportional to the bytes; memory is a 32nd of them.
+// part of two objects (flatbuffer_walk.h).
 
 #ifndef SHARD_CORE_CHECKPOINT_MANIFEST_MANIFEST_STRUCTURE_H_
 #define SHARD_CORE_CHECKPOINT_MANIFEST_MANIFEST_STRUCTURE_H_
