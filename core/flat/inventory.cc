@@ -4,10 +4,9 @@
 
 #include <array>
 #include <cstddef>
-#include <functional>
 #include <limits>
+#include <map>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "core/flat/owners.h"
@@ -195,13 +194,7 @@ class InventoryTaker {
   struct OpenKey {
     int32_t unit;
     const int32_t* entry;
-    friend bool operator==(const OpenKey&, const OpenKey&) = default;
-  };
-  struct HashOpenKey {
-    size_t operator()(const OpenKey& key) const {
-      return std::hash<const int32_t*>()(key.entry) +
-             static_cast<size_t>(key.unit) * size_t{0x9E3779B97F4A7C15};
-    }
+    friend auto operator<=>(const OpenKey&, const OpenKey&) = default;
   };
 
   const Model& model_;
@@ -220,7 +213,7 @@ class InventoryTaker {
   ByDType frozen_;
   std::vector<ByDType> trainable_;  // By group.
   // Buffers of open units that were used before those.
-  std::unordered_map<OpenKey, int32_t, HashOpenKey> open_;
+  std::map<OpenKey, int32_t> open_;
 
   std::vector<int32_t> positions_;
   size_t positioned_ = 0;  // How much of the walk is in positions_.

@@ -120,14 +120,29 @@ StatusOr<FlatLayout> FlatLayout::Owned(std::span<const ParamId> params,
     int64_t numel = 0;
     size_t slot = 0;
   };
-  std::vector<Cursor> cursors(static_cast<size_t>(world_size));
+  // Many small buffers for many ranks must not cost their product: where ranks
+  // are far more than parameters, only owners have cursors.
+  const bool sparse = params.size() < static_cast<size_t>(world_size) / 8;
+  std::vector<int32_t> ranks;  // Of the cursors, ascending.
+  if (sparse) {
+    ranks.assign(owners.begin(), owners.end());
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  }
+  std::vector<Cursor> cursors(sparse ? ranks.size()
+                                     : static_cast<size_t>(world_size));
+  const auto cursor_of = [&](int32_t owner) -> Cursor& {
+    if (!sparse) return cursors[static_cast<size_t>(owner)];
+    const auto at = std::lower_bound(ranks.begin(), ranks.end(), owner);
+    return cursors[static_cast<size_t>(at - ranks.begin())];
+  };
   for (size_t i = 0; i < params.size(); ++i) {
     SHARD_RETURN_IF_ERROR(CheckNumel(params[i], numels[i]));
     if (owners[i] < 0 || owners[i] >= world_size) {
       return InvalidArgument("the owner of parameter ", params[i], " is rank ",
                              owners[i], ", but the world size is ", world_size);
     }
-    Cursor& cursor = cursors[static_cast<size_t>(owners[i])];
+    Cursor& cursor = cursor_of(owners[i]);
     if (__builtin_add_overflow(layout.numel_, numels[i], &layout.numel_) ||
         !RoundUp(cursor.numel, alignment.slot, &cursor.numel) ||
         __builtin_add_overflow(cursor.numel, numels[i], &cursor.numel)) {
@@ -143,16 +158,15 @@ StatusOr<FlatLayout> FlatLayout::Owned(std::span<const ParamId> params,
                          ShardNumel(largest, world_size, alignment));
 
   size_t next_slot = 0;
-  int64_t next_offset = 0;
-  for (Cursor& cursor : cursors) {
-    const size_t count = cursor.slot;
-    cursor = {next_offset, next_slot};
+  for (size_t c = 0; c < cursors.size(); ++c) {
+    const auto rank = static_cast<int64_t>(sparse ? ranks[c] : c);
+    const size_t count = cursors[c].slot;
+    cursors[c] = {rank * layout.shard_numel_, next_slot};
     next_slot += count;
-    next_offset += layout.shard_numel_;
   }
   layout.slots_.resize(params.size());
   for (size_t i = 0; i < params.size(); ++i) {
-    Cursor& cursor = cursors[static_cast<size_t>(owners[i])];
+    Cursor& cursor = cursor_of(owners[i]);
     // Ranges begin at multiples of the slot alignment.
     RoundUp(cursor.numel, alignment.slot, &cursor.numel);
     layout.slots_[cursor.slot++] = {params[i], cursor.numel, numels[i]};

@@ -11,8 +11,8 @@
 //   owned    every parameter whole, inside its owner's range
 // Everything after the layout (step, state, checkpoints) treats both alike.
 //
-// Cost: O(parameters + ranks) to build; it holds one Slot per parameter and
-// nothing per rank.
+// Cost: O(parameters log parameters) to build, whatever the number of ranks; it
+// holds one Slot per parameter and nothing per rank.
 
 #ifndef SHARD_CORE_FLAT_LAYOUT_H_
 #define SHARD_CORE_FLAT_LAYOUT_H_

@@ -158,11 +158,7 @@ WrapPolicy Plan::UnitsAsPolicy() const {
   for (const UnitPlan& unit : units_) {
     wrapped[static_cast<size_t>(unit.module)] = true;
   }
-  WrapPolicy policy;
-  policy.SetPredicate([wrapped = std::move(wrapped)](ModuleId module, int64_t) {
-    return wrapped[static_cast<size_t>(module)];
-  });
-  return policy;
+  return WrapPolicy::OfModules(std::move(wrapped), options_.wrap.text());
 }
 
 int32_t Plan::UnitOf(ParamId param) const {

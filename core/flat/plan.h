@@ -249,7 +249,8 @@ class Plan {
   const std::vector<int32_t>& positions() const { return positions_; }
   // How many of them there are.
   size_t NumStored() const { return num_stored_; }
-  // A policy that makes the same units again, of a model with the same modules.
+  // A policy that makes the same units again, of a model with the same modules,
+  // and has the text of options().wrap.
   WrapPolicy UnitsAsPolicy() const;
   // The unit a parameter is managed by: that of its first name in module-walk
   // order. -1: ignored.

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
+#include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 
 #include "core/base/strings.h"
 #include "core/flat/plan_checks.h"
@@ -110,7 +110,9 @@ class Keys {
 
   const Model& model_;
   const PlanOptions& options_;
-  std::unordered_map<std::string, int32_t> references_;  // By key.
+  // By key. Not a hash table: names may come from somebody who chose them to
+  // collide.
+  std::map<std::string, int32_t> references_;
 };
 
 }  // namespace

@@ -117,14 +117,14 @@ std::string MixtureText(const Plan& plan, const UnitPlan& unit,
 }
 
 void AddF32Classes(const Plan& plan, std::vector<std::string>* warnings) {
-  const PlanOptions& options = plan.options();
-  if (options.param_dtype == DType::kF32 || options.f32_classes.empty()) return;
+  const ClassSet f32_classes = F32Classes(plan.options());
+  if (f32_classes.empty()) return;
   std::vector<std::string> first;
   int64_t count = 0;
   for (const UnitPlan& unit : plan.units()) {
     const Model::Module& module =
         plan.model().modules()[static_cast<size_t>(unit.module)];
-    if (!StaysF32(module, options)) continue;
+    if (!f32_classes.Contains(module.class_name)) continue;
     ++count;
     if (first.size() < kListedNames) first.push_back(UnitName(unit));
   }

@@ -2,7 +2,6 @@
 
 #include "core/flat/units.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <utility>
@@ -11,16 +10,16 @@
 
 namespace shard {
 
-bool StaysF32(const Model::Module& module, const PlanOptions& options) {
-  return options.param_dtype != DType::kF32 &&
-         std::find(options.f32_classes.begin(), options.f32_classes.end(),
-                   module.class_name) != options.f32_classes.end();
+ClassSet F32Classes(const PlanOptions& options) {
+  if (options.param_dtype == DType::kF32) return ClassSet();
+  return ClassSet(options.f32_classes);
 }
 
 StatusOr<std::shared_ptr<const Model>> WithParamDType(
     std::shared_ptr<const Model> model, const PlanOptions& options) {
   if (options.param_dtype == DType::kF32) return model;
   constexpr int kNone = std::numeric_limits<int>::max();
+  const ClassSet f32_classes = F32Classes(options);
   std::vector<ParamId> narrowed;
   std::vector<bool> seen(model->params().size(), false);
   int f32_from = kNone;  // The depth of the outermost module that stays f32.
@@ -30,7 +29,7 @@ StatusOr<std::shared_ptr<const Model>> WithParamDType(
         const Model::Module& module = model->modules()[static_cast<size_t>(id)];
         if (module.ignored) return false;
         if (depth <= f32_from) {
-          f32_from = StaysF32(module, options) ? depth : kNone;
+          f32_from = f32_classes.Contains(module.class_name) ? depth : kNone;
         }
         return true;
       },

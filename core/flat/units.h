@@ -11,6 +11,7 @@
 
 #include "core/base/status.h"
 #include "core/flat/plan.h"
+#include "core/model/classes.h"
 #include "core/model/model.h"
 
 namespace shard {
@@ -26,8 +27,9 @@ StatusOr<std::shared_ptr<const Model>> WithParamDType(
 std::vector<ModuleId> ChooseUnits(const Model& model,
                                   const PlanOptions& options);
 
-// Whether `module` is a unit because it stays f32.
-bool StaysF32(const Model::Module& module, const PlanOptions& options);
+// The classes whose modules are units because they stay f32. Refers to
+// `options`.
+ClassSet F32Classes(const PlanOptions& options);
 
 }  // namespace shard
 

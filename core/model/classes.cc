@@ -11,6 +11,15 @@
 
 namespace shard {
 
+ClassSet::ClassSet(const std::vector<std::string>& names)
+    : sorted_(names.begin(), names.end()) {
+  std::sort(sorted_.begin(), sorted_.end());
+}
+
+bool ClassSet::Contains(std::string_view name) const {
+  return std::binary_search(sorted_.begin(), sorted_.end(), name);
+}
+
 bool HasClass(const Model& model, std::string_view class_name) {
   return std::any_of(model.modules().begin(), model.modules().end(),
                      [class_name](const Model::Module& module) {

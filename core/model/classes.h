@@ -5,12 +5,29 @@
 #ifndef SHARD_CORE_MODEL_CLASSES_H_
 #define SHARD_CORE_MODEL_CLASSES_H_
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/model/model.h"
 
 namespace shard {
+
+// Class names to look up, in O(log names).
+class ClassSet {
+ public:
+  // None.
+  ClassSet() = default;
+  // Refers to `names`, which must outlive the set.
+  explicit ClassSet(const std::vector<std::string>& names);
+
+  bool empty() const { return sorted_.empty(); }
+  bool Contains(std::string_view name) const;
+
+ private:
+  std::vector<std::string_view> sorted_;
+};
 
 // Whether any module of the model is of this class. O(modules).
 bool HasClass(const Model& model, std::string_view class_name);

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <unordered_set>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -63,7 +62,7 @@ void MakeRoom(std::vector<T>* elements) {
 
 }  // namespace
 
-Model::Model(std::string class_name) {
+Model::Model(std::string class_name, uint64_t seed) : seed_(seed) {
   Module root;
   root.parent = -1;
   root.class_name = std::move(class_name);
@@ -90,9 +89,9 @@ Status Model::CheckParam(ParamId param) const {
   return Status();
 }
 
-uint64_t Model::HashName(ModuleId module, std::string_view name) {
+uint64_t Model::HashName(ModuleId module, std::string_view name) const {
   return XXH3_64bits_withSeed(name.data(), name.size(),
-                              static_cast<uint64_t>(module));
+                              seed_ + static_cast<uint64_t>(module));
 }
 
 bool Model::HasName(int32_t id, ModuleId module, std::string_view name) const {
@@ -237,20 +236,23 @@ StatusOr<GroupId> Model::AddParamGroup(std::string_view optimizer,
                            QuoteName(optimizer),
                            ", is not UTF-8 without control characters");
   }
-  std::unordered_set<ParamId> members;
+  const auto name_of = [this](ParamId param) {
+    return QuoteName(ParamFqns()[static_cast<size_t>(param)]);
+  };
   for (const ParamId param : params) {
     SHARD_RETURN_IF_ERROR(CheckParam(param));
     const GroupId other = params_[static_cast<size_t>(param)].group;
-    const bool twice = !members.insert(param).second;
-    if (other == kDefaultGroup && !twice) continue;
-    const std::string name = ParamFqns()[static_cast<size_t>(param)];
-    if (twice) {
-      return InvalidArgument("parameter ", QuoteName(name),
-                             " stands twice in the ", "param group ",
-                             QuoteName(optimizer));
-    }
-    return InvalidArgument("parameter ", QuoteName(name), " is in param group ",
+    if (other == kDefaultGroup) continue;
+    return InvalidArgument("parameter ", name_of(param), " is in param group ",
                            other, " already; a parameter has one group");
+  }
+  std::vector<ParamId> sorted(params);
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) {
+    return InvalidArgument("parameter ", name_of(*twice),
+                           " stands twice in the param group ",
+                           QuoteName(optimizer));
   }
   const auto id = static_cast<GroupId>(groups_.size());
   groups_.push_back({std::string(optimizer)});

@@ -73,8 +73,9 @@ class Model {
     std::string optimizer;
   };
 
-  // `class_name` is the root's.
-  explicit Model(std::string class_name = "");
+  // `class_name` is the root's. `seed`, which nothing shows, is of the names'
+  // hashes: names that somebody chose to collide do not under another seed.
+  explicit Model(std::string class_name = "", uint64_t seed = 0);
 
   // `name` is one path component: not empty, plain text (names.h) without '.',
   // unlike every other name in `parent`, and of at most kMaxFqnBytes with its
@@ -137,7 +138,7 @@ class Model {
                    uint64_t* hash) const;
   Status CheckModule(ModuleId module) const;
   Status CheckParam(ParamId param) const;
-  static uint64_t HashName(ModuleId module, std::string_view name);
+  uint64_t HashName(ModuleId module, std::string_view name) const;
   // The name that `id` of index_ stands for, and the module it is in.
   bool HasName(int32_t id, ModuleId module, std::string_view name) const;
   void AddReference(ModuleId module, std::string_view name, ParamId param,
@@ -149,6 +150,7 @@ class Model {
   std::vector<ParamGroup> groups_ = {{}};
   // Reference r as r + 1, module m as -m; the root needs no entry.
   NameIndex index_;
+  uint64_t seed_;
 };
 
 }  // namespace shard

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 #include "core/base/spec.h"
 #include "core/base/strings.h"
+#include "core/model/classes.h"
 #include "core/model/walk.h"
 
 namespace shard {
@@ -166,6 +168,15 @@ StatusOr<WrapPolicy> WrapPolicy::Parse(std::string_view text) {
   return policy;
 }
 
+WrapPolicy WrapPolicy::OfModules(std::vector<bool> wrapped, std::string text) {
+  WrapPolicy policy;
+  policy.text_ = std::move(text);
+  policy.predicate_ = [wrapped = std::move(wrapped)](ModuleId module, int64_t) {
+    return wrapped[static_cast<size_t>(module)];
+  };
+  return policy;
+}
+
 bool WrapPolicy::Enters(const Rule& rule, const Model::Module& module,
                         int64_t numel) {
   return rule.kind != Rule::Kind::kSize ||
@@ -190,7 +201,8 @@ bool WrapPolicy::Wraps(const Rule& rule, const Model::Module& module,
 std::vector<ModuleId> WrapPolicy::Run(
     const Model& model, const std::vector<std::string>& also_classes) const {
   std::vector<ModuleId> wrapped;
-  const bool enters_all = predicate_ != nullptr || !also_classes.empty();
+  const ClassSet also(also_classes);
+  const bool enters_all = predicate_ != nullptr || !also.empty();
   if (rules_.empty() && !enters_all) return wrapped;
 
   std::vector<Node> nodes = NodesOf(model);
@@ -216,7 +228,7 @@ std::vector<ModuleId> WrapPolicy::Run(
                                [&](const Rule& rule) {
                                  return Wraps(rule, module, rest);
                                }) ||
-                   Contains(also_classes, module.class_name) ||
+                   also.Contains(module.class_name) ||
                    (predicate_ != nullptr && predicate_(node->module, rest)));
     Node& parent = nodes[static_cast<size_t>(node->parent)];
     parent.wrapped = SaturatingAdd(parent.wrapped,

@@ -56,7 +56,10 @@ class WrapPolicy {
   // those within before those around them.
   void SetPredicate(Predicate predicate) { predicate_ = std::move(predicate); }
 
-  // What Parse was given.
+  // Wraps the modules whose entry in `wrapped`, by ModuleId, is true.
+  static WrapPolicy OfModules(std::vector<bool> wrapped, std::string text = "");
+
+  // What Parse was given, or OfModules.
   const std::string& text() const { return text_; }
 
   // The modules that become units beside the root, in module-walk order.

@@ -188,6 +188,21 @@ TEST(OwnedLayout, WholeParametersInTheirOwnersRange) {
   EXPECT_EQ(layout->PaddingOf(2), 10);
 }
 
+// Without a look at every rank.
+TEST(OwnedLayout, ByAFewOfAMillionRanks) {
+  for (int i = 0; i < 10000; ++i) {
+    const auto layout = MakeOwned({7, 5, 9}, {10, 20, 4}, {1000000, 0, 1000000},
+                                  kMaxWorldSize, {8});
+    ASSERT_OK(layout);
+    ASSERT_EQ(layout->slots().size(), 3u);
+    EXPECT_EQ(layout->shard_numel(), 24);
+    EXPECT_EQ(layout->slots()[0].param, 5);
+    EXPECT_EQ(layout->slots()[1].param, 7);
+    EXPECT_EQ(layout->slots()[1].offset, 24000000);
+    EXPECT_EQ(layout->slots()[2].offset, 24000010);
+  }
+}
+
 TEST(FlatLayout, RandomOnesAreSound) {
   std::mt19937 random(3);
   for (int round = 0; round < 400; ++round) {

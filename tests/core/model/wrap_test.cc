@@ -139,6 +139,15 @@ TEST(WrapPolicy, APredicateIsOneMorePolicy) {
                        {"a.x", 20}, {"a", 10}, {"b", 40}}));
 }
 
+TEST(WrapPolicy, TheseModules) {
+  const Tree tree;
+  std::vector<bool> wrapped(tree.model.modules().size());
+  wrapped[static_cast<size_t>(tree.x)] = true;
+  const WrapPolicy policy = WrapPolicy::OfModules(wrapped, "always");
+  EXPECT_EQ(Wrapped(policy, tree.model), (Fqns{"a.x"}));
+  EXPECT_EQ(policy.text(), "always");
+}
+
 TEST(WrapPolicy, ClassesBesideIt) {
   const Tree tree;
   EXPECT_EQ(Wrapped(WrapPolicy(), tree.model, {"Norm"}), (Fqns{"a.y", "b.z"}));
