@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From hostile bytes to a plan. Sizes are those of vectors that were verified,
+// so that nothing is allocated for what is only said to be there; the one thing
+// that is longer than its bytes, text, is counted before it is made.
+
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/checkpoint/manifest/flatbuffer_walk.h"
+#include "core/flat/plan_fields.h"
+#include "core/model/model.h"
+#include "core/model/names.h"
+#include "core/optim/groups.h"
+#include "core/optim/optimizer.h"
+#include "core/plan_file/plan_file.h"
+#include "core/plan_file/plan_generated.h"
+
+namespace shard {
+
+namespace {
+
+// Longer than any optimizer's text with all its values. Its keys are compared
+// with each other.
+constexpr size_t kMaxOptimizerBytes = 4096;
+
+std::string_view View(const flatbuffers::String& text) {
+  return {text.c_str(), text.size()};
+}
+
+// The elements of a vector that may be missing, which is an empty one.
+template <typename T>
+class Elements {
+ public:
+  explicit Elements(const flatbuffers::Vector<flatbuffers::Offset<T>>* vector)
+      : vector_(vector) {}
+
+  size_t size() const { return vector_ == nullptr ? 0 : vector_->size(); }
+  // REQUIRES: i < size().
+  const T& operator[](size_t i) const {
+    return *vector_->Get(static_cast<flatbuffers::uoffset_t>(i));
+  }
+
+ private:
+  const flatbuffers::Vector<flatbuffers::Offset<T>>* vector_;
+};
+
+std::vector<int64_t> ShapeOf(const plan_schema::Param& param) {
+  if (param.shape() == nullptr) return {};
+  return {param.shape()->begin(), param.shape()->end()};
+}
+
+// Whether a body is a FlatBuffer of plan.fbs, in which every object is inside,
+// aligned, and part of no other.
+StatusOr<const plan_schema::Plan*> ReadBody(std::span<const std::byte> body) {
+  if (!IsFlatBuffer(body, [](flatbuffers::Verifier& verifier) {
+        return plan_schema::VerifyPlanBuffer(verifier);
+      })) {
+    return Corrupt("the plan is not a FlatBuffer of its schema, SHPL");
+  }
+  const plan_schema::Plan* plan = plan_schema::GetPlan(body.data());
+  const plan_schema::Options* options = plan->options();
+  FlatBufferWalk walk(body);
+  walk.Table(reinterpret_cast<const flatbuffers::Table*>(plan));
+  walk.Table(reinterpret_cast<const flatbuffers::Table*>(options));
+  walk.Strings(options->f32_classes());
+  walk.String(options->wrap());
+  walk.Strings(plan->classes());
+  walk.Tables(plan->modules(), [&](const plan_schema::Module& module) {
+    walk.String(module.name());
+  });
+  walk.Tables(plan->params(), [&](const plan_schema::Param& param) {
+    walk.Vector(param.shape(), sizeof(int64_t), alignof(int64_t));
+  });
+  walk.Tables(plan->names(),
+              [&](const plan_schema::Name& name) { walk.String(name.name()); });
+  walk.Strings(plan->optimizers());
+  if (!walk.ok()) {
+    return Corrupt(
+        "the plan has an object that is misaligned, or two that share bytes");
+  }
+  return plan;
+}
+
+// What a plan is made from, of a FlatBuffer that ReadBody accepted. Errors are
+// of any code: to the caller all of them are kCorrupt.
+class Inputs {
+ public:
+  // `seed` is of the model.
+  Inputs(const plan_schema::Plan& root, uint64_t file_bytes, uint64_t seed)
+      : classes_(root.classes()),
+        modules_(root.modules()),
+        params_(root.params()),
+        names_(root.names()),
+        optimizers_(root.optimizers()),
+        given_(*root.options()),
+        seed_(seed),
+        text_left_(MaxPlanTextBytes(file_bytes)) {}
+
+  StatusOr<std::shared_ptr<const Plan>> MakePlan() {
+    SHARD_RETURN_IF_ERROR(AddModules());
+    SHARD_RETURN_IF_ERROR(AddParams());
+    SHARD_RETURN_IF_ERROR(AddGroups());
+    ReadOptions();
+    return Plan::Create(std::move(model_), std::move(options_));
+  }
+
+ private:
+  // REQUIRES: a module that was added.
+  Status TakePath(ModuleId module, const flatbuffers::String& name) {
+    return TakeText(PlanPathBytes(*model_, module, name.size()));
+  }
+
+  // Of what MaxPlanTextBytes allows.
+  Status TakeText(uint64_t bytes) {
+    if (bytes > text_left_) {
+      return Corrupt("its names are too long with their paths");
+    }
+    text_left_ -= bytes;
+    return Status();
+  }
+
+  StatusOr<std::string> ClassOf(size_t module) {
+    const uint32_t index = modules_[module].class_name();
+    if (index >= classes_.size()) {
+      return Corrupt("module ", module, " has class ", index, " of ",
+                     classes_.size());
+    }
+    const std::string_view name = View(classes_[index]);
+    if (name.find('\0') != std::string_view::npos) {
+      return Corrupt("the name of class ", index, " holds a NUL");
+    }
+    SHARD_RETURN_IF_ERROR(TakeText(name.size()));
+    return std::string(name);
+  }
+
+  Status AddModules() {
+    if (modules_.size() == 0) return Corrupt("it has no modules");
+    if (modules_[0].name()->size() > 0) {
+      return Corrupt("its first module, the root, has a name");
+    }
+    std::vector<bool> wrapped(modules_.size());
+    for (size_t i = 0; i < modules_.size(); ++i) {
+      const plan_schema::Module& module = modules_[i];
+      SHARD_ASSIGN_OR_RETURN(std::string class_name, ClassOf(i));
+      if (i == 0) {
+        model_ = std::make_shared<Model>(std::move(class_name), seed_);
+      } else {
+        if (module.parent() >= i) {
+          return Corrupt("module ", i, " is in module ", module.parent());
+        }
+        const auto parent = static_cast<ModuleId>(module.parent());
+        SHARD_RETURN_IF_ERROR(TakePath(parent, *module.name()));
+        SHARD_RETURN_IF_ERROR(
+            model_->AddModule(parent, View(*module.name()), class_name)
+                .status());
+      }
+      if (module.ignored()) {
+        SHARD_RETURN_IF_ERROR(model_->IgnoreModule(static_cast<ModuleId>(i)));
+      }
+      wrapped[i] = module.unit();
+    }
+    const flatbuffers::String* wrap = given_.wrap();
+    options_.wrap = WrapPolicy::OfModules(
+        std::move(wrapped), wrap == nullptr ? "" : std::string(View(*wrap)));
+    return Status();
+  }
+
+  Status AddParams() {
+    size_t next = 0;  // The parameter that is named next.
+    for (size_t i = 0; i < names_.size(); ++i) {
+      const plan_schema::Name& name = names_[i];
+      if (name.in_module() >= modules_.size()) {
+        return Corrupt("name ", i, " is in module ", name.in_module(), " of ",
+                       modules_.size());
+      }
+      const auto module = static_cast<ModuleId>(name.in_module());
+      SHARD_RETURN_IF_ERROR(TakePath(module, *name.name()));
+      if (name.alias_of() != -1) {
+        SHARD_RETURN_IF_ERROR(
+            model_->Tie(module, View(*name.name()), name.alias_of()));
+        continue;
+      }
+      if (next == params_.size()) {
+        return Corrupt("name ", i, " is of a parameter beyond the last");
+      }
+      const plan_schema::Param& param = params_[next++];
+      SHARD_ASSIGN_OR_RETURN(const DType dtype, DTypeFromValue(param.dtype()));
+      SHARD_ASSIGN_OR_RETURN(
+          const ParamId id,
+          model_->AddParam(module, View(*name.name()), dtype, ShapeOf(param)));
+      SHARD_RETURN_IF_ERROR(model_->SetTrainable(id, param.trainable()));
+      if (param.ignored()) SHARD_RETURN_IF_ERROR(model_->IgnoreParam(id));
+    }
+    if (next < params_.size()) {
+      return Corrupt("parameter ", next, " has no name");
+    }
+    return Status();
+  }
+
+  Status AddGroups() {
+    if (optimizers_.size() == 0) return Corrupt("it has no optimizers");
+    std::vector<std::vector<ParamId>> members(optimizers_.size());
+    for (size_t i = 0; i < params_.size(); ++i) {
+      const uint32_t group = params_[i].group();
+      if (group >= members.size()) {
+        return Corrupt("parameter ", i, " is in param group ", group, " of ",
+                       members.size());
+      }
+      members[group].push_back(static_cast<ParamId>(i));
+    }
+    for (size_t g = 0; g < members.size(); ++g) {
+      const std::string_view text = View(optimizers_[g]);
+      if (text.size() > kMaxOptimizerBytes) {
+        return Corrupt("the optimizer of param group ", g, " has ", text.size(),
+                       " bytes");
+      }
+      if (g != kDefaultGroup) {
+        SHARD_RETURN_IF_ERROR(model_->AddParamGroup(text, members[g]).status());
+      }
+      const auto optimizer = Optimizer::Parse(text);
+      if (!optimizer.ok()) {
+        return optimizer.status().WithContext(StrCat("param group ", g));
+      }
+      options_.groups.push_back(PlanGroup(*optimizer));
+      // Also where the text is empty, and means a default.
+      if (options_.groups.back().optimizer == text) continue;
+      return Corrupt("the optimizer of param group ", g, ", ", QuoteName(text),
+                     ", is not written with all its values");
+    }
+    return Status();
+  }
+
+  // What is wrong is for Plan::Create to say.
+  void ReadOptions() {
+    PlanOptions& options = options_;
+    options.stage = given_.stage();
+    options.world_size = given_.world_size();
+    options.partition = static_cast<Partition>(given_.partition());
+    options.masters = static_cast<Masters>(given_.masters());
+    options.bucket_bytes = given_.bucket_bytes();
+    options.buffer_bytes = given_.buffer_bytes();
+    options.seed = given_.seed();
+    options.param_dtype = static_cast<DType>(given_.param_dtype());
+    options.shard_group_size = given_.shard_group_size();
+    options.prefetch = given_.prefetch();
+    options.shard_buckets = given_.shard_buckets();
+    options.f32_grads = given_.f32_grads();
+    options.whole_grads = given_.whole_grads();
+    options.deterministic = given_.deterministic();
+    options.keep_after_forward = given_.keep_after_forward();
+    const Elements<flatbuffers::String> f32_classes(given_.f32_classes());
+    for (size_t i = 0; i < f32_classes.size(); ++i) {
+      options.f32_classes.emplace_back(View(f32_classes[i]));
+    }
+    if (options.partition != Partition::kManual) return;
+    options.manual_owners.reserve(params_.size());
+    for (size_t i = 0; i < params_.size(); ++i) {
+      options.manual_owners.push_back(params_[i].owner());
+    }
+  }
+
+  const Elements<flatbuffers::String> classes_;
+  const Elements<plan_schema::Module> modules_;
+  const Elements<plan_schema::Param> params_;
+  const Elements<plan_schema::Name> names_;
+  const Elements<flatbuffers::String> optimizers_;
+  const plan_schema::Options& given_;
+  const uint64_t seed_;
+  uint64_t text_left_;
+  std::shared_ptr<Model> model_;
+  PlanOptions options_;
+};
+
+}  // namespace
+
+StatusOr<std::shared_ptr<const Plan>> DecodePlan(
+    std::span<const std::byte> bytes) {
+  SHARD_ASSIGN_OR_RETURN(const FileHeader header,
+                         ReadFileHeader(kPlanFormat, bytes));
+  // Numbers are read where they are.
+  std::vector<std::byte> aligned;
+  std::span<const std::byte> body = header.body;
+  if (reinterpret_cast<uintptr_t>(body.data()) % alignof(uint64_t) != 0) {
+    aligned.assign(body.begin(), body.end());
+    body = aligned;
+  }
+  SHARD_ASSIGN_OR_RETURN(const plan_schema::Plan* root, ReadBody(body));
+  if (root->layout_version() != kLayoutVersion) {
+    return Unimplemented("the plan has version ", root->layout_version(),
+                         " of the layout, and this library makes version ",
+                         kLayoutVersion, ": make the plan again");
+  }
+  auto plan = Inputs(*root, bytes.size(), header.checksum.low).MakePlan();
+  if (!plan.ok()) {
+    return Corrupt("the plan is wrong: ", plan.status().message());
+  }
+  if ((*plan)->fingerprint() != root->fingerprint()) {
+    return Corrupt("the plan is wrong: its fingerprint is ",
+                   FormatHex(root->fingerprint()),
+                   ", but what it was made from has ",
+                   FormatHex((*plan)->fingerprint()));
+  }
+  return plan;
+}
+
+}  // namespace shard

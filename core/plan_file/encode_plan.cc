@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "core/base/strings.h"
+#include "core/flat/plan_fields.h"
+#include "core/plan_file/plan_file.h"
+#include "core/plan_file/plan_generated.h"
+
+namespace shard {
+
+namespace {
+
+template <typename T>
+using Offsets = std::vector<flatbuffers::Offset<T>>;
+template <typename T>
+using ListOffset =
+    flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<T>>>;
+
+// Fewer bytes than the body will have, but not by much: a plan beyond the limit
+// is not built, which would need memory and, at 2 GiB, end in FlatBuffers'
+// assertion.
+uint64_t AtLeastBytes(const Model& model) {
+  // An offset in a vector, a table's first number, and a name's length with
+  // padding.
+  constexpr uint64_t kNamedTable = 16;
+  uint64_t bytes = kNamedTable * model.modules().size();
+  for (const Model::Module& module : model.modules()) {
+    bytes += module.name.size();
+  }
+  for (const Model::Param& param : model.params()) {
+    bytes += 12 + 8 * param.shape.size();
+  }
+  for (const Model::Reference& reference : model.references()) {
+    bytes += kNamedTable + reference.name.size();
+  }
+  return bytes;
+}
+
+// What MaxPlanTextBytes is about.
+uint64_t TextBytes(const Model& model) {
+  uint64_t bytes = 0;
+  const auto add_path = [&](ModuleId in, const std::string& name) {
+    bytes += PlanPathBytes(model, in, name.size());
+  };
+  for (const Model::Module& module : model.modules()) {
+    bytes += module.class_name.size();
+    if (module.parent >= 0) add_path(module.parent, module.name);
+  }
+  for (const Model::Reference& reference : model.references()) {
+    add_path(reference.module, reference.name);
+  }
+  return bytes;
+}
+
+Status TooLarge(uint64_t bytes) {
+  return ResourceExhausted("the plan would have ", bytes, " bytes; at most ",
+                           kMaxPlanFileBytes, " are possible");
+}
+
+Status CheckEncodable(const PlanOptions& options) {
+  const int64_t alignment = PlanOptions().alignment_bytes;
+  if (options.alignment_bytes != alignment) {
+    return InvalidArgument("a plan with alignment_bytes ",
+                           options.alignment_bytes,
+                           " cannot be written; only with ", alignment);
+  }
+  for (size_t g = 0; g < options.groups.size(); ++g) {
+    if (!options.groups[g].optimizer.empty()) continue;
+    return InvalidArgument("a plan whose param group ", g,
+                           " has no optimizer cannot be written");
+  }
+  return Status();
+}
+
+class Encoder {
+ public:
+  Encoder(const Plan& plan, size_t room)
+      : plan_(plan), model_(plan.model()), builder_(room) {}
+
+  // The body.
+  std::span<const std::byte> Encode() {
+    const auto modules = Modules();
+    const auto params = Params();
+    const auto names = Names();
+    const auto classes = builder_.CreateVector(classes_);
+    Offsets<flatbuffers::String> optimizers;
+    for (const GroupOptions& group : plan_.options().groups) {
+      optimizers.push_back(Text(group.optimizer));
+    }
+    const auto optimizer_list = builder_.CreateVector(optimizers);
+    const auto options = Options();
+    plan_schema::FinishPlanBuffer(
+        builder_, plan_schema::CreatePlan(
+                      builder_, kLayoutVersion, plan_.fingerprint(), options,
+                      classes, modules, params, names, optimizer_list));
+    return std::as_bytes(
+        std::span(builder_.GetBufferPointer(), builder_.GetSize()));
+  }
+
+ private:
+  flatbuffers::Offset<flatbuffers::String> Text(const std::string& text) {
+    return builder_.CreateString(text);
+  }
+
+  // The index of a class in the bytes, where each stands once.
+  uint32_t ClassIndex(const std::string& name) {
+    const auto [at, is_new] = class_indices_.try_emplace(
+        name, static_cast<uint32_t>(classes_.size()));
+    if (is_new) classes_.push_back(Text(name));
+    return at->second;
+  }
+
+  ListOffset<plan_schema::Module> Modules() {
+    std::vector<bool> is_unit(model_.modules().size());
+    for (const UnitPlan& unit : plan_.units()) {
+      is_unit[static_cast<size_t>(unit.module)] = true;
+    }
+    Offsets<plan_schema::Module> modules;
+    modules.reserve(model_.modules().size());
+    for (size_t i = 0; i < model_.modules().size(); ++i) {
+      const Model::Module& module = model_.modules()[i];
+      const uint32_t parent = i == 0 ? 0 : static_cast<uint32_t>(module.parent);
+      const uint32_t class_index = ClassIndex(module.class_name);
+      modules.push_back(plan_schema::CreateModule(builder_, Text(module.name),
+                                                  parent, class_index,
+                                                  module.ignored, is_unit[i]));
+    }
+    return builder_.CreateVector(modules);
+  }
+
+  ListOffset<plan_schema::Param> Params() {
+    const PlanOptions& options = plan_.options();
+    Offsets<plan_schema::Param> params;
+    params.reserve(model_.params().size());
+    for (size_t i = 0; i < model_.params().size(); ++i) {
+      const Model::Param& param = model_.params()[i];
+      const auto shape =
+          param.shape.empty() ? 0 : builder_.CreateVector(param.shape);
+      const int32_t owner = options.partition == Partition::kManual
+                                ? options.manual_owners[i]
+                                : 0;
+      params.push_back(plan_schema::CreateParam(
+          builder_, shape, static_cast<int32_t>(param.dtype),
+          static_cast<uint32_t>(param.group), owner, param.trainable,
+          param.ignored));
+    }
+    return builder_.CreateVector(params);
+  }
+
+  ListOffset<plan_schema::Name> Names() {
+    Offsets<plan_schema::Name> names;
+    names.reserve(model_.references().size());
+    ParamId next = 0;
+    for (const Model::Reference& reference : model_.references()) {
+      int32_t alias_of = reference.param;
+      if (reference.param == next) {
+        alias_of = -1;
+        ++next;
+      }
+      names.push_back(plan_schema::CreateName(
+          builder_, Text(reference.name),
+          static_cast<uint32_t>(reference.module), alias_of));
+    }
+    return builder_.CreateVector(names);
+  }
+
+  flatbuffers::Offset<plan_schema::Options> Options() {
+    const PlanOptions& options = plan_.options();
+    Offsets<flatbuffers::String> f32_classes;
+    for (const std::string& name : options.f32_classes) {
+      f32_classes.push_back(Text(name));
+    }
+    const auto f32_class_list = builder_.CreateVector(f32_classes);
+    const auto wrap = Text(options.wrap.text());
+    return plan_schema::CreateOptions(
+        builder_, options.stage, options.world_size,
+        static_cast<int32_t>(options.partition),
+        static_cast<int32_t>(options.masters), options.bucket_bytes,
+        options.buffer_bytes, options.seed,
+        static_cast<int32_t>(options.param_dtype), options.shard_group_size,
+        options.prefetch, options.shard_buckets, options.f32_grads,
+        options.whole_grads, options.deterministic, options.keep_after_forward,
+        f32_class_list, wrap);
+  }
+
+  const Plan& plan_;
+  const Model& model_;
+  flatbuffers::FlatBufferBuilder builder_;
+  Offsets<flatbuffers::String> classes_;
+  std::unordered_map<std::string_view, uint32_t> class_indices_;
+};
+
+}  // namespace
+
+StatusOr<std::vector<std::byte>> EncodePlan(const Plan& plan) {
+  SHARD_RETURN_IF_ERROR(CheckEncodable(plan.options()));
+  const uint64_t least = AtLeastBytes(plan.model());
+  if (least > kMaxPlanFileBytes) return TooLarge(least);
+  // Tables and alignment take the rest.
+  Encoder encoder(plan, 2 * least + 1024);
+  const std::span<const std::byte> body = encoder.Encode();
+  const uint64_t size = kFileHeaderBytes + body.size();
+  if (size > kMaxPlanFileBytes) return TooLarge(size);
+  const uint64_t text = TextBytes(plan.model());
+  if (const uint64_t most = MaxPlanTextBytes(size); text > most) {
+    return ResourceExhausted(
+        "the names of the plan's modules and parameters, with their paths and "
+        "classes, have ",
+        text, " bytes; at most ", most,
+        " can be written: nest modules less deeply, or shorten names");
+  }
+  std::vector<std::byte> file(size);
+  WriteFileHeader(kPlanFormat, body, kPlanFileVersion, file.data());
+  std::memcpy(file.data() + kFileHeaderBytes, body.data(), body.size());
+  return file;
+}
+
+}  // namespace shard
