@@ -240,6 +240,11 @@ void RunPlan(HostRank* rank) {
   shard_slice slices[8];
   for (shard_slice& slice : slices) slice = SHARD_SLICE_INIT;
   TRY_TWICE(shard_plan_slices(plan, 0, 0, 11, slices, 8, &length));
+  static thread_local char bytes[4096];
+  TRY_TWICE(shard_plan_encode(plan, bytes, sizeof(bytes), &length));
+  shard_plan_free(rank->plan);
+  rank->plan = nullptr;
+  TRY_TWICE(shard_plan_decode(bytes, length, &rank->plan));
   double lr = 0;
   TRY_TWICE(shard_schedule_lr("cosine?lr=1&total=10", 3, &lr));
 }

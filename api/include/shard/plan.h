@@ -271,6 +271,33 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_json(
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_warnings(
     const shard_plan* plan, const char** warnings) SHARD_NOEXCEPT;
 
+/* ---- A plan as bytes --------------------------------------------------------
+ *
+ * For a host that plans once and hands the plan to its ranks, and for tools
+ * that look at the plan of a run. The bytes hold the model, the options, which
+ * modules are units, and the fingerprint; no layout, for that follows from them
+ * and is computed again, by what shard_plan_create uses, so that nothing read
+ * from a file can place a parameter outside its buffer. */
+
+/* Copies the plan's first `capacity` bytes to `buffer` and writes the number of
+ * all to `length`; with capacity 0 `buffer` may be NULL. They are made in each
+ * call, and are the same in each. RESOURCE_EXHAUSTED when there would be more
+ * than 1 GiB, or where modules are nested so deeply that their names with paths
+ * have 16 times as many bytes and 16 MiB. Any thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_encode(
+    const shard_plan* plan, void* buffer, size_t capacity,
+    size_t* length) SHARD_NOEXCEPT;
+
+/* Makes the plan of shard_plan_encode's bytes: with the same fingerprint, the
+ * same ids, and the same answer to every question. `bytes`, of any alignment,
+ * are not kept. Local. CORRUPT for anything that no plan has as its bytes;
+ * UNIMPLEMENTED for those of a libshard that writes them, or lays plans out, in
+ * another way: make the plan again. Whatever the bytes, they need memory of at
+ * most 64 times their number, 96 bytes for each rank of the world size in them
+ * (2^20 at most) and 32 MiB, and time in proportion. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_decode(
+    const void* bytes, size_t length, shard_plan** plan) SHARD_NOEXCEPT;
+
 SHARD_API void shard_plan_free(shard_plan* plan) SHARD_NOEXCEPT;
 
 SHARD_END_DECLS
