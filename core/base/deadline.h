@@ -16,7 +16,8 @@ class Deadline {
   using Clock = std::chrono::steady_clock;
   using Duration = std::chrono::nanoseconds;
 
-  // `seconds` from now; at most a year, so that no sum overflows.
+  // The moment `seconds` from now; at most a year from now, so that no sum
+  // overflows.
   static Deadline After(double seconds) {
     constexpr double kLongest = 365.0 * 24 * 3600;
     if (!(seconds > 0)) seconds = 0;
@@ -28,14 +29,14 @@ class Deadline {
 
   bool Expired() const { return Clock::now() >= at_; }
 
-  // Zero once expired.
+  // Returns the time until the deadline; zero once expired.
   Duration Remaining() const {
     const auto now = Clock::now();
     return now >= at_ ? Duration::zero()
                       : std::chrono::duration_cast<Duration>(at_ - now);
   }
 
-  // The span it was made with, for messages.
+  // The span that After() was given, for messages.
   double seconds() const { return seconds_; }
 
  private:

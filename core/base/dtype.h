@@ -18,25 +18,27 @@ enum class DType : int32_t {
   kBF16 = 2,
   kF16 = 3,
   kF64 = 4,
-  // Optimizer states only: 8-bit codes relative to the largest magnitude of
-  // their block, in fp32. A tensor is its codes, then its blocks' scales.
+  // Only for optimizer states: 8-bit codes relative to the largest magnitude of
+  // their block, which is in fp32. A tensor is its codes, followed by the
+  // scales of its blocks.
   kQ8 = 5,
 };
 
-// Elements that share a scale in kQ8.
+// Number of elements that share a scale in kQ8.
 inline constexpr int64_t kQ8Block = 256;
 
-// Bytes per element; of kQ8 its code alone.
+// Returns the bytes per element; for kQ8 those of the code alone.
 size_t DTypeSize(DType dtype);
 
-// Bytes of a tensor. REQUIRES: for kQ8, a multiple of kQ8Block.
+// Returns the bytes of a tensor. REQUIRES: for kQ8, `numel` is a multiple of
+// kQ8Block.
 size_t DTypeBytes(DType dtype, int64_t numel);
 
-// "f32", "bf16", ...
+// Returns the name: "f32", "bf16", ...
 const char* DTypeName(DType dtype);
 
-// The dtype of a parameter with that value; an error that names the value and
-// the known ones.
+// Returns the parameter dtype with the given value. The error for any other
+// value names it and lists the known ones.
 StatusOr<DType> DTypeFromValue(int32_t value);
 
 }  // namespace shard

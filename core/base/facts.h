@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Facts: a description of something as a stream of named values, such as "dtype
-// of parameter 'wte'" and "bf16". Two descriptions of one kind list the same
-// facts in the same order, so that the first fact in which they differ says
-// what differs. Describing is cheap: facts are passed on one by one, and
-// nothing keeps them.
+// Facts: a description of an object as a stream of named values, such as "dtype
+// of parameter 'wte'" and "bf16". Two descriptions of the same kind list the
+// same facts in the same order, so the first fact that differs tells how two
+// objects differ. Describing is cheap: facts are passed on one by one, and
+// nothing stores them.
 
 #ifndef SHARD_CORE_BASE_FACTS_H_
 #define SHARD_CORE_BASE_FACTS_H_
@@ -17,16 +17,16 @@
 
 namespace shard {
 
-// The views are valid during FactSink::Take only.
+// One named value. The views are valid during FactSink::Take only.
 struct Fact {
-  std::string_view subject;  // "parameter 'wte'"; empty: the whole.
+  std::string_view subject;  // "parameter 'wte'"; empty for the whole.
   std::string_view name;     // "dtype"
   std::string_view value;    // "bf16"
-  // Shown beside the value, and not compared.
+  // Shown beside the value, but not compared.
   std::string_view note;
 };
 
-// "dtype of parameter 'wte'"
+// Returns "dtype of parameter 'wte'".
 inline std::string TitleOf(const Fact& fact) {
   return fact.subject.empty() ? std::string(fact.name)
                               : StrCat(fact.name, " of ", fact.subject);
@@ -38,7 +38,8 @@ class FactSink {
 
   virtual void Take(const Fact& fact) = 0;
 
-  // A value that StrCat takes; floats keep all their bits.
+  // Passes on a fact whose value is anything that StrCat takes; floats keep all
+  // their bits.
   template <typename T>
   void Add(std::string_view subject, std::string_view name, const T& value,
            std::string_view note = "") {
@@ -47,8 +48,9 @@ class FactSink {
     Take({subject, name, value_, note});
   }
 
-  // A text in the grammar of core/base/spec.h: its name as `name`, then each of
-  // its keys: "lr of param group 0" and "0.001".
+  // Passes on a text in the grammar of core/base/spec.h: its name as the fact
+  // `name`, then one fact for each of its keys, such as "lr of param group 0"
+  // and "0.001".
   void AddSpec(std::string_view subject, std::string_view name,
                std::string_view text);
 
@@ -56,7 +58,7 @@ class FactSink {
   std::string value_;
 };
 
-// Streams a description. Called several times, it streams the same facts.
+// Streams a description. Every call streams the same facts.
 using DescribeFacts = std::function<void(FactSink* sink)>;
 
 }  // namespace shard

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fd: a file descriptor with one owner, closed with it. It is never 0, 1 or 2:
-// in a host that has closed these, whoever prints would write into our files
-// and to our peers.
+// Fd: a file descriptor with one owner, which closes it. The descriptor is
+// never 0, 1 or 2: in a host that has closed these, any code that prints would
+// write into the library's files and to its peers.
 
 #ifndef SHARD_CORE_BASE_FD_H_
 #define SHARD_CORE_BASE_FD_H_
@@ -15,13 +15,14 @@
 
 namespace shard {
 
-// Returns a descriptor above 2 in the place of `fd`, which it closes; `fd`
-// itself where that is above 2, or an error already. -1, with errno: there is
-// none.
+// Moves `fd` above the standard descriptors: returns a descriptor above 2 that
+// replaces `fd`, and closes `fd`. A descriptor that is above 2 already, or
+// negative, is returned as it is. Returns -1, with errno, when no descriptor is
+// free.
 inline int AboveStandard(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-  // EINVAL: the limit is 3 or less.
+  // EINVAL means that the limit on descriptors is 3 or less.
   const int error = moved < 0 ? EMFILE : errno;
   ::close(fd);
   errno = error;
@@ -31,8 +32,8 @@ inline int AboveStandard(int fd) {
 class Fd {
  public:
   Fd() = default;
-  // Takes `fd`; moves it above 2. Not valid, with errno, when `fd` was not or
-  // there is no such descriptor.
+  // Takes ownership of `fd` and moves it above 2. The result is not valid, with
+  // errno, when `fd` was not or when no such descriptor is free.
   explicit Fd(int fd) : fd_(AboveStandard(fd)) {}
   Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Fd& operator=(Fd&& other) noexcept {
@@ -47,8 +48,9 @@ class Fd {
   // Gives the descriptor up without closing it.
   int Release() { return std::exchange(fd_, -1); }
 
-  // As the constructor. Linux frees the number even when close() fails, so it
-  // is never retried.
+  // Closes the descriptor and takes ownership of `fd`, as the constructor does.
+  // Linux frees the number even when close() fails, so close() is never
+  // retried.
   void Reset(int fd = -1) {
     const int error = errno;
     if (fd_ >= 0) ::close(fd_);

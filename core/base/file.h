@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Directory and File: an open directory and an open file, with their paths for
-// messages. They do what their callers mean, over a FileEnv: all of the bytes
-// or an error, an interrupted call again, and an error of fsync for good. A
-// file is a regular one; a FIFO or a device is refused, and opening it does not
-// wait. Neither follows a symbolic link, but Directory::Open, whose path the
-// host chose.
+// messages. Both use the system calls of a FileEnv and complete them: a read or
+// a write transfers all of its bytes or returns an error, an interrupted call
+// is repeated, and an error of fsync stays. A file is a regular file: a FIFO or
+// a device is refused, and opening one does not wait. Neither class follows a
+// symbolic link, except Directory::Open, whose path the host chose.
 //
-// One owner; closed with it. Threads: constant methods, and reads and writes at
-// places that do not overlap, may run at once.
+// Each has one owner, which closes it. Threads: constant methods, and reads and
+// writes at places that do not overlap, may run concurrently.
 
 #ifndef SHARD_CORE_BASE_FILE_H_
 #define SHARD_CORE_BASE_FILE_H_
@@ -29,7 +29,7 @@
 
 namespace shard {
 
-// A descriptor that `env` opened.
+// A descriptor that `env` opened, with one owner.
 class EnvFd {
  public:
   EnvFd() = default;
@@ -43,8 +43,9 @@ class EnvFd {
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
 
-  // 0 or -errno. Linux frees the number even when close() fails, so it is never
-  // retried; nor is -EINTR an error, for nothing was promised before a sync.
+  // Closes the descriptor. Returns 0 or -errno. Linux frees the number even
+  // when close() fails, so close() is never retried. -EINTR is not an error,
+  // for nothing was promised before a sync.
   int Close();
 
  private:
@@ -54,14 +55,15 @@ class EnvFd {
 
 class Directory {
  public:
-  // kNotFound, kFailedPrecondition when it is something else.
+  // Opens the directory at `path`. Errors: kNotFound; kFailedPrecondition when
+  // `path` is not a directory.
   static StatusOr<Directory> Open(FileEnv* env, const std::string& path);
-  // `name` in this one; its path is path() + "/" + name.
+  // Opens the directory `name` in this one; its path is path() + "/" + name.
   StatusOr<Directory> OpenDirectory(const std::string& name) const;
-  // The same directory, with a descriptor of its own.
+  // Returns the same directory, with a descriptor of its own.
   StatusOr<Directory> Duplicate() const;
 
-  // Owns nothing.
+  // An object without a directory.
   Directory() = default;
 
   bool valid() const { return fd_.valid(); }
@@ -70,20 +72,22 @@ class Directory {
   const std::string& path() const { return path_; }
   std::string PathOf(const std::string& name) const;
 
-  // kAlreadyExists.
+  // Creates a directory. Errors: kAlreadyExists.
   Status MakeDirectory(const std::string& name) const;
-  // A file, or an empty directory. kNotFound.
+  // Removes a file; RemoveDirectory removes an empty directory. Errors:
+  // kNotFound.
   Status Unlink(const std::string& name) const;
   Status RemoveDirectory(const std::string& name) const;
-  // What `name` is, a symbolic link included; nullopt when there is none.
+  // Returns the attributes of `name`, which may be a symbolic link; nullopt
+  // when `name` does not exist.
   StatusOr<std::optional<struct stat>> Stat(const std::string& name) const;
-  // Without "." and "..", in no order.
+  // Returns the names in the directory, without "." and "..", in no order.
   StatusOr<std::vector<std::string>> List() const;
-  // Makes what was created, renamed and deleted in it durable. OK where the
-  // file system does not sync directories.
+  // Makes creations, renames and removals in this directory durable. OK where
+  // the file system does not sync directories.
   Status Sync() const;
-  // Within this directory; `flags` as renameat2. 0 or -errno: callers tell
-  // errors apart.
+  // Renames within this directory, with the `flags` of renameat2. Returns 0 or
+  // -errno, because callers tell errors apart.
   int Rename(const std::string& from, const std::string& to,
              unsigned flags) const;
 
@@ -99,20 +103,23 @@ class File {
  public:
   enum class Mode {
     kRead,
-    kWrite,   // An existing one; also to read.
-    kCreate,  // As kWrite; kAlreadyExists when there is anything of that name.
+    kWrite,   // An existing file; also to read.
+    kCreate,  // As kWrite, but new; kAlreadyExists when the name is taken.
   };
-  // kDirect: past the page cache (O_DIRECT) where the file system can. Only
-  // what is aligned goes past it, in memory and in the file; the rest is
-  // buffered, so nothing changes for callers but speed.
+  // Whether the page cache is used. kDirect bypasses the page cache (O_DIRECT)
+  // where the file system can. Only pieces that are aligned, in memory and in
+  // the file, bypass it; the rest is buffered, so callers see no difference but
+  // speed.
   enum class Cache { kBuffered, kDirect };
   static constexpr size_t kDirectAlignment = 4096;
 
-  // kNotFound; kFailedPrecondition for what is not a regular file. After an
-  // error nothing was made.
+  // Opens the file `name` in a directory. Errors: kNotFound;
+  // kFailedPrecondition when it is not a regular file. After an error nothing
+  // was created.
   static StatusOr<File> Open(const Directory& in, const std::string& name,
                              Mode mode, Cache cache = Cache::kBuffered);
-  // A path of the host's. Its last part must not be a symbolic link, either.
+  // Opens a file at a path that the host chose. Its last component must not be
+  // a symbolic link, either.
   static StatusOr<File> Open(FileEnv* env, const std::string& path, Mode mode,
                              Cache cache = Cache::kBuffered);
 
@@ -121,35 +128,37 @@ class File {
 
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }
-  // Whether aligned pieces go past the page cache. False from when the file
-  // system first refused one.
+  // True when aligned pieces bypass the page cache. False once the file system
+  // has refused one.
   bool direct() const { return direct_.load(std::memory_order_relaxed); }
 
-  // Fills `to`. kCorrupt when the file ends before: it was longer once.
+  // Fills `to`. kCorrupt when the file ends too early: it has been truncated.
   Status ReadExactly(uint64_t offset, std::span<std::byte> to) const;
   Status WriteExactly(uint64_t offset, std::span<const std::byte> from) const;
 
-  // Takes the space for `bytes` now, where the file system can, and makes the
-  // file at least that long.
+  // Reserves the space for `bytes` now, where the file system can, and makes
+  // the file at least that long.
   Status Allocate(uint64_t bytes) const;
   StatusOr<uint64_t> Size() const;
 
-  // Makes what was written durable. After an error the kernel may have dropped
-  // it and would say OK the next time, so the error stays: write the file anew.
+  // Makes the written bytes durable. After an error the kernel may have dropped
+  // them and would return OK the next time, so the error stays: the caller
+  // writes the file anew.
   Status Sync();
 
-  // Whether or not it returns an error, nothing is open afterwards.
+  // Closes the file. No descriptor is open afterwards, even after an error.
   Status Close();
 
  private:
   File(EnvFd fd, EnvFd direct_fd, std::string path);
   static StatusOr<File> OpenAt(FileEnv* env, int dir, const std::string& name,
                                std::string path, Mode mode, Cache cache);
-  // `fd` is what `name` was opened as. `direct_flags`: to open it again to go
-  // past the page cache; 0: do not.
+  // Makes a File of `fd`, which `name` was opened as. `direct_flags`: the flags
+  // to open the file a second time with O_DIRECT; 0 to not do that.
   static StatusOr<File> Adopt(EnvFd fd, int dir, const std::string& name,
                               std::string path, int direct_flags);
-  // The descriptor for as many as possible of `bytes` bytes, and how many.
+  // Returns the descriptor to use at `offset`, and for how many of the `bytes`
+  // bytes: as many as possible.
   std::pair<int, size_t> Route(uint64_t offset, const void* data,
                                size_t bytes) const;
 

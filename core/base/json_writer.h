@@ -2,9 +2,9 @@
 //
 // JsonWriter: writes a JSON document piece by piece into one string.
 //
-// There is no tree, so a document costs the memory of its text, and nothing
-// allocates while it is destroyed: memory that runs out is std::bad_alloc from
-// the call that needed it, as from any std::string.
+// The writer builds no tree, so a document costs the memory of its text. Where
+// memory runs out, the call that needed it throws std::bad_alloc, as any
+// std::string does.
 //
 //   JsonWriter json;
 //   json.BeginObject();
@@ -16,9 +16,9 @@
 //   json.EndObject();
 //   json.text();  // {"world_size":4,"ranks":[0]}
 //
-// Numbers read back as the value they were; what is not finite becomes null,
-// for JSON has no such numbers. Strings stay UTF-8: each byte that is part of
-// no character becomes U+FFFD.
+// Numbers read back as the same value; infinities and NaN become null, for JSON
+// has no such numbers. Strings stay UTF-8: each byte that is part of no
+// character becomes U+FFFD.
 
 #ifndef SHARD_CORE_BASE_JSON_WRITER_H_
 #define SHARD_CORE_BASE_JSON_WRITER_H_
@@ -38,8 +38,8 @@ void AppendJsonString(std::string* out, std::string_view text);
 
 class JsonWriter {
  public:
-  // With `indent` spaces per level, each member and element on a line of its
-  // own; with 0 the whole document on one line, without spaces.
+  // `indent` is the number of spaces per level, with each member and element on
+  // a line of its own. 0 writes the whole document on one line, without spaces.
   explicit JsonWriter(int indent = 0) : indent_(indent) {}
 
   void BeginObject() { Begin('{'); }
@@ -47,10 +47,12 @@ class JsonWriter {
   void BeginArray() { Begin('['); }
   void EndArray() { End('[', ']'); }
 
-  // REQUIRES: in an object, where a member may begin.
+  // Writes the key of the next member. REQUIRES: in an object, where a member
+  // may begin.
   void Key(std::string_view key);
 
-  // Each of them REQUIRES: a place for a value; after Key in an object.
+  // Each of these writes one value. REQUIRES: a place for a value; in an
+  // object, after Key.
   void Null();
   void Value(bool value);
   void Value(std::string_view value);
@@ -83,13 +85,13 @@ class JsonWriter {
     Null();
   }
 
-  // Whole once what began has ended.
+  // The document; complete once every object and array has ended.
   const std::string& text() const { return text_; }
 
  private:
   void Begin(char bracket);
   void End(char begun, char bracket);
-  // Writes what stands before a value or a key.
+  // Writes the separator that goes before a value or a key.
   void Separate();
   void NewLine();
 

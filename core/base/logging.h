@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Logger: where the library's diagnostics go. It never prints: without a sink
-// of the host's, messages are dropped. A value, carried by the objects that
-// log; there is no global logger.
+// Logger: passes the library's diagnostics to the host's sink. A logger never
+// prints: without a sink, messages are dropped. It is a value that the objects
+// that log carry; there is no global logger.
 
 #ifndef SHARD_CORE_BASE_LOGGING_H_
 #define SHARD_CORE_BASE_LOGGING_H_
@@ -30,13 +30,14 @@ class Logger {
   Logger(Sink sink, LogLevel most_verbose, void* user_data)
       : sink_(sink), most_verbose_(most_verbose), user_data_(user_data) {}
 
-  // True when a message of `level` reaches the sink: check it before building
-  // a message that costs.
+  // Returns true when a message of `level` reaches the sink. Callers ask before
+  // they build a message that is expensive.
   bool Wants(LogLevel level) const {
     return sink_ != nullptr && level <= most_verbose_;
   }
 
-  // The sink may be called from any thread that uses the library.
+  // Builds a message and passes it to the sink, which may be called from any
+  // thread that uses the library.
   template <typename... Pieces>
   void Log(LogLevel level, const Pieces&... pieces) const {
     if (!Wants(level)) return;

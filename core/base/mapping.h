@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Mapping: pages with one owner, unmapped with it. Zero-filled at first.
+// Mapping: zero-filled pages with one owner, which unmaps them.
 
 #ifndef SHARD_CORE_BASE_MAPPING_H_
 #define SHARD_CORE_BASE_MAPPING_H_
@@ -14,14 +14,14 @@ namespace shard {
 
 class Mapping {
  public:
-  // Private pages of this process. From 2 MiB on they begin at a multiple of
-  // that, for huge pages where the kernel has them: fewer TLB misses, and what
-  // a disk reads or writes there is in few pieces. REQUIRES: bytes > 0.
+  // Maps private pages of this process. From 2 MiB on they begin at a multiple
+  // of 2 MiB, for huge pages where the kernel has them: fewer TLB misses, and a
+  // disk reads or writes them in few pieces. REQUIRES: bytes > 0.
   static StatusOr<Mapping> Anonymous(size_t bytes);
 
-  // The first `bytes` of `fd`, shared with all who map it; `fd` may be closed
-  // afterwards. REQUIRES: the file is at least that long and cannot shrink,
-  // bytes > 0.
+  // Maps the first `bytes` of `fd`, shared with all processes that map it; `fd`
+  // may be closed afterwards. REQUIRES: the file is at least that long and
+  // cannot shrink, bytes > 0.
   static StatusOr<Mapping> Shared(int fd, size_t bytes);
 
   Mapping() = default;

@@ -9,13 +9,13 @@
 
 namespace shard {
 
-// The kResourceExhausted of an allocator that gave nothing, for whoever catches
-// std::bad_alloc. Made by the first call, at the latest when libshard.so is
-// loaded; copies of it allocate nothing.
+// Returns the kResourceExhausted for code that catches std::bad_alloc. The
+// status is made by the first call, at the latest when libshard.so is loaded;
+// copying it allocates nothing.
 const Status& OutOfMemoryStatus();
 
 // Returns what `call` returns, a Status, or OutOfMemoryStatus() where an
-// allocation in it fails: for what has to go on, to undo or to clean up.
+// allocation in it fails. For code that has to go on: to undo or to clean up.
 template <typename Call>
 Status CatchOutOfMemory(const Call& call) {
   try {

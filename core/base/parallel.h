@@ -2,8 +2,8 @@
 //
 // A few threads for the length of one call, for work that waits for a disk.
 //
-// They block all signals, which are the host's, and let no exception out:
-// memory that runs out in one is an error of the call.
+// The threads block all signals, which are the host's, and let no exception
+// out: where memory runs out in a thread, the call returns an error.
 
 #ifndef SHARD_CORE_BASE_PARALLEL_H_
 #define SHARD_CORE_BASE_PARALLEL_H_
@@ -15,10 +15,10 @@
 namespace shard {
 
 // Runs `work(index)` for each index in [0, threads), the first on the calling
-// thread and every other one on a thread of its own, and returns when all have
-// returned: the error of the lowest index that has one. Each takes what is next
-// from what they share until nothing is left, so where the system gives fewer
-// threads the work is done by those there are. REQUIRES: threads > 0.
+// thread and every other one on a thread of its own. Returns when all have
+// returned, with the error of the lowest index that has one. Each thread takes
+// the next piece of their shared work until none is left, so where the system
+// gives fewer threads, those that exist do all of it. REQUIRES: threads > 0.
 Status RunOnThreads(int threads, const std::function<Status(int index)>& work);
 
 }  // namespace shard

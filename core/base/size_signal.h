@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WithoutSizeSignal: a system call that makes a file longer, without SIGXFSZ.
+// WithoutSizeSignal: makes a system call that extends a file, without SIGXFSZ.
 //
 // The kernel sends that signal to the calling thread, beside EFBIG, when a file
 // would become longer than RLIMIT_FSIZE (ulimit -f), and its default action
@@ -18,8 +18,8 @@
 
 namespace shard {
 
-// Returns what `call` returns and leaves errno as `call` left it. `call` is a
-// system call: negative, with errno, on an error.
+// Calls `call`, returns its result and leaves errno as `call` left it. `call`
+// is a system call: on an error it returns a negative value, with errno.
 template <typename Call>
 auto WithoutSizeSignal(const Call& call) {
   sigset_t size_signal;
@@ -33,8 +33,8 @@ auto WithoutSizeSignal(const Call& call) {
   const int error = errno;
   if (result < 0 && error == EFBIG && !::sigismember(&pending, SIGXFSZ)) {
     // The kernel gives a thread its own signals before those of the process,
-    // and this one was sent to the thread. There is none when the file system's
-    // limit was the one exceeded.
+    // and this SIGXFSZ was sent to the thread. No signal is pending when the
+    // exceeded limit was that of the file system.
     const timespec now = {};
     while (::sigtimedwait(&size_signal, nullptr, &now) < 0 && errno == EINTR) {
     }

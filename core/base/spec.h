@@ -27,18 +27,20 @@ class Spec {
   static StatusOr<Spec> Parse(std::string_view text);
 
   const std::string& name() const { return name_; }
-  // What stands between ':' and '?'; has_colon tells "shm" from "shm:".
+  // The text between ':' and '?'. has_colon() tells "shm" from "shm:".
   const std::string& body() const { return body_; }
   bool has_colon() const { return has_colon_; }
 
-  // The value of `key`, or `fallback` when it is absent; an error that names
-  // key and value when it is not a number, or not 0, 1, true or false.
+  // Returns the value of `key`, or `fallback` when the key is absent. The error
+  // for a value that is not a number (for a flag: not 0, 1, true or false)
+  // names the key and the value.
   StatusOr<double> TakeDouble(std::string_view key, double fallback);
   StatusOr<int64_t> TakeInt(std::string_view key, int64_t fallback);
   StatusOr<bool> TakeBool(std::string_view key, bool fallback);
   std::string TakeString(std::string_view key, std::string_view fallback);
 
-  // An error that names the first key nobody took and lists those asked for.
+  // Returns an error that names the first key that was not taken and lists the
+  // keys that were asked for.
   Status CheckAllTaken() const;
 
  private:

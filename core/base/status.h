@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Status: the result of anything that can fail. Core code throws nothing; a
-// function returns Status, or StatusOr<T> when it has a value to give.
+// Status: the result of an operation that can fail. Core code throws nothing; a
+// function returns Status, or StatusOr<T> when it has a value to return.
 //
 // A message says what was wrong, with which value, and what to do about it.
-// `rank` is the rank the error is about (a lost or disagreeing one), or -1.
-// `detail` is empty or a JSON document for lists a program may want to read.
+// `rank` is the rank that the error is about (a lost or disagreeing one), or
+// -1. `detail` is empty or a JSON document, for lists that a program may want
+// to read.
 //
 // Codes 0 to 16 are the canonical ones of absl and gRPC; ours begin at 64.
 // They are the values of shard_code in shard.h, and frozen.
@@ -42,19 +43,19 @@ enum class StatusCode : int32_t {
   kUnavailable = 14,
   kDataLoss = 15,
   kUnauthenticated = 16,
-  kDesync = 64,              // Ranks called different things, or differ.
+  kDesync = 64,              // Ranks made different calls, or differ.
   kRankLost = 65,            // A rank died; Status::rank() names it.
-  kCorrupt = 66,             // Stored bytes are not what was written.
+  kCorrupt = 66,             // Stored bytes differ from those written.
   kPoisoned = 67,            // An earlier error made the object unusable.
   kBackendUnavailable = 68,  // A backend or plugin is not on this machine.
 };
 
-// "INVALID_ARGUMENT"; "UNKNOWN_CODE" for a value outside the enumeration.
+// Returns "INVALID_ARGUMENT"; "UNKNOWN_CODE" for an unknown value.
 const char* StatusCodeName(StatusCode code);
 
 class [[nodiscard]] Status {
  public:
-  // OK, and free of allocation.
+  // OK. Allocates nothing.
   Status() = default;
 
   // REQUIRES: code != kOk.
@@ -67,10 +68,10 @@ class [[nodiscard]] Status {
   int rank() const { return ok() ? -1 : state_->rank; }
   const std::string& detail() const;
 
-  // The same error with `context` and ": " before its message.
+  // Returns the same error with `context` and ": " before its message.
   Status WithContext(std::string_view context) const;
 
-  // "RANK_LOST: rank 3 ..."; "OK".
+  // Returns "RANK_LOST: rank 3 ..."; "OK" for success.
   std::string ToString() const;
 
  private:
@@ -84,7 +85,7 @@ class [[nodiscard]] Status {
   std::shared_ptr<const State> state_;
 };
 
-// Factories: the pieces are joined by StrCat.
+// Factories, one for each code. They join the pieces with StrCat.
 #define SHARD_DEFINE_STATUS_FACTORY(Name)                  \
   template <typename... Pieces>                            \
   Status Name(const Pieces&... pieces) {                   \
@@ -111,17 +112,18 @@ Status RankLost(int rank, const Pieces&... pieces) {
   return Status(StatusCode::kRankLost, StrCat(pieces...), rank);
 }
 
-// `rank` is the first rank that disagrees with rank 0.
+// Makes a kDesync error. `rank` is the first rank that disagrees with rank 0.
 template <typename... Pieces>
 Status Desync(int rank, const Pieces&... pieces) {
   return Status(StatusCode::kDesync, StrCat(pieces...), rank);
 }
 
-// `what` failed with errno `error`: the code follows the errno. ENOMEM, ENOSPC,
-// EDQUOT and EMFILE are kResourceExhausted, EACCES, EPERM and EROFS
-// kPermissionDenied, ENOENT kNotFound, EEXIST kAlreadyExists; ENOTDIR, EISDIR,
-// ENOTEMPTY and ELOOP, where something else is in the way, kFailedPrecondition;
-// ENAMETOOLONG kInvalidArgument, EIO kDataLoss, anything else kInternal.
+// Makes the error for an operation `what` that failed with the errno `error`.
+// The code follows from the errno: ENOMEM, ENOSPC, EDQUOT and EMFILE are
+// kResourceExhausted; EACCES, EPERM and EROFS kPermissionDenied; ENOENT
+// kNotFound; EEXIST kAlreadyExists; ENOTDIR, EISDIR, ENOTEMPTY and ELOOP, where
+// another kind of file is in the way, kFailedPrecondition; ENAMETOOLONG
+// kInvalidArgument; EIO kDataLoss; anything else kInternal.
 Status ErrnoStatus(std::string_view what, int error);
 
 // A value, or the reason why there is none.

@@ -56,24 +56,25 @@ void StrAppend(std::string* out, const Pieces&... pieces) {
   (internal::AppendPiece(out, pieces), ...);
 }
 
-// "[2, 3, 4]"
+// Returns "[2, 3, 4]".
 std::string FormatList(const std::vector<int64_t>& values);
 
-// "12.3 MiB"; exact below 1 KiB.
+// Returns "12.3 MiB"; exact below 1 KiB.
 std::string FormatBytes(uint64_t bytes);
 
-// "0x" and 16 hexadecimal digits.
+// Returns "0x" and 16 hexadecimal digits.
 std::string FormatHex(uint64_t value);
 
-// The whole of `text` as a number; nullopt on anything else, overflow
+// Parses the whole of `text` as a number; nullopt for anything else, overflow
 // included. ParseDouble accepts no locale's decimal comma, and no nan or inf.
 std::optional<int64_t> ParseInt(std::string_view text);
 std::optional<double> ParseDouble(std::string_view text);
 
-// What stands between the separators; one piece more than there are of them.
+// Returns the pieces between the separators: one more than there are
+// separators.
 std::vector<std::string_view> Split(std::string_view text, char separator);
 
-// True when `text` is well-formed UTF-8 without NUL characters.
+// Returns true when `text` is well-formed UTF-8 without NUL characters.
 bool IsValidUtf8(std::string_view text);
 
 }  // namespace shard

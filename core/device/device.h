@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Device: where tensors live and what works on them. All memory, copies,
-// kernels and waits of an engine go through one, so that the engine is written
-// once for hosts and accelerators: it enqueues on streams, orders them with
-// events, and blocks only where the host asks for a result.
+// Device: the memory that holds tensors and the streams that work on them. All
+// memory, copies, kernels and waits of an engine go through one device, so that
+// the engine is written once for hosts and accelerators: it enqueues on
+// streams, orders them with events, and blocks only where the host asks for a
+// result.
 //
-// The host's own work is ordered the same way. Where the host works on the
-// tensors with its own hands (cpu), it is done with what it wrote, and waits
-// with its thread; where it enqueues work itself (its stream of an
-// accelerator), HostRecord and HostWait are events and waits of that stream.
+// The host's own work is ordered the same way. Where the host reads and writes
+// tensors in its own thread (cpu), HostRecord returns an event that is done, and
+// HostWait blocks the thread. Where the host enqueues work on a stream of its
+// own (an accelerator), HostRecord and HostWait are events and waits of that
+// stream.
 //
 // Streams, memory and events may outlive their device. Thread-safe. In a child
 // of fork they may be destroyed, and nothing else.
@@ -29,12 +31,12 @@
 
 namespace shard {
 
-// Memory with one owner, freed with it. Zero-filled at first, aligned to a
-// page. Nothing when it was asked for 0 bytes: data() is null.
+// Memory with one owner, which frees it. Zero-filled at first, aligned to a
+// page. An allocation of 0 bytes holds nothing: data() is null.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  // `owner` frees what is at `data`.
+  // `owner` frees the memory at `data`.
   DeviceMemory(std::byte* data, size_t size, std::shared_ptr<void> owner)
       : data_(data), size_(size), owner_(std::move(owner)) {}
   DeviceMemory(DeviceMemory&& other) noexcept
@@ -66,40 +68,43 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // What OpenDevice makes another one like it from: "cpu".
+  // The spec from which OpenDevice makes another device like this: "cpu".
   virtual const std::string& name() const = 0;
 
-  // Tensors' memory. `what` it is for is in the error: kResourceExhausted.
+  // Allocates memory for tensors. Errors: kResourceExhausted, which names
+  // `what` the memory is for.
   virtual StatusOr<DeviceMemory> Allocate(size_t bytes,
                                           std::string_view what) = 0;
-  // Memory that the host reads and that kernels can write results to.
+  // Allocates memory that the host reads and to which kernels can write
+  // results.
   virtual StatusOr<DeviceMemory> AllocateHost(size_t bytes,
                                               std::string_view what) = 0;
 
   virtual StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) = 0;
 
-  // Finds what Stream::Orthogonalize multiplies matrices with, once; returns
-  // its name. kBackendUnavailable says what was tried.
+  // Finds the BLAS that Stream::Orthogonalize multiplies matrices with, once,
+  // and returns its name. Errors: kBackendUnavailable, which lists the
+  // libraries that were tried.
   virtual StatusOr<std::string> LoadBlas() = 0;
 
-  // After all that the host has written or enqueued so far.
+  // Returns an event after all that the host has written or enqueued so far.
   virtual Event HostRecord() = 0;
 
-  // What the host does next comes after `event`. Returns the event's error
-  // where the host's thread waits for it; where its stream does, the error is
-  // that of the next Synchronize. REQUIRES: an event of this device.
+  // Makes the host's next work come after `event`. Where the host's thread
+  // waits, returns the event's error; where the host's stream does, the next
+  // Synchronize returns it. REQUIRES: an event of this device.
   virtual Status HostWait(const Event& event, const Deadline& deadline) = 0;
 };
 
-// Devices (grammar: core/base/spec.h); an empty spec is "cpu":
+// Opens a device (grammar: core/base/spec.h); an empty spec is "cpu":
 //   cpu        The host's memory. Compute streams run inside the call, in the
 //              caller's thread; communication streams have a thread each.
-//   cpu-async  To find errors: every stream has a thread, which before each
-//              piece of work may pause for a pseudo-random time, as an
-//              accelerator would take. So a Wait that is missing shows as a
-//              wrong result, or as a data race under a sanitizer.
+//   cpu-async  For finding errors: every stream has a thread, which before each
+//              piece of work may pause for a pseudo-random time, as long as an
+//              accelerator would take. A missing Wait then shows as a wrong
+//              result, or as a data race under a sanitizer.
 //              ?max_delay=SECONDS, the longest pause (0.0002; at most 1);
-//              &seed=N, which pauses (0).
+//              &seed=N, the seed of the pauses (0).
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view spec);
 
 }  // namespace shard

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Event: a point in the work of a stream (core/device/stream.h). It is done
-// when all that was enqueued before it has run, and never goes back.
+// Event: a point in the work of a stream (core/device/stream.h). An event is
+// done when all work that was enqueued before it has run, and stays done.
 //
-// It carries the status of its stream at that point: an error of the stream
-// makes its events done, with that error, so that whoever waits is woken and
-// told. What ran before a done event is visible to whoever saw that it is.
+// An event carries the status of its stream at that point: an error of the
+// stream makes its events done, with that error, so that every waiting thread
+// is woken and gets the error. All that ran before a done event is visible to a
+// thread that saw the event done.
 //
 // A value, cheap to copy; it may outlive its stream and its device.
 // Thread-safe.
@@ -38,16 +39,17 @@ class Event {
   explicit Event(std::shared_ptr<const EventState> state)
       : state_(std::move(state)) {}
 
-  // Does not block.
+  // Returns true when the event is done. Does not block.
   bool Done() const { return state_ == nullptr || state_->Done(); }
 
   // Blocks the calling thread until the event is done, and returns its status;
-  // kDeadlineExceeded says what the stream is at.
+  // kDeadlineExceeded names the work that the stream is doing.
   Status Synchronize(const Deadline& deadline) const {
     return state_ == nullptr ? status_ : state_->Synchronize(deadline);
   }
 
-  // For devices: null when it was made done. The type is the device's own.
+  // For devices: null for an event that was made done. The type is the device's
+  // own.
   const EventState* state() const { return state_.get(); }
 
  private:

@@ -2,30 +2,30 @@
 //
 // Stream: an in-order queue of kernels, copies, host functions and waits of one
 // device. Each method but Synchronize only enqueues: it returns at once, and
-// the work runs later, after all that was enqueued before. Streams run beside
-// each other; only Wait orders them.
+// the work runs later, after all that was enqueued before. Streams run
+// concurrently; only Wait orders them.
 //
-// What the arguments point to:
+// Lifetime of the arguments:
 //   copied at the call   lists and numbers: hyperparameters, gradient source
 //                        lists, states and scales lists, shapes, random
 //                        streams. The caller may reuse them at once.
-//   used when it runs    tensors, workspaces and results: all that holds
-//                        elements, or is written. They stay valid, and nobody
-//                        else touches them, until an event after is done.
+//   used when it runs    tensors, workspaces and results: all memory that holds
+//                        elements or is written. It stays valid, and no other
+//                        code touches it, until a later event is done.
 //
-// Errors. A Call that fails, or a Wait on an event with an error, makes the
-// error the stream's own, for good: what is enqueued after that is dropped, and
-// the stream's events from there on have that error. Nothing waits for what
-// will not come.
+// Errors. A Call that fails, or a Wait on an event with an error, puts the
+// stream into that error for good: work that is enqueued later is dropped, and
+// all later events of the stream have the error. So no thread waits for work
+// that will not run.
 //
-// Some streams (core/device/cpu: compute streams of "cpu") run all of it inside
+// Some streams (core/device/cpu: compute streams of "cpu") run all work inside
 // the call. They allocate nothing: a method costs a virtual call.
 //
-// Thread-compatible: one thread at a time uses a stream; its events may be
-// waited for by any. What a Call does must neither wait for its own stream nor
-// destroy it. A destroyed stream drops what has not begun, ends those events
-// with kCancelled, and waits only for what is running. When memory runs out, a
-// method throws and has enqueued nothing.
+// Thread-compatible: one thread at a time uses a stream; any thread may wait
+// for its events. The function of a Call must neither wait for its own stream
+// nor destroy it. A destroyed stream drops the work that has not begun, ends
+// its events with kCancelled, and waits only for the work that is running. When
+// memory runs out, a method throws and has enqueued nothing.
 
 #ifndef SHARD_CORE_DEVICE_STREAM_H_
 #define SHARD_CORE_DEVICE_STREAM_H_
@@ -54,15 +54,17 @@ class Stream {
  public:
   virtual ~Stream() = default;
 
-  // "shard-comm": for errors, and the name of its thread where it has one.
+  // The stream's name, such as "shard-comm": for errors, and for its thread
+  // where it has one.
   virtual std::string_view name() const = 0;
 
   virtual void FillZeros(void* to, size_t bytes) = 0;
-  // REQUIRES: they do not overlap. Either may be memory of the host.
+  // Copies memory; either side may be memory of the host. REQUIRES: the two do
+  // not overlap.
   virtual void Copy(void* to, const void* from, size_t bytes) = 0;
 
-  // Kernels: each does what the function of that name in kernels/cpu does, and
-  // has its bits.
+  // Kernels: each does the work of the function of that name in kernels/cpu,
+  // with the same bits as result.
 
   virtual void FusedStep(Formula formula, const double* hypers, int64_t step,
                          const FusedStepArgs& args) = 0;
@@ -72,8 +74,8 @@ class Stream {
   // `sum` is host memory of Device::AllocateHost, as below.
   virtual void AddToNorm(NormType type, double p, double reference,
                          const float* values, size_t count, NormSum* sum) = 0;
-  // SumGradients without a scale and AddToNorm of what it gives, in one pass:
-  // the sums are kept in `out`, or nowhere when that is null.
+  // Runs SumGradients without a scale and AddToNorm of the sums in one pass.
+  // The sums are kept in `out`, or dropped when that is null.
   virtual void AddGradientsToNorm(NormType type, double p, double reference,
                                   const GradientSources& sources, size_t begin,
                                   size_t count, float* out, NormSum* sum) = 0;
@@ -95,20 +97,22 @@ class Stream {
                          const float* direction, float* param,
                          size_t count) = 0;
 
-  // Runs `work` on a thread of the host, in stream order. `what` names it in
-  // errors. REQUIRES: it ends by itself: its waits have deadlines.
+  // Runs `work` on a thread of the host, in stream order. `what` names the work
+  // in errors. REQUIRES: `work` ends by itself: its waits have deadlines.
   virtual void Call(std::string_view what, std::function<Status()> work) = 0;
 
-  // After all that was enqueued so far.
+  // Returns an event after all that was enqueued so far.
   virtual Event Record() = 0;
 
-  // What is enqueued from here on runs after `event`. An event that is not done
-  // by the deadline fails the stream, where the device can tell; where it
-  // cannot, Synchronize does. REQUIRES: an event of a stream of this device.
+  // Makes all work that is enqueued later run after `event`. When the event is
+  // not done by the deadline, the stream fails where the device can tell; where
+  // it cannot, Synchronize fails. REQUIRES: an event of a stream of this
+  // device.
   virtual void Wait(const Event& event, const Deadline& deadline) = 0;
 
   // Blocks the calling thread until all that was enqueued has run, and returns
-  // the stream's status; kDeadlineExceeded says what it is at.
+  // the stream's status; kDeadlineExceeded names the work that the stream is
+  // doing.
   virtual Status Synchronize(const Deadline& deadline) = 0;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StreamGuard: waits, when it is destroyed, until all that a stream was given
-// has run. Declared after memory that the stream's work uses, it keeps an error
-// on the way, or memory that runs out, from freeing that memory too early.
+// StreamGuard: waits on destruction until all work of a stream has run. Declare
+// it after the memory that the stream's work uses: then neither a return with
+// an error nor an exception when memory runs out frees that memory too early.
 
 #ifndef SHARD_CORE_DEVICE_STREAM_GUARD_H_
 #define SHARD_CORE_DEVICE_STREAM_GUARD_H_
@@ -16,7 +16,7 @@ namespace shard {
 
 class StreamGuard {
  public:
-  // `stream` outlives this.
+  // `stream` must outlive the guard.
   explicit StreamGuard(Stream* stream) : stream_(stream) {}
   StreamGuard(const StreamGuard&) = delete;
   StreamGuard& operator=(const StreamGuard&) = delete;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fingerprint: XXH3-64 over a sequence of values of any sizes. It gathers them
-// into one stretch of memory first: XXH3 runs at memory speed over kilobytes
+// Fingerprint: XXH3-64 over a sequence of values of any sizes. It first gathers
+// the values into one block of memory: XXH3 runs at memory speed over kilobytes
 // and an order of magnitude slower when fed four bytes at a time.
 //
-// The result depends on the values' order and sizes, so that a sequence of
-// self-delimiting records (a length before every string) is not ambiguous.
-// Values are little-endian, as on every machine the library runs on.
+// The result depends on the values' order and sizes. A sequence of
+// self-delimiting records (a length before every string) is therefore
+// unambiguous. Values are little-endian, as on every machine the library runs
+// on.
 
 #ifndef SHARD_CORE_FLAT_FINGERPRINT_H_
 #define SHARD_CORE_FLAT_FINGERPRINT_H_
@@ -32,14 +33,14 @@ class Fingerprint {
     AddBytes(&value, sizeof(value));
   }
 
-  // With its length before it.
+  // Adds the length of `text`, then its bytes.
   void AddString(std::string_view text) {
     Add(static_cast<uint32_t>(text.size()));
     AddBytes(text.data(), text.size());
   }
 
-  // Adds one piece after the other: integers as Add, text as AddBytes. Looks
-  // for room once, which counts where a million tensors add five pieces each.
+  // Adds several pieces: integers as Add does, text as AddBytes does. Checks
+  // for room once, which matters where a million tensors add five pieces each.
   template <typename... Pieces>
   void AddAll(Pieces... pieces) {
     const size_t size = (SizeOf(pieces) + ...);
@@ -71,7 +72,7 @@ class Fingerprint {
   }
 
  private:
-  static constexpr size_t kPending = 16 * 1024;  // Stays in the L1 cache.
+  static constexpr size_t kPending = 16 * 1024;  // Fits into the L1 cache.
 
   static size_t SizeOf(std::string_view text) { return text.size(); }
   template <typename T>
@@ -85,11 +86,11 @@ class Fingerprint {
     Add(value);
   }
 
-  // Names and shapes are short: without a call for each.
+  // Copies a name or shape. They are short, so it avoids a call for each.
   static char* Put(std::string_view text, char* to) {
     const size_t size = text.size();
     const char* const from = text.data();
-    // Two halves, which overlap.
+    // Copies two halves, which overlap.
     if (size >= 8 && size <= 16) {
       std::memcpy(to, from, 8);
       std::memcpy(to + size - 8, from + size - 8, 8);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Inventory: one pass over a model, which finds every parameter that is stored
-// and sorts them into units and buffers. It builds no names: for a million
-// parameters the pass is bound by memory, and the names go straight into the
-// fingerprint.
+// Inventory: the stored parameters of a model, sorted into units and buffers in
+// one pass. It builds no names: for a million parameters the pass is bound by
+// memory, and the names go straight into the fingerprint.
 
 #ifndef SHARD_CORE_FLAT_INVENTORY_H_
 #define SHARD_CORE_FLAT_INVENTORY_H_
@@ -23,7 +22,7 @@ namespace shard {
 struct UnitInventory {
   ModuleId module;
   int32_t parent;  // Index into Inventory::units; -1 for the root.
-  int32_t depth;   // How many units it is in.
+  int32_t depth;   // Number of units around it.
 };
 
 // One flat buffer.
@@ -31,17 +30,19 @@ struct BufferInventory {
   int32_t unit;  // Index into Inventory::units.
   DType dtype;
   bool trainable;
-  GroupId group;  // kDefaultGroup when frozen: those of all groups are here.
+  // kDefaultGroup when frozen: such a buffer has parameters of all groups.
+  GroupId group;
   DType grad_dtype;
-  bool owned_whole;   // Every parameter has one owner.
-  size_t first = 0;   // Of its parameters, among those of all buffers.
-  size_t count = 0;   // How many they are.
-  int64_t bytes = 0;  // Of its gradients or what is frozen, without padding.
+  bool owned_whole;  // Every parameter has one owner.
+  // Index of its first parameter, among those of all buffers.
+  size_t first = 0;
+  size_t count = 0;   // Number of its parameters.
+  int64_t bytes = 0;  // Of its gradients or frozen parameters, without padding.
 };
 
 class Inventory {
  public:
-  // The parameters of one buffer, and their sizes, in module-walk order.
+  // Return the parameters of one buffer, and their sizes, in module-walk order.
   std::span<const ParamId> ParamsOf(const BufferInventory& buffer) const {
     return Part(params_by_buffer_.empty() ? walk : params_by_buffer_, buffer);
   }
@@ -56,11 +57,11 @@ class Inventory {
   // Every stored parameter once, in module-walk order, and its size.
   std::vector<ParamId> walk;
   std::vector<int64_t> numels;
-  // By ParamId: the index into `buffers`, or -1 when it is ignored. A parameter
-  // of several names is where its first one is.
+  // By ParamId: the index into `buffers`, or -1 when the parameter is ignored.
+  // A parameter with several names is where its first name is.
   std::vector<int32_t> buffer_of;
 
-  // Puts each buffer's parameters together. Once, when all of them are there.
+  // Groups the parameters by buffer. Call it once, when all of them are added.
   void SortByBuffer();
 
  private:
@@ -70,15 +71,15 @@ class Inventory {
     return std::span<const T>(all).subspan(buffer.first, buffer.count);
   }
 
-  // Empty where the walk is in the order of buffers.
+  // Empty when the walk is in the order of buffers already.
   std::vector<ParamId> params_by_buffer_;
   std::vector<int64_t> numels_by_buffer_;
 };
 
-// `wrapped`: the modules that are units beside the root, in module-walk order.
-// Adds to `fingerprint` all that the walk meets: the tree with its names,
-// shapes, dtypes, flags, groups, ties, units. Class names are no part of it.
-// O(modules + parameters) whatever the units.
+// Takes the inventory of a model. `wrapped` lists the modules that are units
+// beside the root, in module-walk order. Adds to `fingerprint` all that the
+// walk meets: the tree with its names, shapes, dtypes, flags, groups, ties and
+// units, but no class names. O(modules + parameters), independent of the units.
 // REQUIRES: options that Plan::Create checked.
 Inventory TakeInventory(const Model& model, const PlanOptions& options,
                         const std::vector<ModuleId>& wrapped,

@@ -9,8 +9,9 @@
 
 namespace shard {
 
-// Returns what the stage would shard and the plan keeps whole, with the reason
-// and the remedy; "" when there is nothing. One rank has nothing to shard.
+// Returns the tensors that the stage would shard and the plan keeps whole, with
+// the reason and the remedy; "" when there are none. One rank has nothing to
+// shard.
 std::string KeptWhole(const Plan& plan);
 
 }  // namespace shard

@@ -5,13 +5,13 @@
 //
 //   [ rank 0's range | rank 1's range | ... | rank W-1's range ]
 //
-// All ranges have shard_numel elements, the padding included. How parameters
-// fall into ranges is the only difference between the strategies:
+// All ranges have shard_numel elements, padding included. The strategies differ
+// only in how parameters are divided into ranges:
 //   even     the parameters' concatenation, cut into W equal pieces
 //   owned    every parameter whole, inside its owner's range
 // Everything after the layout (step, state, checkpoints) treats both alike.
 //
-// Cost: O(parameters log parameters) to build, whatever the number of ranks; it
+// Cost: O(parameters log parameters) to build, for any number of ranks; it
 // holds one Slot per parameter and nothing per rank.
 
 #ifndef SHARD_CORE_FLAT_LAYOUT_H_
@@ -27,11 +27,12 @@
 
 namespace shard {
 
-// Far beyond any machine; keeps what is held per rank while planning small.
+// The largest world size: far beyond any machine, and small enough for the
+// per-rank data of planning.
 inline constexpr int kMaxWorldSize = 1 << 20;
 
 // A parameter's place. Slots do not overlap; gaps between them are padding,
-// which a slot alignment above 1 makes.
+// which a slot alignment above 1 causes.
 struct Slot {
   ParamId param;
   int64_t offset;  // Of its first element, in elements of the flat buffer.
@@ -48,26 +49,26 @@ struct SlotSlice {
 
 class FlatLayout {
  public:
-  // Of no parameters and one rank.
+  // A layout of no parameters and one rank.
   FlatLayout() = default;
 
-  // In elements. shard_numel is a multiple of both.
+  // Alignment in elements. shard_numel is a multiple of both.
   struct Alignment {
     int64_t shard = 1;
-    // Every parameter begins at a multiple of it.
+    // Every parameter begins at a multiple of this.
     int64_t slot = 1;
   };
 
-  // `params` and `numels` in module-walk order. Errors: sizes that differ, a
-  // negative numel, world_size outside 1..kMaxWorldSize, an alignment below 1,
-  // a total beyond int64. A layout of nothing but zero-size parameters has
-  // shard_numel 0.
+  // Lays parameters out evenly. `params` and `numels` are in module-walk order.
+  // Errors: sizes that differ, a negative numel, world_size outside
+  // 1..kMaxWorldSize, an alignment below 1, a total beyond int64. A layout of
+  // only zero-size parameters has shard_numel 0.
   static StatusOr<FlatLayout> Even(std::span<const ParamId> params,
                                    std::span<const int64_t> numels,
                                    int world_size, Alignment alignment);
 
-  // `owners[i]` owns params[i] whole. Within an owner's range parameters stand
-  // in the order given.
+  // Lays parameters out whole: `owners[i]` owns params[i]. Within an owner's
+  // range parameters are in the order given.
   static StatusOr<FlatLayout> Owned(std::span<const ParamId> params,
                                     std::span<const int64_t> numels,
                                     std::span<const int32_t> owners,
@@ -76,35 +77,35 @@ class FlatLayout {
   int world_size() const { return world_size_; }
   int64_t shard_numel() const { return shard_numel_; }
   int64_t padded_numel() const { return shard_numel_ * world_size_; }
-  // Without padding.
+  // Number of elements, without padding.
   int64_t numel() const { return numel_; }
 
-  // Up to the last slot's last element: behind it there is only padding.
+  // The end of the last slot: only padding comes after it.
   int64_t extent() const {
     return slots_.empty() ? 0 : slots_.back().offset + slots_.back().numel;
   }
 
-  // By ascending offset; zero-size parameters are present too.
+  // The slots by ascending offset; zero-size parameters have one, too.
   const std::vector<Slot>& slots() const { return slots_; }
 
-  // The index of the slot that holds `element`, or else of the first one after
-  // it. Zero-size slots hold nothing. O(log slots).
+  // Returns the index of the slot that holds `element`, or else of the first
+  // slot after it. Zero-size slots hold nothing. O(log slots).
   size_t SlotAt(int64_t element) const;
 
-  // Elements of padding in `rank`'s range. O(log slots + slots in the range).
-  // REQUIRES: 0 <= rank < world_size(), here and below.
+  // Returns the elements of padding in `rank`'s range. O(log slots + slots in
+  // the range). REQUIRES: 0 <= rank < world_size(), here and below.
   int64_t PaddingOf(int rank) const;
 
-  // What of which parameter lies in [begin, end), by ascending offset. Empty
-  // when end <= begin; what lies outside the buffer does not count.
-  // O(log slots + result).
+  // Returns the parameter slices that intersect [begin, end), by ascending
+  // offset. Empty when end <= begin; parts of the range outside the buffer are
+  // ignored. O(log slots + result).
   std::vector<SlotSlice> Slices(int64_t begin, int64_t end) const;
 
-  // Whether storage of `numel` elements holds the buffer: all of it, or all but
-  // the padding behind the last slot.
+  // Checks that storage of `numel` elements holds the buffer: all of it, or all
+  // but the padding after the last slot.
   Status CheckStorage(int64_t numel) const;
 
-  // Slices of `rank`'s range.
+  // Returns the slices of `rank`'s range.
   std::vector<SlotSlice> SlicesOf(int rank) const {
     return Slices(rank * shard_numel_, (rank + 1) * shard_numel_);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Plan::Create refuses. Errors carry the value and the remedy.
+// The checks of Plan::Create. Errors carry the value and the remedy.
 
 #ifndef SHARD_CORE_FLAT_PLAN_CHECKS_H_
 #define SHARD_CORE_FLAT_PLAN_CHECKS_H_
@@ -15,17 +15,18 @@
 
 namespace shard {
 
-// All but `groups` and `manual_owners`.
+// Checks all options but `groups` and `manual_owners`.
 Status CheckOptions(const PlanOptions& options);
 
-// `expected`: how many groups the model has.
+// Checks the groups' options. `expected` is the number of groups of the model.
 Status CheckGroups(const std::vector<GroupOptions>& groups, size_t expected);
 
-// That no two tensors have the same key in state dicts and on disk, under any
-// of their names, and no tensor that of a number.
+// Checks that all keys in state dicts and on disk are unique: no two tensors
+// have the same key under any of their names, and no tensor has that of a
+// number.
 Status CheckKeys(const Model& model, const PlanOptions& options);
 
-// That every optimizer can step what it is given.
+// Checks that every optimizer can step its parameters.
 Status CheckSteps(const Model& model, const PlanOptions& options,
                   const Inventory& inventory);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options of a plan that ranks must agree on, listed once: the fingerprint
-// hashes this list and a plan's facts name it, so that no option is hashed
-// without a name.
+// The options of a plan that ranks must agree on, in one list: the fingerprint
+// hashes the list and a plan's facts name its entries, so that no option is
+// hashed without a name.
 
 #ifndef SHARD_CORE_FLAT_PLAN_FIELDS_H_
 #define SHARD_CORE_FLAT_PLAN_FIELDS_H_
@@ -13,14 +13,14 @@
 
 namespace shard {
 
-// Part of every fingerprint: raise it when the same inputs would be laid out,
+// Part of every fingerprint. Raise it when the same inputs would be laid out,
 // or hashed, differently.
 inline constexpr uint32_t kLayoutVersion = 4;
 
-// Calls `visit(name, value)` for each option but the groups. What is hashed are
-// the bytes of `value`: its type is part of the fingerprint. wrap,
-// f32_classes and manual_owners are left out: units, dtypes and places, which
-// follow from them, are compared instead.
+// Calls `visit(name, value)` for each option but the groups. The bytes of
+// `value` are hashed, so its type is part of the fingerprint. wrap, f32_classes
+// and manual_owners are left out: the units, dtypes and places that follow from
+// them are compared instead.
 template <typename Visit>
 void VisitAgreedOptions(const PlanOptions& options, const Visit& visit) {
   visit("layout version", kLayoutVersion);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a plan's text, its JSON and its warnings have in common.
+// Helpers that a plan's text, its JSON and its warnings share.
 
 #ifndef SHARD_CORE_FLAT_REPORT_H_
 #define SHARD_CORE_FLAT_REPORT_H_
@@ -12,16 +12,16 @@
 
 namespace shard {
 
-// How many ranks the reports list; the rest is a count.
+// The number of ranks that reports list; the rest is a count.
 inline constexpr int kListedRanks = 8;
 
 const char* PartitionName(Partition partition);
 const char* MastersName(Masters masters);
 
-// "1,234,567". REQUIRES: value >= 0.
+// Returns "1,234,567". REQUIRES: value >= 0.
 std::string Grouped(int64_t value);
 
-// The FQN of its module; "(root)" for the root.
+// Returns the FQN of the unit's module; "(root)" for the root.
 std::string UnitName(const UnitPlan& unit);
 
 struct PlanTotals {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a plan decides about modules: which become units, and which keep their
-// parameters in fp32.
+// Decides which modules of a plan become units, and which keep their parameters
+// in fp32.
 
 #ifndef SHARD_CORE_FLAT_UNITS_H_
 #define SHARD_CORE_FLAT_UNITS_H_
@@ -16,18 +16,17 @@
 
 namespace shard {
 
-// `model` with f32 parameters in options.param_dtype, but for those that have
-// their first name in a module of f32_classes or below one; `model` itself when
-// that changes nothing.
-// REQUIRES: options that Plan::Create checked.
+// Returns `model` with f32 parameters in options.param_dtype, except those
+// whose first name is in a module of f32_classes or below one; `model` itself
+// when that changes nothing. REQUIRES: options that Plan::Create checked.
 StatusOr<std::shared_ptr<const Model>> WithParamDType(
     std::shared_ptr<const Model> model, const PlanOptions& options);
 
-// The modules that become units beside the root, in module-walk order.
+// Returns the modules that become units beside the root, in module-walk order.
 std::vector<ModuleId> ChooseUnits(const Model& model,
                                   const PlanOptions& options);
 
-// The classes whose modules are units because they stay f32. Refers to
+// Returns the classes whose modules are units because they stay f32. Refers to
 // `options`.
 ClassSet F32Classes(const PlanOptions& options);
 

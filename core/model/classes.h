@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Class names in a host's options: whether the model has them at all.
+// Class names in a host's options: checks that the model has them.
 
 #ifndef SHARD_CORE_MODEL_CLASSES_H_
 #define SHARD_CORE_MODEL_CLASSES_H_
@@ -14,10 +14,10 @@
 
 namespace shard {
 
-// Class names to look up, in O(log names).
+// A set of class names; a lookup takes O(log names).
 class ClassSet {
  public:
-  // None.
+  // The empty set.
   ClassSet() = default;
   // Refers to `names`, which must outlive the set.
   explicit ClassSet(const std::vector<std::string>& names);
@@ -29,12 +29,12 @@ class ClassSet {
   std::vector<std::string_view> sorted_;
 };
 
-// Whether any module of the model is of this class. O(modules).
+// Returns true when any module of the model is of this class. O(modules).
 bool HasClass(const Model& model, std::string_view class_name);
 
-// An error for a policy `class` of whose classes the model has none: its names
-// were mistyped. A policy `size` may well find nothing. `wrap`: what
-// WrapPolicy::Parse accepts.
+// Returns an error when a policy `class` in `wrap` names classes of which the
+// model has none: such names were mistyped. A policy `size` may well find
+// nothing. `wrap` is a text that WrapPolicy::Parse accepts.
 Status CheckWrapClasses(const Model& model, std::string_view wrap);
 
 }  // namespace shard

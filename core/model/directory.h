@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ModelDirectory: the modules of a model and the names of its parameters,
-// numbered in module-walk order, for those who ask for one after the other. A
-// model itself knows them in the order in which they were added.
+// numbered in module-walk order, for callers that ask for them one by one. A
+// model itself numbers them in the order of adding.
 //
-// Names of ignored parameters and in ignored modules are left out; the modules
-// themselves are there. The model must not change afterwards; a ModelDirectory
-// holds nothing of it but numbers.
+// Names of ignored parameters and names in ignored modules are left out; the
+// modules themselves are listed. The model must not change afterwards; a
+// ModelDirectory copies nothing but numbers from it.
 //
 // Immutable once made. O(modules + names) to make; 24 bytes per module and 8
 // per name.
@@ -26,26 +26,30 @@ class ModelDirectory {
  public:
   struct Module {
     ModuleId id;
-    int32_t depth;       // 0: the root.
-    int32_t first_name;  // Of those in it: [first_name, first_name+num_names)
-    int32_t num_names;   // of names().
-    bool ignored;        // It, or a module around it.
+    int32_t depth;  // 0 for the root.
+    // The names in this module: [first_name, first_name + num_names) of
+    // names().
+    int32_t first_name;
+    int32_t num_names;
+    bool ignored;  // The module, or one around it, is ignored.
   };
 
   explicit ModelDirectory(const Model& model);
 
-  // Pre-order, the root first.
+  // The modules in pre-order, the root first.
   const std::vector<Module>& modules() const { return modules_; }
-  // Indices into Model::references(), as Model::Walk.
+  // The names, as indices into Model::references(), in the order of
+  // Model::Walk.
   const std::vector<int32_t>& names() const { return names_; }
-  // The names of one parameter, as ascending indices into names(): the primary
-  // one, then its aliases. None when it is ignored.
+  // Returns the names of one parameter as ascending indices into names(): the
+  // primary name, then its aliases. Empty when the parameter is ignored.
   std::span<const int32_t> NamesOf(ParamId param) const;
 
  private:
   std::vector<Module> modules_;
   std::vector<int32_t> names_;
-  // Of parameter p: by_param_[begins_[p]] to by_param_[begins_[p + 1]].
+  // The entries of parameter p are by_param_[begins_[p]] to by_param_[begins_[p
+  // + 1]].
   std::vector<int32_t> begins_;
   std::vector<int32_t> by_param_;
 };

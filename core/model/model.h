@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Model: what a host declares about its network: a tree of modules, and named
-// parameters in them. It holds no tensor data.
+// Model: the host's declaration of its network: a tree of modules, and named
+// parameters in them. A model holds no tensor data.
 //
 // A parameter is stored once and may be reachable under several names (tied
-// weights). Its fully qualified name (FQN) is the dotted path of the first of
-// them in module-walk order: pre-order, modules and parameters each in the
-// order in which they were added, a module's own parameters before those of
-// its children. Later names are aliases.
+// weights). Its fully qualified name (FQN) is the dotted path of the first name
+// in module-walk order: pre-order, modules and parameters each in the order in
+// which they were added, a module's own parameters before those of its
+// children. Later names are aliases.
 //
 // Ids are dense and count up from 0 in the order of adding; module 0 is the
 // root, has the empty name, and always exists.
@@ -34,7 +34,7 @@ using ParamId = int32_t;
 using GroupId = int32_t;
 
 inline constexpr ModuleId kRootModule = 0;
-// Of every parameter that no other group names.
+// The group of every parameter that no other group names.
 inline constexpr GroupId kDefaultGroup = 0;
 inline constexpr int kMaxDims = 8;
 
@@ -53,8 +53,8 @@ class Model {
     std::string class_name;
     std::vector<ModuleId> children;
     std::vector<int32_t> references;  // Indices into references().
-    bool ignored = false;             // With everything below it.
-    size_t fqn_bytes = 0;             // Of its path from the root.
+    bool ignored = false;             // The module and all below it.
+    size_t fqn_bytes = 0;             // Length of the path from the root.
   };
 
   struct Param {
@@ -68,78 +68,86 @@ class Model {
 
   // Parameters with hyperparameters of their own.
   struct ParamGroup {
-    // As the host wrote it; empty for the default group. What it means is for
-    // core/optim to say.
+    // The text as the host wrote it; empty for the default group. core/optim
+    // parses it.
     std::string optimizer;
   };
 
-  // `class_name` is the root's. `seed`, which nothing shows, is of the names'
-  // hashes: names that somebody chose to collide do not under another seed.
+  // Makes a model with a root of class `class_name`. `seed` goes into the
+  // hashes of names, which no result shows: names that somebody chose to
+  // collide do not collide under another seed.
   explicit Model(std::string class_name = "", uint64_t seed = 0);
 
-  // `name` is one path component: not empty, plain text (names.h) without '.',
-  // unlike every other name in `parent`, and of at most kMaxFqnBytes with its
-  // path; `class_name` is free and may be empty.
+  // Adds a module to `parent`. `name` is one path component: not empty, plain
+  // text (names.h) without '.', unlike every other name in `parent`, and with
+  // its path at most kMaxFqnBytes long. `class_name` is free and may be empty.
   StatusOr<ModuleId> AddModule(ModuleId parent, std::string_view name,
                                std::string_view class_name);
 
-  // Errors name the offender: a bad name, one that exists, more than kMaxDims
-  // dimensions, a negative dimension, an element or byte count beyond int64.
+  // Adds a parameter to `module`. Errors name the offending value: a bad name,
+  // a name that exists, more than kMaxDims dimensions, a negative dimension, an
+  // element or byte count beyond int64.
   StatusOr<ParamId> AddParam(ModuleId module, std::string_view name,
                              DType dtype, const std::vector<int64_t>& shape);
 
   // Makes `module`.`name` another name of `param`.
   Status Tie(ModuleId module, std::string_view name, ParamId param);
 
-  // A frozen parameter keeps its values and has no gradient and no state.
+  // Freezes or unfreezes a parameter. A frozen parameter keeps its values and
+  // has no gradient and no state.
   Status SetTrainable(ParamId param, bool trainable);
 
   // Stores a parameter in another dtype. Errors as those of AddParam.
   Status SetDType(ParamId param, DType dtype);
 
-  // Takes `params` out of the default group. Groups have dense ids from 1.
-  // Errors: no parameters, one that does not exist, one that is in another
-  // group or stands twice (naming it and the group), a text that is not plain.
+  // Moves `params` from the default group to a new one. Groups have dense ids
+  // from 1. Errors: no parameters; a parameter that does not exist, is in
+  // another group or is listed twice (naming the parameter and the group); a
+  // text that is not plain.
   StatusOr<GroupId> AddParamGroup(std::string_view optimizer,
                                   const std::vector<ParamId>& params);
 
-  // libshard neither stores nor touches what is ignored.
+  // Ignores a parameter: libshard neither stores nor touches it. IgnoreModule
+  // does so for all parameters in and below a module.
   Status IgnoreParam(ParamId param);
   Status IgnoreModule(ModuleId module);
 
   const std::vector<Module>& modules() const { return modules_; }
   const std::vector<Param>& params() const { return params_; }
   const std::vector<Reference>& references() const { return references_; }
-  // The default group first.
+  // The param groups; the default group is first.
   const std::vector<ParamGroup>& groups() const { return groups_; }
 
-  // "layer1.attention"; "" for the root. REQUIRES: a valid id.
+  // Returns the dotted path of a module, such as "layer1.attention"; "" for the
+  // root. REQUIRES: a valid id.
   std::string ModuleFqn(ModuleId module) const;
 
-  // The dotted path of one name. REQUIRES: a valid index into references().
+  // Returns the dotted path of one name. REQUIRES: a valid index into
+  // references().
   std::string ReferenceFqn(int32_t reference) const;
 
-  // Indices into references() in module-walk order, what is ignored left out.
-  // The first reference to a parameter is its primary one.
+  // Returns the indices into references() in module-walk order, without ignored
+  // names. The first reference to a parameter is its primary name.
   std::vector<int32_t> Walk() const;
 
-  // The parameter of this FQN, which may be any of its names, of ignored ones
-  // too. NOT_FOUND says how far the path goes. O(length).
+  // Returns the parameter with this FQN, which may be any of its names; ignored
+  // parameters are found, too. The message of kNotFound tells how far the path
+  // goes. O(length).
   StatusOr<ParamId> FindParam(std::string_view fqn) const;
 
-  // The FQN of every parameter, by ParamId; of ignored ones too: the first
-  // name that is not ignored, or else the first one.
+  // Returns the FQN of every parameter by ParamId, ignored ones too: the first
+  // name that is not ignored, or else the first name.
   std::vector<std::string> ParamFqns() const;
 
  private:
-  // All that AddModule, AddParam and Tie ask of a new name in `module`.
-  // `hash` becomes the name's hash for index_.
+  // Makes the checks of AddModule, AddParam and Tie for a new name in `module`,
+  // and sets `hash` to the name's hash for index_.
   Status CheckName(ModuleId module, std::string_view name,
                    uint64_t* hash) const;
   Status CheckModule(ModuleId module) const;
   Status CheckParam(ParamId param) const;
   uint64_t HashName(ModuleId module, std::string_view name) const;
-  // The name that `id` of index_ stands for, and the module it is in.
+  // Returns true when `id` of index_ stands for `name` in `module`.
   bool HasName(int32_t id, ModuleId module, std::string_view name) const;
   void AddReference(ModuleId module, std::string_view name, ParamId param,
                     uint64_t hash);
@@ -148,7 +156,7 @@ class Model {
   std::vector<Param> params_;
   std::vector<Reference> references_;
   std::vector<ParamGroup> groups_ = {{}};
-  // Reference r as r + 1, module m as -m; the root needs no entry.
+  // Reference r is stored as r + 1 and module m as -m; the root needs no entry.
   NameIndex index_;
   uint64_t seed_;
 };

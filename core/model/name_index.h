@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // NameIndex: finds out whether a name is taken, in constant time on average
-// even when a million names stand in one module. It holds 32 bits of each
-// name's hash and an id, not the name: 8 bytes per entry, and growing it reads
-// no string. Whoever owns the names compares them.
+// even when one module has a million names. An entry is 32 bits of the name's
+// hash and an id, not the name: 8 bytes, and growing the index reads no string.
+// The owner of the names compares them.
 
 #ifndef SHARD_CORE_MODEL_NAME_INDEX_H_
 #define SHARD_CORE_MODEL_NAME_INDEX_H_
@@ -16,7 +16,7 @@ namespace shard {
 
 class NameIndex {
  public:
-  // True when `matches(id)` holds for some id inserted with this hash.
+  // Returns true when `matches(id)` holds for some id inserted with this hash.
   template <typename Matches>
   bool Contains(uint64_t hash, Matches matches) const {
     if (entries_.empty()) return false;
@@ -28,13 +28,13 @@ class NameIndex {
     }
   }
 
-  // Makes room for one more, so that the next Insert allocates nothing.
+  // Makes room for one more entry, so that the next Insert allocates nothing.
   void MakeRoom() {
-    // Half full at most: linear probing stays at one or two steps.
+    // The table is at most half full, so linear probing takes one or two steps.
     if (2 * (size_ + 1) > entries_.size()) Grow();
   }
 
-  // REQUIRES: id != 0.
+  // Adds an entry. REQUIRES: id != 0.
   void Insert(uint64_t hash, int32_t id) {
     MakeRoom();
     Place(static_cast<uint32_t>(hash), id);
@@ -65,7 +65,7 @@ class NameIndex {
     }
   }
 
-  std::vector<Entry> entries_;  // A power of two of them, or none.
+  std::vector<Entry> entries_;  // The size is a power of two, or 0.
   size_t size_ = 0;
 };
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which names are valid, in models, plans, blobs and manifests alike: what is
+// Valid names, in models, plans, blobs and manifests alike: a name that is
 // accepted when it is declared can be saved, read back and printed.
 //
-// Names as other systems write them, too. Frameworks that wrap modules leave
-// their wrappers in the names of what is inside; our keys never hold one, so
-// that a wrapped run loads into an unwrapped model and back.
+// Also names as other systems write them. Frameworks that wrap modules put the
+// names of their wrappers into the paths of the parameters inside; the
+// library's keys never contain one, so that a wrapped run loads into an
+// unwrapped model and back.
 
 #ifndef SHARD_CORE_MODEL_NAMES_H_
 #define SHARD_CORE_MODEL_NAMES_H_
@@ -21,55 +22,57 @@ namespace shard {
 
 // The longest key, file name or blob name of a checkpoint, in bytes.
 inline constexpr size_t kMaxKeyBytes = 65535;
-// The longest fully qualified name. The rest is for what keys add to it:
-// "state.", the state's name and ".q8_scale".
+// The longest fully qualified name. The remaining bytes are for the parts that
+// keys add to it: "state.", the state's name and ".q8_scale".
 inline constexpr size_t kMaxFqnBytes = 65000;
 // The longest name of an optimizer state.
 inline constexpr size_t kMaxStateNameBytes = 255;
 
-// How the keys of a parameter's states and of its group's numbers begin:
+// Prefixes of the keys of a parameter's states and of its group's numbers:
 // "state.layer.weight.exp_avg", "param_groups.layer.weight.lr".
 inline constexpr std::string_view kStatePrefix = "state.";
 inline constexpr std::string_view kGroupPrefix = "param_groups.";
 // The scales of the q8 tensor "K" are the tensor "K.q8_scale".
 inline constexpr std::string_view kScaleSuffix = ".q8_scale";
-// The number of steps of a parameter, beside its states:
+// The name of a parameter's number of steps, stored beside its states:
 // "state.layer.weight.step".
 inline constexpr std::string_view kStepName = "step";
-// The numbers of a run, which belong to no parameter.
+// Keys of the numbers of a run, which belong to no parameter.
 inline constexpr std::string_view kLossScaleKey = "loss_scale.scale";
 inline constexpr std::string_view kGoodStepsKey = "loss_scale.good_steps";
 
-// A key of the form "state.FQN.NAME" or "param_groups.FQN.NAME", in its parts.
+// The parts of a key "state.FQN.NAME" or "param_groups.FQN.NAME".
 struct OwnedKey {
-  bool in_group;         // "param_groups."
-  std::string_view fqn;  // The parameter's, "layer.weight".
+  bool in_group;         // True for "param_groups.".
+  std::string_view fqn;  // The FQN of the parameter, "layer.weight".
   std::string_view name;
 };
 // Returns the parts of `key`, or nullopt for a key of another form.
 std::optional<OwnedKey> ParseOwnedKey(std::string_view key);
 
-// True for text that a terminal, a log or a JSON document takes as it is: UTF-8
-// without control characters (U+0000 to U+001F, U+007F to U+009F).
+// Returns true for text that a terminal, a log or a JSON document takes
+// unchanged: UTF-8 without control characters (U+0000 to U+001F, U+007F to
+// U+009F).
 bool IsPlainText(std::string_view text);
 
-// `text` in quotes for a message: shortened when it is long; control characters
-// and bytes that are not UTF-8 as \xNN.
+// Returns `text` in quotes for a message: long text is shortened; control
+// characters and bytes that are not UTF-8 become \xNN.
 std::string QuoteName(std::string_view text);
 
-// kInvalidArgument for a text that is empty, longer than `max_bytes` or not
-// plain, with the text and the remedy. `what`: "blob name".
+// Returns kInvalidArgument, with the text and the remedy, for a text that is
+// empty, longer than `max_bytes` or not plain. `what` names the kind of text:
+// "blob name".
 Status CheckName(std::string_view what, std::string_view text,
                  size_t max_bytes);
 
-// True for the components that CleanTensorName leaves out.
+// Returns true for the components that CleanTensorName leaves out.
 bool IsWrapperName(std::string_view component);
 
-// `name` without its wrapper components `_fsdp_wrapped_module`,
-// `_checkpoint_wrapped_module`, `_fpw_module` and `_orig_mod`, wherever in the
-// path they stand. Only whole components count, and only those with something
-// after them: a parameter that is itself called `_orig_mod` keeps its name.
-// `strip_leading_module` also takes off one leading `module.`, which is DDP's
+// Returns `name` without its wrapper components `_fsdp_wrapped_module`,
+// `_checkpoint_wrapped_module`, `_fpw_module` and `_orig_mod`, anywhere in the
+// path. Only whole components count, and only those with something after them:
+// a parameter that is itself called `_orig_mod` keeps its name.
+// `strip_leading_module` also removes one leading `module.`, which is DDP's
 // wrapper but may just as well be a module of the host's own.
 std::string CleanTensorName(std::string_view name,
                             bool strip_leading_module = false);

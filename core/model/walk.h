@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The module walk, once: pre-order, a module's own parameters before its
-// children, everything in the order in which it was added. Names, layouts and
-// fingerprints all follow it.
+// The module walk, in one place: pre-order, a module's own parameters before
+// its children, everything in the order in which it was added. Names, layouts
+// and fingerprints all follow this order.
 
 #ifndef SHARD_CORE_MODEL_WALK_H_
 #define SHARD_CORE_MODEL_WALK_H_
@@ -15,11 +15,12 @@
 
 namespace shard {
 
-// Calls `enter(ModuleId, int depth)` for every module, the root at depth 0; the
-// module and all below it are passed over when it returns false. Then calls
-// `visit(int32_t reference)` for each of the module's own references.
+// Walks a model: calls `enter(ModuleId, int depth)` for every module, the root
+// at depth 0, and then `visit(int32_t reference)` for each of the module's own
+// references. When `enter` returns false, the module and all below it are
+// skipped.
 //
-// No recursion: a host's tree may be deeper than its thread's stack.
+// Does not recurse: a host's tree may be deeper than its thread's stack.
 template <typename Enter, typename Visit>
 void WalkModel(const Model& model, Enter enter, Visit visit) {
   struct Pending {

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WrapPolicy: which modules of a model become units. A unit is what is gathered
-// and reduced together: its outermost module's parameters, but for those of
-// units nested in it. The root is always a unit.
+// WrapPolicy: decides which modules of a model become units. A unit is gathered
+// and reduced as a whole: it has the parameters of its outermost module, except
+// those of units nested in it. The root is always a unit.
 //
-// In text, policies separated by '|' (a module is wrapped when any of them says
-// so):
+// In text, policies are separated by '|', and a module is wrapped when any of
+// them wraps it:
 //   always                       every module
 //   class?names=Block,MLP        by class name
 //   size?min_numel=100000000&force_leaf=Attention&exclude=ModuleList,ModuleDict
 //                                modules that hold at least so many elements
-//                                beyond those of units within; neither
-//                                force_leaf nor what is below it, and never
-//                                exclude itself
-// and a predicate of the host's, any-of with them.
+//                                outside of units within; neither force_leaf
+//                                nor what is below it, and never exclude itself
+// A predicate of the host may be set beside them and counts as one more policy.
 //
-// The results are those of torch.distributed.fsdp.wrap, with its order: what is
-// wrapped further in no longer counts for the size further out. As there, any
-// other policy beside `size` goes below force_leaf and what is small, and then
-// `size` is asked there too. A parameter of several names counts where it has
-// its first in module-walk order, so that it counts once.
+// The results are those of torch.distributed.fsdp.wrap, with its order:
+// parameters that are wrapped further in no longer count for the size of
+// modules further out. As in torch, every other policy beside `size` also
+// reaches modules below force_leaf and modules that are too small; then `size`
+// is asked there, too. A parameter with several names counts once, at its first
+// name in module-walk order.
 //
 // Threads: const members may run concurrently, as far as the predicate may.
 
@@ -40,31 +40,34 @@ namespace shard {
 
 class WrapPolicy {
  public:
-  // True when the module is to be a unit. `nonwrapped_numel`: its elements, but
-  // for those of ignored parameters and of units within it.
+  // Returns true when the module is to become a unit. `nonwrapped_numel` is the
+  // number of its elements, without those of ignored parameters and of units
+  // within.
   using Predicate =
       std::function<bool(ModuleId module, int64_t nonwrapped_numel)>;
 
-  // Wraps nothing but the root.
+  // A policy that wraps nothing but the root.
   WrapPolicy() = default;
 
-  // Empty text is no policy. Errors name the policy, key or value and what is
-  // allowed.
+  // Parses a policy text. Empty text is no policy. Errors name the policy, key
+  // or value and list the allowed ones.
   static StatusOr<WrapPolicy> Parse(std::string_view text);
 
-  // Asked of every module that no other policy wraps, but not of the root; of
-  // those within before those around them.
+  // Sets the host's predicate. It is asked about every module but the root that
+  // no other policy wraps, inner modules before those around them.
   void SetPredicate(Predicate predicate) { predicate_ = std::move(predicate); }
 
-  // Wraps the modules whose entry in `wrapped`, by ModuleId, is true.
+  // Returns a policy that wraps the modules whose entry in `wrapped`, by
+  // ModuleId, is true.
   static WrapPolicy OfModules(std::vector<bool> wrapped, std::string text = "");
 
-  // What Parse was given, or OfModules.
+  // The text that Parse or OfModules was given.
   const std::string& text() const { return text_; }
 
-  // The modules that become units beside the root, in module-walk order.
-  // Modules of `also_classes` are among them, as by one more policy `class`.
-  // Nothing in an ignored module is. O(modules + parameters), no recursion.
+  // Returns the modules that become units beside the root, in module-walk
+  // order. Modules of `also_classes` are among them, as by one more policy
+  // `class`. Nothing in an ignored module becomes a unit. O(modules +
+  // parameters), no recursion.
   std::vector<ModuleId> Run(
       const Model& model,
       const std::vector<std::string>& also_classes = {}) const;
@@ -73,15 +76,16 @@ class WrapPolicy {
   struct Rule {
     enum class Kind { kAlways, kClass, kSize };
     Kind kind;
-    std::vector<std::string> names;  // kClass.
-    int64_t min_numel = 0;           // kSize, and below.
+    std::vector<std::string> names;  // For kClass.
+    int64_t min_numel = 0;           // For kSize, as the lists below.
     std::vector<std::string> force_leaf;
     std::vector<std::string> exclude;
   };
 
   static StatusOr<Rule> ParseRule(std::string_view text);
 
-  // Whether to look at the modules in one that holds `numel` elements.
+  // Returns true when to look at the modules inside one that holds `numel`
+  // elements.
   static bool Enters(const Rule& rule, const Model::Module& module,
                      int64_t numel);
   static bool Wraps(const Rule& rule, const Model::Module& module,

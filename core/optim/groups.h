@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the param groups of a model to what a plan has to know of them.
+// The param groups of a model, in the form that a plan needs.
 
 #ifndef SHARD_CORE_OPTIM_GROUPS_H_
 #define SHARD_CORE_OPTIM_GROUPS_H_
@@ -15,12 +15,13 @@
 
 namespace shard {
 
-// Of a group that is stepped by `optimizer`.
+// Returns the plan's options for a group that `optimizer` steps.
 GroupOptions PlanGroup(const Optimizer& optimizer);
 
-// By GroupId. `optimizer` is the default group's; the text of another group may
-// begin with '?': then it is that optimizer with other values. Errors are those
-// of Optimizer::Parse and name the group.
+// Returns the options of every group, by GroupId. `optimizer` is the default
+// group's; the text of another group may begin with '?': then it is that
+// optimizer with other values. Errors are those of Optimizer::Parse and name
+// the group.
 StatusOr<std::vector<GroupOptions>> PlanGroups(const Model& model,
                                                std::string_view optimizer);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Schedule: the learning rate of every step, from a text and nothing else. It
-// has no state, so there is nothing to save in a checkpoint, and every rank has
-// the same rate without asking another (grammar: core/base/spec.h).
+// Schedule: the learning rate of every step, computed from a text and nothing
+// else. A schedule has no state, so a checkpoint need not save any, and every
+// rank has the same rate without communication (grammar: core/base/spec.h).
 //
 // Steps t count from 1, as the engine's do. W is `warmup` (0 by default), T is
 // `total`, D is `decay`; all are steps. Every kind has
@@ -32,8 +32,8 @@
 //       2024.
 //
 // Kinds with `total` end at min_lr, in step T (at lr where W is T), and keep
-// the rate of step T after it. After the warm-up a rate never rises, and is in
-// [min_lr, lr].
+// the rate of step T afterwards. After the warm-up a rate never rises, and
+// stays in [min_lr, lr].
 //
 // Immutable, so thread-safe.
 
@@ -50,17 +50,17 @@ namespace shard {
 
 class Schedule {
  public:
-  // lr is needed, and total and decay where the kind has them; min_lr and
-  // warmup are 0 by default, shape is linear. Allowed: 0 <= min_lr <= lr,
-  // 0 <= warmup <= total, 1 <= total, 1 <= decay <= total - warmup. Errors name
-  // key, value and what is allowed, or list the known kinds or keys.
+  // Parses the text. lr is needed, and total and decay where the kind has them;
+  // min_lr and warmup are 0 by default, shape is linear. Allowed: 0 <= min_lr
+  // <= lr, 0 <= warmup <= total, 1 <= total, 1 <= decay <= total - warmup.
+  // Errors name key, value and allowed values, or list the known kinds or keys.
   static StatusOr<Schedule> Parse(std::string_view text);
 
-  // REQUIRES: step >= 1.
+  // Returns the learning rate of a step. REQUIRES: step >= 1.
   double Lr(int64_t step) const;
 
-  // Every key of the kind with its value, so that equal schedules have equal
-  // texts: "cosine?lr=3e-04&min_lr=3e-05&warmup=2000&total=100000".
+  // Returns every key of the kind with its value, so that equal schedules have
+  // equal texts: "cosine?lr=3e-04&min_lr=3e-05&warmup=2000&total=100000".
   std::string ToString() const;
 
  private:
@@ -74,8 +74,8 @@ class Schedule {
   const KindInfo& info() const;
   Status CheckRanges() const;
 
-  // The part of (lr - min_lr) that is left after the part `progress`, in
-  // [0, 1], of a decay: 1 at 0, and 0 at 1.
+  // Returns the part of (lr - min_lr) that is left after the part `progress`,
+  // in [0, 1], of a decay: 1 at 0, and 0 at 1.
   static double Remaining(Shape shape, double progress);
 
   Kind kind_ = Kind::kConstant;

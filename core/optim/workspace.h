@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What optimizers of whole parameters work in: planned before it is allocated,
-// and laid out the same way by what plans it and by what uses it.
+// The workspace of optimizers that step whole parameters. A plan counts it
+// before it is allocated; planner and engine compute the same layout.
 
 #ifndef SHARD_CORE_OPTIM_WORKSPACE_H_
 #define SHARD_CORE_OPTIM_WORKSPACE_H_
@@ -13,7 +13,7 @@
 
 namespace shard {
 
-// Workspaces begin at a multiple of this.
+// Workspaces begin at a multiple of this many elements.
 inline constexpr int64_t kWorkspaceElements =
     static_cast<int64_t>(kWorkspaceAlignment / sizeof(float));
 
@@ -22,14 +22,15 @@ constexpr int64_t AlignWorkspace(int64_t elements) {
          kWorkspaceElements;
 }
 
-// How many matrices of this shape Muon steps at a time: several of those that
+// Returns how many matrices of this shape Muon steps at a time: several small
+// ones, because a call of the BLAS would cost more than its work.
 // are small, for which a call of the BLAS costs more than its work.
 int64_t MuonBatch(int64_t rows, int64_t cols);
 
-// fp32 elements for a step of a parameter of this shape: gradients (MuonBatch
-// of them), each aligned, then what the kernel asks for. Saturates at
-// 2^62 - 1; a parameter without elements needs none.
-// REQUIRES: a tensor formula that fits the shape.
+// Returns the fp32 elements for a step of a parameter of this shape: gradients
+// (MuonBatch of them), each aligned, followed by the kernel's own workspace.
+// Saturates at 2^62 - 1; 0 for a parameter without elements. REQUIRES: a tensor
+// formula that fits the shape.
 int64_t WorkspaceNumel(Formula formula, const int64_t* shape, int ndim);
 
 }  // namespace shard

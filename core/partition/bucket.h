@@ -27,20 +27,21 @@ namespace shard {
 // Consecutive parameters of one bucket, with one owner.
 struct BucketPiece {
   int32_t bucket;
-  int32_t offset;  // Of the first one, among the bucket's parameters.
+  int32_t offset;  // Of the first parameter, within the bucket.
   int32_t count;   // > 0
   int32_t rank;
   int64_t numel;
 };
 
-// `buckets[i]`: the element counts of bucket i's parameters. The pieces come in
-// order of assignment, and cover every bucket. Errors: world_size < 1, an
-// empty bucket, a negative count, a total beyond int64.
+// Assigns buckets to ranks. `buckets[i]` are the element counts of the
+// parameters in bucket i. The pieces come in order of assignment and cover
+// every bucket. Errors: world_size < 1, an empty bucket, a negative count, a
+// total beyond int64.
 StatusOr<std::vector<BucketPiece>> AssignBuckets(
     const std::vector<std::vector<int64_t>>& buckets, int world_size,
     bool shard_buckets);
 
-// The same with parameters counted across buckets.
+// Converts pieces to an Assignment, with parameters counted across buckets.
 // REQUIRES: `pieces` are those of `buckets`.
 Assignment ToAssignment(const std::vector<BucketPiece>& pieces,
                         const std::vector<std::vector<int64_t>>& buckets);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Greedy partition, as ZeroRedundancyOptimizer's: per group, parameters by
-// descending size (equal ones in the order given), each to the rank with the
-// least load so far, the lowest rank on ties. Loads carry over from group to
-// group, so that adding a group later moves no earlier parameter.
+// Greedy partition, as in ZeroRedundancyOptimizer: within each group,
+// parameters by descending size (equal ones in the order given), each to the
+// rank with the least load so far, the lowest rank on ties. Loads carry over
+// from group to group, so adding a group later moves no earlier parameter.
 //
 // O(n log W) for n parameters and W ranks.
 
@@ -19,16 +19,16 @@
 
 namespace shard {
 
-// A value: the loads of the groups so far.
+// Assigns group after group. A value that holds the loads of the groups so far.
 class GreedyPartitioner {
  public:
   // REQUIRES: world_size >= 1.
   explicit GreedyPartitioner(int world_size)
       : loads_(LoadHeap::OfIdleRanks(world_size)) {}
 
-  // Gives out a group of parameters with these element counts, appending to
+  // Assigns a group of parameters with these element counts and appends to
   // `assignment`, which holds the groups before. Errors: a negative count, a
-  // total beyond int64; both leave everything as it was.
+  // total beyond int64; both change nothing.
   Status AddGroup(const std::vector<int64_t>& numels, Assignment* assignment);
 
  private:
@@ -36,7 +36,7 @@ class GreedyPartitioner {
   int64_t total_ = 0;
 };
 
-// All `groups` at once. Also an error: world_size < 1.
+// Assigns all `groups` at once. Errors: those of AddGroup, and world_size < 1.
 StatusOr<Assignment> PartitionGreedy(
     const std::vector<std::vector<int64_t>>& groups, int world_size);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LoadHeap: the ranks by load, the least loaded first and the lowest rank
-// first among equals, which is the order ZeRO's greedy partition is defined
-// by. Four children per node: for 16,384 ranks the heap is 7 levels deep
-// instead of 14, and a node's children share a cache line.
+// LoadHeap: the ranks ordered by load, the least loaded first and the lowest
+// rank first among equals: the order that defines ZeRO's greedy partition.
+// Nodes have four children: for 16,384 ranks the heap is 7 levels deep instead
+// of 14, and the children of a node share a cache line.
 
 #ifndef SHARD_CORE_PARTITION_LOAD_HEAP_H_
 #define SHARD_CORE_PARTITION_LOAD_HEAP_H_
@@ -24,7 +24,7 @@ class LoadHeap {
 
   bool empty() const { return entries_.empty(); }
 
-  // REQUIRES: !empty(), as do the next two.
+  // The least loaded rank. REQUIRES: !empty(), as do the next two.
   const Entry& top() const { return entries_.front(); }
 
   void AddToTop(int64_t load) {
@@ -51,7 +51,8 @@ class LoadHeap {
     entries_[at] = entry;
   }
 
-  // Ranks 0 to world_size - 1, all without load: already in heap order.
+  // Returns a heap of ranks 0 to world_size - 1, all without load; that order
+  // is a heap already.
   static LoadHeap OfIdleRanks(int world_size) {
     LoadHeap heap;
     heap.entries_.resize(static_cast<size_t>(world_size));
@@ -68,7 +69,7 @@ class LoadHeap {
     return a.load < b.load || (a.load == b.load && a.rank < b.rank);
   }
 
-  // Puts `entry` in place of the top.
+  // Replaces the top with `entry` and moves it down to its place.
   void SiftDown(Entry entry) {
     const size_t size = entries_.size();
     size_t at = 0;

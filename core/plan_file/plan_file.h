@@ -3,18 +3,18 @@
 // A plan as bytes: a header (core/checkpoint/manifest/file_header.h) and a
 // FlatBuffer (plan.fbs).
 //
-// The bytes have the model, the options, which modules are units, and the
-// fingerprint, and no layout. A plan is a pure function of the former, so
+// The bytes hold the model, the options, the modules that are units, and the
+// fingerprint, but no layout. A plan is a pure function of the first three, so
 // DecodePlan makes the plan anew, by Plan::Create, and compares the
-// fingerprint. A layout that was read would be a second way to come to a plan,
-// with checks of its own that slots lie inside their buffers and owners are
-// right, which an engine's memory safety would hang on. It would be no faster,
-// either: planning takes less time than reading the names does.
+// fingerprint. A layout in the bytes would be a second way to make a plan: the
+// memory safety of an engine would depend on further checks that slots lie
+// inside their buffers and owners are right. It would be no faster, either:
+// planning takes less time than reading the names.
 //
 // So a library whose planner decides differently cannot read the bytes, and
-// says so. Class names and names' order of adding, which no fingerprint has,
-// are in the bytes too: every question to a decoded plan has the same answer,
-// ids included.
+// returns an error. Class names and the order in which names were added are no
+// part of the fingerprint, but are in the bytes: a decoded plan gives the same
+// answer to every question, ids included.
 //
 // Pure functions: any thread.
 
@@ -40,30 +40,31 @@ inline constexpr FileFormat kPlanFormat = {
     "plan", "SHRDPLAN", kPlanFileVersion,
     [](uint32_t) { return kMaxPlanFileBytes; }};
 
-// The most that the names of all modules and parameters have, with their paths
-// (PlanPathBytes), and the classes of all modules. In a deep tree, paths are as
-// long as the square of what is written.
+// Returns the limit on the total length of the names of all modules and
+// parameters, with their paths (PlanPathBytes), and of the classes of all
+// modules. In a deep tree the paths grow with the square of the bytes.
 constexpr uint64_t MaxPlanTextBytes(uint64_t file_bytes) {
   return (uint64_t{16} << 20) + 16 * file_bytes;
 }
-// Of a name of `name_bytes` in `module`. REQUIRES: a valid id.
+// Returns the path length of a name of `name_bytes` in `module`. REQUIRES: a
+// valid id.
 inline uint64_t PlanPathBytes(const Model& model, ModuleId module,
                               size_t name_bytes) {
   return model.modules()[static_cast<size_t>(module)].fqn_bytes + 1 +
          name_bytes;
 }
 
-// Equal plans with equal ids have equal bytes. Errors: kResourceExhausted
-// beyond kMaxPlanFileBytes or MaxPlanTextBytes; kInvalidArgument for a param
-// group without optimizer and for an alignment_bytes other than the default,
-// which only tests plan with.
+// Encodes a plan. Equal plans with equal ids have equal bytes. Errors:
+// kResourceExhausted beyond kMaxPlanFileBytes or MaxPlanTextBytes;
+// kInvalidArgument for a param group without optimizer and for an
+// alignment_bytes other than the default, which only tests plan with.
 StatusOr<std::vector<std::byte>> EncodePlan(const Plan& plan);
 
-// Returns a plan that equals the encoded one. kCorrupt says what is wrong;
-// kUnimplemented for a newer version of the format, and for another version of
-// the layout. Whatever the bytes, it takes memory of at most 64 times as many,
-// 96 bytes per rank of the plan's world size (kMaxWorldSize at most) and
-// 32 MiB, and time in proportion to their number and the ranks.
+// Returns a plan that equals the encoded one. Errors: kCorrupt names the
+// defect; kUnimplemented for a newer version of the format, and for another
+// version of the layout. For any bytes, decoding takes at most 64 times their
+// number, 96 bytes per rank of the plan's world size (kMaxWorldSize at most)
+// and 32 MiB of memory, and time in proportion to their number and the ranks.
 StatusOr<std::shared_ptr<const Plan>> DecodePlan(
     std::span<const std::byte> bytes);
 
