@@ -5,26 +5,25 @@
  * Errors. A function that can fail returns shard_error*: NULL is success,
  * anything else is an error the caller owns and frees with shard_error_free.
  * There is no last-error state. Outputs are set to NULL or 0 on entry and
- * written only on success; a failed call leaves nothing to clean up but the
- * error. A NULL handle, output or string is SHARD_INVALID_ARGUMENT unless the
- * comment allows it.
+ * written only on success; after a failed call only the error is left to free.
+ * A NULL handle, output or string is SHARD_INVALID_ARGUMENT unless the comment
+ * allows it.
  *
- * Memory. Running out of it is SHARD_RESOURCE_EXHAUSTED, never the end of the
- * process; free functions succeed also then, and give everything back. A
- * COLLECTIVE call that runs out of memory ends the group, for the other ranks
- * would wait: to them it is the same error where the ranks agree on one, else
- * SHARD_POISONED with the reason, and so are later calls. A call that may leave
- * parameters, states or units half changed ends its engine and communicator
- * also where there is one rank: open another one, and load a checkpoint.
+ * Memory. A call that runs out of memory returns SHARD_RESOURCE_EXHAUSTED and
+ * never ends the process; free functions succeed then too, and give everything
+ * back. A COLLECTIVE call that runs out of memory ends the group, for the other
+ * ranks would wait: they get the same error where the ranks agree on one, else
+ * SHARD_POISONED with the reason, and later calls get that too. A call that may
+ * leave parameters, states or units half changed ends its engine and
+ * communicator even with one rank: open another one, and load a checkpoint.
  *
- * Options. An option struct begins with struct_size, which the _INIT macro
- * sets, and nothing else: a struct of zeros with its struct_size is the same.
- * 0 in any field means its default; the whole pointer may be NULL.
- * Fields named `reserved` must be 0. A struct_size smaller than today's is
- * completed with defaults; a larger one is accepted when the part this library
- * does not know is zero.
+ * Options. An option struct begins with struct_size. The _INIT macro sets
+ * struct_size and leaves all other fields 0. 0 in any field means its default;
+ * the whole pointer may be NULL. Fields named `reserved` must be 0. A
+ * struct_size smaller than today's is completed with defaults; a larger one is
+ * accepted when the part this library does not know is zero.
  *
- * Numbers. Ids, and how many things with ids there are, are int32_t; tensors of
+ * Numbers. Ids, and the number of things that have ids, are int32_t; tensors of
  * a checkpoint, and elements, are int64_t; bytes, and the length of an array
  * that the host gives, are size_t. Flags are 0 or 1, and any other value is an
  * error.
@@ -34,13 +33,13 @@
  * accepts NULL, never fails, is local and never collective. Strings passed in
  * are NUL-terminated UTF-8 and copied.
  *
- * Text. Names and other text of a handle that does not change, such as a plan
- * or a checkpoint, come as a `const char**`: UTF-8, NUL-terminated, the
- * handle's, valid as long as the handle. Text that changes, or is made when it
- * is asked for, is copied into a buffer of the host's. Such a function writes
- * at most `capacity` bytes to `buffer`, the closing NUL included, and the full
- * length without it to `length`; ask with capacity 0 (buffer may then be NULL)
- * to learn the length. A short buffer is not an error.
+ * Text. A handle that does not change, such as a plan or a checkpoint, gives
+ * names and other text as a `const char**`: UTF-8, NUL-terminated, owned by the
+ * handle and valid as long as the handle. Text that changes, or that is made on
+ * request, is copied into a buffer of the host's. Such a function writes at
+ * most `capacity` bytes to `buffer`, the closing NUL included, and the full
+ * length without the NUL to `length`. With capacity 0, which gives only the
+ * length, `buffer` may be NULL. A short buffer is not an error.
  *
  * Threads. Handles may move between threads. Different handles may be used at
  * once from different threads; calls on one handle must not overlap unless the
@@ -54,16 +53,16 @@
  * others get SHARD_RANK_LOST, and shard_error_rank names it. No collective
  * waits longer than its deadline: `timeout` is in seconds, 0 or less means the
  * default. A wrong argument or a wrong state on one rank is the same error on
- * every rank, names that rank, changes nothing, and training can go on; only a
- * NULL shard_comm or shard_engine, and what is wrong with a shard_comm_open,
- * cannot be told to the others. After any other error of a collective the
- * communicator and the engines on it are of no further use.
+ * every rank; the error names that rank, nothing is changed, and training can
+ * go on. Only a NULL shard_comm or shard_engine, and a wrong argument of
+ * shard_comm_open, cannot be told to the other ranks. After any other error of
+ * a collective the communicator and the engines on it are of no further use.
  *
- * Fork. A child of fork has none of the library's threads. It may free the
- * handles of its parent, to which that does nothing, and must make no other
- * call with them but those of models, plans and errors (to read a checkpoint is
- * FAILED_PRECONDITION); it opens its own. A rank is the process that opened the
- * communicator.
+ * Fork. A child of fork has none of the library's threads. The child may free
+ * the handles of its parent, which does nothing to the parent. Of its parent's
+ * handles it may use only models, plans and errors (reading a checkpoint is
+ * FAILED_PRECONDITION); it opens its own communicators, engines and
+ * checkpoints. A rank is the process that opened the communicator.
  *
  * The host. libshard never exits, aborts, prints, installs a signal handler,
  * or changes locale, umask or working directory. */
@@ -80,7 +79,7 @@
 #endif
 
 #define SHARD_API __attribute__((visibility("default")))
-/* An error that nobody looks at is a leak, and a call that may have failed. */
+/* Warns when a caller drops an error: that leaks it, and hides a failure. */
 #define SHARD_NODISCARD __attribute__((warn_unused_result))
 
 #ifdef __cplusplus
@@ -97,21 +96,22 @@ SHARD_BEGIN_DECLS
 
 /* ---- Version ------------------------------------------------------------ */
 
-/* For the preprocessor. */
+/* The version of this header, for the preprocessor. */
 #define SHARD_VERSION_MAJOR 0
 #define SHARD_VERSION_MINOR 2
 #define SHARD_VERSION_PATCH 0
 
-/* "0.2.0": of the library that is loaded, which may be newer than the header.
- * Static storage. Any thread. */
+/* Returns the version of the library that is loaded, which may be newer than
+ * the header: "0.2.0". Static storage. Any thread. */
 SHARD_API const char* shard_version(void) SHARD_NOEXCEPT;
 
-/* The number in the SONAME, libshard.so.N. Any thread. */
+/* Returns the number in the SONAME, libshard.so.N. Any thread. */
 SHARD_API int32_t shard_abi_version(void) SHARD_NOEXCEPT;
 
 /* ---- Errors ------------------------------------------------------------- */
 
-/* 0 to 16 are the canonical codes of absl and gRPC. Frozen. */
+/* The codes of errors. 0 to 16 are the canonical codes of absl and gRPC.
+ * Frozen. */
 typedef int32_t shard_code;
 enum shard_code_values {
   SHARD_OK = 0,
@@ -140,31 +140,34 @@ enum shard_code_values {
 
 typedef struct shard_error shard_error;
 
-/* All of these accept NULL, which is success: SHARD_OK, "", -1, "". Returned
- * strings live as long as the error. Any thread. */
+/* Returns the code of an error. These functions accept NULL, which stands for
+ * success: they then return SHARD_OK, "", -1 and "". Returned strings live as
+ * long as the error. Any thread. */
 SHARD_API shard_code shard_error_code(const shard_error* error) SHARD_NOEXCEPT;
 /* Returns the message: the problem, the value that has it, and the remedy. One
  * line, UTF-8. */
 SHARD_API const char* shard_error_message(const shard_error* error)
     SHARD_NOEXCEPT;
-/* The rank the error is about, or -1. */
+/* Returns the rank that the error is about, or -1. */
 SHARD_API int32_t shard_error_rank(const shard_error* error) SHARD_NOEXCEPT;
-/* "" or a JSON document, for lists such as missing keys. */
+/* Returns a JSON document with lists such as missing keys, or "". */
 SHARD_API const char* shard_error_detail(const shard_error* error)
     SHARD_NOEXCEPT;
 SHARD_API void shard_error_free(shard_error* error) SHARD_NOEXCEPT;
 
-/* "RANK_LOST"; "UNKNOWN_CODE" for other values. Static storage. Any thread. */
+/* Returns the name of a code, such as "RANK_LOST"; "UNKNOWN_CODE" for other
+ * values. Static storage. Any thread. */
 SHARD_API const char* shard_code_name(shard_code code) SHARD_NOEXCEPT;
 
 /* ---- Element types ------------------------------------------------------ */
 
-/* Parameters are F32, BF16, F16 or F64; the others are in files only. Q8 are
- * optimizer states in 8 bits, whose scales are the tensor KEY.q8_scale. OPAQUE
- * is a type of safetensors that libshard does not read, such as complex
- * numbers, or one that came later; shard_checkpoint_tensor_type has its name.
- * Such tensors are listed, and shard_checkpoint_export copies them as they are;
- * their values are UNIMPLEMENTED. Frozen. */
+/* The types of elements. Parameters are F32, BF16, F16 or F64; the others are
+ * in files only. Q8 is an optimizer state in 8 bits, whose scales are the
+ * tensor KEY.q8_scale. OPAQUE is a type of safetensors that libshard does not
+ * read, such as complex numbers, or one that came later;
+ * shard_checkpoint_tensor_type has its name. Such tensors are listed, and
+ * shard_checkpoint_export copies them as they are; reading their values is
+ * UNIMPLEMENTED. Frozen. */
 typedef int32_t shard_dtype;
 enum shard_dtype_values {
   SHARD_F32 = 1,

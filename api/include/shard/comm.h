@@ -18,16 +18,17 @@ enum shard_log_level_values {
   SHARD_LOG_DEBUG = 4
 };
 
-/* Called from any thread that uses the library; `message` lives for the call.
- * It must not call back into the same handle. `user_data` is used until the
- * communicator and all engines on it are freed. */
+/* Receives a log message. Called from any thread that uses the library;
+ * `message` lives for the call. The function must not call back into the same
+ * handle. `user_data` is used until the communicator and all engines on it are
+ * freed. */
 typedef void (*shard_log_fn)(shard_log_level level, const char* message,
                              void* user_data);
 
 typedef struct shard_comm_options {
   size_t struct_size;
-  /* This rank and the number of ranks, where the URL does not say it. Ignored
-   * as long as world_size is 0. REQUIRES: 0 <= rank < world_size. */
+  /* This rank and the number of ranks, where the URL does not give them.
+   * Ignored as long as world_size is 0. REQUIRES: 0 <= rank < world_size. */
   int32_t rank;
   int32_t world_size;
   /* Seconds to wait for the other ranks to come, and the default of every
@@ -61,26 +62,27 @@ typedef struct shard_comm shard_comm;
  *
  * "?timeout=SECONDS" may follow any URL. So may "?direct=0": the ranks then act
  * as if they shared no memory, and exchange tensors as ranks on several hosts
- * would; for trying that on one machine. "&delay=SECONDS" and
- * "&bandwidth=BYTES_PER_SECOND" simulate a link: an exchange of tensors takes
- * at least the delay, and the bytes a rank sends at that rate. Every rank
- * should give the same.
+ * would. With it one machine can try what several hosts would do.
+ * "&delay=SECONDS" and "&bandwidth=BYTES_PER_SECOND" simulate a link: an
+ * exchange of tensors takes at least the delay, and a rank sends its bytes at
+ * that rate. Every rank should give the same.
  *
  * Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, or world
  * sizes that differ (on all ranks); DEADLINE_EXCEEDED naming the ranks that did
- * not come; ALREADY_EXISTS when rank or NAME is taken, by this user or another,
- * which on ranks above 0 is PERMISSION_DENIED. Ranks of which only some
- * say direct=0 get DESYNC from their first collective. */
+ * not come; ALREADY_EXISTS when rank or NAME is taken, by this user or another:
+ * where another user has NAME, ranks above 0 get PERMISSION_DENIED. When only
+ * some ranks give direct=0, all get DESYNC from their first collective. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_open(
     const char* url, const shard_comm_options* options,
     shard_comm** comm) SHARD_NOEXCEPT;
 
-/* -1 and 0 for NULL. Any thread. */
+/* Return this rank and the number of ranks; -1 and 0 for NULL. Any thread. */
 SHARD_API int32_t shard_comm_rank(const shard_comm* comm) SHARD_NOEXCEPT;
 SHARD_API int32_t shard_comm_world_size(const shard_comm* comm) SHARD_NOEXCEPT;
 
-/* The rank among those of this rank's host, from 0, and their number: to choose
- * one of the host's devices. -1 and 0 for NULL. Any thread. */
+/* Return this rank's number among the ranks of its host, from 0, and the number
+ * of ranks there, for a program that chooses one of the host's devices. -1 and
+ * 0 for NULL. Any thread. */
 SHARD_API int32_t shard_comm_local_rank(const shard_comm* comm) SHARD_NOEXCEPT;
 SHARD_API int32_t shard_comm_local_world_size(const shard_comm* comm)
     SHARD_NOEXCEPT;
@@ -90,20 +92,20 @@ SHARD_API int32_t shard_comm_local_world_size(const shard_comm* comm)
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_describe(
     const shard_comm* comm, const char** text) SHARD_NOEXCEPT;
 
-/* COLLECTIVE, blocks. Returns once every rank has called it. */
+/* Waits until every rank has called it. COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_barrier(
     shard_comm* comm, double timeout) SHARD_NOEXCEPT;
 
-/* COLLECTIVE, blocks. Replaces values[i] by its sum over the ranks, in rank
- * order, so that every rank gets the same bits. For losses and counts: at most
- * 2^20 of them. */
+/* Replaces values[i] by its sum over the ranks, added in rank order, so that
+ * every rank gets the same bits. For losses and counts: `count` is at most
+ * 2^20. COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_sum(
     shard_comm* comm, double* values, size_t count,
     double timeout) SHARD_NOEXCEPT;
 
-/* COLLECTIVE, blocks. Copies rank `root`'s `bytes` bytes at `data` to all other
- * ranks' `data`: a seed, a configuration, a tokenizer. `data` may be NULL where
- * `bytes` is 0. The same `bytes` and `root` on every rank. */
+/* Copies rank `root`'s `bytes` bytes at `data` to all other ranks' `data`: a
+ * seed, a configuration, a tokenizer. `data` may be NULL where `bytes` is 0.
+ * The same `bytes` and `root` on every rank. COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_broadcast(
     shard_comm* comm, void* data, size_t bytes, int32_t root,
     double timeout) SHARD_NOEXCEPT;
@@ -114,10 +116,11 @@ SHARD_NODISCARD SHARD_API shard_error* shard_comm_broadcast(
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_abort(
     shard_comm* comm, const char* reason) SHARD_NOEXCEPT;
 
-/* COLLECTIVE, blocks. A last barrier, so that no rank takes another's leaving
- * for a death. Then free; engines on it still give out their parameters.
- * Leaving without it, by freeing the communicator and all engines on it, is
- * safe, and is a lost rank to those that still wait. */
+/* Ends the group with a last barrier, so that no rank takes another's leaving
+ * for a death. Free the communicator afterwards; its engines still give out
+ * their parameters. A rank that frees the communicator and all its engines
+ * without this call leaves safely, and is a lost rank to those that still wait.
+ * COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_shutdown(
     shard_comm* comm, double timeout) SHARD_NOEXCEPT;
 

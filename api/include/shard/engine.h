@@ -21,9 +21,8 @@ enum shard_missing_grads_values {
   /* Their gradients are zeros. */
   SHARD_MISSING_ZERO = 1,
   /* Parameters that got no gradient on any rank are left as they are:
-   * parameter, states and step count. One that got some on other ranks counts
-   * as zeros on this one.
-   */
+   * parameter, states and step count. Where only other ranks have a gradient of
+   * a parameter, this rank's counts as zeros. */
   SHARD_MISSING_SKIP = 2
 };
 
@@ -32,8 +31,9 @@ typedef struct shard_engine_options {
   /* Seconds for creation and the default of this engine's waits. Default: the
    * communicator's. */
   double timeout;
-  /* The same on every rank. What the host multiplies its loss by, so that fp16
-   * gradients do not vanish; steps divide by it. Default "": nothing.
+  /* The factor by which the host multiplies its loss, so that fp16 gradients do
+   * not vanish; steps divide by it. Default "": no factor. The same on every
+   * rank.
    *   "static?scale=1024"
    *   "dynamic?init_scale=65536&growth_factor=2&backoff_factor=0.5
    *    &growth_interval=2000&min_scale=1&max_scale=16777216"
@@ -43,7 +43,7 @@ typedef struct shard_engine_options {
    * growth_interval good steps in a row raise it. Values not given are those
    * shown. */
   const char* loss_scaling;
-  /* The same on every rank. */
+  /* Default SHARD_MISSING_ERROR. The same on every rank. */
   shard_missing_grads missing_grads;
   /* 1: where ranks share no memory, shard_engine_step returns while parameters
    * are still on their way to this rank: acquire each unit before you read its
@@ -51,7 +51,7 @@ typedef struct shard_engine_options {
   int32_t overlap;
   /* Where the engine's tensors live and its kernels run: "cpu" (default), or
    * "cpu-async?max_delay=SECONDS&seed=N", which runs every kernel on a thread
-   * after a pause, to find what does not wait as it must. */
+   * after a pause, to find code that does not wait as it must. */
   const char* device;
 } shard_engine_options;
 #define SHARD_ENGINE_OPTIONS_INIT \
@@ -65,46 +65,47 @@ typedef struct shard_engine shard_engine;
  * overlap differ; INVALID_ARGUMENT when the plan's world size is not the
  * communicator's, or for a bad option; UNIMPLEMENTED for a
  * stage or dtype this version cannot step; RESOURCE_EXHAUSTED when there is not
- * enough memory, or no checkpoint could hold what it trains;
- * BACKEND_UNAVAILABLE when muon finds no CBLAS, with all that was tried. */
+ * enough memory, or when no checkpoint could hold the training state;
+ * BACKEND_UNAVAILABLE, naming all libraries that were tried, when muon finds no
+ * CBLAS. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_create(
     const shard_plan* plan, shard_comm* comm,
     const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
 
-/* Gets the parameter's elements, row-major, and how many there are, which may
- * be NULL. On ranks that share a host they exist once and all ranks read the
- * same memory. Valid as long as the engine, or until
- * shard_engine_add_param_group or _set_trainable; where parameters are sharded
- * (stage 3 without shared memory), from shard_engine_unit_acquire to _release,
- * and FAILED_PRECONDITION else. A zero-size parameter has numel 0. Not during a
- * step. Local. */
+/* Gets the parameter's elements, row-major, and their number; `numel` may be
+ * NULL. Ranks that share a host's memory all read the same copy. The pointer is
+ * valid as long as the engine, or until shard_engine_add_param_group or
+ * _set_trainable; where parameters are sharded (stage 3 without shared memory),
+ * from shard_engine_unit_acquire to _release, and FAILED_PRECONDITION else. A
+ * zero-size parameter has numel 0. Not during a step. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_param(
     shard_engine* engine, int32_t param, const void** data,
     int64_t* numel) SHARD_NOEXCEPT;
 
-/* Gets the same elements for the host to write: on rank 0 before
+/* Gets the parameter's elements for the host to write: on rank 0 before
  * shard_engine_broadcast_params, where parameters are not sharded
- * (shard_engine_set_param sets those that are), and the copies of
+ * (shard_engine_set_param sets sharded ones), and in the copies of
  * shard_engine_summon. FAILED_PRECONDITION else. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_writable_param(
     shard_engine* engine, int32_t param, void** data,
     int64_t* numel) SHARD_NOEXCEPT;
 
-/* Gets the plan that is in force, for the host to free: the one that the engine
- * was created with, until shard_engine_add_param_group or _set_trainable put
- * another one in its place. Local. */
+/* Gets the plan that is in force; the caller frees it. The engine uses the plan
+ * that it was created with until shard_engine_add_param_group or _set_trainable
+ * puts another one in its place. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_plan(
     const shard_engine* engine, shard_plan** plan) SHARD_NOEXCEPT;
 
 /* Gets this rank's gradient of the parameter, same shape, to be written by the
- * host between steps; `numel` may be NULL. Starts as zero and keeps its values
- * until the host changes them, but a step with max_grad_norm, skip_nonfinite or
- * dynamic loss_scaling, a skipped one too, leaves it unspecified; so does every
- * step without shared memory; and one with missing_grads makes zeros of what
- * does not count. Where gradients are sharded (stages 2 and 3) it is there
- * while its unit is acquired for the backward pass, from zeros on, until it is
- * declared ready, and FAILED_PRECONDITION else; so is that of a frozen
- * parameter. Valid as long as shard_engine_param's. Local. */
+ * host between steps; `numel` may be NULL. The gradient starts as zero and
+ * keeps its values until the host changes them. Its values are unspecified
+ * after a step with max_grad_norm, skip_nonfinite or dynamic loss_scaling, even
+ * a skipped one, and after every step without shared memory. A step with
+ * missing_grads zeroes the gradients that do not count. Where gradients are
+ * sharded (stages 2 and 3) the gradient exists, zero at first, from the
+ * acquisition of its unit for the backward pass until it is declared ready, and
+ * is FAILED_PRECONDITION else. A frozen parameter is FAILED_PRECONDITION too.
+ * The pointer is valid as long as shard_engine_param's. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
     shard_engine* engine, int32_t param, void** data,
     int64_t* numel) SHARD_NOEXCEPT;
@@ -115,9 +116,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
  * and every rank must set the same before it: the step is DESYNC otherwise.
  * Errors leave all values as they were: a group that does not exist; NOT_FOUND
  * for a key that it does not have; a value out of range, with the range;
- * FAILED_PRECONDITION for a change that would need other states, for words, and
- * between shard_engine_begin_step and its step. get_hyper takes one group, and
- * gives the number of a word: shard_engine_group_text has the word. Local. */
+ * FAILED_PRECONDITION for a change that would need other states, for a key
+ * whose value is a word, and between shard_engine_begin_step and its step.
+ * get_hyper takes one group, and returns a word as its number;
+ * shard_engine_group_text has the word itself. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_hyper(
     shard_engine* engine, int32_t group, const char* key,
     double value) SHARD_NOEXCEPT;
@@ -125,43 +127,44 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_get_hyper(
     const shard_engine* engine, int32_t group, const char* key,
     double* value) SHARD_NOEXCEPT;
 
-/* The group's optimizer with the values it has now, every key:
+/* Writes the group's optimizer with the present value of every key:
  * "sgd?lr=0.1&momentum=0&...". Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_group_text(
     const shard_engine* engine, int32_t group, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
-/* For a run that began in another program, after shard_engine_broadcast_params:
- * an optimizer state of `param`, `count` values in fp32 of the whole tensor, of
- * which this rank keeps what it owns. `state` is torch's name, "exp_avg"; or
- * "master_param", the fp32 value of a bf16 or f16 parameter. States stored in
- * fewer bits are rounded to nearest. "master_param" leaves the parameter itself
- * as it is until the next step. Every rank does the same. docs/numerics.md says
- * what the states are called elsewhere. Errors: NOT_FOUND for a state that the
- * optimizer does not keep, listing those that it does; a count that is not the
- * state's; a value that is not finite, or a negative second moment of adam;
- * FAILED_PRECONDITION for a frozen parameter, before the broadcast, or between
- * shard_engine_begin_step and its step. Local. */
+/* Sets an optimizer state of `param`, after shard_engine_broadcast_params, for
+ * a run that began in another program. `values` has the `count` fp32 values of
+ * the whole tensor; this rank keeps those that it owns. `state` is torch's
+ * name, such as "exp_avg", or "master_param", the fp32 value of a bf16 or f16
+ * parameter. States stored in fewer bits are rounded to nearest. "master_param"
+ * leaves the parameter itself as it is until the next step. Every rank makes
+ * the same calls. docs/numerics.md lists the names that states have in other
+ * programs. Errors: NOT_FOUND for a state that the optimizer does not keep,
+ * listing those that it keeps; a count that is not the state's; a value that is
+ * not finite, or a negative second moment of adam; FAILED_PRECONDITION for a
+ * frozen parameter, before the broadcast, or between shard_engine_begin_step
+ * and its step. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_state(
     shard_engine* engine, int32_t param, const char* state, const float* values,
     size_t count) SHARD_NOEXCEPT;
 
-/* Gets the number of completed steps; those that were skipped do not count. The
- * same on every rank between steps. Local. */
+/* Gets the number of completed steps; skipped steps do not count. The same on
+ * every rank between steps. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_get_step(
     const shard_engine* engine, int64_t* step) SHARD_NOEXCEPT;
 
-/* Sets the number of completed steps, 0 to 2^32 - 2: bias corrections go on
- * from there, and what an optimizer does in its first step only is not done
- * again. Every rank sets the same, or the next step is DESYNC. Steps are
- * counted up to 2^32 - 2: a checkpoint beyond it and the step after it are
- * OUT_OF_RANGE. FAILED_PRECONDITION before the broadcast, or between
- * shard_engine_begin_step and its step. Local. */
+/* Sets the number of completed steps, 0 to 2^32 - 2. Bias corrections go on
+ * from there, and an optimizer does not repeat the work of its first step.
+ * Every rank sets the same, or the next step is DESYNC. A step beyond 2^32 - 2,
+ * and the load of a checkpoint of such a step, are OUT_OF_RANGE.
+ * FAILED_PRECONDITION before the broadcast, or between shard_engine_begin_step
+ * and its step. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_step(
     shard_engine* engine, int64_t step) SHARD_NOEXCEPT;
 
-/* Returns the factor of the loss for the next backward pass; the same
- * on every rank. 1 without loss_scaling. Local. */
+/* Gets the factor of the loss for the next backward pass; the same on every
+ * rank. 1 without loss_scaling. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_loss_scale(
     const shard_engine* engine, double* scale) SHARD_NOEXCEPT;
 
@@ -184,27 +187,29 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_growth_tracker(
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_loss_scale(
     shard_engine* engine, double scale, int64_t good_steps) SHARD_NOEXCEPT;
 
-/* Sets this rank's gradients to zero; what was accumulated in sharded ones, and
- * declared ready, is dropped. Where gradients are sharded a sum is made of all
- * ranks' gradients, so every rank calls this equally often between two steps,
- * in the same places between its passes; a step before which they did not is
- * DESYNC, with missing_grads at the step, where the ranks that lag may still
- * call it, else at the first unit that is reduced, and for good. Ranks need not
- * wait for each other there. Where gradients are whole each rank zeroes its own
- * as it likes, on ranks that share no memory and without missing_grads until it
- * declares them ready. Local; waits for reductions that are on their way. */
+/* Sets this rank's gradients to zero; sums accumulated in sharded gradients,
+ * and gradients declared ready, are dropped. Where gradients are sharded a sum
+ * is made of all ranks' gradients, so every rank calls this function equally
+ * often between two steps, in the same places between its passes. Ranks that
+ * did not get DESYNC: with missing_grads at the step, where the ranks that lag
+ * may still make the call; else at the first unit that is reduced, and then the
+ * error is final. Ranks need not wait for each other there. Where gradients are
+ * whole each rank zeroes its own as it likes; on ranks that share no memory,
+ * without missing_grads, only until it declares them ready. Local; waits for
+ * reductions that are on their way. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_zero_grad(
     shard_engine* engine) SHARD_NOEXCEPT;
 
-/* Copies initial values in. `bytes` must be the parameter's size. Rank 0's
- * values are the ones that count: other ranks may call it, their arguments are
- * checked and their values dropped, so that all ranks can run the same code.
- * Local; FAILED_PRECONDITION after shard_engine_broadcast_params. */
+/* Copies a parameter's initial values into the engine. `bytes` must be the
+ * parameter's size. Only rank 0's values count: other ranks may make the call,
+ * which checks their arguments and drops their values, so that all ranks can
+ * run the same code. Local; FAILED_PRECONDITION after
+ * shard_engine_broadcast_params. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_param(
     shard_engine* engine, int32_t param, const void* data,
     size_t bytes) SHARD_NOEXCEPT;
 
-/* Makes rank 0's parameters everybody's. COLLECTIVE, blocks; once, before the
+/* Sends rank 0's parameters to all ranks. COLLECTIVE, blocks; once, before the
  * first step. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_broadcast_params(
     shard_engine* engine, double timeout) SHARD_NOEXCEPT;
@@ -217,43 +222,47 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_broadcast_params(
  *   acquire(BACKWARD) compute  mark_unit_grads_ready  release
  *   shard_engine_step
  *
- * In stages 0 and 1 on ranks that share memory all of it is optional. In stages
- * 2 and 3 the backward half is needed, and in stage 3 without shared memory
- * both. Units of one nesting depth share transient memory: as many may be in
- * use at once as the plan's prefetch allows, plus one.
+ * In stages 0 and 1 on ranks that share memory all of these calls but the step
+ * are optional. In stages 2 and 3 those of the backward pass are needed, and in
+ * stage 3 without shared memory those of both passes. Units of one nesting
+ * depth share transient memory: one more of them may be in use at once than the
+ * plan's prefetch allows.
  *
  * In every stage alike, a step counts the gradients that this rank declared
  * (mark_unit_grads_ready, mark_param_grad_ready) since the last step or
- * zero_grad, and no others, whatever lies in their place. A rank that declared
- * none, because it released its units as they were or acquired none, has none
- * in this step; see missing_grads. That holds from the rank's first acquire for
- * a backward pass, or its first declaration, on. Until then, and for good in a
- * host that makes no such call, whole gradients all count, as they lie there.
- * Ranks may differ in that where they share memory, or with missing_grads.
+ * zero_grad, and no others, whatever values the others hold. A rank that
+ * declared no gradients, because it released its units as they were or acquired
+ * none, has none in this step; see missing_grads. This rule holds from the
+ * rank's first acquire for a backward pass, or its first declaration, on. Until
+ * then, and always in a host that makes no such call, all whole gradients count
+ * with the values that they hold. Only ranks that share memory, or that have
+ * missing_grads, may differ in whether they have made such a call.
  *
  * States of a unit: IDLE, FORWARD, BACKWARD_PRE, BACKWARD_POST; of the engine:
- * IDLE, FORWARD_BACKWARD, SUMMON_FULL_PARAMS. A call in the wrong one is
- * FAILED_PRECONDITION and names it. Where a call has to exchange something with
- * the other ranks, marked COLLECTIVE*, an error on one rank is the error of all
- * ranks, and final: later calls return it; unless all ranks made the same
- * mistake. Ranks that exchange different things are DESYNC. */
+ * IDLE, FORWARD_BACKWARD, SUMMON_FULL_PARAMS. A call in the wrong state is
+ * FAILED_PRECONDITION, which names the state. COLLECTIVE* marks calls that
+ * exchange something with the other ranks where that is needed. There an error
+ * on one rank is the error of all ranks, and final, so that later calls return
+ * it, unless all ranks made the same mistake. Ranks that exchange different
+ * things get DESYNC. */
 
 /* The pass that a unit is acquired for. Frozen. */
 typedef int32_t shard_pass;
 enum shard_pass_values {
   SHARD_PASS_FORWARD = 1,
   SHARD_PASS_BACKWARD = 2,
-  /* The host writes every element of the unit's gradients, so that they need
-   * not be zeros before; elements that it leaves out are unspecified. Otherwise
-   * as BACKWARD. Not with missing_grads. */
+  /* As BACKWARD, but the unit's gradients do not start as zeros: the host
+   * writes every element. Elements that the host leaves out are unspecified.
+   * Not with missing_grads. */
   SHARD_PASS_BACKWARD_OVERWRITE = 3
 };
 
-/* IDLE to FORWARD or BACKWARD_PRE. When it returns the unit's parameters are
- * there: at once where ranks share memory, and in stages 0 to 2; in stage 3
- * without shared memory they are gathered, and those of the units that were
- * acquired next in the step before are fetched ahead. For a backward pass there
- * is room for its gradients, with BACKWARD zeros in stages 2 and 3. `timeout`
+/* Acquires a unit for a pass: IDLE to FORWARD or BACKWARD_PRE. When the call
+ * returns, the unit's parameters can be read. Where ranks share memory, and in
+ * stages 0 to 2, it returns at once; in stage 3 without shared memory it
+ * gathers the parameters, and fetches ahead those of the units that were
+ * acquired next in the step before. For a backward pass it makes room for the
+ * unit's gradients, which with BACKWARD are zeros in stages 2 and 3. `timeout`
  * in seconds; 0: the engine's. COLLECTIVE*, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_acquire(
     shard_engine* engine, int32_t unit, shard_pass pass,
@@ -264,9 +273,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_acquire(
  * missing_grads it has those that shard_engine_mark_param_grad_ready declared.
  * Where such gradients are sharded the release declares the unit as
  * shard_engine_mark_unit_grads_ready does, is COLLECTIVE*, and waits for the
- * other ranks at most as long as the engine's timeout. Every other release is
- * local and does not wait. Errors: INVALID_ARGUMENT for a unit that does not
- * exist; FAILED_PRECONDITION for one that is IDLE, before
+ * other ranks, at most for the engine's timeout. Every other release is local
+ * and does not wait. Errors: INVALID_ARGUMENT for a unit that does not exist;
+ * FAILED_PRECONDITION for one that is IDLE, before
  * shard_engine_broadcast_params, and while parameters are summoned. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_release(
     shard_engine* engine, int32_t unit) SHARD_NOEXCEPT;
@@ -281,31 +290,32 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_params(
     shard_engine* engine, int32_t unit, int32_t* params, const void** data,
     void** grads, size_t capacity, size_t* count) SHARD_NOEXCEPT;
 
-/* BACKWARD_PRE to BACKWARD_POST: this rank's gradients of the unit are written,
- * and the host no longer touches them. They are reduced while it goes on. In
- * stages 0 and 1 also from IDLE. After shard_engine_mark_param_grad_ready for
- * some parameters of the unit, the others have none in this pass
- * (missing_grads). Once per step, but for passes that accumulate
- * (shard_engine_set_accumulate). COLLECTIVE*. */
+/* Declares that this rank's gradients of the unit are written and that the host
+ * no longer touches them: BACKWARD_PRE to BACKWARD_POST. The gradients are
+ * reduced while the host goes on. In stages 0 and 1 also from IDLE. After
+ * shard_engine_mark_param_grad_ready for some parameters of the unit, the
+ * others have none in this pass (missing_grads). Once per step, but for passes
+ * that accumulate (shard_engine_set_accumulate). COLLECTIVE*. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_mark_unit_grads_ready(
     shard_engine* engine, int32_t unit) SHARD_NOEXCEPT;
 
-/* The same for one parameter; the last of a unit's makes the unit ready. A
- * parameter that does not exist, or is frozen, is an error of all ranks where
- * one of the unit would be. COLLECTIVE*. */
+/* Declares the gradient of one parameter; the last one of a unit makes the unit
+ * ready. A parameter that does not exist, or is frozen, is an error of all
+ * ranks where a wrong unit in shard_engine_mark_unit_grads_ready would be.
+ * COLLECTIVE*. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_mark_param_grad_ready(
     shard_engine* engine, int32_t param) SHARD_NOEXCEPT;
 
-/* Sets whether backward passes accumulate. 1: gradients that become ready from
- * here on are not the last, for another pass follows before the step; 0, as at
- * first: they are the last. (Elsewhere this is called no_sync.) In
- * stages 0 and 1, and with the plan's whole_grads, the host adds to its
+/* Sets whether backward passes accumulate. With 1, another pass follows before
+ * the step for the gradients that become ready from here on; with 0, the
+ * initial value, they are the last of the step. (PyTorch calls this no_sync.)
+ * In stages 0 and 1, and with the plan's whole_grads, the host adds to its
  * gradients and nothing is exchanged; where gradients are sharded each pass is
  * reduced and added to this rank's sum. The same on every rank. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_accumulate(
     shard_engine* engine, int32_t on) SHARD_NOEXCEPT;
 
-/* The same on every rank. */
+/* How a step treats the gradients. The same on every rank. */
 typedef struct shard_step_options {
   size_t struct_size;
   /* Scales gradients down so that their global norm is at most this:
@@ -325,9 +335,10 @@ typedef struct shard_step_options {
   /* 1: the sum of the ranks' gradients is divided by the number of ranks that
    * have not joined (shard_engine_join), not by world_size. */
   int32_t average_active;
-  /* Which norm max_grad_norm bounds and the report has: 1, 2, any p above 0 for
-   * which it cannot overflow, or infinity for the largest magnitude. Default 2.
-   * Those other than 1, 2 and infinity cost another pass over the gradients. */
+  /* The norm that max_grad_norm bounds and that is reported: 1, 2, any p above
+   * 0 for which it cannot overflow, or infinity for the largest magnitude.
+   * Default 2. Norms other than 1, 2 and infinity cost another pass over the
+   * gradients. */
   double grad_norm_type;
   /* Bounds every element of the averaged gradient to [-clip_value, clip_value].
    * Default: no bound. Not together with max_grad_norm. */
@@ -336,22 +347,23 @@ typedef struct shard_step_options {
 #define SHARD_STEP_OPTIONS_INIT \
   { sizeof(shard_step_options), 0, 0, 0, 0, 0, 0, 0, 0 }
 
+/* The results and the times of a step. */
 typedef struct shard_step_report {
   size_t struct_size;
   int64_t step;     /* Steps done so far, skipped ones not counted. */
   double grad_norm; /* Before clipping, after division; -1: not computed. */
   int32_t skipped; /* 1: gradients were not finite, parameters are as before. */
-  int32_t active_ranks;  /* That have not joined. */
+  int32_t active_ranks;  /* Ranks that have not joined. */
   uint64_t bytes_moved;  /* Read and written by this rank's kernels. */
   double seconds_wait;   /* For other ranks. */
   double seconds_reduce; /* Sum and norm; 0 in the one-pass form. */
   double seconds_update; /* Update and publish; with the sum in one pass. */
   double seconds_total;
-  double loss_scale; /* That this step divided the gradients by. */
-  /* Tensors that this rank sent since the step before, or read of other ranks'
-   * memory to reduce them ahead of the step; how many of those were through
-   * before the host waited for them; the seconds they took; and those that the
-   * host waited. */
+  double loss_scale; /* This step divided the gradients by it. */
+  /* Bytes of tensors that this rank has sent since the step before, or has read
+   * from other ranks' memory to reduce them ahead of the step; how many of
+   * these bytes were through before the host waited for them; the seconds that
+   * the transfers took; and the seconds that the host waited. */
   uint64_t bytes_communicated;
   uint64_t bytes_overlapped;
   double seconds_communication;
@@ -360,83 +372,88 @@ typedef struct shard_step_report {
 #define SHARD_STEP_REPORT_INIT \
   { sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Reduces the gradients of all ranks, updates, and publishes the parameters:
- * when it returns, every rank sees all new values and may write gradients
- * again. COLLECTIVE, blocks. `options` and `report` may be NULL. The same
- * options, gradients and world size give the same bits on one kind of processor
- * (muon: with one BLAS and number of its threads). DESYNC when options
- * differ between ranks; FAILED_PRECONDITION before broadcast_params. */
+/* Reduces the gradients of all ranks, updates the parameters, and publishes
+ * them: when the call returns, every rank sees all new values and may write
+ * gradients again. COLLECTIVE, blocks. `options` and `report` may be NULL. The
+ * same options, gradients and world size give the same bits on one kind of
+ * processor (muon: with one BLAS and number of its threads). DESYNC when
+ * options differ between ranks; FAILED_PRECONDITION before broadcast_params. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_step(
     shard_engine* engine, const shard_step_options* options,
     shard_step_report* report) SHARD_NOEXCEPT;
 
-/* Optional, before the backward pass: says what the step after it will be, so
- * that each unit is updated, and its parameters spread, as soon as its
- * gradients are ready on all ranks, while the host still computes the others.
- * Parameters of a unit change from then on; other results are those of
- * shard_engine_step, to the bit. The step itself then takes no options, or the
- * same. FAILED_PRECONDITION with what needs all gradients before anything is
+/* Announces the options of the next step before the backward pass, so that each
+ * unit is updated, and its parameters sent, as soon as its gradients are ready
+ * on all ranks, while the host still computes others. Optional. Parameters of a
+ * unit change from then on; all else is as with shard_engine_step alone, to the
+ * bit. The step itself then takes no options, or the same ones.
+ * FAILED_PRECONDITION with options that need all gradients before anything is
  * updated: max_grad_norm, skip_nonfinite, dynamic loss_scaling, missing_grads.
  * COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_begin_step(
     shard_engine* engine, const shard_step_options* options) SHARD_NOEXCEPT;
 
-/* For a rank that is out of input while others still have some: takes its part
- * in all that they exchange, with gradients of zero, and in their steps, until
- * every rank has joined; then all return, and may go on with a next epoch.
- * `steps`, which may be NULL: how many those were. `timeout` seconds for each
- * wait; 0: the engine's. In the meantime the other ranks only acquire, release,
- * declare ready and step; what they set by shard_engine_set_hyper is this
- * rank's too. COLLECTIVE with those, blocks. FAILED_PRECONDITION while units
- * are in use or gradients are ready. */
+/* Takes part in the exchanges and steps of the other ranks, with gradients of
+ * zero, until every rank has joined. For a rank that is out of input while
+ * others still have some. Then all ranks return, and may go on with a next
+ * epoch. `steps`, which may be NULL, receives the number of these steps.
+ * `timeout` is the seconds for each wait; 0: the engine's. In the meantime the
+ * other ranks only acquire, release, declare ready and step; hyperparameters
+ * that they set by shard_engine_set_hyper are set on this rank too. COLLECTIVE
+ * with their calls, blocks. FAILED_PRECONDITION while units are in use or
+ * gradients are ready. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_join(
     shard_engine* engine, double timeout, int64_t* steps) SHARD_NOEXCEPT;
 
 /* ---- Full parameters, and changes at run time ------------------------------
  */
 
-/* From here on shard_engine_param gives whole private copies of the parameters
- * in `module` (0: all) and below, on rank `rank` or, with -1, on all; on the
- * others it is FAILED_PRECONDITION for those. The host may read the copies, and
- * change them through shard_engine_writable_param; the engine has its own until
- * shard_engine_summon_end, so a host that fails in between has changed nothing.
- * Meanwhile only these and summon_end are allowed. Takes the copies' bytes. The
- * same on every rank. COLLECTIVE, blocks. Errors: FAILED_PRECONDITION while
- * units are in use, INVALID_ARGUMENT for a module or rank that does not exist,
- * DESYNC. */
+/* Makes whole private copies of the parameters in `module` (0: all) and below,
+ * on rank `rank` or, with -1, on all ranks. shard_engine_param then returns the
+ * copies; on ranks without them it is FAILED_PRECONDITION for these parameters.
+ * The host may read the copies, and change them through
+ * shard_engine_writable_param. The engine's own parameters stay as they are
+ * until shard_engine_summon_end, so a host that fails in between has changed
+ * nothing. Meanwhile only these two functions and shard_engine_summon_end are
+ * allowed. Needs memory for the copies. The same arguments on every rank.
+ * COLLECTIVE, blocks. Errors: FAILED_PRECONDITION while units are in use,
+ * INVALID_ARGUMENT for a module or rank that does not exist, DESYNC. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_summon(
     shard_engine* engine, int32_t module, int32_t rank,
     double timeout) SHARD_NOEXCEPT;
 
-/* Frees the copies. With `write_back` 1 they become the parameters first: every
- * rank writes what it owns from its own copies, or all from those of the one
- * rank that has them. Master weights follow where a parameter's bits have
- * changed, and keep their precision elsewhere. COLLECTIVE, blocks. */
+/* Frees the copies of shard_engine_summon. With `write_back` 1 they are first
+ * written to the parameters: every rank writes the elements that it owns, from
+ * its own copies or from those of the one rank that has them. Master weights
+ * follow where a parameter's bits have changed, and keep their precision
+ * elsewhere. COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_summon_end(
     shard_engine* engine, int32_t write_back, double timeout) SHARD_NOEXCEPT;
 
 /* Gives `params`, which are frozen or in the default group, a group of their
  * own, as shard_model_add_param_group does; they become trainable. "?key=value"
- * inherits from the default group as it is now. Both calls put another plan in
- * the place of the old one, between steps: all pointers from shard_engine_param
- * and _grad are no longer valid, gradients are zero, parameters keep their
- * values. States of parameters that were and are trainable stay where the
- * optimizer has one of that name and type; others begin as zeros, and their
- * parameters count their steps from 0. Frozen parameters lose their states.
- * Owners of other parameters stay as they were. Needs the memory of both plans.
- * The same on every rank, which agree on the new plan's fingerprint; on an
- * error everything is as before. `group` may be NULL. COLLECTIVE, block. */
+ * inherits from the default group as it is now. This call and
+ * shard_engine_set_trainable replace the plan, between steps: all pointers from
+ * shard_engine_param and _grad are no longer valid, gradients are zero,
+ * parameters keep their values. A parameter that was and is trainable keeps
+ * each state of which its optimizer has one of that name and type; other states
+ * begin as zeros, and their parameters count their steps from 0. Frozen
+ * parameters lose their states. Owners of other parameters stay as they were.
+ * Needs the memory of both plans. The same arguments on every rank; the ranks
+ * agree on the new plan's fingerprint. After an error everything is as before.
+ * `group` may be NULL. COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_add_param_group(
     shard_engine* engine, const char* optimizer, const int32_t* params,
     size_t count, double timeout, int32_t* group) SHARD_NOEXCEPT;
 
-/* Freezes (`trainable` 0) or trains (1) parameters from here on. */
+/* Freezes (`trainable` 0) or trains (1) parameters from here on, by a new plan
+ * as shard_engine_add_param_group does. COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_trainable(
     shard_engine* engine, const int32_t* params, size_t count,
     int32_t trainable, double timeout) SHARD_NOEXCEPT;
 
-/* Gets the bytes that this engine really has allocated, as shard_plan_memory
- * predicts them; host_bytes is that of ranks which all have as much as this
+/* Gets the bytes that this engine has allocated, which shard_plan_memory
+ * predicts. host_bytes takes every rank of the host to have as much as this
  * one. Set memory->struct_size first. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_memory(
     const shard_engine* engine, shard_memory* memory) SHARD_NOEXCEPT;

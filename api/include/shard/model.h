@@ -15,13 +15,14 @@ SHARD_BEGIN_DECLS
  * no dots and no control characters, and with its path at most 65000 bytes. */
 typedef struct shard_model shard_model;
 
-/* `class_name`: the root module's; may be NULL. Local. */
+/* Creates a model whose root module has the class `class_name`, which may be
+ * NULL. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_create(
     const char* class_name, shard_model** model) SHARD_NOEXCEPT;
 
-/* `name`: one path component. `class_name` may be NULL; `module`
- * receives the id. Errors: a parent that does not exist, a bad name, a name
- * that `parent` has already. Local. */
+/* Adds a module within `parent`. `name` is one path component; `class_name` may
+ * be NULL; `module` receives the id. Errors: a parent that does not exist, a
+ * bad name, a name that `parent` has already. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_add_module(
     shard_model* model, int32_t parent, const char* name,
     const char* class_name, int32_t* module) SHARD_NOEXCEPT;
@@ -34,31 +35,32 @@ SHARD_NODISCARD SHARD_API shard_error* shard_model_add_param(
     shard_model* model, int32_t module, const char* name, shard_dtype dtype,
     const int64_t* shape, size_t ndim, int32_t* param) SHARD_NOEXCEPT;
 
-/* Gives `param` another name: tied weights. It is stored, reduced and updated
- * once, under the name that comes first in module-walk order. Local. */
+/* Gives `param` another name, for tied weights. The parameter is stored,
+ * reduced and updated once, under the name that comes first in module-walk
+ * order. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_tie(
     shard_model* model, int32_t module, const char* name,
     int32_t param) SHARD_NOEXCEPT;
 
-/* A frozen parameter keeps its values and has no gradient and no optimizer
+/* Freezes a parameter: it keeps its values and has no gradient and no optimizer
  * state. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_freeze(
     shard_model* model, int32_t param) SHARD_NOEXCEPT;
 
-/* libshard neither stores nor touches what is ignored; a module is ignored
- * with everything below it. Local. */
+/* Ignore a parameter, or a module with everything below it: libshard neither
+ * stores nor touches ignored parameters. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_ignore_param(
     shard_model* model, int32_t param) SHARD_NOEXCEPT;
 SHARD_NODISCARD SHARD_API shard_error* shard_model_ignore_module(
     shard_model* model, int32_t module) SHARD_NOEXCEPT;
 
 /* Gives params[0..count) an optimizer, or hyperparameters, of their own: a
- * param group. `optimizer` as in shard_plan_options, or "?key=value" for the
- * plan's optimizer with other values, such as "?weight_decay=0", and "" for
- * that with the same; it is read when a plan is made. Groups have ids from 1
- * up; group 0 holds every parameter that no other names, with the plan's
- * optimizer. Errors: no parameters, one that does not exist, one that has a
- * group already or stands twice. Local. */
+ * param group. `optimizer` is a text as in shard_plan_options, or "?key=value"
+ * for the plan's optimizer with other values, such as "?weight_decay=0", or ""
+ * for the plan's optimizer as it is; the text is read when a plan is made.
+ * Groups have ids from 1 up; group 0 holds every parameter that is in no other
+ * group, with the plan's optimizer. Errors: no parameters, a parameter that
+ * does not exist, has a group already or is listed twice. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_add_param_group(
     shard_model* model, const char* optimizer, const int32_t* params,
     size_t count, int32_t* group) SHARD_NOEXCEPT;

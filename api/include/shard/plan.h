@@ -30,31 +30,34 @@ enum shard_masters_values {
   /* An fp32 copy, the master weights: 4 bytes of state per element. The
    * parameter is its value rounded to nearest even. The default. */
   SHARD_MASTERS_F32 = 1,
-  /* Nothing is kept: it is widened, updated in fp32 and rounded to nearest
-   * even. Updates below half its last digit are lost. */
+  /* No copy is kept: the parameter is widened, updated in fp32 and rounded to
+   * nearest even. Updates below half its last digit are lost. */
   SHARD_MASTERS_NONE_NEAREST = 2,
-  /* The same, rounded up or down at random such that the mean is right; bf16
-   * only. The bits come from a counter-based generator keyed by (seed, step,
-   * parameter, element): they do not depend on the world size. */
+  /* No copy is kept: the updated parameter is rounded up or down at random such
+   * that the mean is right; bf16 only. The bits come from a counter-based
+   * generator keyed by (seed, step, parameter, element): they do not depend on
+   * the world size. */
   SHARD_MASTERS_NONE_STOCHASTIC = 3
 };
 
-/* Non-zero when `module` is to be a unit. `nonwrapped_numel`: its elements, but
- * for those of ignored parameters and of units within it. Called by
- * shard_plan_create only, on its thread, of modules within before those around
- * them; `user_data` is not used after it. */
+/* Returns non-zero when `module` is to be a unit. `nonwrapped_numel` is the
+ * number of its elements, without those of ignored parameters and of units
+ * within it. Called by shard_plan_create only, on its thread, with inner
+ * modules before those around them; `user_data` is not used after
+ * shard_plan_create returns. */
 typedef int32_t (*shard_wrap_fn)(int32_t module, int64_t nonwrapped_numel,
                                  void* user_data);
 
 typedef struct shard_plan_options {
   size_t struct_size;
   /* ZeRO stage: 0 and 1 shard optimizer states, 2 also gradients, 3 also
-   * parameters; each where that saves memory (docs/units.md). What is not
-   * sharded exists once per host where ranks share memory. States are sharded
-   * over all ranks in stage 0, too: that costs no more communication than
-   * copies of them would. */
+   * parameters; each where that saves memory (docs/units.md). Tensors that are
+   * not sharded exist once per host where ranks share memory. Stage 0, too,
+   * shards states over all ranks: copies of the states would not save
+   * communication. */
   int32_t stage;
-  /* REQUIRED, at least 1. It must be the communicator's. */
+  /* The number of ranks: REQUIRED, at least 1, and equal to the communicator's.
+   */
   int32_t world_size;
   shard_partition partition;
   /* BUCKET only: 1 cuts buckets at total/world_size and spreads the pieces;
@@ -63,12 +66,13 @@ typedef struct shard_plan_options {
   /* BUCKET only: a bucket is closed when it holds this many gradient bytes,
    * parameters taken last to first. Default 25 MiB. */
   int64_t bucket_bytes;
-  /* MANUAL only: the owner of parameter i, and the number of entries, which
-   * must be the number of parameters. Not read for frozen or ignored ones. */
+  /* MANUAL only: owners[i] is the rank that owns parameter i, and num_owners
+   * must be the number of parameters. Entries of frozen and ignored parameters
+   * are not read. */
   const int32_t* owners;
   size_t num_owners;
-  /* The optimizer and its hyperparameters by torch's names; those not given
-   * have torch's defaults. Default "adamw". Of parameters in no param group.
+  /* The optimizer of parameters in no param group, and its hyperparameters by
+   * torch's names; those not given have torch's defaults. Default "adamw".
    *   adamw, adam  lr beta1 beta2 eps weight_decay amsgrad profile states
    *   sgd          lr momentum dampening weight_decay nesterov
    *   adagrad      lr lr_decay weight_decay initial_accumulator_value eps
@@ -86,36 +90,39 @@ typedef struct shard_plan_options {
    * All but lion and muon take maximize=1. Flags are 0 or 1. amsgrad, centered,
    * and whether momentum is 0 decide which states there are: they cannot change
    * later, nor can words. rprop reads lr on the first step only, as torch does.
-   * profile=torch|apex|deepspeed_cpu|llmc|llmc_cpu|ggml: whose arithmetic is
-   * followed, to the order of operations (docs/numerics.md); llmc, llmc_cpu and
-   * ggml are adamw's, and amsgrad is torch's. states=f32|bf16|q8: how exp_avg
-   * and its like are stored; q8 is 8 bits and a scale per 256 elements.
-   * lamb, adafactor and muon step whole parameters: each is owned by one rank,
-   * in every partition, and all ranks' shares are as large as the largest. muon
-   * steps matrices only, and needs a CBLAS (SHARD_BLAS_LIBRARY, else the usual
-   * names): give vectors, embeddings and heads a param group of adamw.
-   * adjust_lr_fn=original|match_rms_adamw. */
+   * profile=torch|apex|deepspeed_cpu|llmc|llmc_cpu|ggml names the program whose
+   * arithmetic is followed, to the order of operations (docs/numerics.md); only
+   * adamw has llmc, llmc_cpu and ggml, and only torch has amsgrad.
+   * states=f32|bf16|q8 is the type in which exp_avg and its like are stored; q8
+   * is 8 bits and a scale per 256 elements. lamb, adafactor and muon step whole
+   * parameters: each is owned by one rank, in every partition, and all ranks'
+   * shares are as large as the largest. muon steps matrices only, and needs a
+   * CBLAS (SHARD_BLAS_LIBRARY, else the usual names): give vectors, embeddings
+   * and heads a param group of adamw. adjust_lr_fn=original|match_rms_adamw. */
   const char* optimizer;
   /* 1: gradients of bf16 and f16 parameters are kept in fp32. Default: as the
    * parameter. They are summed in fp32 either way. */
   int32_t f32_grads;
   /* Default SHARD_MASTERS_F32. */
   shard_masters masters;
-  /* Of SHARD_MASTERS_NONE_STOCHASTIC and of states narrower than fp32, which
-   * are always rounded so. */
+  /* The seed of stochastic rounding: of parameters with
+   * SHARD_MASTERS_NONE_STOCHASTIC, and of states narrower than fp32, which are
+   * always rounded so. */
   uint64_t seed;
-  /* Which modules become units: what is gathered and reduced together
-   * (docs/units.md). The root always is one. Policies, any of which may say so,
-   * separated by '|', with the results of torch.distributed.fsdp.wrap:
+  /* The policies that make modules units, whose parameters are gathered and
+   * whose gradients are reduced together (docs/units.md). The root is always a
+   * unit. Policies are separated by '|', a module is a unit when any of them
+   * selects it, and their results are those of torch.distributed.fsdp.wrap:
    *   always                     every module
    *   class?names=Block,MLP      by class name
    *   size?min_numel=100000000&force_leaf=MultiheadAttention
    *       &exclude=ModuleList,ModuleDict                (without the line
-   * break) modules with so many elements beyond those of units within; neither
-   * force_leaf nor what is below it, and never exclude itself. A tied parameter
-   * counts once, in the module of its first name, where torch counts it in
-   * every child that has it. Values not given are those shown. A class policy
-   * of which the model has no class is an error. Default: the root only. */
+   * break) modules with at least min_numel elements beyond those of units
+   * within; neither force_leaf nor what is below it, and never exclude itself.
+   * A tied parameter counts once, in the module of its first name, where torch
+   * counts it in every child that has it. Values not given are those shown. A
+   * class policy none of whose classes the model has is an error. Default: the
+   * root only. */
   const char* wrap;
   /* One more policy, asked where the others do not wrap. May be NULL. */
   shard_wrap_fn wrap_predicate;
@@ -124,34 +131,34 @@ typedef struct shard_plan_options {
    * SHARD_F32, SHARD_BF16 or SHARD_F16; gradients follow. Default: as declared.
    */
   shard_dtype param_dtype;
-  /* Stage 3 without shared memory: so many consecutive ranks shard the
-   * parameters among them, and other such groups hold them again. It divides
-   * world_size. Default: world_size. */
+  /* Stage 3 without shared memory: the number of consecutive ranks that shard
+   * the parameters among them; every such group holds all parameters. It must
+   * divide world_size. Default: world_size. */
   int32_t shard_group_size;
   /* With a narrower param_dtype: modules of these classes, separated by commas,
-   * become units of their own that stay f32 with all below them. One that no
-   * module has is an error. */
+   * become units of their own that stay f32 with all below them. A class that
+   * no module has is an error. */
   const char* f32_classes;
   /* A flat buffer that is cut evenly is closed before its gradients (or frozen
    * parameters) would take more bytes. Default 25 MiB. */
   int64_t buffer_bytes;
-  /* How many units' gathers or reductions are in flight beside the unit in use,
-   * up to 64; each takes a slot. -1: none. Default 1. */
+  /* The number of units whose gathers or reductions are in flight beside the
+   * unit in use, up to 64; each takes a slot. -1: none. Default 1. */
   int32_t prefetch;
   /* Stages 2 and 3: 1 keeps every rank's gradients whole, so that they
    * accumulate without communication. */
   int32_t whole_grads;
-  /* 1: sums of gradients are kept in fp32 and made in rank order, so that no
-   * result depends on stage, units, buffer_bytes, prefetch, overlap or
+  /* 1: gradients are summed in rank order and the sums are kept in fp32, so
+   * that no result depends on stage, units, buffer_bytes, prefetch, overlap or
    * shard_group_size (docs/numerics.md). */
   int32_t deterministic;
   /* Stage 3: 1 keeps parameters whole from the forward pass to the step, as in
    * stage 2, instead of gathering them again for the backward pass
    * (reshard_after_forward=False). */
   int32_t keep_after_forward;
-  /* 1: a plan that keeps whole what its stage shards, because a rank's part and
-   * the slots would take no less memory, is an error instead of a warning. For
-   * one rank there is nothing to shard, and no error. */
+  /* 1: it is an error instead of a warning when the plan keeps tensors whole
+   * that its stage shards, because a rank's part and the slots would take no
+   * less memory. For one rank there is nothing to shard, and no error. */
   int32_t require_sharding;
   int32_t reserved;
 } shard_plan_options;
@@ -176,24 +183,24 @@ typedef struct shard_placement {
 #define SHARD_PLACEMENT_INIT \
   { sizeof(shard_placement), 0, 0, NULL }
 
-/* Bytes, page rounding included. */
+/* The memory of engines in bytes, rounded up to pages. */
 typedef struct shard_memory {
   size_t struct_size;
-  /* Per host where its ranks share memory, which hold one copy; else per rank.
+  /* Per host where ranks share memory, for they hold one copy; else per rank.
    */
   uint64_t param_bytes;
   uint64_t grad_bytes;      /* Per rank. */
   uint64_t state_bytes;     /* Per rank: optimizer state, master weights too. */
-  uint64_t workspace_bytes; /* Per rank: of lamb, adafactor and muon. */
+  uint64_t workspace_bytes; /* Per rank: for lamb, adafactor and muon. */
   uint64_t transient_bytes; /* Per rank: slots of units in use or in flight. */
-  /* All of the above by where it is. Per rank: in memory of the device's own;
-   * "cpu" has none. */
+  /* All of the above, by the memory that it is in. Per rank: in the device's
+   * own memory; "cpu" has none. */
   uint64_t device_bytes;
-  uint64_t host_bytes;   /* Per host, of all its ranks: in its memory. */
+  uint64_t host_bytes;   /* Per host: in its memory, for all its ranks. */
   uint64_t pinned_bytes; /* Of host_bytes: page-locked, for a device. */
-  /* Per host, beside host_bytes: what the communicator and the engine's own
-   * pass control data through and, where ranks share no memory, tensors, from
-   * the first one on. */
+  /* Per host, beside host_bytes: the memory through which the host's
+   * communicator and the engine's pass control data and, where ranks share no
+   * memory, from the first tensor on also tensors. */
   uint64_t control_bytes;
 } shard_memory;
 #define SHARD_MEMORY_INIT \
@@ -203,8 +210,9 @@ typedef struct shard_plan shard_plan;
 
 /* Decides every unit, flat buffer, slot and owner. Pure and local: the same
  * inputs give the same plan on any machine, for any world size, without
- * allocating what it plans. Copies the model. Errors name the offending
- * option, parameter and value; two names of one key in checkpoints are one. */
+ * allocating what it plans. Copies the model. Errors name the offending option,
+ * parameter and value; it is also an error when two names have one key in
+ * checkpoints. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_create(
     const shard_model* model, const shard_plan_options* options,
     shard_plan** plan) SHARD_NOEXCEPT;
@@ -212,7 +220,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_create(
 typedef struct shard_plan_info {
   size_t struct_size;
   uint64_t fingerprint; /* Equal on two ranks exactly when their plans are. */
-  int32_t stage;        /* As asked for; what it comes to are the next two. */
+  int32_t stage;        /* As asked for; the next two are what is sharded. */
   int32_t shards_grads; /* 1: a rank keeps the sums of its own part. */
   /* 1: where ranks share no memory, a rank keeps its own part, and a unit's
    * parameters are whole while it is acquired. */
@@ -228,23 +236,23 @@ typedef struct shard_plan_info {
 #define SHARD_PLAN_INFO_INIT \
   { sizeof(shard_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Gets what was decided, and how many of each thing there are. Set
- * info->struct_size first. Any thread. */
+/* Gets the plan's decisions, and the number of its parameters, units and so on.
+ * Set info->struct_size first. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_get_info(
     const shard_plan* plan, shard_plan_info* info) SHARD_NOEXCEPT;
 
-/* The unit a parameter is in; one of several names is where its first is in
- * module-walk order. FAILED_PRECONDITION for an ignored parameter. Any thread.
- */
+/* Gets the unit that a parameter is in; a tied parameter is in the unit of its
+ * first name in module-walk order. FAILED_PRECONDITION for an ignored
+ * parameter. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_of(
     const shard_plan* plan, int32_t param, int32_t* unit) SHARD_NOEXCEPT;
 
-/* Gets the unit whose outermost module this is; -1 when there is none. Any
+/* Gets the unit whose outermost module is `module`; -1 when there is none. Any
  * thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_of_module(
     const shard_plan* plan, int32_t module, int32_t* unit) SHARD_NOEXCEPT;
 
-/* A unit's outermost module. Any thread. */
+/* Gets a unit's outermost module. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_unit_module(
     const shard_plan* plan, int32_t unit, int32_t* module) SHARD_NOEXCEPT;
 
@@ -264,9 +272,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_json(
     const shard_plan* plan, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
-/* Gets the warnings, a line each; "" when there is nothing: what the stage
- * would shard and the plan keeps whole; units with frozen and with trainable
- * parameters, and what that costs; modules that stay f32 by f32_classes. Any
+/* Gets the warnings, a line each, or "". They name tensors that the stage would
+ * shard and the plan keeps whole; units with both frozen and trainable
+ * parameters, and the cost of these; modules that stay f32 by f32_classes. Any
  * thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_warnings(
     const shard_plan* plan, const char** warnings) SHARD_NOEXCEPT;
@@ -274,27 +282,28 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_warnings(
 /* ---- A plan as bytes --------------------------------------------------------
  *
  * For a host that plans once and hands the plan to its ranks, and for tools
- * that look at the plan of a run. The bytes hold the model, the options, which
- * modules are units, and the fingerprint; no layout, for that follows from them
- * and is computed again, by what shard_plan_create uses, so that nothing read
- * from a file can place a parameter outside its buffer. */
+ * that look at the plan of a run. The bytes hold the model, the options, the
+ * ids of modules that are units, and the fingerprint. They hold no layout:
+ * shard_plan_decode computes it again as shard_plan_create does, so that
+ * nothing read from a file can place a parameter outside its buffer. */
 
 /* Copies the plan's first `capacity` bytes to `buffer` and writes the number of
- * all to `length`; with capacity 0 `buffer` may be NULL. They are made in each
- * call, and are the same in each. RESOURCE_EXHAUSTED when there would be more
- * than 1 GiB, or where modules are nested so deeply that their names with paths
- * have 16 times as many bytes and 16 MiB. Any thread. */
+ * all to `length`; with capacity 0 `buffer` may be NULL. Each call makes the
+ * bytes anew, and all calls give the same bytes. RESOURCE_EXHAUSTED when there
+ * would be more than 1 GiB, or when modules are nested so deeply that their
+ * names with paths have more than 16 times as many bytes and 16 MiB. Any
+ * thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_encode(
     const shard_plan* plan, void* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
-/* Makes the plan of shard_plan_encode's bytes: with the same fingerprint, the
- * same ids, and the same answer to every question. `bytes`, of any alignment,
- * are not kept. Local. CORRUPT for anything that no plan has as its bytes;
- * UNIMPLEMENTED for those of a libshard that writes them, or lays plans out, in
- * another way: make the plan again. Whatever the bytes, they need memory of at
- * most 64 times their number, 96 bytes for each rank of the world size in them
- * (2^20 at most) and 32 MiB, and time in proportion. */
+/* Makes a plan from the bytes of shard_plan_encode, with the same fingerprint,
+ * the same ids, and the same results from every function. `bytes` may have any
+ * alignment and are not kept. Local. Errors: CORRUPT for bytes that no plan is
+ * written as; UNIMPLEMENTED for bytes of a libshard that writes plans, or lays
+ * them out, in another way: make the plan again. Any bytes, wrong ones too,
+ * need memory of at most 64 times their number, 96 bytes for each rank of the
+ * world size in them (2^20 at most) and 32 MiB, and time in proportion. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_decode(
     const void* bytes, size_t length, shard_plan** plan) SHARD_NOEXCEPT;
 

@@ -2,10 +2,11 @@
  *
  * State dicts.
  *
- * Named tensors and numbers in memory, under the keys of checkpoints: what this
- * rank has of an engine's state, or what a host loads into one. Numbers are
- * "state.FQN.step" and "param_groups.FQN.KEY", such as .lr; of a whole model
- * with dynamic loss_scaling also those of shard_engine_set_loss_scale.
+ * A state dict has named tensors and numbers in memory, under the keys of
+ * checkpoints: this rank's part of an engine's state, or the state that a host
+ * loads into an engine. Numbers are "state.FQN.step" and
+ * "param_groups.FQN.KEY", such as .lr; with dynamic loss_scaling the state of a
+ * whole model also has those of shard_engine_set_loss_scale.
  *
  *   shard_state_dict_get     this rank's elements of every tensor; local
  *   shard_state_dict_gather  every tensor whole, on one rank or all, one after
@@ -26,31 +27,32 @@ typedef struct shard_state_dict shard_state_dict;
 
 typedef struct shard_state_dict_options {
   size_t struct_size;
-  /* Seconds; default: the engine's, after which a rank that does not come is
-   * found in any case. */
+  /* Seconds. Default: the engine's timeout, after which a rank that does not
+   * come is found in any case. */
   double timeout;
   shard_state_filter filter;
-  /* shard_state_dict_get, 1: of tensors a copy, which stays what it is.
-   * Default: pointers into the engine, valid until the next call that changes
-   * or frees it. */
+  /* shard_state_dict_get only. 1: tensors are copied, and keep their values.
+   * Default: tensors are pointers into the engine, valid until the next call
+   * that changes or frees the engine. */
   int32_t copy;
   int32_t reserved;
 } shard_state_dict_options;
 #define SHARD_STATE_DICT_OPTIONS_INIT \
   { sizeof(shard_state_dict_options), 0, {0, 0, NULL, 0, 0, 0}, 0, 0 }
 
-/* Returns the part of an engine's state that this rank owns. Other names of
- * tied parameters are there as aliases, without elements; trainable, group and
- * step of shard_tensor_info are not filled. Local: no other rank takes part.
- * Errors: FAILED_PRECONDITION unless between steps, a module that does not
- * exist. */
+/* Gets the part of an engine's state that this rank owns. Other names of tied
+ * parameters are listed as aliases, without elements; trainable, group and step
+ * of shard_tensor_info are not filled. Local: no other rank takes part. Errors:
+ * FAILED_PRECONDITION unless between steps; a module that does not exist. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_get(
     shard_engine* engine, const shard_state_dict_options* options,
     shard_state_dict** state) SHARD_NOEXCEPT;
 
-/* Tensors, aliases among them; 0 for NULL. Any thread, here and below. */
+/* Returns the number of tensors, aliases among them; 0 for NULL. Any thread,
+ * here and below. */
 SHARD_API int64_t shard_state_dict_num_tensors(const shard_state_dict* state)
     SHARD_NOEXCEPT;
+/* Get a tensor's type and shape, and its key. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_tensor(
     const shard_state_dict* state, int64_t tensor,
     shard_tensor_info* info) SHARD_NOEXCEPT;
@@ -62,40 +64,42 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_tensor_key(
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_local(
     const shard_state_dict* state, int64_t tensor, int64_t* begin,
     int64_t* numel, const void** data) SHARD_NOEXCEPT;
-/* NOT_FOUND when there is no tensor of that key. */
+/* Finds the tensor of a key. NOT_FOUND when there is none. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_find(
     const shard_state_dict* state, const char* key,
     int64_t* tensor) SHARD_NOEXCEPT;
-/* Numbers, by ascending key. `value` may be NULL. */
+/* Return how many numbers there are, 0 for NULL, and get each with its key, by
+ * ascending key. `value` may be NULL. */
 SHARD_API int64_t shard_state_dict_num_numbers(const shard_state_dict* state)
     SHARD_NOEXCEPT;
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_number(
     const shard_state_dict* state, int64_t number, double* value, char* buffer,
     size_t capacity, size_t* length) SHARD_NOEXCEPT;
 
-/* Called with a tensor: its elements at `data`, during the call only; NULL for
- * an alias, and when there are none. Not 0 ends the gathering: CANCELLED. */
+/* Receives a tensor. Its elements are at `data` during the call only; `data` is
+ * NULL for an alias, and for a tensor without elements. A result other than 0
+ * ends the gathering: CANCELLED. */
 typedef int32_t (*shard_tensor_fn)(const char* key,
                                    const shard_tensor_info* info,
                                    const void* data, void* user_data);
 
-/* Calls `take` with every tensor, whole, on rank `rank`, or with -1 on all; on
- * the others it may be NULL. Takes the bytes of the largest tensor and 16 MiB,
- * on the others 16 MiB. Same options and `rank` on every rank. COLLECTIVE,
- * blocks; `user_data` is used during the call. Errors as shard_state_dict_get;
- * CANCELLED on all ranks. */
+/* Calls `take` with every tensor, whole, on rank `rank`, or on all ranks when
+ * `rank` is -1. Other ranks may pass NULL. Needs memory for the largest tensor
+ * and 16 MiB, on the other ranks 16 MiB. Same options and `rank` on every rank.
+ * COLLECTIVE, blocks; `user_data` is used during the call. Errors are those of
+ * shard_state_dict_get, and CANCELLED on all ranks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_gather(
     shard_engine* engine, const shard_state_dict_options* options, int32_t rank,
     shard_tensor_fn take, void* user_data) SHARD_NOEXCEPT;
 
-/* An empty one, for a host to fill. */
+/* Creates an empty state dict, for a host to fill. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_create(
     shard_state_dict** state) SHARD_NOEXCEPT;
 
 /* Adds a whole tensor, whose bytes must stay where they are until the state
  * dict was loaded or freed. Keys that begin with "state." are optimizer states.
- * Errors: a key that a tensor or a number has already, a shape, dtype or
- * `bytes` that do not go together, or a state dict of shard_state_dict_get. */
+ * Errors: a key that a tensor or a number has already; a shape, dtype and
+ * `bytes` that do not fit each other; a state dict of shard_state_dict_get. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_add(
     shard_state_dict* state, const char* key, shard_dtype dtype,
     const int64_t* shape, size_t ndim, const void* data,
@@ -106,9 +110,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_add_number(
     shard_state_dict* state, const char* key, double value) SHARD_NOEXCEPT;
 
 /* Loads a state dict as shard_checkpoint_load does a checkpoint, with the same
- * options, report and errors. `from_rank0` 1: rank 0's, which is sent tensor by
- * tensor; elsewhere `state` may be NULL. Else every rank has one of the same
- * tensors, whole or with the elements it owns. COLLECTIVE, blocks. */
+ * options, report and errors. With `from_rank0` 1 rank 0's state dict is loaded
+ * and sent tensor by tensor; `state` may be NULL on other ranks. Else every
+ * rank gives a state dict with the same tensors, whole or with the elements
+ * that the rank owns. COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_load(
     shard_engine* engine, const shard_state_dict* state,
     const shard_load_options* options, int32_t from_rank0,
