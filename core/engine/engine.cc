@@ -24,8 +24,9 @@ Status CheckEngineOptions(const EngineOptions& options) {
                          "; known: 0 (an error), 1 (zero), 2 (skip)");
 }
 
-// What ranks must agree on beside the plan: those that differed would part
-// only when one of them skips a step, or sends what no other expects.
+// Writes the options that ranks must agree on beside the plan: ranks with
+// different ones would diverge only when one of them skips a step, or sends
+// data that no other rank expects.
 void Describe(const EngineOptions& options, FactSink* sink) {
   sink->AddSpec("loss_scaling", "kind", options.loss_scaler.ToString());
   sink->Add("", "missing_grads", options.missing_grads);
@@ -65,7 +66,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
       AgreeOnStatus(comm.get(), "find a BLAS", blas.status(), deadline));
   comm->logger().Log(LogLevel::kInfo, "rank ", comm->rank(), ": ",
                      plan->Summary(), blas->empty() ? "" : ", BLAS ", *blas);
-  // The same on every rank; once is enough.
+  // The warnings are the same on every rank, so one rank logs them.
   if (comm->rank() == 0) {
     LogWarnings(comm->logger(), NewWarnings(*plan, nullptr));
   }
@@ -105,8 +106,8 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
       checkpoints_(comm_->world_size()) {}
 
 Engine::~Engine() {
-  // What is on its way goes through first: peers wait for it. In a child of
-  // fork nothing moves.
+  // Transfers in progress are finished first: peers wait for them. In a child
+  // of fork no transfer is running.
   if (assembly_ == nullptr || ::getpid() != owner_) return;
   assembly_->WaitForStreams(Deadline::After(timeout_));
   checkpoints_.WaitForSave();
@@ -183,7 +184,7 @@ Status Engine::UnitGradsReady(int32_t unit) {
 
 Status Engine::ParamGradReady(ParamId param) {
   SHARD_RETURN_IF_ERROR(CheckTraining("mark_param_grad_ready"));
-  // The others may wait for what this rank was to declare.
+  // Other ranks may wait for this rank's declaration.
   return assembly_->units().ParamGradReady(
       param, TrainablePlaceOf(plan(), param, "gradient").status(),
       DeadlineOf(0));
@@ -297,7 +298,7 @@ Status Engine::ChangePlan(PlanChange change, double timeout) {
   Adopt(std::move(next.assembly));
   comm_->logger().Log(LogLevel::kInfo, "rank ", comm_->rank(), ": ",
                       plan().Summary());
-  // A change can make whole what was sharded.
+  // The new plan may keep units whole that were sharded, and warn of them.
   if (comm_->rank() == 0) LogWarnings(comm_->logger(), next.warnings);
   return Status();
 }

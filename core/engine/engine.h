@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engine: sharded training on one rank. It owns the buffers a plan describes,
-// gives the host pointers into them, and runs the step. It is a facade: it
-// checks in which state training is, and hands each call to the part below that
-// does it.
+// Engine: sharded training on one rank. An engine owns the buffers that a plan
+// describes, gives the host pointers into them, and runs the step. The class is
+// a facade: each call checks the training state and is passed on to the part
+// below that implements it.
 //
 // Training states: FILLING until BroadcastParams; then IDLE between steps,
 // FORWARD_BACKWARD while units are in use or gradients are ready
 // (core/engine/units/units.h), and SUMMON_FULL_PARAMS
-// (core/engine/state/summon.h). A call in the wrong one fails with the state it
-// found and the one it needs.
+// (core/engine/state/summon.h). A call in the wrong state fails with the
+// current state and the one that the call needs.
 //
-// An error after which ranks have got out of step is final: every later
+// An error after which the ranks are out of step is final: every later
 // collective call returns it.
 //
-// Threads: one at a time. COLLECTIVE calls as in core/comm/communicator.h; they
-// go through a communicator of the engine's own, so that the host may use its
-// own in any order beside them.
+// Threads: one at a time. COLLECTIVE has the meaning of
+// core/comm/communicator.h. Collective calls go through a communicator of the
+// engine's own, so that the host may use its communicator in any order
+// meanwhile.
 
 #ifndef SHARD_CORE_ENGINE_ENGINE_H_
 #define SHARD_CORE_ENGINE_ENGINE_H_
@@ -51,25 +52,25 @@
 namespace shard {
 
 struct EngineOptions {
-  double timeout = 0;  // Seconds; 0: the communicator's.
+  double timeout = 0;  // Seconds; 0: the communicator's timeout.
   LossScaler loss_scaler;
   MissingGrads missing_grads = MissingGrads::kError;
-  // Without shared memory: a step returns while parameters are still on their
-  // way; the host acquires each unit before it reads them.
+  // Without shared memory: a step returns while parameters are still being
+  // sent; the host acquires each unit before it reads the unit's parameters.
   bool overlap = false;
-  std::string device;  // OpenDevice.
+  std::string device;  // As OpenDevice takes it.
 };
 
 class Engine {
  public:
-  // COLLECTIVE. Options that this rank could not read (`plan` may then be
-  // null), or that are wrong, are an error on all ranks.
+  // Makes an engine. COLLECTIVE. Options that this rank could not read (`plan`
+  // may then be null), or that are wrong, are an error on all ranks.
   static StatusOr<std::unique_ptr<Engine>> Create(
       std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
       const StatusOr<EngineOptions>& options = EngineOptions());
 
-  // Waits for what is on its way, at most for the engine's timeout, and for a
-  // save, at most for the save's.
+  // Waits for transfers in progress, at most for the engine's timeout, and for
+  // a background save, at most for the save's timeout.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -79,118 +80,130 @@ class Engine {
     int64_t numel;
   };
 
-  // Errors: an id that does not exist, an ignored parameter, one that is
-  // sharded and not acquired; for Grad also a frozen one.
+  // Returns the memory of a parameter or of its gradient. Errors: an id that
+  // does not exist, an ignored parameter, a sharded parameter that is not
+  // acquired; for Grad also a frozen parameter.
   StatusOr<Tensor> Param(ParamId param) const;
   StatusOr<Tensor> Grad(ParamId param) const;
-  // The same as Param, where the host may write: rank 0's while FILLING, and
-  // copies that were summoned. kFailedPrecondition elsewhere.
+  // Returns the same as Param where the host may write: on rank 0 while
+  // FILLING, and the copies of Summon. kFailedPrecondition elsewhere.
   StatusOr<Tensor> WritableParam(ParamId param) const;
 
-  // Also throws away what was accumulated and declared ready.
+  // Fills the gradients with zeros; discards accumulated gradients and their
+  // ready declarations.
   Status ZeroGrad();
 
-  // See core/engine/units/units.h. `timeout` 0: the engine's, here and below.
+  // Acquire and release units and declare gradients ready: see
+  // core/engine/units/units.h. `timeout` 0: the engine's, here and below.
   Status UnitAcquire(int32_t unit, Pass pass, double timeout);
   Status UnitRelease(int32_t unit);
   Status UnitGradsReady(int32_t unit);
   Status ParamGradReady(ParamId param);
   Status SetNoSync(bool on);
 
-  // Local. A new value holds from the next step on, which may not have begun.
-  // See Hypers::Set.
+  // Sets a hyperparameter. Local. The new value holds from the next step on,
+  // which must not have begun. See Hypers::Set.
   Status SetHyper(GroupId group, std::string_view key, double value);
   const Hypers& hypers() const { return hypers_; }
 
-  // What the host is to multiply its loss by in the next step, and the steps
-  // since that changed or one was skipped (core/optim/loss_scaler.h).
+  // Return the factor by which the host multiplies its loss in the next step,
+  // and the number of steps since that factor changed or a step was skipped
+  // (core/optim/loss_scaler.h).
   double loss_scale() const { return counters_.loss_scaler().scale(); }
   int64_t growth_tracker() const {
     return counters_.loss_scaler().state().good_steps;
   }
 
-  // Rank 0 stores; other ranks check their arguments.
+  // Sets a parameter's first values. Rank 0 stores them; other ranks check
+  // their arguments.
   Status SetParam(ParamId param, const void* data, size_t bytes);
 
-  // COLLECTIVE. FILLING → IDLE.
+  // Sends rank 0's parameters to all ranks. COLLECTIVE. FILLING → IDLE.
   Status BroadcastParams(double timeout);
 
-  // For a run that began in another program. Local; every rank does the same.
-  // REQUIRES: not FILLING, which is an error otherwise. See import_state.h.
+  // Sets an optimizer state, to continue a run of another program. Local; every
+  // rank does the same. kFailedPrecondition while FILLING. See import_state.h.
   Status SetState(ParamId param, std::string_view name, const float* values,
                   size_t count);
-  // Completed steps, without those that were skipped.
+  // Returns the number of completed steps, skipped ones left out.
   int64_t step() const { return counters_.step(); }
-  // As if this many steps had been done: 0 to 2^32 - 2.
+  // Sets the number of completed steps: 0 to 2^32 - 2.
   Status SetStep(int64_t step);
-  // As if the loss scaler had got there.
+  // Sets the state of the loss scaler.
   Status SetLossScale(const LossScaler::State& state);
 
-  // COLLECTIVE. Options that this rank could not read, or that are out of
-  // range, are an error on all ranks.
+  // Updates the parameters from the gradients of all ranks. COLLECTIVE. Options
+  // that this rank could not read, or that are out of range, are an error on
+  // all ranks.
   Status Step(const StatusOr<StepOptions>& options, StepReport* report);
 
-  // COLLECTIVE. Optional, before the backward pass of a step: says what that
-  // step will be, so that each unit is updated and published as soon as its
-  // gradients are ready on all ranks, while the host goes on. Step then takes
-  // default options, or these. Not with what needs all gradients first: a norm,
-  // skip_nonfinite, dynamic loss scaling, missing gradients.
+  // Announces the options of a step before its backward pass, so that each unit
+  // is updated and published as soon as its gradients are ready on all ranks,
+  // while the host goes on. COLLECTIVE, optional. Step then takes default
+  // options, or the announced ones. Not allowed with options that need all
+  // gradients first: a norm, skip_nonfinite, dynamic loss scaling, missing
+  // gradients.
   Status BeginStep(const StatusOr<StepOptions>& options);
 
-  // COLLECTIVE. For a rank that is out of input: does its part of the others'
-  // steps, with gradients that are zero, until all ranks have joined. `steps`:
-  // how many those were.
+  // Takes part in the steps of other ranks, with gradients that are zero, until
+  // all ranks have joined: for a rank that is out of input. COLLECTIVE.
+  // `steps`: set to the number of those steps.
   Status Join(double timeout, int64_t* steps);
 
-  // COLLECTIVE. From here on Param gives whole copies of the parameters in
-  // `module`, on all ranks or on one; see core/engine/state/summon.h. Only
-  // Param and EndSummon are allowed until then.
+  // Makes whole copies of the parameters in `module`, on all ranks or on one,
+  // which Param returns from then on; see core/engine/state/summon.h.
+  // COLLECTIVE. Only Param and EndSummon are allowed until EndSummon.
   Status Summon(ModuleId module, int rank, double timeout);
-  // COLLECTIVE. With `write_back` the copies become the parameters. One that
-  // this rank could not read is an error on all ranks.
+  // Frees the copies; with `write_back` they become the parameters first.
+  // COLLECTIVE. A `write_back` that this rank could not read is an error on all
+  // ranks.
   Status EndSummon(const StatusOr<bool>& write_back, double timeout);
 
-  // COLLECTIVE, both. Another plan over the same parameters takes the place of
-  // the old one: pointers from Param and Grad are no longer valid, gradients
-  // are zero. States of parameters that stay trainable are kept
-  // (core/engine/state/migrate.h); frozen ones lose theirs, and count their
-  // steps from 0 once they are trained again. Both plans' memory is held
-  // meanwhile. On an error that is the same on all ranks, everything is as
-  // before.
+  // Replace the plan by another one over the same parameters. COLLECTIVE.
+  // Pointers from Param and Grad are no longer valid, and gradients are zero.
+  // States of parameters that stay trainable are kept
+  // (core/engine/state/migrate.h); frozen parameters lose their states, and
+  // count their steps from 0 once they are trained again. The memory of both
+  // plans is held meanwhile. After an error that is the same on all ranks,
+  // everything is as before.
   //
-  // `params` are frozen, or in the default group; they become trainable.
+  // Makes a param group. `params` are frozen, or in the default group; they
+  // become trainable.
   StatusOr<GroupId> AddParamGroup(std::string_view optimizer,
                                   const std::vector<ParamId>& params,
                                   double timeout);
   Status SetTrainable(const std::vector<ParamId>& params,
                       const StatusOr<bool>& trainable, double timeout);
 
-  // COLLECTIVE, both, between steps; see core/engine/state/checkpoints.h.
-  // Options that this rank could not read, or that are wrong, are an error on
-  // all ranks. So is an error of an asynchronous save before, once.
+  // Save and load checkpoints; see core/engine/state/checkpoints.h. COLLECTIVE,
+  // between steps. Options that this rank could not read, or that are wrong,
+  // are an error on all ranks. So is the error of an earlier asynchronous save,
+  // once.
   //
-  // Into `root`, named by the step. Null: it is done; else it goes on in the
-  // background, and training may go on at once.
+  // Saves into `root`, in a folder named by the step. Returns null when the
+  // save is done; otherwise the save goes on in the background, and training
+  // may go on at once.
   StatusOr<std::shared_ptr<AsyncSave>> Save(
       const std::string& root, const StatusOr<SaveOptions>& options);
-  // From a checkpoint or a root of some; also in state FILLING, in place of
-  // SetParam and BroadcastParams. After an error while tensors were read,
-  // parameters have no values, and the state is FILLING.
+  // Loads a checkpoint, or the latest one of a root; also in state FILLING, in
+  // place of SetParam and BroadcastParams. After an error while tensors were
+  // read, parameters have no values, and the state is FILLING.
   Status Load(const std::string& path, const StatusOr<LoadOptions>& options,
               LoadReport* report);
   Checkpoints& checkpoints() { return checkpoints_; }
 
   // State dicts: see core/state/memory_store.h.
   //
-  // Local: adds what this rank owns, and the numbers. The store's parts are the
-  // engine's memory.
+  // Adds the elements that this rank owns, and the training numbers, to
+  // `store`. Local. The store's parts are the engine's memory.
   Status AddLocalState(const StateOptions& options, MemoryStore* store);
-  // COLLECTIVE: see core/engine/state/gather_state.h. Options that this rank
-  // could not read are an error on all ranks.
+  // Gathers whole tensors; see core/engine/state/gather_state.h. COLLECTIVE.
+  // Options that this rank could not read are an error on all ranks.
   Status GatherState(const StatusOr<StateOptions>& options, int rank,
                      double timeout, const TrainingState::EntrySink& sink);
-  // COLLECTIVE. `store` may be null on other ranks than 0 with from_rank0, and
-  // where options are an error; else all ranks have the same tensors.
+  // Loads a state dict. COLLECTIVE. `store` may be null on ranks other than 0
+  // with from_rank0, and where options are an error; otherwise all ranks have
+  // the same tensors.
   Status LoadState(const MemoryStore* store,
                    const StatusOr<LoadOptions>& options, LoadReport* report);
 
@@ -200,9 +213,9 @@ class Engine {
   const std::shared_ptr<const Plan>& shared_plan() const {
     return assembly_->plan();
   }
-  // The host's.
+  // Returns the host's communicator.
   Communicator* comm() const { return host_comm_.get(); }
-  // The memory itself, for what reads or measures it whole.
+  // Returns the engine's memory, for callers that read or measure all of it.
   const EngineMemory& memory() const { return assembly_->memory(); }
   MemoryReport Memory() const { return memory().Measure(); }
 
@@ -220,14 +233,14 @@ class Engine {
   WorkDeadline WorkDeadlineOf(double timeout) const {
     return WorkDeadline(SecondsOf(timeout), timeout_);
   }
-  // OK outside FILLING and SUMMON_FULL_PARAMS.
+  // Returns OK outside FILLING and SUMMON_FULL_PARAMS.
   Status CheckTraining(std::string_view what) const;
-  // OK in training state IDLE.
+  // Returns OK in training state IDLE.
   Status CheckBetweenSteps(std::string_view what) const;
-  // OK in IDLE and in FILLING.
+  // Returns OK in IDLE and in FILLING.
   Status CheckCanLoad() const;
   void Adopt(std::unique_ptr<Assembly> assembly);
-  // COLLECTIVE. Goes on with the changed plan.
+  // Replaces the plan by the changed one. COLLECTIVE.
   Status ChangePlan(PlanChange change, double timeout);
   TrainingState State();
 

@@ -15,8 +15,8 @@ uint64_t Pages(DType dtype, int64_t numel) {
   return RoundUpToPage(DTypeBytes(dtype, numel));
 }
 
-// Gives out the bytes of an arena one after the other; with no memory behind
-// it, counts them.
+// Allocates the bytes of an arena one after the other; without memory, counts
+// them.
 class Carver {
  public:
   explicit Carver(unsigned char* base) : base_(base) {}
@@ -52,7 +52,7 @@ uint64_t SlotOffset(const std::vector<SlotPlan>& slots, int32_t depth,
          slots[static_cast<size_t>(depth)].bytes * static_cast<uint64_t>(slot);
 }
 
-// The sizes of all kinds, and, given memory, the places in it.
+// The sizes of all kinds of memory, and, given memory, the places in it.
 struct Carvers {
   Carver params{nullptr};
   std::vector<Carver> grads;  // By rank.
@@ -60,7 +60,7 @@ struct Carvers {
   Carver states{nullptr};
 };
 
-// Walks over all buffers in the order in which they lie.
+// Visits all buffers in the order in which they lie.
 void Carve(const Plan& plan, bool shared, int rank, Carvers* from,
            std::vector<EngineBuffer>* buffers) {
   const bool sharded = plan.shards_params() && !shared;
@@ -190,7 +190,7 @@ void EngineMemory::PlaceBuffers(const Plan& plan) {
   buffers_.reserve(plan.buffers().size());
   Carve(plan, shared_, rank_, &places, &buffers_);
   if (shared_) return;
-  // By rank, of which only this one's are here.
+  // Gradients are indexed by rank; only this rank's are here.
   for (EngineBuffer& buffer : buffers_) {
     if (buffer.grads.empty()) continue;
     unsigned char* const own = buffer.grads[0];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // EngineMemory: all memory of one rank's engine, allocated exactly as the plan
-// predicts (Plan::Memory). One allocation per kind, in which every buffer
-// begins at a page.
+// predicts (Plan::Memory). Each kind of memory is one allocation, in which
+// every buffer begins at a page.
 //
 //                 ranks share memory            they do not
 //   parameters    one SymmetricBuffer per host  all, or what this rank holds
@@ -39,22 +39,25 @@ struct EngineBuffer {
   int64_t held_begin = 0;
   int64_t held_numel = 0;
 
-  // The whole gradients by rank, those of other ranks only where memory is
+  // The whole gradients, by rank; other ranks' gradients only where memory is
   // shared. Empty when frozen, and where gradients are sharded.
   std::vector<unsigned char*> grads;
 
   // This rank's range of the summed gradients, in FlatBufferPlan::sum_dtype.
-  // Null where it has no place of its own.
+  // Null where the sum has no memory of its own.
   unsigned char* sum = nullptr;
 
-  // By FlatBufferPlan::states: this rank's range. Not read when it is empty.
+  // This rank's range of each state, by FlatBufferPlan::states. Not read when
+  // the range is empty.
   std::vector<unsigned char*> states;
 
-  // REQUIRES: the element is held.
+  // Returns the address of a parameter's element. REQUIRES: the element is
+  // held.
   void* ParamAt(int64_t element) const {
     return params + DTypeBytes(plan->dtype, element - held_begin);
   }
-  // REQUIRES: grads has that rank's.
+  // Returns the address of a gradient's element on `rank`. REQUIRES: grads has
+  // that rank's.
   void* GradAt(int rank, int64_t element) const {
     return grads[static_cast<size_t>(rank)] +
            DTypeBytes(plan->grad_dtype, element);
@@ -63,27 +66,29 @@ struct EngineBuffer {
 
 class EngineMemory {
  public:
-  // COLLECTIVE. `plan` and `device` must outlive the result.
+  // Allocates the memory of `plan`. COLLECTIVE. `plan` and `device` must
+  // outlive the result.
   static StatusOr<EngineMemory> Allocate(const Plan& plan, Communicator* comm,
                                          Device* device,
                                          const Deadline& deadline);
 
-  // One per plan buffer, in its order.
+  // Returns the buffers, in the plan's order.
   const std::vector<EngineBuffer>& buffers() const { return buffers_; }
-  // Plan::workspace_numel() elements.
+  // Returns the workspace of Plan::workspace_numel() elements.
   float* workspace() const {
     return reinterpret_cast<float*>(workspace_.data());
   }
-  // Of a unit at `depth`. REQUIRES: 0 <= slot < the plan's count at that depth;
-  // for `rank`, memory that is shared, or this rank itself.
+  // Return the slot's memory for a unit at `depth`. REQUIRES: 0 <= slot < the
+  // plan's count at that depth; for `rank`, memory that is shared, or this rank
+  // itself.
   unsigned char* GradSlot(int rank, int32_t depth, int slot) const;
   unsigned char* ParamSlot(int32_t depth, int slot) const;
 
-  // What is really allocated, in the plan's terms.
+  // Returns the bytes that are really allocated, in the plan's terms.
   MemoryReport Measure() const;
 
  private:
-  // Memory that is private, or that peers see.
+  // One allocation, private or visible to peers.
   struct Arena {
     DeviceMemory pages;
     std::shared_ptr<SymmetricBuffer> visible;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Looks up parameters by ids that a host gives, which may be wrong.
+// Lookup of parameters by ids that a host gives, which may be wrong.
 
 #ifndef SHARD_CORE_ENGINE_MEMORY_PARAM_PLACE_H_
 #define SHARD_CORE_ENGINE_MEMORY_PARAM_PLACE_H_
@@ -17,12 +17,13 @@ namespace shard {
 // does not exist, and an ignored parameter.
 StatusOr<const ParamPlace*> PlaceOf(const Plan& plan, ParamId param);
 
-// Returns the same for a trainable parameter. The error for a frozen one says
-// that it has no `without`.
+// Returns the place of a trainable parameter. The error for a frozen one says
+// that the parameter has no `without`.
 StatusOr<const ParamPlace*> TrainablePlaceOf(const Plan& plan, ParamId param,
                                              std::string_view without);
 
-// Returns the number of elements. REQUIRES: a parameter of the plan.
+// Returns the number of a parameter's elements. REQUIRES: a parameter of the
+// plan.
 int64_t NumelOf(const Plan& plan, ParamId param);
 
 }  // namespace shard

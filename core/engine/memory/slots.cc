@@ -24,7 +24,8 @@ int Slots::Find(int32_t unit) const {
 
 int Slots::Choose(int32_t unit) const {
   const auto& entries = entries_[static_cast<size_t>(DepthOf(unit))];
-  // What was dropped last may still be on its way.
+  // Among equal slots the one used longest ago comes first: transfers into
+  // recently dropped ones may still be running.
   const auto before = [](const Entry& a, const Entry& b) {
     if ((a.unit < 0) != (b.unit < 0)) return a.unit < 0;
     return a.used < b.used;

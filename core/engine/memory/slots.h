@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which unit has which of the plan's slots (SlotPlan). Pure bookkeeping: what
-// it decides depends on the order of calls alone, never on timing, so that
+// Slots: assigns the plan's slots (SlotPlan) to units. Pure bookkeeping: the
+// assignment depends on the order of calls alone, never on timing, so that
 // ranks that make the same calls gather the same units at the same time.
 //
 // Thread-compatible.
@@ -22,39 +22,40 @@ class Slots {
   // `slots` by depth.
   Slots(const Plan& plan, const std::vector<SlotPlan>& slots);
 
-  // The slot that holds what belongs to `unit`; -1: none does.
+  // Returns the slot that holds the data of `unit`, or -1 where none does.
   int Find(int32_t unit) const;
 
-  // A slot for `unit` at its depth, of those that are not in use: one that
-  // holds nothing before others, and the one that was taken least recently
-  // before others like it. -1: all are in use. Does not take it.
+  // Returns a slot at the depth of `unit` that is not in use, or -1 where all
+  // are. An empty slot comes before others, and among equal ones the slot that
+  // was taken least recently. Does not take the slot.
   int Choose(int32_t unit) const;
 
-  // `slot` holds `unit` from here on, and is in use until Release; the unit it
-  // held before has none.
+  // Assigns `slot` to `unit`, in use until Release. The unit that the slot held
+  // before has none from then on.
   void Take(int32_t unit, int slot);
-  // It keeps what it holds until someone takes it.
+  // Ends the use of the unit's slot, which keeps its contents until it is
+  // taken.
   void Release(int32_t unit);
-  // It holds nothing any more.
+  // Empties the unit's slot.
   void Drop(int32_t unit);
-  // All that are not in use.
+  // Empties all slots that are not in use.
   void DropAll();
 
-  // When what is being done with the slot is done. REQUIRES: Find(unit) >= 0
-  // for the second.
+  // Get and set the event that is done when the work on the slot is done.
+  // REQUIRES, for the second: Find(unit) >= 0.
   const Event& event(int32_t depth, int slot) const {
     return at(depth, slot).event;
   }
   void SetEvent(int32_t unit, Event event);
 
-  // The units that are in use at the depth of `unit`, for errors.
+  // Returns the units that are in use at the depth of `unit`, for errors.
   std::vector<int32_t> UsersBeside(int32_t unit) const;
 
  private:
   struct Entry {
     int32_t unit = -1;
     bool in_use = false;
-    uint64_t used = 0;  // When: a count of uses.
+    uint64_t used = 0;  // Value of uses_ at the last use.
     Event event;
   };
   int32_t DepthOf(int32_t unit) const {

@@ -7,10 +7,10 @@
 
 namespace shard {
 
-// Stands for all ranks where a call asks for a rank that gets something.
+// Stands for all ranks where a call takes the rank of a receiver.
 inline constexpr int kAllRanks = -1;
 
-// kInvalidArgument unless `rank` is a rank, or kAllRanks.
+// Returns kInvalidArgument unless `rank` is a rank, or kAllRanks.
 inline Status CheckRankOrAll(int rank, int world_size) {
   if (rank >= kAllRanks && rank < world_size) return Status();
   return InvalidArgument("rank ", rank, " is outside 0 to ", world_size - 1,

@@ -22,9 +22,9 @@ namespace shard {
 
 namespace {
 
-// What a host hands over is copied, into the engine and into each save that
-// goes on in the background. A load takes whatever the memory holds: an older
-// version may have saved more.
+// Limit of a blob that a host sets, which is copied into the engine and into
+// each save in the background. A load takes blobs of any size that memory
+// holds: an older version may have saved larger ones.
 constexpr uint64_t kMaxBlobBytes = uint64_t{1} << 30;
 
 // Adds int64 numbers, wrapping around as unsigned ones do.
@@ -42,7 +42,7 @@ void AddNumbers(const std::vector<std::byte>& from,
   }
 }
 
-// What the names of the ranks' blobs take of a manifest.
+// Returns the bytes that the names of the ranks' blobs take in a manifest.
 uint64_t ManifestBytes(const Checkpoints::Blobs& blobs, int world_size) {
   uint64_t bytes = 0;
   for (const auto& [name, blob] : blobs) {
@@ -59,14 +59,14 @@ Status CheckRoom(uint64_t bytes, int world_size) {
       " are possible: use fewer blobs or shorter names");
 }
 
-// Which checkpoint it is; of safetensors, which tensors.
+// Writes the facts that identify a checkpoint; for safetensors, its tensors.
 void Describe(const FileStore& store, FactSink* sink) {
   if (store.manifest() == nullptr) return DescribeTensors(store, sink);
-  // Each rank has a path of its own.
+  // The path is left out: each rank may have another one.
   sink->Add("", "id", FormatHex(store.manifest()->id().low), store.describe());
 }
 
-// Whether `rank` of `world_size` takes what `saved` stored.
+// Returns whether `rank` of `world_size` takes the blob that `saved` stored.
 bool Takes(BlobRule rule, int saved, int saved_world_size, int rank,
            int world_size) {
   if (rule == BlobRule::kReplicated) return true;
@@ -109,7 +109,7 @@ void AsyncSave::Begin() {
 Status AsyncSave::Wait(const Deadline& deadline) {
   Status status = done_.Synchronize(deadline);
   if (!done_.Done()) return status;
-  // It may have ended just after the deadline.
+  // The save may have ended just after the deadline.
   if (status.code() == StatusCode::kDeadlineExceeded) {
     status = done_.Synchronize(deadline);
   }
@@ -210,8 +210,8 @@ StatusOr<std::shared_ptr<const FileStore>> Checkpoints::Open(
     const std::string& path, FileEnv* env, Communicator* comm,
     const WorkDeadline& deadline) {
   constexpr const char* kWhat = "load checkpoint: open";
-  // Rank 0 says which one it is, so that all ranks load the same while another
-  // program saves; each rank reaches it by its own path.
+  // Rank 0 chooses the checkpoint, so that all ranks load the same one while
+  // another program saves; each rank opens it by its own path.
   std::string name;
   Status local;
   std::shared_ptr<const FileStore> store;
@@ -241,13 +241,13 @@ StatusOr<std::shared_ptr<const FileStore>> Checkpoints::Open(
 StatusOr<Checkpoints::Blobs> Checkpoints::ReadBlobs(const FileStore& store,
                                                     int rank, int world_size) {
   const Manifest& manifest = *store.manifest();
-  // All of them together, before the first is read.
+  // Counts the bytes of all blobs before the first is read.
   uint64_t bytes = 0;
-  // A file may say any number.
+  // Saturates: a file may say any number.
   const auto count = [&bytes](uint64_t more) {
     bytes += std::min(more, UINT64_MAX - bytes);
   };
-  // Of SUMMED ones there are the sum and the one that is added to it.
+  // A SUMMED blob takes room for the sum and for the blob that is being added.
   std::set<std::string_view> sums;
   uint64_t largest_sum = 0;
   for (size_t b = 0; b < manifest.num_blobs(); ++b) {
@@ -272,7 +272,7 @@ StatusOr<Checkpoints::Blobs> Checkpoints::ReadBlobs(const FileStore& store,
         Takes(info.rule, info.rank, manifest.world_size(), rank, world_size);
     if (!takes && !summed) continue;
     SHARD_ASSIGN_OR_RETURN(std::vector<std::byte> content, store.ReadBlob(b));
-    // A rank that none of the sums falls to has zeros.
+    // A rank that takes no sum has zeros.
     if (!takes) content.assign(content.size(), std::byte{0});
     HostBlob& blob = loaded[std::string(info.name)];
     blob.name = info.name;
@@ -283,7 +283,7 @@ StatusOr<Checkpoints::Blobs> Checkpoints::ReadBlobs(const FileStore& store,
       blob.content = std::move(content);
     }
   }
-  // The engine saves them again.
+  // The engine saves these blobs again, so they must fit into a manifest.
   SHARD_RETURN_IF_ERROR(CheckRoom(ManifestBytes(loaded, world_size), world_size)
                             .WithContext(store.describe()));
   return loaded;

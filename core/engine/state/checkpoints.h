@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checkpoints: what an engine keeps between its saves and loads: the save that
-// is going on, its error until somebody hears of it, the memory of snapshots,
-// and what the host stores beside the tensors.
+// Checkpoints: the state that an engine keeps between its saves and loads: the
+// save in progress, its error until it is reported, the memory of snapshots,
+// and the blobs that the host stores beside the tensors.
 //
 // A background save has a communicator and a thread of its own, so that the
-// host may train, and use its own communicator, meanwhile. There is one at a
+// host may train, and use its own communicator, meanwhile. One save runs at a
 // time: the next save or load waits for it.
 //
 // Thread-compatible, as the engine. An AsyncSave is thread-safe.
@@ -39,18 +39,18 @@ namespace shard {
 struct LoadOptions {
   StateOptions state;
   LoadRules rules;
-  // Compare what is read with its checksums.
+  // Compare the bytes that are read with their checksums.
   bool verify = true;
-  // Of a state dict: rank 0's alone, which is sent to the others.
+  // For a state dict: load rank 0's alone, which is sent to the other ranks.
   bool from_rank0 = false;
-  int threads = 4;         // That read, per rank.
+  int threads = 4;         // Reading threads per rank.
   double timeout = 1800;   // Seconds, of the whole load.
   Progress progress;       // Of this rank's bytes. Cancelling fails all ranks.
-  FileEnv* env = nullptr;  // For tests; null: the kernel's.
+  FileEnv* env = nullptr;  // For tests; null: the kernel's files.
 };
 
 struct LoadReport {
-  std::string path;  // What was loaded: "ckpt/step-000042".
+  std::string path;  // Of the loaded checkpoint: "ckpt/step-000042".
   int64_t step = 0;  // Of the checkpoint.
   int saved_world_size = 0;
   MatchReport match;
@@ -59,23 +59,24 @@ struct LoadReport {
 // A save in the background.
 class AsyncSave {
  public:
-  // `comm` and `room` are the save's until it is done. It begins with Begin,
-  // once, after all ranks have theirs: what one of them cannot start, the
-  // others must not wait for.
+  // Makes a save that Begin starts, once, after all ranks have made theirs:
+  // other ranks must not wait for a save that one rank cannot start. `comm` and
+  // `room` are used by the save alone until it is done.
   static StatusOr<std::shared_ptr<AsyncSave>> Create(
       Device* device, std::unique_ptr<CheckpointSave> save,
       std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room);
   void Begin();
 
-  // Does not block.
+  // Returns whether the save has ended. Does not block.
   bool Done() const { return done_.Done(); }
-  // How it ended; kDeadlineExceeded while it has not.
+  // Waits for the end of the save and returns its status; kDeadlineExceeded
+  // where the save has not ended by `deadline`.
   Status Wait(const Deadline& deadline);
   const std::string& path() const { return path_; }
-  // Of the save.
+  // Returns the deadline of the whole save.
   const Deadline& deadline() const { return deadline_; }
 
-  // Whether Wait has returned how it ended.
+  // Returns whether Wait has returned the status of the save.
   bool heard() const { return heard_; }
 
  private:
@@ -83,8 +84,8 @@ class AsyncSave {
 
   const Deadline deadline_;
   std::string path_;
-  // The thread's, which gives it up when it is through: a handle that the host
-  // keeps holds neither memory nor the ranks together.
+  // Resources of the thread, which frees them when the save ends: a handle that
+  // the host keeps holds neither memory nor the connection of the ranks.
   struct Held {
     std::shared_ptr<Communicator> comm;
     std::shared_ptr<Mapping> room;
@@ -100,46 +101,50 @@ class Checkpoints {
  public:
   explicit Checkpoints(int world_size) : world_size_(world_size) {}
 
-  // Local. Before the engine goes: a save that is going on goes through, which
-  // takes at most its timeout.
+  // Waits for a save in progress, at most for its timeout, before the engine is
+  // destroyed. Local.
   void WaitForSave();
 
-  // Local. Stored with every save from here on. kInvalidArgument for a name
-  // that is no plain text (core/model/names.h), an unknown rule, and numbers to
-  // be summed that are not whole int64; kResourceExhausted for more names than
-  // a manifest has room for.
+  // Sets a blob, which is stored with every save from here on. Local.
+  // kInvalidArgument for a name that is not plain text (core/model/names.h), an
+  // unknown rule, and numbers to be summed that are not whole int64;
+  // kResourceExhausted for more names than a manifest has room for.
   Status SetBlob(std::string_view name, BlobRule rule, const void* data,
                  size_t bytes);
-  // What was set or loaded; null: none of that name.
+  // Returns the blob that was set or loaded under `name`, or null.
   const HostBlob* FindBlob(std::string_view name) const;
 
-  // Local. Until a save that is going on is through; its error, unless somebody
-  // has heard of it.
+  // Waits for a save in progress. Local. Returns its error, unless the error
+  // was reported before.
   Status Settle(const Deadline& deadline);
 
-  // COLLECTIVE, both, in an engine that is idle; the options are agreed upon.
+  // Save and Open are COLLECTIVE, in an engine that is idle. The options are
+  // agreed upon before.
   //
-  // Null: it was not asynchronous, and is done. `deadline` is that of the whole
-  // save, also in the background. `engine_comm` is the engine's.
+  // Saves `state`. Returns null when the save was not asynchronous, and is
+  // done. `deadline` is that of the whole save, also in the background.
+  // `engine_comm` is the engine's.
   StatusOr<std::shared_ptr<AsyncSave>> Save(
       SavedState state, const std::string& root, const SaveOptions& options,
       const WorkDeadline& deadline, Communicator* engine_comm, Device* device);
-  // The store of what `path` is, or holds, opened on all ranks and the same.
+  // Opens the checkpoint or safetensors file that `path` is or holds, the same
+  // one on all ranks.
   static StatusOr<std::shared_ptr<const FileStore>> Open(
       const std::string& path, FileEnv* env, Communicator* comm,
       const WorkDeadline& deadline);
   using Blobs = std::map<std::string, HostBlob, std::less<>>;
-  // Local. What a checkpoint has for this rank; of each rank's blobs, something
-  // at the same world size only. REQUIRES: a store with a manifest.
+  // Returns the blobs of a checkpoint that are for this rank. Local. Blobs that
+  // each rank has of its own are returned at the same world size only.
+  // REQUIRES: a store with a manifest.
   static StatusOr<Blobs> ReadBlobs(const FileStore& store, int rank,
                                    int world_size);
-  // Takes them in place of what was set.
+  // Replaces the blobs that were set.
   void TakeBlobs(Blobs blobs);
 
  private:
   const int world_size_;
   Blobs blobs_;
-  // Of a manifest, what the names of these take.
+  // Bytes that the names of blobs_ take in a manifest.
   uint64_t manifest_bytes_ = 0;
   std::shared_ptr<Communicator> comm_;
   std::shared_ptr<Mapping> room_ = std::make_shared<Mapping>();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Facts (core/base/facts.h) of what ranks agree on before they save, load or
-// gather. Modules go by name: ids are each rank's own.
+// Facts (core/base/facts.h) that ranks compare before they save, load or
+// gather. Modules are named: their ids are each rank's own.
 
 #ifndef SHARD_CORE_ENGINE_STATE_DESCRIBE_H_
 #define SHARD_CORE_ENGINE_STATE_DESCRIBE_H_
@@ -15,14 +15,16 @@
 
 namespace shard {
 
-// "'block.mlp'", or "all" for the root. REQUIRES: a module of `model`.
+// Returns the name of a module in messages: "'block.mlp'", or "all" for the
+// root. REQUIRES: a module of `model`.
 std::string ModuleText(const Model& model, ModuleId module);
 
-// REQUIRES: options that CheckStateOptions accepts.
+// Writes the facts of `options`. REQUIRES: options that CheckStateOptions
+// accepts.
 void DescribeState(const Model& model, const StateOptions& options,
                    FactSink* sink);
 
-// Keys, types, shapes and aliases; no elements.
+// Writes the keys, types, shapes and aliases of a store; no elements.
 void DescribeTensors(const TensorStore& store, FactSink* sink);
 
 }  // namespace shard

@@ -22,8 +22,8 @@ std::string HyperKey(std::string_view fqn, std::string_view hyper) {
   return StrCat(kGroupPrefix, fqn, ".", hyper);
 }
 
-// Calls `visit(param, fqn)` for each trainable parameter that `entries` are of,
-// with the name it has in their keys.
+// Calls `visit(param, fqn)` for each trainable parameter that has entries, with
+// its name in their keys.
 template <typename Visit>
 void ForEachStepped(const Plan& plan, const std::vector<StateEntry>& entries,
                     const Visit& visit) {
@@ -74,7 +74,7 @@ void EngineNumbers::Restore(const StateOptions& options,
                             const std::vector<EntryMatch>& matches,
                             const Manifest& manifest) {
   counters_->SpreadSteps(plan_);
-  // Of some modules only their own steps are taken.
+  // A load of some modules takes only their own steps.
   if (options.submodules.empty()) counters_->RestoreStep(manifest.step());
   RestoreParams(entries, matches, manifest);
   counters_->CollapseSteps(plan_);
@@ -124,7 +124,7 @@ void EngineNumbers::RestoreParams(const std::vector<StateEntry>& entries,
 void EngineNumbers::RestoreLossScale(const LossScaler::State& scale) {
   const Status restored = counters_->loss_scaler().Restore(scale);
   if (restored.ok()) return;
-  // A scale that fits goes on without its count.
+  // A scale that fits is restored without its count of good steps.
   const bool fits = counters_->loss_scaler().Restore({scale.scale, 0}).ok();
   if (comm_->rank() != 0) return;
   comm_->logger().Log(LogLevel::kWarning,
@@ -161,14 +161,14 @@ StatusOr<EngineNumbers::Keyed> EngineNumbers::ReadByKey(
   std::map<std::string, double> numbers;
   for (const auto& [key, value] : store.numbers()) {
     std::string clean = CleanStateKey(key, rules.strip_leading_module);
-    // The one that is written like this already comes first.
+    // A key that is written in this form already takes precedence.
     if (clean == key) {
       numbers.insert_or_assign(std::move(clean), value);
     } else {
       numbers.emplace(std::move(clean), value);
     }
   }
-  // Under any name of the parameter, as its tensors are found.
+  // Looks the number up under any name of the parameter, as its tensors are.
   const auto find = [&](ParamId param, const auto& key_of) {
     auto found = numbers.end();
     for (const std::string& name : names[static_cast<size_t>(param)]) {
@@ -217,7 +217,7 @@ void EngineNumbers::RestoreByKey(const Keyed& numbers, bool whole) {
                           " keeps its ", hyper.key, ": ", set.message());
     }
   }
-  // Of some modules, the run's own goes on.
+  // A load of some modules keeps the run's own loss scale.
   if (whole) RestoreLossScale(numbers.loss_scale);
   if (numbers.steps.empty()) return;
   counters_->SpreadSteps(plan_);
@@ -226,7 +226,8 @@ void EngineNumbers::RestoreByKey(const Keyed& numbers, bool whole) {
     most = std::max(most, step);
     counters_->SetParamStep(plan_, param, step);
   }
-  // The run's own count goes on where only some parameters are told of.
+  // The run's own step count stays where a state dict has steps of only some
+  // parameters.
   if (whole && numbers.steps.size() == numbers.stepped) {
     counters_->RestoreStep(most);
   }

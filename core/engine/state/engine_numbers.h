@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EngineNumbers: the numbers of a training (steps, loss scale, hyperparameters)
-// as checkpoints and state dicts have them, out of an engine and back into it.
+// EngineNumbers: writes the numbers of a training (steps, loss scale,
+// hyperparameters) to checkpoints and state dicts, and restores them.
 //
-// A checkpoint has them in its manifest. A state dict has them by keys, so that
-// hosts can read and write them beside torch's: MemoryStore::numbers().
+// A checkpoint has the numbers in its manifest. A state dict has them by key
+// (MemoryStore::numbers()), so that hosts can read and write them beside
+// torch's.
 //
 // Local. Thread-compatible.
 
@@ -31,46 +32,47 @@
 
 namespace shard {
 
-// Refuses a manifest with more steps than an engine counts. A hostile one may
-// say anything.
+// Rejects a manifest with more steps than an engine can count, as a hostile one
+// may have.
 Status CheckSteps(const Manifest& manifest);
 
 class EngineNumbers {
  public:
-  // All outlive this. `comm` is for the log, in which rank 0 warns of numbers
-  // that the engine cannot take.
+  // All arguments must outlive this. `comm` is for the log, in which rank 0
+  // warns of numbers that the engine cannot take.
   EngineNumbers(const Plan& plan, Counters* counters, Hypers* hypers,
                 Communicator* comm)
       : plan_(plan), counters_(counters), hypers_(hypers), comm_(comm) {}
 
-  // Returns the numbers that the engine has now.
+  // Returns the current numbers of the engine.
   TrainingNumbers Now() const;
 
-  // Takes those of a manifest that belong to what was loaded: to all, or to the
-  // entries of some submodules. REQUIRES: CheckSteps.
+  // Restores the numbers of a manifest that belong to the loaded tensors: all
+  // of them, or those of some submodules. REQUIRES: CheckSteps.
   void Restore(const StateOptions& options,
                const std::vector<StateEntry>& entries,
                const std::vector<EntryMatch>& matches,
                const Manifest& manifest);
 
-  // Returns the numbers of the entries' parameters by key; of the `whole`
-  // engine, its loss scale, too.
+  // Returns the numbers of the entries' parameters by key; for the `whole`
+  // engine also the loss scale.
   std::map<std::string, double> ByKey(const std::vector<StateEntry>& entries,
                                       bool whole) const;
 
-  // What a state dict tells of parameters that entries are of.
+  // The numbers that a state dict has for the parameters of entries.
   struct Keyed {
     struct Hyper {
       GroupId group;
       std::string key;
       double value;
     };
-    size_t stepped = 0;  // Parameters that could be told of.
+    size_t stepped = 0;  // Parameters that can have a step.
     std::map<ParamId, int64_t> steps;
     std::vector<Hyper> hypers;
     LossScaler::State loss_scale;
   };
-  // Changes nothing. kInvalidArgument for steps that are no count.
+  // Reads the numbers of a state dict; RestoreByKey then sets them.
+  // kInvalidArgument for steps that are no count.
   StatusOr<Keyed> ReadByKey(const std::vector<StateEntry>& entries,
                             const MemoryStore& store,
                             const StateOptions& options,
@@ -82,7 +84,8 @@ class EngineNumbers {
   void RestoreParams(const std::vector<StateEntry>& entries,
                      const std::vector<EntryMatch>& matches,
                      const Manifest& manifest);
-  // Warns, and changes nothing, when the engine's scaler could not be there.
+  // Restores the state of the loss scaler. Warns, and changes nothing, for a
+  // state that the engine's scaler cannot have.
   void RestoreLossScale(const LossScaler::State& scale);
 
   const Plan& plan_;

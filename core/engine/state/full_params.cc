@@ -52,7 +52,8 @@ Status FullParams::End(const Assembly& assembly,
       comm_, "the end of summoning",
       [&](FactSink* sink) { sink->Add("", "write_back", *write_back); },
       deadline));
-  // Whatever comes of it: the copies are the host's until here.
+  // The copies are freed on every path from here on; the host's pointers end
+  // here.
   const std::unique_ptr<Summoned> summoned = std::move(summoned_);
   if (!*write_back) return Status();
   return summoned->WriteBack(assembly, comm_, device_, deadline);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FullParams: whole copies of a module's parameters for the host (training
-// state SUMMON_FULL_PARAMS), from Summon to End. The ranks agree on what is
-// summoned; the copies themselves are Summoned.
+// state SUMMON_FULL_PARAMS), from Summon to End. This class makes the ranks
+// agree on the call; class Summoned holds the copies.
 //
 // Threads: one at a time, as the engine.
 
@@ -22,12 +22,12 @@ namespace shard {
 
 class FullParams {
  public:
-  // Both outlive this.
+  // Both arguments must outlive this.
   FullParams(Communicator* comm, Device* device)
       : comm_(comm), device_(device) {}
 
   bool summoned() const { return summoned_ != nullptr; }
-  // Whether there are copies of the parameter, on whichever ranks.
+  // Returns whether there are copies of the parameter, on any rank.
   bool Has(ParamId param) const {
     return summoned_ != nullptr && summoned_->Has(param);
   }
@@ -35,13 +35,14 @@ class FullParams {
   // REQUIRES: Has(param).
   StatusOr<void*> Param(ParamId param) const;
 
-  // COLLECTIVE, both. `known`: what is wrong with the call on this rank alone.
+  // Summon and End are COLLECTIVE. `known`: an error of the call on this rank
+  // alone.
   //
   // Copies the parameters in `module`, on all ranks (kAllRanks) or on one.
   Status Summon(const Assembly& assembly, ModuleId module, int rank,
                 const Status& known, const Deadline& deadline);
-  // Gives the copies up. With `write_back` they become the parameters. One that
-  // this rank could not read is an error on all ranks.
+  // Frees the copies; with `write_back` they become the parameters first. A
+  // `write_back` that this rank could not read is an error on all ranks.
   Status End(const Assembly& assembly, const StatusOr<bool>& write_back,
              const Status& known, const Deadline& deadline);
 

@@ -15,12 +15,12 @@ namespace {
 constexpr const char* kPhase = "gather state";
 constexpr size_t kRunBytes = size_t{16} << 20;
 
-// Bytes of an entry that one rank sends.
+// A part of an entry that one rank sends, in bytes.
 struct Piece {
   size_t entry;
-  size_t begin;  // In the entry.
+  size_t begin;  // Position in the entry.
   size_t bytes;
-  size_t owned_begin;  // In what the owner has of it.
+  size_t owned_begin;  // Position in the owner's part.
 };
 
 // Pieces of one rank that follow each other, sent at once.
@@ -44,7 +44,7 @@ class Gatherer {
         deadline_(deadline),
         guard_(stream) {}
 
-  // Room for a run, and where this rank gets tensors for the largest of them.
+  // Allocates room for a run, and on a receiving rank for the largest tensor.
   Status Allocate(Device* device) {
     SHARD_ASSIGN_OR_RETURN(run_room_,
                            device->Allocate(kRunBytes, "a run of tensors"));
@@ -66,7 +66,8 @@ class Gatherer {
       SHARD_RETURN_IF_ERROR(AddPieces(e));
     }
     SHARD_RETURN_IF_ERROR(Send());
-    // What has no elements behind the last one that has.
+    // Delivers the entries without elements that follow the last one with
+    // elements.
     DeliverUpTo(entries_.size());
     return Status();
   }
@@ -116,8 +117,8 @@ class Gatherer {
     return Status();
   }
 
-  // Elements come in the order of the entries: a tensor is whole when its last
-  // byte is here.
+  // Receives a run. Elements come in the order of the entries: a tensor is
+  // whole when its last byte has arrived.
   Status TakeRun() {
     const std::byte* from = run_room_.data();
     for (const Piece& piece : run_.pieces) {
@@ -134,7 +135,7 @@ class Gatherer {
     return Status();
   }
 
-  // Aliases and what has no elements.
+  // Delivers the aliases, and the entries without elements, before `entry`.
   void DeliverUpTo(size_t entry) {
     for (; next_ < entry; ++next_) Deliver(next_, nullptr);
   }

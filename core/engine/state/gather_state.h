@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Consolidation: whole tensors of a training state, one after the other, on one
-// rank or on all. What ranks own is sent in runs of up to kRunBytes, so that
-// many small tensors cost one collective.
+// Gathers whole tensors of a training state, one after the other, on one rank
+// or on all. Ranks send their elements in runs of up to kRunBytes, so that many
+// small tensors cost one collective.
 //
-// Memory: a run and the largest tensor, on the ranks that get them.
+// Memory: one run and the largest tensor, on the ranks that receive tensors.
 
 #ifndef SHARD_CORE_ENGINE_STATE_GATHER_STATE_H_
 #define SHARD_CORE_ENGINE_STATE_GATHER_STATE_H_
@@ -24,14 +24,14 @@
 
 namespace shard {
 
-// Gets entry number `entry`, its elements at `data` during the call only; null
-// for an alias and for a tensor of no elements.
+// Receives the elements of entry number `entry`, at `data` during the call
+// only; null for an alias and for a tensor of no elements.
 using TensorSink = std::function<Status(size_t entry, const std::byte* data)>;
 
-// COLLECTIVE. All entries in their order, to `sink` on rank `rank`, or with -1
-// on all. An error of a sink is the error of all ranks, once the others are
-// through; that rank's sink gets no more. The same entries on all ranks, whose
-// streams are idle.
+// Passes all entries, in their order, to `sink` on rank `rank`, or with -1 on
+// all ranks. COLLECTIVE. An error of a sink becomes the error of all ranks,
+// once the other sinks have got all entries; the failed sink gets no more.
+// REQUIRES: the same entries on all ranks, and idle streams.
 Status GatherState(const Plan& plan, const EngineMemory& memory,
                    const std::vector<StateEntry>& entries, int rank,
                    Communicator* comm, Device* device, Stream* stream,

@@ -26,7 +26,7 @@ StatusOr<size_t> FindState(const FlatBufferPlan& plan, std::string_view name) {
                   known.empty() ? "none" : known);
 }
 
-// A square, of which there is a root.
+// Returns whether the state holds squares, whose root is taken.
 bool IsSquare(const Optimizer& optimizer, size_t state) {
   const StateKind* kinds = NarrowStateKinds(optimizer.formula());
   return kinds != nullptr && state < optimizer.state_names().size() &&
@@ -60,7 +60,7 @@ Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
   SHARD_RETURN_IF_ERROR(CheckValues(values, count, IsSquare(optimizer, s))
                             .WithContext(StrCat("state '", name, "'")));
 
-  // What of it lies in this rank's range. Blocks of 256 begin with their
+  // Elements of the state in this rank's range. Blocks of 256 begin with their
   // parameter, and ranges are whole blocks.
   const int64_t range_begin = range * layout.shard_numel();
   const int64_t begin = std::max(slot.offset, range_begin);

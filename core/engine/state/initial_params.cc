@@ -74,8 +74,8 @@ Status InitialParams::Broadcast(const Assembly& assembly,
     local = FailedPrecondition(
         "parameters were broadcast before; the engine is training");
   }
-  // Also the barrier after which rank 0's values are everyone's, where memory
-  // is shared.
+  // This agreement is also the barrier after which all ranks see rank 0's
+  // values, where memory is shared.
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm_, "broadcast parameters", local, deadline));
   if (!comm_->direct()) SHARD_RETURN_IF_ERROR(Spread(assembly, deadline));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// InitialParams: how parameters get their first values (training state
-// FILLING): rank 0 sets them, then a broadcast takes them to every rank that
-// holds a part. A load takes its place.
+// InitialParams: gives parameters their first values (training state FILLING):
+// rank 0 sets them, then a broadcast sends them to every rank that holds a
+// part. A load replaces both.
 //
-// Where rank 0 does not hold all parameters, those that are set wait in host
-// memory for the broadcast.
+// Where rank 0 does not hold all parameters, values that are set are kept in
+// host memory until the broadcast.
 //
 // Threads: one at a time, as the engine.
 
@@ -23,18 +23,18 @@
 
 namespace shard {
 
-// Widens this rank's part of the parameters into its master weights. Local, in
-// the midst of what all ranks do: an error ends the group.
+// Widens this rank's part of the parameters into its master weights. Local, but
+// part of a collective operation: an error ends the group.
 Status FillMasters(const Assembly& assembly, Communicator* comm,
                    const Deadline& deadline);
 
 class InitialParams {
  public:
-  // Both outlive this.
+  // Both arguments must outlive this.
   InitialParams(Communicator* comm, Device* device)
       : comm_(comm), device_(device) {}
 
-  // Whether parameters have no values yet.
+  // Returns whether parameters have no values yet.
   bool filling() const { return filling_; }
 
   // Stores the values of a parameter on rank 0; other ranks check their
@@ -43,23 +43,25 @@ class InitialParams {
   Status Set(const Assembly& assembly, ParamId param, const void* data,
              size_t bytes, const Deadline& deadline);
 
-  // COLLECTIVE. Gives every rank what rank 0 was given, and ends the filling.
-  // What was not set is zero.
+  // Sends the values that rank 0 was given to every rank, and ends the filling.
+  // COLLECTIVE. Parameters that were not set are zero.
   Status Broadcast(const Assembly& assembly, const Deadline& deadline);
 
-  // The parameters have values from elsewhere.
+  // Ends the filling: the parameters have values from elsewhere.
   void Finish();
-  // They have lost them: a load failed in the midst of writing.
+  // Begins the filling again: a load that failed while writing has left the
+  // parameters without values.
   void StartOver() { filling_ = true; }
 
  private:
-  // COLLECTIVE. From rank 0 to everyone that holds a part.
+  // Sends the values from rank 0 to every rank that holds a part. COLLECTIVE.
   Status Spread(const Assembly& assembly, const Deadline& deadline) const;
 
   Communicator* const comm_;
   Device* const device_;
   bool filling_ = true;
-  // Rank 0 while filling, where it does not hold all parameters: by buffer.
+  // By buffer, the values that were set: on rank 0 while filling, where it does
+  // not hold all parameters.
   std::vector<DeviceMemory> filled_;
 };
 

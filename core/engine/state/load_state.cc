@@ -49,7 +49,7 @@ Status StateReader::ReadFromRank0(const TensorStore& store,
     largest_scales =
         std::max(largest_scales, TensorBytes(store.tensor(matches[e].scales)));
   }
-  // Once, so that no room is copied into a larger one.
+  // Allocates once, so that no growing buffer is copied.
   const Status fits = CheckHostMemory(largest + largest_scales);
   if (fits.ok()) {
     room.reserve(largest);
@@ -152,7 +152,7 @@ Status StateReader::ReadEntries(const TensorStore& store,
 }
 
 Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {
-  // A state dict of this engine, not copied.
+  // A state dict of this engine, whose memory is the engine's.
   if (to == from) return Status();
   std::unique_ptr<Stream> stream;
   {
@@ -166,7 +166,7 @@ Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {
     SHARD_ASSIGN_OR_RETURN(stream, device_->CreateStream(StreamKind::kCompute));
   }
   stream->Copy(to, from, bytes);
-  // The piece is the store's again when this returns.
+  // The store reuses the piece after this function returns.
   const Status status = stream->Synchronize(deadline_.Work());
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.push_back(std::move(stream));

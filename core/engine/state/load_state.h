@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StateReader: fills what this rank owns of a training state from a
-// TensorStore. Local: ranks read only their own elements, and publish
-// parameters afterwards.
+// StateReader: reads this rank's elements of a training state from a
+// TensorStore. Ranks read only their own elements, and publish parameters
+// afterwards.
 
 #ifndef SHARD_CORE_ENGINE_STATE_LOAD_STATE_H_
 #define SHARD_CORE_ENGINE_STATE_LOAD_STATE_H_
@@ -31,7 +31,7 @@ namespace shard {
 
 class StateReader {
  public:
-  // All arguments outlive the reader. `optimizers`: by GroupId.
+  // All arguments must outlive the reader. `optimizers`: by GroupId.
   StateReader(const Plan& plan, const EngineMemory& memory,
               const std::vector<Optimizer>& optimizers, Communicator* comm,
               Device* device, Stream* stream, const WorkDeadline& deadline)
@@ -44,24 +44,24 @@ class StateReader {
         stream_(stream),
         deadline_(deadline) {}
 
-  // Local. What `matches` says, by entry. Master weights that are not loaded
-  // follow their parameters. On an error, some of it may have been written.
-  // Memory: a few MiB per thread; for a state that is encoded as q8, also what
-  // this rank owns of it in fp32.
+  // Reads the entries as `matches`, by entry, says. Local. Master weights that
+  // are not loaded are set from their parameters. After an error, some elements
+  // may have been written. Memory: a few MiB per thread; for a state that is
+  // encoded as q8, also this rank's elements of the state in fp32.
   Status Read(const TensorStore& store, const std::vector<StateEntry>& entries,
               const std::vector<EntryMatch>& matches,
               const ReadOptions& options);
 
-  // COLLECTIVE. The same from the store that rank 0 has; those of other ranks
-  // have names and shapes only. One tensor after the other, whole: memory for
-  // the largest on all ranks.
+  // Reads from the store of rank 0; the stores of other ranks have names and
+  // shapes only. COLLECTIVE. Tensors are sent whole, one after the other:
+  // memory for the largest one on all ranks.
   Status ReadFromRank0(const TensorStore& store,
                        const std::vector<StateEntry>& entries,
                        const std::vector<EntryMatch>& matches,
                        const ReadOptions& options);
 
  private:
-  // An entry, and where what this rank owns of it lies.
+  // An entry, and the place of this rank's elements of it.
   struct Target {
     const StateEntry* entry;
     EntryMatch match;
@@ -73,7 +73,8 @@ class StateReader {
                      std::span<const StateEntry> entries,
                      std::span<const EntryMatch> matches,
                      const ReadOptions& options);
-  // COLLECTIVE. Rank 0's tensor into `room`, and with its bytes into `whole`.
+  // Receives rank 0's tensor into `room`, and adds it with its bytes to
+  // `whole`. COLLECTIVE.
   Status Receive(const TensorStore& store, size_t tensor,
                  const ReadOptions& options, std::vector<std::byte>* room,
                  MemoryStore* whole);
@@ -90,7 +91,8 @@ class StateReader {
   const int rank_;
   Device* const device_;
   Stream* const stream_;
-  // Pieces come from several threads: those streams that none of them uses now.
+  // Guards idle_: the streams that no thread uses now. Pieces come from several
+  // threads, and each needs a stream.
   std::mutex mutex_;
   std::vector<std::unique_ptr<Stream>> idle_;
   const WorkDeadline deadline_;

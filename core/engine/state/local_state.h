@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where in this rank's memory the tensors of a training state lie, and the
-// numbers that belong to them.
+// The places of a training state's tensors in this rank's memory, and the
+// numbers that belong to the state.
 
 #ifndef SHARD_CORE_ENGINE_STATE_LOCAL_STATE_H_
 #define SHARD_CORE_ENGINE_STATE_LOCAL_STATE_H_
@@ -20,27 +20,28 @@
 
 namespace shard {
 
-// Elements that `rank`, this one, owns of an entry. REQUIRES: there are some.
+// Returns the elements of an entry that this rank, `rank`, owns. REQUIRES:
+// there are some.
 std::byte* LocalData(const Plan& plan, const EngineMemory& memory,
                      const StateEntry& entry, const OwnedElements& owned,
                      int rank);
 
-// As TensorInfo: of states in q8 what their codes are, else 0. `optimizers`: by
-// GroupId.
+// Returns TensorInfo's codebook of an entry: the meaning of the codes of a q8
+// state, else 0. `optimizers`: by GroupId.
 int32_t CodebookOf(const Plan& plan, const std::vector<Optimizer>& optimizers,
                    const StateEntry& entry);
 
-// Bytes of that many elements of an entry.
+// Returns the bytes of `numel` elements of an entry.
 inline size_t EntryBytes(const StateEntry& entry, int64_t numel) {
   return static_cast<size_t>(numel) * DTypeSize(entry.dtype);
 }
 
-// What training goes on from, beside tensors.
+// The numbers from which training continues, beside the tensors.
 struct TrainingNumbers {
   int64_t step = 0;
   // By Plan::positions(); empty: `step` for all.
   std::vector<int64_t> param_steps;
-  // Of dynamic loss scaling.
+  // Set with dynamic loss scaling.
   std::optional<LossScaler::State> loss_scale;
   // By GroupId: the optimizer in its canonical text form, with all values.
   std::vector<std::string> groups;

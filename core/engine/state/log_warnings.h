@@ -15,8 +15,8 @@ namespace shard {
 // have.
 std::vector<std::string> NewWarnings(const Plan& plan, const Plan* before);
 
-// Logs the first eight, for there may be one for each unit, and how many more
-// there are.
+// Logs the first eight warnings, because there may be one per unit, and the
+// number of the others.
 void LogWarnings(const Logger& logger,
                  const std::vector<std::string>& warnings);
 

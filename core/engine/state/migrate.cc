@@ -22,8 +22,8 @@ const EngineBuffer& BufferOf(const Assembly& assembly, ParamId param) {
   return assembly.memory().buffers()[static_cast<size_t>(place.buffer)];
 }
 
-// What of a new buffer this rank writes: its range where all ranks of a host
-// share it, else all that it holds.
+// The elements of a new buffer that this rank writes: its range where all ranks
+// of a host share the buffer, else all elements that it holds.
 struct Writes {
   int64_t begin;
   int64_t end;
@@ -39,7 +39,7 @@ Writes WritesOf(const Assembly& to, const EngineBuffer& buffer,
   return {begin, begin + range};
 }
 
-// `data`: the whole parameter.
+// Writes this rank's elements of a parameter. `data`: the whole parameter.
 void WriteParam(const Assembly& to, const Communicator& comm, const Slot& slot,
                 const unsigned char* data) {
   const ParamPlace& place =
@@ -55,7 +55,7 @@ void WriteParam(const Assembly& to, const Communicator& comm, const Slot& slot,
                     DTypeBytes(dtype, end - begin));
 }
 
-// The state of that name and dtype; -1: none.
+// Returns the state of the same name and dtype, or -1.
 int StateLike(const FlatBufferPlan& plan, const StateTensor& tensor) {
   for (size_t s = 0; s < plan.states.size(); ++s) {
     if (plan.states[s].tensor.name == tensor.name &&
@@ -66,7 +66,7 @@ int StateLike(const FlatBufferPlan& plan, const StateTensor& tensor) {
   return -1;
 }
 
-// One state of one old buffer, on its way into the new ones.
+// Copies one state of one old buffer into the new buffers.
 class StateMigration {
  public:
   // `room`: RoomFor the world size.
@@ -92,7 +92,7 @@ class StateMigration {
   Status Run(const Deadline& deadline) {
     const int64_t range = layout_.shard_numel();
     const auto size = static_cast<int64_t>(quantized_ ? 1 : SizeOf());
-    // Whole blocks, as ranges are.
+    // Pieces are whole blocks, as ranges are.
     const int64_t piece =
         std::max<int64_t>(kPiece / size / kQ8Block, 1) * kQ8Block;
     const auto ranks = static_cast<size_t>(comm_->world_size());
@@ -111,7 +111,7 @@ class StateMigration {
       for (size_t r = 0; r < ranks; ++r) {
         Write(static_cast<int>(r), at, numel, bytes);
       }
-      // Before the next piece takes its place.
+      // Waits before the next piece overwrites this one.
       SHARD_RETURN_IF_ERROR(
           OkOrAbort(comm_, to_.compute().Synchronize(deadline)));
     }
@@ -126,7 +126,8 @@ class StateMigration {
     return static_cast<size_t>(numel / kQ8Block) * sizeof(float);
   }
 
-  // What `rank` sent: elements [at, at + numel) of its range.
+  // Writes the elements [at, at + numel) of the range of `rank`, which it has
+  // sent.
   void Write(int rank, int64_t at, int64_t numel, size_t bytes) {
     const auto r = static_cast<size_t>(rank);
     const int64_t begin =
@@ -205,7 +206,7 @@ Status MigrateParams(const Assembly& from, const Assembly& to,
         WriteParam(to, *comm, slot, data);
       }
     }
-    // Before the next unit takes the slot.
+    // Waits before the next unit takes the slot.
     SHARD_RETURN_IF_ERROR(OkOrAbort(comm, to.compute().Synchronize(deadline)));
   }
   return comm->Barrier("migrate parameters", deadline);

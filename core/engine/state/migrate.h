@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Migration: from the memory of one assembly to that of another, whose plan
-// has the same parameters in other places: some were frozen or unfrozen, or
-// have another group.
+// Migration: copies parameters and states from the memory of one assembly to
+// that of another, whose plan has the same parameters in other places: some
+// were frozen or unfrozen, or have another group.
 //
-// What moves: every parameter; every optimizer state (master weights among
+// Copied are every parameter, and every optimizer state (master weights among
 // them) of a parameter that is trainable in both plans and keeps a state of
-// that name and dtype. Other states are as new: zeros, and master weights from
-// their parameter.
+// that name and dtype. Other states are initialized: zeros, and master weights
+// from their parameter.
 
 #ifndef SHARD_CORE_ENGINE_STATE_MIGRATE_H_
 #define SHARD_CORE_ENGINE_STATE_MIGRATE_H_
@@ -20,13 +20,14 @@
 
 namespace shard {
 
-// COLLECTIVE, both. States take a piece of 1 MiB per rank at a time over the
-// communicator, parameters the old plan's slots; where ranks share memory those
-// are copied where they lie. REQUIRES: queues that are drained, and equal
-// model sizes.
+// Copies the parameters. COLLECTIVE, as MigrateStates. States are sent in
+// pieces of 1 MiB per rank, parameters by way of the old plan's slots; where
+// ranks share memory, parameters are copied where they lie. REQUIRES: drained
+// queues, and models of equal size.
 Status MigrateParams(const Assembly& from, const Assembly& to,
                      Communicator* comm, const Deadline& deadline);
-// After it, and after master weights were filled.
+// Copies the optimizer states. REQUIRES: MigrateParams was called, and master
+// weights were filled.
 Status MigrateStates(const Assembly& from, const Assembly& to,
                      Communicator* comm, Device* device,
                      const Deadline& deadline);

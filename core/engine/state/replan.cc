@@ -16,7 +16,7 @@ namespace shard {
 
 namespace {
 
-// The plan as it is.
+// Returns a change that leaves the plan as it is.
 PlanChange NoChange(const Plan& plan, const Hypers& hypers) {
   PlanChange change;
   change.model = std::make_shared<Model>(plan.model());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Replan: another plan over the same parameters takes the place of an engine's
-// at run time. What the parameters and states are is moved (migrate.h); the
-// memory of both plans is held meanwhile.
+// Replan: replaces the plan of an engine by another one over the same
+// parameters, at run time. The values of parameters and states are moved
+// (migrate.h); the memory of both plans is held meanwhile.
 
 #ifndef SHARD_CORE_ENGINE_STATE_REPLAN_H_
 #define SHARD_CORE_ENGINE_STATE_REPLAN_H_
@@ -22,15 +22,15 @@
 
 namespace shard {
 
-// What is to change in the plan. Made by each rank for itself.
+// A change of the plan. Each rank makes its own.
 struct PlanChange {
-  Status status;  // What was wrong with it on this rank.
+  Status status;  // The error of the change on this rank.
   std::shared_ptr<Model> model;
   std::vector<GroupOptions> groups;
 };
 
 // Makes a param group of `optimizer` with `params`, which become trainable.
-// They are frozen, or in the default group.
+// `params` are frozen, or in the default group.
 PlanChange NewParamGroup(const Plan& plan, const Hypers& hypers,
                          std::string_view optimizer,
                          const std::vector<ParamId>& params);
@@ -42,12 +42,13 @@ PlanChange NewTrainable(const Plan& plan, const Hypers& hypers,
 struct Replanned {
   std::unique_ptr<Assembly> assembly;
   Hypers hypers;
-  std::vector<std::string> warnings;  // That the old plan did not have.
+  std::vector<std::string> warnings;  // Those that the old plan did not have.
 };
 
-// COLLECTIVE. Makes the engine of the changed plan, with what is in `from`.
-// `known`: what is wrong with the call on this rank alone, told before
-// change.status. On an error that is the same on all ranks, `from` goes on.
+// COLLECTIVE. Makes the assembly of the changed plan, with the values in
+// `from`. `known`: an error of the call on this rank alone, reported before
+// change.status. After an error that is the same on all ranks, `from` remains
+// usable.
 StatusOr<Replanned> Replan(const Assembly& from, const Status& known,
                            PlanChange change, const Assembly::Options& options,
                            Communicator* comm, Device* device,

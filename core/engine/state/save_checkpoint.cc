@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kPhase = "save checkpoint";
 
-// What a rank tells of each slice, then of each blob, in their order.
+// The facts that a rank sends of each slice, then of each blob, in their order.
 struct SliceNote {
   Checksum checksum;
 };
@@ -42,7 +42,7 @@ const char* BlobRuleName(BlobRule rule) {
   return "unknown";
 }
 
-// Whether `rank` stores its blob: of equal ones only one is.
+// Returns whether `rank` stores its blob: equal blobs are stored once.
 bool StoresBlob(const HostBlob& blob, int rank) {
   return blob.rule != BlobRule::kReplicated || rank == 0;
 }
@@ -102,8 +102,8 @@ StatusOr<std::unique_ptr<CheckpointSave>> CheckpointSave::Start(
 }
 
 Status CheckpointSave::CheckBlobs() {
-  // A checksum takes as long as its content: once, however often facts are
-  // asked for.
+  // Checksums are computed once, however often facts are asked for: they take
+  // time in proportion to the content.
   std::vector<Checksum> checksums(state_.blobs.size());
   for (size_t b = 0; b < checksums.size(); ++b) {
     const HostBlob& blob = state_.blobs[b];
@@ -204,7 +204,7 @@ Status CheckpointSave::WriteData() {
 
 Status CheckpointSave::Finish() {
   const Status status = WriteAndCommit();
-  // Gives up what was not committed, now that no rank writes into it.
+  // Deletes an uncommitted checkpoint, now that no rank writes into it.
   pending_.reset();
   folder_ = Directory();
   return status;
@@ -256,7 +256,7 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
         {std::string(kGoodStepsKey), static_cast<double>(scale->good_steps)}};
   }
 
-  // Every rank places in this order, so the layouts come out as theirs did.
+  // Every rank has placed its slices in this order, so the layouts are equal.
   std::vector<DataLayout> layouts(world_size);
   std::vector<NoteReader> notes;
   for (const auto& bytes : gathered) notes.emplace_back(bytes);
@@ -272,7 +272,8 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
     tensor.alias_of = entry.alias_of;
     if (entry.alias_of >= 0) continue;
     tensor.trainable = param.trainable;
-    // Of states, too: there may be nothing else of their parameter.
+    // States have the group too: the checkpoint may hold no other tensor of
+    // their parameter.
     tensor.group = param.group;
     if (param.trainable) {
       tensor.step = state_.numbers.StepOf(plan, entry.param);
@@ -325,7 +326,8 @@ Status CheckpointSave::CommitAsRank0(
   SHARD_RETURN_IF_ERROR(file.Close());
   SHARD_RETURN_IF_ERROR(pending_->Commit());
 
-  // The checkpoint is there: what goes wrong with older ones is no error of it.
+  // The checkpoint is complete: an error in deleting older ones is not an error
+  // of this save.
   try {
     DeleteOlder();
   } catch (const std::bad_alloc&) {  // NOLINT: nor is there memory to say so

@@ -2,14 +2,14 @@
 //
 // CheckpointSave: one save of an engine's state, by all ranks together.
 //
-// Each rank writes what it owns into a file of its own; rank 0 makes the
-// folder, gathers the checksums, writes the manifest and commits. Start reads
-// the engine's memory where it must (a snapshot, when the save goes on in the
-// background) and Finish does the rest; in between, or without a snapshot after
-// Finish, the engine may go on.
+// Each rank writes the elements that it owns into a file of its own; rank 0
+// makes the folder, gathers the checksums, writes the manifest and commits. For
+// a save in the background, Start copies the engine's memory into a snapshot,
+// and training may go on as soon as Start returns; without a snapshot, Finish
+// reads the engine's memory, and training may go on after Finish.
 //
-// An error of one rank is the error of all, and leaves nothing behind but what
-// the next save cleans up.
+// An error of one rank is the error of all, and leaves nothing behind but files
+// that the next save deletes.
 
 #ifndef SHARD_CORE_ENGINE_STATE_SAVE_CHECKPOINT_H_
 #define SHARD_CORE_ENGINE_STATE_SAVE_CHECKPOINT_H_
@@ -42,33 +42,34 @@ namespace shard {
 
 struct SaveOptions {
   StateOptions state;
-  // Return as soon as the state was copied; the rest happens in the background.
+  // Return as soon as the state is copied, and write in the background.
   bool async = false;
   // Replace a checkpoint of the same step instead of failing.
   bool overwrite = false;
-  // After it: only the last so many stay, and those whose step is a multiple.
-  // 0: all stay.
+  // Checkpoints to keep after the save: the last `keep_last`, and those whose
+  // step is a multiple of `keep_every`. 0: all are kept.
   int64_t keep_last = 0;
   int64_t keep_every = 0;
-  int threads = 4;         // That write, per rank.
+  int threads = 4;         // Writing threads per rank.
   double timeout = 1800;   // Seconds, of the whole save.
   Progress progress;       // Of this rank's bytes. Cancelling fails all ranks.
-  FileEnv* env = nullptr;  // For tests; null: the kernel's.
+  FileEnv* env = nullptr;  // For tests; null: the kernel's files.
 };
 
-// Of the host: its data loader's position, its random numbers.
+// Data of the host, such as its data loader's position or the state of its
+// random numbers.
 struct HostBlob {
   std::string name;
   BlobRule rule = BlobRule::kPerRank;
   std::vector<std::byte> content;
 };
 
-// What is saved. Start reads it, and keeps none of it but `plan`.
+// The state to save. Start reads it, and keeps none of it but `plan`.
 struct SavedState {
   std::shared_ptr<const Plan> plan;
   const EngineMemory* memory;
   TrainingNumbers numbers;
-  // By GroupId, for what their states mean.
+  // By GroupId; they say what their states mean.
   std::vector<Optimizer> optimizers;
   // In the order of their names; names and rules are the same on all ranks.
   std::vector<HostBlob> blobs;
@@ -76,21 +77,22 @@ struct SavedState {
 
 class CheckpointSave {
  public:
-  // COLLECTIVE. `deadline` is that of the whole save, of which options.timeout
-  // may be spent in part. `comm` is for this save alone and outlives the
-  // result; so does `room`, where a snapshot goes. Options that are wrong on
-  // one rank were agreed upon before.
+  // Starts a save. COLLECTIVE. `deadline` is that of the whole save, of which
+  // options.timeout may be spent in part. `comm`, which this save alone uses,
+  // and `room`, which receives the snapshot, must outlive the result. REQUIRES:
+  // the ranks have agreed on the options.
   static StatusOr<std::unique_ptr<CheckpointSave>> Start(
       SavedState state, const std::string& root, const SaveOptions& options,
       const WorkDeadline& deadline, Communicator* comm, Mapping* room);
 
-  // COLLECTIVE, and on any thread. Once; nothing is open afterwards.
+  // Writes and commits the checkpoint, once. COLLECTIVE; on any thread. Nothing
+  // is open afterwards.
   Status Finish();
 
   const WorkDeadline& deadline() const { return deadline_; }
-  // "ckpt/step-000042"
+  // Returns the path of the checkpoint: "ckpt/step-000042".
   const std::string& path() const { return path_; }
-  // That this rank writes.
+  // Returns the bytes that this rank writes.
   uint64_t bytes() const { return writer_->file_bytes(); }
 
  private:
@@ -100,16 +102,18 @@ class CheckpointSave {
   Status CheckBlobs();
   Status ListTensors();
   Status OpenDirectory(const std::string& root);
-  // This rank's slices, and where they come from.
+  // Lists this rank's slices and their sources.
   void PlaceOwn();
   Status WriteData();
   Status WriteAndCommit();
-  // What rank 0 has to know of this rank's data file.
+  // Returns the facts of this rank's data file that rank 0 needs.
   std::vector<std::byte> Notes() const;
   Status CommitAsRank0(const std::vector<std::vector<std::byte>>& gathered);
-  // Deletes what crashes left, and checkpoints that are not to be kept.
+  // Deletes the remains of crashed saves, and checkpoints that are not to be
+  // kept.
   void DeleteOlder() const;
-  // Takes keys and shapes from entries_.
+  // Returns the contents of the manifest. Moves keys and shapes out of
+  // entries_.
   StatusOr<ManifestContents> Contents(
       const std::vector<std::vector<std::byte>>& gathered);
 

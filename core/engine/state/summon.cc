@@ -17,13 +17,13 @@ namespace shard {
 
 namespace {
 
-// Of one copy: a cache line.
+// Alignment of a copy: a cache line.
 constexpr int64_t kAlignment = 64;
 
-// By ParamId: whether it has a name in `module` or below.
+// Returns, by ParamId, whether the parameter has a name in `module` or below.
 std::vector<bool> ParamsIn(const Model& model, ModuleId module) {
   std::vector<bool> in(model.params().size());
-  int depth = -1;  // Of `module`, while the walk is in it.
+  int depth = -1;  // The depth of `module`, while the walk is in it.
   WalkModel(
       model,
       [&](ModuleId at, int at_depth) {
@@ -39,8 +39,8 @@ std::vector<bool> ParamsIn(const Model& model, ModuleId module) {
   return in;
 }
 
-// Writes elements over those of a parameter, and the master weights of the ones
-// that change.
+// Overwrites elements of a parameter, and the master weights of those that
+// change.
 class Overwriter {
  public:
   static StatusOr<Overwriter> Create(Stream* stream, Device* device) {
@@ -162,7 +162,7 @@ Status Summoned::Gather(const Assembly& assembly, const Deadline& deadline) {
                                 DTypeBytes(dtype, slot.numel));
       }
     }
-    // Before the next unit takes the slot.
+    // Waits before the next unit takes the slot.
     SHARD_RETURN_IF_ERROR(assembly.compute().Synchronize(deadline));
   }
   return Status();
@@ -178,7 +178,8 @@ Status Summoned::WriteBack(const Assembly& assembly, Communicator* comm,
   const Plan& plan = *assembly.plan();
   const std::vector<EngineBuffer>& buffers = assembly.memory().buffers();
   const int range_index = plan.RangeOf(comm->rank());
-  // On its way from the one rank that has it: room for the largest.
+  // Room for the largest parameter, received from the one rank that has the
+  // copies.
   size_t largest = 0;
   for (size_t p = 0; p < offsets_.size() && rank_ != kAllRanks; ++p) {
     const Model::Param& param = plan.model().params()[p];

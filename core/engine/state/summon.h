@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Summoned: whole copies of parameters, apart from where the engine keeps them,
-// on all ranks or on one. The host may read and change them; nothing of that
-// reaches the engine until they are written back, so a host that fails in
-// between has changed nothing.
+// Summoned: whole copies of parameters, apart from the engine's memory, on all
+// ranks or on one. The host may read and change the copies; the engine's
+// parameters change only when the copies are written back, so a host that fails
+// before has changed nothing.
 //
-// Costs the bytes of the parameters on each rank that has the copies, and those
-// of the largest one on all ranks while it is written back from one; they are
-// no part of the plan.
+// Memory: the bytes of the parameters on each rank that has the copies, and
+// while they are written back from one rank, the bytes of the largest parameter
+// on all ranks. Plan::Memory does not count either.
 
 #ifndef SHARD_CORE_ENGINE_STATE_SUMMON_H_
 #define SHARD_CORE_ENGINE_STATE_SUMMON_H_
@@ -28,27 +28,28 @@ namespace shard {
 
 class Summoned {
  public:
-  // COLLECTIVE, the same on all ranks. The stored parameters that have a name
-  // in `module` or below it. REQUIRES: a module that exists; `rank` is one, or
-  // kAllRanks; a queue that is drained.
+  // Copies the stored parameters that have a name in `module` or below it.
+  // COLLECTIVE, with the same arguments on all ranks. REQUIRES: a module that
+  // exists; `rank` is one, or kAllRanks; a queue that is drained.
   static StatusOr<std::unique_ptr<Summoned>> Create(const Assembly& assembly,
                                                     Communicator* comm,
                                                     Device* device,
                                                     ModuleId module, int rank,
                                                     const Deadline& deadline);
 
-  // Whether the parameter was summoned, to whichever ranks.
+  // Returns whether the parameter was summoned, to any rank.
   bool Has(ParamId param) const {
     return offsets_[static_cast<size_t>(param)] >= 0;
   }
-  // Null when it was summoned to another rank. REQUIRES: Has(param).
+  // Returns this rank's copy; null when the parameter was summoned to another
+  // rank. REQUIRES: Has(param).
   void* Param(ParamId param) const;
   int rank() const { return rank_; }
 
-  // COLLECTIVE. Every rank writes what it owns, from its own copies, or from
-  // those of the one rank that has them; then all see it. Master weights follow
-  // where the parameter's bits have changed, and keep their precision
-  // elsewhere.
+  // Writes the copies back: every rank writes the elements that it owns, from
+  // its own copies or from those of the one rank that has them; then all ranks
+  // see the new values. COLLECTIVE. Master weights follow where the parameter's
+  // bits have changed, and keep their precision elsewhere.
   Status WriteBack(const Assembly& assembly, Communicator* comm, Device* device,
                    const Deadline& deadline) const;
 

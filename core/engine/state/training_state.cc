@@ -117,7 +117,7 @@ Status TrainingState::Gather(const StatusOr<StateOptions>& options, int rank,
   if (local.ok()) local = CheckRankOrAll(rank, parts_.comm->world_size());
   SHARD_RETURN_IF_ERROR(parts_.assembly->units().EnterChange(
       Activity::kGatherState, local, deadline.Meeting()));
-  // The tensors follow from the options.
+  // Compares the options, from which the tensors follow.
   SHARD_RETURN_IF_ERROR(CheckAgreement(
       parts_.comm, "what is gathered",
       [&](FactSink* facts) {
@@ -171,7 +171,7 @@ Status TrainingState::LoadCheckpoint(const std::string& path,
       LoadTensors(*store, entries, *options, deadline, &report->match));
   if (!numbers) return Status();
   numbers_.Restore(options->state, entries, matches, *manifest);
-  // Of some modules, the run's own data goes on.
+  // A load of some modules keeps the run's own blobs.
   if (options->state.submodules.empty()) {
     parts_.checkpoints->TakeBlobs(std::move(blobs));
   }
@@ -288,7 +288,7 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
       parts_.comm, "load: elements",
       CheckElements(store, entries, matches, options), deadline.Meeting()));
 
-  // Memory is written from here on: on an error, what there was is gone.
+  // Memory is written from here on: after an error the old values are lost.
   const bool params = options.state.content != StateContent::kOptimizer;
   StateReader reader(plan_, memory(), parts_.hypers->optimizers(), parts_.comm,
                      parts_.device, &parts_.assembly->compute(), deadline);
@@ -303,14 +303,15 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
                           reader.Read(store, entries, matches, read),
                           deadline.Work());
   if (!done.ok()) {
-    // No mixture of two states: what was written in part is as new.
+    // Resets tensors that were written in part: no mixture of two states
+    // remains.
     if (params) parts_.initial->StartOver();
     Reset(deadline.Work());
     return done;
   }
   if (!params) return matches;
   Transfers& transfers = parts_.assembly->transfers();
-  const Deadline published = deadline.Meeting();  // As parameters of a step.
+  const Deadline published = deadline.Meeting();  // As when a step publishes.
   for (size_t b = 0; b < memory().buffers().size(); ++b) {
     SHARD_RETURN_IF_ERROR(transfers.Publish(b, published));
   }
@@ -350,7 +351,7 @@ void TrainingState::Reset(const Deadline& deadline) {
     }
   }
   parts_.counters->Reset();
-  // An error of the stream is that of the next call, which waits for it.
+  // The next call waits for the stream, and returns its error.
   (void)FillMasters(*parts_.assembly, parts_.comm, deadline).ok();
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TrainingState: all that training goes on from (parameters, optimizer states,
-// numbers), out of an engine and back into it, as a checkpoint or as a state
-// dict. The ranks agree on how; then each writes or reads what it owns.
+// TrainingState: saves and loads the complete state of a training (parameters,
+// optimizer states, numbers), as a checkpoint or as a state dict. The ranks
+// agree on the options; then each writes or reads the elements that it owns.
 //
 // Threads: one at a time, as the engine.
 
@@ -44,42 +44,43 @@ class TrainingState {
     Checkpoints* checkpoints;
   };
 
-  // All of `parts` outlive this.
+  // All of `parts` must outlive this.
   explicit TrainingState(const Parts& parts)
       : parts_(parts),
         plan_(*parts.assembly->plan()),
         numbers_(plan_, parts.counters, parts.hypers, parts.comm) {}
 
-  // Everywhere below, `known` is what is wrong with the call on this rank
-  // alone. So may options be; both are an error on all ranks.
+  // In all functions below, `known` is an error of the call on this rank alone.
+  // Options may be such an error, too. Both become an error on all ranks.
 
-  // COLLECTIVE. See Checkpoints::Save.
+  // Saves a checkpoint: see Checkpoints::Save. COLLECTIVE.
   StatusOr<std::shared_ptr<AsyncSave>> Save(
       const std::string& root, const StatusOr<SaveOptions>& options,
       const Status& known, const WorkDeadline& deadline);
 
-  // Adds what this rank owns, and the numbers. Local. The store's parts are the
-  // engine's memory. `deadline`: of waiting for the engine's stream.
+  // Adds the elements that this rank owns, and the numbers, to `store`. Local.
+  // The store's parts are the engine's memory. `deadline` limits the wait for
+  // the engine's stream.
   Status AddLocal(const StateOptions& options, const Deadline& deadline,
                   MemoryStore* store);
 
-  // COLLECTIVE. Gathers whole tensors on one rank or on all (kAllRanks): see
-  // gather_state.h.
+  // Gathers whole tensors on one rank or on all (kAllRanks): see
+  // gather_state.h. COLLECTIVE.
   using EntrySink =
       std::function<Status(const StateEntry& entry, const std::byte* data)>;
   Status Gather(const StatusOr<StateOptions>& options, int rank,
                 const Status& known, const WorkDeadline& deadline,
                 const EntrySink& sink);
 
-  // COLLECTIVE. Loads a checkpoint, or the tensors of a safetensors file.
+  // Loads a checkpoint, or the tensors of a safetensors file. COLLECTIVE.
   // Parameters may have no values before: see InitialParams. After an error
   // while tensors were read, they have none.
   Status LoadCheckpoint(const std::string& path,
                         const StatusOr<LoadOptions>& options,
                         const Status& known, const WorkDeadline& deadline,
                         LoadReport* report);
-  // COLLECTIVE. The same from a state dict. `store` may be null on other ranks
-  // than 0 with from_rank0, and where options are an error; else all ranks have
+  // Loads a state dict. COLLECTIVE. `store` may be null on ranks other than 0
+  // with from_rank0, and where options are an error; otherwise all ranks have
   // the same tensors.
   Status LoadStateDict(const MemoryStore* store,
                        const StatusOr<LoadOptions>& options,
@@ -88,22 +89,24 @@ class TrainingState {
 
  private:
   const EngineMemory& memory() const { return parts_.assembly->memory(); }
-  // COLLECTIVE. Until ranks agree that, and how, something is loaded.
+  // Enters a load: returns once the ranks agree on it and its options.
+  // COLLECTIVE.
   Status EnterLoad(const StatusOr<LoadOptions>& options, const Status& known,
                    const WorkDeadline& deadline);
-  // OK where parameters have values already, or all of them are loaded.
+  // Returns OK where parameters have values already, or all of them are loaded.
   Status CheckGivesParams(const StateOptions& options) const;
-  // COLLECTIVE. Loads tensors. Returns where they came from, by entry.
+  // Loads tensors. COLLECTIVE. Returns, by entry, the match that each was
+  // loaded from.
   StatusOr<std::vector<EntryMatch>> LoadTensors(
       const TensorStore& store, const std::vector<StateEntry>& entries,
       const LoadOptions& options, const WorkDeadline& deadline,
       MatchReport* report);
-  // OK where this rank can read all that is matched. Local.
+  // Returns OK where this rank can read all matched tensors. Local.
   Status CheckElements(const TensorStore& store,
                        const std::vector<StateEntry>& entries,
                        const std::vector<EntryMatch>& matches,
                        const LoadOptions& options) const;
-  // Optimizer states and step counts become those of a new engine.
+  // Resets optimizer states and step counts to those of a new engine.
   void Reset(const Deadline& deadline);
 
   const Parts parts_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Assembly: all parts of an engine that depend on its plan, put together. An
-// engine whose plan changes makes another one.
+// Assembly: all parts of an engine that depend on its plan. An engine whose
+// plan changes makes another assembly.
 
 #ifndef SHARD_CORE_ENGINE_STEP_ASSEMBLY_H_
 #define SHARD_CORE_ENGINE_STEP_ASSEMBLY_H_
@@ -30,8 +30,8 @@ class Assembly {
     bool overlap;
   };
 
-  // COLLECTIVE. `comm` is the engine's alone; it and `device` outlive the
-  // result.
+  // Makes and connects the parts. COLLECTIVE. `comm` is used by the engine
+  // alone; `comm` and `device` must outlive the result.
   static StatusOr<std::unique_ptr<Assembly>> Create(
       std::shared_ptr<const Plan> plan, Communicator* comm, Device* device,
       const Options& options, const Deadline& deadline);
@@ -44,8 +44,8 @@ class Assembly {
   Units& units() const { return *units_; }
   Stepper& stepper() const { return *stepper_; }
 
-  // Waits until the streams have run what they were given, before any of the
-  // above goes: a call that failed may have left them work. Local. Errors are
+  // Waits until the streams have run all work they were given, which a failed
+  // call may have left them: before any part is destroyed. Local. Errors are
   // dropped.
   void WaitForStreams(const Deadline& deadline) const noexcept;
 
@@ -54,7 +54,7 @@ class Assembly {
 
   Status Connect(Communicator* comm, Device* device, const Options& options);
 
-  // Later ones use earlier ones; the queue's thread ends first.
+  // Later members use earlier ones; the queue's thread ends first.
   std::shared_ptr<const Plan> plan_;
   std::optional<EngineMemory> memory_;
   std::unique_ptr<Stream> compute_;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counters: how far training is: the steps that were done, which of them each
-// parameter did, and the scale of the loss.
+// Counters: the number of completed steps of the training and of each
+// parameter, and the scale of the loss.
 //
 // Invariant: parameters have counts of their own only while these differ from
-// step(), as they do once some were skipped, frozen or added.
+// step(), as after some parameters were skipped, frozen or added.
 //
 // Pure bookkeeping. Thread-compatible.
 
@@ -24,25 +24,27 @@ namespace shard {
 
 class Counters {
  public:
-  // Beyond, the random bits of rounding would repeat: no step is taken there.
+  // The largest number of a step: beyond it the random bits of stochastic
+  // rounding would repeat.
   static constexpr int64_t kMostSteps =
       std::numeric_limits<uint32_t>::max() - int64_t{1};
 
   explicit Counters(const LossScaler& loss_scaler)
       : loss_scaler_(loss_scaler) {}
 
-  // Completed steps, without those that were skipped.
+  // Returns the number of completed steps, skipped ones left out.
   int64_t step() const { return step_; }
-  // By Plan::positions(): the steps of each parameter. Empty: step() for all.
+  // Returns the steps of each parameter, by Plan::positions(). Empty: step()
+  // for all.
   const std::vector<int64_t>& param_steps() const { return param_steps_; }
   const LossScaler& loss_scaler() const { return loss_scaler_; }
   LossScaler& loss_scaler() { return loss_scaler_; }
 
-  // kOutOfRange unless every parameter can do another step.
+  // Returns kOutOfRange unless every parameter can do another step.
   Status CheckStepCount() const;
 
-  // Chooses what Count will count: every stored parameter does its next step;
-  // or those do for which `takes_part(position)` holds.
+  // Choose the parameters whose next step Count counts: all stored ones, or
+  // those for which `takes_part(position)` holds.
   void ChooseAll(const Plan& plan);
   template <typename TakesPart>
   void Choose(const Plan& plan, TakesPart takes_part) {
@@ -51,29 +53,31 @@ class Counters {
       next_steps_[i] = takes_part(i) ? NextOf(i) : 0;
     }
   }
-  // The choice, as UpdateInput::param_steps has it.
+  // Returns the choice in the form of UpdateInput::param_steps.
   const int64_t* next_steps() const {
     return next_steps_.empty() ? nullptr : next_steps_.data();
   }
-  // Counts the step that was chosen for. A skipped one changes the scale alone.
+  // Counts the step of the chosen parameters. A skipped step changes the loss
+  // scale alone.
   void Count(bool skipped);
 
-  // Sets the steps done, by all parameters. kInvalidArgument outside 0 to
-  // kMostSteps.
+  // Sets the number of completed steps of all parameters. kInvalidArgument
+  // outside 0 to kMostSteps.
   Status SetStep(int64_t step);
-  // Sets the steps done as far as step() tells them; param_steps() stay.
+  // Sets step() alone; param_steps() stay.
   void RestoreStep(int64_t step) { step_ = step; }
-  // Sets the steps of one stored parameter. SpreadSteps comes before any of
-  // these calls, and CollapseSteps after the last.
+  // Sets the steps of one stored parameter. Call SpreadSteps before the first
+  // of these calls, and CollapseSteps after the last.
   void SpreadSteps(const Plan& plan);
   void SetParamStep(const Plan& plan, ParamId param, int64_t step) {
     param_steps_[static_cast<size_t>(
         plan.positions()[static_cast<size_t>(param)])] = step;
   }
   void CollapseSteps(const Plan& plan);
-  // Parameters that `after` trains and `before` does not count from 0.
+  // Continues with another plan: parameters that `after` trains and `before`
+  // does not count from 0.
   void ContinueWith(const Plan& before, const Plan& after);
-  // No steps are done. The scale stays.
+  // Sets all step counts to 0. The loss scale stays.
   void Reset();
 
  private:
@@ -84,7 +88,8 @@ class Counters {
   LossScaler loss_scaler_;
   int64_t step_ = 0;
   std::vector<int64_t> param_steps_;
-  // Of the step in progress; 0: it does none. Empty: step_ + 1 for all.
+  // The step number of each parameter during a step; 0: the parameter is not
+  // stepped. Empty: step_ + 1 for all.
   std::vector<int64_t> next_steps_;
 };
 

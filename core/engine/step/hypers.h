@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hypers: the optimizers of all param groups with the values they have now.
-// Every rank changes the same before the next step, whose meeting compares
+// Hypers: the optimizers of all param groups with their current values. Every
+// rank makes the same changes before the next step, whose meeting compares
 // fingerprints.
 //
 // Thread-compatible.
@@ -22,38 +22,39 @@
 
 namespace shard {
 
-// All groups, where a GroupId is asked for.
+// Stands for all groups where a call takes a GroupId.
 inline constexpr GroupId kAllGroups = -1;
 
 class Hypers {
  public:
-  // From the plan's texts.
+  // Parses the optimizer texts of the plan.
   static StatusOr<Hypers> Create(const Plan& plan);
 
   const std::vector<Optimizer>& optimizers() const { return optimizers_; }
 
-  // A change for kAllGroups is made in every group that has the key, or, on an
-  // error, in none. Errors: a group that does not exist, and those of
-  // Optimizer.
+  // Set and get a hyperparameter. A change for kAllGroups is made in every
+  // group that has the key, or, on an error, in none. Errors: a group that does
+  // not exist, and the errors of Optimizer.
   Status Set(GroupId group, std::string_view key, double value);
   StatusOr<double> Get(GroupId group, std::string_view key) const;
-  // The group's optimizer with all values, in its canonical text form.
+  // Returns the group's optimizer with all values, in its canonical text form.
   StatusOr<std::string> Text(GroupId group) const;
-  // The same of all groups, for messages.
+  // Returns the texts of all groups, for messages.
   std::string ToString() const;
-  // Tells what ranks agree on: the values that all groups have now.
+  // Writes the facts that ranks agree on: the current values of all groups.
   void Describe(FactSink* sink) const;
 
-  // All of them, group after group; as many in all engines of one plan.
+  // Get and set all values, group after group; their number is the same in all
+  // engines of one plan.
   std::vector<double> Values() const;
   void SetValues(const double* values);
 
-  // The values of an optimizer text, such as a checkpoint has. Errors leave the
-  // old ones: a text that cannot be read, or is one of another optimizer or of
-  // other states.
+  // Takes the values of an optimizer text, such as a checkpoint has. After an
+  // error the old values stay: a text that cannot be parsed, or one of another
+  // optimizer or of other states.
   Status Restore(GroupId group, std::string_view text);
 
-  // 52 bits over all values, which a double holds.
+  // Returns a fingerprint of all values in 52 bits, which a double holds.
   double Fingerprint52() const;
 
  private:

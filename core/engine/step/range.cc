@@ -92,7 +92,7 @@ uint64_t Range::AddNorm(NormType type, double p, double reference, bool reduced,
   const GradientSources from = gradients(reduced);
   const bool stores = keeps_sum() && !reduced;
   if (keeps_sum() && from.count == 1) {
-    // Nothing to sum: the values are there.
+    // Needs no sum: the values are summed already.
     stream->AddToNorm(type, p, reference,
                       static_cast<const float*>(from.data[0]), count_, sum);
     return count_ * sizeof(float);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Range: this rank's part of one trainable flat buffer, as the kernels see it:
-// where its gradients are, and what is updated from them.
+// the gradients, and the parameters and states that are updated from them.
 //
-// Made once, when the engine is, so that memory cannot run out between the
-// collectives of a step. The plan and the buffers outlive it.
+// A range is made once, with the engine, so that memory cannot run out between
+// the collectives of a step. The plan and the buffers must outlive it.
 
 #ifndef SHARD_CORE_ENGINE_STEP_RANGE_H_
 #define SHARD_CORE_ENGINE_STEP_RANGE_H_
@@ -22,15 +22,15 @@
 
 namespace shard {
 
-// A whole or part of a parameter in the range.
+// A parameter, or the part of one, that lies in the range.
 struct RangeSlice {
   size_t begin;         // First element, from the range's begin.
   size_t count;         // > 0
   int64_t param_begin;  // The same element, from the parameter's first.
   uint32_t position;    // The parameter's number: Plan::positions().
   const std::vector<int64_t>* shape;
-  // By state of the optimizer: where the parameter's part of it lies, in
-  // elements from the range's begin.
+  // Where the parameter's part of each optimizer state begins, in elements from
+  // the range's begin.
   std::vector<size_t> state_begins;
 };
 
@@ -42,19 +42,20 @@ class Range {
   size_t count() const { return count_; }
   GroupId group() const { return plan_->group; }
   const FlatBufferPlan& plan() const { return *plan_; }
-  // By ascending begin; those of optimizers of whole parameters by shape, so
-  // that equal ones stand together.
+  // Returns the slices by ascending begin. Slices of optimizers of whole
+  // parameters are ordered by shape, so that equal shapes are adjacent.
   const std::vector<RangeSlice>& slices() const { return slices_; }
 
-  // The gradients of this rank's range: those of all ranks, where memory is
-  // shared and they are kept whole; or their sum, where that was made before;
-  // or, `reduced` and with keeps_sum(), the sum that AddNorm left.
+  // Returns the gradients of this rank's range: those of all ranks, where
+  // memory is shared and gradients are kept whole; or their sum, where it was
+  // reduced before; or, with `reduced` and keeps_sum(), the sum that AddNorm
+  // left.
   GradientSources gradients(bool reduced) const;
-  // Whether AddNorm leaves the sum where this rank's own gradients were: only
+  // Whether AddNorm leaves the sum in place of this rank's own gradients: only
   // fp32 holds it without rounding.
   bool keeps_sum() const { return source_dtype_ == DType::kF32; }
-  // Instead of the sum, this range of the gradients on some ranks, in rank
-  // order, until ReadSum. REQUIRES: a range of fp32 sums.
+  // Makes gradients() return this range on some ranks, in rank order, instead
+  // of the sum, until ReadSum. REQUIRES: a range of fp32 sums.
   void ReadFrom(const std::vector<const void*>& sources) {
     sources_ = sources;
     source_dtype_ = plan_->grad_dtype;
@@ -64,19 +65,21 @@ class Range {
     source_dtype_ = plan_->sum_dtype;
   }
 
-  // From the range's begin. Null where there is none.
+  // Return the address of an element, counted from the range's begin. Null
+  // where the range has no such tensor.
   void* param(size_t begin) const;
   float* master(size_t begin) const;
   void* state(size_t s, size_t begin) const;
-  // The scale of the block of 256 that begins at `begin`. REQUIRES: kQ8.
+  // Returns the scale of the block of 256 elements that begins at `begin`.
+  // REQUIRES: kQ8.
   float* scale(size_t s, size_t begin) const;
-  // Of the optimizer, masters left out.
+  // Returns the number of optimizer states, masters left out.
   size_t num_states() const { return num_states_; }
 
-  // Adds the elements of the summed gradients to `sum`. The first time over the
-  // ranks' gradients, and with keeps_sum() the sums are kept; `reduced` then
-  // reads those. Returns the bytes it moves. `sum` as in
-  // Stream::AddToNorm.
+  // Adds the elements of the summed gradients to `sum`, which is as in
+  // Stream::AddToNorm. The first call reads the ranks' gradients and, with
+  // keeps_sum(), stores their sums; calls with `reduced` read the stored sums.
+  // Returns the bytes that are moved.
   uint64_t AddNorm(NormType type, double p, double reference, bool reduced,
                    Stream* stream, NormSum* sum) const;
 

@@ -14,7 +14,7 @@ namespace shard {
 
 namespace {
 
-// As torch.nn.utils.clip_grad_norm_ has it.
+// The value of torch.nn.utils.clip_grad_norm_.
 constexpr double kClipEpsilon = 1e-6;
 
 }  // namespace
@@ -128,8 +128,8 @@ Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
   const UpdateInput update = UpdateInputOf(input, scale, reduced);
   const size_t units = by_unit_.size();
   for (size_t i = 0; i < units; ++i) {
-    // As they are reduced, from the last; or as the next forward pass will want
-    // them.
+    // Units are updated in the order in which they are reduced, from the last;
+    // with overlap, in the order in which the next forward pass will use them.
     const size_t u = parts_.overlap ? i : units - 1 - i;
     if (by_unit_[u].empty() || done_[u]) continue;
     const auto unit = static_cast<int32_t>(u);
@@ -192,7 +192,8 @@ Status Stepper::Publish(size_t buffer, const Deadline& deadline) {
 void Stepper::EnqueuePublish(int32_t unit, size_t buffer) {
   const uint64_t bytes = parts_.transfers->PublishBytes(buffer);
   if (bytes == 0) return;
-  // The queue is in order: the unit's last is the one to wait for.
+  // The queue runs in order, so the unit's parameters are published when its
+  // last buffer is.
   parts_.units->SetPublished(
       unit, parts_.queue->Run(
                 "publish the parameters of a buffer", bytes, [this, buffer] {

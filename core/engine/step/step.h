@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stepper: how gradients become updated parameters on every rank. Buffer by
-// buffer: its gradients are reduced where they were not yet, its range is
-// updated, and published; while one is updated others are on their way.
+// Stepper: turns gradients into updated parameters on every rank. For each
+// buffer the gradients are reduced where they were not yet, this rank's range
+// is updated, and the updated range is published; while one buffer is updated,
+// others are being sent.
 //
 // Where memory is shared and gradients are whole, a step without a norm is one
 // pass: each rank sums its range over all ranks' gradients, updates, and stores
-// the parameters where everyone reads them. With a norm it is two: one sums the
-// gradients for the norm, and keeps fp32 sums in this rank's own gradients
-// (nobody else reads that range of them); the other updates from there.
-// Gradients of 2 bytes cannot hold the sum without rounding it, so they are
-// summed twice. A norm of type p takes another pass, for the largest magnitude.
+// the parameters where everyone reads them. A step with a norm is two passes:
+// the first sums the gradients for the norm, and keeps fp32 sums in this rank's
+// own gradients (nobody else reads that range of them); the second updates from
+// these sums. Gradients of 2 bytes cannot hold the sum without rounding it, so
+// they are summed twice. A norm of type p takes one more pass, for the largest
+// magnitude.
 //
-// Bytes per element of the range, fp32, W ranks, S states: 4 W + 8 + 8 S in one
-// pass; 4 W + 4 + 12 + 8 S in two; 12 + 8 S where the sum was made before. A
-// barrier, and with a norm an 88-byte gather, or two for type p.
+// Cost in bytes per element of the range, fp32, W ranks, S states: 4 W + 8 + 8
+// S in one pass; 4 W + 4 + 12 + 8 S in two; 12 + 8 S where the sum was made
+// before. Ranks communicate in one barrier, and with a norm in an 88-byte
+// gather, or two for type p.
 //
 // The norm's bits depend on the summed gradients alone (kernels/cpu/norm.h), so
 // no partition and no buffer size changes a bit of the result.
@@ -43,15 +46,15 @@
 
 namespace shard {
 
-// The same on every rank.
+// The input of a step, the same on every rank.
 struct StepInput {
   const std::vector<Optimizer>* optimizers;  // By group.
   int64_t step;                // The number of the step to do, from 1.
   const int64_t* param_steps;  // As in UpdateInput.
-  double gradient_scale;       // What the sum of gradients is multiplied by.
+  double gradient_scale;       // Factor of the sum of gradients.
   double max_grad_norm;        // 0: no clipping by norm.
   NormType norm_type;
-  double norm_p;        // Of NormType::kP.
+  double norm_p;        // The p of NormType::kP.
   double clip_value;    // 0: no clipping by value.
   bool skip_nonfinite;  // Implied by clipping by norm.
 };
@@ -59,14 +62,14 @@ struct StepInput {
 struct StepReport {
   int64_t step = 0;       // Steps done so far, skipped ones not counted.
   double grad_norm = -1;  // Before clipping; -1: not computed.
-  double loss_scale = 1;  // What the gradients were divided by for the loss.
+  double loss_scale = 1;  // The loss scale that gradients were divided by.
   bool skipped = false;
   uint64_t bytes_moved = 0;
   double seconds_wait = 0;
   double seconds_reduce = 0;
   double seconds_update = 0;
   double seconds_total = 0;
-  CommCounters comm;   // Since the step before.
+  CommCounters comm;   // Since the previous step.
   int32_t active = 0;  // Ranks that have not joined.
 };
 
@@ -78,57 +81,57 @@ class Stepper {
     Communicator* comm;
     Device* device;
     Stream* compute;
-    Stream* ahead;  // What RunAhead computes on.
+    Stream* ahead;  // The stream of RunAhead.
     Transfers* transfers;
     CommQueue* queue;
     Units* units;
-    // Parameters may still be on their way when the step returns: the host
-    // acquires each unit before it reads them.
+    // Parameters may still be in transfer when the step returns: the host
+    // acquires each unit before it reads the unit's parameters.
     bool overlap;
-    double timeout;  // Of what runs on the queue.
+    double timeout;  // Seconds, of work on the queue.
   };
 
-  // All of `parts` outlive the result.
+  // All of `parts` must outlive the result.
   static StatusOr<std::unique_ptr<Stepper>> Create(const Parts& parts);
 
-  // COLLECTIVE. REQUIRES: every rank has entered the step, so its gradients
-  // are complete. On return nobody reads gradients any more, and every rank
-  // sees all new parameters, or, with overlap, will when it acquires them.
-  // Fills all of `report` but step, seconds_total and what concerns
-  // communication, and adds to seconds_wait.
+  // Does a step. COLLECTIVE. REQUIRES: every rank has entered the step, so all
+  // gradients are complete. On return nobody reads gradients any more, and
+  // every rank sees all new parameters, or, with overlap, will see them when it
+  // acquires their units. Fills all of `report` but step, seconds_total and the
+  // fields of communication, and adds to seconds_wait.
   Status Run(const StepInput& input, const Deadline& deadline,
              StepReport* report);
 
-  // From here on RunAhead is called for units whose gradients are ready on all
-  // ranks, and Run does the rest, with the same input. REQUIRES: no norm.
-  // `optimizers` is copied.
+  // Begins a step: from here on RunAhead is called for units whose gradients
+  // are ready on all ranks, and Run does the rest, with the same input.
+  // REQUIRES: no norm. `optimizers` is copied.
   void Begin(const StepInput& input);
-  // COLLECTIVE, on whichever thread: updates and publishes the unit.
-  // `in_place` as in Units::Ahead.
+  // Updates and publishes the unit. COLLECTIVE; on any thread. `in_place` as in
+  // Units::Ahead.
   Status RunAhead(int32_t unit,
                   const std::vector<std::vector<const void*>>* in_place,
                   const Deadline& deadline);
 
-  // This rank's ranges of the trainable buffers.
+  // Returns this rank's ranges of the trainable buffers.
   const std::vector<Range>& ranges() const { return ranges_; }
 
  private:
   explicit Stepper(const Parts& parts) : parts_(parts) {}
 
-  // COLLECTIVE. The norm of all gradients, before they are scaled.
+  // Returns the norm of all gradients, before they are scaled. COLLECTIVE.
   StatusOr<double> GradientNorm(const StepInput& input,
                                 const Deadline& deadline, StepReport* report);
-  // COLLECTIVE. One pass over the gradients; see Range::AddNorm.
+  // Makes one pass over the gradients; see Range::AddNorm. COLLECTIVE.
   StatusOr<double> NormPass(NormType type, double p, double reference,
                             bool reduced, const Deadline& deadline,
                             StepReport* report);
-  // Unit by unit, each buffer once its event is done.
+  // Updates unit by unit, each buffer once its event is done.
   Status UpdateUnits(const StepInput& input, double scale, bool reduced,
                      const std::vector<Event>& events, const Deadline& deadline,
                      StepReport* report);
   UpdateInput UpdateInputOf(const StepInput& input, double scale,
                             bool reduced) const;
-  // Bytes.
+  // Updates a range. Returns the bytes that are moved.
   uint64_t UpdateRange(const Range& range,
                        const std::vector<Optimizer>& optimizers,
                        const UpdateInput& input, Stream* stream) const;
@@ -136,13 +139,15 @@ class Stepper {
   void EnqueuePublish(int32_t unit, size_t buffer);
 
   const Parts parts_;
-  std::vector<Range> ranges_;                 // Of trainable buffers.
+  std::vector<Range> ranges_;                 // One per trainable buffer.
   std::vector<std::vector<size_t>> by_unit_;  // Indices into ranges_.
-  std::vector<std::vector<size_t>> buffers_;  // The same, into the plan's.
-  DeviceMemory norm_;                         // A NormSum.
-  std::vector<NormSum> gathered_;             // By rank.
+  std::vector<std::vector<size_t>>
+      buffers_;                    // Indices into the plan's buffers.
+  DeviceMemory norm_;              // A NormSum.
+  std::vector<NormSum> gathered_;  // By rank.
 
-  // Of a step that was begun; the queue's thread has them while it runs.
+  // The state of a step that was begun; used by the queue's thread while it
+  // runs.
   std::vector<Optimizer> begun_optimizers_;
   UpdateInput begun_ = {};
   std::vector<bool> done_;  // By unit.

@@ -156,7 +156,7 @@ Status StepCoordinator::Join(const Status& known, double timeout,
   Status local = known;
   for (;;) {
     const Deadline deadline = Deadline::After(timeout);
-    // Before the others read them.
+    // Zeroed before other ranks read the gradients.
     if (local.ok()) local = ZeroWholeGrads(deadline);
     Note note = NoteOf(Activity::kJoin, StepOptions());
     note.active = 0;
@@ -216,7 +216,7 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
   }
   report->loss_scale = LossScaleOf(options, Setting());
   const Status ran = assembly_->stepper().Run(input, deadline, report);
-  // Some of the parameters may be updated.
+  // Fails for good: some of the parameters may be updated.
   if (!ran.ok()) return units.Fail(ran);
   begun_.reset();
   units.FinishStep();
@@ -231,7 +231,8 @@ Status StepCoordinator::AgreeOnEntries(int32_t leader,
   const std::vector<Note>& notes = assembly_->units().notes();
   if (SameEntries(notes)) return Status();
   Note mine = notes[static_cast<size_t>(parts_.comm->rank())];
-  // Ranks that wait in join take the others' options, and may take their count.
+  // Ranks in join take the options of the others, and may take their step
+  // count.
   if (mine.activity == Activity::kJoin) {
     const Note& led = notes[static_cast<size_t>(leader)];
     mine.step = led.step;
@@ -248,7 +249,7 @@ Status StepCoordinator::AgreeOnHypers(int32_t leader,
   const std::vector<Note>& notes = assembly_->units().notes();
   const double led = notes[static_cast<size_t>(leader)].step.hypers;
   if (!SameHypers(notes)) {
-    // Ranks that wait in join may have others.
+    // Ranks in join may have different values.
     const bool joined =
         notes[static_cast<size_t>(parts_.comm->rank())].activity ==
         Activity::kJoin;
@@ -263,7 +264,7 @@ Status StepCoordinator::AgreeOnHypers(int32_t leader,
     return n.step.hypers == led;
   });
   if (all) return Status();
-  // Ranks that wait in join do not see what the host changes elsewhere.
+  // Ranks in join do not see the changes that hosts make on other ranks.
   const std::vector<double> mine = parts_.hypers->Values();
   std::vector<double> values(mine.size() * notes.size());
   SHARD_RETURN_IF_ERROR(parts_.comm->AllGather(

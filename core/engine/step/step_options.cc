@@ -11,7 +11,7 @@ namespace shard {
 
 namespace {
 
-// The normal numbers of fp32.
+// The least normal and the greatest number of fp32.
 constexpr double kLeastFloat = std::numeric_limits<float>::min();
 constexpr double kMostFloat = std::numeric_limits<float>::max();
 
@@ -31,7 +31,7 @@ constexpr StepField kStepFields[] = {
     {"step number", &StepEntry::step},
 };
 
-// Whether `same` holds between the ranks that have not joined.
+// Returns whether `same` holds between the ranks that have not joined.
 template <typename Same>
 bool SameOfActive(const std::vector<Note>& notes, const Same& same) {
   const Note* first = nullptr;
@@ -78,14 +78,14 @@ Status CheckStepOptions(const StepOptions& options,
                              "at least 0");
     }
   }
-  // Infinity is the name of a norm.
+  // Infinity is allowed: it is the maximum norm.
   if (!(options.grad_norm_type >= 0)) {
     return InvalidArgument(
         "step option grad_norm_type=", options.grad_norm_type,
         " is out of range; allowed: above 0, infinity for "
         "the largest magnitude, or 0 for the default, 2");
   }
-  // count^(1/p) of equal magnitudes.
+  // The norm of equal magnitudes has the factor count^(1/p).
   if (NormTypeOf(options.grad_norm_type) == NormType::kP &&
       !std::isfinite(
           std::pow(setting.trainable_numel, 1 / options.grad_norm_type))) {
@@ -94,7 +94,7 @@ Status CheckStepOptions(const StepOptions& options,
         " is too small: the norm of ", setting.trainable_numel,
         " elements would overflow");
   }
-  // The kernels have it in fp32.
+  // The kernels take the value in fp32.
   if (options.clip_value > 0 &&
       (options.clip_value < kLeastFloat || options.clip_value > kMostFloat)) {
     return InvalidArgument("step option clip_value=", options.clip_value,

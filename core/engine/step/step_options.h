@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepOptions: what a host says about one step, what is allowed of it, and
-// what ranks agree on before they step.
+// StepOptions: the options of one step, their checks, and the entry on which
+// ranks agree before they step.
 
 #ifndef SHARD_CORE_ENGINE_STEP_STEP_OPTIONS_H_
 #define SHARD_CORE_ENGINE_STEP_STEP_OPTIONS_H_
@@ -17,8 +17,8 @@
 
 namespace shard {
 
-// 0 is the default of every field. They must be the same on every rank; docs of
-// the fields: shard_step_options in shard.h.
+// The options of a step; shard_step_options in shard.h documents the fields. 0
+// is the default of every field. The options must be the same on every rank.
 struct StepOptions {
   double max_grad_norm = 0;
   double grad_norm_type = 0;
@@ -30,41 +30,42 @@ struct StepOptions {
   bool average_active = false;
 };
 
-// What an engine adds to them.
+// The values of the engine that options are combined with.
 struct StepSetting {
   int world_size;
   double trainable_numel;
   const LossScaler* loss_scaler;
 };
 
-// What is wrong with `options` on this rank alone.
+// Returns an error for `options` that are wrong. Local.
 Status CheckStepOptions(const StepOptions& options, const StepSetting& setting);
 
-// Of a step that was begun with `begun`: kInvalidArgument unless `options` are
-// all defaults, or the same.
+// Compares the options of Step with those of BeginStep. kInvalidArgument unless
+// `options` are all defaults, or equal to `begun`.
 Status CheckSameStep(const StepOptions& options, const StepOptions& begun);
 
 NormType NormTypeOf(double p);
 double LossScaleOf(const StepOptions& options, const StepSetting& setting);
-// What the sum of the ranks' gradients is divided by, the loss's scale left
+// Returns the divisor of the sum of the ranks' gradients, the loss scale left
 // out. `active`: ranks that have not joined.
 double GradDivisorOf(const StepOptions& options, const StepSetting& setting,
                      int active);
 
-// `hypers`: Hypers::Fingerprint52. `step`: the number of the step to do.
+// Returns the entry that ranks compare. `hypers`: Hypers::Fingerprint52.
+// `step`: the number of the step to do.
 StepEntry EntryOf(const StepOptions& options, const StepSetting& setting,
                   double hypers, int64_t step);
-// The options that an entry was made of, but for the timeout.
+// Returns the options that an entry was made of, without the timeout.
 StepOptions OptionsOf(const StepEntry& entry);
 
-// Of a meeting to step, or to begin one: whether the ranks that have not joined
-// come with the same entries, `hypers` left out, and have zeroed equally often,
-// as have those that joined and threw gradients away;
-// and whether they come with the same `hypers`.
+// Compare the notes of a meeting to step, or to begin a step. SameEntries:
+// whether the ranks that have not joined come with the same entries, `hypers`
+// left out, and have zeroed equally often, as have ranks that joined and
+// discarded gradients. SameHypers: whether they come with the same `hypers`.
 bool SameEntries(const std::vector<Note>& notes);
 bool SameHypers(const std::vector<Note>& notes);
 
-// What SameEntries compares of one rank's note.
+// Writes the facts of one rank's note that SameEntries compares.
 void DescribeEntry(const Note& note, FactSink* sink);
 
 }  // namespace shard

@@ -16,8 +16,8 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
     return InvalidArgument("the plan is for world size ", options.world_size,
                            ", the communicator has ", comm.world_size());
   }
-  // All of it at once: each allocation alone may fit, and the kernel grants
-  // pages it does not have.
+  // Checks all memory at once: each allocation alone may fit, and the kernel
+  // grants pages that it does not have.
   SHARD_RETURN_IF_ERROR(
       CheckHostMemory(plan.Memory(comm.direct())
                           .HostTotal(comm.direct() ? options.world_size : 1),

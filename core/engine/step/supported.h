@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether an engine can train by a plan, on these ranks and this machine.
+// Checks whether an engine can train by a plan, on these ranks and this
+// machine.
 
 #ifndef SHARD_CORE_ENGINE_STEP_SUPPORTED_H_
 #define SHARD_CORE_ENGINE_STEP_SUPPORTED_H_
@@ -15,12 +16,13 @@
 
 namespace shard {
 
-// OK where this build can step what the plan describes, `comm` has the ranks
-// it is for, the host has the memory, and a checkpoint can hold it. Local.
+// Returns OK where this build can step what the plan describes, `comm` has the
+// ranks that the plan is for, the host has the memory, and a checkpoint can
+// hold the state. Local.
 Status CheckSupported(const Plan& plan, const Communicator& comm);
 
 // Loads the BLAS that the plan's optimizers need and returns its name; "" where
-// none needs one. Local. BACKEND_UNAVAILABLE lists what was tried.
+// none needs one. Local. BACKEND_UNAVAILABLE lists the names that were tried.
 StatusOr<std::string> FindBlas(const Plan& plan, const Hypers& hypers,
                                Device* device);
 

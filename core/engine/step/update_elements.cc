@@ -10,7 +10,7 @@ namespace shard {
 
 namespace {
 
-// Bytes read and written per element, scales left out.
+// Returns the bytes read and written per element, scales left out.
 uint64_t ElementBytes(const Range& range, size_t num_sources) {
   const FlatBufferPlan& plan = range.plan();
   uint64_t bytes = num_sources * DTypeSize(plan.grad_dtype);
@@ -60,11 +60,11 @@ uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
                       args);
   };
   const uint64_t element_bytes = ElementBytes(range, gradients.count);
-  // Random bits, and blocks, go by the element of the parameter.
+  // Random bits and blocks are numbered by the parameter's element.
   const bool by_slice =
       args.state_dtype != DType::kF32 || args.stochastic_rounding;
   if (!by_slice && input.param_steps == nullptr) {
-    // Padding goes along; what becomes of it is not read.
+    // Padding is updated too; nobody reads its values.
     run(0, range.count(), input.step);
     return range.count() * element_bytes;
   }
@@ -74,7 +74,8 @@ uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
   for (size_t first = 0; first < slices.size(); first = last) {
     const int64_t step = StepOf(slices[first], input);
     last = first + 1;
-    // Neighbours that do the same step go together, with what is between.
+    // Adjacent slices with the same step number are updated in one run, with
+    // the padding between them.
     while (!by_slice && last < slices.size() &&
            StepOf(slices[last], input) == step) {
       ++last;

@@ -15,7 +15,7 @@ namespace shard {
 
 namespace {
 
-// Those of the range, but for what does no step.
+// Returns the slices of the range that are stepped.
 const std::vector<RangeSlice>& SteppedSlices(const Range& range,
                                              const UpdateInput& input,
                                              std::vector<RangeSlice>* some) {
@@ -38,7 +38,7 @@ uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
   uint64_t bytes = 0;
   size_t end = 0;
   for (size_t begin = 0; begin < slices.size(); begin = end) {
-    // Matrices of one shape stand together.
+    // Matrices of one shape are adjacent.
     const std::vector<int64_t>& shape = *slices[begin].shape;
     const auto most = static_cast<size_t>(MuonBatch(shape[0], shape[1]));
     for (end = begin + 1; end < slices.size() && end < begin + most; ++end) {
@@ -73,8 +73,8 @@ uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
       stream->MuonApply(hypers, batch.rows, batch.cols, direction_of(i),
                         param.data(), slices[i].count);
       param.Publish(input, stream);
-      // Gradients and momentum (16), the update (12); the products, which the
-      // caches hold for the most part, left out.
+      // Bytes of gradients and momentum (16) and of the update (12); the
+      // products, which mostly stay in the caches, are left out.
       bytes += slices[i].count * (gradients.count * DTypeSize(gradients.dtype) +
                                   sizeof(float) + 16 + 12) +
                param.extra_bytes();

@@ -20,7 +20,8 @@ uint64_t UpdateTensors(const Range& range, const Optimizer& optimizer,
     const int64_t step = StepOf(slice, input);
     if (step == 0) continue;
     const auto ndim = static_cast<int>(slice.shape->size());
-    // The gradient, what the kernel asks for, a copy of the parameter.
+    // The workspace holds the gradient, the kernel's scratch and a copy of the
+    // parameter.
     float* const grad = workspace;
     float* const scratch =
         grad + AlignWorkspace(static_cast<int64_t>(slice.count));

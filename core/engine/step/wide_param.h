@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WideParam: a whole parameter in fp32 while an optimizer steps it: its master
-// copy, the parameter itself where that is fp32, or else a copy.
+// WideParam: a whole parameter in fp32 while an optimizer steps it: the master
+// copy, the parameter itself where its dtype is fp32, or else a temporary copy.
 
 #ifndef SHARD_CORE_ENGINE_STEP_WIDE_PARAM_H_
 #define SHARD_CORE_ENGINE_STEP_WIDE_PARAM_H_
@@ -18,8 +18,8 @@ namespace shard {
 
 class WideParam {
  public:
-  // `copy`: room for the parameter's elements, written only where it has no
-  // fp32 form of its own.
+  // `copy`: room for the parameter's elements, written only where the parameter
+  // has no fp32 form of its own.
   WideParam(const Range& range, const RangeSlice& slice, float* copy,
             Stream* stream)
       : range_(range), slice_(slice), wide_(range.master(slice.begin)) {
@@ -34,7 +34,7 @@ class WideParam {
 
   float* data() const { return wide_; }
 
-  // Rounds what data() holds to the parameter.
+  // Rounds data() to the parameter's dtype and stores it in the parameter.
   void Publish(const UpdateInput& input, Stream* stream) const {
     if (dtype() == DType::kF32) return;
     const RandomStream random = {input.seed, static_cast<uint32_t>(input.step),
@@ -44,8 +44,8 @@ class WideParam {
         input.masters == Masters::kNoneStochastic ? &random : nullptr);
   }
 
-  // Bytes that reading, stepping and publishing it move besides those of the
-  // update in fp32.
+  // Returns the bytes that widening, stepping and publishing the parameter move
+  // besides those of the update in fp32.
   uint64_t extra_bytes() const {
     if (dtype() == DType::kF32) return 0;
     const bool copied = range_.master(slice_.begin) == nullptr;

@@ -11,8 +11,8 @@ namespace shard {
 
 namespace {
 
-// Elements of a range that are reduced at once where blocks have to be put into
-// the order of ranks first.
+// Number of elements of a range that are reduced at once where blocks have to
+// be put into the order of ranks first.
 constexpr size_t kPiece = 4096;
 
 int GroupSize(const Plan& plan) {
@@ -83,7 +83,7 @@ Status CollectiveTransfers::ReduceBuffer(const EngineBuffer& buffer,
   if (plan_.options().deterministic) {
     return ReduceInRankOrder(plan, grads, own, own_dtype, add, deadline);
   }
-  // Inside the group, of what this rank's replicas hold, too.
+  // Reduces inside the group, the ranges of this rank's replicas too.
   const auto held = static_cast<size_t>(groups_);
   unsigned char* stretch = nullptr;
   if (grads != nullptr) {
@@ -157,7 +157,7 @@ Status CollectiveTransfers::Publish(size_t index, const Deadline& deadline) {
   const int64_t range = plan.layout.shard_numel();
   const size_t bytes = DTypeBytes(plan.dtype, range);
   if (bytes == 0) return Status();
-  // What this rank and its replicas hold: one stretch.
+  // The elements that this rank and its replicas hold are contiguous.
   auto* const stretch = static_cast<unsigned char*>(
       buffer.ParamAt(rank_ % group_size_ * groups_ * range));
   if (groups_ > 1) {

@@ -12,8 +12,8 @@
 
 namespace shard {
 
-// Where ranks share no memory: collectives of the communicator, one per buffer.
-// W ranks, B bytes of a buffer, shard groups of S ranks, R = W / S of them:
+// Transfers where ranks share no memory: collectives of the communicator, one
+// per buffer. W ranks, B bytes of a buffer, R = W / S shard groups of S ranks:
 //
 //   Reduce   (W - 1) / W B sent per rank; with groups (S - 1) / S B inside one
 //            and then (R - 1) / W B between them; when deterministic not in two
@@ -22,9 +22,9 @@ namespace shard {
 //   Publish  (W - 1) / W B; (R - 1) / W B between groups where parameters are
 //            sharded
 //
-// A rank's range is number (rank % S) R + rank / S (Plan::RangeOf), so that
-// what it holds of a buffer is one stretch, and each level's blocks lie in the
-// order of the ranks that exchange them.
+// The range of a rank is number (rank % S) R + rank / S (Plan::RangeOf), so
+// that the elements of a buffer that a rank holds are contiguous, and each
+// level's blocks lie in the order of the ranks that exchange them.
 class CollectiveTransfers final : public Transfers {
  public:
   CollectiveTransfers(const Plan& plan, const EngineMemory& memory,
@@ -49,17 +49,19 @@ class CollectiveTransfers final : public Transfers {
   uint64_t PublishBytes(size_t buffer) const override;
 
  private:
-  // `grads`: all of the buffer's, this rank's own; null: it has none.
+  // Reduces one buffer. `grads`: the buffer's whole gradients of this rank;
+  // null: this rank has none.
   Status ReduceBuffer(const EngineBuffer& buffer, unsigned char* grads,
                       bool add, const Deadline& deadline);
-  // The same where ranges do not lie in rank order, in one level: `own` is this
+  // Reduces in one level where ranges do not lie in rank order: `own` is this
   // rank's part of the sum.
   Status ReduceInRankOrder(const FlatBufferPlan& plan,
                            const unsigned char* grads, unsigned char* own,
                            DType own_dtype, bool add, const Deadline& deadline);
   // Makes room for `bytes` in level_.
   Status Grow(size_t bytes);
-  // Bytes of a buffer of parameters or gradients, times part / world size.
+  // Returns the bytes of a buffer of parameters or gradients, times part /
+  // world size.
   uint64_t Part(const FlatBufferPlan& buffer, DType dtype, int part) const;
 
   const Plan& plan_;
@@ -72,7 +74,7 @@ class CollectiveTransfers final : public Transfers {
   const int groups_;        // R
   const RankSet group_;     // Consecutive ranks that shard among them.
   const RankSet replicas_;  // One rank of each group.
-  // Of shard groups: what one level hands to the next on a rank without
+  // Scratch of shard groups: the result of one level on a rank without
   // gradients, or a piece of all blocks in rank order.
   DeviceMemory level_;
 };

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CommQueue: what runs on the communication stream while the host computes, in
-// the order in which it was given, and how much of it the host waited for.
+// CommQueue: runs communication on a stream of its own while the host computes,
+// in the order in which work was given, and measures how long the host waited
+// for it.
 //
 // Threads: one thread gives work and waits; the work itself runs on the
-// stream's. While the queue is empty the communicator is the host thread's.
+// stream's thread. While the queue is empty the host's thread may use the
+// communicator.
 
 #ifndef SHARD_CORE_ENGINE_TRANSFER_COMM_QUEUE_H_
 #define SHARD_CORE_ENGINE_TRANSFER_COMM_QUEUE_H_
@@ -25,19 +27,19 @@
 
 namespace shard {
 
-// Since the last step.
+// Measurements of communication since the last step.
 struct CommCounters {
   uint64_t bytes = 0;
-  // Of those, what was through before the host asked for it.
+  // Of `bytes`: those of work that was done before the host waited for it.
   uint64_t bytes_overlapped = 0;
-  double seconds = 0;          // Spent moving them.
-  double seconds_exposed = 0;  // Of waiting for them on the host.
+  double seconds = 0;          // Spent moving bytes.
+  double seconds_exposed = 0;  // Spent by the host in waiting.
 };
 
 class CommQueue {
  public:
-  // `comm`, `device` and `compute` outlive this. `timeout`: seconds of what has
-  // no deadline.
+  // `comm`, `device` and `compute` outlive this. `timeout`: seconds, of work
+  // that has no deadline.
   CommQueue(Communicator* comm, Device* device, Stream* compute,
             std::unique_ptr<Stream> stream, double timeout)
       : comm_(comm),
@@ -46,25 +48,27 @@ class CommQueue {
         timeout_(timeout),
         stream_(std::move(stream)) {}
 
-  // After all that the host has written, and the compute stream was given, so
-  // far. `what` outlives the work and
-  // names it in errors; `work` calls Moved. An error is the stream's for good,
-  // and ends the communicator: the other ranks would wait for what is dropped.
+  // Enqueues `work`, which runs after everything that the host has written and
+  // that the compute stream was given so far. `what` names the work in errors
+  // and must outlive it; `work` calls Moved. After an error the stream runs
+  // nothing more, and the communicator is ended: the other ranks would wait for
+  // the dropped work.
   Event Run(std::string_view what, uint64_t bytes,
             std::function<Status()> work);
 
-  // By the work, on whichever thread: what it took to move tensors, without
-  // the wait for other ranks to come.
+  // Adds the seconds that moving tensors took, without the wait for other ranks
+  // to come. Called by the work, on any thread.
   void Moved(double seconds);
-  // The same for what the host's thread does itself: all of it is exposed.
+  // Adds bytes and seconds of transfers by the host's thread: all of their time
+  // is exposed.
   void MovedByHost(uint64_t bytes, double seconds);
 
-  // What the host does next comes after `event`, one of Run's.
+  // Waits for `event`, which Run has returned.
   Status Wait(const Event& event, const Deadline& deadline);
-  // After everything.
+  // Waits for all work.
   Status Drain(const Deadline& deadline);
 
-  // The counters so far, which start anew. REQUIRES: drained.
+  // Returns the counters and sets them to 0. REQUIRES: drained.
   CommCounters Take();
 
  private:
@@ -72,7 +76,8 @@ class CommQueue {
     Event event;
     uint64_t bytes;
   };
-  // Moves items that are through from pending_; `asked` ones were waited for.
+  // Removes finished items from pending_. `overlapped`: they were done before
+  // the host waited for them.
   void Settle(bool overlapped);
 
   Communicator* const comm_;

@@ -82,7 +82,7 @@ void DirectTransfers::SumBuffer(const SlotPart& part, const Note& led,
   const int64_t range = plan.layout.shard_numel();
   if (range == 0) return;
   FindSources(part, led, notes, &sources_);
-  // As the last source.
+  // The previous sum is added as the last source.
   const bool wider = plan.sum_dtype != plan.grad_dtype;
   if (add && !wider) sources_.push_back(buffer.sum);
   const GradientSources sources = {sources_.data(), sources_.size(),
@@ -123,7 +123,7 @@ Status DirectTransfers::Finish(const Deadline& deadline) {
 }
 
 uint64_t DirectTransfers::ReduceBytes(int32_t unit) const {
-  // What a rank reads of the others.
+  // Counts the bytes that a rank reads from the others.
   uint64_t bytes = 0;
   const auto others = static_cast<uint64_t>(comm_->world_size() - 1);
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {

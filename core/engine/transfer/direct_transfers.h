@@ -12,10 +12,10 @@
 
 namespace shard {
 
-// Where ranks see each other's memory: a reduction reads every rank's slot and
-// writes this rank's sum, W g + s bytes per element of the range (W ranks,
-// gradients of g bytes, sums of s), and nothing else moves. A step that was
-// begun reads the slots itself, and needs no sum.
+// Transfers where ranks see each other's memory: a reduction reads every rank's
+// slot and writes this rank's sum, W g + s bytes per element of the range (W
+// ranks, gradients of g bytes, sums of s bytes), and nothing else moves. A step
+// that was begun reads the slots itself, and needs no sum.
 class DirectTransfers final : public Transfers {
  public:
   // `tile`: kTile elements of fp32.
@@ -23,7 +23,8 @@ class DirectTransfers final : public Transfers {
                   Communicator* comm, std::unique_ptr<Stream> stream,
                   DeviceMemory tile);
 
-  // Small enough for the L1 cache, large enough that the calls cost nothing.
+  // Elements of a tile: small enough for the L1 cache, large enough that the
+  // cost of calls is negligible.
   static constexpr size_t kTile = 2048;
 
   Status Reduce(const Note& led, const std::vector<Note>& notes, bool add,
@@ -42,8 +43,8 @@ class DirectTransfers final : public Transfers {
   uint64_t PublishBytes(size_t) const override { return 0; }
 
  private:
-  // This rank's range of a buffer of the unit on each rank that has gradients
-  // of it, in their slots.
+  // Finds this rank's range of a buffer of the unit in the slots of all ranks
+  // that have gradients of the unit.
   void FindSources(const SlotPart& part, const Note& led,
                    const std::vector<Note>& notes,
                    std::vector<const void*>* sources) const;
@@ -54,7 +55,7 @@ class DirectTransfers final : public Transfers {
   const EngineMemory& memory_;
   Communicator* const comm_;
   const std::unique_ptr<Stream> stream_;
-  // What is summed before it is rounded or added.
+  // Sums before they are rounded or added.
   const DeviceMemory tile_;
   std::vector<const void*> sources_;
 };

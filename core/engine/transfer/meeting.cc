@@ -13,7 +13,8 @@ namespace shard {
 
 namespace {
 
-// One name for all, so that ranks that come for different things still meet.
+// The phase of all meetings: one name, so that ranks that come for different
+// operations still meet.
 constexpr std::string_view kMeet = "meet";
 
 static_assert(std::has_unique_object_representations_v<int32_t>);
@@ -66,8 +67,8 @@ StatusOr<Conclusion> Conclude(
                                note.zeroed, ")")
                       : "");
   };
-  // The first to move a unit, gradients before parameters where ranks may lack
-  // them; or else the first that has not joined.
+  // The leader is the first rank that moves a unit, gradients before parameters
+  // where ranks may lack gradients; or else the first rank that has not joined.
   constexpr size_t kNone = SIZE_MAX;
   size_t reducer = kNone;
   size_t mover = kNone;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Meeting: what ranks tell each other before they do something together, and
-// what they conclude from it. Whatever a rank is about to do, it meets the
-// others with a note of one form. So ranks that are about to do different
-// things find out by name, and a rank that has nothing to do itself (it ran out
-// of input, or has no gradients for a unit) learns what the others do and does
-// its part of it.
+// Meeting: an exchange of notes between ranks before a collective operation,
+// and the conclusion that every rank draws from them. Before each operation,
+// whichever it is, a rank meets the others with a note of one form. So ranks
+// that are about to do different operations get an error that names both, and a
+// rank without an operation of its own (it is out of input, or has no gradients
+// for a unit) learns of the operation of the others and takes part in it.
 //
-// The conclusion is a pure function of the notes: all ranks come to the same.
+// The conclusion is a pure function of the notes, so all ranks come to the same
+// one.
 
 #ifndef SHARD_CORE_ENGINE_TRANSFER_MEETING_H_
 #define SHARD_CORE_ENGINE_TRANSFER_MEETING_H_
@@ -23,13 +24,14 @@
 
 namespace shard {
 
-// The values are sent, and part of no file.
+// The operation for which a rank comes to a meeting. The values are sent, and
+// are part of no file.
 enum class Activity : int32_t {
   kReduce = 1,  // The gradients of a unit.
   kGather,      // The parameters of a unit.
   kBeginStep,
   kStep,
-  kJoin,  // Out of input: follows the others until all are.
+  kJoin,  // Out of input: follows the others until all ranks are.
   kSummon,
   kReplan,
   kSave,
@@ -37,8 +39,8 @@ enum class Activity : int32_t {
   kGatherState,
 };
 
-// What the ranks of a step agree on. Doubles only, so that the bytes have no
-// padding.
+// The values on which the ranks of a step agree. All are doubles, so that the
+// bytes have no padding.
 struct StepEntry {
   double hypers;
   double max_grad_norm;
@@ -51,43 +53,45 @@ struct StepEntry {
   double step;
 };
 
-// Before the first zero_grad.
+// The value of Note::zeroed before the first zero_grad.
 inline constexpr int64_t kNeverZeroed = -1;
 
-// Whether an activity is a unit's.
+// Returns whether an activity moves the tensors of a unit.
 constexpr bool MovesUnit(Activity activity) {
   return activity == Activity::kReduce || activity == Activity::kGather;
 }
 
 struct Note {
   Activity activity = Activity::kStep;
-  int32_t unit = -1;   // Of kReduce and kGather.
-  int32_t slot = -1;   // Where this rank's gradients of the unit lie.
+  int32_t unit = -1;   // For kReduce and kGather.
+  int32_t slot = -1;   // The slot of this rank's gradients of the unit.
   int32_t failed = 0;  // Something is wrong on this rank.
-  int32_t more = 0;    // kReduce: another backward pass adds to them.
+  int32_t more = 0;    // kReduce: another backward pass follows.
   int32_t active = 1;  // Not joined.
-  // Calls of zero_grad since the last step before this, where gradients are
-  // sharded. A rank that is ahead of another may have zeroed already, while the
-  // other's gradients are from before. Of kJoin: kNeverZeroed unless this rank
-  // threw away gradients of its own, which are in sums of all ranks.
+  // Calls of zero_grad since the last step, where gradients are sharded. A rank
+  // may have called zero_grad already, while a slower rank's gradients are from
+  // before its call. For kJoin: kNeverZeroed unless this rank discarded
+  // gradients of its own, which are in sums of all ranks.
   int64_t zeroed = 0;
   StepEntry step = {};
 };
 
-// Whether two ranks come to do one thing. Gradients from before a zero_grad and
-// from after it are not reduced together.
+// Returns whether two ranks come for the same operation. Gradients from before
+// a zero_grad and from after it are not reduced together.
 bool SameWork(const Note& a, const Note& b);
 
-// What comes of a meeting.
+// The conclusion of a meeting.
 struct Conclusion {
-  // What is done now, by all ranks, as this rank's note has it.
+  // The rank whose operation all ranks do now.
   int32_t leader;
-  // Whether that is what this rank came for; else it follows, and meets again.
+  // Whether this rank came for another operation: it takes part, then meets
+  // again.
   bool follows;
   int32_t active;  // Ranks that have not joined.
 };
 
-// How ranks that come with different notes go on:
+// Returns the operation that ranks do next, when they come with different
+// notes:
 //   - a rank in kJoin follows kReduce, kGather, kBeginStep and kStep;
 //   - where ranks may lack gradients, one in kStep follows kReduce and kGather,
 //     one in kGather follows kReduce, and of several kReduce that with the
@@ -107,13 +111,12 @@ class Meeting {
         unit_name_(std::move(unit_name)),
         notes_(static_cast<size_t>(comm->world_size())) {}
 
-  // COLLECTIVE. `local`: what is wrong on this rank; it becomes the error of
-  // all. `mine.failed` need not be set. `what` is the phase in errors and for
-  // tests, the same in every meeting of a kind.
+  // Exchanges notes and returns the conclusion. COLLECTIVE. `local`: an error
+  // of this rank, which becomes an error of all. `mine.failed` need not be set.
   StatusOr<Conclusion> Meet(Note mine, const Status& local,
                             const Deadline& deadline);
 
-  // Of the last meeting, by rank.
+  // Returns the notes of the last meeting, by rank.
   const std::vector<Note>& notes() const { return notes_; }
 
  private:

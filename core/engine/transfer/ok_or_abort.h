@@ -8,9 +8,9 @@
 
 namespace shard {
 
-// Returns `local`, of this rank alone in the midst of what all ranks do
-// together. Unless it is OK it ends the group first: the other ranks have no
-// meeting left in which they would hear of it, and would wait for this one.
+// Returns `local`, a status of this rank alone during a collective operation.
+// Unless it is OK, ends the group first: the other ranks have no meeting left
+// in which they would learn of the error, and would wait for this rank.
 inline Status OkOrAbort(Communicator* comm, Status local) {
   if (!local.ok()) comm->Abort(local);
   return local;

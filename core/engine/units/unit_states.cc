@@ -101,7 +101,8 @@ Status UnitStates::CheckRelease(int32_t unit) const {
 void UnitStates::Release(int32_t unit) {
   Unit& entry = at(unit);
   if (entry.state == State::kBackwardPre && entry.params_ready > 0) {
-    // Without missing_grads whole ones wait for the unit's others.
+    // Without missing_grads, declared whole gradients stay until the unit's
+    // other ones are declared.
     if (!whole_grads_ || allow_missing_) EndPass(unit, whole_grads_);
   }
   entry.state = State::kIdle;
@@ -189,7 +190,7 @@ Status UnitStates::CheckAllIdle(std::string_view what) const {
 
 Status UnitStates::CheckAllReady() const {
   if (!declares_) return Status();
-  constexpr int kMost = 8;  // Named.
+  constexpr int kMost = 8;  // Most names in the message.
   std::string missing;
   int count = 0;
   for (size_t u = 0; u < units_.size(); ++u) {

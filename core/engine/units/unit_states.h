@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UnitStates: what a host is doing with each unit, and whose gradients are
-// ready for the step. Every call in the wrong order is an error that names the
-// unit, the state it is in and the one that is needed.
+// UnitStates: the state in which a host uses each unit, and the gradients that
+// are ready for the step. A call in the wrong order is an error that names the
+// unit, its state and the state that the call needs.
 //
 //            Acquire(forward)
 //   IDLE  ───────────────────────▶ FORWARD ───────── Release ──────▶ IDLE
@@ -11,10 +11,10 @@
 //                                    ▼ the last of its parameters
 //                                  BACKWARD_POST ─── Release ──────▶ IDLE
 //
-// Where gradients are kept whole they have a place at all times, so a unit's
-// can become ready while it is IDLE.
+// Where gradients are kept whole they have memory at all times, so the
+// gradients of a unit can become ready while the unit is IDLE.
 //
-// Which gradients of this rank count in a step, in every stage (HasGrad):
+// The gradients of this rank that count in a step, in every stage (HasGrad):
 //   - From its first acquire for a backward pass, or its first declaration, on,
 //     a rank declares. Those gradients count that it declared since the last
 //     step, in any pass, and no others, whatever lies there. A step in which it
@@ -42,8 +42,8 @@ namespace shard {
 enum class Pass : int32_t {
   kForward = 1,
   kBackward = 2,
-  // The host writes every element of the unit's gradients, so that they need
-  // not be zeros before.
+  // The host writes every element of the unit's gradients, so that the library
+  // need not zero them before.
   kBackwardOverwrite = 3,
 };
 
@@ -52,60 +52,62 @@ class UnitStates {
   enum class State { kIdle, kForward, kBackwardPre, kBackwardPost };
 
   // `whole_grads`: every rank keeps its gradients whole. `allow_missing`: a
-  // parameter may have none. The plan must outlive this.
+  // parameter may have no gradient. The plan must outlive this.
   UnitStates(const Plan& plan, bool whole_grads, bool allow_missing);
 
   Status CheckUnit(int32_t unit) const;
   State state(int32_t unit) const { return at(unit).state; }
-  // "unit 'h.3' (7)"; "the root unit (0)".
+  // Returns the name in messages: "unit 'h.3' (7)" or "the root unit (0)".
   std::string Name(int32_t unit) const;
-  // "FORWARD".
+  // Returns the name of a state, such as "FORWARD".
   static std::string_view StateName(State state);
 
   Status CheckAcquire(int32_t unit, Pass pass) const;
   void Acquire(int32_t unit, Pass pass);
   Status CheckRelease(int32_t unit) const;
-  // From BACKWARD_PRE: gradients that are sharded are gone, declared or not.
+  // Ends the use of a unit. Sharded gradients of a unit in BACKWARD_PRE are
+  // lost, declared or not.
   void Release(int32_t unit);
 
-  // Of all parameters of the unit; or, after ParamReady of some of them, the
-  // others have none. With `more` (no_sync) another backward pass adds to them
-  // before the step, and they do not count as ready for it.
+  // Declares the gradients of all parameters of the unit ready; or, after
+  // ParamReady of some of them, those alone: the others have no gradient. With
+  // `more` (no_sync) another backward pass adds to the gradients before the
+  // step, and they do not count as ready for it.
   Status CheckGradsReady(int32_t unit) const;
   void GradsReady(int32_t unit, bool more);
-  // Of one parameter; `unit_ready` when it was the unit's last. The host then
-  // goes on as if by GradsReady.
+  // Declares the gradient of one parameter ready. Returns whether it was the
+  // last one of the unit: the caller then does what follows GradsReady.
   Status CheckParamReady(ParamId param) const;
   bool ParamReady(ParamId param);
 
-  // OK when no unit is in use.
+  // Returns OK when no unit is in use.
   Status CheckAllIdle(std::string_view what) const;
 
-  // Whether this rank declares its gradients; see above.
+  // Returns whether this rank declares its gradients; see above.
   bool declares() const { return declares_; }
   void BeginDeclaring() { declares_ = true; }
-  // Whether this rank's gradient of a trainable parameter counts in the next
-  // step.
+  // Returns whether this rank's gradient of a trainable parameter counts in the
+  // next step.
   bool HasGrad(ParamId param) const {
     const auto p = static_cast<size_t>(param);
     return !declares_ || param_declared_[p] || param_ready_[p];
   }
-  // Whether some parameters of the unit were declared in this pass, by
-  // themselves; then GradsReady means those.
+  // Returns whether some parameters of the unit were declared by themselves in
+  // this pass; GradsReady then means those alone.
   bool SomeDeclared(int32_t unit) const { return at(unit).params_ready > 0; }
   bool Declared(ParamId param) const {
     return param_declared_[static_cast<size_t>(param)];
   }
 
-  // Whether any gradient was declared ready since the last step, under no_sync
-  // too.
+  // Returns whether any gradient was declared ready since the last step, under
+  // no_sync too.
   bool any_ready() const { return any_ready_; }
   bool ready(int32_t unit) const { return at(unit).ready; }
-  // OK when the gradients of all units count in the next step; else names the
-  // units whose do not.
+  // Returns OK when the gradients of all units count in the next step; the
+  // error names the units that lack some.
   Status CheckAllReady() const;
-  // After a step, or to throw accumulated gradients away. A rank that declares
-  // goes on declaring.
+  // Forgets all ready declarations, after a step or to discard accumulated
+  // gradients. A rank that declares goes on declaring.
   void ClearReady();
 
  private:
@@ -120,7 +122,8 @@ class UnitStates {
   }
   Unit& at(int32_t unit) { return units_[static_cast<size_t>(unit)]; }
   Status CheckCanBeReady(int32_t unit) const;
-  // What was declared of single parameters is a gradient (`counts`), or gone.
+  // Ends a pass. Gradients that were declared by parameter count (`counts`), or
+  // are lost.
   void EndPass(int32_t unit, bool counts);
   // Calls `visit(ParamId)` for the trainable parameters of the unit.
   template <typename Visit>
@@ -132,8 +135,8 @@ class UnitStates {
   bool declares_;
   bool any_ready_ = false;
   std::vector<Unit> units_;
-  // By ParamId: declared by itself, in a unit that did not become ready since;
-  // and in one that did.
+  // By ParamId: declared by itself, in a unit that did not become ready since
+  // (param_declared_), or in one that did (param_ready_).
   std::vector<bool> param_declared_;
   std::vector<bool> param_ready_;
 };

@@ -17,8 +17,8 @@ namespace shard {
 
 namespace {
 
-// Acquires per unit and step: a forward and a backward pass for each of 32
-// passes that accumulate.
+// Most recorded acquires per unit and step: a forward and a backward pass for
+// each of 32 accumulated passes.
 constexpr size_t kMostRecorded = 64;
 
 }  // namespace
@@ -77,10 +77,10 @@ Status Units::TellOthers(Activity activity, const Status& local,
 }
 
 Status Units::OutOfStep(const Status& error, Activity activity) {
-  // Ranks that came for the same and did not do it are still in step; so are
-  // those that would have followed. One whose gradients or parameters were on
-  // their way has said so already.
-  // All ranks must judge alike, those in join too.
+  // Ranks that came for the same operation, and did not do it, are still in
+  // step; so are ranks that would have followed. A rank whose gradients or
+  // parameters were in transfer has reported its error already. All ranks must
+  // come to the same result, those in join too.
   const std::vector<Note>& all = notes();
   if (!MovesUnit(activity)) {
     for (const Note& note : all) {
@@ -99,8 +99,8 @@ Status Units::OutOfStep(const Status& error, Activity activity) {
 
 Status Units::Do(const Note& note, unsigned char* slot,
                  const Deadline& deadline) {
-  // Gradients from before a zero_grad that another rank was through with when
-  // it declared the unit: nothing is left that they could count in.
+  // Gradients from before a zero_grad that another rank had called already when
+  // it declared the unit count in no sum.
   if (note.activity == Activity::kReduce &&
       note.zeroed < reduced_[static_cast<size_t>(note.unit)]) {
     return Status();
@@ -123,7 +123,7 @@ Status Units::Do(const Note& note, unsigned char* slot,
       reduced_[unit] = note.zeroed;
     } else {
       if (slot == nullptr) {
-        // A follower: nothing of its own is in the slots.
+        // A follower has no parameters of its own in the slots.
         slot = parts_.memory->ParamSlot(plan_.units()[unit].depth, 0);
       }
       status = parts_.transfers->Gather(note.unit, slot, deadline);
@@ -271,7 +271,7 @@ Status Units::TakeGradSlot(int32_t unit, Pass pass, const Deadline& deadline) {
   const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
   const int found = grad_slots_.Find(unit);
   const int slot = found >= 0 ? found : grad_slots_.Choose(unit);
-  // What lies in it may still be on its way.
+  // Gradients in the slot may still be in transfer.
   SHARD_RETURN_IF_ERROR(
       parts_.queue->Wait(grad_slots_.event(depth, slot), deadline));
   grad_slots_.Take(unit, slot);
@@ -307,7 +307,7 @@ void Units::ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads) {
 Status Units::Release(int32_t unit, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   SHARD_RETURN_IF_ERROR(states_.CheckRelease(unit));
-  // Declared gradients that are sharded would be gone with their slot.
+  // Declared gradients that are sharded would be lost with their slot.
   if (parts_.allow_missing && plan_.shards_grads() &&
       states_.SomeDeclared(unit)) {
     SHARD_RETURN_IF_ERROR(GradsReady(unit, deadline));
@@ -339,11 +339,12 @@ void Units::RecordOrder(int32_t unit) {
       ++position_;
       return;
     }
-    // Another way than last time: what is known of it ends here.
+    // The order differs from last time: the record is cut here.
     order_.resize(position_);
     recording_ = true;
   }
-  // Passes without a step, such as an evaluation's, have no end.
+  // Passes without a step, as in an evaluation, could grow the record without
+  // end.
   if (order_.size() >= kMostRecorded * plan_.units().size()) return;
   order_.push_back(unit);
   position_ = order_.size();
@@ -366,7 +367,7 @@ void Units::Prefetch() {
     const int slot = param_slots_.Choose(next);
     if (slot < 0) return;
     EnqueueGather(next, slot);
-    // Gathered, but not acquired yet.
+    // The unit is gathered, but not acquired yet.
     param_slots_.Release(next);
   }
 }
@@ -488,9 +489,9 @@ Status Units::CheckStep() const {
 std::vector<Event> Units::EnqueueRest() {
   const std::vector<EngineBuffer>& buffers = parts_.memory->buffers();
   std::vector<Event> events(buffers.size());
-  // The step itself goes on from here.
+  // The step itself does the rest from here.
   ahead_ = nullptr;
-  // From the last, as a backward pass would.
+  // From the last buffer to the first, as in a backward pass.
   for (size_t b = buffers.size(); b-- > 0;) {
     const FlatBufferPlan& plan = *buffers[b].plan;
     if (!plan.trainable ||
@@ -512,7 +513,7 @@ std::vector<Event> Units::EnqueueRest() {
                               return status;
                             });
     } else if (plan_.shards_grads()) {
-      // Of no rank.
+      // No rank has gradients of this unit.
       parts_.compute->FillZeros(
           buffers[b].sum,
           DTypeBytes(plan.sum_dtype, plan.layout.shard_numel()));

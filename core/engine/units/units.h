@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Units: the way of units through forward and backward passes: their parameters
-// are there between acquire and release, their gradients are reduced once they
-// are ready, and what will be needed next is gathered ahead.
+// Units: gathers the parameters of units and reduces their gradients. The
+// parameters of a unit are there between acquire and release, the gradients are
+// reduced once they are ready, and the units that will be needed next are
+// prefetched.
 //
 //                        gathers in acquire     reduces when ready
 //   memory shared        never                  where gradients are sharded
 //   not shared           where parameters are   always; kept whole and with
 //                        sharded                allow_missing: in the step
 //
-// What is gathered ahead follows the order of acquires that was recorded since
-// the last step; a run that leaves it is recorded anew. It depends on the calls
-// alone, so ranks that make the same calls gather the same; in join they do
-// not, so all begin anew after it.
+// Prefetching follows the order of acquires that was recorded since the last
+// step; an acquire out of that order starts a new record. The order depends on
+// the calls alone, so ranks that make the same calls prefetch the same units.
+// In join the ranks make different calls, so all start new records after it.
 //
-// Everything that moves does so on the CommQueue, after a meeting of the ranks.
-// A call that is wrong on one rank, where others would wait for it, becomes the
-// error of all. Such an error is final: ranks have got out of step.
+// All tensors are moved on the CommQueue, after a meeting of the ranks. A wrong
+// call on one rank, for which others would wait, becomes an error of all. Such
+// an error is final: the ranks are out of step.
 //
 // Threads: one at a time, as the engine.
 
@@ -54,93 +55,104 @@ class Units {
     Stream* compute;
     Transfers* transfers;
     CommQueue* queue;
-    double timeout;      // Of what runs on the queue.
-    bool allow_missing;  // Gradients.
+    double timeout;      // Seconds, of work on the queue.
+    bool allow_missing;  // Gradients may be missing.
   };
 
-  // All of `parts` outlive this.
+  // All of `parts` must outlive this.
   explicit Units(const Parts& parts);
 
-  // COLLECTIVE where it gathers. Returns once the parameters are there, and for
-  // a backward pass room for the gradients, zeros where they are sharded.
+  // Acquires a unit: waits until its parameters are there, and for a backward
+  // pass until there is room for its gradients, zeroed where they are sharded.
+  // COLLECTIVE where units are gathered.
   Status Acquire(int32_t unit, Pass pass, const Deadline& deadline);
-  // Where some parameters were declared alone and gradients may be missing, as
-  // after GradsReady.
+  // Releases a unit. Where some parameters were declared alone and gradients
+  // may be missing, acts as GradsReady first.
   Status Release(int32_t unit, const Deadline& deadline);
-  // COLLECTIVE where it reduces, which goes on after it has returned.
+  // Declares the gradients of a unit ready. COLLECTIVE where gradients are
+  // reduced; the reduction goes on after the call has returned.
   Status GradsReady(int32_t unit, const Deadline& deadline);
-  // `known`: what is wrong with `param` itself, on this rank.
+  // Declares the gradient of one parameter ready. `known`: an error of `param`
+  // itself on this rank.
   Status ParamGradReady(ParamId param, const Status& known,
                         const Deadline& deadline);
-  // From here on another backward pass follows before the step, or none.
+  // Says whether, from here on, another backward pass follows before the step.
   void SetNoSync(bool on) { no_sync_ = on; }
 
-  // Where `param` and its gradient are now. Errors: what must be acquired
-  // first.
+  // Return the current memory of `param` and of its gradient. The error says
+  // what must be acquired first.
   StatusOr<void*> Param(ParamId param) const;
   StatusOr<void*> Grad(ParamId param) const;
 
-  // Goes on as `before`, of another plan over the same parameters: a rank that
-  // declared its gradients there declares them here.
+  // Continues the declaring of `before`, the units of another plan over the
+  // same parameters: a rank that declared its gradients there declares them
+  // here.
   void ContinueFrom(const Units& before) {
     if (before.states_.declares()) states_.BeginDeclaring();
   }
 
-  // Throws away what was accumulated since the last step, and that it was
-  // ready. Not the host's own: whole gradients stay. Ranks do not meet for it:
-  // of sharded gradients they count it, and what one of them still reduces from
-  // before the latest time is nothing.
+  // Discards the gradients that were accumulated since the last step, and all
+  // ready declarations; whole gradients, which are the host's, stay as they
+  // are. Ranks do not meet for this call: each counts its calls where gradients
+  // are sharded (Note::zeroed), and gradients that a rank still reduces from
+  // before the latest call count as nothing.
   Status ClearGrads(const Deadline& deadline);
 
-  // What is wrong with stepping now, on this rank alone.
+  // Returns the error, on this rank alone, of a step at this time.
   Status CheckStep() const;
-  // COLLECTIVE. Waits for what is on its way, meets the others, who come to do
-  // the same (`note` is of kStep or kBeginStep), and follows those who still do
-  // something else.
-  // Local: whole gradients that are missing become zeros before.
+  // Enters a step. COLLECTIVE. Waits for transfers in progress, meets the other
+  // ranks, which come for the same operation (`note` is of kStep or
+  // kBeginStep), and takes part in the operations of ranks that still do
+  // something else. Before, missing whole gradients are zeroed, locally.
   Status EnterStep(Note note, const Status& local, const Deadline& deadline,
                    int32_t* leader);
-  // COLLECTIVE, after it. Enqueues the reduction of all gradients that were not
-  // reduced yet; by buffer, when it is done. What no rank has becomes zeros.
+  // Enqueues the reduction of all gradients that were not reduced yet, after
+  // EnterStep. COLLECTIVE. Returns, by buffer, the event after which the
+  // gradients are reduced. Gradients that no rank has become zeros.
   std::vector<Event> EnqueueRest();
-  // COLLECTIVE, for a rank without input: meets with `note`, of kJoin, and
-  // follows until the others step or begin one (`leader` has the note) or all
-  // ranks have joined (`joined`).
+  // Takes part in the operations of other ranks, for a rank without input:
+  // meets with `note`, of kJoin, until the others step or begin a step
+  // (`leader` is set to the rank whose note says so) or all ranks have joined
+  // (`joined`). COLLECTIVE.
   Status Follow(Note note, const Status& local, const Deadline& deadline,
                 int32_t* leader, bool* joined);
-  // COLLECTIVE. The same for kSummon and kReplan, which nobody follows. What
-  // was gathered is dropped, and the slots are the caller's.
+  // Enters kSummon or kReplan, for which all ranks must come. COLLECTIVE.
+  // Gathered parameters are dropped, and the slots are the caller's to use.
   Status EnterChange(Activity activity, const Status& local,
                      const Deadline& deadline);
-  // Makes `error` final, and ends the group with it: it may be one of this
+  // Makes `error` final, and ends the group with it: the error may be of this
   // rank alone, for which the others would wait.
   Status Fail(const Status& error);
-  // After a step; parameters that were gathered are out of date.
+  // Forgets the state of the step that was done; gathered parameters are out of
+  // date.
   void FinishStep();
-  // What is done with each unit as soon as its gradients are ready on all
-  // ranks, on the queue's thread; until EnqueueRest. No gradients are ready
-  // yet. `in_place`: Transfers::ReadInPlace, where that goes; else null.
+  // Called for each unit of a begun step as soon as its gradients are ready on
+  // all ranks, on the queue's thread, until EnqueueRest. REQUIRES: no gradients
+  // are ready yet. `in_place`: the result of Transfers::ReadInPlace, or null
+  // where gradients cannot be read so.
   using Ahead = std::function<Status(
       int32_t unit, const std::vector<std::vector<const void*>>* in_place,
       const Deadline& deadline)>;
   void SetAhead(Ahead ahead) { ahead_ = std::move(ahead); }
 
-  // `event` is when the parameters of `unit` are published, on the queue.
+  // Sets the event, of the queue, after which the parameters of `unit` are
+  // published.
   void SetPublished(int32_t unit, Event event);
 
   const std::vector<Note>& notes() const { return meeting_.notes(); }
   const UnitStates& states() const { return states_; }
-  // The error after which the ranks are out of step.
+  // Returns the error after which the ranks are out of step.
   const Status& broken() const { return broken_; }
   bool gathers() const { return gathers_; }
 
  private:
-  // What a rank is about to do; then does it, and all that others do before.
+  // Announces an operation, then runs the announced operations of other ranks
+  // until it is this one's turn.
   Status Perform(const Note& note, unsigned char* slot);
-  // The leader's part of the last meeting.
+  // Runs the operation of the leader of the last meeting.
   Status Do(const Note& note, unsigned char* slot, const Deadline& deadline);
-  // COLLECTIVE. Tells the others, who come to do something with a unit, that
-  // this rank cannot.
+  // Tells the other ranks, which come for an operation with a unit, that this
+  // rank cannot do it. COLLECTIVE.
   Status TellOthers(Activity activity, const Status& local,
                     const Deadline& deadline);
   StatusOr<Conclusion> Meet(const Note& note, const Status& local,
@@ -148,37 +160,40 @@ class Units {
   Status CheckRoom(int32_t unit, const Slots& slots,
                    std::string_view what) const;
   bool Has(int32_t unit, bool grads) const;
-  // Whether the ranks do something together once a unit's gradients are ready.
+  // Returns whether the ranks meet once the gradients of a unit are ready.
   bool MeetsWhenReady() const { return reduces_ || ahead_ != nullptr; }
   // Enqueues the gathering of `unit`, into a slot that is not in use.
   void EnqueueGather(int32_t unit, int slot);
   void EnqueueReduce(int32_t unit);
   void RecordOrder(int32_t unit);
-  // After a step, or once all ranks have joined: none are reduced.
+  // Forgets which gradients are reduced: after a step, or once all ranks have
+  // joined.
   void ForgetReduced();
-  // What this rank gathered, and in which order, where others did not.
+  // Forgets what this rank gathered, and in which order, where other ranks did
+  // not gather the same.
   void ForgetOrder();
   void Prefetch();
   Status TakeGradSlot(int32_t unit, Pass pass, const Deadline& deadline);
-  // What no parameter's gradient fills: other units leave theirs in a slot.
+  // Zeroes the elements that belong to no parameter: other units leave their
+  // gradients in a slot.
   void ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads);
   // Fills whole gradients that do not count in the step (UnitStates::HasGrad)
   // with zeros.
   Status ZeroMissing(const Deadline& deadline);
-  // The same for sharded gradients of `unit`, about to become ready, that do
-  // not count in this pass.
+  // Fills sharded gradients of `unit` that do not count in this pass with
+  // zeros, before they become ready.
   Status ZeroMissingInSlot(int32_t unit, const Deadline& deadline);
-  // Makes an error that all ranks know of final.
+  // Makes an error final that all ranks know.
   Status GiveUp(const Status& error);
-  // The error of a meeting, to which this rank came for `activity`; final where
-  // the ranks that have not joined did not all come for the same.
+  // Returns the error of a meeting to which this rank came for `activity`;
+  // final where the ranks that have not joined did not all come for the same.
   Status OutOfStep(const Status& error, Activity activity);
 
   const Parts parts_;
   const Plan& plan_;
   const bool gathers_;
-  const bool reduces_;        // When ready.
-  const bool reduces_later_;  // In the step.
+  const bool reduces_;        // When gradients are ready.
+  const bool reduces_later_;  // During the step.
   UnitStates states_;
   Meeting meeting_;
   Slots param_slots_;
@@ -189,16 +204,17 @@ class Units {
   Status broken_;
   // By unit: Note::zeroed of the last gradients that the ranks have reduced
   // since the last step, whose sum counts while zeroed_ is the same;
-  // kNeverZeroed: none. On the queue's thread while it is not empty.
+  // kNeverZeroed: none. Used by the queue's thread while the queue is not
+  // empty.
   std::vector<int64_t> reduced_;
   // Calls of ClearGrads since the last step, where gradients are sharded.
   int64_t zeroed_ = 0;
-  // Whether it had declared gradients before one of these calls.
+  // Whether this rank had declared gradients before one of these calls.
   bool dropped_ = false;
   std::vector<Event> published_;  // By unit.
 
   std::vector<int32_t> order_;  // Units in the order of acquires.
-  size_t position_ = 0;         // In it, of the next acquire.
+  size_t position_ = 0;         // Of the next acquire in order_.
   bool recording_ = true;
 };
 
