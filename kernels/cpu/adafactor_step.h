@@ -2,8 +2,8 @@
 //
 // Adafactor's passes over a parameter; see tensor_step.h.
 //
-// Compiled once per SIMD target, like the .cc that includes it: so is the
-// guard.
+// Compiled once per SIMD target, like the .cc that includes it; the include
+// guard admits it once per target.
 
 #if defined(SHARD_KERNELS_CPU_ADAFACTOR_STEP_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SHARD_KERNELS_CPU_ADAFACTOR_STEP_H_
@@ -38,24 +38,24 @@ struct AdafactorMatrix {
   float* param;
   float* row_var;
   float* col_var;
-  // Before AdafactorScales the squares' sums, after it the gradient's scales.
+  // The sums of squares before AdafactorScales, the gradient's scales after it.
   float* row_scratch;
   float* col_scratch;
 };
 
-// Columns whose sums are kept at once: 8 KiB of doubles, which stay in the
-// first level cache while rows pass by in pieces of a page.
+// Number of columns whose sums are kept at the same time: 8 KiB of doubles,
+// which stay in the first level cache while rows are read in pieces of a page.
 inline constexpr size_t kAdafactorTile = 1024;
 
-// Rows that pass by together, so that a column's sum is read and written once
-// for all of them.
+// Number of rows that are read together, so that a column's sum is read and
+// written once for all of them.
 inline constexpr size_t kAdafactorRows = 4;
 
-// Squares of `width` elements of each of the rows: the sums of rows go to
-// row_sums, those of columns are added to col_sums. The next rows are `ahead`
-// elements further on. They are asked for now: pieces of rows are too short for
-// the processor to guess (16 GB/s without this, 27 with it, on one core of a
-// Zen 5).
+// Adds the squares of `width` elements of each of the rows: the sums of rows
+// are stored in row_sums, those of columns are added to col_sums. The next rows
+// are `ahead` elements further on and are prefetched, because pieces of rows
+// are too short for the processor to predict (16 GB/s without the prefetch, 27
+// with it, on one core of a Zen 5).
 HWY_INLINE void AdafactorSumRows(const float* const* rows, size_t width,
                                  size_t ahead, double* row_sums,
                                  double* col_sums) {
@@ -99,10 +99,11 @@ HWY_INLINE void AdafactorSumRows(const float* const* rows, size_t width,
   }
 }
 
-// The first pass: rows' and columns' sums of squares, to the scratch.
+// The first pass: stores the sums of squares of rows and columns in the
+// scratch.
 HWY_INLINE void AdafactorSums(const AdafactorMatrix& matrix) {
   double col_sums[kAdafactorTile];
-  // Stands for the rows that are missing in the last group.
+  // Replaces the rows that are missing in the last group.
   float zeros[kAdafactorTile];
   for (size_t begin = 0; begin < matrix.cols; begin += kAdafactorTile) {
     const size_t width = std::min(kAdafactorTile, matrix.cols - begin);
@@ -131,8 +132,8 @@ HWY_INLINE void AdafactorSums(const AdafactorMatrix& matrix) {
   }
 }
 
-// What the passes do to elements [begin, count) in whole vectors of D. Those
-// that return a position return where they stopped.
+// The work of the passes on elements [begin, count), in whole vectors of D.
+// Methods that return a position return the first element not done.
 template <class D>
 class AdafactorRange {
  public:
@@ -141,7 +142,7 @@ class AdafactorRange {
   HWY_INLINE explicit AdafactorRange(const Adafactor::Scalars& scalars)
       : rule_(arithmetic_, scalars) {}
 
-  // A step of row_var or col_var.
+  // Makes a step of row_var or col_var.
   HWY_INLINE size_t Average(const float* sums, double inverse_count,
                             float* state, size_t begin, size_t count) const {
     const V inverse = arithmetic_.Set(inverse_count);
@@ -153,7 +154,7 @@ class AdafactorRange {
     return i;
   }
 
-  // `inverse_mean` is 1 for columns.
+  // Stores the scales of rows or columns. `inverse_mean` is 1 for columns.
   HWY_INLINE size_t Scales(const float* state, double inverse_mean,
                            float* scales, size_t begin, size_t count) const {
     const V inverse = arithmetic_.Set(inverse_mean);
@@ -165,7 +166,7 @@ class AdafactorRange {
     return i;
   }
 
-  // A row's squares of p and u.
+  // Adds the squares of p and u in a row.
   HWY_INLINE size_t AddSquares(const float* grad, const float* param,
                                float row_scale, const float* col_scales,
                                size_t begin, size_t count,
@@ -198,7 +199,8 @@ class AdafactorRange {
     return i;
   }
 
-  // Without rows and columns: a step of variance, and the squares of p and u.
+  // For a parameter without rows and columns: makes a step of variance, and
+  // adds the squares of p and u.
   HWY_INLINE size_t AverageElements(const float* grad, const float* param,
                                     float* variance, size_t begin, size_t count,
                                     AdafactorSquares* squares) const {
@@ -240,8 +242,8 @@ class AdafactorRange {
 using AdafactorVectors = AdafactorRange<hn::ScalableTag<float>>;
 using AdafactorRest = AdafactorRange<hn::CappedTag<float, 1>>;
 
-// The states of one matrix, and the scales that follow from them, to the
-// scratch.
+// Makes a step of the states of one matrix, and stores the scales that follow
+// from them in the scratch.
 HWY_INLINE void AdafactorScales(const Adafactor::Scalars& scalars,
                                 const AdafactorMatrix& matrix,
                                 const AdafactorVectors& vectors,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AesRound: a round of the Advanced Encryption Standard (FIPS 197) without
-// instructions for it, for the SIMD target that has no vectors.
+// AesRound: one round of the Advanced Encryption Standard (FIPS 197) in plain
+// code, for the SIMD target that has no vectors.
 //
 // Thread-safe. Not for secrets: its time depends on the data.
 
@@ -15,20 +15,20 @@
 
 namespace shard {
 
-// Column by column, as the bytes of a vector are.
+// The state column by column, as the bytes of a vector are.
 using AesState = std::array<uint8_t, 16>;
 
-// The product with x in the field of 2^8 elements of FIPS 197.
+// Returns the product with x in the field of 2^8 elements of FIPS 197.
 constexpr uint8_t AesTimesX(uint8_t a) {
   return static_cast<uint8_t>(a << 1 ^ (a >> 7) * 0x1B);
 }
 
-// S-boxes of all bytes: the inverse in that field (of 0: 0), then an affine map
-// of its bits.
+// The S-box of every byte: its inverse in that field (0 for 0), followed by an
+// affine map of its bits.
 inline constexpr std::array<uint8_t, 256> kAesSBox = [] {
   std::array<uint8_t, 256> box = {};
   box[0] = 0x63;
-  // Walks through p = 3^i and its inverse q: 3 generates the field.
+  // Visits every p = 3^i and its inverse q, because 3 generates the field.
   uint8_t p = 1;
   uint8_t q = 1;
   do {
@@ -43,7 +43,8 @@ inline constexpr std::array<uint8_t, 256> kAesSBox = [] {
   return box;
 }();
 
-// SubBytes, ShiftRows, MixColumns (but in a last round) and AddRoundKey.
+// Applies SubBytes, ShiftRows, MixColumns (but in a last round) and
+// AddRoundKey.
 inline AesState AesRound(const AesState& state, const AesState& key,
                          bool last) {
   AesState result;

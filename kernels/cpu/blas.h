@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Blas: the machine's CBLAS, whichever it is, found when it is first needed. It
-// is not linked: libshard.so works where there is none, and shares the one that
-// the host has loaded.
+// Blas: any CBLAS of this machine, found when it is first needed. libshard.so
+// does not link one: it works where there is none, and shares the one that the
+// host has loaded.
 //
-// Invariants: all functions that are not optional are there, and take 32-bit
-// integers (LP64). Nothing about the library is changed, the number of its
-// threads in particular: that is the host's to choose (OPENBLAS_NUM_THREADS,
-// MKL_NUM_THREADS). It is never unloaded, since it may have started threads.
+// Invariants: all required functions exist, and take 32-bit integers (LP64).
+// Loading changes no setting of the library, in particular not its number of
+// threads: that is the host's choice (OPENBLAS_NUM_THREADS, MKL_NUM_THREADS).
+// The library is never unloaded, since it may have started threads.
 //
 // Matrices are fp32 and row-major; ld is the distance of two rows, in elements.
 //
 // Immutable and cheap to copy. Thread-safe as far as the library is, which all
-// of those below are.
+// those named at Load are.
 
 #ifndef SHARD_KERNELS_CPU_BLAS_H_
 #define SHARD_KERNELS_CPU_BLAS_H_
@@ -24,8 +24,8 @@
 
 namespace shard {
 
-// All of C = alpha op(A) op(B) + beta C but the matrices: op(A) is m x k, op(B)
-// k x n, C m x n.
+// The arguments of C = alpha op(A) op(B) + beta C without the matrices: op(A)
+// is m x k, op(B) k x n, C m x n.
 struct GemmArgs {
   bool transpose_a = false;
   bool transpose_b = false;
@@ -41,36 +41,38 @@ struct GemmArgs {
 
 class Blas {
  public:
-  // The library that the environment variable SHARD_BLAS_LIBRARY names, a file
-  // name or a path. Where that is unset or empty, the first of the usual
-  // libraries that can be used: OpenBLAS, MKL, BLIS, FlexiBLAS, the reference.
+  // Loads the library that the environment variable SHARD_BLAS_LIBRARY names,
+  // as a file name or a path. Where the variable is unset or empty, loads the
+  // first usable one of the usual libraries: OpenBLAS, MKL, BLIS, FlexiBLAS,
+  // the reference.
   static StatusOr<Blas> Load();
 
-  // The first of `names` that can be used. kBackendUnavailable says of each of
-  // them why it cannot, and what to do.
+  // Loads the first usable one of `names`. The message of kBackendUnavailable
+  // gives the reason for each of them, and the remedy.
   static StatusOr<Blas> LoadOneOf(const std::vector<std::string>& names);
 
-  // As it was found: "libopenblas.so.0".
+  // The name under which it was found: "libopenblas.so.0".
   const std::string& name() const { return name_; }
 
   void Gemm(const GemmArgs& args, const float* a, const float* b,
             float* c) const;
 
-  // The lower triangle of C = alpha A A^T + beta C, or A^T A with `transpose`;
-  // C is n x n, k the other size of A. What is above the diagonal is neither
-  // read nor written.
+  // Computes the lower triangle of C = alpha A A^T + beta C, or A^T A with
+  // `transpose`; C is n x n, k the other size of A. Elements above the diagonal
+  // are neither read nor written.
   void Syrk(bool transpose, int n, int k, float alpha, const float* a, int lda,
             float beta, float* c, int ldc) const;
 
-  // Gemm of `count` times three matrices in one call, which can use threads
-  // where one small product cannot. MKL has it, OpenBLAS since 0.3.29.
-  // REQUIRES: has_batch().
+  // Makes `count` products as Gemm in one call, which can use threads where one
+  // small product cannot. MKL has it, OpenBLAS since 0.3.29. REQUIRES:
+  // has_batch().
   bool has_batch() const { return gemm_batch_ != nullptr; }
   void GemmBatch(const GemmArgs& args, int count, const float** a,
                  const float** b, float** c) const;
 
  private:
-  // CBLAS declares these with enumerations, which are ints to a caller.
+  // CBLAS declares these parameters as enumerations, which callers pass as
+  // ints.
   using GemmFunction = void(int layout, int transpose_a, int transpose_b, int m,
                             int n, int k, float alpha, const float* a, int lda,
                             const float* b, int ldb, float beta, float* c,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// XXH3 with 128 bits of large amounts of memory, alone and while it is copied.
-// The same value from every instruction set; AVX-512 and AVX2 are three times
-// as fast as the SSE2 that a program for any x86-64 begins with, and then a
-// copy with a checksum takes 1.2 times as long as one without.
+// XXH3 with 128 bits of large amounts of memory, alone or during a copy. Every
+// instruction set gives the same value; AVX-512 and AVX2 are three times as
+// fast as the SSE2 that every x86-64 has, and then a copy with a checksum takes
+// 1.2 times as long as one without.
 //
 // Thread-safe.
 
@@ -22,9 +22,9 @@ struct Xxh128 {
 
 Xxh128 ChecksumBytes(const void* data, size_t bytes);
 
-// Reads each byte once: 1 byte read and 1 written per byte. The target is
-// written past the caches where it is large and aligned to 64 bytes.
-// REQUIRES: they do not overlap.
+// Copies memory and returns its checksum. Reads each byte once: 1 byte read and
+// 1 written per byte. A target that is large and aligned to 64 bytes is written
+// past the caches. REQUIRES: the two do not overlap.
 Xxh128 CopyAndChecksum(void* to, const void* from, size_t bytes);
 
 }  // namespace shard

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// checksum_target.cc, once per instruction set. xxHash chooses by the
-// compiler's options, so each has a target of its own with other ones
-// (BUILD.bazel).
+// The functions of checksum_target.cc, once per instruction set. xxHash chooses
+// the set by the compiler's options, so each set is a build target with options
+// of its own (BUILD.bazel).
 
 #ifndef SHARD_KERNELS_CPU_CHECKSUM_TARGET_H_
 #define SHARD_KERNELS_CPU_CHECKSUM_TARGET_H_

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Casts of convert.h, a vector or a range at a time. Highway 1.0.3 truncates
-// to bf16, and to f16 where the processor has no instruction for it; these
+// The casts of convert.h for a vector or a range. Highway 1.0.3 truncates to
+// bf16, and to f16 where the processor has no instruction for it; these casts
 // round, with the same operations and so the same bits on every target.
 
 #include "core/base/dtype.h"
@@ -27,7 +27,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// `half` is the 16 bits of f16 in lanes of 32.
+// Converts from f16. `half` has the 16 bits of f16 in lanes of 32.
 template <class D, class V>
 HWY_INLINE hn::Vec<D> FromF16(D d, V half) {
   const hn::RebindToUnsigned<D> du;
@@ -46,7 +46,7 @@ HWY_INLINE hn::Vec<D> FromF16(D d, V half) {
   return hn::BitCast(d, hn::Or(bits, sign));
 }
 
-// The 16 bits of f16 nearest to x, in lanes of 32.
+// Returns the 16 bits of f16 nearest to x, in lanes of 32.
 template <class D>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> ToF16(D d, hn::Vec<D> x) {
   const hn::RebindToUnsigned<D> du;
@@ -56,14 +56,15 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> ToF16(D d, hn::Vec<D> x) {
   const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1));
   auto half = hn::ShiftRight<13>(
       hn::Add(hn::Sub(magnitude, hn::Set(du, (112u << 23) - 0xFFF)), odd));
-  // Below 2^-14 units are 2^-24. The last place of 1/2 is one too, so that
-  // adding 1/2 rounds, and its bits begin with the 10 wanted.
+  // Below 2^-14, the units of f16 are 2^-24. The last place of the fp32 number
+  // 1/2 is 2^-24 as well, so adding 1/2 rounds x, and the low bits of the sum
+  // are the 10 bits of f16.
   const auto shifted =
       hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f)));
   const auto subnormal = hn::Lt(magnitude, hn::Set(du, 113u << 23));
   half = hn::IfThenElse(subnormal, hn::Sub(shifted, hn::Set(du, 126u << 23)),
                         half);
-  // From 65520 up to infinity: infinity.
+  // From 65520 up the result is infinity.
   const auto large = hn::Gt(magnitude, hn::Set(du, 0x477FEFFF));
   half = hn::IfThenElse(large, hn::Set(du, 0x7C00), half);
   const auto nan = hn::Gt(magnitude, hn::Set(du, 0x7F800000));
@@ -71,8 +72,8 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> ToF16(D d, hn::Vec<D> x) {
   return hn::Or(half, sign);
 }
 
-// The 16 bits of bf16 nearest to x, in lanes of 32. A NaN becomes a quiet one:
-// its upper half alone could be an infinity.
+// Returns the 16 bits of bf16 nearest to x, in lanes of 32. A NaN becomes a
+// quiet NaN: its upper half alone could be an infinity.
 template <class D>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> ToBf16(D, hn::Vec<D> x) {
   const hn::RebindToUnsigned<D> du;
@@ -85,15 +86,16 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> ToBf16(D, hn::Vec<D> x) {
   return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
 }
 
-// `random`: 16 bits. Added below the place that is kept, they carry into it in
-// as many of 65536 cases as what is cut off is parts of it. Nothing is added to
-// an infinity, a NaN, or what would become an infinity.
+// Rounds to bf16 stochastically. `random` has 16 bits, which are added below
+// the last place kept: they carry into it in as many of 65536 cases as the
+// dropped bits are of 65536 parts of its unit. Nothing is added to an infinity,
+// a NaN, or a value that would become an infinity.
 template <class D, class V>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> ToBf16(D, hn::Vec<D> x, V random) {
   const hn::RebindToUnsigned<D> du;
   const hn::RebindToSigned<D> di;
   const auto bits = hn::BitCast(du, x);
-  // Signed, since AVX2 compares nothing else.
+  // A signed comparison, since AVX2 has no other.
   const auto largest =
       hn::Gt(hn::BitCast(di, hn::Abs(x)), hn::Set(di, 0x7F7EFFFF));
   const auto rounded =
@@ -103,7 +105,7 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> ToBf16(D, hn::Vec<D> x, V random) {
   return hn::ShiftRight<16>(hn::Or(rounded, quiet));
 }
 
-// Elements [i, i + lanes) of a tensor of kFrom.
+// Loads elements [i, i + lanes) of a tensor of kFrom.
 template <DType kFrom, class D>
 HWY_INLINE hn::Vec<D> LoadAs(D d, const void* from, size_t i) {
   if constexpr (kFrom == DType::kF32) {
@@ -121,7 +123,7 @@ HWY_INLINE hn::Vec<D> LoadAs(D d, const void* from, size_t i) {
   }
 }
 
-// Lanes of 32, of which 16 are used.
+// Stores lanes of 32 bits, of which 16 are used.
 template <class D, class V>
 HWY_INLINE void StoreHalves(D, V halves, void* to, size_t i) {
   const hn::Rebind<uint16_t, D> du16;
@@ -171,7 +173,7 @@ HWY_INLINE void NarrowToNearest(DType dtype, const float* HWY_RESTRICT from,
   }
 }
 
-// To bf16. `words`: one for each element.
+// Rounds to bf16 stochastically. `words` has one word for each element.
 template <bool kSecond>
 HWY_INLINE void NarrowStochastically(const float* HWY_RESTRICT from, void* to,
                                      size_t count, const uint16_t* words) {
@@ -183,7 +185,7 @@ HWY_INLINE void NarrowStochastically(const float* HWY_RESTRICT from, void* to,
   });
 }
 
-// As above, of what rounds `tensor`.
+// As above, with the bits of `words` for `tensor`.
 HWY_INLINE void NarrowStochastically(const float* from, void* to, size_t count,
                                      uint32_t tensor, const uint16_t* words) {
   if (IsFirstOfPair(tensor)) {

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The optimizer step in one pass over memory, for the instruction set the
-// processor has: cast and sum the gradients, unscale, clip by value, update,
-// and cast back. Tiles of 256 elements stay in the L1 cache in between; what is
-// fp32 already is read and written in place.
+// The optimizer step in one pass over memory, for the instruction set of the
+// processor: cast and sum the gradients, unscale, clip by value, update, and
+// cast back. Intermediate results are tiles of 256 elements that stay in the L1
+// cache; fp32 data is read and written in place.
 //
-// Precision: the update itself is in fp32, always.
+// Precision: the update itself is always in fp32.
 //
 //   gradients   f32, bf16 or f16, summed in source order in fp32
-//   parameter   f32, bf16 or f16. With fp32 master weights these are updated
-//               and the parameter is only written: the master to nearest even.
-//               Without, the parameter is widened, updated and rounded back, to
-//               nearest even or (bf16) stochastically: to nearest, an update
-//               smaller than half a unit in the last place is lost.
+//   parameter   f32, bf16 or f16. With fp32 master weights, the masters are
+//               updated and the parameter is only written: the master rounded
+//               to nearest even. Without, the parameter is widened, updated and
+//               rounded back, to nearest even or (bf16) stochastically: to
+//               nearest, an update smaller than half a unit in the last place
+//               is lost.
 //   states      f32; for formulas with NarrowStateKinds also bf16 or 8 bits
-//               (q8.h). Narrow averages are rounded stochastically, always: to
+//               (q8.h). Narrow averages are always rounded stochastically: to
 //               nearest, an average with beta2 = 0.999 would freeze. Narrow
 //               maxima are rounded to nearest.
 //
-// Bytes per element: W sources of g bytes; parameter of p bytes, read and
+// Bytes per element: W sources of g bytes; the parameter of p bytes, read and
 // written, or with a master p + 8; and 2 s for each state of s bytes (f32: 4;
 // bf16: 2; q8: 1.016).
 //   AdamW, all fp32, W = 1                       28
@@ -26,11 +27,11 @@
 //   AdamW, bf16 without a master, fp32 states    22
 //   AdamW, fp32 with 8-bit states                16.1
 //
-// The result of an element does not depend on where a call begins, nor on its
-// neighbours (but with q8: of its block), so ranges may be split as threads
-// like: for q8 at multiples of 256. Instruction sets differ in one thing: some
-// have no fused multiply-add, which formulas use. Pointers need no alignment
-// beyond their type's; 64 bytes are fastest.
+// The result of an element depends neither on where a call begins nor on its
+// neighbours (for q8: on the neighbours outside its block), so a range may be
+// split over threads at any element; for q8 at multiples of 256. Instruction
+// sets differ in one point: some have no fused multiply-add, which formulas
+// use. Pointers need no alignment beyond their type's; 64 bytes are fastest.
 //
 // Thread-safe; disjoint ranges may run at once.
 
@@ -51,29 +52,29 @@ namespace shard {
 
 struct FusedStepArgs {
   GradientSources gradients = {};
-  // The sources' element that is this call's first.
+  // The first element of this call, counted in the sources.
   size_t gradients_begin = 0;
-  // The sum is multiplied by this: 1/world size, unscaling, clipping by norm.
+  // The factor of the sum: 1/world size, unscaling, clipping by norm.
   double gradient_scale = 1;
-  // Then its elements are cut to [-clip_value, clip_value]. REQUIRES: > 0.
+  // The scaled sums are clipped to [-clip_value, clip_value]. REQUIRES: > 0.
   double clip_value = std::numeric_limits<double>::infinity();
 
   void* param = nullptr;
   // REQUIRES: f32, bf16 or f16.
   DType param_dtype = DType::kF32;
-  // NULL: none.
+  // NULL when there is none.
   float* master = nullptr;
-  // Of a parameter without a master. REQUIRES: then it is bf16.
+  // For a parameter without a master. REQUIRES: then it is bf16.
   bool stochastic_rounding = false;
 
-  // As many as the formula has. REQUIRES: f32, or NarrowStateKinds and bf16
-  // or q8.
+  // As many states as the formula has. REQUIRES: f32, or NarrowStateKinds and
+  // bf16 or q8.
   void* const* states = nullptr;
   DType state_dtype = DType::kF32;
   // For q8: scales[s] has one scale for each block of 256 elements.
   float* const* scales = nullptr;
 
-  // Read where something is rounded stochastically. For q8, REQUIRES:
+  // Read where a value is rounded stochastically. For q8, REQUIRES:
   // first_element is a multiple of 256 (the last block of a call may be
   // partial).
   RandomStream random = {};
@@ -81,8 +82,9 @@ struct FusedStepArgs {
   size_t count = 0;
 };
 
-// Updates param (or master) and states of `count` elements. `hypers` as the
-// formula declares them; `step` counts from 1. REQUIRES: an element formula.
+// Updates param (or master) and states of `count` elements. `hypers` are in the
+// order in which the formula declares them; `step` counts from 1. REQUIRES: an
+// element formula.
 void FusedStep(Formula formula, const double* hypers, int64_t step,
                const FusedStepArgs& args);
 

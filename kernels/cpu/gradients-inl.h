@@ -24,13 +24,14 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// kPlain: `scale` is 1 and `clip` infinite. Norms are of such sums, and a third
-// of the instructions would do nothing.
+// Sums gradients. kPlain: `scale` is 1 and `clip` infinite, as for norms, where
+// a third of the instructions would have no effect.
 template <DType kFrom, bool kPlain>
 HWY_INLINE void SumAll(const void* const* data, size_t num_sources,
                        size_t begin, size_t count, float scale, float clip,
                        float* out) {
-  // In registers: for all the compiler knows, `data` is written to.
+  // Copies for registers: the compiler must assume that the stores below change
+  // `data`.
   const void* const first = data[0];
   const void* const second = num_sources > 1 ? data[1] : nullptr;
   ForEachVector(count, [=](auto d, size_t i) HWY_ATTR {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gradient of some elements: cast, sum over all sources, scale and clip by
-// value, in one pass. Summed in source order, in fp32 whatever the sources are,
-// so that every rank count and every instruction set has one result.
+// The gradient of a range of elements: cast, sum over all sources, scale and
+// clip by value, in one pass. The sum is in source order and in fp32 for all
+// source dtypes, so every rank count and every instruction set gives the same
+// result.
 //
-// Bytes per element, W sources: W times their size, and 4 written; none but the
+// Bytes per element, W sources: W times their size, and 4 written; only the
 // sources' where `out` stays in the L1 cache.
 //
 // Thread-safe; disjoint ranges may run at once. Pointers need no alignment
@@ -27,10 +28,9 @@ struct GradientSources {
   DType dtype;
 };
 
-// out[i] = scale (sum over the sources of element begin + i), i < count, then
-// at most `clip_value` and at least -clip_value; infinity clips nothing. NaN
-// stays NaN. `out` may be element `begin` of an f32 source. REQUIRES:
-// clip_value > 0.
+// Sets out[i] = scale (sum over the sources of element begin + i), i < count,
+// and clips it to [-clip_value, clip_value]; infinity clips nothing. NaN stays
+// NaN. `out` may be element `begin` of an f32 source. REQUIRES: clip_value > 0.
 void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                   double scale, double clip_value, float* out);
 

@@ -2,8 +2,8 @@
 //
 // LAMB's two passes over a parameter; see tensor_step.h.
 //
-// Compiled once per SIMD target, like the .cc that includes it: so is the
-// guard.
+// Compiled once per SIMD target, like the .cc that includes it; the include
+// guard admits it once per target.
 
 #if defined(SHARD_KERNELS_CPU_LAMB_STEP_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SHARD_KERNELS_CPU_LAMB_STEP_H_
@@ -27,8 +27,8 @@ struct LambSquares {
   double update;
 };
 
-// Elements [begin, count) in whole vectors of D: the moments, and the squares
-// of p and u. Returns where it stopped.
+// Updates the moments of elements [begin, count) in whole vectors of D, and
+// adds the squares of p and u. Returns the first element not done.
 template <class D>
 HWY_INLINE size_t LambMoments(D d, const Lamb::Scalars& scalars,
                               const TensorStepArgs& args, size_t begin,
@@ -58,7 +58,7 @@ HWY_INLINE size_t LambMoments(D d, const Lamb::Scalars& scalars,
   return i;
 }
 
-// Elements [begin, count) in whole vectors of D.
+// Updates the parameters [begin, count), in whole vectors of D.
 template <class D>
 HWY_INLINE void LambApply(D d, const Lamb::Scalars& scalars,
                           const TensorStepArgs& args, size_t begin,

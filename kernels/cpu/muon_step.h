@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Muon's two passes over memory, on either side of Orthogonalize
-// (kernels/cpu/newton_schulz.h), for the instruction set the processor has.
+// Muon's two passes over memory, before and after Orthogonalize
+// (kernels/cpu/newton_schulz.h), for the instruction set of the processor.
 //
 // Bytes per fp32 element: MuonMomentum 16, MuonApply 12.
 //
@@ -19,13 +19,13 @@
 
 namespace shard {
 
-// Takes the gradient into the momentum buffer, and leaves in `gradient` the
+// Adds the gradient to the momentum buffer, and replaces `gradient` by the
 // direction that is to be made orthogonal.
 void MuonMomentum(const double* hypers, float* gradient, float* momentum_buffer,
                   size_t count);
 
-// Weight decay, then the step along `direction`, the orthogonalized one. `rows`
-// and `cols` are those of the whole matrix.
+// Applies weight decay, then the step along `direction`, which Orthogonalize
+// has made. `rows` and `cols` are those of the whole matrix.
 void MuonApply(const double* hypers, int64_t rows, int64_t cols,
                const float* direction, float* param, size_t count);
 

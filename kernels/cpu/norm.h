@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Norms of gradients whose bits depend on the values alone: not on their order,
-// on how they are split over ranks, threads and tiles, nor on the instruction
-// set. So a run on 2 ranks clips exactly as the same run on 8.
+// Norms of gradients whose bits depend on the values alone: neither on their
+// order, nor on how they are split over ranks, threads and tiles, nor on the
+// instruction set. So a run on 2 ranks clips exactly as the same run on 8.
 //
 //   kOne  sum |x|        kTwo  sqrt(sum x x)
 //   kInf  max |x|        kP    r (sum (|x| / r)^p)^(1/p),  r = max |x|
 //
-// Why it holds. The terms |x| and x x of an fp32 value are exact in double, and
-// their sum is kept exactly (exact_sum.h); the order of an exact sum does not
-// show. It is rounded once, when the norm is read: kOne is the double nearest
-// to the true norm, kTwo the root of the double nearest to the true sum. A term
-// of kP is a function of x, p and r alone, rounded to a multiple of 2^-78
-// before it is added; the sum of those is exact as well. Maxima are exact
-// anyway.
+// Why the bits are the same: the terms |x| and x x of an fp32 value are exact
+// in double, and their sum is kept exactly (exact_sum.h), so the order of
+// addition has no effect. The sum is rounded once, when the norm is read: kOne
+// is the double nearest to the true norm, kTwo the root of the double nearest
+// to the true sum. A term of kP is a function of x, p and r alone, rounded to a
+// multiple of 2^-78 before it is added; the sum of those terms is exact as
+// well. Maxima are always exact.
 //
-// Why it is fast. Adding each term to a wide number would be slow. Instead up
-// to n = 2^12 values that lie in cache are added up in a few doubles, from
-// which nothing is lost, and those go to the wide number. A first look finds
-// the largest and the smallest exponent, so all terms are below 2^M and
-// multiples of 2^Q. Let u = 2^(M + 13 - 52). A double a starts at 1.5 * 2^13 *
-// 2^M and takes each term x in turn:
+// Why the sum is fast: adding each term to a wide number would be slow.
+// Instead, up to n = 2^12 values that lie in cache are added up in a few
+// doubles without any loss, and those doubles are added to the wide number. A
+// first pass finds the largest and the smallest exponent, so all terms are
+// below 2^M and multiples of 2^Q. Let u = 2^(M + 13 - 52). A double a starts at
+// 1.5 * 2^13 * 2^M and takes each term x in turn:
 //
 //   t = a + x
 //   x = x - (t - a)
@@ -28,14 +28,14 @@
 //
 // n terms do not take a out of its binade, where doubles are u apart. So t - a
 // is x rounded to a multiple of u, both differences are exact, a is the exact
-// sum of the rounded terms, and of each term |x| <= u / 2 is left.
+// sum of the rounded terms, and each term leaves a remainder |x| <= u / 2.
 //
-// What is left is split the same way, or, once n u / 2 <= 2^53 2^Q, added up
-// plainly: multiples of 2^Q of that size are doubles. This splitting is
-// that of Rump, Ogita and Oishi, "Accurate Floating-Point Summation", SIAM J.
-// Sci. Comput. 31, 2008, and of the reproducible sums of Demmel and Nguyen,
+// The remainders are split the same way, or, once n u / 2 <= 2^53 2^Q, added up
+// plainly: multiples of 2^Q of that size are doubles. This splitting is that of
+// Rump, Ogita and Oishi, "Accurate Floating-Point Summation", SIAM J. Sci.
+// Comput. 31, 2008, and of the reproducible sums of Demmel and Nguyen,
 // "Parallel Reproducible Summation", IEEE Trans. Computers 64, 2015; those drop
-// low bits by fixed rules, here none are.
+// low bits by fixed rules, while this sum drops none.
 //
 // Bytes per value: reads 4 from memory, and again from cache. In blocks whose
 // magnitudes lie within a factor of 2^16, as those of most gradients, squares
@@ -43,8 +43,9 @@
 // for every 2^56.
 //
 // Values are summed under the default rounding to nearest. kP uses Highway's
-// exp and log, of which targets differ in the last bits: its bits depend on the
-// instruction set too. So all ranks of a job must have the same one.
+// exp and log, whose last bits differ between targets: its bits also depend on
+// the instruction set. For kP, all ranks of a job must therefore have the same
+// one.
 //
 // Thread-safe; a NormSum is thread-compatible.
 
@@ -61,33 +62,33 @@ namespace shard {
 
 enum class NormType { kOne, kTwo, kP, kInf };
 
-// What is known of the values seen so far; all zeros when there were none.
-// 88 bytes, which may be sent to other ranks. Equal finite values give equal
-// bytes.
+// The norm of the values seen so far, before it is finished; all zeros when
+// there were none. 88 bytes, which may be sent to other ranks. Equal finite
+// values give equal bytes.
 struct NormSum {
-  ExactSum terms;  // Nothing for kInf.
-  // The bits of the largest |x| as fp32. Above those of infinity when there was
-  // a NaN: magnitudes are ordered as their bits are.
+  ExactSum terms;  // Unused for kInf.
+  // The bits of the largest |x| as fp32, which are ordered as magnitudes are;
+  // above those of infinity when there was a NaN.
   uint64_t largest_bits;
 };
 static_assert(std::is_trivially_copyable_v<NormSum>);
 static_assert(sizeof(NormSum) == sizeof(uint64_t) * (ExactSum::kNumWords + 1));
 
-// Adds values[0 .. count) to `sum`. `p` and `reference` are those of kP and not
-// read otherwise: the reference is the kInf norm of all values, of every rank,
-// so that terms neither overflow nor vanish. REQUIRES: type and p, and for kP
-// the reference, are the same in all calls for one sum; 0 < p < infinity; for
-// kP no finite |value| is above the reference.
+// Adds values[0 .. count) to `sum`. `p` and `reference` are read for kP only:
+// the reference is the kInf norm of all values of every rank, so that terms
+// neither overflow nor vanish. REQUIRES: type and p, and for kP the reference,
+// are the same in all calls for one sum; 0 < p < infinity; for kP no finite
+// |value| is above the reference.
 void AddToNorm(NormType type, double p, double reference, const float* values,
                size_t count, NormSum* sum);
 
-// As if the values of `other` had been added to `sum`.
+// Merges two sums, as if the values of `other` had been added to `sum`.
 void MergeNorm(const NormSum& other, NormSum* sum);
 
-// The norm of all values added; 0 of none. NaN when one was NaN, else infinity
-// when one was infinite: that is recorded, never the effect of an overflow.
-// Finite values have a finite norm, except for a kP so close to 0 that
-// count^(1/p) is none.
+// Returns the norm of all values added; 0 when there were none. NaN when a
+// value was NaN, else infinity when one was infinite: both are recorded, and
+// never the effect of an overflow. Finite values have a finite norm, except for
+// kP with a p so close to 0 that count^(1/p) is not finite.
 double FinishNorm(NormType type, double p, double reference,
                   const NormSum& sum);
 

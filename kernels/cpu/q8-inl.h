@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codes of q8.h, to be inlined. A magnitude y becomes z = y + kStart, whose
-// bits as fp32 count along the codes: exponent and upper mantissa are the code,
-// the rest is how far y is on the way to the next one. So there is no case for
-// small values, and rounding is an addition of integers.
+// The codes of q8.h, to be inlined. A magnitude y is mapped to z = y + kStart,
+// whose bits as fp32 grow with the codes: exponent and upper mantissa are the
+// code, and the other bits are the fraction of the way from y's code to the
+// next. So small values need no case of their own, and rounding is an addition
+// of integers.
 
 #include "kernels/cpu/q8.h"
 
@@ -31,32 +32,34 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The random bits with which rounding is to nearest.
+// Bits that make rounding go to nearest when they replace the random ones.
 constexpr auto kNearestBits = [] {
   std::array<uint16_t, kQ8Block> bits = {};
   bits.fill(1 << 15);
   return bits;
 }();
 
-// Magnitudes are scaled to [0, kTop]. The powers of two are such that the
-// exponent of the first code ends in as many zeros as a code has bits: nothing
-// is to be subtracted.
+// The code of averages, which have a sign. Magnitudes are scaled to [0, kTop].
+// The powers of two make the exponent of the first code end in as many zeros as
+// a code has bits, so no subtraction is needed.
 struct SignedCode {
   static constexpr float kStart = 2.0f;
   static constexpr float kTop = 122878.0f;  // (2 - 2^-3) 2^16 - kStart.
-  // Of z's bits: those below a code, and where codes begin.
+  // In z's bits: the number below a code, and the value at which codes begin.
   static constexpr int kShift = 20;
   static constexpr int32_t kStartBits = 0x40000000;
 };
 
-// From kKnee up codes are 2^kShift of z's bits apart, below it four times that.
+// The code of squares. From kKnee up, codes are 2^kShift of z's bits apart, and
+// below it four times that.
 struct SquareCode {
   static constexpr float kStart = 0x1p-8f;
   static constexpr float kTop = 126976.0f;  // (2 - 2^-4) 2^16; kStart is lost.
   static constexpr int kShift = 19;
   static constexpr int32_t kStartBits = 0x40000000;
   static constexpr int32_t kKneeBits = 0x41800000;  // 16
-  // With these the line of the lower codes meets the other one at the knee.
+  // With these constants the line of the lower codes meets the upper one at the
+  // knee.
   static constexpr int32_t kLower = kKneeBits / 4 * 3;
   static constexpr int32_t kLowerStart =
       kKneeBits - 4 * (kKneeBits - kStartBits);
@@ -69,7 +72,8 @@ static_assert(std::bit_cast<int32_t>(SquareCode::kStart) ==
 // With a smaller scale, kTop / scale would be infinite.
 constexpr float kSmallestScale = 0x1p-110f;
 
-// The value with the largest bits of |x|: above infinity's when there is a NaN.
+// Returns the value with the largest bits of |x|, which are above those of
+// infinity when there is a NaN.
 HWY_INLINE float LargestMagnitude(const float* from, size_t count) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
@@ -136,13 +140,13 @@ template <int kByte, class V>
 HWY_INLINE void StoreBytesOf(V v0, V v1, V v2, V v3, uint8_t* to) {
   const hn::DFromV<V> d32;
   const hn::Repartition<uint8_t, hn::DFromV<V>> d8;
-  // The order of bytes below is a constant of the target.
+  // The permutation below is a constant of the target.
   static_assert(!HWY_HAVE_SCALABLE);
   constexpr size_t kLanes = hn::MaxLanes(d32);
   constexpr size_t kBlocks = kLanes / 4;
   constexpr uint8_t b = kByte;
   constexpr uint8_t no = 0x80;
-  // Within blocks of 128 bits: v0's bytes to the first lane, v1's to the
+  // Within blocks of 128 bits, v0's bytes go to the first lane, v1's to the
   // second.
   HWY_ALIGN static constexpr uint8_t kPlaces[4][16] = {
       {b, 4 + b, 8 + b, 12 + b, no, no, no, no, no, no, no, no, no, no, no, no},
@@ -172,8 +176,8 @@ HWY_INLINE void StoreBytesOf(V v0, V v1, V v2, V v3, uint8_t* to) {
 }
 #endif
 
-// to[i] = byte kByte of lane i of code(d, i), a vector of uint32_t, for
-// i < count; d is as in ForEachVector.
+// Sets to[i] = byte kByte of lane i of code(d, i), a vector of uint32_t, for i
+// < count; d is as in ForEachVector.
 template <int kByte, class Code>
 HWY_INLINE void StoreBytes(size_t count, uint8_t* HWY_RESTRICT to,
                            const Code& code) {
@@ -193,9 +197,9 @@ HWY_INLINE void StoreBytes(size_t count, uint8_t* HWY_RESTRICT to,
   }
 }
 
-// Adds 16 random bits to `code`, of whose bits the upper 8 are the code proper.
-// Below the random bits it adds half a unit: what is exact but for an error in
-// the last place keeps its code.
+// Adds 16 random bits to `code`, whose upper 8 bits are the code proper. Also
+// adds half a unit below the random bits, so that a value which is exact but
+// for an error in the last place keeps its code.
 template <bool kSecond, class D>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> AddRandom(
     D d, hn::Vec<hn::RebindToUnsigned<D>> code, const uint16_t* words) {
@@ -204,7 +208,7 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> AddRandom(
                  hn::Set(du, uint32_t{1} << 7));
 }
 
-// `words`: random ones, of 16 bits.
+// Encodes averages. `words` are random words of 16 bits.
 template <bool kSecond>
 HWY_INLINE void EncodeSigned(const float* from, float scale,
                              const uint16_t* words, uint8_t* codes,
@@ -224,7 +228,7 @@ HWY_INLINE void EncodeSigned(const float* from, float scale,
   });
 }
 
-// `words`: random ones, of 16 bits.
+// Encodes squares. `words` are random words of 16 bits.
 template <bool kSecond>
 HWY_INLINE void EncodeSquares(const float* from, float scale,
                               const uint16_t* words, uint8_t* codes,
@@ -244,7 +248,8 @@ HWY_INLINE void EncodeSquares(const float* from, float scale,
                            hn::ShiftLeft<24 - Code::kShift>(
                                hn::BitCast(du, hn::Max(upper, lower))),
                            words + i);
-    // Code 1 where x is at least 2^-125: the bits of floats have their order.
+    // Gives at least code 1 where x is at least 2^-125, comparing the bits of
+    // floats, which have the order of the values.
     const auto least =
         hn::Min(hn::BitCast(du, x), hn::Set(du, uint32_t{1} << 24));
     return hn::Max(code, least);
@@ -265,16 +270,18 @@ HWY_INLINE void DecodeBlocks(StateKind kind, const uint8_t* codes,
   }
 }
 
-// The scale next to `largest` that decoding gives back for the largest code:
-// what is decoded and encoded again keeps its codes and scales.
+// Returns the scale next to `largest` that decoding gives back for the largest
+// code, so that values which are decoded and encoded again keep their codes and
+// scales.
 HWY_INLINE float StableScale(float largest, float top) {
-  // A step in the last place at most, and none from there: so it is for every
-  // mantissa, and for both values of `top`.
+  // `decoded` is at most a step in the last place away, and repeating this
+  // changes nothing further: that holds for every mantissa and both values of
+  // `top`.
   const float decoded = top * (largest / top);
   return std::isfinite(decoded) ? decoded : largest;
 }
 
-// The codes of a block whose scale is positive.
+// Encodes a block whose scale is positive.
 template <bool kSecond>
 HWY_INLINE void EncodeScaled(StateKind kind, const float* from, float scale,
                              const uint16_t* words, uint8_t* codes,
@@ -286,7 +293,7 @@ HWY_INLINE void EncodeScaled(StateKind kind, const float* from, float scale,
   }
 }
 
-// The scale of a block. REQUIRES: count <= kQ8Block.
+// Returns the scale of a block. REQUIRES: count <= kQ8Block.
 HWY_INLINE float ScaleOfBlock(StateKind kind, const float* from, size_t count) {
   float scale = LargestMagnitude(from, count);
   if (!std::isfinite(scale)) return std::numeric_limits<float>::quiet_NaN();
@@ -298,12 +305,13 @@ HWY_INLINE float ScaleOfBlock(StateKind kind, const float* from, size_t count) {
       scale, kind == StateKind::kAverage ? SignedCode::kTop : SquareCode::kTop);
 }
 
-// `scale`: from ScaleOfBlock. `words`: random ones, of which `tensor` has its
-// bits; NULL: to nearest. REQUIRES: count <= kQ8Block.
+// Encodes a block. `scale` comes from ScaleOfBlock. `words` has random words,
+// in which `tensor` has its bits; NULL rounds to nearest. REQUIRES: count <=
+// kQ8Block.
 HWY_INLINE void EncodeBlock(StateKind kind, const float* from, float scale,
                             size_t count, uint32_t tensor,
                             const uint16_t* words, uint8_t* codes) {
-  // A scale of 0 or NaN is all there is to say.
+  // A scale of 0 or NaN determines every element.
   if (!(scale > 0)) {
     std::fill_n(codes, count, uint8_t{0});
   } else if (words == nullptr) {

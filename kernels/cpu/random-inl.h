@@ -24,15 +24,15 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Counters of a block, each of which gives the bits of eight elements.
+// The number of counters of a block; each gives the bits of eight elements.
 constexpr size_t kRandomCounters = kRandomBlock / 8;
 
 HWY_INLINE uint64_t FirstCounter(int64_t element) {
   return static_cast<uint64_t>(element) / kRandomBlock * kRandomCounters;
 }
 
-// The key of a stream and its rounds' keys, each of which is the one before
-// plus the constants of ars.h of Random123.
+// The keys of a stream's rounds. Each is the one before plus the constants of
+// ars.h of Random123; the first is the stream's key.
 class RandomKeys {
  public:
   static constexpr int kRounds = 5;
@@ -48,7 +48,7 @@ class RandomKeys {
     }
   }
 
-  // Of round 0, before the first, up to kRounds.
+  // Returns the key of a round: 0, which is added before the first, to kRounds.
   HWY_INLINE const uint8_t* at(int round) const {
     return reinterpret_cast<const uint8_t*>(keys_[round]);
   }
@@ -58,8 +58,8 @@ class RandomKeys {
 };
 
 // Makes the words of elements [begin, end) of the block that has `element`, for
-// a pair of tensors, and of those with which they share counters. `bits` is the
-// block's, and aligned.
+// a pair of tensors; elements that share a counter with them get theirs, too.
+// `bits` is the block's memory, and aligned.
 #if HWY_TARGET == HWY_SCALAR
 
 HWY_INLINE void MakeRandomWords(const RandomKeys& keys, int64_t element,
@@ -91,7 +91,7 @@ HWY_INLINE void MakeRandomWords(const RandomKeys& keys, int64_t element,
   // The lower five bits of the first counter are 0, so that the others differ
   // from it in those bits alone.
   static_assert(kRandomCounters == 32);
-  // Not by way of memory: a load of what two stores wrote waits for both.
+  // Made in registers: a load of memory that two stores wrote waits for both.
   const auto first = hn::InterleaveLower(
       d64, hn::Set(d64, FirstCounter(element)), hn::Set(d64, pair));
   const auto start = hn::Xor(hn::BitCast(d, first), hn::Load(d, keys.at(0)));
@@ -115,8 +115,8 @@ HWY_INLINE void MakeRandomWords(const RandomKeys& keys, int64_t element,
 
 #endif
 
-// The 16 bits of each lane of 32, times 2^kShift. kSecond: of the second tensor
-// of the pair.
+// Loads the 16 bits of each element into a lane of 32, times 2^kShift. kSecond:
+// those of the second tensor of the pair.
 template <bool kSecond, int kShift, class D>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> LoadBits(D, const uint16_t* words) {
   static_assert(kShift == 0 || kShift == 8);

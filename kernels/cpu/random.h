@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random bits for stochastic rounding: ARS4x32-5 of Salmon, Moraes, Dror and
-// Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, five rounds of
-// AES with keys that are added up instead of expanded. With these it passes
-// TestU01's BigCrush, and most processors have an instruction for a round. A
-// generator without a state: element i's bits depend on its key (seed, step,
-// param, tensor) and on i, and on nothing else. Neither the instruction set,
-// nor the rank or thread that asks, nor where a call begins can change them.
+// Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, which is five
+// rounds of AES with keys that are added up instead of expanded. Five rounds
+// pass TestU01's BigCrush, and most processors have an instruction for a round.
+// The generator has no state: element i's bits depend on its key (seed, step,
+// param, tensor) and on i, and on nothing else: neither on the instruction set,
+// nor on the rank or thread, nor on where a call begins.
 //
 // Element i takes 16 bits:
 //
@@ -18,11 +18,12 @@
 //            k3 = step
 //   bits     16 (i mod 8) and up of the 128
 //
-// Two tensors share a pair's bits, since these are a good part of the work of a
-// step with narrow states: the second has the two bytes of the first in the
-// other order. Which way a value is rounded hangs on the upper byte almost
-// alone, so that the roundings of the two are as good as independent:
-// rounding up both has the product of the probabilities to within 2^-9.
+// Two tensors share a pair's bits, because making them is a good part of the
+// work of a step with narrow states: the second tensor uses the two bytes of
+// the first in the other order. The upper byte decides almost alone which way a
+// value is rounded, so the roundings of the two are practically independent:
+// the probability that both are rounded up is the product of the probabilities
+// to within 2^-9.
 //
 // Thread-safe.
 
@@ -38,27 +39,27 @@ struct RandomStream {
   uint64_t seed = 0;
   uint32_t step = 0;
   uint32_t param = 0;
-  // The index in the parameter of a call's first element. REQUIRES: >= 0.
+  // The index of a call's first element in the parameter. REQUIRES: >= 0.
   int64_t first_element = 0;
 };
 
-// The tensors of a parameter that are rounded: itself, then state 0, 1, ...
+// The number of a tensor that is rounded: the parameter, then state 0, 1, ...
 inline constexpr uint32_t kParamTensor = 0;
 constexpr uint32_t TensorOfState(int state) {
   return 1 + static_cast<uint32_t>(state);
 }
 
-// The pair of a tensor: the parameter has one for itself, states 0 and 1 the
-// next, and so on.
+// Returns the pair of a tensor: the parameter has pair 0 alone, states 0 and 1
+// share pair 1, and so on.
 constexpr uint32_t RandomPair(uint32_t tensor) { return (tensor + 1) / 2; }
 constexpr bool IsFirstOfPair(uint32_t tensor) {
   return tensor == kParamTensor || tensor % 2 == 1;
 }
 
-// Elements whose bits are made together.
+// The number of elements whose bits are made together.
 inline constexpr int64_t kRandomBlock = 256;
 
-// bits[e] = the 16 bits of element first_element + e, 0 <= e < 256.
+// Sets bits[e] to the 16 bits of element first_element + e, 0 <= e < 256.
 // REQUIRES: first_element is a multiple of 256; tensor < 31.
 void RandomBits(const RandomStream& stream, uint32_t tensor, uint16_t* bits);
 

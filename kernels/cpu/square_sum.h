@@ -3,8 +3,8 @@
 // SquareSum: the sum of squares of many vectors of floats, in double, where the
 // square of a float is exact and finite.
 //
-// Compiled once per SIMD target, like the .cc that includes it: so is the
-// guard.
+// Compiled once per SIMD target, like the .cc that includes it; the include
+// guard admits it once per target.
 
 #if defined(SHARD_KERNELS_CPU_SQUARE_SUM_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SHARD_KERNELS_CPU_SQUARE_SUM_H_
@@ -21,16 +21,18 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Of whole vectors of D, a tag of floats.
+// The sum for whole vectors of D, a tag of floats.
 template <class D>
 class SquareSum;
 
-// The scalar target has no halves, and needs the one below only.
+// The scalar target has no half vectors, and needs only the specialization
+// below.
 #if HWY_TARGET != HWY_SCALAR
 template <class D>
 class SquareSum {
  public:
-  // Written out: what the compiler adds by itself is not for the target.
+  // Spelled out, because members that the compiler generates are not compiled
+  // for the target.
   HWY_INLINE SquareSum() : low_(hn::Zero(kWide)), high_(hn::Zero(kWide)) {}
 
   HWY_INLINE void Add(hn::Vec<D> x) {
@@ -52,7 +54,8 @@ class SquareSum {
 };
 #endif
 
-// One element at a time: the rest of a row, and all of it on the scalar target.
+// The sum of single elements: the rest of a row, and all elements on the scalar
+// target.
 template <>
 class SquareSum<hn::CappedTag<float, 1>> {
  public:

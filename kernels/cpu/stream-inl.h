@@ -24,9 +24,9 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Copies `bytes` of a tile in the L1 cache. Lines that would be written in part
-// are left to ordinary stores, all of them if `to` is not at the start of one.
-// The caller ends with hwy::FlushStream before another thread may look.
+// Copies `bytes` of a tile in the L1 cache. Ordinary stores write the lines
+// that are written in part, and all lines if `to` is not at the start of one.
+// The caller calls hwy::FlushStream before another thread reads the result.
 HWY_INLINE void StreamCopy(const void* tile, void* to, size_t bytes) {
   constexpr size_t kLine = 64;
   const hn::CappedTag<uint8_t, kLine> d;

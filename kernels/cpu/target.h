@@ -10,7 +10,7 @@
 
 namespace shard {
 
-// "AVX3", "AVX2", ...: the instruction set in use.
+// Returns the instruction set in use: "AVX3", "AVX2", ...
 const char* KernelTargetName();
 
 }  // namespace shard

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The optimizer step of formulas that need norms of a whole parameter, or its
-// rows and columns: one parameter at a time, for the instruction set the
-// processor has (chosen at run time by Highway).
+// The optimizer step of formulas that need norms of a whole parameter, or of
+// its rows and columns: one parameter at a time, for the instruction set of the
+// processor (chosen at run time by Highway).
 //
 // Passes over memory, and bytes per fp32 element where a parameter is larger
 // than the caches:
@@ -19,8 +19,8 @@
 // parameter was no faster (within 5 % at 64 KiB, 4 MiB and 128 MiB).
 //
 // Sums are in double, those of a row over 1024 columns at a time. A parameter's
-// result depends on nothing but its values: neither on the scratch's contents
-// nor on alignment.
+// result depends on nothing but its values: neither on the contents of the
+// scratch nor on alignment.
 //
 // Thread-safe; disjoint parameters may run at once, each with its own scratch.
 
@@ -35,30 +35,33 @@
 namespace shard {
 
 struct TensorStepArgs {
-  // The whole parameter's gradient: summed, scaled and clipped.
+  // The gradient of the whole parameter: summed, scaled and clipped.
   const float* grad;
   float* param;
   // As many as the formula has; states[s] has StateNumel(s) elements, and is
   // not read where that is 0.
   float* const* states;
-  // Row-major, `ndim` sizes; 0 dimensions are one element, a size of 0 none.
+  // Row-major, `ndim` sizes. A shape of 0 dimensions has one element, a shape
+  // with a size of 0 none.
   const int64_t* shape;
   int ndim;
-  // REQUIRES: TensorScratchElements elements. What is in it does not matter.
+  // REQUIRES: TensorScratchElements elements, with any contents.
   float* scratch;
 };
 
-// What TensorStep needs for a parameter of this shape: nothing for Lamb, as
-// much as the states of Adafactor for two dimensions and more. Whoever steps
-// many parameters one after the other allocates the largest.
+// Returns the scratch elements that TensorStep needs for a parameter of this
+// shape: none for Lamb, as many as the states have for Adafactor with two
+// dimensions and more. A caller that steps many parameters one after the other
+// allocates the largest.
 size_t TensorScratchElements(Formula formula, const int64_t* shape, int ndim);
 
-// Bytes that TensorStep reads and writes, as above; Adafactor's rows and
-// columns are left out.
+// Returns the bytes that TensorStep reads and writes, as above, without those
+// of Adafactor's rows and columns.
 uint64_t TensorStepBytes(Formula formula, const int64_t* shape, int ndim);
 
-// Updates param and states. `hypers` as the formula declares them; `step`
-// counts from 1. Allocates nothing. REQUIRES: Lamb or Adafactor.
+// Updates param and states. `hypers` are in the order in which the formula
+// declares them; `step` counts from 1. Allocates nothing. REQUIRES: Lamb or
+// Adafactor.
 void TensorStep(Formula formula, const double* hypers, int64_t step,
                 const TensorStepArgs& args);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// VectorArithmetic: what formulas are written over (kernels/formula/all.h), on
-// Highway's vectors.
+// VectorArithmetic: the arithmetic A over which formulas are written
+// (kernels/formula/all.h), on Highway's vectors.
 //
-// Compiled once per SIMD target, like the .cc that includes it: so is the
-// guard.
+// Compiled once per SIMD target, like the .cc that includes it; the include
+// guard admits it once per target.
 
 #if defined(SHARD_KERNELS_CPU_VECTOR_ARITHMETIC_H_) == \
     defined(HWY_TARGET_TOGGLE)
@@ -22,7 +22,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// On vectors of D.
+// Arithmetic on vectors of D.
 template <class D>
 struct VectorArithmetic {
   using V = hn::Vec<D>;
@@ -36,8 +36,8 @@ struct VectorArithmetic {
   HWY_INLINE V Div(V x, V y) const { return hn::Div(x, y); }
   HWY_INLINE V MulAdd(V x, V y, V z) const { return hn::MulAdd(x, y, z); }
   HWY_INLINE V Sqrt(V x) const { return hn::Sqrt(x); }
-  // Comparisons, which give y where either is NaN: hn::Max and hn::Min lose one
-  // of two operands' NaN, and which one depends on the processor.
+  // Comparisons, which give y where either is NaN: hn::Max and hn::Min may lose
+  // a NaN in one of the operands, and the processor decides in which.
   HWY_INLINE V Max(V x, V y) const {
     return KeepNan(x, hn::IfThenElse(hn::Gt(x, y), x, y));
   }

@@ -10,7 +10,7 @@
 //   u = rho u + (1 - rho) d d
 //   p = p - lr d
 //
-// The two roots are taken as one, of the quotient.
+// The two roots are computed as one, of the quotient.
 //
 // Bytes per element, one gradient source: reads p, g, v, u (16), writes p, v, u
 // (12).

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Adafactor: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with
-// Sublinear Memory Cost", ICML 2018, algorithms 4 and 5, as
-// torch.optim.Adafactor has it. A tensor formula:
+// Sublinear Memory Cost", ICML 2018, algorithms 4 and 5, in the form of
+// torch.optim.Adafactor. A tensor formula:
 //
 //   g = -g if maximize
 //   w = t^beta2_decay                              1 - the paper's beta2
@@ -15,18 +15,19 @@
 //   p = p - alpha / max(1, rms(u) / d) u
 //
 // rms(p) and rms(u) are those of the whole parameter, before weight decay. Rows
-// and columns are those of the last two dimensions; the ones before them count
-// matrices, each with its own mean(row_var). A parameter of fewer dimensions
-// has x = variance, which is (1 - w) variance + w g g.
+// and columns are those of the last two dimensions; the dimensions before them
+// count matrices, each with its own mean(row_var). A parameter of fewer
+// dimensions has x = variance, which is (1 - w) variance + w g g.
 //
-// As torch and unlike the paper: means, not sums, of squares; eps1 is where
-// something is divided by, not added to g g; lr bounds the step size; weight
-// decay. torch's default eps1 is the epsilon of the parameters' type. Unlike
-// torch, an eps1 whose square is no float (below 1e-19) bounds x at the least
-// normal float instead of at 0, where a gradient of 0 would become NaN; and a
-// gradient that is infinite makes its matrix NaN in every step, not only where
-// torch's lerp meets inf - inf (w >= 1/2, steps 1 and 2): later there x is 0
-// and u the gradient divided by eps1.
+// As in torch and unlike the paper: means, not sums, of squares; eps1 is a
+// lower bound of divisors and is not added to g g; lr bounds the step size;
+// weight decay. torch's default eps1 is the epsilon of the parameters' type.
+//
+// Unlike torch, an eps1 whose square is no float (below 1e-19) bounds x at the
+// least normal float instead of at 0, where a gradient of 0 would become NaN.
+// Also unlike torch, an infinite gradient makes its matrix NaN in every step.
+// torch does so only where its lerp meets inf - inf (w >= 1/2, steps 1 and 2):
+// in later steps its x is 0 and its u the gradient divided by eps1.
 
 #ifndef SHARD_KERNELS_FORMULA_ADAFACTOR_H_
 #define SHARD_KERNELS_FORMULA_ADAFACTOR_H_
@@ -60,7 +61,7 @@ struct Adafactor {
   static bool Serves(const double*) { return true; }
   static const char* Conflict(const double*) { return nullptr; }
 
-  // A parameter seen as `batches` matrices. REQUIRES: ndim >= 2.
+  // A parameter as `batches` matrices. REQUIRES: ndim >= 2.
   struct Matrices {
     int64_t batches;
     int64_t rows;
@@ -71,8 +72,9 @@ struct Adafactor {
   }
 
   static const char* Unfit(const int64_t*, int) { return nullptr; }
-  // row_var has the parameter's shape with 1 column, col_var with 1 row; 0 is a
-  // state that a parameter of these dimensions does not keep.
+  // Returns the elements of a state. row_var has the parameter's shape with 1
+  // column, col_var with 1 row; 0 when a parameter of these dimensions does not
+  // keep the state.
   static int64_t StateNumel(int state, const int64_t* shape, int ndim) {
     if (ShapeNumel(shape, ndim) == 0) return 0;
     if (ndim < 2) return state == kVariance ? ShapeNumel(shape, ndim) : 0;
@@ -112,16 +114,16 @@ struct Adafactor {
     return s;
   }
 
-  // 1 / max(mean(row_var), eps1), of one matrix's row_var. NaN for a mean that
-  // is not finite, with which all scales of the matrix become NaN.
+  // Returns 1 / max(mean(row_var), eps1) of one matrix's row_var; NaN for a
+  // mean that is not finite, which makes all scales of the matrix NaN.
   static double InverseRowMean(const Scalars& s, double sum, int64_t rows) {
     if (!std::isfinite(sum)) return std::numeric_limits<double>::quiet_NaN();
     return 1.0 / std::max(sum / static_cast<double>(rows), s.least_mean);
   }
 
-  // What u is multiplied by and added to p, of the sums of squares of p and u,
-  // u taken without the gradient's sign. A sum that is NaN counts as a small
-  // one, as with Python's max(1.0, nan). REQUIRES: numel > 0.
+  // Returns the factor of u in the sum with p, from the sums of squares of p
+  // and u, where u has no sign from `maximize`. A sum that is NaN counts as a
+  // small one, as with Python's max(1.0, nan). REQUIRES: numel > 0.
   static double StepSize(const Scalars& s, double param_squares,
                          double update_squares, int64_t numel) {
     const auto count = static_cast<double>(numel);
@@ -147,10 +149,10 @@ struct Adafactor {
 
 SHARD_FORMULA_BEGIN
 
-// The scale of a gradient is 1 / sqrt(x). For a matrix it is the product of
-// RowScale and ColumnScale, each a root of its own: one division per row and
-// column instead of one per element, and no product of two variances that a
-// float cannot hold.
+// The update over arithmetic A. The scale of a gradient is 1 / sqrt(x). For a
+// matrix it is the product of RowScale and ColumnScale, each with a root of its
+// own: that takes one division per row and column instead of one per element,
+// and no product of two variances that a float cannot hold.
 template <class A>
 struct AdafactorRule {
   using V = typename A::V;
@@ -164,27 +166,27 @@ struct AdafactorRule {
         greatest_scale(a.Set(s.greatest_scale)),
         decay(a.Set(s.decay)) {}
 
-  // Any of the three states, after a step.
+  // Returns the next value of any of the three states.
   SHARD_FORMULA_INLINE V Average(V state, V mean_of_squares) const {
     return a.MulAdd(one_minus_beta2, mean_of_squares, a.Mul(beta2, state));
   }
 
-  // `inverse_mean` from Adafactor::InverseRowMean.
+  // Returns a row's scale. `inverse_mean` comes from Adafactor::InverseRowMean.
   SHARD_FORMULA_INLINE V RowScale(V row_var, V inverse_mean) const {
     return Scale(a.Mul(row_var, inverse_mean));
   }
 
-  // Of col_var, or of variance. Not finite where that is 0.
+  // Returns the scale of col_var or of variance; not finite where that is 0.
   SHARD_FORMULA_INLINE V Scale(V variance) const {
     return a.Div(one, a.Sqrt(variance));
   }
 
-  // u, but for the gradient's sign.
+  // Returns u, without the sign from `maximize`.
   SHARD_FORMULA_INLINE V Update(V g, V scale) const {
     return a.Mul(g, a.Min(scale, greatest_scale));
   }
 
-  // `step_size` from Adafactor::StepSize.
+  // Returns the new p. `step_size` comes from Adafactor::StepSize.
   SHARD_FORMULA_INLINE V Apply(V p, V u, V step_size) const {
     return a.MulAdd(step_size, u, a.Mul(p, decay));
   }

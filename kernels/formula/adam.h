@@ -25,7 +25,7 @@
 
 namespace shard {
 
-// What the forms of all profiles share.
+// The declarations that all profiles share.
 struct AdamDeclaration : AdamMoments {
   static constexpr const char* kName = "adam";
   static constexpr Hyper kHypers[] = {
@@ -50,7 +50,7 @@ struct AdamDeclaration : AdamMoments {
   }
 };
 
-// torch's two forms.
+// The declarations that torch's two forms share.
 struct AdamBase : AdamDeclaration {
   struct Scalars : MomentScalars {
     double weight_decay;

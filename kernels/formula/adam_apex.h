@@ -11,14 +11,15 @@
 //   p = p - lr u
 //
 // Constants are floats, 1 - beta included. c = 1 - beta^t: the power of the
-// float beta in double, the difference rounded to float.
+// float beta is in double, and the difference is rounded to float.
 //
-// All three divisions are made, and rounded once each. apex is built with
-// --use_fast_math, where they and the root are approximations of hardware, no
-// more than a few units in the last place of u off; no order of rounded
-// operations gives its bits, so the one it is written in is kept: the pass is
-// bound by memory with three divisions as well. m and v, which need none,
-// differ from apex's only where its compiler fused the other product of a sum.
+// All three divisions are made and rounded once each. apex is built with
+// --use_fast_math, which makes divisions and roots approximations of the
+// hardware, a few units in the last place of u off at most. No order of rounded
+// operations gives its bits, so the order of its source is kept: the pass is
+// bound by memory with three divisions as well. m and v, which need no
+// division, differ from apex's only where its compiler fused the other product
+// of a sum.
 //
 // Bytes per element as Adam's (adam.h).
 

@@ -11,12 +11,12 @@
 //   p = p - (lr / c1) u
 //
 // Constants are floats, 1 - beta included. c1 = 1 - b1 and r2 = 1 / sqrt(1 -
-// b2), where b is the float product of t factors beta, as its optimizer object
-// keeps it from step to step. (One that was itself loaded at step s has pow(
-// beta, s) there and multiplies on from it.)
+// b2), where b is the float product of t factors beta, as DeepSpeed's optimizer
+// object keeps it from step to step. (An object that was loaded at step s
+// starts from pow(beta, s) instead.)
 //
-// The elements left over at the end of a tensor, which it steps in a scalar
-// loop, may be contracted otherwise by its compiler.
+// DeepSpeed steps the elements left over at the end of a tensor in a scalar
+// loop, in which its compiler may fuse operations differently.
 //
 // Bytes per element as Adam's (adam.h).
 
@@ -69,8 +69,9 @@ struct DeepSpeedCpuForm : Declaration,
   }
 
  private:
-  // 1 - beta beta ... beta. A product so small that 1 less it is 1 stays so:
-  // at most 17.4 / (1 - beta) multiplications, whatever t is.
+  // Returns 1 - beta beta ... beta. A product so small that 1 minus it is 1
+  // stays that small: the loop needs at most 17.4 / (1 - beta) multiplications,
+  // for any t.
   static float Correction(float beta, int64_t t) {
     float product = 1.0f;
     for (int64_t i = 0; i < t && 1.0f - product != 1.0f; ++i) product *= beta;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Adam, AdamW and LAMB share, which is all but where weight decay goes and
-// how long the step is, in the order of torch:
+// The parts that Adam, AdamW and LAMB share: all but the place of weight decay
+// and the length of the step, in the order of torch:
 //
 //   m = m + (1 - beta1) (g - m)
 //   v = beta2 v + (1 - beta2) g g
@@ -14,10 +14,10 @@
 // more, so it is a formula of its own.
 //
 // Other programs compute the same update in another order of float operations,
-// and other last bits come out of it. Each such order is a formula of its own
-// with the same states, chosen by `profile`, so that a run which began there
-// can go on here: adam_apex.h, adam_deepspeed_cpu.h, adamw_llmc.h,
-// adamw_llmc_cpu.h, adamw_ggml.h. docs/numerics.md puts them side by side.
+// which gives other last bits. Each such order is a formula of its own with the
+// same states, chosen by `profile`, so that a run which began in such a program
+// can continue here: adam_apex.h, adam_deepspeed_cpu.h, adamw_llmc.h,
+// adamw_llmc_cpu.h, adamw_ggml.h. docs/numerics.md compares them.
 
 #ifndef SHARD_KERNELS_FORMULA_ADAM_MOMENTS_H_
 #define SHARD_KERNELS_FORMULA_ADAM_MOMENTS_H_
@@ -44,7 +44,7 @@ struct AdamMoments {
     kStorage
   };
 
-  // Not an enum: C++20 compares those with a double only with a cast.
+  // Not an enum: C++20 compares an enum with a double only after a cast.
   static constexpr int kTorch = 0;
   static constexpr int kApex = 1;
   static constexpr int kDeepSpeedCpu = 2;
@@ -69,7 +69,8 @@ struct AdamMoments {
   static bool IsOneInFloat(double x) { return static_cast<float>(x) == 1.0f; }
 
   // The constants of step `t` = 1, 2, ...; bias corrections in double.
-  // `maximize` is that flag's position where there is no amsgrad before it.
+  // `maximize` is the position of that flag in formulas without amsgrad, which
+  // comes before it.
   struct MomentScalars {
     double gradient_sign;
     double one_minus_beta1;
@@ -96,7 +97,7 @@ struct AdamMoments {
   }
 };
 
-// The states of the forms of one profile.
+// The states of a profile's form without amsgrad.
 template <int kProfile>
 struct WithoutAmsgrad {
   static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq"};
@@ -153,8 +154,8 @@ struct AdamMomentsRule {
         eps(a.Set(s.eps)),
         negative_step_size(a.Set(s.negative_step_size)) {}
 
-  // Updates the moments. `g` has its sign from gradient_sign already, folded
-  // into its scale.
+  // Updates the moments and returns the direction. `g` already has its sign
+  // from gradient_sign, folded into its scale.
   SHARD_FORMULA_INLINE V Direction(V g, V* states) const {
     V& m = states[0];
     V& v = states[1];
@@ -164,7 +165,7 @@ struct AdamMomentsRule {
     return Direction(states);
   }
 
-  // Of the moments as they are.
+  // Returns the direction without updating the moments.
   SHARD_FORMULA_INLINE V Direction(const V* states) const {
     const V second_moment = states[kAmsgrad ? 2 : 1];
     return a.Div(states[0], a.MulAdd(a.Sqrt(second_moment),

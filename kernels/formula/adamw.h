@@ -24,7 +24,7 @@
 
 namespace shard {
 
-// What the forms of all profiles share.
+// The declarations that all profiles share.
 struct AdamWDeclaration : AdamMoments {
   static constexpr const char* kName = "adamw";
   static constexpr Hyper kHypers[] = {
@@ -40,7 +40,7 @@ struct AdamWDeclaration : AdamMoments {
   };
 };
 
-// torch's two forms.
+// The declarations that torch's two forms share.
 struct AdamWBase : AdamWDeclaration {
   struct Scalars : MomentScalars {
     double decay;  // 1 - lr wd

@@ -7,13 +7,13 @@
 //   v = beta2 v + (1 - beta2) (g g)
 //   p = (1 - lr wd) p - (lr (m k1)) / (sqrt(v k2) + eps)
 //
-// Constants are floats, 1 - beta included. k = 1 / (1 - beta^t) in float, the
-// power too. Where a sum has a product, gcc and clang fuse the one on its left
-// on processors that can, and so does this; in 1 - lr wd too.
+// Constants are floats, 1 - beta included. k = 1 / (1 - beta^t) in float, as is
+// the power. Where a sum has two products, gcc and clang fuse the left one on
+// processors that can, and this formula does the same, also in 1 - lr wd.
 //
-// ggml's CUDA twin (ggml/src/ggml-cuda/opt-step-adamw.cu) has the same order;
-// its compiler fuses the product on the right in m and v, and is told to
-// approximate divisions and roots, for which see adam_apex.h.
+// ggml's CUDA kernel (ggml/src/ggml-cuda/opt-step-adamw.cu) has the same order;
+// its compiler fuses the right product in m and v, and is told to approximate
+// divisions and roots, for which see adam_apex.h.
 //
 // Bytes per element as AdamW's (adamw.h).
 

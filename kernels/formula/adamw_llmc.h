@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AdamW in the order of llm.c (llmc/adamw.cuh), which writes the fused
-// operations of its moments out:
+// AdamW in the order of llm.c (llmc/adamw.cuh), which writes out the fused
+// operations of its moments:
 //
 //   m = beta1 m + (g - beta1 g)
 //   v = beta2 v + (g g - beta2 (g g))
 //   u = (m / c1) / (sqrt(v / c2) + eps)
 //   p = p - lr (u + wd p)
 //
-// Constants are floats. c = 1 - beta^t in float, the power too.
+// Constants are floats. c = 1 - beta^t in float, as is the power.
 //
-// All three divisions are made, and rounded once each; llm.c is built with
+// All three divisions are made and rounded once each; llm.c is built with
 // --use_fast_math, for which see adam_apex.h. m and v have llm.c's bits.
 //
 // Bytes per element as AdamW's (adamw.h).

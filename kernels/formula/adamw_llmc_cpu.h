@@ -7,15 +7,15 @@
 //   u = (m / c1) / (sqrt(v / c2) + eps)
 //   p = p - lr (u + wd p)
 //
-// Constants are floats, 1 - beta included. c = 1 - beta^t in float, the power
-// too: apex's order (adam_apex.h) with the corrections of llm.c's CUDA kernel
-// (adamw_llmc.h).
+// Constants are floats, 1 - beta included. c = 1 - beta^t in float, as is the
+// power. This is apex's order (adam_apex.h) with the corrections of llm.c's
+// CUDA kernel (adamw_llmc.h).
 //
 // gcc 12 and clang 14 with -O3 -march=native fuse four products, on processors
 // that can: beta1 m, beta2 v, wd p, and lr times the sum, the last two into the
-// sum and into p. So does this. (1 - beta1) g and ((1 - beta2) g) g are rounded
-// before they are added. llm.c's Makefile has -Ofast, with which a compiler may
-// use another order.
+// sum and into p. This formula fuses the same four. (1 - beta1) g and ((1 -
+// beta2) g) g are rounded before they are added. llm.c's Makefile has -Ofast,
+// with which a compiler may use another order.
 //
 // Bytes per element as AdamW's (adamw.h).
 

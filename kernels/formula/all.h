@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every formula's header. No include guard: see target.h.
+// The headers of all formulas. No include guard: see target.h.
 //
 // The arithmetic A of a rule may be any type with
 //   using V;  V Set(double) const;  V Add, Sub, Mul, Div(V, V) const;
 //   V MulAdd(V x, V y, V z) const  (x y + z);  V Sqrt(V) const;
 //   V Max, Min(V, V) const  (NaN where either is, as torch.maximum);
 //   V IfPositive(V x, V yes, V no) const  (x > 0 ? yes : no, per element).
-// What can be written with these needs no operation of its own: |x| is
-// Max(x, 0 - x), and sign(x) two times IfPositive. IfPositive takes NaN for not
-// positive: a rule whose last branch is a constant hides it, one whose last
-// branch is x itself, 0 or NaN there, does not.
+// Other operations are written with these: |x| is Max(x, 0 - x), and sign(x)
+// takes two IfPositive. IfPositive takes the `no` branch for NaN: a rule whose
+// last branch is a constant hides a NaN; a rule whose last branch is x itself,
+// 0 or NaN there, does not.
 
 #include "kernels/formula/adadelta.h"
 #include "kernels/formula/adafactor.h"
@@ -31,7 +31,7 @@
 #include "kernels/formula/rprop.h"
 #include "kernels/formula/sgd.h"
 
-// As often as this header is included; it costs nothing.
+// Checked each time this header is included, which costs nothing.
 #define SHARD_FORMULA_FITS(Name)                              \
   static_assert(shard::Name::kNumStates <= shard::kMaxStates, \
                 #Name " keeps more states: raise kMaxStates in registry.h");

@@ -10,12 +10,12 @@
 //   r = |p| / |u|, or 1 where either is 0          the trust ratio
 //   p = p - lr r u
 //
-// with the 2-norms of the whole parameter. But for their clipping of the global
-// norm, which is not a formula's business, that is NVIDIA apex's FusedLAMB with
-// use_nvlamb=True and timm's Lamb with always_adapt=True. By default both keep
-// r at 1 where there is no weight decay; here, as in the paper, it does not
-// depend on that. r has no bounds: no clamp of |p| at 10, which other
-// implementations have, and no trust_clip at 1.
+// with the 2-norms of the whole parameter. NVIDIA apex's FusedLAMB with
+// use_nvlamb=True and timm's Lamb with always_adapt=True compute the same,
+// except that they also clip the global norm, which is no part of a formula. By
+// default both keep r at 1 where there is no weight decay; here, as in the
+// paper, r does not depend on weight decay. r has no bounds: no clamp of |p| at
+// 10, which other implementations have, and no trust_clip at 1.
 
 #include "kernels/formula/adam_moments.h"
 
@@ -32,7 +32,7 @@ namespace shard {
 
 struct Lamb {
   static constexpr const char* kName = "lamb";
-  // Adam's order up to weight_decay.
+  // The order of Adam up to weight_decay.
   enum { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kMaximize };
   static constexpr Hyper kHypers[] = {
       NonNegative("lr", 1e-3),
@@ -68,8 +68,8 @@ struct Lamb {
             h[kWeightDecay], h[kLr]};
   }
 
-  // -lr r, of the sums of squares of p and u. NaN where one of them is: without
-  // the norms no element's update is known.
+  // Returns -lr r from the sums of squares of p and u. NaN where a sum is NaN:
+  // without the norms no element's update is known.
   static double StepSize(const Scalars& s, double param_squares,
                          double update_squares) {
     const bool trusted = param_squares != 0 && update_squares != 0;
@@ -102,18 +102,18 @@ struct LambRule {
         inverse_correction1(a.Set(s.inverse_correction1)),
         weight_decay(a.Set(s.weight_decay)) {}
 
-  // Updates the moments and returns u. `g` has its sign from gradient_sign
-  // already.
+  // Updates the moments and returns u. `g` already has its sign from
+  // gradient_sign.
   SHARD_FORMULA_INLINE V Update(V g, V p, V* states) const {
     return WithDecay(moments.Direction(g, states), p);
   }
 
-  // The same u once more, from what Update left.
+  // Returns the same u again, from the moments that Update left.
   SHARD_FORMULA_INLINE V UpdateAgain(V p, const V* states) const {
     return WithDecay(moments.Direction(states), p);
   }
 
-  // `step_size` from Lamb::StepSize.
+  // Returns the new p. `step_size` comes from Lamb::StepSize.
   SHARD_FORMULA_INLINE V Apply(V p, V u, V step_size) const {
     return a.MulAdd(step_size, u, p);
   }

@@ -8,7 +8,7 @@
 //   m = beta2 m + (1 - beta2) g
 //
 // with sign(0) = 0: padding stays 0. sign(NaN) is NaN, as in optax: m keeps the
-// NaN, and with a sign of 0 the parameter would stand still from then on.
+// NaN, and with a sign of 0 the parameter would never change again.
 //
 // Bytes per element, one gradient source: reads p, g, m (12), writes p, m (8).
 

@@ -10,7 +10,7 @@
 //   p = p (1 - lr wd)
 //   p = p - lr s o
 //
-// s makes the size of an update independent of the shape. It is, by `adjust`,
+// s makes the size of an update independent of the shape. By `adjust`, s is
 //   original         sqrt(max(1, rows / cols))
 //   match_rms_adamw  0.2 sqrt(max(rows, cols)), which gives an update the root
 //                    mean square of AdamW's, and AdamW's lr and wd their
@@ -22,12 +22,12 @@
 //   x = a x + b (x x^T) x + c (x x^T)^2 x                 (a, b, c) below
 //
 // which moves every singular value of x towards 1 and keeps its vectors. The
-// coefficients are Jordan's: steepest at 0, so that 5 steps are enough, and
-// then not settling at 1 but between about 0.7 and 1.2. torch takes these steps
-// in bf16, this library in fp32.
+// coefficients are Jordan's: steepest at 0, so that 5 steps are enough, at the
+// price that singular values do not settle at 1 but between about 0.7 and 1.2.
+// torch takes these steps in bf16, this library in fp32.
 //
-// Where rows > cols, x^T stands for x: x x^T is then the smaller of the two
-// products.
+// Where rows > cols, x^T replaces x, because x x^T is then the smaller of the
+// two products.
 
 #ifndef SHARD_KERNELS_FORMULA_MUON_H_
 #define SHARD_KERNELS_FORMULA_MUON_H_
@@ -58,13 +58,13 @@ struct Muon {
   static constexpr const char* kStates[] = {"momentum_buffer"};
   static constexpr int kNumStates = 1;
 
-  // a, b and c.
+  // The coefficients a, b and c.
   static constexpr double kLinear = 3.4445;
   static constexpr double kCubic = -4.7750;
   static constexpr double kQuintic = 2.0315;
 
   static bool Serves(const double*) { return true; }
-  // Hyper has no whole numbers, so that of the steps is here.
+  // Rejects a number of steps that is not whole, which Hyper cannot express.
   static const char* Conflict(const double* h) {
     return h[kNsSteps] == std::floor(h[kNsSteps])
                ? nullptr
@@ -73,7 +73,7 @@ struct Muon {
 
   static const char* Unfit(const int64_t* shape, int ndim) {
     if (ndim != 2) return "a matrix: a shape of exactly 2 dimensions";
-    // The integers of a CBLAS.
+    // The greatest integer of a CBLAS.
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (shape[0] > kMost || shape[1] > kMost) {
       return "a matrix of at most 2147483647 rows and columns";
@@ -81,15 +81,16 @@ struct Muon {
     return nullptr;
   }
 
-  // REQUIRES, as the functions below: a shape that is not unfit.
+  // Returns the elements of a state. REQUIRES, as the functions below: a shape
+  // that Unfit accepts.
   static int64_t StateNumel(int, const int64_t* shape, int) {
     return shape[0] * shape[1];
   }
 
-  // Floating point operations of one Newton-Schulz step, as Orthogonalize
-  // computes it: half of a product for each of the two symmetric matrices, and
-  // a whole one. What is not a product is left out. A number above int64_t's
-  // greatest is that.
+  // Returns the floating point operations of one Newton-Schulz step, as
+  // Orthogonalize computes it: half of a product for each of the two symmetric
+  // matrices, and a whole one. Only products are counted. Saturates at
+  // int64_t's greatest number.
   static int64_t Cost(const int64_t* shape, int) {
     const auto small = static_cast<double>(std::min(shape[0], shape[1]));
     const auto large = static_cast<double>(std::max(shape[0], shape[1]));
@@ -139,7 +140,7 @@ struct Muon {
 
 SHARD_FORMULA_BEGIN
 
-// Before NewtonSchulz: b and d.
+// The rule before NewtonSchulz: updates b and computes d.
 template <class A>
 struct MuonMomentumRule {
   using V = typename A::V;
@@ -165,7 +166,7 @@ struct MuonMomentumRule {
   }
 };
 
-// After it: p.
+// The rule after NewtonSchulz: updates p.
 template <class A>
 struct MuonApplyRule {
   using V = typename A::V;

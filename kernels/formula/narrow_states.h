@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which formulas may keep their states in bf16 or 8 bits; see state_kind.h.
+// The formulas that may keep their states in bf16 or 8 bits; see state_kind.h.
 
 #ifndef SHARD_KERNELS_FORMULA_NARROW_STATES_H_
 #define SHARD_KERNELS_FORMULA_NARROW_STATES_H_
@@ -16,7 +16,8 @@ constexpr const StateKind* kNarrowStateKinds = nullptr;
 template <HasNarrowStates F>
 constexpr const StateKind* kNarrowStateKinds<F> = F::kStateKinds;
 
-// What each of the formula's states is; null when they are kept in fp32 only.
+// Returns the kind of each of the formula's states; null when all are kept in
+// fp32 only.
 inline const StateKind* NarrowStateKinds(Formula formula) {
   switch (formula) {
 #define SHARD_NARROW_CASE(Name) \

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lists of formulas: the one line to add for a new one. Each X(Name) stands
+// The lists of formulas: a new formula adds one line here. Each X(Name) stands
 // for struct shard::Name (hyperparameters, states, Scalars), in the header
 // named after the optimizer. The forms of one optimizer, which share its kName,
-// stand together.
+// are adjacent.
 //
-// An element formula looks at one element at a time. NameRule<A> is its update
-// over arithmetic A, and the fused pass runs it over any range of elements.
+// An element formula updates each element on its own. NameRule<A> is its update
+// over arithmetic A, and the fused pass runs the rule over any range of
+// elements.
 //
-// A tensor formula looks at a whole parameter: its norms, rows or columns. It
-// is given whole parameters only, and declares what follows from their shape:
+// A tensor formula needs a whole parameter: its norms, rows or columns. It is
+// given whole parameters only, and declares the properties that follow from
+// their shape:
 //   static const char* Unfit(const int64_t* shape, int ndim)
-//       nullptr, or what a parameter must be for it to step it
+//       nullptr, or the requirement that a parameter of this shape does not
+//       meet
 //   static int64_t StateNumel(int state, const int64_t* shape, int ndim)
 //       elements of a state tensor
 //   static int64_t Cost(const int64_t* shape, int ndim)
@@ -57,14 +60,14 @@
 
 namespace shard {
 
-// Not persistent: files and fingerprints hold names.
+// The number of a formula. Not persistent: files and fingerprints hold names.
 enum class Formula : int32_t {
 #define SHARD_FORMULA_ID(Name) k##Name,
   SHARD_FORMULAS(SHARD_FORMULA_ID)
 #undef SHARD_FORMULA_ID
 };
 
-// The most states any formula keeps; all.h checks it.
+// The greatest number of states that any formula keeps; all.h checks it.
 inline constexpr int kMaxStates = 3;
 
 }  // namespace shard

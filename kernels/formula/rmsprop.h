@@ -13,7 +13,7 @@
 //   b = momentum b + g / d;  p = p - lr b            with momentum
 //
 // v - a a is a variance; where rounding makes it negative, torch's parameter
-// becomes NaN and ours takes 0.
+// becomes NaN, while this formula uses 0.
 //
 // Each choice of momentum and centered keeps other states, so there are four
 // formulas. Bytes per element, one gradient source: RmsProp reads p, g, v (12)
@@ -28,7 +28,7 @@
 
 namespace shard {
 
-// What the four forms share.
+// The declarations that the four forms share.
 struct RmsPropBase {
   static constexpr const char* kName = "rmsprop";
   enum { kLr, kAlpha, kEps, kWeightDecay, kMomentum, kCentered, kMaximize };

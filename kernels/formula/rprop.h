@@ -11,11 +11,11 @@
 //   p = p - sign(g) s
 //   prev = g
 //
-// sign(NaN) is 0, as torch's is: a NaN gradient leaves p and s as they are, and
-// is forgotten with the next gradient but one. An infinity has a sign.
+// sign(NaN) is 0, as in torch: a NaN gradient leaves p and s unchanged, and has
+// no effect from the second gradient after it on. An infinity has a sign.
 //
 // As in torch, lr is read on the first step only. States are allocated as
-// zeros, so the first step adds lr to s; before it s reads 0.
+// zeros, so the first step adds lr to s; before that step s reads 0.
 //
 // Bytes per element, one gradient source: reads p, g, prev, s (16), writes p,
 // prev, s (12).
@@ -44,7 +44,8 @@ struct Rprop {
   static constexpr int kNumStates = 2;
 
   static bool Serves(const double*) { return true; }
-  // Hyper has no open lower end, so that of the etas is here.
+  // Rejects etas at their lower bounds, which are open; Hyper cannot express
+  // that.
   static const char* Conflict(const double* h) {
     if (h[kEtaMinus] <= 0 || h[kEtaPlus] <= 1) {
       return "needs 0 < etaminus < 1 < etaplus";
@@ -116,7 +117,7 @@ struct RpropRule {
     size = a.Min(a.Max(size, step_size_min), step_size_max);
     g = a.IfPositive(disagreement, zero, g);
     const V minus_g = a.Sub(zero, g);
-    // A NaN moves nothing.
+    // A NaN moves no parameter.
     const V move =
         a.IfPositive(g, a.Sub(zero, size), a.IfPositive(minus_g, size, zero));
     p = a.Add(p, move);

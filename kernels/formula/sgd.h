@@ -23,7 +23,7 @@
 
 namespace shard {
 
-// What both forms share.
+// The declarations that both forms share.
 struct SgdBase {
   static constexpr const char* kName = "sgd";
   enum { kLr, kMomentum, kDampening, kWeightDecay, kNesterov, kMaximize };
@@ -46,7 +46,7 @@ struct SgdBase {
   struct Scalars {
     double gradient_sign;
     double weight_decay;
-    double momentum;        // Of b; 0 on the first step.
+    double momentum;        // The factor of b; 0 on the first step.
     double undampened;      // 1 - dampening; 1 on the first step.
     double nesterov_blend;  // momentum when nesterov, else unused.
     double negative_lr;

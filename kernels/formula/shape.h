@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tensor formulas ask of a shape. A shape of 0 dimensions is that of one
+// Helpers of tensor formulas for shapes. A shape of 0 dimensions is that of one
 // element.
 
 #ifndef SHARD_KERNELS_FORMULA_SHAPE_H_
@@ -11,8 +11,8 @@
 
 namespace shard {
 
-// The product. Where a number cannot hold it, which only the sizes beside a 0
-// can bring about in a tensor that exists, the greatest number.
+// Returns the product of the sizes. Saturates at the greatest number; the sizes
+// of a tensor that exists reach it only beside a size of 0.
 inline int64_t ShapeNumel(const int64_t* shape, int ndim) {
   for (int i = 0; i < ndim; ++i) {
     if (shape[i] == 0) return 0;

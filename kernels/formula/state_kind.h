@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StateKind: what an optimizer state is, which decides how it may be kept in
-// fewer than 32 bits. A formula that declares
+// StateKind: the kind of an optimizer state, which decides how it may be stored
+// in fewer than 32 bits. A formula that declares
 //
 //   static constexpr StateKind kStateKinds[]   one for each of kStates
 //
 // may have its states narrowed; the others keep theirs in fp32.
 //
 // The values go into checkpoints and are frozen. 0 to 2 were the same kinds
-// with other codes of 8 bits, which are read no more.
+// with other codes of 8 bits, which are no longer read.
 
 #ifndef SHARD_KERNELS_FORMULA_STATE_KIND_H_
 #define SHARD_KERNELS_FORMULA_STATE_KIND_H_
@@ -22,11 +22,12 @@ enum class StateKind : uint8_t {
   // changes a slow average by less than half a unit in its last place, and
   // rounded to nearest it would never move.
   kAverage = 3,
-  // An average of squares, never negative. Rounded stochastically as well.
+  // An average of squares, never negative. It is rounded stochastically as
+  // well.
   kSquareAverage = 4,
-  // The largest of some squares so far. It is rounded to nearest: a maximum
-  // keeps every upward error, so stochastic rounding would make it grow
-  // without a reason.
+  // The largest of the squares so far. It is rounded to nearest: a maximum
+  // keeps every upward error, so stochastic rounding would make it grow without
+  // a reason.
   kSquareMaximum = 5,
 };
 

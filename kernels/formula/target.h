@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a formula header is compiled for several instruction sets at once.
+// Compiles a formula header for several instruction sets at once.
 //
 // Highway compiles a source file once per SIMD target and includes it again
-// each time, with another HWY_NAMESPACE; a formula's Rule must be seen each
+// each time, with another HWY_NAMESPACE; a formula's Rule must be compiled each
 // time, between SHARD_FORMULA_BEGIN and SHARD_FORMULA_END. Without Highway
-// (tests in double, CUDA) the same header is included once and its rules are
-// in shard::formula.
+// (tests in double, CUDA) the header is included once and its rules are in
+// shard::formula.
 //
-// Include after hwy/highway.h where that is used.
+// Include this header after hwy/highway.h where that is used.
 
 #ifndef SHARD_KERNELS_FORMULA_TARGET_H_
 #define SHARD_KERNELS_FORMULA_TARGET_H_

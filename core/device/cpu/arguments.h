@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies of what a kernel's arguments point to on the caller's stack, for a
-// kernel that runs after the caller has gone on: lists of pointers and of
-// numbers. What those point to in turn, the tensors, is not copied.
+// Copies of kernel arguments that point to the caller's stack, for a kernel
+// that runs after the call has returned: lists of pointers and of numbers. The
+// tensors to which the pointers point are not copied.
 
 #ifndef SHARD_CORE_DEVICE_CPU_ARGUMENTS_H_
 #define SHARD_CORE_DEVICE_CPU_ARGUMENTS_H_

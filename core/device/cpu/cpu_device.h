@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The host as a device: memory is the host's, kernels are those of kernels/cpu,
-// and a stream either runs in the caller's thread (inline_stream.h) or has one
-// of its own (worker_stream.h).
+// and a stream either runs in the caller's thread (inline_stream.h) or has a
+// thread of its own (worker_stream.h).
 
 #ifndef SHARD_CORE_DEVICE_CPU_CPU_DEVICE_H_
 #define SHARD_CORE_DEVICE_CPU_CPU_DEVICE_H_
@@ -15,10 +15,10 @@
 
 namespace shard::cpu {
 
-// "cpu": compute streams are inline.
+// Opens "cpu", whose compute streams are inline.
 StatusOr<std::shared_ptr<Device>> OpenDevice();
 
-// "cpu-async": no stream is, and their threads pause.
+// Opens "cpu-async": every stream has a thread, and the threads pause.
 StatusOr<std::shared_ptr<Device>> OpenAsyncDevice(const Pauses& pauses);
 
 }  // namespace shard::cpu

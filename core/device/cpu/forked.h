@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What threads of this process share cannot be destroyed in a child of fork:
-// the threads are not there, and a condition variable waits in its destructor
-// for those that were waiting on it. So a child leaves it alone.
+// Keeps objects that threads of a process share from being destroyed in a child
+// of fork: the threads do not exist there, and a condition variable's
+// destructor would wait for the threads that were waiting on it.
 
 #ifndef SHARD_CORE_DEVICE_CPU_FORKED_H_
 #define SHARD_CORE_DEVICE_CPU_FORKED_H_
@@ -14,7 +14,8 @@
 
 namespace shard::cpu {
 
-// As std::make_shared; never destroyed in a child of the process that made it.
+// As std::make_shared, but the object is never destroyed in a child of the
+// process that made it.
 template <typename T, typename... Args>
 std::shared_ptr<T> MakeSharedUnlessForked(Args&&... args) {
   const pid_t owner = ::getpid();

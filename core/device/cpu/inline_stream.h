@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// InlineStream: a stream whose work is done before the call returns, by the
-// caller's thread. Allocates nothing. So its events are always done, and a Wait
-// blocks; whatever the host does next is ordered already.
+// InlineStream: a stream that does all work in the caller's thread before the
+// call returns. Allocates nothing. Its events are therefore always done, a Wait
+// blocks, and the host's next work needs no further ordering.
 
 #ifndef SHARD_CORE_DEVICE_CPU_INLINE_STREAM_H_
 #define SHARD_CORE_DEVICE_CPU_INLINE_STREAM_H_
@@ -23,7 +23,7 @@ namespace shard::cpu {
 
 class InlineStream final : public Stream {
  public:
-  // `name` must outlive it. `blas` is read when it is needed.
+  // `name` must outlive the stream. `blas` is read when it is needed.
   InlineStream(std::string_view name,
                std::shared_ptr<const std::optional<Blas>> blas)
       : name_(name), blas_(std::move(blas)) {}

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WorkQueue: host functions that a thread of its own runs one after the other.
+// WorkQueue: a queue of host functions that its own thread runs one after the
+// other.
 //
-// Work is numbered from 1 in the order it is pushed; `completed` follows. So an
-// event is a queue and a number, and recording one enqueues nothing. The first
-// error stays: work after it is dropped but still counted, and events from its
-// number on have it.
+// Work is numbered from 1 in the order of pushing, and `completed` is the
+// number of the last one done. So an event is a queue and a number, and
+// recording an event enqueues nothing. The first error stays: work after it is
+// dropped but still counted, and events from its number on have the error.
 //
-// All queues of a device share one Monitor, so that a queue that waits for
-// another one's event hears of its own end too. The price: each piece of work
-// that ends wakes every thread that waits on the device, of which there are a
-// handful.
+// All queues of a device share one Monitor, so that a queue which waits for the
+// event of another queue is also woken by its own end. The price: each piece of
+// work that ends wakes every thread that waits on the device, of which there
+// are a handful.
 //
 // The thread blocks all signals, which are the host's. Exceptions do not leave
-// it: running out of memory fails the queue.
+// it: where memory runs out, the queue fails.
 //
-// The destructor drops what has not begun, ends a wait, and joins the thread
-// once what runs has returned. In a child of fork it does nothing.
+// The destructor drops the work that has not begun, ends a wait, and joins the
+// thread once the running work has returned. In a child of fork it does
+// nothing.
 //
 // Thread-safe, but for the destructor.
 
@@ -45,17 +47,17 @@ struct Monitor {
   std::condition_variable changed;
 };
 
-// Before each piece of work: none, or up to `longest` seconds, one as often as
-// the other.
+// The pause before each piece of work: none, or up to `longest` seconds, each
+// in half of the cases.
 struct Pauses {
-  double longest = 0;  // 0: none.
+  double longest = 0;  // 0: no pauses.
   uint64_t seed = 0;
 };
 
 class WorkQueue {
  public:
-  // `name` has at most 15 characters, and is the thread's. kResourceExhausted
-  // when there can be no thread.
+  // Starts a queue. `name`, of at most 15 characters, becomes the thread's.
+  // kResourceExhausted when no thread can be started.
   static StatusOr<std::unique_ptr<WorkQueue>> Start(
       std::shared_ptr<Monitor> monitor, std::string_view name,
       const Pauses& pauses);
@@ -64,10 +66,11 @@ class WorkQueue {
   std::string_view name() const;
 
   void Push(std::string_view what, std::function<Status()> work);
-  // Work that is done when `event` is. REQUIRES: of a queue with this Monitor.
+  // Pushes work that is done when `event` is. REQUIRES: an event of a queue
+  // with this Monitor.
   void PushWait(const Event& event, const Deadline& deadline);
 
-  // After all that was pushed so far.
+  // Returns an event after all that was pushed so far.
   Event Record() const;
 
   // Waits for Record(). Only the text of an error allocates.
@@ -80,7 +83,7 @@ class WorkQueue {
   explicit WorkQueue(std::shared_ptr<State> state);
   static void* Main(void* state);
 
-  // Outlives the queue in its events.
+  // Its events keep it alive longer than the queue.
   const std::shared_ptr<State> state_;
   const pid_t owner_;
   bool started_ = false;

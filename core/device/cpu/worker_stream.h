@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WorkerStream: a stream whose work a thread of its own does (work_queue.h).
-// What the arguments hold on the caller's stack is copied (arguments.h), so a
-// method costs an allocation or two.
+// WorkerStream: a stream with a thread of its own that does the work
+// (work_queue.h). Arguments on the caller's stack are copied (arguments.h), so
+// a method costs an allocation or two.
 
 #ifndef SHARD_CORE_DEVICE_CPU_WORKER_STREAM_H_
 #define SHARD_CORE_DEVICE_CPU_WORKER_STREAM_H_
@@ -65,12 +65,12 @@ class WorkerStream final : public Stream {
   }
 
  private:
-  // Work that cannot fail.
+  // Pushes work that cannot fail.
   template <typename Kernel>
   void Push(std::string_view what, Kernel kernel);
 
   const std::shared_ptr<const std::optional<Blas>> blas_;
-  // Last, so that its thread ends before what it uses goes.
+  // The last member, so that the thread ends before the members that it uses.
   const std::unique_ptr<WorkQueue> queue_;
 };
 
