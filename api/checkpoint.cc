@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checkpoints of an engine.
+// Saves and loads checkpoints of an engine, and sets its blobs.
 
 #include <string>
 #include <utility>
@@ -28,8 +28,8 @@ using shard::api::GuardTraining;
 using shard::api::ReadOptions;
 using shard::api::ReadStateFilter;
 
-// An error is what is wrong with the arguments on this rank: for the engine to
-// tell the others, as everywhere here.
+// Reads the arguments of a save. A wrong argument is returned as an error,
+// which the engine tells the other ranks, as everywhere in this file.
 shard::StatusOr<SaveOptions> ToSaveOptions(const shard_engine* engine,
                                            const char* root,
                                            const shard_save_options* given,

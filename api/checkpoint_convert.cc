@@ -48,7 +48,7 @@ StatusOr<ConversionOptions> ToConversion(const shard_convert_options& read) {
   return options;
 }
 
-// What means nothing for the other format must not be set.
+// Checks that an option of the other format is not set.
 Status CheckUnset(const char* name, bool set, const char* format) {
   if (!set) return Status();
   return InvalidArgument(name, " is set, which is for ", format, " only");

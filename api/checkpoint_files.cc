@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checkpoints and safetensors files without an engine: what is in them.
+// Lists and reads the contents of checkpoints and safetensors files, without an
+// engine.
 
 #include <algorithm>
 #include <cstddef>
@@ -31,7 +32,7 @@ using shard::TensorInfo;
 using shard::api::Guard;
 using shard::api::TextKind;
 
-// `what` is the noun: "tensor".
+// Checks that 0 <= number < count. `what` is the noun for messages: "tensor".
 Status CheckNumber(const FileStore& store, const char* what, int64_t number,
                    size_t count) {
   if (number >= 0 && static_cast<uint64_t>(number) < count) return Status();
@@ -43,7 +44,7 @@ Status CheckTensor(const FileStore& store, int64_t tensor) {
   return CheckNumber(store, "tensor", tensor, store.num_tensors());
 }
 
-// The counts of what only a checkpoint has.
+// The counts of things that only a checkpoint has.
 using ManifestCount = size_t (Manifest::*)() const;
 size_t CountOf(const FileStore& store, ManifestCount count) {
   return store.manifest() == nullptr ? 0 : (store.manifest()->*count)();

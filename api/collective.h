@@ -11,9 +11,9 @@
 
 namespace shard::api {
 
-// Guard for the body of a COLLECTIVE entry point. If memory runs out between
-// two collectives of it, the other ranks would wait for this one until their
-// deadline: they are told instead. `comm` may be null.
+// Runs the body of a COLLECTIVE entry point as Guard does. If memory runs out
+// between two of the body's collectives, the other ranks are told, for they
+// would else wait for this one until their deadline. `comm` may be null.
 template <typename Body>
 shard_error* GuardCollective(Communicator* comm, Body&& body) noexcept {
   return Guard([&]() -> Status {
@@ -27,9 +27,9 @@ shard_error* GuardCollective(Communicator* comm, Body&& body) noexcept {
   });
 }
 
-// The same for a body that changes parameters, states or units. What it has
-// done half is the end of the engine also where there are no other ranks: with
-// the next step nobody would know.
+// Runs a body that changes parameters, states or units, as GuardCollective
+// does. A half-made change ends the engine even without other ranks: after the
+// next step nobody would know of it.
 template <typename Body>
 shard_error* GuardTraining(Communicator* comm, Body&& body) noexcept {
   return Guard([&]() -> Status {

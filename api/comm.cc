@@ -56,7 +56,7 @@ shard::StatusOr<CommOptions> ToCommOptions(const shard_comm_options* given) {
   return options;
 }
 
-// NULL for a NULL handle.
+// Returns the communicator of a handle; NULL for a NULL handle.
 shard::Communicator* CommOf(const shard_comm* comm) {
   return comm == nullptr ? nullptr : comm->comm.get();
 }
@@ -142,8 +142,8 @@ shard_error* shard_comm_sum(shard_comm* comm, double* values, size_t count,
   return GuardCollective(CommOf(comm), [&]() -> Status {
     SHARD_API_REQUIRE(comm);
     const Deadline deadline = DeadlineOf(comm, timeout);
-    // The other ranks are about to wait for this one: what is wrong here alone
-    // is for all to know.
+    // The other ranks are about to wait for this one, so an error of this rank
+    // alone is told to all.
     SHARD_RETURN_IF_ERROR(shard::AgreeOnStatus(
         comm->comm.get(), "sum", CheckSum(values, count), deadline));
     return shard::AllReduceSum(comm->comm.get(), "sum of values", values, count,

@@ -32,7 +32,8 @@ using shard::api::GuardTraining;
 using shard::api::ReadFlag;
 using shard::api::ReadOptions;
 
-// What is wrong with an argument is for the engine to say, to all ranks.
+// Returns `text`, or "" for NULL: the engine tells all ranks of a wrong
+// argument.
 std::string_view TextOf(const char* text) { return text ? text : ""; }
 
 std::vector<int32_t> ParamsOf(const int32_t* params, size_t count) {
@@ -40,12 +41,13 @@ std::vector<int32_t> ParamsOf(const int32_t* params, size_t count) {
   return std::vector<int32_t>(params, params + count);
 }
 
-// NULL for a NULL engine.
+// Returns the communicator of an engine; NULL for a NULL engine.
 shard::Communicator* CommOf(const shard_engine* engine) {
   return engine == nullptr ? nullptr : engine->engine->comm();
 }
 
-// `Data` is void* or const void*; `numel` may be null.
+// Writes the outputs of a tensor. `Data` is void* or const void*; `numel` may
+// be null.
 template <typename Data>
 Status WriteTensor(const Engine::Tensor& tensor, Data* data, int64_t* numel) {
   *data = tensor.data;
@@ -53,8 +55,8 @@ Status WriteTensor(const Engine::Tensor& tensor, Data* data, int64_t* numel) {
   return Status();
 }
 
-// An error is what is wrong with the arguments on this rank. The other ranks
-// are about to enter the same collective, so it is for the engine to tell them.
+// Reads the options of an engine. The other ranks are about to enter the same
+// collective, so the engine tells them of this rank's wrong arguments.
 shard::StatusOr<EngineOptions> ToEngineOptions(
     const shard_plan* plan, const shard_engine_options* given,
     shard_engine** engine) {
@@ -120,7 +122,7 @@ struct UnitParam {
   void* grad = nullptr;
 };
 
-// By ascending id.
+// Returns the parameters of a unit, by ascending id.
 shard::StatusOr<std::vector<UnitParam>> UnitParams(const Engine& engine,
                                                    int32_t unit, bool with_data,
                                                    bool with_grads) {

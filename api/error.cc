@@ -13,9 +13,9 @@ namespace shard::api {
 
 namespace {
 
-// Made when the library is loaded, so that running out of memory later needs
-// none, and in storage that is never destroyed: a host may still hold it while
-// it exits.
+// The error for running out of memory. It is made when the library is loaded,
+// because there is no memory for it later, in storage that is never destroyed:
+// a host may still hold the error while it exits.
 alignas(shard_error) unsigned char g_out_of_memory[sizeof(shard_error)];
 shard_error* const g_out_of_memory_error =
     new (g_out_of_memory) shard_error{OutOfMemoryStatus()};
@@ -31,7 +31,8 @@ bool IsOneLine(std::string_view text) {
   return IsValidUtf8(text);
 }
 
-// The bytes of one character at the front of `text`; 0 when they are none.
+// Returns the bytes of the character at the front of `text`; 0 when there is no
+// valid one.
 size_t CharacterSize(std::string_view text) {
   for (size_t size = 1; size <= 4 && size <= text.size(); ++size) {
     if (IsOneLine(text.substr(0, size))) return size;
@@ -39,8 +40,8 @@ size_t CharacterSize(std::string_view text) {
   return 0;
 }
 
-// Messages quote what hosts pass in. Whatever that is, they stay one line of
-// UTF-8: other bytes are shown as \xNN.
+// Makes a message one line of UTF-8, for messages quote texts that hosts pass
+// in: other bytes are shown as \xNN.
 std::string OneLine(std::string_view text) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string out;

@@ -17,13 +17,15 @@ struct shard_error {
 
 namespace shard::api {
 
-// NULL for OK. The static out-of-memory error when there is no memory for one.
+// Returns the error of a status: NULL for OK, and the static out-of-memory
+// error when there is no memory for another.
 shard_error* ToError(const Status& status) noexcept;
 
-// The error every entry point returns when memory runs out; never freed.
+// Returns the error of every entry point that runs out of memory; never freed.
 shard_error* OutOfMemory() noexcept;
 
-// Something threw that should not have; names it.
+// Returns an error that names the exception in flight, which is a bug: nothing
+// else than std::bad_alloc should be thrown.
 shard_error* FromException() noexcept;
 
 // Runs the body of an entry point, a callable that returns Status. Exceptions
@@ -39,7 +41,7 @@ shard_error* Guard(Body&& body) noexcept {
   }
 }
 
-// Names the argument in the error of a NULL one.
+// Returns an error that names `argument` when it is NULL.
 #define SHARD_API_REQUIRE(argument)                          \
   do {                                                       \
     if ((argument) == nullptr) {                             \

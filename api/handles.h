@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the opaque handles hold. Shared pointers keep parents alive, so that
-// handles can be freed in any order.
+// The structs behind the opaque handles. Shared pointers keep parents alive, so
+// that handles can be freed in any order.
 
 #ifndef SHARD_API_HANDLES_H_
 #define SHARD_API_HANDLES_H_
@@ -35,7 +35,8 @@ struct shard_model {
 };
 
 struct shard_plan {
-  // Made when a host first asks for names or modules by number: most never do.
+  // Returns the names and modules by number, made at the first call: most hosts
+  // never ask for them.
   const shard::ModelDirectory& directory() const {
     // std::call_once would load libgcc_s for an exception on its way through
     // libc, and end the process where memory is out.
@@ -58,7 +59,7 @@ struct shard_engine {
 
 struct shard_state_dict {
   shard::MemoryStore store;
-  std::deque<std::vector<std::byte>> copies;  // Of what was to be copied.
+  std::deque<std::vector<std::byte>> copies;  // Tensors of option `copy`.
   bool of_engine = false;
 };
 

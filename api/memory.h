@@ -13,9 +13,9 @@
 
 namespace shard::api {
 
-// Predicted and measured memory have one form. `report` is that of a rank, on a
-// host with `ranks` of them. All is the host's memory: so is a CPU's.
-// REQUIRES: ClearResult succeeded.
+// Writes predicted or measured memory. `report` is that of one rank, on a host
+// with `ranks` of them. A CPU's memory is the host's, so nothing is counted as
+// the device's own. REQUIRES: ClearResult succeeded.
 inline void WriteMemory(const MemoryReport& report, int ranks,
                         bool shares_memory, shard_memory* memory) {
   // The host's communicator, and the engine's.

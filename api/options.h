@@ -35,7 +35,7 @@ inline Status CheckStructSize(std::string_view name, size_t size) {
                          "); initialize the struct with its _INIT macro");
 }
 
-// A field that has no meaning yet must be 0, so that it can get one.
+// Checks that a field without a meaning is 0, so that it can get one later.
 inline Status CheckReserved(std::string_view name, int32_t reserved) {
   if (reserved == 0) return Status();
   return InvalidArgument(name, ".reserved is ", reserved, ", not 0");
@@ -46,7 +46,7 @@ inline StatusOr<bool> ReadFlag(std::string_view name, int32_t flag) {
   return InvalidArgument(name, " is ", flag, "; allowed: 0 or 1");
 }
 
-// Threads that read or write files.
+// Reads a number of threads that read or write files.
 inline StatusOr<int> ReadThreads(int32_t threads) {
   constexpr int kDefault = 4;
   constexpr int kMost = 256;

@@ -126,8 +126,8 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
   return options;
 }
 
-// What is a warning is an error where the host asks for it. REQUIRES: options
-// that ToPlanOptions has read.
+// Returns an error when the plan keeps whole what its stage shards and the host
+// requires sharding. REQUIRES: options that ToPlanOptions has read.
 Status CheckSharding(const shard::Plan& plan, const shard_plan_options* given) {
   shard_plan_options read;
   SHARD_RETURN_IF_ERROR(

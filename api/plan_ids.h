@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checks of the numbers by which a host asks a plan for something.
+// Checks of the ids that a host passes with a plan.
 
 #ifndef SHARD_API_PLAN_IDS_H_
 #define SHARD_API_PLAN_IDS_H_
@@ -13,14 +13,14 @@
 
 namespace shard::api {
 
-// `what` is the noun: "buffer".
+// Checks that 0 <= id < count. `what` is the noun for messages: "buffer".
 inline Status CheckId(const char* what, int32_t id, size_t count) {
   if (id >= 0 && static_cast<size_t>(id) < count) return Status();
   return InvalidArgument(what, " ", id, " does not exist; the plan has ",
                          count);
 }
 
-// That there is such a parameter, and that it is not ignored.
+// Checks that a parameter exists and is not ignored.
 inline Status CheckStored(const Plan& plan, int32_t param) {
   const auto index = static_cast<size_t>(param);
   SHARD_RETURN_IF_ERROR(CheckId("parameter", param, plan.places().size()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a plan puts what: parameters, flat buffers, the ranges of ranks.
+// The layout of a plan: parameters, flat buffers, the ranges of ranks.
 
 #include <algorithm>
 #include <cstddef>
@@ -78,8 +78,8 @@ shard_slice ToC(const SlotSlice& slice) {
   return c;
 }
 
-// Into the first `capacity` structs of the host's, which are as far apart as
-// the first one says that they are large.
+// Writes slices into the first `capacity` structs of the host's. The structs
+// are as far apart as the first one's struct_size says.
 Status WriteSlices(const std::vector<SlotSlice>& slices, shard_slice* out,
                    size_t capacity) {
   if (capacity == 0) return Status();
@@ -181,7 +181,7 @@ shard_error* shard_plan_slices(const shard_plan* plan, int32_t buffer,
       return InvalidArgument("begin ", begin, " and numel ", numel,
                              " are no range of elements: both are at least 0");
     }
-    // Nothing lies behind the buffer; a sum that goes on there may not fit.
+    // The range is cut at the buffer's end: begin + numel might overflow.
     const shard::FlatLayout& layout = BufferAt(*plan->plan, buffer).layout;
     const int64_t from = std::min(begin, layout.padded_numel());
     const auto found = layout.Slices(

@@ -10,7 +10,7 @@
 
 namespace shard::api {
 
-// Empty for a NULL function.
+// Wraps the host's function; empty for a NULL function.
 inline Progress ToProgress(shard_progress_fn function, void* user_data) {
   if (function == nullptr) return nullptr;
   return [function, user_data](uint64_t done, uint64_t total) {

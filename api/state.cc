@@ -76,7 +76,7 @@ shard_tensor_info InfoOf(const TensorInfo& tensor) {
   return info;
 }
 
-// Copies the engine's parts, so that they stay what they are.
+// Copies the engine's tensors, so that later steps do not change them.
 Status CopyParts(MemoryStore* from, shard_state_dict* to) {
   for (size_t t = 0; t < from->num_tensors(); ++t) {
     const TensorInfo info = from->tensor(t);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the options of saves, loads and state dicts have in common.
+// Reads the options that saves, loads and state dicts have in common.
 
 #ifndef SHARD_API_STATE_OPTIONS_H_
 #define SHARD_API_STATE_OPTIONS_H_
@@ -14,10 +14,10 @@
 
 namespace shard::api {
 
-// It lies within structs that may grow, so itself it may not.
+// shard_state_filter lies within structs that grow, so its own size is frozen.
 static_assert(sizeof(shard_state_filter) == 32);
 
-// Which part of a state is meant.
+// Reads the part of a state that the host selects.
 inline Status ReadStateFilter(const shard_state_filter& from,
                               StateOptions* to) {
   SHARD_RETURN_IF_ERROR(CheckReserved("shard_state_filter", from.reserved));
@@ -37,7 +37,8 @@ inline Status ReadStateFilter(const shard_state_filter& from,
   return Status();
 }
 
-// Before a NULL engine is refused, which cannot be told to other ranks.
+// Clears the report when the engine is NULL: that error cannot be told to other
+// ranks, so it is returned before ReadLoadOptions clears the report.
 inline void ClearLoadReport(const void* engine, shard_load_report* report) {
   if (engine == nullptr && report != nullptr) {
     (void)ClearResult("shard_load_report", report).ok();
@@ -71,7 +72,7 @@ inline StatusOr<LoadOptions> ReadLoadOptions(const shard_load_options* given,
   return options;
 }
 
-// `report` may be null.
+// Fills the host's report, which may be null.
 inline void WriteLoadReport(const LoadReport& loaded,
                             shard_load_report* report) {
   if (report == nullptr) return;

@@ -13,7 +13,8 @@
 
 namespace shard::api {
 
-// Hands out a text that changes, or is made on request: "Text" in base.h.
+// Copies a text that changes, or is made on request, to the host's buffer: see
+// "Text" in base.h.
 inline Status CopyText(std::string_view text, char* buffer, size_t capacity,
                        size_t* length) {
   SHARD_API_REQUIRE(length);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TextCache: the texts that an immutable handle gives out as C strings. Each is
-// made when it is first asked for, and lives as long as the handle.
+// TextCache: the texts that an immutable handle gives out as C strings. Each
+// text is made at the first request, and lives as long as the handle.
 //
 // Thread-safe.
 
@@ -28,9 +28,8 @@ enum class TextKind {
 
 class TextCache {
  public:
-  // Returns text `number` of a kind. `make` makes the text when it is asked for
-  // the first time: something that a std::string is constructed from, without a
-  // NUL in it.
+  // Returns text `number` of a kind. At the first request `make` makes the
+  // text: anything that constructs a std::string, without a NUL in it.
   template <typename Make>
   const char* Get(TextKind kind, int64_t number, const Make& make) const {
     const std::pair id(kind, number);
@@ -39,7 +38,7 @@ class TextCache {
     if (found == texts_.end()) {
       found = texts_.emplace(id, std::string(make())).first;
     }
-    return found->second.c_str();  // A map's node stays where it is.
+    return found->second.c_str();  // Nodes of a map do not move.
   }
 
  private:

@@ -12,7 +12,7 @@ const char* shard_version(void) noexcept {
       SHARD_VERSION_MINOR) "." SHARD_STRINGIFY(SHARD_VERSION_PATCH);
 }
 
-// Equal to the number in the SONAME: api/BUILD.bazel.
+// The number in the SONAME, which api/BUILD.bazel sets.
 int32_t shard_abi_version(void) noexcept { return 0; }
 
 }  // extern "C"

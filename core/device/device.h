@@ -7,10 +7,10 @@
 // result.
 //
 // The host's own work is ordered the same way. Where the host reads and writes
-// tensors in its own thread (cpu), HostRecord returns an event that is done, and
-// HostWait blocks the thread. Where the host enqueues work on a stream of its
-// own (an accelerator), HostRecord and HostWait are events and waits of that
-// stream.
+// tensors in its own thread (cpu), HostRecord returns an event that is done,
+// and HostWait blocks the thread. Where the host enqueues work on a stream of
+// its own (an accelerator), HostRecord and HostWait are events and waits of
+// that stream.
 //
 // Streams, memory and events may outlive their device. Thread-safe. In a child
 // of fork they may be destroyed, and nothing else.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A checkpoint, or a safetensors file, as commands see it: what shard.h says of
-// it, read once into plain structs.
+// A checkpoint, or a safetensors file, as commands see it: the information that
+// shard.h gives of it, read once into plain structs.
 //
 // Tensors are numbered as in shard.h. Keys, names and paths are as they are
-// stored: whoever prints them shows them (sdk/cli/text.h).
+// stored: code that prints them uses Shown (sdk/cli/text.h).
 
 #ifndef SHARD_SDK_CLI_CHECKPOINT_H_
 #define SHARD_SDK_CLI_CHECKPOINT_H_
@@ -26,7 +26,7 @@ struct TensorView {
   int64_t index = 0;
   std::string key;
   shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
-  std::string type;  // "f32"; of a type that is only carried: "C64".
+  std::string type;  // "f32"; for SHARD_OPAQUE the file's name: "C64".
 
   bool is_alias() const { return info.alias_of >= 0; }
 };
@@ -63,27 +63,28 @@ struct CheckpointView {
   }
 };
 
-// Throws Failure.
+// Opens a checkpoint or safetensors. Throws Failure.
 Checkpoint OpenCheckpoint(const std::string& path);
 CheckpointView ReadCheckpoint(const std::string& path);
 
-// "param", "buffer", "state".
+// Returns the name of a role: "param", "buffer", "state".
 std::string RoleText(int32_t role);
-// "per_rank", "replicated", "summed".
+// Returns the name of a blob rule: "per_rank", "replicated", "summed".
 std::string BlobRuleText(int32_t rule);
-// "checkpoint", "safetensors".
+// Returns the name of a format: "checkpoint", "safetensors".
 std::string FormatText(int32_t format);
-// Of the manifest: 32 hexadecimal digits, or "" when it has none.
+// Returns the id of the manifest: 32 hexadecimal digits, or "" when there is
+// none.
 std::string IdText(const shard_checkpoint_info& info);
 
-// What --content says: "all", "model" or "optimizer", as SHARD_CONTENT_*.
+// Returns the SHARD_CONTENT_* of a --content: "all", "model" or "optimizer".
 int32_t ParseContent(const std::string& name);
 
 shard_tensor_slice SliceOf(const shard_checkpoint* checkpoint, int64_t tensor,
                            int32_t index);
 
-// A piece of at most kPieceBytes of a tensor, but a slice at the least: those
-// of checkpoints have a checksum, which takes all of it.
+// A piece of a tensor: at most kPieceBytes, or one slice that is larger. A
+// slice of a checkpoint has one checksum, so it is always read whole.
 struct Piece {
   int64_t begin = 0;
   int64_t numel = 0;
@@ -92,12 +93,12 @@ inline constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
 std::vector<Piece> PiecesOf(const shard_checkpoint* checkpoint,
                             const TensorView& tensor);
 
-// Reads a piece into `bytes`, which is made as large as it is.
+// Reads a piece into `bytes`, which is resized to it.
 void ReadPiece(const shard_checkpoint* checkpoint, const TensorView& tensor,
                const Piece& piece, std::vector<std::byte>* bytes);
 
-// The keys that every JSON document of a checkpoint begins with: path, format,
-// version, id, step, world_size, tensor_bytes, file_bytes.
+// Returns the keys that every JSON document of a checkpoint begins with: path,
+// format, version, id, step, world_size, tensor_bytes, file_bytes.
 Json SummaryJson(const CheckpointView& view);
 Json ShapeJson(const shard_tensor_info& info);
 

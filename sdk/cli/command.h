@@ -27,31 +27,32 @@ class Option;
 
 namespace shardctl {
 
-// `run` has those of its ranks as well.
+// The exit codes of shardctl. `run` also returns those of its ranks.
 enum ExitCode : int {
   kFine = 0,
-  kDifferent = 1,  // What was looked for is wrong, or different.
+  kDifferent = 1,  // A check failed, or two things differ.
   kUsage = 2,
   kFailed = 3,
 };
 
-// An option or a positional argument of a command. A handle: copies are the
-// same option, which the CommandLine owns. Each function returns the option.
+// An option or a positional argument of a command. An Option is a handle:
+// copies refer to the same option, which the CommandLine owns. Each function
+// returns the option.
 class Option {
  public:
-  // The command does not run without the option.
+  // Makes the option required: the command does not run without it.
   Option Required();
-  // Help texts show the value that the variable has now.
+  // Shows in help texts the value that the variable has now.
   Option ShowDefault();
 
-  // Checks of each value. A value that fails one is a wrong use.
+  // Check each value. A value that fails a check is a wrong use.
   Option OneOf(const std::vector<std::string>& values);
   Option Between(int32_t least, int32_t most);
-  // A number above 0, or one of 0 or more, that is neither nan nor inf.
+  // Check for a number above 0, or of at least 0, that is neither nan nor inf.
   Option Positive();
   Option NonNegative();
   Option ExistingPath();
-  // `check` returns what is wrong with a value, or "".
+  // Checks with `check`, which returns the fault of a value, or "".
   Option Check(std::function<std::string(const std::string&)> check);
 
  private:
@@ -73,11 +74,11 @@ class Command {
                    const std::string& description);
   Option AddOption(const std::string& names, double* value,
                    const std::string& description);
-  // Numbers separated by commas.
+  // Adds an option for numbers separated by commas.
   Option AddOption(const std::string& names, std::vector<int32_t>* values,
                    const std::string& description);
-  // One value each time that the option is given. A positional argument takes
-  // all that are left.
+  // Adds an option for one value each time that it is given. A positional
+  // argument takes all that are left.
   Option AddOption(const std::string& names, std::vector<std::string>* values,
                    const std::string& description);
   // Adds an option without a value, which sets *value to true.
@@ -102,8 +103,8 @@ class Command {
 
 class CommandLine {
  public:
-  // `help` is shown below the list of commands, as that of a command is below
-  // its options. --version prints `version`.
+  // `help` is shown below the list of commands, and a command's help below its
+  // options. --version prints `version`.
   CommandLine(const std::string& name, const std::string& description,
               const std::string& help, const std::string& version);
   ~CommandLine();
@@ -124,7 +125,7 @@ class CommandLine {
   std::function<int()> chosen_;
 };
 
-// Each adds the command that it is named after.
+// Add the commands that they are named after.
 void AddDiff(CommandLine* line);
 void AddDoctor(CommandLine* line);
 void AddImport(CommandLine* line);

@@ -14,18 +14,20 @@
 
 namespace shardctl {
 
-// "bf16"; "dtype 99" for what this program does not know.
+// Returns the name of an element type: "bf16"; "dtype 99" for an unknown one.
 std::string DTypeText(shard_dtype dtype);
 
-// Of the types that a parameter may have; throws Failure with the names.
+// Returns the type of a name that a parameter may have. Throws Failure, with
+// the allowed names, for others.
 shard_dtype ParseParamDType(const std::string& name);
-// The same names, for help texts.
+// The names that ParseParamDType takes, for help texts.
 inline constexpr const char* kParamDTypes = "f32, bf16, f16 or f64";
 
 bool IsFloat(shard_dtype dtype);
 
-// Elements as doubles; those of q8 are their codes, 0 to 255. 64-bit integers
-// beyond 2^53 are rounded. REQUIRES: shard_dtype_size(dtype) > 0.
+// Converts elements to doubles; an element of q8 gives its code, 0 to 255.
+// 64-bit integers beyond 2^53 are rounded. REQUIRES: shard_dtype_size(dtype) >
+// 0.
 void ToDoubles(shard_dtype dtype, const std::byte* from, size_t count,
                double* to);
 

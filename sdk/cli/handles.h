@@ -3,8 +3,9 @@
 // shard.h for the programs in this folder: handles that free themselves, and
 // errors that are thrown.
 //
-// Check turns a shard_error into a Failure, which main() prints; a command says
-// what to do and no more. Thread contract: that of the handles in shard.h.
+// Check throws a shard_error as a Failure, which main() prints, so that
+// commands handle no errors themselves. Thread contract: that of the handles in
+// shard.h.
 
 #ifndef SHARD_SDK_CLI_HANDLES_H_
 #define SHARD_SDK_CLI_HANDLES_H_
@@ -32,8 +33,8 @@ using Plan = std::unique_ptr<shard_plan, Freed<shard_plan_free>>;
 using Checkpoint =
     std::unique_ptr<shard_checkpoint, Freed<shard_checkpoint_free>>;
 
-// What ends a command: the message says what was wrong and what to do. `detail`
-// is shard_error_detail, or empty.
+// The exception that ends a command. The message says what was wrong and what
+// to do. `detail` is shard_error_detail, or empty.
 class Failure : public std::runtime_error {
  public:
   explicit Failure(const std::string& message) : Failure(3, message, "") {}
@@ -49,7 +50,7 @@ class Failure : public std::runtime_error {
   std::string detail_;
 };
 
-// Takes `error`.
+// Throws the error as a Failure, or does nothing for NULL. Frees `error`.
 inline void Check(shard_error* error) {
   if (error == nullptr) return;
   const Error owned(error);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Models that are described, for planning: as JSON, or by the keys of a
-// checkpoint or of safetensors.
+// Models for planning, described by JSON, or by the keys of a checkpoint or of
+// safetensors.
 //
-// The JSON is a module, and what only the root has:
+// The JSON is a module; only the root has `ties` and `groups`:
 //
 //   {
 //     "class": "GPT",                        may be left out, as all but names
@@ -15,13 +15,13 @@
 //     "groups": [{"optimizer": "?weight_decay=0", "match": ["*.bias"]}]
 //   }
 //
-// `dtype` is f32 unless it says otherwise. A module with a `count` stands for a
+// The default of `dtype` is f32. A module with a `count` stands for a
 // ModuleList of its name with that many children, 0 to count - 1. `match` has
 // globs, as Matches; a parameter is in the first group that matches. Keys that
-// are not listed here are errors: they would be typing errors.
+// are not listed here are errors, for they are most likely misspelled.
 //
-// Of keys, a module has its own name as class, or that of its parent where it
-// is a number: h.0 is an "h".
+// A model made from keys has module names as classes: a module's class is its
+// own name, or its parent's name where its own is a number: h.0 is an "h".
 
 #ifndef SHARD_SDK_CLI_MODEL_DESCRIPTION_H_
 #define SHARD_SDK_CLI_MODEL_DESCRIPTION_H_
@@ -47,31 +47,33 @@ struct ModelDescription {
   int64_t left_out = 0;  // Tensors that are no parameters.
 };
 
-// Throws Failure naming the place in the JSON, or the key, that is wrong.
+// Make a model of JSON, or of a checkpoint's keys. Throw Failure naming the
+// place in the JSON, or the key, that is wrong.
 ModelDescription ReadModelDescription(const std::string& json);
 ModelDescription ModelOfKeys(const shard_checkpoint* checkpoint);
 
-// Of the file at `path`, whichever it is: a file that ends in .json is a
-// description, unless it ends in .safetensors.index.json.
+// Makes a model of the file at `path`. A file whose name ends in .json is a
+// description, unless it ends in .safetensors.index.json; others are
+// checkpoints or safetensors.
 ModelDescription OpenModelDescription(const std::string& path);
 
 // Adds modules and parameters to a model, by name or by path. Keeps each name
-// once, without the path that it has in front: memory is linear in what was
-// given, however deep that is.
+// once, without the path in front of it, so that memory is linear in the input,
+// however deeply modules are nested.
 class ModelBuilder {
  public:
-  // Of a path, dots included. A plan has the path of every unit.
+  // The longest path, dots included. A plan has the path of every unit.
   static constexpr size_t kMaxPathBytes = 4096;
 
   explicit ModelBuilder(const std::string& class_name);
 
-  // `class_name` empty: none. Throws Failure with the path.
+  // Adds a module; an empty `class_name` is none. Throws Failure with the path.
   int32_t AddModule(int32_t parent, const std::string& name,
                     const std::string& class_name);
   void AddParam(int32_t module, const std::string& name, int32_t dtype,
                 const std::vector<int64_t>& shape, bool frozen);
-  // Of this path, adding the modules that are missing: with classes as for
-  // keys.
+  // Adds the parameter of a path, and the modules of it that are missing, with
+  // classes as for keys.
   void AddParam(const std::string& fqn, int32_t dtype,
                 const std::vector<int64_t>& shape, bool frozen);
   void Tie(const std::string& name, const std::string& param);
@@ -85,19 +87,19 @@ class ModelBuilder {
   using Place = std::pair<int32_t, std::string>;
   using Places = std::map<Place, int32_t>;
 
-  // Of this path; adds the modules that are missing.
+  // Returns the place of a path; adds the modules that are missing.
   Place PlaceOf(const std::string& fqn);
   std::string PathOf(const Place& place) const;
-  // Calls the library for what is at `place`, whose path the error names.
+  // Makes a call of the library about `place`, whose path an error then names.
   template <typename Call>
   void Do(const Place& place, const Call& call) const;
-  // The place of a new name, whose path is not too long.
+  // Returns the place of a new name. Throws Failure when its path is too long.
   Place NewPlace(int32_t module, const std::string& name) const;
 
   ModelDescription result_;
   Places modules_;
   Places params_;
-  // By id, of each module but the root: its entry of modules_, and the length
+  // For each module but the root, by id: its entry of modules_, and the length
   // of its path.
   std::vector<const Places::value_type*> module_places_{nullptr};
   std::vector<size_t> path_bytes_{0};

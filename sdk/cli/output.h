@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the ranks print, line by line onto shardctl's own streams.
+// Writes the ranks' output, line by line, to shardctl's own streams.
 //
 // A LineSplitter makes whole lines of one rank's stream; a Screen writes the
 // lines of all of them, each in one piece, with "[rank] " in front. On a
-// terminal, what rank 0 redraws with '\r' (a progress bar) stays the last line
-// on the screen, below what the others print.
+// terminal, a line that rank 0 redraws with '\r' (a progress bar) stays the
+// last one on the screen, below the output of the others.
 
 #ifndef SHARD_SDK_CLI_OUTPUT_H_
 #define SHARD_SDK_CLI_OUTPUT_H_
@@ -20,17 +20,17 @@ class LineSplitter {
  public:
   using LineSink = std::function<void(std::string_view line)>;
 
-  // `redraws`: '\r' begins the line anew; else it is a byte like others.
+  // With `redraws`, '\r' begins the line anew; else it is a byte like others.
   explicit LineSplitter(bool redraws) : redraws_(redraws) {}
 
   // Calls `sink` with each line that is complete, without its '\n'.
   void Feed(std::string_view bytes, const LineSink& sink);
 
-  // Hands out an incomplete last line.
+  // Calls `sink` with an incomplete last line, if there is one.
   void Finish(const LineSink& sink);
 
-  // What a terminal would show of the incomplete line, if it was redrawn with
-  // '\r'; else empty.
+  // Returns the part of the incomplete line that a terminal would show, if it
+  // was redrawn with '\r'; else "".
   std::string_view bar() const;
 
  private:
@@ -50,7 +50,7 @@ class Screen {
   // Writes text to stdout, or to stderr.
   using Sink = std::function<void(bool error, std::string_view text)>;
 
-  // For descriptor `out` (stdout) and `error` (stderr), through `sink`: by
+  // Writes to descriptor `out` (stdout) and `error` (stderr) through `sink`, by
   // default WriteAll. REQUIRES: SIGPIPE is ignored.
   Screen(int out, int error, Sink sink = nullptr);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How commands write to a PATH that a person gives. It may be anything: a new
-// file, one that is there, a link, a FIFO, a device, /dev/stdout.
+// Writes to a PATH that a person gives. The path may be anything: a new file,
+// an existing one, a link, a FIFO, a device, /dev/stdout.
 
 #ifndef SHARD_SDK_CLI_OUTPUT_FILE_H_
 #define SHARD_SDK_CLI_OUTPUT_FILE_H_
@@ -12,24 +12,26 @@
 namespace shardctl {
 
 // Throws Failure unless the folder of `path` exists and a file can be made in
-// it: for what is written beside `path` and then gets its name. So a conversion
-// fails before it works, and every command in the same words.
+// it, for output that is written beside `path` and then gets its name. Checked
+// first, a conversion fails before its work, and every command in the same
+// words.
 void CheckFolderOf(const std::string& path);
-// The same of a folder that is `path`, or is to be made there.
+// Throws Failure unless `path` is a folder in which a file can be made, or a
+// folder that can be made.
 void CheckFolderAt(const std::string& path);
 
-// Writes `text` to `path`. A file appears whole or not at all, under its name:
-// who looks at an old one meanwhile sees the old one. A link to a file stays a
-// link. What is there and is no file is opened and written, and stays what it
-// is; of /dev/stdout, /dev/stderr and /dev/fd/N the descriptor is written that
-// shardctl was started with. Throws Failure with the reason.
+// Writes `text` to `path`. A file appears whole or not at all under its name:
+// until then readers see the old one. A link to a file stays a link. Anything
+// else that exists, such as a FIFO, is opened and written, and stays. For
+// /dev/stdout, /dev/stderr and /dev/fd/N the descriptor that shardctl was
+// started with is written. Throws Failure with the reason.
 void WriteOutput(const std::string& path, std::string_view text);
 
-// Whether WriteOutput(path) writes where PrintText does.
+// Returns whether WriteOutput(path) writes where PrintText does.
 bool IsStdout(const std::string& path);
 
-// The file that `path` stands for, if that is a link to one, and else `path`:
-// for what is written under another name and then renamed.
+// Returns the file that the link `path` leads to, or `path` when it is none,
+// for output that is written under another name and then renamed.
 std::string FileOf(const std::string& path);
 
 }  // namespace shardctl

@@ -4,13 +4,13 @@
 // reader that stalls does not stall the caller.
 //
 // The descriptor may be a terminal or a pipe that other processes share, and
-// O_NONBLOCK belongs to all of them: it stays as it is, and the writes block.
-// Nor is it enough to poll before each write, because another writer may take
-// the room in between.
+// O_NONBLOCK is shared by all of them: the flag stays as it is, and the writes
+// block. To poll before each write is not enough, because another writer may
+// take the room in between.
 //
-// Nothing is dropped while the queue exists. The caller looks at full() and
-// takes no more from where the text comes from: those writers then wait as they
-// would without the queue. The destructor drops what nobody has taken.
+// Nothing is dropped while the queue exists. When full(), the caller reads no
+// more from the writers of the text, who then wait as they would without the
+// queue. The destructor drops text that nobody has read.
 //
 // Threads: one caller. The queue's thread starts with the first Append, with
 // the signal mask of the caller. REQUIRES: SIGPIPE is ignored.
@@ -27,8 +27,8 @@ namespace shardctl {
 
 class OutputQueue {
  public:
-  // From so many bytes on the queue is full. Append takes more all the same:
-  // the caller has read it already.
+  // The queue is full from this many bytes on. Append still takes more, which
+  // the caller has read already.
   static constexpr size_t kFullBytes = size_t{1} << 20;
 
   // Does not own `fd`. Without descriptors or threads Append writes itself, and
@@ -50,10 +50,10 @@ class OutputQueue {
   // a full disk; 0 when none did. Its text was dropped.
   int error() const;
 
-  // Readable once something has been written since the last TakeProgress; -1
-  // when Append writes itself.
+  // Returns a descriptor that is readable once something has been written since
+  // the last TakeProgress; -1 when Append writes itself.
   int progress_fd() const;
-  // Whether anything was.
+  // Returns whether anything was written since the last TakeProgress.
   bool TakeProgress();
 
  private:

@@ -6,8 +6,8 @@
 //   Progress progress("verifying");
 //   shard_checkpoint_verify(..., Progress::Hear, &progress)
 //
-// It begins to show after a fifth of a second, and is drawn ten times a second
-// at most. Threads: those of shard_progress_fn, one call at a time.
+// The bar begins to show after a fifth of a second, and is drawn ten times a
+// second at most. Threads: those of shard_progress_fn, one call at a time.
 
 #ifndef SHARD_SDK_CLI_PROGRESS_H_
 #define SHARD_SDK_CLI_PROGRESS_H_
@@ -21,8 +21,8 @@
 namespace shardctl {
 
 // "verifying  42% [########            ]  1.20 GiB of 2.86 GiB, 1.10 GiB/s,
-// 1.5 s left" in at most `columns` columns: first the bar goes, then the rest
-// from the end.
+// 1.5 s left" in at most `columns` columns. Where there are too few, the bar is
+// left out first, then the rest from the end.
 std::string BarText(const std::string& what, uint64_t done, uint64_t total,
                     double seconds, int columns);
 

@@ -16,12 +16,13 @@ class Table {
   // A column of numbers has a name that begins with '>', which is not shown.
   explicit Table(std::vector<std::string> head);
 
-  // REQUIRES: as many cells as columns. What was read from a file is Shown.
+  // Adds a row. REQUIRES: as many cells as columns; texts that were read from a
+  // file are Shown.
   void Add(std::vector<std::string> cells);
 
   bool empty() const { return rows_.size() == 1; }
 
-  // Each line begins with `indent`; none ends with spaces.
+  // Returns the lines. Each begins with `indent`; none ends with spaces.
   std::string Text(const std::string& indent = "") const;
 
  private:
@@ -29,8 +30,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// What says how text looks, or "" where stdout is no terminal or NO_COLOR is
-// set: see https://no-color.org.
+// The terminal's control sequences for the look of text, each "" where stdout
+// is no terminal or NO_COLOR is set: see https://no-color.org.
 struct Style {
   const char* bold = "";
   const char* dim = "";

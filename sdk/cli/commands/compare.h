@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which tensors of two checkpoints are the same one, and how their values
-// differ.
+// Pairs the tensors of two checkpoints, and compares their values.
 //
-// Tensors are paired by any of their names: where one side knows a tied weight
-// under two names and the other under one of them, that one pairs them. Values
-// are compared as numbers: -0 is 0, NaN is NaN whatever its bits, and a number
-// is never NaN. Memory is bounded by two pieces (sdk/cli/checkpoint.h) and
-// their values as doubles.
+// Tensors are paired by any of their names: where one side has a tied weight
+// under two names and the other under one of these, the common name pairs them.
+// Values are compared as numbers: -0 is 0, NaN is NaN whatever its bits, and a
+// number is never NaN. Memory is bounded by two pieces (sdk/cli/checkpoint.h)
+// and their values as doubles.
 
 #ifndef SHARD_SDK_CLI_COMMANDS_COMPARE_H_
 #define SHARD_SDK_CLI_COMMANDS_COMPARE_H_
@@ -28,12 +27,12 @@ struct Pairing {
   std::vector<std::pair<size_t, size_t>> pairs;
   std::vector<std::string> only_in_a;  // Keys of tensors that the other lacks.
   std::vector<std::string> only_in_b;
-  // Names of tensors that are there on both sides, under other names.
+  // Names that one side lacks, of tensors that both sides have.
   std::vector<std::string> names_only_in_a;
   std::vector<std::string> names_only_in_b;
 };
 
-// Of what `content` (SHARD_CONTENT_*) means.
+// Pairs the tensors that `content` (SHARD_CONTENT_*) selects.
 Pairing PairUp(const CheckpointView& a, const CheckpointView& b,
                int32_t content);
 
@@ -44,9 +43,9 @@ struct Tolerance {
 };
 
 struct Difference {
-  int64_t differing = 0;  // Elements.
+  int64_t differing = 0;  // Elements that differ.
   int64_t nans = 0;       // Of those, NaN on one side.
-  double max_abs = 0;     // Of those that are not.
+  double max_abs = 0;     // Of the others: |a - b|.
   double max_rel = 0;     // |a - b| / max(|a|, |b|).
   int64_t first = -1;     // The first element that differs, and its values.
   double first_a = 0;
@@ -55,12 +54,12 @@ struct Difference {
   void Add(int64_t index, double a, double b, const Tolerance& tolerance);
 };
 
-// Whether their elements can be compared: numbers with numbers, and codes of
-// q8 with such.
+// Returns whether two tensors' elements can be compared: numbers with numbers,
+// and codes of q8 with codes of q8.
 bool AreComparable(const TensorView& a, const TensorView& b);
 
-// REQUIRES: AreComparable, and the same number of elements. `progress` hears of
-// `done` and more bytes of `total`.
+// Compares the elements of two tensors. `progress` is set to `done` bytes of
+// `total` and more. REQUIRES: AreComparable, and the same number of elements.
 Difference CompareValues(const CheckpointView& a, const TensorView& in_a,
                          const CheckpointView& b, const TensorView& in_b,
                          const Tolerance& tolerance, uint64_t done,

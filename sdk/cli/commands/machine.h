@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `doctor` finds on this machine: a list of checks, each with what it
-// found, and for one that is not as it should be, what to do.
+// The checks of this machine that `doctor` makes. Each gives a finding and,
+// where something is not as it should be, a remedy.
 //
 // Nothing is changed, but for a file of a few MiB that is made in the folder
-// that is looked at, and unlinked before anything is written to it.
+// under test, and unlinked before anything is written to it.
 
 #ifndef SHARD_SDK_CLI_COMMANDS_MACHINE_H_
 #define SHARD_SDK_CLI_COMMANDS_MACHINE_H_
@@ -24,13 +24,12 @@ struct Finding {
   std::string remedy;  // Of kWarn.
 };
 
-// The library that is loaded, and whether it is the one of the header.
+// Checks which library is loaded, and whether it is the one of the header.
 void LookAtLibrary(std::vector<Finding>* findings);
 void LookAtCpu(std::vector<Finding>* findings);
 void LookAtMemory(std::vector<Finding>* findings);
 void LookAtLimits(std::vector<Finding>* findings);
-// Threads, shared memory, and libraries that are loaded when they are asked
-// for.
+// Checks threads, shared memory, and libraries that are loaded at run time.
 void LookAtBackends(std::vector<Finding>* findings);
 void LookAtFolder(const std::string& folder, std::vector<Finding>* findings);
 

@@ -29,8 +29,8 @@ struct Process {
   int spawn_errno = 0;  // Not 0: it could not be started.
 };
 
-// The process is killed when this one ends, whatever the reason.
-// No signal is blocked in it, and SIGPIPE is not ignored. REQUIRES: this
+// Starts a process, which is killed when this one ends, for whatever reason. No
+// signal is blocked in the process, and SIGPIPE is not ignored. REQUIRES: this
 // process has one thread.
 Process Spawn(const SpawnOptions& options);
 

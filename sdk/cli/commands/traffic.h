@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks that share no memory send each other for one step, and how long
-// that and the computation take at least. Pure functions of a plan.
+// Predicts the bytes that ranks which share no memory send each other for one
+// step, and the operations of its computation. Pure functions of a plan.
 //
 // A rank of W sends, with G bytes of gradients and P of trainable parameters in
 // padded buffers, F of frozen ones, m micro-batches and S = shard_group_size:
@@ -13,14 +13,14 @@
 //                                    the backward pass, and P (1/S - 1/W) to
 //                                    the other shard groups
 //
-// It receives as much. An all-reduce is a reduce-scatter and an all-gather, so
-// that stages 0 to 2 cost what plain data parallelism does, 2 P (W-1)/W, and
+// A rank receives as much. An all-reduce is a reduce-scatter and an all-gather,
+// so that stages 0 to 2 cost what plain data parallelism does, 2 P (W-1)/W, and
 // stage 3 half as much again: Rajbhandari et al., ZeRO (arXiv:1910.02054),
 // section 7; Thakur et al., Optimization of Collective Communication Operations
 // in MPICH, section 4. With keep_after_forward stage 3 gathers once per step;
 // with whole_grads, and where a plan shards no gradients though its stage
-// would, they are reduced once. What is not gathered again because its slot was
-// not needed is counted all the same.
+// would, gradients are reduced once. A unit that is not gathered again, because
+// its slot was not needed, is counted all the same.
 
 #ifndef SHARD_SDK_CLI_COMMANDS_TRAFFIC_H_
 #define SHARD_SDK_CLI_COMMANDS_TRAFFIC_H_
@@ -40,14 +40,14 @@ struct Traffic {
   double total() const { return reduce_bytes + gather_bytes; }
 };
 
-// Per rank and step. REQUIRES: `plan` was made with `options`; micro_batches
-// is at least 1. Throws Failure.
+// Returns the traffic of a rank in a step. REQUIRES: `plan` was made with
+// `options`; micro_batches is at least 1. Throws Failure.
 Traffic TrafficOf(const shard_plan* plan, const shard_plan_options& options,
                   int micro_batches);
 
-// Floating-point operations of a rank's step: 6 per parameter and token, 2 of
-// them in the forward pass, without attention's products of activations:
-// Kaplan et al., Scaling Laws (arXiv:2001.08361), section 2.1.
+// Returns the floating-point operations of a rank's step: 6 per parameter and
+// token, 2 of them in the forward pass, without attention's products of
+// activations: Kaplan et al., Scaling Laws (arXiv:2001.08361), section 2.1.
 inline double StepFlops(int64_t elements, double tokens) {
   return 6 * static_cast<double>(elements) * tokens;
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `shardctl report` draws, counted: which file holds how many bytes of
-// which kind of tensor, and where the largest tensors lie. A file of a
-// checkpoint is what one rank wrote.
+// Counts the bytes that `shardctl report` draws: those of each kind of tensor
+// in each file, and the places of the largest tensors. A file of a checkpoint
+// is what one rank wrote.
 //
 // However large a checkpoint is, there are at most kMostRows rows, kMostTensors
-// tensors and kMostStripes stripes of each: files are then put together, and
-// so are neighbouring slices. Pure functions of a CheckpointView, but for
-// reading the places of slices.
+// tensors and kMostStripes stripes of each: files and neighbouring slices are
+// put together where there would be more. Pure functions of a CheckpointView,
+// but for reading the places of slices.
 
 #ifndef SHARD_SDK_CLI_REPORT_HOLDINGS_H_
 #define SHARD_SDK_CLI_REPORT_HOLDINGS_H_
@@ -33,7 +33,7 @@ struct Kind {
   uint64_t bytes = 0;
 };
 
-// Files first to last, which are one unless there are more than kMostRows.
+// Files first to last; one file unless there are more than kMostRows.
 struct FileRow {
   size_t first = 0;
   size_t last = 0;
@@ -62,7 +62,8 @@ struct Holdings {
   uint64_t max_bytes = 0;        // Of tensors in one file.
   double mean_bytes = 0;
 
-  // 1: every file holds as much; 0: there is nothing.
+  // Returns the largest file over the mean: 1 when all files hold as much, 0
+  // when there is nothing.
   double imbalance() const {
     return mean_bytes > 0 ? static_cast<double>(max_bytes) / mean_bytes : 0;
   }
@@ -70,7 +71,7 @@ struct Holdings {
 
 Holdings CountHoldings(const CheckpointView& view);
 
-// Neighbours put together until there are at most kMostStripes.
+// Puts neighbours together until there are at most kMostStripes.
 std::vector<Stripe> Summarized(const std::vector<Stripe>& stripes);
 
 }  // namespace shardctl

@@ -6,7 +6,7 @@
 // only.
 //
 // Every bar carries its numbers: data-bytes or data-numel on its parts, and all
-// of it as text for those who do not see it. A pure function.
+// of them as text for readers who do not see the bar. A pure function.
 
 #ifndef SHARD_SDK_CLI_REPORT_PAGE_H_
 #define SHARD_SDK_CLI_REPORT_PAGE_H_
