@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of the C API share: errors as values, handles that free
-// themselves, a small model, and groups of threads as ranks. They see the
-// public header and libshard.so.0 only.
+// Helpers that the tests of the C API share: errors as values, handles that
+// free themselves, a small model, and groups of threads as ranks. They include
+// only the public header and link only libshard.so.0.
 
 #ifndef SHARD_TESTS_API_API_TESTING_H_
 #define SHARD_TESTS_API_API_TESTING_H_
@@ -23,7 +23,7 @@
 
 namespace shard_api_testing {
 
-// A shard_error, read and freed.
+// The contents of a shard_error, which has been freed.
 struct Outcome {
   shard_code code = SHARD_OK;
   std::string message;
@@ -34,7 +34,8 @@ inline std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
   return out << shard_code_name(outcome.code) << " '" << outcome.message << "'";
 }
 
-// Takes `error` over. Every message is one line that says something.
+// Reads and frees `error`. Expects its message to be one line that is not
+// empty.
 inline Outcome Take(shard_error* error) {
   if (error == nullptr) return {};
   Outcome outcome{shard_error_code(error), shard_error_message(error),
@@ -47,7 +48,7 @@ inline Outcome Take(shard_error* error) {
   return outcome;
 }
 
-// Has this code, and every one of these texts in its message.
+// Expects this code, and every one of these texts in the message.
 inline void ExpectError(const Outcome& outcome, shard_code code,
                         const std::vector<std::string>& texts) {
   EXPECT_EQ(outcome.code, code) << outcome;
@@ -66,7 +67,7 @@ inline void ExpectError(const Outcome& outcome, shard_code code,
                                      {__VA_ARGS__});                        \
   } while (false)
 
-// A pointer that a failed call must have overwritten.
+// Returns a pointer that a failed call must overwrite.
 template <typename T>
 T* Garbage() {
   return reinterpret_cast<T*>(uintptr_t{0x5a5a5a5a});
@@ -88,7 +89,7 @@ using State = std::unique_ptr<shard_state_dict,
                               Free<shard_state_dict, shard_state_dict_free>>;
 using Save = std::unique_ptr<shard_save, Free<shard_save, shard_save_free>>;
 
-// The text that `get` writes as its last argument; "" on errors.
+// Returns the text that `get` writes as its last argument; "" on errors.
 template <typename Get, typename... Arguments>
 std::string TextOf(const Get& get, Arguments... arguments) {
   const char* text = nullptr;
@@ -160,7 +161,8 @@ inline Comm OpenLocal() {
   return Comm(comm);
 }
 
-// "threads:N?name=..." that no other group of this process has.
+// Returns "threads:N?name=..." with a name that no other group of this process
+// has.
 inline std::string UniqueUrl(int world_size) {
   static std::atomic<int> count{0};
   return "threads:" + std::to_string(world_size) + "?name=api-" +
@@ -193,7 +195,7 @@ inline Engine MakeEngine(const shard_plan* plan, shard_comm* comm) {
   return Engine(engine);
 }
 
-// An engine of the small model whose weights are 1, ready to step.
+// Returns an engine of the small model whose weights are 1, ready to step.
 inline Engine TrainingEngine(shard_comm* comm) {
   Engine engine =
       MakeEngine(SmallPlan(shard_comm_world_size(comm)).get(), comm);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plans that do shard in stages 2 and 3. What would take no less memory sharded
-// is kept whole, so a test with a small model may be one of stage 1.
+// Plans that really shard in stages 2 and 3. Tensors that would take no less
+// memory when sharded are kept whole, so a test with a small model may in fact
+// run stage 1.
 
 #ifndef SHARD_TESTS_API_SHARDED_PLANS_H_
 #define SHARD_TESTS_API_SHARDED_PLANS_H_
@@ -27,8 +28,8 @@ inline void AddBlocks(shard_model* model) {
   }
 }
 
-// A plan of several ranks shards gradients from stage 2 on, and parameters in
-// stage 3.
+// Expects a plan of several ranks to shard gradients from stage 2 on, and
+// parameters in stage 3.
 inline void ExpectShardsAsItsStage(const Plan& plan) {
   const shard_plan_info info = InfoOf(plan);
   EXPECT_EQ(info.shards_grads, info.stage >= 2 ? 1 : 0);

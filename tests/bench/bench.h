@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every benchmark prints, so that one script can read them all:
+// The output of every benchmark, so that one script can read them all:
 //
 //   BENCH <name> <metric> <value> <unit>
 
@@ -20,7 +20,8 @@ inline void Bench(const char* name, const char* metric, double value,
   std::fflush(stdout);
 }
 
-// The middle value, or the mean of the middle two. REQUIRES: !values.empty().
+// Returns the median: the middle value, or the mean of the middle two.
+// REQUIRES: !values.empty().
 inline double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t middle = values.size() / 2;
@@ -28,7 +29,7 @@ inline double Median(std::vector<double> values) {
   return (values[middle - 1] + values[middle]) / 2;
 }
 
-// On the monotonic clock.
+// Returns the time on the monotonic clock, in seconds.
 inline double Seconds() {
   return std::chrono::duration<double>(
              std::chrono::steady_clock::now().time_since_epoch())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GPT-2's parameters as a model whose blocks are units, and the way a host goes
-// through units.
+// GPT-2's parameters as a model whose blocks are units, and the order in which
+// a host visits units.
 
 #ifndef SHARD_TESTS_BENCH_BLOCKS_H_
 #define SHARD_TESTS_BENCH_BLOCKS_H_
@@ -37,8 +37,9 @@ T Require(StatusOr<T> value) {
   return *std::move(value);
 }
 
-// fp32, AdamW. Units: the root, which holds the embeddings and the last norm,
-// and every block. Of `options`, groups and wrap are set here.
+// Returns a plan for fp32 and AdamW. Its units are the root, which holds the
+// embeddings and the last norm, and every block. Overwrites groups and wrap of
+// `options`.
 inline std::shared_ptr<const Plan> BlockPlan(const Gpt2Size& size,
                                              PlanOptions options) {
   auto model = std::make_shared<Model>("GPT2");
@@ -65,7 +66,7 @@ inline std::shared_ptr<const Plan> BlockPlan(const Gpt2Size& size,
 }
 
 // Acquires a unit, visits those nested in it (backward: from the last), calls
-// `act(unit)` and releases it: a unit is in use while those within are.
+// `act(unit)` and releases it: a unit is in use while the units in it are.
 template <typename Act>
 void VisitUnits(Engine* engine, Pass pass, Act act, int32_t unit = 0) {
   Require(engine->UnitAcquire(unit, pass, 0));
@@ -80,7 +81,7 @@ void VisitUnits(Engine* engine, Pass pass, Act act, int32_t unit = 0) {
   Require(engine->UnitRelease(unit));
 }
 
-// Calls `act(ParamId)` for the parameters of a unit, as they lie in memory.
+// Calls `act(ParamId)` for the parameters of a unit, in the order of memory.
 template <typename Act>
 void ForEachParam(const Plan& plan, int32_t unit, Act act) {
   for (const int32_t b : plan.units()[static_cast<size_t>(unit)].buffers) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parameters of GPT-2 (Radford et al., 2019), the head tied to wte; by
-// default those of the smallest published model, 124M: 148 tensors, 124,439,808
+// The parameters of GPT-2 (Radford et al., 2019), with the head tied to wte.
+// The default is the smallest published model, 124M: 148 tensors, 124,439,808
 // elements.
 
 #ifndef SHARD_TESTS_BENCH_GPT2_SHAPES_H_

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Peer: another system's ranks, each a process of its own, that do one
-// measured operation whenever they are told to, so that it can be interleaved
-// with ours. A rank's program is called as `argv... RANK WORLD_SIZE FOLDER`
-// (FOLDER: empty, shared, for meeting); it prints "peer: ready", then for every
-// line on its stdin, the name of a variant, does that and prints one line
-// "peer: " with the milliseconds it took, or "peer: unavailable". Whatever else
-// it prints is passed over: the systems have their own to say on stdout. It
-// exits 77, with a reason on stderr, when the system is not installed.
+// Peer: the ranks of another system, each in a process of its own. They make
+// one measured operation per command, so that their operations can be
+// interleaved with libshard's. A rank's program is called as `argv... RANK
+// WORLD_SIZE FOLDER` (FOLDER: empty, shared, for meeting). It prints "peer:
+// ready"; then, for every line on its stdin, the name of a variant, it runs
+// that variant and prints one line "peer: " with the milliseconds it took, or
+// "peer: unavailable". All its other output is ignored, because the systems
+// print messages of their own. It exits 77, with a reason on stderr, when the
+// system is not installed.
 
 #ifndef SHARD_TESTS_BENCH_PEER_H_
 #define SHARD_TESTS_BENCH_PEER_H_
@@ -20,8 +21,8 @@ namespace shard::bench {
 
 class Peer {
  public:
-  // Starts the ranks and waits until all are ready. nullopt when one has ended
-  // before, or is not after ten minutes: some compile first.
+  // Starts the ranks and waits until all are ready. nullopt when one ends
+  // before it is ready, or is not ready after ten minutes: some compile first.
   static std::optional<Peer> Start(const std::vector<std::string>& argv,
                                    int world_size);
 
@@ -30,8 +31,9 @@ class Peer {
   // Ends the processes and removes their folder.
   ~Peer();
 
-  // Does `variant` once on all ranks; the slowest rank's milliseconds. nullopt
-  // when a rank has ended, has it not, or takes ten minutes.
+  // Runs `variant` once on all ranks and returns the slowest rank's
+  // milliseconds. nullopt when a rank has ended, does not have the variant, or
+  // takes ten minutes.
   std::optional<double> Go(const std::string& variant);
 
  private:
@@ -42,7 +44,7 @@ class Peer {
   };
 
   Peer() = default;
-  // The next line of the protocol, without "peer: ".
+  // Returns the next line of the protocol, without "peer: ".
   static std::optional<std::string> ReadAnswer(int fd);
 
   std::vector<Process> processes_;

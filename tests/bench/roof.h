@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Roofs: the simplest loops that move the bytes of what they stand beside. They
-// are compiled with -O3 for AVX-512 and AVX2 as well, so that the compiler
-// vectorizes them (it prints so with -fopt-info-vec).
+// Roofs: the simplest loops that move the same bytes as the kernel they are
+// compared with. They are compiled with -O3 for AVX-512 and AVX2 as well, so
+// that the compiler vectorizes them (-fopt-info-vec reports it).
 
 #ifndef SHARD_TESTS_BENCH_ROOF_H_
 #define SHARD_TESTS_BENCH_ROOF_H_
@@ -12,8 +12,8 @@
 
 namespace shard::bench {
 
-// 32 bytes per element: reads g0, g1, p, m, v; writes p, m, v. With `zero` = 0,
-// which the compiler does not know, the values stay what they are.
+// 32 bytes per element: reads g0, g1, p, m, v; writes p, m, v. `zero` is 0,
+// which the compiler does not know, so the values do not change.
 void AdamRoof(const float* g0, const float* g1, float* p, float* m, float* v,
               size_t count, float zero);
 
@@ -35,11 +35,11 @@ void Bf16Roof(const uint16_t* g, uint16_t* p, float* m, float* v, size_t count,
 void Q8Roof(const float* g, float* p, uint8_t* m, uint8_t* v, size_t count,
             float zero);
 
-// 4 bytes per element: what a backward pass ends with, stores of what was just
-// computed. REQUIRES: count < 2^31.
+// 4 bytes per element: the stores of just computed values with which a backward
+// pass ends. REQUIRES: count < 2^31.
 void StoreRoof(float* out, size_t count, float scale);
 
-// 8 bytes per element: the same, added to what is there.
+// 8 bytes per element: as StoreRoof, but adds to the old values.
 void AddRoof(float* out, size_t count, float scale);
 
 // 12 bytes per element: reads g0, g1; writes sum.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Roofs of kernels/cpu/tensor_step.h: the simplest loops that make the same
-// passes over one parameter, compiled as those of roof.h. Each pass runs first
-// to last. With `zero` = 0, which the compiler does not know, the values stay
-// what they are.
+// passes over one parameter, compiled as those of roof.h. Each pass runs from
+// the first element to the last. `zero` is 0, which the compiler does not know,
+// so the values do not change.
 
 #ifndef SHARD_TESTS_BENCH_TENSOR_ROOF_H_
 #define SHARD_TESTS_BENCH_TENSOR_ROOF_H_

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Golden vectors: what the reference systems themselves computed. They stand in
-// tests/conformance/golden, or in $SHARD_GOLDEN_DIR.
+// Golden vectors: results that the reference systems themselves computed. They
+// are in tests/conformance/golden, or in $SHARD_GOLDEN_DIR.
 
 #ifndef SHARD_TESTS_CONFORMANCE_GOLDEN_H_
 #define SHARD_TESTS_CONFORMANCE_GOLDEN_H_
@@ -15,7 +15,8 @@
 
 namespace shard {
 
-// The file's contents; a failure and an empty document when there is none.
+// Returns the file's contents; fails the test and returns an empty document
+// when there is no such file.
 inline nlohmann::json LoadGolden(const std::string& file) {
   const char* dir = std::getenv("SHARD_GOLDEN_DIR");
   const std::string path =

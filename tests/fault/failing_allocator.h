@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The allocator of a test program, which can be told to fail: malloc and its
-// family, operator new, mmap, and the start of a thread. Linked into a program
-// it stands before those of libc and libstdc++ for libshard.so too.
+// family, operator new, mmap, and the start of a thread. In a program that
+// links it, it replaces those of libc and libstdc++, for libshard.so too.
 //
-// Under the address sanitizer, whose own malloc, mmap and pthread_create have
-// to stay, only operator new is replaced.
+// Under the address sanitizer, whose own malloc, mmap and pthread_create must
+// stay, only operator new is replaced.
 //
-// Allocations of all threads count: the program itself allocates nothing while
+// Allocations of all threads count. The program itself allocates nothing while
 // the allocator is armed.
 
 #ifndef SHARD_TESTS_FAULT_FAILING_ALLOCATOR_H_
@@ -18,19 +18,20 @@
 namespace shard {
 
 enum class Outage : int32_t {
-  kNone,     // Only counts.
+  kNone,     // Only counts allocations.
   kOnce,     // One allocation fails.
-  kForGood,  // It and all that follow.
+  kForGood,  // One allocation and all later ones fail.
 };
 
-// Numbers allocations from 1 on, and lets number `at` fail.
+// Numbers allocations from 1 on, and makes number `at` fail.
 void ArmAllocator(Outage outage, int64_t at);
-// Returns how many allocations there were. All succeed from here on.
+// Disarms the allocator and returns how many allocations there were. All later
+// ones succeed.
 int64_t DisarmAllocator();
-// Whether one failed since the allocator was armed.
+// Returns true when an allocation has failed since the allocator was armed.
 bool AllocationFailed();
 
-// What is allocated now: pieces of memory, and pages in bytes.
+// The memory allocated now: the number of pieces, and pages in bytes.
 struct Allocated {
   int64_t pieces = 0;
   int64_t mapped_bytes = 0;
@@ -39,10 +40,11 @@ struct Allocated {
 };
 Allocated AllocatedNow();
 
-// Prints the stack of allocation `number` of those after Arm to stderr; 0: of
-// none. To find what leaks, or where something ended the process.
+// Prints the stack of allocation `number` after arming to stderr; 0 prints
+// none. For finding a leak, or the allocation at which the process ended.
 void TraceAllocation(int64_t number);
-// Prints the numbers of the pieces allocated since Arm that are there still.
+// Prints the numbers of the pieces that were allocated since arming and not
+// freed.
 void PrintLiveAllocations();
 
 }  // namespace shard

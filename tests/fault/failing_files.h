@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The file system of a test program, which can be told to fail: the calls that
-// take space or change a folder (create, write, sync, resize, rename). Linked
-// into a program it stands before that of libc for libshard.so too. It fails
-// beside the allocator of failing_allocator.h, before or after it.
+// take space or change a folder (create, write, sync, resize, rename). In a
+// program that links it, it replaces that of libc, for libshard.so too. It can
+// fail together with the allocator of failing_allocator.h, before or after it.
 //
 // Calls of all threads count.
 
@@ -17,20 +17,20 @@
 namespace shard {
 
 struct FileFault {
-  int64_t at = 0;          // The call of this number, from 1; 0: none,
-  bool and_after = false;  // and all after it.
+  int64_t at = 0;  // The number of the call that fails, from 1; 0 for none;
+  bool and_after = false;  // and all calls after it.
   int error = 0;
-  // Counts calls only from when an allocation failed.
+  // Counts calls only after an allocation has failed.
   bool after_memory = false;
   // Arms the allocator when the first call fails.
   Outage then_outage = Outage::kNone;
   int64_t then_at = 0;
 };
 
-// REQUIRES: the allocator is armed.
+// Sets the fault and counts calls from 1. REQUIRES: the allocator is armed.
 void ArmFiles(const FileFault& fault);
 void DisarmFiles();
-// Whether one failed since the files were armed.
+// Returns true when a call has failed since the files were armed.
 bool FileFailed();
 
 }  // namespace shard

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs flows of a host while memory or files fail: the ranks, each a thread,
-// and child processes to run them in, so that one that is ended is counted, and
-// the next fault's turn comes.
+// and child processes in which they run. A child that a fault ends is counted,
+// and the next child goes on with the next fault.
 
 #ifndef SHARD_TESTS_FAULT_HOST_H_
 #define SHARD_TESTS_FAULT_HOST_H_
@@ -39,22 +39,22 @@ namespace shard {
 
 inline constexpr int kMaxRanks = 2;
 
-// What fails while a flow runs.
+// The faults of one run of a flow.
 struct Faults {
   Outage outage = Outage::kNone;
   int64_t at = 0;
   FileFault file;
 };
 
-// What a child tells its parent, in memory that both see.
+// The results that a child reports to its parent, in memory that both map.
 struct Tally {
-  std::atomic<int64_t> at{1};      // The fault whose turn it is,
-  std::atomic<int64_t> second{1};  // and the second one beside it.
+  std::atomic<int64_t> at{1};      // The number of the next fault,
+  std::atomic<int64_t> second{1};  // and of the second fault beside it.
   std::atomic<bool> done;
-  int64_t allocations;  // Of the flow when none fails.
+  int64_t allocations;  // Number of allocations of the flow when none fails.
   int64_t stride;
   int64_t runs;
-  int64_t tolerated;  // Runs without an error.
+  int64_t tolerated;  // Number of runs without an error.
   int64_t aborts;
   int64_t hangs;
   int64_t leaks;
@@ -76,7 +76,7 @@ inline const char* NameOf(Outage outage) {
   return outage == Outage::kOnce ? "once" : "for good";
 }
 
-// What is allocated and open now.
+// The resources that are allocated and open now.
 struct Held {
   Allocated allocated;
   int descriptors = 0;
@@ -92,7 +92,7 @@ inline Held HeldNow() {
   return held;
 }
 
-// Counts what a run left behind as a leak.
+// Counts resources that a run did not release as a leak.
 inline void JudgeHeld(const Held& before, Tally* tally) {
   const Held after = HeldNow();
   if (after == before) return;
@@ -108,7 +108,7 @@ inline void JudgeHeld(const Held& before, Tally* tally) {
   PrintLiveAllocations();
 }
 
-// The ranks of a world, each a thread, the first the one that is here. Runs in
+// The ranks of a world, each a thread; the first is the calling thread. Runs in
 // the child.
 class Host {
  public:
@@ -142,7 +142,7 @@ class Host {
   HostRank& rank(int r) { return ranks_[r]; }
   int64_t allocations() const { return allocations_; }
 
-  // Whether all ranks are without an error.
+  // Returns true when no rank has an error.
   bool IsOk() const {
     return std::all_of(ranks_, ranks_ + world_.ranks, [](const HostRank& rank) {
       return rank.code == SHARD_OK;
@@ -176,7 +176,8 @@ class Host {
     mine.world = &world_;
     mine.rank = r;
     mine.folder = folder_.c_str();
-    // A rank that did not come is one that its peers wait for.
+    // The peers of a rank that failed to open the group wait until this
+    // timeout.
     const bool opens = std::string_view(flow_.name) == "open";
     mine.open_timeout = opens && faults_.outage != Outage::kNone ? 0.1 : 30;
     mine.retries = faults_.outage == Outage::kOnce && faults_.file.at == 0;
@@ -210,9 +211,9 @@ class Host {
   HostRank ranks_[kMaxRanks];
 };
 
-// Runs `child` in child processes, the next one where one was ended or does not
-// move on, until one returns. `skip` moves on behind a fault that ended one.
-// Fails the test for each finding.
+// Runs `child` in child processes until one returns; the next one starts where
+// one was ended or makes no progress. `skip` advances past the fault that ended
+// a child. Fails the test for each finding.
 inline void RunInChildren(const std::string& name,
                           const std::function<void(Tally*)>& child,
                           const std::function<void(Tally*)>& skip,
@@ -232,7 +233,7 @@ inline void RunInChildren(const std::string& name,
       tally->done = true;
       ::_exit(0);
     }
-    // Older libcs have no pidfd_open.
+    // Not called by name, because older libcs have no pidfd_open.
     pollfd ended = {static_cast<int>(::syscall(SYS_pidfd_open, process, 0)),
                     POLLIN, 0};
     int64_t runs = 0;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Flows: what a host does with libshard, cut where its memory may run out. A
-// flow has a part that prepares, and one that runs while allocations fail. It
-// ends at the first error, and then frees what it has, as hosts do.
+// Flows: sequences of calls that a host makes to libshard, with cuts where its
+// memory may run out. A flow has a part that prepares, and a part that runs
+// while allocations fail. A flow ends at the first error, and then frees its
+// handles, as hosts do.
 //
 // The code of the host itself allocates nothing, so that every allocation is
 // the library's.
@@ -35,9 +36,10 @@ struct HostRank {
   int rank = 0;
   double open_timeout = 30;
   int32_t missing_grads = 0;
-  const char* folder = nullptr;  // Of checkpoints; "saved" in it has one.
-  // Errors of calls that change nothing when they fail: such a call is made
-  // once more, and then has to succeed.
+  // The folder of checkpoints; "saved" in it has one.
+  const char* folder = nullptr;
+  // For errors of calls that change nothing when they fail: such a call is
+  // repeated once, and then has to succeed.
   bool retries = false;
 
   shard_model* model = nullptr;
@@ -49,7 +51,7 @@ struct HostRank {
   shard_save* save = nullptr;
   shard_checkpoint* checkpoint = nullptr;
 
-  // Of the first call that failed.
+  // The code of the first call that failed.
   shard_code code = SHARD_OK;
   char call[64] = {};
   char message[256] = {};
@@ -60,7 +62,7 @@ struct Flow {
   const char* name;
   void (*prepare)(HostRank* rank);
   void (*run)(HostRank* rank);
-  // On rank 0 when no rank saw an error: looks at what the flow left.
+  // Called on rank 0 when no rank saw an error: checks the results of the flow.
   void (*check)(HostRank* rank);
   bool of_ranks = true;  // Also runs with several ranks.
   bool of_comm = false;  // Differs between kinds of communicators.
@@ -76,7 +78,7 @@ inline std::ostream& operator<<(std::ostream& out, const Flow& flow) {
 std::span<const World> Worlds();
 std::span<const Flow> Flows();
 
-// Makes their model and plan. Sets rank->code.
+// Makes the model and plan of the flows. Sets rank->code.
 void MakePlanForFlows(HostRank* rank);
 
 // Saves the checkpoint that flows load. Sets rank->code.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a root of checkpoints resolves to, which must be whole.
+// Opens the checkpoint to which a root resolves and checks that it is whole.
 
 #ifndef SHARD_TESTS_FAULT_WHOLE_CHECKPOINT_H_
 #define SHARD_TESTS_FAULT_WHOLE_CHECKPOINT_H_
@@ -18,8 +18,8 @@
 
 namespace shard::testing {
 
-// Null, and a failure of the test, unless there is one of which every byte is
-// what was written.
+// Returns the checkpoint when there is one and every byte of it is as it was
+// written; otherwise fails the test and returns null.
 inline std::shared_ptr<const ShardStore> OpenWhole(const std::string& root,
                                                    const std::string& when) {
   const auto found = ResolveCheckpoint(FileEnv::Posix(), root);
@@ -35,7 +35,8 @@ inline std::shared_ptr<const ShardStore> OpenWhole(const std::string& root,
   return status.ok() && problems.empty() ? *store : nullptr;
 }
 
-// What saves and deletions that did not end have left.
+// Returns the number of temporary entries that interrupted saves and deletions
+// left.
 inline int CountTemporary(const std::string& root) {
   int count = 0;
   for (const std::string& name : NamesIn(root)) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What fuzz targets share. Each is one file with LLVMFuzzerTestOneInput, which
-// libFuzzer calls with --config=fuzz, and replay.cc with its corpus otherwise.
+// Helpers that fuzz targets share. Each target is one file with
+// LLVMFuzzerTestOneInput, which libFuzzer calls with --config=fuzz, and
+// otherwise replay.cc with the target's corpus.
 
 #ifndef SHARD_TESTS_FUZZ_FUZZ_H_
 #define SHARD_TESTS_FUZZ_FUZZ_H_
@@ -17,7 +18,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-// Ends the program: libFuzzer then reports the input.
+// Ends the program, whereupon libFuzzer reports the input.
 #define FUZZ_CHECK(condition)                                               \
   do {                                                                      \
     if (!(condition)) {                                                     \
@@ -36,8 +37,8 @@ inline double ThreadSeconds() {
          1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Holds `read`, which reads `bytes` hostile bytes, to what it may cost: memory
-// of as many bytes and 16 MiB, and a second per MiB.
+// Runs `read`, which reads `bytes` hostile bytes, and checks its cost: at most
+// as many bytes of memory and 16 MiB, and a second per MiB.
 template <typename Read>
 auto WithinLimits(size_t bytes, const Read& read) {
   ResetAllocatedPeak();

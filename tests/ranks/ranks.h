@@ -19,7 +19,7 @@
 
 namespace shard::testing {
 
-// The rank's side, given to the function.
+// The rank as its function sees it.
 class Rank {
  public:
   Rank(int rank, int world_size, int pipe)
@@ -28,7 +28,8 @@ class Rank {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  // Appends to this rank's report, at once: it survives a SIGKILL.
+  // Appends to this rank's report immediately, so that the text survives a
+  // SIGKILL.
   void Report(std::string_view text) const;
 
  private:
@@ -42,26 +43,27 @@ struct RankResult {
   bool timed_out = false;
   int exit_code = -1;  // -1: ended by a signal.
   int signal = 0;      // 0: exited by itself.
-  double seconds = 0;  // From the fork of all to the end of this one.
+  double seconds = 0;  // From the fork of all ranks to the end of this one.
   std::string report;
   bool passed() const { return !timed_out && exit_code == 0; }
-  // "rank 1: killed by signal 9 after 0.1 s, report '...'"
+  // Returns "rank 1: killed by signal 9 after 0.1 s, report '...'".
   std::string ToString() const;
 };
 
 using RankFunction = std::function<void(const Rank&)>;
 
-// Runs `function` in `world_size` processes; results in rank order.
+// Runs `function` in `world_size` processes and returns the results in rank
+// order.
 std::vector<RankResult> RunRanks(int world_size, const RankFunction& function,
                                  double seconds = 60);
 
 // Expects that every rank passed.
 void ExpectAllPassed(const std::vector<RankResult>& results);
 
-// "test-<16 random digits>": two tests never meet, in whatever sandbox.
+// Returns "test-<16 random digits>": two tests never meet, in any sandbox.
 std::string UniqueName();
 
-// How many file descriptors this process has open.
+// Returns the number of open file descriptors of this process.
 int CountOpenFiles();
 
 }  // namespace shard::testing

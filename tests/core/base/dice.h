@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Choices of a random test, the same ones for the same seed.
+// Dice: the choices of a random test, the same ones for the same seed.
 
 #ifndef SHARD_TESTS_CORE_BASE_DICE_H_
 #define SHARD_TESTS_CORE_BASE_DICE_H_
@@ -17,7 +17,7 @@ class Dice {
  public:
   explicit Dice(uint64_t seed) : bits_(seed) {}
 
-  // 0 to sides - 1.
+  // Returns a number from 0 to sides - 1.
   int Roll(int sides) {
     return static_cast<int>(bits_() % static_cast<uint64_t>(sides));
   }

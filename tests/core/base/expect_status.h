@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Expectations on errors: the code, and what a reader must find in the message.
+// Expectations on errors: the code, and the texts that the message must have.
 
 #ifndef SHARD_TESTS_CORE_BASE_EXPECT_STATUS_H_
 #define SHARD_TESTS_CORE_BASE_EXPECT_STATUS_H_

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FaultEnv: real files whose system calls fail where a test wants them to, and
-// a count of calls and open descriptors. A loop over `at` until calls() is no
-// more than it has failed every call of what it runs:
-//
+// a count of calls and open descriptors. A loop over `at` until calls() is at
+// most `at` fails every call of the code it runs, one at a time:
 //     for (int64_t k = 0;; ++k) {
 //       FaultEnv env;
 //       env.Set({.at = k});
@@ -30,14 +29,14 @@ namespace shard::testing {
 
 struct Fault {
   enum class Kind {
-    kError,  // Nothing is done; but Close closes.
-    kShort,  // Reads and writes do half, and at least a byte.
-    kZero,   // Reads and writes do nothing and return 0.
+    kError,  // Does nothing, except that Close closes.
+    kShort,  // Reads and writes transfer half, and at least a byte.
+    kZero,   // Reads and writes transfer nothing and return 0.
   };
-  int64_t at = -1;         // The call of this number, from 0,
+  int64_t at = -1;         // The number of the call that fails, from 0,
   bool and_after = false;  // and all after it.
-  int64_t every = 0;       // Every such-th call. 0: none.
-  // Count and fail only the calls that take space or change a directory: to
+  int64_t every = 0;       // Fails every such-th call; 0 for none.
+  // Counts and fails only the calls that take space or change a directory:
   // create, write, sync, resize and rename.
   bool changes_only = false;
   int error = EIO;
@@ -48,15 +47,17 @@ class FaultEnv final : public ForwardingEnv {
  public:
   explicit FaultEnv(FileEnv* base = FileEnv::Posix()) : ForwardingEnv(base) {}
 
-  // Counts calls from 0 again.
+  // Sets the fault, and counts calls from 0 again.
   void Set(const Fault& fault);
 
-  // Calls, failed ones included.
+  // The number of calls, failed ones included.
   int64_t calls() const;
-  // How many of them failed, or did less than they were asked for.
+  // The number of calls that failed, or transferred less than they were asked
+  // for.
   int64_t faults() const;
   int open_descriptors() const;
-  // Closes of what this did not open, or closed before.
+  // The number of closes of descriptors that this env did not open, or had
+  // closed before.
   int wrong_closes() const;
 
   int Open(int dir, const char* path, int flags, mode_t mode) override;
@@ -78,7 +79,7 @@ class FaultEnv final : public ForwardingEnv {
 
  private:
   enum class Call { kChange, kWrite, kRead, kOther };
-  // Counts a call. Whether it is to fail.
+  // Counts a call and returns true when the call is to fail.
   bool Fails(Call call);
   int Failure() const { return -fault_.error; }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ForwardingEnv: a FileEnv that passes every call on. Test environments
-// override what they change.
+// override the calls they change.
 
 #ifndef SHARD_TESTS_CORE_BASE_FORWARDING_ENV_H_
 #define SHARD_TESTS_CORE_BASE_FORWARDING_ENV_H_
@@ -65,8 +65,8 @@ class ForwardingEnv : public FileEnv {
   FileEnv* const base_;
 };
 
-// Syncs nothing, which is most of the time that small files take. For tests
-// that cut no real power.
+// NoSyncEnv: syncs nothing, because syncs are most of the time that small files
+// take. For tests that cut no real power.
 class NoSyncEnv final : public ForwardingEnv {
  public:
   NoSyncEnv() : ForwardingEnv(FileEnv::Posix()) {}

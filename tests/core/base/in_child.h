@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs a part of a test in a process of its own, for limits and signals that
-// would be the whole test's.
+// would otherwise affect the whole test.
 
 #ifndef SHARD_TESTS_CORE_BASE_IN_CHILD_H_
 #define SHARD_TESTS_CORE_BASE_IN_CHILD_H_
@@ -16,9 +16,9 @@
 
 namespace shard::testing {
 
-// Fails the test if `body` fails one, or the process dies of a signal.
-// REQUIRES: the calling process has one thread, or `body` takes no lock that
-// another may hold.
+// Runs `body` in a child process. Fails the test if `body` fails, or the
+// process dies of a signal. REQUIRES: the calling process has one thread, or
+// `body` takes no lock that another thread may hold.
 inline void InChild(const std::function<void()>& body) {
   std::fflush(nullptr);
   const pid_t child = ::fork();
@@ -34,7 +34,7 @@ inline void InChild(const std::function<void()>& body) {
   EXPECT_EQ(WEXITSTATUS(status), 0) << "see above";
 }
 
-// Of the calling process, for good.
+// Lowers a limit of the calling process, for good.
 inline void LowerLimit(decltype(RLIMIT_NOFILE) resource, rlim_t value) {
   rlimit limit = {};
   ASSERT_EQ(::getrlimit(resource, &limit), 0);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tells which sanitizer the code is compiled for, if any. Tests that try every
-// case try some under a sanitizer: instrumented code is ten times slower.
+// case try only some under a sanitizer: instrumented code is ten times slower.
 
 #ifndef SHARD_TESTS_CORE_BASE_SANITIZERS_H_
 #define SHARD_TESTS_CORE_BASE_SANITIZERS_H_
 
-// clang tells by a feature, gcc by a macro.
+// clang has a feature test for it, gcc a macro.
 #if defined(__has_feature)
 #define SHARD_TESTS_HAS_FEATURE(feature) __has_feature(feature)
 #else

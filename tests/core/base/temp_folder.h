@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TempFolder: a folder of a test's own, deleted with it, and what tests do
-// with files past the code under test.
+// TempFolder: a folder of one test, deleted with the object; and helpers that
+// read and write files without the code under test.
 
 #ifndef SHARD_TESTS_CORE_BASE_TEMP_FOLDER_H_
 #define SHARD_TESTS_CORE_BASE_TEMP_FOLDER_H_
@@ -18,7 +18,7 @@
 
 namespace shard::testing {
 
-// For thousands of small files, when it need not be a disk.
+// A folder in memory, for thousands of small files that need no disk.
 inline constexpr const char* kMemoryFolder = "/dev/shm";
 
 class TempFolder {
@@ -48,7 +48,7 @@ inline void WriteText(const std::string& path, std::string_view text) {
   EXPECT_TRUE(out.good()) << path;
 }
 
-// Empty when there is no such file.
+// Returns the contents of a file; empty when there is no such file.
 inline std::string ReadText(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(in), {});

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UnsyncedEnv: real files in a folder, and a record of what of them was synced,
-// so that a test can have the folder as it might be after a power cut.
+// UnsyncedEnv: real files in a folder, and a record of the parts that were
+// synced, so that a test can make the folder as it might be after a power cut.
 //
-// The model is what POSIX promises and no more. A file's bytes and length are
+// The model is exactly the guarantee of POSIX. A file's bytes and length are
 // durable as of its last fsync; a directory's entries as of the directory's.
-// Of what came later each directory operation (a rename is one) and each page
-// may have survived or not, independently.
+// Each later directory operation (a rename is one) and each later page may or
+// may not survive, independently of the others.
 //
-// It keeps all bytes in memory: small files only. What is not within the folder
-// is passed on and not recorded. No links of any kind within it. Thread-safe.
+// The env keeps all bytes in memory: small files only. Calls outside the folder
+// are passed on and not recorded. No links of any kind within it. Thread-safe.
 
 #ifndef SHARD_TESTS_CORE_BASE_UNSYNCED_ENV_H_
 #define SHARD_TESTS_CORE_BASE_UNSYNCED_ENV_H_
@@ -28,29 +28,29 @@
 
 namespace shard::testing {
 
-// What becomes of what was not synced.
+// The fate of changes that were not synced.
 enum class PowerCut {
-  kLost,         // All of it is gone.
-  kKept,         // All of it is there: as when only the process died.
-  kNamesKept,    // Names and lengths are there, the bytes are zero.
-  kTruncated,    // Names are there, files have the length of the last fsync.
-  kEntriesLost,  // Bytes are there, directories are as of the last fsync.
-  kRandom,       // Any of it, by `seed`.
+  kLost,         // All of them are lost.
+  kKept,         // All of them survive, as when only the process died.
+  kNamesKept,    // Names and lengths survive; the bytes are zero.
+  kTruncated,    // Names survive; files have the length of the last fsync.
+  kEntriesLost,  // Bytes survive; directories are as of the last fsync.
+  kRandom,       // Each survives or not, by `seed`.
 };
 
 class UnsyncedEnv final : public ForwardingEnv {
  public:
-  // What is in `folder` now counts as durable.
+  // The present contents of `folder` count as durable.
   explicit UnsyncedEnv(const std::string& folder,
                        FileEnv* base = FileEnv::Posix());
 
-  // Runs before every call that changes or syncs something, and may call
-  // AfterPowerCut; not the file calls of this env. Set it before the first
-  // call; after the last one, call it yourself.
+  // Sets a function that runs before every call that changes or syncs anything.
+  // It may call AfterPowerCut, but not the file calls of this env. Set it
+  // before the first call, and call it yourself after the last one.
   void AtEachCall(std::function<void()> hook) { hook_ = std::move(hook); }
 
-  // Makes the folder `copy`, which must not exist, as `folder` would be if the
-  // power went now.
+  // Makes the folder `copy`, which must not exist, with the contents that
+  // `folder` would have if the power were cut now.
   void AfterPowerCut(PowerCut cut, uint64_t seed,
                      const std::string& copy) const;
 
@@ -67,24 +67,26 @@ class UnsyncedEnv final : public ForwardingEnv {
   int Unlink(int dir, const char* path, int flags) override;
 
  private:
-  // Inode numbers are used again as soon as they are free; these are not.
+  // Inode numbers are reused as soon as they are free; these ids are not.
   using Id = int64_t;
   static constexpr Id kNone = -1;
-  // Which name is what (kNone: nothing) after an operation.
+  // The names that an operation changed, and the id that each has afterwards
+  // (kNone: none).
   using Change = std::vector<std::pair<std::string, Id>>;
   using Entries = std::map<std::string, Id>;
 
   struct Node {
     bool is_directory = false;
-    std::string live;  // A file's bytes,
+    std::string live;  // A file's bytes;
     std::string durable;
-    Entries live_entries;  // a directory's entries,
+    Entries live_entries;  // a directory's entries;
     Entries durable_entries;
-    std::vector<Change> unsynced;  // and what leads from durable to live.
+    std::vector<Change> unsynced;  // and the changes from durable to live.
   };
 
   Id AddExisting(const std::string& path);
-  // The directory in which `path` is, and its last part. kNone: not recorded.
+  // Returns the directory of `path` and its last component. kNone when the path
+  // is not recorded.
   std::pair<Id, std::string> Parent(int dir, const char* path) const;
   Id Lookup(Id directory, const std::string& name) const;
   void Apply(Id directory, const Change& change);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much memory operator new has given out, in this process: for tests of
-// functions that promise a bound. Replaces operator new and delete.
+// Measures the memory that operator new has allocated in this process, for
+// tests of functions that promise a bound. Replaces operator new and delete.
 
 #ifndef SHARD_TESTS_CORE_CHECKPOINT_ALLOCATION_METER_H_
 #define SHARD_TESTS_CORE_CHECKPOINT_ALLOCATION_METER_H_
@@ -10,9 +10,10 @@
 
 namespace shard {
 
-// Bytes that are allocated now.
+// Returns the bytes that are allocated now.
 int64_t AllocatedBytes();
-// The most at a time since ResetAllocatedPeak(), which makes it the present.
+// Returns the most bytes at a time since ResetAllocatedPeak(), which sets the
+// peak to the present.
 int64_t AllocatedPeak();
 void ResetAllocatedPeak();
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RawManifest: a manifest as the file has it, to be built with whatever is
-// wrong in it. EncodeManifest refuses to.
+// RawManifest: the contents of a manifest file, for building files with any
+// defect. EncodeManifest refuses to write defects.
 
 #ifndef SHARD_TESTS_CORE_CHECKPOINT_RAW_MANIFEST_H_
 #define SHARD_TESTS_CORE_CHECKPOINT_RAW_MANIFEST_H_
@@ -19,7 +19,7 @@
 
 namespace shard {
 
-// A body with a header that is right.
+// Returns a body with a correct header before it.
 inline std::vector<std::byte> Seal(std::span<const std::byte> body,
                                    uint32_t version = 1) {
   std::vector<std::byte> file(kManifestHeaderBytes + body.size());
@@ -85,7 +85,7 @@ struct RawManifest {
   std::vector<Scalar> scalars;
   std::vector<Blob> blobs;
 
-  // Something of everything, and nothing wrong.
+  // Returns a manifest with every kind of entry and no defect.
   static RawManifest Sample() {
     RawManifest raw;
     raw.files = {{"data-00000.bin", 69632}, {"data-00001.bin", 4096}};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads all that a manifest has, through every accessor.
+// Reads the whole contents of a manifest, through every accessor.
 
 #ifndef SHARD_TESTS_CORE_CHECKPOINT_READ_MANIFEST_H_
 #define SHARD_TESTS_CORE_CHECKPOINT_READ_MANIFEST_H_
@@ -59,7 +59,7 @@ inline void Describe(const Extent& extent, std::string* to) {
             FormatHex(extent.checksum.high), "\n");
 }
 
-// As text: equal texts, equal contents.
+// Returns the contents as text; equal texts mean equal contents.
 inline std::string Describe(const ManifestContents& all) {
   std::string text = StrCat("writer ", all.writer, " step ", all.step,
                             " world size ", all.world_size, "\n");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small checkpoint with one of everything, written without an engine, and
-// what a test compares of one.
+// A small checkpoint with every kind of entry, written without an engine, and
+// the contents of a checkpoint in a form that tests compare.
 
 #ifndef SHARD_TESTS_CORE_CHECKPOINT_SAMPLE_CHECKPOINT_H_
 #define SHARD_TESTS_CORE_CHECKPOINT_SAMPLE_CHECKPOINT_H_
@@ -31,7 +31,7 @@
 
 namespace shard::testing {
 
-// Bytes that are finite numbers in every type, and differ.
+// Returns bytes that are finite numbers in every type, and that differ.
 inline std::vector<std::byte> SampleBytes(ElementType type, size_t numel,
                                           uint32_t seed) {
   std::vector<std::byte> bytes(numel * ElementSize(type));
@@ -54,7 +54,7 @@ inline std::vector<std::byte> SampleBytes(ElementType type, size_t numel,
 
 class CheckpointBuilder {
  public:
-  // `slice_bytes`: of a slice at most.
+  // `slice_bytes`: the largest size of a slice.
   explicit CheckpointBuilder(uint64_t slice_bytes = 1 << 20)
       : slice_bytes_(slice_bytes) {
     contents_.writer = "test";
@@ -95,14 +95,14 @@ class CheckpointBuilder {
     bytes_.emplace_back();
   }
 
-  // Codes, and their scales.
+  // Adds codes and their scales.
   void AddQ8(const std::string& key, int64_t numel, int32_t codebook) {
     Add(key, ElementType::kQ8, TensorRole::kState, {numel}).codebook = codebook;
     Add(StrCat(key, kScaleSuffix), ElementType::kF32, TensorRole::kState,
         {(numel + kQ8Block - 1) / kQ8Block});
   }
 
-  // After the tensors.
+  // Adds a blob. Call it after the tensors.
   void AddBlob(const std::string& name, BlobRule rule, int32_t rank,
                std::string_view text) {
     Extent extent;
@@ -162,8 +162,9 @@ class CheckpointBuilder {
   std::vector<std::string> blobs_;
 };
 
-// Parameters, one frozen, one tied, one empty, small ones; a buffer; states in
-// f32 and q8; two groups, scalars, and blobs of three ranks by every rule.
+// Returns a checkpoint of parameters, one of them frozen, one tied, one empty,
+// some small; a buffer; states in f32 and q8; two groups, scalars, and blobs of
+// three ranks by every rule.
 inline CheckpointBuilder SampleBuilder() {
   CheckpointBuilder sample;
   sample.contents().world_size = 3;
@@ -223,7 +224,7 @@ inline std::string BytesOf(const TensorStore& store, size_t tensor) {
   return bytes;
 }
 
-// By key: what its tensor is, and the checksum of its bytes.
+// Returns, by key, a description of the tensor and the checksum of its bytes.
 inline std::map<std::string, std::string> TensorsOf(const TensorStore& store) {
   std::map<std::string, std::string> all;
   for (size_t t = 0; t < store.num_tensors(); ++t) {
@@ -242,7 +243,7 @@ inline std::map<std::string, std::string> TensorsOf(const TensorStore& store) {
   return all;
 }
 
-// What is neither tensor nor place, a line each.
+// Returns all contents but tensors and their places, one line each.
 inline std::vector<std::string> NumbersOf(const FileStore& store) {
   const Manifest& manifest = *store.manifest();
   std::vector<std::string> lines = {StrCat("step ", manifest.step())};

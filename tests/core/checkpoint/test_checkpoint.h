@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checkpoints of made-up bytes, for tests of how they are committed, found and
-// deleted: two files of one generation. What is neither wholly of one nor of
-// another is broken.
+// Checkpoints of made-up bytes, for tests of how checkpoints are committed,
+// found and deleted. Each has two files of one generation; a checkpoint that
+// does not consist wholly of one generation is broken.
 
 #ifndef SHARD_TESTS_CORE_CHECKPOINT_TEST_CHECKPOINT_H_
 #define SHARD_TESTS_CORE_CHECKPOINT_TEST_CHECKPOINT_H_
@@ -23,7 +23,8 @@
 
 namespace shard::testing {
 
-// More than a page, so that half of it can be lost.
+// Returns the contents for a generation: more than a page, so that half of it
+// can be lost.
 inline std::string DataOf(int64_t generation) {
   std::string text;
   while (text.size() < 6000) StrAppend(&text, "generation ", generation, ";");
@@ -56,7 +57,8 @@ inline Status SaveGeneration(FileEnv* env, const std::string& root,
   return pending.Commit();
 }
 
-// Of the checkpoint in this folder; fails the test and is -1 when it is broken.
+// Returns the generation of the checkpoint in this folder; fails the test and
+// returns -1 when the checkpoint is broken.
 inline int64_t GenerationIn(const std::string& folder) {
   const std::string manifest = ReadText(folder + "/manifest.shard");
   const std::string prefix = "manifest of generation ";
@@ -69,7 +71,7 @@ inline int64_t GenerationIn(const std::string& folder) {
   return whole ? generation : -1;
 }
 
-// What the root resolves to; -2 when to nothing.
+// Returns the generation to which the root resolves; -2 when to none.
 inline int64_t ResolvedGeneration(const std::string& root) {
   const auto opened = ResolveCheckpoint(FileEnv::Posix(), root);
   if (!opened.ok()) {
@@ -80,7 +82,7 @@ inline int64_t ResolvedGeneration(const std::string& root) {
   return GenerationIn(opened->directory.path());
 }
 
-// Fails the test unless all that is complete in the root is whole.
+// Fails the test unless every complete checkpoint in the root is whole.
 inline void ExpectAllWhole(const std::string& root) {
   const auto directory = Directory::Open(FileEnv::Posix(), root);
   ASSERT_TRUE(directory.ok()) << directory.status().ToString();
@@ -91,7 +93,7 @@ inline void ExpectAllWhole(const std::string& root) {
   }
 }
 
-// A checkpoint put there past the protocol.
+// Writes a checkpoint without the commit protocol.
 inline void PutCheckpoint(const std::string& folder, int64_t generation) {
   std::filesystem::create_directories(folder);
   WriteText(folder + "/data-00000.bin", DataOf(generation));

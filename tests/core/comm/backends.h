@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One test body for every backend: N ranks as threads or as processes.
+// Runs one test body for every backend: N ranks as threads or as processes.
 
 #ifndef SHARD_TESTS_CORE_COMM_BACKENDS_H_
 #define SHARD_TESTS_CORE_COMM_BACKENDS_H_
@@ -26,7 +26,7 @@ inline std::string BackendName(Backend backend) {
   return backend == Backend::kThreads ? "threads" : "shm";
 }
 
-// `parameters`: such as "direct=0&delay=1".
+// Returns the URL of a group. `parameters`: such as "direct=0&delay=1".
 inline std::string UrlFor(Backend backend, const std::string& name,
                           int world_size, const std::string& parameters = "") {
   return backend == Backend::kThreads
@@ -37,7 +37,7 @@ inline std::string UrlFor(Backend backend, const std::string& name,
 
 inline Deadline Soon() { return Deadline::After(30); }
 
-// Runs body(rank) on every rank, with a name that they share.
+// Runs body(rank) on every rank; `name` is common to all ranks.
 inline void RunEach(Backend backend, int world_size,
                     const std::function<void(int rank)>& body) {
   if (backend == Backend::kThreads) {
@@ -52,8 +52,8 @@ inline void RunEach(Backend backend, int world_size,
       RunRanks(world_size, [&](const Rank& rank) { body(rank.rank()); }));
 }
 
-// Opens a group and runs body(communicator) on every rank. Shuts it down when
-// `shutdown` is set. `parameters` are of the URL.
+// Opens a group and runs body(communicator) on every rank. Shuts the group down
+// when `shutdown` is set. `parameters` are those of the URL.
 inline void RunGroup(Backend backend, int world_size,
                      const std::function<void(Communicator*)>& body,
                      bool shutdown = true, const std::string& parameters = "") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A communicator with a duplicate on every rank, and work for either.
+// A communicator with a duplicate on every rank, and collectives to run on
+// either.
 
 #ifndef SHARD_TESTS_CORE_COMM_DUPLICATES_H_
 #define SHARD_TESTS_CORE_COMM_DUPLICATES_H_
@@ -19,7 +20,7 @@ namespace shard::testing {
 
 using Handle = std::shared_ptr<Communicator>;
 
-// Runs body(first, duplicate) on every rank; shuts neither down after it.
+// Runs body(first, duplicate) on every rank; shuts neither down afterwards.
 inline void RunFamily(Backend backend, int world_size,
                       const std::function<void(Handle, Handle)>& body,
                       const std::string& parameters = "") {
@@ -37,7 +38,7 @@ inline void RunFamily(Backend backend, int world_size,
   });
 }
 
-// Every collective, `rounds` times, with values that only this caller has.
+// Calls every collective `rounds` times, with values that only this caller has.
 inline void Work(Communicator* comm, int rounds, int32_t salt) {
   const RankSet all = RankSet::All(comm->world_size());
   const auto world_size = static_cast<size_t>(all.count);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gate: holds a stream where a test wants it.
+// Gate: holds a stream until the test lets it go on.
 
 #ifndef SHARD_TESTS_CORE_DEVICE_GATE_H_
 #define SHARD_TESTS_CORE_DEVICE_GATE_H_
@@ -22,7 +22,7 @@ class Gate {
     changed_.notify_all();
   }
 
-  // Until somebody stands at the closed gate.
+  // Waits until work of the stream has arrived at the closed gate.
   bool AwaitArrival() {
     std::unique_lock<std::mutex> lock(mutex_);
     return changed_.wait_for(lock, kLongest, [this] { return arrived_; });
@@ -38,7 +38,8 @@ class Gate {
     return DeadlineExceeded("the gate was not opened");
   }
 
-  // For Stream::Call. The gate must outlive the work.
+  // Returns work for Stream::Call that passes the gate, which must outlive the
+  // work.
   std::function<Status()> Passing() {
     return [this] { return Pass(); };
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of checkpoint_options_test share: the names of AwkwardModel's
-// parts, and quick saves.
+// Helpers that the tests of checkpoint_options_test share: the ids of
+// AwkwardModel's modules and parameters, and quick saves.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_CHECKPOINT_OPTIONS_H_
 #define SHARD_TESTS_CORE_ENGINE_CHECKPOINT_OPTIONS_H_
@@ -16,7 +16,7 @@
 
 namespace shard {
 
-// Of AwkwardModel.
+// Modules of AwkwardModel.
 inline constexpr ModuleId kBlock = 1;
 inline constexpr ModuleId kHead = 2;
 inline constexpr ParamId kWeight = 2;

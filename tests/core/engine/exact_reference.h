@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What training must come to: sgd, adam and adamw on one rank, in double.
+// The expected results of training: sgd, adam and adamw on one rank, in double.
 // Initial values and gradients are small multiples of a power of two, so that
-// bf16 and f16 hold them and all of their sums exactly; then an engine differs
-// by the rounding of fp32 updates alone, and by that of a narrow parameter to
-// its dtype.
+// bf16 and f16 hold them and all of their sums exactly. An engine's results
+// then differ only by the rounding of fp32 updates, and by that of a narrow
+// parameter to its dtype.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_EXACT_REFERENCE_H_
 #define SHARD_TESTS_CORE_ENGINE_EXACT_REFERENCE_H_
@@ -33,14 +33,15 @@ inline uint64_t Mix(uint64_t x) {  // The finalizer of splitmix64.
   return x ^ (x >> 31);
 }
 
-// In [-1, 1], 7 bits.
+// Returns an initial value in [-1, 1], of 7 bits.
 inline float ExactInitial(ParamId param, int64_t i) {
   const uint64_t bits =
       Mix(Mix(static_cast<uint64_t>(param)) ^ static_cast<uint64_t>(i));
   return static_cast<float>(static_cast<int>(bits % 129) - 64) / 64;
 }
 
-// In [-3/8, 3/8], a multiple of 2^-5: sums of 20 stay within 8 bits.
+// Returns a gradient in [-3/8, 3/8], a multiple of 2^-5: sums of 20 stay within
+// 8 bits.
 inline float ExactGrad(int step, int pass, int rank, ParamId param, int64_t i) {
   const auto key = static_cast<uint64_t>(((step * 8 + pass) * 16 + rank)) << 32;
   const uint64_t bits =
@@ -50,7 +51,7 @@ inline float ExactGrad(int step, int pass, int rank, ParamId param, int64_t i) {
 
 using DoubleTensors = std::vector<std::vector<double>>;  // By ParamId.
 
-// sgd, adam and adamw as torch has them, in double.
+// Runs sgd, adam and adamw as in torch, in double.
 class ExactReference {
  public:
   explicit ExactReference(const Plan& plan) : plan_(plan) {
@@ -75,11 +76,12 @@ class ExactReference {
   const DoubleTensors& values() const { return values_; }
   Optimizer& optimizer(size_t group) { return optimizers_[group]; }
   double norm() const { return norm_; }  // Of the last step.
-  // "" or how an element of a state differs.
+  // Returns "", or how an element of a state differs.
   std::string DifferenceOf(std::string_view name, ParamId param, int64_t i,
                            float value) const;
 
-  // `sums`: of all ranks' gradients; empty where a parameter does no step.
+  // Makes a step. `sums` are those of all ranks' gradients; empty for a
+  // parameter that makes no step.
   void Step(const DoubleTensors& sums, double divisor, double max_norm) {
     double square = 0;
     for (const auto& sum : sums) {
@@ -145,10 +147,10 @@ class ExactReference {
   double norm_ = 0;
 };
 
-// Some five fp32 operations per step lose 2^-24 each: of the largest value that
-// an average ever had, and of an average of squares, where nothing cancels, of
-// its own; so that small ones are compared as exactly as large ones. A master
-// weight is a parameter of fp32.
+// Tolerance: some five fp32 operations per step lose 2^-24 each. For an average
+// that is relative to the largest value it ever had; for an average of squares,
+// where nothing cancels, to its own value, so that small ones are compared as
+// strictly as large ones. A master weight is an fp32 parameter.
 inline std::string ExactReference::DifferenceOf(std::string_view name,
                                                 ParamId param, int64_t i,
                                                 float value) const {
@@ -170,7 +172,7 @@ inline std::string ExactReference::DifferenceOf(std::string_view name,
                 allowed, ")");
 }
 
-// "" or how this rank's states differ from those of the reference.
+// Returns "", or how this rank's states differ from those of the reference.
 inline std::string StateDifference(const Engine& engine,
                                    const ExactReference& reference) {
   const int rank = engine.plan().RangeOf(engine.comm()->rank());
@@ -194,9 +196,10 @@ inline std::string StateDifference(const Engine& engine,
   return "";
 }
 
-// "" or how `values`, read from a tensor of `dtype`, differ from `expected`. A
-// few fp32 operations per step lose less than 2^-17 of values up to 4 in some
-// tens of steps; storing adds half a last digit, 2^-9 of bf16 or 2^-12 of f16.
+// Returns "", or how `values`, read from a tensor of `dtype`, differ from
+// `expected`. A few fp32 operations per step lose less than 2^-17 of values up
+// to 4 in some tens of steps; storing adds half a last digit, 2^-9 of bf16 or
+// 2^-12 of f16.
 inline std::string DifferenceOf(DType dtype, const std::vector<float>& values,
                                 const std::vector<double>& expected) {
   if (values.size() != expected.size()) return "another number of elements";

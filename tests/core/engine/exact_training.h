@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Training whose result is known: an engine on threads as ranks beside the
+// Training with a known result: an engine with threads as ranks beside the
 // reference of exact_reference.h.
 //
-// Every rank compares what it reads in every pass, so parameters that are stale
-// or not there yet show at once.
+// Every rank compares the parameters that it reads in every pass, so a
+// parameter that is stale or not gathered yet shows at once.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_EXACT_TRAINING_H_
 #define SHARD_TESTS_CORE_ENGINE_EXACT_TRAINING_H_
@@ -38,12 +38,13 @@ struct ExactTraining {
   std::string link;
   int steps = 5;
   int passes = 1;
-  // Units are in use while those nested in them are; else one after the other.
+  // Units are in use while the units nested in them are; else one after the
+  // other.
   bool nested = true;
   bool per_param = false;
-  // Ranks go through units, or declare them ready, in different orders.
+  // Ranks visit units, or declare them ready, in different orders.
   bool shuffled = false;
-  // Null: every rank has gradients of everything.
+  // Null when every rank has gradients of every parameter.
   std::function<bool(int step, int pass, int rank, ParamId param)> has_grad;
 
   bool Has(int s, int pass, int rank, ParamId param) const {
@@ -51,7 +52,7 @@ struct ExactTraining {
   }
 };
 
-// Initial values in the parameter's dtype, from rank 0.
+// Sets initial values in the parameter's dtype, from rank 0.
 inline void FillExactly(Engine* engine) {
   const Plan& plan = engine->plan();
   for (size_t p = 0; p < plan.places().size(); ++p) {
@@ -71,7 +72,7 @@ inline void FillExactly(Engine* engine) {
   ASSERT_TRUE(broadcast.ok()) << broadcast.ToString();
 }
 
-// What one rank does of an ExactTraining.
+// The part of one rank in an ExactTraining.
 class ExactTrainer {
  public:
   ExactTrainer(const ExactTraining& training, Engine* engine)
@@ -82,16 +83,17 @@ class ExactTrainer {
         turned_(training.shuffled && rank_ % 2 == 1),
         gathers_(plan_.shards_params() && !engine->comm()->direct()) {}
 
-  // The first thing that went wrong; "" so far.
+  // The first failure; "" so far.
   const std::string& failure() const { return failure_; }
   bool ok() const { return failure_.empty(); }
 
-  // All parameters, against `expected`.
+  // Makes a forward pass and compares all parameters with `expected`.
   void Forward(const DoubleTensors& expected) {
     expected_ = &expected;
     Walk(Pass::kForward);
   }
-  // The same, and gradients of pass `pass` in step `step`.
+  // Makes a backward pass: compares as Forward does, and stores the gradients
+  // of pass `pass` in step `step`.
   void Backward(int step, int pass, const DoubleTensors& expected) {
     expected_ = &expected;
     step_ = step;
@@ -188,8 +190,8 @@ class ExactTrainer {
       if (!buffer.trainable) return;
       if (!training_.Has(step_, pass_, rank_, param)) {
         ++without;
-        // What the host has there does not count. Whole gradients are those of
-        // all passes.
+        // Writes values that must not count, because this rank has no gradient.
+        // Whole gradients are left alone: they have the sums of all passes.
         if (plan_.shards_grads() || training_.passes == 1) {
           const auto tensor = engine_.Grad(param);
           if (!Check(tensor.status(), "grad")) return;
@@ -237,9 +239,9 @@ class ExactTrainer {
   std::string failure_;
 };
 
-// The gradients of a step summed over the ranks for which `active(rank)`;
-// empty for a parameter that is frozen or ignored, or, with `skip`, of which no
-// rank has one.
+// Returns the gradients of a step summed over the ranks for which
+// `active(rank)`; empty for a parameter that is frozen or ignored, or, with
+// `skip`, for one of which no rank has a gradient.
 template <typename Active>
 DoubleTensors SumsOf(const ExactTraining& training, int step, bool skip,
                      Active active) {
@@ -265,7 +267,7 @@ DoubleTensors SumsOf(const ExactTraining& training, int step, bool skip,
   return sums;
 }
 
-// Runs it and its reference. The first thing that went wrong, or "".
+// Runs the training and its reference. Returns the first failure, or "".
 inline std::string TrainExactly(const ExactTraining& training) {
   const Plan& plan = *training.plan;
   const int world_size = plan.options().world_size;

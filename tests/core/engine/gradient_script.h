@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scripts of training with missing gradients: what each rank calls in each
-// step, and which of its gradients count then. The two are written down
-// together, by what shard.h says of the calls; RunScript compares an engine
-// that is called like that with a reference in double.
+// Scripts of training with missing gradients: the calls of each rank in each
+// step, and which of its gradients count then. Both are part of the script,
+// following the description of the calls in shard.h; RunScript compares an
+// engine that is called in this way with a reference in double.
 //
 // Gradients and initial values are those of exact_training.h, whose sums are
 // exact.
@@ -29,17 +29,17 @@
 
 namespace shard {
 
-// One call of a host, or one thing that it does to a gradient.
+// One call of a host, or one change that the host makes to a gradient.
 struct Act {
   enum Kind {
     kAcquire,  // For the backward pass.
     kRelease,
-    kStore,     // The gradient of `pass` to what there is.
-    kAdd,       // It is added to what there is.
-    kScribble,  // Something that does not count.
+    kStore,     // Overwrites the gradient with that of `pass`.
+    kAdd,       // Adds the gradient of `pass` to the present one.
+    kScribble,  // Writes values that do not count.
     kParamReady,
     kUnitReady,
-    kNoSync,  // On if `id` is not 0.
+    kNoSync,  // Switches no_sync on if `id` is not 0, else off.
     kZeroGrad,
   };
   Kind kind;
@@ -47,8 +47,8 @@ struct Act {
   int pass = 1;
 };
 
-// What a rank does in a step, and the passes whose gradients count; by ParamId,
-// empty: the rank has none.
+// The acts of a rank in a step, and the passes whose gradients count, by
+// ParamId; empty for a parameter of which the rank has no gradient.
 struct RankStep {
   std::vector<Act> acts;
   std::vector<std::vector<int>> passes;
@@ -57,7 +57,7 @@ struct RankStep {
   void Do(Act::Kind kind, int32_t id = 0, int pass = 1) {
     acts.push_back({kind, id, pass});
   }
-  // The gradient of `param` in `pass`, which counts.
+  // Adds an act that gives the gradient of `param` in `pass`, which counts.
   void Give(ParamId param, int pass, Act::Kind how) {
     Do(how, param, pass);
     passes[static_cast<size_t>(param)].push_back(pass);
@@ -69,7 +69,8 @@ struct GradientScript {
   EngineOptions engine;
   StepOptions step;
   std::string link;
-  // By rank, the steps until it joins; the most are all steps.
+  // By rank, the steps until it joins; the script has as many steps as the
+  // longest.
   std::vector<std::vector<RankStep>> ranks;
 
   size_t NumSteps() const {
@@ -79,7 +80,7 @@ struct GradientScript {
   }
 };
 
-// sgd and adam, and which of their steps are done, in double.
+// Runs sgd and adam in double, and records which steps each parameter made.
 class ScriptReference {
  public:
   explicit ScriptReference(const GradientScript& script)
@@ -99,7 +100,7 @@ class ScriptReference {
     }
   }
 
-  // Returns the norm of the averaged gradients.
+  // Makes a step and returns the norm of the averaged gradients.
   double Step(size_t step) {
     const bool skip = script_.engine.missing_grads == MissingGrads::kSkip;
     const auto divisor = static_cast<double>(script_.ranks.size());
@@ -180,7 +181,7 @@ class ScriptReference {
   std::vector<Tensor> tensors_;
 };
 
-// What one rank does of a script.
+// The part of one rank in a script.
 class ScriptHost {
  public:
   ScriptHost(const GradientScript& script, Engine* engine)
@@ -189,7 +190,7 @@ class ScriptHost {
         plan_(engine->plan()),
         rank_(engine->comm()->rank()) {}
 
-  // All parameters against `expected`, in a forward pass.
+  // Compares all parameters with `expected`, in a forward pass.
   Status Compare(const DoubleTensors& expected) {
     for (size_t u = 0; u < plan_.units().size(); ++u) {
       const auto unit = static_cast<int32_t>(u);
@@ -269,7 +270,7 @@ class ScriptHost {
   const int rank_;
 };
 
-// Runs the script and its reference. The first thing that went wrong, or "".
+// Runs the script and its reference. Returns the first failure, or "".
 inline std::string RunScript(const GradientScript& script) {
   const size_t steps = script.NumSteps();
   ScriptReference reference(script);
@@ -318,7 +319,7 @@ inline std::string RunScript(const GradientScript& script) {
             StrCat("rank ", comm->rank(), ": ", status.ToString());
       },
       20, script.link);
-  // One that did not come out as it should comes before those that waited.
+  // A wrong result is reported before the failures of ranks that waited.
   std::string first;
   for (const std::string& failure : failures) {
     if (first.empty() || failure.find("element") != std::string::npos) {

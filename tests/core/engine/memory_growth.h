@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much memory a process has at most, for tests of functions that promise a
-// bound.
+// Measures the most memory that a process has, for tests of functions that
+// promise a bound.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_MEMORY_GROWTH_H_
 #define SHARD_TESTS_CORE_ENGINE_MEMORY_GROWTH_H_
@@ -16,7 +16,7 @@
 
 namespace shard {
 
-// Most memory that was resident since ResetPeak, shared or not.
+// Returns the most memory that was resident since ResetPeak, shared or not.
 inline int64_t PeakBytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -30,7 +30,7 @@ inline int64_t PeakBytes() {
 
 inline void ResetPeak() { std::ofstream("/proc/self/clear_refs") << 5; }
 
-// How much more than before is resident at most while `act` runs.
+// Returns by how much the peak of resident memory grows while `act` runs.
 inline int64_t GrowthOf(const std::function<void()>& act) {
   ResetPeak();
   const int64_t before = PeakBytes();

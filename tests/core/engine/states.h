@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank's optimizer states, for tests to compare: all of them as bytes, and
+// A rank's optimizer states, for tests to compare: all states as bytes, and
 // those in fp32 by parameter.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_STATES_H_
@@ -17,8 +17,8 @@
 
 namespace shard {
 
-// Of every state of every trainable buffer, master weights among them: this
-// rank's part, padding included.
+// Returns this rank's part of every state of every trainable buffer, master
+// weights included, with padding.
 inline std::vector<std::vector<unsigned char>> StateBytes(
     const Engine& engine) {
   std::vector<std::vector<unsigned char>> all;
@@ -35,11 +35,11 @@ inline std::vector<std::vector<unsigned char>> StateBytes(
 }
 
 // By ParamId: (*values)[p] has the elements of the fp32 state `name` that this
-// rank keeps; others stay as they are. So ranks that are threads fill one in
-// together.
+// rank keeps; other elements do not change. So ranks that are threads fill one
+// object together.
 using StateValues = std::vector<std::vector<float>>;
 
-// Room for them.
+// Returns values with room for all elements.
 inline StateValues MakeStateValues(const Plan& plan, std::string_view name) {
   StateValues values(plan.model().params().size());
   for (const FlatBufferPlan& buffer : plan.buffers()) {

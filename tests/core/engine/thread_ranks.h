@@ -19,9 +19,10 @@
 
 namespace shard {
 
-// `body(rank's communicator)` on every rank; returns when all are through.
-// EXPECT_ works in it; an ASSERT_ ends the body of that rank only. `link`: more
-// of the communicator's URL, such as "direct=0".
+// Runs `body(rank's communicator)` on every rank; returns when all have
+// returned. EXPECT_ works in `body`; an ASSERT_ ends the body of that rank
+// only. `link`: further parameters of the communicator's URL, such as
+// "direct=0".
 inline void RunThreadRanks(
     int world_size,
     const std::function<void(const std::shared_ptr<Communicator>&)>& body,
@@ -40,7 +41,7 @@ inline void RunThreadRanks(
       auto comm = OpenCommunicator(url, options);
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();
       body(*comm);
-      // May fail where a body broke the group on purpose.
+      // Shutdown may fail where a body broke the group on purpose.
       (void)(*comm)->Shutdown(Deadline::After(timeout)).ok();
     });
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A short training run on threads as ranks, for tests that compare what comes
-// out of one form with what comes out of another.
+// A short training run with threads as ranks, for tests that compare the
+// results of two configurations.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_TRAINING_H_
 #define SHARD_TESTS_CORE_ENGINE_TRAINING_H_
@@ -34,19 +34,19 @@ struct Training {
   EngineOptions engine;
   StepOptions step;
   int steps = 5;
-  // Initial values and gradients are rounded to this first, so that this dtype
-  // and wider ones hold the same.
+  // Initial values and gradients are rounded to this dtype first, so that it
+  // and wider ones hold the same values.
   DType values = DType::kF32;
-  // Every rank has gradients, and the divisor is that of `step`. Otherwise they
-  // are all on the last rank and are divided by 1, so that their sum has the
-  // same bits at any world size.
+  // Every rank has gradients, and the divisor is that of `step`. Otherwise all
+  // gradients are on the last rank and are divided by 1, so that their sum has
+  // the same bits at any world size.
   bool all_ranks = false;
-  // Before and after each step, on every rank; nobody steps meanwhile.
+  // Called before and after each step, on every rank, while no rank steps.
   std::function<void(Engine* engine, int step)> before_step;
   std::function<void(Engine* engine, int step)> after_step;
 };
 
-// Parameters of these shapes, named "p0", "p1", ...
+// Returns a model of parameters of these shapes, named "p0", "p1", ...
 inline std::shared_ptr<Model> ModelOf(
     const std::vector<std::vector<int64_t>>& shapes,
     DType dtype = DType::kF32) {
@@ -68,7 +68,7 @@ inline float GradientValue(int step, int param, int64_t i) {
                             std::exp(i % 11 - 5.0));
 }
 
-// Rounded to a tensor of `dtype`.
+// Rounds values and stores them in a tensor of `dtype`.
 inline void Store(DType dtype, const std::vector<float>& values, void* data) {
   if (values.empty()) return;
   if (dtype == DType::kF32) {
@@ -97,7 +97,8 @@ inline std::vector<float> Rounded(DType dtype,
   return Load(dtype, bytes.data(), static_cast<int64_t>(values.size()));
 }
 
-// What Train sets parameter `p` to, before the parameter's dtype rounds it.
+// Returns the initial values of parameter `p`, before the parameter's dtype
+// rounds them.
 inline std::vector<float> InitialValues(const Training& training, size_t p) {
   std::vector<float> values;
   for (int64_t i = 0; i < training.model->params()[p].numel; ++i) {
@@ -106,7 +107,7 @@ inline std::vector<float> InitialValues(const Training& training, size_t p) {
   return Rounded(training.values, values);
 }
 
-// What `rank` has as its gradient of parameter `p`, before the gradient's dtype
+// Returns the gradient of parameter `p` on `rank`, before the gradient's dtype
 // rounds it.
 inline std::vector<float> GradientValues(const Training& training, int rank,
                                          int step, size_t p) {
@@ -122,7 +123,7 @@ inline std::vector<float> GradientValues(const Training& training, int rank,
   return Rounded(training.values, values);
 }
 
-// The parameters after the last step, by ParamId, in fp32.
+// Returns the parameters after the last step, by ParamId, in fp32.
 inline std::vector<std::vector<float>> Train(const Training& training,
                                              StepReport* last = nullptr) {
   std::vector<std::vector<float>> result(training.model->params().size());
@@ -156,7 +157,7 @@ inline std::vector<std::vector<float>> Train(const Training& training,
         const DType dtype = options.f32_grads ? DType::kF32 : params[p].dtype;
         std::vector<float> values =
             GradientValues(training, comm->rank(), step, p);
-        // As a host does it, to its loss.
+        // Scales the gradients, as a host does by scaling its loss.
         for (float& value : values) {
           value *= static_cast<float>(engine.loss_scale());
         }
@@ -167,7 +168,7 @@ inline std::vector<std::vector<float>> Train(const Training& training,
       StepReport report;
       const Status stepped = engine.Step(step_options, &report);
       ASSERT_TRUE(stepped.ok()) << stepped.ToString();
-      // A clipped step leaves sums where gradients were.
+      // A clipped step leaves sums in place of gradients.
       EXPECT_TRUE(engine.ZeroGrad().ok());
       if (last != nullptr && comm->rank() == 0) *last = report;
       if (training.after_step) training.after_step(&engine, step);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A short training run that goes through units as a host does, forward and
-// backward, on threads as ranks. Gradients depend on the parameters that were
-// read in the same pass, so that stale or missing ones show in the result.
+// A short training run that visits units as a host does, forward and backward,
+// with threads as ranks. Gradients depend on the parameters that were read in
+// the same pass, so that stale or missing parameters show in the result.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_UNIT_TRAINING_H_
 #define SHARD_TESTS_CORE_ENGINE_UNIT_TRAINING_H_
@@ -26,9 +26,9 @@
 
 namespace shard {
 
-// A root with an embedding, `blocks` blocks with a nested module each, and a
-// tied head. Pages of 4096 bytes are what memory is counted in, so units have
-// several: where sharding saves nothing, plans do not shard.
+// Returns a model of a root with an embedding, `blocks` blocks with a nested
+// module each, and a tied head. Memory is counted in pages of 4096 bytes, so
+// units have several pages: where sharding saves nothing, plans do not shard.
 inline std::shared_ptr<Model> BlockModel(int blocks,
                                          DType dtype = DType::kF32) {
   auto model = std::make_shared<Model>("Root");
@@ -63,7 +63,8 @@ struct UnitTraining {
   std::string link;         // Of the communicator's URL: "direct=0".
 };
 
-// What a rank of a UnitTraining does; a test may call the parts by itself.
+// The part of a rank in a UnitTraining; a test may also call the methods one by
+// one.
 class UnitTrainer {
  public:
   UnitTrainer(const UnitTraining& training, Engine* engine)
@@ -90,12 +91,13 @@ class UnitTrainer {
     ASSERT_TRUE(broadcast.ok()) << broadcast.ToString();
   }
 
-  // Units in pre-order; a unit is in use while those nested in it are.
+  // Visits units in pre-order; a unit is in use while the units nested in it
+  // are.
   void Forward() {
     Visit(0, Pass::kForward, [](int32_t) {});
   }
 
-  // Gradients of `batch`, which is a number.
+  // Makes a backward pass with the gradients of batch number `batch`.
   void Backward(int batch, bool last) {
     ASSERT_TRUE(engine_.SetNoSync(!last).ok());
     Visit(0, training_.overwrite ? Pass::kBackwardOverwrite : Pass::kBackward,
@@ -106,7 +108,7 @@ class UnitTrainer {
     return engine_.Step(training_.step, report);
   }
 
-  // By ParamId, in fp32; empty for what is not stored.
+  // Returns the parameters by ParamId, in fp32; empty for those not stored.
   std::vector<std::vector<float>> Read() {
     std::vector<std::vector<float>> values(plan().model().params().size());
     for (size_t u = 0; u < plan().units().size(); ++u) {
@@ -199,7 +201,7 @@ inline StatusOr<std::shared_ptr<const Plan>> PlanOf(
   return Plan::Create(training.model, options);
 }
 
-// The parameters after the last step, as rank 0 reads them.
+// Returns the parameters after the last step, as rank 0 reads them.
 inline std::vector<std::vector<float>> TrainUnits(const UnitTraining& training,
                                                   StepReport* last = nullptr) {
   std::vector<std::vector<float>> result;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The whole training state of a world whose ranks are threads: every parameter
-// and every optimizer state as bytes, put together from what each rank owns.
-// Read from the engines' memory by the layouts of their plans, not by what
-// saves and loads it.
+// and every optimizer state as bytes, assembled from the parts that each rank
+// owns. It is read from the engines' memory by the layouts of their plans, and
+// not by the code that saves and loads.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_WHOLE_STATE_H_
 #define SHARD_TESTS_CORE_ENGINE_WHOLE_STATE_H_
@@ -25,7 +25,7 @@ namespace shard {
 
 class WholeState {
  public:
-  // Adds what this rank owns. Thread-safe.
+  // Adds the parts that this rank owns. Thread-safe.
   void Add(const Engine& engine) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Plan& plan = engine.plan();
@@ -51,7 +51,7 @@ class WholeState {
     return tensors_ == other.tensors_;
   }
 
-  // The names of what differs.
+  // Returns the names of the tensors that differ.
   std::string Differences(const WholeState& other) const {
     std::string text;
     for (const auto& [name, bytes] : tensors_) {
@@ -89,7 +89,8 @@ class WholeState {
   void Put(const Plan& plan, const SlotSlice& slice, const std::string& what,
            DType dtype, const void* data) {
     const size_t size = DTypeSize(dtype);
-    // Parameters go by position: another plan may have other ids.
+    // Parameters are named by position, because another plan may have other
+    // ids.
     auto& bytes = tensors_[StrCat(
         plan.positions()[static_cast<size_t>(slice.param)], "/", what)];
     const auto end =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Worlds that train, save and load: engines on threads as ranks, of a model
+// Worlds that train, save and load: engines with threads as ranks, of a model
 // that makes layouts awkward.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_WORLDS_H_
@@ -24,8 +24,8 @@
 
 namespace shard {
 
-// Tensors that make layouts awkward: 0-d, empty, smaller than most worlds,
-// frozen, tied, and one of a size that no world size divides.
+// Returns a model whose tensors make layouts awkward: 0-d, empty, smaller than
+// most worlds, frozen, tied, and one of a size that no world size divides.
 inline std::shared_ptr<Model> AwkwardModel(DType dtype = DType::kF32) {
   auto model = std::make_shared<Model>("Root");
   EXPECT_TRUE(model->AddParam(kRootModule, "scale", dtype, {}).ok());
@@ -38,7 +38,7 @@ inline std::shared_ptr<Model> AwkwardModel(DType dtype = DType::kF32) {
   EXPECT_TRUE(model->AddParam(block, "big", dtype, {31, 41}).ok());
   const ModuleId head = *model->AddModule(kRootModule, "head", "Head");
   EXPECT_TRUE(model->Tie(head, "weight", weight).ok());
-  // As many units of a few pages that stages 2 and 3 have something to shard.
+  // Enough units of a few pages that stages 2 and 3 have memory to shard.
   for (int b = 0; b < 8; ++b) {
     const ModuleId more =
         *model->AddModule(kRootModule, StrCat("more", b), "Block");
@@ -74,7 +74,7 @@ inline void TrainSteps(int first, int last, Engine* engine,
   }
 }
 
-// A world after `steps` steps, and what becomes of it then.
+// Trains a world for `steps` steps, then calls `then` on every rank.
 inline void RunWorld(const UnitTraining& training, int steps,
                      const std::function<void(Engine*, UnitTrainer*)>& then) {
   const auto plan = PlanOf(training);
@@ -86,7 +86,7 @@ inline void RunWorld(const UnitTraining& training, int steps,
         auto engine = Engine::Create(*plan, comm, training.engine);
         ASSERT_OK(engine);
         UnitTrainer trainer(training, engine->get());
-        // Without steps, somebody else gives the parameters their values.
+        // Without steps, the caller gives the parameters their values.
         if (steps > 0) trainer.Fill();
         TrainSteps(1, steps, engine->get(), &trainer);
         then(engine->get(), &trainer);
@@ -94,7 +94,7 @@ inline void RunWorld(const UnitTraining& training, int steps,
       60, training.link);
 }
 
-// What every rank reads of the parameters, whoever owns them.
+// The parameters as every rank reads them, whichever rank owns them.
 using Params = std::vector<std::vector<float>>;
 
 inline void SaveWorld(const UnitTraining& training, int steps,

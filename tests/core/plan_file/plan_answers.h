@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PlanAnswers: all that a plan answers to those who ask, as text: what was
-// decided, the model with its ids, and everything that is printed.
+// PlanAnswers: the answers of a plan to all of its accessors, as text: its
+// decisions, the model with its ids, and everything that is printed.
 
 #ifndef SHARD_TESTS_CORE_PLAN_FILE_PLAN_ANSWERS_H_
 #define SHARD_TESTS_CORE_PLAN_FILE_PLAN_ANSWERS_H_

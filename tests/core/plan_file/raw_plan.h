@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RawPlan: a plan as the file has it, to be built with whatever is wrong in it.
-// EncodePlan writes nothing wrong.
+// RawPlan: the contents of a plan file, for building files with any defect.
+// EncodePlan writes no defects.
 
 #ifndef SHARD_TESTS_CORE_PLAN_FILE_RAW_PLAN_H_
 #define SHARD_TESTS_CORE_PLAN_FILE_RAW_PLAN_H_
@@ -19,7 +19,7 @@
 
 namespace shard {
 
-// A body with a header that is right.
+// Returns a body with a correct header before it.
 inline std::vector<std::byte> SealPlan(std::span<const std::byte> body) {
   std::vector<std::byte> file(kFileHeaderBytes + body.size());
   WriteFileHeader(kPlanFormat, body, kPlanFileVersion, file.data());

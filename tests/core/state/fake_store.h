@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A TensorStore in memory, of whatever tensors a test says.
+// FakeStore: a TensorStore in memory, of any tensors that a test adds.
 
 #ifndef SHARD_TESTS_CORE_STATE_FAKE_STORE_H_
 #define SHARD_TESTS_CORE_STATE_FAKE_STORE_H_
@@ -19,7 +19,8 @@ namespace shard {
 
 class FakeStore : public TensorStore {
  public:
-  // Returns the index. States go by their prefix.
+  // Adds a tensor and returns its index. A key with the prefix of states is a
+  // state.
   int64_t Add(const std::string& key, std::vector<int64_t> shape,
               ElementType type = ElementType::kF32) {
     Tensor tensor{

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FakeCblas: one of the fake libraries that fake_cblas.c becomes, with its
-// counts. The counts are the process's: tests that read them run one by one.
+// FakeCblas: one of the fake libraries built from fake_cblas.c, with its
+// counts. The counts belong to the process: tests that read them run one by
+// one.
 //
-// CblasTest: tests that run with each library, the real one included:
+// CblasTest: a fixture for tests that run with each library, the real one
+// included:
 //
 //   class StepTest : public CblasTest {};
 //   TEST_P(StepTest, Something) { ... }
@@ -26,12 +28,14 @@
 
 namespace shard {
 
-// `kind` as in BUILD.bazel: "plain", "batch", ...
+// Returns the path of a fake library. `kind` as in BUILD.bazel: "plain",
+// "batch", ...
 inline std::string FakeCblasPath(const std::string& kind) {
   return "tests/kernels/cpu/libfake_cblas_" + kind + ".so";
 }
 
-// SHARD_BLAS_LIBRARY while it lives. REQUIRES: the process has one thread.
+// Sets SHARD_BLAS_LIBRARY during its lifetime. REQUIRES: the process has one
+// thread.
 class BlasLibrary {
  public:
   explicit BlasLibrary(const std::string& value) {
@@ -55,12 +59,12 @@ class FakeCblas {
 
   const Blas& blas() const { return *blas_; }
 
-  // "sgemm_calls", "ssyrk_calls", "batch_calls", "batch_matrices", "unaligned":
-  // since this object was made.
+  // Returns a counter since this object was made: "sgemm_calls", "ssyrk_calls",
+  // "batch_calls", "batch_matrices" or "unaligned".
   int& Counter(const std::string& name) {
     return *static_cast<int*>(dlsym(library_, ("fake_" + name).c_str()));
   }
-  // Floating point operations of all calls since then.
+  // Returns the floating point operations of all calls since then.
   int64_t& Flops() {
     return *static_cast<int64_t*>(dlsym(library_, "fake_flops"));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bf16 and f16 one number at a time, from their definitions, for tests to
+// Conversions of single bf16 and f16 numbers by their definitions, for tests to
 // compare the kernels with.
 
 #ifndef SHARD_TESTS_KERNELS_CPU_HALVES_H_
@@ -14,7 +14,8 @@
 
 namespace shard {
 
-// Sign, exponent, mantissa; `mantissa_bits` is 7 for bf16 and 10 for f16.
+// Converts from sign, exponent and mantissa; `mantissa_bits` is 7 for bf16 and
+// 10 for f16.
 inline double HalfToDouble(DType dtype, uint16_t bits) {
   const int mantissa_bits = dtype == DType::kBF16 ? 7 : 10;
   const int bias = dtype == DType::kBF16 ? 127 : 15;
@@ -33,8 +34,8 @@ inline double HalfToDouble(DType dtype, uint16_t bits) {
   return (bits & 0x8000) != 0 ? -value : value;
 }
 
-// To nearest, ties to even: the neighbours of |x| are found by bisection, since
-// magnitudes are in the order of their bits. REQUIRES: x is not NaN.
+// Rounds to nearest, ties to even. Bisection finds the neighbours of |x|,
+// because magnitudes have the order of their bits. REQUIRES: x is not NaN.
 inline uint16_t HalfFromFloat(DType dtype, float x) {
   const double magnitude = std::abs(static_cast<double>(x));
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
@@ -46,7 +47,7 @@ inline uint16_t HalfFromFloat(DType dtype, float x) {
     const auto middle = static_cast<uint16_t>((low + high) / 2);
     (HalfToDouble(dtype, middle) <= magnitude ? low : high) = middle;
   }
-  // One past the largest number stands in for infinity.
+  // The number after the largest one stands for infinity.
   const double below = HalfToDouble(dtype, low);
   const double above =
       high == infinity

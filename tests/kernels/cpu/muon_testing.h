@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Singular values, to see what Newton-Schulz does; and what the kernels need to
-// run.
+// Singular values, to check the effect of Newton-Schulz; and the BLAS and
+// workspace that the kernels need.
 
 #ifndef SHARD_TESTS_KERNELS_CPU_MUON_TESTING_H_
 #define SHARD_TESTS_KERNELS_CPU_MUON_TESTING_H_
@@ -23,8 +23,9 @@
 
 namespace shard {
 
-// By one-sided Jacobi rotations: rows are turned in pairs until each is
-// orthogonal to all others; their lengths are the singular values then.
+// Computes singular values by one-sided Jacobi rotations: pairs of rows are
+// rotated until each row is orthogonal to all others; the lengths of the rows
+// are then the singular values.
 inline std::vector<double> SingularValues(DoubleMatrix a) {
   if (a.rows > a.cols) a = Transposed(a);
   const auto dot = [&a](size_t p, size_t q) {
@@ -61,8 +62,8 @@ inline std::vector<float> RandomFloats(size_t count, uint32_t seed) {
   return values;
 }
 
-// For Orthogonalize: `size` elements that are not a number, and one more that
-// must stay as it is.
+// A workspace for Orthogonalize: `size` elements that are NaN, and one more
+// that must not change.
 class GuardedWorkspace {
  public:
   explicit GuardedWorkspace(size_t size)

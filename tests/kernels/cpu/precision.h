@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Problem: a parameter of some precision, with all that a fused step of it
-// needs, for tests.
+// Problem: a parameter of some precision and all arguments of a fused step of
+// it, for tests.
 
 #ifndef SHARD_TESTS_KERNELS_CPU_PRECISION_H_
 #define SHARD_TESTS_KERNELS_CPU_PRECISION_H_
@@ -30,7 +30,7 @@ inline std::vector<float> Random(size_t count, uint32_t seed) {
   return values;
 }
 
-// A tensor of any dtype, aligned to its elements and no more.
+// A tensor of any dtype, aligned to its elements and not more.
 class Tensor {
  public:
   Tensor(DType dtype, size_t count)
@@ -75,7 +75,7 @@ struct Way {
   int64_t first_element = 0;
 };
 
-// A parameter with all that belongs to it.
+// A parameter with its master, its states and the options of its step.
 struct Problem {
   Problem(const Way& w, size_t size)
       : way(w),
@@ -85,7 +85,7 @@ struct Problem {
     for (int k = 0; k < kMaxStates; ++k) states.emplace_back(w.state, size);
   }
 
-  // Elements [begin, begin + n) of a step with these gradients.
+  // Steps elements [begin, begin + n) with these gradients.
   void Step(Formula formula, const std::vector<double>& hypers, int64_t step,
             std::vector<Tensor>& sources, size_t begin, size_t n) {
     std::vector<const void*> data;
@@ -142,7 +142,7 @@ inline std::string Describe(const Way& s) {
          std::to_string(s.num_sources) + ", " + KernelTargetName();
 }
 
-// The ways of AdamW that round something.
+// Returns the ways of AdamW that round any tensor.
 inline std::vector<Way> AllWays() {
   std::vector<Way> ways;
   for (const DType state : {DType::kF32, DType::kBF16, DType::kQ8}) {

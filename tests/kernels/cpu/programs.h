@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The programs that profiles of Adam and AdamW are named after: each one's
-// order of float operations, written down once more from its source, in scalar
-// code that knows nothing of the formulas.
+// The programs that profiles of Adam and AdamW are named after: the order of
+// float operations of each, written once more from its source, in scalar code
+// that is independent of the formulas.
 //
-// Where they use fused operations, or their compilers put them in, so does
-// this: std::fma, or two rounded operations for the instruction sets of x86
-// that have none.
+// Where the programs use fused operations, or their compilers insert them, this
+// code uses std::fma, or two rounded operations for the instruction sets of x86
+// that have no fused ones.
 
 #ifndef SHARD_TESTS_KERNELS_CPU_PROGRAMS_H_
 #define SHARD_TESTS_KERNELS_CPU_PROGRAMS_H_
@@ -17,7 +17,7 @@
 
 namespace shard {
 
-// Numbers that floats round, so that it matters when they do.
+// Numbers that floats must round, so that the place of rounding shows.
 inline constexpr double kLr = 3e-3;
 inline constexpr double kBeta1 = 0.9;
 inline constexpr double kBeta2 = 0.98;
@@ -30,7 +30,7 @@ struct Tensors {
   std::vector<float> exp_avg_sq;
 };
 
-// One of the other programs: its constants of a step, and its loop's body.
+// One of the other programs: its constants of a step, and the body of its loop.
 class Program {
  public:
   explicit Program(bool fuses) : fuses_(fuses) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The instruction sets that the kernels can be made to run on here.
+// The instruction sets on which this machine can run the kernels.
 
 #ifndef SHARD_TESTS_KERNELS_CPU_TARGET_LIST_H_
 #define SHARD_TESTS_KERNELS_CPU_TARGET_LIST_H_
@@ -15,13 +15,14 @@
 
 namespace shard {
 
-// Highway's bits of those that the kernels were compiled for and the processor
-// has, the best first. Calls of kernels in other threads go wrong meanwhile.
+// Returns Highway's bits of the sets that the kernels were compiled for and the
+// processor has, the best first. REQUIRES: no other thread calls kernels
+// meanwhile.
 inline std::vector<uint32_t> Targets() {
   std::vector<uint32_t> targets;
   const auto supported = static_cast<uint32_t>(hwy::SupportedTargets());
   for (uint32_t bit = 1; bit != 0; bit <<= 1) {
-    // Only what the kernels were compiled for can be forced.
+    // Only sets that the kernels were compiled for can be forced.
     hwy::SetSupportedTargetsForTest(bit);
     if ((supported & bit) != 0 && std::string(KernelTargetName()) ==
                                       hwy::TargetName(static_cast<int>(bit))) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TargetsTest: a fixture whose tests run on each instruction set this machine
-// has, one by one.
+// TargetsTest: a fixture whose tests run on each instruction set of this
+// machine, one by one.
 
 #ifndef SHARD_TESTS_KERNELS_CPU_TARGETS_H_
 #define SHARD_TESTS_KERNELS_CPU_TARGETS_H_
@@ -23,7 +23,7 @@ class TargetsTest : public testing::TestWithParam<uint32_t> {
   void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
 };
 
-// What `result()` returns must be the same on all of them.
+// Expects `result()` to return the same on all instruction sets.
 template <class Result>
 void ExpectSameOnAllTargets(const Result& result) {
   hwy::SetSupportedTargetsForTest(Targets().front());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Muon's iteration in double and with plain loops, as kernels/formula/muon.h
-// writes it out.
+// Muon's iteration in double and with plain loops, as written in
+// kernels/formula/muon.h.
 
 #ifndef SHARD_TESTS_KERNELS_FORMULA_NEWTON_SCHULZ_REFERENCE_H_
 #define SHARD_TESTS_KERNELS_FORMULA_NEWTON_SCHULZ_REFERENCE_H_
@@ -35,7 +35,7 @@ inline DoubleMatrix Transposed(const DoubleMatrix& a) {
   return t;
 }
 
-// factor a b + term_factor term.
+// Returns factor a b + term_factor term.
 inline DoubleMatrix Product(double factor, const DoubleMatrix& a,
                             const DoubleMatrix& b, double term_factor,
                             const DoubleMatrix& term) {

@@ -36,8 +36,8 @@ struct DoubleArithmetic {
 
 using HyperValues = std::vector<std::pair<std::string_view, double>>;
 
-// F's hyperparameters: the defaults, but for `values`. A name that F does not
-// have changes nothing.
+// Returns the defaults of F's hyperparameters, with those in `values` replaced.
+// A name that F does not have changes nothing.
 template <class F>
 std::vector<double> HypersOf(const HyperValues& values = {}) {
   std::vector<double> hypers;

@@ -2,7 +2,7 @@
 //
 // TensorReference<F>: a tensor formula in double, over a whole parameter, for
 // tests to compare the kernels with. The rules are the formula's own; norms and
-// means are the plainest loops. Include before any Highway header: see
+// means are plain loops. Include before any Highway header: see
 // kernels/formula/target.h.
 
 #ifndef SHARD_TESTS_KERNELS_FORMULA_TENSOR_REFERENCE_H_
@@ -19,7 +19,8 @@
 
 namespace shard {
 
-// What the references share: parameter and states, which start at 0.
+// The members that the references share: parameter and states, which start at
+// 0.
 template <class F>
 class TensorReferenceBase {
  public:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The program from outside: runs samples/gpt/train_gpt, with ranks that are
-// threads or processes, on a small text of its own, and reads the log it
-// writes. Each test has a folder of its own. One thread.
+// Runs samples/gpt/train_gpt as a program, with ranks that are threads or
+// processes, on a small text of its own, and reads the log that it writes. Each
+// test has a folder of its own. One thread.
 
 #ifndef SHARD_TESTS_SAMPLES_GPT_TRAIN_GPT_FIXTURE_H_
 #define SHARD_TESTS_SAMPLES_GPT_TRAIN_GPT_FIXTURE_H_
@@ -46,8 +46,9 @@ class TrainGptTest : public ::testing::Test {
     if (!folder_.empty()) std::filesystem::remove_all(folder_);
   }
 
-  // Words in no order, by a congruence: something to learn, and enough of it.
-  // About 5 bytes a word, each a choice of 8: 0.41 nats per byte at best.
+  // Writes words in pseudo-random order, from a congruence: enough text to
+  // learn from. A word has about 5 bytes and is a choice of 8: at best 0.41
+  // nats per byte.
   void WriteText(int words) const {
     const char* const kWords[] = {"shard ", "rank ",  "gradient ", "step ",
                                   "the ",   "reduce", "and ",      "\n"};
@@ -74,7 +75,7 @@ class TrainGptTest : public ::testing::Test {
             ReadFile(folder_ + "/out"), ReadFile(folder_ + "/err")};
   }
 
-  // What the program printed last.
+  // Returns the last validation loss that the program printed.
   static double ValidationLoss(const Outcome& outcome) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     const std::string name = "\nvalidation loss ";
@@ -84,20 +85,20 @@ class TrainGptTest : public ::testing::Test {
     return std::strtod(outcome.out.c_str() + at + name.size(), nullptr);
   }
 
-  // 50 steps of a tiny model.
+  // Returns arguments for 50 steps of a tiny model.
   std::string Tiny(const std::string& arguments) const {
     return "--layers 2 --width 16 --heads 2 --context 16 --batch 8 --steps 50 "
            "--warm-up 10 --lr 3e-3 --sample 20 --val-every 25 --text " +
            folder_ + "/text --log " + folder_ + "/log " + arguments;
   }
 
-  // Trains it and returns the log.
+  // Trains the tiny model and returns the log.
   std::vector<std::string> Train(const std::string& arguments) const {
     return Log(Run(Tiny(arguments)));
   }
 
-  // What was written to stderr. The plan's warning that it shards less than its
-  // stage would is a complaint, unless the run is about that.
+  // Returns the complaints in a run's stderr. The plan's warning that it shards
+  // less than its stage is one, unless the run is about that.
   std::string Complaints(const std::string& err) const {
     std::string complaints;
     std::istringstream lines(err);
@@ -110,8 +111,8 @@ class TrainGptTest : public ::testing::Test {
     return complaints;
   }
 
-  // The log's lines, each up to what depends on the clock: by default those of
-  // Tiny, 50 steps and 2 validations.
+  // Returns the log's lines, each without the part that depends on the clock;
+  // by default those of Tiny, 50 steps and 2 validations.
   std::vector<std::string> Log(const Outcome& outcome,
                                size_t count = 52) const {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -131,7 +132,7 @@ class TrainGptTest : public ::testing::Test {
 
   bool may_keep_whole_ = false;
 
-  // The losses of a log, validations among them.
+  // Returns the losses in a log, validations among them.
   static std::vector<double> Losses(const std::vector<std::string>& lines) {
     std::vector<double> losses;
     for (const std::string& line : lines) {
@@ -142,7 +143,8 @@ class TrainGptTest : public ::testing::Test {
     return losses;
   }
 
-  // Float sums in another order: 1e-7 per step, and training spreads it.
+  // Expects the same losses but for float sums in another order: 1e-7 per step,
+  // which training amplifies.
   static void ExpectSameCurve(const std::vector<std::string>& a,
                               const std::vector<std::string>& b,
                               double tolerance = 1e-4) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Files for the tests of shardctl's commands: checkpoints that engines have
-// saved, and safetensors with whatever keys.
+// saved, and safetensors with any keys.
 
 #ifndef SHARD_TESTS_SDK_CLI_CHECKPOINT_TESTING_H_
 #define SHARD_TESTS_SDK_CLI_CHECKPOINT_TESTING_H_
@@ -23,7 +23,7 @@
 
 namespace shardctl_testing {
 
-// A folder that goes with the test.
+// A folder that is deleted with the object.
 class Folder {
  public:
   Folder() {
@@ -53,12 +53,13 @@ inline void WriteFile(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-// embed.weight [32, 8], tied to head.weight; block.0 and block.1, each with
-// weight [16, 8] and bias [8], which has a group of its own; scale [8], frozen.
+// The elements of the model: embed.weight [32, 8], tied to head.weight; block.0
+// and block.1, each with weight [16, 8] and bias [8], which has a group of its
+// own; scale [8], frozen.
 inline constexpr int kElements = 32 * 8 + 2 * (16 * 8 + 8) + 8;
 
-// Trains it on `ranks` threads for `steps` steps, whose gradients are `grad`,
-// and saves it in `root` after the last one.
+// Trains the model on `ranks` threads for `steps` steps, with all gradients
+// `grad`, and saves it in `root` after the last step.
 inline void SaveCheckpoint(const std::string& root, int ranks, int steps,
                            float grad = 0.5f) {
   using namespace shard_api_testing;  // NOLINT: a test.
@@ -127,8 +128,8 @@ inline void SaveCheckpoint(const std::string& root, int ranks, int steps,
   });
 }
 
-// A safetensors file with a header like {"key": {"dtype": "F32", "shape": [2],
-// "data_offsets": [0, 8]}} and the bytes behind it.
+// Writes a safetensors file with a header like {"key": {"dtype": "F32",
+// "shape": [2], "data_offsets": [0, 8]}} and the bytes after it.
 inline void WriteSafetensors(
     const std::string& path,
     const std::vector<std::pair<std::string, std::vector<float>>>& tensors) {
@@ -151,7 +152,7 @@ inline void WriteSafetensors(
   WriteFile(path, size + text + data);
 }
 
-// The document of a command that was given --json.
+// Returns the document that a command with --json printed.
 inline nlohmann::json ParseJson(const Result& result) {
   const nlohmann::json json = nlohmann::json::parse(result.out, nullptr, false);
   EXPECT_FALSE(json.is_discarded()) << result.out << result.error;

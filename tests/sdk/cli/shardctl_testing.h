@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// shardctl in a process of its own, as tests of its commands run it: what it
-// prints, on which stream, and how it ends.
+// Runs shardctl in a process of its own, for the tests of its commands: its
+// output, on each stream, and its exit code.
 
 #ifndef SHARD_TESTS_SDK_CLI_SHARDCTL_TESTING_H_
 #define SHARD_TESTS_SDK_CLI_SHARDCTL_TESTING_H_
@@ -26,7 +26,7 @@ namespace shardctl_testing {
 using Clock = std::chrono::steady_clock;
 
 inline constexpr const char* kShardctl = "sdk/cli/shardctl";
-inline constexpr int kSeconds = 60;  // After which a test gives up.
+inline constexpr int kSeconds = 60;  // The time limit of a test.
 
 struct Result {
   int code = -1;  // 128 + signal when it was killed.
@@ -35,9 +35,8 @@ struct Result {
   long max_rss_kib = 0;
 };
 
-// shardctl in a process of its own, with its output in pipes: in one, with
-// `join_streams`. Its stdout is the file at `out_path` instead, if there is
-// one.
+// A shardctl process with its output in pipes; with `join_streams`, in one
+// pipe. If `out_path` is not empty, stdout is the file there instead.
 class Shardctl {
  public:
   explicit Shardctl(std::vector<std::string> arguments,
@@ -76,7 +75,7 @@ class Shardctl {
     ::close(error_);
   }
 
-  // Reads no more of stdout.
+  // Closes stdout for reading.
   void CloseOutput() {
     if (out_ >= 0) ::close(out_);
     out_ = -1;
@@ -85,7 +84,7 @@ class Shardctl {
 
   void Kill(int signal) { ::kill(pid_, signal); }
 
-  // Reads until `text` has come `times` times on stdout.
+  // Reads until `text` has appeared `times` times on stdout.
   void ReadUntil(const std::string& text, int times = 1) {
     const auto count = [&] {
       int found = 0;
@@ -112,7 +111,8 @@ class Shardctl {
     ::close(writer);
   }
 
-  // Whether it ends within `seconds` although nobody reads its stdout.
+  // Returns true when the process ends within `seconds` although nobody reads
+  // its stdout.
   bool EndsUnread(int seconds) {
     out_open_ = false;
     const int pidfd = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
@@ -122,7 +122,7 @@ class Shardctl {
     return ended;
   }
 
-  // Waits for its end.
+  // Waits for the end of the process.
   Result Wait() {
     while (ReadSome()) {
     }
@@ -137,7 +137,8 @@ class Shardctl {
   }
 
  private:
-  // False at the end of both streams, or when the test has taken too long.
+  // Reads some output. False at the end of both streams, or when the test has
+  // taken too long.
   bool ReadSome() {
     pollfd entries[2] = {{out_open_ ? out_ : -1, POLLIN, 0},
                          {error_open_ ? error_ : -1, POLLIN, 0}};
