@@ -15,11 +15,11 @@ namespace shard {
 
 namespace {
 
-// A new file's or directory's, less the host's umask.
+// Modes of a new file and directory, which the host's umask reduces.
 constexpr mode_t kFileMode = 0666;
 constexpr mode_t kDirectoryMode = 0777;
 
-// So often others may be faster to take a descriptor that was given up.
+// Number of attempts in which other threads may take a freed descriptor first.
 constexpr int kAttempts = 100;
 
 template <typename Call>
@@ -29,7 +29,8 @@ auto Retry(const Call& call) {
   return result;
 }
 
-// A call that takes a descriptor. Where none is left, the pool gives some up.
+// Repeats a call that takes a descriptor. Where none is left, the pool closes
+// some.
 template <typename Call>
 int RetryOpen(const Call& call) {
   int result = Retry(call);
@@ -140,7 +141,8 @@ StatusOr<std::vector<std::string>> Directory::List() const {
 
 Status Directory::Sync() const {
   const int result = Retry([&] { return env()->Sync(fd()); });
-  // EINVAL: there is no such thing here, as opposed to a failure of it.
+  // EINVAL: this file system does not sync directories, as opposed to a failed
+  // sync.
   if (result == 0 || result == -EINVAL) return Status();
   return Failed("syncing the directory", path_, result)
       .WithContext("what was last changed may be lost");
@@ -189,8 +191,8 @@ StatusOr<File> File::Open(FileEnv* env, const std::string& path, Mode mode,
 
 StatusOr<File> File::OpenAt(FileEnv* env, int dir, const std::string& name,
                             std::string path, Mode mode, Cache cache) {
-  // O_NONBLOCK is for FIFOs, which are refused below, without waiting for
-  // their other end.
+  // O_NONBLOCK keeps the open of a FIFO from waiting for its other end; FIFOs
+  // are refused below.
   const int flags = (mode == Mode::kRead ? O_RDONLY : O_RDWR) | O_NOFOLLOW |
                     O_NONBLOCK | O_NOCTTY | O_CLOEXEC;
   const int create = mode == Mode::kCreate ? O_CREAT | O_EXCL : 0;
@@ -205,7 +207,7 @@ StatusOr<File> File::OpenAt(FileEnv* env, int dir, const std::string& name,
   }
   StatusOr<File> file = Adopt(EnvFd(env, opened), dir, name, std::move(path),
                               cache == Cache::kDirect ? flags | O_DIRECT : 0);
-  // What could not be opened was not made.
+  // A file that could not be opened is removed again.
   if (!file.ok() && create != 0) (void)env->Unlink(dir, name.c_str(), 0);
   return file;
 }
@@ -221,7 +223,7 @@ StatusOr<File> File::Adopt(EnvFd fd, int dir, const std::string& name,
   }
   if (direct_flags == 0) return File(std::move(fd), EnvFd(), std::move(path));
 
-  // A second descriptor, so that what is not aligned needs no other path.
+  // A second descriptor, so that unaligned pieces go the usual way.
   const int direct =
       RetryOpen([&] { return env->Open(dir, name.c_str(), direct_flags, 0); });
   if (direct == -EINVAL) {

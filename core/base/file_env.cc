@@ -67,11 +67,11 @@ class PosixFileEnv final : public FileEnv {
 
   int List(int fd, std::vector<std::string>* names) override {
     names->clear();
-    // A descriptor of its own: closedir() closes it, and a position that is
-    // not shared with whoever lists at the same time.
+    // A separate descriptor, because closedir() closes it, and because its
+    // position must not be shared with threads that list at the same time.
     const int own = ::openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (own < 0) return -errno;
-    // Owned: there may be no memory for the names.
+    // Owned, because there may be no memory for the names.
     const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(own),
                                                      &::closedir);
     if (stream == nullptr) {

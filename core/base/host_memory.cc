@@ -25,8 +25,8 @@ std::string ReadSmallFile(const char* path) {
   return size > 0 ? std::string(buffer, static_cast<size_t>(size)) : "";
 }
 
-// The number after `key` in lines of "key   123 kB"; the whole text when the
-// key is empty.
+// Returns the number after `key` in lines of "key   123 kB"; with an empty key
+// the number that is the whole text.
 std::optional<uint64_t> NumberAfter(std::string_view text,
                                     std::string_view key) {
   const size_t at = text.find(key);
@@ -40,14 +40,15 @@ std::optional<uint64_t> NumberAfter(std::string_view text,
   return static_cast<uint64_t>(*value);
 }
 
-// Control groups, version 2, as a container sees its own.
+// Returns the memory left by the control group, version 2, as a container sees
+// it.
 uint64_t AvailableInControlGroup() {
   const auto limit =
       NumberAfter(ReadSmallFile("/sys/fs/cgroup/memory.max"), "");
   const auto used =
       NumberAfter(ReadSmallFile("/sys/fs/cgroup/memory.current"), "");
   if (!limit || !used) return UINT64_MAX;
-  // Page cache counts as used, and gives way.
+  // Page cache counts as used, but the kernel frees it on demand.
   const uint64_t cache =
       NumberAfter(ReadSmallFile("/sys/fs/cgroup/memory.stat"), "inactive_file")
           .value_or(0);

@@ -8,7 +8,8 @@ namespace shard {
 
 namespace {
 
-// The bytes of the character that `text` begins with; 0 when it is none.
+// Returns the bytes of the character that `text` begins with; 0 when there is
+// none.
 size_t CharacterSize(std::string_view text) {
   for (size_t size = 1; size <= 4 && size <= text.size(); ++size) {
     if (IsValidUtf8(text.substr(0, size))) return size;
@@ -16,7 +17,7 @@ size_t CharacterSize(std::string_view text) {
   return 0;
 }
 
-// For the characters that a string cannot hold as they are; else null.
+// Returns the escape of a character that a string cannot hold; else null.
 const char* ShortEscape(char c) {
   switch (c) {
     case '"':
@@ -103,7 +104,7 @@ void JsonWriter::Separate() {
     return;
   }
   if (depth_ == 0) return;
-  // Of all texts only an opening bracket ends in one: strings end in quotes.
+  // Only an opening bracket makes the text end in one: strings end in quotes.
   if (text_.back() != '{' && text_.back() != '[') text_.push_back(',');
   NewLine();
 }

@@ -17,9 +17,9 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// Unmaps what a mapping of `mapped` bytes has before its first huge page, and
-// what it has after `bytes` from there. The kernel aligns a mapping by itself
-// only when its length is a multiple of huge pages, and only lately.
+// Unmaps the parts of a mapping of `mapped` bytes before its first huge page
+// and after `bytes` from there. The kernel itself aligns a mapping only when
+// its length is a multiple of huge pages, and only in recent versions.
 std::byte* TrimToHugePage(std::byte* data, size_t mapped, size_t bytes) {
   const size_t past = reinterpret_cast<uintptr_t>(data) % kHugePage;
   const size_t before = past == 0 ? 0 : kHugePage - past;

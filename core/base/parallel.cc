@@ -51,7 +51,7 @@ Status RunOnThreads(int threads, const std::function<Status(int)>& work) {
   for (int i = 0; i < threads; ++i) {
     tasks[static_cast<size_t>(i)] = {&work, i, Status(), {}};
   }
-  // A thread begins with the mask of the one that creates it.
+  // A new thread inherits the signal mask of the thread that creates it.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);

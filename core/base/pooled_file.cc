@@ -21,11 +21,12 @@ namespace shard {
 
 namespace {
 
-// Descriptors of the pool: a part of the process's limit, within these.
+// The pool's number of descriptors: a share of the process's limit, between
+// these bounds.
 constexpr rlim_t kShare = 4;
 constexpr rlim_t kFewest = 2;  // One file past the page cache.
 constexpr rlim_t kMost = 8192;
-// A use is a read or a write of some MiB.
+// The longest that a use may take: a use is a read or a write of some MiB.
 constexpr std::chrono::seconds kLongestUse{30};
 
 int Capacity() {
@@ -44,7 +45,7 @@ bool IsSame(const struct stat& a, const struct stat& b, bool unchanged) {
 
 }  // namespace
 
-// All of a process.
+// The pool of all pooled files of a process.
 class FilePool;
 
 struct PooledFile::Entry {
@@ -54,10 +55,10 @@ struct PooledFile::Entry {
     kChanging,  // A thread opens or closes it, outside the pool's lock.
   };
 
-  // Held, for a destructor must not be the one that makes it.
+  // Stored, because a destructor must not be the first to create the pool.
   FilePool* pool = nullptr;
 
-  // How to open it again. `in` is null for a path.
+  // The arguments for opening it again. `in` is null for a path.
   const Directory* in = nullptr;
   FileEnv* env = nullptr;
   std::string name;
@@ -66,17 +67,18 @@ struct PooledFile::Entry {
   File::Cache cache = File::Cache::kBuffered;
   std::optional<struct stat> identity;  // None: it was never opened.
 
-  // Guarded by the pool's lock, but for `file` while kChanging or used, and for
+  // Guarded by the pool's lock, except `file` while kChanging or used, and
   // `sync_error` while kChanging.
   State state = State::kClosed;
   int users = 0;
   std::optional<File> file;
   Status sync_error;
-  // Moved into the pool's list while it is idle, which takes no memory.
+  // A list node that is moved into the pool's list while the file is idle, so
+  // that this takes no memory.
   std::list<Entry*> node{this};
   const std::list<Entry*>::iterator place = node.begin();
 
-  // Since the last sync.
+  // True when written since the last sync.
   std::atomic<bool> written{false};
 
   int descriptors() const { return cache == File::Cache::kDirect ? 2 : 1; }
@@ -84,7 +86,7 @@ struct PooledFile::Entry {
   void CloseFile();
 };
 
-// Opens it for the first time, or again as what it was.
+// Opens the file for the first time; later checks that it is the same file.
 Status PooledFile::Entry::OpenFile() {
   StatusOr<File> opened = in != nullptr ? File::Open(*in, name, mode, cache)
                                         : File::Open(env, name, mode, cache);
@@ -108,7 +110,7 @@ Status PooledFile::Entry::OpenFile() {
   }
   identity = found;
   file.emplace(*std::move(opened));
-  // It is there now.
+  // The file exists now.
   if (mode == File::Mode::kCreate) mode = File::Mode::kWrite;
   return Status();
 }
@@ -126,8 +128,8 @@ class FilePool {
   using Entry = PooledFile::Entry;
   using State = Entry::State;
 
-  // Returns the pool of this process. A child of fork has one of its own, for a
-  // thread of its parent may have held the lock.
+  // Returns the pool of this process. A child of fork has a pool of its own,
+  // because a thread of its parent may have held the lock.
   static FilePool& Get() {
     // Leaked on purpose: no static destructor may run in the host's exit.
     static std::atomic<FilePool*> current{nullptr};
@@ -146,8 +148,8 @@ class FilePool {
                                          "closed; what was written to it may "
                                          "be lost")) {}
 
-  // False in a child of the process that made the pool: what is open there is
-  // left to the end of the child.
+  // Returns false in a child of the process that made the pool: files that are
+  // open there stay open until the child ends.
   bool IsOurs() const { return ::getpid() == owner_; }
   Status CheckOurs(const Entry* entry) const {
     if (IsOurs()) return Status();
@@ -159,8 +161,9 @@ class FilePool {
   // Opens the file if it is not, and keeps it open until Release.
   Status Acquire(Entry* entry) {
     SHARD_RETURN_IF_ERROR(CheckOurs(entry));
-    // Of files with two descriptors one is opened at a time, until it counts as
-    // used: two that have the first one each would leave each other none.
+    // Files with two descriptors are opened one at a time, until they count as
+    // used: otherwise two files with one descriptor each could leave none for
+    // each other.
     std::unique_lock alone(opening_, std::defer_lock);
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return entry->state != State::kChanging; });
@@ -200,8 +203,7 @@ class FilePool {
     changed_.notify_all();
   }
 
-  // Closes the file if it is open, and does not sync it. REQUIRES: nobody uses
-  // it.
+  // Closes the file if it is open, without a sync. REQUIRES: no thread uses it.
   void Close(Entry* entry) noexcept {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return entry->state != State::kChanging; });
@@ -232,7 +234,7 @@ class FilePool {
     CloseIdle(idle_.front(), lock);
   }
 
-  // Gives up the lock while it closes.
+  // Releases the lock while it closes.
   void CloseIdle(Entry* entry, std::unique_lock<std::mutex>* lock) {
     entry->node.splice(entry->node.end(), idle_, entry->place);
     entry->state = State::kChanging;
@@ -262,12 +264,12 @@ class FilePool {
   int open_ = 0;  // Descriptors.
   int used_ = 0;  // Files.
   int closing_ = 0;
-  bool closed_ = false;  // One was, since CloseOne was last asked.
+  bool closed_ = false;  // True when a file was closed since the last CloseOne.
 };
 
 namespace {
 
-// Runs `call` with the open file.
+// Calls `call` with the open file.
 template <typename Entry, typename Call>
 auto Use(Entry* entry, const Call& call) -> decltype(call(*entry->file)) {
   SHARD_RETURN_IF_ERROR(entry->pool->Acquire(entry));
@@ -330,7 +332,7 @@ void PooledFile::Drop() noexcept {
   if (entry_->pool->IsOurs()) {
     entry_->pool->Close(entry_.get());
   } else {
-    // A thread of the parent may have been at it.
+    // A thread of the parent may have been using the entry.
     (void)entry_.release();
   }
 }
@@ -365,7 +367,8 @@ Status PooledFile::Sync() {
   FilePool& pool = *entry_->pool;
   SHARD_RETURN_IF_ERROR(pool.CheckOurs(entry_.get()));
   const Status before = pool.AddError(entry_.get(), Status());
-  // Nothing to sync where the pool closed it, which synced it.
+  // The pool syncs a file before it closes it, so then there is nothing to
+  // sync.
   if (!before.ok() || !entry_->written) return before;
   const Status status = Use(entry_.get(), [&](File& file) {
     entry_->written = false;

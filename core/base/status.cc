@@ -46,7 +46,7 @@ StatusCode CodeOfErrno(int error) {
   }
 }
 
-// What to do about it; empty where the text of the error says it.
+// Returns the remedy; empty where the text of the error contains it.
 const char* RemedyOfErrno(int error) {
   switch (error) {
     case ENOSPC:

@@ -101,7 +101,7 @@ bool IsValidUtf8(std::string_view text) {
     const auto lead = static_cast<unsigned char>(text[i]);
     size_t length = 0;
     uint32_t code = 0;
-    uint32_t smallest = 0;  // Overlong forms fall below this.
+    uint32_t smallest = 0;  // Overlong forms are below this.
     if (lead == 0) return false;
     if (lead < 0x80) {
       ++i;

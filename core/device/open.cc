@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a spec to the device it names.
+// Opens the device that a spec names.
 
 #include <cstdint>
 #include <memory>
@@ -14,7 +14,7 @@ namespace shard {
 
 namespace {
 
-// Beyond, a test would wait for nothing.
+// The longest pause that finds errors: a longer one only makes tests wait.
 constexpr double kLongestDelay = 1;
 
 StatusOr<std::shared_ptr<Device>> OpenCpu(std::string_view text, Spec spec) {

@@ -116,7 +116,7 @@ Status BufferPlanner::LayOutStates(const BufferInventory& buffer,
   const auto params = inventory_.ParamsOf(buffer);
   const auto param_numels = inventory_.NumelsOf(buffer);
   std::vector<int64_t> numels(params.size());
-  // The master weights, which come last, are like the parameters.
+  // The master weights, which come last, have the parameters' layout.
   for (size_t s = 0; s < group.states.size(); ++s) {
     for (size_t i = 0; i < numels.size(); ++i) {
       const auto& shape = model_.params()[static_cast<size_t>(params[i])].shape;

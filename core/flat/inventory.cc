@@ -16,8 +16,8 @@ namespace shard {
 
 namespace {
 
-// What a record in the fingerprint begins with. A name is shorter than 2^31, so
-// no length is taken for one of these.
+// The first word of a record in the fingerprint. A name is shorter than 2^31,
+// so no length equals one of these.
 constexpr uint32_t kModuleRecord = uint32_t{1} << 31;  // | depth
 constexpr uint32_t kAliasRecord = uint32_t{1} << 30;
 
@@ -45,7 +45,7 @@ class InventoryTaker {
     if (module.ignored) return false;
     fingerprint_->Add(kModuleRecord | static_cast<uint32_t>(depth));
     fingerprint_->AddString(module.name);
-    // The root's is never closed.
+    // The root is never closed.
     while (depth > 0 && open_units_.back().depth >= depth) {
       open_units_.pop_back();
     }
@@ -87,7 +87,7 @@ class InventoryTaker {
   }
 
   Inventory Take() {
-    // By their places in the walk: ids are each rank's own.
+    // Named by position in the walk, because each rank has ids of its own.
     fingerprint_->Add(static_cast<uint32_t>(wrapped_positions_.size()));
     for (const int32_t position : wrapped_positions_) {
       fingerprint_->Add(position);
@@ -97,8 +97,9 @@ class InventoryTaker {
   }
 
  private:
-  // Shapes are the only thing here that lies anywhere in memory. Names mostly
-  // stand in the order of the walk, so it is known early which come next.
+  // Prefetches a shape: shapes are the only data here that may be anywhere in
+  // memory. Names are mostly in the order of the walk, so the next shapes are
+  // known early.
   void PrefetchShapeAfter(size_t index) const {
     constexpr size_t kAhead = 8;
     const auto& references = model_.references();
@@ -108,10 +109,10 @@ class InventoryTaker {
         model_.params()[static_cast<size_t>(param)].shape.data());
   }
 
-  // A unit that the walk is inside of.
+  // A unit in which the walk is.
   struct OpenedUnit {
     int32_t unit;
-    int depth;  // Of its module.
+    int depth;  // The depth of its module.
   };
 
   void OpenUnit(ModuleId module, int depth) {
@@ -122,15 +123,16 @@ class InventoryTaker {
     open_units_.push_back({unit, depth});
   }
 
-  // The buffer that takes a parameter such as `info` in the unit at hand.
+  // Returns the buffer that takes a parameter such as `info` in the current
+  // unit.
   int32_t BufferOf(const Model::Param& info) {
     const int32_t unit = open_units_.back().unit;
     const GroupId group = info.trainable ? info.group : kDefaultGroup;
     ByDType& row =
         info.trainable ? trainable_[static_cast<size_t>(group)] : frozen_;
     int32_t& buffer = row[static_cast<size_t>(info.dtype)];
-    // What was used last may be another unit's: one within, which is closed, or
-    // one around this, which the walk comes back to.
+    // The last buffer may belong to another unit: one inside this, which is
+    // closed, or one around this, to which the walk returns.
     if (buffer >= 0 && At(buffer).unit != unit) {
       if (IsOpen(At(buffer).unit)) open_[{At(buffer).unit, &buffer}] = buffer;
       const auto open = open_.find({unit, &buffer});
@@ -154,14 +156,14 @@ class InventoryTaker {
     return depth < open_units_.size() && open_units_[depth].unit == unit;
   }
 
-  // Counts the parameter's bytes, unless that would make the buffer longer than
-  // it may be.
+  // Counts the parameter's bytes, unless they would make the buffer longer than
+  // allowed.
   bool Fits(const Model::Param& info, BufferInventory* buffer) const {
     if (buffer->owned_whole) return true;
     const DType dtype = buffer->trainable ? buffer->grad_dtype : buffer->dtype;
     int64_t bytes = 0;
-    // A sum that cannot be counted is too much for any buffer, and a parameter
-    // that cannot is one of its own.
+    // A sum beyond int64 is too long for any buffer, and a parameter beyond
+    // int64 is alone in its buffer.
     if (__builtin_mul_overflow(
             info.numel, static_cast<int64_t>(DTypeSize(dtype)), &bytes)) {
       bytes = std::numeric_limits<int64_t>::max();
@@ -169,7 +171,7 @@ class InventoryTaker {
     int64_t sum = 0;
     const bool overflow = __builtin_add_overflow(buffer->bytes, bytes, &sum);
     const bool fits = !overflow && sum <= options_.buffer_bytes;
-    // Without elements it adds nothing anywhere.
+    // A parameter without elements fits anywhere.
     if (!fits && buffer->bytes > 0 && bytes > 0) return false;
     buffer->bytes = sum;
     return true;
@@ -179,8 +181,9 @@ class InventoryTaker {
     return inventory_.buffers[static_cast<size_t>(buffer)];
   }
 
-  // Where a parameter stands in the walk: ids depend on the order of adding,
-  // which two ranks need not share. Only models with ties pay for the table.
+  // Returns a parameter's position in the walk. Ids are of no use here, because
+  // they depend on the order of adding, which may differ between ranks. Only
+  // models with ties pay for the table.
   int32_t PositionOf(ParamId param) {
     if (positions_.empty()) positions_.assign(model_.params().size(), -1);
     for (; positioned_ < inventory_.walk.size(); ++positioned_) {
@@ -205,18 +208,18 @@ class InventoryTaker {
 
   std::vector<OpenedUnit> open_units_;  // From the root on.
   size_t next_wrapped_ = 0;
-  int32_t position_ = 0;  // Of the module at hand in the walk.
+  int32_t position_ = 0;  // The position of the current module in the walk.
   std::vector<int32_t> wrapped_positions_;
 
   using ByDType = std::array<int32_t, 5>;
-  // The buffers that were used last, as indices into Inventory::buffers, or -1.
+  // The buffers used last, as indices into Inventory::buffers, or -1.
   ByDType frozen_;
   std::vector<ByDType> trainable_;  // By group.
-  // Buffers of open units that were used before those.
+  // The buffers of open units that were used before those.
   std::map<OpenKey, int32_t> open_;
 
   std::vector<int32_t> positions_;
-  size_t positioned_ = 0;  // How much of the walk is in positions_.
+  size_t positioned_ = 0;  // The length of the walk that is in positions_.
 };
 
 }  // namespace

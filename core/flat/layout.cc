@@ -29,9 +29,9 @@ Status CheckInputs(std::span<const ParamId> params,
   return Status();
 }
 
-// False when the result is beyond int64. REQUIRES: value >= 0.
+// Returns false when the result is beyond int64. REQUIRES: value >= 0.
 bool RoundUp(int64_t value, int64_t alignment, int64_t* result) {
-  if (alignment == 1) {  // As for every slot of most plans: no division.
+  if (alignment == 1) {  // Most slots of most plans: avoids a division.
     *result = value;
     return true;
   }
@@ -45,8 +45,8 @@ Status CheckNumel(ParamId param, int64_t numel) {
   return InvalidArgument("parameter ", param, " has ", numel, " elements");
 }
 
-// `numel` elements rounded up to the alignment, such that world_size of them
-// can still be counted.
+// Rounds `numel` up to the alignment. An error when world_size times the result
+// is beyond int64.
 StatusOr<int64_t> ShardNumel(int64_t numel, int world_size,
                              FlatLayout::Alignment alignment) {
   // The least common multiple.
@@ -114,16 +114,16 @@ StatusOr<FlatLayout> FlatLayout::Owned(std::span<const ParamId> params,
   FlatLayout layout;
   layout.world_size_ = world_size;
 
-  // A counting sort by owner: where the next slot of each rank goes, and at
-  // which offset.
+  // A counting sort by owner. A cursor has the index and the offset of a rank's
+  // next slot.
   struct Cursor {
     int64_t numel = 0;
     size_t slot = 0;
   };
-  // Many small buffers for many ranks must not cost their product: where ranks
-  // are far more than parameters, only owners have cursors.
+  // Only owners have cursors where there are far more ranks than parameters:
+  // many small buffers for many ranks must not cost their product.
   const bool sparse = params.size() < static_cast<size_t>(world_size) / 8;
-  std::vector<int32_t> ranks;  // Of the cursors, ascending.
+  std::vector<int32_t> ranks;  // The ranks of the cursors, ascending.
   if (sparse) {
     ranks.assign(owners.begin(), owners.end());
     std::sort(ranks.begin(), ranks.end());
@@ -182,7 +182,7 @@ int64_t FlatLayout::PaddingOf(int rank) const {
 }
 
 size_t FlatLayout::SlotAt(int64_t element) const {
-  // Slots stand in order and do not overlap: their ends ascend too.
+  // Slots are in order and do not overlap, so their ends ascend, too.
   const auto slot = std::partition_point(
       slots_.begin(), slots_.end(), [element](const Slot& candidate) {
         return candidate.offset + candidate.numel <= element;

@@ -22,8 +22,8 @@ int Dims(const Model::Param& info) {
   return static_cast<int>(info.shape.size());
 }
 
-// Like DistributedDataParallel: gradients become ready from the model's end to
-// its front, roughly, and a bucket holds one dtype, of whatever group.
+// Buckets as in DistributedDataParallel: gradients become ready roughly from
+// the model's end to its front, and a bucket holds one dtype, but any groups.
 struct Buckets {
   std::vector<std::vector<int64_t>> numels;
   std::vector<std::vector<ParamId>> params;
@@ -60,7 +60,8 @@ Buckets FormBuckets(const Model& model, const std::vector<ParamId>& trainable,
     bucket.params.push_back(param);
     const int64_t bytes =
         info.numel * static_cast<int64_t>(DTypeSize(info.dtype));
-    // Full as well when its size cannot be counted: the layout will say so.
+    // A bucket is also full when its size is beyond int64; the layout reports
+    // that.
     if (__builtin_add_overflow(bucket.bytes, bytes, &bucket.bytes) ||
         bucket.bytes >= bucket_bytes) {
       close(&bucket);
@@ -100,11 +101,11 @@ Status OwnGreedily(const Model& model, const PlanOptions& options,
   for (const ParamId param : inventory.walk) {
     const Model::Param& info = model.params()[static_cast<size_t>(param)];
     const auto group = static_cast<size_t>(info.group);
-    // A cost is defined for what is stepped.
+    // Costs are defined only for parameters that are stepped.
     if (!info.trainable && options.groups[group].tensor != nullptr) continue;
     members[group].push_back(param);
   }
-  // By what the loads are counted in: null for elements.
+  // By the unit of the loads; null stands for elements.
   std::map<const TensorTraits*, GreedyPartitioner> partitioners;
   std::vector<int64_t> weights;
   for (size_t g = 0; g < members.size(); ++g) {

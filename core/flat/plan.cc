@@ -24,8 +24,9 @@ namespace shard {
 
 namespace {
 
-// The engine counts bytes of one buffer, and of all, in 64 bits. Adds the
-// elements of `buffer` to those of the buffers before it.
+// Checks that the engine can count the bytes of one buffer, and of all, in 64
+// bits. Adds the elements of `buffer` to `total`, those of the buffers before
+// it.
 Status CheckBytes(const FlatBufferPlan& buffer, int64_t* total) {
   // No element with its gradient and all of its states takes more than 64
   // bytes, and page rounding no more than a page per tensor.
@@ -73,7 +74,7 @@ StatusOr<std::shared_ptr<const Plan>> Plan::Create(
   if (options.groups.empty()) options.groups.resize(model->groups().size());
   SHARD_RETURN_IF_ERROR(CheckGroups(options.groups, model->groups().size()));
   const std::vector<ModuleId> wrapped = ChooseUnits(*model, options);
-  // It may refer to what lives no longer than this call.
+  // The predicate may refer to objects that live only during this call.
   options.wrap.SetPredicate(nullptr);
 
   std::shared_ptr<Plan> plan(new Plan);
@@ -140,8 +141,7 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
   }
   ChooseSharding();
 
-  // In walk order, so that the order in which a rank added things is no
-  // difference.
+  // In walk order, so that ranks may add parameters in different orders.
   num_stored_ = inventory.walk.size();
   positions_.assign(model_->params().size(), -1);
   for (size_t i = 0; i < inventory.walk.size(); ++i) {
@@ -178,7 +178,8 @@ int32_t Plan::UnitAt(ModuleId module) const {
   return is_there ? *found : -1;
 }
 
-// Range r belongs to place r / R of group r % R: those of one place together.
+// Range r belongs to place r / R of group r % R: ranges of one place are
+// adjacent.
 int Plan::RangeOf(int rank) const {
   const int size = ShardGroupSize();
   return rank % size * (options_.world_size / size) + rank / size;

@@ -13,7 +13,7 @@ namespace shard {
 
 namespace {
 
-// Of slots: each is memory.
+// The limit on prefetched slots, which take memory.
 constexpr int kMaxPrefetch = 64;
 
 Status CheckStates(const std::vector<StateTensor>& states) {

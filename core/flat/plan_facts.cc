@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A plan as facts, for ranks whose fingerprints differ. It holds a path and a
-// number per parameter, whatever the model.
+// Describes a plan as facts, for ranks whose fingerprints differ. Takes memory
+// for a path and a number per parameter, for any model.
 
 #include <algorithm>
 #include <cstddef>
@@ -50,13 +50,13 @@ void AddOptions(const PlanOptions& options, FactSink* sink) {
   sink->Add("", "number of param groups", options.groups.size());
 }
 
-// Walks a model with the path of each module and parameter.
+// Walks a model and provides the path of each module and parameter.
 class PathWalk {
  public:
   explicit PathWalk(const Model& model) : model_(model) {}
 
-  // Calls `module(id, depth)` and `reference(index, param)`, which may ask for
-  // Named; what is ignored is left out.
+  // Calls `module(id, depth)` and `reference(index, param)`, which may call
+  // Named; ignored modules and names are left out.
   template <typename OnModule, typename OnReference>
   void Walk(const OnModule& module, const OnReference& reference) {
     WalkModel(
@@ -79,10 +79,10 @@ class PathWalk {
         });
   }
 
-  // `kind` and the path: "parameter 'layer.weight'". Of a path longer than any
-  // that people read, its end with the whole last name: a tree may be as deep
-  // as it likes, and its paths must not cost its square. Valid until the next
-  // call.
+  // Returns `kind` and the path: "parameter 'layer.weight'". Shortens a path
+  // longer than people read to its end, with the whole last name: a tree may
+  // have any depth, and the cost of its paths must not grow with the square of
+  // it. Valid until the next call.
   std::string_view Named(std::string_view kind) {
     constexpr size_t kLongest = 512;
     const size_t shown = std::max(kLongest, last_bytes_);
@@ -102,9 +102,10 @@ class PathWalk {
 
   const Model& model_;
   std::string path_;
-  size_t last_bytes_ = 0;  // Of its last name.
+  size_t last_bytes_ = 0;  // Of the last name of the path.
   std::string named_;
-  std::vector<size_t> ends_;  // Of the paths of the modules that it is in.
+  // The lengths of the paths of the modules around it.
+  std::vector<size_t> ends_;
 };
 
 void AddModel(const Plan& plan, FactSink* sink) {
@@ -131,7 +132,7 @@ void AddModel(const Plan& plan, FactSink* sink) {
         const std::string_view subject = walk.Named("parameter");
         int32_t& first = primary[static_cast<size_t>(param)];
         if (first >= 0) {
-          // By position: ids are each rank's own.
+          // Named by position, because each rank has ids of its own.
           add_entry(StrCat(subject, ", tied to parameter number ",
                            plan.positions()[static_cast<size_t>(param)]),
                     StrCat("'", model.ReferenceFqn(first), "'"));
@@ -148,7 +149,7 @@ void AddModel(const Plan& plan, FactSink* sink) {
   add_entry("the end");
 }
 
-// Where everything lies, which follows from the rest but for manual owners.
+// Adds all places. They follow from the other facts, except with manual owners.
 void AddPlaces(const Plan& plan, FactSink* sink) {
   PathWalk walk(plan.model());
   std::vector<bool> seen(plan.model().params().size());

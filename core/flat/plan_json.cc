@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A plan for programs.
+// Writes a plan as JSON, for programs.
 
 #include <algorithm>
 #include <cstddef>
@@ -63,7 +63,7 @@ void WriteUnits(const Plan& plan, JsonWriter* json) {
   json->EndArray();
 }
 
-// By unit depth; null where nothing is sharded.
+// Writes slots by unit depth; null where nothing is sharded.
 void WriteSlots(bool sharded, const std::vector<SlotPlan>& slots,
                 JsonWriter* json) {
   if (!sharded) return json->Null();
@@ -110,8 +110,8 @@ void WriteBuffer(const FlatBufferPlan& buffer, JsonWriter* json) {
   json->EndObject();
 }
 
-// By ParamId, what is ignored left out. first_rank and last_rank own a
-// parameter's first and last element.
+// Writes parameters by ParamId, without ignored ones. first_rank and last_rank
+// own a parameter's first and last element.
 void WriteParams(const Plan& plan, JsonWriter* json) {
   const Model& model = plan.model();
   const std::vector<std::string> fqns = model.ParamFqns();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of the checks that is about keys.
+// Checks the keys of a plan.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,8 +17,9 @@ namespace shard {
 
 namespace {
 
-// True where a key can be anything but the FQN, or begin as one of those that
-// libshard adds: only then can two collide, as the FQNs of a model differ.
+// Returns true where a key may differ from the FQN, or a name may begin as the
+// keys that libshard adds: only then can two keys collide, because the FQNs of
+// a model differ.
 bool MayCollide(const Model& model) {
   constexpr std::string_view kOurs[] = {kStatePrefix, kGroupPrefix,
                                         kLossScaleKey, kGoodStepsKey};
@@ -78,8 +79,8 @@ class Keys {
     if (owner == references_.end()) return {};
     const Model::Param& param = ParamOf(owner->second);
     if (!param.trainable) return {};
-    // In a group, any name: which hyperparameters there are is for core/optim
-    // to say.
+    // In a group, any name may be a key, because core/optim decides which
+    // hyperparameters exist.
     if (!parts->in_group && !HasState(param, parts->name)) return {};
     return InvalidArgument("the parameter ", Quoted(reference),
                            " has the key that checkpoints ",
@@ -89,7 +90,7 @@ class Keys {
   }
 
   bool HasState(const Model::Param& param, std::string_view name) const {
-    // Counts of steps stand beside states in state dicts.
+    // Counts of steps are stored beside states in state dicts.
     if (name == kMasterState || name == kStepName) return true;
     for (const StateTensor& state :
          options_.groups[static_cast<size_t>(param.group)].states) {
@@ -110,8 +111,7 @@ class Keys {
 
   const Model& model_;
   const PlanOptions& options_;
-  // By key. Not a hash table: names may come from somebody who chose them to
-  // collide.
+  // By key. Not a hash table: an adversary may have chosen names that collide.
   std::map<std::string, int32_t> references_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a plan costs, and which sharding is worth its slots.
+// Computes the memory of a plan, and which sharding is worth its slots.
 
 #include <algorithm>
 #include <cstddef>
@@ -31,8 +31,8 @@ uint64_t HeldParams(const FlatBufferPlan& buffer, int ranges) {
   return PagesOf(buffer.dtype, ranges * buffer.layout.shard_numel());
 }
 
-// Slots for what every unit gathers or reduces: of its buffers that `takes`
-// chooses, `bytes` each.
+// Returns the slots for the buffers that each unit gathers or reduces: those
+// that `takes` chooses, with `bytes` each.
 template <typename Takes, typename Bytes>
 std::vector<SlotPlan> SlotsOf(const std::vector<UnitPlan>& units,
                               const std::vector<FlatBufferPlan>& buffers,

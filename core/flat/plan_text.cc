@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A plan for people.
+// Writes a plan as text, for people.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,11 +17,12 @@ namespace shard {
 
 namespace {
 
-// Of units, buffers and warnings: the rest is a count.
+// The number of units, buffers and warnings that are listed; the rest is a
+// count.
 constexpr size_t kListedRows = 16;
 
-// Columns as wide as their widest cell, two spaces apart; the first
-// `left_columns` are aligned left, the others right. Widths count bytes.
+// A table whose columns are as wide as their widest cell, two spaces apart. The
+// first `left_columns` are aligned left, the others right. Widths count bytes.
 class Table {
  public:
   explicit Table(size_t left_columns) : left_columns_(left_columns) {}
@@ -127,7 +128,7 @@ void AppendRanks(const Plan& plan, std::string* out) {
   AppendMore(static_cast<size_t>(world_size), static_cast<size_t>(listed), out);
 }
 
-// Nothing where all is whole.
+// Appends the slots; nothing where all tensors are whole.
 void AppendSlots(const Plan& plan, std::string* out) {
   Table table(1);
   const auto add = [&table](const char* what,

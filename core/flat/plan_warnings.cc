@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a host may not have meant.
+// Warns of plans that the host may not have intended.
 
 #include <algorithm>
 #include <array>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t kListedNames = 3;
 
-// "a, b, c and 9 more".
+// Returns "a, b, c and 9 more".
 std::string NamesText(const std::vector<std::string>& first, int64_t count) {
   std::string text;
   for (const std::string& name : first) {
@@ -32,14 +32,14 @@ std::string NamesText(const std::vector<std::string>& first, int64_t count) {
   return text;
 }
 
-// The parameters of one unit that are frozen, or that are not.
+// The frozen or the trainable parameters of one unit.
 struct Kind {
   int64_t count = 0;
   int64_t numel = 0;
   std::vector<ParamId> first;
 };
 
-// By unit; [0] has what is frozen, [1] what is trainable.
+// By unit; [0] has the frozen parameters, [1] the trainable ones.
 using Mixture = std::array<Kind, 2>;
 
 std::vector<Mixture> MixturesOf(const Plan& plan) {
@@ -53,7 +53,7 @@ std::vector<Mixture> MixturesOf(const Plan& plan) {
   }
   std::vector<Mixture> mixtures(plan.units().size());
   for (const ParamId param : walk) {
-    if (param < 0) break;  // The rest is ignored.
+    if (param < 0) break;  // All that follow are ignored.
     const Model::Param& info = model.params()[static_cast<size_t>(param)];
     Mixture& mixture = mixtures[static_cast<size_t>(plan.UnitOf(param))];
     Kind& kind = mixture[info.trainable ? 1 : 0];
@@ -64,8 +64,9 @@ std::vector<Mixture> MixturesOf(const Plan& plan) {
   return mixtures;
 }
 
-// The order of torch's reports, from the inside out and as registered: the
-// first offender a reader meets in the model comes first.
+// Returns units in the order of torch's reports: inner units before outer ones,
+// and otherwise as registered, so that the first warning is about the unit that
+// a reader of the model meets first.
 std::vector<size_t> PostOrder(const std::vector<UnitPlan>& units) {
   std::vector<size_t> order;
   std::vector<size_t> open;

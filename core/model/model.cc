@@ -16,10 +16,10 @@ namespace shard {
 
 namespace {
 
-// Leaves room for the +1 of an index entry.
+// Leaves room for the + 1 of an index entry.
 constexpr size_t kMaxIds = std::numeric_limits<int32_t>::max() - 1;
 
-// "module 'layer1'", "the root module".
+// Returns "module 'layer1'" or "the root module".
 std::string Describe(const Model& model, ModuleId module) {
   if (module == kRootModule) return "the root module";
   return StrCat("module ", QuoteName(model.ModuleFqn(module)));
@@ -53,7 +53,7 @@ Status CheckShape(const std::vector<int64_t>& shape, DType dtype,
 }
 
 // Makes room for one more element, so that the next push_back allocates
-// nothing: a call that runs out of memory leaves the model as it was.
+// nothing: a call for which memory runs out leaves the model unchanged.
 template <typename T>
 void MakeRoom(std::vector<T>* elements) {
   if (elements->size() < elements->capacity()) return;
@@ -340,9 +340,10 @@ std::vector<int32_t> Model::Walk() const {
 
 std::vector<std::string> Model::ParamFqns() const {
   std::vector<std::string> fqns(params_.size());
-  std::vector<bool> named(params_.size(), false);  // By a name in Walk().
-  // The path so far, and its length at each depth, so that a module costs its
-  // own name and not its path.
+  // True for parameters named in Walk().
+  std::vector<bool> named(params_.size(), false);
+  // The current path, and its length at each depth, so that a module costs the
+  // length of its own name and not that of its path.
   std::string path;
   std::vector<size_t> lengths;
   int ignored_below = std::numeric_limits<int>::max();

@@ -11,7 +11,7 @@ namespace shard {
 
 namespace {
 
-// Bytes of the control character at text[i]; 0: there is none.
+// Returns the bytes of the control character at text[i]; 0 when there is none.
 size_t ControlBytes(std::string_view text, size_t i) {
   const auto byte = static_cast<unsigned char>(text[i]);
   if (byte < 0x20 || byte == 0x7F) return 1;
@@ -21,12 +21,12 @@ size_t ControlBytes(std::string_view text, size_t i) {
   return is_c1 ? 2 : 0;
 }
 
-// Whether the eight bytes are U+0020 to U+007E.
+// Returns true when the eight bytes are U+0020 to U+007E.
 bool IsPrintableAscii(const char* text) {
   constexpr uint64_t kOnes = 0x0101010101010101;
   uint64_t bytes;
   std::memcpy(&bytes, text, sizeof(bytes));
-  // Sums do not carry: what matters is the top bit of each byte.
+  // The sums do not carry between bytes: only the top bit of each byte is read.
   return (bytes & 0x80 * kOnes) == 0 &&
          (((bytes | 0x80 * kOnes) - 0x20 * kOnes) & 0x80 * kOnes) ==
              0x80 * kOnes &&
@@ -59,7 +59,7 @@ std::string QuoteName(std::string_view text) {
   size_t end = text.size();
   if (end > kMost) {
     end = kMost;
-    // Not in the middle of a character.
+    // Does not cut in the middle of a character.
     while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
       --end;
     }
@@ -117,7 +117,7 @@ bool IsWrapperName(std::string_view component) {
 std::string CleanTensorName(std::string_view name, bool strip_leading_module) {
   std::string clean;
   clean.reserve(name.size());
-  bool at_front = true;  // Nothing but wrappers so far.
+  bool at_front = true;  // True while only wrappers were seen.
   for (;;) {
     const size_t dot = name.find('.');
     if (dot == std::string_view::npos) break;

@@ -16,7 +16,7 @@ namespace shard {
 
 namespace {
 
-// torch's size_based_auto_wrap_policy.
+// The defaults of torch's size_based_auto_wrap_policy.
 constexpr int64_t kDefaultMinNumel = 100'000'000;
 constexpr const char* kDefaultForceLeaf = "MultiheadAttention";
 constexpr const char* kDefaultExclude = "ModuleList,ModuleDict";
@@ -25,7 +25,7 @@ bool Contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// No count of elements matters beyond what any policy can ask for.
+// Adds without overflow. A saturated count exceeds any policy's minimum.
 int64_t SaturatingAdd(int64_t a, int64_t b) {
   int64_t sum = 0;
   return __builtin_add_overflow(a, b, &sum)
@@ -36,14 +36,14 @@ int64_t SaturatingAdd(int64_t a, int64_t b) {
 struct Node {
   ModuleId module;
   int32_t parent;  // Index into the nodes; -1 for the root.
-  int64_t numel;   // With everything below it.
+  int64_t numel;   // With the elements of all modules below it.
   int64_t wrapped = 0;
-  bool reached = false;  // A policy goes as far down as this.
-  bool entered = false;  // And further.
+  bool reached = false;  // A policy reaches this module.
+  bool entered = false;  // A policy reaches the modules below it.
   bool wraps = false;
 };
 
-// What is not ignored, in module-walk order.
+// Returns the modules that are not ignored, in module-walk order.
 std::vector<Node> NodesOf(const Model& model) {
   std::vector<Node> nodes;
   nodes.reserve(model.modules().size());
@@ -74,7 +74,7 @@ std::vector<Node> NodesOf(const Model& model) {
   return nodes;
 }
 
-// Calls `leave(node)` for every reached node, those within before those around
+// Calls `leave(node)` for every reached node, inner nodes before those around
 // them. A node is left when the next one is not inside it.
 template <typename Leave>
 void InPostOrder(std::vector<Node>* nodes, Leave leave) {
@@ -95,7 +95,7 @@ void InPostOrder(std::vector<Node>* nodes, Leave leave) {
   leave_until(-1);
 }
 
-// "a,b". `key` is for messages.
+// Parses "a,b". `key` is for messages.
 StatusOr<std::vector<std::string>> ParseNames(std::string_view key,
                                               const std::string& text) {
   std::vector<std::string> names;

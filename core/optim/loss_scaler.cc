@@ -17,10 +17,10 @@ namespace {
 constexpr double kSmallest = std::numeric_limits<float>::min();
 constexpr double kLargest = std::numeric_limits<float>::max();
 
-// What no text reads as.
+// A value that no text parses to.
 constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 
-// REQUIRES: x is in [kSmallest, kLargest].
+// Rounds to fp32. REQUIRES: x is in [kSmallest, kLargest].
 double NearestFloat(double x) { return static_cast<float>(x); }
 
 Status OutOfRangeValue(const char* kind, const char* key, double value,
@@ -68,7 +68,7 @@ StatusOr<LossScaler> LossScaler::Parse(std::string_view text) {
                            spec.TakeDouble("max_scale", 0x1p24));
     SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
     SHARD_RETURN_IF_ERROR(scaler.CheckRanges());
-    // Rounding keeps their order.
+    // Rounding is monotonic, so the bounds stay in order.
     scaler.init_scale_ = NearestFloat(scaler.init_scale_);
     scaler.min_scale_ = NearestFloat(scaler.min_scale_);
     scaler.max_scale_ = NearestFloat(scaler.max_scale_);
@@ -104,7 +104,7 @@ Status LossScaler::CheckRanges() const {
 }
 
 void LossScaler::State::Take(std::string_view name, double value) {
-  // Counts that doubles hold exactly.
+  // The greatest count that doubles hold exactly.
   constexpr double kMost = 0x1p53;
   if (name == kLossScaleKey) scale = value;
   if (name == kGoodStepsKey && value >= 0 && value <= kMost &&
@@ -119,7 +119,7 @@ void LossScaler::Update(bool skipped) {
   state_.good_steps = 0;
   const double wanted =
       state_.scale * (skipped ? backoff_factor_ : growth_factor_);
-  // In bounds first, so that what is rounded is a normal float.
+  // Clamped before rounding, so that the result is a normal float.
   state_.scale = NearestFloat(std::clamp(wanted, min_scale_, max_scale_));
 }
 

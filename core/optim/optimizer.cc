@@ -16,7 +16,7 @@ namespace shard {
 
 namespace {
 
-// A formula's declarations, with the type taken away.
+// A formula's declarations, independent of its type.
 struct FormulaInfo {
   Formula id;
   const char* name;
@@ -64,7 +64,7 @@ std::string KnownNames() {
   std::string names;
   std::string_view last;
   for (const FormulaInfo& info : kFormulas) {
-    // The forms of one optimizer stand together and share its name.
+    // The forms of one optimizer are adjacent and share its name.
     if (info.name == last) continue;
     last = info.name;
     StrAppend(&names, names.empty() ? "" : ", ", info.name);
@@ -124,7 +124,7 @@ StatusOr<double> TakeValue(Spec* spec, const char* optimizer,
   return value;
 }
 
-// The dtype of a name in kStorages.
+// Returns the dtype of a name in kStorages.
 DType StorageOf(std::string_view name) {
   for (const DType dtype : {DType::kBF16, DType::kQ8}) {
     if (name == DTypeName(dtype)) return dtype;

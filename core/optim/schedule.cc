@@ -36,7 +36,7 @@ constexpr const char* Schedule::kShapes[] = {"linear", "1-sqrt", "cosine"};
 
 namespace {
 
-// What Spec gives for a key that is not there; no text reads as NaN.
+// The fallbacks of Spec for missing keys; no text reads as NaN.
 constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kNoInteger = std::numeric_limits<int64_t>::min();
 
@@ -90,7 +90,8 @@ StatusOr<Schedule> Schedule::Parse(std::string_view text) {
     }
     schedule.shape_ = static_cast<Shape>(found - std::begin(kShapes));
   }
-  // A misspelt key is named as such, not as the one that is missing.
+  // Reports a misspelt key as unknown, before its correct form would be
+  // reported as missing.
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
   const char* missing = nullptr;
   if (schedule.decay_ == kNoInteger) missing = "decay";
@@ -169,7 +170,7 @@ double Schedule::Lr(int64_t step) const {
   }
   const double progress =
       static_cast<double>(t - begin) / static_cast<double>(total_ - begin);
-  // Of the forms of this sum the one that is exact at both ends.
+  // std::lerp is the form of this sum that is exact at both ends.
   return std::lerp(min_lr_, lr_, Remaining(shape, progress));
 }
 

@@ -23,9 +23,9 @@ int64_t MuonBatch(int64_t rows, int64_t cols) {
 
 int64_t WorkspaceNumel(Formula formula, const int64_t* shape, int ndim) {
   const int64_t numel = ShapeNumel(shape, ndim);
-  // Never stepped.
+  // A parameter without elements is never stepped.
   if (numel == 0) return 0;
-  // The kernels' own needs are at most a small multiple of the parameter.
+  // The kernels' own workspaces are at most a small multiple of the parameter.
   if (numel > kMost / 128) return kMost;
   if (formula == Formula::kMuon) {
     const int64_t batch = MuonBatch(shape[0], shape[1]);

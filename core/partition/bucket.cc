@@ -13,7 +13,7 @@ namespace shard {
 
 namespace {
 
-// The element count of every bucket.
+// Returns the element count of every bucket.
 StatusOr<std::vector<int64_t>> BucketNumels(
     const std::vector<std::vector<int64_t>>& buckets) {
   std::vector<int64_t> numels;
@@ -40,7 +40,7 @@ StatusOr<std::vector<int64_t>> BucketNumels(
   return numels;
 }
 
-// Hands out the pieces of one bucket at a time.
+// Assigns the pieces of one bucket at a time.
 class PieceAssigner {
  public:
   explicit PieceAssigner(int world_size)
@@ -56,7 +56,7 @@ class PieceAssigner {
     pieces->push_back(piece);
   }
 
-  // All ranks may take a piece again.
+  // Lets all ranks take a piece again.
   void FinishBucket() {
     for (const LoadHeap::Entry& rank : served_) waiting_.Push(rank);
     served_.clear();
@@ -67,13 +67,13 @@ class PieceAssigner {
   std::vector<LoadHeap::Entry> served_;  // The others.
 };
 
-// The smallest element count that the reference counts as having reached
-// total / W: it divides in floating point and compares an integer with the
-// quotient exactly. (Above 2^53 elements the quotient here may be one unit in
-// the last place off.)
+// Returns the smallest element count at which the reference considers total / W
+// reached: it divides in floating point and compares an integer with the
+// quotient exactly. (Above 2^53 elements the quotient here may be off by one
+// unit in the last place.)
 int64_t Threshold(int64_t total, int world_size) {
   const double quotient = static_cast<double>(total) / world_size;
-  // 2^63 itself is no int64; no piece reaches it either.
+  // 2^63 is beyond int64, and no piece reaches it.
   if (quotient >= 0x1p63) return total;
   return static_cast<int64_t>(std::ceil(quotient));
 }

@@ -15,9 +15,10 @@ struct Item {
   int32_t index;
 };
 
-// Stable, by descending numel: a radix sort by 11 bits from the low end, which
-// skips the digits that all items share. A million parameters have sizes of
-// some 32 bits, so this is 3 passes where a comparison sort needs 20.
+// Sorts stably, by descending numel: a radix sort by 11 bits from the low end,
+// which skips the digits that all items share. The sizes of a million
+// parameters have some 32 bits, so this takes 3 passes where a comparison sort
+// takes 20.
 void SortDescending(std::vector<Item>* items) {
   constexpr int kBits = 11;
   constexpr size_t kBuckets = size_t{1} << kBits;

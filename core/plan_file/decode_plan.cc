@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From hostile bytes to a plan. Sizes are those of vectors that were verified,
-// so that nothing is allocated for what is only said to be there; the one thing
-// that is longer than its bytes, text, is counted before it is made.
+// Decodes hostile bytes to a plan. Sizes are those of verified vectors, so that
+// nothing is allocated for claimed sizes; text, which alone is longer in a plan
+// than in the bytes, is counted before it is made.
 
 #include <cstring>
 #include <string>
@@ -23,15 +23,15 @@ namespace shard {
 
 namespace {
 
-// Longer than any optimizer's text with all its values. Its keys are compared
-// with each other.
+// A limit above the length of any optimizer's text with all its values. Each of
+// its keys is compared with all others, so the length must be limited.
 constexpr size_t kMaxOptimizerBytes = 4096;
 
 std::string_view View(const flatbuffers::String& text) {
   return {text.c_str(), text.size()};
 }
 
-// The elements of a vector that may be missing, which is an empty one.
+// The elements of a vector; a missing vector is an empty one.
 template <typename T>
 class Elements {
  public:
@@ -53,8 +53,8 @@ std::vector<int64_t> ShapeOf(const plan_schema::Param& param) {
   return {param.shape()->begin(), param.shape()->end()};
 }
 
-// Whether a body is a FlatBuffer of plan.fbs, in which every object is inside,
-// aligned, and part of no other.
+// Returns the root of a body that is a FlatBuffer of plan.fbs, in which every
+// object is inside, aligned, and no part of another.
 StatusOr<const plan_schema::Plan*> ReadBody(std::span<const std::byte> body) {
   if (!IsFlatBuffer(body, [](flatbuffers::Verifier& verifier) {
         return plan_schema::VerifyPlanBuffer(verifier);
@@ -85,11 +85,11 @@ StatusOr<const plan_schema::Plan*> ReadBody(std::span<const std::byte> body) {
   return plan;
 }
 
-// What a plan is made from, of a FlatBuffer that ReadBody accepted. Errors are
-// of any code: to the caller all of them are kCorrupt.
+// The arguments for making a plan, read from a FlatBuffer that ReadBody
+// accepted. Errors have any code: the caller turns each into kCorrupt.
 class Inputs {
  public:
-  // `seed` is of the model.
+  // `seed` is that of the model.
   Inputs(const plan_schema::Plan& root, uint64_t file_bytes, uint64_t seed)
       : classes_(root.classes()),
         modules_(root.modules()),
@@ -109,12 +109,12 @@ class Inputs {
   }
 
  private:
-  // REQUIRES: a module that was added.
+  // Takes the text of a path. REQUIRES: a module that was added.
   Status TakePath(ModuleId module, const flatbuffers::String& name) {
     return TakeText(PlanPathBytes(*model_, module, name.size()));
   }
 
-  // Of what MaxPlanTextBytes allows.
+  // Takes text from the total that MaxPlanTextBytes allows.
   Status TakeText(uint64_t bytes) {
     if (bytes > text_left_) {
       return Corrupt("its names are too long with their paths");
@@ -170,7 +170,7 @@ class Inputs {
   }
 
   Status AddParams() {
-    size_t next = 0;  // The parameter that is named next.
+    size_t next = 0;  // The parameter to be named next.
     for (size_t i = 0; i < names_.size(); ++i) {
       const plan_schema::Name& name = names_[i];
       if (name.in_module() >= modules_.size()) {
@@ -226,7 +226,7 @@ class Inputs {
         return optimizer.status().WithContext(StrCat("param group ", g));
       }
       options_.groups.push_back(PlanGroup(*optimizer));
-      // Also where the text is empty, and means a default.
+      // Also an error where the text is empty, which stands for a default.
       if (options_.groups.back().optimizer == text) continue;
       return Corrupt("the optimizer of param group ", g, ", ", QuoteName(text),
                      ", is not written with all its values");
@@ -234,7 +234,7 @@ class Inputs {
     return Status();
   }
 
-  // What is wrong is for Plan::Create to say.
+  // Reads the options; Plan::Create checks them.
   void ReadOptions() {
     PlanOptions& options = options_;
     options.stage = given_.stage();
@@ -281,7 +281,7 @@ StatusOr<std::shared_ptr<const Plan>> DecodePlan(
     std::span<const std::byte> bytes) {
   SHARD_ASSIGN_OR_RETURN(const FileHeader header,
                          ReadFileHeader(kPlanFormat, bytes));
-  // Numbers are read where they are.
+  // Numbers are read in place, so the body must be aligned.
   std::vector<std::byte> aligned;
   std::span<const std::byte> body = header.body;
   if (reinterpret_cast<uintptr_t>(body.data()) % alignof(uint64_t) != 0) {

@@ -20,12 +20,12 @@ template <typename T>
 using ListOffset =
     flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<T>>>;
 
-// Fewer bytes than the body will have, but not by much: a plan beyond the limit
-// is not built, which would need memory and, at 2 GiB, end in FlatBuffers'
-// assertion.
+// Returns slightly fewer bytes than the body will have. With it, a plan beyond
+// the limit is refused before it is built: building it would need memory and,
+// at 2 GiB, end in FlatBuffers' assertion.
 uint64_t AtLeastBytes(const Model& model) {
-  // An offset in a vector, a table's first number, and a name's length with
-  // padding.
+  // An offset in a vector, a table's first number, and the length of a name
+  // with padding.
   constexpr uint64_t kNamedTable = 16;
   uint64_t bytes = kNamedTable * model.modules().size();
   for (const Model::Module& module : model.modules()) {
@@ -40,7 +40,7 @@ uint64_t AtLeastBytes(const Model& model) {
   return bytes;
 }
 
-// What MaxPlanTextBytes is about.
+// Returns the bytes that MaxPlanTextBytes limits.
 uint64_t TextBytes(const Model& model) {
   uint64_t bytes = 0;
   const auto add_path = [&](ModuleId in, const std::string& name) {
@@ -106,7 +106,7 @@ class Encoder {
     return builder_.CreateString(text);
   }
 
-  // The index of a class in the bytes, where each stands once.
+  // Returns the index of a class in the bytes, where each class is stored once.
   uint32_t ClassIndex(const std::string& name) {
     const auto [at, is_new] = class_indices_.try_emplace(
         name, static_cast<uint32_t>(classes_.size()));
@@ -200,7 +200,7 @@ StatusOr<std::vector<std::byte>> EncodePlan(const Plan& plan) {
   SHARD_RETURN_IF_ERROR(CheckEncodable(plan.options()));
   const uint64_t least = AtLeastBytes(plan.model());
   if (least > kMaxPlanFileBytes) return TooLarge(least);
-  // Tables and alignment take the rest.
+  // The additional bytes are for tables and alignment.
   Encoder encoder(plan, 2 * least + 1024);
   const std::span<const std::byte> body = encoder.Encode();
   const uint64_t size = kFileHeaderBytes + body.size();

@@ -23,7 +23,7 @@ constexpr int kLower = 122;
 constexpr char kVariable[] = "SHARD_BLAS_LIBRARY";
 
 // The versioned names are those of the libraries, the others those of their
-// development packages. The reference comes last: it is many times slower.
+// development packages. The reference is last, because it is many times slower.
 constexpr const char* kUsualNames[] = {
     "libopenblas.so.0",  "libopenblas.so", "libmkl_rt.so.2", "libmkl_rt.so",
     "libblis.so.4",      "libblis.so",     "libblis-mt.so",  "libarmpl_lp64.so",
@@ -33,11 +33,11 @@ constexpr const char* kUsualNames[] = {
 
 int Flag(bool transpose) { return transpose ? kTranspose : kNoTranspose; }
 
-// Whether the library reads integers as 64 bits. The length is 3 in its lower
-// half and negative as a whole: a function of 32-bit integers reads the lower
-// half of the register and finds the greatest of three, at 1; one of 64-bit
-// integers finds nothing, which is 0. This is the calling convention of x86-64
-// and of AArch64.
+// Returns true when the library reads integers as 64 bits. The length passed is
+// 3 in its lower half and negative as a whole. A function of 32-bit integers
+// reads the lower half of the register and finds the greatest of three, at 1;
+// one of 64-bit integers finds nothing and returns 0. That holds for the
+// calling conventions of x86-64 and AArch64.
 bool ReadsLongIntegers(void* library) {
   void* const symbol = dlsym(library, "cblas_isamax");
   if (symbol == nullptr) return false;
@@ -86,8 +86,8 @@ StatusOr<Blas> Blas::Open(const std::string& name) {
     const char* const reason = dlerror();
     return NotFound(reason != nullptr ? reason : "dlopen gives no reason");
   }
-  // A library that cannot be used stays open too: its threads would run on
-  // without their code.
+  // A library that cannot be used stays open, too: closing it would remove the
+  // code of threads that it may have started.
   Blas blas;
   blas.name_ = name;
   SHARD_RETURN_IF_ERROR(Find(library, "cblas_sgemm", &blas.gemm_));
@@ -95,7 +95,7 @@ StatusOr<Blas> Blas::Open(const std::string& name) {
   if (ReadsLongIntegers(library)) {
     return FailedPrecondition("it has 64-bit integers (ILP64)");
   }
-  // Not an error: has_batch() is false then.
+  // A missing function is no error: has_batch() is false then.
   static_cast<void>(Find(library, "cblas_sgemm_batch", &blas.gemm_batch_));
   return blas;
 }

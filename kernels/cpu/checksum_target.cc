@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compiled with options of a newer CPU than the program's. So nothing here may
-// have a copy elsewhere that the linker could put in its place: all is static,
-// or in the target's own namespace, and no template of the standard library is
-// used.
+// Compiled with options for a newer CPU than the program's. The linker must
+// therefore not replace other code by a copy from here: every function is
+// static or in the target's own namespace, and no template of the standard
+// library is used.
 
 #include "kernels/cpu/checksum_target.h"
 
@@ -22,14 +22,15 @@ namespace SHARD_CHECKSUM_TARGET {
 
 namespace {
 
-// What the checksum has just read is in the second cache when it is copied.
+// A block that the checksum has just read is in the second-level cache when it
+// is copied.
 constexpr size_t kBlock = size_t{64} << 10;
-// Less than that is read again soon, or does not matter.
+// Smaller targets are read again soon, or do not matter.
 constexpr size_t kLeastPastCaches = size_t{256} << 10;
 
 Xxh128 From(const XXH128_hash_t& hash) { return {hash.low64, hash.high64}; }
 
-// REQUIRES: `to` is aligned to 64 bytes.
+// Copies past the caches. REQUIRES: `to` is aligned to 64 bytes.
 void CopyPastCaches(void* to, const void* from, size_t bytes) {
   size_t i = 0;
 #if defined(__AVX512F__)
@@ -59,7 +60,7 @@ void CopyPastCaches(void* to, const void* from, size_t bytes) {
          bytes - i);
 }
 
-// The streams' stores before whatever is stored next.
+// Orders streaming stores before all later stores.
 void Fence() {
 #if defined(__SSE2__)
   _mm_sfence();

@@ -13,12 +13,12 @@ void AddExact(double value, ExactSum* sum) {
   constexpr uint64_t kImplicitBit = uint64_t{1} << kMantissaBits;
   const auto bits = std::bit_cast<uint64_t>(value);
   const auto biased = static_cast<int>(bits >> kMantissaBits & 0x7FF);
-  // No denormal is a multiple of the lowest bit.
+  // A denormal is not a multiple of the lowest bit.
   if (biased == 0) return;
   uint64_t mantissa = (bits & (kImplicitBit - 1)) | kImplicitBit;
   int shift = biased - 1023 - kMantissaBits - ExactSum::kLowestExponent;
   if (shift < 0) {
-    // Only zeros are lost: the value is a multiple of the lowest bit.
+    // Drops only zeros, because the value is a multiple of the lowest bit.
     mantissa >>= -shift;
     shift = 0;
   }
@@ -60,8 +60,8 @@ double RoundExact(const ExactSum& sum) {
   if (top == 0) return 0;
   --top;
   const auto zeros = static_cast<size_t>(std::countl_zero(sum.words[top]));
-  // The leading 64 bits; what is below them only decides about ties, so one
-  // bit stands for all of it.
+  // The leading 64 bits. The bits below only decide ties, so one bit stands for
+  // all of them.
   uint64_t leading = sum.words[top] << zeros;
   uint64_t below = 0;
   if (top > 0) {

@@ -25,18 +25,19 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Elements of a tile: those that share a scale in q8, and whose random bits are
-// made together. Long enough that what is done once per tile does not count,
-// and short enough that the processor overlaps the loads of one with the
-// arithmetic of another (1024 lost up to a fifth where casts are many).
+// made together. Enough that the work per tile does not count, and few enough
+// that the processor overlaps the loads of one tile with the arithmetic of
+// another (1024 lost up to a fifth where there are many casts).
 constexpr size_t kTile = 256;
 static_assert(kTile == kRandomBlock && kTile == kQ8Block);
 
-// A formula's update on fp32 arrays: the only loop that is compiled once per
-// formula. g[i] is multiplied by `scale` first.
+// Runs a formula's update on fp32 arrays: the only loop that is compiled once
+// per formula. Multiplies g[i] by `scale` first.
 using UpdateLoop = void (*)(const void* scalars, const float* g, float scale,
                             float* param, float* const* states, size_t count);
 
-// Elements [begin, count) in whole vectors of D; returns where it stopped.
+// Updates elements [begin, count) in whole vectors of D; returns the first
+// element not done.
 template <class D, class F, template <class> class Rule>
 HWY_INLINE size_t UpdateVectors(D d, const typename F::Scalars& scalars,
                                 const float* g, float scale, float* param,
@@ -46,8 +47,8 @@ HWY_INLINE size_t UpdateVectors(D d, const typename F::Scalars& scalars,
   const Rule<VectorArithmetic<D>> rule(VectorArithmetic<D>(), scalars);
   const V factor = hn::Set(d, scale);
   const size_t lanes = hn::Lanes(d);
-  // Local copies: the compiler cannot know that the stores below leave the
-  // caller's array alone.
+  // Local copies, because the compiler must assume that the stores below change
+  // the caller's array.
   float* state_of[kMaxStates] = {};
   for (int s = 0; s < F::kNumStates; ++s) state_of[s] = states[s];
 
@@ -73,23 +74,23 @@ void Update(const void* scalars, const float* g, float scale, float* param,
   const auto& s = *static_cast<const typename F::Scalars*>(scalars);
   const size_t done = UpdateVectors<hn::ScalableTag<float>, F, Rule>(
       hn::ScalableTag<float>(), s, g, scale, param, states, 0, count);
-  // Not even the constants are made for a rest that is not there.
+  // Without remaining elements, not even the constants are made.
   if (done == count) return;
   UpdateVectors<hn::CappedTag<float, 1>, F, Rule>(
       hn::CappedTag<float, 1>(), s, g, scale, param, states, done, count);
 }
 
-// A formula at some step.
+// A formula at one step.
 struct Call {
   UpdateLoop update;
   const void* scalars;
   double gradient_sign;
   int num_states;
-  // NULL: they are fp32.
+  // NULL when the states are fp32.
   const StateKind* state_kinds;
 };
 
-// Element i of a tensor, of `size` bytes each.
+// Returns the address of element i of a tensor, with `size` bytes per element.
 HWY_INLINE void* At(void* tensor, size_t size, size_t i) {
   return static_cast<char*>(tensor) + i * size;
 }
@@ -112,7 +113,7 @@ class BlockWords {
     }
   }
 
-  // Those of elements [begin, end) of the block that has `element`.
+  // Makes the words of elements [begin, end) of the block that has `element`.
   HWY_INLINE void Make(int64_t element, size_t begin, size_t end) {
     for (uint32_t pair = first_pair_; pair < end_pair_; ++pair) {
       MakeRandomWords(keys_, element, pair, begin, end, words_[pair]);
@@ -133,7 +134,7 @@ class BlockWords {
   HWY_ALIGN uint16_t words_[kPairs][kRandomBlock];
 };
 
-// The tiles of a call, one at a time.
+// Steps the tiles of a call, one at a time.
 class TileStepper {
  public:
   HWY_INLINE TileStepper(const Call& call, const FusedStepArgs& args)
@@ -145,7 +146,7 @@ class TileStepper {
         words_(call, args) {
     const bool clips =
         args.clip_value < std::numeric_limits<double>::infinity();
-    // Then its only change is to be multiplied, which the update does.
+    // A single gradient is only multiplied, which the update does.
     one_gradient_ = args.gradients.count == 1 && !clips;
     gradient_in_place_ = args.gradients.dtype == DType::kF32 && one_gradient_;
     states_in_place_ = args.state_dtype == DType::kF32;
@@ -159,7 +160,7 @@ class TileStepper {
     return gradient_in_place_ && param_in_place_ && states_in_place_;
   }
 
-  // All elements. REQUIRES: all_in_place().
+  // Steps all elements. REQUIRES: all_in_place().
   HWY_INLINE void StepInPlace() {
     float* states[kMaxStates] = {};
     for (int s = 0; s < call_.num_states; ++s) {
@@ -171,8 +172,8 @@ class TileStepper {
                  scale_, static_cast<float*>(args_.param), states, args_.count);
   }
 
-  // Elements [begin, begin + n), of which the first is the block's element
-  // `offset`. REQUIRES: offset + n <= kTile.
+  // Steps elements [begin, begin + n), the first of which is the block's
+  // element `offset`. REQUIRES: offset + n <= kTile.
   HWY_INLINE void Step(size_t begin, size_t n, size_t offset) {
     const float* g = gradient_tile_;
     if (gradient_in_place_) {
@@ -208,8 +209,8 @@ class TileStepper {
 
     call_.update(call_.scalars, g, scale_, p, states, n);
 
-    // Before the random words, which wait for nothing: the processor makes them
-    // while the maxima and divisions that lead to a scale finish.
+    // Placed before the random words, which depend on nothing: the processor
+    // makes them while the maxima and divisions of a scale finish.
     if (args_.state_dtype == DType::kQ8) MakeScales(begin, n, states);
     words_.Make(args_.random.first_element + static_cast<int64_t>(begin),
                 offset, offset + n);
@@ -229,7 +230,7 @@ class TileStepper {
   }
 
  private:
-  // State s of elements [begin, begin + n) as fp32.
+  // Converts state s of elements [begin, begin + n) to fp32.
   HWY_INLINE void WidenState(int s, size_t begin, size_t n, float* to) const {
     const void* from = At(args_.states[s], state_size_, begin);
     if (args_.state_dtype == DType::kQ8) {
@@ -240,7 +241,7 @@ class TileStepper {
     }
   }
 
-  // The scales of what NarrowState will encode.
+  // Makes the scales for the elements that NarrowState will encode.
   HWY_INLINE void MakeScales(size_t begin, size_t n,
                              const float* const* states) const {
     for (int s = 0; s < call_.num_states; ++s) {
@@ -249,8 +250,7 @@ class TileStepper {
     }
   }
 
-  // The way back from WidenState. `offset` is that of element `begin` in its
-  // block.
+  // Converts back from fp32. `offset` is that of element `begin` in its block.
   HWY_INLINE void NarrowState(int s, size_t begin, size_t n, size_t offset,
                               const float* from) const {
     void* to = At(args_.states[s], state_size_, begin);
@@ -288,16 +288,17 @@ class TileStepper {
 
 void StepTiles(const Call& call, const FusedStepArgs& args) {
   TileStepper stepper(call, args);
-  // Tiles are for what goes through the scratch. Where nothing does, one loop
-  // is faster: SGD moves 12 bytes per element, and would feel the calls.
+  // Tiles are for data that passes through the scratch. Without such data one
+  // loop is faster: SGD moves 12 bytes per element, so the calls would show.
   if (stepper.all_in_place()) return stepper.StepInPlace();
-  // They end where blocks of random bits do, which are then made once.
+  // Tiles end at the ends of blocks of random bits, so that each block is made
+  // once.
   size_t offset = static_cast<size_t>(args.random.first_element) % kTile;
   size_t begin = 0;
   while (begin < args.count) {
     const size_t n = std::min(kTile - offset, args.count - begin);
     if (n == kTile) {
-      // Loops of a length that the compiler knows have no ends.
+      // A loop whose length the compiler knows needs no code for remainders.
       stepper.Step(begin, kTile, 0);
     } else {
       stepper.Step(begin, n, offset);

@@ -18,14 +18,15 @@ HWY_BEFORE_NAMESPACE();
 namespace shard {
 namespace HWY_NAMESPACE {
 
-// A sum of so many elements is out of the inner caches before it is read.
+// From this many elements on, a sum has left the inner caches before it is
+// read.
 constexpr size_t kMany = 1 << 18;
 constexpr size_t kTile = 2048;
 
 void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                   double scale, double clip_value, float* out) {
   const auto* const end = sources.data + sources.count;
-  // In place the lines are in the cache already.
+  // In place, the lines are in the cache already.
   const bool in_place = std::any_of(sources.data, end, [=](const void* source) {
     return static_cast<const float*>(source) + begin == out;
   });

@@ -16,8 +16,8 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Both: elements [begin, count) in whole vectors of D; they return where they
-// stopped.
+// Both functions process elements [begin, count) in whole vectors of D and
+// return the first element not done.
 
 template <class D>
 HWY_INLINE size_t MomentumVectors(D d, const Muon::MomentumScalars& scalars,

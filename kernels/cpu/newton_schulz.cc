@@ -15,7 +15,7 @@ namespace shard {
 
 namespace {
 
-// What is computed at a time.
+// The matrices that are computed together.
 struct Group {
   int count;
   int rows;
@@ -38,7 +38,8 @@ int64_t AtOnce(int64_t count, int64_t rows, int64_t cols) {
   return IsSmall(rows, cols) ? std::min<int64_t>(count, kBatchedAtOnce) : 1;
 }
 
-// Elements of a matrix in the workspace, where all begin aligned.
+// Returns the elements of a matrix in the workspace, where every matrix is
+// aligned.
 size_t Padded(int64_t rows, int64_t cols) {
   constexpr size_t kLine = kWorkspaceAlignment / sizeof(float);
   return (static_cast<size_t>(rows * cols) + kLine - 1) / kLine * kLine;
@@ -49,8 +50,9 @@ size_t WorkspaceOfOne(int64_t rows, int64_t cols) {
   return 2 * Padded(rows, cols) + 2 * Padded(small, small);
 }
 
-// to = from / max(|from|, eps); all NaN when an element is not finite. A scale
-// of 1 / infinity would leave zeros beside one NaN, which a BLAS may skip.
+// Sets to = from / max(|from|, eps); all NaN when an element is not finite. A
+// scale of 1 / infinity would leave zeros beside one NaN, which a BLAS may
+// skip.
 void Normalize(const float* from, size_t numel, double eps, float* to) {
   NormSum squares = {};
   AddToNorm(NormType::kTwo, 0, 0, from, numel, &squares);
@@ -65,8 +67,8 @@ void Normalize(const float* from, size_t numel, double eps, float* to) {
   for (size_t i = 0; i < numel; ++i) to[i] = from[i] * scale;
 }
 
-// Copies what is below the diagonal to above it, in blocks that stay in the
-// nearest cache with their images.
+// Copies the elements below the diagonal to above it, in blocks that stay with
+// their images in the L1 cache.
 void Mirror(float* matrix, int size) {
   constexpr int kBlock = 32;
   const auto n = static_cast<size_t>(size);
@@ -81,7 +83,7 @@ void Mirror(float* matrix, int size) {
   }
 }
 
-// Tall: x^T is the matrix that muon.h calls x.
+// For a tall matrix, x^T is the matrix that muon.h calls x.
 void Gram(const Blas& blas, bool batched, Group& group) {
   const int small = group.small();
   if (batched) {

@@ -14,7 +14,7 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
-// After those: it is included once per target, too.
+// After the headers above, because math-inl.h is included once per target, too.
 #include <hwy/contrib/math/math-inl.h>
 
 #ifndef SHARD_KERNELS_CPU_NORM_ONCE
@@ -23,17 +23,17 @@
 namespace shard {
 namespace {
 
-// Values summed in doubles before the sum goes to the wide number: 16 KiB stay
-// in cache between the two looks at them.
+// Values summed in doubles before the sum is added to the wide number: 16 KiB,
+// which stay in cache between the two passes over them.
 constexpr int kBlockBits = 12;
 constexpr size_t kBlock = size_t{1} << kBlockBits;
 
-// By how many powers of two a level is finer than the one before it: a level
-// of terms below 2^M leaves at most 2^(M - kLevelBits).
+// Number of bits by which a level is finer than the one before it: a level of
+// terms below 2^M leaves at most 2^(M - kLevelBits).
 constexpr int kLevelBits = 52 - kBlockBits;
 
-// With terms below 2^M and `levels` levels nothing is lost down to
-// 2^(M - ExactBits(levels)).
+// Returns the exact bits: with terms below 2^M and `levels` levels nothing is
+// lost down to 2^(M - ExactBits(levels)).
 constexpr int ExactBits(int levels) {
   return (levels - 1) * kLevelBits + 53 - kBlockBits;
 }
@@ -41,21 +41,22 @@ constexpr int ExactBits(int levels) {
 constexpr uint32_t kMagnitudeMask = 0x7FFFFFFF;
 constexpr uint32_t kInfinityBits = 0x7F800000;
 
-// A magnitude with these bits is below 2^(exponent + 1), and a multiple of
-// 2^(exponent - 23); denormals are those of the smallest normal exponent.
+// Returns an exponent: a magnitude with these bits is below 2^(exponent + 1)
+// and a multiple of 2^(exponent - 23). Denormals have the smallest normal
+// exponent.
 inline int ExponentOf(uint32_t magnitude_bits) {
   return std::max(static_cast<int>(magnitude_bits >> 23), 1) - 127;
 }
 
-// REQUIRES: the result is a normal double.
+// Returns 2^exponent. REQUIRES: the result is a normal double.
 inline double PowerOfTwo(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-// Where a level's accumulator starts, for terms below 2^top.
+// Returns the start of a level's accumulator, for terms below 2^top.
 inline double Anchor(int top) { return 1.5 * PowerOfTwo(top + kBlockBits + 1); }
 
-// The magnitudes that a pass looks at.
+// The magnitudes that a pass includes.
 struct Window {
   double lower;  // Inclusive.
   double upper;  // Exclusive.
@@ -72,13 +73,14 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Vectors in flight: an addition takes 4 cycles, and two start per cycle.
+// Number of independent chains: an addition takes 4 cycles, and two start per
+// cycle.
 constexpr size_t kChains = 4;
 
 using Wide = hn::ScalableTag<double>;
 using V = hn::Vec<Wide>;
 
-// Blocks are whole groups of this many values.
+// Returns the number of values of which blocks are multiples.
 HWY_INLINE size_t GroupSize() { return kChains * hn::Lanes(Wide()); }
 
 HWY_INLINE V LoadWide(const float* values) {
@@ -86,8 +88,9 @@ HWY_INLINE V LoadWide(const float* values) {
   return hn::PromoteTo(Wide(), hn::LoadU(narrow, values));
 }
 
-// The look at the next block would wait for memory while nothing is computed,
-// so its values are fetched during the sums of this one.
+// Fetches values of the next block during the sums of this one: the pass that
+// finds the next block's exponents would wait for memory with nothing to
+// compute.
 HWY_INLINE void PrefetchGroup(const float* values) {
   constexpr size_t kCacheLine = 64 / sizeof(float);
   for (size_t i = 0; i < GroupSize(); i += kCacheLine) {
@@ -95,7 +98,7 @@ HWY_INLINE void PrefetchGroup(const float* values) {
   }
 }
 
-// REQUIRES: no partial sum is rounded.
+// Returns the sum of the chains. REQUIRES: no partial sum is rounded.
 HWY_INLINE double Total(const V* chains) {
   V sum = chains[0];
   HWY_UNROLL(4)
@@ -104,11 +107,11 @@ HWY_INLINE double Total(const V* chains) {
 }
 
 struct Extremes {
-  uint32_t largest;           // Magnitude bits.
+  uint32_t largest;           // As bits of a magnitude.
   uint32_t smallest_nonzero;  // 0 when all are zero.
 };
 
-// REQUIRES: count is a multiple of GroupSize().
+// Finds the extremes. REQUIRES: count is a multiple of GroupSize().
 HWY_INLINE Extremes FindExtremes(const float* values, size_t count) {
   const hn::ScalableTag<float> df;
   const hn::RebindToUnsigned<decltype(df)> du;
@@ -116,7 +119,7 @@ HWY_INLINE Extremes FindExtremes(const float* values, size_t count) {
   const auto mask = hn::Set(du, kMagnitudeMask);
   const auto one = hn::Set(du, 1);
   auto largest = hn::Zero(du);
-  // Of bits - 1, in which zero is the largest of all.
+  // The least of bits - 1, in which zero is the largest number.
   auto smallest = hn::Set(du, ~uint32_t{0});
   for (size_t i = 0; i < count; i += lanes) {
     const auto bits = hn::And(hn::BitCast(du, hn::LoadU(df, values + i)), mask);
@@ -128,9 +131,9 @@ HWY_INLINE Extremes FindExtremes(const float* values, size_t count) {
 }
 
 // Adds |x| or x x of the values in `window`, while it fetches the `count`
-// values at `next`. REQUIRES: count is a multiple of
-// GroupSize() and at most kBlock; the terms are below 2^top and multiples of
-// 2^(top - ExactBits(kLevels)). Without kWindowed all values are meant.
+// values at `next`. Without kWindowed it adds all values. REQUIRES: count is a
+// multiple of GroupSize() and at most kBlock; the terms are below 2^top and
+// multiples of 2^(top - ExactBits(kLevels)).
 template <bool kSquares, int kLevels, bool kWindowed>
 HWY_INLINE void AddTerms(const float* values, size_t count, const float* next,
                          int top, const Window& window, ExactSum* sum) {
@@ -139,7 +142,7 @@ HWY_INLINE void AddTerms(const float* values, size_t count, const float* next,
   const size_t lanes = hn::Lanes(d);
   const V lower = hn::Set(d, window.lower);
   const V upper = hn::Set(d, window.upper);
-  // In registers, as long as every loop over them is unrolled.
+  // Kept in registers, as long as every loop over them is unrolled.
   V sums[kLevels][kChains];
   HWY_UNROLL(4)
   for (int level = 0; level < kLevels; ++level) {
@@ -163,7 +166,7 @@ HWY_INLINE void AddTerms(const float* values, size_t count, const float* next,
       HWY_UNROLL(4)
       for (int level = 0; level < kLast; ++level) {
         V& at = sums[level][c];
-        // x x is exact, so it makes no difference whether a target fuses.
+        // x x is exact, so fused and separate operations give the same result.
         const bool product = kSquares && level == 0;
         const V after = product ? hn::MulAdd(x, x, at) : hn::Add(at, rest);
         const V taken = hn::Sub(after, at);
@@ -186,14 +189,14 @@ HWY_INLINE void AddTerms(const float* values, size_t count, const float* next,
   }
 }
 
-// How far apart exponents may be, the largest and the smallest, for terms that
-// have 24 kPower bits of mantissa as well.
+// Returns the greatest difference between the largest and the smallest
+// exponent, for terms that also have 24 kPower bits of mantissa.
 template <int kPower, int kLevels>
 constexpr int Span() {
   return (ExactBits(kLevels) - 24 * kPower) / kPower;
 }
 
-// False, and nothing is added, when the values need more levels.
+// Adds the values; returns false, and adds nothing, when they need more levels.
 template <bool kSquares, int kLevels>
 HWY_INLINE bool AddWithLevels(const float* values, size_t count,
                               const float* next, int exponent, int last,
@@ -237,14 +240,14 @@ HWY_INLINE void AddBlock(const float* values, size_t count, const float* next,
 // multiple of GroupSize() and at most kBlock.
 HWY_INLINE void AddPowers(const float* values, size_t count, const float* next,
                           double p, double reference, ExactSum* sum) {
-  // A term is at most 1; exp may be off by a little.
+  // A term is at most 1, but exp may be slightly off.
   constexpr int kTop = 1;
   const Wide d;
   const size_t lanes = hn::Lanes(d);
   const V power = hn::Set(d, p);
   const V scale = hn::Set(d, reference);
-  // Not accumulators, as in AddTerms, but constants: what is dropped below the
-  // second level must depend on the term alone.
+  // Constants instead of the accumulators of AddTerms: the bits that are
+  // dropped below the second level must depend on the term alone.
   const V coarse = hn::Set(d, Anchor(kTop));
   const V fine = hn::Set(d, Anchor(kTop - kLevelBits));
   V high[kChains];
@@ -257,7 +260,7 @@ HWY_INLINE void AddPowers(const float* values, size_t count, const float* next,
     for (size_t c = 0; c < kChains; ++c) {
       const V x = hn::Abs(LoadWide(values + i + c * lanes));
       const V ratio = hn::Div(x, scale);
-      // Log of 0 is not defined.
+      // The logarithm of 0 is not defined.
       const V term =
           hn::IfThenElseZero(hn::Gt(ratio, hn::Zero(d)),
                              hn::Exp(d, hn::Mul(power, hn::Log(d, ratio))));
@@ -271,13 +274,14 @@ HWY_INLINE void AddPowers(const float* values, size_t count, const float* next,
   AddExact(Total(low), sum);
 }
 
-// REQUIRES: count is a multiple of GroupSize() and at most kBlock.
+// Adds groups of values. REQUIRES: count is a multiple of GroupSize() and at
+// most kBlock.
 HWY_INLINE void AddGroups(NormType type, double p, double reference,
                           const float* values, size_t count, const float* next,
                           NormSum* sum) {
   const Extremes extremes = FindExtremes(values, count);
   sum->largest_bits = std::max<uint64_t>(sum->largest_bits, extremes.largest);
-  // Of values that are not finite only that is kept.
+  // Infinities and NaN are recorded and not added.
   if (extremes.largest == 0 || extremes.largest >= kInfinityBits) return;
   switch (type) {
     case NormType::kOne:
@@ -299,7 +303,8 @@ void AddToNorm(NormType type, double p, double reference, const float* values,
   const size_t group = GroupSize();
   while (count >= group) {
     const size_t now = std::min(kBlock, count - count % group);
-    // Never beyond the end: of a last, shorter block nothing is fetched.
+    // Never reads beyond the end: before a last, shorter block nothing is
+    // fetched.
     const float* const next = count - now >= now ? values + now : values;
     AddGroups(type, p, reference, values, now, next, sum);
     values += now;

@@ -45,7 +45,7 @@ uint64_t TensorStepBytes(Formula formula, const int64_t* shape, int ndim) {
 
 size_t TensorScratchElements(Formula formula, const int64_t* shape, int ndim) {
   if (formula != Formula::kAdafactor) return 0;
-  // A scale for each row and each column.
+  // One scale for each row and each column.
   return static_cast<size_t>(
       Adafactor::StateNumel(Adafactor::kRowVar, shape, ndim) +
       Adafactor::StateNumel(Adafactor::kColVar, shape, ndim));

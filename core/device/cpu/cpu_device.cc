@@ -20,7 +20,7 @@ namespace shard::cpu {
 
 namespace {
 
-// At most 15 characters: threads have these names.
+// Returns the stream's name: at most 15 characters, as for names of threads.
 constexpr std::string_view NameOf(StreamKind kind) {
   return kind == StreamKind::kCompute ? "shard-compute" : "shard-comm";
 }
@@ -59,7 +59,7 @@ class CpuDevice final : public Device {
     Pauses pauses = pauses_;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      // Far from the other streams' numbers, which count on from their seeds.
+      // Far from the numbers of other streams, which count on from their seeds.
       pauses.seed ^= ++num_streams_ << 32;
     }
     SHARD_ASSIGN_OR_RETURN(auto queue,
@@ -70,7 +70,7 @@ class CpuDevice final : public Device {
 
   StatusOr<std::string> LoadBlas() override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // Never changed once it is there: streams read it without the lock.
+    // Never changed once it is set, because streams read it without the lock.
     if (!*blas_) {
       SHARD_ASSIGN_OR_RETURN(*blas_, Blas::Load());
     }

@@ -9,8 +9,8 @@ namespace shard::cpu {
 
 namespace {
 
-// Small enough that two sources and the sum take less than half of an L1 cache
-// of 32 KiB, large enough that the calls cost little.
+// Elements of a tile: few enough that two sources and the sum take less than
+// half of an L1 cache of 32 KiB, enough that the calls cost little.
 constexpr size_t kTile = 1024;
 
 constexpr double kNoClip = std::numeric_limits<double>::infinity();

@@ -22,8 +22,8 @@ struct Work {
   std::function<Status()> run;
 };
 
-// Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
-// OOPSLA 2014.
+// The generator of Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+// Generators", OOPSLA 2014.
 uint64_t SplitMix64(uint64_t* state) {
   uint64_t z = (*state += 0x9E3779B97F4A7C15);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
@@ -48,26 +48,27 @@ struct WorkQueue::State {
   const std::shared_ptr<Monitor> monitor;
   const std::string name;
   const Pauses pauses;
-  // Made beforehand: they are needed where memory must not run out.
+  // Made in advance, for places where an allocation must not fail.
   const Status cancelled;
   const Status out_of_memory;
   const Status threw;
 
-  // All below: GUARDED_BY(monitor->mutex).
+  // All members below are GUARDED_BY(monitor->mutex).
   std::deque<Work> queue;
   bool stop = false;
   uint64_t pushed = 0;
   uint64_t completed = 0;
-  std::string at;  // What is running.
+  std::string at;  // The work that is running.
   Status error;
   uint64_t failed_at = 0;  // The number of the work that failed.
 
-  // REQUIRES, here and below: the lock.
+  // Returns the status at a number. REQUIRES, here and below: the lock.
   Status StatusAt(uint64_t number) const {
     return failed_at <= number ? error : Status();
   }
 
-  // Waits until so much is completed, or until `waiter`, if any, has to stop.
+  // Waits until `number` pieces of work are completed, or until `waiter`, if
+  // any, has to stop.
   Status WaitFor(uint64_t number, const State* waiter, const Deadline& deadline,
                  std::unique_lock<std::mutex>* lock) const {
     const bool in_time =
@@ -117,7 +118,8 @@ class WorkQueue::QueueEvent final : public EventState {
     return SynchronizeUnless(nullptr, deadline);
   }
 
-  // For the thread of `waiter`, if any: which may be told to stop instead.
+  // Waits on the thread of `waiter`, if any, which ends the wait when it has to
+  // stop.
   Status SynchronizeUnless(const State* waiter,
                            const Deadline& deadline) const {
     std::unique_lock<std::mutex> lock(state_->monitor->mutex);
@@ -134,7 +136,7 @@ StatusOr<std::unique_ptr<WorkQueue>> WorkQueue::Start(
     const Pauses& pauses) {
   std::unique_ptr<WorkQueue> queue(new WorkQueue(
       MakeSharedUnlessForked<State>(std::move(monitor), name, pauses)));
-  // A thread begins with the mask of the one that creates it.
+  // A new thread inherits the signal mask of the thread that creates it.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
@@ -163,8 +165,8 @@ WorkQueue::~WorkQueue() {
   }
   state_->monitor->changed.notify_all();
   ::pthread_join(thread_, nullptr);
-  // Only the thread looked at it. Not under the lock: what it holds may do
-  // anything when it is destroyed.
+  // Only the joined thread used the queue. Cleared without the lock, because
+  // the destructors of captured objects may do anything.
   state_->queue.clear();
   {
     const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
@@ -248,12 +250,12 @@ void WorkQueue::State::Pause(std::unique_lock<std::mutex>* lock,
   monitor->changed.wait_for(*lock, pause, [this] { return stop; });
 }
 
-// What the function holds goes before its work counts as completed, and not
-// under the lock.
+// Destroys the function before its work counts as completed, and without the
+// lock.
 Status WorkQueue::State::RunOutside(Work* work, bool dropped) const {
   Status status;
   if (!dropped) {
-    // Nothing above this thread could catch it.
+    // No caller of this thread could catch an exception.
     try {
       status = work->run();
     } catch (const std::bad_alloc&) {
