@@ -106,10 +106,9 @@ class File {
     kWrite,   // An existing file; also to read.
     kCreate,  // As kWrite, but new; kAlreadyExists when the name is taken.
   };
-  // Whether the page cache is used. kDirect bypasses the page cache (O_DIRECT)
-  // where the file system can. Only pieces that are aligned, in memory and in
-  // the file, bypass it; the rest is buffered, so callers see no difference but
-  // speed.
+  // Use of the page cache. kDirect bypasses the page cache (O_DIRECT) where the
+  // file system can. Only pieces that are aligned, in memory and in the file,
+  // bypass it; the rest is buffered, so callers see no difference but speed.
   enum class Cache { kBuffered, kDirect };
   static constexpr size_t kDirectAlignment = 4096;
 

@@ -37,7 +37,8 @@ struct BufferInventory {
   // Index of its first parameter, among those of all buffers.
   size_t first = 0;
   size_t count = 0;   // Number of its parameters.
-  int64_t bytes = 0;  // Of its gradients or frozen parameters, without padding.
+  // Bytes of gradients or frozen parameters, without padding.
+  int64_t bytes = 0;
 };
 
 class Inventory {

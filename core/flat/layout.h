@@ -35,7 +35,7 @@ inline constexpr int kMaxWorldSize = 1 << 20;
 // which a slot alignment above 1 causes.
 struct Slot {
   ParamId param;
-  int64_t offset;  // Of its first element, in elements of the flat buffer.
+  int64_t offset;  // The offset of the first element in the flat buffer.
   int64_t numel;
 };
 

@@ -102,7 +102,7 @@ class PathWalk {
 
   const Model& model_;
   std::string path_;
-  size_t last_bytes_ = 0;  // Of the last name of the path.
+  size_t last_bytes_ = 0;  // Bytes of the path's last name.
   std::string named_;
   // The lengths of the paths of the modules around it.
   std::vector<size_t> ends_;

@@ -27,7 +27,7 @@ namespace shard {
 // Consecutive parameters of one bucket, with one owner.
 struct BucketPiece {
   int32_t bucket;
-  int32_t offset;  // Of the first parameter, within the bucket.
+  int32_t offset;  // Index of the first parameter in the bucket.
   int32_t count;   // > 0
   int32_t rank;
   int64_t numel;

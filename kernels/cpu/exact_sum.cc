@@ -8,7 +8,7 @@
 namespace shard {
 
 void AddExact(double value, ExactSum* sum) {
-  // Not frexp: this runs once or twice for every 8 KiB of gradients.
+  // Avoids frexp, because this runs once or twice for every 8 KiB of gradients.
   constexpr int kMantissaBits = 52;
   constexpr uint64_t kImplicitBit = uint64_t{1} << kMantissaBits;
   const auto bits = std::bit_cast<uint64_t>(value);

@@ -75,7 +75,7 @@ class ExactReference {
 
   const DoubleTensors& values() const { return values_; }
   Optimizer& optimizer(size_t group) { return optimizers_[group]; }
-  double norm() const { return norm_; }  // Of the last step.
+  double norm() const { return norm_; }  // The norm of the last step.
   // Returns "", or how an element of a state differs.
   std::string DifferenceOf(std::string_view name, ParamId param, int64_t i,
                            float value) const;
