@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CheckpointDraft: a checkpoint that is made from a store, before its files are
-// written: all of the manifest but the checksums, and what lies where.
+// written: the manifest without checksums, and the place of each piece.
 
 #ifndef SHARD_CORE_CHECKPOINT_CHECKPOINT_DRAFT_H_
 #define SHARD_CORE_CHECKPOINT_CHECKPOINT_DRAFT_H_
@@ -19,17 +19,17 @@
 namespace shard {
 
 struct CheckpointDraft {
-  // What goes into a file, in the order of offsets.
+  // A part of a file; parts are in the order of offsets.
   struct Piece {
     bool blob;
-    size_t index;  // Of the tensor or blob.
-    size_t slice;  // Of a tensor.
+    size_t index;  // Number of the tensor or blob.
+    size_t slice;  // Number in the tensor.
   };
   // A data file.
   struct Output {
     DataLayout layout;
     std::vector<Piece> pieces;
-    uint64_t pieces_bytes = 0;  // Of the file, up to the end of the pieces.
+    uint64_t pieces_bytes = 0;        // Bytes up to the end of the pieces.
     std::vector<size_t> large_blobs;  // Behind the pieces.
   };
 
@@ -43,10 +43,10 @@ struct CheckpointDraft {
   std::vector<Output> outputs;
 };
 
-// Drafts a checkpoint of what `store`, which converts `from`, has, with
+// Drafts a checkpoint of the tensors of `store`, which converts `from`, with
 // `files` data files (0: as many as `from` has, at least 1). Errors:
-// kInvalidArgument, kUnimplemented or kResourceExhausted for what a checkpoint
-// cannot hold.
+// kInvalidArgument, kUnimplemented or kResourceExhausted for contents that a
+// checkpoint cannot hold.
 StatusOr<CheckpointDraft> DraftCheckpoint(const FileStore& from,
                                           const ConvertingStore& store,
                                           int files);

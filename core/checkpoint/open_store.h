@@ -17,19 +17,21 @@ namespace shard {
 
 struct OpenedStore {
   std::shared_ptr<const FileStore> store;
-  // What it is called in the folder that `path` is: "step-000042",
-  // "model.safetensors". Empty: `path` is the thing itself.
+  // The store's name in the folder `path`: "step-000042", "model.safetensors".
+  // Empty: `path` itself is the store.
   std::string name;
-  // For the log: why it is not the one that LATEST names. Mostly empty.
+  // For the log: why this is not the checkpoint that LATEST names. Mostly
+  // empty.
   std::string note;
 };
 
-// A path that ends in ".safetensors" or ".json" is a file of that format,
-// unless it is a folder. A folder is what ResolveCheckpoint makes of it; if it
-// has no checkpoint, its model.safetensors.index.json, or its only safetensors
-// file, unless that is one of several by its name. A checkpoint that is
-// replaced meanwhile is resolved again. kNotFound says what was looked for;
-// also those of ShardStore and SafetensorsStore.
+// Opens the store that `path` names. A path that ends in ".safetensors" or
+// ".json" is a file of that format, unless it is a folder. A folder is resolved
+// by ResolveCheckpoint; if it has no checkpoint, its
+// model.safetensors.index.json is opened, or its only safetensors file, unless
+// the name of that file says that it is one of several. A checkpoint that is
+// replaced meanwhile is resolved again. kNotFound lists the names that were
+// looked for; other errors are those of ShardStore and SafetensorsStore.
 StatusOr<OpenedStore> OpenTensorStore(FileEnv* env, const std::string& path);
 
 }  // namespace shard

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether all that is in the files of a store is as it was written.
+// Verifies that the files of a store have the bytes that were written.
 
 #ifndef SHARD_CORE_CHECKPOINT_VERIFY_H_
 #define SHARD_CORE_CHECKPOINT_VERIFY_H_
@@ -10,9 +10,9 @@
 
 namespace shard {
 
-// Reads every byte. kCorrupt says what is wrong first; all of it is the detail:
-// {"problems": ["tensor '...' is damaged in FILE ...", ...]}. Other errors:
-// where reading was not possible.
+// Reads every byte of a store and compares checksums. The message of kCorrupt
+// names the first problem, the detail lists all: {"problems": ["tensor '...' is
+// damaged in FILE ...", ...]}. Other errors say that reading was not possible.
 Status VerifyStore(const FileStore& store, const ReadOptions& options);
 
 }  // namespace shard

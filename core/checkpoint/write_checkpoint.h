@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes what a store has into a new checkpoint, without an engine: in another
-// number of files, of other types, or from another format.
+// Writes the tensors of a store into a new checkpoint, without an engine: into
+// another number of files, in other types, or from another format.
 //
-// A tensor is cut into as many even pieces as there are files, one after the
-// other; one that is small goes whole into the file that has least. Slices are
-// read, converted and written when it is their turn, each by one thread, so
-// nothing is in memory but what the threads are at. Groups, numbers, step
-// counts, aliases and blobs are carried over.
+// A tensor is cut into as many even pieces as there are files; a small tensor
+// goes whole into the file with the fewest bytes. Each slice is read, converted
+// and written by one thread, so memory holds only the slices that threads are
+// working on. Groups, numbers, step counts, aliases and blobs are carried over.
 
 #ifndef SHARD_CORE_CHECKPOINT_WRITE_CHECKPOINT_H_
 #define SHARD_CORE_CHECKPOINT_WRITE_CHECKPOINT_H_
@@ -23,27 +22,28 @@
 
 namespace shard {
 
-// More would take a reader longer to open than to read.
+// The most data files: more would take a reader longer to open than to read.
 inline constexpr int kMaxWrittenFiles = 4096;
 
 struct WriteCheckpointOptions {
   ConversionOptions conversion;
-  // Data files, 1 to kMaxWrittenFiles; 0: as many as it has, at least 1. As
-  // many ranks are said to have saved it, unless there are blobs: those belong
-  // to the ranks that did.
+  // Data files, 1 to kMaxWrittenFiles; 0: as many as the source has, at least
+  // 1. The checkpoint gets this world size, unless there are blobs, which
+  // belong to the ranks that saved them.
   int world_size = 0;
   bool overwrite = false;  // Replace a checkpoint of the same step.
   int threads = 4;
-  Progress progress;  // Of the bytes of data files.
+  Progress progress;  // In bytes of data files.
 };
 
-// As `root`/step-NNNNNN, of the step that `from` has, or 0; by the protocol of
-// PendingCheckpoint, so an error or a crash leaves what was there before.
-// Memory: below 64 MiB and 16 MiB per thread, beside 600 bytes and three times
-// its key for each tensor, and 256 bytes for each slice beyond 2^18 of them, so
-// from 16 TiB on. More than 1 TiB has larger slices; then fewer threads are
-// used. Errors: those of PendingCheckpoint, Read and writing;
-// kInvalidArgument or kResourceExhausted for what a checkpoint cannot hold, and
+// Writes the checkpoint `root`/step-NNNNNN, of the step that `from` has, or 0.
+// Follows the protocol of PendingCheckpoint, so an error or a crash leaves the
+// previous checkpoint as it was. Memory: below 64 MiB and 16 MiB per thread,
+// beside 600 bytes and three times its key for each tensor, and 256 bytes for
+// each slice beyond 2^18 slices, which checkpoints from 16 TiB on have.
+// Checkpoints beyond 1 TiB have larger slices, and use fewer threads. Errors:
+// those of PendingCheckpoint, of reading and of writing; kInvalidArgument or
+// kResourceExhausted for contents that a checkpoint cannot hold, and
 // kUnimplemented for tensors of types that libshard does not read, before
 // anything is written; kCancelled.
 Status WriteCheckpoint(FileEnv* env, const FileStore& from,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FileStore: a TensorStore that also tells in which files its tensors lie, for
-// those who list, copy or check files. Of either format; where they differ,
-// manifest() says which it is.
+// FileStore: a TensorStore that also says in which files its tensors lie, for
+// callers that list, copy or check files. Checkpoints and safetensors are its
+// formats; a checkpoint has a manifest().
 
 #ifndef SHARD_CORE_CHECKPOINT_DATA_FILE_STORE_H_
 #define SHARD_CORE_CHECKPOINT_DATA_FILE_STORE_H_
@@ -28,37 +28,39 @@ using BlobSink =
 
 class FileStore : public TensorStore {
  public:
-  // The folder or file.
+  // Returns the path of the folder or file.
   virtual const std::string& path() const = 0;
-  // Of a checkpoint; null: there is none, and slices have no checksums.
+  // Returns the manifest of a checkpoint; null: the store has none, and slices
+  // have no checksums.
   virtual const Manifest* manifest() const = 0;
 
-  // Data files. REQUIRES, of both: file < num_files().
+  // Describe the data files. REQUIRES, for both: file < num_files().
   virtual size_t num_files() const = 0;
   virtual std::string_view file_name(size_t file) const = 0;
   virtual uint64_t file_bytes(size_t file) const = 0;
-  // Of manifest or index: what is no data file.
+  // Returns the bytes of the manifest or index, which is not a data file.
   virtual uint64_t index_bytes() const = 0;
 
-  // By ascending first element; of an alias, those of what it is an alias of.
-  // None of a tensor without elements. REQUIRES, of both: numbers that exist.
+  // Return the slices of a tensor by ascending first element; for an alias, the
+  // slices of its target. A tensor without elements has none. REQUIRES, for
+  // both: numbers that exist.
   virtual size_t num_slices(size_t tensor) const = 0;
   virtual Slice slice(size_t tensor, size_t index) const = 0;
 
-  // Blobs are those that manifest() has. Errors of both: kOutOfRange for a
-  // number that does not exist; those of reading.
+  // Read the blobs of manifest(). Errors, for both: kOutOfRange for a number
+  // that does not exist; errors of reading.
   //
   // Reads a blob in pieces of at most some MiB, one after the other, then
-  // compares its checksum: after kCorrupt, what the sink got is of no use.
+  // compares its checksum: after kCorrupt, the sink must discard its pieces.
   // `sink` may be null.
   virtual Status StreamBlob(size_t index, const BlobSink& sink) const = 0;
   // Returns a whole blob. kResourceExhausted when it does not fit into the
   // host's memory.
   StatusOr<std::vector<std::byte>> ReadBlob(size_t index) const;
 
-  // Reads every byte of every file. `problems` gets one line for each thing
-  // that is wrong, with tensor and file, in the order of files and offsets; the
-  // result is an error only where reading as such was not possible.
+  // Reads every byte of every file. `problems` gets one line for each error,
+  // with tensor and file, in the order of files and offsets; the result is an
+  // error only where reading was not possible.
   virtual Status Verify(const ReadOptions& options,
                         std::vector<std::string>* problems) const = 0;
 };

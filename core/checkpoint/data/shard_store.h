@@ -2,10 +2,10 @@
 //
 // ShardStore: a checkpoint as a FileStore.
 //
-// What is read is cut into runs of some MiB that lie together in one file; each
+// A read is cut into runs of some MiB that are contiguous in one file. Each
 // thread takes the next run, reads it past the page cache where the file allows
-// that, compares checksums, and only then hands out what was asked for: nothing
-// that is damaged reaches the sink.
+// that, compares checksums, and only then passes the requested elements on:
+// damaged bytes never reach the sink.
 
 #ifndef SHARD_CORE_CHECKPOINT_DATA_SHARD_STORE_H_
 #define SHARD_CORE_CHECKPOINT_DATA_SHARD_STORE_H_
@@ -28,7 +28,7 @@ namespace shard {
 
 class ShardStore final : public FileStore {
  public:
-  // Opens what a folder holds: its manifest, and all data files. Errors:
+  // Opens the checkpoint in a folder: its manifest, and all data files. Errors:
   // kNotFound without a manifest; those of Manifest::Parse; kCorrupt for a data
   // file that is missing or has another length than the manifest says.
   static StatusOr<std::shared_ptr<const ShardStore>> Open(
@@ -64,7 +64,7 @@ class ShardStore final : public FileStore {
     return manifest_->slice(tensor, index);
   }
   Status StreamBlob(size_t index, const BlobSink& sink) const override;
-  // Blobs and the zeros between slices too.
+  // Verifies blobs and the zeros between slices too.
   Status Verify(const ReadOptions& options,
                 std::vector<std::string>* problems) const override;
 
@@ -79,15 +79,15 @@ class ShardStore final : public FileStore {
   void AddPieces(const ReadRequest& request, size_t index, bool whole,
                  std::vector<Piece>* pieces) const;
   std::vector<Run> CutRuns(std::span<const Piece> pieces) const;
-  // Pieces in the order of files and offsets. `problems`: where to put what is
-  // damaged, instead of failing.
+  // Reads pieces, which are in the order of files and offsets. `problems`:
+  // receives the damaged ones, which are then not an error.
   Status ReadPieces(std::span<const Piece> pieces, const ReadOptions& options,
                     const PieceSink& sink,
                     std::vector<std::string>* problems) const;
   Status CheckPiece(const Piece& piece, const std::byte* data) const;
   Status CheckChecksum(const Piece& piece, const Checksum& checksum) const;
   Status CheckBlobNumber(size_t index) const;
-  // By way of `room`, of kRunBytes.
+  // Reads a piece through `room`, which has kRunBytes.
   Status StreamPiece(const Piece& piece, std::span<std::byte> room,
                      const BlobSink& sink) const;
   std::string NameOf(const Piece& piece) const;

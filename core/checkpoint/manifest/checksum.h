@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The checksum of everything in a checkpoint: XXH3 with 128 bits. It finds what
-// disks, cables and interrupted writes do to bytes; it is no protection against
-// somebody who wants to forge them.
+// The checksum of everything in a checkpoint: XXH3 with 128 bits. The checksum
+// detects damage by disks, cables and interrupted writes; it does not protect
+// against forgery.
 
 #ifndef SHARD_CORE_CHECKPOINT_MANIFEST_CHECKSUM_H_
 #define SHARD_CORE_CHECKPOINT_MANIFEST_CHECKSUM_H_
@@ -22,9 +22,9 @@ struct Checksum {
 
 Checksum ChecksumOf(const void* data, size_t bytes);
 
-// Copies, and returns the checksum of what was copied: each byte is read once.
-// For destinations that are not read soon: they bypass the caches where they
-// are large. REQUIRES: they do not overlap.
+// Copies bytes and returns their checksum; each byte is read once. For
+// destinations that are not read soon: large ones bypass the caches. REQUIRES:
+// `to` and `from` do not overlap.
 Checksum CopyWithChecksum(void* to, const void* from, size_t bytes);
 
 // The checksum of bytes that come in pieces.
@@ -33,7 +33,7 @@ class ChecksumStream {
   ChecksumStream();
   ~ChecksumStream();
   void Add(const void* data, size_t bytes);
-  // Of all that was added.
+  // Returns the checksum of all added bytes.
   Checksum Finish() const;
 
  private:
@@ -41,7 +41,7 @@ class ChecksumStream {
   std::unique_ptr<State> state_;
 };
 
-// 32 hexadecimal digits, the high half first, as xxhsum prints it.
+// Returns 32 hexadecimal digits, the high half first, as xxhsum prints them.
 std::string ChecksumText(const Checksum& checksum);
 
 }  // namespace shard

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The header of the files that libshard writes: 40 bytes before a FlatBuffer,
-// the body. It makes every damaged byte and every wrong length visible before
-// anything is read, and tells a newer version from damage: magic and version
-// stay where they are in all versions, and the version has its complement
-// beside it.
+// the body. The header reveals every damaged byte and every wrong length before
+// the body is read, and distinguishes a newer version from damage: magic and
+// version stay where they are in all versions, and the version has its
+// complement beside it.
 //
 //    0   8  magic: which format it is
 //    8   4  version
@@ -25,7 +25,8 @@
 
 namespace shard {
 
-// A multiple of 8: the body is as aligned as the file is in memory.
+// A multiple of 8: the body has the alignment, up to 8 bytes, that the file has
+// in memory.
 inline constexpr size_t kFileHeaderBytes = 40;
 
 struct FileFormat {
@@ -33,18 +34,19 @@ struct FileFormat {
   std::string_view magic;  // 8 characters.
   // The newest version that this library reads.
   uint32_t version;
-  // The most that a file has, with its header. REQUIRES: a version from 1 on
-  // that this library reads.
+  // Returns the most bytes of a file, with its header. REQUIRES: a version from
+  // 1 on that this library reads.
   uint64_t (*max_bytes)(uint32_t version);
 };
 
-// Writes what stands before `body`. `header` has kFileHeaderBytes.
+// Writes the header of `body`. `header` has kFileHeaderBytes.
 void WriteFileHeader(const FileFormat& format, std::span<const std::byte> body,
                      uint32_t version, std::byte* header);
 
 // Returns the version of a file of `file_bytes` bytes, which begins with
-// `start`: kFileHeaderBytes, or all there are. kCorrupt says what is wrong with
-// header and length; kUnimplemented for a version that is newer.
+// `start`: kFileHeaderBytes, or the whole file if it is shorter. kCorrupt says
+// what is wrong with header or length; kUnimplemented for a version that is
+// newer.
 StatusOr<uint32_t> ReadFileVersion(const FileFormat& format,
                                    std::span<const std::byte> start,
                                    uint64_t file_bytes);
@@ -55,8 +57,8 @@ struct FileHeader {
   std::span<const std::byte> body;  // In the file.
 };
 
-// Returns the header of a file whose body has its checksum. Errors as
-// ReadFileVersion. Any alignment.
+// Returns the header of a file, after comparing the checksum of its body.
+// Errors as ReadFileVersion. Any alignment.
 StatusOr<FileHeader> ReadFileHeader(const FileFormat& format,
                                     std::span<const std::byte> file);
 

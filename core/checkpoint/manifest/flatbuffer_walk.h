@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether bytes are a FlatBuffer that can be read without looking again.
+// Checks that bytes are a FlatBuffer that can be read without further checks.
 //
 // FlatBufferWalk visits every object once, and finds those that are misaligned
-// or share bytes. FlatBuffers' own verifier knows neither
-// the latter (a table that a million others share makes a small file large) nor
-// the alignment of what stands in vectors.
+// or share bytes. FlatBuffers' own verifier detects neither shared bytes (a
+// table that a million others share makes a small file large) nor misaligned
+// elements of vectors.
 //
 // Time is proportional to the bytes; memory is a 32nd of them.
 
@@ -22,8 +22,8 @@
 
 namespace shard {
 
-// Whether `verify`, a function that flatc generated, accepts `body`. For
-// schemas whose root has tables, and whose other tables have none.
+// Returns whether `verify`, a function that flatc generated, accepts `body`.
+// For schemas whose root has tables, and whose other tables have none.
 // REQUIRES: `body` is aligned to 8 bytes and has less than 2 GiB.
 inline bool IsFlatBuffer(std::span<const std::byte> body,
                          bool (*verify)(flatbuffers::Verifier& verifier)) {
@@ -46,13 +46,13 @@ class FlatBufferWalk {
     ok_ = words_.Take(body.data(), 8);
   }
 
-  // False from the first object on that is misplaced.
+  // Returns false from the first misplaced object on.
   bool ok() const { return ok_; }
 
   void Table(const flatbuffers::Table* table) {
     const auto* begin = reinterpret_cast<const uint8_t*>(table);
-    // A vtable is its own size, the table's size, and offsets of fields. It may
-    // serve any number of tables.
+    // A vtable is its own size, the table's size, and offsets of fields. Any
+    // number of tables may share a vtable.
     const uint8_t* vtable = table->GetVTable();
     if (flatbuffers::ReadScalar<flatbuffers::voffset_t>(vtable) < 4) {
       ok_ = false;
@@ -66,7 +66,7 @@ class FlatBufferWalk {
 
   void String(const flatbuffers::String* text) {
     if (text == nullptr) return;
-    // With the zero at its end.
+    // The string's bytes include the zero at its end.
     ok_ = ok_ && words_.Take(text, sizeof(flatbuffers::uoffset_t) +
                                        size_t{text->size()} + 1);
   }
@@ -105,14 +105,14 @@ class FlatBufferWalk {
     for (flatbuffers::uoffset_t i = 0; ok_ && i < tables->size(); ++i) {
       const T* table = tables->Get(i);
       Table(reinterpret_cast<const flatbuffers::Table*>(table));
-      // Taken by nobody else: what it has is visited once.
+      // No other object shares the table, so its fields are visited once.
       if (ok_) visit(*table);
     }
   }
 
  private:
-  // Which words of four bytes belong to an object. Every object begins with
-  // one.
+  // The words of four bytes that belong to an object. Every object begins with
+  // a word.
   class Words {
    public:
     explicit Words(std::span<const std::byte> body)
@@ -120,7 +120,8 @@ class FlatBufferWalk {
           bytes_(body.size()),
           taken_((body.size() / kWord + kBits) / kBits) {}
 
-    // False when [from, from + bytes) is not inside, or partly taken already.
+    // Marks [from, from + bytes) as taken. Returns false when the bytes are not
+    // inside, or partly taken already.
     bool Take(const void* from, size_t bytes) {
       const auto offset =
           static_cast<size_t>(static_cast<const uint8_t*>(from) - begin_);

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// KeyIndex: from keys that somebody else holds to their numbers, in constant
-// time on average. Four bytes per slot and at least two slots per key: a
-// manifest of half a million tensors needs 4 MiB, and nothing is allocated but
-// that.
+// KeyIndex: maps keys, which the caller holds, to their numbers, in constant
+// time on average. Memory is four bytes per slot and at least two slots per
+// key: a manifest of half a million tensors needs 4 MiB.
 //
-// The keys come from a file that may have been made to harm: keys whose hashes
-// collide would take quadratic time. So the hash has a seed that follows from
-// the whole file, and the steps are counted: when there are too many, it starts
-// again with another seed, a few times.
+// The keys come from a file that may be hostile: keys whose hashes collide
+// would take quadratic time. So the hash has a seed that follows from the whole
+// file, and the steps are counted: after too many steps, Build starts again
+// with another seed, a few times.
 //
 // Immutable once built.
 
@@ -29,8 +28,8 @@ namespace shard {
 
 class KeyIndex {
  public:
-  // `key(i)` is key number i < count. kCorrupt when two are equal.
-  // REQUIRES: count < 2^31.
+  // Builds the index of the keys `key(i)`, i < count. kCorrupt when two are
+  // equal. REQUIRES: count < 2^31.
   template <typename Key>
   Status Build(size_t count, uint64_t seed, Key key) {
     // Hashes that are as good as random need less than 1.5 steps per key.
@@ -60,7 +59,7 @@ class KeyIndex {
     return Corrupt("its keys were made to collide");
   }
 
-  // -1: there is none. `key` as in Build.
+  // Returns the number of the key `name`, or -1. `key` as in Build.
   template <typename Key>
   int64_t Find(std::string_view name, Key key) const {
     if (slots_.empty()) return -1;

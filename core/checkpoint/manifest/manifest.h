@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Manifest: what a checkpoint holds, and where. docs/checkpoint-format.md
-// specifies the file byte by byte; the schema is schema/manifest.fbs.
+// Manifest: lists the contents of a checkpoint and their places.
+// docs/checkpoint-format.md specifies the file byte by byte; the schema is
+// schema/manifest.fbs.
 //
-// A manifest knows elements, not ranks: a tensor is a list of slices, each some
-// of its elements at a place in a file, with a checksum. Together they hold
-// every element exactly once, in ascending order.
+// A manifest describes elements, not ranks: a tensor is a list of slices, each
+// of which has some of the elements at a place in a file, with a checksum. The
+// slices of a tensor hold every element exactly once, in ascending order.
 //
-// Manifest keeps the file's bytes and reads them in place. All of it was
-// checked when it was made, so nothing here can fail afterwards; whatever the
-// bytes, making one takes beside them memory of at most a third of their size
-// and 16 MiB, and time in proportion to it. Immutable; any number of threads
-// may use it.
+// Manifest keeps the file's bytes and reads them in place. Parse checks all
+// bytes, so no other function can fail; whatever the bytes, Parse takes beside
+// them memory of at most a third of their size and 16 MiB, and time in
+// proportion to their size. Immutable; any number of threads may use it.
 
 #ifndef SHARD_CORE_CHECKPOINT_MANIFEST_MANIFEST_H_
 #define SHARD_CORE_CHECKPOINT_MANIFEST_MANIFEST_H_
@@ -40,7 +40,7 @@ struct Manifest;
 inline constexpr uint32_t kManifestVersion = 2;
 inline constexpr const char* kManifestName = "manifest.shard";
 
-// The most that a manifest of a version has.
+// The limits of a manifest of one version.
 struct ManifestLimits {
   uint64_t bytes;
   size_t tensors;
@@ -62,7 +62,7 @@ inline constexpr uint64_t kSmallSliceAlignment = 64;
 inline constexpr size_t kMaxTensorDims = 8;
 inline constexpr size_t kMaxFileNameBytes = 255;
 
-// Where bytes lie.
+// The place of bytes in a file.
 struct Extent {
   uint32_t file = 0;  // Index into the files.
   uint64_t offset = 0;
@@ -76,19 +76,20 @@ struct Slice {
   Extent extent;
 };
 
-// How the blobs of the ranks that saved become those of the ranks that load.
-// The values go into files and are frozen.
+// How a blob is mapped to another world size. The values go into files and are
+// frozen.
 enum class BlobRule : int32_t {
   kPerRank = 1,     // Each rank has its own.
   kReplicated = 2,  // All ranks have the same.
   kSummed = 3,      // int64 numbers, little-endian, that add up over the ranks.
 };
 
-// Of the host: its data loader's position, its random numbers.
+// Data of the host, such as its data loader's position or the state of its
+// random numbers.
 struct BlobInfo {
   std::string_view name;
   BlobRule rule = BlobRule::kPerRank;
-  int32_t rank = 0;  // That saved it; 0 when replicated.
+  int32_t rank = 0;  // The rank that saved it; 0 when replicated.
   Extent extent;     // File and offset are 0 when there are no bytes.
 };
 
@@ -97,7 +98,7 @@ struct ScalarInfo {
   double value = 0;
 };
 
-// What a manifest is made from.
+// The contents from which a manifest is made.
 struct ManifestContents {
   struct File {
     std::string name;  // A plain name: no '/', not "." or "..".
@@ -108,17 +109,18 @@ struct ManifestContents {
     ElementType type = ElementType::kF32;
     TensorRole role = TensorRole::kParam;
     std::vector<int64_t> shape;
-    // The tensor's index; then there are no slices, and what follows them here
-    // is that tensor's.
+    // The index of the tensor that this one is an alias of; -1: none. An alias
+    // has no slices, and takes the fields after them from that tensor.
     int64_t alias_of = -1;
     std::vector<Slice> slices;
-    // Of parameters, and the same of their states. A frozen one has no state.
+    // For parameters, and with the same value for their states. A frozen
+    // parameter has no state.
     bool trainable = true;
     int32_t group = -1;  // Index into groups; -1: none.
-    int64_t step = -1;   // How many steps it has done; -1: as the checkpoint.
-    // Of states in q8, as StateKind of kernels/formula/state_kind.h. Their
-    // scales are another tensor: this one's key and ".q8_scale", f32, one
-    // dimension of a scale for each kQ8Block elements.
+    int64_t step = -1;   // Number of its steps; -1: as the checkpoint.
+    // For states in q8: a StateKind of kernels/formula/state_kind.h. Their
+    // scales are another tensor, with this one's key and ".q8_scale": f32, one
+    // dimension, a scale for each kQ8Block elements.
     int32_t codebook = 0;
   };
   struct Blob {
@@ -134,19 +136,20 @@ struct ManifestContents {
 
   std::string writer;  // "libshard 0.1.0", for people.
   int64_t step = 0;
-  int32_t world_size = 1;  // That saved it, for people and blobs.
+  int32_t world_size = 1;  // Of the save, for people and blobs.
   std::vector<File> files;
   std::vector<Tensor> tensors;
-  // Param groups: the optimizer in its canonical text form, with all values:
-  // "adamw?lr=0.001&...".
+  // Param groups, each as its optimizer in canonical text form, with all
+  // values: "adamw?lr=0.001&...".
   std::vector<std::string> groups;
   std::vector<Scalar> scalars;
   std::vector<Blob> blobs;
 };
 
-// Errors: what Manifest::Parse would refuse, as kInvalidArgument with the same
-// message; kResourceExhausted beyond the limits of version `newest`.
-// REQUIRES: 1 <= newest <= kManifestVersion.
+// Encodes a manifest file. Errors: kInvalidArgument for contents that
+// Manifest::Parse would reject, with the same message; kResourceExhausted
+// beyond the limits of version `newest`. REQUIRES: 1 <= newest <=
+// kManifestVersion.
 StatusOr<std::vector<std::byte>> EncodeManifest(
     const ManifestContents& contents, uint32_t newest = kManifestVersion);
 
@@ -158,13 +161,13 @@ class Manifest {
   // kUnimplemented for a version that is newer than kManifestVersion.
   static StatusOr<std::shared_ptr<const Manifest>> Parse(
       std::vector<std::byte> bytes);
-  // What Parse would return of these bytes, without keeping them. REQUIRES:
-  // they are aligned to 8 bytes.
+  // Returns the status that Parse would return for these bytes, without keeping
+  // them. REQUIRES: the bytes are aligned to 8 bytes.
   static Status Verify(std::span<const std::byte> bytes);
 
-  // Of the format.
+  // Returns the version of the format.
   uint32_t version() const { return version_; }
-  // XXH3-128 of the file: which checkpoint it is.
+  // Returns the XXH3-128 of the file, which identifies the checkpoint.
   const Checksum& id() const { return id_; }
   std::string_view writer() const;
   int64_t step() const;
@@ -176,17 +179,20 @@ class Manifest {
 
   size_t num_tensors() const;
   TensorInfo tensor(size_t index) const;
-  // -1: there is none. O(1).
+  // Returns the number of the tensor with this key, or -1. O(1).
   int64_t Find(std::string_view key) const;
-  // By ascending first element; of an alias, those of what it is an alias of.
+  // Return the slices of a tensor by ascending first element; for an alias, the
+  // slices of its target.
   size_t num_slices(size_t tensor) const;
   Slice slice(size_t tensor, size_t index) const;
-  // The slice with this element. O(log slices). REQUIRES: the tensor has it.
+  // Returns the number of the slice with this element. O(log slices). REQUIRES:
+  // the tensor has the element.
   size_t SliceAt(size_t tensor, int64_t element) const;
-  // Of an alias, those of what it is an alias of.
+
+  // For an alias, these return the values of its target.
   bool trainable(size_t tensor) const;
   int32_t group(size_t tensor) const;
-  // As ManifestContents, but never -1.
+  // Returns the step as in ManifestContents, but never -1.
   int64_t tensor_step(size_t tensor) const;
 
   size_t num_groups() const;
@@ -201,11 +207,12 @@ class Manifest {
 
   // Checks all of a file, which is aligned to 8 bytes and outlives this.
   Status Read(std::span<const std::byte> file);
-  // What has the values of a tensor: itself unless it is an alias.
+  // Returns the tensor that has the values: `tensor` itself unless it is an
+  // alias.
   size_t Target(size_t tensor) const;
 
-  // The file. A vector's memory is aligned for any number, so that the file can
-  // be read where it is.
+  // The bytes of the file. A vector's memory is aligned for any number type, so
+  // that the file can be read in place.
   std::vector<std::byte> bytes_;
   uint32_t version_ = 0;
   const schema::Manifest* root_ = nullptr;  // In bytes_.

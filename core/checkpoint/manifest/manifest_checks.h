@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What has to hold of a manifest beyond its structure, so that whoever uses it
-// need not ask: names are plain and unique, shapes have a size, slices hold
-// every element once, files hold slices and blobs and nothing else.
-// docs/checkpoint-format.md lists it all.
+// Checks of a manifest beyond its structure, so that its users need none: names
+// are plain and unique, shapes have a size, slices hold every element once,
+// files hold slices and blobs and nothing else. docs/checkpoint-format.md lists
+// all rules.
 //
 // Time is O(n log n) in the number of objects, for sorting, and linear in the
 // bytes; memory is at most 8 bytes per slice or blob.
@@ -17,16 +17,17 @@
 
 namespace shard {
 
-// All but what needs an index of the keys. kCorrupt names the object.
-// REQUIRES: `manifest` was read by ReadManifestBody.
+// Checks all rules but those that need an index of the keys. kCorrupt names the
+// object. REQUIRES: `manifest` was read by ReadManifestBody.
 Status CheckManifest(const schema::Manifest& manifest,
                      const ManifestLimits& limits);
 
-// Files, and who has which bytes of them; a part of CheckManifest, and after
-// the others. REQUIRES: the tensors' shapes and slices are right.
+// Checks the files and the places of slices and blobs in them; the last part of
+// CheckManifest. REQUIRES: the tensors' shapes and slices are right.
 Status CheckExtents(const schema::Manifest& manifest);
 
-// Every q8 tensor has its scales. REQUIRES: everything else of it is right.
+// Checks that every q8 tensor has its scales. REQUIRES: the other checks have
+// passed.
 Status CheckScales(const Manifest& manifest);
 
 }  // namespace shard

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The header of a manifest file: that of file_header.h, with LIBSHARD as its
-// magic.
+// The header of a manifest file: the header of file_header.h, with LIBSHARD as
+// its magic.
 
 #ifndef SHARD_CORE_CHECKPOINT_MANIFEST_MANIFEST_HEADER_H_
 #define SHARD_CORE_CHECKPOINT_MANIFEST_MANIFEST_HEADER_H_
@@ -22,21 +22,21 @@ inline constexpr FileFormat kManifestFormat = {
 
 inline constexpr size_t kManifestHeaderBytes = kFileHeaderBytes;
 
-// What stands before `body`. `header` has kManifestHeaderBytes.
+// Writes the header of `body`. `header` has kManifestHeaderBytes.
 inline void WriteManifestHeader(std::span<const std::byte> body,
                                 uint32_t version, std::byte* header) {
   WriteFileHeader(kManifestFormat, body, version, header);
 }
 
 // Returns the version of a file of `file_bytes` bytes, which begins with
-// `start`: kManifestHeaderBytes, or all there are. Errors as Manifest::Parse,
-// where header and length alone are wrong.
+// `start`: kManifestHeaderBytes, or the whole file if it is shorter. Errors as
+// Manifest::Parse, for a wrong header or length only.
 inline StatusOr<uint32_t> ReadManifestVersion(std::span<const std::byte> start,
                                               uint64_t file_bytes) {
   return ReadFileVersion(kManifestFormat, start, file_bytes);
 }
 
-// Errors as Manifest::Parse.
+// Returns the header of a manifest file. Errors as Manifest::Parse.
 inline StatusOr<FileHeader> ReadManifestHeader(
     std::span<const std::byte> file) {
   return ReadFileHeader(kManifestFormat, file);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether bytes are a FlatBuffer of schema/manifest.fbs that can be read
-// without looking again: every object inside of it and aligned, and no byte
+// Checks that bytes are a FlatBuffer of schema/manifest.fbs that can be read
+// without further checks: every object inside of it and aligned, and no byte
 // part of two objects (flatbuffer_walk.h).
 
 #ifndef SHARD_CORE_CHECKPOINT_MANIFEST_MANIFEST_STRUCTURE_H_
@@ -15,7 +15,8 @@
 
 namespace shard {
 
-// REQUIRES: `body` is aligned to 8 bytes and has less than 2 GiB.
+// Returns the manifest in `body`. REQUIRES: `body` is aligned to 8 bytes and
+// has less than 2 GiB.
 StatusOr<const schema::Manifest*> ReadManifestBody(
     std::span<const std::byte> body);
 

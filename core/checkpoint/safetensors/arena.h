@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arena: memory for what is read from a file that may be hostile, with a limit.
-// What it gives out stays where it is until the arena is destroyed; nothing is
-// freed singly, and there is no destructor to run.
+// Arena: memory with a limit, for data that is read from a file that may be
+// hostile. Allocations stay in place until the arena is destroyed; none is
+// freed singly, and no destructors run.
 //
-// Not thread-safe while it allocates.
+// Not thread-safe while allocating.
 
 #ifndef SHARD_CORE_CHECKPOINT_SAFETENSORS_ARENA_H_
 #define SHARD_CORE_CHECKPOINT_SAFETENSORS_ARENA_H_
@@ -22,7 +22,8 @@ class Arena {
  public:
   explicit Arena(uint64_t limit) : limit_(limit) {}
 
-  // For numbers of at most 64 bits. Null beyond the limit.
+  // Allocates memory aligned for numbers of at most 64 bits. Null beyond the
+  // limit.
   std::byte* Allocate(size_t bytes) {
     bytes = (bytes + 7) / 8 * 8;
     if (!Reserve(bytes)) return bytes > kSmall ? NewChunk(bytes) : nullptr;
@@ -31,14 +32,14 @@ class Arena {
     return result;
   }
 
-  // A copy of `text`, with a NUL behind it; false beyond the limit.
+  // Copies `text`, with a NUL behind it; false beyond the limit.
   bool Copy(std::string_view text, std::string_view* copy) {
     *copy = "";
     if (text.empty()) return true;
     const size_t bytes = text.size() + 1;
     std::byte* memory = nullptr;
     if (Reserve(bytes)) {
-      // From the chunk's end: text needs no alignment.
+      // Text, which needs no alignment, is taken from the chunk's end.
       end_ -= bytes;
       memory = end_;
     } else if (bytes > kSmall) {
@@ -51,7 +52,8 @@ class Arena {
     return true;
   }
 
-  // Counts memory that the caller has elsewhere. False beyond the limit.
+  // Counts memory that the caller has allocated elsewhere. False beyond the
+  // limit.
   bool Charge(uint64_t bytes) {
     if (bytes > limit_ - charged_) return false;
     charged_ += bytes;
@@ -60,10 +62,12 @@ class Arena {
 
  private:
   static constexpr size_t kChunkBytes = size_t{64} << 10;
-  // Larger pieces get memory of their own, so that hardly any is left over.
+  // Larger pieces are allocated separately, so that little of a chunk is
+  // wasted.
   static constexpr size_t kSmall = kChunkBytes / 64;
 
-  // Whether [begin_, end_) has room, after a new chunk if it is a small piece.
+  // Returns whether [begin_, end_) has room; for a small piece, after
+  // allocating a new chunk if needed.
   bool Reserve(size_t bytes) {
     if (bytes <= static_cast<size_t>(end_ - begin_)) return true;
     if (bytes > kSmall) return false;
@@ -83,7 +87,7 @@ class Arena {
   uint64_t limit_;
   uint64_t charged_ = 0;
   std::vector<std::unique_ptr<std::byte[]>> chunks_;
-  // What is left of the last chunk.
+  // The free part of the last chunk.
   std::byte* begin_ = nullptr;
   std::byte* end_ = nullptr;
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // JSON from files that may be hostile: read as a sequence of events, never as a
-// tree, so that a document takes no more memory than its handler wants.
+// tree, so that a document takes only the memory that its handler allocates.
 //
 // Memory: a few MiB, whatever the text, because nothing in it (a string, a
 // number, a run of white space) may be longer than kMaxJsonToken. Time is in
-// proportion to the text. How deep it nests is for the handler to limit.
+// proportion to the text. The handler limits the depth of nesting.
 
 #ifndef SHARD_CORE_CHECKPOINT_SAFETENSORS_JSON_EVENTS_H_
 #define SHARD_CORE_CHECKPOINT_SAFETENSORS_JSON_EVENTS_H_
@@ -21,9 +21,10 @@ namespace shard {
 
 inline constexpr size_t kMaxJsonToken = size_t{1} << 20;
 
-// An error of a handler ends the reading. Strings are valid UTF-8, and views
-// for the duration of the call. Numbers that are not whole, not positive or
-// beyond 64 bits are Other, as are null, true and false.
+// Receives the events of a document. An error of a handler ends the reading.
+// Strings are valid UTF-8, and views for the duration of the call. Numbers that
+// are not whole, not positive or beyond 64 bits are Other, as are null, true
+// and false.
 class JsonHandler {
  public:
   virtual ~JsonHandler() = default;
@@ -38,11 +39,12 @@ class JsonHandler {
   virtual Status Other(std::string_view what) = 0;
 };
 
-// Errors: the handler's; kCorrupt for what is not JSON, with the place.
+// Reads a document. Errors: the handler's; kCorrupt, with the place, for text
+// that is not JSON.
 Status ReadJson(std::string_view text, JsonHandler* handler);
 
-// Text from such a file for a message: in quotes, at most 100 bytes of it,
-// without control characters.
+// Returns text of such a file for a message: in quotes, at most 100 bytes of
+// it, without control characters.
 std::string QuoteForMessage(std::string_view text);
 
 }  // namespace shard

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes a SafetensorsHeader from the events of its JSON: the grammar of a
-// header, and what a tensor shows by itself. SafetensorsHeader checks what only
-// the tensors together show.
+// Makes a SafetensorsHeader from the events of its JSON. The builder checks the
+// grammar of a header and each tensor by itself; SafetensorsHeader checks the
+// tensors together.
 
 #ifndef SHARD_CORE_CHECKPOINT_SAFETENSORS_SAFETENSORS_BUILDER_H_
 #define SHARD_CORE_CHECKPOINT_SAFETENSORS_SAFETENSORS_BUILDER_H_
@@ -21,12 +21,12 @@
 
 namespace shard {
 
-// What a header may take beyond its size: enough for a small one with shapes
-// of many dimensions.
+// Bytes of memory that a header may take beyond its size: enough for a small
+// one with shapes of many dimensions.
 inline constexpr uint64_t kSafetensorsSlack = uint64_t{2} << 20;
 
-// Sorts the indices of `size` elements by their keys. A key that two share, if
-// any.
+// Sorts the indices of `size` elements by their keys. Returns a key that two
+// elements share, if any.
 template <typename Key>
 std::optional<std::string_view> SortByKey(std::vector<uint32_t>* by_key,
                                           size_t size, Key key) {

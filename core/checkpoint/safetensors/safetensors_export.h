@@ -21,18 +21,18 @@ namespace shard {
 
 struct SafetensorsExportOptions {
   SafetensorsWriteOptions write;
-  // What an alias has is written once, under the name of what it is an alias
-  // of, for the format knows no aliases. True: under every name.
+  // False: the elements of an alias are written once, under the name of its
+  // target, because the format has no aliases. True: under every name.
   bool expand_aliases = false;
-  // The name in the file of what is `key` in the store; null: the same.
+  // Returns the name in the file for the store's `key`; null: the same name.
   std::function<std::string(std::string_view key)> rename;
   int threads = 4;
   Progress progress;
 };
 
 // Writes tensors of a store, by their indices, each at most once. Memory: at
-// most 64 MiB and what the tensors' names and shapes take. Errors: those of
-// Create, Read, Write and Finish; nothing is left behind.
+// most 64 MiB and the tensors' names and shapes. Errors: those of Create, Read,
+// Write and Finish; nothing is left behind.
 Status ExportSafetensors(FileEnv* env, const TensorStore& from,
                          std::span<const size_t> tensors,
                          const std::string& path,

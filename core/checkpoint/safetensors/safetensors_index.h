@@ -6,7 +6,7 @@
 //   {"metadata": {"total_size": 24}, "weight_map": {"KEY": "FILE", ...}}
 //
 // The files lie beside the index: their names are plain. SafetensorsIndex holds
-// what was read and checked. Immutable; any number of threads may use it.
+// the checked contents. Immutable; any number of threads may use it.
 
 #ifndef SHARD_CORE_CHECKPOINT_SAFETENSORS_SAFETENSORS_INDEX_H_
 #define SHARD_CORE_CHECKPOINT_SAFETENSORS_SAFETENSORS_INDEX_H_
@@ -34,15 +34,15 @@ class SafetensorsIndex {
     uint32_t file = 0;  // Index into the files.
   };
 
-  // Memory: at most the size of `json` and 16 MiB. O(n log n) in the keys.
-  // Errors: kCorrupt says what is wrong; kResourceExhausted for an index that
-  // would take more memory than that. "total_size" is not checked: programs
-  // disagree on what it is.
+  // Parses an index. Memory: at most the size of `json` and 16 MiB. O(n log n)
+  // in the keys. Errors: kCorrupt says what is wrong; kResourceExhausted for an
+  // index that would take more memory than that. "total_size" is not checked:
+  // programs disagree on its meaning.
   static StatusOr<SafetensorsIndex> Parse(std::string_view json);
 
-  // By ascending key.
+  // Returns the entries by ascending key.
   const std::deque<Entry>& entries() const { return entries_; }
-  // Each once, in the order in which the index first names them.
+  // Returns each file once, in the order in which the index first names them.
   const std::deque<std::string_view>& files() const { return files_; }
 
  private:
@@ -55,8 +55,8 @@ class SafetensorsIndex {
   std::deque<std::string_view> files_;
 };
 
-// The text of an index. `keys` are (key, file), each key once.
-// REQUIRES: all of it is UTF-8.
+// Returns the text of an index. `keys` are (key, file), each key once.
+// REQUIRES: all text is UTF-8.
 std::string EncodeSafetensorsIndex(
     uint64_t total_size, std::vector<std::pair<std::string, std::string>> keys);
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SafetensorsStore: a safetensors file, or several under an index, as a
-// FileStore. Every tensor is a parameter, under the key of the file; those of
-// types that libshard does not read are kOpaque, and can be copied. The
-// format has no checksums: ReadOptions::verify does nothing.
+// FileStore. Every tensor is a parameter, under the key of the file; tensors of
+// types that libshard does not read are kOpaque, and can be copied. The format
+// has no checksums: ReadOptions::verify does nothing.
 //
-// Symbolic links are followed, for Hugging Face's cache is made of them; but
-// the files of an index are named in its folder, never with a path.
+// Symbolic links are followed, because Hugging Face's cache consists of them;
+// but an index names files of its own folder, never paths.
 
 #ifndef SHARD_CORE_CHECKPOINT_SAFETENSORS_SAFETENSORS_STORE_H_
 #define SHARD_CORE_CHECKPOINT_SAFETENSORS_SAFETENSORS_STORE_H_
@@ -33,13 +33,13 @@ class SafetensorsStore final : public FileStore {
  public:
   // Opens `path` with all its files and reads their headers. A path that ends
   // in ".json" is an index; any other is a safetensors file. Errors: kNotFound;
-  // kCorrupt for what is no such file, and for files that do not hold exactly
-  // the tensors that the index says.
+  // kCorrupt for a file of another format, and for files that do not hold
+  // exactly the tensors of the index.
   static StatusOr<std::unique_ptr<SafetensorsStore>> Open(
       FileEnv* env, const std::string& path);
 
   std::string_view describe() const override { return description_; }
-  // File after file, in each by ascending place.
+  // Tensors are numbered file after file, in each by ascending place.
   size_t num_tensors() const override { return first_.back(); }
   TensorInfo tensor(size_t index) const override;
   // O(log n).
@@ -55,7 +55,7 @@ class SafetensorsStore final : public FileStore {
   }
   uint64_t file_bytes(size_t file) const override { return parts_[file].bytes; }
   uint64_t index_bytes() const override { return index_bytes_; }
-  // A tensor lies in one piece.
+  // Each tensor has one slice.
   size_t num_slices(size_t tensor) const override;
   Slice slice(size_t tensor, size_t index) const override;
   Status StreamBlob(size_t index, const BlobSink& sink) const override;
@@ -89,7 +89,7 @@ class SafetensorsStore final : public FileStore {
   std::string description_;
   uint64_t index_bytes_ = 0;
   std::vector<Part> parts_;
-  // Of each part its first tensor's index; then the number of tensors.
+  // The index of each part's first tensor; then the number of tensors.
   std::vector<size_t> first_;
   std::optional<SafetensorsIndex> index_;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SafetensorsWriter: writes a safetensors file, or several and their index, in
-// pieces as they come. What is written has another name until Finish: a file
-// of the asked name is always whole.
+// SafetensorsWriter: writes a safetensors file, or several and their index,
+// from pieces in any order. The files have temporary names until Finish: a file
+// of the final name is always whole.
 //
 // Write may be called from several threads, with different bytes.
 
@@ -27,56 +27,58 @@
 namespace shard {
 
 struct SafetensorsWriteOptions {
-  // Several files when the tensors have more bytes than this, none of which has
-  // more, unless it holds a single tensor. 0: one file.
+  // The most bytes of tensors in a file; more tensors are written to several
+  // files. A single larger tensor has a file of its own. 0: one file.
   uint64_t max_shard_bytes = 0;
-  // Whether files of these names may be there already.
+  // Whether existing files of these names are replaced.
   bool replace = false;
-  // Other programs want to know who may read it.
+  // Other programs expect the framework that wrote the file.
   std::vector<std::pair<std::string, std::string>> metadata = {
       {"format", "pt"}};
 };
 
 class SafetensorsWriter {
  public:
-  // `path` ends in ".safetensors". Several files are named after it:
-  // "model.safetensors" makes model-00001-of-00002.safetensors and so on, and
-  // model.safetensors.index.json. Errors: those of LayOutSafetensors;
-  // kAlreadyExists; what creating files returns.
+  // Creates the files. `path` ends in ".safetensors". Several files are named
+  // after it: "model.safetensors" makes model-00001-of-00002.safetensors and so
+  // on, and model.safetensors.index.json. Errors: those of LayOutSafetensors;
+  // kAlreadyExists; errors of creating files.
   static StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       FileEnv* env, const std::string& path,
       std::vector<SafetensorsTensor> tensors,
       const SafetensorsWriteOptions& options);
 
-  // Deletes what is not finished.
+  // Deletes unfinished files.
   ~SafetensorsWriter();
 
-  // `bytes` of tensor number `tensor` from its byte `offset` on. Every byte is
-  // to be written once. Errors: kOutOfRange; what the write returned.
+  // Writes `bytes` of tensor number `tensor` from its byte `offset` on. Every
+  // byte must be written once. Errors: kOutOfRange; errors of writing.
   Status Write(size_t tensor, uint64_t offset,
                std::span<const std::byte> bytes);
 
   // Makes the files durable and gives them their names, the index last. Errors:
-  // kFailedPrecondition when bytes are missing; what a call on files returned.
-  // After an error the files that were there before have their names again, as
-  // soon as the writer is gone, and nothing is left of the new ones, unless the
-  // file system fails the undoing, too. A new file that is not one of a set
-  // also stays where the file system cannot exchange two files
-  // (RENAME_EXCHANGE) and then fails to sync. Every file that has its name is
-  // whole in either case, and of a set of files that is mixed there is no
-  // index. REQUIRES: no Write is running; nothing is called afterwards.
+  // kFailedPrecondition when bytes are missing; errors of calls on files. After
+  // an error, once the writer is destroyed, the previous files have their names
+  // again and the new ones are deleted, unless the file system fails to undo
+  // the changes, too. A new file that is not one of a set also stays where the
+  // file system cannot exchange two files (RENAME_EXCHANGE) and then fails to
+  // sync. In either case every file with its final name is whole, and a mixed
+  // set of files has no index. REQUIRES: no Write is running; nothing is called
+  // afterwards.
   Status Finish();
 
-  // What is written: the file, or the index.
+  // Returns the path of the file, or of the index.
   const std::string& path() const { return path_; }
 
  private:
   struct Output {
     std::string name;
-    // Of this file until it is published, and then of one to delete.
+    // The temporary name of this file until it is published, then that of a
+    // file to delete.
     std::string temporary;
-    // The temporary name of the file that it replaces, where two files cannot
-    // be exchanged. Empty: that has its name, or does not exist.
+    // The temporary name of the file that this one replaces, where two files
+    // cannot be exchanged. Empty: the replaced file has its name, or does not
+    // exist.
     std::string aside;
     PooledFile file;
     enum class State {
@@ -100,13 +102,13 @@ class SafetensorsWriter {
   Status CreateShard(const std::string& name, std::span<const size_t> members,
                      const SafetensorsWriteOptions& options);
   Status CheckComplete() const;
-  // Gives a file its name.
+  // Gives a file its final name.
   Status Publish(Output* output);
-  // Gives the file of that name, if there is one, a temporary one, which is put
-  // into `*aside`.
+  // Renames the file of that name, if there is one, to a temporary name, which
+  // is put into `*aside`.
   Status MoveAside(const std::string& name, std::string* aside);
-  // Undoes Publish. Needs no memory. Whether it was possible: the file that was
-  // there, if there was one, has its name again.
+  // Undoes Publish. Allocates no memory. Returns whether that was possible: the
+  // previous file, if there was one, has its name again.
   bool Unpublish(Output* output);
   // Undoes Finish, and deletes the new files.
   void Retract();
@@ -116,8 +118,8 @@ class SafetensorsWriter {
   std::vector<SafetensorsTensor> tensors_;
   std::deque<Target> targets_;  // By tensor.
   std::vector<Output> outputs_;
-  std::string index_name_;  // Of the last output; empty: there is no index.
-  // The temporary name of the index that there was; empty: there was none.
+  std::string index_name_;  // The name of the last output; empty: no index.
+  // The temporary name of the previous index; empty: there was none.
   std::string old_index_;
   bool finished_ = false;
 };

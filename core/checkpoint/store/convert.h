@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Elements of one float type as another: those of files, which are little-
-// endian like this machine, in the host's memory.
+// Conversion of elements between float types: from files, which are
+// little-endian like this machine, into the host's memory.
 
 #ifndef SHARD_CORE_CHECKPOINT_STORE_CONVERT_H_
 #define SHARD_CORE_CHECKPOINT_STORE_CONVERT_H_
@@ -13,8 +13,8 @@
 
 namespace shard {
 
-// To nearest, by way of fp32. Neither needs to be aligned.
-// REQUIRES: f32, bf16, f16 or f64, both.
+// Converts elements, rounding to nearest, by way of fp32. Neither `data` nor
+// `out` needs to be aligned. REQUIRES: both types are f32, bf16, f16 or f64.
 void ConvertElements(ElementType from, const std::byte* data, DType to,
                      std::byte* out, size_t count);
 

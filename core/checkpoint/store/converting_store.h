@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ConvertingStore: some of another store's tensors, in the same order, with
-// elements of another type. Nothing is converted before it is read.
+// elements of another type. Elements are converted when they are read.
 //
 // Where q8 is decoded, the tensors of its scales are left out. Elements that
-// are no floats, and 8-bit floats, stay what they are.
+// are not floats, and 8-bit floats, keep their type.
 //
 // Immutable; any number of threads may use it.
 
@@ -27,7 +27,8 @@ namespace shard {
 struct ConversionOptions {
   bool model = true;   // Parameters and buffers.
   bool states = true;  // Of the optimizer.
-  // What floats become, q8 too: kF32, kBF16, kF16 or kF64. None: they stay.
+  // The type to which floats, q8 too, are converted: kF32, kBF16, kF16 or kF64.
+  // None: they keep their type.
   std::optional<DType> dtype;
   // Without a dtype, q8 becomes f32.
   bool decode_q8 = false;
@@ -35,7 +36,7 @@ struct ConversionOptions {
 
 class ConvertingStore final : public TensorStore {
  public:
-  // `from` outlives it. O(tensors).
+  // `from` must outlive this. O(tensors).
   ConvertingStore(const TensorStore& from, const ConversionOptions& options);
 
   std::string_view describe() const override { return from_.describe(); }
@@ -45,7 +46,7 @@ class ConvertingStore final : public TensorStore {
   Status Read(std::span<const ReadRequest> requests, const ReadOptions& options,
               const PieceSink& sink) const override;
 
-  // The number of that tensor in `from`. REQUIRES: index < num_tensors().
+  // Returns the number of a tensor in `from`. REQUIRES: index < num_tensors().
   size_t source(size_t index) const { return tensors_[index].source; }
 
  private:

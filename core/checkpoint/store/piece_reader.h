@@ -3,8 +3,8 @@
 // PieceReader: reads ranges of elements in pieces of a few MiB, by several
 // threads, into a sink.
 //
-// The first error, of a read, of the sink or of the progress, ends it; pieces
-// that are being read then are finished, no further ones begun.
+// The first error, of a read, of the sink or of the progress, ends the reading;
+// pieces in progress are finished, and no others are begun.
 
 #ifndef SHARD_CORE_CHECKPOINT_STORE_PIECE_READER_H_
 #define SHARD_CORE_CHECKPOINT_STORE_PIECE_READER_H_
@@ -25,7 +25,7 @@ namespace shard {
 class PieceReader {
  public:
   static constexpr size_t kPieceBytes = size_t{4} << 20;
-  // Threads beyond it would take memory and win nothing.
+  // More threads would take memory without a gain.
   static constexpr int kMaxThreads = 8;
 
   struct Range {
@@ -40,8 +40,8 @@ class PieceReader {
 
   PieceReader(std::span<const Range> ranges, const Read& read);
 
-  // Blocks until all is read, on the calling thread and others. REQUIRES: the
-  // first call.
+  // Reads all ranges, on the calling thread and others; blocks until the end.
+  // REQUIRES: Run was not called before.
   Status Run(const ReadOptions& options, const PieceSink& sink);
 
  private:
@@ -54,7 +54,7 @@ class PieceReader {
 
   std::span<const Range> ranges_;
   const Read& read_;
-  // Of each range its first piece; then the number of pieces.
+  // The first piece of each range; then the number of pieces.
   std::vector<size_t> first_;
   uint64_t total_bytes_ = 0;
 

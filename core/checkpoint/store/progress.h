@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a host hears of long work.
+// Progress reports to a host from long operations.
 
 #ifndef SHARD_CORE_CHECKPOINT_STORE_PROGRESS_H_
 #define SHARD_CORE_CHECKPOINT_STORE_PROGRESS_H_
@@ -14,19 +14,20 @@
 
 namespace shard {
 
-// Called from any thread, one call at a time, with bytes done and in all; never
-// less than before. False cancels: the call that it belongs to ends with
-// kCancelled.
+// Called with the progress of a long operation: bytes done, which never
+// decrease, and bytes in all. From any thread, one call at a time. Returning
+// false cancels the operation, which ends with kCancelled.
 using Progress = std::function<bool(uint64_t done, uint64_t total)>;
 
-// Adds up what several threads have done. Thread-safe.
+// Adds up the progress of several threads. Thread-safe.
 class ProgressMeter {
  public:
   // `progress` may be empty.
   ProgressMeter(Progress progress, uint64_t total)
       : progress_(std::move(progress)), total_(total) {}
 
-  // kCancelled once the host has said so, for each thread that asks.
+  // Adds bytes. Returns kCancelled to each calling thread once the host has
+  // cancelled.
   Status Add(uint64_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     done_ += bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is known of a tensor in a file, whatever the file's format.
+// TensorInfo: the description of a stored tensor, in any file format.
 
 #ifndef SHARD_CORE_CHECKPOINT_STORE_TENSOR_INFO_H_
 #define SHARD_CORE_CHECKPOINT_STORE_TENSOR_INFO_H_
@@ -16,8 +16,8 @@
 
 namespace shard {
 
-// What the elements of a stored tensor are. 1 to 5 are DType's; the others are
-// carried as they are, and only stored by hosts. The values go into files and
+// The type of a stored tensor's elements. 1 to 5 are DType's; the others are
+// only stored by hosts, and copied as they are. The values go into files and
 // are frozen.
 enum class ElementType : int32_t {
   kF32 = 1,
@@ -36,8 +36,8 @@ enum class ElementType : int32_t {
   kU32 = 22,
   kU64 = 23,
   kBool = 24,  // One byte, 0 or 1.
-  // Of a type that is only carried, as bytes: TensorInfo has its name. Goes
-  // into no file of ours.
+  // A type that is only copied, as bytes: TensorInfo has its name. Not written
+  // to files of libshard's own format.
   kOpaque = 32,
 };
 
@@ -45,48 +45,51 @@ inline ElementType ElementTypeOf(DType dtype) {
   return static_cast<ElementType>(dtype);
 }
 
-// Whether a value is one of the above that may be in a checkpoint: not kOpaque.
+// Returns whether a value is one of the above that may be in a checkpoint: not
+// kOpaque.
 bool IsElementType(int32_t value);
 
-// Bytes of one; of kOpaque 1, for its bytes. REQUIRES: one of the above.
+// Returns the bytes of an element; 1 for kOpaque, which counts bytes. REQUIRES:
+// one of the above.
 size_t ElementSize(ElementType type);
 
-// "f32", "i64", ...; "opaque".
+// Returns the name of a type: "f32", "i64", ...; "opaque".
 const char* ElementTypeName(ElementType type);
 
-// What tensors are for. The values go into files and are frozen.
+// The role of a tensor. The values go into files and are frozen.
 enum class TensorRole : int32_t {
   kParam = 1,
-  kBuffer = 2,  // Of the host: neither stepped nor a parameter.
-  kState = 3,   // Of the optimizer.
+  kBuffer = 2,  // A tensor of the host that is not trained.
+  kState = 3,   // A state of the optimizer.
 };
 
 const char* TensorRoleName(TensorRole role);
 
-// Views into what holds them; they live as long.
+// The description of a tensor. Its views are valid as long as the store or
+// manifest that returned it.
 struct TensorInfo {
-  // This and opaque_type: with a NUL behind it, and none in it.
+  // `key` and `opaque_type` have a NUL behind them, and none inside.
   std::string_view key;
   ElementType type = ElementType::kF32;
   TensorRole role = TensorRole::kParam;
   std::span<const int64_t> shape;
   int64_t numel = 0;
-  // The index of the tensor that this one is another name of; -1: none.
+  // The index of the tensor that this one is an alias of; -1: none.
   int64_t alias_of = -1;
-  // Of states in q8: the StateKind whose codes they are; -1: unknown.
+  // For states in q8: the StateKind of their codes; -1: unknown.
   int32_t codebook = 0;
-  // Of kOpaque: what the file calls the type, and all bytes of the tensor.
+  // For kOpaque: the file's name of the type, and all bytes of the tensor.
   std::string_view opaque_type = {};
   uint64_t opaque_bytes = 0;
 };
 
-// The type's name, also of kOpaque, with a NUL behind it.
+// Returns the type's name, also for kOpaque, with a NUL behind it.
 inline std::string_view TypeNameOf(const TensorInfo& info) {
   return info.type == ElementType::kOpaque ? info.opaque_type
                                            : ElementTypeName(info.type);
 }
 
-// Of all elements.
+// Returns the bytes of all elements.
 inline uint64_t TensorBytes(const TensorInfo& info) {
   if (info.type == ElementType::kOpaque) return info.opaque_bytes;
   return static_cast<uint64_t>(info.numel) * ElementSize(info.type);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TensorStore: named tensors in files, to read. A checkpoint is one, a
-// safetensors file or a set of them is another; what loads, compares and
-// converts knows only this.
+// TensorStore: named tensors in files, to read. A checkpoint is a store, and so
+// is a safetensors file or a set of them; loading, comparing and converting use
+// this interface only.
 //
-// A store holds its files open from when it is made: a checkpoint that is
-// replaced or deleted meanwhile is still read as it was. Of more files than the
-// limit of open ones allows (core/base/pooled_file.h), some are opened again
-// when they are read; then a read of what was deleted meanwhile is an error.
+// A store keeps its files open from the beginning: a checkpoint that is
+// replaced or deleted meanwhile can still be read as it was. With more files
+// than may be open at once (core/base/pooled_file.h), some are opened again
+// when they are read; reading one that was deleted meanwhile is then an error.
 // Immutable; any number of threads may use it.
 
 #ifndef SHARD_CORE_CHECKPOINT_STORE_TENSOR_STORE_H_
@@ -41,12 +41,12 @@ using PieceSink = std::function<Status(size_t request, int64_t begin,
 
 struct ReadOptions {
   int threads = 4;
-  // Check what is read against its checksums, where the format has them. A
-  // checksum is over a whole slice, so up to two slices per request are read
-  // beyond what was asked for.
+  // Compare the bytes that are read with their checksums, where the format has
+  // them. A checksum is over a whole slice, so up to two slices per request are
+  // read beyond the requested elements.
   bool verify = true;
-  // Read tensors of ElementType::kOpaque as bytes, for those who copy them: a
-  // request's `begin` and `numel` count bytes then. Without it, reading them is
+  // Read tensors of ElementType::kOpaque as bytes, for copying: a request's
+  // `begin` and `numel` count bytes then. Without it, reading them is
   // kUnimplemented.
   bool opaque_as_bytes = false;
   Progress progress;
@@ -56,26 +56,27 @@ class TensorStore {
  public:
   virtual ~TensorStore() = default;
 
-  // "checkpoint 'ckpt/step-000042'", for messages.
+  // Returns a description for messages: "checkpoint 'ckpt/step-000042'".
   virtual std::string_view describe() const = 0;
 
   virtual size_t num_tensors() const = 0;
   // REQUIRES: index < num_tensors().
   virtual TensorInfo tensor(size_t index) const = 0;
-  // -1: there is none of that key. O(1).
+  // Returns the index of the tensor with this key, or -1. O(1).
   virtual int64_t Find(std::string_view key) const = 0;
 
-  // Whether elements [begin, begin + numel) of a tensor can be read here. Files
-  // have all; a state dict in memory may have a rank's.
+  // Returns whether elements [begin, begin + numel) of a tensor can be read
+  // here. Files have all elements; a state dict in memory may have only those
+  // of one rank.
   virtual bool Has(size_t /*tensor*/, int64_t /*begin*/,
                    int64_t /*numel*/) const {
     return true;
   }
 
-  // Every element of every request reaches the sink exactly once, in no order.
-  // An alias reads as what it is an alias of. Memory: a few MiB per thread.
-  // Errors: kOutOfRange for elements that a tensor has not; kCorrupt names
-  // tensor and file; what the sink returned.
+  // Reads elements. Every element of every request reaches the sink exactly
+  // once, in no particular order. An alias reads as its target. Memory: a few
+  // MiB per thread. Errors: kOutOfRange for elements that a tensor does not
+  // have; kCorrupt names tensor and file; errors of the sink.
   virtual Status Read(std::span<const ReadRequest> requests,
                       const ReadOptions& options,
                       const PieceSink& sink) const = 0;
