@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Control data of different lengths.
+// Collectives of control data of different lengths.
 
 #ifndef SHARD_CORE_COMM_GATHER_H_
 #define SHARD_CORE_COMM_GATHER_H_
@@ -17,14 +17,14 @@
 
 namespace shard {
 
-// COLLECTIVE. What every rank gave, by rank. Each rank receives world_size
-// times the longest. kResourceExhausted on all ranks when that is beyond the
-// memory of one.
+// Returns the bytes of every rank, by rank. COLLECTIVE. Each rank receives
+// world_size times the longest. kResourceExhausted on all ranks when one of
+// them does not have memory for that.
 StatusOr<std::vector<std::vector<std::byte>>> GatherBytes(
     Communicator* comm, std::string_view what, std::span<const std::byte> mine,
     const Deadline& deadline);
 
-// COLLECTIVE. Rank 0's text, on all ranks.
+// Returns rank 0's text on all ranks. COLLECTIVE.
 StatusOr<std::string> BroadcastText(Communicator* comm, std::string_view what,
                                     std::string_view text,
                                     const Deadline& deadline);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MemoryStore: named tensors in memory, as a TensorStore: a state dict. It may
-// have only some elements of each, as a rank does. The bytes are somebody
-// else's unless they are copied; beside them it has the numbers that go with
-// tensors, such as step counts.
+// MemoryStore: named tensors in memory, as a TensorStore: a state dict. The
+// store may have only some elements of each tensor, as a rank does. The bytes
+// belong to the caller; the store also has numbers that belong to tensors, such
+// as step counts.
 //
 // Thread-compatible; const members may run concurrently.
 
@@ -41,23 +41,24 @@ class MemoryStore : public TensorStore {
     int32_t codebook = 0;
   };
 
-  // Elements [begin, begin + numel) of a tensor, which stay where they are.
+  // Elements [begin, begin + numel) of a tensor, in memory of the caller.
   struct Part {
     int64_t begin = 0;
     int64_t numel = 0;
     const std::byte* data = nullptr;
   };
 
-  // The whole tensor. Errors, with the value: a key that is empty, not UTF-8 or
-  // there already, an unknown type or role, more than kMaxDims dimensions, a
+  // Adds a whole tensor. Errors, with the value: a key that is empty, not UTF-8
+  // or there already, an unknown type or role, more than kMaxDims dimensions, a
   // negative one, too many elements, `bytes` that are not the tensor's.
   Status Add(Tensor tensor, const void* data, size_t bytes);
-  // What of it is here. REQUIRES: elements that it has.
+  // Adds a tensor of which only `part` is here. REQUIRES: elements that the
+  // tensor has.
   Status AddPart(Tensor tensor, const Part& part);
 
-  // A number by its key: "state.layer.weight.step",
-  // "param_groups.layer.weight.lr". A second one replaces the first; a tensor
-  // of that key is an error.
+  // Adds a number by its key: "state.layer.weight.step",
+  // "param_groups.layer.weight.lr". A second number of the same key replaces
+  // the first; a tensor of that key is an error.
   Status AddNumber(std::string_view key, double value);
   const std::map<std::string, double, std::less<>>& numbers() const {
     return numbers_;
@@ -68,16 +69,16 @@ class MemoryStore : public TensorStore {
   TensorInfo tensor(size_t index) const override;
   int64_t Find(std::string_view key) const override;
   bool Has(size_t tensor, int64_t begin, int64_t numel) const override;
-  // A piece is a whole request. kOutOfRange also for elements that are not
-  // here.
+  // Reads requests whole: one piece each. kOutOfRange also for elements that
+  // are not here.
   Status Read(std::span<const ReadRequest> requests, const ReadOptions& options,
               const PieceSink& sink) const override;
 
-  // What of a tensor is here; of an alias nothing.
+  // Returns the part of a tensor that is here; empty for an alias.
   const Part& part(size_t index) const { return tensors_[index].part; }
 
-  // The catalog: everything but the elements, in this machine's byte order: for
-  // ranks to compare, and for another rank to make a store of.
+  // Returns the catalog: everything but the elements, in this machine's byte
+  // order. Ranks compare catalogs, and AddCatalog makes a store of one.
   std::string EncodeCatalog() const;
   // Adds the tensors and numbers of a catalog, with no elements here.
   Status AddCatalog(std::string_view catalog);

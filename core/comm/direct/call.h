@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Call: a collective as its caller named it, and as the ranks tell each other
-// of it: a Fingerprint in a Cell, which all must have alike.
+// Call: a collective as its caller names it, and its Fingerprint in a Cell, by
+// which the ranks compare their calls.
 //
-// What is read from shared memory is believed to be of bounded size and nothing
-// more: a peer may run other code than ours.
+// Data read from shared memory is trusted to be of bounded size, and nothing
+// more: a peer may run other code than this.
 
 #ifndef SHARD_CORE_COMM_DIRECT_CALL_H_
 #define SHARD_CORE_COMM_DIRECT_CALL_H_
@@ -30,22 +30,25 @@ struct Call {
 
 Fingerprint FingerprintOf(const Call& call, uint64_t number);
 
-// Whether two ranks called the same; where their sets begin may differ.
+// Returns whether two ranks made the same call; the first ranks of their sets
+// may differ.
 bool SameCall(const Fingerprint& a, const Fingerprint& b);
 
-// Whether it is a collective of sets.
+// Returns whether the call is a collective of sets.
 bool HasSet(const Fingerprint& call);
 
-// "all-gather 'sizes' of 16 bytes".
+// Returns the call as text: "all-gather 'sizes' of 16 bytes".
 std::string Format(const Fingerprint& call);
 
-// A rank that gives up reads the last call of a peer that may just be moving
-// on. The text can then be torn, but the round was decided and it is not used;
-// relaxed words keep that race a defined one.
+// Store and load a call. A rank that gives up reads the last call of a peer
+// that may enter the next round meanwhile. The text may then be torn, but the
+// round was decided and the text is not used; relaxed words make that race a
+// defined one.
 void StoreCall(const Fingerprint& from, Cell* to);
 Fingerprint LoadCall(Cell& from);
 
-// Copies what fits, never half a UTF-8 character; returns the bytes copied.
+// Copies as much text as fits, never half a UTF-8 character; returns the bytes
+// copied.
 template <size_t N>
 uint32_t CopyText(std::string_view text, char (&to)[N]) {
   size_t size = std::min(text.size(), N);
@@ -57,7 +60,8 @@ uint32_t CopyText(std::string_view text, char (&to)[N]) {
   return static_cast<uint32_t>(size);
 }
 
-// Sizes in shared memory are checked: a peer may run other code than ours.
+// Returns the text of `size` bytes. Sizes in shared memory are checked: a peer
+// may run other code than this.
 template <size_t N>
 std::string_view TextOf(const char (&text)[N], uint32_t size) {
   return std::string_view(text, std::min<size_t>(size, N));

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ControlBlock: the memory in which ranks that share memory meet each round.
+// ControlBlock: the memory in which ranks that share memory meet in each round.
 //
 // A round is one "everybody has arrived". Rank r arrives at round s by writing
 // its cell of s and then storing s into its `arrived`. Cells alternate with the
-// parity of s: a rank can be at most one round ahead of a peer that still
-// reads (round s+1 completes only when the peer has arrived there too), so
-// what a slow peer reads is never overwritten.
+// parity of s: a rank can be at most one round ahead of a peer that still reads
+// (round s+1 completes only when the peer has arrived there too), so a cell
+// that a slow peer reads is never overwritten.
 //
 // `state` is the one place where a round is decided: (rounds completed,
-// failer). Whoever sees that all have arrived moves it to s; whoever gives up
-// sets the failer to its rank + 1. Both are a compare-and-swap from "s-1
-// completed, no failer", so a round completes for all ranks or fails for all
-// ranks, whatever the timing; a rank killed between any two instructions leaves
-// it decidable.
+// failer). A rank that sees that all have arrived moves it to s; a rank that
+// gives up sets the failer to its rank + 1. Both are a compare-and-swap from
+// "s-1 completed, no failer", so a round completes for all ranks or fails for
+// all ranks, whatever the timing; a rank killed between any two instructions
+// leaves the round decidable.
 //
 // The block is zero at birth, lives in heap memory (threads) or in a memfd
 // (processes), and holds no pointers. Atomics are lock-free, hence valid
@@ -30,11 +30,11 @@
 
 namespace shard::direct {
 
-// One host has no more; the failer field and the file descriptors (a pidfd per
-// peer) would hold some more.
+// The most ranks of a group. One host has no more; the failer field and the
+// file descriptors (a pidfd per peer) would allow some more.
 inline constexpr int kMaxRanks = 512;
 
-// Control data of a round. Larger gathers take several rounds.
+// Bytes of control data in a round. Larger gathers take several rounds.
 inline constexpr size_t kPayloadBytes = 8192;
 inline constexpr size_t kWhatBytes = 80;
 inline constexpr size_t kMessageBytes = 1024;
@@ -54,8 +54,9 @@ enum class Operation : uint32_t {
   kDuplicate = 9,
 };
 
-// What a tensor collective moves, with Fingerprint::bytes of elements or bytes.
-// All ranks must say the same, but for where their sets begin.
+// The arguments of a tensor collective, beside the number of elements or bytes
+// in Fingerprint::bytes. They must be the same on all ranks, except for the
+// first rank of the set.
 struct TensorCall {
   RankSet set;
   int32_t root;
@@ -64,13 +65,13 @@ struct TensorCall {
   int32_t add;
 };
 
-// What a rank called: all must call the same.
+// The call of a rank, which must be the same on all ranks.
 struct Fingerprint {
   uint32_t operation;
-  uint32_t what_bytes;  // Of `what`, which is cut to fit.
-  uint64_t what_hash;   // Of the text before the cut.
+  uint32_t what_bytes;  // Bytes of `what`, which is cut to fit.
+  uint64_t what_hash;   // Hash of the text before the cut.
   uint64_t bytes;
-  uint64_t number;  // How many collectives came before.
+  uint64_t number;  // Number of collectives before this one.
   TensorCall tensor;
   int32_t direct;  // Whether the ranks may see each other's memory.
   char what[kWhatBytes];
@@ -88,7 +89,7 @@ struct FailureRecord {
   char message[kMessageBytes];
 };
 
-// Of a rank as a whole: kept in the first block of a family, not in those of
+// Whether a rank is there; kept in the first block of a family, not in those of
 // duplicates.
 enum Presence : uint32_t {
   kPresent = 0,
@@ -106,12 +107,13 @@ struct alignas(kLine) RankSlot {
 
 struct alignas(kLine) ControlBlock {
   std::atomic<uint64_t> state;
-  // Changes whenever `state` or a `presence` does; the futex word.
+  // The futex word: changes whenever `state` or a `presence` does.
   alignas(kLine) std::atomic<uint32_t> event;
-  // Only saves wake-ups: one left behind by a killed rank does no harm.
+  // The number of waiting ranks. Only saves wake-ups: a count left behind by a
+  // killed rank does no harm.
   std::atomic<uint32_t> waiters;
 
-  // Wakes the ranks that wait, after a change.
+  // Wakes the waiting ranks, after a change.
   void Announce();
 
   // The slots follow the block.

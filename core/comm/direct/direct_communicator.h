@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DirectCommunicator: the Communicator of ranks that share memory, whether
-// they are threads or processes. How they meet, how memory comes to be and how
-// a death is noticed is given to it: Group, RegionSource, Liveness. So is
-// whether the callers may know: a Link that is not direct keeps shared memory
-// from them, and leaves them the tensor collectives.
+// DirectCommunicator: the Communicator of ranks that share memory, whether they
+// are threads or processes. Its parts are given to it: Group meets the ranks,
+// RegionSource allocates shared memory, and Liveness detects dead ranks. A Link
+// that is not direct hides shared memory from callers, who then use the tensor
+// collectives.
 
 #ifndef SHARD_CORE_COMM_DIRECT_DIRECT_COMMUNICATOR_H_
 #define SHARD_CORE_COMM_DIRECT_DIRECT_COMMUNICATOR_H_
@@ -57,7 +57,8 @@ class DirectCommunicator final : public Communicator {
 
  private:
   Status Enter(std::string_view what) const;
-  // COLLECTIVE. What Allocate does once the ranks' calls are known to agree.
+  // Makes the regions of Allocate, once the ranks' calls are known to agree.
+  // COLLECTIVE.
   StatusOr<std::shared_ptr<SymmetricBuffer>> MakeRegions(
       std::string_view what, size_t bytes, SymmetricKind kind,
       const Deadline& deadline);
@@ -68,7 +69,7 @@ class DirectCommunicator final : public Communicator {
   const std::string description_;
   const CommOptions options_;
   const Link link_;
-  const Status out_of_memory_;  // Of Abort, made beforehand.
+  const Status out_of_memory_;  // For Abort, made beforehand.
   Exchange exchange_;
 };
 

@@ -3,16 +3,17 @@
 // Exchange: the tensor collectives of ranks that share memory, for callers
 // whose tensors lie in private memory.
 //
-// Each rank has a staging region that all see, of two halves. A collective goes
-// tile by tile: a rank copies a tile for its peers into one half, a round of
-// the Group tells that all have, and every rank takes what is for it out of
-// its peers' halves. The next tile, of this collective or the next, uses the
-// other half: whoever writes a half again has passed the round in between,
-// which its readers entered when they were done. So a tile costs one round.
+// Each rank has a staging region of two halves that all ranks see. A collective
+// goes tile by tile: each rank copies a tile for its peers into one half, a
+// round of the Group waits until all have done so, and every rank reads its
+// part from its peers' halves. The next tile, of this collective or the next,
+// uses the other half: a rank that writes a half again has passed the round in
+// between, which the readers entered when they were done. So a tile costs one
+// round.
 //
 // The staging regions, kStagingBytes per rank, are allocated by the first
-// collective that needs them and stay. They are the communicator's: no plan of
-// an engine's memory counts them.
+// collective that needs them, and stay allocated. They belong to the
+// communicator: no plan of an engine's memory counts them.
 //
 // Threads: one thread at a time.
 
@@ -34,19 +35,20 @@
 
 namespace shard::direct {
 
-// A tile. Large against what a round costs (some us), small enough that two
-// halves of some ranks stay in the L3 cache.
+// Bytes of a tile: large enough that the cost of a round (some us) is small,
+// small enough that two halves of some ranks stay in the L3 cache.
 inline constexpr size_t kTileBytes = size_t{1} << 20;
-// After the halves, a line for each that tells whether it holds anything.
+// Bytes of a staging region: the halves, then a line for each that says whether
+// the half holds data.
 inline constexpr size_t kStagingBytes = 2 * kTileBytes + 2 * kLine;
 
 class Exchange {
  public:
-  // COLLECTIVE. Gives every rank a region of its own that all see.
+  // Gives every rank a region of its own that all ranks see. COLLECTIVE.
   using Allocator = std::function<StatusOr<std::shared_ptr<SymmetricBuffer>>(
       std::string_view what, size_t bytes, const Deadline& deadline)>;
 
-  // REQUIRES: `group` outlives this.
+  // `group` must outlive this.
   Exchange(Group* group, const Link& link, Allocator allocate);
 
   // The collectives of Communicator, in a set of n ranks.
@@ -70,18 +72,20 @@ class Exchange {
                    const Deadline& deadline);
 
  private:
-  // A collective of so many tiles: `put` copies a tile into this rank's half,
-  // `take` takes it from the peers' halves; then the link's time is waited for.
-  // Without `staged` nothing goes through staging. REQUIRES: `call`, `tiles`
-  // and `staged` are the same on all ranks whenever the call is.
+  // Runs a collective of so many tiles: `put` copies a tile into this rank's
+  // half, `take` reads it from the peers' halves; then waits for the link's
+  // time. Without `staged` no data goes through staging. REQUIRES: `call`,
+  // `tiles` and `staged` are the same on all ranks whenever the call is.
   Status Run(const Call& call, size_t tiles, bool staged, size_t sent_bytes,
              const std::function<void(size_t tile)>& put,
              const std::function<void(size_t tile)>& take,
              const Deadline& deadline);
 
-  // The half of `rank` for the current tile. REQUIRES: within a staged Run.
+  // Returns the half of `rank` for the current tile. REQUIRES: within a staged
+  // Run.
   std::byte* Half(int rank) const;
-  // Whether that half of a reduce-scatter holds something, else it is zeros.
+  // Returns the flag that says whether that half of a reduce-scatter holds
+  // data; without, it stands for zeros.
   uint8_t* HasData(int rank) const;
 
   Group* const group_;

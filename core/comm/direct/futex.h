@@ -11,8 +11,8 @@
 
 namespace shard::direct {
 
-// Returns when woken, at once when *word != expected, after `longest`, or
-// spuriously: the caller looks again. The word may be in shared memory.
+// Sleeps while *word == expected. Returns when woken, after `longest`, or
+// spuriously: the caller checks again. The word may be in shared memory.
 void FutexWait(const std::atomic<uint32_t>* word, uint32_t expected,
                std::chrono::nanoseconds longest);
 

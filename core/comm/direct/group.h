@@ -2,16 +2,16 @@
 //
 // Group: one rank's view of a ControlBlock: arrive, wait, agree on failure.
 //
-// Every wait is bounded by its deadline and looks, in slices, for peers that
+// Every wait is bounded by its deadline and checks at intervals for peers that
 // can no longer arrive. A round ends the same way on all ranks: complete, or
 // failed with one recorded error. A rank that dies after it has arrived does
-// not spoil the round: the next one reports it.
+// not fail the round: the next round reports it.
 //
 // A duplicate is a group of the same ranks with a block, and so with rounds, of
-// its own. What they have in common is the origin, the group that was opened:
-// it knows which ranks are there, and an error of any of them is brought to it.
-// The waits of a duplicate look there, in their slices, for an error of the
-// others.
+// its own. The duplicates share their origin, the group that was opened: the
+// origin knows which ranks are there, and every group of the family reports its
+// errors to the origin. The waits of a duplicate check the origin, at the same
+// intervals, for errors of the other groups.
 //
 // Threads: one thread at a time calls Begin, Continue and SleepUntil; Fail,
 // ShutDown, failed and is_shut_down may be called from any thread.
@@ -38,12 +38,12 @@ namespace shard::direct {
 
 class Group {
  public:
-  // `block`, which `membership` is in, owns its memory; `liveness` may be null.
-  // REQUIRES: 0 <= membership.rank() < world_size <= kMaxRanks.
+  // `block` owns its memory; `membership` is one in `block`; `liveness` may be
+  // null. REQUIRES: 0 <= membership.rank() < world_size <= kMaxRanks.
   Group(std::shared_ptr<ControlBlock> block, Membership membership,
         int world_size, std::shared_ptr<const Liveness> liveness);
 
-  // A duplicate of `group`.
+  // Makes a duplicate of `group`.
   Group(std::shared_ptr<ControlBlock> block,
         const std::shared_ptr<Group>& group);
 
@@ -53,37 +53,37 @@ class Group {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  // The first round of `call`: compares the ranks' fingerprints (kDesync when
-  // they differ) and carries `send`. REQUIRES: bytes <= kPayloadBytes.
+  // Runs the first round of `call`: compares the ranks' fingerprints (kDesync
+  // when they differ) and sends `send`. REQUIRES: bytes <= kPayloadBytes.
   Status Begin(const Call& call, const void* send, size_t bytes,
                const Deadline& deadline);
 
-  // A further round of the same call. REQUIRES: Begin succeeded.
+  // Runs a further round of the same call. REQUIRES: Begin succeeded.
   Status Continue(const Call& call, const void* send, size_t bytes,
                   const Deadline& deadline);
 
-  // Sleeps until `end`, at most until the group fails, which is then the
-  // result. Fails the group when `deadline` comes first.
+  // Sleeps until `end`. Returns the group's error if it fails meanwhile. Fails
+  // the group when `deadline` comes first.
   Status SleepUntil(const Call& call, const Deadline& end,
                     const Deadline& deadline);
 
-  // What `rank` sent in the round just completed; valid until the next.
+  // Returns the bytes that `rank` sent in the last round; valid until the next.
   const std::byte* payload(int rank) const;
 
-  // Ends the group and its origin for all ranks with `error`, where they have
-  // not failed already. Allocates nothing: memory may be what has run out.
+  // Ends the group and its origin for all ranks with `error`, unless they have
+  // failed already. Allocates nothing: memory may be what has run out.
   void Fail(const Status& error);
 
-  // True once the group or its origin has failed.
+  // Returns whether the group or its origin has failed.
   bool failed() const;
 
-  // After the last collective: a duplicate is over, an origin is with all its
-  // duplicates, and to leave is no loss.
+  // Shuts down after the last collective: a duplicate alone, or an origin with
+  // all its duplicates. A rank that leaves afterwards is not lost.
   void ShutDown();
   bool is_shut_down() const;
 
  private:
-  // An error whose text is somebody else's.
+  // An error, with a view of its text.
   struct Reason {
     StatusCode code;
     int rank;
@@ -98,18 +98,19 @@ class Group {
   Status Wait(const Call& call, const Deadline& deadline);
   Status CompareCalls();
   bool AllArrived() const;
-  // Why a rank that has not arrived will not.
+  // Returns the error of a rank that has not arrived and never will.
   Status FindLost(const Call& call) const;
   Status DescribeLate(const Call& call, const Deadline& deadline) const;
-  // Fails the current round unless it has been decided meanwhile; the result
-  // is that of the round.
+  // Fails the current round unless it has been decided meanwhile; returns the
+  // result of the round.
   Status FailRound(const Status& error);
   void FailThis(const Reason& reason);
   Reason RecordedReason(const State& state) const;
   Status Recorded(const State& state) const;
-  // The recorded error as the result of this group, which the origin hears of.
+  // Returns the recorded error as the result of this group, and reports it to
+  // the origin.
   Status Failure(const State& state);
-  // The origin's error; OK when it has none, or this is the origin.
+  // Returns the origin's error; OK when it has none, or this is the origin.
   Status OriginFailure() const;
   void Record(const Reason& reason);
   std::string NameOf(int rank) const;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Link: how ranks that share memory are told to behave as if they did not, and
-// how slow the link between them then is: the parameters of `?direct=0`, see
-// OpenCommunicator.
+// Link: makes ranks that share memory behave as if they did not, with a link of
+// limited speed: the parameters of `?direct=0`, see OpenCommunicator.
 
 #ifndef SHARD_CORE_COMM_DIRECT_LINK_H_
 #define SHARD_CORE_COMM_DIRECT_LINK_H_
@@ -15,14 +14,14 @@ namespace shard::direct {
 struct Link {
   bool direct = true;    // The ranks see each other's memory.
   double delay = 0;      // Seconds per tensor collective.
-  double bandwidth = 0;  // Bytes per second of a rank and direction; 0: no end.
+  double bandwidth = 0;  // Bytes/s of a rank and direction; 0: no limit.
 
-  // What a tensor collective takes at least. REQUIRES: delay and bandwidth are
-  // finite and not negative.
+  // Returns the least duration of a tensor collective. REQUIRES: delay and
+  // bandwidth are finite and not negative.
   double Seconds(size_t sent_bytes) const;
 
-  // "", or what to append to the description of a communicator:
-  // ", without shared memory, delay 0.001 s, bandwidth 1e+09 bytes/s".
+  // Returns "", or the text to append to the description of a communicator: ",
+  // without shared memory, delay 0.001 s, bandwidth 1e+09 bytes/s".
   std::string Describe() const;
 };
 

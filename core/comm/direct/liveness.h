@@ -2,7 +2,7 @@
 //
 // Liveness: tells a waiting rank whether a peer can still arrive.
 //
-// Thread-safe: a communicator and its duplicates ask the same one.
+// Thread-safe: a communicator and its duplicates share one.
 
 #ifndef SHARD_CORE_COMM_DIRECT_LIVENESS_H_
 #define SHARD_CORE_COMM_DIRECT_LIVENESS_H_
@@ -15,10 +15,10 @@ class Liveness {
  public:
   virtual ~Liveness() = default;
 
-  // True when `rank` is known to be gone. Does not block.
+  // Returns whether `rank` is known to be dead. Does not block.
   virtual bool IsDead(int rank) const = 0;
 
-  // What to call it in an error, such as "rank 2 (process 4711)".
+  // Returns the name of a rank in errors, such as "rank 2 (process 4711)".
   virtual std::string Name(int rank) const = 0;
 };
 

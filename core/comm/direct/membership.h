@@ -9,16 +9,16 @@
 
 namespace shard::direct {
 
-// A rank's part in a group, from when its peers count on the rank until the
-// rank leaves. Destroyed without ShutDown, wherever that happens, it tells the
-// peers that this rank will not come again; so whoever opens a group makes one
-// before anything else can fail. Allocates nothing.
+// A rank's membership in a group, from the time when peers wait for the rank
+// until the rank leaves. The destructor, without ShutDown before, tells the
+// peers that this rank will not come again; so a function that opens a group
+// makes the Membership before anything else can fail. Allocates nothing.
 //
-// A child forked from the process does not speak in its parent's name.
+// In a child forked from the process, a Membership does nothing.
 class Membership {
  public:
   Membership() = default;  // In no group.
-  // `block` outlives this.
+  // `block` must outlive this.
   Membership(ControlBlock* block, int rank);
   Membership(Membership&& other) noexcept;
   Membership& operator=(Membership&& other) noexcept;
@@ -26,7 +26,7 @@ class Membership {
 
   int rank() const { return rank_; }
 
-  // To leave is no loss from here on.
+  // Ends the membership; the rank is not lost when it leaves.
   void ShutDown() { Leave(kShutDown); }
 
  private:

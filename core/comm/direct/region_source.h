@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RegionSource: how memory that all ranks see comes to be. The steps of one
+// RegionSource: allocates memory that all ranks see. The steps of one
 // allocation, called by DirectCommunicator in this order; between them the
 // ranks agree that all succeeded, so no step waits for a rank that gave up:
 //
@@ -10,16 +10,18 @@
 //             source can, so that a lack of shared memory is an error here and
 //             not a signal later
 //
-// No source can promise memory that a control group's limit or the rest of the
-// machine takes: there the kernel kills. CheckHostMemory makes that rare.
+// No source can guarantee memory against a control group's limit or other
+// processes of the machine: the kernel kills the process then. CheckHostMemory
+// makes that rare.
 //
-// A source makes one allocation at a time. A duplicate, for the allocations of
-// a duplicate of the communicator, works beside it; it comes to be likewise:
+// A source makes one allocation at a time. A duplicate of the communicator has
+// a duplicate of the source, which works at the same time, and is made
+// likewise:
 //
 //   CreateDuplicate    rank 0 makes what the ranks need to reach each other
 //   ExchangeDuplicate  rank 0 gives it away, the others receive it
 //
-// Forget ends either, whether it succeeded or not.
+// Forget ends an allocation or duplication, whether it succeeded or not.
 
 #ifndef SHARD_CORE_COMM_DIRECT_REGION_SOURCE_H_
 #define SHARD_CORE_COMM_DIRECT_REGION_SOURCE_H_

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // "env:": rank, world size and meeting point from the environment of a
-// launcher. Looked for in this order, the first group of variables that is
-// there is used; one that is there by half is an error, not skipped.
+// launcher. The groups of variables are looked up in this order, and the first
+// one that is set is used; a group that is set in part is an error, and is not
+// skipped.
 //
 //   shardctl run   SHARD_RANK, SHARD_WORLD_SIZE, SHARD_RENDEZVOUS
 //                  [SHARD_LOCAL_WORLD_SIZE]
@@ -30,17 +31,18 @@ namespace shard::env {
 struct Placement {
   int rank = 0;
   int world_size = 1;
-  // Where to meet: a URL for OpenCommunicator, never "env:".
+  // The meeting point: a URL for OpenCommunicator, never "env:".
   std::string url = "local:";
   // "SHARD_* variables", "torchrun", ..., "no launcher".
   std::string source = "no launcher";
 };
 
-// nullptr for a variable that is not set.
+// Returns nullptr for a variable that is not set.
 using Getenv = std::function<const char*(const char* name)>;
 
-// kInvalidArgument names the variables and values that are wrong or missing;
-// kBackendUnavailable when the ranks are on several hosts.
+// Reads the placement from the variables. kInvalidArgument names the variables
+// and values that are wrong or missing; kBackendUnavailable when the ranks are
+// on several hosts.
 StatusOr<Placement> ReadPlacement(const Getenv& getenv);
 
 }  // namespace shard::env

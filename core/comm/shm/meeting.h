@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the processes of a "shm:NAME" group meet. Rank 0 is the host: it listens
-// on the abstract Unix socket "\0libshard-<euid>-NAME"; the others are guests
-// and connect. The conversation is in wire.h. Both sides check that the other
-// one has the same user, so that nobody else's process is believed.
+// The meeting of the processes of a "shm:NAME" group. Rank 0 is the host: it
+// listens on the abstract Unix socket "\0libshard-<euid>-NAME"; the others are
+// guests and connect. The conversation is in wire.h. Both sides check that the
+// other one has the same user, so that no process of another user is trusted.
 //
-// Whoever binds a name first has it, and abstract names belong to no user: the
-// user id in them keeps users apart that mean no harm. One that takes another's
-// name keeps that meeting from happening, and is named in its error.
+// The first process that binds an abstract name has it, and such names belong
+// to no user: the user id in them keeps honest users apart. A user who takes
+// another's name prevents that meeting, and is named in its error.
 //
 // An error of the meeting (a missing, lost, duplicate or disagreeing rank) is
 // found by the host and returned by every rank that has come. Guests return no
 // later than half a second after their deadline, whatever the host does.
 //
-// A host that dies after it has greeted a guest is kRankLost there, at once.
-// One that dies earlier has met nobody: its guests cannot tell it from the end
-// of an earlier meeting under that name, wait for a new host, and return
-// kDeadlineExceeded ("rank 0 did not come") at their deadline.
+// A host that dies after it has greeted a guest is kRankLost there, at once. A
+// host that dies earlier has met nobody: its guests cannot distinguish its
+// death from the end of an earlier meeting under that name, wait for a new
+// host, and return kDeadlineExceeded ("rank 0 did not come") at their deadline.
 
 #ifndef SHARD_CORE_COMM_SHM_MEETING_H_
 #define SHARD_CORE_COMM_SHM_MEETING_H_
@@ -55,11 +55,11 @@ struct MeetingOptions {
   }
 };
 
-// What a rank has once all have met.
+// The resources of a rank once all ranks have met.
 struct Meeting {
   Mapping control;  // The ControlBlock.
-  // In it, from when this rank has mapped it: an error after that may be one
-  // after the others have heard that all have come.
+  // In the control block, from the time when this rank has mapped it: a later
+  // error may come after the other ranks have learned that all have come.
   direct::Membership membership;
   direct::ControlBlock* block() const {
     return reinterpret_cast<direct::ControlBlock*>(control.data());
@@ -72,7 +72,7 @@ struct Meeting {
 
 Status CheckName(std::string_view name);
 
-// Rank 0, and every other rank.
+// Meet the other ranks: Host on rank 0, Join on every other rank.
 StatusOr<Meeting> Host(const MeetingOptions& options);
 StatusOr<Meeting> Join(const MeetingOptions& options);
 
@@ -84,15 +84,16 @@ struct Address {
 };
 Address AddressOf(std::string_view name);
 
-// Maps the ControlBlock, in which this rank takes part from here on.
+// Maps the ControlBlock, and makes this rank a member from here on.
 Status TakePart(const Fd& memory, const MeetingOptions& options,
                 Meeting* meeting);
 
-// The process at the other end; an error when it is another user's.
+// Returns the process at the other end; an error when it belongs to another
+// user.
 StatusOr<pid_t> CheckPeer(int socket);
 
-// A pidfd of this process, which no reuse of process ids can confuse. Invalid
-// on kernels and in sandboxes that have none.
+// Returns a pidfd of this process, which stays right when process ids are
+// reused. Invalid on kernels and in sandboxes that have none.
 StatusOr<Fd> OwnPidfd();
 
 }  // namespace shard::shm

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that are processes of one user on one host.
+// A communicator of ranks that are processes of one user on one host.
 
 #ifndef SHARD_CORE_COMM_SHM_SHM_COMMUNICATOR_H_
 #define SHARD_CORE_COMM_SHM_SHM_COMMUNICATOR_H_
@@ -13,7 +13,7 @@
 
 namespace shard::shm {
 
-// COLLECTIVE. Meets within options.timeout; see meeting.h.
+// Meets the other ranks within options.timeout; see meeting.h. COLLECTIVE.
 // REQUIRES: 0 <= options.rank < options.world_size <= direct::kMaxRanks.
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              const std::string& description,

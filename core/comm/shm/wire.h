@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the ranks of a "shm:" group say while they meet, and later when they
-// hand out memory. Plain structs: both ends are on one host.
+// The messages of the ranks of a "shm:" group while they meet, and later when
+// they share memory. Messages are plain structs: both ends are on one host.
 //
 //   rank r                              rank 0
 //   connect  ------------------------>  accept
@@ -12,10 +12,10 @@
 //   Verdict (mapped, or why not) ---->  ... until all have answered
 //            <------------------------  Verdict (begin)
 //
-// A Verdict that is not OK ends the meeting; rank 0 sends the same to all.
-// Every packet begins with a Header: a change to any of them, or to the
-// ControlBlock, is a new kVersion, which the Header and the Hello's first
-// fields outlive.
+// A Verdict that is not OK ends the meeting; rank 0 sends the same one to all.
+// Every packet begins with a Header. A change to any packet, or to the
+// ControlBlock, needs a new kVersion; the Header and the first fields of Hello
+// never change.
 
 #ifndef SHARD_CORE_COMM_SHM_WIRE_H_
 #define SHARD_CORE_COMM_SHM_WIRE_H_
@@ -58,8 +58,8 @@ struct Hello {
   Header header;
   int32_t rank;
   int32_t world_size;
-  // How long this rank will still wait: the meeting lasts no longer than its
-  // least patient rank, so that all give up with the same error.
+  // The time that this rank will still wait: the meeting lasts as long as the
+  // shortest of these, so that all ranks give up with the same error.
   int64_t remaining_nanos;
 };
 
@@ -67,7 +67,8 @@ struct Verdict {
   Header header;
   int32_t code;  // StatusCode
   int32_t rank;
-  // Whether Peers follow; without pidfds connections tell who has died.
+  // Whether Peers follow; without pidfds, closed connections show which ranks
+  // have died.
   uint32_t has_pidfds;
   uint32_t message_bytes;
   char message[1024];
@@ -112,8 +113,8 @@ inline Status StatusOf(const Verdict& verdict) {
                 std::string(verdict.message, size), verdict.rank);
 }
 
-// The packet as a T; nullopt when it is something else. Of another version
-// only `header` can be read.
+// Returns the packet as a T; nullopt when it is something else. In a packet of
+// another version only `header` is valid.
 template <typename T>
 std::optional<T> Parse(const std::string& bytes, Kind kind) {
   T value{};

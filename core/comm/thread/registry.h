@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the ranks of a "threads:N" group find each other: one table per
-// process, by name; groups without a name, by size. A group leaves the table
-// when it is complete or has failed, so that its name can be used again at
-// once. Only one whose ranks disagree on its size is remembered, for a second,
-// and only for the ranks that have not heard of that yet.
+// The registry in which the ranks of a "threads:N" group find each other: one
+// table per process, by name; for groups without a name, by size. A group
+// leaves the table when it is complete or has failed, so that its name can be
+// used again at once. Only a group whose ranks disagree on its size is
+// remembered, for a second, and only for the ranks that have not got that error
+// yet.
 
 #ifndef SHARD_CORE_COMM_THREAD_REGISTRY_H_
 #define SHARD_CORE_COMM_THREAD_REGISTRY_H_
@@ -21,14 +22,15 @@
 
 namespace shard::threads {
 
-// Where rank 0 leaves things for the others, between its Create and Forget.
+// The place where rank 0 leaves resources for the other ranks, between its
+// Create and Forget.
 struct Handover {
   std::mutex mutex;
   std::shared_ptr<Mapping> region;      // GUARDED_BY(mutex)
   std::shared_ptr<Handover> duplicate;  // GUARDED_BY(mutex)
 };
 
-// What the ranks of one group share.
+// The resources that the ranks of one group share.
 struct SharedGroup {
   Mapping control;
   Handover handover;
@@ -40,9 +42,8 @@ struct SharedGroup {
 
 // Waits until all ranks of the group have come. kAlreadyExists when `rank` is
 // there already (the others keep waiting); kInvalidArgument, on all, when two
-// of a named group say different world sizes; kDeadlineExceeded, on all who
-// wait, with the missing ranks.
-// REQUIRES: 0 <= rank < world_size.
+// ranks of a named group give different world sizes; kDeadlineExceeded, on all
+// that wait, with the missing ranks. REQUIRES: 0 <= rank < world_size.
 StatusOr<std::shared_ptr<SharedGroup>> Meet(const std::string& name, int rank,
                                             int world_size,
                                             const Deadline& deadline);

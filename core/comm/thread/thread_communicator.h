@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that are threads of one process; "local:" is a group of one.
+// A communicator of ranks that are threads of one process; "local:" is a group
+// of one.
 
 #ifndef SHARD_CORE_COMM_THREAD_THREAD_COMMUNICATOR_H_
 #define SHARD_CORE_COMM_THREAD_THREAD_COMMUNICATOR_H_
@@ -13,15 +14,16 @@
 
 namespace shard::threads {
 
-// COLLECTIVE. Meets within options.timeout. The death of a thread cannot be
-// seen; a rank whose Communicator is freed without Shutdown is lost.
-// REQUIRES: 0 <= options.rank < options.world_size <= direct::kMaxRanks.
+// Meets the other ranks within options.timeout. COLLECTIVE. The death of a
+// thread cannot be detected; a rank whose Communicator is freed without
+// Shutdown is lost. REQUIRES: 0 <= options.rank < options.world_size <=
+// direct::kMaxRanks.
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              const std::string& description,
                                              const CommOptions& options,
                                              const direct::Link& link);
 
-// Never waits, never fails for want of a peer.
+// Opens a group of one rank, without waiting.
 StatusOr<std::shared_ptr<Communicator>> OpenLocal(
     const std::string& description, const CommOptions& options,
     const direct::Link& link);
