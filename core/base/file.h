@@ -153,7 +153,7 @@ class File {
   static StatusOr<File> OpenAt(FileEnv* env, int dir, const std::string& name,
                                std::string path, Mode mode, Cache cache);
   // Makes a File of `fd`, which `name` was opened as. `direct_flags`: the flags
-  // to open the file a second time with O_DIRECT; 0 to not do that.
+  // to open the file a second time with O_DIRECT; 0: do not.
   static StatusOr<File> Adopt(EnvFd fd, int dir, const std::string& name,
                               std::string path, int direct_flags);
   // Returns the descriptor to use at `offset`, and for how many of the `bytes`

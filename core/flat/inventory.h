@@ -36,7 +36,7 @@ struct BufferInventory {
   bool owned_whole;  // Every parameter has one owner.
   // Index of its first parameter, among those of all buffers.
   size_t first = 0;
-  size_t count = 0;   // Number of its parameters.
+  size_t count = 0;  // Number of its parameters.
   // Bytes of gradients or frozen parameters, without padding.
   int64_t bytes = 0;
 };

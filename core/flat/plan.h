@@ -46,7 +46,7 @@ enum class Partition : int32_t {
 // shard_masters in shard.h.
 enum class Masters : int32_t {
   kF32 = 1,          // An fp32 copy is stepped, and rounded to the parameter.
-  kNoneNearest = 2,  // It is widened, stepped and rounded to nearest even.
+  kNoneNearest = 2,  // Widened, stepped and rounded to nearest even.
   kNoneStochastic = 3,  // As kNoneNearest, rounded stochastically; bf16 only.
 };
 
@@ -273,7 +273,7 @@ class Plan {
   // adjacent: a rank holds one stretch of HeldRanges() ranges, from
   // FirstHeldRange(rank).
   int RangeOf(int rank) const;
-  int RankOf(int range) const;  // The inverse.
+  int RankOf(int range) const;  // The inverse of RangeOf.
   // Returns the rank that owns this element of a flat buffer. REQUIRES: an
   // index into buffers(), an element of that buffer.
   int OwnerOf(int32_t buffer, int64_t element) const;

@@ -176,8 +176,8 @@ HWY_INLINE void StoreBytesOf(V v0, V v1, V v2, V v3, uint8_t* to) {
 }
 #endif
 
-// Sets to[i] = byte kByte of lane i of code(d, i), a vector of uint32_t, for i
-// < count; d is as in ForEachVector.
+// Sets to[i], for i < count, to byte kByte of lane i of code(d, i), a vector of
+// uint32_t; d is as in ForEachVector.
 template <int kByte, class Code>
 HWY_INLINE void StoreBytes(size_t count, uint8_t* HWY_RESTRICT to,
                            const Code& code) {
@@ -306,8 +306,8 @@ HWY_INLINE float ScaleOfBlock(StateKind kind, const float* from, size_t count) {
 }
 
 // Encodes a block. `scale` comes from ScaleOfBlock. `words` has random words,
-// in which `tensor` has its bits; NULL rounds to nearest. REQUIRES: count <=
-// kQ8Block.
+// in which `tensor` has its bits; NULL rounds to nearest.
+// REQUIRES: count <= kQ8Block.
 HWY_INLINE void EncodeBlock(StateKind kind, const float* from, float scale,
                             size_t count, uint32_t tensor,
                             const uint16_t* words, uint8_t* codes) {

@@ -9,9 +9,9 @@
 // dropped but still counted, and events from its number on have the error.
 //
 // All queues of a device share one Monitor, so that a queue which waits for the
-// event of another queue is also woken by its own end. The price: each piece of
-// work that ends wakes every thread that waits on the device, of which there
-// are a handful.
+// event of another queue is also woken by its own destructor. The price: each
+// piece of work that ends wakes every thread that waits on the device, of which
+// there are a handful.
 //
 // The thread blocks all signals, which are the host's. Exceptions do not leave
 // it: where memory runs out, the queue fails.

@@ -60,7 +60,7 @@ struct UnitTraining {
   bool per_param = false;
   bool overwrite = false;   // Pass::kBackwardOverwrite.
   bool begin_step = false;  // With `step`, before the passes.
-  std::string link;  // Part of the communicator's URL: "direct=0".
+  std::string link;         // Part of the communicator's URL: "direct=0".
 };
 
 // The part of a rank in a UnitTraining; a test may also call the methods one by
