@@ -277,17 +277,20 @@ class Plan {
   // Returns the rank that owns this element of a flat buffer. REQUIRES: an
   // index into buffers(), an element of that buffer.
   int OwnerOf(int32_t buffer, int64_t element) const;
-  // The ranges that a rank holds: fewer than all only in stage 3 without shared
-  // memory; else all, from 0.
+  // The number of ranges whose parameters a rank holds without shared memory:
+  // those of its place in its shard group if shards_params(), else all, from 0.
   int HeldRanges() const;
   int FirstHeldRange(int rank) const;
 
-  // True when gradients are sharded: in stages 2 and 3, unless whole_grads is
-  // set, or a rank's shard and the slots together would take as much memory as
-  // all gradients: a stage never costs more than the one before it.
+  // True when gradients are sharded: with several ranks in stages 2 and 3,
+  // unless whole_grads is set, or a rank's shard and the slots together would
+  // take as much memory as all gradients: a stage never costs more than the one
+  // before it.
   bool shards_grads() const { return shards_grads_; }
-  // True when parameters are sharded: the same for stage 3 without shared
-  // memory, unless keep_after_forward is set.
+  // True when ranks that share no memory shard parameters: with several ranks
+  // in stage 3, unless keep_after_forward is set, or a rank's shard and the
+  // slots together would take as much memory as all parameters. Ranks that
+  // share memory have one copy per host instead, whatever this returns.
   bool shards_params() const { return shards_params_; }
   // The slots by unit depth; all zero where nothing is sharded. In a slot, the
   // unit's buffers are in the order of UnitPlan::buffers, and each begins at a
