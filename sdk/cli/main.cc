@@ -12,8 +12,8 @@
 
 namespace {
 
-// The version of the tree it was built from; that of the library it runs with
-// is in `doctor`.
+// The version of the tree that shardctl was built from; `doctor` shows that of
+// the library it runs with.
 #define SHARDCTL_TEXT_INNER(x) #x
 #define SHARDCTL_TEXT(x) SHARDCTL_TEXT_INNER(x)
 constexpr const char* kVersion =
@@ -32,7 +32,7 @@ its keys. Errors go to stderr.
 Exit codes: 0 fine, 1 what was looked for is wrong or different, 2 wrong use,
 3 an error. `run` ends as its ranks do.)";
 
-// Messages quote keys and paths.
+// Prints a message, made harmless, for messages quote keys and paths.
 void Say(const std::string& text) {
   std::fprintf(stderr, "shardctl: %s\n", shardctl::ShownMessage(text).c_str());
 }

@@ -19,8 +19,8 @@ namespace shardctl {
 
 namespace {
 
-// What a description may hold at most: with counts within counts a short one
-// could ask for more memory than there is.
+// The most modules and parameters of a description: with counts within counts a
+// short one could ask for more memory than there is.
 constexpr int64_t kMaxThings = 10'000'000;
 constexpr int kMaxDepth = 100;
 
@@ -28,7 +28,7 @@ std::string Join(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-// The names of the modules around a tensor, and its own.
+// Returns the names of the modules around a tensor, and its own.
 std::vector<std::string> NamesOf(const std::string& fqn) {
   std::vector<std::string> names(1);
   for (const char c : fqn) {
@@ -119,8 +119,8 @@ class JsonReader {
     }
   }
 
-  // Modules and parameters at or below a module, or more than kMaxThings. What
-  // is not as it should be counts as little: Module says what is wrong with it.
+  // Returns the number of modules and parameters at or below a module, or more
+  // than kMaxThings. Wrong values count as little: Module reports them.
   static int64_t Things(const Json& json, int depth) {
     if (!json.is_object() || depth > kMaxDepth) return 0;
     int64_t things = 1;

@@ -12,7 +12,7 @@ namespace shardctl {
 
 namespace {
 
-// Back to the first column, and erase the line.
+// Returns to the first column and erases the line.
 constexpr std::string_view kErase = "\r\x1b[K";
 
 }  // namespace

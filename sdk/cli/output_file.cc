@@ -19,8 +19,8 @@ namespace shardctl {
 
 namespace {
 
-// The descriptor that a name of /dev stands for, or -1. To open such a name
-// would begin a file anew, and fails for a socket.
+// Returns the descriptor that a name of /dev stands for, or -1. Opening such a
+// name would begin a file anew, and fails for a socket.
 int DescriptorOf(const std::string& path) {
   if (path == "/dev/stdout") return STDOUT_FILENO;
   if (path == "/dev/stderr") return STDERR_FILENO;
@@ -34,7 +34,7 @@ int DescriptorOf(const std::string& path) {
   return -1;
 }
 
-// What to do about it; empty where the text of the error says it.
+// Returns the remedy for an error; "" where the text of the error has it.
 const char* RemedyOf(int error) {
   switch (error) {
     case EACCES:
@@ -51,7 +51,7 @@ const char* RemedyOf(int error) {
   }
 }
 
-// `where`: in front of the reason, or empty.
+// Throws Failure. `where` stands in front of the reason, or is empty.
 [[noreturn]] void Fail(const char* what, const std::string& path, int error,
                        const std::string& where = "") {
   throw Failure(std::string("cannot ") + what + " '" + Shown(path) +
@@ -83,18 +83,19 @@ void CheckFolder(const std::string& folder, const std::string& path) {
   }
 }
 
-// 0 or errno.
-int WriteTo(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t size = ::write(fd, text.data(), text.size());
-    if (size < 0 && errno == EINTR) continue;
-    if (size < 0) return errno;
-    text.remove_prefix(static_cast<size_t>(size));
-  }
-  return 0;
+// Writes all of `text`. Returns 0 or errno.
+int WriteTo(int fd,
+// std::string_view text) {
+while (!text.empty()) {
+  const ssize_t size = ::write(fd, text.data(), text.size());
+  if (size < 0 && errno == EINTR) continue;
+  if (size < 0) return errno;
+  text.remove_prefix(static_cast<size_t>(size));
+}
+return 0;
 }
 
-// Takes `fd`. 0 or errno.
+// Writes `text` and closes `fd`. Returns 0 or errno.
 int WriteAndClose(int fd, std::string_view text) {
   const int error = WriteTo(fd, text);
   return ::close(fd) != 0 && error == 0 ? errno : error;
@@ -120,7 +121,7 @@ void WriteAndRename(const std::string& path, std::string_view text,
   Fail("write", path, error);
 }
 
-// That of a new file. REQUIRES: this process has one thread.
+// Returns the mode of a new file. REQUIRES: this process has one thread.
 mode_t NewFileMode() {
   const mode_t mask = ::umask(0);
   ::umask(mask);

@@ -20,8 +20,8 @@ namespace shardctl {
 
 namespace {
 
-// The length of the first piece of `text`: whole lines, as many as a pipe takes
-// at once, or one that is longer.
+// Returns the length of the first piece of `text`: whole lines, as many as a
+// pipe takes at once, or one longer line.
 size_t PieceOf(std::string_view text) {
   const size_t last = text.substr(0, PIPE_BUF).rfind('\n');
   if (last != std::string_view::npos) return last + 1;
@@ -85,14 +85,14 @@ struct OutputQueue::State {
     if (error == 0 && failure != EPIPE) error = failure;
   }
 
-  // A copy: the number of the caller's may be another file's by the time that
-  // a stuck write ends.
+  // A duplicate: by the time that a stuck write ends, the caller's descriptor
+  // may be another file's.
   const int fd;
   const int progress;
   std::mutex mutex;
   std::condition_variable changed;
   std::string text;      // Not yet taken by the thread.
-  size_t unwritten = 0;  // Bytes of it, and of what the thread has taken.
+  size_t unwritten = 0;  // Bytes of `text`, and of the thread's piece.
   int error = 0;         // Of the first write that failed, but for EPIPE.
   bool closed = false;
 };
@@ -112,7 +112,7 @@ OutputQueue::~OutputQueue() {
   if (idle) {
     thread_.join();
   } else {
-    thread_.detach();  // In a write that may never end.
+    thread_.detach();  // It is in a write that may never end.
   }
 }
 

@@ -26,8 +26,8 @@ std::string Format(const char* format, Args... args) {
   return buffer;
 }
 
-// Reads one code point of well-formed UTF-8 (RFC 3629) and returns its bytes; 0
-// when there is none.
+// Reads one code point of well-formed UTF-8 (RFC 3629) and returns the number
+// of its bytes; 0 when there is none.
 size_t Decode(std::string_view text, uint32_t* code_point) {
   const auto byte = [&](size_t i) {
     return static_cast<uint32_t>(static_cast<unsigned char>(text[i]));
@@ -53,8 +53,8 @@ size_t Decode(std::string_view text, uint32_t* code_point) {
   return size;
 }
 
-// C0, DEL and C1 (which has another CSI), what turns text around, and what
-// cannot be seen.
+// Returns whether a code point is escaped: C0, DEL and C1 (which has another
+// CSI), characters that change the direction of text, and invisible ones.
 bool IsHarmful(uint32_t c) {
   return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0xad || c == 0x61c ||
          c == 0x180e || (c >= 0x200b && c <= 0x200f) ||

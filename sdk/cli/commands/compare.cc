@@ -15,7 +15,7 @@ namespace shardctl {
 
 namespace {
 
-// The tensors of one side that count, by all of their names.
+// The selected tensors of one side, by all of their names.
 class Side {
  public:
   Side(const CheckpointView& view, int32_t content)
@@ -77,7 +77,7 @@ Pairing PairUp(const CheckpointView& a, const CheckpointView& b,
   Side in_b(b, content);
   Pairing pairing;
   // A tensor that is tied on one side only has several partners: each pair is
-  // found from the side that knows them apart.
+  // found from the other side, which has a tensor for each name.
   const auto pair = [&](size_t from_a, size_t from_b) {
     in_a.SetPaired(from_a);
     in_b.SetPaired(from_b);
@@ -111,7 +111,7 @@ void Difference::Add(int64_t index, double a, double b,
   if (!nan_a && !nan_b) {
     const double distance = std::fabs(a - b);
     const double size = std::max(std::fabs(a), std::fabs(b));
-    // An infinity is near to nothing but itself, whatever the tolerance.
+    // An infinity equals nothing but itself, whatever the tolerance.
     if (!std::isinf(distance) &&
         distance <= tolerance.absolute + tolerance.relative * size) {
       return;

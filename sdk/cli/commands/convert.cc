@@ -37,7 +37,7 @@ shard_convert_options ToOptions(const ConvertArguments& arguments,
   return options;
 }
 
-// Says what was written, by opening it again.
+// Prints a summary of the written checkpoint, which is opened again for it.
 int Report(const ConvertArguments& arguments, const std::string& written,
            double seconds) {
   const CheckpointView view = ReadCheckpoint(written);
@@ -93,7 +93,7 @@ int WriteAsCheckpoint(const ConvertArguments& arguments) {
   }
   shard_checkpoint_info info = SHARD_CHECKPOINT_INFO_INIT;
   Check(shard_checkpoint_get_info(from.get(), &info));
-  // Safetensors have no step; what is made of them is of step 0.
+  // Safetensors have no step; a checkpoint made of them is of step 0.
   char folder[32];
   std::snprintf(folder, sizeof(folder), "/step-%06lld",
                 static_cast<long long>(std::max<int64_t>(info.step, 0)));
@@ -111,7 +111,7 @@ int WriteAsSafetensors(const ConvertArguments& arguments) {
     const shard_convert_options options = ToOptions(arguments, &progress);
     Check(shard_checkpoint_export(from.get(), to.c_str(), &options));
   }
-  // Several files are found by their index.
+  // Several files are opened by their index.
   std::string written = to;
   if (std::FILE* const file = std::fopen(written.c_str(), "rb")) {
     std::fclose(file);

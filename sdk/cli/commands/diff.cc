@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl diff`: in what two checkpoints differ.
+// `shardctl diff`: lists the differences between two checkpoints.
 
 #include <algorithm>
 #include <cmath>
@@ -65,7 +65,7 @@ struct Result {
   std::vector<TextRow> dtypes;
   std::vector<TextRow> training;  // Step, groups, scalars.
   std::vector<ValueRow> values;
-  int64_t tensors = 0;  // Whose values were compared.
+  int64_t tensors = 0;  // With values that were compared.
   uint64_t bytes = 0;
 
   bool Same(bool ignore_dtypes) const {
@@ -152,7 +152,8 @@ Json RowsJson(const std::vector<TextRow>& rows, const char* name) {
   return json;
 }
 
-// JSON knows no infinities, but they are what is looked for here.
+// Returns a number as JSON, infinities and NaN as text: JSON has neither, and a
+// comparison has to show them.
 Json NumberJson(double value) {
   return std::isfinite(value) ? Json(value) : Json(NumberText(value));
 }
@@ -187,7 +188,7 @@ Json ToJson(const CheckpointView& a, const CheckpointView& b,
           {"compared", {{"tensors", result.tensors}, {"bytes", result.bytes}}}};
 }
 
-// What fits on a screen or two; --json has all.
+// The rows of a list that are shown, a screen or two; --json has all.
 constexpr size_t kMostRows = 50;
 
 std::string Rest(size_t count) {

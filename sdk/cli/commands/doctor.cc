@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl doctor`: whether this machine is fit for libshard.
+// `shardctl doctor`: checks whether this machine is fit for libshard.
 
 #include <algorithm>
 #include <memory>

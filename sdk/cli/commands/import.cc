@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl import`: safetensors as a checkpoint of step 0.
+// `shardctl import`: writes safetensors as a checkpoint of step 0.
 
 #include <memory>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl inspect`: what is in a checkpoint, and what is in one of its
-// tensors.
+// `shardctl inspect`: lists the contents of a checkpoint, or those of a tensor.
 
 #include <algorithm>
 #include <cmath>
@@ -230,7 +229,7 @@ std::string InspectText(const CheckpointView& view,
   return text;
 }
 
-// Of all elements that are finite.
+// Statistics of a tensor's finite elements.
 struct Values {
   std::vector<double> first;
   double min = INFINITY;

@@ -73,7 +73,7 @@ class Fd {
   const int fd_;
 };
 
-// The first line of a file; "" when it cannot be read.
+// Returns the first line of a file; "" when it cannot be read.
 std::string FirstLine(const char* path) {
   std::ifstream file(path);
   std::string line;
@@ -81,7 +81,7 @@ std::string FirstLine(const char* path) {
   return line;
 }
 
-// "MemAvailable:   123 kB" of /proc/meminfo, in bytes.
+// Returns a line of /proc/meminfo, such as "MemAvailable: 123 kB", in bytes.
 uint64_t MemInfo(const std::string& key) {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl merge`: a checkpoint as safetensors.
+// `shardctl merge`: writes a checkpoint as safetensors.
 
 #include <memory>
 

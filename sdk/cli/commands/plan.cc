@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl plan`: what a model costs a rank, for each stage and world size,
-// before anything runs.
+// `shardctl plan`: computes the memory, traffic and time of a rank, for each
+// stage and world size, before anything runs.
 
 #include <algorithm>
 #include <cstdint>
@@ -70,7 +70,7 @@ struct PlanArguments {
   bool json = false;
 };
 
-// The place of `name` in `names`, counted from 1, as shard.h counts.
+// Returns the place of `name` in `names`, counted from 1 as in shard.h's enums.
 int32_t NumberOf(const char* what, const std::string& name,
                  const std::vector<std::string>& names) {
   const auto found = std::find(names.begin(), names.end(), name);
@@ -153,11 +153,11 @@ class PlanCommand {
       options.buffer_bytes =
           static_cast<int64_t>(ParseBytes(arguments_.buffer_bytes));
     }
-    // 0 is "none" here, and the default there.
+    // 0 is "none" for --prefetch, and the default in shard_plan_options.
     options.prefetch = arguments_.prefetch == 0 ? -1 : arguments_.prefetch;
     options.f32_grads = arguments_.f32_grads ? 1 : 0;
     options.deterministic = arguments_.deterministic ? 1 : 0;
-    // What only some stages have is not asked of the others.
+    // Options that only some stages have are left 0 for the others.
     if (stage >= 2) options.whole_grads = arguments_.whole_grads ? 1 : 0;
     if (stage == 3) {
       options.shard_group_size = arguments_.group_size;
@@ -325,7 +325,7 @@ class PlanCommand {
     return text + WarningsText();
   }
 
-  // Each once, though every plan of a stage has it.
+  // Prints each warning once, though every plan of a stage has it.
   std::string WarningsText() const {
     std::vector<std::string> lines;
     for (const Row& row : rows_) {

@@ -34,7 +34,7 @@ struct Pipe {
 
 [[noreturn]] void Fail(int report) {
   const int error = errno;
-  // A pipe takes four bytes at once.
+  // Writes four bytes, which a pipe takes whole.
   if (::write(report, &error, sizeof(error)) < 0) ::_exit(125);
   ::_exit(127);
 }
@@ -42,7 +42,7 @@ struct Pipe {
 [[noreturn]] void Exec(const SpawnOptions& options, pid_t parent, int out,
                        int error, int report) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(125);  // It died before the prctl.
+  if (::getppid() != parent) ::_exit(125);  // shardctl died before the prctl.
   if (options.detached) {
     ::setpgid(0, 0);
     const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -62,7 +62,7 @@ struct Pipe {
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::signal(SIGPIPE, SIG_DFL);  // Which exec would leave ignored.
+  ::signal(SIGPIPE, SIG_DFL);  // exec would leave it ignored.
   ::execvp(arguments[0], arguments.data());
   Fail(report);
 }
@@ -88,7 +88,7 @@ Process Spawn(const SpawnOptions& options) {
   if (process.pid == 0) {
     Exec(options, parent, out.write, error.write, report.write);
   }
-  // In the child too: whoever comes first.
+  // Parent and child both set the group: either may come first.
   if (options.detached) ::setpgid(process.pid, process.pid);
   ::close(report.write);
   ssize_t size = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl report`: a checkpoint as a page for a browser.
+// `shardctl report`: draws a checkpoint as a page for a browser.
 
 #include <memory>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl reshard`: a checkpoint as another number of ranks would have saved
-// it.
+// `shardctl reshard`: writes a checkpoint as another number of ranks would have
+// saved it.
 
 #include <memory>
 

@@ -42,7 +42,7 @@ Clock::time_point After(double seconds) {
              std::chrono::duration<double>(std::min(seconds, kLongest)));
 }
 
-// Whether two descriptors are one terminal, pipe or file.
+// Returns whether two descriptors are the same terminal, pipe or file.
 bool AreSame(int a, int b) {
   struct stat first {};
   struct stat second {};
@@ -113,8 +113,8 @@ class Launcher {
       KeepTime();
     }
     KillAndReapAll();
-    // What a rank wrote before it ended is in its pipes by now. Their end is
-    // not waited for: a process that it left behind may hold them.
+    // The last output of an ended rank is in its pipes by now. Do not wait for
+    // the pipes' end: a process that the rank left behind may hold them open.
     for (Rank& rank : ranks_) {
       ShowOutput(&rank, Room::kAny);
       Finish(&rank, false);
@@ -135,15 +135,15 @@ class Launcher {
     bool alive = true;
   };
 
-  // How a rank ended that did not end with 0.
+  // The end of a rank that did not end with 0.
   struct Failure {
     int rank;
     int code;  // For shardctl.
     std::string how;
-    int order;  // The smaller one explains more.
+    int order;  // A failure of smaller order explains more.
   };
 
-  // How much to read: while the queue has room, or what a pipe holds.
+  // The output to read: while the queue has room, or all that a pipe holds.
   enum class Room { kQueue, kAny };
 
   void Start(int r) {
@@ -187,7 +187,7 @@ class Launcher {
     return error && !one_queue_ ? error_queue_ : out_queue_;
   }
 
-  // Until a signal, output, room for output, or a time that was set.
+  // Waits for a signal, output, room for output, or the next time limit.
   void WaitForSomething() {
     std::vector<pollfd> entries{{signals_, POLLIN, 0}};
     for (const bool error : {false, true}) {
@@ -210,7 +210,7 @@ class Launcher {
       millis = millis < 0 ? wait : std::min(millis, wait);
     }
     ::poll(entries.data(), entries.size(), millis);
-    // Before the queues are looked at, so that no progress goes unnoticed.
+    // Taken before the queues are looked at, so that no progress is missed.
     const bool out = out_queue_.TakeProgress();
     const bool error = error_queue_.TakeProgress();
     progress_ = out || error;
@@ -220,14 +220,14 @@ class Launcher {
     signalfd_siginfo info;
     while (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
-      if (signal == SIGCHLD) continue;  // NoticeEnds looks.
+      if (signal == SIGCHLD) continue;  // NoticeEnds handles it.
       last_signal_ = signal;
       if (++signals_heard_ > 1) {
-        SendToAll(SIGKILL);  // Asked twice.
+        SendToAll(SIGKILL);  // The second signal.
         continue;
       }
       kill_at_ = After(kGraceSeconds);
-      // The terminal has sent it to the rank that shares it already.
+      // The terminal has already sent the signal to the rank that shares it.
       if (!detached_ && info.ssi_code == SI_KERNEL) continue;
       SendToAll(signal);
     }
@@ -254,7 +254,7 @@ class Launcher {
       }
       lines.Feed(std::string_view(buffer, static_cast<size_t>(size)),
                  [&](std::string_view line) {
-                   // A bar that has become a line is not below it as well.
+                   // Remove a bar that has become this line.
                    if (lines.bar().size() > 0) screen_.Bar(error, "", "");
                    screen_.Line(error, rank->prefix, line);
                  });
@@ -305,8 +305,8 @@ class Launcher {
               "ended with code " + std::to_string(end.si_status),
               end.si_status == kFollowed ? 2 : 1};
     }
-    // A program that is told of a lost rank may well abort(). It does not kill
-    // itself, nor does it use memory that is not there.
+    // A program may abort() when it is told of a lost rank, so SIGABRT may be a
+    // consequence; other signals are causes.
     return {rank, 128 + end.si_status,
             "was ended by signal " + std::to_string(end.si_status) + " (" +
                 ::strsignal(end.si_status) + ")",
@@ -317,7 +317,7 @@ class Launcher {
   void Decide() {
     decide_at_.reset();
     if (exit_code_) return;
-    // Its last words come before ours.
+    // The rank's last output comes before our message.
     for (Rank& rank : ranks_) ShowOutput(&rank, Room::kAny);
     Say("rank " + std::to_string(failure_->rank) + " " + failure_->how +
         (alive_ > 0 ? "; ending the others" : ""));
@@ -352,9 +352,9 @@ class Launcher {
     }
   }
 
-  // Waits until the output is written: for as long as it takes, but with a
-  // signal or after the timeout no longer than its reader reads, and with
-  // another signal no longer. REQUIRES: all ranks have ended.
+  // Waits until the output is written, however long that takes; after a signal
+  // or the timeout only while its reader reads; after a second signal not at
+  // all. REQUIRES: all ranks have ended.
   void Drain() {
     kill_at_.reset();
     const int enough = std::max(signals_heard_, 1);
@@ -375,7 +375,8 @@ class Launcher {
   }
 
   bool AllIsWritten() {
-    // The last write may have failed: this is said before the end.
+    // The last write may have failed too: report the lost output before the
+    // end.
     if (out_queue_.empty()) NoticeLostOutput();
     return out_queue_.empty() && error_queue_.empty();
   }
@@ -398,8 +399,8 @@ class Launcher {
     SendToAll(signal);
   }
 
-  // To those that have ended as well: a rank's group has what it has started,
-  // which may still be there.
+  // Signals ended ranks as well: their groups may still have processes that
+  // they have started.
   void SendToAll(int signal) {
     for (const Rank& rank : ranks_) {
       ::kill(detached_ ? -rank.process.pid : rank.process.pid, signal);
@@ -427,12 +428,12 @@ class Launcher {
   int signals_ = -1;
   std::vector<Rank> ranks_;
   int alive_ = 0;
-  int signals_heard_ = 0;  // That told us to stop.
+  int signals_heard_ = 0;  // Signals to stop.
   int last_signal_ = 0;
   bool timed_out_ = false;
-  bool output_is_lost_ = false;     // And has been said to be.
-  bool progress_ = false;           // Somebody reads.
-  std::optional<Failure> failure_;  // That explains the most, so far.
+  bool output_is_lost_ = false;     // And the message is printed.
+  bool progress_ = false;           // A reader took output.
+  std::optional<Failure> failure_;  // The one that explains most, so far.
   std::optional<int> exit_code_;
   std::optional<Clock::time_point> timeout_;
   std::optional<Clock::time_point> kill_at_;

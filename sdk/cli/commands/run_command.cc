@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options of `shardctl run`.
+// `shardctl run`: reads its options.
 
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl verify`: reads everything, and compares it with its checksums.
+// `shardctl verify`: reads a checkpoint, and compares it with its checksums.
 
 #include <chrono>
 #include <memory>
@@ -33,7 +33,8 @@ struct VerifyArguments {
   bool json = false;
 };
 
-// What the library found; a manifest that cannot be read has no list.
+// Returns the problems that the library found. For a manifest that cannot be
+// read there is no list.
 std::vector<std::string> ProblemsOf(const Failure& failure) {
   const Json detail = Json::parse(failure.detail(), nullptr, false);
   std::vector<std::string> problems;

@@ -17,14 +17,14 @@ namespace shardctl {
 
 namespace {
 
-// Of lists that are not drawn: groups, scalars, blobs, aliases.
+// The most rows of lists that are not drawn: groups, scalars, blobs, aliases.
 constexpr size_t kMostLines = 50;
 
 std::string Count(uint64_t count, const char* one, const char* many) {
   return CountText(count) + " " + (count == 1 ? one : many);
 }
 
-// A part of a whole as a CSS width.
+// Returns a part of a whole as a CSS width.
 std::string Percent(double part, double whole) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.4f%%",
@@ -36,7 +36,7 @@ std::string Key(const std::string& text) {
   return "<span class=\"key\">" + HtmlText(text) + "</span>";
 }
 
-// A long list of hyperparameters may be broken where one ends.
+// Returns a list of hyperparameters that a browser may break between two.
 std::string BetweenValues(std::string html) {
   const std::string between = "&amp;";
   for (size_t at = 0; (at = html.find(between, at)) != std::string::npos;) {
@@ -215,7 +215,8 @@ class Page {
     return text + "</tbody></table>\n";
   }
 
-  // The colors of a few files, evenly chosen: those between have those between.
+  // A legend of a few files, evenly chosen; files between them have colors
+  // between theirs.
   std::string Hues() const {
     constexpr size_t kMostHues = 12;
     const size_t files = view_.files.size();
@@ -300,8 +301,9 @@ class Page {
            label + "\">" + parts + "</div></div>";
   }
 
-  // Far apart for neighbours where there are few files, a rainbow where there
-  // are many; never the whole circle, so that the last is not the first again.
+  // Returns a file's hue. Few files have hues far apart, many form a rainbow;
+  // the whole circle is never used, so that the last hue differs from the
+  // first.
   int Hue(size_t file) const {
     const size_t files = std::max<size_t>(1, view_.files.size());
     return static_cast<int>((212 + file * 300 / files) % 360);
@@ -334,7 +336,7 @@ class Page {
     return text + "</tbody></table>\n";
   }
 
-  // A table of two columns; "" when it has no rows.
+  // Returns a table of two columns; "" when it has no rows.
   static std::string Pairs(
       const std::string& caption, const char* left, const char* right,
       const std::vector<std::pair<std::string, std::string>>& rows) {
