@@ -23,7 +23,7 @@ constexpr int64_t kBlock = 256;
 // A blob of more bytes than a chunk of the writer is copied piece by piece.
 constexpr uint64_t kLargeBlob = DataWriter::kFetchedChunkBytes;
 
-// What is smaller than this for each file is not cut.
+// Tensors with fewer bytes than this for each file are not cut.
 constexpr uint64_t kLeastPiece = kSliceAlignment;
 
 class Drafter {
@@ -78,8 +78,8 @@ Status Drafter::Check() const {
                          " tensors, and none of the content asked for");
 }
 
-// What is cut into slices that a manifest can name. A file of a few bytes may
-// say that it has more, and take no space.
+// Rejects a store with more bytes than the slices of a manifest can name: a
+// sparse file of a few bytes may claim them.
 Status Drafter::CheckSize() const {
   constexpr uint64_t kMost =
       kMaxManifestBytes / sizeof(schema::Slice) * kMaxSliceBytes;
@@ -97,7 +97,7 @@ Status Drafter::CheckSize() const {
     }
     total += numel * size;
   }
-  // Of each slice: what it is here, in the manifest, and where that is built.
+  // Bytes of memory per slice: here, in the manifest, and while that is built.
   constexpr uint64_t kPerSlice = 256;
   return CheckHostMemory(total / SliceBytes(total) * kPerSlice)
       .WithContext(StrCat("the manifest of ", from_.describe()));
@@ -165,12 +165,13 @@ void Drafter::Place(size_t tensor, int64_t begin, int64_t numel, size_t file) {
 
 void Drafter::PlaceTensors() {
   const auto files = static_cast<int64_t>(draft_.outputs.size());
-  uint64_t small = 0;  // Bytes of what is not cut.
+  uint64_t small = 0;  // Bytes of tensors that are not cut.
   for (size_t t = 0; t < store_.num_tensors(); ++t) {
     const TensorInfo info = store_.tensor(t);
     if (info.alias_of < 0 && !IsCut(t)) small += TensorBytes(info);
   }
-  // A file's share of that; what follows each other stays together.
+  // A file's share of these bytes; tensors that follow each other stay
+  // together.
   const uint64_t share = small / draft_.outputs.size() + 1;
   uint64_t before = 0;
   for (size_t t = 0; t < store_.num_tensors(); ++t) {

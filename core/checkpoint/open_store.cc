@@ -23,7 +23,8 @@ constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr std::string_view kIndexSuffix = ".json";
 constexpr std::string_view kOf = "-of-";
 constexpr const char* kIndexName = "model.safetensors.index.json";
-// So often a checkpoint may go away while it is opened.
+// Number of attempts: each time, the checkpoint may be deleted while it is
+// opened.
 constexpr int kAttempts = 8;
 
 bool HasSafetensorsName(std::string_view path) {
@@ -36,7 +37,7 @@ StatusOr<OpenedStore> OpenSafetensors(FileEnv* env, const std::string& path,
   return OpenedStore{std::move(store), std::move(name), ""};
 }
 
-// The files of the set that a file belongs to by its name,
+// Returns the number of files in the set of a file, as its name says:
 // "model-00001-of-00003.safetensors"; 1 for other names.
 int64_t FilesInSet(std::string_view name) {
   name.remove_suffix(kFileSuffix.size());
@@ -49,7 +50,8 @@ int64_t FilesInSet(std::string_view name) {
   return number.has_value() && count.has_value() ? *count : 1;
 }
 
-// `missing`: why it is no root of checkpoints.
+// Opens the safetensors store in a folder. `missing`: why the folder is not a
+// root of checkpoints.
 StatusOr<OpenedStore> OpenFolderOfSafetensors(const Directory& folder,
                                               const Status& missing) {
   SHARD_ASSIGN_OR_RETURN(std::vector<std::string> names, folder.List());
@@ -91,7 +93,7 @@ StatusOr<OpenedStore> OpenCheckpointAt(FileEnv* env, const std::string& path) {
                          std::move(found->note)};
     }
     status = store.status();
-    // What is deleted loses its manifest first.
+    // A checkpoint that is being deleted loses its manifest first.
     SHARD_ASSIGN_OR_RETURN(const auto manifest,
                            found->directory.Stat(kManifestName));
     if (manifest) return status;

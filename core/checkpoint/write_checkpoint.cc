@@ -23,8 +23,9 @@ namespace shard {
 
 namespace {
 
-// The promise of the header, and what reading and converting take of it beside
-// the slice that is read and the one that is written.
+// The limit that the header of this unit promises, and the memory of it that
+// reading and converting take beside the slice that is read and the one that is
+// written.
 constexpr uint64_t kMemory = uint64_t{64} << 20;
 constexpr uint64_t kMemoryPerThread = uint64_t{16} << 20;
 constexpr uint64_t kConverting = uint64_t{4} << 20;
@@ -66,7 +67,7 @@ int CheckpointWriter::Threads() const {
   uint64_t largest = kReading;
   for (size_t t = 0; t < from_.num_tensors(); ++t) {
     for (size_t s = 0; s < from_.num_slices(t); ++s) {
-      // What has no checksums is read in small pieces.
+      // Stores without checksums are read in small pieces.
       if (from_.manifest() == nullptr) break;
       largest = std::max(largest, from_.slice(t, s).extent.bytes);
     }
@@ -87,7 +88,7 @@ Status CheckpointWriter::CopyLargeBlob(size_t blob, const File& file,
         SHARD_RETURN_IF_ERROR(file.WriteExactly(extent.offset + offset, piece));
         return progress->Add(piece.size());
       }));
-  // The rest of its last page, which is zeros in a new file.
+  // The rest of the blob's last page, which is zeros in a new file.
   const uint64_t used = extent.bytes % kSliceAlignment;
   return progress->Add(used == 0 ? 0 : kSliceAlignment - used);
 }
@@ -168,7 +169,8 @@ Status CheckpointWriter::WriteFile(const Directory& folder, size_t file,
   SHARD_RETURN_IF_ERROR(out.Sync());
   SHARD_RETURN_IF_ERROR(out.Close());
   for (size_t p = 0; p < output.pieces.size(); ++p) {
-    // A blob has the source's, with which its bytes were compared.
+    // A blob keeps the checksum of the source, with which its bytes were
+    // compared.
     if (output.pieces[p].blob) continue;
     draft_.ExtentOf(output.pieces[p]).checksum = writer.checksums()[p];
   }
@@ -192,7 +194,7 @@ Status CheckpointWriter::Write(const std::string& root) {
   for (const Output& output : draft_.outputs) {
     total += output.layout.file_bytes();
   }
-  // Whatever is wrong with it but for the checksums, which are not there yet.
+  // Finds all errors of the manifest early; only the checksums are missing yet.
   SHARD_RETURN_IF_ERROR(EncodeManifest(draft_.contents).status());
   SHARD_ASSIGN_OR_RETURN(
       PendingCheckpoint pending,
@@ -204,7 +206,8 @@ Status CheckpointWriter::Write(const std::string& root) {
   }
   SHARD_RETURN_IF_ERROR(WriteManifest(pending.directory()));
   SHARD_RETURN_IF_ERROR(pending.Commit());
-  // The checkpoint is there: what goes wrong with old ones is no error of it.
+  // The checkpoint is complete: an error in deleting old ones is not an error
+  // of it.
   (void)CatchOutOfMemory([&]() -> Status {
     SHARD_ASSIGN_OR_RETURN(const Directory opened, Directory::Open(env_, root));
     return CleanStale(opened).status();

@@ -27,7 +27,7 @@ StatusOr<std::vector<T>> GatherValues(Communicator* comm, std::string_view what,
   return all;
 }
 
-// COLLECTIVE. `sizes` are those of all ranks' texts.
+// Gathers texts. COLLECTIVE. `sizes` are those of all ranks' texts.
 StatusOr<std::vector<std::string>> GatherTexts(Communicator* comm,
                                                std::string_view what,
                                                std::string_view mine,

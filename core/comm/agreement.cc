@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kMarks = 256;
 // A fact's texts are cut: world_size of them are gathered on every rank.
 constexpr size_t kMaxText = 4096;
-// Of two long values, only the surroundings of the difference are shown.
+// Two long values are shown only near their difference.
 constexpr size_t kShownText = 200;
 
 // Hashes facts one after the other.
@@ -44,15 +44,16 @@ class HashingSink : public FactSink {
   uint64_t hash_ = 0;
 };
 
-// Facts [begin, end), hashed from `begin` up to every `stride`-th of them: as
-// sent.
+// The hashes of facts [begin, end): from `begin` up to every `stride`-th fact.
+// Sent as they are.
 struct Marks {
-  uint64_t count;   // How many facts there are.
-  uint64_t last;    // The hash of all of them.
+  uint64_t count;   // The number of facts.
+  uint64_t last;    // The hash of all facts.
   uint64_t stride;  // A power of two.
   std::array<uint64_t, kMarks> hashes;
 
-  // After `facts` facts, a multiple of the stride; nullopt beyond the last.
+  // Returns the hash after `facts` facts, a multiple of the stride; nullopt
+  // beyond the last.
   std::optional<uint64_t> After(uint64_t facts) const {
     if (facts > count) return std::nullopt;
     return hashes[facts / stride - 1];
@@ -73,7 +74,8 @@ class MarkingSink final : public HashingSink {
     marks_.last = hash();
     if (marks_.count % marks_.stride != 0) return;
     if (used_ == kMarks) {
-      // Every second one is left out. This fact's place is an odd one, then.
+      // Every second mark is removed. The place of this fact is then an odd
+      // one.
       for (size_t i = 0; i < kMarks / 2; ++i) {
         marks_.hashes[i] = marks_.hashes[2 * i + 1];
       }
@@ -115,9 +117,9 @@ class PickingSink final : public FactSink {
   uint64_t next_ = 0;
 };
 
-// What a rank has of the fact that differs: as sent, texts cut.
+// A rank's value of the fact that differs, as it is sent: texts are cut.
 struct Shown {
-  uint64_t hash;  // Of title and value, uncut.
+  uint64_t hash;  // Hash of title and value, uncut.
   uint64_t title_bytes;
   uint64_t value_bytes;
   uint64_t note_bytes;
@@ -150,10 +152,10 @@ Shown Show(const PickingSink& fact) {
   return shown;
 }
 
-// Which ranks have what most have. REQUIRES: one of `voters`.
+// The ranks divided by the most frequent value. REQUIRES: one of `voters`.
 struct Sides {
-  size_t most;                  // The lowest of the ranks that have that.
-  std::vector<int64_t> others;  // Voters that have something else.
+  size_t most;                  // The lowest rank that has that value.
+  std::vector<int64_t> others;  // Voters that have another value.
 };
 
 Sides SidesOf(const std::vector<uint64_t>& values,
@@ -179,7 +181,7 @@ Sides SidesOf(const std::vector<uint64_t>& values,
   return sides;
 }
 
-// "; 2 of 8 ranks differ from rank 0: [3, 4]"; nothing of two ranks.
+// Returns "; 2 of 8 ranks differ from rank 0: [3, 4]"; "" for two ranks.
 std::string CountOf(const Sides& sides, size_t voters) {
   if (voters <= 2) return "";
   constexpr size_t kListed = 32;
@@ -192,7 +194,8 @@ std::string CountOf(const Sides& sides, size_t voters) {
                 count > kListed ? " and more" : "");
 }
 
-// Of a long text what is near `difference`, its first byte unlike another's.
+// Returns the part of a long text near `difference`, the first byte that
+// differs from another text.
 std::string Near(std::string_view text, size_t difference) {
   if (text.size() <= kShownText) return std::string(text);
   const auto is_inside = [&](size_t at) {  // Of a UTF-8 character.
@@ -207,7 +210,7 @@ std::string Near(std::string_view text, size_t difference) {
                 end < text.size() ? "..." : "");
 }
 
-// The comparison of one thing's facts, on one rank.
+// One comparison of facts, on one rank.
 class Comparison {
  public:
   Comparison(Communicator* comm, std::string_view what,
@@ -219,8 +222,8 @@ class Comparison {
         voters_(std::move(voters)),
         deadline_(deadline) {}
 
-  // COLLECTIVE. The first fact that differs, and on which ranks; nullopt when
-  // none does.
+  // Finds the first fact that differs, and the ranks on which it does; nullopt
+  // when none does. COLLECTIVE.
   struct Difference {
     std::string text;
     int rank;
@@ -260,7 +263,7 @@ class Comparison {
     return all;
   }
 
-  // The first stretch of `stride` facts in which two ranks differ.
+  // Returns the first range of `stride` facts in which two ranks differ.
   std::optional<uint64_t> FindStretch(const std::vector<Marks>& all,
                                       uint64_t stride) const {
     const Marks& first = all[voters_.front()];
@@ -276,7 +279,7 @@ class Comparison {
         return k;
       }
       if (mark) continue;
-      // All end in this stretch.
+      // The facts of all ranks end in this range.
       const bool differ = any([&](const Marks& other) {
         return other.count != first.count || other.last != first.last;
       });
@@ -288,7 +291,7 @@ class Comparison {
     std::vector<uint64_t> hashes;
     for (const Shown& shown : all) hashes.push_back(shown.hash);
     const Sides sides = SidesOf(hashes, voters_);
-    // The facts differed when they were hashed, and do not as they are shown.
+    // The facts differed when they were hashed, but not when they are shown.
     if (sides.others.empty()) return std::nullopt;
     const auto other = static_cast<size_t>(sides.others.front());
     const Shown& a = all[sides.most];

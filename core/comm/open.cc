@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From a URL to the backend that serves it.
+// Opens the backend that a URL names.
 
 #include <cmath>
 #include <cstdlib>
@@ -23,7 +23,8 @@ StatusOr<env::Placement> HostEnvironment() {
   return env::ReadPlacement([](const char* name) { return std::getenv(name); });
 }
 
-// `in_url` where the options leave it open; an error when they differ.
+// Sets `in_options` to `in_url` where the options leave the value open; an
+// error when both are given and differ.
 Status Merge(std::string_view what, std::string_view url, int64_t in_url,
              int64_t unset, int* in_options) {
   if (in_url == unset) return Status();
@@ -52,8 +53,8 @@ Status CheckPlace(std::string_view url, const CommOptions& options) {
   return Status();
 }
 
-// Takes `link`'s parameters from `spec`, which keep their values where it has
-// none.
+// Reads `link`'s parameters from `spec`; those that `spec` does not have keep
+// their values.
 Status TakeLink(std::string_view url, Spec* spec, direct::Link* link) {
   SHARD_ASSIGN_OR_RETURN(link->direct, spec->TakeBool("direct", link->direct));
   SHARD_ASSIGN_OR_RETURN(link->delay, spec->TakeDouble("delay", link->delay));
@@ -142,7 +143,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenShm(std::string_view url,
                    options, link);
 }
 
-// `url` is not "env:".
+// Opens any URL but "env:".
 StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
                                                   CommOptions options,
                                                   direct::Link link,

@@ -16,16 +16,17 @@ namespace shard {
 
 namespace {
 
-// What an object of schema/manifest.fbs takes beside its texts, shape and
-// slices: its table with every field, its place in a vector, lengths, zeros
-// and alignment.
+// Bytes of an object of schema/manifest.fbs beside its texts, shape and slices:
+// its table with every field, its place in a vector, lengths, zeros and
+// alignment.
 constexpr uint64_t kTensorBytes = 88;
 constexpr uint64_t kBlobBytes = 88;
 constexpr uint64_t kFileBytes = 72;
 constexpr uint64_t kSliceBytes = 40;
-// With the text of an optimizer, all of its numbers in their longest form.
+// Bytes of a group, with the text of an optimizer, all of its numbers in their
+// longest form.
 constexpr uint64_t kGroupBytes = 1024;
-// The header, the root, its vectors, scalars and vtables.
+// Bytes of the header, the root, its vectors, scalars and vtables.
 constexpr uint64_t kRestBytes = 2048;
 
 class Bounding {
@@ -47,7 +48,7 @@ class Bounding {
   }
 
  private:
-  // Of the buffers, with padding.
+  // Returns the bytes of the buffers' states, with padding.
   uint64_t StateBytes() const {
     uint64_t total = 0;
     for (const FlatBufferPlan& buffer : plan_.buffers()) {
@@ -60,7 +61,8 @@ class Bounding {
     return total;
   }
 
-  // Every name is a tensor, or an alias of one. States go by any of them.
+  // Adds a tensor or an alias for each name of a parameter. The keys of states
+  // may have any of the names.
   void AddNames() {
     for (const Model::Reference& reference : model_.references()) {
       const auto param = static_cast<size_t>(reference.param);
@@ -98,7 +100,7 @@ class Bounding {
     }
   }
 
-  // Slices end where ranges do, and at slice_bytes_.
+  // Adds the slices, which end where ranges do, and at slice_bytes_.
   void AddSlices(const FlatLayout& layout, DType dtype) {
     const int64_t range = layout.shard_numel();
     for (const Slot& slot : layout.slots()) {

@@ -22,7 +22,7 @@ bool IsFloat(ElementType type) {
          type == ElementType::kF16 || type == ElementType::kF64;
 }
 
-// Behind a parameter's name, in the keys of its states.
+// Returns the text after the parameter's name in the key of a state.
 std::string SuffixOf(const Plan& plan, const StateEntry& entry) {
   const ParamPlace& place = plan.places()[static_cast<size_t>(entry.param)];
   const FlatBufferPlan& buffer =
@@ -36,7 +36,7 @@ std::string FormatShape(std::span<const int64_t> shape) {
   return FormatList(std::vector<int64_t>(shape.begin(), shape.end()));
 }
 
-// Finds tensors of a store by the keys they would have here.
+// Finds tensors of a store by the keys that libshard gives them.
 class StoreKeys {
  public:
   StoreKeys(const TensorStore& store, bool strip_leading_module)
@@ -44,7 +44,7 @@ class StoreKeys {
     for (size_t t = 0; t < store.num_tensors(); ++t) {
       const std::string_view key = store.tensor(t).key;
       std::string clean = CleanStateKey(key, strip_leading_module);
-      // The one that is written like this already comes first.
+      // A key that is written in this form already takes precedence.
       if (clean != key && store.Find(clean) < 0) {
         cleaned_.emplace(std::move(clean), t);
       }
@@ -88,7 +88,8 @@ class Matcher {
 
   StatusOr<std::vector<EntryMatch>> Match() {
     for (const StateEntry& entry : entries_) {
-      // Another name of a tensor that is stored under its first one.
+      // Every name counts as used: the store may have another name of a tensor
+      // that is stored under its first one.
       if (entry.is_param()) Use(keys_.Find(entry.key));
     }
     for (size_t e = 0; e < entries_.size(); ++e) {
@@ -104,7 +105,7 @@ class Matcher {
     if (tensor >= 0) used_[static_cast<size_t>(tensor)] = true;
   }
 
-  // A parameter under any of its names.
+  // Finds a parameter under any of its names.
   int64_t FindParam(ParamId param) const {
     for (const std::string& name : names_[static_cast<size_t>(param)]) {
       const int64_t tensor = keys_.Find(name);
@@ -113,8 +114,9 @@ class Matcher {
     return kMissing;
   }
 
-  // Its states under any of them, too, or under the one that the store has them
-  // under where it is tied to a parameter that is not here.
+  // Finds a state of a parameter under any of its names, or under the name that
+  // the store's states have where the parameter is tied to one that is not
+  // here.
   int64_t FindState(ParamId param, std::string_view suffix) const {
     for (const std::string& name : names_[static_cast<size_t>(param)]) {
       int64_t state = keys_.Find(StrCat(kStatePrefix, name, suffix));
@@ -164,7 +166,8 @@ class Matcher {
     ++report_->loaded;
   }
 
-  // With conversions, what an entry is better or only made from; else `found`.
+  // Returns the tensor from which an entry is made instead, where conversions
+  // are allowed and that is better or the only way; else `found`.
   int64_t InsteadOf(const StateEntry& entry, int64_t found) {
     const std::string master_suffix = StrCat(".", kMasterState);
     if (!entry.is_param()) {
@@ -174,14 +177,15 @@ class Matcher {
     }
     if (found < 0) return found;
     const int64_t master = FindState(entry.param, master_suffix);
-    // What is here without masters takes those there are, or needs none.
+    // A parameter without master weights is read from the stored ones, or has
+    // no use for them.
     Use(master);
     const ElementType type = store_.tensor(static_cast<size_t>(found)).type;
     const bool narrow = type == ElementType::kBF16 || type == ElementType::kF16;
     return master >= 0 && narrow && entry.dtype == DType::kF32 ? master : found;
   }
 
-  // Scales that come of encoding their codes.
+  // Returns whether the entry is scales that are made by encoding their codes.
   bool IsMadeHere(const StateEntry& entry) const {
     if (!entry.scales || !rules_.convert) return false;
     StateEntry codes = entry;
@@ -200,7 +204,7 @@ class Matcher {
     }
     const bool to_q8 = entry.dtype == DType::kQ8;
     const bool from_q8 = info.type == ElementType::kQ8;
-    // A host that added codes cannot say what they stand for.
+    // The meaning of codes that a host added is unknown.
     const bool possible =
         from_q8 ? !to_q8 && info.codebook >= 0 : IsFloat(info.type);
     if (!rules_.convert || !possible) {
@@ -244,7 +248,8 @@ class Matcher {
     }
   }
 
-  // Whether a key that has no place here is one of what should be loaded.
+  // Returns whether a key that has no entry belongs to the part that should be
+  // loaded.
   bool IsAskedFor(const TensorInfo& info) const {
     if (info.role == TensorRole::kBuffer) return false;
     const bool state = info.role == TensorRole::kState;
@@ -266,7 +271,7 @@ class Matcher {
     }
     if (!options_.ignore_frozen) return true;
     if (state) {
-      // Of a parameter that was trained there and is frozen here.
+      // The parameter was trained in the stored run and is frozen here.
       if (key.ends_with(kScaleSuffix)) {
         key.resize(key.size() - kScaleSuffix.size());
       }
@@ -328,7 +333,7 @@ class Matcher {
   std::vector<EntryMatch> matches_;
   // By ParamId, of those meant, frozen ones included.
   std::vector<std::vector<std::string>> names_;
-  std::unordered_set<std::string> frozen_;  // The names of these.
+  std::unordered_set<std::string> frozen_;  // Names of frozen ones.
 };
 
 }  // namespace

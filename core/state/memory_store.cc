@@ -25,7 +25,7 @@ StatusOr<int64_t> NumelOf(const MemoryStore::Tensor& tensor) {
     return InvalidArgument("'", tensor.key, "' has ", tensor.shape.size(),
                            " dimensions; allowed: 0 to ", kMaxDims);
   }
-  // The bytes have to fit, too.
+  // The bytes must fit into 63 bits, too.
   int64_t most = std::numeric_limits<int64_t>::max() /
                  static_cast<int64_t>(ElementSize(tensor.type));
   int64_t numel = 1;
@@ -52,8 +52,8 @@ void AppendText(std::string_view text, std::string* out) {
   out->append(text);
 }
 
-// Reads what AppendNumber and AppendText wrote. Past the end everything is 0
-// or empty, and ok() is false from then on.
+// Reads the numbers and texts of a catalog. Past the end everything is 0 or
+// empty, and ok() is false from then on.
 class CatalogReader {
  public:
   explicit CatalogReader(std::string_view left) : left_(left) {}
@@ -114,7 +114,7 @@ Status MemoryStore::AddHeld(Tensor tensor, const Part& part, bool whole,
   if (whole) tensors_.back().part.numel = numel;
   try {
     index_.emplace(tensors_.back().tensor.key, tensors_.size() - 1);
-  } catch (...) {  // Out of memory: as if it had never been there.
+  } catch (...) {  // Out of memory: the tensor is not added.
     tensors_.pop_back();
     throw;
   }

@@ -18,7 +18,7 @@ namespace {
 
 int64_t NumBlocks(int64_t numel) { return (numel + kQ8Block - 1) / kQ8Block; }
 
-// Where a parameter lies in the layout of an entry: slots list the same
+// The place of a parameter in the layout of an entry: slots list the same
 // parameters in the same order in all layouts of a buffer.
 struct Place {
   const FlatLayout* layout;
@@ -61,7 +61,7 @@ class Lister {
 
  private:
   void ListParams() {
-    int depth = -1;  // Of the submodule that the walk is in.
+    int depth = -1;  // The depth of the submodule that the walk is in.
     WalkModel(
         model_,
         [&](ModuleId at, int at_depth) {
@@ -128,9 +128,10 @@ class Lister {
                      .state = index};
     if (state.own_layout != nullptr) {
       entry.numel = param.numel == 0 ? 0 : PlaceOf(plan_, id, index).numel;
-      // An optimizer that keeps this state of other shapes only.
+      // The optimizer keeps this state for parameters of other shapes only.
       if (entry.numel == 0) return;
-      // Other parameters of the buffer are why it has a layout of its own.
+      // A state of as many elements keeps the parameter's shape: it has a
+      // layout of its own because of other parameters of the buffer.
       if (entry.numel != param.numel) entry.shape = {entry.numel};
     }
     entries_.push_back(entry);
@@ -146,10 +147,10 @@ class Lister {
   const Plan& plan_;
   const Model& model_;
   const StateOptions& options_;
-  size_t strip_ = 0;               // Bytes of the prefix that keys go without.
+  size_t strip_ = 0;               // Bytes of the prefix that is stripped.
   std::vector<int32_t> first_;     // By ParamId: its entry; -1: not yet met.
   std::vector<ParamId> params_;    // Those met, in module-walk order,
-  std::vector<std::string> fqns_;  // and what they go by.
+  std::vector<std::string> fqns_;  // and the names of their keys.
   std::vector<StateEntry> entries_;
 };
 
@@ -202,7 +203,7 @@ Status CheckKeysWithoutPrefix(const Plan& plan,
     }
   }
   if (options.content == StateContent::kModel) return Status();
-  // Beside optimizer states are numbers of their parameters.
+  // State dicts have numbers of the parameters beside their optimizer states.
   for (const StateEntry& entry : entries) {
     const auto parts = ParseOwnedKey(entry.key);
     if (!entry.is_param() || !parts) continue;
@@ -225,7 +226,7 @@ StatusOr<std::vector<StateEntry>> ListStateEntries(
     const Plan& plan, const StateOptions& options) {
   SHARD_RETURN_IF_ERROR(CheckStateOptions(plan.model(), options));
   std::vector<StateEntry> entries = Lister(plan, options).List();
-  // The plan's names do not collide; without their prefix they may.
+  // The plan's names do not collide, but may without their prefix.
   if (options.strip_prefix) {
     SHARD_RETURN_IF_ERROR(CheckKeysWithoutPrefix(plan, entries, options));
   }

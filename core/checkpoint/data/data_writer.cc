@@ -20,10 +20,10 @@ constexpr uint64_t RoundUp(uint64_t offset) {
   return (offset + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
 }
 
-// Pages that a thread, or a snapshot, fills.
+// Allocates the pages that a thread, or a snapshot, fills.
 Status Resize(Mapping* room, uint64_t bytes, const char* what) {
   if (room->size() >= bytes) return Status();
-  // Not both at once.
+  // Frees the old memory first, so that only one of both is held.
   *room = Mapping();
   SHARD_RETURN_IF_ERROR(CheckHostMemory(bytes).WithContext(what));
   auto mapping = Mapping::Anonymous(bytes);
@@ -63,7 +63,8 @@ void DataWriter::CutChunks() {
 Status DataWriter::Fill(const Chunk& chunk, std::byte* to) {
   uint64_t at = chunk.begin;  // Filled up to here.
   std::vector<DataFetch> fetches;
-  // What reaches beyond the chunk is fetched elsewhere, and copied from there.
+  // Slices that reach beyond the chunk are fetched into other memory, and
+  // copied from there.
   struct Part {
     std::vector<std::byte> whole;
     uint64_t skip;
@@ -93,7 +94,8 @@ Status DataWriter::Fill(const Chunk& chunk, std::byte* to) {
     } else if (whole) {
       checksums_[s] = CopyWithChecksum(target, source.data, source.bytes);
     } else {
-      // The chunk in which it begins; it is small.
+      // The checksum of a small slice is computed in the chunk in which it
+      // begins.
       if (begin == source.offset) {
         checksums_[s] = ChecksumOf(source.data, source.bytes);
       }
@@ -106,7 +108,7 @@ Status DataWriter::Fill(const Chunk& chunk, std::byte* to) {
   SHARD_RETURN_IF_ERROR(fetch_(fetches));
   for (const DataFetch& fetch : fetches) {
     const DataSource& source = sources_[fetch.source];
-    // The chunk in which it begins: only one thread says it.
+    // Only the chunk in which a slice begins stores its checksum: one thread.
     if (source.offset < chunk.begin) continue;
     checksums_[fetch.source] = ChecksumOf(fetch.to, source.bytes);
   }
@@ -127,7 +129,7 @@ Status DataWriter::Snapshot(Mapping* room) {
 }
 
 Status DataWriter::Write(File* file, int threads, ProgressMeter* progress) {
-  // Heard of even where there is nothing to write.
+  // Reports progress, and may be cancelled, even where nothing is written.
   SHARD_RETURN_IF_ERROR(progress->Add(0));
   SHARD_RETURN_IF_ERROR(file->Allocate(file_bytes_));
   std::atomic<size_t> next{0};

@@ -19,11 +19,11 @@ namespace shard {
 
 namespace {
 
-// A run ends after so much, unless it is one slice; a blob is read in pieces of
-// it.
+// The most bytes of a run, unless it is one slice; a blob is read in pieces of
+// this size.
 constexpr uint64_t kRunBytes = uint64_t{8} << 20;
-// What is not asked for but lies between is read too when it is less than this:
-// a disk takes longer to begin anew.
+// Bytes between requested ones are read too when they are fewer than this: a
+// disk takes longer to start another read.
 constexpr uint64_t kReadThrough = uint64_t{64} << 10;
 
 constexpr uint64_t RoundDown(uint64_t offset) {
@@ -40,7 +40,7 @@ bool IsZeros(const std::byte* data, uint64_t bytes) {
 
 }  // namespace
 
-// Bytes of a file, and what they are.
+// A range of bytes in a file, and its contents.
 struct ShardStore::Piece {
   enum class Kind : uint8_t {
     kElements,  // Of a slice, for a request.
@@ -49,14 +49,14 @@ struct ShardStore::Piece {
   };
 
   Kind kind = Kind::kElements;
-  bool check = true;  // Against `checksum`, or for zeros.
+  bool check = true;  // Compare with `checksum`, or with zeros.
   uint32_t file = 0;
   uint64_t offset = 0;
   uint64_t bytes = 0;
   Checksum checksum;
-  size_t index = 0;    // Of the tensor or blob.
+  size_t index = 0;    // Number of the tensor or blob.
   size_t request = 0;  // kElements
-  // What of the slice was asked for: first element and bytes from `offset`.
+  // The requested part of the slice: first element, and bytes from `offset`.
   int64_t begin = 0;
   int64_t numel = 0;
   uint64_t skip = 0;
@@ -65,7 +65,7 @@ struct ShardStore::Piece {
 struct ShardStore::Run {
   size_t first_piece;
   size_t num_pieces;
-  uint64_t begin;  // In the file.
+  uint64_t begin;  // Position in the file.
   uint64_t end;
 };
 
@@ -77,14 +77,15 @@ StatusOr<std::shared_ptr<const ShardStore>> ShardStore::Open(
   SHARD_ASSIGN_OR_RETURN(File file,
                          File::Open(folder, kManifestName, File::Mode::kRead));
   SHARD_ASSIGN_OR_RETURN(const uint64_t bytes, file.Size());
-  // What is no manifest takes no memory.
+  // Checks the header first: a file that is no manifest takes no memory.
   std::array<std::byte, kManifestHeaderBytes> header;
   const auto start =
       std::span(header).first(std::min<uint64_t>(bytes, header.size()));
   SHARD_RETURN_IF_ERROR(file.ReadExactly(0, start));
   Status status = ReadManifestVersion(start, bytes).status();
-  // The file, and what Manifest promises to take beside it. A small one is not
-  // worth the look: hosts count little as available that they would give.
+  // Memory of the file, and the most that Manifest takes beside it. Small ones
+  // are not checked: hosts report less memory as available than they would
+  // give.
   constexpr uint64_t kSmall = uint64_t{16} << 20;
   if (status.ok() && bytes > kSmall) {
     status = CheckHostMemory(bytes + bytes / 3 + kSmall);
@@ -363,7 +364,7 @@ Status ShardStore::Verify(const ReadOptions& options,
     return a.file != b.file ? a.file < b.file : a.offset < b.offset;
   };
   std::sort(pieces.begin(), pieces.end(), in_order);
-  // What lies between them.
+  // The bytes between slices.
   std::vector<uint64_t> ends(files_.size());
   const size_t num_extents = pieces.size();
   const auto add_padding = [&](uint32_t file, uint64_t end) {

@@ -19,8 +19,8 @@ namespace shard {
 
 namespace {
 
-// A checkpoint has no folders; the host may have put some into it. Each level
-// takes a descriptor.
+// The deepest folder that is deleted. A checkpoint has no folders, but the host
+// may have put some into it. Each level takes a descriptor.
 constexpr int kMaxDepth = 16;
 
 bool IsGone(const Status& status) {
@@ -57,7 +57,7 @@ Status RemoveTreeAt(const Directory& in, const std::string& name, int depth) {
   return IsGone(removed) ? Status() : removed;
 }
 
-// Deletes `name` unless somebody works on it. Whether it did.
+// Deletes `name` unless a process works on it. Returns whether it did.
 StatusOr<bool> RemoveIfStale(const Directory& root, const std::string& name) {
   SHARD_ASSIGN_OR_RETURN(const auto found, root.Stat(name));
   if (!found) return false;
@@ -79,7 +79,7 @@ StatusOr<bool> RemoveIfStale(const Directory& root, const std::string& name) {
     SHARD_RETURN_IF_ERROR(UnlinkIfThere(root, name));
     return true;
   }
-  return false;  // Not of our making.
+  return false;  // Not a name of this library.
 }
 
 }  // namespace
@@ -95,8 +95,9 @@ StatusOr<Claim> ClaimEntry(const Directory& in, const std::string& name,
       break;
     case EWOULDBLOCK:
       return Claim::kBusy;
-    // NFS wants a descriptor for writing, which a directory has not (EBADF);
-    // the others say in their way that they have no locks.
+    // NFS needs a descriptor for writing, which a directory does not have
+    // (EBADF); other file systems have errors of their own that say that there
+    // are no locks.
     case EBADF:
     case EINVAL:
     case ENOLCK:
@@ -107,7 +108,8 @@ StatusOr<Claim> ClaimEntry(const Directory& in, const std::string& name,
     default:
       return ErrnoStatus(StrCat("locking '", in.PathOf(name), "'"), -locked);
   }
-  // Only now is it sure to keep its name: who deletes it has the lock, too.
+  // With the lock held the entry keeps its name: a process that deletes it
+  // takes the lock, too.
   struct stat ours;
   int result = env->Stat(fd, &ours);
   while (result == -EINTR) result = env->Stat(fd, &ours);
@@ -139,15 +141,15 @@ StatusOr<std::vector<std::string>> CleanStale(const Directory& root) {
     return !ParseTemporaryName(name).has_value();
   });
   if (names.empty()) return names;
-  // It may have been a complete checkpoint until a process renamed it and died:
-  // that must not come undone when its files are gone.
+  // The folder may have been a complete checkpoint until a process renamed it
+  // and died: that rename must be durable before files are deleted.
   SHARD_RETURN_IF_ERROR(root.Sync());
   Status first_error;
   std::vector<std::string> removed;
   for (std::string& name : names) {
     const StatusOr<bool> result = RemoveIfStale(root, name);
     if (result.ok() && *result) removed.push_back(std::move(name));
-    // Gone: another was faster.
+    // An entry that is gone was deleted by another process.
     if (first_error.ok() && !result.ok() && !IsGone(result.status())) {
       first_error = result.status();
     }
@@ -180,7 +182,7 @@ StatusOr<std::vector<int64_t>> RetainCheckpoints(const Directory& root,
     const std::string name = CheckpointName(step);
     SHARD_ASSIGN_OR_RETURN(std::string temporary, TemporaryName(name));
     const int result = RenameToFree(root, name, temporary);
-    if (result == -ENOENT) continue;  // Another was faster.
+    if (result == -ENOENT) continue;  // Another process was faster.
     if (result != 0) {
       return ErrnoStatus(StrCat("deleting '", root.PathOf(name), "'"), -result);
     }

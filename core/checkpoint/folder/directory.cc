@@ -24,7 +24,7 @@ constexpr std::string_view kStepPrefix = "step-";
 constexpr size_t kStepDigits = 6;
 constexpr std::string_view kTemporaryMark = ".tmp-";
 constexpr size_t kNonceDigits = 16;
-// More than any name that LATEST can hold.
+// The most bytes that are read of LATEST: more than any name it can hold.
 constexpr size_t kMaxLatestBytes = 64;
 
 StatusOr<uint64_t> Nonce() {
@@ -38,7 +38,7 @@ StatusOr<uint64_t> Nonce() {
   }
 }
 
-// The last part of a path, for the name of the checkpoint it leads to.
+// Returns the last part of a path, which names the checkpoint.
 std::string LastPart(std::string_view path) {
   while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
   const size_t slash = path.rfind('/');
@@ -51,7 +51,7 @@ StatusOr<bool> HasManifest(const Directory& checkpoint) {
   return found.has_value() && S_ISREG(found->st_mode);
 }
 
-// Opens it if it is complete; nullopt if it is not, or is gone.
+// Opens a checkpoint if it is complete; nullopt if it is not, or is gone.
 StatusOr<std::optional<Directory>> OpenComplete(const Directory& root,
                                                 const std::string& name) {
   StatusOr<Directory> directory = root.OpenDirectory(name);
@@ -171,7 +171,7 @@ StatusOr<OpenCheckpoint> ResolveCheckpoint(FileEnv* env,
     note = StrCat("'", root.PathOf(kLatestName), "' names '", name,
                   "', which is not there or not complete");
   }
-  // One that is deleted meanwhile gives way to the next.
+  // If one is deleted meanwhile, the next one is opened.
   SHARD_ASSIGN_OR_RETURN(const auto steps, ListCheckpoints(root));
   for (size_t i = steps.size(); i-- > 0;) {
     std::string name = CheckpointName(steps[i]);

@@ -20,8 +20,9 @@ namespace shard {
 
 namespace {
 
-// Names are random, so that one is in use or was cleaned by another before it
-// was locked is rare; several in a row mean something else.
+// Number of attempts. Names are random, so a name that is in use, or whose
+// folder was cleaned up before it was locked, is rare; several in a row have
+// another cause.
 constexpr int kAttempts = 8;
 
 Status NotAFolder(const Directory& root, const std::string& name) {
@@ -58,7 +59,8 @@ StatusOr<Directory> OpenRoot(FileEnv* env, const std::string& root) {
     SHARD_ASSIGN_OR_RETURN(Directory made, Directory::Open(env, root));
     opened = std::move(made);
   }
-  // Also when it was there: who made it may have died before syncing it.
+  // Syncs also an existing root: the process that made it may have died before
+  // syncing it.
   const StatusOr<Directory> above = opened->OpenDirectory("..");
   if (above.ok()) {
     SHARD_RETURN_IF_ERROR(above->Sync());
@@ -68,14 +70,15 @@ StatusOr<Directory> OpenRoot(FileEnv* env, const std::string& root) {
   return opened;
 }
 
-// Whether `name` is a folder. kFailedPrecondition when it is something else.
+// Returns whether `name` is a folder. kFailedPrecondition when it is something
+// else.
 StatusOr<bool> IsFolder(const Directory& root, const std::string& name) {
   SHARD_ASSIGN_OR_RETURN(const auto found, root.Stat(name));
   if (found && !S_ISDIR(found->st_mode)) return NotAFolder(root, name);
   return found.has_value();
 }
 
-// Whether `name` is what `directory` has open.
+// Returns whether `name` is the folder that `directory` has open.
 bool IsNamed(const Directory& root, const std::string& name,
              const Directory& directory) {
   const auto named = root.Stat(name);
@@ -86,7 +89,8 @@ bool IsNamed(const Directory& root, const std::string& name,
 }
 
 // The next LATEST under a temporary name: its text is durable, and its lock
-// tells others that it is in use. Deleted unless it gets its name.
+// tells other processes that it is in use. The destructor deletes the file
+// unless Rename has succeeded.
 class NextLatest {
  public:
   static StatusOr<NextLatest> Write(const Directory& root, int64_t step);
@@ -187,7 +191,7 @@ StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
     if (made.code() == StatusCode::kAlreadyExists) continue;
     SHARD_RETURN_IF_ERROR(made);
     StatusOr<Directory> directory = root.OpenDirectory(name);
-    // Cleaned before it was locked, for it looked stale.
+    // The folder was cleaned up before it was locked, because it looked stale.
     if (directory.status().code() == StatusCode::kNotFound) continue;
     const StatusOr<Claim> claim = directory.ok()
                                       ? ClaimEntry(root, name, directory->fd())
@@ -222,7 +226,7 @@ StatusOr<PendingCheckpoint::Replaced> PendingCheckpoint::Publish() {
       if (result == 0) {
         return Replaced{true, claim != Claim::kBusy, *std::move(old)};
       }
-      // Which of the two is gone shows in the next attempt.
+      // The next attempt finds which of the two is gone.
       if (result == -ENOENT) continue;
       if (result == -EINVAL || result == -ENOSYS) {
         return Unimplemented(
@@ -251,8 +255,8 @@ bool PendingCheckpoint::Retract(Directory published, const Replaced& replaced) {
                            : RenameToFree(root_, final_name_, name_));
     return renamed ? root_.Sync() : Status();
   });
-  // Its files must not go before its name is known to be gone: whoever cleans
-  // what is stale syncs the root first.
+  // The files must not be deleted before the rename is durable: CleanStale
+  // syncs the root first.
   if (renamed && status.ok()) directory_ = std::move(published);
   return renamed;
 }
@@ -264,7 +268,7 @@ Status PendingCheckpoint::Commit() {
                               kManifestName, "', and is no checkpoint");
   }
   SHARD_RETURN_IF_ERROR(directory_.Sync());
-  // All that takes space or memory comes before anything changes.
+  // All allocations of space or memory come before any change.
   SHARD_ASSIGN_OR_RETURN(NextLatest latest, NextLatest::Write(root_, step_));
   const std::string complete =
       StrCat("'", root_.PathOf(final_name_), "' is complete, but '",
@@ -278,11 +282,11 @@ Status PendingCheckpoint::Commit() {
     }
   };
   SHARD_ASSIGN_OR_RETURN(const Replaced replaced, Publish());
-  // The temporary name may be the old checkpoint's now. While this holds no
-  // directory nobody abandons it, not even when memory runs out below.
+  // The old checkpoint may have the temporary name now. While this object holds
+  // no directory it is not abandoned, not even when memory runs out below.
   Directory published = std::move(directory_);
-  // Before LATEST, which must not name what is not there; and before the old
-  // one goes, which a power cut would bring back.
+  // The sync comes before LATEST, which must not name a missing checkpoint; and
+  // before the old one is deleted, which a power failure would bring back.
   Status status = CatchOutOfMemory([&] {
     SHARD_RETURN_IF_ERROR(root_.Sync());
     return latest.Rename();
@@ -291,11 +295,12 @@ Status PendingCheckpoint::Commit() {
     const bool undone = Retract(std::move(published), replaced);
     return undone ? status : is_complete(status);
   }
-  // Under the new name nobody needs the lock.
+  // Under the new name the lock is not needed.
   published = Directory();
   status = CatchOutOfMemory([&] { return root_.Sync(); });
   if (!status.ok()) return is_complete(status);
-  // Not an error of this checkpoint: what is left of the old one is stale.
+  // An error in deleting is not an error of this checkpoint: the remains of the
+  // old one are stale.
   if (replaced.any) {
     (void)CatchOutOfMemory([&] { return RemoveTree(root_, name_); }).ok();
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the file cannot say is refused here: slices that leave a gap, lengths
-// that are not those of their elements. All else is left to Manifest::Parse, so
-// that what is written can be read.
+// Rejects contents that the file format cannot represent: slices that leave a
+// gap, lengths that are not those of their elements. All other checks are left
+// to Manifest::Parse, so that every encoded manifest can be read.
 
 #include <cstring>
 #include <limits>
@@ -20,9 +20,9 @@ namespace {
 
 using Contents = ManifestContents;
 
-// Fewer bytes than the file will have, but not by much: contents that it finds
-// beyond the limit are not built, which would need memory and, at 2 GiB, end in
-// FlatBuffers' assertion.
+// Returns a lower bound of the bytes of the file, close to their number:
+// contents that exceed the limit by it are not built, which would need memory
+// and, at 2 GiB, end in FlatBuffers' assertion.
 uint64_t AtLeastBytes(const Contents& contents) {
   uint64_t bytes = contents.writer.size() + 20 * contents.files.size() +
                    4 * contents.groups.size() + 20 * contents.scalars.size() +
@@ -49,8 +49,8 @@ Status TooLarge(const Contents& contents, uint64_t bytes,
              "tensors"));
 }
 
-// The first version whose limits suffice, so that older readers read what they
-// can.
+// Returns the first version whose limits suffice, so that older readers can
+// read the file where possible.
 uint32_t VersionFor(const Contents& contents, uint64_t bytes) {
   uint32_t version = 1;
   while (bytes > LimitsOf(version).bytes ||
@@ -60,7 +60,7 @@ uint32_t VersionFor(const Contents& contents, uint64_t bytes) {
   return version;
 }
 
-// A number that the file has fewer bits for.
+// Returns whether a number fits into the fewer bits that the file has for it.
 template <typename To>
 bool Fits(int64_t value) {
   return value >= std::numeric_limits<To>::min() &&
@@ -87,7 +87,7 @@ Status CheckSlices(const Contents::Tensor& tensor) {
     }
     next += slice.numel;
   }
-  // A shape that is wrong is Parse's to refuse.
+  // Parse rejects wrong shapes.
   int64_t numel = 1;
   for (const int64_t dim : tensor.shape) {
     if (__builtin_mul_overflow(numel, dim, &numel)) return {};
@@ -121,12 +121,12 @@ Status CheckTensor(const Contents::Tensor& tensor) {
 
 class Encoder {
  public:
-  // `room`: about as many bytes as it will have, so that they are not copied
+  // `room`: about as many bytes as the body will have, so that it is not copied
   // into ever larger memory.
   Encoder(const Contents& contents, size_t room)
       : contents_(contents), builder_(room) {}
 
-  // The body.
+  // Returns the body.
   std::span<const std::byte> Encode() {
     const auto files =
         Tables<schema::File>(contents_.files, [&](const Contents::File& file) {
@@ -142,7 +142,7 @@ class Encoder {
     const auto scalars = Tables<schema::Scalar>(
         contents_.scalars, [&](const Contents::Scalar& scalar) {
           const auto name = Text(scalar.name);
-          // -0 equals the default, and is not it.
+          // -0 equals the default 0, but must be stored.
           builder_.ForceDefaults(true);
           const auto offset =
               schema::CreateScalar(builder_, name, scalar.value);
@@ -151,7 +151,7 @@ class Encoder {
         });
     const auto blobs =
         Tables<schema::Blob>(contents_.blobs, [&](const Contents::Blob& blob) {
-          // One without bytes has no place: it needs no file.
+          // A blob without bytes has no place: it needs no file.
           const bool empty = blob.extent.bytes == 0;
           const schema::Extent extent(
               empty ? 0 : blob.extent.offset, blob.extent.bytes,
@@ -204,7 +204,7 @@ class Encoder {
   flatbuffers::Offset<flatbuffers::Vector<const schema::Slice*>> Slices() {
     // Not CreateUninitializedVectorOfStructs, which aligns to sizeof(Slice).
     auto tensor = contents_.tensors.begin();
-    size_t next = 0;  // Of the tensor's slices.
+    size_t next = 0;  // Next slice of the tensor.
     return builder_.CreateVectorOfStructs<schema::Slice>(
         num_slices_, [&](size_t, schema::Slice* to) {
           for (; next == tensor->slices.size(); ++tensor) next = 0;
@@ -244,7 +244,7 @@ StatusOr<std::vector<std::byte>> EncodeManifest(
   }
   std::vector<std::byte> file;
   {
-    // Tables and alignment take the rest.
+    // Tables and alignment take the bytes beyond `least`.
     Encoder encoder(contents, least + 64 * contents.tensors.size() + 1024);
     const std::span<const std::byte> body = encoder.Encode();
     const uint64_t size = kManifestHeaderBytes + body.size();

@@ -53,7 +53,7 @@ StatusOr<uint32_t> ReadFileVersion(const FileFormat& format,
   if (version != ~Load<uint32_t>(start, 12) || version == 0) {
     return Corrupt("the ", format.noun, "'s version is damaged");
   }
-  // Nothing else can be said of a newer one.
+  // Nothing else is known of a newer version.
   if (version > format.version) {
     return Unimplemented("the ", format.noun, " has version ", version,
                          " of the format; this library reads up to ",

@@ -33,7 +33,7 @@ const T& At(const flatbuffers::Vector<flatbuffers::Offset<T>>* vector,
 
 std::span<const int64_t> ShapeOf(const schema::Tensor& tensor) {
   const auto* shape = tensor.shape();
-  // An empty one need not be aligned.
+  // An empty vector need not be aligned.
   if (shape == nullptr || shape->size() == 0) return {};
   return {reinterpret_cast<const int64_t*>(shape->Data()), shape->size()};
 }
@@ -44,7 +44,7 @@ int64_t NumelOf(const schema::Tensor& tensor) {
   return numel;
 }
 
-// From the first slice of a tensor; REQUIRES: it has slices.
+// Returns the first slice of a tensor. REQUIRES: it has slices.
 const schema::Slice* SlicesOf(const schema::Manifest& manifest,
                               const schema::Tensor& tensor) {
   return manifest.slices()->Get(tensor.first_slice());

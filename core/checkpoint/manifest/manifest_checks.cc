@@ -46,7 +46,7 @@ Status CheckName(const flatbuffers::String* text) {
   return {};
 }
 
-// Numbers 0 to count - 1, such that less(i, j) wherever i is before j.
+// Returns the numbers 0 to count - 1, sorted by `less`.
 template <typename Less>
 std::vector<uint32_t> Sorted(uint32_t count, Less less) {
   std::vector<uint32_t> order(count);
@@ -70,8 +70,8 @@ Status CheckUnique(const flatbuffers::Vector<flatbuffers::Offset<T>>* tables,
   return {};
 }
 
-// Elements of a tensor whose bytes fit into 63 bits; -1: it is no such shape.
-// A dimension of 0 does not excuse the others.
+// Returns the number of elements of a tensor whose bytes fit into 63 bits, else
+// -1. The other dimensions must fit even beside a dimension of 0.
 int64_t CheckedNumel(const flatbuffers::Vector<int64_t>* shape, size_t size) {
   if (Count(shape) > kMaxTensorDims) return -1;
   int64_t largest = std::numeric_limits<int64_t>::max();

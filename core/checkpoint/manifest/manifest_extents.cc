@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of the checks that is about places in files.
+// The checks of places in files.
 
 #include <algorithm>
 #include <cstdint>
@@ -18,10 +18,10 @@ namespace shard {
 
 namespace {
 
-// A slice or a blob. Eight bytes, as there may be over a million of them.
+// A slice or a blob, in eight bytes, because there may be over a million.
 struct Owner {
   uint32_t number;
-  uint32_t tensor;  // That has the slice; kBlob: it is a blob.
+  uint32_t tensor;  // The slice's tensor; kBlob: a blob.
 };
 constexpr uint32_t kBlob = UINT32_MAX;
 
@@ -68,7 +68,8 @@ class Extents {
     return manifest_.files() == nullptr ? 0 : manifest_.files()->size();
   }
 
-  // Every owner of bytes, each inside its file and aligned.
+  // Lists every owner of bytes, after checking that it is inside its file and
+  // aligned.
   Status Collect() {
     const auto* tensors = manifest_.tensors();
     const auto* blobs = manifest_.blobs();

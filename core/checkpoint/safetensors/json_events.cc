@@ -17,8 +17,8 @@ namespace {
 // are white space, or an error.
 constexpr size_t kMaxControlRun = size_t{64} << 10;
 
-// The text, which ends early when no event has come for too long: the parser
-// keeps all that it has read since.
+// The text of the parser. It ends early when no event has come for too long,
+// because the parser keeps all text since the last event.
 struct Input {
   const char* next;
   const char* end;
@@ -43,7 +43,7 @@ class InputIterator {
   using pointer = const char*;
   using reference = const char&;
 
-  // Null: the end.
+  // A null `input` is the end.
   explicit InputIterator(Input* input) : input_(input) {}
 
   reference operator*() const { return *input_->next; }
@@ -84,7 +84,7 @@ std::string WithoutControls(std::string_view text, size_t bytes) {
   return result;
 }
 
-// What nlohmann's parser calls. It would throw only if we did.
+// The callbacks of nlohmann's parser, which throws only if they do.
 class Sax {
  public:
   Sax(Input* input, JsonHandler* handler) : input_(input), handler_(handler) {}
@@ -123,7 +123,7 @@ class Sax {
       status_ = TooLong();
       return false;
     }
-    // Without its "[json.exception.parse_error.101] ".
+    // Removes the prefix "[json.exception.parse_error.101] ".
     std::string_view what = error.what();
     const size_t space = what.find("] ");
     if (space != std::string_view::npos) what.remove_prefix(space + 2);

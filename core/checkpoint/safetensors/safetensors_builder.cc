@@ -11,7 +11,7 @@ namespace shard {
 
 namespace {
 
-// Of a header. Today's format has seven.
+// The most opaque types of a header. Today's format has seven.
 constexpr size_t kMaxOpaqueTypes = 255;
 
 constexpr std::string_view kMetadataKey = "__metadata__";
@@ -167,7 +167,7 @@ const char* SafetensorsHeader::Builder::FieldName() const {
   return field_ == Field::kShape ? "shape" : "data_offsets";
 }
 
-// There are few of them.
+// Searches linearly: there are few opaque types.
 Status SafetensorsHeader::Builder::OpaqueType(std::string_view name) {
   auto& types = header_.opaque_types_;
   const auto known = std::find(types.begin(), types.end(), name);
@@ -210,8 +210,8 @@ Status SafetensorsHeader::Builder::AddTensor() {
     return InTensor(Corrupt("it has no ", FieldName()));
   }
   if (tensor_.type == ElementType::kOpaque) return AddOpaqueTensor();
-  // As the format's own library: left to right, so that a product may
-  // overflow although a 0 follows.
+  // Multiplies left to right, as the format's own library does, so that a
+  // product may overflow although a 0 follows.
   constexpr uint64_t kMax = std::numeric_limits<int64_t>::max();
   uint64_t bytes = ElementSize(tensor_.type);
   for (const int64_t dim : dims_) {
@@ -232,7 +232,7 @@ Status SafetensorsHeader::Builder::AddTensor() {
   return KeepTensor();
 }
 
-// The bytes are what the offsets say.
+// Adds a tensor whose bytes only the offsets tell.
 Status SafetensorsHeader::Builder::AddOpaqueTensor() {
   SHARD_RETURN_IF_ERROR(CheckOffsets());
   const auto [begin, end] = offsets_;

@@ -14,8 +14,8 @@ Status ExportSafetensors(FileEnv* env, const TensorStore& from,
                          std::span<const size_t> tensors,
                          const std::string& path,
                          const SafetensorsExportOptions& options) {
-  // The tensors whose elements are written already, when once is enough. First
-  // those under their own names.
+  // The tensors whose elements are written already, where each is written once.
+  // Tensors under their own names come first.
   std::vector<bool> written(from.num_tensors());
   std::vector<size_t> chosen;
   for (const bool aliases : {false, true}) {

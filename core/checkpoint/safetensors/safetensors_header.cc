@@ -43,7 +43,7 @@ StatusOr<SafetensorsHeader> SafetensorsHeader::Parse(std::string_view json,
         "the header does not begin with '{'. Is this a safetensors "
         "file at all?");
   }
-  // Padding, of which there may be more than the JSON parser takes.
+  // Removes padding, which may be longer than the JSON parser allows.
   json = json.substr(0, json.find_last_not_of(' ') + 1);
   SafetensorsHeader header(json.size() + kSafetensorsSlack);
   Builder builder(&header);
@@ -53,7 +53,7 @@ StatusOr<SafetensorsHeader> SafetensorsHeader::Parse(std::string_view json,
 }
 
 Status SafetensorsHeader::Index(uint64_t data_bytes) {
-  // The order of the data; then keys, so that it is one order.
+  // Sorts by the place of the data, then by key, so that the order is unique.
   std::sort(tensors_.begin(), tensors_.end(),
             [](const Tensor& a, const Tensor& b) {
               return std::tie(a.begin, a.bytes, a.key) <

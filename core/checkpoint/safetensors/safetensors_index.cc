@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kSlackBytes = uint64_t{2} << 20;
 // A node of the map below, and the name in files_.
 constexpr uint64_t kBytesPerFile = 128;
-// Linux's.
+// Linux's limit.
 constexpr size_t kMaxNameBytes = 255;
 
 bool IsPlainName(std::string_view name) {
@@ -27,7 +27,7 @@ bool IsPlainName(std::string_view name) {
 
 }  // namespace
 
-// Takes the events of one index.
+// Makes an index from its JSON events.
 class SafetensorsIndex::Builder final : public JsonHandler {
  public:
   explicit Builder(SafetensorsIndex* index) : index_(*index) {}
@@ -122,7 +122,7 @@ class SafetensorsIndex::Builder final : public JsonHandler {
                    ", not in a file");
   }
 
-  // Metadata may say what it wants, but not at length.
+  // Metadata may have scalars of any type, directly in its object.
   Status Scalar(std::string_view what) const {
     return depth_ == 2 && section_ == kMetadata ? Status() : Unexpected(what);
   }

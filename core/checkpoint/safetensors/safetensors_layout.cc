@@ -19,10 +19,10 @@ namespace {
 struct TypeName {
   ElementType type;
   const char* name;
-  uint64_t bits;  // Of an element.
+  uint64_t bits;  // Per element.
 };
 
-// In the order in which tensors of these types lie in a file.
+// The types, in the order in which their tensors lie in a file.
 constexpr TypeName kTypeNames[] = {
     {ElementType::kU64, "U64", 64},
     {ElementType::kI64, "I64", 64},
@@ -74,7 +74,8 @@ const char* NameOf(const SafetensorsTensor& tensor) {
                                              : SafetensorsTypeName(tensor.type);
 }
 
-// By which tensors lie in a file: the place of their type, then the key.
+// Returns the sort key of a tensor in a file: the place of its type, then its
+// key.
 std::pair<int, std::string_view> RankOf(const SafetensorsTensor& tensor) {
   const TypeName* const type = tensor.type == ElementType::kOpaque
                                    ? FindName(tensor.opaque_type)

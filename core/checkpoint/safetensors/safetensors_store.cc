@@ -17,13 +17,13 @@ namespace shard {
 
 namespace {
 
-// How many keys a message names.
+// The most keys that a message names.
 constexpr size_t kNamed = 5;
 
 // Opens a File or PooledFile.
 template <typename FileType>
 StatusOr<FileType> OpenFollowing(FileEnv* env, const std::string& path) {
-  // Neither follows links, so they are resolved before.
+  // Neither class follows links, so links are resolved before.
   const std::unique_ptr<char, decltype(&std::free)> resolved(
       ::realpath(path.c_str(), nullptr), &std::free);
   if (resolved == nullptr) {
@@ -145,7 +145,7 @@ Status SafetensorsStore::CheckIndex() const {
   KeyList unlisted;
   for (size_t i = 0; i < num_tensors(); ++i) {
     const Place place = PlaceOf(i);
-    // In another file of that name, or nowhere.
+    // The index names another file for the key, or none.
     if (Find(place.tensor->key) != static_cast<int64_t>(i)) {
       unlisted.Add(place.tensor->key);
     }
@@ -272,7 +272,7 @@ Status SafetensorsStore::Verify(const ReadOptions& options,
     return Status();
   };
   const Status status = Read(requests, read, look);
-  // It was cut since it was opened.
+  // The file was truncated after it was opened.
   if (status.code() != StatusCode::kCorrupt) return status;
   problems->push_back(status.message());
   return Status();

@@ -41,7 +41,7 @@ Status RenameFailed(const Directory& folder, const std::string& from,
       StrCat("renaming '", folder.PathOf(from), "' to '", to, "'"), -result);
 }
 
-// Of tensors in the order given: which go into one file.
+// Divides tensors, in the order given, into files.
 std::vector<std::vector<size_t>> Divide(std::span<const uint64_t> bytes,
                                         uint64_t max_shard_bytes) {
   std::vector<std::vector<size_t>> shards(1);
@@ -82,7 +82,7 @@ StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
                                ? "."
                                : path.substr(0, std::max<size_t>(slash, 1))));
 
-  // What is wrong is said before anything is written.
+  // Errors are returned before anything is written.
   SHARD_ASSIGN_OR_RETURN(const std::vector<uint64_t> bytes,
                          CheckSafetensors(writer->tensors_));
   uint64_t total = 0;
@@ -144,13 +144,13 @@ Status SafetensorsWriter::CreateOutput(const std::string& name,
   StatusOr<PooledFile> file =
       PooledFile::Open(folder_, temporary, File::Mode::kCreate);
   if (!file.ok()) {
-    // It may have been created before what failed.
+    // The file may have been created before the failure.
     (void)folder_.Unlink(temporary);
     return file.status();
   }
   outputs_.push_back(
       {.name = name, .temporary = temporary, .file = *std::move(file)});
-  // A full disk is found out now, not after hours.
+  // Finds a full disk now, not after hours.
   return outputs_.back().file.Allocate(bytes);
 }
 
@@ -186,7 +186,7 @@ bool SafetensorsWriter::Unpublish(Output* output) {
     case Output::State::kTemporary:
     case Output::State::kNew:
       if (!output->aside.empty()) {
-        // Takes the place of the new one.
+        // The old file replaces the new one.
         if (folder_.Rename(output->aside, name, 0) != 0) return false;
         if (output->state == Output::State::kNew) output->temporary.clear();
         return true;
@@ -207,8 +207,8 @@ bool SafetensorsWriter::Unpublish(Output* output) {
 }
 
 void SafetensorsWriter::Retract() {
-  // The index first, so that it names nothing that is not there; the one that
-  // there was gets its name last, after the files that it names.
+  // The new index is deleted first, so that it names no missing file; the old
+  // index gets its name back last, after the files that it names.
   std::reverse(outputs_.begin(), outputs_.end());
   bool changed = !old_index_.empty();
   bool mixed = false;  // A file that the old index names is not there.
@@ -228,8 +228,8 @@ void SafetensorsWriter::Retract() {
     old_index_.clear();
   }
   for (Output& output : outputs_) (void)output.file.Close().ok();
-  // The old files have their names again before the new ones go. If that is not
-  // sure, these stay under the temporary ones.
+  // The old files must have their names again, durably, before the new ones are
+  // deleted. Otherwise the new ones stay under their temporary names.
   if (changed && !folder_.Sync().ok()) return;
   for (const Output& output : outputs_) {
     if (output.temporary.empty()) continue;
@@ -288,8 +288,8 @@ Status SafetensorsWriter::Publish(Output* output) {
     if (result == 0) output->state = Output::State::kExchanged;
   }
   if (result == -EINVAL || result == -ENOSYS) {
-    // The file of a set may be away for a moment, for the index is; another one
-    // is replaced in one step, and lost.
+    // A file of a set may be missing for a moment, because the index is missing
+    // too; a single file is replaced in one step, and lost.
     if (!index_name_.empty()) {
       SHARD_RETURN_IF_ERROR(MoveAside(output->name, &output->aside));
       result = -ENOENT;
@@ -318,7 +318,7 @@ Status SafetensorsWriter::Finish() {
     if (!old_index_.empty()) SHARD_RETURN_IF_ERROR(folder_.Sync());
   }
   for (Output& output : outputs_) {
-    // The index names files that are there for good.
+    // The files must be durable before the index names them.
     if (output.name == index_name_) {
       SHARD_RETURN_IF_ERROR(folder_.Sync());
     }
@@ -326,7 +326,7 @@ Status SafetensorsWriter::Finish() {
   }
   SHARD_RETURN_IF_ERROR(folder_.Sync());
   finished_ = true;
-  // The new files are there: what stays of old ones is no error of them.
+  // The new files are complete: an error in deleting old ones is not an error.
   (void)CatchOutOfMemory([&] {
     for (const Output& output : outputs_) {
       if (output.state == Output::State::kExchanged) {

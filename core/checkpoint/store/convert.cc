@@ -11,7 +11,7 @@ namespace shard {
 
 namespace {
 
-// A piece that stays in the first cache.
+// Elements of a piece, which stays in the L1 cache.
 constexpr size_t kPiece = 1024;
 
 void WidenPiece(ElementType from, const std::byte* data, float* to,

@@ -18,7 +18,7 @@ ElementType TypeFor(ElementType from, const ConversionOptions& options) {
   return decode ? ElementType::kF32 : from;
 }
 
-// Whether it has the scales of a tensor that is decoded.
+// Returns whether `key` is the scales of a tensor that is decoded.
 bool IsScales(const TensorStore& from, std::string_view key) {
   if (!key.ends_with(kScaleSuffix)) return false;
   key.remove_suffix(kScaleSuffix.size());
@@ -41,7 +41,8 @@ ConvertingStore::ConvertingStore(const TensorStore& from,
     index_of_[t] = static_cast<int64_t>(tensors_.size());
     tensors_.push_back({t, TypeFor(info.type, options), info.alias_of});
   }
-  // An alias has the role and type of its tensor, so both are here or neither.
+  // An alias has the role and type of its tensor, so both are selected or
+  // neither.
   for (Tensor& tensor : tensors_) {
     if (tensor.alias_of < 0) continue;
     tensor.alias_of = index_of_[static_cast<size_t>(tensor.alias_of)];

@@ -44,7 +44,8 @@ Status PieceReader::Work(const PieceSink& sink, ProgressMeter* progress) {
 
 Status PieceReader::ReadPiece(size_t piece, std::vector<std::byte>* buffer,
                               const PieceSink& sink, uint64_t* bytes) {
-  // The last range that begins there or before: empty ones have no pieces.
+  // Finds the last range that begins at this piece or before: empty ranges have
+  // no pieces.
   const auto after = std::upper_bound(first_.begin(), first_.end(), piece);
   const auto index = static_cast<size_t>(after - first_.begin()) - 1;
   const Range& range = ranges_[index];

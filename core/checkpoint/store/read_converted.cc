@@ -16,7 +16,8 @@ namespace shard {
 
 namespace {
 
-// What is converted at once: little memory, but worth a call of the sink.
+// Elements that are converted at once: little memory, but worth a call of the
+// sink.
 constexpr int64_t kSome = int64_t{1} << 18;
 // Scales in memory at a time; how many elements that is.
 constexpr int64_t kMostScales = int64_t{1} << 20;
@@ -31,7 +32,7 @@ bool IsFloat(ElementType type) {
 struct Decoded {
   ReadRequest codes;
   size_t request;
-  size_t scales;  // The tensor.
+  size_t scales;  // Number of the tensor.
   std::vector<float> values = {};
 
   int64_t first_block() const { return codes.begin / kQ8Block; }
@@ -100,10 +101,10 @@ class Reader {
     return store_.tensor(requests_[request].elements.tensor).type;
   }
 
-  // Whether it is of q8, to become another type.
+  // Returns whether a request decodes q8 to another type.
   StatusOr<bool> Decodes(size_t request) const {
     const size_t tensor = requests_[request].elements.tensor;
-    if (tensor >= store_.num_tensors()) return false;  // The store says it.
+    if (tensor >= store_.num_tensors()) return false;  // Read reports it.
     const ElementType from = TypeOf(request);
     const ElementType to = requests_[request].type;
     if (CanConvert(from, to)) return from == ElementType::kQ8 && from != to;
@@ -123,7 +124,8 @@ class Reader {
                         " following ones of tensor '", info.key,
                         "', which has ", info.numel);
     }
-    // Those of an alias may have no other name.
+    // The scales may have no alias of their own, so they are found by the key
+    // of the alias's target.
     const std::string_view key =
         info.alias_of < 0
             ? info.key
@@ -135,7 +137,7 @@ class Reader {
     }
     for (const int64_t end = codes.begin + codes.numel; codes.begin < end;
          codes.begin += codes.numel) {
-      // To the end of a block.
+      // Reads to the end of a block.
       const int64_t most =
           (codes.begin / kQ8Block * kQ8Block + kMostDecoded) - codes.begin;
       codes.numel = std::min(most, end - codes.begin);
@@ -169,7 +171,7 @@ class Reader {
     return Status();
   }
 
-  // To the sink, as they are or converted.
+  // Passes elements to the sink, as they are or converted.
   Status Pass(size_t request, int64_t begin, int64_t numel,
               const std::byte* data) {
     const ElementType from = TypeOf(request);

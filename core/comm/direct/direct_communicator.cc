@@ -36,7 +36,7 @@ class MappedBuffer final : public SymmetricBuffer {
   const size_t resident_bytes_;
 };
 
-// Forgets the allocation on every way out.
+// Forgets the allocation when the scope ends.
 class Forgetting {
  public:
   explicit Forgetting(RegionSource* regions) : regions_(regions) {}
@@ -46,7 +46,7 @@ class Forgetting {
   RegionSource* const regions_;
 };
 
-// Where rank's share of `pages` begins.
+// Returns the begin of the rank's share of `pages`.
 size_t ShareBegin(size_t pages, int rank, int world_size) {
   const auto r = static_cast<size_t>(rank);
   const auto w = static_cast<size_t>(world_size);
@@ -139,8 +139,8 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::MakeRegions(
     std::string_view what, size_t bytes, SymmetricKind kind,
     const Deadline& deadline) {
   const bool per_rank = kind == SymmetricKind::kPerRank;
-  // An empty region still has an address of its own. All ranks compute the
-  // same here, so that an early return is one of all ranks.
+  // An empty region still has an address of its own. All ranks compute the same
+  // size here, so that all return early or none does.
   size_t step = 0;
   size_t total = 0;
   const auto regions = static_cast<size_t>(per_rank ? world_size() : 1);
@@ -207,7 +207,7 @@ StatusOr<std::shared_ptr<Communicator>> DirectCommunicator::Duplicate(
   SHARD_RETURN_IF_ERROR(Enter(what));
   SHARD_RETURN_IF_ERROR(group_->Begin(
       {Operation::kDuplicate, what, 0, link_.direct}, nullptr, 0, deadline));
-  // The ranks share memory, whether users may know it or not.
+  // The ranks share memory, even where the link hides it from callers.
   SHARD_ASSIGN_OR_RETURN(
       auto memory,
       MakeRegions(StrCat(what, ": control"), ControlBlock::Bytes(world_size()),
@@ -234,7 +234,8 @@ void DirectCommunicator::Abort(const Status& reason) {
   try {
     group_->Fail(AbortedWith(reason, rank()));
   } catch (const std::bad_alloc&) {
-    // The other ranks wait for this one, and hear of it in any case.
+    // The other ranks wait for this one, and must get an error even where
+    // memory has run out.
     group_->Fail(out_of_memory_);
   }
 }

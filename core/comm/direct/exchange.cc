@@ -27,8 +27,9 @@ size_t TilesOf(size_t size, size_t tile) {
   return size / tile + (size % tile != 0 ? 1 : 0);
 }
 
-// A rank's index in its set, and how many other ranks are in it: none when the
-// set is not this rank's, since the first round then fails and none is asked.
+// A rank's index in its set, and the number of other ranks in it: none when the
+// set does not contain this rank, because the first round then fails and no
+// peer is read.
 struct Place {
   int index = 0;
   size_t peers = 0;
@@ -47,7 +48,8 @@ void Sum(const void* const* data, size_t sources, DType dtype, size_t begin,
                std::numeric_limits<double>::infinity(), out);
 }
 
-// recv = [recv +] the sum over the sources and, with `zeros`, over zeros.
+// Computes recv = [recv +] the sum over the sources and, with `zeros`, over
+// zeros.
 void SumInto(const std::vector<const void*>& sources, bool zeros, DType dtype,
              size_t count, std::byte* recv, DType recv_dtype, bool add) {
   alignas(64) float sum[kChunk];
@@ -60,7 +62,7 @@ void SumInto(const std::vector<const void*>& sources, bool zeros, DType dtype,
     } else {
       Sum(sources.data(), sources.size(), dtype, begin, n, sum);
     }
-    // Turns -0 into 0, as it does in any place of the sum.
+    // Adding zero turns -0 into 0, at any place in the sum.
     for (size_t i = 0; zeros && i < n; ++i) sum[i] += 0.0f;
     if (add) {
       Widen(recv_dtype, to, old, n);
@@ -90,8 +92,8 @@ Status Exchange::Run(const Call& call, size_t tiles, bool staged,
                      const std::function<void(size_t tile)>& put,
                      const std::function<void(size_t tile)>& take,
                      const Deadline& deadline) {
-  // The first round compares the calls and carries a tile. But where there is
-  // no staging yet, that is allocated in between, for calls that agree.
+  // The first round compares the calls and carries a tile. Where staging is not
+  // allocated yet, the allocation comes in between, for calls that agree.
   const bool carries = staged && staging_ != nullptr;
   if (carries) put(0);
   SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
@@ -130,8 +132,8 @@ Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
   const size_t tile =
       staged ? kTileBytes / (me.peers * size) / kLineElements * kLineElements
              : std::max<size_t>(count, 1);
-  // The place in the half of the rank with index `owner` of what is for the
-  // rank with index `reader`.
+  // Returns the place, in the half of the rank with index `owner`, of the data
+  // for the rank with index `reader`.
   const auto part = [&](int owner, int reader) {
     const int place = reader < owner ? reader : reader - 1;
     return Half(set.rank(owner)) + static_cast<size_t>(place) * tile * size;

@@ -19,12 +19,13 @@ namespace shard::direct {
 
 namespace {
 
-// How long a dead peer can go unnoticed.
+// The longest time for which a dead peer goes unnoticed.
 constexpr auto kSlice = std::chrono::milliseconds(50);
 
-// A few us: enough for ranks that arrive together. More is paid for where the
-// CPUs are shared after all: on a busy machine with 2 CPUs a barrier of 2 takes
-// 4.4 us with 0 spins, 5.5 with 50, 9 with 200 and 30 with 1000.
+// Number of spins, a few us: enough for ranks that arrive together. More cost
+// time where the CPUs are shared after all: on a busy machine with 2 CPUs a
+// barrier of 2 takes 4.4 us with 0 spins, 5.5 with 50, 9 with 200 and 30 with
+// 1000.
 constexpr int kSpins = 100;
 
 void CpuRelax() {
@@ -35,16 +36,16 @@ void CpuRelax() {
 #endif
 }
 
-// Spinning pays only when every rank has a CPU of its own; else it keeps the
-// one waited for from running.
+// Spinning pays only when every rank has a CPU of its own; otherwise it takes
+// the CPU from the rank that is waited for.
 int SpinsFor(int world_size) {
   cpu_set_t set;
   if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 0;
   return world_size <= CPU_COUNT(&set) ? kSpins : 0;
 }
 
-// The error of a failed group as the result of a later call.
-// kFailedPrecondition is that of a duplicate whose origin was shut down.
+// Returns the error of a failed group as the result of a later call.
+// kFailedPrecondition is the error of a duplicate whose origin was shut down.
 Status Sticky(const Status& first) {
   if (first.code() == StatusCode::kRankLost ||
       first.code() == StatusCode::kPoisoned ||
@@ -120,7 +121,8 @@ Status Group::Round(const Call& call, const void* send, size_t bytes,
 Status Group::Wait(const Call& call, const Deadline& deadline) {
   int spins = spins_;
   for (;;) {
-    // Before the checks, so that a change after them ends the sleep at once.
+    // Read before the checks, so that a change after them ends the sleep at
+    // once.
     const uint32_t event = block_->event.load(std::memory_order_seq_cst);
     State now = state();
     if (now.completed >= round_) return Status();
@@ -140,7 +142,7 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
     }
     Status error = FindLost(call);
     if (error.ok() && deadline.Expired()) error = DescribeLate(call, deadline);
-    // After the look at the ranks: one that fails the origin may leave at once.
+    // Checked after the ranks: a rank that fails the origin may leave at once.
     const Status first = OriginFailure();
     if (!first.ok()) return FailRound(first);
     if (!error.ok()) return FailRound(error);
@@ -152,7 +154,8 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
   }
 }
 
-// Reads the same cells on every rank, so that every rank says the same.
+// Compares the ranks' calls. Every rank reads the same cells, so all return the
+// same.
 Status Group::CompareCalls() {
   const Fingerprint first = LoadCall(slot(0).cells[round_ & 1]);
   for (int r = 0; r < world_size_; ++r) {
@@ -184,8 +187,8 @@ Status Group::SleepUntil(const Call& call, const Deadline& end,
                          const Deadline& deadline) {
   for (;;) {
     const uint32_t event = block_->event.load(std::memory_order_seq_cst);
-    // First: what fails the group now is a later call's, for a peer that was
-    // done sooner.
+    // Checked first: an error of the group now belongs to a later call, of a
+    // peer that was done sooner.
     if (end.Expired()) return Status();
     if (const State now = state(); now.failer >= 0) return Failure(now);
     Status error = OriginFailure();
@@ -221,10 +224,10 @@ Status Group::FindLost(const Call& call) const {
     };
     if (!absent()) continue;
     const bool dead = liveness_ != nullptr && liveness_->IsDead(r);
-    // After that: it may have shut down and then died.
+    // Read after the death: the rank may have shut down and then died.
     const uint32_t presence =
         origin().slot(r).presence.load(std::memory_order_acquire);
-    // It may have arrived and then died: look again.
+    // The rank may have arrived and then died: check again.
     if ((presence == kPresent && !dead && !is_shut_down()) || !absent()) {
       continue;
     }
@@ -322,8 +325,8 @@ Status Group::Recorded(const State& state) const {
 }
 
 Status Group::Failure(const State& state) {
-  // Whoever sees it: the rank that failed this group may have died before it
-  // could do so.
+  // Any rank that sees the failure reports it: the rank that failed this group
+  // may have died before it could do so.
   if (origin_ != nullptr) origin_->FailThis(RecordedReason(state));
   return Recorded(state);
 }
@@ -338,8 +341,9 @@ std::string Group::NameOf(int rank) const {
   return liveness_ != nullptr ? liveness_->Name(rank) : StrCat("rank ", rank);
 }
 
-// REQUIRES: `rank` has not arrived. Then it is one round behind, and its cell
-// of that round stays as it is until this round is decided.
+// Returns the last call of a rank. REQUIRES: `rank` has not arrived. The rank
+// is then one round behind, and its cell of that round stays as it is until
+// this round is decided.
 std::string Group::LastCallOf(int rank) const {
   if (round_ <= 1) return "it has entered no collective yet";
   return StrCat("the last it entered was ",

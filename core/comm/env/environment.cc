@@ -35,7 +35,7 @@ class Variables {
     return false;
   }
 
-  // The first of the variables that is set.
+  // Returns the first of the variables that is set.
   std::optional<std::string> First(
       const std::vector<const char*>& names) const {
     for (const char* name : names) {
@@ -44,7 +44,7 @@ class Variables {
     return std::nullopt;
   }
 
-  // OK when all are set; names both what is there and what is not.
+  // Returns OK when all are set; the error names the set and the missing ones.
   Status RequireAll(std::string_view launcher,
                     const std::vector<const char*>& names) const {
     std::string there;
@@ -101,7 +101,7 @@ StatusOr<Placement> Place(const Variables& vars, std::string_view source,
   return placement;
 }
 
-// A meeting point made of what only this job has.
+// Returns a meeting point made of a text that is unique to this job.
 std::string NameUrl(std::string name) {
   for (char& c : name) {
     const auto byte = static_cast<unsigned char>(c);
@@ -141,7 +141,8 @@ StatusOr<Placement> FromTorchrun(const Variables& vars) {
   SHARD_ASSIGN_OR_RETURN(
       Placement placement,
       Place(vars, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"));
-  // A restart is another group: what is left of the last one must not meet it.
+  // A restart is another group: remaining ranks of the last one must not meet
+  // it.
   placement.url = NameUrl(StrCat(
       "torchrun-", *vars.Get("MASTER_ADDR"), "-", *vars.Get("MASTER_PORT"), "-",
       vars.Get("TORCHELASTIC_RUN_ID").value_or("none"), "-",
@@ -175,7 +176,7 @@ StatusOr<Placement> FromSlurm(const Variables& vars) {
   SHARD_ASSIGN_OR_RETURN(
       Placement placement,
       Place(vars, "Slurm", "SLURM_PROCID", "SLURM_NTASKS", nullptr));
-  // Of the step first: a step may use one node of several.
+  // Variables of the step come first: a step may use one node of several.
   for (const char* name :
        {"SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"}) {
     if (!vars.Has(name)) continue;
@@ -213,7 +214,7 @@ StatusOr<Placement> FromLauncher(const Variables& vars) {
 
 StatusOr<Placement> ReadPlacement(const Getenv& getenv) {
   auto placement = FromLauncher(Variables(getenv));
-  // Alone there is nobody to meet.
+  // A single rank has no peers to meet.
   if (placement.ok() && placement->world_size == 1) placement->url = "local:";
   return placement;
 }

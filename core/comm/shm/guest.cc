@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The side of a meeting of every rank but 0.
+// The meeting as every rank but 0 runs it.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -18,9 +18,9 @@ namespace shard::shm {
 
 namespace {
 
-// How much longer than its own deadline a guest waits for the host's verdict,
-// which names the missing ranks and is sent at about that moment. Also how late
-// a guest returns when the host hangs: half a second.
+// The time beyond its own deadline that a guest waits for the host's verdict,
+// which names the missing ranks and is sent at about that moment. A guest also
+// returns that late when the host hangs: half a second.
 constexpr double kGraceSeconds = 0.5;
 
 constexpr int kRetryMillis = 5;
@@ -81,7 +81,7 @@ class GuestSide {
       if (::connect(socket_.get(),
                     reinterpret_cast<const sockaddr*>(&where.address),
                     where.size) != 0) {
-        // Not there yet, or its queue is full.
+        // The host is not there yet, or its queue is full.
         if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) {
           continue;
         }
@@ -103,7 +103,7 @@ class GuestSide {
         }
         return packet.status();
       }
-      // A host of another version greets too: it will say what is wrong.
+      // A host of another version greets too: its verdict will name the error.
       if (!Parse<Greeting>(packet->bytes, Kind::kGreeting)) {
         return FailedPrecondition("the process that listens at shm:",
                                   options_.name, " is not a libshard rank");
@@ -112,9 +112,9 @@ class GuestSide {
     }
   }
 
-  // The host's first verdict, the memory and the peers. An error is the host's,
-  // and the end of the meeting, unless own_error_ is set: then the host must
-  // hear of it.
+  // Receives the host's first verdict, the memory and the peers. An error is
+  // the host's, and ends the meeting, unless own_error_ is set: the host must
+  // then be told of it.
   Status TakeWelcome() {
     SHARD_ASSIGN_OR_RETURN(Welcome welcome, HearVerdict());
     std::vector<Packet> batches;
@@ -156,7 +156,8 @@ class GuestSide {
     std::vector<Fd> fds;
   };
 
-  // OK when the host has closed already: its verdict is still there to read.
+  // Sends a packet. OK when the host has closed already: its verdict is still
+  // there to read.
   template <typename T>
   Status Tell(const T& packet, const std::vector<int>& fds) {
     const Status sent =
@@ -173,7 +174,8 @@ class GuestSide {
     return FromHost(packet.status());
   }
 
-  // An error when the host says one, or is gone.
+  // Receives the host's verdict. Returns its error, or one when the host is
+  // gone.
   StatusOr<Welcome> HearVerdict() {
     auto packet = Hear();
     SHARD_RETURN_IF_ERROR(packet.status());
@@ -187,8 +189,8 @@ class GuestSide {
     return Welcome{*verdict, std::move(packet->fds)};
   }
 
-  // The host's answer to this rank's own error, behind the packets that it
-  // could not take. To leave before would look like a death.
+  // Receives the host's answer to this rank's own error, after the packets that
+  // it could not take. Leaving before would look like a death.
   Status HearEnd() {
     for (;;) {
       const auto packet = Hear();

@@ -24,14 +24,16 @@ namespace shard::shm {
 
 namespace {
 
-// Connections that have not said hello. More are strangers: the oldest goes.
+// The most connections that have not said hello. More are strangers: the oldest
+// is closed.
 constexpr size_t kMaxStrangers = 1024;
 
-// Connections that are taken before guests and the deadline are looked at.
+// The most connections that are accepted before guests and the deadline are
+// checked.
 constexpr int kMostAccepted = 256;
 
-// After an error, how long ranks that only now arrive are told of it; without
-// that they would wait for their deadline.
+// The time after an error for which arriving ranks are told of it; otherwise
+// they would wait for their deadline.
 constexpr double kLingerSeconds = 0.5;
 
 struct Guest {
@@ -56,7 +58,8 @@ class HostSide {
     const StatusCode code = status.code();
     if (status.rank() < 0 && (code == StatusCode::kResourceExhausted ||
                               code == StatusCode::kInternal)) {
-      // This process's own: the others must know whose it is.
+      // The error is this process's own: other ranks must know which rank had
+      // it.
       status = Status(code, StrCat("rank 0: ", status.message()), 0);
     }
     TellAll(status);
@@ -89,7 +92,8 @@ class HostSide {
     return Status();
   }
 
-  // Names whoever has bound the name: any user of this machine may.
+  // Returns an error that names the process that has bound the name: any user
+  // of this machine may.
   Status NameTaken(const Address& where) const {
     const Fd socket(
         ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -120,7 +124,7 @@ class HostSide {
                   0);
   }
 
-  // Until every rank has said hello, or one of them spoils the meeting.
+  // Waits until every rank has said hello, or one of them fails the meeting.
   Status CollectHellos() {
     while (come_ + 1 < options_.world_size) {
       if (deadline_.Expired()) return MissingRanks();
@@ -137,7 +141,7 @@ class HostSide {
       }
       const size_t first_guest = 1 + strangers_.size();
       for (size_t r = 0; r < guests_.size(); ++r) {
-        // Nothing is due from a guest now but its end.
+        // A guest has nothing to send now: an event is its end.
         if (entries[first_guest + r].revents != 0) {
           return Lost(static_cast<int>(r));
         }
@@ -153,8 +157,8 @@ class HostSide {
     return Status();
   }
 
-  // Takes the connections that wait, some of them: strangers may come faster
-  // than they are turned away.
+  // Accepts some of the waiting connections: strangers may come faster than
+  // they are turned away.
   Status AcceptSome() {
     for (int i = 0; i < kMostAccepted; ++i) {
       Guest stranger;
@@ -183,8 +187,8 @@ class HostSide {
     return Status();
   }
 
-  // The first, second, fourth, ...: anyone on this machine can connect as often
-  // as they like, and must not fill the host's log.
+  // Warns of the first, second, fourth, ... stranger: anyone on this machine
+  // can connect as often as they like, and must not fill the host's log.
   void WarnOfStranger(std::string_view why) {
     ++ignored_;
     if (!std::has_single_bit(ignored_)) return;
@@ -193,8 +197,8 @@ class HostSide {
         ignored_ == 1 ? " connection: " : " connections, the last: ", why);
   }
 
-  // Takes a stranger's first packet. An error is one of the whole meeting; a
-  // stranger that speaks no libshard is dropped.
+  // Receives a stranger's first packet. An error is one of the whole meeting; a
+  // stranger with another protocol is dropped.
   Status Hear(Guest stranger) {
     auto packet = ReceiveNow(stranger.socket.get());
     if (packet.status().code() == StatusCode::kResourceExhausted) {
@@ -300,7 +304,8 @@ class HostSide {
     return Status();
   }
 
-  // A guest that could not map the memory spoils the meeting for all.
+  // Collects the guests' answers. A guest that could not map the memory fails
+  // the meeting for all.
   Status CollectAnswers() {
     for (int r = 1; r < options_.world_size; ++r) {
       const auto packet =
@@ -323,7 +328,8 @@ class HostSide {
     return Status();
   }
 
-  // A guest that cannot be told is dead, or will find the connection closed.
+  // Sends a verdict to all guests. A guest that cannot be reached is dead, or
+  // will find the connection closed.
   void TellAll(const Status& status) {
     const Verdict verdict = MakeVerdict(status);
     for (const auto* group : {&guests_, &rejected_, &strangers_}) {
@@ -379,14 +385,15 @@ class HostSide {
     return std::chrono::duration<double>(deadline.Remaining()).count();
   }
 
-  // Small packets into an empty socket: they fit, or the peer does not matter.
+  // Sends a small packet into an empty socket: it fits, or the peer does not
+  // matter.
   template <typename T>
   static bool SendNow(int socket, const T& packet) {
     return Send(socket, &packet, sizeof(packet), {}, Deadline::After(0)).ok();
   }
 
   const MeetingOptions& options_;
-  Deadline deadline_;  // Of the least patient rank.
+  Deadline deadline_;  // The earliest of all ranks.
   Fd listener_;
   std::vector<Guest> guests_;  // By rank; [0] is this process.
   std::vector<Guest> strangers_;

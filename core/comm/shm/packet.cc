@@ -64,8 +64,8 @@ Status Send(int socket, const void* data, size_t size,
     }
     if (errno == EINTR) continue;
     if (IsPeerGone(errno)) return PeerGone();
-    // ETOOMANYREFS: too many descriptors of this user are in flight, which the
-    // other ranks bring down as they receive; nothing can be polled for it.
+    // ETOOMANYREFS: too many descriptors of this user are in flight. Their
+    // number falls as the other ranks receive; there is no event to poll for.
     const bool crowded = errno == ETOOMANYREFS;
     if (!crowded && errno != EAGAIN && errno != ENOBUFS) {
       return ErrnoStatus("sending to a peer", errno);
@@ -82,11 +82,12 @@ Status Send(int socket, const void* data, size_t size,
 StatusOr<Packet> ReceiveNow(int socket) {
   Packet packet;
   packet.bytes.resize(kMaxPacketBytes);
-  // What comes is owned without an allocation, which may fail.
+  // Reserved before, so that received descriptors are owned without an
+  // allocation, which may fail.
   packet.fds.reserve(kKernelFdsPerPacket);
   iovec part{packet.bytes.data(), packet.bytes.size()};
-  // Room for all that any peer can send, so that only a lack of descriptors
-  // cuts it short.
+  // Room for the most that any peer can send, so that only a lack of
+  // descriptors truncates it.
   alignas(cmsghdr) char control[CMSG_SPACE(kKernelFdsPerPacket * sizeof(int))];
   msghdr message{};
   message.msg_iov = &part;
@@ -94,8 +95,8 @@ StatusOr<Packet> ReceiveNow(int socket) {
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   ssize_t size = 0;
-  // A peer that closes with unread packets of ours leaves ECONNRESET in front
-  // of what it had sent; reporting it clears it.
+  // A peer that closes with unread packets leaves ECONNRESET in front of the
+  // packets that it had sent; reporting the error clears it.
   int resets = 0;
   do {
     size = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -106,7 +107,7 @@ StatusOr<Packet> ReceiveNow(int socket) {
     if (IsPeerGone(errno)) return PeerGone();
     return ErrnoStatus("receiving from a peer", errno);
   }
-  // First own what came, then judge it.
+  // Takes ownership of the descriptors before the packet is checked.
   bool no_room = (message.msg_flags & MSG_CTRUNC) != 0;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
@@ -121,7 +122,7 @@ StatusOr<Packet> ReceiveNow(int socket) {
       no_room = no_room || !packet.fds.back().valid();
     }
   }
-  // We send no empty packets: this is the end.
+  // Empty packets are never sent: this is the end.
   if (size == 0) return PeerGone();
   if (no_room) {
     return ResourceExhausted(

@@ -21,9 +21,10 @@ namespace shard::shm {
 
 namespace {
 
-// By pidfds. Without them the host watches its connections, and the guests
-// theirs to the host, who then names a dead guest to all. (A hang-up is the
-// weaker sign: a child forked by the peer may hold the socket open.)
+// Detects dead ranks by pidfds. Without them the host watches its connections,
+// and the guests their connection to the host, which then names a dead guest to
+// all. (A hang-up is the weaker sign: a child forked by the peer may hold the
+// socket open.)
 class ProcessLiveness final : public direct::Liveness {
  public:
   explicit ProcessLiveness(std::shared_ptr<const Meeting> meeting)
@@ -36,8 +37,9 @@ class ProcessLiveness final : public direct::Liveness {
         by_pidfd ? meeting_->pidfds[r].get() : meeting_->connections[r].get();
     if (fd < 0) return false;
     pollfd entry{fd, static_cast<short>(by_pidfd ? POLLIN : POLLRDHUP), 0};
-    // Not POLLNVAL: a host that closes descriptors it does not know of, as
-    // daemons do, takes our sight and kills nobody. Deadlines remain.
+    // Ignores POLLNVAL: a host program that closes descriptors it does not
+    // know, as daemons do, disables this check but has no dead rank. Deadlines
+    // remain.
     return ::poll(&entry, 1, 0) > 0 &&
            (entry.revents & (POLLIN | POLLRDHUP | POLLHUP)) != 0;
   }
@@ -146,7 +148,7 @@ class ShmRegions final : public direct::RegionSource {
               const Deadline& deadline) {
     const Status sent = Send((*connections_)[rank].get(), &packet,
                              sizeof(packet), {fd.get()}, deadline);
-    // Of a dead peer the agreement that follows will tell.
+    // The agreement that follows reports a dead peer.
     return sent.code() == StatusCode::kUnavailable ? Status() : sent;
   }
 
@@ -155,13 +157,13 @@ class ShmRegions final : public direct::RegionSource {
                    [&] { return group.failed(); });
   }
 
-  // By rank. The host's: all but [0]; a guest's: [0].
+  // By rank. On the host: all but [0]; on a guest: [0].
   const std::shared_ptr<const std::vector<Fd>> connections_;
   const int rank_;
   Fd memory_;
   size_t bytes_ = 0;
-  // Of the duplicate that is being made: this side's, and rank 0 also has the
-  // others'.
+  // Connections of the duplicate that is being made: this side's, and on rank 0
+  // also the other ranks'.
   std::vector<Fd> near_;
   std::vector<Fd> far_;
 };

@@ -16,21 +16,22 @@ namespace shard::threads {
 
 namespace {
 
-// How long a meeting whose ranks disagree is remembered, for the ranks that
-// only now arrive; without that they would wait for their deadline.
+// The time for which a meeting whose ranks disagree is remembered, for ranks
+// that arrive late; otherwise they would wait for their deadline.
 constexpr auto kLinger = std::chrono::seconds(1);
 
 struct Meeting {
   int world_size = 0;
-  std::vector<bool> present;  // By rank. After a quarrel: who has heard of it.
+  std::vector<bool> present;  // By rank. In a quarrel: got its error.
   int count = 0;
   bool over = false;  // Complete, or failed with `error`.
   Status error;
   std::shared_ptr<SharedGroup> group;
-  // Set by a quarrel about the world size; others leave the table when over.
+  // Set when ranks disagree on the world size; other meetings leave the table
+  // when over.
   Deadline::Clock::time_point forget_at = Deadline::Clock::time_point::max();
 
-  // Fails it. The error says why once there is memory for its text.
+  // Fails the meeting. The error says why once there is memory for its text.
   void End() {
     over = true;
     error = OutOfMemoryStatus();
@@ -84,7 +85,7 @@ Status DifferentSizes(const Meeting& meeting, int rank, int world_size) {
   std::pair<int, int> low(static_cast<int>(first - meeting.present.begin()),
                           meeting.world_size);
   std::pair<int, int> high(rank, world_size);
-  // The same words whoever came first.
+  // The message is the same whichever rank came first.
   if (high < low) std::swap(low, high);
   return Status(StatusCode::kInvalidArgument,
                 StrCat("rank ", high.first, " says world size ", high.second,
@@ -113,7 +114,7 @@ StatusOr<std::shared_ptr<SharedGroup>> Meet(const std::string& name, int rank,
       quarrel.present[index] = true;
       return quarrel.error;
     }
-    // This rank has heard of it, and tries again.
+    // This rank has got the error, and tries again.
     table.meetings.erase(entry);
     entry = table.meetings.end();
   }

@@ -14,7 +14,8 @@ namespace shard::threads {
 
 namespace {
 
-// Rank 0 leaves the memory in the handover; the others pick it up.
+// Shares memory through the handover: rank 0 leaves it there, and the others
+// take it.
 class ThreadRegions final : public direct::RegionSource {
  public:
   ThreadRegions(std::shared_ptr<Handover> handover, int rank)
@@ -32,10 +33,10 @@ class ThreadRegions final : public direct::RegionSource {
     return Status();
   }
 
-  // Commits nothing: each rank touches its region first, which places the
-  // pages on its NUMA node. Until then they are only promised: Create refuses
-  // one allocation that cannot fit, but several that each fit may together
-  // bring the kernel's OOM killer, as CheckHostMemory says.
+  // Commits nothing: each rank touches its region first, which places the pages
+  // on its NUMA node. Until then pages are not committed: Create rejects one
+  // allocation that cannot fit, but several that each fit may together cause
+  // the kernel's OOM killer, as CheckHostMemory says.
   StatusOr<std::shared_ptr<Mapping>> Take(size_t, size_t, size_t) override {
     const std::lock_guard<std::mutex> lock(handover_->mutex);
     if (handover_->region == nullptr) {
@@ -69,7 +70,7 @@ class ThreadRegions final : public direct::RegionSource {
   const int rank_;
 };
 
-// `membership` is this rank's in `shared`.
+// Makes a communicator. `membership` is this rank's in `shared`.
 std::shared_ptr<Communicator> Make(const std::shared_ptr<SharedGroup>& shared,
                                    direct::Membership membership,
                                    const std::string& description,
