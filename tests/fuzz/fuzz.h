@@ -38,19 +38,24 @@ inline double ThreadSeconds() {
 }
 
 // Runs `read`, which reads `bytes` hostile bytes, and checks its cost: at most
-// as many bytes of memory and 16 MiB, and a second per MiB.
+// `most_memory` bytes of memory, and a second per MiB.
 template <typename Read>
-auto WithinLimits(size_t bytes, const Read& read) {
+auto WithinLimits(size_t bytes, double most_memory, const Read& read) {
   ResetAllocatedPeak();
   const int64_t before = AllocatedBytes();
   const double begin = ThreadSeconds();
   auto result = read();
   const double seconds = ThreadSeconds() - begin;
   const auto size = static_cast<double>(bytes);
-  FUZZ_CHECK(static_cast<double>(AllocatedPeak() - before) <=
-             size + (16 << 20));
+  FUZZ_CHECK(static_cast<double>(AllocatedPeak() - before) <= most_memory);
   FUZZ_CHECK(seconds <= 1 + size / (1 << 20));
   return result;
+}
+
+// The same with memory of as many bytes and 16 MiB.
+template <typename Read>
+auto WithinLimits(size_t bytes, const Read& read) {
+  return WithinLimits(bytes, static_cast<double>(bytes) + (16 << 20), read);
 }
 
 }  // namespace shard

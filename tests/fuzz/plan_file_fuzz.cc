@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DecodePlan on any bytes: those of a file; those of a body for which a right
+// header is made, as no fuzzer finds a checksum; and those with the fingerprint
+// that what is in them has. What is accepted is written, and decoded again.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/plan_file/plan_file.h"
+#include "core/plan_file/plan_generated.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace shard {
+namespace {
+
+using Decoded = StatusOr<std::shared_ptr<const Plan>>;
+
+// What plan_file.h promises, for the largest world size.
+Decoded DecodeWithinLimits(std::span<const std::byte> file) {
+  const double most = 64.0 * static_cast<double>(file.size()) +
+                      96.0 * kMaxWorldSize + (32 << 20);
+  return WithinLimits(file.size(), most, [&] { return DecodePlan(file); });
+}
+
+Decoded DecodeAndWrite(std::span<const std::byte> file) {
+  Decoded decoded = DecodeWithinLimits(file);
+  if (!decoded.ok()) {
+    FUZZ_CHECK(decoded.status().code() == StatusCode::kCorrupt ||
+               decoded.status().code() == StatusCode::kUnimplemented);
+    return decoded;
+  }
+  const Plan& plan = **decoded;
+  const auto written = EncodePlan(plan);
+  // Names may take less room in a file that the library writes, but for it.
+  if (written.status().code() == StatusCode::kResourceExhausted) return decoded;
+  FUZZ_CHECK(written.ok());
+  const auto again = DecodePlan(*written);
+  FUZZ_CHECK(again.ok());
+  FUZZ_CHECK((*again)->fingerprint() == plan.fingerprint());
+  FUZZ_CHECK(*EncodePlan(**again) == *written);
+  FUZZ_CHECK((*again)->ToJson() == plan.ToJson());
+  FUZZ_CHECK((*again)->ToText() == plan.ToText());
+  return decoded;
+}
+
+// Puts the fingerprint that `error` says a plan should have into the body of
+// `file`. False when the error is another one.
+bool CorrectFingerprint(const Status& error, std::vector<std::byte>* file) {
+  constexpr const char kBefore[] = "made from has ";
+  const std::string message(error.message());
+  const size_t at = message.find(kBefore);
+  if (at == std::string::npos) return false;
+  const uint64_t right =
+      std::strtoull(message.c_str() + at + std::strlen(kBefore), nullptr, 16);
+  // The FlatBuffer was verified, or the error would be another one.
+  std::byte* const body = file->data() + kFileHeaderBytes;
+  auto* const root = flatbuffers::GetMutableRoot<flatbuffers::Table>(body);
+  uint8_t* const field = root->GetAddressOf(plan_schema::Plan::VT_FINGERPRINT);
+  if (field == nullptr) return false;
+  std::memcpy(field, &right, sizeof(right));
+  return true;
+}
+
+}  // namespace
+}  // namespace shard
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace shard;
+  const auto file = std::as_bytes(std::span(data, size));
+  (void)DecodeAndWrite(file);
+  if (size < kFileHeaderBytes) return 0;
+  std::vector<std::byte> sealed(file.begin(), file.end());
+  const auto body = std::span(sealed).subspan(kFileHeaderBytes);
+  WriteFileHeader(kPlanFormat, body, kPlanFileVersion, sealed.data());
+  const Decoded decoded = DecodeAndWrite(sealed);
+  if (!CorrectFingerprint(decoded.status(), &sealed)) return 0;
+  WriteFileHeader(kPlanFormat, body, kPlanFileVersion, sealed.data());
+  // Whatever comes of it: a vtable may lie where the fingerprint is.
+  (void)DecodeAndWrite(sealed);
+  return 0;
+}
