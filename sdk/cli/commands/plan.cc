@@ -16,6 +16,8 @@
 #include "sdk/cli/dtypes.h"
 #include "sdk/cli/handles.h"
 #include "sdk/cli/model_description.h"
+#include "sdk/cli/output_file.h"
+#include "sdk/cli/plan_file.h"
 #include "sdk/cli/table.h"
 #include "sdk/cli/text.h"
 #include "shard/shard.h"
@@ -27,7 +29,9 @@ namespace {
 constexpr const char* kHelp =
     R"(
 MODEL is a description in JSON (docs/shardctl.md has its keys), a .safetensors
-file, or a checkpoint, whose keys say which modules there are.
+file, or a checkpoint, whose keys say which modules there are. Or it is a plan
+that --output or shard_plan_encode wrote: then that plan is shown, whose ranks,
+stage and options are its own.
 
 Memory is what an engine allocates, to the byte: of a rank that shares no memory
 with others, or with --shared of one that does; parameters are then there once
@@ -42,7 +46,8 @@ Exit code: 1 when --memory is given and nothing fits.
 
 Examples:
   shardctl plan gpt2.json --ranks 1,8,64 --stages 1,3 --wrap 'class?names=Block'
-  shardctl plan model.safetensors --ranks 1024 --dtype bf16 --memory 80GB)";
+  shardctl plan model.safetensors --ranks 1024 --dtype bf16 --memory 80GB
+  shardctl plan gpt2.json --ranks 64 --stages 3 -o gpt2.plan)";
 
 struct PlanArguments {
   std::string model;
@@ -57,6 +62,7 @@ struct PlanArguments {
   std::string buffer_bytes;
   std::string memory;
   std::string bandwidth;
+  std::string output;
   double flops = 0;
   double tokens = 0;
   int32_t micro_batches = 1;
@@ -69,6 +75,32 @@ struct PlanArguments {
   bool shared = false;
   bool json = false;
 };
+
+// The first option that is not at its default and decides what a plan is; "".
+std::string OptionOfAPlan(const PlanArguments& given) {
+  const PlanArguments defaults;
+  const std::pair<const char*, bool> options[] = {
+      {"--ranks", given.ranks != defaults.ranks},
+      {"--stages", given.stages != defaults.stages},
+      {"--optimizer", given.optimizer != defaults.optimizer},
+      {"--partition", given.partition != defaults.partition},
+      {"--masters", given.masters != defaults.masters},
+      {"--dtype", given.dtype != defaults.dtype},
+      {"--wrap", given.wrap != defaults.wrap},
+      {"--f32-classes", given.f32_classes != defaults.f32_classes},
+      {"--buffer-bytes", given.buffer_bytes != defaults.buffer_bytes},
+      {"--prefetch", given.prefetch != defaults.prefetch},
+      {"--group-size", given.group_size != defaults.group_size},
+      {"--f32-grads", given.f32_grads},
+      {"--whole-grads", given.whole_grads},
+      {"--keep-after-forward", given.keep_after_forward},
+      {"--deterministic", given.deterministic},
+  };
+  for (const auto& [name, is_given] : options) {
+    if (is_given) return name;
+  }
+  return "";
+}
 
 // Returns the place of `name` in `names`, counted from 1 as in shard.h's enums.
 int32_t NumberOf(const char* what, const std::string& name,
@@ -112,16 +144,21 @@ class PlanCommand {
  public:
   explicit PlanCommand(const PlanArguments& arguments)
       : arguments_(arguments),
-        model_(OpenModelDescription(arguments.model)),
+        optimizer_(arguments.optimizer),
+        partition_(arguments.partition),
         limit_(arguments.memory.empty() ? 0 : ParseBytes(arguments.memory)),
         bandwidth_(
             arguments.bandwidth.empty() ? 0 : ParseBytes(arguments.bandwidth)) {
   }
 
   int Run() {
-    for (const int32_t ranks : arguments_.ranks) {
-      for (const int32_t stage : arguments_.stages) {
-        rows_.push_back(Make(ranks, stage));
+    CheckOutput();
+    if (IsPlanFile(arguments_.model)) {
+      ShowFile();
+    } else {
+      model_ = OpenModelDescription(arguments_.model);
+      for (const int32_t ranks : arguments_.ranks) {
+        for (const int32_t stage : arguments_.stages) Make(ranks, stage);
       }
     }
     if (arguments_.json) {
@@ -135,7 +172,38 @@ class PlanCommand {
   }
 
  private:
-  Row Make(int32_t ranks, int32_t stage) const {
+  // Before anything is planned.
+  void CheckOutput() const {
+    const std::string& output = arguments_.output;
+    if (output.empty()) return;
+    if (IsStdout(output)) {
+      throw Failure("the table is printed on stdout, where '" + Shown(output) +
+                    "' puts the plan; give another --output");
+    }
+    if (IsPlanFile(arguments_.model)) return;
+    if (arguments_.ranks.size() == 1 && arguments_.stages.size() == 1) return;
+    throw Failure(
+        "--output writes one plan; give one world size with --ranks, and one "
+        "stage with --stages");
+  }
+
+  void ShowFile() {
+    if (const std::string option = OptionOfAPlan(arguments_); !option.empty()) {
+      throw Failure("'" + Shown(arguments_.model) +
+                    "' is a plan, which is not changed; leave out " + option +
+                    ", or give the model");
+    }
+    PlanFile file = ReadPlanFile(arguments_.model);
+    model_ = std::move(file.model);
+    optimizer_ = file.optimizer;
+    partition_ = file.partition;
+    shard_plan_options options = SHARD_PLAN_OPTIONS_INIT;
+    options.shard_group_size = file.shard_group_size;
+    options.keep_after_forward = file.keep_after_forward ? 1 : 0;
+    AddRow(file.plan.get(), options);
+  }
+
+  void Make(int32_t ranks, int32_t stage) {
     shard_plan_options options = SHARD_PLAN_OPTIONS_INIT;
     options.stage = stage;
     options.world_size = ranks;
@@ -166,11 +234,17 @@ class PlanCommand {
     shard_plan* plan = nullptr;
     Check(shard_plan_create(model_.model.get(), &options, &plan));
     const Plan owned(plan);
-    Row row;
-    row.ranks = ranks;
-    row.stage = stage;
+    AddRow(plan, options);
+  }
+
+  // `options`: what TrafficOf asks for.
+  void AddRow(const shard_plan* plan, shard_plan_options options) {
     shard_plan_info info = SHARD_PLAN_INFO_INIT;
     Check(shard_plan_get_info(plan, &info));
+    options.world_size = info.world_size;
+    Row row;
+    row.ranks = info.world_size;
+    row.stage = info.stage;
     row.fingerprint = info.fingerprint;
     row.units = info.num_units;
     row.buffers = info.num_buffers;
@@ -180,7 +254,8 @@ class PlanCommand {
     Check(shard_plan_memory(plan, &apart, &row.alone));
     row.traffic = TrafficOf(plan, options, arguments_.micro_batches);
     row.warnings = TextOf(shard_plan_warnings, plan);
-    return row;
+    rows_.push_back(std::move(row));
+    if (!arguments_.output.empty()) WritePlanFile(arguments_.output, plan);
   }
 
   const shard_memory& MemoryOf(const Row& row) const {
@@ -256,8 +331,8 @@ class PlanCommand {
               {"elements", model_.elements},
               {"frozen_elements", model_.frozen_elements},
               {"left_out", model_.left_out}}},
-            {"optimizer", arguments_.optimizer},
-            {"partition", arguments_.partition},
+            {"optimizer", optimizer_},
+            {"partition", partition_},
             {"micro_batches", arguments_.micro_batches},
             {"plans", std::move(plans)}};
   }
@@ -276,7 +351,7 @@ class PlanCommand {
       text += "; " + CountText(static_cast<uint64_t>(model_.left_out)) +
               " tensors are no parameters and left out";
     }
-    text += "\n" + Shown(arguments_.optimizer) + ", " + arguments_.partition +
+    text += "\n" + Shown(optimizer_) + ", " + partition_ +
             (arguments_.shared ? ", ranks share memory\n\n" : "\n\n");
 
     const bool timed = bandwidth_ > 0;
@@ -353,7 +428,9 @@ class PlanCommand {
   }
 
   const PlanArguments& arguments_;
-  const ModelDescription model_;
+  ModelDescription model_;
+  std::string optimizer_;
+  std::string partition_;
   const uint64_t limit_;
   const uint64_t bandwidth_;  // Bytes per second.
   std::vector<Row> rows_;
@@ -366,7 +443,7 @@ void AddPlan(CommandLine* line) {
   Command command = line->AddCommand(
       "plan", "Memory, traffic and time per rank, for stages and world sizes",
       kHelp);
-  command.AddOption("model", &plan->model, "The model")
+  command.AddOption("model", &plan->model, "The model, or a plan")
       .Required()
       .ExistingPath();
   command.AddOption("-n,--ranks", &plan->ranks, "World sizes")
@@ -427,6 +504,9 @@ void AddPlan(CommandLine* line) {
       .Positive();
   command.AddOption("--tokens", &plan->tokens, "A rank's tokens per step")
       .Positive();
+  command.AddOption(
+      "-o,--output", &plan->output,
+      "Where to write the plan: one, of one world size and stage");
   command.AddFlag("--json", &plan->json, "One JSON document");
   command.Runs([plan] { return PlanCommand(*plan).Run(); });
 }

@@ -157,6 +157,68 @@ TEST_F(PlanTest, TextOfAPlan) {
   EXPECT_EQ(result.error, "");
 }
 
+// What is written is read, and shown as it was when it was made.
+TEST_F(PlanTest, APlanInAFile) {
+  const std::string file = folder_ / "net.plan";
+  const std::vector<std::string> options = {"--ranks",
+                                            "4",
+                                            "--stages",
+                                            "3",
+                                            "--wrap",
+                                            "class?names=Block",
+                                            "--prefetch",
+                                            "0",
+                                            "--partition",
+                                            "greedy",
+                                            "--group-size",
+                                            "2",
+                                            "--keep-after-forward"};
+  auto writing = options;
+  writing.insert(writing.end(), {"--output", file});
+  const Json made = PlanJson(writing);
+  const Json read =
+      ParseJson(RunShardctl({"plan", file, "--micro-batches", "1", "--json"}));
+  EXPECT_EQ(read["plans"], made["plans"]);
+  EXPECT_EQ(read["partition"], "greedy");
+  EXPECT_EQ(std::string(read["optimizer"]).rfind("adamw?lr=0.001&", 0), 0u);
+  Json model = made["model"];
+  model["path"] = file;
+  EXPECT_EQ(read["model"], model);
+  // As text, with what does not change a plan; and written again.
+  const std::string copy = folder_ / "copy.plan";
+  const Result text = RunShardctl({"plan", file, "--shared", "--memory", "1GiB",
+                                   "--bandwidth", "1GB", "-o", copy});
+  EXPECT_EQ(text.code, 0) << text.error;
+  EXPECT_TRUE(Has(text.out, file + ": 5,242,880 elements in 5 parameters"));
+  EXPECT_TRUE(Has(text.out, "    4      3  "));
+  EXPECT_EQ(ReadFile(copy), ReadFile(file));
+}
+
+TEST_F(PlanTest, PlansInFilesThatAreWrong) {
+  const std::string file = folder_ / "net.plan";
+  const auto expect = [&](const Result& result, const std::string& message) {
+    EXPECT_EQ(result.code, 3) << result.out;
+    EXPECT_EQ(result.out, "");
+    EXPECT_TRUE(Has(result.error, message)) << result.error;
+  };
+  expect(Plan({"-o", file}), "--output writes one plan; give one world size");
+  expect(Plan({"--ranks", "2", "--stages", "1", "-o", "/dev/stdout"}),
+         "give another --output");
+  expect(Plan({"--ranks", "2", "--stages", "1", "-o", folder_ / "no/net.plan"}),
+         "does not exist");
+  ASSERT_EQ(Plan({"--ranks", "2", "--stages", "1", "-o", file}).code, 0);
+  expect(RunShardctl({"plan", file, "--stages", "2"}),
+         "is a plan, which is not changed; leave out --stages");
+  expect(RunShardctl({"plan", file, "--deterministic"}), "--deterministic");
+  std::string bytes = ReadFile(file);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  WriteFile(file, bytes);
+  expect(RunShardctl({"plan", file}),
+         "cannot read '" + file + "': the plan's bytes do not match");
+  WriteFile(file, bytes.substr(0, 20));
+  expect(RunShardctl({"plan", file}), "less than its header");
+}
+
 TEST_F(PlanTest, FrozenAndGroups) {
   WriteFile(model_, R"({
     "params": [{"name": "a", "shape": [1024], "frozen": true},

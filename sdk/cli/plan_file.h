@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans in files, as shard_plan_encode has them.
+
+#ifndef SHARD_SDK_CLI_PLAN_FILE_H_
+#define SHARD_SDK_CLI_PLAN_FILE_H_
+
+#include <string>
+
+#include "sdk/cli/handles.h"
+#include "sdk/cli/model_description.h"
+#include "shard/shard.h"
+
+namespace shardctl {
+
+// Whether the file at `path` is one that begins as a plan does.
+bool IsPlanFile(const std::string& path);
+
+struct PlanFile {
+  Plan plan;
+  // Without its handle, which a plan does not give back.
+  ModelDescription model;
+  // Of the options that the plan was made with those that shard_plan_info has
+  // not; the optimizer is that of param group 0.
+  std::string optimizer;
+  std::string partition;
+  int32_t shard_group_size = 0;
+  bool keep_after_forward = false;
+};
+
+// Throws Failure with the path and what is wrong with the file.
+PlanFile ReadPlanFile(const std::string& path);
+
+// Writes a file, as WriteOutput does.
+void WritePlanFile(const std::string& path, const shard_plan* plan);
+
+}  // namespace shardctl
+
+#endif  // SHARD_SDK_CLI_PLAN_FILE_H_
