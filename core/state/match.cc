@@ -331,7 +331,7 @@ class Matcher {
   std::vector<bool> used_;  // By tensor of the store.
   std::vector<std::string> opaque_;
   std::vector<EntryMatch> matches_;
-  // By ParamId, of those meant, frozen ones included.
+  // The names of the selected parameters, by ParamId, frozen ones included.
   std::vector<std::vector<std::string>> names_;
   std::unordered_set<std::string> frozen_;  // Names of frozen ones.
 };

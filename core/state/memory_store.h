@@ -36,7 +36,7 @@ class MemoryStore : public TensorStore {
     ElementType type = ElementType::kF32;
     TensorRole role = TensorRole::kParam;
     std::vector<int64_t> shape;
-    // As TensorInfo.
+    // As in TensorInfo.
     int64_t alias_of = -1;
     int32_t codebook = 0;
   };

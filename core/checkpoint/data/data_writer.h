@@ -69,7 +69,7 @@ class DataWriter {
 
   // Bytes of a chunk whose last slice is small; large slices are not cut.
   static constexpr uint64_t kChunkBytes = uint64_t{8} << 20;
-  // The same with a `fetch`, which needs memory, too.
+  // Bytes of such a chunk with a `fetch`, which needs memory, too.
   static constexpr uint64_t kFetchedChunkBytes = uint64_t{4} << 20;
 
  private:

@@ -115,7 +115,7 @@ class SafetensorsHeader {
   Status Index(uint64_t data_bytes);
 
   Arena arena_;
-  // Deques grow without a second copy of what they hold.
+  // Deques grow without a second copy of their elements.
   std::deque<Tensor> tensors_;
   std::deque<std::pair<std::string_view, std::string_view>> metadata_;
   std::vector<uint32_t> by_key_;

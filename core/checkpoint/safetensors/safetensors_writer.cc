@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kSuffix = ".safetensors";
 
-// "00007"
+// Returns a number as five digits: "00007".
 std::string FiveDigits(size_t number) {
   std::string digits = StrCat(number);
   return std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits;

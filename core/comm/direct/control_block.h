@@ -89,7 +89,7 @@ struct FailureRecord {
   char message[kMessageBytes];
 };
 
-// Whether a rank is there; kept in the first block of a family, not in those of
+// The presence of a rank; kept in the first block of a family, not in those of
 // duplicates.
 enum Presence : uint32_t {
   kPresent = 0,

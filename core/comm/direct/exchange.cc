@@ -102,7 +102,7 @@ Status Exchange::Run(const Call& call, size_t tiles, bool staged,
     SHARD_ASSIGN_OR_RETURN(staging_, allocate_(StrCat(call.what, ": staging"),
                                                kStagingBytes, deadline));
     put(0);
-    // The allocation made calls of its own.
+    // The allocation has made calls of its own, so this call begins anew.
     SHARD_RETURN_IF_ERROR(group_->Begin(call, nullptr, 0, deadline));
   }
   for (size_t t = 0; t < tiles; ++t) {

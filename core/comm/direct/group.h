@@ -71,7 +71,7 @@ class Group {
   const std::byte* payload(int rank) const;
 
   // Ends the group and its origin for all ranks with `error`, unless they have
-  // failed already. Allocates nothing: memory may be what has run out.
+  // failed already. Allocates nothing, because memory may have run out.
   void Fail(const Status& error);
 
   // Returns whether the group or its origin has failed.

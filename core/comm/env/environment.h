@@ -33,7 +33,8 @@ struct Placement {
   int world_size = 1;
   // The meeting point: a URL for OpenCommunicator, never "env:".
   std::string url = "local:";
-  // "SHARD_* variables", "torchrun", ..., "no launcher".
+  // The launcher for messages: "SHARD_* variables", "torchrun", ..., "no
+  // launcher".
   std::string source = "no launcher";
 };
 

@@ -49,8 +49,8 @@ StatusOr<Mapping> MapMemory(int fd, size_t bytes) {
 }
 
 Status CommitMemory(int fd, size_t begin, size_t bytes) {
-  // In pieces: an interrupted fallocate gives back all that it took, so one
-  // large call under a host's interval timer might never end.
+  // Commits in pieces: an interrupted fallocate gives back all that it took, so
+  // one large call under a host's interval timer might never end.
   constexpr size_t kPiece = size_t{64} << 20;
   for (size_t done = 0; done < bytes;) {
     const size_t size = std::min(bytes - done, kPiece);

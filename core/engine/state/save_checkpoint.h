@@ -69,7 +69,7 @@ struct SavedState {
   std::shared_ptr<const Plan> plan;
   const EngineMemory* memory;
   TrainingNumbers numbers;
-  // By GroupId; they say what their states mean.
+  // By GroupId; an optimizer says what its states mean.
   std::vector<Optimizer> optimizers;
   // In the order of their names; names and rules are the same on all ranks.
   std::vector<HostBlob> blobs;

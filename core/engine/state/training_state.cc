@@ -153,7 +153,7 @@ Status TrainingState::LoadCheckpoint(const std::string& path,
   report->saved_world_size = manifest == nullptr ? 0 : manifest->world_size();
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan_, options->state));
-  // What may fail comes before memory is written.
+  // Numbers and blobs, which may be wrong, are read before memory is written.
   const bool numbers =
       manifest != nullptr && options->state.content != StateContent::kModel;
   Checkpoints::Blobs blobs;
@@ -215,7 +215,7 @@ Status TrainingState::LoadStateDict(const MemoryStore* store,
   report->path = store->describe();
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan_, options->state));
-  // What may fail comes before memory is written.
+  // Numbers, which may be wrong, are read before memory is written.
   const auto numbers =
       numbers_.ReadByKey(entries, *store, options->state, options->rules);
   SHARD_RETURN_IF_ERROR(

@@ -88,7 +88,7 @@ class CommQueue {
   double moved_ = 0;
   CommCounters counters_;
   std::deque<Item> pending_;
-  // Last, so that its thread ends before what it uses.
+  // Destroyed first, so that its thread ends before the members that it uses.
   std::unique_ptr<Stream> stream_;
 };
 

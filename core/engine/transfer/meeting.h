@@ -95,8 +95,9 @@ struct Conclusion {
 //   - a rank in kJoin follows kReduce, kGather, kBeginStep and kStep;
 //   - where ranks may lack gradients, one in kStep follows kReduce and kGather,
 //     one in kGather follows kReduce, and of several kReduce that with the
-//     fewest zero_grads before it goes first, of those that of the lowest rank;
-//   - anything else is kDesync, naming two ranks and what they do.
+//     fewest zero_grads before it goes first, and among these the lowest
+//     rank's;
+//   - anything else is kDesync, naming two ranks and their operations.
 // `unit_name` names a unit in errors. REQUIRES: no note has failed.
 StatusOr<Conclusion> Conclude(
     const std::vector<Note>& notes, int rank, bool allow_missing,

@@ -169,8 +169,8 @@ class Units {
   // Forgets which gradients are reduced: after a step, or once all ranks have
   // joined.
   void ForgetReduced();
-  // Forgets what this rank gathered, and in which order, where other ranks did
-  // not gather the same.
+  // Forgets the units that this rank gathered, and their order, where other
+  // ranks did not gather the same.
   void ForgetOrder();
   void Prefetch();
   Status TakeGradSlot(int32_t unit, Pass pass, const Deadline& deadline);
