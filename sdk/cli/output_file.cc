@@ -84,15 +84,14 @@ void CheckFolder(const std::string& folder, const std::string& path) {
 }
 
 // Writes all of `text`. Returns 0 or errno.
-int WriteTo(int fd,
-// std::string_view text) {
-while (!text.empty()) {
-  const ssize_t size = ::write(fd, text.data(), text.size());
-  if (size < 0 && errno == EINTR) continue;
-  if (size < 0) return errno;
-  text.remove_prefix(static_cast<size_t>(size));
-}
-return 0;
+int WriteTo(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t size = ::write(fd, text.data(), text.size());
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) return errno;
+    text.remove_prefix(static_cast<size_t>(size));
+  }
+  return 0;
 }
 
 // Writes `text` and closes `fd`. Returns 0 or errno.

@@ -37,7 +37,7 @@ shard_convert_options ToOptions(const ConvertArguments& arguments,
   return options;
 }
 
-// Prints a summary of the written checkpoint, which is opened again for it.
+// Prints a summary of the output, which is opened again for it.
 int Report(const ConvertArguments& arguments, const std::string& written,
            double seconds) {
   const CheckpointView view = ReadCheckpoint(written);

@@ -400,7 +400,7 @@ class PlanCommand {
     return text + WarningsText();
   }
 
-  // Prints each warning once, though every plan of a stage has it.
+  // Returns each warning once, though every plan of a stage has it.
   std::string WarningsText() const {
     std::vector<std::string> lines;
     for (const Row& row : rows_) {

@@ -215,7 +215,7 @@ class Page {
     return text + "</tbody></table>\n";
   }
 
-  // A legend of a few files, evenly chosen; files between them have colors
+  // The colors of a few files, evenly chosen; files between them have colors
   // between theirs.
   std::string Hues() const {
     constexpr size_t kMostHues = 12;
