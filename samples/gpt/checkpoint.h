@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Saves a run, and goes on with one that was saved.
+// Saves a run, and resumes a saved one.
 //
 // libshard saves parameters, optimizer states, hyperparameters and step counts,
-// and gives each rank its part of them however many ranks there are. What it
-// cannot know goes along as a blob: which batch is next. A batch is a pure
-// function of (seed, step, index in the global batch), so two numbers say it,
-// the same ones on every rank.
+// and gives each rank its part of them however many ranks there are. libshard
+// cannot know which batch is next, so that is saved as a blob. A batch is a
+// pure function of (seed, step, index in the global batch), so two numbers
+// identify it, the same ones on every rank.
 
 #ifndef SHARD_SAMPLES_GPT_CHECKPOINT_H_
 #define SHARD_SAMPLES_GPT_CHECKPOINT_H_
@@ -16,8 +16,8 @@
 #include "samples/gpt/options.h"
 #include "shard/shard.h"
 
-// COLLECTIVE. Copies the state after `step` batches and begins to write it into
-// opts->save. An error of the save before may come out here.
+// Copies the state after `step` batches and begins to write it into opts->save.
+// May return an error of the save before. COLLECTIVE.
 shard_error* checkpoint_save(const options* opts, shard_engine* engine,
                              int64_t step, shard_save** saving);
 
@@ -27,12 +27,12 @@ typedef struct resumed_run {
   int32_t world_size;  // That saved it.
 } resumed_run;
 
-// COLLECTIVE. Loads opts->resume, in place of initial values.
+// Loads opts->resume, in place of initial values. COLLECTIVE.
 shard_error* checkpoint_resume(const options* opts, shard_engine* engine,
                                resumed_run* run);
 
-// Writes the parameters of what was saved last as opts->export_path. For one
-// rank: it needs neither the engine nor the others.
+// Writes the parameters of the last save as opts->export_path. Called by one
+// rank: the export needs neither the engine nor the other ranks.
 shard_error* checkpoint_export(const options* opts);
 
 #endif  // SHARD_SAMPLES_GPT_CHECKPOINT_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPT, told to libshard: its module tree with every parameter, and the plan
-// that says how they are sharded and in which units. Both are local and pure:
-// no other rank is needed, and no memory for parameters is taken.
+// Declares the GPT to libshard: its module tree with every parameter, and the
+// plan, which decides the units and how parameters are sharded. Both are local
+// and pure: they need no other rank, and take no memory for parameters.
 
 #ifndef SHARD_SAMPLES_GPT_DECLARE_H_
 #define SHARD_SAMPLES_GPT_DECLARE_H_

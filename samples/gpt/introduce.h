@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a run says on stdout before its first step: ranks, text, model, plan,
+// Prints the summary of a run before its first step: ranks, text, model, plan,
 // memory and optimizers.
 
 #ifndef SHARD_SAMPLES_GPT_INTRODUCE_H_

@@ -10,7 +10,8 @@
 #include <math.h>
 #include <stdint.h>
 
-// 64 random bits for (seed, stream, index): splitmix64's finalizer, three deep.
+// Returns 64 random bits for (seed, stream, index): splitmix64's finalizer,
+// three deep.
 static inline uint64_t random_mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -23,13 +24,13 @@ static inline uint64_t random_bits(uint64_t seed, uint64_t stream,
   return random_mix(random_mix(random_mix(seed) ^ stream) ^ index);
 }
 
-// Uniform in [0, 1).
+// Returns a uniform number in [0, 1).
 static inline double random_uniform(uint64_t seed, uint64_t stream,
                                     uint64_t index) {
   return (double)(random_bits(seed, stream, index) >> 11) * 0x1p-53;
 }
 
-// Standard normal, by Box and Muller's transform.
+// Returns a standard normal number, by Box and Muller's transform.
 static inline double random_normal(uint64_t seed, uint64_t stream,
                                    uint64_t index) {
   const double radius = 1.0 - random_uniform(seed, stream, 2 * index);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks as threads of one process: for a look at several ranks in a debugger,
-// and for tests. `shardctl run` makes them processes, which is what a training
-// job wants.
+// Runs ranks as threads of one process, for debugging several ranks and for
+// tests. `shardctl run` makes them processes, which suits a training job.
 
 #ifndef SHARD_SAMPLES_GPT_RANK_THREADS_H_
 #define SHARD_SAMPLES_GPT_RANK_THREADS_H_

@@ -18,11 +18,12 @@ extern "C" {
 bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
                  uint8_t* window, uint8_t* out);
 
-// For the other ranks meanwhile: the hooks of as many forward passes, in which
-// they give what they hold of the parameters, and nothing computed.
+// Runs, on the other ranks meanwhile, the hooks of as many forward passes, in
+// which these ranks give their parts of the parameters and compute nothing.
 bool sample_attend(gpt* model, int bytes);
 
-// On stdout, between blank lines; nothing where there are no bytes.
+// Prints the sample on stdout, between blank lines; nothing where there are no
+// bytes.
 void sample_print(const uint8_t* sample, int bytes);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the GPT consists of: a tree of modules, in the order of a walk, and the
-// parameters in them, with shapes and initial values, in the order in which
-// every array of tensors in this sample is indexed. Names are those of GPT-2 in
-// PyTorch.
+// The parts of the GPT: a tree of modules, in the order of a walk, and the
+// parameters in them, with shapes and initial values. The order of the
+// parameters is that of every array of tensors in this sample. Names are those
+// of GPT-2 in PyTorch.
 
 #ifndef SHARD_SAMPLES_GPT_TENSORS_H_
 #define SHARD_SAMPLES_GPT_TENSORS_H_
@@ -102,7 +102,7 @@ int gpt_tensor_count(const gpt_config* config);
 // REQUIRES: 0 <= index < gpt_tensor_count(config).
 gpt_tensor gpt_tensor_at(const gpt_config* config, int index);
 
-// Elements of all tensors. The lm head is not counted: it is tied.
+// Returns the number of elements. The lm head is not counted: it is tied.
 int64_t gpt_parameter_count(const gpt_config* config);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Text to learn from, and text held back to measure what was learned.
+// Text to train on, and held-out text to validate with.
 //
 // The last tenth of every file is held out, so the two never overlap and both
 // have every kind of text. A training sequence is a pure function of

@@ -3,11 +3,10 @@
 // Trains a byte-level GPT with libshard, data-parallel over any number of
 // ranks. Read it from the bottom: main, run_rank, then what run_rank calls.
 //
-// What libshard does here: it finds the other ranks, holds and shards
-// parameters, gradients and optimizer states, brings each unit of them to where
-// it is needed (units.c), and turns everybody's gradients into new parameters
-// in one call per step. What it does not: the model (gpt.c), the data (text.c),
-// the loop (here).
+// libshard finds the other ranks, holds and shards parameters, gradients and
+// optimizer states, gathers each unit where it is needed (units.c), and turns
+// the gradients of all ranks into new parameters in one call per step. The
+// sample has the model (gpt.c), the data (text.c) and the loop (here).
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The model's passes, unit by unit: the hooks of gpt.h as calls of libshard. A
-// module that is the outermost of a unit acquires it when it is entered and
-// releases it when it is left, in a backward pass with its gradients declared
-// ready. Which modules those are is the plan's business (--wrap): the model's
-// code is the same for all of them, and for every stage.
+// Implements the hooks of gpt.h by calls of libshard, so that passes go unit by
+// unit. Entering the outermost module of a unit acquires the unit, and leaving
+// it releases the unit, in a backward pass with its gradients declared ready.
+// The plan decides which modules are units (--wrap): the model's code is the
+// same for all of them, and for every stage.
 //
-// Where parameters and gradients are is asked anew at each acquire, since
-// sharded ones are somewhere else each time, and forgotten at the release: what
-// reads them outside then ends at address 0, and not with old values.
+// The pointers to parameters and gradients are asked for at each acquire, since
+// sharded ones are somewhere else each time, and set to NULL at the release:
+// code that reads them outside then fails at address 0 instead of reading old
+// values.
 
 #ifndef SHARD_SAMPLES_GPT_UNITS_H_
 #define SHARD_SAMPLES_GPT_UNITS_H_
