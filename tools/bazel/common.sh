@@ -37,8 +37,8 @@ run_bazel() {
   "${BAZEL:-bazel}" ${BAZEL_STARTUP:-} "$@"
 }
 
-# Where `bazel build` of the default configuration leaves its results. The
-# bazel-bin link would do, were it not for whoever built last.
+# Prints the folder in which `bazel build` of the default configuration leaves
+# its results. The bazel-bin link may lead to those of another configuration.
 bazel_bin() {
   run_bazel info bazel-bin 2>/dev/null
 }
@@ -56,7 +56,7 @@ drop_sandbox_noise() {
 # ~/.cache/libshard/objects).
 object_cache() {
   local base="${XDG_CACHE_HOME:-}" caches="${SHARD_BUILD_CACHE:-}" cache folder
-  # By its specification it does not count unless it is absolute.
+  # By its specification XDG_CACHE_HOME does not count unless it is absolute.
   [[ "$base" == /* ]] || base="${HOME:+$HOME/.cache}"
   if [[ -z "$caches$base" ]]; then
     echo "compiled objects are not kept: neither SHARD_BUILD_CACHE nor HOME is" \
