@@ -3,7 +3,7 @@
 #
 # Usage: fuzz.sh fuzz|replay PROGRAM CORPUS [DICTIONARY]
 #
-# Fuzzes for a minute, with SHARD_TEST_LONG for ten; or runs the corpus once.
+# Fuzzes for half a minute, with SHARD_TEST_LONG for ten; or runs the corpus once.
 
 set -euo pipefail
 mode="$1" program="$2" corpus="$3" dictionary="${4:-}"
@@ -12,7 +12,7 @@ if [[ "$mode" == replay ]]; then
   exec "$program" "$corpus"/*
 fi
 
-seconds=60
+seconds=30
 if [[ -n "${SHARD_TEST_LONG:-}" ]]; then seconds=600; fi
 found="$TEST_TMPDIR/found"
 bad="$TEST_TMPDIR/bad"

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/training.h"
 
 namespace shard::invariance_test {
@@ -43,6 +44,8 @@ TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
   training.plan.seed = 77;
   for (const double type :
        {0.0, 1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+    // Norms differ in their numbers, which the default configuration compares.
+    if (kSanitized && type != 0 && type != 2) continue;
     // 0: in one pass, without a norm.
     training.step.max_grad_norm = type == 0 ? 0 : 0.5;
     training.step.grad_norm_type = type;
