@@ -3,9 +3,9 @@
 #include "core/state/match.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <string_view>
-#include <unordered_map>
-#include <unordered_set>
 
 #include "core/base/json_writer.h"
 #include "core/base/strings.h"
@@ -61,7 +61,9 @@ class StoreKeys {
 
  private:
   const TensorStore& store_;
-  std::unordered_map<std::string, size_t> cleaned_;
+  // The map is ordered because a hostile file could have keys that collide
+  // under a known hash.
+  std::map<std::string, size_t> cleaned_;
 };
 
 class Matcher {
@@ -333,7 +335,7 @@ class Matcher {
   std::vector<EntryMatch> matches_;
   // The names of the selected parameters, by ParamId, frozen ones included.
   std::vector<std::vector<std::string>> names_;
-  std::unordered_set<std::string> frozen_;  // Names of frozen ones.
+  std::set<std::string> frozen_;  // Names of frozen ones.
 };
 
 }  // namespace

@@ -17,7 +17,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "core/base/status.h"
@@ -93,7 +92,9 @@ class MemoryStore : public TensorStore {
   Status AddHeld(Tensor tensor, const Part& part, bool whole, size_t bytes);
 
   std::deque<Held> tensors_;  // Views of keys stay valid.
-  std::unordered_map<std::string_view, size_t> index_;
+  // The map is ordered because keys may come from a hostile file, which could
+  // have some that collide under a known hash.
+  std::map<std::string_view, size_t> index_;
   std::map<std::string, double, std::less<>> numbers_;
 };
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -195,7 +195,9 @@ Status CheckKeysWithoutPrefix(const Plan& plan,
                               const StateOptions& options) {
   constexpr const char* kRemedy =
       "; keep the prefixes, or rename a module or a parameter";
-  std::unordered_map<std::string_view, const StateEntry*> by_key;
+  // The map is ordered because a hostile plan could have names that collide
+  // under a known hash.
+  std::map<std::string_view, const StateEntry*> by_key;
   for (const StateEntry& entry : entries) {
     if (!by_key.emplace(entry.key, &entry).second) {
       return InvalidArgument("two tensors have the key ", QuoteName(entry.key),

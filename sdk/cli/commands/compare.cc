@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <string_view>
-#include <unordered_map>
 
 #include "sdk/cli/dtypes.h"
 
@@ -53,7 +53,9 @@ class Side {
   const CheckpointView& view_;
   const int32_t content_;
   std::vector<bool> paired_;
-  std::unordered_map<std::string_view, size_t> by_key_;
+  // The map is ordered because a hostile file could have keys that collide
+  // under a known hash.
+  std::map<std::string_view, size_t> by_key_;
 };
 
 void ListOnly(const Side& side, const Side& other,
