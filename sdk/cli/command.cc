@@ -112,6 +112,10 @@ void Command::AddFlag(const std::string& names, bool* value,
 
 void Command::EndOptionsAtPositionals() { app_->positionals_at_end(); }
 
+bool Command::WasGiven(const std::string& name) const {
+  return app_->count(name) > 0;
+}
+
 void Command::Runs(std::function<int()> body) {
   app_->callback(
       [body = std::move(body), chosen = chosen_] { *chosen = body; });

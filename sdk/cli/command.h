@@ -89,6 +89,10 @@ class Command {
   // options too.
   void EndOptionsAtPositionals();
 
+  // Returns true when the command line has the option `name`, "--ranks", with
+  // whatever value. REQUIRES: a body runs, and the command has the option.
+  bool WasGiven(const std::string& name) const;
+
   // Sets the function that the command runs.
   void Runs(std::function<int()> body);
 

@@ -33,8 +33,10 @@ std::string ReadBytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   if (error || !file) {
-    throw Failure("cannot read '" + Shown(path) +
-                  "': " + std::strerror(error ? error.value() : errno));
+    // A file that ends early leaves errno as it was.
+    throw Failure("cannot read '" + Shown(path) + "': " +
+                  (file.eof() ? "it became shorter while it was read"
+                              : std::strerror(error ? error.value() : errno)));
   }
   return bytes;
 }

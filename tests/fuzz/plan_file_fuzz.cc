@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/checkpoint/manifest/flatbuffer_walk.h"
 #include "core/plan_file/plan_file.h"
 #include "core/plan_file/plan_generated.h"
 #include "tests/fuzz/fuzz.h"
@@ -22,10 +23,25 @@ namespace {
 
 using Decoded = StatusOr<std::shared_ptr<const Plan>>;
 
-// What plan_file.h promises, for the largest world size.
+// Returns the world size in `file`; 0 where no plan can be made.
+int32_t WorldSizeOf(std::span<const std::byte> file) {
+  const auto header = ReadFileHeader(kPlanFormat, file);
+  if (!header.ok()) return 0;
+  const std::vector<std::byte> body(header->body.begin(), header->body.end());
+  if (!IsFlatBuffer(body, [](flatbuffers::Verifier& verifier) {
+        return plan_schema::VerifyPlanBuffer(verifier);
+      })) {
+    return 0;
+  }
+  const int32_t ranks =
+      plan_schema::GetPlan(body.data())->options()->world_size();
+  return ranks < 0 || ranks > kMaxWorldSize ? 0 : ranks;
+}
+
+// Checks the limits that plan_file.h promises.
 Decoded DecodeWithinLimits(std::span<const std::byte> file) {
   const double most = 64.0 * static_cast<double>(file.size()) +
-                      96.0 * kMaxWorldSize + (32 << 20);
+                      96.0 * WorldSizeOf(file) + (32 << 20);
   return WithinLimits(file.size(), most, [&] { return DecodePlan(file); });
 }
 

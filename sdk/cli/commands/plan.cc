@@ -76,31 +76,16 @@ struct PlanArguments {
   bool json = false;
 };
 
-// The first option that is not at its default and decides what a plan is; "".
-std::string OptionOfAPlan(const PlanArguments& given) {
-  const PlanArguments defaults;
-  const std::pair<const char*, bool> options[] = {
-      {"--ranks", given.ranks != defaults.ranks},
-      {"--stages", given.stages != defaults.stages},
-      {"--optimizer", given.optimizer != defaults.optimizer},
-      {"--partition", given.partition != defaults.partition},
-      {"--masters", given.masters != defaults.masters},
-      {"--dtype", given.dtype != defaults.dtype},
-      {"--wrap", given.wrap != defaults.wrap},
-      {"--f32-classes", given.f32_classes != defaults.f32_classes},
-      {"--buffer-bytes", given.buffer_bytes != defaults.buffer_bytes},
-      {"--prefetch", given.prefetch != defaults.prefetch},
-      {"--group-size", given.group_size != defaults.group_size},
-      {"--f32-grads", given.f32_grads},
-      {"--whole-grads", given.whole_grads},
-      {"--keep-after-forward", given.keep_after_forward},
-      {"--deterministic", given.deterministic},
-  };
-  for (const auto& [name, is_given] : options) {
-    if (is_given) return name;
-  }
-  return "";
-}
+// Options that decide what a plan is.
+constexpr const char* kOptionsOfAPlan[] = {
+    "--ranks",        "--stages",
+    "--optimizer",    "--partition",
+    "--masters",      "--dtype",
+    "--wrap",         "--f32-classes",
+    "--buffer-bytes", "--prefetch",
+    "--group-size",   "--f32-grads",
+    "--whole-grads",  "--keep-after-forward",
+    "--deterministic"};
 
 // Returns the place of `name` in `names`, counted from 1 as in shard.h's enums.
 int32_t NumberOf(const char* what, const std::string& name,
@@ -142,8 +127,9 @@ struct Times {
 
 class PlanCommand {
  public:
-  explicit PlanCommand(const PlanArguments& arguments)
-      : arguments_(arguments),
+  PlanCommand(const Command& command, const PlanArguments& arguments)
+      : command_(command),
+        arguments_(arguments),
         optimizer_(arguments.optimizer),
         partition_(arguments.partition),
         limit_(arguments.memory.empty() ? 0 : ParseBytes(arguments.memory)),
@@ -188,7 +174,9 @@ class PlanCommand {
   }
 
   void ShowFile() {
-    if (const std::string option = OptionOfAPlan(arguments_); !option.empty()) {
+    // A default may not be what the plan has, so giving one is wrong, too.
+    for (const char* option : kOptionsOfAPlan) {
+      if (!command_.WasGiven(option)) continue;
       throw Failure("'" + Shown(arguments_.model) +
                     "' is a plan, which is not changed; leave out " + option +
                     ", or give the model");
@@ -427,6 +415,7 @@ class PlanCommand {
     return text;
   }
 
+  const Command command_;
   const PlanArguments& arguments_;
   ModelDescription model_;
   std::string optimizer_;
@@ -508,7 +497,7 @@ void AddPlan(CommandLine* line) {
       "-o,--output", &plan->output,
       "Where to write the plan: one, of one world size and stage");
   command.AddFlag("--json", &plan->json, "One JSON document");
-  command.Runs([plan] { return PlanCommand(*plan).Run(); });
+  command.Runs([command, plan] { return PlanCommand(command, *plan).Run(); });
 }
 
 }  // namespace shardctl

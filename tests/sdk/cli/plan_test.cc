@@ -210,6 +210,10 @@ TEST_F(PlanTest, PlansInFilesThatAreWrong) {
   expect(RunShardctl({"plan", file, "--stages", "2"}),
          "is a plan, which is not changed; leave out --stages");
   expect(RunShardctl({"plan", file, "--deterministic"}), "--deterministic");
+  // The defaults of options are not those of the plan.
+  expect(RunShardctl({"plan", file, "-n", "1,8,64"}), "leave out --ranks");
+  expect(RunShardctl({"plan", file, "--partition", "even"}),
+         "leave out --partition");
   std::string bytes = ReadFile(file);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
   WriteFile(file, bytes);
