@@ -2,10 +2,13 @@
 
 #include "core/model/model.h"
 
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/error.h"
 #include "api/handles.h"
+#include "core/model/names.h"
 
 using shard::Status;
 using shard::api::Guard;
@@ -17,8 +20,9 @@ shard_error* shard_model_create(const char* class_name,
   if (model != nullptr) *model = nullptr;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(model);
-    *model =
-        new shard_model{shard::Model(class_name == nullptr ? "" : class_name)};
+    const std::string_view root = class_name == nullptr ? "" : class_name;
+    SHARD_RETURN_IF_ERROR(shard::CheckClassName(root));
+    *model = new shard_model{shard::Model(std::string(root))};
     return Status();
   });
 }

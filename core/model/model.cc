@@ -2,6 +2,8 @@
 
 #include "core/model/model.h"
 
+#include <sys/random.h>
+#include <time.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -28,7 +30,7 @@ std::string Describe(const Model& model, ModuleId module) {
 Status CheckShape(const std::vector<int64_t>& shape, DType dtype,
                   int64_t* numel) {
   if (shape.size() > static_cast<size_t>(kMaxDims)) {
-    return InvalidArgument("shape ", FormatList(shape), " has ", shape.size(),
+    return InvalidArgument("the shape has ", shape.size(),
                            " dimensions; at most ", kMaxDims, " are allowed");
   }
   bool empty = false;
@@ -52,6 +54,26 @@ Status CheckShape(const std::vector<int64_t>& shape, DType dtype,
   return Status();
 }
 
+// Returns the seed of the hashes of names. Names may come from a file that was
+// made to harm: under a seed that its author cannot know, names chosen to
+// collide do not. Equal in all models, so that a copied index stays valid.
+uint64_t HashSeed() {
+  static const uint64_t seed = [] {
+    uint64_t word = 0;
+    if (::getrandom(&word, sizeof(word), GRND_NONBLOCK) == sizeof(word)) {
+      return word;
+    }
+    // A sandbox may forbid the call. Nobody outside knows when this runs, and
+    // at which address.
+    timespec now = {};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    const uint64_t parts[] = {reinterpret_cast<uintptr_t>(&word),
+                              static_cast<uint64_t>(now.tv_nsec)};
+    return static_cast<uint64_t>(XXH3_64bits(parts, sizeof(parts)));
+  }();
+  return seed;
+}
+
 // Makes room for one more element, so that the next push_back allocates
 // nothing: a call for which memory runs out leaves the model unchanged.
 template <typename T>
@@ -62,7 +84,7 @@ void MakeRoom(std::vector<T>* elements) {
 
 }  // namespace
 
-Model::Model(std::string class_name, uint64_t seed) : seed_(seed) {
+Model::Model(std::string class_name) {
   Module root;
   root.parent = -1;
   root.class_name = std::move(class_name);
@@ -91,7 +113,7 @@ Status Model::CheckParam(ParamId param) const {
 
 uint64_t Model::HashName(ModuleId module, std::string_view name) const {
   return XXH3_64bits_withSeed(name.data(), name.size(),
-                              seed_ + static_cast<uint64_t>(module));
+                              HashSeed() + static_cast<uint64_t>(module));
 }
 
 bool Model::HasName(int32_t id, ModuleId module, std::string_view name) const {
@@ -146,6 +168,10 @@ StatusOr<ModuleId> Model::AddModule(ModuleId parent, std::string_view name,
                                     std::string_view class_name) {
   uint64_t hash = 0;
   SHARD_RETURN_IF_ERROR(CheckName(parent, name, &hash));
+  if (Status status = CheckClassName(class_name); !status.ok()) {
+    return status.WithContext(
+        StrCat("module ", QuoteName(name), " in ", Describe(*this, parent)));
+  }
   const auto id = static_cast<ModuleId>(modules_.size());
   const size_t path = modules_[static_cast<size_t>(parent)].fqn_bytes;
   Module module;

@@ -73,14 +73,12 @@ class Model {
     std::string optimizer;
   };
 
-  // Makes a model with a root of class `class_name`. `seed` goes into the
-  // hashes of names, which no result shows: names that somebody chose to
-  // collide do not collide under another seed.
-  explicit Model(std::string class_name = "", uint64_t seed = 0);
+  // Makes a model with a root of class `class_name`. REQUIRES: CheckClassName.
+  explicit Model(std::string class_name = "");
 
   // Adds a module to `parent`. `name` is one path component: not empty, plain
   // text (names.h) without '.', unlike every other name in `parent`, and with
-  // its path at most kMaxFqnBytes long. `class_name` is free and may be empty.
+  // its path at most kMaxFqnBytes long. `class_name` passes CheckClassName.
   StatusOr<ModuleId> AddModule(ModuleId parent, std::string_view name,
                                std::string_view class_name);
 
@@ -158,7 +156,6 @@ class Model {
   std::vector<ParamGroup> groups_ = {{}};
   // Reference r is stored as r + 1 and module m as -m; the root needs no entry.
   NameIndex index_;
-  uint64_t seed_;
 };
 
 }  // namespace shard

@@ -99,6 +99,12 @@ Status CheckName(std::string_view what, std::string_view text,
                          " are allowed");
 }
 
+Status CheckClassName(std::string_view name) {
+  if (IsValidUtf8(name)) return {};
+  return InvalidArgument("the class ", QuoteName(name),
+                         " is not valid UTF-8 without NUL");
+}
+
 std::optional<OwnedKey> ParseOwnedKey(std::string_view key) {
   const bool in_group = key.starts_with(kGroupPrefix);
   if (!in_group && !key.starts_with(kStatePrefix)) return std::nullopt;

@@ -65,6 +65,10 @@ std::string QuoteName(std::string_view text);
 Status CheckName(std::string_view what, std::string_view text,
                  size_t max_bytes);
 
+// Returns kInvalidArgument for a module's class that is not UTF-8 or holds a
+// NUL. A class may be empty, and of any length.
+Status CheckClassName(std::string_view name);
+
 // Returns true for the components that CleanTensorName leaves out.
 bool IsWrapperName(std::string_view component);
 

@@ -48,9 +48,24 @@ class Elements {
   const flatbuffers::Vector<flatbuffers::Offset<T>>* vector_;
 };
 
-std::vector<int64_t> ShapeOf(const plan_schema::Param& param) {
-  if (param.shape() == nullptr) return {};
-  return {param.shape()->begin(), param.shape()->end()};
+StatusOr<std::vector<int64_t>> ShapeOf(const plan_schema::Param& param) {
+  if (param.shape() == nullptr) return std::vector<int64_t>();
+  // Before they are copied.
+  if (param.shape()->size() > static_cast<size_t>(kMaxDims)) {
+    return Corrupt("a parameter has ", param.shape()->size(),
+                   " dimensions; at most ", kMaxDims, " are allowed");
+  }
+  return std::vector<int64_t>(param.shape()->begin(), param.shape()->end());
+}
+
+// Enum values count up from 1, and a newer library may have more.
+template <typename Enum>
+Status CheckKnown(const char* what, int32_t value, Enum last) {
+  if (value <= static_cast<int32_t>(last)) return {};
+  return Unimplemented("the plan has ", what, " ", value,
+                       ", and this library knows 1 to ",
+                       static_cast<int32_t>(last),
+                       ": a newer one wrote it, so read it with that");
 }
 
 // Returns the root of a body that is a FlatBuffer of plan.fbs, in which every
@@ -86,25 +101,24 @@ StatusOr<const plan_schema::Plan*> ReadBody(std::span<const std::byte> body) {
 }
 
 // The arguments for making a plan, read from a FlatBuffer that ReadBody
-// accepted. Errors have any code: the caller turns each into kCorrupt.
+// accepted. Errors are kUnimplemented for values that only other libraries
+// write, and otherwise have any code: the caller turns those into kCorrupt.
 class Inputs {
  public:
-  // `seed` is that of the model.
-  Inputs(const plan_schema::Plan& root, uint64_t file_bytes, uint64_t seed)
+  Inputs(const plan_schema::Plan& root, uint64_t file_bytes)
       : classes_(root.classes()),
         modules_(root.modules()),
         params_(root.params()),
         names_(root.names()),
         optimizers_(root.optimizers()),
         given_(*root.options()),
-        seed_(seed),
         text_left_(MaxPlanTextBytes(file_bytes)) {}
 
   StatusOr<std::shared_ptr<const Plan>> MakePlan() {
     SHARD_RETURN_IF_ERROR(AddModules());
     SHARD_RETURN_IF_ERROR(AddParams());
     SHARD_RETURN_IF_ERROR(AddGroups());
-    ReadOptions();
+    SHARD_RETURN_IF_ERROR(ReadOptions());
     return Plan::Create(std::move(model_), std::move(options_));
   }
 
@@ -130,9 +144,6 @@ class Inputs {
                      classes_.size());
     }
     const std::string_view name = View(classes_[index]);
-    if (name.find('\0') != std::string_view::npos) {
-      return Corrupt("the name of class ", index, " holds a NUL");
-    }
     SHARD_RETURN_IF_ERROR(TakeText(name.size()));
     return std::string(name);
   }
@@ -147,7 +158,8 @@ class Inputs {
       const plan_schema::Module& module = modules_[i];
       SHARD_ASSIGN_OR_RETURN(std::string class_name, ClassOf(i));
       if (i == 0) {
-        model_ = std::make_shared<Model>(std::move(class_name), seed_);
+        SHARD_RETURN_IF_ERROR(CheckClassName(class_name));
+        model_ = std::make_shared<Model>(std::move(class_name));
       } else {
         if (module.parent() >= i) {
           return Corrupt("module ", i, " is in module ", module.parent());
@@ -163,9 +175,14 @@ class Inputs {
       }
       wrapped[i] = module.unit();
     }
-    const flatbuffers::String* wrap = given_.wrap();
-    options_.wrap = WrapPolicy::OfModules(
-        std::move(wrapped), wrap == nullptr ? "" : std::string(View(*wrap)));
+    const std::string_view wrap =
+        given_.wrap() == nullptr ? std::string_view() : View(*given_.wrap());
+    if (!IsValidUtf8(wrap)) {
+      return Corrupt("its wrap policy ", QuoteName(wrap),
+                     " is not valid UTF-8 without NUL");
+    }
+    options_.wrap =
+        WrapPolicy::OfModules(std::move(wrapped), std::string(wrap));
     return Status();
   }
 
@@ -188,10 +205,13 @@ class Inputs {
         return Corrupt("name ", i, " is of a parameter beyond the last");
       }
       const plan_schema::Param& param = params_[next++];
+      SHARD_RETURN_IF_ERROR(
+          CheckKnown("a parameter with dtype", param.dtype(), DType::kQ8));
       SHARD_ASSIGN_OR_RETURN(const DType dtype, DTypeFromValue(param.dtype()));
+      SHARD_ASSIGN_OR_RETURN(const std::vector<int64_t> shape, ShapeOf(param));
       SHARD_ASSIGN_OR_RETURN(
           const ParamId id,
-          model_->AddParam(module, View(*name.name()), dtype, ShapeOf(param)));
+          model_->AddParam(module, View(*name.name()), dtype, shape));
       SHARD_RETURN_IF_ERROR(model_->SetTrainable(id, param.trainable()));
       if (param.ignored()) SHARD_RETURN_IF_ERROR(model_->IgnoreParam(id));
     }
@@ -218,24 +238,40 @@ class Inputs {
         return Corrupt("the optimizer of param group ", g, " has ", text.size(),
                        " bytes");
       }
+      if (text.empty() || !IsPlainText(text)) {
+        return Corrupt("the optimizer of param group ", g, ", ",
+                       QuoteName(text), ", is no optimizer's text");
+      }
       if (g != kDefaultGroup) {
         SHARD_RETURN_IF_ERROR(model_->AddParamGroup(text, members[g]).status());
       }
       const auto optimizer = Optimizer::Parse(text);
       if (!optimizer.ok()) {
-        return optimizer.status().WithContext(StrCat("param group ", g));
+        return Unimplemented("the plan's param group ", g,
+                             " has the optimizer ", QuoteName(text),
+                             ", which this library does not know: ",
+                             optimizer.status().message(),
+                             "; read the plan with the library that wrote it, "
+                             "or make it again");
       }
       options_.groups.push_back(PlanGroup(*optimizer));
-      // Also an error where the text is empty, which stands for a default.
       if (options_.groups.back().optimizer == text) continue;
-      return Corrupt("the optimizer of param group ", g, ", ", QuoteName(text),
-                     ", is not written with all its values");
+      return Unimplemented("the plan's param group ", g, " has the optimizer ",
+                           QuoteName(text), ", which this library writes as ",
+                           QuoteName(options_.groups.back().optimizer),
+                           ": make the plan again");
     }
     return Status();
   }
 
-  // Reads the options; Plan::Create checks them.
-  void ReadOptions() {
+  // Reads the options; Plan::Create makes all further checks.
+  Status ReadOptions() {
+    SHARD_RETURN_IF_ERROR(
+        CheckKnown("partition", given_.partition(), Partition::kManual));
+    SHARD_RETURN_IF_ERROR(
+        CheckKnown("masters", given_.masters(), Masters::kNoneStochastic));
+    SHARD_RETURN_IF_ERROR(
+        CheckKnown("param_dtype", given_.param_dtype(), DType::kQ8));
     PlanOptions& options = options_;
     options.stage = given_.stage();
     options.world_size = given_.world_size();
@@ -256,11 +292,12 @@ class Inputs {
     for (size_t i = 0; i < f32_classes.size(); ++i) {
       options.f32_classes.emplace_back(View(f32_classes[i]));
     }
-    if (options.partition != Partition::kManual) return;
+    if (options.partition != Partition::kManual) return Status();
     options.manual_owners.reserve(params_.size());
     for (size_t i = 0; i < params_.size(); ++i) {
       options.manual_owners.push_back(params_[i].owner());
     }
+    return Status();
   }
 
   const Elements<flatbuffers::String> classes_;
@@ -269,7 +306,6 @@ class Inputs {
   const Elements<plan_schema::Name> names_;
   const Elements<flatbuffers::String> optimizers_;
   const plan_schema::Options& given_;
-  const uint64_t seed_;
   uint64_t text_left_;
   std::shared_ptr<Model> model_;
   PlanOptions options_;
@@ -294,8 +330,11 @@ StatusOr<std::shared_ptr<const Plan>> DecodePlan(
                          " of the layout, and this library makes version ",
                          kLayoutVersion, ": make the plan again");
   }
-  auto plan = Inputs(*root, bytes.size(), header.checksum.low).MakePlan();
+  auto plan = Inputs(*root, bytes.size()).MakePlan();
   if (!plan.ok()) {
+    if (plan.status().code() == StatusCode::kUnimplemented) {
+      return plan.status();
+    }
     return Corrupt("the plan is wrong: ", plan.status().message());
   }
   if ((*plan)->fingerprint() != root->fingerprint()) {

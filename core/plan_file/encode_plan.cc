@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <cstring>
+#include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <vector>
 
 #include "core/base/strings.h"
 #include "core/flat/plan_fields.h"
@@ -20,14 +21,48 @@ template <typename T>
 using ListOffset =
     flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<T>>>;
 
+// The classes of modules. Each is stored in the bytes once.
+struct Classes {
+  // Makes views into `model`.
+  explicit Classes(const Model& model) {
+    // The map is ordered because a hostile file could have classes that collide
+    // under a known hash.
+    std::map<std::string_view, uint32_t> indices;
+    of_module.reserve(model.modules().size());
+    for (const Model::Module& module : model.modules()) {
+      const auto [at, is_new] = indices.try_emplace(
+          module.class_name, static_cast<uint32_t>(names.size()));
+      if (is_new) names.push_back(module.class_name);
+      of_module.push_back(at->second);
+    }
+  }
+
+  std::vector<std::string_view> names;
+  std::vector<uint32_t> of_module;  // Indices into names, by ModuleId.
+};
+
 // Returns slightly fewer bytes than the body will have. With it, a plan beyond
 // the limit is refused before it is built: building it would need memory and,
 // at 2 GiB, end in FlatBuffers' assertion.
-uint64_t AtLeastBytes(const Model& model) {
+uint64_t AtLeastBytes(const Plan& plan, const Classes& classes) {
+  // An offset in a vector and a length, without padding.
+  constexpr uint64_t kText = 8;
   // An offset in a vector, a table's first number, and the length of a name
   // with padding.
   constexpr uint64_t kNamedTable = 16;
-  uint64_t bytes = kNamedTable * model.modules().size();
+  const Model& model = plan.model();
+  const PlanOptions& options = plan.options();
+  uint64_t bytes = options.wrap.text().size();
+  for (const std::string_view name : classes.names) {
+    bytes += kText + name.size();
+  }
+  for (const std::string& name : options.f32_classes) {
+    bytes += kText + name.size();
+  }
+  for (const GroupOptions& group : options.groups) {
+    bytes += kText + group.optimizer.size();
+  }
+  bytes += kNamedTable * model.modules().size();
   for (const Model::Module& module : model.modules()) {
     bytes += module.name.size();
   }
@@ -78,40 +113,40 @@ Status CheckEncodable(const PlanOptions& options) {
 
 class Encoder {
  public:
-  Encoder(const Plan& plan, size_t room)
-      : plan_(plan), model_(plan.model()), builder_(room) {}
+  Encoder(const Plan& plan, const Classes& classes, size_t room)
+      : plan_(plan), model_(plan.model()), classes_(classes), builder_(room) {}
 
   // The body.
   std::span<const std::byte> Encode() {
     const auto modules = Modules();
     const auto params = Params();
     const auto names = Names();
-    const auto classes = builder_.CreateVector(classes_);
-    Offsets<flatbuffers::String> optimizers;
+    const auto classes = Texts(classes_.names);
+    std::vector<std::string_view> optimizer_texts;
     for (const GroupOptions& group : plan_.options().groups) {
-      optimizers.push_back(Text(group.optimizer));
+      optimizer_texts.push_back(group.optimizer);
     }
-    const auto optimizer_list = builder_.CreateVector(optimizers);
+    const auto optimizers = Texts(optimizer_texts);
     const auto options = Options();
     plan_schema::FinishPlanBuffer(
-        builder_, plan_schema::CreatePlan(
-                      builder_, kLayoutVersion, plan_.fingerprint(), options,
-                      classes, modules, params, names, optimizer_list));
+        builder_, plan_schema::CreatePlan(builder_, kLayoutVersion,
+                                          plan_.fingerprint(), options, classes,
+                                          modules, params, names, optimizers));
     return std::as_bytes(
         std::span(builder_.GetBufferPointer(), builder_.GetSize()));
   }
 
  private:
-  flatbuffers::Offset<flatbuffers::String> Text(const std::string& text) {
-    return builder_.CreateString(text);
+  flatbuffers::Offset<flatbuffers::String> Text(std::string_view text) {
+    return builder_.CreateString(text.data(), text.size());
   }
 
-  // Returns the index of a class in the bytes, where each class is stored once.
-  uint32_t ClassIndex(const std::string& name) {
-    const auto [at, is_new] = class_indices_.try_emplace(
-        name, static_cast<uint32_t>(classes_.size()));
-    if (is_new) classes_.push_back(Text(name));
-    return at->second;
+  template <typename Strings>
+  ListOffset<flatbuffers::String> Texts(const Strings& texts) {
+    Offsets<flatbuffers::String> offsets;
+    offsets.reserve(texts.size());
+    for (const auto& text : texts) offsets.push_back(Text(text));
+    return builder_.CreateVector(offsets);
   }
 
   ListOffset<plan_schema::Module> Modules() {
@@ -124,9 +159,8 @@ class Encoder {
     for (size_t i = 0; i < model_.modules().size(); ++i) {
       const Model::Module& module = model_.modules()[i];
       const uint32_t parent = i == 0 ? 0 : static_cast<uint32_t>(module.parent);
-      const uint32_t class_index = ClassIndex(module.class_name);
       modules.push_back(plan_schema::CreateModule(builder_, Text(module.name),
-                                                  parent, class_index,
+                                                  parent, classes_.of_module[i],
                                                   module.ignored, is_unit[i]));
     }
     return builder_.CreateVector(modules);
@@ -170,11 +204,7 @@ class Encoder {
 
   flatbuffers::Offset<plan_schema::Options> Options() {
     const PlanOptions& options = plan_.options();
-    Offsets<flatbuffers::String> f32_classes;
-    for (const std::string& name : options.f32_classes) {
-      f32_classes.push_back(Text(name));
-    }
-    const auto f32_class_list = builder_.CreateVector(f32_classes);
+    const auto f32_classes = Texts(options.f32_classes);
     const auto wrap = Text(options.wrap.text());
     return plan_schema::CreateOptions(
         builder_, options.stage, options.world_size,
@@ -184,24 +214,24 @@ class Encoder {
         static_cast<int32_t>(options.param_dtype), options.shard_group_size,
         options.prefetch, options.shard_buckets, options.f32_grads,
         options.whole_grads, options.deterministic, options.keep_after_forward,
-        f32_class_list, wrap);
+        f32_classes, wrap);
   }
 
   const Plan& plan_;
   const Model& model_;
+  const Classes& classes_;
   flatbuffers::FlatBufferBuilder builder_;
-  Offsets<flatbuffers::String> classes_;
-  std::unordered_map<std::string_view, uint32_t> class_indices_;
 };
 
 }  // namespace
 
 StatusOr<std::vector<std::byte>> EncodePlan(const Plan& plan) {
   SHARD_RETURN_IF_ERROR(CheckEncodable(plan.options()));
-  const uint64_t least = AtLeastBytes(plan.model());
+  const Classes classes(plan.model());
+  const uint64_t least = AtLeastBytes(plan, classes);
   if (least > kMaxPlanFileBytes) return TooLarge(least);
   // The additional bytes are for tables and alignment.
-  Encoder encoder(plan, 2 * least + 1024);
+  Encoder encoder(plan, classes, 2 * least + 1024);
   const std::span<const std::byte> body = encoder.Encode();
   const uint64_t size = kFileHeaderBytes + body.size();
   if (size > kMaxPlanFileBytes) return TooLarge(size);
@@ -211,7 +241,8 @@ StatusOr<std::vector<std::byte>> EncodePlan(const Plan& plan) {
         "the names of the plan's modules and parameters, with their paths and "
         "classes, have ",
         text, " bytes; at most ", most,
-        " can be written: nest modules less deeply, or shorten names");
+        " can be written: nest modules less deeply, or shorten names and "
+        "classes");
   }
   std::vector<std::byte> file(size);
   WriteFileHeader(kPlanFormat, body, kPlanFileVersion, file.data());

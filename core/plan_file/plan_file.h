@@ -61,8 +61,9 @@ inline uint64_t PlanPathBytes(const Model& model, ModuleId module,
 StatusOr<std::vector<std::byte>> EncodePlan(const Plan& plan);
 
 // Returns a plan that equals the encoded one. Errors: kCorrupt names the
-// defect; kUnimplemented for a newer version of the format, and for another
-// version of the layout. For any bytes, decoding takes at most 64 times their
+// defect; kUnimplemented for a newer version of the format, for another version
+// of the layout, and for optimizers and enum values that this library does not
+// know. For any bytes, decoding takes at most 64 times their
 // number, 96 bytes per rank of the plan's world size (kMaxWorldSize at most)
 // and 32 MiB of memory, and time in proportion to their number and the ranks.
 StatusOr<std::shared_ptr<const Plan>> DecodePlan(

@@ -16,13 +16,14 @@ SHARD_BEGIN_DECLS
 typedef struct shard_model shard_model;
 
 /* Creates a model whose root module has the class `class_name`, which may be
- * NULL. Local. */
+ * NULL. Errors: a class that is not UTF-8. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_create(
     const char* class_name, shard_model** model) SHARD_NOEXCEPT;
 
 /* Adds a module within `parent`. `name` is one path component; `class_name` may
  * be NULL; `module` receives the id. Errors: a parent that does not exist, a
- * bad name, a name that `parent` has already. Local. */
+ * bad name, a name that `parent` has already, a class that is not UTF-8.
+ * Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_add_module(
     shard_model* model, int32_t parent, const char* name,
     const char* class_name, int32_t* module) SHARD_NOEXCEPT;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PlanAnswers: the answers of a plan to all of its accessors, as text: its
-// decisions, the model with its ids, and everything that is printed.
+// decisions, the model with its ids, and everything that is printed. Answers
+// kDecided leave out what decides nothing once the units are known: classes and
+// the text of the wrap policy.
 
 #ifndef SHARD_TESTS_CORE_PLAN_FILE_PLAN_ANSWERS_H_
 #define SHARD_TESTS_CORE_PLAN_FILE_PLAN_ANSWERS_H_
@@ -20,13 +22,17 @@ namespace shard {
 
 class PlanAnswers final : public FactSink {
  public:
-  explicit PlanAnswers(const Plan& plan) : plan_(plan) {
+  enum Which { kAll, kDecided };
+
+  explicit PlanAnswers(const Plan& plan, Which which = kAll)
+      : plan_(plan), all_(which == kAll) {
     Line("fingerprint", plan.fingerprint());
     AddOptions();
     AddModel();
     AddDecisions();
     plan.Describe(this);
-    StrAppend(&text, plan.ToText(), plan.ToJson());
+    text += plan.ToText();
+    if (all_) text += plan.ToJson();
   }
 
   void Take(const Fact& fact) override {
@@ -52,7 +58,7 @@ class PlanAnswers final : public FactSink {
         Line(name, value);
       }
     });
-    Line("wrap", options.wrap.text());
+    if (all_) Line("wrap", options.wrap.text());
     for (const std::string& name : options.f32_classes) Line("f32", name);
     if (options.partition == Partition::kManual) {
       for (const int32_t owner : options.manual_owners) Line("owner", owner);
@@ -74,9 +80,9 @@ class PlanAnswers final : public FactSink {
     for (size_t i = 0; i < model.modules().size(); ++i) {
       const Model::Module& module = model.modules()[i];
       const auto id = static_cast<ModuleId>(i);
-      Line("module", module.parent, module.name, module.class_name,
-           module.ignored, module.fqn_bytes, plan_.UnitAt(id),
-           model.ModuleFqn(id));
+      Line("module", module.parent, module.name, module.ignored,
+           module.fqn_bytes, plan_.UnitAt(id), model.ModuleFqn(id));
+      if (all_) Line("class", module.class_name);
       for (const ModuleId child : module.children) Line("child", child);
       for (const int32_t name : module.references) Line("holds", name);
     }
@@ -138,6 +144,7 @@ class PlanAnswers final : public FactSink {
   }
 
   const Plan& plan_;
+  const bool all_;
 };
 
 }  // namespace shard
