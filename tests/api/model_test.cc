@@ -19,6 +19,18 @@ shard_error* AddShape(const std::vector<int64_t>& shape,
   return error;
 }
 
+TEST(ModelTest, ClassesAreUtf8) {
+  shard_model* out = Garbage<shard_model>();
+  EXPECT_FAILS(shard_model_create("\xFF", &out), SHARD_INVALID_ARGUMENT,
+               "class '\\xff' is not valid UTF-8");
+  EXPECT_EQ(out, nullptr);
+  const Model model = EmptyModel();
+  int32_t id = 77;
+  EXPECT_FAILS(shard_model_add_module(model.get(), 0, "a", "\xFF", &id),
+               SHARD_INVALID_ARGUMENT, "UTF-8");
+  EXPECT_EQ(id, 0);
+}
+
 TEST(ModelTest, Null) {
   const Model model = SmallModel();
   const int64_t shape[] = {2};
