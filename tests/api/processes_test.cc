@@ -21,6 +21,17 @@ namespace {
 using shard::testing::ExpectAllPassed;
 using shard::testing::Rank;
 
+// The communicator of `me`; NULL, and a failure, when it does not open.
+shard_comm* OpenAs(const Rank& me, const std::string& url) {
+  shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
+  options.rank = me.rank();
+  options.world_size = me.world_size();
+  options.timeout = 10;
+  shard_comm* comm = nullptr;
+  EXPECT_OK(shard_comm_open(url.c_str(), &options, &comm));
+  return comm;
+}
+
 TEST(ProcessesTest, WorldSizesThatDiffer) {
   const std::string url = "shm:" + shard::testing::UniqueName();
   ExpectAllPassed(shard::testing::RunRanks(3, [&](const Rank& me) {
@@ -38,11 +49,8 @@ TEST(ProcessesTest, WorldSizesThatDiffer) {
 TEST(ProcessesTest, TwoRanksTrain) {
   const std::string url = "shm:" + shard::testing::UniqueName();
   ExpectAllPassed(shard::testing::RunRanks(2, [&](const Rank& me) {
-    shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
-    options.rank = me.rank();
-    options.world_size = 2;
-    shard_comm* comm = nullptr;
-    ASSERT_OK(shard_comm_open(url.c_str(), &options, &comm));
+    shard_comm* const comm = OpenAs(me, url);
+    ASSERT_NE(comm, nullptr);
     const Comm owned(comm);
     const Engine engine = TrainingEngine(comm);
     FillGrad(engine.get(), me.rank() == 0 ? 2.0f : 0.0f);
@@ -57,11 +65,8 @@ TEST(ProcessesTest, TwoRanksTrain) {
 TEST(ProcessesTest, AChildOfForkFreesAndOpensItsOwn) {
   const std::string url = "shm:" + shard::testing::UniqueName();
   ExpectAllPassed(shard::testing::RunRanks(2, [&](const Rank& me) {
-    shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
-    options.rank = me.rank();
-    options.world_size = 2;
-    shard_comm* comm = nullptr;
-    ASSERT_OK(shard_comm_open(url.c_str(), &options, &comm));
+    shard_comm* const comm = OpenAs(me, url);
+    ASSERT_NE(comm, nullptr);
     Comm owned(comm);
     Engine engine = TrainingEngine(comm);
     FillGrad(engine.get(), 1.0f);
@@ -100,12 +105,8 @@ TEST(ProcessesTest, AKilledRankIsNamedToTheOthers) {
   constexpr int kVictim = 2;
   const std::string url = "shm:" + shard::testing::UniqueName();
   const auto results = shard::testing::RunRanks(3, [&](const Rank& me) {
-    shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
-    options.rank = me.rank();
-    options.world_size = 3;
-    options.timeout = 10;
-    shard_comm* comm = nullptr;
-    ASSERT_OK(shard_comm_open(url.c_str(), &options, &comm));
+    shard_comm* const comm = OpenAs(me, url);
+    ASSERT_NE(comm, nullptr);
     const Comm owned(comm);
     const Engine engine = TrainingEngine(comm);
     ASSERT_OK(shard_engine_step(engine.get(), nullptr, nullptr));

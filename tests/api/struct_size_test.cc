@@ -359,5 +359,7 @@ TEST(StructSizeTest, StepReport) {
   EXPECT_EQ(report.step, 7);
 }
 
+#undef EXPECT_SIZES_OF_RESULT
+
 }  // namespace
 }  // namespace shard_api_testing::struct_size_test

@@ -45,7 +45,7 @@ mod sys {
         pub loss_scale: c_double,
         pub timeout: c_double,
         pub skip_nonfinite: i32,
-        pub reserved: i32,
+        pub average_active: i32,
     }
 
     #[repr(C)]

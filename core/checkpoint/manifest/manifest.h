@@ -134,7 +134,7 @@ struct ManifestContents {
     double value = 0;
   };
 
-  std::string writer;  // "libshard 0.1.0", for people.
+  std::string writer;  // "libshard 0.2.0", for people.
   int64_t step = 0;
   int32_t world_size = 1;  // Of the save, for people and blobs.
   std::vector<File> files;
