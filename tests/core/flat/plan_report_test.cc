@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 std::shared_ptr<const Plan> MakePlan(int world_size = 2) {
   auto model = std::make_shared<Model>("Net");
   const ModuleId a = *model->AddModule(kRootModule, "a", "Linear");
-  const ModuleId b = *model->AddModule(kRootModule, "b", "\xFF\xFE");
+  const ModuleId b = *model->AddModule(kRootModule, "b", "Größe");
   EXPECT_OK(model->AddParam(a, "weight", DType::kF32, {1000, 3}));
   EXPECT_OK(model->AddParam(a, "scale", DType::kF32, {}));
   EXPECT_OK(model->AddParam(b, "empty", DType::kF32, {0, 5}));
