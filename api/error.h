@@ -6,7 +6,6 @@
 #define SHARD_API_ERROR_H_
 
 #include <new>
-#include <stdexcept>
 #include <utility>
 
 #include "core/base/status.h"
@@ -36,9 +35,6 @@ shard_error* Guard(Body&& body) noexcept {
   try {
     return ToError(std::forward<Body>(body)());
   } catch (const std::bad_alloc&) {
-    return OutOfMemory();
-  } catch (const std::length_error&) {
-    // A count that no array can have: more than there is memory for.
     return OutOfMemory();
   } catch (...) {
     return FromException();

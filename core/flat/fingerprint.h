@@ -114,8 +114,7 @@ class Fingerprint {
     used_ = 0;
   }
 
-  // On the heap for its size, and because gcc's address sanitizer does not
-  // align objects on the stack to the 64 bytes that the state asks for.
+  // On the heap for its size.
   struct Buffers {
     XXH3_state_t state;
     char pending[kPending];

@@ -206,7 +206,7 @@ class Inputs {
       }
       const plan_schema::Param& param = params_[next++];
       SHARD_RETURN_IF_ERROR(
-          CheckKnown("a parameter with dtype", param.dtype(), DType::kQ8));
+          CheckKnown("a parameter with dtype", param.dtype(), DType::kF64));
       SHARD_ASSIGN_OR_RETURN(const DType dtype, DTypeFromValue(param.dtype()));
       SHARD_ASSIGN_OR_RETURN(const std::vector<int64_t> shape, ShapeOf(param));
       SHARD_ASSIGN_OR_RETURN(
@@ -271,7 +271,7 @@ class Inputs {
     SHARD_RETURN_IF_ERROR(
         CheckKnown("masters", given_.masters(), Masters::kNoneStochastic));
     SHARD_RETURN_IF_ERROR(
-        CheckKnown("param_dtype", given_.param_dtype(), DType::kQ8));
+        CheckKnown("param_dtype", given_.param_dtype(), DType::kF16));
     PlanOptions& options = options_;
     options.stage = given_.stage();
     options.world_size = given_.world_size();

@@ -13,8 +13,8 @@ struct Functions {
   Xxh128 (*copy)(void* to, const void* from, size_t bytes);
 };
 
-// gcc's address sanitizer does not align xxHash's objects on the stack to the
-// 64 bytes that AVX-512 loads need.
+// The address sanitizer of gcc, with which a host may build, does not align
+// xxHash's objects on the stack to the 64 bytes that AVX-512 loads need.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
 #define SHARD_CHECKSUM_CHOOSES 1
 #else

@@ -63,11 +63,6 @@ TEST(EngineUnitsTest, NullAndUnknown) {
                SHARD_INVALID_ARGUMENT, "no parameters");
   EXPECT_FAILS(shard_engine_summon_end(engine.get(), 1, 0),
                SHARD_FAILED_PRECONDITION, "SUMMON_FULL_PARAMS");
-  // More than an array can have, as an uninitialized count is. Memory that runs
-  // out in a collective ends the group: the last call.
-  const int32_t first = 0;
-  EXPECT_FAILS(shard_engine_set_trainable(engine.get(), &first, SIZE_MAX, 1, 0),
-               SHARD_RESOURCE_EXHAUSTED, "memory");
 }
 
 TEST(EngineUnitsTest, AStepThroughUnits) {

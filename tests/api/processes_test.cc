@@ -26,7 +26,7 @@ shard_comm* OpenAs(const Rank& me, const std::string& url) {
   shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
   options.rank = me.rank();
   options.world_size = me.world_size();
-  options.timeout = 10;
+  options.timeout = 30;
   shard_comm* comm = nullptr;
   EXPECT_OK(shard_comm_open(url.c_str(), &options, &comm));
   return comm;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a fuzz target on files, once each: without libFuzzer, which gcc has not.
+// Runs a fuzz target on files, once each, where --config=fuzz does not link
+// libFuzzer.
 
 #include <fstream>
 #include <iterator>

@@ -63,11 +63,10 @@ typedef struct shard_engine shard_engine;
  * COLLECTIVE, blocks. Keeps plan and comm alive. Errors beside those of every
  * collective: DESYNC when the ranks' plans, loss_scaling, missing_grads or
  * overlap differ; INVALID_ARGUMENT when the plan's world size is not the
- * communicator's, or for a bad option; UNIMPLEMENTED for a
- * stage or dtype this version cannot step; RESOURCE_EXHAUSTED when there is not
- * enough memory, or when no checkpoint could hold the training state;
- * BACKEND_UNAVAILABLE, naming all libraries that were tried, when muon finds no
- * CBLAS. */
+ * communicator's, or for a bad option; UNIMPLEMENTED for a dtype that cannot be
+ * stepped; RESOURCE_EXHAUSTED when there is not enough memory, or when no
+ * checkpoint could hold the training state; BACKEND_UNAVAILABLE, naming all
+ * libraries that were tried, when muon finds no CBLAS. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_create(
     const shard_plan* plan, shard_comm* comm,
     const shard_engine_options* options, shard_engine** engine) SHARD_NOEXCEPT;
@@ -156,10 +155,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_get_step(
 
 /* Sets the number of completed steps, 0 to 2^32 - 2. Bias corrections go on
  * from there, and an optimizer does not repeat the work of its first step.
- * Every rank sets the same, or the next step is DESYNC. A step beyond 2^32 - 2,
- * and the load of a checkpoint of such a step, are OUT_OF_RANGE.
- * FAILED_PRECONDITION before the broadcast, or between shard_engine_begin_step
- * and its step. Local. */
+ * Every rank sets the same, or the next step is DESYNC. shard_engine_step
+ * beyond 2^32 - 2, and the load of a checkpoint of such a step, are
+ * OUT_OF_RANGE. FAILED_PRECONDITION before the broadcast, or between
+ * shard_engine_begin_step and its step. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_step(
     shard_engine* engine, int64_t step) SHARD_NOEXCEPT;
 
@@ -259,11 +258,13 @@ enum shard_pass_values {
 
 /* Acquires a unit for a pass: IDLE to FORWARD or BACKWARD_PRE. When the call
  * returns, the unit's parameters can be read. Where ranks share memory, and in
- * stages 0 to 2, it returns at once; in stage 3 without shared memory it
- * gathers the parameters, and fetches ahead those of the units that were
- * acquired next in the step before. For a backward pass it makes room for the
- * unit's gradients, which with BACKWARD are zeros in stages 2 and 3. `timeout`
- * in seconds; 0: the engine's. COLLECTIVE*, blocks. */
+ * stages 0 to 2, nothing is gathered, and it waits only for an update that is
+ * still on its way (overlap). In stage 3 without shared memory it gathers the
+ * parameters, and fetches ahead those of the units that were acquired next in
+ * the step before. For a backward pass it makes room for the unit's gradients,
+ * which with BACKWARD are zeros in stages 2 and 3; where gradients are sharded
+ * it waits until the room is free. `timeout` in seconds; 0: the engine's.
+ * COLLECTIVE*, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_acquire(
     shard_engine* engine, int32_t unit, shard_pass pass,
     double timeout) SHARD_NOEXCEPT;
@@ -440,7 +441,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_summon_end(
  * begin as zeros, and their parameters count their steps from 0. Frozen
  * parameters lose their states. Owners of other parameters stay as they were.
  * Needs the memory of both plans. The same arguments on every rank; the ranks
- * agree on the new plan's fingerprint. After an error everything is as before.
+ * agree on the new plan's fingerprint. After a wrong argument everything is as
+ * before.
  * `group` may be NULL. COLLECTIVE, blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_add_param_group(
     shard_engine* engine, const char* optimizer, const int32_t* params,

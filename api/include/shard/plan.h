@@ -116,13 +116,15 @@ typedef struct shard_plan_options {
    *   always                     every module
    *   class?names=Block,MLP      by class name
    *   size?min_numel=100000000&force_leaf=MultiheadAttention
-   *       &exclude=ModuleList,ModuleDict                (without the line
-   * break) modules with at least min_numel elements beyond those of units
-   * within; neither force_leaf nor what is below it, and never exclude itself.
-   * A tied parameter counts once, in the module of its first name, where torch
-   * counts it in every child that has it. Values not given are those shown. A
-   * class policy none of whose classes the model has is an error. Default: the
-   * root only. */
+   *       &exclude=ModuleList,ModuleDict      (without the line break)
+   *                              modules by size
+   *
+   * The last one takes modules with at least min_numel elements beyond those of
+   * units within; neither force_leaf nor what is below it, and never exclude
+   * itself. A tied parameter counts once, in the module of its first name,
+   * where torch counts it in every child that has it. Values not given are
+   * those shown. A class policy none of whose classes the model has is an
+   * error. Default: the root only. */
   const char* wrap;
   /* One more policy, asked where the others do not wrap. May be NULL. */
   shard_wrap_fn wrap_predicate;
@@ -152,9 +154,8 @@ typedef struct shard_plan_options {
    * that no result depends on stage, units, buffer_bytes, prefetch, overlap or
    * shard_group_size (docs/numerics.md). */
   int32_t deterministic;
-  /* Stage 3: 1 keeps parameters whole from the forward pass to the step, as in
-   * stage 2, instead of gathering them again for the backward pass
-   * (reshard_after_forward=False). */
+  /* Stage 3: 1 keeps parameters whole, as in stage 2, instead of gathering them
+   * again for each pass (reshard_after_forward=False). */
   int32_t keep_after_forward;
   /* 1: it is an error instead of a warning when the plan keeps tensors whole
    * that its stage shards, because a rank's part and the slots would take no
@@ -272,8 +273,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_json(
     const shard_plan* plan, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
-/* Gets the warnings, a line each, or "". They name tensors that the stage would
- * shard and the plan keeps whole; units with both frozen and trainable
+/* Gets the warnings, a line each, or "". They say whether the plan keeps whole
+ * what the stage would shard; they name units with both frozen and trainable
  * parameters, and the cost of these; modules that stay f32 by f32_classes. Any
  * thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_warnings(

@@ -159,8 +159,8 @@ TEST_F(StagesTest, UnitsMoveNoBit) {
   for (const char* how :
        {"--wrap none", "--wrap always", "--wrap 'class?names=Attention,MLP'",
         "--wrap 'class?names=Linear'", "--wrap 'size?min_numel=10000'",
-        "--wrap 'class?names=MLP|class?names=Block'", "--prefetch 0",
-        "--prefetch 2 --wrap 'class?names=Attention,MLP'",
+        "--wrap 'class?names=MLP|class?names=Block'",
+        "--prefetch 2 --wrap 'class?names=Attention,MLP'", "--prefetch 0",
         "--prefetch 0 --overlap",
         "--overlap --device 'cpu-async?max_delay=0.0002&seed=3'"}) {
     for (const char* ranks : {"", "--no-shared-memory "}) {
