@@ -41,7 +41,7 @@ std::string ReadBytes(const std::string& path) {
   return bytes;
 }
 
-// What the plan's JSON has beside its lists.
+// Returns the plan's JSON without its lists.
 Json SummaryOf(const shard_plan* plan) {
   size_t length = 0;
   Check(shard_plan_json(plan, nullptr, 0, &length));

@@ -20,8 +20,8 @@ struct PlanFile {
   Plan plan;
   // Without its handle, which a plan does not give back.
   ModelDescription model;
-  // Of the options that the plan was made with those that shard_plan_info has
-  // not; the optimizer is that of param group 0.
+  // Options that the plan was made with and shard_plan_info does not have; the
+  // optimizer is that of param group 0.
   std::string optimizer;
   std::string partition;
   int32_t shard_group_size = 0;

@@ -30,7 +30,7 @@ namespace shard {
 // Measurements of communication since the last step.
 struct CommCounters {
   uint64_t bytes = 0;
-  // Of `bytes`: those of work that was done before the host waited for it.
+  // The part of `bytes` that was moved before the host waited for it.
   uint64_t bytes_overlapped = 0;
   double seconds = 0;          // Spent moving bytes.
   double seconds_exposed = 0;  // Spent by the host in waiting.
