@@ -14,8 +14,8 @@
 
 enum { kBatch = 3, kSeed = 7, kProbes = 40 };
 
-// A gradient this small is zero: a key's bias, for one, adds the same to every
-// logit of a softmax.
+// A gradient this small counts as zero. A key's bias, for one, has none: it
+// adds the same to every logit of a softmax.
 static const double kZero = 1e-9;
 
 typedef struct fixture {
@@ -48,7 +48,8 @@ static bool set_up(fixture* f, const gpt_config* config) {
     f->grads[i] = calloc((size_t)numel, sizeof(real));
     if (!f->params[i] || !f->grads[i]) return false;
     // A fresh model has biases of 0, and embeddings so small that attention is
-    // nearly uniform: terms of the backward would vanish. Spread them out.
+    // nearly uniform: terms of the backward pass would vanish. So the values
+    // are spread out.
     gpt_initialize(config, i, kSeed, f->params[i]);
     for (int64_t j = 0; j < numel; j++) {
       f->params[i][j] +=
@@ -62,7 +63,8 @@ static bool set_up(fixture* f, const gpt_config* config) {
                         NULL, &needed);
   if (!f->sequences || !f->model) return false;
   for (size_t i = 0; i < bytes; i++) {
-    // Twelve different bytes: tokens repeat, so their gradients add up.
+    // There are only twelve different bytes: tokens repeat, so their gradients
+    // add up.
     f->sequences[i] = (uint8_t)(97 + random_bits(kSeed, 99, i) % 12);
   }
   return true;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Compares the backward with finite differences of the forward.
+// Compares the gradients of the backward pass with finite differences of the
+// forward pass.
 
 #ifndef SHARD_SAMPLES_GPT_CHECK_H_
 #define SHARD_SAMPLES_GPT_CHECK_H_
@@ -20,13 +21,13 @@ extern "C" {
 // wrong factor or a missing term is off by a per cent or more.
 #define CHECK_TOLERANCE 1e-6
 
-// Returns the relative error of tensor `index` of a small model with random
-// parameters: |gradient - difference| over the elements that were probed,
-// relative to |difference|. -1 when memory is short.
+// Returns the relative error of the gradient of tensor `index`, in a small
+// model with random parameters: |gradient - difference| over the elements that
+// were probed, relative to |difference|. Returns -1 when memory is short.
 double check_gradient(const gpt_config* config, int index);
 
-// Checks every tensor of a small model and prints one line for each. True when
-// all agree.
+// Checks every tensor of a small model and prints one line for each. Returns
+// true when all agree.
 bool check_all(void);
 
 #ifdef __cplusplus

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
-// Which batch is next. Little-endian, as everything in a checkpoint.
+// The number of the next batch. Little-endian, as everything in a checkpoint.
 typedef struct position {
   int64_t step;
   uint64_t seed;
@@ -16,14 +16,15 @@ static const char* const kPosition = "train_gpt.position";
 shard_error* checkpoint_save(const options* opts, shard_engine* engine,
                              int64_t step, shard_save** saving) {
   const position next = {.step = step, .seed = opts->seed};
-  // Every rank has the same one, and gets it back at any world size.
+  // Every rank has the same position, and gets it back at any world size.
   shard_error* error = shard_engine_set_blob(
       engine, kPosition, SHARD_BLOB_REPLICATED, &next, sizeof(next));
   if (error) return error;
   shard_save_options save_options = SHARD_SAVE_OPTIONS_INIT;
   save_options.timeout = opts->timeout;
   save_options.keep_last = opts->keep;
-  // A run that resumed from an older checkpoint comes by its steps again.
+  // A run that resumed from an older checkpoint reaches the steps of later ones
+  // again.
   save_options.overwrite = 1;
   return shard_checkpoint_save(engine, opts->save, &save_options, saving);
 }
@@ -32,7 +33,8 @@ shard_error* checkpoint_resume(const options* opts, shard_engine* engine,
                                resumed_run* run) {
   shard_load_options load_options = SHARD_LOAD_OPTIONS_INIT;
   load_options.timeout = opts->timeout;
-  load_options.convert = 1;  // --states may be others.
+  // The saved states may have another precision than --states.
+  load_options.convert = 1;
   shard_load_report report = SHARD_LOAD_REPORT_INIT;
   shard_error* error =
       shard_checkpoint_load(engine, opts->resume, &load_options, &report);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-// Ids are given in the order of adding: they are the sample's own indices.
+// Ids are given in the order of adding, so they are the sample's own indices.
 static shard_error* add_everything(const gpt_config* config,
                                    shard_model* model) {
   int32_t id = 0;
@@ -18,7 +18,7 @@ static shard_error* add_everything(const gpt_config* config,
   }
   for (int i = 0; i < gpt_tensor_count(config); i++) {
     const gpt_tensor tensor = gpt_tensor_at(config, i);
-    // "weight" of "h.3.attn.c_attn.weight".
+    // The last part of the name: "weight" of "h.3.attn.c_attn.weight".
     const char* name = strrchr(tensor.name, '.') + 1;
     shard_error* error = shard_model_add_param(
         model, tensor.module, name, SHARD_F32, tensor.shape, tensor.ndim, &id);
@@ -33,7 +33,8 @@ static bool in_a_block(const gpt_config* config, int tensor) {
          tensor < GPT_FIRST_BLOCK + config->layers * GPT_PER_BLOCK;
 }
 
-// The parameters that are vectors, or else the blocks' matrices, as a group.
+// Declares a param group: the parameters that are vectors, or the matrices of
+// the blocks.
 static shard_error* add_group(const gpt_config* config, shard_model* model,
                               bool vectors, const char* optimizer) {
   int32_t members[GPT_MAX_TENSORS];
@@ -48,8 +49,8 @@ static shard_error* add_group(const gpt_config* config, shard_model* model,
   return shard_model_add_param_group(model, optimizer, members, size, &group);
 }
 
-// Vectors decay nowhere: a layer norm's weight has no business going to 0. Muon
-// is for the matrices that transform; with match_rms_adamw its updates are as
+// Vectors do not decay: decay would pull the weight of a layer norm to 0. Muon
+// is for the matrices that transform. With match_rms_adamw its updates are as
 // large as AdamW's, so that one learning rate serves both.
 static shard_error* add_groups(const options* opts, shard_model* model) {
   shard_error* error = add_group(&opts->model, model, true, "?weight_decay=0");

@@ -11,8 +11,8 @@
 #include "shard/shard.h"
 
 // Declares module i of gpt_module_at as module i, tensor i of gpt_tensor_at as
-// parameter i, and the lm head's weight as another name of the token embedding;
-// and the param groups.
+// parameter i, the lm head's weight as another name of the token embedding, and
+// the param groups.
 shard_error* declare_model(const options* opts, shard_model** model);
 
 shard_error* declare_plan(const shard_model* model, const options* opts,

@@ -7,7 +7,8 @@
 #include "samples/gpt/layers.h"
 #include "samples/gpt/random.h"
 
-// What one block keeps from forward to backward. R = batch * length rows.
+// The values that one block keeps from the forward to the backward pass. R =
+// batch * length rows.
 typedef struct block_activations {
   real* norm_1;        // (R, C)
   real* mean_1;        // (R)
@@ -28,10 +29,10 @@ struct gpt {
   gpt_config config;
   const real* const* params;
   real* const* grads;
-  gpt_hooks hooks;  // NULL, both, where there are none.
-  bool backward;    // Of the last pass.
-  bool stopped;     // By a hook.
-  int batch;        // Of the last forward.
+  gpt_hooks hooks;  // Both are NULL where there are none.
+  bool backward;    // Whether the last pass was a backward pass.
+  bool stopped;     // Whether a hook stopped the pass.
+  int batch;        // The batch of the last forward pass.
   int length;
   real* embedded;     // (R, C)
   real* norm_f;       // (R, C)
@@ -58,15 +59,15 @@ void gpt_initialize(const gpt_config* config, int index, uint64_t seed,
   }
 }
 
-// Takes `count` numbers from the arena, which begins each array on a cache
-// line. With arena NULL it only counts.
+// Takes `count` numbers from the arena, and begins each array on a cache line.
+// With arena NULL it only counts.
 static real* take(real* arena, size_t* used, size_t count) {
   real* data = arena ? arena + *used : NULL;
   *used += (count + 15) / 16 * 16;
   return data;
 }
 
-// Lays all activations out; returns how many numbers they take.
+// Lays all activations out. Returns how many numbers they take.
 static size_t lay_out(gpt* model, int batch, real* arena) {
   const gpt_config* config = &model->config;
   const size_t context = (size_t)config->context;
@@ -114,7 +115,8 @@ gpt* gpt_create(const gpt_config* config, int batch, const real* const* params,
   model->grads = grads;
   if (hooks) model->hooks = *hooks;
   *bytes = lay_out(model, batch, NULL) * sizeof(real);
-  // Counted in steps of 16 numbers: a multiple of 64 bytes, as it must be.
+  // Sizes are counted in steps of 16 numbers, so *bytes is a multiple of 64, as
+  // aligned_alloc requires.
   real* arena = aligned_alloc(64, *bytes);
   if (!arena) {
     free(model);
@@ -137,8 +139,9 @@ static void begin(gpt* model, bool backward) {
   model->stopped = false;
 }
 
-// False once a hook has stopped the pass: what the module computes is skipped,
-// and so is all that follows.
+// Calls the `enter` hook of a module. Returns false once a hook has stopped the
+// pass: the computation of the module is then skipped, and so is all that
+// follows.
 static bool enter(gpt* model, int module) {
   const gpt_hooks* hooks = &model->hooks;
   if (!model->stopped && hooks->enter) {
@@ -266,8 +269,8 @@ const real* gpt_probabilities(const gpt* model, int position) {
 
 // ---- Backward -------------------------------------------------------------
 
-// model->d_residual is the gradient by the residual stream, walked from the
-// last block to the first; each branch adds its share on the way.
+// model->d_residual is the gradient of the residual stream. It is carried from
+// the last block to the first, and each branch adds its share on the way.
 
 static void mlp_branch_backward(gpt* model, int l) {
   const int width = model->config.width;

@@ -27,45 +27,45 @@ typedef struct gpt gpt;
 
 // The hooks that are called around the computation of a module (gpt_module_at)
 // in a pass. Calls nest as modules do: the root's are the outermost. A pass
-// reads the parameters of a module, and in a backward pass writes its
-// gradients, between `enter` and `leave` only, where the arrays of gpt_create
-// point then. wte is entered for the whole pass: its weight is the lm head's
-// too, whose module is not entered. False stops the pass: no other hook is
-// called.
+// reads the parameters of a module only between `enter` and `leave`, where the
+// arrays of gpt_create point then; a backward pass writes its gradients only
+// there. wte is entered for the whole pass: its weight is also that of the lm
+// head, whose module is not entered. A hook that returns false stops the pass:
+// no other hook is called.
 typedef struct gpt_hooks {
   bool (*enter)(void* user_data, int module, bool backward);
   bool (*leave)(void* user_data, int module, bool backward);
   void* user_data;
 } gpt_hooks;
 
-// Fills `data`, tensor `index`, with its initial values: a pure function of the
-// seed, the same on every rank.
+// Fills `data` with the initial values of tensor `index`: a pure function of
+// the seed, the same on every rank.
 void gpt_initialize(const gpt_config* config, int index, uint64_t seed,
                     real* data);
 
 // Creates a model with room for `batch` sequences of config->context bytes.
-// `params` and `grads` are not copied and must outlive the model; `grads` may
-// be NULL when there is no backward, and `hooks` when all pointers stay.
-// Returns NULL when memory is short; `bytes` is then the number that was asked
-// for.
+// `params` and `grads` are not copied and must outlive the model. `grads` may
+// be NULL when there is no backward pass, and `hooks` when no pointer ever
+// changes. Returns NULL when memory is short; `bytes` is then the number of
+// bytes that it asked for.
 gpt* gpt_create(const gpt_config* config, int batch, const real* const* params,
                 real* const* grads, const gpt_hooks* hooks, size_t* bytes);
 
 // Runs the forward pass. `sequences` has `batch` times length + 1 bytes, where
-// byte t + 1 is the target at position t. REQUIRES: batch and length within
-// what the model was created for. `nats` receives the sum of -log p(target)
-// over batch * length positions. A batch of 0 computes nothing and calls the
-// hooks. False when one stopped it.
+// byte t + 1 is the target at position t. `nats` receives the sum of -log
+// p(target) over batch * length positions. A batch of 0 computes nothing and
+// calls the hooks. Returns false when a hook stopped the pass. REQUIRES: batch
+// and length are within those that the model was created for.
 bool gpt_forward(gpt* model, const uint8_t* sequences, int batch, int length,
                  double* nats);
 
-// Returns the GPT_VOCABULARY probabilities of the next byte after `position` of
-// the last forward's first sequence. Not after gpt_backward.
+// Returns the GPT_VOCABULARY probabilities of the byte after `position` in the
+// first sequence of the last forward pass. gpt_backward overwrites them.
 const real* gpt_probabilities(const gpt* model, int position);
 
-// Computes the gradients of the mean loss of the last forward. Overwrites every
-// gradient. REQUIRES: `sequences` as in that forward; one backward per forward.
-// False when a hook stopped it.
+// Computes the gradients of the mean loss of the last forward pass. Overwrites
+// every gradient. Returns false when a hook stopped the pass. REQUIRES:
+// `sequences` as in that forward pass; one backward pass per forward pass.
 bool gpt_backward(gpt* model, const uint8_t* sequences);
 
 void gpt_free(gpt* model);

@@ -7,8 +7,8 @@
 
 static double kib(uint64_t bytes) { return (double)bytes / 1024; }
 
-// What the engine really has allocated. Ranks that share memory have one copy
-// of the parameters.
+// Prints the memory that the engine really has allocated. Ranks that share
+// memory have one copy of the parameters.
 static shard_error* introduce_memory(const shard_engine* engine) {
   shard_memory memory = SHARD_MEMORY_INIT;
   shard_error* error = shard_engine_memory(engine, &memory);
@@ -21,7 +21,7 @@ static shard_error* introduce_memory(const shard_engine* engine) {
   return NULL;
 }
 
-// What each param group is stepped with: those of declare.c, group 0 first.
+// Prints the optimizer of each param group: those of declare.c, group 0 first.
 static shard_error* introduce_groups(int32_t groups,
                                      const shard_engine* engine) {
   for (int32_t i = 0; i < groups; i++) {

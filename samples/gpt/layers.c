@@ -2,10 +2,11 @@
 
 #include "samples/gpt/layers.h"
 
-// The build is plain x86-64, as a distribution's would be. The loops between
-// the matrix products take half the time of a step in SSE2, so gcc compiles
-// them for newer processors as well and the loader picks one. Sanitizers
-// instrument the function that picks, which runs before they are ready.
+// The build is for plain x86-64, as a distribution's would be. The loops
+// between the matrix products take half the time of a step in SSE2, so gcc
+// compiles them for newer processors as well, and the loader picks one.
+// Sanitizers would instrument the function that picks, which runs before they
+// are ready.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define HOT \
@@ -105,7 +106,8 @@ HOT void layer_norm_backward(real* d_in, real* d_weight, real* d_bias,
 void linear_forward(real* out, const real* in, const real* weight,
                     const real* bias, const real* residual, int rows,
                     int in_width, int out_width) {
-  // What is added goes in first; the product is then accumulated onto it.
+  // The sum begins with the bias and the residual; the product is then
+  // accumulated onto it.
   for (int r = 0; r < rows; r++) {
     real* row = out + area(r, out_width);
     const size_t bytes = (size_t)out_width * sizeof(real);
@@ -171,8 +173,8 @@ HOT void gelu_backward(real* restrict gradient, const real* restrict in,
 
 // ---- Attention ------------------------------------------------------------
 
-// Exponentials over their sum; `scale` is applied to the row first. Returns
-// log sum exp(scale row).
+// Turns a row, multiplied by `scale`, into exponentials divided by their sum.
+// Returns log sum exp(scale row).
 HOT static real softmax(real* row, int count, real scale) {
   real max = row[0];
   for (int i = 1; i < count; i++) max = row[i] > max ? row[i] : max;
@@ -196,8 +198,8 @@ void attention_forward(real* out, real* weights, const real* qkv, int batch,
       const real* query = qkv + area(b * length, stride) + h * size;
       const real* key = query + width;
       const real* value = key + width;
-      // The whole square: half of it is masked, but one product of this size
-      // is faster than the pieces that avoid it.
+      // Computes the whole square. Half of it is masked, but one product of
+      // this size is faster than the pieces that avoid the masked half.
       real_gemm(CblasRowMajor, CblasNoTrans, CblasTrans, length, length, size,
                 1, query, stride, key, stride, 0, weights, length);
       for (int t = 0; t < length; t++) {
@@ -212,8 +214,8 @@ void attention_forward(real* out, real* weights, const real* qkv, int batch,
   }
 }
 
-// d_row on entry: the gradient by the softmax's output; on return: by its
-// input. Entries beyond `count` are masked.
+// Replaces d_row, the gradient with respect to the softmax's output, by the one
+// with respect to its input. Entries beyond `count` are masked.
 HOT static void softmax_backward(real* restrict d_row, const real* restrict row,
                                  int count, int length) {
   real dot = 0;

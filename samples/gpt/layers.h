@@ -3,8 +3,8 @@
 // The layers of a GPT, each as a forward and a backward function over plain
 // row-major arrays. B sequences of T tokens are R = B * T rows; C is the width.
 //
-// A weight's gradient is overwritten, not added to: gradients then need no
-// zeroing pass. The exception says so.
+// A weight's gradient is overwritten, not added to, so that gradients need no
+// zeroing pass. Only embedding_backward adds to one.
 
 #ifndef SHARD_SAMPLES_GPT_LAYERS_H_
 #define SHARD_SAMPLES_GPT_LAYERS_H_
@@ -18,53 +18,54 @@
 extern "C" {
 #endif
 
-// out(R, C) = token_weight[byte] + position_weight[position]. A sequence has
-// T + 1 bytes: inputs are the first T, targets the last T.
+// Computes out(R, C) = token_weight[byte] + position_weight[position]. A
+// sequence has T + 1 bytes: the first T are inputs, the last T are targets.
 void embedding_forward(real* out, const uint8_t* sequences,
                        const real* token_weight, const real* position_weight,
                        int batch, int length, int width);
 
-// Adds to d_token_weight, which holds the lm head's share already: the two are
-// tied. Positions from `length` to `context` have gradient 0.
+// Adds to d_token_weight, which already holds the lm head's share: the two
+// weights are tied. Positions from `length` to `context` have gradient 0.
 void embedding_backward(real* d_token_weight, real* d_position_weight,
                         const real* d_out, const uint8_t* sequences, int batch,
                         int length, int context, int width);
 
-// out(R, C) = (in - mean) * rstd * weight + bias, row by row; keeps mean(R) and
-// rstd(R) for the way back.
+// Computes out(R, C) = (in - mean) * rstd * weight + bias, row by row. Keeps
+// mean(R) and rstd(R) for the backward pass.
 void layer_norm_forward(real* out, real* mean, real* rstd, const real* in,
                         const real* weight, const real* bias, int rows,
                         int width);
 
-// Adds to d_in: a layer norm always starts a residual branch, so the gradient
-// that came down the residual stream is there already.
+// Adds to d_in: a layer norm always starts a residual branch, so d_in already
+// holds the gradient of the residual stream.
 void layer_norm_backward(real* d_in, real* d_weight, real* d_bias,
                          const real* d_out, const real* in, const real* mean,
                          const real* rstd, const real* weight, int rows,
                          int width);
 
-// out(R, M) = in(R, N) weight(M, N)^T + bias(M) + residual(R, M). bias and
-// residual may be NULL.
+// Computes out(R, M) = in(R, N) weight(M, N)^T + bias(M) + residual(R, M). bias
+// and residual may be NULL.
 void linear_forward(real* out, const real* in, const real* weight,
                     const real* bias, const real* residual, int rows,
                     int in_width, int out_width);
 
-// d_bias may be NULL. d_in(R, N), d_weight(M, N), d_bias(M), d_out(R, M).
+// Computes d_in(R, N), d_weight(M, N) and d_bias(M) from d_out(R, M). d_bias
+// may be NULL.
 void linear_backward(real* d_in, real* d_weight, real* d_bias,
                      const real* d_out, const real* in, const real* weight,
                      int rows, int in_width, int out_width);
 
-// GELU in the tanh approximation of GPT-2.
+// Applies GELU in the tanh approximation of GPT-2.
 void gelu_forward(real* out, const real* in, size_t count);
-// In place: `gradient` is d_out on entry and d_in on return.
+// Works in place: `gradient` is d_out on entry and d_in on return.
 void gelu_backward(real* gradient, const real* in, size_t count);
 
-// Causal self-attention. qkv(R, 3C) holds query, key and value side by side,
-// each of them `heads` vectors; weights(B, heads, T, T) is the softmax, kept
-// for the way back; out(R, C).
+// Computes causal self-attention. qkv(R, 3C) holds query, key and value side by
+// side, each as `heads` vectors. weights(B, heads, T, T) is the softmax, kept
+// for the backward pass. The result is out(R, C).
 void attention_forward(real* out, real* weights, const real* qkv, int batch,
                        int length, int width, int heads);
-// scratch(T, T).
+// Computes d_qkv(R, 3C) from d_out(R, C). scratch has room for (T, T).
 void attention_backward(real* d_qkv, real* scratch, const real* d_out,
                         const real* weights, const real* qkv, int batch,
                         int length, int width, int heads);
@@ -73,7 +74,8 @@ void attention_backward(real* d_qkv, real* scratch, const real* d_out,
 // -log p(target), in nats.
 double cross_entropy_forward(real* logits, const uint8_t* sequences, int batch,
                              int length, int vocabulary);
-// In place: probabilities become the gradient of the MEAN loss by the logits.
+// Works in place: probabilities become the gradient of the MEAN loss with
+// respect to the logits.
 void cross_entropy_backward(real* probabilities, const uint8_t* sequences,
                             int batch, int length, int vocabulary);
 

@@ -10,12 +10,12 @@
 
 typedef enum option_kind { INTEGER, NUMBER, SEED, STRING, FLAG } option_kind;
 
-// Everything about an option in one line: parsing, checks, defaults and help
-// read the same table.
+// An option, in one line of a table: parsing, checks, defaults and help read
+// the same one.
 typedef struct option {
   const char* name;
   option_kind kind;
-  size_t offset;  // In `options`.
+  size_t offset;  // The place of the value in `options`.
   const char* initial;
   double min;
   double max;
@@ -25,7 +25,7 @@ typedef struct option {
 
 #define AT(field) offsetof(options, field)
 
-// Learning rates are not 0: to libshard's step, 0 means "as before".
+// Learning rates are above 0: to libshard's step, 0 means "as before".
 static const option kOptions[] = {
     {"layers", INTEGER, AT(model.layers), "4", 1, GPT_MAX_LAYERS, "N",
      "blocks"},
@@ -108,7 +108,8 @@ static const option kOptions[] = {
 
 enum { kOptionCount = sizeof(kOptions) / sizeof(kOptions[0]) };
 
-// False when `value` is not one whole number, or not within range.
+// Sets an option. Returns false when `value` is not one whole number, or is out
+// of range.
 static bool set(options* parsed, const option* o, const char* value) {
   char* field = (char*)parsed + o->offset;
   char* end = NULL;
@@ -168,7 +169,7 @@ static const option* find(const char* name, size_t length) {
   return NULL;
 }
 
-// Whether `value` is one of the words in `allowed`, "this|that".
+// Returns whether `value` is one of the words in `allowed`, "this|that".
 static bool one_of(const char* name, const char* value, const char* allowed,
                    char* message, size_t size) {
   const size_t length = strlen(value);
@@ -181,7 +182,7 @@ static bool one_of(const char* name, const char* value, const char* allowed,
   return false;
 }
 
-// What no option can check alone.
+// Checks the rules that concern several options.
 static bool consistent(const options* p, char* message, size_t size) {
   if (p->model.width % p->model.heads != 0) {
     snprintf(message, size, "--width: %d is not a multiple of --heads %d",
@@ -208,7 +209,7 @@ static bool consistent(const options* p, char* message, size_t size) {
     snprintf(message, size, "--export: \"%s\" needs --save", p->export_path);
     return false;
   }
-  // Now, and not when training is through.
+  // Checks the suffix now, and not after training, when the export begins.
   const char* dot = p->export_path ? strrchr(p->export_path, '.') : NULL;
   if (p->export_path && (!dot || strcmp(dot, ".safetensors") != 0)) {
     snprintf(message, size, "--export: \"%s\" does not end in .safetensors",
@@ -263,7 +264,7 @@ bool options_parse(options* parsed, int argc, char* const* argv, char* message,
       return false;
     }
   }
-  // No value that can be given is 0.
+  // 0 stands for a --min-lr that was not given.
   if (parsed->min_lr == 0) parsed->min_lr = parsed->lr / 20;
   return consistent(parsed, message, message_size);
 }

@@ -21,7 +21,7 @@ typedef struct options {
   int batch;  // Sequences per step, all ranks together.
   int steps;
   double lr;
-  double min_lr;  // Unless given, a fixed part of lr: never above it.
+  double min_lr;  // Unless given, a fixed part of lr, so never above lr.
   int warm_up;
   double weight_decay;
   const char* optimizer;  // "adamw" or "muon".
@@ -52,9 +52,9 @@ typedef struct options {
   bool help;
 } options;
 
-// Reads argv[1..argc). Strings are kept as pointers into argv. False, with a
-// one-line message that names the option and the value, on anything unknown,
-// malformed or out of range.
+// Parses argv[1..argc) into `parsed`, which keeps pointers into argv. Returns
+// false, with a one-line message that names the option and the value, on
+// anything unknown, malformed or out of range.
 bool options_parse(options* parsed, int argc, char* const* argv, char* message,
                    size_t message_size);
 

@@ -15,17 +15,17 @@
 
 struct progress {
   int64_t steps;
-  int64_t first;  // Step that was reported; 0: none was.
+  int64_t first;  // The first step that was reported. 0: none yet.
   int64_t tokens_per_step;
   FILE* log;
   bool terminal;
   bool mid_line;
   double started;
-  double shown;  // When the bar or the last plain line was.
+  double shown;  // The time of the last bar or plain line.
   double validation_loss;
 };
 
-// A bar that moves ten times a second, or a line every five.
+// A bar is drawn at most ten times a second, a line printed every five seconds.
 static const double kBarInterval = 0.1;
 static const double kLineInterval = 5;
 
@@ -61,10 +61,10 @@ progress* progress_open(int64_t steps, int64_t tokens_per_step,
   return p;
 }
 
-// JSON has no word for what is not finite, other than null.
+// Writes a number, or null where it is not finite: JSON has no word for it.
 static void log_number(FILE* log, const char* name, double value) {
   if (isfinite(value)) {
-    // 17 digits: the bits can be had back.
+    // 17 digits give a double back bit by bit.
     fprintf(log, ",\"%s\":%.17g", name, value);
   } else {
     fprintf(log, ",\"%s\":null", name);
@@ -87,9 +87,10 @@ static void log_step(const progress* p, const progress_step* s,
 
 enum { kLongestLine = 160 };
 
-// Asked for at every draw, because people resize windows.
+// Returns the width of the terminal. Each draw asks for it anew, because people
+// resize windows.
 static int line_width(void) {
-  // shardctl run says what its prefix leaves of the terminal's width.
+  // shardctl run sets COLUMNS to the width that is left beside its prefix.
   const char* columns = getenv("COLUMNS");
   long width = columns ? strtol(columns, NULL, 10) : 0;
   struct winsize size;
@@ -114,7 +115,8 @@ static void draw_bar(progress* p, const progress_step* s,
            (long long)s->step, (long long)p->steps, s->loss, validation,
            tokens_per_second, left / 60, left % 60);
 
-  // The bar gets what the numbers leave; too short a one says nothing.
+  // The bar gets the room beside the numbers. A bar of fewer than 4 cells is
+  // not drawn: it would show nothing.
   enum { kShortestBar = 4, kLongestBar = 16 };
   const int width = line_width();
   int cells = width - (int)strlen(text) - (int)strlen("[] ");
@@ -145,7 +147,7 @@ void progress_report(progress* p, const progress_step* s) {
   if (!ends && now - p->shown < interval) return;
   p->shown = now;
   if (p->terminal) {
-    // From the average, which is steadier than one step's.
+    // Estimated from the average step, which is steadier than the last one.
     const double left = elapsed / (double)(s->step - p->first + 1) *
                         (double)(p->steps - s->step);
     draw_bar(p, s, per_second, left);
@@ -167,7 +169,8 @@ void progress_report_validation(progress* p, int64_t step, double loss) {
     log_number(p->log, "validation_loss", loss);
     log_number(p->log, "seconds", progress_now() - p->started);
     fprintf(p->log, "}\n");
-    // A reader that follows the log sees whole validations.
+    // Flushes here, so that a reader that follows the log sees whole
+    // validations.
     fflush(p->log);
   }
   if (!p->terminal) {
@@ -189,7 +192,7 @@ bool progress_close(progress* p, char* message, size_t message_size) {
   progress_end_line(p);
   bool ok = true;
   if (p->log) {
-    // What was printed is only known to be written once it is flushed.
+    // Only a flush tells whether all that was printed is written.
     ok = !ferror(p->log);
     ok = fclose(p->log) == 0 && ok;
     if (!ok) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random numbers as pure functions of a key. There is no generator to carry
-// along: every rank can compute what any rank would, and a batch does not
-// depend on how many ranks share it.
+// Random numbers as pure functions of a key. There is no generator whose state
+// must be kept: every rank can compute the numbers of any rank, and a batch
+// does not depend on how many ranks share it.
 
 #ifndef SHARD_SAMPLES_GPT_RANDOM_H_
 #define SHARD_SAMPLES_GPT_RANDOM_H_

@@ -36,7 +36,8 @@ int rank_threads_run(int (*run_rank)(const options* opts, int rank),
     *self = (rank_thread){.run_rank = run_rank, .opts = opts, .rank = started};
     const int error = pthread_create(&self->thread, NULL, run, self);
     if (error) {
-      // Those that started will miss this one, and say so in time.
+      // The ranks that started will miss this one, and report it at their
+      // deadline.
       fprintf(stderr, "train_gpt: thread of rank %d: %s\n", started,
               strerror(error));
       status = 1;

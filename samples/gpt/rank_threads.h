@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs ranks as threads of one process, for debugging several ranks and for
-// tests. `shardctl run` makes them processes, which suits a training job.
+// tests. `shardctl run` runs each rank as a process, which suits a training
+// job.
 
 #ifndef SHARD_SAMPLES_GPT_RANK_THREADS_H_
 #define SHARD_SAMPLES_GPT_RANK_THREADS_H_

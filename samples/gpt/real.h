@@ -2,10 +2,10 @@
 //
 // The number type of the model.
 //
-// The model trains in float. check.c compares the same source, compiled a
-// second time with GPT_DOUBLE, with finite differences: in double they agree to
-// seven digits, where float leaves three and hides real mistakes. Both builds
-// are in one program, hence the second set of names.
+// The model trains in float. check.c compares the same source with finite
+// differences, compiled a second time with GPT_DOUBLE: in double the two agree
+// to seven digits, where float leaves three and hides real mistakes. Both
+// builds are in one program, so the second one needs other names.
 
 #ifndef SHARD_SAMPLES_GPT_REAL_H_
 #define SHARD_SAMPLES_GPT_REAL_H_
@@ -50,8 +50,8 @@ typedef float real;
 
 // Returns e^x to a few 1e-7, relative, in operations that a compiler can
 // vectorize: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor's e^r, and n added to the
-// exponent. Beyond +-87, where float ends, it stays at the last value: a
-// softmax does not notice, and a tanh has long been +-1.
+// exponent. Beyond +-87, where float ends, the result stays at its last value:
+// a softmax does not notice, and a tanh has long been +-1.
 static inline float fast_expf(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 87.0f ? 87.0f : x;

@@ -8,13 +8,14 @@
 
 #include "samples/gpt/random.h"
 
-// Below 1: likely bytes become likelier. A small model needs it to spell.
+// A temperature below 1 makes likely bytes likelier. A small model needs that
+// to spell.
 static const double kTemperature = 0.8;
 
-// A random stream that neither weights nor batches use.
+// The random stream of samples. Neither weights nor batches use it.
 static const uint64_t kStream = UINT64_C(1) << 41;
 
-// Draws from p^(1 / temperature), normalized; `uniform` is in [0, 1).
+// Draws a byte from p^(1 / temperature), normalized. `uniform` is in [0, 1).
 static uint8_t draw(const real* probabilities, double uniform) {
   double weights[GPT_VOCABULARY];
   double total = 0;
@@ -37,7 +38,8 @@ bool sample_text(gpt* model, const gpt_config* config, uint64_t seed, int bytes,
   window[0] = '\n';
   size_t length = 1;
   for (int i = 0; i < bytes; i++) {
-    double nats;  // Of what happens to lie at the place of the target.
+    // Not used: the byte at the place of the target is not from the text.
+    double nats;
     if (!gpt_forward(model, window, 1, (int)length, &nats)) return false;
     const real* probabilities = gpt_probabilities(model, (int)length - 1);
     out[i] = draw(probabilities, random_uniform(seed, kStream, (uint64_t)i));
@@ -62,7 +64,7 @@ void sample_print(const uint8_t* sample, int bytes) {
   if (bytes == 0) return;
   printf("\n");
   for (int i = 0; i < bytes; i++) {
-    // Nothing that a terminal would obey.
+    // Replaces bytes that a terminal would take for commands.
     const uint8_t byte = sample[i];
     putchar(byte == '\n' || (byte >= ' ' && byte < 127) ? byte : '?');
   }

@@ -12,12 +12,13 @@ static const gpt_module kOutside[] = {
     {"wte", "Embedding", GPT_ROOT},
     {"wpe", "Embedding", GPT_ROOT},
     {"h", "ModuleList", GPT_ROOT},
-    // After the blocks.
+    // These two come after the blocks.
     {"ln_f", "LayerNorm", GPT_ROOT},
     {"lm_head", "Linear", GPT_ROOT},
 };
 
-// Parents are within the block, but for its own.
+// The parent of the block is GPT_BLOCKS; the other parents are indices within
+// the block.
 static const gpt_module kInBlock[GPT_MODULES_PER_BLOCK] = {
     {"", "Block", GPT_BLOCKS},        {"ln_1", "LayerNorm", GPT_BLOCK},
     {"attn", "Attention", GPT_BLOCK}, {"c_attn", "Linear", GPT_ATTN},
@@ -73,8 +74,8 @@ static gpt_tensor matrix(int64_t rows, int64_t columns, double std) {
 
 static gpt_tensor block_tensor(const gpt_config* config, int kind) {
   const int64_t width = config->width;
-  // GPT-2: a projection that ends in the residual stream starts smaller, as
-  // 2 * layers of them add up there.
+  // As in GPT-2, a projection that ends in the residual stream starts smaller,
+  // since 2 * layers of them add up there.
   const double std = 0.02;
   const double residual_std = std / sqrt(2.0 * config->layers);
   switch (kind) {
@@ -105,7 +106,7 @@ gpt_tensor gpt_tensor_at(const gpt_config* config, int index) {
       "ln_2.weight",      "ln_2.bias",          "mlp.c_fc.weight",
       "mlp.c_fc.bias",    "mlp.c_proj.weight",  "mlp.c_proj.bias",
   };
-  // Of a weight and of the bias after it.
+  // Each entry is the module of a weight and of the bias after it.
   static const int kBlockModules[GPT_PER_BLOCK / 2] = {
       GPT_LN_1, GPT_QKV, GPT_ATTN_PROJ, GPT_LN_2, GPT_FC, GPT_MLP_PROJ};
   gpt_tensor tensor;

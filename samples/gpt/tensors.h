@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The parts of the GPT: a tree of modules, in the order of a walk, and the
-// parameters in them, with shapes and initial values. The order of the
-// parameters is that of every array of tensors in this sample. Names are those
-// of GPT-2 in PyTorch.
+// parameters in them, with shapes and initial values. Every array of tensors in
+// this sample has the order of the parameters here. Names are those of GPT-2 in
+// PyTorch.
 
 #ifndef SHARD_SAMPLES_GPT_TENSORS_H_
 #define SHARD_SAMPLES_GPT_TENSORS_H_
@@ -25,10 +25,11 @@ typedef struct gpt_config {
 
 // ---- Modules --------------------------------------------------------------
 
-// The root, what is in it up to the blocks, the blocks, ln_f and lm_head.
+// The root and the modules in it before those of the blocks. ln_f and lm_head
+// follow after the last block.
 enum { GPT_ROOT, GPT_WTE, GPT_WPE, GPT_BLOCKS, GPT_FIRST_BLOCK_MODULE };
 
-// The modules of block l, itself the first, start at gpt_block_module(l).
+// The modules of block l start at gpt_block_module(l), with the block itself.
 enum {
   GPT_BLOCK,
   GPT_LN_1,
@@ -43,7 +44,7 @@ enum {
 };
 
 typedef struct gpt_module {
-  char name[16];  // Within its parent; "" for the root.
+  char name[16];  // The name within the parent; "" for the root.
   const char* class_name;
   int parent;  // -1 for the root.
 } gpt_module;
@@ -59,7 +60,8 @@ int gpt_lm_head_module(const gpt_config* config);
 
 // ---- Parameters -----------------------------------------------------------
 
-// wte.weight, wpe.weight, the blocks, ln_f.weight, ln_f.bias.
+// The tensors before those of the blocks. ln_f.weight and ln_f.bias follow
+// after the last block.
 enum { GPT_TOKEN_WEIGHT, GPT_POSITION_WEIGHT, GPT_FIRST_BLOCK };
 
 // The tensors of block l start at GPT_FIRST_BLOCK + l * GPT_PER_BLOCK.
@@ -88,11 +90,11 @@ enum {
 
 typedef struct gpt_tensor {
   char name[48];  // "h.3.attn.c_attn.weight"
-  int module;     // That it is in.
+  int module;     // The module that the tensor is in.
   int32_t ndim;   // 1 or 2
   int64_t shape[2];
   int64_t numel;
-  // Initial values: normal around `mean`; constant where `std` is 0.
+  // Initial values are normal around `mean`, and constant where `std` is 0.
   double mean;
   double std;
 } gpt_tensor;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// For scandir and alphasort. Their order is the locale's, and a program that
-// sets none has the C locale: byte by byte, the same everywhere.
+// Declares scandir and alphasort. alphasort orders names as the locale does,
+// and a program that sets none has the C locale: byte by byte, the same
+// everywhere.
 #define _POSIX_C_SOURCE 200809L
 
 #include "samples/gpt/text.h"
@@ -15,7 +16,8 @@
 
 #include "samples/gpt/random.h"
 
-// A file is the same under every name: hard links and symlinks of one file.
+// The identity of a file, the same under every name: hard links and symlinks
+// lead to one file.
 typedef struct identity {
   dev_t device;
   ino_t inode;
@@ -45,7 +47,8 @@ static bool append(uint8_t** to, size_t* to_bytes, const uint8_t* from,
   return true;
 }
 
-// True the first time; also false when memory is short, with *ok cleared.
+// Returns true when the file was not seen before. Returns false as well when
+// memory is short, with *ok cleared.
 static bool first_time(loader* l, const struct stat* status, bool* ok) {
   for (size_t i = 0; i < l->seen_count; i++) {
     if (l->seen[i].device == status->st_dev &&
@@ -74,7 +77,8 @@ static bool read_file(loader* l, const char* path, const struct stat* status) {
   if (!ok) {
     fail(l, path, "out of memory");
   } else {
-    // A file that grows or shrinks meanwhile counts with what was read.
+    // A file that grows or shrinks meanwhile counts with the bytes that were
+    // read.
     const size_t got = fread(bytes, 1, size, file);
     const size_t train = got - got / 10;
     text* data = l->data;
@@ -104,7 +108,8 @@ static bool read_folder(loader* l, const char* path) {
     struct stat status;
     if (name) {
       snprintf(name, size, "%s/%s", path, entries[i]->d_name);
-      // Follows symlinks; one that leads nowhere is no regular file either.
+      // stat follows symlinks; one that leads nowhere is no regular file
+      // either.
       if (stat(name, &status) == 0 && S_ISREG(status.st_mode)) {
         ok = read_file(l, name, &status);
       }
@@ -151,7 +156,8 @@ bool text_load(text* data, const char* path, int context, char* message,
 void text_training_sequence(const text* data, uint64_t seed, int64_t step,
                             int64_t index, int context, uint8_t* out) {
   const uint64_t starts = data->train_bytes - (uint64_t)context;
-  // Streams of their own, apart from those of the initial weights.
+  // Batches have random streams of their own, apart from those of the initial
+  // weights.
   const uint64_t stream = (UINT64_C(1) << 40) + (uint64_t)step;
   const uint64_t start = random_bits(seed, stream, (uint64_t)index) % starts;
   memcpy(out, data->train + start, (size_t)context + 1);

@@ -27,21 +27,23 @@ typedef struct text {
 } text;
 
 // Reads `path`: a file, or a folder's regular files in the order of their
-// names; one reached by two names counts once. False, with a one-line message
-// that names the path, when it cannot be read, is empty, or when either part is
-// shorter than one sequence of `context` bytes and its last target. On failure
-// there is nothing to free.
+// names. A file that is reached by two names counts once. Returns false, with a
+// one-line message that names the path, when it cannot be read, is empty, or
+// when either part is shorter than one sequence of `context` bytes and its last
+// target. On failure there is nothing to free.
 bool text_load(text* data, const char* path, int context, char* message,
                size_t message_size);
 
-// Writes context + 1 bytes.
+// Writes the context + 1 bytes of a training sequence.
 void text_training_sequence(const text* data, uint64_t seed, int64_t step,
                             int64_t index, int context, uint8_t* out);
 
-// The held-out text in sequences that share only their boundary byte, spread
-// evenly when there are more than `limit` of them.
+// Returns the number of held-out sequences, at most `limit`. Neighbors share
+// only their boundary byte; where there would be more than `limit`, those that
+// are read are spread evenly.
 int64_t text_held_out_count(const text* data, int context, int64_t limit);
-// Writes context + 1 bytes. REQUIRES: 0 <= index < text_held_out_count.
+// Writes the context + 1 bytes of a held-out sequence. REQUIRES: 0 <= index <
+// text_held_out_count.
 void text_held_out_sequence(const text* data, int64_t index, int context,
                             int64_t limit, uint8_t* out);
 

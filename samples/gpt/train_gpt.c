@@ -26,16 +26,16 @@
 #include "samples/gpt/units.h"
 #include "shard/shard.h"
 
-// Held-out sequences that a validation reads: enough for two digits.
+// The most held-out sequences that a validation reads: enough for two digits.
 enum { kHeldOutLimit = 256 };
 
-// One rank. Everything it has is here, and freed in run_rank.
+// One rank. The trainer owns everything that the rank has; run_rank frees it.
 typedef struct trainer {
   const options* opts;
   int rank;  // -1 until it is known.
   int world_size;
   int batch;      // Sequences per step of this rank.
-  bool followed;  // It ends because another rank was lost.
+  bool followed;  // Whether this rank ends because another was lost.
   shard_comm* comm;
   shard_model* model;
   shard_plan* plan;
@@ -53,8 +53,8 @@ typedef struct trainer {
 
 // ---- Failures -------------------------------------------------------------
 
-// Each function below returns false after it has said why, with one of these
-// two; run_rank then frees what there is.
+// Each function below returns false after it has printed the reason with
+// `complain` or `fail`; run_rank then frees what there is.
 
 static void complain(trainer* t, const char* what, const char* why) {
   progress_end_line(t->shown);
@@ -65,8 +65,8 @@ static void complain(trainer* t, const char* what, const char* why) {
   }
 }
 
-// A failure of this rank alone. The others are on their way to the next
-// collective: tell them not to wait there.
+// Reports a failure of this rank alone. The other ranks are on their way to the
+// next collective, so the abort tells them not to wait there.
 static bool fail(trainer* t, const char* what, const char* why) {
   complain(t, what, why);
   if (t->comm) {
@@ -87,7 +87,8 @@ static bool ok(trainer* t, const char* what, shard_error* error) {
   if (code == SHARD_RANK_LOST) t->followed = true;
   if (code == SHARD_DESYNC || code == SHARD_RANK_LOST ||
       code == SHARD_POISONED || code == SHARD_DEADLINE_EXCEEDED) {
-    complain(t, what, why);  // About the group: every rank is told.
+    // These codes concern the group: every rank is told.
+    complain(t, what, why);
     return false;
   }
   return fail(t, what, why);
@@ -121,7 +122,7 @@ static bool meet(trainer* t) {
   t->rank = shard_comm_rank(t->comm);
   t->world_size = shard_comm_world_size(t->comm);
   if (opts->batch % t->world_size != 0) {
-    // Every rank sees it and says it: the first to end may end the others.
+    // Every rank prints the error: the first rank to end may end the others.
     char why[96];
     snprintf(why, sizeof(why), "%d does not divide by %d ranks", opts->batch,
              t->world_size);
@@ -155,8 +156,8 @@ static bool shard(trainer* t) {
             shard_engine_create(t->plan, t->comm, &engine_options, &t->engine));
 }
 
-// The values and the place in the data of a run that was saved. What is wrong
-// with it every rank sees and says, as with the batch.
+// Restores the values and the position in the data of a saved run. Every rank
+// sees a mistake and prints it, as with the batch.
 static bool resume(trainer* t) {
   const options* opts = t->opts;
   resumed_run* run = &t->resumed;
@@ -175,7 +176,8 @@ static bool resume(trainer* t) {
   return false;
 }
 
-// Initial values: all ranks compute the same, and rank 0's count.
+// Sets initial values. All ranks compute the same ones, and rank 0's are
+// broadcast.
 static bool initialize(trainer* t) {
   if (t->opts->resume) return resume(t);
   const gpt_config* config = &t->opts->model;
@@ -191,7 +193,8 @@ static bool initialize(trainer* t) {
   return ok(t, "broadcast", shard_engine_broadcast_params(t->engine, 0));
 }
 
-// Makes the model of parameters and gradients that units.c finds for it.
+// Creates the model on the pointers to parameters and gradients that units.c
+// keeps up to date.
 static bool connect(trainer* t) {
   const gpt_config* config = &t->opts->model;
   if (!ok(t, "units", units_connect(&t->units, config, t->plan, t->engine))) {
@@ -231,7 +234,8 @@ static bool begin(trainer* t) {
 
 // ---- Training -------------------------------------------------------------
 
-// Up in a line, down in a cosine. `step` counts from 1.
+// Sets `lr` to the learning rate of a step: up on a line, then down on a
+// cosine. `step` counts from 1.
 static bool learning_rate(trainer* t, int64_t step, double* lr) {
   const options* opts = t->opts;
   char schedule[128];
@@ -242,7 +246,8 @@ static bool learning_rate(trainer* t, int64_t step, double* lr) {
   return ok(t, "schedule", shard_schedule_lr(schedule, step, lr));
 }
 
-// `done`: what a pass of the model returned. It stops only for units.c.
+// Reports the error of a pass, where there is one. `done` is the result of the
+// model's pass, which only the hooks of units.c stop.
 static bool passed(trainer* t, const char* pass, bool done) {
   if (done) return true;
   shard_error* error = t->units.error;
@@ -250,14 +255,15 @@ static bool passed(trainer* t, const char* pass, bool done) {
   return ok(t, pass, error) && false;
 }
 
-// Nats per byte over the held-out text. Rank r reads every world_size-th
-// sequence; the sums meet. A rank that has read all of its own goes through the
-// passes of the others with nothing: they may need its part of the parameters.
+// Computes the loss in nats per byte over the held-out text. Rank r reads every
+// world_size-th sequence, and the ranks add their sums. A rank that has read
+// all of its own goes through the passes of the others with nothing: they may
+// need its part of the parameters.
 static bool validate(trainer* t, int64_t step) {
   const int context = t->opts->model.context;
   const int64_t count = text_held_out_count(&t->data, context, kHeldOutLimit);
   const int64_t per_pass = (int64_t)t->batch * t->world_size;
-  double sums[2] = {0, 0};  // Nats, bytes.
+  double sums[2] = {0, 0};  // Nats and bytes.
   for (int64_t first = 0; first < count; first += per_pass) {
     int batch = 0;
     for (int64_t i = first + t->rank; i < count && batch < t->batch;
@@ -330,7 +336,8 @@ static bool train_step(trainer* t, int64_t step) {
   return true;
 }
 
-// Training goes on while the checkpoint is written; the next save waits for it.
+// Starts a save. Training goes on while the checkpoint is written; the next
+// save waits for it.
 static bool save(trainer* t, int64_t step) {
   shard_save_free(t->saving);
   t->saving = NULL;
@@ -343,7 +350,7 @@ static bool due(int every, int64_t step) {
 
 static bool train(trainer* t) {
   const options* opts = t->opts;
-  // What a resumed run begins with, for comparison.
+  // Validates where a resumed run begins, for comparison.
   if (opts->resume && !validate(t, t->resumed.step)) return false;
   for (int64_t step = t->resumed.step; step < opts->steps;) {
     if (!train_step(t, step)) return false;
@@ -359,13 +366,14 @@ static bool train(trainer* t) {
 
 // ---- After the last step --------------------------------------------------
 
-// Rank 0 writes; the others give it what they hold of the parameters.
+// Draws the sample. Rank 0 writes; the others give it their parts of the
+// parameters.
 static bool draw_sample(trainer* t) {
   const int count = t->opts->sample;
   if (t->rank != 0) return passed(t, "sample", sample_attend(t->net, count));
   t->sample = malloc((size_t)count + 1);
   if (!t->sample) return fail(t, "sample", "out of memory");
-  // One sequence of a batch is what the model sees of the text.
+  // Uses one sequence of a batch as the window: the text that the model sees.
   return passed(t, "sample",
                 sample_text(t->net, &t->opts->model, t->opts->seed, count,
                             t->sequences, t->sample));
@@ -375,7 +383,7 @@ static bool finish(trainer* t) {
   if (t->saving && !ok(t, "--save", shard_save_wait(t->saving, 0))) {
     return false;
   }
-  // The last collective: what follows is rank 0's alone.
+  // This is the last collective: the rest is rank 0's alone.
   if (!ok(t, "shutdown", shard_comm_shutdown(t->comm, 0))) return false;
   if (t->rank != 0) return true;
   char message[512];
@@ -398,7 +406,8 @@ static bool finish(trainer* t) {
 
 // ---- One rank -------------------------------------------------------------
 
-// `rank`: -1 where the environment knows it. Returns the exit status.
+// Runs one rank. A `rank` of -1 stands for that of the environment. Returns the
+// exit status.
 static int run_rank(const options* opts, int rank) {
   trainer t = {.opts = opts, .rank = rank};
   const bool done = meet(&t) && load_text(&t) && shard(&t) && initialize(&t) &&
@@ -416,7 +425,7 @@ static int run_rank(const options* opts, int rank) {
   shard_model_free(t.model);
   shard_comm_free(t.comm);
   if (done) return 0;
-  // shardctl run then looks for the rank that failed.
+  // With the code of RANK_LOST, shardctl run looks for the rank that failed.
   return t.followed ? SHARD_RANK_LOST : 1;
 }
 
@@ -432,8 +441,8 @@ int main(int argc, char** argv) {
     options_print_help(stdout);
     return 0;
   }
-  // Ranks share the cores; a BLAS that takes all of them for each rank makes
-  // them wait for one another.
+  // Ranks share the cores. A BLAS that took all of them for each rank would
+  // make the ranks wait for one another.
   openblas_set_num_threads(1);
   if (opts.check) return check_all() ? 0 : 1;
   return opts.rank_threads > 0 ? rank_threads_run(run_rank, &opts)

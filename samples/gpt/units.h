@@ -6,10 +6,10 @@
 // The plan decides which modules are units (--wrap): the model's code is the
 // same for all of them, and for every stage.
 //
-// The pointers to parameters and gradients are asked for at each acquire, since
-// sharded ones are somewhere else each time, and set to NULL at the release:
-// code that reads them outside then fails at address 0 instead of reading old
-// values.
+// The hooks ask for the pointers to parameters and gradients at each acquire,
+// since sharded ones are somewhere else each time, and set them to NULL at the
+// release: code that reads them outside then fails at address 0 instead of
+// reading old values.
 
 #ifndef SHARD_SAMPLES_GPT_UNITS_H_
 #define SHARD_SAMPLES_GPT_UNITS_H_
@@ -22,20 +22,22 @@
 typedef struct units {
   shard_engine* engine;
   int tensors;
-  int32_t of_module[GPT_MAX_MODULES];  // -1: not the outermost of a unit.
+  // -1 for a module that is not the outermost of a unit.
+  int32_t of_module[GPT_MAX_MODULES];
   int32_t of_tensor[GPT_MAX_TENSORS];
-  // Into libshard's memory, for gpt_create.
+  // Pointers into libshard's memory, for gpt_create.
   const real* params[GPT_MAX_TENSORS];
   real* grads[GPT_MAX_TENSORS];
-  // Why a pass stopped: the hooks leave it here, the caller takes it.
+  // The reason why a pass stopped: the hooks leave it here, the caller takes
+  // it.
   shard_error* error;
 } units;
 
-// `engine` is not owned.
+// Prepares the hooks. `engine` is not owned.
 shard_error* units_connect(units* u, const gpt_config* config,
                            const shard_plan* plan, shard_engine* engine);
 
-// `u` must outlive the model they are given to.
+// Returns the hooks. `u` must outlive the model that gets them.
 gpt_hooks units_hooks(units* u);
 
 #endif  // SHARD_SAMPLES_GPT_UNITS_H_
