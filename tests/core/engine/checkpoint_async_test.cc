@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Saves in the background, their errors, progress and deadlines, and what
-// becomes of the checkpoints beside them.
+// Saves in the background: their errors, progress and deadlines, and the effect
+// on other checkpoints in the same root.
 
 #include <gtest/gtest.h>
 
@@ -39,7 +39,8 @@ SaveOptions Quick(bool async = false) {
   return options;
 }
 
-// Holds back every write until it is opened; then it may fail them all.
+// Holds back every write until Open is called. With an `error`, every write
+// then fails.
 class GateEnv final : public ForwardingEnv {
  public:
   GateEnv() : ForwardingEnv(NoSyncEnv::Get()) {}
@@ -71,7 +72,7 @@ Status Wait(const std::shared_ptr<AsyncSave>& save) {
   return save->Wait(Deadline::After(60));
 }
 
-// The checkpoints in a root, and nothing temporary beside them.
+// Returns the checkpoints in a root, and expects nothing temporary beside them.
 std::set<std::string> Checkpoints(const std::string& root) {
   std::set<std::string> names = NamesIn(root);
   for (const std::string& name : names) {
@@ -98,13 +99,13 @@ TEST(CheckpointAsyncTest, TrainingGoesOnMeanwhile) {
       options.env = &gate;
       const auto save = engine->Save(async.path(), options);
       ASSERT_OK(save);
-      // Not a byte is written before everybody has trained on.
+      // Nothing is written before all ranks have trained on.
       TrainSteps(3, 4, engine, trainer);
       after.Add(*engine);
       EXPECT_FALSE((*save)->Done());
       ExpectError((*save)->Wait(Deadline::After(0)),
                   StatusCode::kDeadlineExceeded, {});
-      // The host's communicator is the host's.
+      // The save leaves the host's communicator to the host.
       ASSERT_OK(engine->comm()->Barrier("of the host", Deadline::After(30)));
       if (++trained == host->world_size()) gate.Open();
       EXPECT_OK(Wait(*save));
@@ -129,7 +130,8 @@ TEST(CheckpointAsyncTest, TrainingGoesOnMeanwhile) {
   }
 }
 
-// From the next call once; from Wait every time; and then all is well.
+// The next call returns the error once and Wait returns it every time; calls
+// after that succeed.
 TEST(CheckpointAsyncTest, AnErrorIsHeardOfOnce) {
   for (const bool by_load : {false, true}) {
     const testing::TempFolder folder;
@@ -158,7 +160,7 @@ TEST(CheckpointAsyncTest, AnErrorIsHeardOfOnce) {
       for (int i = 0; i < 2; ++i) {
         ExpectError(Wait(*save), StatusCode::kResourceExhausted, {"rank 1"});
       }
-      // Who has heard of it from Wait does not hear of it again.
+      // A call after a Wait that returned the error does not return it again.
       const auto again = engine->Save(folder.path(), options);
       ASSERT_OK(again);
       ExpectError(Wait(*again), StatusCode::kResourceExhausted, {"rank 1"});
@@ -186,7 +188,7 @@ TEST(CheckpointAsyncTest, AnEngineIsFreedMeanwhile) {
     ASSERT_OK(save);
     std::shared_ptr<AsyncSave> kept = *save;
     engine->reset();
-    // It went through, and still tells so.
+    // The save finished, and its handle still reports that.
     EXPECT_TRUE(kept->Done());
     EXPECT_OK(Wait(kept));
   });
@@ -210,7 +212,7 @@ TEST(CheckpointAsyncTest, SavesInARow) {
       } else {
         saves.push_back(*save);
       }
-      // The one before is through when the next begins.
+      // A save is done when the next one begins.
       if (saves.size() > 1) {
         EXPECT_TRUE(saves[saves.size() - 2]->Done());
       }
@@ -250,7 +252,7 @@ TEST(CheckpointAsyncTest, TheSameStepTwice) {
       ExpectError(engine->Save(folder.path(), Quick(async)),
                   StatusCode::kAlreadyExists, {"rank 0", "step-000001"});
     }
-    // Other bits of the same step.
+    // Gives the same step another state.
     TrainSteps(2, 2, engine, trainer);
     ASSERT_OK(engine->SetStep(1));
     whole.Add(*engine);
@@ -267,7 +269,8 @@ TEST(CheckpointAsyncTest, TheSameStepTwice) {
   EXPECT_TRUE(loaded == whole) << whole.Differences(loaded);
 }
 
-// What was opened is read to its end, whatever another program does to it.
+// A load reads the checkpoint that it opened to its end, even if another
+// program overwrites it.
 TEST(CheckpointAsyncTest, AnotherProgramSavesOverWhatIsLoaded) {
   const testing::TempFolder folder;
   const UnitTraining training = AwkwardTraining(2, 2);
@@ -279,8 +282,9 @@ TEST(CheckpointAsyncTest, AnotherProgramSavesOverWhatIsLoaded) {
   std::once_flag once;
   RunWorld(training, 0, [&](Engine* engine, UnitTrainer*) {
     LoadOptions options;
-    // All ranks have opened it before the first piece is read. Progress comes
-    // after a piece, so hold on to what was read and check at the end.
+    // All ranks have opened the checkpoint before the first piece is read.
+    // Progress is reported after a piece, so the result is checked only at the
+    // end.
     options.progress = [&](uint64_t, uint64_t) {
       std::call_once(once, [&] {
         RunWorld(AwkwardTraining(1, 1), 1, [&](Engine* other, UnitTrainer*) {
@@ -348,7 +352,7 @@ TEST(CheckpointAsyncTest, OneRankCancels) {
             if (saved.ok()) status = Wait(*saved);
             ExpectError(status, StatusCode::kCancelled, {name});
           }
-          // Rank 0 has deleted it when it returns.
+          // Rank 0 deletes the incomplete checkpoint before its call returns.
           ASSERT_OK(engine->comm()->Barrier("through", Deadline::After(30)));
           EXPECT_TRUE(Checkpoints(folder.path()).empty());
           TrainSteps(2, 2, engine, trainer);
@@ -360,7 +364,8 @@ TEST(CheckpointAsyncTest, OneRankCancels) {
           LoadReport report;
           ExpectError(engine->Load(folder.path(), load, &report),
                       StatusCode::kCancelled, {name});
-          // What there was is gone; a whole load brings it back.
+          // The cancelled load has destroyed the parameters; a whole load
+          // restores them.
           ExpectError(engine->Save(folder.path(), Quick()),
                       StatusCode::kFailedPrecondition, {"FILLING"});
           ASSERT_OK(engine->Load(folder.path(), LoadOptions(), &report));
@@ -370,7 +375,7 @@ TEST(CheckpointAsyncTest, OneRankCancels) {
   }
 }
 
-// A rank that does not come: the others have their error at the deadline.
+// Where one rank hangs, the others get an error at the deadline.
 TEST(CheckpointAsyncTest, TheDeadlineHolds) {
   const testing::TempFolder folder;
   std::atomic<int> through{0};
@@ -378,7 +383,7 @@ TEST(CheckpointAsyncTest, TheDeadlineHolds) {
   RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer*) {
     SaveOptions save = Quick(true);
     save.timeout = 0.2;
-    // Rank 2 hangs in its disk.
+    // Rank 2 hangs in a write.
     if (engine->comm()->rank() == 2) save.env = &gate;
     const auto saved = engine->Save(folder.path(), save);
     ASSERT_OK(saved);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Saves and loads of what is not tensors: step numbers, hyperparameters, the
-// loss scale, blobs of the host.
+// Saves and loads of state other than tensors: step numbers, hyperparameters,
+// the loss scale, blobs of the host.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,8 @@
 namespace shard::checkpoint_numbers_test {
 namespace {
 
-// The steps that a checkpoint of this engine would tell of.
+// Returns the step number of tensor `key` in a checkpoint that this engine
+// saves.
 int64_t StepOf(Engine* engine, const std::string& root,
                const std::string& key) {
   SaveOptions save = Quick();
@@ -57,7 +58,7 @@ TEST(CheckpointNumbersTest, MoreAndLessTrainable) {
                 {"2 missing: state.block.frozen.exp_avg", "0 unexpected"});
     ASSERT_OK(engine->Load(folder.path(), lax, &report));
     EXPECT_EQ(report.match.missing.size(), 2u);
-    // It has no state yet, so it counts from 0.
+    // The frozen parameter has no saved state, so its steps count from 0.
     EXPECT_EQ(StepOf(engine, again.path(), "block.frozen"), 0);
     EXPECT_EQ(StepOf(engine, again.path(), "block.big"), 3);
     TrainSteps(4, 4, engine, trainer);
@@ -78,7 +79,7 @@ TEST(CheckpointNumbersTest, MoreAndLessTrainable) {
   });
 }
 
-// A step in which only `params` have gradients.
+// Takes a step in which only `params` have gradients.
 void StepSome(Engine* engine, const std::set<ParamId>& params) {
   for (const ParamId param : params) {
     const int32_t unit = engine->plan().UnitOf(param);
@@ -127,7 +128,7 @@ TEST(CheckpointNumbersTest, EachParameterGoesOnCounting) {
   }
 }
 
-// Keeps what is logged.
+// Collects the messages that an engine logs.
 class Log {
  public:
   Logger logger() {
@@ -183,7 +184,8 @@ TEST(CheckpointNumbersTest, HyperparametersAndLossScale) {
     EXPECT_EQ(log.text().find("keeps its"), std::string::npos) << log.text();
     EXPECT_EQ(log.text().find("loss scale"), std::string::npos);
 
-    // Another optimizer, and a scale that this scaler never has.
+    // The new run has another optimizer, and a scaler that never has the saved
+    // scale.
     training.optimizer = "lion?lr=0.5";
     training.engine.loss_scaler = *LossScaler::Parse("static?scale=2");
     const auto other = LocalEngine(training, &log);
@@ -201,8 +203,8 @@ TEST(CheckpointNumbersTest, HyperparametersAndLossScale) {
   }
 }
 
-// A scale goes on where its count of good steps is one that the run's
-// growth_interval does not reach.
+// A load restores the scale alone if the saved count of good steps is beyond
+// the run's growth_interval.
 TEST(CheckpointNumbersTest, LossScaleWithoutItsCount) {
   UnitTraining training = AwkwardTraining(1, 1);
   training.engine.loss_scaler = *LossScaler::Parse("dynamic?init_scale=64");
@@ -227,7 +229,8 @@ TEST(CheckpointNumbersTest, LossScaleWithoutItsCount) {
       << log.text();
 }
 
-// A run in f32 has no loss scale to go on from in f16.
+// A checkpoint of a run without dynamic loss scaling has no scale that a run in
+// f16 could continue with.
 TEST(CheckpointNumbersTest, WithoutLossScalingNoneIsSaved) {
   for (const char* saved : {"", "static?scale=4"}) {
     UnitTraining training = AwkwardTraining(1, 1);
@@ -271,7 +274,7 @@ TEST(CheckpointNumbersTest, BlobsOfEveryWorldSizeIntoEveryOther) {
     const testing::TempFolder folder;
     RunWorld(AwkwardTraining(n, 1), 1, [&](Engine* engine, UnitTrainer*) {
       const int64_t rank = engine->comm()->rank();
-      // Some are empty, and none are of the same length.
+      // The ranks' blobs have different lengths; rank 0's is empty.
       ASSERT_OK(SetNumbers(engine, "own", BlobRule::kPerRank,
                            std::vector<int64_t>(static_cast<size_t>(rank), 7)));
       ASSERT_OK(SetNumbers(engine, "same", BlobRule::kReplicated, {5, 6}));
@@ -293,7 +296,7 @@ TEST(CheckpointNumbersTest, BlobsOfEveryWorldSizeIntoEveryOther) {
         EXPECT_EQ(NumbersOf(*engine, "own"),
                   n == m ? std::vector<int64_t>(static_cast<size_t>(rank), 7)
                          : std::vector<int64_t>{-1});
-        // In place of what was set.
+        // The load replaces the blobs that were set before.
         EXPECT_EQ(NumbersOf(*engine, "before"), (std::vector<int64_t>{-1}));
         const auto sum = NumbersOf(*engine, "sum");
         ASSERT_EQ(sum.size(), 2u);
@@ -310,7 +313,7 @@ TEST(CheckpointNumbersTest, BlobsOfEveryWorldSizeIntoEveryOther) {
   }
 }
 
-// Each rank's blobs are named in the manifest, which has 64 MiB for that.
+// A manifest has 64 MiB for the names of all ranks' blobs.
 TEST(CheckpointNumbersTest, AsManyBlobsAsAManifestNames) {
   const testing::TempFolder folder;
   RunWorld(AwkwardTraining(2, 1), 1, [&](Engine* engine, UnitTrainer*) {
@@ -326,7 +329,7 @@ TEST(CheckpointNumbersTest, AsManyBlobsAsAManifestNames) {
     EXPECT_EQ(count, (64 << 20) / 2 / 60091);
     ExpectError(status, StatusCode::kResourceExhausted,
                 {"2 ranks", "67108864", "fewer blobs"});
-    // One that is there already is only replaced.
+    // Setting a blob that exists already replaces it and takes no more space.
     EXPECT_OK(checkpoints.SetBlob(StrCat(0, std::string(60000, 'n')),
                                   BlobRule::kPerRank, &count, sizeof(count)));
     EXPECT_OK(engine->Save(folder.path(), Quick()));
@@ -356,7 +359,8 @@ TEST(CheckpointNumbersTest, BlobsThatAreWrong) {
         {"rule 4"});
     ExpectInvalid(checkpoints.SetBlob("a", BlobRule::kSummed, "1234567", 7),
                   {"7 bytes"});
-    // What differs between ranks is an error of all, which says who has what.
+    // A difference between ranks is an error on all ranks, which names the
+    // ranks and their values.
     const int64_t rank = engine->comm()->rank();
     ASSERT_OK(SetNumbers(engine, "same", BlobRule::kReplicated, {rank}));
     ExpectError(

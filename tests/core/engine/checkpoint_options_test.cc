@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of saves and loads that are wrong, or differ between ranks.
+// Saves and loads that are called in the wrong state, with wrong options, or
+// with options that differ between ranks.
 
 #include "tests/core/engine/checkpoint_options.h"
 
@@ -69,8 +70,8 @@ TEST(CheckpointOptionsTest, CallsInTheWrongState) {
   });
 }
 
-// What one rank has otherwise is an error of all that says so, and everything
-// goes on.
+// An option that differs on one rank is an error on all ranks that names the
+// option, and training goes on after it.
 TEST(CheckpointOptionsTest, OptionsThatDifferBetweenRanks) {
   const testing::TempFolder folder;
   RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer* trainer) {
@@ -146,7 +147,7 @@ TEST(CheckpointOptionsTest, OptionsThatDifferBetweenRanks) {
                 {"from_rank0: rank 0 has false, rank 1 has true"});
     ExpectInvalid(load([](LoadOptions* o) { o->threads = -1; }),
                   {"rank 1", "threads -1"});
-    // Ranks that see another checkpoint at their path.
+    // Rank 1's path holds no checkpoint.
     const testing::TempFolder none;
     LoadReport report;
     ExpectError(

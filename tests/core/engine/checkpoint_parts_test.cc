@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Saves and loads of parts, and of other types and plans.
+// Saves and loads of parts of the state, and loads into other dtypes and plans.
 
 #include <gtest/gtest.h>
 
@@ -26,12 +26,12 @@ namespace {
 
 using Tensors = std::map<std::string, std::vector<unsigned char>>;
 
-// What `load` makes of a world that has done one step, with what another one
-// saved after two.
+// The states of two worlds: one that saved after two steps, and one that took
+// one step and then loaded that checkpoint.
 struct Result {
   Tensors saved, before, after;
   LoadReport report;
-  int64_t next_step = 0;  // Of the step after the load.
+  int64_t next_step = 0;  // The number of the step after the load.
 };
 
 Result SaveAndLoad(const UnitTraining& from, const SaveOptions& save,
@@ -66,7 +66,8 @@ std::string NameOf(const UnitTraining& training, ParamId param,
                 "/", what);
 }
 
-// `after` has of `saved` what `is_loaded` says, and else what was before.
+// Expects in `after` the saved bytes of the tensors for which `is_loaded` is
+// true, and the bytes before the load of all others.
 template <typename IsLoaded>
 void ExpectLoaded(const Result& result, IsLoaded is_loaded) {
   ASSERT_EQ(result.after.size(), result.before.size());
@@ -103,13 +104,14 @@ TEST(CheckpointPartsTest, Submodules) {
       ExpectLoaded(result, [&](const std::string& name) {
         return positions.count(name.substr(0, name.find('/') + 1)) != 0;
       });
-      // The engine's own step goes on.
+      // A load of some submodules leaves the engine's own step number.
       EXPECT_EQ(result.next_step, 2);
     }
   }
 }
 
-// One module's keys, saved without a prefix, do not fit another's.
+// Keys that were saved with the prefix of a module do not fit a load that
+// expects them without it.
 TEST(CheckpointPartsTest, PrefixesMustFit) {
   const testing::TempFolder folder;
   WholeState whole;
@@ -126,7 +128,7 @@ TEST(CheckpointPartsTest, PrefixesMustFit) {
     ExpectError(status, StatusCode::kFailedPrecondition,
                 {"missing: bias", "unexpected: block.bias"});
     EXPECT_NE(status.detail().find("\"block.big\""), std::string::npos);
-    // Nothing was touched: it goes on.
+    // The refused load changed nothing, and the next one succeeds.
     load.state.strip_prefix = false;
     EXPECT_OK(engine->Load(folder.path(), load, &report));
   });
@@ -151,7 +153,7 @@ TEST(CheckpointPartsTest, FrozenLeftOut) {
     LoadReport report;
     ExpectError(engine->Load(folder.path(), LoadOptions(), &report),
                 StatusCode::kFailedPrecondition, {"1 missing: block.frozen"});
-    // In FILLING, what is missing has no value.
+    // An engine in FILLING has no values for the parameters that are missing.
     LoadOptions lax;
     lax.rules.strict = false;
     ExpectError(engine->Load(folder.path(), lax, &report),
@@ -222,7 +224,7 @@ TEST(CheckpointPartsTest, NarrowParametersGetMasters) {
     EXPECT_GT(result.report.match.converted, 3);
     for (const auto& [name, bytes] : result.after) {
       if (IsParam(name)) {
-        // Rounded to nearest.
+        // Parameters are rounded to nearest.
         const auto& wide = result.saved.at(name);
         std::vector<float> values(wide.size() / sizeof(float));
         if (!wide.empty()) std::memcpy(values.data(), wide.data(), wide.size());
@@ -257,7 +259,7 @@ TEST(CheckpointPartsTest, WideParametersComeFromMasters) {
   EXPECT_GE(masters, 4);
 }
 
-// Codes that were decoded and encoded again are the same.
+// 8-bit codes that are decoded and encoded again are the same.
 TEST(CheckpointPartsTest, CodesToFloatsAndBack) {
   const testing::TempFolder codes, floats;
   const UnitTraining q8 = Typed(3, 2, DType::kF32, "adamw?states=q8");
@@ -276,7 +278,8 @@ TEST(CheckpointPartsTest, CodesToFloatsAndBack) {
   EXPECT_TRUE(loaded == saved) << saved.Differences(loaded);
 }
 
-// Writes what a checkpoint holds into one file, codes in slices of 100.
+// Writes the contents of a checkpoint into one file, with codes in slices of
+// 100 elements.
 void CutCodes(const ShardStore& from, const std::string& folder) {
   const Manifest& manifest = *from.manifest();
   ManifestContents contents;
@@ -325,8 +328,7 @@ void CutCodes(const ShardStore& from, const std::string& folder) {
       {reinterpret_cast<const char*>(encoded->data()), encoded->size()});
 }
 
-// Blocks of codes have a scale each; who wrote the file may have cut it
-// anywhere.
+// Each block of codes has one scale, but slices may end within a block.
 TEST(CheckpointPartsTest, CodesInSlicesThatAreNoBlocks) {
   const testing::TempFolder folder, cut;
   WholeState saved, whole, pieces;

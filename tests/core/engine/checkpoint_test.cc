@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Saves and loads of whole engines: every world size into every other, whatever
-// the stage, partition, units and backend, bit by bit.
+// Saves and loads of whole engines, compared bit by bit: every world size into
+// every other, with any stage, partition, units and backend.
 
 #include <gtest/gtest.h>
 
@@ -37,7 +37,8 @@ TEST(CheckpointTest, EveryWorldSizeIntoEveryOther) {
   }
 }
 
-// A run that stops and goes on ends like one that does not.
+// A run that stops and resumes ends with the same bits as one that does not
+// stop.
 TEST(CheckpointTest, ResumeContinuesBitIdentically) {
   for (const char* optimizer :
        {"adamw", "adam?amsgrad=1", "sgd?momentum=0.9", "adamw?states=bf16",
@@ -76,7 +77,8 @@ TEST(CheckpointTest, ResumeContinuesBitIdentically) {
   }
 }
 
-// What was written without an engine is as good as what an engine saved.
+// Checkpoints that were written without an engine load like those that an
+// engine saved.
 TEST(CheckpointTest, LoadsWhatWasReshardedOrExported) {
   const testing::TempFolder folder;
   WholeState saved;

@@ -73,7 +73,7 @@ TEST_P(CommQueueTest, CountsWhatWasThroughBeforeItWasWaitedFor) {
     open.wait();
     return Status();
   });
-  // The host asks while it is on its way.
+  // The host waits while the second operation is in progress.
   std::future<Status> waited = std::async(std::launch::async, [&] {
     gate.set_value();
     return Status();
@@ -84,7 +84,8 @@ TEST_P(CommQueueTest, CountsWhatWasThroughBeforeItWasWaitedFor) {
   queue_->MovedByHost(3, 0.5);
   const CommCounters counters = queue_->Take();
   EXPECT_EQ(counters.bytes, 123u);
-  // The first certainly, the second only if it was through by then.
+  // The first operation certainly overlapped; the second only if it was done
+  // before the host waited for it.
   EXPECT_GE(counters.bytes_overlapped, 100u);
   EXPECT_LE(counters.bytes_overlapped, 120u);
   EXPECT_DOUBLE_EQ(counters.seconds, 0.75);
@@ -106,7 +107,7 @@ TEST_P(CommQueueTest, CountsNothingThatTheHostWaitedFor) {
     return Status();
   });
   entered.get_future().wait();
-  // It cannot be through before the wait has looked.
+  // The operation cannot finish before Wait has looked at it.
   ExpectError(queue_->Wait(event, Deadline::After(0.01)),
               StatusCode::kDeadlineExceeded, {"work"});
   gate.set_value();

@@ -35,7 +35,7 @@ std::shared_ptr<const Plan> MakePlan(bool last_trainable) {
 
 class CountersTest : public ::testing::Test {
  protected:
-  // Takes a step with the parameters that are not at `left_out`.
+  // Counts a step of all parameters but the one at `left_out`.
   void StepWithout(size_t left_out, bool skipped = false) {
     counters_.Choose(*plan_, [&](size_t at) { return at != left_out; });
     counters_.Count(skipped);
@@ -92,7 +92,7 @@ TEST_F(CountersTest, NoStepBeyondTheLast) {
   EXPECT_TRUE(counters_.CheckStepCount().ok());
   StepAll();
   EXPECT_EQ(counters_.CheckStepCount().code(), StatusCode::kOutOfRange);
-  // One parameter that is there is enough.
+  // The step count of a single parameter is enough for the error.
   counters_.Reset();
   counters_.SpreadSteps(*plan_);
   counters_.SetParamStep(*plan_, 1, Counters::kMostSteps);
@@ -113,7 +113,7 @@ TEST_F(CountersTest, EqualCountsCollapse) {
 TEST_F(CountersTest, WhatIsTrainedAnewCountsFromZero) {
   const std::shared_ptr<const Plan> frozen = MakePlan(false);
   counters_.ContinueWith(*frozen, *plan_);
-  EXPECT_THAT(counters_.param_steps(), IsEmpty());  // All are at 0.
+  EXPECT_THAT(counters_.param_steps(), IsEmpty());  // All counts are 0.
   StepAll();
   counters_.ContinueWith(*plan_, *frozen);
   EXPECT_THAT(counters_.param_steps(), IsEmpty());

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that differ: every option of a plan and every property of a model, each
-// on one rank of three, is an error of all that names it, both values and the
-// ranks. Others of the kind are where the calls are tested.
+// Plans, models and calls that differ between ranks. Every option of a plan and
+// every property of a model, changed on one rank of three, is an error on all
+// ranks that names the property, both values and the ranks. Differences in
+// other calls are tested where the calls are.
 
 #include <gtest/gtest.h>
 
@@ -32,8 +33,8 @@ struct Inputs {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape = {4, 6};
   std::string optimizer = "adamw?lr=0.25";
-  // After the parameters: 0 block.weight, 1 block.mlp.up, 2 block.mlp.down,
-  // tied as head.weight.
+  // Called after the parameters are added: 0 is block.weight, tied as
+  // head.weight, 1 is block.mlp.up, 2 is block.mlp.down.
   std::function<void(Model*)> model = [](Model*) {};
   std::function<void(PlanOptions*)> options = [](PlanOptions*) {};
 };
@@ -59,7 +60,7 @@ StatusOr<std::shared_ptr<const Plan>> PlanOf(const Inputs& inputs) {
 }
 
 struct Case {
-  const char* difference;  // Up to the ranks.
+  const char* difference;  // The message up to the ranks.
   const char* usual;
   const char* odd;
   std::function<void(Inputs*)> change;
@@ -159,7 +160,7 @@ const std::vector<Case>& Cases() {
   return *cases;
 }
 
-// All ranks get the same message, which is returned.
+// Expects the same message on all ranks, and returns it.
 std::string DesyncOf(
     const std::function<Status(const std::shared_ptr<Communicator>&)>& call,
     int odd, const std::string& link) {
@@ -197,7 +198,7 @@ TEST(DesyncTest, EveryPropertyOfAPlanIsNamed) {
       EXPECT_NE(message.find("the ranks differ in the plan: "),
                 std::string::npos)
           << message;
-      // A group more has no counterpart on the others.
+      // The other ranks have no counterpart of an additional group.
       const int most = odd == 0 ? 1 : 0;
       const std::string expected =
           *one.usual == '\0'
@@ -263,7 +264,8 @@ TEST(DesyncTest, EveryOptionOfAnEngineIsNamed) {
   }
 }
 
-// What differs in calls of a trained engine, which goes on after each.
+// Arguments of calls that differ between ranks; the engine works on after each
+// error.
 TEST(DesyncTest, CallsOfAnEngine) {
   const testing::TempFolder root;
   RunThreadRanks(kRanks, [&](const auto& comm) {
@@ -293,7 +295,7 @@ TEST(DesyncTest, CallsOfAnEngine) {
            "write_back: rank 0 has false, rank 1 has true");
     ASSERT_OK(engine.EndSummon(false, 0));
 
-    // State dicts.
+    // State dicts differ.
     const auto load = [&](const std::function<void(MemoryStore*)>& add) {
       MemoryStore store;
       EXPECT_OK(engine.AddLocalState(StateOptions(), &store));
@@ -317,10 +319,10 @@ TEST(DesyncTest, CallsOfAnEngine) {
            }),
            "rank 0 has the end, rank 1 has 'more'");
 
-    // Checkpoints: each rank saw another one.
+    // Checkpoints differ: each rank loads another one.
     SaveOptions save;
     ASSERT_OK(engine.Save(root.path(), save));
-    // Of the same name, with other contents.
+    // The other checkpoint has the same name and other contents.
     static_cast<float*>(engine.Grad(0)->data)[0] = 1;
     StepReport step;
     ASSERT_OK(engine.Step(StepOptions(), &step));
@@ -331,7 +333,8 @@ TEST(DesyncTest, CallsOfAnEngine) {
     expect(engine.Load(odd ? other : root.path(), LoadOptions(), &report),
            "the checkpoint: id: rank 0 has 0x");
 
-    // Hyperparameters, at last: the ranks are out of step from there on.
+    // Hyperparameters come last, because the engine cannot be used after that
+    // error.
     if (odd) ASSERT_OK(engine.SetHyper(0, "beta1", 0.5));
     expect(engine.Step(StepOptions(), &step),
            "the hyperparameters of the step: beta1 of param group 0: rank 0 "

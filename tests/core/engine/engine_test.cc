@@ -28,8 +28,8 @@ using ::testing::IsEmpty;
 
 using CommPtr = std::shared_ptr<Communicator>;
 
-// Sizes that divide by nothing, a scalar, an empty one; fewer elements than
-// ranks in the last.
+// Sizes that no world size divides, a scalar, an empty tensor, and one of fewer
+// elements than ranks.
 const std::vector<std::vector<int64_t>> kShapes = {
     {33, 7}, {5}, {}, {0, 4}, {129}, {2, 3, 4}, {1}};
 
@@ -63,7 +63,8 @@ float Gradient(int rank, int step, int param, int64_t i) {
   return static_cast<float>(std::cos(rank * 3 + step * 5 + param * 7 + i));
 }
 
-// One rank, in double, the order of operations of the formula's header.
+// AdamW on one rank in double, in the order of operations that the formula's
+// header gives.
 class Reference {
  public:
   Reference(std::vector<double> hypers, int world_size)
@@ -234,7 +235,7 @@ INSTANTIATE_TEST_SUITE_P(All, EngineStepTest, ::testing::ValuesIn(Cases()),
                                          c.max_grad_norm > 0 ? "Clipped" : "");
                          });
 
-// Two runs give the same bits, and so do stages and partitions, whose
+// Two runs give the same bits, and so do other stages and partitions, whose
 // arithmetic per element is the same.
 TEST(EngineTest, RunsAreBitIdentical) {
   const auto run = [](int stage, Partition partition) {
@@ -292,7 +293,7 @@ TEST(EngineTest, NonFiniteGradientsSkipTheStepOnAllRanks) {
     EXPECT_EQ(param[3], Initial(0, 3));
     EXPECT_EQ(param[0], Initial(0, 0));
 
-    // Both ranks must have looked before the next step changes it.
+    // Both ranks read the parameters before the next step changes them.
     ASSERT_TRUE(comm->Barrier("looked", Deadline::After(30)).ok());
     FillGrads(engine->get(), comm->rank(), 1);
     ASSERT_TRUE((*engine)->Step(options, &report).ok());
@@ -320,7 +321,7 @@ TEST(EngineTest, DivisorLossScaleAndLrAreApplied) {
     // (64 + 64) / (4 * 16) * 0.5
     EXPECT_EQ(param[2], -1.0f);
 
-    // The learning rate stays; a cleared gradient changes nothing.
+    // The engine keeps the learning rate; a cleared gradient changes nothing.
     ASSERT_TRUE(comm->Barrier("looked", Deadline::After(30)).ok());
     EXPECT_TRUE((*engine)->ZeroGrad().ok());
     ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
@@ -384,7 +385,7 @@ TEST(EngineTest, PlansThatDifferAreADesyncOnAllRanks) {
   });
 }
 
-// The same code everywhere, and training goes on.
+// The error has the same code on all ranks, and training goes on.
 TEST(EngineTest, AWrongOptionOnOneRankIsAnErrorOnAllAndChangesNothing) {
   RunThreadRanks(3, [](const CommPtr& comm) {
     const auto plan = MakePlan(3, "adamw");
@@ -404,7 +405,7 @@ TEST(EngineTest, AWrongOptionOnOneRankIsAnErrorOnAllAndChangesNothing) {
     EXPECT_EQ(status.rank(), 1);
     EXPECT_THAT(status.message(), HasSubstr("max_grad_norm=-3"));
 
-    // A scale that fp32 cannot hold.
+    // The scale of the gradients cannot be held in fp32.
     for (const double divisor : {1e-45, 1e60}) {
       options = StepOptions();
       options.grad_divisor = divisor;
@@ -525,7 +526,7 @@ TEST(EngineTest, ManyWarningsOfThePlanAreCounted) {
   EXPECT_EQ(lines[7], (*plan)->Warnings()[7]);
   EXPECT_THAT(lines[8], HasSubstr("12 more warnings"));
 
-  // A change of the plan warns of what is new.
+  // A change of the plan logs only the warnings that are new.
   lines.clear();
   ASSERT_TRUE((*engine)->BroadcastParams(10).ok());
   Status changed = (*engine)->SetTrainable({0}, false, 10);

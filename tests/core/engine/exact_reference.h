@@ -80,8 +80,8 @@ class ExactReference {
   std::string DifferenceOf(std::string_view name, ParamId param, int64_t i,
                            float value) const;
 
-  // Makes a step. `sums` are those of all ranks' gradients; empty for a
-  // parameter that makes no step.
+  // Makes a step. `sums` holds the sum of all ranks' gradients of each
+  // parameter; it is empty for a parameter that makes no step.
   void Step(const DoubleTensors& sums, double divisor, double max_norm) {
     double square = 0;
     for (const auto& sum : sums) {
@@ -99,7 +99,7 @@ class ExactReference {
   struct State {
     std::vector<double> m;
     std::vector<double> v;
-    std::vector<double> largest;  // |m|, of all steps.
+    std::vector<double> largest;  // The largest |m| of all steps.
     int steps = 0;
   };
 
@@ -147,10 +147,11 @@ class ExactReference {
   double norm_ = 0;
 };
 
-// Tolerance: some five fp32 operations per step lose 2^-24 each. For an average
-// that is relative to the largest value it ever had; for an average of squares,
-// where nothing cancels, to its own value, so that small ones are compared as
-// strictly as large ones. A master weight is an fp32 parameter.
+// Tolerance: some five fp32 operations per step lose 2^-24 each. The tolerance
+// of an average is relative to the largest value that the average ever had. The
+// tolerance of an average of squares, where nothing cancels, is relative to its
+// own value, so that small values are compared as strictly as large ones. A
+// master weight is compared as an fp32 parameter.
 inline std::string ExactReference::DifferenceOf(std::string_view name,
                                                 ParamId param, int64_t i,
                                                 float value) const {
@@ -172,7 +173,7 @@ inline std::string ExactReference::DifferenceOf(std::string_view name,
                 allowed, ")");
 }
 
-// Returns "", or how this rank's states differ from those of the reference.
+// Returns "", or how this rank's states differ from the reference's.
 inline std::string StateDifference(const Engine& engine,
                                    const ExactReference& reference) {
   const int rank = engine.plan().RangeOf(engine.comm()->rank());

@@ -38,11 +38,11 @@ struct ExactTraining {
   std::string link;
   int steps = 5;
   int passes = 1;
-  // Units are in use while the units nested in them are; else one after the
-  // other.
+  // If true, a unit is in use while the units nested in it are; otherwise units
+  // are in use one after the other.
   bool nested = true;
   bool per_param = false;
-  // Ranks visit units, or declare them ready, in different orders.
+  // If true, ranks visit units, or declare them ready, in different orders.
   bool shuffled = false;
   // Null when every rank has gradients of every parameter.
   std::function<bool(int step, int pass, int rank, ParamId param)> has_grad;
@@ -83,7 +83,7 @@ class ExactTrainer {
         turned_(training.shuffled && rank_ % 2 == 1),
         gathers_(plan_.shards_params() && !engine->comm()->direct()) {}
 
-  // The first failure; "" so far.
+  // Returns the first failure, or "" if there is none so far.
   const std::string& failure() const { return failure_; }
   bool ok() const { return failure_.empty(); }
 
@@ -215,7 +215,7 @@ class ExactTrainer {
       written.push_back(param);
     });
     if (!ok()) return;
-    if (with == 0 && without > 0) return;  // Released as it is.
+    if (with == 0 && without > 0) return;  // The release declares nothing.
     if (turned_) std::reverse(written.begin(), written.end());
     if ((training_.per_param && with > 0) || without > 0) {
       for (const ParamId param : written) {

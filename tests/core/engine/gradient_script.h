@@ -57,7 +57,8 @@ struct RankStep {
   void Do(Act::Kind kind, int32_t id = 0, int pass = 1) {
     acts.push_back({kind, id, pass});
   }
-  // Adds an act that gives the gradient of `param` in `pass`, which counts.
+  // Adds an act that gives the gradient of `param` in `pass`; the gradient
+  // counts.
   void Give(ParamId param, int pass, Act::Kind how) {
     Do(how, param, pass);
     passes[static_cast<size_t>(param)].push_back(pass);
@@ -69,8 +70,8 @@ struct GradientScript {
   EngineOptions engine;
   StepOptions step;
   std::string link;
-  // By rank, the steps until it joins; the script has as many steps as the
-  // longest.
+  // The steps of each rank until the rank joins, by rank. The script has as
+  // many steps as the longest list.
   std::vector<std::vector<RankStep>> ranks;
 
   size_t NumSteps() const {

@@ -22,7 +22,8 @@ using ::testing::HasSubstr;
 
 using CommPtr = std::shared_ptr<Communicator>;
 
-// "p0" in the default group, "p1" in group 1, "p2" frozen.
+// Returns a model with "p0" in the default group, "p1" in group 1 and a frozen
+// "p2".
 std::shared_ptr<Model> TwoGroups(const std::string& second) {
   auto model = ModelOf({{4}, {4}, {4}});
   EXPECT_OK(model->AddParamGroup(second, {1, 2}));
@@ -50,7 +51,8 @@ float* GradOf(Engine* engine, ParamId param) {
   return static_cast<float*>(engine->Grad(param)->data);
 }
 
-// Element 0 of a parameter, once every rank is there to see it.
+// Returns element 0 of a parameter after the step of all ranks; no rank goes on
+// before all have read it.
 float ValueOf(Engine* engine, ParamId param) {
   EXPECT_OK(engine->comm()->Barrier("look", Deadline::After(30)));
   const float value = *static_cast<const float*>(engine->Param(param)->data);
@@ -132,7 +134,7 @@ TEST(GroupsTest, WrongChangesAreNamedAndChangeNothing) {
     expect(StatusCode::kInvalidArgument, 1, "beta1", 1, {"beta1=1", "[0, 1)"});
     expect(StatusCode::kInvalidArgument, 0, "lr", -1, {"lr=-1", "at least 0"});
     expect(StatusCode::kInvalidArgument, 0, "lr", 1e301, {"lr=1e+301"});
-    // Group 0 could have it, group 1 cannot: neither gets it.
+    // Group 0 could take the value but group 1 cannot, so neither gets it.
     expect(StatusCode::kInvalidArgument, kAllGroups, "lr",
            std::numeric_limits<double>::quiet_NaN(), {"lr"});
     expect(StatusCode::kFailedPrecondition, 0, "momentum", 0.9,
@@ -150,7 +152,7 @@ TEST(GroupsTest, WrongChangesAreNamedAndChangeNothing) {
   });
 }
 
-// Every key of the group's text can be set for all groups that have it.
+// A change for all groups sets the key in every group that has it.
 TEST(GroupsTest, AChangeForAllGroupsPassesOverThoseWithoutTheKey) {
   RunThreadRanks(1, [](const CommPtr& comm) {
     auto made = MakeEngine(comm, TwoGroups("adamw"), "sgd");
@@ -234,7 +236,7 @@ TEST(ClippingTest, WrongOptionsAreNamed) {
   });
 }
 
-// Whatever the norm, and with gradients of 2 bytes, which are summed twice.
+// Any norm finds them, also in gradients of 2 bytes, which are summed twice.
 TEST(ClippingTest, NonFiniteGradientsSkipTheStep) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const double bad : {HUGE_VAL, -HUGE_VAL, std::nan("")}) {
@@ -297,7 +299,8 @@ TEST(LossScalingTest, SkipsAndBacksOffOnAllRanks) {
   });
 }
 
-// Also where they scale alike at first.
+// Ranks must have the same kind of loss scaling, even if the scales are equal
+// at first.
 TEST(LossScalingTest, RanksThatDifferAreADesync) {
   RunThreadRanks(2, [](const CommPtr& comm) {
     const auto made = MakeEngine(

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the library accepts of hostile and colliding names can be saved, loaded
-// by another number of ranks, and taken out and back as a state dict: nothing
-// is refused later. SHARD_TEST_LONG tries a hundred times as many models;
-// SHARD_TEST_SEED=N tries one alone, the number that a failure prints.
+// Hostile and colliding names. A model that the library accepts can be saved,
+// loaded by another number of ranks, and read and loaded as a state dict:
+// nothing is refused later. SHARD_TEST_LONG tries a hundred times as many
+// models; SHARD_TEST_SEED=N tries one alone, the number that a failure prints.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ namespace {
 
 using testing::Dice;
 
-// Few ones, so that they meet.
+// Picks one of a few names, so that names collide.
 std::string ModuleName(Dice* dice) {
   return dice->Pick<std::string>({"state", "state", "param_groups", "_orig_mod",
                                   "_orig_mod", "_fsdp_wrapped_module", "module",
@@ -72,7 +72,7 @@ struct Tally {
   int saved = 0;
 };
 
-// A name is accepted, or refused for what it is.
+// Expects that a name is accepted, or refused with an error about the name.
 template <typename Add>
 void Try(const Add& add, Tally* tally) {
   const Status status = add();
@@ -84,7 +84,8 @@ void Try(const Add& add, Tally* tally) {
   EXPECT_TRUE(IsPlainText(status.message()));
 }
 
-// With blocks, enough that stages 2 and 3 have something to shard.
+// Returns a random model. With `blocks` it has enough units that stages 2 and 3
+// have something to shard.
 std::shared_ptr<Model> RandomModel(bool blocks, Dice* dice, Tally* tally) {
   auto model = std::make_shared<Model>("Root");
   for (int b = 0; blocks && b < 8; ++b) {
@@ -130,7 +131,7 @@ std::vector<std::string> RandomBlobs(Dice* dice) {
   return names;
 }
 
-// Saves on two ranks, and takes the state out and back.
+// Saves on two ranks, and reads the state as a state dict and loads it again.
 void Save(const UnitTraining& training, const std::vector<std::string>& blobs,
           const std::string& root, WholeState* whole, Params* params,
           Tally* tally) {
@@ -181,7 +182,7 @@ void TryModel(uint64_t seed, Tally* tally) {
   Params params;
   Save(training, RandomBlobs(&dice), root, &saved, &params, tally);
 
-  // All that was meant is there, under keys that anybody can print.
+  // The checkpoint holds all entries of the plan, under printable keys.
   auto opened = OpenTensorStore(FileEnv::Posix(), root);
   ASSERT_OK(opened);
   const auto entries = ListStateEntries(**plan, {});
@@ -192,7 +193,7 @@ void TryModel(uint64_t seed, Tally* tally) {
     EXPECT_TRUE(IsPlainText(entry.key));
   }
 
-  // No more than what was promised when the engine was made.
+  // The manifest is within the bound that the engine checked when it was made.
   const Manifest& manifest = *opened->store->manifest();
   const ManifestBound bound = BoundManifest(**plan);
   uint64_t bytes = bound.bytes;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank that hangs on its way into, or in, a save or a load. Where ranks only
-// meet, the others find that out after the engine's timeout, not after that of
-// the whole save; a rank that works on files may take as long as that.
+// A rank that hangs before or during a save or a load. Where ranks only agree
+// on something, the others fail after the engine's timeout, not after the
+// timeout of the whole save; a rank that works on files may take as long as the
+// latter.
 
 #include <gtest/gtest.h>
 
@@ -29,10 +30,10 @@ namespace {
 
 constexpr int kRanks = 3;
 constexpr int kHung = 2;
-// The engine's, in seconds. Steps of a loaded machine must not take as long.
+// The engine's timeout in seconds. Steps on a loaded machine must take less.
 constexpr double kTimeout = 3;
 
-// Where the hung rank waits until the others have given up.
+// Holds the hung rank until the others have given up.
 class Gate {
  public:
   void Open() {
@@ -80,7 +81,8 @@ Status LoadDict(Engine* engine, bool from_rank0) {
 struct Hang {
   const char* name;
   Call call;
-  // Where the rank hangs in it; empty: it never makes the call.
+  // The phase of the call in which the rank hangs; empty if the rank never
+  // makes the call.
   const char* phase;
 };
 
@@ -96,7 +98,7 @@ std::vector<Hang> Hangs() {
   const Call load_dict = [](Engine* engine, const std::string&) {
     return LoadDict(engine, false);
   };
-  // A long timeout of the host's own.
+  // The host's own timeout is long.
   const Call gather = [](Engine* engine, const std::string&) {
     return engine->GatherState(
         StateOptions(), 0, 1800,
@@ -117,7 +119,7 @@ std::vector<Hang> Hangs() {
           {"state load: keys", load_dict, "the state dict"}};
 }
 
-// Three ranks train, and then one of them hangs.
+// Lets three ranks train, then lets one of them hang.
 void RunHang(const Hang& hang) {
   SCOPED_TRACE(hang.name);
   const testing::TempFolder root;
@@ -144,7 +146,7 @@ void RunHang(const Hang& hang) {
     ASSERT_OK(made);
     UnitTrainer trainer(training, made->get());
     trainer.Fill();
-    ASSERT_OK(SaveTo(made->get(), root.path(), false));  // For loads.
+    ASSERT_OK(SaveTo(made->get(), root.path(), false));  // For the loads.
     TrainSteps(1, 1, made->get(), &trainer);
     ASSERT_OK((*comm)->Barrier("trained", Deadline::After(30)));
     trained = true;
@@ -166,7 +168,7 @@ void RunHang(const Hang& hang) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-// All at once, for they only wait.
+// The worlds run at the same time, because they mostly wait.
 TEST(HungRankTest, MeetingsEndWithTheEnginesTimeout) {
   std::vector<std::thread> worlds;
   const std::vector<Hang> hangs = Hangs();
@@ -174,7 +176,7 @@ TEST(HungRankTest, MeetingsEndWithTheEnginesTimeout) {
   for (std::thread& world : worlds) world.join();
 }
 
-// Writes that begin only when the engine's timeout is long over.
+// Delays the first write until the engine's timeout is over.
 class SlowEnv final : public testing::ForwardingEnv {
  public:
   SlowEnv() : ForwardingEnv(testing::NoSyncEnv::Get()) {}
@@ -186,7 +188,7 @@ class SlowEnv final : public testing::ForwardingEnv {
   }
 
  private:
-  // What is waited for is the time itself.
+  // Sleeps, because the time itself is the condition.
   void OutlastTimeout() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (outlasted_) return;
@@ -210,7 +212,7 @@ void RunSlowSave(bool async) {
     if (engine->comm()->rank() == 1) options.env = &slow;
     ASSERT_OK(engine->Save(root.path(), options));
     if (async) {
-      // The next save waits for this one's writes, too.
+      // The next save also waits for the writes of this one.
       options.env = testing::NoSyncEnv::Get();
       options.overwrite = true;
       const auto next = engine->Save(root.path(), options);
@@ -244,7 +246,7 @@ TEST(HungRankTest, ARankThatTakesWhatRank0SendsMayTakeLonger) {
     options.from_rank0 = true;
     options.state.content = StateContent::kModel;
     bool outlasted = false;
-    // What is waited for is the time itself.
+    // Sleeps, because the time itself is the condition.
     options.progress = [&](uint64_t, uint64_t) {
       if (engine->comm()->rank() == 1 && !std::exchange(outlasted, true)) {
         std::this_thread::sleep_for(
@@ -260,12 +262,13 @@ TEST(HungRankTest, ARankThatTakesWhatRank0SendsMayTakeLonger) {
 
 // ---- Ranks that give up ----------------------------------------------------
 
-// Rank 0 gives up, by a timeout of the call's own, while the work that it has
-// begun goes on; rank 1 comes late, and hears of that before its own timeout.
+// A call in which rank 0 gives up, by the call's own timeout, while the work
+// that the call has begun goes on. Rank 1 comes late, and gets the error before
+// its own timeout.
 struct GiveUp {
   const char* name;
   int stage;
-  const char* phase;  // Where rank 1 is late.
+  const char* phase;  // The phase in which rank 1 is late.
   Status (*call)(Engine* engine, double timeout);
 };
 
@@ -325,7 +328,7 @@ TEST(HungRankTest, ARankThatGivesUpTellsTheOthers) {
         EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded)
             << status.ToString();
         gate.Open();
-        // Nor does rank 1 hear of a rank that left.
+        // Rank 0 stays, so that rank 1's error cannot be that rank 0 left.
         told.Wait();
         return;
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A run that begins in another program and goes on here.
+// Imports the state of a run that began in another program.
 
 #include "core/engine/state/import_state.h"
 
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kNumel = 700;
 
-// Adam by its formula, in double: what "the other program" does.
+// The other program: Adam by its formula, in double.
 struct Adam {
   std::vector<double> p, m, v;
 
@@ -101,7 +101,7 @@ TEST(ImportStateTest, ARunGoesOnFromTheMiddle) {
         }
         const std::vector<float> ours =
             Load(dtype, engine->Param(0)->data, kNumel);
-        // bf16 gradients, and a last rounding to bf16.
+        // Gradients in bf16, and a last rounding of parameters to bf16.
         const double tolerance = dtype == DType::kF32 ? 2e-6 : 2e-2;
         for (size_t i = 0; i < ours.size(); ++i) {
           ASSERT_NEAR(static_cast<double>(ours[i]), other.p[i], tolerance)
@@ -154,7 +154,7 @@ TEST(ImportStateTest, WrongArgumentsAreNamed) {
     const Status unknown = set(0, "momentum", kNumel);
     EXPECT_EQ(unknown.code(), StatusCode::kNotFound);
     EXPECT_THAT(unknown.message(), HasSubstr("exp_avg, exp_avg_sq"));
-    // No master weights where parameters are fp32.
+    // Parameters in fp32 have no master weights.
     EXPECT_EQ(set(0, "master_param", kNumel).code(), StatusCode::kNotFound);
     ExpectInvalid(set(0, "exp_avg", 3), {"'exp_avg'", "700", "not 3"});
     ExpectInvalid(set(7, "exp_avg", 3), {"7"});

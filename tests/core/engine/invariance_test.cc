@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the bits of a run depend on: values, hyperparameters, seed. Not on how
-// many ranks there are, on who owns what, or on how large buckets are.
+// The bits of a run depend on values, hyperparameters and the seed. They do not
+// depend on the number of ranks, on who owns which elements, or on the size of
+// buckets.
 
 #include <gtest/gtest.h>
 
@@ -25,8 +26,9 @@ struct Case {
 
 class InvarianceTest : public ::testing::TestWithParam<Case> {};
 
-// Larger than a block of 256 and than a tile, sizes that divide by nothing, a
-// scalar, an empty one. Muon's are matrices, some of one shape.
+// Returns shapes that are larger than a block of 256 and than a tile, whose
+// sizes no world size divides, a scalar and an empty one. For Muon, all are
+// matrices, some of one shape.
 std::vector<std::vector<int64_t>> ShapesFor(const std::string& optimizer) {
   if (optimizer.substr(0, 4) == "muon") {
     return {{33, 70}, {9, 4}, {33, 70}, {4, 9}, {0, 4}, {1, 12}, {9, 4}};
@@ -44,9 +46,10 @@ TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
   training.plan.seed = 77;
   for (const double type :
        {0.0, 1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
-    // Norms differ in their numbers, which the default configuration compares.
+    // Other types of norm differ only in their numbers, which the default
+    // configuration compares.
     if (kSanitized && type != 0 && type != 2) continue;
-    // 0: in one pass, without a norm.
+    // Type 0 stands for a step in one pass, without a norm.
     training.step.max_grad_norm = type == 0 ? 0 : 0.5;
     training.step.grad_norm_type = type;
     std::vector<std::vector<float>> first;
@@ -60,7 +63,7 @@ TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
           training.plan.bucket_bytes = bucket_bytes;
           const auto params = Train(training);
           ASSERT_FALSE(params[0].empty());
-          // It moved.
+          // The parameters changed.
           EXPECT_NE(params[0][0], InitialValue(0, 0));
           if (first.empty()) first = params;
           ASSERT_EQ(params, first)
@@ -97,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(
              Masters::kNoneNearest}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Only the seed decides, where rounding is random.
+// With random rounding, only the seed decides the bits.
 TEST(StochasticTest, AnotherSeedGivesOtherBits) {
   Training training;
   training.model = ModelOf({{300}}, DType::kBF16);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that run out of input at different times: every number of batches per
-// rank, two epochs in a row, against a reference in double. SHARD_TEST_LONG
-// tries all combinations in all forms; else every combination of two and three
-// ranks is tried in one form or several.
+// Ranks that run out of input at different times, compared with a reference in
+// double: every number of batches per rank, two epochs in a row.
+// SHARD_TEST_LONG tries all combinations in all forms; otherwise every
+// combination of two and three ranks is tried in one form or several.
 
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ constexpr Form kForms[] = {
 };
 constexpr int kNumForms = static_cast<int>(std::size(kForms));
 
-// Units of two pages, so that sharding saves some.
+// Returns a plan whose units have two pages, so that sharding saves some.
 std::shared_ptr<const Plan> PlanFor(const Form& form, int world_size) {
   UnitTraining training;
   training.model = std::make_shared<Model>("Root");
@@ -74,7 +74,7 @@ std::shared_ptr<const Plan> PlanFor(const Form& form, int world_size) {
   return *plan;
 }
 
-// What else goes on.
+// Options that a form is combined with.
 struct Extras {
   bool average_active = false;
   bool new_lr = false;  // Set on active ranks before every step.
@@ -94,8 +94,8 @@ constexpr int kNumExtras = static_cast<int>(std::size(kExtras));
 
 double LrOf(int step) { return 0.03 / step; }
 
-// Two epochs; in the second, `batches` are those of the next rank. "" or what
-// went wrong.
+// Trains two epochs; in the second, `batches` are those of the next rank.
+// Returns the first failure, or "".
 std::string TrainEpochs(const Form& form, const Extras& extras,
                         const std::vector<int>& batches) {
   const auto world_size = static_cast<int>(batches.size());
@@ -162,7 +162,7 @@ std::string TrainEpochs(const Form& form, const Extras& extras,
             }
           }
           if (!trainer.ok()) break;
-          // Some look at what came out before they join.
+          // Ranks with the most batches read the result before they join.
           if (batches_of(epoch, rank) == most && epoch == 0) {
             trainer.Forward(expected[static_cast<size_t>(most)]);
           }
@@ -185,8 +185,8 @@ std::string TrainEpochs(const Form& form, const Extras& extras,
   return "";
 }
 
-// Every number of batches from 0 to `most` on every rank: calls
-// `visit(index, batches)`.
+// Calls `visit(index, batches)` for every number of batches from 0 to `most` on
+// every rank.
 template <typename Visit>
 void ForEachCombination(int world_size, int most, Visit visit) {
   std::vector<int> batches(static_cast<size_t>(world_size));
@@ -205,7 +205,7 @@ class JoinTest : public ::testing::TestWithParam<int> {};
 TEST_P(JoinTest, EveryNumberOfBatches) {
   const int world_size = GetParam();
   const bool all = std::getenv("SHARD_TEST_LONG") != nullptr;
-  // Of 64, 512 and 4096 combinations.
+  // There are 64, 512 and 4096 combinations.
   const int sparse = !kSanitized ? 1 : world_size > 2 ? 11 : 3;
   const int share = all ? 1 : world_size < 4 ? sparse : 29 * sparse;
   const int forms = all ? kNumForms : world_size == 2 ? 3 : 1;
@@ -231,11 +231,11 @@ TEST_P(JoinTest, EveryNumberOfBatches) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, JoinTest, ::testing::Values(2, 3, 4));
 
-// One combination in every form.
+// Trains one combination in every form.
 TEST(JoinFormsTest, EveryForm) {
   for (const Form& form : kForms) {
     for (const Extras& extras : kExtras) {
-      // Every extra and every form, but not with each other.
+      // With a sanitizer, tries every extra and every form, but not all pairs.
       if (kSanitized && (&form - kForms) % kNumExtras != &extras - kExtras) {
         continue;
       }
@@ -245,10 +245,10 @@ TEST(JoinFormsTest, EveryForm) {
   }
 }
 
-// ---- What is wrong ---------------------------------------------------------
+// ---- Wrong calls -----------------------------------------------------------
 
-// `body(engine)` on two filled engines, of each stage with and without shared
-// memory.
+// Calls `body(engine)` on two ranks with filled engines, for each stage with
+// and without shared memory.
 template <typename Body>
 void OnTwoRanks(Body body) {
   for (const Form& form : kForms) {
@@ -289,7 +289,7 @@ TEST(JoinErrorsTest, UnitsInUseEverywhere) {
     ExpectError(engine->Join(0, &steps), StatusCode::kFailedPrecondition,
                 {"rank 0", "unit 'b0' (1)", "FORWARD", "join"});
     EXPECT_EQ(steps, 0);
-    // All made the same mistake, and can go on.
+    // All ranks made the same mistake, and can go on.
     ASSERT_OK(engine->UnitRelease(1));
     ASSERT_OK(engine->Join(0, &steps));
     TrainOn(engine, 1);
@@ -298,7 +298,7 @@ TEST(JoinErrorsTest, UnitsInUseEverywhere) {
 
 TEST(JoinErrorsTest, UnitInUseOnOneRank) {
   OnTwoRanks([](Engine* engine) {
-    // Where it gathers, both have to.
+    // Where UnitAcquire gathers, both ranks have to call it.
     ASSERT_OK(engine->UnitAcquire(1, Pass::kForward, 0));
     const int rank = engine->comm()->rank();
     if (rank == 0) ASSERT_OK(engine->UnitRelease(1));
@@ -326,7 +326,7 @@ TEST(JoinErrorsTest, GradientsReady) {
       StepReport report;
       ExpectError(engine->Step(StepOptions(), &report),
                   StatusCode::kFailedPrecondition, {"rank 0", "ready"});
-      // That was the other's mistake, and the step can be done.
+      // Rank 0's mistake leaves rank 1's step possible.
       ASSERT_OK(engine->Step(StepOptions(), &report));
       EXPECT_EQ(report.active, 2);
     } else {
@@ -359,7 +359,7 @@ TEST(JoinErrorsTest, BeforeBroadcast) {
   }
 }
 
-// One rank joins, the other broadcasts: nothing that they could go on from.
+// One rank joins and the other broadcasts; the error is final.
 TEST(JoinErrorsTest, BeforeBroadcastOnOneRank) {
   for (const char* link : {"", "direct=0"}) {
     const auto plan = PlanFor(kForms[0], 2);
@@ -384,13 +384,13 @@ TEST(JoinErrorsTest, AnotherCollective) {
     const Status status =
         joins ? engine->Join(0, &steps) : engine->BroadcastParams(0);
     ExpectError(status, StatusCode::kDesync, {"meet", "broadcast"});
-    // Nothing goes on from there.
+    // The error is final.
     EXPECT_FALSE(engine->Join(0, &steps).ok());
   });
 }
 
-// Options that steppers disagree on, while a third waits in join: an error of
-// all.
+// Step options that two ranks disagree on are an error on all ranks, also on
+// the one that waits in join.
 TEST(JoinErrorsTest, SteppersDiffer) {
   for (const Form& form : kForms) {
     if (form.device != std::string("cpu")) continue;

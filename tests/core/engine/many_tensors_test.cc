@@ -50,7 +50,7 @@ struct Size {
   int64_t tensors() const { return int64_t{3} * modules * params; }
 };
 
-// In the short form the names are what is too much for version 1 of the format.
+// The names of the short form are more than version 1 of the format can hold.
 Size SizeOfTest() {
   const bool is_long = std::getenv("SHARD_TEST_LONG") != nullptr;
   return is_long ? Size{10000, 100, 20} : Size{300, 100, 700};
@@ -69,7 +69,7 @@ std::shared_ptr<Model> MakeModel(const Size& size) {
   return model;
 }
 
-// A number that no other element has.
+// Returns a number that no other element has.
 uint32_t ValueOf(size_t entry, int64_t element) {
   return static_cast<uint32_t>(2 * entry) + static_cast<uint32_t>(element) + 1;
 }
@@ -94,7 +94,7 @@ void ForEachElement(const Engine& engine,
 
 class ManyTensorsTest : public ::testing::Test {
  protected:
-  // `act` on each rank, with its engine.
+  // Runs `act` on each rank, with the rank's engine.
   void WithEngines(int world_size, const std::function<void(Engine*)>& act) {
     const std::string url = StrCat("shm:", testing::UniqueName());
     ExpectAllPassed(RunRanks(
@@ -122,11 +122,11 @@ class ManyTensorsTest : public ::testing::Test {
         kTimeout));
   }
 
-  // Runs `act`, and says what it took; its memory is at most
-  // `bytes_per_tensor`.
+  // Runs `act`, prints its time and memory, and expects at most
+  // `bytes_per_tensor` bytes for each tensor.
   void Hold(const std::string& what, int64_t bytes_per_tensor,
             const std::function<void()>& act) {
-    // What was freed before would hide what is allocated now.
+    // Memory that was freed before would hide what is allocated now.
     ::malloc_trim(0);
     const auto begin = std::chrono::steady_clock::now();
     const int64_t growth = GrowthOf(act);
@@ -143,7 +143,7 @@ class ManyTensorsTest : public ::testing::Test {
 };
 
 TEST_F(ManyTensorsTest, SavedLoadedWrittenAndVerified) {
-  // "state.", the name and ".exp_avg_sq".
+  // A key consists of "state.", the parameter's name and ".exp_avg_sq".
   const auto key = static_cast<int64_t>(size_.name_bytes) + 24;
   const std::string root = folder_ / "ckpt";
   WithEngines(2, [&](Engine* engine) {
@@ -151,7 +151,7 @@ TEST_F(ManyTensorsTest, SavedLoadedWrittenAndVerified) {
       std::memcpy(to, &value, sizeof(value));
     });
     ASSERT_OK(engine->BroadcastParams(0));
-    // What was promised when the engine was made.
+    // The bound on the manifest was checked when the engine was made.
     const ManifestBound bound = BoundManifest(engine->plan());
     EXPECT_EQ(static_cast<int64_t>(bound.tensors), size_.tensors());
     EXPECT_LT(bound.bytes, kMaxManifestBytes - kBlobManifestBytes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks conclude from their notes: all pairs of activities, who goes
-// first, and that every rank comes to the same.
+// The agreement of ranks on who goes first, for all pairs of announced
+// activities. All ranks come to the same result.
 
 #include "core/engine/transfer/meeting.h"
 
@@ -37,7 +37,7 @@ StatusOr<Conclusion> ConcludeFor(const std::vector<Note>& notes, int rank,
   return Conclude(notes, rank, allow_missing, NameOf);
 }
 
-// `follows` by rank. All ranks conclude the same leader.
+// Expects the same leader on all ranks; `follows` is by rank.
 void ExpectLed(const std::vector<Note>& notes, bool allow_missing,
                int32_t leader, const std::vector<bool>& follows,
                int32_t active) {
@@ -104,17 +104,17 @@ TEST(ConcludeTest, DifferentThings) {
                   "rank 1 gathers the parameters of unit 2"});
     ExpectDesync({NoteOf(kStep), NoteOf(Activity::kSummon)}, allow_missing, 1,
                  {"rank 0 steps", "rank 1 summons full parameters"});
-    // One in join beside them changes nothing.
+    // A rank in join beside them changes nothing.
     ExpectDesync({NoteOf(kJoin), NoteOf(kGather, 1), NoteOf(kGather, 2)},
                  allow_missing, 2, {"rank 1 gathers", "rank 2 gathers"});
   }
 }
 
 TEST(ConcludeTest, MissingGradients) {
-  // Reductions in any order, the lowest rank's first.
+  // Reductions may come in any order; the lowest rank's goes first.
   ExpectLed({NoteOf(kReduce, 5), NoteOf(kReduce, 2), NoteOf(kReduce, 5)}, true,
             0, {false, true, false}, 3);
-  // Before parameters, and before a step.
+  // A reduction goes before a gather and before a step.
   ExpectLed({NoteOf(kGather, 3), NoteOf(kStep), NoteOf(kReduce, 2)}, true, 2,
             {true, true, false}, 3);
   ExpectLed({NoteOf(kStep), NoteOf(kGather, 3)}, true, 1, {true, false}, 2);
@@ -122,7 +122,7 @@ TEST(ConcludeTest, MissingGradients) {
             {true, true, false}, 2);
   ExpectDesync({NoteOf(kReduce, 1), NoteOf(Activity::kReplan)}, true, 1,
                {"rank 0 reduces", "rank 1 changes groups"});
-  // As long as someone gathers, those that do gather the same.
+  // Ranks that gather while others step have to gather the same unit.
   ExpectDesync({NoteOf(kStep), NoteOf(kGather, 3), NoteOf(kGather, 2)}, true, 2,
                {"rank 1 gathers", "rank 2 gathers"});
 }
@@ -134,13 +134,15 @@ Note ZeroedNote(int32_t unit, int64_t zeroed) {
 }
 
 TEST(ConcludeTest, GradientsFromBeforeZeroGrad) {
-  // Go first, and not together with those from after it.
+  // Gradients from before zero_grad go first, and are not reduced together with
+  // those from after it.
   ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 0), ZeroedNote(2, 0)}, true, 1,
             {true, false, false}, 3);
   ExpectLed({ZeroedNote(2, 1), NoteOf(kStep), ZeroedNote(3, 0)}, true, 2,
             {true, true, false}, 3);
   ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 1)}, true, 0, {false, false}, 2);
-  // Where all ranks have all gradients, none is ahead of another.
+  // Where no gradients may be missing, no rank may be a zero_grad ahead of
+  // another.
   ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 1)}, false, 0, {false, false}, 2);
   ExpectDesync({ZeroedNote(2, 0), ZeroedNote(2, 1)}, false, 1,
                {"rank 0 reduces the gradients of unit 2",
@@ -148,8 +150,8 @@ TEST(ConcludeTest, GradientsFromBeforeZeroGrad) {
                 "the last step: 1)"});
 }
 
-// Whatever the notes, all ranks conclude the same, and someone does what it
-// came for.
+// All ranks agree, whatever they announce, and at least one of them does what
+// it announced.
 TEST(ConcludeTest, EveryThreeNotes) {
   const std::vector<Note> all = {
       NoteOf(kReduce, 0),        NoteOf(kReduce, 1), NoteOf(kGather, 0),
@@ -188,7 +190,7 @@ TEST(MeetingTest, ErrorOfOneRankIsTheErrorOfAll) {
     EXPECT_EQ(failed.status().rank(), 1);
     EXPECT_EQ(meeting.notes()[1].failed, 1);
     EXPECT_EQ(meeting.notes()[2].failed, 0);
-    // And they meet again.
+    // The ranks meet again after the error.
     const auto met =
         meeting.Meet(comm->rank() == 2 ? NoteOf(kJoin) : NoteOf(kGather, 6),
                      Status(), deadline);

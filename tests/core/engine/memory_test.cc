@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernel says two real ranks use, against what the plan predicts.
+// Compares the memory that the kernel reports for two real ranks with the
+// plan's prediction.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +24,7 @@ constexpr int kWorldSize = 2;
 
 StatusOr<std::shared_ptr<const Plan>> MakePlan(Partition partition) {
   auto model = std::make_shared<Model>("Test");
-  // 12 M elements: large enough that the rest of the process is noise.
+  // 12 M elements are large enough that the rest of the process is noise.
   for (int i = 0; i < 12; ++i) {
     SHARD_RETURN_IF_ERROR(
         model->AddParam(kRootModule, StrCat("p", i), DType::kF32, {1000, 1000})
@@ -37,8 +38,8 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(Partition partition) {
   return Plan::Create(std::move(model), options);
 }
 
-// This process's proportional set size: shared pages count in parts, so that
-// the sum over ranks is what the machine spends.
+// Returns this process's proportional set size. It counts shared pages in
+// parts, so that the sum over ranks is the memory that the machine spends.
 double PssBytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   std::string word;

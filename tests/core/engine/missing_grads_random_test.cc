@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random scripts of missing gradients, in every stage, with and without shared
-// memory, with ZERO and SKIP: ranks acquire any units in any order, write,
-// declare, accumulate, zero, and leave some steps out. SHARD_TEST_LONG
-// runs 2,000; SHARD_TEST_SEED=N runs one alone, the number that a failure
-// prints.
+// memory, with ZERO and SKIP. Ranks acquire any units in any order, write,
+// declare, accumulate and zero gradients, and leave some steps out.
+// SHARD_TEST_LONG runs 2,000 scripts; SHARD_TEST_SEED=N runs one alone, the
+// number that a failure prints.
 
 #include <gtest/gtest.h>
 
@@ -31,8 +31,9 @@ constexpr int kSteps = 20;
 
 using testing::Dice;
 
-// A root and 15 blocks with up to three parameters each, one of two pages;
-// some are frozen, one is tied, one is in a unit within a unit.
+// Returns a root and 15 blocks with up to three parameters each, one of them of
+// two pages. Some parameters are frozen, one is tied, and one is in a unit
+// within a unit.
 std::shared_ptr<Model> RandomModel(DType dtype, Dice* dice) {
   auto model = std::make_shared<Model>("Root");
   EXPECT_OK(model->AddParam(kRootModule, "base", dtype, {10}));
@@ -57,11 +58,11 @@ std::shared_ptr<Model> RandomModel(DType dtype, Dice* dice) {
 
 struct Use {
   int32_t unit;
-  bool begins;  // Or ends.
+  bool begins;  // Else it ends.
 };
 
-// A backward pass through some of the units, in any order, with as many in use
-// at once as there are slots.
+// Returns a backward pass through some of the units, in any order, with at most
+// as many units in use at once as there are slots.
 std::vector<Use> RandomUses(const Plan& plan, Dice* dice) {
   std::vector<int32_t> order;
   for (size_t u = 0; u < plan.units().size(); ++u) {
@@ -91,8 +92,8 @@ std::vector<Use> RandomUses(const Plan& plan, Dice* dice) {
   return uses;
 }
 
-// Makes the steps of one rank, and keeps what the rank's whole gradients hold
-// meanwhile.
+// Makes the random steps of one rank, and keeps track of the contents of the
+// rank's whole gradients.
 class RankMaker {
  public:
   RankMaker(const Plan& plan, bool gathers, bool simple, Dice* dice)
@@ -117,15 +118,16 @@ class RankMaker {
 
   void EndSimple() { simple_ = false; }
 
-  // `uses`: by pass, for ranks that gather parameters, which they have to do
-  // together. `zero_grad`: after which pass everything is thrown away; 0: none.
-  // `zero_grad_after`: the step, too; only where gradients are sharded, whose
-  // ranks do it together.
+  // Returns a random step. `uses`: by pass, for ranks that gather parameters
+  // and so have to use units together; other ranks make uses of their own.
+  // `zero_grad`: the pass after which all gradients are thrown away; 0 for
+  // none. `zero_grad_after`: whether zero_grad follows the step; read only
+  // where gradients are sharded, because ranks then have to do that together.
   RankStep Make(const std::vector<std::vector<Use>>& uses, size_t zero_grad,
                 bool zero_grad_after) {
     step_ = RankStep();
     step_.passes.resize(plan_.places().size());
-    // Also where there happens to be nothing else by which it declares.
+    // Makes the rank declare, even if no other act of the step does.
     if (!simple_ && !declares_ && !gathers_) {
       step_.Do(Act::kAcquire, 0);
       step_.Do(Act::kRelease, 0);
@@ -145,7 +147,9 @@ class RankMaker {
       for (auto& passes : step_.passes) passes.clear();
       unknown_.assign(unknown_.size(), false);
     }
-    // Zeros, which count.
+    // After a zero_grad that follows the last pass, the gradients are zeros,
+    // which would count for a rank that does not declare. One more pass gives
+    // it gradients.
     if (simple_ && zero_grad == uses.size()) MakeSimplePass();
     step_.zero_grad_after = whole_ ? dice_.Chance(50) : zero_grad_after;
     unknown_.assign(unknown_.size(), !step_.zero_grad_after);
@@ -156,7 +160,8 @@ class RankMaker {
   bool Gave(ParamId param) const {
     return !step_.passes[static_cast<size_t>(param)].empty();
   }
-  // Whether something else than what was given may lie there.
+  // Returns whether the gradient of `param` may be given values that do not
+  // count.
   bool MayScribble(ParamId param) const { return !whole_ || !Gave(param); }
 
   void Scribble(ParamId param) {
@@ -166,7 +171,8 @@ class RankMaker {
   }
   void Give(ParamId param) {
     const auto p = static_cast<size_t>(param);
-    // To what was given before it has to be added; zeros may be overwritten.
+    // A gradient is added to one that was given before; zeros may be
+    // overwritten.
     const bool must_add = whole_ && Gave(param);
     const bool may_add = !whole_ || !unknown_[p];
     const bool adds = must_add || (may_add && dice_.Chance(50));
@@ -196,7 +202,7 @@ class RankMaker {
     }
   }
 
-  // Of a unit in use.
+  // Ends the use of a unit: writes and declares gradients, then releases it.
   void Finish(int32_t unit) {
     std::vector<ParamId> with, without;
     Split(unit, &with, &without);
@@ -207,7 +213,7 @@ class RankMaker {
     } else {
       for (const ParamId param : with) Give(param);
       for (const ParamId param : without) Scribble(param);
-      // The release says the same.
+      // The release declares the unit, so that the call may be left out.
       Declare(unit, with, all, dice_.Chance(30));
     }
     step_.Do(Act::kRelease, unit);
@@ -219,11 +225,14 @@ class RankMaker {
     if (with.empty()) return;
     for (const ParamId param : without) Scribble(param);
     for (const ParamId param : with) Give(param);
-    // Until the next pass nothing has to be said of the unit.
+    // The unit has to be declared before a next pass, so that only the last
+    // pass may leave the call out.
     Declare(unit, with, without.empty(), last_ && dice_.Chance(50));
   }
 
-  // `all`: of the unit's parameters; the last makes the unit ready.
+  // Declares gradients. `all`: `with` has all of the unit's parameters, the
+  // last of which makes the unit ready. `parameters_only`: leaves the unit
+  // undeclared.
   void Declare(int32_t unit, const std::vector<ParamId>& with, bool all,
                bool parameters_only) {
     const bool one_by_one = !all || dice_.Chance(50);
@@ -233,7 +242,8 @@ class RankMaker {
     if (all ? !one_by_one : !parameters_only) step_.Do(Act::kUnitReady, unit);
   }
 
-  // Who has a gradient, in the order in which they are declared.
+  // Divides a unit's parameters into those with and those without a gradient.
+  // `with` is in the order in which its parameters are declared.
   void Split(int32_t unit, std::vector<ParamId>* with,
              std::vector<ParamId>* without) {
     const int share = dice_.Pick<int>({0, 50, 50, 100});
@@ -250,7 +260,8 @@ class RankMaker {
   bool declares_;
   Dice& dice_;
   std::vector<std::vector<ParamId>> trainable_;  // By unit.
-  // By ParamId: whole gradients that are not zeros before the first is given.
+  // By ParamId: whether a whole gradient may hold other values than zeros when
+  // the first gradient of a step is given.
   std::vector<bool> unknown_;
   RankStep step_;
   int pass_ = 1;
@@ -274,14 +285,15 @@ Case RandomCase(uint64_t seed) {
   training.wrap = "class?names=Block";
   const int ranks = dice.Pick<int>({2, 2, 3, 4});
   training.plan.world_size = ranks;
-  // Every combination of these in turn.
+  // The seeds try every combination of stage, link and missing_grads in turn.
   training.plan.stage = static_cast<int>(seed % 4);
   script.link = seed / 4 % 2 == 0 ? "" : "direct=0";
   script.engine.missing_grads =
       seed / 8 % 2 == 0 ? MissingGrads::kZero : MissingGrads::kSkip;
   training.plan.prefetch = dice.Roll(3);
   training.plan.whole_grads = dice.Chance(15);
-  // Sums in fp32 of two ranks take what their bf16 gradients take whole.
+  // With two ranks, fp32 sums take as many bytes as whole bf16 gradients, so
+  // that gradients would not be sharded.
   training.plan.deterministic =
       dice.Chance(15) && (dtype == DType::kF32 || ranks > 2);
   const auto plan = PlanOf(training);
@@ -341,7 +353,7 @@ Case RandomCase(uint64_t seed) {
 
 TEST(MissingGradsRandomTest, MatchReference) {
   uint64_t first = 0;
-  // All 16 combinations of stage, memory and missing_grads, some times over.
+  // Tries all 16 combinations of stage, link and missing_grads, several times.
   uint64_t last = std::getenv("SHARD_TEST_LONG") ? 2000 : kSanitized ? 16 : 48;
   if (const char* one = std::getenv("SHARD_TEST_SEED")) {
     first = std::strtoull(one, nullptr, 10);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parameters without gradients: on all ranks or on some, single ones or whole
-// units, declared in any order. A parameter's own step count shows in its bias
-// corrections.
+// Parameters without gradients: on all ranks or on some, single parameters or
+// whole units, declared in any order. A parameter's own step count shows in its
+// bias corrections.
 
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ constexpr Form kForms[] = {
     {"apart_stage3_async", 3, "direct=0", "cpu-async?max_delay=0.0001&seed=3"},
 };
 
-// Who has a gradient.
+// Decides which parameters have a gradient.
 struct Pattern {
   const char* name;
   bool (*has)(int step, int pass, int rank, ParamId param, int32_t unit);
@@ -140,13 +140,14 @@ TEST_P(MissingGradsTest, MatchReference) {
        {MissingGrads::kZero, MissingGrads::kSkip}) {
     for (const Pattern& pattern : kPatterns) {
       for (const bool shuffled : {false, true}) {
-        // Each pattern in one of the four ways, in another for the next form.
+        // With a sanitizer, tries each pattern in one of the four ways, in
+        // another one for the next form.
         const auto way = static_cast<int>(missing) % 2 + (shuffled ? 2 : 0);
         const auto turn =
             static_cast<int>(&pattern - kPatterns) + IndexOf(form);
         if (kSanitized && turn % 4 != way) continue;
         for (const int passes : {1, 2}) {
-          // Not together with sharded gradients.
+          // Sharded gradients do not accumulate deterministically.
           if (passes == 2 && form.deterministic) continue;
           if (passes == 2 && !pattern.by_pass) continue;
           training.engine.missing_grads = missing;
@@ -173,9 +174,9 @@ INSTANTIATE_TEST_SUITE_P(Forms, MissingGradsTest, ::testing::ValuesIn(kForms),
 
 // ---- Every way to have gradients, step after step --------------------------
 
-// Gradients of units m0 (1) and m1 (2); each unit has one parameter, of the
-// unit's number. m2 to m5 never have any and m6 and m7 are frozen; without them
-// nothing would be sharded.
+// The units m0 (1) and m1 (2) that have a gradient on a rank. Each unit has one
+// parameter, of the unit's number. m2 to m5 never have a gradient, and m6 and
+// m7 are frozen; without them nothing would be sharded.
 enum class Has { kNoPass, kNone, kFirst, kSecond, kBoth };
 constexpr Has kHas[] = {Has::kNoPass, Has::kNone, Has::kFirst, Has::kSecond,
                         Has::kBoth};
@@ -222,11 +223,12 @@ RankStep StepOfRank(Has has, bool zero_grad) {
   return step;
 }
 
-// Each combination after one in which both ranks had all, so that what did not
-// count would show.
+// Each combination follows a step in which both ranks had all gradients, so
+// that a gradient that must not count would show.
 TEST(WhoHasGradientsTest, EveryCombination) {
   for (int variant = 0; variant < 64; ++variant) {
-    // Each of them and each pair of them, but not all together.
+    // With a sanitizer, tries each option and each pair of options, but not all
+    // combinations.
     if (kSanitized && std::popcount(static_cast<unsigned>(variant)) % 2 != 0) {
       continue;
     }
@@ -259,9 +261,9 @@ TEST(WhoHasGradientsTest, EveryCombination) {
   }
 }
 
-// ---- Ranks that zero differently -------------------------------------------
+// ---- Ranks that differ in zero_grad ----------------------------------------
 
-// A backward pass through all units, with gradients of 1.
+// Makes a backward pass through all units, with gradients of 1.
 Status DeclareAll(Engine* engine) {
   for (int32_t unit = 8; unit > 0; --unit) {
     SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, Pass::kBackward, 0));
@@ -275,7 +277,8 @@ Status DeclareAll(Engine* engine) {
 }
 
 // Rank 1 zeroes once more than rank 0, before anything is accumulated. With
-// missing_grads the step tells; without, the first reduction, and for good.
+// missing_grads the step reports that and training can go on. Without, the
+// first reduction reports it, and the error is final.
 TEST(ZeroGradTest, OftenerOnOneRank) {
   for (int variant = 0; variant < 12; ++variant) {
     const int stage = 1 + variant / 4;
@@ -304,7 +307,7 @@ TEST(ZeroGradTest, OftenerOnOneRank) {
       ExpectError(trained, StatusCode::kDesync, {"zero_grad calls since the "});
       EXPECT_EQ(trained.rank(), 1);
       if (!missing) return;
-      // Rank 1's count; what rank 0 declared before does not.
+      // Rank 1's gradients count. Rank 0's from before its zero_grad do not.
       if (comm->rank() == 0) {
         ASSERT_OK(engine->ZeroGrad());
         ASSERT_OK(DeclareAll(engine));
@@ -318,8 +321,8 @@ TEST(ZeroGradTest, OftenerOnOneRank) {
   }
 }
 
-// A pass of no_sync is thrown away by ranks that declared different units in
-// it, one of which is far ahead of the other.
+// Both ranks throw away a pass of no_sync in which they declared different
+// units; one rank is far ahead of the other.
 TEST(ZeroGradTest, RanksThatAccumulatedDifferently) {
   for (int variant = 0; variant < 4; ++variant) {
     const int stage = 2 + variant / 2;
@@ -360,7 +363,8 @@ TEST(ZeroGradTest, RanksThatAccumulatedDifferently) {
   }
 }
 
-// One pass through a unit, with `gradient` in the backward one.
+// Makes one pass through a unit, with gradients of `gradient` if it is a
+// backward pass.
 Status PassThrough(Engine* engine, int32_t unit, Pass pass, float gradient) {
   SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, pass, 0));
   if (pass == Pass::kBackward) {
@@ -371,8 +375,8 @@ Status PassThrough(Engine* engine, int32_t unit, Pass pass, float gradient) {
   return engine->UnitRelease(unit);
 }
 
-// Both zero once, but rank 1 goes through one unit only, and gathers it while
-// rank 0 still reduces what it is about to throw away.
+// Both ranks zero once, but rank 1 passes through one unit only, and gathers it
+// while rank 0 still reduces gradients that it is about to throw away.
 TEST(ZeroGradTest, ARankThatGathersMeanwhileLosesNothing) {
   const auto plan = TwoUnits(3, "sgd?lr=1");
   ASSERT_NE(plan, nullptr);
@@ -404,7 +408,7 @@ TEST(ZeroGradTest, ARankThatGathersMeanwhileLosesNothing) {
     ASSERT_OK(engine->Step(StepOptions(), &report));
     for (const int32_t unit : {1, 2}) {
       ASSERT_OK(engine->UnitAcquire(unit, Pass::kForward, 0));
-      // The mean of 2 and 10, and of 2 and nothing.
+      // The mean of 2 and 10 in unit 1; of 2 and nothing in unit 2.
       EXPECT_EQ(*static_cast<const float*>(engine->Param(unit)->data),
                 unit == 1 ? -6 : -1);
       ASSERT_OK(engine->UnitRelease(unit));
@@ -413,7 +417,8 @@ TEST(ZeroGradTest, ARankThatGathersMeanwhileLosesNothing) {
   RunThreadRanks(2, train, 20, "direct=0");
 }
 
-// Rank 1 throws away what is in the sums of all ranks already, and joins.
+// Rank 1 throws away gradients that are in the sums of all ranks already, and
+// joins.
 TEST(ZeroGradTest, ARankThatDropsItsPassesAndJoinsIsTold) {
   for (int variant = 0; variant < 8; ++variant) {
     const int stage = 2 + variant / 4;

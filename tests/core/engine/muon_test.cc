@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who does Muon's work: each matrix is iterated on by one rank, and ranks have
-// equal shares of it. Ranks are processes, so that each counts its own calls;
-// and what happens when one of them has no BLAS.
+// The division of Muon's work among ranks: each matrix is iterated on by one
+// rank, and ranks have equal shares of the work. Ranks are processes, so that
+// each counts its own calls. Also a rank without a BLAS library.
 
 #include <gtest/gtest.h>
 
@@ -36,20 +36,21 @@ constexpr double kTimeout = 30;
 
 using Shapes = std::vector<std::vector<int64_t>>;
 
-// Matrices that are multiplied one by one and several at a time, tall and wide,
-// more of one shape than are multiplied at once; and one without elements.
+// Returns matrices that are multiplied one by one and several at a time, tall
+// and wide, more of one shape than are multiplied at once, and one without
+// elements.
 Shapes ManyShapes() {
   Shapes shapes = {{40, 48}, {48, 40}, {64, 33}, {0, 4}, {1, 12}, {34, 34}};
   for (int i = 0; i < 18; ++i) shapes.push_back({8, 6});
   return shapes;
 }
 
-// Of equal size, in an order in which ranks that share elements evenly do not
-// share the work.
+// Matrices of equal size, in an order in which ranks with equal shares of
+// elements have unequal shares of the work.
 const Shapes kUnequalWork = {{48, 48}, {4, 576}, {48, 48}, {4, 576},
                              {48, 48}, {4, 576}, {48, 48}, {4, 576}};
 
-// Matrices for Muon, and a vector of the default group.
+// Returns a plan of matrices for Muon and a vector in the default group.
 StatusOr<std::shared_ptr<const Plan>> MakePlan(const Shapes& shapes,
                                                Partition partition,
                                                int world_size) {
@@ -89,7 +90,7 @@ Status Train(const std::string& url, const Rank& rank,
   return comm->Shutdown(Deadline::After(kTimeout));
 }
 
-// Of one rank, in a run with a fake library.
+// The work of one rank, counted by a fake library.
 struct Work {
   int64_t sgemm = 0;
   int64_t ssyrk = 0;
@@ -170,8 +171,8 @@ TEST_P(MuonWorkTest, EachMatrixIsIteratedOnOnce) {
 INSTANTIATE_TEST_SUITE_P(Kinds, MuonWorkTest,
                          ::testing::Values("plain", "batch"), CblasKindOf);
 
-// Greedy: when the busiest rank was given its last matrix, it was the least
-// busy one.
+// The assignment is greedy: the busiest rank was the least busy one when it was
+// given its last matrix.
 TEST(MuonBalanceTest, RanksDifferByNoMoreThanAMatrix) {
   const Shapes shapes = kUnequalWork;
   const int64_t largest =
@@ -183,19 +184,19 @@ TEST(MuonBalanceTest, RanksDifferByNoMoreThanAMatrix) {
           work.begin(), work.end(),
           [](const Work& a, const Work& b) { return a.flops < b.flops; });
       EXPECT_LE(most->flops - least->flops, largest) << world_size << " ranks";
-      // Four large matrices and as many small ones.
+      // There are four large matrices and as many small ones.
       EXPECT_EQ(most->flops == least->flops, world_size != 3);
     }
   }
 }
 
-// What Cost balances by is what the library does.
+// Cost, which balances the ranks, counts the work that the library does.
 TEST(MuonBalanceTest, CostIsTheWork) {
   for (const auto& shape : Shapes{{48, 48}, {100, 40}, {40, 100}}) {
     const auto work = WorkOfRanks("plain", {shape}, Partition::kEven, 1);
     const auto cost =
         static_cast<double>(kSteps * kIterations * Muon::Cost(shape.data(), 2));
-    // But for the diagonals.
+    // Cost and the work differ by the diagonals.
     EXPECT_NEAR(static_cast<double>(work[0].flops) / cost, 1, 0.02);
   }
 }
@@ -222,13 +223,13 @@ TEST(MuonBlasTest, ARankWithoutOneFailsAllWithItsName) {
         EXPECT_NE(result.report.find(part), std::string::npos)
             << result.report << "\nhas no " << part;
       }
-      // At once: nobody waits for a deadline.
+      // The error comes at once: nobody waits for a deadline.
       EXPECT_LT(result.seconds, kTimeout / 2);
     }
   }
 }
 
-// Rank 1 owns no matrix here; another plan would give it one.
+// Rank 1 owns no matrix here, but another plan would give it one.
 TEST(MuonBlasTest, EveryRankNeedsOneAlsoWithoutAMatrix) {
   const auto plan = MakePlan({{4, 4}}, Partition::kEven, 2);
   ASSERT_TRUE(plan.ok()) << plan.status().ToString();

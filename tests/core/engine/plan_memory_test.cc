@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an engine allocates is what its plan says, to the byte: for every
+// An engine allocates the bytes that its plan predicts, exactly, for every
 // optimizer, dtype, way to keep masters, partition and stage.
 
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@
 namespace shard::plan_memory_test {
 namespace {
 
-// Trainable ones of every kind that `optimizer` can step, one in another group,
-// and a frozen one.
+// Returns a model with trainable parameters of every kind that `optimizer` can
+// step, one of them in another group, and a frozen parameter.
 std::shared_ptr<Model> MakeModel(const std::string& optimizer, DType dtype) {
   std::vector<std::vector<int64_t>> shapes = {{33, 70}, {5},    {},
                                               {0, 4},   {1029}, {2, 3, 4}};
@@ -81,7 +81,7 @@ TEST_P(EngineMemoryTest, IsWhatThePlanSays) {
       options.bucket_bytes = 3000;
       for (int world_size = 1; world_size <= 3; ++world_size) {
         options.world_size = world_size;
-        // All on one rank, but for one on the last.
+        // The last rank owns the first parameter, rank 0 all others.
         options.manual_owners.assign(model->params().size(), 0);
         options.manual_owners[0] = world_size - 1;
         for (const int stage : {0, 1}) {
@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-// What is private to a rank counts once for each.
+// Memory that is private to a rank counts once for each rank.
 TEST(HostMemoryTest, TheHostHasOneCopyOfParametersAndEveryRanksRest) {
   const auto model = ModelOf({{64, 64}}, DType::kBF16);
   PlanOptions options;
@@ -122,7 +122,7 @@ TEST(HostMemoryTest, TheHostHasOneCopyOfParametersAndEveryRanksRest) {
   const auto plan = Plan::Create(model, options);
   ASSERT_OK(plan);
   const MemoryReport memory = (*plan)->Memory(true);
-  // The parameter and a copy in fp32.
+  // The workspace holds the parameter and a copy in fp32.
   EXPECT_EQ(memory.workspace_bytes, 2 * 64 * 64 * sizeof(float));
   EXPECT_EQ(memory.HostTotal(2),
             memory.param_bytes + 2 * (memory.grad_bytes + memory.state_bytes +

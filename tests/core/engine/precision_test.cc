@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parameters in bf16 and f16, with master weights and without: runs against
-// others in double, in which every rounding of a dtype is written out; and
-// against runs in fp32.
+// Parameters in bf16 and f16, with master weights and without. Runs are
+// compared with references in double, in which every rounding of a dtype is
+// written out, and with runs in fp32.
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,8 @@ double RoundTo(DType dtype, float value) {
   return HalfToDouble(dtype, HalfFromFloat(dtype, value));
 }
 
-// From the greatest number of `dtype` that is at most |value| to the next.
+// Returns the distance from the greatest number of `dtype` that is at most
+// |value| to the next number.
 double UnitInTheLastPlace(DType dtype, double value) {
   const auto magnitude = static_cast<float>(std::abs(value));
   uint16_t bits = HalfFromFloat(dtype, magnitude);
@@ -43,7 +44,7 @@ double UnitInTheLastPlace(DType dtype, double value) {
          HalfToDouble(dtype, bits);
 }
 
-// What there was after each step.
+// The parameters and master weights after each step.
 struct Trace {
   std::vector<Values> params;
   std::vector<StateValues> masters;
@@ -81,8 +82,8 @@ struct Case {
   int world_size;
 };
 
-// An optimizer in double over the model. Between steps a parameter is what the
-// library made of it, so that each step is compared on its own.
+// An optimizer in double for the whole model. After each step its parameters
+// are set to the library's, so that each step is compared on its own.
 template <class F, template <class> class Rule>
 class InDouble {
  public:
@@ -126,7 +127,8 @@ class InDouble {
     double states[kMaxStates];
   };
 
-  // Each rank's is rounded, their sum is not.
+  // Returns the mean of the ranks' gradients. Each rank's gradient is rounded,
+  // their sum is not.
   std::vector<std::vector<double>> Gradients(int step) const {
     const DType dtype = case_.f32_grads ? DType::kF32 : case_.dtype;
     std::vector<std::vector<double>> mean;
@@ -164,7 +166,7 @@ void ExpectMatchesDouble(const Case& c, const char* optimizer) {
   InDouble<F, Rule> reference(training, c);
   for (int step = 1; step <= training.steps; ++step) {
     const double norm = reference.Step(step);
-    // Clipping does something.
+    // The norm is large enough for clipping to change the gradients.
     ASSERT_GT(norm, 1);
     const auto index = static_cast<size_t>(step - 1);
     for (size_t p = 0; p < kShapes.size(); ++p) {
@@ -195,7 +197,7 @@ TEST_P(EnginePrecisionTest, AdamWMatchesDouble) {
       GetParam(), "adamw?lr=0.02&beta1=0.8&beta2=0.95&weight_decay=0.1");
 }
 
-// Whose steps, unlike AdamW's, are as long as the gradient is.
+// SGD's steps, unlike AdamW's, are proportional to the gradient.
 TEST_P(EnginePrecisionTest, SgdMatchesDouble) {
   ExpectMatchesDouble<SgdMomentum, formula::SgdMomentumRule>(
       GetParam(), "sgd?lr=0.02&momentum=0.8&weight_decay=0.1");
@@ -228,7 +230,7 @@ INSTANTIATE_TEST_SUITE_P(All, EnginePrecisionTest, ::testing::ValuesIn(Cases()),
                                c.clipped ? "_clipped" : "", "_W", c.world_size);
                          });
 
-// For Muon matrices only.
+// Returns shapes for the optimizer; Muon takes only matrices.
 std::vector<std::vector<int64_t>> ShapesFor(const std::string& optimizer) {
   if (optimizer.substr(0, 4) == "muon") return {{9, 30}, {12, 7}, {9, 30}};
   return kShapes;
@@ -236,7 +238,8 @@ std::vector<std::vector<int64_t>> ShapesFor(const std::string& optimizer) {
 
 class NarrowParamsTest : public ::testing::TestWithParam<const char*> {};
 
-// Gradients that lose nothing by being stored: the masters are the run in fp32.
+// The gradients lose nothing by being stored, so that the masters are the
+// parameters of the run in fp32.
 TEST_P(NarrowParamsTest, MastersAreTheRunInFp32) {
   Training training;
   training.optimizer = GetParam();
@@ -261,9 +264,10 @@ TEST_P(NarrowParamsTest, MastersAreTheRunInFp32) {
   }
 }
 
-// Each element goes to one of its neighbours, up as often as it is near to the
-// upper one. The sum over elements of the squared deviations, each in units of
-// its variance, has the mean n and the standard deviation sqrt(2 n).
+// Each element is rounded to one of its neighbours, and rounded up with a
+// probability of its distance from the lower one in units in the last place.
+// The sum over elements of the squared deviations, each in units of its
+// variance, has the mean n and the standard deviation sqrt(2 n).
 TEST_P(NarrowParamsTest, StochasticRoundingIsUnbiased) {
   constexpr int kSeeds = 32;
   Training training;

@@ -39,8 +39,8 @@ DType RandomDType(Dice* dice) {
       {DType::kF32, DType::kF32, DType::kBF16, DType::kF16});
 }
 
-// In large models units have several pages, so that sharding is worth its
-// slots.
+// Returns a random shape. In large models units have several pages, so that
+// sharding saves more than its slots take.
 std::vector<int64_t> RandomShape(bool large, Dice* dice) {
   switch (dice->Roll(large ? 16 : 8)) {
     case 0:
@@ -59,16 +59,17 @@ std::vector<int64_t> RandomShape(bool large, Dice* dice) {
 
 std::shared_ptr<Model> RandomModel(bool large, Dice* dice) {
   auto model = std::make_shared<Model>("Root");
-  // What is stored and trained in any case.
+  // Adds a parameter that is stored and trained in any case.
   const std::vector<int64_t> base = {large ? 2000 : 7};
   ParamId params = 1 + *model->AddParam(kRootModule, "base", DType::kF32, base);
   std::vector<ModuleId> modules = {kRootModule};
   const int count = large ? 7 + dice->Roll(6) : dice->Roll(7);
-  // Each dtype of a unit takes pages of its own.
+  // Each dtype of a unit takes pages of its own, so most parameters have one
+  // dtype.
   const DType common = RandomDType(dice);
   const int uncommon = dice->Pick<int>({0, 0, 10, 60});
   for (int m = 0; m < count; ++m) {
-    // Rather flat than deep: units of one depth share slots.
+    // Prefers flat models to deep ones, because units of one depth share slots.
     const ModuleId parent =
         dice->Chance(large ? 85 : 50) ? kRootModule : dice->Pick(modules);
     const ModuleId module = *model->AddModule(
@@ -200,7 +201,7 @@ TEST(RandomModelsTest, MatchReference) {
     params += apart && made.training.plan->shards_params() ? 1 : 0;
   }
   if (last - first == 1) return;
-  // What was not sharded would not have been tried.
+  // Enough of the plans must have been sharded for the test to mean something.
   const auto cases = static_cast<int>(last - first);
   EXPECT_GT(grads, cases / 50);
   EXPECT_GT(params, cases / 50);

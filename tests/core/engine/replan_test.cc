@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Param groups and trainable parameters that change while a run goes on.
+// Param groups and trainable parameters that change during a run.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,15 +51,16 @@ class ReplanTest : public ::testing::TestWithParam<Form> {
     return training;
   }
 
-  // Steps, and calls `change(engine, step)` before each.
+  // Calls `change(engine, step)` before each step. Returns the parameters after
+  // the last step.
   static std::vector<std::vector<float>> Run(
       const UnitTraining& training, int steps,
       const std::function<void(Engine*, int)>& change) {
     std::vector<std::vector<float>> result;
     const auto plan = PlanOf(training);
     EXPECT_TRUE(plan.ok()) << plan.status().ToString();
-    // Padding of parameters that are owned whole can take more than sharding
-    // saves.
+    // The padding of parameters that are owned whole can take more than
+    // sharding saves.
     if (training.plan.partition == Partition::kEven &&
         training.optimizer != "adafactor") {
       EXPECT_TRUE(ShardsAsItsStage(**plan));
@@ -90,12 +91,14 @@ class ReplanTest : public ::testing::TestWithParam<Form> {
   }
 };
 
-// A change to what is there already moves all states there and back.
+// A change that changes nothing for the optimizer moves all states to new
+// places.
 TEST_P(ReplanTest, ThereAndBackChangesNothing) {
   for (const std::string optimizer :
        {"adamw", "adamw?states=bf16", "adamw?states=q8", "adafactor"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      // Instrumented, each kind of states and both types, but not all pairs.
+      // With a sanitizer, tries each kind of states and both dtypes, but not
+      // all pairs.
       if (kSanitized && (optimizer.size() > 5) == (dtype == DType::kF32)) {
         continue;
       }
@@ -105,10 +108,10 @@ TEST_P(ReplanTest, ThereAndBackChangesNothing) {
       const auto plain = Run(training, 4, [](Engine*, int) {});
       const auto changed = Run(training, 4, [](Engine* engine, int step) {
         if (step != 3) return;
-        // The head's bias: the last of the root's.
+        // The head's bias is the last parameter of the root.
         const auto last =
             static_cast<ParamId>(engine->plan().model().params().size() - 1);
-        // Its own group, with the same optimizer: other places for all.
+        // A group of its own with the same optimizer moves all parameters.
         const auto group = engine->AddParamGroup("?", {last}, 0);
         EXPECT_TRUE(group.ok()) << group.status().ToString();
         EXPECT_EQ(*group, 1);
@@ -140,8 +143,9 @@ TEST_P(ReplanTest, FrozenParametersKeepTheirValues) {
   EXPECT_NE(result[frozen], trained[frozen]);
 }
 
-// A parameter that is trained from step 3 on is stepped as one of a run that
-// began there: its states are zeros, its bias correction that of a first step.
+// A parameter that is trained from step 3 on is updated like one of a run that
+// began there: its states are zeros, and its bias correction is that of a first
+// step.
 TEST_P(ReplanTest, UnfrozenParametersBeginAnew) {
   UnitTraining training = TrainingOf();
   training.optimizer = "adam?lr=0.01";
@@ -152,7 +156,7 @@ TEST_P(ReplanTest, UnfrozenParametersBeginAnew) {
     if (step != 3) return;
     ASSERT_TRUE(engine->SetTrainable({thawed}, true, 0).ok());
   });
-  // Adam's first step: lr times the gradient's sign, very nearly.
+  // Adam's first step is very nearly lr times the gradient's sign.
   for (size_t i = 0; i < result[thawed].size(); ++i) {
     const float moved =
         result[thawed][i] - InitialValue(thawed, static_cast<int64_t>(i));
@@ -179,19 +183,19 @@ TEST_P(ReplanTest, NewGroupsHaveTheirOwnHyperparameters) {
   EXPECT_NE(result[0], one[0]);
 }
 
-// The same code on all ranks, and the engine goes on as it was.
+// An error has the same code on all ranks, and the engine works as before.
 TEST_P(ReplanTest, ErrorsAreThoseOfAllRanks) {
   UnitTraining training = TrainingOf();
   const auto plain = Run(training, 3, [](Engine*, int) {});
   const auto result = Run(training, 3, [](Engine* engine, int step) {
     if (step != 2) return;
     const int rank = engine->comm()->rank();
-    // Wrong on one rank.
+    // The argument is wrong on one rank.
     Status status = engine->SetTrainable({rank == 1 ? 99 : 1}, false, 0);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(status.ToString(), HasSubstr("99"));
     EXPECT_THAT(status.ToString(), HasSubstr("rank 1"));
-    // Lists that differ.
+    // The lists differ between ranks.
     status = engine->SetTrainable({rank == 1 ? 2 : 1}, false, 0);
     EXPECT_EQ(status.code(), StatusCode::kDesync);
     EXPECT_THAT(status.ToString(),
@@ -205,7 +209,7 @@ TEST_P(ReplanTest, ErrorsAreThoseOfAllRanks) {
   EXPECT_EQ(result, plain);
 }
 
-// A group that is added on one rank only: the others are about to step.
+// One rank adds a group while the others train on.
 TEST_P(ReplanTest, OnOneRankOnly) {
   UnitTraining training = TrainingOf();
   const auto plan = PlanOf(training);
@@ -225,7 +229,8 @@ TEST_P(ReplanTest, OnOneRankOnly) {
         if (comm->rank() == 0) {
           status = (*engine)->AddParamGroup("?lr=1", {1}, 0).status();
         } else {
-          // Wherever it is that they first hear of it.
+          // The other ranks get the error from whichever call first meets rank
+          // 0.
           const auto units = static_cast<int32_t>((*plan)->units().size());
           for (int32_t u = units; u-- > 0 && status.ok();) {
             status = (*engine)->UnitAcquire(u, Pass::kBackward, 0);
@@ -237,7 +242,7 @@ TEST_P(ReplanTest, OnOneRankOnly) {
         EXPECT_EQ(status.code(), StatusCode::kDesync) << status.ToString();
         EXPECT_THAT(status.ToString(),
                     HasSubstr("rank 0 changes groups or trainable parameters"));
-        // For good: the ranks are out of step.
+        // The error is final, because the ranks are out of step.
         EXPECT_EQ(trainer.Step(&report).code(), StatusCode::kDesync);
       },
       10, training.link);

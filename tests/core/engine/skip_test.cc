@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A step whose gradients are not finite did not happen: on no rank does it
-// change a bit of parameters or states, the number of the step, or anything
-// that later steps depend on.
+// A step whose gradients are not finite leaves no trace: on no rank does it
+// change a bit of parameters or states, the step number, or anything that later
+// steps depend on.
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ namespace shard::skip_test {
 namespace {
 
 constexpr int kWorldSize = 3;
-constexpr int kBadStep = 3;  // Goes before the third good one.
+constexpr int kBadStep = 3;  // The bad step comes before the third good one.
 
 struct Kind {
   const char* name;
@@ -31,7 +31,7 @@ struct Kind {
   bool f32_grads = false;
 };
 
-// What makes the ranks look whether gradients are finite.
+// A reason for the ranks to check whether gradients are finite.
 struct Reason {
   const char* name;
   double max_grad_norm = 0;
@@ -48,7 +48,7 @@ constexpr Reason kReasons[] = {
     {"loss scaling", 0, 0, false, "dynamic?init_scale=8&growth_interval=2"},
 };
 
-// One element of one rank's gradient, or one that overflows in the sum.
+// A bad element in one rank's gradient, or one that overflows in the sum.
 struct Bad {
   const char* name;
   float value;
@@ -72,8 +72,8 @@ std::vector<std::vector<unsigned char>> ParamBytes(const Engine& engine) {
   return all;
 }
 
-// The last element of the last parameter, which rank 0 does not own. Other
-// gradients are 0.
+// Takes a step with a bad value in the last element of the last parameter,
+// which rank 0 does not own. All other gradients are 0.
 void TakeBadStep(Engine* engine, const StepOptions& options, const Bad& bad) {
   const auto params = ParamBytes(*engine);
   const auto states = StateBytes(*engine);
@@ -116,7 +116,7 @@ TEST_P(SkipTest, LeavesNoTrace) {
     training.step.max_grad_norm = reason.max_grad_norm;
     training.step.grad_norm_type = reason.grad_norm_type;
     training.step.skip_nonfinite = reason.skip_nonfinite;
-    // Powers of two, which change no bits.
+    // Loss scales are powers of two, which change no bits.
     training.engine.loss_scaler = LossScaler();
     training.before_step = nullptr;
     const auto undisturbed = Train(training);
@@ -149,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(
                            Masters::kNoneStochastic}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Gradients of all groups decide, not only those of the group they are in.
+// The gradients of all groups decide whether any group is stepped.
 TEST(SkipGroupsTest, OneGroupsGradientsStopAll) {
   Training training;
   training.model = ModelOf({{9, 30}, {12, 7}, {50}});

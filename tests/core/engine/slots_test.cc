@@ -11,7 +11,7 @@
 namespace shard::slots_test {
 namespace {
 
-// The root (0) at depth 0, blocks 1 to 5 at depth 1.
+// Returns a plan with the root (0) at depth 0 and the blocks 1 to 5 at depth 1.
 std::shared_ptr<const Plan> MakePlan() {
   UnitTraining training;
   training.model = std::make_shared<Model>("Root");
@@ -26,7 +26,7 @@ std::shared_ptr<const Plan> MakePlan() {
 
 class SlotsTest : public ::testing::Test {
  protected:
-  // Takes the slot that is chosen.
+  // Takes the slot that Choose returns.
   int Take(int32_t unit) {
     const int slot = slots_.Choose(unit);
     if (slot >= 0) slots_.Take(unit, slot);
@@ -72,7 +72,8 @@ TEST_F(SlotsTest, ReleasedOnesKeepWhatTheyHold) {
 TEST_F(SlotsTest, LeastRecentlyUsedGoesFirst) {
   for (const int32_t unit : {1, 2, 3}) Take(unit);
   for (const int32_t unit : {3, 1, 2}) slots_.Release(unit);
-  // Used, not released, least recently; and being used again counts.
+  // The slot that was used least recently goes first, whatever the order of
+  // releases. Using a unit again counts as a use.
   slots_.Take(1, slots_.Find(1));
   slots_.Release(1);
   EXPECT_EQ(slots_.Choose(4), 1);
@@ -89,7 +90,8 @@ TEST_F(SlotsTest, EmptyOnesBeforeOthers) {
   EXPECT_EQ(slots_.Choose(4), 2);
 }
 
-// What is dropped may still be on its way: its slot is the last to take again.
+// The transfer into a dropped slot may still be in progress, so the slot is the
+// last to be taken again.
 TEST_F(SlotsTest, EmptyOnesInTurn) {
   EXPECT_EQ(Take(1), 0);
   slots_.Drop(1);

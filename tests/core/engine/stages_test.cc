@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Stages, shard groups, units, prefetch, overlap and devices change where
-// things are and when they move, never what comes out.
+// values are kept and when they are moved, but never the results.
 
 #include <gtest/gtest.h>
 
@@ -138,7 +138,8 @@ UnitTraining TrainingOf(const Form& form, int world_size) {
   return training;
 }
 
-// A test of what a plan did not shard would show nothing.
+// Expects that the plan shards what its stage shards. Otherwise the test would
+// test nothing.
 void ExpectSharding(const UnitTraining& training) {
   const auto plan = PlanOf(training);
   ASSERT_TRUE(plan.ok()) << plan.status().ToString();
@@ -167,8 +168,8 @@ TEST_P(StagesTest, SameBits) {
   }
 }
 
-// |a - b| at most `tolerance` times the largest of its tensor, with some room
-// where Adam divides by almost nothing.
+// Expects |a - b| to be at most `tolerance` times the largest element of the
+// tensor.
 void ExpectNear(const std::vector<std::vector<float>>& a,
                 const std::vector<std::vector<float>>& b, float tolerance) {
   ASSERT_EQ(a.size(), b.size());
@@ -184,7 +185,7 @@ void ExpectNear(const std::vector<std::vector<float>>& a,
   }
 }
 
-// Two levels of sums, each rounded.
+// Sums have two levels, each of which is rounded.
 TEST(ShardGroupsTest, ApartTheySumInTwoLevels) {
   for (const int stage : {1, 2, 3}) {
     for (const int group : {1, 2, 4}) {
@@ -204,7 +205,7 @@ TEST(ShardGroupsTest, ApartTheySumInTwoLevels) {
 
 class NoSyncTest : public ::testing::TestWithParam<Form> {};
 
-// Whole gradients accumulate on each rank, whatever the stage.
+// Whole gradients accumulate on each rank, in any stage.
 TEST_P(NoSyncTest, SameBitsWithWholeGrads) {
   UnitTraining plain = TrainingOf({"plain", 1}, 3);
   plain.passes = 3;
@@ -214,7 +215,7 @@ TEST_P(NoSyncTest, SameBitsWithWholeGrads) {
   EXPECT_EQ(TrainUnits(training), TrainUnits(plain));
 }
 
-// Sharded ones are summed over the ranks pass by pass.
+// Sharded gradients are summed over the ranks in every pass.
 TEST_P(NoSyncTest, ShardedSumsAreNear) {
   UnitTraining plain = TrainingOf({"plain", 1}, 3);
   plain.passes = 3;
@@ -250,13 +251,14 @@ TEST(DeterministicTest, DeterministicShardedSumsAreRefused) {
     const Status status = (*engine)->UnitGradsReady(0);
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
     EXPECT_NE(status.ToString().find("whole_grads"), std::string::npos);
-    // All ranks made the same mistake: they can go on.
+    // All ranks made the same mistake, and can go on.
     EXPECT_TRUE((*engine)->SetNoSync(false).ok());
     EXPECT_TRUE((*engine)->UnitGradsReady(0).ok());
   });
 }
 
-// Gradients and sums of two bytes: what rounds where is part of the plan.
+// Gradients and sums have two bytes; the plan alone determines where they are
+// rounded.
 TEST(PrecisionTest, DeterministicSumsOfNarrowGradients) {
   UnitTraining plain = TrainingOf({"plain", 1}, 3);
   plain.model = BlockModel(4, DType::kBF16);

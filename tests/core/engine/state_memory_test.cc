@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank's memory grows by at most while states are saved, loaded,
-// gathered and sent: measured in processes, of tensors that are large beside
-// what is promised.
+// Bounds on the growth of a rank's memory while states are saved, loaded,
+// gathered and sent. Memory is measured in processes, with tensors that are
+// large beside the bounds.
 
 #include <gtest/gtest.h>
 
@@ -37,10 +37,11 @@ constexpr int kWorldSize = 2;
 constexpr int kTensors = 4;
 constexpr int64_t kNumel = 8 * kMiB;
 constexpr int64_t kTensorBytes = 4 * kNumel;
-// With AdamW's two states.
+// AdamW has two states.
 constexpr int64_t kStateBytes = 3 * kTensors * kTensorBytes;
 constexpr int64_t kOwnedBytes = kStateBytes / kWorldSize;
-// Lists, stacks, pages of code, and what of the link was not used before.
+// Lists, stacks, pages of code, and parts of the link that were not used
+// before.
 constexpr int64_t kSlack = 16 * kMiB;
 
 StatusOr<std::unique_ptr<Engine>> MakeEngine(
@@ -59,7 +60,7 @@ StatusOr<std::unique_ptr<Engine>> MakeEngine(
   return Engine::Create(plan, comm);
 }
 
-// All of an engine's memory is touched before, so that it counts as held.
+// Writes to all of an engine's memory, so that it counts as resident.
 void Touch(const Engine& engine) {
   for (const EngineBuffer& buffer : engine.memory().buffers()) {
     std::memset(buffer.params, 1, DTypeBytes(DType::kF32, buffer.held_numel));
@@ -70,7 +71,7 @@ void Touch(const Engine& engine) {
   }
 }
 
-// `act` on each rank, whose engine has a state.
+// Runs `act` on each rank, with an engine that has a state.
 void WithEngines(const std::function<void(const Rank&, Engine*)>& act) {
   const std::string url = StrCat("shm:", testing::UniqueName());
   ExpectAllPassed(RunRanks(kWorldSize, [&](const Rank& rank) {
@@ -83,7 +84,7 @@ void WithEngines(const std::function<void(const Rank&, Engine*)>& act) {
     ASSERT_OK(engine);
     Touch(**engine);
     ASSERT_OK((*engine)->BroadcastParams(0));
-    // What its first use takes, once.
+    // The first use of the communicator allocates memory once.
     ASSERT_OK((*comm)->Barrier("test", Deadline::After(30)));
     act(rank, engine->get());
     ASSERT_OK((*comm)->Shutdown(Deadline::After(30)));
@@ -96,8 +97,8 @@ TEST(StateMemoryTest, OfSavesAndLoads) {
   WithEngines([&](const Rank&, Engine* engine) {
     SaveOptions save;
     save.threads = 2;
-    // A chunk of 4 MiB and a page per thread, where the file takes no memory
-    // that is not aligned.
+    // A thread has a chunk of 4 MiB and a page, for files that take no
+    // unaligned memory.
     EXPECT_LT(GrowthOf([&] { ASSERT_OK(engine->Save(root, save)); }),
               save.threads * 8 * kMiB + kSlack);
     save.async = true;
@@ -107,7 +108,7 @@ TEST(StateMemoryTest, OfSavesAndLoads) {
       ASSERT_OK(saving);
       ASSERT_OK((*saving)->Wait(Deadline::After(60)));
     });
-    EXPECT_GE(async, kOwnedBytes);  // The snapshot: what is measured is there.
+    EXPECT_GE(async, kOwnedBytes);  // The snapshot shows in the measurement.
     EXPECT_LT(async, kOwnedBytes + save.threads * 8 * kMiB + kSlack);
     LoadOptions load;
     load.threads = 2;

@@ -34,9 +34,8 @@ inline std::vector<std::vector<unsigned char>> StateBytes(
   return all;
 }
 
-// By ParamId: (*values)[p] has the elements of the fp32 state `name` that this
-// rank keeps; other elements do not change. So ranks that are threads fill one
-// object together.
+// The elements of an fp32 state that this rank keeps, by ParamId. A rank writes
+// only its own elements, so ranks that are threads fill one object together.
 using StateValues = std::vector<std::vector<float>>;
 
 // Returns values with room for all elements.

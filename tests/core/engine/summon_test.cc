@@ -49,7 +49,7 @@ class SummonTest : public ::testing::TestWithParam<Form> {
     return training;
   }
 
-  // On every rank, after a step.
+  // Calls `body` on every rank, after one step.
   static void Run(const UnitTraining& training,
                   const std::function<void(Engine*, UnitTrainer*)>& body) {
     const auto plan = PlanOf(training);
@@ -76,7 +76,8 @@ class SummonTest : public ::testing::TestWithParam<Form> {
     ASSERT_TRUE(stepped.ok()) << stepped.ToString();
   }
 
-  // By ParamId; empty where there is none on this rank.
+  // Returns the summoned parameters by ParamId; empty for a parameter that this
+  // rank does not have.
   static std::vector<std::vector<float>> ReadSummoned(Engine* engine) {
     std::vector<std::vector<float>> values;
     const auto& params = engine->plan().model().params();
@@ -103,8 +104,8 @@ TEST_P(SummonTest, AllParametersOnAllRanks) {
 TEST_P(SummonTest, AModuleOnOneRank) {
   Run(TrainingOf(), [](Engine* engine, UnitTrainer* trainer) {
     const auto expected = trainer->Read();
-    // The second block's, with what is below it; and the head, whose weight
-    // is the embedding's.
+    // Summons the second block, with the modules below it, and the head, whose
+    // weight is the embedding's.
     const Model& model = engine->plan().model();
     for (size_t m = 1; m < model.modules().size(); ++m) {
       const auto module = static_cast<ModuleId>(m);
@@ -127,7 +128,8 @@ TEST_P(SummonTest, AModuleOnOneRank) {
   });
 }
 
-// What is not written back is gone; what is, everybody has, and trains on.
+// Changes are lost without write_back. With write_back every rank reads them
+// and trains on with them.
 TEST_P(SummonTest, WriteBack) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const int rank : {kAllRanks, 1}) {
@@ -158,7 +160,8 @@ TEST_P(SummonTest, WriteBack) {
   }
 }
 
-// Master weights of what the host did not touch keep all their bits.
+// The master weights of parameters that the host did not change keep all their
+// bits.
 TEST_P(SummonTest, UntouchedMastersStay) {
   std::vector<std::vector<float>> plain;
   std::vector<std::vector<float>> summoned;
@@ -189,7 +192,7 @@ TEST_P(SummonTest, NothingElseMeanwhile) {
     expect(engine->UnitAcquire(0, Pass::kForward, 0));
     expect(engine->Summon(kRootModule, kAllRanks, 0));
     expect(engine->SetTrainable({1}, false, 0));
-    // A host's ids may be any number.
+    // A host may pass any number as an id.
     for (const ParamId wrong : {-1, 1 << 30}) {
       EXPECT_EQ(engine->WritableParam(wrong).status().code(),
                 StatusCode::kInvalidArgument);

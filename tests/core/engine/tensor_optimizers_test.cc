@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Optimizers of whole parameters, as the engine runs them, against the same in
-// double: parameters or their masters, and all states.
+// Optimizers of whole parameters as the engine runs them, compared with the
+// same in double: parameters or their masters, and all states.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,8 @@
 namespace shard::tensor_optimizers_test {
 namespace {
 
-// The mean of the ranks' gradients as they are stored, by ParamId; clipped.
+// Returns the mean of the ranks' gradients as they are stored, clipped, by
+// ParamId.
 std::vector<std::vector<float>> MeanGradients(const Training& training,
                                               DType dtype, int step) {
   const int world_size = training.plan.world_size;
@@ -61,8 +62,9 @@ void ExpectNear(const std::vector<float>& got,
   }
 }
 
-// Of a state: held to the largest element beside it, however small all are;
-// what cancels in a sum of ranks or of steps is as large as that.
+// Compares a state. The tolerance is relative to the largest element of the
+// state alone, however small that is, because elements that cancel in a sum
+// over ranks or steps have errors of that size.
 void ExpectStateNear(const std::vector<float>& got,
                      const std::vector<double>& expected, double tolerance,
                      const std::string& what) {
@@ -95,7 +97,7 @@ void ExpectMatchesReference(const std::string& optimizer,
         training.all_ranks = true;
         StateValues masters(shapes.size());
         std::vector<StateValues> states(F::kNumStates, masters);
-        // On one rank before the others copy into it.
+        // Allocates on one rank, before the other ranks copy their states.
         const auto fit = [&](const Engine& engine) {
           masters = MakeStateValues(engine.plan(), kMasterState);
           for (size_t s = 0; s < states.size(); ++s) {

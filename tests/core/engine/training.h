@@ -34,12 +34,12 @@ struct Training {
   EngineOptions engine;
   StepOptions step;
   int steps = 5;
-  // Initial values and gradients are rounded to this dtype first, so that it
-  // and wider ones hold the same values.
+  // The dtype to which initial values and gradients are rounded first, so that
+  // it and wider ones hold the same values.
   DType values = DType::kF32;
-  // Every rank has gradients, and the divisor is that of `step`. Otherwise all
-  // gradients are on the last rank and are divided by 1, so that their sum has
-  // the same bits at any world size.
+  // If true, every rank has gradients, and the divisor is that of `step`.
+  // Otherwise all gradients are on the last rank and are divided by 1, so that
+  // their sum has the same bits at any world size.
   bool all_ranks = false;
   // Called before and after each step, on every rank, while no rank steps.
   std::function<void(Engine* engine, int step)> before_step;

@@ -18,8 +18,8 @@ using State = UnitStates::State;
 
 constexpr StatusCode kWrong = StatusCode::kFailedPrecondition;
 
-// The root (0) with parameter 0; 'a' (1) with 1, 2 and the frozen 3; 'b' (2)
-// with the frozen 4.
+// Returns a plan with the root (0) and parameter 0, 'a' (1) with 1, 2 and the
+// frozen 3, and 'b' (2) with the frozen 4.
 std::shared_ptr<const Plan> MakePlan() {
   UnitTraining training;
   training.model = std::make_shared<Model>("Root");
@@ -59,7 +59,7 @@ TEST_F(UnitStatesTest, Names) {
   EXPECT_OK(states.CheckUnit(2));
 }
 
-// Which calls each state allows.
+// Tests which calls each state allows.
 TEST_F(UnitStatesTest, Transitions) {
   for (const bool whole : {false, true}) {
     for (const State state : {State::kIdle, State::kForward,
@@ -112,7 +112,7 @@ TEST_F(UnitStatesTest, UnitBecomesReadyOnce) {
     ExpectError(states.CheckAcquire(1, Pass::kBackward), kWrong,
                 {"ready for the step already"});
     EXPECT_OK(states.CheckAcquire(1, Pass::kForward));
-    // The root's are left; a unit of frozen parameters needs nothing.
+    // The root's gradients are left; a unit of frozen parameters needs nothing.
     ExpectError(states.CheckAllReady(), kWrong, {"those of 1", "root"});
     states.Acquire(0, Pass::kBackward);
     states.GradsReady(0, false);
@@ -151,7 +151,7 @@ TEST_F(UnitStatesTest, MissingOnes) {
   EXPECT_TRUE(states.ready(1));
 }
 
-// What accumulated in an earlier pass is a gradient, whatever the last has.
+// A gradient from an earlier pass counts, even if the last pass has none.
 TEST_F(UnitStatesTest, PassesBeforeTheLast) {
   for (const bool whole : {false, true}) {
     UnitStates states = Make(*plan_, whole, true);
@@ -163,8 +163,8 @@ TEST_F(UnitStatesTest, PassesBeforeTheLast) {
     states.Release(1);
     EXPECT_OK(states.CheckAcquire(1, Pass::kBackward));
 
-    // One that is released without: what it said of parameters is gone where
-    // the gradients are.
+    // This pass releases the unit before it is ready. The gradient that it
+    // declared then counts only where gradients are whole.
     states.Acquire(1, Pass::kBackward);
     EXPECT_FALSE(states.SomeDeclared(1));
     EXPECT_OK(states.CheckParamReady(1));
@@ -190,8 +190,8 @@ TEST_F(UnitStatesTest, PassesBeforeTheLast) {
   }
 }
 
-// Without missing_grads the rest of a unit whose gradients are whole may follow
-// after the release.
+// Without missing_grads, and with whole gradients, the rest of a unit may be
+// declared after the release.
 TEST_F(UnitStatesTest, RestAfterRelease) {
   UnitStates states = Make(*plan_, true, false);
   states.Acquire(1, Pass::kBackward);
@@ -202,7 +202,7 @@ TEST_F(UnitStatesTest, RestAfterRelease) {
   EXPECT_TRUE(states.ParamReady(1));
 }
 
-// Each of these makes a rank declare, from then on.
+// Each of these acts makes a rank declare from then on.
 TEST_F(UnitStatesTest, WhichGradientsCount) {
   using Act = void (*)(UnitStates*);
   const Act acts[] = {
@@ -232,7 +232,8 @@ TEST_F(UnitStatesTest, WhichGradientsCount) {
       states.ClearReady();
     }
   }
-  // Sharded ones have no other place.
+  // Sharded gradients exist only in a backward pass, so that ranks always
+  // declare.
   const UnitStates sharded = Make(*plan_, false, false);
   EXPECT_TRUE(sharded.declares());
   EXPECT_FALSE(sharded.HasGrad(0));

@@ -91,7 +91,7 @@ class UnitTrainer {
     ASSERT_TRUE(broadcast.ok()) << broadcast.ToString();
   }
 
-  // Visits units in pre-order; a unit is in use while the units nested in it
+  // Visits units in pre-order. A unit is in use while the units nested in it
   // are.
   void Forward() {
     Visit(0, Pass::kForward, [](int32_t) {});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Updates of whole parameters, in a workspace of exactly the planned size: they
-// stay in it, need all of it, and do not depend on what is in it.
+// Updates of whole parameters in a workspace of exactly the planned size. They
+// stay within the workspace, need all of it, and do not depend on its contents.
 
 #include "core/engine/step/update.h"
 
@@ -28,8 +28,8 @@ namespace {
 
 using Shapes = std::vector<std::vector<int64_t>>;
 
-// Of `size` elements and no more, so that the address sanitizer sees what lies
-// outside; with guards, for builds without it.
+// A workspace of exactly `size` elements, so that the address sanitizer sees
+// accesses outside; with guards in builds without the sanitizer.
 class Workspace {
  public:
   explicit Workspace(int64_t size)
@@ -52,7 +52,7 @@ class Workspace {
     return true;
   }
 
-  // Elements up to the last that was written.
+  // Returns the number of elements up to the last that was written.
   size_t used() const {
     size_t used = size_;
     while (used > 0 && data_[used - 1] == kUntouched) --used;
@@ -63,14 +63,15 @@ class Workspace {
   static constexpr std::align_val_t kAlignment{4096};
   static constexpr size_t kGuards = kAddressSanitized ? 0 : 4096;
   static constexpr float kGuard = 17;
-  // Whoever reads what is in the workspace gets an infinity.
+  // A function that reads the workspace before it writes there gets an
+  // infinity.
   static constexpr float kUntouched = std::numeric_limits<float>::infinity();
 
   size_t size_;
   float* data_;
 };
 
-// A step in a workspace of the planned size.
+// Makes a step in a workspace of the planned size.
 void ExpectFits(const std::string& optimizer, const Shapes& shapes, DType dtype,
                 Masters masters, const std::string& library) {
   const auto model = ModelOf(shapes, dtype);
@@ -123,7 +124,7 @@ void ExpectFits(const std::string& optimizer, const Shapes& shapes, DType dtype,
       UpdateTensors(range, *parsed, input, workspace.data(), stream->get());
     }
     EXPECT_TRUE(workspace.guarded());
-    // Up to a cache line.
+    // The last elements up to a cache line may be unused.
     EXPECT_GT(workspace.used() + 16,
               static_cast<size_t>(plan.workspace_numel()));
     for (const auto& slot : buffer.plan->layout.slots()) {
@@ -154,8 +155,8 @@ void ExpectAllFit(const std::string& optimizer,
 
 class UpdateTest : public CblasTest {};
 
-// As many matrices of a shape as are stepped at once, and more; and those that
-// are stepped one by one.
+// Tries as many matrices of a shape as are updated at once, and more, and
+// matrices that are updated one by one.
 TEST_P(UpdateTest, MatricesStayInTheirWorkspace) {
   const std::vector<Shapes> models = {Shapes(16, {4, 9}), Shapes(17, {9, 4}),
                                       Shapes(35, {1, 1}), Shapes(16, {32, 7}),

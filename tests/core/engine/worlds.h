@@ -38,7 +38,7 @@ inline std::shared_ptr<Model> AwkwardModel(DType dtype = DType::kF32) {
   EXPECT_TRUE(model->AddParam(block, "big", dtype, {31, 41}).ok());
   const ModuleId head = *model->AddModule(kRootModule, "head", "Head");
   EXPECT_TRUE(model->Tie(head, "weight", weight).ok());
-  // Enough units of a few pages that stages 2 and 3 have memory to shard.
+  // Adds enough units of a few pages that stages 2 and 3 have memory to shard.
   for (int b = 0; b < 8; ++b) {
     const ModuleId more =
         *model->AddModule(kRootModule, StrCat("more", b), "Block");
@@ -94,7 +94,7 @@ inline void RunWorld(const UnitTraining& training, int steps,
       60, training.link);
 }
 
-// The parameters as every rank reads them, whichever rank owns them.
+// The parameters by ParamId, in fp32, as every rank reads them.
 using Params = std::vector<std::vector<float>>;
 
 inline void SaveWorld(const UnitTraining& training, int steps,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls in the wrong state, and ranks that call different things: what the
-// error says, that it is the same code on all ranks, that nothing hangs, and
-// what can go on after it.
+// Calls in the wrong state, and ranks that make different calls: the error's
+// text, the same code on all ranks, no hangs, and the calls that work
+// afterwards.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ struct Form {
   bool apart() const { return *link != '\0'; }
   bool gathers() const { return stage == 3 && apart(); }
   bool shards_grads() const { return stage >= 2; }
-  // When gradients become ready.
+  // Returns whether gradients are reduced when they become ready.
   bool reduces() const { return shards_grads() || apart(); }
 };
 
@@ -45,8 +45,8 @@ constexpr Form kForms[] = {
     {"apart_stage3", 3, "direct=0"},
 };
 
-// A root of one parameter and six blocks, 'b0' (1) to 'b5' (6), of two pages;
-// one more slot than that in use per depth: `prefetch`.
+// Returns a plan of a root with one parameter and six blocks, 'b0' (1) to 'b5'
+// (6), of two pages. Each depth has `prefetch` slots beside the one in use.
 StatusOr<std::shared_ptr<const Plan>> MakePlan(const Form& form, int world_size,
                                                int prefetch,
                                                bool deterministic = false) {
@@ -69,7 +69,7 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(const Form& form, int world_size,
 
 class WrongCallsTest : public ::testing::TestWithParam<Form> {
  protected:
-  // `body` on every rank with an engine that is training.
+  // Calls `body` on every rank with an engine that is training.
   void OnRanks(const std::function<void(Engine*)>& body, int world_size = 2,
                MissingGrads missing = MissingGrads::kError, int prefetch = 1,
                bool deterministic = false) {
@@ -108,7 +108,7 @@ Status TrainStep(Engine* engine) {
   return Step(engine);
 }
 
-// Of a step after which ranks are out of step, whatever is called then.
+// Expects that every call fails with `code`, because the ranks are out of step.
 void ExpectFinal(Engine* engine, StatusCode code) {
   StepReport report;
   int64_t steps = 0;
@@ -142,7 +142,7 @@ TEST_P(WrongCallsTest, EverywhereAndGoOn) {
                 {"unit 'b1' (2)", "FORWARD", "IDLE"});
     ExpectError(engine->UnitGradsReady(2), kWrongState,
                 {"unit 'b1' (2)", "FORWARD", "BACKWARD_PRE"});
-    // Parameter 3 is its weight.
+    // Parameter 3 is the unit's weight.
     ExpectError(engine->ParamGradReady(3), kWrongState,
                 {"unit 'b1' (2)", "FORWARD", "BACKWARD_PRE"});
     ExpectError(Step(engine), kWrongState,
@@ -220,7 +220,8 @@ TEST_P(WrongCallsTest, StepWithUnitsNotReady) {
   });
 }
 
-// The others have stepped already, or wait for this rank's part.
+// The other ranks are in the step already, or wait in a reduction for this
+// rank.
 TEST_P(WrongCallsTest, StepWithUnitsNotReadyOnOneRank) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
@@ -233,7 +234,7 @@ TEST_P(WrongCallsTest, StepWithUnitsNotReadyOnOneRank) {
       }
       const Status ready = Ready(engine, unit);
       if (ready.ok()) continue;
-      // What waits for rank 1 has failed before the step.
+      // The reduction that waits for rank 1 has failed before the step.
       ASSERT_TRUE(form.reduces());
       break;
     }
@@ -278,7 +279,7 @@ TEST_P(WrongCallsTest, UnknownUnitOnOneRank) {
       EXPECT_EQ(status.rank(), 1);
       return ExpectFinal(engine, StatusCode::kInvalidArgument);
     }
-    // Nobody else has to know.
+    // The call involves no other rank, so the error stays on rank 1.
     if (wrong) {
       ExpectInvalid(status, {"unit 8"});
     } else {
@@ -289,7 +290,7 @@ TEST_P(WrongCallsTest, UnknownUnitOnOneRank) {
   });
 }
 
-// While the others declare theirs.
+// One rank declares an unknown parameter while the others declare theirs.
 TEST_P(WrongCallsTest, UnknownParameterOnOneRank) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
@@ -298,7 +299,7 @@ TEST_P(WrongCallsTest, UnknownParameterOnOneRank) {
     ASSERT_OK(engine->ParamGradReady(5));
     Status status = engine->ParamGradReady(wrong ? 99 : 6);
     if (!form.reduces()) {
-      // Nobody else has to know.
+      // The call involves no other rank, so the error stays on rank 1.
       EXPECT_EQ(status.ok(), !wrong);
       if (wrong) ASSERT_OK(engine->ParamGradReady(6));
       ASSERT_OK(engine->UnitRelease(3));
@@ -334,7 +335,7 @@ TEST_P(WrongCallsTest, WrongStateOnOneRank) {
       EXPECT_OK(Step(engine));
       return;
     }
-    // Rank 0 learns of it when it next waits.
+    // Rank 0 gets the error when it next waits.
     if (status.ok()) {
       EXPECT_FALSE(wrong);
       status = engine->ZeroGrad();
@@ -386,8 +387,8 @@ TEST_P(WrongCallsTest, DifferentUnitsReady) {
   });
 }
 
-// Rank 0 steps while the other goes on with units. Gradients that it declared
-// in the step before are no gradients of this one.
+// Rank 0 steps while the other rank trains with units. Gradients that rank 0
+// declared in the previous step are not gradients of this one.
 TEST_P(WrongCallsTest, StepAgainstUnits) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
@@ -403,8 +404,8 @@ TEST_P(WrongCallsTest, StepAgainstUnits) {
   });
 }
 
-// The same of a rank that has never declared any: whole gradients count as they
-// lie there.
+// Rank 0 steps without ever having declared a gradient: its whole gradients
+// count as they are.
 TEST_P(WrongCallsTest, SimpleStepAgainstUnits) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
@@ -424,8 +425,8 @@ TEST_P(WrongCallsTest, SimpleStepAgainstUnits) {
   });
 }
 
-// A backward pass without gradients, on all ranks: an error in every stage, and
-// after a change of the plan too.
+// A backward pass without gradients on all ranks is an error in every stage,
+// and stays one after a change of the plan.
 TEST_P(WrongCallsTest, StepWithoutGradients) {
   OnRanks([&](Engine* engine) {
     ASSERT_OK(engine->UnitAcquire(3, Pass::kBackward, 0));
@@ -509,13 +510,13 @@ TEST_P(WrongCallsTest, TensorsThatAreNotThere) {
     EXPECT_OK(engine->Param(3));
     EXPECT_EQ(engine->Grad(3).ok(), !form.shards_grads());
     ASSERT_OK(engine->UnitRelease(2));
-    // Nothing is on its way when the engine is freed.
+    // Waits, so that no transfer is in progress when the engine is freed.
     EXPECT_OK(engine->ZeroGrad());
   });
 }
 
-// Rank 1 does not come: the other waits no longer than it says, and when rank 1
-// comes after all it does not wait for ever.
+// Rank 1 does not take part. Rank 0 waits no longer than its timeout, and rank
+// 1 does not wait forever when it comes after all.
 TEST_P(WrongCallsTest, RankThatDoesNotCome) {
   const Form& form = GetParam();
   const auto plan = MakePlan(form, 2, 1);
