@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Wrapping against torch's _recursive_wrap: exact, order included.
+// Compares wrapping with torch's _recursive_wrap: exactly, order included.
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// torch.nn.utils.clip_grad_norm_'s results, through the engine: at 1 to 4
-// ranks, parameters cut evenly or owned whole, in every SIMD target this
-// machine has.
+// Compares clipping with the results of torch.nn.utils.clip_grad_norm_, through
+// the engine: at 1 to 4 ranks, with parameters cut evenly or owned whole, on
+// every instruction set of this machine.
 
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
@@ -29,7 +29,8 @@ namespace {
 
 using nlohmann::json;
 
-// From parameters of 0, plain SGD with lr 1 goes to minus the clipped gradient.
+// Plans plain SGD with lr 1: from parameters of 0 it goes to minus the clipped
+// gradient.
 StatusOr<std::shared_ptr<const Plan>> MakePlan(
     const std::vector<std::vector<float>>& grads, Partition partition,
     int world_size) {

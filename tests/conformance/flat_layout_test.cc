@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The even layout against FSDP's shards of flat parameters, exact: who owns
-// what, and how much of it is padding.
+// Compares the even layout with FSDP's shards of flat parameters, exactly:
+// which rank owns which elements, and how many of them are padding.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// The slices of a rank in the form of the golden results.
+// Returns the slices of a rank in the form of the golden results.
 json SlicesJson(const std::vector<SlotSlice>& slices) {
   json result = {{"first_param", nullptr},
                  {"last_param", nullptr},

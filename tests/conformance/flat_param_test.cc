@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Metadata of flat parameters and of their shards against FSDP's, exact,
-// through the C interface.
+// Compares the metadata of flat parameters and of their shards with FSDP's,
+// exactly, through the C interface.
 
 #include <gtest/gtest.h>
 
@@ -17,12 +17,12 @@ namespace {
 
 using nlohmann::json;
 
-// A range as FSDP writes it: first and last element.
+// Returns a range as FSDP writes it: its first and last element.
 json Inclusive(int64_t begin, int64_t numel) {
   return {begin, begin + numel - 1};
 }
 
-// All parameters in one flat buffer.
+// Returns a plan with all parameters in one flat buffer.
 Plan PlanOf(const std::vector<int64_t>& numels, int32_t world_size) {
   const Model model = EmptyModel();
   for (size_t i = 0; i < numels.size(); ++i) {

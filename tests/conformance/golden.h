@@ -15,7 +15,7 @@
 
 namespace shard {
 
-// Returns the file's contents; fails the test and returns an empty document
+// Returns the file's contents. Fails the test and returns an empty document
 // when there is no such file.
 inline nlohmann::json LoadGolden(const std::string& file) {
   const char* dir = std::getenv("SHARD_GOLDEN_DIR");

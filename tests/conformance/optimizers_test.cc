@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PyTorch's own optimizer runs, number for number, through the engine: at 1 to
-// 4 ranks, parameters cut evenly or owned whole, in every SIMD target this
-// machine has; parameters at the recorded steps, states at the end.
+// Compares the engine with PyTorch's own optimizer runs, number for number: at
+// 1 to 4 ranks, with parameters cut evenly or owned whole, on every instruction
+// set of this machine. Parameters are compared at the recorded steps, states at
+// the end.
 
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
@@ -34,9 +35,9 @@ namespace {
 
 using nlohmann::json;
 
-// The optimizer of a group in our text form.
+// Returns the optimizer of a group in our text form.
 std::string TextOf(const std::string& name, const json& group) {
-  // Pairs that are hyperparameters of their own here.
+  // Pairs in torch that are two hyperparameters each here.
   static const std::map<std::string, std::array<const char*, 2>> kPairs = {
       {"betas", {"beta1", "beta2"}},
       {"etas", {"etaminus", "etaplus"}},
@@ -65,17 +66,17 @@ std::string TextOf(const std::string& name, const json& group) {
   return text;
 }
 
-// The parameters that each group's elements are cut into: sizes that divide by
-// nothing, and one that is empty.
+// The sizes of the parameters that each group's elements are cut into: they
+// have no common divisor, and one is empty.
 constexpr int64_t kCuts[] = {11, 0, 8, 5};
 
-// What an engine had after a step, by group and element.
+// The values of an engine after a step, by group and element.
 struct Snapshot {
   std::vector<std::vector<float>> params;
   std::vector<std::map<std::string, std::vector<float>>> states;
 };
 
-// A case on its way through an engine's steps.
+// Runs the steps of one case on an engine.
 class CaseRun {
  public:
   CaseRun(const json& golden, Partition partition, int world_size)
@@ -87,7 +88,8 @@ class CaseRun {
     steps_ = golden.at("steps");
   }
 
-  // Compares at every recorded step, and the states at the end.
+  // Runs all steps. Compares parameters at every recorded step, and states at
+  // the end.
   void Run() {
     const std::string what =
         StrCat(texts_[0], texts_.size() > 1 ? " and " + texts_[1] : "", ", ",
@@ -136,13 +138,13 @@ class CaseRun {
     PlanOptions options;
     options.world_size = world_size_;
     options.partition = partition_;
-    // Ranges as small as they can be, so that every rank has some.
+    // Ranges are as small as they can be, so that every rank has some elements.
     options.alignment_bytes = 4;
     SHARD_ASSIGN_OR_RETURN(options.groups, PlanGroups(*model, texts_[0]));
     return Plan::Create(model, options);
   }
 
-  // `visit(group, param, first element in the group, elements)`.
+  // Calls `visit(group, param, first element in the group, elements)`.
   template <typename Visit>
   void ForEachParam(Visit visit) const {
     ParamId param = 0;
@@ -169,7 +171,7 @@ class CaseRun {
     ASSERT_TRUE(engine.BroadcastParams(0).ok());
     const json& change = golden_.at("lr_change");
     for (int64_t step = 1; step <= steps_; ++step) {
-      // The mean of equal gradients is what they all are.
+      // The ranks' gradients are equal, so each one is their mean.
       ForEachParam([&](size_t g, ParamId param, size_t begin, size_t count) {
         const auto gradient =
             golden_.at("grads")[g][static_cast<size_t>(step - 1)]
@@ -189,7 +191,7 @@ class CaseRun {
     }
   }
 
-  // Each rank records what it owns.
+  // Records the elements that this rank owns.
   void Record(const Engine& engine, int rank, Snapshot* snapshot) const {
     ForEachParam([&](size_t g, ParamId param, size_t begin, size_t count) {
       const ParamPlace& place =
@@ -210,7 +212,7 @@ class CaseRun {
     });
   }
 
-  // 2e-7 + 2e-6 m, m the largest magnitude of that element so far.
+  // Allows 2e-7 + 2e-6 m, m the largest magnitude of that element so far.
   void CompareParams(size_t g) const {
     const auto init = golden_.at("init")[g].get<std::vector<double>>();
     std::vector<double> largest(init.size());
@@ -231,13 +233,14 @@ class CaseRun {
     }
   }
 
-  // 1e-6 m, m the largest magnitude that element of the state ever had: ten
-  // steps round some ten times by at most 2^-24 = 6e-8 of it, and so does
-  // torch. Nothing is allowed beyond: second moments of 1e-24 are compared too.
+  // Allows 1e-6 m, m the largest magnitude that the element of the state ever
+  // had: ten steps round some ten times by at most 2^-24 = 6e-8 of it, and so
+  // does torch. There is no absolute tolerance, so that second moments of 1e-24
+  // are compared too.
   void CompareStates(size_t g) const {
     const json& golden = golden_.at("state_after")[g];
     const auto& states = history_.back().states[g];
-    // SGD has no "step".
+    // SGD has no "step" in torch.
     EXPECT_EQ(golden.value("step", steps_), steps_);
     EXPECT_EQ(golden.size() - golden.count("step"), states.size());
     for (const auto& [name, values] : states) {
@@ -269,7 +272,7 @@ TEST(OptimizersTest, MatchTorch) {
   const json cases = document.value("cases", json::array());
   std::set<std::string> names;
   size_t groups = 0;
-  // Sanitizers have one of them only.
+  // Builds for sanitizers have one instruction set only.
   const auto supported =
       static_cast<uint32_t>(hwy::SupportedTargets() & HWY_TARGETS);
   ASSERT_NE(supported, 0u) << "no instruction set that was compiled runs here";
@@ -288,7 +291,7 @@ TEST(OptimizersTest, MatchTorch) {
       if (HasFailure()) break;
     }
     hwy::SetSupportedTargetsForTest(0);
-    if (HasFailure()) break;  // One case says enough.
+    if (HasFailure()) break;  // One failing case shows enough.
   }
   EXPECT_EQ(cases.size(), 49u);
   EXPECT_EQ(groups, 68u);

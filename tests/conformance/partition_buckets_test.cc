@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bucket partition against ZeroRedundancyOptimizer's, in both modes: exact,
-// order included, but where the reference gives up ours must not.
+// Compares the bucket partition with ZeroRedundancyOptimizer's, in both modes:
+// exactly, order included. Where the reference gives up, ours must not.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ namespace {
 using nlohmann::json;
 using Buckets = std::vector<std::vector<int64_t>>;
 
-// The index of each bucket's first parameter.
+// Returns the index of each bucket's first parameter.
 std::vector<int32_t> FirstParams(const Buckets& buckets) {
   std::vector<int32_t> first;
   int32_t count = 0;
@@ -31,7 +31,7 @@ std::vector<int32_t> FirstParams(const Buckets& buckets) {
   return first;
 }
 
-// [rank] -> {"bucket": {"params": [...], "offset": n}}
+// Returns [rank] -> {"bucket": {"params": [...], "offset": n}}.
 json AssignmentsPerRank(const std::vector<BucketPiece>& pieces,
                         const Buckets& buckets, int world_size) {
   const std::vector<int32_t> first = FirstParams(buckets);
@@ -49,7 +49,7 @@ json AssignmentsPerRank(const std::vector<BucketPiece>& pieces,
   return ranks;
 }
 
-// [rank] -> parameters in order of assignment.
+// Returns [rank] -> parameters in order of assignment.
 json ParamsInOrder(const Assignment& assignment, int world_size) {
   const auto ranks =
       ParamsPerRank(assignment, {assignment.owners.size()}, world_size);
@@ -58,7 +58,8 @@ json ParamsInOrder(const Assignment& assignment, int world_size) {
   return lists;
 }
 
-// Every parameter has an owner, and some rank two pieces of one bucket.
+// Expects an owner for every parameter, and some rank with two pieces of one
+// bucket.
 void ExpectMended(const std::vector<BucketPiece>& pieces,
                   const Buckets& buckets, int world_size) {
   const Assignment assignment = ToAssignment(pieces, buckets);

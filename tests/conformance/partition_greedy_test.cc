@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Greedy partition against ZeroRedundancyOptimizer's: exact, order included.
+// Compares the greedy partition with ZeroRedundancyOptimizer's: exactly, order
+// included.
 
 #include <gtest/gtest.h>
 

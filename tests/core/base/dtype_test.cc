@@ -9,7 +9,7 @@
 namespace shard::dtype_test {
 namespace {
 
-// Values go into files and fingerprints.
+// The values are written into files and fingerprints.
 TEST(DType, ValuesNamesAndSizesAreFrozen) {
   const struct {
     int32_t value;

@@ -62,7 +62,8 @@ int FaultEnv::Open(int dir, const char* path, int flags, mode_t mode) {
 int FaultEnv::Close(int fd) {
   const bool fails = Fails(Call::kOther);
   {
-    // First: afterwards another thread may be given the number.
+    // Forgets the descriptor before it is closed: afterwards another thread may
+    // be given its number.
     const std::lock_guard lock(mutex_);
     if (open_.erase(fd) == 0) {
       ++wrong_closes_;

@@ -2,7 +2,7 @@
 //
 // FaultEnv: real files whose system calls fail where a test wants them to, and
 // a count of calls and open descriptors. A loop over `at` until calls() is at
-// most `at` fails every call of the code it runs, one at a time:
+// most `at` fails every call of the code that it runs, one at a time:
 //     for (int64_t k = 0;; ++k) {
 //       FaultEnv env;
 //       env.Set({.at = k});
@@ -11,7 +11,7 @@
 //       if (env.calls() <= k) break;
 //     }
 //
-// Thread-safe, but for Set.
+// Thread-safe, except for Set.
 
 #ifndef SHARD_TESTS_CORE_BASE_FAULT_ENV_H_
 #define SHARD_TESTS_CORE_BASE_FAULT_ENV_H_
@@ -33,9 +33,9 @@ struct Fault {
     kShort,  // Reads and writes transfer half, and at least a byte.
     kZero,   // Reads and writes transfer nothing and return 0.
   };
-  int64_t at = -1;         // The number of the call that fails, from 0,
-  bool and_after = false;  // and all after it.
-  int64_t every = 0;       // Fails every such-th call; 0 for none.
+  int64_t at = -1;         // The number of the call that fails, from 0.
+  bool and_after = false;  // Whether all calls after it fail as well.
+  int64_t every = 0;       // Fails every `every`-th call; 0 for none.
   // Counts and fails only the calls that take space or change a directory:
   // create, write, sync, resize and rename.
   bool changes_only = false;
@@ -50,14 +50,14 @@ class FaultEnv final : public ForwardingEnv {
   // Sets the fault, and counts calls from 0 again.
   void Set(const Fault& fault);
 
-  // The number of calls, failed ones included.
+  // Returns the number of calls, failed ones included.
   int64_t calls() const;
-  // The number of calls that failed, or transferred less than they were asked
-  // for.
+  // Returns the number of calls that failed, or transferred less than they were
+  // asked for.
   int64_t faults() const;
   int open_descriptors() const;
-  // The number of closes of descriptors that this env did not open, or had
-  // closed before.
+  // Returns the number of closes of descriptors that this env did not open, or
+  // had closed before.
   int wrong_closes() const;
 
   int Open(int dir, const char* path, int flags, mode_t mode) override;

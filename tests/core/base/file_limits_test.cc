@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files of a process that may have few of them, or only small ones.
+// Files of a process that may have only few, or only small ones.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -55,7 +55,8 @@ TEST(StandardDescriptorsTest, AreNeverThoseOfAFile) {
     for (const int fd : {0, 1, 2}) {
       printed += ::write(fd, "x", 1) == 1 || errno != EBADF ? 1 : 0;
     }
-    // Room for none but these: none is taken.
+    // The limit leaves room for the standard descriptors only: none of them is
+    // taken.
     testing::LowerLimit(RLIMIT_NOFILE, 3);
     const auto more = File::Open(FileEnv::Posix(), path, File::Mode::kRead);
     const bool taken = ::fcntl(0, F_GETFD) >= 0;
@@ -75,7 +76,7 @@ TEST(StandardDescriptorsTest, AreNeverThoseOfAFile) {
 
 constexpr rlim_t kSizeLimit = 8192;
 
-// Each way in which a file becomes longer.
+// Makes a file too long in each way in which it can grow.
 std::vector<Status> Outgrow(const std::string& path) {
   std::vector<Status> all;
   const auto file = File::Open(FileEnv::Posix(), path, File::Mode::kCreate);
@@ -111,7 +112,7 @@ TEST(SizeLimit, IsAnErrorAndNoSignal) {
     ::pthread_sigmask(SIG_BLOCK, nullptr, &mask);
     EXPECT_EQ(::sigismember(&mask, SIGXFSZ), 0);
     EXPECT_FALSE(IsPending(SIGXFSZ));
-    // Several threads, as those that write checkpoints.
+    // Several threads write, as they do for checkpoints.
     std::vector<std::vector<Status>> all(3);
     EXPECT_OK(RunOnThreads(3, [&](int index) {
       all[static_cast<size_t>(index)] = Outgrow(folder / StrCat("t", index));
@@ -136,7 +137,7 @@ TEST(SizeLimit, LeavesTheSignalsOfTheHostAlone) {
     ::pthread_sigmask(SIG_BLOCK, nullptr, &mask);
     EXPECT_EQ(::sigismember(&mask, SIGXFSZ), 1);
   });
-  // A handler of the host hears of none of ours.
+  // A handler of the host does not see our signals.
   testing::InChild([&] {
     testing::LowerLimit(RLIMIT_FSIZE, kSizeLimit);
     static int heard = 0;
@@ -171,7 +172,7 @@ TEST(PooledFile, KeepFewDescriptors) {
       files.push_back(*std::move(file));
       EXPECT_LE(OpenDescriptors(), before + 16);
     }
-    // From threads, and while all other descriptors are the host's.
+    // Threads read while all other descriptors are the host's.
     std::vector<int> taken;
     while ((taken.emplace_back(::dup(0))) >= 0) {
     }
@@ -185,7 +186,7 @@ TEST(PooledFile, KeepFewDescriptors) {
       }
       return Status();
     }));
-    // Whoever opens something else is given one, too.
+    // A file outside the pool is given a descriptor of the pool, too.
     EXPECT_OK(File::Open(*in, "f0", File::Mode::kRead));
     for (PooledFile& file : files) EXPECT_OK(file.Sync());
     for (PooledFile& file : files) EXPECT_OK(file.Close());
@@ -232,7 +233,7 @@ TEST(PooledFile, IsOpenedAgainAsWhatItWas) {
   });
 }
 
-// A thread of the parent has the lock of the pool when the process forks.
+// A thread of the parent may have the lock of the pool when the process forks.
 TEST(PooledFile, IsNotThereInAChildOfFork) {
   const TempFolder folder;
   WriteText(folder / "data", "old");
@@ -262,7 +263,7 @@ TEST(PooledFile, IsNotThereInAChildOfFork) {
       ExpectError(file->Close(), StatusCode::kFailedPrecondition,
                   {"after fork"});
       EXPECT_FALSE(ClosePooledFile());
-      // What it opens itself is its own, and the other one can go.
+      // A file that the child opens is its own, and the parent's can be closed.
       open();
       EXPECT_OK(read());
       EXPECT_TRUE(ClosePooledFile());
@@ -273,7 +274,8 @@ TEST(PooledFile, IsNotThereInAChildOfFork) {
   EXPECT_OK(read());
 }
 
-// Lets two threads have the first of their two descriptors, and none be left.
+// Lets each of two threads have the first of its two descriptors, and leaves
+// none for the second.
 class MeetAfterTheFirst final : public ForwardingEnv {
  public:
   MeetAfterTheFirst() : ForwardingEnv(FileEnv::Posix()) {}
@@ -284,7 +286,7 @@ class MeetAfterTheFirst final : public ForwardingEnv {
     const int fd = base()->Open(dir, path, flags, mode);
     if ((flags & O_DIRECT) != 0) seen_direct = true;
     if (fd >= 0 && (flags & O_DIRECT) == 0) ++met;
-    // The other one may be kept from coming.
+    // The other thread may be kept from coming, so the wait has an end.
     for (int i = 0; met < 2 && i < 100000; ++i) std::this_thread::yield();
     return fd;
   }
@@ -319,7 +321,7 @@ TEST(PooledFile, TwoWithoutTheirSecondDescriptorOpenInTurns) {
   });
 }
 
-// Few descriptors are a quarter of few.
+// A limit of few descriptors leaves a quarter of them.
 TEST(PooledFile, TakeAQuarterOfATinyLimit) {
   testing::InChild([] {
     const TempFolder folder;
@@ -336,7 +338,7 @@ TEST(PooledFile, TakeAQuarterOfATinyLimit) {
   });
 }
 
-// A device that fails once.
+// A device whose first sync fails.
 class SyncFailsOnce final : public ForwardingEnv {
  public:
   SyncFailsOnce() : ForwardingEnv(FileEnv::Posix()) {}
@@ -344,7 +346,7 @@ class SyncFailsOnce final : public ForwardingEnv {
   int syncs = 0;
 };
 
-// What the device says when the pool closes a file is said by Sync.
+// Sync returns the error that the device had when the pool closed a file.
 TEST(PooledFile, KeepsTheErrorOfTheDevice) {
   const TempFolder folder;
   SyncFailsOnce env;

@@ -53,7 +53,7 @@ StatusOr<std::string> Read(const File& file, uint64_t offset, size_t bytes) {
   return text;
 }
 
-// Memory at a multiple of File::kDirectAlignment.
+// Frees memory at a multiple of File::kDirectAlignment.
 struct Free {
   void operator()(std::byte* data) const { std::free(data); }
 };
@@ -130,7 +130,7 @@ TEST(File, OnlyRegularFilesAndNoLinks) {
   for (const auto mode : {File::Mode::kRead, File::Mode::kWrite}) {
     ExpectError(File::Open(env, folder / "link", mode),
                 StatusCode::kFailedPrecondition, {"link", "symbolic"});
-    // Opening must not wait for the other end.
+    // Opening must not wait for the other end of the FIFO.
     ExpectError(File::Open(env, folder / "fifo", mode),
                 StatusCode::kFailedPrecondition, {"not a regular file"});
     ExpectError(File::Open(env, folder / "folder", mode),
@@ -155,7 +155,7 @@ TEST(File, ClosedOnExec) {
   EXPECT_TRUE(::fcntl(file->fd(), F_GETFD) & FD_CLOEXEC);
 }
 
-// A file system that tells of its sync once, as the kernel does.
+// A file system that reports a failed sync once, as the kernel does.
 class SyncFailsOnce final : public ForwardingEnv {
  public:
   SyncFailsOnce() : ForwardingEnv(FileEnv::Posix()) {}
@@ -180,7 +180,7 @@ TEST(File, ASyncErrorIsFinal) {
 
 TEST(File, AllocateTakesSpaceAndKeepsBytes) {
   const TempFolder folder;
-  // Also where the file system cannot.
+  // The second env is a file system that cannot allocate.
   class NoAllocate final : public ForwardingEnv {
    public:
     NoAllocate() : ForwardingEnv(FileEnv::Posix()) {}
@@ -204,7 +204,8 @@ TEST(File, AllocateTakesSpaceAndKeepsBytes) {
 
 // --- Past the page cache ---------------------------------------------------
 
-// Where O_DIRECT is refused, and how many bytes went past the cache.
+// Refuses O_DIRECT where a test says so, and counts the bytes that went past
+// the cache.
 class DirectEnv final : public ForwardingEnv {
  public:
   enum class Refuse { kNothing, kOpen, kTransfer };
@@ -214,7 +215,8 @@ class DirectEnv final : public ForwardingEnv {
   int Open(int dir, const char* path, int flags, mode_t mode) override {
     if ((flags & O_DIRECT) == 0) return base()->Open(dir, path, flags, mode);
     if (refuse_ == Refuse::kOpen) return -EINVAL;
-    // Whatever the file system under the test can, this one takes it.
+    // The file is opened without O_DIRECT, which the file system under the test
+    // may not support.
     direct_fd = base()->Open(dir, path, flags & ~O_DIRECT, mode);
     return direct_fd;
   }
@@ -256,7 +258,7 @@ TEST(DirectFile, OnlyAlignedPiecesGoPastTheCache) {
   EXPECT_OK(file->WriteExactly(0, {copy.get(), text.size()}));
   EXPECT_EQ(env.direct_bytes, 5u * 4096);
   EXPECT_EQ(ReadText(folder / "data"), text);
-  // Neither from elsewhere in memory, nor to elsewhere in the file.
+  // Neither unaligned memory nor an unaligned offset goes past the cache.
   EXPECT_OK(file->WriteExactly(4096, {copy.get() + 1, 4096}));
   EXPECT_OK(file->WriteExactly(1, {copy.get(), 4096}));
   EXPECT_EQ(env.direct_bytes, 5u * 4096);
@@ -293,7 +295,7 @@ TEST(DirectFile, IsBufferedWhereItIsRefused) {
   }
 }
 
-// Whatever this machine's file system does.
+// Tests the file system of this machine, whether it supports O_DIRECT or not.
 TEST(DirectFile, OnRealFiles) {
   const TempFolder folder;
   const std::string text = Pattern(64 * 4096 + 77);
@@ -302,7 +304,7 @@ TEST(DirectFile, OnRealFiles) {
                          File::Cache::kDirect);
   ASSERT_OK(file);
   EXPECT_OK(file->Allocate(text.size()));
-  // Disjoint halves, by two threads.
+  // Two threads write disjoint halves.
   constexpr size_t kHalf = 32 * 4096;
   std::thread first([&] {
     EXPECT_OK(file->WriteExactly(0, {copy.get(), kHalf}));
@@ -355,13 +357,13 @@ TEST(FileFaults, EveryCallThatFailsIsAnErrorAndLeaksNothing) {
           EXPECT_GT(k, 8);
           break;
         }
-        // To open the directory, to create, to look at what was created, the
-        // same for the direct one: a file that was not opened was not made.
+        // These calls open the directory, create the file and look at it; the
+        // direct file adds two. A file that was not opened was not made.
         if (k < (cache == File::Cache::kDirect ? 5 : 3)) {
           EXPECT_EQ(NamesIn(folder.path()).size(), 0u) << k;
         }
-        // What is only closed after reading has nothing to lose; nor has the
-        // directory.
+        // A close after reading has nothing to lose, and neither has the close
+        // of the directory.
         if (status.ok()) {
           EXPECT_GE(k, env.calls() - 3) << error;
         } else {
@@ -415,7 +417,7 @@ TEST(Directory, MakesListsRenamesAndDeletes) {
               {folder / "a"});
   WriteText(folder / "b", "b");
   std::vector<std::string> names = *directory->List();
-  // Twice: the position is not shared.
+  // Lists twice: the position in the directory is not shared.
   EXPECT_EQ(directory->List()->size(), 2u);
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()),
             (std::set<std::string>{"a", "b"}));

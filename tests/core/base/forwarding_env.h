@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ForwardingEnv: a FileEnv that passes every call on. Test environments
-// override the calls they change.
+// override the calls that they change.
 
 #ifndef SHARD_TESTS_CORE_BASE_FORWARDING_ENV_H_
 #define SHARD_TESTS_CORE_BASE_FORWARDING_ENV_H_
@@ -65,14 +65,14 @@ class ForwardingEnv : public FileEnv {
   FileEnv* const base_;
 };
 
-// NoSyncEnv: syncs nothing, because syncs are most of the time that small files
-// take. For tests that cut no real power.
+// NoSyncEnv: does not sync, because syncs are most of the time that small files
+// take. For tests without power cuts.
 class NoSyncEnv final : public ForwardingEnv {
  public:
   NoSyncEnv() : ForwardingEnv(FileEnv::Posix()) {}
   int Sync(int) override { return 0; }
 
-  // Never null; lives forever.
+  // Returns the only env of this kind: never null, never destroyed.
   static NoSyncEnv* Get() {
     static NoSyncEnv* const env = new NoSyncEnv;
     return env;

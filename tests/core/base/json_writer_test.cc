@@ -103,7 +103,7 @@ TEST(JsonWriter, BytesThatAreNoCharacterAreReplaced) {
   EXPECT_EQ(Quoted("a\xFF"
                    "b"),
             StrCat("\"a", kReplacement, "b\""));
-  // Cut off at the end; an overlong form; a surrogate.
+  // The texts are cut off at the end, overlong, and a surrogate.
   EXPECT_EQ(Quoted("\xE2\x82"), StrCat("\"", kReplacement, kReplacement, "\""));
   EXPECT_TRUE(Json::accept(Quoted("\xC0\x80")));
   EXPECT_TRUE(Json::accept(Quoted("\xED\xA0\x80")));

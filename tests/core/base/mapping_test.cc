@@ -29,7 +29,7 @@ TEST(FdTest, ClosesOnceAndMoves) {
     Fd other = std::move(read);
     EXPECT_FALSE(read.valid());
     EXPECT_EQ(other.get(), ends[0]);
-    other = std::move(write);  // Closes the one it had.
+    other = std::move(write);  // Closes the descriptor that `other` had.
     EXPECT_FALSE(IsOpen(ends[0]));
     EXPECT_TRUE(IsOpen(ends[1]));
     EXPECT_EQ(other.Release(), ends[1]);
@@ -49,12 +49,12 @@ TEST(MappingTest, AnonymousIsZeroAndMoves) {
   EXPECT_EQ(one.data(), nullptr);
   EXPECT_EQ(two.data(), data);
   two = Mapping();
-  // Unmapped: the kernel knows no page there.
+  // The memory is unmapped: the kernel knows no page there.
   unsigned char resident = 0;
   EXPECT_NE(::mincore(data, 1, &resident), 0);
 }
 
-// Address space of this process, in pages.
+// Returns the size of the address space of this process, in pages.
 size_t MappedPages() {
   size_t pages = 0;
   std::FILE* const file = std::fopen("/proc/self/statm", "r");
@@ -68,7 +68,8 @@ TEST(MappingTest, LargeOnesBeginWithAHugePageAndMapNoMore) {
   std::vector<Mapping> kept;
   for (const size_t bytes :
        {size_t{2} << 20, (size_t{2} << 20) + 1, (size_t{8} << 20) + page}) {
-    MappedPages();  // stdio has its room.
+    // The first call lets stdio allocate its buffers.
+    MappedPages();
     const size_t before = MappedPages();
     auto made = Mapping::Anonymous(bytes);
     const size_t after = MappedPages();

@@ -24,7 +24,8 @@ TEST(RunOnThreadsTest, EveryIndexOnItsOwnThread) {
   std::set<std::thread::id> threads;
   std::set<int> indices;
   ASSERT_TRUE(RunOnThreads(4, [&](int index) {
-                all.arrive_and_wait();  // Only threads that run at once pass.
+                // Only threads that run at the same time pass.
+                all.arrive_and_wait();
                 const std::lock_guard<std::mutex> lock(mutex);
                 threads.insert(std::this_thread::get_id());
                 indices.insert(index);

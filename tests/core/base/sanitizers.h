@@ -6,7 +6,7 @@
 #ifndef SHARD_TESTS_CORE_BASE_SANITIZERS_H_
 #define SHARD_TESTS_CORE_BASE_SANITIZERS_H_
 
-// clang has a feature test for it, gcc a macro.
+// clang has a feature test for a sanitizer, gcc a macro.
 #if defined(__has_feature)
 #define SHARD_TESTS_HAS_FEATURE(feature) __has_feature(feature)
 #else

@@ -73,7 +73,7 @@ TEST(FormatBytes, ExactBelowOneKibibyteThenRounded) {
   EXPECT_EQ(FormatBytes(1024), "1.0 KiB");
   EXPECT_EQ(FormatBytes(uint64_t{12'900'000}), "12.3 MiB");
   EXPECT_EQ(FormatBytes(uint64_t{3} << 40), "3.0 TiB");
-  // No unit after PiB: it stays one.
+  // There is no unit after PiB, so larger sizes keep it.
   EXPECT_EQ(FormatBytes(uint64_t{1} << 62), "4096.0 PiB");
 }
 

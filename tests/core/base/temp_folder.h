@@ -48,7 +48,7 @@ inline void WriteText(const std::string& path, std::string_view text) {
   EXPECT_TRUE(out.good()) << path;
 }
 
-// Returns the contents of a file; empty when there is no such file.
+// Returns the contents of a file. Empty when there is no such file.
 inline std::string ReadText(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(in), {});

@@ -219,7 +219,7 @@ int UnsyncedEnv::Unlink(int dir, const char* path, int flags) {
   const int result = base()->Unlink(dir, path, flags);
   if (result != 0 || id == kNone) return result;
   Apply(parent, {{name, kNone}});
-  // Its inode number may now be another's.
+  // The inode number may be given to another directory now.
   std::erase_if(live_, [&](const auto& entry) { return entry.second == id; });
   return result;
 }

@@ -8,8 +8,9 @@
 // Each later directory operation (a rename is one) and each later page may or
 // may not survive, independently of the others.
 //
-// The env keeps all bytes in memory: small files only. Calls outside the folder
-// are passed on and not recorded. No links of any kind within it. Thread-safe.
+// The env keeps all bytes in memory, so files must be small. Calls outside the
+// folder are passed on and not recorded. Links of any kind within the folder
+// are not supported. Thread-safe.
 
 #ifndef SHARD_TESTS_CORE_BASE_UNSYNCED_ENV_H_
 #define SHARD_TESTS_CORE_BASE_UNSYNCED_ENV_H_
@@ -40,13 +41,14 @@ enum class PowerCut {
 
 class UnsyncedEnv final : public ForwardingEnv {
  public:
-  // The present contents of `folder` count as durable.
+  // Records `folder`, whose present contents count as durable.
   explicit UnsyncedEnv(const std::string& folder,
                        FileEnv* base = FileEnv::Posix());
 
   // Sets a function that runs before every call that changes or syncs anything.
-  // It may call AfterPowerCut, but not the file calls of this env. Set it
-  // before the first call, and call it yourself after the last one.
+  // The function may call AfterPowerCut, but not the file calls of this env.
+  // Set it before the first call. After the last call, the test calls it
+  // itself.
   void AtEachCall(std::function<void()> hook) { hook_ = std::move(hook); }
 
   // Makes the folder `copy`, which must not exist, with the contents that
@@ -67,26 +69,27 @@ class UnsyncedEnv final : public ForwardingEnv {
   int Unlink(int dir, const char* path, int flags) override;
 
  private:
-  // Inode numbers are reused as soon as they are free; these ids are not.
+  // An id of a file or directory. Inode numbers are reused as soon as they are
+  // free; ids are not.
   using Id = int64_t;
   static constexpr Id kNone = -1;
-  // The names that an operation changed, and the id that each has afterwards
-  // (kNone: none).
+  // The names that an operation changed, each with its id afterwards; kNone
+  // where it has none.
   using Change = std::vector<std::pair<std::string, Id>>;
   using Entries = std::map<std::string, Id>;
 
   struct Node {
     bool is_directory = false;
-    std::string live;  // A file's bytes;
+    std::string live;  // The bytes of a file.
     std::string durable;
-    Entries live_entries;  // a directory's entries;
+    Entries live_entries;  // The entries of a directory.
     Entries durable_entries;
-    std::vector<Change> unsynced;  // and the changes from durable to live.
+    std::vector<Change> unsynced;  // The changes from durable to live.
   };
 
   Id AddExisting(const std::string& path);
-  // Returns the directory of `path` and its last component. kNone when the path
-  // is not recorded.
+  // Returns the directory of `path` and its last component. The directory is
+  // kNone when the path is not recorded.
   std::pair<Id, std::string> Parent(int dir, const char* path) const;
   Id Lookup(Id directory, const std::string& name) const;
   void Apply(Id directory, const Change& change);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The model of a power cut must lose what a real one may, or what is tested
-// with it is not.
+// Tests the model of a power cut. The model must lose everything that a real
+// cut may lose, or tests that use it prove nothing.
 
 #include "tests/core/base/unsynced_env.h"
 
@@ -17,7 +17,7 @@
 namespace shard::testing::unsynced_env_test {
 namespace {
 
-// Every entry in "folder" after a cut, with its text; "|" in between.
+// Shows "folder" after a cut: every entry with its text, with "|" in between.
 class UnsyncedEnvTest : public ::testing::Test {
  protected:
   UnsyncedEnvTest() {
@@ -38,7 +38,7 @@ class UnsyncedEnvTest : public ::testing::Test {
     return all;
   }
 
-  // What seeds 0 to 63 leave.
+  // Returns the contents after random cuts with the seeds 0 to 63.
   std::set<std::string> Random(const UnsyncedEnv& env) {
     std::set<std::string> all;
     for (uint64_t seed = 0; seed < 64; ++seed) {
@@ -78,7 +78,7 @@ TEST_F(UnsyncedEnvTest, AFileIsDurableWhenItAndItsNameAre) {
   EXPECT_EQ(Random(env), (std::set<std::string>{"new=abc|old=old"}));
   EXPECT_EQ(After(env, PowerCut::kLost), "new=abc|old=old");
 
-  // Written again: what was synced is no longer.
+  // After another write, the bytes that were synced may be lost.
   ASSERT_OK(file->WriteExactly(0, BytesOf("xyz")));
   EXPECT_EQ(Random(env),
             (std::set<std::string>{"new=abc|old=old", "new=xyz|old=old"}));
@@ -108,7 +108,7 @@ TEST_F(UnsyncedEnvTest, AnExchangeIsOneOperation) {
   EXPECT_EQ(Random(env), (std::set<std::string>{"a=a|old=old", "a=old|old=a"}));
 }
 
-// Inode numbers are given again at once.
+// Inode numbers are reused at once.
 TEST_F(UnsyncedEnvTest, ADeletedFileIsNotTheNextOne) {
   UnsyncedEnv env(folder());
   const auto directory = Directory::Open(&env, folder());

@@ -23,7 +23,7 @@ TEST(OpenDeviceTest, Names) {
     const auto device = OpenDevice(spec);
     ASSERT_OK(device);
     EXPECT_EQ((*device)->name(), name);
-    // It is a spec of the same device.
+    // The name is a spec of the same device.
     const auto again = OpenDevice((*device)->name());
     ASSERT_OK(again);
     EXPECT_EQ((*again)->name(), name);
@@ -76,7 +76,8 @@ TEST_P(DeviceTest, MemoryIsZeroAlignedAndMoves) {
     one = std::move(two);
     EXPECT_EQ(two.data(), nullptr);
     EXPECT_EQ(one.data(), data);
-    one.data()[4999] = std::byte{1};  // Still there.
+    // The memory is still mapped.
+    one.data()[4999] = std::byte{1};
   }
 }
 

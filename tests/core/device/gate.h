@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gate: holds a stream until the test lets it go on.
+// Gate: holds a stream until the test opens it.
 
 #ifndef SHARD_TESTS_CORE_DEVICE_GATE_H_
 #define SHARD_TESTS_CORE_DEVICE_GATE_H_
@@ -38,8 +38,8 @@ class Gate {
     return DeadlineExceeded("the gate was not opened");
   }
 
-  // Returns work for Stream::Call that passes the gate, which must outlive the
-  // work.
+  // Returns work for Stream::Call that passes the gate. The gate must outlive
+  // the work.
   std::function<Status()> Passing() {
     return [this] { return Pass(); };
   }

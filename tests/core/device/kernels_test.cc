@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every kernel of a stream has the bits of the kernel called directly, on
-// whichever device, though the caller reuses its own lists and numbers at once.
+// Every kernel of a stream has the bits of the kernel called directly, on every
+// device, though the caller reuses its own lists and numbers at once.
 
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@
 
 namespace {
 
-// Allocations of this thread so far.
+// The number of allocations of this thread so far.
 thread_local int64_t allocations = 0;
 
 }  // namespace
@@ -56,8 +56,8 @@ namespace {
 
 constexpr double kNoClip = std::numeric_limits<double>::infinity();
 
-// Elements of most tensors: not a multiple of anything, and blocks of 256 of
-// which the last is partial.
+// The number of elements of most tensors: no multiple of 16, and the last block
+// of 256 is partial.
 constexpr size_t kCount = 5000;
 
 struct FormulaCase {
@@ -70,7 +70,8 @@ struct FormulaCase {
 template <class F>
 FormulaCase CaseOf(Formula formula, const char* name) {
   FormulaCase made = {formula, name, {}, static_cast<size_t>(F::kNumStates)};
-  // Flags set, since most are off, which is also what is not copied.
+  // Flags are set. Most are off by default, and a flag that was not copied
+  // would be off as well.
   for (const Hyper& hyper : F::kHypers) {
     made.hypers.push_back(hyper.flag ? 1 : hyper.fallback);
   }
@@ -88,7 +89,7 @@ std::vector<FormulaCase> TensorCases() {
 }
 #undef SHARD_CASE
 
-// Values of about 1, without a pattern.
+// Returns values in [-1, 1), without a pattern.
 std::vector<float> Values(size_t count, uint32_t seed) {
   std::vector<float> values(count);
   for (float& value : values) {
@@ -104,7 +105,7 @@ std::vector<float> Magnitudes(size_t count, uint32_t seed) {
   return values;
 }
 
-// What a caller has on its stack, and loses when it returns.
+// The lists that a caller has on its stack, and loses when it returns.
 struct Lists {
   std::array<double, 16> hypers = {};
   std::vector<const void*> sources;
@@ -148,7 +149,7 @@ class KernelsTest : public testing::TestWithParam<const char*> {
     return device_->name() == "cpu" && stream.name() == "shard-compute";
   }
 
-  // Enqueues on `stream` with lists that are spoiled before anything runs.
+  // Enqueues on `stream` with lists that are overwritten before anything runs.
   void Run(Stream* stream, Lists lists,
            const std::function<void(Lists*)>& enqueue) const {
     Gate gate;
@@ -166,7 +167,7 @@ class KernelsTest : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Devices, KernelsTest,
                          testing::Values("cpu", "cpu-async"));
 
-// Tensors of a fused step.
+// The tensors of a fused step.
 struct Tensors {
   std::vector<std::vector<float>> grads;
   std::vector<float> param;
@@ -186,7 +187,7 @@ Tensors FusedTensors(DType param, DType state) {
     Narrow(param, made.param.data(), made.half_param.data(), kCount, nullptr);
   }
   for (size_t s = 0; s < kMaxStates; ++s) {
-    // Zeros are a state of each dtype.
+    // Zeros are a valid state of each dtype.
     made.states[s].resize(kCount * DTypeSize(state));
     made.scales[s].resize(kCount / kQ8Block + 1);
   }
@@ -218,7 +219,7 @@ FusedStepArgs FusedArgs(DType param, DType state, Tensors* tensors,
   args.stochastic_rounding = param == DType::kBF16;
   args.states = lists->states.data();
   args.state_dtype = state;
-  // A caller without q8 has no such list.
+  // A caller without q8 states has no list of scales.
   args.scales = state == DType::kQ8 ? lists->scales.data() : nullptr;
   args.random = {17, 5, 3, 512};
   args.count = kCount;
@@ -326,7 +327,7 @@ TEST_P(KernelsTest, SumGradients) {
   }
 }
 
-// Of all sums and their norm in one call each.
+// Compares all sums and their norm, each from one call.
 TEST_P(KernelsTest, AddGradientsToNorm) {
   const size_t begin = 3;
   const size_t count = kCount - begin;
@@ -363,7 +364,7 @@ TEST_P(KernelsTest, AddGradientsToNorm) {
   }
 }
 
-// The sum may take the place of the caller's own gradients.
+// The sum may replace the caller's own gradients.
 TEST_P(KernelsTest, AddGradientsToNormInPlace) {
   const std::vector<float> one = Values(kCount, 1);
   const std::vector<float> two = Values(kCount, 2);
@@ -485,7 +486,7 @@ TEST_P(KernelsTest, SaysWhichBlasThereIsNot) {
               {"/nowhere/libnone.so"});
 }
 
-// The way of the engine on a host: as if it called the kernels itself.
+// On a host the engine uses such a stream, as if it called the kernels itself.
 TEST(InlineTest, AllocatesNothing) {
   auto device = OpenDevice("cpu");
   ASSERT_OK(device);
@@ -512,7 +513,8 @@ TEST(InlineTest, AllocatesNothing) {
   EXPECT_TRUE(stream->Synchronize(Deadline::After(1)).ok());
   EXPECT_EQ(allocations, before);
 
-  ::operator delete(::operator new(1));  // The counter counts.
+  // Shows that the counter counts.
+  ::operator delete(::operator new(1));
   EXPECT_GT(allocations, before);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every stream keeps to, whichever thread does its work.
+// The rules that every stream keeps, whichever thread does its work.
 
 #include "core/device/stream.h"
 
@@ -76,7 +76,7 @@ TEST_P(StreamTest, FillsAndCopies) {
                             10));
 }
 
-// Each stream doubles or adds in turn: any other order gives another number.
+// Each stream doubles or adds in turn, so any other order gives another number.
 TEST_P(StreamTest, WaitsOrderStreams) {
   int value = 1;
   for (int i = 0; i < 20; ++i) {
@@ -160,7 +160,7 @@ TEST_P(StreamTest, WhoWaitsForAFailedStreamFails) {
   compute_->Call("well", count);
   compute_->Wait(failed, Soon());
   compute_->Call("dropped", count);
-  // From stream to stream, and once the error is old.
+  // The error goes from stream to stream, and stays after it was reported.
   EXPECT_EQ(compute_->Synchronize(Soon()).code(), StatusCode::kRankLost);
   other->Wait(compute_->Record(), Soon());
   other->Call("dropped", count);
@@ -184,7 +184,7 @@ TEST_P(StreamTest, ADeadlineSaysWhatTheStreamIsAt) {
                  "the first of 2"});
   }
   gate.Open();
-  // Late is not never.
+  // The work that was late is still done.
   EXPECT_OK(communication_->Synchronize(Soon()));
 }
 
@@ -204,7 +204,7 @@ TEST_P(StreamTest, AWaitPastItsDeadlineFailsTheStream) {
   EXPECT_FALSE(ran);
   gate.Open();
   EXPECT_OK(communication_->Synchronize(Soon()));
-  // A wait for what is done needs no time.
+  // A wait for work that is done needs no time.
   const auto other = Create(StreamKind::kCompute);
   other->Wait(event, Deadline::After(0));
   EXPECT_OK(other->Synchronize(Soon()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Streams that have a thread: what it does to the host, how it ends, and the
-// pauses of cpu-async.
+// Streams that have a thread: the effects on the host, the end of the thread,
+// and the pauses of cpu-async.
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -68,7 +68,7 @@ TEST(WorkerTest, TheThreadHasANameAndBlocksSignals) {
   for (int number = 1; number < 32; ++number) {
     if (number == SIGKILL || number == SIGSTOP) continue;
     EXPECT_EQ(::sigismember(&mask, number), 1) << number;
-    // The host's own mask is as it was.
+    // The host's own mask is unchanged.
     EXPECT_EQ(::sigismember(&after, number), ::sigismember(&before, number));
   }
 }
@@ -105,7 +105,7 @@ TEST(WorkerTest, NoThreadIsAnError) {
   ASSERT_EQ(::pthread_getattr_default_np(&usual), 0);
   pthread_attr_t huge;
   ASSERT_EQ(::pthread_attr_init(&huge), 0);
-  // A stack that no machine has addresses for.
+  // No machine has the addresses for such a stack.
   ASSERT_EQ(::pthread_attr_setstacksize(&huge, size_t{1} << 50), 0);
   ASSERT_EQ(::pthread_setattr_default_np(&huge), 0);
   const auto stream = device->CreateStream(StreamKind::kCommunication);
@@ -114,7 +114,7 @@ TEST(WorkerTest, NoThreadIsAnError) {
   ::pthread_attr_destroy(&usual);
   ExpectError(stream, StatusCode::kResourceExhausted,
               {"'shard-comm'", "limit of threads"});
-  // And the device is as good as before.
+  // The device works as before.
   EXPECT_OK(Communication(device)->Synchronize(Soon()));
 }
 
@@ -136,12 +136,12 @@ TEST(WorkerTest, WhatRunsIsFinishedWhenItsStreamIsDestroyed) {
   destroyer.join();
   EXPECT_TRUE(finished);
   EXPECT_OK(running.Synchronize(Deadline::After(0)));
-  // It may have run or been dropped, but nobody waits for it.
+  // The last work may have run or been dropped, but nobody waits for it.
   EXPECT_TRUE(last.Done());
 }
 
-// A counter that uses the device when it goes, as what a host function holds
-// may.
+// Returns a counter that uses the device when it is destroyed, as an object
+// that a host function holds may do.
 std::shared_ptr<int> Witness(Stream* stream) {
   return std::shared_ptr<int>(new int(0), [stream](const int* it) {
     (void)stream->Record();
@@ -149,7 +149,7 @@ std::shared_ptr<int> Witness(Stream* stream) {
   });
 }
 
-// The stream stands at a wait that nothing will end but its own end.
+// The stream is at a wait that nothing ends except the end of the stream.
 TEST(WorkerTest, WhatIsQueuedIsDroppedWhenItsStreamIsDestroyed) {
   const auto device = Open("cpu");
   Gate gate;
@@ -207,7 +207,7 @@ TEST(WorkerTest, WhatACallHoldsIsGoneWhenItsEventIsDone) {
 }
 
 // The child has none of the threads, and finds the locks as they happened to
-// be. It is killed if it hangs.
+// be. An alarm kills it if it hangs.
 TEST(WorkerTest, AChildOfForkDestroysAndDoesNotHang) {
   for (const char* const spec : {"cpu", "cpu-async"}) {
     auto device = Open(spec);
@@ -234,7 +234,8 @@ TEST(WorkerTest, AChildOfForkDestroysAndDoesNotHang) {
       busy.reset();
       waiting.reset();
       device.reset();
-      // All that its idle thread waits on goes, too.
+      // Everything that the idle thread of this stream waits on is destroyed,
+      // too.
       other_stream.reset();
       other_device.reset();
       ::_exit(7);
@@ -243,14 +244,14 @@ TEST(WorkerTest, AChildOfForkDestroysAndDoesNotHang) {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
     EXPECT_EQ(WEXITSTATUS(status), 7);
-    // The parent's streams are as they were.
+    // The parent's streams are unchanged.
     gate.Open();
     EXPECT_OK(event.Synchronize(Soon()));
     EXPECT_OK(busy->Synchronize(Soon()));
   }
 }
 
-// Many streams that wait for each other, from several threads.
+// Many streams wait for each other, on several threads.
 TEST(WorkerTest, StreamsOfOneDeviceInManyThreads) {
   const auto device = Open("cpu-async?max_delay=0.00005");
   constexpr int kThreads = 4;
@@ -279,7 +280,7 @@ TEST(WorkerTest, StreamsOfOneDeviceInManyThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Of 100 pieces of work, about every other one is put off, for 1 ms on average.
+// About half of 100 pieces of work are delayed, for 1 ms on average.
 TEST(PausesTest, TakeTheirTime) {
   for (const int seed : {0, 1, 2}) {
     const auto stream =
@@ -293,7 +294,7 @@ TEST(PausesTest, TakeTheirTime) {
   }
 }
 
-// What they are for: two streams that do not wait come in either order.
+// Pauses show a missing wait: two streams that do not wait run in either order.
 TEST(PausesTest, AMissingWaitShows) {
   const auto device = Open("cpu-async?max_delay=0.001");
   const auto one = Communication(device);
@@ -319,10 +320,10 @@ TEST(PausesTest, AMissingWaitShows) {
   EXPECT_TRUE(two_first);
 }
 
-// A stream that is destroyed does not sit out its pauses.
+// A stream that is destroyed does not wait for its pauses to end.
 TEST(PausesTest, EndWithTheStream) {
   const auto start = std::chrono::steady_clock::now();
-  // Its pauses add up to minutes.
+  // The pauses of all work add up to minutes.
   auto stream = Communication(Open("cpu-async?max_delay=1"));
   for (int i = 0; i < 500; ++i) {
     stream->Call("nothing", [] { return Status(); });

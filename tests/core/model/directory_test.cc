@@ -42,7 +42,8 @@ TEST(ModelDirectory, OfNothingHasTheRoot) {
   EXPECT_TRUE(directory.names().empty());
 }
 
-// Added from the back, so that ids are in another order than the walk.
+// Names are added from the back, so that ids are in another order than the
+// walk.
 TEST(ModelDirectory, IsInWalkOrder) {
   Model model("Net");
   const ModuleId b = *model.AddModule(kRootModule, "b", "");
@@ -78,7 +79,7 @@ TEST(ModelDirectory, IsInWalkOrder) {
   EXPECT_TRUE(directory.NamesOf(gone).empty());
 }
 
-// The primary name is the one that everything else calls the FQN.
+// The primary name is the FQN.
 TEST(ModelDirectory, AgreesWithTheModelsFqns) {
   std::mt19937 random(3);
   for (int round = 0; round < 50; ++round) {

@@ -109,7 +109,8 @@ TEST(Model, IgnoredModulesAndParametersAreNotWalked) {
   ASSERT_OK(model.IgnoreModule(a));
   ASSERT_OK(model.IgnoreParam(dropped));
   EXPECT_EQ(WalkFqns(model), (Names{"b.kept", "b.alias"}));
-  // What is ignored keeps a name; what is stored gets one that is walked.
+  // An ignored parameter keeps its name; a stored one gets the name that is
+  // walked.
   EXPECT_EQ(model.ParamFqns(),
             (Names{"b.alias", "a.inner.hidden", "b.dropped", "b.kept"}));
 }
@@ -134,7 +135,7 @@ TEST(Model, BadNamesAreErrorsThatShowThem) {
   ExpectInvalid(model.AddParam(a, std::string_view("a\0b", 3), kF32, {}),
                 {"a\\x00b"});
   ExpectInvalid(model.Tie(a, "x.y", 0), {"0"});
-  // A checkpoint could not have them.
+  // A checkpoint could not hold these names.
   ExpectInvalid(model.AddParam(a, "w\n", kF32, {}),
                 {"module 'a'", "'w\\x0a'", "control character"});
   ExpectInvalid(model.AddModule(a, "\xC2\x9B", ""),
@@ -146,7 +147,7 @@ TEST(Model, BadNamesAreErrorsThatShowThem) {
   EXPECT_EQ(model.modules().size(), 2u);
   EXPECT_TRUE(model.params().empty());
   EXPECT_TRUE(model.references().empty());
-  Param(&model, a, "gewicht_\xC3\xBC");  // UTF-8 is welcome.
+  Param(&model, a, "gewicht_\xC3\xBC");  // UTF-8 is allowed.
   Param(&model, a, std::string(kMaxFqnBytes - 2, 'w'));
   Param(&model, kRootModule, std::string(kMaxFqnBytes, 'w'));
 }
@@ -164,7 +165,8 @@ TEST(Model, TakenNamesAreErrors) {
   ExpectError(model.AddModule(a, "w", ""), exists, {"'w'"});
   ExpectError(model.Tie(a, "w", w), exists, {"'w'"});
   ExpectError(model.Tie(kRootModule, "a", w), exists, {"'a'"});
-  Param(&model, kRootModule, "w");  // The same name elsewhere is another name.
+  // The same name in another module is another name.
+  Param(&model, kRootModule, "w");
 }
 
 TEST(Model, UnknownIdsAreNamed) {
@@ -189,16 +191,16 @@ TEST(Model, BadShapesAreErrorsThatShowThem) {
   };
   ExpectInvalid(add({2, -3}), {"'w'", "[2, -3]", "-3"});
   ExpectInvalid(add({1, 1, 1, 1, 1, 1, 1, 1, 1}), {"'w'", "9 dimensions"});
-  // Not each of them.
+  // The message does not list each dimension.
   EXPECT_LT(add(std::vector<int64_t>(10000)).status().message().size(), 200u);
   constexpr int64_t kBig = int64_t{1} << 32;
   ExpectInvalid(add({kBig, kBig}), {"'w'", "4294967296", "2^63-1"});
-  // The elements fit, their bytes do not.
+  // The elements can be counted, their bytes cannot.
   ExpectInvalid(add({int64_t{1} << 61}), {"2^63-1 bytes"});
   ExpectInvalid(add({int64_t{1} << 60}, DType::kF64), {"f64"});
   ExpectInvalid(add({1}, static_cast<DType>(9)), {"'w'", "dtype 9"});
   EXPECT_TRUE(model.params().empty());
-  // None of the failures took the name; no elements are no overflow.
+  // None of the failures took the name. A product with a 0 is no overflow.
   const auto empty = add({kBig, kBig, 0});
   ASSERT_OK(empty);
   EXPECT_EQ(model.params()[0].numel, 0);
@@ -213,12 +215,12 @@ TEST(Model, ClassesAreUtf8) {
                 {"module 'a'", "class '\\xff'", "UTF-8"});
   ExpectInvalid(model.AddModule(kRootModule, "a", std::string_view("b\0", 2)),
                 {"NUL"});
-  // The name is not taken.
+  // The failures did not take the name.
   EXPECT_OK(model.AddModule(kRootModule, "a", "Bl\xC3\xB6"));
 }
 
-// Names in the root that fill a 32nd of the index from its start, under the
-// seed that a library without a random one has.
+// These names in the root fill a 32nd of the index from its start, under the
+// seed that a library without a random one would have.
 TEST(Model, NamesChosenToCollide) {
   constexpr size_t kNames = 60000;
   constexpr uint64_t kSlots = 1 << 17;
@@ -243,7 +245,7 @@ TEST(Model, NamesChosenToCollide) {
   EXPECT_LT(seconds_of(chosen), 4 * seconds_of(ordinary) + 0.1);
 }
 
-// Quadratic checks would take hours here.
+// Quadratic checks would take hours for so many names.
 TEST(Model, AMillionNamesInOneModule) {
   Model model;
   constexpr int kCount = 1'000'000;
@@ -258,7 +260,7 @@ TEST(Model, AMillionNamesInOneModule) {
   EXPECT_EQ(model.Walk().size(), static_cast<size_t>(kCount));
 }
 
-// A recursive walk would overflow the stack.
+// A recursive walk would overflow the stack on this tree.
 TEST(Model, ADeepTree) {
   Model model;
   ModuleId at = kRootModule;
@@ -294,7 +296,7 @@ TEST(Model, ParamGroupsTakeParametersOutOfTheDefaultGroup) {
   EXPECT_EQ(model.params()[1].group, kDefaultGroup);
   EXPECT_EQ(model.params()[2].group, 1);
 
-  // What is wrong is named, and changes nothing.
+  // An error names the mistake, and changes nothing.
   ExpectInvalid(model.AddParamGroup("sgd", {}), {"'sgd'", "no parameters"});
   ExpectInvalid(model.AddParamGroup("sgd", {1, 2}),
                 {"'c'", "param group 1 already"});

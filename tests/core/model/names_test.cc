@@ -37,7 +37,8 @@ TEST(CheckName, SaysWhatIsWrongWithANameThatItEscapes) {
                 {"'\\xc3\\xbc\\xff'", "UTF-8"});
 }
 
-// Whatever the place: eight bytes are looked at together.
+// The place of the byte does not matter, though eight bytes are looked at
+// together.
 TEST(IsPlainText, LooksAtEveryByte) {
   for (size_t length = 1; length <= 24; ++length) {
     for (size_t at = 0; at < length; ++at) {
@@ -70,7 +71,7 @@ TEST(CleanTensorName, LeavesTheRestAlone) {
   EXPECT_EQ(CleanTensorName(""), "");
   EXPECT_EQ(CleanTensorName("weight"), "weight");
   EXPECT_EQ(CleanTensorName("a.b.c"), "a.b.c");
-  // Not whole components, or nothing after them.
+  // These are not whole components, or have nothing after them.
   EXPECT_EQ(CleanTensorName("my_orig_mod.w"), "my_orig_mod.w");
   EXPECT_EQ(CleanTensorName("_orig_mod2.w"), "_orig_mod2.w");
   EXPECT_EQ(CleanTensorName("a._orig_mod"), "a._orig_mod");

@@ -77,7 +77,7 @@ TEST(WrapPolicy, ByClass) {
   EXPECT_EQ(Wrapped("class?names=Norm", tree.model), (Fqns{"a.y", "b.z"}));
   EXPECT_EQ(Wrapped("class?names=Block,Leaf", tree.model),
             (Fqns{"a", "a.x", "b"}));
-  // The root is a unit whatever its class, and not one of these.
+  // The root is a unit whatever its class, and is not listed here.
   EXPECT_EQ(Wrapped("class?names=Root", tree.model), Fqns{});
 }
 
@@ -98,10 +98,11 @@ TEST(WrapPolicy, SizeCountsWhatUnitsWithinLeave) {
 
 TEST(WrapPolicy, SizeKeepsToForceLeafAndExclude) {
   const Tree tree;
-  // Not even itself: torch asks a module only when it looks into it.
+  // Leaf is not wrapped itself either: torch asks about a module only when it
+  // looks into it.
   EXPECT_EQ(Wrapped("size?min_numel=3&force_leaf=Leaf", tree.model),
             (Fqns{"a", "a.y"}));
-  // Left to the module around it.
+  // The module is left to the one around it.
   EXPECT_EQ(Wrapped("size?min_numel=40&exclude=Norm&force_leaf=", tree.model),
             (Fqns{"b"}));
   Model defaults;
@@ -119,7 +120,7 @@ TEST(WrapPolicy, AnyOf) {
   const Tree tree;
   EXPECT_EQ(Wrapped("class?names=Block|class?names=Norm", tree.model),
             (Fqns{"a", "a.y", "b.z"}));
-  // The other policy goes below force_leaf, and size is asked there too.
+  // The other policy looks below force_leaf, and size is asked there too.
   EXPECT_EQ(Wrapped("size?min_numel=50&force_leaf=Leaf|class?names=Nothing",
                     tree.model),
             (Fqns{"b.z"}));
@@ -134,7 +135,8 @@ TEST(WrapPolicy, APredicateIsOneMorePolicy) {
     return module == tree.x;
   });
   EXPECT_EQ(Wrapped(policy, tree.model), (Fqns{"a.x", "a.y", "b.z"}));
-  // From the inside out, with what is left.
+  // Modules are asked about from the inside out, with the elements that are
+  // left.
   EXPECT_EQ(asked, (std::vector<std::pair<std::string, int64_t>>{
                        {"a.x", 20}, {"a", 10}, {"b", 40}}));
 }
@@ -177,7 +179,8 @@ TEST(WrapPolicy, TiesCountOnceWhereTheyAreFirst) {
   EXPECT_EQ(Wrapped("size?min_numel=121", tree.model), Fqns{"a"});
 }
 
-// As deep as names can be: recursion would need megabytes of the host's stack.
+// The tree is as deep as names can be: recursion would need megabytes of the
+// host's stack.
 TEST(WrapPolicy, DeepTrees) {
   Model model;
   ModuleId module = kRootModule;
@@ -220,7 +223,7 @@ TEST(WrapPolicy, WrongTextsAreNamed) {
   ExpectInvalid(WrapPolicy::Parse("size?min_numel=-1"), {"min_numel=-1"});
   ExpectInvalid(WrapPolicy::Parse("size?min_numel=1e8"), {"'1e8'", "integer"});
   ExpectInvalid(WrapPolicy::Parse("class?names=\xFF"), {"UTF-8"});
-  // Each of several, with the whole text.
+  // An error in one of several policies has the whole text.
   ExpectInvalid(WrapPolicy::Parse("always|"), {"'always|'", "no name"});
   ExpectInvalid(WrapPolicy::Parse("|always"), {"'|always'", "no name"});
   ExpectInvalid(WrapPolicy::Parse("always|class"), {"'always|class'"});

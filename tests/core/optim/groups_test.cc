@@ -23,7 +23,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// One parameter in each group; the default group's is the first.
+// Returns a model with one parameter in each group; the first is in the default
+// group.
 std::shared_ptr<Model> ModelOf(const std::vector<std::string>& groups) {
   auto model = std::make_shared<Model>("Test");
   EXPECT_OK(model->AddParam(kRootModule, "p", DType::kF32, {4, 3}));
@@ -41,7 +42,7 @@ StatusOr<std::vector<GroupOptions>> Groups(
   return PlanGroups(*ModelOf(groups), optimizer);
 }
 
-// The canonical text of one group after the default group.
+// Returns the canonical text of one group after the default group.
 std::string TextOf(const std::string& optimizer, const std::string& group) {
   const auto groups = Groups(optimizer, {group});
   EXPECT_OK(groups);
@@ -54,7 +55,7 @@ std::string Canonical(const std::string& text) {
   return optimizer.ok() ? optimizer->ToString() : "";
 }
 
-// "exp_avg q8, exp_avg_sq q8"
+// Returns the states of a group as "exp_avg q8, exp_avg_sq q8".
 std::string StatesOf(const GroupOptions& group) {
   std::string text;
   for (const StateTensor& state : group.states) {
@@ -126,7 +127,8 @@ TEST(PlanGroupsTest, WithoutATextAGroupIsTheDefaultGroup) {
   }
 }
 
-// Numbers, flags and choices, of which the group has others or none.
+// The default group has numbers, flags and choices; the groups name other
+// values or none.
 TEST(PlanGroupsTest, AGroupInheritsWhatItsTextDoesNotSay) {
   EXPECT_EQ(TextOf("adamw?lr=0.5&beta1=0.25", "?weight_decay=0"),
             Canonical("adamw?lr=0.5&beta1=0.25&weight_decay=0"));
@@ -153,7 +155,7 @@ TEST(PlanGroupsTest, StatesFollowWhatWasInherited) {
   EXPECT_EQ(StatesOf((*groups)[2]),
             "exp_avg q8, exp_avg_sq q8, max_exp_avg_sq q8");
   EXPECT_EQ(StatesOf((*groups)[3]), "exp_avg f32, exp_avg_sq f32");
-  // A name begins anew.
+  // A text that begins with a name inherits nothing.
   EXPECT_EQ(StatesOf((*groups)[4]), "exp_avg f32, exp_avg_sq f32");
 
   groups = Groups("sgd?momentum=0.9", {"?momentum=0"});
@@ -168,7 +170,7 @@ TEST(PlanGroupsTest, ANamedOptimizerInheritsNothing) {
   EXPECT_EQ(TextOf("adamw?lr=0.5", "adam"), Canonical("adam"));
 }
 
-// From the default group, and not from the group before.
+// A group inherits from the default group, and not from the group before it.
 TEST(PlanGroupsTest, GroupsDoNotInheritFromOneAnother) {
   const auto groups = Groups("sgd?lr=0.5", {"?lr=0.25", "?momentum=0.5"});
   ASSERT_OK(groups);
@@ -193,7 +195,7 @@ TEST(PlanGroupsTest, ErrorsNameTheGroup) {
   ExpectInvalid(status("muon", "?adjust_lr_fn=none"),
                 {"param group 2", "adjust_lr_fn='none'", "match_rms_adamw"});
   ExpectInvalid(status("muon", "?ns_steps=1.5"), {"param group 2", "ns_steps"});
-  // What is wrong only together with what it inherits.
+  // These are wrong only together with the values that they inherit.
   ExpectInvalid(status("adamw?amsgrad=1", "?profile=apex"),
                 {"param group 2", "amsgrad=1", "profile=torch"});
 }

@@ -59,7 +59,8 @@ TEST(LossScaler, ByHand) {
       "growth_interval=3");
   scaler.Update(false);
   scaler.Update(false);
-  // The third good step would have grown; a skipped one starts anew.
+  // The third good step would have grown the scale; a skipped one starts the
+  // count anew.
   scaler.Update(true);
   EXPECT_EQ(scaler.scale(), 2);
   scaler.Update(false);
@@ -67,7 +68,7 @@ TEST(LossScaler, ByHand) {
   EXPECT_EQ(scaler.scale(), 2);
   scaler.Update(false);
   EXPECT_EQ(scaler.scale(), 8);
-  // After growth the count starts anew as well.
+  // The count starts anew after growth as well.
   scaler.Update(false);
   scaler.Update(false);
   EXPECT_EQ(scaler.scale(), 8);
@@ -87,7 +88,7 @@ TEST(LossScaler, StaysWithinItsBounds) {
   EXPECT_EQ(scaler.scale(), 2);
 }
 
-// The host multiplies in fp32.
+// The scale is a normal float, because the host multiplies in fp32.
 TEST(LossScaler, TheScaleIsANormalFloat) {
   std::mt19937 generator(1);
   for (const char* text :
@@ -131,7 +132,7 @@ TEST(LossScaler, StatesTakeNumbersByTheirNames) {
   state.Take("loss_scale", 1);
   EXPECT_EQ(state.scale, 16);
   EXPECT_EQ(state.good_steps, 5);
-  // No counts: Restore would see another number, or nothing at all.
+  // These are no counts: converted, they would be another number or none.
   for (const double wrong : {-1.0, 1e300, std::nan("")}) {
     state.Take("loss_scale.good_steps", wrong);
     EXPECT_EQ(state.good_steps, 5) << wrong;

@@ -57,7 +57,8 @@ TEST(OptimizerTest, MomentumDecidesAboutStates) {
   EXPECT_THAT(momentum->state_names(), ElementsAre("momentum_buffer"));
 }
 
-// Name, defaults in torch's names and order, states of the default form.
+// Each line has the name, the defaults in torch's names and order, and the
+// states of the default form.
 TEST(OptimizerTest, DefaultsAreTorchs) {
   const struct {
     const char* text;
@@ -67,7 +68,7 @@ TEST(OptimizerTest, DefaultsAreTorchs) {
       {"adadelta?lr=1&rho=0.9&eps=1e-06&weight_decay=0&maximize=0",
        Formula::kAdadelta,
        {"square_avg", "acc_delta"}},
-      // eps1: the epsilon of float.
+      // eps1 is the epsilon of float.
       {"adafactor?lr=0.01&beta2_decay=-0.8&eps1=1.1920928955078125e-07&"
        "eps2=0.001&d=1&weight_decay=0&maximize=0",
        Formula::kAdafactor,
@@ -110,7 +111,7 @@ TEST(OptimizerTest, DefaultsAreTorchs) {
     ASSERT_TRUE(optimizer.ok()) << optimizer.status().ToString();
     EXPECT_EQ(optimizer->formula(), expected.formula) << text;
     EXPECT_EQ(optimizer->state_names(), expected.states) << text;
-    // 1e-04 and 0.0001 are the same number: compare what is read back.
+    // 1e-04 and 0.0001 are the same number, so the parsed values are compared.
     const auto read = Optimizer::Parse(text);
     ASSERT_TRUE(read.ok()) << read.status().ToString();
     EXPECT_EQ(optimizer->ToString(), read->ToString());
@@ -172,7 +173,7 @@ TEST(OptimizerTest, HyperparametersDecideAboutStates) {
   }
 }
 
-// The least wrong value at each end of each range.
+// Tries the wrong value next to each end of each range.
 TEST(OptimizerTest, RangesAreChecked) {
   const struct {
     const char* text;
@@ -367,7 +368,7 @@ TEST(OptimizerTest, UnknownChoicesAreNamedWithTheKnown) {
   EXPECT_THAT(
       MessageOf("adam?states=fp8"),
       AllOf(HasSubstr("states='fp8'"), HasSubstr("allowed: f32, bf16, q8")));
-  // An index is not a name, nor is part of one.
+  // An index is not a name, and part of a name is none either.
   EXPECT_THAT(MessageOf("adamw?profile=1"), HasSubstr("profile='1'"));
   EXPECT_THAT(MessageOf("adamw?profile="), HasSubstr("profile=''"));
   EXPECT_THAT(MessageOf("adamw?profile=ape"), HasSubstr("profile='ape'"));
@@ -408,7 +409,7 @@ TEST(OptimizerTest, ChoicesCannotChange) {
             StatusCode::kFailedPrecondition);
   EXPECT_EQ(*optimizer->Get("profile"), AdamMoments::kLlmc);
   EXPECT_EQ(optimizer->state_dtype(), DType::kBF16);
-  // What it is already can be said again, as a checkpoint does.
+  // The current value can be set again, as a checkpoint does.
   EXPECT_TRUE(optimizer->Set("profile", *optimizer->Get("profile")).ok());
   EXPECT_EQ(optimizer->formula(), Formula::kAdamWLlmc);
 }

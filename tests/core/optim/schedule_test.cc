@@ -60,7 +60,7 @@ TEST(Schedule, InverseSqrtByHand) {
   EXPECT_EQ(warm.Lr(4), 1);
   EXPECT_EQ(warm.Lr(16), 0.5);
   EXPECT_NEAR(warm.Lr(5), 0.894427, 1e-6);
-  EXPECT_EQ(warm.Lr(64), 0.3);  // Not 1/4.
+  EXPECT_EQ(warm.Lr(64), 0.3);  // It is not 1/4.
   const Schedule plain = Parsed("inverse_sqrt?lr=1");
   EXPECT_EQ(plain.Lr(1), 1);
   EXPECT_EQ(plain.Lr(4), 0.5);

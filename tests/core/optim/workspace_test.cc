@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much is asked for. That it is enough, and used: tests/core/engine/
-// update_test.cc.
+// The size of the workspace. That it is enough, and used, is tested in
+// tests/core/engine/update_test.cc.
 
 #include "core/optim/workspace.h"
 
@@ -34,7 +34,7 @@ TEST(WorkspaceTest, AlignsToSixtyFourBytes) {
   EXPECT_EQ(AlignWorkspace(1), 16);
   EXPECT_EQ(AlignWorkspace(16), 16);
   EXPECT_EQ(AlignWorkspace(17), 32);
-  // What comes after a gradient is aligned for the kernels.
+  // The memory after a gradient is aligned for the kernels.
   EXPECT_EQ(static_cast<size_t>(kWorkspaceElements) * sizeof(float),
             kWorkspaceAlignment);
 }
@@ -46,7 +46,7 @@ TEST(WorkspaceTest, LambNeedsTheGradient) {
   EXPECT_EQ(Numel(Formula::kLamb, {2, 3, 400}), 2400);
 }
 
-// And a scale for each row and each column.
+// Adafactor needs a scale for each row and each column as well.
 TEST(WorkspaceTest, AdafactorNeedsScalesToo) {
   EXPECT_EQ(Numel(Formula::kAdafactor, {}), 16);
   EXPECT_EQ(Numel(Formula::kAdafactor, {17}), 32);
@@ -58,7 +58,8 @@ TEST(WorkspaceTest, MuonTakesSmallMatricesTogether) {
   EXPECT_EQ(MuonBatch(kBatchedSide, 5000), 16);
   EXPECT_EQ(MuonBatch(5000, kBatchedSide), 16);
   EXPECT_EQ(MuonBatch(kBatchedSide + 1, kBatchedSide + 1), 1);
-  // The gradient, two of its size and two squares of the smaller side.
+  // Muon needs the gradient, two buffers of its size and two squares of the
+  // smaller side.
   EXPECT_EQ(Numel(Formula::kMuon, {4, 9}), 16 * (48 + 2 * 48 + 2 * 16));
   EXPECT_EQ(Numel(Formula::kMuon, {9, 4}), 16 * (48 + 2 * 48 + 2 * 16));
   EXPECT_EQ(Numel(Formula::kMuon, {33, 70}), 2320 + 2 * 2320 + 2 * 1104);
@@ -76,7 +77,7 @@ TEST(WorkspaceTest, WhatHasNoElementsNeedsNone) {
           {0, 4},
           {4, 0},
           {2, 0, 3},
-          // The sizes before the 0 are more than a number holds.
+          // The product of the sizes before the 0 is too large for an int64_t.
           {kBig, kBig, 0},
           {kBig, kBig, 0, 3},
           {0, kBig, kBig}}) {
@@ -93,7 +94,7 @@ TEST(WorkspaceTest, SaturatesWhereItCannotCount) {
     EXPECT_EQ(Numel(formula, {kBig, kBig, kBig}), kSaturated);
     EXPECT_EQ(Numel(formula, {int64_t{1} << 61}), kSaturated);
   }
-  // Just below it is counted, and positive.
+  // A smaller size is counted, and is positive.
   for (const Formula formula :
        {Formula::kLamb, Formula::kAdafactor, Formula::kMuon}) {
     const int64_t numel = Numel(formula, {32, int64_t{1} << 30});
@@ -114,14 +115,15 @@ StatusOr<std::shared_ptr<const Plan>> PlanOf(const std::string& optimizer,
   return Plan::Create(std::move(model), options);
 }
 
-// Plans of parameters that are too large are errors, and of empty ones are not.
+// Plans of parameters that are too large are errors; plans of empty ones are
+// not.
 TEST(WorkspaceTest, PlansOfAnyShapeAreSound) {
   constexpr int64_t kBig = int64_t{1} << 31;
   ExpectInvalid(PlanOf("muon", {kBig - 1, kBig - 1}), {"2^53"});
   ExpectInvalid(PlanOf("lamb", {kBig, kBig / 4}), {"2^53"});
   ExpectInvalid(PlanOf("adafactor", {kBig, kBig / 4}), {"2^53"});
   for (const char* optimizer : {"lamb", "adafactor"}) {
-    // Rows and columns of nothing are nothing, too.
+    // The rows and columns of an empty parameter count as none, too.
     for (const std::vector<int64_t>& shape :
          {std::vector<int64_t>{0, kBig, kBig, kBig},
           std::vector<int64_t>{kBig, kBig, kBig, 0}}) {

@@ -16,7 +16,7 @@ namespace {
 
 using Buckets = std::vector<std::vector<int64_t>>;
 
-// Every parameter in exactly one piece, every piece right about itself.
+// Expects every parameter in exactly one piece, whose own numbers are right.
 void ExpectCover(const std::vector<BucketPiece>& pieces, const Buckets& buckets,
                  int world_size) {
   std::vector<std::vector<int>> times(buckets.size());
@@ -57,7 +57,8 @@ TEST(AssignBuckets, CutsAtTheShareOfOneRank) {
   const auto pieces = AssignBuckets(buckets, 2, true);
   ASSERT_OK(pieces);
   ExpectCover(*pieces, buckets, 2);
-  // 10 / 2: the small bucket whole to rank 0; 4 + 4 reaches 5, so it is cut.
+  // The share is 10 / 2: the small bucket goes whole to rank 0. The other is
+  // cut, since 4 + 4 reaches 5.
   ASSERT_EQ(pieces->size(), 3u);
   EXPECT_EQ((*pieces)[0].bucket, 1);
   EXPECT_EQ((*pieces)[0].rank, 0);
@@ -67,7 +68,7 @@ TEST(AssignBuckets, CutsAtTheShareOfOneRank) {
   EXPECT_EQ((*pieces)[2].offset, 1);
 }
 
-// 10 / 3 = 3.33: 3 has not reached it, 4 has.
+// The share is 10 / 3 = 3.33: 3 has not reached it, 4 has.
 TEST(AssignBuckets, TheShareIsNotRounded) {
   const auto pieces = AssignBuckets({{1, 2, 1, 6}}, 3, true);
   ASSERT_OK(pieces);
@@ -78,7 +79,8 @@ TEST(AssignBuckets, TheShareIsNotRounded) {
 }
 
 TEST(AssignBuckets, ARankTakesASecondPieceWhenAllHaveOne) {
-  // Threshold 13 / 2 = 6.5: {3}, {4}, {6}: three pieces for two ranks.
+  // The threshold is 13 / 2 = 6.5: {3}, {4}, {6} are three pieces for two
+  // ranks.
   const Buckets buckets = {{3, 4, 6}};
   const auto pieces = AssignBuckets(buckets, 2, true);
   ASSERT_OK(pieces);
@@ -86,7 +88,7 @@ TEST(AssignBuckets, ARankTakesASecondPieceWhenAllHaveOne) {
   ASSERT_EQ(pieces->size(), 3u);
   EXPECT_EQ((*pieces)[0].rank, 0);
   EXPECT_EQ((*pieces)[1].rank, 1);
-  EXPECT_EQ((*pieces)[2].rank, 0);  // The least loaded one.
+  EXPECT_EQ((*pieces)[2].rank, 0);  // Rank 0 has the least load.
 }
 
 TEST(AssignBuckets, RandomOnesAreCoveredInBothModes) {

@@ -16,7 +16,7 @@
 namespace shard {
 namespace {
 
-// The definition, in O(n W).
+// Computes the partition by its definition, in O(n W).
 Assignment Reference(const std::vector<std::vector<int64_t>>& groups,
                      int world_size) {
   std::vector<int64_t> loads(static_cast<size_t>(world_size), 0);
@@ -82,7 +82,7 @@ TEST(PartitionGreedy, AddingAGroupMovesNoEarlierParameter) {
 TEST(PartitionGreedy, EdgeCases) {
   EXPECT_TRUE(PartitionGreedy({}, 4)->owners.empty());
   EXPECT_TRUE(PartitionGreedy({{}, {}}, 4)->owners.empty());
-  // Nothing weighs nothing: all on the lowest rank.
+  // Parameters without elements add no load, so all go to the lowest rank.
   EXPECT_EQ(PartitionGreedy({{0, 0, 0}}, 4)->owners,
             (std::vector<int32_t>{0, 0, 0}));
   EXPECT_EQ(PartitionGreedy({{5}}, 16384)->owners, (std::vector<int32_t>{0}));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PlanAnswers: the answers of a plan to all of its accessors, as text: its
-// decisions, the model with its ids, and everything that is printed. Answers
-// kDecided leave out what decides nothing once the units are known: classes and
+// decisions, the model with its ids, and everything that is printed. kDecided
+// leaves out classes and the text of the wrap policy, which decide nothing once
+// the units are known.
 // the text of the wrap policy.
 
 #ifndef SHARD_TESTS_CORE_PLAN_FILE_PLAN_ANSWERS_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files made to harm: whatever is in them, DecodePlan takes no more memory than
-// it promises, and a time in proportion to what was given. All are of a few
-// MiB, with everything in them that grows.
+// Files that are made to harm. Whatever is in them, DecodePlan takes no more
+// memory than it promises, and time in proportion to the size of the file. All
+// files are a few MiB of something that costs memory or time.
 
 #include <gtest/gtest.h>
 #include <time.h>
@@ -31,8 +31,9 @@ double ThreadSeconds() {
          1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// The fingerprint of RawPlan is wrong, so that a plan that is made is refused
-// in the end. `parts`: of the message.
+// Decodes `raw` within the limits of memory and time, and expects an error
+// whose message has `parts`. The fingerprint of RawPlan is wrong, so a plan
+// that could be made is refused in the end.
 void ExpectWithinLimits(const RawPlan& raw,
                         std::initializer_list<std::string_view> parts) {
   const std::vector<std::byte> file = raw.Build();
@@ -53,14 +54,14 @@ void ExpectWithinLimits(const RawPlan& raw,
 
 constexpr std::string_view kMade = "its fingerprint";
 
-// Short names that differ.
+// Returns short names that differ.
 std::string Name(size_t i) {
   std::string name;
   do {
     name.push_back(static_cast<char>('0' + i % 75));
     i /= 75;
   } while (i > 0);
-  // No '.', which is below '0'.
+  // No character is a '.', which comes before '0'.
   return name;
 }
 
@@ -85,7 +86,7 @@ TEST(HostilePlan, ModulesInALine) {
   ExpectWithinLimits(raw, {kMade});
 }
 
-// A deep path with very many things at its end.
+// A deep path is repeated by very many modules at its end.
 TEST(HostilePlan, ALongPathManyTimes) {
   RawPlan raw;
   raw.AddParam("parameter");
@@ -101,13 +102,14 @@ TEST(HostilePlan, ALongClassManyTimes) {
   raw.classes = {std::string(60000, 'a')};
   for (size_t i = 0; i < 100000; ++i) raw.modules.push_back({Name(i)});
   ExpectWithinLimits(raw, {"too long with their paths"});
-  // As many as are allowed, and once more in the model that is narrowed.
+  // As many modules as are allowed. The narrowed copy of the model has the
+  // class once more for each.
   raw.modules.resize(250);
   raw.param_dtype = 2;
   ExpectWithinLimits(raw, {kMade});
 }
 
-// Each in a buffer of its own, whose states have layouts of their own.
+// Each parameter has a buffer of its own, with state layouts of its own.
 TEST(HostilePlan, ParametersInBuffersOfTheirOwn) {
   for (const char* optimizer : {"", "lamb", "adafactor"}) {
     RawPlan raw;
@@ -130,7 +132,7 @@ TEST(HostilePlan, ParametersInBuffersOfTheirOwn) {
   }
 }
 
-// Nothing is shorter, and the model is there twice.
+// No parameter takes fewer bytes in the file, and the model exists twice.
 TEST(HostilePlan, ScalarsThatAreNarrowed) {
   RawPlan raw;
   for (size_t i = 0; i < 100000; ++i) {
@@ -166,7 +168,7 @@ TEST(HostilePlan, ClassesTimesModules) {
   ExpectWithinLimits(raw, {kMade});
 }
 
-// Names whose keys are compared with each other.
+// All keys are compared with each other.
 TEST(HostilePlan, NamesWithKeys) {
   RawPlan raw;
   raw.modules.push_back({"state"});

@@ -35,11 +35,11 @@ constexpr const char* kOptimizers[] = {
     "adamw",           "adamw?lr=3e-4&states=q8", "sgd?momentum=0.9", "lamb",
     "adafactor?d=1.5", "adamw?amsgrad=1",         "adamw?states=bf16"};
 
-// Names are added in an order that is not that of the walk.
+// Returns a model whose names are added in another order than that of the walk.
 Model RandomModel(Random* random) {
   Model model("Net");
-  // Only where units are many and none is much larger than the others something
-  // is sharded.
+  // Something is sharded only where there are many units and none is much
+  // larger than the others.
   const bool uniform = Pick(random, 2) == 0;
   const int modules = uniform ? 16 : Pick(random, 12);
   const int params = uniform ? 32 : 1 + Pick(random, 20);
@@ -117,7 +117,8 @@ std::shared_ptr<const Plan> PlanOf(const Model& model, PlanOptions options) {
   return plan.ok() ? *plan : nullptr;
 }
 
-// block.weight, block.norm.gain, and head.weight for the first.
+// Returns a model with block.weight, block.norm.gain, and head.weight as
+// another name of the first.
 Model SmallModel() {
   Model model("Net");
   const ModuleId block = *model.AddModule(kRootModule, "block", "Block");
@@ -157,7 +158,8 @@ TEST(PlanFile, ADecodedPlanAnswersAlike) {
     Model model = RandomModel(&random);
     auto plan = Plan::Create(std::make_shared<Model>(model),
                              RandomOptions(&random, model));
-    // Nothing to store, or a parameter that its optimizer cannot step.
+    // The model has nothing to store, or a parameter that its optimizer cannot
+    // step.
     if (!plan.ok()) continue;
     ++made;
     ++stages[(*plan)->options().stage];
@@ -176,7 +178,7 @@ TEST(PlanFile, ADecodedPlanAnswersAlike) {
   EXPECT_GT(sharded, 10);
 }
 
-// An option that is not written would be a default one.
+// An option that is not written would come back as its default.
 TEST(PlanFile, EveryOptionIsKept) {
   PlanOptions options = SmallOptions();
   options.partition = Partition::kManual;
@@ -195,7 +197,7 @@ TEST(PlanFile, EveryOptionIsKept) {
   options.f32_grads = true;
   options.masters = Masters::kNoneStochastic;
   options.seed = ~uint64_t{13};
-  // The values of VisitAgreedOptions, by name.
+  // Returns the values of VisitAgreedOptions, by name.
   const auto values = [](const PlanOptions& of) {
     std::map<std::string, std::string> list;
     VisitAgreedOptions(of, [&](const char* name, const auto& value) {
@@ -221,7 +223,8 @@ TEST(PlanFile, EveryOptionIsKept) {
   EXPECT_EQ(PlanAnswers(**decoded).text, PlanAnswers(*plan).text);
 }
 
-// What the host's predicate said is kept; the predicate is not asked again.
+// The answers of the host's predicate are kept; the predicate is not asked
+// again.
 TEST(PlanFile, UnitsOfAPredicate) {
   PlanOptions options = SmallOptions();
   int asked = 0;
@@ -261,7 +264,7 @@ TEST(PlanFile, EveryBitThatFlipsIsCorrupt) {
   }
 }
 
-// Damage that the checksum does not show, as of somebody who makes one.
+// A file that somebody made on purpose has damage and a correct checksum.
 TEST(PlanFile, EveryByteOfTheBodyThatChangesIsCorruptOrOfNoMeaning) {
   const std::vector<std::byte> file = SmallFile();
   const auto answers = [](const Plan& plan) {
@@ -277,12 +280,13 @@ TEST(PlanFile, EveryByteOfTheBodyThatChangesIsCorruptOrOfNoMeaning) {
       const auto decoded = DecodePlan(SealPlan(changed));
       changed[i] ^= std::byte(flip);
       if (!decoded.ok()) {
-        // The layout's version.
+        // The version of the layout was changed.
         if (decoded.status().code() == StatusCode::kUnimplemented) continue;
         ExpectError(decoded, StatusCode::kCorrupt, {"the plan "});
         continue;
       }
-      // Padding, bits of a true flag, the text of the policy, a class.
+      // Padding, bits of a true flag, the text of the policy or a class were
+      // changed.
       ++same;
       EXPECT_EQ(answers(**decoded), expected) << "byte " << i << " ^ " << flip;
     }
@@ -315,7 +319,7 @@ TEST(PlanFile, OtherVersions) {
                StrCat("version ", kLayoutVersion), "make the plan again"});
 }
 
-// What is in it can be planned, but somebody else planned it otherwise.
+// The contents can be planned, but were planned with another result.
 TEST(PlanFile, AnotherFingerprint) {
   RawPlan raw;
   raw.AddParam("p");
@@ -332,7 +336,7 @@ TEST(PlanFile, WhatEncodeRefuses) {
       Plan::Create(std::make_shared<Model>(SmallModel()), SmallOptions());
   ASSERT_OK(bare);
   ExpectInvalid(EncodePlan(**bare), {"param group 0", "no optimizer"});
-  // A chain of modules: each has a path that is one name longer.
+  // Each module of this chain has a path that is one name longer.
   Model model;
   ModuleId at = kRootModule;
   for (int i = 0; i < 3000; ++i) {
@@ -436,7 +440,8 @@ TEST(PlanFile, OptionsThatAreWrong) {
          {"no parameters"});
 }
 
-// Of a library with more optimizers, hyperparameters or options than this one.
+// A library with more optimizers, hyperparameters or options than this one
+// wrote the file.
 TEST(PlanFile, WhatAnotherLibraryWrites) {
   const auto expect = [](const std::function<void(RawPlan*)>& change,
                          std::initializer_list<std::string_view> parts) {
@@ -457,7 +462,7 @@ TEST(PlanFile, WhatAnotherLibraryWrites) {
          {"group 0", "'sgd?lr=1'", "momentum=0", "make the plan again"});
 }
 
-// A length that is in the bytes is not one that a message shows.
+// A message does not show a list that is as long as the file says.
 TEST(PlanFile, AMillionDimensions) {
   RawPlan raw;
   raw.AddParam("p");
@@ -467,7 +472,7 @@ TEST(PlanFile, AMillionDimensions) {
   EXPECT_LT(decoded.status().message().size(), 200u);
 }
 
-// As many bytes as a plan must not have, without there being so many.
+// The file says that it has more bytes than a plan may have, and has few.
 TEST(PlanFile, LengthsOfExabytes) {
   std::vector<std::byte> file = SealPlan({});
   for (size_t i = 16; i < 24; ++i) file[i] = std::byte{0x7F};

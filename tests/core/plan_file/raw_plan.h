@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // RawPlan: the contents of a plan file, for building files with any defect.
-// EncodePlan writes no defects.
+// EncodePlan never writes one.
 
 #ifndef SHARD_TESTS_CORE_PLAN_FILE_RAW_PLAN_H_
 #define SHARD_TESTS_CORE_PLAN_FILE_RAW_PLAN_H_
@@ -19,7 +19,7 @@
 
 namespace shard {
 
-// Returns a body with a correct header before it.
+// Returns a body with a correct header in front of it.
 inline std::vector<std::byte> SealPlan(std::span<const std::byte> body) {
   std::vector<std::byte> file(kFileHeaderBytes + body.size());
   WriteFileHeader(kPlanFormat, body, kPlanFileVersion, file.data());

@@ -22,7 +22,7 @@ namespace {
 using Kind = EntryMatch::Kind;
 using Keys = std::vector<std::string>;
 
-// A model, its entries, and what they match in a store.
+// A model, its entries, and their matches in a store.
 struct Case {
   std::shared_ptr<Model> model = std::make_shared<Model>("Root");
   std::string optimizer = "lion";
@@ -52,7 +52,7 @@ struct Case {
         matches, MatchState(*plan, entries, store, options, rules, &report));
     return Status();
   }
-  // "same weight", "none"
+  // Returns the match of an entry as "same weight" or "none".
   std::string Of(const std::string& key) const {
     if (matches.size() != entries.size()) return "it did not match";
     for (size_t e = 0; e < entries.size(); ++e) {
@@ -96,7 +96,7 @@ TEST(MatchTest, StrictListsAllThatIsMissingAndUnexpected) {
   c.store.Add("both", {4});
   c.store.Add("there", {4});
   c.store.Add("state.there.exp_avg", {4});
-  // Whatever else the host keeps there is none of our business.
+  // The host's own tensors in the store do not matter.
   c.store.SetRole(c.store.Add("running_mean", {4}), TensorRole::kBuffer);
   const Status status = c.Match();
   ExpectError(status, StatusCode::kFailedPrecondition,
@@ -132,7 +132,7 @@ TEST(MatchTest, AnEmptyStoreIsAnErrorUnlessAPartIsAskedFor) {
   EXPECT_OK(c.Match());
   c.options.ignore_frozen = false;
   c.options.submodules = {layer};
-  // Of a part it says what is missing.
+  // With submodules the error says which tensors are missing.
   ExpectError(c.Match(), StatusCode::kFailedPrecondition,
               {"1 missing: layer.weight"});
 }
@@ -155,7 +155,7 @@ TEST(MatchTest, ShapesAndTypesMustFitEvenWhenNotStrict) {
                  "'b' is f32 in the store and bf16 here; 'convert' would"});
     const auto detail = nlohmann::json::parse(status.detail());
     EXPECT_EQ(detail["mismatched"].size(), 3u);
-    // What no conversion can do is not promised.
+    // The message promises no conversion that does not exist.
     const std::string line = detail["mismatched"][2];
     EXPECT_EQ(line, "'c' is i64 in the store and f32 here");
     c.rules.convert = true;
@@ -173,7 +173,7 @@ TEST(MatchTest, TypesThatCannotBeRead) {
     c.Param(kRootModule, "a");
     c.Param(kRootModule, "b");
     c.store.Add("a", {4});
-    // Packed: the shape may be another, too.
+    // The elements are packed, so the shape may differ, too.
     c.store.Add("b", {2}, ElementType::kOpaque);
     const Status status = c.Match();
     ExpectError(status, StatusCode::kUnimplemented,
@@ -234,7 +234,7 @@ TEST(MatchTest, CodesDecodeAndEncode) {
 }
 
 TEST(MatchTest, MastersStandForTheParameterAndBack) {
-  // There bf16 with masters, here f32: the masters have more bits.
+  // In the store bf16 with masters, here f32: the masters have more bits.
   Case wide;
   wide.Param(kRootModule, "w");
   wide.store.Add("w", {4}, ElementType::kBF16);
@@ -245,7 +245,7 @@ TEST(MatchTest, MastersStandForTheParameterAndBack) {
   ASSERT_OK(wide.Match());
   EXPECT_EQ(wide.Of("w"), "same state.w.master_param");
 
-  // There f32, here bf16 with masters.
+  // In the store f32, here bf16 with masters.
   Case narrow;
   narrow.Param(kRootModule, "w", DType::kBF16);
   narrow.store.Add("w", {4});
@@ -256,7 +256,8 @@ TEST(MatchTest, MastersStandForTheParameterAndBack) {
   EXPECT_EQ(narrow.Of("w"), "convert w");
   EXPECT_EQ(narrow.Of("state.w.master_param"), "same w");
 
-  // There bf16 with masters, here bf16 without: they are not unexpected.
+  // In the store bf16 with masters, here bf16 without: the masters are not
+  // unexpected.
   Case without;
   without.masters = Masters::kNoneNearest;
   without.Param(kRootModule, "w", DType::kBF16);
@@ -278,7 +279,7 @@ TEST(MatchTest, WrappersInTheStore) {
   ASSERT_OK(c.Match());
   EXPECT_EQ(c.Of("layer.weight"),
             "same _fsdp_wrapped_module.layer._orig_mod.weight");
-  // One that is written as it is here comes first; the other is left over.
+  // A key without wrappers comes first; the other key is left over.
   c.store.Add("layer.weight", {4});
   ExpectError(c.Match(), StatusCode::kFailedPrecondition,
               {"0 missing",
@@ -298,7 +299,7 @@ TEST(MatchTest, LeadingModule) {
   ASSERT_OK(c.Match());
   EXPECT_EQ(c.Of("layer.weight"), "same module.layer.weight");
 
-  // One only: the second is the host's own.
+  // Only one leading "module." is removed: the second is the host's own.
   Case two;
   two.optimizer = "sgd";
   two.rules.strip_leading_module = true;
@@ -311,7 +312,7 @@ TEST(MatchTest, LeadingModule) {
 TEST(MatchTest, SubmodulesAskForTheirOwnKeysOnly) {
   Case c;
   c.optimizer = "sgd";
-  // A wrapper in the module's own path.
+  // The path of the submodule itself has a wrapper.
   const ModuleId wrapper = c.Module("_fsdp_wrapped_module");
   const ModuleId a = c.Module("a", wrapper);
   c.Param(a, "w");
@@ -356,7 +357,8 @@ TEST(MatchTest, ContentAsksForNothingElse) {
               {"1 unexpected: state.w.more;"});
 }
 
-// Frozen here; the store has them, and what was trained there, its states.
+// A parameter that is frozen here is not asked for, though the store has it and
+// the states with which it was trained there.
 TEST(MatchTest, FrozenOnesAreNotAskedFor) {
   for (const bool strip : {false, true}) {
     for (const bool wrapped : {false, true}) {
@@ -383,7 +385,7 @@ TEST(MatchTest, FrozenOnesAreNotAskedFor) {
   }
 }
 
-// embedding, and head.weight tied to it.
+// Returns a model with `embedding`, and `head.weight` tied to it.
 Case TiedCase() {
   Case c;
   const ParamId embedding = c.Param(kRootModule, "embedding");
@@ -417,7 +419,7 @@ TEST(MatchTest, TiedBothHereAndThere) {
   c.store.AddAlias("head.weight", c.store.Add("embedding", {4}));
   c.store.Add("state.embedding.exp_avg", {4});
   EXPECT_OK(c.Match());
-  // A part that knows it by its other name only.
+  // The submodule knows the parameter by its other name only.
   c.options.submodules = {1};
   ASSERT_OK(c.Match());
   EXPECT_EQ(c.Of("head.weight"), "same head.weight");
@@ -441,7 +443,7 @@ TEST(MatchTest, TiedHereAndNotThere) {
   c.store.Add("head.weight", {4});
   c.store.Add("state.embedding.exp_avg", {4});
   c.store.Add("state.head.weight.exp_avg", {4});
-  // Two parameters there, with a state each; here there is room for one.
+  // The store has two parameters with a state each; here there is room for one.
   ExpectError(c.Match(), StatusCode::kFailedPrecondition,
               {"0 missing", "1 unexpected: state.head.weight.exp_avg"});
   c.rules.strict = false;
@@ -450,7 +452,7 @@ TEST(MatchTest, TiedHereAndNotThere) {
   EXPECT_EQ(c.Of("state.embedding.exp_avg"), "same state.embedding.exp_avg");
 }
 
-// Keys of a store may be anything; the detail is JSON all the same.
+// Keys of a store may hold any bytes; the detail is valid JSON all the same.
 TEST(MatchTest, DetailIsJsonWhateverTheKeys) {
   Case c;
   c.optimizer = "sgd";

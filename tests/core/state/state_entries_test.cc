@@ -43,7 +43,8 @@ ParamId AddParam(Model* model, ModuleId module, const std::string& name,
   return *id;
 }
 
-// embedding, body.(norm, inner.weight, frozen), head.(weight = embedding, bias)
+// A model with embedding, body.(norm, inner.weight, frozen) and head.(weight =
+// embedding, bias).
 struct Tied {
   std::shared_ptr<Model> model = std::make_shared<Model>("Root");
   ParamId embedding = AddParam(model.get(), kRootModule, "embedding", {6, 3});
@@ -123,7 +124,8 @@ TEST(StateEntriesTest, Submodules) {
             (Keys{"body.norm", "body.frozen", "body.inner.weight"}));
   options.submodules = {tied.inner};
   EXPECT_EQ(tied.KeysOf(options), (Keys{"body.inner.weight"}));
-  // In walk order, and what two of them hold is there once.
+  // Entries are in walk order, and those that two submodules hold are listed
+  // once.
   options.submodules = {tied.head, tied.inner, tied.body};
   EXPECT_EQ(tied.KeysOf(options),
             (Keys{"body.norm", "body.frozen", "body.inner.weight",
@@ -166,7 +168,7 @@ TEST(StateEntriesTest, Aliases) {
   for (const StateEntry& entry : all) {
     EXPECT_EQ(entry.alias_of, entry.key == "head.weight" ? 0 : -1) << entry.key;
   }
-  // Where the first name is not meant, another is the first.
+  // Where the first name is not asked for, another name is the first.
   StateOptions options;
   options.submodules = {tied.head};
   const auto head = tied.List(options);
@@ -200,7 +202,8 @@ TEST(StateEntriesTest, WrappersAreNotInKeys) {
   EXPECT_EQ((*entries)[0].key, "weight");
 }
 
-// The plan refuses keys that collide. Without a prefix others do.
+// The plan refuses keys that collide. Keys that do not may collide once their
+// prefix is stripped.
 TEST(StateEntriesTest, KeysThatCollideWithoutTheirPrefix) {
   auto model = std::make_shared<Model>("Root");
   const ModuleId body = AddModule(model.get(), kRootModule, "body");
@@ -220,7 +223,7 @@ TEST(StateEntriesTest, KeysThatCollideWithoutTheirPrefix) {
   EXPECT_OK(ListStateEntries(**plan, options));
 }
 
-// As it is with the numbers that state dicts have beside tensors.
+// The numbers that state dicts have beside tensors may collide likewise.
 TEST(StateEntriesTest, KeysOfNumbersWithoutTheirPrefix) {
   for (const auto& [prefix, name] :
        std::vector<std::pair<std::string, std::string>>{
@@ -245,7 +248,7 @@ TEST(StateEntriesTest, KeysOfNumbersWithoutTheirPrefix) {
       } else {
         EXPECT_OK(ListStateEntries(**plan, options));
       }
-      // Without states there are no numbers.
+      // There are no numbers without states.
       options.content = StateContent::kModel;
       EXPECT_OK(ListStateEntries(**plan, options));
     }
@@ -275,8 +278,8 @@ TEST(StateEntriesTest, ScalesFollowTheirCodes) {
   EXPECT_EQ((*entries)[9].numel, 2);
 }
 
-// Each element of each entry is of one rank, at one place of its range; and the
-// owners come in the order of their elements.
+// Each element of each entry belongs to one rank, at one place of its range.
+// The owners are in the order of their elements.
 TEST(StateEntriesTest, RanksOwnEveryElementOnce) {
   for (const char* optimizer : {"adamw", "adamw?states=q8", "adafactor"}) {
     for (int world_size = 1; world_size <= 9; ++world_size) {
@@ -321,7 +324,7 @@ TEST(ManifestBoundTest, WhatNoManifestHolds) {
   }
   PlanOptions options;
   options.world_size = 16384;
-  options.buffer_bytes = 1;  // A buffer for each.
+  options.buffer_bytes = 1;  // Each parameter has a buffer of its own.
   auto groups = PlanGroups(*model, "adamw");
   ASSERT_OK(groups);
   options.groups = *std::move(groups);

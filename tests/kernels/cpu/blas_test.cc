@@ -15,7 +15,7 @@
 namespace shard {
 namespace {
 
-// tools/setup installs OpenBLAS, the first of the usual ones.
+// tools/setup installs OpenBLAS, which is the first library that is tried.
 TEST(BlasTest, FindsOpenBlas) {
   for (const bool empty : {false, true}) {
     if (empty) setenv("SHARD_BLAS_LIBRARY", "", 1);
@@ -33,7 +33,8 @@ TEST(BlasTest, TheVariableDecides) {
   EXPECT_EQ(blas->name(), FakeCblasPath("plain"));
 }
 
-// Even though there is an OpenBLAS.
+// The library that the variable names is missing. OpenBLAS is installed, and is
+// not tried.
 TEST(BlasTest, OnlyWhatTheVariableNamesIsTried) {
   const BlasLibrary library("/nowhere/libnone.so");
   ExpectError(Blas::Load(), StatusCode::kBackendUnavailable,
@@ -87,7 +88,7 @@ TEST_P(BlasOperationsTest, Gemm) {
   EXPECT_EQ(std::vector<float>(c, c + 6),
             (std::vector<float>{20, 32, -1, 38, 56, -1}));
 
-  // The same product of the transposes, onto what is not a number.
+  // The same product, of the transposes and onto values that are not numbers.
   const float at[] = {1, 4, 2, 5, 3, 6};
   const float bt[] = {1, 2, 0, 0, 1, 3};
   float d[4];
@@ -117,7 +118,7 @@ TEST_P(BlasOperationsTest, SyrkComputesTheLowerTriangle) {
 }
 
 TEST_P(BlasOperationsTest, GemmBatch) {
-  // OpenBLAS has it or not, by its version.
+  // OpenBLAS has batches or not, by its version.
   if (kind() != "openblas") {
     ASSERT_EQ(blas().has_batch(), kind() == "batch");
   }

@@ -34,8 +34,8 @@ std::vector<float> Widened(DType dtype, const std::vector<uint16_t>& from) {
   return to;
 }
 
-// Every exponent, with mantissas at, just below and just above what is exact
-// and what is halfway, in both formats.
+// Returns numbers of every exponent, with mantissas at, just below and just
+// above those that are exact and those that are halfway, in both formats.
 std::vector<float> Interesting() {
   std::vector<float> values = {0.0f, -0.0f, kInfinity, -kInfinity};
   for (uint32_t exponent = 0; exponent < 255; ++exponent) {
@@ -76,7 +76,7 @@ TEST_P(ConvertTest, WidensEveryNumber) {
         ASSERT_EQ(std::signbit(wide[i]), std::signbit(expected)) << i;
       }
     }
-    // And back: nothing is lost.
+    // Narrowing the widened numbers loses nothing.
     const auto back = Narrowed(dtype, wide);
     for (size_t i = 0; i < all.size(); ++i) {
       if (!std::isnan(wide[i])) {
@@ -98,7 +98,7 @@ TEST_P(ConvertTest, NarrowsToNearestEven) {
 }
 
 TEST_P(ConvertTest, NaNStaysNaN) {
-  // The last two have nothing in the bits that are kept.
+  // The last two have no mantissa bit among those that are kept.
   const std::vector<float> nans = {kNaN, -kNaN,
                                    std::bit_cast<float>(0x7F800001u),
                                    std::bit_cast<float>(0xFF800001u)};
@@ -125,7 +125,7 @@ TEST_P(ConvertTest, Fp32IsCopied) {
 }
 
 TEST_P(ConvertTest, StochasticIsUnbiased) {
-  // bf16's neighbours of these are 2^-7 apart.
+  // bf16's neighbors of these values are 2^-7 apart.
   std::vector<float> values;
   for (int i = 0; i < 300; ++i) {
     values.push_back((1 + static_cast<float>(i) / 16384) * (i % 2 ? 1 : -1));
@@ -142,7 +142,8 @@ TEST_P(ConvertTest, StochasticIsUnbiased) {
     }
   }
   for (size_t i = 0; i < values.size(); ++i) {
-    // Five standard deviations of the mean, where that is largest.
+    // The tolerance is five standard deviations of the mean, where that is
+    // largest.
     EXPECT_NEAR(sums[i] / kSeeds, static_cast<double>(values[i]),
                 5 * 0.5 / 128 / std::sqrt(kSeeds))
         << i;
@@ -170,7 +171,7 @@ TEST_P(ConvertTest, StochasticStaysFinite) {
   }
 }
 
-// Where a call begins does not matter.
+// The result does not depend on where a call begins.
 TEST_P(ConvertTest, SplitCallsAreOneCall) {
   const std::vector<float> values = Interesting();
   const RandomStream random = {5, 6, 7, 1000};
@@ -186,7 +187,7 @@ TEST_P(ConvertTest, SplitCallsAreOneCall) {
   }
 }
 
-// Of no elements nothing is read, and nothing is written.
+// A call of no elements reads and writes nothing.
 TEST_P(ConvertTest, NothingToDo) {
   const RandomStream random = {};
   float wide = 7;

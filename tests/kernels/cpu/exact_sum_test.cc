@@ -41,7 +41,8 @@ TEST(ExactSum, NothingIsLost) {
   EXPECT_EQ(RoundExact(SumOf({0x1p200, 1, 0x1p-298, -1, -0x1p200})), 0x1p-298);
 }
 
-// 2^64 - 1 in a word, and then one more; and back.
+// A word that is 2^64 - 1 carries when one is added, and borrows when it is
+// taken away again.
 TEST(ExactSum, CarriesAndBorrowsGoAllTheWay) {
   ExactSum sum = {};
   for (int exponent = -298; exponent < 300; ++exponent) {
@@ -57,7 +58,7 @@ TEST(ExactSum, CarriesAndBorrowsGoAllTheWay) {
 }
 
 TEST(ExactSum, RoundsOnceTiesToEven) {
-  // 2^53 + 1 lies between two doubles; what is far below decides.
+  // 2^53 + 1 lies halfway between two doubles, so terms far below decide.
   EXPECT_EQ(RoundExact(SumOf({0x1p53, 1})), 0x1p53);
   EXPECT_EQ(RoundExact(SumOf({0x1p53, 1, 0x1p-298})), 0x1p53 + 2);
   EXPECT_EQ(RoundExact(SumOf({0x1p53, 1, -0x1p-298})), 0x1p53);
@@ -69,7 +70,7 @@ TEST(ExactSum, OrderAndGroupsDoNotShow) {
   std::mt19937_64 generator(1);
   std::vector<double> values;
   for (int i = 0; i < 500; ++i) {
-    // Whole multiples of the lowest bit, of both signs.
+    // The terms are whole multiples of the lowest bit, of both signs.
     const double mantissa = static_cast<double>(generator() >> 11) - 0x1p52;
     const int exponent = static_cast<int>(generator() % 450) - 298;
     values.push_back(std::ldexp(mantissa, exponent));

@@ -59,12 +59,14 @@ class FakeCblas {
 
   const Blas& blas() const { return *blas_; }
 
-  // Returns a counter since this object was made: "sgemm_calls", "ssyrk_calls",
-  // "batch_calls", "batch_matrices" or "unaligned".
+  // Returns the counter of that name: "sgemm_calls", "ssyrk_calls",
+  // "batch_calls", "batch_matrices" or "unaligned". It counts from the creation
+  // of this object.
   int& Counter(const std::string& name) {
     return *static_cast<int*>(dlsym(library_, ("fake_" + name).c_str()));
   }
-  // Returns the floating point operations of all calls since then.
+  // Returns the floating point operations of all calls since the creation of
+  // this object.
   int64_t& Flops() {
     return *static_cast<int64_t*>(dlsym(library_, "fake_flops"));
   }

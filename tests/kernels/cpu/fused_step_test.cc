@@ -75,7 +75,7 @@ void ExpectMatchesReference(Formula id, const std::vector<double>& hypers) {
   }
 }
 
-// Values other than the defaults, in which F is the form that serves.
+// Returns values other than the defaults, for which F is the form that serves.
 template <class F>
 std::vector<double> UnusualHypers(double maximize) {
   for (const double momentum : {0.0, 0.9}) {
@@ -97,7 +97,7 @@ std::vector<double> UnusualHypers(double maximize) {
                                          {"centered", flag},
                                          {"dampening", 0.3},
                                          {"rho", 0.8},
-                                         // Reached from both sides.
+                                         // The step size reaches both bounds.
                                          {"step_size_min", 0.03},
                                          {"step_size_max", 0.13}});
         if (F::Serves(hypers.data())) return hypers;
@@ -107,7 +107,7 @@ std::vector<double> UnusualHypers(double maximize) {
   return {};
 }
 
-// A test for each formula of the registry, a new one included.
+// Defines a test for each formula of the registry, a new one included.
 #define SHARD_MATCHES_DOUBLE(Name)                                        \
   TEST_P(FusedStepTest, Name##MatchesDouble) {                            \
     for (const double maximize : {0.0, 1.0}) {                            \
@@ -125,8 +125,8 @@ TEST_P(FusedStepTest, SgdNesterovMatchesDouble) {
       Formula::kSgdMomentum, {0.1, 0.9, 0, 0.01, 1, 0});
 }
 
-// Padding has zeros everywhere, and must not become NaN: it is summed, cast
-// and sent like the rest.
+// Expects padding, which is zero everywhere, to stay zero and not become NaN:
+// it is summed, cast and sent like the rest.
 void ExpectZerosStayZero(Formula id, const std::vector<double>& hypers) {
   constexpr size_t kCount = 67;
   const std::vector<float> gradient(kCount);
@@ -193,7 +193,7 @@ TEST_P(FusedStepTest, RmsPropCenteredStaysFinite) {
 SHARD_ON_ALL_TARGETS(FusedStepTest);
 
 TEST(KernelTargetTest, SeveralTargetsWereTested) {
-  // On any processor of the last decade AVX2, and what came before it; under
+  // Any processor of the last decade has AVX2 and the sets before it. Under
   // sanitizers AVX2 alone is compiled.
   EXPECT_GE(Targets().size(), kSanitized ? 1u : 2u);
 }

@@ -19,7 +19,7 @@ namespace {
 
 constexpr double kNoClip = std::numeric_limits<double>::infinity();
 
-// Some sources of a dtype, and their values in fp32.
+// Gradient sources of one dtype, and their values in fp32.
 struct Sources {
   Sources(DType dtype, size_t num_sources, size_t count) {
     std::mt19937 generator(static_cast<uint32_t>(num_sources));
@@ -27,7 +27,8 @@ struct Sources {
     for (size_t w = 0; w < num_sources; ++w) {
       std::vector<float> random(count);
       for (float& value : random) value = normal(generator);
-      // Not at the start of an allocation, so aligned to 4 bytes only.
+      // The gradients begin at the second element of an allocation, so they are
+      // aligned to 4 bytes only.
       bytes.emplace_back(count + 1);
       Narrow(dtype, random.data(), bytes.back().data() + 1, count, nullptr);
       values.emplace_back(count);
@@ -68,7 +69,7 @@ TEST_P(GradientsTest, SumsInSourceOrderInFp32) {
 TEST_P(GradientsTest, ClipsAfterScaling) {
   const float inf = std::numeric_limits<float>::infinity();
   std::vector<float> values = {-6, -4, -3.9f, 0, 3.9f, 4, 6, inf, -inf};
-  // Whole vectors of these, and a tail.
+  // Copies of these values fill whole vectors and leave a tail.
   for (int i = 0; i < 7; ++i) {
     values.insert(values.end(), values.begin(), values.begin() + 9);
   }
@@ -105,7 +106,7 @@ TEST_P(GradientsTest, InPlace) {
   EXPECT_EQ(sources.bytes[0], expected);
 }
 
-// Of no elements nothing is read, and nothing is written.
+// A call of no elements reads and writes nothing.
 TEST_P(GradientsTest, NothingToDo) {
   const void* source = nullptr;
   float sum = 7;

@@ -14,8 +14,8 @@
 
 namespace shard {
 
-// Converts from sign, exponent and mantissa; `mantissa_bits` is 7 for bf16 and
-// 10 for f16.
+// Converts a number from its sign, exponent and mantissa. `mantissa_bits` is 7
+// for bf16 and 10 for f16.
 inline double HalfToDouble(DType dtype, uint16_t bits) {
   const int mantissa_bits = dtype == DType::kBF16 ? 7 : 10;
   const int bias = dtype == DType::kBF16 ? 127 : 15;
@@ -34,7 +34,7 @@ inline double HalfToDouble(DType dtype, uint16_t bits) {
   return (bits & 0x8000) != 0 ? -value : value;
 }
 
-// Rounds to nearest, ties to even. Bisection finds the neighbours of |x|,
+// Rounds to nearest, ties to even. Bisection finds the neighbors of |x|,
 // because magnitudes have the order of their bits. REQUIRES: x is not NaN.
 inline uint16_t HalfFromFloat(DType dtype, float x) {
   const double magnitude = std::abs(static_cast<double>(x));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Singular values, to check the effect of Newton-Schulz; and the BLAS and
-// workspace that the kernels need.
+// Computes singular values, to check the effect of Newton-Schulz, and has the
+// BLAS and the workspace that the kernels need.
 
 #ifndef SHARD_TESTS_KERNELS_CPU_MUON_TESTING_H_
 #define SHARD_TESTS_KERNELS_CPU_MUON_TESTING_H_

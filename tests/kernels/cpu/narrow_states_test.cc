@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fused step of AdamW in every precision, its states' above all: what the
-// results depend on, and whether it still learns.
+// The fused step of AdamW with parameters, gradients and states in every
+// precision: which inputs the results depend on, and whether it still learns.
 
 #include "kernels/formula/narrow_states.h"
 
@@ -42,7 +42,7 @@ Problem AfterThreeSteps(const Way& way, size_t count,
   return problem;
 }
 
-// A call on all elements and calls on parts have one result, to the bit.
+// A call on all elements and calls on parts have the same result, to the bit.
 TEST_P(NarrowStatesTest, SplitCallsAreOneCall) {
   constexpr size_t kCount = 4001;
   for (Way way : AllWays()) {
@@ -72,7 +72,8 @@ TEST_P(NarrowStatesTest, RandomBitsAreUsedWhereTheHeaderSays) {
   }
 }
 
-// Which bits round what: those of the call's stream, in the tensor's own.
+// Each element is rounded with the bits of the call's stream, each state with
+// its own.
 TEST_P(NarrowStatesTest, EachTensorHasItsOwnRandomBits) {
   constexpr size_t kCount = 1100;
   const RandomStream random = {1, 1, 3, 512};
@@ -127,8 +128,8 @@ TEST_P(NarrowStatesTest, EachTensorHasItsOwnRandomBits) {
 }
 
 // The maximum of amsgrad takes no random bits: it would keep every rounding
-// upwards. So it is that of fp32 to nearest, whatever the seed is, and smaller
-// gradients leave it as it is.
+// upwards. So it is the fp32 maximum rounded to nearest, whatever the seed is,
+// and smaller gradients leave it as it is.
 TEST_P(NarrowStatesTest, MaximaAreRoundedToNearest) {
   constexpr size_t kCount = 1100;
   const auto hypers = HypersOf<AdamW>({{"beta1", 0}, {"beta2", 0}});
@@ -163,9 +164,10 @@ TEST_P(NarrowStatesTest, MaximaAreRoundedToNearest) {
   }
 }
 
-// Gradients that become small: with beta2 = 0.999 their average shrinks by a
-// thousandth in a step, which to nearest would be lost. One element of each
-// block goes on as before, so that its scale does not shrink with the others.
+// Gradients become small: with beta2 = 0.999 their average shrinks by a
+// thousandth in a step, which rounding to nearest would lose. One element of
+// each block goes on as before, so that the scale of the block does not shrink
+// with the others.
 TEST_P(NarrowStatesTest, SlowAveragesDoNotFreeze) {
   constexpr size_t kCount = 2048;
   for (const DType state : {DType::kBF16, DType::kQ8}) {
@@ -201,7 +203,8 @@ TEST_P(NarrowStatesTest, SlowAveragesDoNotFreeze) {
   }
 }
 
-// Logistic regression of 512 weights on 2000 examples, batches of 100.
+// Returns the loss of a logistic regression of 512 weights on 2000 examples,
+// after training on batches of 100.
 double LogisticLoss(DType state, Formula formula) {
   constexpr size_t kWeights = 512;
   constexpr size_t kExamples = 2000;
@@ -251,7 +254,7 @@ double LogisticLoss(DType state, Formula formula) {
 TEST(NarrowStatesConvergenceTest, NarrowStatesLearnAsWell) {
   for (const Formula formula : {Formula::kAdamW, Formula::kAdamWAmsgrad}) {
     const double wide = LogisticLoss(DType::kF32, formula);
-    EXPECT_LT(wide, 0.45);  // From 0.69.
+    EXPECT_LT(wide, 0.45);  // It began at 0.69.
     EXPECT_NEAR(LogisticLoss(DType::kBF16, formula), wide, 0.01 * wide);
     EXPECT_NEAR(LogisticLoss(DType::kQ8, formula), wide, 0.03 * wide);
   }
@@ -284,7 +287,7 @@ TEST_P(NarrowStatesTest, NothingToDo) {
 
 SHARD_ON_ALL_TARGETS(NarrowStatesTest);
 
-// Where there is a fused multiply-add, all bits agree.
+// Instruction sets with a fused multiply-add agree in all bits.
 TEST(NarrowStatesTargetsTest, SameWithAvx2AndAvx512) {
   std::vector<uint32_t> fused;
   for (const uint32_t target : Targets()) {

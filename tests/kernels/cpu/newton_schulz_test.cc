@@ -25,7 +25,7 @@ struct Shape {
   size_t numel() const { return static_cast<size_t>(rows * cols); }
 };
 
-// Both sides of kBatchedSide.
+// Shapes on both sides of kBatchedSide.
 constexpr Shape kShapes[] = {{24, 96}, {96, 24}, {32, 32}, {33, 33},
                              {40, 90}, {90, 40}, {1, 50},  {50, 1},
                              {1, 1},   {7, 9},   {65, 64}};
@@ -52,7 +52,8 @@ void ExpectMatchesReference(const std::vector<float>& result,
                static_cast<size_t>(shape.cols)),
       steps, eps);
   for (size_t i = 0; i < result.size(); ++i) {
-    // A step magnifies what is near 0, rounding included, 3.4 times.
+    // A step magnifies values near 0, their rounding errors included, 3.4
+    // times.
     ASSERT_NEAR(static_cast<double>(result[i]), expected.values[i], 1e-4)
         << "element " << i << " of " << shape.rows << " x " << shape.cols
         << ", " << steps << " steps";
@@ -84,8 +85,8 @@ TEST_P(NewtonSchulzTest, SingularValuesComeNearOne) {
   }
 }
 
-// More matrices than are multiplied at a time, apart from each other: each has
-// the bits that it has alone, and what is between them stays as it is.
+// There are more matrices than are multiplied at a time, with gaps between
+// them. Each has the bits that it has alone, and the gaps stay as they are.
 TEST_P(NewtonSchulzTest, TheBatchDoesNotMatter) {
   for (const Shape& shape : kShapes) {
     constexpr size_t kCount = 19;
@@ -121,7 +122,7 @@ TEST_P(NewtonSchulzTest, ZerosStayZero) {
   }
 }
 
-// Below eps, a matrix is not scaled up to length 1.
+// A matrix that is shorter than eps is not scaled up to length 1.
 TEST_P(NewtonSchulzTest, EpsBoundsTheScale) {
   constexpr Shape kShape = {40, 50};
   std::vector<float> input = RandomFloats(kShape.numel(), 3);
@@ -138,7 +139,8 @@ TEST_P(NewtonSchulzTest, WhatIsNotFiniteSpreadsInItsMatrixOnly) {
   for (const float bad : {kNan, std::numeric_limits<float>::infinity(),
                           -std::numeric_limits<float>::infinity()}) {
     for (const Shape& shape : kShapes) {
-      // Not left to the products, of which one step has few.
+      // The value must spread even with one step, which has few products that
+      // would spread it.
       for (const int steps : {1, 5}) {
         const std::vector<float> good = RandomFloats(shape.numel(), 4);
         std::vector<float> all;
@@ -188,7 +190,7 @@ void ExpectCalls(const char* kind, int64_t count, Shape shape, int steps,
   EXPECT_EQ(fake.Counter("unaligned"), 0);
 }
 
-// A step of a matrix is two symmetric products and a whole one.
+// A step of a matrix calls two symmetric products and a whole one.
 TEST(NewtonSchulzCallsTest, OneByOne) {
   ExpectCalls("plain", 1, {40, 50}, 1, {1, 2, 0, 0});
   ExpectCalls("plain", 3, {50, 40}, 5, {15, 30, 0, 0});

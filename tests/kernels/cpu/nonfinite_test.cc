@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gradients that are infinite or NaN, in every rule, precision and instruction
-// set: a NaN stays visible, and what torch makes of an infinity comes out. The
-// expectations are those of docs/numerics.md ("Gradients that are not finite").
+// set. A NaN stays visible, and an infinity has the result that torch gives it.
+// The expectations are those of docs/numerics.md ("Gradients that are not
+// finite").
 
 #include <gtest/gtest.h>
 
@@ -29,12 +30,12 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kBad[] = {kNan, kInf, -kInf};
 
-// A block of 256, whole vectors and a rest that fills none.
+// A block of 256 elements, whole vectors, and a rest that fills none.
 constexpr size_t kCount = 256 + 29;
-// In a vector, at the ends of a block, and in the rest.
+// Positions in a vector, at the ends of a block, and in the rest.
 constexpr size_t kPositions[] = {0, 5, 255, 256, kCount - 1};
 
-// NaN, the infinities, or 0 for every finite number.
+// Returns NaN or an infinity as it is, and 0 for every finite number.
 float KindOf(double x) {
   if (std::isnan(x)) return kNan;
   return std::isinf(x) ? static_cast<float>(x) : 0;
@@ -44,13 +45,13 @@ bool SameKind(float x, float y) {
   return std::isnan(x) == std::isnan(y) && (std::isnan(x) || x == y);
 }
 
-// What becomes of a parameter in the step whose gradient is `bad`, as torch has
-// it.
+// The effect on a parameter of a step with the gradient `bad`, as torch has it.
 enum class Rule {
   kNormalized,  // Divided by its own magnitude: inf / inf.
   kLinear,      // Taken as it is.
-  kSign,        // An infinity is a sign like others; NaN has none and stays.
-  kTorchSign,   // The same with torch's sign, which is 0 for NaN.
+  // Reduced to its sign: an infinity's is like others; NaN has none and stays.
+  kSign,
+  kTorchSign,  // Reduced to torch's sign, which is 0 for NaN.
 };
 
 template <class F>
@@ -64,7 +65,7 @@ constexpr Rule kRuleOf<Lion> = Rule::kSign;
 template <>
 constexpr Rule kRuleOf<Rprop> = Rule::kTorchSign;
 
-// The kind of the parameter after that step.
+// Returns the kind of the parameter after that step.
 float ExpectedKind(Rule rule, float bad) {
   switch (rule) {
     case Rule::kNormalized:
@@ -81,7 +82,8 @@ float ExpectedKind(Rule rule, float bad) {
 
 class NonfiniteTest : public TargetsTest {};
 
-// Every way for a rule: master weights or none, states of every kind it has.
+// Returns every way that a rule supports: with and without master weights, with
+// states of every kind.
 std::vector<Way> WaysOf(Formula formula) {
   std::vector<Way> ways;
   for (const Way& way : AllWays()) {
@@ -92,14 +94,15 @@ std::vector<Way> WaysOf(Formula formula) {
   return ways;
 }
 
-// Two blocks of a way's states, after some steps. Copies go on from there.
+// A parameter of a way, with two blocks of states, after some steps. Copies of
+// it continue from there.
 class Trained {
  public:
   Trained(Formula formula, std::vector<double> hypers, const Way& way)
       : formula_(formula), hypers_(std::move(hypers)), problem_(way, kCount) {}
 
-  // A step in which `bad`, if it is not 0, is the last source's gradient at
-  // `position`.
+  // Takes a step in which `bad`, if it is not 0, is the last source's gradient
+  // at `position`.
   void Step(float bad = 0, size_t position = 0) {
     ++step_;
     std::vector<Tensor> sources = problem_.Sources(step_);
@@ -116,7 +119,8 @@ class Trained {
   float state(size_t s, size_t i) const {
     return problem_.states[s].values()[i];
   }
-  // Of one source, the last step's gradient.
+  // Returns the last step's gradient of one source, with `bad` at `position` if
+  // it is not 0.
   std::vector<float> Gradient(float bad, size_t position) const {
     std::vector<float> values = problem_.Sources(step_).back().values();
     if (bad != 0) values[position] = bad;
@@ -140,7 +144,8 @@ void ExpectVisible(Formula formula) {
   for (const Way& way : WaysOf(formula)) {
     SCOPED_TRACE(Describe(way));
     Trained before(formula, Hypers<F>(), way);
-    // In the first step, from zeros, and in the second.
+    // The bad gradient comes in the first step, where states are zeros, and in
+    // the second.
     for (int done = 0; done < 2; ++done, before.Step()) {
       Trained clean = before;
       clean.Step();
@@ -179,8 +184,8 @@ TEST_P(NonfiniteTest, ElementsBecomeWhatTorchMakesOfThem) {
 #undef SHARD_VISIBLE
 }
 
-// Every rule and every state against the same rule in double, where nothing
-// is a vector: in the step and in the two after it.
+// Compares every rule and every state with the same rule in double, which has
+// no vectors, in the step of the bad gradient and in the two after it.
 template <class F, template <class> class R>
 void ExpectKindsOfDouble(Formula formula) {
   const auto hypers = Hypers<F>();
@@ -222,8 +227,9 @@ TEST_P(NonfiniteTest, StatesAreThoseOfTheRuleInDouble){
 #undef SHARD_KINDS
 }
 
-// A block of 8-bit states has one scale: NaN for all of it, and for the
-// parameters of that block from the next step on. No other block changes.
+// A block of 8-bit states has one scale. A NaN there makes the whole block NaN,
+// and the parameters of that block from the next step on. No other block
+// changes.
 TEST_P(NonfiniteTest, EightBitStatesAreLostByTheBlock) {
   Way way;
   way.state = DType::kQ8;
@@ -249,7 +255,7 @@ TEST_P(NonfiniteTest, EightBitStatesAreLostByTheBlock) {
   }
 }
 
-// As torch.clamp: an infinity is cut to the bound, and NaN stays.
+// As in torch.clamp, an infinity is cut to the bound, and NaN stays.
 TEST_P(NonfiniteTest, ClippingByValueCutsInfinitiesOnly) {
   for (Way way : WaysOf(Formula::kAdamW)) {
     way.clip_value = 0.25;
@@ -275,7 +281,8 @@ TEST_P(NonfiniteTest, ClippingByValueCutsInfinitiesOnly) {
   }
 }
 
-// One rank's infinity and another's cancel to NaN, not to something finite.
+// The infinities of two ranks with opposite signs sum to NaN, not to a finite
+// number.
 TEST_P(NonfiniteTest, OppositeInfinitiesAreNan) {
   Way way;
   way.num_sources = 2;
@@ -293,7 +300,7 @@ TEST_P(NonfiniteTest, OppositeInfinitiesAreNan) {
 
 using Shape = std::vector<int64_t>;
 
-// A parameter stepped by the kernel and by the rule in double.
+// A parameter that is stepped by the kernel and by the rule in double.
 template <class F>
 class Tensors {
  public:
@@ -310,7 +317,7 @@ class Tensors {
     }
   }
 
-  // `bad` unless it is 0.
+  // Takes a step with the gradient `bad` at `position`, unless `bad` is 0.
   void Step(int64_t step, float bad, size_t position) {
     std::vector<float> grad = Random(numel_, static_cast<uint32_t>(100 + step));
     if (bad != 0) grad[position] = bad;
@@ -347,9 +354,10 @@ class Tensors {
   TensorReference<F> reference_;
 };
 
-// `spoiled(shape, i, position)`: whether a gradient at `position` that is not
-// finite makes element i NaN; the others are the reference's. Step 1 of
-// Adafactor has no memory, and from step 3 on most of an average is memory.
+// Expects exactly those elements to become NaN that `spoiled` names; the others
+// are the reference's. `spoiled(shape, i, position)` says whether a gradient at
+// `position` that is not finite makes element i NaN. In step 1 Adafactor has no
+// memory, and from step 3 on most of an average is memory.
 template <class F, class Spoiled>
 void ExpectSpoils(Formula formula, const Spoiled& spoiled) {
   for (const Shape& shape :
@@ -393,7 +401,8 @@ void ExpectSpoils(Formula formula, const Spoiled& spoiled) {
   }
 }
 
-// All of a matrix, but no other of the same parameter; of a vector the element.
+// Adafactor loses all of a matrix, but no other matrix of the same parameter;
+// of a vector it loses the element.
 TEST_P(NonfiniteTest, AdafactorLosesTheMatrix) {
   ExpectSpoils<Adafactor>(
       Formula::kAdafactor, [](const Shape& shape, size_t i, size_t position) {
@@ -404,7 +413,7 @@ TEST_P(NonfiniteTest, AdafactorLosesTheMatrix) {
       });
 }
 
-// The trust ratio is the whole parameter's.
+// LAMB loses the whole parameter, whose trust ratio is one.
 TEST_P(NonfiniteTest, LambLosesTheParameter) {
   ExpectSpoils<Lamb>(Formula::kLamb,
                      [](const Shape&, size_t, size_t) { return true; });

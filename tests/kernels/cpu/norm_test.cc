@@ -49,7 +49,7 @@ bool SameBytes(const NormSum& a, const NormSum& b) {
   return std::memcmp(&a, &b, sizeof(a)) == 0;
 }
 
-// Another way to the exact sum: one term after the other.
+// Computes the exact sum in another way: one term after the other.
 ExactSum TermsOneByOne(NormType type, const std::vector<float>& values) {
   ExactSum sum = {};
   for (const float value : values) {
@@ -67,7 +67,7 @@ std::vector<float> Normal(size_t count, uint32_t seed) {
   return values;
 }
 
-// Of both signs, with exponents in [lowest, highest].
+// Returns numbers of both signs, with exponents in [lowest, highest].
 std::vector<float> Exponents(size_t count, uint32_t seed, int lowest,
                              int highest) {
   std::mt19937 generator(seed);
@@ -86,7 +86,7 @@ struct Case {
   std::vector<float> values;
 };
 
-// More than two blocks each, and a tail.
+// Returns cases of more than two blocks and a tail each.
 std::vector<Case> Cases() {
   constexpr size_t kCount = 2 * 4096 + 1337;
   std::vector<Case> cases;
@@ -97,7 +97,8 @@ std::vector<Case> Cases() {
   cases.push_back({"tiniest", std::vector<float>(kCount, -kTiniest)});
   cases.push_back({"zeros", std::vector<float>(kCount)});
   cases.push_back({"ones", std::vector<float>(kCount, 1.0f)});
-  // Around the numbers of levels, one exponent more at a time.
+  // The spans of exponents lie around those at which another number of levels
+  // is needed.
   for (int span = 14; span <= 100; span += 3) {
     cases.push_back({"span", Exponents(kCount, 4, -span, 0)});
     cases.back().values[7] = std::ldexp(2.0f - 0x1p-23f, 0);
@@ -107,25 +108,25 @@ std::vector<Case> Cases() {
   huge[5000] = kMaxFloat;
   huge[6000] = kTiniest;
   cases.push_back({"one huge", huge});
-  // Also at the edges of what one pass looks at.
+  // These exponents also lie at the edges of the range that one pass includes.
   cases.push_back({"powers of two", {}});
   for (size_t i = 0; i < kCount; ++i) {
     const auto exponent = static_cast<int>(i % 277) - 149;
     cases.back().values.push_back(std::ldexp(1.0f, exponent));
   }
-  // All mantissa bits set, so that every rounding would show.
+  // All mantissa bits are set, so that every rounding would show.
   cases.push_back({"full", std::vector<float>(kCount, 2.0f - 0x1p-23f)});
   return cases;
 }
 
-// Each instruction set this machine has, one by one.
+// Runs on each instruction set of this machine, one by one.
 class NormTest : public ::testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override { hwy::SetSupportedTargetsForTest(GetParam()); }
   void TearDown() override { hwy::SetSupportedTargetsForTest(0); }
 };
 
-// On every instruction set, so it is the same on all of them.
+// The sums are exact on every instruction set, so all sets have the same.
 TEST_P(NormTest, OneAndTwoAreExact) {
   for (const auto& [name, values] : Cases()) {
     for (const NormType type : {NormType::kOne, NormType::kTwo}) {
@@ -137,16 +138,18 @@ TEST_P(NormTest, OneAndTwoAreExact) {
   }
 }
 
-// Blocks that fill every bit of the doubles they are added up in: 4094 values
-// whose terms leave the most to the last double, the largest, and one with a
-// bit at the very end. One exponent further down and a bit would be lost, so it
-// must be seen to take another double.
+// These blocks fill every bit of the doubles in which they are added up: 4094
+// values whose terms leave the most to the last double, the largest value, and
+// one with a bit at the very end. With the last exponent one lower a bit would
+// be lost, so the norm must take another double there.
 TEST_P(NormTest, FullBlocksAreExact) {
   struct Filling {
     NormType type;
-    int exponent;     // Of the 4094 values, in [1, 2) times 2^exponent.
-    uint32_t modulo;  // Terms in units of their last bit; what is left of one
-    uint32_t rest;    // after the doubles before the last.
+    int exponent;  // The 4094 values are in [1, 2) times 2^exponent.
+    // A term, in units of its last bit, leaves `rest` modulo `modulo` to the
+    // last double.
+    uint32_t modulo;
+    uint32_t rest;
   };
   constexpr Filling kFillings[] = {
       {NormType::kOne, 0, 2, 1},       {NormType::kOne, -20, 32, 15},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Problem: a parameter of some precision and all arguments of a fused step of
+// Problem: a parameter of some precision, with all arguments of a fused step of
 // it, for tests.
 
 #ifndef SHARD_TESTS_KERNELS_CPU_PRECISION_H_
@@ -30,7 +30,7 @@ inline std::vector<float> Random(size_t count, uint32_t seed) {
   return values;
 }
 
-// A tensor of any dtype, aligned to its elements and not more.
+// A tensor of any dtype that is aligned to its elements and no further.
 class Tensor {
  public:
   Tensor(DType dtype, size_t count)

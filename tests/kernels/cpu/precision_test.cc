@@ -25,7 +25,8 @@ namespace {
 
 class PrecisionTest : public TargetsTest {};
 
-// Each step on its own, from where the kernel is: with fp32 states.
+// Compares each step on its own, from the kernel's values before it. States are
+// fp32.
 template <class F, template <class> class Rule>
 void ExpectMatchesReference(Formula id, const Way& way) {
   const auto hypers = HypersOf<F>({{"lr", 0.1},
@@ -68,7 +69,8 @@ void ExpectMatchesReference(Formula id, const Way& way) {
         }
         rule.Update(g, p, state);
         const double bound = 1e-5 * (1 + std::abs(p));
-        // Half a unit in the last place, of which p may be at the upper end.
+        // Half a unit in the last place, relative to p, is largest where p is a
+        // power of two.
         double rounding = 0;
         if (way.param == DType::kBF16) rounding = std::ldexp(1.0, -8);
         if (way.param == DType::kF16) rounding = std::ldexp(1.0, -11);
@@ -117,8 +119,8 @@ void ExpectMatchesReference(Formula id, const Way& way) {
 SHARD_ELEMENT_FORMULAS(SHARD_MATCHES_DOUBLE)
 #undef SHARD_MATCHES_DOUBLE
 
-// A parameter at the start of a cache line is written past the caches, others
-// and what is left at the end are not: the same bits, and no byte more.
+// A parameter that begins at a cache line is written past the caches; others,
+// and the rest at the end, are not. Both write the same bits, and no byte more.
 TEST_P(PrecisionTest, WritesMastersCopyAtAnyAlignment) {
   constexpr uint16_t kUntouched = 0xABCD;
   for (const size_t count : {1u, 31u, 32u, 256u, 333u, 1100u}) {
@@ -165,8 +167,8 @@ TEST_P(PrecisionTest, ClipsByValue) {
   }
 }
 
-// Updates of a twentieth of a unit in the last place are lost to nearest, and
-// kept on average stochastically.
+// Updates of a twentieth of a unit in the last place are lost by rounding to
+// nearest, and kept on average by stochastic rounding.
 TEST_P(PrecisionTest, StochasticParametersMove) {
   for (const bool stochastic : {false, true}) {
     Way way;
@@ -186,7 +188,8 @@ TEST_P(PrecisionTest, StochasticParametersMove) {
     for (const float p : problem.param.values()) {
       mean += static_cast<double>(p) / kCount;
     }
-    // Five standard deviations of the mean of 4096 sums of 100 roundings.
+    // The tolerance is five standard deviations of the mean of 4096 sums of 100
+    // roundings.
     const double moved = kSteps / 128.0 / 20;
     EXPECT_NEAR(mean, stochastic ? 1 + moved : 1.0,
                 5 * std::sqrt(kSteps * 0.05) / 128 / 64);

@@ -23,7 +23,7 @@
 namespace shard::profiles_test {
 namespace {
 
-// The one place that calls the kernel.
+// Calls the kernel. No other function here does.
 void StepOurs(Formula formula, const std::vector<double>& hypers, int64_t step,
               const std::vector<float>& gradient, Tensors* t) {
   const void* const source = gradient.data();
@@ -36,9 +36,9 @@ void StepOurs(Formula formula, const std::vector<double>& hypers, int64_t step,
   FusedStep(formula, hypers.data(), step, args);
 }
 
-// Whether the instruction set in use has a fused multiply-add: p = -lr g + p
-// with lr = g = 1 + 2^-12 and p = 1 + 2^-11 is -2^-24 with one rounding, and 0
-// with two.
+// Returns whether the instruction set in use has a fused multiply-add: p = -lr
+// g + p with lr = g = 1 + 2^-12 and p = 1 + 2^-11 is -2^-24 with one rounding,
+// and 0 with two.
 bool Fuses() {
   const double x = 1 + std::ldexp(1, -12);
   Tensors t = {{static_cast<float>(1 + std::ldexp(1, -11))}, {0}, {0}};
@@ -92,11 +92,11 @@ std::vector<double> HypersOfCase(const Case& c, double maximize = 0) {
   return c.decoupled ? HypersOf<AdamW>(values) : HypersOf<Adam>(values);
 }
 
-// Whole vectors of every instruction set and a rest.
+// Whole vectors of every instruction set, and a rest.
 constexpr size_t kCount = 1024 + 67;
 
-// A kind of gradient per element, so that its moments live on that scale: as
-// in training, and zeros, tiny ones (the squares of which vanish or are
+// Returns one kind of gradient per element, so that its moments live on that
+// scale: as in training, zeros, tiny ones (their squares vanish or are
 // denormal) and huge ones, always or now and then.
 std::vector<float> Gradient(int64_t step) {
   std::mt19937 generator(static_cast<uint32_t>(1000 + step));
@@ -140,7 +140,7 @@ void ExpectEqualBits(const Tensors& ours, const Tensors& theirs) {
   ExpectEqualBits(ours.exp_avg_sq, theirs.exp_avg_sq, "exp_avg_sq");
 }
 
-// Each instruction set this machine has, one by one.
+// Runs on each instruction set of this machine, one by one.
 class ProfilesTest : public TargetsTest {};
 
 TEST_P(ProfilesTest, HaveTheBitsOfTheirPrograms) {
@@ -161,8 +161,8 @@ TEST_P(ProfilesTest, HaveTheBitsOfTheirPrograms) {
   }
 }
 
-// A run moves here after 20 steps there: its parameters and moments are loaded,
-// and our first step is number 21.
+// A run moves here after 20 steps in another program: its parameters and
+// moments are loaded, and our first step is number 21.
 TEST_P(ProfilesTest, GoOnWhereTheirProgramsStopped) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.name);
@@ -183,7 +183,7 @@ TEST_P(ProfilesTest, GoOnWhereTheirProgramsStopped) {
   }
 }
 
-// Uphill is downhill on the negative, in every bit.
+// A step uphill is one downhill on the negative gradient, in every bit.
 TEST_P(ProfilesTest, MaximizeNegatesTheGradient) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.name);
@@ -199,7 +199,7 @@ TEST_P(ProfilesTest, MaximizeNegatesTheGradient) {
   }
 }
 
-// They are one optimizer in different roundings.
+// The profiles are one optimizer in different roundings.
 TEST_P(ProfilesTest, DifferFromTorchInRoundingOnly) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.name);
@@ -218,14 +218,14 @@ TEST_P(ProfilesTest, DifferFromTorchInRoundingOnly) {
         if (ours.param[i] != expected.param[i]) ++different;
       }
     }
-    // Otherwise the profile would do nothing.
+    // With equal bits everywhere, the profile would do nothing.
     EXPECT_GT(different, kCount / 4);
   }
 }
 
 SHARD_ON_ALL_TARGETS(ProfilesTest);
 
-// Long runs: where the products of DeepSpeed stop to matter, and where float
+// The runs are so long that the products of DeepSpeed vanish beside 1 and float
 // powers underflow.
 TEST(ProfileConstantsTest, ConstantsStayTheirPrograms) {
   for (const double beta : {0.0, 0.9, 0.999}) {
@@ -248,7 +248,8 @@ TEST(ProfileConstantsTest, ConstantsStayTheirPrograms) {
   }
 }
 
-// lr wd is so small beside 1 that its own rounding shows in few of these.
+// lr wd is so small beside 1 that its own rounding shows in few of these
+// values.
 TEST(ProfileConstantsTest, GgmlsDecayIsRoundedOnce) {
   size_t differ = 0;
   for (int i = 1; i <= 1000; ++i) {
@@ -265,8 +266,8 @@ TEST(ProfileConstantsTest, GgmlsDecayIsRoundedOnce) {
   EXPECT_GT(differ, 0u);
 }
 
-// The three ways to a power of beta are three results: a profile with the
-// constants of another would not pass.
+// The three ways to compute a power of beta have three results: a profile with
+// the constants of another would not pass.
 TEST(ProfileConstantsTest, TheThreeCorrectionsDiffer) {
   const HyperValues values = {{"beta1", 0.999}, {"beta2", 0.999}};
   const auto hypers = HypersOf<AdamW>(values);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The programs that profiles of Adam and AdamW are named after: the order of
-// float operations of each, written once more from its source, in scalar code
+// The programs that profiles of Adam and AdamW are named after: each one's
+// order of float operations, written once more from its source, in scalar code
 // that is independent of the formulas.
 //
 // Where the programs use fused operations, or their compilers insert them, this
@@ -17,7 +17,7 @@
 
 namespace shard {
 
-// Numbers that floats must round, so that the place of rounding shows.
+// Values that floats must round, so that the place of rounding shows.
 inline constexpr double kLr = 3e-3;
 inline constexpr double kBeta1 = 0.9;
 inline constexpr double kBeta2 = 0.98;
@@ -30,7 +30,8 @@ struct Tensors {
   std::vector<float> exp_avg_sq;
 };
 
-// One of the other programs: its constants of a step, and the body of its loop.
+// One of the other programs: the constants of its step, and the body of its
+// loop.
 class Program {
  public:
   explicit Program(bool fuses) : fuses_(fuses) {}
@@ -65,8 +66,8 @@ class Program {
   bool fuses_;
 };
 
-// NVIDIA apex, csrc/multi_tensor_adam.cu. Its powers of a float and an int are
-// C++'s: in double.
+// NVIDIA apex, csrc/multi_tensor_adam.cu. It takes powers of a float and an
+// int, which C++ computes in double.
 class Apex : public Program {
  public:
   Apex(bool fuses, bool decoupled) : Program(fuses), decoupled_(decoupled) {}
@@ -99,8 +100,8 @@ class Apex : public Program {
   float correction2_ = 1;
 };
 
-// DeepSpeed, csrc/includes/cpu_adam.h: the powers are products, kept from step
-// to step.
+// DeepSpeed, csrc/includes/cpu_adam.h: its powers are products that are kept
+// from step to step.
 class DeepSpeedCpu : public Program {
  public:
   DeepSpeedCpu(bool fuses, bool decoupled)
@@ -139,7 +140,8 @@ class DeepSpeedCpu : public Program {
   float decay_ = 0;
 };
 
-// llm.c, llmc/adamw.cuh: float powers, moments as linear interpolations.
+// llm.c, llmc/adamw.cuh: it takes float powers, and moments are linear
+// interpolations.
 class Llmc : public Program {
  public:
   using Program::Program;
@@ -167,7 +169,7 @@ class Llmc : public Program {
   float correction2_ = 1;
 };
 
-// llm.c, train_gpt2.c: gpt2_update's loop as gcc and clang fuse it.
+// llm.c, train_gpt2.c: the loop of gpt2_update as gcc and clang fuse it.
 class LlmcCpu : public Program {
  public:
   using Program::Program;
@@ -190,7 +192,8 @@ class LlmcCpu : public Program {
   }
 };
 
-// ggml, ggml-cpu/ops.cpp and ggml-opt.cpp: reciprocals of the corrections.
+// ggml, ggml-cpu/ops.cpp and ggml-opt.cpp: it multiplies by reciprocals of the
+// corrections.
 class Ggml : public Program {
  public:
   using Program::Program;

@@ -41,7 +41,7 @@ std::vector<float> Decode(StateKind kind, const Encoded& encoded) {
   return values;
 }
 
-// What a code stands for by q8.h, for a scale of 1.
+// Returns the value of a code as q8.h defines it, for a scale of 1.
 double Meaning(StateKind kind, int code) {
   const auto z = [](int exponent, int mantissa, int steps) {
     return std::ldexp(1 + mantissa / double(steps), exponent);
@@ -56,7 +56,7 @@ double Meaning(StateKind kind, int code) {
   return (at - 0x1p-8) / 126976;
 }
 
-// The values of all codes that are not negative, upwards.
+// Returns the values of all codes that are not negative, in ascending order.
 std::vector<double> Values(StateKind kind) {
   std::vector<double> values;
   for (int code = 0; code < (kind == StateKind::kAverage ? 128 : 256); ++code) {
@@ -65,7 +65,8 @@ std::vector<double> Values(StateKind kind) {
   return values;
 }
 
-// Five decades of magnitudes in each block; squares of them for `kind`.
+// Returns magnitudes over five decades in each block, or their squares, as
+// `kind` needs.
 std::vector<float> Values(StateKind kind, size_t count) {
   std::mt19937 generator(3);
   std::normal_distribution<float> normal;
@@ -119,7 +120,8 @@ TEST_P(Q8Test, StepsAreAsSmallAsTheHeaderSays) {
   }
 }
 
-// To one of the two codes around, and to nearest to the nearer.
+// A value is rounded to one of the two codes around it; rounding to nearest
+// takes the nearer.
 TEST_P(Q8Test, RoundTripIsWithinTheStep) {
   const RandomStream random = {1, 2, 3, 512};
   for (const StateKind kind :
@@ -152,8 +154,9 @@ TEST_P(Q8Test, RoundTripIsWithinTheStep) {
   }
 }
 
-// What was decoded has its codes and scales when it is encoded again, whatever
-// the random bits are, and the largest stays to a unit in the last place.
+// Decoded values get their codes and scales again when they are encoded,
+// whatever the random bits are. The largest value of a block stays to a unit in
+// the last place.
 TEST_P(Q8Test, CodesAndScalesStay) {
   for (const StateKind kind : {StateKind::kAverage, StateKind::kSquareAverage,
                                StateKind::kSquareMaximum}) {
@@ -177,7 +180,8 @@ TEST_P(Q8Test, CodesAndScalesStay) {
   }
 }
 
-// The mean over many seeds is the value: of a square the square, not the root.
+// The mean over many seeds is the value; the mean of a square is the square,
+// not its root.
 TEST_P(Q8Test, RoundsWithoutBias) {
   constexpr int kSeeds = 3000;
   for (const StateKind kind :
@@ -200,7 +204,7 @@ TEST_P(Q8Test, RoundsWithoutBias) {
     double magnitude = 0;
     for (size_t i = 0; i < kBlock; ++i) {
       const auto x = static_cast<double>(values[i]);
-      // Not those that code 1 stands in for.
+      // Leaves out the values that are raised to code 1.
       if (kind != StateKind::kAverage && x < 1e-6 * largest) continue;
       const double mean = sums[i] / kSeeds;
       const double variance = squares[i] / kSeeds - mean * mean;
@@ -231,7 +235,7 @@ TEST_P(Q8Test, APositiveSquareNeverBecomesZero) {
   }
 }
 
-// A stochastic rounding of a maximum would climb.
+// With stochastic rounding, a maximum would climb.
 TEST_P(Q8Test, AMaximumIsRoundedToNearest) {
   const auto kind = StateKind::kSquareMaximum;
   const std::vector<float> values = Values(kind, kBlock);
@@ -262,7 +266,7 @@ TEST_P(Q8Test, ZerosAndTinyBlocks) {
               Encode(StateKind::kSquareAverage, tiny, &random))) {
     EXPECT_NEAR(static_cast<double>(x), 1e-35, 0.07 * 1e-35);
   }
-  // The largest and the smallest blocks that are kept.
+  // The blocks with the largest and with the smallest values that are kept.
   for (const StateKind kind :
        {StateKind::kAverage, StateKind::kSquareAverage}) {
     for (const float value : {0x1p-110f, 0x1.8p127f}) {
@@ -287,7 +291,7 @@ TEST_P(Q8Test, WhatIsNotFiniteStaysVisible) {
         values[where] = bad;
         const std::vector<float> decoded =
             Decode(kind, Encode(kind, values, &random));
-        // Its block, and no other.
+        // The block with the value is lost, and no other.
         for (size_t i = 0; i < values.size(); ++i) {
           ASSERT_EQ(std::isnan(decoded[i]), i / kBlock == where / kBlock) << i;
         }

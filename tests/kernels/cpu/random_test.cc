@@ -26,8 +26,8 @@ std::vector<uint16_t> Bits(const RandomStream& stream, uint32_t tensor) {
   return bits;
 }
 
-// The four words of counter c of a block, put together again by the mapping in
-// random.h.
+// Returns the four words of counter c of a block, put together again by the
+// mapping in random.h.
 Words WordsOf(const std::vector<uint16_t>& bits, size_t c) {
   Words words;
   for (size_t w = 0; w < 4; ++w) {
@@ -39,11 +39,12 @@ Words WordsOf(const std::vector<uint16_t>& bits, size_t c) {
 
 class RandomTest : public TargetsTest {};
 
-// What Random123 1.14's ars4x32_R(5, counter, key) returns.
+// The expected words are those that Random123 1.14's ars4x32_R(5, counter, key)
+// returns.
 TEST_P(RandomTest, KnownAnswers) {
   EXPECT_EQ(WordsOf(Bits({0, 0, 0, 0}, 0), 0),
             (Words{0x7ecce06f, 0x7cdc3bca, 0x15513c87, 0x29d24c9b}));
-  // The last counter of the last block of pair 15, the key all ones.
+  // The last counter of the last block of pair 15, with a key of ones.
   constexpr uint32_t kOnes = 0xffffffff;
   const RandomStream ones = {std::numeric_limits<uint64_t>::max(), kOnes, kOnes,
                              std::numeric_limits<int64_t>::max() - 255};
@@ -58,8 +59,8 @@ TEST_P(RandomTest, KnownAnswers) {
             (Words{0xc4c3e3ae, 0x759ef221, 0x69de2e5d, 0xaf08a417}));
 }
 
-// The rounds of the target without vectors: the example of FIPS 197, appendix
-// B, whose first two rounds have these inputs, keys and results.
+// Tests the rounds of the target without vectors by the example of FIPS 197,
+// appendix B, whose first two rounds have these inputs, keys and results.
 TEST(AesRoundTest, IsThatOfFips197) {
   const AesState start = {0x19, 0x3d, 0xe3, 0xbe, 0xa0, 0xf4, 0xe2, 0x2b,
                           0x9a, 0xc6, 0x8d, 0x2a, 0xe9, 0xf8, 0x48, 0x08};
@@ -95,7 +96,7 @@ TEST_P(RandomTest, IsUniform) {
   EXPECT_NEAR(squares / count, 1.0 / 3, 0.0012);
 }
 
-// Every part of the key matters, also in its upper bits.
+// Every part of the key matters, its upper bits included.
 TEST_P(RandomTest, DependsOnEachPartOfTheKey) {
   const auto bits = Bits({1, 2, 3, 0}, 0);
   EXPECT_EQ(Bits({1, 2, 3, 0}, 0), bits);
@@ -119,8 +120,9 @@ TEST_P(RandomTest, TheSecondOfAPairHasTheOtherByteFirst) {
   }
 }
 
-// Two numbers in [0, 1) that no rounding may tell from independent ones: each
-// pair of fractions has the probability of a product that both are larger.
+// Expects that no rounding can tell pairs of numbers in [0, 1) from independent
+// ones: for each pair of fractions, the probability that both numbers are below
+// theirs is the product.
 void ExpectIndependent(const std::vector<std::pair<uint16_t, uint16_t>>& pairs,
                        const char* what) {
   const auto count = static_cast<double>(pairs.size());
@@ -130,7 +132,8 @@ void ExpectIndependent(const std::vector<std::pair<uint16_t, uint16_t>>& pairs,
           std::count_if(pairs.begin(), pairs.end(), [f, g](const auto& pair) {
             return pair.first < 65536 * f && pair.second < 65536 * g;
           });
-      // Five standard deviations, and what two bytes say of each other.
+      // The tolerance is five standard deviations, and the dependence of two
+      // numbers that share their bytes.
       const double p = f * g;
       EXPECT_NEAR(static_cast<double>(both) / count, p,
                   5 * std::sqrt(p * (1 - p) / count) + 0x1p-10)

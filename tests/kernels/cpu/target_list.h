@@ -15,9 +15,9 @@
 
 namespace shard {
 
-// Returns Highway's bits of the sets that the kernels were compiled for and the
-// processor has, the best first. REQUIRES: no other thread calls kernels
-// meanwhile.
+// Returns Highway's bits of the instruction sets that the kernels were compiled
+// for and the processor has, the best first. REQUIRES: no other thread calls
+// kernels meanwhile.
 inline std::vector<uint32_t> Targets() {
   std::vector<uint32_t> targets;
   const auto supported = static_cast<uint32_t>(hwy::SupportedTargets());

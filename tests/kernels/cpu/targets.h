@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TargetsTest: a fixture whose tests run on each instruction set of this
+// TargetsTest: a fixture that runs its tests on each instruction set of this
 // machine, one by one.
 
 #ifndef SHARD_TESTS_KERNELS_CPU_TARGETS_H_

@@ -24,7 +24,8 @@ using Shape = std::vector<int64_t>;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Lines that the kernel must leave alone, on both sides of each buffer.
+// Guard elements on both sides of each buffer, which the kernel must leave
+// alone.
 constexpr size_t kMargin = 16;
 
 // A buffer between two margins, at an offset that no vector is aligned to
@@ -55,7 +56,7 @@ class Guarded {
   std::vector<float> values_;
 };
 
-// One parameter and what a step of it needs.
+// One parameter, with everything that a step of it needs.
 template <class F>
 class Parameter {
  public:
@@ -120,7 +121,8 @@ std::vector<float> Random(size_t count, uint32_t seed) {
   return values;
 }
 
-// Exact zeros, 1e-12 and 1e4 among the gradients of some steps; one of zeros.
+// Returns gradients with exact zeros, 1e-12 and 1e4 among them in some steps,
+// and only zeros in one.
 std::vector<float> Gradient(size_t count, int64_t step) {
   std::vector<float> grad = Random(count, static_cast<uint32_t>(1000 + step));
   for (size_t i = 0; i < count; ++i) {
@@ -132,8 +134,8 @@ std::vector<float> Gradient(size_t count, int64_t step) {
   return grad;
 }
 
-// Fewer elements than a vector has, whole vectors, and some more; more columns
-// than are summed at once; rows that no group of rows divides.
+// The shapes have fewer elements than a vector, whole vectors, and some more;
+// more columns than are summed at once; and rows that no group of rows divides.
 const Shape kShapes[] = {
     {},         {1},        {15},        {64},      {1003},       {1, 1},
     {1, 37},    {37, 1},    {2, 64},     {33, 17},  {300, 5},     {5, 300},
@@ -142,7 +144,8 @@ const Shape kShapes[] = {
 
 class TensorStepTest : public TargetsTest {};
 
-// `most` is the largest each element has been, to which rounding is relative.
+// Compares within rounding, relative to `most`: the largest value that each
+// element has had.
 void ExpectNear(const Guarded& actual, const std::vector<double>& expected,
                 double least, std::vector<double>* most) {
   ASSERT_EQ(actual.size(), expected.size());
@@ -202,7 +205,7 @@ TEST_P(TensorStepTest, AdafactorMatchesDouble) {
                                                       {"maximize", 1}}));
 }
 
-// Neither alignment nor what was in the scratch shows in a single bit.
+// The alignment and the earlier contents of the scratch change no bit.
 template <class F>
 void ExpectSameBitsAnywhere(Formula id) {
   for (const Shape& shape : {Shape{1003}, Shape{33, 17}, Shape{4, 1030}}) {
@@ -221,7 +224,8 @@ void ExpectSameBitsAnywhere(Formula id) {
   }
 }
 
-// No gradient at all: nothing is NaN, and only weight decay moves anything.
+// Without any gradient, nothing is NaN, and only weight decay changes the
+// parameter.
 template <class F>
 void ExpectZerosAreHarmless(Formula id, const HyperValues& values) {
   for (const Shape& shape : kShapes) {
@@ -246,8 +250,9 @@ void ExpectZerosAreHarmless(Formula id, const HyperValues& values) {
   }
 }
 
-// A parameter with nothing in it, of any number of dimensions: not even its
-// states' pointers are needed, though col_var of {0, 5} has 5 elements.
+// An empty parameter, of any number of dimensions, is a step that does nothing.
+// It needs no pointers to states either, though col_var of {0, 5} has 5
+// elements.
 template <class F>
 void ExpectEmptyIsFine(Formula id) {
   for (const Shape& shape : {Shape{0}, Shape{0, 5}, Shape{5, 0}, Shape{2, 0, 3},
@@ -279,7 +284,8 @@ TEST_P(TensorStepTest, EmptyIsFine) {
   ExpectEmptyIsFine<Adafactor>(Formula::kAdafactor);
 }
 
-// Norms of what a float's square cannot hold: 1e25 overflows, 1e-25 vanishes.
+// The squares of these values are no floats: that of 1e25 overflows, that of
+// 1e-25 vanishes. Their norms are.
 TEST_P(TensorStepTest, NormsHoldWhatAFloatsSquareCannot) {
   for (const float size : {1e25f, 1e-25f}) {
     Parameter<Lamb> lamb(Formula::kLamb, {20}, std::vector<float>(20, size),

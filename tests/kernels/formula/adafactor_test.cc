@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Adafactor beside torch.optim.Adafactor's sequence of operations (2.5 and
-// later, single tensor), written out once more without the formula: torch's
-// lerp, clamps and norms, in its order. And by hand.
+// Adafactor compared with torch.optim.Adafactor's sequence of operations (2.5
+// and later, single tensor), which is written out once more without the
+// formula: torch's lerp, clamps and norms, in its order. Other cases are worked
+// out by hand.
 
 #include <gtest/gtest.h>
 
@@ -42,8 +43,8 @@ double Lerp(double start, double end, double weight) {
                       : end - (end - start) * (1 - weight);
 }
 
-// A parameter of shape {batches, rows, cols}, or one of fewer than 2 dimensions
-// if rows is 0, as torch steps it.
+// A parameter of shape {batches, rows, cols}, or of fewer than 2 dimensions if
+// rows is 0, as torch steps it.
 class Torch {
  public:
   Torch(size_t batches, size_t rows, size_t cols, std::vector<double> param,
@@ -149,7 +150,8 @@ void ExpectNear(const std::vector<double>& actual,
   }
 }
 
-// Some exact zeros, whole rows of them too, 1e-12 and 1e4.
+// Returns gradients with exact zeros, whole rows of them too, 1e-12 and 1e4
+// among them.
 std::vector<float> Gradient(size_t count, int64_t step) {
   std::mt19937 generator(static_cast<uint32_t>(step));
   std::normal_distribution<float> normal;
@@ -160,7 +162,7 @@ std::vector<float> Gradient(size_t count, int64_t step) {
     if (i % 7 == 2) grad[i] = 1e-12f;
     if (i % 11 == 3 && step % 3 == 0) grad[i] = -1e4f;
     if (step == 6) grad[i] = 0;
-    // All of it far below eps1.
+    // All of this gradient is far below eps1.
     if (step > 8) grad[i] *= 1e-16f;
   }
   return grad;
@@ -207,7 +209,7 @@ TEST(AdafactorTest, AsTorch) {
   choices[2].lr = 0.9;  // Above 1 / sqrt(t) from step 2 on.
   choices[2].weight_decay = 0.1;
   choices[2].d = 1.5;
-  choices[3].beta2_decay = 0;  // No memory.
+  choices[3].beta2_decay = 0;  // States have no memory.
   choices[4].beta2_decay = -0.3;
   choices[4].eps1 = 1e-3;
   choices[5].eps2 = 0.5;  // Above rms(p).
@@ -258,7 +260,8 @@ TEST(AdafactorTest, ByHandWithoutRows) {
                    9 - 8 * std::pow(2, -0.8));
 }
 
-// A square that is no float: torch's bound of 0 would make these 0 / 0.
+// The square of eps1 is too small for a float: torch's bound of 0 would make
+// these 0 / 0.
 TEST(AdafactorTest, TheLeastEps1StaysFinite) {
   for (const double eps1 : {0.0, 1e-30}) {
     const auto scalars =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every formula of the registry promises, in double.
+// The rules that every formula of the registry must keep, in double.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ void ExpectSoundDeclaration() {
     EXPECT_GE(hyper.fallback, hyper.min) << hyper.name;
     EXPECT_LE(hyper.fallback, hyper.max) << hyper.name;
     if (hyper.choices == nullptr) continue;
-    // They are read from, and written into, one text.
+    // Choices are read from, and written into, one text.
     std::set<std::string_view> choices;
     for (int i = 0; i <= static_cast<int>(hyper.max); ++i) {
       const std::string_view choice = hyper.choices[i];
@@ -56,9 +56,9 @@ TEST(FormulasTest, DeclarationsAreSound) {
 #undef SHARD_CHECK
 }
 
-// What a tensor formula derives from a shape: some state for every parameter it
-// steps, none larger than the parameter where that has one element or more, and
-// nothing to do where it has none.
+// Checks the values that a tensor formula derives from a shape: some state for
+// every parameter that it steps, none larger than the parameter where that has
+// one element or more, and nothing to do where it has none.
 template <class F>
 void ExpectSoundShapes() {
   const std::vector<std::vector<int64_t>> shapes = {
@@ -98,7 +98,8 @@ TEST(FormulasTest, ShapesAreSound){
 #undef SHARD_CHECK
 }
 
-// The names of the formulas that serve a choice, in the registry's order.
+// Returns the names of the formulas that serve a choice, in the registry's
+// order.
 std::vector<std::string> NamesServed(const HyperValues& choice) {
   std::vector<std::string> names;
 #define SHARD_ADD(Name)                              \
@@ -110,7 +111,7 @@ std::vector<std::string> NamesServed(const HyperValues& choice) {
   return names;
 }
 
-// The names of the optimizers that have that choice without a conflict.
+// Returns the names of the optimizers that accept a choice without a conflict.
 std::vector<std::string> NamesAllowed(const HyperValues& choice) {
   std::vector<std::string> names;
 #define SHARD_ADD(Name)                                           \
@@ -123,8 +124,8 @@ std::vector<std::string> NamesAllowed(const HyperValues& choice) {
   return names;
 }
 
-// Exactly one form of an optimizer serves any choice of hyperparameters that is
-// no conflict, and the forms stand together.
+// Exactly one form of an optimizer serves any choice of hyperparameters without
+// a conflict, and its forms stand together.
 TEST(FormulasTest, OneFormServesEachChoice) {
   std::vector<std::string> known;
 #define SHARD_ADD(Name) known.push_back(Name::kName);
@@ -157,7 +158,8 @@ TEST(FormulasTest, OneFormServesEachChoice) {
   }
 }
 
-// What is in an allowed choice, by hand: a conflict too many hides a form.
+// The choices that are allowed, listed by hand: a conflict too many would hide
+// a form.
 TEST(FormulasTest, AdamHasTheProfilesWithAnL2Penalty) {
   const auto allows = [](double profile, double amsgrad, const char* name) {
     const auto names =
@@ -189,7 +191,8 @@ TEST(FormulasTest, MaxStatesIsNotTooLarge) {
   EXPECT_EQ(most, kMaxStates);
 }
 
-// Downhill on p p / 2 from both sides; uphill when told to maximize.
+// Expects steps to go downhill on p p / 2 from both sides, and uphill with
+// maximize.
 template <class F, template <class> class Rule>
 void ExpectDescent(double maximize) {
   const auto hypers = HypersOf<F>({{"maximize", maximize}});
@@ -217,7 +220,7 @@ bool HasMaximize() {
   return false;
 }
 
-// Of a whole matrix.
+// Expects the same of a whole matrix.
 template <class F>
 void ExpectTensorDescent(double maximize) {
   TensorReference<F> reference({1, 2}, {1.0f, -1.0f},
@@ -257,7 +260,7 @@ TEST(FormulasTest, GoesDownhillOrUp){
 #undef SHARD_CHECK
 }
 
-// As torch: only lr of the first step is Rprop's.
+// As in torch, Rprop reads lr on the first step only.
 TEST(FormulasTest, RpropReadsLrOnTheFirstStepOnly) {
   const auto first = HypersOf<Rprop>({{"lr", 0.25}});
   const auto later = HypersOf<Rprop>({{"lr", 9}});
@@ -267,16 +270,17 @@ TEST(FormulasTest, RpropReadsLrOnTheFirstStepOnly) {
   formula::RpropRule<DoubleArithmetic>(a, Rprop::Prepare(first.data(), 1))
       .Update(3, p, states);
   EXPECT_DOUBLE_EQ(p, 0.75);
-  // The same direction: 0.25 * 1.2.
+  // The direction is the same, so the step grows: 0.25 * 1.2.
   formula::RpropRule<DoubleArithmetic>(a, Rprop::Prepare(later.data(), 2))
       .Update(1e-3, p, states);
   EXPECT_DOUBLE_EQ(p, 0.45);
-  // The other one: half the step, not taken, and forgotten ...
+  // The direction is the other one: the step is halved and not taken, and the
+  // gradient forgotten ...
   formula::RpropRule<DoubleArithmetic>(a, Rprop::Prepare(later.data(), 3))
       .Update(-1, p, states);
   EXPECT_DOUBLE_EQ(p, 0.45);
   EXPECT_DOUBLE_EQ(states[0], 0);
-  // ... so that the next one counts as neither.
+  // ... so that the next direction counts as neither.
   formula::RpropRule<DoubleArithmetic>(a, Rprop::Prepare(later.data(), 4))
       .Update(-1, p, states);
   EXPECT_DOUBLE_EQ(p, 0.6);

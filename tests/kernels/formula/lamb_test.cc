@@ -61,7 +61,8 @@ TEST(LambTest, DecayAloneMovesByLr) {
   }
 }
 
-// |p| = 0: the ratio is 1, or a parameter that starts at 0 would stay there.
+// Where |p| is 0 the ratio is 1, or a parameter that starts at 0 would stay
+// there.
 TEST(LambTest, AZeroParameterMovesAsAdam) {
   LambReference lamb({2}, {0.0f, 0.0f}, HypersOf<Lamb>({{"eps", 0}}));
   lamb.Step({5.0f, -1e-6f}, 1);
@@ -69,7 +70,7 @@ TEST(LambTest, AZeroParameterMovesAsAdam) {
   EXPECT_NEAR(lamb.param()[1], 1e-3, 1e-15);
 }
 
-// |u| = 0: nothing to move by, and no 0 / 0.
+// Where |u| is 0 there is nothing to move by, and no 0 / 0.
 TEST(LambTest, AZeroUpdateLeavesTheParameter) {
   LambReference lamb({2}, {1.0f, 2.0f}, HypersOf<Lamb>({{"weight_decay", 0}}));
   lamb.Step({0.0f, 0.0f}, 1);
@@ -80,8 +81,8 @@ TEST(LambTest, AZeroUpdateLeavesTheParameter) {
   EXPECT_EQ(both.param()[0], 0);
 }
 
-// No bound: |p| = 200, |u| = 1 gives 200, where others stop at 10 or at 1. And
-// the ratio does not need weight decay.
+// The ratio has no bound: |p| = 200, |u| = 1 gives 200, where others stop at 10
+// or at 1. The ratio does not need weight decay.
 TEST(LambTest, TheRatioIsNotClamped) {
   LambReference lamb({1}, {200.0f},
                      HypersOf<Lamb>({{"eps", 0}, {"weight_decay", 0}}));
@@ -89,7 +90,7 @@ TEST(LambTest, TheRatioIsNotClamped) {
   EXPECT_NEAR(lamb.param()[0], 200 - 1e-3 * 200, 1e-12);
 }
 
-// maximize turns the gradient around, not weight decay.
+// maximize negates the gradient, not weight decay.
 TEST(LambTest, MaximizeIsTheOtherGradient) {
   const std::vector<float> start = {0.5f, -2.0f, 3.0f};
   LambReference up({3}, start, HypersOf<Lamb>({{"maximize", 1}}));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Muon's passes, worked out by hand, and what follows from a shape. Whole
-// steps: tests/kernels/cpu/muon_step_test.cc.
+// Muon's passes, worked out by hand, and the values that it derives from a
+// shape. Whole steps: tests/kernels/cpu/muon_step_test.cc.
 
 #include "kernels/formula/muon.h"
 
@@ -26,7 +26,8 @@ double Direction(double g, double* buffer, const HyperValues& values) {
 
 TEST(MuonTest, MomentumByHand) {
   double b = 4;
-  // b = 0.75 * 4 + 0.25 * 8; d is as far again: 0.75 * 5 + 0.25 * 8.
+  // b = 0.75 * 4 + 0.25 * 8. Nesterov repeats this once more: d = 0.75 * 5 +
+  // 0.25 * 8.
   EXPECT_DOUBLE_EQ(Direction(8, &b, {{"momentum", 0.75}}), 5.75);
   EXPECT_DOUBLE_EQ(b, 5);
   // b = 0.75 * 5 - 0.25 * 3
@@ -100,7 +101,7 @@ TEST(MuonTest, CostIsThatOfTheProducts) {
   EXPECT_EQ(Muon::Cost(tall, 2), Muon::Cost(wide, 2));
   const int64_t empty[] = {0, 5};
   EXPECT_EQ(Muon::Cost(empty, 2), 0);
-  // Not for the compiler to know, whose conversion may be another.
+  // The compiler must not know the value: it would convert by rules of its own.
   volatile int64_t most = 2147483647;
   const int64_t greatest[] = {most, most};
   EXPECT_EQ(Muon::Cost(greatest, 2), std::numeric_limits<int64_t>::max());

@@ -28,7 +28,7 @@ struct DoubleArithmetic {
   V Div(V x, V y) const { return x / y; }
   V MulAdd(V x, V y, V z) const { return x * y + z; }
   V Sqrt(V x) const { return std::sqrt(x); }
-  // NaN where either is, unlike std::max.
+  // Returns NaN where either is NaN, unlike std::max.
   V Max(V x, V y) const { return std::isnan(x) || x > y ? x : y; }
   V Min(V x, V y) const { return std::isnan(x) || x < y ? x : y; }
   V IfPositive(V x, V yes, V no) const { return x > 0 ? yes : no; }

@@ -19,8 +19,8 @@
 
 namespace shard {
 
-// The members that the references share: parameter and states, which start at
-// 0.
+// The members that the references share: the parameter, and the states, which
+// start at 0.
 template <class F>
 class TensorReferenceBase {
  public:
