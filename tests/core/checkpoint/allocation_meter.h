@@ -12,8 +12,8 @@ namespace shard {
 
 // Returns the bytes that are allocated now.
 int64_t AllocatedBytes();
-// Returns the most bytes at a time since ResetAllocatedPeak(), which sets the
-// peak to the present.
+// Returns the most bytes that were allocated at a time since the last call of
+// ResetAllocatedPeak(), which sets the peak to the present bytes.
 int64_t AllocatedPeak();
 void ResetAllocatedPeak();
 

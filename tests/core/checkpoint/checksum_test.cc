@@ -21,7 +21,8 @@ std::vector<unsigned char> Bytes(size_t count) {
   return bytes;
 }
 
-// As `xxhsum -H2` prints them: what is written today is read by others.
+// Checksums are those that `xxhsum -H2` prints, so that checkpoints stay
+// readable to other programs.
 TEST(ChecksumTest, IsXxh3With128Bits) {
   EXPECT_EQ(ChecksumText(ChecksumOf(nullptr, 0)),
             "99aa06d3014798d86001c324468d497f");
@@ -46,7 +47,7 @@ TEST(ChecksumTest, CopyingIsTheSame) {
                              kBlock - 1, kBlock, kBlock + 1, 5 * kBlock + 7}) {
     const auto from = Bytes(count + 1);
     std::vector<unsigned char> to(count + 2, 0xEE);
-    // Neither is aligned.
+    // Neither side is aligned.
     const Checksum copied =
         CopyWithChecksum(to.data() + 1, from.data() + 1, count);
     EXPECT_EQ(copied, ChecksumOf(from.data() + 1, count)) << count;

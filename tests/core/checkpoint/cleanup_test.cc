@@ -59,7 +59,7 @@ TEST(CleanStale, DeletesWhatNobodyLocks) {
   WriteText(folder / kStaleLatest, "step-00");
   WriteText(folder / "LATEST.tmp-0000000000000001", "step-00");
   PutCheckpoint(folder / "step-000001", 1);
-  // Not of ours.
+  // These are not temporary files of the library.
   PutCheckpoint(folder / "mine.tmp-0123456789abcdef", 1);
   WriteText(folder / "step-000002.tmp-0123456789abcdef", "a file");
   ASSERT_EQ(::symlink("step-000001",
@@ -111,7 +111,8 @@ TEST(CleanStale, KeepsAllWhereThereAreNoLocks) {
   }
 }
 
-// Its writer commits it between the look and the lock.
+// The writer commits its checkpoint after CleanStale has found it and before it
+// is locked.
 TEST(CleanStale, DeletesNothingThatWasRenamedMeanwhile) {
   const TempFolder folder;
   PutCheckpoint(folder / kStale, 1);
@@ -169,7 +170,7 @@ TEST(RemoveTree, EverythingTheManifestFirst) {
   EXPECT_EQ(NamesIn(folder.path()), (std::set<std::string>{"elsewhere"}));
   EXPECT_EQ(NamesIn(folder / "elsewhere").size(), 2u);
   EXPECT_EQ(env.unlinked.front(), "manifest.shard");
-  EXPECT_OK(RemoveTree(root, kStale));  // Gone already.
+  EXPECT_OK(RemoveTree(root, kStale));  // It is gone already.
 }
 
 TEST(RemoveTree, DoesNotFollowAndDoesNotDescendForever) {
@@ -218,7 +219,7 @@ TEST(RenameToFree, ReplacesNothing) {
 struct RetainCase {
   RetainOptions options;
   const char* latest;
-  std::vector<int64_t> kept;  // Of 0, 5, 10, 15, 20, 25.
+  std::vector<int64_t> kept;  // Of the steps 0, 5, 10, 15, 20 and 25.
 };
 
 TEST(Retain, KeepsTheLastEveryNthAndLatest) {
@@ -250,7 +251,7 @@ TEST(Retain, KeepsTheLastEveryNthAndLatest) {
     ASSERT_OK(result);
     EXPECT_EQ(*result, removed);
     EXPECT_EQ(*ListCheckpoints(root), test.kept);
-    // Nothing is left of the others, and nothing else is touched.
+    // The other checkpoints are gone, and nothing else is touched.
     EXPECT_EQ(NamesIn(folder.path()).size(),
               test.kept.size() + 1 + (*test.latest != '\0' ? 1 : 0));
   }
@@ -266,7 +267,8 @@ TEST(Retain, RefusesToKeepNothing) {
   EXPECT_EQ(ResolvedGeneration(folder.path()), 1);
 }
 
-// After any fault, what is complete is whole; the next time cleans up.
+// After any fault every complete checkpoint is whole, and the next calls clean
+// up.
 TEST(Retain, EveryCallMayFail) {
   for (const bool and_after : {false, true}) {
     for (int64_t k = 0;; ++k) {
@@ -282,7 +284,7 @@ TEST(Retain, EveryCallMayFail) {
         env.Set({.at = k, .and_after = and_after});
         const auto stale = CleanStale(root);
         const auto retained = RetainCheckpoints(root, {.keep_last = 1});
-        // The closes of what was only looked at have nothing to say.
+        // Errors of closing a file that was only read are not reported.
         EXPECT_TRUE(!stale.ok() || !retained.ok() || !and_after ||
                     env.calls() <= k + 1)
             << k;
@@ -304,7 +306,8 @@ TEST(Retain, EveryCallMayFail) {
   }
 }
 
-// The folder "root" in `folder`, at every call, after every kind of cut.
+// Cuts the power at every call of `env`, in every way, and expects that the
+// root in `folder` has only whole checkpoints and resolves to `generation`.
 void ExpectWholeAfterEveryPowerCut(const TempFolder& folder, UnsyncedEnv* env,
                                    int64_t generation) {
   env->AtEachCall([&folder, env, generation] {
@@ -334,8 +337,9 @@ TEST(Retain, LeavesWholeOnesAfterAPowerCut) {
   EXPECT_EQ(RetainCheckpoints(Open(root, &env), {.keep_last = 1})->size(), 3u);
 }
 
-// A process that deletes dies after the rename, and another cleans up: if the
-// power then goes, the rename may come undone, but must not find half of it.
+// A process that deletes a checkpoint dies after the rename, and another
+// process cleans up. A power cut may undo the rename, but must not leave half
+// of the checkpoint.
 TEST(CleanStale, LeavesWholeOnesAfterAPowerCut) {
   const TempFolder folder(kMemoryFolder);
   const std::string root = folder / "root";

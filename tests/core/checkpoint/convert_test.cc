@@ -16,7 +16,7 @@ namespace {
 template <typename From, typename To>
 std::vector<To> Convert(ElementType from, DType to,
                         const std::vector<From>& values) {
-  // Neither side aligned, and nothing written beyond the last element.
+  // Neither side is aligned, and nothing is written beyond the last element.
   std::vector<std::byte> in(values.size() * sizeof(From) + 1);
   if (!values.empty()) {
     std::memcpy(in.data() + 1, values.data(), values.size() * sizeof(From));
@@ -33,7 +33,7 @@ std::vector<To> Convert(ElementType from, DType to,
 }
 
 TEST(ConvertTest, F32ToNarrowGoesToNearestEven) {
-  // 1 + 1/256 is halfway between two bf16, 1 + 3/256 as well.
+  // 1 + 1/256 is halfway between two bf16 numbers, and so is 1 + 3/256.
   EXPECT_EQ(
       (Convert<float, uint16_t>(ElementType::kF32, DType::kBF16,
                                 {1.0f, 1 + 1.0f / 256, 1 + 3.0f / 256, -2.5f,
@@ -63,7 +63,8 @@ TEST(ConvertTest, F64ToF32) {
       (std::vector<float>{0.1f, std::numeric_limits<float>::infinity()}));
 }
 
-// What is not converted keeps bits that fp32 cannot hold, and NaN's.
+// Elements that keep their type keep all bits, also those that fp32 cannot hold
+// and those of NaN.
 TEST(ConvertTest, TheSameTypeKeepsItsBits) {
   const double fine = 1 + std::ldexp(1.0, -50);
   EXPECT_EQ((Convert<double, double>(ElementType::kF64, DType::kF64, {fine})),

@@ -108,7 +108,7 @@ TEST_F(ConvertingStoreTest, ConvertsFloatsOnly) {
             std::vector<double>(values.begin(), values.end()));
 }
 
-// Slices that begin within blocks of 256, and reads that do.
+// Slices and reads may begin within blocks of 256 elements.
 TEST_F(ConvertingStoreTest, DecodesWhereverItBegins) {
   CheckpointBuilder odd(999);
   odd.AddQ8("state.w.v", 5000, 4);

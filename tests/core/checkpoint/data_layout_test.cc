@@ -19,7 +19,7 @@ TEST(DataLayoutTest, SmallSlicesShareAPage) {
   EXPECT_EQ(layout.Add(65), 128u);
   EXPECT_EQ(layout.Add(4095), 256u);
   EXPECT_EQ(layout.file_bytes(), 8192u);
-  // A large one begins at a page, and what follows right behind it.
+  // A large slice begins at a page, and the next slice right behind it.
   EXPECT_EQ(layout.Add(4096), 8192u);
   EXPECT_EQ(layout.Add(4097), 12288u);
   EXPECT_EQ(layout.Add(3), 16448u);
@@ -59,7 +59,7 @@ TEST(DataLayoutTest, TensorsAreCutIntoSlices) {
   std::vector<Slice> slices;
   PlaceElements(5, 0, 4, 3, 4096, &layout, &slices);
   EXPECT_TRUE(slices.empty());
-  // 1024 elements each, and what is left.
+  // Slices have 1024 elements each, and the last one the rest.
   PlaceElements(5, 2500, 4, 3, 4096, &layout, &slices);
   ASSERT_EQ(slices.size(), 3u);
   EXPECT_EQ(slices[0].begin, 5);

@@ -26,12 +26,13 @@ using testing::FaultEnv;
 using testing::NoSyncEnv;
 using testing::TempFolder;
 
-// Random bytes that no page of zeros could be taken for, placed by a layout.
+// Slices of random bytes, which are never zero like padding, placed by a
+// layout.
 struct Content {
   std::vector<std::string> slices;
   std::vector<DataSource> sources;
   uint64_t file_bytes = 0;
-  std::string file;  // What must come out.
+  std::string file;  // The expected file.
 
   explicit Content(const std::vector<uint64_t>& sizes) {
     uint32_t random = 7;
@@ -65,7 +66,7 @@ Status WriteTo(const TempFolder& folder, FileEnv* env, DataWriter* writer,
   return file.Close();
 }
 
-// Files of many MiB, at once.
+// Returns the contents of a file of many MiB, read at once.
 std::string ReadWhole(const std::string& path) {
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   std::string text(in.good() ? static_cast<size_t>(in.tellg()) : 0, '\0');
@@ -76,7 +77,8 @@ std::string ReadWhole(const std::string& path) {
 
 constexpr uint64_t kChunk = DataWriter::kChunkBytes;
 
-// Sizes whose slices lie across, at, before and behind the ends of chunks.
+// Returns sizes whose slices lie across, at, before and behind the ends of
+// chunks.
 std::vector<std::vector<uint64_t>> AwkwardSizes() {
   std::vector<std::vector<uint64_t>> all = {
       {},
@@ -139,7 +141,7 @@ TEST(DataWriterTest, TheFileIsWhatTheLayoutSays) {
   }
 }
 
-// Training goes on as soon as Snapshot has returned.
+// A caller may change the sources as soon as Snapshot has returned.
 TEST(DataWriterTest, ASnapshotKeepsWhatThereWas) {
   Content content({100, 5000, kChunk, 4000, 4000});
   const TempFolder folder;
@@ -154,7 +156,7 @@ TEST(DataWriterTest, ASnapshotKeepsWhatThereWas) {
   EXPECT_TRUE(ReadWhole(folder / "data") == content.file);
 }
 
-// The room of one save is used again by the next, larger or smaller.
+// The memory of one save is used again by the next one, larger or smaller.
 TEST(DataWriterTest, ARoomIsUsedAgain) {
   Mapping room;
   for (const uint64_t bytes : {5000, 100000, 300}) {
@@ -179,7 +181,7 @@ TEST(DataWriterTest, CancelledAfterAnyChunk) {
     ExpectError(WriteTo(folder, NoSyncEnv::Get(), &writer, 3, &progress),
                 StatusCode::kCancelled,
                 {"cancelled", StrCat(content.file_bytes)});
-    // Nobody is asked again.
+    // Progress is not called again after it has cancelled.
     EXPECT_EQ(call, calls);
   }
 }

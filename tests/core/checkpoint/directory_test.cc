@@ -33,7 +33,7 @@ StatusOr<OpenCheckpoint> Resolve(const std::string& path) {
   return ResolveCheckpoint(FileEnv::Posix(), path);
 }
 
-// The resolved folder's name; empty on an error.
+// Returns the name of the resolved folder, or "" on an error.
 std::string ResolvedName(const std::string& path) {
   const auto opened = Resolve(path);
   EXPECT_OK(opened);
@@ -105,7 +105,7 @@ TEST(Resolve, WhatLatestNames) {
 
 TEST(Resolve, TheHighestStepWhenThereIsNoLatest) {
   const TempFolder root;
-  // As a number, not as text.
+  // Steps are compared as numbers, not as text.
   for (const int64_t step : {999999, 1000000, 3}) {
     PutCheckpoint(root / CheckpointName(step), step);
   }
@@ -130,7 +130,7 @@ TEST(Resolve, LatestIsNotTrusted) {
   PutCheckpoint(root + "/other", 9);
   std::filesystem::create_directory(root + "/step-000005");
   ASSERT_EQ(::symlink("../step-000009", (root + "/step-000007").c_str()), 0);
-  // The manifest itself may be the link.
+  // The manifest itself may be a link.
   std::filesystem::create_directory(root + "/step-000008");
   ASSERT_EQ(::symlink("../step-000001/manifest.shard",
                       (root + "/step-000008/manifest.shard").c_str()),
@@ -148,7 +148,7 @@ TEST(Resolve, LatestIsNotTrusted) {
       "step-000001\r\n",
       "step-1",
       std::string("step-000001\0", 12),
-      "step-000003\n",  // Is not there.
+      "step-000003\n",  // Does not exist.
       "step-000005\n",  // Has no manifest.
       "step-000007\n",  // Is a link.
       "step-000008\n",

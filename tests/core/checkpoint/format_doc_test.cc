@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A reader of manifests made from docs/checkpoint-format.md alone: it has
-// nothing of FlatBuffers and of the library but what it is compared with. If
-// the document were wrong or left something out, it could not read what the
-// library writes.
+// A reader of manifests that is made from docs/checkpoint-format.md alone: it
+// uses neither FlatBuffers nor the library, except for comparing with the
+// library's results. The reader would fail on the library's files if the
+// document were wrong or left something out.
 
 #include <gtest/gtest.h>
 #include <xxhash.h>
@@ -29,7 +29,7 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 
 // ---------------------------------------------------------------------------
-// The reader. Everything is `at`, which throws beyond the end.
+// The reader. All reads go through `at`, which throws beyond the end.
 // ---------------------------------------------------------------------------
 
 class Body {
@@ -66,7 +66,7 @@ class Table {
   Table(const Body& body, size_t at)
       : body_(body), at_(at), vtable_(at - static_cast<size_t>(body.I32(at))) {}
 
-  // Where a field is; 0: absent.
+  // Returns the position of a field; 0: absent.
   size_t Field(size_t number) const {
     const size_t entry = 4 + 2 * number;
     if (entry >= body_.Unsigned(vtable_, 2)) return 0;
@@ -89,7 +89,7 @@ class Table {
     const size_t at = Field(number);
     return at == 0 ? "" : body_.Text(at + body_.U32(at));
   }
-  // Where the elements of a vector are.
+  // Returns the positions of a vector's elements.
   std::vector<size_t> Elements(size_t number, size_t bytes) const {
     std::vector<size_t> elements;
     const size_t field = Field(number);
@@ -114,7 +114,8 @@ class Table {
   size_t vtable_;
 };
 
-// As Describe of read_manifest.h has it, so that texts can be compared.
+// Formats a number as Describe of read_manifest.h does, so that texts can be
+// compared.
 std::string Hex(uint64_t value) {
   char text[19];
   std::snprintf(text, sizeof(text), "0x%016llx",
@@ -122,7 +123,8 @@ std::string Hex(uint64_t value) {
   return text;
 }
 
-// From `offset` on: file offset, bytes, checksum, file.
+// Describes an extent. The file offset is at `offset`; the checksum, and the
+// file after it, are at `checksum`.
 void DescribeExtent(const Body& body, size_t offset, uint64_t bytes,
                     size_t checksum, std::ostream* to) {
   *to << " file " << body.U32(checksum + 16) << " offset "
@@ -260,7 +262,7 @@ TEST(FormatDocument, ItsExampleIsWhatTheLibraryWrites) {
     if (!inside) continue;
     std::istringstream words(line);
     std::string word;
-    words >> word;  // The offset.
+    words >> word;  // The offset of the line.
     EXPECT_EQ(std::stoul(word, nullptr, 16), example.size());
     while (words >> word) {
       example.push_back(static_cast<uint8_t>(std::stoul(word, nullptr, 16)));
@@ -273,7 +275,7 @@ TEST(FormatDocument, ItsExampleIsWhatTheLibraryWrites) {
             shard::Describe(**shard::Manifest::Parse(*file)));
 }
 
-// But for its limits.
+// Version 2 differs from version 1 in its limits only.
 TEST(FormatDocument, Version2IsAsVersion1) {
   auto file = shard::EncodeManifest(Example());
   ASSERT_OK(file);
@@ -287,7 +289,7 @@ TEST(FormatDocument, Version2IsAsVersion1) {
   EXPECT_EQ(shard::Describe(**manifest), expected);
 }
 
-// All types, roles, rules and defaults.
+// The contents have all types, roles, rules and defaults.
 TEST(FormatDocument, SufficesForAReader) {
   using shard::BlobRule;
   using shard::ElementType;
@@ -336,7 +338,7 @@ TEST(FormatDocument, SufficesForAReader) {
   EXPECT_EQ(DescribeFile(ToBytes(*file)), shard::Describe(**manifest));
 }
 
-// All codes, by the document's formulas.
+// Decodes all codes by the document's formulas.
 TEST(FormatDocument, SaysWhatCodesMean) {
   std::vector<uint8_t> codes(256);
   for (size_t c = 0; c < 256; ++c) codes[c] = static_cast<uint8_t>(c);

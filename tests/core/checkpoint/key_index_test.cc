@@ -48,7 +48,8 @@ TEST(KeyIndex, RefusesEqualKeys) {
               {"numbers 1 and 3"});
 }
 
-// All in one slot, by who knows the seed.
+// All keys fall into one slot, as an attacker who knows the seed could choose
+// them.
 TEST(KeyIndex, StartsAgainWhenKeysCollide) {
   constexpr uint64_t kSeed = 77;
   constexpr size_t kCount = 1024;
@@ -63,7 +64,7 @@ TEST(KeyIndex, StartsAgainWhenKeysCollide) {
     ++looked_at;
     return std::string_view(keys[i]);
   }));
-  // And not 1024 * 1024 / 2.
+  // Without another seed, it would be 1024 * 1024 / 2.
   EXPECT_LT(looked_at, 20 * kCount);
   ExpectFindsAll(index, keys);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Manifests with one thing wrong in each, and checksums that are right.
+// Manifests with correct checksums and one defect in each.
 
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ void ExpectFine(const std::vector<Change>& changes) {
   }
 }
 
-// Whole, but of a version that coded otherwise.
+// The manifest is whole, but from a version that coded in another way.
 TEST(ManifestChecks, CodeBooksOfBefore) {
   Raw raw = Raw::Sample();
   raw.tensors[4].codebook = 2;
@@ -128,7 +128,7 @@ TEST(ManifestChecks, TypesAndShapes) {
          r->tensors[3].shape = {0, kInt64Max, 2};
        },
        {"2^63 - 1"}},
-      // 2^62 elements of four bytes.
+      // The shape describes 2^62 elements of four bytes.
       {[](Raw* r) {
          r->tensors[3].shape = {0, int64_t{1} << 62};
        },
@@ -222,7 +222,8 @@ TEST(ManifestChecks, Places) {
       {[](Raw* r) { r->blobs[1].file = 0, r->blobs[1].offset = 49152; },
        {"shares bytes"}},
       {[](Raw* r) { r->blobs[4].offset = 128; }, {"shares bytes"}},
-      // Something hidden: in front, in the middle, at the end, in a file.
+      // Bytes that nothing refers to: in front, in the middle, at the end, in a
+      // file.
       {[](Raw* r) {
          r->files[1].bytes += 4096;
          for (int i = 1; i < 5; ++i) {
@@ -344,7 +345,7 @@ TEST(ManifestStructure, SharedShape) {
               {kShared});
 }
 
-// One inside of another: a string whose bytes are a string.
+// Two strings overlap: one lies in the bytes of the other.
 TEST(ManifestStructure, NestedStrings) {
   Builder fbb;
   const char inner[] = {3, 0, 0, 0, 'a', 'b', 'c', 0, 'x'};
@@ -359,7 +360,7 @@ TEST(ManifestStructure, NestedStrings) {
               StatusCode::kCorrupt, {kShared});
 }
 
-// Four bytes off is what FlatBuffers' verifier lets pass.
+// The verifier of FlatBuffers accepts a vector that is four bytes off.
 TEST(ManifestStructure, MisalignedShape) {
   bool misaligned = false;
   for (int pad = 0; pad < 4; ++pad) {
@@ -408,8 +409,8 @@ TEST(ManifestStructure, MisalignedSlices) {
   EXPECT_TRUE(misaligned);
 }
 
-// The verifier does not look at the size of a table, nor for a vtable that has
-// no room for it.
+// The verifier of FlatBuffers checks neither the size of a table nor whether a
+// vtable has room for that size.
 TEST(ManifestStructure, SizesOfTables) {
   const std::vector<std::byte> file = Raw::Sample().Build();
   const auto expect_refused = [&](size_t word, uint16_t value) {
@@ -436,7 +437,7 @@ TEST(ManifestStructure, OtherBodies) {
   ExpectError(Manifest::Parse(Seal(body)), StatusCode::kCorrupt, {kSchema});
   std::fill(body.begin(), body.end(), std::byte{0xFF});
   ExpectError(Manifest::Parse(Seal(body)), StatusCode::kCorrupt, {kSchema});
-  // Another file identifier.
+  // The file identifier is another one.
   std::vector<std::byte> file = Raw::Sample().Build();
   file[kManifestHeaderBytes + 4] = std::byte{'X'};
   ExpectError(
@@ -444,7 +445,7 @@ TEST(ManifestStructure, OtherBodies) {
       StatusCode::kCorrupt, {kSchema});
 }
 
-// A field that this version does not know, of any depth, is not looked at.
+// Fields that this version does not know are not read, however deep they are.
 TEST(ManifestStructure, UnknownFieldsAreSkipped) {
   Builder fbb;
   flatbuffers::uoffset_t inner = 0;
@@ -460,8 +461,8 @@ TEST(ManifestStructure, UnknownFieldsAreSkipped) {
   EXPECT_OK(Manifest::Parse(Finish(&fbb, root)));
 }
 
-// Offsets and lengths that claim up to 4 GiB, in every place where one may be:
-// whatever Parse makes of it, what it accepts can be read and written.
+// Writes offsets and lengths that claim up to 4 GiB into every place where one
+// may be. Contents that Parse accepts can be read and written again.
 TEST(ManifestStructure, EveryWordReplaced) {
   const std::vector<std::byte> file = Raw::Sample().Build();
   std::vector<std::byte> body(file.begin() + kManifestHeaderBytes, file.end());
@@ -484,7 +485,7 @@ TEST(ManifestStructure, EveryWordReplaced) {
         ASSERT_EQ(Describe(**Manifest::Parse(*again)), Describe(**parsed));
       } else {
         ++refused;
-        // A code book of before is no damage.
+        // An older code book is not damage.
         const bool before =
             parsed.status().code() == StatusCode::kUnimplemented &&
             parsed.status().message().find("code book") != std::string::npos;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files made to harm: whatever is in them, Parse takes memory of at most their
-// size, a third more and 16 MiB, and a time in proportion to their size. A file
-// of the wrong size is not even read. With SHARD_TEST_LONG files of version 2
-// are nearly the largest, too.
+// Files made to harm. For any contents, Parse takes memory of at most the
+// file's size, a third more and 16 MiB, and time in proportion to the size. A
+// file of the wrong size is not even read. With SHARD_TEST_LONG, files of
+// version 2 are nearly the largest, too.
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -55,18 +55,19 @@ using Offsets = std::vector<flatbuffers::Offset<T>>;
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-// The version of the files.
+// Takes the version of the files as its parameter.
 class HostileManifest : public ::testing::TestWithParam<uint32_t> {
  protected:
   static uint32_t version() { return GetParam(); }
   static bool is_long() { return std::getenv("SHARD_TEST_LONG") != nullptr; }
-  // Bytes of a file: nearly the largest of version 1, where time and memory
-  // show; more than that has of version 2.
+  // Returns the bytes of a file. In version 1 the file is nearly the largest,
+  // so that time and memory show; in version 2 it is larger than version 1
+  // allows.
   static size_t most() {
     if (version() == 1) return 60 * kMiB;
     return is_long() ? 960 * kMiB : 72 * kMiB;
   }
-  // Nearly as many tensors as are allowed.
+  // Returns nearly as many tensors as the version allows.
   static size_t most_tensors() {
     return LimitsOf(version()).tensors / (version() == 1 || is_long() ? 1 : 7);
   }
@@ -115,7 +116,8 @@ TEST_P(HostileManifest, OneTableSharedByMillions) {
   EXPECT_FALSE(ParseWithinLimits(file).ok());
 }
 
-// As many tables as the verifier accepts, in one string that holds them all.
+// The string has half of the file, and the other half has as many tables that
+// share it as the verifier accepts.
 TEST_P(HostileManifest, OneStringSharedByMillions) {
   Builder fbb;
   const auto name = fbb.CreateString(std::string(most() / 2, 'x'));
@@ -129,7 +131,7 @@ TEST_P(HostileManifest, OneStringSharedByMillions) {
   EXPECT_FALSE(ParseWithinLimits(file).ok());
 }
 
-// Tensors of few bytes each, with nothing wrong.
+// Returns a file of correct tensors of few bytes each.
 std::vector<std::byte> OfTensors(size_t count, const std::string& prefix,
                                  uint32_t version) {
   Builder fbb;
@@ -154,7 +156,8 @@ TEST_P(HostileManifest, TooManyTensors) {
               StatusCode::kCorrupt, {StrCat(count, " tensors")});
 }
 
-// Accepted, so that everything is checked, and the index is the largest.
+// The file is accepted, so that everything is checked and the index is the
+// largest.
 TEST_P(HostileManifest, MostTensors) {
   EXPECT_OK(ParseWithinLimits(OfTensors(most_tensors(), "", version())));
 }
@@ -164,7 +167,8 @@ TEST_P(HostileManifest, LongKeysThatDifferAtTheirEnds) {
       OfTensors(most() / 65000, std::string(64900, 'k'), version())));
 }
 
-// The same place for all, the first last: nothing for the sort to like.
+// All slices have the same place, or they are in reverse order, so that a sort
+// has all its work to do.
 TEST_P(HostileManifest, MostSlices) {
   for (const bool valid : {true, false}) {
     const auto count = static_cast<int64_t>(most() / sizeof(schema::Slice));
@@ -192,7 +196,7 @@ TEST_P(HostileManifest, MostSlices) {
   }
 }
 
-// Long names that differ at their ends, to be sorted.
+// Long names that differ at their ends make sorting expensive.
 TEST_P(HostileManifest, LongNamesOfBlobs) {
   RawManifest raw = RawManifest::Sample();
   for (size_t i = 0; i < most() / 65000; ++i) {
@@ -235,7 +239,8 @@ TEST_P(HostileManifest, OneByteTooMany) {
               {StrCat(limit + 1, " bytes"), StrCat("at most ", limit, " are")});
 }
 
-// Files without contents, but for a header. The rest is not read.
+// The files have a header and no contents; bytes behind the header are not
+// read.
 TEST_P(HostileManifest, OpeningReadsNoMoreThanTheHeader) {
   std::vector<std::byte> header = Seal({}, version());
   std::vector<std::byte> other = header;

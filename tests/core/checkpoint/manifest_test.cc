@@ -21,7 +21,8 @@ namespace {
 
 using Contents = ManifestContents;
 
-// Lays slices and blobs out in one file.
+// Contents with every kind of entry, whose slices and blobs are laid out in one
+// file.
 struct Rich {
   Contents contents;
   uint64_t end = 0;
@@ -121,7 +122,7 @@ TEST(Manifest, RoundTrip) {
   auto manifest = Manifest::Parse(*file);
   ASSERT_OK(manifest);
   EXPECT_EQ(Describe(**manifest), WithoutDefaults(contents));
-  // The same contents, the same bytes.
+  // The same contents give the same bytes.
   EXPECT_EQ(*EncodeManifest(contents), *file);
   EXPECT_EQ(*EncodeManifest(ContentsOf(**manifest)),
             *EncodeManifest(ContentsOf(
@@ -134,7 +135,7 @@ TEST(Manifest, RoundTrip) {
   EXPECT_EQ(m.Find("encoder.weigh"), -1);
   EXPECT_EQ(m.Find(""), -1);
   EXPECT_EQ(m.id(), ChecksumOf(file->data(), file->size()));
-  // An alias has what its target has.
+  // An alias has the slices, group and shape of its target.
   EXPECT_EQ(m.num_slices(5), 7u);
   EXPECT_EQ(m.slice(5, 6).begin, m.slice(0, 6).begin);
   EXPECT_EQ(m.group(5), 1);
@@ -159,8 +160,8 @@ TEST(Manifest, OfNothing) {
   EXPECT_EQ((*manifest)->world_size(), 1);
 }
 
-// Vectors without elements are aligned to their lengths alone, so that any of
-// these sizes might show a place where more was expected.
+// Vectors without elements are aligned to their lengths alone, so that each of
+// these counts could make a reader miss a place.
 TEST(Manifest, OfTensorsWithoutElements) {
   for (size_t count = 1; count < 20; ++count) {
     Contents contents;
@@ -179,7 +180,7 @@ TEST(Manifest, OfTensorsWithoutElements) {
   }
 }
 
-// Without a copy: a manifest may be a large part of what there is.
+// Parse makes no copy, because a manifest may be a large part of the memory.
 TEST(Manifest, KeepsTheBytesThatItIsGiven) {
   auto file = EncodeManifest(Rich().contents);
   ASSERT_OK(file);
@@ -211,7 +212,8 @@ TEST(Manifest, EveryFlippedBitIsSeen) {
 TEST(Manifest, EveryOtherLengthIsSeen) {
   std::vector<std::byte> file = RawManifest::Sample().Build();
   for (size_t size = 0; size < file.size(); ++size) {
-    // Of exactly that length, for the address sanitizer.
+    // The vector has exactly that length, so that the address sanitizer sees
+    // reads beyond it.
     const std::vector<std::byte> cut(file.begin(),
                                      file.begin() + static_cast<long>(size));
     ASSERT_EQ(Manifest::Parse(cut).status().code(), StatusCode::kCorrupt)
@@ -233,7 +235,7 @@ TEST(Manifest, NewerVersionsAreNamed) {
       std::span(file).subspan(kManifestHeaderBytes);
   ExpectError(Manifest::Parse(Seal(body, 7)), StatusCode::kUnimplemented,
               {"version 7", "up to 2"});
-  // Whatever else is in it.
+  // The rest of the file does not matter.
   std::vector<std::byte> newer = Seal(body, 3);
   newer.resize(16);
   ExpectError(Manifest::Parse(newer), StatusCode::kUnimplemented,
@@ -250,7 +252,7 @@ TEST(Manifest, IsNotSomethingElse) {
   ExpectError(Manifest::Parse({}), StatusCode::kCorrupt, {"0 bytes"});
 }
 
-// What the file cannot say.
+// Refuses contents that the file format cannot represent.
 TEST(EncodeManifest, RefusesWhatCannotBeWritten) {
   struct Case {
     void (*change)(Contents*);
@@ -288,7 +290,7 @@ TEST(EncodeManifest, RefusesWhatCannotBeWritten) {
          tensor.slices[1] = {kMax, 1, {0, 0, 1, {}}};
        },
        "more than 2^63 - 1 elements"},
-      // The rest is what Parse refuses, in its words.
+      // The other errors are those of Parse, in its words.
       {[](Contents* c) { c->tensors[1].key = "zero_d"; }, "same key"},
       {[](Contents* c) { c->step = -1; }, "step -1"},
   };
@@ -300,7 +302,7 @@ TEST(EncodeManifest, RefusesWhatCannotBeWritten) {
   }
 }
 
-// Tensors without elements, whose keys have `bytes` bytes.
+// Returns tensors without elements, whose keys have `bytes` bytes.
 Contents OfKeys(size_t count, size_t bytes) {
   Contents contents;
   contents.files = {{"data-00000.bin", 0}};
@@ -320,7 +322,8 @@ uint32_t VersionOf(const std::vector<std::byte>& file) {
   return version;
 }
 
-// The oldest version whose limits suffice, and nothing beyond the newest's.
+// Chooses the oldest version whose limits suffice, and refuses contents beyond
+// the limits of the newest.
 TEST(EncodeManifest, WritesTheFirstVersionThatHasRoom) {
   const ManifestLimits first = LimitsOf(1);
   struct Case {
@@ -339,7 +342,7 @@ TEST(EncodeManifest, WritesTheFirstVersionThatHasRoom) {
     EXPECT_EQ(VersionOf(*file), version);
     EXPECT_EQ(version > 1, file->size() > first.bytes ||
                                contents.tensors.size() > first.tensors);
-    // Where the limit of the version that is written is passed.
+    // With version 1 as the newest, contents beyond its limits are refused.
     const auto refused = EncodeManifest(contents, 1);
     EXPECT_EQ(refused.ok(), version == 1);
     if (version > 1) {
@@ -355,7 +358,8 @@ TEST(EncodeManifest, WritesTheFirstVersionThatHasRoom) {
   }
 }
 
-// Only what was built shows that it is too much.
+// The contents are within each limit that is checked before the file is built;
+// only the built file is too large.
 TEST(EncodeManifest, IsTooLargeOnceItIsBuilt) {
   if (kSanitized) {
     GTEST_SKIP() << "a million tensors take instrumented code half a minute";

@@ -27,7 +27,8 @@
 namespace shard::testing {
 namespace {
 
-// With ulimit -n 1024 there are 508, at two descriptors each.
+// More files than the pool keeps open. With ulimit -n 1024 it has 256
+// descriptors.
 constexpr int kFiles = 600;
 
 Status Reshard(const FileStore& from, const std::string& root, int files) {
@@ -64,14 +65,16 @@ TEST_P(ManyFilesTest, OfACheckpoint) {
     ASSERT_OK(Reshard(*many, folder / "few", 3));
     EXPECT_EQ(TensorsOf(*OpenStore(folder / "few")), expected);
 
-    // The host takes all that are left.
+    // The host takes all descriptors that are left.
     std::vector<int> taken;
     while ((taken.emplace_back(::dup(0))) >= 0) {
     }
     EXPECT_EQ(TensorsOf(*many), expected);
     for (const int fd : taken) ::close(fd);
 
-    // Two at once, and one that goes meanwhile: not found, and not another's.
+    // Two stores of the same files are open at once. After the files are
+    // deleted, a read is an error, and never finds the files of another
+    // checkpoint.
     const auto again = OpenStore(folder / "many");
     ASSERT_NE(again, nullptr);
     EXPECT_EQ(TensorsOf(*again), expected);
@@ -107,9 +110,9 @@ TEST_P(ManyFilesTest, OfASetOfSafetensors) {
   });
 }
 
-// A handle keeps the descriptor of its folder, which says what it has open
-// after another checkpoint took that name. So there are fewer handles than
-// descriptors; those that there are can be read, down to the last descriptor.
+// A handle keeps the descriptor of its folder, so that it finds its own files
+// after another checkpoint took the name. There are therefore fewer handles
+// than descriptors. All handles can be read, down to the last descriptor.
 TEST_P(ManyFilesTest, HandlesAreManyOrAnError) {
   InChild([this] {
     LowerLimit(RLIMIT_NOFILE, GetParam());

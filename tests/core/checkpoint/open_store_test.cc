@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a path may be, and that both formats tell where their bytes are.
+// The paths that OpenTensorStore accepts, and the places of bytes in the files
+// of both formats.
 
 #include "core/checkpoint/open_store.h"
 
@@ -25,7 +26,8 @@ StatusOr<OpenedStore> Open(const std::string& path) {
   return OpenTensorStore(FileEnv::Posix(), path);
 }
 
-// Parameters of the sample, in files of at most so many bytes.
+// Writes the sample's parameters into safetensors files of at most
+// `max_shard_bytes`.
 void Export(const FileStore& from, const std::string& path,
             uint64_t max_shard_bytes = 0) {
   std::vector<size_t> params;
@@ -109,7 +111,7 @@ TEST_F(OpenStoreTest, NothingThatItCouldBe) {
   ExpectError(Open(""), StatusCode::kNotFound, {});
 }
 
-// Slices are where they say, in both formats.
+// Slices are where the store says, in both formats.
 TEST_F(OpenStoreTest, SlicesAreBytesOfFiles) {
   std::filesystem::create_directory(folder_ / "many");
   Export(*sample_, folder_ / "many/model.safetensors", 1 << 20);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A save that fails, dies, or loses its power at any moment leaves the old
+// A save that fails, dies, or loses power at any moment leaves the old
 // checkpoint or the new one, whole. SHARD_TEST_LONG kills 1,000 processes.
 
 #include <gtest/gtest.h>
@@ -49,9 +49,9 @@ constexpr int64_t kBefore = 0;
 constexpr int64_t kOld = 1;
 constexpr int64_t kNew = 2;
 
-// The first into a root that is made; the next step; the same step again; the
-// next after going back, when LATEST is all that tells it from a higher step
-// of before.
+// The save under test: the first one, into a root that it creates; the next
+// step; the same step again; the next step of a run that went back, where a
+// checkpoint of a higher step exists and only LATEST names the right one.
 enum class Kind { kFirst, kNext, kOverwrite, kBack };
 
 class SaveTest : public ::testing::TestWithParam<Kind> {
@@ -74,7 +74,8 @@ class SaveTest : public ::testing::TestWithParam<Kind> {
     return SaveGeneration(env, root, new_step(), kNew,
                           GetParam() == Kind::kOverwrite);
   }
-  // Old or new, and what else is complete is whole, too. Whether it is new.
+  // Expects that the root resolves to the old or the new checkpoint, and that
+  // all complete checkpoints are whole. Returns whether it is the new one.
   bool ExpectOldOrNew(const std::string& root, const std::string& when) {
     if (!std::filesystem::exists(root)) {
       EXPECT_FALSE(has_old()) << when;
@@ -86,7 +87,7 @@ class SaveTest : public ::testing::TestWithParam<Kind> {
         << when << ": " << generation;
     return generation == kNew;
   }
-  // The next save, as if nothing had been.
+  // Expects that the next save works as if nothing had happened.
   void ExpectRecovers(const std::string& root, const std::string& when) {
     ASSERT_OK(SaveGeneration(NoSyncEnv::Get(), root, 12, 3));
     const auto directory = Directory::Open(NoSyncEnv::Get(), root);
@@ -111,8 +112,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SaveTest,
 
 TEST_P(SaveTest, EveryCallMayFail) {
   for (const Fault& kind : {Fault{.error = EIO},
-                            // The device is gone from then on: nothing can be
-                            // cleaned up, either.
+                            // The device is gone from then on, so nothing can
+                            // be cleaned up either.
                             Fault{.and_after = true, .error = EIO},
                             Fault{.kind = Fault::Kind::kZero}}) {
     for (int64_t k = 0;; ++k) {
@@ -132,7 +133,8 @@ TEST_P(SaveTest, EveryCallMayFail) {
       if (status.ok()) {
         EXPECT_TRUE(is_new) << when;
       } else if (!kind.and_after && std::filesystem::exists(root)) {
-        // What failed has cleaned up, but for the old one that was replaced.
+        // A save that failed has cleaned up, except for the old checkpoint that
+        // it replaced.
         size_t temporary = 0;
         for (const std::string& name : NamesIn(root)) {
           if (ParseTemporaryName(name)) ++temporary;
@@ -200,18 +202,19 @@ TEST_P(SaveTest, ThePowerMayGoAtEveryCall) {
   EXPECT_GT(calls, 10);
   EXPECT_GT(with_new, 0);
   EXPECT_LT(with_new, cuts);
-  // What was promised holds, whatever is lost.
+  // After Commit the new checkpoint is found, whatever is lost.
   const int64_t before = cuts - with_new;
   cut_power();
   EXPECT_EQ(cuts - with_new, before);
 }
 
-// Saves without end, with numbers that grow, in a process of its own.
+// Saves growing generations without end, in a process of its own.
 [[noreturn]] void SaveForever(const std::string& root, bool overwrite,
                               int ready) {
   int64_t generation = ResolvedGeneration(root);
   {
-    // One may have been killed when its step was there, but not in LATEST.
+    // A save may have been killed after it committed its step and before it
+    // wrote LATEST.
     const auto directory = Directory::Open(NoSyncEnv::Get(), root);
     const auto steps = ListCheckpoints(*directory);
     if (!overwrite) generation = std::max(generation, steps->back());
@@ -225,7 +228,7 @@ TEST_P(SaveTest, ThePowerMayGoAtEveryCall) {
     const auto directory = Directory::Open(NoSyncEnv::Get(), root);
     if (!directory.ok() || !CleanStale(*directory).ok()) ::_exit(3);
     if (!RetainCheckpoints(*directory, {.keep_last = 2}).ok()) ::_exit(4);
-    // What was saved is told, and must be there afterwards.
+    // The parent learns of the save, and expects the checkpoint afterwards.
     if (::write(ready, &generation, sizeof(generation)) != sizeof(generation)) {
       ::_exit(5);
     }
@@ -249,7 +252,7 @@ TEST(SaveKillTest, AtRandomMoments) {
         SaveForever(root.path(), overwrite, ends[1]);
       }
       ::close(ends[1]);
-      // It has begun; then at a random moment of some saves.
+      // Waits for the first save, then kills at a random moment of a later one.
       int64_t told = 0;
       EXPECT_EQ(::read(ends[0], &told, sizeof(told)),
                 static_cast<ssize_t>(sizeof(told)));
@@ -266,7 +269,7 @@ TEST(SaveKillTest, AtRandomMoments) {
       ::close(ends[0]);
 
       ExpectAllWhole(root.path());
-      // The last that was told of, or the one that it was killed in.
+      // The last save that the parent learned of, or the one that was killed.
       const int64_t found = ResolvedGeneration(root.path());
       EXPECT_GE(found, committed) << "round " << round;
       EXPECT_LE(found, committed + 1) << "round " << round;

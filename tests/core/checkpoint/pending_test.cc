@@ -161,7 +161,8 @@ TEST(Pending, ManyWritersAtOnce) {
         if (pending.ok()) EXPECT_OK(WriteFiles(pending->directory(), i));
         ready.arrive_and_wait();
         if (!pending.ok()) return;
-        // What is being written is nobody's to clean.
+        // A checkpoint that is being written must not be cleaned up by another
+        // thread.
         if (i % 2 == 0)
           EXPECT_OK(
               CleanStale(*Directory::Open(FileEnv::Posix(), root.path())));
@@ -192,7 +193,8 @@ TEST(Pending, OverwritesWhileAReaderHasItOpen) {
   ASSERT_OK(SaveGeneration(FileEnv::Posix(), root.path(), 1, 2, true));
   EXPECT_EQ(NamesIn(root.path()), (Names{"LATEST", "step-000001"}));
   EXPECT_EQ(ResolvedGeneration(root.path()), 2);
-  // What is open stays as it was; what is not is not mixed up with the new one.
+  // An open file keeps its contents. A file that is not open yet cannot be
+  // mixed up with the new checkpoint's.
   std::string text(DataOf(1).size(), '\0');
   EXPECT_OK(file->ReadExactly(0, std::as_writable_bytes(std::span(text))));
   EXPECT_EQ(text, DataOf(1));
@@ -222,7 +224,7 @@ TEST(Pending, OverwritesNothingButFolders) {
     put();
     ExpectError(Begin(root.path(), 1, true), StatusCode::kFailedPrecondition,
                 {name, "not a folder"});
-    // And when it comes later.
+    // The same holds for a file or link that appears later.
     std::filesystem::remove(name);
     auto pending = Begin(root.path(), 1, true);
     ASSERT_OK(pending);
@@ -237,7 +239,7 @@ TEST(Pending, OverwritesNothingButFolders) {
   EXPECT_EQ(GenerationIn(root / "elsewhere"), 9);
 }
 
-// Both LATEST and a new one's name in the way of a commit.
+// LATEST may be a link or a folder when a checkpoint is committed.
 TEST(Pending, ALatestThatIsALinkIsReplacedAndNotFollowed) {
   const TempFolder folder;
   WriteText(folder / "precious", "precious");
@@ -247,7 +249,8 @@ TEST(Pending, ALatestThatIsALinkIsReplacedAndNotFollowed) {
   ASSERT_OK(SaveGeneration(FileEnv::Posix(), root, 1, 1));
   EXPECT_EQ(ReadText(folder / "precious"), "precious");
   EXPECT_FALSE(std::filesystem::is_symlink(root + "/LATEST"));
-  // What cannot be replaced is an error, and the checkpoint is not there.
+  // A LATEST that cannot be replaced is an error, and the checkpoint is not
+  // committed.
   std::filesystem::remove(root + "/LATEST");
   std::filesystem::create_directory(root + "/LATEST");
   auto pending = Begin(root, 2);
@@ -261,7 +264,7 @@ TEST(Pending, ALatestThatIsALinkIsReplacedAndNotFollowed) {
   EXPECT_EQ(NamesIn(root), (Names{"LATEST", "step-000001"}));
 }
 
-// The root stays the one that it began in.
+// A relative root stays the folder that it named when the checkpoint began.
 TEST(Pending, DoesNotDependOnTheWorkingDirectory) {
   const TempFolder folder;
   const std::filesystem::path before = std::filesystem::current_path();
@@ -336,8 +339,8 @@ TEST(Pending, IsNotStaleWhileItsWriterLives) {
   EXPECT_EQ(ResolvedGeneration(folder.path()), 1);
 }
 
-// Another cleans up at the worst moments: before the new folder is opened, and
-// before it is locked. It looks stale then.
+// Another process cleans up at the worst moments: before the new folder is
+// opened, and before it is locked. The folder looks stale then.
 TEST(Pending, BeginsAgainWhenItWasCleanedBeforeItWasLocked) {
   class CleansBefore final : public ForwardingEnv {
    public:
@@ -379,7 +382,7 @@ TEST(Pending, BeginsAgainWhenItWasCleanedBeforeItWasLocked) {
   }
 }
 
-// The same for the temporary file of LATEST.
+// Another process deletes the temporary file of LATEST before it is locked.
 TEST(Pending, WritesLatestAgainWhenItWasCleanedBeforeItWasLocked) {
   class Cleans final : public ForwardingEnv {
    public:
@@ -405,7 +408,7 @@ TEST(Pending, WritesLatestAgainWhenItWasCleanedBeforeItWasLocked) {
   EXPECT_EQ(ReadText(root / "LATEST"), "step-000001\n");
 }
 
-// --- File systems that can less --------------------------------------------
+// --- File systems with fewer features --------------------------------------
 
 TEST(Pending, WithoutRenameFlags) {
   class PlainRename final : public ForwardingEnv {

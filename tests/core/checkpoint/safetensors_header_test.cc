@@ -30,7 +30,8 @@ void ExpectCorrupt(std::string_view json, uint64_t data_bytes,
               parts);
 }
 
-// The example of the format's documentation, and what JSON allows beside it.
+// Parses the example of the format's documentation, with further forms that
+// JSON allows.
 TEST(SafetensorsHeader, Parses) {
   const auto header = SafetensorsHeader::Parse(
       "{ \"b\\u00e4\\\"\":{\"shape\":[2, 3],\"data_offsets\":[8,32],"
@@ -83,7 +84,8 @@ TEST(SafetensorsHeader, EveryTypeByItsName) {
   EXPECT_EQ(SafetensorsTypeName(ElementType::kQ8), nullptr);
 }
 
-// Types that libshard does not read: the others of the format, and of tomorrow.
+// Types that libshard does not read: other types of the format, and future
+// ones.
 TEST(SafetensorsHeader, CarriesOtherTypes) {
   struct Case {
     const char* type;
@@ -113,7 +115,7 @@ TEST(SafetensorsHeader, CarriesOtherTypes) {
     ExpectCorrupt(StrCat("{", Tensor("t", type, shape, 0, bytes), "}"), bytes,
                   parts);
   };
-  // Of those with a size, the bytes are still checked.
+  // The bytes are checked for types whose size is known.
   refused("C64", "2,3", 40, {"'t'", "40 bytes", "C64", "[2, 3]", "64 bits"});
   refused("F8_E8M0", "5", 6, {"6 bytes", "8 bits"});
   refused("F4", "3", 2, {"2 bytes", "4 bits"});
@@ -127,7 +129,7 @@ TEST(SafetensorsHeader, CarriesOtherTypes) {
       4, {"'t'", "end before they begin"});
   ExpectCorrupt(StrCat("{", Tensor("t", "T1", "1", 0, 9), "}"), 8,
                 {"only 8", "cut off"});
-  // A header of nothing but types.
+  // The number of types of a header is bounded.
   std::string many = "{";
   for (int i = 0; i < 256; ++i) {
     StrAppend(&many, i == 0 ? "" : ",",
@@ -239,7 +241,7 @@ TEST(SafetensorsHeader, RefusesShapesThatOverflow) {
       StrCat("{", Tensor("a", "U8", "4611686018427387904,2", 0, 1ull << 63),
              "}"),
       0, {"'a'", "more bytes than 63 bits"});
-  // A 0 first: no product overflows.
+  // With a 0 first, no product overflows.
   EXPECT_OK(SafetensorsHeader::Parse(
       StrCat("{", Tensor("a", "F64", "0,9223372036854775807,2", 0, 0), "}"),
       0));
@@ -275,7 +277,7 @@ std::string SmallHeader() {
                 Tensor("bias", "BF16", "3", 24, 30), "} ");
 }
 
-// Nothing that a valid header can become is worse than an error.
+// A header with any byte changed is read or refused, and never worse.
 TEST(SafetensorsHeader, EveryByteOfItMayBeWrong) {
   const std::string valid = SmallHeader();
   ASSERT_OK(SafetensorsHeader::Parse(valid, 30));
@@ -299,7 +301,7 @@ TEST(SafetensorsHeader, EveryByteOfItMayBeWrong) {
       EXPECT_EQ(end, 30u);
     }
   }
-  // At least the letters of the names may be others.
+  // At least the letters of names may be others.
   EXPECT_GT(accepted, 1000);
 }
 
@@ -310,7 +312,8 @@ TEST(SafetensorsHeader, EveryLengthButTheWholeIsAnError) {
   }
 }
 
-// What a hostile file may cost.
+// Parses `json`, which succeeds if `ok`, and expects that this takes no more
+// memory than the size of `json` and 16 MiB.
 void ExpectCheap(const std::string& json, bool ok, uint64_t data_bytes = 0) {
   SCOPED_TRACE(json.substr(0, 80));
   ResetAllocatedPeak();
@@ -325,7 +328,7 @@ void ExpectCheap(const std::string& json, bool ok, uint64_t data_bytes = 0) {
 TEST(SafetensorsHeader, MemoryIsBoundedByTheHeader) {
   constexpr size_t kMiB = size_t{1} << 20;
   const std::string open = "{\"__metadata__\":{\"a\":\"";
-  // One string, just within the limit of a piece; and beyond.
+  // One string, just within the limit of a piece, and beyond it.
   ExpectCheap(open + std::string(kMiB - 100, 'x') + "\"}}", true);
   ExpectCheap(open + std::string(kMiB - 100, 'x') + "\x01", false);
   ExpectCheap(open + std::string(8 * kMiB, 'x') + "\"}}", false);
@@ -351,7 +354,7 @@ TEST(SafetensorsHeader, MemoryIsBoundedByTheHeader) {
     StrAppend(&many, i == 0 ? "" : ",", Tensor(StrCat(i), "U8", ones, 0, 0));
   }
   ExpectCheap(many + "}", false);
-  // A header as they are, of many tensors.
+  // A usual header, of many tensors.
   many = "{";
   constexpr uint64_t kTensors = 200'000;
   constexpr uint64_t kBytes = 4 * 768 * 768;

@@ -139,7 +139,7 @@ TEST(SafetensorsIndex, MemoryIsBoundedByTheText) {
   ExpectCheap(entries(200'000, number, number), StatusCode::kResourceExhausted);
   ExpectCheap(entries(200'000, number, [](int) { return "f"; }),
               StatusCode::kResourceExhausted);
-  // An index as they are.
+  // A usual index.
   ExpectCheap(entries(200'000, layer,
                       [](int i) {
                         return StrCat("model-", i % 1000,

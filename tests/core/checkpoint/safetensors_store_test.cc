@@ -31,7 +31,7 @@ std::string Write(const TempFolder& folder, std::string_view name,
   return folder / name;
 }
 
-// A file of the format, by hand.
+// Returns a file of the format, made by hand.
 std::string FileOf(const std::string& json, std::string_view data) {
   std::string file(8, '\0');
   file[0] = static_cast<char>(json.size());
@@ -53,7 +53,7 @@ auto Open(const std::string& path) {
   return SafetensorsStore::Open(FileEnv::Posix(), path);
 }
 
-// The bytes of requests, put together.
+// Returns the bytes of each request, put together from pieces.
 StatusOr<std::vector<std::string>> ReadAll(
     const TensorStore& store, const std::vector<ReadRequest>& requests,
     const ReadOptions& options = {}) {
@@ -221,7 +221,8 @@ TEST(SafetensorsStore, AnIndexAndItsFilesMustAgree) {
   }
   ExpectError(open(missing), StatusCode::kCorrupt,
               {"8 tensors", "'x0'", "'x4' and 3 more"});
-  // More than the index has: of its own name, and one that is elsewhere.
+  // The file has more tensors than the index gives it: one that the index has
+  // in another file, and one that it does not have.
   Write(folder, "2.safetensors",
         FileOf(StrCat("{", Tensor("b", "U8", "1", 0, 1), ",",
                       Tensor("a", "U8", "1", 1, 2), ",",
@@ -234,7 +235,7 @@ TEST(SafetensorsStore, AnIndexAndItsFilesMustAgree) {
               {"index.json'", "2.safetensors'", "cut off"});
 }
 
-// Three pieces and a bit.
+// A file of three pieces and a bit.
 class LargeFile : public ::testing::Test {
  protected:
   static constexpr size_t kBytes = 3 * PieceReader::kPieceBytes + 4;
@@ -305,7 +306,8 @@ TEST_F(LargeFile, ProgressCancels) {
     options.threads = threads;
     int calls = 0;
     options.progress = [&](uint64_t, uint64_t) { return ++calls < 2; };
-    // Every thread has a piece, and will be done with it after the others.
+    // Every thread gets a piece, and is done with it only after all others got
+    // one.
     std::mutex mutex;
     std::condition_variable all_there;
     int there = 0;

@@ -82,7 +82,7 @@ TEST(SafetensorsWriter, WritesTheFormatsBytes) {
   EXPECT_OK((*writer)->Write(0, 1, Bytes("yz")));
   EXPECT_OK((*writer)->Write(1, 0, Bytes("AaBb")));
   EXPECT_OK((*writer)->Write(0, 0, Bytes("x")));
-  // Not there yet under its name.
+  // The file does not have its name yet.
   EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
   EXPECT_NE(*NamesIn(folder.path()).begin(), "m.safetensors");
   ASSERT_OK((*writer)->Finish());
@@ -163,7 +163,7 @@ TEST(SafetensorsWriter, ReplacesOnlyWhenAllowed) {
   EXPECT_EQ(ReadTensor(*Open((*several)->path()), "b"), "B");
 }
 
-// A rename would put a file in the place of a device.
+// A rename would replace a device by a file.
 TEST(SafetensorsWriter, ReplacesOnlyRegularFiles) {
   const TempFolder folder;
   const std::vector<SafetensorsTensor> one = {{"b", ElementType::kU8, {1}}};
@@ -216,7 +216,7 @@ TEST(SafetensorsWriter, DividesByBytes) {
   EXPECT_EQ(ReadTensor(*store, "a"), "");
 }
 
-// Two tensors of `fill`, in a file or in two.
+// Writes two tensors of `fill`, into one file or into two.
 Status Save(FileEnv* env, const std::string& path, uint64_t max_shard_bytes,
             char fill) {
   SHARD_ASSIGN_OR_RETURN(
@@ -253,7 +253,8 @@ TEST(SafetensorsWriter, AnyCallMayFail) {
   }
 }
 
-// Whatever survives of one that replaces another: what can be read is either.
+// After a power cut while files are replaced, a reader finds the old contents
+// or the new ones.
 TEST(SafetensorsWriter, ThePowerMayGoAtAnyTime) {
   using testing::PowerCut;
   for (const auto& [max_shard_bytes, name] :
@@ -275,7 +276,8 @@ TEST(SafetensorsWriter, ThePowerMayGoAtAnyTime) {
         const std::string path = copies / StrCat(copy);
         env.AfterPowerCut(kind, static_cast<uint64_t>(copy), path);
         if (!NamesIn(path).contains(name.substr(1))) {
-          // A set is away while its files change; a file never is.
+          // A set cannot be read while its files change; a single file always
+          // can.
           EXPECT_EQ(max_shard_bytes, 3u);
           read.insert("(none)");
           continue;
@@ -296,7 +298,7 @@ TEST(SafetensorsWriter, ThePowerMayGoAtAnyTime) {
   }
 }
 
-// Tensors in memory; of element i of tensor t the bytes are t + i.
+// Tensors in memory. All bytes of element i of tensor t are t + i.
 class FakeStore final : public TensorStore {
  public:
   explicit FakeStore(std::vector<TensorInfo> tensors)
@@ -367,7 +369,7 @@ TEST(ExportSafetensors, AliasesAreLeftOutOrCopies) {
     return names;
   };
   EXPECT_EQ(keys({0, 1, 2, 3}), (Names{"b", "m.a"}));
-  // Its elements are nowhere else.
+  // The target's elements are not written, so one of its aliases is.
   EXPECT_EQ(keys({2, 0, 3}), (Names{"b", "m.tied2"}));
   EXPECT_EQ(keys({3}), Names{"b"});
   EXPECT_EQ(keys({}), Names{});
@@ -404,7 +406,7 @@ TEST(ExportSafetensors, LeavesNothingBehindAfterAnError) {
   EXPECT_EQ(NamesIn(folder.path()), Names{});
 }
 
-// Every type, in one file and in several, byte for byte.
+// Writes every type, in one file and in several, and compares all bytes.
 TEST(ExportSafetensors, WhatIsReadIsWhatWasWritten) {
   const TempFolder folder;
   std::vector<SafetensorsTensor> tensors;
@@ -444,7 +446,7 @@ TEST(ExportSafetensors, WhatIsReadIsWhatWasWritten) {
   }
 }
 
-// Tensors of types that are only carried, beside one that is read.
+// Writes tensors of types that libshard only copies, and one that it reads.
 TEST(ExportSafetensors, CarriesOtherTypes) {
   const TempFolder folder;
   const std::vector<SafetensorsTensor> tensors = {
@@ -465,7 +467,8 @@ TEST(ExportSafetensors, CarriesOtherTypes) {
   const auto from = Open(folder / "m.safetensors");
   EXPECT_EQ(ReadTensor(*from, "w"), data[4]);
 
-  // Values are not read; bytes are copied, also by one that converts.
+  // Values of such a type cannot be read. Its bytes are copied, also by a store
+  // that converts.
   const auto index = static_cast<size_t>(from->Find("c"));
   EXPECT_EQ(from->tensor(index).numel, 6);
   EXPECT_EQ(TensorBytes(from->tensor(index)), 48u);

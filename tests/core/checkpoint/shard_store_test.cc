@@ -30,9 +30,9 @@ using testing::ReadText;
 using testing::TempFolder;
 using testing::WriteText;
 
-// Two tensors over two files, in slices of at most 8 KiB: "wide" of 9000
-// floats, the first 4000 in file 1; "small" of 3; "alias" of "wide"; "empty";
-// and two blobs.
+// A checkpoint of two files, with slices of at most 8 KiB: "wide" of 9000
+// floats, the first 4000 of them in file 1; "small" of 3 floats; "alias" of
+// "wide"; "empty"; and two blobs.
 class ShardStoreTest : public ::testing::Test {
  protected:
   static constexpr int64_t kWide = 9000;
@@ -97,7 +97,8 @@ class ShardStoreTest : public ::testing::Test {
     return ShardStore::Open(in);
   }
 
-  // What the sink gets, each element once.
+  // Reads the elements of `request`, and expects that the sink gets each of
+  // them once.
   static Status Read(const ShardStore& store, const ReadRequest& request,
                      std::vector<float>* values, ReadOptions options = {}) {
     std::mutex mutex;
@@ -198,20 +199,20 @@ TEST_F(ShardStoreTest, Blobs) {
   EXPECT_TRUE(empty->empty());
 }
 
-// Whatever is damaged: Verify names it, and a read of it is an error; a read of
+// Verify names all damage. Reading a damaged tensor is an error, reading
 // another tensor is not.
 TEST_F(ShardStoreTest, DamageIsNamed) {
   const Slice slice = contents_.tensors[0].slices[1];
   Flip(slice.extent.file, slice.extent.offset + 5);
   const Slice small = contents_.tensors[1].slices[0];
-  Flip(0, small.extent.offset + small.extent.bytes);  // Padding behind it.
+  Flip(0, small.extent.offset + small.extent.bytes);  // The padding behind it.
   Flip(0, contents_.blobs[0].extent.offset);
   const auto store = Open();
   ASSERT_OK(store);
   std::vector<std::string> problems;
   ASSERT_OK((*store)->Verify({}, &problems));
   ASSERT_EQ(problems.size(), 3u);
-  // By file and offset.
+  // Problems are in the order of files and offsets.
   EXPECT_NE(problems[0].find("padding"), std::string::npos) << problems[0];
   EXPECT_NE(problems[1].find("blob 'rng' of rank 0"), std::string::npos);
   EXPECT_NE(problems[2].find("tensor 'wide'"), std::string::npos);
@@ -219,7 +220,7 @@ TEST_F(ShardStoreTest, DamageIsNamed) {
   std::vector<float> values;
   ExpectError(Read(**store, {0, slice.begin, 1}, &values), StatusCode::kCorrupt,
               {"'wide'", "data-00001.bin"});
-  // The slice before it is whole.
+  // The slice before the damaged one is whole.
   EXPECT_OK(Read(**store, {0, 0, slice.begin}, &values));
   EXPECT_OK(Read(**store, {1, 0, 3}, &values));
   ExpectError((*store)->ReadBlob(0), StatusCode::kCorrupt, {"'rng'"});
@@ -262,7 +263,7 @@ TEST_F(ShardStoreTest, FilesThatDoNotFit) {
   ExpectError(Open(), StatusCode::kNotFound, {kManifestName});
 }
 
-// It was opened; what becomes of the names is all the same.
+// The files stay open, so their names do not matter any more.
 TEST_F(ShardStoreTest, OpenFilesStayReadable) {
   const auto store = Open();
   ASSERT_OK(store);
@@ -327,11 +328,11 @@ TEST_F(ShardStoreTest, EveryCallMayFail) {
   }
 }
 
-// A checkpoint of the first version, as it was written then.
+// The checkpoint was written by the first version of the format.
 TEST(ShardStore, ReadsVersion1) {
   const TempFolder folder;
   const std::string kept = "tests/core/checkpoint/version_1/step-000007/";
-  // Copied, for links are not followed.
+  // The files are copied, because links are not followed.
   for (const char* const name : {"manifest.shard", "data-00000.bin"}) {
     std::filesystem::copy_file(kept + name, folder / name);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Checkpoints written from other stores: nothing is lost, however often and
-// into however many files; nothing is left of what failed.
+// into however many files they are written, and a failed write leaves nothing
+// behind.
 
 #include "core/checkpoint/write_checkpoint.h"
 
@@ -49,7 +50,7 @@ TEST_F(WriteCheckpointTest, NothingIsLostInAnyNumberOfFiles) {
     const std::string root =
         folder_ / StrCat("to-", files, "-", from->path().size());
     ASSERT_OK(WriteTo(*from, root, files));
-    // From what was written last.
+    // Each checkpoint is written from the one before.
     from = OpenStore(root);
     ASSERT_NE(from, nullptr);
     EXPECT_EQ(from->num_files(), static_cast<size_t>(files));
@@ -178,7 +179,7 @@ TEST_F(WriteCheckpointTest, ProgressCountsAndCancels) {
   EXPECT_EQ(NamesIn(folder_ / "b"), std::set<std::string>());
 }
 
-// Small slices that reach from one chunk of the writer into the next.
+// Small slices reach from one chunk of the writer into the next.
 TEST_F(WriteCheckpointTest, ManySmallTensors) {
   CheckpointBuilder many;
   for (int i = 0; i < 3000; ++i) {
@@ -194,7 +195,8 @@ TEST_F(WriteCheckpointTest, ManySmallTensors) {
   }
 }
 
-// Every system call fails once: what was there is whole, and nothing is open.
+// Each system call fails once: the old checkpoint or the new one is whole, and
+// no file stays open.
 TEST_F(WriteCheckpointTest, WhateverFailsTheOldOneStays) {
   const std::string root = folder_ / "root";
   CheckpointBuilder old;
@@ -212,7 +214,7 @@ TEST_F(WriteCheckpointTest, WhateverFailsTheOldOneStays) {
     SCOPED_TRACE(k);
     WriteCheckpointOptions options;
     options.world_size = 2;
-    options.overwrite = true;  // Both are of the same step.
+    options.overwrite = true;  // Both checkpoints are of the same step.
     options.threads = 1;
     ASSERT_OK(WriteCheckpoint(FileEnv::Posix(), *before, root, options));
     FaultEnv env;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The device fails or is full while something is written that replaces what is
-// there: any call that creates, writes, renames or syncs, once or for good.
-// After an error what was there is what is read, and the next write works. The
-// message says so where that cannot be: when undoing fails as well.
+// Faults of a device, or a full device, while files are replaced. Any call that
+// creates, writes, renames or syncs fails, once or from then on. After an error
+// a reader finds the old contents, and the next write works. Where the old
+// contents cannot be kept, because undoing fails as well, the message says so.
 
 #include <gtest/gtest.h>
 #include <stdio.h>
@@ -35,21 +35,21 @@
 namespace shard::testing {
 namespace {
 
-// What a reader finds: a name for each thing, and its content.
+// The things that a reader finds, by name, with their contents.
 using Found = std::map<std::string, std::string>;
 
-// Something that replaces what is in a folder.
+// An operation that replaces the contents of a folder.
 struct Replacement {
   std::string name;
   std::function<Status(FileEnv* env, const std::string& folder)> prepare;
   std::function<Status(FileEnv* env, const std::string& folder)> replace;
   std::function<Found(const std::string& folder)> read;
-  // Below the faults.
+  // The environment below the injected faults.
   FileEnv* env = NoSyncEnv::Get();
 };
 
-// A file system that only renames, as NFS: no flags of renameat2. Whoever
-// watches is called after each rename and deletion.
+// A file system without the flags of renameat2, such as NFS. Calls `watch`
+// after each rename and deletion.
 class PlainRenames final : public ForwardingEnv {
  public:
   explicit PlainRenames(std::function<void()> watch = nullptr)
@@ -70,7 +70,7 @@ class PlainRenames final : public ForwardingEnv {
     return result;
   }
 
-  // Watched by nobody; lives forever.
+  // Returns one without `watch`, which lives forever.
   static PlainRenames* Get() {
     static PlainRenames* const env = new PlainRenames;
     return env;
@@ -104,7 +104,7 @@ Found ReadGenerations(const std::string& root) {
 Replacement OfGeneration(const char* name, int64_t step, bool retain) {
   const auto replace = [=](FileEnv* env, const std::string& root) -> Status {
     SHARD_RETURN_IF_ERROR(SaveGeneration(env, root, step, 40, true));
-    // As a save does: its own success does not depend on that of cleaning up.
+    // As in a save, errors of cleaning up are not errors of the save.
     const auto opened = Directory::Open(env, root);
     if (!retain || !opened.ok()) return Status();
     (void)CleanStale(*opened).ok();
@@ -116,7 +116,8 @@ Replacement OfGeneration(const char* name, int64_t step, bool retain) {
 
 // --- Checkpoints and files made from others --------------------------------
 
-// The same keys, so that files of two sources fit together, and other values.
+// Returns a store of three tensors and a blob. Both versions have the same
+// keys, so that files of one fit those of the other, and different values.
 std::shared_ptr<const FileStore> Source(int version) {
   const TempFolder folder;
   CheckpointBuilder source;
@@ -166,7 +167,7 @@ const FileStore& Fresh() {
   return **source;
 }
 
-// Of a set of three files.
+// The most bytes of a file, with which a set has three files.
 constexpr uint64_t kShardBytes = 3000;
 
 std::vector<Replacement> AllReplacements() {
@@ -212,7 +213,8 @@ std::vector<Replacement> AllReplacements() {
 
 class WriteFaultsTest : public ::testing::TestWithParam<Replacement> {
  protected:
-  // Every call from number `k` on, or that one alone.
+  // Runs the replacement with a fault at each call in turn: that call alone
+  // fails, or with `for_good` that call and all after it.
   void Run(int error, bool for_good);
 
   static std::set<std::string> WithoutTemporary(std::set<std::string> names) {
@@ -274,15 +276,16 @@ void WriteFaultsTest::Run(int error, bool for_good) {
     }
   }
   EXPECT_GT(failed, 5);
-  // Once: the last sync alone, which makes durable that LATEST, or without an
-  // exchange a file, was replaced.
-  // For good: from the first rename on; a set of files is away then.
+  // One fault: only the last sync cannot be undone, which makes durable that
+  // LATEST was replaced, or a file where the file system cannot exchange files.
+  // Faults from then on: from the first rename on; a set of files cannot be
+  // read then.
   const bool is_set = what.name.starts_with("ExportSet");
   EXPECT_LE(not_undone, !for_good ? 1 : is_set ? 13 : 3);
 }
 
-// Whoever reads while files are replaced finds one of the two sets or none,
-// never files of both nor a part of one.
+// A reader that looks while files are replaced finds one of the two sets or
+// none, never files of both or a part of one.
 TEST(WritingSets, AreNeverReadMixed) {
   for (const bool replaces : {false, true}) {
     const TempFolder parent(kMemoryFolder);

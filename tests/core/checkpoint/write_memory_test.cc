@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What writing and exporting promise of their memory: below 64 MiB and 16 MiB
-// per thread, however large the tensors are.
+// Bounds on the memory of writing and exporting: below 64 MiB and 16 MiB per
+// thread, however large the tensors are.
 
 #include <gtest/gtest.h>
 #include <stdio.h>
@@ -30,12 +30,13 @@ namespace shard::testing {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// Of q8, which is the most work: as f64 eight times as much.
+// Elements of q8, which take the most work: as f64 they are eight times as
+// large.
 constexpr int64_t kNumel = 48 * kMiB;
 constexpr int kThreads = 2;
 constexpr int64_t kBound = 64 * kMiB + kThreads * 16 * kMiB;
 
-// Memory that is not in files.
+// Returns the resident memory that does not belong to files.
 int64_t AnonymousBytes() {
   FILE* const file = ::fopen("/proc/self/statm", "r");
   EXPECT_NE(file, nullptr);
@@ -61,7 +62,8 @@ class WriteMemoryTest : public ::testing::Test {
     before_ = AnonymousBytes();
   }
 
-  // Looks while the threads have what they have.
+  // Returns a progress function that measures memory while the threads hold
+  // theirs.
   Progress Meter() {
     return [this](uint64_t, uint64_t) {
       peak_ = std::max(peak_, AnonymousBytes() - before_);
@@ -102,7 +104,7 @@ TEST_F(WriteMemoryTest, OfASafetensorsFile) {
   EXPECT_LT(peak_, kBound);
 }
 
-// A blob is copied in pieces, however large.
+// A blob of any size is copied in pieces.
 TEST_F(WriteMemoryTest, OfALargeBlob) {
   constexpr size_t kBlob = 2 * kBound + 12345;
   {
@@ -135,8 +137,8 @@ TEST_F(WriteMemoryTest, OfALargeBlob) {
   EXPECT_EQ(whole->size(), kBlob);
 }
 
-// A checkpoint of version 1 that says of a blob of zeros that it has `bytes`,
-// in a file that takes no space.
+// Returns a checkpoint of version 1 with a blob of `bytes` zeros, in a file
+// that takes no space.
 std::shared_ptr<const FileStore> SparseBlob(const std::string& folder,
                                             uint64_t bytes,
                                             const Checksum& checksum) {
@@ -156,7 +158,7 @@ std::shared_ptr<const FileStore> SparseBlob(const std::string& folder,
   return OpenStore(folder);
 }
 
-// Not even the list of its parts fits into memory.
+// Tests a blob so large that not even a list of its parts fits into memory.
 class HugeBlobTest : public WriteMemoryTest {
  protected:
   static constexpr uint64_t kBytes = uint64_t{1} << 60;
@@ -168,7 +170,7 @@ class HugeBlobTest : public WriteMemoryTest {
     options_.threads = kThreads;
   }
 
-  // Cancels the fourth time.
+  // Returns a meter that cancels at its fourth call.
   Progress CancellingMeter() {
     return [this, meter = Meter()](uint64_t done, uint64_t total) {
       meter(done, total);
@@ -203,7 +205,7 @@ TEST_F(HugeBlobTest, IsNotReadWhereItCannotBeWritten) {
       WriteCheckpoint(FileEnv::Posix(), *huge_, memory_ / "to", options_),
       StatusCode::kAlreadyExists, {"step-000000"});
   EXPECT_EQ(calls_, 0);
-  // There is no room for it.
+  // The file system has no room for the blob.
   ExpectError(
       WriteCheckpoint(FileEnv::Posix(), *huge_, memory_ / "other", options_),
       StatusCode::kResourceExhausted, {"data-00000.bin"});
@@ -211,7 +213,7 @@ TEST_F(HugeBlobTest, IsNotReadWhereItCannotBeWritten) {
   EXPECT_LT(peak_, kBound);
 }
 
-// A file system that does not take space ahead.
+// A file system that cannot allocate space in advance.
 class NoAllocateEnv final : public ForwardingEnv {
  public:
   NoAllocateEnv() : ForwardingEnv(FileEnv::Posix()) {}
@@ -228,7 +230,7 @@ TEST_F(HugeBlobTest, IsCopiedInPiecesOnTheWayToACancellation) {
   EXPECT_TRUE(std::filesystem::is_empty(memory_ / "to"));
 }
 
-// As a file may say of a tensor: 2^34 slices of the largest size.
+// The file claims a tensor that would have 2^34 slices of the largest size.
 TEST_F(HugeBlobTest, NorIsAHugeTensorCutIntoSlices) {
   const std::string path = memory_ / "huge.safetensors";
   const uint64_t numel = kBytes / 4;
@@ -248,7 +250,7 @@ TEST_F(HugeBlobTest, NorIsAHugeTensorCutIntoSlices) {
   EXPECT_FALSE(std::filesystem::exists(memory_ / "to"));
 }
 
-// A blob that a host had in memory once is read into memory again.
+// A blob that a host once had in memory can be read into memory again.
 TEST(LargeBlobTest, IsReadIntoMemoryWhereItFits) {
   constexpr uint64_t kBytes = (uint64_t{1} << 30) + 4096;
   ChecksumStream checksum;
