@@ -3,7 +3,7 @@
 #
 # Usage: abi_test CHECK
 #
-# The border of libshard.so.0 against what is on record. CHECK is the name of a
+# Compares the ABI of libshard.so.0 with the records. CHECK is the name of a
 # function below. After a change that is meant: bazel run //tests/abi:record
 
 set -euo pipefail
@@ -14,17 +14,18 @@ fail() {
   exit 1
 }
 
-# same RECORD: stdin is what is on record.
+# same RECORD: expects stdin to be the contents of the record.
 same() {
   diff -u "$records/$1" - ||
     fail "not as in tests/abi/$1 (-: on record, +: now);" \
       "if it is meant: bazel run //tests/abi:record"
 }
 
-# Exactly the functions on record leave the library.
+# The library exports exactly the functions on record.
 symbols() {
   make_symbols | same symbols.txt
-  # Both ways, so that neither the record nor the headers promise too much.
+  # Compares both ways, so that neither the record nor the headers promise too
+  # much.
   local declaration='^(SHARD_NODISCARD )?SHARD_API'
   diff -u <(cat "${headers[@]}" | sed -nE \
     "s/$declaration.*[ *](shard_[a-z0-9_]+)\(.*/\2/p
@@ -32,18 +33,19 @@ symbols() {
     LC_ALL=C sort) \
     <(make_symbols | sed -nE 's/ SHARD_0 T$//p') ||
     fail "the headers (-) and the library (+) have different functions"
-  # A host is told when it drops an error.
+  # The compiler warns a host that drops an error.
   if grep -nE '^SHARD_API shard_error\*' "${headers[@]}"; then
     fail "the functions above return an error without SHARD_NODISCARD"
   fi
 }
 
-# Sizes, offsets and constants are those on record, and all are on record.
+# Sizes, offsets and constants are those on record, and all of them are on
+# record.
 layout() {
   make_layout | same layout.txt
   local name missing=0
   local code
-  # The headers without comments.
+  # Reads the headers without comments.
   code="$(cat "${headers[@]}" | gcc -fpreprocessed -dD -E -P -xc - 2>/dev/null)"
   for name in $(grep -oE 'SHARD_[A-Z0-9_]+ = -?[0-9]+' <<<"$code" |
     cut -d' ' -f1); do
@@ -55,8 +57,8 @@ layout() {
     grep -qE "^init $name [0-9]+ zero$" "$records/layout.txt" ||
       { echo "init $name, zero but for struct_size" && missing=1; }
   done
-  # "struct.field" for every field: the last word before each semicolon, or
-  # before an array's length.
+  # Lists "struct.field" for every field: the last word before each semicolon,
+  # or before an array's length.
   for name in $(awk '
       /^typedef struct shard_[a-z_]+ \{/ { type = $3; next }
       /^}/ { type = "" }
@@ -68,7 +70,8 @@ layout() {
   ((!missing)) || fail "the names above are in the headers and not in layout.c"
 }
 
-# Types of arguments and results, as the debug information has them.
+# The types of arguments and results in the debug information are those on
+# record.
 types() {
   local code=0
   make_abi >"$TEST_TMPDIR/now.abi"
@@ -80,7 +83,8 @@ types() {
     "bazel run //tests/abi:record"
 }
 
-# libc, libm and the C++ runtime; all else is reached by dlopen.
+# The library needs libc, libm and the C++ runtime; it reaches all others by
+# dlopen.
 needed() {
   local name
   readelf -d "$library" | grep -q 'SONAME.*\[libshard\.so\.0\]' ||
@@ -100,9 +104,9 @@ needed() {
   fi
 }
 
-# The library changes nothing of its host: it does not even call what would.
-# Read from the relocations, and not from the symbol table: that still lists
-# what only code uses that the linker has dropped (hwy::Abort in
+# The library changes nothing of its host: it does not even call functions that
+# would. The check reads the relocations and not the symbol table, which still
+# lists functions that only dropped code uses (hwy::Abort in
 # tools/bazel/highway/runtime.cc uses abort, fprintf and stderr).
 imports() {
   local name
@@ -132,8 +136,8 @@ imports() {
   [[ -z "$bad" ]] || fail "the library refers to$bad"
 }
 
-# Each header compiles alone, first and twice, in both languages, and so do all
-# _INITs.
+# Each header compiles alone, first and twice, in both languages, and so does
+# every _INIT.
 header_alone() {
   local header source="$TEST_TMPDIR/alone" compiler
   local flags=(-I api/include -fsyntax-only -Wall -Wextra -Wpedantic -Werror
@@ -141,7 +145,7 @@ header_alone() {
   for header in "${headers[@]}"; do
     printf '#include "shard/%s"\n' "${header##*/}" "${header##*/}" \
       >"$source.c"
-    # "shard_x y = SHARD_X_INIT;" for all that are in it.
+    # Writes "shard_x y = SHARD_X_INIT;" for every _INIT of the header.
     sed -nE 's/^#define (SHARD_[A-Z_]+)_INIT.*/\1/p' "$header" |
       while read -r name; do
         echo "extern ${name,,} $name; ${name,,} $name = ${name}_INIT;"
@@ -153,7 +157,7 @@ header_alone() {
         fail "$header, $compiler, C11"
     done
     for compiler in g++ clang++-14; do
-      # A host may be older than libshard.
+      # A host may use an older standard than libshard.
       for standard in c++20 c++11; do
         "$compiler" -std=$standard "${flags[@]}" -Wold-style-cast \
           -Wzero-as-null-pointer-constant "$source.cc" ||

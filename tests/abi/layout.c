@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Prints what a compiler makes of shard.h: the size of each struct, the offset
- * and size of each field, the value of each constant, the size that each _INIT
- * says, and whether all else in it is zero. abi_test holds this to layout.txt,
- * and holds this file to the header: a name that is there and not here fails
- * it. */
+ * Prints the layout of shard.h as a compiler has it: the size of each struct,
+ * the offset and size of each field, the value of each constant, the size that
+ * each _INIT sets, and whether all else in it is zero. abi_test compares the
+ * output with layout.txt, and this file with the header: it fails when a name
+ * of the header is not here. */
 
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@
   printf("field %s.%s %zu +%zu\n", #type, #field, offsetof(type, field), \
          sizeof(((type*)0)->field))
 #define CONSTANT(name) printf("constant %s %d\n", #name, (int)(name))
-/* Static, so that padding is zero too. */
+/* The values are static, so that their padding is zero too. */
 #define INIT(type, init)                                             \
   do {                                                               \
     static const type value = init;                                  \

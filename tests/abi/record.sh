@@ -4,8 +4,8 @@
 # Usage: bazel run //tests/abi:record
 #
 # Writes the records of the ABI anew, into the source tree. Look at the
-# difference before you commit it: until 1.0 an incompatible one is allowed but
-# must be meant, and raises the number in the SONAME once there are users.
+# difference before you commit it: until 1.0 an incompatible one is allowed, but
+# it must be meant, and raises the number in the SONAME once there are users.
 
 set -euo pipefail
 source tests/abi/abi.sh

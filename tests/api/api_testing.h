@@ -23,7 +23,7 @@
 
 namespace shard_api_testing {
 
-// The contents of a shard_error, which has been freed.
+// The contents of a shard_error. The error itself has been freed.
 struct Outcome {
   shard_code code = SHARD_OK;
   std::string message;
@@ -48,7 +48,7 @@ inline Outcome Take(shard_error* error) {
   return outcome;
 }
 
-// Expects this code, and every one of these texts in the message.
+// Expects `code`, and every text of `texts` in the message.
 inline void ExpectError(const Outcome& outcome, shard_code code,
                         const std::vector<std::string>& texts) {
   EXPECT_EQ(outcome.code, code) << outcome;
@@ -59,7 +59,8 @@ inline void ExpectError(const Outcome& outcome, shard_code code,
 
 #define EXPECT_OK(call) EXPECT_EQ(::shard_api_testing::Take(call).message, "")
 #define ASSERT_OK(call) ASSERT_EQ(::shard_api_testing::Take(call).message, "")
-// EXPECT_FAILS(call, code, texts...)
+// EXPECT_FAILS(call, code, texts...) expects a call to fail as ExpectError
+// does.
 #define EXPECT_FAILS(call, code, ...)                                       \
   do {                                                                      \
     SCOPED_TRACE(#call);                                                    \
@@ -97,7 +98,7 @@ std::string TextOf(const Get& get, Arguments... arguments) {
   return text == nullptr ? "" : text;
 }
 
-// Adds a parameter to the root module; -1 when that failed.
+// Adds a parameter to the root module. Returns -1 when that failed.
 inline int32_t AddParam(shard_model* model, const std::string& name,
                         const std::vector<int64_t>& shape,
                         int32_t dtype = SHARD_F32) {
@@ -214,7 +215,7 @@ inline const float* WeightOf(shard_engine* engine) {
   return static_cast<const float*>(data);
 }
 
-// Sets this rank's gradients of the weight.
+// Sets all of this rank's gradients of the weight to `value`.
 inline void FillGrad(shard_engine* engine, float value) {
   void* data = nullptr;
   int64_t numel = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checkpoints and safetensors files without an engine: what a host can ask of
-// them, and what it can make of them.
+// Checkpoints and safetensors files without an engine: the questions that a
+// host can ask about them, and the files that it can make of them.
 
 #include <cstring>
 #include <filesystem>
@@ -108,7 +108,7 @@ TEST_F(CheckpointFilesTest, TellsWhatItHas) {
   EXPECT_OK(shard_checkpoint_scalar(sample(), 0, &name, &value));
   EXPECT_STREQ(name, "loss_scale.scale");
   EXPECT_EQ(value, 1024);
-  // Each of several outputs may be left out.
+  // The host may leave out each of several outputs.
   EXPECT_OK(shard_checkpoint_file(sample(), 0, nullptr, nullptr));
   EXPECT_OK(shard_checkpoint_scalar(sample(), 0, nullptr, nullptr));
   EXPECT_OK(shard_checkpoint_blob_info(sample(), 0, nullptr, nullptr, nullptr));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Saves and loads through the C interface; what they do in all its variety is
-// tested in tests/core/engine.
+// Saves and loads through the C interface. tests/core/engine tests them in all
+// their variety.
 
 #include <stdlib.h>
 
@@ -93,7 +93,7 @@ TEST(CheckpointApiTest, WrongArgumentsAreTheErrorOfAllRanks) {
     const Engine engine = TrainingEngine(comm);
     const auto fails = [&](shard_save_options options, const char* text) {
       shard_save_options none = SHARD_SAVE_OPTIONS_INIT;
-      // On rank 1 only.
+      // Only rank 1 has the wrong options.
       EXPECT_FAILS(shard_checkpoint_save(engine.get(), root.c_str(),
                                          rank == 1 ? &options : &none, nullptr),
                    SHARD_INVALID_ARGUMENT, text);
@@ -135,7 +135,7 @@ TEST(CheckpointApiTest, WrongArgumentsAreTheErrorOfAllRanks) {
     EXPECT_FAILS(
         shard_checkpoint_load(engine.get(), root.c_str(), nullptr, nullptr),
         SHARD_NOT_FOUND, root);
-    // Training goes on.
+    // Training goes on after the errors.
     StepOnce(engine.get());
     ASSERT_OK(
         shard_checkpoint_save(engine.get(), root.c_str(), nullptr, nullptr));
@@ -218,17 +218,17 @@ TEST(CheckpointApiTest, ProgressIsHeardAndCancels) {
     heard = {};
     ASSERT_OK(
         shard_checkpoint_save(engine.get(), root.c_str(), &options, nullptr));
-    // Rank 1 owns nothing of this model, and hears that it is through.
+    // Rank 1 owns nothing of this model, and is told that all of it is done.
     EXPECT_EQ(heard.total > 0, rank == 0);
     EXPECT_EQ(heard.done, heard.total);
   });
-  // What was cancelled has left nothing.
+  // The save that was cancelled has left nothing.
   int entries = 0;
   for (const auto& entry : std::filesystem::directory_iterator(root)) {
     (void)entry;
     ++entries;
   }
-  EXPECT_EQ(entries, 2);  // The checkpoint and LATEST.
+  EXPECT_EQ(entries, 2);  // These are the checkpoint and LATEST.
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ TEST(CommTest, Null) {
                SHARD_INVALID_ARGUMENT, "values is NULL");
   EXPECT_FAILS(shard_comm_abort(local.get(), nullptr), SHARD_INVALID_ARGUMENT,
                "reason is NULL");
-  // Neither ended the group, and nothing needs no values.
+  // Neither call ended the group. A sum of no values needs no array.
   EXPECT_OK(shard_comm_sum(local.get(), nullptr, 0, 1));
 }
 
@@ -115,7 +115,7 @@ TEST(CommTest, Local) {
               ::testing::HasSubstr("local:"));
   EXPECT_FAILS(shard_comm_describe(comm.get(), nullptr), SHARD_INVALID_ARGUMENT,
                "text is NULL");
-  // Any number of seconds is a deadline.
+  // Any number of seconds is a valid deadline.
   for (const double timeout :
        {0.0, -1.0, 1e300, std::numeric_limits<double>::infinity(),
         std::nan("")}) {
@@ -144,7 +144,7 @@ TEST(CommTest, SumOfDifferentCounts) {
   });
 }
 
-// A wrong argument on one rank is the same error on all, and nobody waits.
+// A wrong argument on one rank is the same error on all ranks, and none waits.
 TEST(CommTest, SumWithAWrongArgumentOnOneRank) {
   RunRanks(3, [](int rank, shard_comm* comm) {
     double value = 1;
@@ -165,7 +165,8 @@ TEST(CommTest, Broadcast) {
     EXPECT_EQ(shard_comm_local_rank(comm), rank);
     EXPECT_EQ(shard_comm_local_world_size(comm), 3);
     for (const int32_t root : {0, 2}) {
-      // More than one tile of an exchange, and an odd number of bytes.
+      // The text has more than one tile of an exchange, and an odd number of
+      // bytes.
       std::vector<char> text((size_t{1} << 21) + 3, static_cast<char>(rank));
       EXPECT_OK(shard_comm_broadcast(comm, text.data(), text.size(), root, 0));
       EXPECT_EQ(text, std::vector<char>(text.size(), static_cast<char>(root)));
@@ -175,8 +176,8 @@ TEST(CommTest, Broadcast) {
   });
 }
 
-// What is wrong on one rank is the same error on all, and the group goes on;
-// ranks that mean different things cannot.
+// A wrong argument on one rank is the same error on all ranks, and the group
+// can still be used. Ranks that name different roots cannot continue.
 TEST(CommTest, BroadcastWithWrongArguments) {
   RunRanks(3, [](int rank, shard_comm* comm) {
     int32_t value = rank;
@@ -221,7 +222,8 @@ TEST(CommTest, AbortReachesTheOthers) {
   });
 }
 
-// Freeing without shutdown is a lost rank to those that wait.
+// A rank that frees its communicator without a shutdown is lost to the ranks
+// that wait.
 TEST(CommTest, LeavingIsALoss) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     if (rank == 1) return;
@@ -243,7 +245,7 @@ TEST(CommTest, TakenAndMissingRanks) {
         std::thread([&, i] { outcomes[i] = TryOpen(url.c_str(), &options); });
   }
   for (std::thread& thread : threads) thread.join();
-  // Whoever came second was told at once; the first waited in vain.
+  // The second one was told at once; the first waited until its deadline.
   const int first = outcomes[0].code == SHARD_ALREADY_EXISTS ? 1 : 0;
   ExpectError(outcomes[1 - first], SHARD_ALREADY_EXISTS, {"rank 0"});
   ExpectError(outcomes[first], SHARD_DEADLINE_EXCEEDED, {"[1, 2]"});

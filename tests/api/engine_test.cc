@@ -31,7 +31,7 @@ TEST(EngineTest, Null) {
                SHARD_INVALID_ARGUMENT, "engine is NULL");
 
   const Engine engine = MakeEngine(plan.get(), comm.get());
-  // `data` is garbage, as const as `access` wants it.
+  // `data` is garbage, of the constness that `access` expects.
   const auto checks = [&](auto access, auto data) {
     int64_t numel = 77;
     EXPECT_FAILS(access(nullptr, 0, &data, &numel), SHARD_INVALID_ARGUMENT,
@@ -90,7 +90,7 @@ TEST(EngineTest, Stages) {
   }
 }
 
-// What is frozen is stored as it is; what is trained is f32, bf16 or f16.
+// A frozen parameter may have any type; a trained one is f32, bf16 or f16.
 TEST(EngineTest, DTypes) {
   const Comm comm = OpenLocal();
   for (const int32_t dtype : {SHARD_F32, SHARD_BF16, SHARD_F16, SHARD_F64}) {
@@ -119,7 +119,8 @@ TEST(EngineTest, Tensors) {
   EXPECT_EQ(numel, 5);
   ASSERT_OK(shard_engine_param(engine.get(), kEmpty, &param, &numel));
   EXPECT_EQ(numel, 0);
-  // The number may be left out. Rank 0 may write until the broadcast.
+  // The number of elements may be left out. Rank 0 may write until the
+  // broadcast.
   ASSERT_OK(shard_engine_param(engine.get(), kWeight, &param, nullptr));
   ASSERT_OK(shard_engine_writable_param(engine.get(), kWeight, &data, &numel));
   EXPECT_EQ(data, param);
@@ -176,11 +177,12 @@ TEST(EngineTest, SetParam) {
   EXPECT_FAILS(set(kWeight, 48), SHARD_FAILED_PRECONDITION, "broadcast");
   EXPECT_FAILS(shard_engine_broadcast_params(engine.get(), 0),
                SHARD_FAILED_PRECONDITION, "broadcast before");
-  // None of these has done any harm.
+  // None of these calls has changed anything.
   EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
 }
 
-// Rank 0's values are the ones that count, and others' arguments are checked.
+// The broadcast sends rank 0's values. The arguments of other ranks are
+// checked.
 TEST(EngineTest, SetParamOnTwoRanks) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     const Engine engine = MakeEngine(SmallPlan(2).get(), comm);
@@ -247,7 +249,7 @@ TEST(EngineTest, WrongPlanOnOneRank) {
     if (rank == 1) options.struct_size = 1;
     outcome = TryEngine(good.get(), comm, &options);
     ExpectError(outcome, SHARD_INVALID_ARGUMENT, {"rank 1", "struct_size"});
-    // The group is still good.
+    // The group can still be used.
     const Engine engine = TrainingEngine(comm);
     EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
     EXPECT_OK(shard_comm_shutdown(comm, 0));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Units, begun steps, join, full parameters and changes at run time, as a host
-// in C meets them. What they do is tested below tests/core/engine.
+// in C uses them. Their behavior is tested below tests/core/engine.
 
 #include <algorithm>
 #include <limits>
@@ -12,7 +12,8 @@
 namespace shard_api_testing::engine_units_test {
 namespace {
 
-// The small model has one unit. lr is 0.5, and ranks' gradients average to 1.
+// Makes a pass through the small model, which has one unit. lr is 0.5, and
+// ranks' gradients average to 1.
 void Pass(shard_engine* engine, float grad) {
   EXPECT_OK(shard_engine_unit_acquire(engine, 0, SHARD_PASS_FORWARD, 0));
   EXPECT_OK(shard_engine_unit_release(engine, 0));
@@ -78,7 +79,7 @@ TEST(EngineUnitsTest, AStepThroughUnits) {
   });
 }
 
-// All pointers of a unit are those of its parameters one by one.
+// The pointers of a unit are those of its parameters one by one.
 TEST(EngineUnitsTest, ParametersOfAUnit) {
   const Comm comm = OpenLocal();
   const Engine owner = TrainingEngine(comm.get());
@@ -90,7 +91,7 @@ TEST(EngineUnitsTest, ParametersOfAUnit) {
   size_t count = 0;
   ASSERT_OK(
       shard_engine_unit_params(engine, 0, params, data, grads, 6, &count));
-  // All but the ignored one.
+  // The unit has all parameters but the ignored one.
   const std::vector<int32_t> expected = {kWeight, kBias, kFrozen, kEmpty};
   ASSERT_EQ(count, expected.size());
   for (size_t i = 0; i < count; ++i) {
@@ -106,8 +107,10 @@ TEST(EngineUnitsTest, ParametersOfAUnit) {
     EXPECT_OK(shard_engine_grad(engine, params[i], &grad, nullptr));
     EXPECT_EQ(grads[i], grad);
   }
-  EXPECT_EQ(data[4], nullptr);  // As all outputs, cleared on entry.
-  // What is not asked for is not needed, and a short array is filled.
+  // All outputs are cleared on entry.
+  EXPECT_EQ(data[4], nullptr);
+  // Arrays that the host does not want may be NULL, and a short array is
+  // filled.
   EXPECT_OK(shard_engine_unit_params(engine, 0, nullptr, nullptr, nullptr, 0,
                                      &count));
   EXPECT_EQ(count, 4u);
@@ -125,7 +128,7 @@ TEST(EngineUnitsTest, ParametersOfAUnit) {
       SHARD_INVALID_ARGUMENT, "engine is NULL");
 }
 
-// An engine tells how far it is, and by which plan it goes.
+// An engine tells the number of its steps, and the plan in force.
 TEST(EngineUnitsTest, StepsAndThePlanInForce) {
   const Comm comm = OpenLocal();
   const Engine owner = TrainingEngine(comm.get());
@@ -184,7 +187,7 @@ TEST(EngineUnitsTest, SeveralPassesAndABegunStep) {
                  SHARD_FAILED_PRECONDITION, "max_grad_norm");
     EXPECT_OK(shard_engine_set_hyper(engine.get(), 0, "lr", 0.25));
     EXPECT_OK(shard_engine_begin_step(engine.get(), nullptr));
-    // Some units may have had their update.
+    // Some units may have had their update already.
     EXPECT_FAILS(shard_engine_set_hyper(engine.get(), 0, "lr", 4),
                  SHARD_FAILED_PRECONDITION, "set_hyper after begin_step");
     EXPECT_FAILS(shard_engine_set_step(engine.get(), 7),
@@ -195,7 +198,8 @@ TEST(EngineUnitsTest, SeveralPassesAndABegunStep) {
     EXPECT_OK(shard_engine_set_accumulate(engine.get(), 1));
     Pass(engine.get(), 3);
     EXPECT_OK(shard_engine_set_accumulate(engine.get(), 0));
-    // Gradients are whole here: the host's, which overwrites them.
+    // Gradients are whole here, in the host's memory, and this pass overwrites
+    // them.
     Pass(engine.get(), 2);
     EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
     EXPECT_EQ(WeightOf(engine.get())[0], 0.5f);
@@ -229,7 +233,7 @@ TEST(EngineUnitsTest, FullParameters) {
     const Engine engine = TrainingEngine(comm);
     void* data = nullptr;
     int64_t numel = 0;
-    // What ranks share is no rank's to write.
+    // No rank may write the parameters that ranks share.
     EXPECT_FAILS(
         shard_engine_writable_param(engine.get(), kWeight, &data, &numel),
         SHARD_FAILED_PRECONDITION, "parameter 0", "broadcast_params", "summon");
@@ -243,7 +247,7 @@ TEST(EngineUnitsTest, FullParameters) {
     } else {
       EXPECT_FAILS(weight(), SHARD_FAILED_PRECONDITION, "rank 1");
     }
-    // A flag that is none, on one rank, is the error of all.
+    // A flag that is neither 0 nor 1, on one rank, is an error on all.
     EXPECT_FAILS(shard_engine_summon_end(engine.get(), rank == 0 ? 2 : 1, 0),
                  SHARD_INVALID_ARGUMENT, "rank 0", "write_back is 2", "0 or 1");
     EXPECT_FAILS(shard_engine_step(engine.get(), nullptr, nullptr),
@@ -276,7 +280,7 @@ TEST(EngineUnitsTest, ChangesAtRunTime) {
     const void* param = nullptr;
     EXPECT_OK(shard_engine_param(engine.get(), kFrozen, &param, nullptr));
     EXPECT_EQ(static_cast<const float*>(param)[0], -0.125f);
-    // One that has a group already.
+    // The parameter has a group already.
     EXPECT_FAILS(shard_engine_add_param_group(engine.get(), "sgd?lr=1", &frozen,
                                               1, 0, nullptr),
                  SHARD_INVALID_ARGUMENT, "group 1");

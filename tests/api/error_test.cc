@@ -51,7 +51,7 @@ TEST(ErrorTest, OutlivesWhatItIsAbout) {
   EXPECT_FAILS(error, SHARD_INVALID_ARGUMENT, "99", "0 to 4");
 }
 
-// What a host passes in may be anything; what it reads is one line of UTF-8.
+// A host may pass in any bytes; the message that it reads is one line of UTF-8.
 TEST(ErrorTest, MessagesAreOneLineOfUtf8) {
   const Model model = SmallModel();
   shard_plan_options options = PlanOptions(1);
@@ -62,7 +62,7 @@ TEST(ErrorTest, MessagesAreOneLineOfUtf8) {
   options.optimizer = "\xff\xfe";
   EXPECT_FAILS(shard_plan_create(model.get(), &options, &plan),
                SHARD_INVALID_ARGUMENT, "'\\xff\\xfe'");
-  // What is UTF-8 stays as it is.
+  // Text that is UTF-8 stays as it is.
   options.optimizer = "größe";
   EXPECT_FAILS(shard_plan_create(model.get(), &options, &plan),
                SHARD_INVALID_ARGUMENT, "'größe'");

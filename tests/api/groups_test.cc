@@ -10,7 +10,7 @@
 namespace shard_api_testing::groups_test {
 namespace {
 
-// "weight" is group 0's, "bias" group 1's.
+// Returns a model whose "weight" is in group 0 and whose "bias" is in group 1.
 Model GroupedModel(const char* optimizer) {
   Model model = SmallModel();
   const int32_t bias = kBias;
@@ -92,7 +92,7 @@ TEST(GroupsTest, PlansNameTheGroupWhoseOptimizerIsWrong) {
               {"beta2=1", "[0, 1)"});
   ExpectError(plan_of("?nesterov=1&momentum=0.9&dampening=0.5"),
               SHARD_INVALID_ARGUMENT, {"nesterov", "dampening"});
-  // A vector, and nothing for it to fall back on.
+  // "bias" is a vector, and has no other optimizer to use instead.
   ExpectError(plan_of("muon"), SHARD_INVALID_ARGUMENT,
               {"'bias'", "[3]", "muon", "adamw"});
 }
@@ -140,7 +140,7 @@ TEST(GroupsTest, HyperparametersByKey) {
   EXPECT_EQ(length, 0u);
 }
 
-// A schedule may end at 0: the step changes nothing.
+// A schedule may end at 0: the step then changes nothing.
 TEST(GroupsTest, ARateOfZeroForAllGroups) {
   RunRanks(2, [](int, shard_comm* comm) {
     const Engine engine = GroupedEngine(comm, "?lr=0.25");
@@ -201,7 +201,8 @@ TEST(ScheduleTest, GivesTheLearningRateOfAStep) {
                SHARD_INVALID_ARGUMENT, "lr is NULL");
 }
 
-// Parameters of 2 bytes: what the host reads and writes is 2 bytes too.
+// Parameters of 2 bytes: the values that the host reads and writes have 2 bytes
+// too.
 TEST(PrecisionTest, ParametersAndGradientsHaveTheDeclaredDtypes) {
   const Model model = EmptyModel();
   const int32_t weight = AddParam(model.get(), "weight", {8}, SHARD_BF16);
@@ -242,7 +243,7 @@ TEST(PrecisionTest, ParametersAndGradientsHaveTheDeclaredDtypes) {
                SHARD_INVALID_ARGUMENT, "masters 4");
 }
 
-// What another program did before goes on here.
+// Continues a run that another program began.
 TEST(MovingTest, StatesAndStepAreSet) {
   const Comm comm = OpenLocal();
   const Model model = EmptyModel();
@@ -263,7 +264,7 @@ TEST(MovingTest, StatesAndStepAreSet) {
   EXPECT_EQ(report.step, 4);
   const void* param = nullptr;
   EXPECT_OK(shard_engine_param(engine.get(), weight, &param, nullptr));
-  // Gradients are 0: half of the buffer.
+  // Gradients are 0, so the step is half of the buffer.
   EXPECT_EQ(static_cast<const float*>(param)[0], -2);
   EXPECT_EQ(static_cast<const float*>(param)[1], 4);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the library leaves alone: its host's output, signals, locale, umask,
-// working directory, environment.
+// The library leaves the state of its host alone: output, signals, locale,
+// umask, working directory, environment.
 
 #include <fcntl.h>
 #include <locale.h>
@@ -22,7 +22,7 @@ extern char** environ;
 namespace shard_api_testing::host_test {
 namespace {
 
-// A run with success, errors and an abort in it.
+// Makes a run with success, errors and an abort in it.
 void UseTheLibrary() {
   RunRanks(2, [](int rank, shard_comm* comm) {
     const Engine engine = TrainingEngine(comm);
@@ -47,7 +47,7 @@ void UseTheLibrary() {
                SHARD_INVALID_ARGUMENT, "adamx");
 }
 
-// Stdout and stderr go to a file while it lives.
+// Sends stdout and stderr to a file during its lifetime.
 class Captured {
  public:
   Captured() : file_(::tmpfile()) {
@@ -57,7 +57,7 @@ class Captured {
       ::dup2(::fileno(file_), fd);
     }
   }
-  // What was written, and an end of it.
+  // Ends the capture and returns the output.
   std::string Finish() {
     ::fflush(nullptr);
     for (int fd : {STDOUT_FILENO, STDERR_FILENO}) {
@@ -137,7 +137,8 @@ TEST(HostTest, NoDescriptorsAreLeft) {
   EXPECT_EQ(lowest_free(), before);
 }
 
-// Only the log of the host's choice, and no more than it asked for.
+// The library writes only to the host's log, and only up to the level that the
+// host asked for.
 TEST(HostTest, LogGoesToTheHost) {
   struct Log {
     std::atomic<int> lines{0};

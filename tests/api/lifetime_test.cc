@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Handles are freed in any order; children keep what they need alive.
+// Handles are freed in any order: each keeps alive what it needs.
 
 #include <algorithm>
 #include <array>
@@ -11,8 +11,8 @@
 namespace shard_api_testing::lifetime_test {
 namespace {
 
-// Frees model, plan, comm and engine in this order, and steps for as long as
-// there is an engine.
+// Frees model, plan, comm and engine in this order, and makes steps for as long
+// as there is an engine.
 void FreeInOrder(const std::array<int, 4>& order, shard_comm* comm_handle) {
   Model model = SmallModel();
   Plan plan =
@@ -41,18 +41,20 @@ TEST(LifetimeTest, EveryOrder) {
 
 TEST(LifetimeTest, TwoRanksWhoseHandlesAreGone) {
   RunRanks(2, [](int, shard_comm* comm) {
-    // RunRanks frees this one; the engine below has the group to itself then.
+    // RunRanks frees the communicator; the engine below is then the only handle
+    // of the group.
     Engine engine = TrainingEngine(comm);
     EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
     EXPECT_OK(shard_comm_shutdown(comm, 0));
-    // What it holds stays readable.
+    // The parameters stay readable.
     EXPECT_FAILS(shard_engine_step(engine.get(), nullptr, nullptr),
                  SHARD_FAILED_PRECONDITION, "shut down");
     EXPECT_EQ(WeightOf(engine.get())[0], 1.0f);
   });
 }
 
-// A pointer is valid as long as its engine, whatever the other ranks free.
+// A pointer is valid as long as its engine lives, whatever the other ranks
+// free.
 TEST(LifetimeTest, ParamsOutliveOtherRanks) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     Engine engine = TrainingEngine(comm);
@@ -81,7 +83,7 @@ TEST(LifetimeTest, TwoEnginesOnOneComm) {
   });
 }
 
-// Handles move between threads.
+// Handles are created, used and freed in different threads.
 TEST(LifetimeTest, MadeHereUsedThereFreedElsewhere) {
   Engine engine;
   Comm comm;

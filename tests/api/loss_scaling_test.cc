@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loss scaling and the number of steps, through the C API.
+// Loss scaling, and the number of steps, through the C API.
 
 #include <cmath>
 
@@ -85,7 +85,7 @@ TEST(LossScalingTest, WrongTextsAreErrorsOnAllRanks) {
   EXPECT_EQ(good_steps, 0);
   EXPECT_FAILS(shard_engine_set_loss_scale(nullptr, 1, 0),
                SHARD_INVALID_ARGUMENT, "engine is NULL");
-  // No loss_scaling: 1 and 0, always.
+  // Without loss_scaling the scale is always 1, and the count 0.
   EXPECT_OK(shard_engine_set_loss_scale(engine.get(), 1, 0));
   EXPECT_FAILS(shard_engine_set_loss_scale(engine.get(), 2, 0),
                SHARD_INVALID_ARGUMENT, "loss scale 2");
@@ -107,7 +107,7 @@ TEST(LossScalingTest, TheGrowthTrackerCountsGoodSteps) {
     StepWith(engine.get(), rank == 1 ? NAN : 1);
     ExpectScaler(engine.get(), 8, 0);
 
-    // As another program left it.
+    // Sets the values that another program left.
     EXPECT_OK(shard_engine_set_loss_scale(engine.get(), 2, 3));
     ExpectScaler(engine.get(), 2, 3);
     StepWith(engine.get(), 1);
@@ -151,14 +151,14 @@ TEST(LossScalingTest, CheckpointsAndStateDictsKeepTheGrowthTracker) {
   const Engine given = ScalingEngine(comm.get(), plan.get(), kScaling);
   EXPECT_OK(shard_state_dict_load(given.get(), state, nullptr, 0, nullptr));
   ExpectScaler(given.get(), 16, 2);
-  // A scaler that could not be there keeps its own.
+  // A scaler that cannot have these values keeps its own.
   const Engine other = ScalingEngine(comm.get(), plan.get(), "static?scale=2");
   EXPECT_OK(shard_state_dict_load(other.get(), state, nullptr, 0, nullptr));
   ExpectScaler(other.get(), 2, 0);
   shard_state_dict_free(state);
 }
 
-// 2^32 - 2 steps can be counted; no rank begins another.
+// 2^32 - 2 steps can be counted. No rank begins another one.
 TEST(StepCountTest, EndsBeforeItsThirtyTwoBits) {
   constexpr int64_t kMost = 4294967294;
   RunRanks(2, [](int, shard_comm* comm) {
@@ -177,14 +177,15 @@ TEST(StepCountTest, EndsBeforeItsThirtyTwoBits) {
     EXPECT_FAILS(shard_engine_begin_step(engine.get(), nullptr),
                  SHARD_OUT_OF_RANGE, "step 4294967295");
     EXPECT_EQ(WeightOf(engine.get())[0], last);
-    // All ranks refused, so they can go on.
+    // All ranks refused the step, so they can go on.
     ASSERT_OK(shard_engine_set_step(engine.get(), 5));
     EXPECT_OK(shard_engine_step(engine.get(), nullptr, &report));
     EXPECT_EQ(report.step, 6);
   });
 }
 
-// A state dict may tell each parameter its own count: the largest decides.
+// A state dict may hold another count for each parameter: the largest one
+// counts.
 TEST(StepCountTest, IsThatOfTheParameterThatDidMost) {
   const Comm comm = OpenLocal();
   const Plan plan = SmallPlan(1);

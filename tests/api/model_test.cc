@@ -68,7 +68,7 @@ TEST(ModelTest, Null) {
   EXPECT_FAILS(shard_model_ignore_module(nullptr, 0), SHARD_INVALID_ARGUMENT,
                "model is NULL");
   shard_model_free(nullptr);
-  // None of these has added anything.
+  // None of these calls has added anything.
   EXPECT_OK(
       shard_model_add_param(model.get(), 0, "a", SHARD_F32, shape, 1, &id));
   EXPECT_EQ(id, kNumParams);
@@ -79,7 +79,7 @@ TEST(ModelTest, Shapes) {
   EXPECT_OK(AddShape({0}));
   EXPECT_OK(AddShape({1, 2, 3, 4, 5, 6, 7, 8}));
   EXPECT_OK(AddShape({INT64_MAX / 4}));
-  // Nothing is stored, so nothing overflows.
+  // A shape with a 0 has no elements, so nothing overflows.
   EXPECT_OK(AddShape({INT64_MAX, INT64_MAX, 0}));
   EXPECT_FAILS(AddShape({1, 1, 1, 1, 1, 1, 1, 1, 1}), SHARD_INVALID_ARGUMENT,
                "'x'", "ndim 9", "0 to 8");
@@ -136,7 +136,7 @@ TEST(ModelTest, Names) {
                SHARD_ALREADY_EXISTS, "'bias'");
   EXPECT_FAILS(shard_model_tie(model.get(), 0, "x.y", kWeight),
                SHARD_INVALID_ARGUMENT, "'x.y'");
-  // The same name elsewhere is another one.
+  // The same name in another module is another name.
   EXPECT_OK(shard_model_tie(model.get(), 1, "weight", kWeight));
   EXPECT_OK(add("größe"));
 }

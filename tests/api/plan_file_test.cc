@@ -35,7 +35,8 @@ std::string JsonOf(const Plan& plan) {
   return text;
 }
 
-// Has modules, ties, groups and units, by a predicate too.
+// Returns a plan with modules, ties, groups and units, some of them by a
+// predicate.
 Plan RichPlan() {
   const Model model = SmallModel();
   int32_t id = 0;
@@ -84,7 +85,8 @@ TEST(PlanFileTest, ADecodedPlanAnswersAlike) {
   EXPECT_EQ(Encode(decoded), Encode(plan));
 }
 
-// One rank plans; to the other, and to both when they meet, it is one plan.
+// One rank plans, the other decodes the plan; they train with it as with one
+// plan.
 TEST(PlanFileTest, RanksTrainWithIt) {
   const Plan plan = SmallPlan(2);
   const Bytes bytes = Encode(plan);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a plan puts what: parameters, flat buffers, ranges, slices, views.
+// The places in a plan: parameters, flat buffers, ranges, slices, views.
 
 #include <algorithm>
 #include <cstdint>
@@ -109,7 +109,7 @@ TEST(PlanLayoutTest, Params) {
                SHARD_INVALID_ARGUMENT, "info is NULL");
 }
 
-// A shape has as many dimensions as it may have; param_dtype is what counts.
+// A shape may have SHARD_MAX_DIMS dimensions. The dtype is that of param_dtype.
 TEST(PlanLayoutTest, ShapesAndDTypesAsStored) {
   const Model model = EmptyModel();
   AddParam(model.get(), "deep", {1, 2, 1, 2, 1, 2, 1, 3});
@@ -180,8 +180,9 @@ TEST(PlanLayoutTest, Buffers) {
                SHARD_INVALID_ARGUMENT, "param is NULL");
 }
 
-// For every partition: the ranks' ranges are the buffer, their slices are the
-// parameters, and each is with the ranks that its info names.
+// For every partition, the ranks' ranges make up the buffer, their slices make
+// up the parameters, and each slice is on a rank that the parameter's info
+// names.
 TEST(PlanLayoutTest, RangesAndSlicesAreEverythingOnce) {
   const Model model = SmallModel();
   AddParam(model.get(), "large", {100});
@@ -266,12 +267,12 @@ TEST(PlanLayoutTest, SlicesOfAnyRange) {
   EXPECT_EQ(slices[1].begin, 12);
   EXPECT_EQ(slices[1].numel, 1);
   EXPECT_EQ(slices[1].param_begin, 0);
-  EXPECT_TRUE(Slices(plan, buffer, 15, 17).empty());  // Padding.
+  EXPECT_TRUE(Slices(plan, buffer, 15, 17).empty());  // It is all padding.
   EXPECT_TRUE(Slices(plan, buffer, 4, 0).empty());
   EXPECT_TRUE(Slices(plan, buffer, kMax, kMax).empty());
   EXPECT_EQ(Slices(plan, buffer, 0, kMax).size(), 2u);
 
-  // A short array is filled, and the number of all is said.
+  // A short array is filled, and `count` is the number of all slices.
   shard_slice one[2] = {SHARD_SLICE_INIT, SHARD_SLICE_INIT};
   one[1].param = 77;
   size_t count = 0;
@@ -346,7 +347,7 @@ TEST(PlanLayoutTest, Views) {
       SHARD_FAILED_PRECONDITION, "'ignored'");
 }
 
-// A parameter that its owner has whole is followed by padding.
+// A parameter that its owner has whole may have padding beside it.
 TEST(PlanLayoutTest, ViewsBesidePadding) {
   const Model model = EmptyModel();
   AddParam(model.get(), "a", {100});
@@ -362,7 +363,7 @@ TEST(PlanLayoutTest, ViewsBesidePadding) {
   void* view = nullptr;
   EXPECT_OK(shard_plan_param_view(plan.get(), b, data.data(), numel, &view));
   EXPECT_EQ(view, data.data() + info.begin);
-  // Its elements without gaps are no such buffer.
+  // The elements of the parameters without padding are no such buffer.
   EXPECT_FAILS(shard_plan_param_view(plan.get(), b, data.data(), 103, &view),
                SHARD_INVALID_ARGUMENT, "103");
 }

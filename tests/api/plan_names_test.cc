@@ -12,7 +12,7 @@
 namespace shard_api_testing::plan_names_test {
 namespace {
 
-// What a call writes into (buffer, capacity, length).
+// Returns the text that a call writes into (buffer, capacity, length).
 template <typename Call>
 std::string Text(const Call& call) {
   size_t length = 77;
@@ -46,8 +46,8 @@ std::string Clean(const char* name, int32_t strip = 0) {
   });
 }
 
-// A head tied to the embedding, which comes later in the walk though it was
-// added first; an ignored module beside them.
+// A model whose head is tied to the embedding, which comes later in the walk
+// though it was added first. An ignored module is beside them.
 struct Net {
   Net() {
     shard_model* made = nullptr;
@@ -107,7 +107,8 @@ TEST(PlanNamesTest, NamesOfAParameter) {
                SHARD_INVALID_ARGUMENT, "name is NULL");
 }
 
-// A name stays where it is whatever else is asked for, and is made once.
+// The pointer to a name stays the same, whatever else is asked for: each name
+// is made once.
 TEST(PlanNamesTest, NamesLiveAsLongAsThePlan) {
   const Net net;
   const char* first = nullptr;
@@ -122,7 +123,8 @@ TEST(PlanNamesTest, NamesLiveAsLongAsThePlan) {
   EXPECT_STREQ(first, "embed.weight");
 }
 
-// Each name leads to its parameter, and its index tells duplicates apart.
+// Each name leads to its parameter, and its index distinguishes a parameter's
+// names.
 TEST(PlanNamesTest, NamesInWalkOrder) {
   const Net net;
   const int32_t count = InfoOf(net.plan).num_names;
@@ -163,7 +165,7 @@ TEST(PlanNamesTest, FindParam) {
   const Net net;
   int32_t param = -7;
   EXPECT_OK(shard_plan_find_param(net.plan.get(), "probe.weight", &param));
-  EXPECT_EQ(param, net.probe);  // Ignored, and there.
+  EXPECT_EQ(param, net.probe);  // It is ignored, and found.
   const auto missing = [&](const char* fqn, const std::string& text) {
     param = -7;
     EXPECT_FAILS(shard_plan_find_param(net.plan.get(), fqn, &param),
@@ -242,7 +244,7 @@ TEST(PlanNamesTest, ModulesInWalkOrder) {
   }
 }
 
-// Plans are for any thread, though names are put in order when first asked for.
+// Any thread may use a plan, though names are sorted at the first question.
 TEST(PlanNamesTest, AnyThread) {
   const Net net;
   std::vector<std::thread> threads;

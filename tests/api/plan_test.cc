@@ -11,7 +11,7 @@
 namespace shard_api_testing::plan_test {
 namespace {
 
-// What shard_plan_create says; its output is checked too.
+// Returns the outcome of shard_plan_create, and checks its output.
 Outcome TryPlan(const shard_plan_options& options, const shard_model* model) {
   shard_plan* plan = Garbage<shard_plan>();
   Outcome outcome = Take(shard_plan_create(model, &options, &plan));
@@ -44,7 +44,7 @@ TEST(PlanTest, Null) {
   EXPECT_EQ(out, nullptr);
   EXPECT_FAILS(shard_plan_create(model.get(), &options, nullptr),
                SHARD_INVALID_ARGUMENT, "plan is NULL");
-  // Options may be NULL, but they would have to say the world size.
+  // Options may be NULL, but then the world size is 0, which is an error.
   out = Garbage<shard_plan>();
   EXPECT_FAILS(shard_plan_create(model.get(), nullptr, &out),
                SHARD_INVALID_ARGUMENT, "world size 0");
@@ -131,7 +131,7 @@ TEST(PlanTest, ModelsThatHoldNothing) {
   ExpectBad(TryPlan(PlanOptions(2), model.get()), {"ignored"});
 }
 
-// 2^63 - 1 bytes in each of two parameters: their sum has no int64.
+// Each of the parameters has about 2^63 bytes: an int64 cannot hold their sum.
 TEST(PlanTest, SumsThatOverflow) {
   const Model model = EmptyModel();
   AddParam(model.get(), "a", {INT64_MAX / 4});
@@ -152,13 +152,14 @@ TEST(PlanTest, Optimizers) {
   ExpectBad(TryOptimizer("ADAMW"), {"'ADAMW'"});
   ExpectBad(TryOptimizer("?lr=1"), {"'?lr=1'"});
   ExpectBad(TryOptimizer("adamw:x"), {"'adamw:x'"});
-  // Unknown keys: the key, and those that exist.
+  // The error of an unknown key has the key, and those that exist.
   ExpectBad(TryOptimizer("adamw?learning_rate=1"),
             {"'learning_rate'", "lr", "beta1", "weight_decay"});
   ExpectBad(TryOptimizer("sgd?beta1=0.9"), {"'beta1'", "momentum"});
   ExpectBad(TryOptimizer("adamw?lr"), {"'lr'", "key=value"});
   ExpectBad(TryOptimizer("adamw?lr=1&lr=2"), {"'lr'", "twice"});
-  // Values: the key, the value, what is allowed.
+  // The error of a wrong value has the key, the value, and the values that are
+  // allowed.
   ExpectBad(TryOptimizer("adamw?lr=-1"), {"lr=-1", "allowed: at least 0"});
   ExpectBad(TryOptimizer("adamw?beta1=1"), {"beta1=1", "allowed: [0, 1)"});
   ExpectBad(TryOptimizer("adamw?beta2=-0.1"), {"beta2=-0.1", "[0, 1)"});
@@ -168,7 +169,7 @@ TEST(PlanTest, Optimizers) {
        {"nan", "inf", "-inf", "1e999", "x", "", "1x", " 1", "0x10", "1,5"}) {
     ExpectBad(TryOptimizer("adamw?lr=" + bad), {"lr"});
   }
-  // Combinations.
+  // Some combinations are errors.
   ExpectBad(TryOptimizer("sgd?nesterov=1"), {"nesterov=1", "momentum"});
   ExpectBad(TryOptimizer("sgd?nesterov=1&momentum=0.9&dampening=0.1"),
             {"nesterov=1", "dampening"});
@@ -179,7 +180,7 @@ TEST(PlanTest, FingerprintsTellPlansApart) {
   EXPECT_NE(InfoOf(plan).fingerprint, 0u);
   EXPECT_EQ(InfoOf(SmallPlan(2)).fingerprint, InfoOf(plan).fingerprint);
   EXPECT_NE(InfoOf(SmallPlan(3)).fingerprint, InfoOf(plan).fingerprint);
-  // A default, spelt out, is the same plan.
+  // Another text of the same options is the same plan.
   const Model model = SmallModel();
   shard_plan_options options = PlanOptions(2);
   options.optimizer = "sgd?lr=0.5&momentum=0";
@@ -191,7 +192,7 @@ TEST(PlanTest, FingerprintsTellPlansApart) {
             InfoOf(plan).fingerprint);
 }
 
-// The plan has copied the model: what is added later is not in it.
+// The plan has copied the model: a parameter that is added later is not in it.
 TEST(PlanTest, CopiesTheModel) {
   Model model = SmallModel();
   const Plan plan = MakePlan(model.get(), PlanOptions(2));
@@ -224,7 +225,7 @@ TEST_P(PlanTextTest, AsksTwice) {
   whole.resize(length);
   EXPECT_THAT(whole, ::testing::HasSubstr("sgd?lr=0.5"));
 
-  // A short buffer has the beginning and a NUL; nothing behind it is touched.
+  // A short buffer gets the beginning and a NUL; the bytes behind it stay.
   for (const size_t capacity : {size_t{1}, size_t{5}, length}) {
     std::string part(length + 1, 'x');
     again = 0;
@@ -234,7 +235,7 @@ TEST_P(PlanTextTest, AsksTwice) {
     EXPECT_EQ(part[capacity - 1], '\0');
     EXPECT_EQ(part.substr(capacity), std::string(length + 1 - capacity, 'x'));
   }
-  // capacity 0 touches nothing.
+  // With capacity 0 nothing is written.
   char untouched = 'x';
   ASSERT_OK(write(plan.get(), &untouched, 0, &again));
   EXPECT_EQ(untouched, 'x');

@@ -13,8 +13,8 @@
 namespace shard_api_testing::plan_units_test {
 namespace {
 
-// Two blocks, each with a norm, and an ignored parameter; the first block's
-// bias is frozen.
+// A model of two blocks, each with a norm, and an ignored parameter. The first
+// block's bias is frozen.
 struct Blocks {
   Blocks() {
     for (const char* name : {"a", "b"}) {
@@ -67,7 +67,7 @@ TEST(PlanUnitsTest, Units) {
     EXPECT_EQ(unit, units[static_cast<size_t>(param)]);
   }
 
-  // What is not there.
+  // The error of an id that does not exist has the id.
   int32_t out = -7;
   EXPECT_FAILS(shard_plan_unit_of(plan.get(), net.ignored, &out),
                SHARD_FAILED_PRECONDITION, "'ignored' is ignored");
@@ -112,7 +112,7 @@ TEST(PlanUnitsTest, WrapPredicates) {
     auto* to = static_cast<Asked*>(user_data);
     to->modules.push_back(module);
     to->numels.push_back(numel);
-    return module == to->wanted ? 2 : 0;  // Anything but 0 is yes.
+    return module == to->wanted ? 2 : 0;  // Any value but 0 means yes.
   };
   options.wrap_user_data = &asked;
   const Plan plan = MakePlan(net.model.get(), options);
@@ -121,7 +121,7 @@ TEST(PlanUnitsTest, WrapPredicates) {
   EXPECT_EQ(InfoOf(plan).num_units, 4);
 }
 
-// What is wrapped already is not wrapped again.
+// A module that several policies select is one unit.
 TEST(PlanUnitsTest, AModuleIsOneUnit) {
   const Blocks net;
   shard_plan_options options = PlanOptions(2);
@@ -140,7 +140,8 @@ TEST(PlanUnitsTest, AModuleIsOneUnit) {
   }
 }
 
-// Sets one field of the options to what is wrong.
+// Expects an error after `change` has set one field of the options to a wrong
+// value.
 template <typename Change>
 void ExpectBad(Change change, const std::vector<std::string>& texts) {
   const Model model = SmallModel();
@@ -235,22 +236,25 @@ TEST(PlanUnitsTest, MemoryByPlacement) {
   constexpr uint64_t kUnit = 65536;
   EXPECT_EQ(shared.param_bytes, 16 * kUnit);
   EXPECT_EQ(unshared.param_bytes, 4 * kUnit);
-  // A unit in use and one in flight, of gradients, and of parameters too.
+  // Slots hold a unit in use and one in flight, of gradients, and without
+  // shared memory of parameters too.
   EXPECT_EQ(shared.transient_bytes, 2 * kUnit);
   EXPECT_EQ(unshared.transient_bytes, 4 * kUnit);
   EXPECT_EQ(shared.grad_bytes, 4 * kUnit);
-  // On one host the parameters are there once; or every rank has a part.
+  // With shared memory the host has the parameters once; without, every rank
+  // has a part.
   const auto of_one = [](const shard_memory& memory) {
     return memory.grad_bytes + memory.state_bytes + memory.transient_bytes;
   };
   EXPECT_EQ(shared.host_bytes, shared.param_bytes + 4 * of_one(shared));
   EXPECT_EQ(unshared.host_bytes, 4 * (unshared.param_bytes + of_one(unshared)));
   EXPECT_EQ(shared.device_bytes + shared.pinned_bytes, 0u);
-  // Two tiles of 1 MiB for each rank's tensors, of two communicators.
+  // Without shared memory each rank has two tiles of 1 MiB for tensors, for
+  // each of two communicators.
   EXPECT_GT(unshared.control_bytes,
             shared.control_bytes + uint64_t{2 * 4 * 2} * (1 << 20));
 
-  // Two hosts of two ranks share nothing.
+  // Two hosts have two ranks each, which share nothing.
   shard_placement hosts = SHARD_PLACEMENT_INIT;
   hosts.ranks_per_host = 2;
   hosts.device = "cpu";
@@ -283,7 +287,7 @@ TEST(PlanUnitsTest, PlacementsThatCannotBe) {
   fails(placement, {"'abacus' names no device", "cpu"});
 }
 
-// A name that no module has is a mistake, whatever the types.
+// A class name that no module has is an error, whatever its option.
 TEST(PlanUnitsTest, ClassesThatNoModuleHas) {
   const Blocks net;
   const auto fails = [&](const char* wrap, const char* f32_classes,
@@ -300,13 +304,14 @@ TEST(PlanUnitsTest, ClassesThatNoModuleHas) {
         {"wrap policy 'class?names=Blok,Nrom'", "'Blok,Nrom'"});
   fails("always|class?names=block", nullptr, {"no module", "'block'"});
   fails(nullptr, "Norm,Nrom", {"f32_classes", "'Nrom'"});
-  // One of several is enough for a policy, and a size may find nothing.
+  // A policy needs a module for one of its classes only, and a size need not
+  // find any.
   shard_plan_options options = PlanOptions(2);
   options.wrap = "class?names=Block,MLP|size?min_numel=1000000";
   EXPECT_EQ(InfoOf(MakePlan(net.model.get(), options)).num_units, 3);
 }
 
-// What is only a warning is an error for a host that counts on it.
+// A host that relies on sharding gets an error in place of the warning.
 TEST(PlanUnitsTest, StagesThatCannotShard) {
   shard_plan_options options = PlanOptions(2);
   options.stage = 3;
@@ -316,12 +321,12 @@ TEST(PlanUnitsTest, StagesThatCannotShard) {
                SHARD_INVALID_ARGUMENT, "require_sharding is 1",
                "gradients and parameters whole", "wrap smaller units");
   EXPECT_EQ(plan, nullptr);
-  options.stage = 1;  // Shards neither.
+  options.stage = 1;  // Stage 1 shards neither.
   EXPECT_EQ(InfoOf(MakePlan(SmallModel().get(), options)).shards_grads, 0);
   options.stage = 3;
   options.world_size = 1;
   EXPECT_EQ(InfoOf(MakePlan(SmallModel().get(), options)).shards_grads, 0);
-  // Units that are small enough.
+  // These units are small enough.
   const Model model = EmptyModel();
   AddBlocks(model.get());
   options.world_size = 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What needs processes: ranks that disagree on how many they are, and memory
+// Tests that need processes: ranks that disagree on their number, and memory
 // that runs out.
 
 #include <signal.h>
@@ -21,7 +21,8 @@ namespace {
 using shard::testing::ExpectAllPassed;
 using shard::testing::Rank;
 
-// The communicator of `me`; NULL, and a failure, when it does not open.
+// Returns the communicator of `me`. Returns NULL, and fails the test, when it
+// does not open.
 shard_comm* OpenAs(const Rank& me, const std::string& url) {
   shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
   options.rank = me.rank();
@@ -60,8 +61,8 @@ TEST(ProcessesTest, TwoRanksTrain) {
   }));
 }
 
-// A child of fork may free what its parent has, of which the parent notices
-// nothing, and trains with handles of its own.
+// A child of fork may free the handles that it has from its parent, without an
+// effect on the parent, and trains with handles of its own.
 TEST(ProcessesTest, AChildOfForkFreesAndOpensItsOwn) {
   const std::string url = "shm:" + shard::testing::UniqueName();
   ExpectAllPassed(shard::testing::RunRanks(2, [&](const Rank& me) {
@@ -100,7 +101,7 @@ TEST(ProcessesTest, AChildOfForkFreesAndOpensItsOwn) {
   }));
 }
 
-// The host of a dead rank cannot say goodbye; the others learn who it was.
+// A killed rank cannot say goodbye; the other ranks learn which one it was.
 TEST(ProcessesTest, AKilledRankIsNamedToTheOthers) {
   constexpr int kVictim = 2;
   const std::string url = "shm:" + shard::testing::UniqueName();
@@ -115,7 +116,7 @@ TEST(ProcessesTest, AKilledRankIsNamedToTheOthers) {
     EXPECT_EQ(shard_error_code(error), SHARD_RANK_LOST);
     EXPECT_EQ(shard_error_rank(error), kVictim);
     shard_error_free(error);
-    // It stays so, and everything can still be freed.
+    // The error stays, and everything can still be freed.
     EXPECT_FAILS(shard_comm_barrier(comm, 0), SHARD_RANK_LOST, "rank 2");
   });
   for (const auto& result : results) {
@@ -128,7 +129,7 @@ TEST(ProcessesTest, AKilledRankIsNamedToTheOthers) {
   }
 }
 
-// More than any machine has: asked for, refused, and nothing was harmed.
+// A model that is larger than any machine is refused, and nothing is harmed.
 TEST(ProcessesTest, ModelsLargerThanTheMachine) {
   const Comm comm = OpenLocal();
   const Model model = EmptyModel();
@@ -142,8 +143,8 @@ TEST(ProcessesTest, ModelsLargerThanTheMachine) {
       shard_engine_step(TrainingEngine(comm.get()).get(), nullptr, nullptr));
 }
 
-// Each buffer would fit, all of them together would not: the kernel would grant
-// the pages and kill whoever touches them.
+// Each buffer would fit into memory, all of them together would not. The kernel
+// would grant the pages, and kill a process that touches them.
 TEST(ProcessesTest, ModelsWhoseSumIsLargerThanTheMachine) {
   FILE* file = std::fopen("/proc/meminfo", "r");
   ASSERT_NE(file, nullptr);
@@ -152,7 +153,7 @@ TEST(ProcessesTest, ModelsWhoseSumIsLargerThanTheMachine) {
   std::fclose(file);
   const Comm comm = OpenLocal();
   const Model model = EmptyModel();
-  // Parameters, gradients and two states: four times 30 % of all memory.
+  // Parameters, gradients and two states take four times 30 % of all memory.
   AddParam(model.get(), "large", {total_kib * 1024 * 3 / 10 / 4});
   shard_plan_options options = PlanOptions(1);
   options.optimizer = "adamw";
@@ -163,7 +164,8 @@ TEST(ProcessesTest, ModelsWhoseSumIsLargerThanTheMachine) {
   EXPECT_EQ(engine, nullptr);
 }
 
-// Address space of this process beyond what it has now, while it lives.
+// Limits the address space of this process during its lifetime, to `extra`
+// bytes more than it has.
 class MemoryLimit {
  public:
   explicit MemoryLimit(size_t extra) {
@@ -184,7 +186,7 @@ class MemoryLimit {
 };
 
 // The allocator and mmap fail at every point in turn, as the limit grows, until
-// there is enough.
+// the memory is enough.
 TEST(ProcessesTest, MemoryRunsOut) {
   ExpectAllPassed(shard::testing::RunRanks(1, [](const Rank&) {
     const Model model = EmptyModel();

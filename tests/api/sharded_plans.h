@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plans that really shard in stages 2 and 3. Tensors that would take no less
-// memory when sharded are kept whole, so a test with a small model may in fact
-// run stage 1.
+// Helpers for plans that really shard in stages 2 and 3. Tensors that would
+// take no less memory when sharded are kept whole, so a test with a small model
+// may in fact run stage 1.
 
 #ifndef SHARD_TESTS_API_SHARDED_PLANS_H_
 #define SHARD_TESTS_API_SHARDED_PLANS_H_
@@ -14,8 +14,8 @@
 
 namespace shard_api_testing {
 
-// Adds eight modules of one parameter with 1100 elements each: as units, enough
-// that stages 2 and 3 have something to shard.
+// Adds eight modules with one parameter of 1100 elements each. As units, they
+// are enough for stages 2 and 3 to shard.
 inline void AddBlocks(shard_model* model) {
   constexpr int64_t kNumel = 1100;
   for (int b = 0; b < 8; ++b) {

@@ -21,7 +21,7 @@ void StepOnce(shard_engine* engine) {
   EXPECT_OK(shard_engine_zero_grad(engine));
 }
 
-// An engine of the model with momentum, one step on.
+// Returns an engine of `model` with momentum, after one step.
 Engine SteppedEngine(shard_comm* comm, const char* url_optimizer,
                      const Model& model = SmallModel()) {
   shard_plan_options options = PlanOptions(shard_comm_world_size(comm));
@@ -102,7 +102,7 @@ TEST(StateApiTest, RanksOwnEveryElementOnceAndGatherThemAll) {
         owned[KeyOf(state.get(), t)] += numel;
       }
     });
-    EXPECT_EQ(whole.size(), 7u);  // 4 stored parameters, 3 states.
+    EXPECT_EQ(whole.size(), 7u);  // 4 stored parameters and 3 states.
     EXPECT_EQ(whole.count("state.weight.momentum_buffer"), 1u);
     for (const Tensors& tensors : gathered) EXPECT_EQ(tensors, whole);
     for (const auto& [key, values] : whole) {
@@ -164,7 +164,7 @@ TEST(StateApiTest, ACopyStaysAndGoesBack) {
     const Tensors before = Gather(engine.get(), -1);
     StepOnce(engine.get());
     EXPECT_NE(Gather(engine.get(), -1), before);
-    // With the elements that each rank owns.
+    // Each rank loads the elements that it owns.
     ASSERT_OK(
         shard_state_dict_load(engine.get(), state.get(), nullptr, 0, nullptr));
     EXPECT_EQ(Gather(engine.get(), -1), before);
@@ -209,7 +209,7 @@ TEST(StateApiTest, WhatIsNotToldStays) {
     const State state(made);
     const int64_t shape[] = {3};
     const float values[3] = {1, 2, 3};
-    // As a program that wraps its modules writes it.
+    // The key is that of a program that wraps its modules.
     ASSERT_OK(shard_state_dict_add(made, "state.module.bias.momentum_buffer",
                                    SHARD_F32, shape, 1, values, 12));
     ASSERT_OK(shard_state_dict_add_number(made, "state.module.bias.step", 1));
@@ -226,7 +226,8 @@ TEST(StateApiTest, WhatIsNotToldStays) {
   });
 }
 
-// As its tensors are: another program may know it by another of its names.
+// As for its tensors, another program may know the parameter by another of its
+// names.
 TEST(StateApiTest, NumbersOfATiedParameterAreFoundUnderAnyName) {
   RunRanks(2, [&](int, shard_comm* comm) {
     const Model model = SmallModel();
@@ -256,8 +257,8 @@ TEST(StateApiTest, NumbersOfATiedParameterAreFoundUnderAnyName) {
   });
 }
 
-// As with tensors: what has the key of this model comes before what only would
-// have it without a wrapper.
+// As for tensors, a key of this model comes before one that only matches
+// without its wrapper.
 TEST(StateApiTest, ANumberOfThisModelsKeyComesFirst) {
   RunRanks(2, [&](int, shard_comm* comm) {
     const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
@@ -281,13 +282,13 @@ TEST(StateApiTest, WhatCannotBeLoadedChangesNothing) {
   RunRanks(2, [&](int, shard_comm* comm) {
     const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
     const Tensors before = Gather(engine.get(), -1);
-    // A rank's part is not the whole that rank 0 would send.
+    // A rank's part of the state is not the whole that rank 0 would send.
     shard_state_dict_options copy = SHARD_STATE_DICT_OPTIONS_INIT;
     copy.copy = 1;
     const State part = GetState(engine.get(), &copy);
     const Outcome outcome = Take(
         shard_state_dict_load(engine.get(), part.get(), nullptr, 1, nullptr));
-    // Rank 0 owns all of this small model, or not.
+    // Rank 0 may own all of this small model: then the load succeeds.
     if (outcome.code != SHARD_OK) {
       EXPECT_EQ(outcome.code, SHARD_OUT_OF_RANGE) << outcome;
     }

@@ -21,7 +21,8 @@ Outcome TryStep(shard_engine* engine, const Change& change) {
   return Take(shard_engine_step(engine, &options, nullptr));
 }
 
-// One good step of gradients 1: lr is 0.5, so every weight falls by 0.5.
+// Makes a step with gradients that average to 1, and expects it to be good: lr
+// is 0.5, so every weight falls by 0.5.
 void ExpectTrains(shard_engine* engine, int rank, shard_comm* comm,
                   int64_t step) {
   const float before = WeightOf(engine)[0];
@@ -109,8 +110,8 @@ TEST(StepTest, OptionsThatDiffer) {
   }
 }
 
-// A wrong argument on one rank is the same error on every rank, names the rank,
-// changes nothing, and training goes on.
+// A wrong argument on one rank is the same error on every rank and names that
+// rank. It changes nothing, and training goes on.
 TEST(StepTest, WrongArgumentOnOneRank) {
   RunRanks(3, [](int rank, shard_comm* comm) {
     const Engine engine = TrainingEngine(comm);
@@ -135,7 +136,7 @@ TEST(StepTest, WrongArgumentOnOneRank) {
     ExpectError(Take(shard_engine_step(engine.get(), nullptr, &report)),
                 SHARD_INVALID_ARGUMENT, {"rank 1", "shard_step_report"});
 
-    // Two ranks are wrong: all name the lower one.
+    // When two ranks are wrong, all errors name the lower one.
     ExpectError(TryStep(engine.get(),
                         [&](auto& o) {
                           if (rank >= 1) o.loss_scale = -rank;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Structs that carry their size: hosts older and newer than the library.
+// Structs that carry their size, from hosts that are older and newer than the
+// library.
 
 #include <stdlib.h>
 
@@ -19,7 +20,7 @@ namespace {
 
 constexpr size_t kLargest = 4096;
 
-// Room for a struct of a host that is newer than any to come.
+// Room for a struct of a host that is newer than any other.
 template <typename T>
 union Roomy {
   unsigned char bytes[2 * kLargest];
@@ -30,7 +31,7 @@ union Roomy {
 template <typename T>
 using Call = std::function<shard_error*(T*)>;
 
-// `call` succeeds with `defaults`.
+// Tests the sizes of an options struct. `call` succeeds with `defaults`.
 template <typename T>
 void ExpectSizesOfOptions(const std::string& name, const T& defaults,
                           const Call<T>& call) {
@@ -49,7 +50,7 @@ void ExpectSizesOfOptions(const std::string& name, const T& defaults,
     newer.value = defaults;
     newer.value.struct_size = size;
     EXPECT_OK(call(&newer.value));
-    // Beyond the struct there may be anything.
+    // The bytes behind the struct may have any value.
     newer.bytes[size] = 1;
     EXPECT_OK(call(&newer.value));
     for (const size_t at : {sizeof(T), size - 1}) {
@@ -107,7 +108,7 @@ TEST(StructSizeTest, StepOptions) {
       });
 }
 
-// They can get a meaning only if nobody sets them before.
+// A reserved field can get a meaning only if no host sets it before.
 TEST(StructSizeTest, ReservedFieldsAreZero) {
   shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
   options.reserved = 77;
@@ -123,7 +124,7 @@ TEST(StructSizeTest, ReservedFieldsAreZero) {
                SHARD_INVALID_ARGUMENT, "average_active", "2");
 }
 
-// As every output of a call that fails.
+// The results of a call that fails are zero, as all of its outputs.
 TEST(StructSizeTest, ResultsOfFailedCallsAreZero) {
   const Comm comm = OpenLocal();
   const Engine engine = TrainingEngine(comm.get());
@@ -139,7 +140,8 @@ TEST(StructSizeTest, ResultsOfFailedCallsAreZero) {
   EXPECT_EQ(report.grad_norm, 0);
 }
 
-// What an older host does not know of is not read, and has its default.
+// Fields that an older host does not know are not read, and have their
+// defaults.
 TEST(StructSizeTest, SmallerOptionsAreCompleted) {
   const Model model = SmallModel();
   shard_plan_options options = PlanOptions(2);
@@ -157,11 +159,11 @@ TEST(StructSizeTest, SmallerOptionsAreCompleted) {
   const Engine engine = TrainingEngine(comm.get());
   shard_step_options step = SHARD_STEP_OPTIONS_INIT;
   step.struct_size = sizeof(size_t);
-  step.max_grad_norm = -1;  // An error, were it read.
+  step.max_grad_norm = -1;  // It would be an error if it were read.
   EXPECT_OK(shard_engine_step(engine.get(), &step, nullptr));
 }
 
-// Reports are written as far as the host knows them.
+// Tests that a report is written as far as the host knows it.
 template <typename T>
 void ExpectSizesOfResult(const std::string& name, size_t first_field,
                          const Call<T>& call) {
@@ -183,7 +185,8 @@ void ExpectSizesOfResult(const std::string& name, size_t first_field,
     given.value.struct_size = size;
     EXPECT_OK(call(&given.value));
     EXPECT_EQ(given.value.struct_size, size);
-    // The field we compare, zeros behind our struct, nothing behind the host's.
+    // The field was written, the bytes behind our struct are zeros, and those
+    // behind the host's struct were not written.
     if (size >= first_field + 8) {
       EXPECT_NE(given.bytes[first_field + 7], 0x5a);
     }
@@ -210,7 +213,7 @@ TEST(StructSizeTest, PlanMemory) {
       });
 }
 
-// Names the struct and the call that writes it.
+// Names the struct, and the call that writes it.
 #define EXPECT_SIZES_OF_RESULT(type, field, call)         \
   ExpectSizesOfResult<type>(#type, offsetof(type, field), \
                             [&](type* out) { return call; })
@@ -235,7 +238,7 @@ TEST(StructSizeTest, Layouts) {
                          shard_plan_slices(plan, 0, 0, 1, out, 1, &count));
 }
 
-// A host with another idea of a slice's size has its slices that far apart.
+// A host for which a slice has another size has its slices that far apart.
 TEST(StructSizeTest, SlicesAreAsFarApartAsTheHostSays) {
   const Plan plan = SmallPlan(1);
   constexpr int64_t kLast = kWeightNumel;  // The bias's first element.
@@ -352,8 +355,8 @@ TEST(StructSizeTest, StepReport) {
       [&](shard_step_report* report) {
         return shard_engine_step(engine.get(), nullptr, report);
       });
-  // A report that cannot be written stops the step before it is done: steps
-  // counted are those of the calls above that succeeded, and this one.
+  // A report that cannot be written stops the step before it is done, so only
+  // this step and the calls above that succeeded are counted.
   shard_step_report report = SHARD_STEP_REPORT_INIT;
   EXPECT_OK(shard_engine_step(engine.get(), nullptr, &report));
   EXPECT_EQ(report.step, 7);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Prints the optimizers this library knows, one a line: the list that the error
- * about an unknown one gives. */
+ * Prints the optimizers that this library knows, one per line: the list in the
+ * error about an unknown one. */
 
 #include <stdio.h>
 #include <string.h>

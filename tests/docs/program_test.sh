@@ -3,8 +3,8 @@
 #
 # Usage: program_test DOCUMENT
 #
-# The first C program in DOCUMENT compiles as C11 without a warning, and prints
-# the lines of the first block of text that follows it, in any order.
+# Tests that the first C program in DOCUMENT compiles as C11 without a warning,
+# and prints the lines of the first block of text that follows it, in any order.
 
 set -euo pipefail
 
@@ -15,7 +15,7 @@ fail() {
   exit 1
 }
 
-# The first block of a language, c or text.
+# Prints the first block of a language, c or text.
 block() {
   awk -v open='```'"$1" '$0 == open { code = 1; next }
        code && /^```$/ { exit } code' "$2"
@@ -28,7 +28,7 @@ block text "$1" >"$TEST_TMPDIR/expected"
 gcc -std=c11 -Wall -Wextra -Wpedantic -Wconversion -Werror -I api/include \
   "$source" api/libshard.so.0 -o "$TEST_TMPDIR/program" ||
   fail "it does not compile"
-# It may make files.
+# The program may make files.
 cd "$TEST_TMPDIR"
 ./program | sort | diff <(sort expected) - ||
   fail "$1 (<) and its program (>) say different things"

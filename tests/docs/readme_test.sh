@@ -3,7 +3,7 @@
 #
 # Usage: readme_test CHECK
 #
-# README.md says what is so. CHECK is the name of a function below.
+# Tests that README.md is true. CHECK is the name of a function below.
 
 set -euo pipefail
 
@@ -12,22 +12,22 @@ fail() {
   exit 1
 }
 
-# The C program of that number.
+# Prints the C program of that number.
 program() {
   awk -v number="$1" '/^```c$/ { code = ++found == number; next }
     /^```$/ { code = 0 } code' "$readme"
 }
 
-# The commands behind it.
+# Prints the commands after that program.
 commands() {
   awk -v number="$1" '/^```c$/ { code = 1; ++found }
     /^```$/ { code = 0; next } code || found != number { next }
     /^    / { print substr($0, 5); inside = 1; next } inside { exit }' "$readme"
 }
 
-# The programs do what the README says, built and run by its commands as they
-# stand there. But tools/package only installs what has been built, and there is
-# no warning for gcc to find.
+# The programs do what README says, built and run by its commands exactly as it
+# has them. There are two differences: tools/package only installs files that
+# are built already, and gcc must print no warning.
 programs() {
   local readme="$PWD/README.md" source="$PWD"
   export HOME="$TEST_TMPDIR/home"
@@ -55,14 +55,14 @@ END
   } >expected
   [[ "$(wc -l <expected)" == 5 ]] || fail "README.md does not resume twice"
   diff <(sort printed) <(sort expected) || fail "not what README.md says"
-  # What is installed looks for the library nowhere else.
+  # The installed program looks for the library nowhere else.
   diff <(readelf -d "$HOME/libshard/bin/shardctl" |
     sed -nE 's/.*\((RPATH|RUNPATH)\).*\[(.*)\]/\1 \2/p') \
     <(echo 'RUNPATH $ORIGIN/../lib') ||
     fail "shardctl (<) has another search path than ../lib (>)"
 }
 
-# The table has the library's optimizers, all of them and no others.
+# README's table has exactly the library's optimizers.
 optimizers() {
   export LD_LIBRARY_PATH="$PWD/api${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
   diff <(grep -E '^\| optimizers ' README.md | cut -d'|' -f3 |

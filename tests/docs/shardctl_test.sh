@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# docs/shardctl.md has every command, and in its section every option that it
-# has, and no others; the help of each has an example.
+# Tests that docs/shardctl.md has every command, and in each section exactly the
+# options of that command, and that the help of each command has an example.
 
 set -euo pipefail
 
@@ -13,7 +13,7 @@ fail() {
   exit 1
 }
 
-# Lines of a list between its title and an empty line.
+# Takes the lines of a list between its title and an empty line.
 commands="$(sdk/cli/shardctl --help |
   awk '/^Subcommands:/ { list = 1; next } list && NF == 0 { exit }
        list && /^  [a-z]/ { print $1 }' | sort)"
@@ -24,7 +24,7 @@ diff <(echo "$commands") \
   <(sed -nE 's/^\| \[`([a-z]+)`\]\(#([a-z]+)\).*/\1/p' "$document" | sort) ||
   fail "shardctl (<) and the table of $document (>) have different commands"
 
-# What is true of all commands is said once, at the top.
+# Options of all commands are described once, at the top.
 common="$(sed '/^## /,$d' "$document")"
 for command in $commands; do
   help="$(sdk/cli/shardctl "$command" --help)"
@@ -36,7 +36,7 @@ for command in $commands; do
     grep -vx -e --help)"
   for option in $has; do
     grep -qE -- "$option([^a-z-]|\$)" <<<"$section$common" || {
-      # What the conversions share is said of the first one.
+      # Options that the conversions share are described with the first one.
       [[ "$command" =~ ^(merge|import)$ ]] &&
         grep -qE -- "$option([^a-z-]|\$)" \
           <<<"$(awk '/^## reshard$/ { on = 1; next } on && /^## / { exit } on' \

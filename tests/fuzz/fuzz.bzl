@@ -41,6 +41,7 @@ def fuzz_test(name, deps, dictionary = None, mutator = None):
         ] + (["$(location %s)" % dictionary] if dictionary else []),
         data = [":" + program] + native.glob(["corpus/%s/*" % name]) +
                ([dictionary] if dictionary else []),
-        # One thread; and the sanitizer's time is better spent elsewhere.
+        # The target has one thread, and the thread sanitizer's time is better
+        # spent elsewhere.
         tags = ["notsan"],
     )

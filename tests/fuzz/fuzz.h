@@ -18,7 +18,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-// Ends the program, whereupon libFuzzer reports the input.
+// Ends the program when the condition is false; libFuzzer then reports the
+// input.
 #define FUZZ_CHECK(condition)                                               \
   do {                                                                      \
     if (!(condition)) {                                                     \
@@ -52,7 +53,7 @@ auto WithinLimits(size_t bytes, double most_memory, const Read& read) {
   return result;
 }
 
-// The same with memory of as many bytes and 16 MiB.
+// Runs `read` likewise, with at most as many bytes of memory and 16 MiB.
 template <typename Read>
 auto WithinLimits(size_t bytes, const Read& read) {
   return WithinLimits(bytes, static_cast<double>(bytes) + (16 << 20), read);

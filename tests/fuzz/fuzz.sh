@@ -3,7 +3,8 @@
 #
 # Usage: fuzz.sh fuzz|replay PROGRAM CORPUS [DICTIONARY]
 #
-# Fuzzes for half a minute, with SHARD_TEST_LONG for ten; or runs the corpus once.
+# Fuzzes for half a minute, or for ten minutes with SHARD_TEST_LONG; or runs the
+# corpus once.
 
 set -euo pipefail
 mode="$1" program="$2" corpus="$3" dictionary="${4:-}"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How libFuzzer changes JSON: as it would by itself, and every other time by
-// putting a number at a limit in the place of one that is there. Bit by bit it
-// would hardly ever come to those.
+// Changes JSON for libFuzzer: as libFuzzer itself would, and every other time
+// by replacing a number by one at a limit. Changes of single bits would hardly
+// ever produce those.
 
 #include <cstring>
 #include <iterator>
@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kNumbers[] = {
     "0", "1", "2", "-1", "1.5", "64", "65", "4294967295", "4294967296",
     "1073741824", "3037000500", "1152921504606846976",
-    // 2^62, 2^63 and 2^64, and those before.
+    // 2^62, 2^63 and 2^64, and the numbers before them.
     "4611686018427387904", "9223372036854775807", "9223372036854775808",
     "18446744073709551615", "18446744073709551616"};
 
@@ -32,7 +32,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size,
                                           size_t max_size, unsigned seed) {
   std::minstd_rand random(seed);
   std::string text(reinterpret_cast<const char*>(data), size);
-  // Where each number begins and ends.
+  // Each place is the beginning and the end of a number.
   std::vector<std::pair<size_t, size_t>> places;
   for (size_t i = 0; i < size; ++i) {
     if (!IsDigit(text[i])) continue;

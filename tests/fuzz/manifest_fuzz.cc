@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Manifest::Parse on any bytes: those of a file, and those of a body for which
-// a right header is made, as no fuzzer finds a checksum. What is accepted is
-// read in full, written, and read again.
+// Runs Manifest::Parse on any bytes: those of a file, and those of a body that
+// gets a correct header, since no fuzzer finds a checksum. A manifest that is
+// accepted is read in full, written, and read again.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DecodePlan on any bytes: those of a file; those of a body for which a right
-// header is made, as no fuzzer finds a checksum; and those with the fingerprint
-// that what is in them has. What is accepted is written, and decoded again.
+// Runs DecodePlan on any bytes: those of a file; those of a body that gets a
+// correct header, since no fuzzer finds a checksum; and those of a body that
+// also gets the fingerprint of its contents. A plan that is accepted is
+// written, and decoded again.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +24,7 @@ namespace {
 
 using Decoded = StatusOr<std::shared_ptr<const Plan>>;
 
-// Returns the world size in `file`; 0 where no plan can be made.
+// Returns the world size in `file`, or 0 where no plan can be made.
 int32_t WorldSizeOf(std::span<const std::byte> file) {
   const auto header = ReadFileHeader(kPlanFormat, file);
   if (!header.ok()) return 0;
@@ -38,7 +39,7 @@ int32_t WorldSizeOf(std::span<const std::byte> file) {
   return ranks < 0 || ranks > kMaxWorldSize ? 0 : ranks;
 }
 
-// Checks the limits that plan_file.h promises.
+// Decodes `file`, and checks the limits that plan_file.h promises.
 Decoded DecodeWithinLimits(std::span<const std::byte> file) {
   const double most = 64.0 * static_cast<double>(file.size()) +
                       96.0 * WorldSizeOf(file) + (32 << 20);
@@ -54,7 +55,8 @@ Decoded DecodeAndWrite(std::span<const std::byte> file) {
   }
   const Plan& plan = **decoded;
   const auto written = EncodePlan(plan);
-  // Names may take less room in a file that the library writes, but for it.
+  // The file that the library writes may be smaller than the input, and its
+  // names then too long for a file of its size.
   if (written.status().code() == StatusCode::kResourceExhausted) return decoded;
   FUZZ_CHECK(written.ok());
   const auto again = DecodePlan(*written);
@@ -66,8 +68,8 @@ Decoded DecodeAndWrite(std::span<const std::byte> file) {
   return decoded;
 }
 
-// Puts the fingerprint that `error` says a plan should have into the body of
-// `file`. False when the error is another one.
+// Writes the fingerprint that `error` says a plan should have into the body of
+// `file`. Returns false when the error is another one.
 bool CorrectFingerprint(const Status& error, std::vector<std::byte>* file) {
   constexpr const char kBefore[] = "made from has ";
   const std::string message(error.message());
@@ -98,7 +100,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Decoded decoded = DecodeAndWrite(sealed);
   if (!CorrectFingerprint(decoded.status(), &sealed)) return 0;
   WriteFileHeader(kPlanFormat, body, kPlanFileVersion, sealed.data());
-  // Whatever comes of it: a vtable may lie where the fingerprint is.
+  // Any result is fine: a vtable may lie where the fingerprint is.
   (void)DecodeAndWrite(sealed);
   return 0;
 }

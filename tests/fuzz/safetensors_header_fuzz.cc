@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A header, and a byte that says how many bytes of data there are. A header
-// that is accepted is laid out again, and is the same then.
+// Parses a header, and takes one byte as the number of bytes of data. A header
+// that is accepted is laid out again, with the same result.
 
 #include <string>
 #include <string_view>
@@ -36,7 +36,7 @@ void CheckAccepted(const SafetensorsHeader& header, uint64_t data_bytes) {
   FUZZ_CHECK(end == data_bytes);
   std::vector<std::pair<std::string, std::string>> metadata;
   for (const auto& [name, text] : header.metadata()) {
-    // Written by a program of today; read, whatever it is.
+    // The library reads text that is not UTF-8, but does not write it.
     if (IsValidUtf8(name) && IsValidUtf8(text)) {
       metadata.emplace_back(name, text);
     }

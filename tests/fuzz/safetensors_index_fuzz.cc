@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An index. One that is accepted is written again, and is the same then.
+// Parses an index. One that is accepted is written again, with the same result.
 
 #include <string>
 #include <string_view>

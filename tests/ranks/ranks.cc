@@ -33,7 +33,7 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Failures of the test that runs; 0 outside of a test.
+// Returns the number of failures of the test that runs; 0 outside of a test.
 int CountFailures() {
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
   if (test == nullptr) return 0;
@@ -46,11 +46,11 @@ int CountFailures() {
 
 [[noreturn]] void RunChild(const RankFunction& function, const Rank& rank) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // A failure before the fork is the parent's.
+  // The parent already counts the failures before the fork.
   const int before = CountFailures();
   function(rank);
   std::fflush(nullptr);
-  // Not exit(): the parent's atexit handlers are not this process's.
+  // Does not call exit(): the parent's atexit handlers are not this process's.
   ::_exit(CountFailures() > before ? 1 : 0);
 }
 
@@ -68,7 +68,7 @@ void Reap(Child* child, int options, Clock::time_point start,
   if (WIFSIGNALED(status)) result->signal = WTERMSIG(status);
 }
 
-// Reads what is there; closes the pipe at its end.
+// Reads the bytes that are there. Closes the pipe at its end.
 void Drain(Child* child, RankResult* result) {
   char buffer[4096];
   const ssize_t size = ::read(child->pipe, buffer, sizeof(buffer));
@@ -131,7 +131,7 @@ std::vector<RankResult> RunRanks(int world_size, const RankFunction& function,
     ::close(ends[1]);
   }
 
-  // A pipe ends with its rank, so the pipes tell when to reap.
+  // A pipe ends with its rank, so the ends of the pipes tell when to reap.
   for (;;) {
     std::vector<pollfd> entries;
     std::vector<size_t> owners;
@@ -151,7 +151,7 @@ std::vector<RankResult> RunRanks(int world_size, const RankFunction& function,
       if (entries[i].revents == 0) continue;
       const size_t r = owners[i];
       Drain(&children[r], &results[r]);
-      // The end of the pipe is the end of the process, give or take its exit.
+      // The end of the pipe is the end of the process, or comes just before it.
       if (children[r].pipe < 0) Reap(&children[r], 0, start, &results[r]);
     }
   }

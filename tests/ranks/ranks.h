@@ -19,7 +19,7 @@
 
 namespace shard::testing {
 
-// The rank as its function sees it.
+// The rank that a function runs as.
 class Rank {
  public:
   Rank(int rank, int world_size, int pipe)
@@ -41,8 +41,8 @@ class Rank {
 struct RankResult {
   int rank = -1;
   bool timed_out = false;
-  int exit_code = -1;  // -1: ended by a signal.
-  int signal = 0;      // 0: exited by itself.
+  int exit_code = -1;  // -1 when a signal ended the rank.
+  int signal = 0;      // 0 when the rank exited by itself.
   double seconds = 0;  // From the fork of all ranks to the end of this one.
   std::string report;
   bool passed() const { return !timed_out && exit_code == 0; }
@@ -60,7 +60,8 @@ std::vector<RankResult> RunRanks(int world_size, const RankFunction& function,
 // Expects that every rank passed.
 void ExpectAllPassed(const std::vector<RankResult>& results);
 
-// Returns "test-<16 random digits>": two tests never meet, in any sandbox.
+// Returns "test-<16 random digits>", so that two tests never use one name, in
+// any sandbox.
 std::string UniqueName();
 
 // Returns the number of open file descriptors of this process.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the programs of tools/ share, under environments that differ.
+# Tests the functions that the programs of tools/ share, in different
+# environments.
 
 set -euo pipefail
 
@@ -15,8 +16,8 @@ here="$TEST_TMPDIR/here"
 key=0123456789abcdef
 mkdir -p "$here"
 
-# in_tool ENVIRONMENT... -- COMMAND: COMMAND in a tool that was started in
-# `here`. Prints what it prints, and its errors into the file `err`.
+# in_tool ENVIRONMENT... -- COMMAND: runs COMMAND in a tool that was started in
+# `here`. Prints its output, and writes its errors into the file `err`.
 in_tool() {
   local environment=()
   while [[ "$1" != -- ]]; do environment+=("$1"); shift; done
@@ -26,7 +27,7 @@ in_tool() {
     -c "source '$checkout/tools/bazel/common.sh'; $1") 2>"$TEST_TMPDIR/err"
 }
 
-# expect VALUE ENVIRONMENT... -- COMMAND
+# expect VALUE ENVIRONMENT... -- COMMAND: expects COMMAND to print VALUE.
 expect() {
   local expected="$1" printed
   shift
@@ -35,7 +36,7 @@ expect() {
     fail "'$*' prints '$printed', not '$expected'; $(<"$TEST_TMPDIR/err")"
 }
 
-# `cd` with a CDPATH prints where it goes.
+# `cd` with a CDPATH prints the folder that it goes to.
 cd "$checkout"
 for cdpath in . "$checkout" "$here:."; do
   printed="$(CDPATH="$cdpath" bash -c 'source tools/bazel/common.sh; echo "$root"')"
@@ -43,7 +44,7 @@ for cdpath in . "$checkout" "$here:."; do
 done
 expect "$here" -- 'echo "$caller"'
 
-# Where objects are kept.
+# Objects are kept in the first of these folders.
 objects=libshard/objects/$key
 expect "$here/h/.cache/$objects" HOME="$here/h" -- "object_cache $key"
 expect "$here/a b/$objects" HOME="$here/h" XDG_CACHE_HOME="$here/a b" -- \
@@ -56,7 +57,7 @@ for folder in "$here/h/.cache/$objects" "$here/of mine/$key"; do
   [[ -d "$folder/ac" && -d "$folder/cas" ]] || fail "no $folder"
 done
 
-# Where they cannot be, that is said, and no error.
+# Where there can be no folder, a message says so, and there is no error.
 expect "" -- "object_cache $key"
 grep -q "neither SHARD_BUILD_CACHE nor HOME" "$TEST_TMPDIR/err" ||
   fail "$(<"$TEST_TMPDIR/err")"
@@ -66,7 +67,7 @@ grep -q "'$here/file/.cache/$objects' cannot be written" "$TEST_TMPDIR/err" ||
   fail "$(<"$TEST_TMPDIR/err")"
 expect "" SHARD_BUILD_CACHE=/proc/nowhere -- "object_cache $key"
 
-# What is old goes, and nothing that is not of this layout.
+# Old objects of this layout are deleted, and nothing else is.
 kept=("of mine/$key/ac/new" "of mine/other/ac/old" "of mine/old"
   "of mine/$key/old")
 gone=("of mine/$key/ac/00/old" "of mine/fedcba9876543210/cas/old")

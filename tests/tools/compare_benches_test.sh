@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What compare_benches says of programs whose results are known.
+# Tests the output of compare_benches for programs whose results are known.
 
 set -euo pipefail
 
@@ -10,7 +10,8 @@ fail() {
   exit 1
 }
 
-# program NAME LINE...: prints the lines, with the number of its run for RUN.
+# program NAME LINE...: makes a program that prints the lines, with the number
+# of its run for RUN.
 program() {
   local path="$TEST_TMPDIR/$1"
   shift
@@ -31,8 +32,8 @@ cd "$TEST_SRCDIR/$TEST_WORKSPACE"
 before="$TEST_TMPDIR/before"
 after="$TEST_TMPDIR/after"
 
-# The ratio is the median; what only one prints is left out. Other lines may be
-# anything.
+# The ratio is the median. A result that only one program prints is left out.
+# Other lines may be anything.
 program before "BENCH fake step_ms 4 ms" "BENCH fake gone 1 ms" "words"
 program after "BENCH fake step_ms \$((RUN == 2 ? 9 : 2)) ms" "BENCH fake new 1 x"
 printed="$(compare --pairs 5 "$before" "$after")"
@@ -42,17 +43,17 @@ expected+="  (4 -> 2 ms; before over itself 1.000 to 1.000)"
 [[ "$(wc -l <"$before.runs")" == 10 ]] || fail "before did not run twice a round"
 [[ "$(wc -l <"$after.runs")" == 5 ]] || fail "after did not run once a round"
 
-# A program that differs from itself says so.
+# A program that differs from itself is reported.
 program before "BENCH fake step_ms \$((RUN % 2 + 1)) ms"
 printed="$(compare --pairs 6 "$before" "$after")"
 [[ "$printed" =~ "before over itself 0.875 to 2.000" ]] || fail "'$printed'"
 
-# Options behind the programs are theirs.
+# Options after the programs are passed to them.
 program after 'BENCH fake step_ms ${1#--ms=} ms'
 printed="$(compare --pairs 1 "$after" "$after" --ms=7)"
 [[ "$printed" =~ "(7 -> 7 ms" ]] || fail "'$printed'"
 
-# Errors.
+# Wrong uses are errors.
 program broken "BENCH fake step_ms 1 ms"
 echo 'exit 3' >>"$TEST_TMPDIR/broken"
 ! compare "$before" "$TEST_TMPDIR/broken" 2>"$TEST_TMPDIR/err" ||

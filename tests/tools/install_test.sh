@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What install.sh does where something of a name is there already, and with
-# prefixes of any name.
+# Tests install.sh with names that are taken already, and with prefixes of any
+# name.
 
 set -euo pipefail
 
@@ -29,7 +29,7 @@ expect_error() {
   [[ -z "$(find "$1" -name '*.new')" ]] || fail "drafts stay in '$1'"
 }
 
-# Names of folders say nothing of what is in them.
+# install.sh does not judge the contents of a folder by its name.
 for name in "plain" "with space" "libshard.so.0.d" "-dash"; do
   prefix="$TEST_TMPDIR/$name"
   install_to "$prefix"
@@ -40,7 +40,8 @@ for name in "plain" "with space" "libshard.so.0.d" "-dash"; do
   [[ -z "$(find "$prefix" -name '*.new')" ]] || fail "drafts stay in '$name'"
 done
 
-# Once more, over what is there. A link is replaced, and what it leads to stays.
+# Installs once more, over the files that are there. A link is replaced, and the
+# file that it leads to stays.
 prefix="$TEST_TMPDIR/plain"
 echo precious >"$TEST_TMPDIR/precious"
 for name in include/shard/base.h lib/pkgconfig/shard.pc lib/libshard.so.0 \
@@ -53,13 +54,13 @@ for name in include/shard/base.h lib/pkgconfig/shard.pc lib/libshard.so.0; do
   [[ ! -L "$prefix/$name" ]] || fail "$name is a link still"
 done
 
-# Anyone may read it, whoever installs it.
+# Any user may read the files, whoever installs them.
 prefix="$TEST_TMPDIR/masked"
 (umask 077 && install_to "$prefix")
 [[ -z "$(find "$prefix" ! -type l ! -perm -a+r)" ]] ||
   fail "not for all: $(find "$prefix" ! -type l ! -perm -a+r)"
 
-# A folder is no place to put the file.
+# A file cannot take the place of a folder.
 for name in include/shard/base.h lib/libshard.so lib/pkgconfig/shard.pc; do
   prefix="$TEST_TMPDIR/folder-${name##*/}"
   mkdir -p "$prefix/$name"

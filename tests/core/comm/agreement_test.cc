@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Agreements name the first fact that differs, wherever it stands and whichever
-// rank has it, and end in the same error when a rank does not stay until then.
+// rank has it. They end in the same error when a rank does not stay until then.
 
 #include "core/comm/agreement.h"
 
@@ -21,7 +21,8 @@ namespace {
 
 class AgreementTest : public ::testing::TestWithParam<Backend> {};
 
-// Facts 0 to count - 1: "fact 7" is "v7"; `changed` is "other", -1: none.
+// Returns facts 0 to count - 1, where "fact 7" is "v7". The fact `changed` is
+// "other"; -1 changes none.
 DescribeFacts Numbered(int64_t count, int64_t changed = -1) {
   return [=](FactSink* sink) {
     std::string name;
@@ -47,7 +48,7 @@ TEST_P(AgreementTest, EqualFactsAgree) {
                 CheckAgreement(comm, "nothing", Numbered(0), Soon()));
             SHARD_EXPECT_OK(
                 CheckAgreement(comm, "some", Numbered(1000), Soon()));
-            // The fingerprint is what counts.
+            // Only the fingerprint is compared.
             SHARD_EXPECT_OK(CheckAgreement(comm, "a hash", 7,
                                            Numbered(3, comm->rank()), Soon()));
           },
@@ -56,7 +57,8 @@ TEST_P(AgreementTest, EqualFactsAgree) {
   }
 }
 
-// Around every power of two at which hashes are thinned out, and on every rank.
+// The facts lie around every power of two at which hashes are thinned out, and
+// each rank has the odd one.
 TEST_P(AgreementTest, TheFactIsFoundWhereverItStands) {
   RunGroup(GetParam(), 3, [](Communicator* comm) {
     int odd = 0;
@@ -78,7 +80,7 @@ TEST_P(AgreementTest, TheFactIsFoundWhereverItStands) {
                          " has other; 1 of 3 ranks differs from rank ", most,
                          ": [", odd, "]"));
       }
-      // One that ends before the others.
+      // The odd rank has one fact less.
       odd = (odd + 1) % 3;
       const Status status = CheckAgreement(
           comm, "numbers", Numbered(count - (comm->rank() == odd ? 1 : 0)),
@@ -92,8 +94,8 @@ TEST_P(AgreementTest, TheFactIsFoundWhereverItStands) {
   });
 }
 
-// As many as a plan of 50,000 parameters has; the rounds of the search grow
-// with their logarithm.
+// There are as many facts as a plan of 50,000 parameters has. The rounds of the
+// search grow with their logarithm.
 TEST(AgreementSearchTest, ManyFactsTakeFewRounds) {
   constexpr int64_t kFacts = 300000;
   const std::string url = UrlFor(Backend::kThreads, UniqueName(), 2);
@@ -113,7 +115,8 @@ TEST(AgreementSearchTest, ManyFactsTakeFewRounds) {
         << status.ToString();
     SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
   });
-  // 2048 facts per hash, then 8, then one, then the fact.
+  // The rounds narrow the difference down to 2048 facts, to 8, and to one, and
+  // then show the fact.
   EXPECT_EQ(rounds, 4);
 }
 
@@ -147,7 +150,8 @@ TEST_P(AgreementTest, SubjectsNotesAndNames) {
         comm, "it",
         [&](FactSink* sink) { sink->Add("", "a", 1, odd ? "x" : "y"); },
         Soon()));
-    // Of long values what is around the difference, cut between characters.
+    // The message shows the part of long values around the difference, cut
+    // between characters.
     std::string text;
     for (int i = 0; i < 500; ++i) text += "\u00e4";
     const std::string shown = message([&](FactSink* sink) {
@@ -157,7 +161,8 @@ TEST_P(AgreementTest, SubjectsNotesAndNames) {
     EXPECT_TRUE(Contains(shown, "\u00e4two\u00e4"));
     EXPECT_TRUE(Contains(shown, "\u00e4one\u00e4"));
     EXPECT_TRUE(IsValidUtf8(shown)) << shown;
-    // Beyond what is sent, they are the same for all that can be shown.
+    // A difference beyond the part that is sent cannot be shown: the shown
+    // texts are equal.
     EXPECT_TRUE(Contains(message([&](FactSink* sink) {
                            sink->Add("", "text",
                                      StrCat(std::string(100000, 'x'), odd));
@@ -204,7 +209,8 @@ INSTANTIATE_TEST_SUITE_P(Backends, AgreementTest,
 
 // --- a rank that does not stay until the difference is found ---
 
-// The hashes are known by then: it is the same error on all that live.
+// Expects the same error on all ranks that live. The hashes are known by then,
+// the facts are not.
 void ExpectDesyncWithoutFacts(const Status& status, const std::string& why) {
   EXPECT_EQ(status.code(), StatusCode::kDesync) << status.ToString();
   EXPECT_EQ(status.rank(), 1);
@@ -232,7 +238,7 @@ TEST(AgreementFaultTest, ARankDiesDuringTheComparison) {
           CheckAgreement(comm->get(), "it",
                          Numbered(10, rank.rank() == 1 ? 5 : -1), Soon()),
           "rank 2");
-      // The next call tells what has become of the group.
+      // The next call returns the state of the group.
       const Status next = (*comm)->Barrier("next", Soon());
       EXPECT_EQ(next.code(), StatusCode::kRankLost) << next.ToString();
       EXPECT_EQ(next.rank(), 2);
@@ -254,7 +260,7 @@ TEST(AgreementFaultTest, ARankIsTooLateForTheComparison) {
       options.rank = rank;
       options.phase_hook = [&](std::string_view what) {
         if (rank != 2 || what != "it: differences") return;
-        // It describes until the others have given up.
+        // This rank describes its facts until the others have given up.
         for (int seen = done; seen < 2; seen = done) done.wait(seen);
       };
       const auto comm = OpenCommunicator(url, options);

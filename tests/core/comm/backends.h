@@ -26,7 +26,7 @@ inline std::string BackendName(Backend backend) {
   return backend == Backend::kThreads ? "threads" : "shm";
 }
 
-// Returns the URL of a group. `parameters`: such as "direct=0&delay=1".
+// Returns the URL of a group. An example of `parameters` is "direct=0&delay=1".
 inline std::string UrlFor(Backend backend, const std::string& name,
                           int world_size, const std::string& parameters = "") {
   return backend == Backend::kThreads
@@ -37,7 +37,7 @@ inline std::string UrlFor(Backend backend, const std::string& name,
 
 inline Deadline Soon() { return Deadline::After(30); }
 
-// Runs body(rank) on every rank; `name` is common to all ranks.
+// Runs body(rank) on every rank. All ranks have the same `name`.
 inline void RunEach(Backend backend, int world_size,
                     const std::function<void(int rank)>& body) {
   if (backend == Backend::kThreads) {

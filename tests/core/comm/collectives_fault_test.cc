@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensor collectives of ranks that say different things, are late, or gone.
-// Every rank must see the same.
+// Tensor collectives of ranks that make different calls, are late, or are gone.
+// Every rank must see the same error.
 
 #include <signal.h>
 #include <sys/time.h>
@@ -21,9 +21,9 @@ namespace {
 
 constexpr int kWorldSize = 4;
 
-// One call, in memory that is large enough for all below.
+// A call, in memory that is large enough for all calls below.
 struct TensorCall {
-  RankSet set;  // `first` is of rank 0: it becomes that of each rank.
+  RankSet set;  // `first` is rank 0's; each rank replaces it by its own.
   DType dtype = DType::kF32;
   DType recv_dtype = DType::kF32;
   size_t count = 100;
@@ -51,8 +51,9 @@ class CollectivesFaultTest
     RunGroup(backend(), kWorldSize, body, /*shutdown=*/false, parameters());
   }
 
-  // The last rank makes another call than the others, before the first tensor
-  // has moved or after. Both calls are in everyone's message.
+  // Expects a desync when the last rank makes another call than the others,
+  // before the first tensor was transferred and after. The message on every
+  // rank has both calls.
   void ExpectDesync(const std::function<Status(Communicator*)>& call,
                     const std::string& text,
                     const std::function<Status(Communicator*)>& odd_call,
@@ -103,7 +104,7 @@ TEST_P(CollectivesFaultTest, DifferentReduceScattersAreDesync) {
         [&](Communicator* comm) { return kUsual.Make(comm); }, usual_text,
         [&](Communicator* comm) { return other.call.Make(comm); }, other.text);
   }
-  // Groups of neighbours here, replicas there.
+  // The usual ranks name groups of neighbors, the odd one replicas.
   ExpectDesync(
       [&](Communicator* comm) {
         return TensorCall{{0, 1, 2}}.Make(comm);
@@ -152,12 +153,13 @@ TEST_P(CollectivesFaultTest, OtherCallsThatDifferAreDesync) {
       "barrier 'weights'");
 }
 
-// Sets that do not cut the world, or a rank that names another's: told to all,
-// and nobody's memory is touched.
+// Some sets do not divide the world, or a rank names another rank's set. All
+// ranks get the error, and no rank's memory is touched.
 TEST_P(CollectivesFaultTest, WrongSets) {
   struct Case {
-    int odd;                                  // The rank that is named.
-    std::function<RankSet(int rank)> set_of;  // What each rank says.
+    int odd;  // The rank that the error names.
+    // Returns the set that a rank names.
+    std::function<RankSet(int rank)> set_of;
   };
   const Case cases[] = {
       {0,
@@ -249,7 +251,8 @@ TEST_P(CollectivesFaultTest, DeadlineNamesTheMissingAndPoisonsTheLate) {
 TEST_P(CollectivesFaultTest, LeavingWithoutShutdownIsALostRank) {
   Run([](Communicator* comm) {
     constexpr int kLeaving = 1;
-    const TensorCall call{{0, 1, 2}};  // Rank 1 is of another set than 2 and 3.
+    // Rank 1 is in another set than ranks 2 and 3.
+    const TensorCall call{{0, 1, 2}};
     SHARD_ASSERT_OK(call.Make(comm));
     if (comm->rank() == kLeaving) return;  // RunGroup frees it.
     for (int i = 0; i < 2; ++i) {
@@ -272,7 +275,7 @@ INSTANTIATE_TEST_SUITE_P(All, CollectivesFaultTest,
                                   (std::get<1>(info.param) ? "" : "NotDirect");
                          });
 
-// Ranks of one group whose URLs differ learn of it at their first call.
+// Ranks of one group with different URLs get the error at their first call.
 TEST(MixedTest, DirectAndNotDirectIsDesync) {
   const std::string name = UniqueName();
   RunEach(Backend::kThreads, 2, [&](int rank) {
@@ -291,7 +294,7 @@ TEST(MixedTest, DirectAndNotDirectIsDesync) {
 }
 
 // A rank is killed at a random instant of a long reduce-scatter, between its
-// tiles or within one: all survivors agree on the outcome.
+// tiles or within one. All survivors agree on the outcome.
 TEST(KillInATensorTest, SurvivorsAgree) {
   for (int attempt = 0; attempt < 12; ++attempt) {
     constexpr int kRanks = 3;
@@ -304,7 +307,7 @@ TEST(KillInATensorTest, SurvivorsAgree) {
       options.world_size = kRanks;
       auto comm = OpenCommunicator(url, options);
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();
-      constexpr size_t kCount = 400000;  // Four tiles.
+      constexpr size_t kCount = 400000;  // The tensor has four tiles.
       std::vector<float> data(kRanks * kCount, 1);
       std::vector<float> sum(kCount);
       if (rank.rank() == victim) {

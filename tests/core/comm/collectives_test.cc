@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tensor collectives against a plain loop, on every backend, whether ranks
-// may see each other's memory or not.
+// Compares the tensor collectives with a plain loop, on every backend, whether
+// ranks may see each other's memory or not.
 
 #include <cstdint>
 #include <cstring>
@@ -20,17 +20,17 @@
 namespace shard::testing::collectives_test {
 namespace {
 
-// Instrumented ranks share two cores for minutes.
+// Instrumented ranks would share two cores for minutes.
 const std::vector<int> kWorlds =
     kSanitized ? std::vector<int>{1, 4} : std::vector<int>{1, 2, 3, 4, 5};
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-// Of exchange.h: sizes below are chosen around it.
+// The tile of exchange.h; sizes below are chosen around it.
 constexpr size_t kTile = size_t{1} << 20;
 
-// Element `index` of rank `rank`: of either sign and some magnitudes, so that
-// sums in another order have other bits.
+// Returns element `index` of rank `rank`. Elements have both signs and several
+// magnitudes, so that sums in another order have other bits.
 float Value(int rank, size_t index) {
   const uint64_t hash =
       (index * 131 + static_cast<uint64_t>(rank) + 1) * 0x9E3779B97F4A7C15u;
@@ -53,7 +53,7 @@ std::vector<float> Widened(DType dtype, const Bytes& values) {
   return out;
 }
 
-// What rank `rank` has at [begin, begin + count).
+// Returns the elements [begin, begin + count) of rank `rank`.
 Bytes Tensor(DType dtype, int rank, size_t begin, size_t count) {
   std::vector<float> values(count);
   for (size_t i = 0; i < count; ++i) values[i] = Value(rank, begin + i);
@@ -98,7 +98,7 @@ void CheckReduceScatter(Communicator* comm, const RankSet& set, DType dtype,
   EXPECT_TRUE(send == before);
 }
 
-// Every way to cut the world into sets; f is told this rank's.
+// Calls f for every way to divide the world into sets, with this rank's set.
 void ForEachSet(Communicator* comm,
                 const std::function<void(const RankSet& set)>& f) {
   const int world_size = comm->world_size();
@@ -138,7 +138,7 @@ TEST_P(CollectivesTest, ReduceScatterOfEveryDType) {
   });
 }
 
-// Tiles are of a part of each block: more ranks, more tiles.
+// A tile has a part of each block, so more ranks make more tiles.
 TEST_P(CollectivesTest, ReduceScatterOfManyTiles) {
   Run([](Communicator* comm) {
     const RankSet all = RankSet::All(comm->world_size());
@@ -232,8 +232,9 @@ TEST_P(CollectivesTest, BroadcastFromEveryRank) {
   });
 }
 
-// Where a half that is still read would be written: one after another, of all
-// numbers of tiles, with other collectives and sets of one between them.
+// Calls follow one another, with all numbers of tiles, and with other
+// collectives and sets of one rank between them. A wrong order would write a
+// half that is still read.
 TEST_P(CollectivesTest, OneAfterAnother) {
   Run([](Communicator* comm) {
     const RankSet all = RankSet::All(comm->world_size());
@@ -275,7 +276,8 @@ TEST_P(CollectivesTest, OneAfterAnother) {
   });
 }
 
-// A worker thread may make the calls, as long as only one does at a time.
+// A worker thread may make the calls, as long as only one thread does at a
+// time.
 TEST_P(CollectivesTest, FromAnyThread) {
   Run([](Communicator* comm) {
     const RankSet all = RankSet::All(comm->world_size());
@@ -299,14 +301,14 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::ValuesIn(kWorlds), ::testing::Values(false)),
     TestName);
 
-// It is the same code: fewer worlds.
+// The code is the same as above, so fewer worlds are enough.
 INSTANTIATE_TEST_SUITE_P(
     Direct, CollectivesTest,
     ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm),
                        ::testing::Values(1, 3), ::testing::Values(true)),
     TestName);
 
-// Sets that are neither neighbours nor as far apart as they can be.
+// These sets are neither neighbors nor as far apart as they can be.
 TEST(SetsTest, OfEightRanks) {
   RunGroup(Backend::kThreads, 8, [](Communicator* comm) {
     ForEachSet(comm, [comm](const RankSet& set) {
@@ -322,7 +324,7 @@ TEST(SetsTest, OfEightRanks) {
   });
 }
 
-// (1e8 + 1) - 1e8 is 0 in fp32, and 1 in any other order.
+// In fp32, (1e8 + 1) - 1e8 is 0; any other order gives 1.
 TEST(OrderTest, RanksAreSummedInOrder) {
   RunGroup(Backend::kThreads, 3, [](Communicator* comm) {
     const float values[] = {1e8f, 1, -1e8f};
@@ -335,8 +337,8 @@ TEST(OrderTest, RanksAreSummedInOrder) {
   });
 }
 
-// The sum first, then the old value: 8 is what 1e8 has as its next step, and
-// 4 + 4 reaches it only together.
+// The sum is made first, and the old value added to it: neighbors of 1e8 are 8
+// apart, which 4 + 4 reaches only together.
 TEST(OrderTest, OldValueIsAddedToTheSum) {
   RunGroup(Backend::kThreads, 2, [](Communicator* comm) {
     const std::vector<float> send(2, 4);

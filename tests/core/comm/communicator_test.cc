@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the interface promises, on every backend.
+// The promises of the interface, on every backend.
 
 #include "core/comm/communicator.h"
 
@@ -15,7 +15,7 @@
 namespace shard::testing::communicator_test {
 namespace {
 
-// Instrumented ranks share two cores for minutes.
+// Instrumented ranks would share two cores for minutes.
 const std::vector<int> kWorlds =
     kSanitized ? std::vector<int>{1, 3, 8} : std::vector<int>{1, 2, 3, 5, 8};
 
@@ -40,7 +40,8 @@ TEST_P(CommunicatorTest, KnowsItsPlace) {
   });
 }
 
-// What a rank wrote to symmetric memory before a barrier is visible after.
+// Bytes that a rank wrote to symmetric memory before a barrier are visible
+// after the barrier.
 TEST_P(CommunicatorTest, BarrierPublishesMemory) {
   Run([](Communicator* comm) {
     auto buffer = comm->Allocate("counters", sizeof(int64_t),
@@ -60,7 +61,7 @@ TEST_P(CommunicatorTest, BarrierPublishesMemory) {
 
 TEST_P(CommunicatorTest, AllGatherOfEverySize) {
   Run([](Communicator* comm) {
-    // Around the payload of a round (8192), and none.
+    // The sizes lie around the payload of a round (8192); one is 0.
     for (const size_t bytes : {0, 1, 7, 8191, 8192, 8193, 16384, 100001}) {
       std::vector<uint8_t> send(bytes);
       const auto byte = [](int rank, size_t i) {
@@ -123,7 +124,7 @@ TEST_P(CommunicatorTest, SymmetricBuffers) {
             (std::max<size_t>(bytes, 1) + 4095) / 4096 * 4096;
         EXPECT_EQ((*buffer)->resident_bytes(),
                   per_rank || comm->rank() == 0 ? rounded : 0);
-        // Each rank fills its region, or its stripe of the common one.
+        // Each rank fills its region, or its stripe of the common region.
         const auto value = [](int rank) { return std::byte(rank + 1); };
         const auto stripe = bytes / static_cast<size_t>(world_size());
         const auto part = [&](int rank) {
@@ -171,7 +172,7 @@ TEST_P(CommunicatorTest, BufferOutlivesCommunicator) {
 TEST_P(CommunicatorTest, MemoryThatNobodyHasIsAnErrorOnAllRanks) {
   Run([](Communicator* comm) {
     for (const auto kind : {SymmetricKind::kPerRank, SymmetricKind::kPerHost}) {
-      // 2^46 bytes fit into the address space and into no machine; the next
+      // 2^46 bytes fit into the address space and into no machine; SIZE_MAX - 5
       // overflows.
       for (const size_t bytes : {size_t{1} << 46, SIZE_MAX - 5}) {
         auto buffer = comm->Allocate("too much", bytes, kind, Soon());
@@ -180,7 +181,7 @@ TEST_P(CommunicatorTest, MemoryThatNobodyHasIsAnErrorOnAllRanks) {
             << buffer.status().ToString();
       }
     }
-    // The group goes on.
+    // The group can still be used.
     auto buffer =
         comm->Allocate("enough", 100, SymmetricKind::kPerRank, Soon());
     EXPECT_TRUE(buffer.ok()) << buffer.status().ToString();
@@ -237,9 +238,9 @@ TEST_P(CommunicatorTest, AfterShutdownNothingWorks) {
   });
 }
 
-// Where most races would show: nothing but barriers and small gathers.
+// Most races would show where there are only barriers and small gathers.
 TEST_P(CommunicatorTest, ManyCollectives) {
-  // Ranks that share a CPU need two switches a round.
+  // Ranks that share a CPU need two switches of threads per round.
   const int rounds = world_size() <= 2 ? 20000 : 2000;
   Run([rounds](Communicator* comm) {
     const auto world_size = static_cast<size_t>(comm->world_size());

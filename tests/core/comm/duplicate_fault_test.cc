@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A communicator and its duplicates: what ends one ends all.
+// A communicator and its duplicates: an error that ends one ends all.
 
 #include <signal.h>
 
@@ -19,8 +19,8 @@
 namespace shard::testing::duplicate_fault_test {
 namespace {
 
-// Whether it is that error, as a call returns it that was going on when the
-// group failed, or as one that came later.
+// Returns whether `status` is the error `code`, as returned by a call that ran
+// when the group failed, or by a later one.
 ::testing::AssertionResult Is(const Status& status, StatusCode code) {
   if (status.code() == code ||
       (status.code() == StatusCode::kPoisoned &&
@@ -31,13 +31,15 @@ namespace {
          << status.ToString() << " is not " << StatusCodeName(code);
 }
 
-// What both return when the group ends: all ranks but the last wait in one
-// collective of each, and the last `ends` it. Then none goes on, on any rank.
+// Checks the errors of a communicator and its duplicate when the group ends:
+// all ranks but the last wait in a collective of each, and the last one `ends`
+// the group. Afterwards no collective works on any rank.
 class EndTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
  protected:
   Backend backend() const { return std::get<0>(GetParam()); }
   int world_size() const { return std::get<1>(GetParam()); }
-  using Results = std::array<Status, 2>;  // Of the first and the duplicate.
+  // The statuses of the first and of the duplicate.
+  using Results = std::array<Status, 2>;
 
   bool IsLast(const Communicator& comm) const {
     return comm.rank() == world_size() - 1;
@@ -52,7 +54,8 @@ class EndTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
       CommOptions options;
       options.rank = first->rank();
       options.world_size = world_size();
-      // Tells when all have seen the end, which the group cannot.
+      // Another group tells when all have seen the end, which the group itself
+      // cannot.
       auto signal = OpenCommunicator(side, options);
       ASSERT_TRUE(signal.ok()) << signal.status().ToString();
       if (last) {
@@ -153,7 +156,7 @@ TEST_P(EndTest, LeftWithTheLast) {
   }
 }
 
-// The rank is there as long as it has the duplicate: late, but not lost.
+// The rank exists as long as it has the duplicate, so it is late, but not lost.
 TEST_P(EndTest, FreedIsNotLost) {
   for (const bool of_duplicate : {false, true}) {
     SCOPED_TRACE(of_duplicate);
@@ -171,8 +174,8 @@ TEST_P(EndTest, FreedIsNotLost) {
   }
 }
 
-// A duplicate that nobody waits in is ended all the same, also by one of its
-// siblings.
+// A duplicate in which no rank waits is ended all the same. A sibling can end
+// it, too.
 TEST_P(EndTest, OfASibling) {
   RunFamily(backend(), world_size(), [&](Handle first, Handle duplicate) {
     auto sibling = first->Duplicate("sibling", Soon());
@@ -205,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(All, EndTest,
 
 class DuplicateKillTest : public ::testing::TestWithParam<int> {};
 
-// While the others wait in both, in one, or in none.
+// The others wait in both, in one, or in none.
 TEST_P(DuplicateKillTest, BothNameTheDeadRank) {
   constexpr int kWorldSize = 3;
   const int victim = GetParam();
@@ -247,7 +250,7 @@ TEST_P(DuplicateKillTest, BothNameTheDeadRank) {
   }
 }
 
-// At the entry of each step of the making.
+// The rank dies at the start of each step of the duplication.
 TEST_P(DuplicateKillTest, WhileItIsMade) {
   constexpr int kWorldSize = 3;
   const int victim = GetParam();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A communicator and its duplicates: each a sequence of its own.
+// A communicator and its duplicates: each has a sequence of calls of its own.
 
 #include <condition_variable>
 #include <functional>
@@ -43,14 +43,14 @@ TEST_P(DuplicateTest, IsLikeTheFirst) {
     SHARD_EXPECT_OK(duplicate->Shutdown(Soon()));
     EXPECT_EQ(duplicate->Barrier("late", Soon()).code(),
               StatusCode::kFailedPrecondition);
-    // It ended alone.
+    // The shutdown of the duplicate did not end the first.
     SHARD_EXPECT_OK(first->Barrier("goes on", Soon()));
     SHARD_EXPECT_OK(first->Shutdown(Soon()));
   });
 }
 
-// Two threads per rank, in whatever order the scheduler likes, and with
-// allocations on both that must not take each other's memory.
+// Each rank has two threads, in any order that the scheduler chooses. Both
+// allocate, and must not take each other's memory.
 TEST_P(DuplicateTest, BothAtOnce) {
   Run([](Handle first, Handle duplicate) {
     std::thread worker([&] { Work(duplicate.get(), 30, 1000); });
@@ -61,8 +61,9 @@ TEST_P(DuplicateTest, BothAtOnce) {
   });
 }
 
-// Rank 0 makes the calls of the two in one order, the others in the other: each
-// waits in one while its peers wait in the other, and no call is a desync.
+// Rank 0 calls the two communicators in one order, the other ranks in the
+// other. Each waits in one while its peers wait in the other, and no call is a
+// desync.
 TEST_P(DuplicateTest, InAnotherOrderOnEveryRank) {
   Run([](Handle first, Handle duplicate) {
     for (int i = 0; i < 20; ++i) {
@@ -87,7 +88,7 @@ TEST_P(DuplicateTest, InAnotherOrderOnEveryRank) {
   });
 }
 
-// Duplicates of a duplicate, made while the first is in use.
+// Duplicates of a duplicate are made while the first is in use.
 TEST_P(DuplicateTest, OfADuplicate) {
   Run([](Handle first, Handle duplicate) {
     std::thread worker([&] {
@@ -104,7 +105,8 @@ TEST_P(DuplicateTest, OfADuplicate) {
   });
 }
 
-// A peer frees what it needs no more, in whatever order: nobody is lost.
+// A peer frees the communicator that it no longer needs, in any order, and no
+// rank is lost.
 TEST_P(DuplicateTest, FreedInAnyOrder) {
   for (const bool first_goes_first : {false, true}) {
     SCOPED_TRACE(first_goes_first);
@@ -120,13 +122,15 @@ TEST_P(DuplicateTest, FreedInAnyOrder) {
   }
 }
 
-// Of a duplicate; the first is over, whatever its duplicates wait for.
+// Calls of a duplicate fail once the first is shut down, whatever they wait
+// for.
 TEST_P(DuplicateTest, AfterShutdownOfTheFirst) {
   Run([](Handle first, Handle duplicate) {
     const bool last = first->rank() == first->world_size() - 1;
     Status waited;
     std::thread worker([&] {
-      // The last never comes; alone it has no one to wait for.
+      // The last rank never comes; in a group of one there is no one to wait
+      // for.
       if (!last) waited = duplicate->Barrier("engine", Soon());
     });
     SHARD_EXPECT_OK(first->Shutdown(Soon()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A communicator with a duplicate on every rank, and collectives to run on
-// either.
+// Runs ranks that have a communicator and a duplicate, and has collectives to
+// run on either.
 
 #ifndef SHARD_TESTS_CORE_COMM_DUPLICATES_H_
 #define SHARD_TESTS_CORE_COMM_DUPLICATES_H_
@@ -20,7 +20,7 @@ namespace shard::testing {
 
 using Handle = std::shared_ptr<Communicator>;
 
-// Runs body(first, duplicate) on every rank; shuts neither down afterwards.
+// Runs body(first, duplicate) on every rank. Shuts neither down afterwards.
 inline void RunFamily(Backend backend, int world_size,
                       const std::function<void(Handle, Handle)>& body,
                       const std::string& parameters = "") {

@@ -124,7 +124,7 @@ struct BadCase {
   const char* name;
   Vars vars;
   StatusCode code;
-  std::vector<std::string> parts;  // All in the message.
+  std::vector<std::string> parts;  // The message has all of them.
 };
 
 TEST(EnvironmentTest, Refused) {
@@ -209,7 +209,7 @@ TEST(EnvironmentTest, Refused) {
   }
 }
 
-// A name too long for a socket address is cut, and stays its own.
+// A name that is too long for a socket address is cut, and stays unique.
 TEST(EnvironmentTest, LongNames) {
   Vars one = With(kTorchrun, {{"TORCHELASTIC_RUN_ID", std::string(200, 'a')}});
   Vars two = With(one, {{"TORCHELASTIC_RESTART_COUNT", "1"}});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the ranks see when one of them is late, gone, wrong or fed up. Every
-// rank must see the same.
+// The errors of the ranks when one of them is late, gone, wrong or aborts.
+// Every rank must see the same.
 
 #include <signal.h>
 #include <sys/time.h>
@@ -22,7 +22,7 @@ class FaultTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
  protected:
   Backend backend() const { return std::get<0>(GetParam()); }
   int world_size() const { return std::get<1>(GetParam()); }
-  // Without a Shutdown at the end: the group is broken by then.
+  // Runs a group without a Shutdown at the end: the group is broken by then.
   void Run(const std::function<void(Communicator*)>& body) {
     RunGroup(backend(), world_size(), body, /*shutdown=*/false);
   }
@@ -41,7 +41,7 @@ TEST_P(FaultTest, DifferentWhatIsDesyncOnAllRanks) {
     EXPECT_TRUE(
         Contains(status.message(),
                  StrCat("rank ", odd, " called barrier 'load checkpoint'")));
-    // Sticky, with the first message.
+    // The error stays, with the first message.
     const Status later = comm->Barrier("next", Soon());
     EXPECT_EQ(later.code(), StatusCode::kPoisoned);
     EXPECT_TRUE(Contains(later.message(), "load checkpoint"));
@@ -73,7 +73,7 @@ TEST_P(FaultTest, DifferentSizeAndOperationAreDesync) {
   });
 }
 
-// Texts that agree in what the message can show still differ.
+// Texts that agree in the part that the message shows still differ.
 TEST_P(FaultTest, LongTextsAreComparedWhole) {
   Run([](Communicator* comm) {
     std::string what(200, 'w');
@@ -82,7 +82,8 @@ TEST_P(FaultTest, LongTextsAreComparedWhole) {
   });
 }
 
-// Two groups: the second tells the late rank that the first has failed.
+// There are two groups: the second tells the late rank that the first has
+// failed.
 TEST_P(FaultTest, DeadlineNamesTheMissingAndPoisonsTheLate) {
   const std::string url = UrlFor(backend(), UniqueName(), world_size());
   const std::string side = UrlFor(backend(), UniqueName(), world_size());
@@ -134,7 +135,7 @@ TEST_P(FaultTest, AbortEndsTheGroup) {
   });
 }
 
-// Abort from another thread ends a wait that is going on.
+// An abort from another thread ends a wait.
 TEST(AbortTest, FromAnotherThread) {
   const std::string url = UrlFor(Backend::kThreads, UniqueName(), 2);
   std::atomic<bool> entered{false};
@@ -179,7 +180,7 @@ TEST_P(FaultTest, LeavingWithoutShutdownIsALostRank) {
   });
 }
 
-// A deadline that is over before it begins still completes with all there.
+// A call whose deadline is over still completes when all ranks are there.
 TEST(LocalTest, NeverWaits) {
   auto comm = OpenCommunicator("local:", CommOptions());
   ASSERT_TRUE(comm.ok());
@@ -201,10 +202,10 @@ INSTANTIATE_TEST_SUITE_P(All, FaultTest,
 
 // --- a rank is killed at the entry of each phase ---
 
-// Every collective once; the phase names are those that the hook sees.
+// Calls every collective once, with the phase names that the hook sees.
 Status WorkOnce(Communicator* comm) {
   SHARD_RETURN_IF_ERROR(comm->Barrier("barrier", Soon()));
-  std::vector<char> send(20000);  // Three rounds.
+  std::vector<char> send(20000);  // The bytes take three rounds.
   std::vector<char> recv(send.size() * static_cast<size_t>(comm->world_size()));
   SHARD_RETURN_IF_ERROR(
       comm->AllGather("gather", send.data(), send.size(), recv.data(), Soon()));
@@ -253,7 +254,7 @@ TEST_P(KillTest, OthersNameTheDeadRank) {
     EXPECT_EQ(status.code(), StatusCode::kRankLost) << status.ToString();
     EXPECT_EQ(status.rank(), victim);
     EXPECT_TRUE(Contains(status.message(), StrCat("rank ", victim)));
-    // It stays so.
+    // The error stays.
     if (comm.ok()) {
       const Status later = (*comm)->Barrier("later", Soon());
       EXPECT_EQ(later.code(), StatusCode::kRankLost);
@@ -290,7 +291,7 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(1, 2)));
 
 // A rank that dies after it has arrived does not spoil the round: the others
-// pass it, and the next names the dead.
+// complete it, and the next call names the dead rank.
 TEST(KillAfterArrivalTest, TheRoundStands) {
   const std::string url = UrlFor(Backend::kShm, UniqueName(), 2);
   const auto results = RunRanks(2, [&](const Rank& rank) {
@@ -310,7 +311,7 @@ TEST(KillAfterArrivalTest, TheRoundStands) {
   EXPECT_TRUE(results[0].passed()) << results[0].ToString();
 }
 
-// A rank is killed at a random instant of busy collectives, many times: all
+// A rank is killed at a random instant of busy collectives, many times. All
 // survivors agree on the outcome.
 TEST(KillAnywhereTest, SurvivorsAgree) {
   for (int attempt = 0; attempt < 20; ++attempt) {
@@ -324,7 +325,7 @@ TEST(KillAnywhereTest, SurvivorsAgree) {
       auto comm = OpenCommunicator(url, options);
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();
       if (rank.rank() == victim) {
-        // Strikes anywhere, inside the rounds too.
+        // The timer fires anywhere, within rounds too.
         itimerval timer{};
         timer.it_value.tv_usec = 2000 + 531 * attempt;
         ::signal(SIGALRM, [](int) { ::raise(SIGKILL); });

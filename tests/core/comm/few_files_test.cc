@@ -21,7 +21,7 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name, int rank,
   return OpenCommunicator(StrCat("shm:", name), options);
 }
 
-// The lowest limit that lets this process open `more` files.
+// Sets the lowest limit that lets this process open `more` files.
 void LimitFiles(int more) {
   const int next = ::dup(0);
   ::close(next);
@@ -30,8 +30,8 @@ void LimitFiles(int more) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
-// Whatever step of the meeting lacks a descriptor, on whichever rank: an error
-// that says so, on the rank and on those that it has met, and never a hang.
+// When any step of the meeting lacks a descriptor, on any rank, the rank and
+// those that it has met get an error that says so. They never hang.
 TEST(FewFilesTest, Meeting) {
   for (const int poor : {0, 1, 2}) {
     for (int more = 0; more < 8; ++more) {
@@ -42,7 +42,7 @@ TEST(FewFilesTest, Meeting) {
         auto comm = Open(name, rank.rank(), 3, /*timeout=*/1);
         rank.Report(comm.ok() ? "OK" : StatusCodeName(comm.status().code()));
         if (comm.ok()) SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
-        // Its own error is always the true one.
+        // The rank's own error always has the true reason.
         if (!comm.ok() && rank.rank() == poor) {
           EXPECT_EQ(comm.status().code(), StatusCode::kResourceExhausted)
               << comm.status().ToString();
@@ -53,7 +53,7 @@ TEST(FewFilesTest, Meeting) {
         EXPECT_EQ(result.report == "OK",
                   results[static_cast<size_t>(poor)].report == "OK")
             << result.ToString();
-        // All ranks have come by then: they know the reason.
+        // All ranks have met by then, so they know the reason.
         if (poor != 0 && more >= 3) {
           EXPECT_TRUE(result.report == "OK" ||
                       result.report == "RESOURCE_EXHAUSTED")
@@ -85,7 +85,7 @@ TEST(FewFilesTest, Allocation) {
   }
 }
 
-// Whatever step of a duplicate lacks one.
+// When any step of a duplication lacks a descriptor, all ranks get the error.
 TEST(FewFilesTest, Duplicate) {
   constexpr int kEnough = 12;
   for (const int poor : {0, 1}) {

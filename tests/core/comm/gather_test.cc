@@ -18,7 +18,7 @@ using testing::Backend;
 using testing::RunGroup;
 using testing::Soon;
 
-// `bytes` of a rank: its number, counted up.
+// Returns `bytes` bytes that count up from a rank's own number.
 std::vector<std::byte> BytesOf(int rank, size_t bytes) {
   std::vector<std::byte> content(bytes);
   for (size_t i = 0; i < bytes; ++i) {
@@ -32,8 +32,8 @@ class GatherTest : public ::testing::TestWithParam<Backend> {};
 TEST_P(GatherTest, EveryRankHasAllByRank) {
   for (const int world_size : {1, 2, 5}) {
     RunGroup(GetParam(), world_size, [&](Communicator* comm) {
-      // Who gives nothing, the least and the most is another rank each time;
-      // at last nobody gives anything.
+      // Another rank gives nothing, the least and the most in each round. In
+      // the last round no rank gives anything.
       for (size_t round = 0; round < 6; ++round) {
         const auto size = [&](int rank) {
           return round == 5 ? 0
@@ -53,18 +53,18 @@ TEST_P(GatherTest, EveryRankHasAllByRank) {
   }
 }
 
-// A rank that says it gives more than there is memory for, which no other rank
-// may try to hold.
+// A rank says that it gives more bytes than any machine has; no other rank may
+// try to allocate them.
 TEST_P(GatherTest, BeyondMemoryIsAnErrorOfAll) {
   RunGroup(GetParam(), 3, [&](Communicator* comm) {
-    // Never read: it fails before.
+    // The byte is never read: the call fails before.
     static const std::byte kByte{1};
     const size_t huge = size_t{1} << 50;
     const auto all = GatherBytes(
         comm, "gather", {&kByte, comm->rank() == 1 ? huge : 1}, Soon());
     EXPECT_EQ(all.status().code(), StatusCode::kResourceExhausted)
         << all.status().ToString();
-    // And the group goes on.
+    // The group can still be used.
     SHARD_EXPECT_OK(comm->Barrier("after", Soon()));
   });
 }

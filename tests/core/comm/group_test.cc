@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The instants between a peer's last step and its death, one by one: the test
-// plays rank 1 by hand, at the moment when rank 0 asks whether it lives.
+// Tests each instant between a peer's last step and its death: the test itself
+// plays rank 1, at the moment when rank 0 asks whether rank 1 lives.
 
 #include "core/comm/direct/group.h"
 
@@ -39,7 +39,8 @@ class GroupTest : public ::testing::Test {
     return reinterpret_cast<ControlBlock*>(memory_.data());
   }
 
-  // Rank 0's barrier, with what rank 1 does when it is asked for.
+  // Enters rank 0's barrier. `is_dead` does rank 1's steps when rank 0 asks
+  // whether rank 1 is dead.
   Status Barrier(std::function<bool()> is_dead, double seconds = 10,
                  std::string_view what = "step") {
     if (group_ == nullptr) {
@@ -53,7 +54,7 @@ class GroupTest : public ::testing::Test {
                          Deadline::After(seconds));
   }
 
-  // Rank 1 makes the same call as rank 0.
+  // Lets rank 1 make the same call as rank 0.
   void Arrive(uint64_t round) {
     RankSlot* slots = block()->slots();
     slots[1].cells[round & 1].call = slots[0].cells[round & 1].call;
@@ -74,7 +75,7 @@ TEST_F(GroupTest, Dead) {
             "has entered no collective yet");
 }
 
-// It arrived and died between two looks of rank 0: the round stands.
+// Rank 1 arrived and died between two looks of rank 0: the round is complete.
 TEST_F(GroupTest, ArrivedThenDied) {
   Status status = Barrier([this] {
     Arrive(1);
@@ -85,12 +86,12 @@ TEST_F(GroupTest, ArrivedThenDied) {
   EXPECT_EQ(status.code(), StatusCode::kRankLost);
 }
 
-// A third rank has seen all arrive and has said so: what rank 0 thinks of
-// rank 1 no longer counts.
+// A third rank has seen all arrive and has said so, so rank 0's view of rank 1
+// no longer counts.
 TEST_F(GroupTest, CompletedMeanwhile) {
   const Status status = Barrier([this] {
     Arrive(1);
-    block()->slots()[1].arrived = 0;  // Rank 0 has an old view of it.
+    block()->slots()[1].arrived = 0;  // Rank 0 has an old view of rank 1.
     block()->state = State{1, -1}.Pack();
     return true;
   });
@@ -98,7 +99,7 @@ TEST_F(GroupTest, CompletedMeanwhile) {
   EXPECT_FALSE(group_->failed());
 }
 
-// Rank 1 has given up first: its reason is everybody's.
+// Rank 1 gave up first, so its reason is that of all ranks.
 TEST_F(GroupTest, FailedMeanwhile) {
   const auto fail = [this] {
     FailureRecord& record = block()->slots()[1].failure;
@@ -119,7 +120,7 @@ TEST_F(GroupTest, FailedMeanwhile) {
             "an earlier error ended the group: DEADLINE_EXCEEDED: too late");
 }
 
-// It left after it had arrived.
+// Rank 1 left after it had arrived.
 TEST_F(GroupTest, ArrivedThenLeft) {
   EXPECT_TRUE(Barrier([this] {
                 Arrive(1);
@@ -132,10 +133,10 @@ TEST_F(GroupTest, ArrivedThenLeft) {
             std::string::npos);
 }
 
-// A duplicate waits when the group that it is of fails, or is shut down.
+// A duplicate waits when its origin fails, or is shut down.
 class DuplicateGroupTest : public GroupTest {
  protected:
-  // Rank 0's barrier in the duplicate.
+  // Enters rank 0's barrier in the duplicate.
   Status Wait(std::function<bool()> is_dead) {
     is_dead_ = std::move(is_dead);
     return duplicate_->Begin({Operation::kBarrier, "engine"}, nullptr, 0,
@@ -155,7 +156,7 @@ class DuplicateGroupTest : public GroupTest {
       std::make_shared<Group>(BlockIn(own_), origin_);
 };
 
-// By a rank that is gone at once: the error is the first one.
+// A rank fails the origin and dies at once: the error is that of the origin.
 TEST_F(DuplicateGroupTest, OriginFails) {
   const Status status = Wait([this] {
     origin_->Fail(Status(StatusCode::kDeadlineExceeded, "too late", 1));
@@ -178,7 +179,7 @@ TEST_F(DuplicateGroupTest, OriginHasFailed) {
 TEST_F(DuplicateGroupTest, TellsTheOrigin) {
   EXPECT_EQ(Wait([] { return true; }).code(), StatusCode::kRankLost);
   EXPECT_TRUE(origin_->failed());
-  // Of a sibling too.
+  // A sibling of the duplicate fails, too.
   Mapping memory = *Mapping::Anonymous(ControlBlock::Bytes(2));
   Group sibling(BlockIn(memory), duplicate_);
   const Status status = sibling.Begin({Operation::kBarrier, "other"}, nullptr,
@@ -201,14 +202,14 @@ TEST_F(DuplicateGroupTest, TellsForTheDead) {
   EXPECT_TRUE(origin_->failed());
 }
 
-// It has shut down and died: that it is dead must not be all that is seen.
+// Rank 1 shut down and died: the error must be more than its death.
 TEST_F(DuplicateGroupTest, ShutDownThenDied) {
   const Status status = Wait([this] {
     block()->slots()[1].presence = kShutDown;
     return true;
   });
   EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
-  // Here the Shutdown has not returned yet.
+  // The Shutdown of this rank has not returned yet.
   EXPECT_FALSE(duplicate_->is_shut_down());
   EXPECT_EQ(Wait([] { return false; }).code(), StatusCode::kFailedPrecondition);
 }
@@ -222,7 +223,7 @@ TEST_F(DuplicateGroupTest, ShutDownHere) {
   EXPECT_TRUE(duplicate_->is_shut_down());
 }
 
-// A rank leaves with the last that it has of a family.
+// A rank leaves when it frees its last communicator of a family.
 TEST_F(DuplicateGroupTest, Presence) {
   const auto& presence = block()->slots()[0].presence;
   origin_.reset();
@@ -231,7 +232,7 @@ TEST_F(DuplicateGroupTest, Presence) {
   EXPECT_EQ(presence, kLeft);
 }
 
-// Whatever a peer has in its memory, a message is text of bounded size.
+// A message is text of bounded size, whatever a peer has in its memory.
 TEST_F(GroupTest, WildPeer) {
   const Status status = Barrier([this] {
     Arrive(1);
@@ -246,7 +247,7 @@ TEST_F(GroupTest, WildPeer) {
   EXPECT_NE(status.message().find("unknown operation"), std::string::npos);
 }
 
-// A text that is cut is cut between characters.
+// A text that is too long is cut between characters.
 TEST_F(GroupTest, LongWhat) {
   for (size_t size : {78, 79, 80}) {
     group_.reset();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Machines and neighbours that do not help: no pidfds, another user at the
-// meeting point.
+// Machines and neighbors that do not help: there are no pidfds, or another user
+// is at the meeting point.
 
 #include <errno.h>
 #include <linux/audit.h>
@@ -33,7 +33,7 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name, int rank,
   return OpenCommunicator(StrCat("shm:", name), options);
 }
 
-// As an old kernel would: pidfd_open is not there. False where the sandbox
+// Makes pidfd_open fail as on an old kernel. Returns false where the sandbox
 // allows no filters.
 bool ForbidPidfds() {
   sock_filter code[] = {
@@ -47,7 +47,7 @@ bool ForbidPidfds() {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// One rank without is enough for all to fall back on their connections.
+// One rank without pidfds is enough for all to fall back on their connections.
 TEST(WithoutPidfdsTest, ADeadRankIsStillNamed) {
   for (const int victim : {0, 1, 2}) {
     SCOPED_TRACE(victim);
@@ -80,7 +80,8 @@ bool BecomeOtherUser() {
   return ::setresuid(kOtherUser, kOtherUser, kOtherUser) == 0;
 }
 
-// Tried in a process of its own. Not possible in a sandbox's user namespace.
+// Tries it in a process of its own. It is not possible in a sandbox's user
+// namespace.
 bool CanBecomeOtherUser() {
   return RunRanks(1,
                   [](const Rank& rank) {
@@ -89,7 +90,7 @@ bool CanBecomeOtherUser() {
              .report == "yes";
 }
 
-// Listens where this user's rank 0 would.
+// A process of another user listens where this user's rank 0 would.
 TEST(OtherUserTest, AHostOfAnotherUserIsNotBelieved) {
   if (!CanBecomeOtherUser()) GTEST_SKIP() << "cannot change the user";
   const std::string name = UniqueName();
@@ -105,7 +106,8 @@ TEST(OtherUserTest, AHostOfAnotherUserIsNotBelieved) {
       ASSERT_EQ(::listen(fd.get(), 4), 0);
       const Fd guest(::accept(fd.get(), nullptr, nullptr));
       char byte;
-      EXPECT_LE(::recv(guest.get(), &byte, 1, 0), 0);  // It says nothing.
+      // The guest sends nothing.
+      EXPECT_LE(::recv(guest.get(), &byte, 1, 0), 0);
       return;
     }
     const auto comm = Open(name, 1, 2, 5);
@@ -117,12 +119,12 @@ TEST(OtherUserTest, AHostOfAnotherUserIsNotBelieved) {
   ExpectAllPassed(results);
 }
 
-// What rank 0 says of a name that another process has bound, as the other user
-// where that can be.
+// Expects rank 0 to report a name that another process has bound: one of
+// another user when `other_user` is set, one that listens when `listens` is.
 void ExpectNameTaken(bool other_user, bool listens, const std::string& who) {
   const std::string name = UniqueName();
   const shm::Address where = shm::AddressOf(name);
-  int ends[2];  // One for each rank.
+  int ends[2];  // One end for each rank.
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   const auto results = RunRanks(2, [&](const Rank& rank) {
     const Fd mine(ends[rank.rank()]);
@@ -141,7 +143,8 @@ void ExpectNameTaken(bool other_user, bool listens, const std::string& who) {
         ASSERT_EQ(::listen(fd.get(), 4), 0);
       }
       ASSERT_EQ(::send(mine.get(), &byte, 1, MSG_NOSIGNAL), 1);
-      EXPECT_EQ(::recv(mine.get(), &byte, 1, 0), 0);  // Until rank 0 has gone.
+      // Waits until rank 0 has gone.
+      EXPECT_EQ(::recv(mine.get(), &byte, 1, 0), 0);
       return;
     }
     ASSERT_EQ(::recv(mine.get(), &byte, 1, 0), 1);
@@ -171,7 +174,7 @@ TEST(OtherUserTest, ANameThatAnotherUserListensAt) {
   ExpectNameTaken(true, false, "maybe one of another user");
 }
 
-// Counts what is logged.
+// Counts the lines of the log.
 struct Log {
   int lines = 0;
   std::string last;
@@ -188,12 +191,14 @@ int Connect(const shm::Address& where, bool await_answer = false) {
   const int result = ::connect(
       fd.get(), reinterpret_cast<const sockaddr*>(&where.address), where.size);
   char byte;
-  // Rank 0 greets it or turns it away; one that closes before is not counted.
+  // Waits until rank 0 greets the stranger or turns it away; one that closes
+  // before is not counted.
   if (result == 0 && await_answer) (void)::recv(fd.get(), &byte, 1, 0);
   return result;
 }
 
-// Strangers by the thousand, then the rank that was waited for.
+// Expects few lines of log from thousands of strangers, after whom the awaited
+// rank comes.
 void ExpectFewLinesOfAFlood(uid_t strangers) {
   constexpr int kStrangers = 3000;
   const std::string name = UniqueName();
@@ -235,7 +240,7 @@ TEST(OtherUserTest, AFloodIsNoFloodOfTheLog) {
   ExpectFewLinesOfAFlood(kOtherUser);
 }
 
-// A flood that goes on does not keep rank 0 from giving up.
+// A flood that does not end does not keep rank 0 from giving up.
 TEST(StrangersTest, AFloodDoesNotOutlastTheDeadline) {
   const std::string name = UniqueName();
   const shm::Address where = shm::AddressOf(name);
@@ -270,7 +275,8 @@ TEST(OtherUserTest, AGuestOfAnotherUserIsIgnored) {
           continue;
         }
         char byte;
-        EXPECT_LE(::recv(fd.get(), &byte, 1, 0), 0);  // Closed, not greeted.
+        // The connection is closed, without a greeting.
+        EXPECT_LE(::recv(fd.get(), &byte, 1, 0), 0);
         return;
       }
       ADD_FAILURE() << "nobody listens";

@@ -17,7 +17,7 @@
 namespace shard::testing::link_test {
 namespace {
 
-// Longer than any test waits.
+// The delay is longer than any test waits.
 constexpr char kEndless[] = "direct=0&delay=1000";
 
 double Seconds(const std::function<void()>& f) {
@@ -54,7 +54,7 @@ TEST_P(NotDirectTest, SaysSo) {
   });
 }
 
-// On all ranks, and the group goes on.
+// All ranks get the error, and the group can still be used.
 TEST_P(NotDirectTest, NobodyGetsSharedMemory) {
   Run("direct=0", [](Communicator* comm) {
     for (const auto kind : {SymmetricKind::kPerRank, SymmetricKind::kPerHost}) {
@@ -67,7 +67,7 @@ TEST_P(NotDirectTest, NobodyGetsSharedMemory) {
   });
 }
 
-// Only tensors take the link.
+// Only tensors are delayed by the link.
 TEST_P(NotDirectTest, ControlDataIsNotDelayed) {
   Run(kEndless, [](Communicator* comm) {
     SHARD_ASSERT_OK(comm->Barrier("barrier", Soon()));
@@ -77,7 +77,7 @@ TEST_P(NotDirectTest, ControlDataIsNotDelayed) {
   });
 }
 
-// The time that stands in communicator.h, for what a ring would send.
+// The time is the one in communicator.h, for the bytes that a ring would send.
 TEST_P(NotDirectTest, ALinkTakesItsTime) {
   constexpr double kDelay = 0.02;
   constexpr double kBandwidth = 1e7;
@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(All, NotDirectTest,
                                   std::to_string(std::get<1>(info.param));
                          });
 
-// Rank 1 has no delay of its own: when it returns, rank 0 is in the link.
+// Rank 1 has no delay of its own: when it returns, rank 0 waits for the link.
 TEST(LinkTest, AbortEndsTheWait) {
   const std::string name = UniqueName();
   RunEach(Backend::kThreads, 2, [&](int rank) {
@@ -151,7 +151,7 @@ TEST(LinkTest, AbortEndsTheWait) {
   });
 }
 
-// By another thread of the waiting rank, whatever the instant.
+// Another thread of the waiting rank may abort at any instant.
 TEST(LinkTest, AbortFromAnotherThread) {
   const auto comm =
       OpenCommunicator(StrCat("local:?", kEndless), CommOptions());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the ranks of a "shm:" group meet, and what every one of them is told
-// when they cannot.
+// The meeting of the ranks of a "shm:" group, and the error that every rank
+// gets when they cannot meet.
 
 #include "core/comm/shm/meeting.h"
 
@@ -25,7 +25,7 @@
 namespace shard::testing::meeting_test {
 namespace {
 
-// What one process claims when it opens the group.
+// The rank and world size that one process claims when it opens the group.
 struct Claim {
   int rank;
   int world_size;
@@ -40,8 +40,8 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
   return OpenCommunicator(StrCat("shm:", name), options);
 }
 
-// Opens the group with a claim per process; none leaves a descriptor behind
-// when it fails. The reports are "CODE rank message".
+// Opens the group in one process per claim. No process leaves a descriptor
+// behind. The reports are "CODE rank message".
 std::vector<RankResult> Meet(const std::vector<Claim>& claims,
                              double timeout = 20) {
   const std::string name = UniqueName();
@@ -90,7 +90,8 @@ TEST(MeetingTest, MissingRanksAreNamedOnAll) {
   ExpectAllTold(results, "within 0.3 s: missing [1, 3]");
 }
 
-// The least patient rank ends it for all, with the same words.
+// The shortest deadline of all ranks ends the meeting, with the same message
+// for all.
 TEST(MeetingTest, ShortestDeadlineCounts) {
   const std::string name = UniqueName();
   const auto results = RunRanks(2, [&](const Rank& rank) {
@@ -118,7 +119,7 @@ TEST(MeetingTest, DuplicateRank) {
 TEST(MeetingTest, DuplicateHost) {
   const std::string name = UniqueName();
   ExpectAllPassed(RunRanks(1, [&](const Rank&) {
-    // Holds the name without being a rank.
+    // This socket holds the name without being a rank.
     const shm::Address where = shm::AddressOf(name);
     const Fd holder(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     ASSERT_EQ(
@@ -135,7 +136,7 @@ TEST(MeetingTest, DifferentWorldSizes) {
   const auto results = Meet({{0, 2}, {1, 3}});
   ExpectAllTold(results, "INVALID_ARGUMENT");
   ExpectAllTold(results, "rank 1 says world size 3, rank 0 says 2");
-  // Those who come after the quarrel are told as well.
+  // Ranks that come after the first two have disagreed are told as well.
   const auto more = Meet({{0, 2}, {1, 3}, {2, 3}});
   ExpectAllTold(more, "INVALID_ARGUMENT");
 }
@@ -170,8 +171,8 @@ Fd Connect(const std::string& name) {
   return Fd();
 }
 
-// Process 2 talks nonsense to the meeting of ranks 0 and 1; it lets rank 1
-// come only when it has been heard.
+// Process 2 sends garbage to the meeting of ranks 0 and 1. It lets rank 1 come
+// only after the garbage was read.
 TEST(MeetingTest, GarbageDoesNotDisturb) {
   const std::string name = UniqueName();
   const std::string gate = UniqueName();
@@ -181,23 +182,23 @@ TEST(MeetingTest, GarbageDoesNotDisturb) {
       for (size_t size : {1, 16, 24, 40, 4000, 9000}) {
         connections.push_back(Connect(name));
         const std::string garbage(size, '\xA5');
-        // With a descriptor, which the host must not keep.
+        // The garbage comes with a descriptor, which the host must not keep.
         SHARD_EXPECT_OK(shm::Send(connections.back().get(), garbage.data(),
                                   garbage.size(), {0}, Soon()));
       }
-      shm::Hello wrong{};  // Right size, wrong kind.
+      shm::Hello wrong{};  // The right size, the wrong kind.
       wrong.header = shm::Header::Of(shm::Kind::kPeers);
       connections.push_back(Connect(name));
       SHARD_EXPECT_OK(shm::Send(connections.back().get(), &wrong, sizeof(wrong),
                                 {}, Soon()));
-      // All of these are thrown out.
+      // The host closes all of these.
       for (const Fd& fd : connections) {
         StatusOr<shm::Packet> packet = shm::Receive(fd.get(), Soon());
         while (packet.ok()) packet = shm::Receive(fd.get(), Soon());
         EXPECT_EQ(packet.status().code(), StatusCode::kUnavailable);
       }
-      Connect(name);                       // Comes and goes.
-      const Fd silent = Connect(name);     // Says nothing.
+      Connect(name);                       // Connects and goes away.
+      const Fd silent = Connect(name);     // Connects and says nothing.
       auto open = Open(gate, {1, 2}, 20);  // Now rank 1 may come.
       ASSERT_TRUE(open.ok()) << open.status().ToString();
       SHARD_EXPECT_OK((*open)->Shutdown(Soon()));
@@ -272,8 +273,9 @@ TEST(MeetingTest, HostDies) {
   EXPECT_LT(results[1].seconds, 5);
 }
 
-// The host dies with guests in its queue that it has not greeted: nobody has
-// met it, and another host may still come. The deadline holds.
+// The host dies with guests in its queue that it has not greeted. No rank has
+// met it, and another host may still come, so the guests wait until the
+// deadline.
 TEST(MeetingTest, HostDiesBeforeItGreets) {
   constexpr double kTimeout = 1;
   const std::string name = UniqueName();
@@ -300,7 +302,7 @@ TEST(MeetingTest, HostDiesBeforeItGreets) {
   }
 }
 
-// The host hangs after it has heard a guest, which then waits for a verdict.
+// The host hangs after it has heard a guest, which waits for a verdict.
 TEST(MeetingTest, HostHangs) {
   constexpr double kTimeout = 0.5;
   const std::string name = UniqueName();
@@ -311,7 +313,7 @@ TEST(MeetingTest, HostHangs) {
   const auto results = RunRanks(2, [&](const Rank& rank) {
     CommOptions options;
     options.rank = rank.rank();
-    options.world_size = 3;  // The third never comes.
+    options.world_size = 3;  // The third rank never comes.
     options.timeout = kTimeout;
     if (rank.rank() == 0) {
       const pid_t self = ::getpid();
@@ -342,8 +344,8 @@ TEST(MeetingTest, HostHangs) {
 
 // --- what is held afterwards ---
 
-// A host that closes all descriptors it does not know of, as daemons do, takes
-// from libshard the sight of its peers' deaths; nobody has died of that.
+// A host may close all descriptors that it does not know, as daemons do.
+// libshard then no longer sees the deaths of peers, but must not report any.
 TEST(MeetingTest, ClosedDescriptorsAreNoDeath) {
   for (const int closer : {0, 1}) {
     const std::string name = UniqueName();
@@ -359,7 +361,8 @@ TEST(MeetingTest, ClosedDescriptorsAreNoDeath) {
         for (const int fd : free) closed += ::close(fd) == 0;
         EXPECT_GT(closed, 0);
       } else {
-        ::poll(nullptr, 0, 200);  // The other one waits, and looks.
+        // The other rank waits, and checks for deaths.
+        ::poll(nullptr, 0, 200);
       }
       SHARD_EXPECT_OK((*comm)->Barrier("both are there", Soon()));
       SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
@@ -369,7 +372,7 @@ TEST(MeetingTest, ClosedDescriptorsAreNoDeath) {
 
 TEST(MeetingTest, DescriptorsAreClosedOnExecAndGoWithTheGroup) {
   const std::string name = UniqueName();
-  // The caller of the test may have left it some of its own.
+  // The caller of the test may have left some descriptors open.
   const auto inherited = [] {
     int count = 0;
     for (int fd = 3; fd < 200; ++fd) {
@@ -391,7 +394,7 @@ TEST(MeetingTest, DescriptorsAreClosedOnExecAndGoWithTheGroup) {
             (*comm)->Allocate("buffer", 8192, SymmetricKind::kPerRank, Soon());
         ASSERT_TRUE(buffer.ok()) << buffer.status().ToString();
         kept = *buffer;
-        // Memory is held by its mapping, not by a descriptor.
+        // A mapping holds the memory, not a descriptor.
         EXPECT_EQ(CountOpenFiles(), open);
         const auto too_much = (*comm)->Allocate(
             "too much", size_t{1} << 46, SymmetricKind::kPerHost, Soon());
@@ -405,7 +408,8 @@ TEST(MeetingTest, DescriptorsAreClosedOnExecAndGoWithTheGroup) {
   }));
 }
 
-// A child that a rank forks and that frees its copy does not speak for it.
+// A child that a rank forks, and that frees its copy, does not act for the
+// rank.
 TEST(MeetingTest, ForkedChildIsNotTheRank) {
   const std::string name = UniqueName();
   ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that have nothing to add to a reduce-scatter: as if they sent zeros, to
-// the bit.
+// Ranks that have nothing to add to a reduce-scatter: the result is the one
+// that zeros would have, to the bit.
 
 #include <cmath>
 #include <cstring>
@@ -28,7 +28,8 @@ float Value(int rank, size_t index) {
   return std::ldexp(static_cast<float>(index % 101) - 50.0f, rank * 7 - 20);
 }
 
-// Which ranks have nothing, by the bits of `absent`.
+// Compares a reduce-scatter with nulls to one with zeros. The bits of `absent`
+// are the ranks that have nothing.
 void Check(Communicator* comm, unsigned absent, size_t count, bool add) {
   const RankSet all = RankSet::All(comm->world_size());
   const auto blocks = static_cast<size_t>(all.count);
@@ -57,19 +58,21 @@ TEST_P(NullSendTest, IsZeros) {
     for (unsigned absent = 0; absent <= everyone; ++absent) {
       for (const bool add : {false, true}) Check(comm, absent, 1500, add);
     }
-    // Of several tiles, and not the halves of the calls before.
+    // The tensors have several tiles, and do not reuse the halves of the calls
+    // before.
     for (const unsigned absent : {1u, everyone - 1, everyone, 0u, everyone}) {
       Check(comm, absent, 700001, true);
     }
   });
 }
 
-// In another dtype, and in sets of a part of the ranks, of which one has none.
+// The dtype is another one, and the sets have two of the four ranks; one rank
+// has nothing.
 TEST_P(NullSendTest, OfSets) {
   Run([](Communicator* comm) {
     if (comm->world_size() != 4) return;
     const RankSet set = RankSet::Of(comm->rank(), 2, 2);
-    const uint16_t one = 0x3F80;  // In bf16.
+    const uint16_t one = 0x3F80;  // 1 in bf16.
     const std::vector<uint16_t> send(2 * 70, one);
     std::vector<float> recv(70, 5);
     SHARD_ASSERT_OK(comm->ReduceScatter(

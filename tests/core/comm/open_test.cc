@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What URLs and options mean, and how threads find each other.
+// The meaning of URLs and options, and the meeting of threads.
 
 #include <stdlib.h>
 
@@ -115,7 +115,7 @@ TEST(OpenTest, NotDirectThroughTheEnvironment) {
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     EXPECT_FALSE((*comm)->direct());
   }
-  // In what the launcher gives, with more of it in the host's own URL.
+  // The launcher's URL has some parameters, and the host's own URL adds one.
   const std::string where = "shm:" + UniqueName() + "?direct=0&delay=0.25";
   ::setenv("SHARD_RENDEZVOUS", where.c_str(), 1);
   ::setenv("SHARD_WORLD_SIZE", "2", 1);
@@ -140,11 +140,12 @@ TEST(ThreadsTest, MissingRanksAreNamedOnAll) {
   RunEach(Backend::kThreads, 2, [&](int i) {
     CommOptions options;
     options.rank = i == 0 ? 1 : 3;
-    options.timeout = i == 0 ? 0.2 : 20;  // The least patient ends it.
+    // The shortest deadline ends the meeting.
+    options.timeout = i == 0 ? 0.2 : 20;
     statuses[static_cast<size_t>(i)] = OpenCommunicator(url, options).status();
   });
   for (const Status& status : statuses) {
-    // The other one may only come when the first has given up.
+    // The second rank may come only when the first has given up.
     EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
     EXPECT_TRUE(Contains(status.message(), "missing [0, "));
   }
@@ -164,15 +165,15 @@ TEST(ThreadsTest, DuplicateRankDoesNotBreakTheOthers) {
       SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
       return;
     }
-    // Of the two that say 0, the later one.
+    // Two threads say that they are rank 0; the later one gets the error.
     EXPECT_EQ(comm.status().code(), StatusCode::kAlreadyExists);
     EXPECT_FALSE(refused.exchange(true));
   });
   EXPECT_TRUE(refused);
 }
 
-// One name is one group. Whoever comes, and in which order, is told both sizes,
-// long before its deadline; rank 2 is of the larger group.
+// One name is one group. Ranks that come in any order are told both sizes, long
+// before their deadlines. Rank 2 is of the larger group.
 TEST(ThreadsTest, DifferentWorldSizesUnderOneName) {
   const std::string name = UniqueName();
   for (const int last : {0, 1, 2}) {
@@ -198,7 +199,7 @@ TEST(ThreadsTest, DifferentWorldSizesUnderOneName) {
   }
 }
 
-// After the quarrel the name can be used again at once, by those who were told.
+// Ranks that were told of different sizes can use the name again at once.
 TEST(ThreadsTest, NameAfterAQuarrel) {
   const std::string name = UniqueName();
   RunEach(Backend::kThreads, 2, [&](int rank) {
@@ -213,7 +214,7 @@ TEST(ThreadsTest, NameAfterAQuarrel) {
   });
 }
 
-// Groups without a name are told apart by their size.
+// Groups without a name are distinguished by their size.
 TEST(ThreadsTest, WithoutANameSizesAreDifferentGroups) {
   RunEach(Backend::kThreads, 5, [&](int i) {
     CommOptions options;

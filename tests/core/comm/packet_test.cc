@@ -56,7 +56,7 @@ TEST_F(PacketTest, DescriptorsAreOwnedAndClosedOnExec) {
     for (const Fd& fd : packet->fds) {
       EXPECT_EQ(::fcntl(fd.get(), F_GETFD), FD_CLOEXEC);
     }
-    // Also those of a packet that is refused.
+    // The descriptors of a packet that is refused are closed as well.
     ASSERT_TRUE(SendText(there_, std::string(5000, 'x'), {0}).ok());
     EXPECT_EQ(Take(here_).status().code(), StatusCode::kInvalidArgument);
   }
@@ -69,7 +69,7 @@ TEST_F(PacketTest, DeadlineAndGivingUp) {
   const auto packet =
       Receive(here_.get(), Deadline::After(60), [&] { return ++asked == 2; });
   EXPECT_EQ(packet.status().code(), StatusCode::kCancelled);
-  // A peer that does not receive.
+  // The peer does not receive.
   Status status;
   while (status.ok()) {
     status = Send(here_.get(), "x", 1, {}, Deadline::After(0.01));
@@ -83,8 +83,8 @@ TEST_F(PacketTest, PeerGone) {
   EXPECT_EQ(SendText(here_, "x").code(), StatusCode::kUnavailable);
 }
 
-// What a peer said before it left is heard, even when it left packets of ours
-// unread: the kernel puts ECONNRESET in front.
+// The last packet of a peer that left is received, even when the peer left
+// packets of ours unread: the kernel would return ECONNRESET first.
 TEST_F(PacketTest, LastWords) {
   ASSERT_TRUE(SendText(here_, "never read").ok());
   ASSERT_TRUE(SendText(there_, "last words").ok());

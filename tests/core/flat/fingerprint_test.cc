@@ -21,7 +21,7 @@ TEST(Fingerprint, IsXxh3OfTheBytes) {
   EXPECT_EQ(fingerprint.Finish(), XXH3_64bits("abcdef", 6));
 }
 
-// However the pieces fall on the buffer's edges.
+// The pieces fall on the buffer's edges in every way.
 TEST(Fingerprint, PiecesOfAnySize) {
   std::string bytes(200'000, '\0');
   for (size_t i = 0; i < bytes.size(); ++i) {
@@ -38,7 +38,8 @@ TEST(Fingerprint, PiecesOfAnySize) {
   }
 }
 
-// The same as one piece after the other, wherever the buffer's edges are.
+// The result is that of one piece after the other, wherever the buffer's edges
+// are.
 TEST(Fingerprint, AllAtOnce) {
   const std::string text(70'000, 'x');
   for (size_t before = 16 * 1024 - 60; before <= 16 * 1024; ++before) {

@@ -25,7 +25,8 @@ std::vector<ParamId> Ids(size_t count) {
   return ids;
 }
 
-// Spans do not take lists in braces.
+// Makes an even layout. Spans do not take lists in braces, so these arguments
+// are vectors.
 StatusOr<FlatLayout> MakeEven(const std::vector<ParamId>& params,
                               const std::vector<int64_t>& numels,
                               int world_size, FlatLayout::Alignment alignment) {
@@ -47,7 +48,7 @@ FlatLayout Even(const std::vector<int64_t>& numels, int world_size,
   return *std::move(layout);
 }
 
-// All that holds of every layout.
+// Expects everything that holds of every layout.
 void ExpectSound(const FlatLayout& layout, const std::vector<int64_t>& numels,
                  int world_size, FlatLayout::Alignment alignment) {
   EXPECT_EQ(layout.world_size(), world_size);
@@ -57,7 +58,8 @@ void ExpectSound(const FlatLayout& layout, const std::vector<int64_t>& numels,
   EXPECT_EQ(layout.numel(),
             std::accumulate(numels.begin(), numels.end(), int64_t{0}));
 
-  // Slots: each parameter once, in order, apart, inside.
+  // Slots have each parameter once, in order, without overlap, and inside the
+  // buffer.
   ASSERT_EQ(layout.slots().size(), numels.size());
   std::vector<int> times(numels.size(), 0);
   int64_t end = 0;
@@ -71,8 +73,8 @@ void ExpectSound(const FlatLayout& layout, const std::vector<int64_t>& numels,
   EXPECT_LE(end, layout.padded_numel());
   for (const int count : times) EXPECT_EQ(count, 1);
 
-  // Slices: they cut every parameter into consecutive pieces, and fill a rank's
-  // range from its front; the rest is padding.
+  // Slices cut every parameter into consecutive pieces, and fill a rank's range
+  // from its front; the rest is padding.
   std::map<ParamId, int64_t> next;
   for (int rank = 0; rank < world_size; ++rank) {
     int64_t at = rank * layout.shard_numel();
@@ -151,7 +153,7 @@ TEST(FlatLayout, SlicesOfAnyRange) {
   EXPECT_EQ(slices[1].numel, 3);
   EXPECT_TRUE(layout.Slices(5, 5).empty());
   EXPECT_TRUE(layout.Slices(7, 2).empty());
-  EXPECT_TRUE(layout.Slices(10, 16).empty());  // Padding.
+  EXPECT_TRUE(layout.Slices(10, 16).empty());  // It is all padding.
   EXPECT_EQ(layout.Slices(-100, 100).size(), 2u);
 }
 
@@ -188,7 +190,7 @@ TEST(OwnedLayout, WholeParametersInTheirOwnersRange) {
   EXPECT_EQ(layout->PaddingOf(2), 10);
 }
 
-// Without a look at every rank.
+// The layout does not look at every rank.
 TEST(OwnedLayout, ByAFewOfAMillionRanks) {
   for (int i = 0; i < 10000; ++i) {
     const auto layout = MakeOwned({7, 5, 9}, {10, 20, 4}, {1000000, 0, 1000000},
@@ -231,8 +233,8 @@ TEST(FlatLayout, RandomOnesAreSound) {
       for (const SlotSlice& slice : owned->SlicesOf(rank)) {
         const auto param = static_cast<size_t>(slice.param);
         EXPECT_EQ(owners[param], rank);
-        EXPECT_EQ(slice.numel, numels[param]);  // Whole.
-        EXPECT_GT(slice.param, before);         // In the order given.
+        EXPECT_EQ(slice.numel, numels[param]);  // It is whole.
+        EXPECT_GT(slice.param, before);  // It is in the order that was given.
         before = slice.param;
       }
     }

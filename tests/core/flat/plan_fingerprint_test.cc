@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The plan's fingerprint: every difference that matters changes it, and nothing
-// else does; and the plan's facts differ where it does.
+// else does. The plan's facts differ where the fingerprint does.
 
 #include <gtest/gtest.h>
 
@@ -37,7 +37,8 @@ struct Names {
   const char* alias = "alias";
 };
 
-// block.weight, block.mlp.up, block.mlp.down, and head.alias for block.weight.
+// Returns block.weight, block.mlp.up, block.mlp.down, and head.alias for
+// block.weight.
 Inputs MakeInputs(const Names& names = {}) {
   Inputs inputs{Model(names.root_class), {}};
   Model& model = inputs.model;
@@ -67,7 +68,7 @@ uint64_t FingerprintOf(const Inputs& inputs) {
   return PlanOf(inputs)->fingerprint();
 }
 
-// One line per fact.
+// Returns the facts, one per line.
 std::string FactsOf(const Inputs& inputs) {
   class Lines final : public FactSink {
    public:
@@ -88,13 +89,13 @@ TEST(PlanFingerprint, EveryDifferenceChangesIt) {
     const uint64_t fingerprint = FingerprintOf(inputs);
     const auto [at, fresh] = seen.emplace(fingerprint, what);
     EXPECT_TRUE(fresh) << what << " hashes like " << at->second;
-    // Ranks whose fingerprints differ must be able to say in what.
+    // Ranks whose fingerprints differ must be able to name the difference.
     const auto [same, new_facts] = seen_facts.emplace(FactsOf(inputs), what);
     EXPECT_TRUE(new_facts) << what << " has the facts of " << same->second;
   };
   expect_new("the original", MakeInputs());
 
-  // The model, part by part.
+  // Changes the model, part by part.
   const auto named = [&](const char* what,
                          const std::function<void(Names*)>& change) {
     Names names;
@@ -109,7 +110,7 @@ TEST(PlanFingerprint, EveryDifferenceChangesIt) {
   named("shape", [](Names* n) { n->shape = {6, 4}; });
   named("rank of the shape", [](Names* n) { n->shape = {24}; });
   named("unit dimension", [](Names* n) { n->shape = {4, 6, 1}; });
-  // The same letters, cut elsewhere.
+  // The names have the same letters, cut elsewhere.
   named("name boundary", [](Names* n) {
     n->module = "bloc";
     n->child = "kmlp";
@@ -136,7 +137,7 @@ TEST(PlanFingerprint, EveryDifferenceChangesIt) {
   changed("a tie elsewhere",
           [](Inputs* i) { EXPECT_OK(i->model.Tie(2, "x", 1)); });
 
-  // The options, field by field.
+  // Changes the options, field by field.
   const auto option = [&](const char* what,
                           const std::function<void(PlanOptions*)>& change) {
     changed(what, [&](Inputs* inputs) { change(&inputs->options); });
@@ -171,7 +172,7 @@ TEST(PlanFingerprint, EveryDifferenceChangesIt) {
   option("f32 gradients", [](PlanOptions* o) { o->f32_grads = true; });
   option("masters", [](PlanOptions* o) { o->masters = Masters::kNoneNearest; });
   option("seed", [](PlanOptions* o) { o->seed = 7; });
-  // Linear is a unit that holds nothing.
+  // Linear becomes a unit that holds nothing.
   for (const char* wrap : {"class?names=Block", "class?names=MLP",
                            "class?names=Linear", "always"}) {
     option(wrap, [=](PlanOptions* o) { o->wrap = *WrapPolicy::Parse(wrap); });
@@ -234,7 +235,7 @@ TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {
   classes.child_class = "FeedForward";
   EXPECT_EQ(FingerprintOf(MakeInputs(classes)), original);
 
-  // What units are made by, where they are the same.
+  // Another policy that makes the same units.
   Inputs by_class = MakeInputs();
   by_class.options.wrap = *WrapPolicy::Parse("class?names=Block");
   Inputs by_predicate = MakeInputs();
@@ -243,12 +244,12 @@ TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {
   EXPECT_EQ(FingerprintOf(by_class), FingerprintOf(by_predicate));
   EXPECT_NE(FingerprintOf(by_class), original);
 
-  // Owners nobody reads.
+  // Owners that are not read.
   Inputs owners = MakeInputs();
   owners.options.manual_owners = {3, 3, 3};
   EXPECT_EQ(FingerprintOf(owners), original);
 
-  // Ids, where the walk is the same.
+  // Other ids, in the same walk.
   Inputs reordered = MakeInputs();
   Model model("Net");
   const ModuleId block = *model.AddModule(kRootModule, "block", "Block");
@@ -263,8 +264,9 @@ TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {
   EXPECT_EQ(FactsOf(reordered), FactsOf(MakeInputs()));
 }
 
-// Across versions too, or a mixed fleet would part without a reason. When this
-// fails on purpose, raise the version of plan_fields.h.
+// The fingerprint is the same across versions, or ranks of two versions would
+// differ without a reason. When this test fails on purpose, raise the version
+// of plan_fields.h.
 TEST(PlanFingerprint, IsPinned) {
   EXPECT_EQ(FingerprintOf(MakeInputs()), uint64_t{0x4c7638315fa7e50d});
 }

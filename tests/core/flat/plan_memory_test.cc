@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a plan says it costs, and what it shards.
+// The memory that a plan reports, and the tensors that it shards.
 
 #include <gtest/gtest.h>
 
@@ -45,18 +45,19 @@ PlanOptions AdamOptions(int stage, int world_size) {
   return options;
 }
 
-// One unit would need slots as large as all that it shards.
+// One unit would need slots as large as all the tensors that it shards.
 TEST(PlanMemory, OneUnitCostsTheSameInEveryStage) {
-  auto model = ModelOf({{1000}, {3000}});  // 4000 f32
+  auto model = ModelOf({{1000}, {3000}});  // 4000 elements of f32.
   EXPECT_OK(model->AddParam(kRootModule, "half", DType::kBF16, {5000}));
   EXPECT_OK(model->AddParam(kRootModule, "frozen", DType::kF32, {2048}));
   EXPECT_OK(model->SetTrainable(3, false));
-  // Over 4 ranks, aligned to 64 bytes: f32 1008 each, 4032; bf16 1280 each,
-  // 5120; frozen 512 each, 2048.
-  const uint64_t params = 16384 + 12288 + 8192;  // of 16128, 10240, 8192
+  // Over 4 ranks, aligned to 64 bytes, f32 has 1008 elements for each rank,
+  // 4032 in all; bf16 has 1280, 5120 in all; frozen has 512, 2048 in all.
+  // Pages of 16128, 10240 and 8192.
+  const uint64_t params = 16384 + 12288 + 8192;
   const uint64_t grads = 16384 + 12288;
-  // exp_avg f32 and a bf16 state, of 1008 and of 1280 elements, and master
-  // weights of the latter.
+  // States are exp_avg in f32 and a state in bf16, of 1008 and of 1280 elements
+  // each, and master weights of the latter.
   const uint64_t states = (4096 + 4096) + (8192 + 4096 + 8192);
   for (int stage = 0; stage <= 3; ++stage) {
     PlanOptions options = AdamOptions(stage, 4);
@@ -76,7 +77,8 @@ TEST(PlanMemory, PrecisionDecidesWhatIsKept) {
   auto model = ModelOf({{1 << 20}}, DType::kBF16);
   constexpr uint64_t kMiB = 1 << 20;
   PlanOptions options = AdamOptions(1, 4);
-  // As the ZeRO paper counts them: 4 bytes per parameter, and 12 sharded.
+  // The numbers are those of the ZeRO paper: 4 bytes per parameter, and 12 that
+  // are sharded.
   MemoryReport memory = MakePlan(model, options)->Memory(true);
   EXPECT_EQ(memory.param_bytes, 2 * kMiB);
   EXPECT_EQ(memory.grad_bytes, 2 * kMiB);
@@ -91,7 +93,8 @@ TEST(PlanMemory, PrecisionDecidesWhatIsKept) {
   for (StateTensor& state : options.groups[0].states) {
     state.dtype = DType::kQ8;
   }
-  // A scale of 4 bytes per 256 elements: 2.03 bytes per parameter.
+  // A scale takes 4 bytes per 256 elements, which makes 2.03 bytes per
+  // parameter.
   EXPECT_EQ(MakePlan(model, options)->Memory(true).state_bytes,
             2 * (kMiB + kMiB / 64) / 4);
 }
@@ -128,8 +131,8 @@ TEST(PlanMemory, WhatHasNoElementsCostsNothing) {
   }
 }
 
-// The root with 1,024 elements, blocks of 4,096, 4,096 and 3,072, and in the
-// first of them a layer of 2,048.
+// Returns a root with 1,024 elements, blocks of 4,096, 4,096 and 3,072, and a
+// layer of 2,048 in the first of them.
 std::shared_ptr<Model> NestedModel() {
   auto model = std::make_shared<Model>();
   const auto add = [&](ModuleId module, int64_t numel) {
@@ -169,12 +172,12 @@ TEST(PlanMemory, SlotsArePerDepthAndAsLargeAsTheLargestUnit) {
   for (const auto* slots : {&plan->param_slots(), &plan->grad_slots()}) {
     expect_slots(*slots, {{1, 4096}, {1, 16384}, {1, 8192}});
   }
-  // A rank's eighth of each unit is a page at most.
+  // A rank's eighth of each unit is one page at most.
   MemoryReport memory = plan->Memory(false);
   EXPECT_EQ(memory.param_bytes, 5 * 4096u);
   EXPECT_EQ(memory.grad_bytes, 5 * 4096u);
   EXPECT_EQ(memory.transient_bytes, 2 * 28672u);
-  // Shared parameters are there once, whole, and need no slots.
+  // Shared parameters exist once, whole, and need no slots.
   memory = plan->Memory(true);
   EXPECT_EQ(memory.param_bytes, 57344u);
   EXPECT_EQ(memory.grad_bytes, 5 * 4096u);
@@ -182,7 +185,8 @@ TEST(PlanMemory, SlotsArePerDepthAndAsLargeAsTheLargestUnit) {
   EXPECT_EQ(memory.HostTotal(8),
             57344 + 8 * (memory.grad_bytes + memory.state_bytes + 28672));
 
-  // 45,056 of slots and 20,480 are more than 57,344: nothing is sharded.
+  // Slots of 45,056 and parts of 20,480 are more than 57,344, so nothing is
+  // sharded.
   options.prefetch = 1;
   plan = MakePlan(NestedModel(), options);
   EXPECT_FALSE(plan->shards_params());
@@ -198,7 +202,7 @@ TEST(PlanMemory, PrefetchTakesNoMoreSlotsThanThereAreUnits) {
     for (int i = 0; i < blocks; ++i) {
       const ModuleId block =
           *model->AddModule(kRootModule, StrCat("b", i), "Block");
-      // Some are frozen, and those have no gradients.
+      // Some parameters are frozen, and those have no gradients.
       const ParamId param = *model->AddParam(block, "w", DType::kF32, {4096});
       EXPECT_OK(model->SetTrainable(param, i % 4 != 0));
     }
@@ -241,10 +245,11 @@ TEST(PlanMemory, DeterministicSumsAreF32) {
   options.deterministic = true;
   auto plan = MakePlan(model, options);
   EXPECT_EQ(plan->buffers()[0].sum_dtype, DType::kF32);
-  // Whole gradients, and an f32 sum of a quarter; shared, sums need no place.
+  // Gradients are whole, and a rank has an f32 sum of a quarter. With shared
+  // memory, sums take no memory.
   EXPECT_EQ(plan->Memory(false).grad_bytes, 2 * kMiB + kMiB);
   EXPECT_EQ(plan->Memory(true).grad_bytes, 2 * kMiB);
-  // Sums of f32 gradients replace none of them either.
+  // Sums of f32 gradients replace no gradients either.
   options.f32_grads = true;
   EXPECT_EQ(MakePlan(model, options)->Memory(false).grad_bytes, 4 * kMiB);
 }
@@ -266,11 +271,11 @@ TEST(PlanMemory, ShardGroupsHoldParametersAgain) {
     EXPECT_EQ(plan->HeldRanges(), 8 / size);
     const MemoryReport memory = plan->Memory(false);
     EXPECT_EQ(memory.param_bytes, kWhole / static_cast<uint64_t>(size));
-    // All ranks share these.
+    // All ranks share the gradients.
     EXPECT_EQ(memory.grad_bytes, kWhole / 8);
     EXPECT_EQ(memory.state_bytes, 2 * kWhole / 8);
   }
-  // One rank by itself holds everything.
+  // A single rank holds everything.
   PlanOptions options = NestedOptions(3, 8);
   options.shard_group_size = 1;
   EXPECT_FALSE(MakePlan(model, options)->shards_params());
@@ -326,7 +331,7 @@ TEST(PlanMemory, NoStageCostsMoreThanTheOneBeforeIt) {
         EXPECT_LE(total, before[shared]) << plan->ToText();
         before[shared] = total;
       }
-      // What is sharded is worth it, to the page.
+      // Transient memory is that of all slots.
       const MemoryReport memory = plan->Memory(false);
       const auto slots = [](const std::vector<SlotPlan>& plans) {
         uint64_t bytes = 0;

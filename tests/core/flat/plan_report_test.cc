@@ -75,8 +75,8 @@ warnings
                                    plan->Warnings().at(0), "\n"));
 }
 
-// 20 blocks of 3,000 elements, each with a layer in it, of which there are two
-// slots.
+// Returns a plan of 20 blocks of 3,000 elements, each with a layer in it. There
+// are two slots for layers.
 std::shared_ptr<const Plan> MakeUnits() {
   auto model = std::make_shared<Model>("Net");
   EXPECT_OK(model->AddParam(kRootModule, "embedding", DType::kF32, {1024}));
@@ -190,8 +190,8 @@ TEST(PlanJson, HoldsUnitsAndSlots) {
   EXPECT_TRUE(Json::parse(MakePlan()->ToJson())["param_slots"].is_null());
   EXPECT_EQ(Json::parse(MakePlan()->ToJson())["warnings"].size(), 1u);
 
-  // The ranks that own it, not the ranges: of two groups of two, the first
-  // group's first rank, and the second group's second.
+  // first_rank names the ranks that own the parameter, not ranges: among two
+  // groups of two, the first group's first rank and the second group's second.
   EXPECT_EQ(json["params"][0]["first_rank"], 0);
   EXPECT_EQ(json["params"][0]["last_rank"], 3);
   EXPECT_EQ(plan->RankOf(1), 2);

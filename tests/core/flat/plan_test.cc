@@ -48,7 +48,7 @@ PlanOptions AdamOptions(int stage, int world_size) {
   return options;
 }
 
-// The rank in whose range a parameter begins.
+// Returns the rank in whose range a parameter begins.
 int64_t OwnerOf(const Plan& plan, ParamId param) {
   const ParamPlace& place = plan.places()[static_cast<size_t>(param)];
   return place.offset /
@@ -122,7 +122,7 @@ TEST(Plan, GreedyIsOneGroupOfAllParameters) {
   EXPECT_EQ(OwnerOf(*plan, 1), 0);  // 60
   EXPECT_EQ(OwnerOf(*plan, 0), 1);  // 50, and the frozen one: 90
   EXPECT_EQ(OwnerOf(*plan, 2), 0);  // 80
-  // A load, but its place is an even cut.
+  // A frozen parameter counts as load, but its place is an even cut.
   const FlatLayout& frozen = plan->buffers()[2].layout;
   EXPECT_FALSE(plan->buffers()[2].trainable);
   EXPECT_EQ(frozen.SlicesOf(0).size(), 1u);
@@ -136,7 +136,8 @@ TEST(Plan, GreedyOwnersAreThoseOfThePartitionerOverAllParameters) {
     std::vector<int64_t> numels;
     std::vector<ParamId> stored;
     for (int i = 0; i < 40; ++i) {
-      // Not 0: an empty parameter at a range's end seems to begin the next.
+      // The size is not 0: an empty parameter at a range's end seems to begin
+      // the next range.
       const auto numel = static_cast<int64_t>(1 + random() % 99);
       const auto dtype = static_cast<DType>(1 + random() % 4);
       const ParamId param =
@@ -166,7 +167,8 @@ TEST(Plan, BucketsFormFromTheEndAndGoInTurn) {
   PlanOptions options = AdamOptions(1, 2);
   options.partition = Partition::kBucket;
   options.bucket_bytes = 40;
-  // From the end, in bytes: 8 + 40 closes, 4 + 36 closes, 12 is left.
+  // From the end, in bytes: 8 + 40 closes a bucket, 4 + 36 closes one, 12 is
+  // left.
   const auto plan = MakePlan(ModelOf({{3}, {9}, {1}, {10}, {2}}), options);
   EXPECT_EQ(OwnerOf(*plan, 4), 0);
   EXPECT_EQ(OwnerOf(*plan, 3), 0);
@@ -195,7 +197,8 @@ TEST(Plan, ShardedBucketsUseEveryRank) {
   for (ParamId param = 0; param < 3; ++param) {
     EXPECT_EQ(OwnerOf(*whole, param), 0);
   }
-  options.shard_buckets = true;  // One bucket, three pieces, two ranks.
+  // One bucket is cut into three pieces for two ranks.
+  options.shard_buckets = true;
   const auto cut = MakePlan(model, options);
   EXPECT_EQ(OwnerOf(*cut, 2), 0);
   EXPECT_EQ(OwnerOf(*cut, 1), 1);
@@ -213,7 +216,8 @@ TEST(Plan, ManualOwners) {
   EXPECT_EQ(OwnerOf(*plan, 0), 2);
   EXPECT_EQ(OwnerOf(*plan, 3), 1);
 
-  // One dtype's owners say nothing about another's, and ranks may own nothing.
+  // The owners of one dtype say nothing about those of another, and a rank may
+  // own nothing.
   EXPECT_OK(model->AddParam(kRootModule, "half", DType::kBF16, {3}));
   options.manual_owners.push_back(0);
   const auto mixed = MakePlan(model, options);
@@ -225,7 +229,7 @@ TEST(Plan, ManualOwners) {
   options.manual_owners[3] = 3;
   ExpectInvalid(Plan::Create(model, options),
                 {"'p3'", "rank 3", "world size is 3"});
-  // A trainable parameter must live somewhere.
+  // A trainable parameter must have an owner.
   options.manual_owners[3] = -1;
   ExpectInvalid(Plan::Create(model, options), {"'p3'", "rank -1"});
   options.manual_owners = {1};
@@ -314,7 +318,7 @@ TEST(Plan, GroupsHaveBuffersOfTheirOwn) {
   auto model = ModelOf({{10}, {20}, {30}, {40}, {50}});
   ASSERT_OK(model->AddParamGroup("?lr=0.5", {3, 0}));
   ASSERT_OK(model->AddParamGroup("sgd", {4}));
-  // Frozen parameters of all groups stand together.
+  // The frozen parameters of all groups share a buffer.
   ASSERT_OK(model->SetTrainable(1, false));
   ASSERT_OK(model->SetTrainable(4, false));
   PlanOptions options = AdamOptions(1, 2);
@@ -333,7 +337,7 @@ TEST(Plan, GroupsHaveBuffersOfTheirOwn) {
   EXPECT_EQ(plan->positions(), (std::vector<int32_t>{0, 1, 2, 3, 4}));
 }
 
-// As ZeroRedundancyOptimizer: loads carry over from group to group.
+// As in ZeroRedundancyOptimizer, loads carry over from group to group.
 TEST(Plan, GreedyGivesOutGroupAfterGroup) {
   auto model = ModelOf({{8}, {7}, {6}, {5}});
   ASSERT_OK(model->AddParamGroup("b", {0, 1}));
@@ -341,16 +345,16 @@ TEST(Plan, GreedyGivesOutGroupAfterGroup) {
   options.partition = Partition::kGreedy;
   options.groups.push_back(options.groups[0]);
   const auto plan = MakePlan(model, options);
-  // Group 0 is 6 and 5; group 1's 8 goes to the rank with 5, its 7 to the one
-  // with 6.
+  // Group 0 loads the ranks with 6 and 5. Group 1's 8 goes to the rank with 5,
+  // its 7 to the one with 6.
   EXPECT_EQ(OwnerOf(*plan, 2), 0);
   EXPECT_EQ(OwnerOf(*plan, 3), 1);
   EXPECT_EQ(OwnerOf(*plan, 0), 1);
   EXPECT_EQ(OwnerOf(*plan, 1), 0);
 }
 
-// An optimizer that takes matrices only, with a state per row, whose work is
-// the number of its rows.
+// An optimizer that takes matrices only, with a state per row. Its work is the
+// number of rows.
 constexpr TensorTraits kRowTraits = {
     [](const int64_t*, int ndim) { return ndim == 2 ? nullptr : "a matrix"; },
     [](int, const int64_t* shape, int) { return shape[0]; },
@@ -379,7 +383,7 @@ TEST(Plan, OptimizersOfWholeParametersOwnThemInEveryPartition) {
         EXPECT_EQ(slice.numel, model->params()[slice.param].numel);
       }
     }
-    // States lie in the order of the parameters, in shares of their own.
+    // States have the order of the parameters, in a layout of their own.
     ASSERT_NE(rows.states[0].own_layout, nullptr);
     const FlatLayout& states = rows.StateLayout(0);
     EXPECT_EQ(states.numel(), 200);
@@ -389,11 +393,11 @@ TEST(Plan, OptimizersOfWholeParametersOwnThemInEveryPartition) {
       EXPECT_EQ(states.slots()[i].offset / states.shard_numel(),
                 rows.layout.slots()[i].offset / rows.layout.shard_numel());
     }
-    // What the second parameter asks for.
+    // The second parameter needs the larger workspace.
     EXPECT_EQ(plan->workspace_numel(), 5000);
     EXPECT_EQ(plan->Memory(true).workspace_bytes, RoundUpToPage(20000));
     if (partition == Partition::kEven || partition == Partition::kGreedy) {
-      // By their work: 100 | 90 and 10, not by their elements.
+      // Owners are chosen by the work, 100 | 90 and 10, not by the elements.
       EXPECT_EQ(OwnerOf(*plan, 0), 0);
       EXPECT_EQ(OwnerOf(*plan, 2), 1);
       EXPECT_EQ(OwnerOf(*plan, 1), 1);
@@ -401,7 +405,8 @@ TEST(Plan, OptimizersOfWholeParametersOwnThemInEveryPartition) {
   }
 }
 
-// Nobody steps them, so they have no cost, whatever their shape.
+// Frozen parameters are not stepped, so they have no cost, whatever their
+// shape.
 TEST(Plan, FrozenParametersAreNoWorkForOptimizersOfWholeParameters) {
   for (const Partition partition : {Partition::kEven, Partition::kGreedy}) {
     auto model = ModelOf({{7, 2}, {7, 2}, {500, 2}, {9}, {}});
@@ -496,7 +501,7 @@ TEST(Plan, SizesBeyondInt64AreErrors) {
     PlanOptions options = AdamOptions(1, 4);
     options.partition = partition;
     options.manual_owners.assign(9, 0);
-    // Cut evenly, every parameter has a buffer of its own.
+    // In the even partition every parameter has a buffer of its own.
     const bool one_buffer = partition != Partition::kEven;
     ExpectInvalid(Plan::Create(many, options),
                   {one_buffer ? "2^63-1" : "2^53"});
@@ -544,7 +549,8 @@ TEST(Plan, KeysThatCollideAreNamed) {
   for (const auto& fqns : collide) {
     ExpectInvalid(Plan::Create(ModelOfNames(fqns), options),
                   {"'" + fqns[0] + "'", "'" + fqns[1] + "'", "key", "rename"});
-    // Of no other, and where nothing is stored of one of them.
+    // Either parameter alone collides with nothing, and neither does one whose
+    // partner is ignored.
     for (size_t i = 0; i < 2; ++i) {
       EXPECT_OK(Plan::Create(ModelOfNames({fqns[i], "x"}), options));
       auto ignoring = ModelOfNames(fqns);
@@ -552,14 +558,15 @@ TEST(Plan, KeysThatCollideAreNamed) {
       EXPECT_OK(Plan::Create(ignoring, options));
     }
   }
-  // A tied name.
+  // The second name of a tied parameter collides.
   auto tied = ModelOfNames({"w", "state.w.v"});
   const ModuleId module = tied->references()[1].module;
   ASSERT_OK(tied->Tie(module, "exp_avg", 1));
   ExpectInvalid(Plan::Create(tied, options), {"'state.w.exp_avg'", "'w'"});
 }
 
-// Whatever else there is, and also of a parameter that has no steps.
+// Keys of numbers are named whatever the other keys are, also for a parameter
+// that has no steps.
 TEST(Plan, KeysOfTheRunsNumbersAreNamed) {
   const PlanOptions options = AdamOptions(1, 2);
   for (const std::string fqn :
@@ -590,7 +597,7 @@ TEST(Plan, KeysThatOnlyLookAlikeAreFine) {
                                              {"state.w", "param_groups.v"}}) {
     EXPECT_OK(Plan::Create(ModelOfNames(fqns), options));
   }
-  // It has no states.
+  // A frozen parameter has no states, so nothing collides.
   auto frozen = ModelOfNames({"w", "state.w.exp_avg"});
   ASSERT_OK(frozen->SetTrainable(0, false));
   EXPECT_OK(Plan::Create(frozen, options));

@@ -20,8 +20,8 @@ std::vector<std::string> WarningsOf(const std::shared_ptr<Model>& model,
   return plan.ok() ? (*plan)->Warnings() : std::vector<std::string>();
 }
 
-// As in the reference: M(S1, S2(SS1, SS2), S3), each with one parameter of
-// either kind.
+// Returns the reference's model: M(S1, S2(SS1, SS2), S3), each with one
+// parameter of either kind.
 std::shared_ptr<Model> MixedModel() {
   auto model = std::make_shared<Model>();
   const auto add = [&](ModuleId module) {
@@ -62,7 +62,7 @@ TEST(PlanWarnings, SayWhatTheMixtureCosts) {
   EXPECT_OK(model->AddParam(kRootModule, "w", DType::kBF16, {20}));
   PlanOptions options;
   options.world_size = 2;
-  // 5,000 elements in two ranges of 2,528.
+  // The buffer has 5,000 elements, in two ranges of 2,528.
   EXPECT_EQ(WarningsOf(model, options),
             std::vector<std::string>{
                 "unit (root) has frozen and trainable parameters: 5 of 5,000 "
@@ -72,7 +72,7 @@ TEST(PlanWarnings, SayWhatTheMixtureCosts) {
                 "ones, which costs 112 bytes of padding"});
 }
 
-// One unit in use is all of them.
+// The one unit that is in use has all parameters.
 TEST(PlanWarnings, StagesThatShardNothing) {
   auto model = std::make_shared<Model>();
   EXPECT_OK(model->AddParam(kRootModule, "w", DType::kF32, {100000}));
@@ -91,7 +91,7 @@ TEST(PlanWarnings, StagesThatShardNothing) {
   ASSERT_EQ(WarningsOf(model, options).size(), 1u);
   EXPECT_NE(WarningsOf(model, options)[0].find("gradients and parameters"),
             std::string::npos);
-  // As the host asked.
+  // The host asked for whole gradients.
   options.whole_grads = true;
   options.keep_after_forward = true;
   EXPECT_TRUE(WarningsOf(model, options).empty());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checks that a plan shards the tensors of its stage. Plans keep tensors whole
-// that would take no less memory when sharded, so a test of stage 2 or 3 with a
-// small model may in fact run stage 1.
+// Checks that a plan shards the tensors of its stage. A plan keeps tensors
+// whole that would take no less memory when sharded, so a test of stage 2 or 3
+// with a small model may in fact run stage 1.
 
 #ifndef SHARD_TESTS_CORE_FLAT_SHARDING_H_
 #define SHARD_TESTS_CORE_FLAT_SHARDING_H_
@@ -13,9 +13,9 @@
 
 namespace shard {
 
-// Succeeds when gradients are sharded from stage 2 on and parameters in stage
-// 3, and nothing else is. Options that change this are taken into account, and
-// one rank shards nothing.
+// Succeeds when the plan shards gradients from stage 2 on, parameters in stage
+// 3, and nothing else. Options that change this are taken into account, and one
+// rank shards nothing.
 inline ::testing::AssertionResult ShardsAsItsStage(const Plan& plan) {
   const PlanOptions& options = plan.options();
   const bool ranks = options.world_size > 1;

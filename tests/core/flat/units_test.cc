@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plans of several units: who is where.
+// Plans of several units: the unit and the buffer of each parameter.
 
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ ParamId Add(Model* model, ModuleId module, const char* name, int64_t numel,
   return *model->AddParam(module, name, dtype, {numel});
 }
 
-// The parameters of a buffer, by offset.
+// Returns the parameters of a buffer, by offset.
 std::vector<ParamId> ParamsOf(const Plan& plan, int32_t buffer) {
   std::vector<ParamId> params;
   for (const Slot& slot :
@@ -85,7 +85,7 @@ TEST(Units, HaveBuffersOfTheirOwn) {
   expect_unit(1, a, "a", 0, 1, {1});
   expect_unit(2, inner, "a.inner", 1, 2, {2, 3});
   expect_unit(3, empty, "empty", 0, 1, {});
-  // What follows a unit belongs to the one around it again.
+  // A parameter after a unit belongs to the unit around it again.
   EXPECT_EQ(ParamsOf(*plan, 0), (std::vector<ParamId>{root_w, tail_w}));
   EXPECT_EQ(ParamsOf(*plan, 1), (std::vector<ParamId>{a_w, plain_w}));
   EXPECT_EQ(ParamsOf(*plan, 2), (std::vector<ParamId>{inner_w}));
@@ -105,7 +105,7 @@ TEST(Units, TiedParametersAreWhereTheirFirstNameIs) {
   auto plan = MakePlan(model, Wrapping("always"));
   EXPECT_EQ(plan->UnitOf(weight), 1);
   EXPECT_TRUE(plan->units()[2].buffers.empty());
-  // The order of adding is no matter.
+  // The order of adding names does not matter.
   EXPECT_OK(model->Tie(kRootModule, "first", weight));
   plan = MakePlan(model, Wrapping("always"));
   EXPECT_EQ(plan->UnitOf(weight), 0);
@@ -118,7 +118,8 @@ TEST(Units, BuffersCloseBeforeTheyAreTooLong) {
     const std::string name = StrCat("p", model->params().size());
     return Add(model.get(), kRootModule, name.c_str(), numel, dtype);
   };
-  // 100 bytes at most: 40 + 60 | 2 | 200, and what has no elements | 100
+  // At most 100 bytes: 40 + 60 | 2 | 200 with the parameter without elements |
+  // 100.
   for (const int64_t numel : {20, 30, 1, 100, 0, 50}) add(numel);
   PlanOptions options;
   options.buffer_bytes = 100;
@@ -129,11 +130,11 @@ TEST(Units, BuffersCloseBeforeTheyAreTooLong) {
   EXPECT_EQ(ParamsOf(*plan, 2), (std::vector<ParamId>{3, 4}));
   EXPECT_EQ(ParamsOf(*plan, 3), (std::vector<ParamId>{5}));
 
-  // Gradients count, not parameters.
+  // The bytes of gradients count, not those of parameters.
   options.f32_grads = true;
   plan = MakePlan(model, options);
   EXPECT_EQ(ParamsOf(*plan, 0), (std::vector<ParamId>{0}));
-  // What is frozen has none.
+  // Frozen parameters have no gradients.
   for (ParamId param = 0; param < 6; ++param) {
     EXPECT_OK(model->SetTrainable(param, false));
   }
@@ -156,7 +157,7 @@ TEST(Units, BuffersOfWholeParametersAreNotSplit) {
     options.partition = partition;
     EXPECT_EQ(MakePlan(model, options)->buffers().size(), 1u);
   }
-  // Frozen ones are cut evenly in every partition.
+  // Frozen parameters are cut evenly in every partition.
   EXPECT_OK(model->SetTrainable(4, false));
   EXPECT_OK(model->SetTrainable(5, false));
   EXPECT_EQ(MakePlan(model, options)->buffers().size(), 3u);
@@ -267,7 +268,7 @@ TEST(ShardGroups, RangesOfOnePlaceLieTogether) {
       const int range = plan->RangeOf(rank);
       ranges.insert(range);
       EXPECT_EQ(plan->RankOf(range), rank);
-      // A rank holds its own range, and a group's ranks hold all.
+      // A rank holds its own range, and the ranks of a group together hold all.
       EXPECT_GE(range, plan->FirstHeldRange(rank));
       EXPECT_LT(range, plan->FirstHeldRange(rank) + plan->HeldRanges());
       if (group > 1 && rank % group > 0) {
@@ -344,16 +345,17 @@ TEST(ParamDType, F32FollowsItButForItsClasses) {
   EXPECT_EQ(dtype_of(f64), DType::kF64);
   EXPECT_EQ(dtype_of(ignored), DType::kF32);
   EXPECT_EQ(plan->units()[1].fqn, "block.norm");
-  // Gradients follow, and masters are there for what was narrowed.
+  // Gradients have the narrowed dtype, and narrowed parameters have masters.
   const FlatBufferPlan& buffer = plan->buffers()[0];
   EXPECT_EQ(buffer.grad_dtype, DType::kBF16);
   EXPECT_TRUE(buffer.has_masters);
-  // The host's model is as it was.
+  // The host's model is unchanged.
   EXPECT_EQ(model->params()[static_cast<size_t>(wide)].dtype, DType::kF32);
 
-  options.f32_classes = {""};  // The root's class: everything stays.
+  // This is the root's class, so all parameters stay f32.
+  options.f32_classes = {""};
   EXPECT_EQ(MakePlan(model, options)->buffers()[0].dtype, DType::kF32);
-  // Without another dtype the classes are no units.
+  // Without another dtype the classes do not become units.
   options = PlanOptions();
   options.f32_classes = {"Norm"};
   EXPECT_EQ(MakePlan(model, options)->units().size(), 1u);

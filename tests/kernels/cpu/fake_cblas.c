@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A fake CBLAS: plain loops in double that count their calls. Built several
- * times, with or without functions that real libraries have or lack:
+ * A fake CBLAS: plain loops in double that count their calls. It is built
+ * several times, with or without functions that real libraries have or lack:
  *   FAKE_BATCH     has cblas_sgemm_batch
  *   FAKE_NO_SGEMM  has no cblas_sgemm
  *   FAKE_NO_SSYRK  has no cblas_ssyrk
  *   FAKE_ILP64     takes 64-bit integers
- * Wrong arguments are answered with NaN. As in the reference BLAS, an element
- * of B that is 0 is passed over: what it would be multiplied by may be NaN. */
+ * Wrong arguments have NaN as their result. As in the reference BLAS, an
+ * element of B that is 0 is passed over: its factor may be NaN. */
 
 #include <math.h>
 #include <stddef.h>
@@ -23,14 +23,15 @@ typedef int32_t blas_int;
 
 enum { kRowMajor = 101, kNoTranspose = 111, kTranspose = 112, kLower = 122 };
 
-/* Calls so far, and the matrices that all batches had. */
+/* The number of calls so far, and of the matrices in all batches. */
 EXPORT int fake_sgemm_calls = 0;
 EXPORT int fake_ssyrk_calls = 0;
 EXPORT int fake_batch_calls = 0;
 EXPORT int fake_batch_matrices = 0;
-/* Multiplications and additions of all calls. */
+/* The number of multiplications and additions of all calls. */
 EXPORT int64_t fake_flops = 0;
-/* Arguments that do not lie on 64 bytes, on which real results may depend. */
+/* The number of arguments that are not aligned to 64 bytes, on which real
+ * results may depend. */
 EXPORT int fake_unaligned = 0;
 
 static void look_at(const float* matrix) {
@@ -124,7 +125,7 @@ EXPORT void cblas_sgemm_batch(int layout, const int* transa, const int* transb,
 }
 #endif
 
-/* The place of the greatest |x|, counted from 0; 0 where there is none. */
+/* Returns the index of the largest |x|, from 0; 0 where there is none. */
 EXPORT size_t cblas_isamax(blas_int n, const float* x, blas_int incx) {
   size_t best = 0;
   for (blas_int i = 1; i < n; ++i) {
