@@ -65,8 +65,9 @@ inline std::shared_ptr<const Plan> BlockPlan(const Gpt2Size& size,
   return Require(Plan::Create(model, options));
 }
 
-// Acquires a unit, visits those nested in it (backward: from the last), calls
-// `act(unit)` and releases it: a unit is in use while the units in it are.
+// Acquires a unit, visits the units nested in it (in a backward pass from the
+// last one), calls `act(unit)` and releases the unit, which is in use while the
+// units in it are.
 template <typename Act>
 void VisitUnits(Engine* engine, Pass pass, Act act, int32_t unit = 0) {
   Require(engine->UnitAcquire(unit, pass, 0));

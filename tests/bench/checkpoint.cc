@@ -13,11 +13,11 @@
 //          with checksums (8 bytes of traffic per 4 of state, a read and a
 //          write); roof: memcpy
 //
-// Threads are as many as the library's default on both sides. All are
-// interleaved; ratios are medians over the rounds, above 1 when the roof is
-// slower. Peak memory is what a rank's resident memory grows by at most. With
-// --peers also torch.save, torch.distributed.checkpoint and safetensors, where
-// they are installed: checkpoint_torch.py.
+// Both sides use as many threads as the library's default. All are interleaved.
+// Ratios are medians over the rounds, above 1 when the roof is slower. Peak
+// memory is the most by which a rank's resident memory grows. With --peers,
+// torch.save, torch.distributed.checkpoint and safetensors are measured as
+// well, where they are installed: checkpoint_torch.py.
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -77,8 +77,8 @@ void RequireCall(bool ok, const char* what) {
   std::exit(1);
 }
 
-// 167 million parameters, GPT-2 with half as many layers again: with AdamW's
-// states, 2 GB.
+// Returns a plan of 167 million parameters, GPT-2 with half as many layers
+// again: with AdamW's states, 2 GB.
 std::shared_ptr<const Plan> MakePlan() {
   auto model = std::make_shared<Model>("GPT2");
   for (const NamedShape& p : Gpt2Shapes({.layers = 18})) {
@@ -90,7 +90,7 @@ std::shared_ptr<const Plan> MakePlan() {
   return Require(Plan::Create(model, options));
 }
 
-// Bytes of VmHWM, after ResetPeak.
+// Returns the bytes of VmHWM: the peak since ResetPeak.
 size_t PeakMemory() {
   std::ifstream status("/proc/self/status");
   std::string line;
@@ -144,7 +144,8 @@ class Rank {
 
   size_t bytes() const { return bytes_; }
 
-  // Each returns seconds from when all have begun until all are done.
+  // Each of these returns the seconds from the time when all ranks have begun
+  // until all are done.
 
   double RoofSave() {
     return Timed([&] {
@@ -205,7 +206,8 @@ class Rank {
     });
   }
 
-  // How long the call takes; the rest of the save is waited for after.
+  // Returns the duration of the call alone; waits for the rest of the save
+  // afterwards.
   double Blocking() {
     SaveOptions options;
     options.async = true;
@@ -217,7 +219,7 @@ class Rank {
     return seconds;
   }
 
-  // What resident memory grows by at most.
+  // Returns the most by which resident memory grows.
   template <typename Do>
   size_t PeakOf(const Do& act) {
     ResetPeak();
@@ -292,7 +294,7 @@ double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
   return Median(ratios);
 }
 
-// What both ranks do; only rank 0 has peers and prints.
+// Runs the benchmark on one of the two ranks. Only rank 0 has peers and prints.
 void Run(int rank, const std::string& url, const std::string& folder,
          std::optional<Peer>* peer) {
   CommOptions comm_options;
@@ -317,7 +319,7 @@ void Run(int rank, const std::string& url, const std::string& folder,
       if (*peer) torch_s[v] = (*peer)->Go(kTorchVariants[v].name);
     }
     self.Clean();
-    if (round < 0) continue;  // Page tables are cold.
+    if (round < 0) continue;  // The page tables are cold.
     samples.roof_save.push_back(roof_save);
     samples.save.push_back(save);
     samples.roof_load.push_back(roof_load);
@@ -359,7 +361,7 @@ void Run(int rank, const std::string& url, const std::string& folder,
   }
 }
 
-// PyTorch's ranks, where it is installed.
+// Starts PyTorch's ranks, where PyTorch is installed.
 std::optional<Peer> StartTorch(const std::string& program) {
   const std::string script =
       program + ".runfiles/libshard/tests/bench/checkpoint_torch.py";

@@ -80,7 +80,8 @@ def load_variants():
     }.items():
         try:
             variants[name] = load()
-        # Not only ImportError: some versions cannot be imported by some Pythons.
+        # Some versions cannot be imported by some Pythons, with other errors
+        # than ImportError.
         except Exception as error:
             if RANK == 0:
                 print(f"{name} is not measured: {error}", file=sys.stderr)

@@ -2,8 +2,9 @@
 //
 // Muon's step of 24 fp32 matrices of 768 x 3072 (momentum, Newton-Schulz,
 // apply), beside its products alone: the same BLAS calls on the same matrices.
-// Interleaved matrix by matrix; medians over the rounds. The passes over memory
-// have one thread, the products as many as the BLAS takes.
+// The two are interleaved matrix by matrix; times are medians over the rounds.
+// The passes over memory have one thread, the products as many as the BLAS
+// uses.
 
 #include "kernels/cpu/muon_step.h"
 
@@ -39,7 +40,7 @@ T Require(StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Every call of Newton-Schulz, without what makes of one the input of the next.
+// Makes every BLAS call of Newton-Schulz, without the work between the calls.
 void Products(const Blas& blas, const float* x, float* workspace) {
   float* const product = workspace;
   float* const gram = product + kNumel;
@@ -69,7 +70,7 @@ int Main() {
   std::vector<double> ratios;
   uint32_t random = 1;
   for (int round = -1; round < kRounds; ++round) {
-    // A step leaves its direction there.
+    // A step leaves its direction in the gradients.
     for (float& g : gradients) {
       random = random * 1664525 + 1013904223;
       g = static_cast<float>(static_cast<int32_t>(random)) * 1e-12f;

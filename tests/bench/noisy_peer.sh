@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# A peer (tests/bench/peer.h) that says more than the protocol, for
-# peer_test.cc. Called as `noisy_peer.sh KIND RANK WORLD_SIZE FOLDER`; KIND is
+# A peer (tests/bench/peer.h) that prints more than the protocol, for
+# peer_test.cc. Called as `noisy_peer.sh KIND RANK WORLD_SIZE FOLDER`. KIND is
 # noisy, missing (not installed), or silent (ends without being ready).
 
 echo "[INFO] Setting ds_accelerator to cpu (auto detect)"

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The 2-norm of 64 M fp32 gradients on one and on two threads, beside a plain
-// sum of squares in double of the same bytes. Interleaved; medians over the
-// rounds. "normal" are normally distributed values; "wide" ones spread over
-// another 2^30 in magnitude everywhere, which takes two doubles more.
+// sum of squares in double of the same bytes. All are interleaved; times are
+// medians over the rounds. "normal" values are normally distributed; "wide"
+// ones are spread over another 2^30 in magnitude everywhere, which takes two
+// doubles more.
 
 #include "kernels/cpu/norm.h"
 
@@ -25,7 +26,7 @@ namespace {
 constexpr size_t kElements = size_t{64} << 20;
 constexpr int kRounds = 9;
 
-// Milliseconds until `body` has run on all threads' parts: [begin,
+// Returns the milliseconds until `body` has run on all threads' parts: [begin,
 // begin+count).
 double Parallel(size_t threads,
                 const std::function<void(size_t, size_t)>& body) {

@@ -48,7 +48,7 @@ def main():
     param = torch.nn.Parameter(torch.randn(ELEMENTS) * 0.02)
     param.grad = torch.randn(ELEMENTS) * 1e-3
     optimizer = make_optimizer(param)
-    optimizer.step()  # Allocates the states.
+    optimizer.step()  # The first step allocates the states.
     print("peer: ready", flush=True)
     for _ in sys.stdin:
         start = time.monotonic()

@@ -2,17 +2,19 @@
 //
 // Usage: optimizer_step [--peers] [VARIANT...]
 //
-// Every optimizer's update of 64 M parameters with one gradient source, on two
-// threads of one process, beside the roof of its bytes: the simplest loop that
-// reads and writes them. In fp32 that is 12 per parameter (p and g in, p out)
-// and 8 for each state; AdamW also in other precisions:
+// The update of 64 M parameters by every optimizer, with one gradient source,
+// on two threads of one process, beside the roof of its bytes: the simplest
+// loop that reads and writes them. In fp32 that is 12 bytes per parameter (p
+// and g in, p out) and 8 for each state. AdamW is measured in other precisions
+// too:
 //
 //   bf16_master      bf16 parameter and gradient, fp32 master and states: 28
 //   bf16_stochastic  bf16 parameter and gradient, fp32 states: 22
 //   q8               fp32 parameter and gradient, 8-bit states: 16
 //
-// With --peers also AdamW in fp32 of PyTorch and DeepSpeed on the same sizes:
-// optimizer_peer.py. All are interleaved; medians over the rounds.
+// With --peers, AdamW in fp32 of PyTorch and DeepSpeed is measured on the same
+// sizes: optimizer_peer.py. All are interleaved; times are medians over the
+// rounds.
 
 #include <algorithm>
 #include <barrier>
@@ -45,7 +47,7 @@ constexpr int kRounds = 9;
 
 struct Precision {
   const char* name;
-  DType dtype;  // Of parameter and gradient.
+  DType dtype;  // The dtype of parameter and gradient.
   bool master;
   DType state;
 };
@@ -97,8 +99,8 @@ T Require(StatusOr<T> value) {
   return *std::move(value);
 }
 
-// A tensor in pages of its own, as the engine has them. Codes of 8 bits are 0,
-// and so are their scales.
+// A tensor in pages of its own, as in the engine. Codes of 8 bits are 0, and so
+// are their scales.
 class Tensor {
  public:
   Tensor(DType dtype, float value)
@@ -128,7 +130,8 @@ class Tensor {
   float* floats_at(size_t i) const { return static_cast<float*>(at(i)); }
   uint16_t* halves_at(size_t i) const { return static_cast<uint16_t*>(at(i)); }
   uint8_t* codes_at(size_t i) const { return static_cast<uint8_t*>(at(i)); }
-  // REQUIRES: q8; i is a multiple of kQ8Block.
+  // Returns the scales of the elements from i on. REQUIRES: q8; i is a multiple
+  // of kQ8Block.
   float* scales_at(size_t i) const {
     return static_cast<float*>(at(kElements)) +
            i / static_cast<size_t>(kQ8Block);
@@ -139,7 +142,7 @@ class Tensor {
   Mapping pages_;
 };
 
-// Milliseconds until `body` has run on all threads' parts: [begin,
+// Returns the milliseconds until `body` has run on all threads' parts: [begin,
 // begin+count).
 double Parallel(const std::function<void(size_t, size_t)>& body) {
   std::barrier start(kThreads + 1);
@@ -157,7 +160,7 @@ double Parallel(const std::function<void(size_t, size_t)>& body) {
   return (Seconds() - begin) * 1e3;
 }
 
-// What one variant works on.
+// The tensors of one variant, and its update.
 class Update {
  public:
   explicit Update(const Variant& variant)
@@ -171,7 +174,7 @@ class Update {
     }
   }
 
-  // Milliseconds.
+  // Returns the milliseconds of one step.
   double Step() {
     ++step_;
     return Parallel([this](size_t begin, size_t count) {
@@ -253,7 +256,7 @@ void Measure(const Variant& variant) {
   for (int round = -1; round < kRounds; ++round) {
     const double roof_ms = update.Roof();
     const double update_ms = update.Step();
-    if (round < 0) continue;  // Page tables are cold.
+    if (round < 0) continue;  // The page tables are cold.
     times.push_back(update_ms);
     ratios.push_back(roof_ms / update_ms);
   }
@@ -267,7 +270,7 @@ void Measure(const Variant& variant) {
   Bench(name, (prefix + "ratio_to_roof").c_str(), Median(ratios), "x");
 }
 
-// AdamW in fp32, beside another system's.
+// Measures AdamW in fp32 beside another system's.
 void MeasurePeer(const std::string& program, const std::string& system) {
   const std::string script =
       program + ".runfiles/libshard/tests/bench/optimizer_peer.py";

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much of the communication is hidden behind the computation, where ranks
-// share no memory: two ranks, threads of this process, on a simulated link; a
-// GPT of 16 blocks, fp32 AdamW, blocks as units. The computation is a sleep per
-// unit, forward and twice that backward, as of an accelerator that leaves the
-// host's cores alone. In all it takes twice as long as the link needs for the
+// Measures how much of the communication is hidden behind the computation where
+// ranks share no memory: two ranks, threads of this process, on a simulated
+// link; a GPT of 16 blocks, fp32 AdamW, blocks as units. The computation is a
+// sleep per unit, in the backward pass twice as long as in the forward pass, as
+// of an accelerator that leaves the host's cores alone. The sleeps take twice
+// as long in all as the link needs for the bytes of a step.
 // bytes of a step.
 //
 //   zero1   with overlap: reduce-scatter behind backward, all-gather behind the
@@ -14,15 +15,16 @@
 //
 //   hidden = 1 - (both - compute - update) / (alone - update)
 //
-// both: a step with sleeps. alone: the same without. compute: the sleeps with
-// nothing between them. update: the optimizer's seconds, which are neither.
-// Steps are measured from the end of one to the end of the next, with others
-// before them, so that what a step leaves to the next one counts.
+// both: a step with sleeps. alone: a step without sleeps. compute: the sleeps
+// with nothing between them. update: the optimizer's seconds, which belong to
+// neither. Steps are measured from the end of one to the end of the next, after
+// other steps, so that work which a step leaves to the next one counts.
 //
-// Beside it the engine's own counters: what was through before the host asked
-// for it, and 1 - seconds waited / seconds of communication.
+// The engine's own counters are printed too: the part of the bytes that had
+// arrived before the host asked for them, and 1 - seconds waited / seconds of
+// communication.
 //
-// All are interleaved; what is printed is medians over the rounds.
+// All are interleaved; the benchmark prints medians over the rounds.
 
 #include <chrono>
 #include <memory>
@@ -41,21 +43,21 @@ namespace {
 
 constexpr int kWorldSize = 2;
 constexpr int kRounds = 7;
-constexpr int kSteps = 4;  // Of a round; the first is not measured.
+constexpr int kSteps = 4;  // The steps of a round. The first is not measured.
 constexpr double kTimeout = 600;
 constexpr double kDelay = 1e-4;
 constexpr double kBandwidth = 5e8;
 constexpr double kComputePerCommunication = 2;
-// A large vocabulary would make the root most of the model, and nothing is
-// there to hide the first and the last unit behind.
+// A large vocabulary would make the root most of the model, and no computation
+// hides the first and the last unit.
 constexpr Gpt2Size kSize = {256, 256, 256, 16};
 
 // Medians over the measured steps of a round.
 struct Round {
   double seconds = 0;
   double update = 0;
-  double bytes_overlapped = 0;    // Of all.
-  double seconds_overlapped = 0;  // Of all.
+  double bytes_overlapped = 0;    // As a part of all bytes.
+  double seconds_overlapped = 0;  // As a part of all seconds.
 };
 
 class Rank {
@@ -70,8 +72,8 @@ class Rank {
     engine_ = Require(
         Engine::Create(BlockPlan(kSize, options), comm_, engine_options));
     Require(engine_->BroadcastParams(kTimeout));
-    // Gathered or published, and reduced, once each; stage 3 gathers again for
-    // the backward pass.
+    // Parameters are gathered or published once, and gradients reduced once.
+    // Stage 3 gathers again for the backward pass.
     const int exchanges = stage == 3 ? 3 : 2;
     for (const FlatBufferPlan& buffer : engine_->plan().buffers()) {
       const double bytes = static_cast<double>(DTypeBytes(
@@ -114,7 +116,7 @@ class Rank {
     return {Median(seconds), Median(update), Median(bytes), Median(waited)};
   }
 
-  // The sleeps of a step.
+  // Returns the seconds of a step's sleeps.
   double ComputeAlone() {
     const double start = Seconds();
     const auto units = static_cast<int32_t>(engine_->plan().units().size());
@@ -128,7 +130,8 @@ class Rank {
     Require(comm_->Barrier("bench", Deadline::After(kTimeout)));
   }
 
-  // The unit's part of the computation, by its elements. `share` of three.
+  // Does a unit's part of the computation, by its elements: `share` thirds of a
+  // step.
   void Compute(bool computes, int32_t unit, int share) const {
     if (!computes) return;
     const auto begin = std::chrono::steady_clock::now();
@@ -184,7 +187,7 @@ double Report(const char* stage, const Rank& rank, const Samples& samples) {
   return hidden;
 }
 
-// What both ranks do; only rank 0 prints.
+// Runs the benchmark on one of the two ranks. Only rank 0 prints.
 void Run(int rank) {
   CommOptions options;
   options.rank = rank;

@@ -26,7 +26,8 @@ namespace {
 constexpr std::string_view kMark = "peer: ";
 constexpr std::chrono::minutes kLongest(10);
 
-// One byte before `deadline`; false when there is none any more.
+// Reads one byte before `deadline`. Returns false when the pipe has ended or
+// the time is over.
 bool ReadByte(int fd, std::chrono::steady_clock::time_point deadline, char* c) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(
@@ -50,7 +51,7 @@ std::optional<std::string> Peer::ReadAnswer(int fd) {
       line.push_back(c);
       continue;
     }
-    // Something without a newline may stand before it.
+    // Other output without a newline may stand before the mark.
     const size_t mark = line.rfind(kMark);
     if (mark != std::string::npos) return line.substr(mark + kMark.size());
     line.clear();
@@ -116,7 +117,8 @@ std::optional<double> Peer::Go(const std::string& variant) {
       return std::nullopt;
     }
   }
-  // Every rank's answer is read, so that the next one belongs to the next call.
+  // The answers of all ranks are read, so that the next answers belong to the
+  // next call.
   std::optional<double> slowest = 0;
   for (const Process& process : processes_) {
     const auto answer = ReadAnswer(process.from);

@@ -3,12 +3,12 @@
 // Peer: the ranks of another system, each in a process of its own. They make
 // one measured operation per command, so that their operations can be
 // interleaved with libshard's. A rank's program is called as `argv... RANK
-// WORLD_SIZE FOLDER` (FOLDER: empty, shared, for meeting). It prints "peer:
-// ready"; then, for every line on its stdin, the name of a variant, it runs
-// that variant and prints one line "peer: " with the milliseconds it took, or
-// "peer: unavailable". All its other output is ignored, because the systems
-// print messages of their own. It exits 77, with a reason on stderr, when the
-// system is not installed.
+// WORLD_SIZE FOLDER` (FOLDER: empty, shared, for meeting). The program prints
+// "peer: ready". For every line on its stdin, the name of a variant, it then
+// runs that variant and prints one line "peer: " with the milliseconds that the
+// variant took, or "peer: unavailable". All its other output is ignored,
+// because the systems print messages of their own. The program exits 77, with a
+// reason on stderr, when the system is not installed.
 
 #ifndef SHARD_TESTS_BENCH_PEER_H_
 #define SHARD_TESTS_BENCH_PEER_H_
@@ -21,8 +21,9 @@ namespace shard::bench {
 
 class Peer {
  public:
-  // Starts the ranks and waits until all are ready. nullopt when one ends
-  // before it is ready, or is not ready after ten minutes: some compile first.
+  // Starts the ranks and waits until all are ready. Returns nullopt when one
+  // ends before it is ready, or is not ready after ten minutes: some systems
+  // compile first.
   static std::optional<Peer> Start(const std::vector<std::string>& argv,
                                    int world_size);
 
@@ -32,8 +33,8 @@ class Peer {
   ~Peer();
 
   // Runs `variant` once on all ranks and returns the slowest rank's
-  // milliseconds. nullopt when a rank has ended, does not have the variant, or
-  // takes ten minutes.
+  // milliseconds. Returns nullopt when a rank has ended, does not have the
+  // variant, or takes ten minutes.
   std::optional<double> Go(const std::string& variant);
 
  private:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long a plan takes for 1,000,000 tensors and 16,384 ranks, fingerprint
-// included: what a job of that size waits for before its first allocation.
-// Building the model is the host's and not counted. The `*_over_walk` are the
-// CPU times over that of the simplest walk of the same model, in the same
-// round.
+// Measures the time of a plan for 1,000,000 tensors and 16,384 ranks,
+// fingerprint included: a job of that size waits for it before its first
+// allocation. Building the model is the host's work and not counted. The
+// `*_over_walk` are the CPU times divided by that of the simplest walk of the
+// same model, in the same round.
 
 #include <time.h>
 #include <xxhash.h>
@@ -39,8 +39,8 @@ constexpr int kRanks = 16384;
 constexpr size_t kTensors = 1'000'000;
 constexpr int kRounds = 15;
 
-// Transformer blocks, "layers.123.attn.q.weight" and so on, until there are
-// kTensors; two widths, so that sizes are mixed.
+// Returns transformer blocks, "layers.123.attn.q_weight" and so on, with
+// kTensors in all. Blocks have two widths, so that sizes are mixed.
 std::shared_ptr<const Model> MakeModel() {
   auto model = std::make_shared<Model>("Transformer");
   const auto param = [&](ModuleId module, const char* name,
@@ -77,8 +77,8 @@ std::shared_ptr<const Model> MakeModel() {
   return model;
 }
 
-// The least that anything can do which depends on every tensor: hashes each
-// name where it stands and adds up the elements, module by module.
+// Does the least work that depends on every tensor: hashes each name where it
+// stands and adds up the elements, module by module.
 void WalkOnce(const Model& model) {
   uint64_t hash = 0;
   int64_t offset = 0;
@@ -97,10 +97,11 @@ void WalkOnce(const Model& model) {
     }
     stack.insert(stack.end(), module.children.rbegin(), module.children.rend());
   }
-  asm volatile("" : : "r"(hash));  // As if somebody used it.
+  asm volatile("" : : "r"(hash));  // The hash counts as used.
 }
 
-// Of this thread, which other load on the machine does not lengthen as much.
+// Returns the CPU time of this thread, which other load on the machine
+// lengthens less than the time of day.
 double CpuSeconds() {
   timespec time{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -142,7 +143,7 @@ Times PlanOnce(const std::shared_ptr<const Model>& model, Partition partition,
 
 }  // namespace
 
-// `--peers` is accepted: no peer plans without allocating.
+// Accepts `--peers`, and runs none: no peer plans without allocating.
 int main() {
   constexpr struct {
     const char* name;
@@ -157,7 +158,8 @@ int main() {
   std::vector<double> ratios[std::size(kPlans)];
   for (int round = 0; round < kRounds; ++round) {
     for (size_t i = 0; i < std::size(kPlans); ++i) {
-      // Each beside a walk of its own, so that other load is on both.
+      // Each plan is measured beside a walk of its own, so that other load is
+      // on both.
       const Times walk = TimesOf([&] { WalkOnce(*model); });
       const Times plan = PlanOnce(model, kPlans[i].partition, kPlans[i].wrap);
       walks.push_back(walk.wall);

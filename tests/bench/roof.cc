@@ -140,8 +140,8 @@ SHARD_ROOF_TARGETS void SumRoof(const float* __restrict g0,
 }
 
 SHARD_ROOF_TARGETS double SquaresRoof(const float* values, size_t count) {
-  // As many sums as hide the latency of additions: the compiler may not change
-  // their order.
+  // The number of sums hides the latency of additions: the compiler may not
+  // change their order.
   constexpr size_t kSums = 32;
   double sums[kSums] = {};
   size_t i = 0;

@@ -12,40 +12,41 @@
 
 namespace shard::bench {
 
-// 32 bytes per element: reads g0, g1, p, m, v; writes p, m, v. `zero` is 0,
-// which the compiler does not know, so the values do not change.
+// Moves 32 bytes per element: reads g0, g1, p, m, v; writes p, m, v. `zero` is
+// 0, which the compiler does not know, so the values do not change.
 void AdamRoof(const float* g0, const float* g1, float* p, float* m, float* v,
               size_t count, float zero);
 
-// 12 + 8 num_states bytes per element: reads g, p and the states; writes p and
-// the states. `zero` as above. REQUIRES: num_states <= 3.
+// Moves 12 + 8 num_states bytes per element: reads g, p and the states; writes
+// p and the states. `zero` is 0, as for AdamRoof. REQUIRES: num_states <= 3.
 void UpdateRoof(const float* g, float* p, float* const* states,
                 size_t num_states, size_t count, float zero);
 
-// 28 bytes per element: reads g, master, m, v; writes master, m, v and, as
-// bf16, p. `zero` as above.
+// Moves 28 bytes per element: reads g, master, m, v; writes master, m, v and,
+// as bf16, p. `zero` is 0, as for AdamRoof.
 void Bf16MasterRoof(const uint16_t* g, uint16_t* p, float* master, float* m,
                     float* v, size_t count, float zero);
 
-// 22 bytes per element: reads g, p (bf16), m, v; writes p, m, v.
+// Moves 22 bytes per element: reads g, p (bf16), m, v; writes p, m, v.
 void Bf16Roof(const uint16_t* g, uint16_t* p, float* m, float* v, size_t count,
               float zero);
 
-// 16 bytes per element: reads g, p and the codes m, v; writes p, m, v.
+// Moves 16 bytes per element: reads g, p and the codes m, v; writes p, m, v.
 void Q8Roof(const float* g, float* p, uint8_t* m, uint8_t* v, size_t count,
             float zero);
 
-// 4 bytes per element: the stores of just computed values with which a backward
-// pass ends. REQUIRES: count < 2^31.
+// Moves 4 bytes per element: stores values that were just computed, as a
+// backward pass does at its end. REQUIRES: count < 2^31.
 void StoreRoof(float* out, size_t count, float scale);
 
-// 8 bytes per element: as StoreRoof, but adds to the old values.
+// Moves 8 bytes per element: adds such values to the old ones.
 void AddRoof(float* out, size_t count, float scale);
 
-// 12 bytes per element: reads g0, g1; writes sum.
+// Moves 12 bytes per element: reads g0, g1; writes sum.
 void SumRoof(const float* g0, const float* g1, float* sum, size_t count);
 
-// 4 bytes per element: the sum of squares in double, in no particular order.
+// Moves 4 bytes per element: returns the sum of squares in double, in no
+// particular order.
 double SquaresRoof(const float* values, size_t count);
 
 }  // namespace shard::bench

@@ -2,8 +2,8 @@
 //
 // Makes the kernels of a benchmark run on the instruction set that
 // SHARD_BENCH_TARGET names, before its main runs. `tools/bench --target` sets
-// the variable. Checksums, BLAS and the roofs keep the processor's best: the
-// first two are not Highway's, and a roof is bound by memory.
+// the variable. Checksums, BLAS and the roofs keep the processor's best:
+// checksums and BLAS do not use Highway, and a roof is bound by memory.
 
 #include <hwy/targets.h>
 #include <strings.h>

@@ -12,12 +12,12 @@
 
 namespace shard::bench {
 
-// 40 bytes per element: reads g, p, m, v and writes m, v; reads p, m, v and
-// writes p.
+// Moves 40 bytes per element: reads g, p, m, v and writes m, v; reads p, m, v
+// and writes p.
 void LambRoof(const float* g, float* p, float* m, float* v, size_t count,
               float zero);
 
-// 24 bytes per element: reads g; reads g, p; reads g, p and writes p.
+// Moves 24 bytes per element: reads g; reads g, p; reads g, p and writes p.
 void AdafactorRoof(const float* g, float* p, size_t count, float zero);
 
 }  // namespace shard::bench

@@ -2,8 +2,8 @@
 //
 // The update of optimizers that look at whole parameters: 64 M fp32 parameters
 // as 64 matrices of 1024 x 1024, on two threads of one process, beside the roof
-// of the same passes over the same matrices. Interleaved; medians over the
-// rounds.
+// of the same passes over the same matrices. All are interleaved; times are
+// medians over the rounds.
 
 #include "kernels/cpu/tensor_step.h"
 
@@ -29,8 +29,8 @@ constexpr size_t kMatrices = 64;
 constexpr size_t kThreads = 2;
 constexpr int kRounds = 9;
 
-// A value of each element of all matrices, in pages of its own, as the engine
-// has them.
+// One value for each element of all matrices, in pages of its own, as in the
+// engine.
 class Buffer {
  public:
   explicit Buffer(float value) {
@@ -53,7 +53,8 @@ class Buffer {
   Mapping pages_;
 };
 
-// Milliseconds until `body` has run on all matrices, each thread its part.
+// Returns the milliseconds until `body` has run on all matrices, of which each
+// thread has a part.
 double Parallel(const std::function<void(size_t)>& body) {
   std::barrier start(kThreads + 1);
   std::vector<std::thread> threads;
@@ -69,7 +70,8 @@ double Parallel(const std::function<void(size_t)>& body) {
   return (Seconds() - begin) * 1e3;
 }
 
-// `bytes` per element, as kernels/cpu/tensor_step.h counts them.
+// Measures the step of F. `bytes` is per element, as kernels/cpu/tensor_step.h
+// counts them.
 template <class F>
 void Measure(Formula formula, double bytes, const std::vector<Buffer>& buffers,
              const std::function<void(size_t)>& roof) {

@@ -3,9 +3,9 @@
 // The ZeRO-1 step of GPT-2 124M: fp32 AdamW, two processes on shared memory,
 // with and without clipping, beside the roof: the simplest loop that reads and
 // writes the same bytes of the same buffers (32 per parameter: two gradients,
-// p, m, v in; p, m, v out). With --peers also PyTorch's
-// ZeroRedundancyOptimizer on the same shapes, with three forms of all-reduce:
-// zero1_torch.py. torch_over_ours is the plain one.
+// p, m, v in; p, m, v out). With --peers, PyTorch's ZeroRedundancyOptimizer is
+// measured on the same shapes, with three forms of all-reduce: zero1_torch.py.
+// torch_over_ours is that of the plain form.
 //
 // All are interleaved; ratios are medians over the rounds.
 
@@ -84,7 +84,8 @@ class Rank {
     Require(comm_->Barrier("bench", Deadline::After(kTimeout)));
   }
 
-  // Each returns milliseconds from when all have begun until all are done.
+  // Each of these returns the milliseconds from the time when all ranks have
+  // begun until all are done.
   double Roof() {
     Barrier();
     const double start = Seconds();
@@ -149,7 +150,8 @@ double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
   return Median(ratios);
 }
 
-// What both ranks do; only rank 0 has a peer and prints.
+// Runs the benchmark on one of the two ranks. Only rank 0 has a peer and
+// prints.
 void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
   CommOptions comm_options;
   comm_options.rank = rank;
@@ -202,11 +204,11 @@ void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
   }
 }
 
-// PyTorch's ranks, where it is installed.
+// Starts PyTorch's ranks, where PyTorch is installed.
 std::optional<Peer> StartTorch(const std::string& program) {
   const std::string script =
       program + ".runfiles/libshard/tests/bench/zero1_torch.py";
-  // Debian's interpreter, the one that has Debian's python3-torch.
+  // Debian's interpreter has Debian's python3-torch.
   auto peer = Peer::Start({"/usr/bin/python3", script}, kWorldSize);
   if (!peer) {
     std::fprintf(stderr,

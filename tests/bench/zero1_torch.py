@@ -90,7 +90,7 @@ def main():
             bucket.div_(world_size)
         optimizer.step()
 
-    step("plain")  # Allocates the states.
+    step("plain")  # The first step allocates the states.
     print("peer: ready", flush=True)
     for line in sys.stdin:
         dist.barrier()

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A training step of GPT-2 124M in ZeRO-3 beside the same in ZeRO-1, as memory
-// sees it: fp32 AdamW, two processes on shared memory, blocks as units. The
-// host acquires and releases every unit for forward; for backward it acquires
-// each, stores all its gradients, as a backward pass ends, says that they are
-// ready, and releases it; then it steps. It does exactly that for both; what it
-// would compute and read meanwhile is left out, so that what is compared is the
-// library's cost and the stores alone.
+// A training step of GPT-2 124M in ZeRO-3 beside the same step in ZeRO-1, as
+// memory sees it: fp32 AdamW, two processes on shared memory, blocks as units.
+// The host acquires and releases every unit for the forward pass. For the
+// backward pass it acquires each unit, stores all its gradients, as a backward
+// pass does at its end, declares them ready, and releases the unit; then it
+// steps. The host does exactly that in both stages. Its own computation and
+// reads are left out, so that the benchmark compares the library's cost and the
+// stores alone.
 //
 // Bytes per element of a rank's range, W ranks:
 //
@@ -15,17 +16,17 @@
 //   reduction           -           -           4 W + 4
 //   update              4 W + 24    4 W + 24    28
 //
-// over_zero1 is of a host that overwrites its gradients
-// (SHARD_PASS_BACKWARD_OVERWRITE) and says before the backward pass what the
-// step will be (shard_engine_begin_step), so that ZeRO-3 updates from the slots
-// themselves. not_begun is the same without that: what a step that clips does
-// at most. from_zeros is of a host that adds to its gradients, and calls
-// shard_engine_zero_grad before each step: 4 W more in either.
+// over_zero1 is that of a host that overwrites its gradients
+// (SHARD_PASS_BACKWARD_OVERWRITE) and begins the step before the backward pass
+// (shard_engine_begin_step), so that ZeRO-3 updates from the slots themselves.
+// not_begun is the same without shard_engine_begin_step, as for a step that
+// clips. from_zeros is that of a host that adds to its gradients, and calls
+// shard_engine_zero_grad before each step: 4 W more in either stage.
 //
 // The roofs are those of steps that are not begun. They move the same bytes of
 // the same buffers in the same order with the simplest loops: one thread per
-// rank, a barrier where others' gradients are read and before they are
-// overwritten.
+// rank, with a barrier before the gradients of others are read and one before
+// they are overwritten.
 //
 // All are interleaved; ratios are medians over the rounds.
 
@@ -58,7 +59,7 @@ constexpr float kGradient = 1e-9f;
 
 struct Times {
   double all_ms = 0;
-  double step_ms = 0;  // shard_engine_step alone.
+  double step_ms = 0;  // The time of shard_engine_step alone.
 };
 
 class Rank {
@@ -70,7 +71,8 @@ class Rank {
     Require(engine_->BroadcastParams(kTimeout));
   }
 
-  // From when all have begun until all are done.
+  // Returns the times from the moment when all ranks have begun until all are
+  // done.
   Times Train(bool from_zeros, bool begun, StepReport* report) {
     Barrier();
     Times times;
@@ -113,7 +115,7 @@ class Rank {
 
   bool shards_grads() const { return engine_->plan().shards_grads(); }
 
-  // Of this rank's ranges.
+  // Returns the number of elements in this rank's ranges.
   int64_t range_numel() const {
     int64_t numel = 0;
     for (const FlatBufferPlan& buffer : engine_->plan().buffers()) {
@@ -232,7 +234,7 @@ void Report(const char* stage, const Samples& samples, const StepReport& last,
   bench("exposed_ms", last.comm.seconds_exposed * 1e3, "ms");
 }
 
-// What both ranks do; only rank 0 prints.
+// Runs the benchmark on one of the two ranks. Only rank 0 prints.
 void Run(int rank, const std::string& url) {
   CommOptions options;
   options.rank = rank;
@@ -264,13 +266,14 @@ void Run(int rank, const std::string& url) {
     samples->step.push_back(times.step_ms);
   };
   for (int round = -2; round < kRounds; ++round) {
-    const bool keep = round >= 0;  // Caches and page tables are cold before.
+    // In the rounds before, caches and page tables are cold.
+    const bool keep = round >= 0;
     measure(&zero1, keep, &one, &last1);
     measure(&zero3, keep, &three, &last3);
   }
   Require(comm->Shutdown(Deadline::After(kTimeout)));
   if (rank != 0) return;
-  // Per element of a range: stores; and the reduction.
+  // Bytes per element of a range, of the stores and of the reduction.
   constexpr double kStores = 4 * kWorldSize;
   const auto elements = static_cast<double>(zero1.range_numel());
   Report("zero1", one, last1, kStores, elements);

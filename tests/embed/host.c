@@ -9,9 +9,9 @@
  * W is used twice (tied), scale is frozen. The loss is the mean over examples
  * and ranks of |y - t|^2. Values and inputs derive from integers.
  *
- * Usage: host FOLDER. Trains and saves a checkpoint there; where there is one,
- * by any host on any number of ranks, loads it instead. Prints one line that is
- * the same in every language, and on every rank:
+ * Usage: host FOLDER. Trains and saves a checkpoint there. Where there is one
+ * already, saved by any host on any number of ranks, loads it instead. Prints
+ * one line that is the same in every language, and on every rank:
  *   first <bits> last <bits> params <FNV-1a of all parameters>
  *   loaded params <FNV-1a of all parameters>
  * preceded by the message of an error made on purpose. */
@@ -24,9 +24,9 @@
 
 enum { kDim = 6, kBatch = 4, kSteps = 10, kParams = 4 };
 
-/* ---- Errors: one place turns them into text and frees them --------------- */
+/* ---- Errors: one function turns them into text and frees them ------------ */
 
-/* True for success. Otherwise says which call failed and why. */
+/* Returns true for success. Otherwise prints the call that failed, and why. */
 static bool ok(const char* call, shard_error* error) {
   if (error == NULL) return true;
   fprintf(stderr, "host.c: %s: %s: %s\n", call,
@@ -37,7 +37,7 @@ static bool ok(const char* call, shard_error* error) {
 
 /* ---- Numbers ------------------------------------------------------------- */
 
-/* In [-0.5, 0.5), exact in a float. */
+/* Returns a value in [-0.5, 0.5) that is exact in a float. */
 static float value(uint32_t i) {
   const uint32_t hash = i * 2654435761u + 12345u;
   return (float)(hash >> 8) * 0x1p-24f - 0.5f;
@@ -66,14 +66,14 @@ typedef struct params {
   const float* out_bias;
 } params;
 
-/* The frozen scale has none. */
+/* The gradients. The frozen scale has none. */
 typedef struct grads {
   float* weight;
   float* bias;
   float* out_bias;
 } grads;
 
-/* Adds the gradients of one batch to `g`, returns the sum of its losses. */
+/* Adds the gradients of one batch to `g`. Returns the sum of its losses. */
 static float train_batch(const params* p, const grads* g, int rank) {
   float loss = 0;
   for (uint32_t e = 0; e < kBatch; ++e) {
@@ -141,7 +141,7 @@ static bool declare(shard_model** model) {
          ok("freeze", shard_model_freeze(*model, 2));
 }
 
-/* An unknown optimizer: how an error looks to this language. */
+/* Names an unknown optimizer, to show an error in this language. */
 static void show_error(const shard_model* model) {
   shard_plan_options options = SHARD_PLAN_OPTIONS_INIT;
   options.world_size = 1;
@@ -236,7 +236,7 @@ static bool train(shard_comm* comm, shard_engine* engine) {
   return true;
 }
 
-/* Loads what is in `folder`, or fills, trains and saves there. */
+/* Loads the checkpoint in `folder`, or fills, trains and saves there. */
 static bool use(shard_comm* comm, shard_engine* engine, const char* folder) {
   shard_error* error = shard_checkpoint_load(engine, folder, NULL, NULL);
   if (shard_error_code(error) == SHARD_NOT_FOUND) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The engine of host.c in Go, by cgo. A shard_error becomes a Go error and is
-// freed at once. The loops convert each product to float32: Go may otherwise
+// freed at once. The loops convert each product to float32: otherwise Go may
 // fuse x*y + z on processors that can.
 
 package main
@@ -24,17 +24,17 @@ import (
 
 // ---- Errors ----------------------------------------------------------------
 
-// Error is what a failed call of libshard says.
+// Error is the code and the message of a failed call of libshard.
 type Error struct {
 	Code    int
 	Name    string
 	Message string
-	Rank    int // The rank it is about, or -1.
+	Rank    int // The rank that the error is about, or -1.
 }
 
 func (e *Error) Error() string { return e.Name + ": " + e.Message }
 
-// check takes the C error over: NULL is nil.
+// check takes the C error over. NULL becomes nil.
 func check(err *C.shard_error) error {
 	if err == nil {
 		return nil
@@ -211,7 +211,7 @@ func grad(e *C.shard_engine, p C.int32_t, data *unsafe.Pointer, n *C.int64_t) *C
 	return C.shard_engine_grad(e, p, data, n)
 }
 
-// floats is libshard's memory as a slice, valid as long as the engine.
+// floats sets out to libshard's memory as a slice, valid as long as the engine.
 func floats(get access, engine *C.shard_engine, p C.int32_t, out *[]float32) error {
 	var data unsafe.Pointer
 	var numel C.int64_t
@@ -229,7 +229,8 @@ func findTensors(engine *C.shard_engine) (p, g tensors, err error) {
 		if err = floats(param, engine, C.int32_t(i), values[i]); err != nil {
 			return
 		}
-		if grads[i] == nil { // Frozen: it has no gradient.
+		// The parameter is frozen: it has no gradient.
+		if grads[i] == nil {
 			continue
 		}
 		if err = floats(grad, engine, C.int32_t(i), grads[i]); err != nil {
@@ -299,7 +300,7 @@ func hashOf(p *tensors) uint64 {
 	return hash.Sum64()
 }
 
-// use loads what is in folder, or fills, trains and saves there.
+// use loads the checkpoint in folder, or fills, trains and saves there.
 func use(comm *C.shard_comm, engine *C.shard_engine, folder string) error {
 	err := withString(folder, func(s *C.char) *C.shard_error {
 		return C.shard_checkpoint_load(engine, s, nil, nil)

@@ -391,7 +391,7 @@ impl Engine {
         }
     }
 
-    // One parameter's gradient overlaps no other's.
+    // The gradients of two parameters do not overlap.
     #[allow(clippy::mut_from_ref)]
     fn grad(&self, param: i32) -> Result<&mut [f32]> {
         let (mut data, mut numel) = (ptr::null_mut(), 0);
@@ -415,7 +415,7 @@ impl Engine {
         Ok(())
     }
 
-    // False when there is nothing in that folder.
+    // Returns false when the folder has no checkpoint.
     fn load(&self, folder: &CStr) -> Result<bool> {
         let loaded = check(unsafe {
             sys::shard_checkpoint_load(self.0, folder.as_ptr(), ptr::null(), ptr::null_mut())
@@ -434,7 +434,7 @@ impl Engine {
         Ok(())
     }
 
-    // Of all parameters.
+    // Returns the hash of all parameters.
     fn hash(&self) -> Result<u64> {
         let mut hash = 0xcbf29ce484222325;
         for param in 0..PARAMS {
@@ -443,8 +443,9 @@ impl Engine {
         Ok(hash)
     }
 
-    // Forward, backward and the step; returns the sum of all ranks' losses. The
-    // slices end before the step: it changes what they show.
+    // Makes a forward and a backward pass and the step. Returns the sum of all
+    // ranks' losses. The slices end before the step, which changes the memory
+    // that they show.
     fn step(&self, comm: &Comm, step: usize) -> Result<f64> {
         check(unsafe { sys::shard_engine_zero_grad(self.0) })?;
         let mut loss = {

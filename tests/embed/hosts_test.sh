@@ -5,7 +5,8 @@
 #
 # Runs each host on two ranks, and expects that all ranks of all hosts print the
 # same: the same error message, the same losses, the same parameters, bit by
-# bit. Each host checks itself that the loss goes down. Then each loads what each
+# bit. Each host checks for itself that the loss goes down. Then each host loads
+# the checkpoint of each, on three ranks, and has the same parameters.
 # saved, on three ranks, and has the same parameters.
 
 set -euo pipefail
@@ -21,7 +22,7 @@ fail() {
 # run_ranks HOST RANKS FOLDER EXPECTED: EXPECTED may be empty; sets `output`.
 run_ranks() {
   local host="$1" folder="$3" expected="$4" rank
-  # Process ids repeat from one sandbox to the next; this does not.
+  # Process ids repeat from one sandbox to the next; random digits do not.
   SHARD_RENDEZVOUS="embed-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
   export SHARD_RENDEZVOUS SHARD_WORLD_SIZE="$2"
   local pids=()
@@ -54,7 +55,7 @@ pattern=$'^INVALID_ARGUMENT: unknown optimizer \'adamx\'; known: [^\n]*\n'
 pattern+='first [0-9a-f]{16} last [0-9a-f]{16} params [0-9a-f]{16}$'
 [[ "$trained" =~ $pattern ]] || fail "not what a host prints"
 
-# The message, and the parameters.
+# The expected output is the message, and the parameters.
 loaded="${trained%%$'\n'*}"$'\n'"loaded params ${trained##* }"
 for saver in "$@"; do
   for host in "$@"; do

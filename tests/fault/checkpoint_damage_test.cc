@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every byte of every file of a checkpoint is flipped, every file cut, removed
-// or exchanged: it is found, and what loads loads bit by bit.
+// or exchanged. The damage is found, and a load that succeeds loads every bit
+// right.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -39,7 +40,7 @@ using testing::WriteText;
 
 namespace fs = std::filesystem;
 
-// Little enough that each of its bytes can be tried.
+// The state is so small that each of its bytes can be tried.
 UnitTraining SmallTraining(int world_size) {
   UnitTraining training;
   training.model = std::make_shared<Model>("Root");
@@ -77,7 +78,7 @@ class DamageTest : public ::testing::Test {
     return options;
   }
 
-  // A state of its own by step and `lr`.
+  // Saves a state that depends on the step and `lr`.
   void Save(const std::string& root, int steps, double lr = 0.01) {
     RunWorld(SmallTraining(2), 0, [&](Engine* engine, UnitTrainer* trainer) {
       trainer->Fill();
@@ -92,7 +93,7 @@ class DamageTest : public ::testing::Test {
     });
   }
 
-  // Into memory that holds nothing of any load before.
+  // Loads into memory that holds nothing of an earlier load.
   Status Load(const std::string& path) {
     for (const EngineBuffer& buffer : engine_->memory().buffers()) {
       std::memset(buffer.params, 0xEE,
@@ -110,7 +111,8 @@ class DamageTest : public ::testing::Test {
     return engine_->Load(path, options, &report);
   }
 
-  // A load of `path` gives all of the right bits, or an error.
+  // Returns whether a load of `path` succeeds. It gives all the right bits, or
+  // an error.
   bool LoadsRightOrNot(const std::string& path, const std::string& when) {
     const Status status = Load(path);
     if (!status.ok()) return false;
@@ -120,7 +122,8 @@ class DamageTest : public ::testing::Test {
     return true;
   }
 
-  // Opening it, or else reading all of it, finds something.
+  // Expects to find damage in opening the checkpoint, or else in reading all of
+  // it.
   void ExpectFound(const std::string& folder, const std::string& when,
                    const std::string& file) {
     const auto in = Directory::Open(FileEnv::Posix(), folder);
@@ -162,7 +165,7 @@ TEST_F(DamageTest, EveryByte) {
     ASSERT_GE(fd, 0);
     for (size_t i = 0; i < text.size() && !HasFailure(); ++i) {
       const std::string when = StrCat("byte ", i, " of ", name);
-      // Another bit each time.
+      // Each byte has another bit flipped.
       const char flipped = static_cast<char>(text[i] ^ (1 << i % 8));
       ASSERT_EQ(::pwrite(fd, &flipped, 1, static_cast<off_t>(i)), 1);
       ExpectFound(folder_, when, name);
@@ -171,7 +174,7 @@ TEST_F(DamageTest, EveryByte) {
     }
     ::close(fd);
   }
-  // Padding, and nothing else, is not missed by a load.
+  // Only damaged padding is not noticed by a load.
   EXPECT_GT(loaded, 100);
   EXPECT_GT(refused, 2000);
   EXPECT_TRUE(LoadsRightOrNot(folder_, "whole again"));
@@ -185,7 +188,8 @@ TEST_F(DamageTest, EveryByteOfLatest) {
       flipped[i] = static_cast<char>(flipped[i] ^ (1 << bit));
       WriteText(root_ + "/LATEST", flipped);
       const std::string when = StrCat("bit ", bit, " of byte ", i);
-      // It may come to name another one that is there, which is no damage.
+      // The damaged LATEST may name another checkpoint that exists, which is no
+      // damage.
       const auto found = ResolveCheckpoint(FileEnv::Posix(), root_);
       ASSERT_OK(found);
       if (found->name == "step-000002") {
@@ -234,7 +238,8 @@ TEST_F(DamageTest, FilesMissingOrOfAnother) {
     EXPECT_NE(gone.message().find(name == kManifestName ? folder_ : name),
               std::string::npos)
         << gone.ToString();
-    // The file of an older step, and that of another run's same step.
+    // The file of an older step takes its place, then that of another run's
+    // same step.
     for (const std::string& from :
          {root_ + "/step-000001", other_ + "/step-000002"}) {
       WriteText(path, ReadText(from + "/" + name));
@@ -248,7 +253,7 @@ TEST_F(DamageTest, FilesMissingOrOfAnother) {
     }
     WriteText(path, text);
   }
-  // Two files of the same checkpoint, exchanged.
+  // Two files of the same checkpoint change places.
   const std::string first = ReadText(folder_ + "/data-00000.bin");
   const std::string second = ReadText(folder_ + "/data-00001.bin");
   ASSERT_NE(first, second);
@@ -260,7 +265,7 @@ TEST_F(DamageTest, FilesMissingOrOfAnother) {
   EXPECT_TRUE(LoadsRightOrNot(folder_, "whole again"));
 }
 
-// Nothing below the path that the host gave is followed.
+// Links below the path that the host gave are not followed.
 TEST_F(DamageTest, LinksAreNotFollowed) {
   for (const std::string& name : Files()) {
     const std::string path = folder_ + "/" + name;
@@ -275,10 +280,11 @@ TEST_F(DamageTest, LinksAreNotFollowed) {
     fs::rename(aside, path);
   }
   EXPECT_TRUE(LoadsRightOrNot(folder_, "whole again"));
-  // The path itself may be one.
+  // The path itself may be a link.
   fs::create_directory_symlink(root_, place_ / "link");
   EXPECT_TRUE(LoadsRightOrNot(place_ / "link", "by a link"));
-  // A step in the root may not; LATEST says where else not to look.
+  // A step in the root may not be a link, and LATEST may not lead out of the
+  // root.
   fs::create_directory_symlink(other_ + "/step-000002", root_ + "/step-000009");
   EXPECT_TRUE(LoadsRightOrNot(root_, "beside a link"));
   for (const std::string& latest :
@@ -290,7 +296,8 @@ TEST_F(DamageTest, LinksAreNotFollowed) {
   }
 }
 
-// Names in a manifest whose checksum is right; all lead to the very bytes.
+// A manifest with a correct checksum has other names, which all lead to the
+// very same bytes.
 TEST_F(DamageTest, NamesThatLeadElsewhere) {
   const std::string path = folder_ + "/" + std::string(kManifestName);
   const std::string body = ReadText(path).substr(kManifestHeaderBytes);
@@ -316,7 +323,8 @@ TEST_F(DamageTest, NamesThatLeadElsewhere) {
   }
 }
 
-// Each is whole; one is there, the other was told so.
+// Two writers save one step at once. One checkpoint stays and is whole; without
+// overwrite the other writer gets an error.
 TEST_F(DamageTest, TwoWritersOfOneStep) {
   for (const bool overwrite : {false, true}) {
     for (int round = 0; round < 10; ++round) {
@@ -342,7 +350,8 @@ TEST_F(DamageTest, TwoWritersOfOneStep) {
       two.join();
       EXPECT_EQ(saved, overwrite ? 2 : 1);
       EXPECT_NE(OpenWhole(folder.path(), "two writers"), nullptr);
-      if (overwrite) save(2);  // Of two at once one may leave the other's.
+      // One of two writers at once may leave the other's temporary files.
+      if (overwrite) save(2);
       EXPECT_EQ(testing::CountTemporary(folder.path()), 0);
     }
   }

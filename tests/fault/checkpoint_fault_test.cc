@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Any file call of any rank fails during a save or a load, or the power goes
-// during a save: an error on all ranks that names the rank, what was there
-// before is whole, and the engines go on.
+// during a save. All ranks get an error that names the rank, the old checkpoint
+// is whole, and the engines go on.
 
 #include <gtest/gtest.h>
 
@@ -41,11 +41,11 @@ constexpr int kWorldSize = 3;
 SaveOptions SaveThrough(FileEnv* env) {
   SaveOptions options;
   options.env = env;
-  options.threads = 1;  // So that calls come in one order.
+  options.threads = 1;  // With one thread, calls come in one order.
   return options;
 }
 
-// Ranks do this in step; `of_one` is for one of them, between the others.
+// Runs `of_one` on rank 0, while the other ranks wait before and after it.
 void Together(Engine* engine, const std::function<void()>& of_one) {
   ASSERT_OK(engine->comm()->Barrier("before", Deadline::After(60)));
   if (engine->comm()->rank() == 0) of_one();
@@ -60,7 +60,7 @@ class FaultTest
   int error() const {
     return std::string(std::get<2>(GetParam())) == "EIO" ? EIO : ENOSPC;
   }
-  // An error on all ranks, the same, that names the victim.
+  // Expects the error of the victim: all ranks get it, and it names the victim.
   void ExpectVictims(const Status& status, const std::string& when) {
     EXPECT_EQ(status.rank(), victim()) << when;
     EXPECT_NE(status.message().find(StrCat("rank ", victim())),
@@ -113,7 +113,8 @@ TEST_P(FaultTest, EveryCallOfASave) {
           const auto store = OpenWhole(root, when);
           ASSERT_NE(store, nullptr);
           const int64_t step = store->manifest()->step();
-          // Only what cannot be undone leaves the new one, and says so.
+          // Only a failure after the commit leaves the new checkpoint, and its
+          // message says so.
           if (status.ok()) {
             EXPECT_EQ(step, 2) << when;
           } else if (status.message().find("is complete") ==
@@ -202,7 +203,7 @@ TEST(CheckpointFaultTest, InterruptedAndShortCallsDoNotMatter) {
   }
 }
 
-// Saved by one rank, then by two over it.
+// One rank has saved the checkpoint; two save over it.
 TEST(CheckpointFaultTest, ThePowerMayGoAtEveryCall) {
   const TempFolder folder;
   const std::string disk = folder / "disk";
@@ -244,7 +245,7 @@ TEST(CheckpointFaultTest, ThePowerMayGoAtEveryCall) {
   EXPECT_GT(calls, 15u);
   EXPECT_GT(olds, 0);
   EXPECT_GT(news, 0);
-  // What was promised holds.
+  // After the save has returned, only the new checkpoint is found.
   const int before = olds;
   cut_power();
   EXPECT_EQ(olds, before);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks are killed while they save or load, one of them or all: the others get
+// Ranks are killed while they save or load, one of them or all. The others get
 // kRankLost in time, the root resolves to a checkpoint that is whole and of one
-// step, and the next save leaves nothing of what died. SHARD_TEST_LONG kills
+// step, and the next save removes all that the dead left. SHARD_TEST_LONG kills
 // 1,000 times.
 
 #include <gtest/gtest.h>
@@ -57,7 +57,8 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(int world_size) {
   return Plan::Create(std::move(model), options);
 }
 
-// Saves without end; what is stored is a function of the step.
+// Saves from step `step` to `last`. The stored values are a function of the
+// step.
 Status SaveForever(const std::shared_ptr<Communicator>& comm,
                    const std::string& root, int64_t step, int64_t last,
                    const Rank* rank) {
@@ -68,7 +69,8 @@ Status SaveForever(const std::shared_ptr<Communicator>& comm,
     const std::vector<float> values(kNumel, static_cast<float>(step));
     SHARD_RETURN_IF_ERROR(
         engine->SetState(0, "momentum_buffer", values.data(), values.size()));
-    // Every third one is saved over the one before.
+    // Three saves in a row have the same step number, so each is saved over the
+    // one before.
     SHARD_RETURN_IF_ERROR(engine->SetStep(step / 3));
     SaveOptions options;
     options.env = NoSyncEnv::Get();
@@ -87,7 +89,7 @@ Status SaveForever(const std::shared_ptr<Communicator>& comm,
   return comm->Shutdown(Deadline::After(kDeadline));
 }
 
-// The one value that all of it has; the step that it belongs to.
+// Returns the one value that all elements have: the step that was saved.
 int64_t SavedStep(const std::string& root, const std::string& when) {
   const auto store = OpenWhole(root, when);
   if (store == nullptr) return -1;
@@ -110,7 +112,7 @@ int64_t SavedStep(const std::string& root, const std::string& when) {
   return step;
 }
 
-// The last step that rank 0 told of; -1: none.
+// Returns the last step that rank 0 reported, or -1.
 int64_t LastTold(const std::string& report) {
   const size_t at = report.rfind("saved ");
   if (at == std::string::npos) return -1;
@@ -134,7 +136,7 @@ TEST(CheckpointKillTest, AtRandomMoments) {
   int64_t step = 3;
   int stale = 0;
   for (int round = 0; round < rounds && !HasFailure(); ++round) {
-    // kWorldSize: all of them.
+    // kWorldSize stands for all ranks.
     const int victim = static_cast<int>(generator() % (kWorldSize + 1));
     const auto delay = std::chrono::microseconds(generator() % 15000);
     const std::string url = StrCat("shm:", testing::UniqueName());
@@ -148,7 +150,7 @@ TEST(CheckpointKillTest, AtRandomMoments) {
       std::once_flag once;
       std::thread killer;
       if (victim == rank.rank() || victim == kWorldSize) {
-        // From the first save on.
+        // The delay counts from the first save on.
         options.phase_hook = [&](std::string_view what) {
           if (what.rfind("save checkpoint", 0) != 0) return;
           std::call_once(once, [&] {
@@ -180,13 +182,14 @@ TEST(CheckpointKillTest, AtRandomMoments) {
                 kDeadline + 1)
           << when;
     }
-    // What was told is there, or the one that they died in.
+    // The checkpoint is the last one that was reported, or the one in which
+    // they died.
     const int64_t told = std::max(step, LastTold(results[0].report));
     const int64_t found = SavedStep(root, when);
     EXPECT_GE(found, told) << when;
     EXPECT_LE(found, told + 1) << when;
     stale += CountTemporary(root);
-    // The next save goes through, and cleans.
+    // The next save succeeds, and deletes temporary files.
     if (round % 4 == 0) {
       ASSERT_OK(SaveAlone(root, found + 1, found + 1));
       EXPECT_EQ(CountTemporary(root), 0) << when;
@@ -199,7 +202,7 @@ TEST(CheckpointKillTest, AtRandomMoments) {
   EXPECT_GT(stale, 0) << "nobody died in a save";
 }
 
-// The others learn who it was, and what was read is as it was.
+// The other ranks learn which one was lost, and the checkpoint is unchanged.
 TEST(CheckpointKillTest, WhileItIsLoaded) {
   const int rounds = std::getenv("SHARD_TEST_LONG") != nullptr ? 300 : 20;
   std::mt19937 generator(20240608);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A rank is killed, at every phase of a run and at random moments, with
-// optimizers that look at elements, at blocks and at matrices: the others get
+// optimizers that look at elements, at blocks and at matrices. The others get
 // kRankLost that names it, no later than the deadline and a second.
 
 #include <gtest/gtest.h>
@@ -41,28 +41,28 @@ using testing::RunRanks;
 constexpr int kWorldSize = 3;
 constexpr double kDeadline = 5;
 
-// How the ranks train: every other step is clipped by norm.
+// A way to train. Every other step is clipped by norm.
 struct Kind {
   const char* name;
   const char* optimizer;
   double grad_norm_type = 2;
   int stage = 1;
-  const char* link = "";  // Of the communicator's URL.
+  const char* link = "";  // The parameters of the communicator's URL.
 };
 
 constexpr Kind kKinds[] = {
     {"adamw", "adamw"},
-    // Another pass, for the largest magnitude.
+    // This norm takes another pass, for the largest magnitude.
     {"p_norm", "adamw", 3},
     {"q8", "adamw?states=q8"},
     {"muon", "muon"},
-    // Communication on a thread of its own.
+    // Communication has a thread of its own.
     {"stage3", "adamw", 2, 3},
     {"stage2_apart", "adamw", 2, 2, "?direct=0"},
     {"stage3_apart", "adamw", 2, 3, "?direct=0"},
 };
 
-// As many units that sharding saves memory in stages 2 and 3.
+// There are so many units that sharding saves memory in stages 2 and 3.
 constexpr ParamId kParams = 6;
 
 StatusOr<std::shared_ptr<const Plan>> MakePlan(const Kind& kind,
@@ -86,7 +86,8 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(const Kind& kind,
   return plan;
 }
 
-// Gradients of 1 for the first element of each parameter.
+// Runs the passes, with a gradient of 1 for the first element of each
+// parameter.
 Status RunPasses(Engine* engine) {
   for (ParamId param = 0; param < kParams; ++param) {
     const int32_t unit = engine->plan().UnitOf(param);
@@ -104,7 +105,8 @@ Status RunPasses(Engine* engine) {
   return Status();
 }
 
-// A whole run: meet, create, broadcast, `steps` steps, both forms, shut down.
+// Makes a whole run: meet, create, broadcast, `steps` steps of both forms, shut
+// down.
 Status Train(const std::string& url, const CommOptions& options,
              const Kind& kind, int64_t width, int steps) {
   SHARD_ASSIGN_OR_RETURN(const auto plan, MakePlan(kind, width));
@@ -115,7 +117,7 @@ Status Train(const std::string& url, const CommOptions& options,
     StepOptions step_options;
     step_options.max_grad_norm = step % 2 == 0 ? 0 : 1;
     step_options.grad_norm_type = kind.grad_norm_type;
-    // The second gather of the norm's type p is there only for a norm above 0.
+    // A norm of type p has its second gather only where it is above 0.
     SHARD_RETURN_IF_ERROR(RunPasses(engine.get()));
     StepReport report;
     SHARD_RETURN_IF_ERROR(engine->Step(step_options, &report));
@@ -131,7 +133,7 @@ CommOptions OptionsOf(int rank) {
   return options;
 }
 
-// What a survivor reports: "RANK_LOST 1 <message>".
+// Returns the report of a survivor: "RANK_LOST 1 <message>".
 std::string Outcome(const Status& status) {
   return StrCat(StatusCodeName(status.code()), " ", status.rank(), " ",
                 status.message());
@@ -158,7 +160,8 @@ void ExpectOthersNameTheLostRank(const Kind& kind, const std::string& phase,
   const std::string url = StrCat("shm:", testing::UniqueName(), kind.link);
   const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
     CommOptions options = OptionsOf(rank.rank());
-    std::atomic<int> calls{0};  // The engine's thread calls, too.
+    // The engine's thread calls the hook, too.
+    std::atomic<int> calls{0};
     if (rank.rank() == victim) {
       options.phase_hook = [&](std::string_view what) {
         if (what == phase && ++calls == nth) kill(getpid(), SIGKILL);
@@ -189,8 +192,8 @@ TEST_P(KillAtPhaseTest, OthersNameTheLostRank) {
   ExpectOthersNameTheLostRank(kKinds[0], phase, victim, 1);
 }
 
-// Rank 0 makes the memory and hosts the meeting; the last owns the end of each
-// tensor's shards.
+// Rank 0 makes the memory and hosts the meeting; the last rank owns the end of
+// each tensor's shards.
 INSTANTIATE_TEST_SUITE_P(
     AllPhases, KillAtPhaseTest,
     ::testing::Combine(
@@ -206,8 +209,8 @@ INSTANTIATE_TEST_SUITE_P(
       return NameOf(std::get<0>(info.param), std::get<1>(info.param));
     });
 
-// In the first steps, one in one pass and one clipped: when everybody has
-// matrices, blocks or sums of norms at hand.
+// The rank dies in one of the first two steps, of which one is clipped, while
+// ranks hold matrices, blocks or sums of norms.
 class KillInStepTest
     : public ::testing::TestWithParam<std::tuple<Kind, const char*, int>> {};
 
@@ -229,7 +232,7 @@ INSTANTIATE_TEST_SUITE_P(
                     NameOf(std::get<1>(info.param), std::get<2>(info.param)));
     });
 
-// Between passes, in what the engine's thread does.
+// The rank dies between passes, in the work of the engine's thread.
 class KillInPassTest : public ::testing::TestWithParam<
                            std::tuple<std::pair<int, const char*>, int>> {};
 
@@ -256,7 +259,8 @@ INSTANTIATE_TEST_SUITE_P(
                     NameOf(where.second, std::get<1>(info.param)));
     });
 
-// Whenever it happens: between collectives, inside a kernel, while others wait.
+// The rank dies at any time: between collectives, inside a kernel, while others
+// wait.
 TEST(KillTest, AtRandomMoments) {
   const int rounds = std::getenv("SHARD_TEST_LONG") != nullptr ? 1000 : 40;
   std::mt19937 generator(20240607);
@@ -271,7 +275,8 @@ TEST(KillTest, AtRandomMoments) {
       std::thread killer;
       CommOptions options = comm_options;
       if (rank.rank() == victim) {
-        // Not before the ranks have met: until then nobody knows the victim.
+        // The delay begins after the ranks have met: until then none knows the
+        // victim.
         options.phase_hook = [&](std::string_view what) {
           if (what.rfind("rendezvous:", 0) == 0) return;
           std::call_once(once, [&] {
@@ -282,7 +287,7 @@ TEST(KillTest, AtRandomMoments) {
           });
         };
       }
-      // More steps than the longest delay has time for.
+      // The longest delay ends before this many steps.
       const Status status = Train(url, options, kind, 20000, 1000000);
       rank.Report(Outcome(status));
       if (killer.joinable()) killer.join();

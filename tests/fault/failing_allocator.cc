@@ -32,7 +32,8 @@ std::atomic<int64_t> pieces{0};
 std::atomic<int64_t> mapped{0};
 std::atomic<int64_t> traced{0};
 
-// The numbers of live pieces, in open addressing. Full: pieces are forgotten.
+// The numbers of live pieces, in open addressing. When the table is full,
+// pieces are forgotten.
 constexpr size_t kSlots = size_t{1} << 16;
 struct Slot {
   std::atomic<void*> piece;
@@ -73,7 +74,8 @@ void PrintStack() {
   tracing = false;
 }
 
-// The number of the next allocation; 0 where it has to fail. -1: not counted.
+// Returns the number of the next allocation, 0 where it has to fail, or -1
+// where it does not count.
 int64_t Next() {
   if (!armed.load(std::memory_order_relaxed) || tracing) return -1;
   const int64_t number = count.fetch_add(1) + 1;
@@ -89,7 +91,8 @@ int64_t Next() {
   return number;
 }
 
-// `allocate` gives a piece of memory, or null.
+// Allocates a piece and counts it. `allocate` returns a piece of memory, or
+// null.
 template <typename Allocate>
 void* Counted(const Allocate& allocate) {
   const int64_t number = Next();
@@ -134,7 +137,8 @@ Allocated AllocatedNow() { return {pieces.load(), mapped.load()}; }
 
 void TraceAllocation(int64_t number) {
   void* frame;
-  ::backtrace(&frame, 1);  // Loads what it needs, which allocates.
+  // The first call loads a library, which allocates.
+  ::backtrace(&frame, 1);
   traced = number;
 }
 

@@ -2,7 +2,8 @@
 //
 // The allocator of a test program, which can be told to fail: malloc and its
 // family, operator new, mmap, and the start of a thread. In a program that
-// links it, it replaces those of libc and libstdc++, for libshard.so too.
+// links this allocator, it replaces those of libc and libstdc++, for
+// libshard.so too.
 //
 // Under the address sanitizer, whose own malloc, mmap and pthread_create must
 // stay, only operator new is replaced.
@@ -31,7 +32,8 @@ int64_t DisarmAllocator();
 // Returns true when an allocation has failed since the allocator was armed.
 bool AllocationFailed();
 
-// The memory allocated now: the number of pieces, and pages in bytes.
+// The memory that is allocated now: the number of pieces, and the bytes of
+// pages.
 struct Allocated {
   int64_t pieces = 0;
   int64_t mapped_bytes = 0;
@@ -41,7 +43,7 @@ struct Allocated {
 Allocated AllocatedNow();
 
 // Prints the stack of allocation `number` after arming to stderr; 0 prints
-// none. For finding a leak, or the allocation at which the process ended.
+// none. Use it to find a leak, or the allocation at which the process ended.
 void TraceAllocation(int64_t number);
 // Prints the numbers of the pieces that were allocated since arming and not
 // freed.

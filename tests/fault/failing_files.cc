@@ -16,12 +16,12 @@ namespace shard {
 
 namespace {
 
-FileFault fault;  // Written while nobody is armed.
+FileFault fault;  // Written only while no fault is armed.
 std::atomic<bool> armed{false};
 std::atomic<int64_t> count{0};
 std::atomic<bool> failed{false};
 
-// Counts a call. Whether it is to fail, with errno set.
+// Counts a call. Returns whether the call has to fail, with errno set.
 bool Fails() {
   if (!armed.load()) return false;
   if (fault.after_memory && !AllocationFailed()) return false;

@@ -2,8 +2,9 @@
 //
 // The file system of a test program, which can be told to fail: the calls that
 // take space or change a folder (create, write, sync, resize, rename). In a
-// program that links it, it replaces that of libc, for libshard.so too. It can
-// fail together with the allocator of failing_allocator.h, before or after it.
+// program that links this file system, it replaces that of libc, for
+// libshard.so too. It can fail together with the allocator of
+// failing_allocator.h, before or after it.
 //
 // Calls of all threads count.
 
@@ -17,8 +18,8 @@
 namespace shard {
 
 struct FileFault {
-  int64_t at = 0;  // The number of the call that fails, from 1; 0 for none;
-  bool and_after = false;  // and all calls after it.
+  int64_t at = 0;  // The number of the call that fails, from 1; 0 for none.
+  bool and_after = false;  // Whether all calls after it fail as well.
   int error = 0;
   // Counts calls only after an allocation has failed.
   bool after_memory = false;

@@ -48,13 +48,14 @@ struct Faults {
 
 // The results that a child reports to its parent, in memory that both map.
 struct Tally {
-  std::atomic<int64_t> at{1};      // The number of the next fault,
-  std::atomic<int64_t> second{1};  // and of the second fault beside it.
+  std::atomic<int64_t> at{1};      // The number of the next fault.
+  std::atomic<int64_t> second{1};  // The number of the second fault beside it.
   std::atomic<bool> done;
-  int64_t allocations;  // Number of allocations of the flow when none fails.
+  // The number of allocations of the flow when none fails.
+  int64_t allocations;
   int64_t stride;
   int64_t runs;
-  int64_t tolerated;  // Number of runs without an error.
+  int64_t tolerated;  // The number of runs without an error.
   int64_t aborts;
   int64_t hangs;
   int64_t leaks;
@@ -211,9 +212,9 @@ class Host {
   HostRank ranks_[kMaxRanks];
 };
 
-// Runs `child` in child processes until one returns; the next one starts where
-// one was ended or makes no progress. `skip` advances past the fault that ended
-// a child. Fails the test for each finding.
+// Runs `child` in child processes until one returns. The next child starts
+// where one was ended or makes no progress. `skip` advances past the fault that
+// ended a child. Fails the test for each finding.
 inline void RunInChildren(const std::string& name,
                           const std::function<void(Tally*)>& child,
                           const std::function<void(Tally*)>& skip,
@@ -233,7 +234,8 @@ inline void RunInChildren(const std::string& name,
       tally->done = true;
       ::_exit(0);
     }
-    // Not called by name, because older libcs have no pidfd_open.
+    // The system call is made by number, because older libcs have no
+    // pidfd_open.
     pollfd ended = {static_cast<int>(::syscall(SYS_pidfd_open, process, 0)),
                     POLLIN, 0};
     int64_t runs = 0;

@@ -19,11 +19,12 @@ constexpr World kWorlds[] = {
     {"local_async", "local:", 1, 2, 0, "cpu-async?max_delay=0"},
     {"threads", "threads:2?name=flows", 2, 2, 0, "cpu"},
     {"unshared", "threads:2?name=flows&direct=0", 2, 3, 1, "cpu"},
-    // Between processes; here between threads, whose allocations all count.
+    // "shm:" is for processes; here the ranks are threads, whose allocations
+    // all count.
     {"shm", "shm:flows-", 2, 2, 0, "cpu", true},
 };
 
-// Takes `error` over; true ends the flow.
+// Takes `error` over. Returns true when it ends the flow.
 bool Failed(HostRank* rank, const char* call, shard_error* error) {
   if (error == nullptr) return false;
   if (rank->code == SHARD_OK) {
@@ -38,7 +39,7 @@ bool Failed(HostRank* rank, const char* call, shard_error* error) {
 
 #define TRY(call) \
   if (Failed(rank, #call, call)) return
-// For calls that leave everything as it was when they fail.
+// Makes a call that changes nothing when it fails.
 #define TRY_TWICE(call)                      \
   do {                                       \
     shard_error* error = call;               \
@@ -49,7 +50,7 @@ bool Failed(HostRank* rank, const char* call, shard_error* error) {
     if (Failed(rank, #call, error)) return;  \
   } while (false)
 
-// As many blocks, and as large ones, that stages 2 and 3 shard something.
+// The blocks are so many, and so large, that stages 2 and 3 shard something.
 constexpr const char* kBlocks[] = {"first", "second", "third", "fourth",
                                    "fifth"};
 enum : int32_t { kEmbedding, kBias0 = 2, kFrozen = 11 };
@@ -103,7 +104,7 @@ void Open(HostRank* rank) {
   options.timeout = rank->open_timeout;
   char url[64] = {};
   std::strncpy(url, rank->world->url, sizeof(url) - 1);
-  // Another process may run the same flow.
+  // Another process may run the same flow, so the name has the process id.
   if (rank->world->comm_only) {
     std::snprintf(url, sizeof(url), "%s%d", rank->world->url, ::getpid());
   }
@@ -140,7 +141,7 @@ void WriteGrads(HostRank* rank, int32_t unit) {
     void* data = nullptr;
     int64_t numel = 0;
     TRY(shard_engine_grad(rank->engine, param, &data, &numel));
-    // The bits of small numbers in both types.
+    // These are the bits of small numbers in both types.
     std::memset(data, 0x3c,
                 static_cast<size_t>(numel) * (IsWeight(param) ? 2 : 4));
   }
@@ -207,7 +208,7 @@ void PrepareMissing(HostRank* rank) {
   THEN(PrepareFilled);
 }
 
-// ---- What runs while allocations fail --------------------------------------
+// ---- Flows that run while allocations fail ---------------------------------
 
 void RunPlan(HostRank* rank) {
   THEN(MakeModel);
@@ -219,7 +220,7 @@ void RunPlan(HostRank* rank) {
   shard_placement placement = SHARD_PLACEMENT_INIT;
   placement.device = "cpu";
   TRY_TWICE(shard_plan_memory(plan, &placement, &memory));
-  // Of the plan's text only the beginning fits: which is no error.
+  // Only the beginning of the plan's text fits, which is no error.
   TRY_TWICE(shard_plan_text(plan, nullptr, 0, &length));
   TRY_TWICE(shard_plan_json(plan, nullptr, 0, &length));
   const char* given = nullptr;
@@ -249,7 +250,8 @@ void RunPlan(HostRank* rank) {
   TRY_TWICE(shard_schedule_lr("cosine?lr=1&total=10", 3, &lr));
 }
 
-// Those that have opened hear of one that has not, long before this deadline.
+// Ranks that have opened the group hear of one that has not, long before this
+// deadline.
 void RunOpen(HostRank* rank) {
   THEN(Open);
   TRY(shard_comm_barrier(rank->comm, 10));
@@ -265,7 +267,7 @@ void RunCreate(HostRank* rank) { MakeEngine(rank); }
 
 void RunFill(HostRank* rank) { Fill(rank); }
 
-// The bits of a parameter, which are the same on all ranks.
+// Hashes the bits of a parameter, which are the same on all ranks.
 void HashParam(HostRank* rank) {
   TRY(shard_engine_unit_acquire(rank->engine, 0, SHARD_PASS_FORWARD, 0));
   const void* data = nullptr;
@@ -294,8 +296,8 @@ void RunStep(HostRank* rank) {
   HashParam(rank);
 }
 
-// Some parameters of a unit are declared by themselves: with sharded gradients
-// its release reduces them.
+// Declares single parameters of a unit: with sharded gradients the release of
+// the unit reduces them.
 void RunRelease(HostRank* rank) {
   for (int32_t param = 0; param < kParams; ++param) {
     if (!IsWeight(param)) continue;
@@ -345,7 +347,7 @@ void RunSaveAsync(HostRank* rank) {
   TRY(shard_save_wait(rank->save, 0));
 }
 
-// Leaves the save to the free functions.
+// Saves, and leaves the handle of the save to the free functions.
 void RunSaveAndLeave(HostRank* rank) { Save(rank, "new", &rank->save); }
 
 void RunLoad(HostRank* rank) {

@@ -30,7 +30,7 @@ struct World {
   bool comm_only = false;  // Runs the flows of communicators alone.
 };
 
-// One rank of a host: its handles, and how its flow ended.
+// One rank of a host: its handles, and the end of its flow.
 struct HostRank {
   const World* world = nullptr;
   int rank = 0;
@@ -38,8 +38,8 @@ struct HostRank {
   int32_t missing_grads = 0;
   // The folder of checkpoints; "saved" in it has one.
   const char* folder = nullptr;
-  // For errors of calls that change nothing when they fail: such a call is
-  // repeated once, and then has to succeed.
+  // Whether a call that changes nothing when it fails is repeated once. The
+  // second call has to succeed.
   bool retries = false;
 
   shard_model* model = nullptr;
@@ -55,7 +55,7 @@ struct HostRank {
   shard_code code = SHARD_OK;
   char call[64] = {};
   char message[256] = {};
-  uint64_t result = 0;  // A hash of what the flow computed.
+  uint64_t result = 0;  // A hash of the results of the flow.
 };
 
 struct Flow {
@@ -64,8 +64,9 @@ struct Flow {
   void (*run)(HostRank* rank);
   // Called on rank 0 when no rank saw an error: checks the results of the flow.
   void (*check)(HostRank* rank);
-  bool of_ranks = true;  // Also runs with several ranks.
-  bool of_comm = false;  // Differs between kinds of communicators.
+  bool of_ranks = true;  // Whether the flow also runs with several ranks.
+  // Whether the flow differs between kinds of communicators.
+  bool of_comm = false;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const World& world) {

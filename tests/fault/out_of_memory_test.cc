@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that runs out: in each flow of a host the n-th allocation fails, alone
-// or with all that follow, for every n (SHARD_TEST_LONG) or some. Each time the
+// Memory runs out: in each flow of a host the n-th allocation fails, alone or
+// with all later ones, for every n (SHARD_TEST_LONG) or some. Each time the
 // calls return RESOURCE_EXHAUSTED, the free functions succeed while memory is
-// still out, and everything that was allocated is given back.
+// still out, and everything that was allocated is freed.
 //
-// Where several ranks run, one of them says RESOURCE_EXHAUSTED; to the others
-// it is that error, where they agree on one, or POISONED, or a rank that was
-// lost. What runs out in the background is POISONED, with the reason, for all.
-// No rank waits for its deadline, but for one that did not come to open the
-// communicator.
+// Where several ranks run, one of them returns RESOURCE_EXHAUSTED. The others
+// return the same error, where they agree on one, or POISONED, or the loss of a
+// rank. Memory that runs out in the background is POISONED, with the reason, on
+// all ranks. No rank waits for its deadline, except for a rank that did not
+// come to open the communicator.
 //
-// An allocation may fail without an error of the call, such as one of a warning
-// or of a buffer that only saves time: then the result must be right.
+// An allocation may fail without an error of the call, such as that of a
+// warning or of a buffer that only saves time. Then the result must be right.
 //
-// Each flow runs in a child process, so that one that ends it is counted, and
-// the next allocation's turn comes.
+// Each flow runs in a child process, so that an allocation that ends it is
+// counted, and the next one is tried.
 //
 // SHARD_TEST_TRACE=N prints where allocation N of a flow is made, and the
 // numbers of those that leak; with --gtest_filter for one flow.
@@ -46,7 +46,7 @@ bool IsAllowed(const HostRank& rank) {
   if (code == SHARD_OK || code == SHARD_RESOURCE_EXHAUSTED) return true;
   if (code == SHARD_POISONED) return true;
   if (rank.world->ranks == 1) return false;
-  // What a rank that met the others does, they hear of at once.
+  // A rank that met the others and fails is lost to them at once.
   return code == SHARD_RANK_LOST ||
          (code == SHARD_DEADLINE_EXCEEDED &&
           std::string_view(rank.call).starts_with("shard_comm_open"));
@@ -58,9 +58,9 @@ class OutOfMemory
   const World& world() const { return world_; }
   const Flow& flow() const { return flow_; }
 
-  // The child: from allocation tally->at on.
+  // Runs in the child: tries the allocations from tally->at on.
   void RunChild(const std::string& folder, Tally* tally) const;
-  // Looks at how a run ended.
+  // Judges the end of a run.
   void Judge(Host* host, const Held& before, const uint64_t* results,
              Tally* tally) const;
   void RunFlow(Host* host, const std::string& folder, Outage outage,
@@ -109,7 +109,7 @@ void OutOfMemory::Judge(Host* host, const Held& before, const uint64_t* results,
 void OutOfMemory::RunChild(const std::string& folder, Tally* tally) const {
   Host host(world(), flow(), folder);
   host.SaveOnce();
-  // The second time everything is there that is made once.
+  // Runs the flow before: later runs need not allocate what is made only once.
   for (int i = 0; i < 3; ++i) RunFlow(&host, folder, Outage::kNone, 0);
   uint64_t results[kMaxRanks] = {};
   for (int r = 0; r < host.ranks(); ++r) {
@@ -122,7 +122,7 @@ void OutOfMemory::RunChild(const std::string& folder, Tally* tally) const {
   }
   tally->allocations = host.allocations();
   if (tally->stride == 0) {
-    // What has no ranks takes no time.
+    // A flow without ranks takes no time.
     const int64_t wanted = kSanitized ? 3 : flow().of_ranks ? 16 : 1000;
     tally->stride = std::max<int64_t>(1, tally->allocations / wanted);
   }
@@ -134,7 +134,8 @@ void OutOfMemory::RunChild(const std::string& folder, Tally* tally) const {
       Judge(&host, before, results, tally);
       continue;
     }
-    bool late = false;  // To open the communicator, in so short a time.
+    // A rank was too late to open the communicator within its short timeout.
+    bool late = false;
     for (int r = 0; r < host.ranks(); ++r) {
       late |= host.rank(r).code == SHARD_DEADLINE_EXCEEDED;
     }
@@ -163,7 +164,7 @@ TEST_P(OutOfMemory, IsAnErrorAndNothingStays) {
       });
 }
 
-// Else the flows would meet nothing of what stages 2 and 3 do.
+// Plans that do not shard would leave out the calls of stages 2 and 3.
 TEST(HostFlows, ShardWhatTheirStagesShard) {
   for (const World& world : Worlds()) {
     HostRank rank;

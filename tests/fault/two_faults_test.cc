@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files that fail while memory runs out as well: a call that writes, creates,
+// Files fail while memory runs out as well: a call that writes, creates,
 // renames or syncs fails, and then the n-th allocation; or an allocation fails,
-// and then the k-th such call; alone, or with all that follow; for every pair
-// (SHARD_TEST_LONG) or some. What is written replaces a checkpoint, and a
-// safetensors file. Each time what has their names is whole; checkpoint and
-// LATEST are both those that were there before or both the new ones, or the
-// message says that the new checkpoint is complete; the call returns the code
-// of one of the two faults; nothing stays allocated or open.
+// and then the k-th such call; alone, or with all later ones; for every pair
+// (SHARD_TEST_LONG) or some. The flow replaces a checkpoint and a safetensors
+// file. Each time the files of both names are whole. The checkpoint and LATEST
+// are both the old ones or both the new ones, or the message says that the new
+// checkpoint is complete. The call returns the code of one of the two faults,
+// and nothing stays allocated or open.
 //
 // SHARD_TEST_TRACE=N prints where allocation N is made, as in
 // out_of_memory_test.cc.
@@ -48,10 +48,11 @@ class TwoFaults
     : public ::testing::TestWithParam<std::tuple<World, Flow, First, Outage>> {
  protected:
   void RunChild(Tally* tally);
-  // Moves on to the next pair. `again`: with the same first fault.
+  // Moves on to the next pair. With `again`, it has the same first fault.
   void Next(Tally* tally, bool again) const;
   Faults FaultsOf(const Tally& tally) const;
-  // Puts there what is to be replaced, and deletes what failures left.
+  // Restores the files that are to be replaced, and deletes the remains of
+  // failures.
   void Restore();
   void Judge(const Held& before, Host* host, Tally* tally) const;
   void ExpectWhole(const std::string& path, Tally* tally) const;
@@ -81,7 +82,8 @@ void TwoFaults::Next(Tally* tally, bool again) const {
   const int64_t step =
       std::max<int64_t>(1, tally->allocations / (kSanitized ? 4 : 24));
   tally->at += all || first_ == First::kFiles ? 1 : step;
-  // Another one each time, where some are left out.
+  // Where some pairs are left out, another second fault comes with each first
+  // one.
   tally->second =
       all || first_ == First::kMemory ? 1 : 1 + tally->at * 3 % some;
 }
@@ -148,10 +150,10 @@ void TwoFaults::Judge(const Held& before, Host* host, Tally* tally) const {
                (host->ranks() > 1 && rank.code == SHARD_RANK_LOST);
     told |= std::strstr(rank.message, "is complete") != nullptr;
   }
-  // LATEST is replaced last: what fails behind that is no fault of the commit.
+  // LATEST is replaced last: a failure after that does not undo the commit.
   const bool whole = (IdentityOf(manifest()) == old_manifest_) ==
                      (IdentityOf(latest()) == old_latest_);
-  // Where neither fault ends, nothing can be undone and no text be made.
+  // While both faults persist, no commit can be undone and no message made.
   told |= outage_ == Outage::kForGood && FileFailed();
   if (allowed && (whole || told)) return;
   ++tally->wrong;

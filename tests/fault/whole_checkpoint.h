@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens the checkpoint to which a root resolves and checks that it is whole.
+// Opens the checkpoint to which a root resolves, and checks that it is whole.
 
 #ifndef SHARD_TESTS_FAULT_WHOLE_CHECKPOINT_H_
 #define SHARD_TESTS_FAULT_WHOLE_CHECKPOINT_H_
@@ -18,8 +18,8 @@
 
 namespace shard::testing {
 
-// Returns the checkpoint when there is one and every byte of it is as it was
-// written; otherwise fails the test and returns null.
+// Returns the checkpoint when there is one and every byte is as it was written.
+// Otherwise fails the test and returns null.
 inline std::shared_ptr<const ShardStore> OpenWhole(const std::string& root,
                                                    const std::string& when) {
   const auto found = ResolveCheckpoint(FileEnv::Posix(), root);
