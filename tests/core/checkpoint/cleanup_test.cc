@@ -219,7 +219,7 @@ TEST(RenameToFree, ReplacesNothing) {
 struct RetainCase {
   RetainOptions options;
   const char* latest;
-  std::vector<int64_t> kept;  // Of the steps 0, 5, 10, 15, 20 and 25.
+  std::vector<int64_t> kept;  // The rest of 0, 5, 10, 15, 20, 25.
 };
 
 TEST(Retain, KeepsTheLastEveryNthAndLatest) {

@@ -276,10 +276,10 @@ void WriteFaultsTest::Run(int error, bool for_good) {
     }
   }
   EXPECT_GT(failed, 5);
-  // One fault: only the last sync cannot be undone, which makes durable that
+  // With one fault, only the last sync cannot be undone: it makes durable that
   // LATEST was replaced, or a file where the file system cannot exchange files.
-  // Faults from then on: from the first rename on; a set of files cannot be
-  // read then.
+  // With faults from a call on, nothing from the first rename on can be undone,
+  // and a set of files cannot be read then.
   const bool is_set = what.name.starts_with("ExportSet");
   EXPECT_LE(not_undone, !for_good ? 1 : is_set ? 13 : 3);
 }

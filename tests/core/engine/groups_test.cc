@@ -236,7 +236,8 @@ TEST(ClippingTest, WrongOptionsAreNamed) {
   });
 }
 
-// Any norm finds them, also in gradients of 2 bytes, which are summed twice.
+// Every norm finds non-finite gradients, also in gradients of 2 bytes, which
+// are summed twice.
 TEST(ClippingTest, NonFiniteGradientsSkipTheStep) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const double bad : {HUGE_VAL, -HUGE_VAL, std::nan("")}) {

@@ -98,7 +98,7 @@ std::vector<Hang> Hangs() {
   const Call load_dict = [](Engine* engine, const std::string&) {
     return LoadDict(engine, false);
   };
-  // The host's own timeout is long.
+  // The call has a long timeout of its own.
   const Call gather = [](Engine* engine, const std::string&) {
     return engine->GatherState(
         StateOptions(), 0, 1800,

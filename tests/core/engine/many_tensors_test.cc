@@ -44,8 +44,8 @@ constexpr double kTimeout = 1500;
 
 struct Size {
   int modules;
-  int params;         // Of each module.
-  size_t name_bytes;  // Of a module.
+  int params;         // The parameters of each module.
+  size_t name_bytes;  // The length of a module's name.
 
   int64_t tensors() const { return int64_t{3} * modules * params; }
 };
