@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what one benchmark measures in two builds.
+"""Compares the results of one benchmark in two builds.
 
 Usage: compare_benches.py [--pairs N] BEFORE AFTER [ARG...]
 
 BEFORE and AFTER are programs that print lines "BENCH <name> <metric> <value>
 <unit>". Each of N rounds (default 15) runs BEFORE twice and AFTER once, in an
-order that changes from round to round, so that what else the machine does falls
-on both. For every metric, one line:
+order that changes from round to round, so that other load of the machine falls
+on both. For every metric it prints one line:
 
   BENCH <name> <metric>.after_over_before <median of the ratios per round> ratio
 
-and behind it the medians of both, and the spread of BEFORE over itself in the
+followed by the medians of both, and the spread of BEFORE over itself in the
 same rounds: half of those ratios lie within it. A change that is smaller than
 this spread has not been measured.
 
@@ -23,12 +23,12 @@ import statistics
 import subprocess
 import sys
 
-# Each program is first, second and third as often as the others.
+# Each program is as often first, second and third as the others.
 ORDERS = [("A", "B", "a"), ("B", "a", "A"), ("a", "A", "B")]
 
 
 def measure(program, args):
-    """The metrics that one run of the program prints: (value, unit) by name."""
+    """Returns the metrics that one run prints: (value, unit) by name."""
     run = subprocess.run([program, *args], stdout=subprocess.PIPE, text=True,
                          check=False)
     if run.returncode != 0:
@@ -43,13 +43,13 @@ def measure(program, args):
 
 
 def ratios(rounds, name, over, under):
-    """One ratio for each round in which both runs have the metric."""
+    """Returns one ratio for each round in which both runs have the metric."""
     pairs = [(r[over].get(name), r[under].get(name)) for r in rounds]
     return [a[0] / b[0] for a, b in pairs if a and b and b[0] != 0]
 
 
 def spread(values):
-    """The quartiles: half of the values lie between them."""
+    """Returns the quartiles: half of the values lie between them."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

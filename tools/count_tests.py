@@ -4,7 +4,7 @@
 
 Usage: count_tests.py NAME EVENTS EXIT_CODE
 
-NAME is what to call the run. EVENTS is the run's --build_event_json_file: it
+NAME is a name for the run. EVENTS is the run's --build_event_json_file: it
 names the XML of exactly the tests that this run ran or found in its cache, so
 that results of an earlier run cannot be counted. EXIT_CODE is Bazel's.
 
@@ -23,8 +23,8 @@ import sys
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
 
-# Bazel's exit codes: something did not load or build; "built, but there was
-# nothing to test".
+# Bazel's exit codes: a target did not load or build; all was built, but there
+# was nothing to test.
 BUILD_FAILED = 1
 NO_TESTS_FOUND = 4
 
@@ -39,12 +39,12 @@ def read_events(path):
                 except ValueError:
                     pass  # Bazel was killed while it wrote this line.
     except OSError:
-        pass  # Bazel did not get as far as opening it.
+        pass  # Bazel did not even open it.
     return events
 
 
 def final_attempts(events):
-    """One testResult event per label, run and shard: the last attempt."""
+    """Returns the last testResult event of each label, run and shard."""
     final = {}
     for event in events:
         test = event.get("id", {}).get("testResult")
@@ -78,7 +78,7 @@ def targets_not_built(events):
 
 
 def xml_cases(result):
-    """(name, outcome, reason if skipped) of each case; None without XML."""
+    """Returns (name, outcome, reason of a skip) of each case; None without XML."""
     for output in result.get("testActionOutput", []):
         if output.get("name") != "test.xml":
             continue
@@ -111,7 +111,7 @@ def xml_cases(result):
 
 
 def cost(results):
-    """How long tests ran; those of an earlier run, found again, took nothing."""
+    """Returns how long tests ran. Results of an earlier run took no time."""
     seconds = sorted(
         ((int(result.get("testAttemptDurationMillis", 0)) / 1000, label)
          for (label, _, _), result in results.items()
@@ -140,7 +140,7 @@ def main():
     for (label, test_run, shard), result in final_attempts(events).items():
         status = result.get("status", "NO_STATUS")
         if label in not_built and status != "PASSED":
-            continue  # Counted above.
+            continue  # It was counted above.
         cases = xml_cases(result)
         if cases is None:
             fail(label, f"no readable test.xml (status {status})")
@@ -158,7 +158,7 @@ def main():
         if status not in ("PASSED", "FLAKY") and failed_cases == 0:
             fail(label, f"status {status}")
 
-    # A package that does not even load leaves no event of its own.
+    # A package that does not load leaves no event of its own.
     load_failed = exit_code == BUILD_FAILED and not not_built
     other = exit_code not in (0, NO_TESTS_FOUND) and count["failed"] == 0
     if load_failed or other:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves of 2 GB by PyTorch and safetensors, for checkpoint.cc: see peer.h.
+"""Saves 2 GB with PyTorch and safetensors, for checkpoint.cc: see peer.h.
 
-Every rank saves its half, fsync included, as the library's own functions do it:
+Every rank saves its half, fsync included, with the libraries' own functions:
 torch.save, torch.distributed.checkpoint, safetensors.torch.save_file. A variant
-that cannot be imported is answered with "unavailable"; stderr has the reason.
+that cannot be imported has the answer "unavailable"; stderr has the reason.
 """
 
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW on one fp32 parameter on the CPU, by another system, for
+"""Steps AdamW on one fp32 parameter on the CPU with another system, for
 tests/bench/optimizer_step.cc.
 
 Called as `optimizer_peer.py SYSTEM ELEMENTS RANK WORLD_SIZE FOLDER`; SYSTEM is

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of the step that tests/bench/zero1_step.cc measures, in PyTorch.
+"""Runs one rank of the step of tests/bench/zero1_step.cc in PyTorch.
 
 All-reduce of the gradients over Gloo, division, then
 ZeroRedundancyOptimizer(AdamW, parameters_as_bucket_view=True), which steps and
@@ -44,7 +44,7 @@ def gpt2_shapes():
 
 
 def make_buckets(params):
-    """Flat gradient buckets; every param.grad is a view into one."""
+    """Returns flat gradient buckets; every param.grad is a view into one."""
     groups, size = [[]], 0
     for p in params:
         if size >= BUCKET_ELEMENTS:

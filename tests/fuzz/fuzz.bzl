@@ -6,11 +6,11 @@ load("@rules_cc//cc:defs.bzl", "cc_binary")
 _FUZZ = "//tools/bazel/clang:fuzz"
 
 def fuzz_test(name, deps, dictionary = None, mutator = None):
-    """NAME.cc with its corpus, corpus/NAME.
+    """Defines a fuzz target: NAME.cc with its corpus, corpus/NAME.
 
     Args:
-      name: of the test, the source and the corpus.
-      deps: what it reads with.
+      name: the name of the test, the source and the corpus.
+      deps: the libraries that read the input.
       dictionary: words of the format, for libFuzzer.
       mutator: a library with LLVMFuzzerCustomMutator.
     """

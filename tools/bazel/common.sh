@@ -2,13 +2,13 @@
 # shellcheck shell=bash
 #
 # Sourced by the programs in tools/. Leaves the caller in the repository root;
-# `caller` is the folder that it came from.
+# `caller` is the folder from which it came.
 #
 # BAZEL              the bazel to run (default: bazel)
 # BAZEL_STARTUP      startup options for it, such as --output_base=/some/folder
 
 caller="$PWD"
-# With it `cd` may go elsewhere, and prints where.
+# With a CDPATH `cd` may go to another folder, and prints it.
 unset CDPATH
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 cd "$root"
@@ -38,21 +38,23 @@ run_bazel() {
 }
 
 # Prints the folder in which `bazel build` of the default configuration leaves
-# its results. The bazel-bin link may lead to those of another configuration.
+# its results. The bazel-bin link may lead to the results of another
+# configuration.
 bazel_bin() {
   run_bazel info bazel-bin 2>/dev/null
 }
 
-# Some builds of Bazel's sandbox describe every mount of every action.
+# Removes Bazel's remark on the sizes of tests, and the lines that some builds
+# of its sandbox print for every mount of every action.
 drop_sandbox_noise() {
   grep --line-buffered -avE \
     '(^There were tests whose specified size is too big|^[0-9]+\.[0-9]+: src/main/tools/(linux-sandbox|process-|logging))' || true
 }
 
-# object_cache KEY: prints the folder that keeps compiled objects for KEY, 16
-# digits of hex, and makes it; removes what nobody has used for two weeks, for
-# other KEYs too. Where there can be no such folder it prints nothing, and why on
-# stderr. SHARD_BUILD_CACHE is the folder around it (default:
+# object_cache KEY: makes and prints the folder that keeps compiled objects for
+# KEY, 16 digits of hex. Removes objects that were not used for two weeks, for
+# other KEYs too. Where there can be no such folder it prints nothing, and the
+# reason on stderr. SHARD_BUILD_CACHE is the folder around it (default:
 # ~/.cache/libshard/objects).
 object_cache() {
   local base="${XDG_CACHE_HOME:-}" caches="${SHARD_BUILD_CACHE:-}" cache folder
@@ -72,7 +74,8 @@ object_cache() {
       "another folder with SHARD_BUILD_CACHE" >&2
     return
   fi
-  # Only what Bazel put there, in this layout. Another run may be at it as well.
+  # Deletes only files that Bazel put there, in this layout. Another run may
+  # delete them at the same time.
   for folder in "$caches"/*/{ac,cas}; do
     [[ "$folder" =~ /[0-9a-f]{16}/(ac|cas)$ ]] || continue
     find "$folder" -type f -atime +14 -delete 2>/dev/null || true

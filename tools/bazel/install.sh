@@ -3,17 +3,18 @@
 #
 # Usage: install.sh BUILT PREFIX
 #
-# Copies the headers of the current folder, and what Bazel built in the folder
-# BUILT, to where hosts look for them below PREFIX. tools/package --help says
-# where that is.
+# Copies the headers of the current folder, and the results of Bazel in the
+# folder BUILT, to the places below PREFIX where hosts look for them.
+# tools/package --help lists these.
 
 set -euo pipefail
 built="$1"
 prefix="$2"
 
-# put MODE FROM TO: a name takes the place of another, never its bytes, so what
-# runs goes on, and a link to a file elsewhere is replaced and not followed. A
-# folder of that name is an error, not the place to put it (-T).
+# put MODE FROM TO: installs FROM as TO. The new file takes the name of the old
+# one and never its bytes, so running programs go on, and a link to a file
+# elsewhere is replaced and not followed. A folder of that name is an error, not
+# the place to put the file (-T).
 put() {
   local mode="$1" from="$2" to="$3"
   install -D -T -m "$mode" "$from" "$to.new"
@@ -23,7 +24,7 @@ put() {
   take_name "$to"
 }
 
-# take_name TO: TO.new becomes TO.
+# take_name TO: renames TO.new to TO.
 take_name() {
   mv -fT "$1.new" "$1" && return
   rm -f "$1.new"

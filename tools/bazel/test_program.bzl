@@ -4,21 +4,22 @@
 load("@rules_cc//cc:defs.bzl", "cc_library", "cc_test")
 
 def test_program(name, tests, deps, **kwargs):
-    """One program of several tests, compiled as one file that includes them.
+    """Defines a program of several tests, compiled as one file with them all.
 
     A test of two hundred lines takes five seconds to compile, most of them for
-    the headers of gtest, of the library and of what the tests share. Six tests
-    in one file take twelve. So that names do not meet, each test has a namespace
-    of its own, called like the file. A test whose process must be its own (it
-    replaces operator new, or limits or measures the process) is a cc_test.
+    the headers of gtest, of the library and of the helpers that tests share.
+    Six tests in one file take twelve. So that names do not collide, each test
+    has a namespace of its own, called like the file. A test that needs a
+    process of its own (it replaces operator new, or limits or measures the
+    process) is a cc_test.
 
-    One test alone: bazel test //FOLDER:NAME --test_filter='SuiteName.*'
+    To run one test alone: bazel test //FOLDER:NAME --test_filter='SuiteName.*'
 
     Args:
-      name: of the program.
-      tests: files with TESTs.
-      deps: of all of them.
-      **kwargs: as of cc_test.
+      name: the name of the program.
+      tests: the files with TESTs.
+      deps: the dependencies of all files.
+      **kwargs: passed on to cc_test.
     """
     cc_library(
         name = name + "_files",

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the program promises of its defaults, on the text it is meant for. Six
-// minutes on two cores: only when SHARD_TEST_LONG is set.
+// The loss that the program promises with its defaults, on the text for which
+// it is meant. The test takes six minutes on two cores, so it runs only when
+// SHARD_TEST_LONG is set.
 
 #include <cstdlib>
 #include <string>
@@ -20,8 +21,8 @@ class DefaultTrainingTest : public TrainGptTest {
     TrainGptTest::SetUp();
   }
 
-  // Of three seeds: alone, each of them is as good as its batches, and runs of
-  // one kind end several percent apart.
+  // Returns the mean loss of three seeds. A single run is as good as its
+  // batches, and runs of one kind end several percent apart.
   double MeanLoss(const std::string& arguments) const {
     double sum = 0;
     for (const char* seed : {"1", "2", "3"}) {

@@ -18,10 +18,10 @@ namespace {
 constexpr gpt_config kSmall = {
     .layers = 2, .width = 12, .heads = 3, .context = 8};
 
-// ---- The backward, in double ----------------------------------------------
+// ---- The backward pass, in double -----------------------------------------
 
-// In double the gradient and the finite difference agree to eight digits; see
-// CHECK_TOLERANCE for where the rest goes.
+// Compares gradients with finite differences. In double they agree to eight
+// digits; see CHECK_TOLERANCE for the others.
 void ExpectGradientsAgree(const gpt_config& config) {
   for (int i = 0; i < gpt_tensor_count(&config); i++) {
     const double error = check_gradient(&config, i);
@@ -48,7 +48,7 @@ TEST(BackwardTest, AgreesForAContextOfOne) {
 
 // ---- The float model ------------------------------------------------------
 
-// A model with memory of its own: what libshard is in the program.
+// A model with memory of its own, in place of libshard's.
 class Net {
  public:
   Net(const gpt_config& config, int batch, double spread)
@@ -59,7 +59,7 @@ class Net {
     for (int i = 0; i < count; i++) {
       const size_t numel = gpt_tensor_at(&config, i).numel;
       params_[i].resize(numel);
-      // Not zero: the backward must overwrite, not add.
+      // The gradients are not zero: the backward pass must overwrite, not add.
       grads_[i].assign(numel, 1e6f);
       gpt_initialize(&config, i, 7, params_[i].data());
       for (size_t j = 0; j < numel; j++) {
@@ -111,8 +111,8 @@ double Norm(const std::vector<float>& values) {
 }
 
 // Along the gradient the loss changes fastest, by |gradient|. The step changes
-// the loss by about 1e-2, of which float keeps four digits; the curvature
-// takes about as much. 1 % is far from both, and from a wrong term.
+// the loss by about 1e-2, of which float keeps four digits; the curvature takes
+// about as much. 1 % is far from both, and from a wrong term.
 TEST(FloatModelTest, LossChangesAlongTheGradientByItsNorm) {
   Net net(kSmall, 4, 0.2);
   const std::vector<uint8_t> sequences = Bytes(4 * 9, 1);
@@ -136,7 +136,7 @@ TEST(FloatModelTest, LossChangesAlongTheGradientByItsNorm) {
   }
 }
 
-// What data-parallel training rests on.
+// Data-parallel training rests on this.
 TEST(FloatModelTest, GradientOfABatchIsTheMeanOverItsHalves) {
   const std::vector<uint8_t> both = Bytes(4 * 9, 2);
   const std::vector<uint8_t> halves[2] = {{both.begin(), both.begin() + 2 * 9},
@@ -199,7 +199,8 @@ TEST(FloatModelTest, AShorterSequenceGivesTheSamePredictions) {
 
 TEST(FloatModelTest, SaysHowMuchMemoryItLacked) {
   if (shard::kSanitized) GTEST_SKIP() << "a sanitizer ends the program instead";
-  // 2^20 sequences of 4096 bytes, 64 blocks of width 8192.
+  // No machine has the memory for 2^20 sequences of 4096 bytes and 64 blocks of
+  // width 8192.
   const gpt_config huge = {
       .layers = 64, .width = 8192, .heads = 256, .context = 4096};
   size_t bytes = 0;
@@ -262,7 +263,7 @@ TEST(TensorsTest, StandInTheModulesThatTheirNamesSay) {
 TEST(TensorsTest, ModulesAreNumberedInTheOrderOfAWalk) {
   std::set<std::string> classes;
   for (int m = 1; m < gpt_module_count(&kSmall); m++) {
-    // The parent is the module before, or one around it.
+    // The parent is the module before this one, or a module around it.
     int around = m - 1;
     while (around != gpt_module_at(&kSmall, m).parent && around != GPT_ROOT) {
       around = gpt_module_at(&kSmall, around).parent;
@@ -286,7 +287,8 @@ TEST(TensorsTest, InitialValuesDependOnTheSeedAlone) {
   gpt_initialize(&kSmall, GPT_TOKEN_WEIGHT, 2, c.data());
   EXPECT_EQ(a, b);
   EXPECT_NE(a, c);
-  // Normal with a standard deviation of 0.02: 3072 of them say so to 5 %.
+  // The values are normal with a standard deviation of 0.02: 3072 of them show
+  // it to 5 %.
   EXPECT_NEAR(Norm(a) / std::sqrt(numel), 0.02, 0.001);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The hooks of a pass: that a module's tensors are touched while it is entered
-// and at no other time, which is what lets them be somewhere else, or nowhere,
-// for the rest of it.
+// The hooks of a pass: a module's tensors are touched while the module is
+// entered and at no other time, so that they may be elsewhere, or nowhere, for
+// the rest of the pass.
 
 #include <utility>
 #include <vector>
@@ -17,12 +17,13 @@ constexpr gpt_config kSmall = {
     .layers = 3, .width = 8, .heads = 2, .context = 4};
 constexpr int kBatch = 2;
 
-// A model whose pointers are null but for modules that are entered, and then
-// point to where they did not before: enter copies parameters in, leave takes
+// A model whose pointers are null except for modules that are entered; those
+// point to another place each time. `enter` copies parameters in, `leave` takes
 // gradients out.
 class HooksTest : public ::testing::Test {
  protected:
-  using Call = std::pair<bool, int>;  // Whether it enters; the module.
+  // Whether the call enters, and the module.
+  using Call = std::pair<bool, int>;
 
   HooksTest() {
     const int count = gpt_tensor_count(&kSmall);
@@ -55,8 +56,8 @@ class HooksTest : public ::testing::Test {
     return gpt_backward(model_, sequences_.data());
   }
 
-  std::vector<Call> calls_;    // Of the last pass.
-  size_t refused_ = SIZE_MAX;  // The call that says no.
+  std::vector<Call> calls_;    // The calls of the last pass.
+  size_t refused_ = SIZE_MAX;  // The call that returns false.
   std::vector<std::vector<float>> params_;
   std::vector<std::vector<float>> grads_;
   std::vector<uint8_t> sequences_;
@@ -99,7 +100,7 @@ TEST_F(HooksTest, TensorsAreTouchedOnlyWhileTheirModuleIsEntered) {
   ASSERT_TRUE(Forward(kBatch, &nats));
   ASSERT_TRUE(Backward());
 
-  // The same with pointers that stay.
+  // Makes the same passes with pointers that stay.
   auto grads = grads_;
   std::vector<float*> params_at;
   std::vector<float*> grads_at;
@@ -126,7 +127,7 @@ TEST_F(HooksTest, EachModuleIsEnteredOncePerPassWithinItsParent) {
     for (const auto& [enters, module] : calls_) {
       if (enters) {
         const int parent = gpt_module_at(&kSmall, module).parent;
-        // wte stays open beside its siblings.
+        // wte stays entered beside its siblings.
         if (!open.empty() && open.back() == GPT_WTE) {
           EXPECT_EQ(parent, GPT_ROOT);
         } else {
@@ -142,7 +143,7 @@ TEST_F(HooksTest, EachModuleIsEnteredOncePerPassWithinItsParent) {
     }
     EXPECT_TRUE(open.empty());
     std::vector<int> once(gpt_module_count(&kSmall), 1);
-    once[gpt_lm_head_module(&kSmall)] = 0;  // Tied to wte.
+    once[gpt_lm_head_module(&kSmall)] = 0;  // It is tied to wte.
     EXPECT_EQ(entered, once) << backward;
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// --optimizer, --states and --partition: whichever are chosen, the program
-// trains, the ranks agree, and narrow states cost no loss.
+// --optimizer, --states and --partition: the program trains with any choice,
+// the ranks agree, and narrow states cost no loss.
 
 #include <algorithm>
 #include <string>
@@ -23,7 +23,8 @@ class OptimizersTest : public TrainGptTest {};
 
 // ---- Every combination ----------------------------------------------------
 
-using Choice = std::tuple<const char*, const char*>;  // Optimizer, states.
+// The optimizer and its states.
+using Choice = std::tuple<const char*, const char*>;
 
 class CombinationTest : public TrainGptTest,
                         public ::testing::WithParamInterface<Choice> {
@@ -34,8 +35,8 @@ class CombinationTest : public TrainGptTest,
   }
 };
 
-// Which rank steps what moves no bit; how many ranks there are only changes the
-// order of sums.
+// No bit depends on the rank that steps a parameter. The number of ranks only
+// changes the order of sums.
 TEST_P(CombinationTest, CurveDependsOnNeitherPartitionNorWorldSize) {
   const auto alone = Train(Chosen("--rank-threads 1"));
   for (const char* ranks : {"1", "2", "3"}) {
@@ -62,13 +63,14 @@ INSTANTIATE_TEST_SUITE_P(All, CombinationTest,
                                   std::get<1>(info.param);
                          });
 
-// They would agree as well if the program did not heed them.
+// Curves would agree as well if the program ignored the options.
 TEST_F(OptimizersTest, EachIsAnotherRun) {
   const auto adamw = Train("");
   for (const char* other : {"--states bf16", "--states q8", "--optimizer muon",
                             "--optimizer muon --states q8"}) {
     const auto curve = Train(other);
-    EXPECT_EQ(curve[0], adamw[0]) << other;  // Before the first update.
+    // The first loss is from before the first update.
+    EXPECT_EQ(curve[0], adamw[0]) << other;
     EXPECT_NE(curve, adamw) << other;
   }
 }
@@ -87,10 +89,10 @@ TEST_F(OptimizersTest, WordsThatAreNoneAreNamed) {
   }
 }
 
-// ---- What they reach ------------------------------------------------------
+// ---- The losses that they reach -------------------------------------------
 
-// 400 steps of a small model, most of the way from 5.5 to the 0.41 of the text,
-// on enough text that what it learns is the words and not their order.
+// Trains a small model for 400 steps, most of the way from 5.5 to the 0.41 of
+// the text, on enough text that it learns the words and not their order.
 class LossTest : public TrainGptTest {
  protected:
   void SetUp() override {
@@ -106,9 +108,9 @@ class LossTest : public TrainGptTest {
   }
 };
 
-// Medians end within 0.3 percent. With codes that are always rounded down it is
-// 3 percent, with scales that are 3 percent too large 17. One run in ten ends 2
-// percent higher than the others.
+// Medians end within 0.3 percent. With codes that are always rounded down they
+// end 3 percent apart, with scales that are 3 percent too large 17. One run in
+// ten ends 2 percent higher than the others.
 TEST_F(LossTest, NarrowStatesEndCloseToF32) {
   if (shard::kSanitized) {
     GTEST_SKIP() << "what it trains to is no question of memory or threads";

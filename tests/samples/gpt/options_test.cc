@@ -15,7 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// "" on success, else the message.
+// Returns "" on success, or else the message.
 std::string Parse(options* parsed, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "train_gpt");
   std::vector<char*> argv;
@@ -71,7 +71,7 @@ TEST(OptionsTest, ReadsBothSpellingsOfAValue) {
 }
 
 TEST(OptionsTest, ReadsHowTensorsAreShardedAndSent) {
-  // Words are kept as pointers into argv, which has to outlive them.
+  // The options keep pointers into argv, which has to outlive them.
   char program[] = "train_gpt", wrap[] = "--wrap=size?min_numel=5000",
        stage[] = "--stage=3", hybrid[] = "--hybrid=2",
        prefetch[] = "--prefetch=0", overlap[] = "--overlap",
@@ -154,19 +154,19 @@ TEST(OptionsTest, NamesTheRangeThatAValueIsNotIn) {
               HasSubstr("99999999999999999999"));
   EXPECT_THAT(Error({"--stage", "4"}), HasSubstr("0..3"));
   EXPECT_THAT(Error({"--prefetch", "65"}), HasSubstr("0..64"));
-  // 0 would mean "as before" to the step.
+  // To the step, 0 would mean "as before".
   EXPECT_THAT(Error({"--lr", "0"}), HasSubstr("--lr: \"0\""));
   EXPECT_THAT(Error({"--min-lr", "0"}), HasSubstr("--min-lr: \"0\""));
   EXPECT_THAT(Error({"--lr", "1e400"}), HasSubstr("1e400"));
   EXPECT_THAT(Error({"--timeout", "0"}), HasSubstr("--timeout"));
   EXPECT_THAT(Error({"--timeout", "1e400"}), HasSubstr("--timeout"));
-  // As long as it takes.
+  // Such a timeout never ends.
   EXPECT_EQ(Error({"--timeout", "9.3e9"}), "");
   EXPECT_EQ(Error({"--timeout", "1e300"}), "");
 }
 
 TEST(OptionsTest, ListsTheWordsThatAreAllowed) {
-  // Words are kept as pointers into argv, which has to outlive them.
+  // The options keep pointers into argv, which has to outlive them.
   char program[] = "train_gpt", optimizer[] = "--optimizer=muon",
        states[] = "--states", q8[] = "q8";
   char* const argv[] = {program, optimizer, states, q8};
@@ -240,7 +240,7 @@ TEST(OptionsTest, HelpNamesEveryOption) {
                            "--device",       "--no-shared-memory"}) {
     EXPECT_THAT(help, HasSubstr(name));
   }
-  // A terminal's width.
+  // Each line fits the width of a terminal.
   std::istringstream lines(help);
   for (std::string line; std::getline(lines, line);) {
     EXPECT_LE(line.size(), 80u) << line;

@@ -51,7 +51,7 @@ TEST(ProgressTest, LogsOneObjectPerStepAndPerValidation) {
   std::istringstream lines(ReadFile(path));
   std::string line;
   ASSERT_TRUE(std::getline(lines, line));
-  // 17 digits, so that the same text means the same bits.
+  // 17 digits let the same text mean the same bits.
   EXPECT_THAT(line, StartsWith("{\"step\":1,\"loss\":0.10000000000000001,"
                                "\"lr\":0.5,\"grad_norm\":2,"
                                "\"tokens_per_second\":200,\"seconds\":"));
@@ -103,7 +103,7 @@ TEST(ProgressTest, DrawsABarOnATerminal) {
   EXPECT_LE(out.size(), 81u);
 }
 
-// The last redraw when COLUMNS says this.
+// Returns the last redraw with this value of COLUMNS.
 std::string DrawWithColumns(const char* columns) {
   setenv("SHARD_TERMINAL", "1", 1);
   if (columns != nullptr) setenv("COLUMNS", columns, 1);
@@ -128,11 +128,11 @@ TEST(ProgressTest, ARedrawIsOneLessThanTheColumns) {
     const std::string text = std::to_string(columns);
     EXPECT_EQ(DrawWithColumns(text.c_str()).size(), columns - 1);
   }
-  // Whatever the number is, the line stays one that can be held.
+  // The line has a bounded length, whatever the number is.
   EXPECT_LT(DrawWithColumns("999999999999999999999").size(), 200u);
 }
 
-// The test's stdout is no terminal that could be asked.
+// The test's stdout is no terminal that has a width.
 TEST(ProgressTest, WithoutAWidthItIsThatOf80Columns) {
   unsetenv("COLUMNS");
   EXPECT_EQ(DrawWithColumns(nullptr).size(), 79u);

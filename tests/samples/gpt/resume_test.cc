@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs that were saved and go on: bit by bit at the same number of ranks, and
-// on the same curve at another, whatever stage and units either has.
+// Saved runs go on: bit by bit at the same number of ranks, and on the same
+// curve at another, with any stage and units of either run.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -30,8 +30,9 @@ using Lines = std::vector<std::string>;
 
 class ResumeTest : public TrainGptTest {
  protected:
-  // 30 steps, validated at 10, 20 and 30, of a batch that 1, 2, 3 and 4 ranks
-  // can share; blocks enough to be worth sharding.
+  // Returns arguments for 30 steps, validated at 10, 20 and 30, with a batch
+  // that 1, 2, 3 and 4 ranks can share, and so many blocks that sharding them
+  // saves memory.
   std::string Short(const std::string& arguments) const {
     return Tiny(
         "--layers 6 --width 32 --batch 12 --steps 30 --val-every 10 "
@@ -41,8 +42,8 @@ class ResumeTest : public TrainGptTest {
   std::string Checkpoints() const { return folder_ + "/checkpoints"; }
   std::string At10() const { return Checkpoints() + "/step-000010"; }
 
-  // A whole run that is saved at 10, 20 and 30, and its log from behind step
-  // 10 on: a validation, 20 steps, and two more validations.
+  // Makes a whole run that is saved at 10, 20 and 30. Returns its log from
+  // after step 10 on: a validation, 20 steps, and two more validations.
   Lines TrainAndSave(const std::string& arguments) const {
     const Lines lines = Log(
         Run(Short("--save " + Checkpoints() + " --save-every 10 " + arguments)),
@@ -50,12 +51,12 @@ class ResumeTest : public TrainGptTest {
     return Lines(lines.begin() + std::min<size_t>(10, lines.size()),
                  lines.end());
   }
-  // The log of the run that goes on behind step 10.
+  // Returns the log of the run that goes on after step 10.
   Lines Resume(const std::string& arguments) const {
     return Log(Run(Short("--resume " + At10() + " " + arguments)), 23);
   }
 
-  // A text of all files in a checkpoint, to compare.
+  // Returns a text of all files in a checkpoint, to compare.
   static std::string BytesOf(const std::string& checkpoint) {
     Lines files;
     for (const auto& file : std::filesystem::directory_iterator(checkpoint)) {
@@ -72,8 +73,8 @@ class ResumeTest : public TrainGptTest {
 
 // ---- At the same number of ranks --------------------------------------------
 
-// Losses, gradient norms and rates to the bit; at the end also parameters,
-// states and all else that is in a checkpoint.
+// Compares losses, gradient norms and rates to the bit, and at the end also
+// parameters, states and all else that is in a checkpoint.
 class SameRanksTest : public ResumeTest,
                       public ::testing::WithParamInterface<const char*> {};
 
@@ -84,7 +85,7 @@ TEST_P(SameRanksTest, GoesOnBitByBit) {
   EXPECT_EQ(Resume(arguments + " --save " + other), whole);
   EXPECT_EQ(BytesOf(other + "/step-000030"),
             BytesOf(Checkpoints() + "/step-000030"));
-  // It is not that nothing ever differs.
+  // Other steps do differ.
   EXPECT_NE(BytesOf(Checkpoints() + "/step-000020"),
             BytesOf(Checkpoints() + "/step-000030"));
 }
@@ -98,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "--states bf16 --no-shared-memory",
                       "--rank-threads 2 --optimizer muon --states q8"));
 
-// Processes saved it, threads go on, in another stage and other units.
+// Processes saved the run; threads go on, with another stage and other units.
 TEST_F(ResumeTest, GoesOnBitByBitInAnotherStage) {
   const std::string save = "--save " + Checkpoints() + " --save-every 10 ";
   const Lines lines =
@@ -130,7 +131,7 @@ TEST_F(ResumeTest, GoesOnAtAnotherWorldSize) {
 TEST_F(ResumeTest, GoesOnWithFewerRanks) {
   const Lines whole = TrainAndSave("--rank-threads 3 --states q8");
   ExpectSameCurve(whole, Resume("--rank-threads 2 --states q8"));
-  // Of other states it is not the same curve, but nearly.
+  // With other states the curve is not the same, but near.
   const Lines wide = Resume("--rank-threads 2 --states f32 --stage 3");
   ExpectSameCurve({whole[0], whole[1]}, {wide[0], wide[1]});
   ExpectSameCurve(whole, wide, 0.02);
@@ -138,7 +139,7 @@ TEST_F(ResumeTest, GoesOnWithFewerRanks) {
 
 TEST_F(ResumeTest, SaysWhatItGoesOnFrom) {
   TrainAndSave("--rank-threads 3 --keep 1");
-  EXPECT_FALSE(std::filesystem::exists(At10()));  // --keep 1.
+  EXPECT_FALSE(std::filesystem::exists(At10()));  // --keep 1 removed it.
   const Outcome outcome = Run(Short("--steps 32 --resume " + Checkpoints() +
                                     " --save " + Checkpoints()));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -151,7 +152,7 @@ TEST_F(ResumeTest, SaysWhatItGoesOnFrom) {
   EXPECT_EQ(ReadFile(Checkpoints() + "/LATEST"), "step-000032\n");
 }
 
-// Nothing is left to do: it is validated, and saved by these ranks.
+// There are no steps left: the run is validated, and saved by these ranks.
 TEST_F(ResumeTest, AtItsLastStepItOnlyValidates) {
   const Lines whole = TrainAndSave("--rank-threads 2");
   const Lines lines =
@@ -163,13 +164,14 @@ TEST_F(ResumeTest, AtItsLastStepItOnlyValidates) {
       std::filesystem::exists(Checkpoints() + "/step-000030/data-00002.bin"));
 }
 
-// Of what was saved by 2 ranks, and then once more by 3.
+// Exports the checkpoint that 2 ranks saved, and then the one that 3 ranks
+// saved again.
 TEST_F(ResumeTest, ExportsWhatItSaved) {
   const std::string first = folder_ + "/first.safetensors";
   TrainAndSave("--rank-threads 2 --stage 3 --export " + first);
   const std::string bytes = ReadFile(first);
   ASSERT_GT(bytes.size(), 8u);
-  // Parameters and no states; the tied one once.
+  // The file has parameters and no states; the tied one is there once.
   EXPECT_THAT(
       bytes,
       AllOf(HasSubstr("\"wte.weight\""), HasSubstr("\"h.5.mlp.c_proj.bias\""),
@@ -185,8 +187,8 @@ TEST_F(ResumeTest, ExportsWhatItSaved) {
 
 // ---- Runs that are killed ---------------------------------------------------
 
-// Rates that do not depend on --steps: a run without an end and one with have
-// the same curve.
+// The rates do not depend on --steps, so a run without an end and one with an
+// end have the same curve.
 TEST_F(ResumeTest, GoesOnAfterAKill) {
   const std::string steady =
       "--lr 3e-3 --min-lr 3e-3 --warm-up 0 --rank-threads 2 --sample 0 ";
@@ -203,7 +205,8 @@ TEST_F(ResumeTest, GoesOnAfterAKill) {
     _exit(127);
   }
   ASSERT_GT(run, 0);
-  // LATEST is replaced at every save: killed within one, most likely.
+  // LATEST is replaced at every save, so the run is most likely killed within
+  // one.
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::seconds(60);
   const auto saved = [&] { return ReadFile(Checkpoints() + "/LATEST"); };
@@ -216,7 +219,8 @@ TEST_F(ResumeTest, GoesOnAfterAKill) {
   ASSERT_EQ(waitpid(run, &status, 0), run);
   ASSERT_TRUE(WIFSIGNALED(status)) << status;
 
-  // What LATEST names is whole. There may be a newer one, just renamed.
+  // The checkpoint that LATEST names is whole. There may be a newer one, just
+  // renamed.
   const std::string latest = saved();
   const int step = std::atoi(latest.c_str() + std::string("step-").size());
   ASSERT_GE(step, 15) << latest;
@@ -227,19 +231,20 @@ TEST_F(ResumeTest, GoesOnAfterAKill) {
           7);
   const Lines whole = Log(Run(Short(steady + end + "--val-every 0 ")),
                           static_cast<size_t>(step) + 6);
-  // Behind the validation it begins with: the steps, and the last validation.
+  // After the first validation come the steps, and the last validation.
   EXPECT_EQ(Lines(after.begin() + 1, after.end()),
             Lines(whole.end() - 6, whole.end()));
-  // What the killed run left half done is gone, and so are older ones.
+  // The unfinished save of the killed run is gone, and so are older
+  // checkpoints.
   int left = 0;
   for (const auto& entry : std::filesystem::directory_iterator(Checkpoints())) {
     left++;
     EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".tmp-")));
   }
-  EXPECT_EQ(left, 2);  // LATEST, and one checkpoint.
+  EXPECT_EQ(left, 2);  // These are LATEST and one checkpoint.
 }
 
-// ---- What does not fit ------------------------------------------------------
+// ---- Runs that do not fit ---------------------------------------------------
 
 class RefusedTest : public ResumeTest {
  protected:

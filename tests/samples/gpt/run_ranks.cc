@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// run_ranks N PROGRAM [ARGUMENT...]: `shardctl run -n N` for tests of programs.
+// run_ranks N PROGRAM [ARGUMENT...]: works as `shardctl run -n N`, for tests of
+// programs.
 
 #include <cstdio>
 #include <cstdlib>

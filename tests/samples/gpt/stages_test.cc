@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stages, units and what moves them: whichever are chosen, ranks train the same
-// model, to the bit.
+// Stages, units, and the options that decide when they are sent: with any
+// choice, ranks train the same model, to the bit.
 
 #include <algorithm>
 #include <array>
@@ -21,7 +21,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// KiB per rank.
+// The memory of a rank, in KiB.
 struct Memory {
   int params;
   int grads;
@@ -42,7 +42,8 @@ Memory MemoryOf(const Outcome& outcome) {
   return m;
 }
 
-// The text at the end: a function of all parameters, nearly.
+// Returns the text at the end, which is very nearly a function of all
+// parameters.
 std::string SampleOf(const Outcome& outcome) {
   const size_t begin = outcome.out.find("\n\n");
   const size_t end = outcome.out.rfind("\n\n");
@@ -52,8 +53,9 @@ std::string SampleOf(const Outcome& outcome) {
 
 class StagesTest : public TrainGptTest {
  protected:
-  // 10 steps of a model with blocks enough that sharding them pays for the room
-  // that two take in use: libshard shards nothing else.
+  // Returns arguments for 10 steps of a model with so many blocks that sharding
+  // them saves more than the slots of the two in use cost: libshard shards
+  // nothing else.
   std::string Deep(const std::string& arguments) const {
     return Tiny(
         "--layers 6 --width 32 --steps 10 --val-every 5 --warm-up 3 "
@@ -79,11 +81,11 @@ class WorldTest : public StagesTest,
 
 TEST_P(WorldTest, EveryStageGivesTheSameBits) {
   const auto whole = TrainDeep(Ranks("--stage 0 --wrap none"));
-  EXPECT_LT(Losses(whole)[9], Losses(whole)[0]);  // It learns.
+  EXPECT_LT(Losses(whole)[9], Losses(whole)[0]);  // The model learns.
   for (const char* stage : {"0", "1", "2", "3"}) {
     for (const char* how :
          {"", "--no-shared-memory", "--no-shared-memory --overlap"}) {
-      // Four instrumented ranks, of which each has half a core.
+      // Four instrumented ranks have half a core each.
       if (shard::kSanitized && std::string_view(GetParam()) == "4" &&
           std::string_view(how) == "--no-shared-memory") {
         continue;
@@ -95,8 +97,8 @@ TEST_P(WorldTest, EveryStageGivesTheSameBits) {
   }
 }
 
-// In stage 3 without shared memory rank 0 has the parameters only with all the
-// others' help.
+// In stage 3 without shared memory rank 0 has the parameters only with the help
+// of all other ranks.
 TEST_P(WorldTest, TheSampleIsTheSame) {
   const std::string expected =
       SampleOf(Run(Deep(Ranks("--stage 1 --sample 60"))));
@@ -122,7 +124,7 @@ TEST_F(StagesTest, ProcessesGiveTheBitsOfThreads) {
   }
 }
 
-// What the runs above are for: they did shard.
+// The runs above test sharding only if they did shard.
 TEST_F(StagesTest, EachStageTakesLessMemory) {
   const auto memory = [&](const std::string& arguments) {
     return MemoryOf(
@@ -151,7 +153,7 @@ TEST_F(StagesTest, EachStageTakesLessMemory) {
             three.transient);
 }
 
-// ---- What is wrapped, and sent when ----------------------------------------
+// ---- Units, and the time of transfers ---------------------------------------
 
 TEST_F(StagesTest, UnitsMoveNoBit) {
   const auto expected = TrainDeep("--rank-threads 2 --stage 1 --wrap none");
@@ -164,7 +166,8 @@ TEST_F(StagesTest, UnitsMoveNoBit) {
         "--prefetch 0 --overlap",
         "--overlap --device 'cpu-async?max_delay=0.0002&seed=3'"}) {
     for (const char* ranks : {"", "--no-shared-memory "}) {
-      // Instrumented, each with or without shared memory, in turn.
+      // Under a sanitizer, each choice runs with or without shared memory, in
+      // turn.
       const bool apart = *ranks != '\0';
       if (shard::kSanitized && apart == (turn % 2 == 0)) continue;
       const std::string arguments =
@@ -209,7 +212,7 @@ TEST_F(StagesTest, OptimizersOfWholeParametersTrainInEveryStage) {
   EXPECT_NE(TrainDeep("--rank-threads 2 --stage 1"), expected);
 }
 
-// Of 4 ranks, at the end of the held-out text, some have nothing to read.
+// At the end of the held-out text, some of 4 ranks have nothing to read.
 TEST_F(StagesTest, RanksWithoutHeldOutTextTakePartInItsPasses) {
   int words = 400;
   int sequences = 0;
@@ -243,7 +246,7 @@ TEST_F(StagesTest, TheLogSaysWhatWasSent) {
   EXPECT_THAT(sent, ::testing::Not(HasSubstr(none)));
 }
 
-// ---- What does not work ---------------------------------------------------
+// ---- Options that do not work -----------------------------------------------
 
 TEST_F(StagesTest, WhatThePlanRefusesIsNamed) {
   const std::vector<std::array<std::string, 2>> wrong = {

@@ -39,7 +39,7 @@ class TextTest : public ::testing::Test {
   void Write(const std::string& name, const std::string& bytes) {
     std::ofstream(Path(name), std::ios::binary) << bytes;
   }
-  // "" on success, else the message.
+  // Returns "" on success, or else the message.
   std::string Load(const std::string& path, int context = 4) {
     char message[512] = "";
     if (text_load(&data_, path.c_str(), context, message, sizeof(message))) {
@@ -157,7 +157,8 @@ TEST_F(TextTest, NamesAnEmptyFile) {
 
 // ---- Sequences ------------------------------------------------------------
 
-// The whole batch of one step, read by `ranks` ranks as train_gpt reads it.
+// Returns the whole batch of one step, read by `ranks` ranks as train_gpt reads
+// it.
 std::vector<std::string> Batch(const text& data, uint64_t seed, int64_t step,
                                int ranks, int context) {
   constexpr int kGlobalBatch = 8;
@@ -192,7 +193,7 @@ TEST_F(TextTest, ABatchDoesNotDependOnTheWorldSize) {
 }
 
 TEST_F(TextTest, TrainingReachesBothEndsAndNothingElse) {
-  // Each byte says where it is.
+  // Each byte tells its position.
   std::string bytes;
   for (int i = 0; i < 50; i++) bytes += static_cast<char>(i);
   Write("a", bytes);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Runs samples/gpt/train_gpt as a program, with ranks that are threads or
-// processes, on a small text of its own, and reads the log that it writes. Each
-// test has a folder of its own. One thread.
+// processes, on a small text of its own, and reads its log. Each test has a
+// folder of its own. One thread.
 
 #ifndef SHARD_TESTS_SAMPLES_GPT_TRAIN_GPT_FIXTURE_H_
 #define SHARD_TESTS_SAMPLES_GPT_TRAIN_GPT_FIXTURE_H_
@@ -47,8 +47,8 @@ class TrainGptTest : public ::testing::Test {
   }
 
   // Writes words in pseudo-random order, from a congruence: enough text to
-  // learn from. A word has about 5 bytes and is a choice of 8: at best 0.41
-  // nats per byte.
+  // learn from. A word has about 5 bytes and is a choice of 8, so the best loss
+  // is 0.41 nats per byte.
   void WriteText(int words) const {
     const char* const kWords[] = {"shard ", "rank ",  "gradient ", "step ",
                                   "the ",   "reduce", "and ",      "\n"};
@@ -98,7 +98,7 @@ class TrainGptTest : public ::testing::Test {
   }
 
   // Returns the complaints in a run's stderr. The plan's warning that it shards
-  // less than its stage is one, unless the run is about that.
+  // less than its stage is one, except in runs that test this.
   std::string Complaints(const std::string& err) const {
     std::string complaints;
     std::istringstream lines(err);
@@ -111,8 +111,8 @@ class TrainGptTest : public ::testing::Test {
     return complaints;
   }
 
-  // Returns the log's lines, each without the part that depends on the clock;
-  // by default those of Tiny, 50 steps and 2 validations.
+  // Returns the log's lines, each without the part that depends on the clock.
+  // The default number of lines is that of Tiny: 50 steps and 2 validations.
   std::vector<std::string> Log(const Outcome& outcome,
                                size_t count = 52) const {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -143,8 +143,8 @@ class TrainGptTest : public ::testing::Test {
     return losses;
   }
 
-  // Expects the same losses but for float sums in another order: 1e-7 per step,
-  // which training amplifies.
+  // Expects the same losses except for float sums in another order: 1e-7 per
+  // step, which training amplifies.
   static void ExpectSameCurve(const std::vector<std::string>& a,
                               const std::vector<std::string>& b,
                               double tolerance = 1e-4) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The program from outside: real training, on ranks that are threads and on
-// ranks that are processes, compared by the log it writes.
+// ranks that are processes, compared by its logs.
 
 #include <signal.h>
 
@@ -28,7 +28,7 @@ TEST_F(TrainGptTest, CurveDoesNotDependOnTheWorldSize) {
   const auto alone = Train("--rank-threads 1");
   ExpectSameCurve(alone, Train("--rank-threads 2"));
   ExpectSameCurve(alone, Train("--rank-threads 4"));
-  // It does learn.
+  // The model learns.
   const std::vector<double> losses = Losses(alone);
   EXPECT_NEAR(losses.front(), std::log(256.0), 0.1);
   EXPECT_LT(losses.back(), 4);
@@ -61,7 +61,8 @@ TEST_F(TrainGptTest, WithoutClippingThereIsNoNorm) {
   EXPECT_THAT(Train("--clip 1")[0], Not(HasSubstr("\"grad_norm\":null")));
 }
 
-// Losses and gradient norms, to the bit: both kinds of ranks add in one order.
+// Losses and gradient norms agree to the bit: both kinds of ranks add in one
+// order.
 TEST_F(TrainGptTest, ProcessesGiveTheBitsOfThreads) {
   const auto processes = Log(RunProcesses(2, Tiny("")));
   EXPECT_THAT(processes[0], HasSubstr("\"grad_norm\":"));
@@ -87,7 +88,7 @@ TEST_F(TrainGptTest, TheSampleComesAfterTheBar) {
   ASSERT_NE(bar, std::string::npos);
   const size_t end = outcome.out.find('\n', bar);
   EXPECT_THAT(outcome.out.substr(bar, end - bar), HasSubstr(" 50/50  loss "));
-  // A blank line, 20 bytes of text, a blank line, the result.
+  // The rest is a blank line, 20 bytes of text, a blank line, and the result.
   const std::string rest = outcome.out.substr(end);
   EXPECT_THAT(rest, ::testing::StartsWith("\n\n"));
   EXPECT_EQ(rest.find("\n\nvalidation loss ", 22), 22u) << rest;
@@ -112,7 +113,7 @@ TEST_F(TrainGptTest, IntroducesItself) {
             HasSubstr(
                 ", transient 0\ngroup 0 adamw?lr=0.004&beta1=0.9&beta2=0.95&"
                 "eps=1e-08&weight_decay=0.1&"),
-            // Vectors.
+            // This is the group of the vectors.
             HasSubstr("\ngroup 1 adamw?lr=0.004&beta1=0.9&beta2=0.95&"
                       "eps=1e-08&weight_decay=0&"),
             Not(HasSubstr("\ngroup 2 "))));
@@ -185,7 +186,8 @@ TEST_F(TrainGptTest, ATextThatIsTooShortIsNamed) {
                                  HasSubstr(folder_ + "/short: too short")));
 }
 
-// Rank 0 alone writes the log: when it cannot, the others must not wait for it.
+// Rank 0 alone writes the log: when it cannot, the other ranks must not wait
+// for it.
 TEST_F(TrainGptTest, ARankThatFailsAloneEndsTheOthers) {
   const Outcome outcome =
       Run("--rank-threads 4 --timeout 30 --log /no/such/folder/log --text " +
@@ -207,7 +209,7 @@ TEST_F(TrainGptTest, ALogThatDoesNotFitIsAnError) {
   EXPECT_THAT(outcome.err, HasSubstr("rank 0: --log: the log was not written"));
 }
 
-// What tells shardctl run which of the ranks failed.
+// The exit code tells shardctl run that this rank only followed.
 TEST_F(TrainGptTest, EndsAsOneThatFollowedWhenARankIsKilled) {
   const std::string train =
       "samples/gpt/train_gpt " + Tiny("--steps 100000000 --val-every 0 ");

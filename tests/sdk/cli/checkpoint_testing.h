@@ -53,9 +53,9 @@ inline void WriteFile(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-// The elements of the model: embed.weight [32, 8], tied to head.weight; block.0
-// and block.1, each with weight [16, 8] and bias [8], which has a group of its
-// own; scale [8], frozen.
+// The number of elements of the model: embed.weight [32, 8], tied to
+// head.weight; block.0 and block.1, each with weight [16, 8] and bias [8],
+// which has a group of its own; scale [8], frozen.
 inline constexpr int kElements = 32 * 8 + 2 * (16 * 8 + 8) + 8;
 
 // Trains the model on `ranks` threads for `steps` steps, with all gradients

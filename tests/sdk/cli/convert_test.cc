@@ -26,7 +26,7 @@ TEST_F(ConvertTest, ReshardAndBack) {
   EXPECT_EQ(RunShardctl({"verify", five}).code, 0);
   EXPECT_EQ(RunShardctl({"reshard", five, two, "--ranks", "2"}).code, 0);
   EXPECT_EQ(RunShardctl({"diff", root_, two}).code, 0);
-  // What is there stays, unless it is said otherwise.
+  // An existing checkpoint stays, unless --overwrite is given.
   const Result again = RunShardctl({"reshard", five, two, "--ranks", "3"});
   EXPECT_EQ(again.code, 3);
   EXPECT_EQ(RunJson({"inspect", two})["files"].size(), 2u);
@@ -45,7 +45,7 @@ TEST_F(ConvertTest, MergeAndImport) {
   const Json same = RunJson({"diff", root_, file, "--content", "model"});
   EXPECT_EQ(same["names_only_in_a"], Json({"head.weight"}));
   EXPECT_EQ(same["compared"]["tensors"], 6);
-  // States are in the checkpoint only.
+  // Only the checkpoint has states.
   EXPECT_EQ(RunJson({"diff", root_, file}, 1)["only_in_a"].size(), 10u);
 
   const std::string imported = folder_ / "imported";
@@ -91,7 +91,7 @@ TEST_F(ConvertTest, OtherTypes) {
   const Json json = RunJson({"diff", root_, file, "--content", "model"}, 1);
   EXPECT_EQ(json["dtypes"].size(), 6u);
   EXPECT_EQ(json["dtypes"][0]["b"], "bf16");
-  // bf16 has 8 bits of mantissa.
+  // bf16 has 8 bits of mantissa, the hidden one included.
   EXPECT_EQ(RunShardctl({"diff", root_, file, "--content", "model",
                          "--ignore-dtypes", "--relative", "0.004"})
                 .code,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl diff`, of checkpoints and of files that somebody else has written.
+// `shardctl diff`, of checkpoints and of files that another program has
+// written.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +31,7 @@ TEST_F(DiffTest, TwoSteps) {
   EXPECT_EQ(json["only_in_a"], Json::array());
   EXPECT_EQ(json["training"][0],
             Json({{"name", "step"}, {"a", "2"}, {"b", "3"}}));
-  // All but the frozen one.
+  // All tensors differ except the frozen one.
   EXPECT_EQ(json["values"].size(), 15u);
   const Json& first = json["values"][0];
   EXPECT_GT(first["max_abs"], 0);
@@ -80,7 +81,7 @@ TEST_F(DiffTest, WhatSomebodyWrote) {
   EXPECT_EQ(values["nans"], 1);
   EXPECT_EQ(values["max_abs"], "inf");
   EXPECT_EQ(values["first"], Json({{"index", 1}, {"a", 2.0}, {"b", 2.5}}));
-  // No tolerance makes a number of NaN, or an infinity of a number.
+  // No tolerance makes a NaN equal to a number, or an infinity.
   const Json near = RunJson({"diff", a, b, "--tolerance", "1e300"}, 1);
   EXPECT_EQ(near["values"][0]["differing"], 2);
   const Result text = RunShardctl({"diff", a, b});

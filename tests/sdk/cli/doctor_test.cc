@@ -38,7 +38,7 @@ TEST(DoctorTest, LooksAtEverything) {
   Find(json, "memory", "huge pages");
   Find(json, "limits", "open files");
   EXPECT_EQ(Find(json, "backends", "threads")["level"], "ok");
-  // The tests of ranks need both, so this machine has them.
+  // The tests of ranks need both backends, so this machine has them.
   EXPECT_EQ(Find(json, "backends", "shm: memfd")["level"], "ok");
   EXPECT_EQ(Find(json, "backends", "shm: pidfd")["level"], "ok");
   Find(json, "backends", "cuda");
@@ -52,7 +52,7 @@ TEST(DoctorTest, LooksAtEverything) {
   for (const Json& finding : json["findings"]) {
     EXPECT_NE(finding["found"], "");
     const bool warns = finding["level"] == "warn";
-    // What is not right comes with what to do.
+    // Warnings have a remedy, and other findings have none.
     EXPECT_EQ(finding["remedy"] != "", warns) << finding;
     warnings += warns ? 1 : 0;
   }

@@ -37,7 +37,8 @@ TEST(DTypesTest, Floats) {
 }
 
 TEST(DTypesTest, EightBitFloats) {
-  // OCP's table of E4M3: 448 is the largest, there are no infinities.
+  // By OCP's table of E4M3, 448 is the largest value, and there are no
+  // infinities.
   EXPECT_EQ(ValueOf(SHARD_F8_E4M3, uint8_t{0x7e}), 448.0);
   EXPECT_TRUE(std::isnan(ValueOf(SHARD_F8_E4M3, uint8_t{0x7f})));
   EXPECT_EQ(ValueOf(SHARD_F8_E4M3, uint8_t{0x01}), 0x1p-9);

@@ -29,7 +29,8 @@ TEST_F(InspectTest, AsJson) {
   EXPECT_EQ(json["groups"].size(), 2u);
   EXPECT_EQ(json["blobs"].size(), 2u);
   EXPECT_EQ(json["blobs"][0]["rule"], "per_rank");
-  // Five that are stepped with two states each, a frozen one, and an alias.
+  // Five parameters have two states each; one is frozen, and one name is an
+  // alias.
   EXPECT_EQ(json["totals"]["tensors"], 6 + 10);
   EXPECT_EQ(json["totals"]["aliases"], 1);
   EXPECT_EQ(json["totals"]["numel"], kElements + 2 * (kElements - 8));
@@ -71,7 +72,7 @@ TEST_F(InspectTest, AsText) {
       "head.weight     param  f32    [32, 8]  1.00 KiB  alias of embed.weight\n"
       "\nparam f32: 2 tensors, 136 elements, 544 B, and 1 alias\n"))
       << result.out;
-  // No color where there is no terminal.
+  // There is no color without a terminal.
   EXPECT_FALSE(Has(result.out, "\x1b"));
 }
 
@@ -86,7 +87,7 @@ TEST_F(InspectTest, Sorts) {
 
 TEST_F(InspectTest, ATensor) {
   const Json json = RunJson({"inspect", root_, "--tensor", "scale"});
-  // Its id is 5: (0 .. 7 + 35) / 64.
+  // The parameter's id is 5, so its values are (0 .. 7 + 35) / 64.
   const Json& values = json["values"];
   EXPECT_EQ(values["min"], 35.0 / 64);
   EXPECT_EQ(values["max"], 42.0 / 64);
@@ -96,7 +97,7 @@ TEST_F(InspectTest, ATensor) {
   EXPECT_EQ(values["first"][1], 36.0 / 64);
   ASSERT_GE(json["slices"].size(), 1u);
   EXPECT_EQ(json["slices"][0]["checksum"].get<std::string>().size(), 32u);
-  // An alias has the values of what it stands for.
+  // An alias has the values of its tensor.
   const Json alias = RunJson({"inspect", root_, "--tensor", "head.weight"});
   const Json base = RunJson({"inspect", root_, "--tensor", "embed.weight"});
   EXPECT_EQ(alias["values"], base["values"]);
@@ -144,16 +145,17 @@ TEST_F(InspectTest, KeysAreHarmlessToATerminal) {
     EXPECT_FALSE(Has(all, "\x1b"));
     EXPECT_FALSE(Has(all, "\nforged"));
     EXPECT_FALSE(Has(all, "\xe2\x80\xae"));
-    // The plan refuses it, as every model does.
+    // The plan refuses the key, as every model does, and shows it.
     EXPECT_TRUE(Has(all, shown)) << all;
     EXPECT_EQ(result.code == 0, arguments[0] == "inspect") << result.code;
   }
-  // The library's message has its own escapes, which are not escaped again.
+  // The library's message has its own escapes, which shardctl does not escape
+  // again.
   const Result none = RunShardctl({"inspect", other, "--tensor", key});
   EXPECT_TRUE(
       Has(none.error, "'\\x1b]0;title\\x07\\x0aforged: line\\u{202e}<b>'\n"))
       << none.error;
-  // JSON has the key as it is, in ASCII.
+  // JSON has the key unchanged, in ASCII.
   const Json json = RunJson({"inspect", path});
   EXPECT_EQ(json["tensors"][0]["key"], key);
   const Result raw = RunShardctl({"inspect", path, "--json"});

@@ -2,9 +2,10 @@
 //
 // Usage: make_checkpoint ROOT RANKS BLOCKS
 //
-// Saves a transformer of BLOCKS blocks, as RANKS threads that have trained it
-// for a step, as a checkpoint of step 1 in ROOT. Its embedding is tied, and so
-// large that ranks hold different tensors; a quarter of the keys are what no
+// Trains a transformer of BLOCKS blocks on RANKS threads for a step, and saves
+// it as a checkpoint of step 1 in ROOT. Its embedding is tied, and so large
+// that ranks hold different tensors. A quarter of the keys have characters that
+// a terminal or browser must take for plain text.
 // terminal or browser should take for anything but text.
 
 #include <algorithm>
@@ -101,7 +102,7 @@ void RunRank(const shard_plan* plan, int rank, int ranks, int32_t params,
     void* grad = nullptr;
     int64_t numel = 0;
     Check(shard_engine_grad(engine, p, &grad, &numel));
-    // 1 in bf16, and about 1 in f32.
+    // These are 1 in bf16, and about 1 in f32.
     std::fill_n(static_cast<uint16_t*>(grad),
                 info.dtype == SHARD_F32 ? 2 * numel : numel, uint16_t{0x3f80});
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The paths that commands write to, and `shardctl report`, which writes to any.
+// The paths that commands write to, and `shardctl report`, which writes to any
+// path.
 
 #include <gtest/gtest.h>
 #include <linux/capability.h>
@@ -30,12 +31,12 @@ TEST_F(OutputFileTest, ReportSaysWhatItCounted) {
   EXPECT_EQ(html.size(), json["page_bytes"]);
   EXPECT_TRUE(Has(html, "Checkpoint of step 2"));
   EXPECT_TRUE(Has(html, "state.embed.weight.exp_avg"));
-  // No draft is left behind.
+  // No temporary file is left behind.
   EXPECT_FALSE(
       Has(RunShardctl({"run", "-n1", "ls", folder_ / ""}).out, "part"));
 }
 
-// Every command that writes says so in the same words.
+// Every command that writes reports such folders in the same words.
 TEST_F(OutputFileTest, FoldersThatCannotBeWritten) {
   namespace fs = std::filesystem;
   const std::string safetensors = folder_ / "in.safetensors";
@@ -45,8 +46,8 @@ TEST_F(OutputFileTest, FoldersThatCannotBeWritten) {
   const std::string forbidden = folder_ / "forbidden";
   fs::create_directory(forbidden);
   fs::permissions(forbidden, fs::perms::owner_read | fs::perms::owner_exec);
-  // Root may write to every folder, unless a program that it starts does not
-  // get that right.
+  // Root may write to every folder, unless it drops that right for the programs
+  // that it starts.
   const bool may_be_denied =
       ::geteuid() != 0 ||
       ::prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0) == 0;
@@ -81,7 +82,8 @@ TEST_F(OutputFileTest, FoldersThatCannotBeWritten) {
   EXPECT_TRUE(fs::is_empty(forbidden));
 }
 
-// What is no file stays what it is, and is written to.
+// The report is written into links, devices and pipes, which stay what they
+// are.
 TEST_F(OutputFileTest, ReportGoesWhereItIsTold) {
   namespace fs = std::filesystem;
   const std::string page = folder_ / "report.html";
@@ -103,7 +105,7 @@ TEST_F(OutputFileTest, ReportGoesWhereItIsTold) {
   EXPECT_EQ(fs::status(page).permissions(),
             fs::perms::owner_read | fs::perms::owner_write);
 
-  // By a link, so that a mistake costs no device.
+  // The path is a link, so that a mistake costs no device.
   const std::string full = folder_ / "full";
   fs::create_symlink("/dev/full", full);
   const Result no_space = report(full);
@@ -129,9 +131,10 @@ TEST_F(OutputFileTest, ReportGoesWhereItIsTold) {
   EXPECT_EQ(through.out, html);
   EXPECT_TRUE(fs::is_fifo(fifo));
 
-  // Not /dev/stdout, which a mistake would replace for the whole machine.
+  // The path is not /dev/stdout, which a mistake would replace for the whole
+  // machine.
   EXPECT_EQ(report("/dev/fd/1").out, html);
-  // What a shell has opened is gone on with, and not begun anew.
+  // A file that a shell has opened is continued, and not begun anew.
   const std::string log = folder_ / "log";
   EXPECT_EQ(RunShardctl({"run", "-n", "1", "--", "sh", "-c",
                          "{ echo a; sdk/cli/shardctl report " + root_ +

@@ -97,7 +97,7 @@ class OutputQueueTest : public ::testing::Test {
     }
   }
 
-  static constexpr int kSeconds = 20;  // After which a test gives up.
+  static constexpr int kSeconds = 20;  // The time after which a test gives up.
 
   int ends_[2];
 };
@@ -141,7 +141,7 @@ TEST_F(OutputQueueTest, WritesWholeLines) {
   EXPECT_EQ(read, text);
 }
 
-// The reader goes while the thread is in a write. Text that is in the queue
+// The reader goes while the thread is in a write. The text that is in the queue
 // then is dropped, and so is later text.
 TEST_F(OutputQueueTest, DropsTextThatNobodyReads) {
   OutputQueue queue(ends_[1]);
@@ -155,7 +155,7 @@ TEST_F(OutputQueueTest, DropsTextThatNobodyReads) {
 }
 
 // The pipe takes one line: the thread is in the write of the second one, which
-// ends when somebody reads. The third line is dropped.
+// ends when the test reads. The third line is dropped.
 TEST_F(OutputQueueTest, EndsAlthoughTheReaderStalls) {
   ASSERT_EQ(::fcntl(ends_[1], F_SETPIPE_SZ, PIPE_BUF), PIPE_BUF);
   const std::string line = std::string(PIPE_BUF - 1, 'x') + "\n";

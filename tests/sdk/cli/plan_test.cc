@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl plan`, against numbers worked out by hand.
+// Compares `shardctl plan` with numbers worked out by hand.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// 4 blocks of 1024 x 1024 = 2^20 elements, and 2^20 more, tied: 5 x 2^20.
+// The model has 4 blocks of 1024 x 1024 = 2^20 elements, and 2^20 more, tied: 5
+// x 2^20.
 constexpr const char* kModel = R"({
   "class": "Net",
   "params": [{"name": "embed", "shape": [1024, 1024]}],
@@ -51,7 +52,8 @@ TEST_F(PlanTest, MemoryOfEveryStage) {
   EXPECT_EQ(json["model"]["params"], 5);
   EXPECT_EQ(json["model"]["elements"], 5 * kMiB);
   ASSERT_EQ(json["plans"].size(), 4u);
-  // In MiB: whole f32, and a rank's quarter. AdamW has two states.
+  // The sizes in MiB of all elements in f32, and of a rank's quarter. AdamW has
+  // two states.
   const double whole = 20, part = 5, states = 10, slots = 2 * 4;
   for (int stage = 0; stage <= 3; ++stage) {
     SCOPED_TRACE(stage);
@@ -59,7 +61,7 @@ TEST_F(PlanTest, MemoryOfEveryStage) {
     EXPECT_EQ(memory["param_bytes"], (stage < 3 ? whole : part) * kMiB);
     EXPECT_EQ(memory["grad_bytes"], (stage < 2 ? whole : part) * kMiB);
     EXPECT_EQ(memory["state_bytes"], states * kMiB);
-    // A block's and the root's: one slot for each depth.
+    // There is one slot for each depth: a block's and the root's.
     EXPECT_EQ(memory["transient_bytes"], (stage < 2    ? 0
                                           : stage == 2 ? slots
                                                        : 2 * slots) *
@@ -92,7 +94,8 @@ TEST_F(PlanTest, TrafficOfShardGroupsAndOfWhatIsKept) {
       "class?names=Block", "--prefetch", "0"};
   auto grouped = options;
   grouped.insert(grouped.end(), {"--group-size", "2"});
-  // Twice half of it within the group, and a quarter to the other one.
+  // A rank gathers half of the model twice within the group, and a quarter once
+  // from the other group.
   EXPECT_EQ(PlanJson(grouped)["plans"][0]["traffic"]["gather_bytes"],
             (2 * 0.5 + 0.25) * 20 * kMiB);
   auto kept = options;
@@ -112,7 +115,8 @@ TEST_F(PlanTest, OneRankSendsNothing) {
   }
 }
 
-// One unit shards nothing: the plan says so, and the traffic follows it.
+// One unit shards nothing: the plan says so, and the traffic is that of whole
+// tensors.
 TEST_F(PlanTest, APlanThatDoesNotShardIsNotCountedAsIfItDid) {
   const Json json = PlanJson({"--ranks", "4", "--stages", "3"});
   EXPECT_EQ(json["plans"][0]["shards_params"], false);
@@ -157,7 +161,7 @@ TEST_F(PlanTest, TextOfAPlan) {
   EXPECT_EQ(result.error, "");
 }
 
-// What is written is read, and shown as it was when it was made.
+// A plan that was written is read again, and shown as it was when it was made.
 TEST_F(PlanTest, APlanInAFile) {
   const std::string file = folder_ / "net.plan";
   const std::vector<std::string> options = {"--ranks",
@@ -184,7 +188,8 @@ TEST_F(PlanTest, APlanInAFile) {
   Json model = made["model"];
   model["path"] = file;
   EXPECT_EQ(read["model"], model);
-  // As text, with what does not change a plan; and written again.
+  // It is also shown as text, with options that do not change a plan, and
+  // written again.
   const std::string copy = folder_ / "copy.plan";
   const Result text = RunShardctl({"plan", file, "--shared", "--memory", "1GiB",
                                    "--bandwidth", "1GB", "-o", copy});
@@ -228,7 +233,7 @@ TEST_F(PlanTest, FrozenAndGroups) {
     "params": [{"name": "a", "shape": [1024], "frozen": true},
                {"name": "b", "shape": [1024], "dtype": "bf16"},
                {"name": "c.bias", "shape": [1]}]})");
-  // A dot in a name is the library's to refuse; the place is named.
+  // The library refuses a dot in a name; the message has the name.
   const Result dotted = Plan({});
   EXPECT_EQ(dotted.code, 3);
   EXPECT_TRUE(Has(dotted.error, "c.bias")) << dotted.error;
@@ -239,7 +244,7 @@ TEST_F(PlanTest, FrozenAndGroups) {
     "groups": [{"optimizer": "sgd", "match": ["c"]}]})");
   const Json json = PlanJson({"--ranks", "1", "--stages", "1"});
   EXPECT_EQ(json["model"]["frozen_elements"], 1024);
-  // AdamW's two states and the master of b; c has none.
+  // b has AdamW's two states and a master; c has no states.
   EXPECT_EQ(json["plans"][0]["memory"]["state_bytes"], 3 * 4096);
 }
 
@@ -271,7 +276,7 @@ TEST_F(PlanTest, WrongDescriptionsAreNamed) {
                   "matches no parameter"));
   EXPECT_TRUE(Has(error(R"({"modules": [{"name": "h", "count": 0}]})"),
                   "modules[0] has a count that is no whole number from 1"));
-  // A short text that asks for more than there is.
+  // This short text asks for more modules than memory can hold.
   EXPECT_TRUE(Has(error(R"({"modules": [{"name": "a", "count": 10000000,
         "modules": [{"name": "b", "count": 10000000}]}]})"),
                   "more than 10000000 modules and parameters"));
@@ -295,9 +300,10 @@ TEST_F(PlanTest, OfSafetensors) {
   EXPECT_EQ(json["plans"][0]["units"], 4);
 }
 
-// 800 KB of names, of which each module is one letter.
+// Keys have 800 KB in all, in which the name of each module is one letter.
 TEST_F(PlanTest, DeepKeysTakeMemoryAsTheyAreLong) {
-  // Gigabytes, where it grows with the square. Shadow memory counts too.
+  // Memory that grew with the square of the keys would be gigabytes. Shadow
+  // memory counts too.
   constexpr int64_t kMostKib = (shard::kSanitized ? 1024 : 512) * 1024;
   const std::string path = folder_ / "model.safetensors";
   std::vector<std::pair<std::string, std::vector<float>>> tensors;

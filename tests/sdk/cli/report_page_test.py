@@ -3,10 +3,10 @@
 #
 # Usage: report_page_test SHARDCTL MAKE_CHECKPOINT
 #
-# The page of `shardctl report` as a browser shows it: Chromium draws it on wide
-# and on narrow windows, light and dark. From its DOM: nothing is wider than the
-# window, bars are as long as their bytes, and keys are text. From its picture:
-# every part of a bar has its color where the DOM says it is.
+# Tests the page of `shardctl report` as a browser shows it: Chromium draws it
+# on wide and on narrow windows, light and dark. From its DOM: nothing is wider
+# than the window, bars are as long as their bytes, and keys are text. From its
+# picture: every part of a bar has its color where the DOM says that it is.
 
 import html
 import html.parser
@@ -23,7 +23,8 @@ import zlib
 SCRATCH = os.environ.get("TEST_TMPDIR") or tempfile.mkdtemp()
 HEIGHT = 900
 
-# Runs before the page's Content-Security-Policy is read, which forbids scripts.
+# This script runs before the page's Content-Security-Policy is read, which
+# forbids scripts.
 MEASURE = """<script>
 addEventListener("load", () => {
   const box = (e) => {
@@ -83,7 +84,7 @@ def chromium(page, width, dark, *options):
 
 
 def measure(page, width, dark):
-    """What the page is like in a frame: windows are not as narrow as phones."""
+    """Measures the page in a frame: windows are not as narrow as phones."""
     with open(page) as file:
         text = file.read().replace("<head>", "<head>" + MEASURE, 1)
     frame = os.path.join(SCRATCH, "frame.html")
@@ -148,7 +149,7 @@ class Picture:
         return tuple(self.rows[int(y)][at:at + 3])
 
     def colors(self):
-        """Of every second pixel of every second row, with their counts."""
+        """Counts the colors of every second pixel of every second row."""
         counts = {}
         step = 2 * self.channels
         for row in self.rows[::2]:
@@ -159,7 +160,7 @@ class Picture:
 
 
 def rgb(text):
-    """Of "rgb(1, 2, 3)"; None for a color of another space."""
+    """Returns the color "rgb(1, 2, 3)", or None for one of another space."""
     if not text.startswith("rgb("):
         return None
     return tuple(int(part) for part in text[4:-1].split(","))
@@ -219,7 +220,8 @@ class ReportPageTest(unittest.TestCase):
         self.assertGreater(len(seen["bars"]), 8)
 
         files = [bar for bar in seen["bars"] if not bar["stripe"]]
-        # Widths are bytes: the same number of them per pixel in every bar.
+        # Widths are bytes: a pixel stands for the same number of bytes in every
+        # bar.
         sums = [sum(part["size"] for part in bar["parts"]) for bar in files]
         scale = files[0]["track"]["width"] / max(sums)
         self.assertGreater(files[0]["track"]["width"], width / 3)

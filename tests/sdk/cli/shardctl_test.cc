@@ -63,7 +63,7 @@ TEST(ShardctlTest, HelpThatStdoutDoesNotTakeIsAnError) {
     EXPECT_EQ(result.error,
               "shardctl: cannot write to stdout: No space left on device\n");
   }
-  // A wrong use is told on stderr.
+  // A wrong use is reported on stderr.
   const Result wrong = Shardctl({"no-such-command"}, "/dev/full").Wait();
   EXPECT_EQ(wrong.code, 2);
   EXPECT_FALSE(Has(wrong.error, "stdout")) << wrong.error;
@@ -92,7 +92,7 @@ TEST(ShardctlTest, EveryRankKnowsItsPlace) {
   EXPECT_EQ(SortedLines(result.out),
             (std::vector<std::string>{"[0] 0 0 3 3 none", "[1] 1 1 3 3 none",
                                       "[2] 2 2 3 3 none"}));
-  // One name for all, another one for each run.
+  // All ranks have one name, and each run has another.
   auto names = SortedLines(result.error);
   ASSERT_EQ(names.size(), 3u);
   const std::string name = names[0].substr(4);
@@ -151,14 +151,15 @@ TEST(ShardctlTest, OneFailsAndTheOthersAreEnded) {
   EXPECT_FALSE(Has(result.error, "killing"));
 }
 
-// True when the other ends of a pipe are all closed within a few seconds.
+// Returns true when the other ends of a pipe are all closed within 10 seconds.
 bool Ends(int fd) {
   char byte;
   pollfd entry{fd, POLLIN, 0};
   return ::poll(&entry, 1, 10 * 1000) == 1 && ::read(fd, &byte, 1) == 0;
 }
 
-// What ranks have started holds the write end of a pipe, as do the ranks.
+// Processes that ranks have started hold the write end of a pipe, as the ranks
+// do.
 TEST(ShardctlTest, NothingOutlivesTheRun) {
   for (const char* script :
        {"sleep 1000 & if [ $SHARD_RANK = 1 ]; then exit 3; fi; wait",
@@ -175,7 +176,7 @@ TEST(ShardctlTest, NothingOutlivesTheRun) {
   }
 }
 
-// As in `shardctl run ... | head -1`: the ranks go on, and end as they will.
+// As in `shardctl run ... | head -1`, the ranks go on, and end as they will.
 // Their own pipes break as usual.
 TEST(ShardctlTest, NobodyReads) {
   Shardctl shardctl(
@@ -191,8 +192,8 @@ TEST(ShardctlTest, NobodyReads) {
             (std::vector<std::string>{"[0] pipe=141", "[1] pipe=141"}));
 }
 
-// As on a full disk: the ranks go on, and it is said once that their lines are
-// lost.
+// As on a full disk, the ranks go on, and shardctl reports once that their
+// lines are lost.
 TEST(ShardctlTest, OutputThatStdoutDoesNotTake) {
   const Result result =
       Shardctl(Script(2,
@@ -208,7 +209,7 @@ TEST(ShardctlTest, OutputThatStdoutDoesNotTake) {
                 "lines of the ranks are lost, and the ranks go on"}));
 }
 
-// Whoever shares stdout has made it non-blocking, and reads late.
+// Another process that shares stdout has made it non-blocking, and reads late.
 TEST(ShardctlTest, NonBlockingOutputLosesNothing) {
   Shardctl shardctl(
       Script(2,
@@ -220,8 +221,8 @@ TEST(ShardctlTest, NonBlockingOutputLosesNothing) {
   EXPECT_EQ(SortedLines(result.out).size(), 40000u);
 }
 
-// Nobody reads for as long as the run lasts: it can be told to end all the
-// same, and holds no more than a little of what the ranks print.
+// Nobody reads for as long as the run lasts. A signal ends the run all the
+// same, and shardctl holds only a little of the ranks' output.
 TEST(ShardctlTest, AStalledReaderStopsNoSignal) {
   for (const char* script : {"exec yes", "exec yes >&2"}) {
     SCOPED_TRACE(script);
@@ -247,7 +248,7 @@ TEST(ShardctlTest, AStalledReaderStopsNoTimeout) {
   EXPECT_LT(result.max_rss_kib, 256 * 1024);
 }
 
-// The ranks have ended, and their output is still to be written.
+// The ranks have ended while their output is still to be written.
 TEST(ShardctlTest, ASlowReaderGetsEverything) {
   Shardctl shardctl(
       Script(2, "i=0; while [ $i -lt 50000 ]; do echo $i; i=$((i+1)); done"));
@@ -258,7 +259,8 @@ TEST(ShardctlTest, ASlowReaderGetsEverything) {
 }
 
 TEST(ShardctlTest, AStalledReaderIsNotWaitedForAfterTheTimeout) {
-  // 128 KiB: more than a pipe holds, and less than shardctl and the pipes do.
+  // 128 KiB are more than a pipe holds, and less than shardctl and the pipes
+  // hold together.
   Shardctl shardctl({"run", "-n", "2", "--timeout", "1", "--", "sh", "-c",
                      "head -c 131072 /dev/zero | tr '\\0' x"});
   EXPECT_TRUE(shardctl.EndsUnread(kSeconds / 2));
@@ -267,7 +269,8 @@ TEST(ShardctlTest, AStalledReaderIsNotWaitedForAfterTheTimeout) {
   EXPECT_TRUE(Has(result.error, "its output is not read")) << result.error;
 }
 
-// A rank that only followed is seen first: rank 1 waits until it is a zombie.
+// Makes shardctl see a rank that only followed first: rank 1 waits until rank 0
+// is a zombie.
 std::vector<std::string> FollowerFirst(const std::string& follower,
                                        const std::string& cause) {
   char folder[] = "/tmp/shardctl-test-XXXXXX";
@@ -296,7 +299,7 @@ TEST(ShardctlTest, TheCauseIsNamedAndNotWhoFollowed) {
        "rank 1 was ended by signal 11"},
       {lost, "exit 3", 3, "rank 1 ended with code 3"},
       {lost, "kill -ABRT $$", 128 + SIGABRT, "rank 1 was ended by signal 6"},
-      // Of the same kind: the first one.
+      // When both are of the same kind, the first rank is named.
       {"exit 4", "exit 3", 4, "rank 0 ended with code 4"},
       {"kill -ABRT $$", "exit 3", 128 + SIGABRT,
        "rank 0 was ended by signal 6"},
@@ -384,7 +387,7 @@ TEST(ShardctlTest, SignalsArePassedOn) {
   }
 }
 
-// The ranks hold the write end of a pipe: its end is theirs.
+// The ranks hold the write end of a pipe, so the pipe ends when they do.
 TEST(ShardctlTest, RanksDoNotOutliveShardctl) {
   int alive[2];
   ASSERT_EQ(::pipe(alive), 0);
@@ -399,13 +402,14 @@ TEST(ShardctlTest, RanksDoNotOutliveShardctl) {
   ::close(alive[0]);
 }
 
-// On a terminal rank 0 may draw a bar, which stays below the others' lines.
+// On a terminal rank 0 may draw a bar, which stays below the lines of the other
+// ranks.
 TEST(ShardctlTest, ProgressBarOnATerminal) {
   const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
   ASSERT_GE(terminal, 0);
   ASSERT_EQ(::grantpt(terminal), 0);
   ASSERT_EQ(::unlockpt(terminal), 0);
-  // The script ends the bar only when it is told to: the bar is live.
+  // The script ends the bar only when the test tells it to: the bar is live.
   char folder[] = "/tmp/shardctl-test-XXXXXX";
   ASSERT_NE(::mkdtemp(folder), nullptr);
   const std::string go = std::string(folder) + "/go";

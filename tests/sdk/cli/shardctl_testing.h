@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs shardctl in a process of its own, for the tests of its commands: its
-// output, on each stream, and its exit code.
+// Runs shardctl in a process of its own, for the tests of its commands, and
+// returns its output on each stream and its exit code.
 
 #ifndef SHARD_TESTS_SDK_CLI_SHARDCTL_TESTING_H_
 #define SHARD_TESTS_SDK_CLI_SHARDCTL_TESTING_H_
@@ -29,14 +29,14 @@ inline constexpr const char* kShardctl = "sdk/cli/shardctl";
 inline constexpr int kSeconds = 60;  // The time limit of a test.
 
 struct Result {
-  int code = -1;  // 128 + signal when it was killed.
+  int code = -1;  // It is 128 + signal when a signal ended the process.
   std::string out;
   std::string error;
   long max_rss_kib = 0;
 };
 
-// A shardctl process with its output in pipes; with `join_streams`, in one
-// pipe. If `out_path` is not empty, stdout is the file there instead.
+// A shardctl process with its output in pipes, or in one pipe with
+// `join_streams`. If `out_path` is not empty, stdout is the file there instead.
 class Shardctl {
  public:
   explicit Shardctl(std::vector<std::string> arguments,
@@ -137,8 +137,8 @@ class Shardctl {
   }
 
  private:
-  // Reads some output. False at the end of both streams, or when the test has
-  // taken too long.
+  // Reads some output. Returns false at the end of both streams, or when the
+  // test has taken too long.
   bool ReadSome() {
     pollfd entries[2] = {{out_open_ ? out_ : -1, POLLIN, 0},
                          {error_open_ ? error_ : -1, POLLIN, 0}};

@@ -24,13 +24,13 @@ TEST(TextTest, ControlCharactersAreWritten) {
   EXPECT_EQ(Shown("a\x1b[31mb\nc\td\re"), "a\\x1b[31mb\\nc\\td\\x0de");
   EXPECT_EQ(Shown("\x7f"), "\\x7f");
   EXPECT_EQ(Shown(std::string("a\0b", 3)), "a\\x00b");
-  // C1: U+009B is a CSI of its own.
+  // U+009B is a C1 control that is a CSI by itself.
   EXPECT_EQ(Shown("\xc2\x9b"
                   "2J"),
             "\\u{9b}2J");
-  // Text that looks like an escaped one is told apart.
+  // Text that looks like an escape is distinguished from one.
   EXPECT_EQ(Shown("a\\nb"), "a\\\\nb");
-  // But for messages that are escaped already.
+  // Escapes in a message are not escaped again.
   EXPECT_EQ(ShownMessage("a\\x1b\x1b"), "a\\x1b\\x1b");
 }
 
@@ -50,9 +50,9 @@ TEST(TextTest, BytesThatAreNoUtf8AreWritten) {
   EXPECT_EQ(Shown("\xff"
                   "a"),
             "\\xffa");
-  EXPECT_EQ(Shown("\xc3"), "\\xc3");                    // Cut off.
-  EXPECT_EQ(Shown("\xc0\xaf"), "\\xc0\\xaf");           // Overlong.
-  EXPECT_EQ(Shown("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // A surrogate.
+  EXPECT_EQ(Shown("\xc3"), "\\xc3");                    // It is cut off.
+  EXPECT_EQ(Shown("\xc0\xaf"), "\\xc0\\xaf");           // It is overlong.
+  EXPECT_EQ(Shown("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // It is a surrogate.
   EXPECT_EQ(Shown("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");
 }
 
@@ -67,7 +67,7 @@ TEST(TextTest, Bytes) {
   EXPECT_EQ(BytesText(1024), "1.00 KiB");
   EXPECT_EQ(BytesText(12345678), "11.8 MiB");
   EXPECT_EQ(BytesText(uint64_t{500} << 30), "500 GiB");
-  // Not "1024.00 MiB".
+  // It is not "1024.00 MiB".
   EXPECT_EQ(BytesText((uint64_t{1} << 30) - 1), "1.00 GiB");
   EXPECT_EQ(BytesText(UINT64_MAX), "16.0 EiB");
 }
@@ -135,7 +135,7 @@ TEST(ProgressTest, BarOfNothingAndOfTooMuch) {
             "x 100% [####################]  0 B of 0 B");
   EXPECT_EQ(BarText("x", 9, 8, 0, 80),
             "x 100% [####################]  8 B of 8 B");
-  // Not 100% before the end.
+  // The bar does not show 100% before the end.
   EXPECT_EQ(BarText("x", 9999, 10000, 0, 10), "x  99%");
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `shardctl verify`, on checkpoints that are damaged.
+// `shardctl verify`, on damaged checkpoints.
 
 #include <gtest/gtest.h>
 
@@ -46,7 +46,7 @@ TEST_F(VerifyTest, ADamagedManifest) {
   Damage(root_ + "/step-000002/manifest.shard");
   const Json json = RunJson({"verify", root_ + "/step-000002"}, 1);
   EXPECT_EQ(json["problems"].size(), 1u);
-  // Other commands cannot go on.
+  // Other commands fail on the checkpoint.
   EXPECT_EQ(RunShardctl({"inspect", root_ + "/step-000002"}).code, 3);
 }
 
