@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The functions that Highway's headers declare and leave to its library: which
-// targets the CPU has, the dispatch state, aligned memory, Abort. Linked
-// statically and hidden, so libshard.so needs no libhwy.so, and its dispatch
-// state is its own even in a process that also loads one.
+// targets the CPU has, the dispatch state, aligned memory, Abort. They are
+// linked statically and hidden, so libshard.so needs no libhwy.so, and has a
+// dispatch state of its own even in a process that also loads one.
 //
-// Not here: hwy/print.h and hwy/nanobenchmark.h, which libshard does not use.
+// hwy/print.h and hwy/nanobenchmark.h are left out: libshard does not use them.
 //
 // Thread safety: all functions may be called from any thread at any time.
 
@@ -34,7 +34,7 @@ std::atomic<int64_t> g_targets_for_test{0};
 
 #if HWY_ARCH_X86
 
-// The feature groups are those of Highway's own detection. The compiler's
+// Detects feature groups as Highway's own detection does. The compiler's
 // __builtin_cpu_supports also asks the OS whether it saves the wide registers,
 // but not every compiler knows LZCNT, F16C and VAES, hence CPUID.
 bool HasLzcntAndF16c() {
@@ -86,9 +86,9 @@ int64_t DetectTargets() {
 
 #elif HWY_ARCH_ARM_A64 && defined(__linux__)
 
-// HWCAP_SVE and HWCAP2_SVE2 of the kernel's asm/hwcap.h, by value: an older
-// header has neither. The fixed-size variants of SVE are never chosen; SVE runs
-// on the same CPUs.
+// Reads HWCAP_SVE and HWCAP2_SVE2 of the kernel's asm/hwcap.h by value: an
+// older header has neither. The fixed-size variants of SVE are never chosen;
+// SVE runs on the same CPUs.
 int64_t DetectTargets() {
   int64_t targets = HWY_STATIC_TARGET | HWY_NEON;
   if ((getauxval(AT_HWCAP) & (1ul << 22)) != 0) targets |= HWY_SVE;
@@ -102,14 +102,14 @@ int64_t DetectTargets() { return HWY_STATIC_TARGET; }
 
 #endif
 
-// Kept in front of every block that AllocateAlignedBytes returns.
+// The header in front of every block that AllocateAlignedBytes returns.
 struct Header {
   void* allocated;
   size_t payload_size;
 };
 
 // Two cache lines: the adjacent-line prefetcher fetches pairs. No vector of a
-// target above is longer, SVE excepted, which needs no alignment.
+// target above is longer, except those of SVE, which need no alignment.
 constexpr size_t kAlignment = 128;
 static_assert(kAlignment % HWY_ALIGNMENT == 0 && sizeof(Header) <= kAlignment);
 
@@ -179,7 +179,7 @@ void AlignedDeleter::DeleteAlignedArray(void* aligned_pointer, FreePtr free_ptr,
   FreeAlignedBytes(aligned_pointer, free_ptr, opaque_ptr);
 }
 
-// Reached only by a defect in a kernel (HWY_ASSERT): never by input.
+// Only a defect in a kernel (HWY_ASSERT) calls it, never an input.
 void Abort(const char* file, int line, const char* format, ...) {
   char message[512];
   va_list args;
