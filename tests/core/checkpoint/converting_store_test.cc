@@ -72,8 +72,7 @@ TEST_F(ConvertingStoreTest, TakesParametersOrStates) {
 }
 
 TEST_F(ConvertingStoreTest, DecodesQ8) {
-  ConversionOptions options;
-  options.decode_q8 = true;
+  const ConversionOptions options = {.decode_q8 = true};
   const ConvertingStore store(*sample_, options);
   const auto codes = ValuesOf<uint8_t>(*sample_, kQ8Key);
   const auto scales = ValuesOf<float>(*sample_, StrCat(kQ8Key, kScaleSuffix));
@@ -90,8 +89,7 @@ TEST_F(ConvertingStoreTest, DecodesQ8) {
 TEST_F(ConvertingStoreTest, ConvertsFloatsOnly) {
   for (const DType dtype :
        {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
-    ConversionOptions options;
-    options.dtype = dtype;
+    const ConversionOptions options = {.dtype = dtype};
     const ConvertingStore store(*sample_, options);
     for (const char* key : {"embed", "head", "layer.weight", "frozen", "empty",
                             "scalar", "state.embed.exp_avg", kQ8Key}) {
@@ -101,8 +99,7 @@ TEST_F(ConvertingStoreTest, ConvertsFloatsOnly) {
     EXPECT_EQ(ValuesOf<int64_t>(store, "count"),
               ValuesOf<int64_t>(*sample_, "count"));
   }
-  ConversionOptions wide;
-  wide.dtype = DType::kF64;
+  const ConversionOptions wide = {.dtype = DType::kF64};
   const auto values = ValuesOf<float>(*sample_, "embed");
   EXPECT_EQ(ValuesOf<double>(ConvertingStore(*sample_, wide), "head"),
             std::vector<double>(values.begin(), values.end()));
@@ -114,8 +111,7 @@ TEST_F(ConvertingStoreTest, DecodesWhereverItBegins) {
   odd.AddQ8("state.w.v", 5000, 4);
   ASSERT_OK(odd.Write(FileEnv::Posix(), folder_ / "odd"));
   const auto from = OpenStore(folder_ / "odd");
-  ConversionOptions options;
-  options.dtype = DType::kF64;
+  const ConversionOptions options = {.dtype = DType::kF64};
   const ConvertingStore store(*from, options);
   const auto codes = ValuesOf<uint8_t>(*from, "state.w.v");
   const auto scales = ValuesOf<float>(*from, "state.w.v.q8_scale");
@@ -143,8 +139,7 @@ TEST_F(ConvertingStoreTest, DecodesWhereverItBegins) {
 }
 
 TEST_F(ConvertingStoreTest, ProgressCountsWhatTheSinkGets) {
-  ConversionOptions options;
-  options.dtype = DType::kF16;
+  const ConversionOptions options = {.dtype = DType::kF16};
   const ConvertingStore store(*sample_, options);
   const auto embed = static_cast<size_t>(store.Find("embed"));
   const auto q8 = static_cast<size_t>(store.Find(kQ8Key));
@@ -170,8 +165,7 @@ TEST_F(ConvertingStoreTest, ProgressCountsWhatTheSinkGets) {
 }
 
 TEST_F(ConvertingStoreTest, WrongRequests) {
-  ConversionOptions options;
-  options.dtype = DType::kF32;
+  const ConversionOptions options = {.dtype = DType::kF32};
   const ConvertingStore store(*sample_, options);
   const auto never = [](size_t, int64_t, int64_t, const std::byte*) {
     ADD_FAILURE() << "nothing is to be read";

@@ -32,9 +32,7 @@ namespace {
 constexpr int kFiles = 600;
 
 Status Reshard(const FileStore& from, const std::string& root, int files) {
-  WriteCheckpointOptions options;
-  options.world_size = files;
-  options.threads = 3;
+  const WriteCheckpointOptions options = {.world_size = files, .threads = 3};
   return WriteCheckpoint(NoSyncEnv::Get(), from, root, options);
 }
 
@@ -98,8 +96,7 @@ TEST_P(ManyFilesTest, OfASetOfSafetensors) {
     ASSERT_NE(one, nullptr);
     std::vector<size_t> all(one->num_tensors());
     std::iota(all.begin(), all.end(), size_t{0});
-    SafetensorsExportOptions options;
-    options.write.max_shard_bytes = 1;
+    const SafetensorsExportOptions options = {.write = {.max_shard_bytes = 1}};
     ASSERT_OK(ExportSafetensors(NoSyncEnv::Get(), *one, all,
                                 folder / "model.safetensors", options));
     const auto set = OpenStore(folder / "model.safetensors.index.json");

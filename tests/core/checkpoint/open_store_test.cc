@@ -34,8 +34,8 @@ void Export(const FileStore& from, const std::string& path,
   for (size_t t = 0; t < from.num_tensors(); ++t) {
     if (from.tensor(t).role == TensorRole::kParam) params.push_back(t);
   }
-  SafetensorsExportOptions options;
-  options.write.max_shard_bytes = max_shard_bytes;
+  const SafetensorsExportOptions options = {
+      .write = {.max_shard_bytes = max_shard_bytes}};
   ASSERT_OK(ExportSafetensors(FileEnv::Posix(), from, params, path, options));
 }
 

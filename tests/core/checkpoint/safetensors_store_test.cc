@@ -285,8 +285,7 @@ TEST_F(LargeFile, PiecesAreThoseOfTheTensor) {
 TEST_F(LargeFile, TheSinksErrorEndsIt) {
   const ReadRequest request = {0, 0, static_cast<int64_t>(kBytes / 4)};
   for (const int threads : {1, 4}) {
-    ReadOptions options;
-    options.threads = threads;
+    const ReadOptions options = {.threads = threads};
     std::atomic<int> calls = 0;
     const Status status =
         store_->Read(std::span(&request, 1), options,

@@ -430,8 +430,7 @@ TEST(ExportSafetensors, WhatIsReadIsWhatWasWritten) {
   const auto one = Open((*writer)->path());
   std::vector<size_t> all(tensors.size());
   for (size_t i = 0; i < all.size(); ++i) all[i] = i;
-  SafetensorsExportOptions options;
-  options.write.max_shard_bytes = 300;
+  const SafetensorsExportOptions options = {.write = {.max_shard_bytes = 300}};
   ASSERT_OK(Export(*one, all, folder / "n.safetensors", options));
   const auto several = Open(folder / "n.safetensors.index.json");
   EXPECT_GT(several->num_files(), 3u);
@@ -479,11 +478,9 @@ TEST(ExportSafetensors, CarriesOtherTypes) {
   ExpectError(from->Read({&request, 1}, {}, look), StatusCode::kUnimplemented,
               {"'c'", "C64", "cannot read"});
   EXPECT_OK(VerifyStore(*from, {}));
-  ConversionOptions bf16;
-  bf16.dtype = DType::kBF16;
+  const ConversionOptions bf16 = {.dtype = DType::kBF16};
   const ConvertingStore converting(*from, bf16);
-  SafetensorsExportOptions several;
-  several.write.max_shard_bytes = 40;
+  const SafetensorsExportOptions several = {.write = {.max_shard_bytes = 40}};
   ASSERT_OK(
       Export(converting, {0, 1, 2, 3, 4}, folder / "n.safetensors", several));
   const auto to = Open(folder / "n.safetensors.index.json");
@@ -496,8 +493,7 @@ TEST(ExportSafetensors, CarriesOtherTypes) {
     EXPECT_EQ(std::vector<int64_t>(info.shape.begin(), info.shape.end()),
               tensors[i].shape);
     std::string bytes(info.opaque_bytes, '?');
-    ReadOptions as_bytes;
-    as_bytes.opaque_as_bytes = true;
+    const ReadOptions as_bytes = {.opaque_as_bytes = true};
     const ReadRequest all = {at, 0, static_cast<int64_t>(bytes.size())};
     ASSERT_OK(to->Read(
         {&all, 1}, as_bytes,
@@ -526,8 +522,7 @@ TEST(ExportSafetensors, MemoryDoesNotDependOnTheTensors) {
     ASSERT_OK((*writer)->Write(0, static_cast<uint64_t>(at), Bytes(piece)));
   }
   ASSERT_OK((*writer)->Finish());
-  SafetensorsExportOptions options;
-  options.threads = 100;
+  const SafetensorsExportOptions options = {.threads = 100};
   ResetAllocatedPeak();
   const int64_t before = AllocatedBytes();
   const auto store = Open((*writer)->path());

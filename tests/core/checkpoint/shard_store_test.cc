@@ -148,9 +148,7 @@ TEST_F(ShardStoreTest, EveryRangeReads) {
         for (const int64_t end : {begin, begin + 1, int64_t{4000}, kWide}) {
           if (end < begin) continue;
           std::vector<float> values;
-          ReadOptions options;
-          options.verify = verify;
-          options.threads = 3;
+          const ReadOptions options = {.threads = 3, .verify = verify};
           ASSERT_OK(
               Read(**store, {tensor, begin, end - begin}, &values, options));
           EXPECT_TRUE(
@@ -224,8 +222,7 @@ TEST_F(ShardStoreTest, DamageIsNamed) {
   EXPECT_OK(Read(**store, {0, 0, slice.begin}, &values));
   EXPECT_OK(Read(**store, {1, 0, 3}, &values));
   ExpectError((*store)->ReadBlob(0), StatusCode::kCorrupt, {"'rng'"});
-  ReadOptions unchecked;
-  unchecked.verify = false;
+  const ReadOptions unchecked = {.verify = false};
   EXPECT_OK(Read(**store, {0, 0, kWide}, &values, unchecked));
 }
 

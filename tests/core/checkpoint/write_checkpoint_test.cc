@@ -23,9 +23,8 @@ namespace {
 
 Status WriteTo(const FileStore& from, const std::string& root, int world_size,
                const ConversionOptions& conversion = {}) {
-  WriteCheckpointOptions options;
-  options.world_size = world_size;
-  options.conversion = conversion;
+  const WriteCheckpointOptions options = {.conversion = conversion,
+                                          .world_size = world_size};
   return WriteCheckpoint(FileEnv::Posix(), from, root, options);
 }
 
@@ -87,13 +86,11 @@ TEST_F(WriteCheckpointTest, TakesAsManyFilesAsThereAre) {
 }
 
 TEST_F(WriteCheckpointTest, ComesBackFromSafetensors) {
-  ConversionOptions model;
-  model.states = false;
+  const ConversionOptions model = {.states = false};
   const ConvertingStore parameters(*sample_, model);
   std::vector<size_t> all(parameters.num_tensors());
   std::iota(all.begin(), all.end(), 0);
-  SafetensorsExportOptions expanded;
-  expanded.expand_aliases = true;
+  const SafetensorsExportOptions expanded = {.expand_aliases = true};
   ASSERT_OK(ExportSafetensors(FileEnv::Posix(), parameters, all,
                               folder_ / "model.safetensors", expanded));
   const auto file = OpenStore(folder_ / "model.safetensors");
@@ -117,8 +114,7 @@ TEST_F(WriteCheckpointTest, ComesBackFromSafetensors) {
 }
 
 TEST_F(WriteCheckpointTest, ConvertsOnTheWay) {
-  ConversionOptions conversion;
-  conversion.dtype = DType::kF64;
+  const ConversionOptions conversion = {.dtype = DType::kF64};
   const ConvertingStore wanted(*sample_, conversion);
   ASSERT_OK(WriteTo(*sample_, folder_ / "wide", 3, conversion));
   const auto wide = OpenStore(folder_ / "wide");
@@ -136,8 +132,7 @@ TEST_F(WriteCheckpointTest, WrongOptions) {
   ConversionOptions model;
   model.states = false;
   ASSERT_OK(WriteTo(*sample_, folder_ / "model", 1, model));
-  ConversionOptions states;
-  states.model = false;
+  const ConversionOptions states = {.model = false};
   ExpectError(WriteTo(*OpenStore(folder_ / "model"), folder_ / "x", 1, states),
               StatusCode::kInvalidArgument, {"none of the content"});
   EXPECT_EQ(NamesIn(folder_.path()),

@@ -132,10 +132,8 @@ std::shared_ptr<const FileStore> Source(int version) {
 }
 
 Status Reshard(FileEnv* env, const FileStore& from, const std::string& root) {
-  WriteCheckpointOptions options;
-  options.world_size = 2;
-  options.overwrite = true;
-  options.threads = 1;
+  const WriteCheckpointOptions options = {
+      .world_size = 2, .overwrite = true, .threads = 1};
   return WriteCheckpoint(env, from, root, options);
 }
 
@@ -143,10 +141,9 @@ Status Export(FileEnv* env, const FileStore& from, const std::string& folder,
               uint64_t max_shard_bytes) {
   std::vector<size_t> all(from.num_tensors());
   std::iota(all.begin(), all.end(), size_t{0});
-  SafetensorsExportOptions options;
-  options.write.replace = true;
-  options.write.max_shard_bytes = max_shard_bytes;
-  options.threads = 1;
+  const SafetensorsExportOptions options = {
+      .write = {.max_shard_bytes = max_shard_bytes, .replace = true},
+      .threads = 1};
   return ExportSafetensors(env, from, all, folder + "/model.safetensors",
                            options);
 }

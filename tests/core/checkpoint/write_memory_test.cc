@@ -81,11 +81,10 @@ class WriteMemoryTest : public ::testing::Test {
 };
 
 TEST_F(WriteMemoryTest, OfACheckpoint) {
-  WriteCheckpointOptions options;
-  options.conversion = conversion_;
-  options.world_size = 3;
-  options.threads = kThreads;
-  options.progress = Meter();
+  const WriteCheckpointOptions options = {.conversion = conversion_,
+                                          .world_size = 3,
+                                          .threads = kThreads,
+                                          .progress = Meter()};
   ASSERT_OK(WriteCheckpoint(FileEnv::Posix(), *from_, folder_ / "to", options));
   EXPECT_GT(calls_, 80);
   EXPECT_LT(peak_, kBound);
@@ -95,9 +94,8 @@ TEST_F(WriteMemoryTest, OfASafetensorsFile) {
   const ConvertingStore store(*from_, conversion_);
   std::vector<size_t> all(store.num_tensors());
   std::iota(all.begin(), all.end(), 0);
-  SafetensorsExportOptions options;
-  options.threads = kThreads;
-  options.progress = Meter();
+  const SafetensorsExportOptions options = {.threads = kThreads,
+                                            .progress = Meter()};
   ASSERT_OK(ExportSafetensors(FileEnv::Posix(), store, all,
                               folder_ / "to.safetensors", options));
   EXPECT_GT(calls_, 80);
@@ -117,17 +115,14 @@ TEST_F(WriteMemoryTest, OfALargeBlob) {
   const auto from = OpenStore(folder_ / "blob");
   ASSERT_NE(from, nullptr);
   before_ = AnonymousBytes();
-  WriteCheckpointOptions options;
-  options.world_size = 2;
-  options.threads = kThreads;
-  options.progress = Meter();
+  const WriteCheckpointOptions options = {
+      .world_size = 2, .threads = kThreads, .progress = Meter()};
   ASSERT_OK(WriteCheckpoint(FileEnv::Posix(), *from, folder_ / "to", options));
   EXPECT_GT(calls_, 20);
   EXPECT_LT(peak_, kBound);
   const auto to = OpenStore(folder_ / "to");
   ASSERT_NE(to, nullptr);
-  ReadOptions read;
-  read.progress = Meter();
+  const ReadOptions read = {.progress = Meter()};
   EXPECT_OK(VerifyStore(*to, read));
   EXPECT_LT(peak_, kBound);
   EXPECT_EQ(to->manifest()->blob(1).extent.checksum,
@@ -190,8 +185,7 @@ TEST_F(HugeBlobTest, IsNotReadIntoMemory) {
 }
 
 TEST_F(HugeBlobTest, IsVerifiedInPiecesOnTheWayToACancellation) {
-  ReadOptions read;
-  read.progress = CancellingMeter();
+  const ReadOptions read = {.progress = CancellingMeter()};
   ExpectError(VerifyStore(*huge_, read), StatusCode::kCancelled, {"progress"});
   EXPECT_EQ(calls_, 4);
   EXPECT_LT(peak_, kBound);

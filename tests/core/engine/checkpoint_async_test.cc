@@ -33,10 +33,7 @@ using testing::NamesIn;
 using testing::NoSyncEnv;
 
 SaveOptions Quick(bool async = false) {
-  SaveOptions options;
-  options.env = NoSyncEnv::Get();
-  options.async = async;
-  return options;
+  return {.async = async, .env = NoSyncEnv::Get()};
 }
 
 // Holds back every write until Open is called. With an `error`, every write
@@ -326,8 +323,7 @@ TEST(CheckpointAsyncTest, ProgressOfEachRank) {
     EXPECT_GT(calls, 0);
     EXPECT_EQ(last, all);
     last = all = 0;
-    LoadOptions load;
-    load.progress = progress;
+    const LoadOptions load = {.progress = progress};
     LoadReport report;
     ASSERT_OK(engine->Load(folder.path(), load, &report));
     EXPECT_EQ(last, all);
@@ -359,8 +355,7 @@ TEST(CheckpointAsyncTest, OneRankCancels) {
           ASSERT_OK(engine->Save(folder.path(), Quick()));
           const auto kept = trainer->Read();
 
-          LoadOptions load;
-          load.progress = cancel;
+          const LoadOptions load = {.progress = cancel};
           LoadReport report;
           ExpectError(engine->Load(folder.path(), load, &report),
                       StatusCode::kCancelled, {name});

@@ -44,8 +44,7 @@ TEST(CheckpointNumbersTest, MoreAndLessTrainable) {
   UnitTraining more = less;
   more.model = AwkwardModel();
   ASSERT_OK(more.model->SetTrainable(kFrozen, true));
-  LoadOptions lax;
-  lax.rules.strict = false;
+  const LoadOptions lax = {.rules = {.strict = false}};
 
   const testing::TempFolder folder, again;
   WholeState whole;
@@ -151,10 +150,8 @@ class Log {
 };
 
 std::unique_ptr<Engine> LocalEngine(const UnitTraining& training, Log* log) {
-  CommOptions options;
-  options.rank = 0;
-  options.world_size = 1;
-  options.logger = log->logger();
+  const CommOptions options = {
+      .rank = 0, .world_size = 1, .logger = log->logger()};
   const auto comm = OpenCommunicator("local:", options);
   EXPECT_OK(comm);
   auto engine = Engine::Create(*PlanOf(training), *comm, training.engine);
@@ -189,8 +186,7 @@ TEST(CheckpointNumbersTest, HyperparametersAndLossScale) {
     training.optimizer = "lion?lr=0.5";
     training.engine.loss_scaler = *LossScaler::Parse("static?scale=2");
     const auto other = LocalEngine(training, &log);
-    LoadOptions lax;
-    lax.rules.strict = false;
+    const LoadOptions lax = {.rules = {.strict = false}};
     ASSERT_OK(other->Load(folder.path(), lax, &report));
     EXPECT_EQ(*other->hypers().Get(0, "lr"), 0.5);
     EXPECT_EQ(other->loss_scale(), 2);

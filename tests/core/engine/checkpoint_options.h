@@ -24,11 +24,7 @@ inline constexpr ParamId kBias = 3;
 inline constexpr ParamId kFrozen = 4;
 inline constexpr ParamId kBig = 5;
 
-inline SaveOptions Quick() {
-  SaveOptions options;
-  options.env = testing::NoSyncEnv::Get();
-  return options;
-}
+inline SaveOptions Quick() { return {.env = testing::NoSyncEnv::Get()}; }
 
 inline StatusOr<std::shared_ptr<const ShardStore>> OpenIn(
     const std::string& root) {

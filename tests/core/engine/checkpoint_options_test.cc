@@ -30,10 +30,9 @@ TEST(CheckpointOptionsTest, CallsInTheWrongState) {
   RunWorld(training, 0, [&](Engine* engine, UnitTrainer* trainer) {
     const auto load = [&](StateContent content, std::vector<ModuleId> modules,
                           bool ignore_frozen) {
-      LoadOptions options;
-      options.state.content = content;
-      options.state.submodules = std::move(modules);
-      options.state.ignore_frozen = ignore_frozen;
+      const LoadOptions options = {.state = {.content = content,
+                                             .ignore_frozen = ignore_frozen,
+                                             .submodules = std::move(modules)}};
       LoadReport report;
       return engine->Load(folder.path(), options, &report);
     };

@@ -89,8 +89,7 @@ TEST(CheckpointPartsTest, Submodules) {
       SaveOptions save = Quick();
       save.state.submodules = modules;
       save.state.strip_prefix = strip;
-      LoadOptions load;
-      load.state = save.state;
+      const LoadOptions load = {.state = save.state};
       const UnitTraining to = AwkwardTraining(2, 7);
       const Result result = SaveAndLoad(AwkwardTraining(3, 5), save, to, load);
       std::set<std::string> positions;
@@ -138,8 +137,7 @@ TEST(CheckpointPartsTest, FrozenLeftOut) {
   const UnitTraining training = AwkwardTraining(3, 2);
   SaveOptions save = Quick();
   save.state.ignore_frozen = true;
-  LoadOptions load;
-  load.state.ignore_frozen = true;
+  const LoadOptions load = {.state = {.ignore_frozen = true}};
   const Result result = SaveAndLoad(training, save, training, load);
   const std::string frozen = NameOf(training, kFrozen, "param");
   ExpectLoaded(result, [&](const std::string& name) { return name != frozen; });
@@ -154,8 +152,7 @@ TEST(CheckpointPartsTest, FrozenLeftOut) {
     ExpectError(engine->Load(folder.path(), LoadOptions(), &report),
                 StatusCode::kFailedPrecondition, {"1 missing: block.frozen"});
     // An engine in FILLING has no values for the parameters that are missing.
-    LoadOptions lax;
-    lax.rules.strict = false;
+    const LoadOptions lax = {.rules = {.strict = false}};
     ExpectError(engine->Load(folder.path(), lax, &report),
                 StatusCode::kFailedPrecondition, {"FILLING"});
   });
@@ -171,8 +168,7 @@ TEST(CheckpointPartsTest, OptimizerOnlyWithStepsAndHyperparameters) {
     to.optimizer = "adamw?lr=0.5";
     SaveOptions save = Quick();
     save.state.content = StateContent::kOptimizer;
-    LoadOptions load;
-    load.state = save.state;
+    const LoadOptions load = {.state = save.state};
     const Result result = SaveAndLoad(from, save, to, load);
     ExpectLoaded(result,
                  [](const std::string& name) { return !IsParam(name); });
@@ -195,8 +191,7 @@ TEST(CheckpointPartsTest, ModelOnly) {
   const UnitTraining training = AwkwardTraining(2, 3);
   SaveOptions save = Quick();
   save.state.content = StateContent::kModel;
-  LoadOptions load;
-  load.state = save.state;
+  const LoadOptions load = {.state = save.state};
   const Result result = SaveAndLoad(training, save, training, load);
   ExpectLoaded(result, IsParam);
   EXPECT_EQ(result.next_step, 2);
@@ -211,8 +206,7 @@ UnitTraining Typed(int world_size, int variant, DType dtype,
 }
 
 LoadOptions Converting() {
-  LoadOptions load;
-  load.rules.convert = true;
+  const LoadOptions load = {.rules = {.convert = true}};
   return load;
 }
 

@@ -52,8 +52,7 @@ TEST(CheckpointTest, ResumeContinuesBitIdentically) {
         training.engine.loss_scaler =
             *LossScaler::Parse("dynamic?init_scale=1024&growth_interval=3");
         WholeState whole;
-        SaveOptions save;
-        save.async = async;
+        const SaveOptions save = {.async = async};
         RunWorld(training, 2, [&](Engine* engine, UnitTrainer* trainer) {
           const auto saved = engine->Save(folder.path(), save);
           ASSERT_OK(saved);
@@ -90,8 +89,7 @@ TEST(CheckpointTest, LoadsWhatWasReshardedOrExported) {
   const FileStore& store = *opened->store;
   for (const int files : {1, 5}) {
     const std::string root = StrCat(folder.path(), "/", files);
-    WriteCheckpointOptions options;
-    options.world_size = files;
+    const WriteCheckpointOptions options = {.world_size = files};
     ASSERT_OK(WriteCheckpoint(env, store, root, options));
     WholeState loaded;
     LoadWorld(AwkwardTraining(2, files), root, &loaded, params);
@@ -105,8 +103,7 @@ TEST(CheckpointTest, LoadsWhatWasReshardedOrExported) {
   const std::string file = folder.path() + "/model.safetensors";
   ASSERT_OK(ExportSafetensors(env, store, model, file, {}));
   WholeState ignored;
-  LoadOptions options;
-  options.state.content = StateContent::kModel;
+  const LoadOptions options = {.state = {.content = StateContent::kModel}};
   LoadWorld(AwkwardTraining(4, 3), file, &ignored, params, options);
 }
 

@@ -301,8 +301,7 @@ TEST(DesyncTest, CallsOfAnEngine) {
       EXPECT_OK(engine.AddLocalState(StateOptions(), &store));
       if (odd) add(&store);
       LoadReport report;
-      LoadOptions options;
-      options.rules.strict = false;
+      const LoadOptions options = {.rules = {.strict = false}};
       return engine.LoadState(&store, options, &report);
     };
     ASSERT_OK(load([](MemoryStore*) {}));
@@ -313,8 +312,7 @@ TEST(DesyncTest, CallsOfAnEngine) {
            "0.25, rank 1 has 0.5");
     static const float kValue = 0;
     expect(load([](MemoryStore* store) {
-             MemoryStore::Tensor tensor;
-             tensor.key = "more";
+             const MemoryStore::Tensor tensor = {.key = "more"};
              EXPECT_OK(store->Add(tensor, &kValue, sizeof(kValue)));
            }),
            "rank 0 has the end, rank 1 has 'more'");

@@ -182,8 +182,7 @@ TEST_P(EngineStepTest, MatchesOneRankInDouble) {
     Reference reference(Optimizer::Parse(text)->hypers(), c.world_size);
     for (int step = 1; step <= 5; ++step) {
       FillGrads(engine->get(), comm->rank(), step);
-      StepOptions options;
-      options.max_grad_norm = c.max_grad_norm;
+      const StepOptions options = {.max_grad_norm = c.max_grad_norm};
       StepReport report;
       const Status stepped = (*engine)->Step(options, &report);
       ASSERT_TRUE(stepped.ok()) << stepped.ToString();
@@ -283,8 +282,7 @@ TEST(EngineTest, NonFiniteGradientsSkipTheStepOnAllRanks) {
     if (comm->rank() == 1) {
       gradient[3] = std::numeric_limits<float>::infinity();
     }
-    StepOptions options;
-    options.skip_nonfinite = true;
+    const StepOptions options = {.skip_nonfinite = true};
     StepReport report;
     ASSERT_TRUE((*engine)->Step(options, &report).ok());
     EXPECT_TRUE(report.skipped);
@@ -312,9 +310,7 @@ TEST(EngineTest, DivisorLossScaleAndLrAreApplied) {
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
     static_cast<float*>((*engine)->Grad(1)->data)[2] = 64;
     ASSERT_TRUE((*engine)->SetHyper(kAllGroups, "lr", 0.5).ok());
-    StepOptions options;
-    options.grad_divisor = 4;
-    options.loss_scale = 16;
+    const StepOptions options = {.grad_divisor = 4, .loss_scale = 16};
     StepReport report;
     ASSERT_TRUE((*engine)->Step(options, &report).ok());
     const auto* param = static_cast<const float*>((*engine)->Param(1)->data);
@@ -359,8 +355,8 @@ TEST(EngineTest, OptionsThatDifferAreADesyncOnAllRanks) {
     auto engine = Engine::Create(*plan, comm);
     ASSERT_TRUE(engine.ok());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
-    StepOptions options;
-    options.max_grad_norm = comm->rank() == 2 ? 0.5 : 0.25;
+    const StepOptions options = {.max_grad_norm =
+                                     comm->rank() == 2 ? 0.5 : 0.25};
     StepReport report;
     const Status status = (*engine)->Step(options, &report);
     EXPECT_EQ(status.code(), StatusCode::kDesync);

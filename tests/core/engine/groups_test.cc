@@ -195,8 +195,7 @@ TEST(ClippingTest, ByValue) {
     float* grad = GradOf(engine, 0);
     const float values[] = {3, -3, 0.25f, -0.25f};
     for (int i = 0; i < 4; ++i) grad[i] = values[i];
-    StepOptions options;
-    options.clip_value = 0.5;
+    const StepOptions options = {.clip_value = 0.5};
     StepReport report;
     ASSERT_OK(StepAll(engine, options, &report));
     EXPECT_EQ(report.grad_norm, -1);
@@ -249,9 +248,8 @@ TEST(ClippingTest, NonFiniteGradientsSkipTheStep) {
           std::vector<float> grad(40, 1.0f);
           if (comm->rank() == 1) grad[33] = static_cast<float>(bad);
           Store(dtype, grad, engine->Grad(0)->data);
-          StepOptions options;
-          options.max_grad_norm = 1;
-          options.grad_norm_type = type;
+          const StepOptions options = {.max_grad_norm = 1,
+                                       .grad_norm_type = type};
           StepReport report;
           ASSERT_OK(StepAll(engine, options, &report));
           EXPECT_TRUE(report.skipped);
@@ -294,8 +292,7 @@ TEST(LossScalingTest, SkipsAndBacksOffOnAllRanks) {
     }
     EXPECT_EQ(engine->loss_scale(), 1024);
 
-    StepOptions options;
-    options.loss_scale = 8;
+    const StepOptions options = {.loss_scale = 8};
     ExpectInvalid(StepAll(engine, options), {"loss_scale=8", "exclude"});
   });
 }

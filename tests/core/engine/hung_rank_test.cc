@@ -55,9 +55,8 @@ class Gate {
 using Call = std::function<Status(Engine*, const std::string& root)>;
 
 Status SaveTo(Engine* engine, const std::string& root, bool async) {
-  SaveOptions options;
-  options.env = testing::NoSyncEnv::Get();
-  options.async = async;
+  const SaveOptions options = {.async = async,
+                               .env = testing::NoSyncEnv::Get()};
   SHARD_ASSIGN_OR_RETURN(const auto save, engine->Save(root, options));
   return save == nullptr ? Status() : save->Wait(Deadline::After(60));
 }
@@ -70,10 +69,9 @@ Status LoadFrom(Engine* engine, const std::string& root) {
 Status LoadDict(Engine* engine, bool from_rank0) {
   MemoryStore store;
   SHARD_RETURN_IF_ERROR(engine->AddLocalState(StateOptions(), &store));
-  LoadOptions options;
-  options.rules.strict = false;
-  options.from_rank0 = from_rank0;
-  options.state.content = StateContent::kModel;
+  const LoadOptions options = {.state = {.content = StateContent::kModel},
+                               .rules = {.strict = false},
+                               .from_rank0 = from_rank0};
   LoadReport report;
   return engine->LoadState(&store, options, &report);
 }
@@ -140,8 +138,7 @@ void RunHang(const Hang& hang) {
     };
     const auto comm = OpenCommunicator(url, options);
     ASSERT_OK(comm);
-    EngineOptions engine_options;
-    engine_options.timeout = kTimeout;
+    const EngineOptions engine_options = {.timeout = kTimeout};
     const auto made = Engine::Create(*plan, *comm, engine_options);
     ASSERT_OK(made);
     UnitTrainer trainer(training, made->get());
@@ -234,13 +231,9 @@ TEST(HungRankTest, ARankThatTakesWhatRank0SendsMayTakeLonger) {
   training.engine.timeout = kTimeout;
   RunWorld(training, 1, [&](Engine* engine, UnitTrainer* trainer) {
     MemoryStore store;
-    MemoryStore::Tensor weight;
-    weight.key = "weight";
-    weight.type = ElementType::kF32;
-    weight.role = TensorRole::kParam;
-    weight.shape = {7, 9};
     const std::vector<float> values(63, 0.5f);
-    ASSERT_OK(store.Add(std::move(weight), values.data(), 63 * sizeof(float)));
+    ASSERT_OK(store.Add({.key = "weight", .shape = {7, 9}}, values.data(),
+                        63 * sizeof(float)));
     LoadOptions options;
     options.rules.strict = false;
     options.from_rank0 = true;
@@ -284,9 +277,7 @@ constexpr GiveUp kGiveUps[] = {
      }},
     {"step", 1, "reduce gradients",
      [](Engine* engine, double timeout) {
-       StepOptions options;
-       options.max_grad_norm = 1;
-       options.timeout = timeout;
+       const StepOptions options = {.max_grad_norm = 1, .timeout = timeout};
        StepReport report;
        return engine->Step(options, &report);
      }},
@@ -315,8 +306,7 @@ TEST(HungRankTest, ARankThatGivesUpTellsTheOthers) {
       };
       const auto comm = OpenCommunicator(url, options);
       ASSERT_OK(comm);
-      EngineOptions engine_options;
-      engine_options.timeout = 10;
+      const EngineOptions engine_options = {.timeout = 10};
       const auto made = Engine::Create(*plan, *comm, engine_options);
       ASSERT_OK(made);
       Engine* const engine = made->get();

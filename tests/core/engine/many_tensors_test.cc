@@ -100,10 +100,9 @@ class ManyTensorsTest : public ::testing::Test {
     ExpectAllPassed(RunRanks(
         world_size,
         [&](const Rank& rank) {
-          CommOptions options;
-          options.rank = rank.rank();
-          options.world_size = world_size;
-          options.timeout = kTimeout;
+          const CommOptions options = {.rank = rank.rank(),
+                                       .world_size = world_size,
+                                       .timeout = kTimeout};
           const auto comm = OpenCommunicator(url, options);
           ASSERT_OK(comm);
           auto model = MakeModel(size_);
@@ -178,8 +177,7 @@ TEST_F(ManyTensorsTest, SavedLoadedWrittenAndVerified) {
     EXPECT_TRUE(problems.empty());
   });
   Hold("write", 600 + 3 * key, [&] {
-    WriteCheckpointOptions options;
-    options.world_size = 3;
+    const WriteCheckpointOptions options = {.world_size = 3};
     ASSERT_OK(
         WriteCheckpoint(FileEnv::Posix(), *store, folder_ / "again", options));
   });

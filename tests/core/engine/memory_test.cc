@@ -58,9 +58,8 @@ TEST_P(MemoryTest, RealUseIsWithinOnePercentOfThePlan) {
   const std::string url = "shm:" + testing::UniqueName();
   const auto results =
       testing::RunRanks(kWorldSize, [&](const testing::Rank& rank) {
-        CommOptions options;
-        options.rank = rank.rank();
-        options.world_size = kWorldSize;
+        const CommOptions options = {.rank = rank.rank(),
+                                     .world_size = kWorldSize};
         const auto comm = OpenCommunicator(url, options);
         ASSERT_TRUE(comm.ok()) << comm.status().ToString();
         const Deadline deadline = Deadline::After(60);

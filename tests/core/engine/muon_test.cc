@@ -76,10 +76,9 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(const Shapes& shapes,
 
 Status Train(const std::string& url, const Rank& rank,
              const std::shared_ptr<const Plan>& plan) {
-  CommOptions options;
-  options.rank = rank.rank();
-  options.world_size = rank.world_size();
-  options.timeout = kTimeout;
+  const CommOptions options = {.rank = rank.rank(),
+                               .world_size = rank.world_size(),
+                               .timeout = kTimeout};
   SHARD_ASSIGN_OR_RETURN(const auto comm, OpenCommunicator(url, options));
   SHARD_ASSIGN_OR_RETURN(const auto engine, Engine::Create(plan, comm));
   SHARD_RETURN_IF_ERROR(engine->BroadcastParams(0));

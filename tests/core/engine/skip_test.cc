@@ -41,11 +41,14 @@ struct Reason {
 };
 
 constexpr Reason kReasons[] = {
-    {"skip_nonfinite", 0, 0, true},
-    {"norm 2", 0.5},
-    {"norm 3", 0.5, 3},
-    {"norm inf", 0.5, std::numeric_limits<double>::infinity()},
-    {"loss scaling", 0, 0, false, "dynamic?init_scale=8&growth_interval=2"},
+    {.name = "skip_nonfinite", .skip_nonfinite = true},
+    {.name = "norm 2", .max_grad_norm = 0.5},
+    {.name = "norm 3", .max_grad_norm = 0.5, .grad_norm_type = 3},
+    {.name = "norm inf",
+     .max_grad_norm = 0.5,
+     .grad_norm_type = std::numeric_limits<double>::infinity()},
+    {.name = "loss scaling",
+     .loss_scaling = "dynamic?init_scale=8&growth_interval=2"},
 };
 
 // A bad element in one rank's gradient, or one that overflows in the sum.
@@ -56,9 +59,9 @@ struct Bad {
 };
 
 constexpr Bad kBads[] = {
-    {"infinity", std::numeric_limits<float>::infinity()},
-    {"nan", std::numeric_limits<float>::quiet_NaN()},
-    {"overflow", 3e38f, true},
+    {.name = "infinity", .value = std::numeric_limits<float>::infinity()},
+    {.name = "nan", .value = std::numeric_limits<float>::quiet_NaN()},
+    {.name = "overflow", .value = 3e38f, .on_all_ranks = true},
 };
 
 std::vector<std::vector<unsigned char>> ParamBytes(const Engine& engine) {
@@ -135,18 +138,27 @@ TEST_P(SkipTest, LeavesNoTrace) {
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, SkipTest,
-    ::testing::Values(Kind{"sgd", "sgd?lr=0.01&momentum=0.9"},
-                      Kind{"adamw", "adamw?lr=0.01"},
-                      Kind{"adamw_q8", "adamw?lr=0.01&states=q8"},
-                      Kind{"adamw_bf16_masters", "adamw?lr=0.01", DType::kBF16},
-                      Kind{"adamw_bf16_stochastic", "adamw?lr=0.01&states=bf16",
-                           DType::kBF16, Masters::kNoneStochastic},
-                      Kind{"lamb", "lamb?lr=0.01"},
-                      Kind{"adafactor_bf16", "adafactor?lr=0.01", DType::kBF16,
-                           Masters::kF32, true},
-                      Kind{"muon", "muon?lr=0.01"},
-                      Kind{"muon_bf16_stochastic", "muon?lr=0.01", DType::kBF16,
-                           Masters::kNoneStochastic}),
+    ::testing::Values(
+        Kind{.name = "sgd", .optimizer = "sgd?lr=0.01&momentum=0.9"},
+        Kind{.name = "adamw", .optimizer = "adamw?lr=0.01"},
+        Kind{.name = "adamw_q8", .optimizer = "adamw?lr=0.01&states=q8"},
+        Kind{.name = "adamw_bf16_masters",
+             .optimizer = "adamw?lr=0.01",
+             .dtype = DType::kBF16},
+        Kind{.name = "adamw_bf16_stochastic",
+             .optimizer = "adamw?lr=0.01&states=bf16",
+             .dtype = DType::kBF16,
+             .masters = Masters::kNoneStochastic},
+        Kind{.name = "lamb", .optimizer = "lamb?lr=0.01"},
+        Kind{.name = "adafactor_bf16",
+             .optimizer = "adafactor?lr=0.01",
+             .dtype = DType::kBF16,
+             .f32_grads = true},
+        Kind{.name = "muon", .optimizer = "muon?lr=0.01"},
+        Kind{.name = "muon_bf16_stochastic",
+             .optimizer = "muon?lr=0.01",
+             .dtype = DType::kBF16,
+             .masters = Masters::kNoneStochastic}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // The gradients of all groups decide whether any group is stepped.

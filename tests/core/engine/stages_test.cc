@@ -18,7 +18,7 @@ namespace shard::stages_test {
 namespace {
 
 struct Form {
-  const char* name;
+  const char* name = "";
   int stage = 3;
   const char* link = "";
   const char* wrap = "class?names=Block,Mlp";
@@ -35,85 +35,122 @@ struct Form {
   bool overwrite = false;
 };
 
-constexpr Form Overwritten(Form form) {
-  form.overwrite = true;
-  return form;
-}
-
-constexpr Form Kept(Form form) {
-  form.keep_after_forward = true;
-  return form;
-}
-
-constexpr Form Begun(Form form) {
-  form.begin_step = true;
-  return form;
-}
-
 constexpr Form kForms[] = {
-    {"stage0", 0},
-    {"stage1", 1},
-    {"stage2", 2},
-    {"stage3", 3},
-    {"stage2 one unit", 2, "", ""},
-    {"stage3 always", 3, "", "always"},
-    {"stage3 size", 3, "", "size?min_numel=4000"},
-    {"stage3 prefetch none", 3, "", "class?names=Block,Mlp", 0, 0},
-    {"stage3 prefetch many", 3, "", "class?names=Block,Mlp", 0, 3},
-    {"stage3 small buffers", 3, "", "class?names=Block,Mlp", 0, 1, 4096},
-    {"stage3 groups of 2", 3, "", "class?names=Block,Mlp", 2},
-    {"stage3 greedy", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20, false,
-     false, false, "cpu", Partition::kGreedy},
-    {"stage3 per parameter", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20,
-     false, false, true},
-    {"stage3 whole gradients", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20,
-     false, true},
-    {"stage3 async", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20, false,
-     false, false, "cpu-async?max_delay=0.0002&seed=3"},
-    {"stage1 async", 1, "", "class?names=Block,Mlp", 0, 1, 25 << 20, false,
-     false, false, "cpu-async?max_delay=0.0002&seed=4"},
-    {"apart stage0", 0, "direct=0"},
-    {"apart stage1", 1, "direct=0"},
-    {"apart stage1 one unit", 1, "direct=0", ""},
-    {"apart stage1 overlap", 1, "direct=0", "class?names=Block,Mlp", 0, 1,
-     25 << 20, true},
-    {"apart stage2", 2, "direct=0"},
-    {"apart stage2 overlap", 2, "direct=0", "class?names=Block,Mlp", 0, 1,
-     25 << 20, true},
-    {"apart stage3", 3, "direct=0"},
-    {"apart stage3 prefetch none", 3, "direct=0", "class?names=Block,Mlp", 0,
-     0},
-    {"apart stage3 groups of 2", 3, "direct=0", "class?names=Block,Mlp", 2},
-    {"apart stage3 prefetch 3", 3, "direct=0", "class?names=Block,Mlp", 0, 3},
-    {"apart stage3 always", 3, "direct=0", "always"},
-    {"apart stage3 small buffers", 3, "direct=0", "class?names=Block,Mlp", 0, 1,
-     4096},
-    {"apart stage3 greedy", 3, "direct=0", "class?names=Block,Mlp", 0, 1,
-     25 << 20, false, false, false, "cpu", Partition::kGreedy},
-    {"apart stage3 async", 3, "direct=0", "class?names=Block,Mlp", 0, 1,
-     25 << 20, false, false, false, "cpu-async?max_delay=0.0002&seed=5"},
-    {"apart stage2 overlap async", 2, "direct=0", "class?names=Block,Mlp", 0, 1,
-     25 << 20, true, false, false, "cpu-async?max_delay=0.0002&seed=6"},
-    {"apart stage1 per parameter", 1, "direct=0", "class?names=Block,Mlp", 0, 1,
-     25 << 20, false, false, true},
-    Kept({"apart stage3 kept after forward", 3, "direct=0"}),
-    Overwritten({"overwritten stage1", 1}),
-    Overwritten({"overwritten stage3", 3}),
-    Overwritten({"overwritten apart stage2", 2, "direct=0"}),
-    Overwritten(Begun({"overwritten begun stage3", 3})),
-    Overwritten({"overwritten stage3 greedy", 3, "", "class?names=Block,Mlp", 0,
-                 1, 25 << 20, false, false, false, "cpu", Partition::kGreedy}),
-    Begun({"begun stage1", 1}),
-    Begun({"begun stage2", 2}),
-    Begun({"begun stage3 async", 3, "", "class?names=Block,Mlp", 0, 1, 25 << 20,
-           false, false, false, "cpu-async?max_delay=0.0002&seed=7"}),
-    Begun({"begun apart stage1", 1, "direct=0"}),
-    Begun({"begun apart stage1 overlap", 1, "direct=0", "class?names=Block,Mlp",
-           0, 1, 25 << 20, true}),
-    Begun({"begun apart stage3", 3, "direct=0"}),
-    Begun({"begun apart stage3 async", 3, "direct=0", "class?names=Block,Mlp",
-           0, 1, 25 << 20, false, false, false,
-           "cpu-async?max_delay=0.0002&seed=8"}),
+    {.name = "stage0", .stage = 0},
+    {.name = "stage1", .stage = 1},
+    {.name = "stage2", .stage = 2},
+    {.name = "stage3", .stage = 3},
+    {.name = "stage2 one unit", .stage = 2, .wrap = ""},
+    {.name = "stage3 always", .stage = 3, .wrap = "always"},
+    {.name = "stage3 size", .stage = 3, .wrap = "size?min_numel=4000"},
+    {.name = "stage3 prefetch none", .stage = 3, .prefetch = 0},
+    {.name = "stage3 prefetch many", .stage = 3, .prefetch = 3},
+    {.name = "stage3 small buffers", .stage = 3, .buffer_bytes = 4096},
+    {.name = "stage3 groups of 2", .stage = 3, .shard_group_size = 2},
+    {.name = "stage3 greedy", .stage = 3, .partition = Partition::kGreedy},
+    {.name = "stage3 per parameter", .stage = 3, .per_param = true},
+    {.name = "stage3 whole gradients", .stage = 3, .whole_grads = true},
+    {.name = "stage3 async",
+     .stage = 3,
+     .device = "cpu-async?max_delay=0.0002&seed=3"},
+    {.name = "stage1 async",
+     .stage = 1,
+     .device = "cpu-async?max_delay=0.0002&seed=4"},
+    {.name = "apart stage0", .stage = 0, .link = "direct=0"},
+    {.name = "apart stage1", .stage = 1, .link = "direct=0"},
+    {.name = "apart stage1 one unit",
+     .stage = 1,
+     .link = "direct=0",
+     .wrap = ""},
+    {.name = "apart stage1 overlap",
+     .stage = 1,
+     .link = "direct=0",
+     .overlap = true},
+    {.name = "apart stage2", .stage = 2, .link = "direct=0"},
+    {.name = "apart stage2 overlap",
+     .stage = 2,
+     .link = "direct=0",
+     .overlap = true},
+    {.name = "apart stage3", .stage = 3, .link = "direct=0"},
+    {.name = "apart stage3 prefetch none",
+     .stage = 3,
+     .link = "direct=0",
+     .prefetch = 0},
+    {.name = "apart stage3 groups of 2",
+     .stage = 3,
+     .link = "direct=0",
+     .shard_group_size = 2},
+    {.name = "apart stage3 prefetch 3",
+     .stage = 3,
+     .link = "direct=0",
+     .prefetch = 3},
+    {.name = "apart stage3 always",
+     .stage = 3,
+     .link = "direct=0",
+     .wrap = "always"},
+    {.name = "apart stage3 small buffers",
+     .stage = 3,
+     .link = "direct=0",
+     .buffer_bytes = 4096},
+    {.name = "apart stage3 greedy",
+     .stage = 3,
+     .link = "direct=0",
+     .partition = Partition::kGreedy},
+    {.name = "apart stage3 async",
+     .stage = 3,
+     .link = "direct=0",
+     .device = "cpu-async?max_delay=0.0002&seed=5"},
+    {.name = "apart stage2 overlap async",
+     .stage = 2,
+     .link = "direct=0",
+     .overlap = true,
+     .device = "cpu-async?max_delay=0.0002&seed=6"},
+    {.name = "apart stage1 per parameter",
+     .stage = 1,
+     .link = "direct=0",
+     .per_param = true},
+    {.name = "apart stage3 kept after forward",
+     .stage = 3,
+     .link = "direct=0",
+     .keep_after_forward = true},
+    {.name = "overwritten stage1", .stage = 1, .overwrite = true},
+    {.name = "overwritten stage3", .stage = 3, .overwrite = true},
+    {.name = "overwritten apart stage2",
+     .stage = 2,
+     .link = "direct=0",
+     .overwrite = true},
+    {.name = "overwritten begun stage3",
+     .stage = 3,
+     .begin_step = true,
+     .overwrite = true},
+    {.name = "overwritten stage3 greedy",
+     .stage = 3,
+     .partition = Partition::kGreedy,
+     .overwrite = true},
+    {.name = "begun stage1", .stage = 1, .begin_step = true},
+    {.name = "begun stage2", .stage = 2, .begin_step = true},
+    {.name = "begun stage3 async",
+     .stage = 3,
+     .device = "cpu-async?max_delay=0.0002&seed=7",
+     .begin_step = true},
+    {.name = "begun apart stage1",
+     .stage = 1,
+     .link = "direct=0",
+     .begin_step = true},
+    {.name = "begun apart stage1 overlap",
+     .stage = 1,
+     .link = "direct=0",
+     .overlap = true,
+     .begin_step = true},
+    {.name = "begun apart stage3",
+     .stage = 3,
+     .link = "direct=0",
+     .begin_step = true},
+    {.name = "begun apart stage3 async",
+     .stage = 3,
+     .link = "direct=0",
+     .device = "cpu-async?max_delay=0.0002&seed=8",
+     .begin_step = true},
 };
 
 UnitTraining TrainingOf(const Form& form, int world_size) {
@@ -157,7 +194,8 @@ TEST_P(StagesTest, SameBits) {
     for (const double max_grad_norm : {0.0, 1.0}) {
       SCOPED_TRACE(
           StrCat("world size ", world_size, ", max_grad_norm ", max_grad_norm));
-      UnitTraining plain = TrainingOf({"plain", 1}, world_size);
+      UnitTraining plain =
+          TrainingOf({.name = "plain", .stage = 1}, world_size);
       plain.step.max_grad_norm = max_grad_norm;
       UnitTraining training = TrainingOf(GetParam(), world_size);
       training.step.max_grad_norm = max_grad_norm;
@@ -191,9 +229,9 @@ TEST(ShardGroupsTest, ApartTheySumInTwoLevels) {
     for (const int group : {1, 2, 4}) {
       SCOPED_TRACE(StrCat("stage ", stage, " groups of ", group));
       UnitTraining training = TrainingOf(
-          {"", stage, "direct=0", "class?names=Block,Mlp", group}, 4);
+          {.stage = stage, .link = "direct=0", .shard_group_size = group}, 4);
       training.optimizer = "sgd?lr=0.1&momentum=0.9";
-      UnitTraining plain = TrainingOf({"", 1}, 4);
+      UnitTraining plain = TrainingOf({.stage = 1}, 4);
       plain.optimizer = training.optimizer;
       training.plan.deterministic = false;
       const auto result = TrainUnits(training);
@@ -207,7 +245,7 @@ class NoSyncTest : public ::testing::TestWithParam<Form> {};
 
 // Whole gradients accumulate on each rank, in any stage.
 TEST_P(NoSyncTest, SameBitsWithWholeGrads) {
-  UnitTraining plain = TrainingOf({"plain", 1}, 3);
+  UnitTraining plain = TrainingOf({.name = "plain", .stage = 1}, 3);
   plain.passes = 3;
   UnitTraining training = TrainingOf(GetParam(), 3);
   training.passes = 3;
@@ -217,7 +255,7 @@ TEST_P(NoSyncTest, SameBitsWithWholeGrads) {
 
 // Sharded gradients are summed over the ranks in every pass.
 TEST_P(NoSyncTest, ShardedSumsAreNear) {
-  UnitTraining plain = TrainingOf({"plain", 1}, 3);
+  UnitTraining plain = TrainingOf({.name = "plain", .stage = 1}, 3);
   plain.passes = 3;
   plain.optimizer = "sgd?lr=0.1&momentum=0.9";
   UnitTraining training = TrainingOf(GetParam(), 3);
@@ -227,18 +265,18 @@ TEST_P(NoSyncTest, ShardedSumsAreNear) {
   ExpectNear(TrainUnits(training), TrainUnits(plain), 1e-5f);
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, NoSyncTest,
-                         ::testing::Values(Form{"stage1", 1}, Form{"stage2", 2},
-                                           Form{"stage3", 3},
-                                           Form{"apart_stage1", 1, "direct=0"},
-                                           Form{"apart_stage2", 2, "direct=0"},
-                                           Form{"apart_stage3", 3, "direct=0"}),
-                         [](const auto& info) {
-                           return std::string(info.param.name);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Forms, NoSyncTest,
+    ::testing::Values(
+        Form{.name = "stage1", .stage = 1}, Form{.name = "stage2", .stage = 2},
+        Form{.name = "stage3", .stage = 3},
+        Form{.name = "apart_stage1", .stage = 1, .link = "direct=0"},
+        Form{.name = "apart_stage2", .stage = 2, .link = "direct=0"},
+        Form{.name = "apart_stage3", .stage = 3, .link = "direct=0"}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST(DeterministicTest, DeterministicShardedSumsAreRefused) {
-  UnitTraining training = TrainingOf({"", 2}, 2);
+  UnitTraining training = TrainingOf({.stage = 2}, 2);
   const auto plan = PlanOf(training);
   ASSERT_TRUE(plan.ok());
   RunThreadRanks(2, [&](const auto& comm) {
@@ -260,11 +298,13 @@ TEST(DeterministicTest, DeterministicShardedSumsAreRefused) {
 // Gradients and sums have two bytes; the plan alone determines where they are
 // rounded.
 TEST(PrecisionTest, DeterministicSumsOfNarrowGradients) {
-  UnitTraining plain = TrainingOf({"plain", 1}, 3);
+  UnitTraining plain = TrainingOf({.name = "plain", .stage = 1}, 3);
   plain.model = BlockModel(4, DType::kBF16);
   const auto expected = TrainUnits(plain);
-  for (const Form& form : {Form{"", 2}, Form{"", 3}, Form{"", 1, "direct=0"},
-                           Form{"", 2, "direct=0"}, Form{"", 3, "direct=0"}}) {
+  for (const Form& form : {Form{.stage = 2}, Form{.stage = 3},
+                           Form{.stage = 1, .link = "direct=0"},
+                           Form{.stage = 2, .link = "direct=0"},
+                           Form{.stage = 3, .link = "direct=0"}}) {
     SCOPED_TRACE(StrCat("stage ", form.stage, " ", form.link));
     UnitTraining training = TrainingOf(form, 3);
     training.model = plain.model;

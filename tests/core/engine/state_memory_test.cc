@@ -75,9 +75,7 @@ void Touch(const Engine& engine) {
 void WithEngines(const std::function<void(const Rank&, Engine*)>& act) {
   const std::string url = StrCat("shm:", testing::UniqueName());
   ExpectAllPassed(RunRanks(kWorldSize, [&](const Rank& rank) {
-    CommOptions options;
-    options.rank = rank.rank();
-    options.world_size = kWorldSize;
+    const CommOptions options = {.rank = rank.rank(), .world_size = kWorldSize};
     const auto comm = OpenCommunicator(url, options);
     ASSERT_OK(comm);
     const auto engine = MakeEngine(*comm);
@@ -110,8 +108,7 @@ TEST(StateMemoryTest, OfSavesAndLoads) {
     });
     EXPECT_GE(async, kOwnedBytes);  // The snapshot shows in the measurement.
     EXPECT_LT(async, kOwnedBytes + save.threads * 8 * kMiB + kSlack);
-    LoadOptions load;
-    load.threads = 2;
+    const LoadOptions load = {.threads = 2};
     EXPECT_LT(GrowthOf([&] {
                 LoadReport report;
                 ASSERT_OK(engine->Load(root, load, &report));
@@ -151,16 +148,14 @@ TEST(StateMemoryTest, OfLoadsFromRank0) {
           tensors.emplace_back(static_cast<size_t>(entry.numel));
           std::vector<float>& tensor = tensors.back();
           std::memcpy(tensor.data(), data, 4 * tensor.size());
-          MemoryStore::Tensor named;
-          named.key = entry.key;
-          named.role =
-              entry.is_param() ? TensorRole::kParam : TensorRole::kState;
-          named.shape = entry.shape;
+          MemoryStore::Tensor named = {.key = entry.key,
+                                       .role = entry.is_param()
+                                                   ? TensorRole::kParam
+                                                   : TensorRole::kState,
+                                       .shape = entry.shape};
           return store.Add(std::move(named), tensor.data(), 4 * tensor.size());
         }));
-    LoadOptions options;
-    options.from_rank0 = true;
-    options.threads = 2;
+    const LoadOptions options = {.from_rank0 = true, .threads = 2};
     EXPECT_LT(GrowthOf([&] {
                 LoadReport report;
                 ASSERT_OK(engine->LoadState(rank.rank() == 0 ? &store : nullptr,

@@ -37,8 +37,13 @@ std::shared_ptr<const Plan> MakePlan() {
   return *PlanOf(training);
 }
 
-UnitStates Make(const Plan& plan, bool whole_grads, bool allow_missing) {
-  return UnitStates(plan, whole_grads, allow_missing);
+struct Options {
+  bool whole_grads = false;
+  bool allow_missing = false;
+};
+
+UnitStates Make(const Plan& plan, const Options& options = {}) {
+  return UnitStates(plan, options.whole_grads, options.allow_missing);
 }
 
 class UnitStatesTest : public ::testing::Test {
@@ -47,7 +52,7 @@ class UnitStatesTest : public ::testing::Test {
 };
 
 TEST_F(UnitStatesTest, Names) {
-  const UnitStates states = Make(*plan_, true, false);
+  const UnitStates states = Make(*plan_, {.whole_grads = true});
   EXPECT_EQ(states.Name(0), "the root unit (0)");
   EXPECT_EQ(states.Name(1), "unit 'a' (1)");
   EXPECT_EQ(UnitStates::StateName(State::kIdle), "IDLE");
@@ -64,7 +69,7 @@ TEST_F(UnitStatesTest, Transitions) {
   for (const bool whole : {false, true}) {
     for (const State state : {State::kIdle, State::kForward,
                               State::kBackwardPre, State::kBackwardPost}) {
-      UnitStates states = Make(*plan_, whole, false);
+      UnitStates states = Make(*plan_, {.whole_grads = whole});
       if (state == State::kForward) states.Acquire(1, Pass::kForward);
       if (state >= State::kBackwardPre) states.Acquire(1, Pass::kBackward);
       if (state == State::kBackwardPost) states.GradsReady(1, true);
@@ -88,13 +93,13 @@ TEST_F(UnitStatesTest, Transitions) {
       EXPECT_EQ(states.state(1), State::kIdle);
     }
   }
-  const UnitStates states = Make(*plan_, false, false);
+  const UnitStates states = Make(*plan_);
   ExpectInvalid(states.CheckAcquire(1, static_cast<Pass>(4)), {"pass 4"});
 }
 
 TEST_F(UnitStatesTest, UnitBecomesReadyOnce) {
   for (const bool whole : {false, true}) {
-    UnitStates states = Make(*plan_, whole, false);
+    UnitStates states = Make(*plan_, {.whole_grads = whole});
     EXPECT_FALSE(states.any_ready());
     states.BeginDeclaring();
     ExpectError(states.CheckAllReady(), kWrong,
@@ -126,7 +131,7 @@ TEST_F(UnitStatesTest, UnitBecomesReadyOnce) {
 }
 
 TEST_F(UnitStatesTest, ParametersOneByOne) {
-  UnitStates states = Make(*plan_, false, false);
+  UnitStates states = Make(*plan_);
   states.Acquire(1, Pass::kBackward);
   EXPECT_FALSE(states.ParamReady(2));
   EXPECT_TRUE(states.HasGrad(2));
@@ -141,7 +146,7 @@ TEST_F(UnitStatesTest, ParametersOneByOne) {
 }
 
 TEST_F(UnitStatesTest, MissingOnes) {
-  UnitStates states = Make(*plan_, false, true);
+  UnitStates states = Make(*plan_, {.allow_missing = true});
   states.Acquire(1, Pass::kBackward);
   EXPECT_FALSE(states.ParamReady(2));
   EXPECT_OK(states.CheckGradsReady(1));
@@ -154,7 +159,8 @@ TEST_F(UnitStatesTest, MissingOnes) {
 // A gradient from an earlier pass counts, even if the last pass has none.
 TEST_F(UnitStatesTest, PassesBeforeTheLast) {
   for (const bool whole : {false, true}) {
-    UnitStates states = Make(*plan_, whole, true);
+    UnitStates states =
+        Make(*plan_, {.whole_grads = whole, .allow_missing = true});
     states.Acquire(1, Pass::kBackward);
     states.ParamReady(1);
     states.GradsReady(1, true);
@@ -193,7 +199,7 @@ TEST_F(UnitStatesTest, PassesBeforeTheLast) {
 // Without missing_grads, and with whole gradients, the rest of a unit may be
 // declared after the release.
 TEST_F(UnitStatesTest, RestAfterRelease) {
-  UnitStates states = Make(*plan_, true, false);
+  UnitStates states = Make(*plan_, {.whole_grads = true});
   states.Acquire(1, Pass::kBackward);
   EXPECT_FALSE(states.ParamReady(2));
   states.Release(1);
@@ -216,7 +222,7 @@ TEST_F(UnitStatesTest, WhichGradientsCount) {
       [](UnitStates* s) { s->BeginDeclaring(); },
   };
   for (const Act act : acts) {
-    UnitStates states = Make(*plan_, true, false);
+    UnitStates states = Make(*plan_, {.whole_grads = true});
     states.Acquire(1, Pass::kForward);
     states.Release(1);
     states.ClearReady();
@@ -234,7 +240,7 @@ TEST_F(UnitStatesTest, WhichGradientsCount) {
   }
   // Sharded gradients exist only in a backward pass, so that ranks always
   // declare.
-  const UnitStates sharded = Make(*plan_, false, false);
+  const UnitStates sharded = Make(*plan_);
   EXPECT_TRUE(sharded.declares());
   EXPECT_FALSE(sharded.HasGrad(0));
   ExpectError(sharded.CheckAllReady(), kWrong, {"the root unit (0)"});
@@ -244,7 +250,7 @@ TEST_F(UnitStatesTest, NamesAFewOfMany) {
   UnitTraining training;
   training.model = BlockModel(12);
   const auto plan = *PlanOf(training);
-  const UnitStates states = Make(*plan, false, false);
+  const UnitStates states = Make(*plan);
   ExpectError(states.CheckAllReady(), kWrong,
               {"those of 25", "unit 'block0' (1)", ", ..."});
 }

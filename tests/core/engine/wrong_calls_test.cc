@@ -45,11 +45,16 @@ constexpr Form kForms[] = {
     {"apart_stage3", 3, "direct=0"},
 };
 
+struct World {
+  int world_size = 2;
+  int prefetch = 1;
+  bool deterministic = false;
+};
+
 // Returns a plan of a root with one parameter and six blocks, 'b0' (1) to 'b5'
 // (6), of two pages. Each depth has `prefetch` slots beside the one in use.
-StatusOr<std::shared_ptr<const Plan>> MakePlan(const Form& form, int world_size,
-                                               int prefetch,
-                                               bool deterministic = false) {
+StatusOr<std::shared_ptr<const Plan>> MakePlan(const Form& form,
+                                               const World& world = {}) {
   UnitTraining training;
   training.model = std::make_shared<Model>("Root");
   EXPECT_OK(training.model->AddParam(kRootModule, "base", DType::kF32, {10}));
@@ -61,27 +66,24 @@ StatusOr<std::shared_ptr<const Plan>> MakePlan(const Form& form, int world_size,
   }
   training.wrap = "class?names=Block";
   training.plan.stage = form.stage;
-  training.plan.world_size = world_size;
-  training.plan.prefetch = prefetch;
-  training.plan.deterministic = deterministic;
+  training.plan.world_size = world.world_size;
+  training.plan.prefetch = world.prefetch;
+  training.plan.deterministic = world.deterministic;
   return PlanOf(training);
 }
 
 class WrongCallsTest : public ::testing::TestWithParam<Form> {
  protected:
   // Calls `body` on every rank with an engine that is training.
-  void OnRanks(const std::function<void(Engine*)>& body, int world_size = 2,
-               MissingGrads missing = MissingGrads::kError, int prefetch = 1,
-               bool deterministic = false) {
-    const auto plan = MakePlan(GetParam(), world_size, prefetch, deterministic);
+  void OnRanks(const std::function<void(Engine*)>& body,
+               const World& world = {}) {
+    const auto plan = MakePlan(GetParam(), world);
     ASSERT_OK(plan);
     ASSERT_TRUE(ShardsAsItsStage(**plan));
     RunThreadRanks(
-        world_size,
+        world.world_size,
         [&](const auto& comm) {
-          EngineOptions options;
-          options.missing_grads = missing;
-          auto made = Engine::Create(*plan, comm, options);
+          auto made = Engine::Create(*plan, comm);
           ASSERT_OK(made);
           ASSERT_OK((*made)->BroadcastParams(0));
           body(made->get());
@@ -158,7 +160,7 @@ TEST_P(WrongCallsTest, EverywhereAndGoOn) {
 }
 
 TEST_P(WrongCallsTest, BeforeBroadcast) {
-  const auto plan = MakePlan(GetParam(), 2, 1);
+  const auto plan = MakePlan(GetParam());
   ASSERT_OK(plan);
   ASSERT_TRUE(ShardsAsItsStage(**plan));
   RunThreadRanks(
@@ -266,7 +268,7 @@ TEST_P(WrongCallsTest, StepWithUnitInUseOnOneRank) {
         EXPECT_OK(Step(engine));
         EXPECT_OK(TrainStep(engine));
       },
-      3);
+      {.world_size = 3});
 }
 
 TEST_P(WrongCallsTest, UnknownUnitOnOneRank) {
@@ -463,7 +465,7 @@ TEST_P(WrongCallsTest, TooManyUnitsInUse) {
         ASSERT_OK(engine->UnitRelease(0));
         EXPECT_OK(TrainStep(engine));
       },
-      2, MissingGrads::kError, 0);
+      {.prefetch = 0});
 }
 
 TEST_P(WrongCallsTest, AccumulationThatIsNotDeterministic) {
@@ -482,7 +484,7 @@ TEST_P(WrongCallsTest, AccumulationThatIsNotDeterministic) {
         ASSERT_OK(engine->SetNoSync(false));
         EXPECT_OK(TrainStep(engine));
       },
-      2, MissingGrads::kError, 1, true);
+      {.deterministic = true});
 }
 
 TEST_P(WrongCallsTest, TensorsThatAreNotThere) {
@@ -519,7 +521,7 @@ TEST_P(WrongCallsTest, TensorsThatAreNotThere) {
 // 1 does not wait forever when it comes after all.
 TEST_P(WrongCallsTest, RankThatDoesNotCome) {
   const Form& form = GetParam();
-  const auto plan = MakePlan(form, 2, 1);
+  const auto plan = MakePlan(form);
   ASSERT_OK(plan);
   ASSERT_TRUE(ShardsAsItsStage(**plan));
   std::promise<void> gone;
