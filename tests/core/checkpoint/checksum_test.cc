@@ -41,7 +41,7 @@ TEST(ChecksumTest, EveryBitCounts) {
   EXPECT_EQ(texts.size(), 300u * 8 + 1);
 }
 
-TEST(ChecksumTest, CopyingIsTheSame) {
+TEST(ChecksumTest, CopyingGivesTheSameChecksum) {
   constexpr size_t kBlock = 16 * 1024;
   for (const size_t count : {size_t{0}, size_t{1}, size_t{240}, size_t{241},
                              kBlock - 1, kBlock, kBlock + 1, 5 * kBlock + 7}) {

@@ -51,7 +51,7 @@ Directory Open(const std::string& path, FileEnv* env = FileEnv::Posix()) {
   return directory.ok() ? *std::move(directory) : Directory();
 }
 
-TEST(CleanStale, DeletesWhatNobodyLocks) {
+TEST(CleanStale, DeletesEntriesThatNobodyLocks) {
   const TempFolder folder;
   const Directory root = Open(folder.path());
   PutCheckpoint(folder / kStale, 1);
@@ -131,7 +131,7 @@ TEST(CleanStale, DeletesNothingThatWasRenamedMeanwhile) {
   EXPECT_EQ(ResolvedGeneration(folder.path()), 1);
 }
 
-TEST(ClaimEntry, IsOfWhatTheNameIsNow) {
+TEST(ClaimEntry, ClaimsTheEntryThatHasTheNameNow) {
   const TempFolder folder;
   const Directory root = Open(folder.path());
   std::filesystem::create_directory(folder / kStale);
@@ -147,7 +147,7 @@ TEST(ClaimEntry, IsOfWhatTheNameIsNow) {
   EXPECT_EQ(*ClaimEntry(root, kStale, opened->fd()), Claim::kGone);
 }
 
-TEST(RemoveTree, EverythingTheManifestFirst) {
+TEST(RemoveTree, RemovesEverythingTheManifestFirst) {
   const TempFolder folder;
   PutCheckpoint(folder / kStale, 1);
   PutCheckpoint(folder / "elsewhere", 2);
@@ -326,7 +326,7 @@ void ExpectWholeAfterEveryPowerCut(const TempFolder& folder, UnsyncedEnv* env,
   });
 }
 
-TEST(Retain, LeavesWholeOnesAfterAPowerCut) {
+TEST(Retain, LeavesWholeCheckpointsAfterAPowerCut) {
   const TempFolder folder(kMemoryFolder);
   const std::string root = folder / "root";
   for (const int64_t step : {1, 2, 3, 4}) {
@@ -340,7 +340,7 @@ TEST(Retain, LeavesWholeOnesAfterAPowerCut) {
 // A process that deletes a checkpoint dies after the rename, and another
 // process cleans up. A power cut may undo the rename, but must not leave half
 // of the checkpoint.
-TEST(CleanStale, LeavesWholeOnesAfterAPowerCut) {
+TEST(CleanStale, LeavesWholeCheckpointsAfterAPowerCut) {
   const TempFolder folder(kMemoryFolder);
   const std::string root = folder / "root";
   for (const int64_t step : {1, 42}) {

@@ -57,7 +57,7 @@ TEST(ConvertTest, WideningIsExact) {
       (std::vector<double>{0.1f, -3.0}));
 }
 
-TEST(ConvertTest, F64ToF32) {
+TEST(ConvertTest, F64ToF32RoundsAndOverflowsToInfinity) {
   EXPECT_EQ(
       (Convert<double, float>(ElementType::kF64, DType::kF32, {0.1, 1e300})),
       (std::vector<float>{0.1f, std::numeric_limits<float>::infinity()}));
@@ -74,7 +74,7 @@ TEST(ConvertTest, TheSameTypeKeepsItsBits) {
             (std::vector<uint16_t>{0x7F81, 0xFFFF}));
 }
 
-TEST(ConvertTest, EveryLengthAroundAPiece) {
+TEST(ConvertTest, ConvertsEveryLengthAroundAPiece) {
   for (const size_t count : {0, 1, 1023, 1024, 1025, 2049}) {
     std::vector<float> values(count);
     for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 256);

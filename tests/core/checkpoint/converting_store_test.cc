@@ -44,7 +44,7 @@ class ConvertingStoreTest : public ::testing::Test {
   std::shared_ptr<const FileStore> sample_;
 };
 
-TEST_F(ConvertingStoreTest, WithoutOptionsIsTheSame) {
+TEST_F(ConvertingStoreTest, ChangesNothingWithoutOptions) {
   EXPECT_EQ(TensorsOf(ConvertingStore(*sample_, {})), TensorsOf(*sample_));
 }
 
@@ -164,7 +164,7 @@ TEST_F(ConvertingStoreTest, ProgressCountsWhatTheSinkGets) {
               {"cancelled"});
 }
 
-TEST_F(ConvertingStoreTest, WrongRequests) {
+TEST_F(ConvertingStoreTest, RefusesWrongRequests) {
   const ConversionOptions options = {.dtype = DType::kF32};
   const ConvertingStore store(*sample_, options);
   const auto never = [](size_t, int64_t, int64_t, const std::byte*) {

@@ -75,7 +75,7 @@ TEST(DataLayoutTest, TensorsAreCutIntoSlices) {
   EXPECT_EQ(slices[2].extent.bytes, 1808u);
 }
 
-TEST(DataLayoutTest, FileNames) {
+TEST(DataLayoutTest, FilesAreNamedByNumber) {
   EXPECT_EQ(DataFileName(0), "data-00000.bin");
   EXPECT_EQ(DataFileName(123456), "data-123456.bin");
 }

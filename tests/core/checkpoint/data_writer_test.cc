@@ -170,7 +170,7 @@ TEST(DataWriterTest, ARoomIsUsedAgain) {
   }
 }
 
-TEST(DataWriterTest, CancelledAfterAnyChunk) {
+TEST(DataWriterTest, CanBeCancelledAfterAnyChunk) {
   Content content({3 * kChunk, kChunk, 10});
   for (uint64_t calls = 1; calls <= 2; ++calls) {
     const TempFolder folder;

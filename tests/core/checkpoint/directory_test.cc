@@ -75,7 +75,7 @@ TEST(TemporaryName, IsRandomAndParsed) {
   }
 }
 
-TEST(Resolve, ACheckpointItself) {
+TEST(Resolve, TakesACheckpointItself) {
   const TempFolder folder;
   PutCheckpoint(folder / "mine", 7);
   ASSERT_EQ(::symlink("mine", (folder / "link").c_str()), 0);
@@ -88,7 +88,7 @@ TEST(Resolve, ACheckpointItself) {
   }
 }
 
-TEST(Resolve, WhatLatestNames) {
+TEST(Resolve, TakesTheCheckpointThatLatestNames) {
   const TempFolder root;
   for (const int64_t step : {1, 2, 3}) {
     PutCheckpoint(root / CheckpointName(step), step);
@@ -103,7 +103,7 @@ TEST(Resolve, WhatLatestNames) {
   }
 }
 
-TEST(Resolve, TheHighestStepWhenThereIsNoLatest) {
+TEST(Resolve, TakesTheHighestStepWithoutLatest) {
   const TempFolder root;
   // Steps are compared as numbers, not as text.
   for (const int64_t step : {999999, 1000000, 3}) {
@@ -227,7 +227,7 @@ TEST(Resolve, AFailingCallIsAnErrorAndNotAnotherCheckpoint) {
   EXPECT_EQ(opened->name, "step-000001");
 }
 
-TEST(ListCheckpoints, CompleteOnesByStep) {
+TEST(ListCheckpoints, ListsCompleteCheckpointsByStep) {
   const TempFolder folder;
   for (const int64_t step : {30, 1000000, 7, 999999}) {
     PutCheckpoint(folder / CheckpointName(step), step);

@@ -30,7 +30,7 @@ void ExpectFindsAll(const KeyIndex& index,
   EXPECT_EQ(index.Find("", KeysOf(keys)), -1);
 }
 
-TEST(KeyIndex, FindsWhatIsInIt) {
+TEST(KeyIndex, FindsItsKeys) {
   std::vector<std::string> keys;
   for (const size_t count : {0, 1, 2, 3, 4, 5, 31, 32, 33, 1024, 100000}) {
     while (keys.size() < count) keys.push_back(StrCat("k", keys.size()));

@@ -51,7 +51,7 @@ void ExpectFine(const std::vector<Change>& changes) {
 }
 
 // The manifest is whole, but from a version that coded in another way.
-TEST(ManifestChecks, CodeBooksOfBefore) {
+TEST(ManifestChecks, OlderCodeBooks) {
   Raw raw = Raw::Sample();
   raw.tensors[4].codebook = 2;
   ExpectError(Manifest::Parse(raw.Build()), StatusCode::kUnimplemented,
@@ -314,14 +314,14 @@ std::vector<std::byte> OfTensors(Builder* fbb,
   return Finish(fbb, schema::CreateManifest(*fbb, 0, 0, 1, 0, list));
 }
 
-TEST(ManifestStructure, SharedTable) {
+TEST(ManifestStructure, RefusesASharedTable) {
   Builder fbb;
   const auto tensor = EmptyTensor(&fbb, "a");
   ExpectError(Manifest::Parse(OfTensors(&fbb, {tensor, tensor})),
               StatusCode::kCorrupt, {kShared});
 }
 
-TEST(ManifestStructure, SharedString) {
+TEST(ManifestStructure, RefusesASharedString) {
   Builder fbb;
   const auto name = fbb.CreateString("adamw");
   const auto a = schema::CreateGroup(fbb, name);
@@ -332,7 +332,7 @@ TEST(ManifestStructure, SharedString) {
               StatusCode::kCorrupt, {kShared});
 }
 
-TEST(ManifestStructure, SharedShape) {
+TEST(ManifestStructure, RefusesASharedShape) {
   Builder fbb;
   const auto shape = fbb.CreateVector(std::vector<int64_t>{0, 7});
   Offsets<schema::Tensor> tensors;
@@ -346,7 +346,7 @@ TEST(ManifestStructure, SharedShape) {
 }
 
 // Two strings overlap: one lies in the bytes of the other.
-TEST(ManifestStructure, NestedStrings) {
+TEST(ManifestStructure, RefusesNestedStrings) {
   Builder fbb;
   const char inner[] = {3, 0, 0, 0, 'a', 'b', 'c', 0, 'x'};
   const auto outer = fbb.CreateString(inner, sizeof(inner));
@@ -361,7 +361,7 @@ TEST(ManifestStructure, NestedStrings) {
 }
 
 // The verifier of FlatBuffers accepts a vector that is four bytes off.
-TEST(ManifestStructure, MisalignedShape) {
+TEST(ManifestStructure, RefusesAMisalignedShape) {
   bool misaligned = false;
   for (int pad = 0; pad < 4; ++pad) {
     Builder fbb;
@@ -383,7 +383,7 @@ TEST(ManifestStructure, MisalignedShape) {
   EXPECT_TRUE(misaligned);
 }
 
-TEST(ManifestStructure, MisalignedSlices) {
+TEST(ManifestStructure, RefusesMisalignedSlices) {
   bool misaligned = false;
   for (int pad = 0; pad < 4; ++pad) {
     Builder fbb;
@@ -411,7 +411,7 @@ TEST(ManifestStructure, MisalignedSlices) {
 
 // The verifier of FlatBuffers checks neither the size of a table nor whether a
 // vtable has room for that size.
-TEST(ManifestStructure, SizesOfTables) {
+TEST(ManifestStructure, RefusesWrongSizesOfTables) {
   const std::vector<std::byte> file = Raw::Sample().Build();
   const auto expect_refused = [&](size_t word, uint16_t value) {
     std::vector<std::byte> body(file.begin() + kManifestHeaderBytes,
@@ -431,7 +431,7 @@ TEST(ManifestStructure, SizesOfTables) {
   expect_refused(1, 0xFFFF);
 }
 
-TEST(ManifestStructure, OtherBodies) {
+TEST(ManifestStructure, RefusesOtherBodies) {
   ExpectError(Manifest::Parse(Seal({})), StatusCode::kCorrupt, {kSchema});
   std::vector<std::byte> body(4096);
   ExpectError(Manifest::Parse(Seal(body)), StatusCode::kCorrupt, {kSchema});
@@ -463,7 +463,7 @@ TEST(ManifestStructure, UnknownFieldsAreSkipped) {
 
 // Writes offsets and lengths that claim up to 4 GiB into every place where one
 // may be. Contents that Parse accepts can be read and written again.
-TEST(ManifestStructure, EveryWordReplaced) {
+TEST(ManifestStructure, SurvivesAnyReplacedWord) {
   const std::vector<std::byte> file = Raw::Sample().Build();
   std::vector<std::byte> body(file.begin() + kManifestHeaderBytes, file.end());
   size_t accepted = 0;

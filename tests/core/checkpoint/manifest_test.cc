@@ -115,7 +115,7 @@ std::string WithoutDefaults(Contents contents) {
   return Describe(contents);
 }
 
-TEST(Manifest, RoundTrip) {
+TEST(Manifest, ParsesTheContentsThatWereEncoded) {
   const Contents contents = Rich().contents;
   auto file = EncodeManifest(contents);
   ASSERT_OK(file);
@@ -150,7 +150,7 @@ TEST(Manifest, RoundTrip) {
   }
 }
 
-TEST(Manifest, OfNothing) {
+TEST(Manifest, MayBeEmpty) {
   auto file = EncodeManifest({});
   ASSERT_OK(file);
   auto manifest = Manifest::Parse(*file);
@@ -162,7 +162,7 @@ TEST(Manifest, OfNothing) {
 
 // Vectors without elements are aligned to their lengths alone, so that each of
 // these counts could make a reader miss a place.
-TEST(Manifest, OfTensorsWithoutElements) {
+TEST(Manifest, MayHaveTensorsWithoutElements) {
   for (size_t count = 1; count < 20; ++count) {
     Contents contents;
     for (size_t i = 0; i < count; ++i) {
@@ -383,7 +383,7 @@ TEST(Manifest, LimitsAreThoseOfItsVersion) {
       Manifest::Parse(Seal(std::span(file).subspan(kManifestHeaderBytes), 2)));
 }
 
-TEST(Manifest, OfThreeHundredThousandTensors) {
+TEST(Manifest, ParsesThreeHundredThousandTensorsInTime) {
   using Clock = std::chrono::steady_clock;
   const auto seconds = [](Clock::duration d) {
     return std::chrono::duration<double>(d).count();

@@ -41,7 +41,7 @@ class ManyFilesTest : public ::testing::TestWithParam<rlim_t> {};
 INSTANTIATE_TEST_SUITE_P(Limit, ManyFilesTest, ::testing::Values(1024, 64),
                          ::testing::PrintToStringParamName());
 
-TEST_P(ManyFilesTest, OfACheckpoint) {
+TEST_P(ManyFilesTest, ReadsAndWritesACheckpoint) {
   InChild([this] {
     LowerLimit(RLIMIT_NOFILE, GetParam());
     const TempFolder folder(kMemoryFolder);
@@ -83,7 +83,7 @@ TEST_P(ManyFilesTest, OfACheckpoint) {
   });
 }
 
-TEST_P(ManyFilesTest, OfASetOfSafetensors) {
+TEST_P(ManyFilesTest, ReadsAndWritesASetOfSafetensors) {
   InChild([this] {
     LowerLimit(RLIMIT_NOFILE, GetParam());
     const TempFolder folder(kMemoryFolder);

@@ -51,7 +51,7 @@ class OpenStoreTest : public ::testing::Test {
   std::shared_ptr<const FileStore> sample_;
 };
 
-TEST_F(OpenStoreTest, ACheckpointOrTheRootOfOne) {
+TEST_F(OpenStoreTest, OpensACheckpointOrTheRootOfOne) {
   const auto root = Open(folder_ / "sample");
   ASSERT_OK(root);
   EXPECT_EQ(root->name, "step-000042");
@@ -68,7 +68,7 @@ TEST_F(OpenStoreTest, ACheckpointOrTheRootOfOne) {
   EXPECT_NE(without->note, "");
 }
 
-TEST_F(OpenStoreTest, SafetensorsFilesAndFoldersOfThem) {
+TEST_F(OpenStoreTest, OpensSafetensorsFilesAndFoldersOfThem) {
   std::filesystem::create_directory(folder_ / "one");
   Export(*sample_, folder_ / "one/weights.safetensors");
   for (const char* path : {"one/weights.safetensors", "one"}) {
@@ -95,7 +95,7 @@ TEST_F(OpenStoreTest, SafetensorsFilesAndFoldersOfThem) {
   }
 }
 
-TEST_F(OpenStoreTest, NothingThatItCouldBe) {
+TEST_F(OpenStoreTest, RefusesAnyOtherPath) {
   std::filesystem::create_directory(folder_ / "empty");
   WriteText(folder_ / "notes.txt", "text");
   WriteText(folder_ / "bad.safetensors", "text");

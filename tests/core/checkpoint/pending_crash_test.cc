@@ -235,7 +235,7 @@ TEST_P(SaveTest, ThePowerMayGoAtEveryCall) {
   }
 }
 
-TEST(SaveKillTest, AtRandomMoments) {
+TEST(SaveKillTest, AKilledSaveLeavesWholeCheckpoints) {
   const int rounds = std::getenv("SHARD_TEST_LONG") != nullptr ? 1000 : 50;
   std::mt19937 generator(20240607);
   for (const bool overwrite : {false, true}) {

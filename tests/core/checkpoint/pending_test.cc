@@ -78,7 +78,7 @@ TEST(Pending, LatestIsWhatWasCommittedLast) {
   EXPECT_EQ(NamesIn(root), (Names{"LATEST", "step-000010", "step-000020"}));
 }
 
-TEST(Pending, RootIsMadeButNotWhatIsAbove) {
+TEST(Pending, CreatesTheRootButNoFolderAboveIt) {
   const TempFolder folder;
   ExpectError(Begin(folder / "a/b", 1), StatusCode::kNotFound,
               {folder / "a/b", "folder above"});
@@ -92,7 +92,7 @@ TEST(Pending, RootIsMadeButNotWhatIsAbove) {
   EXPECT_OK(Begin(folder / "root", 1));
 }
 
-TEST(Pending, WhatIsNotCommittedGoes) {
+TEST(Pending, DeletesFilesThatAreNotCommitted) {
   const TempFolder root;
   {
     auto pending = Begin(root.path(), 1);
@@ -147,7 +147,7 @@ TEST(Pending, OfTwoWritersOfAStepOneWins) {
   EXPECT_EQ(ResolvedGeneration(root.path()), 2);
 }
 
-TEST(Pending, ManyWritersAtOnce) {
+TEST(Pending, ManyWritersMayCommitAtOnce) {
   constexpr int kWriters = 6;
   for (const bool overwrite : {false, true}) {
     const TempFolder root;
@@ -203,7 +203,7 @@ TEST(Pending, OverwritesWhileAReaderHasItOpen) {
       StatusCode::kNotFound, {});
 }
 
-TEST(Pending, OverwriteWithNothingThere) {
+TEST(Pending, OverwriteMayFindNothing) {
   const TempFolder root;
   ASSERT_OK(SaveGeneration(FileEnv::Posix(), root.path(), 1, 1, true));
   EXPECT_EQ(ResolvedGeneration(root.path()), 1);
@@ -410,7 +410,7 @@ TEST(Pending, WritesLatestAgainWhenItWasCleanedBeforeItWasLocked) {
 
 // --- File systems with fewer features --------------------------------------
 
-TEST(Pending, WithoutRenameFlags) {
+TEST(Pending, ReplacesNothingWithoutRenameFlags) {
   class PlainRename final : public ForwardingEnv {
    public:
     PlainRename() : ForwardingEnv(FileEnv::Posix()) {}
@@ -438,7 +438,7 @@ TEST(Pending, WithoutRenameFlags) {
   EXPECT_EQ(ResolvedGeneration(root.path()), 1);
 }
 
-TEST(Pending, WithoutLocks) {
+TEST(Pending, WorksWithoutLocks) {
   class NoLocks final : public ForwardingEnv {
    public:
     NoLocks() : ForwardingEnv(FileEnv::Posix()) {}

@@ -62,7 +62,7 @@ TEST(SafetensorsHeader, Parses) {
   EXPECT_EQ(header->metadata()[0].second, "pt");
 }
 
-TEST(SafetensorsHeader, EveryTypeByItsName) {
+TEST(SafetensorsHeader, ReadsEveryTypeByItsName) {
   const std::pair<const char*, ElementType> types[] = {
       {"F64", ElementType::kF64},        {"F32", ElementType::kF32},
       {"F16", ElementType::kF16},        {"BF16", ElementType::kBF16},
@@ -247,7 +247,7 @@ TEST(SafetensorsHeader, RefusesShapesThatOverflow) {
       0));
 }
 
-TEST(SafetensorsHeader, PrefixIsHeldAgainstTheFile) {
+TEST(SafetensorsHeader, ThePrefixIsComparedWithTheFile) {
   const auto bytes_of = [](uint64_t value, uint64_t file_bytes) {
     std::array<std::byte, 8> prefix;
     for (size_t i = 0; i < 8; ++i) {

@@ -133,7 +133,7 @@ class ShardStoreTest : public ::testing::Test {
   const std::string blob_ = "0123456789";
 };
 
-TEST_F(ShardStoreTest, EveryRangeReads) {
+TEST_F(ShardStoreTest, ReadsEveryRange) {
   const auto store = Open();
   ASSERT_OK(store);
   EXPECT_EQ((*store)->num_tensors(), 4u);
@@ -164,7 +164,7 @@ TEST_F(ShardStoreTest, EveryRangeReads) {
   ASSERT_OK(Read(**store, {3, 0, 0}, &values));
 }
 
-TEST_F(ShardStoreTest, WhatIsNotThere) {
+TEST_F(ShardStoreTest, RefusesElementsThatAreNotThere) {
   const auto store = Open();
   ASSERT_OK(store);
   std::vector<float> values;
@@ -184,7 +184,7 @@ TEST_F(ShardStoreTest, WhatIsNotThere) {
   ExpectError((*store)->ReadBlob(2), StatusCode::kOutOfRange, {"blob 2"});
 }
 
-TEST_F(ShardStoreTest, Blobs) {
+TEST_F(ShardStoreTest, ReadsBlobs) {
   const auto store = Open();
   ASSERT_OK(store);
   const auto blob = (*store)->ReadBlob(0);
@@ -226,7 +226,7 @@ TEST_F(ShardStoreTest, DamageIsNamed) {
   EXPECT_OK(Read(**store, {0, 0, kWide}, &values, unchecked));
 }
 
-TEST_F(ShardStoreTest, CleanIsClean) {
+TEST_F(ShardStoreTest, VerifyFindsNoProblemsInAWholeCheckpoint) {
   const auto store = Open();
   ASSERT_OK(store);
   std::vector<std::string> problems;
@@ -245,7 +245,7 @@ TEST_F(ShardStoreTest, CleanIsClean) {
   EXPECT_GE(all, contents_.files[0].bytes);
 }
 
-TEST_F(ShardStoreTest, FilesThatDoNotFit) {
+TEST_F(ShardStoreTest, RefusesFilesThatDoNotFit) {
   const std::string text = ReadText(folder_ / "data-00001.bin");
   for (const size_t bytes : {size_t{0}, text.size() - 1, text.size() - 4096}) {
     WriteText(folder_ / "data-00001.bin", text.substr(0, bytes));

@@ -124,7 +124,7 @@ TEST_F(WriteCheckpointTest, ConvertsOnTheWay) {
   EXPECT_OK(VerifyStore(*wide, {}));
 }
 
-TEST_F(WriteCheckpointTest, WrongOptions) {
+TEST_F(WriteCheckpointTest, RefusesWrongOptions) {
   ExpectError(WriteTo(*sample_, folder_ / "x", -1),
               StatusCode::kInvalidArgument, {"world_size is -1"});
   ExpectError(WriteTo(*sample_, folder_ / "x", kMaxWrittenFiles + 1),
@@ -175,7 +175,7 @@ TEST_F(WriteCheckpointTest, ProgressCountsAndCancels) {
 }
 
 // Small slices reach from one chunk of the writer into the next.
-TEST_F(WriteCheckpointTest, ManySmallTensors) {
+TEST_F(WriteCheckpointTest, WritesManySmallTensors) {
   CheckpointBuilder many;
   for (int i = 0; i < 3000; ++i) {
     many.Add(StrCat("t", i), ElementType::kF32, TensorRole::kParam, {745});

@@ -310,11 +310,11 @@ TEST(WritingSets, AreNeverReadMixed) {
   }
 }
 
-TEST_P(WriteFaultsTest, OnceNoSpace) { Run(ENOSPC, false); }
-TEST_P(WriteFaultsTest, NoSpaceForGood) { Run(ENOSPC, true); }
-TEST_P(WriteFaultsTest, NoQuotaForGood) { Run(EDQUOT, true); }
-TEST_P(WriteFaultsTest, OnceTheDevice) { Run(EIO, false); }
-TEST_P(WriteFaultsTest, TheDeviceForGood) { Run(EIO, true); }
+TEST_P(WriteFaultsTest, SurvivesAFullDeviceOnce) { Run(ENOSPC, false); }
+TEST_P(WriteFaultsTest, SurvivesAFullDeviceForGood) { Run(ENOSPC, true); }
+TEST_P(WriteFaultsTest, SurvivesAnExceededQuotaForGood) { Run(EDQUOT, true); }
+TEST_P(WriteFaultsTest, SurvivesADeviceErrorOnce) { Run(EIO, false); }
+TEST_P(WriteFaultsTest, SurvivesADeviceErrorForGood) { Run(EIO, true); }
 
 }  // namespace
 }  // namespace shard::testing

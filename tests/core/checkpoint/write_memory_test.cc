@@ -80,7 +80,7 @@ class WriteMemoryTest : public ::testing::Test {
   int calls_ = 0;
 };
 
-TEST_F(WriteMemoryTest, OfACheckpoint) {
+TEST_F(WriteMemoryTest, WritesACheckpointWithinTheBound) {
   const WriteCheckpointOptions options = {.conversion = conversion_,
                                           .world_size = 3,
                                           .threads = kThreads,
@@ -90,7 +90,7 @@ TEST_F(WriteMemoryTest, OfACheckpoint) {
   EXPECT_LT(peak_, kBound);
 }
 
-TEST_F(WriteMemoryTest, OfASafetensorsFile) {
+TEST_F(WriteMemoryTest, ExportsSafetensorsWithinTheBound) {
   const ConvertingStore store(*from_, conversion_);
   std::vector<size_t> all(store.num_tensors());
   std::iota(all.begin(), all.end(), 0);
@@ -103,7 +103,7 @@ TEST_F(WriteMemoryTest, OfASafetensorsFile) {
 }
 
 // A blob of any size is copied in pieces.
-TEST_F(WriteMemoryTest, OfALargeBlob) {
+TEST_F(WriteMemoryTest, CopiesALargeBlobWithinTheBound) {
   constexpr size_t kBlob = 2 * kBound + 12345;
   {
     CheckpointBuilder large;
@@ -225,7 +225,7 @@ TEST_F(HugeBlobTest, IsCopiedInPiecesOnTheWayToACancellation) {
 }
 
 // The file claims a tensor that would have 2^34 slices of the largest size.
-TEST_F(HugeBlobTest, NorIsAHugeTensorCutIntoSlices) {
+TEST_F(HugeBlobTest, AHugeTensorIsRefusedBeforeItIsCut) {
   const std::string path = memory_ / "huge.safetensors";
   const uint64_t numel = kBytes / 4;
   const std::string header =

@@ -79,7 +79,7 @@ std::set<std::string> Checkpoints(const std::string& root) {
   return names;
 }
 
-TEST(CheckpointAsyncTest, TrainingGoesOnMeanwhile) {
+TEST(CheckpointAsyncTest, TrainingContinuesDuringASave) {
   for (const int variant : {1, 2, 3}) {
     const testing::TempFolder sync, async;
     const UnitTraining training = AwkwardTraining(3, variant);
@@ -129,7 +129,7 @@ TEST(CheckpointAsyncTest, TrainingGoesOnMeanwhile) {
 
 // The next call returns the error once and Wait returns it every time; calls
 // after that succeed.
-TEST(CheckpointAsyncTest, AnErrorIsHeardOfOnce) {
+TEST(CheckpointAsyncTest, TheNextCallReportsAnErrorOnce) {
   for (const bool by_load : {false, true}) {
     const testing::TempFolder folder;
     RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer*) {
@@ -168,7 +168,7 @@ TEST(CheckpointAsyncTest, AnErrorIsHeardOfOnce) {
   }
 }
 
-TEST(CheckpointAsyncTest, AnEngineIsFreedMeanwhile) {
+TEST(CheckpointAsyncTest, FreeingTheEngineFinishesTheSave) {
   const testing::TempFolder folder;
   const UnitTraining training = AwkwardTraining(3, 3);
   WholeState whole, loaded;
@@ -197,7 +197,7 @@ TEST(CheckpointAsyncTest, AnEngineIsFreedMeanwhile) {
   EXPECT_TRUE(loaded == whole) << whole.Differences(loaded);
 }
 
-TEST(CheckpointAsyncTest, SavesInARow) {
+TEST(CheckpointAsyncTest, ASaveIsDoneWhenTheNextBegins) {
   const testing::TempFolder folder;
   RunWorld(AwkwardTraining(2, 2), 1, [&](Engine* engine, UnitTrainer* trainer) {
     std::vector<std::shared_ptr<AsyncSave>> saves;
@@ -222,7 +222,7 @@ TEST(CheckpointAsyncTest, SavesInARow) {
                                    "step-000004"}));
 }
 
-TEST(CheckpointAsyncTest, Retention) {
+TEST(CheckpointAsyncTest, KeepsTheLastAndEveryNthCheckpoint) {
   const testing::TempFolder folder;
   RunWorld(AwkwardTraining(2, 2), 0, [&](Engine* engine, UnitTrainer* trainer) {
     trainer->Fill();
@@ -239,7 +239,7 @@ TEST(CheckpointAsyncTest, Retention) {
                                    "step-000008"}));
 }
 
-TEST(CheckpointAsyncTest, TheSameStepTwice) {
+TEST(CheckpointAsyncTest, ASecondSaveOfAStepNeedsOverwrite) {
   const testing::TempFolder folder;
   const UnitTraining training = AwkwardTraining(3, 2);
   WholeState whole, loaded;
@@ -268,7 +268,7 @@ TEST(CheckpointAsyncTest, TheSameStepTwice) {
 
 // A load reads the checkpoint that it opened to its end, even if another
 // program overwrites it.
-TEST(CheckpointAsyncTest, AnotherProgramSavesOverWhatIsLoaded) {
+TEST(CheckpointAsyncTest, ALoadSurvivesAnOverwriteByAnotherProgram) {
   const testing::TempFolder folder;
   const UnitTraining training = AwkwardTraining(2, 2);
   WholeState old, loaded;
@@ -302,7 +302,7 @@ TEST(CheckpointAsyncTest, AnotherProgramSavesOverWhatIsLoaded) {
   EXPECT_TRUE(loaded == old) << old.Differences(loaded);
 }
 
-TEST(CheckpointAsyncTest, ProgressOfEachRank) {
+TEST(CheckpointAsyncTest, EachRankReportsItsProgress) {
   const testing::TempFolder folder;
   RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer*) {
     uint64_t last = 0;
@@ -331,7 +331,7 @@ TEST(CheckpointAsyncTest, ProgressOfEachRank) {
   });
 }
 
-TEST(CheckpointAsyncTest, OneRankCancels) {
+TEST(CheckpointAsyncTest, OneRankCancelsForAll) {
   for (const int who : {0, 2}) {
     const testing::TempFolder folder;
     RunWorld(
@@ -371,7 +371,7 @@ TEST(CheckpointAsyncTest, OneRankCancels) {
 }
 
 // Where one rank hangs, the others get an error at the deadline.
-TEST(CheckpointAsyncTest, TheDeadlineHolds) {
+TEST(CheckpointAsyncTest, AHungRankFailsTheOthersAtTheDeadline) {
   const testing::TempFolder folder;
   std::atomic<int> through{0};
   GateEnv gate;

@@ -39,7 +39,7 @@ int64_t StepOf(Engine* engine, const std::string& root,
   return (*store)->manifest()->tensor_step(static_cast<size_t>(tensor));
 }
 
-TEST(CheckpointNumbersTest, MoreAndLessTrainable) {
+TEST(CheckpointNumbersTest, LoadsWithMoreOrFewerTrainableParameters) {
   const UnitTraining less = AwkwardTraining(2, 2);
   UnitTraining more = less;
   more.model = AwkwardModel();
@@ -96,7 +96,7 @@ void StepSome(Engine* engine, const std::set<ParamId>& params) {
   ASSERT_OK(engine->ZeroGrad());
 }
 
-TEST(CheckpointNumbersTest, EachParameterGoesOnCounting) {
+TEST(CheckpointNumbersTest, EachParameterKeepsItsStepCount) {
   for (const char* optimizer : {"adamw", "sgd"}) {
     UnitTraining training = AwkwardTraining(2, 2);
     training.optimizer = optimizer;
@@ -159,7 +159,7 @@ std::unique_ptr<Engine> LocalEngine(const UnitTraining& training, Log* log) {
   return *std::move(engine);
 }
 
-TEST(CheckpointNumbersTest, HyperparametersAndLossScale) {
+TEST(CheckpointNumbersTest, RestoresHyperparametersAndLossScale) {
   for (const char* optimizer : {"adamw", "sgd"}) {
     UnitTraining training = AwkwardTraining(1, 1);
     training.optimizer = optimizer;
@@ -201,7 +201,7 @@ TEST(CheckpointNumbersTest, HyperparametersAndLossScale) {
 
 // A load restores the scale alone if the saved count of good steps is beyond
 // the run's growth_interval.
-TEST(CheckpointNumbersTest, LossScaleWithoutItsCount) {
+TEST(CheckpointNumbersTest, RestoresALossScaleWithoutItsCount) {
   UnitTraining training = AwkwardTraining(1, 1);
   training.engine.loss_scaler = *LossScaler::Parse("dynamic?init_scale=64");
   const testing::TempFolder folder;
@@ -265,7 +265,7 @@ std::vector<int64_t> NumbersOf(const Engine& engine, const std::string& name) {
   return numbers;
 }
 
-TEST(CheckpointNumbersTest, BlobsOfEveryWorldSizeIntoEveryOther) {
+TEST(CheckpointNumbersTest, LoadsBlobsOfEveryWorldSizeIntoEveryOther) {
   for (int n = 1; n <= 4; ++n) {
     const testing::TempFolder folder;
     RunWorld(AwkwardTraining(n, 1), 1, [&](Engine* engine, UnitTrainer*) {
@@ -310,7 +310,7 @@ TEST(CheckpointNumbersTest, BlobsOfEveryWorldSizeIntoEveryOther) {
 }
 
 // A manifest has 64 MiB for the names of all ranks' blobs.
-TEST(CheckpointNumbersTest, AsManyBlobsAsAManifestNames) {
+TEST(CheckpointNumbersTest, RefusesMoreBlobsThanAManifestCanName) {
   const testing::TempFolder folder;
   RunWorld(AwkwardTraining(2, 1), 1, [&](Engine* engine, UnitTrainer*) {
     Checkpoints& checkpoints = engine->checkpoints();
@@ -337,7 +337,7 @@ TEST(CheckpointNumbersTest, AsManyBlobsAsAManifestNames) {
   });
 }
 
-TEST(CheckpointNumbersTest, BlobsThatAreWrong) {
+TEST(CheckpointNumbersTest, RefusesWrongBlobs) {
   const testing::TempFolder folder;
   RunWorld(AwkwardTraining(2, 1), 1, [&](Engine* engine, UnitTrainer*) {
     Checkpoints& checkpoints = engine->checkpoints();

@@ -21,7 +21,7 @@
 namespace shard::checkpoint_options_test {
 namespace {
 
-TEST(CheckpointOptionsTest, CallsInTheWrongState) {
+TEST(CheckpointOptionsTest, RefusesCallsInTheWrongState) {
   const testing::TempFolder folder;
   const UnitTraining training = AwkwardTraining(2, 3);
   WholeState whole;
@@ -71,7 +71,7 @@ TEST(CheckpointOptionsTest, CallsInTheWrongState) {
 
 // An option that differs on one rank is an error on all ranks that names the
 // option, and training goes on after it.
-TEST(CheckpointOptionsTest, OptionsThatDifferBetweenRanks) {
+TEST(CheckpointOptionsTest, OptionsThatDifferAreAnErrorOnAllRanks) {
   const testing::TempFolder folder;
   RunWorld(AwkwardTraining(3, 2), 1, [&](Engine* engine, UnitTrainer* trainer) {
     const bool odd = engine->comm()->rank() == 1;

@@ -81,7 +81,7 @@ void ExpectLoaded(const Result& result, IsLoaded is_loaded) {
   EXPECT_GT(differ, 5) << "the test sees nothing";
 }
 
-TEST(CheckpointPartsTest, Submodules) {
+TEST(CheckpointPartsTest, LoadsOnlyTheSubmodules) {
   for (const bool strip : {false, true}) {
     for (const std::vector<ModuleId>& modules :
          {std::vector<ModuleId>{kBlock}, {kHead}, {kBlock, kHead}}) {
@@ -133,7 +133,7 @@ TEST(CheckpointPartsTest, PrefixesMustFit) {
   });
 }
 
-TEST(CheckpointPartsTest, FrozenLeftOut) {
+TEST(CheckpointPartsTest, FrozenParametersMayBeLeftOut) {
   const UnitTraining training = AwkwardTraining(3, 2);
   SaveOptions save = Quick();
   save.state.ignore_frozen = true;
@@ -160,7 +160,7 @@ TEST(CheckpointPartsTest, FrozenLeftOut) {
 
 bool IsParam(const std::string& name) { return name.ends_with("/param"); }
 
-TEST(CheckpointPartsTest, OptimizerOnlyWithStepsAndHyperparameters) {
+TEST(CheckpointPartsTest, LoadsOnlyTheOptimizerWithStepsAndHyperparameters) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     UnitTraining from = AwkwardTraining(3, 2);
     from.model = AwkwardModel(dtype);
@@ -187,7 +187,7 @@ TEST(CheckpointPartsTest, OptimizerOnlyWithStepsAndHyperparameters) {
   }
 }
 
-TEST(CheckpointPartsTest, ModelOnly) {
+TEST(CheckpointPartsTest, LoadsOnlyTheModel) {
   const UnitTraining training = AwkwardTraining(2, 3);
   SaveOptions save = Quick();
   save.state.content = StateContent::kModel;
@@ -254,7 +254,7 @@ TEST(CheckpointPartsTest, WideParametersComeFromMasters) {
 }
 
 // 8-bit codes that are decoded and encoded again are the same.
-TEST(CheckpointPartsTest, CodesToFloatsAndBack) {
+TEST(CheckpointPartsTest, CodesSurviveDecodingAndEncoding) {
   const testing::TempFolder codes, floats;
   const UnitTraining q8 = Typed(3, 2, DType::kF32, "adamw?states=q8");
   WholeState saved, loaded;
@@ -323,7 +323,7 @@ void CutCodes(const ShardStore& from, const std::string& folder) {
 }
 
 // Each block of codes has one scale, but slices may end within a block.
-TEST(CheckpointPartsTest, CodesInSlicesThatAreNoBlocks) {
+TEST(CheckpointPartsTest, DecodesCodesInSlicesThatEndWithinBlocks) {
   const testing::TempFolder folder, cut;
   WholeState saved, whole, pieces;
   Params params;

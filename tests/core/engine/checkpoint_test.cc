@@ -21,7 +21,7 @@
 namespace shard::checkpoint_test {
 namespace {
 
-TEST(CheckpointTest, EveryWorldSizeIntoEveryOther) {
+TEST(CheckpointTest, LoadsEveryWorldSizeIntoEveryOther) {
   for (int n = 1; n <= 9; ++n) {
     const testing::TempFolder folder;
     WholeState saved;
@@ -78,7 +78,7 @@ TEST(CheckpointTest, ResumeContinuesBitIdentically) {
 
 // Checkpoints that were written without an engine load like those that an
 // engine saved.
-TEST(CheckpointTest, LoadsWhatWasReshardedOrExported) {
+TEST(CheckpointTest, LoadsReshardedAndExportedCheckpoints) {
   const testing::TempFolder folder;
   WholeState saved;
   Params params;

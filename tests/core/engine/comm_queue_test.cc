@@ -47,7 +47,7 @@ TEST_P(CommQueueTest, RunsInOrder) {
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4}));
 }
 
-TEST_P(CommQueueTest, RunsAfterWhatWasComputed) {
+TEST_P(CommQueueTest, RunsAfterEarlierComputation) {
   std::vector<unsigned char> data(4096, 7);
   for (int round = 0; round < 20; ++round) {
     data.assign(data.size(), 7);
@@ -63,7 +63,7 @@ TEST_P(CommQueueTest, RunsAfterWhatWasComputed) {
   }
 }
 
-TEST_P(CommQueueTest, CountsWhatWasThroughBeforeItWasWaitedFor) {
+TEST_P(CommQueueTest, CountsOverlapOfOperationsDoneBeforeTheWait) {
   std::promise<void> gate;
   const std::shared_future<void> open = gate.get_future().share();
   const Event first = queue_->Run("first", 100, [] { return Status(); });
@@ -98,7 +98,7 @@ TEST_P(CommQueueTest, CountsWhatWasThroughBeforeItWasWaitedFor) {
   EXPECT_EQ(fresh.seconds_exposed, 0);
 }
 
-TEST_P(CommQueueTest, CountsNothingThatTheHostWaitedFor) {
+TEST_P(CommQueueTest, CountsTimeThatTheHostWaitsAsExposed) {
   std::promise<void> entered;
   std::promise<void> gate;
   const Event event = queue_->Run("work", 100, [&] {
@@ -118,7 +118,7 @@ TEST_P(CommQueueTest, CountsNothingThatTheHostWaitedFor) {
   EXPECT_GE(counters.seconds_exposed, 0.01);
 }
 
-TEST_P(CommQueueTest, ErrorStays) {
+TEST_P(CommQueueTest, AnErrorStays) {
   ASSERT_OK(
       queue_->Wait(queue_->Run("fine", 1, [] { return Status(); }), Soon()));
   const Event failed =

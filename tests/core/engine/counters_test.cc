@@ -49,7 +49,7 @@ class CountersTest : public ::testing::Test {
   Counters counters_{LossScaler()};
 };
 
-TEST_F(CountersTest, OneCountForAll) {
+TEST_F(CountersTest, AllParametersShareOneCount) {
   StepAll();
   StepAll();
   EXPECT_EQ(counters_.step(), 2);
@@ -57,7 +57,7 @@ TEST_F(CountersTest, OneCountForAll) {
   EXPECT_EQ(counters_.next_steps(), nullptr);
 }
 
-TEST_F(CountersTest, ThoseLeftOutHaveCountsOfTheirOwn) {
+TEST_F(CountersTest, ParametersLeftOutHaveCountsOfTheirOwn) {
   StepAll();
   StepWithout(1);
   EXPECT_EQ(counters_.step(), 2);
@@ -76,7 +76,7 @@ TEST_F(CountersTest, ASkippedStepCountsNothing) {
   EXPECT_THAT(counters_.param_steps(), IsEmpty());
 }
 
-TEST_F(CountersTest, SetStepIsForAll) {
+TEST_F(CountersTest, SetStepSetsAllCounts) {
   StepWithout(0);
   EXPECT_TRUE(counters_.SetStep(7).ok());
   EXPECT_EQ(counters_.step(), 7);
@@ -87,7 +87,7 @@ TEST_F(CountersTest, SetStepIsForAll) {
   EXPECT_EQ(counters_.step(), 7);
 }
 
-TEST_F(CountersTest, NoStepBeyondTheLast) {
+TEST_F(CountersTest, RefusesAStepBeyondTheLast) {
   EXPECT_TRUE(counters_.SetStep(Counters::kMostSteps - 1).ok());
   EXPECT_TRUE(counters_.CheckStepCount().ok());
   StepAll();
@@ -110,7 +110,7 @@ TEST_F(CountersTest, EqualCountsCollapse) {
   EXPECT_THAT(counters_.param_steps(), IsEmpty());
 }
 
-TEST_F(CountersTest, WhatIsTrainedAnewCountsFromZero) {
+TEST_F(CountersTest, NewlyTrainedParametersCountFromZero) {
   const std::shared_ptr<const Plan> frozen = MakePlan(false);
   counters_.ContinueWith(*frozen, *plan_);
   EXPECT_THAT(counters_.param_steps(), IsEmpty());  // All counts are 0.

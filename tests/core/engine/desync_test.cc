@@ -266,7 +266,7 @@ TEST(DesyncTest, EveryOptionOfAnEngineIsNamed) {
 
 // Arguments of calls that differ between ranks; the engine works on after each
 // error.
-TEST(DesyncTest, CallsOfAnEngine) {
+TEST(DesyncTest, ArgumentsOfCallsAreNamed) {
   const testing::TempFolder root;
   RunThreadRanks(kRanks, [&](const auto& comm) {
     const auto plan = PlanOf(Inputs());

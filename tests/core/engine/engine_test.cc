@@ -431,7 +431,7 @@ TEST(EngineTest, ParametersWithoutElementsUseNoMemory) {
   });
 }
 
-TEST(EngineTest, RefusesWhatItCannotRunOnAllRanks) {
+TEST(EngineTest, RefusesUnsupportedPlansOnAllRanks) {
   RunThreadRanks(2, [](const CommPtr& comm) {
     const auto wrong_size = MakePlan(4, "adamw");
     ASSERT_TRUE(wrong_size.ok());
@@ -476,7 +476,7 @@ TEST(EngineTest, ArgumentsAreChecked) {
   });
 }
 
-TEST(EngineTest, AllocatesWhatThePlanPredicts) {
+TEST(EngineTest, AllocatesThePredictedBytes) {
   for (const int stage : {0, 1}) {
     RunThreadRanks(3, [&](const CommPtr& comm) {
       const auto plan = MakePlan(3, "adamw", stage, Partition::kGreedy);

@@ -187,7 +187,7 @@ TEST(GroupsTest, WrongGroupsAreNamed) {
   EXPECT_OK(groups(""));
 }
 
-TEST(ClippingTest, ByValue) {
+TEST(ClippingTest, ClipsByValue) {
   RunThreadRanks(2, [](const CommPtr& comm) {
     auto made = MakeEngine(comm, ModelOf({{4}}), "sgd?lr=1");
     ASSERT_OK(made);

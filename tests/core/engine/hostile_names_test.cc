@@ -216,7 +216,7 @@ void TryModel(uint64_t seed, Tally* tally) {
   ++tally->saved;
 }
 
-TEST(HostileNames, WhatIsAcceptedCanBeSaved) {
+TEST(HostileNames, AcceptedModelsCanBeSaved) {
   constexpr uint64_t kModels = 60;
   uint64_t first = 1;
   uint64_t last = std::getenv("SHARD_TEST_LONG") ? 100 * kModels : kModels;

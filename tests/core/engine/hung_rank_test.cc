@@ -226,7 +226,7 @@ TEST(HungRankTest, ARankThatWritesMayTakeLonger) {
   beside.join();
 }
 
-TEST(HungRankTest, ARankThatTakesWhatRank0SendsMayTakeLonger) {
+TEST(HungRankTest, ARankThatReceivesFromRank0MayTakeLonger) {
   UnitTraining training = AwkwardTraining(kRanks, 1);
   training.engine.timeout = kTimeout;
   RunWorld(training, 1, [&](Engine* engine, UnitTrainer* trainer) {

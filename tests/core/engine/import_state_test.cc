@@ -63,7 +63,7 @@ StatusOr<std::unique_ptr<Engine>> MakeEngine(
   return Engine::Create(plan, comm);
 }
 
-TEST(ImportStateTest, ARunGoesOnFromTheMiddle) {
+TEST(ImportStateTest, ARunContinuesFromTheMiddle) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const Partition partition : {Partition::kEven, Partition::kGreedy}) {
       RunThreadRanks(3, [&](const std::shared_ptr<Communicator>& comm) {
@@ -112,7 +112,7 @@ TEST(ImportStateTest, ARunGoesOnFromTheMiddle) {
   }
 }
 
-TEST(ImportStateTest, EightBitStatesAreTheNearest) {
+TEST(ImportStateTest, EightBitStatesAreRoundedToTheNearest) {
   RunThreadRanks(2, [](const std::shared_ptr<Communicator>& comm) {
     auto made = MakeEngine(comm, "adam?states=q8");
     ASSERT_OK(made);

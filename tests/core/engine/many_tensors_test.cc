@@ -141,7 +141,7 @@ class ManyTensorsTest : public ::testing::Test {
   const testing::TempFolder folder_;
 };
 
-TEST_F(ManyTensorsTest, SavedLoadedWrittenAndVerified) {
+TEST_F(ManyTensorsTest, SavesLoadsWritesAndVerifiesInBoundedMemory) {
   // A key consists of "state.", the parameter's name and ".exp_avg_sq".
   const auto key = static_cast<int64_t>(size_.name_bytes) + 24;
   const std::string root = folder_ / "ckpt";

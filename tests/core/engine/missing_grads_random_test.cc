@@ -351,7 +351,7 @@ Case RandomCase(uint64_t seed) {
   return made;
 }
 
-TEST(MissingGradsRandomTest, MatchReference) {
+TEST(MissingGradsRandomTest, ScriptsMatchTheReference) {
   uint64_t first = 0;
   // Tries all 16 combinations of stage, link and missing_grads, several times.
   uint64_t last = std::getenv("SHARD_TEST_LONG") ? 2000 : kSanitized ? 16 : 48;

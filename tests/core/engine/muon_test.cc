@@ -200,7 +200,7 @@ TEST(MuonBalanceTest, CostIsTheWork) {
   }
 }
 
-TEST(MuonBlasTest, ARankWithoutOneFailsAllWithItsName) {
+TEST(MuonBlasTest, ARankWithoutBlasFailsAllRanksWithItsName) {
   for (int victim = 0; victim < 3; ++victim) {
     const auto plan = MakePlan({{4, 4}}, Partition::kEven, 3);
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
@@ -229,7 +229,7 @@ TEST(MuonBlasTest, ARankWithoutOneFailsAllWithItsName) {
 }
 
 // Rank 1 owns no matrix here, but another plan would give it one.
-TEST(MuonBlasTest, EveryRankNeedsOneAlsoWithoutAMatrix) {
+TEST(MuonBlasTest, ARankWithoutMatricesNeedsBlasToo) {
   const auto plan = MakePlan({{4, 4}}, Partition::kEven, 2);
   ASSERT_TRUE(plan.ok()) << plan.status().ToString();
   const std::string url = "shm:" + testing::UniqueName();

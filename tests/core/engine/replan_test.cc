@@ -210,7 +210,7 @@ TEST_P(ReplanTest, ErrorsAreThoseOfAllRanks) {
 }
 
 // One rank adds a group while the others train on.
-TEST_P(ReplanTest, OnOneRankOnly) {
+TEST_P(ReplanTest, AChangeOnOneRankIsADesyncOnAll) {
   UnitTraining training = TrainingOf();
   const auto plan = PlanOf(training);
   ASSERT_TRUE(plan.ok());

@@ -50,7 +50,7 @@ TEST_F(SlotsTest, DepthsHaveSlotsOfTheirOwn) {
   EXPECT_EQ(slots_.Find(4), -1);
 }
 
-TEST_F(SlotsTest, NoSlots) {
+TEST_F(SlotsTest, WorksWithoutSlots) {
   Slots none(*plan_, {{0, 0}, {0, 0}});
   EXPECT_EQ(none.Find(2), -1);
   EXPECT_EQ(none.Choose(2), -1);
@@ -60,7 +60,7 @@ TEST_F(SlotsTest, NoSlots) {
   none.DropAll();
 }
 
-TEST_F(SlotsTest, ReleasedOnesKeepWhatTheyHold) {
+TEST_F(SlotsTest, ReleasedSlotsKeepTheirUnits) {
   for (const int32_t unit : {1, 2, 3}) Take(unit);
   slots_.Release(2);
   EXPECT_EQ(slots_.Find(2), 1);
@@ -82,7 +82,7 @@ TEST_F(SlotsTest, LeastRecentlyUsedGoesFirst) {
   EXPECT_EQ(slots_.Find(1), 0);
 }
 
-TEST_F(SlotsTest, EmptyOnesBeforeOthers) {
+TEST_F(SlotsTest, EmptySlotsGoBeforeOthers) {
   for (const int32_t unit : {1, 2, 3}) Take(unit);
   slots_.Release(1);
   slots_.Drop(3);
@@ -92,7 +92,7 @@ TEST_F(SlotsTest, EmptyOnesBeforeOthers) {
 
 // The transfer into a dropped slot may still be in progress, so the slot is the
 // last to be taken again.
-TEST_F(SlotsTest, EmptyOnesInTurn) {
+TEST_F(SlotsTest, EmptySlotsAreTakenInTurn) {
   EXPECT_EQ(Take(1), 0);
   slots_.Drop(1);
   EXPECT_EQ(Take(2), 1);
@@ -102,7 +102,7 @@ TEST_F(SlotsTest, EmptyOnesInTurn) {
   EXPECT_EQ(Take(4), 0);
 }
 
-TEST_F(SlotsTest, DropAllLeavesThoseInUse) {
+TEST_F(SlotsTest, DropAllLeavesUnitsInUse) {
   for (const int32_t unit : {1, 2, 3}) Take(unit);
   slots_.Release(1);
   slots_.Release(3);

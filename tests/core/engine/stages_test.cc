@@ -189,7 +189,7 @@ void ExpectSharding(const UnitTraining& training) {
 
 class StagesTest : public ::testing::TestWithParam<Form> {};
 
-TEST_P(StagesTest, SameBits) {
+TEST_P(StagesTest, GiveTheSameBits) {
   for (const int world_size : {1, 2, 4}) {
     for (const double max_grad_norm : {0.0, 1.0}) {
       SCOPED_TRACE(
@@ -244,7 +244,7 @@ TEST(ShardGroupsTest, ApartTheySumInTwoLevels) {
 class NoSyncTest : public ::testing::TestWithParam<Form> {};
 
 // Whole gradients accumulate on each rank, in any stage.
-TEST_P(NoSyncTest, SameBitsWithWholeGrads) {
+TEST_P(NoSyncTest, GivesTheSameBitsWithWholeGrads) {
   UnitTraining plain = TrainingOf({.name = "plain", .stage = 1}, 3);
   plain.passes = 3;
   UnitTraining training = TrainingOf(GetParam(), 3);
@@ -297,7 +297,7 @@ TEST(DeterministicTest, DeterministicShardedSumsAreRefused) {
 
 // Gradients and sums have two bytes; the plan alone determines where they are
 // rounded.
-TEST(PrecisionTest, DeterministicSumsOfNarrowGradients) {
+TEST(PrecisionTest, NarrowGradientsHaveDeterministicSums) {
   UnitTraining plain = TrainingOf({.name = "plain", .stage = 1}, 3);
   plain.model = BlockModel(4, DType::kBF16);
   const auto expected = TrainUnits(plain);

@@ -89,7 +89,7 @@ void WithEngines(const std::function<void(const Rank&, Engine*)>& act) {
   }));
 }
 
-TEST(StateMemoryTest, OfSavesAndLoads) {
+TEST(StateMemoryTest, SavesAndLoadsStayWithinTheirBounds) {
   const TempFolder folder;
   const std::string root = folder / "ckpt";
   WithEngines([&](const Rank&, Engine* engine) {
@@ -118,7 +118,7 @@ TEST(StateMemoryTest, OfSavesAndLoads) {
   });
 }
 
-TEST(StateMemoryTest, OfGatheredStates) {
+TEST(StateMemoryTest, GatheredStatesStayWithinTheirBound) {
   WithEngines([&](const Rank& rank, Engine* engine) {
     for (const int to : {0, kAllRanks}) {
       const bool here = to < 0 || to == rank.rank();
@@ -138,7 +138,7 @@ TEST(StateMemoryTest, OfGatheredStates) {
   });
 }
 
-TEST(StateMemoryTest, OfLoadsFromRank0) {
+TEST(StateMemoryTest, LoadsFromRank0StayWithinTheirBound) {
   WithEngines([&](const Rank& rank, Engine* engine) {
     MemoryStore store;
     std::vector<std::vector<float>> tensors;

@@ -149,23 +149,23 @@ void ExpectMatchesReference(const std::string& optimizer,
 const std::vector<std::vector<int64_t>> kAnyShapes = {
     {33, 20}, {5}, {}, {0, 4}, {2, 3, 4}, {40}, {3, 50}};
 
-TEST(TensorOptimizersTest, Lamb) {
+TEST(TensorOptimizersTest, LambMatchesDouble) {
   ExpectMatchesReference<Lamb>("lamb?lr=0.05&weight_decay=0.1", kAnyShapes,
                                1e-5);
 }
 
-TEST(TensorOptimizersTest, Adafactor) {
+TEST(TensorOptimizersTest, AdafactorMatchesDouble) {
   ExpectMatchesReference<Adafactor>("adafactor?lr=0.05&weight_decay=0.1",
                                     kAnyShapes, 1e-5);
 }
 
-TEST(TensorOptimizersTest, Muon) {
+TEST(TensorOptimizersTest, MuonMatchesDouble) {
   ExpectMatchesReference<Muon>(
       "muon?lr=0.05&momentum=0.8&weight_decay=0.3",
       {{33, 70}, {9, 4}, {4, 9}, {33, 70}, {0, 4}, {1, 12}, {40, 36}}, 1e-5);
 }
 
-TEST(TensorOptimizersTest, MuonAsItIsWithAdamWsRate) {
+TEST(TensorOptimizersTest, MuonWithAdamWsRateMatchesDouble) {
   ExpectMatchesReference<Muon>(
       "muon?lr=0.05&nesterov=0&ns_steps=4&adjust_lr_fn=match_rms_adamw",
       {{33, 70}, {9, 4}, {9, 4}}, 1e-5);

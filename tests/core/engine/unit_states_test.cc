@@ -51,7 +51,7 @@ class UnitStatesTest : public ::testing::Test {
   const std::shared_ptr<const Plan> plan_ = MakePlan();
 };
 
-TEST_F(UnitStatesTest, Names) {
+TEST_F(UnitStatesTest, NamesUnitsAndStates) {
   const UnitStates states = Make(*plan_, {.whole_grads = true});
   EXPECT_EQ(states.Name(0), "the root unit (0)");
   EXPECT_EQ(states.Name(1), "unit 'a' (1)");
@@ -65,7 +65,7 @@ TEST_F(UnitStatesTest, Names) {
 }
 
 // Tests which calls each state allows.
-TEST_F(UnitStatesTest, Transitions) {
+TEST_F(UnitStatesTest, EachStateAllowsItsCallsOnly) {
   for (const bool whole : {false, true}) {
     for (const State state : {State::kIdle, State::kForward,
                               State::kBackwardPre, State::kBackwardPost}) {
@@ -130,7 +130,7 @@ TEST_F(UnitStatesTest, UnitBecomesReadyOnce) {
   }
 }
 
-TEST_F(UnitStatesTest, ParametersOneByOne) {
+TEST_F(UnitStatesTest, ParametersBecomeReadyOneByOne) {
   UnitStates states = Make(*plan_);
   states.Acquire(1, Pass::kBackward);
   EXPECT_FALSE(states.ParamReady(2));
@@ -145,7 +145,7 @@ TEST_F(UnitStatesTest, ParametersOneByOne) {
   ExpectError(states.CheckParamReady(1), kWrong, {"ready already"});
 }
 
-TEST_F(UnitStatesTest, MissingOnes) {
+TEST_F(UnitStatesTest, GradientsMayBeMissing) {
   UnitStates states = Make(*plan_, {.allow_missing = true});
   states.Acquire(1, Pass::kBackward);
   EXPECT_FALSE(states.ParamReady(2));
@@ -157,7 +157,7 @@ TEST_F(UnitStatesTest, MissingOnes) {
 }
 
 // A gradient from an earlier pass counts, even if the last pass has none.
-TEST_F(UnitStatesTest, PassesBeforeTheLast) {
+TEST_F(UnitStatesTest, GradientsOfEarlierPassesCount) {
   for (const bool whole : {false, true}) {
     UnitStates states =
         Make(*plan_, {.whole_grads = whole, .allow_missing = true});
@@ -198,7 +198,7 @@ TEST_F(UnitStatesTest, PassesBeforeTheLast) {
 
 // Without missing_grads, and with whole gradients, the rest of a unit may be
 // declared after the release.
-TEST_F(UnitStatesTest, RestAfterRelease) {
+TEST_F(UnitStatesTest, TheRestMayFollowTheRelease) {
   UnitStates states = Make(*plan_, {.whole_grads = true});
   states.Acquire(1, Pass::kBackward);
   EXPECT_FALSE(states.ParamReady(2));
@@ -209,7 +209,7 @@ TEST_F(UnitStatesTest, RestAfterRelease) {
 }
 
 // Each of these acts makes a rank declare from then on.
-TEST_F(UnitStatesTest, WhichGradientsCount) {
+TEST_F(UnitStatesTest, ARankThatDeclaresCountsOnlyReadyGradients) {
   using Act = void (*)(UnitStates*);
   const Act acts[] = {
       [](UnitStates* s) { s->Acquire(1, Pass::kBackward), s->Release(1); },

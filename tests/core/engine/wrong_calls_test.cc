@@ -123,7 +123,7 @@ void ExpectFinal(Engine* engine, StatusCode code) {
 constexpr StatusCode kWrongState = StatusCode::kFailedPrecondition;
 
 // The same mistake on all ranks changes nothing.
-TEST_P(WrongCallsTest, EverywhereAndGoOn) {
+TEST_P(WrongCallsTest, AWrongCallOnAllRanksChangesNothing) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
     ExpectInvalid(engine->UnitAcquire(7, Pass::kForward, 0),
@@ -159,7 +159,7 @@ TEST_P(WrongCallsTest, EverywhereAndGoOn) {
   });
 }
 
-TEST_P(WrongCallsTest, BeforeBroadcast) {
+TEST_P(WrongCallsTest, RefusesCallsBeforeBroadcast) {
   const auto plan = MakePlan(GetParam());
   ASSERT_OK(plan);
   ASSERT_TRUE(ShardsAsItsStage(**plan));
@@ -183,7 +183,7 @@ TEST_P(WrongCallsTest, BeforeBroadcast) {
       kTimeout, GetParam().link);
 }
 
-TEST_P(WrongCallsTest, ReadyTwice) {
+TEST_P(WrongCallsTest, RefusesGradientsThatAreReadyAlready) {
   OnRanks([&](Engine* engine) {
     ASSERT_OK(engine->UnitAcquire(3, Pass::kBackward, 0));
     ASSERT_OK(engine->ParamGradReady(5));
@@ -210,7 +210,7 @@ TEST_P(WrongCallsTest, ReadyTwice) {
   });
 }
 
-TEST_P(WrongCallsTest, StepWithUnitsNotReady) {
+TEST_P(WrongCallsTest, RefusesAStepWithUnitsNotReady) {
   OnRanks([&](Engine* engine) {
     for (const int32_t unit : {0, 1, 2, 4, 6}) ASSERT_OK(Ready(engine, unit));
     ExpectError(Step(engine), kWrongState,
@@ -224,7 +224,7 @@ TEST_P(WrongCallsTest, StepWithUnitsNotReady) {
 
 // The other ranks are in the step already, or wait in a reduction for this
 // rank.
-TEST_P(WrongCallsTest, StepWithUnitsNotReadyOnOneRank) {
+TEST_P(WrongCallsTest, AUnitNotReadyOnOneRankFailsTheStepOnAll) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
     const int rank = engine->comm()->rank();
@@ -251,7 +251,7 @@ TEST_P(WrongCallsTest, StepWithUnitsNotReadyOnOneRank) {
   });
 }
 
-TEST_P(WrongCallsTest, StepWithUnitInUseOnOneRank) {
+TEST_P(WrongCallsTest, AUnitInUseOnOneRankFailsTheStepOnAll) {
   OnRanks(
       [&](Engine* engine) {
         const int rank = engine->comm()->rank();
@@ -271,7 +271,7 @@ TEST_P(WrongCallsTest, StepWithUnitInUseOnOneRank) {
       {.world_size = 3});
 }
 
-TEST_P(WrongCallsTest, UnknownUnitOnOneRank) {
+TEST_P(WrongCallsTest, AnUnknownUnitFailsAllRanksThatGather) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
     const bool wrong = engine->comm()->rank() == 1;
@@ -293,7 +293,7 @@ TEST_P(WrongCallsTest, UnknownUnitOnOneRank) {
 }
 
 // One rank declares an unknown parameter while the others declare theirs.
-TEST_P(WrongCallsTest, UnknownParameterOnOneRank) {
+TEST_P(WrongCallsTest, AnUnknownParameterFailsAllRanksThatReduce) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
     const bool wrong = engine->comm()->rank() == 1;
@@ -321,7 +321,7 @@ TEST_P(WrongCallsTest, UnknownParameterOnOneRank) {
   });
 }
 
-TEST_P(WrongCallsTest, WrongStateOnOneRank) {
+TEST_P(WrongCallsTest, AWrongStateFailsAllRanksThatReduce) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
     const bool wrong = engine->comm()->rank() == 1;
@@ -348,7 +348,7 @@ TEST_P(WrongCallsTest, WrongStateOnOneRank) {
   });
 }
 
-TEST_P(WrongCallsTest, DifferentUnitsAcquired) {
+TEST_P(WrongCallsTest, GatheringDifferentUnitsIsADesync) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
     const int32_t unit = engine->comm()->rank() == 1 ? 2 : 5;
@@ -366,7 +366,7 @@ TEST_P(WrongCallsTest, DifferentUnitsAcquired) {
   });
 }
 
-TEST_P(WrongCallsTest, DifferentUnitsReady) {
+TEST_P(WrongCallsTest, ReducingDifferentUnitsIsADesync) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
     ASSERT_OK(engine->UnitAcquire(2, Pass::kBackward, 0));
@@ -391,7 +391,7 @@ TEST_P(WrongCallsTest, DifferentUnitsReady) {
 
 // Rank 0 steps while the other rank trains with units. Gradients that rank 0
 // declared in the previous step are not gradients of this one.
-TEST_P(WrongCallsTest, StepAgainstUnits) {
+TEST_P(WrongCallsTest, RefusesAStepWhileOthersTrain) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
     ASSERT_OK(TrainStep(engine));
@@ -429,7 +429,7 @@ TEST_P(WrongCallsTest, SimpleStepAgainstUnits) {
 
 // A backward pass without gradients on all ranks is an error in every stage,
 // and stays one after a change of the plan.
-TEST_P(WrongCallsTest, StepWithoutGradients) {
+TEST_P(WrongCallsTest, RefusesAStepWithoutGradients) {
   OnRanks([&](Engine* engine) {
     ASSERT_OK(engine->UnitAcquire(3, Pass::kBackward, 0));
     ASSERT_OK(engine->UnitRelease(3));
@@ -442,7 +442,7 @@ TEST_P(WrongCallsTest, StepWithoutGradients) {
   });
 }
 
-TEST_P(WrongCallsTest, TooManyUnitsInUse) {
+TEST_P(WrongCallsTest, RefusesMoreUnitsInUseThanSlots) {
   const Form& form = GetParam();
   OnRanks(
       [&](Engine* engine) {
@@ -468,7 +468,7 @@ TEST_P(WrongCallsTest, TooManyUnitsInUse) {
       {.prefetch = 0});
 }
 
-TEST_P(WrongCallsTest, AccumulationThatIsNotDeterministic) {
+TEST_P(WrongCallsTest, RefusesAccumulationThatIsNotDeterministic) {
   const Form& form = GetParam();
   OnRanks(
       [&](Engine* engine) {
@@ -487,7 +487,7 @@ TEST_P(WrongCallsTest, AccumulationThatIsNotDeterministic) {
       {.deterministic = true});
 }
 
-TEST_P(WrongCallsTest, TensorsThatAreNotThere) {
+TEST_P(WrongCallsTest, RefusesTensorsOfUnitsThatAreNotInUse) {
   const Form& form = GetParam();
   OnRanks([&](Engine* engine) {
     const auto param = engine->Param(3);
@@ -519,7 +519,7 @@ TEST_P(WrongCallsTest, TensorsThatAreNotThere) {
 
 // Rank 1 does not take part. Rank 0 waits no longer than its timeout, and rank
 // 1 does not wait forever when it comes after all.
-TEST_P(WrongCallsTest, RankThatDoesNotCome) {
+TEST_P(WrongCallsTest, NobodyWaitsForeverForARankThatDoesNotCome) {
   const Form& form = GetParam();
   const auto plan = MakePlan(form);
   ASSERT_OK(plan);
