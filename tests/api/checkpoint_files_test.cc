@@ -186,7 +186,7 @@ TEST_F(CheckpointFilesTest, HandsOutBlobs) {
   EXPECT_EQ(text, "position of rank 1??");
 }
 
-TEST_F(CheckpointFilesTest, RoundTrip) {
+TEST_F(CheckpointFilesTest, ConvertsAndConvertsBack) {
   const std::string two = folder_ / "two";
   shard_convert_options options = SHARD_CONVERT_OPTIONS_INIT;
   options.world_size = 2;

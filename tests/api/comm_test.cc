@@ -59,7 +59,7 @@ TEST(CommTest, Null) {
   EXPECT_OK(shard_comm_sum(local.get(), nullptr, 0, 1));
 }
 
-TEST(CommTest, Urls) {
+TEST(CommTest, WrongUrlsAreNamed) {
   for (const char* bad :
        {"", "local:x", "nowhere:", "threads:", "threads:x", "threads:0",
         "threads:-1", "threads:2", "local:?x=1", "local:?timeout=x",
@@ -75,7 +75,7 @@ TEST(CommTest, Urls) {
   EXPECT_EQ(TryOpen("local:?timeout=3").message, "");
 }
 
-TEST(CommTest, Options) {
+TEST(CommTest, WrongOptionsAreNamed) {
   const auto try_open = [](const char* url, auto change) {
     shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
     change(options);
@@ -107,7 +107,7 @@ TEST(CommTest, Options) {
             {"log_level -1"});
 }
 
-TEST(CommTest, Local) {
+TEST(CommTest, ALocalGroupHasOneRank) {
   const Comm comm = OpenLocal();
   EXPECT_EQ(shard_comm_rank(comm.get()), 0);
   EXPECT_EQ(shard_comm_world_size(comm.get()), 1);
@@ -126,7 +126,7 @@ TEST(CommTest, Local) {
                "shut down");
 }
 
-TEST(CommTest, Sum) {
+TEST(CommTest, SumsOverTheRanks) {
   RunRanks(3, [](int rank, shard_comm* comm) {
     std::vector<double> values(1000, rank + 0.5);
     EXPECT_OK(shard_comm_sum(comm, values.data(), values.size(), 0));
@@ -135,7 +135,7 @@ TEST(CommTest, Sum) {
   });
 }
 
-TEST(CommTest, SumOfDifferentCounts) {
+TEST(CommTest, SumsOfDifferentCountsAreDesync) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     double values[2] = {1, 1};
     EXPECT_FAILS(shard_comm_sum(comm, values, rank == 0 ? 1 : 2, 0),
@@ -145,7 +145,7 @@ TEST(CommTest, SumOfDifferentCounts) {
 }
 
 // A wrong argument on one rank is the same error on all ranks, and none waits.
-TEST(CommTest, SumWithAWrongArgumentOnOneRank) {
+TEST(CommTest, AWrongArgumentOfASumIsAnErrorOfAll) {
   RunRanks(3, [](int rank, shard_comm* comm) {
     double value = 1;
     const Outcome outcome =
@@ -160,7 +160,7 @@ TEST(CommTest, SumWithAWrongArgumentOnOneRank) {
   });
 }
 
-TEST(CommTest, Broadcast) {
+TEST(CommTest, BroadcastsFromAnyRoot) {
   RunRanks(3, [](int rank, shard_comm* comm) {
     EXPECT_EQ(shard_comm_local_rank(comm), rank);
     EXPECT_EQ(shard_comm_local_world_size(comm), 3);
@@ -178,7 +178,7 @@ TEST(CommTest, Broadcast) {
 
 // A wrong argument on one rank is the same error on all ranks, and the group
 // can still be used. Ranks that name different roots cannot continue.
-TEST(CommTest, BroadcastWithWrongArguments) {
+TEST(CommTest, WrongArgumentsOfABroadcastAreErrorsOfAll) {
   RunRanks(3, [](int rank, shard_comm* comm) {
     int32_t value = rank;
     const Outcome outcome =
@@ -197,7 +197,7 @@ TEST(CommTest, BroadcastWithWrongArguments) {
   });
 }
 
-TEST(CommTest, DifferentCalls) {
+TEST(CommTest, DifferentCallsAreDesync) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     double value = 1;
     EXPECT_FAILS(rank == 0 ? shard_comm_barrier(comm, 0)
@@ -233,7 +233,7 @@ TEST(CommTest, LeavingIsALoss) {
   });
 }
 
-TEST(CommTest, TakenAndMissingRanks) {
+TEST(CommTest, TakenAndMissingRanksAreNamed) {
   const std::string url = UniqueUrl(3);
   shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
   options.world_size = 3;

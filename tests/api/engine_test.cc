@@ -68,7 +68,7 @@ TEST(EngineTest, Null) {
   shard_engine_free(nullptr);
 }
 
-TEST(EngineTest, WorldSizeOfThePlan) {
+TEST(EngineTest, TheWorldSizeIsThatOfThePlan) {
   const Comm comm = OpenLocal();
   ExpectError(TryEngine(SmallPlan(3).get(), comm.get()), SHARD_INVALID_ARGUMENT,
               {"world size 3", "has 1"});
@@ -183,7 +183,7 @@ TEST(EngineTest, SetParam) {
 
 // The broadcast sends rank 0's values. The arguments of other ranks are
 // checked.
-TEST(EngineTest, SetParamOnTwoRanks) {
+TEST(EngineTest, RanksHaveTheParametersOfRankZero) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     const Engine engine = MakeEngine(SmallPlan(2).get(), comm);
     const std::vector<float> values(kWeightNumel, rank == 0 ? 3.0f : 4.0f);
@@ -221,7 +221,7 @@ TEST(EngineTest, MemoryIsAsPlanned) {
 
 // ---- Ranks that do not agree ------------------------------------------------
 
-TEST(EngineTest, PlansThatDiffer) {
+TEST(EngineTest, PlansThatDifferAreDesync) {
   RunRanks(3, [](int rank, shard_comm* comm) {
     const Model model = SmallModel();
     shard_plan_options options = PlanOptions(3);
@@ -235,7 +235,7 @@ TEST(EngineTest, PlansThatDiffer) {
   });
 }
 
-TEST(EngineTest, WrongPlanOnOneRank) {
+TEST(EngineTest, AWrongPlanOnOneRankIsAnErrorOfAll) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     const Plan good = SmallPlan(2);
     const Plan other = SmallPlan(5);
@@ -256,7 +256,7 @@ TEST(EngineTest, WrongPlanOnOneRank) {
   });
 }
 
-TEST(EngineTest, WrongStateOnOneRank) {
+TEST(EngineTest, AWrongCallOnOneRankIsDesync) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     // Rank 1 steps while rank 0 still broadcasts.
     const Engine engine = MakeEngine(SmallPlan(2).get(), comm);

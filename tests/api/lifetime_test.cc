@@ -32,14 +32,14 @@ void FreeInOrder(const std::array<int, 4>& order, shard_comm* comm_handle) {
   }
 }
 
-TEST(LifetimeTest, EveryOrder) {
+TEST(LifetimeTest, HandlesMayBeFreedInEveryOrder) {
   std::array<int, 4> order = {0, 1, 2, 3};
   do {
     FreeInOrder(order, OpenLocal().release());
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(LifetimeTest, TwoRanksWhoseHandlesAreGone) {
+TEST(LifetimeTest, AnEngineOutlivesItsHandles) {
   RunRanks(2, [](int, shard_comm* comm) {
     // RunRanks frees the communicator; the engine below is then the only handle
     // of the group.
@@ -67,7 +67,7 @@ TEST(LifetimeTest, ParamsOutliveOtherRanks) {
   });
 }
 
-TEST(LifetimeTest, TwoEnginesOnOneComm) {
+TEST(LifetimeTest, TwoEnginesShareACommunicator) {
   RunRanks(2, [](int, shard_comm* comm) {
     Engine first = TrainingEngine(comm);
     const Engine second = TrainingEngine(comm);
@@ -84,7 +84,7 @@ TEST(LifetimeTest, TwoEnginesOnOneComm) {
 }
 
 // Handles are created, used and freed in different threads.
-TEST(LifetimeTest, MadeHereUsedThereFreedElsewhere) {
+TEST(LifetimeTest, HandlesMoveBetweenThreads) {
   Engine engine;
   Comm comm;
   std::thread([&] {

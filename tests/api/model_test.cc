@@ -141,7 +141,7 @@ TEST(ModelTest, Names) {
   EXPECT_OK(add("größe"));
 }
 
-TEST(ModelTest, Ids) {
+TEST(ModelTest, UnknownIdsAreNamed) {
   const Model model = SmallModel();
   const int64_t shape[] = {2};
   int32_t id = 77;

@@ -234,7 +234,7 @@ TEST(PlanLayoutTest, RangesAndSlicesAreEverythingOnce) {
   }
 }
 
-TEST(PlanLayoutTest, BadRanges) {
+TEST(PlanLayoutTest, BadRangesAreNamed) {
   const Plan plan = SmallPlan(2);
   shard_range range = SHARD_RANGE_INIT;
   for (const int32_t bad : {-1, 2, INT32_MAX}) {
@@ -282,7 +282,7 @@ TEST(PlanLayoutTest, SlicesOfAnyRange) {
   EXPECT_EQ(one[1].param, 77);
 }
 
-TEST(PlanLayoutTest, BadSlices) {
+TEST(PlanLayoutTest, BadSlicesAreNamed) {
   const Plan plan = SmallPlan(2);
   constexpr shard_code kBad = SHARD_INVALID_ARGUMENT;
   constexpr int64_t kMin = std::numeric_limits<int64_t>::min();

@@ -161,7 +161,7 @@ TEST(PlanNamesTest, NamesInWalkOrder) {
                SHARD_INVALID_ARGUMENT, "info is NULL");
 }
 
-TEST(PlanNamesTest, FindParam) {
+TEST(PlanNamesTest, FindsParametersByAnyName) {
   const Net net;
   int32_t param = -7;
   EXPECT_OK(shard_plan_find_param(net.plan.get(), "probe.weight", &param));
@@ -245,7 +245,7 @@ TEST(PlanNamesTest, ModulesInWalkOrder) {
 }
 
 // Any thread may use a plan, though names are sorted at the first question.
-TEST(PlanNamesTest, AnyThread) {
+TEST(PlanNamesTest, AnyThreadMayAsk) {
   const Net net;
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {

@@ -153,7 +153,7 @@ void ExpectBad(Change change, const std::vector<std::string>& texts) {
   EXPECT_EQ(plan, nullptr);
 }
 
-TEST(PlanUnitsTest, BadUnitOptions) {
+TEST(PlanUnitsTest, BadUnitOptionsAreNamed) {
   using Options = shard_plan_options;
   ExpectBad([](Options* o) { o->wrap = "never"; },
             {"'never'", "always, class, size"});
@@ -264,7 +264,7 @@ TEST(PlanUnitsTest, MemoryByPlacement) {
   EXPECT_EQ(half.host_bytes * 2, unshared.host_bytes);
 }
 
-TEST(PlanUnitsTest, PlacementsThatCannotBe) {
+TEST(PlanUnitsTest, PlacementsThatCannotBeAreNamed) {
   const Plan plan = SmallPlan(2);
   shard_memory memory = SHARD_MEMORY_INIT;
   const auto fails = [&](const shard_placement& placement,
@@ -288,7 +288,7 @@ TEST(PlanUnitsTest, PlacementsThatCannotBe) {
 }
 
 // A class name that no module has is an error, whatever its option.
-TEST(PlanUnitsTest, ClassesThatNoModuleHas) {
+TEST(PlanUnitsTest, ClassesThatNoModuleHasAreNamed) {
   const Blocks net;
   const auto fails = [&](const char* wrap, const char* f32_classes,
                          const std::vector<std::string>& texts) {
@@ -312,7 +312,7 @@ TEST(PlanUnitsTest, ClassesThatNoModuleHas) {
 }
 
 // A host that relies on sharding gets an error in place of the warning.
-TEST(PlanUnitsTest, StagesThatCannotShard) {
+TEST(PlanUnitsTest, StagesThatCannotShardAreErrorsOnRequest) {
   shard_plan_options options = PlanOptions(2);
   options.stage = 3;
   options.require_sharding = 1;

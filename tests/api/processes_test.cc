@@ -33,7 +33,7 @@ shard_comm* OpenAs(const Rank& me, const std::string& url) {
   return comm;
 }
 
-TEST(ProcessesTest, WorldSizesThatDiffer) {
+TEST(ProcessesTest, WorldSizesThatDifferAreErrors) {
   const std::string url = "shm:" + shard::testing::UniqueName();
   ExpectAllPassed(shard::testing::RunRanks(3, [&](const Rank& me) {
     shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
@@ -130,7 +130,7 @@ TEST(ProcessesTest, AKilledRankIsNamedToTheOthers) {
 }
 
 // A model that is larger than any machine is refused, and nothing is harmed.
-TEST(ProcessesTest, ModelsLargerThanTheMachine) {
+TEST(ProcessesTest, ModelsLargerThanTheMachineAreRefused) {
   const Comm comm = OpenLocal();
   const Model model = EmptyModel();
   AddParam(model.get(), "huge", {int64_t{1} << 45});
@@ -145,7 +145,7 @@ TEST(ProcessesTest, ModelsLargerThanTheMachine) {
 
 // Each buffer would fit into memory, all of them together would not. The kernel
 // would grant the pages, and kill a process that touches them.
-TEST(ProcessesTest, ModelsWhoseSumIsLargerThanTheMachine) {
+TEST(ProcessesTest, SumsLargerThanTheMachineAreRefused) {
   FILE* file = std::fopen("/proc/meminfo", "r");
   ASSERT_NE(file, nullptr);
   long long total_kib = 0;
@@ -187,7 +187,7 @@ class MemoryLimit {
 
 // The allocator and mmap fail at every point in turn, as the limit grows, until
 // the memory is enough.
-TEST(ProcessesTest, MemoryRunsOut) {
+TEST(ProcessesTest, MemoryThatRunsOutIsAnError) {
   ExpectAllPassed(shard::testing::RunRanks(1, [](const Rank&) {
     const Model model = EmptyModel();
     for (int i = 0; i < 20000; ++i) {

@@ -86,7 +86,7 @@ TEST(StepTest, ClippingAndSkipping) {
   EXPECT_EQ(WeightOf(engine.get())[0], before);
 }
 
-TEST(StepTest, OptionsThatDiffer) {
+TEST(StepTest, OptionsThatDifferAreDesync) {
   const struct {
     const char* name;
     Change change;
@@ -112,7 +112,7 @@ TEST(StepTest, OptionsThatDiffer) {
 
 // A wrong argument on one rank is the same error on every rank and names that
 // rank. It changes nothing, and training goes on.
-TEST(StepTest, WrongArgumentOnOneRank) {
+TEST(StepTest, AWrongArgumentOnOneRankIsAnErrorOfAll) {
   RunRanks(3, [](int rank, shard_comm* comm) {
     const Engine engine = TrainingEngine(comm);
     const auto wrong_on = [&](int wrong, const Change& change) {

@@ -101,11 +101,10 @@ TEST(AgreementSearchTest, ManyFactsTakeFewRounds) {
   const std::string url = UrlFor(Backend::kThreads, UniqueName(), 2);
   std::atomic<int> rounds{0};
   RunEach(Backend::kThreads, 2, [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
-    options.phase_hook = [&](std::string_view what) {
-      if (rank == 0 && what == "facts: differences") ++rounds;
-    };
+    const CommOptions options = {
+        .rank = rank, .phase_hook = [&](std::string_view what) {
+          if (rank == 0 && what == "facts: differences") ++rounds;
+        }};
     const auto comm = OpenCommunicator(url, options);
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     const Status status =
@@ -120,7 +119,7 @@ TEST(AgreementSearchTest, ManyFactsTakeFewRounds) {
   EXPECT_EQ(rounds, 4);
 }
 
-TEST_P(AgreementTest, SubjectsNotesAndNames) {
+TEST_P(AgreementTest, MessagesShowSubjectsNotesAndNames) {
   RunGroup(GetParam(), 2, [](Communicator* comm) {
     const bool odd = comm->rank() == 1;
     const auto message = [&](const DescribeFacts& describe) {
@@ -171,7 +170,7 @@ TEST_P(AgreementTest, SubjectsNotesAndNames) {
   });
 }
 
-TEST_P(AgreementTest, FingerprintsThatDifferWithoutAFact) {
+TEST_P(AgreementTest, FingerprintsMayDifferWithoutAFact) {
   RunGroup(GetParam(), 4, [](Communicator* comm) {
     const uint64_t mine = comm->rank() < 2 ? 7 : 9;
     const Status status =
@@ -225,13 +224,13 @@ TEST(AgreementFaultTest, ARankDiesDuringTheComparison) {
     const std::string url = UrlFor(Backend::kShm, UniqueName(), 3);
     const auto results = RunRanks(3, [&](const Rank& rank) {
       int round = 0;
-      CommOptions options;
-      options.rank = rank.rank();
-      options.world_size = 3;
-      options.phase_hook = [&](std::string_view what) {
-        if (what != "it: differences" || ++round < dies_in) return;
-        if (rank.rank() == 2) ::raise(SIGKILL);
-      };
+      const CommOptions options = {
+          .rank = rank.rank(),
+          .world_size = 3,
+          .phase_hook = [&](std::string_view what) {
+            if (what != "it: differences" || ++round < dies_in) return;
+            if (rank.rank() == 2) ::raise(SIGKILL);
+          }};
       const auto comm = OpenCommunicator(url, options);
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();
       ExpectDesyncWithoutFacts(
@@ -256,13 +255,12 @@ TEST(AgreementFaultTest, ARankIsTooLateForTheComparison) {
     const std::string url = UrlFor(Backend::kThreads, UniqueName(), 3, link);
     std::atomic<int> done{0};
     RunEach(Backend::kThreads, 3, [&](int rank) {
-      CommOptions options;
-      options.rank = rank;
-      options.phase_hook = [&](std::string_view what) {
-        if (rank != 2 || what != "it: differences") return;
-        // This rank describes its facts until the others have given up.
-        for (int seen = done; seen < 2; seen = done) done.wait(seen);
-      };
+      const CommOptions options = {
+          .rank = rank, .phase_hook = [&](std::string_view what) {
+            if (rank != 2 || what != "it: differences") return;
+            // This rank describes its facts until the others have given up.
+            for (int seen = done; seen < 2; seen = done) done.wait(seen);
+          }};
       const auto comm = OpenCommunicator(url, options);
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();
       const Status status =

@@ -59,10 +59,7 @@ inline void RunGroup(Backend backend, int world_size,
                      bool shutdown = true, const std::string& parameters = "") {
   const std::string url = UrlFor(backend, UniqueName(), world_size, parameters);
   RunEach(backend, world_size, [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
-    options.world_size = world_size;
-    auto comm = OpenCommunicator(url, options);
+    auto comm = OpenCommunicator(url, {.rank = rank, .world_size = world_size});
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     body(comm->get());
     if (shutdown) {

@@ -155,7 +155,7 @@ TEST_P(CollectivesFaultTest, OtherCallsThatDifferAreDesync) {
 
 // Some sets do not divide the world, or a rank names another rank's set. All
 // ranks get the error, and no rank's memory is touched.
-TEST_P(CollectivesFaultTest, WrongSets) {
+TEST_P(CollectivesFaultTest, WrongSetsAreErrorsOnAllRanks) {
   struct Case {
     int odd;  // The rank that the error names.
     // Returns the set that a rank names.
@@ -220,9 +220,7 @@ TEST_P(CollectivesFaultTest, DeadlineNamesTheMissingAndPoisonsTheLate) {
       UrlFor(backend(), UniqueName(), kWorldSize, parameters());
   const std::string side = UrlFor(backend(), UniqueName(), kWorldSize);
   RunEach(backend(), kWorldSize, [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
-    options.world_size = kWorldSize;
+    const CommOptions options = {.rank = rank, .world_size = kWorldSize};
     auto comm = OpenCommunicator(url, options);
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     auto signal = OpenCommunicator(side, options);
@@ -279,11 +277,9 @@ INSTANTIATE_TEST_SUITE_P(All, CollectivesFaultTest,
 TEST(MixedTest, DirectAndNotDirectIsDesync) {
   const std::string name = UniqueName();
   RunEach(Backend::kThreads, 2, [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
     auto comm = OpenCommunicator(
         UrlFor(Backend::kThreads, name, 2, rank == 0 ? "" : "direct=0"),
-        options);
+        {.rank = rank});
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     const Status status = (*comm)->Barrier("start", Soon());
     EXPECT_EQ(status.code(), StatusCode::kDesync);
@@ -302,10 +298,8 @@ TEST(KillInATensorTest, SurvivorsAgree) {
         UrlFor(Backend::kShm, UniqueName(), kRanks, "direct=0");
     const int victim = attempt % kRanks;
     const auto results = RunRanks(kRanks, [&](const Rank& rank) {
-      CommOptions options;
-      options.rank = rank.rank();
-      options.world_size = kRanks;
-      auto comm = OpenCommunicator(url, options);
+      auto comm =
+          OpenCommunicator(url, {.rank = rank.rank(), .world_size = kRanks});
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();
       constexpr size_t kCount = 400000;  // The tensor has four tiles.
       std::vector<float> data(kRanks * kCount, 1);

@@ -122,7 +122,7 @@ class CollectivesTest
   }
 };
 
-TEST_P(CollectivesTest, ReduceScatterOfEveryDType) {
+TEST_P(CollectivesTest, ReduceScattersEveryDType) {
   Run([](Communicator* comm) {
     ForEachSet(comm, [comm](const RankSet& set) {
       for (const DType dtype : kDTypes) {
@@ -139,7 +139,7 @@ TEST_P(CollectivesTest, ReduceScatterOfEveryDType) {
 }
 
 // A tile has a part of each block, so more ranks make more tiles.
-TEST_P(CollectivesTest, ReduceScatterOfManyTiles) {
+TEST_P(CollectivesTest, ReduceScattersManyTiles) {
   Run([](Communicator* comm) {
     const RankSet all = RankSet::All(comm->world_size());
     const size_t peers = static_cast<size_t>(comm->world_size()) - 1;
@@ -158,7 +158,7 @@ TEST_P(CollectivesTest, ReduceScatterOfManyTiles) {
   });
 }
 
-TEST_P(CollectivesTest, ReduceScatterInPlace) {
+TEST_P(CollectivesTest, ReduceScattersInPlace) {
   Run([](Communicator* comm) {
     const RankSet all = RankSet::All(comm->world_size());
     const auto rank = static_cast<size_t>(comm->rank());
@@ -185,7 +185,7 @@ TEST_P(CollectivesTest, ReduceScatterInPlace) {
   });
 }
 
-TEST_P(CollectivesTest, AllGatherBlocks) {
+TEST_P(CollectivesTest, AllGathersBlocksOfEverySet) {
   Run([](Communicator* comm) {
     ForEachSet(comm, [comm](const RankSet& set) {
       for (const size_t bytes :
@@ -218,7 +218,7 @@ TEST_P(CollectivesTest, AllGatherBlocks) {
   });
 }
 
-TEST_P(CollectivesTest, BroadcastFromEveryRank) {
+TEST_P(CollectivesTest, BroadcastsFromEveryRank) {
   Run([](Communicator* comm) {
     for (int root = 0; root < comm->world_size(); ++root) {
       for (const size_t count : {size_t{0}, size_t{1}, kTile / 4 + 3}) {
@@ -235,7 +235,7 @@ TEST_P(CollectivesTest, BroadcastFromEveryRank) {
 // Calls follow one another, with all numbers of tiles, and with other
 // collectives and sets of one rank between them. A wrong order would write a
 // half that is still read.
-TEST_P(CollectivesTest, OneAfterAnother) {
+TEST_P(CollectivesTest, CallsMayFollowOneAnother) {
   Run([](Communicator* comm) {
     const RankSet all = RankSet::All(comm->world_size());
     const RankSet alone = RankSet::Of(comm->rank(), 1, 1);
@@ -278,7 +278,7 @@ TEST_P(CollectivesTest, OneAfterAnother) {
 
 // A worker thread may make the calls, as long as only one thread does at a
 // time.
-TEST_P(CollectivesTest, FromAnyThread) {
+TEST_P(CollectivesTest, AnyThreadMayCall) {
   Run([](Communicator* comm) {
     const RankSet all = RankSet::All(comm->world_size());
     for (int i = 0; i < 3; ++i) {
@@ -309,7 +309,7 @@ INSTANTIATE_TEST_SUITE_P(
     TestName);
 
 // These sets are neither neighbors nor as far apart as they can be.
-TEST(SetsTest, OfEightRanks) {
+TEST(SetsTest, DivideEightRanks) {
   RunGroup(Backend::kThreads, 8, [](Communicator* comm) {
     ForEachSet(comm, [comm](const RankSet& set) {
       CheckReduceScatter(comm, set, DType::kBF16, 1001, DType::kF32, true);
@@ -350,7 +350,7 @@ TEST(OrderTest, OldValueIsAddedToTheSum) {
   });
 }
 
-TEST(RankSetTest, Sets) {
+TEST(RankSetTest, KnowTheirRanks) {
   EXPECT_EQ(RankSet::Of(6, 1, 4).first, 4);
   EXPECT_EQ(RankSet::Of(6, 4, 2).first, 2);
   EXPECT_EQ(RankSet::Of(7, 2, 2).first, 5);

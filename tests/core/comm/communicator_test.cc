@@ -59,7 +59,7 @@ TEST_P(CommunicatorTest, BarrierPublishesMemory) {
   });
 }
 
-TEST_P(CommunicatorTest, AllGatherOfEverySize) {
+TEST_P(CommunicatorTest, AllGathersEverySize) {
   Run([](Communicator* comm) {
     // The sizes lie around the payload of a round (8192); one is 0.
     for (const size_t bytes : {0, 1, 7, 8191, 8192, 8193, 16384, 100001}) {
@@ -84,7 +84,7 @@ TEST_P(CommunicatorTest, AllGatherOfEverySize) {
   });
 }
 
-TEST_P(CommunicatorTest, AllGatherInPlace) {
+TEST_P(CommunicatorTest, AllGathersInPlace) {
   Run([](Communicator* comm) {
     constexpr size_t kCount = 5000;
     std::vector<int32_t> all(kCount * static_cast<size_t>(comm->world_size()));
@@ -100,7 +100,7 @@ TEST_P(CommunicatorTest, AllGatherInPlace) {
   });
 }
 
-TEST_P(CommunicatorTest, SymmetricBuffers) {
+TEST_P(CommunicatorTest, SymmetricBuffersBeginWithZerosAndAreShared) {
   Run([this](Communicator* comm) {
     for (const size_t bytes :
          {size_t{0}, size_t{1}, size_t{4096}, size_t{4097}, size_t{3} << 20}) {
@@ -152,10 +152,8 @@ TEST_P(CommunicatorTest, SymmetricBuffers) {
 TEST_P(CommunicatorTest, BufferOutlivesCommunicator) {
   const std::string url = UrlFor(backend(), UniqueName(), world_size());
   RunEach(backend(), world_size(), [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
-    options.world_size = world_size();
-    auto comm = OpenCommunicator(url, options);
+    auto comm =
+        OpenCommunicator(url, {.rank = rank, .world_size = world_size()});
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     auto buffer =
         (*comm)->Allocate("buffer", 10000, SymmetricKind::kPerRank, Soon());
@@ -208,7 +206,7 @@ TEST_P(CommunicatorTest, AllReduceSumIsTheSameOnAllRanks) {
   });
 }
 
-TEST_P(CommunicatorTest, AgreeOnStatus) {
+TEST_P(CommunicatorTest, AgreesOnAStatus) {
   Run([](Communicator* comm) {
     SHARD_EXPECT_OK(AgreeOnStatus(comm, "loading", Status(), Soon()));
     const int failing = comm->world_size() / 2;

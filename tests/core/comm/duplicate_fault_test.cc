@@ -51,12 +51,10 @@ class EndTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
     const std::string side = UrlFor(backend(), UniqueName(), world_size());
     RunFamily(backend(), world_size(), [&](Handle first, Handle duplicate) {
       const bool last = IsLast(*first);
-      CommOptions options;
-      options.rank = first->rank();
-      options.world_size = world_size();
       // Another group tells when all have seen the end, which the group itself
       // cannot.
-      auto signal = OpenCommunicator(side, options);
+      auto signal = OpenCommunicator(
+          side, {.rank = first->rank(), .world_size = world_size()});
       ASSERT_TRUE(signal.ok()) << signal.status().ToString();
       if (last) {
         ends(&first, &duplicate);
@@ -87,7 +85,7 @@ class EndTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
   }
 };
 
-TEST_P(EndTest, AbortOfEither) {
+TEST_P(EndTest, AnAbortOfEitherEndsBoth) {
   for (const bool of_duplicate : {false, true}) {
     SCOPED_TRACE(of_duplicate);
     RunToEnd(
@@ -105,7 +103,7 @@ TEST_P(EndTest, AbortOfEither) {
   }
 }
 
-TEST_P(EndTest, DeadlineOfEither) {
+TEST_P(EndTest, ADeadlineOfEitherEndsBoth) {
   for (const bool of_duplicate : {false, true}) {
     SCOPED_TRACE(of_duplicate);
     RunToEnd([](Handle*, Handle*) {},
@@ -121,7 +119,7 @@ TEST_P(EndTest, DeadlineOfEither) {
   }
 }
 
-TEST_P(EndTest, DesyncOfEither) {
+TEST_P(EndTest, ADesyncOfEitherEndsBoth) {
   for (const bool of_duplicate : {false, true}) {
     SCOPED_TRACE(of_duplicate);
     RunToEnd(
@@ -138,7 +136,7 @@ TEST_P(EndTest, DesyncOfEither) {
   }
 }
 
-TEST_P(EndTest, LeftWithTheLast) {
+TEST_P(EndTest, ARankWithoutEitherIsLost) {
   for (const bool first_goes_first : {false, true}) {
     SCOPED_TRACE(first_goes_first);
     RunToEnd(
@@ -176,7 +174,7 @@ TEST_P(EndTest, FreedIsNotLost) {
 
 // A duplicate in which no rank waits is ended all the same. A sibling can end
 // it, too.
-TEST_P(EndTest, OfASibling) {
+TEST_P(EndTest, ASiblingEndsAll) {
   RunFamily(backend(), world_size(), [&](Handle first, Handle duplicate) {
     auto sibling = first->Duplicate("sibling", Soon());
     ASSERT_TRUE(sibling.ok()) << sibling.status().ToString();
@@ -214,10 +212,8 @@ TEST_P(DuplicateKillTest, BothNameTheDeadRank) {
   const int victim = GetParam();
   const std::string url = UrlFor(Backend::kShm, UniqueName(), kWorldSize);
   const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
-    CommOptions options;
-    options.rank = rank.rank();
-    options.world_size = kWorldSize;
-    auto first = OpenCommunicator(url, options);
+    auto first =
+        OpenCommunicator(url, {.rank = rank.rank(), .world_size = kWorldSize});
     ASSERT_TRUE(first.ok()) << first.status().ToString();
     auto duplicate = (*first)->Duplicate("engine", Soon());
     ASSERT_TRUE(duplicate.ok()) << duplicate.status().ToString();
@@ -251,7 +247,7 @@ TEST_P(DuplicateKillTest, BothNameTheDeadRank) {
 }
 
 // The rank dies at the start of each step of the duplication.
-TEST_P(DuplicateKillTest, WhileItIsMade) {
+TEST_P(DuplicateKillTest, TheDeadRankIsNamedWhileItIsMade) {
   constexpr int kWorldSize = 3;
   const int victim = GetParam();
   for (const std::string phase :
@@ -261,9 +257,7 @@ TEST_P(DuplicateKillTest, WhileItIsMade) {
     SCOPED_TRACE(phase);
     const std::string url = UrlFor(Backend::kShm, UniqueName(), kWorldSize);
     const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
-      CommOptions options;
-      options.rank = rank.rank();
-      options.world_size = kWorldSize;
+      CommOptions options = {.rank = rank.rank(), .world_size = kWorldSize};
       options.phase_hook = [&](std::string_view what) {
         if (rank.rank() == victim && what == phase) ::raise(SIGKILL);
       };

@@ -51,7 +51,7 @@ TEST_P(DuplicateTest, IsLikeTheFirst) {
 
 // Each rank has two threads, in any order that the scheduler chooses. Both
 // allocate, and must not take each other's memory.
-TEST_P(DuplicateTest, BothAtOnce) {
+TEST_P(DuplicateTest, WorksAtTheSameTimeAsTheFirst) {
   Run([](Handle first, Handle duplicate) {
     std::thread worker([&] { Work(duplicate.get(), 30, 1000); });
     Work(first.get(), 30, 2000);
@@ -64,7 +64,7 @@ TEST_P(DuplicateTest, BothAtOnce) {
 // Rank 0 calls the two communicators in one order, the other ranks in the
 // other. Each waits in one while its peers wait in the other, and no call is a
 // desync.
-TEST_P(DuplicateTest, InAnotherOrderOnEveryRank) {
+TEST_P(DuplicateTest, MayBeCalledInAnotherOrderOnEveryRank) {
   Run([](Handle first, Handle duplicate) {
     for (int i = 0; i < 20; ++i) {
       std::mutex mutex;
@@ -89,7 +89,7 @@ TEST_P(DuplicateTest, InAnotherOrderOnEveryRank) {
 }
 
 // Duplicates of a duplicate are made while the first is in use.
-TEST_P(DuplicateTest, OfADuplicate) {
+TEST_P(DuplicateTest, MayBeDuplicated) {
   Run([](Handle first, Handle duplicate) {
     std::thread worker([&] {
       auto third = duplicate->Duplicate("third", Soon());
@@ -107,7 +107,7 @@ TEST_P(DuplicateTest, OfADuplicate) {
 
 // A peer frees the communicator that it no longer needs, in any order, and no
 // rank is lost.
-TEST_P(DuplicateTest, FreedInAnyOrder) {
+TEST_P(DuplicateTest, MayBeFreedInAnyOrder) {
   for (const bool first_goes_first : {false, true}) {
     SCOPED_TRACE(first_goes_first);
     Run([&](Handle first, Handle duplicate) {
@@ -124,7 +124,7 @@ TEST_P(DuplicateTest, FreedInAnyOrder) {
 
 // Calls of a duplicate fail once the first is shut down, whatever they wait
 // for.
-TEST_P(DuplicateTest, AfterShutdownOfTheFirst) {
+TEST_P(DuplicateTest, EndsWithTheShutdownOfTheFirst) {
   Run([](Handle first, Handle duplicate) {
     const bool last = first->rank() == first->world_size() - 1;
     Status waited;

@@ -26,11 +26,8 @@ inline void RunFamily(Backend backend, int world_size,
                       const std::string& parameters = "") {
   const std::string url = UrlFor(backend, UniqueName(), world_size, parameters);
   RunEach(backend, world_size, [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
-    options.world_size = world_size;
-    options.timeout = 17;
-    auto first = OpenCommunicator(url, options);
+    auto first = OpenCommunicator(
+        url, {.rank = rank, .world_size = world_size, .timeout = 17});
     ASSERT_TRUE(first.ok()) << first.status().ToString();
     auto duplicate = (*first)->Duplicate("engine", Soon());
     ASSERT_TRUE(duplicate.ok()) << duplicate.status().ToString();

@@ -210,7 +210,7 @@ TEST(EnvironmentTest, Refused) {
 }
 
 // A name that is too long for a socket address is cut, and stays unique.
-TEST(EnvironmentTest, LongNames) {
+TEST(EnvironmentTest, LongNamesAreCutAndStayUnique) {
   Vars one = With(kTorchrun, {{"TORCHELASTIC_RUN_ID", std::string(200, 'a')}});
   Vars two = With(one, {{"TORCHELASTIC_RESTART_COUNT", "1"}});
   const auto a = Read(one);

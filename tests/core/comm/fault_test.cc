@@ -88,9 +88,7 @@ TEST_P(FaultTest, DeadlineNamesTheMissingAndPoisonsTheLate) {
   const std::string url = UrlFor(backend(), UniqueName(), world_size());
   const std::string side = UrlFor(backend(), UniqueName(), world_size());
   RunEach(backend(), world_size(), [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
-    options.world_size = world_size();
+    const CommOptions options = {.rank = rank, .world_size = world_size()};
     auto comm = OpenCommunicator(url, options);
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     auto signal = OpenCommunicator(side, options);
@@ -136,13 +134,12 @@ TEST_P(FaultTest, AbortEndsTheGroup) {
 }
 
 // An abort from another thread ends a wait.
-TEST(AbortTest, FromAnotherThread) {
+TEST(AbortTest, AnotherThreadEndsAWait) {
   const std::string url = UrlFor(Backend::kThreads, UniqueName(), 2);
   std::atomic<bool> entered{false};
   std::atomic<bool> ended{false};
   RunEach(Backend::kThreads, 2, [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
+    CommOptions options = {.rank = rank};
     if (rank == 0) {
       options.phase_hook = [&](std::string_view) { entered = true; };
     }
@@ -241,9 +238,7 @@ TEST_P(KillTest, OthersNameTheDeadRank) {
   constexpr int kWorldSize = 3;
   const std::string url = UrlFor(Backend::kShm, UniqueName(), kWorldSize);
   const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
-    CommOptions options;
-    options.rank = rank.rank();
-    options.world_size = kWorldSize;
+    CommOptions options = {.rank = rank.rank(), .world_size = kWorldSize};
     options.phase_hook = [&](std::string_view what) {
       if (rank.rank() == victim && what == phase) ::raise(SIGKILL);
     };
@@ -295,10 +290,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(KillAfterArrivalTest, TheRoundStands) {
   const std::string url = UrlFor(Backend::kShm, UniqueName(), 2);
   const auto results = RunRanks(2, [&](const Rank& rank) {
-    CommOptions options;
-    options.rank = rank.rank();
-    options.world_size = 2;
-    auto comm = OpenCommunicator(url, options);
+    auto comm = OpenCommunicator(url, {.rank = rank.rank(), .world_size = 2});
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     SHARD_ASSERT_OK((*comm)->Barrier("passes", Soon()));
     if (rank.rank() == 1) ::raise(SIGKILL);
@@ -319,10 +311,8 @@ TEST(KillAnywhereTest, SurvivorsAgree) {
     const std::string url = UrlFor(Backend::kShm, UniqueName(), kWorldSize);
     const int victim = attempt % kWorldSize;
     const auto results = RunRanks(kWorldSize, [&](const Rank& rank) {
-      CommOptions options;
-      options.rank = rank.rank();
-      options.world_size = kWorldSize;
-      auto comm = OpenCommunicator(url, options);
+      auto comm = OpenCommunicator(
+          url, {.rank = rank.rank(), .world_size = kWorldSize});
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();
       if (rank.rank() == victim) {
         // The timer fires anywhere, within rounds too.

@@ -14,11 +14,9 @@ namespace {
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name, int rank,
                                              int world_size,
                                              double timeout = 20) {
-  CommOptions options;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.timeout = timeout;
-  return OpenCommunicator(StrCat("shm:", name), options);
+  return OpenCommunicator(
+      StrCat("shm:", name),
+      {.rank = rank, .world_size = world_size, .timeout = timeout});
 }
 
 // Sets the lowest limit that lets this process open `more` files.
@@ -32,7 +30,7 @@ void LimitFiles(int more) {
 
 // When any step of the meeting lacks a descriptor, on any rank, the rank and
 // those that it has met get an error that says so. They never hang.
-TEST(FewFilesTest, Meeting) {
+TEST(FewFilesTest, AMeetingFailsAndDoesNotHang) {
   for (const int poor : {0, 1, 2}) {
     for (int more = 0; more < 8; ++more) {
       SCOPED_TRACE(StrCat("rank ", poor, " with ", more, " files"));
@@ -64,7 +62,7 @@ TEST(FewFilesTest, Meeting) {
   }
 }
 
-TEST(FewFilesTest, Allocation) {
+TEST(FewFilesTest, AnAllocationFailsOnAllRanks) {
   for (const int poor : {0, 1}) {
     SCOPED_TRACE(poor);
     const std::string name = UniqueName();
@@ -86,7 +84,7 @@ TEST(FewFilesTest, Allocation) {
 }
 
 // When any step of a duplication lacks a descriptor, all ranks get the error.
-TEST(FewFilesTest, Duplicate) {
+TEST(FewFilesTest, ADuplicationFailsOnAllRanks) {
   constexpr int kEnough = 12;
   for (const int poor : {0, 1}) {
     for (int more = 0; more <= kEnough; ++more) {

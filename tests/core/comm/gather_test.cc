@@ -69,7 +69,7 @@ TEST_P(GatherTest, BeyondMemoryIsAnErrorOfAll) {
   });
 }
 
-TEST_P(GatherTest, TextOfRankZero) {
+TEST_P(GatherTest, EveryRankHasTheTextOfRankZero) {
   RunGroup(GetParam(), 4, [&](Communicator* comm) {
     for (const std::string& text :
          {std::string(), std::string("step-000042"), std::string(1, '\0'),

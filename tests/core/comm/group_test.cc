@@ -66,7 +66,7 @@ class GroupTest : public ::testing::Test {
   std::unique_ptr<Group> group_;
 };
 
-TEST_F(GroupTest, Dead) {
+TEST_F(GroupTest, ADeadRankIsLost) {
   const Status status = Barrier([] { return true; });
   EXPECT_EQ(status.code(), StatusCode::kRankLost);
   EXPECT_EQ(status.rank(), 1);
@@ -76,7 +76,7 @@ TEST_F(GroupTest, Dead) {
 }
 
 // Rank 1 arrived and died between two looks of rank 0: the round is complete.
-TEST_F(GroupTest, ArrivedThenDied) {
+TEST_F(GroupTest, ARankMayDieAfterItArrived) {
   Status status = Barrier([this] {
     Arrive(1);
     return true;
@@ -88,7 +88,7 @@ TEST_F(GroupTest, ArrivedThenDied) {
 
 // A third rank has seen all arrive and has said so, so rank 0's view of rank 1
 // no longer counts.
-TEST_F(GroupTest, CompletedMeanwhile) {
+TEST_F(GroupTest, ACompleteRoundStands) {
   const Status status = Barrier([this] {
     Arrive(1);
     block()->slots()[1].arrived = 0;  // Rank 0 has an old view of rank 1.
@@ -100,7 +100,7 @@ TEST_F(GroupTest, CompletedMeanwhile) {
 }
 
 // Rank 1 gave up first, so its reason is that of all ranks.
-TEST_F(GroupTest, FailedMeanwhile) {
+TEST_F(GroupTest, TheFirstFailureCounts) {
   const auto fail = [this] {
     FailureRecord& record = block()->slots()[1].failure;
     record.code = static_cast<int32_t>(StatusCode::kDeadlineExceeded);
@@ -121,7 +121,7 @@ TEST_F(GroupTest, FailedMeanwhile) {
 }
 
 // Rank 1 left after it had arrived.
-TEST_F(GroupTest, ArrivedThenLeft) {
+TEST_F(GroupTest, ARankMayLeaveAfterItArrived) {
   EXPECT_TRUE(Barrier([this] {
                 Arrive(1);
                 block()->slots()[1].presence = kLeft;
@@ -157,7 +157,7 @@ class DuplicateGroupTest : public GroupTest {
 };
 
 // A rank fails the origin and dies at once: the error is that of the origin.
-TEST_F(DuplicateGroupTest, OriginFails) {
+TEST_F(DuplicateGroupTest, FailsWithItsOrigin) {
   const Status status = Wait([this] {
     origin_->Fail(Status(StatusCode::kDeadlineExceeded, "too late", 1));
     return true;
@@ -168,7 +168,7 @@ TEST_F(DuplicateGroupTest, OriginFails) {
   EXPECT_EQ(Wait([] { return false; }).code(), StatusCode::kPoisoned);
 }
 
-TEST_F(DuplicateGroupTest, OriginHasFailed) {
+TEST_F(DuplicateGroupTest, IsPoisonedAfterItsOriginFailed) {
   origin_->Fail(Status(StatusCode::kDeadlineExceeded, "too late", 1));
   EXPECT_TRUE(duplicate_->failed());
   const Status status = Wait([] { return false; });
@@ -203,7 +203,7 @@ TEST_F(DuplicateGroupTest, TellsForTheDead) {
 }
 
 // Rank 1 shut down and died: the error must be more than its death.
-TEST_F(DuplicateGroupTest, ShutDownThenDied) {
+TEST_F(DuplicateGroupTest, AShutdownIsSeenBeforeADeath) {
   const Status status = Wait([this] {
     block()->slots()[1].presence = kShutDown;
     return true;
@@ -214,7 +214,7 @@ TEST_F(DuplicateGroupTest, ShutDownThenDied) {
   EXPECT_EQ(Wait([] { return false; }).code(), StatusCode::kFailedPrecondition);
 }
 
-TEST_F(DuplicateGroupTest, ShutDownHere) {
+TEST_F(DuplicateGroupTest, AShutdownOfTheOriginEndsTheWait) {
   const Status status = Wait([this] {
     origin_->ShutDown();
     return false;
@@ -224,7 +224,7 @@ TEST_F(DuplicateGroupTest, ShutDownHere) {
 }
 
 // A rank leaves when it frees its last communicator of a family.
-TEST_F(DuplicateGroupTest, Presence) {
+TEST_F(DuplicateGroupTest, ARankLeavesWithItsLastHandle) {
   const auto& presence = block()->slots()[0].presence;
   origin_.reset();
   EXPECT_EQ(presence, kPresent);
@@ -233,7 +233,7 @@ TEST_F(DuplicateGroupTest, Presence) {
 }
 
 // A message is text of bounded size, whatever a peer has in its memory.
-TEST_F(GroupTest, WildPeer) {
+TEST_F(GroupTest, AWildPeerGetsABoundedMessage) {
   const Status status = Barrier([this] {
     Arrive(1);
     Fingerprint& call = block()->slots()[1].cells[1].call;
@@ -248,7 +248,7 @@ TEST_F(GroupTest, WildPeer) {
 }
 
 // A text that is too long is cut between characters.
-TEST_F(GroupTest, LongWhat) {
+TEST_F(GroupTest, LongTextsAreCutBetweenCharacters) {
   for (size_t size : {78, 79, 80}) {
     group_.reset();
     std::memset(memory_.data(), 0, memory_.size());

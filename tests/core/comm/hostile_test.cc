@@ -26,11 +26,9 @@ namespace {
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name, int rank,
                                              int world_size,
                                              double timeout = 20) {
-  CommOptions options;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.timeout = timeout;
-  return OpenCommunicator(StrCat("shm:", name), options);
+  return OpenCommunicator(
+      StrCat("shm:", name),
+      {.rank = rank, .world_size = world_size, .timeout = timeout});
 }
 
 // Makes pidfd_open fail as on an old kernel. Returns false where the sandbox
@@ -216,11 +214,11 @@ void ExpectFewLinesOfAFlood(uid_t strangers) {
       }
       ASSERT_EQ(::seteuid(user), 0);
     }
-    CommOptions options;
-    options.rank = rank.rank();
-    options.world_size = 2;
-    options.logger = Logger(&Log::Take, LogLevel::kDebug, &log);
-    const auto comm = OpenCommunicator(StrCat("shm:", name), options);
+    const auto comm = OpenCommunicator(
+        StrCat("shm:", name),
+        {.rank = rank.rank(),
+         .world_size = 2,
+         .logger = Logger(&Log::Take, LogLevel::kDebug, &log)});
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
     if (rank.rank() != 0) return;

@@ -128,11 +128,9 @@ INSTANTIATE_TEST_SUITE_P(All, NotDirectTest,
 TEST(LinkTest, AbortEndsTheWait) {
   const std::string name = UniqueName();
   RunEach(Backend::kThreads, 2, [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
     auto comm = OpenCommunicator(
         UrlFor(Backend::kThreads, name, 2, rank == 0 ? kEndless : "direct=0"),
-        options);
+        {.rank = rank});
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     int32_t word = rank;
     Status status;
@@ -152,7 +150,7 @@ TEST(LinkTest, AbortEndsTheWait) {
 }
 
 // Another thread of the waiting rank may abort at any instant.
-TEST(LinkTest, AbortFromAnotherThread) {
+TEST(LinkTest, AnAbortOfAnotherThreadEndsTheWait) {
   const auto comm =
       OpenCommunicator(StrCat("local:?", kEndless), CommOptions());
   ASSERT_TRUE(comm.ok()) << comm.status().ToString();

@@ -33,11 +33,9 @@ struct Claim {
 
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              Claim claim, double timeout) {
-  CommOptions options;
-  options.rank = claim.rank;
-  options.world_size = claim.world_size;
-  options.timeout = timeout;
-  return OpenCommunicator(StrCat("shm:", name), options);
+  return OpenCommunicator(
+      StrCat("shm:", name),
+      {.rank = claim.rank, .world_size = claim.world_size, .timeout = timeout});
 }
 
 // Opens the group in one process per claim. No process leaves a descriptor
@@ -92,7 +90,7 @@ TEST(MeetingTest, MissingRanksAreNamedOnAll) {
 
 // The shortest deadline of all ranks ends the meeting, with the same message
 // for all.
-TEST(MeetingTest, ShortestDeadlineCounts) {
+TEST(MeetingTest, TheShortestDeadlineCounts) {
   const std::string name = UniqueName();
   const auto results = RunRanks(2, [&](const Rank& rank) {
     const auto comm = Open(name, {rank.rank(), 3}, rank.rank() == 0 ? 40 : 0.3);
@@ -103,20 +101,20 @@ TEST(MeetingTest, ShortestDeadlineCounts) {
   EXPECT_LT(results[0].seconds, 10);
 }
 
-TEST(MeetingTest, MissingHost) {
+TEST(MeetingTest, AMissingHostIsNamed) {
   const auto results = Meet({{1, 3}, {2, 3}}, 0.3);
   ExpectAllTold(results, "DEADLINE_EXCEEDED");
   ExpectAllTold(results, "rank 0 did not come");
   ExpectAllTold(results, "missing [0]");
 }
 
-TEST(MeetingTest, DuplicateRank) {
+TEST(MeetingTest, ADuplicateRankIsAnErrorOnAllRanks) {
   const auto results = Meet({{0, 3}, {1, 3}, {1, 3}});
   ExpectAllTold(results, "ALREADY_EXISTS");
   ExpectAllTold(results, "two processes say they are rank 1");
 }
 
-TEST(MeetingTest, DuplicateHost) {
+TEST(MeetingTest, ASecondHostIsRefused) {
   const std::string name = UniqueName();
   ExpectAllPassed(RunRanks(1, [&](const Rank&) {
     // This socket holds the name without being a rank.
@@ -132,7 +130,7 @@ TEST(MeetingTest, DuplicateHost) {
   }));
 }
 
-TEST(MeetingTest, DifferentWorldSizes) {
+TEST(MeetingTest, DifferentWorldSizesAreErrorsOnAllRanks) {
   const auto results = Meet({{0, 2}, {1, 3}});
   ExpectAllTold(results, "INVALID_ARGUMENT");
   ExpectAllTold(results, "rank 1 says world size 3, rank 0 says 2");
@@ -141,7 +139,7 @@ TEST(MeetingTest, DifferentWorldSizes) {
   ExpectAllTold(more, "INVALID_ARGUMENT");
 }
 
-TEST(MeetingTest, RankNotBelowWorldSize) {
+TEST(MeetingTest, RanksMustBeBelowTheWorldSize) {
   ExpectAllTold(Meet({{5, 2}}, 1), "rank 5 is not in 0 to 1");
   ExpectAllTold(Meet({{-1, 2}}, 1), "rank -1 is not in 0 to 1");
 }
@@ -222,7 +220,7 @@ TEST(MeetingTest, GarbageDoesNotDisturb) {
   }));
 }
 
-TEST(MeetingTest, AnotherProtocolVersion) {
+TEST(MeetingTest, AnotherProtocolVersionIsRefused) {
   const std::string name = UniqueName();
   ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
     if (rank.rank() == 0) {
@@ -247,7 +245,7 @@ TEST(MeetingTest, AnotherProtocolVersion) {
 }
 
 // The host dies after it has greeted: the guests name it at once.
-TEST(MeetingTest, HostDies) {
+TEST(MeetingTest, ADeadHostIsNamedAtOnce) {
   const std::string name = UniqueName();
   const auto results = RunRanks(2, [&](const Rank& rank) {
     if (rank.rank() == 0) {
@@ -276,19 +274,19 @@ TEST(MeetingTest, HostDies) {
 // The host dies with guests in its queue that it has not greeted. No rank has
 // met it, and another host may still come, so the guests wait until the
 // deadline.
-TEST(MeetingTest, HostDiesBeforeItGreets) {
+TEST(MeetingTest, GuestsOutwaitAHostThatDiesBeforeItGreets) {
   constexpr double kTimeout = 1;
   const std::string name = UniqueName();
   const auto results = RunRanks(3, [&](const Rank& rank) {
-    CommOptions options;
-    options.rank = rank.rank();
-    options.world_size = 3;
-    options.timeout = kTimeout;
-    options.phase_hook = [](std::string_view what) {
-      if (what != "rendezvous: listening") return;
-      ::poll(nullptr, 0, 200);  // The guests connect meanwhile.
-      ::raise(SIGKILL);
-    };
+    const CommOptions options = {
+        .rank = rank.rank(),
+        .world_size = 3,
+        .timeout = kTimeout,
+        .phase_hook = [](std::string_view what) {
+          if (what != "rendezvous: listening") return;
+          ::poll(nullptr, 0, 200);  // The guests connect meanwhile.
+          ::raise(SIGKILL);
+        }};
     const auto comm = OpenCommunicator(StrCat("shm:", name), options);
     EXPECT_EQ(comm.status().code(), StatusCode::kDeadlineExceeded);
     EXPECT_EQ(comm.status().rank(), 0);
@@ -303,7 +301,7 @@ TEST(MeetingTest, HostDiesBeforeItGreets) {
 }
 
 // The host hangs after it has heard a guest, which waits for a verdict.
-TEST(MeetingTest, HostHangs) {
+TEST(MeetingTest, AHostThatHangsIsGivenUpAtTheDeadline) {
   constexpr double kTimeout = 0.5;
   const std::string name = UniqueName();
   int pipe[2];
@@ -311,10 +309,9 @@ TEST(MeetingTest, HostHangs) {
   const Fd read(pipe[0]);
   const Fd write(pipe[1]);
   const auto results = RunRanks(2, [&](const Rank& rank) {
-    CommOptions options;
-    options.rank = rank.rank();
-    options.world_size = 3;  // The third rank never comes.
-    options.timeout = kTimeout;
+    // The third rank never comes.
+    CommOptions options = {
+        .rank = rank.rank(), .world_size = 3, .timeout = kTimeout};
     if (rank.rank() == 0) {
       const pid_t self = ::getpid();
       ASSERT_EQ(::write(write.get(), &self, sizeof(self)),

@@ -52,7 +52,7 @@ void Check(Communicator* comm, unsigned absent, size_t count, bool add) {
       << absent << " " << count << " " << add;
 }
 
-TEST_P(NullSendTest, IsZeros) {
+TEST_P(NullSendTest, EqualsZeros) {
   Run([](Communicator* comm) {
     const unsigned everyone = (1u << comm->world_size()) - 1;
     for (unsigned absent = 0; absent <= everyone; ++absent) {
@@ -68,7 +68,7 @@ TEST_P(NullSendTest, IsZeros) {
 
 // The dtype is another one, and the sets have two of the four ranks; one rank
 // has nothing.
-TEST_P(NullSendTest, OfSets) {
+TEST_P(NullSendTest, EqualsZerosInSets) {
   Run([](Communicator* comm) {
     if (comm->world_size() != 4) return;
     const RankSet set = RankSet::Of(comm->rank(), 2, 2);

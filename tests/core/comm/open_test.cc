@@ -21,7 +21,7 @@ struct BadUrl {
   const char* part;
 };
 
-TEST(OpenTest, Refused) {
+TEST(OpenTest, WrongUrlsAreRefused) {
   const BadUrl cases[] = {
       {"", 0, 1, "has no name"},
       {"tcp://host:1", 0, 1, "known: local:, threads:N, shm:NAME, env:"},
@@ -56,34 +56,30 @@ TEST(OpenTest, Refused) {
   };
   for (const BadUrl& bad : cases) {
     SCOPED_TRACE(bad.url);
-    CommOptions options;
-    options.rank = bad.rank;
-    options.world_size = bad.world_size;
-    options.timeout = 0.2;
-    const auto comm = OpenCommunicator(bad.url, options);
+    const auto comm = OpenCommunicator(
+        bad.url,
+        {.rank = bad.rank, .world_size = bad.world_size, .timeout = 0.2});
     ASSERT_FALSE(comm.ok());
     EXPECT_EQ(comm.status().code(), StatusCode::kInvalidArgument);
     EXPECT_TRUE(Contains(comm.status().message(), bad.part));
   }
 }
 
-TEST(OpenTest, TimeoutOfTheUrl) {
+TEST(OpenTest, TheTimeoutOfTheUrlCounts) {
   const auto comm = OpenCommunicator("local:?timeout=2.5", CommOptions());
   ASSERT_TRUE(comm.ok()) << comm.status().ToString();
   EXPECT_EQ((*comm)->timeout(), 2.5);
-  CommOptions endless;
-  endless.timeout = INFINITY;
-  EXPECT_FALSE(OpenCommunicator("local:", endless).ok());
+  EXPECT_FALSE(OpenCommunicator("local:", {.timeout = INFINITY}).ok());
 }
 
-TEST(OpenTest, PlaceInTheUrl) {
+TEST(OpenTest, TheUrlMayNameTheRank) {
   const auto comm = OpenCommunicator(
       "shm:" + UniqueName() + "?rank=0&world_size=1", CommOptions());
   ASSERT_TRUE(comm.ok()) << comm.status().ToString();
   EXPECT_EQ((*comm)->world_size(), 1);
 }
 
-TEST(OpenTest, Environment) {
+TEST(OpenTest, TheEnvironmentNamesTheGroup) {
   ::setenv("SHARD_RENDEZVOUS", UniqueName().c_str(), 1);
   ::setenv("SHARD_WORLD_SIZE", "2", 1);
   for (const char* url : {"env:", "env:?timeout=20"}) {
@@ -138,10 +134,9 @@ TEST(ThreadsTest, MissingRanksAreNamedOnAll) {
   const std::string url = UrlFor(Backend::kThreads, UniqueName(), 5);
   std::vector<Status> statuses(2);
   RunEach(Backend::kThreads, 2, [&](int i) {
-    CommOptions options;
-    options.rank = i == 0 ? 1 : 3;
     // The shortest deadline ends the meeting.
-    options.timeout = i == 0 ? 0.2 : 20;
+    const CommOptions options = {.rank = i == 0 ? 1 : 3,
+                                 .timeout = i == 0 ? 0.2 : 20};
     statuses[static_cast<size_t>(i)] = OpenCommunicator(url, options).status();
   });
   for (const Status& status : statuses) {
@@ -155,8 +150,7 @@ TEST(ThreadsTest, DuplicateRankDoesNotBreakTheOthers) {
   const std::string url = UrlFor(Backend::kThreads, UniqueName(), 2);
   std::atomic<bool> refused{false};
   RunEach(Backend::kThreads, 3, [&](int i) {
-    CommOptions options;
-    options.rank = i == 2 ? 1 : 0;
+    const CommOptions options = {.rank = i == 2 ? 1 : 0};
     if (i == 2) {
       while (!refused) std::this_thread::yield();
     }
@@ -174,14 +168,12 @@ TEST(ThreadsTest, DuplicateRankDoesNotBreakTheOthers) {
 
 // One name is one group. Ranks that come in any order are told both sizes, long
 // before their deadlines. Rank 2 is of the larger group.
-TEST(ThreadsTest, DifferentWorldSizesUnderOneName) {
+TEST(ThreadsTest, DifferentWorldSizesUnderOneNameAreErrors) {
   const std::string name = UniqueName();
   for (const int last : {0, 1, 2}) {
     std::vector<Status> statuses(3);
     RunEach(Backend::kThreads, 3, [&](int rank) {
-      CommOptions options;
-      options.rank = rank;
-      options.timeout = 10;
+      const CommOptions options = {.rank = rank, .timeout = 10};
       if (rank == last) {
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
       }
@@ -200,11 +192,10 @@ TEST(ThreadsTest, DifferentWorldSizesUnderOneName) {
 }
 
 // Ranks that were told of different sizes can use the name again at once.
-TEST(ThreadsTest, NameAfterAQuarrel) {
+TEST(ThreadsTest, ANameCanBeUsedAgainAfterAQuarrel) {
   const std::string name = UniqueName();
   RunEach(Backend::kThreads, 2, [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
+    const CommOptions options = {.rank = rank};
     auto comm =
         OpenCommunicator(UrlFor(Backend::kThreads, name, 2 + rank), options);
     EXPECT_EQ(comm.status().code(), StatusCode::kInvalidArgument);
@@ -217,20 +208,17 @@ TEST(ThreadsTest, NameAfterAQuarrel) {
 // Groups without a name are distinguished by their size.
 TEST(ThreadsTest, WithoutANameSizesAreDifferentGroups) {
   RunEach(Backend::kThreads, 5, [&](int i) {
-    CommOptions options;
-    options.rank = i < 2 ? i : i - 2;
-    const auto comm =
-        OpenCommunicator(i < 2 ? "threads:2" : "threads:3", options);
+    const auto comm = OpenCommunicator(i < 2 ? "threads:2" : "threads:3",
+                                       {.rank = i < 2 ? i : i - 2});
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
   });
 }
 
-TEST(ThreadsTest, SameNameAgainAtOnce) {
+TEST(ThreadsTest, ANameCanBeUsedAgainAtOnce) {
   const std::string url = UrlFor(Backend::kThreads, UniqueName(), 3);
   RunEach(Backend::kThreads, 3, [&](int rank) {
-    CommOptions options;
-    options.rank = rank;
+    const CommOptions options = {.rank = rank};
     for (int i = 0; i < 50; ++i) {
       const auto comm = OpenCommunicator(url, options);
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();

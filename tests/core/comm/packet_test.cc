@@ -77,7 +77,7 @@ TEST_F(PacketTest, DeadlineAndGivingUp) {
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
 }
 
-TEST_F(PacketTest, PeerGone) {
+TEST_F(PacketTest, APeerThatIsGoneIsUnavailable) {
   there_.Reset();
   EXPECT_EQ(Take(here_).status().code(), StatusCode::kUnavailable);
   EXPECT_EQ(SendText(here_, "x").code(), StatusCode::kUnavailable);
@@ -85,7 +85,7 @@ TEST_F(PacketTest, PeerGone) {
 
 // The last packet of a peer that left is received, even when the peer left
 // packets of ours unread: the kernel would return ECONNRESET first.
-TEST_F(PacketTest, LastWords) {
+TEST_F(PacketTest, TheLastWordsOfAPeerAreReceived) {
   ASSERT_TRUE(SendText(here_, "never read").ok());
   ASSERT_TRUE(SendText(there_, "last words").ok());
   there_.Reset();

@@ -22,7 +22,7 @@ TEST(Fingerprint, IsXxh3OfTheBytes) {
 }
 
 // The pieces fall on the buffer's edges in every way.
-TEST(Fingerprint, PiecesOfAnySize) {
+TEST(Fingerprint, TakesPiecesOfAnySize) {
   std::string bytes(200'000, '\0');
   for (size_t i = 0; i < bytes.size(); ++i) {
     bytes[i] = static_cast<char>(i * 131 >> 3);
@@ -40,7 +40,7 @@ TEST(Fingerprint, PiecesOfAnySize) {
 
 // The result is that of one piece after the other, wherever the buffer's edges
 // are.
-TEST(Fingerprint, AllAtOnce) {
+TEST(Fingerprint, AddsAllAtOnceAsOneByOne) {
   const std::string text(70'000, 'x');
   for (size_t before = 16 * 1024 - 60; before <= 16 * 1024; ++before) {
     for (const size_t size : {0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 40, 70'000}) {

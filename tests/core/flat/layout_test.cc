@@ -119,7 +119,7 @@ TEST(EvenLayout, AlignsEveryRange) {
   EXPECT_EQ(layout.PaddingOf(2), 40);
 }
 
-TEST(EvenLayout, MoreRanksThanElements) {
+TEST(EvenLayout, MayHaveMoreRanksThanElements) {
   const FlatLayout layout = Even({2, 1}, 16384);
   EXPECT_EQ(layout.shard_numel(), 1);
   EXPECT_EQ(layout.PaddingOf(2), 0);
@@ -140,7 +140,7 @@ TEST(EvenLayout, ZeroSizeParametersHaveSlotsAndNoSlices) {
   ExpectSound(Even({}, 3), {}, 3, {});
 }
 
-TEST(FlatLayout, SlicesOfAnyRange) {
+TEST(FlatLayout, FindsTheSlicesOfAnyRange) {
   const FlatLayout layout = Even({4, 0, 6}, 4, {4});
   EXPECT_EQ(layout.padded_numel(), 16);
   const auto slices = layout.Slices(2, 7);
@@ -157,7 +157,7 @@ TEST(FlatLayout, SlicesOfAnyRange) {
   EXPECT_EQ(layout.Slices(-100, 100).size(), 2u);
 }
 
-TEST(FlatLayout, StorageThatHoldsTheBuffer) {
+TEST(FlatLayout, ChecksThatStorageHoldsTheBuffer) {
   const FlatLayout even = Even({4, 0, 6}, 4, {4});
   EXPECT_EQ(even.extent(), 10);
   EXPECT_OK(even.CheckStorage(10));
@@ -174,7 +174,7 @@ TEST(FlatLayout, StorageThatHoldsTheBuffer) {
   EXPECT_EQ(FlatLayout().extent(), 0);
 }
 
-TEST(OwnedLayout, WholeParametersInTheirOwnersRange) {
+TEST(OwnedLayout, PutsWholeParametersIntoTheirOwnersRange) {
   const auto layout = MakeOwned({7, 5, 9}, {10, 20, 4}, {2, 0, 2}, 3, {8});
   ASSERT_OK(layout);
   EXPECT_EQ(layout->shard_numel(), 24);
@@ -191,7 +191,7 @@ TEST(OwnedLayout, WholeParametersInTheirOwnersRange) {
 }
 
 // The layout does not look at every rank.
-TEST(OwnedLayout, ByAFewOfAMillionRanks) {
+TEST(OwnedLayout, MayBelongToAFewOfAMillionRanks) {
   for (int i = 0; i < 10000; ++i) {
     const auto layout = MakeOwned({7, 5, 9}, {10, 20, 4}, {1000000, 0, 1000000},
                                   kMaxWorldSize, {8});
@@ -241,7 +241,7 @@ TEST(FlatLayout, RandomOnesAreSound) {
   }
 }
 
-TEST(FlatLayout, SixteenThousandRanks) {
+TEST(FlatLayout, HoldsSixteenThousandRanks) {
   std::mt19937 random(4);
   std::vector<int64_t> numels(3000);
   std::vector<int32_t> owners(numels.size());

@@ -37,12 +37,11 @@ std::shared_ptr<const Plan> MakePlan(std::shared_ptr<const Model> model,
 }
 
 PlanOptions AdamOptions(int stage, int world_size) {
-  PlanOptions options;
-  options.stage = stage;
-  options.world_size = world_size;
-  options.groups = {{"adamw?lr=0.001",
-                     {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}};
-  return options;
+  return {
+      .stage = stage,
+      .world_size = world_size,
+      .groups = {{"adamw?lr=0.001",
+                  {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}}};
 }
 
 // One unit would need slots as large as all the tensors that it shards.

@@ -28,16 +28,16 @@ std::shared_ptr<const Plan> MakePlan(int world_size = 2) {
   EXPECT_OK(model->SetTrainable(3, false));
   EXPECT_OK(model->IgnoreParam(4));
   EXPECT_OK(model->Tie(b, "tied", 0));
-  PlanOptions options;
-  options.world_size = world_size;
-  options.groups = {{"adamw?lr=0.001",
-                     {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}};
+  const PlanOptions options = {
+      .world_size = world_size,
+      .groups = {{"adamw?lr=0.001",
+                  {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}}};
   auto plan = Plan::Create(model, options);
   EXPECT_OK(plan);
   return *plan;
 }
 
-TEST(PlanSummary, OneLine) {
+TEST(PlanSummary, IsOneLine) {
   const std::string summary = MakePlan()->Summary();
   EXPECT_EQ(summary.find("stage 1, world size 2, even, 4 parameters of 3,101 "
                          "elements, fingerprint 0x"),
@@ -87,11 +87,10 @@ std::shared_ptr<const Plan> MakeUnits() {
     EXPECT_OK(model->AddParam(block, "weight", DType::kF32, {2048}));
     EXPECT_OK(model->AddParam(layer, "weight", DType::kF32, {1024}));
   }
-  PlanOptions options;
-  options.stage = 3;
-  options.world_size = 4;
-  options.shard_group_size = 2;
-  options.wrap = *WrapPolicy::Parse("always");
+  const PlanOptions options = {.stage = 3,
+                               .world_size = 4,
+                               .wrap = *WrapPolicy::Parse("always"),
+                               .shard_group_size = 2};
   auto plan = Plan::Create(model, options);
   EXPECT_OK(plan);
   return *plan;

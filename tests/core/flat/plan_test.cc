@@ -40,12 +40,11 @@ std::shared_ptr<const Plan> MakePlan(std::shared_ptr<const Model> model,
 }
 
 PlanOptions AdamOptions(int stage, int world_size) {
-  PlanOptions options;
-  options.stage = stage;
-  options.world_size = world_size;
-  options.groups = {{"adamw?lr=0.001",
-                     {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}};
-  return options;
+  return {
+      .stage = stage,
+      .world_size = world_size,
+      .groups = {{"adamw?lr=0.001",
+                  {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}}};
 }
 
 // Returns the rank in whose range a parameter begins.
@@ -55,7 +54,7 @@ int64_t OwnerOf(const Plan& plan, ParamId param) {
          plan.buffers()[static_cast<size_t>(place.buffer)].layout.shard_numel();
 }
 
-TEST(Plan, OneUnitWhoseBuffersAreDtypeAndTrainability) {
+TEST(Plan, OneUnitHasBuffersByDtypeAndTrainability) {
   auto model = std::make_shared<Model>();
   const auto add = [&](const char* name, DType dtype, bool trainable) {
     const ParamId param = *model->AddParam(kRootModule, name, dtype, {10});
@@ -205,7 +204,7 @@ TEST(Plan, ShardedBucketsUseEveryRank) {
   EXPECT_EQ(OwnerOf(*cut, 0), 0);
 }
 
-TEST(Plan, ManualOwners) {
+TEST(Plan, ManualOwnersOwnWhatTheyAreGiven) {
   auto model = ModelOf({{8}, {8}, {8}, {8}});
   EXPECT_OK(model->SetTrainable(1, false));
   EXPECT_OK(model->IgnoreParam(2));
@@ -281,7 +280,7 @@ TEST(Plan, EveryStageAndPartitionIsSound) {
   }
 }
 
-TEST(Plan, SixteenThousandRanks) {
+TEST(Plan, MayHaveSixteenThousandRanks) {
   for (const Partition partition :
        {Partition::kEven, Partition::kGreedy, Partition::kBucket}) {
     PlanOptions options = AdamOptions(3, 16384);

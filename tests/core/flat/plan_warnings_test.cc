@@ -38,9 +38,8 @@ std::shared_ptr<Model> MixedModel() {
   return model;
 }
 
-TEST(PlanWarnings, MixedUnitsInPostOrder) {
-  PlanOptions options;
-  options.wrap = *WrapPolicy::Parse("always");
+TEST(PlanWarnings, ListMixedUnitsInPostOrder) {
+  const PlanOptions options = {.wrap = *WrapPolicy::Parse("always")};
   const std::vector<std::string> warnings = WarningsOf(MixedModel(), options);
   const std::vector<std::string> order = {"S1", "S2.SS1", "S2.SS2",
                                           "S2", "S3",     "(root)"};
@@ -60,8 +59,7 @@ TEST(PlanWarnings, SayWhatTheMixtureCosts) {
     EXPECT_OK(model->SetTrainable(param, false));
   }
   EXPECT_OK(model->AddParam(kRootModule, "w", DType::kBF16, {20}));
-  PlanOptions options;
-  options.world_size = 2;
+  const PlanOptions options = {.world_size = 2};
   // The buffer has 5,000 elements, in two ranges of 2,528.
   EXPECT_EQ(WarningsOf(model, options),
             std::vector<std::string>{
@@ -73,11 +71,10 @@ TEST(PlanWarnings, SayWhatTheMixtureCosts) {
 }
 
 // The one unit that is in use has all parameters.
-TEST(PlanWarnings, StagesThatShardNothing) {
+TEST(PlanWarnings, NameStagesThatShardNothing) {
   auto model = std::make_shared<Model>();
   EXPECT_OK(model->AddParam(kRootModule, "w", DType::kF32, {100000}));
-  PlanOptions options;
-  options.world_size = 4;
+  PlanOptions options = {.world_size = 4};
   for (options.stage = 0; options.stage < 2; ++options.stage) {
     EXPECT_TRUE(WarningsOf(model, options).empty());
   }
@@ -97,7 +94,7 @@ TEST(PlanWarnings, StagesThatShardNothing) {
   EXPECT_TRUE(WarningsOf(model, options).empty());
 }
 
-TEST(PlanWarnings, NoneWhereUnitsAreUniform) {
+TEST(PlanWarnings, AreNoneWhereUnitsAreUniform) {
   auto model = std::make_shared<Model>();
   const ModuleId adapter = *model->AddModule(kRootModule, "adapter", "LoRA");
   EXPECT_OK(model->AddParam(adapter, "w", DType::kF32, {10}));
@@ -109,15 +106,14 @@ TEST(PlanWarnings, NoneWhereUnitsAreUniform) {
   EXPECT_TRUE(WarningsOf(model, options).empty());
 }
 
-TEST(PlanWarnings, ModulesThatStayF32) {
+TEST(PlanWarnings, NameModulesThatStayF32) {
   auto model = std::make_shared<Model>();
   for (int i = 0; i < 4; ++i) {
     const ModuleId norm =
         *model->AddModule(kRootModule, StrCat("norm", i), "Norm");
     EXPECT_OK(model->AddParam(norm, "w", DType::kF32, {8}));
   }
-  PlanOptions options;
-  options.f32_classes = {"Norm"};
+  PlanOptions options = {.f32_classes = {"Norm"}};
   EXPECT_TRUE(WarningsOf(model, options).empty());
   options.param_dtype = DType::kBF16;
   EXPECT_EQ(WarningsOf(model, options),

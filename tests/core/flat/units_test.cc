@@ -21,10 +21,7 @@ namespace shard::units_test {
 namespace {
 
 PlanOptions Wrapping(std::string_view wrap, int world_size = 2) {
-  PlanOptions options;
-  options.world_size = world_size;
-  options.wrap = *WrapPolicy::Parse(wrap);
-  return options;
+  return {.world_size = world_size, .wrap = *WrapPolicy::Parse(wrap)};
 }
 
 std::shared_ptr<const Plan> MakePlan(std::shared_ptr<const Model> model,
@@ -121,8 +118,7 @@ TEST(Units, BuffersCloseBeforeTheyAreTooLong) {
   // At most 100 bytes: 40 + 60 | 2 | 200 with the parameter without elements |
   // 100.
   for (const int64_t numel : {20, 30, 1, 100, 0, 50}) add(numel);
-  PlanOptions options;
-  options.buffer_bytes = 100;
+  PlanOptions options = {.buffer_bytes = 100};
   auto plan = MakePlan(model, options);
   ASSERT_EQ(plan->buffers().size(), 4u);
   EXPECT_EQ(ParamsOf(*plan, 0), (std::vector<ParamId>{0, 1}));
@@ -147,9 +143,7 @@ TEST(Units, BuffersOfWholeParametersAreNotSplit) {
   for (int i = 0; i < 6; ++i) {
     Add(model.get(), kRootModule, StrCat("p", i).c_str(), 100);
   }
-  PlanOptions options;
-  options.world_size = 2;
-  options.buffer_bytes = 1;
+  PlanOptions options = {.world_size = 2, .buffer_bytes = 1};
   EXPECT_EQ(MakePlan(model, options)->buffers().size(), 6u);
   options.manual_owners = {0, 1, 0, 1, 0, 1};
   for (const Partition partition :
@@ -175,11 +169,10 @@ TEST(Units, DoNotChangeOwners) {
           *model->AddModule(parent, StrCat("m", i), "Module");
       Add(model.get(), module, "w", 1 + static_cast<int64_t>(random() % 50));
     }
-    PlanOptions options;
-    options.world_size = 4;
-    options.partition =
-        random() % 2 == 0 ? Partition::kGreedy : Partition::kBucket;
-    options.bucket_bytes = 300;
+    PlanOptions options = {.world_size = 4,
+                           .partition = random() % 2 == 0 ? Partition::kGreedy
+                                                          : Partition::kBucket,
+                           .bucket_bytes = 300};
     const auto whole = MakePlan(model, options);
     options.wrap = *WrapPolicy::Parse("always");
     const auto units = MakePlan(model, options);
@@ -289,12 +282,11 @@ TEST(ShardGroups, WholeParametersLieInTheirOwnersRange) {
   for (int i = 0; i < 4; ++i) {
     Add(model.get(), kRootModule, StrCat("p", i).c_str(), 16);
   }
-  PlanOptions options;
-  options.stage = 3;
-  options.world_size = 4;
-  options.shard_group_size = 2;
-  options.partition = Partition::kManual;
-  options.manual_owners = {0, 1, 2, 3};
+  const PlanOptions options = {.stage = 3,
+                               .world_size = 4,
+                               .partition = Partition::kManual,
+                               .manual_owners = {0, 1, 2, 3},
+                               .shard_group_size = 2};
   const auto plan = MakePlan(model, options);
   for (ParamId param = 0; param < 4; ++param) {
     const int rank = options.manual_owners[static_cast<size_t>(param)];
@@ -320,9 +312,7 @@ TEST(ParamDType, F32FollowsItButForItsClasses) {
   const ParamId ignored = Add(model.get(), after, "ignored", 8);
   EXPECT_OK(model->SetTrainable(frozen, false));
   EXPECT_OK(model->IgnoreParam(ignored));
-  PlanOptions options;
-  options.param_dtype = DType::kBF16;
-  options.f32_classes = {"Norm"};
+  PlanOptions options = {.param_dtype = DType::kBF16, .f32_classes = {"Norm"}};
   const auto plan = MakePlan(model, options);
   const auto dtype_of = [&](ParamId param) {
     const int32_t buffer = plan->places()[static_cast<size_t>(param)].buffer;
@@ -378,8 +368,7 @@ TEST(Units, BadOptionsAreNamed) {
   Add(model.get(), kRootModule, "w", 8);
   const auto expect_bad = [&](auto change,
                               std::initializer_list<std::string_view> parts) {
-    PlanOptions options;
-    options.world_size = 6;
+    PlanOptions options = {.world_size = 6};
     change(&options);
     ExpectInvalid(Plan::Create(model, options), parts);
   };

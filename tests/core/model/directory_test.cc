@@ -35,7 +35,7 @@ std::vector<std::string> Fqns(const Model& model,
   return fqns;
 }
 
-TEST(ModelDirectory, OfNothingHasTheRoot) {
+TEST(ModelDirectory, HasTheRootOfAnEmptyModel) {
   const Model model;
   const ModelDirectory directory(model);
   EXPECT_EQ(Rows(model, directory), (std::vector<Row>{{"", 0, false, 0, 0}}));

@@ -221,7 +221,7 @@ TEST(Model, ClassesAreUtf8) {
 
 // These names in the root fill a 32nd of the index from its start, under the
 // seed that a library without a random one would have.
-TEST(Model, NamesChosenToCollide) {
+TEST(Model, NamesChosenToCollideCostLittleMore) {
   constexpr size_t kNames = 60000;
   constexpr uint64_t kSlots = 1 << 17;
   Names ordinary;
@@ -246,7 +246,7 @@ TEST(Model, NamesChosenToCollide) {
 }
 
 // Quadratic checks would take hours for so many names.
-TEST(Model, AMillionNamesInOneModule) {
+TEST(Model, TakesAMillionNamesInOneModule) {
   Model model;
   constexpr int kCount = 1'000'000;
   for (int i = 0; i < kCount; ++i) {
@@ -261,7 +261,7 @@ TEST(Model, AMillionNamesInOneModule) {
 }
 
 // A recursive walk would overflow the stack on this tree.
-TEST(Model, ADeepTree) {
+TEST(Model, ADeepTreeIsWalked) {
   Model model;
   ModuleId at = kRootModule;
   constexpr int kDepth = kMaxFqnBytes / 2 - 1;

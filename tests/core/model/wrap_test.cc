@@ -67,12 +67,12 @@ TEST(WrapPolicy, WithoutOneNothingIsWrapped) {
   EXPECT_EQ(Wrapped("", tree.model), Fqns{});
 }
 
-TEST(WrapPolicy, Always) {
+TEST(WrapPolicy, AlwaysWrapsEveryModule) {
   EXPECT_EQ(Wrapped("always", Tree().model),
             (Fqns{"a", "a.x", "a.y", "b", "b.z"}));
 }
 
-TEST(WrapPolicy, ByClass) {
+TEST(WrapPolicy, WrapsByClass) {
   const Tree tree;
   EXPECT_EQ(Wrapped("class?names=Norm", tree.model), (Fqns{"a.y", "b.z"}));
   EXPECT_EQ(Wrapped("class?names=Block,Leaf", tree.model),
@@ -116,7 +116,7 @@ TEST(WrapPolicy, SizeKeepsToForceLeafAndExclude) {
             (Fqns{"ModuleList.within", "ModuleDict.within"}));
 }
 
-TEST(WrapPolicy, AnyOf) {
+TEST(WrapPolicy, WrapsModulesThatAnyPolicySelects) {
   const Tree tree;
   EXPECT_EQ(Wrapped("class?names=Block|class?names=Norm", tree.model),
             (Fqns{"a", "a.y", "b.z"}));
@@ -141,7 +141,7 @@ TEST(WrapPolicy, APredicateIsOneMorePolicy) {
                        {"a.x", 20}, {"a", 10}, {"b", 40}}));
 }
 
-TEST(WrapPolicy, TheseModules) {
+TEST(WrapPolicy, WrapsTheGivenModules) {
   const Tree tree;
   std::vector<bool> wrapped(tree.model.modules().size());
   wrapped[static_cast<size_t>(tree.x)] = true;
@@ -150,7 +150,7 @@ TEST(WrapPolicy, TheseModules) {
   EXPECT_EQ(policy.text(), "always");
 }
 
-TEST(WrapPolicy, ClassesBesideIt) {
+TEST(WrapPolicy, WrapsOtherClassesToo) {
   const Tree tree;
   EXPECT_EQ(Wrapped(WrapPolicy(), tree.model, {"Norm"}), (Fqns{"a.y", "b.z"}));
   EXPECT_EQ(
@@ -181,7 +181,7 @@ TEST(WrapPolicy, TiesCountOnceWhereTheyAreFirst) {
 
 // The tree is as deep as names can be: recursion would need megabytes of the
 // host's stack.
-TEST(WrapPolicy, DeepTrees) {
+TEST(WrapPolicy, WalksDeepTrees) {
   Model model;
   ModuleId module = kRootModule;
   for (int i = 0; i < 30'000; ++i) {
@@ -194,7 +194,7 @@ TEST(WrapPolicy, DeepTrees) {
   EXPECT_EQ(sized, (std::vector<ModuleId>{1, 7501, 15'001, 22'501}));
 }
 
-TEST(WrapPolicy, SizesThatCannotBeCounted) {
+TEST(WrapPolicy, SumsBeyondInt64AreLarge) {
   Model model;
   const ModuleId a = *model.AddModule(kRootModule, "a", "A");
   for (const char* name : {"x", "y", "z"}) {

@@ -53,7 +53,7 @@ TEST(LossScaler, DefaultsAreTorchs) {
   EXPECT_EQ(scaler.scale(), 65536);
 }
 
-TEST(LossScaler, ByHand) {
+TEST(LossScaler, GrowsAndBacksOffAsByHand) {
   LossScaler scaler = Parsed(
       "dynamic?init_scale=8&growth_factor=4&backoff_factor=0.25&"
       "growth_interval=3");

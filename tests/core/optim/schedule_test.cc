@@ -87,7 +87,7 @@ TEST(Schedule, WsdByHand) {
 }
 
 // With warmup = total there is nothing but warm-up; the last rate is lr.
-TEST(Schedule, WarmUpOnly) {
+TEST(Schedule, MayBeWarmUpOnly) {
   const Schedule schedule = Parsed("cosine?lr=1&warmup=4&total=4");
   EXPECT_EQ(schedule.Lr(3), 0.75);
   EXPECT_EQ(schedule.Lr(4), 1);
@@ -142,7 +142,7 @@ TEST(Schedule, SeamsAreContinuous) {
   }
 }
 
-TEST(Schedule, FarBeyondTheEnd) {
+TEST(Schedule, StaysPutFarBeyondTheEnd) {
   constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
   for (const char* text : kAllKinds) {
     const Schedule schedule = Parsed(text);
