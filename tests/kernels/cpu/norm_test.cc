@@ -304,8 +304,7 @@ TEST_P(NormTest, WhatIsNotFiniteShows) {
   }
 }
 
-// What the norm is for: gradients are scaled by the same bits on any number of
-// ranks.
+// The norm scales gradients by the same bits on any number of ranks.
 TEST_P(NormTest, ClipCoefficientIsTheSameForEverySplit) {
   const std::vector<float> values = Normal(30000, 9);
   const auto coefficient = [](const NormSum& sum) {
