@@ -74,7 +74,7 @@ class TwoFaults
 
 void TwoFaults::Next(Tally* tally, bool again) const {
   const bool all = tally->stride == 1;
-  const int64_t some = kSanitized ? 20 : 8;
+  const int64_t some = kSanitized ? 20 : 16;
   if (again) {
     tally->second += all || first_ == First::kMemory ? 1 : some;
     return;

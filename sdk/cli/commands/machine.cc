@@ -170,7 +170,7 @@ void LookAtCpu(std::vector<Finding>* findings) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   // The sets that Highway, and so libshard, chooses from, best first.
-  const char* target = "SSE2";
+  const char* target = "scalar";
   const bool avx2 = __builtin_cpu_supports("avx2") &&
                     __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("bmi2");
@@ -178,8 +178,9 @@ void LookAtCpu(std::vector<Finding>* findings) {
                     __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl");
-  if (__builtin_cpu_supports("ssse3")) target = "SSSE3";
-  if (__builtin_cpu_supports("sse4.2")) target = "SSE4";
+  if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("aes")) {
+    target = "SSE4";
+  }
   if (avx2) target = "AVX2";
   if (avx3) target = "AVX-512";
   section.Say(avx2, "simd", target,

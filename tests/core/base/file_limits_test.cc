@@ -287,7 +287,7 @@ class MeetAfterTheFirst final : public ForwardingEnv {
     if ((flags & O_DIRECT) != 0) seen_direct = true;
     if (fd >= 0 && (flags & O_DIRECT) == 0) ++met;
     // The other thread may be kept from coming, so the wait has an end.
-    for (int i = 0; met < 2 && i < 100000; ++i) std::this_thread::yield();
+    for (int i = 0; met < 2 && i < 3000; ++i) std::this_thread::yield();
     return fd;
   }
   std::atomic<int> met{0};

@@ -206,8 +206,11 @@ TEST_P(JoinTest, EveryNumberOfBatches) {
   const int world_size = GetParam();
   const bool all = std::getenv("SHARD_TEST_LONG") != nullptr;
   // There are 64, 512 and 4096 combinations.
-  const int sparse = !kSanitized ? 1 : world_size > 2 ? 11 : 3;
-  const int share = all ? 1 : world_size < 4 ? sparse : 29 * sparse;
+  // Primes meet every digit of a combination.
+  const int shares[] = {1, 5, 61};
+  const int sanitized_shares[] = {3, 23, 421};
+  const int share =
+      all ? 1 : (kSanitized ? sanitized_shares : shares)[world_size - 2];
   const int forms = all ? kNumForms : world_size == 2 ? 3 : 1;
   int failed = 0;
   ForEachCombination(

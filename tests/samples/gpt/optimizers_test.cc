@@ -54,10 +54,14 @@ TEST_P(CombinationTest, ProcessesGiveTheBitsOfThreads) {
             Train(Chosen("--rank-threads 3")));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CombinationTest,
-                         ::testing::Combine(::testing::Values("adamw", "muon"),
-                                            ::testing::Values("f32", "bf16",
-                                                              "q8")),
+std::vector<Choice> Choices() {
+  // The core's tests step every optimizer under the sanitizers.
+  if (shard::kSanitized) return {{"adamw", "f32"}, {"muon", "q8"}};
+  return {{"adamw", "f32"}, {"adamw", "bf16"}, {"adamw", "q8"},
+          {"muon", "f32"},  {"muon", "bf16"},  {"muon", "q8"}};
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CombinationTest, ::testing::ValuesIn(Choices()),
                          [](const auto& info) {
                            return std::string(std::get<0>(info.param)) + "_" +
                                   std::get<1>(info.param);
@@ -129,7 +133,12 @@ TEST_F(LossTest, NarrowStatesEndCloseToF32) {
   EXPECT_NEAR(median("q8"), f32, 0.01 * f32);
 }
 
-TEST_F(LossTest, MuonTrains) { EXPECT_LT(Loss("--optimizer muon"), 0.5); }
+TEST_F(LossTest, MuonTrains) {
+  if (shard::kSanitized) {
+    GTEST_SKIP() << "what it trains to is no question of memory or threads";
+  }
+  EXPECT_LT(Loss("--optimizer muon"), 0.5);
+}
 
 }  // namespace
 }  // namespace optimizers_test
