@@ -35,18 +35,36 @@ struct Form {
 };
 
 constexpr Form kForms[] = {
-    {"stage 0", 0},
-    {"stage 1 async", 1, "", 1, "cpu-async?max_delay=0.00005&seed=1"},
-    {"stage 2", 2, "", 1, "cpu", false, false, 2},
-    {"stage 3", 3, "", 0},
-    {"apart stage 0", 0, "direct=0"},
-    {"apart stage 1 overlap", 1, "direct=0", 1, "cpu", true},
-    {"apart stage 2 overlap", 2, "direct=0", 1, "cpu", true, false, 2},
-    {"apart stage 3", 3, "direct=0", 0},
-    {"apart stage 3 prefetch", 3, "direct=0", 1},
-    {"apart stage 3 whole gradients", 3, "direct=0", 1, "cpu", false, true, 2},
-    {"apart stage 3 async", 3, "direct=0", 1,
-     "cpu-async?max_delay=0.00005&seed=2"},
+    {.name = "stage 0", .stage = 0},
+    {.name = "stage 1 async",
+     .stage = 1,
+     .device = "cpu-async?max_delay=0.00005&seed=1"},
+    {.name = "stage 2", .stage = 2, .passes = 2},
+    {.name = "stage 3", .stage = 3, .prefetch = 0},
+    {.name = "apart stage 0", .stage = 0, .link = "direct=0"},
+    {.name = "apart stage 1 overlap",
+     .stage = 1,
+     .link = "direct=0",
+     .overlap = true},
+    {.name = "apart stage 2 overlap",
+     .stage = 2,
+     .link = "direct=0",
+     .overlap = true,
+     .passes = 2},
+    {.name = "apart stage 3", .stage = 3, .link = "direct=0", .prefetch = 0},
+    {.name = "apart stage 3 prefetch",
+     .stage = 3,
+     .link = "direct=0",
+     .prefetch = 1},
+    {.name = "apart stage 3 whole gradients",
+     .stage = 3,
+     .link = "direct=0",
+     .whole_grads = true,
+     .passes = 2},
+    {.name = "apart stage 3 async",
+     .stage = 3,
+     .link = "direct=0",
+     .device = "cpu-async?max_delay=0.00005&seed=2"},
 };
 constexpr int kNumForms = static_cast<int>(std::size(kForms));
 
@@ -84,11 +102,12 @@ struct Extras {
 
 constexpr Extras kExtras[] = {
     {},
-    {true},
-    {false, true},
-    {true, true, 0.5},
-    {false, false, 0.5, "static?scale=1024"},
-    {true, false, 0, "dynamic?init_scale=8&growth_interval=2"},
+    {.average_active = true},
+    {.new_lr = true},
+    {.average_active = true, .new_lr = true, .max_grad_norm = 0.5},
+    {.max_grad_norm = 0.5, .loss_scaling = "static?scale=1024"},
+    {.average_active = true,
+     .loss_scaling = "dynamic?init_scale=8&growth_interval=2"},
 };
 constexpr int kNumExtras = static_cast<int>(std::size(kExtras));
 
@@ -202,7 +221,7 @@ void ForEachCombination(int world_size, int most, Visit visit) {
 
 class JoinTest : public ::testing::TestWithParam<int> {};
 
-TEST_P(JoinTest, EveryNumberOfBatches) {
+TEST_P(JoinTest, MatchesTheReferenceForEveryNumberOfBatches) {
   const int world_size = GetParam();
   const bool all = std::getenv("SHARD_TEST_LONG") != nullptr;
   // There are 64, 512 and 4096 combinations.
@@ -235,7 +254,7 @@ TEST_P(JoinTest, EveryNumberOfBatches) {
 INSTANTIATE_TEST_SUITE_P(Ranks, JoinTest, ::testing::Values(2, 3, 4));
 
 // Trains one combination in every form.
-TEST(JoinFormsTest, EveryForm) {
+TEST(JoinFormsTest, MatchesTheReferenceInEveryForm) {
   for (const Form& form : kForms) {
     for (const Extras& extras : kExtras) {
       // With a sanitizer, tries every extra and every form, but not all pairs.
@@ -285,7 +304,7 @@ void TrainOn(Engine* engine, int step) {
   EXPECT_EQ(report.step, step);
 }
 
-TEST(JoinErrorsTest, UnitsInUseEverywhere) {
+TEST(JoinErrorsTest, RefusesUnitsInUseOnAllRanks) {
   OnTwoRanks([](Engine* engine) {
     ASSERT_OK(engine->UnitAcquire(1, Pass::kForward, 0));
     int64_t steps = -1;
@@ -299,7 +318,7 @@ TEST(JoinErrorsTest, UnitsInUseEverywhere) {
   });
 }
 
-TEST(JoinErrorsTest, UnitInUseOnOneRank) {
+TEST(JoinErrorsTest, RefusesAUnitInUseOnOneRank) {
   OnTwoRanks([](Engine* engine) {
     // Where UnitAcquire gathers, both ranks have to call it.
     ASSERT_OK(engine->UnitAcquire(1, Pass::kForward, 0));
@@ -316,7 +335,7 @@ TEST(JoinErrorsTest, UnitInUseOnOneRank) {
   });
 }
 
-TEST(JoinErrorsTest, GradientsReady) {
+TEST(JoinErrorsTest, RefusesReadyGradients) {
   OnTwoRanks([](Engine* engine) {
     for (size_t u = 0; u < engine->plan().units().size(); ++u) {
       const auto unit = static_cast<int32_t>(u);
@@ -342,7 +361,7 @@ TEST(JoinErrorsTest, GradientsReady) {
   });
 }
 
-TEST(JoinErrorsTest, BeforeBroadcast) {
+TEST(JoinErrorsTest, RefusesAJoinBeforeBroadcast) {
   for (const Form& form : kForms) {
     if (form.device != std::string("cpu")) continue;
     SCOPED_TRACE(form.name);
@@ -363,7 +382,7 @@ TEST(JoinErrorsTest, BeforeBroadcast) {
 }
 
 // One rank joins and the other broadcasts; the error is final.
-TEST(JoinErrorsTest, BeforeBroadcastOnOneRank) {
+TEST(JoinErrorsTest, AJoinDuringTheFirstBroadcastIsADesync) {
   for (const char* link : {"", "direct=0"}) {
     const auto plan = PlanFor(kForms[0], 2);
     RunThreadRanks(
@@ -380,7 +399,7 @@ TEST(JoinErrorsTest, BeforeBroadcastOnOneRank) {
   }
 }
 
-TEST(JoinErrorsTest, AnotherCollective) {
+TEST(JoinErrorsTest, AJoinDuringAnotherCollectiveIsADesync) {
   OnTwoRanks([](Engine* engine) {
     int64_t steps = -1;
     const bool joins = engine->comm()->rank() == 0;
@@ -394,7 +413,7 @@ TEST(JoinErrorsTest, AnotherCollective) {
 
 // Step options that two ranks disagree on are an error on all ranks, also on
 // the one that waits in join.
-TEST(JoinErrorsTest, SteppersDiffer) {
+TEST(JoinErrorsTest, StepsThatDifferAreADesyncOnAllRanks) {
   for (const Form& form : kForms) {
     if (form.device != std::string("cpu")) continue;
     SCOPED_TRACE(form.name);
@@ -418,8 +437,7 @@ TEST(JoinErrorsTest, SteppersDiffer) {
               ASSERT_OK(engine.UnitGradsReady(unit));
               ASSERT_OK(engine.UnitRelease(unit));
             }
-            StepOptions options;
-            options.max_grad_norm = comm->rank() + 1;
+            const StepOptions options = {.max_grad_norm = 1.0 + comm->rank()};
             StepReport report;
             status = engine.Step(options, &report);
           }

@@ -38,22 +38,43 @@ struct Form {
 };
 
 constexpr Form kForms[] = {
-    {"stage0", 0},
-    {"stage1_async", 1, "", "cpu-async?max_delay=0.0001&seed=1"},
-    {"stage2", 2},
-    {"stage2_async", 2, "", "cpu-async?max_delay=0.0001&seed=2"},
-    {"stage2_deterministic_bf16", 2, "", "cpu", false, 0, true, DType::kBF16},
-    {"stage3", 3},
-    {"stage3_whole_grads", 3, "", "cpu", true},
-    {"apart_stage0", 0, "direct=0"},
-    {"apart_stage1", 1, "direct=0"},
-    {"apart_stage2", 2, "direct=0"},
-    {"apart_stage2_deterministic_bf16", 2, "direct=0", "cpu", false, 0, true,
-     DType::kBF16},
-    {"apart_stage3", 3, "direct=0"},
-    {"apart_stage3_prefetch", 3, "direct=0", "cpu", false, 2},
-    {"apart_stage3_whole_grads", 3, "direct=0", "cpu", true},
-    {"apart_stage3_async", 3, "direct=0", "cpu-async?max_delay=0.0001&seed=3"},
+    {.name = "stage0", .stage = 0},
+    {.name = "stage1_async",
+     .stage = 1,
+     .device = "cpu-async?max_delay=0.0001&seed=1"},
+    {.name = "stage2", .stage = 2},
+    {.name = "stage2_async",
+     .stage = 2,
+     .device = "cpu-async?max_delay=0.0001&seed=2"},
+    {.name = "stage2_deterministic_bf16",
+     .stage = 2,
+     .prefetch = 0,
+     .deterministic = true,
+     .dtype = DType::kBF16},
+    {.name = "stage3", .stage = 3},
+    {.name = "stage3_whole_grads", .stage = 3, .whole_grads = true},
+    {.name = "apart_stage0", .stage = 0, .link = "direct=0"},
+    {.name = "apart_stage1", .stage = 1, .link = "direct=0"},
+    {.name = "apart_stage2", .stage = 2, .link = "direct=0"},
+    {.name = "apart_stage2_deterministic_bf16",
+     .stage = 2,
+     .link = "direct=0",
+     .prefetch = 0,
+     .deterministic = true,
+     .dtype = DType::kBF16},
+    {.name = "apart_stage3", .stage = 3, .link = "direct=0"},
+    {.name = "apart_stage3_prefetch",
+     .stage = 3,
+     .link = "direct=0",
+     .prefetch = 2},
+    {.name = "apart_stage3_whole_grads",
+     .stage = 3,
+     .link = "direct=0",
+     .whole_grads = true},
+    {.name = "apart_stage3_async",
+     .stage = 3,
+     .link = "direct=0",
+     .device = "cpu-async?max_delay=0.0001&seed=3"},
 };
 
 // Decides which parameters have a gradient.
@@ -86,21 +107,18 @@ constexpr Pattern kPatterns[] = {
     {"one rank", [](int step, int, int rank, ParamId,
                     int32_t) { return rank == step % kWorldSize; }},
     {"nothing", [](int, int, int, ParamId, int32_t) { return false; }},
-    {"by pass",
-     [](int step, int pass, int rank, ParamId param, int32_t) {
-       return Coin(step, pass, rank, param);
-     },
-     true},
-    {"units by pass",
-     [](int step, int pass, int rank, ParamId, int32_t unit) {
-       return Coin(step, pass, rank, unit);
-     },
-     true},
-    {"first pass only",
-     [](int, int pass, int, ParamId param, int32_t) {
-       return pass == 1 && param % 2 == 0;
-     },
-     true},
+    {.name = "by pass",
+     .has = [](int step, int pass, int rank, ParamId param,
+               int32_t) { return Coin(step, pass, rank, param); },
+     .by_pass = true},
+    {.name = "units by pass",
+     .has = [](int step, int pass, int rank, ParamId,
+               int32_t unit) { return Coin(step, pass, rank, unit); },
+     .by_pass = true},
+    {.name = "first pass only",
+     .has = [](int, int pass, int, ParamId param,
+               int32_t) { return pass == 1 && param % 2 == 0; },
+     .by_pass = true},
 };
 
 int IndexOf(const Form& form) {
@@ -127,7 +145,7 @@ std::shared_ptr<const Plan> PlanFor(const Form& form) {
 
 class MissingGradsTest : public ::testing::TestWithParam<Form> {};
 
-TEST_P(MissingGradsTest, MatchReference) {
+TEST_P(MissingGradsTest, MatchesTheReference) {
   const Form& form = GetParam();
   ExactTraining training;
   training.plan = PlanFor(form);
@@ -229,7 +247,7 @@ RankStep StepOfRank(Has has, bool zero_grad) {
 
 // Each combination follows a step in which both ranks had all gradients, so
 // that a gradient that must not count would show.
-TEST(WhoHasGradientsTest, EveryCombination) {
+TEST(WhoHasGradientsTest, EveryCombinationMatchesTheReference) {
   for (int variant = 0; variant < 64; ++variant) {
     // With a sanitizer, tries each option and each pair of options, but not all
     // combinations.
@@ -283,7 +301,7 @@ Status DeclareAll(Engine* engine) {
 // Rank 1 zeroes once more than rank 0, before anything is accumulated. With
 // missing_grads the step reports that and training can go on. Without, the
 // first reduction reports it, and the error is final.
-TEST(ZeroGradTest, OftenerOnOneRank) {
+TEST(ZeroGradTest, AnExtraCallOnOneRankIsADesyncOfShardedGradients) {
   for (int variant = 0; variant < 12; ++variant) {
     const int stage = 1 + variant / 4;
     const bool missing = (variant & 1) != 0;
@@ -327,7 +345,7 @@ TEST(ZeroGradTest, OftenerOnOneRank) {
 
 // Both ranks throw away a pass of no_sync in which they declared different
 // units; one rank is far ahead of the other.
-TEST(ZeroGradTest, RanksThatAccumulatedDifferently) {
+TEST(ZeroGradTest, DropsPassesThatDifferBetweenRanks) {
   for (int variant = 0; variant < 4; ++variant) {
     const int stage = 2 + variant / 2;
     const std::string link = (variant & 1) != 0 ? "direct=0" : "";
@@ -385,8 +403,7 @@ TEST(ZeroGradTest, ARankThatGathersMeanwhileLosesNothing) {
   const auto plan = TwoUnits(3, "sgd?lr=1");
   ASSERT_NE(plan, nullptr);
   ASSERT_TRUE(plan->shards_params());
-  EngineOptions options;
-  options.missing_grads = MissingGrads::kZero;
+  const EngineOptions options = {.missing_grads = MissingGrads::kZero};
   const auto train = [&](const std::shared_ptr<Communicator>& comm) {
     auto made = Engine::Create(plan, comm, options);
     ASSERT_OK(made);

@@ -176,7 +176,7 @@ Case RandomCase(uint64_t seed) {
 
 constexpr uint64_t kModels = kSanitized ? 30 : 200;
 
-TEST(RandomModelsTest, MatchReference) {
+TEST(RandomModelsTest, ModelsMatchTheReference) {
   constexpr uint64_t kFirst = 20000;
   uint64_t first = kFirst;
   uint64_t last = kFirst + (std::getenv("SHARD_TEST_LONG") ? 5000 : kModels);
