@@ -30,16 +30,15 @@ using shard::api::ReadStateFilter;
 
 // Reads the arguments of a save. A wrong argument is returned as an error,
 // which the engine tells the other ranks, as everywhere in this file.
-shard::StatusOr<SaveOptions> ToSaveOptions(const shard_engine* engine,
+shard::StatusOr<SaveOptions> ToSaveOptions(const shard::Plan& plan,
                                            const char* root,
                                            const shard_save_options* given,
                                            bool async) {
   shard_save_options read;
   SHARD_RETURN_IF_ERROR(ReadOptions("shard_save_options", given, &read));
-  SHARD_API_REQUIRE(engine);
   SHARD_API_REQUIRE(root);
   SaveOptions options;
-  SHARD_RETURN_IF_ERROR(ReadStateFilter(read.filter, &options.state));
+  SHARD_RETURN_IF_ERROR(ReadStateFilter(plan, read.filter, &options.state));
   SHARD_ASSIGN_OR_RETURN(options.overwrite,
                          shard::api::ReadFlag("overwrite", read.overwrite));
   options.async = async;
@@ -68,9 +67,10 @@ shard_error* shard_checkpoint_save(shard_engine* engine, const char* root,
   return GuardCollective(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_ASSIGN_OR_RETURN(
-        auto started, engine->engine->Save(root == nullptr ? "" : root,
-                                           ToSaveOptions(engine, root, options,
-                                                         save != nullptr)));
+        auto started,
+        engine->engine->Save(root == nullptr ? "" : root,
+                             ToSaveOptions(engine->engine->plan(), root,
+                                           options, save != nullptr)));
     if (save != nullptr) *save = new shard_save{std::move(started)};
     return Status();
   });
@@ -98,8 +98,9 @@ shard_error* shard_checkpoint_load(shard_engine* engine, const char* path,
     SHARD_API_REQUIRE(engine);
     LoadReport loaded;
     const auto read = [&]() -> shard::StatusOr<LoadOptions> {
-      SHARD_ASSIGN_OR_RETURN(LoadOptions ready,
-                             shard::api::ReadLoadOptions(options, report));
+      SHARD_ASSIGN_OR_RETURN(
+          LoadOptions ready,
+          shard::api::ReadLoadOptions(engine->engine->plan(), options, report));
       SHARD_API_REQUIRE(path);
       return ready;
     };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,11 +36,6 @@ using shard::api::ReadOptions;
 // Returns `text`, or "" for NULL: the engine tells all ranks of a wrong
 // argument.
 std::string_view TextOf(const char* text) { return text ? text : ""; }
-
-std::vector<int32_t> ParamsOf(const int32_t* params, size_t count) {
-  if (params == nullptr) return {};
-  return std::vector<int32_t>(params, params + count);
-}
 
 // Returns the communicator of an engine; NULL for a NULL engine.
 shard::Communicator* CommOf(const shard_engine* engine) {
@@ -363,11 +359,14 @@ shard_error* shard_engine_unit_params(shard_engine* engine, int32_t unit,
                                       void** grads, size_t capacity,
                                       size_t* count) noexcept {
   if (count != nullptr) *count = 0;
-  if (params != nullptr) std::fill_n(params, capacity, 0);
-  if (data != nullptr) std::fill_n(data, capacity, nullptr);
-  if (grads != nullptr) std::fill_n(grads, capacity, nullptr);
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
+    // No more than a unit could fill: the capacity may be garbage.
+    const size_t cleared =
+        std::min(capacity, engine->engine->plan().places().size());
+    if (params != nullptr) std::fill_n(params, cleared, 0);
+    if (data != nullptr) std::fill_n(data, cleared, nullptr);
+    if (grads != nullptr) std::fill_n(grads, cleared, nullptr);
     SHARD_ASSIGN_OR_RETURN(
         const std::vector<UnitParam> found,
         UnitParams(*engine->engine, unit, data != nullptr, grads != nullptr));
@@ -462,7 +461,7 @@ shard_error* shard_engine_add_param_group(shard_engine* engine,
     SHARD_ASSIGN_OR_RETURN(
         const int32_t added,
         engine->engine->AddParamGroup(TextOf(optimizer),
-                                      ParamsOf(params, count), timeout));
+                                      std::span(params, count), timeout));
     if (group != nullptr) *group = added;
     return Status();
   });
@@ -475,7 +474,7 @@ shard_error* shard_engine_set_trainable(shard_engine* engine,
   return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->SetTrainable(
-        ParamsOf(params, count), ReadFlag("trainable", trainable), timeout);
+        std::span(params, count), ReadFlag("trainable", trainable), timeout);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include "core/model/model.h"
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -106,10 +107,8 @@ shard_error* shard_model_add_param_group(shard_model* model,
     SHARD_API_REQUIRE(model);
     SHARD_API_REQUIRE(optimizer);
     SHARD_API_REQUIRE(group);
-    if (count > 0) SHARD_API_REQUIRE(params);
-    const std::vector<shard::ParamId> members(params, params + count);
-    SHARD_ASSIGN_OR_RETURN(*group,
-                           model->model.AddParamGroup(optimizer, members));
+    SHARD_ASSIGN_OR_RETURN(*group, model->model.AddParamGroup(
+                                       optimizer, std::span(params, count)));
     return Status();
   });
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "api/options.h"
 #include "api/plan_ids.h"
 #include "api/text.h"
+#include "core/base/host_array.h"
 #include "core/base/strings.h"
 #include "core/device/device.h"
 #include "core/flat/kept_whole.h"
@@ -97,10 +99,9 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
   if (read.bucket_bytes < 0) {
     return InvalidArgument("bucket_bytes ", read.bucket_bytes, " is negative");
   }
-  if (read.num_owners > 0 && read.owners == nullptr) {
-    return InvalidArgument("owners is NULL but num_owners is ",
-                           read.num_owners);
-  }
+  const std::span owners(read.owners, read.num_owners);
+  SHARD_RETURN_IF_ERROR(shard::CheckHostArray(
+      "owners", owners, model.params().size(), "parameters"));
 
   PlanOptions options;
   options.stage = read.stage;
@@ -108,7 +109,7 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
   if (read.partition != 0) {
     options.partition = static_cast<Partition>(read.partition);
   }
-  options.manual_owners.assign(read.owners, read.owners + read.num_owners);
+  options.manual_owners.assign(owners.begin(), owners.end());
   if (read.bucket_bytes != 0) options.bucket_bytes = read.bucket_bytes;
   SHARD_ASSIGN_OR_RETURN(options.shard_buckets,
                          ReadFlag("shard_buckets", read.shard_buckets));

@@ -40,7 +40,7 @@ struct ReadState {
 };
 
 StatusOr<ReadState> ReadStateDictOptions(
-    const shard_state_dict_options* given) {
+    const shard::Plan& plan, const shard_state_dict_options* given) {
   shard_state_dict_options read;
   SHARD_RETURN_IF_ERROR(
       shard::api::ReadOptions("shard_state_dict_options", given, &read));
@@ -48,7 +48,7 @@ StatusOr<ReadState> ReadStateDictOptions(
       shard::api::CheckReserved("shard_state_dict_options", read.reserved));
   ReadState options;
   SHARD_RETURN_IF_ERROR(
-      shard::api::ReadStateFilter(read.filter, &options.state));
+      shard::api::ReadStateFilter(plan, read.filter, &options.state));
   SHARD_ASSIGN_OR_RETURN(options.copy, shard::api::ReadFlag("copy", read.copy));
   options.timeout = read.timeout;
   return options;
@@ -117,7 +117,9 @@ shard_error* shard_state_dict_get(shard_engine* engine,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_API_REQUIRE(state);
-    SHARD_ASSIGN_OR_RETURN(const ReadState read, ReadStateDictOptions(options));
+    SHARD_ASSIGN_OR_RETURN(
+        const ReadState read,
+        ReadStateDictOptions(engine->engine->plan(), options));
     auto made = std::make_unique<shard_state_dict>();
     made->of_engine = true;
     MemoryStore parts;
@@ -227,8 +229,9 @@ shard_error* shard_state_dict_gather(shard_engine* engine,
     SHARD_API_REQUIRE(engine);
     double timeout = 0;
     const auto read = [&]() -> StatusOr<StateOptions> {
-      SHARD_ASSIGN_OR_RETURN(const ReadState ready,
-                             ReadStateDictOptions(options));
+      SHARD_ASSIGN_OR_RETURN(
+          const ReadState ready,
+          ReadStateDictOptions(engine->engine->plan(), options));
       timeout = ready.timeout;
       if (rank < 0 || rank == engine->engine->comm()->rank()) {
         SHARD_API_REQUIRE(take);
@@ -315,8 +318,9 @@ shard_error* shard_state_dict_load(shard_engine* engine,
     shard::api::ClearLoadReport(engine, report);
     SHARD_API_REQUIRE(engine);
     const auto read = [&]() -> StatusOr<LoadOptions> {
-      SHARD_ASSIGN_OR_RETURN(LoadOptions ready,
-                             shard::api::ReadLoadOptions(options, report));
+      SHARD_ASSIGN_OR_RETURN(
+          LoadOptions ready,
+          shard::api::ReadLoadOptions(engine->engine->plan(), options, report));
       SHARD_ASSIGN_OR_RETURN(ready.from_rank0,
                              shard::api::ReadFlag("from_rank0", from_rank0));
       if (!ready.from_rank0 || engine->engine->comm()->rank() == 0) {

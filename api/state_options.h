@@ -5,10 +5,14 @@
 #ifndef SHARD_API_STATE_OPTIONS_H_
 #define SHARD_API_STATE_OPTIONS_H_
 
+#include <span>
+
 #include "api/options.h"
 #include "api/progress.h"
+#include "core/base/host_array.h"
 #include "core/base/status.h"
 #include "core/engine/state/checkpoints.h"
+#include "core/flat/plan.h"
 #include "core/state/state_entries.h"
 #include "shard/shard.h"
 
@@ -17,8 +21,8 @@ namespace shard::api {
 // shard_state_filter lies within structs that grow, so its own size is frozen.
 static_assert(sizeof(shard_state_filter) == 32);
 
-// Reads the part of a state that the host selects.
-inline Status ReadStateFilter(const shard_state_filter& from,
+// Reads the part of a state that the host selects, of the plan's model.
+inline Status ReadStateFilter(const Plan& plan, const shard_state_filter& from,
                               StateOptions* to) {
   SHARD_RETURN_IF_ERROR(CheckReserved("shard_state_filter", from.reserved));
   to->content = static_cast<StateContent>(from.content);
@@ -26,14 +30,10 @@ inline Status ReadStateFilter(const shard_state_filter& from,
                          ReadFlag("ignore_frozen", from.ignore_frozen));
   SHARD_ASSIGN_OR_RETURN(to->strip_prefix,
                          ReadFlag("strip_prefix", from.strip_prefix));
-  if (from.num_submodules > 0 && from.submodules == nullptr) {
-    return InvalidArgument("num_submodules is ", from.num_submodules,
-                           ", and submodules NULL");
-  }
-  if (from.num_submodules > 0) {
-    to->submodules.assign(from.submodules,
-                          from.submodules + from.num_submodules);
-  }
+  const std::span submodules(from.submodules, from.num_submodules);
+  SHARD_RETURN_IF_ERROR(CheckHostArray(
+      "submodules", submodules, plan.model().modules().size(), "modules"));
+  to->submodules.assign(submodules.begin(), submodules.end());
   return Status();
 }
 
@@ -45,7 +45,8 @@ inline void ClearLoadReport(const void* engine, shard_load_report* report) {
   }
 }
 
-inline StatusOr<LoadOptions> ReadLoadOptions(const shard_load_options* given,
+inline StatusOr<LoadOptions> ReadLoadOptions(const Plan& plan,
+                                             const shard_load_options* given,
                                              shard_load_report* report) {
   if (report != nullptr) {
     SHARD_RETURN_IF_ERROR(ClearResult("shard_load_report", report));
@@ -54,7 +55,7 @@ inline StatusOr<LoadOptions> ReadLoadOptions(const shard_load_options* given,
   SHARD_RETURN_IF_ERROR(ReadOptions("shard_load_options", given, &read));
   SHARD_RETURN_IF_ERROR(CheckReserved("shard_load_options", read.reserved));
   LoadOptions options;
-  SHARD_RETURN_IF_ERROR(ReadStateFilter(read.filter, &options.state));
+  SHARD_RETURN_IF_ERROR(ReadStateFilter(plan, read.filter, &options.state));
   SHARD_ASSIGN_OR_RETURN(const bool allow_mismatch,
                          ReadFlag("allow_mismatch", read.allow_mismatch));
   SHARD_ASSIGN_OR_RETURN(const bool skip_verify,

@@ -212,7 +212,11 @@ Status Engine::SetState(ParamId param, std::string_view name,
                          TrainablePlaceOf(plan(), param, "optimizer states"));
   SHARD_RETURN_IF_ERROR(CheckTraining("set_state"));
   SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_state"));
-  if (NumelOf(plan(), param) == 0) return Status();
+  if (NumelOf(plan(), param) == 0) {
+    if (count == 0) return Status();
+    return InvalidArgument("parameter ", param, " has no elements, not ",
+                           count);
+  }
   const EngineBuffer& buffer =
       memory().buffers()[static_cast<size_t>(place->buffer)];
   const auto group = static_cast<size_t>(buffer.plan->group);
@@ -275,14 +279,14 @@ Status Engine::EndSummon(const StatusOr<bool>& write_back, double timeout) {
 // ---- Another plan ----------------------------------------------------------
 
 StatusOr<GroupId> Engine::AddParamGroup(std::string_view optimizer,
-                                        const std::vector<ParamId>& params,
+                                        std::span<const ParamId> params,
                                         double timeout) {
   SHARD_RETURN_IF_ERROR(
       ChangePlan(NewParamGroup(plan(), hypers_, optimizer, params), timeout));
   return static_cast<GroupId>(plan().options().groups.size() - 1);
 }
 
-Status Engine::SetTrainable(const std::vector<ParamId>& params,
+Status Engine::SetTrainable(std::span<const ParamId> params,
                             const StatusOr<bool>& trainable, double timeout) {
   return ChangePlan(NewTrainable(plan(), hypers_, params, trainable), timeout);
 }

@@ -27,6 +27,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -168,11 +169,12 @@ class Engine {
   // everything is as before.
   //
   // Makes a param group. `params` are frozen, or in the default group; they
-  // become trainable.
+  // become trainable. More `params` than the model has are an error on all
+  // ranks, here and below.
   StatusOr<GroupId> AddParamGroup(std::string_view optimizer,
-                                  const std::vector<ParamId>& params,
+                                  std::span<const ParamId> params,
                                   double timeout);
-  Status SetTrainable(const std::vector<ParamId>& params,
+  Status SetTrainable(std::span<const ParamId> params,
                       const StatusOr<bool>& trainable, double timeout);
 
   // Save and load checkpoints; see core/engine/state/checkpoints.h. COLLECTIVE,

@@ -2,14 +2,11 @@
 
 #include "core/model/model.h"
 
-#include <sys/random.h>
-#include <time.h>
-#include <xxhash.h>
-
 #include <algorithm>
 #include <limits>
 #include <utility>
 
+#include "core/base/host_array.h"
 #include "core/base/strings.h"
 #include "core/model/names.h"
 #include "core/model/walk.h"
@@ -54,26 +51,6 @@ Status CheckShape(const std::vector<int64_t>& shape, DType dtype,
   return Status();
 }
 
-// Returns the seed of the hashes of names. Names may come from a file that was
-// made to harm: under a seed that its author cannot know, names chosen to
-// collide do not. Equal in all models, so that a copied index stays valid.
-uint64_t HashSeed() {
-  static const uint64_t seed = [] {
-    uint64_t word = 0;
-    if (::getrandom(&word, sizeof(word), GRND_NONBLOCK) == sizeof(word)) {
-      return word;
-    }
-    // A sandbox may forbid the call. Nobody outside knows when this runs, and
-    // at which address.
-    timespec now = {};
-    ::clock_gettime(CLOCK_MONOTONIC, &now);
-    const uint64_t parts[] = {reinterpret_cast<uintptr_t>(&word),
-                              static_cast<uint64_t>(now.tv_nsec)};
-    return static_cast<uint64_t>(XXH3_64bits(parts, sizeof(parts)));
-  }();
-  return seed;
-}
-
 // Makes room for one more element, so that the next push_back allocates
 // nothing: a call for which memory runs out leaves the model unchanged.
 template <typename T>
@@ -92,28 +69,21 @@ Model::Model(std::string class_name) {
 }
 
 Status Model::CheckModule(ModuleId module) const {
-  if (module < 0 || static_cast<size_t>(module) >= modules_.size()) {
-    return InvalidArgument("no module has the id ", module,
-                           "; known ids are 0 to ", modules_.size() - 1);
+  if (module >= 0 && static_cast<size_t>(module) < modules_.size()) {
+    return Status();
   }
-  return Status();
+  return InvalidArgument("no module has the id ", module,
+                         "; known ids are 0 to ", modules_.size() - 1);
 }
 
 Status Model::CheckParam(ParamId param) const {
-  if (params_.empty()) {
-    return InvalidArgument("no parameter has the id ", param,
-                           "; the model has none");
+  if (param >= 0 && static_cast<size_t>(param) < params_.size()) {
+    return Status();
   }
-  if (param < 0 || static_cast<size_t>(param) >= params_.size()) {
-    return InvalidArgument("no parameter has the id ", param,
-                           "; known ids are 0 to ", params_.size() - 1);
-  }
-  return Status();
-}
-
-uint64_t Model::HashName(ModuleId module, std::string_view name) const {
-  return XXH3_64bits_withSeed(name.data(), name.size(),
-                              HashSeed() + static_cast<uint64_t>(module));
+  return InvalidArgument(
+      "no parameter has the id ", param,
+      params_.empty() ? "; the model has none"
+                      : StrCat("; known ids are 0 to ", params_.size() - 1));
 }
 
 bool Model::HasName(int32_t id, ModuleId module, std::string_view name) const {
@@ -144,7 +114,7 @@ Status Model::CheckName(ModuleId module, std::string_view name,
         "the name ", QuoteName(name), " in ", Describe(*this, module), " has ",
         fqn, " bytes with its path; at most ", kMaxFqnBytes, " are allowed");
   }
-  *hash = HashName(module, name);
+  *hash = NameIndex::HashOf(module, name);
   bool is_module = false;
   const bool taken = index_.Contains(*hash, [&](int32_t id) {
     is_module = id < 0;
@@ -252,7 +222,9 @@ Status Model::SetDType(ParamId param, DType dtype) {
 }
 
 StatusOr<GroupId> Model::AddParamGroup(std::string_view optimizer,
-                                       const std::vector<ParamId>& params) {
+                                       std::span<const ParamId> params) {
+  SHARD_RETURN_IF_ERROR(
+      CheckHostArray("params", params, params_.size(), "parameters"));
   if (params.empty()) {
     return InvalidArgument("the param group ", QuoteName(optimizer),
                            " has no parameters");
@@ -272,7 +244,7 @@ StatusOr<GroupId> Model::AddParamGroup(std::string_view optimizer,
     return InvalidArgument("parameter ", name_of(param), " is in param group ",
                            other, " already; a parameter has one group");
   }
-  std::vector<ParamId> sorted(params);
+  std::vector<ParamId> sorted(params.begin(), params.end());
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
   if (twice != sorted.end()) {
@@ -328,7 +300,7 @@ StatusOr<ParamId> Model::FindParam(std::string_view fqn) const {
     const std::string_view name = rest.substr(0, dot);
     const bool is_last = dot == std::string_view::npos;
     int32_t found = 0;
-    index_.Contains(HashName(at, name), [&](int32_t id) {
+    index_.Contains(NameIndex::HashOf(at, name), [&](int32_t id) {
       if (!HasName(id, at, name)) return false;
       found = id;
       return true;

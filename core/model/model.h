@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -99,11 +100,11 @@ class Model {
   Status SetDType(ParamId param, DType dtype);
 
   // Moves `params` from the default group to a new one. Groups have dense ids
-  // from 1. Errors: no parameters; a parameter that does not exist, is in
-  // another group or is listed twice (naming the parameter and the group); a
-  // text that is not plain.
+  // from 1. Errors: no parameters; more than the model has; a parameter that
+  // does not exist, is in another group or is listed twice (naming the
+  // parameter and the group); a text that is not plain.
   StatusOr<GroupId> AddParamGroup(std::string_view optimizer,
-                                  const std::vector<ParamId>& params);
+                                  std::span<const ParamId> params);
 
   // Ignores a parameter: libshard neither stores nor touches it. IgnoreModule
   // does so for all parameters in and below a module.
@@ -144,7 +145,6 @@ class Model {
                    uint64_t* hash) const;
   Status CheckModule(ModuleId module) const;
   Status CheckParam(ParamId param) const;
-  uint64_t HashName(ModuleId module, std::string_view name) const;
   // Returns true when `id` of index_ stands for `name` in `module`.
   bool HasName(int32_t id, ModuleId module, std::string_view name) const;
   void AddReference(ModuleId module, std::string_view name, ParamId param,

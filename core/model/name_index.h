@@ -10,12 +10,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace shard {
 
 class NameIndex {
  public:
+  // Returns the hash of a name in a module, which differs from process to
+  // process.
+  static uint64_t HashOf(int32_t module, std::string_view name);
+
   // Returns true when `matches(id)` holds for some id inserted with this hash.
   template <typename Matches>
   bool Contains(uint64_t hash, Matches matches) const {

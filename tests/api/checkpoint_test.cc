@@ -109,7 +109,18 @@ TEST(CheckpointApiTest, WrongArgumentsAreTheErrorOfAllRanks) {
     fails(options, "overwrite is 2");
     options = SHARD_SAVE_OPTIONS_INIT;
     options.filter.num_submodules = 1;
-    fails(options, "submodules NULL");
+    fails(options, "submodules is NULL");
+    const int32_t root_module = 0;
+    options.filter.submodules = &root_module;
+    for (const size_t count : {size_t{2}, SIZE_MAX}) {
+      options.filter.num_submodules = count;
+      fails(options, ("submodules is " + std::to_string(count)).c_str());
+      shard_load_options load = SHARD_LOAD_OPTIONS_INIT;
+      if (rank == 1) load.filter = options.filter;
+      EXPECT_FAILS(
+          shard_checkpoint_load(engine.get(), root.c_str(), &load, nullptr),
+          SHARD_INVALID_ARGUMENT, "submodules is", "1 modules");
+    }
     options = SHARD_SAVE_OPTIONS_INIT;
     options.filter.strip_prefix = 1;
     fails(options, "exactly one submodule");

@@ -119,6 +119,12 @@ TEST(EngineUnitsTest, ParametersOfAUnit) {
                                      nullptr));
   EXPECT_EQ(params[0], kWeight);
   EXPECT_EQ(params[1], 77);
+  // No entry is written that no parameter could have.
+  params[5] = 77;
+  EXPECT_OK(shard_engine_unit_params(engine, 0, params, nullptr, nullptr,
+                                     SIZE_MAX, &count));
+  EXPECT_EQ(count, 4u);
+  EXPECT_EQ(params[5], 77);
   EXPECT_FAILS(
       shard_engine_unit_params(engine, 1, params, data, grads, 6, &count),
       SHARD_INVALID_ARGUMENT, "unit 1");

@@ -3,7 +3,9 @@
 // Param groups, hyperparameters and schedules, through the C API.
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <string>
 
 #include "tests/api/api_testing.h"
 
@@ -66,6 +68,11 @@ TEST(GroupsTest, WrongGroupsAreErrors) {
       SHARD_INVALID_ARGUMENT, "optimizer is NULL");
   EXPECT_FAILS(shard_model_add_param_group(model.get(), "", nullptr, 1, &group),
                SHARD_INVALID_ARGUMENT, "params is NULL");
+  for (const size_t count : {size_t{kNumParams + 1}, SIZE_MAX}) {
+    EXPECT_FAILS(
+        shard_model_add_param_group(model.get(), "", &bias, count, &group),
+        SHARD_INVALID_ARGUMENT, std::to_string(count), "5 parameters");
+  }
   EXPECT_FAILS(shard_model_add_param_group(model.get(), "", &bias, 1, nullptr),
                SHARD_INVALID_ARGUMENT, "group is NULL");
   EXPECT_FAILS(shard_model_add_param_group(nullptr, "", &bias, 1, &group),
@@ -138,6 +145,35 @@ TEST(GroupsTest, HyperparametersByKey) {
   EXPECT_FAILS(shard_engine_group_text(engine.get(), -1, nullptr, 0, &length),
                SHARD_INVALID_ARGUMENT, "param group -1");
   EXPECT_EQ(length, 0u);
+}
+
+// A count that no list of parameters has is refused before one is read. The
+// ranks go on.
+TEST(GroupsTest, WrongCountsAreTheErrorOfAllRanks) {
+  RunRanks(2, [](int rank, shard_comm* comm) {
+    const Engine owner = GroupedEngine(comm, "?lr=0.25");
+    shard_engine* const engine = owner.get();
+    const int32_t weight = kWeight;
+    for (const size_t wrong :
+         {size_t{kNumParams + 1}, SIZE_MAX / 4, SIZE_MAX}) {
+      const size_t count = rank == 1 ? wrong : 1;
+      const std::string text = std::to_string(wrong);
+      EXPECT_FAILS(shard_engine_set_trainable(engine, &weight, count, 0, 0),
+                   SHARD_INVALID_ARGUMENT, "set_trainable", text,
+                   "5 parameters", "rank 1");
+      int32_t group = 7;
+      EXPECT_FAILS(shard_engine_add_param_group(engine, "sgd", &weight, count,
+                                                0, &group),
+                   SHARD_INVALID_ARGUMENT, "add_param_group", text,
+                   "5 parameters", "rank 1");
+      EXPECT_EQ(group, 0);
+    }
+    EXPECT_FAILS(shard_engine_set_trainable(
+                     engine, rank == 1 ? nullptr : &weight, 1, 0, 0),
+                 SHARD_INVALID_ARGUMENT, "params is NULL", "rank 1");
+    EXPECT_OK(shard_engine_set_trainable(engine, &weight, 1, 0, 0));
+    EXPECT_OK(shard_engine_step(engine, nullptr, nullptr));
+  });
 }
 
 // A schedule may end at 0: the step then changes nothing.
@@ -248,6 +284,7 @@ TEST(MovingTest, StatesAndStepAreSet) {
   const Comm comm = OpenLocal();
   const Model model = EmptyModel();
   const int32_t weight = AddParam(model.get(), "weight", {2});
+  const int32_t empty = AddParam(model.get(), "empty", {0});
   shard_plan_options options = PlanOptions(1);
   options.optimizer = "sgd?lr=1&momentum=0.5";
   const Plan plan = MakePlan(model.get(), options);
@@ -279,6 +316,11 @@ TEST(MovingTest, StatesAndStepAreSet) {
   EXPECT_FAILS(shard_engine_set_state(engine.get(), weight, "momentum_buffer",
                                       nullptr, 2),
                SHARD_INVALID_ARGUMENT, "values is NULL");
+  EXPECT_FAILS(shard_engine_set_state(engine.get(), empty, "momentum_buffer",
+                                      buffer, SIZE_MAX),
+               SHARD_INVALID_ARGUMENT, "no elements");
+  EXPECT_OK(shard_engine_set_state(engine.get(), empty, "momentum_buffer",
+                                   nullptr, 0));
   EXPECT_FAILS(shard_engine_set_step(engine.get(), -1), SHARD_INVALID_ARGUMENT,
                "step -1");
 }

@@ -118,6 +118,11 @@ TEST(PlanTest, ManualOwners) {
   owners[kBias] = 0;
   options.num_owners = 4;
   ExpectBad(TryPlan(options), {"4 entries", "5 parameters"});
+  for (const size_t count : {owners.size() + 1, SIZE_MAX}) {
+    options.num_owners = count;
+    ExpectBad(TryPlan(options), {"owners", std::to_string(count), "5"});
+  }
+  options.num_owners = 4;
   options.owners = nullptr;
   ExpectBad(TryPlan(options), {"owners is NULL", "4"});
   options.num_owners = 0;

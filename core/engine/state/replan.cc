@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "core/base/host_array.h"
 #include "core/comm/agreement.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/state/initial_params.h"
@@ -26,8 +27,10 @@ PlanChange NoChange(const Plan& plan, const Hypers& hypers) {
   return change;
 }
 
-Status SetTrainable(const Plan& plan, const std::vector<ParamId>& params,
+Status SetTrainable(const Plan& plan, std::span<const ParamId> params,
                     bool trainable, Model* model) {
+  SHARD_RETURN_IF_ERROR(
+      CheckHostArray("params", params, model->params().size(), "parameters"));
   for (const ParamId param : params) {
     SHARD_RETURN_IF_ERROR(PlaceOf(plan, param).status());
     SHARD_RETURN_IF_ERROR(model->SetTrainable(param, trainable));
@@ -39,7 +42,7 @@ Status SetTrainable(const Plan& plan, const std::vector<ParamId>& params,
 
 PlanChange NewParamGroup(const Plan& plan, const Hypers& hypers,
                          std::string_view optimizer,
-                         const std::vector<ParamId>& params) {
+                         std::span<const ParamId> params) {
   PlanChange change = NoChange(plan, hypers);
   const auto make = [&]() -> Status {
     SHARD_RETURN_IF_ERROR(
@@ -56,7 +59,7 @@ PlanChange NewParamGroup(const Plan& plan, const Hypers& hypers,
 }
 
 PlanChange NewTrainable(const Plan& plan, const Hypers& hypers,
-                        const std::vector<ParamId>& params,
+                        std::span<const ParamId> params,
                         const StatusOr<bool>& trainable) {
   PlanChange change = NoChange(plan, hypers);
   const auto make = [&]() -> Status {

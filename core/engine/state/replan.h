@@ -8,6 +8,7 @@
 #define SHARD_CORE_ENGINE_STATE_REPLAN_H_
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,10 +34,10 @@ struct PlanChange {
 // `params` are frozen, or in the default group.
 PlanChange NewParamGroup(const Plan& plan, const Hypers& hypers,
                          std::string_view optimizer,
-                         const std::vector<ParamId>& params);
+                         std::span<const ParamId> params);
 // Freezes or unfreezes `params`.
 PlanChange NewTrainable(const Plan& plan, const Hypers& hypers,
-                        const std::vector<ParamId>& params,
+                        std::span<const ParamId> params,
                         const StatusOr<bool>& trainable);
 
 struct Replanned {

@@ -154,8 +154,9 @@ const std::vector<Case>& Cases() {
               "parameter 'head.tied', tied to parameter number 1 "
               "('block.mlp.up')",
               [](Model* m) { EXPECT_OK(m->Tie(3, "tied", 1)); }),
-      OfModel("optimizer of param group 1", "", "",
-              [](Model* m) { EXPECT_OK(m->AddParamGroup("sgd", {1})); }),
+      OfModel(
+          "optimizer of param group 1", "", "",
+          [](Model* m) { EXPECT_OK(m->AddParamGroup("sgd", std::vector{1})); }),
   };
   return *cases;
 }

@@ -525,11 +525,11 @@ TEST(EngineTest, ManyWarningsOfThePlanAreCounted) {
   // A change of the plan logs only the warnings that are new.
   lines.clear();
   ASSERT_TRUE((*engine)->BroadcastParams(10).ok());
-  Status changed = (*engine)->SetTrainable({0}, false, 10);
+  Status changed = (*engine)->SetTrainable(std::vector{0}, false, 10);
   ASSERT_TRUE(changed.ok()) << changed.ToString();
   EXPECT_EQ((*engine)->plan().Warnings().size(), 19u);
   EXPECT_THAT(lines, IsEmpty());
-  changed = (*engine)->SetTrainable({0}, true, 10);
+  changed = (*engine)->SetTrainable(std::vector{0}, true, 10);
   ASSERT_TRUE(changed.ok()) << changed.ToString();
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0], (*engine)->plan().Warnings()[0]);

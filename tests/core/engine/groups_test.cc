@@ -26,7 +26,7 @@ using CommPtr = std::shared_ptr<Communicator>;
 // "p2".
 std::shared_ptr<Model> TwoGroups(const std::string& second) {
   auto model = ModelOf({{4}, {4}, {4}});
-  EXPECT_OK(model->AddParamGroup(second, {1, 2}));
+  EXPECT_OK(model->AddParamGroup(second, std::vector{1, 2}));
   EXPECT_OK(model->SetTrainable(2, false));
   return model;
 }

@@ -33,7 +33,7 @@ std::shared_ptr<Model> MakeModel(const std::string& optimizer, DType dtype) {
       model->AddParam(kRootModule, "frozen", DType::kF64, {700});
   EXPECT_OK(other);
   EXPECT_OK(frozen);
-  EXPECT_OK(model->AddParamGroup("sgd?momentum=0.5", {*other}));
+  EXPECT_OK(model->AddParamGroup("sgd?momentum=0.5", std::vector{*other}));
   EXPECT_OK(model->SetTrainable(*frozen, false));
   return model;
 }

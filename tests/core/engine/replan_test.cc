@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -99,7 +101,7 @@ TEST_P(ReplanTest, ThereAndBackChangesNothing) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       // With a sanitizer, tries each kind of states and both dtypes, but not
       // all pairs.
-      if (kSanitized && (optimizer.size() > 5) == (dtype == DType::kF32)) {
+      if (kSanitized && (optimizer == "adamw") != (dtype == DType::kF32)) {
         continue;
       }
       SCOPED_TRACE(StrCat(optimizer, " ", DTypeName(dtype)));
@@ -112,7 +114,7 @@ TEST_P(ReplanTest, ThereAndBackChangesNothing) {
         const auto last =
             static_cast<ParamId>(engine->plan().model().params().size() - 1);
         // A group of its own with the same optimizer moves all parameters.
-        const auto group = engine->AddParamGroup("?", {last}, 0);
+        const auto group = engine->AddParamGroup("?", std::vector{last}, 0);
         EXPECT_TRUE(group.ok()) << group.status().ToString();
         EXPECT_EQ(*group, 1);
       });
@@ -127,7 +129,7 @@ TEST_P(ReplanTest, FrozenParametersKeepTheirValues) {
   const ParamId frozen = 2;
   const auto result = Run(training, 4, [&](Engine* engine, int step) {
     if (step != 3) return;
-    const Status status = engine->SetTrainable({frozen}, false, 0);
+    const Status status = engine->SetTrainable(std::vector{frozen}, false, 0);
     ASSERT_TRUE(status.ok()) << status.ToString();
     ASSERT_TRUE(engine->Summon(kRootModule, kAllRanks, 0).ok());
     const auto tensor = engine->Param(frozen);
@@ -154,7 +156,7 @@ TEST_P(ReplanTest, UnfrozenParametersBeginAnew) {
   std::vector<float> first;
   const auto result = Run(training, 3, [&](Engine* engine, int step) {
     if (step != 3) return;
-    ASSERT_TRUE(engine->SetTrainable({thawed}, true, 0).ok());
+    ASSERT_TRUE(engine->SetTrainable(std::vector{thawed}, true, 0).ok());
   });
   // Adam's first step is very nearly lr times the gradient's sign.
   for (size_t i = 0; i < result[thawed].size(); ++i) {
@@ -171,7 +173,7 @@ TEST_P(ReplanTest, NewGroupsHaveTheirOwnHyperparameters) {
     if (step == 1) {
       ASSERT_TRUE(engine->SetHyper(0, "lr", 0.25).ok());
     } else {
-      ASSERT_TRUE(engine->AddParamGroup("?lr=0", {1}, 0).ok());
+      ASSERT_TRUE(engine->AddParamGroup("?lr=0", std::vector{1}, 0).ok());
       EXPECT_EQ(*engine->hypers().Get(0, "lr"), 0.25);
       EXPECT_EQ(*engine->hypers().Get(1, "lr"), 0.0);
     }
@@ -191,17 +193,27 @@ TEST_P(ReplanTest, ErrorsAreThoseOfAllRanks) {
     if (step != 2) return;
     const int rank = engine->comm()->rank();
     // The argument is wrong on one rank.
-    Status status = engine->SetTrainable({rank == 1 ? 99 : 1}, false, 0);
+    Status status =
+        engine->SetTrainable(std::vector{rank == 1 ? 99 : 1}, false, 0);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(status.ToString(), HasSubstr("99"));
     EXPECT_THAT(status.ToString(), HasSubstr("rank 1"));
+    // A count that no array has is refused before an element is read.
+    const ParamId one = 1;
+    const size_t count = rank == 1 ? SIZE_MAX : 1;
+    status = engine->SetTrainable(std::span(&one, count), false, 0);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.ToString(),
+                AllOf(HasSubstr("18446744073709551615"), HasSubstr("rank 1")));
+    status = engine->AddParamGroup("?", std::span(&one, count), 0).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     // The lists differ between ranks.
-    status = engine->SetTrainable({rank == 1 ? 2 : 1}, false, 0);
+    status = engine->SetTrainable(std::vector{rank == 1 ? 2 : 1}, false, 0);
     EXPECT_EQ(status.code(), StatusCode::kDesync);
     EXPECT_THAT(status.ToString(),
                 AllOf(HasSubstr("the changed plan: trainable of parameter '"),
                       HasSubstr("rank 0 has "), HasSubstr("rank 1 has ")));
-    const auto group = engine->AddParamGroup("?lr=1x", {1}, 0);
+    const auto group = engine->AddParamGroup("?lr=1x", std::vector{1}, 0);
     EXPECT_EQ(group.status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(engine->SetTrainable({}, true, 0).code(),
               StatusCode::kInvalidArgument);
@@ -227,7 +239,8 @@ TEST_P(ReplanTest, AChangeOnOneRankIsADesyncOnAll) {
         ASSERT_TRUE(trainer.Step(&report).ok());
         Status status;
         if (comm->rank() == 0) {
-          status = (*engine)->AddParamGroup("?lr=1", {1}, 0).status();
+          status =
+              (*engine)->AddParamGroup("?lr=1", std::vector{1}, 0).status();
         } else {
           // The other ranks get the error from whichever call first meets rank
           // 0.

@@ -165,8 +165,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(SkipGroupsTest, OneGroupsGradientsStopAll) {
   Training training;
   training.model = ModelOf({{9, 30}, {12, 7}, {50}});
-  ASSERT_OK(training.model->AddParamGroup("adamw?states=q8", {2}));
-  ASSERT_OK(training.model->AddParamGroup("lamb", {1}));
+  ASSERT_OK(training.model->AddParamGroup("adamw?states=q8", std::vector{2}));
+  ASSERT_OK(training.model->AddParamGroup("lamb", std::vector{1}));
   training.optimizer = "muon?lr=0.01";
   training.plan.world_size = kWorldSize;
   training.step.skip_nonfinite = true;

@@ -191,7 +191,7 @@ TEST_P(SummonTest, NothingElseMeanwhile) {
     expect(engine->Step(StepOptions(), &report));
     expect(engine->UnitAcquire(0, Pass::kForward, 0));
     expect(engine->Summon(kRootModule, kAllRanks, 0));
-    expect(engine->SetTrainable({1}, false, 0));
+    expect(engine->SetTrainable(std::vector{1}, false, 0));
     // A host may pass any number as an id.
     for (const ParamId wrong : {-1, 1 << 30}) {
       EXPECT_EQ(engine->WritableParam(wrong).status().code(),

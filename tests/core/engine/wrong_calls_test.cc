@@ -436,7 +436,7 @@ TEST_P(WrongCallsTest, RefusesAStepWithoutGradients) {
     ExpectError(Step(engine), kWrongState, {"those of 7 are not ready"});
     ASSERT_OK(engine->ZeroGrad());
     ExpectError(Step(engine), kWrongState, {"those of 7 are not ready"});
-    ASSERT_OK(engine->SetTrainable({2}, false, 0));
+    ASSERT_OK(engine->SetTrainable(std::vector{2}, false, 0));
     ExpectError(Step(engine), kWrongState, {"those of 7 are not ready"});
     EXPECT_OK(TrainStep(engine));
   });

@@ -315,8 +315,8 @@ TEST(Plan, ParametersWithEightBitStatesBeginWithABlock) {
 
 TEST(Plan, GroupsHaveBuffersOfTheirOwn) {
   auto model = ModelOf({{10}, {20}, {30}, {40}, {50}});
-  ASSERT_OK(model->AddParamGroup("?lr=0.5", {3, 0}));
-  ASSERT_OK(model->AddParamGroup("sgd", {4}));
+  ASSERT_OK(model->AddParamGroup("?lr=0.5", std::vector{3, 0}));
+  ASSERT_OK(model->AddParamGroup("sgd", std::vector{4}));
   // The frozen parameters of all groups share a buffer.
   ASSERT_OK(model->SetTrainable(1, false));
   ASSERT_OK(model->SetTrainable(4, false));
@@ -339,7 +339,7 @@ TEST(Plan, GroupsHaveBuffersOfTheirOwn) {
 // As in ZeroRedundancyOptimizer, loads carry over from group to group.
 TEST(Plan, GreedyGivesOutGroupAfterGroup) {
   auto model = ModelOf({{8}, {7}, {6}, {5}});
-  ASSERT_OK(model->AddParamGroup("b", {0, 1}));
+  ASSERT_OK(model->AddParamGroup("b", std::vector{0, 1}));
   PlanOptions options = AdamOptions(1, 2);
   options.partition = Partition::kGreedy;
   options.groups.push_back(options.groups[0]);
@@ -366,7 +366,7 @@ constexpr TensorTraits kRowTraits = {
 
 TEST(Plan, OptimizersOfWholeParametersOwnThemInEveryPartition) {
   auto model = ModelOf({{100, 3}, {10, 500}, {90, 2}, {7}});
-  ASSERT_OK(model->AddParamGroup("rows", {0, 1, 2}));
+  ASSERT_OK(model->AddParamGroup("rows", std::vector{0, 1, 2}));
   PlanOptions options = AdamOptions(1, 2);
   options.groups.push_back({"rows", {{"row_state", DType::kF32}}, &kRowTraits});
   options.manual_owners = {0, 0, 1, 1};

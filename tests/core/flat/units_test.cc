@@ -201,7 +201,7 @@ TEST(Units, EveryParameterIsInTheUnitOfTheInnermostWrappedModule) {
     }
     if (round % 2 == 0) {
       EXPECT_OK(model->AddParamGroup(
-          "", {Add(model.get(), kRootModule, "grouped", 7)}));
+          "", std::vector{Add(model.get(), kRootModule, "grouped", 7)}));
     }
     for (int i = 0; i < 60; ++i) {
       const auto module =

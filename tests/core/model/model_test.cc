@@ -288,7 +288,7 @@ TEST(Model, ParamGroupsTakeParametersOutOfTheDefaultGroup) {
     ASSERT_OK(model.AddParam(kRootModule, name, DType::kF32, {2}));
   }
   ASSERT_EQ(model.groups().size(), 1u);
-  const auto first = model.AddParamGroup("?weight_decay=0", {2, 0});
+  const auto first = model.AddParamGroup("?weight_decay=0", std::vector{2, 0});
   ASSERT_OK(first);
   EXPECT_EQ(*first, 1);
   EXPECT_EQ(model.groups()[1].optimizer, "?weight_decay=0");
@@ -298,11 +298,13 @@ TEST(Model, ParamGroupsTakeParametersOutOfTheDefaultGroup) {
 
   // An error names the mistake, and changes nothing.
   ExpectInvalid(model.AddParamGroup("sgd", {}), {"'sgd'", "no parameters"});
-  ExpectInvalid(model.AddParamGroup("sgd", {1, 2}),
+  ExpectInvalid(model.AddParamGroup("sgd", std::vector{1, 2}),
                 {"'c'", "param group 1 already"});
-  ExpectInvalid(model.AddParamGroup("sgd", {1, 1}), {"'b'", "twice", "'sgd'"});
-  ExpectInvalid(model.AddParamGroup("sgd", {1, 3}), {"id 3", "0 to 2"});
-  ExpectInvalid(model.AddParamGroup("\xFF", {1}), {"UTF-8"});
+  ExpectInvalid(model.AddParamGroup("sgd", std::vector{1, 1}),
+                {"'b'", "twice", "'sgd'"});
+  ExpectInvalid(model.AddParamGroup("sgd", std::vector{1, 3}),
+                {"id 3", "0 to 2"});
+  ExpectInvalid(model.AddParamGroup("\xFF", std::vector{1}), {"UTF-8"});
   EXPECT_EQ(model.groups().size(), 2u);
   EXPECT_EQ(model.params()[1].group, kDefaultGroup);
 }

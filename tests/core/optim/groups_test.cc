@@ -32,7 +32,7 @@ std::shared_ptr<Model> ModelOf(const std::vector<std::string>& groups) {
     const auto param =
         model->AddParam(kRootModule, StrCat("q", g), DType::kF32, {4, 3});
     EXPECT_OK(param);
-    EXPECT_OK(model->AddParamGroup(groups[g], {*param}));
+    EXPECT_OK(model->AddParamGroup(groups[g], std::vector{*param}));
   }
   return model;
 }
