@@ -3,6 +3,7 @@
 // Compares the tensor collectives with a plain loop, on every backend, whether
 // ranks may see each other's memory or not.
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -21,8 +22,13 @@ namespace shard::testing::collectives_test {
 namespace {
 
 // Instrumented ranks would share two cores for minutes.
-const std::vector<int> kWorlds =
-    kSanitized ? std::vector<int>{1, 4} : std::vector<int>{1, 2, 3, 4, 5};
+constexpr auto kWorlds = [] {
+  if constexpr (kSanitized) {
+    return std::array{1, 4};
+  } else {
+    return std::array{1, 2, 3, 4, 5};
+  }
+}();
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 

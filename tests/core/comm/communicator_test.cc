@@ -4,6 +4,7 @@
 
 #include "core/comm/communicator.h"
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <tuple>
@@ -16,8 +17,13 @@ namespace shard::testing::communicator_test {
 namespace {
 
 // Instrumented ranks would share two cores for minutes.
-const std::vector<int> kWorlds =
-    kSanitized ? std::vector<int>{1, 3, 8} : std::vector<int>{1, 2, 3, 5, 8};
+constexpr auto kWorlds = [] {
+  if constexpr (kSanitized) {
+    return std::array{1, 3, 8};
+  } else {
+    return std::array{1, 2, 3, 5, 8};
+  }
+}();
 
 class CommunicatorTest
     : public ::testing::TestWithParam<std::tuple<Backend, int>> {
