@@ -69,16 +69,13 @@ class PosixFileEnv final : public FileEnv {
     names->clear();
     // A separate descriptor, because closedir() closes it, and because its
     // position must not be shared with threads that list at the same time.
-    const int own = ::openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (own < 0) return -errno;
+    Fd own(::openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!own.valid()) return -errno;
     // Owned, because there may be no memory for the names.
-    const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(own),
+    const std::unique_ptr<DIR, int (*)(DIR*)> stream(::fdopendir(own.get()),
                                                      &::closedir);
-    if (stream == nullptr) {
-      const int error = errno;
-      ::close(own);
-      return -error;
-    }
+    if (stream == nullptr) return -errno;
+    (void)own.Release();
     errno = 0;
     while (const dirent* const entry = ::readdir(stream.get())) {
       if (std::strcmp(entry->d_name, ".") != 0 &&

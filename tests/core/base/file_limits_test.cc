@@ -51,6 +51,11 @@ TEST(StandardDescriptorsTest, AreNeverThoseOfAFile) {
                                  File::Cache::kDirect);
     const auto pooled =
         PooledFile::Open(FileEnv::Posix(), path, File::Mode::kRead);
+    // A folder is listed through a descriptor of its own, which is open while
+    // the folder of open descriptors is listed.
+    const auto descriptors = Directory::Open(FileEnv::Posix(), "/proc/self/fd");
+    std::vector<std::string> open;
+    const int listed = FileEnv::Posix()->List(descriptors->fd(), &open);
     int printed = 0;
     for (const int fd : {0, 1, 2}) {
       printed += ::write(fd, "x", 1) == 1 || errno != EBADF ? 1 : 0;
@@ -65,6 +70,10 @@ TEST(StandardDescriptorsTest, AreNeverThoseOfAFile) {
     EXPECT_OK(root);
     EXPECT_OK(file);
     EXPECT_OK(pooled);
+    EXPECT_OK(descriptors);
+    EXPECT_EQ(listed, 0);
+    EXPECT_GE(open.size(), 5u);
+    for (const std::string& fd : open) EXPECT_GT(std::stoi(fd), 2);
     EXPECT_EQ(printed, 0);
     EXPECT_EQ(more.status().code(), StatusCode::kResourceExhausted)
         << more.status().ToString();
