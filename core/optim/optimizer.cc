@@ -101,7 +101,8 @@ const char* ChoiceName(const Hyper& hyper, double value) {
 }
 
 StatusOr<double> TakeChoice(Spec* spec, const char* optimizer,
-                            const Hyper& hyper, double fallback) {
+                            const Hyper& hyper, double fallback,
+                            StatusCode unknown) {
   const std::string text =
       spec->TakeString(hyper.name, ChoiceName(hyper, fallback));
   std::string known;
@@ -109,14 +110,15 @@ StatusOr<double> TakeChoice(Spec* spec, const char* optimizer,
     if (text == hyper.choices[i]) return static_cast<double>(i);
     StrAppend(&known, i == 0 ? "" : ", ", hyper.choices[i]);
   }
-  return InvalidArgument(optimizer, ": unknown ", hyper.name, "='", text,
-                         "'; allowed: ", known);
+  return Status(unknown, StrCat(optimizer, ": unknown ", hyper.name, "='", text,
+                                "'; allowed: ", known));
 }
 
 StatusOr<double> TakeValue(Spec* spec, const char* optimizer,
-                           const Hyper& hyper, double fallback) {
+                           const Hyper& hyper, double fallback,
+                           StatusCode unknown) {
   if (hyper.choices != nullptr) {
-    return TakeChoice(spec, optimizer, hyper, fallback);
+    return TakeChoice(spec, optimizer, hyper, fallback, unknown);
   }
   SHARD_ASSIGN_OR_RETURN(const double value,
                          spec->TakeDouble(hyper.name, fallback));
@@ -135,7 +137,8 @@ DType StorageOf(std::string_view name) {
 }  // namespace
 
 StatusOr<Optimizer> Optimizer::Parse(std::string_view text,
-                                     const Optimizer* base) {
+                                     const Optimizer* base,
+                                     StatusCode unknown) {
   const bool inherits = base != nullptr && (text.empty() || text[0] == '?');
   const std::string full =
       inherits ? StrCat(InfoOf(base->formula_).name, text)
@@ -149,9 +152,9 @@ StatusOr<Optimizer> Optimizer::Parse(std::string_view text,
     }
   }
   if (info == nullptr || spec.has_colon()) {
-    return InvalidArgument("unknown optimizer '", text,
-                           "'; known: ", KnownNames(),
-                           ", followed by ?key=value&key=value");
+    return Status(
+        unknown, StrCat("unknown optimizer '", text, "'; known: ", KnownNames(),
+                        ", followed by ?key=value&key=value"));
   }
 
   Optimizer optimizer;
@@ -160,13 +163,15 @@ StatusOr<Optimizer> Optimizer::Parse(std::string_view text,
     SHARD_ASSIGN_OR_RETURN(
         const double value,
         TakeValue(&spec, info->name, hyper,
-                  inherits ? base->hypers_[i] : hyper.fallback));
+                  inherits ? base->hypers_[i] : hyper.fallback, unknown));
     optimizer.hypers_.push_back(value);
     if (hyper.choices == kStorages) {
       optimizer.state_dtype_ = StorageOf(ChoiceName(hyper, value));
     }
   }
-  SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
+  if (const Status taken = spec.CheckAllTaken(); !taken.ok()) {
+    return Status(unknown, taken.message());
+  }
   const double* values = optimizer.hypers_.data();
   if (const char* conflict = info->conflict(values)) {
     return InvalidArgument(info->name, ": ", conflict, " in '", text, "'");

@@ -27,9 +27,11 @@ class Optimizer {
   // Parses the text. "" is "adamw", or `base` where there is one, and
   // "?key=value" is `base` with other values. Errors name an unknown optimizer
   // or key and list the known ones, or name key, value and allowed range or
-  // names.
-  static StatusOr<Optimizer> Parse(std::string_view text,
-                                   const Optimizer* base = nullptr);
+  // names. `unknown` is the code of errors about optimizers, keys and names of
+  // choices that this library does not have, but another one may.
+  static StatusOr<Optimizer> Parse(
+      std::string_view text, const Optimizer* base = nullptr,
+      StatusCode unknown = StatusCode::kInvalidArgument);
 
   Formula formula() const { return formula_; }
   // The values of the hyperparameters, in the order in which the formula

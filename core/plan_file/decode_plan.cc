@@ -245,8 +245,12 @@ class Inputs {
       if (g != kDefaultGroup) {
         SHARD_RETURN_IF_ERROR(model_->AddParamGroup(text, members[g]).status());
       }
-      const auto optimizer = Optimizer::Parse(text);
+      const auto optimizer =
+          Optimizer::Parse(text, nullptr, StatusCode::kUnimplemented);
       if (!optimizer.ok()) {
+        if (optimizer.status().code() != StatusCode::kUnimplemented) {
+          return optimizer.status().WithContext(StrCat("param group ", g));
+        }
         return Unimplemented("the plan's param group ", g,
                              " has the optimizer ", QuoteName(text),
                              ", which this library does not know: ",

@@ -438,6 +438,14 @@ TEST(PlanFile, OptionsThatAreWrong) {
          {"5000 bytes"});
   expect([](RawPlan* r) { r->optimizers.push_back(RawPlan::kSgd); },
          {"no parameters"});
+  // Of known optimizers and keys, but values that no library reads.
+  expect([](RawPlan* r) { r->optimizers = {"sgd?lr=-1"}; },
+         {"group 0", "lr=-1", "at least 0"});
+  expect([](RawPlan* r) { r->optimizers = {"adamw?lr=x"}; },
+         {"group 0", "'x'"});
+  expect([](RawPlan* r) { r->optimizers = {"sgd?lr"}; }, {"group 0", "lr"});
+  expect([](RawPlan* r) { r->optimizers = {"sgd?nesterov=1"}; },
+         {"group 0", "nesterov"});
 }
 
 // A library with more optimizers, hyperparameters or options than this one
@@ -458,6 +466,8 @@ TEST(PlanFile, WhatAnotherLibraryWrites) {
          {"group 0", "'hope'", "does not know"});
   expect([](RawPlan* r) { r->optimizers[0] += "&hope=1"; },
          {"group 0", "hope", "does not know"});
+  expect([](RawPlan* r) { r->optimizers = {"adamw?states=q4"}; },
+         {"group 0", "'q4'", "does not know"});
   expect([](RawPlan* r) { r->optimizers = {"sgd?lr=1"}; },
          {"group 0", "'sgd?lr=1'", "momentum=0", "make the plan again"});
 }
