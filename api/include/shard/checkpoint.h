@@ -427,10 +427,12 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_convert(
  * for anything of that name that is not a regular file, such as a symbolic
  * link, which `overwrite` does not replace either; errors of reading, such as
  * CORRUPT, and of writing; CANCELLED. After an error the files that were there
- * before are there again, unless the file system fails the undoing as well:
- * then the old index of a set of several files is deleted, for it would name
- * old and new files. A single file that was replaced stays so when the sync
- * after it fails and the file system cannot exchange two files
+ * before have their names again, and the new ones are deleted. If the file
+ * system fails the undoing as well, or memory has run out, files may stay under
+ * temporary names; every file that has its final name is whole, and an index
+ * names files of one set: either all new files stay with the new index, or old
+ * and new files stay without an index. A single file that was replaced stays so
+ * when the sync after it fails and the file system cannot exchange two files
  * (RENAME_EXCHANGE). */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_export(
     const shard_checkpoint* checkpoint, const char* path,
