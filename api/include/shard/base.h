@@ -161,10 +161,11 @@ SHARD_API const char* shard_code_name(shard_code code) SHARD_NOEXCEPT;
 
 /* ---- Element types ------------------------------------------------------ */
 
-/* The types of elements. Parameters are F32, BF16, F16 or F64; the others are
- * in files only. Q8 is an optimizer state in 8 bits, whose scales are the
- * tensor KEY.q8_scale. OPAQUE is a type of safetensors that libshard does not
- * read, such as complex numbers, or one that came later;
+/* The types of elements. Parameters are F32, BF16 or F16, and frozen ones F64
+ * too: a plan may have others in F64, but no engine is made for it. The other
+ * types are in files only. Q8 is an optimizer state in 8 bits, whose scales are
+ * the tensor KEY.q8_scale. OPAQUE is a type of safetensors that libshard does
+ * not read, such as complex numbers, or one that came later;
  * shard_checkpoint_tensor_type has its name. Such tensors are listed, and
  * shard_checkpoint_export copies them as they are; reading their values is
  * UNIMPLEMENTED. Frozen. */

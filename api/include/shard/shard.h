@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libshard: sharded data-parallel training for any engine with a C FFI.
+ * libshard: sharded data-parallel training for any engine with a C FFI. Linux
+ * only.
  *
  * A host declares its parameters (shard_model), decides how they are sharded
  * (shard_plan, a pure computation), meets the other ranks (shard_comm), and
