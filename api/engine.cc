@@ -405,11 +405,11 @@ shard_error* shard_engine_mark_param_grad_ready(shard_engine* engine,
 }
 
 shard_error* shard_engine_set_accumulate(shard_engine* engine,
-                                         int32_t on) noexcept {
+                                         int32_t accumulate) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
-    SHARD_ASSIGN_OR_RETURN(const bool accumulate, ReadFlag("accumulate", on));
-    return engine->engine->SetNoSync(accumulate);
+    SHARD_ASSIGN_OR_RETURN(const bool read, ReadFlag("accumulate", accumulate));
+    return engine->engine->SetNoSync(read);
   });
 }
 

@@ -314,7 +314,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_mark_param_grad_ready(
  * gradients and nothing is exchanged; where gradients are sharded each pass is
  * reduced and added to this rank's sum. The same on every rank. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_accumulate(
-    shard_engine* engine, int32_t on) SHARD_NOEXCEPT;
+    shard_engine* engine, int32_t accumulate) SHARD_NOEXCEPT;
 
 /* How a step treats the gradients. The same on every rank. */
 typedef struct shard_step_options {

@@ -54,7 +54,7 @@ StatusOr<std::shared_ptr<AsyncSave>> TrainingState::Save(
       parts_.comm, "how to save",
       [&](FactSink* sink) {
         DescribeState(plan_.model(), options->state, sink);
-        sink->Add("", "async", options->async);
+        sink->Add("", "save", options->async);
         sink->Add("", "overwrite", options->overwrite);
         sink->Add("", "timeout", options->timeout);
       },

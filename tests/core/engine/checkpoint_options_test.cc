@@ -85,10 +85,10 @@ TEST(CheckpointOptionsTest, OptionsThatDifferAreAnErrorOnAllRanks) {
       ExpectError(save(change), StatusCode::kDesync,
                   {StrCat("how to save: ", difference)});
     };
-    differ([](SaveOptions* o) { o->async = true; },
-           "async: rank 0 has false, rank 1 has true");
     differ([](SaveOptions* o) { o->overwrite = true; },
            "overwrite: rank 0 has false, rank 1 has true");
+    differ([](SaveOptions* o) { o->async = true; },
+           "save: rank 0 has false, rank 1 has true");
     differ([](SaveOptions* o) { o->timeout = 7; },
            "timeout: rank 0 has 1800, rank 1 has 7");
     differ([](SaveOptions* o) { o->state.content = StateContent::kModel; },
