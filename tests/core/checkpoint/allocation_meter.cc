@@ -14,6 +14,7 @@ namespace {
 
 std::atomic<int64_t> allocated{0};
 std::atomic<int64_t> peak{0};
+std::atomic<int64_t> in_all{0};
 
 void Count(int64_t bytes) {
   const int64_t now = allocated.fetch_add(bytes) + bytes;
@@ -25,7 +26,9 @@ void Count(int64_t bytes) {
 void* Allocate(size_t bytes) {
   void* result = std::malloc(bytes == 0 ? 1 : bytes);
   if (result == nullptr) std::abort();
-  Count(static_cast<int64_t>(malloc_usable_size(result)));
+  const auto usable = static_cast<int64_t>(malloc_usable_size(result));
+  Count(usable);
+  in_all += usable;
   return result;
 }
 
@@ -39,6 +42,7 @@ void Free(void* pointer) {
 
 int64_t AllocatedBytes() { return allocated.load(); }
 int64_t AllocatedPeak() { return peak.load(); }
+int64_t AllocatedInAll() { return in_all.load(); }
 void ResetAllocatedPeak() { peak.store(allocated.load()); }
 
 }  // namespace shard

@@ -16,6 +16,8 @@ int64_t AllocatedBytes();
 // ResetAllocatedPeak(), which sets the peak to the present bytes.
 int64_t AllocatedPeak();
 void ResetAllocatedPeak();
+// Returns the bytes that were ever allocated, a count of work.
+int64_t AllocatedInAll();
 
 }  // namespace shard
 
