@@ -77,7 +77,7 @@ shard_error* shard_checkpoint_save(shard_engine* engine, const char* root,
 }
 
 int32_t shard_save_done(const shard_save* save) noexcept {
-  return save == nullptr || save->save->Done() ? 1 : 0;
+  return save == nullptr || save->save->IsDone() ? 1 : 0;
 }
 
 shard_error* shard_save_wait(shard_save* save, double timeout) noexcept {

@@ -232,7 +232,7 @@ struct CommOptions {
 //                     that differ are kInvalidArgument on all. Without a name,
 //                     groups of different N are different groups.
 //   shm:NAME          processes of this host and user that give the same NAME
-//   env:              rank, size and meeting point from the environment
+//   env:              rank, size and rendezvous point from the environment
 // `?timeout=SECONDS` overrides CommOptions::timeout on all of them.
 //
 // `?direct=0` on all of them: the ranks act as if they shared no memory.

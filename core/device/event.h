@@ -26,7 +26,7 @@ namespace shard {
 class EventState {
  public:
   virtual ~EventState() = default;
-  virtual bool Done() const = 0;
+  virtual bool IsDone() const = 0;
   virtual Status Synchronize(const Deadline& deadline) const = 0;
 };
 
@@ -40,7 +40,7 @@ class Event {
       : state_(std::move(state)) {}
 
   // Returns true when the event is done. Does not block.
-  bool Done() const { return state_ == nullptr || state_->Done(); }
+  bool IsDone() const { return state_ == nullptr || state_->IsDone(); }
 
   // Blocks the calling thread until the event is done, and returns its status;
   // kDeadlineExceeded names the work that the stream is doing.

@@ -78,11 +78,11 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   std::unique_ptr<Engine> engine(
       new Engine(std::move(comm), std::move(own), std::move(device),
                  std::move(hypers), *options, timeout));
-  SHARD_ASSIGN_OR_RETURN(auto assembly,
-                         Assembly::Create(std::move(plan), engine->comm_.get(),
+  SHARD_ASSIGN_OR_RETURN(
+      auto runtime, EngineRuntime::Create(std::move(plan), engine->comm_.get(),
                                           engine->device_.get(),
-                                          engine->assembly_options_, deadline));
-  engine->Adopt(std::move(assembly));
+                                          engine->runtime_options_, deadline));
+  engine->SetRuntime(std::move(runtime));
   return engine;
 }
 
@@ -95,8 +95,8 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
       device_(std::move(device)),
       timeout_(timeout),
       owner_(::getpid()),
-      assembly_options_{timeout, options.missing_grads != MissingGrads::kError,
-                        options.overlap},
+      runtime_options_{timeout, options.missing_grads != MissingGrads::kError,
+                       options.overlap},
       hypers_(std::move(hypers)),
       counters_(options.loss_scaler),
       initial_params_(comm_.get(), device_.get()),
@@ -108,14 +108,14 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
 Engine::~Engine() {
   // Transfers in progress are finished first: peers wait for them. In a child
   // of fork no transfer is running.
-  if (assembly_ == nullptr || ::getpid() != owner_) return;
-  assembly_->WaitForStreams(Deadline::After(timeout_));
+  if (runtime_ == nullptr || ::getpid() != owner_) return;
+  runtime_->WaitForStreams(Deadline::After(timeout_));
   checkpoints_.WaitForSave();
 }
 
-void Engine::Adopt(std::unique_ptr<Assembly> assembly) {
-  assembly_ = std::move(assembly);
-  steps_.Adopt(assembly_.get());
+void Engine::SetRuntime(std::unique_ptr<EngineRuntime> runtime) {
+  runtime_ = std::move(runtime);
+  steps_.SetRuntime(runtime_.get());
 }
 
 Status Engine::CheckTraining(std::string_view what) const {
@@ -143,7 +143,7 @@ StatusOr<Engine::Tensor> Engine::Param(ParamId param) const {
   SHARD_RETURN_IF_ERROR(PlaceOf(plan(), param).status());
   SHARD_ASSIGN_OR_RETURN(void* data, full_params_.Has(param)
                                          ? full_params_.Param(param)
-                                         : assembly_->units().Param(param));
+                                         : runtime_->units().Param(param));
   return Tensor{data, NumelOf(plan(), param)};
 }
 
@@ -159,7 +159,7 @@ StatusOr<Engine::Tensor> Engine::WritableParam(ParamId param) const {
 
 StatusOr<Engine::Tensor> Engine::Grad(ParamId param) const {
   SHARD_RETURN_IF_ERROR(TrainablePlaceOf(plan(), param, "gradient").status());
-  SHARD_ASSIGN_OR_RETURN(void* data, assembly_->units().Grad(param));
+  SHARD_ASSIGN_OR_RETURN(void* data, runtime_->units().Grad(param));
   return Tensor{data, NumelOf(plan(), param)};
 }
 
@@ -169,41 +169,41 @@ Status Engine::ZeroGrad() { return steps_.ZeroGrad(DeadlineOf(0)); }
 
 Status Engine::UnitAcquire(int32_t unit, Pass pass, double timeout) {
   SHARD_RETURN_IF_ERROR(CheckTraining("unit_acquire"));
-  return assembly_->units().Acquire(unit, pass, DeadlineOf(timeout));
+  return runtime_->units().Acquire(unit, pass, DeadlineOf(timeout));
 }
 
 Status Engine::UnitRelease(int32_t unit) {
   SHARD_RETURN_IF_ERROR(CheckTraining("unit_release"));
-  return assembly_->units().Release(unit, DeadlineOf(0));
+  return runtime_->units().Release(unit, DeadlineOf(0));
 }
 
 Status Engine::UnitGradsReady(int32_t unit) {
   SHARD_RETURN_IF_ERROR(CheckTraining("mark_unit_grads_ready"));
-  return assembly_->units().GradsReady(unit, DeadlineOf(0));
+  return runtime_->units().GradsReady(unit, DeadlineOf(0));
 }
 
 Status Engine::ParamGradReady(ParamId param) {
   SHARD_RETURN_IF_ERROR(CheckTraining("mark_param_grad_ready"));
   // Other ranks may wait for this rank's declaration.
-  return assembly_->units().ParamGradReady(
+  return runtime_->units().ParamGradReady(
       param, TrainablePlaceOf(plan(), param, "gradient").status(),
       DeadlineOf(0));
 }
 
 Status Engine::SetNoSync(bool on) {
   SHARD_RETURN_IF_ERROR(CheckTraining("set_accumulate"));
-  assembly_->units().SetNoSync(on);
+  runtime_->units().SetNoSync(on);
   return Status();
 }
 
 // ---- Initial parameters ----------------------------------------------------
 
 Status Engine::SetParam(ParamId param, const void* data, size_t bytes) {
-  return initial_params_.Set(*assembly_, param, data, bytes, DeadlineOf(0));
+  return initial_params_.Set(*runtime_, param, data, bytes, DeadlineOf(0));
 }
 
 Status Engine::BroadcastParams(double timeout) {
-  return initial_params_.Broadcast(*assembly_, DeadlineOf(timeout));
+  return initial_params_.Broadcast(*runtime_, DeadlineOf(timeout));
 }
 
 Status Engine::SetState(ParamId param, std::string_view name,
@@ -222,9 +222,9 @@ Status Engine::SetState(ParamId param, std::string_view name,
   const auto group = static_cast<size_t>(buffer.plan->group);
   SHARD_RETURN_IF_ERROR(ImportState(buffer, hypers_.optimizers()[group],
                                     plan().RangeOf(comm_->rank()), *place, name,
-                                    values, count, &assembly_->compute())
+                                    values, count, &runtime_->compute())
                             .WithContext(StrCat("parameter ", param)));
-  return assembly_->compute().Synchronize(DeadlineOf(0));
+  return runtime_->compute().Synchronize(DeadlineOf(0));
 }
 
 Status Engine::SetStep(int64_t step) {
@@ -262,7 +262,7 @@ Status Engine::Join(double timeout, int64_t* steps) {
 // ---- Full parameters -------------------------------------------------------
 
 Status Engine::Summon(ModuleId module, int rank, double timeout) {
-  return full_params_.Summon(*assembly_, module, rank,
+  return full_params_.Summon(*runtime_, module, rank,
                              CheckBetweenSteps("summon"), DeadlineOf(timeout));
 }
 
@@ -273,7 +273,7 @@ Status Engine::EndSummon(const StatusOr<bool>& write_back, double timeout) {
         "summon_end in state ", initial_params_.filling() ? "FILLING" : "IDLE",
         "; it needs SUMMON_FULL_PARAMS: call summon first");
   }
-  return full_params_.End(*assembly_, write_back, known, DeadlineOf(timeout));
+  return full_params_.End(*runtime_, write_back, known, DeadlineOf(timeout));
 }
 
 // ---- Another plan ----------------------------------------------------------
@@ -294,12 +294,12 @@ Status Engine::SetTrainable(std::span<const ParamId> params,
 Status Engine::ChangePlan(PlanChange change, double timeout) {
   SHARD_ASSIGN_OR_RETURN(
       Replanned next,
-      Replan(*assembly_, CheckBetweenSteps("a change of the plan"),
-             std::move(change), assembly_options_, comm_.get(), device_.get(),
+      Replan(*runtime_, CheckBetweenSteps("a change of the plan"),
+             std::move(change), runtime_options_, comm_.get(), device_.get(),
              DeadlineOf(timeout)));
-  counters_.ContinueWith(plan(), *next.assembly->plan());
+  counters_.ContinueWith(plan(), *next.runtime->plan());
   hypers_ = std::move(next.hypers);
-  Adopt(std::move(next.assembly));
+  SetRuntime(std::move(next.runtime));
   comm_->logger().Log(LogLevel::kInfo, "rank ", comm_->rank(), ": ",
                       plan().Summary());
   // The new plan may keep units whole that were sharded, and warn of them.
@@ -310,7 +310,7 @@ Status Engine::ChangePlan(PlanChange change, double timeout) {
 // ---- Checkpoints and state dicts -------------------------------------------
 
 TrainingState Engine::State() {
-  return TrainingState({assembly_.get(), comm_.get(), device_.get(), &hypers_,
+  return TrainingState({runtime_.get(), comm_.get(), device_.get(), &hypers_,
                         &counters_, &initial_params_, &checkpoints_});
 }
 

@@ -8,7 +8,7 @@
 // Training states: FILLING until BroadcastParams; then IDLE between steps,
 // FORWARD_BACKWARD while units are in use or gradients are ready
 // (core/engine/units/units.h), and SUMMON_FULL_PARAMS
-// (core/engine/state/summon.h). A call in the wrong state fails with the
+// (core/engine/state/full_params.h). A call in the wrong state fails with the
 // current state and the one that the call needs.
 //
 // An error after which the ranks are out of step is final: every later
@@ -36,13 +36,13 @@
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/state/checkpoints.h"
-#include "core/engine/state/full_params.h"
+#include "core/engine/state/full_params_coordinator.h"
 #include "core/engine/state/initial_params.h"
 #include "core/engine/state/replan.h"
 #include "core/engine/state/training_state.h"
 #include "core/engine/state/work_deadline.h"
-#include "core/engine/step/assembly.h"
 #include "core/engine/step/counters.h"
+#include "core/engine/step/engine_runtime.h"
 #include "core/engine/step/hypers.h"
 #include "core/engine/step/step_coordinator.h"
 #include "core/engine/step/step_options.h"
@@ -152,7 +152,7 @@ class Engine {
   Status Join(double timeout, int64_t* steps);
 
   // Makes whole copies of the parameters in `module`, on all ranks or on one,
-  // which Param returns from then on; see core/engine/state/summon.h.
+  // which Param returns from then on; see core/engine/state/full_params.h.
   // COLLECTIVE. Only Param and EndSummon are allowed until EndSummon.
   Status Summon(ModuleId module, int rank, double timeout);
   // Frees the copies; with `write_back` they become the parameters first.
@@ -211,14 +211,14 @@ class Engine {
 
   const Checkpoints& checkpoints() const { return checkpoints_; }
 
-  const Plan& plan() const { return *assembly_->plan(); }
+  const Plan& plan() const { return *runtime_->plan(); }
   const std::shared_ptr<const Plan>& shared_plan() const {
-    return assembly_->plan();
+    return runtime_->plan();
   }
   // Returns the host's communicator.
   Communicator* comm() const { return host_comm_.get(); }
   // Returns the engine's memory, for callers that read or measure all of it.
-  const EngineMemory& memory() const { return assembly_->memory(); }
+  const EngineMemory& memory() const { return runtime_->memory(); }
   MemoryReport Memory() const { return memory().Measure(); }
 
  private:
@@ -241,7 +241,7 @@ class Engine {
   Status CheckBetweenSteps(std::string_view what) const;
   // Returns OK in IDLE and in FILLING.
   Status CheckCanLoad() const;
-  void Adopt(std::unique_ptr<Assembly> assembly);
+  void SetRuntime(std::unique_ptr<EngineRuntime> runtime);
   // Replaces the plan by the changed one. COLLECTIVE.
   Status ChangePlan(PlanChange change, double timeout);
   TrainingState State();
@@ -251,13 +251,13 @@ class Engine {
   const std::shared_ptr<Device> device_;
   const double timeout_;
   const pid_t owner_;
-  const Assembly::Options assembly_options_;
+  const EngineRuntime::Options runtime_options_;
   Hypers hypers_;
   Counters counters_;
   InitialParams initial_params_;
   StepCoordinator steps_;
-  std::unique_ptr<Assembly> assembly_;
-  FullParams full_params_;
+  std::unique_ptr<EngineRuntime> runtime_;
+  FullParamsCoordinator full_params_;
   Checkpoints checkpoints_;
 };
 

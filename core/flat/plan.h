@@ -64,7 +64,7 @@ inline constexpr const char* kMasterState = "master_param";
 struct TensorTraits {
   // Returns null, or the requirement that a parameter of this shape does not
   // meet.
-  const char* (*unfit)(const int64_t* shape, int ndim);
+  const char* (*shape_error)(const int64_t* shape, int ndim);
   // Returns the elements of state number `state`.
   int64_t (*state_numel)(int state, const int64_t* shape, int ndim);
   // Returns the work of a step, for balancing ranks.

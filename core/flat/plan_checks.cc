@@ -138,8 +138,8 @@ Status CheckSteps(const Model& model, const PlanOptions& options,
     if (group.tensor == nullptr) continue;
     for (const ParamId param : inventory.ParamsOf(buffer)) {
       const auto& shape = model.params()[static_cast<size_t>(param)].shape;
-      const char* need =
-          group.tensor->unfit(shape.data(), static_cast<int>(shape.size()));
+      const char* need = group.tensor->shape_error(
+          shape.data(), static_cast<int>(shape.size()));
       if (need == nullptr) continue;
       return InvalidArgument(
           "parameter '", name_of(param), "' of shape ", FormatList(shape),

@@ -30,7 +30,7 @@ struct FormulaInfo {
 };
 
 template <class F, Formula kId>
-constexpr TensorTraits kTraits = {&F::Unfit, &F::StateNumel, &F::Cost,
+constexpr TensorTraits kTraits = {&F::ShapeError, &F::StateNumel, &F::Cost,
                                   [](const int64_t* shape, int ndim) {
                                     return WorkspaceNumel(kId, shape, ndim);
                                   }};
@@ -43,7 +43,7 @@ constexpr FormulaInfo kFormulas[] = {
    std::size(Name::kHypers),             \
    Name::kStates,                        \
    Name::kNumStates,                     \
-   &Name::Serves,                        \
+   &Name::IsFor,                         \
    &Name::Conflict,                      \
    traits},
 #define SHARD_ELEMENT_INFO(Name) SHARD_FORMULA_INFO(Name, nullptr)
@@ -235,7 +235,7 @@ Status Optimizer::Set(std::string_view key, double value) {
   return NotFound(info.name, " has no hyperparameter '", key, "'");
 }
 
-Status Optimizer::TakeNumbers(const Optimizer& other) {
+Status Optimizer::RestoreCounters(const Optimizer& other) {
   const FormulaInfo& info = InfoOf(formula_);
   if (other.formula_ != formula_) {
     return FailedPrecondition("the optimizer is ", info.name, ", not ",

@@ -29,9 +29,9 @@ constexpr uint64_t kGroupBytes = 1024;
 // Bytes of the header, the root, its vectors, scalars and vtables.
 constexpr uint64_t kRestBytes = 2048;
 
-class Bounding {
+class BoundCalculator {
  public:
-  explicit Bounding(const Plan& plan)
+  explicit BoundCalculator(const Plan& plan)
       : plan_(plan),
         model_(plan.model()),
         longest_(model_.params().size()),
@@ -121,7 +121,9 @@ class Bounding {
 
 }  // namespace
 
-ManifestBound BoundManifest(const Plan& plan) { return Bounding(plan).Bound(); }
+ManifestBound BoundManifest(const Plan& plan) {
+  return BoundCalculator(plan).Bound();
+}
 
 Status CheckManifestFits(const Plan& plan) {
   const ManifestBound bound = BoundManifest(plan);

@@ -98,7 +98,7 @@ class Matcher {
       if (entries_[e].alias_of < 0) MatchEntry(e);
     }
     CollectUnexpected();
-    SHARD_RETURN_IF_ERROR(Judge());
+    SHARD_RETURN_IF_ERROR(CheckReport());
     return std::move(matches_);
   }
 
@@ -141,9 +141,9 @@ class Matcher {
     int64_t tensor = entry.is_param()
                          ? FindParam(entry.param)
                          : FindState(entry.param, SuffixOf(plan_, entry));
-    if (rules_.convert) tensor = InsteadOf(entry, tensor);
+    if (rules_.convert) tensor = FindConvertible(entry, tensor);
     if (tensor < 0) {
-      if (!IsMadeHere(entry)) report_->missing.push_back(entry.key);
+      if (!IsDerivedHere(entry)) report_->missing.push_back(entry.key);
       return;
     }
     Use(tensor);
@@ -170,7 +170,7 @@ class Matcher {
 
   // Returns the tensor from which an entry is made instead, where conversions
   // are allowed and that is better or the only way; else `found`.
-  int64_t InsteadOf(const StateEntry& entry, int64_t found) {
+  int64_t FindConvertible(const StateEntry& entry, int64_t found) {
     const std::string master_suffix = StrCat(".", kMasterState);
     if (!entry.is_param()) {
       return found < 0 && SuffixOf(plan_, entry) == master_suffix
@@ -188,7 +188,7 @@ class Matcher {
   }
 
   // Returns whether the entry is scales that are made by encoding their codes.
-  bool IsMadeHere(const StateEntry& entry) const {
+  bool IsDerivedHere(const StateEntry& entry) const {
     if (!entry.scales || !rules_.convert) return false;
     StateEntry codes = entry;
     codes.scales = false;
@@ -246,13 +246,13 @@ class Matcher {
     for (size_t t = 0; t < used_.size(); ++t) {
       if (used_[t]) continue;
       const TensorInfo info = store_.tensor(t);
-      if (IsAskedFor(info)) report_->unexpected.emplace_back(info.key);
+      if (IsRequested(info)) report_->unexpected.emplace_back(info.key);
     }
   }
 
   // Returns whether a key that has no entry belongs to the part that should be
   // loaded.
-  bool IsAskedFor(const TensorInfo& info) const {
+  bool IsRequested(const TensorInfo& info) const {
     if (info.role == TensorRole::kBuffer) return false;
     const bool state = info.role == TensorRole::kState;
     if (options_.content == StateContent::kModel && state) return false;
@@ -282,7 +282,7 @@ class Matcher {
     return frozen_.count(key) == 0;
   }
 
-  Status Judge() const {
+  Status CheckReport() const {
     if (!opaque_.empty()) {
       return Status(
           StatusCode::kUnimplemented,

@@ -40,9 +40,9 @@ Place PlaceOf(const Plan& plan, ParamId param, int32_t state) {
   return {&layout, slot.offset, slot.numel};
 }
 
-class Lister {
+class EntryLister {
  public:
-  Lister(const Plan& plan, const StateOptions& options)
+  EntryLister(const Plan& plan, const StateOptions& options)
       : plan_(plan),
         model_(plan.model()),
         options_(options),
@@ -66,7 +66,7 @@ class Lister {
         model_,
         [&](ModuleId at, int at_depth) {
           if (depth >= 0 && at_depth <= depth) depth = -1;
-          if (depth < 0 && IsMeant(at)) depth = at_depth;
+          if (depth < 0 && IsSelected(at)) depth = at_depth;
           return !model_.modules()[static_cast<size_t>(at)].ignored;
         },
         [&](int32_t reference) {
@@ -74,7 +74,7 @@ class Lister {
         });
   }
 
-  bool IsMeant(ModuleId module) const {
+  bool IsSelected(ModuleId module) const {
     const auto& meant = options_.submodules;
     return meant.empty() ||
            std::find(meant.begin(), meant.end(), module) != meant.end();
@@ -227,7 +227,7 @@ Status CheckKeysWithoutPrefix(const Plan& plan,
 StatusOr<std::vector<StateEntry>> ListStateEntries(
     const Plan& plan, const StateOptions& options) {
   SHARD_RETURN_IF_ERROR(CheckStateOptions(plan.model(), options));
-  std::vector<StateEntry> entries = Lister(plan, options).List();
+  std::vector<StateEntry> entries = EntryLister(plan, options).List();
   // The plan's names do not collide, but may without their prefix.
   if (options.strip_prefix) {
     SHARD_RETURN_IF_ERROR(CheckKeysWithoutPrefix(plan, entries, options));

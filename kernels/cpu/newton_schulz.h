@@ -43,7 +43,7 @@ inline constexpr int kBatchedAtOnce = 16;
 inline constexpr size_t kWorkspaceAlignment = 64;
 
 // Matrices of one shape, each row-major without gaps. REQUIRES: sizes that fit
-// a 32-bit integer (Muon::Unfit), stride >= rows * cols.
+// a 32-bit integer (Muon::ShapeError), stride >= rows * cols.
 struct MatrixBatch {
   float* first;
   int64_t count;

@@ -35,7 +35,7 @@ struct Adadelta {
   static constexpr const char* kStates[] = {"square_avg", "acc_delta"};
   static constexpr int kNumStates = 2;
 
-  static bool Serves(const double*) { return true; }
+  static bool IsFor(const double*) { return true; }
   static const char* Conflict(const double*) { return nullptr; }
 
   struct Scalars {

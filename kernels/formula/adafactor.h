@@ -58,7 +58,7 @@ struct Adafactor {
   static constexpr const char* kStates[] = {"row_var", "col_var", "variance"};
   static constexpr int kNumStates = 3;
 
-  static bool Serves(const double*) { return true; }
+  static bool IsFor(const double*) { return true; }
   static const char* Conflict(const double*) { return nullptr; }
 
   // A parameter as `batches` matrices. REQUIRES: ndim >= 2.
@@ -71,7 +71,7 @@ struct Adafactor {
     return {ShapeNumel(shape, ndim - 2), shape[ndim - 2], shape[ndim - 1]};
   }
 
-  static const char* Unfit(const int64_t*, int) { return nullptr; }
+  static const char* ShapeError(const int64_t*, int) { return nullptr; }
   // Returns the elements of a state. row_var has the parameter's shape with 1
   // column, col_var with 1 row; 0 when a parameter of these dimensions does not
   // keep the state.

@@ -44,7 +44,7 @@ struct Adagrad {
   static constexpr const char* kStates[] = {"sum"};
   static constexpr int kNumStates = 1;
 
-  static bool Serves(const double*) { return true; }
+  static bool IsFor(const double*) { return true; }
   static const char* Conflict(const double*) { return nullptr; }
 
   struct Scalars {

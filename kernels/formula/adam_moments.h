@@ -104,7 +104,7 @@ struct WithoutAmsgrad {
   static constexpr StateKind kStateKinds[] = {StateKind::kAverage,
                                               StateKind::kSquareAverage};
   static constexpr int kNumStates = 2;
-  static bool Serves(const double* h) {
+  static bool IsFor(const double* h) {
     return h[AdamMoments::kAmsgrad] == 0 &&
            h[AdamMoments::kProfile] == kProfile;
   }
@@ -118,7 +118,7 @@ struct WithAmsgrad {
                                               StateKind::kSquareAverage,
                                               StateKind::kSquareMaximum};
   static constexpr int kNumStates = 3;
-  static bool Serves(const double* h) {
+  static bool IsFor(const double* h) {
     return h[AdamMoments::kAmsgrad] != 0 &&
            h[AdamMoments::kProfile] == kProfile;
   }

@@ -37,7 +37,7 @@ struct Adamax {
   static constexpr const char* kStates[] = {"exp_avg", "exp_inf"};
   static constexpr int kNumStates = 2;
 
-  static bool Serves(const double*) { return true; }
+  static bool IsFor(const double*) { return true; }
   static const char* Conflict(const double*) { return nullptr; }
 
   struct Scalars {

@@ -45,10 +45,10 @@ struct Lamb {
   static constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq"};
   static constexpr int kNumStates = 2;
 
-  static bool Serves(const double*) { return true; }
+  static bool IsFor(const double*) { return true; }
   static const char* Conflict(const double*) { return nullptr; }
 
-  static const char* Unfit(const int64_t*, int) { return nullptr; }
+  static const char* ShapeError(const int64_t*, int) { return nullptr; }
   static int64_t StateNumel(int, const int64_t* shape, int ndim) {
     return ShapeNumel(shape, ndim);
   }

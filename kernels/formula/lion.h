@@ -33,7 +33,7 @@ struct Lion {
   static constexpr const char* kStates[] = {"exp_avg"};
   static constexpr int kNumStates = 1;
 
-  static bool Serves(const double*) { return true; }
+  static bool IsFor(const double*) { return true; }
   static const char* Conflict(const double*) { return nullptr; }
 
   struct Scalars {

@@ -63,7 +63,7 @@ struct Muon {
   static constexpr double kCubic = -4.7750;
   static constexpr double kQuintic = 2.0315;
 
-  static bool Serves(const double*) { return true; }
+  static bool IsFor(const double*) { return true; }
   // Rejects a number of steps that is not whole, which Hyper cannot express.
   static const char* Conflict(const double* h) {
     return h[kNsSteps] == std::floor(h[kNsSteps])
@@ -71,7 +71,7 @@ struct Muon {
                : "needs a whole number of ns_steps";
   }
 
-  static const char* Unfit(const int64_t* shape, int ndim) {
+  static const char* ShapeError(const int64_t* shape, int ndim) {
     if (ndim != 2) return "a matrix: a shape of exactly 2 dimensions";
     // The greatest integer of a CBLAS.
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -82,7 +82,7 @@ struct Muon {
   }
 
   // Returns the elements of a state. REQUIRES, as the functions below: a shape
-  // that Unfit accepts.
+  // that ShapeError accepts.
   static int64_t StateNumel(int, const int64_t* shape, int) {
     return shape[0] * shape[1];
   }

@@ -12,7 +12,7 @@
 // A tensor formula needs a whole parameter: its norms, rows or columns. It is
 // given whole parameters only, and declares the properties that follow from
 // their shape:
-//   static const char* Unfit(const int64_t* shape, int ndim)
+//   static const char* ShapeError(const int64_t* shape, int ndim)
 //       nullptr, or the requirement that a parameter of this shape does not
 //       meet
 //   static int64_t StateNumel(int state, const int64_t* shape, int ndim)

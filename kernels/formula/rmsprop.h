@@ -70,7 +70,7 @@ struct RmsPropBase {
 struct RmsProp : RmsPropBase {
   static constexpr const char* kStates[] = {"square_avg"};
   static constexpr int kNumStates = 1;
-  static bool Serves(const double* h) {
+  static bool IsFor(const double* h) {
     return h[kMomentum] == 0 && h[kCentered] == 0;
   }
 };
@@ -78,7 +78,7 @@ struct RmsProp : RmsPropBase {
 struct RmsPropMomentum : RmsPropBase {
   static constexpr const char* kStates[] = {"square_avg", "momentum_buffer"};
   static constexpr int kNumStates = 2;
-  static bool Serves(const double* h) {
+  static bool IsFor(const double* h) {
     return h[kMomentum] != 0 && h[kCentered] == 0;
   }
 };
@@ -86,7 +86,7 @@ struct RmsPropMomentum : RmsPropBase {
 struct RmsPropCentered : RmsPropBase {
   static constexpr const char* kStates[] = {"square_avg", "grad_avg"};
   static constexpr int kNumStates = 2;
-  static bool Serves(const double* h) {
+  static bool IsFor(const double* h) {
     return h[kMomentum] == 0 && h[kCentered] != 0;
   }
 };
@@ -95,7 +95,7 @@ struct RmsPropCenteredMomentum : RmsPropBase {
   static constexpr const char* kStates[] = {"square_avg", "grad_avg",
                                             "momentum_buffer"};
   static constexpr int kNumStates = 3;
-  static bool Serves(const double* h) {
+  static bool IsFor(const double* h) {
     return h[kMomentum] != 0 && h[kCentered] != 0;
   }
 };

@@ -43,7 +43,7 @@ struct Rprop {
   static constexpr const char* kStates[] = {"prev", "step_size"};
   static constexpr int kNumStates = 2;
 
-  static bool Serves(const double*) { return true; }
+  static bool IsFor(const double*) { return true; }
   // Rejects etas at their lower bounds, which are open; Hyper cannot express
   // that.
   static const char* Conflict(const double* h) {

@@ -69,13 +69,13 @@ struct SgdBase {
 struct Sgd : SgdBase {
   static constexpr const char* const* kStates = nullptr;
   static constexpr int kNumStates = 0;
-  static bool Serves(const double* h) { return h[kMomentum] == 0; }
+  static bool IsFor(const double* h) { return h[kMomentum] == 0; }
 };
 
 struct SgdMomentum : SgdBase {
   static constexpr const char* kStates[] = {"momentum_buffer"};
   static constexpr int kNumStates = 1;
-  static bool Serves(const double* h) { return h[kMomentum] != 0; }
+  static bool IsFor(const double* h) { return h[kMomentum] != 0; }
 };
 
 }  // namespace shard

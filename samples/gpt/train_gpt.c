@@ -17,8 +17,8 @@
 #include "samples/gpt/checkpoint.h"
 #include "samples/gpt/declare.h"
 #include "samples/gpt/gpt.h"
-#include "samples/gpt/introduce.h"
 #include "samples/gpt/options.h"
+#include "samples/gpt/print_summary.h"
 #include "samples/gpt/progress.h"
 #include "samples/gpt/rank_threads.h"
 #include "samples/gpt/sample.h"
@@ -102,8 +102,8 @@ static void print_warning(int32_t level, const char* message, void* trainer) {
   fprintf(stderr, "train_gpt: %s\n", message);
 }
 
-// Meets the other ranks and takes this rank's share of the batch.
-static bool meet(trainer* t) {
+// Connects to the other ranks and takes this rank's share of the batch.
+static bool open_comm(trainer* t) {
   const options* opts = t->opts;
   const char* query = opts->no_shared_memory ? "?direct=0" : "";
   char url[48];
@@ -116,7 +116,8 @@ static bool meet(trainer* t) {
     comm_options.rank = t->rank;
     comm_options.world_size = opts->rank_threads;
   }
-  if (!ok(t, "meet", shard_comm_open(url, &comm_options, &t->comm))) {
+  if (!ok(t, "open communicator",
+          shard_comm_open(url, &comm_options, &t->comm))) {
     return false;
   }
   t->rank = shard_comm_rank(t->comm);
@@ -217,7 +218,7 @@ static bool begin(trainer* t) {
   if (t->rank != 0) return true;
   const options* opts = t->opts;
   if (!ok(t, "introduction",
-          introduce(opts, &t->data, t->comm, t->plan, t->engine))) {
+          print_summary(opts, &t->data, t->comm, t->plan, t->engine))) {
     return false;
   }
   if (opts->resume) {
@@ -410,9 +411,9 @@ static bool finish(trainer* t) {
 // exit status.
 static int run_rank(const options* opts, int rank) {
   trainer t = {.opts = opts, .rank = rank};
-  const bool done = meet(&t) && load_text(&t) && shard(&t) && initialize(&t) &&
-                    connect(&t) && begin(&t) && train(&t) && draw_sample(&t) &&
-                    finish(&t);
+  const bool done = open_comm(&t) && load_text(&t) && shard(&t) &&
+                    initialize(&t) && connect(&t) && begin(&t) && train(&t) &&
+                    draw_sample(&t) && finish(&t);
   char ignored[1];
   progress_close(t.shown, ignored, sizeof(ignored));
   gpt_free(t.net);

@@ -70,7 +70,7 @@ struct OutputQueue::State {
         lock.unlock();
         const int failure = WriteAll(fd, piece);
         lock.lock();
-        Note(failure);
+        RecordFailure(failure);
         rest.remove_prefix(piece.size());
         unwritten -= piece.size();
         const uint64_t one = 1;
@@ -81,7 +81,7 @@ struct OutputQueue::State {
   }
 
   // Keeps the first error. REQUIRES: `mutex` is held.
-  void Note(int failure) {
+  void RecordFailure(int failure) {
     if (error == 0 && failure != EPIPE) error = failure;
   }
 
@@ -127,7 +127,7 @@ void OutputQueue::Append(std::string_view text) {
   if (!thread_.joinable()) {
     const int failure = WriteAll(fd_, text);
     const std::lock_guard lock(state_->mutex);
-    state_->Note(failure);
+    state_->RecordFailure(failure);
     return;
   }
   {

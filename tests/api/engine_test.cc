@@ -262,7 +262,7 @@ TEST(EngineTest, AWrongCallOnOneRankIsDesync) {
     const Engine engine = MakeEngine(SmallPlan(2).get(), comm);
     EXPECT_FAILS(rank == 0 ? shard_engine_broadcast_params(engine.get(), 0)
                            : shard_engine_step(engine.get(), nullptr, nullptr),
-                 SHARD_DESYNC, "broadcast parameters", "meet");
+                 SHARD_DESYNC, "broadcast parameters", "agree on operation");
     EXPECT_FAILS(shard_engine_step(engine.get(), nullptr, nullptr),
                  SHARD_POISONED, "broadcast parameters");
   });

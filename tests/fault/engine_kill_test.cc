@@ -202,8 +202,9 @@ INSTANTIATE_TEST_SUITE_P(
                           "allocate parameters: memory mapped",
                           "allocate gradients", "allocate private memory",
                           "start streams", "find a BLAS",
-                          "broadcast parameters", "meet", "step: global norm",
-                          "step: parameters published", "shutdown"),
+                          "broadcast parameters", "agree on operation",
+                          "step: global norm", "step: parameters published",
+                          "shutdown"),
         ::testing::Values(0, 1, 2)),
     [](const auto& info) {
       return NameOf(std::get<0>(info.param), std::get<1>(info.param));
@@ -224,7 +225,8 @@ TEST_P(KillInStepTest, OthersNameTheLostRank) {
 INSTANTIATE_TEST_SUITE_P(
     Kinds, KillInStepTest,
     ::testing::Combine(::testing::ValuesIn(kKinds, kKinds + 4),
-                       ::testing::Values("meet", "step: global norm",
+                       ::testing::Values("agree on operation",
+                                         "step: global norm",
                                          "step: parameters published"),
                        ::testing::Values(0, 1, 2)),
     [](const auto& info) {
@@ -246,7 +248,7 @@ TEST_P(KillInPassTest, OthersNameTheLostRank) {
 INSTANTIATE_TEST_SUITE_P(
     Phases, KillInPassTest,
     ::testing::Combine(
-        ::testing::Values(std::pair(4, "meet"),
+        ::testing::Values(std::pair(4, "agree on operation"),
                           std::pair(4, "gradients of a unit reduced"),
                           std::pair(5, "reduce gradients"),
                           std::pair(5, "publish parameters"),

@@ -48,7 +48,7 @@ typedef struct shard_comm shard_comm;
 
 /* Meets the other ranks. COLLECTIVE, blocks. URLs:
  *
- *   "env:"         rank, world size and meeting point from the environment:
+ *   "env:"         rank, world size and rendezvous point from the environment:
  *                  SHARD_RANK and SHARD_WORLD_SIZE (set by `shardctl run`),
  *                  else torchrun's, Open MPI's or Slurm's variables; without
  *                  any of them, one rank. Half of a group set is an error.

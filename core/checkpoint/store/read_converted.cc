@@ -176,7 +176,7 @@ class Reader {
               const std::byte* data) {
     const ElementType from = TypeOf(request);
     const ElementType to = requests_[request].type;
-    if (from == to) return Give(request, begin, numel, data);
+    if (from == to) return Deliver(request, begin, numel, data);
     std::vector<std::byte> converted(
         static_cast<size_t>(std::min(kSome, numel)) * ElementSize(to));
     while (numel > 0) {
@@ -184,7 +184,7 @@ class Reader {
       const auto count = static_cast<size_t>(some);
       ConvertElements(from, data, static_cast<DType>(to), converted.data(),
                       count);
-      SHARD_RETURN_IF_ERROR(Give(request, begin, some, converted.data()));
+      SHARD_RETURN_IF_ERROR(Deliver(request, begin, some, converted.data()));
       data += count * ElementSize(from);
       begin += some;
       numel -= some;
@@ -216,7 +216,7 @@ class Reader {
                         converted.data(), count);
         out = converted.data();
       }
-      SHARD_RETURN_IF_ERROR(Give(decoded.request, begin, some, out));
+      SHARD_RETURN_IF_ERROR(Deliver(decoded.request, begin, some, out));
       data += count;
       begin += some;
       numel -= some;
@@ -224,8 +224,8 @@ class Reader {
     return Status();
   }
 
-  Status Give(size_t request, int64_t begin, int64_t numel,
-              const std::byte* data) {
+  Status Deliver(size_t request, int64_t begin, int64_t numel,
+                 const std::byte* data) {
     SHARD_RETURN_IF_ERROR(sink_(request, begin, numel, data));
     return progress_.Add(static_cast<uint64_t>(numel) *
                          ElementSize(requests_[request].type));

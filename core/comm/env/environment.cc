@@ -12,7 +12,7 @@ namespace shard::env {
 
 namespace {
 
-// Names of groups go into socket addresses: see shm/meeting.h.
+// Names of groups go into socket addresses: see shm/rendezvous.h.
 constexpr size_t kMaxName = 80;
 
 class Variables {
@@ -101,7 +101,7 @@ StatusOr<Placement> Place(const Variables& vars, std::string_view source,
   return placement;
 }
 
-// Returns a meeting point made of a text that is unique to this job.
+// Returns a rendezvous made of a text that is unique to this job.
 std::string NameUrl(std::string name) {
   for (char& c : name) {
     const auto byte = static_cast<unsigned char>(c);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// "env:": rank, world size and meeting point from the environment of a
+// "env:": rank, world size and rendezvous point from the environment of a
 // launcher. The groups of variables are looked up in this order, and the first
 // one that is set is used; a group that is set in part is an error, and is not
 // skipped.
@@ -31,7 +31,7 @@ namespace shard::env {
 struct Placement {
   int rank = 0;
   int world_size = 1;
-  // The meeting point: a URL for OpenCommunicator, never "env:".
+  // The rendezvous: a URL for OpenCommunicator, never "env:".
   std::string url = "local:";
   // The launcher for messages: "SHARD_* variables", "torchrun", ..., "no
   // launcher".

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The meeting as every rank but 0 runs it.
+// The rendezvous as every rank but 0 runs it.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/comm/shm/meeting.h"
 #include "core/comm/shm/packet.h"
+#include "core/comm/shm/rendezvous.h"
 #include "core/comm/shm/wire.h"
 
 namespace shard::shm {
@@ -27,14 +27,14 @@ constexpr int kRetryMillis = 5;
 
 class GuestSide {
  public:
-  explicit GuestSide(const MeetingOptions& options)
+  explicit GuestSide(const RendezvousOptions& options)
       : options_(options),
-        patience_(Deadline::After(
+        limit_(Deadline::After(
             std::chrono::duration<double>(options.deadline.Remaining())
                 .count() +
             kGraceSeconds)) {}
 
-  StatusOr<Meeting> Run() {
+  StatusOr<Rendezvous> Run() {
     SHARD_ASSIGN_OR_RETURN(const Fd pidfd, OwnPidfd());
     SHARD_RETURN_IF_ERROR(FindHost());
     Hello hello{};
@@ -44,24 +44,24 @@ class GuestSide {
     hello.remaining_nanos = options_.deadline.Remaining().count();
     std::vector<int> fds;
     if (pidfd.valid()) fds.push_back(pidfd.get());
-    SHARD_RETURN_IF_ERROR(Tell(hello, fds));
+    SHARD_RETURN_IF_ERROR(SendToHost(hello, fds));
     options_.Phase("rendezvous: hello");
 
-    const Status mapped = TakeWelcome();
+    const Status mapped = ReceiveWelcome();
     if (!mapped.ok() && !own_error_) return mapped;
     options_.Phase("rendezvous: mapped");
     const Verdict answer = MakeVerdict(mapped);
-    SHARD_RETURN_IF_ERROR(Tell(answer, {}));
-    if (!mapped.ok()) return HearEnd();
-    SHARD_RETURN_IF_ERROR(HearVerdict().status());
-    meeting_.connections.resize(static_cast<size_t>(options_.world_size));
-    meeting_.connections[0] = std::move(socket_);
-    return std::move(meeting_);
+    SHARD_RETURN_IF_ERROR(SendToHost(answer, {}));
+    if (!mapped.ok()) return ReceiveFinalVerdict();
+    SHARD_RETURN_IF_ERROR(ReceiveVerdict().status());
+    rendezvous_.connections.resize(static_cast<size_t>(options_.world_size));
+    rendezvous_.connections[0] = std::move(socket_);
+    return std::move(rendezvous_);
   }
 
  private:
   // Connects and waits for the greeting. Until that comes, a closed connection
-  // is no sign of a lost rank: it may be the end of an earlier meeting.
+  // is no sign of a lost rank: it may be the end of an earlier rendezvous.
   Status FindHost() {
     const Address where = AddressOf(options_.name);
     for (;; ::poll(nullptr, 0, kRetryMillis)) {
@@ -113,14 +113,14 @@ class GuestSide {
   }
 
   // Receives the host's first verdict, the memory and the peers. An error is
-  // the host's, and ends the meeting, unless own_error_ is set: the host must
-  // then be told of it.
-  Status TakeWelcome() {
-    SHARD_ASSIGN_OR_RETURN(Welcome welcome, HearVerdict());
+  // the host's, and ends the rendezvous, unless own_error_ is set: the host
+  // must then be told of it.
+  Status ReceiveWelcome() {
+    SHARD_ASSIGN_OR_RETURN(Welcome welcome, ReceiveVerdict());
     std::vector<Packet> batches;
     for (int first = 0; first < options_.world_size;
          first += static_cast<int>(Peers::kMost)) {
-      auto packet = Hear();
+      auto packet = ReceiveFromHost();
       SHARD_RETURN_IF_ERROR(packet.status());
       // The host may give up halfway.
       if (const auto verdict = Parse<Verdict>(packet->bytes, Kind::kVerdict)) {
@@ -130,7 +130,8 @@ class GuestSide {
     }
     own_error_ = true;
     if (welcome.fds.size() != 1) return Internal("rank 0 sent no memory");
-    SHARD_RETURN_IF_ERROR(TakePart(welcome.fds[0], options_, &meeting_));
+    SHARD_RETURN_IF_ERROR(
+        MapControlBlock(welcome.fds[0], options_, &rendezvous_));
     for (Packet& packet : batches) {
       const auto peers = Parse<Peers>(packet.bytes, Kind::kPeers);
       if (!peers || peers->count > Peers::kMost ||
@@ -139,12 +140,13 @@ class GuestSide {
         return Internal("rank 0 sent a wrong list of peers");
       }
       for (uint32_t i = 0; i < peers->count; ++i) {
-        meeting_.processes.push_back(peers->pids[i]);
+        rendezvous_.processes.push_back(peers->pids[i]);
       }
-      for (Fd& fd : packet.fds) meeting_.pidfds.push_back(std::move(fd));
+      for (Fd& fd : packet.fds) rendezvous_.pidfds.push_back(std::move(fd));
     }
-    if (meeting_.processes.size() != static_cast<size_t>(options_.world_size)) {
-      return Internal("rank 0 sent a list of ", meeting_.processes.size(),
+    if (rendezvous_.processes.size() !=
+        static_cast<size_t>(options_.world_size)) {
+      return Internal("rank 0 sent a list of ", rendezvous_.processes.size(),
                       " peers");
     }
     own_error_ = false;
@@ -159,14 +161,14 @@ class GuestSide {
   // Sends a packet. OK when the host has closed already: its verdict is still
   // there to read.
   template <typename T>
-  Status Tell(const T& packet, const std::vector<int>& fds) {
+  Status SendToHost(const T& packet, const std::vector<int>& fds) {
     const Status sent =
-        Send(socket_.get(), &packet, sizeof(packet), fds, patience_);
+        Send(socket_.get(), &packet, sizeof(packet), fds, limit_);
     return sent.code() == StatusCode::kUnavailable ? Status() : FromHost(sent);
   }
 
-  StatusOr<Packet> Hear() {
-    auto packet = Receive(socket_.get(), patience_);
+  StatusOr<Packet> ReceiveFromHost() {
+    auto packet = Receive(socket_.get(), limit_);
     if (packet.ok()) return packet;
     const StatusCode code = packet.status().code();
     own_error_ = code != StatusCode::kUnavailable &&
@@ -176,8 +178,8 @@ class GuestSide {
 
   // Receives the host's verdict. Returns its error, or one when the host is
   // gone.
-  StatusOr<Welcome> HearVerdict() {
-    auto packet = Hear();
+  StatusOr<Welcome> ReceiveVerdict() {
+    auto packet = ReceiveFromHost();
     SHARD_RETURN_IF_ERROR(packet.status());
     const auto verdict = Parse<Verdict>(packet->bytes, Kind::kVerdict);
     if (!verdict) {
@@ -191,9 +193,9 @@ class GuestSide {
 
   // Receives the host's answer to this rank's own error, after the packets that
   // it could not take. Leaving before would look like a death.
-  Status HearEnd() {
+  Status ReceiveFinalVerdict() {
     for (;;) {
-      const auto packet = Hear();
+      const auto packet = ReceiveFromHost();
       if (packet.status().code() == StatusCode::kResourceExhausted) continue;
       SHARD_RETURN_IF_ERROR(packet.status());
       const auto verdict = Parse<Verdict>(packet->bytes, Kind::kVerdict);
@@ -214,16 +216,16 @@ class GuestSide {
     return status;
   }
 
-  const MeetingOptions& options_;
-  const Deadline patience_;
+  const RendezvousOptions& options_;
+  const Deadline limit_;
   Fd socket_;
   bool own_error_ = false;
-  Meeting meeting_;
+  Rendezvous rendezvous_;
 };
 
 }  // namespace
 
-StatusOr<Meeting> Join(const MeetingOptions& options) {
+StatusOr<Rendezvous> Join(const RendezvousOptions& options) {
   return GuestSide(options).Run();
 }
 

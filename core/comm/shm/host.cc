@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rank 0's side of a meeting. Longer than other files: it is one conversation,
-// and each step of it looks at who has come so far.
+// Rank 0's side of a rendezvous. Longer than other files: it is one
+// conversation, and each of its steps depends on the ranks that have come.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -15,9 +15,9 @@
 
 #include "core/base/strings.h"
 #include "core/comm/direct/control_block.h"
-#include "core/comm/shm/meeting.h"
 #include "core/comm/shm/memfd.h"
 #include "core/comm/shm/packet.h"
+#include "core/comm/shm/rendezvous.h"
 #include "core/comm/shm/wire.h"
 
 namespace shard::shm {
@@ -44,16 +44,16 @@ struct Guest {
 
 class HostSide {
  public:
-  explicit HostSide(const MeetingOptions& options)
+  explicit HostSide(const RendezvousOptions& options)
       : options_(options),
         deadline_(options.deadline),
         guests_(static_cast<size_t>(options.world_size)),
         most_expected_(options.world_size) {}
 
-  StatusOr<Meeting> Run() {
+  StatusOr<Rendezvous> Run() {
     SHARD_RETURN_IF_ERROR(Listen());
     Status status = CollectHellos();
-    if (status.ok()) status = Welcome();
+    if (status.ok()) status = SendWelcome();
     if (status.ok()) status = CollectAnswers();
     const StatusCode code = status.code();
     if (status.rank() < 0 && (code == StatusCode::kResourceExhausted ||
@@ -62,15 +62,15 @@ class HostSide {
       // it.
       status = Status(code, StrCat("rank 0: ", status.message()), 0);
     }
-    TellAll(status);
+    SendToAll(status);
     if (!status.ok()) {
-      Linger(status);
+      RefuseLateRanks(status);
       return status;
     }
     for (Guest& guest : guests_) {
-      meeting_.connections.push_back(std::move(guest.socket));
+      rendezvous_.connections.push_back(std::move(guest.socket));
     }
-    return std::move(meeting_);
+    return std::move(rendezvous_);
   }
 
  private:
@@ -124,7 +124,7 @@ class HostSide {
                   0);
   }
 
-  // Waits until every rank has said hello, or one of them fails the meeting.
+  // Waits until every rank has said hello, or one of them fails the rendezvous.
   Status CollectHellos() {
     while (come_ + 1 < options_.world_size) {
       if (deadline_.Expired()) return MissingRanks();
@@ -143,14 +143,14 @@ class HostSide {
       for (size_t r = 0; r < guests_.size(); ++r) {
         // A guest has nothing to send now: an event is its end.
         if (entries[first_guest + r].revents != 0) {
-          return Lost(static_cast<int>(r));
+          return GuestLost(static_cast<int>(r));
         }
       }
       for (size_t i = strangers_.size(); i-- > 0;) {
         if (entries[1 + i].revents == 0) continue;
         Guest stranger = std::move(strangers_[i]);
         strangers_.erase(strangers_.begin() + static_cast<ptrdiff_t>(i));
-        SHARD_RETURN_IF_ERROR(Hear(std::move(stranger)));
+        SHARD_RETURN_IF_ERROR(ReceiveHello(std::move(stranger)));
       }
       if (entries[0].revents != 0) SHARD_RETURN_IF_ERROR(AcceptSome());
     }
@@ -197,9 +197,9 @@ class HostSide {
         ignored_ == 1 ? " connection: " : " connections, the last: ", why);
   }
 
-  // Receives a stranger's first packet. An error is one of the whole meeting; a
-  // stranger with another protocol is dropped.
-  Status Hear(Guest stranger) {
+  // Receives a stranger's first packet. An error is one of the whole
+  // rendezvous; a stranger with another protocol is dropped.
+  Status ReceiveHello(Guest stranger) {
     auto packet = ReceiveNow(stranger.socket.get());
     if (packet.status().code() == StatusCode::kResourceExhausted) {
       rejected_.push_back(std::move(stranger));
@@ -257,12 +257,12 @@ class HostSide {
     return Status();
   }
 
-  Status Welcome() {
+  Status SendWelcome() {
     const size_t bytes = direct::ControlBlock::Bytes(options_.world_size);
     SHARD_ASSIGN_OR_RETURN(const Fd memory,
                            CreateMemory("libshard-control", bytes));
     SHARD_RETURN_IF_ERROR(CommitMemory(memory.get(), 0, bytes));
-    SHARD_RETURN_IF_ERROR(TakePart(memory, options_, &meeting_));
+    SHARD_RETURN_IF_ERROR(MapControlBlock(memory, options_, &rendezvous_));
     SHARD_ASSIGN_OR_RETURN(guests_[0].pidfd, OwnPidfd());
     guests_[0].process = ::getpid();
 
@@ -276,12 +276,12 @@ class HostSide {
       Status sent =
           Send(socket, &welcome, sizeof(welcome), {memory.get()}, deadline_);
       if (sent.ok()) sent = SendPeers(socket, has_pidfds);
-      if (sent.code() == StatusCode::kUnavailable) return Lost(r);
+      if (sent.code() == StatusCode::kUnavailable) return GuestLost(r);
       SHARD_RETURN_IF_ERROR(sent);
     }
     for (Guest& guest : guests_) {
-      meeting_.processes.push_back(guest.process);
-      if (has_pidfds) meeting_.pidfds.push_back(std::move(guest.pidfd));
+      rendezvous_.processes.push_back(guest.process);
+      if (has_pidfds) rendezvous_.pidfds.push_back(std::move(guest.pidfd));
     }
     return Status();
   }
@@ -305,12 +305,14 @@ class HostSide {
   }
 
   // Collects the guests' answers. A guest that could not map the memory fails
-  // the meeting for all.
+  // the rendezvous for all.
   Status CollectAnswers() {
     for (int r = 1; r < options_.world_size; ++r) {
       const auto packet =
           Receive(guests_[static_cast<size_t>(r)].socket.get(), deadline_);
-      if (packet.status().code() == StatusCode::kUnavailable) return Lost(r);
+      if (packet.status().code() == StatusCode::kUnavailable) {
+        return GuestLost(r);
+      }
       if (packet.status().code() == StatusCode::kDeadlineExceeded) {
         return Status(StatusCode::kDeadlineExceeded,
                       StrCat("rank ", r, " came to shm:", options_.name,
@@ -330,7 +332,7 @@ class HostSide {
 
   // Sends a verdict to all guests. A guest that cannot be reached is dead, or
   // will find the connection closed.
-  void TellAll(const Status& status) {
+  void SendToAll(const Status& status) {
     const Verdict verdict = MakeVerdict(status);
     for (const auto* group : {&guests_, &rejected_, &strangers_}) {
       for (const Guest& guest : *group) {
@@ -339,7 +341,7 @@ class HostSide {
     }
   }
 
-  void Linger(const Status& status) {
+  void RefuseLateRanks(const Status& status) {
     const Deadline until =
         Deadline::After(std::min(kLingerSeconds, Seconds(deadline_)));
     size_t told = 1 + static_cast<size_t>(come_) + rejected_.size();
@@ -356,7 +358,7 @@ class HostSide {
     }
   }
 
-  Status Lost(int rank) const {
+  Status GuestLost(int rank) const {
     return RankLost(
         rank, "rank ", rank, " (process ",
         guests_[static_cast<size_t>(rank)].process,
@@ -392,7 +394,7 @@ class HostSide {
     return Send(socket, &packet, sizeof(packet), {}, Deadline::After(0)).ok();
   }
 
-  const MeetingOptions& options_;
+  const RendezvousOptions& options_;
   Deadline deadline_;  // The earliest of all ranks.
   Fd listener_;
   std::vector<Guest> guests_;  // By rank; [0] is this process.
@@ -401,12 +403,12 @@ class HostSide {
   int come_ = 0;
   int most_expected_;
   uint64_t ignored_ = 0;  // Connections of strangers.
-  Meeting meeting_;
+  Rendezvous rendezvous_;
 };
 
 }  // namespace
 
-StatusOr<Meeting> Host(const MeetingOptions& options) {
+StatusOr<Rendezvous> Host(const RendezvousOptions& options) {
   return HostSide(options).Run();
 }
 

@@ -12,9 +12,9 @@
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/comm/direct/direct_communicator.h"
-#include "core/comm/shm/meeting.h"
 #include "core/comm/shm/memfd.h"
 #include "core/comm/shm/packet.h"
+#include "core/comm/shm/rendezvous.h"
 #include "core/comm/shm/wire.h"
 
 namespace shard::shm {
@@ -27,14 +27,14 @@ namespace {
 // socket open.)
 class ProcessLiveness final : public direct::Liveness {
  public:
-  explicit ProcessLiveness(std::shared_ptr<const Meeting> meeting)
-      : meeting_(std::move(meeting)) {}
+  explicit ProcessLiveness(std::shared_ptr<const Rendezvous> rendezvous)
+      : rendezvous_(std::move(rendezvous)) {}
 
   bool IsDead(int rank) const override {
     const auto r = static_cast<size_t>(rank);
-    const bool by_pidfd = !meeting_->pidfds.empty();
-    const int fd =
-        by_pidfd ? meeting_->pidfds[r].get() : meeting_->connections[r].get();
+    const bool by_pidfd = !rendezvous_->pidfds.empty();
+    const int fd = by_pidfd ? rendezvous_->pidfds[r].get()
+                            : rendezvous_->connections[r].get();
     if (fd < 0) return false;
     pollfd entry{fd, static_cast<short>(by_pidfd ? POLLIN : POLLRDHUP), 0};
     // Ignores POLLNVAL: a host program that closes descriptors it does not
@@ -46,15 +46,15 @@ class ProcessLiveness final : public direct::Liveness {
 
   std::string Name(int rank) const override {
     return StrCat("rank ", rank, " (process ",
-                  meeting_->processes[static_cast<size_t>(rank)], ")");
+                  rendezvous_->processes[static_cast<size_t>(rank)], ")");
   }
 
  private:
-  const std::shared_ptr<const Meeting> meeting_;
+  const std::shared_ptr<const Rendezvous> rendezvous_;
 };
 
 // One memfd per allocation: rank 0 makes it and sends it over `connections`,
-// those of the meeting or, in a duplicate, others that came over them.
+// those of the rendezvous or, in a duplicate, others that came over them.
 class ShmRegions final : public direct::RegionSource {
  public:
   ShmRegions(std::shared_ptr<const std::vector<Fd>> connections, int rank)
@@ -72,11 +72,11 @@ class ShmRegions final : public direct::RegionSource {
     if (rank_ == 0) {
       const Region region{Header::Of(Kind::kRegion), bytes_};
       for (size_t r = 1; r < connections_->size(); ++r) {
-        SHARD_RETURN_IF_ERROR(Give(r, region, memory_, deadline));
+        SHARD_RETURN_IF_ERROR(SendTo(r, region, memory_, deadline));
       }
       return Status();
     }
-    SHARD_ASSIGN_OR_RETURN(Packet packet, Hear(group, deadline));
+    SHARD_ASSIGN_OR_RETURN(Packet packet, ReceiveFromHost(group, deadline));
     const auto region = Parse<Region>(packet.bytes, Kind::kRegion);
     if (!region || packet.fds.size() != 1) {
       return Internal("rank 0 sent no memory");
@@ -120,10 +120,10 @@ class ShmRegions final : public direct::RegionSource {
     if (rank_ == 0) {
       const Connection connection{Header::Of(Kind::kConnection)};
       for (size_t r = 1; r < connections_->size(); ++r) {
-        SHARD_RETURN_IF_ERROR(Give(r, connection, far_[r], deadline));
+        SHARD_RETURN_IF_ERROR(SendTo(r, connection, far_[r], deadline));
       }
     } else {
-      SHARD_ASSIGN_OR_RETURN(Packet packet, Hear(group, deadline));
+      SHARD_ASSIGN_OR_RETURN(Packet packet, ReceiveFromHost(group, deadline));
       if (!Parse<Connection>(packet.bytes, Kind::kConnection) ||
           packet.fds.size() != 1) {
         return Internal("rank 0 sent no connection");
@@ -144,15 +144,16 @@ class ShmRegions final : public direct::RegionSource {
 
  private:
   template <typename T>
-  Status Give(size_t rank, const T& packet, const Fd& fd,
-              const Deadline& deadline) {
+  Status SendTo(size_t rank, const T& packet, const Fd& fd,
+                const Deadline& deadline) {
     const Status sent = Send((*connections_)[rank].get(), &packet,
                              sizeof(packet), {fd.get()}, deadline);
     // The agreement that follows reports a dead peer.
     return sent.code() == StatusCode::kUnavailable ? Status() : sent;
   }
 
-  StatusOr<Packet> Hear(const direct::Group& group, const Deadline& deadline) {
+  StatusOr<Packet> ReceiveFromHost(const direct::Group& group,
+                                   const Deadline& deadline) {
     return Receive((*connections_)[0].get(), deadline,
                    [&] { return group.failed(); });
   }
@@ -175,23 +176,24 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              const CommOptions& options,
                                              const direct::Link& link) {
   SHARD_RETURN_IF_ERROR(CheckName(name));
-  const MeetingOptions how{name,
-                           options.rank,
-                           options.world_size,
-                           Deadline::After(options.timeout),
-                           options.logger,
-                           options.phase_hook};
-  auto met = options.rank == 0 ? Host(how) : Join(how);
-  if (!met.ok()) return met.status().WithContext(description);
-  auto meeting = std::make_shared<Meeting>(*std::move(met));
-  const std::shared_ptr<direct::ControlBlock> block(meeting, meeting->block());
+  const RendezvousOptions how{name,
+                              options.rank,
+                              options.world_size,
+                              Deadline::After(options.timeout),
+                              options.logger,
+                              options.phase_hook};
+  auto done = options.rank == 0 ? Host(how) : Join(how);
+  if (!done.ok()) return done.status().WithContext(description);
+  auto rendezvous = std::make_shared<Rendezvous>(*std::move(done));
+  const std::shared_ptr<direct::ControlBlock> block(rendezvous,
+                                                    rendezvous->block());
   const std::shared_ptr<const std::vector<Fd>> connections(
-      meeting, &meeting->connections);
+      rendezvous, &rendezvous->connections);
   return std::shared_ptr<Communicator>(
       std::make_shared<direct::DirectCommunicator>(
           std::make_shared<direct::Group>(
-              block, std::move(meeting->membership), options.world_size,
-              std::make_shared<const ProcessLiveness>(meeting)),
+              block, std::move(rendezvous->membership), options.world_size,
+              std::make_shared<const ProcessLiveness>(rendezvous)),
           std::make_unique<ShmRegions>(connections, options.rank), description,
           options, link));
 }

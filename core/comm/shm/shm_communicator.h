@@ -13,7 +13,7 @@
 
 namespace shard::shm {
 
-// Meets the other ranks within options.timeout; see meeting.h. COLLECTIVE.
+// Meets the other ranks within options.timeout; see rendezvous.h. COLLECTIVE.
 // REQUIRES: 0 <= options.rank < options.world_size <= direct::kMaxRanks.
 StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              const std::string& description,

@@ -12,8 +12,8 @@
 //   Verdict (mapped, or why not) ---->  ... until all have answered
 //            <------------------------  Verdict (begin)
 //
-// A Verdict that is not OK ends the meeting; rank 0 sends the same one to all.
-// Every packet begins with a Header. A change to any packet, or to the
+// A Verdict that is not OK ends the rendezvous; rank 0 sends the same one to
+// all. Every packet begins with a Header. A change to any packet, or to the
 // ControlBlock, needs a new kVersion; the Header and the first fields of Hello
 // never change.
 
@@ -58,8 +58,8 @@ struct Hello {
   Header header;
   int32_t rank;
   int32_t world_size;
-  // The time that this rank will still wait: the meeting lasts as long as the
-  // shortest of these, so that all ranks give up with the same error.
+  // The time that this rank will still wait: the rendezvous lasts as long as
+  // the shortest of these, so that all ranks give up with the same error.
   int64_t remaining_nanos;
 };
 

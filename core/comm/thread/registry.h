@@ -44,9 +44,9 @@ struct SharedGroup {
 // there already (the others keep waiting); kInvalidArgument, on all, when two
 // ranks of a named group give different world sizes; kDeadlineExceeded, on all
 // that wait, with the missing ranks. REQUIRES: 0 <= rank < world_size.
-StatusOr<std::shared_ptr<SharedGroup>> Meet(const std::string& name, int rank,
-                                            int world_size,
-                                            const Deadline& deadline);
+StatusOr<std::shared_ptr<SharedGroup>> JoinGroup(const std::string& name,
+                                                 int rank, int world_size,
+                                                 const Deadline& deadline);
 
 }  // namespace shard::threads
 

@@ -92,8 +92,8 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                                              const CommOptions& options,
                                              const direct::Link& link) {
   SHARD_ASSIGN_OR_RETURN(const auto shared,
-                         Meet(name, options.rank, options.world_size,
-                              Deadline::After(options.timeout)));
+                         JoinGroup(name, options.rank, options.world_size,
+                                   Deadline::After(options.timeout)));
   return Make(shared, direct::Membership(shared->block(), options.rank),
               description, options, link);
 }

@@ -109,7 +109,7 @@ class WorkQueue::QueueEvent final : public EventState {
 
   const std::string& name() const { return state_->name; }
 
-  bool Done() const override {
+  bool IsDone() const override {
     const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
     return state_->completed >= number_;
   }

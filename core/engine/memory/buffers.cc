@@ -17,9 +17,9 @@ uint64_t Pages(DType dtype, int64_t numel) {
 
 // Allocates the bytes of an arena one after the other; without memory, counts
 // them.
-class Carver {
+class BumpAllocator {
  public:
-  explicit Carver(unsigned char* base) : base_(base) {}
+  explicit BumpAllocator(unsigned char* base) : base_(base) {}
 
   unsigned char* Take(uint64_t bytes) {
     unsigned char* const at = base_ == nullptr ? nullptr : base_ + taken_;
@@ -53,16 +53,16 @@ uint64_t SlotOffset(const std::vector<SlotPlan>& slots, int32_t depth,
 }
 
 // The sizes of all kinds of memory, and, given memory, the places in it.
-struct Carvers {
-  Carver params{nullptr};
-  std::vector<Carver> grads;  // By rank.
-  Carver sums{nullptr};
-  Carver states{nullptr};
+struct BumpAllocators {
+  BumpAllocator params{nullptr};
+  std::vector<BumpAllocator> grads;  // By rank.
+  BumpAllocator sums{nullptr};
+  BumpAllocator states{nullptr};
 };
 
 // Visits all buffers in the order in which they lie.
-void Carve(const Plan& plan, bool shared, int rank, Carvers* from,
-           std::vector<EngineBuffer>* buffers) {
+void AllocateBuffers(const Plan& plan, bool shared, int rank,
+                     BumpAllocators* from, std::vector<EngineBuffer>* buffers) {
   const bool sharded = plan.shards_params() && !shared;
   for (const FlatBufferPlan& planned : plan.buffers()) {
     EngineBuffer buffer;
@@ -75,7 +75,7 @@ void Carve(const Plan& plan, bool shared, int rank, Carvers* from,
     if (planned.trainable) {
       const bool narrower = planned.sum_dtype != planned.grad_dtype;
       if (!plan.shards_grads()) {
-        for (Carver& grads : from->grads) {
+        for (BumpAllocator& grads : from->grads) {
           buffer.grads.push_back(grads.Take(
               Pages(planned.grad_dtype, planned.layout.padded_numel())));
         }
@@ -129,9 +129,9 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
   memory.rank_ = comm->rank();
   memory.shared_ = comm->direct();
   if (memory.shared_) {
-    Carvers sizes;
-    sizes.grads.resize(1, Carver(nullptr));
-    Carve(plan, true, memory.rank_, &sizes, nullptr);
+    BumpAllocators sizes;
+    sizes.grads.resize(1, BumpAllocator(nullptr));
+    AllocateBuffers(plan, true, memory.rank_, &sizes, nullptr);
     SHARD_ASSIGN_OR_RETURN(
         memory.params_,
         AllocateVisible(comm, "allocate parameters", sizes.params.taken(),
@@ -153,9 +153,9 @@ StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
 }
 
 Status EngineMemory::AllocatePrivate(const Plan& plan, Device* device) {
-  Carvers sizes;
-  sizes.grads.resize(1, Carver(nullptr));
-  Carve(plan, shared_, rank_, &sizes, nullptr);
+  BumpAllocators sizes;
+  sizes.grads.resize(1, BumpAllocator(nullptr));
+  AllocateBuffers(plan, shared_, rank_, &sizes, nullptr);
   if (!shared_) {
     SHARD_ASSIGN_OR_RETURN(params_.pages, AllocateSome(device, "parameters",
                                                        sizes.params.taken()));
@@ -179,16 +179,17 @@ Status EngineMemory::AllocatePrivate(const Plan& plan, Device* device) {
 }
 
 void EngineMemory::PlaceBuffers(const Plan& plan) {
-  Carvers places;
-  places.params = Carver(params_.base(0));
+  BumpAllocators places;
+  places.params = BumpAllocator(params_.base(0));
   const int regions = shared_ ? plan.options().world_size : 1;
   for (int r = 0; r < regions; ++r) {
-    places.grads.push_back(Carver(grads_.base(r)));
+    places.grads.push_back(BumpAllocator(grads_.base(r)));
   }
-  places.sums = Carver(reinterpret_cast<unsigned char*>(sums_.data()));
-  places.states = Carver(reinterpret_cast<unsigned char*>(states_.data()));
+  places.sums = BumpAllocator(reinterpret_cast<unsigned char*>(sums_.data()));
+  places.states =
+      BumpAllocator(reinterpret_cast<unsigned char*>(states_.data()));
   buffers_.reserve(plan.buffers().size());
-  Carve(plan, shared_, rank_, &places, &buffers_);
+  AllocateBuffers(plan, shared_, rank_, &places, &buffers_);
   if (shared_) return;
   // Gradients are indexed by rank; only this rank's are here.
   for (EngineBuffer& buffer : buffers_) {

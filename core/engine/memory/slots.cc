@@ -72,7 +72,7 @@ void Slots::SetEvent(int32_t unit, Event event) {
   at(DepthOf(unit), Find(unit)).event = std::move(event);
 }
 
-std::vector<int32_t> Slots::UsersBeside(int32_t unit) const {
+std::vector<int32_t> Slots::OtherUsers(int32_t unit) const {
   std::vector<int32_t> users;
   for (const Entry& entry : entries_[static_cast<size_t>(DepthOf(unit))]) {
     if (entry.in_use) users.push_back(entry.unit);

@@ -49,7 +49,7 @@ class Slots {
   void SetEvent(int32_t unit, Event event);
 
   // Returns the units that are in use at the depth of `unit`, for errors.
-  std::vector<int32_t> UsersBeside(int32_t unit) const;
+  std::vector<int32_t> OtherUsers(int32_t unit) const;
 
  private:
   struct Entry {

@@ -67,8 +67,8 @@ void Describe(const FileStore& store, FactSink* sink) {
 }
 
 // Returns whether `rank` of `world_size` takes the blob that `saved` stored.
-bool Takes(BlobRule rule, int saved, int saved_world_size, int rank,
-           int world_size) {
+bool IsBlobFor(BlobRule rule, int saved, int saved_world_size, int rank,
+               int world_size) {
   if (rule == BlobRule::kReplicated) return true;
   if (saved_world_size == world_size) return saved == rank;
   return rule == BlobRule::kSummed && saved % world_size == rank;
@@ -108,19 +108,19 @@ void AsyncSave::Begin() {
 
 Status AsyncSave::Wait(const Deadline& deadline) {
   Status status = done_.Synchronize(deadline);
-  if (!done_.Done()) return status;
+  if (!done_.IsDone()) return status;
   // The save may have ended just after the deadline.
   if (status.code() == StatusCode::kDeadlineExceeded) {
     status = done_.Synchronize(deadline);
   }
-  heard_ = true;
+  reported_ = true;
   return status;
 }
 
 void Checkpoints::WaitForSave() {
   if (last_ == nullptr) return;
   try {
-    const Status status = Settle(last_->deadline());
+    const Status status = FinishSave(last_->deadline());
     if (status.ok()) return;
     comm_->logger().Log(LogLevel::kWarning, "rank ", comm_->rank(), ": ",
                         status.message());
@@ -161,7 +161,7 @@ Status Checkpoints::SetBlob(std::string_view name, BlobRule rule,
   return Status();
 }
 
-void Checkpoints::TakeBlobs(Blobs blobs) {
+void Checkpoints::ReplaceBlobs(Blobs blobs) {
   blobs_ = std::move(blobs);
   manifest_bytes_ = ManifestBytes(blobs_, world_size_);
 }
@@ -171,14 +171,15 @@ const HostBlob* Checkpoints::FindBlob(std::string_view name) const {
   return found == blobs_.end() ? nullptr : &found->second;
 }
 
-Status Checkpoints::Settle(const Deadline& deadline) {
+Status Checkpoints::FinishSave(const Deadline& deadline) {
   if (last_ == nullptr) return Status();
-  const bool heard = last_->heard();
+  const bool reported = last_->reported();
   const Status status = last_->Wait(deadline);
-  if (!last_->heard()) return status.WithContext("waiting for the save before");
+  if (!last_->reported())
+    return status.WithContext("waiting for the save before");
   const std::string path = last_->path();
   last_ = nullptr;
-  if (heard || status.ok()) return Status();
+  if (reported || status.ok()) return Status();
   return status.WithContext(
       StrCat("the asynchronous save of '", path, "' failed"));
 }
@@ -188,7 +189,7 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
     const WorkDeadline& deadline, Communicator* engine_comm, Device* device) {
   if (comm_ == nullptr) {
     SHARD_ASSIGN_OR_RETURN(
-        comm_, engine_comm->Duplicate("checkpoints", deadline.Meeting()));
+        comm_, engine_comm->Duplicate("checkpoints", deadline.Exchange()));
   }
   for (const auto& [name, blob] : blobs_) state.blobs.push_back(blob);
   SHARD_ASSIGN_OR_RETURN(
@@ -200,7 +201,7 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
   }
   auto async = AsyncSave::Create(device, std::move(save), comm_, room_);
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(engine_comm, "save checkpoint",
-                                      async.status(), deadline.Meeting()));
+                                      async.status(), deadline.Exchange()));
   (*async)->Begin();
   last_ = *async;
   return last_;
@@ -227,14 +228,14 @@ StatusOr<std::shared_ptr<const FileStore>> Checkpoints::Open(
   if (comm->rank() == 0) local = open(path);
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline.Work()));
   SHARD_ASSIGN_OR_RETURN(const std::string chosen,
-                         BroadcastText(comm, kWhat, name, deadline.Meeting()));
+                         BroadcastText(comm, kWhat, name, deadline.Exchange()));
   if (comm->rank() != 0) {
     local = open(chosen.empty() ? path : StrCat(path, "/", chosen));
   }
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kWhat, local, deadline.Work()));
   SHARD_RETURN_IF_ERROR(CheckAgreement(
       comm, "the checkpoint", [&](FactSink* sink) { Describe(*store, sink); },
-      deadline.Meeting()));
+      deadline.Exchange()));
   return store;
 }
 
@@ -255,8 +256,8 @@ StatusOr<Checkpoints::Blobs> Checkpoints::ReadBlobs(const FileStore& store,
     if (info.rule == BlobRule::kSummed) {
       largest_sum = std::max(largest_sum, info.extent.bytes);
       if (!sums.insert(info.name).second) continue;
-    } else if (!Takes(info.rule, info.rank, manifest.world_size(), rank,
-                      world_size)) {
+    } else if (!IsBlobFor(info.rule, info.rank, manifest.world_size(), rank,
+                          world_size)) {
       continue;
     }
     count(info.extent.bytes);
@@ -268,8 +269,8 @@ StatusOr<Checkpoints::Blobs> Checkpoints::ReadBlobs(const FileStore& store,
   for (size_t b = 0; b < manifest.num_blobs(); ++b) {
     const BlobInfo info = manifest.blob(b);
     const bool summed = info.rule == BlobRule::kSummed;
-    const bool takes =
-        Takes(info.rule, info.rank, manifest.world_size(), rank, world_size);
+    const bool takes = IsBlobFor(info.rule, info.rank, manifest.world_size(),
+                                 rank, world_size);
     if (!takes && !summed) continue;
     SHARD_ASSIGN_OR_RETURN(std::vector<std::byte> content, store.ReadBlob(b));
     // A rank that takes no sum has zeros.

@@ -68,7 +68,7 @@ class AsyncSave {
   void Begin();
 
   // Returns whether the save has ended. Does not block.
-  bool Done() const { return done_.Done(); }
+  bool IsDone() const { return done_.IsDone(); }
   // Waits for the end of the save and returns its status; kDeadlineExceeded
   // where the save has not ended by `deadline`.
   Status Wait(const Deadline& deadline);
@@ -77,7 +77,7 @@ class AsyncSave {
   const Deadline& deadline() const { return deadline_; }
 
   // Returns whether Wait has returned the status of the save.
-  bool heard() const { return heard_; }
+  bool reported() const { return reported_; }
 
  private:
   explicit AsyncSave(const Deadline& deadline) : deadline_(deadline) {}
@@ -92,7 +92,7 @@ class AsyncSave {
     std::unique_ptr<CheckpointSave> save;  // First to go.
   };
   std::shared_ptr<Held> held_;
-  std::atomic<bool> heard_{false};
+  std::atomic<bool> reported_{false};
   Event done_;
   std::unique_ptr<Stream> stream_;  // First to end.
 };
@@ -116,7 +116,7 @@ class Checkpoints {
 
   // Waits for a save in progress. Local. Returns its error, unless the error
   // was reported before.
-  Status Settle(const Deadline& deadline);
+  Status FinishSave(const Deadline& deadline);
 
   // Save and Open are COLLECTIVE, in an engine that is idle. The options are
   // agreed upon before.
@@ -139,7 +139,7 @@ class Checkpoints {
   static StatusOr<Blobs> ReadBlobs(const FileStore& store, int rank,
                                    int world_size);
   // Replaces the blobs that were set.
-  void TakeBlobs(Blobs blobs);
+  void ReplaceBlobs(Blobs blobs);
 
  private:
   const int world_size_;

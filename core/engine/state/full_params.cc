@@ -2,61 +2,237 @@
 
 #include "core/engine/state/full_params.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
-#include "core/comm/agreement.h"
-#include "core/engine/state/describe.h"
+#include "core/base/dtype.h"
+#include "core/device/stream_guard.h"
+#include "core/engine/memory/buffers.h"
+#include "core/engine/transfer/ok_or_abort.h"
+#include "core/engine/transfer/transfers.h"
+#include "core/model/walk.h"
 
 namespace shard {
 
-StatusOr<void*> FullParams::Param(ParamId param) const {
-  void* const copy = summoned_->Param(param);
-  if (copy != nullptr) return copy;
-  return FailedPrecondition("parameter ", param, " was summoned to rank ",
-                            summoned_->rank(), ", this is rank ",
-                            comm_->rank());
+namespace {
+
+// Alignment of a copy: a cache line.
+constexpr int64_t kAlignment = 64;
+
+// Returns, by ParamId, whether the parameter has a name in `module` or below.
+std::vector<bool> ParamsIn(const Model& model, ModuleId module) {
+  std::vector<bool> in(model.params().size());
+  int depth = -1;  // The depth of `module`, while the walk is in it.
+  WalkModel(
+      model,
+      [&](ModuleId at, int at_depth) {
+        if (depth >= 0 && at_depth <= depth) depth = -1;
+        if (at == module) depth = at_depth;
+        return !model.modules()[static_cast<size_t>(at)].ignored;
+      },
+      [&](int32_t reference) {
+        if (depth < 0) return;
+        const auto& name = model.references()[static_cast<size_t>(reference)];
+        in[static_cast<size_t>(name.param)] = true;
+      });
+  return in;
 }
 
-Status FullParams::Summon(const Assembly& assembly, ModuleId module, int rank,
-                          const Status& known, const Deadline& deadline) {
-  const Model& model = assembly.plan()->model();
-  Status local = known;
-  const auto modules = static_cast<ModuleId>(model.modules().size());
-  if (local.ok() && (module < 0 || module >= modules)) {
-    local = InvalidArgument("module ", module,
-                            " does not exist; the model has ", modules);
+// Overwrites elements of a parameter, and the master weights of those that
+// change.
+class Overwriter {
+ public:
+  static StatusOr<Overwriter> Create(Stream* stream, Device* device) {
+    SHARD_ASSIGN_OR_RETURN(DeviceMemory room,
+                           device->AllocateHost(2 * kPiece,
+                                                "elements to "
+                                                "compare"));
+    return Overwriter(stream, std::move(room));
   }
-  if (local.ok()) local = CheckRankOrAll(rank, comm_->world_size());
+
+  // `master`: null where there is none.
+  Status Write(DType dtype, const unsigned char* from, unsigned char* to,
+               float* master, size_t count, const Deadline& deadline) {
+    const size_t size = DTypeSize(dtype);
+    if (master == nullptr) {
+      stream_->Copy(to, from, count * size);
+      return stream_->Synchronize(deadline);
+    }
+    const size_t piece = kPiece / size;
+    for (size_t at = 0; at < count; at += piece) {
+      const size_t some = std::min(piece, count - at);
+      SHARD_RETURN_IF_ERROR(WritePiece(dtype, from + at * size, to + at * size,
+                                       master + at, some, deadline));
+    }
+    return Status();
+  }
+
+ private:
+  static constexpr size_t kPiece = 64 * 1024;  // Bytes.
+
+  Overwriter(Stream* stream, DeviceMemory room)
+      : stream_(stream), room_(std::move(room)) {}
+
+  Status WritePiece(DType dtype, const unsigned char* from, unsigned char* to,
+                    float* master, size_t count, const Deadline& deadline) {
+    const size_t size = DTypeSize(dtype);
+    const std::byte* const before = room_.data();
+    const std::byte* const after = room_.data() + kPiece;
+    stream_->Copy(room_.data(), to, count * size);
+    stream_->Copy(room_.data() + kPiece, from, count * size);
+    stream_->Copy(to, from, count * size);
+    SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
+    const auto changed = [&](size_t i) {
+      return std::memcmp(before + i * size, after + i * size, size) != 0;
+    };
+    for (size_t i = 0; i < count;) {
+      size_t end = i;
+      while (end < count && changed(end)) ++end;
+      if (end > i) stream_->Widen(dtype, to + i * size, master + i, end - i);
+      i = end + 1;
+    }
+    return stream_->Synchronize(deadline);
+  }
+
+  Stream* stream_;
+  DeviceMemory room_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<FullParams>> FullParams::Create(
+    const EngineRuntime& runtime, Communicator* comm, Device* device,
+    ModuleId module, int rank, const Deadline& deadline) {
+  const bool here = rank == kAllRanks || rank == comm->rank();
+  std::unique_ptr<FullParams> summoned(new FullParams(rank, here));
+  const Plan& plan = *runtime.plan();
+  const std::vector<bool> in = ParamsIn(plan.model(), module);
+  summoned->offsets_.assign(in.size(), -1);
+  summoned->units_.resize(plan.units().size());
+  for (size_t p = 0; p < in.size(); ++p) {
+    const ParamPlace& place = plan.places()[p];
+    if (!in[p] || place.buffer < 0) continue;
+    const auto& buffer = plan.buffers()[static_cast<size_t>(place.buffer)];
+    summoned->offsets_[p] = summoned->bytes_;
+    summoned->units_[static_cast<size_t>(buffer.unit)] = true;
+    const auto bytes = static_cast<int64_t>(
+        DTypeBytes(buffer.dtype, plan.model().params()[p].numel));
+    summoned->bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  Status local;
+  if (here && summoned->bytes_ > 0) {
+    auto memory = device->AllocateHost(static_cast<size_t>(summoned->bytes_),
+                                       "summoned parameters");
+    local = memory.status();
+    if (memory.ok()) summoned->copies_ = *std::move(memory);
+  }
   SHARD_RETURN_IF_ERROR(
-      assembly.units().EnterChange(Activity::kSummon, local, deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm_, "what is summoned",
-      [&](FactSink* sink) {
-        sink->Add("", "module", ModuleText(model, module));
-        sink->Add("", "rank", rank);
-      },
-      deadline));
-  SHARD_ASSIGN_OR_RETURN(summoned_, Summoned::Create(assembly, comm_, device_,
-                                                     module, rank, deadline));
+      AgreeOnStatus(comm, "summon full parameters", local, deadline));
+  const StreamGuard guard(&runtime.compute());
+  SHARD_RETURN_IF_ERROR(OkOrAbort(comm, summoned->Gather(runtime, deadline)));
+  return summoned;
+}
+
+Status FullParams::Gather(const EngineRuntime& runtime,
+                          const Deadline& deadline) {
+  const Plan& plan = *runtime.plan();
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!units_[u]) continue;
+    const auto unit = static_cast<int32_t>(u);
+    unsigned char* gathered = nullptr;
+    if (runtime.units().gathers()) {
+      gathered = runtime.memory().ParamSlot(plan.units()[u].depth, 0);
+      SHARD_RETURN_IF_ERROR(
+          runtime.transfers().Gather(unit, gathered, deadline));
+    }
+    if (!here_) continue;
+    for (const SlotPart& part : SlotParts(plan, unit, false)) {
+      const EngineBuffer& buffer = runtime.memory().buffers()[part.buffer];
+      for (const Slot& slot : buffer.plan->layout.slots()) {
+        const int64_t to = offsets_[static_cast<size_t>(slot.param)];
+        if (to < 0 || slot.numel == 0) continue;
+        const DType dtype = buffer.plan->dtype;
+        const void* const from =
+            gathered == nullptr
+                ? buffer.ParamAt(slot.offset)
+                : gathered + part.offset + DTypeBytes(dtype, slot.offset);
+        runtime.compute().Copy(copies_.data() + to, from,
+                               DTypeBytes(dtype, slot.numel));
+      }
+    }
+    // Waits before the next unit takes the slot.
+    SHARD_RETURN_IF_ERROR(runtime.compute().Synchronize(deadline));
+  }
   return Status();
 }
 
-Status FullParams::End(const Assembly& assembly,
-                       const StatusOr<bool>& write_back, const Status& known,
-                       const Deadline& deadline) {
-  Status local = write_back.status();
-  if (local.ok()) local = known;
+void* FullParams::Param(ParamId param) const {
+  return here_ ? copies_.data() + offsets_[static_cast<size_t>(param)]
+               : nullptr;
+}
+
+Status FullParams::WriteBack(const EngineRuntime& runtime, Communicator* comm,
+                             Device* device, const Deadline& deadline) const {
+  const Plan& plan = *runtime.plan();
+  const std::vector<EngineBuffer>& buffers = runtime.memory().buffers();
+  const int range_index = plan.RangeOf(comm->rank());
+  // Room for the largest parameter, received from the one rank that has the
+  // copies.
+  size_t largest = 0;
+  for (size_t p = 0; p < offsets_.size() && rank_ != kAllRanks; ++p) {
+    const Model::Param& param = plan.model().params()[p];
+    if (Has(static_cast<ParamId>(p))) {
+      largest = std::max(largest, DTypeBytes(param.dtype, param.numel));
+    }
+  }
+  auto sent = device->Allocate(largest, "a summoned parameter");
+  auto overwriter = Overwriter::Create(&runtime.compute(), device);
+  const StreamGuard guard(&runtime.compute());
   SHARD_RETURN_IF_ERROR(
-      assembly.units().EnterChange(Activity::kSummon, local, deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm_, "the end of summoning",
-      [&](FactSink* sink) { sink->Add("", "write_back", *write_back); },
-      deadline));
-  // The copies are freed on every path from here on; the host's pointers end
-  // here.
-  const std::unique_ptr<Summoned> summoned = std::move(summoned_);
-  if (!*write_back) return Status();
-  return summoned->WriteBack(assembly, comm_, device_, deadline);
+      AgreeOnStatus(comm, "write summoned parameters back",
+                    sent.ok() ? overwriter.status() : sent.status(), deadline));
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    const EngineBuffer& buffer = buffers[b];
+    const DType dtype = buffer.plan->dtype;
+    const int64_t range = buffer.plan->layout.shard_numel();
+    const int64_t own_begin = range_index * range;
+    bool any = false;
+    for (const Slot& slot : buffer.plan->layout.slots()) {
+      const int64_t at = offsets_[static_cast<size_t>(slot.param)];
+      if (at < 0 || slot.numel == 0) continue;
+      any = true;
+      const unsigned char* from = nullptr;
+      if (here_) {
+        from = reinterpret_cast<const unsigned char*>(copies_.data()) + at;
+      }
+      if (rank_ != kAllRanks) {
+        const size_t bytes = DTypeBytes(dtype, slot.numel);
+        if (here_) runtime.compute().Copy(sent->data(), from, bytes);
+        SHARD_RETURN_IF_ERROR(
+            OkOrAbort(comm, runtime.compute().Synchronize(deadline)));
+        SHARD_RETURN_IF_ERROR(comm->Broadcast("write summoned parameters back",
+                                              rank_, sent->data(), bytes,
+                                              deadline));
+        from = reinterpret_cast<const unsigned char*>(sent->data());
+      }
+      const int64_t begin = std::max(slot.offset, own_begin);
+      const int64_t end = std::min(slot.offset + slot.numel, own_begin + range);
+      if (begin >= end) continue;
+      float* master = nullptr;
+      if (buffer.plan->trainable && buffer.plan->has_masters) {
+        master = reinterpret_cast<float*>(buffer.states.back()) +
+                 (begin - own_begin);
+      }
+      SHARD_RETURN_IF_ERROR(OkOrAbort(
+          comm, overwriter->Write(
+                    dtype, from + DTypeBytes(dtype, begin - slot.offset),
+                    static_cast<unsigned char*>(buffer.ParamAt(begin)), master,
+                    static_cast<size_t>(end - begin), deadline)));
+    }
+    if (any) SHARD_RETURN_IF_ERROR(runtime.transfers().Publish(b, deadline));
+  }
+  return runtime.transfers().Finish(deadline);
 }
 
 }  // namespace shard

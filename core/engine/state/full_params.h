@@ -1,55 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FullParams: whole copies of a module's parameters for the host (training
-// state SUMMON_FULL_PARAMS), from Summon to End. This class makes the ranks
-// agree on the call; class Summoned holds the copies.
+// FullParams: whole copies of parameters, apart from the engine's memory, on
+// all ranks or on one. The host may read and change the copies; the engine's
+// parameters change only when the copies are written back, so a host that fails
+// before has changed nothing.
 //
-// Threads: one at a time, as the engine.
+// Memory: the bytes of the parameters on each rank that has the copies, and
+// while they are written back from one rank, the bytes of the largest parameter
+// on all ranks. Plan::Memory does not count either.
 
 #ifndef SHARD_CORE_ENGINE_STATE_FULL_PARAMS_H_
 #define SHARD_CORE_ENGINE_STATE_FULL_PARAMS_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
-#include "core/engine/state/summon.h"
-#include "core/engine/step/assembly.h"
+#include "core/engine/state/all_ranks.h"
+#include "core/engine/step/engine_runtime.h"
 
 namespace shard {
 
 class FullParams {
  public:
-  // Both arguments must outlive this.
-  FullParams(Communicator* comm, Device* device)
-      : comm_(comm), device_(device) {}
+  // Copies the stored parameters that have a name in `module` or below it.
+  // COLLECTIVE, with the same arguments on all ranks. REQUIRES: a module that
+  // exists; `rank` is one, or kAllRanks; a queue that is drained.
+  static StatusOr<std::unique_ptr<FullParams>> Create(
+      const EngineRuntime& runtime, Communicator* comm, Device* device,
+      ModuleId module, int rank, const Deadline& deadline);
 
-  bool summoned() const { return summoned_ != nullptr; }
-  // Returns whether there are copies of the parameter, on any rank.
+  // Returns whether the parameter was summoned, to any rank.
   bool Has(ParamId param) const {
-    return summoned_ != nullptr && summoned_->Has(param);
+    return offsets_[static_cast<size_t>(param)] >= 0;
   }
-  // Returns this rank's copy. kFailedPrecondition where another rank has it.
-  // REQUIRES: Has(param).
-  StatusOr<void*> Param(ParamId param) const;
+  // Returns this rank's copy; null when the parameter was summoned to another
+  // rank. REQUIRES: Has(param).
+  void* Param(ParamId param) const;
+  int rank() const { return rank_; }
 
-  // Summon and End are COLLECTIVE. `known`: an error of the call on this rank
-  // alone.
-  //
-  // Copies the parameters in `module`, on all ranks (kAllRanks) or on one.
-  Status Summon(const Assembly& assembly, ModuleId module, int rank,
-                const Status& known, const Deadline& deadline);
-  // Frees the copies; with `write_back` they become the parameters first. A
-  // `write_back` that this rank could not read is an error on all ranks.
-  Status End(const Assembly& assembly, const StatusOr<bool>& write_back,
-             const Status& known, const Deadline& deadline);
+  // Writes the copies back: every rank writes the elements that it owns, from
+  // its own copies or from those of the one rank that has them; then all ranks
+  // see the new values. COLLECTIVE. Master weights follow where the parameter's
+  // bits have changed, and keep their precision elsewhere.
+  Status WriteBack(const EngineRuntime& runtime, Communicator* comm,
+                   Device* device, const Deadline& deadline) const;
 
  private:
-  Communicator* const comm_;
-  Device* const device_;
-  std::unique_ptr<Summoned> summoned_;
+  FullParams(int rank, bool here) : rank_(rank), here_(here) {}
+
+  Status Gather(const EngineRuntime& runtime, const Deadline& deadline);
+
+  const int rank_;
+  const bool here_;               // Whether this rank has the copies.
+  std::vector<int64_t> offsets_;  // By ParamId, bytes; -1: not summoned.
+  std::vector<bool> units_;       // Whether any of its parameters is.
+  int64_t bytes_ = 0;
+  DeviceMemory copies_;
 };
 
 }  // namespace shard

@@ -14,11 +14,11 @@
 
 namespace shard {
 
-Status FillMasters(const Assembly& assembly, Communicator* comm,
+Status FillMasters(const EngineRuntime& runtime, Communicator* comm,
                    const Deadline& deadline) {
-  Stream& compute = assembly.compute();
-  const int range = assembly.plan()->RangeOf(comm->rank());
-  for (const EngineBuffer& buffer : assembly.memory().buffers()) {
+  Stream& compute = runtime.compute();
+  const int range = runtime.plan()->RangeOf(comm->rank());
+  for (const EngineBuffer& buffer : runtime.memory().buffers()) {
     if (!buffer.plan->trainable || !buffer.plan->has_masters) continue;
     const int64_t count = buffer.plan->layout.shard_numel();
     compute.Widen(buffer.plan->dtype, buffer.ParamAt(range * count),
@@ -28,13 +28,13 @@ Status FillMasters(const Assembly& assembly, Communicator* comm,
   return OkOrAbort(comm, compute.Synchronize(deadline));
 }
 
-Status InitialParams::Set(const Assembly& assembly, ParamId param,
+Status InitialParams::Set(const EngineRuntime& runtime, ParamId param,
                           const void* data, size_t bytes,
                           const Deadline& deadline) {
-  const Plan& plan = *assembly.plan();
+  const Plan& plan = *runtime.plan();
   SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(plan, param));
   const auto index = static_cast<size_t>(place->buffer);
-  const EngineBuffer& buffer = assembly.memory().buffers()[index];
+  const EngineBuffer& buffer = runtime.memory().buffers()[index];
   const DType dtype = buffer.plan->dtype;
   const int64_t numel = NumelOf(plan, param);
   const size_t expected = DTypeBytes(dtype, numel);
@@ -49,12 +49,12 @@ Status InitialParams::Set(const Assembly& assembly, ParamId param,
         "training");
   }
   if (comm_->rank() != 0 || bytes == 0) return Status();
-  if (!assembly.units().gathers()) {
-    Stream& compute = assembly.compute();
+  if (!runtime.units().gathers()) {
+    Stream& compute = runtime.compute();
     compute.Copy(buffer.ParamAt(place->offset), data, bytes);
     return compute.Synchronize(deadline);
   }
-  filled_.resize(assembly.memory().buffers().size());
+  filled_.resize(runtime.memory().buffers().size());
   if (filled_[index].data() == nullptr) {
     SHARD_ASSIGN_OR_RETURN(
         filled_[index],
@@ -67,7 +67,7 @@ Status InitialParams::Set(const Assembly& assembly, ParamId param,
   return Status();
 }
 
-Status InitialParams::Broadcast(const Assembly& assembly,
+Status InitialParams::Broadcast(const EngineRuntime& runtime,
                                 const Deadline& deadline) {
   Status local;
   if (!filling_) {
@@ -78,8 +78,9 @@ Status InitialParams::Broadcast(const Assembly& assembly,
   // values, where memory is shared.
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm_, "broadcast parameters", local, deadline));
-  if (!comm_->direct()) SHARD_RETURN_IF_ERROR(Spread(assembly, deadline));
-  SHARD_RETURN_IF_ERROR(FillMasters(assembly, comm_, deadline));
+  if (!comm_->direct())
+    SHARD_RETURN_IF_ERROR(BroadcastValues(runtime, deadline));
+  SHARD_RETURN_IF_ERROR(FillMasters(runtime, comm_, deadline));
   Finish();
   return Status();
 }
@@ -89,19 +90,19 @@ void InitialParams::Finish() {
   filling_ = false;
 }
 
-Status InitialParams::Spread(const Assembly& assembly,
-                             const Deadline& deadline) const {
+Status InitialParams::BroadcastValues(const EngineRuntime& runtime,
+                                      const Deadline& deadline) const {
   constexpr int64_t kPiece = 1 << 20;  // Bytes.
-  Stream& compute = assembly.compute();
+  Stream& compute = runtime.compute();
   DeviceMemory piece;
   const StreamGuard guard(&compute);
-  const std::vector<EngineBuffer>& buffers = assembly.memory().buffers();
+  const std::vector<EngineBuffer>& buffers = runtime.memory().buffers();
   for (size_t b = 0; b < buffers.size(); ++b) {
     const EngineBuffer& buffer = buffers[b];
     const auto size = static_cast<int64_t>(DTypeSize(buffer.plan->dtype));
     const int64_t bytes = buffer.plan->layout.padded_numel() * size;
     if (bytes == 0) continue;
-    if (!assembly.units().gathers()) {
+    if (!runtime.units().gathers()) {
       SHARD_RETURN_IF_ERROR(
           comm_->Broadcast("broadcast parameters", 0, buffer.params,
                            static_cast<size_t>(bytes), deadline));

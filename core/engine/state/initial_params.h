@@ -19,13 +19,13 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
-#include "core/engine/step/assembly.h"
+#include "core/engine/step/engine_runtime.h"
 
 namespace shard {
 
 // Widens this rank's part of the parameters into its master weights. Local, but
 // part of a collective operation: an error ends the group.
-Status FillMasters(const Assembly& assembly, Communicator* comm,
+Status FillMasters(const EngineRuntime& runtime, Communicator* comm,
                    const Deadline& deadline);
 
 class InitialParams {
@@ -40,22 +40,23 @@ class InitialParams {
   // Stores the values of a parameter on rank 0; other ranks check their
   // arguments. Local. Errors: those of PlaceOf; another number of bytes than
   // the parameter has; kFailedPrecondition after filling.
-  Status Set(const Assembly& assembly, ParamId param, const void* data,
+  Status Set(const EngineRuntime& runtime, ParamId param, const void* data,
              size_t bytes, const Deadline& deadline);
 
   // Sends the values that rank 0 was given to every rank, and ends the filling.
   // COLLECTIVE. Parameters that were not set are zero.
-  Status Broadcast(const Assembly& assembly, const Deadline& deadline);
+  Status Broadcast(const EngineRuntime& runtime, const Deadline& deadline);
 
   // Ends the filling: the parameters have values from elsewhere.
   void Finish();
   // Begins the filling again: a load that failed while writing has left the
   // parameters without values.
-  void StartOver() { filling_ = true; }
+  void StartFilling() { filling_ = true; }
 
  private:
   // Sends the values from rank 0 to every rank that holds a part. COLLECTIVE.
-  Status Spread(const Assembly& assembly, const Deadline& deadline) const;
+  Status BroadcastValues(const EngineRuntime& runtime,
+                         const Deadline& deadline) const;
 
   Communicator* const comm_;
   Device* const device_;

@@ -56,7 +56,7 @@ Status StateReader::ReadFromRank0(const TensorStore& store,
     scales_room.reserve(largest_scales);
   }
   SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm_, "load: from rank 0", fits, deadline_.Meeting()));
+      AgreeOnStatus(comm_, "load: from rank 0", fits, deadline_.Exchange()));
   ProgressMeter progress(options.progress, total);
   ReadOptions quiet = options;
   quiet.progress = nullptr;
@@ -104,7 +104,7 @@ Status StateReader::Receive(const TensorStore& store, size_t tensor,
   for (size_t at = 0; at < bytes; at += kPiece) {
     SHARD_RETURN_IF_ERROR(comm_->Broadcast(kPhase, 0, room->data() + at,
                                            std::min(kPiece, bytes - at),
-                                           deadline_.Meeting()));
+                                           deadline_.Exchange()));
   }
   MemoryStore::Tensor copy;
   copy.key = info.key;

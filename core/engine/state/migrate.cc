@@ -16,10 +16,10 @@ namespace shard {
 
 namespace {
 
-const EngineBuffer& BufferOf(const Assembly& assembly, ParamId param) {
+const EngineBuffer& BufferOf(const EngineRuntime& runtime, ParamId param) {
   const ParamPlace& place =
-      assembly.plan()->places()[static_cast<size_t>(param)];
-  return assembly.memory().buffers()[static_cast<size_t>(place.buffer)];
+      runtime.plan()->places()[static_cast<size_t>(param)];
+  return runtime.memory().buffers()[static_cast<size_t>(place.buffer)];
 }
 
 // The elements of a new buffer that this rank writes: its range where all ranks
@@ -29,7 +29,7 @@ struct Writes {
   int64_t end;
 };
 
-Writes WritesOf(const Assembly& to, const EngineBuffer& buffer,
+Writes WritesOf(const EngineRuntime& to, const EngineBuffer& buffer,
                 const Communicator& comm) {
   if (!comm.direct()) {
     return {buffer.held_begin, buffer.held_begin + buffer.held_numel};
@@ -40,8 +40,8 @@ Writes WritesOf(const Assembly& to, const EngineBuffer& buffer,
 }
 
 // Writes this rank's elements of a parameter. `data`: the whole parameter.
-void WriteParam(const Assembly& to, const Communicator& comm, const Slot& slot,
-                const unsigned char* data) {
+void WriteParam(const EngineRuntime& to, const Communicator& comm,
+                const Slot& slot, const unsigned char* data) {
   const ParamPlace& place =
       to.plan()->places()[static_cast<size_t>(slot.param)];
   const EngineBuffer& buffer = BufferOf(to, slot.param);
@@ -56,7 +56,7 @@ void WriteParam(const Assembly& to, const Communicator& comm, const Slot& slot,
 }
 
 // Returns the state of the same name and dtype, or -1.
-int StateLike(const FlatBufferPlan& plan, const StateTensor& tensor) {
+int FindSameState(const FlatBufferPlan& plan, const StateTensor& tensor) {
   for (size_t s = 0; s < plan.states.size(); ++s) {
     if (plan.states[s].tensor.name == tensor.name &&
         plan.states[s].tensor.dtype == tensor.dtype) {
@@ -69,9 +69,9 @@ int StateLike(const FlatBufferPlan& plan, const StateTensor& tensor) {
 // Copies one state of one old buffer into the new buffers.
 class StateMigration {
  public:
-  // `room`: RoomFor the world size.
-  StateMigration(const Assembly& from, const Assembly& to, Communicator* comm,
-                 const EngineBuffer& buffer, size_t state,
+  // `room`: BytesFor the world size.
+  StateMigration(const EngineRuntime& from, const EngineRuntime& to,
+                 Communicator* comm, const EngineBuffer& buffer, size_t state,
                  const DeviceMemory& room)
       : from_(from),
         to_(to),
@@ -84,7 +84,7 @@ class StateMigration {
         // A q8 state is a code per element, then a scale per block.
         quantized_(tensor_.dtype == DType::kQ8) {}
 
-  static size_t RoomFor(int world_size) {
+  static size_t BytesFor(int world_size) {
     return static_cast<size_t>(kPiece + ScaleBytes(kPiece)) *
            static_cast<size_t>(world_size);
   }
@@ -142,7 +142,7 @@ class StateMigration {
                   size_t scales_at) {
     const EngineBuffer& buffer = BufferOf(to_, slice.param);
     if (!buffer.plan->trainable) return;
-    const int s = StateLike(*buffer.plan, tensor_);
+    const int s = FindSameState(*buffer.plan, tensor_);
     if (s < 0) return;
     const auto state = static_cast<size_t>(s);
     const FlatLayout& layout = buffer.plan->StateLayout(state);
@@ -171,8 +171,8 @@ class StateMigration {
                        ScaleBytes(end - begin + kQ8Block - 1));
   }
 
-  const Assembly& from_;
-  const Assembly& to_;
+  const EngineRuntime& from_;
+  const EngineRuntime& to_;
   Communicator* const comm_;
   const FlatLayout& layout_;
   const StateTensor& tensor_;
@@ -184,7 +184,7 @@ class StateMigration {
 
 }  // namespace
 
-Status MigrateParams(const Assembly& from, const Assembly& to,
+Status MigrateParams(const EngineRuntime& from, const EngineRuntime& to,
                      Communicator* comm, const Deadline& deadline) {
   const Plan& plan = *from.plan();
   for (size_t u = 0; u < plan.units().size(); ++u) {
@@ -212,10 +212,10 @@ Status MigrateParams(const Assembly& from, const Assembly& to,
   return comm->Barrier("migrate parameters", deadline);
 }
 
-Status MigrateStates(const Assembly& from, const Assembly& to,
+Status MigrateStates(const EngineRuntime& from, const EngineRuntime& to,
                      Communicator* comm, Device* device,
                      const Deadline& deadline) {
-  auto room = device->Allocate(StateMigration::RoomFor(comm->world_size()),
+  auto room = device->Allocate(StateMigration::BytesFor(comm->world_size()),
                                "a piece of optimizer states");
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "migrate optimizer states", room.status(), deadline));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Migration: copies parameters and states from the memory of one assembly to
+// Migration: copies parameters and states from the memory of one runtime to
 // that of another, whose plan has the same parameters in other places: some
 // were frozen or unfrozen, or have another group.
 //
@@ -16,7 +16,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
-#include "core/engine/step/assembly.h"
+#include "core/engine/step/engine_runtime.h"
 
 namespace shard {
 
@@ -24,11 +24,11 @@ namespace shard {
 // pieces of 1 MiB per rank, parameters by way of the old plan's slots; where
 // ranks share memory, parameters are copied where they lie. REQUIRES: drained
 // queues, and models of equal size.
-Status MigrateParams(const Assembly& from, const Assembly& to,
+Status MigrateParams(const EngineRuntime& from, const EngineRuntime& to,
                      Communicator* comm, const Deadline& deadline);
 // Copies the optimizer states. REQUIRES: MigrateParams was called, and master
 // weights were filled.
-Status MigrateStates(const Assembly& from, const Assembly& to,
+Status MigrateStates(const EngineRuntime& from, const EngineRuntime& to,
                      Communicator* comm, Device* device,
                      const Deadline& deadline);
 

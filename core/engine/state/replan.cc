@@ -18,7 +18,7 @@ namespace shard {
 namespace {
 
 // Returns a change that leaves the plan as it is.
-PlanChange NoChange(const Plan& plan, const Hypers& hypers) {
+PlanChange UnchangedPlan(const Plan& plan, const Hypers& hypers) {
   PlanChange change;
   change.model = std::make_shared<Model>(plan.model());
   for (const Optimizer& optimizer : hypers.optimizers()) {
@@ -43,7 +43,7 @@ Status SetTrainable(const Plan& plan, std::span<const ParamId> params,
 PlanChange NewParamGroup(const Plan& plan, const Hypers& hypers,
                          std::string_view optimizer,
                          std::span<const ParamId> params) {
-  PlanChange change = NoChange(plan, hypers);
+  PlanChange change = UnchangedPlan(plan, hypers);
   const auto make = [&]() -> Status {
     SHARD_RETURN_IF_ERROR(
         change.model->AddParamGroup(optimizer, params).status());
@@ -61,7 +61,7 @@ PlanChange NewParamGroup(const Plan& plan, const Hypers& hypers,
 PlanChange NewTrainable(const Plan& plan, const Hypers& hypers,
                         std::span<const ParamId> params,
                         const StatusOr<bool>& trainable) {
-  PlanChange change = NoChange(plan, hypers);
+  PlanChange change = UnchangedPlan(plan, hypers);
   const auto make = [&]() -> Status {
     SHARD_RETURN_IF_ERROR(trainable.status());
     if (params.empty()) return InvalidArgument("no parameters were given");
@@ -71,8 +71,9 @@ PlanChange NewTrainable(const Plan& plan, const Hypers& hypers,
   return change;
 }
 
-StatusOr<Replanned> Replan(const Assembly& from, const Status& known,
-                           PlanChange change, const Assembly::Options& options,
+StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
+                           PlanChange change,
+                           const EngineRuntime::Options& options,
                            Communicator* comm, Device* device,
                            const Deadline& deadline) {
   const Plan& before = *from.plan();
@@ -99,9 +100,9 @@ StatusOr<Replanned> Replan(const Assembly& from, const Status& known,
       comm, "find a BLAS", FindBlas(*next, replanned.hypers, device).status(),
       deadline));
   SHARD_ASSIGN_OR_RETURN(
-      replanned.assembly,
-      Assembly::Create(next, comm, device, options, deadline));
-  const Assembly& to = *replanned.assembly;
+      replanned.runtime,
+      EngineRuntime::Create(next, comm, device, options, deadline));
+  const EngineRuntime& to = *replanned.runtime;
   SHARD_RETURN_IF_ERROR(MigrateParams(from, to, comm, deadline));
   SHARD_RETURN_IF_ERROR(FillMasters(to, comm, deadline));
   SHARD_RETURN_IF_ERROR(MigrateStates(from, to, comm, device, deadline));

@@ -17,7 +17,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
-#include "core/engine/step/assembly.h"
+#include "core/engine/step/engine_runtime.h"
 #include "core/engine/step/hypers.h"
 #include "core/flat/plan.h"
 
@@ -41,17 +41,18 @@ PlanChange NewTrainable(const Plan& plan, const Hypers& hypers,
                         const StatusOr<bool>& trainable);
 
 struct Replanned {
-  std::unique_ptr<Assembly> assembly;
+  std::unique_ptr<EngineRuntime> runtime;
   Hypers hypers;
   std::vector<std::string> warnings;  // Those that the old plan did not have.
 };
 
-// COLLECTIVE. Makes the assembly of the changed plan, with the values in
+// COLLECTIVE. Makes the runtime of the changed plan, with the values in
 // `from`. `known`: an error of the call on this rank alone, reported before
 // change.status. After an error that is the same on all ranks, `from` remains
 // usable.
-StatusOr<Replanned> Replan(const Assembly& from, const Status& known,
-                           PlanChange change, const Assembly::Options& options,
+StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
+                           PlanChange change,
+                           const EngineRuntime::Options& options,
                            Communicator* comm, Device* device,
                            const Deadline& deadline);
 

@@ -22,10 +22,10 @@ namespace {
 constexpr const char* kPhase = "save checkpoint";
 
 // The facts that a rank sends of each slice, then of each blob, in their order.
-struct SliceNote {
+struct SliceRecord {
   Checksum checksum;
 };
-struct BlobNote {
+struct BlobRecord {
   uint64_t bytes;
   Checksum checksum;
 };
@@ -47,30 +47,31 @@ bool StoresBlob(const HostBlob& blob, int rank) {
   return blob.rule != BlobRule::kReplicated || rank == 0;
 }
 
-// Reads notes one after the other.
-class NoteReader {
+// Reads records one after the other.
+class RecordReader {
  public:
-  explicit NoteReader(std::span<const std::byte> notes) : notes_(notes) {}
+  explicit RecordReader(std::span<const std::byte> records)
+      : records_(records) {}
 
-  template <typename Note>
-  StatusOr<Note> Next() {
-    if (notes_.size() < sizeof(Note)) {
+  template <typename Record>
+  StatusOr<Record> Next() {
+    if (records_.size() < sizeof(Record)) {
       return Internal("a rank told of fewer slices than it has");
     }
-    Note note;
-    std::memcpy(&note, notes_.data(), sizeof(note));
-    notes_ = notes_.subspan(sizeof(note));
-    return note;
+    Record record;
+    std::memcpy(&record, records_.data(), sizeof(record));
+    records_ = records_.subspan(sizeof(record));
+    return record;
   }
 
  private:
-  std::span<const std::byte> notes_;
+  std::span<const std::byte> records_;
 };
 
-template <typename Note>
-void AppendNote(const Note& note, std::vector<std::byte>* notes) {
-  const auto* const bytes = reinterpret_cast<const std::byte*>(&note);
-  notes->insert(notes->end(), bytes, bytes + sizeof(note));
+template <typename Record>
+void AppendRecord(const Record& record, std::vector<std::byte>* records) {
+  const auto* const bytes = reinterpret_cast<const std::byte*>(&record);
+  records->insert(records->end(), bytes, bytes + sizeof(record));
 }
 
 }  // namespace
@@ -90,7 +91,7 @@ StatusOr<std::unique_ptr<CheckpointSave>> CheckpointSave::Start(
       new CheckpointSave(std::move(state), options, deadline, comm));
   SHARD_RETURN_IF_ERROR(save->CheckBlobs());
   SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm, kPhase, save->ListTensors(), deadline.Meeting()));
+      AgreeOnStatus(comm, kPhase, save->ListTensors(), deadline.Exchange()));
   SHARD_RETURN_IF_ERROR(save->OpenDirectory(root));
   save->PlaceOwn();
   if (options.async) {
@@ -126,7 +127,7 @@ Status CheckpointSave::CheckBlobs() {
     sink->Add("", StrCat("blob ", checksums.size()), "none");
   };
   return CheckAgreement(comm_, "the host's blobs", describe,
-                        deadline_.Meeting());
+                        deadline_.Exchange());
 }
 
 Status CheckpointSave::ListTensors() {
@@ -154,7 +155,7 @@ Status CheckpointSave::OpenDirectory(const std::string& root) {
   SHARD_ASSIGN_OR_RETURN(
       const std::string name,
       BroadcastText(comm_, kPhase, pending_ ? pending_->name() : "",
-                    deadline_.Meeting()));
+                    deadline_.Exchange()));
   if (comm_->rank() != 0) {
     auto folder = OpenPending(env_, root, name);
     local = folder.status();
@@ -215,30 +216,31 @@ Status CheckpointSave::WriteAndCommit() {
                                       WriteData(), deadline_.Work()));
   SHARD_ASSIGN_OR_RETURN(const auto gathered,
                          GatherBytes(comm_, "save checkpoint: checksums",
-                                     Notes(), deadline_.Meeting()));
+                                     EncodeRecords(), deadline_.Exchange()));
   Status local;
   if (comm_->rank() == 0) local = CommitAsRank0(gathered);
   return AgreeOnStatus(comm_, "save checkpoint: commit", local,
                        deadline_.Work());
 }
 
-std::vector<std::byte> CheckpointSave::Notes() const {
+std::vector<std::byte> CheckpointSave::EncodeRecords() const {
   const std::vector<Checksum>& checksums = writer_->checksums();
-  std::vector<std::byte> notes;
+  std::vector<std::byte> records;
   size_t next = 0;
   // Blobs come last.
   size_t num_slices = checksums.size();
   for (const HostBlob& blob : state_.blobs) {
     if (StoresBlob(blob, comm_->rank()) && !blob.content.empty()) --num_slices;
   }
-  while (next < num_slices) AppendNote(SliceNote{checksums[next++]}, &notes);
+  while (next < num_slices)
+    AppendRecord(SliceRecord{checksums[next++]}, &records);
   for (const HostBlob& blob : state_.blobs) {
     if (!StoresBlob(blob, comm_->rank())) continue;
-    BlobNote note = {blob.content.size(), ChecksumOf(nullptr, 0)};
-    if (note.bytes > 0) note.checksum = checksums[next++];
-    AppendNote(note, &notes);
+    BlobRecord record = {blob.content.size(), ChecksumOf(nullptr, 0)};
+    if (record.bytes > 0) record.checksum = checksums[next++];
+    AppendRecord(record, &records);
   }
-  return notes;
+  return records;
 }
 
 StatusOr<ManifestContents> CheckpointSave::Contents(
@@ -258,8 +260,8 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
 
   // Every rank has placed its slices in this order, so the layouts are equal.
   std::vector<DataLayout> layouts(world_size);
-  std::vector<NoteReader> notes;
-  for (const auto& bytes : gathered) notes.emplace_back(bytes);
+  std::vector<RecordReader> records;
+  for (const auto& bytes : gathered) records.emplace_back(bytes);
   contents.tensors.reserve(entries_.size());
   for (StateEntry& entry : entries_) {
     auto& tensor = contents.tensors.emplace_back();
@@ -287,22 +289,23 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
                     static_cast<uint32_t>(rank), slice_bytes_, &layouts[r],
                     &tensor.slices);
       for (; s < tensor.slices.size(); ++s) {
-        SHARD_ASSIGN_OR_RETURN(const SliceNote note,
-                               notes[r].Next<SliceNote>());
-        tensor.slices[s].extent.checksum = note.checksum;
+        SHARD_ASSIGN_OR_RETURN(const SliceRecord record,
+                               records[r].Next<SliceRecord>());
+        tensor.slices[s].extent.checksum = record.checksum;
       }
     }
   }
   for (size_t r = 0; r < world_size; ++r) {
     for (const HostBlob& blob : state_.blobs) {
       if (!StoresBlob(blob, static_cast<int>(r))) continue;
-      SHARD_ASSIGN_OR_RETURN(const BlobNote note, notes[r].Next<BlobNote>());
+      SHARD_ASSIGN_OR_RETURN(const BlobRecord record,
+                             records[r].Next<BlobRecord>());
       Extent extent;
-      extent.checksum = note.checksum;
-      extent.bytes = note.bytes;
-      if (note.bytes > 0) {
+      extent.checksum = record.checksum;
+      extent.bytes = record.bytes;
+      if (record.bytes > 0) {
         extent.file = static_cast<uint32_t>(r);
-        extent.offset = layouts[r].Add(note.bytes);
+        extent.offset = layouts[r].Add(record.bytes);
       }
       contents.blobs.push_back(
           {blob.name, blob.rule, static_cast<int32_t>(r), extent});

@@ -107,7 +107,7 @@ class CheckpointSave {
   Status WriteData();
   Status WriteAndCommit();
   // Returns the facts of this rank's data file that rank 0 needs.
-  std::vector<std::byte> Notes() const;
+  std::vector<std::byte> EncodeRecords() const;
   Status CommitAsRank0(const std::vector<std::vector<std::byte>>& gathered);
   // Deletes the remains of crashed saves, and checkpoints that are not to be
   // kept.

@@ -47,32 +47,32 @@ StatusOr<std::shared_ptr<AsyncSave>> TrainingState::Save(
   if (local.ok()) local = CheckSaveOptions(*options);
   if (local.ok()) local = CheckStateOptions(plan_.model(), options->state);
   if (local.ok()) local = known;
-  if (local.ok()) local = parts_.checkpoints->Settle(deadline.Work());
-  SHARD_RETURN_IF_ERROR(parts_.assembly->units().EnterChange(
-      Activity::kSave, local, deadline.Meeting()));
+  if (local.ok()) local = deps_.checkpoints->FinishSave(deadline.Work());
+  SHARD_RETURN_IF_ERROR(deps_.runtime->units().EnterChange(
+      Activity::kSave, local, deadline.Exchange()));
   SHARD_RETURN_IF_ERROR(CheckAgreement(
-      parts_.comm, "how to save",
+      deps_.comm, "how to save",
       [&](FactSink* sink) {
         DescribeState(plan_.model(), options->state, sink);
         sink->Add("", "save", options->async);
         sink->Add("", "overwrite", options->overwrite);
         sink->Add("", "timeout", options->timeout);
       },
-      deadline.Meeting()));
+      deadline.Exchange()));
   SHARD_RETURN_IF_ERROR(OkOrAbort(
-      parts_.comm, parts_.assembly->compute().Synchronize(deadline.Work())));
+      deps_.comm, deps_.runtime->compute().Synchronize(deadline.Work())));
   SavedState state;
-  state.plan = parts_.assembly->plan();
+  state.plan = deps_.runtime->plan();
   state.memory = &memory();
   state.numbers = numbers_.Now();
-  state.optimizers = parts_.hypers->optimizers();
-  return parts_.checkpoints->Save(std::move(state), root, *options, deadline,
-                                  parts_.comm, parts_.device);
+  state.optimizers = deps_.hypers->optimizers();
+  return deps_.checkpoints->Save(std::move(state), root, *options, deadline,
+                                 deps_.comm, deps_.device);
 }
 
 Status TrainingState::AddLocal(const StateOptions& options,
                                const Deadline& deadline, MemoryStore* store) {
-  SHARD_RETURN_IF_ERROR(parts_.assembly->compute().Synchronize(deadline));
+  SHARD_RETURN_IF_ERROR(deps_.runtime->compute().Synchronize(deadline));
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan_, options));
   for (const StateEntry& entry : entries) {
@@ -82,15 +82,15 @@ Status TrainingState::AddLocal(const StateOptions& options,
     tensor.role = entry.is_param() ? TensorRole::kParam : TensorRole::kState;
     tensor.shape = entry.shape;
     tensor.alias_of = entry.alias_of;
-    tensor.codebook = CodebookOf(plan_, parts_.hypers->optimizers(), entry);
+    tensor.codebook = CodebookOf(plan_, deps_.hypers->optimizers(), entry);
     MemoryStore::Part part;
     if (entry.alias_of < 0) {
-      const OwnedElements owned = OwnedBy(plan_, entry, parts_.comm->rank());
+      const OwnedElements owned = OwnedBy(plan_, entry, deps_.comm->rank());
       part.begin = owned.begin;
       part.numel = owned.numel;
       if (owned.numel > 0) {
         part.data =
-            LocalData(plan_, memory(), entry, owned, parts_.comm->rank());
+            LocalData(plan_, memory(), entry, owned, deps_.comm->rank());
       }
     }
     SHARD_RETURN_IF_ERROR(store->AddPart(std::move(tensor), part));
@@ -114,22 +114,22 @@ Status TrainingState::Gather(const StatusOr<StateOptions>& options, int rank,
     local = listed.status();
     if (listed.ok()) entries = *std::move(listed);
   }
-  if (local.ok()) local = CheckRankOrAll(rank, parts_.comm->world_size());
-  SHARD_RETURN_IF_ERROR(parts_.assembly->units().EnterChange(
-      Activity::kGatherState, local, deadline.Meeting()));
+  if (local.ok()) local = CheckRankOrAll(rank, deps_.comm->world_size());
+  SHARD_RETURN_IF_ERROR(deps_.runtime->units().EnterChange(
+      Activity::kGatherState, local, deadline.Exchange()));
   // Compares the options, from which the tensors follow.
   SHARD_RETURN_IF_ERROR(CheckAgreement(
-      parts_.comm, "what is gathered",
+      deps_.comm, "what is gathered",
       [&](FactSink* facts) {
         facts->Add("", "rank", rank);
         DescribeState(plan_.model(), *options, facts);
       },
-      deadline.Meeting()));
+      deadline.Exchange()));
   SHARD_RETURN_IF_ERROR(OkOrAbort(
-      parts_.comm, parts_.assembly->compute().Synchronize(deadline.Work())));
+      deps_.comm, deps_.runtime->compute().Synchronize(deadline.Work())));
   return GatherState(
-      plan_, memory(), entries, rank, parts_.comm, parts_.device,
-      &parts_.assembly->compute(),
+      plan_, memory(), entries, rank, deps_.comm, deps_.device,
+      &deps_.runtime->compute(),
       [&](size_t entry, const std::byte* data) {
         return sink(entries[entry], data);
       },
@@ -146,7 +146,7 @@ Status TrainingState::LoadCheckpoint(const std::string& path,
   FileEnv* const env =
       options->env == nullptr ? FileEnv::Posix() : options->env;
   SHARD_ASSIGN_OR_RETURN(const auto store,
-                         Checkpoints::Open(path, env, parts_.comm, deadline));
+                         Checkpoints::Open(path, env, deps_.comm, deadline));
   const Manifest* const manifest = store->manifest();
   report->path = store->describe();
   report->step = manifest == nullptr ? -1 : manifest->step();
@@ -158,11 +158,11 @@ Status TrainingState::LoadCheckpoint(const std::string& path,
       manifest != nullptr && options->state.content != StateContent::kModel;
   Checkpoints::Blobs blobs;
   if (numbers) {
-    auto read = Checkpoints::ReadBlobs(*store, parts_.comm->rank(),
-                                       parts_.comm->world_size());
+    auto read = Checkpoints::ReadBlobs(*store, deps_.comm->rank(),
+                                       deps_.comm->world_size());
     Status local = read.status();
     if (local.ok()) local = CheckSteps(*manifest);
-    SHARD_RETURN_IF_ERROR(AgreeOnStatus(parts_.comm, "load checkpoint: blobs",
+    SHARD_RETURN_IF_ERROR(AgreeOnStatus(deps_.comm, "load checkpoint: blobs",
                                         local, deadline.Work()));
     blobs = *std::move(read);
   }
@@ -173,7 +173,7 @@ Status TrainingState::LoadCheckpoint(const std::string& path,
   numbers_.Restore(options->state, entries, matches, *manifest);
   // A load of some modules keeps the run's own blobs.
   if (options->state.submodules.empty()) {
-    parts_.checkpoints->TakeBlobs(std::move(blobs));
+    deps_.checkpoints->ReplaceBlobs(std::move(blobs));
   }
   return Status();
 }
@@ -191,26 +191,26 @@ Status TrainingState::LoadStateDict(const MemoryStore* store,
   if (options->from_rank0) {
     SHARD_ASSIGN_OR_RETURN(
         const std::string text,
-        BroadcastText(parts_.comm, kPhase,
-                      parts_.comm->rank() == 0 ? store->EncodeCatalog() : "",
-                      deadline.Meeting()));
+        BroadcastText(deps_.comm, kPhase,
+                      deps_.comm->rank() == 0 ? store->EncodeCatalog() : "",
+                      deadline.Exchange()));
     Status local;
-    if (parts_.comm->rank() != 0) {
+    if (deps_.comm->rank() != 0) {
       local = names.AddCatalog(text);
       store = &names;
     }
     SHARD_RETURN_IF_ERROR(
-        AgreeOnStatus(parts_.comm, kPhase, local, deadline.Meeting()));
+        AgreeOnStatus(deps_.comm, kPhase, local, deadline.Exchange()));
   } else {
     SHARD_RETURN_IF_ERROR(CheckAgreement(
-        parts_.comm, "the state dict",
+        deps_.comm, "the state dict",
         [&](FactSink* sink) {
           DescribeTensors(*store, sink);
           for (const auto& [key, value] : store->numbers()) {
             sink->Add("", StrCat("number '", key, "'"), value);
           }
         },
-        deadline.Meeting()));
+        deadline.Exchange()));
   }
   report->path = store->describe();
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
@@ -219,13 +219,13 @@ Status TrainingState::LoadStateDict(const MemoryStore* store,
   const auto numbers =
       numbers_.ReadByKey(entries, *store, options->state, options->rules);
   SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(parts_.comm, kPhase, numbers.status(), deadline.Meeting()));
+      AgreeOnStatus(deps_.comm, kPhase, numbers.status(), deadline.Exchange()));
   SHARD_RETURN_IF_ERROR(
       LoadTensors(*store, entries, *options, deadline, &report->match)
           .status());
   if (options->state.content == StateContent::kModel) return Status();
   numbers_.RestoreByKey(*numbers, options->state.submodules.empty());
-  if (!numbers->steps.empty()) report->step = parts_.counters->step();
+  if (!numbers->steps.empty()) report->step = deps_.counters->step();
   return Status();
 }
 
@@ -237,11 +237,11 @@ Status TrainingState::EnterLoad(const StatusOr<LoadOptions>& options,
   if (local.ok()) local = CheckStateOptions(plan_.model(), options->state);
   if (local.ok()) local = known;
   if (local.ok()) local = CheckGivesParams(options->state);
-  if (local.ok()) local = parts_.checkpoints->Settle(deadline.Work());
-  SHARD_RETURN_IF_ERROR(parts_.assembly->units().EnterChange(
-      Activity::kLoad, local, deadline.Meeting()));
+  if (local.ok()) local = deps_.checkpoints->FinishSave(deadline.Work());
+  SHARD_RETURN_IF_ERROR(deps_.runtime->units().EnterChange(
+      Activity::kLoad, local, deadline.Exchange()));
   return CheckAgreement(
-      parts_.comm, "how to load",
+      deps_.comm, "how to load",
       [&](FactSink* sink) {
         DescribeState(plan_.model(), options->state, sink);
         sink->Add("", "allow_mismatch", !options->rules.strict);
@@ -250,11 +250,11 @@ Status TrainingState::EnterLoad(const StatusOr<LoadOptions>& options,
                   options->rules.strip_leading_module);
         sink->Add("", "from_rank0", options->from_rank0);
       },
-      deadline.Meeting());
+      deadline.Exchange());
 }
 
 Status TrainingState::CheckGivesParams(const StateOptions& options) const {
-  if (!parts_.initial->filling()) return Status();
+  if (!deps_.initial->filling()) return Status();
   if (options.content != StateContent::kOptimizer &&
       options.submodules.empty() && !options.ignore_frozen) {
     return Status();
@@ -277,7 +277,7 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
                       entries[e].numel > 0 &&
                       matches[e].kind == EntryMatch::Kind::kNone;
   }
-  if (parts_.initial->filling() && missing_params) {
+  if (deps_.initial->filling() && missing_params) {
     return FailedPrecondition(
         store.describe(),
         " lacks parameters, and in state FILLING they have no values yet; set "
@@ -285,13 +285,13 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
   }
 
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-      parts_.comm, "load: elements",
-      CheckElements(store, entries, matches, options), deadline.Meeting()));
+      deps_.comm, "load: elements",
+      CheckElements(store, entries, matches, options), deadline.Exchange()));
 
   // Memory is written from here on: after an error the old values are lost.
   const bool params = options.state.content != StateContent::kOptimizer;
-  StateReader reader(plan_, memory(), parts_.hypers->optimizers(), parts_.comm,
-                     parts_.device, &parts_.assembly->compute(), deadline);
+  StateReader reader(plan_, memory(), deps_.hypers->optimizers(), deps_.comm,
+                     deps_.device, &deps_.runtime->compute(), deadline);
   ReadOptions read;
   read.threads = options.threads;
   read.verify = options.verify;
@@ -299,26 +299,26 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
   const Status done =
       options.from_rank0
           ? reader.ReadFromRank0(store, entries, matches, read)
-          : AgreeOnStatus(parts_.comm, "load: read",
+          : AgreeOnStatus(deps_.comm, "load: read",
                           reader.Read(store, entries, matches, read),
                           deadline.Work());
   if (!done.ok()) {
     // Resets tensors that were written in part: no mixture of two states
     // remains.
-    if (params) parts_.initial->StartOver();
+    if (params) deps_.initial->StartFilling();
     Reset(deadline.Work());
     return done;
   }
   if (!params) return matches;
-  Transfers& transfers = parts_.assembly->transfers();
-  const Deadline published = deadline.Meeting();  // As when a step publishes.
+  Transfers& transfers = deps_.runtime->transfers();
+  const Deadline published = deadline.Exchange();  // As when a step publishes.
   for (size_t b = 0; b < memory().buffers().size(); ++b) {
     SHARD_RETURN_IF_ERROR(transfers.Publish(b, published));
   }
   SHARD_RETURN_IF_ERROR(transfers.Finish(published));
-  SHARD_RETURN_IF_ERROR(OkOrAbort(
-      parts_.comm, parts_.assembly->compute().Synchronize(published)));
-  parts_.initial->Finish();
+  SHARD_RETURN_IF_ERROR(
+      OkOrAbort(deps_.comm, deps_.runtime->compute().Synchronize(published)));
+  deps_.initial->Finish();
   return matches;
 }
 
@@ -326,7 +326,7 @@ Status TrainingState::CheckElements(const TensorStore& store,
                                     const std::vector<StateEntry>& entries,
                                     const std::vector<EntryMatch>& matches,
                                     const LoadOptions& options) const {
-  const int rank = parts_.comm->rank();
+  const int rank = deps_.comm->rank();
   if (options.from_rank0 && rank != 0) return Status();
   for (size_t e = 0; e < entries.size(); ++e) {
     if (matches[e].kind == EntryMatch::Kind::kNone) continue;
@@ -342,7 +342,7 @@ Status TrainingState::CheckElements(const TensorStore& store,
 }
 
 void TrainingState::Reset(const Deadline& deadline) {
-  Stream& compute = parts_.assembly->compute();
+  Stream& compute = deps_.runtime->compute();
   for (const EngineBuffer& buffer : memory().buffers()) {
     for (size_t s = 0; s < buffer.states.size(); ++s) {
       compute.FillZeros(buffer.states[s],
@@ -350,9 +350,9 @@ void TrainingState::Reset(const Deadline& deadline) {
                                    buffer.plan->StateLayout(s).shard_numel()));
     }
   }
-  parts_.counters->Reset();
+  deps_.counters->Reset();
   // The next call waits for the stream, and returns its error.
-  (void)FillMasters(*parts_.assembly, parts_.comm, deadline).ok();
+  (void)FillMasters(*deps_.runtime, deps_.comm, deadline).ok();
 }
 
 }  // namespace shard

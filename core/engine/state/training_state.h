@@ -23,8 +23,8 @@
 #include "core/engine/state/engine_numbers.h"
 #include "core/engine/state/initial_params.h"
 #include "core/engine/state/work_deadline.h"
-#include "core/engine/step/assembly.h"
 #include "core/engine/step/counters.h"
+#include "core/engine/step/engine_runtime.h"
 #include "core/engine/step/hypers.h"
 #include "core/state/match.h"
 #include "core/state/memory_store.h"
@@ -34,8 +34,8 @@ namespace shard {
 
 class TrainingState {
  public:
-  struct Parts {
-    Assembly* assembly;
+  struct Dependencies {
+    EngineRuntime* runtime;
     Communicator* comm;
     Device* device;
     Hypers* hypers;
@@ -44,11 +44,11 @@ class TrainingState {
     Checkpoints* checkpoints;
   };
 
-  // All of `parts` must outlive this.
-  explicit TrainingState(const Parts& parts)
-      : parts_(parts),
-        plan_(*parts.assembly->plan()),
-        numbers_(plan_, parts.counters, parts.hypers, parts.comm) {}
+  // All of `deps` must outlive this.
+  explicit TrainingState(const Dependencies& deps)
+      : deps_(deps),
+        plan_(*deps.runtime->plan()),
+        numbers_(plan_, deps.counters, deps.hypers, deps.comm) {}
 
   // In all functions below, `known` is an error of the call on this rank alone.
   // Options may be such an error, too. Both become an error on all ranks.
@@ -88,7 +88,7 @@ class TrainingState {
                        LoadReport* report);
 
  private:
-  const EngineMemory& memory() const { return parts_.assembly->memory(); }
+  const EngineMemory& memory() const { return deps_.runtime->memory(); }
   // Enters a load: returns once the ranks agree on it and its options.
   // COLLECTIVE.
   Status EnterLoad(const StatusOr<LoadOptions>& options, const Status& known,
@@ -109,7 +109,7 @@ class TrainingState {
   // Resets optimizer states and step counts to those of a new engine.
   void Reset(const Deadline& deadline);
 
-  const Parts parts_;
+  const Dependencies deps_;
   const Plan& plan_;
   EngineNumbers numbers_;
 };

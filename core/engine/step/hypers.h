@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Hypers: the optimizers of all param groups with their current values. Every
-// rank makes the same changes before the next step, whose meeting compares
+// rank makes the same changes before the next step, whose agreement compares
 // fingerprints.
 //
 // Thread-compatible.

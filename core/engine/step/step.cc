@@ -19,21 +19,21 @@ constexpr double kClipEpsilon = 1e-6;
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Stepper>> Stepper::Create(const Parts& parts) {
-  std::unique_ptr<Stepper> stepper(new Stepper(parts));
-  SHARD_ASSIGN_OR_RETURN(stepper->norm_, parts.device->AllocateHost(
+StatusOr<std::unique_ptr<Stepper>> Stepper::Create(const Dependencies& deps) {
+  std::unique_ptr<Stepper> stepper(new Stepper(deps));
+  SHARD_ASSIGN_OR_RETURN(stepper->norm_, deps.device->AllocateHost(
                                              sizeof(NormSum), "gradient norm"));
-  stepper->gathered_.resize(static_cast<size_t>(parts.comm->world_size()));
-  stepper->done_.resize(parts.plan->units().size());
-  stepper->by_unit_.resize(parts.plan->units().size());
-  stepper->buffers_.resize(parts.plan->units().size());
-  const std::vector<EngineBuffer>& buffers = parts.memory->buffers();
+  stepper->gathered_.resize(static_cast<size_t>(deps.comm->world_size()));
+  stepper->done_.resize(deps.plan->units().size());
+  stepper->by_unit_.resize(deps.plan->units().size());
+  stepper->buffers_.resize(deps.plan->units().size());
+  const std::vector<EngineBuffer>& buffers = deps.memory->buffers();
   for (size_t b = 0; b < buffers.size(); ++b) {
     if (!buffers[b].plan->trainable) continue;
     const auto unit = static_cast<size_t>(buffers[b].plan->unit);
     stepper->by_unit_[unit].push_back(stepper->ranges_.size());
     stepper->buffers_[unit].push_back(b);
-    stepper->ranges_.emplace_back(*parts.plan, buffers[b], parts.comm->rank());
+    stepper->ranges_.emplace_back(*deps.plan, buffers[b], deps.comm->rank());
   }
   return stepper;
 }
@@ -42,12 +42,12 @@ Status Stepper::Run(const StepInput& input, const Deadline& deadline,
                     StepReport* report) {
   const bool needs_norm = input.max_grad_norm > 0 || input.skip_nonfinite;
   double scale = input.gradient_scale;
-  parts_.compute->Wait(parts_.device->HostRecord(), deadline);
-  const std::vector<Event> reduced = parts_.units->EnqueueRest();
+  deps_.compute->Wait(deps_.device->HostRecord(), deadline);
+  const std::vector<Event> reduced = deps_.units->EnqueueRest();
   if (needs_norm) {
     {
       Stopwatch wait(&report->seconds_wait);
-      SHARD_RETURN_IF_ERROR(parts_.queue->Drain(deadline));
+      SHARD_RETURN_IF_ERROR(deps_.queue->Drain(deadline));
     }
     SHARD_ASSIGN_OR_RETURN(const double norm,
                            GradientNorm(input, deadline, report));
@@ -64,11 +64,11 @@ Status Stepper::Run(const StepInput& input, const Deadline& deadline,
   }
   SHARD_RETURN_IF_ERROR(
       UpdateUnits(input, scale, needs_norm, reduced, deadline, report));
-  report->bytes_moved += std::exchange(bytes_ahead_, 0);
+  report->bytes_moved += std::exchange(eager_bytes_, 0);
   done_.assign(done_.size(), false);
   Stopwatch wait(&report->seconds_wait);
-  if (!parts_.overlap) SHARD_RETURN_IF_ERROR(parts_.queue->Drain(deadline));
-  return parts_.transfers->Finish(deadline);
+  if (!deps_.overlap) SHARD_RETURN_IF_ERROR(deps_.queue->Drain(deadline));
+  return deps_.transfers->Finish(deadline);
 }
 
 StatusOr<double> Stepper::GradientNorm(const StepInput& input,
@@ -92,14 +92,14 @@ StatusOr<double> Stepper::NormPass(NormType type, double p, double reference,
   {
     Stopwatch reduce(&report->seconds_reduce);
     *mine = NormSum();
-    for (const Range& range : ranges_) {
+    for (const OwnedRange& range : ranges_) {
       report->bytes_moved +=
-          range.AddNorm(type, p, reference, reduced, parts_.compute, mine);
+          range.AddNorm(type, p, reference, reduced, deps_.compute, mine);
     }
-    SHARD_RETURN_IF_ERROR(parts_.compute->Synchronize(deadline));
+    SHARD_RETURN_IF_ERROR(deps_.compute->Synchronize(deadline));
   }
   Stopwatch wait(&report->seconds_wait);
-  SHARD_RETURN_IF_ERROR(parts_.comm->AllGather(
+  SHARD_RETURN_IF_ERROR(deps_.comm->AllGather(
       "step: global norm", mine, sizeof(*mine), gathered_.data(), deadline));
   NormSum all = {};
   for (const NormSum& part : gathered_) MergeNorm(part, &all);
@@ -108,7 +108,7 @@ StatusOr<double> Stepper::NormPass(NormType type, double p, double reference,
 
 UpdateInput Stepper::UpdateInputOf(const StepInput& input, double scale,
                                    bool reduced) const {
-  const PlanOptions& options = parts_.plan->options();
+  const PlanOptions& options = deps_.plan->options();
   UpdateInput update;
   update.step = input.step;
   update.param_steps = input.param_steps;
@@ -130,25 +130,25 @@ Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
   for (size_t i = 0; i < units; ++i) {
     // Units are updated in the order in which they are reduced, from the last;
     // with overlap, in the order in which the next forward pass will use them.
-    const size_t u = parts_.overlap ? i : units - 1 - i;
+    const size_t u = deps_.overlap ? i : units - 1 - i;
     if (by_unit_[u].empty() || done_[u]) continue;
     const auto unit = static_cast<int32_t>(u);
     for (size_t k = by_unit_[u].size(); k-- > 0;) {
       {
         Stopwatch wait(&report->seconds_wait);
         SHARD_RETURN_IF_ERROR(
-            parts_.queue->Wait(events[buffers_[u][k]], deadline));
+            deps_.queue->Wait(events[buffers_[u][k]], deadline));
       }
       {
         Stopwatch updating(&report->seconds_update);
         report->bytes_moved += UpdateRange(
-            ranges_[by_unit_[u][k]], *input.optimizers, update, parts_.compute);
+            ranges_[by_unit_[u][k]], *input.optimizers, update, deps_.compute);
       }
       EnqueuePublish(unit, buffers_[u][k]);
     }
   }
   Stopwatch updating(&report->seconds_update);
-  return parts_.compute->Synchronize(deadline);
+  return deps_.compute->Synchronize(deadline);
 }
 
 void Stepper::Begin(const StepInput& input) {
@@ -156,18 +156,18 @@ void Stepper::Begin(const StepInput& input) {
   begun_ = UpdateInputOf(input, input.gradient_scale, false);
 }
 
-Status Stepper::RunAhead(int32_t unit,
-                         const std::vector<std::vector<const void*>>* in_place,
-                         const Deadline& deadline) {
+Status Stepper::UpdateEagerly(
+    int32_t unit, const std::vector<std::vector<const void*>>* in_place,
+    const Deadline& deadline) {
   const std::vector<size_t>& ranges = by_unit_[static_cast<size_t>(unit)];
   for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
     ranges_[ranges[i]].ReadFrom((*in_place)[i]);
   }
   for (const size_t r : ranges) {
-    bytes_ahead_ +=
-        UpdateRange(ranges_[r], begun_optimizers_, begun_, parts_.ahead);
+    eager_bytes_ +=
+        UpdateRange(ranges_[r], begun_optimizers_, begun_, deps_.eager);
   }
-  SHARD_RETURN_IF_ERROR(parts_.ahead->Synchronize(deadline));
+  SHARD_RETURN_IF_ERROR(deps_.eager->Synchronize(deadline));
   for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
     ranges_[ranges[i]].ReadSum();
   }
@@ -183,29 +183,29 @@ Status Stepper::Publish(size_t buffer, const Deadline& deadline) {
   Status status;
   {
     Stopwatch moving(&seconds);
-    status = parts_.transfers->Publish(buffer, deadline);
+    status = deps_.transfers->Publish(buffer, deadline);
   }
-  parts_.queue->Moved(seconds);
+  deps_.queue->AddTransferTime(seconds);
   return status;
 }
 
 void Stepper::EnqueuePublish(int32_t unit, size_t buffer) {
-  const uint64_t bytes = parts_.transfers->PublishBytes(buffer);
+  const uint64_t bytes = deps_.transfers->PublishBytes(buffer);
   if (bytes == 0) return;
   // The queue runs in order, so the unit's parameters are published when its
   // last buffer is.
-  parts_.units->SetPublished(
-      unit, parts_.queue->Run(
+  deps_.units->SetPublished(
+      unit, deps_.queue->Run(
                 "publish the parameters of a buffer", bytes, [this, buffer] {
-                  return Publish(buffer, Deadline::After(parts_.timeout));
+                  return Publish(buffer, Deadline::After(deps_.timeout));
                 }));
 }
 
-uint64_t Stepper::UpdateRange(const Range& range,
+uint64_t Stepper::UpdateRange(const OwnedRange& range,
                               const std::vector<Optimizer>& optimizers,
                               const UpdateInput& input, Stream* stream) const {
   const Optimizer& optimizer = optimizers[static_cast<size_t>(range.group())];
-  float* const workspace = parts_.memory->workspace();
+  float* const workspace = deps_.memory->workspace();
   if (optimizer.tensor() == nullptr) {
     return UpdateElements(range, optimizer, input, stream);
   }

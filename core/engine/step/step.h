@@ -35,7 +35,7 @@
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/memory/buffers.h"
-#include "core/engine/step/range.h"
+#include "core/engine/step/owned_range.h"
 #include "core/engine/step/update.h"
 #include "core/engine/transfer/comm_queue.h"
 #include "core/engine/transfer/transfers.h"
@@ -75,13 +75,13 @@ struct StepReport {
 
 class Stepper {
  public:
-  struct Parts {
+  struct Dependencies {
     const Plan* plan;
     const EngineMemory* memory;
     Communicator* comm;
     Device* device;
     Stream* compute;
-    Stream* ahead;  // The stream of RunAhead.
+    Stream* eager;  // The stream of UpdateEagerly.
     Transfers* transfers;
     CommQueue* queue;
     Units* units;
@@ -91,8 +91,8 @@ class Stepper {
     double timeout;  // Seconds, of work on the queue.
   };
 
-  // All of `parts` must outlive the result.
-  static StatusOr<std::unique_ptr<Stepper>> Create(const Parts& parts);
+  // All of `deps` must outlive the result.
+  static StatusOr<std::unique_ptr<Stepper>> Create(const Dependencies& deps);
 
   // Does a step. COLLECTIVE. REQUIRES: every rank has entered the step, so all
   // gradients are complete. On return nobody reads gradients any more, and
@@ -102,26 +102,26 @@ class Stepper {
   Status Run(const StepInput& input, const Deadline& deadline,
              StepReport* report);
 
-  // Begins a step: from here on RunAhead is called for units whose gradients
-  // are ready on all ranks, and Run does the rest, with the same input.
-  // REQUIRES: no norm. `optimizers` is copied.
+  // Begins a step: from here on UpdateEagerly is called for units whose
+  // gradients are ready on all ranks, and Run does the rest, with the same
+  // input. REQUIRES: no norm. `optimizers` is copied.
   void Begin(const StepInput& input);
   // Updates and publishes the unit. COLLECTIVE; on any thread. `in_place` as in
-  // Units::Ahead.
-  Status RunAhead(int32_t unit,
-                  const std::vector<std::vector<const void*>>* in_place,
-                  const Deadline& deadline);
+  // Units::EagerUpdate.
+  Status UpdateEagerly(int32_t unit,
+                       const std::vector<std::vector<const void*>>* in_place,
+                       const Deadline& deadline);
 
   // Returns this rank's ranges of the trainable buffers.
-  const std::vector<Range>& ranges() const { return ranges_; }
+  const std::vector<OwnedRange>& ranges() const { return ranges_; }
 
  private:
-  explicit Stepper(const Parts& parts) : parts_(parts) {}
+  explicit Stepper(const Dependencies& deps) : deps_(deps) {}
 
   // Returns the norm of all gradients, before they are scaled. COLLECTIVE.
   StatusOr<double> GradientNorm(const StepInput& input,
                                 const Deadline& deadline, StepReport* report);
-  // Makes one pass over the gradients; see Range::AddNorm. COLLECTIVE.
+  // Makes one pass over the gradients; see OwnedRange::AddNorm. COLLECTIVE.
   StatusOr<double> NormPass(NormType type, double p, double reference,
                             bool reduced, const Deadline& deadline,
                             StepReport* report);
@@ -132,14 +132,14 @@ class Stepper {
   UpdateInput UpdateInputOf(const StepInput& input, double scale,
                             bool reduced) const;
   // Updates a range. Returns the bytes that are moved.
-  uint64_t UpdateRange(const Range& range,
+  uint64_t UpdateRange(const OwnedRange& range,
                        const std::vector<Optimizer>& optimizers,
                        const UpdateInput& input, Stream* stream) const;
   Status Publish(size_t buffer, const Deadline& deadline);
   void EnqueuePublish(int32_t unit, size_t buffer);
 
-  const Parts parts_;
-  std::vector<Range> ranges_;                 // One per trainable buffer.
+  const Dependencies deps_;
+  std::vector<OwnedRange> ranges_;            // One per trainable buffer.
   std::vector<std::vector<size_t>> by_unit_;  // Indices into ranges_.
   std::vector<std::vector<size_t>>
       buffers_;                    // Indices into the plan's buffers.
@@ -151,7 +151,7 @@ class Stepper {
   std::vector<Optimizer> begun_optimizers_;
   UpdateInput begun_ = {};
   std::vector<bool> done_;  // By unit.
-  uint64_t bytes_ahead_ = 0;
+  uint64_t eager_bytes_ = 0;
 };
 
 }  // namespace shard

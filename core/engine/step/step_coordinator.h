@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepCoordinator: does a step together with all ranks. The ranks meet, agree
+// StepCoordinator: does a step together with all ranks. The ranks agree
 // on options, hyperparameters and the parameters that are stepped; the Stepper
 // does the step; the coordinator counts it. A rank without input takes part in
 // Join.
@@ -22,8 +22,8 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
-#include "core/engine/step/assembly.h"
 #include "core/engine/step/counters.h"
+#include "core/engine/step/engine_runtime.h"
 #include "core/engine/step/hypers.h"
 #include "core/engine/step/step.h"
 #include "core/engine/step/step_options.h"
@@ -43,7 +43,7 @@ enum class MissingGrads : int32_t {
 
 class StepCoordinator {
  public:
-  struct Parts {
+  struct Dependencies {
     Communicator* comm;
     Device* device;
     Hypers* hypers;
@@ -51,12 +51,12 @@ class StepCoordinator {
     MissingGrads missing_grads;
   };
 
-  // All of `parts` must outlive this.
-  explicit StepCoordinator(const Parts& parts) : parts_(parts) {}
+  // All of `deps` must outlive this.
+  explicit StepCoordinator(const Dependencies& deps) : deps_(deps) {}
 
-  // Uses `assembly` from now on, which must live until the next Adopt or the
-  // end of this. REQUIRES: no step is begun.
-  void Adopt(Assembly* assembly);
+  // Uses `runtime` from now on, which must live until the next SetRuntime or
+  // the end of this. REQUIRES: no step is begun.
+  void SetRuntime(EngineRuntime* runtime);
 
   // Returns kFailedPrecondition, naming the call `what`, while a step is begun:
   // some units are updated then, and others are not.
@@ -82,12 +82,12 @@ class StepCoordinator {
 
  private:
   StepSetting Setting() const;
-  // Returns the note with which this rank comes to a meeting for `activity`.
-  Note NoteOf(Activity activity, const StepOptions& options) const;
+  // Returns the proposal of this rank for `activity`.
+  Proposal ProposalFor(Activity activity, const StepOptions& options) const;
   Status CheckBegin(const StepOptions& options) const;
   Status ZeroWholeGrads(const Deadline& deadline);
-  // Run a step, or the beginning of one, after a meeting in which `leader` came
-  // for it. COLLECTIVE, as everything below.
+  // Run a step, or the beginning of one, after an agreement in which `leader`
+  // proposed it. COLLECTIVE, as everything below.
   Status RunBegin(const StepOptions& options, int32_t leader,
                   const Deadline& deadline);
   Status RunStep(const StepOptions& options, int32_t leader,
@@ -101,8 +101,8 @@ class StepCoordinator {
   // Chooses the parameters that are stepped, and the number of each one's step.
   Status ChooseParamSteps(const Deadline& deadline);
 
-  const Parts parts_;
-  Assembly* assembly_ = nullptr;
+  const Dependencies deps_;
+  EngineRuntime* runtime_ = nullptr;
   double trainable_numel_ = 0;
   // The options of Begin, until that step is done.
   std::optional<StepOptions> begun_;

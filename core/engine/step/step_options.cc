@@ -33,12 +33,12 @@ constexpr StepField kStepFields[] = {
 
 // Returns whether `same` holds between the ranks that have not joined.
 template <typename Same>
-bool SameOfActive(const std::vector<Note>& notes, const Same& same) {
-  const Note* first = nullptr;
-  for (const Note& note : notes) {
-    if (note.activity == Activity::kJoin) continue;
-    if (first == nullptr) first = &note;
-    if (!same(*first, note)) return false;
+bool SameOfActive(const std::vector<Proposal>& proposals, const Same& same) {
+  const Proposal* first = nullptr;
+  for (const Proposal& proposal : proposals) {
+    if (proposal.activity == Activity::kJoin) continue;
+    if (first == nullptr) first = &proposal;
+    if (!same(*first, proposal)) return false;
   }
   return true;
 }
@@ -171,14 +171,14 @@ StepOptions OptionsOf(const StepEntry& entry) {
   return options;
 }
 
-bool SameEntries(const std::vector<Note>& notes) {
+bool SameEntries(const std::vector<Proposal>& proposals) {
   int64_t zeroed = kNeverZeroed;
-  for (const Note& note : notes) {
-    if (note.zeroed == kNeverZeroed) continue;
-    if (zeroed == kNeverZeroed) zeroed = note.zeroed;
-    if (note.zeroed != zeroed) return false;
+  for (const Proposal& proposal : proposals) {
+    if (proposal.zeroed == kNeverZeroed) continue;
+    if (zeroed == kNeverZeroed) zeroed = proposal.zeroed;
+    if (proposal.zeroed != zeroed) return false;
   }
-  return SameOfActive(notes, [](const Note& a, const Note& b) {
+  return SameOfActive(proposals, [](const Proposal& a, const Proposal& b) {
     return std::all_of(std::begin(kStepFields), std::end(kStepFields),
                        [&](const StepField& field) {
                          return a.step.*field.value == b.step.*field.value;
@@ -186,17 +186,18 @@ bool SameEntries(const std::vector<Note>& notes) {
   });
 }
 
-bool SameHypers(const std::vector<Note>& notes) {
-  return SameOfActive(notes, [](const Note& a, const Note& b) {
+bool SameHypers(const std::vector<Proposal>& proposals) {
+  return SameOfActive(proposals, [](const Proposal& a, const Proposal& b) {
     return a.step.hypers == b.step.hypers;
   });
 }
 
-void DescribeEntry(const Note& note, FactSink* sink) {
+void DescribeEntry(const Proposal& proposal, FactSink* sink) {
   for (const StepField& field : kStepFields) {
-    sink->Add("", field.name, note.step.*field.value);
+    sink->Add("", field.name, proposal.step.*field.value);
   }
-  sink->Add("", "number of zero_grad calls since the last step", note.zeroed);
+  sink->Add("", "number of zero_grad calls since the last step",
+            proposal.zeroed);
 }
 
 }  // namespace shard

@@ -11,7 +11,7 @@
 
 #include "core/base/facts.h"
 #include "core/base/status.h"
-#include "core/engine/transfer/meeting.h"
+#include "core/engine/transfer/agreement.h"
 #include "core/optim/loss_scaler.h"
 #include "kernels/cpu/norm.h"
 
@@ -58,15 +58,15 @@ StepEntry EntryOf(const StepOptions& options, const StepSetting& setting,
 // Returns the options that an entry was made of, without the timeout.
 StepOptions OptionsOf(const StepEntry& entry);
 
-// Compare the notes of a meeting to step, or to begin a step. SameEntries:
+// Compare the proposals to step, or to begin a step. SameEntries:
 // whether the ranks that have not joined come with the same entries, `hypers`
 // left out, and have zeroed equally often, as have ranks that joined and
 // discarded gradients. SameHypers: whether they come with the same `hypers`.
-bool SameEntries(const std::vector<Note>& notes);
-bool SameHypers(const std::vector<Note>& notes);
+bool SameEntries(const std::vector<Proposal>& proposals);
+bool SameHypers(const std::vector<Proposal>& proposals);
 
-// Writes the facts of one rank's note that SameEntries compares.
-void DescribeEntry(const Note& note, FactSink* sink);
+// Writes the facts of one rank's proposal that SameEntries compares.
+void DescribeEntry(const Proposal& proposal, FactSink* sink);
 
 }  // namespace shard
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "core/device/stream.h"
-#include "core/engine/step/range.h"
+#include "core/engine/step/owned_range.h"
 #include "core/flat/plan.h"
 #include "core/optim/optimizer.h"
 
@@ -24,7 +24,7 @@ struct UpdateInput {
   const int64_t* param_steps;
   double scale;       // Factor of the sum of gradients.
   double clip_value;  // Clips to [-clip_value, clip_value]; infinity: none.
-  bool reduced;       // Whether Range::AddNorm was called.
+  bool reduced;       // Whether OwnedRange::AddNorm was called.
   Masters masters;    // PlanOptions::masters and seed.
   uint64_t seed;
 };
@@ -40,19 +40,19 @@ inline int64_t StepOf(const RangeSlice& slice, const UpdateInput& input) {
 // and written; on a stream of the host nothing is allocated.
 
 // Updates with an optimizer of single elements: one pass over the range.
-uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
+uint64_t UpdateElements(const OwnedRange& range, const Optimizer& optimizer,
                         const UpdateInput& input, Stream* stream);
 
 // Updates with an optimizer of whole parameters, one after the other. REQUIRES,
 // here and below: a range of whole parameters; Plan::workspace_numel()
 // elements, aligned to a page.
-uint64_t UpdateTensors(const Range& range, const Optimizer& optimizer,
+uint64_t UpdateTensors(const OwnedRange& range, const Optimizer& optimizer,
                        const UpdateInput& input, float* workspace,
                        Stream* stream);
 
 // Updates with Muon: small matrices of one shape together. Each matrix is
 // iterated on by its owner alone. The bytes of matrix products are not counted.
-uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
+uint64_t UpdateMatrices(const OwnedRange& range, const Optimizer& optimizer,
                         const UpdateInput& input, float* workspace,
                         Stream* stream);
 

@@ -11,7 +11,7 @@ namespace shard {
 namespace {
 
 // Returns the bytes read and written per element, scales left out.
-uint64_t ElementBytes(const Range& range, size_t num_sources) {
+uint64_t ElementBytes(const OwnedRange& range, size_t num_sources) {
   const FlatBufferPlan& plan = range.plan();
   uint64_t bytes = num_sources * DTypeSize(plan.grad_dtype);
   // A parameter with a master copy is only written.
@@ -25,7 +25,7 @@ uint64_t ElementBytes(const Range& range, size_t num_sources) {
 
 }  // namespace
 
-uint64_t UpdateElements(const Range& range, const Optimizer& optimizer,
+uint64_t UpdateElements(const OwnedRange& range, const Optimizer& optimizer,
                         const UpdateInput& input, Stream* stream) {
   const FlatBufferPlan& plan = range.plan();
   const GradientSources gradients = range.gradients(input.reduced);

@@ -16,7 +16,7 @@ namespace shard {
 namespace {
 
 // Returns the slices of the range that are stepped.
-const std::vector<RangeSlice>& SteppedSlices(const Range& range,
+const std::vector<RangeSlice>& SteppedSlices(const OwnedRange& range,
                                              const UpdateInput& input,
                                              std::vector<RangeSlice>* some) {
   if (input.param_steps == nullptr) return range.slices();
@@ -28,7 +28,7 @@ const std::vector<RangeSlice>& SteppedSlices(const Range& range,
 
 }  // namespace
 
-uint64_t UpdateMatrices(const Range& range, const Optimizer& optimizer,
+uint64_t UpdateMatrices(const OwnedRange& range, const Optimizer& optimizer,
                         const UpdateInput& input, float* workspace,
                         Stream* stream) {
   const double* const hypers = optimizer.hypers().data();

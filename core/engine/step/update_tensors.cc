@@ -10,7 +10,7 @@
 
 namespace shard {
 
-uint64_t UpdateTensors(const Range& range, const Optimizer& optimizer,
+uint64_t UpdateTensors(const OwnedRange& range, const Optimizer& optimizer,
                        const UpdateInput& input, float* workspace,
                        Stream* stream) {
   const GradientSources gradients = range.gradients(input.reduced);

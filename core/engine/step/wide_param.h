@@ -10,7 +10,7 @@
 
 #include "core/base/dtype.h"
 #include "core/device/stream.h"
-#include "core/engine/step/range.h"
+#include "core/engine/step/owned_range.h"
 #include "core/engine/step/update.h"
 #include "kernels/cpu/random.h"
 
@@ -20,7 +20,7 @@ class WideParam {
  public:
   // `copy`: room for the parameter's elements, written only where the parameter
   // has no fp32 form of its own.
-  WideParam(const Range& range, const RangeSlice& slice, float* copy,
+  WideParam(const OwnedRange& range, const RangeSlice& slice, float* copy,
             Stream* stream)
       : range_(range), slice_(slice), wide_(range.master(slice.begin)) {
     if (wide_ != nullptr) return;
@@ -56,7 +56,7 @@ class WideParam {
  private:
   DType dtype() const { return range_.plan().dtype; }
 
-  const Range& range_;
+  const OwnedRange& range_;
   const RangeSlice& slice_;
   float* wide_;
 };

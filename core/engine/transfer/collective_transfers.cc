@@ -37,10 +37,10 @@ CollectiveTransfers::CollectiveTransfers(const Plan& plan,
       group_{rank_ / group_size_ * group_size_, 1, group_size_},
       replicas_{rank_ % group_size_, group_size_, groups_} {}
 
-Status CollectiveTransfers::Reduce(const Note& led,
-                                   const std::vector<Note>& notes, bool add,
-                                   const Deadline& deadline) {
-  const Note& mine = notes[static_cast<size_t>(rank_)];
+Status CollectiveTransfers::Reduce(const Proposal& led,
+                                   const std::vector<Proposal>& proposals,
+                                   bool add, const Deadline& deadline) {
+  const Proposal& mine = proposals[static_cast<size_t>(rank_)];
   const int32_t depth = plan_.units()[static_cast<size_t>(led.unit)].depth;
   for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
     const EngineBuffer& buffer = memory_.buffers()[part.buffer];

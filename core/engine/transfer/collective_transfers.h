@@ -31,10 +31,10 @@ class CollectiveTransfers final : public Transfers {
                       Communicator* comm, Device* device,
                       std::unique_ptr<Stream> stream);
 
-  Status Reduce(const Note& led, const std::vector<Note>& notes, bool add,
-                const Deadline& deadline) override;
+  Status Reduce(const Proposal& led, const std::vector<Proposal>& proposals,
+                bool add, const Deadline& deadline) override;
   Status ReduceWhole(size_t buffer, const Deadline& deadline) override;
-  bool ReadInPlace(const Note&, const std::vector<Note>&,
+  bool ReadInPlace(const Proposal&, const std::vector<Proposal>&,
                    std::vector<std::vector<const void*>>*) override {
     return false;
   }

@@ -26,50 +26,50 @@ Event CommQueue::Run(std::string_view what, uint64_t bytes,
   return pending_.back().event;
 }
 
-void CommQueue::Moved(double seconds) {
+void CommQueue::AddTransferTime(double seconds) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  moved_ += seconds;
+  transfer_seconds_ += seconds;
 }
 
-void CommQueue::MovedByHost(uint64_t bytes, double seconds) {
-  Moved(seconds);
+void CommQueue::AddHostTransfer(uint64_t bytes, double seconds) {
+  AddTransferTime(seconds);
   counters_.bytes += bytes;
   counters_.seconds_exposed += seconds;
 }
 
-void CommQueue::Settle(bool overlapped) {
-  while (!pending_.empty() && pending_.front().event.Done()) {
+void CommQueue::RetireFinished(bool overlapped) {
+  while (!pending_.empty() && pending_.front().event.IsDone()) {
     if (overlapped) counters_.bytes_overlapped += pending_.front().bytes;
     pending_.pop_front();
   }
 }
 
 Status CommQueue::Wait(const Event& event, const Deadline& deadline) {
-  Settle(true);
+  RetireFinished(true);
   Status status;
   {
     Stopwatch exposed(&counters_.seconds_exposed);
     status = device_->HostWait(event, deadline);
   }
-  Settle(false);
+  RetireFinished(false);
   return status;
 }
 
 Status CommQueue::Drain(const Deadline& deadline) {
-  Settle(true);
+  RetireFinished(true);
   Status status;
   {
     Stopwatch exposed(&counters_.seconds_exposed);
     status = stream_->Synchronize(deadline);
   }
-  Settle(false);
+  RetireFinished(false);
   return status;
 }
 
-CommCounters CommQueue::Take() {
+CommCounters CommQueue::TakeCounters() {
   CommCounters counters = std::exchange(counters_, CommCounters());
   const std::lock_guard<std::mutex> lock(mutex_);
-  counters.seconds = std::exchange(moved_, 0);
+  counters.seconds = std::exchange(transfer_seconds_, 0);
   return counters;
 }
 

@@ -50,18 +50,18 @@ class CommQueue {
 
   // Enqueues `work`, which runs after everything that the host has written and
   // that the compute stream was given so far. `what` names the work in errors
-  // and must outlive it; `work` calls Moved. After an error the stream runs
-  // nothing more, and the communicator is ended: the other ranks would wait for
-  // the dropped work.
+  // and must outlive it; `work` calls AddTransferTime. After an error the
+  // stream runs nothing more, and the communicator is ended: the other ranks
+  // would wait for the dropped work.
   Event Run(std::string_view what, uint64_t bytes,
             std::function<Status()> work);
 
   // Adds the seconds that moving tensors took, without the wait for other ranks
   // to come. Called by the work, on any thread.
-  void Moved(double seconds);
+  void AddTransferTime(double seconds);
   // Adds bytes and seconds of transfers by the host's thread: all of their time
   // is exposed.
-  void MovedByHost(uint64_t bytes, double seconds);
+  void AddHostTransfer(uint64_t bytes, double seconds);
 
   // Waits for `event`, which Run has returned.
   Status Wait(const Event& event, const Deadline& deadline);
@@ -69,7 +69,7 @@ class CommQueue {
   Status Drain(const Deadline& deadline);
 
   // Returns the counters and sets them to 0. REQUIRES: drained.
-  CommCounters Take();
+  CommCounters TakeCounters();
 
  private:
   struct Item {
@@ -78,14 +78,14 @@ class CommQueue {
   };
   // Removes finished items from pending_. `overlapped`: they were done before
   // the host waited for them.
-  void Settle(bool overlapped);
+  void RetireFinished(bool overlapped);
 
   Communicator* const comm_;
   Device* const device_;
   Stream* const compute_;
   const double timeout_;
-  std::mutex mutex_;  // Guards moved_.
-  double moved_ = 0;
+  std::mutex mutex_;  // Guards transfer_seconds_.
+  double transfer_seconds_ = 0;
   CommCounters counters_;
   std::deque<Item> pending_;
   // Destroyed first, so that its thread ends before the members that it uses.

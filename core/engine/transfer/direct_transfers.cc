@@ -28,10 +28,11 @@ DirectTransfers::DirectTransfers(const Plan& plan, const EngineMemory& memory,
   sources_.reserve(static_cast<size_t>(comm->world_size()) + 1);
 }
 
-Status DirectTransfers::Reduce(const Note& led, const std::vector<Note>& notes,
-                               bool add, const Deadline& deadline) {
+Status DirectTransfers::Reduce(const Proposal& led,
+                               const std::vector<Proposal>& proposals, bool add,
+                               const Deadline& deadline) {
   for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
-    SumBuffer(part, led, notes, add);
+    SumBuffer(part, led, proposals, add);
   }
   SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
   return FinishReading(deadline);
@@ -42,13 +43,13 @@ Status DirectTransfers::ReduceWhole(size_t, const Deadline&) {
 }
 
 bool DirectTransfers::ReadInPlace(
-    const Note& led, const std::vector<Note>& notes,
+    const Proposal& led, const std::vector<Proposal>& proposals,
     std::vector<std::vector<const void*>>* sources) {
   if (!plan_.shards_grads()) return false;
   sources->clear();
   for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
     if (plan_.buffers()[part.buffer].sum_dtype != DType::kF32) return false;
-    FindSources(part, led, notes, &sources->emplace_back());
+    FindSources(part, led, proposals, &sources->emplace_back());
     if (sources->back().empty()) return false;
   }
   return true;
@@ -58,8 +59,8 @@ Status DirectTransfers::FinishReading(const Deadline& deadline) {
   return comm_->Barrier("gradients of a unit reduced", deadline);
 }
 
-void DirectTransfers::FindSources(const SlotPart& part, const Note& led,
-                                  const std::vector<Note>& notes,
+void DirectTransfers::FindSources(const SlotPart& part, const Proposal& led,
+                                  const std::vector<Proposal>& proposals,
                                   std::vector<const void*>* sources) const {
   const FlatBufferPlan& plan = plan_.buffers()[part.buffer];
   const int32_t depth = plan_.units()[static_cast<size_t>(led.unit)].depth;
@@ -67,21 +68,22 @@ void DirectTransfers::FindSources(const SlotPart& part, const Note& led,
       DTypeBytes(plan.grad_dtype,
                  plan_.RangeOf(comm_->rank()) * plan.layout.shard_numel());
   sources->clear();
-  for (size_t r = 0; r < notes.size(); ++r) {
-    if (!Contributes(notes[r], led)) continue;
+  for (size_t r = 0; r < proposals.size(); ++r) {
+    if (!Contributes(proposals[r], led)) continue;
     sources->push_back(
-        memory_.GradSlot(static_cast<int>(r), depth, notes[r].slot) +
+        memory_.GradSlot(static_cast<int>(r), depth, proposals[r].slot) +
         part.offset + begin);
   }
 }
 
-void DirectTransfers::SumBuffer(const SlotPart& part, const Note& led,
-                                const std::vector<Note>& notes, bool add) {
+void DirectTransfers::SumBuffer(const SlotPart& part, const Proposal& led,
+                                const std::vector<Proposal>& proposals,
+                                bool add) {
   const EngineBuffer& buffer = memory_.buffers()[part.buffer];
   const FlatBufferPlan& plan = *buffer.plan;
   const int64_t range = plan.layout.shard_numel();
   if (range == 0) return;
-  FindSources(part, led, notes, &sources_);
+  FindSources(part, led, proposals, &sources_);
   // The previous sum is added as the last source.
   const bool wider = plan.sum_dtype != plan.grad_dtype;
   if (add && !wider) sources_.push_back(buffer.sum);

@@ -27,10 +27,10 @@ class DirectTransfers final : public Transfers {
   // cost of calls is negligible.
   static constexpr size_t kTile = 2048;
 
-  Status Reduce(const Note& led, const std::vector<Note>& notes, bool add,
-                const Deadline& deadline) override;
+  Status Reduce(const Proposal& led, const std::vector<Proposal>& proposals,
+                bool add, const Deadline& deadline) override;
   Status ReduceWhole(size_t buffer, const Deadline& deadline) override;
-  bool ReadInPlace(const Note& led, const std::vector<Note>& notes,
+  bool ReadInPlace(const Proposal& led, const std::vector<Proposal>& proposals,
                    std::vector<std::vector<const void*>>* sources) override;
   Status FinishReading(const Deadline& deadline) override;
   Status Gather(int32_t unit, unsigned char* slot,
@@ -45,11 +45,11 @@ class DirectTransfers final : public Transfers {
  private:
   // Finds this rank's range of a buffer of the unit in the slots of all ranks
   // that have gradients of the unit.
-  void FindSources(const SlotPart& part, const Note& led,
-                   const std::vector<Note>& notes,
+  void FindSources(const SlotPart& part, const Proposal& led,
+                   const std::vector<Proposal>& proposals,
                    std::vector<const void*>* sources) const;
-  void SumBuffer(const SlotPart& part, const Note& led,
-                 const std::vector<Note>& notes, bool add);
+  void SumBuffer(const SlotPart& part, const Proposal& led,
+                 const std::vector<Proposal>& proposals, bool add);
 
   const Plan& plan_;
   const EngineMemory& memory_;

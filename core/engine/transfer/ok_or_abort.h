@@ -9,7 +9,7 @@
 namespace shard {
 
 // Returns `local`, a status of this rank alone during a collective operation.
-// Unless it is OK, ends the group first: the other ranks have no meeting left
+// Unless it is OK, ends the group first: the other ranks have no agreement left
 // in which they would learn of the error, and would wait for this rank.
 inline Status OkOrAbort(Communicator* comm, Status local) {
   if (!local.ok()) comm->Abort(local);

@@ -10,8 +10,8 @@
 //   Publish    - (Finish is a barrier)       all-gather of what other ranks
 //                                            hold, too
 //
-// Calls block, and are COLLECTIVE: after a meeting
-// (core/engine/transfer/meeting.h), in the same order on all ranks. Threads:
+// Calls block, and are COLLECTIVE: after an agreement
+// (core/engine/transfer/agreement.h), in the same order on all ranks. Threads:
 // one at a time, not always the same.
 
 #ifndef SHARD_CORE_ENGINE_TRANSFER_TRANSFERS_H_
@@ -27,7 +27,7 @@
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/memory/buffers.h"
-#include "core/engine/transfer/meeting.h"
+#include "core/engine/transfer/agreement.h"
 #include "core/flat/plan.h"
 
 namespace shard {
@@ -38,12 +38,13 @@ class Transfers {
 
   // Sums the gradients of a unit over all ranks, in rank order, into each
   // rank's range: the range's sum, or this rank's part of its whole gradients.
-  // `led`: a note of kReduce, which says which gradients. With `add`, adds to
-  // the sum that is there. `notes`, by rank, say in which slot the gradients
-  // lie; a rank that came for something else adds nothing. REQUIRES: gradients
-  // are sharded, or memory is not shared.
-  virtual Status Reduce(const Note& led, const std::vector<Note>& notes,
-                        bool add, const Deadline& deadline) = 0;
+  // `led`: a proposal of kReduce, which says which gradients. With `add`, adds
+  // to the sum that is there. `proposals`, by rank, say in which slot the
+  // gradients lie; a rank that came for something else adds nothing. REQUIRES:
+  // gradients are sharded, or memory is not shared.
+  virtual Status Reduce(const Proposal& led,
+                        const std::vector<Proposal>& proposals, bool add,
+                        const Deadline& deadline) = 0;
 
   // Reduces one buffer of gradients that are kept whole, where memory is not
   // shared.
@@ -53,7 +54,8 @@ class Transfers {
   // Reduce: by trainable buffer of the unit, this rank's range on each rank
   // that has gradients. False where they cannot be read, or where a sum of them
   // would be rounded before it is used.
-  virtual bool ReadInPlace(const Note& led, const std::vector<Note>& notes,
+  virtual bool ReadInPlace(const Proposal& led,
+                           const std::vector<Proposal>& proposals,
                            std::vector<std::vector<const void*>>* sources) = 0;
   // Ends the reading of ReadInPlace: ranks may use the slots again. COLLECTIVE.
   virtual Status FinishReading(const Deadline& deadline) = 0;
@@ -85,10 +87,10 @@ StatusOr<std::unique_ptr<Transfers>> MakeTransfers(const Plan& plan,
                                                    Communicator* comm,
                                                    Device* device);
 
-// Returns whether a rank that came with `note` has sharded gradients to add to
-// those of `led`.
-inline bool Contributes(const Note& note, const Note& led) {
-  return SameWork(note, led) && note.slot >= 0;
+// Returns whether a rank that came with `proposal` has sharded gradients to add
+// to those of `led`.
+inline bool Contributes(const Proposal& proposal, const Proposal& led) {
+  return SameWork(proposal, led) && proposal.slot >= 0;
 }
 
 // The place of a buffer in the slot of its unit. SlotParts returns the places

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Longer than other files: acquires, gradients and steps meet the other ranks
-// through one state, and each may change what the next call of any kind does.
+// Longer than other files: acquires, gradients and steps agree with the other
+// ranks through one state, and each may change what the next call of any kind
+// does.
 
 #include "core/engine/units/units.h"
 
@@ -23,34 +24,34 @@ constexpr size_t kMostRecorded = 64;
 
 }  // namespace
 
-Units::Units(const Parts& parts)
-    : parts_(parts),
-      plan_(*parts.plan),
-      gathers_(parts.plan->shards_params() && !parts.comm->direct()),
-      reduces_(parts.plan->shards_grads() ||
-               (!parts.comm->direct() && !parts.allow_missing)),
-      reduces_later_(!parts.plan->shards_grads() && !parts.comm->direct()),
-      states_(plan_, !plan_.shards_grads(), parts.allow_missing),
-      meeting_(parts.comm, parts.allow_missing,
-               [this](int32_t unit) {
-                 return states_.CheckUnit(unit).ok() ? states_.Name(unit)
-                                                     : StrCat("unit ", unit);
-               }),
+Units::Units(const Dependencies& deps)
+    : deps_(deps),
+      plan_(*deps.plan),
+      gathers_(deps.plan->shards_params() && !deps.comm->direct()),
+      reduces_(deps.plan->shards_grads() ||
+               (!deps.comm->direct() && !deps.allow_missing)),
+      reduces_later_(!deps.plan->shards_grads() && !deps.comm->direct()),
+      states_(plan_, !plan_.shards_grads(), deps.allow_missing),
+      agreement_(deps.comm, deps.allow_missing,
+                 [this](int32_t unit) {
+                   return states_.CheckUnit(unit).ok() ? states_.Name(unit)
+                                                       : StrCat("unit ", unit);
+                 }),
       param_slots_(plan_, plan_.param_slots()),
       grad_slots_(plan_, plan_.grad_slots()),
       reduced_(plan_.units().size(), kNeverZeroed),
       published_(plan_.units().size()) {}
 
 Status Units::Fail(const Status& error) {
-  return GiveUp(OkOrAbort(parts_.comm, error));
+  return MarkBroken(OkOrAbort(deps_.comm, error));
 }
 
-Status Units::GiveUp(const Status& error) {
+Status Units::MarkBroken(const Status& error) {
   if (broken_.ok()) broken_ = error;
   return broken_;
 }
 
-bool Units::Has(int32_t unit, bool grads) const {
+bool Units::HasTensors(int32_t unit, bool grads) const {
   const UnitPlan& planned = plan_.units()[static_cast<size_t>(unit)];
   return std::any_of(
       planned.buffers.begin(), planned.buffers.end(), [&](int32_t b) {
@@ -58,130 +59,137 @@ bool Units::Has(int32_t unit, bool grads) const {
       });
 }
 
-// ---- Meetings --------------------------------------------------------------
+// ---- Agreement -------------------------------------------------------------
 
-StatusOr<Conclusion> Units::Meet(const Note& note, const Status& local,
-                                 const Deadline& deadline) {
-  return meeting_.Meet(note, local, deadline);
+StatusOr<Decision> Units::Agree(const Proposal& proposal, const Status& local,
+                                const Deadline& deadline) {
+  return agreement_.Agree(proposal, local, deadline);
 }
 
-Status Units::TellOthers(Activity activity, const Status& local,
-                         const Deadline& deadline) {
+Status Units::ReportToOthers(Activity activity, const Status& local,
+                             const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
-  const Status drained = parts_.queue->Drain(deadline);
+  const Status drained = deps_.queue->Drain(deadline);
   if (!drained.ok()) return Fail(drained);
-  Note note;
-  note.activity = activity;
-  const auto met = Meet(note, local, deadline);
-  return OutOfStep(met.status(), activity);
+  Proposal proposal;
+  proposal.activity = activity;
+  const auto decision = Agree(proposal, local, deadline);
+  return HandleFailedAgreement(decision.status(), activity);
 }
 
-Status Units::OutOfStep(const Status& error, Activity activity) {
+Status Units::HandleFailedAgreement(const Status& error, Activity activity) {
   // Ranks that came for the same operation, and did not do it, are still in
   // step; so are ranks that would have followed. A rank whose gradients or
   // parameters were in transfer has reported its error already. All ranks must
   // come to the same result, those in join too.
-  const std::vector<Note>& all = notes();
+  const std::vector<Proposal>& all = proposals();
   if (!MovesUnit(activity)) {
-    for (const Note& note : all) {
-      if (note.activity == Activity::kJoin) continue;
-      activity = note.activity;
+    for (const Proposal& proposal : all) {
+      if (proposal.activity == Activity::kJoin) continue;
+      activity = proposal.activity;
       break;
     }
   }
   const bool moves = MovesUnit(activity);
-  const bool together = std::all_of(all.begin(), all.end(), [&](const Note& n) {
-    if (!moves && n.activity == Activity::kJoin) return true;
-    return n.activity == activity && (!moves || n.failed != 0);
-  });
-  return together ? error : GiveUp(error);
+  const bool together =
+      std::all_of(all.begin(), all.end(), [&](const Proposal& p) {
+        if (!moves && p.activity == Activity::kJoin) return true;
+        return p.activity == activity && (!moves || p.failed != 0);
+      });
+  return together ? error : MarkBroken(error);
 }
 
-Status Units::Do(const Note& note, unsigned char* slot,
-                 const Deadline& deadline) {
+Status Units::RunOperation(const Proposal& proposal, unsigned char* slot,
+                           const Deadline& deadline) {
   // Gradients from before a zero_grad that another rank had called already when
   // it declared the unit count in no sum.
-  if (note.activity == Activity::kReduce &&
-      note.zeroed < reduced_[static_cast<size_t>(note.unit)]) {
+  if (proposal.activity == Activity::kReduce &&
+      proposal.zeroed < reduced_[static_cast<size_t>(proposal.unit)]) {
     return Status();
   }
   double seconds = 0;
   Status status;
-  const bool goes_on =
-      ahead_ != nullptr && note.activity == Activity::kReduce && note.more == 0;
+  const bool goes_on = eager_update_ != nullptr &&
+                       proposal.activity == Activity::kReduce &&
+                       proposal.more == 0;
   const bool in_place =
-      goes_on && reduced_[static_cast<size_t>(note.unit)] != note.zeroed &&
-      parts_.transfers->ReadInPlace(note, notes(), &in_place_);
+      goes_on &&
+      reduced_[static_cast<size_t>(proposal.unit)] != proposal.zeroed &&
+      deps_.transfers->ReadInPlace(proposal, proposals(), &in_place_);
   {
     Stopwatch moving(&seconds);
-    const auto unit = static_cast<size_t>(note.unit);
-    if (note.activity == Activity::kReduce) {
-      if (!in_place && (plan_.shards_grads() || !parts_.comm->direct())) {
-        status = parts_.transfers->Reduce(
-            note, notes(), reduced_[unit] == note.zeroed, deadline);
+    const auto unit = static_cast<size_t>(proposal.unit);
+    if (proposal.activity == Activity::kReduce) {
+      if (!in_place && (plan_.shards_grads() || !deps_.comm->direct())) {
+        status = deps_.transfers->Reduce(
+            proposal, proposals(), reduced_[unit] == proposal.zeroed, deadline);
       }
-      reduced_[unit] = note.zeroed;
+      reduced_[unit] = proposal.zeroed;
     } else {
       if (slot == nullptr) {
         // A follower has no parameters of its own in the slots.
-        slot = parts_.memory->ParamSlot(plan_.units()[unit].depth, 0);
+        slot = deps_.memory->ParamSlot(plan_.units()[unit].depth, 0);
       }
-      status = parts_.transfers->Gather(note.unit, slot, deadline);
+      status = deps_.transfers->Gather(proposal.unit, slot, deadline);
     }
   }
-  parts_.queue->Moved(seconds);
+  deps_.queue->AddTransferTime(seconds);
   if (!status.ok() || !goes_on) return status;
   SHARD_RETURN_IF_ERROR(
-      ahead_(note.unit, in_place ? &in_place_ : nullptr, deadline));
-  return in_place ? parts_.transfers->FinishReading(deadline) : Status();
+      eager_update_(proposal.unit, in_place ? &in_place_ : nullptr, deadline));
+  return in_place ? deps_.transfers->FinishReading(deadline) : Status();
 }
 
-Status Units::Perform(const Note& note, unsigned char* slot) {
+Status Units::Perform(const Proposal& proposal, unsigned char* slot) {
   for (;;) {
-    const Deadline deadline = Deadline::After(parts_.timeout);
-    SHARD_ASSIGN_OR_RETURN(const Conclusion conclusion,
-                           Meet(note, Status(), deadline));
-    const Note led = notes()[static_cast<size_t>(conclusion.leader)];
+    const Deadline deadline = Deadline::After(deps_.timeout);
+    SHARD_ASSIGN_OR_RETURN(const Decision decision,
+                           Agree(proposal, Status(), deadline));
+    const Proposal led = proposals()[static_cast<size_t>(decision.leader)];
     SHARD_RETURN_IF_ERROR(
-        Do(led, conclusion.follows ? nullptr : slot, deadline));
-    if (!conclusion.follows) return Status();
+        RunOperation(led, decision.follows ? nullptr : slot, deadline));
+    if (!decision.follows) return Status();
   }
 }
 
-Status Units::EnterStep(Note note, const Status& local,
+Status Units::EnterStep(Proposal proposal, const Status& local,
                         const Deadline& deadline, int32_t* leader) {
   SHARD_RETURN_IF_ERROR(broken_);
-  const Status drained = parts_.queue->Drain(deadline);
+  const Status drained = deps_.queue->Drain(deadline);
   if (!drained.ok()) return Fail(drained);
-  if (local.ok() && parts_.allow_missing) {
+  if (local.ok() && deps_.allow_missing) {
     const Status zeroed = ZeroMissing(deadline);
     if (!zeroed.ok()) return Fail(zeroed);
   }
-  note.zeroed = zeroed_;
+  proposal.zeroed = zeroed_;
   for (;;) {
-    const auto met = Meet(note, local, deadline);
-    if (!met.ok()) return OutOfStep(met.status(), note.activity);
-    *leader = met->leader;
-    if (!met->follows) return Status();
+    const auto decision = Agree(proposal, local, deadline);
+    if (!decision.ok()) {
+      return HandleFailedAgreement(decision.status(), proposal.activity);
+    }
+    *leader = decision->leader;
+    if (!decision->follows) return Status();
     param_slots_.DropAll();
-    const Note led = notes()[static_cast<size_t>(met->leader)];
-    const Status done = Do(led, nullptr, deadline);
+    const Proposal led = proposals()[static_cast<size_t>(decision->leader)];
+    const Status done = RunOperation(led, nullptr, deadline);
     if (!done.ok()) return Fail(done);
   }
 }
 
-Status Units::Follow(Note note, const Status& local, const Deadline& deadline,
-                     int32_t* leader, bool* joined) {
+Status Units::Follow(Proposal proposal, const Status& local,
+                     const Deadline& deadline, int32_t* leader, bool* joined) {
   *joined = false;
   SHARD_RETURN_IF_ERROR(broken_);
-  const Status drained = parts_.queue->Drain(deadline);
+  const Status drained = deps_.queue->Drain(deadline);
   if (!drained.ok()) return Fail(drained);
-  note.zeroed = dropped_ ? zeroed_ : kNeverZeroed;
+  proposal.zeroed = dropped_ ? zeroed_ : kNeverZeroed;
   for (;;) {
-    const auto met = Meet(note, local, deadline);
-    if (!met.ok()) return OutOfStep(met.status(), note.activity);
-    const Note led = notes()[static_cast<size_t>(met->leader)];
-    *leader = met->leader;
+    const auto decision = Agree(proposal, local, deadline);
+    if (!decision.ok()) {
+      return HandleFailedAgreement(decision.status(), proposal.activity);
+    }
+    const Proposal led = proposals()[static_cast<size_t>(decision->leader)];
+    *leader = decision->leader;
     *joined = led.activity == Activity::kJoin;
     if (*joined) {
       ForgetOrder();
@@ -194,7 +202,7 @@ Status Units::Follow(Note note, const Status& local, const Deadline& deadline,
       return Status();
     }
     param_slots_.DropAll();
-    const Status done = Do(led, nullptr, deadline);
+    const Status done = RunOperation(led, nullptr, deadline);
     if (!done.ok()) return Fail(done);
   }
 }
@@ -202,12 +210,12 @@ Status Units::Follow(Note note, const Status& local, const Deadline& deadline,
 Status Units::EnterChange(Activity activity, const Status& local,
                           const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
-  const Status drained = parts_.queue->Drain(deadline);
+  const Status drained = deps_.queue->Drain(deadline);
   if (!drained.ok()) return Fail(drained);
-  Note note;
-  note.activity = activity;
-  const auto met = Meet(note, local, deadline);
-  if (!met.ok()) return OutOfStep(met.status(), activity);
+  Proposal proposal;
+  proposal.activity = activity;
+  const auto decision = Agree(proposal, local, deadline);
+  if (!decision.ok()) return HandleFailedAgreement(decision.status(), activity);
   param_slots_.DropAll();
   return Status();
 }
@@ -218,7 +226,7 @@ Status Units::CheckRoom(int32_t unit, const Slots& slots,
                         std::string_view what) const {
   if (slots.Find(unit) >= 0 || slots.Choose(unit) >= 0) return Status();
   std::string users;
-  for (const int32_t user : slots.UsersBeside(unit)) {
+  for (const int32_t user : slots.OtherUsers(unit)) {
     StrAppend(&users, users.empty() ? "" : ", ", states_.Name(user));
   }
   return FailedPrecondition("no slot for the ", what, " of ",
@@ -231,18 +239,19 @@ Status Units::CheckRoom(int32_t unit, const Slots& slots,
 Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   Status local = states_.CheckAcquire(unit, pass);
-  if (local.ok() && gathers_ && Has(unit, false)) {
+  if (local.ok() && gathers_ && HasTensors(unit, false)) {
     local = CheckRoom(unit, param_slots_, "parameters");
   }
   const bool wants_grads = pass != Pass::kForward && plan_.shards_grads();
-  if (local.ok() && wants_grads && Has(unit, true)) {
+  if (local.ok() && wants_grads && HasTensors(unit, true)) {
     local = CheckRoom(unit, grad_slots_, "gradients");
   }
   if (!local.ok()) {
-    return gathers_ ? TellOthers(Activity::kGather, local, deadline) : local;
+    return gathers_ ? ReportToOthers(Activity::kGather, local, deadline)
+                    : local;
   }
   Status ready;
-  if (gathers_ && Has(unit, false)) {
+  if (gathers_ && HasTensors(unit, false)) {
     RecordOrder(unit);
     const int found = param_slots_.Find(unit);
     if (found < 0) {
@@ -254,48 +263,49 @@ Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
         param_slots_.event(plan_.units()[static_cast<size_t>(unit)].depth,
                            param_slots_.Find(unit));
     Prefetch();
-    ready = parts_.queue->Wait(gathered, deadline);
+    ready = deps_.queue->Wait(gathered, deadline);
   } else {
-    ready = parts_.queue->Wait(published_[static_cast<size_t>(unit)], deadline);
+    ready = deps_.queue->Wait(published_[static_cast<size_t>(unit)], deadline);
   }
   if (!ready.ok()) return Fail(ready);
-  if (wants_grads && Has(unit, true)) {
-    const Status taken = TakeGradSlot(unit, pass, deadline);
+  if (wants_grads && HasTensors(unit, true)) {
+    const Status taken = AcquireGradSlot(unit, pass, deadline);
     if (!taken.ok()) return Fail(taken);
   }
   states_.Acquire(unit, pass);
   return Status();
 }
 
-Status Units::TakeGradSlot(int32_t unit, Pass pass, const Deadline& deadline) {
+Status Units::AcquireGradSlot(int32_t unit, Pass pass,
+                              const Deadline& deadline) {
   const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
   const int found = grad_slots_.Find(unit);
   const int slot = found >= 0 ? found : grad_slots_.Choose(unit);
   // Gradients in the slot may still be in transfer.
   SHARD_RETURN_IF_ERROR(
-      parts_.queue->Wait(grad_slots_.event(depth, slot), deadline));
+      deps_.queue->Wait(grad_slots_.event(depth, slot), deadline));
   grad_slots_.Take(unit, slot);
   unsigned char* const base =
-      parts_.memory->GradSlot(parts_.comm->rank(), depth, slot);
+      deps_.memory->GradSlot(deps_.comm->rank(), depth, slot);
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
     if (pass == Pass::kBackward) {
-      parts_.compute->FillZeros(
+      deps_.compute->FillZeros(
           base + part.offset,
           DTypeBytes(buffer.grad_dtype, buffer.layout.padded_numel()));
     } else {
       ZeroPadding(buffer, base + part.offset);
     }
   }
-  return parts_.device->HostWait(parts_.compute->Record(), deadline);
+  return deps_.device->HostWait(deps_.compute->Record(), deadline);
 }
 
 void Units::ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads) {
   int64_t at = 0;
   const auto zero_to = [&](int64_t end) {
     if (end <= at) return;
-    parts_.compute->FillZeros(grads + DTypeBytes(buffer.grad_dtype, at),
-                              DTypeBytes(buffer.grad_dtype, end - at));
+    deps_.compute->FillZeros(grads + DTypeBytes(buffer.grad_dtype, at),
+                             DTypeBytes(buffer.grad_dtype, end - at));
   };
   for (const Slot& slot : buffer.layout.slots()) {
     zero_to(slot.offset);
@@ -308,7 +318,7 @@ Status Units::Release(int32_t unit, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   SHARD_RETURN_IF_ERROR(states_.CheckRelease(unit));
   // Declared gradients that are sharded would be lost with their slot.
-  if (parts_.allow_missing && plan_.shards_grads() &&
+  if (deps_.allow_missing && plan_.shards_grads() &&
       states_.SomeDeclared(unit)) {
     SHARD_RETURN_IF_ERROR(GradsReady(unit, deadline));
   }
@@ -322,15 +332,16 @@ Status Units::Release(int32_t unit, const Deadline& deadline) {
 
 void Units::EnqueueGather(int32_t unit, int slot) {
   param_slots_.Take(unit, slot);
-  Note note;
-  note.activity = Activity::kGather;
-  note.unit = unit;
-  unsigned char* const to = parts_.memory->ParamSlot(
+  Proposal proposal;
+  proposal.activity = Activity::kGather;
+  proposal.unit = unit;
+  unsigned char* const to = deps_.memory->ParamSlot(
       plan_.units()[static_cast<size_t>(unit)].depth, slot);
   param_slots_.SetEvent(
-      unit, parts_.queue->Run("gather the parameters of a unit",
-                              parts_.transfers->GatherBytes(unit),
-                              [this, note, to] { return Perform(note, to); }));
+      unit,
+      deps_.queue->Run("gather the parameters of a unit",
+                       deps_.transfers->GatherBytes(unit),
+                       [this, proposal, to] { return Perform(proposal, to); }));
 }
 
 void Units::RecordOrder(int32_t unit) {
@@ -375,15 +386,15 @@ void Units::Prefetch() {
 // ---- Gradients -------------------------------------------------------------
 
 void Units::EnqueueReduce(int32_t unit) {
-  Note note;
-  note.activity = Activity::kReduce;
-  note.unit = unit;
-  note.more = no_sync_ ? 1 : 0;
-  note.zeroed = zeroed_;
-  if (plan_.shards_grads()) note.slot = grad_slots_.Find(unit);
-  const Event reduced = parts_.queue->Run(
-      "reduce the gradients of a unit", parts_.transfers->ReduceBytes(unit),
-      [this, note] { return Perform(note, nullptr); });
+  Proposal proposal;
+  proposal.activity = Activity::kReduce;
+  proposal.unit = unit;
+  proposal.more = no_sync_ ? 1 : 0;
+  proposal.zeroed = zeroed_;
+  if (plan_.shards_grads()) proposal.slot = grad_slots_.Find(unit);
+  const Event reduced = deps_.queue->Run(
+      "reduce the gradients of a unit", deps_.transfers->ReduceBytes(unit),
+      [this, proposal] { return Perform(proposal, nullptr); });
   if (!plan_.shards_grads()) return;
   grad_slots_.SetEvent(unit, reduced);
   grad_slots_.Drop(unit);
@@ -400,12 +411,13 @@ Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
         "whole_grads to accumulate");
   }
   if (!local.ok()) {
-    return MeetsWhenReady() ? TellOthers(Activity::kReduce, local, deadline)
-                            : local;
+    return AgreesWhenReady()
+               ? ReportToOthers(Activity::kReduce, local, deadline)
+               : local;
   }
-  const bool meets = MeetsWhenReady() && Has(unit, true) &&
-                     (plan_.shards_grads() || !no_sync_);
-  if (meets) {
+  const bool reduces = AgreesWhenReady() && HasTensors(unit, true) &&
+                       (plan_.shards_grads() || !no_sync_);
+  if (reduces) {
     if (plan_.shards_grads()) {
       const Status zeroed = ZeroMissingInSlot(unit, deadline);
       if (!zeroed.ok()) return Fail(zeroed);
@@ -421,8 +433,9 @@ Status Units::ParamGradReady(ParamId param, const Status& known,
   SHARD_RETURN_IF_ERROR(broken_);
   const Status local = known.ok() ? states_.CheckParamReady(param) : known;
   if (!local.ok()) {
-    return MeetsWhenReady() ? TellOthers(Activity::kReduce, local, deadline)
-                            : local;
+    return AgreesWhenReady()
+               ? ReportToOthers(Activity::kReduce, local, deadline)
+               : local;
   }
   if (!states_.ParamReady(param)) return Status();
   return GradsReady(plan_.UnitOf(param), deadline);
@@ -431,14 +444,14 @@ Status Units::ParamGradReady(ParamId param, const Status& known,
 Status Units::ZeroMissingInSlot(int32_t unit, const Deadline& deadline) {
   if (!states_.SomeDeclared(unit)) return Status();
   bool any = false;
-  unsigned char* const base = parts_.memory->GradSlot(
-      parts_.comm->rank(), plan_.units()[static_cast<size_t>(unit)].depth,
+  unsigned char* const base = deps_.memory->GradSlot(
+      deps_.comm->rank(), plan_.units()[static_cast<size_t>(unit)].depth,
       grad_slots_.Find(unit));
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
     for (const Slot& slot : buffer.layout.slots()) {
       if (states_.Declared(slot.param)) continue;
-      parts_.compute->FillZeros(
+      deps_.compute->FillZeros(
           base + part.offset + DTypeBytes(buffer.grad_dtype, slot.offset),
           DTypeBytes(buffer.grad_dtype, slot.numel));
       any = true;
@@ -446,28 +459,27 @@ Status Units::ZeroMissingInSlot(int32_t unit, const Deadline& deadline) {
   }
   if (!any) return Status();
   // Before the ranks read them.
-  return parts_.device->HostWait(parts_.compute->Record(), deadline);
+  return deps_.device->HostWait(deps_.compute->Record(), deadline);
 }
 
 Status Units::ZeroMissing(const Deadline& deadline) {
   if (plan_.shards_grads() || !states_.declares()) return Status();
-  const int rank = parts_.comm->rank();
-  for (const EngineBuffer& buffer : parts_.memory->buffers()) {
+  const int rank = deps_.comm->rank();
+  for (const EngineBuffer& buffer : deps_.memory->buffers()) {
     if (!buffer.plan->trainable) continue;
     for (const Slot& slot : buffer.plan->layout.slots()) {
       if (states_.HasGrad(slot.param)) continue;
-      parts_.compute->FillZeros(
-          buffer.GradAt(rank, slot.offset),
-          DTypeBytes(buffer.plan->grad_dtype, slot.numel));
+      deps_.compute->FillZeros(buffer.GradAt(rank, slot.offset),
+                               DTypeBytes(buffer.plan->grad_dtype, slot.numel));
     }
   }
   // Before the others read them.
-  return parts_.device->HostWait(parts_.compute->Record(), deadline);
+  return deps_.device->HostWait(deps_.compute->Record(), deadline);
 }
 
 Status Units::ClearGrads(const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
-  const Status drained = parts_.queue->Drain(deadline);
+  const Status drained = deps_.queue->Drain(deadline);
   if (!drained.ok()) return Fail(drained);
   if (plan_.shards_grads()) {
     ++zeroed_;
@@ -483,14 +495,14 @@ Status Units::ClearGrads(const Deadline& deadline) {
 
 Status Units::CheckStep() const {
   SHARD_RETURN_IF_ERROR(states_.CheckAllIdle("step"));
-  return parts_.allow_missing ? Status() : states_.CheckAllReady();
+  return deps_.allow_missing ? Status() : states_.CheckAllReady();
 }
 
 std::vector<Event> Units::EnqueueRest() {
-  const std::vector<EngineBuffer>& buffers = parts_.memory->buffers();
+  const std::vector<EngineBuffer>& buffers = deps_.memory->buffers();
   std::vector<Event> events(buffers.size());
   // The step itself does the rest from here.
-  ahead_ = nullptr;
+  eager_update_ = nullptr;
   // From the last buffer to the first, as in a backward pass.
   for (size_t b = buffers.size(); b-- > 0;) {
     const FlatBufferPlan& plan = *buffers[b].plan;
@@ -500,21 +512,21 @@ std::vector<Event> Units::EnqueueRest() {
     }
     if (reduces_later_) {
       events[b] =
-          parts_.queue->Run("reduce the gradients of a buffer",
-                            parts_.transfers->ReduceWholeBytes(b), [this, b] {
-                              double seconds = 0;
-                              Status status;
-                              {
-                                Stopwatch moving(&seconds);
-                                status = parts_.transfers->ReduceWhole(
-                                    b, Deadline::After(parts_.timeout));
-                              }
-                              parts_.queue->Moved(seconds);
-                              return status;
-                            });
+          deps_.queue->Run("reduce the gradients of a buffer",
+                           deps_.transfers->ReduceWholeBytes(b), [this, b] {
+                             double seconds = 0;
+                             Status status;
+                             {
+                               Stopwatch moving(&seconds);
+                               status = deps_.transfers->ReduceWhole(
+                                   b, Deadline::After(deps_.timeout));
+                             }
+                             deps_.queue->AddTransferTime(seconds);
+                             return status;
+                           });
     } else if (plan_.shards_grads()) {
       // No rank has gradients of this unit.
-      parts_.compute->FillZeros(
+      deps_.compute->FillZeros(
           buffers[b].sum,
           DTypeBytes(plan.sum_dtype, plan.layout.shard_numel()));
     }
@@ -545,7 +557,7 @@ void Units::SetPublished(int32_t unit, Event event) {
 StatusOr<void*> Units::Param(ParamId param) const {
   const ParamPlace& place = plan_.places()[static_cast<size_t>(param)];
   const EngineBuffer& buffer =
-      parts_.memory->buffers()[static_cast<size_t>(place.buffer)];
+      deps_.memory->buffers()[static_cast<size_t>(place.buffer)];
   if (!gathers_) return buffer.ParamAt(place.offset);
   const int32_t unit = plan_.UnitOf(param);
   if (states_.state(unit) == UnitStates::State::kIdle) {
@@ -555,7 +567,7 @@ StatusOr<void*> Units::Param(ParamId param) const {
   }
   const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
   unsigned char* const slot =
-      parts_.memory->ParamSlot(depth, param_slots_.Find(unit));
+      deps_.memory->ParamSlot(depth, param_slots_.Find(unit));
   for (const SlotPart& part : SlotParts(plan_, unit, false)) {
     if (part.buffer != static_cast<size_t>(place.buffer)) continue;
     return static_cast<void*>(slot + part.offset +
@@ -567,8 +579,8 @@ StatusOr<void*> Units::Param(ParamId param) const {
 StatusOr<void*> Units::Grad(ParamId param) const {
   const ParamPlace& place = plan_.places()[static_cast<size_t>(param)];
   const EngineBuffer& buffer =
-      parts_.memory->buffers()[static_cast<size_t>(place.buffer)];
-  const int rank = parts_.comm->rank();
+      deps_.memory->buffers()[static_cast<size_t>(place.buffer)];
+  const int rank = deps_.comm->rank();
   if (!plan_.shards_grads()) return buffer.GradAt(rank, place.offset);
   const int32_t unit = plan_.UnitOf(param);
   const UnitStates::State state = states_.state(unit);
@@ -581,7 +593,7 @@ StatusOr<void*> Units::Grad(ParamId param) const {
   }
   const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
   unsigned char* const slot =
-      parts_.memory->GradSlot(rank, depth, grad_slots_.Find(unit));
+      deps_.memory->GradSlot(rank, depth, grad_slots_.Find(unit));
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     if (part.buffer != static_cast<size_t>(place.buffer)) continue;
     return static_cast<void*>(

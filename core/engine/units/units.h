@@ -15,9 +15,9 @@
 // the calls alone, so ranks that make the same calls prefetch the same units.
 // In join the ranks make different calls, so all start new records after it.
 //
-// All tensors are moved on the CommQueue, after a meeting of the ranks. A wrong
-// call on one rank, for which others would wait, becomes an error of all. Such
-// an error is final: the ranks are out of step.
+// All tensors are moved on the CommQueue, after the ranks have agreed on it. A
+// wrong call on one rank, for which others would wait, becomes an error of all.
+// Such an error is final: the ranks are out of step.
 //
 // Threads: one at a time, as the engine.
 
@@ -37,8 +37,8 @@
 #include "core/device/device.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/memory/slots.h"
+#include "core/engine/transfer/agreement.h"
 #include "core/engine/transfer/comm_queue.h"
-#include "core/engine/transfer/meeting.h"
 #include "core/engine/transfer/transfers.h"
 #include "core/engine/units/unit_states.h"
 #include "core/flat/plan.h"
@@ -47,7 +47,7 @@ namespace shard {
 
 class Units {
  public:
-  struct Parts {
+  struct Dependencies {
     const Plan* plan;
     const EngineMemory* memory;
     Communicator* comm;
@@ -59,8 +59,8 @@ class Units {
     bool allow_missing;  // Gradients may be missing.
   };
 
-  // All of `parts` must outlive this.
-  explicit Units(const Parts& parts);
+  // All of `deps` must outlive this.
+  explicit Units(const Dependencies& deps);
 
   // Acquires a unit: waits until its parameters are there, and for a backward
   // pass until there is room for its gradients, zeroed where they are sharded.
@@ -93,29 +93,29 @@ class Units {
 
   // Discards the gradients that were accumulated since the last step, and all
   // ready declarations; whole gradients, which are the host's, stay as they
-  // are. Ranks do not meet for this call: each counts its calls where gradients
-  // are sharded (Note::zeroed), and gradients that a rank still reduces from
-  // before the latest call count as nothing.
+  // are. Ranks exchange nothing in this call: each counts its calls where
+  // gradients are sharded (Proposal::zeroed), and gradients that a rank still
+  // reduces from before the latest call count as nothing.
   Status ClearGrads(const Deadline& deadline);
 
   // Returns the error, on this rank alone, of a step at this time.
   Status CheckStep() const;
-  // Enters a step. COLLECTIVE. Waits for transfers in progress, meets the other
-  // ranks, which come for the same operation (`note` is of kStep or
+  // Enters a step. COLLECTIVE. Waits for transfers in progress, agrees with
+  // ranks that propose the same operation (`proposal` is of kStep or
   // kBeginStep), and takes part in the operations of ranks that still do
   // something else. Before, missing whole gradients are zeroed, locally.
-  Status EnterStep(Note note, const Status& local, const Deadline& deadline,
-                   int32_t* leader);
+  Status EnterStep(Proposal proposal, const Status& local,
+                   const Deadline& deadline, int32_t* leader);
   // Enqueues the reduction of all gradients that were not reduced yet, after
   // EnterStep. COLLECTIVE. Returns, by buffer, the event after which the
   // gradients are reduced. Gradients that no rank has become zeros.
   std::vector<Event> EnqueueRest();
   // Takes part in the operations of other ranks, for a rank without input:
-  // meets with `note`, of kJoin, until the others step or begin a step
-  // (`leader` is set to the rank whose note says so) or all ranks have joined
-  // (`joined`). COLLECTIVE.
-  Status Follow(Note note, const Status& local, const Deadline& deadline,
-                int32_t* leader, bool* joined);
+  // proposes `proposal`, of kJoin, until the others step or begin a step
+  // (`leader` is set to the rank whose proposal says so) or all ranks have
+  // joined (`joined`). COLLECTIVE.
+  Status Follow(Proposal proposal, const Status& local,
+                const Deadline& deadline, int32_t* leader, bool* joined);
   // Enters kSummon or kReplan, for which all ranks must come. COLLECTIVE.
   // Gathered parameters are dropped, and the slots are the caller's to use.
   Status EnterChange(Activity activity, const Status& local,
@@ -130,16 +130,18 @@ class Units {
   // all ranks, on the queue's thread, until EnqueueRest. REQUIRES: no gradients
   // are ready yet. `in_place`: the result of Transfers::ReadInPlace, or null
   // where gradients cannot be read so.
-  using Ahead = std::function<Status(
+  using EagerUpdate = std::function<Status(
       int32_t unit, const std::vector<std::vector<const void*>>* in_place,
       const Deadline& deadline)>;
-  void SetAhead(Ahead ahead) { ahead_ = std::move(ahead); }
+  void SetEagerUpdate(EagerUpdate update) { eager_update_ = std::move(update); }
 
   // Sets the event, of the queue, after which the parameters of `unit` are
   // published.
   void SetPublished(int32_t unit, Event event);
 
-  const std::vector<Note>& notes() const { return meeting_.notes(); }
+  const std::vector<Proposal>& proposals() const {
+    return agreement_.proposals();
+  }
   const UnitStates& states() const { return states_; }
   // Returns the error after which the ranks are out of step.
   const Status& broken() const { return broken_; }
@@ -148,20 +150,22 @@ class Units {
  private:
   // Announces an operation, then runs the announced operations of other ranks
   // until it is this one's turn.
-  Status Perform(const Note& note, unsigned char* slot);
-  // Runs the operation of the leader of the last meeting.
-  Status Do(const Note& note, unsigned char* slot, const Deadline& deadline);
-  // Tells the other ranks, which come for an operation with a unit, that this
+  Status Perform(const Proposal& proposal, unsigned char* slot);
+  // Runs the operation of the leader of the last agreement.
+  Status RunOperation(const Proposal& proposal, unsigned char* slot,
+                      const Deadline& deadline);
+  // Tells the other ranks, which propose an operation with a unit, that this
   // rank cannot do it. COLLECTIVE.
-  Status TellOthers(Activity activity, const Status& local,
-                    const Deadline& deadline);
-  StatusOr<Conclusion> Meet(const Note& note, const Status& local,
-                            const Deadline& deadline);
+  Status ReportToOthers(Activity activity, const Status& local,
+                        const Deadline& deadline);
+  StatusOr<Decision> Agree(const Proposal& proposal, const Status& local,
+                           const Deadline& deadline);
   Status CheckRoom(int32_t unit, const Slots& slots,
                    std::string_view what) const;
-  bool Has(int32_t unit, bool grads) const;
-  // Returns whether the ranks meet once the gradients of a unit are ready.
-  bool MeetsWhenReady() const { return reduces_ || ahead_ != nullptr; }
+  bool HasTensors(int32_t unit, bool grads) const;
+  // Returns whether the ranks exchange proposals once the gradients of a unit
+  // are ready.
+  bool AgreesWhenReady() const { return reduces_ || eager_update_ != nullptr; }
   // Enqueues the gathering of `unit`, into a slot that is not in use.
   void EnqueueGather(int32_t unit, int slot);
   void EnqueueReduce(int32_t unit);
@@ -173,7 +177,7 @@ class Units {
   // ranks did not gather the same.
   void ForgetOrder();
   void Prefetch();
-  Status TakeGradSlot(int32_t unit, Pass pass, const Deadline& deadline);
+  Status AcquireGradSlot(int32_t unit, Pass pass, const Deadline& deadline);
   // Zeroes the elements that belong to no parameter: other units leave their
   // gradients in a slot.
   void ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads);
@@ -184,25 +188,25 @@ class Units {
   // zeros, before they become ready.
   Status ZeroMissingInSlot(int32_t unit, const Deadline& deadline);
   // Makes an error final that all ranks know.
-  Status GiveUp(const Status& error);
-  // Returns the error of a meeting to which this rank came for `activity`;
+  Status MarkBroken(const Status& error);
+  // Returns the error of an agreement to which this rank proposed `activity`;
   // final where the ranks that have not joined did not all come for the same.
-  Status OutOfStep(const Status& error, Activity activity);
+  Status HandleFailedAgreement(const Status& error, Activity activity);
 
-  const Parts parts_;
+  const Dependencies deps_;
   const Plan& plan_;
   const bool gathers_;
   const bool reduces_;        // When gradients are ready.
   const bool reduces_later_;  // During the step.
   UnitStates states_;
-  Meeting meeting_;
+  Agreement agreement_;
   Slots param_slots_;
   Slots grad_slots_;
   bool no_sync_ = false;
-  Ahead ahead_;
+  EagerUpdate eager_update_;
   std::vector<std::vector<const void*>> in_place_;
   Status broken_;
-  // By unit: Note::zeroed of the last gradients that the ranks have reduced
+  // By unit: Proposal::zeroed of the last gradients that the ranks have reduced
   // since the last step, whose sum counts while zeroed_ is the same;
   // kNeverZeroed: none. Used by the queue's thread while the queue is not
   // empty.

@@ -9,8 +9,8 @@
 #include "sdk/cli/checkpoint.h"
 #include "sdk/cli/command.h"
 #include "sdk/cli/output_file.h"
-#include "sdk/cli/report/holdings.h"
 #include "sdk/cli/report/page.h"
+#include "sdk/cli/report/storage_map.h"
 #include "sdk/cli/text.h"
 
 namespace shardctl {
@@ -37,8 +37,8 @@ int RunReport(const ReportArguments& arguments) {
                   "' puts the page; give another --output");
   }
   const CheckpointView view = ReadCheckpoint(arguments.path);
-  const Holdings holdings = CountHoldings(view);
-  const std::string page = ReportPage(view, holdings);
+  const StorageMap storage = BuildStorageMap(view);
+  const std::string page = ReportPage(view, storage);
   WriteOutput(arguments.output, page);
   if (arguments.json) {
     Json json = SummaryJson(view);
@@ -46,9 +46,9 @@ int RunReport(const ReportArguments& arguments) {
     json["page_bytes"] = page.size();
     json["files"] = view.files.size();
     json["tensors"] = view.tensors.size();
-    json["max_file_tensor_bytes"] = holdings.max_bytes;
-    json["mean_file_tensor_bytes"] = holdings.mean_bytes;
-    json["imbalance"] = holdings.imbalance();
+    json["max_file_tensor_bytes"] = storage.max_bytes;
+    json["mean_file_tensor_bytes"] = storage.mean_bytes;
+    json["imbalance"] = storage.imbalance();
     PrintJson(json);
   } else if (!to_stdout) {
     PrintText("wrote " + Shown(arguments.output) + ", " +

@@ -48,7 +48,7 @@ void AddRun(CommandLine* line) {
       .Positive();
   command
       .AddOption("--name", &run->name,
-                 "Name of the meeting point (default: a random one)")
+                 "Name of the rendezvous point (default: a random one)")
       .Check([](const std::string& name) {
         // The ranks would take it for a URL.
         return name.find(':') == std::string::npos

@@ -48,11 +48,11 @@ std::string BetweenValues(std::string html) {
 
 class Page {
  public:
-  Page(const CheckpointView& view, const Holdings& holdings)
-      : view_(view), holdings_(holdings) {
+  Page(const CheckpointView& view, const StorageMap& storage)
+      : view_(view), storage_(storage) {
     // Shades of a role's color, by element type; beyond the fourth they repeat.
     std::map<int32_t, int> shades;
-    for (const Kind& kind : holdings.kinds) {
+    for (const Kind& kind : storage.kinds) {
       const char role = kind.role == SHARD_ROLE_STATE    ? 's'
                         : kind.role == SHARD_ROLE_BUFFER ? 'b'
                                                          : 'p';
@@ -96,8 +96,8 @@ class Page {
   }
 
   std::string KindName(size_t kind) const {
-    return RoleText(holdings_.kinds[kind].role) + " " +
-           DTypeText(holdings_.kinds[kind].dtype);
+    return RoleText(storage_.kinds[kind].role) + " " +
+           DTypeText(storage_.kinds[kind].dtype);
   }
 
   std::string Title() const {
@@ -117,7 +117,7 @@ class Page {
     uint64_t params = 0;
     uint64_t elements = 0;
     uint64_t tensors = 0;
-    for (const Kind& kind : holdings_.kinds) {
+    for (const Kind& kind : storage_.kinds) {
       tensors += static_cast<uint64_t>(kind.tensors);
       if (kind.role != SHARD_ROLE_PARAM) continue;
       params += static_cast<uint64_t>(kind.tensors);
@@ -142,7 +142,7 @@ class Page {
                                    "rank", "ranks")
              : "of safetensors");
     char imbalance[32];
-    std::snprintf(imbalance, sizeof(imbalance), "%.3f", holdings_.imbalance());
+    std::snprintf(imbalance, sizeof(imbalance), "%.3f", storage_.imbalance());
     fact("Imbalance", imbalance, "largest file over the mean");
     return text;
   }
@@ -151,8 +151,8 @@ class Page {
     std::string text = FilesAreRanks()
                            ? "A bar is what a rank wrote into its file"
                            : "A bar is a data file";
-    if (holdings_.files_per_row > 1) {
-      text += ", here " + CountText(holdings_.files_per_row) +
+    if (storage_.files_per_row > 1) {
+      text += ", here " + CountText(storage_.files_per_row) +
               " of them put together";
     }
     return text + ". The longest is " + BytesText(Longest()) + ".";
@@ -160,7 +160,7 @@ class Page {
 
   uint64_t Longest() const {
     uint64_t longest = 0;
-    for (const FileRow& row : holdings_.rows) {
+    for (const FileRow& row : storage_.rows) {
       longest = std::max(longest, std::max(row.file_bytes, row.tensor_bytes));
     }
     return longest;
@@ -168,7 +168,7 @@ class Page {
 
   std::string Legend() const {
     std::string text;
-    for (size_t k = 0; k < holdings_.kinds.size(); ++k) {
+    for (size_t k = 0; k < storage_.kinds.size(); ++k) {
       text +=
           "<li><i class=\"" + colors_[k] + "\"></i>" + KindName(k) + "</li>\n";
     }
@@ -185,7 +185,7 @@ class Page {
         "<th scope=\"col\" class=\"number\" role=\"columnheader\">Bytes</th>"
         "</tr></thead>\n<tbody role=\"rowgroup\">\n";
     const auto longest = static_cast<double>(Longest());
-    for (const FileRow& row : holdings_.rows) {
+    for (const FileRow& row : storage_.rows) {
       std::string parts;
       std::string label;
       const auto part = [&](const std::string& color, const std::string& name,
@@ -253,8 +253,8 @@ class Page {
                       [](const TensorView& t) { return !t.is_alias(); }));
     std::string text =
         "<table class=\"bars tensors\" role=\"table\"><caption>" +
-        (holdings_.largest.size() < tensors
-             ? "The largest " + CountText(holdings_.largest.size()) + " of " +
+        (storage_.largest.size() < tensors
+             ? "The largest " + CountText(storage_.largest.size()) + " of " +
                    CountText(tensors) + " tensors"
              : Count(tensors, "tensor", "tensors")) +
         "</caption>\n<thead role=\"rowgroup\"><tr role=\"row\">"
@@ -262,7 +262,7 @@ class Page {
         "<th scope=\"col\" role=\"columnheader\">Where its elements are</th>"
         "<th scope=\"col\" class=\"number\" role=\"columnheader\">Bytes</th>"
         "</tr></thead>\n<tbody role=\"rowgroup\">\n";
-    for (const Striped& striped : holdings_.largest) {
+    for (const Striped& striped : storage_.largest) {
       const TensorView& tensor = view_.tensors[striped.tensor];
       const shard_tensor_info& info = tensor.info;
       std::string note = RoleText(info.role) + " " + DTypeText(info.dtype) +
@@ -317,8 +317,8 @@ class Page {
         "<th scope=\"col\" class=\"number later\">Elements</th>"
         "<th scope=\"col\" class=\"number\">Bytes</th>"
         "<th scope=\"col\" class=\"number\">Share</th></tr></thead><tbody>\n";
-    for (size_t k = 0; k < holdings_.kinds.size(); ++k) {
-      const Kind& kind = holdings_.kinds[k];
+    for (size_t k = 0; k < storage_.kinds.size(); ++k) {
+      const Kind& kind = storage_.kinds[k];
       char share[32];
       std::snprintf(share, sizeof(share), "%.1f%%",
                     view_.info.tensor_bytes == 0
@@ -398,14 +398,14 @@ class Page {
   }
 
   const CheckpointView& view_;
-  const Holdings& holdings_;
+  const StorageMap& storage_;
   std::vector<std::string> colors_;  // CSS classes, by kind.
 };
 
 }  // namespace
 
-std::string ReportPage(const CheckpointView& view, const Holdings& holdings) {
-  return Page(view, holdings).Text();
+std::string ReportPage(const CheckpointView& view, const StorageMap& storage) {
+  return Page(view, storage).Text();
 }
 
 }  // namespace shardctl

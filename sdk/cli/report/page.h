@@ -14,11 +14,11 @@
 #include <string>
 
 #include "sdk/cli/checkpoint.h"
-#include "sdk/cli/report/holdings.h"
+#include "sdk/cli/report/storage_map.h"
 
 namespace shardctl {
 
-std::string ReportPage(const CheckpointView& view, const Holdings& holdings);
+std::string ReportPage(const CheckpointView& view, const StorageMap& storage);
 
 }  // namespace shardctl
 

@@ -97,7 +97,7 @@ TEST(EnvironmentTest, Understood) {
        1,
        "local:",
        "no launcher"},
-      {"one rank needs no meeting",
+      {"one rank needs no rendezvous",
        {{"SLURM_PROCID", "0"},
         {"SLURM_STEP_ID", "0"},
         {"SLURM_NTASKS", "1"},

@@ -28,7 +28,7 @@ void LimitFiles(int more) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
-// When any step of the meeting lacks a descriptor, on any rank, the rank and
+// When any step of the rendezvous lacks a descriptor, on any rank, the rank and
 // those that it has met get an error that says so. They never hang.
 TEST(FewFilesTest, AMeetingFailsAndDoesNotHang) {
   for (const int poor : {0, 1, 2}) {

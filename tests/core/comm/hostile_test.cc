@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Machines and neighbors that do not help: there are no pidfds, or another user
-// is at the meeting point.
+// is at the rendezvous point.
 
 #include <errno.h>
 #include <linux/audit.h>
@@ -17,7 +17,7 @@
 
 #include "core/base/fd.h"
 #include "core/comm/communicator.h"
-#include "core/comm/shm/meeting.h"
+#include "core/comm/shm/rendezvous.h"
 #include "tests/core/comm/backends.h"
 
 namespace shard::testing::hostile_test {

@@ -102,7 +102,7 @@ TEST_P(DeviceTest, TooMuchSaysWhatFor) {
 
 TEST_P(DeviceTest, TheHostIsDoneWithWhatItWrote) {
   const Event event = device_->HostRecord();
-  EXPECT_TRUE(event.Done());
+  EXPECT_TRUE(event.IsDone());
   EXPECT_OK(event.Synchronize(Deadline::After(0)));
   EXPECT_OK(device_->HostWait(event, Deadline::After(0)));
 }

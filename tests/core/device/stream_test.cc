@@ -104,14 +104,14 @@ TEST_P(StreamTest, AnEventIsOfWhatWasEnqueuedBeforeIt) {
   const Event event = communication_->Record();
   communication_->Call("second", second.Passing());
   const Event later = communication_->Record();
-  EXPECT_FALSE(event.Done());
+  EXPECT_FALSE(event.IsDone());
   first.Open();
   EXPECT_OK(event.Synchronize(Soon()));
-  EXPECT_TRUE(event.Done());
-  EXPECT_FALSE(later.Done());
+  EXPECT_TRUE(event.IsDone());
+  EXPECT_FALSE(later.IsDone());
   second.Open();
   EXPECT_OK(device_->HostWait(later, Soon()));
-  EXPECT_TRUE(later.Done());
+  EXPECT_TRUE(later.IsDone());
 }
 
 TEST_P(StreamTest, AnErrorStaysAndDropsWhatComesAfter) {
@@ -136,7 +136,7 @@ TEST_P(StreamTest, AnErrorStaysAndDropsWhatComesAfter) {
     EXPECT_EQ(stream->Synchronize(Soon()).rank(), 3);
     EXPECT_EQ(ran, 1);
     EXPECT_EQ(byte, 'x');
-    EXPECT_TRUE(last.Done());
+    EXPECT_TRUE(last.IsDone());
     EXPECT_OK(before.Synchronize(Soon()));
     ExpectError(after.Synchronize(Soon()), StatusCode::kRankLost, {});
     ExpectError(last.Synchronize(Soon()), StatusCode::kRankLost, {});
@@ -227,7 +227,7 @@ TEST_P(StreamTest, EventsOutliveTheirStreamAndAnyThreadWaits) {
   gate.Open();
   waiter.join();
   communication_.reset();
-  EXPECT_TRUE(event.Done());
+  EXPECT_TRUE(event.IsDone());
   EXPECT_OK(event.Synchronize(Soon()));
 }
 

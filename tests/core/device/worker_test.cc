@@ -137,7 +137,7 @@ TEST(WorkerTest, WhatRunsIsFinishedWhenItsStreamIsDestroyed) {
   EXPECT_TRUE(finished);
   EXPECT_OK(running.Synchronize(Deadline::After(0)));
   // The last work may have run or been dropped, but nobody waits for it.
-  EXPECT_TRUE(last.Done());
+  EXPECT_TRUE(last.IsDone());
 }
 
 // Returns a counter that uses the device when it is destroyed, as an object

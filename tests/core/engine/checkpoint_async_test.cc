@@ -99,7 +99,7 @@ TEST(CheckpointAsyncTest, TrainingContinuesDuringASave) {
       // Nothing is written before all ranks have trained on.
       TrainSteps(3, 4, engine, trainer);
       after.Add(*engine);
-      EXPECT_FALSE((*save)->Done());
+      EXPECT_FALSE((*save)->IsDone());
       ExpectError((*save)->Wait(Deadline::After(0)),
                   StatusCode::kDeadlineExceeded, {});
       // The save leaves the host's communicator to the host.
@@ -107,7 +107,7 @@ TEST(CheckpointAsyncTest, TrainingContinuesDuringASave) {
       if (++trained == host->world_size()) gate.Open();
       EXPECT_OK(Wait(*save));
       EXPECT_OK(Wait(*save));
-      EXPECT_TRUE((*save)->Done());
+      EXPECT_TRUE((*save)->IsDone());
       EXPECT_EQ((*save)->path(), async.path() + "/step-000002");
       TrainSteps(5, 5, engine, trainer);
     });
@@ -186,7 +186,7 @@ TEST(CheckpointAsyncTest, FreeingTheEngineFinishesTheSave) {
     std::shared_ptr<AsyncSave> kept = *save;
     engine->reset();
     // The save finished, and its handle still reports that.
-    EXPECT_TRUE(kept->Done());
+    EXPECT_TRUE(kept->IsDone());
     EXPECT_OK(Wait(kept));
   });
   RunWorld(training, 0, [&](Engine* engine, UnitTrainer*) {
@@ -211,7 +211,7 @@ TEST(CheckpointAsyncTest, ASaveIsDoneWhenTheNextBegins) {
       }
       // A save is done when the next one begins.
       if (saves.size() > 1) {
-        EXPECT_TRUE(saves[saves.size() - 2]->Done());
+        EXPECT_TRUE(saves[saves.size() - 2]->IsDone());
       }
       TrainSteps(step, step, engine, trainer);
     }

@@ -69,7 +69,7 @@ TEST_P(CommQueueTest, CountsOverlapOfOperationsDoneBeforeTheWait) {
   const Event first = queue_->Run("first", 100, [] { return Status(); });
   ASSERT_OK(first.Synchronize(Soon()));
   const Event second = queue_->Run("second", 20, [&] {
-    queue_->Moved(0.25);
+    queue_->AddTransferTime(0.25);
     open.wait();
     return Status();
   });
@@ -81,8 +81,8 @@ TEST_P(CommQueueTest, CountsOverlapOfOperationsDoneBeforeTheWait) {
   ASSERT_OK(queue_->Wait(first, Soon()));
   ASSERT_OK(waited.get());
   ASSERT_OK(queue_->Drain(Soon()));
-  queue_->MovedByHost(3, 0.5);
-  const CommCounters counters = queue_->Take();
+  queue_->AddHostTransfer(3, 0.5);
+  const CommCounters counters = queue_->TakeCounters();
   EXPECT_EQ(counters.bytes, 123u);
   // The first operation certainly overlapped; the second only if it was done
   // before the host waited for it.
@@ -91,7 +91,7 @@ TEST_P(CommQueueTest, CountsOverlapOfOperationsDoneBeforeTheWait) {
   EXPECT_DOUBLE_EQ(counters.seconds, 0.75);
   EXPECT_GE(counters.seconds_exposed, 0.5);
 
-  const CommCounters fresh = queue_->Take();
+  const CommCounters fresh = queue_->TakeCounters();
   EXPECT_EQ(fresh.bytes, 0u);
   EXPECT_EQ(fresh.bytes_overlapped, 0u);
   EXPECT_EQ(fresh.seconds, 0);
@@ -113,7 +113,7 @@ TEST_P(CommQueueTest, CountsTimeThatTheHostWaitsAsExposed) {
   gate.set_value();
   ASSERT_OK(event.Synchronize(Soon()));
   ASSERT_OK(queue_->Drain(Soon()));
-  const CommCounters counters = queue_->Take();
+  const CommCounters counters = queue_->TakeCounters();
   EXPECT_EQ(counters.bytes, 100u);
   EXPECT_GE(counters.seconds_exposed, 0.01);
 }

@@ -266,7 +266,7 @@ struct GiveUp {
 };
 
 constexpr GiveUp kGiveUps[] = {
-    {"acquire", 3, "meet",
+    {"acquire", 3, "agree on operation",
      [](Engine* engine, double timeout) {
        for (int32_t unit = 0; unit < 3; ++unit) {
          SHARD_RETURN_IF_ERROR(

@@ -393,7 +393,8 @@ TEST(JoinErrorsTest, AJoinDuringTheFirstBroadcastIsADesync) {
           int64_t steps = -1;
           const Status status = comm->rank() == 0 ? (*made)->Join(0, &steps)
                                                   : (*made)->BroadcastParams(0);
-          ExpectError(status, StatusCode::kDesync, {"meet", "broadcast"});
+          ExpectError(status, StatusCode::kDesync,
+                      {"agree on operation", "broadcast"});
         },
         5, link);
   }
@@ -405,7 +406,8 @@ TEST(JoinErrorsTest, AJoinDuringAnotherCollectiveIsADesync) {
     const bool joins = engine->comm()->rank() == 0;
     const Status status =
         joins ? engine->Join(0, &steps) : engine->BroadcastParams(0);
-    ExpectError(status, StatusCode::kDesync, {"meet", "broadcast"});
+    ExpectError(status, StatusCode::kDesync,
+                {"agree on operation", "broadcast"});
     // The error is final.
     EXPECT_FALSE(engine->Join(0, &steps).ok());
   });

@@ -44,8 +44,8 @@ TEST_F(SlotsTest, DepthsHaveSlotsOfTheirOwn) {
   EXPECT_EQ(Take(2), 1);
   EXPECT_EQ(Take(3), 2);
   EXPECT_EQ(slots_.Choose(4), -1);
-  EXPECT_EQ(slots_.UsersBeside(4), (std::vector<int32_t>{1, 2, 3}));
-  EXPECT_EQ(slots_.UsersBeside(0), (std::vector<int32_t>{0}));
+  EXPECT_EQ(slots_.OtherUsers(4), (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(slots_.OtherUsers(0), (std::vector<int32_t>{0}));
   EXPECT_EQ(slots_.Find(3), 2);
   EXPECT_EQ(slots_.Find(4), -1);
 }
@@ -54,7 +54,7 @@ TEST_F(SlotsTest, WorksWithoutSlots) {
   Slots none(*plan_, {{0, 0}, {0, 0}});
   EXPECT_EQ(none.Find(2), -1);
   EXPECT_EQ(none.Choose(2), -1);
-  EXPECT_TRUE(none.UsersBeside(2).empty());
+  EXPECT_TRUE(none.OtherUsers(2).empty());
   none.Release(2);
   none.Drop(2);
   none.DropAll();
@@ -64,7 +64,7 @@ TEST_F(SlotsTest, ReleasedSlotsKeepTheirUnits) {
   for (const int32_t unit : {1, 2, 3}) Take(unit);
   slots_.Release(2);
   EXPECT_EQ(slots_.Find(2), 1);
-  EXPECT_EQ(slots_.UsersBeside(2), (std::vector<int32_t>{1, 3}));
+  EXPECT_EQ(slots_.OtherUsers(2), (std::vector<int32_t>{1, 3}));
   EXPECT_EQ(Take(5), 1);
   EXPECT_EQ(slots_.Find(2), -1);
 }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/state/summon.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/engine/state/full_params.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/device/device.h"
-#include "core/engine/step/range.h"
+#include "core/engine/step/owned_range.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/training.h"
@@ -117,7 +117,7 @@ void ExpectFits(const std::string& optimizer, const Shapes& shapes, DType dtype,
     input.reduced = false;
     input.masters = masters;
     input.seed = 1;
-    const Range range(plan, buffer, 0);
+    const OwnedRange range(plan, buffer, 0);
     if (parsed->formula() == Formula::kMuon) {
       UpdateMatrices(range, *parsed, input, workspace.data(), stream->get());
     } else {

@@ -94,7 +94,7 @@ void ExpectTraits(const GroupOptions& group, Formula formula) {
   for (const std::vector<int64_t>& shape :
        {std::vector<int64_t>{7, 30}, {30, 7}, {40, 50}}) {
     const int64_t* const data = shape.data();
-    EXPECT_EQ(group.tensor->unfit(data, 2), nullptr);
+    EXPECT_EQ(group.tensor->shape_error(data, 2), nullptr);
     EXPECT_EQ(group.tensor->cost(data, 2), F::Cost(data, 2));
     EXPECT_EQ(group.tensor->workspace_numel(data, 2),
               WorkspaceNumel(formula, data, 2));
@@ -114,8 +114,9 @@ TEST(PlanGroupsTest, OptimizersOfWholeParametersBringTheirTraits) {
   EXPECT_EQ((*groups)[3].tensor, nullptr);
   EXPECT_EQ((*groups)[4].tensor, nullptr);
   const int64_t vector[] = {768};
-  EXPECT_THAT((*groups)[0].tensor->unfit(vector, 1), HasSubstr("a matrix"));
-  EXPECT_EQ((*groups)[1].tensor->unfit(vector, 1), nullptr);
+  EXPECT_THAT((*groups)[0].tensor->shape_error(vector, 1),
+              HasSubstr("a matrix"));
+  EXPECT_EQ((*groups)[1].tensor->shape_error(vector, 1), nullptr);
 }
 
 TEST(PlanGroupsTest, WithoutATextAGroupIsTheDefaultGroup) {

@@ -100,7 +100,7 @@ std::vector<double> UnusualHypers(double maximize) {
                                          // The step size reaches both bounds.
                                          {"step_size_min", 0.03},
                                          {"step_size_max", 0.13}});
-        if (F::Serves(hypers.data())) return hypers;
+        if (F::IsFor(hypers.data())) return hypers;
       }
     }
   }

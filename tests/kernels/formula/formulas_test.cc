@@ -68,8 +68,8 @@ void ExpectSoundShapes() {
     SCOPED_TRACE(::testing::PrintToString(shape));
     const auto ndim = static_cast<int>(shape.size());
     const int64_t numel = ShapeNumel(shape.data(), ndim);
-    if (const char* unfit = F::Unfit(shape.data(), ndim)) {
-      EXPECT_STRNE(unfit, "");
+    if (const char* shape_error = F::ShapeError(shape.data(), ndim)) {
+      EXPECT_STRNE(shape_error, "");
       continue;
     }
     if (numel == 0) {
@@ -102,9 +102,9 @@ TEST(FormulasTest, ShapesAreSound){
 // order.
 std::vector<std::string> NamesServed(const HyperValues& choice) {
   std::vector<std::string> names;
-#define SHARD_ADD(Name)                              \
-  if (Name::Serves(HypersOf<Name>(choice).data())) { \
-    names.push_back(Name::kName);                    \
+#define SHARD_ADD(Name)                             \
+  if (Name::IsFor(HypersOf<Name>(choice).data())) { \
+    names.push_back(Name::kName);                   \
   }
   SHARD_FORMULAS(SHARD_ADD)
 #undef SHARD_ADD

@@ -70,21 +70,21 @@ TEST(MuonTest, MatchRmsAdamwByHand) {
 
 TEST(MuonTest, FitsMatricesOnly) {
   const int64_t matrix[] = {3, 5, 7};
-  EXPECT_EQ(Muon::Unfit(matrix, 2), nullptr);
+  EXPECT_EQ(Muon::ShapeError(matrix, 2), nullptr);
   for (const int ndim : {0, 1, 3}) {
-    EXPECT_NE(std::string(Muon::Unfit(matrix, ndim)).find("2 dimensions"),
+    EXPECT_NE(std::string(Muon::ShapeError(matrix, ndim)).find("2 dimensions"),
               std::string::npos)
         << ndim;
   }
   const int64_t empty[] = {0, 5};
-  EXPECT_EQ(Muon::Unfit(empty, 2), nullptr);
+  EXPECT_EQ(Muon::ShapeError(empty, 2), nullptr);
   const int64_t greatest[] = {int64_t{2147483647}, int64_t{2147483647}};
-  EXPECT_EQ(Muon::Unfit(greatest, 2), nullptr);
+  EXPECT_EQ(Muon::ShapeError(greatest, 2), nullptr);
   for (const int64_t too_large : {int64_t{2147483648}, int64_t{1} << 60}) {
     const int64_t tall[] = {too_large, 1};
     const int64_t wide[] = {1, too_large};
-    EXPECT_NE(Muon::Unfit(tall, 2), nullptr);
-    EXPECT_NE(Muon::Unfit(wide, 2), nullptr);
+    EXPECT_NE(Muon::ShapeError(tall, 2), nullptr);
+    EXPECT_NE(Muon::ShapeError(wide, 2), nullptr);
   }
 }
 

@@ -98,7 +98,7 @@ TEST_F(TrainGptTest, AnotherSeedIsAnotherRun) {
   EXPECT_NE(Losses(Train("--seed 1")), Losses(Train("--seed 2")));
 }
 
-TEST_F(TrainGptTest, IntroducesItself) {
+TEST_F(TrainGptTest, PrintsSummary) {
   const Outcome outcome =
       Run("--layers 1 --width 8 --heads 1 --context 8 --steps 1 --batch 2 "
           "--sample 0 --rank-threads 2 --text " +
@@ -123,7 +123,7 @@ TEST_F(TrainGptTest, IntroducesItself) {
               ::testing::StartsWith("validation loss "));
 }
 
-TEST_F(TrainGptTest, IntroducesMuonAndNarrowStates) {
+TEST_F(TrainGptTest, SummarizesMuonAndNarrowStates) {
   const Outcome outcome =
       Run(Tiny("--optimizer muon --states q8 --weight-decay 0.3"));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/step/range.h"
+#include "core/engine/step/owned_range.h"
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@
 
 namespace shard {
 
-Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank)
+OwnedRange::OwnedRange(const Plan& plan, const EngineBuffer& buffer, int rank)
     : plan_(buffer.plan),
       count_(static_cast<size_t>(buffer.plan->layout.shard_numel())),
       num_states_(buffer.plan->states.size() - buffer.plan->has_masters),
@@ -65,30 +65,30 @@ Range::Range(const Plan& plan, const EngineBuffer& buffer, int rank)
                    });
 }
 
-GradientSources Range::gradients(bool reduced) const {
+GradientSources OwnedRange::gradients(bool reduced) const {
   if (reduced && keeps_sum()) return {&own_grads_, 1, source_dtype_};
   return {sources_.data(), sources_.size(), source_dtype_};
 }
 
-void* Range::param(size_t begin) const {
+void* OwnedRange::param(size_t begin) const {
   return param_ + begin * DTypeSize(plan_->dtype);
 }
 
-float* Range::master(size_t begin) const {
+float* OwnedRange::master(size_t begin) const {
   return master_ == nullptr ? nullptr : master_ + begin;
 }
 
-void* Range::state(size_t s, size_t begin) const {
+void* OwnedRange::state(size_t s, size_t begin) const {
   return states_[s] + begin * DTypeSize(plan_->states[s].tensor.dtype);
 }
 
-float* Range::scale(size_t s, size_t begin) const {
+float* OwnedRange::scale(size_t s, size_t begin) const {
   return reinterpret_cast<float*>(states_[s] + state_counts_[s]) +
          begin / static_cast<size_t>(kQ8Block);
 }
 
-uint64_t Range::AddNorm(NormType type, double p, double reference, bool reduced,
-                        Stream* stream, NormSum* sum) const {
+uint64_t OwnedRange::AddNorm(NormType type, double p, double reference,
+                             bool reduced, Stream* stream, NormSum* sum) const {
   const GradientSources from = gradients(reduced);
   const bool stores = keeps_sum() && !reduced;
   if (keeps_sum() && from.count == 1) {

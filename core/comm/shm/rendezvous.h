@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The meeting of the processes of a "shm:NAME" group. Rank 0 is the host: it
+// The rendezvous of the processes of a "shm:NAME" group. Rank 0 is the host: it
 // listens on the abstract Unix socket "\0libshard-<euid>-NAME"; the others are
 // guests and connect. The conversation is in wire.h. Both sides check that the
 // other one has the same user, so that no process of another user is trusted.
 //
 // The first process that binds an abstract name has it, and such names belong
 // to no user: the user id in them keeps honest users apart. A user who takes
-// another's name prevents that meeting, and is named in its error.
+// another's name prevents that rendezvous, and is named in its error.
 //
-// An error of the meeting (a missing, lost, duplicate or disagreeing rank) is
-// found by the host and returned by every rank that has come. Guests return no
-// later than half a second after their deadline, whatever the host does.
+// An error of the rendezvous (a missing, lost, duplicate or disagreeing rank)
+// is found by the host and returned by every rank that has come. Guests return
+// no later than half a second after their deadline, whatever the host does.
 //
 // A host that dies after it has greeted a guest is kRankLost there, at once. A
 // host that dies earlier has met nobody: its guests cannot distinguish its
-// death from the end of an earlier meeting under that name, wait for a new
+// death from the end of an earlier rendezvous under that name, wait for a new
 // host, and return kDeadlineExceeded ("rank 0 did not come") at their deadline.
 
-#ifndef SHARD_CORE_COMM_SHM_MEETING_H_
-#define SHARD_CORE_COMM_SHM_MEETING_H_
+#ifndef SHARD_CORE_COMM_SHM_RENDEZVOUS_H_
+#define SHARD_CORE_COMM_SHM_RENDEZVOUS_H_
 
 #include <sys/types.h>
 #include <sys/un.h>
@@ -41,7 +41,7 @@ namespace shard::shm {
 // The longest NAME that fits into a socket address, whatever the user id.
 inline constexpr size_t kMaxNameBytes = 80;
 
-struct MeetingOptions {
+struct RendezvousOptions {
   std::string name;  // Checked by CheckName.
   int rank;
   int world_size;
@@ -56,7 +56,7 @@ struct MeetingOptions {
 };
 
 // The resources of a rank once all ranks have met.
-struct Meeting {
+struct Rendezvous {
   Mapping control;  // The ControlBlock.
   // In the control block, from the time when this rank has mapped it: a later
   // error may come after the other ranks have learned that all have come.
@@ -73,8 +73,8 @@ struct Meeting {
 Status CheckName(std::string_view name);
 
 // Meet the other ranks: Host on rank 0, Join on every other rank.
-StatusOr<Meeting> Host(const MeetingOptions& options);
-StatusOr<Meeting> Join(const MeetingOptions& options);
+StatusOr<Rendezvous> Host(const RendezvousOptions& options);
+StatusOr<Rendezvous> Join(const RendezvousOptions& options);
 
 // --- shared by the two sides ---
 
@@ -85,8 +85,8 @@ struct Address {
 Address AddressOf(std::string_view name);
 
 // Maps the ControlBlock, and makes this rank a member from here on.
-Status TakePart(const Fd& memory, const MeetingOptions& options,
-                Meeting* meeting);
+Status MapControlBlock(const Fd& memory, const RendezvousOptions& options,
+                       Rendezvous* rendezvous);
 
 // Returns the process at the other end; an error when it belongs to another
 // user.
@@ -98,4 +98,4 @@ StatusOr<Fd> OwnPidfd();
 
 }  // namespace shard::shm
 
-#endif  // SHARD_CORE_COMM_SHM_MEETING_H_
+#endif  // SHARD_CORE_COMM_SHM_RENDEZVOUS_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/comm/shm/meeting.h"
+#include "core/comm/shm/rendezvous.h"
 
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -51,12 +51,13 @@ Address AddressOf(std::string_view name) {
   return result;
 }
 
-Status TakePart(const Fd& memory, const MeetingOptions& options,
-                Meeting* meeting) {
+Status MapControlBlock(const Fd& memory, const RendezvousOptions& options,
+                       Rendezvous* rendezvous) {
   SHARD_ASSIGN_OR_RETURN(
-      meeting->control,
+      rendezvous->control,
       MapMemory(memory.get(), direct::ControlBlock::Bytes(options.world_size)));
-  meeting->membership = direct::Membership(meeting->block(), options.rank);
+  rendezvous->membership =
+      direct::Membership(rendezvous->block(), options.rank);
   return Status();
 }
 
@@ -68,7 +69,7 @@ StatusOr<pid_t> CheckPeer(int socket) {
   }
   if (peer.uid != ::geteuid()) {
     return PermissionDenied("process ", peer.pid,
-                            " at the meeting point is "
+                            " at the rendezvous point is "
                             "of user ",
                             peer.uid, ", this one of user ",
                             static_cast<uint64_t>(::geteuid()));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The meeting of the ranks of a "shm:" group, and the error that every rank
+// The rendezvous of the ranks of a "shm:" group, and the error that every rank
 // gets when they cannot meet.
 
-#include "core/comm/shm/meeting.h"
+#include "core/comm/shm/rendezvous.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -22,7 +22,7 @@
 #include "core/comm/shm/wire.h"
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing::meeting_test {
+namespace shard::testing::rendezvous_test {
 namespace {
 
 // The rank and world size that one process claims when it opens the group.
@@ -40,8 +40,8 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
 
 // Opens the group in one process per claim. No process leaves a descriptor
 // behind. The reports are "CODE rank message".
-std::vector<RankResult> Meet(const std::vector<Claim>& claims,
-                             double timeout = 20) {
+std::vector<RankResult> Connect(const std::vector<Claim>& claims,
+                                double timeout = 20) {
   const std::string name = UniqueName();
   return RunRanks(static_cast<int>(claims.size()), [&](const Rank& rank) {
     const int before = CountOpenFiles();
@@ -62,15 +62,15 @@ void ExpectAllTold(const std::vector<RankResult>& results,
   }
 }
 
-TEST(MeetingTest, ManyMeetAndLeaveNothing) {
+TEST(RendezvousTest, ManyMeetAndLeaveNothing) {
   for (const int world_size : {1, 2, 7, 20}) {
     std::vector<Claim> claims;
     for (int r = 0; r < world_size; ++r) claims.push_back({r, world_size});
-    ExpectAllTold(Meet(claims), "OK");
+    ExpectAllTold(Connect(claims), "OK");
   }
 }
 
-TEST(MeetingTest, SameNameAgainAtOnce) {
+TEST(RendezvousTest, SameNameAgainAtOnce) {
   const std::string name = UniqueName();
   ExpectAllPassed(RunRanks(3, [&](const Rank& rank) {
     for (int i = 0; i < 20; ++i) {
@@ -81,16 +81,16 @@ TEST(MeetingTest, SameNameAgainAtOnce) {
   }));
 }
 
-TEST(MeetingTest, MissingRanksAreNamedOnAll) {
-  const auto results = Meet({{0, 4}, {2, 4}}, 0.3);
+TEST(RendezvousTest, MissingRanksAreNamedOnAll) {
+  const auto results = Connect({{0, 4}, {2, 4}}, 0.3);
   ExpectAllTold(results, "DEADLINE_EXCEEDED");
   ExpectAllTold(results, "2 of 4 ranks did not come");
   ExpectAllTold(results, "within 0.3 s: missing [1, 3]");
 }
 
-// The shortest deadline of all ranks ends the meeting, with the same message
+// The shortest deadline of all ranks ends the rendezvous, with the same message
 // for all.
-TEST(MeetingTest, TheShortestDeadlineCounts) {
+TEST(RendezvousTest, TheShortestDeadlineCounts) {
   const std::string name = UniqueName();
   const auto results = RunRanks(2, [&](const Rank& rank) {
     const auto comm = Open(name, {rank.rank(), 3}, rank.rank() == 0 ? 40 : 0.3);
@@ -101,20 +101,20 @@ TEST(MeetingTest, TheShortestDeadlineCounts) {
   EXPECT_LT(results[0].seconds, 10);
 }
 
-TEST(MeetingTest, AMissingHostIsNamed) {
-  const auto results = Meet({{1, 3}, {2, 3}}, 0.3);
+TEST(RendezvousTest, AMissingHostIsNamed) {
+  const auto results = Connect({{1, 3}, {2, 3}}, 0.3);
   ExpectAllTold(results, "DEADLINE_EXCEEDED");
   ExpectAllTold(results, "rank 0 did not come");
   ExpectAllTold(results, "missing [0]");
 }
 
-TEST(MeetingTest, ADuplicateRankIsAnErrorOnAllRanks) {
-  const auto results = Meet({{0, 3}, {1, 3}, {1, 3}});
+TEST(RendezvousTest, ADuplicateRankIsAnErrorOnAllRanks) {
+  const auto results = Connect({{0, 3}, {1, 3}, {1, 3}});
   ExpectAllTold(results, "ALREADY_EXISTS");
   ExpectAllTold(results, "two processes say they are rank 1");
 }
 
-TEST(MeetingTest, ASecondHostIsRefused) {
+TEST(RendezvousTest, ASecondHostIsRefused) {
   const std::string name = UniqueName();
   ExpectAllPassed(RunRanks(1, [&](const Rank&) {
     // This socket holds the name without being a rank.
@@ -130,21 +130,21 @@ TEST(MeetingTest, ASecondHostIsRefused) {
   }));
 }
 
-TEST(MeetingTest, DifferentWorldSizesAreErrorsOnAllRanks) {
-  const auto results = Meet({{0, 2}, {1, 3}});
+TEST(RendezvousTest, DifferentWorldSizesAreErrorsOnAllRanks) {
+  const auto results = Connect({{0, 2}, {1, 3}});
   ExpectAllTold(results, "INVALID_ARGUMENT");
   ExpectAllTold(results, "rank 1 says world size 3, rank 0 says 2");
   // Ranks that come after the first two have disagreed are told as well.
-  const auto more = Meet({{0, 2}, {1, 3}, {2, 3}});
+  const auto more = Connect({{0, 2}, {1, 3}, {2, 3}});
   ExpectAllTold(more, "INVALID_ARGUMENT");
 }
 
-TEST(MeetingTest, RanksMustBeBelowTheWorldSize) {
-  ExpectAllTold(Meet({{5, 2}}, 1), "rank 5 is not in 0 to 1");
-  ExpectAllTold(Meet({{-1, 2}}, 1), "rank -1 is not in 0 to 1");
+TEST(RendezvousTest, RanksMustBeBelowTheWorldSize) {
+  ExpectAllTold(Connect({{5, 2}}, 1), "rank 5 is not in 0 to 1");
+  ExpectAllTold(Connect({{-1, 2}}, 1), "rank -1 is not in 0 to 1");
 }
 
-TEST(MeetingTest, NamesAreChecked) {
+TEST(RendezvousTest, NamesAreChecked) {
   for (const std::string& name :
        {std::string(), std::string(81, 'n'), std::string("a\nb")}) {
     const auto comm = Open(name, {0, 1}, 1);
@@ -169,9 +169,9 @@ Fd Connect(const std::string& name) {
   return Fd();
 }
 
-// Process 2 sends garbage to the meeting of ranks 0 and 1. It lets rank 1 come
-// only after the garbage was read.
-TEST(MeetingTest, GarbageDoesNotDisturb) {
+// Process 2 sends garbage to the rendezvous of ranks 0 and 1. It lets rank 1
+// come only after the garbage was read.
+TEST(RendezvousTest, GarbageDoesNotDisturb) {
   const std::string name = UniqueName();
   const std::string gate = UniqueName();
   ExpectAllPassed(RunRanks(3, [&](const Rank& rank) {
@@ -220,7 +220,7 @@ TEST(MeetingTest, GarbageDoesNotDisturb) {
   }));
 }
 
-TEST(MeetingTest, AnotherProtocolVersionIsRefused) {
+TEST(RendezvousTest, AnotherProtocolVersionIsRefused) {
   const std::string name = UniqueName();
   ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
     if (rank.rank() == 0) {
@@ -245,7 +245,7 @@ TEST(MeetingTest, AnotherProtocolVersionIsRefused) {
 }
 
 // The host dies after it has greeted: the guests name it at once.
-TEST(MeetingTest, ADeadHostIsNamedAtOnce) {
+TEST(RendezvousTest, ADeadHostIsNamedAtOnce) {
   const std::string name = UniqueName();
   const auto results = RunRanks(2, [&](const Rank& rank) {
     if (rank.rank() == 0) {
@@ -274,7 +274,7 @@ TEST(MeetingTest, ADeadHostIsNamedAtOnce) {
 // The host dies with guests in its queue that it has not greeted. No rank has
 // met it, and another host may still come, so the guests wait until the
 // deadline.
-TEST(MeetingTest, GuestsOutwaitAHostThatDiesBeforeItGreets) {
+TEST(RendezvousTest, GuestsOutwaitAHostThatDiesBeforeItGreets) {
   constexpr double kTimeout = 1;
   const std::string name = UniqueName();
   const auto results = RunRanks(3, [&](const Rank& rank) {
@@ -301,7 +301,7 @@ TEST(MeetingTest, GuestsOutwaitAHostThatDiesBeforeItGreets) {
 }
 
 // The host hangs after it has heard a guest, which waits for a verdict.
-TEST(MeetingTest, AHostThatHangsIsGivenUpAtTheDeadline) {
+TEST(RendezvousTest, AHostThatHangsIsGivenUpAtTheDeadline) {
   constexpr double kTimeout = 0.5;
   const std::string name = UniqueName();
   int pipe[2];
@@ -343,7 +343,7 @@ TEST(MeetingTest, AHostThatHangsIsGivenUpAtTheDeadline) {
 
 // A host may close all descriptors that it does not know, as daemons do.
 // libshard then no longer sees the deaths of peers, but must not report any.
-TEST(MeetingTest, ClosedDescriptorsAreNoDeath) {
+TEST(RendezvousTest, ClosedDescriptorsAreNoDeath) {
   for (const int closer : {0, 1}) {
     const std::string name = UniqueName();
     ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
@@ -367,7 +367,7 @@ TEST(MeetingTest, ClosedDescriptorsAreNoDeath) {
   }
 }
 
-TEST(MeetingTest, DescriptorsAreClosedOnExecAndGoWithTheGroup) {
+TEST(RendezvousTest, DescriptorsAreClosedOnExecAndGoWithTheGroup) {
   const std::string name = UniqueName();
   // The caller of the test may have left some descriptors open.
   const auto inherited = [] {
@@ -407,7 +407,7 @@ TEST(MeetingTest, DescriptorsAreClosedOnExecAndGoWithTheGroup) {
 
 // A child that a rank forks, and that frees its copy, does not act for the
 // rank.
-TEST(MeetingTest, ForkedChildIsNotTheRank) {
+TEST(RendezvousTest, ForkedChildIsNotTheRank) {
   const std::string name = UniqueName();
   ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
     auto comm = Open(name, {rank.rank(), 2}, 20);
@@ -422,4 +422,4 @@ TEST(MeetingTest, ForkedChildIsNotTheRank) {
 }
 
 }  // namespace
-}  // namespace shard::testing::meeting_test
+}  // namespace shard::testing::rendezvous_test

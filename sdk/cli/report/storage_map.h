@@ -9,8 +9,8 @@
 // put together where there would be more. Pure functions of a CheckpointView,
 // but for reading the places of slices.
 
-#ifndef SHARD_SDK_CLI_REPORT_HOLDINGS_H_
-#define SHARD_SDK_CLI_REPORT_HOLDINGS_H_
+#ifndef SHARD_SDK_CLI_REPORT_STORAGE_MAP_H_
+#define SHARD_SDK_CLI_REPORT_STORAGE_MAP_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Kind {
 struct FileRow {
   size_t first = 0;
   size_t last = 0;
-  std::vector<uint64_t> by_kind;  // Bytes, as Holdings::kinds; all its files.
+  std::vector<uint64_t> by_kind;  // Bytes, as StorageMap::kinds; all its files.
   uint64_t tensor_bytes = 0;
   uint64_t file_bytes = 0;  // Of all its files, with what is between tensors.
 };
@@ -54,7 +54,7 @@ struct Striped {
   std::vector<Stripe> stripes;
 };
 
-struct Holdings {
+struct StorageMap {
   std::vector<Kind> kinds;  // By role and dtype.
   std::vector<FileRow> rows;
   size_t files_per_row = 1;
@@ -69,11 +69,11 @@ struct Holdings {
   }
 };
 
-Holdings CountHoldings(const CheckpointView& view);
+StorageMap BuildStorageMap(const CheckpointView& view);
 
 // Puts neighbours together until there are at most kMostStripes.
 std::vector<Stripe> Summarized(const std::vector<Stripe>& stripes);
 
 }  // namespace shardctl
 
-#endif  // SHARD_SDK_CLI_REPORT_HOLDINGS_H_
+#endif  // SHARD_SDK_CLI_REPORT_STORAGE_MAP_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "samples/gpt/introduce.h"
+#include "samples/gpt/print_summary.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@ static double kib(uint64_t bytes) { return (double)bytes / 1024; }
 
 // Prints the memory that the engine really has allocated. Ranks that share
 // memory have one copy of the parameters.
-static shard_error* introduce_memory(const shard_engine* engine) {
+static shard_error* print_memory(const shard_engine* engine) {
   shard_memory memory = SHARD_MEMORY_INIT;
   shard_error* error = shard_engine_memory(engine, &memory);
   if (error) return error;
@@ -22,8 +22,7 @@ static shard_error* introduce_memory(const shard_engine* engine) {
 }
 
 // Prints the optimizer of each param group: those of declare.c, group 0 first.
-static shard_error* introduce_groups(int32_t groups,
-                                     const shard_engine* engine) {
+static shard_error* print_groups(int32_t groups, const shard_engine* engine) {
   for (int32_t i = 0; i < groups; i++) {
     char optimizer[512];
     size_t length = 0;
@@ -35,9 +34,9 @@ static shard_error* introduce_groups(int32_t groups,
   return NULL;
 }
 
-shard_error* introduce(const options* opts, const text* data,
-                       const shard_comm* comm, const shard_plan* plan,
-                       const shard_engine* engine) {
+shard_error* print_summary(const options* opts, const text* data,
+                           const shard_comm* comm, const shard_plan* plan,
+                           const shard_engine* engine) {
   const gpt_config* config = &opts->model;
   const char* ranks;
   shard_plan_info info = SHARD_PLAN_INFO_INIT;
@@ -52,8 +51,8 @@ shard_error* introduce(const options* opts, const text* data,
          config->heads, config->context);
   printf("plan    stage %d, %s; %d units\n", opts->stage, opts->partition,
          (int)info.num_units);
-  error = introduce_memory(engine);
-  if (!error) error = introduce_groups(info.num_groups, engine);
+  error = print_memory(engine);
+  if (!error) error = print_groups(info.num_groups, engine);
   fflush(stdout);
   return error;
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Meeting: an exchange of notes between ranks before a collective operation,
-// and the conclusion that every rank draws from them. Before each operation,
-// whichever it is, a rank meets the others with a note of one form. So ranks
+// Agreement: an exchange of proposals between ranks before a collective
+// operation, and the decision that every rank draws from them. Before each
+// operation, whichever it is, ranks exchange proposals of one form. So ranks
 // that are about to do different operations get an error that names both, and a
 // rank without an operation of its own (it is out of input, or has no gradients
 // for a unit) learns of the operation of the others and takes part in it.
 //
-// The conclusion is a pure function of the notes, so all ranks come to the same
-// one.
+// The decision is a pure function of the proposals, so all ranks come to the
+// same one.
 
-#ifndef SHARD_CORE_ENGINE_TRANSFER_MEETING_H_
-#define SHARD_CORE_ENGINE_TRANSFER_MEETING_H_
+#ifndef SHARD_CORE_ENGINE_TRANSFER_AGREEMENT_H_
+#define SHARD_CORE_ENGINE_TRANSFER_AGREEMENT_H_
 
 #include <cstdint>
 #include <functional>
@@ -24,8 +24,8 @@
 
 namespace shard {
 
-// The operation for which a rank comes to a meeting. The values are sent, and
-// are part of no file.
+// The operation that a rank proposes. The values are sent, and are
+// part of no file.
 enum class Activity : int32_t {
   kReduce = 1,  // The gradients of a unit.
   kGather,      // The parameters of a unit.
@@ -53,7 +53,7 @@ struct StepEntry {
   double step;
 };
 
-// The value of Note::zeroed before the first zero_grad.
+// The value of Proposal::zeroed before the first zero_grad.
 inline constexpr int64_t kNeverZeroed = -1;
 
 // Returns whether an activity moves the tensors of a unit.
@@ -61,7 +61,7 @@ constexpr bool MovesUnit(Activity activity) {
   return activity == Activity::kReduce || activity == Activity::kGather;
 }
 
-struct Note {
+struct Proposal {
   Activity activity = Activity::kStep;
   int32_t unit = -1;   // For kReduce and kGather.
   int32_t slot = -1;   // The slot of this rank's gradients of the unit.
@@ -78,55 +78,55 @@ struct Note {
 
 // Returns whether two ranks come for the same operation. Gradients from before
 // a zero_grad and from after it are not reduced together.
-bool SameWork(const Note& a, const Note& b);
+bool SameWork(const Proposal& a, const Proposal& b);
 
-// The conclusion of a meeting.
-struct Conclusion {
+// The decision that follows from all proposals.
+struct Decision {
   // The rank whose operation all ranks do now.
   int32_t leader;
-  // Whether this rank came for another operation: it takes part, then meets
-  // again.
+  // Whether this rank came for another operation: it takes part, then
+  // proposes its own again.
   bool follows;
   int32_t active;  // Ranks that have not joined.
 };
 
 // Returns the operation that ranks do next, when they come with different
-// notes:
+// proposals:
 //   - a rank in kJoin follows kReduce, kGather, kBeginStep and kStep;
 //   - where ranks may lack gradients, one in kStep follows kReduce and kGather,
 //     one in kGather follows kReduce, and of several kReduce that with the
 //     fewest zero_grads before it goes first, and among these the lowest
 //     rank's;
 //   - anything else is kDesync, naming two ranks and their operations.
-// `unit_name` names a unit in errors. REQUIRES: no note has failed.
-StatusOr<Conclusion> Conclude(
-    const std::vector<Note>& notes, int rank, bool allow_missing,
+// `unit_name` names a unit in errors. REQUIRES: no proposal has failed.
+StatusOr<Decision> Decide(
+    const std::vector<Proposal>& proposals, int rank, bool allow_missing,
     const std::function<std::string(int32_t unit)>& unit_name);
 
-class Meeting {
+class Agreement {
  public:
-  Meeting(Communicator* comm, bool allow_missing,
-          std::function<std::string(int32_t unit)> unit_name)
+  Agreement(Communicator* comm, bool allow_missing,
+            std::function<std::string(int32_t unit)> unit_name)
       : comm_(comm),
         allow_missing_(allow_missing),
         unit_name_(std::move(unit_name)),
-        notes_(static_cast<size_t>(comm->world_size())) {}
+        proposals_(static_cast<size_t>(comm->world_size())) {}
 
-  // Exchanges notes and returns the conclusion. COLLECTIVE. `local`: an error
+  // Exchanges proposals and returns the decision. COLLECTIVE. `local`: an error
   // of this rank, which becomes an error of all. `mine.failed` need not be set.
-  StatusOr<Conclusion> Meet(Note mine, const Status& local,
-                            const Deadline& deadline);
+  StatusOr<Decision> Agree(Proposal mine, const Status& local,
+                           const Deadline& deadline);
 
-  // Returns the notes of the last meeting, by rank.
-  const std::vector<Note>& notes() const { return notes_; }
+  // Returns the proposals of the last Agree, by rank.
+  const std::vector<Proposal>& proposals() const { return proposals_; }
 
  private:
   Communicator* const comm_;
   const bool allow_missing_;
   const std::function<std::string(int32_t unit)> unit_name_;
-  std::vector<Note> notes_;
+  std::vector<Proposal> proposals_;
 };
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_TRANSFER_MEETING_H_
+#endif  // SHARD_CORE_ENGINE_TRANSFER_AGREEMENT_H_

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Assembly: all parts of an engine that depend on its plan. An engine whose
-// plan changes makes another assembly.
+// EngineRuntime: the components of an engine that depend on its plan. An engine
+// whose plan changes makes another runtime.
 
-#ifndef SHARD_CORE_ENGINE_STEP_ASSEMBLY_H_
-#define SHARD_CORE_ENGINE_STEP_ASSEMBLY_H_
+#ifndef SHARD_CORE_ENGINE_STEP_ENGINE_RUNTIME_H_
+#define SHARD_CORE_ENGINE_STEP_ENGINE_RUNTIME_H_
 
 #include <memory>
 #include <optional>
@@ -22,7 +22,7 @@
 
 namespace shard {
 
-class Assembly {
+class EngineRuntime {
  public:
   struct Options {
     double timeout;
@@ -30,9 +30,9 @@ class Assembly {
     bool overlap;
   };
 
-  // Makes and connects the parts. COLLECTIVE. `comm` is used by the engine
+  // Makes and connects the components. COLLECTIVE. `comm` is used by the engine
   // alone; `comm` and `device` must outlive the result.
-  static StatusOr<std::unique_ptr<Assembly>> Create(
+  static StatusOr<std::unique_ptr<EngineRuntime>> Create(
       std::shared_ptr<const Plan> plan, Communicator* comm, Device* device,
       const Options& options, const Deadline& deadline);
 
@@ -45,12 +45,12 @@ class Assembly {
   Stepper& stepper() const { return *stepper_; }
 
   // Waits until the streams have run all work they were given, which a failed
-  // call may have left them: before any part is destroyed. Local. Errors are
-  // dropped.
+  // call may have left them: before any component is destroyed. Local. Errors
+  // are dropped.
   void WaitForStreams(const Deadline& deadline) const noexcept;
 
  private:
-  Assembly() = default;
+  EngineRuntime() = default;
 
   Status Connect(Communicator* comm, Device* device, const Options& options);
 
@@ -58,7 +58,7 @@ class Assembly {
   std::shared_ptr<const Plan> plan_;
   std::optional<EngineMemory> memory_;
   std::unique_ptr<Stream> compute_;
-  std::unique_ptr<Stream> ahead_;
+  std::unique_ptr<Stream> eager_;
   std::unique_ptr<Transfers> transfers_;
   std::unique_ptr<Units> units_;
   std::unique_ptr<Stepper> stepper_;
@@ -67,4 +67,4 @@ class Assembly {
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STEP_ASSEMBLY_H_
+#endif  // SHARD_CORE_ENGINE_STEP_ENGINE_RUNTIME_H_

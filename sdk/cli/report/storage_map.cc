@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "sdk/cli/report/holdings.h"
+#include "sdk/cli/report/storage_map.h"
 
 #include <algorithm>
 #include <map>
@@ -49,8 +49,8 @@ std::vector<Stripe> Summarized(const std::vector<Stripe>& stripes) {
   return fewer;
 }
 
-Holdings CountHoldings(const CheckpointView& view) {
-  Holdings holdings;
+StorageMap BuildStorageMap(const CheckpointView& view) {
+  StorageMap storage;
   std::map<KindKey, Kind> kinds;
   for (const TensorView& tensor : view.tensors) {
     if (tensor.is_alias()) continue;
@@ -64,22 +64,22 @@ Holdings CountHoldings(const CheckpointView& view) {
   }
   std::map<KindKey, size_t> numbers;
   for (const auto& [key, kind] : kinds) {
-    numbers[key] = holdings.kinds.size();
-    holdings.kinds.push_back(kind);
+    numbers[key] = storage.kinds.size();
+    storage.kinds.push_back(kind);
   }
 
   const size_t files = view.files.size();
-  holdings.files_per_row =
+  storage.files_per_row =
       std::max<size_t>(1, (files + kMostRows - 1) / kMostRows);
   for (size_t f = 0; f < files; ++f) {
-    if (f % holdings.files_per_row == 0) {
+    if (f % storage.files_per_row == 0) {
       FileRow row;
       row.first = f;
-      row.by_kind.resize(holdings.kinds.size());
-      holdings.rows.push_back(std::move(row));
+      row.by_kind.resize(storage.kinds.size());
+      storage.rows.push_back(std::move(row));
     }
-    holdings.rows.back().last = f;
-    holdings.rows.back().file_bytes += view.files[f].bytes;
+    storage.rows.back().last = f;
+    storage.rows.back().file_bytes += view.files[f].bytes;
   }
   std::vector<uint64_t> by_file(files);
   for (const TensorView& tensor : view.tensors) {
@@ -89,17 +89,17 @@ Holdings CountHoldings(const CheckpointView& view) {
       const shard_tensor_slice slice =
           SliceOf(view.handle.get(), tensor.index, s);
       const auto file = static_cast<size_t>(slice.file);
-      FileRow& row = holdings.rows[file / holdings.files_per_row];
+      FileRow& row = storage.rows[file / storage.files_per_row];
       row.by_kind[kind] += slice.bytes;
       row.tensor_bytes += slice.bytes;
       by_file[file] += slice.bytes;
     }
   }
   if (files > 0) {
-    holdings.max_bytes = *std::max_element(by_file.begin(), by_file.end());
-    holdings.mean_bytes = static_cast<double>(std::accumulate(
-                              by_file.begin(), by_file.end(), uint64_t{0})) /
-                          static_cast<double>(files);
+    storage.max_bytes = *std::max_element(by_file.begin(), by_file.end());
+    storage.mean_bytes = static_cast<double>(std::accumulate(
+                             by_file.begin(), by_file.end(), uint64_t{0})) /
+                         static_cast<double>(files);
   }
 
   std::vector<size_t> order;
@@ -111,9 +111,9 @@ Holdings CountHoldings(const CheckpointView& view) {
   });
   order.resize(std::min(order.size(), kMostTensors));
   for (const size_t t : order) {
-    holdings.largest.push_back({t, StripesOf(view, view.tensors[t])});
+    storage.largest.push_back({t, StripesOf(view, view.tensors[t])});
   }
-  return holdings;
+  return storage;
 }
 
 }  // namespace shardctl

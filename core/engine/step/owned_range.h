@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Range: this rank's part of one trainable flat buffer, as the kernels see it:
-// the gradients, and the parameters and states that are updated from them.
+// OwnedRange: this rank's part of one trainable flat buffer, as the kernels see
+// it: the gradients, and the parameters and states that are updated from them.
 //
 // A range is made once, with the engine, so that memory cannot run out between
 // the collectives of a step. The plan and the buffers must outlive it.
 
-#ifndef SHARD_CORE_ENGINE_STEP_RANGE_H_
-#define SHARD_CORE_ENGINE_STEP_RANGE_H_
+#ifndef SHARD_CORE_ENGINE_STEP_OWNED_RANGE_H_
+#define SHARD_CORE_ENGINE_STEP_OWNED_RANGE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -34,10 +34,10 @@ struct RangeSlice {
   std::vector<size_t> state_begins;
 };
 
-class Range {
+class OwnedRange {
  public:
   // REQUIRES: a trainable buffer.
-  Range(const Plan& plan, const EngineBuffer& buffer, int rank);
+  OwnedRange(const Plan& plan, const EngineBuffer& buffer, int rank);
 
   size_t count() const { return count_; }
   GroupId group() const { return plan_->group; }
@@ -99,4 +99,4 @@ class Range {
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STEP_RANGE_H_
+#endif  // SHARD_CORE_ENGINE_STEP_OWNED_RANGE_H_

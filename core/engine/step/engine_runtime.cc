@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/step/engine_runtime.h"
+
+#include <utility>
+
+namespace shard {
+
+StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
+    std::shared_ptr<const Plan> plan, Communicator* comm, Device* device,
+    const Options& options, const Deadline& deadline) {
+  std::unique_ptr<EngineRuntime> runtime(new EngineRuntime);
+  runtime->plan_ = std::move(plan);
+  SHARD_ASSIGN_OR_RETURN(
+      EngineMemory memory,
+      EngineMemory::Allocate(*runtime->plan_, comm, device, deadline));
+  runtime->memory_.emplace(std::move(memory));
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "start streams",
+                                      runtime->Connect(comm, device, options),
+                                      deadline));
+  return runtime;
+}
+
+void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
+  const auto wait = [](const auto& work) {
+    try {
+      (void)work().ok();
+    } catch (...) {  // NOLINT: no memory for the text of an error
+    }
+  };
+  wait([&] { return queue_->Drain(deadline); });
+  wait([&] { return eager_->Synchronize(deadline); });
+  wait([&] { return compute_->Synchronize(deadline); });
+}
+
+Status EngineRuntime::Connect(Communicator* comm, Device* device,
+                              const Options& options) {
+  SHARD_ASSIGN_OR_RETURN(compute_, device->CreateStream(StreamKind::kCompute));
+  SHARD_ASSIGN_OR_RETURN(eager_, device->CreateStream(StreamKind::kCompute));
+  SHARD_ASSIGN_OR_RETURN(auto communication,
+                         device->CreateStream(StreamKind::kCommunication));
+  SHARD_ASSIGN_OR_RETURN(transfers_,
+                         MakeTransfers(*plan_, *memory_, comm, device));
+  queue_ = std::make_unique<CommQueue>(
+      comm, device, compute_.get(), std::move(communication), options.timeout);
+  Units::Dependencies unit_deps;
+  unit_deps.plan = plan_.get();
+  unit_deps.memory = &*memory_;
+  unit_deps.comm = comm;
+  unit_deps.device = device;
+  unit_deps.compute = compute_.get();
+  unit_deps.transfers = transfers_.get();
+  unit_deps.queue = queue_.get();
+  unit_deps.timeout = options.timeout;
+  unit_deps.allow_missing = options.allow_missing;
+  units_ = std::make_unique<Units>(unit_deps);
+  Stepper::Dependencies step_deps;
+  step_deps.plan = plan_.get();
+  step_deps.memory = &*memory_;
+  step_deps.comm = comm;
+  step_deps.device = device;
+  step_deps.compute = compute_.get();
+  step_deps.eager = eager_.get();
+  step_deps.transfers = transfers_.get();
+  step_deps.queue = queue_.get();
+  step_deps.units = units_.get();
+  step_deps.overlap =
+      options.overlap && !comm->direct() && !plan_->shards_params();
+  step_deps.timeout = options.timeout;
+  SHARD_ASSIGN_OR_RETURN(stepper_, Stepper::Create(step_deps));
+  return Status();
+}
+
+}  // namespace shard

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The agreement of ranks on who goes first, for all pairs of announced
+// activities. All ranks come to the same result.
+
+#include "core/engine/transfer/agreement.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/thread_ranks.h"
+
+namespace shard::agreement_test {
+namespace {
+
+constexpr Activity kReduce = Activity::kReduce;
+constexpr Activity kGather = Activity::kGather;
+constexpr Activity kStep = Activity::kStep;
+constexpr Activity kJoin = Activity::kJoin;
+
+Proposal ProposalFor(Activity activity, int32_t unit = -1) {
+  Proposal proposal;
+  proposal.activity = activity;
+  proposal.unit = unit;
+  proposal.active = activity == kJoin ? 0 : 1;
+  return proposal;
+}
+
+std::string NameOf(int32_t unit) { return StrCat("unit ", unit); }
+
+StatusOr<Decision> ConcludeFor(const std::vector<Proposal>& proposals, int rank,
+                               bool allow_missing) {
+  return Decide(proposals, rank, allow_missing, NameOf);
+}
+
+// Expects the same leader on all ranks; `follows` is by rank.
+void ExpectLed(const std::vector<Proposal>& proposals, bool allow_missing,
+               int32_t leader, const std::vector<bool>& follows,
+               int32_t active) {
+  for (size_t r = 0; r < proposals.size(); ++r) {
+    const auto decision =
+        ConcludeFor(proposals, static_cast<int>(r), allow_missing);
+    ASSERT_OK(decision);
+    EXPECT_EQ(decision->leader, leader);
+    EXPECT_EQ(decision->follows, follows[r]) << "rank " << r;
+    EXPECT_EQ(decision->active, active);
+  }
+}
+
+void ExpectDesync(const std::vector<Proposal>& proposals, bool allow_missing,
+                  int differs, std::initializer_list<std::string_view> parts) {
+  for (size_t r = 0; r < proposals.size(); ++r) {
+    const auto decision =
+        ConcludeFor(proposals, static_cast<int>(r), allow_missing);
+    ExpectError(decision, StatusCode::kDesync, parts);
+    EXPECT_EQ(decision.status().rank(), differs);
+  }
+}
+
+TEST(ConcludeTest, AllTheSame) {
+  for (const bool allow_missing : {false, true}) {
+    for (const Proposal& proposal :
+         {ProposalFor(kReduce, 2), ProposalFor(kGather, 2), ProposalFor(kStep),
+          ProposalFor(Activity::kSummon), ProposalFor(Activity::kReplan)}) {
+      ExpectLed({proposal, proposal, proposal}, allow_missing, 0,
+                {false, false, false}, 3);
+    }
+    const Proposal join = ProposalFor(kJoin);
+    ExpectLed({join, join}, allow_missing, 0, {false, false}, 0);
+    ExpectLed({ProposalFor(kStep)}, allow_missing, 0, {false}, 1);
+  }
+}
+
+TEST(ConcludeTest, RanksInJoinFollow) {
+  const Proposal join = ProposalFor(kJoin);
+  for (const bool allow_missing : {false, true}) {
+    for (const Proposal& proposal :
+         {ProposalFor(kReduce, 1), ProposalFor(kGather, 1),
+          ProposalFor(kStep)}) {
+      ExpectLed({join, proposal, join, proposal}, allow_missing, 1,
+                {true, false, true, false}, 2);
+    }
+    ExpectDesync({join, ProposalFor(Activity::kSummon)}, allow_missing, 0,
+                 {"rank 1 summons", "rank 0 waits in join"});
+    ExpectDesync({ProposalFor(Activity::kReplan), join}, allow_missing, 1,
+                 {"rank 0 changes groups", "rank 1 waits in join"});
+  }
+}
+
+TEST(ConcludeTest, DifferentThings) {
+  ExpectDesync({ProposalFor(kReduce, 1), ProposalFor(kReduce, 2)}, false, 1,
+               {"rank 0 reduces the gradients of unit 1",
+                "rank 1 reduces the gradients of unit 2"});
+  ExpectDesync(
+      {ProposalFor(kStep), ProposalFor(kStep), ProposalFor(kReduce, 2)}, false,
+      0, {"rank 2 reduces the gradients of unit 2", "rank 0 steps"});
+  ExpectDesync({ProposalFor(kGather, 4), ProposalFor(kReduce, 4)}, false, 1,
+               {"rank 0 gathers the parameters of unit 4",
+                "rank 1 reduces the gradients of unit 4"});
+  for (const bool allow_missing : {false, true}) {
+    ExpectDesync({ProposalFor(kGather, 1), ProposalFor(kGather, 2)},
+                 allow_missing, 1,
+                 {"rank 0 gathers the parameters of unit 1",
+                  "rank 1 gathers the parameters of unit 2"});
+    ExpectDesync({ProposalFor(kStep), ProposalFor(Activity::kSummon)},
+                 allow_missing, 1,
+                 {"rank 0 steps", "rank 1 summons full parameters"});
+    // A rank in join beside them changes nothing.
+    ExpectDesync(
+        {ProposalFor(kJoin), ProposalFor(kGather, 1), ProposalFor(kGather, 2)},
+        allow_missing, 2, {"rank 1 gathers", "rank 2 gathers"});
+  }
+}
+
+TEST(ConcludeTest, MissingGradients) {
+  // Reductions may come in any order; the lowest rank's goes first.
+  ExpectLed({ProposalFor(kReduce, 5), ProposalFor(kReduce, 2),
+             ProposalFor(kReduce, 5)},
+            true, 0, {false, true, false}, 3);
+  // A reduction goes before a gather and before a step.
+  ExpectLed(
+      {ProposalFor(kGather, 3), ProposalFor(kStep), ProposalFor(kReduce, 2)},
+      true, 2, {true, true, false}, 3);
+  ExpectLed({ProposalFor(kStep), ProposalFor(kGather, 3)}, true, 1,
+            {true, false}, 2);
+  ExpectLed({ProposalFor(kJoin), ProposalFor(kStep), ProposalFor(kReduce, 1)},
+            true, 2, {true, true, false}, 2);
+  ExpectDesync({ProposalFor(kReduce, 1), ProposalFor(Activity::kReplan)}, true,
+               1, {"rank 0 reduces", "rank 1 changes groups"});
+  // Ranks that gather while others step have to gather the same unit.
+  ExpectDesync(
+      {ProposalFor(kStep), ProposalFor(kGather, 3), ProposalFor(kGather, 2)},
+      true, 2, {"rank 1 gathers", "rank 2 gathers"});
+}
+
+Proposal ZeroedNote(int32_t unit, int64_t zeroed) {
+  Proposal proposal = ProposalFor(kReduce, unit);
+  proposal.zeroed = zeroed;
+  return proposal;
+}
+
+TEST(ConcludeTest, GradientsFromBeforeZeroGrad) {
+  // Gradients from before zero_grad go first, and are not reduced together with
+  // those from after it.
+  ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 0), ZeroedNote(2, 0)}, true, 1,
+            {true, false, false}, 3);
+  ExpectLed({ZeroedNote(2, 1), ProposalFor(kStep), ZeroedNote(3, 0)}, true, 2,
+            {true, true, false}, 3);
+  ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 1)}, true, 0, {false, false}, 2);
+  // Where no gradients may be missing, no rank may be a zero_grad ahead of
+  // another.
+  ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 1)}, false, 0, {false, false}, 2);
+  ExpectDesync({ZeroedNote(2, 0), ZeroedNote(2, 1)}, false, 1,
+               {"rank 0 reduces the gradients of unit 2",
+                "rank 1 reduces the gradients of unit 2 (zero_grad calls since "
+                "the last step: 1)"});
+}
+
+// All ranks agree, whatever they announce, and at least one of them does what
+// it announced.
+TEST(ConcludeTest, EveryThreeNotes) {
+  const std::vector<Proposal> all = {ProposalFor(kReduce, 0),
+                                     ProposalFor(kReduce, 1),
+                                     ProposalFor(kGather, 0),
+                                     ProposalFor(kGather, 1),
+                                     ProposalFor(kStep),
+                                     ProposalFor(kJoin),
+                                     ProposalFor(Activity::kSummon),
+                                     ZeroedNote(0, 1)};
+  for (const bool allow_missing : {false, true}) {
+    for (const Proposal& a : all) {
+      for (const Proposal& b : all) {
+        for (const Proposal& c : all) {
+          const std::vector<Proposal> proposals = {a, b, c};
+          const auto first = ConcludeFor(proposals, 0, allow_missing);
+          bool someone = false;
+          for (int rank = 0; rank < 3; ++rank) {
+            const auto other = ConcludeFor(proposals, rank, allow_missing);
+            ASSERT_EQ(other.status().ToString(), first.status().ToString());
+            if (!other.ok()) continue;
+            EXPECT_EQ(other->leader, first->leader);
+            someone = someone || !other->follows;
+            EXPECT_FALSE(rank == other->leader && other->follows);
+          }
+          EXPECT_EQ(someone, first.ok());
+        }
+      }
+    }
+  }
+}
+
+TEST(AgreementTest, ErrorOfOneRankIsTheErrorOfAll) {
+  RunThreadRanks(3, [](const auto& comm) {
+    Agreement agreement(comm.get(), false, NameOf);
+    const Deadline deadline = Deadline::After(10);
+    const Status local =
+        comm->rank() == 1 ? InvalidArgument("wrong here") : Status();
+    const auto failed = agreement.Agree(ProposalFor(kStep), local, deadline);
+    ExpectInvalid(failed, {"rank 1", "wrong here"});
+    EXPECT_EQ(failed.status().rank(), 1);
+    EXPECT_EQ(agreement.proposals()[1].failed, 1);
+    EXPECT_EQ(agreement.proposals()[2].failed, 0);
+    // The ranks meet again after the error.
+    const auto decision = agreement.Agree(
+        comm->rank() == 2 ? ProposalFor(kJoin) : ProposalFor(kGather, 6),
+        Status(), deadline);
+    ASSERT_OK(decision);
+    EXPECT_EQ(decision->leader, 0);
+    EXPECT_EQ(decision->follows, comm->rank() == 2);
+    EXPECT_EQ(agreement.proposals()[1].unit, 6);
+  });
+}
+
+}  // namespace
+}  // namespace shard::agreement_test
