@@ -214,8 +214,8 @@ Status Engine::SetState(ParamId param, std::string_view name,
   SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_state"));
   if (NumelOf(plan(), param) == 0) {
     if (count == 0) return Status();
-    return InvalidArgument("parameter ", param, " has no elements, not ",
-                           count);
+    return InvalidArgument(count, " values for parameter ", param,
+                           ", which has no elements");
   }
   const EngineBuffer& buffer =
       memory().buffers()[static_cast<size_t>(place->buffer)];

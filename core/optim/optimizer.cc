@@ -24,7 +24,7 @@ struct FormulaInfo {
   size_t num_hypers;
   const char* const* states;
   int num_states;
-  bool (*serves)(const double* hypers);
+  bool (*is_for)(const double* hypers);
   const char* (*conflict)(const double* hypers);
   const TensorTraits* tensor;
 };
@@ -177,13 +177,13 @@ StatusOr<Optimizer> Optimizer::Parse(std::string_view text,
     return InvalidArgument(info->name, ": ", conflict, " in '", text, "'");
   }
   for (const FormulaInfo& form : kFormulas) {
-    if (std::string_view(form.name) == info->name && form.serves(values)) {
+    if (std::string_view(form.name) == info->name && form.is_for(values)) {
       optimizer.formula_ = form.id;
       optimizer.state_names_.assign(form.states, form.states + form.num_states);
       return optimizer;
     }
   }
-  return Internal("no formula serves '", text, "'");
+  return Internal("no formula is for '", text, "'");
 }
 
 const TensorTraits* Optimizer::tensor() const {
@@ -224,7 +224,7 @@ Status Optimizer::Set(std::string_view key, double value) {
     if (const char* conflict = info.conflict(changed.data())) {
       return InvalidArgument(info.name, ": ", conflict, "; ", key, "=", value);
     }
-    if (!info.serves(changed.data())) {
+    if (!info.is_for(changed.data())) {
       return FailedPrecondition(info.name, ": ", key, "=", value,
                                 " needs other optimizer states than those "
                                 "allocated; create a new plan");
@@ -235,7 +235,7 @@ Status Optimizer::Set(std::string_view key, double value) {
   return NotFound(info.name, " has no hyperparameter '", key, "'");
 }
 
-Status Optimizer::RestoreCounters(const Optimizer& other) {
+Status Optimizer::RestoreNumbers(const Optimizer& other) {
   const FormulaInfo& info = InfoOf(formula_);
   if (other.formula_ != formula_) {
     return FailedPrecondition("the optimizer is ", info.name, ", not ",
@@ -248,7 +248,7 @@ Status Optimizer::RestoreCounters(const Optimizer& other) {
   if (const char* conflict = info.conflict(changed.data())) {
     return InvalidArgument(info.name, ": ", conflict);
   }
-  if (!info.serves(changed.data())) {
+  if (!info.is_for(changed.data())) {
     return FailedPrecondition(other.ToString(),
                               " needs other optimizer states than those "
                               "allocated");

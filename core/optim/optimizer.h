@@ -62,7 +62,7 @@ class Optimizer {
   // Copies the numbers and flags of another optimizer; choices stay. Errors
   // leave the old values: kFailedPrecondition for another formula, or for
   // values that would need other state tensors.
-  Status RestoreCounters(const Optimizer& other);
+  Status RestoreNumbers(const Optimizer& other);
 
   // Sets all values to those of an optimizer whose text differs only in
   // numbers: as many as hypers() has.

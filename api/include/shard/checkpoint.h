@@ -430,8 +430,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_convert(
  * before have their names again, and the new ones are deleted. If the file
  * system fails the undoing as well, or memory has run out, files may stay under
  * temporary names; every file that has its final name is whole, and an index
- * names files of one set: either all new files stay with the new index, or old
- * and new files stay without an index. A single file that was replaced stays so
+ * names files of one set: all new files stay with the new index, or old files
+ * with theirs, or old and new files without one; a new file that no index names
+ * may stay. A single file that was replaced stays so
  * when the sync after it fails and the file system cannot exchange two files
  * (RENAME_EXCHANGE). */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_export(

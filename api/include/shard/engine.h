@@ -283,10 +283,11 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_release(
 
 /* Gets all parameters of a unit in one call, by ascending id. `params`, `data`
  * and `grads` have `capacity` entries and receive as many, each parameter's id,
- * elements and gradient; each may be NULL. `count` receives the number of all,
- * and may be NULL. A frozen parameter's gradient is NULL; other errors are
- * those of shard_engine_param and, unless `grads` is NULL, shard_engine_grad.
- * Local. */
+ * elements and gradient; each may be NULL. The entries behind those, of as
+ * many as the plan has parameters, are set to 0 or NULL; after an error all of
+ * these are. `count` receives the number of all, and may be NULL. A frozen
+ * parameter's gradient is NULL; other errors are those of shard_engine_param
+ * and, unless `grads` is NULL, shard_engine_grad. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_unit_params(
     shard_engine* engine, int32_t unit, int32_t* params, const void** data,
     void** grads, size_t capacity, size_t* count) SHARD_NOEXCEPT;

@@ -95,7 +95,7 @@ void Hypers::SetValues(const double* values) {
 Status Hypers::Restore(GroupId group, std::string_view text) {
   SHARD_RETURN_IF_ERROR(CheckGroup(group));
   SHARD_ASSIGN_OR_RETURN(const Optimizer stored, Optimizer::Parse(text));
-  return optimizers_[static_cast<size_t>(group)].RestoreCounters(stored);
+  return optimizers_[static_cast<size_t>(group)].RestoreNumbers(stored);
 }
 
 double Hypers::Fingerprint52() const {

@@ -100,10 +100,10 @@ class Units {
 
   // Returns the error, on this rank alone, of a step at this time.
   Status CheckStep() const;
-  // Enters a step. COLLECTIVE. Waits for transfers in progress, agrees with
-  // ranks that propose the same operation (`proposal` is of kStep or
-  // kBeginStep), and takes part in the operations of ranks that still do
-  // something else. Before, missing whole gradients are zeroed, locally.
+  // Enters a step. COLLECTIVE. Waits for transfers in progress, exchanges
+  // proposals (`proposal` is of kStep or kBeginStep) until all ranks propose
+  // the same, and takes part in what other ranks propose before. Missing whole
+  // gradients are zeroed first, locally.
   Status EnterStep(Proposal proposal, const Status& local,
                    const Deadline& deadline, int32_t* leader);
   // Enqueues the reduction of all gradients that were not reduced yet, after
@@ -116,8 +116,9 @@ class Units {
   // joined (`joined`). COLLECTIVE.
   Status Follow(Proposal proposal, const Status& local,
                 const Deadline& deadline, int32_t* leader, bool* joined);
-  // Enters kSummon or kReplan, for which all ranks must come. COLLECTIVE.
-  // Gathered parameters are dropped, and the slots are the caller's to use.
+  // Enters an operation for which all ranks must come: kSummon, kReplan, kSave,
+  // kLoad or kGatherState. COLLECTIVE. Gathered parameters are dropped, and the
+  // slots are the caller's to use.
   Status EnterChange(Activity activity, const Status& local,
                      const Deadline& deadline);
   // Makes `error` final, and ends the group with it: the error may be of this

@@ -171,16 +171,18 @@ void LookAtCpu(std::vector<Finding>* findings) {
   __builtin_cpu_init();
   // The sets that Highway, and so libshard, chooses from, best first.
   const char* target = "scalar";
-  const bool avx2 = __builtin_cpu_supports("avx2") &&
-                    __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("bmi2");
+  const bool sse4 =
+      __builtin_cpu_supports("sse4.1") && __builtin_cpu_supports("sse4.2") &&
+      __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("aes");
+  const bool avx2 =
+      sse4 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
   const bool avx3 = avx2 && __builtin_cpu_supports("avx512f") &&
                     __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512cd") &&
                     __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl");
-  if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("aes")) {
-    target = "SSE4";
-  }
+  if (sse4) target = "SSE4";
   if (avx2) target = "AVX2";
   if (avx3) target = "AVX-512";
   section.Say(avx2, "simd", target,

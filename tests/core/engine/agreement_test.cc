@@ -32,7 +32,7 @@ Proposal ProposalFor(Activity activity, int32_t unit = -1) {
 
 std::string NameOf(int32_t unit) { return StrCat("unit ", unit); }
 
-StatusOr<Decision> ConcludeFor(const std::vector<Proposal>& proposals, int rank,
+StatusOr<Decision> DecisionFor(const std::vector<Proposal>& proposals, int rank,
                                bool allow_missing) {
   return Decide(proposals, rank, allow_missing, NameOf);
 }
@@ -43,7 +43,7 @@ void ExpectLed(const std::vector<Proposal>& proposals, bool allow_missing,
                int32_t active) {
   for (size_t r = 0; r < proposals.size(); ++r) {
     const auto decision =
-        ConcludeFor(proposals, static_cast<int>(r), allow_missing);
+        DecisionFor(proposals, static_cast<int>(r), allow_missing);
     ASSERT_OK(decision);
     EXPECT_EQ(decision->leader, leader);
     EXPECT_EQ(decision->follows, follows[r]) << "rank " << r;
@@ -55,7 +55,7 @@ void ExpectDesync(const std::vector<Proposal>& proposals, bool allow_missing,
                   int differs, std::initializer_list<std::string_view> parts) {
   for (size_t r = 0; r < proposals.size(); ++r) {
     const auto decision =
-        ConcludeFor(proposals, static_cast<int>(r), allow_missing);
+        DecisionFor(proposals, static_cast<int>(r), allow_missing);
     ExpectError(decision, StatusCode::kDesync, parts);
     EXPECT_EQ(decision.status().rank(), differs);
   }
@@ -137,7 +137,7 @@ TEST(ConcludeTest, MissingGradients) {
       true, 2, {"rank 1 gathers", "rank 2 gathers"});
 }
 
-Proposal ZeroedNote(int32_t unit, int64_t zeroed) {
+Proposal ZeroedProposal(int32_t unit, int64_t zeroed) {
   Proposal proposal = ProposalFor(kReduce, unit);
   proposal.zeroed = zeroed;
   return proposal;
@@ -146,15 +146,17 @@ Proposal ZeroedNote(int32_t unit, int64_t zeroed) {
 TEST(ConcludeTest, GradientsFromBeforeZeroGrad) {
   // Gradients from before zero_grad go first, and are not reduced together with
   // those from after it.
-  ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 0), ZeroedNote(2, 0)}, true, 1,
-            {true, false, false}, 3);
-  ExpectLed({ZeroedNote(2, 1), ProposalFor(kStep), ZeroedNote(3, 0)}, true, 2,
-            {true, true, false}, 3);
-  ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 1)}, true, 0, {false, false}, 2);
+  ExpectLed({ZeroedProposal(2, 1), ZeroedProposal(2, 0), ZeroedProposal(2, 0)},
+            true, 1, {true, false, false}, 3);
+  ExpectLed({ZeroedProposal(2, 1), ProposalFor(kStep), ZeroedProposal(3, 0)},
+            true, 2, {true, true, false}, 3);
+  ExpectLed({ZeroedProposal(2, 1), ZeroedProposal(2, 1)}, true, 0,
+            {false, false}, 2);
   // Where no gradients may be missing, no rank may be a zero_grad ahead of
   // another.
-  ExpectLed({ZeroedNote(2, 1), ZeroedNote(2, 1)}, false, 0, {false, false}, 2);
-  ExpectDesync({ZeroedNote(2, 0), ZeroedNote(2, 1)}, false, 1,
+  ExpectLed({ZeroedProposal(2, 1), ZeroedProposal(2, 1)}, false, 0,
+            {false, false}, 2);
+  ExpectDesync({ZeroedProposal(2, 0), ZeroedProposal(2, 1)}, false, 1,
                {"rank 0 reduces the gradients of unit 2",
                 "rank 1 reduces the gradients of unit 2 (zero_grad calls since "
                 "the last step: 1)"});
@@ -170,16 +172,16 @@ TEST(ConcludeTest, EveryThreeNotes) {
                                      ProposalFor(kStep),
                                      ProposalFor(kJoin),
                                      ProposalFor(Activity::kSummon),
-                                     ZeroedNote(0, 1)};
+                                     ZeroedProposal(0, 1)};
   for (const bool allow_missing : {false, true}) {
     for (const Proposal& a : all) {
       for (const Proposal& b : all) {
         for (const Proposal& c : all) {
           const std::vector<Proposal> proposals = {a, b, c};
-          const auto first = ConcludeFor(proposals, 0, allow_missing);
+          const auto first = DecisionFor(proposals, 0, allow_missing);
           bool someone = false;
           for (int rank = 0; rank < 3; ++rank) {
-            const auto other = ConcludeFor(proposals, rank, allow_missing);
+            const auto other = DecisionFor(proposals, rank, allow_missing);
             ASSERT_EQ(other.status().ToString(), first.status().ToString());
             if (!other.ok()) continue;
             EXPECT_EQ(other->leader, first->leader);
@@ -204,7 +206,7 @@ TEST(AgreementTest, ErrorOfOneRankIsTheErrorOfAll) {
     EXPECT_EQ(failed.status().rank(), 1);
     EXPECT_EQ(agreement.proposals()[1].failed, 1);
     EXPECT_EQ(agreement.proposals()[2].failed, 0);
-    // The ranks meet again after the error.
+    // The ranks agree again after the error.
     const auto decision = agreement.Agree(
         comm->rank() == 2 ? ProposalFor(kJoin) : ProposalFor(kGather, 6),
         Status(), deadline);

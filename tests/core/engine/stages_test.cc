@@ -189,7 +189,8 @@ void ExpectSharding(const UnitTraining& training) {
   }
 }
 
-// Returns what stage 1 trains to, with which every form is compared.
+// Returns the parameters after a training in stage 1, which every form has to
+// reach.
 const std::vector<std::vector<float>>& PlainResult(int world_size,
                                                    double max_grad_norm) {
   static std::map<std::pair<int, double>, std::vector<std::vector<float>>> made;

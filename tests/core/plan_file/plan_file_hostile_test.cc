@@ -4,8 +4,8 @@
 // memory than it promises, and allocates no more in all than in proportion to
 // the size of the file. All files are a few MiB of something that costs memory
 // or time. Time is not measured, because it depends on the machine: work that
-// grows with the square of these numbers allocates as often, or takes minutes
-// and exceeds the test's limit.
+// grows with the square of these numbers shows where it allocates as often, or
+// where the square is so large that the test exceeds its limit.
 
 #include <gtest/gtest.h>
 

@@ -51,8 +51,6 @@ bool HasVaes() {
 int64_t DetectTargets() {
   __builtin_cpu_init();
   int64_t targets = HWY_STATIC_TARGET;
-  if (!__builtin_cpu_supports("ssse3")) return targets;
-  targets |= HWY_SSSE3;
   if (!__builtin_cpu_supports("sse4.1") || !__builtin_cpu_supports("sse4.2") ||
       !__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("aes")) {
     return targets;
