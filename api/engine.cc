@@ -125,9 +125,8 @@ shard::StatusOr<std::vector<UnitParam>> UnitParams(const Engine& engine,
   const shard::Plan& plan = engine.plan();
   SHARD_RETURN_IF_ERROR(shard::api::CheckId("unit", unit, plan.units().size()));
   std::vector<UnitParam> found;
-  for (const int32_t b : plan.units()[static_cast<size_t>(unit)].buffers) {
-    const shard::FlatBufferPlan& buffer =
-        plan.buffers()[static_cast<size_t>(b)];
+  for (const int32_t b : plan.unit(unit).buffers) {
+    const shard::FlatBufferPlan& buffer = plan.buffer(b);
     for (const shard::Slot& slot : buffer.layout.slots()) {
       UnitParam param{slot.param};
       if (with_data) {

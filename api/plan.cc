@@ -19,8 +19,7 @@
 #include "core/base/host_array.h"
 #include "core/base/strings.h"
 #include "core/device/device.h"
-#include "core/flat/kept_whole.h"
-#include "core/model/classes.h"
+#include "core/flat/check_classes.h"
 #include "core/optim/groups.h"
 
 namespace {
@@ -34,12 +33,10 @@ using shard::api::CheckStored;
 using shard::api::Guard;
 using shard::api::ReadFlag;
 
-Status ReadUnits(const shard::Model& model, const shard_plan_options& read,
-                 PlanOptions* options) {
+Status ReadUnits(const shard_plan_options& read, PlanOptions* options) {
   SHARD_ASSIGN_OR_RETURN(
       options->wrap,
       shard::WrapPolicy::Parse(read.wrap == nullptr ? "" : read.wrap));
-  SHARD_RETURN_IF_ERROR(shard::CheckWrapClasses(model, options->wrap.text()));
   if (read.wrap_predicate != nullptr) {
     options->wrap.SetPredicate(
         [call = read.wrap_predicate, user_data = read.wrap_user_data](
@@ -59,11 +56,6 @@ Status ReadUnits(const shard::Model& model, const shard_plan_options& read,
       options->f32_classes.emplace_back(name);
     }
   }
-  for (const std::string& name : options->f32_classes) {
-    if (shard::HasClass(model, name)) continue;
-    return InvalidArgument("f32_classes names '", name,
-                           "', but no module is of this class");
-  }
   if (read.buffer_bytes < 0) {
     return InvalidArgument("buffer_bytes ", read.buffer_bytes, " is negative");
   }
@@ -81,6 +73,8 @@ Status ReadUnits(const shard::Model& model, const shard_plan_options& read,
   SHARD_ASSIGN_OR_RETURN(
       options->keep_after_forward,
       ReadFlag("keep_after_forward", read.keep_after_forward));
+  SHARD_ASSIGN_OR_RETURN(options->require_sharding,
+                         ReadFlag("require_sharding", read.require_sharding));
   return Status();
 }
 
@@ -119,25 +113,13 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
     options.masters = static_cast<shard::Masters>(read.masters);
   }
   options.seed = read.seed;
-  SHARD_RETURN_IF_ERROR(ReadUnits(model, read, &options));
+  SHARD_RETURN_IF_ERROR(ReadUnits(read, &options));
+  SHARD_RETURN_IF_ERROR(shard::CheckClasses(model, options));
   SHARD_ASSIGN_OR_RETURN(
       options.groups,
       shard::PlanGroups(model,
                         read.optimizer == nullptr ? "" : read.optimizer));
   return options;
-}
-
-// Returns an error when the plan keeps whole what its stage shards and the host
-// requires sharding. REQUIRES: options that ToPlanOptions has read.
-Status CheckSharding(const shard::Plan& plan, const shard_plan_options* given) {
-  shard_plan_options read;
-  SHARD_RETURN_IF_ERROR(
-      shard::api::ReadOptions("shard_plan_options", given, &read));
-  SHARD_ASSIGN_OR_RETURN(const bool required,
-                         ReadFlag("require_sharding", read.require_sharding));
-  const std::string kept = required ? shard::KeptWhole(plan) : "";
-  if (kept.empty()) return Status();
-  return InvalidArgument("require_sharding is 1, but ", kept);
 }
 
 struct Placement {
@@ -182,6 +164,8 @@ shard_plan_info InfoOf(const shard_plan& handle) {
   info.num_groups = static_cast<int32_t>(plan.options().groups.size());
   info.num_units = static_cast<int32_t>(plan.units().size());
   info.num_buffers = static_cast<int32_t>(plan.buffers().size());
+  info.shard_group_size = plan.ShardGroupSize();
+  info.keep_after_forward = plan.options().keep_after_forward ? 1 : 0;
   return info;
 }
 
@@ -202,7 +186,6 @@ shard_error* shard_plan_create(const shard_model* model,
         auto made,
         shard::Plan::Create(std::make_shared<const shard::Model>(model->model),
                             std::move(read)));
-    SHARD_RETURN_IF_ERROR(CheckSharding(*made, options));
     *plan = new shard_plan{std::move(made)};
     return Status();
   });

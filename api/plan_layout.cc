@@ -27,7 +27,7 @@ using shard::api::Guard;
 
 // REQUIRES: an id that was checked, here and below.
 const FlatBufferPlan& BufferAt(const Plan& plan, int32_t buffer) {
-  return plan.buffers()[static_cast<size_t>(buffer)];
+  return plan.buffer(buffer);
 }
 
 shard_param_info InfoOf(const shard_plan& handle, int32_t param) {
@@ -201,8 +201,7 @@ shard_error* shard_plan_param_view(const shard_plan* plan, int32_t param,
     SHARD_API_REQUIRE(data);
     SHARD_API_REQUIRE(view);
     SHARD_RETURN_IF_ERROR(CheckStored(*plan->plan, param));
-    const shard::ParamPlace& place =
-        plan->plan->places()[static_cast<size_t>(param)];
+    const shard::ParamPlace& place = plan->plan->place(param);
     const FlatBufferPlan& buffer = BufferAt(*plan->plan, place.buffer);
     SHARD_RETURN_IF_ERROR(buffer.layout.CheckStorage(numel));
     *view = static_cast<unsigned char*>(data) +

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "core/flat/buffer_planner.h"
 #include "core/flat/fingerprint.h"
 #include "core/flat/inventory.h"
+#include "core/flat/kept_whole.h"
 #include "core/flat/owners.h"
 #include "core/flat/plan_checks.h"
 #include "core/flat/plan_fields.h"
@@ -76,12 +78,19 @@ StatusOr<std::shared_ptr<const Plan>> Plan::Create(
   const std::vector<ModuleId> wrapped = ChooseUnits(*model, options);
   // The predicate may refer to objects that live only during this call.
   options.wrap.SetPredicate(nullptr);
+  const bool require_sharding = std::exchange(options.require_sharding, false);
 
   std::shared_ptr<Plan> plan(new Plan);
   SHARD_ASSIGN_OR_RETURN(plan->model_,
                          WithParamDType(std::move(model), options));
   plan->options_ = std::move(options);
   SHARD_RETURN_IF_ERROR(plan->Fill(wrapped));
+  if (require_sharding) {
+    const std::string kept = KeptWhole(*plan);
+    if (!kept.empty()) {
+      return InvalidArgument("require_sharding is 1, but ", kept);
+    }
+  }
   return std::shared_ptr<const Plan>(std::move(plan));
 }
 
@@ -113,11 +122,9 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
   }
   units_by_module_.resize(units_.size());
   std::iota(units_by_module_.begin(), units_by_module_.end(), 0);
-  std::sort(units_by_module_.begin(), units_by_module_.end(),
-            [this](int32_t a, int32_t b) {
-              return units_[static_cast<size_t>(a)].module <
-                     units_[static_cast<size_t>(b)].module;
-            });
+  std::sort(
+      units_by_module_.begin(), units_by_module_.end(),
+      [this](int32_t a, int32_t b) { return unit(a).module < unit(b).module; });
   BufferPlanner planner(*model_, options_, inventory, &state_lists_);
   buffers_.reserve(inventory.buffers.size());
   places_.resize(model_->params().size());
@@ -162,19 +169,16 @@ WrapPolicy Plan::UnitsAsPolicy() const {
 }
 
 int32_t Plan::UnitOf(ParamId param) const {
-  const int32_t buffer = places_[static_cast<size_t>(param)].buffer;
-  return buffer < 0 ? -1 : buffers_[static_cast<size_t>(buffer)].unit;
+  const int32_t index = place(param).buffer;
+  return index < 0 ? -1 : buffer(index).unit;
 }
 
 int32_t Plan::UnitAt(ModuleId module) const {
-  const auto module_of = [this](int32_t unit) {
-    return units_[static_cast<size_t>(unit)].module;
-  };
   const auto found = std::partition_point(
       units_by_module_.begin(), units_by_module_.end(),
-      [&](int32_t unit) { return module_of(unit) < module; });
+      [&](int32_t index) { return unit(index).module < module; });
   const bool is_there =
-      found != units_by_module_.end() && module_of(*found) == module;
+      found != units_by_module_.end() && unit(*found).module == module;
   return is_there ? *found : -1;
 }
 
@@ -191,8 +195,8 @@ int Plan::RankOf(int range) const {
   return range % groups * size + range / groups;
 }
 
-int Plan::OwnerOf(int32_t buffer, int64_t element) const {
-  const FlatLayout& layout = buffers_[static_cast<size_t>(buffer)].layout;
+int Plan::OwnerOf(int32_t index, int64_t element) const {
+  const FlatLayout& layout = buffer(index).layout;
   return RankOf(static_cast<int>(element / layout.shard_numel()));
 }
 

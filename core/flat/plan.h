@@ -132,6 +132,10 @@ struct PlanOptions {
   // In bytes; every rank's range begins at a multiple of it.
   int64_t alignment_bytes = 64;
 
+  // Plan::Create fails when the plan keeps tensors whole that its stage shards.
+  // Not a property of the plan: the plan's own options have it false.
+  bool require_sharding = false;
+
   // Keeps gradients in f32 instead of the parameters' dtype.
   bool f32_grads = false;
   Masters masters = Masters::kF32;
@@ -262,6 +266,16 @@ class Plan {
   // Returns a policy that makes the same units of any model with the same
   // modules, and has the text of options().wrap.
   WrapPolicy UnitsAsPolicy() const;
+  // Return one of units(), buffers() and places(). REQUIRES: a valid index.
+  const UnitPlan& unit(int32_t index) const {
+    return units_[static_cast<size_t>(index)];
+  }
+  const FlatBufferPlan& buffer(int32_t index) const {
+    return buffers_[static_cast<size_t>(index)];
+  }
+  const ParamPlace& place(ParamId param) const {
+    return places_[static_cast<size_t>(param)];
+  }
   // Returns the unit that manages a parameter: that of its first name in
   // module-walk order. -1 when the parameter is ignored.
   int32_t UnitOf(ParamId param) const;
@@ -276,7 +290,7 @@ class Plan {
   int RankOf(int range) const;  // The inverse of RangeOf.
   // Returns the rank that owns this element of a flat buffer. REQUIRES: an
   // index into buffers(), an element of that buffer.
-  int OwnerOf(int32_t buffer, int64_t element) const;
+  int OwnerOf(int32_t index, int64_t element) const;
   // The number of ranges whose parameters a rank holds without shared memory:
   // those of its place in its shard group if shards_params(), else all, from 0.
   int HeldRanges() const;
@@ -292,6 +306,12 @@ class Plan {
   // slots together would take as much memory as all parameters. Ranks that
   // share memory have one copy per host instead, whatever this returns.
   bool shards_params() const { return shards_params_; }
+  // Returns the number of ranks that shard one copy of the parameters: the
+  // option, or the world size.
+  int ShardGroupSize() const {
+    return options_.shard_group_size == 0 ? options_.world_size
+                                          : options_.shard_group_size;
+  }
   // The slots by unit depth; all zero where nothing is sharded. In a slot, the
   // unit's buffers are in the order of UnitPlan::buffers, and each begins at a
   // page: all buffers in param_slots, the trainable ones in grad_slots.
@@ -348,10 +368,6 @@ class Plan {
   Status Fill(const std::vector<ModuleId>& wrapped);
   // Sets the slots, and decides which tensors are worth sharding with them.
   void ChooseSharding();
-  int ShardGroupSize() const {
-    return options_.shard_group_size == 0 ? options_.world_size
-                                          : options_.shard_group_size;
-  }
 
   std::shared_ptr<const Model> model_;
   PlanOptions options_;

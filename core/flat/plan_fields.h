@@ -20,7 +20,7 @@ inline constexpr uint32_t kLayoutVersion = 4;
 // Calls `visit(name, value)` for each option but the groups. The bytes of
 // `value` are hashed, so its type is part of the fingerprint. wrap, f32_classes
 // and manual_owners are left out: the units, dtypes and places that follow from
-// them are compared instead.
+// them are compared instead. So is require_sharding, which changes no plan.
 template <typename Visit>
 void VisitAgreedOptions(const PlanOptions& options, const Visit& visit) {
   visit("layout version", kLayoutVersion);

@@ -79,8 +79,7 @@ void AppendUnits(const Plan& plan, std::string* out) {
     int64_t params = 0;
     int64_t elements = 0;
     for (const int32_t index : unit.buffers) {
-      const FlatLayout& layout =
-          plan.buffers()[static_cast<size_t>(index)].layout;
+      const FlatLayout& layout = plan.buffer(index).layout;
       params += static_cast<int64_t>(layout.slots().size());
       elements += layout.numel();
     }
@@ -101,7 +100,7 @@ void AppendBuffers(const Plan& plan, std::string* out) {
   for (size_t i = 0; i < listed; ++i) {
     const FlatBufferPlan& buffer = plan.buffers()[i];
     const FlatLayout& layout = buffer.layout;
-    table.Add({UnitName(plan.units()[static_cast<size_t>(buffer.unit)]),
+    table.Add({UnitName(plan.unit(buffer.unit)),
                buffer.trainable ? StrCat(buffer.group) : "-",
                DTypeName(buffer.dtype),
                buffer.trainable ? DTypeName(buffer.grad_dtype) : "frozen",

@@ -87,7 +87,7 @@ std::vector<size_t> PostOrder(const std::vector<UnitPlan>& units) {
 int64_t FrozenPadding(const Plan& plan, const UnitPlan& unit) {
   int64_t bytes = 0;
   for (const int32_t index : unit.buffers) {
-    const FlatBufferPlan& buffer = plan.buffers()[static_cast<size_t>(index)];
+    const FlatBufferPlan& buffer = plan.buffer(index);
     if (buffer.trainable) continue;
     bytes += (buffer.layout.padded_numel() - buffer.layout.numel()) *
              static_cast<int64_t>(DTypeSize(buffer.dtype));

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Class names in a host's options: checks that the model has them.
 
 #ifndef SHARD_CORE_MODEL_CLASSES_H_
 #define SHARD_CORE_MODEL_CLASSES_H_
@@ -9,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "core/base/status.h"
 #include "core/model/model.h"
 
 namespace shard {
@@ -21,6 +18,9 @@ class ClassSet {
   ClassSet() = default;
   // Refers to `names`, which must outlive the set.
   explicit ClassSet(const std::vector<std::string>& names);
+  // The classes of a model's modules. Refers to `model`, which must outlive the
+  // set. O(modules log classes).
+  static ClassSet Of(const Model& model);
 
   bool empty() const { return sorted_.empty(); }
   bool Contains(std::string_view name) const;
@@ -28,14 +28,6 @@ class ClassSet {
  private:
   std::vector<std::string_view> sorted_;
 };
-
-// Returns true when any module of the model is of this class. O(modules).
-bool HasClass(const Model& model, std::string_view class_name);
-
-// Returns an error when a policy `class` in `wrap` names classes of which the
-// model has none: such names were mistyped. A policy `size` may well find
-// nothing. `wrap` is a text that WrapPolicy::Parse accepts.
-Status CheckWrapClasses(const Model& model, std::string_view wrap);
 
 }  // namespace shard
 

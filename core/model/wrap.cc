@@ -177,6 +177,53 @@ WrapPolicy WrapPolicy::OfModules(std::vector<bool> wrapped, std::string text) {
   return policy;
 }
 
+Status WrapPolicy::CheckMatches(const Model& model) const {
+  ClassSet classes;
+  for (const Rule& rule : rules_) {
+    if (rule.kind == Rule::Kind::kSize) {
+      SHARD_RETURN_IF_ERROR(CheckSizeMatches(rule, model));
+    }
+    if (rule.kind != Rule::Kind::kClass) continue;
+    if (classes.empty()) classes = ClassSet::Of(model);
+    const bool any = std::any_of(
+        rule.names.begin(), rule.names.end(),
+        [&](const std::string& name) { return classes.Contains(name); });
+    if (any) continue;
+    std::string names;
+    for (const std::string& name : rule.names) {
+      StrAppend(&names, names.empty() ? "" : ",", name);
+    }
+    return InvalidArgument("wrap policy 'class?names=", names,
+                           "' matches nothing: no module is of class '", names,
+                           "'");
+  }
+  return Status();
+}
+
+Status WrapPolicy::CheckSizeMatches(const Rule& rule,
+                                    const Model& model) const {
+  WrapPolicy alone;
+  alone.rules_ = {rule};
+  // Other policies reach modules that this one would not look into.
+  if (rules_.size() > 1 || predicate_ != nullptr) {
+    alone.predicate_ = [](ModuleId, int64_t) { return false; };
+  }
+  if (!alone.Run(model).empty()) return Status();
+  const std::vector<Node> nodes = NodesOf(model);
+  if (nodes.size() <= 1 || nodes[0].numel < rule.min_numel) return Status();
+  int64_t largest = 0;
+  for (size_t i = 1; i < nodes.size(); ++i) {
+    largest = std::max(largest, nodes[i].numel);
+  }
+  return InvalidArgument(
+      "wrap policy 'size' with min_numel=", rule.min_numel,
+      " matches nothing: the model has ", nodes[0].numel,
+      " elements, and the largest module in it ", largest,
+      largest < rule.min_numel
+          ? "; use a smaller min_numel"
+          : ", but modules of that size are in force_leaf or exclude");
+}
+
 bool WrapPolicy::Enters(const Rule& rule, const Model::Module& module,
                         int64_t numel) {
   return rule.kind != Rule::Kind::kSize ||

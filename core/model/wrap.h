@@ -64,6 +64,12 @@ class WrapPolicy {
   // The text that Parse or OfModules was given.
   const std::string& text() const { return text_; }
 
+  // Returns an error when one of the policies would wrap nothing in the model
+  // by itself: a `class` whose names no module has, or a `size` that fits the
+  // model but no module inside it. Such values were mistyped. A model smaller
+  // than a `size` is one unit, which is what the policy means.
+  Status CheckMatches(const Model& model) const;
+
   // Returns the modules that become units beside the root, in module-walk
   // order. Modules of `also_classes` are among them, as by one more policy
   // `class`. Nothing in an ignored module becomes a unit. O(modules +
@@ -83,6 +89,7 @@ class WrapPolicy {
   };
 
   static StatusOr<Rule> ParseRule(std::string_view text);
+  Status CheckSizeMatches(const Rule& rule, const Model& model) const;
 
   // Returns true when to look at the modules inside one that holds `numel`
   // elements.

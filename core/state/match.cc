@@ -24,9 +24,8 @@ bool IsFloat(ElementType type) {
 
 // Returns the text after the parameter's name in the key of a state.
 std::string SuffixOf(const Plan& plan, const StateEntry& entry) {
-  const ParamPlace& place = plan.places()[static_cast<size_t>(entry.param)];
-  const FlatBufferPlan& buffer =
-      plan.buffers()[static_cast<size_t>(place.buffer)];
+  const ParamPlace& place = plan.place(entry.param);
+  const FlatBufferPlan& buffer = plan.buffer(place.buffer);
   return StrCat(".",
                 buffer.states[static_cast<size_t>(entry.state)].tensor.name,
                 entry.scales ? kScaleSuffix : "");

@@ -28,9 +28,8 @@ struct Place {
 
 // REQUIRES: a stored parameter that is not empty.
 Place PlaceOf(const Plan& plan, ParamId param, int32_t state) {
-  const ParamPlace& place = plan.places()[static_cast<size_t>(param)];
-  const FlatBufferPlan& buffer =
-      plan.buffers()[static_cast<size_t>(place.buffer)];
+  const ParamPlace& place = plan.place(param);
+  const FlatBufferPlan& buffer = plan.buffer(place.buffer);
   if (state < 0) {
     return {&buffer.layout, place.offset,
             plan.model().params()[static_cast<size_t>(param)].numel};

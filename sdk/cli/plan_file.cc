@@ -100,8 +100,6 @@ PlanFile ReadPlanFile(const std::string& path) {
   const Json& options = summary["options"];
   file.optimizer = options["groups"][0]["optimizer"];
   file.partition = options["partition"];
-  file.shard_group_size = options["shard_group_size"];
-  file.keep_after_forward = options["keep_after_forward"];
   return file;
 }
 

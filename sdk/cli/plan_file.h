@@ -24,8 +24,6 @@ struct PlanFile {
   // optimizer is that of param group 0.
   std::string optimizer;
   std::string partition;
-  int32_t shard_group_size = 0;
-  bool keep_after_forward = false;
 };
 
 // Throws Failure with the path and what is wrong with the file.

@@ -99,6 +99,8 @@ int main(void) {
   FIELD(shard_plan_info, num_groups);
   FIELD(shard_plan_info, num_units);
   FIELD(shard_plan_info, num_buffers);
+  FIELD(shard_plan_info, shard_group_size);
+  FIELD(shard_plan_info, keep_after_forward);
   INIT(shard_plan_info, SHARD_PLAN_INFO_INIT);
 
   STRUCT(shard_param_info);

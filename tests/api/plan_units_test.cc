@@ -304,8 +304,21 @@ TEST(PlanUnitsTest, ClassesThatNoModuleHasAreNamed) {
         {"wrap policy 'class?names=Blok,Nrom'", "'Blok,Nrom'"});
   fails("always|class?names=block", nullptr, {"no module", "'block'"});
   fails(nullptr, "Norm,Nrom", {"f32_classes", "'Nrom'"});
-  // A policy needs a module for one of its classes only, and a size need not
-  // find any.
+  // The model has more elements, each of its two blocks fewer.
+  fails("class?names=Block|size?min_numel=8000", nullptr,
+        {"'size'", "min_numel=8000", "smaller min_numel"});
+  // The predicate is not asked about a model whose classes are wrong.
+  shard_plan_options asked = PlanOptions(2);
+  asked.f32_classes = "Nrom";
+  asked.wrap_predicate = [](int32_t, int64_t, void*) -> int32_t {
+    ADD_FAILURE() << "a unit was chosen";
+    return 0;
+  };
+  shard_plan* plan = Garbage<shard_plan>();
+  EXPECT_FAILS(shard_plan_create(net.model.get(), &asked, &plan),
+               SHARD_INVALID_ARGUMENT, "'Nrom'");
+  // A policy needs a module for one of its classes only, and a model may be
+  // smaller than a size.
   shard_plan_options options = PlanOptions(2);
   options.wrap = "class?names=Block,MLP|size?min_numel=1000000";
   EXPECT_EQ(InfoOf(MakePlan(net.model.get(), options)).num_units, 3);
@@ -332,6 +345,10 @@ TEST(PlanUnitsTest, StagesThatCannotShardAreErrorsOnRequest) {
   options.world_size = 4;
   options.wrap = "class?names=Block";
   ExpectShardsAsItsStage(MakePlan(model.get(), options));
+  const Plan sharded = MakePlan(model.get(), options);
+  options.require_sharding = 0;
+  EXPECT_EQ(InfoOf(MakePlan(model.get(), options)).fingerprint,
+            InfoOf(sharded).fingerprint);
   options.require_sharding = 2;
   EXPECT_FAILS(shard_plan_create(model.get(), &options, &plan),
                SHARD_INVALID_ARGUMENT, "require_sharding is 2", "0 or 1");

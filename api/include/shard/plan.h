@@ -123,8 +123,10 @@ typedef struct shard_plan_options {
    * units within; neither force_leaf nor what is below it, and never exclude
    * itself. A tied parameter counts once, in the module of its first name,
    * where torch counts it in every child that has it. Values not given are
-   * those shown. A class policy none of whose classes the model has is an
-   * error. Default: the root only. */
+   * those shown. A policy that matches nothing is an error: a class policy none
+   * of whose classes the model has, and a size policy when the model has
+   * min_numel elements but no module inside it can be taken. A model with fewer
+   * elements is one unit. Default: the root only. */
   const char* wrap;
   /* One more policy, asked where the others do not wrap. May be NULL. */
   shard_wrap_fn wrap_predicate;
@@ -233,9 +235,13 @@ typedef struct shard_plan_info {
   int32_t num_groups;  /* Param groups, group 0 among them. */
   int32_t num_units;   /* From 0, the root, in module-walk order. */
   int32_t num_buffers;
+  /* The ranks that shard one copy of the parameters, where parameters are
+   * sharded: world_size unless shard_plan_options has another number. */
+  int32_t shard_group_size;
+  int32_t keep_after_forward; /* As in shard_plan_options. */
 } shard_plan_info;
 #define SHARD_PLAN_INFO_INIT \
-  { sizeof(shard_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Gets the plan's decisions, and the number of its parameters, units and so on.
  * Set info->struct_size first. Any thread. */

@@ -185,10 +185,7 @@ class PlanCommand {
     model_ = std::move(file.model);
     optimizer_ = file.optimizer;
     partition_ = file.partition;
-    shard_plan_options options = SHARD_PLAN_OPTIONS_INIT;
-    options.shard_group_size = file.shard_group_size;
-    options.keep_after_forward = file.keep_after_forward ? 1 : 0;
-    AddRow(file.plan.get(), options);
+    AddRow(file.plan.get());
   }
 
   void Make(int32_t ranks, int32_t stage) {
@@ -222,14 +219,12 @@ class PlanCommand {
     shard_plan* plan = nullptr;
     Check(shard_plan_create(model_.model.get(), &options, &plan));
     const Plan owned(plan);
-    AddRow(plan, options);
+    AddRow(plan);
   }
 
-  // `options`: what TrafficOf asks for.
-  void AddRow(const shard_plan* plan, shard_plan_options options) {
+  void AddRow(const shard_plan* plan) {
     shard_plan_info info = SHARD_PLAN_INFO_INIT;
     Check(shard_plan_get_info(plan, &info));
-    options.world_size = info.world_size;
     Row row;
     row.ranks = info.world_size;
     row.stage = info.stage;
@@ -240,7 +235,7 @@ class PlanCommand {
     shard_placement apart = SHARD_PLACEMENT_INIT;
     apart.separate_memory = 1;
     Check(shard_plan_memory(plan, &apart, &row.alone));
-    row.traffic = TrafficOf(plan, options, arguments_.micro_batches);
+    row.traffic = TrafficOf(plan, arguments_.micro_batches);
     row.warnings = TextOf(shard_plan_warnings, plan);
     rows_.push_back(std::move(row));
     if (!arguments_.output.empty()) WritePlanFile(arguments_.output, plan);

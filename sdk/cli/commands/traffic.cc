@@ -32,8 +32,7 @@ Whole WholeOf(const shard_plan* plan, int32_t num_buffers) {
 
 }  // namespace
 
-Traffic TrafficOf(const shard_plan* plan, const shard_plan_options& options,
-                  int micro_batches) {
+Traffic TrafficOf(const shard_plan* plan, int micro_batches) {
   shard_plan_info info = SHARD_PLAN_INFO_INIT;
   Check(shard_plan_get_info(plan, &info));
   const Whole whole = WholeOf(plan, info.num_buffers);
@@ -44,7 +43,7 @@ Traffic TrafficOf(const shard_plan* plan, const shard_plan_options& options,
   const auto share = [](int32_t ranks) {
     return static_cast<double>(ranks - 1) / static_cast<double>(ranks);
   };
-  const int32_t world = options.world_size;
+  const int32_t world = info.world_size;
   const auto params = static_cast<double>(whole.params);
   traffic.reduce_bytes = (traffic.shards_grads ? micro_batches : 1) *
                          static_cast<double>(whole.grads) * share(world);
@@ -52,10 +51,8 @@ Traffic TrafficOf(const shard_plan* plan, const shard_plan_options& options,
     traffic.gather_bytes = params * share(world);
     return traffic;
   }
-  const int32_t group =
-      options.shard_group_size > 0 ? options.shard_group_size : world;
-  const double gathers =
-      options.keep_after_forward != 0 ? 1 : 2.0 * micro_batches;
+  const int32_t group = info.shard_group_size;
+  const double gathers = info.keep_after_forward != 0 ? 1 : 2.0 * micro_batches;
   traffic.gather_bytes =
       gathers * (params + static_cast<double>(whole.frozen)) * share(group) +
       params * (share(world) - share(group));

@@ -40,10 +40,9 @@ struct Traffic {
   double total() const { return reduce_bytes + gather_bytes; }
 };
 
-// Returns the traffic of a rank in a step. REQUIRES: `plan` was made with
-// `options`; micro_batches is at least 1. Throws Failure.
-Traffic TrafficOf(const shard_plan* plan, const shard_plan_options& options,
-                  int micro_batches);
+// Returns the traffic of a rank in a step. REQUIRES: micro_batches is at least
+// 1. Throws Failure.
+Traffic TrafficOf(const shard_plan* plan, int micro_batches);
 
 // Returns the floating-point operations of a rank's step: 6 per parameter and
 // token, 2 of them in the forward pass, without attention's products of

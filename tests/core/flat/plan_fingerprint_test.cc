@@ -220,8 +220,8 @@ TEST(PlanFingerprint, EveryOptionIsConsidered) {
   const auto& [stage, world_size, partition, manual_owners, bucket_bytes,
                shard_buckets, wrap, param_dtype, f32_classes, buffer_bytes,
                shard_group_size, prefetch, whole_grads, keep_after_forward,
-               deterministic, alignment_bytes, f32_grads, masters, seed,
-               groups] = options;
+               deterministic, alignment_bytes, require_sharding, f32_grads,
+               masters, seed, groups] = options;
   EXPECT_EQ(stage, 1);
   EXPECT_TRUE(groups.empty());
 }

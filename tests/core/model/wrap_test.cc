@@ -211,6 +211,40 @@ TEST(WrapPolicy, SumsBeyondInt64AreLarge) {
       Fqns{"a"});
 }
 
+TEST(WrapPolicy, PoliciesThatMatchNothing) {
+  const Tree tree;  // Of 128 elements, b of 90.
+  const auto check = [](std::string_view text, const Model& model) {
+    return ParseOk(text).CheckMatches(model);
+  };
+  ExpectInvalid(check("class?names=Blok,Nrom", tree.model),
+                {"'Blok,Nrom'", "no module"});
+  ExpectInvalid(check("always|class?names=leaf", tree.model), {"'leaf'"});
+  // One of several names is enough.
+  EXPECT_OK(check("class?names=Blok,Norm", tree.model));
+  ExpectInvalid(check("size?min_numel=91", tree.model),
+                {"min_numel=91", "128", "90", "smaller min_numel"});
+  ExpectInvalid(check("class?names=Norm|size?min_numel=128", tree.model),
+                {"min_numel=128"});
+  ExpectInvalid(check("size?min_numel=34&force_leaf=Leaf", tree.model),
+                {"min_numel=34", "90", "force_leaf"});
+  ExpectInvalid(check("size?min_numel=51&exclude=Leaf", tree.model),
+                {"min_numel=51", "90", "exclude"});
+  EXPECT_OK(check("size?min_numel=90", tree.model));
+  // The class reaches b.z, which the size then wraps.
+  EXPECT_OK(
+      check("size?min_numel=50&force_leaf=Leaf|class?names=Norm", tree.model));
+  // The whole model is smaller, or has no module inside it: one unit is what
+  // the policy means.
+  EXPECT_OK(check("size?min_numel=129", tree.model));
+  EXPECT_OK(check("size", tree.model));
+  Model flat;
+  EXPECT_OK(flat.AddParam(kRootModule, "w", DType::kF32, {100}));
+  EXPECT_OK(check("size?min_numel=10", flat));
+  // Policies of modules were checked where the plan was made.
+  EXPECT_OK(WrapPolicy::OfModules(std::vector<bool>(6), "class?names=Gone")
+                .CheckMatches(tree.model));
+}
+
 TEST(WrapPolicy, WrongTextsAreNamed) {
   ExpectInvalid(WrapPolicy::Parse("sometimes"),
                 {"'sometimes'", "always, class, size"});
