@@ -19,7 +19,7 @@
 #include "core/base/host_array.h"
 #include "core/base/strings.h"
 #include "core/device/device.h"
-#include "core/flat/check_classes.h"
+#include "core/flat/check_matches_model.h"
 #include "core/optim/groups.h"
 
 namespace {
@@ -114,7 +114,7 @@ shard::StatusOr<PlanOptions> ToPlanOptions(const shard::Model& model,
   }
   options.seed = read.seed;
   SHARD_RETURN_IF_ERROR(ReadUnits(read, &options));
-  SHARD_RETURN_IF_ERROR(shard::CheckClasses(model, options));
+  SHARD_RETURN_IF_ERROR(shard::CheckMatchesModel(model, options));
   SHARD_ASSIGN_OR_RETURN(
       options.groups,
       shard::PlanGroups(model,

@@ -6,8 +6,6 @@
 #include <limits>
 #include <utility>
 
-#include "core/flat/check_classes.h"
-#include "core/model/names.h"
 #include "core/model/walk.h"
 
 namespace shard {
@@ -55,20 +53,7 @@ StatusOr<std::shared_ptr<const Model>> WithParamDType(
 
 std::vector<ModuleId> ChooseUnits(const Model& model,
                                   const PlanOptions& options) {
-  if (options.param_dtype == DType::kF32) return options.wrap.Run(model);
-  return options.wrap.Run(model, options.f32_classes);
-}
-
-Status CheckClasses(const Model& model, const PlanOptions& options) {
-  SHARD_RETURN_IF_ERROR(options.wrap.CheckMatches(model));
-  if (options.f32_classes.empty()) return Status();
-  const ClassSet classes = ClassSet::Of(model);
-  for (const std::string& name : options.f32_classes) {
-    if (classes.Contains(name)) continue;
-    return InvalidArgument("f32_classes names ", QuoteName(name),
-                           ", but no module is of this class");
-  }
-  return Status();
+  return options.wrap.Run(model, F32Classes(options));
 }
 
 }  // namespace shard

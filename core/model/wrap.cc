@@ -9,7 +9,7 @@
 
 #include "core/base/spec.h"
 #include "core/base/strings.h"
-#include "core/model/classes.h"
+#include "core/model/names.h"
 #include "core/model/walk.h"
 
 namespace shard {
@@ -25,12 +25,13 @@ bool Contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Adds without overflow. A saturated count exceeds any policy's minimum.
+// No policy's minimum exceeds this number.
+constexpr int64_t kMaxNumel = std::numeric_limits<int64_t>::max();
+
+// Adds without overflow.
 int64_t SaturatingAdd(int64_t a, int64_t b) {
   int64_t sum = 0;
-  return __builtin_add_overflow(a, b, &sum)
-             ? std::numeric_limits<int64_t>::max()
-             : sum;
+  return __builtin_add_overflow(a, b, &sum) ? kMaxNumel : sum;
 }
 
 struct Node {
@@ -72,6 +73,17 @@ std::vector<Node> NodesOf(const Model& model) {
     parent.numel = SaturatingAdd(parent.numel, nodes[i - 1].numel);
   }
   return nodes;
+}
+
+// Marks the nodes that policies reach and enter. `enters(node)` returns whether
+// a policy looks at the modules inside a reached node.
+template <typename Enters>
+void MarkReached(std::vector<Node>* nodes, Enters enters) {
+  for (Node& node : *nodes) {
+    node.reached =
+        node.parent < 0 || (*nodes)[static_cast<size_t>(node.parent)].entered;
+    node.entered = node.reached && enters(node);
+  }
 }
 
 // Calls `leave(node)` for every reached node, inner nodes before those around
@@ -177,11 +189,17 @@ WrapPolicy WrapPolicy::OfModules(std::vector<bool> wrapped, std::string text) {
   return policy;
 }
 
-Status WrapPolicy::CheckMatches(const Model& model) const {
+Status WrapPolicy::CheckMatches(const Model& model,
+                                const ClassSet& also_classes) const {
+  const bool enters_all =
+      predicate_ != nullptr || !also_classes.empty() ||
+      std::any_of(rules_.begin(), rules_.end(), [](const Rule& rule) {
+        return rule.kind != Rule::Kind::kSize;
+      });
   ClassSet classes;
   for (const Rule& rule : rules_) {
     if (rule.kind == Rule::Kind::kSize) {
-      SHARD_RETURN_IF_ERROR(CheckSizeMatches(rule, model));
+      SHARD_RETURN_IF_ERROR(CheckSizeMatches(rule, model, enters_all));
     }
     if (rule.kind != Rule::Kind::kClass) continue;
     if (classes.empty()) classes = ClassSet::Of(model);
@@ -200,28 +218,53 @@ Status WrapPolicy::CheckMatches(const Model& model) const {
   return Status();
 }
 
-Status WrapPolicy::CheckSizeMatches(const Rule& rule,
-                                    const Model& model) const {
-  WrapPolicy alone;
-  alone.rules_ = {rule};
-  // Other policies reach modules that this one would not look into.
-  if (rules_.size() > 1 || predicate_ != nullptr) {
-    alone.predicate_ = [](ModuleId, int64_t) { return false; };
-  }
-  if (!alone.Run(model).empty()) return Status();
-  const std::vector<Node> nodes = NodesOf(model);
+Status WrapPolicy::CheckSizeMatches(const Rule& rule, const Model& model,
+                                    bool enters_all) const {
+  std::vector<Node> nodes = NodesOf(model);
   if (nodes.size() <= 1 || nodes[0].numel < rule.min_numel) return Status();
-  int64_t largest = 0;
+  const auto module_of = [&model](const Node& node) -> const Model::Module& {
+    return model.modules()[static_cast<size_t>(node.module)];
+  };
+  // Enters modules as if this rule had the smallest min_numel, so that the
+  // modules left out are those that no other value would take either.
+  MarkReached(&nodes, [&](const Node& node) {
+    return enters_all ||
+           std::any_of(rules_.begin(), rules_.end(), [&](const Rule& other) {
+             return Enters(other, module_of(node),
+                           &other == &rule ? kMaxNumel : node.numel);
+           });
+  });
+  const Node* largest = nullptr;   // Among those that the rule may take.
+  const Node* excluded = nullptr;  // Among those whose class is in a list.
   for (size_t i = 1; i < nodes.size(); ++i) {
-    largest = std::max(largest, nodes[i].numel);
+    const Node& node = nodes[i];
+    if (!node.reached) continue;
+    const bool may_take =
+        node.entered && !Contains(rule.exclude, module_of(node).class_name);
+    const Node*& best = may_take ? largest : excluded;
+    if (best == nullptr || node.numel > best->numel) best = &node;
   }
-  return InvalidArgument(
-      "wrap policy 'size' with min_numel=", rule.min_numel,
-      " matches nothing: the model has ", nodes[0].numel,
-      " elements, and the largest module in it ", largest,
-      largest < rule.min_numel
-          ? "; use a smaller min_numel"
-          : ", but modules of that size are in force_leaf or exclude");
+  // A module that is large enough is taken: either itself or, where units
+  // within leave it too little, one of those.
+  if (largest != nullptr && largest->numel >= rule.min_numel) return Status();
+  const auto describe = [&model](const Node& node) {
+    return StrCat(QuoteName(model.ModuleFqn(node.module)), " with ", node.numel,
+                  " elements");
+  };
+  std::string reason =
+      largest != nullptr && largest->numel > 0
+          ? StrCat("the largest module that it may take is ",
+                   describe(*largest), "; use a smaller min_numel")
+          : "force_leaf and exclude leave it no module with elements";
+  if (excluded != nullptr && excluded->numel >= rule.min_numel) {
+    const std::string& name = module_of(*excluded).class_name;
+    StrAppend(&reason, " (", describe(*excluded), " is of class ",
+              QuoteName(name), ", which is in ",
+              Contains(rule.exclude, name) ? "exclude" : "force_leaf", ")");
+  }
+  return InvalidArgument("wrap policy 'size' with min_numel=", rule.min_numel,
+                         " matches nothing: the model has ", nodes[0].numel,
+                         " elements, and ", reason);
 }
 
 bool WrapPolicy::Enters(const Rule& rule, const Model::Module& module,
@@ -245,27 +288,22 @@ bool WrapPolicy::Wraps(const Rule& rule, const Model::Module& module,
   return false;
 }
 
-std::vector<ModuleId> WrapPolicy::Run(
-    const Model& model, const std::vector<std::string>& also_classes) const {
+std::vector<ModuleId> WrapPolicy::Run(const Model& model,
+                                      const ClassSet& also_classes) const {
   std::vector<ModuleId> wrapped;
-  const ClassSet also(also_classes);
-  const bool enters_all = predicate_ != nullptr || !also.empty();
+  const bool enters_all = predicate_ != nullptr || !also_classes.empty();
   if (rules_.empty() && !enters_all) return wrapped;
 
   std::vector<Node> nodes = NodesOf(model);
   const auto module_of = [&model](const Node& node) -> const Model::Module& {
     return model.modules()[static_cast<size_t>(node.module)];
   };
-  for (Node& node : nodes) {
-    node.reached =
-        node.parent < 0 || nodes[static_cast<size_t>(node.parent)].entered;
-    node.entered =
-        node.reached &&
-        (enters_all ||
-         std::any_of(rules_.begin(), rules_.end(), [&](const Rule& rule) {
-           return Enters(rule, module_of(node), node.numel);
-         }));
-  }
+  MarkReached(&nodes, [&](const Node& node) {
+    return enters_all ||
+           std::any_of(rules_.begin(), rules_.end(), [&](const Rule& rule) {
+             return Enters(rule, module_of(node), node.numel);
+           });
+  });
   InPostOrder(&nodes, [&](Node* node) {
     if (node->parent < 0) return;
     const Model::Module& module = module_of(*node);
@@ -275,7 +313,7 @@ std::vector<ModuleId> WrapPolicy::Run(
                                [&](const Rule& rule) {
                                  return Wraps(rule, module, rest);
                                }) ||
-                   also.Contains(module.class_name) ||
+                   also_classes.Contains(module.class_name) ||
                    (predicate_ != nullptr && predicate_(node->module, rest)));
     Node& parent = nodes[static_cast<size_t>(node->parent)];
     parent.wrapped = SaturatingAdd(parent.wrapped,

@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/model/classes.h"
 #include "core/model/model.h"
 
 namespace shard {
@@ -64,19 +65,21 @@ class WrapPolicy {
   // The text that Parse or OfModules was given.
   const std::string& text() const { return text_; }
 
-  // Returns an error when one of the policies would wrap nothing in the model
-  // by itself: a `class` whose names no module has, or a `size` that fits the
-  // model but no module inside it. Such values were mistyped. A model smaller
-  // than a `size` is one unit, which is what the policy means.
-  Status CheckMatches(const Model& model) const;
+  // Returns an error when one of the policies selects no module: a `class`
+  // whose names no module has, or a `size` that is at most the model's but
+  // more than that of any module that the policy may take. Such values were
+  // mistyped. A model smaller than a `size` is one unit, which is what the
+  // policy means. Does not call the predicate. REQUIRES: the `also_classes`
+  // that Run will be given.
+  Status CheckMatches(const Model& model,
+                      const ClassSet& also_classes = ClassSet()) const;
 
   // Returns the modules that become units beside the root, in module-walk
   // order. Modules of `also_classes` are among them, as by one more policy
   // `class`. Nothing in an ignored module becomes a unit. O(modules +
   // parameters), no recursion.
-  std::vector<ModuleId> Run(
-      const Model& model,
-      const std::vector<std::string>& also_classes = {}) const;
+  std::vector<ModuleId> Run(const Model& model,
+                            const ClassSet& also_classes = ClassSet()) const;
 
  private:
   struct Rule {
@@ -89,7 +92,9 @@ class WrapPolicy {
   };
 
   static StatusOr<Rule> ParseRule(std::string_view text);
-  Status CheckSizeMatches(const Rule& rule, const Model& model) const;
+  // `enters_all`: policies other than `size` reach every module.
+  Status CheckSizeMatches(const Rule& rule, const Model& model,
+                          bool enters_all) const;
 
   // Returns true when to look at the modules inside one that holds `numel`
   // elements.

@@ -307,6 +307,16 @@ TEST(PlanUnitsTest, ClassesThatNoModuleHasAreNamed) {
   // The model has more elements, each of its two blocks fewer.
   fails("class?names=Block|size?min_numel=8000", nullptr,
         {"'size'", "min_numel=8000", "smaller min_numel"});
+  // The units of f32_classes, which a narrower param_dtype makes, let the size
+  // reach the modules inside blocks.
+  shard_plan_options narrow = PlanOptions(2);
+  narrow.wrap = "size?min_numel=64&force_leaf=Block";
+  narrow.f32_classes = "Norm";
+  for (const int32_t dtype : {SHARD_BF16, SHARD_F16}) {
+    narrow.param_dtype = dtype;
+    EXPECT_EQ(InfoOf(MakePlan(net.model.get(), narrow)).num_units, 5);
+  }
+  fails(narrow.wrap, narrow.f32_classes, {"min_numel=64", "force_leaf"});
   // The predicate is not asked about a model whose classes are wrong.
   shard_plan_options asked = PlanOptions(2);
   asked.f32_classes = "Nrom";

@@ -27,7 +27,7 @@ WrapPolicy ParseOk(std::string_view text) {
 Fqns Wrapped(const WrapPolicy& policy, const Model& model,
              const std::vector<std::string>& also_classes = {}) {
   Fqns fqns;
-  for (const ModuleId module : policy.Run(model, also_classes)) {
+  for (const ModuleId module : policy.Run(model, ClassSet(also_classes))) {
     fqns.push_back(model.ModuleFqn(module));
   }
   return fqns;
@@ -222,17 +222,22 @@ TEST(WrapPolicy, PoliciesThatMatchNothing) {
   // One of several names is enough.
   EXPECT_OK(check("class?names=Blok,Norm", tree.model));
   ExpectInvalid(check("size?min_numel=91", tree.model),
-                {"min_numel=91", "128", "90", "smaller min_numel"});
+                {"min_numel=91 matches nothing: the model has 128 elements, "
+                 "and the largest module that it may take is 'b' with 90 "
+                 "elements; use a smaller min_numel"});
   ExpectInvalid(check("class?names=Norm|size?min_numel=128", tree.model),
                 {"min_numel=128"});
-  ExpectInvalid(check("size?min_numel=34&force_leaf=Leaf", tree.model),
-                {"min_numel=34", "90", "force_leaf"});
-  ExpectInvalid(check("size?min_numel=51&exclude=Leaf", tree.model),
-                {"min_numel=51", "90", "exclude"});
+  ExpectInvalid(
+      check("size?min_numel=34&force_leaf=Leaf", tree.model),
+      {"'a' with 33 elements; use a smaller min_numel ('b' with 90 elements is "
+       "of class 'Leaf', which is in force_leaf)"});
+  ExpectInvalid(
+      check("size?min_numel=51&exclude=Leaf", tree.model),
+      {"'b.z' with 50 elements; use a smaller min_numel ('b' with 90 elements "
+       "is of class 'Leaf', which is in exclude)"});
+  ExpectInvalid(check("size?min_numel=50&force_leaf=Root", tree.model),
+                {"force_leaf and exclude leave it no module with elements"});
   EXPECT_OK(check("size?min_numel=90", tree.model));
-  // The class reaches b.z, which the size then wraps.
-  EXPECT_OK(
-      check("size?min_numel=50&force_leaf=Leaf|class?names=Norm", tree.model));
   // The whole model is smaller, or has no module inside it: one unit is what
   // the policy means.
   EXPECT_OK(check("size?min_numel=129", tree.model));
@@ -243,6 +248,52 @@ TEST(WrapPolicy, PoliciesThatMatchNothing) {
   // Policies of modules were checked where the plan was made.
   EXPECT_OK(WrapPolicy::OfModules(std::vector<bool>(6), "class?names=Gone")
                 .CheckMatches(tree.model));
+}
+
+// A size is asked about the modules that other policies reach.
+TEST(WrapPolicy, SizesMatchWhereOtherPoliciesReach) {
+  const Tree tree;  // b.z, of 50 elements, is inside a Leaf.
+  const char* const size = "size?min_numel=50&force_leaf=Leaf";
+  const std::vector<std::string> norms = {"Norm"};
+  WrapPolicy policy = ParseOk(size);
+  ExpectInvalid(policy.CheckMatches(tree.model), {"min_numel=50", "'a'", "33"});
+  EXPECT_OK(policy.CheckMatches(tree.model, ClassSet(norms)));
+  EXPECT_OK(
+      ParseOk(StrCat(size, "|class?names=Norm")).CheckMatches(tree.model));
+  policy.SetPredicate([](ModuleId, int64_t) -> bool {
+    ADD_FAILURE() << "the predicate was called";
+    return true;
+  });
+  EXPECT_OK(policy.CheckMatches(tree.model));
+  // Another size reaches what it looks into, and no more.
+  const auto with_other = [&](const char* other) {
+    return ParseOk(StrCat(size, "|", other)).CheckMatches(tree.model);
+  };
+  EXPECT_OK(with_other("size?min_numel=90"));
+  ExpectInvalid(with_other("size?min_numel=1&force_leaf=Leaf"),
+                {"min_numel=50", "'a' with 33 elements"});
+  ExpectInvalid(with_other("size?min_numel=91&force_leaf="),
+                {"min_numel=50", "'a' with 33 elements"});
+}
+
+// Lists of modules are as large as all that they hold, and never taken.
+TEST(WrapPolicy, SizesThatOnlyAListHas) {
+  Model model;
+  const ModuleId list = *model.AddModule(kRootModule, "layers", "ModuleList");
+  for (const char* name : {"0", "1", "2"}) {
+    const ModuleId block = *model.AddModule(list, name, "Block");
+    EXPECT_OK(model.AddParam(block, "w", DType::kF32, {30}));
+  }
+  EXPECT_OK(ParseOk("size?min_numel=30").CheckMatches(model));
+  for (const int numel : {31, 90}) {
+    ExpectInvalid(
+        ParseOk(StrCat("size?min_numel=", numel)).CheckMatches(model),
+        {StrCat("min_numel=", numel),
+         "the largest module that it may take is 'layers.0' with 30 elements; "
+         "use a smaller min_numel ('layers' with 90 elements is of class "
+         "'ModuleList', which is in exclude)"});
+  }
+  EXPECT_OK(ParseOk("size?min_numel=91").CheckMatches(model));
 }
 
 TEST(WrapPolicy, WrongTextsAreNamed) {
