@@ -85,6 +85,24 @@ TEST(PlanFileTest, ADecodedPlanAnswersAlike) {
   EXPECT_EQ(Encode(decoded), Encode(plan));
 }
 
+TEST(PlanFileTest, InfoHasTheOptionsOfGathers) {
+  shard_plan_options options = PlanOptions(4);
+  const auto expect = [&](int32_t group_size, int32_t keep) {
+    const Plan plan = MakePlan(SmallModel().get(), options);
+    for (const shard_plan_info& info :
+         {InfoOf(plan), InfoOf(Decode(Encode(plan)))}) {
+      EXPECT_EQ(info.shard_group_size, group_size);
+      EXPECT_EQ(info.keep_after_forward, keep);
+    }
+  };
+  expect(4, 0);
+  options.keep_after_forward = 1;
+  expect(4, 1);
+  options.shard_group_size = 2;
+  options.keep_after_forward = 0;
+  expect(2, 0);
+}
+
 // One rank plans, the other decodes the plan; they train with it as with one
 // plan.
 TEST(PlanFileTest, RanksTrainWithIt) {

@@ -235,8 +235,8 @@ typedef struct shard_plan_info {
   int32_t num_groups;  /* Param groups, group 0 among them. */
   int32_t num_units;   /* From 0, the root, in module-walk order. */
   int32_t num_buffers;
-  /* The ranks that shard one copy of the parameters, where parameters are
-   * sharded: world_size unless shard_plan_options has another number. */
+  /* As in shard_plan_options, or world_size where that has 0. Has no meaning
+   * unless shards_params is 1. */
   int32_t shard_group_size;
   int32_t keep_after_forward; /* As in shard_plan_options. */
 } shard_plan_info;
