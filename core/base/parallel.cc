@@ -5,8 +5,11 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <atomic>
 #include <exception>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "core/base/out_of_memory.h"
@@ -69,6 +72,37 @@ Status RunOnThreads(int threads, const std::function<Status(int)>& work) {
   }
   for (const Task& task : tasks) SHARD_RETURN_IF_ERROR(task.status);
   return Status();
+}
+
+Status ParallelFor(
+    size_t count, int threads,
+    const std::function<Status(size_t index, int thread)>& work) {
+  struct Failure {
+    size_t index;
+    Status status;
+  };
+  const auto used = static_cast<int>(
+      std::clamp<size_t>(count, 1, static_cast<size_t>(std::max(threads, 1))));
+  std::vector<Failure> failures(static_cast<size_t>(used), {count, Status()});
+  std::atomic<size_t> next{0};
+  std::atomic<bool> failed{false};
+  const auto run = [&](int thread) -> Status {
+    while (!failed) {
+      const size_t index = next.fetch_add(1);
+      if (index >= count) break;
+      Status status = CatchOutOfMemory([&] { return work(index, thread); });
+      if (status.ok()) continue;
+      failures[static_cast<size_t>(thread)] = {index, std::move(status)};
+      failed = true;
+    }
+    return Status();
+  };
+  SHARD_RETURN_IF_ERROR(RunOnThreads(used, run));
+  return std::min_element(failures.begin(), failures.end(),
+                          [](const Failure& a, const Failure& b) {
+                            return a.index < b.index;
+                          })
+      ->status;
 }
 
 }  // namespace shard

@@ -3,7 +3,6 @@
 #include "core/checkpoint/write_checkpoint.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -96,20 +95,8 @@ Status CheckpointWriter::CopyLargeBlob(size_t blob, const File& file,
 Status CheckpointWriter::CopyLargeBlobs(const Output& output, const File& file,
                                         ProgressMeter* progress) const {
   const std::vector<size_t>& blobs = output.large_blobs;
-  if (blobs.empty()) return Status();
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
-  const auto threads =
-      std::min(blobs.size(), static_cast<size_t>(options_.threads));
-  return RunOnThreads(static_cast<int>(threads), [&](int) {
-    Status status;
-    while (status.ok() && !failed) {
-      const size_t index = next.fetch_add(1);
-      if (index >= blobs.size()) break;
-      status = CopyLargeBlob(blobs[index], file, progress);
-    }
-    if (!status.ok()) failed = true;
-    return status;
+  return ParallelFor(blobs.size(), options_.threads, [&](size_t index, int) {
+    return CopyLargeBlob(blobs[index], file, progress);
   });
 }
 

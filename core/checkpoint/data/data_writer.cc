@@ -3,7 +3,6 @@
 #include "core/checkpoint/data/data_writer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -132,34 +131,23 @@ Status DataWriter::Write(File* file, int threads, ProgressMeter* progress) {
   // Reports progress, and may be cancelled, even where nothing is written.
   SHARD_RETURN_IF_ERROR(progress->Add(0));
   SHARD_RETURN_IF_ERROR(file->Allocate(file_bytes_));
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
-  const auto write = [&]() -> Status {
-    Mapping room;
-    for (;;) {
-      const size_t index = next.fetch_add(1);
-      if (index >= chunks_.size() || failed) return Status();
-      const Chunk& chunk = chunks_[index];
-      const size_t bytes = chunk.end - chunk.begin;
-      const std::byte* data = nullptr;
-      if (image_ != nullptr) {
-        data = image_ + chunk.begin;
-      } else {
-        SHARD_RETURN_IF_ERROR(Resize(&room, bytes, "a chunk of a data file"));
-        SHARD_RETURN_IF_ERROR(Fill(chunk, room.data()));
-        data = room.data();
-      }
-      SHARD_RETURN_IF_ERROR(file->WriteExactly(chunk.begin, {data, bytes}));
-      SHARD_RETURN_IF_ERROR(progress->Add(bytes));
-    }
-  };
-  const int useful = static_cast<int>(
-      std::clamp<size_t>(chunks_.size(), 1, static_cast<size_t>(threads)));
-  return RunOnThreads(useful, [&](int) {
-    Status status = write();
-    if (!status.ok()) failed = true;
-    return status;
-  });
+  std::vector<Mapping> rooms(static_cast<size_t>(threads));
+  return ParallelFor(
+      chunks_.size(), threads, [&](size_t index, int thread) -> Status {
+        const Chunk& chunk = chunks_[index];
+        const size_t bytes = chunk.end - chunk.begin;
+        const std::byte* data = nullptr;
+        if (image_ != nullptr) {
+          data = image_ + chunk.begin;
+        } else {
+          Mapping& room = rooms[static_cast<size_t>(thread)];
+          SHARD_RETURN_IF_ERROR(Resize(&room, bytes, "a chunk of a data file"));
+          SHARD_RETURN_IF_ERROR(Fill(chunk, room.data()));
+          data = room.data();
+        }
+        SHARD_RETURN_IF_ERROR(file->WriteExactly(chunk.begin, {data, bytes}));
+        return progress->Add(bytes);
+      });
 }
 
 }  // namespace shard

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -194,69 +193,57 @@ Status ShardStore::ReadPieces(std::span<const Piece> pieces,
   uint64_t total = 0;
   for (const Run& run : runs) total += run.end - run.begin;
   ProgressMeter progress(options.progress, total);
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
   std::mutex mutex;
   std::map<size_t, std::string> found;  // By piece.
+  const int threads = std::max(options.threads, 1);
+  std::vector<Mapping> rooms(static_cast<size_t>(threads));
 
-  const auto read = [&]() -> Status {
-    Mapping room;
-    for (;;) {
-      const size_t index = next.fetch_add(1);
-      if (index >= runs.size() || failed) return Status();
-      const Run& run = runs[index];
-      const Piece& first = pieces[run.first_piece];
-      // A large blob is a run of its own.
-      const bool streamed =
-          first.kind == Piece::Kind::kBlob && first.bytes > kRunBytes;
-      // Files are whole pages, so this does not reach beyond one.
-      const uint64_t bytes =
-          streamed ? kRunBytes : RoundUp(run.end) - run.begin;
-      if (room.size() < bytes) {
-        room = Mapping();
-        SHARD_ASSIGN_OR_RETURN(room,
-                               Mapping::Anonymous(std::max(bytes, kRunBytes)));
+  const auto read = [&](size_t index, int thread) -> Status {
+    const Run& run = runs[index];
+    const Piece& first = pieces[run.first_piece];
+    // A large blob is a run of its own.
+    const bool streamed =
+        first.kind == Piece::Kind::kBlob && first.bytes > kRunBytes;
+    // Files are whole pages, so this does not reach beyond one.
+    const uint64_t bytes = streamed ? kRunBytes : RoundUp(run.end) - run.begin;
+    Mapping& room = rooms[static_cast<size_t>(thread)];
+    if (room.size() < bytes) {
+      room = Mapping();
+      SHARD_ASSIGN_OR_RETURN(room,
+                             Mapping::Anonymous(std::max(bytes, kRunBytes)));
+    }
+    if (streamed) {
+      const Status status =
+          StreamPiece(first, {room.data(), kRunBytes},
+                      [&](uint64_t, std::span<const std::byte> some) {
+                        return progress.Add(some.size());
+                      });
+      if (problems == nullptr || status.code() != StatusCode::kCorrupt) {
+        return status;
       }
-      if (streamed) {
-        const Status status =
-            StreamPiece(first, {room.data(), kRunBytes},
-                        [&](uint64_t, std::span<const std::byte> some) {
-                          return progress.Add(some.size());
-                        });
-        if (problems == nullptr || status.code() != StatusCode::kCorrupt) {
-          SHARD_RETURN_IF_ERROR(status);
-        } else {
-          const std::lock_guard<std::mutex> lock(mutex);
-          found[run.first_piece] = status.message();
-        }
+      const std::lock_guard<std::mutex> lock(mutex);
+      found[run.first_piece] = status.message();
+      return Status();
+    }
+    const PooledFile& file = files_[first.file];
+    SHARD_RETURN_IF_ERROR(file.ReadExactly(run.begin, {room.data(), bytes}));
+    for (size_t p = run.first_piece; p < run.first_piece + run.num_pieces;
+         ++p) {
+      const Piece& piece = pieces[p];
+      const std::byte* const data = room.data() + (piece.offset - run.begin);
+      if (const Status status = CheckPiece(piece, data); !status.ok()) {
+        if (problems == nullptr) return status;
+        const std::lock_guard<std::mutex> lock(mutex);
+        found[p] = status.message();
         continue;
       }
-      const PooledFile& file = files_[first.file];
-      SHARD_RETURN_IF_ERROR(file.ReadExactly(run.begin, {room.data(), bytes}));
-      for (size_t p = run.first_piece; p < run.first_piece + run.num_pieces;
-           ++p) {
-        const Piece& piece = pieces[p];
-        const std::byte* const data = room.data() + (piece.offset - run.begin);
-        if (const Status status = CheckPiece(piece, data); !status.ok()) {
-          if (problems == nullptr) return status;
-          const std::lock_guard<std::mutex> lock(mutex);
-          found[p] = status.message();
-          continue;
-        }
-        if (piece.kind == Piece::Kind::kPadding || !sink) continue;
-        SHARD_RETURN_IF_ERROR(
-            sink(piece.request, piece.begin, piece.numel, data + piece.skip));
-      }
-      SHARD_RETURN_IF_ERROR(progress.Add(run.end - run.begin));
+      if (piece.kind == Piece::Kind::kPadding || !sink) continue;
+      SHARD_RETURN_IF_ERROR(
+          sink(piece.request, piece.begin, piece.numel, data + piece.skip));
     }
+    return progress.Add(run.end - run.begin);
   };
-  const auto threads = static_cast<int>(std::clamp<size_t>(
-      runs.size(), 1, static_cast<size_t>(std::max(options.threads, 1))));
-  const Status status = RunOnThreads(threads, [&](int) {
-    Status result = read();
-    if (!result.ok()) failed = true;
-    return result;
-  });
+  const Status status = ParallelFor(runs.size(), threads, read);
   for (auto& [piece, message] : found) problems->push_back(std::move(message));
   return status;
 }

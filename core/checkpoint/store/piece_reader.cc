@@ -20,30 +20,22 @@ PieceReader::PieceReader(std::span<const Range> ranges, const Read& read)
   }
 }
 
-Status PieceReader::Run(const ReadOptions& options, const PieceSink& sink) {
+Status PieceReader::Run(const ReadOptions& options,
+                        const PieceSink& sink) const {
   ProgressMeter progress(options.progress, total_bytes_);
-  const size_t pieces = std::min<size_t>(first_.back(), kMaxThreads);
-  const int threads =
-      std::clamp(options.threads, 1, std::max(static_cast<int>(pieces), 1));
-  return RunOnThreads(threads, [&](int) { return Work(sink, &progress); });
-}
-
-Status PieceReader::Work(const PieceSink& sink, ProgressMeter* progress) {
-  std::vector<std::byte> buffer;
-  for (;;) {
-    const size_t piece = next_.fetch_add(1);
-    if (piece >= first_.back() || stop_) return Status();
-    uint64_t bytes = 0;
-    Status status = ReadPiece(piece, &buffer, sink, &bytes);
-    if (status.ok() && !stop_) status = progress->Add(bytes);
-    if (status.ok()) continue;
-    stop_ = true;
-    return status;
-  }
+  const int threads = std::clamp(options.threads, 1, kMaxThreads);
+  std::vector<std::vector<std::byte>> buffers(static_cast<size_t>(threads));
+  return ParallelFor(
+      first_.back(), threads, [&](size_t piece, int thread) -> Status {
+        uint64_t bytes = 0;
+        SHARD_RETURN_IF_ERROR(ReadPiece(
+            piece, &buffers[static_cast<size_t>(thread)], sink, &bytes));
+        return progress.Add(bytes);
+      });
 }
 
 Status PieceReader::ReadPiece(size_t piece, std::vector<std::byte>* buffer,
-                              const PieceSink& sink, uint64_t* bytes) {
+                              const PieceSink& sink, uint64_t* bytes) const {
   // Finds the last range that begins at this piece or before: empty ranges have
   // no pieces.
   const auto after = std::upper_bound(first_.begin(), first_.end(), piece);

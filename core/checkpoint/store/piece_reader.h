@@ -9,7 +9,6 @@
 #ifndef SHARD_CORE_CHECKPOINT_STORE_PIECE_READER_H_
 #define SHARD_CORE_CHECKPOINT_STORE_PIECE_READER_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -41,25 +40,20 @@ class PieceReader {
   PieceReader(std::span<const Range> ranges, const Read& read);
 
   // Reads all ranges, on the calling thread and others; blocks until the end.
-  // REQUIRES: Run was not called before.
-  Status Run(const ReadOptions& options, const PieceSink& sink);
+  Status Run(const ReadOptions& options, const PieceSink& sink) const;
 
  private:
   static int64_t PieceNumel(const Range& range) {
     return static_cast<int64_t>(kPieceBytes / range.element_size);
   }
-  Status Work(const PieceSink& sink, ProgressMeter* progress);
   Status ReadPiece(size_t piece, std::vector<std::byte>* buffer,
-                   const PieceSink& sink, uint64_t* bytes);
+                   const PieceSink& sink, uint64_t* bytes) const;
 
   std::span<const Range> ranges_;
   const Read& read_;
   // The first piece of each range; then the number of pieces.
   std::vector<size_t> first_;
   uint64_t total_bytes_ = 0;
-
-  std::atomic<size_t> next_{0};
-  std::atomic<bool> stop_{false};
 };
 
 }  // namespace shard

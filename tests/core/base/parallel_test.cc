@@ -6,12 +6,14 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <mutex>
 #include <new>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "tests/core/base/expect_status.h"
 
@@ -72,6 +74,52 @@ TEST(RunOnThreadsTest, ThreadsBlockSignalsAndTheCallerKeepsItsMask) {
   sigset_t after;
   ASSERT_EQ(::pthread_sigmask(SIG_SETMASK, nullptr, &after), 0);
   EXPECT_FALSE(::sigismember(&after, SIGUSR1));
+}
+
+TEST(ParallelForTest, EveryIndexOnceAndScratchOfOneThreadAtATime) {
+  constexpr size_t kCount = 1000;
+  for (const int threads : {-1, 0, 1, 3, 2000}) {
+    std::vector<std::atomic<int>> calls(kCount);
+    std::vector<std::atomic<int>> users(2000);
+    std::atomic<bool> shared{false};
+    EXPECT_OK(ParallelFor(kCount, threads, [&](size_t index, int thread) {
+      auto& user = users[static_cast<size_t>(thread)];
+      if (++user != 1 || thread >= std::max(threads, 1)) shared = true;
+      ++calls[index];
+      --user;
+      return Status();
+    }));
+    EXPECT_FALSE(shared) << threads;
+    for (size_t i = 0; i < kCount; ++i) EXPECT_EQ(calls[i], 1) << i;
+  }
+}
+
+TEST(ParallelForTest, NothingToDo) {
+  EXPECT_OK(ParallelFor(0, 4, [](size_t, int) { return Internal("called"); }));
+}
+
+TEST(ParallelForTest, AnErrorEndsTheRowAndTheLowestIndexIsReported) {
+  // All four threads fail at once, at the first index that each has taken.
+  std::barrier<> all(4);
+  std::atomic<int> calls{0};
+  const Status status = ParallelFor(100, 4, [&](size_t index, int) -> Status {
+    ++calls;
+    all.arrive_and_wait();
+    return OutOfRange("index ", index);
+  });
+  ExpectError(status, StatusCode::kOutOfRange, {"index 0"});
+  EXPECT_EQ(calls, 4);
+}
+
+TEST(ParallelForTest, MemoryThatRunsOutEndsTheRow) {
+  std::atomic<size_t> last{0};
+  const Status status = ParallelFor(100, 1, [&](size_t index, int) -> Status {
+    last = index;
+    if (index == 3) throw std::bad_alloc();
+    return Status();
+  });
+  ExpectError(status, StatusCode::kResourceExhausted, {"out of memory"});
+  EXPECT_EQ(last, 3u);
 }
 
 }  // namespace
