@@ -118,7 +118,7 @@ class PickingSink final : public FactSink {
 };
 
 // A rank's value of the fact that differs, as it is sent: texts are cut.
-struct Shown {
+struct SentFact {
   uint64_t hash;  // Hash of title and value, uncut.
   uint64_t title_bytes;
   uint64_t value_bytes;
@@ -134,8 +134,8 @@ struct Shown {
   }
 };
 
-Shown Show(const PickingSink& fact) {
-  Shown shown{};
+SentFact Truncate(const PickingSink& fact) {
+  SentFact shown{};
   size_t used = 0;
   const auto put = [&](std::string_view text, size_t most) {
     const size_t size = text.copy(shown.text.data() + used, most);
@@ -153,13 +153,13 @@ Shown Show(const PickingSink& fact) {
 }
 
 // The ranks divided by the most frequent value. REQUIRES: one of `voters`.
-struct Sides {
+struct Division {
   size_t most;                  // The lowest rank that has that value.
   std::vector<int64_t> others;  // Voters that have another value.
 };
 
-Sides SidesOf(const std::vector<uint64_t>& values,
-              const std::vector<size_t>& voters) {
+Division DivideByValue(const std::vector<uint64_t>& values,
+                       const std::vector<size_t>& voters) {
   size_t most = voters.front();
   size_t best = 0;
   std::vector<uint64_t> sorted;
@@ -172,31 +172,31 @@ Sides SidesOf(const std::vector<uint64_t>& values,
     best = static_cast<size_t>(last - first);
     most = r;
   }
-  Sides sides{most, {}};
+  Division division{most, {}};
   for (const size_t r : voters) {
     if (values[r] != values[most]) {
-      sides.others.push_back(static_cast<int64_t>(r));
+      division.others.push_back(static_cast<int64_t>(r));
     }
   }
-  return sides;
+  return division;
 }
 
 // Returns "; 2 of 8 ranks differ from rank 0: [3, 4]"; "" for two ranks.
-std::string CountOf(const Sides& sides, size_t voters) {
+std::string CountOf(const Division& division, size_t voters) {
   if (voters <= 2) return "";
   constexpr size_t kListed = 32;
-  const size_t count = sides.others.size();
-  std::vector<int64_t> listed = sides.others;
+  const size_t count = division.others.size();
+  std::vector<int64_t> listed = division.others;
   if (count > kListed) listed.resize(kListed);
   return StrCat("; ", count, " of ", voters,
                 count == 1 ? " ranks differs" : " ranks differ", " from rank ",
-                sides.most, ": ", FormatList(listed),
+                division.most, ": ", FormatList(listed),
                 count > kListed ? " and more" : "");
 }
 
 // Returns the part of a long text near `difference`, the first byte that
 // differs from another text.
-std::string Near(std::string_view text, size_t difference) {
+std::string ExcerptAround(std::string_view text, size_t difference) {
   if (text.size() <= kShownText) return std::string(text);
   const auto is_inside = [&](size_t at) {  // Of a UTF-8 character.
     return at < text.size() &&
@@ -238,7 +238,7 @@ class Comparison {
                              Gather(sink.marks()));
       uint64_t stride = 1;
       for (const size_t r : voters_) stride = std::max(stride, all[r].stride);
-      const auto at = FindStretch(all, stride);
+      const auto at = FindFirstRange(all, stride);
       if (!at) return std::optional<Difference>();
       begin += *at * stride;
       end = begin + stride;
@@ -246,8 +246,9 @@ class Comparison {
     }
     PickingSink sink(begin);
     Describe(&sink);
-    SHARD_ASSIGN_OR_RETURN(const std::vector<Shown> all, Gather(Show(sink)));
-    return Tell(all);
+    SHARD_ASSIGN_OR_RETURN(const std::vector<SentFact> all,
+                           Gather(Truncate(sink)));
+    return DescribeDifference(all);
   }
 
  private:
@@ -264,8 +265,8 @@ class Comparison {
   }
 
   // Returns the first range of `stride` facts in which two ranks differ.
-  std::optional<uint64_t> FindStretch(const std::vector<Marks>& all,
-                                      uint64_t stride) const {
+  std::optional<uint64_t> FindFirstRange(const std::vector<Marks>& all,
+                                         uint64_t stride) const {
     const Marks& first = all[voters_.front()];
     const auto any = [&](const auto& differs) {
       return std::any_of(voters_.begin(), voters_.end(),
@@ -287,15 +288,16 @@ class Comparison {
     }
   }
 
-  std::optional<Difference> Tell(const std::vector<Shown>& all) const {
+  std::optional<Difference> DescribeDifference(
+      const std::vector<SentFact>& all) const {
     std::vector<uint64_t> hashes;
-    for (const Shown& shown : all) hashes.push_back(shown.hash);
-    const Sides sides = SidesOf(hashes, voters_);
+    for (const SentFact& shown : all) hashes.push_back(shown.hash);
+    const Division division = DivideByValue(hashes, voters_);
     // The facts differed when they were hashed, but not when they are shown.
-    if (sides.others.empty()) return std::nullopt;
-    const auto other = static_cast<size_t>(sides.others.front());
-    const Shown& a = all[sides.most];
-    const Shown& b = all[other];
+    if (division.others.empty()) return std::nullopt;
+    const auto other = static_cast<size_t>(division.others.front());
+    const SentFact& a = all[division.most];
+    const SentFact& b = all[other];
     const size_t common =
         static_cast<size_t>(std::mismatch(a.value().begin(), a.value().end(),
                                           b.value().begin(), b.value().end())
@@ -303,18 +305,19 @@ class Comparison {
                             a.value().begin());
     const bool same_title = a.title() == b.title();
     const auto has = [&](size_t r) {
-      const Shown& shown = all[r];
+      const SentFact& shown = all[r];
       std::string text = StrCat("rank ", r, " has ");
       if (shown.title().empty()) return StrCat(text, "nothing there");
       if (!same_title) StrAppend(&text, shown.title(), " ");
-      StrAppend(&text,
-                shown.value().empty() ? "''" : Near(shown.value(), common));
+      StrAppend(&text, shown.value().empty()
+                           ? "''"
+                           : ExcerptAround(shown.value(), common));
       if (!shown.note().empty()) StrAppend(&text, " (", shown.note(), ")");
       return text;
     };
     return Difference{
-        StrCat(same_title ? StrCat(a.title(), ": ") : "", has(sides.most), ", ",
-               has(other), CountOf(sides, voters_.size())),
+        StrCat(same_title ? StrCat(a.title(), ": ") : "", has(division.most),
+               ", ", has(other), CountOf(division, voters_.size())),
         static_cast<int>(other)};
   }
 
@@ -332,43 +335,58 @@ Status CheckAgreement(Communicator* comm, std::string_view what,
                       const Deadline& deadline) {
   struct Entry {
     uint64_t fingerprint;
-    uint64_t votes;
+    uint64_t counts;
   };
   const Entry mine = {fingerprint, describe ? uint64_t{1} : 0};
   std::vector<Entry> all(static_cast<size_t>(comm->world_size()));
   SHARD_RETURN_IF_ERROR(
       comm->AllGather(what, &mine, sizeof(mine), all.data(), deadline));
+  std::vector<FingerprintVote> votes;
+  for (const Entry& entry : all) {
+    votes.push_back({entry.fingerprint, entry.counts != 0});
+  }
+  return CompareFingerprints(comm, what, votes, describe, deadline);
+}
+
+Status CheckAgreement(Communicator* comm, std::string_view what,
+                      const DescribeFacts& describe, const Deadline& deadline) {
+  return CheckAgreement(comm, what, HashFacts(describe), describe, deadline);
+}
+
+uint64_t HashFacts(const DescribeFacts& describe) {
+  HashingSink sink;
+  if (describe) describe(&sink);
+  return sink.hash();
+}
+
+Status CompareFingerprints(Communicator* comm, std::string_view what,
+                           const std::vector<FingerprintVote>& votes,
+                           const DescribeFacts& describe,
+                           const Deadline& deadline) {
   std::vector<size_t> voters;
   std::vector<uint64_t> fingerprints;
-  for (size_t r = 0; r < all.size(); ++r) {
-    fingerprints.push_back(all[r].fingerprint);
-    if (all[r].votes != 0) voters.push_back(r);
+  for (size_t r = 0; r < votes.size(); ++r) {
+    fingerprints.push_back(votes[r].fingerprint);
+    if (votes[r].counts) voters.push_back(r);
   }
   if (voters.empty()) return Status();
-  const Sides sides = SidesOf(fingerprints, voters);
-  if (sides.others.empty()) return Status();
+  const Division division = DivideByValue(fingerprints, voters);
+  if (division.others.empty()) return Status();
 
   const auto found = Comparison(comm, what, describe, voters, deadline).Find();
   if (found.ok() && *found) {
     return Desync((*found)->rank, "the ranks differ in ", what, ": ",
                   (*found)->text);
   }
-  const auto other = static_cast<size_t>(sides.others.front());
-  return Desync(static_cast<int>(other), "the ranks differ in ", what,
-                ": rank ", sides.most, " has fingerprint ",
-                FormatHex(fingerprints[sides.most]), ", rank ", other, " has ",
-                FormatHex(fingerprints[other]), CountOf(sides, voters.size()),
-                found.ok()
-                    ? "; no fact that they describe differs"
-                    : StrCat("; the ranks could not compare what they have: ",
-                             found.status().message()));
-}
-
-Status CheckAgreement(Communicator* comm, std::string_view what,
-                      const DescribeFacts& describe, const Deadline& deadline) {
-  HashingSink sink;
-  if (describe) describe(&sink);
-  return CheckAgreement(comm, what, sink.hash(), describe, deadline);
+  const auto other = static_cast<size_t>(division.others.front());
+  return Desync(
+      static_cast<int>(other), "the ranks differ in ", what, ": rank ",
+      division.most, " has fingerprint ",
+      FormatHex(fingerprints[division.most]), ", rank ", other, " has ",
+      FormatHex(fingerprints[other]), CountOf(division, voters.size()),
+      found.ok() ? "; no fact that they describe differs"
+                 : StrCat("; the ranks could not compare what they have: ",
+                          found.status().message()));
 }
 
 }  // namespace shard

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/facts.h"
@@ -39,6 +40,24 @@ Status CheckAgreement(Communicator* comm, std::string_view what,
 // Compares the facts by their hash as the fingerprint. COLLECTIVE.
 Status CheckAgreement(Communicator* comm, std::string_view what,
                       const DescribeFacts& describe, const Deadline& deadline);
+
+// Returns the hash of all facts; 0 for an empty `describe`.
+uint64_t HashFacts(const DescribeFacts& describe);
+
+// A rank's fingerprint, and whether it is compared.
+struct FingerprintVote {
+  uint64_t fingerprint;
+  bool counts;
+};
+
+// Compares fingerprints that the ranks have exchanged already, `votes` by rank,
+// for callers that send theirs together with other values. Equal fingerprints
+// cost nothing. Otherwise COLLECTIVE, and the result is that of CheckAgreement.
+// REQUIRES: the same votes on all ranks.
+Status CompareFingerprints(Communicator* comm, std::string_view what,
+                           const std::vector<FingerprintVote>& votes,
+                           const DescribeFacts& describe,
+                           const Deadline& deadline);
 
 }  // namespace shard
 

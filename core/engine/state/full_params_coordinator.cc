@@ -4,7 +4,6 @@
 
 #include <utility>
 
-#include "core/comm/agreement.h"
 #include "core/engine/state/describe.h"
 
 namespace shard {
@@ -29,15 +28,15 @@ Status FullParamsCoordinator::Summon(const EngineRuntime& runtime,
                             " does not exist; the model has ", modules);
   }
   if (local.ok()) local = CheckRankOrAll(rank, comm_->world_size());
-  SHARD_RETURN_IF_ERROR(
-      runtime.units().EnterChange(Activity::kSummon, local, deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm_, "what is summoned",
-      [&](FactSink* sink) {
-        sink->Add("", "module", ModuleText(model, module));
-        sink->Add("", "rank", rank);
-      },
-      deadline));
+  Arguments arguments;
+  if (local.ok()) {
+    arguments = {"what is summoned", [&](FactSink* sink) {
+                   sink->Add("", "module", ModuleText(model, module));
+                   sink->Add("", "rank", rank);
+                 }};
+  }
+  SHARD_RETURN_IF_ERROR(runtime.units().EnterChange(Activity::kSummon, local,
+                                                    arguments, deadline));
   SHARD_ASSIGN_OR_RETURN(summoned_, FullParams::Create(runtime, comm_, device_,
                                                        module, rank, deadline));
   return Status();
@@ -49,12 +48,14 @@ Status FullParamsCoordinator::End(const EngineRuntime& runtime,
                                   const Deadline& deadline) {
   Status local = write_back.status();
   if (local.ok()) local = known;
-  SHARD_RETURN_IF_ERROR(
-      runtime.units().EnterChange(Activity::kSummon, local, deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm_, "the end of summoning",
-      [&](FactSink* sink) { sink->Add("", "write_back", *write_back); },
-      deadline));
+  Arguments arguments;
+  if (local.ok()) {
+    arguments = {"the end of summoning", [&](FactSink* sink) {
+                   sink->Add("", "write_back", *write_back);
+                 }};
+  }
+  SHARD_RETURN_IF_ERROR(runtime.units().EnterChange(Activity::kSummon, local,
+                                                    arguments, deadline));
   // The copies are freed on every path from here on; the host's pointers end
   // here.
   const std::unique_ptr<FullParams> summoned = std::move(summoned_);

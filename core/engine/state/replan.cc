@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/base/host_array.h"
-#include "core/comm/agreement.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/state/initial_params.h"
 #include "core/engine/state/log_warnings.h"
@@ -89,11 +88,13 @@ StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
     return CheckSupported(*next, *comm);
   };
   const Status local = make();
+  Arguments arguments;
+  if (local.ok()) {
+    arguments = {"the changed plan", next->fingerprint(),
+                 [&](FactSink* sink) { next->Describe(sink); }};
+  }
   SHARD_RETURN_IF_ERROR(
-      from.units().EnterChange(Activity::kReplan, local, deadline));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      comm, "the changed plan", next->fingerprint(),
-      [&](FactSink* sink) { next->Describe(sink); }, deadline));
+      from.units().EnterChange(Activity::kReplan, local, arguments, deadline));
   Replanned replanned;
   SHARD_ASSIGN_OR_RETURN(replanned.hypers, Hypers::Create(*next));
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(

@@ -48,17 +48,17 @@ StatusOr<std::shared_ptr<AsyncSave>> TrainingState::Save(
   if (local.ok()) local = CheckStateOptions(plan_.model(), options->state);
   if (local.ok()) local = known;
   if (local.ok()) local = deps_.checkpoints->FinishSave(deadline.Work());
+  Arguments arguments;
+  if (local.ok()) {
+    arguments = {"how to save", [&](FactSink* sink) {
+                   DescribeState(plan_.model(), options->state, sink);
+                   sink->Add("", "save", options->async);
+                   sink->Add("", "overwrite", options->overwrite);
+                   sink->Add("", "timeout", options->timeout);
+                 }};
+  }
   SHARD_RETURN_IF_ERROR(deps_.runtime->units().EnterChange(
-      Activity::kSave, local, deadline.Exchange()));
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      deps_.comm, "how to save",
-      [&](FactSink* sink) {
-        DescribeState(plan_.model(), options->state, sink);
-        sink->Add("", "save", options->async);
-        sink->Add("", "overwrite", options->overwrite);
-        sink->Add("", "timeout", options->timeout);
-      },
-      deadline.Exchange()));
+      Activity::kSave, local, arguments, deadline.Exchange()));
   SHARD_RETURN_IF_ERROR(OkOrAbort(
       deps_.comm, deps_.runtime->compute().Synchronize(deadline.Work())));
   SavedState state;
@@ -115,16 +115,16 @@ Status TrainingState::Gather(const StatusOr<StateOptions>& options, int rank,
     if (listed.ok()) entries = *std::move(listed);
   }
   if (local.ok()) local = CheckRankOrAll(rank, deps_.comm->world_size());
+  // The tensors follow from the options.
+  Arguments arguments;
+  if (local.ok()) {
+    arguments = {"what is gathered", [&](FactSink* facts) {
+                   facts->Add("", "rank", rank);
+                   DescribeState(plan_.model(), *options, facts);
+                 }};
+  }
   SHARD_RETURN_IF_ERROR(deps_.runtime->units().EnterChange(
-      Activity::kGatherState, local, deadline.Exchange()));
-  // Compares the options, from which the tensors follow.
-  SHARD_RETURN_IF_ERROR(CheckAgreement(
-      deps_.comm, "what is gathered",
-      [&](FactSink* facts) {
-        facts->Add("", "rank", rank);
-        DescribeState(plan_.model(), *options, facts);
-      },
-      deadline.Exchange()));
+      Activity::kGatherState, local, arguments, deadline.Exchange()));
   SHARD_RETURN_IF_ERROR(OkOrAbort(
       deps_.comm, deps_.runtime->compute().Synchronize(deadline.Work())));
   return GatherState(
@@ -238,19 +238,19 @@ Status TrainingState::EnterLoad(const StatusOr<LoadOptions>& options,
   if (local.ok()) local = known;
   if (local.ok()) local = CheckGivesParams(options->state);
   if (local.ok()) local = deps_.checkpoints->FinishSave(deadline.Work());
-  SHARD_RETURN_IF_ERROR(deps_.runtime->units().EnterChange(
-      Activity::kLoad, local, deadline.Exchange()));
-  return CheckAgreement(
-      deps_.comm, "how to load",
-      [&](FactSink* sink) {
-        DescribeState(plan_.model(), options->state, sink);
-        sink->Add("", "allow_mismatch", !options->rules.strict);
-        sink->Add("", "convert", options->rules.convert);
-        sink->Add("", "strip_leading_module",
-                  options->rules.strip_leading_module);
-        sink->Add("", "from_rank0", options->from_rank0);
-      },
-      deadline.Exchange());
+  Arguments arguments;
+  if (local.ok()) {
+    arguments = {"how to load", [&](FactSink* sink) {
+                   DescribeState(plan_.model(), options->state, sink);
+                   sink->Add("", "allow_mismatch", !options->rules.strict);
+                   sink->Add("", "convert", options->rules.convert);
+                   sink->Add("", "strip_leading_module",
+                             options->rules.strip_leading_module);
+                   sink->Add("", "from_rank0", options->from_rank0);
+                 }};
+  }
+  return deps_.runtime->units().EnterChange(Activity::kLoad, local, arguments,
+                                            deadline.Exchange());
 }
 
 Status TrainingState::CheckGivesParams(const StateOptions& options) const {

@@ -19,7 +19,7 @@ constexpr std::string_view kAgree = "agree on operation";
 
 static_assert(std::has_unique_object_representations_v<int32_t>);
 static_assert(sizeof(Proposal) ==
-                  6 * sizeof(int32_t) + sizeof(int64_t) + sizeof(StepEntry),
+                  6 * sizeof(int32_t) + 2 * sizeof(int64_t) + sizeof(StepEntry),
               "no padding, which would be sent unset");
 
 std::string_view VerbOf(Activity activity) {
@@ -109,8 +109,10 @@ StatusOr<Decision> Decide(
 }
 
 StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
+                                    const Arguments& arguments,
                                     const Deadline& deadline) {
   mine.failed = local.ok() ? 0 : 1;
+  mine.arguments = arguments.fingerprint;
   SHARD_RETURN_IF_ERROR(comm_->AllGather(kAgree, &mine, sizeof(mine),
                                          proposals_.data(), deadline));
   const bool failed = std::any_of(
@@ -119,7 +121,19 @@ StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
   if (failed) {
     SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kAgree, local, deadline));
   }
-  return Decide(proposals_, comm_->rank(), allow_missing_, unit_name_);
+  SHARD_ASSIGN_OR_RETURN(
+      const Decision decision,
+      Decide(proposals_, comm_->rank(), allow_missing_, unit_name_));
+  // Operations with arguments have no followers, so every rank has described
+  // its own.
+  if (!arguments.describe) return decision;
+  std::vector<FingerprintVote> votes;
+  for (const Proposal& proposal : proposals_) {
+    votes.push_back({proposal.arguments, true});
+  }
+  SHARD_RETURN_IF_ERROR(CompareFingerprints(comm_, arguments.what, votes,
+                                            arguments.describe, deadline));
+  return decision;
 }
 
 }  // namespace shard

@@ -16,10 +16,14 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/deadline.h"
+#include "core/base/facts.h"
 #include "core/base/status.h"
+#include "core/comm/agreement.h"
 #include "core/comm/communicator.h"
 
 namespace shard {
@@ -73,7 +77,27 @@ struct Proposal {
   // before its call. For kJoin: kNeverZeroed unless this rank discarded
   // gradients of its own, which are in sums of all ranks.
   int64_t zeroed = 0;
+  // The fingerprint of the operation's Arguments; 0: it has none.
+  uint64_t arguments = 0;
   StepEntry step = {};
+};
+
+// The arguments of an operation, which must be the same on all ranks. Empty
+// `describe`: the operation has none, or they are compared elsewhere.
+struct Arguments {
+  Arguments() = default;
+  // Takes the hash of the facts as the fingerprint. `what` names the arguments
+  // in errors, and must outlive this.
+  Arguments(std::string_view what, DescribeFacts describe)
+      : what(what),
+        fingerprint(HashFacts(describe)),
+        describe(std::move(describe)) {}
+  Arguments(std::string_view what, uint64_t fingerprint, DescribeFacts describe)
+      : what(what), fingerprint(fingerprint), describe(std::move(describe)) {}
+
+  std::string_view what;
+  uint64_t fingerprint = 0;
+  DescribeFacts describe;
 };
 
 // Returns whether two ranks come for the same operation. Gradients from before
@@ -113,8 +137,12 @@ class Agreement {
         proposals_(static_cast<size_t>(comm->world_size())) {}
 
   // Exchanges proposals and returns the decision. COLLECTIVE. `local`: an error
-  // of this rank, which becomes an error of all. `mine.failed` need not be set.
+  // of this rank, which becomes an error of all. Fingerprints of `arguments`
+  // are exchanged with the proposals; where they differ the error is kDesync,
+  // with the first fact that differs (core/comm/agreement.h). `mine.failed` and
+  // `mine.arguments` need not be set.
   StatusOr<Decision> Agree(Proposal mine, const Status& local,
+                           const Arguments& arguments,
                            const Deadline& deadline);
 
   // Returns the proposals of the last Agree, by rank.

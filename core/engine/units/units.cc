@@ -61,11 +61,6 @@ bool Units::HasTensors(int32_t unit, bool grads) const {
 
 // ---- Agreement -------------------------------------------------------------
 
-StatusOr<Decision> Units::Agree(const Proposal& proposal, const Status& local,
-                                const Deadline& deadline) {
-  return agreement_.Agree(proposal, local, deadline);
-}
-
 Status Units::ReportToOthers(Activity activity, const Status& local,
                              const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
@@ -73,7 +68,8 @@ Status Units::ReportToOthers(Activity activity, const Status& local,
   if (!drained.ok()) return Fail(drained);
   Proposal proposal;
   proposal.activity = activity;
-  const auto decision = Agree(proposal, local, deadline);
+  const auto decision =
+      agreement_.Agree(proposal, local, Arguments(), deadline);
   return HandleFailedAgreement(decision.status(), activity);
 }
 
@@ -143,8 +139,9 @@ Status Units::RunOperation(const Proposal& proposal, unsigned char* slot,
 Status Units::Perform(const Proposal& proposal, unsigned char* slot) {
   for (;;) {
     const Deadline deadline = Deadline::After(deps_.timeout);
-    SHARD_ASSIGN_OR_RETURN(const Decision decision,
-                           Agree(proposal, Status(), deadline));
+    SHARD_ASSIGN_OR_RETURN(
+        const Decision decision,
+        agreement_.Agree(proposal, Status(), Arguments(), deadline));
     const Proposal led = proposals()[static_cast<size_t>(decision.leader)];
     SHARD_RETURN_IF_ERROR(
         RunOperation(led, decision.follows ? nullptr : slot, deadline));
@@ -163,7 +160,8 @@ Status Units::EnterStep(Proposal proposal, const Status& local,
   }
   proposal.zeroed = zeroed_;
   for (;;) {
-    const auto decision = Agree(proposal, local, deadline);
+    const auto decision =
+        agreement_.Agree(proposal, local, Arguments(), deadline);
     if (!decision.ok()) {
       return HandleFailedAgreement(decision.status(), proposal.activity);
     }
@@ -184,7 +182,8 @@ Status Units::Follow(Proposal proposal, const Status& local,
   if (!drained.ok()) return Fail(drained);
   proposal.zeroed = dropped_ ? zeroed_ : kNeverZeroed;
   for (;;) {
-    const auto decision = Agree(proposal, local, deadline);
+    const auto decision =
+        agreement_.Agree(proposal, local, Arguments(), deadline);
     if (!decision.ok()) {
       return HandleFailedAgreement(decision.status(), proposal.activity);
     }
@@ -208,13 +207,14 @@ Status Units::Follow(Proposal proposal, const Status& local,
 }
 
 Status Units::EnterChange(Activity activity, const Status& local,
+                          const Arguments& arguments,
                           const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = deps_.queue->Drain(deadline);
   if (!drained.ok()) return Fail(drained);
   Proposal proposal;
   proposal.activity = activity;
-  const auto decision = Agree(proposal, local, deadline);
+  const auto decision = agreement_.Agree(proposal, local, arguments, deadline);
   if (!decision.ok()) return HandleFailedAgreement(decision.status(), activity);
   param_slots_.DropAll();
   return Status();

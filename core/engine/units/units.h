@@ -116,11 +116,11 @@ class Units {
   // joined (`joined`). COLLECTIVE.
   Status Follow(Proposal proposal, const Status& local,
                 const Deadline& deadline, int32_t* leader, bool* joined);
-  // Enters an operation for which all ranks must come: kSummon, kReplan, kSave,
-  // kLoad or kGatherState. COLLECTIVE. Gathered parameters are dropped, and the
-  // slots are the caller's to use.
+  // Enters an operation that all ranks must propose, with the same `arguments`:
+  // kSummon, kReplan, kSave, kLoad or kGatherState. COLLECTIVE. Gathered
+  // parameters are dropped, and the slots are the caller's to use.
   Status EnterChange(Activity activity, const Status& local,
-                     const Deadline& deadline);
+                     const Arguments& arguments, const Deadline& deadline);
   // Makes `error` final, and ends the group with it: the error may be of this
   // rank alone, for which the others would wait.
   Status Fail(const Status& error);
@@ -159,8 +159,6 @@ class Units {
   // rank cannot do it. COLLECTIVE.
   Status ReportToOthers(Activity activity, const Status& local,
                         const Deadline& deadline);
-  StatusOr<Decision> Agree(const Proposal& proposal, const Status& local,
-                           const Deadline& deadline);
   Status CheckRoom(int32_t unit, const Slots& slots,
                    std::string_view what) const;
   bool HasTensors(int32_t unit, bool grads) const;

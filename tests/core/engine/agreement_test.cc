@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "core/base/strings.h"
@@ -201,7 +203,8 @@ TEST(AgreementTest, ErrorOfOneRankIsTheErrorOfAll) {
     const Deadline deadline = Deadline::After(10);
     const Status local =
         comm->rank() == 1 ? InvalidArgument("wrong here") : Status();
-    const auto failed = agreement.Agree(ProposalFor(kStep), local, deadline);
+    const auto failed =
+        agreement.Agree(ProposalFor(kStep), local, Arguments(), deadline);
     ExpectInvalid(failed, {"rank 1", "wrong here"});
     EXPECT_EQ(failed.status().rank(), 1);
     EXPECT_EQ(agreement.proposals()[1].failed, 1);
@@ -209,12 +212,73 @@ TEST(AgreementTest, ErrorOfOneRankIsTheErrorOfAll) {
     // The ranks agree again after the error.
     const auto decision = agreement.Agree(
         comm->rank() == 2 ? ProposalFor(kJoin) : ProposalFor(kGather, 6),
-        Status(), deadline);
+        Status(), Arguments(), deadline);
     ASSERT_OK(decision);
     EXPECT_EQ(decision->leader, 0);
     EXPECT_EQ(decision->follows, comm->rank() == 2);
     EXPECT_EQ(agreement.proposals()[1].unit, 6);
   });
+}
+
+// The fingerprints of arguments travel with the proposals: equal arguments cost
+// one collective, and different ones are named.
+TEST(AgreementTest, ArgumentsAreComparedInTheSameExchange) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([rank] {
+      std::vector<std::string> phases;
+      CommOptions options;
+      options.rank = rank;
+      options.world_size = 3;
+      options.phase_hook = [&](std::string_view what) {
+        phases.emplace_back(what);
+      };
+      const auto comm =
+          OpenCommunicator("threads:3?name=agreement-arguments", options);
+      ASSERT_OK(comm);
+      Agreement agreement(comm->get(), false, NameOf);
+      const Deadline deadline = Deadline::After(10);
+      const auto agree = [&](int value, const Status& local) {
+        Arguments arguments;
+        if (local.ok()) {
+          arguments = {"how to test", [value](FactSink* sink) {
+                         sink->Add("", "kind", "same");
+                         sink->Add("", "value", value);
+                       }};
+        }
+        return agreement.Agree(ProposalFor(Activity::kSave), local, arguments,
+                               deadline);
+      };
+
+      phases.clear();
+      ASSERT_OK(agree(7, Status()));
+      EXPECT_EQ(phases, std::vector<std::string>{"agree on operation"});
+
+      const auto differ = agree(rank == 2 ? 9 : 8, Status());
+      ExpectError(differ, StatusCode::kDesync,
+                  {"the ranks differ in how to test: value: rank 0 has 8, rank "
+                   "2 has 9; 1 of 3 ranks differs from rank 0: [2]"});
+      EXPECT_EQ(differ.status().rank(), 2);
+
+      // An error of one rank, whose arguments cannot be described, comes first.
+      ExpectInvalid(
+          agree(rank, rank == 1 ? InvalidArgument("wrong here") : Status()),
+          {"rank 1", "wrong here"});
+      // So do different operations.
+      const auto other = agreement.Agree(
+          ProposalFor(rank == 1 ? Activity::kLoad : Activity::kSave), Status(),
+          {"what differs", [rank](FactSink* s) { s->Add("", "rank", rank); }},
+          deadline);
+      ExpectError(other, StatusCode::kDesync,
+                  {"rank 0 saves a checkpoint, rank 1 loads a state"});
+
+      phases.clear();
+      ASSERT_OK(agree(7, Status()));
+      EXPECT_EQ(phases, std::vector<std::string>{"agree on operation"});
+      (void)(*comm)->Shutdown(deadline).ok();
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
 }
 
 }  // namespace

@@ -107,11 +107,11 @@ std::vector<Hang> Hangs() {
           {"load", load, ""},
           {"state load", load_dict, ""},
           {"state gather", gather, ""},
-          {"save: options", save, "how to save"},
+          {"save: options", save, "agree on operation"},
           {"save: blobs", save, "the host's blobs"},
           {"save: checksums", save, "save checkpoint: checksums"},
           {"async save: checksums", async_save, "save checkpoint: checksums"},
-          {"load: options", load, "how to load"},
+          {"load: options", load, "agree on operation"},
           {"load: which one", load, "the checkpoint"},
           {"load: elements", load, "load: elements"},
           {"state load: keys", load_dict, "the state dict"}};
