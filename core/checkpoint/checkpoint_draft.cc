@@ -17,9 +17,6 @@ namespace shard {
 
 namespace {
 
-// Codes and scales of a block of q8 go into one file.
-constexpr int64_t kBlock = 256;
-
 // A blob of more bytes than a chunk of the writer is copied piece by piece.
 constexpr uint64_t kLargeBlob = DataWriter::kFetchedChunkBytes;
 
@@ -107,41 +104,30 @@ void Drafter::Describe() {
   const size_t given = given_ > 0 ? static_cast<size_t>(given_)
                                   : std::max<size_t>(from_.num_files(), 1);
   draft_.outputs.resize(given);
-  draft_.contents.writer = "libshard";
-  draft_.contents.world_size = static_cast<int32_t>(given);
   const Manifest* const manifest = from_.manifest();
-  if (manifest != nullptr) {
-    draft_.contents.step = manifest->step();
-    if (manifest->num_blobs() > 0) {
-      draft_.contents.world_size = manifest->world_size();
-    }
-    for (size_t g = 0; g < manifest->num_groups(); ++g) {
-      draft_.contents.groups.emplace_back(manifest->group_optimizer(g));
-    }
-    for (size_t s = 0; s < manifest->num_scalars(); ++s) {
-      const ScalarInfo scalar = manifest->scalar(s);
-      draft_.contents.scalars.push_back(
-          {std::string(scalar.name), scalar.value});
-    }
+  if (manifest != nullptr) draft_.contents = manifest->Contents();
+  draft_.contents.writer = "libshard";
+  // Blobs belong to the ranks that saved them.
+  if (draft_.contents.blobs.empty()) {
+    draft_.contents.world_size = static_cast<int32_t>(given);
   }
   uint64_t total = 0;
   for (size_t t = 0; t < store_.num_tensors(); ++t) {
     const TensorInfo info = store_.tensor(t);
     ManifestContents::Tensor& tensor = draft_.contents.tensors.emplace_back();
+    if (manifest != nullptr) {
+      tensor = manifest->TensorContents(store_.source(t));
+      // The shorter form of the same.
+      if (tensor.step == manifest->step()) tensor.step = -1;
+    }
+    // The conversion may have changed these.
     tensor.key = info.key;
     tensor.type = info.type;
     tensor.role = info.role;
     tensor.shape.assign(info.shape.begin(), info.shape.end());
     tensor.alias_of = info.alias_of;
-    if (info.alias_of >= 0) continue;
-    total += TensorBytes(info);
     tensor.codebook = info.codebook;
-    if (manifest == nullptr) continue;
-    const size_t source = store_.source(t);
-    tensor.trainable = manifest->trainable(source);
-    tensor.group = manifest->group(source);
-    const int64_t step = manifest->tensor_step(source);
-    if (step != manifest->step()) tensor.step = step;
+    if (info.alias_of < 0) total += TensorBytes(info);
   }
   draft_.slice_bytes = SliceBytes(total);
 }
@@ -182,7 +168,8 @@ void Drafter::PlaceTensors() {
       before += TensorBytes(info);
       continue;
     }
-    const int64_t unit = info.type == ElementType::kQ8 ? kBlock : 1;
+    // Codes and scales of a block of q8 go into one file.
+    const int64_t unit = info.type == ElementType::kQ8 ? kQ8Block : 1;
     const int64_t units = (info.numel - 1) / unit + 1;
     int64_t begin = 0;
     for (int64_t f = 0; f < files; ++f) {
@@ -195,16 +182,7 @@ void Drafter::PlaceTensors() {
 }
 
 void Drafter::PlaceBlobs() {
-  const Manifest* const manifest = from_.manifest();
-  const size_t count = manifest == nullptr ? 0 : manifest->num_blobs();
-  for (size_t b = 0; b < count; ++b) {
-    const BlobInfo info = manifest->blob(b);
-    Extent extent;
-    extent.bytes = info.extent.bytes;
-    extent.checksum = info.extent.checksum;
-    draft_.contents.blobs.push_back(
-        {std::string(info.name), info.rule, info.rank, extent});
-  }
+  const size_t count = draft_.contents.blobs.size();
   for (const bool large : {false, true}) {
     for (size_t b = 0; b < count; ++b) {
       Extent& extent = draft_.contents.blobs[b].extent;

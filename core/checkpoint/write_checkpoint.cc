@@ -15,6 +15,7 @@
 #include "core/checkpoint/checkpoint_draft.h"
 #include "core/checkpoint/data/data_writer.h"
 #include "core/checkpoint/folder/cleanup.h"
+#include "core/checkpoint/folder/commit.h"
 #include "core/checkpoint/folder/pending.h"
 #include "core/checkpoint/manifest/manifest.h"
 
@@ -53,7 +54,6 @@ class CheckpointWriter {
                         ProgressMeter* progress) const;
   Status CopyLargeBlob(size_t blob, const File& file,
                        ProgressMeter* progress) const;
-  Status WriteManifest(const Directory& folder) const;
 
   FileEnv* const env_;
   const FileStore& from_;
@@ -164,16 +164,6 @@ Status CheckpointWriter::WriteFile(const Directory& folder, size_t file,
   return Status();
 }
 
-Status CheckpointWriter::WriteManifest(const Directory& folder) const {
-  SHARD_ASSIGN_OR_RETURN(const std::vector<std::byte> manifest,
-                         EncodeManifest(draft_.contents));
-  SHARD_ASSIGN_OR_RETURN(
-      File file, File::Open(folder, kManifestName, File::Mode::kCreate));
-  SHARD_RETURN_IF_ERROR(file.WriteExactly(0, manifest));
-  SHARD_RETURN_IF_ERROR(file.Sync());
-  return file.Close();
-}
-
 Status CheckpointWriter::Write(const std::string& root) {
   SHARD_ASSIGN_OR_RETURN(draft_,
                          DraftCheckpoint(from_, store_, options_.world_size));
@@ -191,8 +181,7 @@ Status CheckpointWriter::Write(const std::string& root) {
   for (size_t f = 0; f < draft_.outputs.size(); ++f) {
     SHARD_RETURN_IF_ERROR(WriteFile(pending.directory(), f, &progress));
   }
-  SHARD_RETURN_IF_ERROR(WriteManifest(pending.directory()));
-  SHARD_RETURN_IF_ERROR(pending.Commit());
+  SHARD_RETURN_IF_ERROR(CommitCheckpoint(draft_.contents, &pending));
   // The checkpoint is complete: an error in deleting old ones is not an error
   // of it.
   (void)CatchOutOfMemory([&]() -> Status {

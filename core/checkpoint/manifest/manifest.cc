@@ -83,6 +83,44 @@ Status Manifest::Read(std::span<const std::byte> file) {
   return status.WithContext("the manifest is wrong");
 }
 
+ManifestContents Manifest::Contents() const {
+  ManifestContents contents;
+  contents.writer = writer();
+  contents.step = step();
+  contents.world_size = world_size();
+  for (size_t g = 0; g < num_groups(); ++g) {
+    contents.groups.emplace_back(group_optimizer(g));
+  }
+  for (size_t s = 0; s < num_scalars(); ++s) {
+    const ScalarInfo info = scalar(s);
+    contents.scalars.push_back({std::string(info.name), info.value});
+  }
+  for (size_t b = 0; b < num_blobs(); ++b) {
+    const BlobInfo info = blob(b);
+    Extent extent;  // Without the place.
+    extent.bytes = info.extent.bytes;
+    extent.checksum = info.extent.checksum;
+    contents.blobs.push_back(
+        {std::string(info.name), info.rule, info.rank, extent});
+  }
+  return contents;
+}
+
+ManifestContents::Tensor Manifest::TensorContents(size_t index) const {
+  const TensorInfo info = tensor(index);
+  ManifestContents::Tensor contents;
+  contents.key = info.key;
+  contents.type = info.type;
+  contents.role = info.role;
+  contents.shape.assign(info.shape.begin(), info.shape.end());
+  contents.alias_of = info.alias_of;
+  contents.trainable = trainable(index);
+  contents.group = group(index);
+  contents.step = At(root_->tensors(), Target(index)).step();
+  contents.codebook = info.codebook;
+  return contents;
+}
+
 std::string_view Manifest::writer() const { return View(root_->writer()); }
 
 int64_t Manifest::step() const { return root_->step(); }

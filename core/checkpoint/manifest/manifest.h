@@ -165,6 +165,14 @@ class Manifest {
   // them. REQUIRES: the bytes are aligned to 8 bytes.
   static Status Verify(std::span<const std::byte> bytes);
 
+  // Return the contents from which the manifest was encoded, for a checkpoint
+  // that is written from this one: every field of the file, so that none is
+  // lost, but for the places of data. Contents leaves out the files and the
+  // tensors, TensorContents the slices; an alias has the values of its target.
+  // REQUIRES: index < num_tensors().
+  ManifestContents Contents() const;
+  ManifestContents::Tensor TensorContents(size_t index) const;
+
   // Returns the version of the format.
   uint32_t version() const { return version_; }
   // Returns the XXH3-128 of the file, which identifies the checkpoint.

@@ -9,6 +9,7 @@
 #include "core/base/dtype.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/memory/buffers.h"
+#include "core/engine/state/gather_params.h"
 #include "core/engine/transfer/ok_or_abort.h"
 #include "core/engine/transfer/transfers.h"
 #include "core/model/walk.h"
@@ -109,13 +110,14 @@ StatusOr<std::unique_ptr<FullParams>> FullParams::Create(
   const Plan& plan = *runtime.plan();
   const std::vector<bool> in = ParamsIn(plan.model(), module);
   summoned->offsets_.assign(in.size(), -1);
-  summoned->units_.resize(plan.units().size());
+  // Units that have any of the parameters.
+  std::vector<bool> units(plan.units().size());
   for (size_t p = 0; p < in.size(); ++p) {
     const ParamPlace& place = plan.places()[p];
     if (!in[p] || place.buffer < 0) continue;
     const auto& buffer = plan.buffers()[static_cast<size_t>(place.buffer)];
     summoned->offsets_[p] = summoned->bytes_;
-    summoned->units_[static_cast<size_t>(buffer.unit)] = true;
+    units[static_cast<size_t>(buffer.unit)] = true;
     const auto bytes = static_cast<int64_t>(
         DTypeBytes(buffer.dtype, plan.model().params()[p].numel));
     summoned->bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -129,42 +131,19 @@ StatusOr<std::unique_ptr<FullParams>> FullParams::Create(
   }
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "summon full parameters", local, deadline));
-  const StreamGuard guard(&runtime.compute());
-  SHARD_RETURN_IF_ERROR(OkOrAbort(comm, summoned->Gather(runtime, deadline)));
+  Stream& stream = runtime.compute();
+  const StreamGuard guard(&stream);
+  SHARD_RETURN_IF_ERROR(GatherParams(
+      runtime, units, comm, &stream,
+      [&](const EngineBuffer& buffer, const Slot& slot,
+          const unsigned char* data) {
+        const int64_t to = summoned->offsets_[static_cast<size_t>(slot.param)];
+        if (!here || to < 0) return;
+        stream.Copy(summoned->copies_.data() + to, data,
+                    DTypeBytes(buffer.plan->dtype, slot.numel));
+      },
+      deadline));
   return summoned;
-}
-
-Status FullParams::Gather(const EngineRuntime& runtime,
-                          const Deadline& deadline) {
-  const Plan& plan = *runtime.plan();
-  for (size_t u = 0; u < units_.size(); ++u) {
-    if (!units_[u]) continue;
-    const auto unit = static_cast<int32_t>(u);
-    unsigned char* gathered = nullptr;
-    if (runtime.units().gathers()) {
-      gathered = runtime.memory().ParamSlot(plan.units()[u].depth, 0);
-      SHARD_RETURN_IF_ERROR(
-          runtime.transfers().Gather(unit, gathered, deadline));
-    }
-    if (!here_) continue;
-    for (const SlotPart& part : SlotParts(plan, unit, false)) {
-      const EngineBuffer& buffer = runtime.memory().buffers()[part.buffer];
-      for (const Slot& slot : buffer.plan->layout.slots()) {
-        const int64_t to = offsets_[static_cast<size_t>(slot.param)];
-        if (to < 0 || slot.numel == 0) continue;
-        const DType dtype = buffer.plan->dtype;
-        const void* const from =
-            gathered == nullptr
-                ? buffer.ParamAt(slot.offset)
-                : gathered + part.offset + DTypeBytes(dtype, slot.offset);
-        runtime.compute().Copy(copies_.data() + to, from,
-                               DTypeBytes(dtype, slot.numel));
-      }
-    }
-    // Waits before the next unit takes the slot.
-    SHARD_RETURN_IF_ERROR(runtime.compute().Synchronize(deadline));
-  }
-  return Status();
 }
 
 void* FullParams::Param(ParamId param) const {

@@ -54,12 +54,9 @@ class FullParams {
  private:
   FullParams(int rank, bool here) : rank_(rank), here_(here) {}
 
-  Status Gather(const EngineRuntime& runtime, const Deadline& deadline);
-
   const int rank_;
   const bool here_;               // Whether this rank has the copies.
   std::vector<int64_t> offsets_;  // By ParamId, bytes; -1: not summoned.
-  std::vector<bool> units_;       // Whether any of its parameters is.
   int64_t bytes_ = 0;
   DeviceMemory copies_;
 };

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "core/base/dtype.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/memory/buffers.h"
+#include "core/engine/state/gather_params.h"
 #include "core/engine/transfer/ok_or_abort.h"
-#include "core/engine/transfer/transfers.h"
 #include "core/flat/plan.h"
 
 namespace shard {
@@ -186,29 +187,13 @@ class StateMigration {
 
 Status MigrateParams(const EngineRuntime& from, const EngineRuntime& to,
                      Communicator* comm, const Deadline& deadline) {
-  const Plan& plan = *from.plan();
-  for (size_t u = 0; u < plan.units().size(); ++u) {
-    const auto unit = static_cast<int32_t>(u);
-    unsigned char* slot_base = nullptr;
-    if (from.units().gathers() && !plan.units()[u].buffers.empty()) {
-      slot_base = from.memory().ParamSlot(plan.units()[u].depth, 0);
-      SHARD_RETURN_IF_ERROR(from.transfers().Gather(unit, slot_base, deadline));
-    }
-    for (const SlotPart& part : SlotParts(plan, unit, false)) {
-      const EngineBuffer& buffer = from.memory().buffers()[part.buffer];
-      for (const Slot& slot : buffer.plan->layout.slots()) {
-        if (slot.numel == 0) continue;
-        const auto* const data =
-            slot_base == nullptr
-                ? static_cast<const unsigned char*>(buffer.ParamAt(slot.offset))
-                : slot_base + part.offset +
-                      DTypeBytes(buffer.plan->dtype, slot.offset);
+  SHARD_RETURN_IF_ERROR(GatherParams(
+      from, std::vector<bool>(from.plan()->units().size(), true), comm,
+      &to.compute(),
+      [&](const EngineBuffer&, const Slot& slot, const unsigned char* data) {
         WriteParam(to, *comm, slot, data);
-      }
-    }
-    // Waits before the next unit takes the slot.
-    SHARD_RETURN_IF_ERROR(OkOrAbort(comm, to.compute().Synchronize(deadline)));
-  }
+      },
+      deadline));
   return comm->Barrier("migrate parameters", deadline);
 }
 

@@ -10,6 +10,7 @@
 
 #include "core/base/strings.h"
 #include "core/checkpoint/folder/cleanup.h"
+#include "core/checkpoint/folder/commit.h"
 #include "core/checkpoint/folder/directory.h"
 #include "core/checkpoint/manifest/checksum.h"
 #include "core/comm/agreement.h"
@@ -319,15 +320,7 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
 Status CheckpointSave::CommitAsRank0(
     const std::vector<std::vector<std::byte>>& gathered) {
   SHARD_ASSIGN_OR_RETURN(const ManifestContents contents, Contents(gathered));
-  SHARD_ASSIGN_OR_RETURN(const std::vector<std::byte> manifest,
-                         EncodeManifest(contents));
-  SHARD_ASSIGN_OR_RETURN(
-      File file,
-      File::Open(pending_->directory(), kManifestName, File::Mode::kCreate));
-  SHARD_RETURN_IF_ERROR(file.WriteExactly(0, manifest));
-  SHARD_RETURN_IF_ERROR(file.Sync());
-  SHARD_RETURN_IF_ERROR(file.Close());
-  SHARD_RETURN_IF_ERROR(pending_->Commit());
+  SHARD_RETURN_IF_ERROR(CommitCheckpoint(contents, &*pending_));
 
   // The checkpoint is complete: an error in deleting older ones is not an error
   // of this save.

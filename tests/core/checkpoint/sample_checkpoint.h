@@ -24,6 +24,7 @@
 #include "core/checkpoint/data/data_layout.h"
 #include "core/checkpoint/data/data_writer.h"
 #include "core/checkpoint/data/file_store.h"
+#include "core/checkpoint/folder/commit.h"
 #include "core/checkpoint/folder/pending.h"
 #include "core/checkpoint/manifest/checksum.h"
 #include "core/checkpoint/manifest/manifest.h"
@@ -145,13 +146,7 @@ class CheckpointBuilder {
         slice.extent.checksum = writer.checksums()[next++];
       }
     }
-    SHARD_ASSIGN_OR_RETURN(const auto manifest, EncodeManifest(contents_));
-    SHARD_ASSIGN_OR_RETURN(
-        File out,
-        File::Open(pending.directory(), kManifestName, File::Mode::kCreate));
-    SHARD_RETURN_IF_ERROR(out.WriteExactly(0, manifest));
-    SHARD_RETURN_IF_ERROR(out.Sync());
-    return pending.Commit();
+    return CommitCheckpoint(contents_, &pending);
   }
 
  private:

@@ -6,12 +6,20 @@
 
 #include "core/checkpoint/write_checkpoint.h"
 
+#include <flatbuffers/minireflect.h>
+
 #include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "core/checkpoint/manifest/manifest_header.h"
 #include "core/checkpoint/safetensors/safetensors_export.h"
+#include "core/checkpoint/schema/manifest_generated.h"
 #include "core/checkpoint/verify.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"
@@ -64,6 +72,108 @@ TEST_F(WriteCheckpointTest, NothingIsLostInAnyNumberOfFiles) {
       most = std::max(most, from->file_bytes(f));
     }
     EXPECT_LT(most, least + least / 20) << least;
+  }
+}
+
+// Collects the values of every field of a manifest's schema, by its path, such
+// as "tensors.step". A field that no table stores has no values.
+class SchemaFields final : public flatbuffers::IterationVisitor {
+ public:
+  explicit SchemaFields(const std::string& folder) {
+    std::ifstream in(StrCat(folder, "/", kManifestName), std::ios::binary);
+    file_.assign(std::istreambuf_iterator<char>(in), {});
+    EXPECT_GT(file_.size(), kManifestHeaderBytes);
+    flatbuffers::IterateFlatBuffer(
+        reinterpret_cast<const uint8_t*>(file_.data()) + kManifestHeaderBytes,
+        schema::ManifestTypeTable(), this);
+  }
+
+  const std::map<std::string, std::vector<std::string>>& values() const {
+    return values_;
+  }
+
+  void StartSequence() override {
+    if (!field_.empty()) values_[field_].emplace_back("an object");
+    tables_.push_back(field_);
+  }
+  void EndSequence() override {
+    field_ = tables_.back();
+    tables_.pop_back();
+  }
+  void Field(size_t, size_t, flatbuffers::ElementaryType, bool,
+             const flatbuffers::TypeTable*, const char* name,
+             const uint8_t*) override {
+    const std::string& table = tables_.back();
+    field_ = table.empty() ? name : StrCat(table, ".", name);
+    (void)values_[field_];  // Absent fields are listed, too.
+  }
+  void UType(uint8_t value, const char*) override { Add(value); }
+  void Bool(bool value) override { Add(value); }
+  void Char(int8_t value, const char*) override { Add(value); }
+  void UChar(uint8_t value, const char*) override { Add(value); }
+  void Short(int16_t value, const char*) override { Add(value); }
+  void UShort(uint16_t value, const char*) override { Add(value); }
+  void Int(int32_t value, const char*) override { Add(value); }
+  void UInt(uint32_t value, const char*) override { Add(value); }
+  void Long(int64_t value) override { Add(value); }
+  void ULong(uint64_t value) override { Add(value); }
+  void Float(float value) override { Add(value); }
+  void Double(double value) override { Add(value); }
+  void String(const flatbuffers::String* value) override {
+    values_[field_].push_back(value->str());
+  }
+
+ private:
+  template <typename T>
+  void Add(T value) {
+    values_[field_].push_back(std::to_string(value));
+  }
+
+  std::string file_;
+  std::vector<std::string> tables_;  // Paths of the objects around.
+  std::string field_;
+  std::map<std::string, std::vector<std::string>> values_;
+};
+
+// A field that is added to the schema fails this test until the sample has a
+// value of it and a reshard keeps that value.
+TEST_F(WriteCheckpointTest, EveryFieldOfTheSchemaSurvives) {
+  // The fields that say where data lies, and who wrote the file.
+  const std::set<std::string> places = {
+      "writer",
+      "files",
+      "files.name",
+      "files.bytes",
+      "slices",
+      "slices.begin",
+      "slices.offset",
+      "slices.checksum_low",
+      "slices.checksum_high",
+      "slices.file",
+      "slices.reserved",
+      "tensors.first_slice",
+      "tensors.num_slices",
+      "blobs.extent.offset",
+      "blobs.extent.file",
+  };
+  const SchemaFields before(sample_->path());
+  for (const auto& [field, values] : before.values()) {
+    EXPECT_FALSE(values.empty())
+        << field << ": SampleBuilder has no value of this field";
+  }
+  for (const std::string& place : places) {
+    EXPECT_EQ(before.values().count(place), 1u) << place;
+  }
+  for (const int files : {1, 3}) {
+    SCOPED_TRACE(files);
+    const std::string root = folder_ / StrCat("fields-", files);
+    ASSERT_OK(WriteTo(*sample_, root, files));
+    const SchemaFields after(OpenStore(root)->path());
+    for (const auto& [field, values] : before.values()) {
+      if (places.count(field) != 0) continue;
+      ASSERT_EQ(after.values().count(field), 1u) << field;
+      EXPECT_EQ(after.values().at(field), values) << field;
+    }
   }
 }
 

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/state/gather_params.h"
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/dtype.h"
+#include "core/engine/transfer/ok_or_abort.h"
+#include "core/engine/transfer/transfers.h"
+
+namespace shard {
+
+Status GatherParams(const EngineRuntime& runtime,
+                    const std::vector<bool>& units, Communicator* comm,
+                    Stream* stream, const ParamSink& sink,
+                    const Deadline& deadline) {
+  const Plan& plan = *runtime.plan();
+  for (size_t u = 0; u < units.size(); ++u) {
+    const UnitPlan& planned = plan.units()[u];
+    if (!units[u] || planned.buffers.empty()) continue;
+    const auto unit = static_cast<int32_t>(u);
+    unsigned char* gathered = nullptr;
+    if (runtime.units().gathers()) {
+      gathered = runtime.memory().ParamSlot(planned.depth, 0);
+      SHARD_RETURN_IF_ERROR(OkOrAbort(
+          comm, runtime.transfers().Gather(unit, gathered, deadline)));
+    }
+    for (const SlotPart& part : SlotParts(plan, unit, false)) {
+      const EngineBuffer& buffer = runtime.memory().buffers()[part.buffer];
+      for (const Slot& slot : buffer.plan->layout.slots()) {
+        if (slot.numel == 0) continue;
+        sink(
+            buffer, slot,
+            gathered == nullptr
+                ? static_cast<const unsigned char*>(buffer.ParamAt(slot.offset))
+                : gathered + part.offset +
+                      DTypeBytes(buffer.plan->dtype, slot.offset));
+      }
+    }
+    SHARD_RETURN_IF_ERROR(OkOrAbort(comm, stream->Synchronize(deadline)));
+  }
+  return Status();
+}
+
+}  // namespace shard

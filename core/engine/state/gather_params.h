@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gathers whole parameters on every rank, one unit after the other, in the
+// memory of the plan: where parameters are sharded, in the unit's first slot.
+
+#ifndef SHARD_CORE_ENGINE_STATE_GATHER_PARAMS_H_
+#define SHARD_CORE_ENGINE_STATE_GATHER_PARAMS_H_
+
+#include <functional>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/device/device.h"
+#include "core/engine/memory/buffers.h"
+#include "core/engine/step/engine_runtime.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+// Receives a whole parameter: all elements of `slot`, a slot of `buffer`'s
+// layout, at `data`. Enqueues its work on the stream of GatherParams.
+using ParamSink = std::function<void(
+    const EngineBuffer& buffer, const Slot& slot, const unsigned char* data)>;
+
+// Passes the parameters of the chosen units to `sink`, those without elements
+// left out. COLLECTIVE. `units`: by unit, the same on all ranks. Waits for
+// `stream` before the next unit takes the slot; an error of this rank alone
+// ends the group. REQUIRES: a drained queue, and slots that are not in use.
+Status GatherParams(const EngineRuntime& runtime,
+                    const std::vector<bool>& units, Communicator* comm,
+                    Stream* stream, const ParamSink& sink,
+                    const Deadline& deadline);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STATE_GATHER_PARAMS_H_
