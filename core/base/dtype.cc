@@ -2,46 +2,27 @@
 
 #include "core/base/dtype.h"
 
+#include "core/base/element_type.h"
+
 namespace shard {
 
 size_t DTypeSize(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return 4;
-    case DType::kBF16:
-    case DType::kF16:
-      return 2;
-    case DType::kF64:
-      return 8;
-    case DType::kQ8:
-      return 1;
-  }
-  return 0;
+  const auto* const info = FindElementType(static_cast<int32_t>(dtype));
+  return info == nullptr ? 0 : info->size;
 }
 
 size_t DTypeBytes(DType dtype, int64_t numel) {
   const auto count = static_cast<size_t>(numel);
   size_t bytes = count * DTypeSize(dtype);
-  if (dtype == DType::kQ8) {
-    bytes += count / static_cast<size_t>(kQ8Block) * sizeof(float);
+  if (IsQuantized(dtype)) {
+    bytes += count / static_cast<size_t>(InfoOf(dtype).block) * sizeof(float);
   }
   return bytes;
 }
 
 const char* DTypeName(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "f32";
-    case DType::kBF16:
-      return "bf16";
-    case DType::kF16:
-      return "f16";
-    case DType::kF64:
-      return "f64";
-    case DType::kQ8:
-      return "q8";
-  }
-  return "unknown";
+  const auto* const info = FindElementType(static_cast<int32_t>(dtype));
+  return info == nullptr ? "unknown" : info->name;
 }
 
 StatusOr<DType> DTypeFromValue(int32_t value) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/element_type.h"
 #include "core/base/host_memory.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/data/data_writer.h"
@@ -169,7 +170,7 @@ void Drafter::PlaceTensors() {
       continue;
     }
     // Codes and scales of a block of q8 go into one file.
-    const int64_t unit = info.type == ElementType::kQ8 ? kQ8Block : 1;
+    const int64_t unit = std::max<int64_t>(InfoOf(info.type).block, 1);
     const int64_t units = (info.numel - 1) / unit + 1;
     int64_t begin = 0;
     for (int64_t f = 0; f < files; ++f) {

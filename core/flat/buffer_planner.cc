@@ -9,17 +9,10 @@
 #include <numeric>
 #include <utility>
 
+#include "core/base/element_type.h"
 #include "core/base/strings.h"
 
 namespace shard {
-
-namespace {
-
-bool IsNarrow(DType dtype) {
-  return dtype == DType::kBF16 || dtype == DType::kF16;
-}
-
-}  // namespace
 
 BufferPlanner::BufferPlanner(const Model& model, const PlanOptions& options,
                              const Inventory& inventory,
@@ -39,10 +32,10 @@ Status BufferPlanner::Plan(const BufferInventory& buffer,
   plan.trainable = buffer.trainable;
   plan.group = buffer.group;
   plan.grad_dtype = buffer.grad_dtype;
-  plan.sum_dtype = options_.deterministic && IsNarrow(plan.grad_dtype)
+  plan.sum_dtype = options_.deterministic && IsHalf(plan.grad_dtype)
                        ? DType::kF32
                        : plan.grad_dtype;
-  plan.has_masters = plan.trainable && IsNarrow(buffer.dtype) &&
+  plan.has_masters = plan.trainable && IsHalf(buffer.dtype) &&
                      options_.masters == Masters::kF32;
   const GroupOptions& group =
       options_.groups[static_cast<size_t>(buffer.group)];
@@ -53,7 +46,9 @@ Status BufferPlanner::Plan(const BufferInventory& buffer,
     for (const StateTensor& state : group.states) {
       // Blocks that begin with their parameter hold the same elements in every
       // layout.
-      if (state.dtype == DType::kQ8) alignment.slot = kQ8Block;
+      if (IsQuantized(state.dtype)) {
+        alignment.slot = InfoOf(state.dtype).block;
+      }
     }
   }
   const auto params = inventory_.ParamsOf(buffer);
@@ -141,7 +136,7 @@ StatusOr<int64_t> BufferPlanner::WorkspaceNumel(
   const TensorTraits* tensor =
       options_.groups[static_cast<size_t>(buffer.group)].tensor;
   if (!buffer.trainable || tensor == nullptr) return most;
-  const bool widened = IsNarrow(buffer.dtype) && !buffer.has_masters;
+  const bool widened = IsHalf(buffer.dtype) && !buffer.has_masters;
   for (const Slot& slot : buffer.layout.slots()) {
     const auto& shape = model_.params()[static_cast<size_t>(slot.param)].shape;
     int64_t numel =

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/data/data_layout.h"
 #include "core/checkpoint/manifest/manifest.h"
@@ -86,7 +87,7 @@ class BoundCalculator {
     for (size_t s = 0; s < buffer.states.size(); ++s) {
       const StateTensor& state = buffer.states[s].tensor;
       const FlatLayout& layout = buffer.StateLayout(s);
-      const bool has_scales = state.dtype == DType::kQ8;
+      const bool has_scales = IsQuantized(state.dtype);
       const uint64_t added = kStatePrefix.size() + 1 + state.name.size();
       for (const Slot& slot : layout.slots()) {
         const auto param = static_cast<size_t>(slot.param);

@@ -7,6 +7,7 @@
 #include <set>
 #include <string_view>
 
+#include "core/base/element_type.h"
 #include "core/base/json_writer.h"
 #include "core/base/strings.h"
 #include "core/model/names.h"
@@ -16,11 +17,6 @@ namespace shard {
 namespace {
 
 constexpr int64_t kMissing = -1;
-
-bool IsFloat(ElementType type) {
-  return type == ElementType::kF32 || type == ElementType::kBF16 ||
-         type == ElementType::kF16 || type == ElementType::kF64;
-}
 
 // Returns the text after the parameter's name in the key of a state.
 std::string SuffixOf(const Plan& plan, const StateEntry& entry) {
@@ -182,8 +178,8 @@ class Matcher {
     // no use for them.
     Use(master);
     const ElementType type = store_.tensor(static_cast<size_t>(found)).type;
-    const bool narrow = type == ElementType::kBF16 || type == ElementType::kF16;
-    return master >= 0 && narrow && entry.dtype == DType::kF32 ? master : found;
+    return master >= 0 && IsHalf(type) && entry.dtype == DType::kF32 ? master
+                                                                     : found;
   }
 
   // Returns whether the entry is scales that are made by encoding their codes.
@@ -203,8 +199,8 @@ class Matcher {
       match->kind = Kind::kSame;
       return;
     }
-    const bool to_q8 = entry.dtype == DType::kQ8;
-    const bool from_q8 = info.type == ElementType::kQ8;
+    const bool to_q8 = IsQuantized(entry.dtype);
+    const bool from_q8 = IsQuantized(info.type);
     // The meaning of codes that a host added is unknown.
     const bool possible =
         from_q8 ? !to_q8 && info.codebook >= 0 : IsFloat(info.type);

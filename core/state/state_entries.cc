@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/base/element_type.h"
 #include "core/base/strings.h"
 #include "core/model/names.h"
 #include "core/model/walk.h"
@@ -134,7 +135,7 @@ class EntryLister {
       if (entry.numel != param.numel) entry.shape = {entry.numel};
     }
     entries_.push_back(entry);
-    if (entry.dtype != DType::kQ8) return;
+    if (!IsQuantized(entry.dtype)) return;
     entry.key += kScaleSuffix;
     entry.dtype = DType::kF32;
     entry.numel = NumBlocks(entry.numel);

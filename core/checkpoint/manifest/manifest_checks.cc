@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/manifest/manifest.h"
 #include "core/checkpoint/store/tensor_info.h"
@@ -183,7 +184,7 @@ Status CheckTensor(const schema::Manifest& manifest,
                    kMaxTensorDims,
                    " dimensions of at least 0, and at most 2^63 - 1 bytes");
   }
-  if (type == ElementType::kQ8 && tensor.role() != schema::TensorRole::state) {
+  if (IsQuantized(type) && tensor.role() != schema::TensorRole::state) {
     return Corrupt("only optimizer states have the type q8");
   }
   if (tensor.alias_of() != -1) return CheckAlias(manifest, tensor);
@@ -197,12 +198,10 @@ Status CheckTensor(const schema::Manifest& manifest,
   if (tensor.step() < -1) {
     return Corrupt("it has done ", tensor.step(), " steps");
   }
-  const bool known = type == ElementType::kQ8
-                         ? tensor.codebook() >= kFirstCodebook &&
-                               tensor.codebook() <= kLastCodebook
-                         : tensor.codebook() == 0;
-  if (!known && type == ElementType::kQ8 &&
-      tensor.codebook() < kFirstCodebook) {
+  const bool known = IsQuantized(type) ? tensor.codebook() >= kFirstCodebook &&
+                                             tensor.codebook() <= kLastCodebook
+                                       : tensor.codebook() == 0;
+  if (!known && IsQuantized(type) && tensor.codebook() < kFirstCodebook) {
     return Unimplemented(
         "its codes are those of code book ", int32_t{tensor.codebook()},
         ", of a version before this one; load the checkpoint with that version "
@@ -376,7 +375,7 @@ Status CheckScales(const Manifest& manifest) {
   std::string key;
   for (size_t i = 0; i < manifest.num_tensors(); ++i) {
     const TensorInfo codes = manifest.tensor(i);
-    if (codes.type != ElementType::kQ8) continue;
+    if (!IsQuantized(codes.type)) continue;
     key.assign(codes.key).append(kScaleSuffix);
     const int64_t found = manifest.Find(key);
     if (found < 0) {

@@ -17,6 +17,15 @@ namespace shard {
 namespace {
 
 struct TypeName {
+  // A type that libshard has.
+  constexpr TypeName(ElementType type)  // NOLINT: a row of the table below
+      : type(type),
+        name(InfoOf(type).safetensors),
+        bits(uint64_t{8} * InfoOf(type).size) {}
+  // A type that is only copied.
+  constexpr TypeName(const char* name, uint64_t bits)
+      : type(ElementType::kOpaque), name(name), bits(bits) {}
+
   ElementType type;
   const char* name;
   uint64_t bits;  // Per element.
@@ -24,28 +33,17 @@ struct TypeName {
 
 // The types, in the order in which their tensors lie in a file.
 constexpr TypeName kTypeNames[] = {
-    {ElementType::kU64, "U64", 64},
-    {ElementType::kI64, "I64", 64},
-    {ElementType::kF64, "F64", 64},
-    {ElementType::kOpaque, "C64", 64},
-    {ElementType::kF32, "F32", 32},
-    {ElementType::kU32, "U32", 32},
-    {ElementType::kI32, "I32", 32},
-    {ElementType::kBF16, "BF16", 16},
-    {ElementType::kF16, "F16", 16},
-    {ElementType::kU16, "U16", 16},
-    {ElementType::kI16, "I16", 16},
-    {ElementType::kOpaque, "F8_E8M0", 8},
-    {ElementType::kOpaque, "F8_E4M3FNUZ", 8},
-    {ElementType::kOpaque, "F8_E5M2FNUZ", 8},
-    {ElementType::kF8E4M3, "F8_E4M3", 8},
-    {ElementType::kF8E5M2, "F8_E5M2", 8},
-    {ElementType::kI8, "I8", 8},
-    {ElementType::kU8, "U8", 8},
-    {ElementType::kBool, "BOOL", 8},
-    {ElementType::kOpaque, "F6_E3M2", 6},
-    {ElementType::kOpaque, "F6_E2M3", 6},
-    {ElementType::kOpaque, "F4", 4},
+    ElementType::kU64,    ElementType::kI64,
+    ElementType::kF64,    {"C64", 64},
+    ElementType::kF32,    ElementType::kU32,
+    ElementType::kI32,    ElementType::kBF16,
+    ElementType::kF16,    ElementType::kU16,
+    ElementType::kI16,    {"F8_E8M0", 8},
+    {"F8_E4M3FNUZ", 8},   {"F8_E5M2FNUZ", 8},
+    ElementType::kF8E4M3, ElementType::kF8E5M2,
+    ElementType::kI8,     ElementType::kU8,
+    ElementType::kBool,   {"F6_E3M2", 6},
+    {"F6_E2M3", 6},       {"F4", 4},
 };
 
 const TypeName* FindType(ElementType type) {

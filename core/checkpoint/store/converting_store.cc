@@ -2,6 +2,7 @@
 
 #include "core/checkpoint/store/converting_store.h"
 
+#include "core/base/element_type.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/store/read_converted.h"
 
@@ -14,7 +15,7 @@ ElementType TypeFor(ElementType from, const ConversionOptions& options) {
     const ElementType to = ElementTypeOf(*options.dtype);
     return CanConvert(from, to) ? to : from;
   }
-  const bool decode = options.decode_q8 && from == ElementType::kQ8;
+  const bool decode = options.decode_q8 && IsQuantized(from);
   return decode ? ElementType::kF32 : from;
 }
 
@@ -24,7 +25,7 @@ bool IsScales(const TensorStore& from, std::string_view key) {
   key.remove_suffix(kScaleSuffix.size());
   const int64_t codes = from.Find(key);
   return codes >= 0 &&
-         from.tensor(static_cast<size_t>(codes)).type == ElementType::kQ8;
+         IsQuantized(from.tensor(static_cast<size_t>(codes)).type);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/store/convert.h"
 #include "kernels/cpu/q8.h"
@@ -22,11 +23,6 @@ constexpr int64_t kSome = int64_t{1} << 18;
 // Scales in memory at a time; how many elements that is.
 constexpr int64_t kMostScales = int64_t{1} << 20;
 constexpr int64_t kMostDecoded = kMostScales * kQ8Block;
-
-bool IsFloat(ElementType type) {
-  return type == ElementType::kF32 || type == ElementType::kBF16 ||
-         type == ElementType::kF16 || type == ElementType::kF64;
-}
 
 // Elements of q8 that are decoded, and the scales of their blocks.
 struct Decoded {
@@ -107,7 +103,7 @@ class Reader {
     if (tensor >= store_.num_tensors()) return false;  // Read reports it.
     const ElementType from = TypeOf(request);
     const ElementType to = requests_[request].type;
-    if (CanConvert(from, to)) return from == ElementType::kQ8 && from != to;
+    if (CanConvert(from, to)) return IsQuantized(from) && from != to;
     return InvalidArgument(
         "tensor '", store_.tensor(tensor).key, "' of type ",
         TypeNameOf(store_.tensor(tensor)), " cannot become ",
@@ -241,8 +237,7 @@ class Reader {
 }  // namespace
 
 bool CanConvert(ElementType from, ElementType to) {
-  return from == to ||
-         (IsFloat(to) && (IsFloat(from) || from == ElementType::kQ8));
+  return from == to || (IsFloat(to) && (IsFloat(from) || IsQuantized(from)));
 }
 
 Status ReadConverted(const TensorStore& store,

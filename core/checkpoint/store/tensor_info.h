@@ -10,51 +10,11 @@
 #include <span>
 #include <string_view>
 
-#include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/base/status.h"
 #include "core/model/names.h"
 
 namespace shard {
-
-// The type of a stored tensor's elements. 1 to 5 are DType's; the others are
-// only stored by hosts, and copied as they are. The values go into files and
-// are frozen.
-enum class ElementType : int32_t {
-  kF32 = 1,
-  kBF16 = 2,
-  kF16 = 3,
-  kF64 = 4,
-  kQ8 = 5,  // A code of one byte; its scales are a tensor of their own.
-  kF8E4M3 = 6,
-  kF8E5M2 = 7,
-  kI8 = 16,
-  kI16 = 17,
-  kI32 = 18,
-  kI64 = 19,
-  kU8 = 20,
-  kU16 = 21,
-  kU32 = 22,
-  kU64 = 23,
-  kBool = 24,  // One byte, 0 or 1.
-  // A type that is only copied, as bytes: TensorInfo has its name. Not written
-  // to files of libshard's own format.
-  kOpaque = 32,
-};
-
-inline ElementType ElementTypeOf(DType dtype) {
-  return static_cast<ElementType>(dtype);
-}
-
-// Returns whether a value is one of the above that may be in a checkpoint: not
-// kOpaque.
-bool IsElementType(int32_t value);
-
-// Returns the bytes of an element; 1 for kOpaque, which counts bytes. REQUIRES:
-// one of the above.
-size_t ElementSize(ElementType type);
-
-// Returns the name of a type: "f32", "i64", ...; "opaque".
-const char* ElementTypeName(ElementType type);
 
 // The role of a tensor. The values go into files and are frozen.
 enum class TensorRole : int32_t {

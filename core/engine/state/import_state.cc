@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/base/strings.h"
 #include "kernels/formula/narrow_states.h"
 
@@ -72,7 +73,7 @@ Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
   const auto at = static_cast<size_t>(begin - range_begin);
   const DType dtype = plan.states[s].tensor.dtype;
   unsigned char* const data = buffer.states[s] + at * DTypeSize(dtype);
-  if (dtype != DType::kQ8) {
+  if (!IsQuantized(dtype)) {
     stream->Narrow(dtype, from, data, numel, nullptr);
     return Status();
   }

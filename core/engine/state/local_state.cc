@@ -3,6 +3,7 @@
 #include "core/engine/state/local_state.h"
 
 #include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "kernels/formula/narrow_states.h"
 
 namespace shard {
@@ -28,7 +29,7 @@ std::byte* LocalData(const Plan& plan, const EngineMemory& memory,
 
 int32_t CodebookOf(const Plan& plan, const std::vector<Optimizer>& optimizers,
                    const StateEntry& entry) {
-  if (entry.dtype != DType::kQ8) return 0;
+  if (!IsQuantized(entry.dtype)) return 0;
   const GroupId group =
       plan.model().params()[static_cast<size_t>(entry.param)].group;
   const Optimizer& optimizer = optimizers[static_cast<size_t>(group)];

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/state/gather_params.h"
@@ -83,7 +84,7 @@ class StateMigration {
         gathered_(reinterpret_cast<unsigned char*>(room.data())),
         scales_(gathered_ + kPiece * comm->world_size()),
         // A q8 state is a code per element, then a scale per block.
-        quantized_(tensor_.dtype == DType::kQ8) {}
+        quantized_(IsQuantized(tensor_.dtype)) {}
 
   static size_t BytesFor(int world_size) {
     return static_cast<size_t>(kPiece + ScaleBytes(kPiece)) *

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/engine/step/update.h"
 #include "kernels/cpu/fused_step.h"
 
@@ -53,7 +54,7 @@ uint64_t UpdateElements(const OwnedRange& range, const Optimizer& optimizer,
     args.master = range.master(begin);
     for (size_t s = 0; s < num_states; ++s) {
       states[s] = range.state(s, begin);
-      if (args.state_dtype == DType::kQ8) scales[s] = range.scale(s, begin);
+      if (IsQuantized(args.state_dtype)) scales[s] = range.scale(s, begin);
     }
     args.count = count;
     stream->FusedStep(optimizer.formula(), optimizer.hypers().data(), step,

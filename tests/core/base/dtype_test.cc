@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+
+#include "core/base/element_type.h"
 #include "tests/core/base/expect_status.h"
 
 namespace shard::dtype_test {
@@ -37,6 +41,31 @@ TEST(DType, UnknownValueIsNamed) {
   ExpectInvalid(DTypeFromValue(-3), {"dtype -3"});
   EXPECT_STREQ(DTypeName(static_cast<DType>(99)), "unknown");
   EXPECT_EQ(DTypeSize(static_cast<DType>(99)), 0u);
+}
+
+// Every type in memory is a type in files, with the same facts.
+TEST(ElementType, TheTable) {
+  std::set<int32_t> values;
+  std::set<std::string> names;
+  for (const ElementTypeInfo& info : kElementTypes) {
+    EXPECT_TRUE(values.insert(static_cast<int32_t>(info.type)).second);
+    EXPECT_TRUE(names.insert(info.name).second) << info.name;
+    EXPECT_FALSE(info.is_float && info.block > 0) << info.name;
+  }
+  for (int32_t value = 1; value <= 5; ++value) {
+    const auto dtype = static_cast<DType>(value);
+    EXPECT_EQ(DTypeSize(dtype), ElementSize(ElementTypeOf(dtype)));
+    EXPECT_STREQ(DTypeName(dtype), ElementTypeName(ElementTypeOf(dtype)));
+    EXPECT_EQ(IsQuantized(dtype), dtype == DType::kQ8);
+    EXPECT_EQ(IsFloat(dtype), dtype != DType::kQ8);
+    EXPECT_EQ(IsHalf(dtype), dtype == DType::kBF16 || dtype == DType::kF16);
+  }
+  EXPECT_EQ(DTypeBytes(DType::kQ8, 2 * kQ8Block),
+            static_cast<size_t>(2 * (kQ8Block + 4)));
+  EXPECT_FALSE(IsElementType(0));
+  EXPECT_FALSE(IsElementType(8));
+  EXPECT_FALSE(IsElementType(static_cast<int32_t>(ElementType::kOpaque)));
+  EXPECT_STREQ(DTypeName(static_cast<DType>(99)), "unknown");
 }
 
 }  // namespace

@@ -8,9 +8,13 @@
 #include <chrono>
 #include <iostream>
 #include <limits>
+#include <map>
+#include <string>
 
+#include "core/base/element_type.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/manifest/checksum.h"
+#include "core/checkpoint/schema/manifest_generated.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/checkpoint/raw_manifest.h"
@@ -408,6 +412,25 @@ TEST(Manifest, ParsesThreeHundredThousandTensorsInTime) {
   std::cout << mib << " MiB; encoded in " << seconds(encoded - start)
             << " s, parsed in " << seconds(parsed - encoded) << " s\n";
   EXPECT_LT(seconds(parsed - encoded), mib);
+}
+
+// The schema and the table of element types list the same.
+TEST(Manifest, TheSchemaHasTheElementTypes) {
+  std::map<int32_t, std::string> in_schema;
+  for (const schema::ElementType type : schema::EnumValuesElementType()) {
+    if (type == schema::ElementType::unknown) continue;
+    // "bool" is a word of the schema's language.
+    in_schema[static_cast<int32_t>(type)] =
+        type == schema::ElementType::boolean
+            ? "bool"
+            : schema::EnumNameElementType(type);
+  }
+  std::map<int32_t, std::string> in_table;
+  for (const ElementTypeInfo& info : kElementTypes) {
+    const auto value = static_cast<int32_t>(info.type);
+    if (IsElementType(value)) in_table[value] = info.name;
+  }
+  EXPECT_EQ(in_schema, in_table);
 }
 
 }  // namespace
