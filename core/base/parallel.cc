@@ -9,6 +9,7 @@
 #include <atomic>
 #include <exception>
 #include <new>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,24 +26,33 @@ struct Task {
   pthread_t thread;
 };
 
-Status RunCaught(const Task& task) noexcept {
+// Returns the status that `call` returns, or one for the exception that it
+// throws.
+template <typename Call>
+Status Caught(const Call& call) noexcept {
   try {
     try {
-      return (*task.work)(task.index);
+      return call();
     } catch (const std::bad_alloc&) {
       return OutOfMemoryStatus();
     } catch (const std::exception& error) {
       return Internal("an exception in a thread: ", error.what());
+    } catch (...) {
+      return Internal("an exception of an unknown type in a thread");
     }
-  } catch (...) {
+  } catch (...) {  // No memory for the message.
     return OutOfMemoryStatus();
   }
+}
+
+Status RunTask(const Task& task) noexcept {
+  return Caught([&] { return (*task.work)(task.index); });
 }
 
 void* Main(void* argument) {
   auto* const task = static_cast<Task*>(argument);
   ::pthread_setname_np(::pthread_self(), "shard-io");
-  task->status = RunCaught(*task);
+  task->status = RunTask(*task);
   return nullptr;
 }
 
@@ -66,7 +76,7 @@ Status RunOnThreads(int threads, const std::function<Status(int)>& work) {
     ++started;
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  tasks[0].status = RunCaught(tasks[0]);
+  tasks[0].status = RunTask(tasks[0]);
   for (size_t i = 1; i < started; ++i) {
     ::pthread_join(tasks[i].thread, nullptr);
   }
@@ -81,8 +91,9 @@ Status ParallelFor(
     size_t index;
     Status status;
   };
+  if (count == 0) return Status();
   const auto used = static_cast<int>(
-      std::clamp<size_t>(count, 1, static_cast<size_t>(std::max(threads, 1))));
+      std::min(count, static_cast<size_t>(std::max(threads, 1))));
   std::vector<Failure> failures(static_cast<size_t>(used), {count, Status()});
   std::atomic<size_t> next{0};
   std::atomic<bool> failed{false};
@@ -90,7 +101,7 @@ Status ParallelFor(
     while (!failed) {
       const size_t index = next.fetch_add(1);
       if (index >= count) break;
-      Status status = CatchOutOfMemory([&] { return work(index, thread); });
+      Status status = Caught([&] { return work(index, thread); });
       if (status.ok()) continue;
       failures[static_cast<size_t>(thread)] = {index, std::move(status)};
       failed = true;
@@ -98,9 +109,14 @@ Status ParallelFor(
     return Status();
   };
   SHARD_RETURN_IF_ERROR(RunOnThreads(used, run));
+  const auto order = [count](const Failure& failure) {
+    const bool none = failure.index == count;
+    const bool cancelled = failure.status.code() == StatusCode::kCancelled;
+    return std::tuple(none, cancelled, failure.index);
+  };
   return std::min_element(failures.begin(), failures.end(),
-                          [](const Failure& a, const Failure& b) {
-                            return a.index < b.index;
+                          [&](const Failure& a, const Failure& b) {
+                            return order(a) < order(b);
                           })
       ->status;
 }

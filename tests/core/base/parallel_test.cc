@@ -12,6 +12,7 @@
 #include <mutex>
 #include <new>
 #include <set>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -78,9 +79,9 @@ TEST(RunOnThreadsTest, ThreadsBlockSignalsAndTheCallerKeepsItsMask) {
 
 TEST(ParallelForTest, EveryIndexOnceAndScratchOfOneThreadAtATime) {
   constexpr size_t kCount = 1000;
-  for (const int threads : {-1, 0, 1, 3, 2000}) {
+  for (const int threads : {-1, 0, 1, 3, 16}) {
     std::vector<std::atomic<int>> calls(kCount);
-    std::vector<std::atomic<int>> users(2000);
+    std::vector<std::atomic<int>> users(16);
     std::atomic<bool> shared{false};
     EXPECT_OK(ParallelFor(kCount, threads, [&](size_t index, int thread) {
       auto& user = users[static_cast<size_t>(thread)];
@@ -94,11 +95,19 @@ TEST(ParallelForTest, EveryIndexOnceAndScratchOfOneThreadAtATime) {
   }
 }
 
-TEST(ParallelForTest, NothingToDo) {
+TEST(ParallelForTest, NoMoreThreadsThanCalls) {
+  std::atomic<int> highest{-1};
+  EXPECT_OK(ParallelFor(2, 1 << 30, [&](size_t, int thread) {
+    int before = highest;
+    while (before < thread && !highest.compare_exchange_weak(before, thread)) {
+    }
+    return Status();
+  }));
+  EXPECT_LT(highest, 2);
   EXPECT_OK(ParallelFor(0, 4, [](size_t, int) { return Internal("called"); }));
 }
 
-TEST(ParallelForTest, AnErrorEndsTheRowAndTheLowestIndexIsReported) {
+TEST(ParallelForTest, AnErrorEndsTheLoopAndTheLowestIndexIsReported) {
   // All four threads fail at once, at the first index that each has taken.
   std::barrier<> all(4);
   std::atomic<int> calls{0};
@@ -111,15 +120,37 @@ TEST(ParallelForTest, AnErrorEndsTheRowAndTheLowestIndexIsReported) {
   EXPECT_EQ(calls, 4);
 }
 
-TEST(ParallelForTest, MemoryThatRunsOutEndsTheRow) {
-  std::atomic<size_t> last{0};
-  const Status status = ParallelFor(100, 1, [&](size_t index, int) -> Status {
-    last = index;
-    if (index == 3) throw std::bad_alloc();
-    return Status();
-  });
-  ExpectError(status, StatusCode::kResourceExhausted, {"out of memory"});
-  EXPECT_EQ(last, 3u);
+TEST(ParallelForTest, ACancelDoesNotHideAnError) {
+  std::barrier<> all(3);
+  const auto run = [&](size_t error) {
+    return ParallelFor(3, 3, [&, error](size_t index, int) -> Status {
+      all.arrive_and_wait();
+      if (index == error) return OutOfRange("index ", index);
+      return Cancelled("index ", index);
+    });
+  };
+  ExpectError(run(2), StatusCode::kOutOfRange, {"index 2"});
+  ExpectError(run(3), StatusCode::kCancelled, {"index 0"});
+}
+
+TEST(ParallelForTest, AnExceptionEndsTheLoop) {
+  int calls = 0;
+  const auto run = [&](auto raise) {
+    calls = 0;
+    return ParallelFor(100, 1, [&](size_t index, int) -> Status {
+      ++calls;
+      if (index == 3) raise();
+      return Status();
+    });
+  };
+  ExpectError(run([] { throw std::bad_alloc(); }),
+              StatusCode::kResourceExhausted, {"out of memory"});
+  EXPECT_EQ(calls, 4);
+  ExpectError(run([] { throw std::runtime_error("a sink failed"); }),
+              StatusCode::kInternal, {"a sink failed"});
+  EXPECT_EQ(calls, 4);
+  ExpectError(run([] { throw 7; }), StatusCode::kInternal, {"unknown type"});
+  EXPECT_EQ(calls, 4);
 }
 
 }  // namespace
