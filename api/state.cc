@@ -15,6 +15,7 @@
 #include "api/options.h"
 #include "api/state_options.h"
 #include "api/text.h"
+#include "core/base/element_type.h"
 #include "core/engine/engine.h"
 #include "core/state/memory_store.h"
 
@@ -293,7 +294,7 @@ shard_error* shard_state_dict_add(shard_state_dict* state, const char* key,
     if (tensor.key.starts_with(shard::kStatePrefix)) {
       tensor.role = shard::TensorRole::kState;
     }
-    if (tensor.type == shard::ElementType::kQ8) tensor.codebook = -1;
+    if (shard::IsQuantized(tensor.type)) tensor.codebook = -1;
     if (ndim > 0) tensor.shape.assign(shape, shape + ndim);
     return state->store.Add(std::move(tensor), data, bytes);
   });

@@ -27,14 +27,16 @@ enum class DType : int32_t {
 // Number of elements that share a scale in kQ8.
 inline constexpr int64_t kQ8Block = 256;
 
-// Returns the bytes per element; for kQ8 those of the code alone.
+// Returns the bytes per element; for kQ8 those of the code alone. 0 for a value
+// that is none of the above, here and below.
 size_t DTypeSize(DType dtype);
 
 // Returns the bytes of a tensor. REQUIRES: for kQ8, `numel` is a multiple of
 // kQ8Block.
 size_t DTypeBytes(DType dtype, int64_t numel);
 
-// Returns the name: "f32", "bf16", ...
+// Returns the name: "f32", "bf16", ...; "unknown" for a value that is none of
+// the above.
 const char* DTypeName(DType dtype);
 
 // Returns the parameter dtype with the given value. The error for any other

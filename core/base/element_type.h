@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Element types of tensors in memory and in files, and one table of all that
-// the library knows of them: a new type is a new row.
+// Element types of tensors in memory and in files: a table of their names,
+// sizes and kinds.
+//
+// Other places list types as well, and a new type may have to be added there:
+//   - shard_dtype in the public headers, and DTypeFromValue for parameters;
+//   - schema::ElementType of checkpoints, and the order of types in safetensors
+//     (core/checkpoint/safetensors/safetensors_layout.cc);
+//   - the code that computes with them: core/device/cpu/arguments.h and
+//     kernels/cpu/fused_step.cc.
 //
 // Pure. The values go into files and are frozen.
 
 #ifndef SHARD_CORE_BASE_ELEMENT_TYPE_H_
 #define SHARD_CORE_BASE_ELEMENT_TYPE_H_
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -44,7 +52,7 @@ struct ElementTypeInfo {
   const char* name;         // As in messages, texts and the manifest's schema.
   const char* safetensors;  // In that format; null: not in it.
   uint8_t size;             // Bytes; of q8 those of the code alone.
-  bool is_float;            // Converted to and from the other floats.
+  bool is_convertible;      // A float that is converted to the other ones.
   // Elements that share a scale in fp32, beside the codes; 0: no scales.
   int32_t block;
 };
@@ -77,18 +85,6 @@ constexpr const ElementTypeInfo* FindElementType(int32_t value) {
   return nullptr;
 }
 
-constexpr ElementType ElementTypeOf(DType dtype) {
-  return static_cast<ElementType>(dtype);
-}
-
-// Return the row of a type. REQUIRES: one of the above.
-constexpr const ElementTypeInfo& InfoOf(ElementType type) {
-  return *FindElementType(static_cast<int32_t>(type));
-}
-constexpr const ElementTypeInfo& InfoOf(DType dtype) {
-  return InfoOf(ElementTypeOf(dtype));
-}
-
 // Returns whether a value is one of the above that may be in a checkpoint: not
 // kOpaque.
 constexpr bool IsElementType(int32_t value) {
@@ -96,8 +92,18 @@ constexpr bool IsElementType(int32_t value) {
   return info != nullptr && info->type != ElementType::kOpaque;
 }
 
-// The functions below take an ElementType or a DType, and REQUIRE one of the
-// above.
+constexpr ElementType ElementTypeOf(DType dtype) {
+  return static_cast<ElementType>(dtype);
+}
+
+// Return the row of a type. REQUIRES: one of the above, as for ElementSize and
+// ElementTypeName.
+constexpr const ElementTypeInfo& InfoOf(ElementType type) {
+  return *FindElementType(static_cast<int32_t>(type));
+}
+constexpr const ElementTypeInfo& InfoOf(DType dtype) {
+  return InfoOf(ElementTypeOf(dtype));
+}
 
 // Returns the bytes of an element; 1 for kOpaque, which counts bytes.
 constexpr size_t ElementSize(ElementType type) { return InfoOf(type).size; }
@@ -108,20 +114,31 @@ constexpr const char* ElementTypeName(ElementType type) {
 }
 
 template <typename Type>
-constexpr bool IsFloat(Type type) {
-  return InfoOf(type).is_float;
+concept AnyElementType =
+    std::same_as<Type, ElementType> || std::same_as<Type, DType>;
+
+// The functions below return false for a value that is no type: hosts pass
+// values that are not checked yet.
+
+// Returns whether a type is a float that is converted to and from the other
+// ones: not one of 8 bits, which is only copied.
+template <AnyElementType Type>
+constexpr bool IsConvertibleFloat(Type type) {
+  const auto* const info = FindElementType(static_cast<int32_t>(type));
+  return info != nullptr && info->is_convertible;
 }
 
 // Returns whether a type is a float of 2 bytes.
-template <typename Type>
+template <AnyElementType Type>
 constexpr bool IsHalf(Type type) {
-  return InfoOf(type).is_float && InfoOf(type).size == 2;
+  return IsConvertibleFloat(type) && InfoOf(type).size == 2;
 }
 
 // Returns whether elements are codes that need scales.
-template <typename Type>
+template <AnyElementType Type>
 constexpr bool IsQuantized(Type type) {
-  return InfoOf(type).block > 0;
+  const auto* const info = FindElementType(static_cast<int32_t>(type));
+  return info != nullptr && info->block > 0;
 }
 
 }  // namespace shard

@@ -189,7 +189,7 @@ class Matcher {
     codes.scales = false;
     const int64_t found = FindState(entry.param, SuffixOf(plan_, codes));
     return found >= 0 &&
-           IsFloat(store_.tensor(static_cast<size_t>(found)).type);
+           IsConvertibleFloat(store_.tensor(static_cast<size_t>(found)).type);
   }
 
   void Decide(const StateEntry& entry, const TensorInfo& info,
@@ -203,7 +203,7 @@ class Matcher {
     const bool from_q8 = IsQuantized(info.type);
     // The meaning of codes that a host added is unknown.
     const bool possible =
-        from_q8 ? !to_q8 && info.codebook >= 0 : IsFloat(info.type);
+        from_q8 ? !to_q8 && info.codebook >= 0 : IsConvertibleFloat(info.type);
     if (!rules_.convert || !possible) {
       report_->mismatched.push_back(
           StrCat("'", entry.key, "' is ", TypeNameOf(info),

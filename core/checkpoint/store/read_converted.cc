@@ -237,7 +237,8 @@ class Reader {
 }  // namespace
 
 bool CanConvert(ElementType from, ElementType to) {
-  return from == to || (IsFloat(to) && (IsFloat(from) || IsQuantized(from)));
+  return from == to || (IsConvertibleFloat(to) &&
+                        (IsConvertibleFloat(from) || IsQuantized(from)));
 }
 
 Status ReadConverted(const TensorStore& store,

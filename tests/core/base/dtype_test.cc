@@ -39,8 +39,18 @@ TEST(DType, UnknownValueIsNamed) {
   ExpectInvalid(DTypeFromValue(0), {"dtype 0"});
   ExpectInvalid(DTypeFromValue(5), {"dtype 5", "1 (f32)"});
   ExpectInvalid(DTypeFromValue(-3), {"dtype -3"});
-  EXPECT_STREQ(DTypeName(static_cast<DType>(99)), "unknown");
-  EXPECT_EQ(DTypeSize(static_cast<DType>(99)), 0u);
+  // 6 is f8_e4m3, 16 is i8, and 32 opaque: only files have these.
+  for (const int32_t value : {-1, 0, 6, 16, 32, 99}) {
+    const auto dtype = static_cast<DType>(value);
+    EXPECT_STREQ(DTypeName(dtype), "unknown") << value;
+    EXPECT_EQ(DTypeSize(dtype), 0u) << value;
+    EXPECT_EQ(DTypeBytes(dtype, kQ8Block), 0u) << value;
+  }
+  for (const int32_t value : {-1, 0, 8, 99}) {
+    const auto type = static_cast<ElementType>(value);
+    EXPECT_FALSE(IsConvertibleFloat(type) || IsHalf(type) || IsQuantized(type))
+        << value;
+  }
 }
 
 // Every type in memory is a type in files, with the same facts.
@@ -50,14 +60,14 @@ TEST(ElementType, TheTable) {
   for (const ElementTypeInfo& info : kElementTypes) {
     EXPECT_TRUE(values.insert(static_cast<int32_t>(info.type)).second);
     EXPECT_TRUE(names.insert(info.name).second) << info.name;
-    EXPECT_FALSE(info.is_float && info.block > 0) << info.name;
+    EXPECT_FALSE(info.is_convertible && info.block > 0) << info.name;
   }
   for (int32_t value = 1; value <= 5; ++value) {
     const auto dtype = static_cast<DType>(value);
     EXPECT_EQ(DTypeSize(dtype), ElementSize(ElementTypeOf(dtype)));
     EXPECT_STREQ(DTypeName(dtype), ElementTypeName(ElementTypeOf(dtype)));
     EXPECT_EQ(IsQuantized(dtype), dtype == DType::kQ8);
-    EXPECT_EQ(IsFloat(dtype), dtype != DType::kQ8);
+    EXPECT_EQ(IsConvertibleFloat(dtype), dtype != DType::kQ8);
     EXPECT_EQ(IsHalf(dtype), dtype == DType::kBF16 || dtype == DType::kF16);
   }
   EXPECT_EQ(DTypeBytes(DType::kQ8, 2 * kQ8Block),
@@ -65,7 +75,9 @@ TEST(ElementType, TheTable) {
   EXPECT_FALSE(IsElementType(0));
   EXPECT_FALSE(IsElementType(8));
   EXPECT_FALSE(IsElementType(static_cast<int32_t>(ElementType::kOpaque)));
-  EXPECT_STREQ(DTypeName(static_cast<DType>(99)), "unknown");
+  // They are floats, but are only copied.
+  EXPECT_FALSE(IsConvertibleFloat(ElementType::kF8E4M3));
+  EXPECT_FALSE(IsConvertibleFloat(ElementType::kF8E5M2));
 }
 
 }  // namespace
