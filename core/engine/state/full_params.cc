@@ -133,16 +133,18 @@ StatusOr<std::unique_ptr<FullParams>> FullParams::Create(
       AgreeOnStatus(comm, "summon full parameters", local, deadline));
   Stream& stream = runtime.compute();
   const StreamGuard guard(&stream);
-  SHARD_RETURN_IF_ERROR(GatherParams(
-      runtime, units, comm, &stream,
-      [&](const EngineBuffer& buffer, const Slot& slot,
-          const unsigned char* data) {
-        const int64_t to = summoned->offsets_[static_cast<size_t>(slot.param)];
-        if (!here || to < 0) return;
-        stream.Copy(summoned->copies_.data() + to, data,
-                    DTypeBytes(buffer.plan->dtype, slot.numel));
-      },
-      deadline));
+  ParamSink copy;  // None on a rank without copies.
+  if (here) {
+    copy = [&](const EngineBuffer& buffer, const Slot& slot,
+               const unsigned char* data) {
+      const int64_t to = summoned->offsets_[static_cast<size_t>(slot.param)];
+      if (to < 0) return;
+      stream.Copy(summoned->copies_.data() + to, data,
+                  DTypeBytes(buffer.plan->dtype, slot.numel));
+    };
+  }
+  SHARD_RETURN_IF_ERROR(
+      GatherParams(runtime, units, comm, &stream, copy, deadline));
   return summoned;
 }
 

@@ -26,6 +26,7 @@ Status GatherParams(const EngineRuntime& runtime,
       SHARD_RETURN_IF_ERROR(OkOrAbort(
           comm, runtime.transfers().Gather(unit, gathered, deadline)));
     }
+    if (!sink) continue;
     for (const SlotPart& part : SlotParts(plan, unit, false)) {
       const EngineBuffer& buffer = runtime.memory().buffers()[part.buffer];
       for (const Slot& slot : buffer.plan->layout.slots()) {

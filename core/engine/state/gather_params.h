@@ -20,14 +20,16 @@
 namespace shard {
 
 // Receives a whole parameter: all elements of `slot`, a slot of `buffer`'s
-// layout, at `data`. Enqueues its work on the stream of GatherParams.
+// layout, at `data`. Enqueues its work on the stream of GatherParams. An empty
+// sink: this rank has no use for the parameters.
 using ParamSink = std::function<void(
     const EngineBuffer& buffer, const Slot& slot, const unsigned char* data)>;
 
 // Passes the parameters of the chosen units to `sink`, those without elements
-// left out. COLLECTIVE. `units`: by unit, the same on all ranks. Waits for
-// `stream` before the next unit takes the slot; an error of this rank alone
-// ends the group. REQUIRES: a drained queue, and slots that are not in use.
+// left out. COLLECTIVE, also with an empty sink. `units`: by unit, the same on
+// all ranks. Where there is a sink, waits for `stream` before the next unit
+// takes the slot. An error of this rank alone ends the group. REQUIRES: a
+// drained queue, and slots that are not in use.
 Status GatherParams(const EngineRuntime& runtime,
                     const std::vector<bool>& units, Communicator* comm,
                     Stream* stream, const ParamSink& sink,
