@@ -135,21 +135,21 @@ struct SentFact {
 };
 
 SentFact Truncate(const PickingSink& fact) {
-  SentFact shown{};
+  SentFact sent{};
   size_t used = 0;
   const auto put = [&](std::string_view text, size_t most) {
-    const size_t size = text.copy(shown.text.data() + used, most);
+    const size_t size = text.copy(sent.text.data() + used, most);
     used += size;
     return uint64_t{size};
   };
   constexpr size_t kMaxNote = 512;
-  shown.hash =
+  sent.hash =
       XXH3_64bits_withSeed(fact.value.data(), fact.value.size(),
                            XXH3_64bits(fact.title.data(), fact.title.size()));
-  shown.title_bytes = put(fact.title, kMaxText / 4);
-  shown.value_bytes = put(fact.value, kMaxText - kMaxNote - used);
-  shown.note_bytes = put(fact.note, kMaxNote);
-  return shown;
+  sent.title_bytes = put(fact.title, kMaxText / 4);
+  sent.value_bytes = put(fact.value, kMaxText - kMaxNote - used);
+  sent.note_bytes = put(fact.note, kMaxNote);
+  return sent;
 }
 
 // The ranks divided by the most frequent value. REQUIRES: one of `voters`.
@@ -291,9 +291,9 @@ class Comparison {
   std::optional<Difference> DescribeDifference(
       const std::vector<SentFact>& all) const {
     std::vector<uint64_t> hashes;
-    for (const SentFact& shown : all) hashes.push_back(shown.hash);
+    for (const SentFact& sent : all) hashes.push_back(sent.hash);
     const Division division = DivideByValue(hashes, voters_);
-    // The facts differed when they were hashed, but not when they are shown.
+    // The facts differed when they were hashed, but not when they were sent.
     if (division.others.empty()) return std::nullopt;
     const auto other = static_cast<size_t>(division.others.front());
     const SentFact& a = all[division.most];
@@ -305,14 +305,14 @@ class Comparison {
                             a.value().begin());
     const bool same_title = a.title() == b.title();
     const auto has = [&](size_t r) {
-      const SentFact& shown = all[r];
+      const SentFact& sent = all[r];
       std::string text = StrCat("rank ", r, " has ");
-      if (shown.title().empty()) return StrCat(text, "nothing there");
-      if (!same_title) StrAppend(&text, shown.title(), " ");
-      StrAppend(&text, shown.value().empty()
+      if (sent.title().empty()) return StrCat(text, "nothing there");
+      if (!same_title) StrAppend(&text, sent.title(), " ");
+      StrAppend(&text, sent.value().empty()
                            ? "''"
-                           : ExcerptAround(shown.value(), common));
-      if (!shown.note().empty()) StrAppend(&text, " (", shown.note(), ")");
+                           : ExcerptAround(sent.value(), common));
+      if (!sent.note().empty()) StrAppend(&text, " (", sent.note(), ")");
       return text;
     };
     return Difference{

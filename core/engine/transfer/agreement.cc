@@ -19,7 +19,7 @@ constexpr std::string_view kAgree = "agree on operation";
 
 static_assert(std::has_unique_object_representations_v<int32_t>);
 static_assert(sizeof(Proposal) ==
-                  6 * sizeof(int32_t) + 2 * sizeof(int64_t) + sizeof(StepEntry),
+                  6 * sizeof(int32_t) + 3 * sizeof(int64_t) + sizeof(StepEntry),
               "no padding, which would be sent unset");
 
 std::string_view VerbOf(Activity activity) {
@@ -46,6 +46,17 @@ std::string_view VerbOf(Activity activity) {
       return "gathers a state";
   }
   return "does something unknown";
+}
+
+// Describes the name alone. `arguments` must outlive the result.
+DescribeFacts DescribeName(const Arguments& arguments) {
+  return [&arguments](FactSink* sink) {
+    sink->Add("", "its arguments", arguments.what);
+  };
+}
+
+bool HasArguments(const Proposal& proposal) {
+  return proposal.arguments_name != 0;
 }
 
 }  // namespace
@@ -112,6 +123,8 @@ StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
                                     const Arguments& arguments,
                                     const Deadline& deadline) {
   mine.failed = local.ok() ? 0 : 1;
+  mine.arguments_name =
+      arguments.describe ? HashFacts(DescribeName(arguments)) : 0;
   mine.arguments = arguments.fingerprint;
   SHARD_RETURN_IF_ERROR(comm_->AllGather(kAgree, &mine, sizeof(mine),
                                          proposals_.data(), deadline));
@@ -124,16 +137,32 @@ StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
   SHARD_ASSIGN_OR_RETURN(
       const Decision decision,
       Decide(proposals_, comm_->rank(), allow_missing_, unit_name_));
-  // Operations with arguments have no followers, so every rank has described
-  // its own.
-  if (!arguments.describe) return decision;
-  std::vector<FingerprintVote> votes;
-  for (const Proposal& proposal : proposals_) {
-    votes.push_back({proposal.arguments, true});
-  }
-  SHARD_RETURN_IF_ERROR(CompareFingerprints(comm_, arguments.what, votes,
-                                            arguments.describe, deadline));
+  SHARD_RETURN_IF_ERROR(CompareArguments(arguments, deadline));
   return decision;
+}
+
+Status Agreement::CompareArguments(const Arguments& arguments,
+                                   const Deadline& deadline) {
+  size_t with_arguments = 0;
+  for (const Proposal& proposal : proposals_) {
+    if (HasArguments(proposal)) ++with_arguments;
+  }
+  if (with_arguments == 0) return Status();
+  std::vector<FingerprintVote> names;
+  std::vector<FingerprintVote> fingerprints;
+  for (const Proposal& proposal : proposals_) {
+    const bool counts = HasArguments(proposal);
+    names.push_back({proposal.arguments_name, counts});
+    fingerprints.push_back({proposal.arguments, counts});
+  }
+  SHARD_RETURN_IF_ERROR(CompareFingerprints(comm_, "the operation", names,
+                                            DescribeName(arguments), deadline));
+  // The name of the exchange must be the same on all ranks, and one without
+  // arguments does not have theirs.
+  const bool all = with_arguments == proposals_.size();
+  return CompareFingerprints(comm_,
+                             all ? arguments.what : "the operation's arguments",
+                             fingerprints, arguments.describe, deadline);
 }
 
 }  // namespace shard

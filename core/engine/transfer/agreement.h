@@ -77,8 +77,9 @@ struct Proposal {
   // before its call. For kJoin: kNeverZeroed unless this rank discarded
   // gradients of its own, which are in sums of all ranks.
   int64_t zeroed = 0;
-  // The fingerprint of the operation's Arguments; 0: it has none.
-  uint64_t arguments = 0;
+  // The hash of the name of the operation's Arguments; 0: it has none.
+  uint64_t arguments_name = 0;
+  uint64_t arguments = 0;  // Their fingerprint.
   StepEntry step = {};
 };
 
@@ -139,8 +140,9 @@ class Agreement {
   // Exchanges proposals and returns the decision. COLLECTIVE. `local`: an error
   // of this rank, which becomes an error of all. Fingerprints of `arguments`
   // are exchanged with the proposals; where they differ the error is kDesync,
-  // with the first fact that differs (core/comm/agreement.h). `mine.failed` and
-  // `mine.arguments` need not be set.
+  // with the first fact that differs (core/comm/agreement.h). A rank without
+  // arguments takes part in the search for that fact, and is not compared.
+  // `mine.failed`, `mine.arguments_name` and `mine.arguments` need not be set.
   StatusOr<Decision> Agree(Proposal mine, const Status& local,
                            const Arguments& arguments,
                            const Deadline& deadline);
@@ -149,6 +151,10 @@ class Agreement {
   const std::vector<Proposal>& proposals() const { return proposals_; }
 
  private:
+  // Compares the arguments of the ranks that have any. COLLECTIVE where they
+  // differ: the proposals alone, which all ranks have, decide on each exchange.
+  Status CompareArguments(const Arguments& arguments, const Deadline& deadline);
+
   Communicator* const comm_;
   const bool allow_missing_;
   const std::function<std::string(int32_t unit)> unit_name_;

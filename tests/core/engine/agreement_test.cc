@@ -63,7 +63,7 @@ void ExpectDesync(const std::vector<Proposal>& proposals, bool allow_missing,
   }
 }
 
-TEST(ConcludeTest, AllTheSame) {
+TEST(DecideTest, AllTheSame) {
   for (const bool allow_missing : {false, true}) {
     for (const Proposal& proposal :
          {ProposalFor(kReduce, 2), ProposalFor(kGather, 2), ProposalFor(kStep),
@@ -77,7 +77,7 @@ TEST(ConcludeTest, AllTheSame) {
   }
 }
 
-TEST(ConcludeTest, RanksInJoinFollow) {
+TEST(DecideTest, RanksInJoinFollow) {
   const Proposal join = ProposalFor(kJoin);
   for (const bool allow_missing : {false, true}) {
     for (const Proposal& proposal :
@@ -93,7 +93,7 @@ TEST(ConcludeTest, RanksInJoinFollow) {
   }
 }
 
-TEST(ConcludeTest, DifferentThings) {
+TEST(DecideTest, DifferentThings) {
   ExpectDesync({ProposalFor(kReduce, 1), ProposalFor(kReduce, 2)}, false, 1,
                {"rank 0 reduces the gradients of unit 1",
                 "rank 1 reduces the gradients of unit 2"});
@@ -118,7 +118,7 @@ TEST(ConcludeTest, DifferentThings) {
   }
 }
 
-TEST(ConcludeTest, MissingGradients) {
+TEST(DecideTest, MissingGradients) {
   // Reductions may come in any order; the lowest rank's goes first.
   ExpectLed({ProposalFor(kReduce, 5), ProposalFor(kReduce, 2),
              ProposalFor(kReduce, 5)},
@@ -145,7 +145,7 @@ Proposal ZeroedProposal(int32_t unit, int64_t zeroed) {
   return proposal;
 }
 
-TEST(ConcludeTest, GradientsFromBeforeZeroGrad) {
+TEST(DecideTest, GradientsFromBeforeZeroGrad) {
   // Gradients from before zero_grad go first, and are not reduced together with
   // those from after it.
   ExpectLed({ZeroedProposal(2, 1), ZeroedProposal(2, 0), ZeroedProposal(2, 0)},
@@ -166,7 +166,7 @@ TEST(ConcludeTest, GradientsFromBeforeZeroGrad) {
 
 // All ranks agree, whatever they announce, and at least one of them does what
 // it announced.
-TEST(ConcludeTest, EveryThreeNotes) {
+TEST(DecideTest, EveryThreeProposals) {
   const std::vector<Proposal> all = {ProposalFor(kReduce, 0),
                                      ProposalFor(kReduce, 1),
                                      ProposalFor(kGather, 0),
@@ -271,6 +271,45 @@ TEST(AgreementTest, ArgumentsAreComparedInTheSameExchange) {
           deadline);
       ExpectError(other, StatusCode::kDesync,
                   {"rank 0 saves a checkpoint, rank 1 loads a state"});
+
+      phases.clear();
+      ASSERT_OK(agree(7, Status()));
+      EXPECT_EQ(phases, std::vector<std::string>{"agree on operation"});
+
+      // A rank without arguments waits for no rank, and keeps none waiting.
+      const auto without_on = [&](int lacking, int value) {
+        Arguments arguments;
+        if (rank != lacking) {
+          arguments = {"how to test", [value](FactSink* sink) {
+                         sink->Add("", "value", value);
+                       }};
+        }
+        return agreement.Agree(ProposalFor(Activity::kSave), Status(),
+                               arguments, deadline);
+      };
+      for (const int lacking : {0, 1, 2}) {
+        phases.clear();
+        EXPECT_OK(without_on(lacking, 7));
+        EXPECT_EQ(phases, std::vector<std::string>{"agree on operation"});
+        const int least = lacking == 0 ? 1 : 0;
+        const int other = lacking == 2 ? 1 : 2;
+        const auto status = without_on(lacking, rank).status();
+        ExpectError(
+            status, StatusCode::kDesync,
+            {StrCat("the ranks differ in the operation's arguments: value: "
+                    "rank ",
+                    least, " has ", least, ", rank ", other, " has ", other)});
+        EXPECT_EQ(status.rank(), other);
+      }
+
+      // The same facts of other arguments are not the same.
+      const std::string what = rank == 1 ? "how to end" : "how to begin";
+      const auto named = agreement.Agree(
+          ProposalFor(Activity::kSummon), Status(),
+          {what, [](FactSink* sink) { sink->Add("", "rank", 0); }}, deadline);
+      ExpectError(named, StatusCode::kDesync,
+                  {"the ranks differ in the operation: its arguments: rank 0 "
+                   "has how to begin, rank 1 has how to end"});
 
       phases.clear();
       ASSERT_OK(agree(7, Status()));
