@@ -15,15 +15,16 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/checkpoint/manifest/manifest_header.h"
 #include "core/checkpoint/safetensors/safetensors_export.h"
-#include "core/checkpoint/schema/manifest_generated.h"
 #include "core/checkpoint/verify.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/temp_folder.h"
+#include "tests/core/checkpoint/reflected_manifest_generated.h"
 #include "tests/core/checkpoint/sample_checkpoint.h"
 
 namespace shard::testing::write_checkpoint_test {
@@ -76,36 +77,39 @@ TEST_F(WriteCheckpointTest, NothingIsLostInAnyNumberOfFiles) {
 }
 
 // Collects the values of every field of a manifest's schema, by its path, such
-// as "tensors.step". A field that no table stores has no values.
+// as "tensors.step", and by the key of the tensor that it is in; "" for fields
+// outside of tensors. A field that an object does not store is "absent".
 class SchemaFields final : public flatbuffers::IterationVisitor {
  public:
+  using Values = std::map<std::string, std::vector<std::string>>;
+
   explicit SchemaFields(const std::string& folder) {
     std::ifstream in(StrCat(folder, "/", kManifestName), std::ios::binary);
     file_.assign(std::istreambuf_iterator<char>(in), {});
     EXPECT_GT(file_.size(), kManifestHeaderBytes);
     flatbuffers::IterateFlatBuffer(
         reinterpret_cast<const uint8_t*>(file_.data()) + kManifestHeaderBytes,
-        schema::ManifestTypeTable(), this);
+        reflected_schema::ManifestTypeTable(), this);
   }
 
-  const std::map<std::string, std::vector<std::string>>& values() const {
-    return values_;
-  }
+  const std::map<std::string, Values>& values() const { return values_; }
 
   void StartSequence() override {
-    if (!field_.empty()) values_[field_].emplace_back("an object");
+    // Tensors are counted by their keys.
+    if (!field_.empty() && field_ != kTensors) Add("an object");
     tables_.push_back(field_);
   }
   void EndSequence() override {
     field_ = tables_.back();
     tables_.pop_back();
+    if (field_ == kTensors) key_.clear();
   }
   void Field(size_t, size_t, flatbuffers::ElementaryType, bool,
              const flatbuffers::TypeTable*, const char* name,
-             const uint8_t*) override {
+             const uint8_t* value) override {
     const std::string& table = tables_.back();
     field_ = table.empty() ? name : StrCat(table, ".", name);
-    (void)values_[field_];  // Absent fields are listed, too.
+    if (value == nullptr) Add("absent");
   }
   void UType(uint8_t value, const char*) override { Add(value); }
   void Bool(bool value) override { Add(value); }
@@ -120,23 +124,28 @@ class SchemaFields final : public flatbuffers::IterationVisitor {
   void Float(float value) override { Add(value); }
   void Double(double value) override { Add(value); }
   void String(const flatbuffers::String* value) override {
-    values_[field_].push_back(value->str());
+    // The key is the first field of its table.
+    if (field_ == StrCat(kTensors, ".key")) key_ = value->str();
+    Add(value->str());
   }
 
  private:
+  static constexpr std::string_view kTensors = "tensors";
+
   template <typename T>
-  void Add(T value) {
-    values_[field_].push_back(std::to_string(value));
+  void Add(const T& value) {
+    values_[field_][key_].push_back(StrCat(value));
   }
 
   std::string file_;
   std::vector<std::string> tables_;  // Paths of the objects around.
   std::string field_;
-  std::map<std::string, std::vector<std::string>> values_;
+  std::string key_;  // Of the tensor around; "" outside.
+  std::map<std::string, Values> values_;
 };
 
 // A field that is added to the schema fails this test until the sample has a
-// value of it and a reshard keeps that value.
+// value of it and a reshard keeps that value, with its own tensor.
 TEST_F(WriteCheckpointTest, EveryFieldOfTheSchemaSurvives) {
   // The fields that say where data lies, and who wrote the file.
   const std::set<std::string> places = {
@@ -158,21 +167,43 @@ TEST_F(WriteCheckpointTest, EveryFieldOfTheSchemaSurvives) {
   };
   const SchemaFields before(sample_->path());
   for (const auto& [field, values] : before.values()) {
-    EXPECT_FALSE(values.empty())
-        << field << ": SampleBuilder has no value of this field";
+    const bool any =
+        std::any_of(values.begin(), values.end(), [](const auto& of_key) {
+          return std::any_of(of_key.second.begin(), of_key.second.end(),
+                             [](const auto& v) { return v != "absent"; });
+        });
+    EXPECT_TRUE(any) << field << ": SampleBuilder has no value of this field";
   }
   for (const std::string& place : places) {
     EXPECT_EQ(before.values().count(place), 1u) << place;
   }
-  for (const int files : {1, 3}) {
-    SCOPED_TRACE(files);
-    const std::string root = folder_ / StrCat("fields-", files);
-    ASSERT_OK(WriteTo(*sample_, root, files));
+  const struct {
+    int files;
+    ConversionOptions conversion;
+    size_t tensors;
+  } cases[] = {
+      {1, {}, sample_->num_tensors()},
+      {3, {}, sample_->num_tensors()},
+      // Every tensor that is left has another index.
+      {1, {.model = false}, 5},
+  };
+  for (size_t c = 0; c < std::size(cases); ++c) {
+    SCOPED_TRACE(c);
+    const std::string root = folder_ / StrCat("fields-", c);
+    ASSERT_OK(WriteTo(*sample_, root, cases[c].files, cases[c].conversion));
     const SchemaFields after(OpenStore(root)->path());
+    ASSERT_EQ(after.values().count("tensors.key"), 1u);
+    EXPECT_EQ(after.values().at("tensors.key").size(), cases[c].tensors);
+    EXPECT_EQ(after.values().size(), before.values().size());
     for (const auto& [field, values] : before.values()) {
       if (places.count(field) != 0) continue;
       ASSERT_EQ(after.values().count(field), 1u) << field;
-      EXPECT_EQ(after.values().at(field), values) << field;
+      SchemaFields::Values expected = values;
+      const auto& kept = after.values().at("tensors.key");
+      std::erase_if(expected, [&kept](const auto& of_key) {
+        return !of_key.first.empty() && kept.count(of_key.first) == 0;
+      });
+      EXPECT_EQ(after.values().at(field), expected) << field;
     }
   }
 }
