@@ -212,17 +212,21 @@ Status Engine::SetState(ParamId param, std::string_view name,
                          TrainablePlaceOf(plan(), param, "optimizer states"));
   SHARD_RETURN_IF_ERROR(CheckTraining("set_state"));
   SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_state"));
+  const EngineBuffer& buffer =
+      memory().buffers()[static_cast<size_t>(place->buffer)];
+  const auto state = FindState(*buffer.plan, name);
+  if (!state.ok()) {
+    return state.status().WithContext(StrCat("parameter ", param));
+  }
   if (NumelOf(plan(), param) == 0) {
     if (count == 0) return Status();
     return InvalidArgument(count, " values for parameter ", param,
                            ", which has no elements");
   }
-  const EngineBuffer& buffer =
-      memory().buffers()[static_cast<size_t>(place->buffer)];
   const auto group = static_cast<size_t>(buffer.plan->group);
   SHARD_RETURN_IF_ERROR(ImportState(buffer, hypers_.optimizers()[group],
-                                    plan().RangeOf(comm_->rank()), *place, name,
-                                    values, count, &runtime_->compute())
+                                    plan().RangeOf(comm_->rank()), *place,
+                                    *state, values, count, &runtime_->compute())
                             .WithContext(StrCat("parameter ", param)));
   return runtime_->compute().Synchronize(DeadlineOf(0));
 }

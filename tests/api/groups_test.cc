@@ -321,6 +321,9 @@ TEST(MovingTest, StatesAndStepAreSet) {
                SHARD_INVALID_ARGUMENT, "no elements");
   EXPECT_OK(shard_engine_set_state(engine.get(), empty, "momentum_buffer",
                                    nullptr, 0));
+  EXPECT_FAILS(
+      shard_engine_set_state(engine.get(), empty, "exp_avg", nullptr, 0),
+      SHARD_NOT_FOUND, "'exp_avg'", "momentum_buffer");
   EXPECT_FAILS(shard_engine_set_step(engine.get(), -1), SHARD_INVALID_ARGUMENT,
                "step -1");
 }

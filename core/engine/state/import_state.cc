@@ -17,16 +17,6 @@ namespace shard {
 
 namespace {
 
-StatusOr<size_t> FindState(const FlatBufferPlan& plan, std::string_view name) {
-  std::string known;
-  for (size_t s = 0; s < plan.states.size(); ++s) {
-    if (plan.states[s].tensor.name == name) return s;
-    StrAppend(&known, known.empty() ? "" : ", ", plan.states[s].tensor.name);
-  }
-  return NotFound("the parameter has no state '", name, "'; it has ",
-                  known.empty() ? "none" : known);
-}
-
 // Returns whether the state holds squares, whose root is taken.
 bool IsSquare(const Optimizer& optimizer, size_t state) {
   const StateKind* kinds = NarrowStateKinds(optimizer.formula());
@@ -46,19 +36,29 @@ Status CheckValues(const float* values, size_t count, bool square) {
 
 }  // namespace
 
+StatusOr<size_t> FindState(const FlatBufferPlan& plan, std::string_view name) {
+  std::string known;
+  for (size_t s = 0; s < plan.states.size(); ++s) {
+    if (plan.states[s].tensor.name == name) return s;
+    StrAppend(&known, known.empty() ? "" : ", ", plan.states[s].tensor.name);
+  }
+  return NotFound("the parameter has no state '", name, "'; it has ",
+                  known.empty() ? "none" : known);
+}
+
 Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
-                   int range, const ParamPlace& place, std::string_view name,
+                   int range, const ParamPlace& place, size_t state,
                    const float* values, size_t count, Stream* stream) {
   const FlatBufferPlan& plan = *buffer.plan;
-  SHARD_ASSIGN_OR_RETURN(const size_t s, FindState(plan, name));
-  const FlatLayout& layout = plan.StateLayout(s);
+  const std::string& name = plan.states[state].tensor.name;
+  const FlatLayout& layout = plan.StateLayout(state);
   // Layouts of states list the parameters in the same order.
   const Slot& slot = layout.slots()[plan.layout.SlotAt(place.offset)];
   if (static_cast<size_t>(slot.numel) != count) {
     return InvalidArgument("state '", name, "' has ", slot.numel,
                            " elements, not ", count);
   }
-  SHARD_RETURN_IF_ERROR(CheckValues(values, count, IsSquare(optimizer, s))
+  SHARD_RETURN_IF_ERROR(CheckValues(values, count, IsSquare(optimizer, state))
                             .WithContext(StrCat("state '", name, "'")));
 
   // Elements of the state in this rank's range. Blocks of 256 begin with their
@@ -71,15 +71,16 @@ Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
   const float* const from = values + (begin - slot.offset);
   const auto numel = static_cast<size_t>(end - begin);
   const auto at = static_cast<size_t>(begin - range_begin);
-  const DType dtype = plan.states[s].tensor.dtype;
-  unsigned char* const data = buffer.states[s] + at * DTypeSize(dtype);
+  const DType dtype = plan.states[state].tensor.dtype;
+  unsigned char* const data = buffer.states[state] + at * DTypeSize(dtype);
   if (!IsQuantized(dtype)) {
     stream->Narrow(dtype, from, data, numel, nullptr);
     return Status();
   }
-  unsigned char* const scales = buffer.states[s] + layout.shard_numel();
+  unsigned char* const scales = buffer.states[state] + layout.shard_numel();
   stream->EncodeQ8(
-      NarrowStateKinds(optimizer.formula())[s], from, numel, nullptr, 0, data,
+      NarrowStateKinds(optimizer.formula())[state], from, numel, nullptr, 0,
+      data,
       reinterpret_cast<float*>(scales) + at / static_cast<size_t>(kQ8Block));
   return Status();
 }

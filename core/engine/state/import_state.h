@@ -16,17 +16,21 @@
 
 namespace shard {
 
+// Returns the index of the state `name` in `plan.states`. kNotFound for a name
+// that is not a state of the buffer's parameters (master weights are one),
+// listing those that are.
+StatusOr<size_t> FindState(const FlatBufferPlan& plan, std::string_view name);
+
 // Stores this rank's elements of an optimizer state. Local. Enqueues on
 // `stream`, which reads `values` until it is done. `range`: this rank's,
-// Plan::RangeOf. `values`: the `count` elements of the state `name` of the
-// parameter at `place`; `optimizer` is that of its group. Narrower states are
-// rounded to nearest. Errors: kNotFound for a name that is not one of the
-// parameter's states (master weights are one), listing them; a count that is
+// Plan::RangeOf. `values`: the `count` elements of `state`, an index into
+// `buffer.plan->states`, of the parameter at `place`; `optimizer` is that of
+// its group. Narrower states are rounded to nearest. Errors: a count that is
 // not the state's; values that are not finite, or are negative where the
 // formula says that the state is one of squares (StateKind). REQUIRES: a
 // trainable parameter that is not empty.
 Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
-                   int range, const ParamPlace& place, std::string_view name,
+                   int range, const ParamPlace& place, size_t state,
                    const float* values, size_t count, Stream* stream);
 
 }  // namespace shard
