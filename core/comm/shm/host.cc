@@ -108,10 +108,8 @@ class HostSide {
     std::string who =
         "a process that takes no connection, maybe one of another user";
     if (known && owner.uid == ::geteuid()) {
-      who = StrCat(
-          "another rank 0 of this user is meeting its peers there "
-          "(process ",
-          owner.pid, ")");
+      who = StrCat("process ", owner.pid,
+                   " of this user has bound it and waits for its ranks there");
     } else if (known) {
       who = StrCat("process ", owner.pid, " of user ", owner.uid,
                    " has bound it, this one is of user ",

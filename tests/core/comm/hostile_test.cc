@@ -163,7 +163,8 @@ TEST(NameTakenTest, ByAProcessThatDoesNotListen) {
 }
 
 TEST(NameTakenTest, ByAnotherJobOfThisUser) {
-  ExpectNameTaken(false, true, "another rank 0 of this user");
+  ExpectNameTaken(false, true,
+                  " of this user has bound it and waits for its ranks there");
 }
 
 TEST(OtherUserTest, ANameThatAnotherUserListensAt) {
