@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <fstream>
 
 #include "core/base/fd.h"
 #include "core/comm/communicator.h"
@@ -271,6 +272,21 @@ TEST(RendezvousTest, ADeadHostIsNamedAtOnce) {
   EXPECT_LT(results[1].seconds, 5);
 }
 
+// Waits until so many guests are in the queue of the socket that listens at
+// `name`. The kernel lists each under the name of that socket.
+void WaitForGuests(const std::string& name, int guests) {
+  for (const Deadline deadline = Soon(); !deadline.Expired();
+       ::poll(nullptr, 0, 1)) {
+    std::ifstream sockets("/proc/net/unix");
+    int found = 0;
+    for (std::string line; std::getline(sockets, line);) {
+      found += Contains(line, name);
+    }
+    if (found == 1 + guests) return;
+  }
+  ADD_FAILURE() << "fewer than " << guests << " guests came to " << name;
+}
+
 // The host dies with guests in its queue that it has not greeted. No rank has
 // met it, and another host may still come, so the guests wait until the
 // deadline.
@@ -278,15 +294,14 @@ TEST(RendezvousTest, GuestsOutwaitAHostThatDiesBeforeItGreets) {
   constexpr double kTimeout = 1;
   const std::string name = UniqueName();
   const auto results = RunRanks(3, [&](const Rank& rank) {
-    const CommOptions options = {
-        .rank = rank.rank(),
-        .world_size = 3,
-        .timeout = kTimeout,
-        .phase_hook = [](std::string_view what) {
-          if (what != "rendezvous: listening") return;
-          ::poll(nullptr, 0, 200);  // The guests connect meanwhile.
-          ::raise(SIGKILL);
-        }};
+    const CommOptions options = {.rank = rank.rank(),
+                                 .world_size = 3,
+                                 .timeout = kTimeout,
+                                 .phase_hook = [&](std::string_view what) {
+                                   if (what != "rendezvous: listening") return;
+                                   WaitForGuests(name, 2);
+                                   ::raise(SIGKILL);
+                                 }};
     const auto comm = OpenCommunicator(StrCat("shm:", name), options);
     EXPECT_EQ(comm.status().code(), StatusCode::kDeadlineExceeded);
     EXPECT_EQ(comm.status().rank(), 0);
@@ -346,6 +361,10 @@ TEST(RendezvousTest, AHostThatHangsIsGivenUpAtTheDeadline) {
 TEST(RendezvousTest, ClosedDescriptorsAreNoDeath) {
   for (const int closer : {0, 1}) {
     const std::string name = UniqueName();
+    int pipe[2];
+    ASSERT_EQ(::pipe2(pipe, O_CLOEXEC), 0);
+    const Fd read(pipe[0]);
+    const Fd write(pipe[1]);
     ExpectAllPassed(RunRanks(2, [&](const Rank& rank) {
       std::vector<int> free;
       for (int fd = 3; fd < 200; ++fd) {
@@ -353,16 +372,21 @@ TEST(RendezvousTest, ClosedDescriptorsAreNoDeath) {
       }
       auto comm = Open(name, {rank.rank(), 2}, 20);
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();
-      if (rank.rank() == closer) {
-        int closed = 0;
-        for (const int fd : free) closed += ::close(fd) == 0;
-        EXPECT_GT(closed, 0);
-      } else {
-        // The other rank waits, and checks for deaths.
-        ::poll(nullptr, 0, 200);
+      char byte = 0;
+      if (rank.rank() != closer) {
+        SHARD_EXPECT_OK((*comm)->Barrier("both are there", Soon()));
+        EXPECT_EQ(::read(read.get(), &byte, 1), 1);
+        return;
       }
+      int closed = 0;
+      for (const int fd : free) closed += ::close(fd) == 0;
+      EXPECT_GT(closed, 0);
       SHARD_EXPECT_OK((*comm)->Barrier("both are there", Soon()));
-      SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+      // The other rank does not come. A wait checks for deaths every 50 ms.
+      const Status late =
+          (*comm)->Barrier("only one is there", Deadline::After(0.2));
+      EXPECT_EQ(late.code(), StatusCode::kDeadlineExceeded) << late.ToString();
+      EXPECT_EQ(::write(write.get(), &byte, 1), 1);
     }));
   }
 }
