@@ -7,42 +7,20 @@
 #include <cstdint>
 #include <memory>
 #include <random>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/flat/plan.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/flat/plans.h"
 
 namespace shard::plan_memory_test {
 namespace {
 
-using Shapes = std::vector<std::vector<int64_t>>;
-
-std::shared_ptr<Model> ModelOf(const Shapes& shapes,
-                               DType dtype = DType::kF32) {
-  auto model = std::make_shared<Model>();
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    EXPECT_OK(model->AddParam(kRootModule, StrCat("p", i), dtype, shapes[i]));
-  }
-  return model;
-}
-
-std::shared_ptr<const Plan> MakePlan(std::shared_ptr<const Model> model,
-                                     PlanOptions options) {
-  auto plan = Plan::Create(std::move(model), std::move(options));
-  EXPECT_OK(plan);
-  return plan.ok() ? *plan : nullptr;
-}
-
-PlanOptions AdamOptions(int stage, int world_size) {
-  return {
-      .stage = stage,
-      .world_size = world_size,
-      .groups = {{"adamw?lr=0.001",
-                  {{"exp_avg", DType::kF32}, {"exp_avg_sq", DType::kF32}}}}};
-}
+using testing::AdamOptions;
+using testing::MakePlan;
+using testing::ModelOf;
 
 // One unit would need slots as large as all the tensors that it shards.
 TEST(PlanMemory, OneUnitCostsTheSameInEveryStage) {

@@ -16,19 +16,15 @@
 #include "core/base/strings.h"
 #include "core/flat/plan.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/flat/plans.h"
 
 namespace shard::units_test {
 namespace {
 
+using testing::MakePlan;
+
 PlanOptions Wrapping(std::string_view wrap, int world_size = 2) {
   return {.world_size = world_size, .wrap = *WrapPolicy::Parse(wrap)};
-}
-
-std::shared_ptr<const Plan> MakePlan(std::shared_ptr<const Model> model,
-                                     PlanOptions options) {
-  auto plan = Plan::Create(std::move(model), std::move(options));
-  EXPECT_OK(plan);
-  return plan.ok() ? *plan : nullptr;
 }
 
 ParamId Add(Model* model, ModuleId module, const char* name, int64_t numel,
