@@ -56,7 +56,7 @@ END
   [[ "$(wc -l <expected)" == 5 ]] || fail "README.md does not resume twice"
   diff <(sort printed) <(sort expected) || fail "not what README.md says"
   # The installed program looks for the library nowhere else.
-  diff <(readelf -d "$HOME/libshard/bin/shardctl" |
+  diff <(readelf -d "$HOME/shard/bin/shardctl" |
     sed -nE 's/.*\((RPATH|RUNPATH)\).*\[(.*)\]/\1 \2/p') \
     <(echo 'RUNPATH $ORIGIN/../lib') ||
     fail "shardctl (<) has another search path than ../lib (>)"

@@ -7,7 +7,6 @@
 # same: the same error message, the same losses, the same parameters, bit by
 # bit. Each host checks for itself that the loss goes down. Then each host loads
 # the checkpoint of each, on three ranks, and has the same parameters.
-# saved, on three ranks, and has the same parameters.
 
 set -euo pipefail
 
