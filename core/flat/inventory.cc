@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/flat/owners.h"
+#include "core/flat/plan_checks.h"
 #include "core/model/walk.h"
 
 namespace shard {
@@ -43,6 +44,7 @@ class InventoryTaker {
   bool Enter(ModuleId id, int depth) {
     const Model::Module& module = model_.modules()[static_cast<size_t>(id)];
     if (module.ignored) return false;
+    if (KeysMayCollide(module.name)) inventory_.keys_may_collide = true;
     fingerprint_->Add(kModuleRecord | static_cast<uint32_t>(depth));
     fingerprint_->AddString(module.name);
     // The root is never closed.

@@ -62,6 +62,9 @@ class Inventory {
   // A parameter with several names is where its first name is.
   std::vector<int32_t> buffer_of;
 
+  // False where no two keys of the plan can be equal (CheckKeys).
+  bool keys_may_collide = false;
+
   // Groups the parameters by buffer. Call it once, when all of them are added.
   void SortByBuffer();
 

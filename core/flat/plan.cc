@@ -106,7 +106,9 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
     return InvalidArgument("the model has no parameter to store: all ",
                            model_->params().size(), " are ignored");
   }
-  SHARD_RETURN_IF_ERROR(CheckKeys(*model_, options_));
+  if (inventory.keys_may_collide) {
+    SHARD_RETURN_IF_ERROR(CheckKeys(*model_, options_));
+  }
   SHARD_RETURN_IF_ERROR(CheckManualOwners(*model_, options_, inventory));
   SHARD_RETURN_IF_ERROR(CheckSteps(*model_, options_, inventory));
   SHARD_ASSIGN_OR_RETURN(auto owners,

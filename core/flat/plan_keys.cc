@@ -17,23 +17,6 @@ namespace shard {
 
 namespace {
 
-// Returns true where a key may differ from the FQN, or a name may begin as the
-// keys that libshard adds: only then can two keys collide, because the FQNs of
-// a model differ.
-bool MayCollide(const Model& model) {
-  constexpr std::string_view kOurs[] = {kStatePrefix, kGroupPrefix,
-                                        kLossScaleKey, kGoodStepsKey};
-  return std::any_of(model.modules().begin(), model.modules().end(),
-                     [&](const Model::Module& module) {
-                       const std::string dotted = StrCat(module.name, ".");
-                       return IsWrapperName(module.name) ||
-                              std::any_of(std::begin(kOurs), std::end(kOurs),
-                                          [&](std::string_view ours) {
-                                            return ours.starts_with(dotted);
-                                          });
-                     });
-}
-
 class Keys {
  public:
   Keys(const Model& model, const PlanOptions& options)
@@ -117,8 +100,19 @@ class Keys {
 
 }  // namespace
 
+bool KeysMayCollide(std::string_view module_name) {
+  constexpr std::string_view kOurs[] = {kStatePrefix, kGroupPrefix,
+                                        kLossScaleKey, kGoodStepsKey};
+  const size_t size = module_name.size();
+  const auto is_first_component = [&](std::string_view ours) {
+    return size < ours.size() && ours[size] == '.' &&
+           ours.starts_with(module_name);
+  };
+  return IsWrapperName(module_name) ||
+         std::any_of(std::begin(kOurs), std::end(kOurs), is_first_component);
+}
+
 Status CheckKeys(const Model& model, const PlanOptions& options) {
-  if (!MayCollide(model)) return {};
   return Keys(model, options).Check();
 }
 
