@@ -5,31 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/flat/memory_layout.h"
 #include "core/flat/plan.h"
 
 namespace shard {
 
 namespace {
-
-uint64_t PagesOf(DType dtype, int64_t numel) {
-  return RoundUpToPage(DTypeBytes(dtype, numel));
-}
-
-uint64_t WholeParams(const FlatBufferPlan& buffer) {
-  return PagesOf(buffer.dtype, buffer.layout.padded_numel());
-}
-
-uint64_t WholeGrads(const FlatBufferPlan& buffer) {
-  return PagesOf(buffer.grad_dtype, buffer.layout.padded_numel());
-}
-
-uint64_t SumRange(const FlatBufferPlan& buffer) {
-  return PagesOf(buffer.sum_dtype, buffer.layout.shard_numel());
-}
-
-uint64_t HeldParams(const FlatBufferPlan& buffer, int ranges) {
-  return PagesOf(buffer.dtype, ranges * buffer.layout.shard_numel());
-}
 
 // Returns the slots for the buffers that each unit gathers or reduces: those
 // that `takes` chooses, with `bytes` each.
@@ -57,14 +38,6 @@ std::vector<SlotPlan> SlotsOf(const std::vector<UnitPlan>& units,
   return slots;
 }
 
-uint64_t TotalOf(const std::vector<SlotPlan>& slots) {
-  uint64_t total = 0;
-  for (const SlotPlan& slot : slots) {
-    total += static_cast<uint64_t>(slot.count) * slot.bytes;
-  }
-  return total;
-}
-
 }  // namespace
 
 void Plan::ChooseSharding() {
@@ -78,20 +51,20 @@ void Plan::ChooseSharding() {
   const auto is_trainable = [](const FlatBufferPlan& b) { return b.trainable; };
   const auto is_any = [](const FlatBufferPlan&) { return true; };
   grad_slots_ =
-      SlotsOf(units_, buffers_, options_.prefetch, is_trainable, WholeGrads);
+      SlotsOf(units_, buffers_, options_.prefetch, is_trainable, GradBytes);
   param_slots_ =
-      SlotsOf(units_, buffers_, options_.prefetch, is_any, WholeParams);
+      SlotsOf(units_, buffers_, options_.prefetch, is_any, ParamBytes);
   uint64_t whole_grads = 0;
   uint64_t whole_params = 0;
-  uint64_t own_grads = TotalOf(grad_slots_);
-  uint64_t own_params = TotalOf(param_slots_);
+  uint64_t own_grads = SlotBytes(grad_slots_);
+  uint64_t own_params = SlotBytes(param_slots_);
   const int held = options_.world_size / ShardGroupSize();
   for (const FlatBufferPlan& buffer : buffers_) {
-    whole_params += WholeParams(buffer);
-    own_params += HeldParams(buffer, held);
+    whole_params += ParamBytes(buffer);
+    own_params += ParamRangeBytes(buffer, held);
     if (!buffer.trainable) continue;
-    whole_grads += WholeGrads(buffer);
-    own_grads += SumRange(buffer);
+    whole_grads += GradBytes(buffer);
+    own_grads += SumBytes(buffer);
   }
   shards_grads_ = !options_.whole_grads && own_grads < whole_grads;
   shards_params_ = options_.stage == 3 && !options_.keep_after_forward &&
@@ -101,26 +74,12 @@ void Plan::ChooseSharding() {
 }
 
 MemoryReport Plan::Memory(bool shared_memory) const {
-  const bool holds_part = shards_params_ && !shared_memory;
-  MemoryReport memory;
-  for (const FlatBufferPlan& buffer : buffers_) {
-    memory.param_bytes +=
-        holds_part ? HeldParams(buffer, HeldRanges()) : WholeParams(buffer);
-    if (!buffer.trainable) continue;
-    memory.grad_bytes += shards_grads_ ? SumRange(buffer) : WholeGrads(buffer);
-    if (!shards_grads_ && !shared_memory &&
-        buffer.sum_dtype != buffer.grad_dtype) {
-      memory.grad_bytes += SumRange(buffer);
-    }
-    for (size_t s = 0; s < buffer.states.size(); ++s) {
-      memory.state_bytes += PagesOf(buffer.states[s].tensor.dtype,
-                                    buffer.StateLayout(s).shard_numel());
-    }
-  }
-  memory.workspace_bytes = PagesOf(DType::kF32, workspace_numel_);
-  memory.transient_bytes =
-      TotalOf(grad_slots_) + (holds_part ? TotalOf(param_slots_) : 0);
-  return memory;
+  const MemorySizes sizes = LayOutMemory(*this, shared_memory);
+  return {.param_bytes = sizes.params,
+          .grad_bytes = sizes.grads + sizes.sums,
+          .state_bytes = sizes.states,
+          .workspace_bytes = sizes.workspace,
+          .transient_bytes = sizes.grad_slots + sizes.param_slots};
 }
 
 }  // namespace shard

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EngineMemory: all memory of one rank's engine, allocated exactly as the plan
-// predicts (Plan::Memory). Each kind of memory is one allocation, in which
-// every buffer begins at a page.
+// EngineMemory: all memory of one rank's engine, laid out by LayOutMemory. Each
+// kind of memory is one allocation, in which every buffer begins at a page.
 //
 //                 ranks share memory            they do not
 //   parameters    one SymmetricBuffer per host  all, or what this rank holds
@@ -25,6 +24,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/flat/memory_layout.h"
 #include "core/flat/plan.h"
 
 namespace shard {
@@ -101,7 +101,7 @@ class EngineMemory {
                                          std::string_view what, uint64_t bytes,
                                          SymmetricKind kind,
                                          const Deadline& deadline);
-  Status AllocatePrivate(const Plan& plan, Device* device);
+  Status AllocatePrivate(const MemorySizes& sizes, Device* device);
   void PlaceBuffers(const Plan& plan);
 
   const Plan* plan_ = nullptr;

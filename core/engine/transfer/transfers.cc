@@ -9,19 +9,6 @@
 
 namespace shard {
 
-std::vector<SlotPart> SlotParts(const Plan& plan, int32_t unit, bool grads) {
-  std::vector<SlotPart> parts;
-  uint64_t offset = 0;
-  for (const int32_t b : plan.units()[static_cast<size_t>(unit)].buffers) {
-    const FlatBufferPlan& buffer = plan.buffers()[static_cast<size_t>(b)];
-    if (grads && !buffer.trainable) continue;
-    parts.push_back({static_cast<size_t>(b), offset});
-    offset += RoundUpToPage(DTypeBytes(grads ? buffer.grad_dtype : buffer.dtype,
-                                       buffer.layout.padded_numel()));
-  }
-  return parts;
-}
-
 StatusOr<std::unique_ptr<Transfers>> MakeTransfers(const Plan& plan,
                                                    const EngineMemory& memory,
                                                    Communicator* comm,

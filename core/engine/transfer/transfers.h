@@ -93,14 +93,6 @@ inline bool Contributes(const Proposal& proposal, const Proposal& led) {
   return SameWork(proposal, led) && proposal.slot >= 0;
 }
 
-// The place of a buffer in the slot of its unit. SlotParts returns the places
-// of the trainable (`grads`) or of all buffers of a unit.
-struct SlotPart {
-  size_t buffer;
-  uint64_t offset;  // Bytes.
-};
-std::vector<SlotPart> SlotParts(const Plan& plan, int32_t unit, bool grads);
-
 }  // namespace shard
 
 #endif  // SHARD_CORE_ENGINE_TRANSFER_TRANSFERS_H_
