@@ -10,18 +10,18 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "core/optim/groups.h"
 #include "core/optim/optimizer.h"
-#include "kernels/formula/all.h"
+#include "tests/core/engine/adamw_reference.h"
 #include "tests/core/engine/thread_ranks.h"
 
 namespace shard::engine_test {
 namespace {
 
+using testing::AdamWReference;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -63,77 +63,30 @@ float Gradient(int rank, int step, int param, int64_t i) {
   return static_cast<float>(std::cos(rank * 3 + step * 5 + param * 7 + i));
 }
 
-// AdamW on one rank in double, in the order of operations that the formula's
-// header gives.
-class Reference {
- public:
-  Reference(std::vector<double> hypers, int world_size)
-      : hypers_(std::move(hypers)), world_size_(world_size) {
-    for (size_t p = 0; p < kShapes.size(); ++p) {
-      int64_t numel = 1;
-      for (const int64_t dim : kShapes[p]) numel *= dim;
-      params_.emplace_back();
-      for (int64_t i = 0; i < numel; ++i) {
-        params_.back().push_back(
-            {static_cast<double>(Initial(static_cast<int>(p), i)), 0, 0});
-      }
+// Returns f(p, i) for every element i of every parameter p.
+template <typename F>
+AdamWReference::Tensors ForEachElement(F f) {
+  AdamWReference::Tensors tensors(kShapes.size());
+  for (size_t p = 0; p < kShapes.size(); ++p) {
+    int64_t numel = 1;
+    for (const int64_t dim : kShapes[p]) numel *= dim;
+    for (int64_t i = 0; i < numel; ++i) {
+      tensors[p].push_back(f(static_cast<int>(p), i));
     }
   }
+  return tensors;
+}
 
-  // Returns the global norm.
-  double Step(int step, double max_norm) {
-    double squares = 0;
-    ForEach([&](int p, int64_t i, Element*) {
-      const double g = GradientOf(step, p, i);
-      squares += g * g;
-    });
-    const double norm = std::sqrt(squares);
-    const double coefficient =
-        max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1.0;
-    ForEach([&](int p, int64_t i, Element* e) {
-      const double g = GradientOf(step, p, i) * coefficient;
-      e->m = hypers_[AdamW::kBeta1] * e->m + (1 - hypers_[AdamW::kBeta1]) * g;
-      e->v =
-          hypers_[AdamW::kBeta2] * e->v + (1 - hypers_[AdamW::kBeta2]) * g * g;
-      const double lr = hypers_[AdamW::kLr];
-      const double denominator =
-          std::sqrt(e->v / (1 - std::pow(hypers_[AdamW::kBeta2], step))) +
-          hypers_[AdamW::kEps];
-      e->p *= 1 - lr * hypers_[AdamW::kWeightDecay];
-      e->p -= lr * (e->m / (1 - std::pow(hypers_[AdamW::kBeta1], step))) /
-              denominator;
-    });
-    return norm;
-  }
-
-  double param(size_t p, size_t i) const { return params_[p][i].p; }
-
- private:
-  struct Element {
-    double p, m, v;
-  };
-
-  template <typename F>
-  void ForEach(F f) {
-    for (size_t p = 0; p < params_.size(); ++p) {
-      for (size_t i = 0; i < params_[p].size(); ++i) {
-        f(static_cast<int>(p), static_cast<int64_t>(i), &params_[p][i]);
-      }
-    }
-  }
-
-  double GradientOf(int step, int p, int64_t i) const {
+// Returns the mean of the ranks' gradients.
+AdamWReference::Tensors MeanGradients(int step, int world_size) {
+  return ForEachElement([&](int p, int64_t i) {
     double sum = 0;
-    for (int rank = 0; rank < world_size_; ++rank) {
+    for (int rank = 0; rank < world_size; ++rank) {
       sum += static_cast<double>(Gradient(rank, step, p, i));
     }
-    return sum / world_size_;
-  }
-
-  std::vector<double> hypers_;
-  int world_size_;
-  std::vector<std::vector<Element>> params_;
-};
+    return sum / world_size;
+  });
+}
 
 void FillParams(Engine* engine) {
   for (int p = 0; p < static_cast<int>(kShapes.size()); ++p) {
@@ -179,14 +132,17 @@ TEST_P(EngineStepTest, MatchesOneRankInDouble) {
     FillParams(engine->get());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
 
-    Reference reference(Optimizer::Parse(text)->hypers(), c.world_size);
+    AdamWReference reference(
+        Optimizer::Parse(text)->hypers(),
+        ForEachElement([](int p, int64_t i) { return double{Initial(p, i)}; }));
     for (int step = 1; step <= 5; ++step) {
       FillGrads(engine->get(), comm->rank(), step);
       const StepOptions options = {.max_grad_norm = c.max_grad_norm};
       StepReport report;
       const Status stepped = (*engine)->Step(options, &report);
       ASSERT_TRUE(stepped.ok()) << stepped.ToString();
-      const double norm = reference.Step(step, c.max_grad_norm);
+      const double norm = reference.Step(
+          step, MeanGradients(step, c.world_size), c.max_grad_norm);
       EXPECT_EQ(report.step, step);
       EXPECT_FALSE(report.skipped);
       if (c.max_grad_norm > 0) {
