@@ -5,16 +5,11 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <iterator>
-#include <limits>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,50 +28,23 @@
 #include "kernels/formula/narrow_states.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/gate.h"
+#include "tests/core/device/kernel_inputs.h"
 #include "tests/kernels/cpu/fake_cblas.h"
 
+namespace shard::kernels_test {
 namespace {
 
-// The number of allocations of this thread so far.
-thread_local int64_t allocations = 0;
-
-}  // namespace
-
-void* operator new(size_t bytes) {
-  ++allocations;
-  void* const memory = std::malloc(bytes == 0 ? 1 : bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-
-namespace shard {
-namespace {
-
-constexpr double kNoClip = std::numeric_limits<double>::infinity();
-
-// The number of elements of most tensors: no multiple of 16, and the last block
-// of 256 is partial.
-constexpr size_t kCount = 5000;
-
-struct FormulaCase {
-  Formula formula;
-  std::string name;
-  std::vector<double> hypers;
-  size_t num_states;
-};
-
-template <class F>
-FormulaCase CaseOf(Formula formula, const char* name) {
-  FormulaCase made = {formula, name, {}, static_cast<size_t>(F::kNumStates)};
-  // Flags are set. Most are off by default, and a flag that was not copied
-  // would be off as well.
-  for (const Hyper& hyper : F::kHypers) {
-    made.hypers.push_back(hyper.flag ? 1 : hyper.fallback);
-  }
-  return made;
-}
+using testing::CaseOf;
+using testing::FormulaCase;
+using testing::FusedArgs;
+using testing::FusedLists;
+using testing::FusedTensors;
+using testing::kCount;
+using testing::kNoClip;
+using testing::Lists;
+using testing::Magnitudes;
+using testing::Tensors;
+using testing::Values;
 
 std::vector<FormulaCase> ElementCases() {
   return {
@@ -89,49 +57,7 @@ std::vector<FormulaCase> TensorCases() {
 }
 #undef SHARD_CASE
 
-// Returns values in [-1, 1), without a pattern.
-std::vector<float> Values(size_t count, uint32_t seed) {
-  std::vector<float> values(count);
-  for (float& value : values) {
-    seed = seed * 1664525 + 1013904223;
-    value = static_cast<float>(seed >> 8) / (1 << 23) - 1;
-  }
-  return values;
-}
-
-std::vector<float> Magnitudes(size_t count, uint32_t seed) {
-  std::vector<float> values = Values(count, seed);
-  for (float& value : values) value = value < 0 ? -value : value;
-  return values;
-}
-
-// The lists that a caller has on its stack, and loses when it returns.
-struct Lists {
-  std::array<double, 16> hypers = {};
-  std::vector<const void*> sources;
-  std::array<void*, kMaxStates> states = {};
-  std::array<float*, kMaxStates> float_states = {};
-  std::array<float*, kMaxStates> scales = {};
-  std::vector<int64_t> shape;
-  RandomStream random;
-
-  void SetHypers(const std::vector<double>& values) {
-    ASSERT_LE(values.size(), hypers.size());
-    std::copy(values.begin(), values.end(), hypers.begin());
-  }
-
-  void Spoil() {
-    hypers.fill(-1e30);
-    std::fill(sources.begin(), sources.end(), nullptr);
-    states.fill(nullptr);
-    float_states.fill(nullptr);
-    scales.fill(nullptr);
-    std::fill(shape.begin(), shape.end(), -1);
-    random = {~uint64_t{0}, ~uint32_t{0}, ~uint32_t{0}, 1024};
-  }
-};
-
-class KernelsTest : public testing::TestWithParam<const char*> {
+class KernelsTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     auto device = OpenDevice(GetParam());
@@ -165,66 +91,7 @@ class KernelsTest : public testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Devices, KernelsTest,
-                         testing::Values("cpu", "cpu-async"));
-
-// The tensors of a fused step.
-struct Tensors {
-  std::vector<std::vector<float>> grads;
-  std::vector<float> param;
-  std::vector<uint16_t> half_param;
-  std::array<std::vector<unsigned char>, kMaxStates> states;
-  std::array<std::vector<float>, kMaxStates> scales;
-
-  bool operator==(const Tensors&) const = default;
-};
-
-Tensors FusedTensors(DType param, DType state) {
-  Tensors made;
-  for (uint32_t w = 0; w < 3; ++w) made.grads.push_back(Values(kCount, w));
-  made.param = Values(kCount, 10);
-  if (param != DType::kF32) {
-    made.half_param.resize(kCount);
-    Narrow(param, made.param.data(), made.half_param.data(), kCount, nullptr);
-  }
-  for (size_t s = 0; s < kMaxStates; ++s) {
-    // Zeros are a valid state of each dtype.
-    made.states[s].resize(kCount * DTypeSize(state));
-    made.scales[s].resize(kCount / kQ8Block + 1);
-  }
-  return made;
-}
-
-void FusedLists(const FormulaCase& formula, Tensors* tensors, Lists* lists) {
-  lists->SetHypers(formula.hypers);
-  for (const auto& grad : tensors->grads) {
-    lists->sources.push_back(grad.data());
-  }
-  for (size_t s = 0; s < kMaxStates; ++s) {
-    lists->states[s] = tensors->states[s].data();
-    lists->scales[s] = tensors->scales[s].data();
-  }
-}
-
-FusedStepArgs FusedArgs(DType param, DType state, Tensors* tensors,
-                        Lists* lists) {
-  FusedStepArgs args;
-  args.gradients = {lists->sources.data(), lists->sources.size(), DType::kF32};
-  args.gradient_scale = 0.25;
-  args.clip_value = 0.3;
-  args.param_dtype = param;
-  args.param = param == DType::kF32
-                   ? static_cast<void*>(tensors->param.data())
-                   : static_cast<void*>(tensors->half_param.data());
-  if (param == DType::kF16) args.master = tensors->param.data();
-  args.stochastic_rounding = param == DType::kBF16;
-  args.states = lists->states.data();
-  args.state_dtype = state;
-  // A caller without q8 states has no list of scales.
-  args.scales = state == DType::kQ8 ? lists->scales.data() : nullptr;
-  args.random = {17, 5, 3, 512};
-  args.count = kCount;
-  return args;
-}
+                         ::testing::Values("cpu", "cpu-async"));
 
 TEST_P(KernelsTest, FusedStep) {
   for (const FormulaCase& formula : ElementCases()) {
@@ -486,37 +353,5 @@ TEST_P(KernelsTest, SaysWhichBlasThereIsNot) {
               {"/nowhere/libnone.so"});
 }
 
-// On a host the engine uses such a stream, as if it called the kernels itself.
-TEST(InlineTest, AllocatesNothing) {
-  auto device = OpenDevice("cpu");
-  ASSERT_OK(device);
-  auto made = (*device)->CreateStream(StreamKind::kCompute);
-  ASSERT_OK(made);
-  Stream* const stream = made->get();
-  const FormulaCase adamw = CaseOf<AdamW>(Formula::kAdamW, "AdamW");
-  Tensors tensors = FusedTensors(DType::kF32, DType::kF32);
-  Lists lists;
-  FusedLists(adamw, &tensors, &lists);
-  const FusedStepArgs args =
-      FusedArgs(DType::kF32, DType::kF32, &tensors, &lists);
-  NormSum sum = {};
-
-  const int64_t before = allocations;
-  stream->FusedStep(Formula::kAdamW, lists.hypers.data(), 1, args);
-  stream->AddGradientsToNorm(NormType::kTwo, 0, 0, args.gradients, 0, kCount,
-                             nullptr, &sum);
-  stream->SumGradients(args.gradients, 0, kCount, 1, kNoClip,
-                       tensors.param.data());
-  stream->Copy(tensors.param.data(), tensors.grads[0].data(), kCount);
-  const Event event = stream->Record();
-  stream->Wait(event, Deadline::After(1));
-  EXPECT_TRUE(stream->Synchronize(Deadline::After(1)).ok());
-  EXPECT_EQ(allocations, before);
-
-  // Shows that the counter counts.
-  ::operator delete(::operator new(1));
-  EXPECT_GT(allocations, before);
-}
-
 }  // namespace
-}  // namespace shard
+}  // namespace shard::kernels_test

@@ -78,7 +78,7 @@ class FakeCblas {
 
 inline constexpr const char* kCblasKinds[] = {"openblas", "plain", "batch"};
 
-class CblasTest : public testing::TestWithParam<const char*> {
+class CblasTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     auto loaded = kind() == "openblas"
@@ -95,7 +95,7 @@ class CblasTest : public testing::TestWithParam<const char*> {
 };
 
 inline std::string CblasKindOf(
-    const testing::TestParamInfo<const char*>& info) {
+    const ::testing::TestParamInfo<const char*>& info) {
   return info.param;
 }
 

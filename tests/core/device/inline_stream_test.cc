@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The compute stream of the host, which runs kernels in the call.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#include "core/device/device.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/device/kernel_inputs.h"
+
+namespace {
+
+// The number of allocations of this thread so far.
+thread_local int64_t allocations = 0;
+
+}  // namespace
+
+void* operator new(size_t bytes) {
+  ++allocations;
+  void* const memory = std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace shard {
+namespace {
+
+using testing::CaseOf;
+using testing::FormulaCase;
+using testing::FusedArgs;
+using testing::FusedLists;
+using testing::FusedTensors;
+using testing::kCount;
+using testing::kNoClip;
+using testing::Lists;
+using testing::Tensors;
+
+// On a host the engine uses such a stream, as if it called the kernels itself.
+TEST(InlineStreamTest, AllocatesNothing) {
+  auto device = OpenDevice("cpu");
+  ASSERT_OK(device);
+  auto made = (*device)->CreateStream(StreamKind::kCompute);
+  ASSERT_OK(made);
+  Stream* const stream = made->get();
+  const FormulaCase adamw = CaseOf<AdamW>(Formula::kAdamW, "AdamW");
+  Tensors tensors = FusedTensors(DType::kF32, DType::kF32);
+  Lists lists;
+  FusedLists(adamw, &tensors, &lists);
+  const FusedStepArgs args =
+      FusedArgs(DType::kF32, DType::kF32, &tensors, &lists);
+  NormSum sum = {};
+
+  const int64_t before = allocations;
+  stream->FusedStep(Formula::kAdamW, lists.hypers.data(), 1, args);
+  stream->AddGradientsToNorm(NormType::kTwo, 0, 0, args.gradients, 0, kCount,
+                             nullptr, &sum);
+  stream->SumGradients(args.gradients, 0, kCount, 1, kNoClip,
+                       tensors.param.data());
+  stream->Copy(tensors.param.data(), tensors.grads[0].data(), kCount);
+  const Event event = stream->Record();
+  stream->Wait(event, Deadline::After(1));
+  EXPECT_TRUE(stream->Synchronize(Deadline::After(1)).ok());
+  EXPECT_EQ(allocations, before);
+
+  // Shows that the counter counts.
+  ::operator delete(::operator new(1));
+  EXPECT_GT(allocations, before);
+}
+
+}  // namespace
+}  // namespace shard
