@@ -6,19 +6,17 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "sdk/cli/command.h"
-#include "sdk/cli/commands/traffic.h"
+#include "sdk/cli/commands/plan_costs.h"
 #include "sdk/cli/dtypes.h"
 #include "sdk/cli/handles.h"
 #include "sdk/cli/model_description.h"
 #include "sdk/cli/output_file.h"
 #include "sdk/cli/plan_file.h"
-#include "sdk/cli/table.h"
 #include "sdk/cli/text.h"
 #include "shard/shard.h"
 
@@ -100,41 +98,27 @@ int32_t NumberOf(const char* what, const std::string& name,
                 "'; known:" + known);
 }
 
-struct Row {
-  int32_t ranks = 0;
-  int32_t stage = 0;
-  uint64_t fingerprint = 0;
-  int32_t units = 0;
-  int32_t buffers = 0;
-  shard_memory alone = SHARD_MEMORY_INIT;
-  shard_memory shared = SHARD_MEMORY_INIT;
-  Traffic traffic;
-  std::string warnings;
-};
-
-uint64_t Total(const shard_memory& memory) {
-  return memory.param_bytes + memory.grad_bytes + memory.state_bytes +
-         memory.workspace_bytes + memory.transient_bytes;
+RankResources ResourcesOf(const PlanArguments& arguments) {
+  const auto bytes = [](const std::string& text) {
+    return text.empty() ? 0 : ParseBytes(text);
+  };
+  return {.memory = bytes(arguments.memory),
+          .bandwidth = bytes(arguments.bandwidth),
+          .flops = arguments.flops,
+          .tokens = arguments.tokens,
+          .micro_batches = arguments.micro_batches,
+          .shared = arguments.shared};
 }
-
-// Seconds; negative: unknown.
-struct Times {
-  double communication = -1;
-  double computation = -1;
-  double step_hidden = -1;
-  double step_exposed = -1;
-};
 
 class PlanCommand {
  public:
   PlanCommand(const Command& command, const PlanArguments& arguments)
       : command_(command),
         arguments_(arguments),
-        optimizer_(arguments.optimizer),
-        partition_(arguments.partition),
-        limit_(arguments.memory.empty() ? 0 : ParseBytes(arguments.memory)),
-        bandwidth_(
-            arguments.bandwidth.empty() ? 0 : ParseBytes(arguments.bandwidth)) {
+        costs_(ResourcesOf(arguments)) {
+    model_.path = arguments.model;
+    model_.optimizer = arguments.optimizer;
+    model_.partition = arguments.partition;
   }
 
   int Run() {
@@ -142,19 +126,17 @@ class PlanCommand {
     if (IsPlanFile(arguments_.model)) {
       ShowFile();
     } else {
-      model_ = OpenModelDescription(arguments_.model);
+      model_.description = OpenModelDescription(arguments_.model);
       for (const int32_t ranks : arguments_.ranks) {
         for (const int32_t stage : arguments_.stages) Make(ranks, stage);
       }
     }
     if (arguments_.json) {
-      PrintJson(ToJson());
+      costs_.PrintJsonDocument(model_);
     } else {
-      PrintText(ToText());
+      costs_.PrintTable(model_);
     }
-    const bool fits = std::any_of(rows_.begin(), rows_.end(),
-                                  [&](const Row& row) { return Fits(row); });
-    return fits ? kFine : kDifferent;
+    return costs_.AnyFits() ? kFine : kDifferent;
   }
 
  private:
@@ -182,10 +164,10 @@ class PlanCommand {
                     ", or give the model");
     }
     PlanFile file = ReadPlanFile(arguments_.model);
-    model_ = std::move(file.model);
-    optimizer_ = file.optimizer;
-    partition_ = file.partition;
-    AddRow(file.plan.get());
+    model_.description = std::move(file.model);
+    model_.optimizer = file.optimizer;
+    model_.partition = file.partition;
+    Add(file.plan.get());
   }
 
   void Make(int32_t ranks, int32_t stage) {
@@ -217,207 +199,20 @@ class PlanCommand {
       options.keep_after_forward = arguments_.keep_after_forward ? 1 : 0;
     }
     shard_plan* plan = nullptr;
-    Check(shard_plan_create(model_.model.get(), &options, &plan));
+    Check(shard_plan_create(model_.description.model.get(), &options, &plan));
     const Plan owned(plan);
-    AddRow(plan);
+    Add(plan);
   }
 
-  void AddRow(const shard_plan* plan) {
-    shard_plan_info info = SHARD_PLAN_INFO_INIT;
-    Check(shard_plan_get_info(plan, &info));
-    Row row;
-    row.ranks = info.world_size;
-    row.stage = info.stage;
-    row.fingerprint = info.fingerprint;
-    row.units = info.num_units;
-    row.buffers = info.num_buffers;
-    Check(shard_plan_memory(plan, nullptr, &row.shared));
-    shard_placement apart = SHARD_PLACEMENT_INIT;
-    apart.separate_memory = 1;
-    Check(shard_plan_memory(plan, &apart, &row.alone));
-    row.traffic = TrafficOf(plan, arguments_.micro_batches);
-    row.warnings = TextOf(shard_plan_warnings, plan);
-    rows_.push_back(std::move(row));
+  void Add(const shard_plan* plan) {
+    costs_.Add(plan);
     if (!arguments_.output.empty()) WritePlanFile(arguments_.output, plan);
-  }
-
-  const shard_memory& MemoryOf(const Row& row) const {
-    return arguments_.shared ? row.shared : row.alone;
-  }
-
-  bool Fits(const Row& row) const {
-    return limit_ == 0 || Total(MemoryOf(row)) <= limit_;
-  }
-
-  Times TimesOf(const Row& row) const {
-    Times times;
-    if (bandwidth_ > 0) {
-      times.communication =
-          row.traffic.total() / static_cast<double>(bandwidth_);
-    }
-    if (arguments_.flops > 0 && arguments_.tokens > 0) {
-      times.computation =
-          StepFlops(model_.elements, arguments_.tokens) / arguments_.flops;
-    }
-    if (times.communication >= 0 && times.computation >= 0) {
-      times.step_hidden = std::max(times.communication, times.computation);
-      times.step_exposed = times.communication + times.computation;
-    }
-    return times;
-  }
-
-  static Json MemoryJson(const shard_memory& memory, const char* params) {
-    return {{params, memory.param_bytes},
-            {"grad_bytes", memory.grad_bytes},
-            {"state_bytes", memory.state_bytes},
-            {"workspace_bytes", memory.workspace_bytes},
-            {"transient_bytes", memory.transient_bytes},
-            {"total_bytes", Total(memory)}};
-  }
-
-  Json ToJson() const {
-    Json plans = Json::array();
-    for (const Row& row : rows_) {
-      const Times times = TimesOf(row);
-      const auto seconds = [](double value) {
-        return value < 0 ? Json() : Json(value);
-      };
-      char fingerprint[24];
-      std::snprintf(fingerprint, sizeof(fingerprint), "%016llx",
-                    static_cast<unsigned long long>(row.fingerprint));
-      plans.push_back(
-          {{"ranks", row.ranks},
-           {"stage", row.stage},
-           {"fingerprint", fingerprint},
-           {"units", row.units},
-           {"buffers", row.buffers},
-           {"memory", MemoryJson(row.alone, "param_bytes")},
-           {"memory_shared", MemoryJson(row.shared, "param_bytes_per_host")},
-           {"fits", limit_ == 0 ? Json() : Json(Fits(row))},
-           {"shards_grads", row.traffic.shards_grads},
-           {"shards_params", row.traffic.shards_params},
-           {"traffic",
-            {{"reduce_bytes", static_cast<uint64_t>(row.traffic.reduce_bytes)},
-             {"gather_bytes", static_cast<uint64_t>(row.traffic.gather_bytes)},
-             {"total_bytes", static_cast<uint64_t>(row.traffic.total())}}},
-           {"seconds",
-            {{"communication", seconds(times.communication)},
-             {"computation", seconds(times.computation)},
-             {"step_hidden", seconds(times.step_hidden)},
-             {"step_exposed", seconds(times.step_exposed)}}},
-           {"warnings", row.warnings}});
-    }
-    return {{"model",
-             {{"path", arguments_.model},
-              {"class", model_.class_name},
-              {"params", model_.params},
-              {"elements", model_.elements},
-              {"frozen_elements", model_.frozen_elements},
-              {"left_out", model_.left_out}}},
-            {"optimizer", optimizer_},
-            {"partition", partition_},
-            {"micro_batches", arguments_.micro_batches},
-            {"plans", std::move(plans)}};
-  }
-
-  std::string ToText() const {
-    std::string text = Shown(arguments_.model) + ": " +
-                       CountText(static_cast<uint64_t>(model_.elements)) +
-                       " elements in " +
-                       CountText(static_cast<uint64_t>(model_.params)) +
-                       (model_.params == 1 ? " parameter" : " parameters");
-    if (model_.frozen_elements > 0) {
-      text += ", " + CountText(static_cast<uint64_t>(model_.frozen_elements)) +
-              " of them frozen";
-    }
-    if (model_.left_out > 0) {
-      text += "; " + CountText(static_cast<uint64_t>(model_.left_out)) +
-              " tensors are no parameters and left out";
-    }
-    text += "\n" + Shown(optimizer_) + ", " + partition_ +
-            (arguments_.shared ? ", ranks share memory\n\n" : "\n\n");
-
-    const bool timed = bandwidth_ > 0;
-    const bool computed = arguments_.flops > 0 && arguments_.tokens > 0;
-    std::vector<std::string> head = {
-        ">ranks", ">stage",    arguments_.shared ? ">params/host" : ">params",
-        ">grads", ">states",   ">slots",
-        ">total", ">sent/step"};
-    const bool workspace =
-        std::any_of(rows_.begin(), rows_.end(),
-                    [&](auto& r) { return MemoryOf(r).workspace_bytes > 0; });
-    if (workspace) head.insert(head.begin() + 6, ">workspace");
-    if (timed) head.push_back(">comm.");
-    if (timed && computed) {
-      head.push_back(">step, hidden");
-      head.push_back(">exposed");
-    }
-    if (limit_ > 0) head.push_back("fits " + BytesText(limit_));
-    Table table(head);
-    for (const Row& row : rows_) {
-      const shard_memory& memory = MemoryOf(row);
-      std::vector<std::string> cells = {
-          std::to_string(row.ranks),     std::to_string(row.stage),
-          BytesText(memory.param_bytes), BytesText(memory.grad_bytes),
-          BytesText(memory.state_bytes), BytesText(memory.transient_bytes)};
-      if (workspace) cells.push_back(BytesText(memory.workspace_bytes));
-      cells.push_back(BytesText(Total(memory)));
-      cells.push_back(BytesText(static_cast<uint64_t>(row.traffic.total())));
-      const Times times = TimesOf(row);
-      if (timed) cells.push_back(SecondsText(times.communication));
-      if (timed && computed) {
-        cells.push_back(SecondsText(times.step_hidden));
-        cells.push_back(SecondsText(times.step_exposed));
-      }
-      if (limit_ > 0) cells.push_back(Fits(row) ? "yes" : "no");
-      table.Add(std::move(cells));
-    }
-    text += table.Text();
-    if (computed) {
-      text += "\nThe computation takes " +
-              SecondsText(TimesOf(rows_[0]).computation) + ": 6 x " +
-              ShortCount(static_cast<double>(model_.elements)) + " x " +
-              ShortCount(arguments_.tokens) + " tokens at " +
-              ShortCount(arguments_.flops) + " FLOP/s.\n";
-    }
-    return text + WarningsText();
-  }
-
-  // Returns each warning once, though every plan of a stage has it.
-  std::string WarningsText() const {
-    std::vector<std::string> lines;
-    for (const Row& row : rows_) {
-      for (size_t begin = 0; begin < row.warnings.size();) {
-        const size_t end =
-            std::min(row.warnings.find('\n', begin), row.warnings.size());
-        std::string line = row.warnings.substr(begin, end - begin);
-        if (!line.empty() &&
-            std::find(lines.begin(), lines.end(), line) == lines.end()) {
-          lines.push_back(std::move(line));
-        }
-        begin = end + 1;
-      }
-    }
-    constexpr size_t kMost = 10;
-    std::string text;
-    for (size_t i = 0; i < lines.size() && i < kMost; ++i) {
-      text += "\nwarning: " + Shown(lines[i]) + "\n";
-    }
-    if (lines.size() > kMost) {
-      text += "\n" + std::to_string(lines.size() - kMost) +
-              " more warnings: see --json\n";
-    }
-    return text;
   }
 
   const Command command_;
   const PlanArguments& arguments_;
-  ModelDescription model_;
-  std::string optimizer_;
-  std::string partition_;
-  const uint64_t limit_;
-  const uint64_t bandwidth_;  // Bytes per second.
-  std::vector<Row> rows_;
+  PlannedModel model_;
+  PlanCosts costs_;
 };
 
 }  // namespace

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "sdk/cli/commands/plan_costs.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "sdk/cli/handles.h"
+#include "sdk/cli/table.h"
+
+namespace shardctl {
+
+namespace {
+
+uint64_t Total(const shard_memory& memory) {
+  return memory.param_bytes + memory.grad_bytes + memory.state_bytes +
+         memory.workspace_bytes + memory.transient_bytes;
+}
+
+Json MemoryJson(const shard_memory& memory, const char* params) {
+  return {{params, memory.param_bytes},
+          {"grad_bytes", memory.grad_bytes},
+          {"state_bytes", memory.state_bytes},
+          {"workspace_bytes", memory.workspace_bytes},
+          {"transient_bytes", memory.transient_bytes},
+          {"total_bytes", Total(memory)}};
+}
+
+// Returns the line or lines above the table.
+std::string HeadText(const PlannedModel& model, bool shared) {
+  const ModelDescription& description = model.description;
+  std::string text = Shown(model.path) + ": " +
+                     CountText(static_cast<uint64_t>(description.elements)) +
+                     " elements in " +
+                     CountText(static_cast<uint64_t>(description.params)) +
+                     (description.params == 1 ? " parameter" : " parameters");
+  if (description.frozen_elements > 0) {
+    text += ", " +
+            CountText(static_cast<uint64_t>(description.frozen_elements)) +
+            " of them frozen";
+  }
+  if (description.left_out > 0) {
+    text += "; " + CountText(static_cast<uint64_t>(description.left_out)) +
+            " tensors are no parameters and left out";
+  }
+  return text + "\n" + Shown(model.optimizer) + ", " + model.partition +
+         (shared ? ", ranks share memory\n\n" : "\n\n");
+}
+
+}  // namespace
+
+void PlanCosts::Add(const shard_plan* plan) {
+  shard_plan_info info = SHARD_PLAN_INFO_INIT;
+  Check(shard_plan_get_info(plan, &info));
+  Row row;
+  row.ranks = info.world_size;
+  row.stage = info.stage;
+  row.fingerprint = info.fingerprint;
+  row.units = info.num_units;
+  row.buffers = info.num_buffers;
+  Check(shard_plan_memory(plan, nullptr, &row.shared));
+  shard_placement apart = SHARD_PLACEMENT_INIT;
+  apart.separate_memory = 1;
+  Check(shard_plan_memory(plan, &apart, &row.alone));
+  row.traffic = TrafficOf(plan, rank_.micro_batches);
+  row.warnings = TextOf(shard_plan_warnings, plan);
+  rows_.push_back(std::move(row));
+}
+
+bool PlanCosts::AnyFits() const {
+  return std::any_of(rows_.begin(), rows_.end(),
+                     [&](const Row& row) { return Fits(row); });
+}
+
+const shard_memory& PlanCosts::MemoryOf(const Row& row) const {
+  return rank_.shared ? row.shared : row.alone;
+}
+
+bool PlanCosts::Fits(const Row& row) const {
+  return rank_.memory == 0 || Total(MemoryOf(row)) <= rank_.memory;
+}
+
+PlanCosts::Times PlanCosts::TimesOf(const Row& row, int64_t elements) const {
+  Times times;
+  if (rank_.bandwidth > 0) {
+    times.communication =
+        row.traffic.total() / static_cast<double>(rank_.bandwidth);
+  }
+  if (rank_.flops > 0 && rank_.tokens > 0) {
+    times.computation = StepFlops(elements, rank_.tokens) / rank_.flops;
+  }
+  if (times.communication >= 0 && times.computation >= 0) {
+    times.step_hidden = std::max(times.communication, times.computation);
+    times.step_exposed = times.communication + times.computation;
+  }
+  return times;
+}
+
+Json PlanCosts::PlanJson(const Row& row, int64_t elements) const {
+  const Times times = TimesOf(row, elements);
+  const auto seconds = [](double value) {
+    return value < 0 ? Json() : Json(value);
+  };
+  char fingerprint[24];
+  std::snprintf(fingerprint, sizeof(fingerprint), "%016llx",
+                static_cast<unsigned long long>(row.fingerprint));
+  return {{"ranks", row.ranks},
+          {"stage", row.stage},
+          {"fingerprint", fingerprint},
+          {"units", row.units},
+          {"buffers", row.buffers},
+          {"memory", MemoryJson(row.alone, "param_bytes")},
+          {"memory_shared", MemoryJson(row.shared, "param_bytes_per_host")},
+          {"fits", rank_.memory == 0 ? Json() : Json(Fits(row))},
+          {"shards_grads", row.traffic.shards_grads},
+          {"shards_params", row.traffic.shards_params},
+          {"traffic",
+           {{"reduce_bytes", static_cast<uint64_t>(row.traffic.reduce_bytes)},
+            {"gather_bytes", static_cast<uint64_t>(row.traffic.gather_bytes)},
+            {"total_bytes", static_cast<uint64_t>(row.traffic.total())}}},
+          {"seconds",
+           {{"communication", seconds(times.communication)},
+            {"computation", seconds(times.computation)},
+            {"step_hidden", seconds(times.step_hidden)},
+            {"step_exposed", seconds(times.step_exposed)}}},
+          {"warnings", row.warnings}};
+}
+
+void PlanCosts::PrintJsonDocument(const PlannedModel& model) const {
+  const ModelDescription& description = model.description;
+  Json plans = Json::array();
+  for (const Row& row : rows_) {
+    plans.push_back(PlanJson(row, description.elements));
+  }
+  PrintJson({{"model",
+              {{"path", model.path},
+               {"class", description.class_name},
+               {"params", description.params},
+               {"elements", description.elements},
+               {"frozen_elements", description.frozen_elements},
+               {"left_out", description.left_out}}},
+             {"optimizer", model.optimizer},
+             {"partition", model.partition},
+             {"micro_batches", rank_.micro_batches},
+             {"plans", std::move(plans)}});
+}
+
+std::string PlanCosts::TableText(int64_t elements) const {
+  const bool timed = rank_.bandwidth > 0;
+  const bool computed = rank_.flops > 0 && rank_.tokens > 0;
+  std::vector<std::string> head = {
+      ">ranks", ">stage",    rank_.shared ? ">params/host" : ">params",
+      ">grads", ">states",   ">slots",
+      ">total", ">sent/step"};
+  const bool workspace = std::any_of(rows_.begin(), rows_.end(), [&](auto& r) {
+    return MemoryOf(r).workspace_bytes > 0;
+  });
+  if (workspace) head.insert(head.begin() + 6, ">workspace");
+  if (timed) head.push_back(">comm.");
+  if (timed && computed) {
+    head.push_back(">step, hidden");
+    head.push_back(">exposed");
+  }
+  if (rank_.memory > 0) head.push_back("fits " + BytesText(rank_.memory));
+  Table table(head);
+  for (const Row& row : rows_) {
+    const shard_memory& memory = MemoryOf(row);
+    std::vector<std::string> cells = {
+        std::to_string(row.ranks),     std::to_string(row.stage),
+        BytesText(memory.param_bytes), BytesText(memory.grad_bytes),
+        BytesText(memory.state_bytes), BytesText(memory.transient_bytes)};
+    if (workspace) cells.push_back(BytesText(memory.workspace_bytes));
+    cells.push_back(BytesText(Total(memory)));
+    cells.push_back(BytesText(static_cast<uint64_t>(row.traffic.total())));
+    const Times times = TimesOf(row, elements);
+    if (timed) cells.push_back(SecondsText(times.communication));
+    if (timed && computed) {
+      cells.push_back(SecondsText(times.step_hidden));
+      cells.push_back(SecondsText(times.step_exposed));
+    }
+    if (rank_.memory > 0) cells.push_back(Fits(row) ? "yes" : "no");
+    table.Add(std::move(cells));
+  }
+  return table.Text();
+}
+
+void PlanCosts::PrintTable(const PlannedModel& model) const {
+  const int64_t elements = model.description.elements;
+  std::string text = HeadText(model, rank_.shared) + TableText(elements);
+  if (rank_.flops > 0 && rank_.tokens > 0) {
+    text += "\nThe computation takes " +
+            SecondsText(TimesOf(rows_[0], elements).computation) + ": 6 x " +
+            ShortCount(static_cast<double>(elements)) + " x " +
+            ShortCount(rank_.tokens) + " tokens at " + ShortCount(rank_.flops) +
+            " FLOP/s.\n";
+  }
+  PrintText(text + WarningsText());
+}
+
+// Returns each warning once, though every plan of a stage has it.
+std::string PlanCosts::WarningsText() const {
+  std::vector<std::string> lines;
+  for (const Row& row : rows_) {
+    for (size_t begin = 0; begin < row.warnings.size();) {
+      const size_t end =
+          std::min(row.warnings.find('\n', begin), row.warnings.size());
+      std::string line = row.warnings.substr(begin, end - begin);
+      if (!line.empty() &&
+          std::find(lines.begin(), lines.end(), line) == lines.end()) {
+        lines.push_back(std::move(line));
+      }
+      begin = end + 1;
+    }
+  }
+  constexpr size_t kMost = 10;
+  std::string text;
+  for (size_t i = 0; i < lines.size() && i < kMost; ++i) {
+    text += "\nwarning: " + Shown(lines[i]) + "\n";
+  }
+  if (lines.size() > kMost) {
+    text += "\n" + std::to_string(lines.size() - kMost) +
+            " more warnings: see --json\n";
+  }
+  return text;
+}
+
+}  // namespace shardctl
