@@ -10,7 +10,6 @@
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,14 +18,13 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "sdk/cli/commands/process.h"
-#include "sdk/cli/output.h"
-#include "sdk/cli/output_queue.h"
+#include "sdk/cli/commands/rank_output.h"
 
 namespace shardctl {
 
@@ -40,14 +38,6 @@ Clock::time_point After(double seconds) {
   return Clock::now() +
          std::chrono::duration_cast<Clock::duration>(
              std::chrono::duration<double>(std::min(seconds, kLongest)));
-}
-
-// Returns whether two descriptors are the same terminal, pipe or file.
-bool AreSame(int a, int b) {
-  struct stat first {};
-  struct stat second {};
-  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 &&
-         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
 }
 
 std::string UniqueName() {
@@ -79,13 +69,7 @@ class Launcher {
   explicit Launcher(const RunOptions& options)
       : options_(options),
         name_(options.name.empty() ? UniqueName() : options.name),
-        detached_(options.ranks > 1),
-        // One queue for both, where their order is seen.
-        one_queue_(AreSame(STDOUT_FILENO, STDERR_FILENO)),
-        screen_(STDOUT_FILENO, STDERR_FILENO,
-                [this](bool error, std::string_view text) {
-                  Queue(error).Append(text);
-                }) {}
+        detached_(options.ranks > 1) {}
 
   int Run() {
     // Signals come through a descriptor, in turn with the ranks' output.
@@ -99,7 +83,7 @@ class Launcher {
     ::signal(SIGPIPE, SIG_IGN);
     signals_ = ::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals_ < 0) {
-      Say(std::string("signalfd: ") + ::strerror(errno));
+      output_.Say(std::string("signalfd: ") + ::strerror(errno));
       exit_code_ = kCannotRun;
     }
     if (options_.timeout > 0) timeout_ = After(options_.timeout);
@@ -107,19 +91,14 @@ class Launcher {
     while (alive_ > 0) {
       WaitForSomething();
       HearSignals();
-      for (Rank& rank : ranks_) ShowOutput(&rank, Room::kQueue);
+      output_.Read();
       NoticeEnds();
-      NoticeLostOutput();
+      output_.NoticeLostOutput();
       KeepTime();
     }
     KillAndReapAll();
-    // The last output of an ended rank is in its pipes by now. Do not wait for
-    // the pipes' end: a process that the rank left behind may hold them open.
-    for (Rank& rank : ranks_) {
-      ShowOutput(&rank, Room::kAny);
-      Finish(&rank, false);
-      Finish(&rank, true);
-    }
+    // The last output of an ended rank is in its pipes by now.
+    output_.Finish();
     ranks_.clear();
     Drain();
     return exit_code_.value_or(0);
@@ -128,10 +107,7 @@ class Launcher {
  private:
   struct Rank {
     int rank;
-    Process process;
-    std::string prefix;
-    LineSplitter out;
-    LineSplitter error;
+    pid_t pid;
     bool alive = true;
   };
 
@@ -142,9 +118,6 @@ class Launcher {
     std::string how;
     int order;  // A failure of smaller order explains more.
   };
-
-  // The output to read: while the queue has room, or all that a pipe holds.
-  enum class Room { kQueue, kAny };
 
   void Start(int r) {
     SpawnOptions how;
@@ -158,7 +131,7 @@ class Launcher {
                        {"SHARD_RENDEZVOUS", name_}};
     const std::string prefix =
         detached_ ? "[" + std::to_string(r) + "] " : std::string();
-    if (r == 0 && screen_.IsTerminal(/*error=*/false)) {
+    if (r == 0 && output_.IsTerminal(/*error=*/false)) {
       const int columns =
           std::max(20, TerminalColumns() - static_cast<int>(prefix.size()));
       how.environment.emplace_back("SHARD_TERMINAL", "1");
@@ -171,35 +144,22 @@ class Launcher {
     }
     const Process process = Spawn(how);
     if (process.spawn_errno != 0) {
-      Say("cannot run '" + options_.command[0] + "': " +
-          (process.spawn_errno == ENOENT ? "no such program"
-                                         : ::strerror(process.spawn_errno)));
+      output_.Say("cannot run '" + options_.command[0] + "': " +
+                  (process.spawn_errno == ENOENT
+                       ? "no such program"
+                       : ::strerror(process.spawn_errno)));
       End(process.spawn_errno == ENOENT ? kNotFound : kCannotRun, SIGTERM);
       return;
     }
-    ranks_.push_back({r, process, prefix,
-                      LineSplitter(r == 0 && screen_.IsTerminal(false)),
-                      LineSplitter(r == 0 && screen_.IsTerminal(true))});
+    output_.Add(r, prefix, process.out, process.error);
+    ranks_.push_back({r, process.pid});
     ++alive_;
-  }
-
-  OutputQueue& Queue(bool error) {
-    return error && !one_queue_ ? error_queue_ : out_queue_;
   }
 
   // Waits for a signal, output, room for output, or the next time limit.
   void WaitForSomething() {
     std::vector<pollfd> entries{{signals_, POLLIN, 0}};
-    for (const bool error : {false, true}) {
-      const OutputQueue& queue = Queue(error);
-      entries.push_back({queue.progress_fd(), POLLIN, 0});
-      // The pipes of ranks fill, and they wait.
-      if (queue.full()) continue;
-      for (const Rank& rank : ranks_) {
-        entries.push_back(
-            {error ? rank.process.error : rank.process.out, POLLIN, 0});
-      }
-    }
+    output_.AddToPoll(&entries);
     int millis = -1;
     for (const auto& at : {timeout_, kill_at_, decide_at_, give_up_at_}) {
       if (!at) continue;
@@ -211,9 +171,7 @@ class Launcher {
     }
     ::poll(entries.data(), entries.size(), millis);
     // Taken before the queues are looked at, so that no progress is missed.
-    const bool out = out_queue_.TakeProgress();
-    const bool error = error_queue_.TakeProgress();
-    progress_ = out || error;
+    progress_ = output_.TakeProgress();
   }
 
   void HearSignals() {
@@ -233,58 +191,15 @@ class Launcher {
     }
   }
 
-  void ShowOutput(Rank* rank, Room room) {
-    Show(rank, false, room);
-    Show(rank, true, room);
-  }
-
-  void Show(Rank* rank, bool error, Room room) {
-    int& fd = error ? rank->process.error : rank->process.out;
-    LineSplitter& lines = error ? rank->error : rank->out;
-    char buffer[65536];
-    // A rank that prints without end must not keep the others waiting.
-    for (int i = 0; i < 16 && fd >= 0; ++i) {
-      if (room == Room::kQueue && Queue(error).full()) break;
-      const ssize_t size = ::read(fd, buffer, sizeof(buffer));
-      if (size < 0 && errno == EINTR) continue;
-      if (size < 0 && errno == EAGAIN) break;
-      if (size <= 0) {
-        Finish(rank, error);
-        break;
-      }
-      lines.Feed(std::string_view(buffer, static_cast<size_t>(size)),
-                 [&](std::string_view line) {
-                   // Remove a bar that has become this line.
-                   if (lines.bar().size() > 0) screen_.Bar(error, "", "");
-                   screen_.Line(error, rank->prefix, line);
-                 });
-      if (rank->rank == 0 && screen_.IsTerminal(error)) {
-        screen_.Bar(error, rank->prefix, lines.bar());
-      }
-    }
-  }
-
-  void Finish(Rank* rank, bool error) {
-    int& fd = error ? rank->process.error : rank->process.out;
-    if (fd < 0) return;
-    LineSplitter& lines = error ? rank->error : rank->out;
-    if (!lines.bar().empty()) screen_.Bar(error, "", "");
-    lines.Finish([&](std::string_view line) {
-      screen_.Line(error, rank->prefix, line);
-    });
-    ::close(fd);
-    fd = -1;
-  }
-
   // Ended ranks stay zombies until KillAndReapAll: that keeps their process
   // ids, which name their groups, from naming someone else's.
   void NoticeEnds() {
     for (Rank& rank : ranks_) {
       siginfo_t end{};  // si_pid stays 0 when it has not ended.
       if (!rank.alive ||
-          ::waitid(P_PID, static_cast<id_t>(rank.process.pid), &end,
+          ::waitid(P_PID, static_cast<id_t>(rank.pid), &end,
                    WEXITED | WNOHANG | WNOWAIT) != 0 ||
-          end.si_pid != rank.process.pid) {
+          end.si_pid != rank.pid) {
         continue;
       }
       rank.alive = false;
@@ -318,9 +233,9 @@ class Launcher {
     decide_at_.reset();
     if (exit_code_) return;
     // The rank's last output comes before our message.
-    for (Rank& rank : ranks_) ShowOutput(&rank, Room::kAny);
-    Say("rank " + std::to_string(failure_->rank) + " " + failure_->how +
-        (alive_ > 0 ? "; ending the others" : ""));
+    output_.ReadNow();
+    output_.Say("rank " + std::to_string(failure_->rank) + " " + failure_->how +
+                (alive_ > 0 ? "; ending the others" : ""));
     End(failure_->code, SIGTERM);
   }
 
@@ -335,18 +250,19 @@ class Launcher {
       } else if (!exit_code_) {
         char seconds[32];
         std::snprintf(seconds, sizeof(seconds), "%g", options_.timeout);
-        Say("the run took longer than its timeout of " + std::string(seconds) +
-            (alive_ > 0 ? " s; ending the ranks"
-                        : " s: its output is not read"));
+        output_.Say("the run took longer than its timeout of " +
+                    std::string(seconds) +
+                    (alive_ > 0 ? " s; ending the ranks"
+                                : " s: its output is not read"));
         End(kTimedOut, SIGTERM);
       }
     }
     if (kill_at_ && now >= *kill_at_) {
       kill_at_.reset();
       if (alive_ > 0) {
-        Say("ranks did not end within " +
-            std::to_string(static_cast<int>(kGraceSeconds)) +
-            " s; killing them");
+        output_.Say("ranks did not end within " +
+                    std::to_string(static_cast<int>(kGraceSeconds)) +
+                    " s; killing them");
         SendToAll(SIGKILL);
       }
     }
@@ -358,7 +274,7 @@ class Launcher {
   void Drain() {
     kill_at_.reset();
     const int enough = std::max(signals_heard_, 1);
-    while (!AllIsWritten()) {
+    while (!output_.AllIsWritten()) {
       if ((signals_heard_ > 0 || timed_out_) && !give_up_at_) {
         give_up_at_ = After(kStalledSeconds);
       }
@@ -374,23 +290,6 @@ class Launcher {
     }
   }
 
-  bool AllIsWritten() {
-    // The last write may have failed too: report the lost output before the
-    // end.
-    if (out_queue_.empty()) NoticeLostOutput();
-    return out_queue_.empty() && error_queue_.empty();
-  }
-
-  // Says once that stdout takes nothing, as on a full disk. The ranks go on, as
-  // they do when nobody reads.
-  void NoticeLostOutput() {
-    const int error = out_queue_.error();
-    if (error == 0 || output_is_lost_) return;
-    output_is_lost_ = true;
-    Say(std::string("cannot write to stdout: ") + ::strerror(error) +
-        "; lines of the ranks are lost, and the ranks go on");
-  }
-
   // The first reason decides the exit code.
   void End(int code, int signal) {
     if (!exit_code_) exit_code_ = code;
@@ -403,7 +302,7 @@ class Launcher {
   // they have started.
   void SendToAll(int signal) {
     for (const Rank& rank : ranks_) {
-      ::kill(detached_ ? -rank.process.pid : rank.process.pid, signal);
+      ::kill(detached_ ? -rank.pid : rank.pid, signal);
     }
   }
 
@@ -411,27 +310,21 @@ class Launcher {
   void KillAndReapAll() {
     SendToAll(SIGKILL);
     for (const Rank& rank : ranks_) {
-      while (::waitpid(rank.process.pid, nullptr, 0) < 0 && errno == EINTR) {
+      while (::waitpid(rank.pid, nullptr, 0) < 0 && errno == EINTR) {
       }
     }
   }
 
-  void Say(const std::string& text) { screen_.Line(true, "shardctl: ", text); }
-
   const RunOptions& options_;
   const std::string name_;
   const bool detached_;
-  const bool one_queue_;
-  OutputQueue out_queue_{STDOUT_FILENO};
-  OutputQueue error_queue_{STDERR_FILENO};
-  Screen screen_;
+  RankOutput output_;
   int signals_ = -1;
   std::vector<Rank> ranks_;
   int alive_ = 0;
   int signals_heard_ = 0;  // Signals to stop.
   int last_signal_ = 0;
   bool timed_out_ = false;
-  bool output_is_lost_ = false;     // And the message is printed.
   bool progress_ = false;           // A reader took output.
   std::optional<Failure> failure_;  // The one that explains most, so far.
   std::optional<int> exit_code_;
