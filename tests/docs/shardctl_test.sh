@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Tests that docs/shardctl.md has every command, and in each section exactly the
-# options of that command, and that the help of each command has an example.
+# options of that command, that the help of each command has an example, and
+# that `plan` prints the table that the document shows.
 
 set -euo pipefail
 
@@ -49,3 +50,15 @@ for command in $commands; do
       fail "$document has $option, which $command has not"
   done
 done
+
+# The first block of the section is a command, the next one its output.
+awk '$0 == "```json" { code = 1; next } /^```$/ { exit } code' "$document" \
+  >"$TEST_TMPDIR/gpt2.json"
+awk '/^## plan$/ { on = 1; next } /^[A-Z]/ { if (on) exit }
+  on { sub(/^    /, ""); print }' "$document" | sed '/./,$!d' \
+  >"$TEST_TMPDIR/example"
+PATH="$PWD/sdk/cli:$PATH"
+cd "$TEST_TMPDIR"
+bash -euo pipefail <(head -n 1 example) >printed
+diff <(tail -n +3 example | sed -e :a -e '/^\n*$/{$d;N;ba' -e '}') printed ||
+  fail "$document (<) shows another table than shardctl plan prints (>)"
