@@ -72,6 +72,7 @@ MemorySizes LayOutMemory(
   sizes.workspace = PagesOf(DType::kF32, plan.workspace_numel());
   sizes.param_slots = shards_params ? SlotBytes(plan.param_slots()) : 0;
   sizes.grad_slots = SlotBytes(plan.grad_slots());
+  sizes.host_tensors = RoundUpToPage(plan.host_tensors().bytes);
   return sizes;
 }
 

@@ -35,6 +35,7 @@ struct MemorySizes {
   uint64_t workspace = 0;
   uint64_t param_slots = 0;
   uint64_t grad_slots = 0;
+  uint64_t host_tensors = 0;
 };
 
 // Where the tensors of one flat buffer lie, in bytes from the start of their

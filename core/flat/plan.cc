@@ -67,6 +67,23 @@ void AddOptions(const PlanOptions& options, Fingerprint* fingerprint) {
   }
 }
 
+// Adds the host tensors, in module-walk order. Nothing is added for none: such
+// plans keep the fingerprints that they had before there were host tensors.
+void AddHostTensors(const Model& model, const HostTensorLayout& layout,
+                    Fingerprint* fingerprint) {
+  if (layout.walk.empty()) return;
+  fingerprint->Add(static_cast<uint32_t>(layout.walk.size()));
+  for (const HostTensorId id : layout.walk) {
+    const Model::HostTensor& tensor =
+        model.host_tensors()[static_cast<size_t>(id)];
+    fingerprint->AddString(model.HostTensorFqn(id));
+    fingerprint->Add(static_cast<int32_t>(tensor.type));
+    fingerprint->Add(static_cast<int32_t>(tensor.persistent));
+    fingerprint->Add(static_cast<uint32_t>(tensor.shape.size()));
+    for (const int64_t size : tensor.shape) fingerprint->Add(size);
+  }
+}
+
 }  // namespace
 
 StatusOr<std::shared_ptr<const Plan>> Plan::Create(
@@ -111,6 +128,7 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
   }
   SHARD_RETURN_IF_ERROR(CheckManualOwners(*model_, options_, inventory));
   SHARD_RETURN_IF_ERROR(CheckSteps(*model_, options_, inventory));
+  SHARD_ASSIGN_OR_RETURN(host_tensors_, LayOutHostTensors(*model_));
   SHARD_ASSIGN_OR_RETURN(auto owners,
                          ChooseOwners(*model_, options_, inventory));
 
@@ -158,6 +176,7 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
     fingerprint.Add(places_[param].offset);
     positions_[param] = static_cast<int32_t>(i);
   }
+  AddHostTensors(*model_, host_tensors_, &fingerprint);
   fingerprint_ = fingerprint.Finish();
   return Status();
 }

@@ -26,6 +26,7 @@
 #include "core/base/dtype.h"
 #include "core/base/facts.h"
 #include "core/base/status.h"
+#include "core/flat/host_tensors.h"
 #include "core/flat/layout.h"
 #include "core/model/model.h"
 #include "core/model/wrap.h"
@@ -167,12 +168,14 @@ struct MemoryReport {
   // Per rank: slots for the gathered parameters and the unreduced gradients of
   // the units in use or in flight.
   uint64_t transient_bytes = 0;
+  // Per rank: the model's host tensors.
+  uint64_t host_tensor_bytes = 0;
 
   // Returns the memory of a host whose ranks share memory.
   uint64_t HostTotal(int ranks_on_host) const {
-    return param_bytes +
-           (grad_bytes + state_bytes + workspace_bytes + transient_bytes) *
-               static_cast<uint64_t>(ranks_on_host);
+    return param_bytes + (grad_bytes + state_bytes + workspace_bytes +
+                          transient_bytes + host_tensor_bytes) *
+                             static_cast<uint64_t>(ranks_on_host);
   }
 };
 
@@ -246,7 +249,7 @@ class Plan {
   // has no parameter to store, a parameter that its group's optimizer cannot
   // step, one in f16 that is to be rounded stochastically, kManual owners that
   // are missing or out of range (naming parameter and owner), buffers beyond
-  // 2^53 elements.
+  // 2^53 elements, host tensors beyond 2^53 bytes.
   static StatusOr<std::shared_ptr<const Plan>> Create(
       std::shared_ptr<const Model> model, PlanOptions options);
 
@@ -257,6 +260,8 @@ class Plan {
   const std::vector<FlatBufferPlan>& buffers() const { return buffers_; }
   // The place of each parameter, by ParamId.
   const std::vector<ParamPlace>& places() const { return places_; }
+  // The places of the model's host tensors.
+  const HostTensorLayout& host_tensors() const { return host_tensors_; }
   // The position of each parameter among the stored ones in module-walk order,
   // by ParamId: a number that all ranks agree on, in whatever order they added
   // parameters.
@@ -328,8 +333,8 @@ class Plan {
   int64_t workspace_numel() const { return workspace_numel_; }
 
   // XXH3-64 over all that ranks must agree on: options, optimizer, names,
-  // shapes, dtypes, flags, ties, units and places. Class names and ids are no
-  // part of it.
+  // shapes, dtypes, flags, ties, units and places; of host tensors too. Class
+  // names and ids are no part of it.
   uint64_t fingerprint() const { return fingerprint_; }
 
   // Streams all inputs of the fingerprint, by name: where the fingerprints of
@@ -338,7 +343,7 @@ class Plan {
 
   // Returns the memory that a rank needs. Frozen buffers have neither gradients
   // nor states. Optimizer states and master weights are sharded over all ranks
-  // in every stage.
+  // in every stage. Host tensors are whole on every rank.
   //
   //                ranks share memory     they do not
   //   parameters   once per host          whole; shards_params: HeldRanges()
@@ -378,6 +383,7 @@ class Plan {
   std::deque<std::vector<StatePlan>> state_lists_;
   std::vector<FlatBufferPlan> buffers_;
   std::vector<ParamPlace> places_;
+  HostTensorLayout host_tensors_;
   std::vector<int32_t> positions_;
   std::vector<SlotPlan> param_slots_;
   std::vector<SlotPlan> grad_slots_;

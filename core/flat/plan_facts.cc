@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/base/facts.h"
 #include "core/base/strings.h"
 #include "core/flat/plan.h"
@@ -77,6 +78,13 @@ class PathWalk {
           Descend(at.name);
           reference(index, at.param);
         });
+  }
+
+  // Returns the same as Named for a host tensor of the module that the walk has
+  // just entered. Valid until the next call.
+  std::string_view NamedHere(std::string_view kind, const std::string& name) {
+    Descend(name);
+    return Named(kind);
   }
 
   // Returns `kind` and the path: "parameter 'layer.weight'". Shortens a path
@@ -149,6 +157,29 @@ void AddModel(const Plan& plan, FactSink* sink) {
   add_entry("the end");
 }
 
+void AddHostTensors(const Plan& plan, FactSink* sink) {
+  const Model& model = plan.model();
+  PathWalk walk(model);
+  size_t position = 0;
+  walk.Walk(
+      [&](ModuleId module, int) {
+        for (const HostTensorId id :
+             model.modules()[static_cast<size_t>(module)].host_tensors) {
+          const Model::HostTensor& tensor =
+              model.host_tensors()[static_cast<size_t>(id)];
+          const std::string_view subject =
+              walk.NamedHere("buffer", tensor.name);
+          sink->Add("", StrCat("buffer ", position++, " of the model"),
+                    subject);
+          sink->Add(subject, "dtype", ElementTypeName(tensor.type));
+          sink->Add(subject, "shape", FormatList(tensor.shape));
+          sink->Add(subject, "persistent", tensor.persistent);
+        }
+      },
+      [](int32_t, ParamId) {});
+  sink->Add("", StrCat("buffer ", position, " of the model"), "none");
+}
+
 // Adds all places. They follow from the other facts, except with manual owners.
 void AddPlaces(const Plan& plan, FactSink* sink) {
   PathWalk walk(plan.model());
@@ -178,6 +209,7 @@ void AddPlaces(const Plan& plan, FactSink* sink) {
 void Plan::Describe(FactSink* sink) const {
   AddOptions(options_, sink);
   AddModel(*this, sink);
+  AddHostTensors(*this, sink);
   AddPlaces(*this, sink);
 }
 

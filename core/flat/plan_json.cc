@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/element_type.h"
 #include "core/base/json_writer.h"
 #include "core/base/strings.h"
 #include "core/flat/plan.h"
@@ -150,6 +151,25 @@ void WriteParams(const Plan& plan, JsonWriter* json) {
   json->EndArray();
 }
 
+// Writes host tensors by id, without ignored ones. The key "buffers" stands for
+// flat buffers.
+void WriteHostTensors(const Plan& plan, JsonWriter* json) {
+  const Model& model = plan.model();
+  json->BeginArray();
+  for (size_t i = 0; i < model.host_tensors().size(); ++i) {
+    if (plan.host_tensors().offsets[i] < 0) continue;
+    const Model::HostTensor& tensor = model.host_tensors()[i];
+    json->BeginObject();
+    json->Field("id", i);
+    json->Field("name", model.HostTensorFqn(static_cast<HostTensorId>(i)));
+    json->Field("shape", tensor.shape);
+    json->Field("dtype", ElementTypeName(tensor.type));
+    json->Field("persistent", tensor.persistent);
+    json->EndObject();
+  }
+  json->EndArray();
+}
+
 void WriteFirstRanks(const Plan& plan, JsonWriter* json) {
   json->BeginArray();
   const int listed = std::min(plan.options().world_size, kListedRanks);
@@ -172,6 +192,7 @@ void WriteMemory(const MemoryReport& memory, const char* param_key,
   json->Field("state_bytes_per_rank", memory.state_bytes);
   json->Field("workspace_bytes_per_rank", memory.workspace_bytes);
   json->Field("transient_bytes_per_rank", memory.transient_bytes);
+  json->Field("model_buffer_bytes_per_rank", memory.host_tensor_bytes);
   json->EndObject();
 }
 
@@ -206,6 +227,8 @@ std::string Plan::ToJson(bool per_param) const {
   if (per_param) {
     json.Key("params");
     WriteParams(*this, &json);
+    json.Key("model_buffers");
+    WriteHostTensors(*this, &json);
   }
   json.EndObject();
   return json.text();

@@ -24,52 +24,65 @@ class Keys {
 
   Status Check() {
     for (const int32_t reference : model_.Walk()) {
-      const auto [at, is_new] = references_.emplace(
-          CleanTensorName(model_.ReferenceFqn(reference)), reference);
-      if (is_new) continue;
-      return InvalidArgument(
-          "the parameters ", Quoted(at->second), " and ", Quoted(reference),
-          " both have the key ", QuoteName(at->first),
-          " in checkpoints, which leave out what wrappers add to names; rename "
-          "a module or a parameter");
+      SHARD_RETURN_IF_ERROR(
+          Add(model_.ReferenceFqn(reference), {.reference = reference}));
     }
-    for (const auto& [key, reference] : references_) {
-      SHARD_RETURN_IF_ERROR(CheckKey(key, reference));
+    for (const HostTensorId id : model_.WalkHostTensors()) {
+      if (!model_.host_tensors()[static_cast<size_t>(id)].persistent) continue;
+      SHARD_RETURN_IF_ERROR(Add(model_.HostTensorFqn(id), {.host_tensor = id}));
+    }
+    for (const auto& [key, tensor] : tensors_) {
+      SHARD_RETURN_IF_ERROR(CheckKey(key, tensor));
     }
     return {};
   }
 
  private:
-  Status CheckKey(std::string_view key, int32_t reference) const {
+  // A tensor that has a key: a name of a parameter, or a host tensor.
+  struct Tensor {
+    int32_t reference = -1;
+    HostTensorId host_tensor = -1;
+  };
+
+  Status Add(const std::string& fqn, const Tensor& tensor) {
+    const auto [at, is_new] = tensors_.emplace(CleanTensorName(fqn), tensor);
+    if (is_new) return {};
+    return InvalidArgument(
+        "the ", Described(at->second), " and the ", Described(tensor),
+        " both have the key ", QuoteName(at->first),
+        " in checkpoints, which leave out what wrappers add to names; rename "
+        "one of them or a module");
+  }
+
+  Status CheckKey(std::string_view key, const Tensor& tensor) const {
     if (key == kLossScaleKey || key == kGoodStepsKey) {
       return InvalidArgument(
-          "the parameter ", Quoted(reference), " has the key ", QuoteName(key),
+          "the ", Described(tensor), " has the key ", QuoteName(key),
           ", which checkpoints and state dicts have for a number of the run; "
-          "rename a module or a parameter");
+          "rename it or a module");
     }
-    SHARD_RETURN_IF_ERROR(CheckOwner(key, reference));
+    SHARD_RETURN_IF_ERROR(CheckOwner(key, tensor));
     if (!key.starts_with(kStatePrefix) || !key.ends_with(kScaleSuffix)) {
       return {};
     }
     key.remove_suffix(kScaleSuffix.size());
-    return CheckOwner(key, reference);
+    return CheckOwner(key, tensor);
   }
 
-  Status CheckOwner(std::string_view key, int32_t reference) const {
+  Status CheckOwner(std::string_view key, const Tensor& tensor) const {
     const auto parts = ParseOwnedKey(key);
     if (!parts) return {};
-    const auto owner = references_.find(std::string(parts->fqn));
-    if (owner == references_.end()) return {};
-    const Model::Param& param = ParamOf(owner->second);
+    const auto owner = tensors_.find(std::string(parts->fqn));
+    if (owner == tensors_.end() || owner->second.reference < 0) return {};
+    const Model::Param& param = ParamOf(owner->second.reference);
     if (!param.trainable) return {};
     // In a group, any name may be a key, because core/optim decides which
     // hyperparameters exist.
     if (!parts->in_group && !HasState(param, parts->name)) return {};
-    return InvalidArgument("the parameter ", Quoted(reference),
-                           " has the key that checkpoints ",
-                           "and state dicts have for ", QuoteName(parts->name),
-                           " of the parameter ", Quoted(owner->second),
-                           "; rename a module or a parameter");
+    return InvalidArgument(
+        "the ", Described(tensor), " has the key that checkpoints ",
+        "and state dicts have for ", QuoteName(parts->name), " of the ",
+        Described(owner->second), "; rename one of them or a module");
   }
 
   bool HasState(const Model::Param& param, std::string_view name) const {
@@ -88,14 +101,19 @@ class Keys {
     return model_.params()[static_cast<size_t>(param)];
   }
 
-  std::string Quoted(int32_t reference) const {
-    return QuoteName(model_.ReferenceFqn(reference));
+  std::string Described(const Tensor& tensor) const {
+    if (tensor.reference < 0) {
+      return StrCat("buffer ",
+                    QuoteName(model_.HostTensorFqn(tensor.host_tensor)));
+    }
+    return StrCat("parameter ",
+                  QuoteName(model_.ReferenceFqn(tensor.reference)));
   }
 
   const Model& model_;
   const PlanOptions& options_;
   // By key. Not a hash table: an adversary may have chosen names that collide.
-  std::map<std::string, int32_t> references_;
+  std::map<std::string, Tensor> tensors_;
 };
 
 }  // namespace

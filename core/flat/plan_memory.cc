@@ -79,7 +79,8 @@ MemoryReport Plan::Memory(bool shared_memory) const {
           .grad_bytes = sizes.grads + sizes.sums,
           .state_bytes = sizes.states,
           .workspace_bytes = sizes.workspace,
-          .transient_bytes = sizes.grad_slots + sizes.param_slots};
+          .transient_bytes = sizes.grad_slots + sizes.param_slots,
+          .host_tensor_bytes = sizes.host_tensors};
 }
 
 }  // namespace shard

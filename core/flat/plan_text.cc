@@ -167,6 +167,10 @@ void AppendMemory(const Plan& plan, std::string* out) {
   add("optimizer states", shared.state_bytes, unshared.state_bytes);
   add("workspace", shared.workspace_bytes, unshared.workspace_bytes);
   add("slots", shared.transient_bytes, unshared.transient_bytes);
+  if (shared.host_tensor_bytes > 0) {
+    add("buffers of the model", shared.host_tensor_bytes,
+        unshared.host_tensor_bytes);
+  }
   table.AppendTo(out);
 }
 

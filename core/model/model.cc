@@ -15,8 +15,37 @@ namespace shard {
 
 namespace {
 
-// Leaves room for the + 1 of an index entry.
-constexpr size_t kMaxIds = std::numeric_limits<int32_t>::max() - 1;
+// Leaves room for the entries of the index, 2 t + 2 at most.
+constexpr size_t kMaxIds = std::numeric_limits<int32_t>::max() / 2 - 1;
+
+// The entries of the index.
+enum class NameKind { kModule, kParam, kHostTensor };
+constexpr NameKind KindOf(int32_t entry) {
+  if (entry < 0) return NameKind::kModule;
+  return entry % 2 == 1 ? NameKind::kParam : NameKind::kHostTensor;
+}
+constexpr int32_t EntryOfReference(size_t reference) {
+  return 2 * static_cast<int32_t>(reference) + 1;
+}
+constexpr int32_t EntryOfHostTensor(size_t id) {
+  return 2 * static_cast<int32_t>(id) + 2;
+}
+// Returns the reference, or the host tensor, of an entry.
+constexpr size_t PositionOf(int32_t entry) {
+  return static_cast<size_t>((entry - 1) / 2);
+}
+
+constexpr const char* NameOf(NameKind kind) {
+  switch (kind) {
+    case NameKind::kModule:
+      return "module";
+    case NameKind::kParam:
+      return "parameter";
+    case NameKind::kHostTensor:
+      break;
+  }
+  return "buffer";  // The host's word for it.
+}
 
 // Returns "module 'layer1'" or "the root module".
 std::string Describe(const Model& model, ModuleId module) {
@@ -24,7 +53,7 @@ std::string Describe(const Model& model, ModuleId module) {
   return StrCat("module ", QuoteName(model.ModuleFqn(module)));
 }
 
-Status CheckShape(const std::vector<int64_t>& shape, DType dtype,
+Status CheckShape(const std::vector<int64_t>& shape, ElementType type,
                   int64_t* numel) {
   if (shape.size() > static_cast<size_t>(kMaxDims)) {
     return InvalidArgument("the shape has ", shape.size(),
@@ -39,16 +68,32 @@ Status CheckShape(const std::vector<int64_t>& shape, DType dtype,
     empty = empty || size == 0;
   }
   *numel = empty ? 0 : 1;
-  int64_t bytes = empty ? 0 : static_cast<int64_t>(DTypeSize(dtype));
+  int64_t bytes = empty ? 0 : static_cast<int64_t>(ElementSize(type));
   for (const int64_t size : shape) {
     if (empty) break;
     if (__builtin_mul_overflow(bytes, size, &bytes)) {
       return InvalidArgument("shape ", FormatList(shape), " of ",
-                             DTypeName(dtype), " has more than 2^63-1 bytes");
+                             ElementTypeName(type),
+                             " has more than 2^63-1 bytes");
     }
     *numel *= size;
   }
   return Status();
+}
+
+Status CheckHostTensorType(ElementType type) {
+  const auto is_allowed = [](ElementType each) {
+    return IsElementType(static_cast<int32_t>(each)) && !IsQuantized(each);
+  };
+  if (is_allowed(type)) return Status();
+  std::string known;
+  for (const ElementTypeInfo& info : kElementTypes) {
+    if (!is_allowed(info.type)) continue;
+    StrAppend(&known, known.empty() ? "" : ", ",
+              static_cast<int32_t>(info.type), " (", info.name, ")");
+  }
+  return InvalidArgument("unknown dtype ", static_cast<int32_t>(type),
+                         " of a buffer; known: ", known);
 }
 
 // Makes room for one more element, so that the next push_back allocates
@@ -87,9 +132,16 @@ Status Model::CheckParam(ParamId param) const {
 }
 
 bool Model::HasName(int32_t id, ModuleId module, std::string_view name) const {
-  if (id > 0) {
-    const Reference& reference = references_[static_cast<size_t>(id - 1)];
-    return reference.module == module && reference.name == name;
+  const auto matches = [&](const auto& named) {
+    return named.module == module && named.name == name;
+  };
+  switch (KindOf(id)) {
+    case NameKind::kParam:
+      return matches(references_[PositionOf(id)]);
+    case NameKind::kHostTensor:
+      return matches(host_tensors_[PositionOf(id)]);
+    case NameKind::kModule:
+      break;
   }
   const Module& child = modules_[static_cast<size_t>(-id)];
   return child.parent == module && child.name == name;
@@ -115,21 +167,22 @@ Status Model::CheckName(ModuleId module, std::string_view name,
         fqn, " bytes with its path; at most ", kMaxFqnBytes, " are allowed");
   }
   *hash = NameIndex::HashOf(module, name);
-  bool is_module = false;
+  NameKind kind = NameKind::kModule;
   const bool taken = index_.Contains(*hash, [&](int32_t id) {
-    is_module = id < 0;
+    kind = KindOf(id);
     return HasName(id, module, name);
   });
   if (taken) {
-    return Status(
-        StatusCode::kAlreadyExists,
-        StrCat(Describe(*this, module), " already has a ",
-               is_module ? "module" : "parameter", " named ", QuoteName(name)));
+    return Status(StatusCode::kAlreadyExists,
+                  StrCat(Describe(*this, module), " already has a ",
+                         NameOf(kind), " named ", QuoteName(name)));
   }
-  if (references_.size() >= kMaxIds || modules_.size() >= kMaxIds) {
+  if (references_.size() >= kMaxIds || modules_.size() >= kMaxIds ||
+      host_tensors_.size() >= kMaxIds) {
     return ResourceExhausted("the model is full: it has ", modules_.size(),
-                             " modules and ", references_.size(),
-                             " parameter names");
+                             " modules, ", references_.size(),
+                             " parameter names and ", host_tensors_.size(),
+                             " buffers");
   }
   return Status();
 }
@@ -171,7 +224,7 @@ void Model::AddReference(ModuleId module, std::string_view name, ParamId param,
   index_.MakeRoom();
   references_.push_back(std::move(reference));
   of_module.push_back(index);
-  index_.Insert(hash, index + 1);
+  index_.Insert(hash, EntryOfReference(static_cast<size_t>(index)));
 }
 
 StatusOr<ParamId> Model::AddParam(ModuleId module, std::string_view name,
@@ -181,7 +234,7 @@ StatusOr<ParamId> Model::AddParam(ModuleId module, std::string_view name,
   SHARD_RETURN_IF_ERROR(CheckName(module, name, &hash));
   int64_t numel = 0;
   Status status = DTypeFromValue(static_cast<int32_t>(dtype)).status();
-  if (status.ok()) status = CheckShape(shape, dtype, &numel);
+  if (status.ok()) status = CheckShape(shape, ElementTypeOf(dtype), &numel);
   if (!status.ok()) {
     return status.WithContext(
         StrCat("parameter ", QuoteName(name), " in ", Describe(*this, module)));
@@ -191,6 +244,34 @@ StatusOr<ParamId> Model::AddParam(ModuleId module, std::string_view name,
   MakeRoom(&params_);
   AddReference(module, name, id, hash);
   params_.push_back(std::move(param));
+  return id;
+}
+
+StatusOr<HostTensorId> Model::AddHostTensor(ModuleId module,
+                                            std::string_view name,
+                                            ElementType type,
+                                            const std::vector<int64_t>& shape,
+                                            bool persistent) {
+  uint64_t hash = 0;
+  SHARD_RETURN_IF_ERROR(CheckName(module, name, &hash));
+  int64_t numel = 0;
+  Status status = CheckHostTensorType(type);
+  if (status.ok()) status = CheckShape(shape, type, &numel);
+  if (!status.ok()) {
+    return status.WithContext(
+        StrCat("buffer ", QuoteName(name), " in ", Describe(*this, module)));
+  }
+  const auto id = static_cast<HostTensorId>(host_tensors_.size());
+  HostTensor tensor = {module, std::string(name), type, shape,
+                       numel,  persistent};
+  std::vector<HostTensorId>& of_module =
+      modules_[static_cast<size_t>(module)].host_tensors;
+  MakeRoom(&host_tensors_);
+  MakeRoom(&of_module);
+  index_.MakeRoom();
+  host_tensors_.push_back(std::move(tensor));
+  of_module.push_back(id);
+  index_.Insert(hash, EntryOfHostTensor(static_cast<size_t>(id)));
   return id;
 }
 
@@ -212,7 +293,9 @@ Status Model::SetDType(ParamId param, DType dtype) {
   SHARD_RETURN_IF_ERROR(CheckParam(param));
   Param& info = params_[static_cast<size_t>(param)];
   Status status = DTypeFromValue(static_cast<int32_t>(dtype)).status();
-  if (status.ok()) status = CheckShape(info.shape, dtype, &info.numel);
+  if (status.ok()) {
+    status = CheckShape(info.shape, ElementTypeOf(dtype), &info.numel);
+  }
   if (!status.ok()) {
     return status.WithContext(StrCat(
         "parameter ", QuoteName(ParamFqns()[static_cast<size_t>(param)])));
@@ -288,8 +371,17 @@ std::string Model::ModuleFqn(ModuleId module) const {
 
 std::string Model::ReferenceFqn(int32_t reference) const {
   const Reference& ref = references_[static_cast<size_t>(reference)];
-  std::string fqn = ModuleFqn(ref.module);
-  StrAppend(&fqn, fqn.empty() ? "" : ".", ref.name);
+  return Path(ref.module, ref.name);
+}
+
+std::string Model::HostTensorFqn(HostTensorId id) const {
+  const HostTensor& tensor = host_tensors_[static_cast<size_t>(id)];
+  return Path(tensor.module, tensor.name);
+}
+
+std::string Model::Path(ModuleId module, std::string_view name) const {
+  std::string fqn = ModuleFqn(module);
+  StrAppend(&fqn, fqn.empty() ? "" : ".", name);
   return fqn;
 }
 
@@ -305,8 +397,8 @@ StatusOr<ParamId> Model::FindParam(std::string_view fqn) const {
       found = id;
       return true;
     });
-    if (is_last && found > 0) {
-      return references_[static_cast<size_t>(found - 1)].param;
+    if (is_last && found > 0 && KindOf(found) == NameKind::kParam) {
+      return references_[PositionOf(found)].param;
     }
     if (is_last || found >= 0) {
       return Status(
@@ -318,6 +410,23 @@ StatusOr<ParamId> Model::FindParam(std::string_view fqn) const {
     at = -found;
     rest.remove_prefix(dot + 1);
   }
+}
+
+std::vector<HostTensorId> Model::WalkHostTensors() const {
+  std::vector<HostTensorId> order;
+  if (host_tensors_.empty()) return order;
+  order.reserve(host_tensors_.size());
+  WalkModel(
+      *this,
+      [&](ModuleId id, int) {
+        const Module& module = modules_[static_cast<size_t>(id)];
+        if (module.ignored) return false;
+        order.insert(order.end(), module.host_tensors.begin(),
+                     module.host_tensors.end());
+        return true;
+      },
+      [](int32_t) {});
+  return order;
 }
 
 std::vector<int32_t> Model::Walk() const {

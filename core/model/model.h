@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Model: the host's declaration of its network: a tree of modules, and named
-// parameters in them. A model holds no tensor data.
+// parameters and host tensors in them. A model holds no tensor data.
 //
 // A parameter is stored once and may be reachable under several names (tied
 // weights). Its fully qualified name (FQN) is the dotted path of the first name
 // in module-walk order: pre-order, modules and parameters each in the order in
 // which they were added, a module's own parameters before those of its
 // children. Later names are aliases.
+//
+// A host tensor is a tensor that is neither trained nor sharded, such as the
+// statistics of a batch norm. The C interface calls it a buffer, as torch does;
+// in the core a buffer is a flat buffer of parameters, and a host tensor is
+// never called so.
 //
 // Ids are dense and count up from 0 in the order of adding; module 0 is the
 // root, has the empty name, and always exists.
@@ -25,6 +30,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/base/status.h"
 #include "core/model/name_index.h"
 
@@ -32,6 +38,7 @@ namespace shard {
 
 using ModuleId = int32_t;
 using ParamId = int32_t;
+using HostTensorId = int32_t;
 using GroupId = int32_t;
 
 inline constexpr ModuleId kRootModule = 0;
@@ -54,8 +61,9 @@ class Model {
     std::string class_name;
     std::vector<ModuleId> children;
     std::vector<int32_t> references;  // Indices into references().
-    bool ignored = false;             // The module and all below it.
-    size_t fqn_bytes = 0;             // Length of the path from the root.
+    std::vector<HostTensorId> host_tensors;
+    bool ignored = false;  // The module and all below it.
+    size_t fqn_bytes = 0;  // Length of the path from the root.
   };
 
   struct Param {
@@ -65,6 +73,15 @@ class Model {
     bool trainable = true;
     bool ignored = false;
     GroupId group = kDefaultGroup;
+  };
+
+  struct HostTensor {
+    ModuleId module;
+    std::string name;  // Without the module's path.
+    ElementType type;
+    std::vector<int64_t> shape;
+    int64_t numel;
+    bool persistent;  // Part of checkpoints and state dicts.
   };
 
   // Parameters with hyperparameters of their own.
@@ -89,6 +106,14 @@ class Model {
   StatusOr<ParamId> AddParam(ModuleId module, std::string_view name,
                              DType dtype, const std::vector<int64_t>& shape);
 
+  // Adds a host tensor to `module`. Parameters, host tensors and modules share
+  // the names of a module. Errors are those of AddParam; any type is allowed
+  // but kQ8 and kOpaque.
+  StatusOr<HostTensorId> AddHostTensor(ModuleId module, std::string_view name,
+                                       ElementType type,
+                                       const std::vector<int64_t>& shape,
+                                       bool persistent);
+
   // Makes `module`.`name` another name of `param`.
   Status Tie(ModuleId module, std::string_view name, ParamId param);
 
@@ -107,13 +132,14 @@ class Model {
                                   std::span<const ParamId> params);
 
   // Ignores a parameter: libshard neither stores nor touches it. IgnoreModule
-  // does so for all parameters in and below a module.
+  // does so for all parameters and host tensors in and below a module.
   Status IgnoreParam(ParamId param);
   Status IgnoreModule(ModuleId module);
 
   const std::vector<Module>& modules() const { return modules_; }
   const std::vector<Param>& params() const { return params_; }
   const std::vector<Reference>& references() const { return references_; }
+  const std::vector<HostTensor>& host_tensors() const { return host_tensors_; }
   // The param groups; the default group is first.
   const std::vector<ParamGroup>& groups() const { return groups_; }
 
@@ -124,6 +150,13 @@ class Model {
   // Returns the dotted path of one name. REQUIRES: a valid index into
   // references().
   std::string ReferenceFqn(int32_t reference) const;
+
+  // Returns the dotted path of a host tensor. REQUIRES: a valid id.
+  std::string HostTensorFqn(HostTensorId id) const;
+
+  // Returns the host tensors in module-walk order, without those in ignored
+  // modules.
+  std::vector<HostTensorId> WalkHostTensors() const;
 
   // Returns the indices into references() in module-walk order, without ignored
   // names. The first reference to a parameter is its primary name.
@@ -139,22 +172,26 @@ class Model {
   std::vector<std::string> ParamFqns() const;
 
  private:
-  // Makes the checks of AddModule, AddParam and Tie for a new name in `module`,
-  // and sets `hash` to the name's hash for index_.
+  // Makes the checks of all functions that add a name to `module`, and sets
+  // `hash` to the name's hash for index_.
   Status CheckName(ModuleId module, std::string_view name,
                    uint64_t* hash) const;
   Status CheckModule(ModuleId module) const;
   Status CheckParam(ParamId param) const;
   // Returns true when `id` of index_ stands for `name` in `module`.
   bool HasName(int32_t id, ModuleId module, std::string_view name) const;
+  // Returns the dotted path of `name` in `module`.
+  std::string Path(ModuleId module, std::string_view name) const;
   void AddReference(ModuleId module, std::string_view name, ParamId param,
                     uint64_t hash);
 
   std::vector<Module> modules_;
   std::vector<Param> params_;
   std::vector<Reference> references_;
+  std::vector<HostTensor> host_tensors_;
   std::vector<ParamGroup> groups_ = {{}};
-  // Reference r is stored as r + 1 and module m as -m; the root needs no entry.
+  // Reference r is stored as 2 r + 1, host tensor t as 2 t + 2, and module m as
+  // -m; the root needs no entry.
   NameIndex index_;
 };
 

@@ -48,14 +48,15 @@ class Elements {
   const flatbuffers::Vector<flatbuffers::Offset<T>>* vector_;
 };
 
-StatusOr<std::vector<int64_t>> ShapeOf(const plan_schema::Param& param) {
-  if (param.shape() == nullptr) return std::vector<int64_t>();
+StatusOr<std::vector<int64_t>> ShapeOf(
+    const char* what, const flatbuffers::Vector<int64_t>* shape) {
+  if (shape == nullptr) return std::vector<int64_t>();
   // Before they are copied.
-  if (param.shape()->size() > static_cast<size_t>(kMaxDims)) {
-    return Corrupt("a parameter has ", param.shape()->size(),
-                   " dimensions; at most ", kMaxDims, " are allowed");
+  if (shape->size() > static_cast<size_t>(kMaxDims)) {
+    return Corrupt("a ", what, " has ", shape->size(), " dimensions; at most ",
+                   kMaxDims, " are allowed");
   }
-  return std::vector<int64_t>(param.shape()->begin(), param.shape()->end());
+  return std::vector<int64_t>(shape->begin(), shape->end());
 }
 
 // Enum values count up from 1, and a newer library may have more.
@@ -93,6 +94,10 @@ StatusOr<const plan_schema::Plan*> ReadBody(std::span<const std::byte> body) {
   walk.Tables(plan->names(),
               [&](const plan_schema::Name& name) { walk.String(name.name()); });
   walk.Strings(plan->optimizers());
+  walk.Tables(plan->host_tensors(), [&](const plan_schema::HostTensor& tensor) {
+    walk.String(tensor.name());
+    walk.Vector(tensor.shape(), sizeof(int64_t), alignof(int64_t));
+  });
   if (!walk.ok()) {
     return Corrupt(
         "the plan has an object that is misaligned, or two that share bytes");
@@ -111,12 +116,14 @@ class Inputs {
         params_(root.params()),
         names_(root.names()),
         optimizers_(root.optimizers()),
+        host_tensors_(root.host_tensors()),
         given_(*root.options()),
         text_left_(MaxPlanTextBytes(file_bytes)) {}
 
   StatusOr<std::shared_ptr<const Plan>> MakePlan() {
     SHARD_RETURN_IF_ERROR(AddModules());
     SHARD_RETURN_IF_ERROR(AddParams());
+    SHARD_RETURN_IF_ERROR(AddHostTensors());
     SHARD_RETURN_IF_ERROR(AddGroups());
     SHARD_RETURN_IF_ERROR(ReadOptions());
     return Plan::Create(std::move(model_), std::move(options_));
@@ -208,7 +215,8 @@ class Inputs {
       SHARD_RETURN_IF_ERROR(
           CheckKnown("a parameter with dtype", param.dtype(), DType::kF64));
       SHARD_ASSIGN_OR_RETURN(const DType dtype, DTypeFromValue(param.dtype()));
-      SHARD_ASSIGN_OR_RETURN(const std::vector<int64_t> shape, ShapeOf(param));
+      SHARD_ASSIGN_OR_RETURN(const std::vector<int64_t> shape,
+                             ShapeOf("parameter", param.shape()));
       SHARD_ASSIGN_OR_RETURN(
           const ParamId id,
           model_->AddParam(module, View(*name.name()), dtype, shape));
@@ -217,6 +225,29 @@ class Inputs {
     }
     if (next < params_.size()) {
       return Corrupt("parameter ", next, " has no name");
+    }
+    return Status();
+  }
+
+  Status AddHostTensors() {
+    for (size_t i = 0; i < host_tensors_.size(); ++i) {
+      const plan_schema::HostTensor& tensor = host_tensors_[i];
+      if (tensor.in_module() >= modules_.size()) {
+        return Corrupt("buffer ", i, " is in module ", tensor.in_module(),
+                       " of ", modules_.size());
+      }
+      const auto module = static_cast<ModuleId>(tensor.in_module());
+      SHARD_RETURN_IF_ERROR(TakePath(module, *tensor.name()));
+      SHARD_RETURN_IF_ERROR(CheckKnown("a buffer with dtype", tensor.dtype(),
+                                       ElementType::kBool));
+      SHARD_ASSIGN_OR_RETURN(const std::vector<int64_t> shape,
+                             ShapeOf("buffer", tensor.shape()));
+      SHARD_RETURN_IF_ERROR(
+          model_
+              ->AddHostTensor(module, View(*tensor.name()),
+                              static_cast<ElementType>(tensor.dtype()), shape,
+                              tensor.persistent())
+              .status());
     }
     return Status();
   }
@@ -309,6 +340,7 @@ class Inputs {
   const Elements<plan_schema::Param> params_;
   const Elements<plan_schema::Name> names_;
   const Elements<flatbuffers::String> optimizers_;
+  const Elements<plan_schema::HostTensor> host_tensors_;
   const plan_schema::Options& given_;
   uint64_t text_left_;
   std::shared_ptr<Model> model_;

@@ -72,6 +72,9 @@ uint64_t AtLeastBytes(const Plan& plan, const Classes& classes) {
   for (const Model::Reference& reference : model.references()) {
     bytes += kNamedTable + reference.name.size();
   }
+  for (const Model::HostTensor& tensor : model.host_tensors()) {
+    bytes += kNamedTable + tensor.name.size() + 8 * tensor.shape.size();
+  }
   return bytes;
 }
 
@@ -87,6 +90,9 @@ uint64_t TextBytes(const Model& model) {
   }
   for (const Model::Reference& reference : model.references()) {
     add_path(reference.module, reference.name);
+  }
+  for (const Model::HostTensor& tensor : model.host_tensors()) {
+    add_path(tensor.module, tensor.name);
   }
   return bytes;
 }
@@ -127,11 +133,13 @@ class Encoder {
       optimizer_texts.push_back(group.optimizer);
     }
     const auto optimizers = Texts(optimizer_texts);
+    const auto host_tensors = HostTensors();
     const auto options = Options();
     plan_schema::FinishPlanBuffer(
-        builder_, plan_schema::CreatePlan(builder_, kLayoutVersion,
-                                          plan_.fingerprint(), options, classes,
-                                          modules, params, names, optimizers));
+        builder_,
+        plan_schema::CreatePlan(builder_, kLayoutVersion, plan_.fingerprint(),
+                                options, classes, modules, params, names,
+                                optimizers, host_tensors));
     return std::as_bytes(
         std::span(builder_.GetBufferPointer(), builder_.GetSize()));
   }
@@ -200,6 +208,23 @@ class Encoder {
           static_cast<uint32_t>(reference.module), alias_of));
     }
     return builder_.CreateVector(names);
+  }
+
+  // No vector for none, so that such plans have the bytes that they had before
+  // there were host tensors.
+  ListOffset<plan_schema::HostTensor> HostTensors() {
+    if (model_.host_tensors().empty()) return 0;
+    Offsets<plan_schema::HostTensor> tensors;
+    tensors.reserve(model_.host_tensors().size());
+    for (const Model::HostTensor& tensor : model_.host_tensors()) {
+      const auto name = Text(tensor.name);
+      const auto shape =
+          tensor.shape.empty() ? 0 : builder_.CreateVector(tensor.shape);
+      tensors.push_back(plan_schema::CreateHostTensor(
+          builder_, name, static_cast<uint32_t>(tensor.module), shape,
+          static_cast<int32_t>(tensor.type), tensor.persistent));
+    }
+    return builder_.CreateVector(tensors);
   }
 
   flatbuffers::Offset<plan_schema::Options> Options() {

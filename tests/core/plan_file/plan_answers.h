@@ -14,6 +14,7 @@
 #include <string>
 #include <type_traits>
 
+#include "core/base/element_type.h"
 #include "core/base/facts.h"
 #include "core/base/strings.h"
 #include "core/flat/plan.h"
@@ -86,6 +87,13 @@ class PlanAnswers final : public FactSink {
       if (all_) Line("class", module.class_name);
       for (const ModuleId child : module.children) Line("child", child);
       for (const int32_t name : module.references) Line("holds", name);
+      for (const HostTensorId held : module.host_tensors) Line("host", held);
+    }
+    for (size_t i = 0; i < model.host_tensors().size(); ++i) {
+      const Model::HostTensor& tensor = model.host_tensors()[i];
+      Line("host tensor", tensor.module, tensor.name,
+           ElementTypeName(tensor.type), FormatList(tensor.shape), tensor.numel,
+           tensor.persistent, plan_.host_tensors().offsets[i]);
     }
     for (size_t i = 0; i < model.params().size(); ++i) {
       const Model::Param& param = model.params()[i];
@@ -140,7 +148,8 @@ class PlanAnswers final : public FactSink {
     for (const bool shared : {false, true}) {
       const MemoryReport memory = plan_.Memory(shared);
       Line("memory", memory.param_bytes, memory.grad_bytes, memory.state_bytes,
-           memory.workspace_bytes, memory.transient_bytes);
+           memory.workspace_bytes, memory.transient_bytes,
+           memory.host_tensor_bytes);
     }
   }
 

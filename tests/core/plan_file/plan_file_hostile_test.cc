@@ -141,6 +141,17 @@ TEST(HostilePlan, ScalarsThatAreNarrowed) {
   ExpectWithinLimits(raw, {kMade});
 }
 
+TEST(HostilePlan, HostTensorsWithNothingInThem) {
+  RawPlan raw;
+  raw.AddParam("parameter");
+  raw.modules.push_back({"_orig_mod"});
+  for (size_t i = 0; i < 100000; ++i) raw.host_tensors.push_back({Name(i), 1});
+  raw.param_dtype = 2;
+  ExpectWithinLimits(raw, {kMade});
+  raw.modules[1].name = std::string(60000, 'a');
+  ExpectWithinLimits(raw, {"too long with their paths"});
+}
+
 TEST(HostilePlan, GroupsOfOne) {
   RawPlan raw;
   raw.AddParam("first");

@@ -64,6 +64,12 @@ Model RandomModel(Random* random) {
                           Pick(random, param + 1)));
     }
   }
+  constexpr ElementType kTypes[] = {ElementType::kI64, ElementType::kF32,
+                                    ElementType::kBool};
+  for (int i = 0; i < params % 4; ++i) {
+    EXPECT_OK(model.AddHostTensor(modules * i / 3, StrCat("h", i), kTypes[i],
+                                  std::vector<int64_t>(i, 7), i != 1));
+  }
   std::vector<ParamId> members;
   for (ParamId param = 0; param < params; ++param) {
     if (Pick(random, 4) == 0) members.push_back(param);
@@ -407,6 +413,38 @@ TEST(PlanFile, ParametersThatAreWrong) {
   expect([](RawPlan* r) { r->names[1].in_module = ~0u; }, {"module 42949"});
   expect([](RawPlan* r) { r->names[2].alias_of = 2; }, {"id 2"});
   expect([](RawPlan* r) { r->names[2].alias_of = -2; }, {"id -2"});
+}
+
+TEST(PlanFile, HostTensorsThatAreWrong) {
+  const auto with = [](const RawPlan::HostTensor& tensor) {
+    RawPlan raw;
+    raw.AddParam("p");
+    raw.host_tensors = {{"h"}, tensor};
+    return DecodePlan(raw.Build()).status();
+  };
+  ExpectError(with({"g", 1}), StatusCode::kCorrupt, {"buffer 1", "module 1"});
+  ExpectError(with({"h"}), StatusCode::kCorrupt, {"buffer named 'h'"});
+  ExpectError(with({"p"}), StatusCode::kCorrupt, {"parameter named 'p'"});
+  ExpectError(with({"g", 0, {-1}}), StatusCode::kCorrupt, {"-1"});
+  ExpectError(with({"g", 0, std::vector<int64_t>(9, 1)}), StatusCode::kCorrupt,
+              {"9 dimensions"});
+  for (const int32_t dtype : {0, -1, 5, 15}) {
+    ExpectError(with({"g", 0, {}, dtype}), StatusCode::kCorrupt,
+                {StrCat("unknown dtype ", dtype)});
+  }
+  ExpectError(with({"g", 0, {}, 25}), StatusCode::kUnimplemented,
+              {"a buffer with dtype 25", "newer"});
+  ExpectError(with({"g", 0, {int64_t{1} << 60}}), StatusCode::kCorrupt,
+              {"2^53 bytes"});
+  // A reader that skipped them would make a plan with another fingerprint.
+  Model model;
+  ASSERT_OK(model.AddParam(kRootModule, "p", DType::kF32, {2, 3}));
+  const auto without = Plan::Create(std::make_shared<Model>(model), {});
+  ASSERT_OK(model.AddHostTensor(kRootModule, "h", ElementType::kI64, {}, true));
+  const auto plan = Plan::Create(std::make_shared<Model>(model), {});
+  ASSERT_OK(without);
+  ASSERT_OK(plan);
+  EXPECT_NE((*plan)->fingerprint(), (*without)->fingerprint());
 }
 
 TEST(PlanFile, OptionsThatAreWrong) {

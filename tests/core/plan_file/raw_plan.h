@@ -49,12 +49,21 @@ struct RawPlan {
     int32_t alias_of = -1;
   };
 
+  struct HostTensor {
+    std::string name;
+    uint32_t in_module = 0;
+    std::vector<int64_t> shape;
+    int32_t dtype = 1;
+    bool persistent = true;
+  };
+
   uint32_t layout_version = kLayoutVersion;
   uint64_t fingerprint = 0;
   std::vector<std::string> classes = {""};
   std::vector<Module> modules = {{""}};
   std::vector<Param> params;
   std::vector<Name> names;
+  std::vector<HostTensor> host_tensors;
   std::vector<std::string> optimizers = {kSgd};
   int32_t stage = 1;
   int32_t world_size = 2;
@@ -103,6 +112,13 @@ struct RawPlan {
       name_list.push_back(plan_schema::CreateName(fbb, fbb.CreateString(n.name),
                                                   n.in_module, n.alias_of));
     }
+    std::vector<flatbuffers::Offset<plan_schema::HostTensor>> host_list;
+    for (const HostTensor& t : host_tensors) {
+      const auto name = fbb.CreateString(t.name);
+      const auto shape = t.shape.empty() ? 0 : fbb.CreateVector(t.shape);
+      host_list.push_back(plan_schema::CreateHostTensor(
+          fbb, name, t.in_module, shape, t.dtype, t.persistent));
+    }
     const auto f32 = texts(f32_classes);
     const auto wrap_text = fbb.CreateString(wrap);
     const auto options = plan_schema::CreateOptions(
@@ -114,9 +130,10 @@ struct RawPlan {
     const auto p = fbb.CreateVector(param_list);
     const auto n = fbb.CreateVector(name_list);
     const auto optimizer_list = texts(optimizers);
+    const auto h = fbb.CreateVector(host_list);
     plan_schema::FinishPlanBuffer(
         fbb, plan_schema::CreatePlan(fbb, layout_version, fingerprint, options,
-                                     class_list, m, p, n, optimizer_list));
+                                     class_list, m, p, n, optimizer_list, h));
     return SealPlan(
         std::as_bytes(std::span(fbb.GetBufferPointer(), fbb.GetSize())));
   }
