@@ -203,6 +203,27 @@ shard_error* shard_engine_grad(shard_engine* engine, int32_t param, void** data,
   });
 }
 
+shard_error* shard_engine_buffer(shard_engine* engine, int32_t buffer,
+                                 void** data, int64_t* numel) noexcept {
+  if (data != nullptr) *data = nullptr;
+  if (numel != nullptr) *numel = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(data);
+    SHARD_ASSIGN_OR_RETURN(const auto tensor,
+                           engine->engine->HostTensor(buffer));
+    return WriteTensor(tensor, data, numel);
+  });
+}
+
+shard_error* shard_engine_broadcast_buffers(shard_engine* engine, int32_t root,
+                                            double timeout) noexcept {
+  return GuardCollective(CommOf(engine), [&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    return engine->engine->BroadcastHostTensors(root, timeout);
+  });
+}
+
 shard_error* shard_engine_zero_grad(shard_engine* engine) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);

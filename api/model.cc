@@ -9,10 +9,27 @@
 
 #include "api/error.h"
 #include "api/handles.h"
+#include "api/options.h"
 #include "core/model/names.h"
 
 using shard::Status;
 using shard::api::Guard;
+
+namespace {
+
+shard::StatusOr<std::vector<int64_t>> ReadShape(const char* what,
+                                                const char* name,
+                                                const int64_t* shape,
+                                                size_t ndim) {
+  if (ndim > SHARD_MAX_DIMS) {
+    return shard::InvalidArgument(what, " '", name, "' has ndim ", ndim,
+                                  "; allowed: 0 to ", SHARD_MAX_DIMS);
+  }
+  if (ndim > 0) SHARD_API_REQUIRE(shape);
+  return std::vector<int64_t>(shape, shape + ndim);
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -54,14 +71,32 @@ shard_error* shard_model_add_param(shard_model* model, int32_t module,
     SHARD_API_REQUIRE(param);
     SHARD_ASSIGN_OR_RETURN(const shard::DType type,
                            shard::DTypeFromValue(dtype));
-    if (ndim > SHARD_MAX_DIMS) {
-      return shard::InvalidArgument("parameter '", name, "' has ndim ", ndim,
-                                    "; allowed: 0 to ", SHARD_MAX_DIMS);
-    }
-    if (ndim > 0) SHARD_API_REQUIRE(shape);
-    const std::vector<int64_t> dims(shape, shape + ndim);
+    SHARD_ASSIGN_OR_RETURN(const std::vector<int64_t> dims,
+                           ReadShape("parameter", name, shape, ndim));
     SHARD_ASSIGN_OR_RETURN(*param,
                            model->model.AddParam(module, name, type, dims));
+    return Status();
+  });
+}
+
+shard_error* shard_model_add_buffer(shard_model* model, int32_t module,
+                                    const char* name, int32_t dtype,
+                                    const int64_t* shape, size_t ndim,
+                                    int32_t persistent,
+                                    int32_t* buffer) noexcept {
+  if (buffer != nullptr) *buffer = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(model);
+    SHARD_API_REQUIRE(name);
+    SHARD_API_REQUIRE(buffer);
+    SHARD_ASSIGN_OR_RETURN(const std::vector<int64_t> dims,
+                           ReadShape("buffer", name, shape, ndim));
+    SHARD_ASSIGN_OR_RETURN(const bool is_persistent,
+                           shard::api::ReadFlag("persistent", persistent));
+    SHARD_ASSIGN_OR_RETURN(
+        *buffer, model->model.AddHostTensor(
+                     module, name, static_cast<shard::ElementType>(dtype), dims,
+                     is_persistent));
     return Status();
   });
 }

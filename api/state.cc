@@ -244,9 +244,8 @@ shard_error* shard_state_dict_gather(shard_engine* engine,
         ready, rank, timeout,
         [&](const shard::StateEntry& entry, const std::byte* data) -> Status {
           TensorInfo tensor;
-          tensor.type = ElementTypeOf(entry.dtype);
-          tensor.role = entry.is_param() ? shard::TensorRole::kParam
-                                         : shard::TensorRole::kState;
+          tensor.type = entry.type;
+          tensor.role = entry.role;
           tensor.shape = entry.shape;
           tensor.numel = entry.numel;
           tensor.alias_of = entry.alias_of;

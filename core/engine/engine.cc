@@ -9,6 +9,7 @@
 #include "core/base/strings.h"
 #include "core/comm/agreement.h"
 #include "core/engine/memory/param_place.h"
+#include "core/engine/state/host_tensors.h"
 #include "core/engine/state/import_state.h"
 #include "core/engine/state/log_warnings.h"
 #include "core/engine/step/supported.h"
@@ -79,9 +80,10 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
       new Engine(std::move(comm), std::move(own), std::move(device),
                  std::move(hypers), *options, timeout));
   SHARD_ASSIGN_OR_RETURN(
-      auto runtime, EngineRuntime::Create(std::move(plan), engine->comm_.get(),
-                                          engine->device_.get(),
-                                          engine->runtime_options_, deadline));
+      auto runtime,
+      EngineRuntime::Create(std::move(plan), engine->comm_.get(),
+                            engine->device_.get(), engine->runtime_options_,
+                            nullptr, deadline));
   engine->SetRuntime(std::move(runtime));
   return engine;
 }
@@ -161,6 +163,20 @@ StatusOr<Engine::Tensor> Engine::Grad(ParamId param) const {
   SHARD_RETURN_IF_ERROR(TrainablePlaceOf(plan(), param, "gradient").status());
   SHARD_ASSIGN_OR_RETURN(void* data, runtime_->units().Grad(param));
   return Tensor{data, NumelOf(plan(), param)};
+}
+
+StatusOr<Engine::Tensor> Engine::HostTensor(HostTensorId id) const {
+  SHARD_RETURN_IF_ERROR(CheckHostTensor(plan(), id));
+  const auto& tensor = plan().model().host_tensors()[static_cast<size_t>(id)];
+  return Tensor{memory().HostTensor(id), tensor.numel};
+}
+
+Status Engine::BroadcastHostTensors(int root, double timeout) {
+  const Status known = initial_params_.filling()
+                           ? Status()
+                           : CheckBetweenSteps("broadcast_buffers");
+  return shard::BroadcastHostTensors(*runtime_, root, known, comm_.get(),
+                                     DeadlineOf(timeout));
 }
 
 Status Engine::ZeroGrad() { return steps_.ZeroGrad(DeadlineOf(0)); }

@@ -90,6 +90,14 @@ class Engine {
   // FILLING, and the copies of Summon. kFailedPrecondition elsewhere.
   StatusOr<Tensor> WritableParam(ParamId param) const;
 
+  // Returns this rank's copy of a host tensor, in the host's memory: a buffer
+  // of shard_model_add_buffer. The pointer stays valid until the engine is
+  // destroyed. Errors: an id that does not exist; an ignored one.
+  StatusOr<Tensor> HostTensor(HostTensorId id) const;
+  // Replaces every rank's host tensors by those of rank `root`. COLLECTIVE,
+  // between steps or while FILLING.
+  Status BroadcastHostTensors(int root, double timeout);
+
   // Fills the gradients with zeros; discards accumulated gradients and their
   // ready declarations.
   Status ZeroGrad();

@@ -44,14 +44,15 @@ class BoundCalculator {
         kRestBytes + kFileBytes * ranks + kGroupBytes * model_.groups().size();
     AddNames();
     for (const FlatBufferPlan& buffer : plan_.buffers()) AddBuffer(buffer);
+    for (const HostTensorId id : plan_.host_tensors().walk) AddHostTensor(id);
     bound_.bytes += kSliceBytes * bound_.slices;
     return bound_;
   }
 
  private:
-  // Returns the bytes of the buffers' states, with padding.
+  // Returns the bytes of the buffers' states and of host tensors, with padding.
   uint64_t StateBytes() const {
-    uint64_t total = 0;
+    uint64_t total = plan_.host_tensors().bytes;
     for (const FlatBufferPlan& buffer : plan_.buffers()) {
       total += DTypeBytes(buffer.dtype, buffer.layout.padded_numel());
       for (size_t s = 0; buffer.trainable && s < buffer.states.size(); ++s) {
@@ -79,6 +80,18 @@ class BoundCalculator {
   void AddTensor(uint64_t key_bytes, size_t dims) {
     ++bound_.tensors;
     bound_.bytes += kTensorBytes + key_bytes + 8 * dims;
+  }
+
+  void AddHostTensor(HostTensorId id) {
+    const Model::HostTensor& tensor =
+        model_.host_tensors()[static_cast<size_t>(id)];
+    if (!tensor.persistent) return;
+    const size_t path =
+        model_.modules()[static_cast<size_t>(tensor.module)].fqn_bytes;
+    AddTensor(path + 1 + tensor.name.size(), tensor.shape.size());
+    const auto bytes =
+        static_cast<uint64_t>(tensor.numel) * ElementSize(tensor.type);
+    if (bytes > 0) bound_.slices += 1 + bytes / slice_bytes_;
   }
 
   void AddBuffer(const FlatBufferPlan& buffer) {

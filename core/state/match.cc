@@ -87,7 +87,7 @@ class Matcher {
     for (const StateEntry& entry : entries_) {
       // Every name counts as used: the store may have another name of a tensor
       // that is stored under its first one.
-      if (entry.is_param()) Use(keys_.Find(entry.key));
+      if (!entry.is_state()) Use(keys_.Find(entry.key));
     }
     for (size_t e = 0; e < entries_.size(); ++e) {
       if (entries_[e].alias_of < 0) MatchEntry(e);
@@ -131,12 +131,17 @@ class Matcher {
     return kMissing;
   }
 
+  int64_t FindEntry(const StateEntry& entry) {
+    if (entry.is_host_tensor()) return keys_.Find(entry.key);
+    const int64_t found = entry.is_param()
+                              ? FindParam(entry.param)
+                              : FindState(entry.param, SuffixOf(plan_, entry));
+    return rules_.convert ? FindConvertible(entry, found) : found;
+  }
+
   void MatchEntry(size_t e) {
     const StateEntry& entry = entries_[e];
-    int64_t tensor = entry.is_param()
-                         ? FindParam(entry.param)
-                         : FindState(entry.param, SuffixOf(plan_, entry));
-    if (rules_.convert) tensor = FindConvertible(entry, tensor);
+    const int64_t tensor = FindEntry(entry);
     if (tensor < 0) {
       if (!IsDerivedHere(entry)) report_->missing.push_back(entry.key);
       return;
@@ -163,8 +168,8 @@ class Matcher {
     ++report_->loaded;
   }
 
-  // Returns the tensor from which an entry is made instead, where conversions
-  // are allowed and that is better or the only way; else `found`.
+  // Returns the tensor from which a parameter or state is made instead, where
+  // conversions are allowed and that is better or the only way; else `found`.
   int64_t FindConvertible(const StateEntry& entry, int64_t found) {
     const std::string master_suffix = StrCat(".", kMasterState);
     if (!entry.is_param()) {
@@ -178,8 +183,8 @@ class Matcher {
     // no use for them.
     Use(master);
     const ElementType type = store_.tensor(static_cast<size_t>(found)).type;
-    return master >= 0 && IsHalf(type) && entry.dtype == DType::kF32 ? master
-                                                                     : found;
+    const bool widens = IsHalf(type) && entry.type == ElementType::kF32;
+    return master >= 0 && widens ? master : found;
   }
 
   // Returns whether the entry is scales that are made by encoding their codes.
@@ -195,19 +200,21 @@ class Matcher {
   void Decide(const StateEntry& entry, const TensorInfo& info,
               EntryMatch* match) {
     using Kind = EntryMatch::Kind;
-    if (info.type == ElementTypeOf(entry.dtype)) {
+    if (info.type == entry.type) {
       match->kind = Kind::kSame;
       return;
     }
-    const bool to_q8 = IsQuantized(entry.dtype);
+    const bool to_q8 = IsQuantized(entry.type);
+    const bool to_float = IsConvertibleFloat(entry.type);
     const bool from_q8 = IsQuantized(info.type);
     // The meaning of codes that a host added is unknown.
     const bool possible =
-        from_q8 ? !to_q8 && info.codebook >= 0 : IsConvertibleFloat(info.type);
+        from_q8 ? to_float && info.codebook >= 0
+                : IsConvertibleFloat(info.type) && (to_float || to_q8);
     if (!rules_.convert || !possible) {
       report_->mismatched.push_back(
           StrCat("'", entry.key, "' is ", TypeNameOf(info),
-                 " in the store and ", DTypeName(entry.dtype), " here",
+                 " in the store and ", ElementTypeName(entry.type), " here",
                  possible ? "; 'convert' would convert it" : ""));
       return;
     }
@@ -248,7 +255,6 @@ class Matcher {
   // Returns whether a key that has no entry belongs to the part that should be
   // loaded.
   bool IsRequested(const TensorInfo& info) const {
-    if (info.role == TensorRole::kBuffer) return false;
     const bool state = info.role == TensorRole::kState;
     if (options_.content == StateContent::kModel && state) return false;
     if (options_.content == StateContent::kOptimizer && !state) return false;

@@ -6,7 +6,8 @@
 //
 // Names match under CleanTensorName, so that tensors are found that a framework
 // saved with its wrappers in the names. A tied parameter is found under any of
-// its names.
+// its names. A host tensor is found by its name, whatever role it has in the
+// store: other programs' files have no roles.
 
 #ifndef SHARD_CORE_STATE_MATCH_H_
 #define SHARD_CORE_STATE_MATCH_H_

@@ -55,22 +55,44 @@ class EntryLister {
 
   std::vector<StateEntry> List() {
     ListParams();
+    if (options_.content != StateContent::kOptimizer) ListHostTensors();
     if (options_.content != StateContent::kModel) ListStates();
     return std::move(entries_);
   }
 
  private:
   void ListParams() {
+    WalkSelected([](ModuleId) {},
+                 [this](int32_t reference) { AddName(reference); });
+  }
+
+  void ListHostTensors() {
+    if (model_.host_tensors().empty()) return;
+    WalkSelected(
+        [this](ModuleId at) {
+          const Model::Module& module =
+              model_.modules()[static_cast<size_t>(at)];
+          for (const HostTensorId id : module.host_tensors) AddHostTensor(id);
+        },
+        [](int32_t) {});
+  }
+
+  // Calls `enter(ModuleId)` for the selected modules that are not ignored, and
+  // `visit(int32_t reference)` for the names in them.
+  template <typename Enter, typename Visit>
+  void WalkSelected(const Enter& enter, const Visit& visit) const {
     int depth = -1;  // The depth of the submodule that the walk is in.
     WalkModel(
         model_,
         [&](ModuleId at, int at_depth) {
           if (depth >= 0 && at_depth <= depth) depth = -1;
           if (depth < 0 && IsSelected(at)) depth = at_depth;
-          return !model_.modules()[static_cast<size_t>(at)].ignored;
+          if (model_.modules()[static_cast<size_t>(at)].ignored) return false;
+          if (depth >= 0) enter(at);
+          return true;
         },
         [&](int32_t reference) {
-          if (depth >= 0) AddName(reference);
+          if (depth >= 0) visit(reference);
         });
   }
 
@@ -97,11 +119,24 @@ class EntryLister {
     }
     if (options_.content == StateContent::kOptimizer) return;
     entries_.push_back({.key = std::move(fqn),
-                        .dtype = param.dtype,
+                        .type = ElementTypeOf(param.dtype),
                         .shape = param.shape,
                         .numel = param.numel,
                         .param = id,
                         .alias_of = alias_of});
+  }
+
+  void AddHostTensor(HostTensorId id) {
+    const Model::HostTensor& tensor =
+        model_.host_tensors()[static_cast<size_t>(id)];
+    if (!tensor.persistent) return;
+    entries_.push_back(
+        {.key = CleanTensorName(model_.HostTensorFqn(id).substr(strip_)),
+         .role = TensorRole::kBuffer,
+         .type = tensor.type,
+         .shape = tensor.shape,
+         .numel = tensor.numel,
+         .host_tensor = id});
   }
 
   void ListStates() {
@@ -121,7 +156,8 @@ class EntryLister {
                 int32_t index) {
     const Model::Param& param = model_.params()[static_cast<size_t>(id)];
     StateEntry entry{.key = StrCat(kStatePrefix, fqn, ".", state.tensor.name),
-                     .dtype = state.tensor.dtype,
+                     .role = TensorRole::kState,
+                     .type = ElementTypeOf(state.tensor.dtype),
                      .shape = param.shape,
                      .numel = param.numel,
                      .param = id,
@@ -135,9 +171,9 @@ class EntryLister {
       if (entry.numel != param.numel) entry.shape = {entry.numel};
     }
     entries_.push_back(entry);
-    if (!IsQuantized(entry.dtype)) return;
+    if (!IsQuantized(entry.type)) return;
     entry.key += kScaleSuffix;
-    entry.dtype = DType::kF32;
+    entry.type = ElementType::kF32;
     entry.numel = NumBlocks(entry.numel);
     entry.shape = {entry.numel};
     entry.scales = true;
@@ -208,7 +244,7 @@ Status CheckKeysWithoutPrefix(const Plan& plan,
   // State dicts have numbers of the parameters beside their optimizer states.
   for (const StateEntry& entry : entries) {
     const auto parts = ParseOwnedKey(entry.key);
-    if (!entry.is_param() || !parts) continue;
+    if (entry.is_state() || !parts) continue;
     if (!parts->in_group && parts->name != kStepName) continue;
     const auto owner = by_key.find(parts->fqn);
     if (owner == by_key.end() || !owner->second->is_param()) continue;
@@ -243,6 +279,7 @@ StatusOr<std::vector<std::vector<std::string>>> ListParamNames(
                          ListStateEntries(plan, options));
   std::vector<std::vector<std::string>> names(plan.model().params().size());
   for (StateEntry& entry : entries) {
+    if (!entry.is_param()) continue;
     names[static_cast<size_t>(entry.param)].push_back(std::move(entry.key));
   }
   return names;
@@ -250,6 +287,10 @@ StatusOr<std::vector<std::vector<std::string>>> ListParamNames(
 
 OwnedElements OwnedBy(const Plan& plan, const StateEntry& entry, int rank) {
   if (entry.numel == 0) return {};
+  if (entry.is_host_tensor()) {
+    if (rank != kHostTensorOwner) return {};
+    return {0, entry.numel, 0};
+  }
   const Place place = PlaceOf(plan, entry.param, entry.state);
   const int64_t range = place.layout->shard_numel();
   const int64_t range_begin = plan.RangeOf(rank) * range;
@@ -268,6 +309,7 @@ OwnedElements OwnedBy(const Plan& plan, const StateEntry& entry, int rank) {
 std::vector<int> OwnersOf(const Plan& plan, const StateEntry& entry) {
   std::vector<int> ranks;
   if (entry.numel == 0) return ranks;
+  if (entry.is_host_tensor()) return {kHostTensorOwner};
   const Place place = PlaceOf(plan, entry.param, entry.state);
   const int64_t range = place.layout->shard_numel();
   const int64_t first = place.offset / range;

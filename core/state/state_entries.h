@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tensors of a training state: parameters, their other names, and optimizer
-// states, under their keys in state dicts and on disk:
+// The tensors of a training state: parameters, their other names, persistent
+// host tensors, and optimizer states, under their keys in state dicts and on
+// disk:
 //
 //   layer.weight                          a parameter, by FQN
+//   norm.running_mean                     a host tensor, by FQN
 //   state.layer.weight.exp_avg            its optimizer state of that name
 //   state.layer.weight.exp_avg.q8_scale   and that state's scales, if it is q8
 //
@@ -21,7 +23,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/base/dtype.h"
+#include "core/base/element_type.h"
 #include "core/base/status.h"
 #include "core/checkpoint/store/tensor_info.h"
 #include "core/flat/plan.h"
@@ -34,15 +36,15 @@ namespace shard {
 // shard/checkpoint.h.
 enum class StateContent : int32_t {
   kAll = 0,
-  kModel = 1,      // Parameters only.
+  kModel = 1,      // Parameters and host tensors only.
   kOptimizer = 2,  // Optimizer states only, master weights among them.
 };
 
 struct StateOptions {
   StateContent content = StateContent::kAll;
   bool ignore_frozen = false;
-  // Only parameters that have a name in one of these modules or below; empty:
-  // all.
+  // Only parameters that have a name in one of these modules or below, and host
+  // tensors in them; empty: all.
   std::vector<ModuleId> submodules;
   // Keys without the module's path, as if it were the root. One module only:
   // keys of several could collide.
@@ -59,11 +61,13 @@ std::string CleanStateKey(std::string_view key, bool strip_leading_module);
 
 struct StateEntry {
   std::string key;
-  DType dtype = DType::kF32;  // kF32 for scales, too.
+  TensorRole role = TensorRole::kParam;
+  ElementType type = ElementType::kF32;  // kF32 for scales, too.
   std::vector<int64_t> shape;
   int64_t numel = 0;
-  ParamId param = 0;
-  // Index into FlatBufferPlan::states; -1: the parameter itself.
+  ParamId param = -1;  // -1 for a host tensor.
+  HostTensorId host_tensor = -1;
+  // Index into FlatBufferPlan::states; -1: the entry is no state.
   int32_t state = -1;
   // Whether this is the scales of the state's blocks of kQ8Block elements,
   // instead of its codes.
@@ -71,7 +75,9 @@ struct StateEntry {
   // The index of the entry that this one is an alias of; -1: none.
   int32_t alias_of = -1;
 
-  bool is_param() const { return state < 0; }
+  bool is_param() const { return role == TensorRole::kParam; }
+  bool is_state() const { return role == TensorRole::kState; }
+  bool is_host_tensor() const { return role == TensorRole::kBuffer; }
 };
 
 // The elements of an entry that a rank owns. numel 0: none.
@@ -80,12 +86,13 @@ struct OwnedElements {
   int64_t numel = 0;
   // Where they begin in the rank's memory of this entry's buffer
   // (FlatBufferPlan::layout or StateLayout): elements from the begin of the
-  // rank's range; for scales, scales from the first.
+  // rank's range; for scales, scales from the first. 0 for host tensors.
   int64_t offset = 0;
 };
 
-// Lists parameters and their other names in module-walk order, then the states
-// of each trainable parameter in the same order. The key of a parameter is the
+// Lists parameters and their other names in module-walk order, then the
+// persistent host tensors, then the states of each trainable parameter, in the
+// same order. The key of a parameter is the
 // first of its names that is selected; its other names are aliases. Errors:
 // those of CheckStateOptions; with strip_prefix, two tensors, or a tensor and a
 // number of a state dict, with one key: otherwise the keys of a plan do not
@@ -98,6 +105,9 @@ StatusOr<std::vector<StateEntry>> ListStateEntries(const Plan& plan,
 // Errors: those of ListStateEntries.
 StatusOr<std::vector<std::vector<std::string>>> ListParamNames(
     const Plan& plan, StateOptions options);
+
+// The rank that owns host tensors: all ranks have them whole, one saves them.
+inline constexpr int kHostTensorOwner = 0;
 
 // Returns the elements of an entry that `rank` owns. O(log slots). REQUIRES: an
 // entry of this plan that is not an alias, 0 <= rank < world size.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/api/api_testing.h"
+#include "tests/core/base/temp_folder.h"
 #include "tests/ranks/ranks.h"
 
 namespace shard_api_testing {
@@ -59,6 +60,39 @@ TEST(ProcessesTest, TwoRanksTrain) {
     EXPECT_EQ(WeightOf(engine.get())[0], 0.5f);
     EXPECT_OK(shard_comm_shutdown(comm, 0));
   }));
+}
+
+TEST(ProcessesTest, BuffersAreBroadcastAndSaved) {
+  const shard::testing::TempFolder folder;
+  for (const std::string query : {"", "?direct=0"}) {
+    const std::string url = "shm:" + shard::testing::UniqueName() + query;
+    ExpectAllPassed(shard::testing::RunRanks(3, [&](const Rank& me) {
+      shard_comm* const comm = OpenAs(me, url);
+      ASSERT_NE(comm, nullptr);
+      const Comm owned(comm);
+      const Model model = SmallModel();
+      int32_t buffer = -1;
+      ASSERT_OK(shard_model_add_buffer(model.get(), 0, "tracked", SHARD_I64,
+                                       nullptr, 0, 1, &buffer));
+      const Engine engine =
+          MakeEngine(MakePlan(model.get(), PlanOptions(3)).get(), comm);
+      ASSERT_OK(shard_engine_broadcast_params(engine.get(), 0));
+      void* data = nullptr;
+      ASSERT_OK(shard_engine_buffer(engine.get(), buffer, &data, nullptr));
+      auto* const tracked = static_cast<int64_t*>(data);
+      *tracked = 100 + me.rank();
+      ASSERT_OK(shard_engine_broadcast_buffers(engine.get(), 1, 0));
+      EXPECT_EQ(*tracked, 101);
+      const std::string root = folder.path() + (query.empty() ? "/s" : "/u");
+      ASSERT_OK(
+          shard_checkpoint_save(engine.get(), root.c_str(), nullptr, nullptr));
+      *tracked = me.rank();
+      ASSERT_OK(
+          shard_checkpoint_load(engine.get(), root.c_str(), nullptr, nullptr));
+      EXPECT_EQ(*tracked, 101);
+      EXPECT_OK(shard_comm_shutdown(comm, 0));
+    }));
+  }
 }
 
 // A child of fork may free the handles that it has from its parent, without an

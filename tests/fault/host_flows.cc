@@ -80,6 +80,11 @@ void MakeModel(HostRank* rank) {
   TRY_TWICE(shard_model_add_param(rank->model, 0, "frozen", SHARD_F32, kVector,
                                   1, &id));
   TRY_TWICE(shard_model_freeze(rank->model, kFrozen));
+  constexpr int64_t kStatistics[] = {kCols};
+  TRY_TWICE(shard_model_add_buffer(rank->model, 0, "running_mean", SHARD_F32,
+                                   kStatistics, 1, 1, &id));
+  TRY_TWICE(shard_model_add_buffer(rank->model, 0, "num_batches_tracked",
+                                   SHARD_I64, nullptr, 0, 1, &id));
   int32_t head = 0;
   TRY_TWICE(shard_model_add_module(rank->model, 0, "head", "Linear", &head));
   TRY_TWICE(shard_model_tie(rank->model, head, "weight", kEmbedding));
@@ -130,6 +135,11 @@ void Fill(HostRank* rank) {
                                static_cast<size_t>(info.numel) * size));
   }
   TRY(shard_engine_broadcast_params(rank->engine, 0));
+  void* statistics = nullptr;
+  int64_t numel = 0;
+  TRY(shard_engine_buffer(rank->engine, 0, &statistics, &numel));
+  std::memset(statistics, 0, static_cast<size_t>(numel) * sizeof(float));
+  TRY(shard_engine_broadcast_buffers(rank->engine, 0, 0));
 }
 
 // Writes the gradients of the unit's parameters.

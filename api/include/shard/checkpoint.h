@@ -22,7 +22,8 @@
 
 SHARD_BEGIN_DECLS
 
-/* The part of a training state that a call is about. Frozen. */
+/* The part of a training state that a call is about. MODEL is parameters and
+ * buffers. Frozen. */
 typedef int32_t shard_content;
 enum shard_content_values {
   SHARD_CONTENT_ALL = 0,
@@ -37,7 +38,8 @@ typedef struct shard_state_filter {
   shard_content content; /* SHARD_CONTENT_ALL, _MODEL or _OPTIMIZER. */
   /* 1: without frozen parameters; a load leaves them as they are. */
   int32_t ignore_frozen;
-  /* Only parameters with a name in these modules or below. Default: all. */
+  /* Only parameters with a name in these modules or below, and buffers in
+   * them. Default: all. */
   const int32_t* submodules;
   size_t num_submodules;
   /* 1: keys have no module path in front. One submodule only, for the keys of
@@ -77,9 +79,10 @@ typedef struct shard_save_options {
 /* A save that runs in the background. */
 typedef struct shard_save shard_save;
 
-/* Saves parameters, optimizer states, hyperparameters, step counts, the loss
- * scale and the host's blobs as checkpoint `root`/step-NNNNNN, where NNNNNN is
- * the number of completed steps. Every rank writes the elements that it owns.
+/* Saves parameters, persistent buffers, optimizer states, hyperparameters, step
+ * counts, the loss scale and the host's blobs as checkpoint
+ * `root`/step-NNNNNN, where NNNNNN is the number of completed steps. Every rank
+ * writes the elements that it owns; rank 0 owns the buffers.
  * `root` is created if it is missing; ranks may reach it by different paths.
  *
  * With `save` NULL the call blocks until the checkpoint is durable. Else the
@@ -275,8 +278,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_get_info(
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_path(
     const shard_checkpoint* checkpoint, const char** path) SHARD_NOEXCEPT;
 
-/* The purpose of a tensor. A BUFFER is the host's: it is neither a parameter
- * nor updated by steps. Frozen. */
+/* The purpose of a tensor. A BUFFER is the host's (shard_model_add_buffer): it
+ * is neither a parameter nor updated by steps. Frozen. */
 typedef int32_t shard_role;
 enum shard_role_values {
   SHARD_ROLE_PARAM = 1,

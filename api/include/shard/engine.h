@@ -213,6 +213,33 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_param(
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_broadcast_params(
     shard_engine* engine, double timeout) SHARD_NOEXCEPT;
 
+/* Gets this rank's copy of a buffer of shard_model_add_buffer, row-major, for
+ * the host to read and write, and its number of elements; `numel` may be NULL.
+ * The memory is the host's (never a device's), aligned to 64 bytes, zero at
+ * first, and the engine's own: the pointer is valid, and stays the same, until
+ * shard_engine_free. The calls that change the values are
+ * shard_engine_broadcast_buffers and loads of checkpoints and state dicts. A
+ * load that fails while tensors are read leaves the buffers that it loads zero.
+ * A buffer without elements has numel 0, and `data` may be NULL. Any state of
+ * the engine. Errors: INVALID_ARGUMENT for an id that does not exist;
+ * FAILED_PRECONDITION for a buffer in an ignored module. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_buffer(
+    shard_engine* engine, int32_t buffer, void** data,
+    int64_t* numel) SHARD_NOEXCEPT;
+
+/* Replaces the buffers of all ranks by those of rank `root`, those that are not
+ * persistent too, as DDP's broadcast_buffers does before a forward pass. A host
+ * calls it after it has set first values, and where ranks keep statistics of
+ * their own as often as these should be the same. A save stores rank 0's, and
+ * needs no broadcast before it. `timeout` in seconds; 0: the engine's. The same
+ * root on every rank. Allowed between steps, and before
+ * shard_engine_broadcast_params, which leaves buffers as they are. COLLECTIVE,
+ * blocks. Errors: INVALID_ARGUMENT for a root that is no rank;
+ * FAILED_PRECONDITION while units are in use, gradients are declared ready or
+ * parameters are summoned; DESYNC. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_broadcast_buffers(
+    shard_engine* engine, int32_t root, double timeout) SHARD_NOEXCEPT;
+
 /* ---- Units -------------------------------------------------------------- */
 
 /* Forward and backward passes go unit by unit (shard_plan_options.wrap):

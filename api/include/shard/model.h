@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Models: the modules and parameters that a host declares. */
+ * Models: the modules, parameters and buffers that a host declares. */
 
 #ifndef SHARD_MODEL_H_
 #define SHARD_MODEL_H_
@@ -9,10 +9,11 @@
 
 SHARD_BEGIN_DECLS
 
-/* A tree of modules with named parameters. Modules and parameters have dense
- * ids from 0 up, in the order of adding; module 0 is the root. A parameter's
- * fully qualified name (FQN) joins the names on its path with dots. A name has
- * no dots and no control characters, and with its path at most 65000 bytes. */
+/* A tree of modules with named parameters and buffers. Modules, parameters and
+ * buffers have dense ids from 0 up, each in the order of adding; module 0 is
+ * the root. The fully qualified name (FQN) of a parameter or buffer joins the
+ * names on its path with dots. A name has no dots and no control characters,
+ * and with its path at most 65000 bytes. A module uses each name once. */
 typedef struct shard_model shard_model;
 
 /* Creates a model whose root module has the class `class_name`, which may be
@@ -36,6 +37,25 @@ SHARD_NODISCARD SHARD_API shard_error* shard_model_add_param(
     shard_model* model, int32_t module, const char* name, shard_dtype dtype,
     const int64_t* shape, size_t ndim, int32_t* param) SHARD_NOEXCEPT;
 
+/* Adds a buffer of shape[0..ndim), as torch's register_buffer does: a tensor of
+ * the host that is neither stepped nor sharded, such as the running_mean (f32)
+ * and num_batches_tracked (i64) of a batch norm. Every rank has it whole, zero
+ * at first, and the host reads and writes it (shard_engine_buffer);
+ * shard_engine_broadcast_buffers makes it the same on all ranks. `persistent`
+ * 1: it is saved in checkpoints and state dicts under its FQN, with the role
+ * SHARD_ROLE_BUFFER, and loaded from them; 0: it is in neither. A plan keeps
+ * the dtype, whatever its param_dtype. The flat buffers of a plan, which
+ * shard_plan_buffer_info describes, are something else: they hold parameters.
+ *
+ * Any dtype but SHARD_Q8 and SHARD_OPAQUE. `shape` may be NULL for ndim 0, a
+ * scalar; a dimension may be 0. Errors: a bad or taken name, an unknown dtype,
+ * ndim above SHARD_MAX_DIMS, a negative dimension, a size beyond int64, a
+ * `persistent` other than 0 and 1. Local. */
+SHARD_NODISCARD SHARD_API shard_error* shard_model_add_buffer(
+    shard_model* model, int32_t module, const char* name, shard_dtype dtype,
+    const int64_t* shape, size_t ndim, int32_t persistent,
+    int32_t* buffer) SHARD_NOEXCEPT;
+
 /* Gives `param` another name, for tied weights. The parameter is stored,
  * reduced and updated once, under the name that comes first in module-walk
  * order. Local. */
@@ -49,7 +69,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_model_freeze(
     shard_model* model, int32_t param) SHARD_NOEXCEPT;
 
 /* Ignore a parameter, or a module with everything below it: libshard neither
- * stores nor touches ignored parameters. Local. */
+ * stores nor touches ignored parameters and buffers. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_ignore_param(
     shard_model* model, int32_t param) SHARD_NOEXCEPT;
 SHARD_NODISCARD SHARD_API shard_error* shard_model_ignore_module(

@@ -196,8 +196,8 @@ typedef struct shard_memory {
   uint64_t state_bytes;     /* Per rank: optimizer state, master weights too. */
   uint64_t workspace_bytes; /* Per rank: for lamb, adafactor and muon. */
   uint64_t transient_bytes; /* Per rank: slots of units in use or in flight. */
-  /* All of the above, by the memory that it is in. Per rank: in the device's
-   * own memory; "cpu" has none. */
+  /* All of the above and buffer_bytes, by the memory that it is in. Per rank:
+   * in the device's own memory; "cpu" has none. */
   uint64_t device_bytes;
   uint64_t host_bytes;   /* Per host: in its memory, for all its ranks. */
   uint64_t pinned_bytes; /* Of host_bytes: page-locked, for a device. */
@@ -205,9 +205,11 @@ typedef struct shard_memory {
    * communicator and the engine's pass control data and, where ranks share no
    * memory, from the first tensor on also tensors. */
   uint64_t control_bytes;
+  /* Per rank, within host_bytes: those of shard_model_add_buffer. */
+  uint64_t buffer_bytes;
 } shard_memory;
 #define SHARD_MEMORY_INIT \
-  { sizeof(shard_memory), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_memory), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 typedef struct shard_plan shard_plan;
 
@@ -234,7 +236,7 @@ typedef struct shard_plan_info {
   int32_t num_names;   /* Of parameters: shard_plan_name_info. */
   int32_t num_groups;  /* Param groups, group 0 among them. */
   int32_t num_units;   /* From 0, the root, in module-walk order. */
-  int32_t num_buffers;
+  int32_t num_buffers; /* Flat buffers: shard_plan_buffer_info. */
   /* As in shard_plan_options, or world_size where that has 0. Has no meaning
    * unless shards_params is 1. */
   int32_t shard_group_size;

@@ -40,7 +40,8 @@ typedef struct shard_state_dict_options {
 #define SHARD_STATE_DICT_OPTIONS_INIT \
   { sizeof(shard_state_dict_options), 0, {0, 0, NULL, 0, 0, 0}, 0, 0 }
 
-/* Gets the part of an engine's state that this rank owns. Other names of tied
+/* Gets the part of an engine's state that this rank owns; rank 0 owns the
+ * buffers of shard_model_add_buffer. Other names of tied
  * parameters are listed as aliases, without elements; trainable, group and step
  * of shard_tensor_info are not filled. Local: no other rank takes part. Errors:
  * FAILED_PRECONDITION unless between steps; a module that does not exist. */

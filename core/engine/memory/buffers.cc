@@ -45,8 +45,10 @@ StatusOr<EngineMemory::Arena> EngineMemory::AllocateVisible(
 StatusOr<EngineMemory> EngineMemory::Allocate(const Plan& plan,
                                               Communicator* comm,
                                               Device* device,
+                                              const EngineMemory* before,
                                               const Deadline& deadline) {
   EngineMemory memory;
+  if (before != nullptr) memory.host_tensors_ = before->host_tensors_;
   memory.plan_ = &plan;
   memory.rank_ = comm->rank();
   memory.shared_ = comm->direct();
@@ -89,6 +91,14 @@ Status EngineMemory::AllocatePrivate(const MemorySizes& sizes, Device* device) {
       states_, AllocateSome(device, "optimizer states", sizes.states));
   SHARD_ASSIGN_OR_RETURN(workspace_,
                          AllocateSome(device, "workspace", sizes.workspace));
+  if (host_tensors_ != nullptr) return Status();
+  DeviceMemory host_tensors;
+  if (sizes.host_tensors > 0) {
+    SHARD_ASSIGN_OR_RETURN(
+        host_tensors,
+        device->AllocateHost(sizes.host_tensors, "buffers of the model"));
+  }
+  host_tensors_ = std::make_shared<const DeviceMemory>(std::move(host_tensors));
   return Status();
 }
 
@@ -134,6 +144,7 @@ MemoryReport EngineMemory::Measure() const {
   report.workspace_bytes = RoundUpToPage(workspace_.size());
   report.transient_bytes =
       grad_slots_.bytes() + RoundUpToPage(param_slots_.size());
+  report.host_tensor_bytes = RoundUpToPage(host_tensors_->size());
   return report;
 }
 

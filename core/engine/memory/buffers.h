@@ -10,6 +10,7 @@
 //   param slots   -                             private
 //   sums, states  this rank's range: private
 //   workspace     private
+//   host tensors  private, and kept when the plan changes
 
 #ifndef SHARD_CORE_ENGINE_MEMORY_BUFFERS_H_
 #define SHARD_CORE_ENGINE_MEMORY_BUFFERS_H_
@@ -67,9 +68,11 @@ struct EngineBuffer {
 class EngineMemory {
  public:
   // Allocates the memory of `plan`. COLLECTIVE. `plan` and `device` must
-  // outlive the result.
+  // outlive the result. `before` is null, or the memory that this one replaces,
+  // for a plan with the same host tensors: both have one copy of these.
   static StatusOr<EngineMemory> Allocate(const Plan& plan, Communicator* comm,
                                          Device* device,
+                                         const EngineMemory* before,
                                          const Deadline& deadline);
 
   // Returns the buffers, in the plan's order.
@@ -83,6 +86,12 @@ class EngineMemory {
   // itself.
   unsigned char* GradSlot(int rank, int32_t depth, int slot) const;
   unsigned char* ParamSlot(int32_t depth, int slot) const;
+
+  // Returns this rank's copy of a host tensor. REQUIRES: a valid id of one that
+  // the plan stores.
+  std::byte* HostTensor(HostTensorId id) const {
+    return host_tensors_->data() + plan_->host_tensors().OffsetOf(id);
+  }
 
   // Returns the bytes that are really allocated, in the plan's terms.
   MemoryReport Measure() const;
@@ -115,6 +124,9 @@ class EngineMemory {
   DeviceMemory sums_;
   DeviceMemory states_;
   DeviceMemory workspace_;
+  // Shared with the memory that replaces this one, so that the host's pointers
+  // stay valid.
+  std::shared_ptr<const DeviceMemory> host_tensors_;
 };
 
 }  // namespace shard

@@ -29,6 +29,7 @@ void ForEachStepped(const Plan& plan, const std::vector<StateEntry>& entries,
                     const Visit& visit) {
   std::vector<bool> seen(plan.model().params().size());
   for (const StateEntry& entry : entries) {
+    if (entry.is_host_tensor()) continue;
     const auto param = static_cast<size_t>(entry.param);
     const auto& buffer =
         plan.buffers()[static_cast<size_t>(plan.places()[param].buffer)];
@@ -93,6 +94,7 @@ void EngineNumbers::RestoreParams(const std::vector<StateEntry>& entries,
   std::vector<bool> restored(hypers_->optimizers().size());
   for (size_t e = 0; e < entries.size(); ++e) {
     if (matches[e].kind == EntryMatch::Kind::kNone) continue;
+    if (entries[e].is_host_tensor()) continue;
     const auto param = static_cast<size_t>(entries[e].param);
     const ParamPlace& place = plan_.places()[param];
     const FlatBufferPlan& buffer =

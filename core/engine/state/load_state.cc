@@ -133,8 +133,8 @@ Status StateReader::ReadEntries(const TensorStore& store,
       encoded.push_back(targets.size() - 1);
       continue;
     }
-    requests.push_back({{matches[e].tensor, owned.begin, owned.numel},
-                        ElementTypeOf(entries[e].dtype)});
+    requests.push_back(
+        {{matches[e].tensor, owned.begin, owned.numel}, entries[e].type});
     target_of.push_back(targets.size() - 1);
   }
   SHARD_RETURN_IF_ERROR(ReadConverted(
@@ -143,7 +143,7 @@ Status StateReader::ReadEntries(const TensorStore& store,
         const Target& target = targets[target_of[request]];
         const StateEntry& entry = *target.entry;
         return Copy(target.data + EntryBytes(entry, begin - target.owned.begin),
-                    data, static_cast<size_t>(numel) * DTypeSize(entry.dtype));
+                    data, EntryBytes(entry, numel));
       }));
   for (const size_t t : encoded) {
     SHARD_RETURN_IF_ERROR(EncodeTarget(store, targets[t], options));
@@ -198,7 +198,7 @@ Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
   // The scales' own entry says where they lie.
   StateEntry scales = entry;
   scales.scales = true;
-  scales.dtype = DType::kF32;
+  scales.type = ElementType::kF32;
   const OwnedElements owned = OwnedBy(plan_, scales, rank_);
   stream_->EncodeQ8(kinds[entry.state], values.data(), count, nullptr, 0,
                     reinterpret_cast<uint8_t*>(target.data),
@@ -215,7 +215,7 @@ Status StateReader::FillMasters(const std::vector<StateEntry>& entries,
   };
   std::vector<bool> loaded(plan_.model().params().size());  // Masters.
   for (size_t e = 0; e < entries.size(); ++e) {
-    if (entries[e].is_param() || matches[e].kind == Kind::kNone) continue;
+    if (!entries[e].is_state() || matches[e].kind == Kind::kNone) continue;
     const FlatBufferPlan& buffer = *buffer_of(entries[e]).plan;
     if (buffer.states[static_cast<size_t>(entries[e].state)].tensor.name ==
         kMasterState) {
@@ -231,7 +231,7 @@ Status StateReader::FillMasters(const std::vector<StateEntry>& entries,
     const OwnedElements owned = OwnedBy(plan_, entry, rank_);
     if (owned.numel == 0) continue;
     stream_->Widen(
-        entry.dtype, LocalData(plan_, memory_, entry, owned, rank_),
+        buffer.plan->dtype, LocalData(plan_, memory_, entry, owned, rank_),
         reinterpret_cast<float*>(buffer.states.back()) + owned.offset,
         static_cast<size_t>(owned.numel));
   }

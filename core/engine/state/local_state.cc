@@ -2,7 +2,6 @@
 
 #include "core/engine/state/local_state.h"
 
-#include "core/base/dtype.h"
 #include "core/base/element_type.h"
 #include "kernels/formula/narrow_states.h"
 
@@ -11,6 +10,7 @@ namespace shard {
 std::byte* LocalData(const Plan& plan, const EngineMemory& memory,
                      const StateEntry& entry, const OwnedElements& owned,
                      int rank) {
+  if (entry.is_host_tensor()) return memory.HostTensor(entry.host_tensor);
   const ParamPlace& place = plan.places()[static_cast<size_t>(entry.param)];
   const EngineBuffer& buffer =
       memory.buffers()[static_cast<size_t>(place.buffer)];
@@ -29,7 +29,7 @@ std::byte* LocalData(const Plan& plan, const EngineMemory& memory,
 
 int32_t CodebookOf(const Plan& plan, const std::vector<Optimizer>& optimizers,
                    const StateEntry& entry) {
-  if (!IsQuantized(entry.dtype)) return 0;
+  if (!IsQuantized(entry.type)) return 0;
   const GroupId group =
       plan.model().params()[static_cast<size_t>(entry.param)].group;
   const Optimizer& optimizer = optimizers[static_cast<size_t>(group)];

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/element_type.h"
 #include "core/engine/memory/buffers.h"
 #include "core/flat/plan.h"
 #include "core/optim/loss_scaler.h"
@@ -20,8 +21,8 @@
 
 namespace shard {
 
-// Returns the elements of an entry that this rank, `rank`, owns. REQUIRES:
-// there are some.
+// Returns the elements of an entry that this rank, `rank`, owns; of a host
+// tensor, this rank's copy. REQUIRES: there are some.
 std::byte* LocalData(const Plan& plan, const EngineMemory& memory,
                      const StateEntry& entry, const OwnedElements& owned,
                      int rank);
@@ -33,7 +34,7 @@ int32_t CodebookOf(const Plan& plan, const std::vector<Optimizer>& optimizers,
 
 // Returns the bytes of `numel` elements of an entry.
 inline size_t EntryBytes(const StateEntry& entry, int64_t numel) {
-  return static_cast<size_t>(numel) * DTypeSize(entry.dtype);
+  return static_cast<size_t>(numel) * ElementSize(entry.type);
 }
 
 // The numbers from which training continues, beside the tensors.

@@ -102,7 +102,7 @@ StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
       deadline));
   SHARD_ASSIGN_OR_RETURN(
       replanned.runtime,
-      EngineRuntime::Create(next, comm, device, options, deadline));
+      EngineRuntime::Create(next, comm, device, options, &from, deadline));
   const EngineRuntime& to = *replanned.runtime;
   SHARD_RETURN_IF_ERROR(MigrateParams(from, to, comm, deadline));
   SHARD_RETURN_IF_ERROR(FillMasters(to, comm, deadline));

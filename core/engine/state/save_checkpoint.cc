@@ -176,7 +176,7 @@ void CheckpointSave::PlaceOwn() {
     const OwnedElements owned = OwnedBy(plan, entry, rank);
     if (owned.numel == 0) continue;
     slices.clear();
-    PlaceElements(owned.begin, owned.numel, DTypeSize(entry.dtype),
+    PlaceElements(owned.begin, owned.numel, ElementSize(entry.type),
                   static_cast<uint32_t>(rank), slice_bytes_, &layout, &slices);
     const std::byte* data = LocalData(plan, *state_.memory, entry, owned, rank);
     for (const Slice& slice : slices) {
@@ -266,27 +266,29 @@ StatusOr<ManifestContents> CheckpointSave::Contents(
   contents.tensors.reserve(entries_.size());
   for (StateEntry& entry : entries_) {
     auto& tensor = contents.tensors.emplace_back();
-    const Model::Param& param =
-        plan.model().params()[static_cast<size_t>(entry.param)];
     tensor.key = std::move(entry.key);
-    tensor.type = ElementTypeOf(entry.dtype);
-    tensor.role = entry.is_param() ? TensorRole::kParam : TensorRole::kState;
+    tensor.type = entry.type;
+    tensor.role = entry.role;
     tensor.shape = std::move(entry.shape);
     tensor.alias_of = entry.alias_of;
     if (entry.alias_of >= 0) continue;
-    tensor.trainable = param.trainable;
-    // States have the group too: the checkpoint may hold no other tensor of
-    // their parameter.
-    tensor.group = param.group;
-    if (param.trainable) {
-      tensor.step = state_.numbers.StepOf(plan, entry.param);
+    if (!entry.is_host_tensor()) {
+      const Model::Param& param =
+          plan.model().params()[static_cast<size_t>(entry.param)];
+      tensor.trainable = param.trainable;
+      // States have the group too: the checkpoint may hold no other tensor of
+      // their parameter.
+      tensor.group = param.group;
+      if (param.trainable) {
+        tensor.step = state_.numbers.StepOf(plan, entry.param);
+      }
+      tensor.codebook = CodebookOf(plan, state_.optimizers, entry);
     }
-    tensor.codebook = CodebookOf(plan, state_.optimizers, entry);
     for (const int rank : OwnersOf(plan, entry)) {
       const OwnedElements owned = OwnedBy(plan, entry, rank);
       const auto r = static_cast<size_t>(rank);
       size_t s = tensor.slices.size();
-      PlaceElements(owned.begin, owned.numel, DTypeSize(entry.dtype),
+      PlaceElements(owned.begin, owned.numel, ElementSize(entry.type),
                     static_cast<uint32_t>(rank), slice_bytes_, &layouts[r],
                     &tensor.slices);
       for (; s < tensor.slices.size(); ++s) {

@@ -10,6 +10,7 @@
 #include "core/engine/state/all_ranks.h"
 #include "core/engine/state/describe.h"
 #include "core/engine/state/gather_state.h"
+#include "core/engine/state/host_tensors.h"
 #include "core/engine/state/load_state.h"
 #include "core/engine/state/local_state.h"
 #include "core/engine/transfer/ok_or_abort.h"
@@ -78,8 +79,8 @@ Status TrainingState::AddLocal(const StateOptions& options,
   for (const StateEntry& entry : entries) {
     MemoryStore::Tensor tensor;
     tensor.key = entry.key;
-    tensor.type = ElementTypeOf(entry.dtype);
-    tensor.role = entry.is_param() ? TensorRole::kParam : TensorRole::kState;
+    tensor.type = entry.type;
+    tensor.role = entry.role;
     tensor.shape = entry.shape;
     tensor.alias_of = entry.alias_of;
     tensor.codebook = CodebookOf(plan_, deps_.hypers->optimizers(), entry);
@@ -302,16 +303,26 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
           : AgreeOnStatus(deps_.comm, "load: read",
                           reader.Read(store, entries, matches, read),
                           deadline.Work());
+  // In module-walk order.
+  std::vector<HostTensorId> host_tensors;
+  for (size_t e = 0; e < entries.size(); ++e) {
+    if (!entries[e].is_host_tensor()) continue;
+    if (matches[e].kind == EntryMatch::Kind::kNone) continue;
+    host_tensors.push_back(entries[e].host_tensor);
+  }
   if (!done.ok()) {
     // Resets tensors that were written in part: no mixture of two states
     // remains.
     if (params) deps_.initial->StartFilling();
+    ZeroHostTensors(plan_, memory(), host_tensors);
     Reset(deadline.Work());
     return done;
   }
   if (!params) return matches;
   Transfers& transfers = deps_.runtime->transfers();
   const Deadline published = deadline.Exchange();  // As when a step publishes.
+  SHARD_RETURN_IF_ERROR(SendHostTensors(
+      plan_, memory(), host_tensors, kHostTensorOwner, deps_.comm, published));
   for (size_t b = 0; b < memory().buffers().size(); ++b) {
     SHARD_RETURN_IF_ERROR(transfers.Publish(b, published));
   }

@@ -8,12 +8,15 @@ namespace shard {
 
 StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
     std::shared_ptr<const Plan> plan, Communicator* comm, Device* device,
-    const Options& options, const Deadline& deadline) {
+    const Options& options, const EngineRuntime* before,
+    const Deadline& deadline) {
   std::unique_ptr<EngineRuntime> runtime(new EngineRuntime);
   runtime->plan_ = std::move(plan);
   SHARD_ASSIGN_OR_RETURN(
       EngineMemory memory,
-      EngineMemory::Allocate(*runtime->plan_, comm, device, deadline));
+      EngineMemory::Allocate(*runtime->plan_, comm, device,
+                             before == nullptr ? nullptr : &before->memory(),
+                             deadline));
   runtime->memory_.emplace(std::move(memory));
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "start streams",
                                       runtime->Connect(comm, device, options),

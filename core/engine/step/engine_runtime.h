@@ -31,10 +31,12 @@ class EngineRuntime {
   };
 
   // Makes and connects the components. COLLECTIVE. `comm` is used by the engine
-  // alone; `comm` and `device` must outlive the result.
+  // alone; `comm` and `device` must outlive the result. `before` is null, or
+  // the runtime that this one replaces, as for EngineMemory::Allocate.
   static StatusOr<std::unique_ptr<EngineRuntime>> Create(
       std::shared_ptr<const Plan> plan, Communicator* comm, Device* device,
-      const Options& options, const Deadline& deadline);
+      const Options& options, const EngineRuntime* before,
+      const Deadline& deadline);
 
   const std::shared_ptr<const Plan>& plan() const { return plan_; }
   const EngineMemory& memory() const { return *memory_; }

@@ -44,6 +44,8 @@ std::string_view VerbOf(Activity activity) {
       return "loads a state";
     case Activity::kGatherState:
       return "gathers a state";
+    case Activity::kBroadcastHostTensors:
+      return "broadcasts buffers of the model";
   }
   return "does something unknown";
 }

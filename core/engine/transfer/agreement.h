@@ -41,6 +41,7 @@ enum class Activity : int32_t {
   kSave,
   kLoad,
   kGatherState,
+  kBroadcastHostTensors,
 };
 
 // The values on which the ranks of a step agree. All are doubles, so that the

@@ -117,8 +117,9 @@ class Units {
   Status Follow(Proposal proposal, const Status& local,
                 const Deadline& deadline, int32_t* leader, bool* joined);
   // Enters an operation that all ranks must propose, with the same `arguments`:
-  // kSummon, kReplan, kSave, kLoad or kGatherState. COLLECTIVE. Gathered
-  // parameters are dropped, and the slots are the caller's to use.
+  // kSummon, kReplan, kSave, kLoad, kGatherState or kBroadcastHostTensors.
+  // COLLECTIVE. Gathered parameters are dropped, and the slots are the caller's
+  // to use.
   Status EnterChange(Activity activity, const Status& local,
                      const Arguments& arguments, const Deadline& deadline);
   // Makes `error` final, and ends the group with it: the error may be of this

@@ -97,7 +97,7 @@ void ExpectFits(const std::string& optimizer, const Shapes& shapes, DType dtype,
     const auto stream = (*device)->CreateStream(StreamKind::kCompute);
     ASSERT_OK(stream);
     const auto memory = EngineMemory::Allocate(plan, comm.get(), device->get(),
-                                               Deadline::After(30));
+                                               nullptr, Deadline::After(30));
     ASSERT_OK(memory);
     const EngineBuffer& buffer = memory->buffers()[0];
     const auto numel = static_cast<size_t>(buffer.plan->layout.padded_numel());

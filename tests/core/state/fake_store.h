@@ -41,11 +41,12 @@ class FakeStore : public TensorStore {
   void SetRole(int64_t index, TensorRole role) {
     tensors_[static_cast<size_t>(index)].role = role;
   }
+  // Removes a tensor; those added after it get other indices.
   void Remove(const std::string& key) {
-    const auto at = static_cast<size_t>(index_.at(key));
-    tensors_[at].key = "";
-    tensors_[at].role = TensorRole::kBuffer;
+    const auto at = index_.at(key);
+    tensors_.erase(tensors_.begin() + at);
     index_.erase(key);
+    for (auto& [other, index] : index_) index -= index > at ? 1 : 0;
   }
 
   std::string_view describe() const override { return "the fake store"; }

@@ -96,25 +96,35 @@ TEST(MatchTest, StrictListsAllThatIsMissingAndUnexpected) {
   c.store.Add("both", {4});
   c.store.Add("there", {4});
   c.store.Add("state.there.exp_avg", {4});
-  // The host's own tensors in the store do not matter.
-  c.store.SetRole(c.store.Add("running_mean", {4}), TensorRole::kBuffer);
+  // Host tensors count as parameters do.
+  c.store.SetRole(c.store.Add("mean_there", {4}), TensorRole::kBuffer);
+  ASSERT_OK(c.model->AddHostTensor(kRootModule, "mean_here", ElementType::kI64,
+                                   {}, true));
+  ASSERT_OK(c.model->AddHostTensor(kRootModule, "mean_both", ElementType::kI64,
+                                   {}, true));
+  // Of any role: other programs' files have none.
+  c.store.Add("mean_both", {}, ElementType::kI64);
   const Status status = c.Match();
   ExpectError(status, StatusCode::kFailedPrecondition,
-              {"the fake store", "12 missing: here0, here1", ", ...",
-               "2 unexpected: there, state.there.exp_avg", "allow_mismatch"});
+              {"the fake store", "13 missing: here0, here1", ", ...",
+               "3 unexpected: there, state.there.exp_avg, mean_there",
+               "allow_mismatch"});
   const auto detail = nlohmann::json::parse(status.detail());
-  EXPECT_EQ(detail["missing"].size(), 12u);
+  EXPECT_EQ(detail["missing"].size(), 13u);
   EXPECT_EQ(detail["missing"][11], "here11");
-  EXPECT_EQ(detail["unexpected"], (Keys{"there", "state.there.exp_avg"}));
+  EXPECT_EQ(detail["missing"][12], "mean_here");
+  EXPECT_EQ(detail["unexpected"],
+            (Keys{"there", "state.there.exp_avg", "mean_there"}));
   EXPECT_TRUE(detail["mismatched"].empty());
-  EXPECT_EQ(c.report.missing.size(), 12u);
+  EXPECT_EQ(c.report.missing.size(), 13u);
 
   c.rules.strict = false;
   ASSERT_OK(c.Match());
-  EXPECT_EQ(c.report.missing.size(), 12u);
-  EXPECT_EQ(c.report.unexpected.size(), 2u);
-  EXPECT_EQ(c.report.loaded, 1);
+  EXPECT_EQ(c.report.missing.size(), 13u);
+  EXPECT_EQ(c.report.unexpected.size(), 3u);
+  EXPECT_EQ(c.report.loaded, 2);
   EXPECT_EQ(c.Of("both"), "same both");
+  EXPECT_EQ(c.Of("mean_both"), "same mean_both");
   EXPECT_EQ(c.Of("here3"), "none");
 }
 

@@ -267,11 +267,11 @@ TEST(StateEntriesTest, ScalesFollowTheirCodes) {
   const StateEntry& codes = (*entries)[2];
   const StateEntry& scales = (*entries)[3];
   EXPECT_EQ(codes.key, "state.w.exp_avg");
-  EXPECT_EQ(codes.dtype, DType::kQ8);
+  EXPECT_EQ(codes.type, ElementType::kQ8);
   EXPECT_EQ(codes.shape, (std::vector<int64_t>{3, kQ8Block}));
   EXPECT_FALSE(codes.scales);
   EXPECT_EQ(scales.key, "state.w.exp_avg.q8_scale");
-  EXPECT_EQ(scales.dtype, DType::kF32);
+  EXPECT_EQ(scales.type, ElementType::kF32);
   EXPECT_EQ(scales.shape, (std::vector<int64_t>{3}));
   EXPECT_TRUE(scales.scales);
   EXPECT_EQ((*entries)[9].key, "state.b.exp_avg_sq.q8_scale");
