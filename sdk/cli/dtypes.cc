@@ -68,6 +68,16 @@ shard_dtype ParseParamDType(const std::string& name) {
   throw Failure("unknown element type '" + name + "'; give " + kParamDTypes);
 }
 
+shard_dtype ParseBufferDType(const std::string& name) {
+  std::string known;
+  for (shard_dtype dtype = SHARD_F32; dtype < SHARD_OPAQUE; ++dtype) {
+    if (shard_dtype_size(dtype) == 0 || dtype == SHARD_Q8) continue;
+    if (name == shard_dtype_name(dtype)) return dtype;
+    known += (known.empty() ? "" : ", ") + std::string(shard_dtype_name(dtype));
+  }
+  throw Failure("unknown element type '" + name + "'; give one of " + known);
+}
+
 bool IsFloat(shard_dtype dtype) {
   switch (dtype) {
     case SHARD_F32:

@@ -23,6 +23,10 @@ shard_dtype ParseParamDType(const std::string& name);
 // The names that ParseParamDType takes, for help texts.
 inline constexpr const char* kParamDTypes = "f32, bf16, f16 or f64";
 
+// Returns the type of a name that a buffer may have: any but q8 and opaque.
+// Throws Failure, with the allowed names, for others.
+shard_dtype ParseBufferDType(const std::string& name);
+
 bool IsFloat(shard_dtype dtype);
 
 // Converts elements to doubles; an element of q8 gives its code, 0 to 255.

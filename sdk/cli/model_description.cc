@@ -19,8 +19,8 @@ namespace shardctl {
 
 namespace {
 
-// The most modules and parameters of a description: with counts within counts a
-// short one could ask for more memory than there is.
+// The most modules, parameters and buffers of a description: with counts within
+// counts a short one could ask for more memory than there is.
 constexpr int64_t kMaxThings = 10'000'000;
 constexpr int kMaxDepth = 100;
 
@@ -55,7 +55,7 @@ class JsonReader {
   ModelDescription Read() {
     if (Things(root_, 0) > kMaxThings) {
       Wrong("", "has more than " + std::to_string(kMaxThings) +
-                    " modules and parameters");
+                    " modules, parameters and buffers");
     }
     Module(root_, "", 0, 0);
     ForEach(root_, "", "ties", [&](const Json& tie, const std::string& at) {
@@ -119,13 +119,13 @@ class JsonReader {
     }
   }
 
-  // Returns the number of modules and parameters at or below a module, or more
-  // than kMaxThings. Wrong values count as little: Module reports them.
+  // Returns the number of modules, parameters and buffers at or below a module,
+  // or more than kMaxThings. Wrong values count as little: Module reports them.
   static int64_t Things(const Json& json, int depth) {
     if (!json.is_object() || depth > kMaxDepth) return 0;
     int64_t things = 1;
-    if (json.contains("params")) {
-      things += static_cast<int64_t>(json["params"].size());
+    for (const char* key : {"params", "buffers"}) {
+      if (json.contains(key)) things += static_cast<int64_t>(json[key].size());
     }
     if (json.contains("modules") && json["modules"].is_array()) {
       for (const Json& child : json["modules"]) {
@@ -142,18 +142,35 @@ class JsonReader {
 
   void Param(const Json& json, const std::string& at, int32_t module) {
     OnlyKeys(json, at, {"name", "shape", "dtype", "frozen"});
+    builder_.AddParam(module, TextOf(json, at, "name"),
+                      ParseParamDType(TextOr(json, at, "dtype", "f32")),
+                      ShapeOf(json, at), FlagOr(json, at, "frozen", false));
+  }
+
+  void Buffer(const Json& json, const std::string& at, int32_t module) {
+    OnlyKeys(json, at, {"name", "shape", "dtype", "persistent"});
+    builder_.AddBuffer(module, TextOf(json, at, "name"),
+                       ParseBufferDType(TextOr(json, at, "dtype", "f32")),
+                       ShapeOf(json, at), FlagOr(json, at, "persistent", true));
+  }
+
+  static std::vector<int64_t> ShapeOf(const Json& json, const std::string& at) {
     std::vector<int64_t> shape;
     ForEach(json, at, "shape", [&](const Json& size, const std::string& to) {
       if (!size.is_number_integer()) Wrong(to, "is no whole number");
       shape.push_back(size.get<int64_t>());
     });
-    const bool frozen = json.contains("frozen");
-    if (frozen && !json["frozen"].is_boolean()) {
-      Wrong(at, "has a frozen that is neither true nor false");
+    return shape;
+  }
+
+  static bool FlagOr(const Json& json, const std::string& at, const char* key,
+                     bool otherwise) {
+    if (!json.contains(key)) return otherwise;
+    if (!json[key].is_boolean()) {
+      Wrong(at,
+            std::string("has a ") + key + " that is neither true nor false");
     }
-    builder_.AddParam(module, TextOf(json, at, "name"),
-                      ParseParamDType(TextOr(json, at, "dtype", "f32")), shape,
-                      frozen && json["frozen"].get<bool>());
+    return json[key].get<bool>();
   }
 
   void Module(const Json& json, const std::string& at, int32_t module,
@@ -162,13 +179,19 @@ class JsonReader {
       Wrong(at, "is nested deeper than " + std::to_string(kMaxDepth));
     }
     if (depth == 0) {
-      OnlyKeys(json, at, {"class", "params", "modules", "ties", "groups"});
+      OnlyKeys(json, at,
+               {"class", "params", "buffers", "modules", "ties", "groups"});
     } else {
-      OnlyKeys(json, at, {"name", "class", "count", "params", "modules"});
+      OnlyKeys(json, at,
+               {"name", "class", "count", "params", "buffers", "modules"});
     }
     ForEach(json, at, "params", [&](const Json& param, const std::string& to) {
       Param(param, to, module);
     });
+    ForEach(json, at, "buffers",
+            [&](const Json& buffer, const std::string& to) {
+              Buffer(buffer, to, module);
+            });
     ForEach(json, at, "modules", [&](const Json& child, const std::string& to) {
       if (!child.is_object()) Wrong(to, "is no object");
       const std::string name = TextOf(child, to, "name");
@@ -277,6 +300,17 @@ void ModelBuilder::AddParam(int32_t module, const std::string& name,
   result_.frozen_elements += elements;
 }
 
+void ModelBuilder::AddBuffer(int32_t module, const std::string& name,
+                             int32_t dtype, const std::vector<int64_t>& shape,
+                             bool persistent) {
+  int32_t id = 0;
+  Do(NewPlace(module, name), [&] {
+    return shard_model_add_buffer(result_.model.get(), module, name.c_str(),
+                                  dtype, shape.data(), shape.size(),
+                                  persistent ? 1 : 0, &id);
+  });
+}
+
 ModelBuilder::Place ModelBuilder::PlaceOf(const std::string& fqn) {
   std::vector<std::string> names = NamesOf(fqn);
   Place place = {0, std::move(names.back())};
@@ -299,6 +333,12 @@ void ModelBuilder::AddParam(const std::string& fqn, int32_t dtype,
                             const std::vector<int64_t>& shape, bool frozen) {
   const Place place = PlaceOf(fqn);
   AddParam(place.first, place.second, dtype, shape, frozen);
+}
+
+void ModelBuilder::AddBuffer(const std::string& fqn, int32_t dtype,
+                             const std::vector<int64_t>& shape) {
+  const Place place = PlaceOf(fqn);
+  AddBuffer(place.first, place.second, dtype, shape, true);
 }
 
 void ModelBuilder::Tie(const std::string& name, const std::string& param) {
@@ -365,11 +405,17 @@ ModelDescription ModelOfKeys(const shard_checkpoint* checkpoint) {
   for (int64_t t = 0; t < info.num_tensors; ++t) {
     shard_tensor_info tensor = SHARD_TENSOR_INFO_INIT;
     Check(shard_checkpoint_tensor(checkpoint, t, &tensor));
+    const std::string key = TextOf(shard_checkpoint_tensor_key, checkpoint, t);
+    if (tensor.role == SHARD_ROLE_BUFFER && tensor.alias_of < 0 &&
+        tensor.dtype != SHARD_Q8) {
+      builder.AddBuffer(key, tensor.dtype,
+                        {tensor.shape, tensor.shape + tensor.ndim});
+      continue;
+    }
     if (tensor.role != SHARD_ROLE_PARAM || tensor.dtype > SHARD_F64) {
       ++left_out;
       continue;
     }
-    const std::string key = TextOf(shard_checkpoint_tensor_key, checkpoint, t);
     if (tensor.alias_of >= 0) {
       aliases.emplace_back(key, tensor.alias_of);
       continue;

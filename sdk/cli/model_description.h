@@ -9,16 +9,19 @@
 //     "class": "GPT",                        may be left out, as all but names
 //     "params": [{"name": "scale", "shape": [768], "dtype": "bf16",
 //                 "frozen": true}],
+//     "buffers": [{"name": "running_mean", "shape": [768], "dtype": "f32",
+//                  "persistent": false}],
 //     "modules": [{"name": "h", "class": "Block", "count": 12,
 //                  "params": [...], "modules": [...]}],
 //     "ties": [{"name": "head.weight", "param": "wte.weight"}],
 //     "groups": [{"optimizer": "?weight_decay=0", "match": ["*.bias"]}]
 //   }
 //
-// The default of `dtype` is f32. A module with a `count` stands for a
-// ModuleList of its name with that many children, 0 to count - 1. `match` has
-// globs, as Matches; a parameter is in the first group that matches. Keys that
-// are not listed here are errors, for they are most likely misspelled.
+// The default of `dtype` is f32, of `persistent` true. A module with a `count`
+// stands for a ModuleList of its name with that many children, 0 to count - 1.
+// `match` has globs, as Matches; a parameter is in the first group that
+// matches. Keys that are not listed here are errors, for they are most likely
+// misspelled.
 //
 // A model made from keys has module names as classes: a module's class is its
 // own name, or its parent's name where its own is a number: h.0 is an "h".
@@ -44,7 +47,7 @@ struct ModelDescription {
   int64_t params = 0;
   int64_t elements = 0;
   int64_t frozen_elements = 0;
-  int64_t left_out = 0;  // Tensors that are no parameters.
+  int64_t left_out = 0;  // Tensors that are neither parameters nor buffers.
 };
 
 // Make a model of JSON, or of a checkpoint's keys. Throw Failure naming the
@@ -57,9 +60,9 @@ ModelDescription ModelOfKeys(const shard_checkpoint* checkpoint);
 // checkpoints or safetensors.
 ModelDescription OpenModelDescription(const std::string& path);
 
-// Adds modules and parameters to a model, by name or by path. Keeps each name
-// once, without the path in front of it, so that memory is linear in the input,
-// however deeply modules are nested.
+// Adds modules, parameters and buffers to a model, by name or by path. Keeps
+// each name once, without the path in front of it, so that memory is linear in
+// the input, however deeply modules are nested.
 class ModelBuilder {
  public:
   // The longest path, dots included. A plan has the path of every unit.
@@ -76,6 +79,11 @@ class ModelBuilder {
   // classes as for keys.
   void AddParam(const std::string& fqn, int32_t dtype,
                 const std::vector<int64_t>& shape, bool frozen);
+  void AddBuffer(int32_t module, const std::string& name, int32_t dtype,
+                 const std::vector<int64_t>& shape, bool persistent);
+  // Adds the buffer of a path, as AddParam does a parameter.
+  void AddBuffer(const std::string& fqn, int32_t dtype,
+                 const std::vector<int64_t>& shape);
   void Tie(const std::string& name, const std::string& param);
   void AddGroup(const std::string& optimizer,
                 const std::vector<std::string>& globs);

@@ -17,7 +17,7 @@ namespace {
 
 uint64_t Total(const shard_memory& memory) {
   return memory.param_bytes + memory.grad_bytes + memory.state_bytes +
-         memory.workspace_bytes + memory.transient_bytes;
+         memory.workspace_bytes + memory.transient_bytes + memory.buffer_bytes;
 }
 
 Json MemoryJson(const shard_memory& memory, const char* params) {
@@ -26,6 +26,7 @@ Json MemoryJson(const shard_memory& memory, const char* params) {
           {"state_bytes", memory.state_bytes},
           {"workspace_bytes", memory.workspace_bytes},
           {"transient_bytes", memory.transient_bytes},
+          {"buffer_bytes", memory.buffer_bytes},
           {"total_bytes", Total(memory)}};
 }
 
@@ -44,7 +45,7 @@ std::string HeadText(const PlannedModel& model, bool shared) {
   }
   if (description.left_out > 0) {
     text += "; " + CountText(static_cast<uint64_t>(description.left_out)) +
-            " tensors are no parameters and left out";
+            " tensors are neither parameters nor buffers, and left out";
   }
   return text + "\n" + Shown(model.optimizer) + ", " + model.partition +
          (shared ? ", ranks share memory\n\n" : "\n\n");
@@ -158,6 +159,10 @@ std::string PlanCosts::TableText(int64_t elements) const {
   const bool workspace = std::any_of(rows_.begin(), rows_.end(), [&](auto& r) {
     return MemoryOf(r).workspace_bytes > 0;
   });
+  const bool buffers = std::any_of(rows_.begin(), rows_.end(), [&](auto& r) {
+    return MemoryOf(r).buffer_bytes > 0;
+  });
+  if (buffers) head.insert(head.begin() + 6, ">model buffers");
   if (workspace) head.insert(head.begin() + 6, ">workspace");
   if (timed) head.push_back(">comm.");
   if (timed && computed) {
@@ -173,6 +178,7 @@ std::string PlanCosts::TableText(int64_t elements) const {
         BytesText(memory.param_bytes), BytesText(memory.grad_bytes),
         BytesText(memory.state_bytes), BytesText(memory.transient_bytes)};
     if (workspace) cells.push_back(BytesText(memory.workspace_bytes));
+    if (buffers) cells.push_back(BytesText(memory.buffer_bytes));
     cells.push_back(BytesText(Total(memory)));
     cells.push_back(BytesText(static_cast<uint64_t>(row.traffic.total())));
     const Times times = TimesOf(row, elements);

@@ -228,6 +228,33 @@ TEST_F(PlanTest, PlansInFilesThatAreWrong) {
   expect(RunShardctl({"plan", file}), "less than its header");
 }
 
+TEST_F(PlanTest, BuffersAreWholeOnEveryRank) {
+  const std::vector<std::string> options = {"--ranks", "4", "--stages", "3"};
+  const Json without = PlanJson(options)["plans"][0];
+  WriteFile(model_, R"({
+    "class": "Net",
+    "params": [{"name": "embed", "shape": [1024, 1024]}],
+    "modules": [{"name": "h", "class": "Block", "count": 4,
+                 "params": [{"name": "w", "shape": [1024, 1024]}],
+                 "buffers": [{"name": "mask", "shape": [1024, 256],
+                              "dtype": "bool", "persistent": false}]}],
+    "ties": [{"name": "head.out.weight", "param": "embed"}]
+  })");
+  const Json with = PlanJson(options)["plans"][0];
+  EXPECT_NE(with["fingerprint"], without["fingerprint"]);
+  EXPECT_EQ(without["memory"]["buffer_bytes"], 0);
+  EXPECT_EQ(with["memory"]["buffer_bytes"], kMiB);
+  EXPECT_EQ(with["memory"]["total_bytes"].get<double>(),
+            without["memory"]["total_bytes"].get<double>() + kMiB);
+  const std::string file = folder_ / "buffers.plan";
+  std::vector<std::string> writing = options;
+  writing.insert(writing.end(), {"--output", file});
+  EXPECT_EQ(Plan(writing).code, 0);
+  const Json read = ParseJson(RunShardctl({"plan", file, "--json"}));
+  EXPECT_EQ(read["plans"][0]["fingerprint"], with["fingerprint"]);
+  EXPECT_EQ(read["plans"][0]["memory"], with["memory"]);
+}
+
 TEST_F(PlanTest, FrozenAndGroups) {
   WriteFile(model_, R"({
     "params": [{"name": "a", "shape": [1024], "frozen": true},
@@ -260,7 +287,16 @@ TEST_F(PlanTest, WrongDescriptionsAreNamed) {
   EXPECT_TRUE(Has(error("[]"), "the root is no object"));
   EXPECT_TRUE(Has(error(R"({"parms": []})"),
                   "the root has the unknown key 'parms'; known: class, params, "
-                  "modules, ties, groups"));
+                  "buffers, modules, ties, groups"));
+  EXPECT_TRUE(Has(error(R"({"buffers": [{"name": "a", "dtype": "q8"}]})"),
+                  "unknown element type 'q8'; give one of f32, bf16"));
+  EXPECT_TRUE(Has(error(R"({"buffers": [{"name": "a", "frozen": true}]})"),
+                  "buffers[0] has the unknown key 'frozen'"));
+  EXPECT_TRUE(Has(error(R"({"buffers": [{"name": "a", "persistent": 1}]})"),
+                  "has a persistent that is neither true nor false"));
+  EXPECT_TRUE(Has(error(R"({"params": [{"name": "a"}],
+                            "buffers": [{"name": "a"}]})"),
+                  "parameter named 'a'"));
   EXPECT_TRUE(
       Has(error(R"({"modules": [{"class": "x"}]})"), "modules[0] has no name"));
   EXPECT_TRUE(Has(error(R"({"params": [{"name": "a", "shape": ["x"]}]})"),
@@ -279,7 +315,7 @@ TEST_F(PlanTest, WrongDescriptionsAreNamed) {
   // This short text asks for more modules than memory can hold.
   EXPECT_TRUE(Has(error(R"({"modules": [{"name": "a", "count": 10000000,
         "modules": [{"name": "b", "count": 10000000}]}]})"),
-                  "more than 10000000 modules and parameters"));
+                  "more than 10000000 modules, parameters"));
   const std::string long_name(5000, 'a');
   EXPECT_TRUE(
       Has(error((R"({"params": [{"name": ")" + long_name + R"("}]})").c_str()),
