@@ -23,6 +23,7 @@
 #include "core/checkpoint/verify.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/fault_env.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/checkpoint/reflected_manifest_generated.h"
 #include "tests/core/checkpoint/sample_checkpoint.h"
@@ -318,7 +319,7 @@ TEST_F(WriteCheckpointTest, ProgressCountsAndCancels) {
 // Small slices reach from one chunk of the writer into the next.
 TEST_F(WriteCheckpointTest, WritesManySmallTensors) {
   CheckpointBuilder many;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < (kSanitized ? 1000 : 3000); ++i) {
     many.Add(StrCat("t", i), ElementType::kF32, TensorRole::kParam, {745});
   }
   ASSERT_OK(many.Write(FileEnv::Posix(), folder_ / "many"));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
@@ -208,6 +209,8 @@ class StagesTest : public ::testing::TestWithParam<Form> {};
 TEST_P(StagesTest, GiveTheSameBits) {
   for (const int world_size : {1, 2, 4}) {
     for (const double max_grad_norm : {0.0, 1.0}) {
+      // Under a sanitizer, two ranks clip, and one and four do not.
+      if (kSanitized && (world_size == 2) != (max_grad_norm > 0)) continue;
       SCOPED_TRACE(
           StrCat("world size ", world_size, ", max_grad_norm ", max_grad_norm));
       UnitTraining training = TrainingOf(GetParam(), world_size);
@@ -238,17 +241,18 @@ void ExpectNear(const std::vector<std::vector<float>>& a,
 
 // Sums have two levels, each of which is rounded.
 TEST(ShardGroupsTest, ApartTheySumInTwoLevels) {
+  UnitTraining plain = TrainingOf({.stage = 1}, 4);
+  plain.optimizer = "sgd?lr=0.1&momentum=0.9";
+  const auto expected = TrainUnits(plain);
   for (const int stage : {1, 2, 3}) {
     for (const int group : {1, 2, 4}) {
       SCOPED_TRACE(StrCat("stage ", stage, " groups of ", group));
       UnitTraining training = TrainingOf(
           {.stage = stage, .link = "direct=0", .shard_group_size = group}, 4);
-      training.optimizer = "sgd?lr=0.1&momentum=0.9";
-      UnitTraining plain = TrainingOf({.stage = 1}, 4);
-      plain.optimizer = training.optimizer;
+      training.optimizer = plain.optimizer;
       training.plan.deterministic = false;
       const auto result = TrainUnits(training);
-      ExpectNear(result, TrainUnits(plain), 1e-5f);
+      ExpectNear(result, expected, 1e-5f);
       EXPECT_EQ(result, TrainUnits(training));
     }
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/optim/optimizer.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/states.h"
 #include "tests/core/engine/training.h"
 #include "tests/kernels/formula/tensor_reference.h"
@@ -86,6 +87,11 @@ void ExpectMatchesReference(const std::string& optimizer,
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const int world_size : {1, 2, 3}) {
       for (const double max_grad_norm : {0.0, 0.5}) {
+        // Under a sanitizer, several ranks clip in one of the dtypes.
+        if (kSanitized && (world_size == 1 ||
+                           (dtype == DType::kF32) != (max_grad_norm == 0))) {
+          continue;
+        }
         SCOPED_TRACE(StrCat(DTypeName(dtype), ", ", world_size, " ranks, norm ",
                             max_grad_norm));
         Training training;

@@ -14,6 +14,7 @@
 #include "core/base/strings.h"
 #include "core/model/names.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/sanitizers.h"
 
 namespace shard::model_test {
 namespace {
@@ -248,15 +249,16 @@ TEST(Model, NamesChosenToCollideCostLittleMore) {
 // Quadratic checks would take hours for so many names.
 TEST(Model, TakesAMillionNamesInOneModule) {
   Model model;
-  constexpr int kCount = 1'000'000;
+  constexpr int kCount = kSanitized ? 100'000 : 1'000'000;
   for (int i = 0; i < kCount; ++i) {
     ASSERT_TRUE(
         model.AddParam(kRootModule, "p" + std::to_string(i), kF32, {1}).ok());
   }
   ExpectError(model.AddParam(kRootModule, "p0", kF32, {}),
               StatusCode::kAlreadyExists, {"'p0'"});
-  ExpectError(model.AddModule(kRootModule, "p999999", ""),
-              StatusCode::kAlreadyExists, {"'p999999'"});
+  const std::string last = "p" + std::to_string(kCount - 1);
+  ExpectError(model.AddModule(kRootModule, last, ""),
+              StatusCode::kAlreadyExists, {"'" + last + "'"});
   EXPECT_EQ(model.Walk().size(), static_cast<size_t>(kCount));
 }
 
