@@ -16,6 +16,7 @@
 
 #include "core/base/strings.h"
 #include "core/optim/optimizer.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/states.h"
 #include "tests/core/engine/training.h"
 #include "tests/kernels/cpu/halves.h"
@@ -246,6 +247,11 @@ TEST_P(NarrowParamsTest, MastersAreTheRunInFp32) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const int world_size : {1, 2, 3}) {
       for (const double max_grad_norm : {0.0, 0.5}) {
+        // Under a sanitizer, each number of ranks clips in one of the dtypes.
+        if (kSanitized && (dtype == DType::kBF16) ==
+                              ((world_size % 2 == 0) == (max_grad_norm > 0))) {
+          continue;
+        }
         training.values = dtype;
         training.plan.world_size = world_size;
         training.step.max_grad_norm = max_grad_norm;
@@ -275,6 +281,8 @@ TEST_P(NarrowParamsTest, StochasticRoundingIsUnbiased) {
   training.values = DType::kBF16;
   training.steps = 1;
   for (const int world_size : {1, 2, 3}) {
+    // Chances are no question of memory or threads.
+    if (kSanitized && world_size != 2) continue;
     training.plan.world_size = world_size;
     training.step.max_grad_norm = world_size == 2 ? 0.5 : 0;
     training.model = ModelOf(ShapesFor(training.optimizer));

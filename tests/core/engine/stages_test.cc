@@ -246,6 +246,8 @@ TEST(ShardGroupsTest, ApartTheySumInTwoLevels) {
   const auto expected = TrainUnits(plain);
   for (const int stage : {1, 2, 3}) {
     for (const int group : {1, 2, 4}) {
+      // Under a sanitizer, each size of groups with one stage.
+      if (kSanitized && group != 1 << ((stage + 1) % 3)) continue;
       SCOPED_TRACE(StrCat("stage ", stage, " groups of ", group));
       UnitTraining training = TrainingOf(
           {.stage = stage, .link = "direct=0", .shard_group_size = group}, 4);
