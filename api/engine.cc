@@ -224,6 +224,19 @@ shard_error* shard_engine_broadcast_buffers(shard_engine* engine, int32_t root,
   });
 }
 
+shard_error* shard_engine_bind_param(shard_engine* engine, int32_t param,
+                                     void* values, size_t values_bytes,
+                                     void* grad, size_t grad_bytes) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    if (values_bytes > 0) SHARD_API_REQUIRE(values);
+    if (grad_bytes > 0) SHARD_API_REQUIRE(grad);
+    return engine->engine->Bind(
+        param, {{static_cast<std::byte*>(values), values_bytes},
+                {static_cast<std::byte*>(grad), grad_bytes}});
+  });
+}
+
 shard_error* shard_engine_zero_grad(shard_engine* engine) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);

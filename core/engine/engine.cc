@@ -98,7 +98,7 @@ Engine::Engine(std::shared_ptr<Communicator> host_comm,
       timeout_(timeout),
       owner_(::getpid()),
       runtime_options_{timeout, options.missing_grads != MissingGrads::kError,
-                       options.overlap},
+                       options.overlap, &bound_},
       hypers_(std::move(hypers)),
       counters_(options.loss_scaler),
       initial_params_(comm_.get(), device_.get()),
@@ -179,6 +179,25 @@ Status Engine::BroadcastHostTensors(int root, double timeout) {
                                      DeadlineOf(timeout));
 }
 
+Status Engine::Bind(ParamId param, const BoundMemory::Tensors& tensors) {
+  SHARD_RETURN_IF_ERROR(runtime_->bound_copies().CheckBind(param, tensors));
+  SHARD_RETURN_IF_ERROR(CheckIdleOrFilling("bind_param"));
+  // With overlap, parameters may still be on their way.
+  const Deadline deadline = DeadlineOf(0);
+  SHARD_RETURN_IF_ERROR(runtime_->queue().Drain(deadline));
+  SHARD_RETURN_IF_ERROR(bound_.Bind(param, tensors));
+  if (initial_params_.filling()) return Status();
+  return runtime_->bound_copies().RefreshParam(param, deadline);
+}
+
+Status Engine::Refreshed(const Status& done, double timeout) const {
+  SHARD_RETURN_IF_ERROR(done);
+  const Status refreshed =
+      runtime_->bound_copies().RefreshAll(DeadlineOf(timeout));
+  (void)runtime_->bound_copies().TakeBytes();  // Of no step.
+  return refreshed;
+}
+
 Status Engine::ZeroGrad() { return steps_.ZeroGrad(DeadlineOf(0)); }
 
 // ---- Units -----------------------------------------------------------------
@@ -219,7 +238,8 @@ Status Engine::SetParam(ParamId param, const void* data, size_t bytes) {
 }
 
 Status Engine::BroadcastParams(double timeout) {
-  return initial_params_.Broadcast(*runtime_, DeadlineOf(timeout));
+  return Refreshed(initial_params_.Broadcast(*runtime_, DeadlineOf(timeout)),
+                   timeout);
 }
 
 Status Engine::SetState(ParamId param, std::string_view name,
@@ -293,7 +313,9 @@ Status Engine::EndSummon(const StatusOr<bool>& write_back, double timeout) {
         "summon_end in state ", initial_params_.filling() ? "FILLING" : "IDLE",
         "; it needs SUMMON_FULL_PARAMS: call summon first");
   }
-  return full_params_.End(*runtime_, write_back, known, DeadlineOf(timeout));
+  return Refreshed(
+      full_params_.End(*runtime_, write_back, known, DeadlineOf(timeout)),
+      timeout);
 }
 
 // ---- Another plan ----------------------------------------------------------
@@ -320,6 +342,9 @@ Status Engine::ChangePlan(PlanChange change, double timeout) {
   counters_.ContinueWith(plan(), *next.runtime->plan());
   hypers_ = std::move(next.hypers);
   SetRuntime(std::move(next.runtime));
+  // As the gradients of the new plan.
+  runtime_->bound_copies().ZeroGrads();
+  SHARD_RETURN_IF_ERROR(runtime_->compute().Synchronize(DeadlineOf(timeout)));
   comm_->logger().Log(LogLevel::kInfo, "rank ", comm_->rank(), ": ",
                       plan().Summary());
   // The new plan may keep units whole that were sharded, and warn of them.
@@ -342,9 +367,11 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
 
 Status Engine::Load(const std::string& path,
                     const StatusOr<LoadOptions>& options, LoadReport* report) {
-  return State().LoadCheckpoint(
-      path, options, CheckCanLoad(),
-      WorkDeadlineOf(options.ok() ? options->timeout : 0), report);
+  const double timeout = options.ok() ? options->timeout : 0;
+  return Refreshed(
+      State().LoadCheckpoint(path, options, CheckIdleOrFilling("load"),
+                             WorkDeadlineOf(timeout), report),
+      timeout);
 }
 
 Status Engine::AddLocalState(const StateOptions& options, MemoryStore* store) {
@@ -362,13 +389,15 @@ Status Engine::GatherState(const StatusOr<StateOptions>& options, int rank,
 Status Engine::LoadState(const MemoryStore* store,
                          const StatusOr<LoadOptions>& options,
                          LoadReport* report) {
-  return State().LoadStateDict(
-      store, options, CheckCanLoad(),
-      WorkDeadlineOf(options.ok() ? options->timeout : 0), report);
+  const double timeout = options.ok() ? options->timeout : 0;
+  return Refreshed(
+      State().LoadStateDict(store, options, CheckIdleOrFilling("load"),
+                            WorkDeadlineOf(timeout), report),
+      timeout);
 }
 
-Status Engine::CheckCanLoad() const {
-  return initial_params_.filling() ? Status() : CheckBetweenSteps("load");
+Status Engine::CheckIdleOrFilling(std::string_view what) const {
+  return initial_params_.filling() ? Status() : CheckBetweenSteps(what);
 }
 
 }  // namespace shard

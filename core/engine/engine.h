@@ -35,6 +35,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/engine/memory/bound_memory.h"
 #include "core/engine/state/checkpoints.h"
 #include "core/engine/state/full_params_coordinator.h"
 #include "core/engine/state/initial_params.h"
@@ -97,6 +98,13 @@ class Engine {
   // Replaces every rank's host tensors by those of rank `root`. COLLECTIVE,
   // between steps or while FILLING.
   Status BroadcastHostTensors(int root, double timeout);
+
+  // Binds memory of the host to a parameter, in place of what was bound before;
+  // spans of null unbind. `values` receives the parameter whenever it has
+  // changed; `grad` takes the place of the gradient that Grad returns. Local;
+  // between steps and while FILLING; not in stage 3. See
+  // core/engine/memory/bound_copies.h.
+  Status Bind(ParamId param, const BoundMemory::Tensors& tensors);
 
   // Fills the gradients with zeros; discards accumulated gradients and their
   // ready declarations.
@@ -248,7 +256,11 @@ class Engine {
   // Returns OK in training state IDLE.
   Status CheckBetweenSteps(std::string_view what) const;
   // Returns OK in IDLE and in FILLING.
-  Status CheckCanLoad() const;
+  Status CheckIdleOrFilling(std::string_view what) const;
+  // Copies the parameters, which the operation `done` has changed, to the
+  // memory that is bound to them. Returns the error of the operation or of the
+  // copies.
+  Status Refreshed(const Status& done, double timeout) const;
   void SetRuntime(std::unique_ptr<EngineRuntime> runtime);
   // Replaces the plan by the changed one. COLLECTIVE.
   Status ChangePlan(PlanChange change, double timeout);
@@ -259,6 +271,7 @@ class Engine {
   const std::shared_ptr<Device> device_;
   const double timeout_;
   const pid_t owner_;
+  BoundMemory bound_;
   const EngineRuntime::Options runtime_options_;
   Hypers hypers_;
   Counters counters_;

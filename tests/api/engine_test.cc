@@ -152,6 +152,77 @@ TEST(EngineTest, Tensors) {
   }
 }
 
+TEST(EngineTest, BindParam) {
+  const Comm comm = OpenLocal();
+  const Model model = SmallModel();
+  const int32_t wide = AddParam(model.get(), "wide", {3}, SHARD_F64);
+  EXPECT_OK(shard_model_freeze(model.get(), wide));
+  const Plan plan = MakePlan(model.get(), PlanOptions(1));
+  Engine engine = MakeEngine(plan.get(), comm.get());
+  std::vector<float> values(kWeightNumel, 7.0f);
+  std::vector<float> grads(kWeightNumel, 7.0f);
+  const auto bind = [&](int32_t param, size_t values_bytes, size_t grad_bytes) {
+    return shard_engine_bind_param(engine.get(), param, values.data(),
+                                   values_bytes, grads.data(), grad_bytes);
+  };
+  EXPECT_FAILS(shard_engine_bind_param(nullptr, 0, nullptr, 0, nullptr, 0),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_FAILS(
+      shard_engine_bind_param(engine.get(), kWeight, nullptr, 48, nullptr, 0),
+      SHARD_INVALID_ARGUMENT, "values is NULL");
+  EXPECT_FAILS(
+      shard_engine_bind_param(engine.get(), kWeight, nullptr, 0, nullptr, 48),
+      SHARD_INVALID_ARGUMENT, "grad is NULL");
+  for (const size_t bytes : {size_t{0}, size_t{47}, size_t{49}, SIZE_MAX}) {
+    const std::string given = "not " + std::to_string(bytes);
+    EXPECT_FAILS(bind(kWeight, bytes, 48), SHARD_INVALID_ARGUMENT,
+                 "values: parameter 0 has 48 bytes", given);
+    EXPECT_FAILS(bind(kWeight, 48, bytes), SHARD_INVALID_ARGUMENT,
+                 "grad: parameter 0 has 48 bytes", given);
+  }
+  EXPECT_FAILS(bind(kIgnored, 28, 28), SHARD_FAILED_PRECONDITION, "ignored");
+  EXPECT_FAILS(bind(99, 4, 4), SHARD_INVALID_ARGUMENT, "parameter 99");
+  EXPECT_FAILS(bind(kFrozen, 20, 20), SHARD_FAILED_PRECONDITION, "frozen");
+
+  EXPECT_OK(bind(kWeight, 48, 48));
+  EXPECT_OK(bind(kEmpty, 0, 0));
+  const double initial[] = {1, 0.1, 1e300};
+  double copy[3] = {};
+  EXPECT_OK(shard_engine_bind_param(engine.get(), wide, copy, sizeof(copy),
+                                    nullptr, 0));
+  EXPECT_OK(
+      shard_engine_set_param(engine.get(), wide, initial, sizeof(initial)));
+  EXPECT_EQ(values[0], 7.0f);  // Not before the broadcast.
+  EXPECT_OK(shard_engine_broadcast_params(engine.get(), 0));
+  EXPECT_EQ(values, std::vector<float>(kWeightNumel, 0.0f));
+  EXPECT_EQ(grads, std::vector<float>(kWeightNumel, 7.0f));
+  EXPECT_THAT(copy, ::testing::ElementsAreArray(initial));
+
+  EXPECT_OK(shard_engine_zero_grad(engine.get()));
+  EXPECT_EQ(grads, std::vector<float>(kWeightNumel, 0.0f));
+  FillGrad(engine.get(), 1);
+  EXPECT_EQ(grads, std::vector<float>(kWeightNumel, 1.0f));
+  shard_step_report bound = SHARD_STEP_REPORT_INIT;
+  EXPECT_OK(shard_engine_step(engine.get(), nullptr, &bound));
+  EXPECT_LT(values[0], 0.0f);
+  EXPECT_EQ(values[0], WeightOf(engine.get())[0]);
+
+  // Memory that is bound no more, and after the engine all, stays as it is.
+  const std::vector<float> before = values;
+  EXPECT_OK(
+      shard_engine_bind_param(engine.get(), kWeight, nullptr, 0, nullptr, 0));
+  FillGrad(engine.get(), 1);
+  shard_step_report unbound = SHARD_STEP_REPORT_INIT;
+  EXPECT_OK(shard_engine_step(engine.get(), nullptr, &unbound));
+  EXPECT_NE(values[0], WeightOf(engine.get())[0]);
+  // Reads and writes of values and gradient.
+  EXPECT_EQ(bound.bytes_moved, unbound.bytes_moved + 4 * 48);
+  engine.reset();
+  EXPECT_EQ(values, before);
+  EXPECT_EQ(grads, std::vector<float>(kWeightNumel, 1.0f));
+  EXPECT_THAT(copy, ::testing::ElementsAreArray(initial));
+}
+
 TEST(EngineTest, SetParam) {
   const Comm comm = OpenLocal();
   const Engine engine = MakeEngine(SmallPlan(1).get(), comm.get());

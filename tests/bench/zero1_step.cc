@@ -3,9 +3,12 @@
 // The ZeRO-1 step of GPT-2 124M: fp32 AdamW, two processes on shared memory,
 // with and without clipping, beside the roof: the simplest loop that reads and
 // writes the same bytes of the same buffers (32 per parameter: two gradients,
-// p, m, v in; p, m, v out). With --peers, PyTorch's ZeroRedundancyOptimizer is
-// measured on the same shapes, with three forms of all-reduce: zero1_torch.py.
-// torch_over_ours is that of the plain form.
+// p, m, v in; p, m, v out). The same step with all parameters and gradients
+// bound to memory of the host (shard_engine_bind_param) stands beside the roof
+// of 64 bytes: that loop, and on each rank a memcpy of the gradients before and
+// of the parameters after it. With --peers, PyTorch's ZeroRedundancyOptimizer
+// is measured on the same shapes, with three forms of all-reduce:
+// zero1_torch.py. torch_over_ours is that of the plain form.
 //
 // All are interleaved; ratios are medians over the rounds.
 
@@ -14,12 +17,15 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -78,6 +84,14 @@ class Rank {
       }
     }
     Require(engine_->BroadcastParams(kTimeout));
+    for (const EngineBuffer& buffer : engine_->memory().buffers()) {
+      const size_t bytes =
+          DTypeBytes(DType::kF32, buffer.plan->layout.padded_numel());
+      bound_.push_back(
+          {std::vector<std::byte>(bytes), std::vector<std::byte>(bytes)});
+      std::memcpy(bound_.back().grad.data(), buffer.GradAt(comm_->rank(), 0),
+                  bytes);
+    }
   }
 
   void Barrier() {
@@ -103,6 +117,39 @@ class Rank {
     return (Seconds() - start) * 1e3;
   }
 
+  double BoundRoof() {
+    Barrier();
+    const double start = Seconds();
+    for (size_t b = 0; b < engine_->memory().buffers().size(); ++b) {
+      const EngineBuffer& buffer = engine_->memory().buffers()[b];
+      std::memcpy(buffer.GradAt(comm_->rank(), 0), bound_[b].grad.data(),
+                  bound_[b].grad.size());
+    }
+    Roof();
+    for (size_t b = 0; b < engine_->memory().buffers().size(); ++b) {
+      const EngineBuffer& buffer = engine_->memory().buffers()[b];
+      std::memcpy(bound_[b].values.data(), buffer.ParamAt(0),
+                  bound_[b].values.size());
+    }
+    return (Seconds() - start) * 1e3;
+  }
+
+  // Binds all tensors, or with `bind` false none.
+  void Bind(bool bind) {
+    for (size_t b = 0; b < bound_.size(); ++b) {
+      const EngineBuffer& buffer = engine_->memory().buffers()[b];
+      for (const Slot& slot : buffer.plan->layout.slots()) {
+        const auto part = [&](std::vector<std::byte>& memory) {
+          if (!bind) return std::span<std::byte>();
+          return std::span(memory).subspan(DTypeBytes(DType::kF32, slot.offset),
+                                           DTypeBytes(DType::kF32, slot.numel));
+        };
+        Require(engine_->Bind(slot.param,
+                              {part(bound_[b].values), part(bound_[b].grad)}));
+      }
+    }
+  }
+
   double Step(double max_grad_norm, StepReport* report) {
     Barrier();
     StepOptions options;
@@ -123,6 +170,12 @@ class Rank {
  private:
   std::shared_ptr<Communicator> comm_;
   std::unique_ptr<Engine> engine_;
+  // Memory of the host, by buffer.
+  struct Bound {
+    std::vector<std::byte> values;
+    std::vector<std::byte> grad;
+  };
+  std::vector<Bound> bound_;
   volatile float zero_ = 0;
 };
 
@@ -138,7 +191,7 @@ constexpr TorchVariant kTorchVariants[] = {
 };
 
 struct Samples {
-  std::vector<double> roof, plain, clipped;
+  std::vector<double> roof, plain, clipped, bound_roof, bound;
   std::vector<double> torch[std::size(kTorchVariants)];
 };
 
@@ -162,10 +215,15 @@ void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
   Samples samples;
   StepReport plain;
   StepReport clipped;
+  StepReport bound;
   for (int round = -2; round < kRounds; ++round) {
     const double roof_ms = self.Roof();
     const double plain_ms = self.Step(0, &plain);
     const double clipped_ms = self.Step(1e-3, &clipped);
+    const double bound_roof_ms = self.BoundRoof();
+    self.Bind(true);
+    const double bound_ms = self.Step(0, &bound);
+    self.Bind(false);
     std::optional<double> torch_ms[std::size(kTorchVariants)];
     for (size_t v = 0; v < std::size(kTorchVariants); ++v) {
       if (*peer) torch_ms[v] = (*peer)->Go(kTorchVariants[v].name);
@@ -174,6 +232,8 @@ void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
     samples.roof.push_back(roof_ms);
     samples.plain.push_back(plain_ms);
     samples.clipped.push_back(clipped_ms);
+    samples.bound_roof.push_back(bound_roof_ms);
+    samples.bound.push_back(bound_ms);
     for (size_t v = 0; v < std::size(kTorchVariants); ++v) {
       if (torch_ms[v]) samples.torch[v].push_back(*torch_ms[v]);
     }
@@ -195,6 +255,13 @@ void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
   Bench(name, "ratio_to_roof", MedianRatio(samples.roof, samples.plain), "x");
   Bench(name, "clipped_over_unclipped",
         MedianRatio(samples.clipped, samples.plain), "x");
+  Bench(name, "bound_ms", Median(samples.bound), "ms");
+  Bench(name, "bound_bytes_per_element",
+        static_cast<double>(bound.bytes_moved) / elements, "B");
+  Bench(name, "bound_ratio_to_roof",
+        MedianRatio(samples.bound_roof, samples.bound), "x");
+  Bench(name, "bound_over_unbound", MedianRatio(samples.bound, samples.plain),
+        "x");
   for (size_t v = 0; v < std::size(kTorchVariants); ++v) {
     const std::vector<double>& torch = samples.torch[v];
     if (torch.empty()) continue;

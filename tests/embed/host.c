@@ -2,7 +2,8 @@
  *
  * A training engine in C that has only shard.h and libshard.so.0. host.rs and
  * host.go are the same engine: every value is computed in the same order with
- * the same roundings, so all of them end with the same bits.
+ * the same roundings, so all of them end with the same bits. This one has
+ * tensors of its own and binds them; the others use those of libshard.
  *
  *   h = W x + b      r = max(h, 0)      s = r * scale      y = W s + c
  *
@@ -178,22 +179,21 @@ static bool fill(shard_engine* engine) {
   return ok("broadcast", shard_engine_broadcast_params(engine, 0));
 }
 
-static bool find_tensors(shard_engine* engine, params* p, grads* g) {
+static bool bind_tensors(shard_engine* engine, params* p, grads* g) {
+  static float own[2 * kParams][kDim * kDim];
   const float** values[kParams] = {&p->weight, &p->bias, &p->scale,
                                    &p->out_bias};
   float** gradients[kParams] = {&g->weight, &g->bias, NULL, &g->out_bias};
   for (int i = 0; i < kParams; ++i) {
-    const void* value;
-    void* gradient;
-    if (!ok("param", shard_engine_param(engine, i, &value, NULL))) {
+    const size_t bytes =
+        (size_t)(kShapes[i][0] * kShapes[i][1]) * sizeof(float);
+    float* gradient = gradients[i] == NULL ? NULL : own[kParams + i];
+    if (!ok("bind", shard_engine_bind_param(engine, i, own[i], bytes, gradient,
+                                            gradient == NULL ? 0 : bytes))) {
       return false;
     }
-    *values[i] = value;
-    if (gradients[i] == NULL) continue;
-    if (!ok("grad", shard_engine_grad(engine, i, &gradient, NULL))) {
-      return false;
-    }
-    *gradients[i] = gradient;
+    *values[i] = own[i];
+    if (gradient != NULL) *gradients[i] = gradient;
   }
   return true;
 }
@@ -209,7 +209,7 @@ static uint64_t hash_of(const params* p) {
 static bool train(shard_comm* comm, shard_engine* engine) {
   params p;
   grads g;
-  if (!find_tensors(engine, &p, &g)) return false;
+  if (!bind_tensors(engine, &p, &g)) return false;
   double first = 0, last = 0;
   for (int step = 0; step < kSteps; ++step) {
     if (!ok("zero", shard_engine_zero_grad(engine))) return false;
@@ -246,7 +246,7 @@ static bool use(shard_comm* comm, shard_engine* engine, const char* folder) {
   }
   params p;
   grads g;
-  if (!ok("load", error) || !find_tensors(engine, &p, &g)) return false;
+  if (!ok("load", error) || !bind_tensors(engine, &p, &g)) return false;
   printf("loaded params %016" PRIx64 "\n", hash_of(&p));
   return true;
 }

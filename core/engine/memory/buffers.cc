@@ -136,6 +136,25 @@ unsigned char* EngineMemory::ParamSlot(int32_t depth, int slot) const {
   return BytesOf(param_slots_) + SlotOffset(plan_->param_slots(), depth, slot);
 }
 
+bool EngineMemory::Overlaps(std::span<const std::byte> memory) const {
+  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+  const auto overlaps = [&](const void* base, uint64_t bytes) {
+    const auto from = reinterpret_cast<uintptr_t>(base);
+    return from < begin + memory.size() && begin < from + bytes;
+  };
+  for (const Arena* arena : {&params_, &grads_, &grad_slots_}) {
+    const int regions = arena->visible ? plan_->options().world_size : 1;
+    for (int r = 0; r < regions; ++r) {
+      if (overlaps(arena->base(r), arena->bytes())) return true;
+    }
+  }
+  for (const DeviceMemory* pages :
+       {&param_slots_, &sums_, &states_, &workspace_, host_tensors_.get()}) {
+    if (overlaps(pages->data(), RoundUpToPage(pages->size()))) return true;
+  }
+  return false;
+}
+
 MemoryReport EngineMemory::Measure() const {
   MemoryReport report;
   report.param_bytes = params_.bytes();

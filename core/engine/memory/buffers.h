@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -92,6 +93,10 @@ class EngineMemory {
   std::byte* HostTensor(HostTensorId id) const {
     return host_tensors_->data() + plan_->host_tensors().OffsetOf(id);
   }
+
+  // Returns whether any of this memory, peers' regions included, lies in
+  // `memory`.
+  bool Overlaps(std::span<const std::byte> memory) const;
 
   // Returns the bytes that are really allocated, in the plan's terms.
   MemoryReport Measure() const;

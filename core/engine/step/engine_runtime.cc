@@ -40,6 +40,8 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
                               const Options& options) {
   SHARD_ASSIGN_OR_RETURN(compute_, device->CreateStream(StreamKind::kCompute));
   SHARD_ASSIGN_OR_RETURN(eager_, device->CreateStream(StreamKind::kCompute));
+  copies_ = std::make_unique<BoundCopies>(BoundCopies::Dependencies{
+      plan_.get(), &*memory_, options.bound, device, compute_.get()});
   SHARD_ASSIGN_OR_RETURN(auto communication,
                          device->CreateStream(StreamKind::kCommunication));
   SHARD_ASSIGN_OR_RETURN(transfers_,
@@ -49,6 +51,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   Units::Dependencies unit_deps;
   unit_deps.plan = plan_.get();
   unit_deps.memory = &*memory_;
+  unit_deps.copies = copies_.get();
   unit_deps.comm = comm;
   unit_deps.device = device;
   unit_deps.compute = compute_.get();
@@ -60,6 +63,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   Stepper::Dependencies step_deps;
   step_deps.plan = plan_.get();
   step_deps.memory = &*memory_;
+  step_deps.copies = copies_.get();
   step_deps.comm = comm;
   step_deps.device = device;
   step_deps.compute = compute_.get();

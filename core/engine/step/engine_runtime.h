@@ -13,6 +13,8 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/engine/memory/bound_copies.h"
+#include "core/engine/memory/bound_memory.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/step/step.h"
 #include "core/engine/transfer/comm_queue.h"
@@ -28,6 +30,7 @@ class EngineRuntime {
     double timeout;
     bool allow_missing;
     bool overlap;
+    const BoundMemory* bound;  // Must outlive the runtime.
   };
 
   // Makes and connects the components. COLLECTIVE. `comm` is used by the engine
@@ -41,6 +44,7 @@ class EngineRuntime {
   const std::shared_ptr<const Plan>& plan() const { return plan_; }
   const EngineMemory& memory() const { return *memory_; }
   Stream& compute() const { return *compute_; }
+  BoundCopies& bound_copies() const { return *copies_; }
   Transfers& transfers() const { return *transfers_; }
   CommQueue& queue() const { return *queue_; }
   Units& units() const { return *units_; }
@@ -61,6 +65,7 @@ class EngineRuntime {
   std::optional<EngineMemory> memory_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> eager_;
+  std::unique_ptr<BoundCopies> copies_;
   std::unique_ptr<Transfers> transfers_;
   std::unique_ptr<Units> units_;
   std::unique_ptr<Stepper> stepper_;

@@ -66,9 +66,15 @@ Status Stepper::Run(const StepInput& input, const Deadline& deadline,
       UpdateUnits(input, scale, needs_norm, reduced, deadline, report));
   report->bytes_moved += std::exchange(eager_bytes_, 0);
   done_.assign(done_.size(), false);
-  Stopwatch wait(&report->seconds_wait);
-  if (!deps_.overlap) SHARD_RETURN_IF_ERROR(deps_.queue->Drain(deadline));
-  return deps_.transfers->Finish(deadline);
+  {
+    Stopwatch wait(&report->seconds_wait);
+    if (!deps_.overlap) SHARD_RETURN_IF_ERROR(deps_.queue->Drain(deadline));
+    SHARD_RETURN_IF_ERROR(deps_.transfers->Finish(deadline));
+  }
+  Stopwatch updating(&report->seconds_update);
+  if (!deps_.overlap) return deps_.copies->RefreshAll(deadline);
+  deps_.copies->MarkAllStale();
+  return Status();
 }
 
 StatusOr<double> Stepper::GradientNorm(const StepInput& input,

@@ -34,6 +34,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/step/owned_range.h"
 #include "core/engine/step/update.h"
@@ -78,6 +79,7 @@ class Stepper {
   struct Dependencies {
     const Plan* plan;
     const EngineMemory* memory;
+    BoundCopies* copies;
     Communicator* comm;
     Device* device;
     Stream* compute;
@@ -96,9 +98,10 @@ class Stepper {
 
   // Does a step. COLLECTIVE. REQUIRES: every rank has entered the step, so all
   // gradients are complete. On return nobody reads gradients any more, and
-  // every rank sees all new parameters, or, with overlap, will see them when it
-  // acquires their units. Fills all of `report` but step, seconds_total and the
-  // fields of communication, and adds to seconds_wait.
+  // every rank sees all new parameters, in the memory that it bound too, or,
+  // with overlap, will see them when it acquires their units. Fills all of
+  // `report` but step, seconds_total and the fields of communication, and adds
+  // to seconds_wait.
   Status Run(const StepInput& input, const Deadline& deadline,
              StepReport* report);
 

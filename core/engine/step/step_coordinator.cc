@@ -92,6 +92,7 @@ Status StepCoordinator::ZeroWholeGrads(const Deadline& deadline) {
                       DTypeBytes(buffer.plan->grad_dtype,
                                  buffer.plan->layout.padded_numel()));
   }
+  runtime_->bound_copies().ZeroGrads();
   return deps_.device->HostWait(compute.Record(), deadline);
 }
 
@@ -219,6 +220,7 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
   const Status ran = runtime_->stepper().Run(input, deadline, report);
   // Fails for good: some of the parameters may be updated.
   if (!ran.ok()) return units.Fail(ran);
+  report->bytes_moved += runtime_->bound_copies().TakeBytes();
   begun_.reset();
   units.FinishStep();
   deps_.counters->Count(report->skipped);

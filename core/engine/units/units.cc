@@ -154,9 +154,9 @@ Status Units::EnterStep(Proposal proposal, const Status& local,
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = deps_.queue->Drain(deadline);
   if (!drained.ok()) return Fail(drained);
-  if (local.ok() && deps_.allow_missing) {
-    const Status zeroed = ZeroMissing(deadline);
-    if (!zeroed.ok()) return Fail(zeroed);
+  if (local.ok() && proposal.activity == Activity::kStep) {
+    const Status complete = CompleteWholeGrads(deadline);
+    if (!complete.ok()) return Fail(complete);
   }
   proposal.zeroed = zeroed_;
   for (;;) {
@@ -267,6 +267,7 @@ Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
   } else {
     ready = deps_.queue->Wait(published_[static_cast<size_t>(unit)], deadline);
   }
+  if (ready.ok()) ready = deps_.copies->RefreshUnit(unit, deadline);
   if (!ready.ok()) return Fail(ready);
   if (wants_grads && HasTensors(unit, true)) {
     const Status taken = AcquireGradSlot(unit, pass, deadline);
@@ -289,12 +290,22 @@ Status Units::AcquireGradSlot(int32_t unit, Pass pass,
       deps_.memory->GradSlot(deps_.comm->rank(), depth, slot);
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
-    if (pass == Pass::kBackward) {
+    const DType dtype = buffer.grad_dtype;
+    unsigned char* const grads = base + part.offset;
+    if (pass == Pass::kBackward && !deps_.copies->any()) {
+      deps_.compute->FillZeros(grads,
+                               DTypeBytes(dtype, buffer.layout.padded_numel()));
+      continue;
+    }
+    ZeroPadding(buffer, grads);
+    if (pass != Pass::kBackward) continue;
+    // Bound gradients are zeroed where the host keeps them: their slots are
+    // overwritten once they are ready.
+    for (const Slot& slot : buffer.layout.slots()) {
       deps_.compute->FillZeros(
-          base + part.offset,
-          DTypeBytes(buffer.grad_dtype, buffer.layout.padded_numel()));
-    } else {
-      ZeroPadding(buffer, base + part.offset);
+          deps_.copies->GradOf(slot.param,
+                               grads + DTypeBytes(dtype, slot.offset)),
+          DTypeBytes(dtype, slot.numel));
     }
   }
   return deps_.device->HostWait(deps_.compute->Record(), deadline);
@@ -418,10 +429,8 @@ Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
   const bool reduces = AgreesWhenReady() && HasTensors(unit, true) &&
                        (plan_.shards_grads() || !no_sync_);
   if (reduces) {
-    if (plan_.shards_grads()) {
-      const Status zeroed = ZeroMissingInSlot(unit, deadline);
-      if (!zeroed.ok()) return Fail(zeroed);
-    }
+    const Status complete = CompleteUnitGrads(unit, deadline);
+    if (!complete.ok()) return Fail(complete);
     EnqueueReduce(unit);
   }
   states_.GradsReady(unit, no_sync_);
@@ -441,20 +450,35 @@ Status Units::ParamGradReady(ParamId param, const Status& known,
   return GradsReady(plan_.UnitOf(param), deadline);
 }
 
-Status Units::ZeroMissingInSlot(int32_t unit, const Deadline& deadline) {
-  if (!states_.SomeDeclared(unit)) return Status();
+unsigned char* Units::GradsOf(int32_t unit, const SlotPart& part) const {
+  const int rank = deps_.comm->rank();
+  if (!plan_.shards_grads()) {
+    return deps_.memory->buffers()[part.buffer]
+        .grads[static_cast<size_t>(rank)];
+  }
+  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  return deps_.memory->GradSlot(rank, depth, grad_slots_.Find(unit)) +
+         part.offset;
+}
+
+bool Units::CompleteGrad(const Slot& slot, DType dtype, bool counts,
+                         void* flat) {
+  if (counts) return deps_.copies->CopyGrad(slot.param, flat);
+  deps_.compute->FillZeros(flat, DTypeBytes(dtype, slot.numel));
+  return true;
+}
+
+Status Units::CompleteUnitGrads(int32_t unit, const Deadline& deadline) {
+  const bool some = states_.SomeDeclared(unit);
+  if (!some && !deps_.copies->any()) return Status();
   bool any = false;
-  unsigned char* const base = deps_.memory->GradSlot(
-      deps_.comm->rank(), plan_.units()[static_cast<size_t>(unit)].depth,
-      grad_slots_.Find(unit));
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
+    unsigned char* const grads = GradsOf(unit, part);
     for (const Slot& slot : buffer.layout.slots()) {
-      if (states_.Declared(slot.param)) continue;
-      deps_.compute->FillZeros(
-          base + part.offset + DTypeBytes(buffer.grad_dtype, slot.offset),
-          DTypeBytes(buffer.grad_dtype, slot.numel));
-      any = true;
+      any |= CompleteGrad(slot, buffer.grad_dtype,
+                          !some || states_.Declared(slot.param),
+                          grads + DTypeBytes(buffer.grad_dtype, slot.offset));
     }
   }
   if (!any) return Status();
@@ -462,17 +486,22 @@ Status Units::ZeroMissingInSlot(int32_t unit, const Deadline& deadline) {
   return deps_.device->HostWait(deps_.compute->Record(), deadline);
 }
 
-Status Units::ZeroMissing(const Deadline& deadline) {
-  if (plan_.shards_grads() || !states_.declares()) return Status();
-  const int rank = deps_.comm->rank();
+Status Units::CompleteWholeGrads(const Deadline& deadline) {
+  if (plan_.shards_grads()) return Status();
+  const bool may_lack = deps_.allow_missing && states_.declares();
+  if (!may_lack && !deps_.copies->any()) return Status();
+  bool any = false;
   for (const EngineBuffer& buffer : deps_.memory->buffers()) {
-    if (!buffer.plan->trainable) continue;
-    for (const Slot& slot : buffer.plan->layout.slots()) {
-      if (states_.HasGrad(slot.param)) continue;
-      deps_.compute->FillZeros(buffer.GradAt(rank, slot.offset),
-                               DTypeBytes(buffer.plan->grad_dtype, slot.numel));
+    const FlatBufferPlan& plan = *buffer.plan;
+    if (!plan.trainable) continue;
+    // Gradients that were reduced when they became ready hold the sum.
+    if (reduced_[static_cast<size_t>(plan.unit)] == zeroed_) continue;
+    for (const Slot& slot : plan.layout.slots()) {
+      any |= CompleteGrad(slot, plan.grad_dtype, states_.HasGrad(slot.param),
+                          buffer.GradAt(deps_.comm->rank(), slot.offset));
     }
   }
+  if (!any) return Status();
   // Before the others read them.
   return deps_.device->HostWait(deps_.compute->Record(), deadline);
 }
@@ -580,8 +609,10 @@ StatusOr<void*> Units::Grad(ParamId param) const {
   const ParamPlace& place = plan_.places()[static_cast<size_t>(param)];
   const EngineBuffer& buffer =
       deps_.memory->buffers()[static_cast<size_t>(place.buffer)];
-  const int rank = deps_.comm->rank();
-  if (!plan_.shards_grads()) return buffer.GradAt(rank, place.offset);
+  if (!plan_.shards_grads()) {
+    return deps_.copies->GradOf(
+        param, buffer.GradAt(deps_.comm->rank(), place.offset));
+  }
   const int32_t unit = plan_.UnitOf(param);
   const UnitStates::State state = states_.state(unit);
   if (state != UnitStates::State::kBackwardPre) {
@@ -591,13 +622,11 @@ StatusOr<void*> Units::Grad(ParamId param) const {
                               "; it has a place in BACKWARD_PRE: acquire the "
                               "unit for the backward pass first");
   }
-  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
-  unsigned char* const slot =
-      deps_.memory->GradSlot(rank, depth, grad_slots_.Find(unit));
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     if (part.buffer != static_cast<size_t>(place.buffer)) continue;
-    return static_cast<void*>(
-        slot + part.offset + DTypeBytes(buffer.plan->grad_dtype, place.offset));
+    return deps_.copies->GradOf(
+        param, GradsOf(unit, part) +
+                   DTypeBytes(buffer.plan->grad_dtype, place.offset));
   }
   return Internal("parameter ", param, " is not in its unit");
 }

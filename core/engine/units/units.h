@@ -35,6 +35,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/memory/slots.h"
 #include "core/engine/transfer/agreement.h"
@@ -50,6 +51,7 @@ class Units {
   struct Dependencies {
     const Plan* plan;
     const EngineMemory* memory;
+    BoundCopies* copies;
     Communicator* comm;
     Device* device;
     Stream* compute;
@@ -79,8 +81,8 @@ class Units {
   // Says whether, from here on, another backward pass follows before the step.
   void SetNoSync(bool on) { no_sync_ = on; }
 
-  // Return the current memory of `param` and of its gradient. The error says
-  // what must be acquired first.
+  // Return the current memory of `param` and of its gradient; the latter may be
+  // bound. The error says what must be acquired first.
   StatusOr<void*> Param(ParamId param) const;
   StatusOr<void*> Grad(ParamId param) const;
 
@@ -102,8 +104,8 @@ class Units {
   Status CheckStep() const;
   // Enters a step. COLLECTIVE. Waits for transfers in progress, exchanges
   // proposals (`proposal` is of kStep or kBeginStep) until all ranks propose
-  // the same, and takes part in what other ranks propose before. Missing whole
-  // gradients are zeroed first, locally.
+  // the same, and takes part in what other ranks propose before. Whole
+  // gradients are completed first, locally.
   Status EnterStep(Proposal proposal, const Status& local,
                    const Deadline& deadline, int32_t* leader);
   // Enqueues the reduction of all gradients that were not reduced yet, after
@@ -181,12 +183,17 @@ class Units {
   // Zeroes the elements that belong to no parameter: other units leave their
   // gradients in a slot.
   void ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads);
-  // Fills whole gradients that do not count in the step (UnitStates::HasGrad)
-  // with zeros.
-  Status ZeroMissing(const Deadline& deadline);
-  // Fills sharded gradients of `unit` that do not count in this pass with
-  // zeros, before they become ready.
-  Status ZeroMissingInSlot(int32_t unit, const Deadline& deadline);
+  // Returns this rank's gradients of a buffer of `unit`. REQUIRES: where they
+  // are sharded, the unit has a slot.
+  unsigned char* GradsOf(int32_t unit, const SlotPart& part) const;
+  // Makes the gradient at `flat` that of the host: zeros where it does not
+  // count, else a copy of the bound one. Enqueues only; returns whether
+  // anything was.
+  bool CompleteGrad(const Slot& slot, DType dtype, bool counts, void* flat);
+  // Complete the gradients of `unit` that are about to be reduced, and whole
+  // gradients that the step is about to read.
+  Status CompleteUnitGrads(int32_t unit, const Deadline& deadline);
+  Status CompleteWholeGrads(const Deadline& deadline);
   // Makes an error final that all ranks know.
   Status MarkBroken(const Status& error);
   // Returns the error of an agreement to which this rank proposed `activity`;

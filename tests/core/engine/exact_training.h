@@ -46,6 +46,8 @@ struct ExactTraining {
   bool shuffled = false;
   // Null when every rank has gradients of every parameter.
   std::function<bool(int step, int pass, int rank, ParamId param)> has_grad;
+  // Called on every rank before parameters have values, if not null.
+  std::function<void(Engine* engine)> prepare;
 
   bool Has(int s, int pass, int rank, ParamId param) const {
     return has_grad == nullptr || has_grad(s, pass, rank, param);
@@ -295,6 +297,7 @@ inline std::string TrainExactly(const ExactTraining& training) {
             plan.Memory(comm->direct()).HostTotal(1)) {
           failure = "memory is not as planned";
         }
+        if (training.prepare != nullptr) training.prepare(made->get());
         FillExactly(made->get());
         ExactTrainer trainer(training, made->get());
         for (int step = 1; step <= training.steps && trainer.ok(); ++step) {

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/engine/memory/bound_copies.h"
+
+#include "core/engine/memory/param_place.h"
+
+namespace shard {
+
+Status BoundCopies::CheckMemory(ParamId param, std::string_view what,
+                                DType dtype,
+                                std::span<const std::byte> memory) const {
+  const int64_t numel = NumelOf(*deps_.plan, param);
+  const size_t expected = DTypeBytes(dtype, numel);
+  if (memory.size() != expected) {
+    return InvalidArgument(what, ": parameter ", param, " has ", expected,
+                           " bytes (", numel, " elements of ", DTypeName(dtype),
+                           "), not ", memory.size());
+  }
+  if (memory.empty() || !deps_.memory->Overlaps(memory)) return Status();
+  return InvalidArgument(what, ": memory for parameter ", param,
+                         " lies in the engine's own; bind memory of the host, "
+                         "or none to use the engine's");
+}
+
+Status BoundCopies::CheckBind(ParamId param,
+                              const BoundMemory::Tensors& tensors) const {
+  const Plan& plan = *deps_.plan;
+  SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(plan, param));
+  const bool values = tensors.values.data() != nullptr;
+  const bool grad = tensors.grad.data() != nullptr;
+  if (!values && !grad) return Status();
+  if (plan.options().stage == 3) {
+    return InvalidArgument(
+        "bind_param in stage 3, where a parameter is whole only while its unit "
+        "is acquired; plan with stage 0, 1 or 2, or use the engine's memory");
+  }
+  const FlatBufferPlan& buffer =
+      plan.buffers()[static_cast<size_t>(place->buffer)];
+  if (values) {
+    SHARD_RETURN_IF_ERROR(
+        CheckMemory(param, "values", buffer.dtype, tensors.values));
+  }
+  if (!grad) return Status();
+  SHARD_RETURN_IF_ERROR(TrainablePlaceOf(plan, param, "gradient").status());
+  return CheckMemory(param, "grad", buffer.grad_dtype, tensors.grad);
+}
+
+Status BoundCopies::RefreshParam(ParamId param, const Deadline& deadline) {
+  CopyParam(param);
+  return Wait(deadline);
+}
+
+Status BoundCopies::RefreshUnit(int32_t unit, const Deadline& deadline) {
+  if (!stale_[static_cast<size_t>(unit)]) return Status();
+  CopyUnit(unit);
+  return Wait(deadline);
+}
+
+Status BoundCopies::RefreshAll(const Deadline& deadline) {
+  if (!any()) return Status();
+  for (size_t u = 0; u < stale_.size(); ++u) CopyUnit(static_cast<int32_t>(u));
+  return Wait(deadline);
+}
+
+uint64_t BoundCopies::CopyParam(ParamId param) {
+  const std::span<std::byte> values = deps_.bound->Of(param).values;
+  if (values.empty()) return 0;
+  const ParamPlace& place = deps_.plan->places()[static_cast<size_t>(param)];
+  const EngineBuffer& buffer =
+      deps_.memory->buffers()[static_cast<size_t>(place.buffer)];
+  deps_.compute->Copy(values.data(), buffer.ParamAt(place.offset),
+                      values.size());
+  return 2 * values.size();
+}
+
+void BoundCopies::CopyUnit(int32_t unit) {
+  for (const int32_t b :
+       deps_.plan->units()[static_cast<size_t>(unit)].buffers) {
+    const FlatBufferPlan& buffer =
+        deps_.plan->buffers()[static_cast<size_t>(b)];
+    for (const Slot& slot : buffer.layout.slots()) {
+      bytes_ += CopyParam(slot.param);
+    }
+  }
+  stale_[static_cast<size_t>(unit)] = false;
+}
+
+void* BoundCopies::GradOf(ParamId param, void* flat) const {
+  const std::span<std::byte> grad = deps_.bound->Of(param).grad;
+  return grad.empty() ? flat : grad.data();
+}
+
+bool BoundCopies::CopyGrad(ParamId param, void* flat) {
+  const std::span<std::byte> grad = deps_.bound->Of(param).grad;
+  if (grad.empty()) return false;
+  deps_.compute->Copy(flat, grad.data(), grad.size());
+  bytes_ += 2 * grad.size();
+  return true;
+}
+
+void BoundCopies::ZeroGrads() {
+  // Sharded gradients begin as zeros when their unit is acquired.
+  if (!any() || deps_.plan->shards_grads()) return;
+  for (const FlatBufferPlan& buffer : deps_.plan->buffers()) {
+    // The gradient of a frozen parameter is not used, and stays as it is.
+    if (!buffer.trainable) continue;
+    for (const Slot& slot : buffer.layout.slots()) {
+      const std::span<std::byte> grad = deps_.bound->Of(slot.param).grad;
+      deps_.compute->FillZeros(grad.data(), grad.size());
+    }
+  }
+}
+
+}  // namespace shard

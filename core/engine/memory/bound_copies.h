@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// BoundCopies: copies between the flat buffers and the memory that the host
+// bound (BoundMemory). Parameters are copied to the host after they have
+// changed. Gradients are copied from the host just before ranks may read them:
+// when they become ready where that reduces them, and at the step elsewhere.
+//
+// Copies run on the compute stream; a method that does not take a deadline only
+// enqueues. Where nothing is bound, every method costs one test.
+//
+// Threads: one at a time, as the engine.
+
+#ifndef SHARD_CORE_ENGINE_MEMORY_BOUND_COPIES_H_
+#define SHARD_CORE_ENGINE_MEMORY_BOUND_COPIES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/dtype.h"
+#include "core/base/status.h"
+#include "core/device/device.h"
+#include "core/engine/memory/bound_memory.h"
+#include "core/engine/memory/buffers.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+class BoundCopies {
+ public:
+  struct Dependencies {
+    const Plan* plan;
+    const EngineMemory* memory;
+    const BoundMemory* bound;
+    Device* device;
+    Stream* compute;
+  };
+
+  // All of `deps` must outlive this.
+  explicit BoundCopies(const Dependencies& deps)
+      : deps_(deps), stale_(deps.plan->units().size()) {}
+
+  // Returns whether the host bound any memory.
+  bool any() const { return deps_.bound->any(); }
+
+  // Returns the error of binding `tensors` to a parameter: an id that does not
+  // exist, a plan of stage 3, a gradient of a frozen parameter, a wrong size,
+  // or memory of the engine.
+  Status CheckBind(ParamId param, const BoundMemory::Tensors& tensors) const;
+
+  // Copy parameters to the host: one, those of a unit, or all. REQUIRES: they
+  // are whole, and published.
+  Status RefreshParam(ParamId param, const Deadline& deadline);
+  Status RefreshUnit(int32_t unit, const Deadline& deadline);
+  Status RefreshAll(const Deadline& deadline);
+  // Says that all parameters have changed, and may still be on their way.
+  // RefreshUnit does nothing for a unit whose parameters have not changed.
+  void MarkAllStale() { stale_.assign(stale_.size(), any()); }
+
+  // Returns the memory in which the host keeps a gradient: the bound one, or
+  // `flat`, its place in the flat buffer.
+  void* GradOf(ParamId param, void* flat) const;
+  // Copies a bound gradient to `flat`. Returns false where none is bound.
+  bool CopyGrad(ParamId param, void* flat);
+  // Fills bound gradients with zeros, where gradients are whole.
+  void ZeroGrads();
+
+  // Returns the bytes that copies have read and written since the last call,
+  // without those of RefreshParam.
+  uint64_t TakeBytes() { return std::exchange(bytes_, 0); }
+
+ private:
+  // Returns the bytes that are read and written.
+  uint64_t CopyParam(ParamId param);
+  void CopyUnit(int32_t unit);
+  Status CheckMemory(ParamId param, std::string_view what, DType dtype,
+                     std::span<const std::byte> memory) const;
+  // Makes the host's next reads come after the copies.
+  Status Wait(const Deadline& deadline) const {
+    return deps_.device->HostWait(deps_.compute->Record(), deadline);
+  }
+
+  const Dependencies deps_;
+  std::vector<bool> stale_;  // By unit.
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_MEMORY_BOUND_COPIES_H_
