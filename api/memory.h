@@ -29,7 +29,7 @@ inline void WriteMemory(const MemoryReport& report, int ranks,
   result.host_bytes = shares_memory
                           ? report.HostTotal(ranks)
                           : report.HostTotal(1) * static_cast<uint64_t>(ranks);
-  result.buffer_bytes = report.host_tensor_bytes;
+  result.model_buffer_bytes = report.host_tensor_bytes;
   result.control_bytes = kCommunicators * ControlBytes(ranks, shares_memory);
   WriteResult(result, memory);
 }

@@ -195,7 +195,7 @@ Status Engine::Refreshed(const Status& done, double timeout) const {
   const Status refreshed =
       runtime_->bound_copies().RefreshAll(DeadlineOf(timeout));
   (void)runtime_->bound_copies().TakeBytes();  // Of no step.
-  return refreshed;
+  return refreshed.ok() ? refreshed : runtime_->units().Fail(refreshed);
 }
 
 Status Engine::ZeroGrad() { return steps_.ZeroGrad(DeadlineOf(0)); }
@@ -343,13 +343,15 @@ Status Engine::ChangePlan(PlanChange change, double timeout) {
   hypers_ = std::move(next.hypers);
   SetRuntime(std::move(next.runtime));
   // As the gradients of the new plan.
+  runtime_->bound_copies().FollowHost(DeadlineOf(timeout));
   runtime_->bound_copies().ZeroGrads();
   SHARD_RETURN_IF_ERROR(runtime_->compute().Synchronize(DeadlineOf(timeout)));
   comm_->logger().Log(LogLevel::kInfo, "rank ", comm_->rank(), ": ",
                       plan().Summary());
   // The new plan may keep units whole that were sharded, and warn of them.
   if (comm_->rank() == 0) LogWarnings(comm_->logger(), next.warnings);
-  return Status();
+  // With overlap, no unit may have been acquired since the last step.
+  return Refreshed(Status(), timeout);
 }
 
 // ---- Checkpoints and state dicts -------------------------------------------

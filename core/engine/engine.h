@@ -257,9 +257,9 @@ class Engine {
   Status CheckBetweenSteps(std::string_view what) const;
   // Returns OK in IDLE and in FILLING.
   Status CheckIdleOrFilling(std::string_view what) const;
-  // Copies the parameters, which the operation `done` has changed, to the
-  // memory that is bound to them. Returns the error of the operation or of the
-  // copies.
+  // Copies the parameters, which the collective operation `done` has changed,
+  // to the memory that is bound to them. Returns the error of the operation, or
+  // that of the copies, which is final.
   Status Refreshed(const Status& done, double timeout) const;
   void SetRuntime(std::unique_ptr<EngineRuntime> runtime);
   // Replaces the plan by the changed one. COLLECTIVE.

@@ -84,7 +84,7 @@ int main(void) {
   FIELD(shard_memory, host_bytes);
   FIELD(shard_memory, pinned_bytes);
   FIELD(shard_memory, control_bytes);
-  FIELD(shard_memory, buffer_bytes);
+  FIELD(shard_memory, model_buffer_bytes);
   INIT(shard_memory, SHARD_MEMORY_INIT);
 
   STRUCT(shard_plan_info);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/api/api_testing.h"
+#include "tests/api/sharded_plans.h"
 
 namespace shard_api_testing::buffers_test {
 namespace {
@@ -226,10 +227,10 @@ TEST(BuffersTest, APlanCountsThemAndKeepsThemAsBytes) {
   ASSERT_OK(shard_plan_memory(SmallPlan(1).get(), nullptr, &without));
   const Engine engine = MakeEngine(decoded.get(), comm.get());
   ASSERT_OK(shard_engine_memory(engine.get(), &measured));
-  EXPECT_EQ(planned.buffer_bytes, 4096u);
-  EXPECT_EQ(without.buffer_bytes, 0u);
+  EXPECT_EQ(planned.model_buffer_bytes, 4096u);
+  EXPECT_EQ(without.model_buffer_bytes, 0u);
   EXPECT_EQ(planned.host_bytes, without.host_bytes + 4096);
-  EXPECT_EQ(measured.buffer_bytes, planned.buffer_bytes);
+  EXPECT_EQ(measured.model_buffer_bytes, planned.model_buffer_bytes);
   EXPECT_EQ(measured.host_bytes, planned.host_bytes);
   Set(engine, Of(1));
   EXPECT_EQ(ValuesOf(engine), Of(1));
@@ -319,6 +320,7 @@ std::string SaveNorm(const Model& model) {
 
 TEST(BuffersTest, ACheckpointHasRankZerosForAnyWorld) {
   const Model model = NormModel();
+  AddBlocks(model.get());
   const std::string root = SaveNorm(model);
   const std::string converted = NewFolder();
   const std::string exported = NewFolder() + "/model.safetensors";
@@ -350,7 +352,12 @@ TEST(BuffersTest, ACheckpointHasRankZerosForAnyWorld) {
     for (const std::string& path : {root, converted, exported}) {
       RunRanks(world_size, [&](int rank, shard_comm* comm) {
         for (const int32_t stage : {1, 3}) {
-          const Engine engine = EngineOf(model, comm, stage);
+          shard_plan_options options = PlanOptions(world_size);
+          options.stage = stage;
+          options.wrap = "class?names=Block";
+          const Plan plan = MakePlan(model.get(), options);
+          if (world_size > 1) ExpectShardsAsItsStage(plan);
+          const Engine engine = MakeEngine(plan.get(), comm);
           Set(engine, Of(rank));
           const float* const place = BufferOf<float>(engine, kMean, kFeatures);
           const Loaded loaded = Load(engine, path);

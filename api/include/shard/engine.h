@@ -113,19 +113,21 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
  * kernels cannot use the engine's memory. A binding replaces the one before;
  * NULL with 0 bytes binds nothing, so NULL for both unbinds. Stages 0 to 2.
  *
- * `values` receives the parameter, and the engine never reads it: in this call,
- * or in the first broadcast or load; and in every call that changes parameters,
- * shard_engine_step first of all. With the engine's overlap, a step leaves this
- * to the next shard_engine_unit_acquire of the unit. Before the broadcast, the
- * host sets parameters as without a binding. A load that fails leaves `values`
- * as they were.
+ * `values` receives the parameter: in this call, or in the first broadcast or
+ * load; and in every call that changes parameters, shard_engine_step first of
+ * all. With the engine's overlap, a step leaves this to the next
+ * shard_engine_unit_acquire of the unit, after the last step too. The engine
+ * never reads `values`: before the broadcast, the host sets parameters as
+ * without a binding. A load that fails leaves `values` as they were.
  *
  * `grad` takes the place of the engine's gradient, and shard_engine_grad
  * returns it. This call leaves its values as they are. From then on they are
- * zeroed where the engine's would be (shard_engine_zero_grad; in stage 2 the
- * acquisition for the backward pass; a change of the plan), and change in no
- * step. The engine reads them between their declaration and the end of the
- * step. While the parameter is frozen it does not use them.
+ * zeroed where the engine's would be: by shard_engine_zero_grad, a change of
+ * the plan, and shard_engine_join; where gradients are sharded, by the
+ * acquisition for the backward pass; where missing_grads is not ERROR, when
+ * they do not count. A step changes no others. The engine reads them between
+ * their declaration and the end of the step. While the parameter is frozen it
+ * does not use them.
  *
  * The memory has the bytes of the parameter, in the types of shard_engine_param
  * and _grad (shard_buffer_info). It stays the host's, and must be valid until
@@ -133,16 +135,17 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
  * rank binds memory of its own, or none: results are the same to the bit.
  * shard_engine_add_param_group and _set_trainable keep bindings.
  *
- * Cost: every step copies each bound tensor, one read and one write per byte,
- * on the calling thread, and so does each pass that accumulates sharded
- * gradients. In fp32 on 2 ranks, with both bound, a step of AdamW moves 32
- * bytes per parameter and rank instead of 16.
+ * Cost: every step copies each bound tensor of a parameter that is trainable,
+ * one read and one write per byte, on the calling thread, and so does each pass
+ * that accumulates sharded gradients. In fp32 on 2 ranks, with both bound, a
+ * step of AdamW moves 32 bytes per parameter and rank instead of 16.
  *
  * Errors, after which all is as before: INVALID_ARGUMENT for a parameter that
  * does not exist, for other sizes, for memory that overlaps the engine's or
- * other bound memory of this rank, and in stage 3; FAILED_PRECONDITION for the
- * gradient of a frozen parameter, while units are in use, gradients are ready
- * or parameters are summoned, and after shard_engine_begin_step. Local. */
+ * other bound memory of this rank, and in stage 3; FAILED_PRECONDITION for a
+ * parameter that is ignored, the gradient of a frozen one, while units are in
+ * use, gradients are ready or parameters are summoned, and after
+ * shard_engine_begin_step. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_bind_param(
     shard_engine* engine, int32_t param, void* values, size_t values_bytes,
     void* grad, size_t grad_bytes) SHARD_NOEXCEPT;
@@ -269,12 +272,14 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_buffer(
  * persistent too, as DDP's broadcast_buffers does before a forward pass. A host
  * calls it after it has set first values, and where ranks keep statistics of
  * their own as often as these should be the same. A save stores rank 0's, and
- * needs no broadcast before it. `timeout` in seconds; 0: the engine's. The same
- * root on every rank. Allowed between steps, and before
- * shard_engine_broadcast_params, which leaves buffers as they are. COLLECTIVE,
- * blocks. Errors: INVALID_ARGUMENT for a root that is no rank;
- * FAILED_PRECONDITION while units are in use, gradients are declared ready or
- * parameters are summoned; DESYNC. */
+ * needs no broadcast before it. It waits for all transfers of the engine, so
+ * that one before each forward pass ends what overlap and prefetch had begun.
+ * `timeout` in seconds; 0: the engine's. The same root on every rank. Allowed
+ * between steps, and before shard_engine_broadcast_params, which leaves buffers
+ * as they are. COLLECTIVE, blocks. Errors: INVALID_ARGUMENT for a root that is
+ * no rank; FAILED_PRECONDITION while units are in use, gradients are declared
+ * ready or parameters are summoned; DESYNC, also where another rank is in
+ * shard_engine_join. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_broadcast_buffers(
     shard_engine* engine, int32_t root, double timeout) SHARD_NOEXCEPT;
 

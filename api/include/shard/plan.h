@@ -196,8 +196,8 @@ typedef struct shard_memory {
   uint64_t state_bytes;     /* Per rank: optimizer state, master weights too. */
   uint64_t workspace_bytes; /* Per rank: for lamb, adafactor and muon. */
   uint64_t transient_bytes; /* Per rank: slots of units in use or in flight. */
-  /* All of the above and buffer_bytes, by the memory that it is in. Per rank:
-   * in the device's own memory; "cpu" has none. */
+  /* All of the above and model_buffer_bytes, by the memory that it is in. Per
+   * rank: in the device's own memory; "cpu" has none. */
   uint64_t device_bytes;
   uint64_t host_bytes;   /* Per host: in its memory, for all its ranks. */
   uint64_t pinned_bytes; /* Of host_bytes: page-locked, for a device. */
@@ -206,7 +206,7 @@ typedef struct shard_memory {
    * memory, from the first tensor on also tensors. */
   uint64_t control_bytes;
   /* Per rank, within host_bytes: those of shard_model_add_buffer. */
-  uint64_t buffer_bytes;
+  uint64_t model_buffer_bytes;
 } shard_memory;
 #define SHARD_MEMORY_INIT \
   { sizeof(shard_memory), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }

@@ -46,19 +46,33 @@ Status BoundCopies::CheckBind(ParamId param,
 }
 
 Status BoundCopies::RefreshParam(ParamId param, const Deadline& deadline) {
+  if (!any()) return Status();
+  FollowHost(deadline);
   CopyParam(param);
   return Wait(deadline);
 }
 
+Status BoundCopies::RefreshAll(const Deadline& deadline) {
+  return RefreshUnits(true, deadline);
+}
+
+Status BoundCopies::RefreshTrainable(const Deadline& deadline) {
+  return RefreshUnits(false, deadline);
+}
+
 Status BoundCopies::RefreshUnit(int32_t unit, const Deadline& deadline) {
   if (!stale_[static_cast<size_t>(unit)]) return Status();
-  CopyUnit(unit);
+  FollowHost(deadline);
+  CopyUnit(unit, false);
   return Wait(deadline);
 }
 
-Status BoundCopies::RefreshAll(const Deadline& deadline) {
+Status BoundCopies::RefreshUnits(bool with_frozen, const Deadline& deadline) {
   if (!any()) return Status();
-  for (size_t u = 0; u < stale_.size(); ++u) CopyUnit(static_cast<int32_t>(u));
+  FollowHost(deadline);
+  for (size_t u = 0; u < stale_.size(); ++u) {
+    CopyUnit(static_cast<int32_t>(u), with_frozen);
+  }
   return Wait(deadline);
 }
 
@@ -73,11 +87,10 @@ uint64_t BoundCopies::CopyParam(ParamId param) {
   return 2 * values.size();
 }
 
-void BoundCopies::CopyUnit(int32_t unit) {
-  for (const int32_t b :
-       deps_.plan->units()[static_cast<size_t>(unit)].buffers) {
-    const FlatBufferPlan& buffer =
-        deps_.plan->buffers()[static_cast<size_t>(b)];
+void BoundCopies::CopyUnit(int32_t unit, bool with_frozen) {
+  for (const int32_t b : deps_.plan->unit(unit).buffers) {
+    const FlatBufferPlan& buffer = deps_.plan->buffer(b);
+    if (!buffer.trainable && !with_frozen) continue;
     for (const Slot& slot : buffer.layout.slots()) {
       bytes_ += CopyParam(slot.param);
     }
@@ -98,16 +111,18 @@ bool BoundCopies::CopyGrad(ParamId param, void* flat) {
   return true;
 }
 
+void BoundCopies::ZeroGrad(ParamId param) {
+  const std::span<std::byte> grad = deps_.bound->Of(param).grad;
+  if (!grad.empty()) deps_.compute->FillZeros(grad.data(), grad.size());
+}
+
 void BoundCopies::ZeroGrads() {
   // Sharded gradients begin as zeros when their unit is acquired.
   if (!any() || deps_.plan->shards_grads()) return;
   for (const FlatBufferPlan& buffer : deps_.plan->buffers()) {
     // The gradient of a frozen parameter is not used, and stays as it is.
     if (!buffer.trainable) continue;
-    for (const Slot& slot : buffer.layout.slots()) {
-      const std::span<std::byte> grad = deps_.bound->Of(slot.param).grad;
-      deps_.compute->FillZeros(grad.data(), grad.size());
-    }
+    for (const Slot& slot : buffer.layout.slots()) ZeroGrad(slot.param);
   }
 }
 

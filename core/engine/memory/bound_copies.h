@@ -5,8 +5,9 @@
 // changed. Gradients are copied from the host just before ranks may read them:
 // when they become ready where that reduces them, and at the step elsewhere.
 //
-// Copies run on the compute stream; a method that does not take a deadline only
-// enqueues. Where nothing is bound, every method costs one test.
+// Copies run on the compute stream, after what the host has done so far; a
+// method that does not wait (Refresh...) only enqueues. Where nothing is bound,
+// nothing is copied.
 //
 // Threads: one at a time, as the engine.
 
@@ -52,21 +53,32 @@ class BoundCopies {
   // or memory of the engine.
   Status CheckBind(ParamId param, const BoundMemory::Tensors& tensors) const;
 
-  // Copy parameters to the host: one, those of a unit, or all. REQUIRES: they
-  // are whole, and published.
+  // Copy parameters to the host: one, all, or those that steps change.
+  // REQUIRES: they are whole, and published.
   Status RefreshParam(ParamId param, const Deadline& deadline);
-  Status RefreshUnit(int32_t unit, const Deadline& deadline);
   Status RefreshAll(const Deadline& deadline);
-  // Says that all parameters have changed, and may still be on their way.
-  // RefreshUnit does nothing for a unit whose parameters have not changed.
+  Status RefreshTrainable(const Deadline& deadline);
+  // Copies the trainable parameters of a unit, if they have changed since they
+  // were copied.
+  Status RefreshUnit(int32_t unit, const Deadline& deadline);
+  // Says that a step changed all trainable parameters, and that they may still
+  // be on their way.
   void MarkAllStale() { stale_.assign(stale_.size(), any()); }
+
+  // Makes the work on bound gradients that is enqueued from here on come after
+  // what the host has done so far.
+  void FollowHost(const Deadline& deadline) {
+    if (any()) deps_.compute->Wait(deps_.device->HostRecord(), deadline);
+  }
 
   // Returns the memory in which the host keeps a gradient: the bound one, or
   // `flat`, its place in the flat buffer.
   void* GradOf(ParamId param, void* flat) const;
   // Copies a bound gradient to `flat`. Returns false where none is bound.
   bool CopyGrad(ParamId param, void* flat);
-  // Fills bound gradients with zeros, where gradients are whole.
+  // Fills a bound gradient with zeros.
+  void ZeroGrad(ParamId param);
+  // Fills all bound gradients with zeros, where gradients are whole.
   void ZeroGrads();
 
   // Returns the bytes that copies have read and written since the last call,
@@ -76,7 +88,8 @@ class BoundCopies {
  private:
   // Returns the bytes that are read and written.
   uint64_t CopyParam(ParamId param);
-  void CopyUnit(int32_t unit);
+  void CopyUnit(int32_t unit, bool with_frozen);
+  Status RefreshUnits(bool with_frozen, const Deadline& deadline);
   Status CheckMemory(ParamId param, std::string_view what, DType dtype,
                      std::span<const std::byte> memory) const;
   // Makes the host's next reads come after the copies.

@@ -72,7 +72,7 @@ Status Stepper::Run(const StepInput& input, const Deadline& deadline,
     SHARD_RETURN_IF_ERROR(deps_.transfers->Finish(deadline));
   }
   Stopwatch updating(&report->seconds_update);
-  if (!deps_.overlap) return deps_.copies->RefreshAll(deadline);
+  if (!deps_.overlap) return deps_.copies->RefreshTrainable(deadline);
   deps_.copies->MarkAllStale();
   return Status();
 }

@@ -86,6 +86,7 @@ Status StepCoordinator::ZeroGrad(const Deadline& deadline) {
 
 Status StepCoordinator::ZeroWholeGrads(const Deadline& deadline) {
   Stream& compute = runtime_->compute();
+  compute.Wait(deps_.device->HostRecord(), deadline);
   for (const EngineBuffer& buffer : runtime_->memory().buffers()) {
     if (buffer.grads.empty()) continue;
     compute.FillZeros(buffer.GradAt(deps_.comm->rank(), 0),

@@ -286,6 +286,7 @@ Status Units::AcquireGradSlot(int32_t unit, Pass pass,
   SHARD_RETURN_IF_ERROR(
       deps_.queue->Wait(grad_slots_.event(depth, slot), deadline));
   grad_slots_.Take(unit, slot);
+  deps_.copies->FollowHost(deadline);
   unsigned char* const base =
       deps_.memory->GradSlot(deps_.comm->rank(), depth, slot);
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
@@ -465,12 +466,14 @@ bool Units::CompleteGrad(const Slot& slot, DType dtype, bool counts,
                          void* flat) {
   if (counts) return deps_.copies->CopyGrad(slot.param, flat);
   deps_.compute->FillZeros(flat, DTypeBytes(dtype, slot.numel));
+  deps_.copies->ZeroGrad(slot.param);
   return true;
 }
 
 Status Units::CompleteUnitGrads(int32_t unit, const Deadline& deadline) {
   const bool some = states_.SomeDeclared(unit);
   if (!some && !deps_.copies->any()) return Status();
+  deps_.copies->FollowHost(deadline);
   bool any = false;
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
@@ -490,6 +493,7 @@ Status Units::CompleteWholeGrads(const Deadline& deadline) {
   if (plan_.shards_grads()) return Status();
   const bool may_lack = deps_.allow_missing && states_.declares();
   if (!may_lack && !deps_.copies->any()) return Status();
+  deps_.copies->FollowHost(deadline);
   bool any = false;
   for (const EngineBuffer& buffer : deps_.memory->buffers()) {
     const FlatBufferPlan& plan = *buffer.plan;

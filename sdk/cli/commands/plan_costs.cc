@@ -17,7 +17,8 @@ namespace {
 
 uint64_t Total(const shard_memory& memory) {
   return memory.param_bytes + memory.grad_bytes + memory.state_bytes +
-         memory.workspace_bytes + memory.transient_bytes + memory.buffer_bytes;
+         memory.workspace_bytes + memory.transient_bytes +
+         memory.model_buffer_bytes;
 }
 
 Json MemoryJson(const shard_memory& memory, const char* params) {
@@ -26,7 +27,7 @@ Json MemoryJson(const shard_memory& memory, const char* params) {
           {"state_bytes", memory.state_bytes},
           {"workspace_bytes", memory.workspace_bytes},
           {"transient_bytes", memory.transient_bytes},
-          {"buffer_bytes", memory.buffer_bytes},
+          {"model_buffer_bytes", memory.model_buffer_bytes},
           {"total_bytes", Total(memory)}};
 }
 
@@ -160,7 +161,7 @@ std::string PlanCosts::TableText(int64_t elements) const {
     return MemoryOf(r).workspace_bytes > 0;
   });
   const bool buffers = std::any_of(rows_.begin(), rows_.end(), [&](auto& r) {
-    return MemoryOf(r).buffer_bytes > 0;
+    return MemoryOf(r).model_buffer_bytes > 0;
   });
   if (buffers) head.insert(head.begin() + 6, ">model buffers");
   if (workspace) head.insert(head.begin() + 6, ">workspace");
@@ -178,7 +179,7 @@ std::string PlanCosts::TableText(int64_t elements) const {
         BytesText(memory.param_bytes), BytesText(memory.grad_bytes),
         BytesText(memory.state_bytes), BytesText(memory.transient_bytes)};
     if (workspace) cells.push_back(BytesText(memory.workspace_bytes));
-    if (buffers) cells.push_back(BytesText(memory.buffer_bytes));
+    if (buffers) cells.push_back(BytesText(memory.model_buffer_bytes));
     cells.push_back(BytesText(Total(memory)));
     cells.push_back(BytesText(static_cast<uint64_t>(row.traffic.total())));
     const Times times = TimesOf(row, elements);

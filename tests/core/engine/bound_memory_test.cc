@@ -362,6 +362,85 @@ TEST(BoundMemoryTest, MissingGradients) {
   }
 }
 
+// A gradient that does not count is zeroed where the host keeps it, as the
+// engine's own is: later ones are added to nothing.
+TEST(BoundMemoryTest, GradientsThatDoNotCountAreZeroed) {
+  for (const char* link : {"", "direct=0"}) {
+    RunForm(
+        {.name = "",
+         .stage = 1,
+         .link = link,
+         .units = false,
+         .missing = MissingGrads::kZero},
+        [](const UnitTraining& training, Engine* engine, UnitTrainer* trainer) {
+          const ParamId weight = 2;
+          const ParamId bias = 3;
+          HostMemory host;
+          host.Bind(engine, true);
+          trainer->Fill();
+          ASSERT_OK(engine->ZeroGrad());
+          WriteAllGrads(engine, 1);
+          ASSERT_OK(engine->ParamGradReady(bias));
+          const auto before = host.tensors();
+          StepReport report;
+          ASSERT_OK(engine->Step(training.step, &report));
+          const auto& after = host.tensors();
+          EXPECT_EQ(after[bias].grad, before[bias].grad);
+          EXPECT_EQ(after[weight].grad,
+                    std::vector<std::byte>(before[weight].grad.size()));
+        });
+  }
+}
+
+// With overlap, a step leaves new values to the next acquisition of their unit;
+// a change of the plan before that brings them.
+TEST(BoundMemoryTest, AChangeOfThePlanAfterAnOverlappedStep) {
+  const Form form{.name = "",
+                  .stage = 1,
+                  .link = "direct=0",
+                  .device = "cpu-async?max_delay=0.0001&seed=3",
+                  .overlap = true};
+  RunForm(form, [](const UnitTraining&, Engine* engine, UnitTrainer* trainer) {
+    HostMemory host;
+    host.Bind(engine, true);
+    trainer->Fill();
+    ASSERT_OK(engine->ZeroGrad());
+    for (const bool thaw : {true, false}) {
+      trainer->Forward();
+      trainer->Backward(1, true);
+      StepReport report;
+      ASSERT_OK(trainer->Step(&report));
+      const ParamId changed[] = {4};
+      ASSERT_OK(engine->SetTrainable(changed, thaw, 0));
+      host.ExpectValues();
+    }
+  });
+}
+
+TEST(BoundMemoryTest, AStepCopiesNoFrozenParameters) {
+  RunForm({.name = "", .stage = 1},
+          [](const UnitTraining&, Engine* engine, UnitTrainer* trainer) {
+            trainer->Fill();
+            const ParamId frozen = 4;  // {5}
+            std::vector<std::byte> values(5 * sizeof(float), kGarbage);
+            int64_t bytes[2];
+            for (const bool bound : {false, true}) {
+              if (bound) {
+                ASSERT_OK(BindTo(engine, frozen, values, {}));
+                EXPECT_NE(values[0], kGarbage);
+                values.assign(values.size(), kGarbage);
+              }
+              trainer->Forward();
+              trainer->Backward(1, true);
+              StepReport report;
+              ASSERT_OK(trainer->Step(&report));
+              bytes[bound ? 1 : 0] = static_cast<int64_t>(report.bytes_moved);
+            }
+            EXPECT_EQ(bytes[0], bytes[1]);
+            EXPECT_EQ(values[0], kGarbage);
+          });
+}
+
 // A rank that joins has gradients of zero, and receives the parameters.
 TEST(BoundMemoryTest, Join) {
   for (const char* link : {"", "direct=0"}) {

@@ -242,8 +242,8 @@ TEST_F(PlanTest, BuffersAreWholeOnEveryRank) {
   })");
   const Json with = PlanJson(options)["plans"][0];
   EXPECT_NE(with["fingerprint"], without["fingerprint"]);
-  EXPECT_EQ(without["memory"]["buffer_bytes"], 0);
-  EXPECT_EQ(with["memory"]["buffer_bytes"], kMiB);
+  EXPECT_EQ(without["memory"]["model_buffer_bytes"], 0);
+  EXPECT_EQ(with["memory"]["model_buffer_bytes"], kMiB);
   EXPECT_EQ(with["memory"]["total_bytes"].get<double>(),
             without["memory"]["total_bytes"].get<double>() + kMiB);
   const std::string file = folder_ / "buffers.plan";
