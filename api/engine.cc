@@ -425,7 +425,7 @@ shard_error* shard_engine_mark_unit_grads_ready(shard_engine* engine,
                                                 int32_t unit) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
-    return engine->engine->UnitGradsReady(unit);
+    return engine->engine->MarkUnitGradsReady(unit);
   });
 }
 
@@ -433,7 +433,7 @@ shard_error* shard_engine_mark_param_grad_ready(shard_engine* engine,
                                                 int32_t param) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE(engine);
-    return engine->engine->ParamGradReady(param);
+    return engine->engine->MarkParamGradReady(param);
   });
 }
 
@@ -442,7 +442,7 @@ shard_error* shard_engine_set_accumulate(shard_engine* engine,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     SHARD_ASSIGN_OR_RETURN(const bool read, ReadFlag("accumulate", accumulate));
-    return engine->engine->SetNoSync(read);
+    return engine->engine->SetAccumulate(read);
   });
 }
 

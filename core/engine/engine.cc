@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/comm/agreement.h"
+#include "core/comm/check_agreement.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/state/host_tensors.h"
 #include "core/engine/state/import_state.h"
@@ -212,22 +212,22 @@ Status Engine::UnitRelease(int32_t unit) {
   return runtime_->units().Release(unit, DeadlineOf(0));
 }
 
-Status Engine::UnitGradsReady(int32_t unit) {
+Status Engine::MarkUnitGradsReady(int32_t unit) {
   SHARD_RETURN_IF_ERROR(CheckTraining("mark_unit_grads_ready"));
   return runtime_->units().GradsReady(unit, DeadlineOf(0));
 }
 
-Status Engine::ParamGradReady(ParamId param) {
+Status Engine::MarkParamGradReady(ParamId param) {
   SHARD_RETURN_IF_ERROR(CheckTraining("mark_param_grad_ready"));
   // Other ranks may wait for this rank's declaration.
-  return runtime_->units().ParamGradReady(
+  return runtime_->units().MarkParamGradReady(
       param, TrainablePlaceOf(plan(), param, "gradient").status(),
       DeadlineOf(0));
 }
 
-Status Engine::SetNoSync(bool on) {
+Status Engine::SetAccumulate(bool accumulate) {
   SHARD_RETURN_IF_ERROR(CheckTraining("set_accumulate"));
-  runtime_->units().SetNoSync(on);
+  runtime_->units().SetAccumulate(accumulate);
   return Status();
 }
 

@@ -114,9 +114,9 @@ class Engine {
   // core/engine/units/units.h. `timeout` 0: the engine's, here and below.
   Status UnitAcquire(int32_t unit, Pass pass, double timeout);
   Status UnitRelease(int32_t unit);
-  Status UnitGradsReady(int32_t unit);
-  Status ParamGradReady(ParamId param);
-  Status SetNoSync(bool on);
+  Status MarkUnitGradsReady(int32_t unit);
+  Status MarkParamGradReady(ParamId param);
+  Status SetAccumulate(bool accumulate);
 
   // Sets a hyperparameter. Local. The new value holds from the next step on,
   // which must not have begun. See Hypers::Set.

@@ -98,7 +98,7 @@ class Rank {
                  [&](int32_t unit) { Compute(computes, unit, 1); });
       VisitUnits(engine_.get(), Pass::kBackward, [&](int32_t unit) {
         Compute(computes, unit, 2);
-        Require(engine_->UnitGradsReady(unit));
+        Require(engine_->MarkUnitGradsReady(unit));
       });
       StepReport report;
       Require(engine_->Step(StepOptions(), &report));

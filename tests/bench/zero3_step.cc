@@ -92,7 +92,7 @@ class Rank {
           StoreRoof(out, count, kGradient);
         }
       });
-      Require(engine_->UnitGradsReady(unit));
+      Require(engine_->MarkUnitGradsReady(unit));
     });
     const double backward = Seconds();
     Require(engine_->Step(StepOptions(), report));

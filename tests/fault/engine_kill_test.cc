@@ -99,7 +99,7 @@ Status RunPasses(Engine* engine) {
     SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, Pass::kBackward, 0));
     SHARD_ASSIGN_OR_RETURN(const auto grad, engine->Grad(param));
     *static_cast<float*>(grad.data) = 1;
-    SHARD_RETURN_IF_ERROR(engine->UnitGradsReady(unit));
+    SHARD_RETURN_IF_ERROR(engine->MarkUnitGradsReady(unit));
     SHARD_RETURN_IF_ERROR(engine->UnitRelease(unit));
   }
   return Status();

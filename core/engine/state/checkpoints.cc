@@ -12,7 +12,7 @@
 #include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/open_store.h"
-#include "core/comm/agreement.h"
+#include "core/comm/check_agreement.h"
 #include "core/comm/gather.h"
 #include "core/engine/state/describe.h"
 #include "core/model/names.h"

@@ -13,7 +13,7 @@
 #include "core/checkpoint/folder/commit.h"
 #include "core/checkpoint/folder/directory.h"
 #include "core/checkpoint/manifest/checksum.h"
-#include "core/comm/agreement.h"
+#include "core/comm/check_agreement.h"
 #include "core/comm/gather.h"
 
 namespace shard {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/comm/agreement.h"
+#include "core/comm/check_agreement.h"
 #include "core/comm/gather.h"
 #include "core/engine/state/all_ranks.h"
 #include "core/engine/state/describe.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
-#include "core/comm/agreement.h"
+#include "core/comm/check_agreement.h"
 #include "core/engine/transfer/stopwatch.h"
 
 namespace shard {

@@ -23,7 +23,7 @@
 #include "core/base/deadline.h"
 #include "core/base/facts.h"
 #include "core/base/status.h"
-#include "core/comm/agreement.h"
+#include "core/comm/check_agreement.h"
 #include "core/comm/communicator.h"
 
 namespace shard {
@@ -141,9 +141,10 @@ class Agreement {
   // Exchanges proposals and returns the decision. COLLECTIVE. `local`: an error
   // of this rank, which becomes an error of all. Fingerprints of `arguments`
   // are exchanged with the proposals; where they differ the error is kDesync,
-  // with the first fact that differs (core/comm/agreement.h). A rank without
-  // arguments takes part in the search for that fact, and is not compared.
-  // `mine.failed`, `mine.arguments_name` and `mine.arguments` need not be set.
+  // with the first fact that differs (core/comm/check_agreement.h). A rank
+  // without arguments takes part in the search for that fact, and is not
+  // compared. `mine.failed`, `mine.arguments_name` and `mine.arguments` need
+  // not be set.
   StatusOr<Decision> Agree(Proposal mine, const Status& local,
                            const Arguments& arguments,
                            const Deadline& deadline);

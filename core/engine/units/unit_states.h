@@ -71,7 +71,7 @@ class UnitStates {
 
   // Declares the gradients of all parameters of the unit ready; or, after
   // ParamReady of some of them, those alone: the others have no gradient. With
-  // `more` (no_sync) another backward pass adds to the gradients before the
+  // `more` (accumulate) another backward pass adds to the gradients before the
   // step, and they do not count as ready for it.
   Status CheckGradsReady(int32_t unit) const;
   void GradsReady(int32_t unit, bool more);
@@ -100,7 +100,7 @@ class UnitStates {
   }
 
   // Returns whether any gradient was declared ready since the last step, under
-  // no_sync too.
+  // accumulate too.
   bool any_ready() const { return any_ready_; }
   bool ready(int32_t unit) const { return at(unit).ready; }
   // Returns OK when the gradients of all units count in the next step; the

@@ -401,7 +401,7 @@ void Units::EnqueueReduce(int32_t unit) {
   Proposal proposal;
   proposal.activity = Activity::kReduce;
   proposal.unit = unit;
-  proposal.more = no_sync_ ? 1 : 0;
+  proposal.more = accumulate_ ? 1 : 0;
   proposal.zeroed = zeroed_;
   if (plan_.shards_grads()) proposal.slot = grad_slots_.Find(unit);
   const Event reduced = deps_.queue->Run(
@@ -415,7 +415,7 @@ void Units::EnqueueReduce(int32_t unit) {
 Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   Status local = states_.CheckGradsReady(unit);
-  if (local.ok() && no_sync_ && plan_.options().deterministic &&
+  if (local.ok() && accumulate_ && plan_.options().deterministic &&
       plan_.shards_grads()) {
     local = FailedPrecondition(
         "gradients that are sharded would be summed over the ranks before they "
@@ -428,18 +428,18 @@ Status Units::GradsReady(int32_t unit, const Deadline& deadline) {
                : local;
   }
   const bool reduces = AgreesWhenReady() && HasTensors(unit, true) &&
-                       (plan_.shards_grads() || !no_sync_);
+                       (plan_.shards_grads() || !accumulate_);
   if (reduces) {
     const Status complete = CompleteUnitGrads(unit, deadline);
     if (!complete.ok()) return Fail(complete);
     EnqueueReduce(unit);
   }
-  states_.GradsReady(unit, no_sync_);
+  states_.GradsReady(unit, accumulate_);
   return Status();
 }
 
-Status Units::ParamGradReady(ParamId param, const Status& known,
-                             const Deadline& deadline) {
+Status Units::MarkParamGradReady(ParamId param, const Status& known,
+                                 const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
   const Status local = known.ok() ? states_.CheckParamReady(param) : known;
   if (!local.ok()) {

@@ -76,10 +76,10 @@ class Units {
   Status GradsReady(int32_t unit, const Deadline& deadline);
   // Declares the gradient of one parameter ready. `known`: an error of `param`
   // itself on this rank.
-  Status ParamGradReady(ParamId param, const Status& known,
-                        const Deadline& deadline);
+  Status MarkParamGradReady(ParamId param, const Status& known,
+                            const Deadline& deadline);
   // Says whether, from here on, another backward pass follows before the step.
-  void SetNoSync(bool on) { no_sync_ = on; }
+  void SetAccumulate(bool accumulate) { accumulate_ = accumulate; }
 
   // Return the current memory of `param` and of its gradient; the latter may be
   // bound. The error says what must be acquired first.
@@ -209,7 +209,7 @@ class Units {
   Agreement agreement_;
   Slots param_slots_;
   Slots grad_slots_;
-  bool no_sync_ = false;
+  bool accumulate_ = false;
   EagerUpdate eager_update_;
   std::vector<std::vector<const void*>> in_place_;
   Status broken_;

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <tuple>
 
-#include "core/comm/agreement.h"
+#include "core/comm/check_agreement.h"
 #include "core/comm/communicator.h"
 #include "tests/core/comm/backends.h"
 

@@ -380,7 +380,7 @@ TEST(BoundMemoryTest, GradientsThatDoNotCountAreZeroed) {
           trainer->Fill();
           ASSERT_OK(engine->ZeroGrad());
           WriteAllGrads(engine, 1);
-          ASSERT_OK(engine->ParamGradReady(bias));
+          ASSERT_OK(engine->MarkParamGradReady(bias));
           const auto before = host.tensors();
           StepReport report;
           ASSERT_OK(engine->Step(training.step, &report));

@@ -88,7 +88,7 @@ void StepSome(Engine* engine, const std::set<ParamId>& params) {
     for (int64_t i = 0; i < grad->numel; ++i) {
       static_cast<float*>(grad->data)[i] = 0.5f;
     }
-    ASSERT_OK(engine->ParamGradReady(param));
+    ASSERT_OK(engine->MarkParamGradReady(param));
     ASSERT_OK(engine->UnitRelease(unit));
   }
   StepReport report;

@@ -67,7 +67,7 @@ TEST_P(DifferentCallsTest, AUnitInUseOnOneRankFailsTheStepOnAll) {
         const int rank = engine->comm()->rank();
         for (int32_t unit = kUnits; unit-- > 0;) {
           ASSERT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
-          ASSERT_OK(engine->UnitGradsReady(unit));
+          ASSERT_OK(engine->MarkUnitGradsReady(unit));
           if (unit > 0 || rank != 2) ASSERT_OK(engine->UnitRelease(unit));
         }
         const Status stepped = Step(engine);
@@ -108,12 +108,12 @@ TEST_P(DifferentCallsTest, AnUnknownParameterFailsAllRanksThatReduce) {
   OnRanks([&](Engine* engine) {
     const bool wrong = engine->comm()->rank() == 1;
     ASSERT_OK(engine->UnitAcquire(3, Pass::kBackward, 0));
-    ASSERT_OK(engine->ParamGradReady(5));
-    Status status = engine->ParamGradReady(wrong ? 99 : 6);
+    ASSERT_OK(engine->MarkParamGradReady(5));
+    Status status = engine->MarkParamGradReady(wrong ? 99 : 6);
     if (!form.reduces()) {
       // The call involves no other rank, so the error stays on rank 1.
       EXPECT_EQ(status.ok(), !wrong);
-      if (wrong) ASSERT_OK(engine->ParamGradReady(6));
+      if (wrong) ASSERT_OK(engine->MarkParamGradReady(6));
       ASSERT_OK(engine->UnitRelease(3));
       for (const int32_t unit : {0, 1, 2, 4, 5, 6}) {
         ASSERT_OK(Ready(engine, unit));
@@ -137,7 +137,7 @@ TEST_P(DifferentCallsTest, AWrongStateFailsAllRanksThatReduce) {
     const bool wrong = engine->comm()->rank() == 1;
     ASSERT_OK(
         engine->UnitAcquire(3, wrong ? Pass::kForward : Pass::kBackward, 0));
-    Status status = engine->UnitGradsReady(3);
+    Status status = engine->MarkUnitGradsReady(3);
     if (!form.reduces()) {
       EXPECT_EQ(status.ok(), !wrong);
       ASSERT_OK(engine->UnitRelease(3));
@@ -182,7 +182,7 @@ TEST_P(DifferentCallsTest, ReducingDifferentUnitsIsADesync) {
     ASSERT_OK(engine->UnitAcquire(2, Pass::kBackward, 0));
     ASSERT_OK(engine->UnitAcquire(5, Pass::kBackward, 0));
     const int32_t unit = engine->comm()->rank() == 1 ? 2 : 5;
-    ASSERT_OK(engine->UnitGradsReady(unit));
+    ASSERT_OK(engine->MarkUnitGradsReady(unit));
     if (form.reduces()) {
       const Status status = engine->ZeroGrad();
       ExpectError(status, StatusCode::kDesync,
@@ -191,7 +191,7 @@ TEST_P(DifferentCallsTest, ReducingDifferentUnitsIsADesync) {
       EXPECT_EQ(status.rank(), 1);
       return ExpectFinal(engine, StatusCode::kDesync);
     }
-    ASSERT_OK(engine->UnitGradsReady(7 - unit));
+    ASSERT_OK(engine->MarkUnitGradsReady(7 - unit));
     ASSERT_OK(engine->UnitRelease(2));
     ASSERT_OK(engine->UnitRelease(5));
     for (const int32_t other : {0, 1, 3, 4, 6}) ASSERT_OK(Ready(engine, other));

@@ -100,7 +100,7 @@ class ExactTrainer {
     expected_ = &expected;
     step_ = step;
     pass_ = pass;
-    Check(engine_.SetNoSync(pass < training_.passes), "set_accumulate");
+    Check(engine_.SetAccumulate(pass < training_.passes), "set_accumulate");
     Walk(Pass::kBackward);
   }
   void Passes(int step, const DoubleTensors& expected) {
@@ -221,12 +221,12 @@ class ExactTrainer {
     if (turned_) std::reverse(written.begin(), written.end());
     if ((training_.per_param && with > 0) || without > 0) {
       for (const ParamId param : written) {
-        if (!Check(engine_.ParamGradReady(param), "mark_param_grad_ready"))
+        if (!Check(engine_.MarkParamGradReady(param), "mark_param_grad_ready"))
           return;
       }
       if (without == 0) return;
     }
-    Check(engine_.UnitGradsReady(unit), "mark_unit_grads_ready");
+    Check(engine_.MarkUnitGradsReady(unit), "mark_unit_grads_ready");
   }
 
   const ExactTraining& training_;

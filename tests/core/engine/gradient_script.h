@@ -39,7 +39,7 @@ struct Act {
     kScribble,  // Writes values that do not count.
     kParamReady,
     kUnitReady,
-    kNoSync,  // Switches no_sync on if `id` is not 0, else off.
+    kAccumulate,  // Sets accumulate to 1 if `id` is not 0, else to 0.
     kZeroGrad,
   };
   Kind kind;
@@ -233,11 +233,11 @@ class ScriptHost {
       case Act::kRelease:
         return engine_.UnitRelease(act.id);
       case Act::kParamReady:
-        return engine_.ParamGradReady(act.id);
+        return engine_.MarkParamGradReady(act.id);
       case Act::kUnitReady:
-        return engine_.UnitGradsReady(act.id);
-      case Act::kNoSync:
-        return engine_.SetNoSync(act.id != 0);
+        return engine_.MarkUnitGradsReady(act.id);
+      case Act::kAccumulate:
+        return engine_.SetAccumulate(act.id != 0);
       case Act::kZeroGrad:
         return engine_.ZeroGrad();
       case Act::kStore:

@@ -300,7 +300,7 @@ void TrainOn(Engine* engine, int step) {
   for (size_t u = 0; u < engine->plan().units().size(); ++u) {
     const auto unit = static_cast<int32_t>(u);
     ASSERT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
-    ASSERT_OK(engine->UnitGradsReady(unit));
+    ASSERT_OK(engine->MarkUnitGradsReady(unit));
     ASSERT_OK(engine->UnitRelease(unit));
   }
   StepReport report;
@@ -344,7 +344,7 @@ TEST(JoinErrorsTest, RefusesReadyGradients) {
     for (size_t u = 0; u < engine->plan().units().size(); ++u) {
       const auto unit = static_cast<int32_t>(u);
       ASSERT_OK(engine->UnitAcquire(unit, Pass::kBackward, 0));
-      ASSERT_OK(engine->UnitGradsReady(unit));
+      ASSERT_OK(engine->MarkUnitGradsReady(unit));
       ASSERT_OK(engine->UnitRelease(unit));
     }
     int64_t steps = -1;
@@ -440,7 +440,7 @@ TEST(JoinErrorsTest, StepsThatDifferAreADesyncOnAllRanks) {
             for (size_t u = 0; u < plan->units().size(); ++u) {
               const auto unit = static_cast<int32_t>(u);
               ASSERT_OK(engine.UnitAcquire(unit, Pass::kBackward, 0));
-              ASSERT_OK(engine.UnitGradsReady(unit));
+              ASSERT_OK(engine.MarkUnitGradsReady(unit));
               ASSERT_OK(engine.UnitRelease(unit));
             }
             const StepOptions options = {.max_grad_norm = 1.0 + comm->rank()};

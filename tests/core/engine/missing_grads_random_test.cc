@@ -139,7 +139,7 @@ class RankMaker {
       if (simple_) {
         MakeSimplePass();
       } else {
-        step_.Do(Act::kNoSync, last_ ? 0 : 1);
+        step_.Do(Act::kAccumulate, last_ ? 0 : 1);
         if (gathers_ || !dice_.Chance(10)) MakePass(uses[pass]);
       }
       if (pass + 1 != zero_grad) continue;

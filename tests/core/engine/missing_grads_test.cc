@@ -292,7 +292,7 @@ Status DeclareAll(Engine* engine) {
     SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, Pass::kBackward, 0));
     if (const auto tensor = engine->Grad(unit); tensor.ok()) {
       std::fill_n(static_cast<float*>(tensor->data), tensor->numel, 1.0f);
-      SHARD_RETURN_IF_ERROR(engine->UnitGradsReady(unit));
+      SHARD_RETURN_IF_ERROR(engine->MarkUnitGradsReady(unit));
     }
     SHARD_RETURN_IF_ERROR(engine->UnitRelease(unit));
   }
@@ -344,7 +344,7 @@ TEST(ZeroGradTest, AnExtraCallOnOneRankIsADesyncOfShardedGradients) {
   }
 }
 
-// Both ranks throw away a pass of no_sync in which they declared different
+// Both ranks throw away an accumulating pass in which they declared different
 // units; one rank is far ahead of the other.
 TEST(ZeroGradTest, DropsPassesThatDifferBetweenRanks) {
   for (int variant = 0; variant < 4; ++variant) {
@@ -361,7 +361,7 @@ TEST(ZeroGradTest, DropsPassesThatDifferBetweenRanks) {
     for (int rank = 0; rank < 2; ++rank) {
       RankStep step;
       step.passes.resize(9);
-      step.Do(Act::kNoSync, 1);
+      step.Do(Act::kAccumulate, 1);
       for (int32_t unit = 8; unit > 0; --unit) {
         step.Do(Act::kAcquire, unit);
         if (rank == 0 && unit <= 2) {
@@ -371,7 +371,7 @@ TEST(ZeroGradTest, DropsPassesThatDifferBetweenRanks) {
         step.Do(Act::kRelease, unit);
       }
       step.Do(Act::kZeroGrad);
-      step.Do(Act::kNoSync, 0);
+      step.Do(Act::kAccumulate, 0);
       for (int32_t unit = 8; unit > 0; --unit) {
         step.Do(Act::kAcquire, unit);
         if (rank == 1 && unit <= 2) {
@@ -393,7 +393,7 @@ Status PassThrough(Engine* engine, int32_t unit, Pass pass, float gradient) {
   if (pass == Pass::kBackward) {
     SHARD_ASSIGN_OR_RETURN(const auto tensor, engine->Grad(unit));
     std::fill_n(static_cast<float*>(tensor.data), tensor.numel, gradient);
-    SHARD_RETURN_IF_ERROR(engine->UnitGradsReady(unit));
+    SHARD_RETURN_IF_ERROR(engine->MarkUnitGradsReady(unit));
   }
   return engine->UnitRelease(unit);
 }
@@ -455,9 +455,9 @@ TEST(ZeroGradTest, ARankThatDropsItsPassesAndJoinsIsTold) {
       ASSERT_OK(made);
       Engine* const engine = made->get();
       ASSERT_OK(engine->BroadcastParams(0));
-      ASSERT_OK(engine->SetNoSync(true));
+      ASSERT_OK(engine->SetAccumulate(true));
       ASSERT_OK(DeclareAll(engine));
-      ASSERT_OK(engine->SetNoSync(false));
+      ASSERT_OK(engine->SetAccumulate(false));
       if (comm->rank() == 1 || both) ASSERT_OK(engine->ZeroGrad());
       Status trained;
       if (comm->rank() == 1) {

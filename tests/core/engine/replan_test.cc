@@ -247,7 +247,7 @@ TEST_P(ReplanTest, AChangeOnOneRankIsADesyncOnAll) {
           const auto units = static_cast<int32_t>((*plan)->units().size());
           for (int32_t u = units; u-- > 0 && status.ok();) {
             status = (*engine)->UnitAcquire(u, Pass::kBackward, 0);
-            if (status.ok()) status = (*engine)->UnitGradsReady(u);
+            if (status.ok()) status = (*engine)->MarkUnitGradsReady(u);
             if (status.ok()) status = (*engine)->UnitRelease(u);
           }
           if (status.ok()) status = trainer.Step(&report);

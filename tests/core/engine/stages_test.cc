@@ -260,10 +260,10 @@ TEST(ShardGroupsTest, ApartTheySumInTwoLevels) {
   }
 }
 
-class NoSyncTest : public ::testing::TestWithParam<Form> {};
+class AccumulateTest : public ::testing::TestWithParam<Form> {};
 
 // Whole gradients accumulate on each rank, in any stage.
-TEST_P(NoSyncTest, GivesTheSameBitsWithWholeGrads) {
+TEST_P(AccumulateTest, GivesTheSameBitsWithWholeGrads) {
   UnitTraining plain = TrainingOf({.name = "plain", .stage = 1}, 3);
   plain.passes = 3;
   UnitTraining training = TrainingOf(GetParam(), 3);
@@ -273,7 +273,7 @@ TEST_P(NoSyncTest, GivesTheSameBitsWithWholeGrads) {
 }
 
 // Sharded gradients are summed over the ranks in every pass.
-TEST_P(NoSyncTest, ShardedSumsAreNear) {
+TEST_P(AccumulateTest, ShardedSumsAreNear) {
   UnitTraining plain = TrainingOf({.name = "plain", .stage = 1}, 3);
   plain.passes = 3;
   plain.optimizer = "sgd?lr=0.1&momentum=0.9";
@@ -285,7 +285,7 @@ TEST_P(NoSyncTest, ShardedSumsAreNear) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Forms, NoSyncTest,
+    Forms, AccumulateTest,
     ::testing::Values(
         Form{.name = "stage1", .stage = 1}, Form{.name = "stage2", .stage = 2},
         Form{.name = "stage3", .stage = 3},
@@ -303,14 +303,14 @@ TEST(DeterministicTest, DeterministicShardedSumsAreRefused) {
     ASSERT_TRUE(engine.ok());
     UnitTrainer trainer(training, engine->get());
     trainer.Fill();
-    ASSERT_TRUE((*engine)->SetNoSync(true).ok());
+    ASSERT_TRUE((*engine)->SetAccumulate(true).ok());
     ASSERT_TRUE((*engine)->UnitAcquire(0, Pass::kBackward, 0).ok());
-    const Status status = (*engine)->UnitGradsReady(0);
+    const Status status = (*engine)->MarkUnitGradsReady(0);
     EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
     EXPECT_NE(status.ToString().find("whole_grads"), std::string::npos);
     // All ranks made the same mistake, and can go on.
-    EXPECT_TRUE((*engine)->SetNoSync(false).ok());
-    EXPECT_TRUE((*engine)->UnitGradsReady(0).ok());
+    EXPECT_TRUE((*engine)->SetAccumulate(false).ok());
+    EXPECT_TRUE((*engine)->MarkUnitGradsReady(0).ok());
   });
 }
 

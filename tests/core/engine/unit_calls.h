@@ -59,7 +59,7 @@ class UnitCallsTest : public ::testing::TestWithParam<Form> {
 
   static Status Ready(Engine* engine, int32_t unit) {
     SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, Pass::kBackward, 0));
-    SHARD_RETURN_IF_ERROR(engine->UnitGradsReady(unit));
+    SHARD_RETURN_IF_ERROR(engine->MarkUnitGradsReady(unit));
     return engine->UnitRelease(unit);
   }
 

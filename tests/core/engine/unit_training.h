@@ -56,7 +56,7 @@ struct UnitTraining {
   EngineOptions engine;
   StepOptions step;
   int steps = 4;
-  int passes = 1;  // Backward passes per step, all but the last under no_sync.
+  int passes = 1;  // Backward passes per step, all but the last accumulate.
   bool per_param = false;
   bool overwrite = false;   // Pass::kBackwardOverwrite.
   bool begin_step = false;  // With `step`, before the passes.
@@ -99,7 +99,7 @@ class UnitTrainer {
 
   // Makes a backward pass with the gradients of batch number `batch`.
   void Backward(int batch, bool last) {
-    ASSERT_TRUE(engine_.SetNoSync(!last).ok());
+    ASSERT_TRUE(engine_.SetAccumulate(!last).ok());
     Visit(0, training_.overwrite ? Pass::kBackwardOverwrite : Pass::kBackward,
           [&](int32_t unit) { WriteGrads(unit, batch); });
   }
@@ -179,12 +179,12 @@ class UnitTrainer {
       }
       Store(dtype, grads, grad->data);
       if (training_.per_param) {
-        const Status ready = engine_.ParamGradReady(param);
+        const Status ready = engine_.MarkParamGradReady(param);
         ASSERT_TRUE(ready.ok()) << ready.ToString();
       }
     });
     if (training_.per_param) return;
-    const Status ready = engine_.UnitGradsReady(unit);
+    const Status ready = engine_.MarkUnitGradsReady(unit);
     ASSERT_TRUE(ready.ok()) << ready.ToString();
   }
 

@@ -33,24 +33,24 @@ TEST_P(WrongCallsTest, AWrongCallOnAllRanksChangesNothing) {
                     {StrCat("unknown pass ", pass), "1 (forward)"});
     }
     ExpectInvalid(engine->UnitRelease(7), {"unit 7"});
-    ExpectInvalid(engine->UnitGradsReady(-2), {"unit -2"});
-    ExpectInvalid(engine->ParamGradReady(99), {"parameter 99"});
+    ExpectInvalid(engine->MarkUnitGradsReady(-2), {"unit -2"});
+    ExpectInvalid(engine->MarkParamGradReady(99), {"parameter 99"});
     ExpectError(engine->UnitRelease(2), kWrongState,
                 {"unit 'b1' (2)", "IDLE", "FORWARD"});
 
     ASSERT_OK(engine->UnitAcquire(2, Pass::kForward, 0));
     ExpectError(engine->UnitAcquire(2, Pass::kBackward, 0), kWrongState,
                 {"unit 'b1' (2)", "FORWARD", "IDLE"});
-    ExpectError(engine->UnitGradsReady(2), kWrongState,
+    ExpectError(engine->MarkUnitGradsReady(2), kWrongState,
                 {"unit 'b1' (2)", "FORWARD", "BACKWARD_PRE"});
     // Parameter 3 is the unit's weight.
-    ExpectError(engine->ParamGradReady(3), kWrongState,
+    ExpectError(engine->MarkParamGradReady(3), kWrongState,
                 {"unit 'b1' (2)", "FORWARD", "BACKWARD_PRE"});
     ExpectError(Step(engine), kWrongState,
                 {"rank 0", "unit 'b1' (2)", "FORWARD", "step"});
     ASSERT_OK(engine->UnitRelease(2));
     if (form.shards_grads()) {
-      ExpectError(engine->UnitGradsReady(2), kWrongState,
+      ExpectError(engine->MarkUnitGradsReady(2), kWrongState,
                   {"unit 'b1' (2)", "IDLE", "BACKWARD_PRE"});
     }
     EXPECT_OK(TrainStep(engine));
@@ -71,9 +71,9 @@ TEST_P(WrongCallsTest, RefusesCallsBeforeBroadcast) {
         ExpectError(engine->UnitAcquire(0, Pass::kForward, 0), kWrongState,
                     {"unit_acquire", "FILLING", "broadcast_params"});
         ExpectError(engine->UnitRelease(0), kWrongState, {"FILLING"});
-        ExpectError(engine->UnitGradsReady(0), kWrongState, {"FILLING"});
-        ExpectError(engine->ParamGradReady(0), kWrongState, {"FILLING"});
-        ExpectError(engine->SetNoSync(true), kWrongState, {"FILLING"});
+        ExpectError(engine->MarkUnitGradsReady(0), kWrongState, {"FILLING"});
+        ExpectError(engine->MarkParamGradReady(0), kWrongState, {"FILLING"});
+        ExpectError(engine->SetAccumulate(true), kWrongState, {"FILLING"});
         ExpectError(Step(engine), kWrongState, {"rank 0", "step", "FILLING"});
         ASSERT_OK(engine->BroadcastParams(0));
         ExpectError(engine->BroadcastParams(0), kWrongState, {"before"});
@@ -85,18 +85,18 @@ TEST_P(WrongCallsTest, RefusesCallsBeforeBroadcast) {
 TEST_P(WrongCallsTest, RefusesGradientsThatAreReadyAlready) {
   OnRanks([&](Engine* engine) {
     ASSERT_OK(engine->UnitAcquire(3, Pass::kBackward, 0));
-    ASSERT_OK(engine->ParamGradReady(5));
-    ExpectError(engine->ParamGradReady(5), kWrongState,
+    ASSERT_OK(engine->MarkParamGradReady(5));
+    ExpectError(engine->MarkParamGradReady(5), kWrongState,
                 {"parameter 5", "unit 'b2' (3)", "ready already"});
-    ExpectError(engine->UnitGradsReady(3), kWrongState,
+    ExpectError(engine->MarkUnitGradsReady(3), kWrongState,
                 {"unit 'b2' (3)", "1 of its 2", "missing_grads"});
-    ASSERT_OK(engine->ParamGradReady(6));
-    ExpectError(engine->UnitGradsReady(3), kWrongState,
+    ASSERT_OK(engine->MarkParamGradReady(6));
+    ExpectError(engine->MarkUnitGradsReady(3), kWrongState,
                 {"unit 'b2' (3)", "ready already"});
-    ExpectError(engine->ParamGradReady(6), kWrongState,
+    ExpectError(engine->MarkParamGradReady(6), kWrongState,
                 {"unit 'b2' (3)", "ready already"});
     ASSERT_OK(engine->UnitRelease(3));
-    ExpectError(engine->UnitGradsReady(3), kWrongState,
+    ExpectError(engine->MarkUnitGradsReady(3), kWrongState,
                 {"unit 'b2' (3)", "ready already"});
     ExpectError(
         engine->UnitAcquire(3, Pass::kBackward, 0), kWrongState,
@@ -166,16 +166,16 @@ TEST_P(WrongCallsTest, RefusesAccumulationThatIsNotDeterministic) {
   const Form& form = GetParam();
   OnRanks(
       [&](Engine* engine) {
-        ASSERT_OK(engine->SetNoSync(true));
+        ASSERT_OK(engine->SetAccumulate(true));
         ASSERT_OK(engine->UnitAcquire(1, Pass::kBackward, 0));
-        const Status status = engine->UnitGradsReady(1);
+        const Status status = engine->MarkUnitGradsReady(1);
         if (form.shards_grads()) {
           ExpectError(status, kWrongState, {"deterministic", "whole_grads"});
         } else {
           ASSERT_OK(status);
         }
         ASSERT_OK(engine->UnitRelease(1));
-        ASSERT_OK(engine->SetNoSync(false));
+        ASSERT_OK(engine->SetAccumulate(false));
         EXPECT_OK(TrainStep(engine));
       },
       {.deterministic = true});
@@ -202,7 +202,7 @@ TEST_P(WrongCallsTest, RefusesTensorsOfUnitsThatAreNotInUse) {
     ASSERT_OK(engine->UnitAcquire(2, Pass::kBackward, 0));
     EXPECT_OK(engine->Param(3));
     EXPECT_OK(engine->Grad(3));
-    ASSERT_OK(engine->UnitGradsReady(2));
+    ASSERT_OK(engine->MarkUnitGradsReady(2));
     EXPECT_OK(engine->Param(3));
     EXPECT_EQ(engine->Grad(3).ok(), !form.shards_grads());
     ASSERT_OK(engine->UnitRelease(2));

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Agreement: compares values that must be the same on all ranks. Equal values
-// cost the exchange of a hash. When hashes differ, the ranks search for the
-// first fact of their descriptions that differs, and all return the same
+// CheckAgreement: compares values that must be the same on all ranks. Equal
+// values cost the exchange of a hash. When hashes differ, the ranks search for
+// the first fact of their descriptions that differs, and all return the same
 // kDesync with that fact.
 //
 // The search sends hashes of ranges of facts, not the facts: a few rounds of 2
 // KiB per rank, whatever the number of facts, and then the one fact that
 // differs. Descriptions are streamed once per round.
 
-#ifndef SHARD_CORE_COMM_AGREEMENT_H_
-#define SHARD_CORE_COMM_AGREEMENT_H_
+#ifndef SHARD_CORE_COMM_CHECK_AGREEMENT_H_
+#define SHARD_CORE_COMM_CHECK_AGREEMENT_H_
 
 #include <cstdint>
 #include <string_view>
@@ -61,4 +61,4 @@ Status CompareFingerprints(Communicator* comm, std::string_view what,
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_COMM_AGREEMENT_H_
+#endif  // SHARD_CORE_COMM_CHECK_AGREEMENT_H_

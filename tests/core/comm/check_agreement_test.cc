@@ -3,7 +3,7 @@
 // Agreements name the first fact that differs, wherever it stands and whichever
 // rank has it. They end in the same error when a rank does not stay until then.
 
-#include "core/comm/agreement.h"
+#include "core/comm/check_agreement.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -16,7 +16,7 @@
 
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing::agreement_test {
+namespace shard::testing::check_agreement_test {
 namespace {
 
 class AgreementTest : public ::testing::TestWithParam<Backend> {};
@@ -274,4 +274,4 @@ TEST(AgreementFaultTest, ARankIsTooLateForTheComparison) {
 }
 
 }  // namespace
-}  // namespace shard::testing::agreement_test
+}  // namespace shard::testing::check_agreement_test

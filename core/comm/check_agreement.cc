@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/comm/agreement.h"
+#include "core/comm/check_agreement.h"
 
 #include <xxhash.h>
 
