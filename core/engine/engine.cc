@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 #include "core/comm/check_agreement.h"
 #include "core/engine/memory/param_place.h"
@@ -185,15 +186,19 @@ Status Engine::Bind(ParamId param, const BoundMemory::Tensors& tensors) {
   // With overlap, parameters may still be on their way.
   const Deadline deadline = DeadlineOf(0);
   SHARD_RETURN_IF_ERROR(runtime_->queue().Drain(deadline));
+  SHARD_RETURN_IF_ERROR(runtime_->compute().Synchronize(deadline));
   SHARD_RETURN_IF_ERROR(bound_.Bind(param, tensors));
-  if (initial_params_.filling()) return Status();
-  return runtime_->bound_copies().RefreshParam(param, deadline);
+  if (initial_params_.filling() || tensors.values.empty()) return Status();
+  const Status copied = CatchOutOfMemory(
+      [&] { return runtime_->bound_copies().RefreshParam(param, deadline); });
+  // The copy may be on its way, so the memory cannot be given back.
+  return copied.ok() ? copied : runtime_->units().Fail(copied);
 }
 
 Status Engine::Refreshed(const Status& done, double timeout) const {
   SHARD_RETURN_IF_ERROR(done);
-  const Status refreshed =
-      runtime_->bound_copies().RefreshAll(DeadlineOf(timeout));
+  const Status refreshed = CatchOutOfMemory(
+      [&] { return runtime_->bound_copies().RefreshAll(DeadlineOf(timeout)); });
   (void)runtime_->bound_copies().TakeBytes();  // Of no step.
   return refreshed.ok() ? refreshed : runtime_->units().Fail(refreshed);
 }

@@ -192,6 +192,9 @@ TEST(BuffersTest, TheHostHasThemInOnePlace) {
                SHARD_FAILED_PRECONDITION, "skipped.mean", "ignored");
   BufferOf<uint8_t>(engine, kNothing, 0);
   float* const mean = BufferOf<float>(engine, kMean, kFeatures);
+  EXPECT_FAILS(shard_engine_bind_param(engine.get(), kFrozen, mean,
+                                       kFeatures * sizeof(float), nullptr, 0),
+               SHARD_INVALID_ARGUMENT, "engine's own");
   EXPECT_EQ(reinterpret_cast<uintptr_t>(mean) % 64, 0u);
   EXPECT_EQ(mean[kFeatures - 1], 0.0f);
   Set(engine, Of(3));

@@ -127,7 +127,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
  * acquisition for the backward pass; where missing_grads is not ERROR, when
  * they do not count. A step changes no others. The engine reads them between
  * their declaration and the end of the step. While the parameter is frozen it
- * does not use them.
+ * does not use them. Once unbound, the engine's own gradient is unspecified
+ * until the host writes or zeroes it.
  *
  * The memory has the bytes of the parameter, in the types of shard_engine_param
  * and _grad (shard_buffer_info). It stays the host's, and must be valid until
@@ -140,7 +141,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
  * that accumulates sharded gradients. In fp32 on 2 ranks, with both bound, a
  * step of AdamW moves 32 bytes per parameter and rank instead of 16.
  *
- * Errors, after which all is as before: INVALID_ARGUMENT for a parameter that
+ * Errors, after which all is as before but for a copy into `values` that fails
+ * or takes too long (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED), which is final as
+ * in a step, and after which `values` must be valid until the engine is freed:
+ * INVALID_ARGUMENT for a parameter that
  * does not exist, for other sizes, for memory that overlaps the engine's or
  * other bound memory of this rank, and in stage 3; FAILED_PRECONDITION for a
  * parameter that is ignored, the gradient of a frozen one, while units are in

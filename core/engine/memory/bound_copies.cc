@@ -16,6 +16,11 @@ Status BoundCopies::CheckMemory(ParamId param, std::string_view what,
                            " bytes (", numel, " elements of ", DTypeName(dtype),
                            "), not ", memory.size());
   }
+  const auto begin = reinterpret_cast<uintptr_t>(memory.data());
+  if (begin > UINTPTR_MAX - memory.size()) {
+    return InvalidArgument(what, ": ", memory.size(), " bytes at address ",
+                           begin, " reach beyond the last address");
+  }
   if (memory.empty() || !deps_.memory->Overlaps(memory)) return Status();
   return InvalidArgument(what, ": memory for parameter ", param,
                          " lies in the engine's own; bind memory of the host, "

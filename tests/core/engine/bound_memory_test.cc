@@ -535,6 +535,9 @@ TEST(BoundMemoryTest, Errors) {
     ExpectError(
         BindTo(engine, bias, {static_cast<std::byte*>(own->data), 12}, {}),
         StatusCode::kInvalidArgument, {"lies in the engine's own"});
+    ExpectError(BindTo(engine, bias,
+                       {reinterpret_cast<std::byte*>(UINTPTR_MAX - 8), 12}, {}),
+                StatusCode::kInvalidArgument, {"beyond the last address"});
     EXPECT_EQ(memory, std::vector<std::byte>(1000, kGarbage));
 
     ASSERT_OK(BindTo(engine, weight, part(100, 252), part(400, 252)));
