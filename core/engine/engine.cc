@@ -17,26 +17,6 @@
 
 namespace shard {
 
-namespace {
-
-Status CheckEngineOptions(const EngineOptions& options) {
-  const auto missing = static_cast<int32_t>(options.missing_grads);
-  if (missing >= 0 && missing <= 2) return Status();
-  return InvalidArgument("unknown missing_grads ", missing,
-                         "; known: 0 (an error), 1 (zero), 2 (skip)");
-}
-
-// Writes the options that ranks must agree on beside the plan: ranks with
-// different ones would diverge only when one of them skips a step, or sends
-// data that no other rank expects.
-void Describe(const EngineOptions& options, FactSink* sink) {
-  sink->AddSpec("loss_scaling", "kind", options.loss_scaler.ToString());
-  sink->Add("", "missing_grads", options.missing_grads);
-  sink->Add("", "overlap", options.overlap);
-}
-
-}  // namespace
-
 StatusOr<std::unique_ptr<Engine>> Engine::Create(
     std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
     const StatusOr<EngineOptions>& options) {
@@ -62,7 +42,8 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   SHARD_ASSIGN_OR_RETURN(Hypers hypers, Hypers::Create(*plan));
   SHARD_RETURN_IF_ERROR(CheckAgreement(
       comm.get(), "the engine's options",
-      [&](FactSink* sink) { Describe(*options, sink); }, deadline));
+      [&](FactSink* sink) { DescribeEngineOptions(*options, sink); },
+      deadline));
   const auto blas = FindBlas(*plan, hypers, device.get());
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm.get(), "find a BLAS", blas.status(), deadline));

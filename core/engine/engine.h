@@ -35,6 +35,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/engine/engine_options.h"
 #include "core/engine/memory/bound_memory.h"
 #include "core/engine/state/checkpoints.h"
 #include "core/engine/state/full_params_coordinator.h"
@@ -52,16 +53,6 @@
 #include "core/state/memory_store.h"
 
 namespace shard {
-
-struct EngineOptions {
-  double timeout = 0;  // Seconds; 0: the communicator's timeout.
-  LossScaler loss_scaler;
-  MissingGrads missing_grads = MissingGrads::kError;
-  // Without shared memory: a step returns while parameters are still being
-  // sent; the host acquires each unit before it reads the unit's parameters.
-  bool overlap = false;
-  std::string device;  // As OpenDevice takes it.
-};
 
 class Engine {
  public:
