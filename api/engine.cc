@@ -42,13 +42,21 @@ shard::Communicator* CommOf(const shard_engine* engine) {
   return engine == nullptr ? nullptr : engine->engine->comm();
 }
 
-// Writes the outputs of a tensor. `Data` is void* or const void*; `numel` may
-// be null.
-template <typename Data>
-Status WriteTensor(const Engine::Tensor& tensor, Data* data, int64_t* numel) {
-  *data = tensor.data;
-  if (numel != nullptr) *numel = tensor.numel;
-  return Status();
+// Writes the tensor of `engine` that `get` returns; null and 0 on an error.
+// `Data` is void* or const void*; `numel` may be null.
+template <typename Data, typename Get>
+shard_error* GetTensor(shard_engine* engine, Data* data, int64_t* numel,
+                       const Get& get) {
+  if (data != nullptr) *data = nullptr;
+  if (numel != nullptr) *numel = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE(data);
+    SHARD_ASSIGN_OR_RETURN(const Engine::Tensor tensor, get());
+    *data = tensor.data;
+    if (numel != nullptr) *numel = tensor.numel;
+    return Status();
+  });
 }
 
 // Reads the options of an engine. The other ranks are about to enter the same
@@ -168,52 +176,26 @@ shard_error* shard_engine_create(const shard_plan* plan, shard_comm* comm,
 
 shard_error* shard_engine_writable_param(shard_engine* engine, int32_t param,
                                          void** data, int64_t* numel) noexcept {
-  if (data != nullptr) *data = nullptr;
-  if (numel != nullptr) *numel = 0;
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    SHARD_API_REQUIRE(data);
-    SHARD_ASSIGN_OR_RETURN(const auto tensor,
-                           engine->engine->WritableParam(param));
-    return WriteTensor(tensor, data, numel);
-  });
+  return GetTensor(engine, data, numel,
+                   [&] { return engine->engine->WritableParam(param); });
 }
 
 shard_error* shard_engine_param(shard_engine* engine, int32_t param,
                                 const void** data, int64_t* numel) noexcept {
-  if (data != nullptr) *data = nullptr;
-  if (numel != nullptr) *numel = 0;
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    SHARD_API_REQUIRE(data);
-    SHARD_ASSIGN_OR_RETURN(const auto tensor, engine->engine->Param(param));
-    return WriteTensor(tensor, data, numel);
-  });
+  return GetTensor(engine, data, numel,
+                   [&] { return engine->engine->Param(param); });
 }
 
 shard_error* shard_engine_grad(shard_engine* engine, int32_t param, void** data,
                                int64_t* numel) noexcept {
-  if (data != nullptr) *data = nullptr;
-  if (numel != nullptr) *numel = 0;
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    SHARD_API_REQUIRE(data);
-    SHARD_ASSIGN_OR_RETURN(const auto tensor, engine->engine->Grad(param));
-    return WriteTensor(tensor, data, numel);
-  });
+  return GetTensor(engine, data, numel,
+                   [&] { return engine->engine->Grad(param); });
 }
 
 shard_error* shard_engine_buffer(shard_engine* engine, int32_t buffer,
                                  void** data, int64_t* numel) noexcept {
-  if (data != nullptr) *data = nullptr;
-  if (numel != nullptr) *numel = 0;
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    SHARD_API_REQUIRE(data);
-    SHARD_ASSIGN_OR_RETURN(const auto tensor,
-                           engine->engine->HostTensor(buffer));
-    return WriteTensor(tensor, data, numel);
-  });
+  return GetTensor(engine, data, numel,
+                   [&] { return engine->engine->HostTensor(buffer); });
 }
 
 shard_error* shard_engine_broadcast_buffers(shard_engine* engine, int32_t root,
