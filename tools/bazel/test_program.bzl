@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test programs of several files."""
 
-load("@rules_cc//cc:defs.bzl", "cc_library", "cc_test")
+load("@rules_cc//cc:defs.bzl", "cc_test")
+load("//tools/bazel:one_source.bzl", "one_source")
 
 def test_program(name, tests, deps, **kwargs):
     """Defines a program of several tests, compiled as one file with them all.
@@ -21,17 +22,10 @@ def test_program(name, tests, deps, **kwargs):
       deps: the dependencies of all files.
       **kwargs: passed on to cc_test.
     """
-    cc_library(
-        name = name + "_files",
+    one_source(
+        name = name,
         testonly = True,
-        textual_hdrs = tests,
-    )
-    includes = ["#include \\\"%s/%s\\\"" % (native.package_name(), test) for test in tests]
-    native.genrule(
-        name = name + "_source",
-        testonly = True,
-        outs = [name + ".cc"],
-        cmd = "printf '%%s\\n' %s >$@" % " ".join(["\"%s\"" % i for i in includes]),
+        files = tests,
     )
     cc_test(
         name = name,

@@ -24,7 +24,7 @@ namespace shardctl {
 
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kDiffHelp =
     R"(
 Keys, shapes, element types and values; of two checkpoints also steps, param
 groups and scalars. NaN equals NaN, and -0 equals 0. A tied weight that one side
@@ -272,7 +272,7 @@ int RunDiff(const DiffArguments& arguments) {
 void AddDiff(CommandLine* line) {
   const auto diff = std::make_shared<DiffArguments>();
   Command command =
-      line->AddCommand("diff", "In what two checkpoints differ", kHelp);
+      line->AddCommand("diff", "In what two checkpoints differ", kDiffHelp);
   command.AddOption("a", &diff->a, "A checkpoint").Required();
   command.AddOption("b", &diff->b, "Another one").Required();
   command.AddOption("--content", &diff->content, "all, model or optimizer")

@@ -17,7 +17,7 @@ namespace shardctl {
 
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kDoctorHelp =
     R"(
 Looks at the library, the CPU, memory, limits, what ranks can meet by, and a
 folder for checkpoints, in which it makes a file of 8 MiB for a moment.
@@ -100,7 +100,7 @@ void AddDoctor(CommandLine* line) {
   const auto doctor = std::make_shared<DoctorArguments>();
   Command command = line->AddCommand(
       "doctor", "Whether this machine is fit: library, CPU, limits, disk",
-      kHelp);
+      kDoctorHelp);
   command.AddOption("folder", &doctor->folder, "Where checkpoints would be")
       .ShowDefault();
   command.AddFlag("--strict", &doctor->strict, "Exit code 1 for a warning");

@@ -11,7 +11,7 @@ namespace shardctl {
 
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kImportHelp =
     R"(
 All tensors become parameters, without optimizer states. An engine loads
 safetensors as they are too; a checkpoint has checksums and is cut for ranks.
@@ -22,8 +22,8 @@ Example: shardctl import model.safetensors ckpt --ranks 8)";
 
 void AddImport(CommandLine* line) {
   const auto import = std::make_shared<ConvertArguments>();
-  Command command =
-      line->AddCommand("import", "Write safetensors as a checkpoint", kHelp);
+  Command command = line->AddCommand(
+      "import", "Write safetensors as a checkpoint", kImportHelp);
   command
       .AddOption("from", &import->from,
                  "A .safetensors file or a model.safetensors.index.json")

@@ -24,7 +24,7 @@ namespace shardctl {
 
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kInspectHelp =
     R"(
 --match takes shell patterns, in which * is any text, dots too; several: those
 that match one. --tensor reads the whole tensor.
@@ -392,7 +392,7 @@ int RunInspect(const InspectArguments& arguments) {
 void AddInspect(CommandLine* line) {
   const auto inspect = std::make_shared<InspectArguments>();
   Command command = line->AddCommand(
-      "inspect", "What is in a checkpoint or in safetensors", kHelp);
+      "inspect", "What is in a checkpoint or in safetensors", kInspectHelp);
   command.AddOption("path", &inspect->path, "The checkpoint").Required();
   command.AddOption("--tensor", &inspect->tensor,
                     "Show one tensor: slices, and what its values are");

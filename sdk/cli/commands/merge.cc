@@ -11,7 +11,7 @@ namespace shardctl {
 
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kMergeHelp =
     R"(
 By default only what a model is: parameters and buffers. States become tensors
 named state.KEY.NAME with --content all. Several files are named after the one
@@ -25,8 +25,8 @@ Example: shardctl merge ckpt model.safetensors --dtype bf16 --max-shard-size 5GB
 void AddMerge(CommandLine* line) {
   const auto merge = std::make_shared<ConvertArguments>();
   merge->content = "model";
-  Command command =
-      line->AddCommand("merge", "Write a checkpoint as safetensors", kHelp);
+  Command command = line->AddCommand(
+      "merge", "Write a checkpoint as safetensors", kMergeHelp);
   command.AddOption("from", &merge->from, "The checkpoint").Required();
   command.AddOption("to", &merge->to, "A file that ends in .safetensors")
       .Required();

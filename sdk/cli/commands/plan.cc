@@ -24,7 +24,7 @@ namespace shardctl {
 
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kPlanHelp =
     R"(
 MODEL is a description in JSON (docs/shardctl.md has its keys), a .safetensors
 file, or a checkpoint, whose keys say which modules there are. Or it is a plan
@@ -221,7 +221,7 @@ void AddPlan(CommandLine* line) {
   const auto plan = std::make_shared<PlanArguments>();
   Command command = line->AddCommand(
       "plan", "Memory, traffic and time per rank, for stages and world sizes",
-      kHelp);
+      kPlanHelp);
   command.AddOption("model", &plan->model, "The model, or a plan")
       .Required()
       .ExistingPath();

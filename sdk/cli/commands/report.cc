@@ -17,7 +17,7 @@ namespace shardctl {
 
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kReportHelp =
     R"(
 The page needs nothing else: no network, no scripts, no other files. Checkpoints
 of many files or tensors are summarized.
@@ -62,7 +62,8 @@ int RunReport(const ReportArguments& arguments) {
 void AddReport(CommandLine* line) {
   const auto report = std::make_shared<ReportArguments>();
   Command command = line->AddCommand(
-      "report", "Draw which rank holds what, as a page for a browser", kHelp);
+      "report", "Draw which rank holds what, as a page for a browser",
+      kReportHelp);
   command.AddOption("path", &report->path, "The checkpoint").Required();
   command
       .AddOption("-o,--output", &report->output,

@@ -12,7 +12,7 @@ namespace shardctl {
 
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kReshardHelp =
     R"(
 No program needs this to load a checkpoint: any number of ranks loads any other.
 It makes files of another number or element type, for other tools and for disks.
@@ -25,7 +25,8 @@ Example: shardctl reshard ckpt/step-001000 ckpt-8 --ranks 8)";
 void AddReshard(CommandLine* line) {
   const auto reshard = std::make_shared<ConvertArguments>();
   Command command = line->AddCommand(
-      "reshard", "Write a checkpoint with another number of files", kHelp);
+      "reshard", "Write a checkpoint with another number of files",
+      kReshardHelp);
   command.AddOption("from", &reshard->from, "The checkpoint").Required();
   command.AddOption("root", &reshard->to, "Where its copy goes").Required();
   command

@@ -12,7 +12,7 @@ namespace shardctl {
 
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kRunHelp =
     R"(
 Each rank finds its place in SHARD_RANK, SHARD_WORLD_SIZE, SHARD_LOCAL_RANK,
 SHARD_LOCAL_WORLD_SIZE and SHARD_RENDEZVOUS; a program that opens the
@@ -37,8 +37,8 @@ Example: shardctl run -n 4 -- ./train --steps 1000)";
 
 void AddRun(CommandLine* line) {
   const auto run = std::make_shared<RunOptions>();
-  Command command =
-      line->AddCommand("run", "Start N ranks of a program on this host", kHelp);
+  Command command = line->AddCommand(
+      "run", "Start N ranks of a program on this host", kRunHelp);
   command.AddOption("-n,--ranks", &run->ranks, "How many ranks to start")
       .Required()
       .Between(1, 512);

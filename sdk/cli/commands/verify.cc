@@ -19,7 +19,7 @@ namespace shardctl {
 
 namespace {
 
-constexpr const char* kHelp =
+constexpr const char* kVerifyHelp =
     R"(
 Safetensors have no checksums: they are read, and that is all.
 
@@ -101,7 +101,7 @@ int RunVerify(const VerifyArguments& arguments) {
 void AddVerify(CommandLine* line) {
   const auto verify = std::make_shared<VerifyArguments>();
   Command command = line->AddCommand(
-      "verify", "Compare a checkpoint with its checksums", kHelp);
+      "verify", "Compare a checkpoint with its checksums", kVerifyHelp);
   command.AddOption("path", &verify->path, "The checkpoint").Required();
   command.AddOption("--threads", &verify->threads, "That read")
       .Between(1, 256)

@@ -27,8 +27,30 @@ using testing::FaultEnv;
 using testing::NoSyncEnv;
 using testing::TempFolder;
 
-// Slices of random bytes, which are never zero like padding, placed by a
-// layout.
+// Returns `size` bytes of a random pattern, from *at on, where the next bytes
+// begin. They are never zero like padding, and the pattern's length is a prime,
+// so that bytes a whole number of chunks away differ.
+std::string NextBytes(size_t size, size_t* at) {
+  static const std::string pattern = [] {
+    uint32_t random = 7;
+    std::string bytes(65521, '\0');
+    for (char& byte : bytes) {
+      random = random * 1664525 + 1013904223;
+      byte = static_cast<char>(random >> 24 | 1);
+    }
+    return bytes;
+  }();
+  std::string bytes;
+  bytes.reserve(size);
+  while (bytes.size() < size) {
+    const size_t some = std::min(size - bytes.size(), pattern.size() - *at);
+    bytes.append(pattern, *at, some);
+    *at = (*at + some) % pattern.size();
+  }
+  return bytes;
+}
+
+// Slices of random bytes, placed by a layout.
 struct Content {
   std::vector<std::string> slices;
   std::vector<DataSource> sources;
@@ -36,14 +58,10 @@ struct Content {
   std::string file;  // The expected file.
 
   explicit Content(const std::vector<uint64_t>& sizes) {
-    uint32_t random = 7;
+    size_t at = 0;
     DataLayout layout;
     for (const uint64_t size : sizes) {
-      std::string& slice = slices.emplace_back(size, '\0');
-      for (char& byte : slice) {
-        random = random * 1664525 + 1013904223;
-        byte = static_cast<char>(random >> 24 | 1);
-      }
+      const std::string& slice = slices.emplace_back(NextBytes(size, &at));
       const uint64_t offset = layout.Add(size);
       file.resize(offset);
       file += slice;
