@@ -27,7 +27,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   Status local = options.status();
   std::shared_ptr<Device> device;
   if (local.ok()) local = CheckEngineOptions(*options);
-  if (local.ok()) local = CheckSupported(*plan, *comm);
+  if (local.ok()) local = CheckSupported(*plan, *comm, nullptr);
   if (local.ok()) {
     auto opened = OpenDevice(options->device);
     local = opened.status();

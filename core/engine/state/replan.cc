@@ -85,7 +85,7 @@ StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
     changed.wrap = before.UnitsAsPolicy();
     SHARD_ASSIGN_OR_RETURN(next,
                            Plan::Create(std::move(change.model), changed));
-    return CheckSupported(*next, *comm);
+    return CheckSupported(*next, *comm, &before);
   };
   const Status local = make();
   Arguments arguments;

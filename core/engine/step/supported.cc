@@ -10,7 +10,15 @@
 
 namespace shard {
 
-Status CheckSupported(const Plan& plan, const Communicator& comm) {
+uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
+                             const Plan* before) {
+  MemoryReport memory = plan.Memory(comm.direct());
+  if (before != nullptr) memory.host_tensor_bytes = 0;
+  return memory.HostTotal(comm.direct() ? comm.world_size() : 1);
+}
+
+Status CheckSupported(const Plan& plan, const Communicator& comm,
+                      const Plan* before) {
   const PlanOptions& options = plan.options();
   if (options.world_size != comm.world_size()) {
     return InvalidArgument("the plan is for world size ", options.world_size,
@@ -19,9 +27,7 @@ Status CheckSupported(const Plan& plan, const Communicator& comm) {
   // Checks all memory at once: each allocation alone may fit, and the kernel
   // grants pages that it does not have.
   SHARD_RETURN_IF_ERROR(
-      CheckHostMemory(plan.Memory(comm.direct())
-                          .HostTotal(comm.direct() ? options.world_size : 1),
-                      kShardFurther));
+      CheckHostMemory(HostBytesToAllocate(plan, comm, before), kShardFurther));
   // A model that trains can be saved.
   SHARD_RETURN_IF_ERROR(CheckManifestFits(plan));
   for (const FlatBufferPlan& buffer : plan.buffers()) {

@@ -6,6 +6,7 @@
 #ifndef SHARD_CORE_ENGINE_STEP_SUPPORTED_H_
 #define SHARD_CORE_ENGINE_STEP_SUPPORTED_H_
 
+#include <cstdint>
 #include <string>
 
 #include "core/base/status.h"
@@ -16,10 +17,18 @@
 
 namespace shard {
 
+// Returns the bytes that this host still has to give to an engine of `plan`: of
+// all ranks where they share memory, else of this rank. `before` is null, or
+// the plan that `plan` replaces, as for EngineMemory::Allocate. The memory of
+// `before` stays allocated meanwhile, and its host tensors serve both plans.
+uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
+                             const Plan* before);
+
 // Returns OK where this build can step what the plan describes, `comm` has the
-// ranks that the plan is for, the host has the memory, and a checkpoint can
-// hold the state. Local.
-Status CheckSupported(const Plan& plan, const Communicator& comm);
+// ranks that the plan is for, the host has HostBytesToAllocate, and a
+// checkpoint can hold the state. Local.
+Status CheckSupported(const Plan& plan, const Communicator& comm,
+                      const Plan* before);
 
 // Loads the BLAS that the plan's optimizers need and returns its name; "" where
 // none needs one. Local. BACKEND_UNAVAILABLE lists the names that were tried.

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The memory that a new plan needs, of an engine and in place of another plan.
+
+#include "core/engine/step/supported.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "core/base/element_type.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/engine/thread_ranks.h"
+#include "tests/core/engine/unit_training.h"
+
+namespace shard::supported_test {
+namespace {
+
+constexpr int kWorldSize = 2;
+
+// Returns a plan of a parameter and of a host tensor of `bytes` bytes.
+std::shared_ptr<const Plan> PlanWith(int64_t bytes) {
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Net");
+  EXPECT_OK(training.model->AddParam(kRootModule, "p", DType::kF32, {3000}));
+  EXPECT_OK(training.model->AddHostTensor(kRootModule, "h", ElementType::kU8,
+                                          {bytes}, false));
+  training.wrap = "";
+  training.plan.world_size = kWorldSize;
+  const auto plan = PlanOf(training);
+  EXPECT_OK(plan);
+  return *plan;
+}
+
+// Host tensors stay where they are when the plan changes: they need no memory
+// again.
+TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
+  constexpr uint64_t kHostTensor = 5 * kPageBytes;
+  const auto plan = PlanWith(kHostTensor);
+  for (const char* link : {"", "direct=0"}) {
+    SCOPED_TRACE(link);
+    RunThreadRanks(
+        kWorldSize,
+        [&](const auto& comm) {
+          const int ranks = comm->direct() ? kWorldSize : 1;
+          const uint64_t all = plan->Memory(comm->direct()).HostTotal(ranks);
+          EXPECT_EQ(HostBytesToAllocate(*plan, *comm, nullptr), all);
+          EXPECT_EQ(HostBytesToAllocate(*plan, *comm, plan.get()),
+                    all - static_cast<uint64_t>(ranks) * kHostTensor);
+        },
+        30, link);
+  }
+}
+
+// No machine has the memory of this host tensor; an engine that has it already
+// may change its plan.
+TEST(SupportedTest, AChangeOfThePlanAsksForNoHostTensors) {
+  const auto plan = PlanWith(int64_t{1} << 50);
+  RunThreadRanks(kWorldSize, [&](const auto& comm) {
+    ExpectError(CheckSupported(*plan, *comm, nullptr),
+                StatusCode::kResourceExhausted,
+                {"of memory are needed on this host", "ZeRO stage"});
+    EXPECT_OK(CheckSupported(*plan, *comm, plan.get()));
+  });
+}
+
+}  // namespace
+}  // namespace shard::supported_test
