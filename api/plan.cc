@@ -166,6 +166,8 @@ shard_plan_info InfoOf(const shard_plan& handle) {
   info.num_buffers = static_cast<int32_t>(plan.buffers().size());
   info.shard_group_size = plan.ShardGroupSize();
   info.keep_after_forward = plan.options().keep_after_forward ? 1 : 0;
+  info.num_model_buffers =
+      static_cast<int32_t>(plan.model().host_tensors().size());
   return info;
 }
 

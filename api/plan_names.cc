@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The names of parameters and the modules of a plan's model.
+// The names of parameters, the modules and the buffers of a plan's model.
 
 #include <algorithm>
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include "api/options.h"
 #include "api/plan_ids.h"
 #include "api/text.h"
+#include "core/flat/check_host_tensor.h"
 #include "core/model/directory.h"
 #include "core/model/model.h"
 #include "core/model/names.h"
@@ -134,6 +135,44 @@ shard_error* shard_plan_module_class(const shard_plan* plan, int32_t module,
     const auto& modules = plan->plan->model().modules();
     SHARD_RETURN_IF_ERROR(CheckId("module", module, modules.size()));
     *class_name = modules[static_cast<size_t>(module)].class_name.c_str();
+    return Status();
+  });
+}
+
+shard_error* shard_plan_model_buffer_info(
+    const shard_plan* plan, int32_t buffer,
+    shard_model_buffer_info* info) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(info);
+    SHARD_RETURN_IF_ERROR(
+        shard::api::ClearResult("shard_model_buffer_info", info));
+    SHARD_API_REQUIRE(plan);
+    SHARD_RETURN_IF_ERROR(shard::CheckHostTensor(*plan->plan, buffer));
+    const Model::HostTensor& tensor =
+        plan->plan->model().host_tensors()[static_cast<size_t>(buffer)];
+    shard_model_buffer_info out = SHARD_MODEL_BUFFER_INFO_INIT;
+    out.numel = tensor.numel;
+    std::copy(tensor.shape.begin(), tensor.shape.end(), out.shape);
+    out.ndim = static_cast<int32_t>(tensor.shape.size());
+    out.dtype = static_cast<int32_t>(tensor.type);
+    out.module = tensor.module;
+    out.persistent = tensor.persistent ? 1 : 0;
+    shard::api::WriteResult(out, info);
+    return Status();
+  });
+}
+
+shard_error* shard_plan_model_buffer_name(const shard_plan* plan,
+                                          int32_t buffer,
+                                          const char** name) noexcept {
+  if (name != nullptr) *name = nullptr;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(plan);
+    SHARD_API_REQUIRE(name);
+    SHARD_RETURN_IF_ERROR(shard::CheckHostTensor(*plan->plan, buffer));
+    *name = plan->texts.Get(TextKind::kModelBufferName, buffer, [&] {
+      return plan->plan->model().HostTensorFqn(buffer);
+    });
     return Status();
   });
 }

@@ -17,10 +17,11 @@
 namespace shard::api {
 
 enum class TextKind {
-  kWarnings,    // Of a plan.
-  kParamName,   // By the number of the name.
-  kModuleName,  // By ModuleId.
-  kFileName,    // Of a checkpoint, here and below, by number.
+  kWarnings,         // Of a plan.
+  kParamName,        // By the number of the name.
+  kModuleName,       // By ModuleId.
+  kModelBufferName,  // By HostTensorId.
+  kFileName,         // Of a checkpoint, here and below, by number.
   kGroup,
   kScalarName,
   kBlobName,

@@ -14,6 +14,7 @@
 #include "core/engine/state/import_state.h"
 #include "core/engine/state/log_warnings.h"
 #include "core/engine/step/supported.h"
+#include "core/flat/check_host_tensor.h"
 
 namespace shard {
 

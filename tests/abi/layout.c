@@ -102,6 +102,8 @@ int main(void) {
   FIELD(shard_plan_info, num_buffers);
   FIELD(shard_plan_info, shard_group_size);
   FIELD(shard_plan_info, keep_after_forward);
+  FIELD(shard_plan_info, num_model_buffers);
+  FIELD(shard_plan_info, reserved);
   INIT(shard_plan_info, SHARD_PLAN_INFO_INIT);
 
   STRUCT(shard_param_info);
@@ -167,6 +169,16 @@ int main(void) {
   FIELD(shard_module_info, first_name);
   FIELD(shard_module_info, num_names);
   INIT(shard_module_info, SHARD_MODULE_INFO_INIT);
+
+  STRUCT(shard_model_buffer_info);
+  FIELD(shard_model_buffer_info, struct_size);
+  FIELD(shard_model_buffer_info, numel);
+  FIELD(shard_model_buffer_info, shape);
+  FIELD(shard_model_buffer_info, ndim);
+  FIELD(shard_model_buffer_info, dtype);
+  FIELD(shard_model_buffer_info, module);
+  FIELD(shard_model_buffer_info, persistent);
+  INIT(shard_model_buffer_info, SHARD_MODEL_BUFFER_INFO_INIT);
 
   STRUCT(shard_engine_options);
   FIELD(shard_engine_options, struct_size);

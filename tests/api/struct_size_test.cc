@@ -219,7 +219,11 @@ TEST(StructSizeTest, PlanMemory) {
                             [&](type* out) { return call; })
 
 TEST(StructSizeTest, Layouts) {
-  const Plan owner = SmallPlan(1);
+  const Model model = SmallModel();
+  int32_t id = 0;
+  ASSERT_OK(shard_model_add_buffer(model.get(), 0, "buffer", SHARD_F32, nullptr,
+                                   0, 1, &id));
+  const Plan owner = MakePlan(model.get(), PlanOptions(1));
   const shard_plan* plan = owner.get();
   EXPECT_SIZES_OF_RESULT(shard_plan_info, fingerprint,
                          shard_plan_get_info(plan, out));
@@ -233,6 +237,8 @@ TEST(StructSizeTest, Layouts) {
                          shard_plan_name_info(plan, 0, out));
   EXPECT_SIZES_OF_RESULT(shard_module_info, module,
                          shard_plan_module_info(plan, 0, out));
+  EXPECT_SIZES_OF_RESULT(shard_model_buffer_info, numel,
+                         shard_plan_model_buffer_info(plan, 0, out));
   size_t count = 0;
   EXPECT_SIZES_OF_RESULT(shard_slice, begin,
                          shard_plan_slices(plan, 0, 0, 1, out, 1, &count));

@@ -246,6 +246,9 @@ void RunPlan(HostRank* rank) {
   TRY_TWICE(shard_plan_module_info(plan, 1, &module));
   TRY_TWICE(shard_plan_module_name(plan, 1, &given));
   TRY_TWICE(shard_plan_module_class(plan, 1, &given));
+  shard_model_buffer_info buffer = SHARD_MODEL_BUFFER_INFO_INIT;
+  TRY_TWICE(shard_plan_model_buffer_info(plan, 1, &buffer));
+  TRY_TWICE(shard_plan_model_buffer_name(plan, 1, &given));
   TRY_TWICE(shard_clean_tensor_name("module._orig_mod.first.bias", 1, text,
                                     sizeof(text), &length));
   shard_slice slices[8];

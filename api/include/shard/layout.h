@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Layouts, for hosts that read or write tensors themselves: where a plan puts
- * each parameter, and its names (docs/flat-layout.md). All functions here are
- * pure and local: any thread. Parameters, buffers, names and modules are
+ * each parameter, and its names (docs/flat-layout.md); the modules and buffers
+ * of the plan's model. All functions here are pure and local: any thread.
+ * Parameters, flat buffers, names, modules and buffers of the model are
  * numbered from 0. A number that does not exist is INVALID_ARGUMENT, whose
  * message says how many there are; shard_plan_get_info has these counts.
- * Ignored parameters have no place: FAILED_PRECONDITION.
+ * Ignored parameters, and buffers in ignored modules, are not stored:
+ * FAILED_PRECONDITION.
  *
  * A range of elements is a first one, `begin`, and a number, `numel`. */
 
@@ -170,6 +172,30 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_module_name(
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_module_class(
     const shard_plan* plan, int32_t module,
     const char** class_name) SHARD_NOEXCEPT;
+
+/* A buffer of the plan's model, as shard_model_add_buffer declared it. It is in
+ * no flat buffer. */
+typedef struct shard_model_buffer_info {
+  size_t struct_size;
+  int64_t numel;
+  int64_t shape[SHARD_MAX_DIMS]; /* 0 from ndim on. */
+  int32_t ndim;
+  shard_dtype dtype;
+  int32_t module;     /* The module that it is in. */
+  int32_t persistent; /* 1: in checkpoints and state dicts. */
+} shard_model_buffer_info;
+#define SHARD_MODEL_BUFFER_INFO_INIT \
+  { sizeof(shard_model_buffer_info), 0, {0}, 0, 0, 0, 0 }
+
+/* Gets the declaration of a buffer of the model, by its id, which
+ * shard_engine_buffer takes too. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_model_buffer_info(
+    const shard_plan* plan, int32_t buffer,
+    shard_model_buffer_info* info) SHARD_NOEXCEPT;
+
+/* Gets the FQN of a buffer of the model, by its id. */
+SHARD_NODISCARD SHARD_API shard_error* shard_plan_model_buffer_name(
+    const shard_plan* plan, int32_t buffer, const char** name) SHARD_NOEXCEPT;
 
 /* Removes from `name` the components that wrappers leave in it, wherever they
  * stand: _fsdp_wrapped_module, _checkpoint_wrapped_module, _fpw_module,

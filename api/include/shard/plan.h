@@ -241,9 +241,13 @@ typedef struct shard_plan_info {
    * unless shards_params is 1. */
   int32_t shard_group_size;
   int32_t keep_after_forward; /* As in shard_plan_options. */
+  /* Of shard_model_add_buffer, ignored ones among them:
+   * shard_plan_model_buffer_info. */
+  int32_t num_model_buffers;
+  int32_t reserved;
 } shard_plan_info;
 #define SHARD_PLAN_INFO_INIT \
-  { sizeof(shard_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(shard_plan_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Gets the plan's decisions, and the number of its parameters, units and so on.
  * Set info->struct_size first. Any thread. */

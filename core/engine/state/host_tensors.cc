@@ -7,8 +7,6 @@
 #include <cstring>
 
 #include "core/base/element_type.h"
-#include "core/base/strings.h"
-#include "core/model/names.h"
 
 namespace shard {
 
@@ -22,19 +20,6 @@ size_t BytesOf(const Plan& plan, HostTensorId id) {
 }
 
 }  // namespace
-
-Status CheckHostTensor(const Plan& plan, HostTensorId id) {
-  const auto& offsets = plan.host_tensors().offsets;
-  if (id < 0 || static_cast<size_t>(id) >= offsets.size()) {
-    return InvalidArgument("buffer ", id, " does not exist; the model has ",
-                           offsets.size());
-  }
-  if (offsets[static_cast<size_t>(id)] >= 0) return Status();
-  return FailedPrecondition("buffer ", id, ", ",
-                            QuoteName(plan.model().HostTensorFqn(id)),
-                            ", is in an ignored module: libshard does not "
-                            "store it");
-}
 
 Status BroadcastHostTensors(const EngineRuntime& runtime, int root,
                             const Status& known, Communicator* comm,

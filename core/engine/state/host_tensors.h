@@ -22,10 +22,6 @@
 
 namespace shard {
 
-// Returns OK for the id of a host tensor that the plan stores. Errors:
-// kInvalidArgument for another id, kFailedPrecondition for an ignored one.
-Status CheckHostTensor(const Plan& plan, HostTensorId id);
-
 // Replaces the host tensors of all ranks by those of rank `root`. COLLECTIVE.
 // `known`: an error of the call on this rank alone, which becomes an error on
 // all ranks, as a `root` does that is no rank. DESYNC where roots differ.
