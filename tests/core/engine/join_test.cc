@@ -18,6 +18,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/exact_training.h"
+#include "tests/core/engine/six_blocks.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
@@ -69,19 +70,9 @@ constexpr Form kForms[] = {
 };
 constexpr int kNumForms = static_cast<int>(std::size(kForms));
 
-// Returns a plan whose units have two pages, so that sharding saves some.
 std::shared_ptr<const Plan> PlanFor(const Form& form, int world_size) {
-  UnitTraining training;
-  training.model = std::make_shared<Model>("Root");
-  EXPECT_OK(training.model->AddParam(kRootModule, "base", DType::kF32, {10}));
-  for (int b = 0; b < 6; ++b) {
-    const ModuleId block =
-        *training.model->AddModule(kRootModule, StrCat("b", b), "Block");
-    EXPECT_OK(training.model->AddParam(block, "weight", DType::kF32, {1100}));
-    EXPECT_OK(training.model->AddParam(block, "bias", DType::kF32, {3}));
-  }
+  UnitTraining training = SixBlocks();
   training.optimizer = "adamw?lr=0.02";
-  training.wrap = "class?names=Block";
   training.plan.stage = form.stage;
   training.plan.world_size = world_size;
   training.plan.prefetch = form.prefetch;

@@ -13,9 +13,9 @@
 #include <memory>
 #include <string>
 
-#include "core/base/strings.h"
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/engine/six_blocks.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
@@ -75,21 +75,11 @@ class UnitCallsTest : public ::testing::TestWithParam<Form> {
 
   static constexpr StatusCode kWrongState = StatusCode::kFailedPrecondition;
 
-  // Returns a plan of a root with one parameter and six blocks, 'b0' (1) to
-  // 'b5' (6), of two pages. Each depth has `prefetch` slots beside the one in
-  // use.
+  // Returns a plan of SixBlocks. Each depth has `prefetch` slots beside the one
+  // in use.
   static StatusOr<std::shared_ptr<const Plan>> MakePlan(
       const Form& form, const World& world = {}) {
-    UnitTraining training;
-    training.model = std::make_shared<Model>("Root");
-    EXPECT_OK(training.model->AddParam(kRootModule, "base", DType::kF32, {10}));
-    for (int b = 0; b < 6; ++b) {
-      const ModuleId block =
-          *training.model->AddModule(kRootModule, StrCat("b", b), "Block");
-      EXPECT_OK(training.model->AddParam(block, "weight", DType::kF32, {1100}));
-      EXPECT_OK(training.model->AddParam(block, "bias", DType::kF32, {3}));
-    }
-    training.wrap = "class?names=Block";
+    UnitTraining training = SixBlocks();
     training.plan.stage = form.stage;
     training.plan.world_size = world.world_size;
     training.plan.prefetch = world.prefetch;
