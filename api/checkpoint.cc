@@ -22,6 +22,7 @@ using shard::LoadOptions;
 using shard::LoadReport;
 using shard::SaveOptions;
 using shard::Status;
+using shard::api::CommOf;
 using shard::api::Guard;
 using shard::api::GuardCollective;
 using shard::api::GuardTraining;
@@ -50,10 +51,6 @@ shard::StatusOr<SaveOptions> ToSaveOptions(const shard::Plan& plan,
   options.progress =
       shard::api::ToProgress(read.progress, read.progress_user_data);
   return options;
-}
-
-shard::Communicator* CommOf(const shard_engine* engine) {
-  return engine == nullptr ? nullptr : engine->engine->comm();
 }
 
 }  // namespace

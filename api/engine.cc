@@ -2,20 +2,17 @@
 
 #include "core/engine/engine.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "api/collective.h"
 #include "api/error.h"
 #include "api/handles.h"
 #include "api/memory.h"
 #include "api/options.h"
-#include "api/plan_ids.h"
 #include "api/text.h"
 #include "core/optim/loss_scaler.h"
 
@@ -23,10 +20,10 @@ namespace {
 
 using shard::Engine;
 using shard::EngineOptions;
-using shard::InvalidArgument;
 using shard::Status;
 using shard::StepOptions;
 using shard::StepReport;
+using shard::api::CommOf;
 using shard::api::Guard;
 using shard::api::GuardCollective;
 using shard::api::GuardTraining;
@@ -36,28 +33,6 @@ using shard::api::ReadOptions;
 // Returns `text`, or "" for NULL: the engine tells all ranks of a wrong
 // argument.
 std::string_view TextOf(const char* text) { return text ? text : ""; }
-
-// Returns the communicator of an engine; NULL for a NULL engine.
-shard::Communicator* CommOf(const shard_engine* engine) {
-  return engine == nullptr ? nullptr : engine->engine->comm();
-}
-
-// Writes the tensor of `engine` that `get` returns; null and 0 on an error.
-// `Data` is void* or const void*; `numel` may be null.
-template <typename Data, typename Get>
-shard_error* GetTensor(shard_engine* engine, Data* data, int64_t* numel,
-                       const Get& get) {
-  if (data != nullptr) *data = nullptr;
-  if (numel != nullptr) *numel = 0;
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    SHARD_API_REQUIRE(data);
-    SHARD_ASSIGN_OR_RETURN(const Engine::Tensor tensor, get());
-    *data = tensor.data;
-    if (numel != nullptr) *numel = tensor.numel;
-    return Status();
-  });
-}
 
 // Reads the options of an engine. The other ranks are about to enter the same
 // collective, so the engine tells them of this rank's wrong arguments.
@@ -120,40 +95,6 @@ void WriteReport(const StepReport& report, shard_step_report* out) {
   shard::api::WriteResult(result, out);
 }
 
-struct UnitParam {
-  int32_t param;
-  const void* data = nullptr;
-  void* grad = nullptr;
-};
-
-// Returns the parameters of a unit, by ascending id.
-shard::StatusOr<std::vector<UnitParam>> UnitParams(const Engine& engine,
-                                                   int32_t unit, bool with_data,
-                                                   bool with_grads) {
-  const shard::Plan& plan = engine.plan();
-  SHARD_RETURN_IF_ERROR(shard::api::CheckId("unit", unit, plan.units().size()));
-  std::vector<UnitParam> found;
-  for (const int32_t b : plan.unit(unit).buffers) {
-    const shard::FlatBufferPlan& buffer = plan.buffer(b);
-    for (const shard::Slot& slot : buffer.layout.slots()) {
-      UnitParam param{slot.param};
-      if (with_data) {
-        SHARD_ASSIGN_OR_RETURN(const auto tensor, engine.Param(slot.param));
-        param.data = tensor.data;
-      }
-      if (with_grads && buffer.trainable) {
-        SHARD_ASSIGN_OR_RETURN(const auto tensor, engine.Grad(slot.param));
-        param.grad = tensor.data;
-      }
-      found.push_back(param);
-    }
-  }
-  std::sort(
-      found.begin(), found.end(),
-      [](const UnitParam& a, const UnitParam& b) { return a.param < b.param; });
-  return found;
-}
-
 }  // namespace
 
 extern "C" {
@@ -172,58 +113,6 @@ shard_error* shard_engine_create(const shard_plan* plan, shard_comm* comm,
         *engine = new shard_engine{std::move(made)};
         return Status();
       });
-}
-
-shard_error* shard_engine_writable_param(shard_engine* engine, int32_t param,
-                                         void** data, int64_t* numel) noexcept {
-  return GetTensor(engine, data, numel,
-                   [&] { return engine->engine->WritableParam(param); });
-}
-
-shard_error* shard_engine_param(shard_engine* engine, int32_t param,
-                                const void** data, int64_t* numel) noexcept {
-  return GetTensor(engine, data, numel,
-                   [&] { return engine->engine->Param(param); });
-}
-
-shard_error* shard_engine_grad(shard_engine* engine, int32_t param, void** data,
-                               int64_t* numel) noexcept {
-  return GetTensor(engine, data, numel,
-                   [&] { return engine->engine->Grad(param); });
-}
-
-shard_error* shard_engine_buffer(shard_engine* engine, int32_t buffer,
-                                 void** data, int64_t* numel) noexcept {
-  return GetTensor(engine, data, numel,
-                   [&] { return engine->engine->HostTensor(buffer); });
-}
-
-shard_error* shard_engine_broadcast_buffers(shard_engine* engine, int32_t root,
-                                            double timeout) noexcept {
-  return GuardCollective(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    return engine->engine->BroadcastHostTensors(root, timeout);
-  });
-}
-
-shard_error* shard_engine_bind_param(shard_engine* engine, int32_t param,
-                                     void* values, size_t values_bytes,
-                                     void* grad, size_t grad_bytes) noexcept {
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    if (values_bytes > 0) SHARD_API_REQUIRE(values);
-    if (grad_bytes > 0) SHARD_API_REQUIRE(grad);
-    return engine->engine->Bind(
-        param, {{static_cast<std::byte*>(values), values_bytes},
-                {static_cast<std::byte*>(grad), grad_bytes}});
-  });
-}
-
-shard_error* shard_engine_zero_grad(shard_engine* engine) noexcept {
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    return engine->engine->ZeroGrad();
-  });
 }
 
 shard_error* shard_engine_set_hyper(shard_engine* engine, int32_t group,
@@ -330,23 +219,6 @@ shard_error* shard_engine_set_loss_scale(shard_engine* engine, double scale,
   });
 }
 
-shard_error* shard_engine_set_param(shard_engine* engine, int32_t param,
-                                    const void* data, size_t bytes) noexcept {
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    if (bytes > 0) SHARD_API_REQUIRE(data);
-    return engine->engine->SetParam(param, data, bytes);
-  });
-}
-
-shard_error* shard_engine_broadcast_params(shard_engine* engine,
-                                           double timeout) noexcept {
-  return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    return engine->engine->BroadcastParams(timeout);
-  });
-}
-
 shard_error* shard_engine_step(shard_engine* engine,
                                const shard_step_options* options,
                                shard_step_report* report) noexcept {
@@ -357,74 +229,6 @@ shard_error* shard_engine_step(shard_engine* engine,
         engine->engine->Step(ToStepOptions(options, report), &done));
     if (report != nullptr) WriteReport(done, report);
     return Status();
-  });
-}
-
-shard_error* shard_engine_unit_acquire(shard_engine* engine, int32_t unit,
-                                       int32_t pass, double timeout) noexcept {
-  return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    return engine->engine->UnitAcquire(unit, static_cast<shard::Pass>(pass),
-                                       timeout);
-  });
-}
-
-shard_error* shard_engine_unit_params(shard_engine* engine, int32_t unit,
-                                      int32_t* params, const void** data,
-                                      void** grads, size_t capacity,
-                                      size_t* count) noexcept {
-  if (count != nullptr) *count = 0;
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    // No more than a unit could fill: the capacity may be garbage.
-    const size_t cleared =
-        std::min(capacity, engine->engine->plan().places().size());
-    if (params != nullptr) std::fill_n(params, cleared, 0);
-    if (data != nullptr) std::fill_n(data, cleared, nullptr);
-    if (grads != nullptr) std::fill_n(grads, cleared, nullptr);
-    SHARD_ASSIGN_OR_RETURN(
-        const std::vector<UnitParam> found,
-        UnitParams(*engine->engine, unit, data != nullptr, grads != nullptr));
-    for (size_t i = 0; i < std::min(capacity, found.size()); ++i) {
-      if (params != nullptr) params[i] = found[i].param;
-      if (data != nullptr) data[i] = found[i].data;
-      if (grads != nullptr) grads[i] = found[i].grad;
-    }
-    if (count != nullptr) *count = found.size();
-    return Status();
-  });
-}
-
-shard_error* shard_engine_unit_release(shard_engine* engine,
-                                       int32_t unit) noexcept {
-  return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    return engine->engine->UnitRelease(unit);
-  });
-}
-
-shard_error* shard_engine_mark_unit_grads_ready(shard_engine* engine,
-                                                int32_t unit) noexcept {
-  return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    return engine->engine->MarkUnitGradsReady(unit);
-  });
-}
-
-shard_error* shard_engine_mark_param_grad_ready(shard_engine* engine,
-                                                int32_t param) noexcept {
-  return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    return engine->engine->MarkParamGradReady(param);
-  });
-}
-
-shard_error* shard_engine_set_accumulate(shard_engine* engine,
-                                         int32_t accumulate) noexcept {
-  return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
-    SHARD_ASSIGN_OR_RETURN(const bool read, ReadFlag("accumulate", accumulate));
-    return engine->engine->SetAccumulate(read);
   });
 }
 

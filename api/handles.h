@@ -72,4 +72,13 @@ struct shard_checkpoint {
   shard::api::TextCache texts = {};
 };
 
+namespace shard::api {
+
+// Returns the communicator of an engine; null for a NULL engine.
+inline Communicator* CommOf(const shard_engine* engine) {
+  return engine == nullptr ? nullptr : engine->engine->comm();
+}
+
+}  // namespace shard::api
+
 #endif  // SHARD_API_HANDLES_H_

@@ -30,6 +30,7 @@ using shard::StateOptions;
 using shard::Status;
 using shard::StatusOr;
 using shard::TensorInfo;
+using shard::api::CommOf;
 using shard::api::Guard;
 using shard::api::GuardCollective;
 using shard::api::GuardTraining;
@@ -101,10 +102,6 @@ Status CopyParts(MemoryStore* from, shard_state_dict* to) {
     SHARD_RETURN_IF_ERROR(to->store.AddNumber(key, value));
   }
   return Status();
-}
-
-shard::Communicator* CommOf(const shard_engine* engine) {
-  return engine == nullptr ? nullptr : engine->engine->comm();
 }
 
 }  // namespace

@@ -34,6 +34,8 @@
 #include "shard/model.h"
 #include "shard/plan.h"
 #include "shard/state.h"
+#include "shard/tensors.h"
+#include "shard/units.h"
 /* IWYU pragma: end_exports */
 
 #endif /* SHARD_SHARD_H_ */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The smallest model that stages 2 and 3 shard with units of one depth and a
-// slot beside the one in use.
+// A small model that stages 2 and 3 shard, in units of one depth.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_SIX_BLOCKS_H_
 #define SHARD_TESTS_CORE_ENGINE_SIX_BLOCKS_H_
