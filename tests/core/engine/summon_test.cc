@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -232,6 +235,43 @@ INSTANTIATE_TEST_SUITE_P(Forms, SummonTest, ::testing::ValuesIn(kForms),
                          [](const auto& info) {
                            return std::string(info.param.name);
                          });
+
+// Parameters are written back in pieces of 32768 elements. Masters of elements
+// that changed follow, and no others, where pieces meet too.
+TEST(WriteBackTest, MastersFollowWhereElementsChanged) {
+  constexpr int64_t kNumel = 40'000;
+  UnitTraining training;
+  training.model = std::make_shared<Model>("Root");
+  ASSERT_TRUE(
+      training.model->AddParam(kRootModule, "p", DType::kBF16, {kNumel}).ok());
+  training.wrap = "";
+  const auto plan = PlanOf(training);
+  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+  RunThreadRanks(1, [&](const auto& comm) {
+    const auto engine = Engine::Create(*plan, comm, training.engine);
+    ASSERT_TRUE(engine.ok()) << engine.status().ToString();
+    UnitTrainer trainer(training, engine->get());
+    trainer.Fill();
+    trainer.Forward();
+    trainer.Backward(1, true);
+    StepReport report;
+    ASSERT_TRUE(trainer.Step(&report).ok());
+    const EngineBuffer& buffer = (*engine)->memory().buffers()[0];
+    const auto* masters = reinterpret_cast<const float*>(buffer.states.back());
+    std::vector<float> expected(masters, masters + kNumel);
+    ASSERT_TRUE((*engine)->Summon(kRootModule, kAllRanks, 0).ok());
+    const auto tensor = (*engine)->Param(0);
+    ASSERT_TRUE(tensor.ok()) << tensor.status().ToString();
+    std::vector<float> values = Load(DType::kBF16, tensor->data, kNumel);
+    for (const size_t i : {0, 32'767, 32'768, 39'999}) {
+      values[i] = 3;
+      expected[i] = 3;
+    }
+    Store(DType::kBF16, values, tensor->data);
+    ASSERT_TRUE((*engine)->EndSummon(true, 0).ok());
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), masters));
+  });
+}
 
 }  // namespace
 }  // namespace shard::summon_test

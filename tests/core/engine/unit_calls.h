@@ -49,6 +49,7 @@ struct World {
   int world_size = 2;
   int prefetch = 1;
   bool deterministic = false;
+  EngineOptions engine;
 };
 
 class UnitCallsTest : public ::testing::TestWithParam<Form> {
@@ -96,7 +97,7 @@ class UnitCallsTest : public ::testing::TestWithParam<Form> {
     RunThreadRanks(
         world.world_size,
         [&](const auto& comm) {
-          auto made = Engine::Create(*plan, comm);
+          auto made = Engine::Create(*plan, comm, world.engine);
           ASSERT_OK(made);
           ASSERT_OK((*made)->BroadcastParams(0));
           body(made->get());
