@@ -30,9 +30,12 @@ using shard::api::GuardTraining;
 using shard::api::ReadFlag;
 using shard::api::ReadOptions;
 
-// Returns `text`, or "" for NULL: the engine tells all ranks of a wrong
-// argument.
-std::string_view TextOf(const char* text) { return text ? text : ""; }
+// Returns the text of an optimizer, or the error of NULL, which the engine
+// tells all ranks.
+shard::StatusOr<std::string_view> ReadOptimizer(const char* optimizer) {
+  SHARD_API_REQUIRE(optimizer);
+  return std::string_view(optimizer);
+}
 
 // Reads the options of an engine. The other ranks are about to enter the same
 // collective, so the engine tells them of this rank's wrong arguments.
@@ -279,7 +282,7 @@ shard_error* shard_engine_add_param_group(shard_engine* engine,
     SHARD_API_REQUIRE(engine);
     SHARD_ASSIGN_OR_RETURN(
         const int32_t added,
-        engine->engine->AddParamGroup(TextOf(optimizer),
+        engine->engine->AddParamGroup(ReadOptimizer(optimizer),
                                       std::span(params, count), timeout));
     if (group != nullptr) *group = added;
     return Status();

@@ -307,9 +307,9 @@ Status Engine::EndSummon(const StatusOr<bool>& write_back, double timeout) {
 
 // ---- Another plan ----------------------------------------------------------
 
-StatusOr<GroupId> Engine::AddParamGroup(std::string_view optimizer,
-                                        std::span<const ParamId> params,
-                                        double timeout) {
+StatusOr<GroupId> Engine::AddParamGroup(
+    const StatusOr<std::string_view>& optimizer,
+    std::span<const ParamId> params, double timeout) {
   SHARD_RETURN_IF_ERROR(
       ChangePlan(NewParamGroup(plan(), hypers_, optimizer, params), timeout));
   return static_cast<GroupId>(plan().options().groups.size() - 1);

@@ -178,7 +178,7 @@ class Engine {
   // Makes a param group. `params` are frozen, or in the default group; they
   // become trainable. More `params` than the model has are an error on all
   // ranks, here and below.
-  StatusOr<GroupId> AddParamGroup(std::string_view optimizer,
+  StatusOr<GroupId> AddParamGroup(const StatusOr<std::string_view>& optimizer,
                                   std::span<const ParamId> params,
                                   double timeout);
   Status SetTrainable(std::span<const ParamId> params,

@@ -147,9 +147,9 @@ TEST(GroupsTest, HyperparametersByKey) {
   EXPECT_EQ(length, 0u);
 }
 
-// A count that no list of parameters has is refused before one is read. The
-// ranks go on.
-TEST(GroupsTest, WrongCountsAreTheErrorOfAllRanks) {
+// A count that no list of parameters has is refused before one is read, and so
+// is NULL. The ranks go on.
+TEST(GroupsTest, WrongArgumentsAreTheErrorOfAllRanks) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     const Engine owner = GroupedEngine(comm, "?lr=0.25");
     shard_engine* const engine = owner.get();
@@ -171,6 +171,10 @@ TEST(GroupsTest, WrongCountsAreTheErrorOfAllRanks) {
     EXPECT_FAILS(shard_engine_set_trainable(
                      engine, rank == 1 ? nullptr : &weight, 1, 0, 0),
                  SHARD_INVALID_ARGUMENT, "params is NULL", "rank 1");
+    EXPECT_FAILS(
+        shard_engine_add_param_group(engine, rank == 1 ? nullptr : "sgd",
+                                     &weight, 1, 0, nullptr),
+        SHARD_INVALID_ARGUMENT, "optimizer is NULL", "rank 1");
     EXPECT_OK(shard_engine_set_trainable(engine, &weight, 1, 0, 0));
     EXPECT_OK(shard_engine_step(engine, nullptr, nullptr));
   });

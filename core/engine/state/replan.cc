@@ -40,16 +40,17 @@ Status SetTrainable(const Plan& plan, std::span<const ParamId> params,
 }  // namespace
 
 PlanChange NewParamGroup(const Plan& plan, const Hypers& hypers,
-                         std::string_view optimizer,
+                         const StatusOr<std::string_view>& optimizer,
                          std::span<const ParamId> params) {
   PlanChange change = UnchangedPlan(plan, hypers);
   const auto make = [&]() -> Status {
+    SHARD_RETURN_IF_ERROR(optimizer.status());
     SHARD_RETURN_IF_ERROR(
-        change.model->AddParamGroup(optimizer, params).status());
+        change.model->AddParamGroup(*optimizer, params).status());
     SHARD_RETURN_IF_ERROR(SetTrainable(plan, params, true, change.model.get()));
     SHARD_ASSIGN_OR_RETURN(
         const Optimizer parsed,
-        Optimizer::Parse(optimizer, &hypers.optimizers().front()));
+        Optimizer::Parse(*optimizer, &hypers.optimizers().front()));
     change.groups.push_back(PlanGroup(parsed));
     return Status();
   };

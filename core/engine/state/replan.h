@@ -33,7 +33,7 @@ struct PlanChange {
 // Makes a param group of `optimizer` with `params`, which become trainable.
 // `params` are frozen, or in the default group.
 PlanChange NewParamGroup(const Plan& plan, const Hypers& hypers,
-                         std::string_view optimizer,
+                         const StatusOr<std::string_view>& optimizer,
                          std::span<const ParamId> params);
 // Freezes or unfreezes `params`.
 PlanChange NewTrainable(const Plan& plan, const Hypers& hypers,

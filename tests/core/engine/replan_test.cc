@@ -19,6 +19,8 @@
 namespace shard::replan_test {
 namespace {
 
+using std::string_view_literals::operator""sv;
+
 using ::testing::HasSubstr;
 
 struct Form {
@@ -114,7 +116,7 @@ TEST_P(ReplanTest, ThereAndBackChangesNothing) {
         const auto last =
             static_cast<ParamId>(engine->plan().model().params().size() - 1);
         // A group of its own with the same optimizer moves all parameters.
-        const auto group = engine->AddParamGroup("?", std::vector{last}, 0);
+        const auto group = engine->AddParamGroup("?"sv, std::vector{last}, 0);
         EXPECT_TRUE(group.ok()) << group.status().ToString();
         EXPECT_EQ(*group, 1);
       });
@@ -173,7 +175,7 @@ TEST_P(ReplanTest, NewGroupsHaveTheirOwnHyperparameters) {
     if (step == 1) {
       ASSERT_TRUE(engine->SetHyper(0, "lr", 0.25).ok());
     } else {
-      ASSERT_TRUE(engine->AddParamGroup("?lr=0", std::vector{1}, 0).ok());
+      ASSERT_TRUE(engine->AddParamGroup("?lr=0"sv, std::vector{1}, 0).ok());
       EXPECT_EQ(*engine->hypers().Get(0, "lr"), 0.25);
       EXPECT_EQ(*engine->hypers().Get(1, "lr"), 0.0);
     }
@@ -205,7 +207,7 @@ TEST_P(ReplanTest, ErrorsAreThoseOfAllRanks) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(status.ToString(),
                 AllOf(HasSubstr("18446744073709551615"), HasSubstr("rank 1")));
-    status = engine->AddParamGroup("?", std::span(&one, count), 0).status();
+    status = engine->AddParamGroup("?"sv, std::span(&one, count), 0).status();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     // The lists differ between ranks.
     status = engine->SetTrainable(std::vector{rank == 1 ? 2 : 1}, false, 0);
@@ -213,7 +215,7 @@ TEST_P(ReplanTest, ErrorsAreThoseOfAllRanks) {
     EXPECT_THAT(status.ToString(),
                 AllOf(HasSubstr("the changed plan: trainable of parameter '"),
                       HasSubstr("rank 0 has "), HasSubstr("rank 1 has ")));
-    const auto group = engine->AddParamGroup("?lr=1x", std::vector{1}, 0);
+    const auto group = engine->AddParamGroup("?lr=1x"sv, std::vector{1}, 0);
     EXPECT_EQ(group.status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(engine->SetTrainable({}, true, 0).code(),
               StatusCode::kInvalidArgument);
@@ -240,7 +242,7 @@ TEST_P(ReplanTest, AChangeOnOneRankIsADesyncOnAll) {
         Status status;
         if (comm->rank() == 0) {
           status =
-              (*engine)->AddParamGroup("?lr=1", std::vector{1}, 0).status();
+              (*engine)->AddParamGroup("?lr=1"sv, std::vector{1}, 0).status();
         } else {
           // The other ranks get the error from whichever call first meets rank
           // 0.
