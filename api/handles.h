@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "api/per_process.h"
 #include "api/text_cache.h"
 #include "core/checkpoint/data/file_store.h"
 #include "core/comm/communicator.h"
@@ -40,14 +41,19 @@ struct shard_plan {
   const shard::ModelDirectory& directory() const {
     // std::call_once would load libgcc_s for an exception on its way through
     // libc, and end the process where memory is out.
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (!names) names.emplace(plan->model());
-    return *names;
+    Names& made = names.Get();
+    const std::lock_guard<std::mutex> lock(made.mutex);
+    if (!made.directory) made.directory.emplace(plan->model());
+    return *made.directory;
   }
 
+  struct Names {
+    std::mutex mutex;  // Guards `directory`.
+    std::optional<shard::ModelDirectory> directory;
+  };
+
   std::shared_ptr<const shard::Plan> plan;
-  mutable std::mutex mutex = {};  // Guards `names`.
-  mutable std::optional<shard::ModelDirectory> names = {};
+  shard::api::PerProcess<Names> names = {};
   shard::api::TextCache texts = {};
 };
 

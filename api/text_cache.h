@@ -14,6 +14,8 @@
 #include <string>
 #include <utility>
 
+#include "api/per_process.h"
+
 namespace shard::api {
 
 enum class TextKind {
@@ -34,17 +36,22 @@ class TextCache {
   template <typename Make>
   const char* Get(TextKind kind, int64_t number, const Make& make) const {
     const std::pair id(kind, number);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    auto found = texts_.find(id);
-    if (found == texts_.end()) {
-      found = texts_.emplace(id, std::string(make())).first;
+    Texts& texts = texts_.Get();
+    const std::lock_guard<std::mutex> lock(texts.mutex);
+    auto found = texts.by_id.find(id);
+    if (found == texts.by_id.end()) {
+      found = texts.by_id.emplace(id, std::string(make())).first;
     }
     return found->second.c_str();  // Nodes of a map do not move.
   }
 
  private:
-  mutable std::mutex mutex_;
-  mutable std::map<std::pair<TextKind, int64_t>, std::string> texts_;
+  struct Texts {
+    std::mutex mutex;  // Guards `by_id`.
+    std::map<std::pair<TextKind, int64_t>, std::string> by_id;
+  };
+
+  PerProcess<Texts> texts_;
 };
 
 }  // namespace shard::api

@@ -8,8 +8,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/api/api_testing.h"
@@ -97,6 +99,36 @@ TEST(ProcessesTest, BuffersAreBroadcastAndSaved) {
 
 // A child of fork may free the handles that it has from its parent, without an
 // effect on the parent, and trains with handles of its own.
+// A thread of the parent holds the plan's locks while some of the children are
+// made.
+TEST(ProcessesTest, AChildOfForkReadsAPlanThatItsParentReads) {
+  const Plan plan = SmallPlan(2);
+  std::atomic<bool> done{false};
+  std::thread reader([&] {
+    const char* name = nullptr;
+    while (!done)
+      shard_error_free(shard_plan_param_name(plan.get(), 0, 0, &name));
+  });
+  for (int i = 0; i < 50; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      const char* name = nullptr;
+      shard_plan_info info = SHARD_PLAN_INFO_INIT;
+      const bool read =
+          shard_plan_get_info(plan.get(), &info) == nullptr &&
+          shard_plan_param_name(plan.get(), 1, 0, &name) == nullptr;
+      ::_exit(read ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << i;
+    if (status != 0) break;
+  }
+  done = true;
+  reader.join();
+}
+
 TEST(ProcessesTest, AChildOfForkFreesAndOpensItsOwn) {
   const std::string url = "shm:" + shard::testing::UniqueName();
   ExpectAllPassed(shard::testing::RunRanks(2, [&](const Rank& me) {
