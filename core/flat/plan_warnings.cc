@@ -144,8 +144,9 @@ std::string KeptWhole(const Plan& plan) {
   if (options.world_size == 1) return "";
   const bool grads =
       options.stage >= 2 && !options.whole_grads && !plan.shards_grads();
+  // In shard groups of one rank, each rank is to hold all parameters.
   const bool params = options.stage == 3 && !options.keep_after_forward &&
-                      !plan.shards_params();
+                      plan.ShardGroupSize() > 1 && !plan.shards_params();
   if (!grads && !params) return "";
   return StrCat(
       "stage ", options.stage, " keeps ",

@@ -92,6 +92,10 @@ TEST(PlanWarnings, NameStagesThatShardNothing) {
   options.whole_grads = true;
   options.keep_after_forward = true;
   EXPECT_TRUE(WarningsOf(model, options).empty());
+  // In shard groups of one rank, each rank is to hold all parameters.
+  options.keep_after_forward = false;
+  options.shard_group_size = 1;
+  EXPECT_TRUE(WarningsOf(model, options).empty());
 }
 
 TEST(PlanWarnings, AreNoneWhereUnitsAreUniform) {
