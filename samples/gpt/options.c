@@ -25,7 +25,6 @@ typedef struct option {
 
 #define AT(field) offsetof(options, field)
 
-// Learning rates are above 0: to libshard's step, 0 means "as before".
 static const option kOptions[] = {
     {"layers", INTEGER, AT(model.layers), "4", 1, GPT_MAX_LAYERS, "N",
      "blocks"},
@@ -39,7 +38,7 @@ static const option kOptions[] = {
      "sequences per step, all ranks together"},
     {"steps", INTEGER, AT(steps), "1500", 1, 100000000, "N", "optimizer steps"},
     {"lr", NUMBER, AT(lr), "4e-3", 1e-12, 10, "X", "peak learning rate"},
-    {"min-lr", NUMBER, AT(min_lr), NULL, 1e-12, 10, "X",
+    {"min-lr", NUMBER, AT(min_lr), NULL, 0, 10, "X",
      "learning rate at the end of the cosine [--lr / 20]"},
     {"warm-up", INTEGER, AT(warm_up), "50", 0, 100000000, "N",
      "steps up to the peak learning rate"},
@@ -234,6 +233,7 @@ bool options_parse(options* parsed, int argc, char* const* argv, char* message,
   for (int i = 0; i < kOptionCount; i++) {
     if (kOptions[i].initial) set(parsed, &kOptions[i], kOptions[i].initial);
   }
+  parsed->min_lr = -1;  // Not given.
   for (int i = 1; i < argc; i++) {
     const char* word = argv[i];
     const bool dashed = strncmp(word, "--", 2) == 0;
@@ -264,8 +264,7 @@ bool options_parse(options* parsed, int argc, char* const* argv, char* message,
       return false;
     }
   }
-  // 0 stands for a --min-lr that was not given.
-  if (parsed->min_lr == 0) parsed->min_lr = parsed->lr / 20;
+  if (parsed->min_lr < 0) parsed->min_lr = parsed->lr / 20;
   return consistent(parsed, message, message_size);
 }
 

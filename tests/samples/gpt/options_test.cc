@@ -103,6 +103,8 @@ TEST(OptionsTest, TheLeastLearningRateFollowsThePeak) {
   EXPECT_GT(parsed.min_lr, 0);
   ASSERT_EQ(Parse(&parsed, {"--min-lr", "3e-5", "--lr", "1e-4"}), "");
   EXPECT_EQ(parsed.min_lr, 3e-5);
+  ASSERT_EQ(Parse(&parsed, {"--min-lr", "0"}), "");
+  EXPECT_EQ(parsed.min_lr, 0);
 }
 
 TEST(OptionsTest, TheLastOneCounts) {
@@ -154,9 +156,8 @@ TEST(OptionsTest, NamesTheRangeThatAValueIsNotIn) {
               HasSubstr("99999999999999999999"));
   EXPECT_THAT(Error({"--stage", "4"}), HasSubstr("0..3"));
   EXPECT_THAT(Error({"--prefetch", "65"}), HasSubstr("0..64"));
-  // To the step, 0 would mean "as before".
   EXPECT_THAT(Error({"--lr", "0"}), HasSubstr("--lr: \"0\""));
-  EXPECT_THAT(Error({"--min-lr", "0"}), HasSubstr("--min-lr: \"0\""));
+  EXPECT_THAT(Error({"--min-lr", "-1"}), HasSubstr("--min-lr: \"-1\""));
   EXPECT_THAT(Error({"--lr", "1e400"}), HasSubstr("1e400"));
   EXPECT_THAT(Error({"--timeout", "0"}), HasSubstr("--timeout"));
   EXPECT_THAT(Error({"--timeout", "1e400"}), HasSubstr("--timeout"));
