@@ -22,7 +22,7 @@ void ExpectBad(const Outcome& outcome, const std::vector<std::string>& texts) {
   ExpectError(outcome, SHARD_INVALID_ARGUMENT, texts);
 }
 
-TEST(CommTest, Null) {
+TEST(CommTest, NullPointersAreErrors) {
   shard_comm* comm = Garbage<shard_comm>();
   EXPECT_FAILS(shard_comm_open(nullptr, nullptr, &comm), SHARD_INVALID_ARGUMENT,
                "url is NULL");

@@ -20,7 +20,7 @@ Outcome TryEngine(const shard_plan* plan, shard_comm* comm,
   return outcome;
 }
 
-TEST(EngineTest, Null) {
+TEST(EngineTest, NullPointersAreErrors) {
   const Plan plan = SmallPlan(1);
   const Comm comm = OpenLocal();
   ExpectError(TryEngine(nullptr, comm.get()), SHARD_INVALID_ARGUMENT,

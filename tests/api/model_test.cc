@@ -31,7 +31,7 @@ TEST(ModelTest, ClassesAreUtf8) {
   EXPECT_EQ(id, 0);
 }
 
-TEST(ModelTest, Null) {
+TEST(ModelTest, NullPointersAreErrors) {
   const Model model = SmallModel();
   const int64_t shape[] = {2};
   int32_t id = 77;

@@ -143,7 +143,7 @@ TEST(PlanFileTest, AShortBufferHasTheBeginning) {
   EXPECT_EQ(larger.back(), 'x');
 }
 
-TEST(PlanFileTest, Null) {
+TEST(PlanFileTest, NullPointersAreErrors) {
   const Plan plan = SmallPlan(2);
   char buffer[8];
   size_t length = 7;

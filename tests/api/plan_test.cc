@@ -34,7 +34,7 @@ void ExpectBad(const Outcome& outcome, const std::vector<std::string>& texts) {
   ExpectError(outcome, SHARD_INVALID_ARGUMENT, texts);
 }
 
-TEST(PlanTest, Null) {
+TEST(PlanTest, NullPointersAreErrors) {
   const Model model = SmallModel();
   const Plan plan = SmallPlan(2);
   const shard_plan_options options = PlanOptions(2);
@@ -246,7 +246,7 @@ TEST_P(PlanTextTest, AsksTwice) {
   EXPECT_EQ(untouched, 'x');
 }
 
-TEST_P(PlanTextTest, Null) {
+TEST_P(PlanTextTest, NullPointersAreErrors) {
   const TextFunction write = GetParam();
   const Plan plan = SmallPlan(2);
   char buffer[8];

@@ -200,7 +200,7 @@ TEST(StateApiTest, KeysThatDoNotFitAreListed) {
   });
 }
 
-TEST(StateApiTest, WhatIsNotToldStays) {
+TEST(StateApiTest, AMissingNumberKeepsItsValue) {
   RunRanks(2, [&](int, shard_comm* comm) {
     const Engine engine = SteppedEngine(comm, "sgd?momentum=0.9");
     StepOnce(engine.get());
@@ -278,7 +278,7 @@ TEST(StateApiTest, ANumberOfThisModelsKeyComesFirst) {
   });
 }
 
-TEST(StateApiTest, WhatCannotBeLoadedChangesNothing) {
+TEST(StateApiTest, ALoadThatFailsChangesNothing) {
   RunRanks(2, [&](int, shard_comm* comm) {
     const Model model = SmallModel();
     AddParam(model.get(), "large", {1000});

@@ -130,7 +130,7 @@ TEST(Pending, AnExistingStepIsRefusedBeforeAnythingIsWritten) {
   EXPECT_EQ(NamesIn(root.path()), (Names{"LATEST", "step-000001"}));
 }
 
-TEST(Pending, OfTwoWritersOfAStepOneWins) {
+TEST(Pending, OneOfTwoWritersOfAStepWins) {
   const TempFolder root;
   auto first = Begin(root.path(), 1);
   auto second = Begin(root.path(), 1);

@@ -142,7 +142,7 @@ TEST(ExportSafetensors, LeavesNothingBehindAfterAnError) {
 }
 
 // Writes every type, in one file and in several, and compares all bytes.
-TEST(ExportSafetensors, WhatIsReadIsWhatWasWritten) {
+TEST(ExportSafetensors, ReadsTheBytesThatItWrote) {
   const TempFolder folder;
   std::vector<SafetensorsTensor> tensors;
   std::vector<std::string> data;

@@ -334,7 +334,7 @@ TEST_F(WriteCheckpointTest, WritesManySmallTensors) {
 
 // Each system call fails once: the old checkpoint or the new one is whole, and
 // no file stays open.
-TEST_F(WriteCheckpointTest, WhateverFailsTheOldOneStays) {
+TEST_F(WriteCheckpointTest, AFailedCallLeavesTheOldOneWhole) {
   const std::string root = folder_ / "root";
   CheckpointBuilder old;
   old.Add("old", ElementType::kF32, TensorRole::kParam, {3000});

@@ -118,7 +118,7 @@ TEST(WorkerTest, NoThreadIsAnError) {
   EXPECT_OK(Communication(device)->Synchronize(Soon()));
 }
 
-TEST(WorkerTest, WhatRunsIsFinishedWhenItsStreamIsDestroyed) {
+TEST(WorkerTest, RunningWorkIsFinishedWhenItsStreamIsDestroyed) {
   auto stream = Communication(Open("cpu"));
   Gate gate;
   bool finished = false;
@@ -150,7 +150,7 @@ std::shared_ptr<int> Witness(Stream* stream) {
 }
 
 // The stream is at a wait that nothing ends except the end of the stream.
-TEST(WorkerTest, WhatIsQueuedIsDroppedWhenItsStreamIsDestroyed) {
+TEST(WorkerTest, QueuedWorkIsDroppedWhenItsStreamIsDestroyed) {
   const auto device = Open("cpu");
   Gate gate;
   const auto held = Communication(device);
@@ -193,7 +193,7 @@ TEST(WorkerTest, WhatIsQueuedIsDroppedWhenItsStreamIsDestroyed) {
   EXPECT_OK(held->Synchronize(Soon()));
 }
 
-TEST(WorkerTest, WhatACallHoldsIsGoneWhenItsEventIsDone) {
+TEST(WorkerTest, TheCapturesOfACallAreGoneWhenItsEventIsDone) {
   const auto device = Open("cpu");
   const auto stream = Communication(device);
   const auto other = Communication(device);

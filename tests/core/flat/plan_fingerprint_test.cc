@@ -226,7 +226,7 @@ TEST(PlanFingerprint, EveryOptionIsConsidered) {
   EXPECT_TRUE(groups.empty());
 }
 
-TEST(PlanFingerprint, WhatDoesNotMatterDoesNot) {
+TEST(PlanFingerprint, OtherDifferencesDoNotChangeIt) {
   const uint64_t original = FingerprintOf(MakeInputs());
   EXPECT_EQ(FingerprintOf(MakeInputs()), original);
 

@@ -86,7 +86,7 @@ TEST(PlanMemory, FrozenModelsCostTheirParameters) {
 }
 
 // The engine maps nothing for a buffer of 0 bytes.
-TEST(PlanMemory, WhatHasNoElementsCostsNothing) {
+TEST(PlanMemory, BuffersWithoutElementsCostNothing) {
   auto model = ModelOf({{0}, {3, 0}});
   EXPECT_OK(model->AddParam(kRootModule, "half", DType::kBF16, {0, 7}));
   EXPECT_OK(model->AddParam(kRootModule, "frozen", DType::kF32, {0}));

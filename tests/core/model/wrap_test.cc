@@ -158,7 +158,7 @@ TEST(WrapPolicy, WrapsOtherClassesToo) {
       (Fqns{"a.y", "b", "b.z"}));
 }
 
-TEST(WrapPolicy, WhatIsIgnoredDoesNotCount) {
+TEST(WrapPolicy, IgnoredModulesAndParametersDoNotCount) {
   Tree tree;
   const ParamId extra = *tree.model.AddParam(tree.a, "u", DType::kF32, {1000});
   EXPECT_OK(tree.model.IgnoreParam(extra));

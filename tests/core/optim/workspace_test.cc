@@ -65,7 +65,7 @@ TEST(WorkspaceTest, MuonTakesSmallMatricesTogether) {
   EXPECT_EQ(Numel(Formula::kMuon, {33, 70}), 2320 + 2 * 2320 + 2 * 1104);
 }
 
-TEST(WorkspaceTest, WhatHasNoElementsNeedsNone) {
+TEST(WorkspaceTest, ParametersWithoutElementsNeedNone) {
   constexpr int64_t kBig = int64_t{1} << 40;
   for (const std::vector<int64_t>& shape :
        {std::vector<int64_t>{0, 4}, {4, 0}, {0, 0}}) {

@@ -241,7 +241,7 @@ TEST(PlanFileCorrupt, OptionsThatAreWrong) {
 
 // A library with more optimizers, hyperparameters or options than this one
 // wrote the file.
-TEST(PlanFileCorrupt, WhatAnotherLibraryWrites) {
+TEST(PlanFileCorrupt, ValuesOfANewerLibraryAreUnimplemented) {
   const auto expect = [](const std::function<void(RawPlan*)>& change,
                          std::initializer_list<std::string_view> parts) {
     RawPlan raw;

@@ -226,7 +226,7 @@ TEST(PlanFile, AnyAlignment) {
   }
 }
 
-TEST(PlanFile, WhatEncodeRefuses) {
+TEST(PlanFile, EncodeRefusesWhatItCannotReadBack) {
   PlanOptions options = SmallOptions();
   options.alignment_bytes = 128;
   ExpectInvalid(EncodePlan(*PlanOf(SmallModel(), options)),

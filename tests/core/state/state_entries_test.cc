@@ -316,7 +316,7 @@ TEST(StateEntriesTest, RanksOwnEveryElementOnce) {
 
 // Every rank has a slice of every tensor: 1,000 tensors with two states each
 // over 16,384 ranks are 49 million slices.
-TEST(ManifestBoundTest, WhatNoManifestHolds) {
+TEST(ManifestBoundTest, StatesThatNoManifestHoldsAreRefused) {
   auto model = std::make_shared<Model>("Root");
   for (int p = 0; p < 1000; ++p) {
     EXPECT_OK(model->AddParam(kRootModule, StrCat("p", p), DType::kF32,

@@ -64,7 +64,7 @@ TEST(BlasTest, LongIntegersAreRefused) {
                "32-bit integers (LP64)"});
 }
 
-TEST(BlasTest, WhatCannotBeUsedIsPassedOver) {
+TEST(BlasTest, LibrariesThatCannotBeUsedAreSkipped) {
   const auto blas =
       Blas::LoadOneOf({"libnone.so.1", FakeCblasPath("without_sgemm"),
                        FakeCblasPath("ilp64"), FakeCblasPath("plain")});

@@ -308,7 +308,7 @@ TEST(NarrowStatesTargetsTest, SameWithAvx2AndAvx512) {
   }
 }
 
-TEST(NarrowStateKindsTest, OfAdam) {
+TEST(NarrowStateKindsTest, OnlyAdamHasNarrowStates) {
   for (const Formula formula : {Formula::kAdam, Formula::kAdamAmsgrad,
                                 Formula::kAdamW, Formula::kAdamWAmsgrad}) {
     EXPECT_NE(NarrowStateKinds(formula), nullptr);

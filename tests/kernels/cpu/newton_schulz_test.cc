@@ -137,7 +137,7 @@ TEST_P(NewtonSchulzTest, EpsBoundsTheScale) {
   }
 }
 
-TEST_P(NewtonSchulzTest, WhatIsNotFiniteSpreadsInItsMatrixOnly) {
+TEST_P(NewtonSchulzTest, NonFiniteValuesSpreadInTheirMatrixOnly) {
   for (const float bad : {kNan, std::numeric_limits<float>::infinity(),
                           -std::numeric_limits<float>::infinity()}) {
     for (const Shape& shape : kShapes) {

@@ -281,7 +281,7 @@ TEST_P(NormTest, EmptyAndZerosAreZero) {
   }
 }
 
-TEST_P(NormTest, WhatIsNotFiniteShows) {
+TEST_P(NormTest, NonFiniteValuesShowInTheNorm) {
   for (const NormType type : kTypes) {
     for (const size_t where : {0u, 40u, 5000u, 5002u}) {
       std::vector<float> values(5003, 1.0f);

@@ -278,7 +278,7 @@ TEST_P(Q8Test, ZerosAndTinyBlocks) {
   }
 }
 
-TEST_P(Q8Test, WhatIsNotFiniteStaysVisible) {
+TEST_P(Q8Test, NonFiniteValuesStayVisible) {
   const RandomStream random = {};
   for (const float bad : {std::numeric_limits<float>::infinity(),
                           -std::numeric_limits<float>::infinity(),

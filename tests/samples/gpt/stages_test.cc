@@ -248,7 +248,7 @@ TEST_F(StagesTest, TheLogSaysWhatWasSent) {
 
 // ---- Options that do not work -----------------------------------------------
 
-TEST_F(StagesTest, WhatThePlanRefusesIsNamed) {
+TEST_F(StagesTest, AnErrorOfThePlanIsPrinted) {
   const std::vector<std::array<std::string, 2>> wrong = {
       {"--stage 3 --hybrid 3",
        "shard_group_size 3 does not divide world size "},

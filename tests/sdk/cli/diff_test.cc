@@ -58,7 +58,7 @@ TEST_F(DiffTest, TheSameOnAnotherNumberOfRanks) {
   EXPECT_EQ(json["same"], true);
 }
 
-TEST_F(DiffTest, WhatSomebodyWrote) {
+TEST_F(DiffTest, ComparesSafetensorsOfOtherPrograms) {
   const std::string a = folder_ / "a.safetensors";
   const std::string b = folder_ / "b.safetensors";
   WriteSafetensors(a, {{"equal", {1, NAN, -0.0f, INFINITY}},

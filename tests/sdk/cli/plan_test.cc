@@ -322,7 +322,7 @@ TEST_F(PlanTest, WrongDescriptionsAreNamed) {
           "is 5000 bytes long; names have at most 4096"));
 }
 
-TEST_F(PlanTest, OfSafetensors) {
+TEST_F(PlanTest, PlansSafetensors) {
   const std::string path = folder_ / "model.safetensors";
   WriteSafetensors(path, {{"h.0.w", std::vector<float>(1024)},
                           {"h.1.w", std::vector<float>(1024)},
@@ -376,7 +376,7 @@ TEST_F(PlanTest, NamesThatAreEmptyAreRefused) {
   }
 }
 
-TEST_F(PlanTest, OfACheckpoint) {
+TEST_F(PlanTest, PlansACheckpoint) {
   const std::string root = folder_ / "ckpt";
   SaveCheckpoint(root, 2, 1);
   const Json json =

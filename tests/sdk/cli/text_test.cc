@@ -15,7 +15,7 @@
 namespace shardctl::text_test {
 namespace {
 
-TEST(TextTest, WhatIsHarmlessStays) {
+TEST(TextTest, HarmlessTextStays) {
   EXPECT_EQ(Shown("h.0.attn.weight"), "h.0.attn.weight");
   EXPECT_EQ(Shown("größe 模型 🙂"), "größe 模型 🙂");
 }
@@ -34,7 +34,7 @@ TEST(TextTest, ControlCharactersAreWritten) {
   EXPECT_EQ(ShownMessage("a\\x1b\x1b"), "a\\x1b\\x1b");
 }
 
-TEST(TextTest, WhatTurnsTextAroundOrHidesIsWritten) {
+TEST(TextTest, DirectionMarksAndHiddenCharactersAreEscaped) {
   EXPECT_EQ(Shown("\xe2\x80\xae"
                   "gnp"),
             "\\u{202e}gnp");
