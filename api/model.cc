@@ -52,10 +52,11 @@ shard_error* shard_model_add_module(shard_model* model, int32_t parent,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(model);
     SHARD_API_REQUIRE(name);
-    SHARD_API_REQUIRE(module);
     SHARD_ASSIGN_OR_RETURN(
-        *module, model->model.AddModule(
-                     parent, name, class_name == nullptr ? "" : class_name));
+        const int32_t id,
+        model->model.AddModule(parent, name,
+                               class_name == nullptr ? "" : class_name));
+    if (module != nullptr) *module = id;
     return Status();
   });
 }
@@ -68,13 +69,13 @@ shard_error* shard_model_add_param(shard_model* model, int32_t module,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(model);
     SHARD_API_REQUIRE(name);
-    SHARD_API_REQUIRE(param);
     SHARD_ASSIGN_OR_RETURN(const shard::DType type,
                            shard::DTypeFromValue(dtype));
     SHARD_ASSIGN_OR_RETURN(const std::vector<int64_t> dims,
                            ReadShape("parameter", name, shape, ndim));
-    SHARD_ASSIGN_OR_RETURN(*param,
+    SHARD_ASSIGN_OR_RETURN(const int32_t id,
                            model->model.AddParam(module, name, type, dims));
+    if (param != nullptr) *param = id;
     return Status();
   });
 }
@@ -88,15 +89,16 @@ shard_error* shard_model_add_buffer(shard_model* model, int32_t module,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(model);
     SHARD_API_REQUIRE(name);
-    SHARD_API_REQUIRE(buffer);
     SHARD_ASSIGN_OR_RETURN(const std::vector<int64_t> dims,
                            ReadShape("buffer", name, shape, ndim));
     SHARD_ASSIGN_OR_RETURN(const bool is_persistent,
                            shard::api::ReadFlag("persistent", persistent));
     SHARD_ASSIGN_OR_RETURN(
-        *buffer, model->model.AddHostTensor(
-                     module, name, static_cast<shard::ElementType>(dtype), dims,
-                     is_persistent));
+        const int32_t id,
+        model->model.AddHostTensor(module, name,
+                                   static_cast<shard::ElementType>(dtype), dims,
+                                   is_persistent));
+    if (buffer != nullptr) *buffer = id;
     return Status();
   });
 }
@@ -141,9 +143,10 @@ shard_error* shard_model_add_param_group(shard_model* model,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(model);
     SHARD_API_REQUIRE(optimizer);
-    SHARD_API_REQUIRE(group);
-    SHARD_ASSIGN_OR_RETURN(*group, model->model.AddParamGroup(
-                                       optimizer, std::span(params, count)));
+    SHARD_ASSIGN_OR_RETURN(
+        const int32_t id,
+        model->model.AddParamGroup(optimizer, std::span(params, count)));
+    if (group != nullptr) *group = id;
     return Status();
   });
 }

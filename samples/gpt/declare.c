@@ -9,11 +9,10 @@
 // Ids are given in the order of adding, so they are the sample's own indices.
 static shard_error* add_everything(const gpt_config* config,
                                    shard_model* model) {
-  int32_t id = 0;
   for (int i = GPT_ROOT + 1; i < gpt_module_count(config); i++) {
     const gpt_module module = gpt_module_at(config, i);
     shard_error* error = shard_model_add_module(
-        model, module.parent, module.name, module.class_name, &id);
+        model, module.parent, module.name, module.class_name, NULL);
     if (error) return error;
   }
   for (int i = 0; i < gpt_tensor_count(config); i++) {
@@ -21,7 +20,7 @@ static shard_error* add_everything(const gpt_config* config,
     // The last part of the name: "weight" of "h.3.attn.c_attn.weight".
     const char* name = strrchr(tensor.name, '.') + 1;
     shard_error* error = shard_model_add_param(
-        model, tensor.module, name, SHARD_F32, tensor.shape, tensor.ndim, &id);
+        model, tensor.module, name, SHARD_F32, tensor.shape, tensor.ndim, NULL);
     if (error) return error;
   }
   return shard_model_tie(model, gpt_lm_head_module(config), "weight",
@@ -45,8 +44,7 @@ static shard_error* add_group(const gpt_config* config, shard_model* model,
       members[size++] = i;
     }
   }
-  int32_t group = 0;
-  return shard_model_add_param_group(model, optimizer, members, size, &group);
+  return shard_model_add_param_group(model, optimizer, members, size, NULL);
 }
 
 // Vectors do not decay: decay would pull the weight of a layer norm to 0. Muon

@@ -31,9 +31,6 @@ TEST(BuffersTest, WrongDeclarationsAreErrors) {
   EXPECT_FAILS(
       shard_model_add_buffer(model, 0, "b", SHARD_F32, nullptr, 1, 1, &id),
       SHARD_INVALID_ARGUMENT, "shape");
-  EXPECT_FAILS(
-      shard_model_add_buffer(model, 0, "b", SHARD_F32, shape, 1, 1, nullptr),
-      SHARD_INVALID_ARGUMENT, "buffer");
   for (const int32_t dtype :
        {0, int{SHARD_Q8}, 15, 25, int{SHARD_OPAQUE}, -1}) {
     EXPECT_FAILS(add("b", dtype, 1), SHARD_INVALID_ARGUMENT, "buffer 'b'",

@@ -31,6 +31,23 @@ TEST(ModelTest, ClassesAreUtf8) {
   EXPECT_EQ(id, 0);
 }
 
+TEST(ModelTest, OutputsForIdsMayBeNull) {
+  const Model model = EmptyModel();
+  const int64_t shape[] = {2};
+  EXPECT_OK(shard_model_add_module(model.get(), 0, "a", nullptr, nullptr));
+  EXPECT_OK(
+      shard_model_add_param(model.get(), 1, "w", SHARD_F32, shape, 1, nullptr));
+  EXPECT_OK(shard_model_add_buffer(model.get(), 1, "b", SHARD_F32, shape, 1, 1,
+                                   nullptr));
+  const int32_t members[] = {0};
+  EXPECT_OK(
+      shard_model_add_param_group(model.get(), "sgd", members, 1, nullptr));
+  // The ids count on.
+  int32_t id = 77;
+  EXPECT_OK(shard_model_add_module(model.get(), 1, "c", nullptr, &id));
+  EXPECT_EQ(id, 2);
+}
+
 TEST(ModelTest, NullPointersAreErrors) {
   const Model model = SmallModel();
   const int64_t shape[] = {2};
@@ -42,8 +59,6 @@ TEST(ModelTest, NullPointersAreErrors) {
   EXPECT_EQ(id, 0);
   EXPECT_FAILS(shard_model_add_module(model.get(), 0, nullptr, nullptr, &id),
                SHARD_INVALID_ARGUMENT, "name is NULL");
-  EXPECT_FAILS(shard_model_add_module(model.get(), 0, "a", nullptr, nullptr),
-               SHARD_INVALID_ARGUMENT, "module is NULL");
   id = 77;
   EXPECT_FAILS(shard_model_add_param(nullptr, 0, "a", SHARD_F32, shape, 1, &id),
                SHARD_INVALID_ARGUMENT, "model is NULL");
@@ -54,9 +69,6 @@ TEST(ModelTest, NullPointersAreErrors) {
   EXPECT_FAILS(
       shard_model_add_param(model.get(), 0, "a", SHARD_F32, nullptr, 1, &id),
       SHARD_INVALID_ARGUMENT, "shape is NULL");
-  EXPECT_FAILS(
-      shard_model_add_param(model.get(), 0, "a", SHARD_F32, shape, 1, nullptr),
-      SHARD_INVALID_ARGUMENT, "param is NULL");
   EXPECT_FAILS(shard_model_tie(nullptr, 0, "a", 0), SHARD_INVALID_ARGUMENT,
                "model is NULL");
   EXPECT_FAILS(shard_model_tie(model.get(), 0, nullptr, 0),

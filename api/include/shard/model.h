@@ -11,9 +11,10 @@ SHARD_BEGIN_DECLS
 
 /* A tree of modules with named parameters and buffers. Modules, parameters and
  * buffers have dense ids from 0 up, each in the order of adding; module 0 is
- * the root. The fully qualified name (FQN) of a parameter or buffer joins the
- * names on its path with dots. A name has no dots and no control characters,
- * and with its path at most 65000 bytes. A module uses each name once. */
+ * the root. The outputs for ids may be NULL. The fully qualified name (FQN) of
+ * a parameter or buffer joins the names on its path with dots. A name has no
+ * dots and no control characters, and with its path at most 65000 bytes. A
+ * module uses each name once. */
 typedef struct shard_model shard_model;
 
 /* Creates a model whose root module has the class `class_name`, which may be
