@@ -91,7 +91,7 @@ shard_error* shard_checkpoint_load(shard_engine* engine, const char* path,
                                    const shard_load_options* options,
                                    shard_load_report* report) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    shard::api::ClearLoadReport(engine, report);
+    shard::api::ClearWithoutHandle(engine, "shard_load_report", report);
     SHARD_API_REQUIRE(engine);
     LoadReport loaded;
     const auto read = [&]() -> shard::StatusOr<LoadOptions> {

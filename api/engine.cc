@@ -226,6 +226,7 @@ shard_error* shard_engine_step(shard_engine* engine,
                                const shard_step_options* options,
                                shard_step_report* report) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
+    shard::api::ClearWithoutHandle(engine, "shard_step_report", report);
     SHARD_API_REQUIRE(engine);
     StepReport done;
     SHARD_RETURN_IF_ERROR(

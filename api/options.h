@@ -86,6 +86,15 @@ Status ClearResult(std::string_view name, Result* out) {
   return Status();
 }
 
+// Clears the result of a collective call whose handle is NULL: that error
+// cannot be told to other ranks, so it is returned before the options are read,
+// which clears the result elsewhere.
+template <typename Result>
+void ClearWithoutHandle(const void* handle, std::string_view name,
+                        Result* out) {
+  if (handle == nullptr && out != nullptr) (void)ClearResult(name, out).ok();
+}
+
 // Copies `value` to the caller's struct, as much of it as the caller knows.
 // REQUIRES: ClearResult succeeded.
 template <typename Result>

@@ -312,7 +312,7 @@ shard_error* shard_state_dict_load(shard_engine* engine,
                                    int32_t from_rank0,
                                    shard_load_report* report) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    shard::api::ClearLoadReport(engine, report);
+    shard::api::ClearWithoutHandle(engine, "shard_load_report", report);
     SHARD_API_REQUIRE(engine);
     const auto read = [&]() -> StatusOr<LoadOptions> {
       SHARD_ASSIGN_OR_RETURN(

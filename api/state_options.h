@@ -37,14 +37,6 @@ inline Status ReadStateFilter(const Plan& plan, const shard_state_filter& from,
   return Status();
 }
 
-// Clears the report when the engine is NULL: that error cannot be told to other
-// ranks, so it is returned before ReadLoadOptions clears the report.
-inline void ClearLoadReport(const void* engine, shard_load_report* report) {
-  if (engine == nullptr && report != nullptr) {
-    (void)ClearResult("shard_load_report", report).ok();
-  }
-}
-
 inline StatusOr<LoadOptions> ReadLoadOptions(const Plan& plan,
                                              const shard_load_options* given,
                                              shard_load_report* report) {

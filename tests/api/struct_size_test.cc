@@ -138,6 +138,10 @@ TEST(StructSizeTest, ResultsOfFailedCallsAreZero) {
   EXPECT_EQ(report.struct_size, sizeof(report));
   EXPECT_EQ(report.step, 0);
   EXPECT_EQ(report.grad_norm, 0);
+  report.step = 123;
+  EXPECT_FAILS(shard_engine_step(nullptr, nullptr, &report),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  EXPECT_EQ(report.step, 0);
 }
 
 // Fields that an older host does not know are not read, and have their
