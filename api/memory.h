@@ -26,9 +26,7 @@ inline void WriteMemory(const MemoryReport& report, int ranks,
   result.state_bytes = report.state_bytes;
   result.workspace_bytes = report.workspace_bytes;
   result.transient_bytes = report.transient_bytes;
-  result.host_bytes = shares_memory
-                          ? report.HostTotal(ranks)
-                          : report.HostTotal(1) * static_cast<uint64_t>(ranks);
+  result.host_bytes = report.HostTotal(ranks, shares_memory);
   result.model_buffer_bytes = report.host_tensor_bytes;
   result.control_bytes = kCommunicators * ControlBytes(ranks, shares_memory);
   WriteResult(result, memory);

@@ -171,12 +171,9 @@ struct MemoryReport {
   // Per rank: the model's host tensors.
   uint64_t host_tensor_bytes = 0;
 
-  // Returns the memory of a host whose ranks share memory.
-  uint64_t HostTotal(int ranks_on_host) const {
-    return param_bytes + (grad_bytes + state_bytes + workspace_bytes +
-                          transient_bytes + host_tensor_bytes) *
-                             static_cast<uint64_t>(ranks_on_host);
-  }
+  // Returns the memory of a host, whose ranks share memory if `shared`; at most
+  // UINT64_MAX. REQUIRES: ranks_on_host > 0.
+  uint64_t HostTotal(int ranks_on_host, bool shared = true) const;
 };
 
 // Transient memory for the units of one nesting depth: `count` slots of `bytes`

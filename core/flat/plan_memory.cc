@@ -40,6 +40,15 @@ std::vector<SlotPlan> SlotsOf(const std::vector<UnitPlan>& units,
 
 }  // namespace
 
+uint64_t MemoryReport::HostTotal(int ranks_on_host, bool shared) const {
+  const uint64_t once = shared ? param_bytes : 0;
+  const uint64_t each = grad_bytes + state_bytes + workspace_bytes +
+                        transient_bytes + host_tensor_bytes +
+                        (shared ? 0 : param_bytes);
+  const auto ranks = static_cast<uint64_t>(ranks_on_host);
+  return each > (UINT64_MAX - once) / ranks ? UINT64_MAX : once + each * ranks;
+}
+
 void Plan::ChooseSharding() {
   if (options_.stage < 2 || options_.world_size == 1) {
     int32_t deepest = 0;

@@ -260,6 +260,16 @@ TEST(PlanMemory, ShardGroupsHoldParametersAgain) {
 
 uint64_t Total(const MemoryReport& memory) { return memory.HostTotal(1); }
 
+TEST(PlanMemory, TheTotalOfAHostDoesNotWrapAround) {
+  MemoryReport memory;
+  memory.param_bytes = memory.grad_bytes = uint64_t{1} << 54;
+  EXPECT_EQ(memory.HostTotal(3), uint64_t{1} << 56);
+  EXPECT_EQ(memory.HostTotal(2, false), uint64_t{1} << 56);
+  for (const bool shared : {false, true}) {
+    EXPECT_EQ(memory.HostTotal(1 << 20, shared), UINT64_MAX);
+  }
+}
+
 TEST(PlanMemory, NoStageCostsMoreThanTheOneBeforeIt) {
   std::mt19937 random(17);
   int sharded = 0;
