@@ -280,9 +280,8 @@ shard_error* shard_state_dict_add(shard_state_dict* state, const char* key,
     if (bytes > 0) SHARD_API_REQUIRE(data);
     if (state->of_engine) {
       return FailedPrecondition(
-          "a state dict of shard_state_dict_get has what the engine has; fill "
-          "one "
-          "of shard_state_dict_create");
+          "a state dict of shard_state_dict_get takes no tensors; add them to "
+          "one of shard_state_dict_create");
     }
     MemoryStore::Tensor tensor;
     tensor.key = key;

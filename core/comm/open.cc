@@ -42,7 +42,7 @@ Status Merge(std::string_view what, std::string_view url, int64_t in_url,
 
 Status CheckPlace(std::string_view url, const CommOptions& options) {
   if (options.world_size < 1 || options.world_size > direct::kMaxRanks) {
-    return InvalidArgument("'", url, "': world size ", options.world_size,
+    return InvalidArgument("'", url, "': world_size ", options.world_size,
                            " is not in 1 to ", direct::kMaxRanks);
   }
   if (options.rank < 0 || options.rank >= options.world_size) {
@@ -112,7 +112,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenThreads(
                            "threads:4");
   }
   SHARD_RETURN_IF_ERROR(
-      Merge("the world size", url, *count, 0, &options.world_size));
+      Merge("world_size", url, *count, 0, &options.world_size));
   SHARD_RETURN_IF_ERROR(CheckPlace(url, options));
   const std::string where = StrCat("threads:", options.world_size,
                                    name.empty() ? "" : "?name=", name);
@@ -159,9 +159,9 @@ StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
   SHARD_ASSIGN_OR_RETURN(const int64_t rank, spec.TakeInt("rank", -1));
   SHARD_ASSIGN_OR_RETURN(const int64_t world_size,
                          spec.TakeInt("world_size", 0));
-  SHARD_RETURN_IF_ERROR(Merge("the rank", url, rank, -1, &options.rank));
+  SHARD_RETURN_IF_ERROR(Merge("rank", url, rank, -1, &options.rank));
   SHARD_RETURN_IF_ERROR(
-      Merge("the world size", url, world_size, 0, &options.world_size));
+      Merge("world_size", url, world_size, 0, &options.world_size));
   const bool is_threads = spec.name() == "threads";
   const std::string name = is_threads ? spec.TakeString("name", "") : "";
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
@@ -194,8 +194,8 @@ StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
   }
   SHARD_ASSIGN_OR_RETURN(const env::Placement placement, HostEnvironment());
   SHARD_RETURN_IF_ERROR(
-      Merge("the rank", placement.source, placement.rank, -1, &placed.rank));
-  SHARD_RETURN_IF_ERROR(Merge("the world size", placement.source,
+      Merge("rank", placement.source, placement.rank, -1, &placed.rank));
+  SHARD_RETURN_IF_ERROR(Merge("world_size", placement.source,
                               placement.world_size, 0, &placed.world_size));
   return OpenNamed(placement.url, placed, link,
                    StrCat(" (from ", placement.source, ")"));

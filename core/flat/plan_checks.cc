@@ -65,7 +65,7 @@ Status CheckOptions(const PlanOptions& options) {
     return InvalidArgument("stage ", options.stage, " is outside 0 to 3");
   }
   if (options.world_size < 1 || options.world_size > kMaxWorldSize) {
-    return InvalidArgument("world size ", options.world_size,
+    return InvalidArgument("world_size ", options.world_size,
                            " is outside 1 to ", kMaxWorldSize);
   }
   const auto partition = static_cast<int32_t>(options.partition);
@@ -95,7 +95,7 @@ Status CheckOptions(const PlanOptions& options) {
   if (group < 0 || group > options.world_size ||
       (group > 0 && options.world_size % group != 0)) {
     return InvalidArgument("shard_group_size ", group,
-                           " does not divide world size ", options.world_size,
+                           " does not divide world_size ", options.world_size,
                            "; use a divisor of it, or 0 for all ranks");
   }
   if (options.prefetch < 0 || options.prefetch > kMaxPrefetch) {
@@ -155,7 +155,7 @@ Status CheckManualOwners(const Model& model, const PlanOptions& options,
                          const Inventory& inventory) {
   if (options.partition != Partition::kManual) return Status();
   if (options.manual_owners.size() != model.params().size()) {
-    return InvalidArgument("manual_owners has ", options.manual_owners.size(),
+    return InvalidArgument("owners has ", options.manual_owners.size(),
                            " entries, but the model has ",
                            model.params().size(), " parameters");
   }
@@ -165,9 +165,9 @@ Status CheckManualOwners(const Model& model, const PlanOptions& options,
       const auto index = static_cast<size_t>(param);
       const int32_t owner = options.manual_owners[index];
       if (owner >= 0 && owner < options.world_size) continue;
-      return InvalidArgument("the manual owner of parameter '",
-                             model.ParamFqns()[index], "' is rank ", owner,
-                             ", but the world size is ", options.world_size);
+      return InvalidArgument("owners has rank ", owner, " for parameter '",
+                             model.ParamFqns()[index], "'; allowed: 0 to ",
+                             options.world_size - 1);
     }
   }
   return Status();

@@ -215,7 +215,7 @@ class Matcher {
       report_->mismatched.push_back(
           StrCat("'", entry.key, "' is ", TypeNameOf(info),
                  " in the store and ", ElementTypeName(entry.type), " here",
-                 possible ? "; 'convert' would convert it" : ""));
+                 possible ? "; set convert to convert it" : ""));
       return;
     }
     match->kind = to_q8     ? Kind::kEncode
@@ -303,14 +303,14 @@ class Matcher {
     if (!rules_.strict) return Status();
     if (report_->loaded == 0 && options_.submodules.empty() &&
         !options_.ignore_frozen && !entries_.empty()) {
-      return fail("it has nothing of what is asked for");
+      return fail("it has none of the tensors that the load is for");
     }
     if (report_->missing.empty() && report_->unexpected.empty()) {
       return Status();
     }
     return fail(StrCat(Summary("missing", report_->missing), "; ",
                        Summary("unexpected", report_->unexpected),
-                       "; load what there is with allow_mismatch"));
+                       "; set allow_mismatch to load what there is"));
   }
 
   static std::string Summary(std::string_view what,

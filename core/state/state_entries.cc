@@ -208,9 +208,9 @@ Status CheckStateOptions(const Model& model, const StateOptions& options) {
   }
   if (options.strip_prefix && options.submodules.size() != 1) {
     return InvalidArgument(
-        "keys without prefixes need exactly one submodule, not ",
+        "strip_prefix needs exactly one submodule, not ",
         options.submodules.size(),
-        ": those of several could collide; keep the prefixes");
+        ": the keys of several could be the same; leave strip_prefix 0");
   }
   return Status();
 }
@@ -230,7 +230,7 @@ Status CheckKeysWithoutPrefix(const Plan& plan,
                               const std::vector<StateEntry>& entries,
                               const StateOptions& options) {
   constexpr const char* kRemedy =
-      "; keep the prefixes, or rename a module or a parameter";
+      "; leave strip_prefix 0, or rename a module or a parameter";
   // The map is ordered because a hostile plan could have names that collide
   // under a known hash.
   std::map<std::string_view, const StateEntry*> by_key;

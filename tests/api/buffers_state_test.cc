@@ -131,7 +131,7 @@ TEST(BuffersStateTest, CheckpointsThatDoNotFitAreErrorsAsForParameters) {
   fails(NormModel(), without, false, "3 missing: norm.running_mean");
   fails(SmallModel(), with, false, "3 unexpected: norm.running_mean");
   fails(NormModel(SHARD_F32, 6), with, false, "has shape [5]");
-  fails(NormModel(SHARD_F64), with, false, "'convert' would convert it");
+  fails(NormModel(SHARD_F64), with, false, "set convert to convert it");
   fails(NormModel(SHARD_I32), with, true, "is f32 in the store and i32 here");
   {
     const Engine engine = EngineOf(NormModel(SHARD_F64), comm.get());

@@ -90,7 +90,7 @@ TEST(CommTest, WrongOptionsAreNamed) {
       try_open("threads:2", [](auto& o) { o.world_size = 2, o.rank = -1; }),
       {"rank -1"});
   ExpectBad(try_open("threads:2", [](auto& o) { o.world_size = 3; }),
-            {"world size", "2", "3"});
+            {"world_size", "2", "3"});
   ExpectBad(try_open("local:", [](auto& o) { o.world_size = 2; }), {"2"});
   ExpectBad(try_open("local:", [](auto& o) { o.timeout = -1; }),
             {"timeout -1"});

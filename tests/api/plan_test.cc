@@ -47,7 +47,7 @@ TEST(PlanTest, NullPointersAreErrors) {
   // Options may be NULL, but then the world size is 0, which is an error.
   out = Garbage<shard_plan>();
   EXPECT_FAILS(shard_plan_create(model.get(), nullptr, &out),
-               SHARD_INVALID_ARGUMENT, "world size 0");
+               SHARD_INVALID_ARGUMENT, "world_size 0");
   EXPECT_EQ(out, nullptr);
 
   shard_plan_info info = SHARD_PLAN_INFO_INIT;
@@ -84,7 +84,7 @@ TEST(PlanTest, WorldSizes) {
   }
   for (const int32_t world_size : {0, -1, INT32_MIN, INT32_MAX}) {
     ExpectBad(TryPlan(PlanOptions(world_size)),
-              {"world size " + std::to_string(world_size), "outside 1 to"});
+              {"world_size " + std::to_string(world_size), "outside 1 to"});
   }
 }
 
@@ -112,7 +112,7 @@ TEST(PlanTest, ManualOwners) {
   options.num_owners = owners.size();
   EXPECT_EQ(TryPlan(options).message, "");
   owners[kBias] = 2;
-  ExpectBad(TryPlan(options), {"'bias'", "rank 2", "world size is 2"});
+  ExpectBad(TryPlan(options), {"owners", "'bias'", "rank 2", "0 to 1"});
   owners[kBias] = -1;
   ExpectBad(TryPlan(options), {"'bias'", "-1"});
   owners[kBias] = 0;

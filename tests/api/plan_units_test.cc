@@ -163,7 +163,7 @@ TEST(PlanUnitsTest, BadUnitOptionsAreNamed) {
             {"param_dtype 4", "2 (bf16)"});
   ExpectBad([](Options* o) { o->param_dtype = -1; }, {"param_dtype -1"});
   ExpectBad([](Options* o) { o->shard_group_size = 4; },
-            {"shard_group_size 4", "world size 6"});
+            {"shard_group_size 4", "world_size 6"});
   ExpectBad([](Options* o) { o->buffer_bytes = -1; }, {"buffer_bytes -1"});
   ExpectBad([](Options* o) { o->prefetch = -2; }, {"prefetch -2"});
   ExpectBad([](Options* o) { o->prefetch = 65; }, {"prefetch 65", "64"});

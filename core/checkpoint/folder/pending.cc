@@ -33,7 +33,7 @@ Status NotAFolder(const Directory& root, const std::string& name) {
 
 Status Exists(const Directory& root, const std::string& name) {
   return AlreadyExists("'", root.PathOf(name),
-                       "' exists; overwrite it, delete it, or save another "
+                       "' exists; set overwrite, delete it, or save another "
                        "step");
 }
 

@@ -152,7 +152,8 @@ Status SafetensorsStore::CheckIndex() const {
   }
   return Corrupt(
       unlisted.count(),
-      " tensors are in files where the index has them not: ", unlisted.text());
+      " tensors are in files that the index does not name for them: ",
+      unlisted.text());
 }
 
 SafetensorsStore::Place SafetensorsStore::PlaceOf(size_t index) const {

@@ -109,8 +109,8 @@ StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     if (!options.replace) {
       return Status(StatusCode::kAlreadyExists,
                     StrCat("'", there,
-                           "' is there already: choose another name, or allow "
-                           "it to be replaced"));
+                           "' is there already: choose another name, or set "
+                           "overwrite"));
     }
     // A rename would replace a device or a link itself.
     if (!S_ISREG(found->st_mode)) {

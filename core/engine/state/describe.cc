@@ -50,7 +50,7 @@ void DescribeTensors(const TensorStore& store, FactSink* sink) {
     sink->Add(subject, "role", TensorRoleName(info.role));
     sink->Add(subject, "shape",
               FormatList({info.shape.begin(), info.shape.end()}));
-    sink->Add(subject, "tensor that it is another name of", info.alias_of);
+    sink->Add(subject, "alias_of", info.alias_of);
     sink->Add(subject, "codebook", info.codebook);
   }
   sink->Add("", StrCat("tensor ", store.num_tensors()), "the end");

@@ -30,7 +30,7 @@ Status FullParamsCoordinator::Summon(const EngineRuntime& runtime,
   if (local.ok()) local = CheckRankOrAll(rank, comm_->world_size());
   Arguments arguments;
   if (local.ok()) {
-    arguments = {"what is summoned", [&](FactSink* sink) {
+    arguments = {"the arguments of summon", [&](FactSink* sink) {
                    sink->Add("", "module", ModuleText(model, module));
                    sink->Add("", "rank", rank);
                  }};
@@ -50,7 +50,7 @@ Status FullParamsCoordinator::End(const EngineRuntime& runtime,
   if (local.ok()) local = known;
   Arguments arguments;
   if (local.ok()) {
-    arguments = {"the end of summoning", [&](FactSink* sink) {
+    arguments = {"the arguments of summon_end", [&](FactSink* sink) {
                    sink->Add("", "write_back", *write_back);
                  }};
   }

@@ -119,7 +119,7 @@ Status TrainingState::Gather(const StatusOr<StateOptions>& options, int rank,
   // The tensors follow from the options.
   Arguments arguments;
   if (local.ok()) {
-    arguments = {"what is gathered", [&](FactSink* facts) {
+    arguments = {"the arguments of gather", [&](FactSink* facts) {
                    facts->Add("", "rank", rank);
                    DescribeState(plan_.model(), *options, facts);
                  }};

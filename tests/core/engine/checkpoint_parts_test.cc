@@ -263,7 +263,7 @@ TEST(CheckpointPartsTest, CodesSurviveDecodingAndEncoding) {
   RunWorld(Typed(4, 1, DType::kF32), 0, [&](Engine* engine, UnitTrainer*) {
     LoadReport report;
     ExpectError(engine->Load(codes.path(), LoadOptions(), &report),
-                StatusCode::kFailedPrecondition, {"q8", "'convert'"});
+                StatusCode::kFailedPrecondition, {"q8", "set convert"});
     ASSERT_OK(engine->Load(codes.path(), Converting(), &report));
     ASSERT_OK(engine->Save(floats.path(), Quick()));
   });

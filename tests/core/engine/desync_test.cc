@@ -288,7 +288,7 @@ TEST(DesyncTest, ArgumentsOfCallsAreNamed) {
     };
     StateOptions state;
     expect(gather(state, odd ? 2 : 0),
-           "what is gathered: rank: rank 0 has 0, rank 1 has 2");
+           "the arguments of gather: rank: rank 0 has 0, rank 1 has 2");
     if (odd) state.content = StateContent::kModel;
     expect(gather(state, 0), "content: rank 0 has all, rank 1 has model");
     ASSERT_OK(engine.Summon(kRootModule, -1, 0));

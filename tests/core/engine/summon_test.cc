@@ -219,9 +219,10 @@ TEST_P(SummonTest, ErrorsAreThoseOfAllRanks) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     status = engine->Summon(rank == 3 ? 1 : 0, kAllRanks, 0);
     EXPECT_EQ(status.code(), StatusCode::kDesync);
-    EXPECT_THAT(status.ToString(),
-                HasSubstr("what is summoned: module: rank 0 has all, rank 3 "
-                          "has '"));
+    EXPECT_THAT(
+        status.ToString(),
+        HasSubstr("the arguments of summon: module: rank 0 has all, rank 3 "
+                  "has '"));
     status = engine->Summon(0, rank == 0 ? 0 : kAllRanks, 0);
     EXPECT_EQ(status.code(), StatusCode::kDesync);
     EXPECT_EQ(status.rank(), 0);

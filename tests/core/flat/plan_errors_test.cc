@@ -35,9 +35,9 @@ TEST(PlanErrors, BadInputsAreNamed) {
   ExpectInvalid(with([](PlanOptions* o) { o->stage = 4; }), {"stage 4"});
   ExpectInvalid(with([](PlanOptions* o) { o->stage = -1; }), {"stage -1"});
   ExpectInvalid(with([](PlanOptions* o) { o->world_size = 0; }),
-                {"world size 0"});
+                {"world_size 0"});
   ExpectInvalid(with([](PlanOptions* o) { o->world_size = 1 << 21; }),
-                {"world size 2097152"});
+                {"world_size 2097152"});
   ExpectInvalid(
       with([](PlanOptions* o) { o->partition = static_cast<Partition>(9); }),
       {"partition 9"});

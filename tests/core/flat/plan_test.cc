@@ -201,8 +201,7 @@ TEST(Plan, ManualOwnersOwnWhatTheyAreGiven) {
   EXPECT_TRUE(mixed->buffers()[0].layout.SlicesOf(0).empty());
 
   options.manual_owners[3] = 3;
-  ExpectInvalid(Plan::Create(model, options),
-                {"'p3'", "rank 3", "world size is 3"});
+  ExpectInvalid(Plan::Create(model, options), {"'p3'", "rank 3", "0 to 2"});
   // A trainable parameter must have an owner.
   options.manual_owners[3] = -1;
   ExpectInvalid(Plan::Create(model, options), {"'p3'", "rank -1"});

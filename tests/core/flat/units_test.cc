@@ -370,7 +370,7 @@ TEST(Units, BadOptionsAreNamed) {
   };
   expect_bad([](PlanOptions* o) { o->shard_group_size = -1; }, {"size -1"});
   expect_bad([](PlanOptions* o) { o->shard_group_size = 4; },
-             {"shard_group_size 4", "world size 6"});
+             {"shard_group_size 4", "world_size 6"});
   expect_bad([](PlanOptions* o) { o->shard_group_size = 7; }, {"size 7"});
   expect_bad([](PlanOptions* o) { o->prefetch = -1; }, {"prefetch -1"});
   expect_bad([](PlanOptions* o) { o->prefetch = 65; }, {"prefetch 65", "64"});

@@ -210,8 +210,8 @@ TEST(PlanFileCorrupt, OptionsThatAreWrong) {
   };
   constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
   expect([](RawPlan* r) { r->stage = 4; }, {"stage 4"});
-  expect([](RawPlan* r) { r->world_size = 0; }, {"world size 0"});
-  expect([](RawPlan* r) { r->world_size = kMost; }, {"world size 2147483647"});
+  expect([](RawPlan* r) { r->world_size = 0; }, {"world_size 0"});
+  expect([](RawPlan* r) { r->world_size = kMost; }, {"world_size 2147483647"});
   expect([](RawPlan* r) { r->partition = -9; }, {"partition -9"});
   expect([](RawPlan* r) { r->wrap = "\xFF"; }, {"wrap policy", "UTF-8"});
   expect([](RawPlan* r) { r->masters = -1; }, {"masters -1"});

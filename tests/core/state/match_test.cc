@@ -134,7 +134,7 @@ TEST(MatchTest, AnEmptyStoreIsAnErrorUnlessAPartIsAskedFor) {
   const ParamId weight = c.Param(layer, "weight");
   ASSERT_OK(c.model->SetTrainable(weight, false));
   ExpectError(c.Match(), StatusCode::kFailedPrecondition,
-              {"nothing of what is asked for"});
+              {"none of the tensors that the load is for"});
   c.rules.strict = false;
   EXPECT_OK(c.Match());
   c.rules.strict = true;
@@ -162,7 +162,7 @@ TEST(MatchTest, ShapesAndTypesMustFitEvenWhenNotStrict) {
     const Status status = c.Match();
     ExpectError(status, StatusCode::kFailedPrecondition,
                 {"3 mismatched", "'a' has shape", "3", "2",
-                 "'b' is f32 in the store and bf16 here; 'convert' would"});
+                 "'b' is f32 in the store and bf16 here; set convert to"});
     const auto detail = nlohmann::json::parse(status.detail());
     EXPECT_EQ(detail["mismatched"].size(), 3u);
     // The message promises no conversion that does not exist.

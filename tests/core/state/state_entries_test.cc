@@ -218,7 +218,7 @@ TEST(StateEntriesTest, KeysThatCollideWithoutTheirPrefix) {
   EXPECT_OK(ListStateEntries(**plan, options));
   options.strip_prefix = true;
   ExpectInvalid(ListStateEntries(**plan, options),
-                {"'state.w.exp_avg'", "keep the prefixes"});
+                {"'state.w.exp_avg'", "strip_prefix"});
   options.content = StateContent::kModel;
   EXPECT_OK(ListStateEntries(**plan, options));
 }
@@ -244,7 +244,7 @@ TEST(StateEntriesTest, KeysOfNumbersWithoutTheirPrefix) {
       if (trainable) {
         ExpectInvalid(
             ListStateEntries(**plan, options),
-            {"'" + prefix + ".w." + name + "'", "'w'", "keep the prefixes"});
+            {"'" + prefix + ".w." + name + "'", "'w'", "strip_prefix"});
       } else {
         EXPECT_OK(ListStateEntries(**plan, options));
       }

@@ -251,7 +251,7 @@ TEST_F(StagesTest, TheLogSaysWhatWasSent) {
 TEST_F(StagesTest, AnErrorOfThePlanIsPrinted) {
   const std::vector<std::array<std::string, 2>> wrong = {
       {"--stage 3 --hybrid 3",
-       "shard_group_size 3 does not divide world size "},
+       "shard_group_size 3 does not divide world_size "},
       {"--wrap 'clas?names=Block'", "clas"},
       {"--device abacus", "abacus"}};
   for (const auto& [arguments, message] : wrong) {
