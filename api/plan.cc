@@ -235,9 +235,8 @@ shard_error* shard_plan_unit_module(const shard_plan* plan, int32_t unit,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(plan);
     SHARD_API_REQUIRE(module);
-    const std::vector<shard::UnitPlan>& units = plan->plan->units();
-    SHARD_RETURN_IF_ERROR(CheckId("unit", unit, units.size()));
-    *module = units[static_cast<size_t>(unit)].module;
+    SHARD_RETURN_IF_ERROR(CheckId("unit", unit, plan->plan->units().size()));
+    *module = plan->plan->unit(unit).module;
     return Status();
   });
 }

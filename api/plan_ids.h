@@ -24,7 +24,7 @@ inline Status CheckId(const char* what, int32_t id, size_t count) {
 inline Status CheckStored(const Plan& plan, int32_t param) {
   const auto index = static_cast<size_t>(param);
   SHARD_RETURN_IF_ERROR(CheckId("parameter", param, plan.places().size()));
-  if (plan.places()[index].buffer >= 0) return Status();
+  if (plan.place(param).buffer >= 0) return Status();
   return FailedPrecondition("parameter '", plan.model().ParamFqns()[index],
                             "' is ignored: libshard does not store it");
 }

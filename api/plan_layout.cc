@@ -33,7 +33,7 @@ const FlatBufferPlan& BufferAt(const Plan& plan, int32_t buffer) {
 shard_param_info InfoOf(const shard_plan& handle, int32_t param) {
   const Plan& plan = *handle.plan;
   const auto index = static_cast<size_t>(param);
-  const shard::ParamPlace& place = plan.places()[index];
+  const shard::ParamPlace& place = plan.place(param);
   const shard::Model::Param& declared = plan.model().params()[index];
   shard_param_info info = SHARD_PARAM_INFO_INIT;
   info.begin = place.offset;

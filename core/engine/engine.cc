@@ -235,8 +235,7 @@ Status Engine::SetState(ParamId param, std::string_view name,
                          TrainablePlaceOf(plan(), param, "optimizer states"));
   SHARD_RETURN_IF_ERROR(CheckTraining("set_state"));
   SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_state"));
-  const EngineBuffer& buffer =
-      memory().buffers()[static_cast<size_t>(place->buffer)];
+  const EngineBuffer& buffer = memory().buffer(place->buffer);
   const auto state = FindState(*buffer.plan, name);
   if (!state.ok()) {
     return state.status().WithContext(StrCat("parameter ", param));

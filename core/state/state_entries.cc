@@ -142,8 +142,7 @@ class EntryLister {
   void ListStates() {
     for (size_t i = 0; i < params_.size(); ++i) {
       const auto param = static_cast<size_t>(params_[i]);
-      const FlatBufferPlan& buffer =
-          plan_.buffers()[static_cast<size_t>(plan_.places()[param].buffer)];
+      const FlatBufferPlan& buffer = plan_.buffer(plan_.places()[param].buffer);
       if (!buffer.trainable) continue;
       for (size_t s = 0; s < buffer.states.size(); ++s) {
         AddState(params_[i], fqns_[i], buffer.states[s],

@@ -39,8 +39,7 @@ Status BoundCopies::CheckBind(ParamId param,
         "bind_param in stage 3, where a parameter is whole only while its unit "
         "is acquired; plan with stage 0, 1 or 2, or use the engine's memory");
   }
-  const FlatBufferPlan& buffer =
-      plan.buffers()[static_cast<size_t>(place->buffer)];
+  const FlatBufferPlan& buffer = plan.buffer(place->buffer);
   if (values) {
     SHARD_RETURN_IF_ERROR(
         CheckMemory(param, "values", buffer.dtype, tensors.values));
@@ -84,9 +83,8 @@ Status BoundCopies::RefreshUnits(bool with_frozen, const Deadline& deadline) {
 uint64_t BoundCopies::CopyParam(ParamId param) {
   const std::span<std::byte> values = deps_.bound->Of(param).values;
   if (values.empty()) return 0;
-  const ParamPlace& place = deps_.plan->places()[static_cast<size_t>(param)];
-  const EngineBuffer& buffer =
-      deps_.memory->buffers()[static_cast<size_t>(place.buffer)];
+  const ParamPlace& place = deps_.plan->place(param);
+  const EngineBuffer& buffer = deps_.memory->buffer(place.buffer);
   deps_.compute->Copy(values.data(), buffer.ParamAt(place.offset),
                       values.size());
   return 2 * values.size();

@@ -78,6 +78,10 @@ class EngineMemory {
 
   // Returns the buffers, in the plan's order.
   const std::vector<EngineBuffer>& buffers() const { return buffers_; }
+  // Returns one of them, as Plan::buffer does. REQUIRES: a valid index.
+  const EngineBuffer& buffer(int32_t index) const {
+    return buffers_[static_cast<size_t>(index)];
+  }
   // Returns the workspace of Plan::workspace_numel() elements.
   float* workspace() const {
     return reinterpret_cast<float*>(workspace_.data());

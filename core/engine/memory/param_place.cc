@@ -23,7 +23,7 @@ StatusOr<const ParamPlace*> PlaceOf(const Plan& plan, ParamId param) {
 StatusOr<const ParamPlace*> TrainablePlaceOf(const Plan& plan, ParamId param,
                                              std::string_view without) {
   SHARD_ASSIGN_OR_RETURN(const ParamPlace* place, PlaceOf(plan, param));
-  if (!plan.buffers()[static_cast<size_t>(place->buffer)].trainable) {
+  if (!plan.buffer(place->buffer).trainable) {
     return FailedPrecondition("parameter ", param, " is frozen: it has no ",
                               without);
   }

@@ -58,9 +58,7 @@ class Slots {
     uint64_t used = 0;  // Value of uses_ at the last use.
     Event event;
   };
-  int32_t DepthOf(int32_t unit) const {
-    return plan_.units()[static_cast<size_t>(unit)].depth;
-  }
+  int32_t DepthOf(int32_t unit) const { return plan_.unit(unit).depth; }
   const Entry& at(int32_t depth, int slot) const {
     return entries_[static_cast<size_t>(depth)][static_cast<size_t>(slot)];
   }

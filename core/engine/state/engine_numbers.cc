@@ -31,8 +31,7 @@ void ForEachStepped(const Plan& plan, const std::vector<StateEntry>& entries,
   for (const StateEntry& entry : entries) {
     if (entry.is_host_tensor()) continue;
     const auto param = static_cast<size_t>(entry.param);
-    const auto& buffer =
-        plan.buffers()[static_cast<size_t>(plan.places()[param].buffer)];
+    const auto& buffer = plan.buffer(plan.places()[param].buffer);
     if (seen[param] || !buffer.trainable) continue;
     seen[param] = true;
     std::string_view fqn = entry.key;
@@ -97,8 +96,7 @@ void EngineNumbers::RestoreParams(const std::vector<StateEntry>& entries,
     if (entries[e].is_host_tensor()) continue;
     const auto param = static_cast<size_t>(entries[e].param);
     const ParamPlace& place = plan_.places()[param];
-    const FlatBufferPlan& buffer =
-        plan_.buffers()[static_cast<size_t>(place.buffer)];
+    const FlatBufferPlan& buffer = plan_.buffer(place.buffer);
     if (!buffer.trainable) continue;
     const size_t tensor = matches[e].tensor;
     // A count belongs to the states that it was counted with, where there are

@@ -115,7 +115,7 @@ StatusOr<std::unique_ptr<FullParams>> FullParams::Create(
   for (size_t p = 0; p < in.size(); ++p) {
     const ParamPlace& place = plan.places()[p];
     if (!in[p] || place.buffer < 0) continue;
-    const auto& buffer = plan.buffers()[static_cast<size_t>(place.buffer)];
+    const auto& buffer = plan.buffer(place.buffer);
     summoned->offsets_[p] = summoned->bytes_;
     units[static_cast<size_t>(buffer.unit)] = true;
     const auto bytes = static_cast<int64_t>(

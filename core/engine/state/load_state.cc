@@ -210,8 +210,8 @@ Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
 Status StateReader::FillMasters(const std::vector<StateEntry>& entries,
                                 const std::vector<EntryMatch>& matches) {
   const auto buffer_of = [&](const StateEntry& entry) -> const EngineBuffer& {
-    const ParamPlace& place = plan_.places()[static_cast<size_t>(entry.param)];
-    return memory_.buffers()[static_cast<size_t>(place.buffer)];
+    const ParamPlace& place = plan_.place(entry.param);
+    return memory_.buffer(place.buffer);
   };
   std::vector<bool> loaded(plan_.model().params().size());  // Masters.
   for (size_t e = 0; e < entries.size(); ++e) {

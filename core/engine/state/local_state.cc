@@ -11,9 +11,8 @@ std::byte* LocalData(const Plan& plan, const EngineMemory& memory,
                      const StateEntry& entry, const OwnedElements& owned,
                      int rank) {
   if (entry.is_host_tensor()) return memory.HostTensor(entry.host_tensor);
-  const ParamPlace& place = plan.places()[static_cast<size_t>(entry.param)];
-  const EngineBuffer& buffer =
-      memory.buffers()[static_cast<size_t>(place.buffer)];
+  const ParamPlace& place = plan.place(entry.param);
+  const EngineBuffer& buffer = memory.buffer(place.buffer);
   if (entry.is_param()) {
     const int64_t range =
         plan.RangeOf(rank) * buffer.plan->layout.shard_numel();

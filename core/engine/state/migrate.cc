@@ -19,9 +19,8 @@ namespace shard {
 namespace {
 
 const EngineBuffer& BufferOf(const EngineRuntime& runtime, ParamId param) {
-  const ParamPlace& place =
-      runtime.plan()->places()[static_cast<size_t>(param)];
-  return runtime.memory().buffers()[static_cast<size_t>(place.buffer)];
+  const ParamPlace& place = runtime.plan()->place(param);
+  return runtime.memory().buffer(place.buffer);
 }
 
 // The elements of a new buffer that this rank writes: its range where all ranks
@@ -44,8 +43,7 @@ Writes WritesOf(const EngineRuntime& to, const EngineBuffer& buffer,
 // Writes this rank's elements of a parameter. `data`: the whole parameter.
 void WriteParam(const EngineRuntime& to, const Communicator& comm,
                 const Slot& slot, const unsigned char* data) {
-  const ParamPlace& place =
-      to.plan()->places()[static_cast<size_t>(slot.param)];
+  const ParamPlace& place = to.plan()->place(slot.param);
   const EngineBuffer& buffer = BufferOf(to, slot.param);
   const Writes writes = WritesOf(to, buffer, comm);
   const int64_t begin = std::max(place.offset, writes.begin);
@@ -149,8 +147,7 @@ class StateMigration {
     const auto state = static_cast<size_t>(s);
     const FlatLayout& layout = buffer.plan->StateLayout(state);
     // Layouts of states list the parameters in the same order.
-    const ParamPlace& place =
-        to_.plan()->places()[static_cast<size_t>(slice.param)];
+    const ParamPlace& place = to_.plan()->place(slice.param);
     const Slot& slot = layout.slots()[buffer.plan->layout.SlotAt(place.offset)];
     const int64_t range =
         to_.plan()->RangeOf(comm_->rank()) * layout.shard_numel();

@@ -52,7 +52,7 @@ void Counters::SpreadSteps(const Plan& plan) {
 void Counters::CollapseSteps(const Plan& plan) {
   const auto as_all = [&](size_t param) {
     const int32_t b = plan.places()[param].buffer;
-    if (b < 0 || !plan.buffers()[static_cast<size_t>(b)].trainable ||
+    if (b < 0 || !plan.buffer(b).trainable ||
         plan.model().params()[param].numel == 0) {
       return true;
     }

@@ -41,7 +41,7 @@ Status CollectiveTransfers::Reduce(const Proposal& led,
                                    const std::vector<Proposal>& proposals,
                                    bool add, const Deadline& deadline) {
   const Proposal& mine = proposals[static_cast<size_t>(rank_)];
-  const int32_t depth = plan_.units()[static_cast<size_t>(led.unit)].depth;
+  const int32_t depth = plan_.unit(led.unit).depth;
   for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
     const EngineBuffer& buffer = memory_.buffers()[part.buffer];
     unsigned char* grads = nullptr;

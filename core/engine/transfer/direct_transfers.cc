@@ -63,7 +63,7 @@ void DirectTransfers::FindSources(const SlotPart& part, const Proposal& led,
                                   const std::vector<Proposal>& proposals,
                                   std::vector<const void*>* sources) const {
   const FlatBufferPlan& plan = plan_.buffers()[part.buffer];
-  const int32_t depth = plan_.units()[static_cast<size_t>(led.unit)].depth;
+  const int32_t depth = plan_.unit(led.unit).depth;
   const size_t begin =
       DTypeBytes(plan.grad_dtype,
                  plan_.RangeOf(comm_->rank()) * plan.layout.shard_numel());

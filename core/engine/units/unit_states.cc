@@ -10,8 +10,8 @@ namespace shard {
 
 template <typename Visit>
 void UnitStates::ForEachTrainable(int32_t unit, Visit visit) const {
-  for (const int32_t b : plan_.units()[static_cast<size_t>(unit)].buffers) {
-    const FlatBufferPlan& buffer = plan_.buffers()[static_cast<size_t>(b)];
+  for (const int32_t b : plan_.unit(unit).buffers) {
+    const FlatBufferPlan& buffer = plan_.buffer(b);
     if (!buffer.trainable) continue;
     for (const Slot& slot : buffer.layout.slots()) visit(slot.param);
   }
@@ -32,7 +32,7 @@ UnitStates::UnitStates(const Plan& plan, bool whole_grads, bool allow_missing)
 }
 
 std::string UnitStates::Name(int32_t unit) const {
-  const UnitPlan& plan = plan_.units()[static_cast<size_t>(unit)];
+  const UnitPlan& plan = plan_.unit(unit);
   return plan.fqn.empty() ? StrCat("the root unit (", unit, ")")
                           : StrCat("unit '", plan.fqn, "' (", unit, ")");
 }
