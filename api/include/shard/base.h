@@ -24,9 +24,9 @@
  * accepted when the part this library does not know is zero.
  *
  * Numbers. Ids, and the number of things that have ids, are int32_t; tensors of
- * a checkpoint, and elements, are int64_t; bytes, and the length of an array
- * that the host gives, are size_t. Flags are 0 or 1, and any other value is an
- * error.
+ * a checkpoint or state dict, and elements, are int64_t; the bytes and the
+ * length of an array that the host gives are size_t; bytes of files, and totals
+ * of bytes, are uint64_t. Flags are 0 or 1, and any other value is an error.
  *
  * Ownership. Each *_create or *_open gives a handle the caller frees with the
  * matching *_free, in any order: children keep what they need alive. *_free
@@ -59,10 +59,10 @@
  * a collective the communicator and the engines on it are of no further use.
  *
  * Fork. A child of fork has none of the library's threads. The child may free
- * the handles of its parent, which does nothing to the parent. Of its parent's
- * handles it may use only models, plans and errors (reading a checkpoint is
- * FAILED_PRECONDITION); it opens its own communicators, engines and
- * checkpoints. A rank is the process that opened the communicator.
+ * the handles of its parent, which does nothing to the parent. The child may
+ * use the models, plans and errors of its parent and no other handle (reading a
+ * checkpoint is FAILED_PRECONDITION); it opens its own communicators, engines
+ * and checkpoints. A rank is the process that opened the communicator.
  *
  * The host. libshard never exits, aborts, prints, installs a signal handler,
  * or changes locale, umask or working directory. */

@@ -144,11 +144,11 @@ typedef struct shard_load_options {
 /* The result of a load. */
 typedef struct shard_load_report {
   size_t struct_size;
-  int64_t step;             /* Of the checkpoint; -1: it has none. */
+  int64_t step;             /* The checkpoint's; -1: it has none. */
   int32_t saved_world_size; /* 0: unknown. */
   int32_t reserved;
   int64_t loaded;    /* Tensors that were read. */
-  int64_t converted; /* Of those, as another type. */
+  int64_t converted; /* Those among them that were converted. */
   /* The numbers of keys; shard_engine_last_load_report_json names them. */
   int64_t missing;
   int64_t unexpected;
@@ -159,9 +159,9 @@ typedef struct shard_load_report {
 /* Loads a checkpoint of shard_checkpoint_save, at whatever world size. `path`
  * is a checkpoint, or a root: then the checkpoint that LATEST names is loaded,
  * or the last complete one. `path` may also be a safetensors file or a
- * model.safetensors.index.json, which have parameters only. All ranks load the
- * same one. Loading a whole model may take the place of shard_engine_set_param
- * and _broadcast_params.
+ * model.safetensors.index.json, which have parameters and buffers only. All
+ * ranks load the same one. Loading a whole model may take the place of
+ * shard_engine_set_param and _broadcast_params.
  *
  * Every rank reads the elements that it owns. Names match without the
  * components that wrappers leave in them (shard_clean_tensor_name), a tied
@@ -189,12 +189,13 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_last_load_report_json(
     size_t* length) SHARD_NOEXCEPT;
 
 /* How a blob is mapped to another world size. Frozen.
- *   PER_RANK    at the same world size each rank gets its own, else none does;
- *               the host reads them by shard_checkpoint_blob
- *   REPLICATED  the same on all ranks
+ *   PER_RANK    at the same world size each rank gets its own blob, at another
+ *               no rank gets any; shard_checkpoint_blob reads all of them
+ *   REPLICATED  every rank gets the blob, which was the same on all ranks
  *   SUMMED      int64 numbers that add up over the ranks, such as samples seen:
- *               at the same world size each rank gets its own, else rank r the
- *               sums of ranks r, r + M, r + 2M, ..., or zeros */
+ *               at the same world size each rank gets its own, at another rank
+ *               r of M gets the sums of ranks r, r + M, r + 2M, ..., or zeros
+ */
 typedef int32_t shard_blob_rule;
 enum shard_blob_rule_values {
   SHARD_BLOB_PER_RANK = 1,
@@ -251,7 +252,7 @@ enum shard_format_values {
 typedef struct shard_checkpoint_info {
   size_t struct_size;
   shard_format format;
-  int32_t version;    /* Of the format; 0: it has none. */
+  int32_t version;    /* The format's; 0: it has none. */
   int64_t step;       /* -1: it has none. */
   int32_t world_size; /* The ranks that saved it; 0: unknown. */
   int32_t num_files;  /* Data files. */
@@ -260,8 +261,8 @@ typedef struct shard_checkpoint_info {
   int32_t num_scalars;
   int32_t num_blobs;
   int32_t reserved;
-  uint64_t tensor_bytes; /* Of all tensors, aliases not counted. */
-  uint64_t file_bytes;   /* Of all files, the manifest too. */
+  uint64_t tensor_bytes; /* All tensors, aliases not counted. */
+  uint64_t file_bytes;   /* All files, the manifest too. */
   /* The identity of its contents: XXH3-128 of the manifest; 0: it has none. */
   uint64_t id_low;
   uint64_t id_high;
@@ -295,7 +296,7 @@ typedef struct shard_tensor_info {
   int64_t numel;
   uint64_t bytes;
   int32_t ndim;
-  int32_t trainable; /* Of parameters. */
+  int32_t trainable; /* Parameters only. */
   int32_t group;     /* Its param group; -1: none. */
   int32_t num_slices;
   int64_t step; /* Steps that the parameter has done; -1: unknown. */
@@ -435,9 +436,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_convert(
  * temporary names; every file that has its final name is whole, and an index
  * names files of one set: all new files stay with the new index, or old files
  * with theirs, or old and new files without one; a new file that no index names
- * may stay. A single file that was replaced stays so
- * when the sync after it fails and the file system cannot exchange two files
- * (RENAME_EXCHANGE). */
+ * may stay. A single file that was replaced stays so when the sync after it
+ * fails and the file system cannot exchange two files (RENAME_EXCHANGE). */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_export(
     const shard_checkpoint* checkpoint, const char* path,
     const shard_convert_options* options) SHARD_NOEXCEPT;

@@ -84,7 +84,7 @@ typedef struct shard_range {
 #define SHARD_RANGE_INIT \
   { sizeof(shard_range), 0, 0, 0 }
 
-/* Returns the range of a flat buffer that a rank owns. */
+/* Gets the range of a flat buffer that a rank owns. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_rank_range(
     const shard_plan* plan, int32_t buffer, int32_t rank,
     shard_range* range) SHARD_NOEXCEPT;

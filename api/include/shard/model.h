@@ -81,9 +81,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_model_ignore_module(
  * for the plan's optimizer with other values, such as "?weight_decay=0", or ""
  * for the plan's optimizer as it is; the text is read when a plan is made.
  * Groups have ids from 1 up; group 0 holds every parameter that is in no other
- * group, with the plan's optimizer. Errors: no parameters, more than the
- * model has, a parameter that does not exist, has a group already or is listed
- * twice. Local. */
+ * group, with the plan's optimizer. Errors: no parameters, more than the model
+ * has, a parameter that does not exist, has a group already or is listed twice.
+ * Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_model_add_param_group(
     shard_model* model, const char* optimizer, const int32_t* params,
     size_t count, int32_t* group) SHARD_NOEXCEPT;

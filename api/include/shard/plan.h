@@ -196,11 +196,12 @@ typedef struct shard_memory {
   uint64_t state_bytes;     /* Per rank: optimizer state, master weights too. */
   uint64_t workspace_bytes; /* Per rank: for lamb, adafactor and muon. */
   uint64_t transient_bytes; /* Per rank: slots of units in use or in flight. */
-  /* All of the above and model_buffer_bytes, by the memory that it is in. Per
-   * rank: in the device's own memory; "cpu" has none. */
+  /* All of the above and model_buffer_bytes once more, by the memory that holds
+   * them: the device's own per rank ("cpu" has none), and the host's per host,
+   * for all its ranks. */
   uint64_t device_bytes;
-  uint64_t host_bytes;   /* Per host: in its memory, for all its ranks. */
-  uint64_t pinned_bytes; /* Of host_bytes: page-locked, for a device. */
+  uint64_t host_bytes;
+  uint64_t pinned_bytes; /* The page-locked part of host_bytes, for a device. */
   /* Per host, beside host_bytes: the memory through which the host's
    * communicator and the engine's pass control data and, where ranks share no
    * memory, from the first tensor on also tensors. */
@@ -231,9 +232,9 @@ typedef struct shard_plan_info {
    * parameters are whole while it is acquired. */
   int32_t shards_params;
   int32_t world_size;
-  int32_t num_params;  /* Of the model, ignored ones among them. */
+  int32_t num_params;  /* In the model, ignored ones among them. */
   int32_t num_modules; /* Ignored ones among them. */
-  int32_t num_names;   /* Of parameters: shard_plan_name_info. */
+  int32_t num_names;   /* Names of parameters: shard_plan_name_info. */
   int32_t num_groups;  /* Param groups, group 0 among them. */
   int32_t num_units;   /* From 0, the root, in module-walk order. */
   int32_t num_buffers; /* Flat buffers: shard_plan_buffer_info. */
@@ -285,10 +286,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_plan_json(
     const shard_plan* plan, char* buffer, size_t capacity,
     size_t* length) SHARD_NOEXCEPT;
 
-/* Gets the warnings, a line each, or "". They say whether the plan keeps whole
- * what the stage would shard; they name units with both frozen and trainable
- * parameters, and the cost of these; modules that stay f32 by f32_classes. Any
- * thread. */
+/* Gets the warnings, a line each, or "". There is one for tensors that the plan
+ * keeps whole although its stage shards them, one for the modules that stay f32
+ * by f32_classes, and one for each unit with both frozen and trainable
+ * parameters, with the cost of that. Any thread. */
 SHARD_NODISCARD SHARD_API shard_error* shard_plan_warnings(
     const shard_plan* plan, const char** warnings) SHARD_NOEXCEPT;
 

@@ -11,8 +11,8 @@
  *   shard_state_dict_get     this rank's elements of every tensor; local
  *   shard_state_dict_gather  every tensor whole, on one rank or all, one after
  *                            the other in bounded memory; collective
- *   shard_state_dict_load    loads either, on every rank or on rank 0 alone;
- *             collective */
+ *   shard_state_dict_load    loads either, from every rank or from rank 0
+ *                            alone; collective */
 
 #ifndef SHARD_STATE_H_
 #define SHARD_STATE_H_
@@ -41,10 +41,10 @@ typedef struct shard_state_dict_options {
   { sizeof(shard_state_dict_options), 0, {0, 0, NULL, 0, 0, 0}, 0, 0 }
 
 /* Gets the part of an engine's state that this rank owns; rank 0 owns the
- * buffers of shard_model_add_buffer. Other names of tied
- * parameters are listed as aliases, without elements; trainable, group and step
- * of shard_tensor_info are not filled. Local: no other rank takes part. Errors:
- * FAILED_PRECONDITION unless between steps; a module that does not exist. */
+ * buffers of shard_model_add_buffer. Other names of tied parameters are listed
+ * as aliases, without elements; trainable, group and step of shard_tensor_info
+ * are not filled. Local: no other rank takes part. Errors: FAILED_PRECONDITION
+ * unless between steps; a module that does not exist. */
 SHARD_NODISCARD SHARD_API shard_error* shard_state_dict_get(
     shard_engine* engine, const shard_state_dict_options* options,
     shard_state_dict** state) SHARD_NOEXCEPT;

@@ -64,16 +64,17 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_grad(
     shard_engine* engine, int32_t param, void** data,
     int64_t* numel) SHARD_NOEXCEPT;
 
-/* Sets this rank's gradients to zero; sums accumulated in sharded gradients,
- * and gradients declared ready, are dropped. Where gradients are sharded a sum
- * is made of all ranks' gradients, so every rank calls this function equally
- * often between two steps, in the same places between its passes. Ranks that
- * did not get DESYNC: with missing_grads at the step, where the ranks that lag
- * may still make the call; else at the first unit that is reduced, and then the
- * error is final. Ranks need not wait for each other there. Where gradients are
- * whole each rank zeroes its own as it likes; on ranks that share no memory,
- * without missing_grads, only until it declares them ready. Local; waits for
- * reductions that are on their way. */
+/* Sets this rank's gradients to zero; drops the sums that were accumulated in
+ * sharded gradients, and the declarations of gradients that are ready. Where
+ * gradients are sharded a sum is made of all ranks' gradients, so every rank
+ * calls this function equally often between two steps, in the same places
+ * between its passes; the ranks need not wait for each other there. When the
+ * numbers of calls differ, all ranks get DESYNC: with missing_grads at the
+ * step, and the ranks that lag may still make the call; without, at the first
+ * unit that is reduced, and then the error is final. Where gradients are whole
+ * each rank zeroes its own as it likes; on ranks that share no memory, without
+ * missing_grads, only until it declares them ready. Local; waits for reductions
+ * that are on their way. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_zero_grad(
     shard_engine* engine) SHARD_NOEXCEPT;
 
@@ -81,7 +82,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_zero_grad(
 
 /* Binds memory of the host to a parameter and its gradient, for hosts whose
  * kernels cannot use the engine's memory. A binding replaces the one before;
- * NULL with 0 bytes binds nothing, so NULL for both unbinds. Stages 0 to 2.
+ * NULL with 0 bytes binds nothing; NULL for both unbinds. Stages 0 to 2.
  *
  * `values` receives the parameter: in this call, or in the first broadcast or
  * load; and in every call that changes parameters, shard_engine_step first of
@@ -111,14 +112,14 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_zero_grad(
  * that accumulates sharded gradients. In fp32 on 2 ranks, with both bound, a
  * step of AdamW moves 32 bytes per parameter and rank instead of 16.
  *
- * Errors, after which all is as before but for a copy into `values` that fails
- * or takes too long (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED), which is final as
- * in a step, and after which `values` must be valid until the engine is freed:
- * INVALID_ARGUMENT for a parameter that does not exist, for other sizes, for
- * memory that overlaps the engine's or other bound memory of this rank, and in
- * stage 3; FAILED_PRECONDITION for a parameter that is ignored, the gradient of
- * a frozen one, while units are in use, gradients are ready or parameters are
- * summoned, and after shard_engine_begin_step. Local. */
+ * Errors: INVALID_ARGUMENT for a parameter that does not exist, for other
+ * sizes, for memory that overlaps the engine's or other bound memory of this
+ * rank, and in stage 3; FAILED_PRECONDITION for a parameter that is ignored,
+ * the gradient of a frozen one, while units are in use, gradients are ready or
+ * parameters are summoned, and after shard_engine_begin_step. After these
+ * errors everything is as before. A copy into `values` that fails or takes too
+ * long (RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED) is final, as in a step: `values`
+ * must then be valid until the engine is freed. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_bind_param(
     shard_engine* engine, int32_t param, void* values, size_t values_bytes,
     void* grad, size_t grad_bytes) SHARD_NOEXCEPT;
@@ -141,10 +142,11 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_buffer(
 
 /* Replaces the buffers of all ranks by those of rank `root`, those that are not
  * persistent too, as DDP's broadcast_buffers does before a forward pass. A host
- * calls it after it has set first values, and where ranks keep statistics of
- * their own as often as these should be the same. A save stores rank 0's, and
- * needs no broadcast before it. It waits for all transfers of the engine, so
- * that one before each forward pass ends what overlap and prefetch had begun.
+ * calls this function after it has set first values, and, where ranks keep
+ * statistics of their own, whenever these should become the same. A save stores
+ * rank 0's, and needs no broadcast before it. A broadcast waits for all
+ * transfers of the engine: before each forward pass, it leaves overlap and
+ * prefetch nothing to hide.
  * `timeout` in seconds; 0: the engine's. The same root on every rank. Allowed
  * between steps, and before shard_engine_broadcast_params, which leaves buffers
  * as they are. COLLECTIVE, blocks. Errors: INVALID_ARGUMENT for a root that is
