@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <cmath>
 #include <utility>
 
 #include "api/collective.h"
@@ -31,7 +32,7 @@ shard::StatusOr<CommOptions> ToCommOptions(const shard_comm_options* given) {
     return InvalidArgument("world_size ", read.world_size,
                            " is negative; it counts the ranks");
   }
-  if (!(read.timeout >= 0)) {
+  if (std::isnan(read.timeout)) {
     return InvalidArgument("timeout ", read.timeout,
                            " is not a number of seconds");
   }

@@ -92,8 +92,7 @@ TEST(CommTest, WrongOptionsAreNamed) {
   ExpectBad(try_open("threads:2", [](auto& o) { o.world_size = 3; }),
             {"world_size", "2", "3"});
   ExpectBad(try_open("local:", [](auto& o) { o.world_size = 2; }), {"2"});
-  ExpectBad(try_open("local:", [](auto& o) { o.timeout = -1; }),
-            {"timeout -1"});
+  EXPECT_EQ(try_open("local:", [](auto& o) { o.timeout = -1; }).message, "");
   ExpectBad(try_open("local:", [](auto& o) { o.timeout = std::nan(""); }),
             {"timeout nan"});
   ExpectBad(try_open("local:",
