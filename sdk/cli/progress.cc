@@ -81,7 +81,7 @@ void Progress::Set(uint64_t done, uint64_t total) {
               BarText(what_, done, total, seconds.count(), ErrorColumns()));
 }
 
-int32_t Progress::Hear(uint64_t done, uint64_t total, void* progress) {
+int32_t Progress::Update(uint64_t done, uint64_t total, void* progress) {
   static_cast<Progress*>(progress)->Set(done, total);
   return 0;
 }

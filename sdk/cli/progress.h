@@ -4,7 +4,7 @@
 // on stderr and only when that is a terminal. It erases itself.
 //
 //   Progress progress("verifying");
-//   shard_checkpoint_verify(..., Progress::Hear, &progress)
+//   shard_checkpoint_verify(..., Progress::Update, &progress)
 //
 // The bar begins to show after a fifth of a second, and is drawn ten times a
 // second at most. Threads: those of shard_progress_fn, one call at a time.
@@ -36,7 +36,7 @@ class Progress {
   void Set(uint64_t done, uint64_t total);
 
   // A shard_progress_fn; `progress` is a Progress.
-  static int32_t Hear(uint64_t done, uint64_t total, void* progress);
+  static int32_t Update(uint64_t done, uint64_t total, void* progress);
 
  private:
   using Clock = std::chrono::steady_clock;

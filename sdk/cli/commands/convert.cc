@@ -32,7 +32,7 @@ shard_convert_options ToOptions(const ConvertArguments& arguments,
   if (!arguments.max_shard_size.empty()) {
     options.max_shard_bytes = ParseBytes(arguments.max_shard_size);
   }
-  options.progress = Progress::Hear;
+  options.progress = Progress::Update;
   options.progress_user_data = progress;
   return options;
 }

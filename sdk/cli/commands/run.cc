@@ -90,7 +90,7 @@ class Launcher {
     for (int r = 0; r < options_.ranks && !exit_code_; ++r) Start(r);
     while (alive_ > 0) {
       WaitForSomething();
-      HearSignals();
+      ReadSignals();
       output_.Read();
       NoticeEnds();
       output_.NoticeLostOutput();
@@ -174,13 +174,13 @@ class Launcher {
     progress_ = output_.TakeProgress();
   }
 
-  void HearSignals() {
+  void ReadSignals() {
     signalfd_siginfo info;
     while (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
       if (signal == SIGCHLD) continue;  // NoticeEnds handles it.
       last_signal_ = signal;
-      if (++signals_heard_ > 1) {
+      if (++signals_received_ > 1) {
         SendToAll(SIGKILL);  // The second signal.
         continue;
       }
@@ -273,19 +273,19 @@ class Launcher {
   // all. REQUIRES: all ranks have ended.
   void Drain() {
     kill_at_.reset();
-    const int enough = std::max(signals_heard_, 1);
+    const int enough = std::max(signals_received_, 1);
     while (!output_.AllIsWritten()) {
-      if ((signals_heard_ > 0 || timed_out_) && !give_up_at_) {
+      if ((signals_received_ > 0 || timed_out_) && !give_up_at_) {
         give_up_at_ = After(kStalledSeconds);
       }
-      if (signals_heard_ > enough ||
+      if (signals_received_ > enough ||
           (give_up_at_ && Clock::now() >= *give_up_at_)) {
         if (!exit_code_) exit_code_ = 128 + last_signal_;
         return;
       }
       WaitForSomething();
       if (progress_) give_up_at_.reset();
-      HearSignals();
+      ReadSignals();
       KeepTime();
     }
   }
@@ -322,7 +322,7 @@ class Launcher {
   int signals_ = -1;
   std::vector<Rank> ranks_;
   int alive_ = 0;
-  int signals_heard_ = 0;  // Signals to stop.
+  int signals_received_ = 0;  // Signals to stop.
   int last_signal_ = 0;
   bool timed_out_ = false;
   bool progress_ = false;           // A reader took output.

@@ -61,7 +61,7 @@ int RunVerify(const VerifyArguments& arguments) {
     checksums = info.format == SHARD_FORMAT_CHECKPOINT;
     Progress progress("verifying");
     Check(shard_checkpoint_verify(handle.get(), arguments.threads,
-                                  Progress::Hear, &progress));
+                                  Progress::Update, &progress));
   } catch (const Failure& failure) {
     if (failure.code() != SHARD_CORRUPT) throw;
     problems = ProblemsOf(failure);
