@@ -16,8 +16,8 @@ class Deadline {
   using Clock = std::chrono::steady_clock;
   using Duration = std::chrono::nanoseconds;
 
-  // The moment `seconds` from now; at most a year from now, so that no sum
-  // overflows.
+  // Returns the moment `seconds` from now; at most a year from now, so that no
+  // sum overflows.
   static Deadline After(double seconds) {
     constexpr double kLongest = 365.0 * 24 * 3600;
     if (!(seconds > 0)) seconds = 0;
@@ -36,7 +36,7 @@ class Deadline {
                       : std::chrono::duration_cast<Duration>(at_ - now);
   }
 
-  // The span that After() was given, for messages.
+  // Returns the span that After() was given, for messages.
   double seconds() const { return seconds_; }
 
  private:

@@ -63,7 +63,7 @@ class Directory {
   // Returns the same directory, with a descriptor of its own.
   StatusOr<Directory> Duplicate() const;
 
-  // An object without a directory.
+  // Makes an object without a directory.
   Directory() = default;
 
   bool valid() const { return fd_.valid(); }
@@ -127,8 +127,8 @@ class File {
 
   int fd() const { return fd_.get(); }
   const std::string& path() const { return path_; }
-  // True when aligned pieces bypass the page cache. False once the file system
-  // has refused one.
+  // Returns true when aligned pieces bypass the page cache; false once the file
+  // system has refused one.
   bool direct() const { return direct_.load(std::memory_order_relaxed); }
 
   // Fills `to`. kCorrupt when the file ends too early: it has been truncated.

@@ -51,8 +51,8 @@ class JsonWriter {
   // may begin.
   void Key(std::string_view key);
 
-  // Each of these writes one value. REQUIRES: a place for a value; in an
-  // object, after Key.
+  // Write one value each. REQUIRES: a place for a value; in an object, after
+  // Key.
   void Null();
   void Value(bool value);
   void Value(std::string_view value);
@@ -85,7 +85,7 @@ class JsonWriter {
     Null();
   }
 
-  // The document; complete once every object and array has ended.
+  // Returns the document, complete once every object and array has ended.
   const std::string& text() const { return text_; }
 
  private:

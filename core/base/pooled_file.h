@@ -44,7 +44,8 @@ class PooledFile {
   static StatusOr<PooledFile> Open(const Directory& in, const std::string& name,
                                    File::Mode mode,
                                    File::Cache cache = File::Cache::kBuffered);
-  // REQUIRES: `path` is absolute, or the working directory does not change.
+  // Opens a file at a path. REQUIRES: `path` is absolute, or the working
+  // directory does not change.
   static StatusOr<PooledFile> Open(FileEnv* env, const std::string& path,
                                    File::Mode mode,
                                    File::Cache cache = File::Cache::kBuffered);
@@ -55,8 +56,8 @@ class PooledFile {
 
   const std::string& path() const;
 
-  // These do what those of File do. They also return the errors of opening the
-  // file again; Close also those of Sync.
+  // Do what those of File do. All also return the errors of opening the file
+  // again; Close also those of Sync.
   Status ReadExactly(uint64_t offset, std::span<std::byte> to) const;
   Status WriteExactly(uint64_t offset, std::span<const std::byte> from) const;
   Status Allocate(uint64_t bytes) const;

@@ -27,7 +27,7 @@ class Spec {
   static StatusOr<Spec> Parse(std::string_view text);
 
   const std::string& name() const { return name_; }
-  // The text between ':' and '?'. has_colon() tells "shm" from "shm:".
+  // Returns the text between ':' and '?'. has_colon() tells "shm" from "shm:".
   const std::string& body() const { return body_; }
   bool has_colon() const { return has_colon_; }
 

@@ -55,7 +55,7 @@ const char* StatusCodeName(StatusCode code);
 
 class [[nodiscard]] Status {
  public:
-  // OK. Allocates nothing.
+  // Makes OK. Allocates nothing.
   Status() = default;
 
   // REQUIRES: code != kOk.

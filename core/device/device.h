@@ -68,7 +68,8 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // The spec from which OpenDevice makes another device like this: "cpu".
+  // Returns the spec from which OpenDevice makes another device like this:
+  // "cpu".
   virtual const std::string& name() const = 0;
 
   // Allocates memory for tensors. Errors: kResourceExhausted, which names

@@ -32,9 +32,9 @@ class EventState {
 
 class Event {
  public:
-  // Done already, without an error.
+  // Makes an event that is done, without an error.
   Event() = default;
-  // Done already, with the stream's `status`.
+  // Makes an event that is done, with the stream's `status`.
   explicit Event(Status status) : status_(std::move(status)) {}
   explicit Event(std::shared_ptr<const EventState> state)
       : state_(std::move(state)) {}
@@ -48,8 +48,8 @@ class Event {
     return state_ == nullptr ? status_ : state_->Synchronize(deadline);
   }
 
-  // For devices: null for an event that was made done. The type is the device's
-  // own.
+  // Returns the device's own form of the event, for devices; null for an event
+  // that was made done.
   const EventState* state() const { return state_.get(); }
 
  private:

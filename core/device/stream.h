@@ -54,8 +54,8 @@ class Stream {
  public:
   virtual ~Stream() = default;
 
-  // The stream's name, such as "shard-comm": for errors, and for its thread
-  // where it has one.
+  // Returns the stream's name, such as "shard-comm", for errors and for its
+  // thread where it has one.
   virtual std::string_view name() const = 0;
 
   virtual void FillZeros(void* to, size_t bytes) = 0;

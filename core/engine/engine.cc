@@ -328,7 +328,7 @@ Status Engine::ChangePlan(PlanChange change, double timeout) {
   counters_.ContinueWith(plan(), *next.runtime->plan());
   hypers_ = std::move(next.hypers);
   SetRuntime(std::move(next.runtime));
-  // As the gradients of the new plan.
+  // Bound gradients begin as zeros, as those of the new plan do.
   runtime_->bound_copies().FollowHost(DeadlineOf(timeout));
   runtime_->bound_copies().ZeroGrads();
   SHARD_RETURN_IF_ERROR(runtime_->compute().Synchronize(DeadlineOf(timeout)));

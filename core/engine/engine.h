@@ -200,6 +200,7 @@ class Engine {
   Status Load(const std::string& path, const StatusOr<LoadOptions>& options,
               LoadReport* report);
   Checkpoints& checkpoints() { return checkpoints_; }
+  const Checkpoints& checkpoints() const { return checkpoints_; }
 
   // State dicts: see core/state/memory_store.h.
   //
@@ -215,8 +216,6 @@ class Engine {
   // the same tensors.
   Status LoadState(const MemoryStore* store,
                    const StatusOr<LoadOptions>& options, LoadReport* report);
-
-  const Checkpoints& checkpoints() const { return checkpoints_; }
 
   const Plan& plan() const { return *runtime_->plan(); }
   const std::shared_ptr<const Plan>& shared_plan() const {

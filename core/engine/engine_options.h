@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EngineOptions: what a host chooses for an engine, beside its plan.
+// EngineOptions: a host's choices for an engine, beside its plan.
 
 #ifndef SHARD_CORE_ENGINE_ENGINE_OPTIONS_H_
 #define SHARD_CORE_ENGINE_ENGINE_OPTIONS_H_

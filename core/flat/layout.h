@@ -49,7 +49,7 @@ struct SlotSlice {
 
 class FlatLayout {
  public:
-  // A layout of no parameters and one rank.
+  // Makes a layout of no parameters and one rank.
   FlatLayout() = default;
 
   // Alignment in elements. shard_numel is a multiple of both.
@@ -77,15 +77,15 @@ class FlatLayout {
   int world_size() const { return world_size_; }
   int64_t shard_numel() const { return shard_numel_; }
   int64_t padded_numel() const { return shard_numel_ * world_size_; }
-  // Number of elements, without padding.
+  // Returns the number of elements, without padding.
   int64_t numel() const { return numel_; }
 
-  // The end of the last slot: only padding comes after it.
+  // Returns the end of the last slot: only padding comes after it.
   int64_t extent() const {
     return slots_.empty() ? 0 : slots_.back().offset + slots_.back().numel;
   }
 
-  // The slots by ascending offset; zero-size parameters have one, too.
+  // Returns the slots by ascending offset; zero-size parameters have one, too.
   const std::vector<Slot>& slots() const { return slots_; }
 
   // Returns the index of the slot that holds `element`, or else of the first

@@ -250,20 +250,20 @@ class Plan {
   static StatusOr<std::shared_ptr<const Plan>> Create(
       std::shared_ptr<const Model> model, PlanOptions options);
 
-  // The model, with the dtypes in which parameters are stored.
+  // Returns the model, with the dtypes in which parameters are stored.
   const Model& model() const { return *model_; }
   const PlanOptions& options() const { return options_; }
   const std::vector<UnitPlan>& units() const { return units_; }
   const std::vector<FlatBufferPlan>& buffers() const { return buffers_; }
-  // The place of each parameter, by ParamId.
+  // Returns the place of each parameter, by ParamId.
   const std::vector<ParamPlace>& places() const { return places_; }
-  // The places of the model's host tensors.
+  // Returns the places of the model's host tensors.
   const HostTensorLayout& host_tensors() const { return host_tensors_; }
-  // The position of each parameter among the stored ones in module-walk order,
-  // by ParamId: a number that all ranks agree on, in whatever order they added
-  // parameters.
+  // Returns the position of each parameter among the stored ones in module-walk
+  // order, by ParamId: a number that all ranks agree on, in whatever order they
+  // added parameters.
   const std::vector<int32_t>& positions() const { return positions_; }
-  // Number of stored parameters.
+  // Returns the number of stored parameters.
   size_t NumStored() const { return num_stored_; }
   // Returns a policy that makes the same units of any model with the same
   // modules, and has the text of options().wrap.
@@ -293,19 +293,19 @@ class Plan {
   // Returns the rank that owns this element of a flat buffer. REQUIRES: an
   // index into buffers(), an element of that buffer.
   int OwnerOf(int32_t index, int64_t element) const;
-  // The number of ranges whose parameters a rank holds without shared memory:
+  // Returns how many ranges of parameters a rank holds without shared memory:
   // those of its place in its shard group if shards_params(), else all, from 0.
   int HeldRanges() const;
   int FirstHeldRange(int rank) const;
 
-  // True when gradients are sharded: with several ranks in stages 2 and 3,
-  // unless whole_grads is set, or a rank's shard and the slots together would
-  // take as much memory as all gradients: a stage never costs more than the one
-  // before it.
+  // Returns true when gradients are sharded: with several ranks in stages 2 and
+  // 3, unless whole_grads is set, or a rank's shard and the slots together
+  // would take as much memory as all gradients: a stage never costs more than
+  // the one before it.
   bool shards_grads() const { return shards_grads_; }
-  // True when ranks that share no memory shard parameters: with several ranks
-  // in stage 3, unless keep_after_forward is set, or a rank's shard and the
-  // slots together would take as much memory as all parameters. Ranks that
+  // Returns true when ranks that share no memory shard parameters: with several
+  // ranks in stage 3, unless keep_after_forward is set, or a rank's shard and
+  // the slots together would take as much memory as all parameters. Ranks that
   // share memory have one copy per host instead, whatever this returns.
   bool shards_params() const { return shards_params_; }
   // Returns the number of ranks that shard one copy of the parameters: the
@@ -314,9 +314,9 @@ class Plan {
     return options_.shard_group_size == 0 ? options_.world_size
                                           : options_.shard_group_size;
   }
-  // The slots by unit depth; all zero where nothing is sharded. In a slot, the
-  // unit's buffers are in the order of UnitPlan::buffers, and each begins at a
-  // page: all buffers in param_slots, the trainable ones in grad_slots.
+  // Return the slots by unit depth, zero where nothing is sharded. In a slot,
+  // the unit's buffers are in the order of UnitPlan::buffers, each from a page
+  // on: all buffers in param_slots, the trainable ones in grad_slots.
   const std::vector<SlotPlan>& param_slots() const { return param_slots_; }
   const std::vector<SlotPlan>& grad_slots() const { return grad_slots_; }
 
@@ -325,13 +325,13 @@ class Plan {
   // frozen and trainable parameters share, with the memory it costs.
   std::vector<std::string> Warnings() const;
 
-  // The workspace of optimizers that step whole parameters, in fp32 elements:
-  // the most that any parameter needs, on any rank.
+  // Returns the workspace of optimizers that step whole parameters: the most
+  // fp32 elements that any parameter needs, on any rank.
   int64_t workspace_numel() const { return workspace_numel_; }
 
-  // XXH3-64 over all that ranks must agree on: options, optimizer, names,
-  // shapes, dtypes, flags, ties, units and places; of host tensors too. Class
-  // names and ids are no part of it.
+  // Returns the XXH3-64 of all that ranks must agree on: options, optimizer,
+  // names, shapes, dtypes, flags, ties, units and places; of host tensors too.
+  // Class names and ids are no part of it.
   uint64_t fingerprint() const { return fingerprint_; }
 
   // Streams all inputs of the fingerprint, by name: where the fingerprints of

@@ -14,12 +14,12 @@ namespace shard {
 // A set of class names; a lookup takes O(log names).
 class ClassSet {
  public:
-  // The empty set.
+  // Makes an empty set.
   ClassSet() = default;
-  // Refers to `names`, which must outlive the set.
+  // Makes a set of `names`, which must outlive the set.
   explicit ClassSet(const std::vector<std::string>& names);
-  // The classes of a model's modules. Refers to `model`, which must outlive the
-  // set. O(modules log classes).
+  // Returns the classes of a model's modules. Refers to `model`, which must
+  // outlive the set. O(modules log classes).
   static ClassSet Of(const Model& model);
 
   bool empty() const { return sorted_.empty(); }

@@ -36,9 +36,9 @@ class ModelDirectory {
 
   explicit ModelDirectory(const Model& model);
 
-  // The modules in pre-order, the root first.
+  // Returns the modules in pre-order, the root first.
   const std::vector<Module>& modules() const { return modules_; }
-  // The names, as indices into Model::references(), in the order of
+  // Returns the names, as indices into Model::references(), in the order of
   // Model::Walk.
   const std::vector<int32_t>& names() const { return names_; }
   // Returns the names of one parameter as ascending indices into names(): the

@@ -140,7 +140,7 @@ class Model {
   const std::vector<Param>& params() const { return params_; }
   const std::vector<Reference>& references() const { return references_; }
   const std::vector<HostTensor>& host_tensors() const { return host_tensors_; }
-  // The param groups; the default group is first.
+  // Returns the param groups; the default group is first.
   const std::vector<ParamGroup>& groups() const { return groups_; }
 
   // Returns the dotted path of a module, such as "layer1.attention"; "" for the

@@ -47,7 +47,7 @@ class WrapPolicy {
   using Predicate =
       std::function<bool(ModuleId module, int64_t nonwrapped_numel)>;
 
-  // A policy that wraps nothing but the root.
+  // Makes a policy that wraps nothing but the root.
   WrapPolicy() = default;
 
   // Parses a policy text. Empty text is no policy. Errors name the policy, key
@@ -62,7 +62,7 @@ class WrapPolicy {
   // ModuleId, is true.
   static WrapPolicy OfModules(std::vector<bool> wrapped, std::string text = "");
 
-  // The text that Parse or OfModules was given.
+  // Returns the text that Parse or OfModules was given.
   const std::string& text() const { return text_; }
 
   // Returns an error when one of the policies selects no module: a `class`

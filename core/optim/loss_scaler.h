@@ -51,7 +51,7 @@ class LossScaler {
     void Take(std::string_view name, double value);
   };
 
-  // A scaler that does not scale.
+  // Makes a scaler that does not scale.
   LossScaler() = default;
 
   // Parses the text. Every number is rounded to the nearest fp32. Allowed:
@@ -61,11 +61,11 @@ class LossScaler {
   // values, or list the known forms or keys.
   static StatusOr<LossScaler> Parse(std::string_view text);
 
-  // The scale for the loss of the next step.
+  // Returns the scale for the loss of the next step.
   double scale() const { return state_.scale; }
 
-  // active() is true when there is any scaling, dynamic() when skipped steps
-  // change the scale.
+  // Return whether there is any scaling, and whether skipped steps change the
+  // scale.
   bool active() const { return kind_ != Kind::kNone; }
   bool dynamic() const { return kind_ == Kind::kDynamic; }
 

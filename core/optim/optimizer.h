@@ -34,17 +34,18 @@ class Optimizer {
       StatusCode unknown = StatusCode::kInvalidArgument);
 
   Formula formula() const { return formula_; }
-  // The values of the hyperparameters, in the order in which the formula
-  // declares them.
+  // Returns the values of the hyperparameters, in the order in which the
+  // formula declares them.
   const std::vector<double>& hypers() const { return hypers_; }
-  // The names of the states: "exp_avg", ... Each is one tensor, of the
+  // Returns the names of the states: "exp_avg", ... Each is one tensor, of the
   // parameter's shape unless tensor() says otherwise.
   const std::vector<std::string>& state_names() const { return state_names_; }
-  // The dtype of the states: kF32 unless the text has states=bf16 or q8.
+  // Returns the dtype of the states: kF32 unless the text has states=bf16 or
+  // q8.
   DType state_dtype() const { return state_dtype_; }
 
-  // The properties that follow from a parameter's shape; null for optimizers
-  // that step one element at a time.
+  // Returns the properties that follow from a parameter's shape; null for
+  // optimizers that step one element at a time.
   const TensorTraits* tensor() const;
 
   // Returns the value of a number or flag; for a choice the index of its name,

@@ -24,7 +24,7 @@ class LoadHeap {
 
   bool empty() const { return entries_.empty(); }
 
-  // The least loaded rank. REQUIRES: !empty(), as do the next two.
+  // Returns the least loaded rank. REQUIRES: !empty(), as do the next two.
   const Entry& top() const { return entries_.front(); }
 
   void AddToTop(int64_t load) {

@@ -51,7 +51,7 @@ class Blas {
   // gives the reason for each of them, and the remedy.
   static StatusOr<Blas> LoadOneOf(const std::vector<std::string>& names);
 
-  // The name under which it was found: "libopenblas.so.0".
+  // Returns the name under which the library was found: "libopenblas.so.0".
   const std::string& name() const { return name_; }
 
   void Gemm(const GemmArgs& args, const float* a, const float* b,

@@ -51,7 +51,7 @@ typedef struct gpt_module {
 
 int gpt_module_count(const gpt_config* config);
 
-// REQUIRES: 0 <= index < gpt_module_count(config).
+// Returns a module. REQUIRES: 0 <= index < gpt_module_count(config).
 gpt_module gpt_module_at(const gpt_config* config, int index);
 
 int gpt_block_module(int block);
@@ -101,7 +101,7 @@ typedef struct gpt_tensor {
 
 int gpt_tensor_count(const gpt_config* config);
 
-// REQUIRES: 0 <= index < gpt_tensor_count(config).
+// Returns a tensor. REQUIRES: 0 <= index < gpt_tensor_count(config).
 gpt_tensor gpt_tensor_at(const gpt_config* config, int index);
 
 // Returns the number of elements. The lm head is not counted: it is tied.

@@ -35,7 +35,7 @@ int WriteAll(int fd, std::string_view bytes) {
     const ssize_t size = ::write(fd, bytes.data(), bytes.size());
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      // Whoever shares the file with us has made it non-blocking: a slow reader
+      // A process that shares the file has made it non-blocking: a slow reader
       // slows us down, as it would otherwise, and loses nothing.
       pollfd entry{fd, POLLOUT, 0};
       ::poll(&entry, 1, -1);

@@ -46,8 +46,8 @@ class OutputQueue {
   bool full() const;
   bool empty() const;
 
-  // The errno of the first write that failed although `fd` has a reader, as on
-  // a full disk; 0 when none did. Its text was dropped.
+  // Returns the errno of the first write that failed although `fd` has a
+  // reader, as on a full disk; 0 when none did. Its text was dropped.
   int error() const;
 
   // Returns a descriptor that is readable once something has been written since

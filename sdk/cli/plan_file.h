@@ -13,7 +13,7 @@
 
 namespace shardctl {
 
-// Whether the file at `path` is one that begins as a plan does.
+// Returns whether the file at `path` begins as a plan does.
 bool IsPlanFile(const std::string& path);
 
 struct PlanFile {
@@ -26,7 +26,7 @@ struct PlanFile {
   std::string partition;
 };
 
-// Throws Failure with the path and what is wrong with the file.
+// Reads a plan. Throws Failure with the path and the fault of the file.
 PlanFile ReadPlanFile(const std::string& path);
 
 // Writes a file, as WriteOutput does.

@@ -20,9 +20,9 @@
 
 namespace shardctl {
 
-// "verifying  42% [########            ]  1.20 GiB of 2.86 GiB, 1.10 GiB/s,
-// 1.5 s left" in at most `columns` columns. Where there are too few, the bar is
-// left out first, then the rest from the end.
+// Returns "verifying  42% [########            ]  1.20 GiB of 2.86 GiB, 1.10
+// GiB/s, 1.5 s left" in at most `columns` columns. Where there are too few, the
+// bar is left out first, then the rest from the end.
 std::string BarText(const std::string& what, uint64_t done, uint64_t total,
                     double seconds, int columns);
 
@@ -35,7 +35,7 @@ class Progress {
 
   void Set(uint64_t done, uint64_t total);
 
-  // A shard_progress_fn; `progress` is a Progress.
+  // Draws the bar of `progress`, a Progress. Is a shard_progress_fn.
   static int32_t Update(uint64_t done, uint64_t total, void* progress);
 
  private:

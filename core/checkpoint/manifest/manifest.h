@@ -197,7 +197,7 @@ class Manifest {
   // the tensor has the element.
   size_t SliceAt(size_t tensor, int64_t element) const;
 
-  // For an alias, these return the values of its target.
+  // Return the values of a tensor; for an alias those of its target.
   bool trainable(size_t tensor) const;
   int32_t group(size_t tensor) const;
   // Returns the step as in ManifestContents, but never -1.

@@ -60,7 +60,7 @@ class TensorStore {
   virtual std::string_view describe() const = 0;
 
   virtual size_t num_tensors() const = 0;
-  // REQUIRES: index < num_tensors().
+  // Describes a tensor. REQUIRES: index < num_tensors().
   virtual TensorInfo tensor(size_t index) const = 0;
   // Returns the index of the tensor with this key, or -1. O(1).
   virtual int64_t Find(std::string_view key) const = 0;

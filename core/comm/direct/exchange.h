@@ -53,21 +53,23 @@ class Exchange {
 
   // The collectives of Communicator, in a set of n ranks.
 
-  // Rounds: one per kTileBytes / (n - 1) bytes of a block, at least one. Bytes
-  // per rank: reads n - 1 blocks and writes them to staging, then reads n
-  // blocks and writes one. A null `send` is neither written nor read.
+  // Sums blocks. Rounds: one per kTileBytes / (n - 1) bytes of a block, at
+  // least one. Bytes per rank: reads n - 1 blocks and writes them to staging,
+  // then reads n blocks and writes one. A null `send` is neither written nor
+  // read.
   Status ReduceScatter(std::string_view what, const RankSet& set,
                        const void* send, DType dtype, size_t count, void* recv,
                        DType recv_dtype, bool add, const Deadline& deadline);
 
-  // Rounds: one per kTileBytes of `bytes`, at least one. Bytes per rank: reads
-  // `bytes` and writes them to staging, then reads and writes n times as many.
+  // Gathers blocks. Rounds: one per kTileBytes of `bytes`, at least one. Bytes
+  // per rank: reads `bytes` and writes them to staging, then reads and writes n
+  // times as many.
   Status AllGatherBlocks(std::string_view what, const RankSet& set,
                          const void* send, size_t bytes, void* recv,
                          const Deadline& deadline);
 
-  // Rounds: one per kTileBytes of `bytes`, at least one. Reads and writes
-  // `bytes` on every rank.
+  // Copies a tensor. Rounds: one per kTileBytes of `bytes`, at least one. Reads
+  // and writes `bytes` on every rank.
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline);
 

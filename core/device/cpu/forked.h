@@ -14,8 +14,8 @@
 
 namespace shard::cpu {
 
-// As std::make_shared, but the object is never destroyed in a child of the
-// process that made it.
+// Makes an object as std::make_shared does, but one that is never destroyed in
+// a child of the process that made it.
 template <typename T, typename... Args>
 std::shared_ptr<T> MakeSharedUnlessForked(Args&&... args) {
   const pid_t owner = ::getpid();

@@ -16,8 +16,8 @@
 
 namespace shard::cpu {
 
-// As SumGradients and AddToNorm. `out` is null, or receives the `count` sums;
-// it may be element `begin` of an f32 source.
+// Does the work of SumGradients and AddToNorm. `out` is null, or receives the
+// `count` sums; it may be element `begin` of an f32 source.
 void AddGradientsToNorm(NormType type, double p, double reference,
                         const GradientSources& sources, size_t begin,
                         size_t count, float* out, NormSum* sum);

@@ -61,8 +61,8 @@ class BoundCopies {
   // Copies the trainable parameters of a unit, if they have changed since they
   // were copied.
   Status RefreshUnit(int32_t unit, const Deadline& deadline);
-  // Says that a step changed all trainable parameters, and that they may still
-  // be on their way.
+  // Marks all trainable parameters as changed by a step that may still be on
+  // its way.
   void MarkAllStale() { stale_.assign(stale_.size(), any()); }
 
   // Makes the work on bound gradients that is enqueued from here on come after

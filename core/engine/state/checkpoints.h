@@ -89,12 +89,12 @@ class AsyncSave {
   struct Held {
     std::shared_ptr<Communicator> comm;
     std::shared_ptr<Mapping> room;
-    std::unique_ptr<CheckpointSave> save;  // First to go.
+    std::unique_ptr<CheckpointSave> save;  // Destroyed first.
   };
   std::shared_ptr<Held> held_;
   std::atomic<bool> reported_{false};
   Event done_;
-  std::unique_ptr<Stream> stream_;  // First to end.
+  std::unique_ptr<Stream> stream_;  // Destroyed first.
 };
 
 class Checkpoints {

@@ -46,8 +46,8 @@ struct Replanned {
   std::vector<std::string> warnings;  // Those that the old plan did not have.
 };
 
-// COLLECTIVE. Makes the runtime of the changed plan, with the values in
-// `from`. `known`: an error of the call on this rank alone, reported before
+// Makes the runtime of the changed plan, with the values in `from`. COLLECTIVE.
+// `known`: an error of the call on this rank alone, reported before
 // change.status. After an error that is the same on all ranks, `from` remains
 // usable.
 StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,

@@ -51,8 +51,8 @@ class OwnedRange {
   // reduced before; or, with `reduced` and keeps_sum(), the sum that AddNorm
   // left.
   GradientSources gradients(bool reduced) const;
-  // Whether AddNorm leaves the sum in place of this rank's own gradients: only
-  // fp32 holds it without rounding.
+  // Returns whether AddNorm leaves the sum in place of this rank's own
+  // gradients: only fp32 holds it without rounding.
   bool keeps_sum() const { return source_dtype_ == DType::kF32; }
   // Makes gradients() return this range on some ranks, in rank order, instead
   // of the sum, until ReadSum. REQUIRES: a range of fp32 sums.

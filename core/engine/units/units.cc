@@ -485,7 +485,7 @@ Status Units::CompleteUnitGrads(int32_t unit, const Deadline& deadline) {
     }
   }
   if (!any) return Status();
-  // Before the ranks read them.
+  // The ranks read the gradients next.
   return deps_.device->HostWait(deps_.compute->Record(), deadline);
 }
 
@@ -506,7 +506,7 @@ Status Units::CompleteWholeGrads(const Deadline& deadline) {
     }
   }
   if (!any) return Status();
-  // Before the others read them.
+  // The other ranks read the gradients next.
   return deps_.device->HostWait(deps_.compute->Record(), deadline);
 }
 

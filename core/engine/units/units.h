@@ -78,7 +78,7 @@ class Units {
   // itself on this rank.
   Status MarkParamGradReady(ParamId param, const Status& known,
                             const Deadline& deadline);
-  // Says whether, from here on, another backward pass follows before the step.
+  // Sets whether, from here on, another backward pass follows before the step.
   void SetAccumulate(bool accumulate) { accumulate_ = accumulate; }
 
   // Return the current memory of `param` and of its gradient; the latter may be

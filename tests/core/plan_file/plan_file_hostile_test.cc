@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files that are made to harm. Whatever is in them, DecodePlan takes no more
+// Files that are made to harm. With any contents, DecodePlan takes no more
 // memory than it promises, and allocates no more in all than in proportion to
 // the size of the file. All files are a few MiB of something that costs memory
 // or time. Time is not measured, because it depends on the machine: work that
