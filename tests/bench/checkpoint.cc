@@ -126,8 +126,8 @@ class Rank {
  public:
   Rank(std::shared_ptr<Communicator> comm, std::string folder)
       : comm_(std::move(comm)), folder_(std::move(folder)) {
-    engine_ =
-        Require(Engine::Create(MakePlan(), comm_, EngineOptions{kTimeout, {}}));
+    engine_ = Require(
+        Engine::Create(MakePlan(), comm_, EngineOptions{.timeout = kTimeout}));
     for (const EngineBuffer& buffer : engine_->memory().buffers()) {
       const int64_t shard = buffer.plan->layout.shard_numel();
       Fill(buffer.ParamAt(comm_->rank() * shard), shard);

@@ -73,8 +73,8 @@ class Rank {
  public:
   Rank(std::shared_ptr<Communicator> comm)
       : comm_(std::move(comm)),
-        engine_(Require(
-            Engine::Create(MakePlan(), comm_, EngineOptions{kTimeout, {}}))) {
+        engine_(Require(Engine::Create(MakePlan(), comm_,
+                                       EngineOptions{.timeout = kTimeout}))) {
     std::mt19937 generator(static_cast<uint32_t>(comm_->rank()));
     std::uniform_real_distribution<float> uniform(-1e-3f, 1e-3f);
     for (const EngineBuffer& buffer : engine_->memory().buffers()) {

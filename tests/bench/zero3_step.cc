@@ -67,7 +67,7 @@ class Rank {
   Rank(int stage, std::shared_ptr<Communicator> comm)
       : comm_(std::move(comm)),
         engine_(Require(Engine::Create(PlanOf(stage), comm_,
-                                       EngineOptions{kTimeout, {}}))) {
+                                       EngineOptions{.timeout = kTimeout}))) {
     Require(engine_->BroadcastParams(kTimeout));
   }
 

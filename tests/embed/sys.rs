@@ -48,7 +48,7 @@ pub struct StepReport {
     pub step: i64,
     pub grad_norm: c_double,
     pub skipped: i32,
-    pub reserved: i32,
+    pub active_ranks: i32,
     pub bytes_moved: u64,
     pub seconds_wait: c_double,
     pub seconds_reduce: c_double,
