@@ -16,6 +16,7 @@
 #include "core/base/facts.h"
 #include "core/base/strings.h"
 #include "core/flat/plan.h"
+#include "core/flat/plan_fields.h"
 #include "tests/core/base/expect_status.h"
 
 namespace shard::plan_fingerprint_test {
@@ -224,6 +225,11 @@ TEST(PlanFingerprint, EveryOptionIsConsidered) {
                masters, seed, groups] = options;
   EXPECT_EQ(stage, 1);
   EXPECT_TRUE(groups.empty());
+  // The 21 options above but manual_owners, wrap, f32_classes, require_sharding
+  // and groups; and the layout version.
+  int visited = 0;
+  VisitAgreedOptions(options, [&](const char*, const auto&) { ++visited; });
+  EXPECT_EQ(visited, 21 - 5 + 1);
 }
 
 TEST(PlanFingerprint, OtherDifferencesDoNotChangeIt) {
