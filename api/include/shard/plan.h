@@ -204,7 +204,12 @@ typedef struct shard_memory {
   uint64_t pinned_bytes; /* The page-locked part of host_bytes, for a device. */
   /* Per host, beside host_bytes: the memory through which the host's
    * communicator and the engine's pass control data and, where ranks share no
-   * memory, from the first tensor on also tensors. */
+   * memory, from the first tensor on also tensors. Where ranks share memory,
+   * each of the two communicators takes 2 MiB and a page more per rank, which
+   * are not counted, once a call sends a tensor through it all the same:
+   * shard_comm_broadcast; and for the engine's, buffers of the model that are
+   * broadcast or loaded, a gather, a load from rank 0, a change of the plan,
+   * and a summon to one rank that is written back. */
   uint64_t control_bytes;
   /* Per rank, within host_bytes: those of shard_model_add_buffer. */
   uint64_t model_buffer_bytes;
