@@ -97,8 +97,6 @@ TEST(ProcessesTest, BuffersAreBroadcastAndSaved) {
   }
 }
 
-// A child of fork may free the handles that it has from its parent, without an
-// effect on the parent, and trains with handles of its own.
 // A thread of the parent holds the plan's locks while some of the children are
 // made.
 TEST(ProcessesTest, AChildOfForkReadsAPlanThatItsParentReads) {
@@ -106,8 +104,9 @@ TEST(ProcessesTest, AChildOfForkReadsAPlanThatItsParentReads) {
   std::atomic<bool> done{false};
   std::thread reader([&] {
     const char* name = nullptr;
-    while (!done)
+    while (!done) {
       shard_error_free(shard_plan_param_name(plan.get(), 0, 0, &name));
+    }
   });
   for (int i = 0; i < 50; ++i) {
     const pid_t child = ::fork();
@@ -129,6 +128,8 @@ TEST(ProcessesTest, AChildOfForkReadsAPlanThatItsParentReads) {
   reader.join();
 }
 
+// A child of fork may free the handles that it has from its parent, without an
+// effect on the parent, and trains with handles of its own.
 TEST(ProcessesTest, AChildOfForkFreesAndOpensItsOwn) {
   const std::string url = "shm:" + shard::testing::UniqueName();
   ExpectAllPassed(shard::testing::RunRanks(2, [&](const Rank& me) {
