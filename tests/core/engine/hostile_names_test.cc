@@ -158,6 +158,17 @@ void Save(const UnitTraining& training, const std::vector<std::string>& blobs,
   });
 }
 
+// Returns `stage`, or the next one below it in which a plan shards what it is
+// to shard: some models are too small for stages 2 and 3.
+int StageThatShards(UnitTraining training, int stage) {
+  for (; stage > 1; --stage) {
+    training.plan.stage = stage;
+    const auto plan = PlanOf(training);
+    if (!plan.ok() || ShardsAsItsStage(**plan)) break;
+  }
+  return stage;
+}
+
 void TryModel(uint64_t seed, Tally* tally) {
   Dice dice(seed);
   UnitTraining training;
@@ -168,7 +179,7 @@ void TryModel(uint64_t seed, Tally* tally) {
   training.wrap = blocks ? "class?names=Block" : "";
   training.plan.prefetch = 0;
   training.plan.world_size = 2;
-  training.plan.stage = dice.Roll(blocks ? 4 : 2);
+  training.plan.stage = StageThatShards(training, dice.Roll(blocks ? 4 : 2));
   const auto plan = PlanOf(training);
   if (!plan.ok()) {
     ++tally->refused_plans;
@@ -210,7 +221,7 @@ void TryModel(uint64_t seed, Tally* tally) {
 
   WholeState loaded;
   training.plan.world_size = 3;
-  training.plan.stage = dice.Roll(blocks ? 4 : 2);
+  training.plan.stage = StageThatShards(training, dice.Roll(blocks ? 4 : 2));
   LoadWorld(training, root, &loaded, params);
   EXPECT_EQ(saved, loaded) << saved.Differences(loaded);
   ++tally->saved;
