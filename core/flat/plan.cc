@@ -134,11 +134,7 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
 
   units_.reserve(inventory.units.size());
   for (const UnitInventory& unit : inventory.units) {
-    units_.push_back({unit.module,
-                      model_->ModuleFqn(unit.module),
-                      unit.parent,
-                      unit.depth,
-                      {}});
+    units_.push_back({unit.module, unit.parent, unit.depth, {}});
   }
   units_by_module_.resize(units_.size());
   std::iota(units_by_module_.begin(), units_by_module_.end(), 0);

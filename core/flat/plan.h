@@ -216,8 +216,9 @@ struct FlatBufferPlan {
 };
 
 struct UnitPlan {
-  ModuleId module;               // Its outermost module.
-  std::string fqn;               // The name of `module`; "" for the root.
+  // Its outermost module. Where modules are deep and many, the names of all
+  // units would take memory with the square of the model's: Model::ModuleFqn.
+  ModuleId module;
   int32_t parent;                // The unit around it; -1 for the root.
   int32_t depth;                 // The number of units around it.
   std::vector<int32_t> buffers;  // Indices into Plan::buffers(); may be empty.

@@ -54,7 +54,7 @@ void WriteUnits(const Plan& plan, JsonWriter* json) {
   for (const UnitPlan& unit : plan.units()) {
     const auto module = static_cast<size_t>(unit.module);
     json->BeginObject();
-    json->Field("module", unit.fqn);
+    json->Field("module", plan.model().ModuleFqn(unit.module));
     json->Field("class", plan.model().modules()[module].class_name);
     json->Field("parent", unit.parent);
     json->Field("depth", unit.depth);

@@ -83,7 +83,7 @@ void AppendUnits(const Plan& plan, std::string* out) {
       params += static_cast<int64_t>(layout.slots().size());
       elements += layout.numel();
     }
-    table.Add({UnitName(unit), StrCat(unit.depth),
+    table.Add({UnitName(plan, unit), StrCat(unit.depth),
                Grouped(static_cast<int64_t>(unit.buffers.size())),
                Grouped(params), Grouped(elements)});
   }
@@ -100,7 +100,7 @@ void AppendBuffers(const Plan& plan, std::string* out) {
   for (size_t i = 0; i < listed; ++i) {
     const FlatBufferPlan& buffer = plan.buffers()[i];
     const FlatLayout& layout = buffer.layout;
-    table.Add({UnitName(plan.unit(buffer.unit)),
+    table.Add({UnitName(plan, plan.unit(buffer.unit)),
                buffer.trainable ? StrCat(buffer.group) : "-",
                DTypeName(buffer.dtype),
                buffer.trainable ? DTypeName(buffer.grad_dtype) : "frozen",

@@ -107,7 +107,7 @@ std::string MixtureText(const Plan& plan, const UnitPlan& unit,
                   " elements (", NamesText(names, kind.count), ")");
   };
   const auto& [frozen, trainable] = mixture;
-  return StrCat("unit ", UnitName(unit),
+  return StrCat("unit ", UnitName(plan, unit),
                 " has frozen and trainable parameters: ", describe(frozen),
                 " are frozen, ", describe(trainable),
                 " are not; one flat buffer for both would have ",
@@ -127,7 +127,7 @@ void AddF32Classes(const Plan& plan, std::vector<std::string>* warnings) {
         plan.model().modules()[static_cast<size_t>(unit.module)];
     if (!f32_classes.Contains(module.class_name)) continue;
     ++count;
-    if (first.size() < kListedNames) first.push_back(UnitName(unit));
+    if (first.size() < kListedNames) first.push_back(UnitName(plan, unit));
   }
   if (count > 0) {
     warnings->push_back(

@@ -44,8 +44,9 @@ std::string Grouped(int64_t value) {
   return out;
 }
 
-std::string UnitName(const UnitPlan& unit) {
-  return unit.module == kRootModule ? "(root)" : unit.fqn;
+std::string UnitName(const Plan& plan, const UnitPlan& unit) {
+  return unit.module == kRootModule ? "(root)"
+                                    : plan.model().ModuleFqn(unit.module);
 }
 
 PlanTotals TotalsOf(const Plan& plan) {

@@ -22,7 +22,7 @@ const char* MastersName(Masters masters);
 std::string Grouped(int64_t value);
 
 // Returns the FQN of the unit's module; "(root)" for the root.
-std::string UnitName(const UnitPlan& unit);
+std::string UnitName(const Plan& plan, const UnitPlan& unit);
 
 struct PlanTotals {
   int64_t params = 0;

@@ -70,8 +70,8 @@ typedef struct shard_comm shard_comm;
  * Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, or world
  * sizes that differ (on all ranks); DEADLINE_EXCEEDED naming the ranks that did
  * not come; ALREADY_EXISTS when rank or NAME is taken, by this user or another:
- * where another user has NAME, ranks above 0 get PERMISSION_DENIED. When only
- * some ranks give direct=0, all get DESYNC from their first collective. */
+ * where another user listens at NAME, ranks above 0 get PERMISSION_DENIED. When
+ * only some ranks give direct=0, all get DESYNC from their first collective. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_open(
     const char* url, const shard_comm_options* options,
     shard_comm** comm) SHARD_NOEXCEPT;

@@ -119,6 +119,7 @@ StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
                                 "choose another name");
     }
   }
+  writer->outputs_.reserve(names.size());
   for (size_t i = 0; i < shards.size(); ++i) {
     SHARD_RETURN_IF_ERROR(writer->CreateShard(names[i], shards[i], options));
   }
@@ -140,7 +141,8 @@ StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
 
 Status SafetensorsWriter::CreateOutput(const std::string& name,
                                        uint64_t bytes) {
-  SHARD_ASSIGN_OR_RETURN(const std::string temporary, TemporaryName(name));
+  SHARD_ASSIGN_OR_RETURN(std::string temporary, TemporaryName(name));
+  std::string wanted = name;
   StatusOr<PooledFile> file =
       PooledFile::Open(folder_, temporary, File::Mode::kCreate);
   if (!file.ok()) {
@@ -148,8 +150,10 @@ Status SafetensorsWriter::CreateOutput(const std::string& name,
     (void)folder_.Unlink(temporary);
     return file.status();
   }
-  outputs_.push_back(
-      {.name = name, .temporary = temporary, .file = *std::move(file)});
+  // Takes no memory, without which the file would stay: Create has made room.
+  outputs_.push_back({.name = std::move(wanted),
+                      .temporary = std::move(temporary),
+                      .file = *std::move(file)});
   // Finds a full disk now, not after hours.
   return outputs_.back().file.Allocate(bytes);
 }

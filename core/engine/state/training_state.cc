@@ -55,6 +55,8 @@ StatusOr<std::shared_ptr<AsyncSave>> TrainingState::Save(
                    DescribeState(plan_.model(), options->state, sink);
                    sink->Add("", "save", options->async);
                    sink->Add("", "overwrite", options->overwrite);
+                   sink->Add("", "keep_last", options->keep_last);
+                   sink->Add("", "keep_every", options->keep_every);
                    sink->Add("", "timeout", options->timeout);
                  }};
   }
@@ -245,6 +247,7 @@ Status TrainingState::EnterLoad(const StatusOr<LoadOptions>& options,
                    DescribeState(plan_.model(), options->state, sink);
                    sink->Add("", "allow_mismatch", !options->rules.strict);
                    sink->Add("", "convert", options->rules.convert);
+                   sink->Add("", "skip_verify", !options->verify);
                    sink->Add("", "strip_leading_module",
                              options->rules.strip_leading_module);
                    sink->Add("", "from_rank0", options->from_rank0);

@@ -243,8 +243,7 @@ Status StepCoordinator::AgreeOnEntries(int32_t leader,
     if (mine.zeroed == kNeverZeroed) mine.zeroed = led.zeroed;
   }
   return CheckAgreement(
-      deps_.comm,
-      "the step (a rank that called zero_grad less often calls it, too)",
+      deps_.comm, "the step",
       [&mine](FactSink* sink) { DescribeEntry(mine, sink); }, deadline);
 }
 

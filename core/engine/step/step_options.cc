@@ -196,7 +196,9 @@ void DescribeEntry(const Proposal& proposal, FactSink* sink) {
   for (const StepField& field : kStepFields) {
     sink->Add("", field.name, proposal.step.*field.value);
   }
-  sink->Add("", "number of zero_grad calls since the last step",
+  sink->Add("",
+            "number of zero_grad calls since the last step (a rank that called "
+            "it less often calls it, too)",
             proposal.zeroed);
 }
 

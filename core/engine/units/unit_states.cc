@@ -32,9 +32,9 @@ UnitStates::UnitStates(const Plan& plan, bool whole_grads, bool allow_missing)
 }
 
 std::string UnitStates::Name(int32_t unit) const {
-  const UnitPlan& plan = plan_.unit(unit);
-  return plan.fqn.empty() ? StrCat("the root unit (", unit, ")")
-                          : StrCat("unit '", plan.fqn, "' (", unit, ")");
+  const std::string fqn = plan_.model().ModuleFqn(plan_.unit(unit).module);
+  return fqn.empty() ? StrCat("the root unit (", unit, ")")
+                     : StrCat("unit '", fqn, "' (", unit, ")");
 }
 
 std::string_view UnitStates::StateName(State state) {

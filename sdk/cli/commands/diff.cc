@@ -65,13 +65,18 @@ struct Result {
   std::vector<TextRow> dtypes;
   std::vector<TextRow> training;  // Step, groups, scalars.
   std::vector<ValueRow> values;
+  // Keys of tensors whose types cannot be read, or not compared.
+  std::vector<std::string> not_compared;
   int64_t tensors = 0;  // With values that were compared.
   uint64_t bytes = 0;
 
+  bool Differs(bool ignore_dtypes) const {
+    return !pairing.only_in_a.empty() || !pairing.only_in_b.empty() ||
+           !shapes.empty() || (!ignore_dtypes && !dtypes.empty()) ||
+           !training.empty() || !values.empty();
+  }
   bool Same(bool ignore_dtypes) const {
-    return pairing.only_in_a.empty() && pairing.only_in_b.empty() &&
-           shapes.empty() && (ignore_dtypes || dtypes.empty()) &&
-           training.empty() && values.empty();
+    return !Differs(ignore_dtypes) && not_compared.empty();
   }
 };
 
@@ -124,6 +129,8 @@ Result Compare(const CheckpointView& a, const CheckpointView& b,
     } else if (AreComparable(in_a, in_b)) {
       comparable.emplace_back(&in_a, &in_b);
       total += in_a.info.bytes + in_b.info.bytes;
+    } else {
+      result.not_compared.push_back(in_a.key);
     }
   }
   const bool trained = !a.is_safetensors() && !b.is_safetensors();
@@ -185,6 +192,7 @@ Json ToJson(const CheckpointView& a, const CheckpointView& b,
           {"dtypes", RowsJson(result.dtypes, "key")},
           {"training", RowsJson(result.training, "name")},
           {"values", std::move(values)},
+          {"not_compared", result.not_compared},
           {"compared", {{"tensors", result.tensors}, {"bytes", result.bytes}}}};
 }
 
@@ -217,7 +225,7 @@ std::string RowsText(const std::string& title,
 }
 
 std::string ToText(const CheckpointView& a, const CheckpointView& b,
-                   const Result& result, bool same) {
+                   const Result& result, bool ignore_dtypes) {
   std::string text = "a: " + Shown(a.path) + "\nb: " + Shown(b.path) + "\n";
   text += ListText("only in a", result.pairing.only_in_a);
   text += ListText("only in b", result.pairing.only_in_b);
@@ -245,9 +253,16 @@ std::string ToText(const CheckpointView& a, const CheckpointView& b,
                    result.pairing.names_only_in_a);
   text += ListText("names only in b, of tensors that a has as well",
                    result.pairing.names_only_in_b);
+  text += ListText("values not compared, of types that differ or are not read",
+                   result.not_compared);
   const Style& style = OutStyle();
-  text += same ? std::string(style.green) + "same" + style.reset
-               : std::string(style.red) + "different" + style.reset;
+  if (result.Same(ignore_dtypes)) {
+    text += std::string(style.green) + "same" + style.reset;
+  } else {
+    text += std::string(style.red) +
+            (result.Differs(ignore_dtypes) ? "different" : "not known") +
+            style.reset;
+  }
   text += ": compared " + CountText(static_cast<uint64_t>(result.tensors)) +
           (result.tensors == 1 ? " tensor, " : " tensors, ") +
           BytesText(result.bytes) + "\n";
@@ -262,7 +277,7 @@ int RunDiff(const DiffArguments& arguments) {
   if (arguments.json) {
     PrintJson(ToJson(a, b, result, same));
   } else {
-    PrintText(ToText(a, b, result, same));
+    PrintText(ToText(a, b, result, arguments.ignore_dtypes));
   }
   return same ? kFine : kDifferent;
 }

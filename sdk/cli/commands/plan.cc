@@ -131,7 +131,9 @@ class PlanCommand {
         for (const int32_t stage : arguments_.stages) Make(ranks, stage);
       }
     }
-    if (arguments_.json) {
+    if (IsStdout(arguments_.output)) {
+      // The plan is there instead.
+    } else if (arguments_.json) {
       costs_.PrintJsonDocument(model_);
     } else {
       costs_.PrintTable(model_);
@@ -144,9 +146,9 @@ class PlanCommand {
   void CheckOutput() const {
     const std::string& output = arguments_.output;
     if (output.empty()) return;
-    if (IsStdout(output)) {
-      throw Failure("the table is printed on stdout, where '" + Shown(output) +
-                    "' puts the plan; give another --output");
+    if (IsStdout(output) && arguments_.json) {
+      throw Failure("--json is printed on stdout, where '" + Shown(output) +
+                    "' puts the plan; leave out one of them");
     }
     if (IsPlanFile(arguments_.model)) return;
     if (arguments_.ranks.size() == 1 && arguments_.stages.size() == 1) return;

@@ -318,8 +318,17 @@ TEST(DesyncTest, ArgumentsOfCallsAreNamed) {
            }),
            "rank 0 has the end, rank 1 has 'more'");
 
-    // Checkpoints differ: each rank loads another one.
     SaveOptions save;
+    save.keep_last = odd ? 3 : 2;
+    expect(engine.Save(root.path(), save).status(),
+           "keep_last: rank 0 has 2, rank 1 has 3");
+    save.keep_last = 2;
+    save.keep_every = odd ? 4 : 5;
+    expect(engine.Save(root.path(), save).status(),
+           "keep_every: rank 0 has 5, rank 1 has 4");
+
+    // Checkpoints differ: each rank loads another one.
+    save = SaveOptions();
     ASSERT_OK(engine.Save(root.path(), save));
     // The other checkpoint has the same name and other contents.
     static_cast<float*>(engine.Grad(0)->data)[0] = 1;
@@ -329,6 +338,9 @@ TEST(DesyncTest, ArgumentsOfCallsAreNamed) {
     const std::string other = StrCat(root.path(), "/other");
     ASSERT_OK(engine.Save(other, save));
     LoadReport report;
+    const LoadOptions verified = {.verify = !odd};
+    expect(engine.Load(root.path(), verified, &report),
+           "skip_verify: rank 0 has false, rank 1 has true");
     expect(engine.Load(odd ? other : root.path(), LoadOptions(), &report),
            "the checkpoint: id: rank 0 has 0x");
 

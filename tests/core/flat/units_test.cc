@@ -65,7 +65,7 @@ TEST(Units, HaveBuffersOfTheirOwn) {
                                const std::vector<int32_t>& buffers) {
     const UnitPlan& unit = plan->units()[index];
     EXPECT_EQ(unit.module, module);
-    EXPECT_EQ(unit.fqn, fqn);
+    EXPECT_EQ(plan->model().ModuleFqn(unit.module), fqn);
     EXPECT_EQ(unit.parent, parent);
     EXPECT_EQ(unit.depth, depth);
     EXPECT_EQ(unit.buffers, buffers);
@@ -330,7 +330,7 @@ TEST(ParamDType, F32FollowsItButForItsClasses) {
   EXPECT_EQ(dtype_of(half), DType::kF16);
   EXPECT_EQ(dtype_of(f64), DType::kF64);
   EXPECT_EQ(dtype_of(ignored), DType::kF32);
-  EXPECT_EQ(plan->units()[1].fqn, "block.norm");
+  EXPECT_EQ(plan->model().ModuleFqn(plan->unit(1).module), "block.norm");
   // Gradients have the narrowed dtype, and narrowed parameters have masters.
   const FlatBufferPlan& buffer = plan->buffers()[0];
   EXPECT_EQ(buffer.grad_dtype, DType::kBF16);

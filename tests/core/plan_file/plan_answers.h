@@ -120,7 +120,8 @@ class PlanAnswers final : public FactSink {
 
   void AddDecisions() {
     for (const UnitPlan& unit : plan_.units()) {
-      Line("unit", unit.module, unit.fqn, unit.parent, unit.depth);
+      Line("unit", unit.module, plan_.model().ModuleFqn(unit.module),
+           unit.parent, unit.depth);
       for (const int32_t buffer : unit.buffers) Line("of", buffer);
     }
     for (const FlatBufferPlan& buffer : plan_.buffers()) {

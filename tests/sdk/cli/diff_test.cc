@@ -89,6 +89,23 @@ TEST_F(DiffTest, ComparesSafetensorsOfOtherPrograms) {
   EXPECT_TRUE(Has(text.out, "different: compared 2 tensors"));
 }
 
+// Their bytes may be anything, so they are not called the same.
+TEST_F(DiffTest, TypesThatAreNotReadAreListed) {
+  const std::string file = folder_ / "complex.safetensors";
+  WriteSafetensors(file, {{"known", {1}}, {"complex", {2, 3}}});
+  std::string bytes = ReadFile(file);
+  const std::string of_floats = R"("F32","shape":[2])";
+  const size_t at = bytes.find(of_floats);
+  ASSERT_NE(at, std::string::npos);
+  WriteFile(file, bytes.replace(at, of_floats.size(), R"("C64","shape":[1])"));
+  const Json json = RunJson({"diff", file, file}, 1);
+  EXPECT_EQ(json["same"], false);
+  EXPECT_EQ(json["not_compared"], Json({"complex"}));
+  EXPECT_EQ(json["compared"]["tensors"], 1);
+  const Result text = RunShardctl({"diff", file, file});
+  EXPECT_TRUE(Has(text.out, "not known: compared 1 tensor")) << text.out;
+}
+
 TEST_F(DiffTest, WrongUse) {
   EXPECT_EQ(RunShardctl({"diff", root_}).code, 2);
   for (const char* const number : {"-1", "nan", "inf", "x"}) {

@@ -197,6 +197,9 @@ TEST_F(PlanTest, APlanInAFile) {
   EXPECT_TRUE(Has(text.out, file + ": 5,242,880 elements in 5 parameters"));
   EXPECT_TRUE(Has(text.out, "    4      3  "));
   EXPECT_EQ(ReadFile(copy), ReadFile(file));
+  // On stdout there is the plan, and no table.
+  EXPECT_EQ(RunShardctl({"plan", file, "-o", "/dev/stdout"}).out,
+            ReadFile(file));
 }
 
 TEST_F(PlanTest, PlansInFilesThatAreWrong) {
@@ -207,8 +210,8 @@ TEST_F(PlanTest, PlansInFilesThatAreWrong) {
     EXPECT_TRUE(Has(result.error, message)) << result.error;
   };
   expect(Plan({"-o", file}), "--output writes one plan; give one world size");
-  expect(Plan({"--ranks", "2", "--stages", "1", "-o", "/dev/stdout"}),
-         "give another --output");
+  expect(Plan({"--ranks", "2", "--stages", "1", "--json", "-o", "/dev/stdout"}),
+         "leave out one of them");
   expect(Plan({"--ranks", "2", "--stages", "1", "-o", folder_ / "no/net.plan"}),
          "does not exist");
   ASSERT_EQ(Plan({"--ranks", "2", "--stages", "1", "-o", file}).code, 0);
@@ -351,8 +354,9 @@ TEST_F(PlanTest, DeepKeysTakeMemoryAsTheyAreLong) {
   };
   for (int i = 0; i < kKeys; ++i) tensors.push_back({deep(i, 2000), {0}});
   WriteSafetensors(path, tensors);
-  const Result fits =
-      RunShardctl({"plan", path, "--ranks", "2", "--stages", "3"});
+  // Every module is a unit, too.
+  const Result fits = RunShardctl(
+      {"plan", path, "--ranks", "2", "--stages", "3", "--wrap", "always"});
   EXPECT_EQ(fits.code, 0) << fits.error;
   EXPECT_TRUE(Has(fits.out, "in " + std::to_string(kKeys) + " parameters"));
   EXPECT_LT(fits.max_rss_kib, kMostKib);
