@@ -106,7 +106,7 @@ TEST(SafetensorsWriter, ReplacesOnlyWhenAllowed) {
   const std::string path = Write(folder, "m.safetensors", "old");
   const std::vector<SafetensorsTensor> one = {{"b", ElementType::kU8, {1}}};
   ExpectError(CreateWriter(path, one), StatusCode::kAlreadyExists,
-              {"m.safetensors", "replaced"});
+              {"m.safetensors", "set overwrite"});
   const auto writer = CreateWriter(path, one, {.replace = true});
   ASSERT_OK(writer);
   EXPECT_EQ(ReadText(folder / "m.safetensors"), "old");
