@@ -39,9 +39,9 @@ struct shard_plan {
   // Returns the names and modules by number, made at the first call: most hosts
   // never ask for them.
   const shard::ModelDirectory& directory() const {
+    Names& made = names.Get();
     // std::call_once would load libgcc_s for an exception on its way through
     // libc, and end the process where memory is out.
-    Names& made = names.Get();
     const std::lock_guard<std::mutex> lock(made.mutex);
     if (!made.directory) made.directory.emplace(plan->model());
     return *made.directory;

@@ -216,8 +216,9 @@ struct FlatBufferPlan {
 };
 
 struct UnitPlan {
-  // Its outermost module. Where modules are deep and many, the names of all
-  // units would take memory with the square of the model's: Model::ModuleFqn.
+  // Its outermost module. Model::ModuleFqn has the name, which is not stored
+  // here: where modules are deep and many, the names of all units would take
+  // memory that grows with the square of their depth.
   ModuleId module;
   int32_t parent;                // The unit around it; -1 for the root.
   int32_t depth;                 // The number of units around it.

@@ -7,7 +7,7 @@ def one_source(name, files, testonly = False):
     """Makes NAME.cc, which includes all files, and the library NAME_files.
 
     Most of the time of a file of two hundred lines goes into its headers. Names
-    of the files must not collide, those in unnamed namespaces too.
+    that the files define must not collide, not even in unnamed namespaces.
 
     Args:
       name: the name of the source, without ".cc".

@@ -26,7 +26,8 @@
  * Numbers. Ids, and the number of things that have ids, are int32_t; tensors of
  * a checkpoint or state dict, and elements, are int64_t; the bytes and the
  * length of an array that the host gives are size_t; bytes of files, and totals
- * of bytes, are uint64_t. Flags are 0 or 1, and any other value is an error.
+ * of bytes, are uint64_t; limits in bytes of shard_plan_options are int64_t.
+ * Flags are 0 or 1, and any other value is an error.
  *
  * Ownership. Each *_create or *_open gives a handle the caller frees with the
  * matching *_free, in any order: children keep what they need alive. *_free

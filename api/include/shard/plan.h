@@ -161,7 +161,8 @@ typedef struct shard_plan_options {
   int32_t keep_after_forward;
   /* 1: it is an error instead of a warning when the plan keeps tensors whole
    * that its stage shards, because a rank's part and the slots would take no
-   * less memory. For one rank there is nothing to shard, and no error. */
+   * less memory. For one rank there is nothing to shard, and no error; nor for
+   * parameters with shard_group_size 1, where each rank is to hold them all. */
   int32_t require_sharding;
   int32_t reserved;
 } shard_plan_options;
@@ -200,16 +201,18 @@ typedef struct shard_memory {
    * them: the device's own per rank ("cpu" has none), and the host's per host,
    * for all its ranks. */
   uint64_t device_bytes;
-  uint64_t host_bytes;
+  uint64_t host_bytes;   /* At most UINT64_MAX. */
   uint64_t pinned_bytes; /* The page-locked part of host_bytes, for a device. */
   /* Per host, beside host_bytes: the memory through which the host's
    * communicator and the engine's pass control data and, where ranks share no
-   * memory, from the first tensor on also tensors. Where ranks share memory,
-   * each of the two communicators takes 2 MiB and a page more per rank, which
-   * are not counted, once a call sends a tensor through it all the same:
-   * shard_comm_broadcast; and for the engine's, buffers of the model that are
-   * broadcast or loaded, a gather, a load from rank 0, a change of the plan,
-   * and a summon to one rank that is written back. */
+   * memory, from the first tensor on also tensors. Not counted: a third
+   * communicator, which the first save opens, with 2 MiB and a page more per
+   * rank; and, where ranks share memory, 2 MiB and a page more per rank for
+   * each of the two once a call sends bytes through it all the same:
+   * shard_comm_broadcast; and for the engine's, a load of a checkpoint, a load
+   * of a state dict from rank 0 or with buffers of the model, a broadcast of
+   * these buffers, a gather, a change of the plan, and a summon to one rank
+   * that is written back. */
   uint64_t control_bytes;
   /* Per rank, within host_bytes: those of shard_model_add_buffer. */
   uint64_t model_buffer_bytes;
@@ -247,7 +250,7 @@ typedef struct shard_plan_info {
    * unless shards_params is 1. */
   int32_t shard_group_size;
   int32_t keep_after_forward; /* As in shard_plan_options. */
-  /* Of shard_model_add_buffer, ignored ones among them:
+  /* Buffers of shard_model_add_buffer, ignored ones among them:
    * shard_plan_model_buffer_info. */
   int32_t num_model_buffers;
   int32_t reserved;

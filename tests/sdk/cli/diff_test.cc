@@ -89,7 +89,8 @@ TEST_F(DiffTest, ComparesSafetensorsOfOtherPrograms) {
   EXPECT_TRUE(Has(text.out, "different: compared 2 tensors"));
 }
 
-// Their bytes may be anything, so they are not called the same.
+// Tensors of a type that is not read are not called the same, even where a file
+// is compared with itself.
 TEST_F(DiffTest, TypesThatAreNotReadAreListed) {
   const std::string file = folder_ / "complex.safetensors";
   WriteSafetensors(file, {{"known", {1}}, {"complex", {2, 3}}});
