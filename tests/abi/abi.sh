@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 #
-# Makes the records of the ABI. Sourced by abi_test.sh and record.sh, in a
-# folder that holds this tree's files.
+# Makes the records of the ABI. Sourced by the tests and programs of this folder,
+# where they have this tree's files.
 
 readonly library=api/libshard.so.0
 readonly headers=(api/include/shard/*.h)
@@ -27,4 +27,21 @@ make_abi() {
   abidw --headers-dir api/include/shard --drop-private-types \
     --exported-interfaces-only --no-show-locs --no-corpus-path \
     --no-comp-dir-path --type-id-style hash "$library"
+}
+
+# make_release FOLDER: writes what is kept of a release: the three records, the
+# headers without their comments, and a host.
+make_release() {
+  local header
+  mkdir -p "$1/include/shard"
+  make_symbols >"$1/symbols.txt"
+  make_layout >"$1/layout.txt"
+  make_abi >"$1/libshard.abi"
+  for header in "${headers[@]}"; do
+    # gcc takes the branches of an #ifdef for definitions of the same name.
+    gcc -fpreprocessed -dD -E -P -xc -w "$header" \
+      >"$1/include/shard/${header##*/}"
+  done
+  cp tests/embed/host.c "$1/host.c"
+  chmod 644 "$1/host.c"
 }
