@@ -52,3 +52,56 @@ Version: $version
 Cflags: -I\${includedir}
 Libs: -L\${libdir} -lshard
 END
+
+# find_package(shard) makes the target shard::shard.
+cmake="$prefix/lib/cmake/shard"
+put 644 /dev/stdin "$cmake/shard-config.cmake" <<'END'
+# Where /lib is a link to /usr/lib, this file is found by both names.
+get_filename_component(_shard_prefix "${CMAKE_CURRENT_LIST_DIR}" REALPATH)
+get_filename_component(_shard_prefix "${_shard_prefix}/../../.." ABSOLUTE)
+if(NOT TARGET shard::shard)
+  add_library(shard::shard SHARED IMPORTED)
+  set_target_properties(shard::shard PROPERTIES
+    IMPORTED_LOCATION "${_shard_prefix}/lib/libshard.so.0"
+    IMPORTED_SONAME "libshard.so.0"
+    INTERFACE_INCLUDE_DIRECTORIES "${_shard_prefix}/include")
+endif()
+unset(_shard_prefix)
+END
+put 644 /dev/stdin "$cmake/shard-config-version.cmake" <<END
+# A library serves hosts of its own version and of older ones with the same
+# first number: docs/abi.md.
+set(PACKAGE_VERSION $version)
+set(PACKAGE_VERSION_COMPATIBLE FALSE)
+if(NOT PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION
+   AND PACKAGE_FIND_VERSION_MAJOR EQUAL ${version%%.*})
+  set(PACKAGE_VERSION_COMPATIBLE TRUE)
+endif()
+if(PACKAGE_VERSION VERSION_EQUAL PACKAGE_FIND_VERSION)
+  set(PACKAGE_VERSION_EXACT TRUE)
+endif()
+if(DEFINED CMAKE_SIZEOF_VOID_P AND NOT CMAKE_SIZEOF_VOID_P EQUAL 8)
+  set(PACKAGE_VERSION_UNSUITABLE TRUE)
+endif()
+END
+
+# A repository for Bazel's local_repository, with the target @shard. Its links
+# lead to the headers and the library above.
+bazel="$prefix/share/shard/bazel"
+put 644 /dev/stdin "$bazel/WORKSPACE" <<'END'
+workspace(name = "shard")
+END
+put 644 /dev/stdin "$bazel/BUILD.bazel" <<'END'
+cc_library(
+    name = "shard",
+    srcs = ["lib/libshard.so.0"],
+    hdrs = glob(["include/shard/**"]),
+    includes = ["include"],
+    visibility = ["//visibility:public"],
+)
+END
+for name in include/shard lib/libshard.so.0; do
+  install -d -m 755 "$bazel/${name%/*}"
+  ln -sfT "../../../../$name" "$bazel/$name.new"
+  take_name "$bazel/$name"
+done

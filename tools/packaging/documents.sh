@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Usage: documents.sh BUILT PREFIX
+#
+# Copies what people read to the places below PREFIX where they look for it:
+# documents of the current folder, the quickstart, and the man pages and
+# completions that Bazel left in the folder BUILT. tools/bazel/install.sh copies
+# what programs need.
+
+set -euo pipefail
+built="$1"
+prefix="$2"
+folder="$prefix/share/doc/libshard"
+
+# put FROM TO: any user may read the new file. An old one is removed first, and
+# a link is not followed.
+put() {
+  install -D -T -m 644 "$1" "$2"
+}
+
+for name in README.md CHANGELOG.md SECURITY.md docs/*.md \
+  samples/quickstart/README.md samples/quickstart/quickstart.*; do
+  put "$name" "$folder/$name"
+done
+put LICENSE "$folder/copyright"
+
+scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
+tar -xf "$built/sdk/cli/pages/pages.tar" -C "$scratch"
+(cd "$scratch" && find . -type f -printf '%P\0') |
+  while IFS= read -r -d '' name; do
+    put "$scratch/$name" "$prefix/$name"
+  done
