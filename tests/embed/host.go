@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine of host.c in Go, by cgo. A shard_error becomes a Go error and is
-// freed at once. The loops convert each product to float32: otherwise Go may
-// fuse x*y + z on processors that can.
+// The engine of host.c in Go, by cgo and not by the Go package: these hosts show
+// what the C interface alone asks of a language; tests/sdk/go tests the package.
+// A shard_error becomes a Go error and is freed at once. The loops convert each
+// product to float32: otherwise Go may fuse x*y + z on processors that can.
 
 package main
 

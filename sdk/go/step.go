@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shard
+
+// #include "shard/shard.h"
+import "C"
+
+import (
+	"context"
+	"time"
+)
+
+// StepOptions is how a step treats the gradients: the same on every rank. Zero
+// fields have their defaults.
+type StepOptions struct {
+	MaxGradNorm   float64 // Bounds the global norm. Default: no clipping.
+	GradDivisor   float64 // Of the sum of the ranks' gradients. Default: the world size.
+	LossScale     float64 // The factor that the loss was multiplied by.
+	SkipNonfinite bool    // Skips the step, on all ranks, when a gradient is not finite.
+	AverageActive bool    // Divides by the number of ranks that have not joined.
+	GradNormType  float64 // 1, 2, any p, or infinity. Default 2.
+	ClipValue     float64 // Bounds every element of the averaged gradient.
+}
+
+// StepReport is the results and the times of a step; shard_step_report in
+// shard/engine.h documents each.
+type StepReport struct {
+	Step                int64   // Steps done so far, skipped ones not counted.
+	GradNorm            float64 // Before clipping; -1: not computed.
+	Skipped             bool    // Gradients were not finite; parameters are as before.
+	ActiveRanks         int
+	BytesMoved          uint64
+	TimeWait            time.Duration // For other ranks.
+	TimeReduce          time.Duration
+	TimeUpdate          time.Duration
+	TimeTotal           time.Duration
+	LossScale           float64
+	BytesCommunicated   uint64
+	BytesOverlapped     uint64
+	TimeOfCommunication time.Duration
+	TimeExposed         time.Duration
+}
+
+func stepOptions(ctx context.Context, options *StepOptions) *C.shard_step_options {
+	if options == nil {
+		options = &StepOptions{}
+	}
+	return &C.shard_step_options{
+		struct_size:    C.sizeof_shard_step_options,
+		max_grad_norm:  C.double(options.MaxGradNorm),
+		grad_divisor:   C.double(options.GradDivisor),
+		loss_scale:     C.double(options.LossScale),
+		timeout:        timeout(ctx, 0),
+		skip_nonfinite: flag(options.SkipNonfinite),
+		average_active: flag(options.AverageActive),
+		grad_norm_type: C.double(options.GradNormType),
+		clip_value:     C.double(options.ClipValue),
+	}
+}
+
+func duration(seconds C.double) time.Duration {
+	return time.Duration(float64(seconds) * float64(time.Second))
+}
+
+// Step reduces the gradients of all ranks, updates the parameters, and publishes
+// them. Options may be nil. Collective.
+func (e *Engine) Step(ctx context.Context, options *StepOptions) (StepReport, error) {
+	report := C.shard_step_report{struct_size: C.sizeof_shard_step_report}
+	err := e.collective(ctx, "a step", func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_step(engine, stepOptions(ctx, options), &report)
+	})
+	return StepReport{
+		Step:                int64(report.step),
+		GradNorm:            float64(report.grad_norm),
+		Skipped:             report.skipped != 0,
+		ActiveRanks:         int(report.active_ranks),
+		BytesMoved:          uint64(report.bytes_moved),
+		TimeWait:            duration(report.seconds_wait),
+		TimeReduce:          duration(report.seconds_reduce),
+		TimeUpdate:          duration(report.seconds_update),
+		TimeTotal:           duration(report.seconds_total),
+		LossScale:           float64(report.loss_scale),
+		BytesCommunicated:   uint64(report.bytes_communicated),
+		BytesOverlapped:     uint64(report.bytes_overlapped),
+		TimeOfCommunication: duration(report.seconds_communication),
+		TimeExposed:         duration(report.seconds_exposed),
+	}, err
+}
+
+// BeginStep announces the options of the next step before the backward pass, so
+// that each unit is updated as soon as its gradients are ready. Optional.
+// Collective.
+func (e *Engine) BeginStep(ctx context.Context, options *StepOptions) error {
+	return e.collective(ctx, "BeginStep", func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_begin_step(engine, stepOptions(ctx, options))
+	})
+}
+
+// Join takes part in the steps of the other ranks, with gradients of zero, until
+// every rank has joined, and returns the number of these steps. The engine's
+// timeout is that of each wait; a deadline of the context bounds the whole call.
+// Collective.
+func (e *Engine) Join(ctx context.Context) (int64, error) {
+	var steps C.int64_t
+	err := e.collective(ctx, "Join", func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_join(engine, 0, &steps)
+	})
+	return int64(steps), err
+}
