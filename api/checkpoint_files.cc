@@ -404,16 +404,22 @@ shard_error* shard_checkpoint_read(const shard_checkpoint* checkpoint,
   });
 }
 
-shard_error* shard_checkpoint_verify(const shard_checkpoint* checkpoint,
-                                     int32_t threads,
-                                     shard_progress_fn progress,
-                                     void* progress_user_data) noexcept {
+shard_error* shard_checkpoint_verify(
+    const shard_checkpoint* checkpoint,
+    const shard_verify_options* options) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(checkpoint);
-    shard::ReadOptions options;
-    SHARD_ASSIGN_OR_RETURN(options.threads, shard::api::ReadThreads(threads));
-    options.progress = shard::api::ToProgress(progress, progress_user_data);
-    return shard::VerifyStore(*checkpoint->store, options);
+    shard_verify_options read;
+    SHARD_RETURN_IF_ERROR(
+        shard::api::ReadOptions("shard_verify_options", options, &read));
+    SHARD_RETURN_IF_ERROR(
+        shard::api::CheckReserved("shard_verify_options", read.reserved));
+    shard::ReadOptions verify;
+    SHARD_ASSIGN_OR_RETURN(verify.threads,
+                           shard::api::ReadThreads(read.threads));
+    verify.progress =
+        shard::api::ToProgress(read.progress, read.progress_user_data);
+    return shard::VerifyStore(*checkpoint->store, verify);
   });
 }
 

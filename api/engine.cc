@@ -127,8 +127,8 @@ shard_error* shard_engine_set_hyper(shard_engine* engine, int32_t group,
   });
 }
 
-shard_error* shard_engine_get_hyper(const shard_engine* engine, int32_t group,
-                                    const char* key, double* value) noexcept {
+shard_error* shard_engine_hyper(const shard_engine* engine, int32_t group,
+                                const char* key, double* value) noexcept {
   if (value != nullptr) *value = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
@@ -173,8 +173,8 @@ shard_error* shard_engine_plan(const shard_engine* engine,
   });
 }
 
-shard_error* shard_engine_get_step(const shard_engine* engine,
-                                   int64_t* step) noexcept {
+shard_error* shard_engine_completed_steps(const shard_engine* engine,
+                                          int64_t* step) noexcept {
   if (step != nullptr) *step = 0;
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
@@ -184,8 +184,8 @@ shard_error* shard_engine_get_step(const shard_engine* engine,
   });
 }
 
-shard_error* shard_engine_set_step(shard_engine* engine,
-                                   int64_t step) noexcept {
+shard_error* shard_engine_set_completed_steps(shard_engine* engine,
+                                              int64_t step) noexcept {
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(engine);
     return engine->engine->SetStep(step);

@@ -254,8 +254,8 @@ Status Engine::SetState(ParamId param, std::string_view name,
 }
 
 Status Engine::SetStep(int64_t step) {
-  SHARD_RETURN_IF_ERROR(CheckTraining("set_step"));
-  SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_step"));
+  SHARD_RETURN_IF_ERROR(CheckTraining("set_completed_steps"));
+  SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_completed_steps"));
   return counters_.SetStep(step);
 }
 

@@ -9,10 +9,11 @@
 
 namespace shard {
 
-// Checks that the classes of f32_classes and the wrap policies of `options`
-// select modules of `model`. Returns kInvalidArgument, with the class or the
-// policy, for options that select nothing: they were mistyped. Plan::Create
-// accepts such options, because a plan can be made of them.
+// Checks that `model` has a module of every class in f32_classes and in the
+// wrap policies of `options`, and that policies by size select modules. Returns
+// kInvalidArgument, with the class or the policy, for those that select
+// nothing: they were mistyped. Plan::Create accepts such options, because a
+// plan can be made of them.
 Status CheckMatchesModel(const Model& model, const PlanOptions& options);
 
 }  // namespace shard

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <set>
 
+#include "core/model/names.h"
+
 namespace shard {
 
 ClassSet::ClassSet(const std::vector<std::string>& names)
@@ -14,6 +16,16 @@ ClassSet::ClassSet(const std::vector<std::string>& names)
 
 bool ClassSet::Contains(std::string_view name) const {
   return std::binary_search(sorted_.begin(), sorted_.end(), name);
+}
+
+Status ClassSet::CheckContains(std::string_view option,
+                               const std::vector<std::string>& names) const {
+  for (const std::string& name : names) {
+    if (Contains(name)) continue;
+    return InvalidArgument(option, " names ", QuoteName(name),
+                           ", but no module is of this class");
+  }
+  return Status();
 }
 
 ClassSet ClassSet::Of(const Model& model) {

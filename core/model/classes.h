@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/status.h"
 #include "core/model/model.h"
 
 namespace shard {
@@ -24,6 +25,11 @@ class ClassSet {
 
   bool empty() const { return sorted_.empty(); }
   bool Contains(std::string_view name) const;
+  // Returns kInvalidArgument for a name of `names` that is not in this set, the
+  // classes of a model: the name was mistyped. `option` is what names them, for
+  // the message.
+  Status CheckContains(std::string_view option,
+                       const std::vector<std::string>& names) const;
 
  private:
   std::vector<std::string_view> sorted_;

@@ -203,17 +203,8 @@ Status WrapPolicy::CheckMatches(const Model& model,
     }
     if (rule.kind != Rule::Kind::kClass) continue;
     if (classes.empty()) classes = ClassSet::Of(model);
-    const bool any = std::any_of(
-        rule.names.begin(), rule.names.end(),
-        [&](const std::string& name) { return classes.Contains(name); });
-    if (any) continue;
-    std::string names;
-    for (const std::string& name : rule.names) {
-      StrAppend(&names, names.empty() ? "" : ",", name);
-    }
-    return InvalidArgument("wrap policy 'class?names=", names,
-                           "' matches nothing: no module is of class '", names,
-                           "'");
+    SHARD_RETURN_IF_ERROR(
+        classes.CheckContains("wrap policy 'class'", rule.names));
   }
   return Status();
 }

@@ -65,12 +65,11 @@ class WrapPolicy {
   // Returns the text that Parse or OfModules was given.
   const std::string& text() const { return text_; }
 
-  // Returns an error when one of the policies selects no module: a `class`
-  // whose names no module has, or a `size` that is at most the model's but
-  // more than that of any module that the policy may take. Such values were
-  // mistyped. A model smaller than a `size` is one unit, which is what the
-  // policy means. Does not call the predicate. REQUIRES: the `also_classes`
-  // that Run will be given.
+  // Returns an error for a name of `class` that no module has, and for a `size`
+  // that is at most the model's but more than that of any module that the
+  // policy may take. Such values were mistyped. A model smaller than a `size`
+  // is one unit, which is what the policy means. Does not call the predicate.
+  // REQUIRES: the `also_classes` that Run will be given.
   Status CheckMatches(const Model& model,
                       const ClassSet& also_classes = ClassSet()) const;
 

@@ -4,7 +4,8 @@
 // on stderr and only when that is a terminal. It erases itself.
 //
 //   Progress progress("verifying");
-//   shard_checkpoint_verify(..., Progress::Update, &progress)
+//   options.progress = Progress::Update;
+//   options.progress_user_data = &progress;
 //
 // The bar begins to show after a fifth of a second, and is drawn ten times a
 // second at most. Threads: those of shard_progress_fn, one call at a time.

@@ -303,6 +303,13 @@ int main(void) {
   FIELD(shard_tensor_slice, checksum_low);
   FIELD(shard_tensor_slice, checksum_high);
   INIT(shard_tensor_slice, SHARD_TENSOR_SLICE_INIT);
+  STRUCT(shard_verify_options);
+  FIELD(shard_verify_options, struct_size);
+  FIELD(shard_verify_options, threads);
+  FIELD(shard_verify_options, reserved);
+  FIELD(shard_verify_options, progress);
+  FIELD(shard_verify_options, progress_user_data);
+  INIT(shard_verify_options, SHARD_VERIFY_OPTIONS_INIT);
   STRUCT(shard_convert_options);
   FIELD(shard_convert_options, struct_size);
   FIELD(shard_convert_options, content);

@@ -80,7 +80,7 @@ TEST(BuffersStateTest, ACheckpointHasRankZerosForAnyWorld) {
       EXPECT_FAILS(shard_checkpoint_find(opened, key, &tensor), SHARD_NOT_FOUND,
                    key);
     }
-    EXPECT_OK(shard_checkpoint_verify(opened, 1, nullptr, nullptr));
+    EXPECT_OK(shard_checkpoint_verify(opened, nullptr));
     shard_convert_options options = SHARD_CONVERT_OPTIONS_INIT;
     options.world_size = 3;
     ASSERT_OK(shard_checkpoint_convert(opened, converted.c_str(), &options));

@@ -207,7 +207,7 @@ TEST_F(CheckpointFilesTest, ConvertsAndConvertsBack) {
   EXPECT_EQ(info.file_bytes, std::filesystem::file_size(path));
   EXPECT_EQ(TensorOf(file.get(), "state.layer.weight.exp_avg").dtype,
             SHARD_F32);
-  EXPECT_OK(shard_checkpoint_verify(file.get(), 0, nullptr, nullptr));
+  EXPECT_OK(shard_checkpoint_verify(file.get(), nullptr));
   shard_tensor_slice slice = SHARD_TENSOR_SLICE_INIT;
   ASSERT_OK(
       shard_checkpoint_slice(file.get(), Find(file.get(), "embed"), 0, &slice));
@@ -220,7 +220,7 @@ TEST_F(CheckpointFilesTest, ConvertsAndConvertsBack) {
   ASSERT_OK(shard_checkpoint_convert(file.get(), back.c_str(), nullptr));
   const Checkpoint again = Open(back);
   EXPECT_EQ(InfoOf(again.get()).step, 0);
-  EXPECT_OK(shard_checkpoint_verify(again.get(), 1, nullptr, nullptr));
+  EXPECT_OK(shard_checkpoint_verify(again.get(), nullptr));
   for (const char* key : {"embed", "layer.weight", "count", "frozen"}) {
     EXPECT_TRUE(BytesOf(again.get(), key) == BytesOf(sample(), key)) << key;
   }
@@ -251,14 +251,18 @@ TEST_F(CheckpointFilesTest, ExportsWhatIsAskedFor) {
 }
 
 TEST_F(CheckpointFilesTest, VerifyListsAllDamageAndCancels) {
-  EXPECT_OK(shard_checkpoint_verify(sample(), 2, nullptr, nullptr));
+  shard_verify_options verify = SHARD_VERIFY_OPTIONS_INIT;
+  EXPECT_OK(shard_checkpoint_verify(sample(), &verify));
   const auto cancel = [](uint64_t, uint64_t, void* calls) -> int32_t {
     ++*static_cast<int*>(calls);
     return 1;
   };
   int calls = 0;
-  EXPECT_FAILS(shard_checkpoint_verify(sample(), 1, cancel, &calls),
-               SHARD_CANCELLED, "cancelled");
+  verify.threads = 1;
+  verify.progress = cancel;
+  verify.progress_user_data = &calls;
+  EXPECT_FAILS(shard_checkpoint_verify(sample(), &verify), SHARD_CANCELLED,
+               "cancelled");
   EXPECT_EQ(calls, 1);
   shard_convert_options options = SHARD_CONVERT_OPTIONS_INIT;
   options.progress = cancel;
@@ -276,8 +280,7 @@ TEST_F(CheckpointFilesTest, VerifyListsAllDamageAndCancels) {
     bytes[slice.offset] ^= 1;
   }
   WriteText(data, bytes);
-  shard_error* const error =
-      shard_checkpoint_verify(sample(), 1, nullptr, nullptr);
+  shard_error* const error = shard_checkpoint_verify(sample(), nullptr);
   EXPECT_THAT(shard_error_detail(error), ::testing::HasSubstr("'frozen'"));
   EXPECT_THAT(shard_error_detail(error), ::testing::HasSubstr("'count'"));
   ExpectError(Take(error), SHARD_CORRUPT, {"damaged", "1 more"});
@@ -328,7 +331,9 @@ TEST_F(CheckpointFilesTest, NumbersThatDoNotExist) {
                SHARD_OUT_OF_RANGE, "700000");
   EXPECT_FAILS(shard_checkpoint_read(sample(), 0, 0, 1, room, 8),
                SHARD_INVALID_ARGUMENT, "bytes is 8");
-  EXPECT_FAILS(shard_checkpoint_verify(sample(), 257, nullptr, nullptr),
+  shard_verify_options verify = SHARD_VERIFY_OPTIONS_INIT;
+  verify.threads = 257;
+  EXPECT_FAILS(shard_checkpoint_verify(sample(), &verify),
                SHARD_INVALID_ARGUMENT, "threads is 257");
   EXPECT_EQ(info.num_tensors, InfoOf(sample()).num_tensors);
 }
@@ -430,7 +435,7 @@ TEST_F(CheckpointFilesTest, NullForEveryPointer) {
   fails(shard_checkpoint_slice(sample(), 0, 0, nullptr), "slice");
   fails(shard_checkpoint_read(nullptr, 0, 0, 1, room, 4), "checkpoint");
   fails(shard_checkpoint_read(sample(), 0, 0, 1, nullptr, 4), "buffer");
-  fails(shard_checkpoint_verify(nullptr, 0, nullptr, nullptr), "checkpoint");
+  fails(shard_checkpoint_verify(nullptr, nullptr), "checkpoint");
   fails(shard_checkpoint_convert(nullptr, "x", nullptr), "checkpoint");
   fails(shard_checkpoint_convert(sample(), nullptr, nullptr), "root");
   fails(shard_checkpoint_export(nullptr, "x", nullptr), "checkpoint");

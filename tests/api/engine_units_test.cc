@@ -146,7 +146,7 @@ TEST(EngineUnitsTest, StepsAndThePlanInForce) {
   };
   const auto step_of = [&] {
     int64_t step = -1;
-    EXPECT_OK(shard_engine_get_step(engine, &step));
+    EXPECT_OK(shard_engine_completed_steps(engine, &step));
     return step;
   };
   const Plan before = plan_of();
@@ -159,7 +159,7 @@ TEST(EngineUnitsTest, StepsAndThePlanInForce) {
   options.skip_nonfinite = 1;
   EXPECT_OK(shard_engine_step(engine, &options, nullptr));
   EXPECT_EQ(step_of(), 1);
-  EXPECT_OK(shard_engine_set_step(engine, 40));
+  EXPECT_OK(shard_engine_set_completed_steps(engine, 40));
   EXPECT_EQ(step_of(), 40);
 
   const int32_t frozen = kFrozen;
@@ -177,11 +177,11 @@ TEST(EngineUnitsTest, StepsAndThePlanInForce) {
   EXPECT_FAILS(shard_engine_plan(engine, nullptr), SHARD_INVALID_ARGUMENT,
                "plan is NULL");
   int64_t step = 7;
-  EXPECT_FAILS(shard_engine_get_step(nullptr, &step), SHARD_INVALID_ARGUMENT,
-               "engine is NULL");
+  EXPECT_FAILS(shard_engine_completed_steps(nullptr, &step),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
   EXPECT_EQ(step, 0);
-  EXPECT_FAILS(shard_engine_get_step(engine, nullptr), SHARD_INVALID_ARGUMENT,
-               "step is NULL");
+  EXPECT_FAILS(shard_engine_completed_steps(engine, nullptr),
+               SHARD_INVALID_ARGUMENT, "step is NULL");
 }
 
 TEST(EngineUnitsTest, SeveralPassesAndABegunStep) {
@@ -196,8 +196,9 @@ TEST(EngineUnitsTest, SeveralPassesAndABegunStep) {
     // Some units may have had their update already.
     EXPECT_FAILS(shard_engine_set_hyper(engine.get(), 0, "lr", 4),
                  SHARD_FAILED_PRECONDITION, "set_hyper after begin_step");
-    EXPECT_FAILS(shard_engine_set_step(engine.get(), 7),
-                 SHARD_FAILED_PRECONDITION, "set_step after begin_step");
+    EXPECT_FAILS(shard_engine_set_completed_steps(engine.get(), 7),
+                 SHARD_FAILED_PRECONDITION,
+                 "set_completed_steps after begin_step");
     const float state = 1;
     EXPECT_FAILS(shard_engine_set_state(engine.get(), 0, "exp_avg", &state, 1),
                  SHARD_FAILED_PRECONDITION, "set_state after begin_step");
@@ -278,7 +279,7 @@ TEST(EngineUnitsTest, ChangesAtRunTime) {
                                            1, 0, &group));
     EXPECT_EQ(group, 1);
     double lr = 0;
-    EXPECT_OK(shard_engine_get_hyper(engine.get(), 1, "lr", &lr));
+    EXPECT_OK(shard_engine_hyper(engine.get(), 1, "lr", &lr));
     EXPECT_EQ(lr, 0.125);
     EXPECT_OK(shard_engine_grad(engine.get(), kFrozen, &data, &numel));
     std::fill_n(static_cast<float*>(data), numel, 1.0f);

@@ -106,11 +106,11 @@ TEST(GroupsTest, HyperparametersByKey) {
   const Comm comm = OpenLocal();
   const Engine engine = GroupedEngine(comm.get(), "?lr=0.25");
   double value = -1;
-  EXPECT_OK(shard_engine_get_hyper(engine.get(), 1, "lr", &value));
+  EXPECT_OK(shard_engine_hyper(engine.get(), 1, "lr", &value));
   EXPECT_EQ(value, 0.25);
   EXPECT_OK(shard_engine_set_hyper(engine.get(), -1, "lr", 0.125));
   for (const int32_t group : {0, 1}) {
-    EXPECT_OK(shard_engine_get_hyper(engine.get(), group, "lr", &value));
+    EXPECT_OK(shard_engine_hyper(engine.get(), group, "lr", &value));
     EXPECT_EQ(value, 0.125);
   }
   EXPECT_OK(shard_engine_set_hyper(engine.get(), 1, "maximize", 1));
@@ -134,10 +134,10 @@ TEST(GroupsTest, HyperparametersByKey) {
   EXPECT_FAILS(shard_engine_set_hyper(nullptr, 0, "lr", 1),
                SHARD_INVALID_ARGUMENT, "engine is NULL");
   value = 7;
-  EXPECT_FAILS(shard_engine_get_hyper(engine.get(), 0, "rho", &value),
+  EXPECT_FAILS(shard_engine_hyper(engine.get(), 0, "rho", &value),
                SHARD_NOT_FOUND, "'rho'");
   EXPECT_EQ(value, 0);
-  EXPECT_FAILS(shard_engine_get_hyper(engine.get(), 0, "lr", nullptr),
+  EXPECT_FAILS(shard_engine_hyper(engine.get(), 0, "lr", nullptr),
                SHARD_INVALID_ARGUMENT, "value is NULL");
   size_t length = 7;
   EXPECT_FAILS(shard_engine_group_text(engine.get(), -1, nullptr, 0, &length),
@@ -184,7 +184,7 @@ TEST(GroupsTest, ARateOfZeroForAllGroups) {
     const Engine engine = GroupedEngine(comm, "?lr=0.25");
     EXPECT_OK(shard_engine_set_hyper(engine.get(), -1, "lr", 0));
     double value = 7;
-    EXPECT_OK(shard_engine_get_hyper(engine.get(), 1, "lr", &value));
+    EXPECT_OK(shard_engine_hyper(engine.get(), 1, "lr", &value));
     EXPECT_EQ(value, 0);
     const float before = WeightOf(engine.get())[0];
     FillGrad(engine.get(), 1);
@@ -292,12 +292,12 @@ TEST(MovingTest, StatesAndStepAreSet) {
   const Plan plan = MakePlan(model.get(), options);
   const Engine engine = MakeEngine(plan.get(), comm.get());
   const float buffer[] = {4, -8};
-  EXPECT_FAILS(shard_engine_set_step(engine.get(), 3),
+  EXPECT_FAILS(shard_engine_set_completed_steps(engine.get(), 3),
                SHARD_FAILED_PRECONDITION, "broadcast");
   EXPECT_OK(shard_engine_broadcast_params(engine.get(), 0));
   EXPECT_OK(shard_engine_set_state(engine.get(), weight, "momentum_buffer",
                                    buffer, 2));
-  EXPECT_OK(shard_engine_set_step(engine.get(), 3));
+  EXPECT_OK(shard_engine_set_completed_steps(engine.get(), 3));
   shard_step_report report = SHARD_STEP_REPORT_INIT;
   EXPECT_OK(shard_engine_step(engine.get(), nullptr, &report));
   EXPECT_EQ(report.step, 4);
@@ -326,8 +326,8 @@ TEST(MovingTest, StatesAndStepAreSet) {
   EXPECT_FAILS(
       shard_engine_set_state(engine.get(), empty, "exp_avg", nullptr, 0),
       SHARD_NOT_FOUND, "'exp_avg'", "momentum_buffer");
-  EXPECT_FAILS(shard_engine_set_step(engine.get(), -1), SHARD_INVALID_ARGUMENT,
-               "step -1");
+  EXPECT_FAILS(shard_engine_set_completed_steps(engine.get(), -1),
+               SHARD_INVALID_ARGUMENT, "step -1");
 }
 
 }  // namespace

@@ -164,21 +164,21 @@ TEST(StepCountTest, EndsBeforeItsThirtyTwoBits) {
   RunRanks(2, [](int, shard_comm* comm) {
     const Plan plan = SmallPlan(2);
     const Engine engine = ScalingEngine(comm, plan.get(), "");
-    EXPECT_FAILS(shard_engine_set_step(engine.get(), kMost + 1),
+    EXPECT_FAILS(shard_engine_set_completed_steps(engine.get(), kMost + 1),
                  SHARD_INVALID_ARGUMENT, "step 4294967295", "4294967294");
-    ASSERT_OK(shard_engine_set_step(engine.get(), kMost - 1));
+    ASSERT_OK(shard_engine_set_completed_steps(engine.get(), kMost - 1));
     StepWith(engine.get(), 1);
     const float last = WeightOf(engine.get())[0];
     FillGrad(engine.get(), 1);
     shard_step_report report = SHARD_STEP_REPORT_INIT;
     EXPECT_FAILS(shard_engine_step(engine.get(), nullptr, &report),
                  SHARD_OUT_OF_RANGE, "step 4294967295", "1 to 4294967294",
-                 "set_step");
+                 "set_completed_steps");
     EXPECT_FAILS(shard_engine_begin_step(engine.get(), nullptr),
                  SHARD_OUT_OF_RANGE, "step 4294967295");
     EXPECT_EQ(WeightOf(engine.get())[0], last);
     // All ranks refused the step, so they can go on.
-    ASSERT_OK(shard_engine_set_step(engine.get(), 5));
+    ASSERT_OK(shard_engine_set_completed_steps(engine.get(), 5));
     EXPECT_OK(shard_engine_step(engine.get(), nullptr, &report));
     EXPECT_EQ(report.step, 6);
   });

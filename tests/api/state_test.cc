@@ -149,7 +149,7 @@ TEST(StateApiTest, AStateDictMovesARunToAnotherWorld) {
       EXPECT_EQ(report.missing, 0);
       EXPECT_EQ(Gather(engine.get(), -1), whole);
       double lr = 0;
-      ASSERT_OK(shard_engine_get_hyper(engine.get(), 0, "lr", &lr));
+      ASSERT_OK(shard_engine_hyper(engine.get(), 0, "lr", &lr));
       EXPECT_EQ(lr, 0.25);
     });
   }

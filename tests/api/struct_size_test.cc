@@ -336,6 +336,15 @@ TEST(StructSizeTest, CheckpointOptions) {
         return shard_checkpoint_convert(saved.checkpoint.get(), other.c_str(),
                                         options);
       });
+  ExpectSizesOfOptions<shard_verify_options>(
+      "shard_verify_options", SHARD_VERIFY_OPTIONS_INIT,
+      [&](shard_verify_options* options) {
+        return shard_checkpoint_verify(saved.checkpoint.get(), options);
+      });
+  shard_verify_options verify = SHARD_VERIFY_OPTIONS_INIT;
+  verify.reserved = 77;
+  EXPECT_FAILS(shard_checkpoint_verify(saved.checkpoint.get(), &verify),
+               SHARD_INVALID_ARGUMENT, "shard_verify_options.reserved", "77");
   shard_load_options reserved = SHARD_LOAD_OPTIONS_INIT;
   reserved.reserved = 77;
   EXPECT_FAILS(shard_checkpoint_load(engine, root, &reserved, nullptr),

@@ -132,9 +132,9 @@ TEST(Version01Test, ItsCheckpointLoadsToTheBit) {
       int64_t count = 0;
       EXPECT_OK(shard_engine_growth_tracker(made, &count));
       EXPECT_EQ(count, 1);
-      EXPECT_OK(shard_engine_get_hyper(made, 0, "lr", &value));
+      EXPECT_OK(shard_engine_hyper(made, 0, "lr", &value));
       EXPECT_EQ(value, 0.01);
-      EXPECT_OK(shard_engine_get_hyper(made, 1, "weight_decay", &value));
+      EXPECT_OK(shard_engine_hyper(made, 1, "weight_decay", &value));
       EXPECT_EQ(value, 0);
 
       const void* data = nullptr;

@@ -140,7 +140,7 @@ void RunStep(HostRank* rank) {
   THEN(Step);
   TRY_TWICE(shard_engine_set_hyper(rank->engine, -1, "lr", 0.5));
   double value = 0;
-  TRY_TWICE(shard_engine_get_hyper(rank->engine, 0, "beta1", &value));
+  TRY_TWICE(shard_engine_hyper(rank->engine, 0, "beta1", &value));
   size_t length = 0;
   char text[512];
   TRY_TWICE(
@@ -264,7 +264,9 @@ void RunFiles(HostRank* rank) {
   float values[kRows];
   TRY_TWICE(shard_checkpoint_read(rank->checkpoint, tensor, 0, kRows, values,
                                   sizeof(values)));
-  TRY_TWICE(shard_checkpoint_verify(rank->checkpoint, 2, nullptr, nullptr));
+  shard_verify_options verify = SHARD_VERIFY_OPTIONS_INIT;
+  verify.threads = 2;
+  TRY_TWICE(shard_checkpoint_verify(rank->checkpoint, &verify));
   shard_convert_options options = SHARD_CONVERT_OPTIONS_INIT;
   options.overwrite = 1;
   options.threads = 2;
@@ -276,14 +278,16 @@ void RunFiles(HostRank* rank) {
   TRY(shard_checkpoint_export(rank->checkpoint, path, &options));
   shard_checkpoint_free(std::exchange(rank->checkpoint, nullptr));
   TRY_TWICE(shard_checkpoint_open(path, &rank->checkpoint));
-  TRY_TWICE(shard_checkpoint_verify(rank->checkpoint, 2, nullptr, nullptr));
+  TRY_TWICE(shard_checkpoint_verify(rank->checkpoint, &verify));
 }
 
 void CheckSaved(HostRank* rank) {
   char path[512];
   std::snprintf(path, sizeof(path), "%s/new", rank->folder);
   TRY(shard_checkpoint_open(path, &rank->checkpoint));
-  TRY(shard_checkpoint_verify(rank->checkpoint, 1, nullptr, nullptr));
+  shard_verify_options options = SHARD_VERIFY_OPTIONS_INIT;
+  options.threads = 1;
+  TRY(shard_checkpoint_verify(rank->checkpoint, &options));
 }
 
 constexpr Flow kFlows[] = {

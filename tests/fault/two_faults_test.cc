@@ -121,7 +121,9 @@ void TwoFaults::ExpectWhole(const std::string& path, Tally* tally) const {
   shard_checkpoint* opened = nullptr;
   shard_error* error = shard_checkpoint_open(path.c_str(), &opened);
   if (error == nullptr) {
-    error = shard_checkpoint_verify(opened, 1, nullptr, nullptr);
+    shard_verify_options options = SHARD_VERIFY_OPTIONS_INIT;
+    options.threads = 1;
+    error = shard_checkpoint_verify(opened, &options);
   }
   if (error != nullptr) {
     ++tally->wrong;

@@ -383,12 +383,22 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_read(
     const shard_checkpoint* checkpoint, int64_t tensor, int64_t begin,
     int64_t numel, void* buffer, size_t bytes) SHARD_NOEXCEPT;
 
+typedef struct shard_verify_options {
+  size_t struct_size;
+  int32_t threads; /* Reading threads: 1 to 256. Default 4. */
+  int32_t reserved;
+  shard_progress_fn progress; /* May be NULL. */
+  void* progress_user_data;
+} shard_verify_options;
+#define SHARD_VERIFY_OPTIONS_INIT \
+  { sizeof(shard_verify_options), 0, 0, NULL, NULL }
+
 /* Reads everything and compares it with its checksums; bytes without a checksum
- * are only read. Blocks; `progress` may be NULL. The detail of CORRUPT lists
- * all problems: {"problems": ["tensor '...' is damaged in FILE ...", ...]}. */
+ * are only read. `options` may be NULL. Blocks. The detail of CORRUPT lists all
+ * problems: {"problems": ["tensor '...' is damaged in FILE ...", ...]}. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_verify(
-    const shard_checkpoint* checkpoint, int32_t threads,
-    shard_progress_fn progress, void* progress_user_data) SHARD_NOEXCEPT;
+    const shard_checkpoint* checkpoint,
+    const shard_verify_options* options) SHARD_NOEXCEPT;
 
 typedef struct shard_convert_options {
   size_t struct_size;

@@ -86,12 +86,12 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_plan(
  * for a key that it does not have; a value out of range, with the range;
  * FAILED_PRECONDITION for a change that would need other states, for a key
  * whose value is a word, and between shard_engine_begin_step and its step.
- * get_hyper takes one group, and returns a word as its number;
+ * shard_engine_hyper takes one group, and returns a word as its number;
  * shard_engine_group_text has the word itself. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_hyper(
     shard_engine* engine, int32_t group, const char* key,
     double value) SHARD_NOEXCEPT;
-SHARD_NODISCARD SHARD_API shard_error* shard_engine_get_hyper(
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_hyper(
     const shard_engine* engine, int32_t group, const char* key,
     double* value) SHARD_NOEXCEPT;
 
@@ -119,7 +119,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_state(
 
 /* Gets the number of completed steps; skipped steps do not count. The same on
  * every rank between steps. Local. */
-SHARD_NODISCARD SHARD_API shard_error* shard_engine_get_step(
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_completed_steps(
     const shard_engine* engine, int64_t* step) SHARD_NOEXCEPT;
 
 /* Sets the number of completed steps, 0 to 2^32 - 2. Bias corrections go on
@@ -128,7 +128,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_get_step(
  * beyond 2^32 - 2, and the load of a checkpoint of such a step, are
  * OUT_OF_RANGE. FAILED_PRECONDITION before the broadcast, or between
  * shard_engine_begin_step and its step. Local. */
-SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_step(
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_completed_steps(
     shard_engine* engine, int64_t step) SHARD_NOEXCEPT;
 
 /* Gets the factor of the loss for the next backward pass; the same on every

@@ -123,10 +123,9 @@ typedef struct shard_plan_options {
    * units within; neither force_leaf nor what is below it, and never exclude
    * itself. A tied parameter counts once, in the module of its first name,
    * where torch counts it in every child that has it. Values not given are
-   * those shown. A policy that matches nothing is an error: a class policy none
-   * of whose classes the model has, and a size policy when the model has
-   * min_numel elements but no module inside it can be taken. A model with fewer
-   * elements is one unit. Default: the root only. */
+   * those shown. A class in names that no module has is an error; so is a size
+   * policy when the model has min_numel elements but no module inside it can be
+   * taken. A model with fewer elements is one unit. Default: the root only. */
   const char* wrap;
   /* One more policy, asked where the others do not wrap. May be NULL. */
   shard_wrap_fn wrap_predicate;

@@ -11,7 +11,8 @@ Status Counters::CheckStepCount() const {
   for (const int64_t steps : param_steps_) most = std::max(most, steps);
   if (most < kMostSteps) return Status();
   return OutOfRange("step ", most + 1, " is out of range; allowed: 1 to ",
-                    kMostSteps, "; set_step sets a lower number of steps done");
+                    kMostSteps,
+                    "; set_completed_steps sets a lower number of steps done");
 }
 
 void Counters::ChooseAll(const Plan& plan) {

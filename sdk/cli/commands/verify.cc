@@ -60,8 +60,11 @@ int RunVerify(const VerifyArguments& arguments) {
     bytes = info.file_bytes;
     checksums = info.format == SHARD_FORMAT_CHECKPOINT;
     Progress progress("verifying");
-    Check(shard_checkpoint_verify(handle.get(), arguments.threads,
-                                  Progress::Update, &progress));
+    shard_verify_options options = SHARD_VERIFY_OPTIONS_INIT;
+    options.threads = arguments.threads;
+    options.progress = Progress::Update;
+    options.progress_user_data = &progress;
+    Check(shard_checkpoint_verify(handle.get(), &options));
   } catch (const Failure& failure) {
     if (failure.code() != SHARD_CORRUPT) throw;
     problems = ProblemsOf(failure);

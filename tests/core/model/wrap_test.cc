@@ -217,10 +217,11 @@ TEST(WrapPolicy, PoliciesThatMatchNothing) {
     return ParseOk(text).CheckMatches(model);
   };
   ExpectInvalid(check("class?names=Blok,Nrom", tree.model),
-                {"'Blok,Nrom'", "no module"});
+                {"wrap policy 'class' names 'Blok'", "no module"});
   ExpectInvalid(check("always|class?names=leaf", tree.model), {"'leaf'"});
-  // One of several names is enough.
-  EXPECT_OK(check("class?names=Blok,Norm", tree.model));
+  // Each of several names is the class of a module.
+  EXPECT_OK(check("class?names=Leaf,Norm", tree.model));
+  ExpectInvalid(check("class?names=Leaf,Nrom,Norm", tree.model), {"'Nrom'"});
   ExpectInvalid(check("size?min_numel=91", tree.model),
                 {"min_numel=91 matches nothing: the model has 128 elements, "
                  "and the largest module that it may take is 'b' with 90 "
