@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A training engine in C that has only shard.h and libshard.so.0. host.rs and
- * host.go are the same engine: every value is computed in the same order with
- * the same roundings, so all of them end with the same bits. This one has
- * tensors of its own and binds them; the others use those of libshard.
+ * A training engine in C that has only shard.h and libshard.so.0. host.cc,
+ * host.rs and host.go are the same engine: every value is computed in the same
+ * order with the same roundings, so all of them end with the same bits. This
+ * one has tensors of its own and binds them; the others use those of libshard.
  *
  *   h = W x + b      r = max(h, 0)      s = r * scale      y = W s + c
  *

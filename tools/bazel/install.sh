@@ -31,7 +31,7 @@ take_name() {
   exit 1
 }
 
-for header in api/include/shard/*.h; do
+for header in api/include/shard/*.h sdk/cpp/include/shard/*.hpp; do
   put 644 "$header" "$prefix/include/shard/${header##*/}"
 done
 put 644 "$built/api/libshard.so.0" "$prefix/lib/libshard.so.0"
