@@ -100,7 +100,7 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> ToBf16(D, hn::Vec<D> x, V random) {
       hn::Gt(hn::BitCast(di, hn::Abs(x)), hn::Set(di, 0x7F7EFFFF));
   const auto rounded =
       hn::Add(bits, hn::IfThenZeroElse(hn::RebindMask(du, largest), random));
-  const auto quiet = hn::IfThenElseZero(hn::RebindMask(du, hn::Ne(x, x)),
+  const auto quiet = hn::IfThenElseZero(hn::RebindMask(du, hn::IsNaN(x)),
                                         hn::Set(du, 0x400000));
   return hn::ShiftRight<16>(hn::Or(rounded, quiet));
 }

@@ -104,13 +104,13 @@ HWY_INLINE void DecodeSigned(const uint8_t* codes, float scale, float* to,
     const hn::RebindToSigned<D> di;
     const auto code =
         hn::PromoteTo(di, hn::LoadU(hn::Rebind<int8_t, D>(), signed_codes + i));
-    const auto magnitude = hn::And(hn::ShiftLeft<Code::kShift>(code),
-                                   hn::Set(di, 0x7F << Code::kShift));
-    const auto z =
-        hn::BitCast(d, hn::Or(magnitude, hn::Set(di, Code::kStartBits)));
-    const auto signed_unit = hn::IfNegativeThenElse(
-        hn::BitCast(d, code), hn::Set(d, -unit), hn::Set(d, unit));
-    hn::StoreU(hn::Mul(hn::Sub(z, hn::Set(d, Code::kStart)), signed_unit), d,
+    // OrAnd is one instruction of AVX-512.
+    const auto z = hn::BitCast(d, hn::OrAnd(hn::Set(di, Code::kStartBits),
+                                            hn::ShiftLeft<Code::kShift>(code),
+                                            hn::Set(di, 0x7F << Code::kShift)));
+    const auto magnitude =
+        hn::Mul(hn::Sub(z, hn::Set(d, Code::kStart)), hn::Set(d, unit));
+    hn::StoreU(hn::OrAnd(magnitude, hn::BitCast(d, code), hn::SignBit(d)), d,
                to + i);
   });
 }
@@ -222,9 +222,8 @@ HWY_INLINE void EncodeSigned(const float* from, float scale,
                            hn::Set(d, Code::kStart));
     const auto code = AddRandom<kSecond>(
         d, hn::ShiftLeft<24 - Code::kShift>(hn::BitCast(du, z)), words + i);
-    const auto sign =
-        hn::And(x, hn::BitCast(d, hn::Set(du, uint32_t{0x80000000})));
-    return hn::Or(code, hn::BitCast(du, sign));
+    return hn::OrAnd(code, hn::BitCast(du, x),
+                     hn::Set(du, uint32_t{0x80000000}));
   });
 }
 

@@ -59,6 +59,40 @@ constexpr bool IsFirstOfPair(uint32_t tensor) {
 // The number of elements whose bits are made together.
 inline constexpr int64_t kRandomBlock = 256;
 
+// The keys of a stream's rounds. Each is the one before plus the constants of
+// ars.h of Random123; the first is the stream's key.
+class RandomKeys {
+ public:
+  static constexpr int kRounds = 5;
+
+  explicit RandomKeys(const RandomStream& stream) {
+    uint64_t low = stream.seed;
+    uint64_t high = stream.param | uint64_t{stream.step} << 32;
+    for (auto& key : keys_) {
+      key[0] = low;
+      key[1] = high;
+      low += 0x9E3779B97F4A7C15u;
+      high += 0xBB67AE8584CAA73Bu;
+    }
+  }
+
+  // Returns the 16 bytes of a round's key: 0, which is added before the first,
+  // to kRounds.
+  const uint8_t* at(int round) const {
+    return reinterpret_cast<const uint8_t*>(keys_[round]);
+  }
+
+ private:
+  alignas(16) uint64_t keys_[kRounds + 1][2];
+};
+
+// Makes the words of elements [begin, end) of the block that has `element`, for
+// a pair of tensors; words[e] is that of the block's element e. Elements that
+// share a vector of counters with them get theirs, too. REQUIRES: `words` has
+// kRandomBlock elements; aligned to 64 bytes is fastest.
+void MakeRandomWords(const RandomKeys& keys, int64_t element, uint32_t pair,
+                     size_t begin, size_t end, uint16_t* words);
+
 // Sets bits[e] to the 16 bits of element first_element + e, 0 <= e < 256.
 // REQUIRES: first_element is a multiple of 256; tensor < 31.
 void RandomBits(const RandomStream& stream, uint32_t tensor, uint16_t* bits);

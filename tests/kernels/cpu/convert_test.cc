@@ -98,10 +98,14 @@ TEST_P(ConvertTest, NarrowsToNearestEven) {
 }
 
 TEST_P(ConvertTest, NaNStaysNaN) {
-  // The last two have no mantissa bit among those that are kept.
-  const std::vector<float> nans = {kNaN, -kNaN,
-                                   std::bit_cast<float>(0x7F800001u),
-                                   std::bit_cast<float>(0xFF800001u)};
+  // The last two of each four have no mantissa bit among those that are kept.
+  // There are enough for whole vectors, whose comparisons differ from those of
+  // a single element in Highway.
+  std::vector<float> nans;
+  for (int i = 0; i < 33; ++i) {
+    nans.insert(nans.end(), {kNaN, -kNaN, std::bit_cast<float>(0x7F800001u),
+                             std::bit_cast<float>(0xFF800001u)});
+  }
   const RandomStream random = {};
   for (const auto& narrow :
        {Narrowed(DType::kBF16, nans), Narrowed(DType::kBF16, nans, &random)}) {
