@@ -36,16 +36,31 @@ func progressFor(ctx context.Context, progress func(done, total uint64) error) *
 	})
 }
 
-// Verify reads everything and compares it with its checksums; threads is 0, the
-// default, to 256. Progress may be nil; an error of it cancels the call.
-func (c *Checkpoint) Verify(ctx context.Context, threads int, progress func(done, total uint64) error) error {
+// VerifyOptions are the options of Checkpoint.Verify. Zero fields have their
+// defaults.
+type VerifyOptions struct {
+	Threads int // 1 to 256. Default 4.
+	// Called with the bytes, on another thread. An error cancels the call, which
+	// returns it.
+	Progress func(done, total uint64) error
+}
+
+// Verify reads everything and compares it with its checksums. Options may be nil.
+func (c *Checkpoint) Verify(ctx context.Context, options *VerifyOptions) error {
+	if options == nil {
+		options = &VerifyOptions{}
+	}
 	var in arguments
-	callback := progressFor(ctx, progress)
+	callback := progressFor(ctx, options.Progress)
 	defer callback.delete()
-	number := in.int32("threads", threads)
+	given := C.shard_verify_options{
+		struct_size:        C.sizeof_shard_verify_options,
+		threads:            in.int32("Threads", options.Threads),
+		progress:           C.shard_progress_fn(C.shard_go_progress),
+		progress_user_data: callback.userData(),
+	}
 	return in.result(callback.result(c.do(func(checkpoint *C.shard_checkpoint) *C.shard_error {
-		return C.shard_checkpoint_verify(checkpoint, number, C.shard_progress_fn(C.shard_go_progress),
-			callback.userData())
+		return C.shard_checkpoint_verify(checkpoint, &given)
 	})))
 }
 

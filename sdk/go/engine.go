@@ -215,14 +215,14 @@ func (e *Engine) SetHyper(group GroupID, key string, value float64) error {
 	}))
 }
 
-// GetHyper gets a hyperparameter of a param group.
-func (e *Engine) GetHyper(group GroupID, key string) (float64, error) {
+// Hyper gets a hyperparameter of a param group.
+func (e *Engine) Hyper(group GroupID, key string) (float64, error) {
 	var in arguments
 	defer in.free()
 	var value C.double
 	text := in.text("key", key)
 	err := in.result(e.do(func(engine *C.shard_engine) *C.shard_error {
-		return C.shard_engine_get_hyper(engine, C.int32_t(group), text, &value)
+		return C.shard_engine_hyper(engine, C.int32_t(group), text, &value)
 	}))
 	return float64(value), err
 }
@@ -254,17 +254,17 @@ func (e *Engine) SetState(param ParamID, state string, values []float32) error {
 	}))
 }
 
-// GetStep gets the number of completed steps; skipped steps do not count.
-func (e *Engine) GetStep() (int64, error) {
+// CompletedSteps gets the number of completed steps; skipped steps do not count.
+func (e *Engine) CompletedSteps() (int64, error) {
 	var step C.int64_t
-	err := e.do(func(engine *C.shard_engine) *C.shard_error { return C.shard_engine_get_step(engine, &step) })
+	err := e.do(func(engine *C.shard_engine) *C.shard_error { return C.shard_engine_completed_steps(engine, &step) })
 	return int64(step), err
 }
 
-// SetStep sets the number of completed steps. Every rank sets the same.
-func (e *Engine) SetStep(step int64) error {
-	return e.change("SetStep", func(engine *C.shard_engine) *C.shard_error {
-		return C.shard_engine_set_step(engine, C.int64_t(step))
+// SetCompletedSteps sets the number of completed steps. Every rank sets the same.
+func (e *Engine) SetCompletedSteps(step int64) error {
+	return e.change("SetCompletedSteps", func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_set_completed_steps(engine, C.int64_t(step))
 	})
 }
 

@@ -6,8 +6,9 @@
 // A program declares its parameters (Model), decides how they are sharded
 // (Plan, a pure computation), meets the other ranks (Comm) and trains (Engine).
 // Every function of the C interface has a function or method here, whose name is
-// derived from its own: shard_engine_get_step is Engine.GetStep. The headers in
-// shard/ are the reference manual; comments here say what Go adds to them.
+// derived from its own: shard_engine_completed_steps is Engine.CompletedSteps.
+// The headers in shard/ are the reference manual; comments here say what Go adds
+// to them.
 //
 // Errors. Every error of the library is a *Error, with the code, the rank and
 // the detail of the C interface. A Code is an error too: errors.Is(err,

@@ -170,7 +170,7 @@ func TestACallbackCannotCallBackIntoItsEngine(t *testing.T) {
 		}
 		var save *shard.Save
 		progress := func(done, total uint64) error {
-			_, err := engine.GetStep()
+			_, err := engine.CompletedSteps()
 			expectRefused(err)
 			expectRefused(r.comm.Barrier(r.ctx))
 			expectRefused(engine.Close())
@@ -251,13 +251,14 @@ func TestACallbackMayUseOtherObjects(t *testing.T) {
 		check(shard.CheckpointSave(r.ctx, engine, root, nil))
 		checkpoint := must(shard.CheckpointOpen(root))
 		// Closed at the end of the call that is in progress.
-		check(checkpoint.Verify(r.ctx, 1, func(done, total uint64) error {
-			must(checkpoint.GetInfo())
-			if done == total {
-				check(checkpoint.Close())
-			}
-			return nil
-		}))
+		check(checkpoint.Verify(r.ctx, &shard.VerifyOptions{Threads: 1,
+			Progress: func(done, total uint64) error {
+				must(checkpoint.GetInfo())
+				if done == total {
+					check(checkpoint.Close())
+				}
+				return nil
+			}}))
 		_, err := checkpoint.GetInfo()
 		expectError(t, err, shard.FailedPrecondition, "checkpoint is closed")
 	})

@@ -152,7 +152,7 @@ func TestADamagedCheckpointIsCorrupt(t *testing.T) {
 		check(file.Close())
 		damaged := must(shard.CheckpointOpen(path))
 		defer damaged.Close()
-		err = damaged.Verify(r.ctx, 0, nil)
+		err = damaged.Verify(r.ctx, nil)
 		expectError(t, err, shard.Corrupt, "block0.weight")
 		if !strings.Contains(err.(*shard.Error).Detail, "problems") {
 			t.Errorf("no detail in %v", err)

@@ -129,7 +129,7 @@ func TestCallsOfTwoGoroutinesOnOneEngineWaitForEachOther(t *testing.T) {
 		go func() {
 			defer close(done)
 			for i := 0; i < 50; i++ {
-				if _, err := engine.GetStep(); err != nil {
+				if _, err := engine.CompletedSteps(); err != nil {
 					t.Error(err)
 				}
 			}

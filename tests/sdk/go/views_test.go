@@ -120,7 +120,7 @@ func TestAChangeOfThePlanEndsViews(t *testing.T) {
 		group := must(engine.AddParamGroup(r.ctx, "?lr=0.5", []shard.ParamID{3}))
 		expectEqual(t, group, 1)
 		expectOver(t, values, "AddParamGroup has replaced the plan")
-		expectEqual(t, must(engine.GetHyper(group, "lr")), 0.5)
+		expectEqual(t, must(engine.Hyper(group, "lr")), 0.5)
 
 		values = must(engine.Param(0))
 		_, err = engine.AddParamGroup(r.ctx, "?lr=0.5", []shard.ParamID{99})
