@@ -28,7 +28,7 @@ TEST(TrainingTest, LearnsInEveryStageWithAndWithoutSharedMemory) {
             const double first = comm.sum(train_step(engine));
             for (int step = 0; step < 10; ++step) train_step(engine);
             EXPECT_LT(comm.sum(train_step(engine)), first / 1000);
-            EXPECT_EQ(engine.get_step(), 12);
+            EXPECT_EQ(engine.completed_steps(), 12);
             for (const float x : values_of(engine, net.out_weight)) {
               EXPECT_NEAR(x, 1, 0.01);
             }
@@ -316,7 +316,7 @@ TEST(NumbersTest, AreSetAndGot) {
       {.loss_scaling = "dynamic?init_scale=1024"});
   engine.broadcast_params();
   engine.set_hyper(shard::all_groups, "lr", 0.25);
-  EXPECT_EQ(engine.get_hyper(shard::default_group, "lr"), 0.25);
+  EXPECT_EQ(engine.hyper(shard::default_group, "lr"), 0.25);
   EXPECT_THAT(engine.group_text(shard::default_group),
               ::testing::StartsWith("adamw?lr=0.25&"));
   expect_error([&] { engine.set_hyper(shard::all_groups, "speed", 1); },
@@ -325,8 +325,8 @@ TEST(NumbersTest, AreSetAndGot) {
   engine.set_loss_scale(512, 3);
   EXPECT_EQ(engine.loss_scale(), 512);
   EXPECT_EQ(engine.growth_tracker(), 3);
-  engine.set_step(41);
-  EXPECT_EQ(engine.get_step(), 41);
+  engine.set_completed_steps(41);
+  EXPECT_EQ(engine.completed_steps(), 41);
   engine.set_state(net.bias, "exp_avg", std::vector<float>(40, 0.5f));
   expect_error(
       [&] { engine.set_state(net.bias, "exp_avg", std::vector<float>(3)); },
@@ -340,7 +340,7 @@ TEST(ReplanTest, GivesParametersAGroupAndFreezesThem) {
     Engine engine = engine_of(net, 2, comm);
     const GroupId group = engine.add_param_group("?lr=0.125", {net.bias});
     EXPECT_EQ(engine.plan().param_info(net.bias).group, group);
-    EXPECT_EQ(engine.get_hyper(group, "lr"), 0.125);
+    EXPECT_EQ(engine.hyper(group, "lr"), 0.125);
     train_step(engine);
     EXPECT_EQ(values_of(engine, net.bias)[0], 0.125f);
     EXPECT_EQ(values_of(engine, net.weight)[0], 0.5f);

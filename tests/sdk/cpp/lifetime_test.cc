@@ -65,7 +65,7 @@ TEST(LifetimeTest, HandlesMoveBetweenThreads) {
     engine = engine_of(net, 1, comm);
   }).join();
   std::thread([&] { train_step(*engine); }).join();
-  EXPECT_EQ(engine->get_step(), 1);
+  EXPECT_EQ(engine->completed_steps(), 1);
 }
 
 // An immutable plan is read by several threads, each of which trains with an

@@ -230,10 +230,10 @@ class Checkpoint {
 
   // Reads everything and compares it with its checksums. The detail of CORRUPT
   // lists all problems. Blocks.
-  void verify(std::int32_t threads = 0, const Progress& progress = {}) const {
-    detail::ProgressCall call{progress, get(), {}};
-    shard_error* error =
-        shard_checkpoint_verify(get(), threads, call.function(), &call);
+  void verify(const VerifyOptions& options = {}) const {
+    detail::ProgressCall call{options.progress, get(), {}};
+    const shard_verify_options c = detail::to_c(options, call);
+    shard_error* error = shard_checkpoint_verify(get(), &c);
     detail::check(error, call.thrown);
   }
 

@@ -54,6 +54,12 @@ struct LoadOptions {
   Progress progress = {};
 };
 
+// The options of shard_verify_options.
+struct VerifyOptions {
+  std::int32_t threads = 0;
+  Progress progress = {};
+};
+
 // The options of shard_convert_options.
 struct ConvertOptions {
   Content content = Content::all;
@@ -118,6 +124,17 @@ inline shard_load_options to_c(const LoadOptions& options,
       .convert = options.convert,
       .strip_leading_module = options.strip_leading_module,
       .skip_verify = options.skip_verify,
+      .threads = options.threads,
+      .reserved = 0,
+      .progress = progress.function(),
+      .progress_user_data = &progress,
+  };
+}
+
+inline shard_verify_options to_c(const VerifyOptions& options,
+                                 ProgressCall& progress) {
+  return {
+      .struct_size = sizeof(shard_verify_options),
       .threads = options.threads,
       .reserved = 0,
       .progress = progress.function(),

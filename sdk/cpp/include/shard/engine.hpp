@@ -78,10 +78,10 @@ class Engine {
     detail::check(
         shard_engine_set_hyper(use(), detail::raw(group), key.c_str(), value));
   }
-  double get_hyper(GroupId group, Text key) const {
+  double hyper(GroupId group, Text key) const {
     double value = 0;
     detail::check(
-        shard_engine_get_hyper(use(), detail::raw(group), key.c_str(), &value));
+        shard_engine_hyper(use(), detail::raw(group), key.c_str(), &value));
     return value;
   }
   std::string group_text(GroupId group) const {
@@ -94,13 +94,13 @@ class Engine {
                                          state.c_str(), values.data(),
                                          values.size()));
   }
-  std::int64_t get_step() const {
+  std::int64_t completed_steps() const {
     std::int64_t step = 0;
-    detail::check(shard_engine_get_step(use(), &step));
+    detail::check(shard_engine_completed_steps(use(), &step));
     return step;
   }
-  void set_step(std::int64_t step) {
-    detail::check(shard_engine_set_step(use(), step));
+  void set_completed_steps(std::int64_t step) {
+    detail::check(shard_engine_set_completed_steps(use(), step));
   }
   double loss_scale() const {
     double scale = 0;
