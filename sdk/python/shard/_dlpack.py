@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views as DLPack capsules (dlpack.h, version 0), in plain ctypes."""
+
+import ctypes
+
+from ._c import Dtype
+
+_BFLOAT, _FLOAT, _INT, _UINT, _BOOL = 4, 2, 0, 1, 6
+
+# The types that DLPack has, as (code, bits).
+_TYPES = {
+    Dtype.F32: (_FLOAT, 32), Dtype.F64: (_FLOAT, 64), Dtype.F16: (_FLOAT, 16),
+    Dtype.BF16: (_BFLOAT, 16),
+    Dtype.I8: (_INT, 8), Dtype.I16: (_INT, 16), Dtype.I32: (_INT, 32),
+    Dtype.I64: (_INT, 64),
+    Dtype.U8: (_UINT, 8), Dtype.U16: (_UINT, 16), Dtype.U32: (_UINT, 32),
+    Dtype.U64: (_UINT, 64), Dtype.BOOL: (_BOOL, 8),
+}
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor, and behind it the deleter of DLManagedTensor."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+_new = ctypes.pythonapi.PyCapsule_New
+_new.restype = ctypes.py_object
+_new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+_get = ctypes.pythonapi.PyCapsule_GetPointer
+_get.restype = ctypes.c_void_p
+_get.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+
+_NAME = b"dltensor"
+_alive = {}  # Address of a tensor to what it needs.
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _delete(address):
+    """Called by the consumer when it needs the tensor no more."""
+    _alive.pop(address, None)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _drop(capsule):
+    """Called when a capsule dies: frees a tensor that no consumer took. A
+    consumer renames the capsule."""
+    if _is_valid(capsule, _NAME):
+        _alive.pop(_get(capsule, _NAME), None)
+
+
+def make_capsule(view):
+    """Returns a view as a capsule that keeps the view's memory alive."""
+    if view.dtype not in _TYPES:
+        raise BufferError(f"DLPack has no {view.dtype.name}")
+    code, bits = _TYPES[view.dtype]
+    shape = (ctypes.c_int64 * len(view.shape))(*view.shape)
+    tensor = _Tensor(
+        data=ctypes.addressof(view.memory), device_type=1, ndim=len(shape),
+        code=code, bits=bits, lanes=1, shape=shape,
+        deleter=ctypes.cast(_delete, ctypes.c_void_p))
+    address = ctypes.addressof(tensor)
+    _alive[address] = tensor, shape, view.memory
+    return _new(address, _NAME, ctypes.cast(_drop, ctypes.c_void_p))

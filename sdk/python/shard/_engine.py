@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines: one rank's training."""
+
+import ctypes
+
+from . import _c, _calls
+from ._arguments import int32_array
+from ._engine_state import EngineState
+from ._engine_tensors import EngineTensors
+from ._handles import Handle
+from ._library import lib
+from ._units import FullParams, Unit
+
+
+class Engine(EngineTensors, EngineState):
+    """One rank's training: parameters, gradients, steps, saves and loads.
+
+        with shard.Engine(plan, comm) as engine:
+            engine.broadcast_params()
+            p, g = engine.param(weight), engine.grad(weight)
+            for batch in batches:
+                g[...] = backward(p, batch)
+                report = engine.step(max_grad_norm=1.0)
+
+    Options are the fields of shard_engine_options (engine.h): timeout,
+    loss_scaling, missing_grads, overlap, device. Calls on a communicator and
+    its engines run one after the other. COLLECTIVE."""
+
+    def __init__(self, plan, comm, **options):
+        options = _calls.fill(_c.shard_engine_options, options)
+        self._comm = comm
+        self._guard = comm._guard
+        with self._guard:
+            self._handle = Handle(
+                _calls.pointer(lib.shard_engine_create, plan._c, comm._c,
+                               ctypes.byref(options)),
+                lib.shard_engine_free, self._guard)
+        self._forget_plan()
+
+    @property
+    def comm(self):
+        """The communicator that the engine was made with."""
+        return self._comm
+
+    def memory(self):
+        """Returns the bytes that this engine has allocated: Memory."""
+        return self._fetch(_c.shard_memory, lib.shard_engine_memory)
+
+    # ---- Hyperparameters and counters ----------------------------------------
+
+    def set_hyper(self, group, key, value):
+        """Sets a hyperparameter of a param group from the next step on; group
+        -1 means every group that has the key. The same on every rank."""
+        self._call(lib.shard_engine_set_hyper, group, key, value)
+
+    def hyper(self, group, key):
+        """Returns a hyperparameter of a param group."""
+        return self._value(ctypes.c_double, lib.shard_engine_hyper, group,
+                           key)
+
+    def group_text(self, group):
+        """Returns a group's optimizer with all values: "sgd?lr=0.1&..."."""
+        with self._guard:
+            return _calls.copied_text(lib.shard_engine_group_text, self._c,
+                                      group)
+
+    def completed_steps(self):
+        """Returns the number of completed steps."""
+        return self._value(ctypes.c_int64, lib.shard_engine_completed_steps)
+
+    def set_completed_steps(self, step):
+        """Sets the number of completed steps, the same on every rank."""
+        self._call(lib.shard_engine_set_completed_steps, step)
+
+    def loss_scale(self):
+        """Returns the factor of the loss for the next backward pass."""
+        return self._value(ctypes.c_double, lib.shard_engine_loss_scale)
+
+    def growth_tracker(self):
+        """Returns the number of good steps in a row at this loss scale."""
+        return self._value(ctypes.c_int64, lib.shard_engine_growth_tracker)
+
+    def set_loss_scale(self, scale, good_steps=0):
+        """Sets the loss scale and the growth tracker. The same on every rank.
+        """
+        self._call(lib.shard_engine_set_loss_scale, scale, good_steps)
+
+    # ---- Steps ---------------------------------------------------------------
+
+    def step(self, **options):
+        """Reduces the gradients of all ranks, updates the parameters, and
+        publishes them. Options are the fields of shard_step_options:
+        max_grad_norm, grad_divisor, loss_scale, timeout, skip_nonfinite,
+        average_active, grad_norm_type, clip_value. Returns a StepReport.
+        COLLECTIVE."""
+        options = _calls.fill(_c.shard_step_options, options)
+        return self._fetch(_c.shard_step_report, lib.shard_engine_step,
+                           ctypes.byref(options))
+
+    def begin_step(self, **options):
+        """Announces the options of the next step before the backward pass, so
+        that units are updated as their gradients become ready. COLLECTIVE."""
+        options = _calls.fill(_c.shard_step_options, options)
+        self._call(lib.shard_engine_begin_step, ctypes.byref(options))
+
+    def join(self, timeout=0):
+        """Takes part in the other ranks' steps, without gradients, until every
+        rank has joined. Returns the number of these steps. COLLECTIVE."""
+        return self._value(ctypes.c_int64, lib.shard_engine_join, timeout)
+
+    def zero_grad(self):
+        """Sets this rank's gradients to zero."""
+        self._call(lib.shard_engine_zero_grad)
+
+    # ---- Units ---------------------------------------------------------------
+
+    def unit(self, unit, pass_, timeout=0):
+        """Returns a unit for a pass, a Pass: a context manager that acquires
+        and releases the unit.
+
+            with engine.unit(0, shard.Pass.BACKWARD) as unit:
+                unit.grad(weight)[...] = ...
+                unit.mark_grads_ready()
+        """
+        return Unit(self, unit, pass_, timeout)
+
+    def unit_acquire(self, unit, pass_, timeout=0):
+        """Acquires a unit for a pass. COLLECTIVE where it gathers."""
+        self._call(lib.shard_engine_unit_acquire, unit, pass_, timeout)
+
+    def unit_release(self, unit):
+        """Releases an acquired unit."""
+        self._call(lib.shard_engine_unit_release, unit)
+
+    def mark_unit_grads_ready(self, unit):
+        """Declares this rank's gradients of a unit written."""
+        self._call(lib.shard_engine_mark_unit_grads_ready, unit)
+
+    def mark_param_grad_ready(self, param):
+        """Declares this rank's gradient of one parameter written."""
+        self._call(lib.shard_engine_mark_param_grad_ready, param)
+
+    def set_accumulate(self, accumulate):
+        """Sets whether another backward pass follows before the step."""
+        self._call(lib.shard_engine_set_accumulate, accumulate)
+
+    # ---- Full parameters, and changes at run time ----------------------------
+
+    def summon(self, module=0, rank=-1, *, write_back=False, timeout=0):
+        """Makes whole copies of the parameters in a module and below, on one
+        rank or, with -1, on all. Returns FullParams, a context manager.
+
+            with engine.summon(write_back=True) as full:
+                full.param(weight)[...] *= 0.5
+
+        COLLECTIVE; so is the end of the block."""
+        self._call(lib.shard_engine_summon, module, rank, timeout)
+        return FullParams(self, write_back, timeout)
+
+    def add_param_group(self, optimizer, params, timeout=0):
+        """Gives parameters, which are frozen or in the default group, a group
+        of their own; returns its id. Replaces the plan: arrays of parameters
+        and gradients must be gone. COLLECTIVE."""
+        group = ctypes.c_int32()
+        self._replan(
+            lambda params: lib.shard_engine_add_param_group(
+                self._c, optimizer, params, len(params), timeout,
+                ctypes.byref(group)), int32_array(params))
+        return group.value
+
+    def set_trainable(self, params, trainable=True, timeout=0):
+        """Freezes or trains parameters from here on. Replaces the plan: arrays
+        of parameters and gradients must be gone. COLLECTIVE."""
+        self._replan(
+            lambda params: lib.shard_engine_set_trainable(
+                self._c, params, len(params), trainable, timeout),
+            int32_array(params))

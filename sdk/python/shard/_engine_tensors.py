@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine's tensors: parameters, gradients, buffers, bound memory."""
+
+import collections
+import ctypes
+import gc
+import weakref
+
+from . import _calls
+from ._arguments import int32_array
+from ._buffers import Buffer
+from ._errors import Error, failed_precondition
+from ._handles import Closable
+from ._library import lib
+from ._plan import Plan
+from ._values import elements, float32_elements
+from ._views import View
+
+UnitParam = collections.namedtuple("UnitParam", "param data grad",
+                                   module="shard")
+
+
+class EngineTensors(Closable):
+    """The part of Engine that gives out memory. Arrays show the engine's memory
+    and keep it; what they show is another unit's once a unit was released."""
+
+    _noun = "engine"
+
+    def _call(self, function, *arguments):
+        with self._guard:
+            function(self._c, *arguments)
+
+    def _value(self, kind, function, *arguments):
+        with self._guard:
+            return _calls.value(kind, function, self._c, *arguments)
+
+    def _fetch(self, kind, function, *arguments):
+        with self._guard:
+            return _calls.fetch(kind, function, self._c, *arguments)
+
+    # ---- The plan in force ---------------------------------------------------
+
+    def plan(self):
+        """Returns the plan that is in force."""
+        with self._guard:
+            return Plan._of(_calls.pointer(lib.shard_engine_plan, self._c))
+
+    def _forget_plan(self):
+        self._layout = None
+        self._kinds = {}  # Parameter to (shape, dtype, gradient's dtype).
+        self._lent = {}  # Id of memory to a weak reference to it.
+
+    def _plan(self):
+        """Returns the plan in force; REQUIRES the guard."""
+        if self._layout is None:
+            self._layout = Plan._of(
+                _calls.pointer(lib.shard_engine_plan, self._c))
+        return self._layout
+
+    def _kind(self, param):
+        if param not in self._kinds:
+            info = self._plan().param_info(param)
+            buffer = self._plan().buffer_info(info.buffer)
+            self._kinds[param] = info.shape, info.dtype, buffer.grad_dtype
+        return self._kinds[param]
+
+    def _replan(self, call, params):
+        """Runs call(params), which replaces the plan, and so frees the memory
+        of parameters and gradients. Where an array still shows this memory, it
+        runs the call with a parameter that does not exist instead, so that all
+        ranks get an error, and none waits."""
+        with self._guard:
+            if self._lent:
+                gc.collect()
+            lent = [memory.what for memory in
+                    (reference() for reference in self._lent.copy().values())
+                    if memory is not None]
+            if not lent:
+                call(params)
+                self._forget_plan()
+                return
+            try:
+                call(int32_array([-1]))
+            except Error as error:
+                raise failed_precondition(
+                    f"{len(lent)} arrays show memory that this call frees, the"
+                    f" first {lent[0]}: delete them, or keep copies"
+                ) from error
+
+    def _lend(self, address, dtype, shape, writable, what):
+        """Returns a view of memory that a new plan frees."""
+        view = View(address, dtype, shape, self._c, writable)
+        key = id(view.memory)
+        view.memory.what = what
+        self._lent[key] = weakref.ref(
+            view.memory, lambda _, lent=self._lent: lent.pop(key, None))
+        return view
+
+    # ---- Parameters and gradients --------------------------------------------
+
+    def param_view(self, param):
+        """Returns a parameter's elements, to be read, as a View."""
+        with self._guard:
+            address = ctypes.c_void_p()
+            lib.shard_engine_param(self._c, param, ctypes.byref(address), None)
+            shape, dtype, _ = self._kind(param)
+            return self._lend(address.value, dtype, shape, False,
+                              f"those of parameter {param}")
+
+    def grad_view(self, param):
+        """Returns this rank's gradient of a parameter as a View."""
+        with self._guard:
+            address = ctypes.c_void_p()
+            lib.shard_engine_grad(self._c, param, ctypes.byref(address), None)
+            shape, _, dtype = self._kind(param)
+            return self._lend(address.value, dtype, shape, True,
+                              f"the gradient of parameter {param}")
+
+    def writable_param_view(self, param):
+        """Returns a parameter's elements, to be written on rank 0 before the
+        broadcast, as a View."""
+        with self._guard:
+            address = ctypes.c_void_p()
+            lib.shard_engine_writable_param(self._c, param,
+                                            ctypes.byref(address), None)
+            shape, dtype, _ = self._kind(param)
+            return self._lend(address.value, dtype, shape, True,
+                              f"those of parameter {param}")
+
+    def param(self, param):
+        """Returns a parameter's elements as a read-only array of the engine's
+        memory."""
+        return self.param_view(param).array()
+
+    def grad(self, param):
+        """Returns this rank's gradient of a parameter as an array of the
+        engine's memory, to be written between steps."""
+        return self.grad_view(param).array()
+
+    def writable_param(self, param):
+        """Returns a parameter's elements as an array to be written: on rank 0,
+        before broadcast_params."""
+        return self.writable_param_view(param).array()
+
+    def unit_params(self, unit, grads=True):
+        """Returns a unit's parameters in one call: a list of UnitParam, each
+        with the parameter's id, data and grad. With `grads` False, or for a
+        frozen parameter, grad is None."""
+        with self._guard:
+            count = ctypes.c_size_t()
+            lib.shard_engine_unit_params(self._c, unit, None, None, None, 0,
+                                         ctypes.byref(count))
+            params = (ctypes.c_int32 * count.value)()
+            data = (ctypes.c_void_p * count.value)()
+            grad = (ctypes.c_void_p * count.value)() if grads else None
+            lib.shard_engine_unit_params(self._c, unit, params, data, grad,
+                                         count.value, ctypes.byref(count))
+            result = []
+            for i, param in enumerate(params):
+                shape, dtype, grad_dtype = self._kind(param)
+                what = f"those of parameter {param}"
+                values = self._lend(data[i], dtype, shape, False, what).array()
+                gradient = None
+                if grads and grad_dtype:  # 0: frozen.
+                    gradient = self._lend(
+                        grad[i], grad_dtype, shape, True,
+                        f"the gradient of parameter {param}").array()
+                result.append(UnitParam(param, values, gradient))
+            return result
+
+    def set_param(self, param, values):
+        """Sets a parameter's first values, of which those of rank 0 count: an
+        array of the parameter's shape, or its bytes."""
+        with self._guard:
+            shape, dtype, _ = self._kind(param)
+            data = elements(values, dtype, shape, f"parameter {param}")
+            lib.shard_engine_set_param(self._c, param, data.address,
+                                       data.nbytes)
+
+    def set_state(self, param, state, values):
+        """Sets an optimizer state of a parameter, such as "exp_avg", to float32
+        values of the whole tensor."""
+        data = float32_elements(values)
+        self._call(lib.shard_engine_set_state, param, state, data.address,
+                   data.nbytes // 4)
+
+    def broadcast_params(self, timeout=0):
+        """Sends rank 0's parameters to all ranks; once, before the first step.
+        COLLECTIVE."""
+        self._call(lib.shard_engine_broadcast_params, timeout)
+
+    # ---- Memory of the caller's own ------------------------------------------
+
+    def bind_param(self, param, values=None, grad=None):
+        """Binds arrays of the caller to a parameter and its gradient: steps
+        copy the parameter to `values`, and read `grad`. None binds nothing. The
+        engine keeps the arrays as long as it uses their memory."""
+        values = Buffer(values, writable=True) if values is not None else None
+        grad = Buffer(grad, writable=True) if grad is not None else None
+        with self._guard:
+            # Where the call fails, the memory bound before may stay in use, or
+            # the new one be.
+            bound = self._c.keep.setdefault(("bound", param), [])
+            bound.append((values, grad))
+            lib.shard_engine_bind_param(
+                self._c, param,
+                values.address if values else None,
+                values.nbytes if values else 0,
+                grad.address if grad else None, grad.nbytes if grad else 0)
+            del bound[:-1]
+
+    # ---- Buffers -------------------------------------------------------------
+
+    def buffer(self, buffer):
+        """Returns this rank's copy of a buffer of the model as an array of the
+        engine's memory, to be read and written."""
+        return self.buffer_view(buffer).array()
+
+    def buffer_view(self, buffer):
+        """Returns this rank's copy of a buffer of the model as a View."""
+        with self._guard:
+            address = ctypes.c_void_p()
+            lib.shard_engine_buffer(self._c, buffer, ctypes.byref(address),
+                                    None)
+            info = self._plan().model_buffer_info(buffer)
+            # A new plan leaves buffers where they are.
+            return View(address.value, info.dtype, info.shape, self._c, True)
+
+    def broadcast_buffers(self, root=0, timeout=0):
+        """Replaces the buffers of all ranks by those of one. COLLECTIVE."""
+        self._call(lib.shard_engine_broadcast_buffers, root, timeout)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values from and for the library, with their types and shapes: what a caller
+gives as elements, and stored elements as numbers that numpy has."""
+
+import ctypes
+
+from ._buffers import Buffer
+from ._c import Dtype
+from ._views import FORMATS, numpy, shaped
+
+
+def elements(given, dtype, shape, what):
+    """Returns a Buffer with `given` as elements of a type and shape.
+
+    `given` is bytes, taken as they are; or an array of that shape, or nested
+    lists, whose floats are rounded to a narrower type. Without numpy it is
+    bytes or a buffer of exactly that type."""
+    if isinstance(given, (bytes, bytearray)):
+        return Buffer(given)
+    if numpy is None:
+        buffer = Buffer(given)
+        accepted = FORMATS[dtype], "B", "H" if dtype == Dtype.F16 else "B"
+        if buffer.format.lstrip("@=<") not in accepted:
+            raise TypeError(f"{what} has elements of format {buffer.format!r},"
+                            f" not {FORMATS[dtype]!r} ({dtype.name})")
+        return buffer
+    array = numpy.asarray(given)
+    if array.shape != tuple(shape):
+        raise ValueError(
+            f"{what} has the shape {array.shape}, not {tuple(shape)}")
+    wanted = numpy.dtype(FORMATS[dtype])
+    if array.dtype != wanted:
+        if dtype == Dtype.BF16 and array.dtype.kind == "f":
+            array = to_bf16(array)
+        elif numpy.can_cast(array.dtype, wanted, "same_kind"):
+            array = array.astype(wanted)
+        else:
+            raise TypeError(f"{what} has elements of type {array.dtype}, which"
+                            f" are no {dtype.name}")
+    return Buffer(numpy.ascontiguousarray(array).reshape(-1))
+
+
+def shape_of(given):
+    """Returns the shape of an array or of nested lists."""
+    if isinstance(given, (bytes, bytearray)):
+        raise TypeError("bytes need a shape beside them")
+    return Buffer(given).shape if numpy is None else numpy.shape(given)
+
+
+def float32_elements(given):
+    """Returns a Buffer with `given`, an array of any shape, as float32."""
+    if numpy is None:
+        return elements(given, Dtype.F32, (), "the argument")
+    array = numpy.asarray(given)
+    return elements(array, Dtype.F32, array.shape, "the argument")
+
+
+def from_stored(memory, dtype, shape):
+    """Returns stored bytes as an array of numbers: bf16 and the types of 8 bits
+    as float32, which has all their values; other types as they are."""
+    array = shaped(memory, dtype, shape)
+    if numpy is None:
+        return array
+    if dtype == Dtype.BF16:
+        return from_bf16(array)
+    if dtype in (Dtype.F8_E4M3, Dtype.F8_E5M2):
+        return _f8_values(dtype)[array]
+    return array
+
+
+def from_bf16(bits):
+    """Returns the values of bf16 elements, given as uint16, as float32."""
+    bits = numpy.asarray(bits, numpy.uint16)
+    values = (bits.reshape(-1).astype(numpy.uint32) << 16).view(numpy.float32)
+    return values.reshape(bits.shape)
+
+
+def to_bf16(values):
+    """Returns floats as bf16 elements in uint16, rounded to nearest even."""
+    values = numpy.asarray(values).astype(numpy.float32)
+    bits = values.reshape(-1).view(numpy.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    nan = ((bits >> 16) | 0x40)  # A NaN keeps its sign, and stays one.
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    result = numpy.where(is_nan, nan, rounded).astype(numpy.uint16)
+    return result.reshape(values.shape)
+
+
+_f8_tables = {}
+
+
+def _f8_values(dtype):
+    """Returns the values of all 256 codes of a type of 8 bits."""
+    if dtype not in _f8_tables:
+        mantissa_bits, bias = (3, 7) if dtype == Dtype.F8_E4M3 else (2, 15)
+        codes = numpy.arange(256)
+        exponent = (codes & 0x7F) >> mantissa_bits
+        fraction = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+        values = numpy.where(exponent > 0,
+                             (1 + fraction) * 2.0**(exponent - bias),
+                             fraction * 2.0**(1 - bias))
+        if dtype == Dtype.F8_E4M3:  # It has no infinity.
+            values[(codes & 0x7F) == 0x7F] = numpy.nan
+        else:
+            values[(codes & 0x7F) == 0x7C] = numpy.inf
+            values[(codes & 0x7F) > 0x7C] = numpy.nan
+        values[128:] *= -1
+        _f8_tables[dtype] = values.astype(numpy.float32)
+    return _f8_tables[dtype]
+
+
+def copy_of(address, dtype, shape, nbytes):
+    """Returns a copy of elements in memory, as from_stored has them."""
+    memory = bytearray(nbytes)
+    if nbytes:
+        target = (ctypes.c_char * nbytes).from_buffer(memory)
+        ctypes.memmove(target, address, nbytes)
+    return from_stored(memoryview(memory), dtype, shape)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of the library as arrays.
+
+Arrays are numpy's where numpy is installed, else memoryviews. The memory is not
+converted: bf16 elements are uint16 (from_bf16 gives their values), and those of
+8 bits are uint8. For a library that knows bf16, such as torch, a View has
+DLPack's methods."""
+
+import ctypes
+import math
+import struct
+
+from ._c import Dtype
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+# The types as letters of the struct module.
+FORMATS = {
+    Dtype.F32: "f", Dtype.F64: "d", Dtype.F16: "e", Dtype.BF16: "H",
+    Dtype.Q8: "B", Dtype.F8_E4M3: "B", Dtype.F8_E5M2: "B",
+    Dtype.I8: "b", Dtype.I16: "h", Dtype.I32: "i", Dtype.I64: "q",
+    Dtype.U8: "B", Dtype.U16: "H", Dtype.U32: "I", Dtype.U64: "Q",
+    Dtype.BOOL: "?",
+}
+
+
+class View:
+    """Elements in memory that `owner` keeps alive: dtype, shape, and array().
+
+    An array of a view keeps the memory alive, and nothing else: the values are
+    those that the memory has now, and are another unit's once a unit was
+    released."""
+
+    def __init__(self, address, dtype, shape, owner, writable):
+        self.dtype = dtype
+        self.shape = tuple(shape)
+        self.writable = writable
+        size = math.prod(self.shape) * struct.calcsize(FORMATS[dtype])
+        # Arrays refer to this object, and so to the owner.
+        self.memory = ((ctypes.c_char * size).from_address(address) if size
+                       else (ctypes.c_char * 0)())
+        self.memory.owner = owner
+
+    def array(self):
+        """Returns the memory as a numpy array, or without numpy as a
+        memoryview."""
+        memory = memoryview(self.memory).cast("B")
+        if not self.writable:
+            memory = memory.toreadonly()
+        return shaped(memory, self.dtype, self.shape)
+
+    def __dlpack__(self, stream=None):
+        """Returns a capsule for from_dlpack of torch, numpy and others. What
+        they make of it is writable for them even where the view is not: do not
+        write there."""
+        from ._dlpack import make_capsule
+        return make_capsule(self)
+
+    def __dlpack_device__(self):
+        return 1, 0  # The host's memory.
+
+
+def shaped(memory, dtype, shape):
+    """Returns bytes as an array of a type and shape."""
+    letter = FORMATS[dtype]
+    if numpy is not None:
+        if not memory.nbytes:
+            return numpy.empty(shape, letter)
+        return numpy.frombuffer(memory, letter).reshape(shape)
+    if letter == "e":
+        letter = "H"  # A memoryview has no f16.
+    return memory.cast(letter, tuple(shape)) if memory.nbytes else memory

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong arguments, wrong states and wrong threads: an exception, never a crash.
+"""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import unittest
+
+import numpy
+
+import shard
+from sdk_testing import (SdkTest, blocks_model, descriptors, first_values,
+                         local_engine, run_ranks)
+from shard import Code, Dtype, Pass
+
+
+class ArgumentsTest(SdkTest):
+    def test_numbers_that_do_not_fit_are_not_cut(self):
+        model, _ = blocks_model()
+        for wrong, kind in ((2**32, OverflowError), (2**40 + 1, OverflowError),
+                            (1.5, TypeError), ("1", TypeError),
+                            (None, TypeError)):
+            with self.assertRaises(kind):
+                model.freeze(wrong)
+            if wrong is not None:
+                with self.assertRaisesRegex(kind, "option stage"):
+                    shard.Plan(model, stage=wrong, world_size=1)
+        with self.assertRaises(OverflowError):
+            model.add_param(0, "x", Dtype.F32, (2**63,))
+        with self.assertRaises(TypeError):
+            model.add_param(0, "x", Dtype.F32, 3)
+        with self.assertRaisesRegex(OverflowError, "option owners"):
+            shard.Plan(model, world_size=1, owners=[2**31, 0])
+
+    def test_options_that_do_not_exist_are_named_with_those_that_do(self):
+        model, _ = blocks_model()
+        for wrong in ("stge", "struct_size", "reserved", "num_owners",
+                      "wrap_user_data"):
+            with self.assertRaisesRegex(TypeError,
+                                        f"no '{wrong}'; it has stage"):
+                shard.Plan(model, **{wrong: 1})
+        with local_engine() as engine:
+            with self.assertRaisesRegex(TypeError, "submodules"):
+                engine.save(self.folder / "c", submodule=[1])
+
+    def test_values_that_the_library_refuses_keep_its_message(self):
+        model, _ = blocks_model()
+        with self.raises_code(Code.INVALID_ARGUMENT, "adamx.*known"):
+            shard.Plan(model, world_size=1, optimizer="adamx")
+        with self.raises_code(Code.INVALID_ARGUMENT):
+            shard.Plan(model, world_size=0)
+        with self.raises_code(Code.INVALID_ARGUMENT):
+            model.add_param(0, "a.b", Dtype.F32, (1,))
+        with self.raises_code(Code.INVALID_ARGUMENT):
+            shard.Comm("nowhere:")
+
+    def test_a_nul_in_a_text_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "NUL"):
+            shard.Model("a\0b")
+        with self.assertRaisesRegex(ValueError, "option optimizer.*NUL"):
+            shard.Plan(blocks_model()[0], optimizer="adam\0w")
+
+    def test_a_name_that_is_no_utf_8_is_refused(self):
+        with self.raises_code(Code.INVALID_ARGUMENT):
+            shard.Model().add_param(0, "a\udcff", Dtype.F32, (1,))
+
+    def test_wrong_shapes_and_types_of_values(self):
+        with local_engine() as engine:
+            view = engine.param(0)
+            with self.assertRaisesRegex(ValueError, r"\(8,\), not \(8, 8\)"):
+                engine.set_param(0, numpy.zeros(8))
+            with self.assertRaisesRegex(TypeError, "complex"):
+                engine.set_param(0, numpy.zeros((8, 8), complex))
+            with self.raises_code(Code.INVALID_ARGUMENT):
+                engine.bind_param(0, numpy.zeros(3, numpy.float32))
+            with self.assertRaises((BufferError, ValueError)):
+                engine.bind_param(
+                    0, numpy.zeros((8, 16), numpy.float32)[:, ::2])
+            with self.assertRaises((BufferError, TypeError)):
+                engine.bind_param(0, bytes(256))
+            with self.raises_code(Code.INVALID_ARGUMENT):
+                engine.set_state(0, "exp_avg", numpy.zeros(3))
+            with self.assertRaises(ValueError):
+                view[0, 0] = 1
+            with self.raises_code(Code.INVALID_ARGUMENT, "2"):
+                engine.param(7)
+            with self.assertRaises(TypeError):
+                engine.set_blob("x", 1, "no bytes")
+
+    def test_an_error_travels_between_processes(self):
+        with self.raises_code(Code.NOT_FOUND) as raised:
+            shard.open(self.folder / "none")
+        copy = pickle.loads(pickle.dumps(raised.exception))
+        self.assertEqual((copy.code, str(copy), copy.rank, copy.detail),
+                         (Code.NOT_FOUND, str(raised.exception), -1, {}))
+
+
+class LifetimeTest(SdkTest):
+    def test_after_close_everything_is_an_error(self):
+        with local_engine() as engine:
+            state = engine.state_dict()
+            unit = engine.unit(0, Pass.FORWARD)
+            engine.close()
+            for use in (engine.step, lambda: engine.param(0), engine.plan,
+                        lambda: engine.save(self.folder),
+                        lambda: engine.summon(), unit.__enter__,
+                        lambda: state["block0.weight"]):
+                with self.raises_code(Code.FAILED_PRECONDITION, "is closed"):
+                    use()
+        model, _ = blocks_model()
+        model.close()
+        with self.raises_code(Code.FAILED_PRECONDITION, "model is closed"):
+            model.freeze(0)
+        with self.raises_code(Code.FAILED_PRECONDITION, "model is closed"):
+            shard.Plan(model)
+        with self.raises_code(Code.FAILED_PRECONDITION, "communicator is"):
+            engine.comm.barrier()
+
+    def test_an_array_keeps_the_memory_that_it_shows(self):
+        with local_engine() as engine:
+            values, grad = engine.param(0), engine.grad(0)
+        del engine
+        gc.collect()
+        numpy.testing.assert_array_equal(values, first_values(0))
+        grad[...] = 1
+
+    def test_arrays_stand_in_the_way_of_a_new_plan_on_all_ranks(self):
+        def work(comm):
+            model, weights = blocks_model()
+            plan = shard.Plan(model, stage=1, world_size=2)
+            with shard.Engine(plan, comm) as engine:
+                engine.broadcast_params()
+                values = engine.param(0) if comm.rank == 1 else None
+                with self.assertRaises(shard.Error) as raised:
+                    engine.set_trainable([0], False)
+                with self.assertRaises(shard.Error):
+                    engine.add_param_group("?lr=1", [1])
+                message = str(raised.exception)
+                del values, raised
+                engine.set_trainable([0], False)
+                return message
+
+        first, second = run_ranks(2, work)
+        self.assertIn("rank 1", first)
+        self.assertIn("those of parameter 0", second)
+
+    def test_a_state_dict_ends_with_the_plan(self):
+        with local_engine() as engine:
+            state, copy = engine.state_dict(), engine.state_dict(copy=True)
+            engine.set_trainable([0], False)
+            for use in (lambda: state["block0.weight"],
+                        lambda: engine.load_state_dict(state)):
+                with self.raises_code(Code.FAILED_PRECONDITION, "copy=True"):
+                    use()
+            numpy.testing.assert_array_equal(copy["block0.weight"].data,
+                                             first_values(0).reshape(-1))
+
+    def test_a_released_unit_gives_nothing_out(self):
+        with local_engine(wrap="class?names=Block") as engine:
+            with engine.unit(1, Pass.BACKWARD) as unit:
+                with self.raises_code(Code.FAILED_PRECONDITION, "is in unit 2"):
+                    unit.mark_param_grad_ready(1)
+                with self.raises_code(Code.FAILED_PRECONDITION, "is in unit 2"):
+                    unit.param(1)
+                unit.release()
+                for use in (lambda: unit.param(0), lambda: unit.grad(0),
+                            unit.params, unit.mark_grads_ready, unit.release):
+                    with self.raises_code(Code.FAILED_PRECONDITION, "released"):
+                        use()
+            with self.raises_code(Code.FAILED_PRECONDITION, "not acquired"):
+                engine.unit(1, Pass.FORWARD).param(0)
+
+    def test_an_exception_releases_the_unit(self):
+        with local_engine() as engine:
+            with self.assertRaises(ZeroDivisionError):
+                with engine.unit(0, Pass.FORWARD):
+                    1 / 0
+            with engine.unit(0, Pass.FORWARD):
+                pass
+
+    def test_full_parameters_end_once(self):
+        with local_engine() as engine:
+            with engine.summon() as full:
+                values = full.param(0)
+                full.end()
+                for use in (full.end, lambda: full.param(0)):
+                    with self.raises_code(Code.FAILED_PRECONDITION, "freed"):
+                        use()
+            numpy.testing.assert_array_equal(values, first_values(0))
+
+    def test_a_thousand_lives_leave_nothing_behind(self):
+        def live():
+            with local_engine() as engine:
+                engine.step()
+
+        for _ in range(10):
+            live()
+        files, threads = descriptors(), len(os.listdir("/proc/self/task"))
+        for _ in range(1000):
+            live()
+        gc.collect()
+        self.assertEqual(descriptors(), files)
+        self.assertEqual(len(os.listdir("/proc/self/task")), threads)
+
+
+class ThreadsTest(SdkTest):
+    def test_two_threads_on_one_engine_take_turns(self):
+        with local_engine() as engine:
+            def work():
+                for _ in range(200):
+                    engine.step()
+                    engine.hyper(0, "lr")
+
+            threads = [threading.Thread(target=work) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(engine.completed_steps(), 400)
+
+    def test_a_callback_that_calls_its_own_handle_gets_an_error(self):
+        errors = []
+
+        def progress(done, total):
+            try:
+                engine.completed_steps()
+            except shard.Error as error:
+                errors.append(error)
+
+        with local_engine() as engine:
+            engine.save(self.folder / "ckpt", progress=progress)
+            with self.raises_code(Code.FAILED_PRECONDITION, "callback"):
+                engine.gather_state_dict(lambda *_: engine.completed_steps())
+        self.assertEqual(errors[0].code, Code.FAILED_PRECONDITION)
+
+    def test_abort_ends_the_wait_of_another_thread(self):
+        def work(comm):
+            if comm.rank == 0:
+                timer = threading.Timer(0, comm.abort, ["enough"])
+                timer.start()
+                with self.raises_code(Code.POISONED, "enough"):
+                    comm.barrier()
+                timer.join()
+                raise InterruptedError
+            with self.raises_code(Code.POISONED):
+                comm.barrier()
+                comm.barrier()
+            raise InterruptedError
+
+        with self.assertRaises(InterruptedError):
+            run_ranks(2, work)
+
+    def test_closing_while_another_thread_works_waits(self):
+        with local_engine() as engine:
+            began = threading.Event()
+            ended = []
+
+            def work():
+                try:
+                    for _ in range(10000):
+                        engine.step()
+                        began.set()
+                except shard.Error as error:
+                    ended.append(error.code)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            began.wait(20)
+            engine.close()
+            thread.join()
+            self.assertEqual(ended, [Code.FAILED_PRECONDITION])
+
+
+class ProcessTest(SdkTest):
+    def run_python(self, code, **environment):
+        return subprocess.run(
+            [sys.executable, "-c", code], text=True, capture_output=True,
+            env={**os.environ, **environment}, timeout=50)
+
+    def test_a_process_may_end_with_everything_open(self):
+        done = self.run_python(f"""
+import sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import shard, threading
+from sdk_testing import blocks_model
+def log(level, message): pass
+comm = shard.Comm("local:", log=log, log_level=4)
+model, _ = blocks_model()
+engine = shard.Engine(shard.Plan(model, world_size=1), comm)
+engine.broadcast_params()
+view = engine.param(0)
+save = engine.save({str(self.folder / 'ckpt')!r}, background=True,
+                   progress=lambda *_: None)
+print("ended")
+""")
+        self.assertEqual((done.returncode, done.stdout, done.stderr),
+                         (0, "ended\n", ""))
+
+    def test_a_child_of_fork_frees_and_goes_on(self):
+        with local_engine() as engine:
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    engine.close()
+                    with local_engine() as own:
+                        own.step()
+                    code = 0
+                finally:
+                    os._exit(code)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]),
+                             0)
+            engine.step()
+
+    def test_an_older_library_is_refused_by_name(self):
+        library = os.environ["SHARD_OLD_LIBRARY"]
+        done = self.run_python("import shard", SHARD_LIBRARY=library)
+        self.assertRegex(done.stderr, r"ImportError: the package shard 0\.2\.0"
+                         r" needs libshard 0\.2\.0 .*is 0\.1\.9 with ABI 0")
+
+    def test_no_library_is_an_error_with_the_remedy(self):
+        done = self.run_python("import shard", SHARD_LIBRARY="/none.so")
+        self.assertRegex(done.stderr, "ImportError: cannot load libshard:"
+                         " /none.so.*SHARD_LIBRARY")
+
+    def test_without_numpy_arrays_are_memoryviews(self):
+        with local_engine() as engine:
+            engine.save(self.folder / "ckpt")
+        done = self.run_python(f"""
+import sys
+sys.modules["numpy"] = None
+import shard, array
+tensor = shard.open({str(self.folder / 'ckpt')!r})["block1.weight"]
+values = tensor.read(0, 3)
+print(values.format, values.tolist())
+model = shard.Model()
+w = model.add_param(0, "w", shard.Dtype.F32, (2, 2))
+with shard.Comm("local:") as comm:
+    plan = shard.Plan(model, world_size=1, optimizer="sgd?lr=1")
+    with shard.Engine(plan, comm) as engine:
+        engine.set_param(w, array.array("f", [1, 2, 3, 4]))
+        engine.broadcast_params()
+        engine.grad(w)[1, 1] = 1
+        engine.step()
+        print(engine.param(w).tolist())
+        with engine.summon() as full:
+            print(full.param(w).tolist())
+try:
+    tensor[0]
+except TypeError as error:
+    print(error)
+""")
+        self.assertEqual(done.stderr, "")
+        self.assertEqual(done.stdout.splitlines(), [
+            "f [1.0, 1.015625, 1.03125]", "[[1.0, 2.0], [3.0, 3.0]]",
+            "[[1.0, 2.0], [3.0, 3.0]]",
+            "indexing a tensor needs numpy: install it, or use read()"])
+
+
+class DlpackTest(SdkTest):
+    def test_numpy_takes_a_view_without_a_copy(self):
+        with local_engine() as engine:
+            view = engine.grad_view(0)
+            self.assertEqual(view.__dlpack_device__(), (1, 0))
+            array = numpy.from_dlpack(view)
+            self.assertEqual(array.shape, (8, 8))
+            array_address = array.__array_interface__["data"][0]
+            self.assertEqual(array_address, engine.grad(0).ctypes.data)
+            del view
+            gc.collect()
+        self.assertEqual(array[0, 0], 0)  # The array keeps the memory.
+        del array
+        gc.collect()
+        from shard import _dlpack
+        self.assertEqual(_dlpack._alive, {})
+
+    def test_a_capsule_that_nobody_takes_is_freed(self):
+        from shard import _dlpack
+        with local_engine() as engine:
+            capsule = engine.param_view(0).__dlpack__()
+            self.assertEqual(len(_dlpack._alive), 1)
+            del capsule
+            self.assertEqual(_dlpack._alive, {})
+
+
+if __name__ == "__main__":
+    unittest.main()
