@@ -47,8 +47,10 @@ type Engine struct {
 type engineState struct {
 	comm  *handle
 	alive *lifetime // Until Close.
-	plan  *lifetime // Until the plan changes.
-	grads *lifetime // Until gradients are bound to other memory.
+	// Until the engine has its first parameters: of those that can be written.
+	initial *lifetime
+	plan    *lifetime // Until the plan changes.
+	grads   *lifetime // Until gradients are bound to other memory.
 	// Until the next call that changes the engine's values: of state dicts.
 	values *lifetime
 	// Of the copies of full parameters; nil when there are none.
@@ -127,6 +129,7 @@ func newEngine(object *C.shard_engine, comm *handle) (*Engine, error) {
 	if err := state.takePlan(object); err != nil {
 		return nil, err
 	}
+	state.initial = newLifetime(state.plan)
 	if _, err := comm.retain(); err != nil {
 		state.layout.free()
 		return nil, err

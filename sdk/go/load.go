@@ -76,6 +76,7 @@ func (e *Engine) load(ctx context.Context, in *arguments, options *LoadOptions,
 	report := C.shard_load_report{struct_size: C.sizeof_shard_load_report}
 	err := e.h.collective(ctx, e.state.comm, func(object unsafe.Pointer) error {
 		e.state.changed("a load")
+		e.state.initial.end("a load has set parameters")
 		return takeError(call((*C.shard_engine)(object), &given, &report))
 	})
 	return LoadReport{

@@ -151,6 +151,13 @@ func (e *Engine) ofParam(types paramTypes) (DType, *lifetime, error) {
 	return types.dtype, e.state.paramLifetime(types.unit), nil
 }
 
+func (e *Engine) ofWritableParam(types paramTypes) (DType, *lifetime, error) {
+	if e.state.summoned != nil {
+		return types.dtype, e.state.summoned, nil
+	}
+	return types.dtype, e.state.initial, nil
+}
+
 func (e *Engine) ofGrad(types paramTypes) (DType, *lifetime, error) {
 	return types.grad, e.state.gradLifetime(types.unit), nil
 }
@@ -160,8 +167,10 @@ func (e *Engine) ofGrad(types paramTypes) (DType, *lifetime, error) {
 func (e *Engine) Param(id ParamID) (View, error) { return e.view(id, param, e.ofParam) }
 
 // WritableParam gets a view of a parameter's elements, to write: on rank 0
-// before BroadcastParams, and in the copies of Summon.
-func (e *Engine) WritableParam(id ParamID) (View, error) { return e.view(id, writableParam, e.ofParam) }
+// before BroadcastParams, which ends the view, and in the copies of Summon.
+func (e *Engine) WritableParam(id ParamID) (View, error) {
+	return e.view(id, writableParam, e.ofWritableParam)
+}
 
 // Grad gets a view of this rank's gradient of a parameter, to write.
 func (e *Engine) Grad(id ParamID) (View, error) { return e.view(id, grad, e.ofGrad) }
@@ -179,6 +188,7 @@ func (e *Engine) SetParam(param ParamID, values []byte) error {
 // step. Collective.
 func (e *Engine) BroadcastParams(ctx context.Context) error {
 	return e.collective(ctx, "BroadcastParams", func(engine *C.shard_engine) *C.shard_error {
+		e.state.initial.end("BroadcastParams has sent the initial parameters")
 		return C.shard_engine_broadcast_params(engine, timeout(ctx, 0))
 	})
 }

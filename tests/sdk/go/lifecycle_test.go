@@ -5,11 +5,13 @@ package sdk
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,6 +141,60 @@ func TestCallsOfTwoGoroutinesOnOneEngineWaitForEachOther(t *testing.T) {
 		}
 		<-done
 	})
+}
+
+func TestGoroutinesShareWhatDoesNotChange(t *testing.T) {
+	defer catch(t)
+	checkpoint := savedCheckpoint(t)
+	defer checkpoint.Close()
+	model := declare()
+	defer model.Close()
+	plan := must(shard.PlanCreate(model, &shard.PlanOptions{WorldSize: 2}))
+	defer plan.Close()
+	tensor := must(checkpoint.Find("block0.bias"))
+	values := make([]float32, biasNumel)
+	check(checkpoint.Read(tensor, 0, biasNumel, shard.Bytes(values)))
+	bytes := must(plan.Encode())
+	var names atomic.Int64
+	var all sync.WaitGroup
+	for i := 0; i < 8; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			defer catch(t)
+			for i := 0; i < 20; i++ {
+				read := make([]float32, biasNumel)
+				check(checkpoint.Read(tensor, 0, biasNumel, shard.Bytes(read)))
+				expectEqual(t, read, values)
+				expectEqual(t, must(plan.Encode()), bytes)
+				expectEqual(t, must(plan.ParamName(1, 0)), "block0.bias")
+				must(model.AddModule(0, fmt.Sprint("late", names.Add(1)), ""))
+			}
+		}()
+	}
+	all.Wait()
+}
+
+func TestACloseDuringCallsIsAnErrorOfLaterCallsOnly(t *testing.T) {
+	defer catch(t)
+	model := declare()
+	defer model.Close()
+	plan := must(shard.PlanCreate(model, &shard.PlanOptions{WorldSize: 2}))
+	var all sync.WaitGroup
+	for i := 0; i < 8; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			for {
+				if _, err := plan.Text(); err != nil {
+					expectError(t, err, shard.FailedPrecondition, "the plan is closed")
+					return
+				}
+			}
+		}()
+	}
+	check(plan.Close())
+	all.Wait()
 }
 
 // leak makes objects that nobody closes.

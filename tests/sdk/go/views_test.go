@@ -232,8 +232,10 @@ func TestInitialParametersMayBeWrittenInPlace(t *testing.T) {
 		defer plan.Close()
 		engine := must(shard.EngineCreate(r.ctx, plan, r.comm, nil))
 		defer engine.Close()
-		must(must(engine.WritableParam(1)).Float32s())[2] = 8
+		initial := must(engine.WritableParam(1))
+		must(initial.Float32s())[2] = 8
 		check(engine.BroadcastParams(r.ctx))
+		expectOver(t, initial, "BroadcastParams")
 		expectEqual(t, must(must(engine.Param(1)).Float32s())[2], 8)
 		_, err := engine.WritableParam(1)
 		expectError(t, err, shard.FailedPrecondition)
