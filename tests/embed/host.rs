@@ -1,75 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine of host.c in Rust: the declarations of sys.rs, and the standard
-// library. An error is a Rust error that frees itself, a handle is a value that
-// frees itself, and `?` does the rest.
+// The engine of host.c in Rust, on the crate shard: views are slices, handles
+// free themselves, and `?` does the rest.
 
-use std::ffi::{c_void, CStr, CString};
-use std::fmt;
-use std::ptr;
+use std::path::Path;
 
-mod sys;
-
-// ---- Errors and handles: freed when dropped --------------------------------
-
-struct Error(*mut sys::Error);
-
-impl Error {
-    fn code(&self) -> i32 {
-        unsafe { sys::shard_error_code(self.0) }
-    }
-}
-
-impl Drop for Error {
-    fn drop(&mut self) {
-        unsafe { sys::shard_error_free(self.0) }
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
-        unsafe {
-            let name = CStr::from_ptr(sys::shard_code_name(self.code()));
-            let message = CStr::from_ptr(sys::shard_error_message(self.0));
-            write!(out, "{}: {}", name.to_string_lossy(), message.to_string_lossy())
-        }
-    }
-}
-
-impl fmt::Debug for Error {
-    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
-        fmt::Display::fmt(self, out)
-    }
-}
-
-impl std::error::Error for Error {}
+use shard::{
+    Checkpoint, Code, Comm, CommOptions, DType, Engine, EngineOptions, LoadOptions, Model,
+    ModuleId, ParamId, Plan, PlanOptions, SaveOptions, StepOptions,
+};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
-
-fn check(error: *mut sys::Error) -> std::result::Result<(), Error> {
-    if error.is_null() {
-        Ok(())
-    } else {
-        Err(Error(error))
-    }
-}
-
-macro_rules! handle {
-    ($name:ident, $free:ident) => {
-        struct $name(*mut sys::$name);
-        impl Drop for $name {
-            fn drop(&mut self) {
-                unsafe { sys::$free(self.0) }
-            }
-        }
-    };
-}
-handle!(Comm, shard_comm_free);
-handle!(Model, shard_model_free);
-handle!(Plan, shard_plan_free);
-handle!(Engine, shard_engine_free);
-
-// ---- Numbers ---------------------------------------------------------------
 
 const DIM: usize = 6;
 const BATCH: usize = 4;
@@ -90,8 +31,6 @@ fn fnv1a(mut hash: u64, floats: &[f32]) -> u64 {
     }
     hash
 }
-
-// ---- The engine ------------------------------------------------------------
 
 struct Params<'a> {
     weight: &'a [f32],
@@ -162,173 +101,102 @@ fn train_batch(p: &Params, g: &mut Grads, rank: usize) -> f32 {
 
 fn declare() -> Result<Model> {
     let names = ["weight", "bias", "scale", "out_bias"];
-    let (root, linear) = (CString::new("Net")?, CString::new("Linear")?);
-    let mut model = Model(ptr::null_mut());
-    let mut modules = [0i32; 2];
-    unsafe {
-        check(sys::shard_model_create(root.as_ptr(), &mut model.0))?;
-        for (i, name) in ["encoder", "decoder"].iter().enumerate() {
-            let name = CString::new(*name)?;
-            check(sys::shard_model_add_module(
-                model.0,
-                0,
-                name.as_ptr(),
-                linear.as_ptr(),
-                &mut modules[i],
-            ))?;
-        }
-        for i in 0..PARAMS {
-            let name = CString::new(names[i])?;
-            let mut param = 0;
-            check(sys::shard_model_add_param(
-                model.0,
-                modules[if i < 2 { 0 } else { 1 }],
-                name.as_ptr(),
-                sys::F32,
-                SHAPES[i].as_ptr(),
-                if i == 0 { 2 } else { 1 },
-                &mut param,
-            ))?;
-        }
-        let weight = CString::new("weight")?;
-        check(sys::shard_model_tie(model.0, modules[1], weight.as_ptr(), 0))?;
-        check(sys::shard_model_freeze(model.0, 2))?;
+    let mut model = Model::create("Net")?;
+    let encoder = model.add_module(ModuleId::ROOT, "encoder", "Linear")?;
+    let decoder = model.add_module(ModuleId::ROOT, "decoder", "Linear")?;
+    for i in 0..PARAMS {
+        let module = if i < 2 { encoder } else { decoder };
+        let shape = if i == 0 {
+            &SHAPES[i][..]
+        } else {
+            &SHAPES[i][..1]
+        };
+        model.add_param(module, names[i], DType::F32, shape)?;
     }
+    model.tie(decoder, "weight", ParamId(0))?;
+    model.freeze(ParamId(2))?;
     Ok(model)
 }
 
 fn plan_for(model: &Model, world_size: i32, optimizer: &str) -> Result<Plan> {
-    let optimizer = CString::new(optimizer)?;
-    let options = sys::PlanOptions {
-        struct_size: std::mem::size_of::<sys::PlanOptions>(),
-        stage: 1,
-        world_size,
-        partition: 0,
-        shard_buckets: 0,
-        bucket_bytes: 0,
-        owners: ptr::null(),
-        num_owners: 0,
-        optimizer: optimizer.as_ptr(),
+    let options = PlanOptions::default()
+        .stage(1)
+        .world_size(world_size)
+        .optimizer(optimizer);
+    Ok(Plan::create(model, &options)?)
+}
+
+fn fill(engine: &mut Engine) -> Result<()> {
+    for (p, shape) in SHAPES.iter().enumerate() {
+        let data: Vec<f32> = (0..shape[0] * shape[1])
+            .map(|i| value((100 * p) as u32 + i as u32) + if p == 2 { 1.0 } else { 0.0 })
+            .collect();
+        engine.set_param(ParamId(p as i32), &data)?;
+    }
+    engine.broadcast_params(None)?;
+    Ok(())
+}
+
+// Returns false when the folder has no checkpoint.
+fn load(engine: &mut Engine, folder: &Path) -> Result<bool> {
+    match Checkpoint::load(engine, folder, &LoadOptions::default()) {
+        Ok(_) => Ok(true),
+        Err(error) if error.code() == Code::NOT_FOUND => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+// Returns the hash of all parameters.
+fn hash(engine: &Engine) -> Result<u64> {
+    let mut hash = 0xcbf29ce484222325;
+    for param in 0..PARAMS {
+        hash = fnv1a(hash, engine.param(ParamId(param as i32))?);
+    }
+    Ok(hash)
+}
+
+// Makes a forward and a backward pass and the step. Returns the sum of all ranks'
+// losses. The views end before the step, which changes the memory that they show.
+fn make_step(engine: &mut Engine, comm: &Comm, step: usize) -> Result<f64> {
+    engine.zero_grad()?;
+    let mut loss = {
+        let params = Params {
+            weight: engine.param(ParamId(0))?,
+            bias: engine.param(ParamId(1))?,
+            scale: engine.param(ParamId(2))?,
+            out_bias: engine.param(ParamId(3))?,
+        };
+        let mut weight = engine.grad(ParamId(0))?;
+        let mut bias = engine.grad(ParamId(1))?;
+        let mut out_bias = engine.grad(ParamId(3))?;
+        let mut grads = Grads {
+            weight: &mut weight,
+            bias: &mut bias,
+            out_bias: &mut out_bias,
+        };
+        [f64::from(train_batch(
+            &params,
+            &mut grads,
+            comm.rank() as usize,
+        ))]
     };
-    let mut plan = Plan(ptr::null_mut());
-    check(unsafe { sys::shard_plan_create(model.0, &options, &mut plan.0) })?;
-    Ok(plan)
+    comm.sum(&mut loss, None)?;
+
+    if step == 5 {
+        engine.set_hyper(None, "lr", 0.02)?;
+    }
+    let clip = if step % 2 == 1 { 0.5 } else { 0.0 };
+    let report = engine.step(&StepOptions::default().max_grad_norm(clip))?;
+    if report.step != step as i64 + 1 || report.skipped {
+        return Err(format!("step {} was not done", step).into());
+    }
+    Ok(loss[0])
 }
 
-impl Engine {
-    fn create(plan: &Plan, comm: &Comm) -> Result<Engine> {
-        let mut engine = Engine(ptr::null_mut());
-        check(unsafe { sys::shard_engine_create(plan.0, comm.0, ptr::null(), &mut engine.0) })?;
-        Ok(engine)
-    }
-
-    fn param(&self, param: i32) -> Result<&[f32]> {
-        let (mut data, mut numel) = (ptr::null(), 0);
-        unsafe {
-            check(sys::shard_engine_param(self.0, param, &mut data, &mut numel))?;
-            Ok(std::slice::from_raw_parts(data as *const f32, numel as usize))
-        }
-    }
-
-    // The gradients of two parameters do not overlap.
-    #[allow(clippy::mut_from_ref)]
-    fn grad(&self, param: i32) -> Result<&mut [f32]> {
-        let (mut data, mut numel) = (ptr::null_mut(), 0);
-        unsafe {
-            check(sys::shard_engine_grad(self.0, param, &mut data, &mut numel))?;
-            Ok(std::slice::from_raw_parts_mut(data as *mut f32, numel as usize))
-        }
-    }
-
-    fn fill(&self) -> Result<()> {
-        for (p, shape) in SHAPES.iter().enumerate() {
-            let data: Vec<f32> = (0..shape[0] * shape[1])
-                .map(|i| value((100 * p) as u32 + i as u32) + if p == 2 { 1.0 } else { 0.0 })
-                .collect();
-            let bytes = data.len() * std::mem::size_of::<f32>();
-            check(unsafe {
-                sys::shard_engine_set_param(self.0, p as i32, data.as_ptr() as *const c_void, bytes)
-            })?;
-        }
-        check(unsafe { sys::shard_engine_broadcast_params(self.0, 0.0) })?;
-        Ok(())
-    }
-
-    // Returns false when the folder has no checkpoint.
-    fn load(&self, folder: &CStr) -> Result<bool> {
-        let loaded = check(unsafe {
-            sys::shard_checkpoint_load(self.0, folder.as_ptr(), ptr::null(), ptr::null_mut())
-        });
-        match loaded {
-            Ok(()) => Ok(true),
-            Err(error) if error.code() == sys::NOT_FOUND => Ok(false),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    fn save(&self, folder: &CStr) -> Result<()> {
-        check(unsafe {
-            sys::shard_checkpoint_save(self.0, folder.as_ptr(), ptr::null(), ptr::null_mut())
-        })?;
-        Ok(())
-    }
-
-    // Returns the hash of all parameters.
-    fn hash(&self) -> Result<u64> {
-        let mut hash = 0xcbf29ce484222325;
-        for param in 0..PARAMS {
-            hash = fnv1a(hash, self.param(param as i32)?);
-        }
-        Ok(hash)
-    }
-
-    // Makes a forward and a backward pass and the step. Returns the sum of all
-    // ranks' losses. The slices end before the step, which changes the memory
-    // that they show.
-    fn step(&self, comm: &Comm, step: usize) -> Result<f64> {
-        check(unsafe { sys::shard_engine_zero_grad(self.0) })?;
-        let mut loss = {
-            let params = Params {
-                weight: self.param(0)?,
-                bias: self.param(1)?,
-                scale: self.param(2)?,
-                out_bias: self.param(3)?,
-            };
-            let mut grads = Grads {
-                weight: self.grad(0)?,
-                bias: self.grad(1)?,
-                out_bias: self.grad(3)?,
-            };
-            let rank = unsafe { sys::shard_comm_rank(comm.0) } as usize;
-            train_batch(&params, &mut grads, rank) as f64
-        };
-        check(unsafe { sys::shard_comm_sum(comm.0, &mut loss, 1, 0.0) })?;
-
-        if step == 5 {
-            let key = CString::new("lr")?;
-            check(unsafe { sys::shard_engine_set_hyper(self.0, -1, key.as_ptr(), 0.02) })?;
-        }
-        let options = sys::StepOptions {
-            struct_size: std::mem::size_of::<sys::StepOptions>(),
-            max_grad_norm: if step % 2 == 1 { 0.5 } else { 0.0 },
-            ..Default::default()
-        };
-        let mut report = sys::StepReport {
-            struct_size: std::mem::size_of::<sys::StepReport>(),
-            ..Default::default()
-        };
-        check(unsafe { sys::shard_engine_step(self.0, &options, &mut report) })?;
-        if report.step != step as i64 + 1 || report.skipped != 0 {
-            return Err(format!("step {} was not done", step).into());
-        }
-        Ok(loss)
-    }
-}
-
-fn train(engine: &Engine, comm: &Comm) -> Result<()> {
+fn train(engine: &mut Engine, comm: &Comm) -> Result<()> {
     let (mut first, mut last) = (0.0, 0.0);
     for step in 0..STEPS {
-        last = engine.step(comm, step)?;
+        last = make_step(engine, comm, step)?;
         if step == 0 {
             first = last;
         }
@@ -336,32 +204,34 @@ fn train(engine: &Engine, comm: &Comm) -> Result<()> {
     if !(last < first) {
         return Err(format!("the loss went from {} to {}", first, last).into());
     }
-    let hash = engine.hash()?;
-    println!("first {:016x} last {:016x} params {:016x}", first.to_bits(), last.to_bits(), hash);
+    println!(
+        "first {:016x} last {:016x} params {:016x}",
+        first.to_bits(),
+        last.to_bits(),
+        hash(engine)?
+    );
     Ok(())
 }
 
 fn run() -> Result<()> {
-    let folder = CString::new(std::env::args().nth(1).ok_or("a folder is missing")?)?;
-    let url = CString::new("env:")?;
-    let mut comm = Comm(ptr::null_mut());
-    check(unsafe { sys::shard_comm_open(url.as_ptr(), ptr::null(), &mut comm.0) })?;
+    let folder = std::env::args_os().nth(1).ok_or("a folder is missing")?;
+    let folder = Path::new(&folder);
+    let comm = Comm::open("env:", &CommOptions::default())?;
     let model = declare()?;
     match plan_for(&model, 1, "adamx") {
         Ok(_) => return Err("'adamx' was accepted".into()),
         Err(error) => println!("{}", error),
     }
-    let world_size = unsafe { sys::shard_comm_world_size(comm.0) };
-    let plan = plan_for(&model, world_size, "adamw?lr=0.05&weight_decay=0.01")?;
-    let engine = Engine::create(&plan, &comm)?;
-    if engine.load(&folder)? {
-        println!("loaded params {:016x}", engine.hash()?);
+    let plan = plan_for(&model, comm.world_size(), "adamw?lr=0.05&weight_decay=0.01")?;
+    let mut engine = Engine::create(&plan, &comm, &EngineOptions::default())?;
+    if load(&mut engine, folder)? {
+        println!("loaded params {:016x}", hash(&engine)?);
     } else {
-        engine.fill()?;
-        train(&engine, &comm)?;
-        engine.save(&folder)?;
+        fill(&mut engine)?;
+        train(&mut engine, &comm)?;
+        Checkpoint::save(&mut engine, folder, &SaveOptions::default())?;
     }
-    check(unsafe { sys::shard_comm_shutdown(comm.0, 0.0) })?;
+    comm.shutdown(None)?;
     Ok(())
 }
 

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! Tests of the crates shard and shard-sys: every function of the library is
+//! called, which tests/sdk/uses checks.
+
+mod bad_input;
+mod callbacks;
+mod checkpoints;
+mod common;
+mod comms;
+mod cycles;
+mod engines;
+mod layout;
+mod plans;
+mod state_dicts;
+mod units;
+mod versions;
+mod views;
