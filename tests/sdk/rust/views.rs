@@ -4,7 +4,10 @@
 
 use std::mem::forget;
 
-use shard::{Code, Comm, CommOptions, Engine, EngineOptions, ModuleId, Pass, Plan, StepOptions};
+use shard::{
+    Code, Comm, CommOptions, Engine, EngineOptions, ModuleId, Pass, Plan, StateDict,
+    StateDictOptions, StepOptions,
+};
 
 use crate::common::{code_of, local, message_of, on_ranks, Stack};
 
@@ -141,6 +144,32 @@ fn sharded_tensors_are_seen_through_their_unit() {
         let (param, grad) = (engine.param::<f32>(weight), engine.grad::<f32>(weight));
         assert_eq!(code_of(param), Code::FAILED_PRECONDITION);
         assert_eq!(code_of(grad), Code::FAILED_PRECONDITION);
+    });
+}
+
+#[test]
+fn a_rank_that_is_left_behind_sees_no_tensors() {
+    on_ranks(2, "", |comm| {
+        let stack = Stack::new();
+        let mut engine = stack.engine(&comm, 1);
+        if comm.rank() == 1 {
+            return;
+        }
+        let options = StepOptions::default();
+        assert_eq!(code_of(engine.step(&options)), Code::RANK_LOST);
+        // With more ranks, others could be writing these.
+        let weight = stack.weights[0];
+        let error = message_of(engine.param::<f32>(weight));
+        assert!(
+            error.contains("others may still use the tensors"),
+            "{error}"
+        );
+        let grad = engine.grad::<f32>(weight);
+        assert_eq!(code_of(grad), Code::FAILED_PRECONDITION);
+        // Its own part is its own.
+        let state = StateDict::get(&mut engine, &StateDictOptions::default()).unwrap();
+        let tensor = state.find("layer0.weight").unwrap();
+        assert_eq!(state.local::<f32>(tensor).unwrap().begin, 0);
     });
 }
 

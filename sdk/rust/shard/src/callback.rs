@@ -102,8 +102,8 @@ impl Progress {
 
     /// Prepares a call of the library. `gate` is that of the handles in the call,
     /// or 0.
-    pub(crate) fn prepare(&self, gate: usize) -> Box<ProgressCall> {
-        Box::new(ProgressCall {
+    pub(crate) fn prepare(&self, gate: usize) -> Arc<ProgressCall> {
+        Arc::new(ProgressCall {
             function: self.0.clone(),
             gate,
             caught: Caught::default(),

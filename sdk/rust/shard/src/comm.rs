@@ -85,7 +85,7 @@ pub struct Comm {
 pub(crate) struct CommHandle {
     comm: NonNull<sys::shard_comm>,
     /// The library uses it until `comm` is freed.
-    context: Box<Context>,
+    context: Arc<Context>,
 }
 
 struct Context {
@@ -146,7 +146,7 @@ impl Comm {
     pub fn open(url: &str, options: &CommOptions) -> Result<Comm> {
         check_version()?;
         let url = c_text("the URL", url)?;
-        let context = Box::new(Context {
+        let context = Arc::new(Context {
             gate: Gate::default(),
             log: options.log.clone(),
         });
@@ -157,7 +157,7 @@ impl Comm {
         c_options.log_level = options.log_level.map_or(0, |level| level.0);
         if context.log.0.is_some() {
             c_options.log = Some(write_log);
-            c_options.log_user_data = &*context as *const Context as *mut c_void;
+            c_options.log_user_data = Arc::as_ptr(&context) as *mut c_void;
         }
         let mut comm = ptr::null_mut();
         check(unsafe { sys::shard_comm_open(url.as_ptr(), &c_options, &mut comm) })?;

@@ -127,6 +127,9 @@ pub(crate) fn check_type<T: Element>(what: impl fmt::Display, dtype: DType) -> R
     }
     let remedy = match dtype {
         DType::BF16 | DType::F16 => "u16 for its bits, or u8 for its bytes".to_owned(),
+        DType::Q8 | DType::F8_E4M3 | DType::F8_E5M2 | DType::BOOL | DType::OPAQUE => {
+            "u8 for its bytes".to_owned()
+        }
         _ => format!("{dtype}, or u8 for its bytes"),
     };
     invalid(format!(

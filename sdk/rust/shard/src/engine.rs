@@ -89,6 +89,9 @@ pub struct Engine {
     /// Whether the next step has begun, so that units change as they are ready.
     pub(crate) begun: bool,
     pub(crate) accumulates: Cell<bool>,
+    /// Whether a call of all ranks has failed on this rank while others may go on with it:
+    /// they may write the parameters that ranks share, and read this rank's gradients.
+    pub(crate) left_behind: Cell<bool>,
     /// Saves that may still run; their progress functions live here.
     pub(crate) saves: Vec<Arc<SaveHandle>>,
 }
@@ -143,6 +146,7 @@ impl Engine {
                 overlap: options.overlap,
                 begun: false,
                 accumulates: Cell::new(false),
+                left_behind: Cell::new(false),
                 saves: Vec::new(),
             },
         };
@@ -167,7 +171,11 @@ impl Engine {
         &self,
         call: impl FnOnce(*mut sys::shard_engine) -> *mut sys::shard_error,
     ) -> Result<Result<()>> {
-        self.comm.gate().call_logged(|| call(self.as_ptr()))
+        let result = self.comm.gate().call_logged(|| call(self.as_ptr()));
+        if matches!(&result, Err(error) if error.ends_group()) {
+            self.left_behind.set(true);
+        }
+        result
     }
 
     /// Returns the plan that is in force: the one that the engine was created with,

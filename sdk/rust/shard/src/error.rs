@@ -111,6 +111,21 @@ impl Error {
         self.rank
     }
 
+    /// Returns whether this error of a collective call may be of this rank alone, while
+    /// others go on with the call. Wrong arguments and states are errors of all ranks,
+    /// before anything is done.
+    pub(crate) fn ends_group(&self) -> bool {
+        matches!(
+            self.code,
+            Code::DEADLINE_EXCEEDED
+                | Code::RANK_LOST
+                | Code::POISONED
+                | Code::RESOURCE_EXHAUSTED
+                | Code::ABORTED
+                | Code::INTERNAL
+        )
+    }
+
     /// Returns a JSON document with lists such as missing keys, or "".
     pub fn detail(&self) -> &str {
         &self.detail

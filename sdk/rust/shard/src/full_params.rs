@@ -73,9 +73,9 @@ impl FullParams<'_> {
     }
 
     fn summon_end(&self, write_back: bool, timeout: Option<Duration>) -> Result<()> {
-        self.engine.call(|engine| unsafe {
+        self.engine.call_logged(|engine| unsafe {
             sys::shard_engine_summon_end(engine, write_back.into(), seconds(timeout))
-        })
+        })?
     }
 }
 

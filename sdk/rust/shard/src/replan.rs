@@ -66,7 +66,14 @@ impl Engine {
 
     /// Learns the types and units of the plan that is in force now.
     fn read_plan(&mut self, logged: Result<()>) -> Result<()> {
-        self.borrows = Borrows::new(&self.plan()?)?;
+        match self.plan().and_then(|plan| Borrows::new(&plan)) {
+            Ok(borrows) => self.borrows = borrows,
+            // Types and units are unknown, so nothing is seen.
+            Err(error) => {
+                self.left_behind.set(true);
+                return Err(error);
+            }
+        }
         logged
     }
 }

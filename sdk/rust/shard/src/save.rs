@@ -125,7 +125,7 @@ pub struct Save {
 pub(crate) struct SaveHandle {
     save: NonNull<sys::shard_save>,
     /// The library uses it until the save has ended.
-    progress: Option<Box<ProgressCall>>,
+    progress: Option<Arc<ProgressCall>>,
 }
 
 // SAFETY: any thread may ask, and the progress function may run on any.

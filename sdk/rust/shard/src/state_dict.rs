@@ -46,7 +46,19 @@ impl StateDictOptions {
 /// the state that a host loads into an engine. Numbers are "state.FQN.step" and
 /// "param_groups.FQN.KEY".
 ///
-/// `'t` is how long the tensors stay where they are.
+/// `'t` is how long the tensors stay where they are:
+///
+/// ```compile_fail
+/// # fn f() -> shard::Result<()> {
+/// let mut state = shard::StateDict::create()?;
+/// {
+///     let weight = vec![0f32; 4];
+///     state.add("weight", shard::DType::F32, &[4], &weight)?;
+/// }
+/// println!("{}", state.num_tensors());
+/// # Ok(())
+/// # }
+/// ```
 pub struct StateDict<'t> {
     state: NonNull<sys::shard_state_dict>,
     tensors: PhantomData<&'t [u8]>,

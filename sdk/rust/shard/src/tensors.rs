@@ -63,13 +63,15 @@ impl Engine {
     /// FAILED_PRECONDITION before parameters have values; where they are sharded; with
     /// the option [`overlap`](crate::EngineOptions::overlap) and after
     /// [`begin_step`](Engine::begin_step), when they change in the background. Acquired
-    /// units give them then: [`Unit::param`](crate::Unit::param).
+    /// units give them then: [`Unit::param`](crate::Unit::param). So it is, for gradients
+    /// too, once a call of all ranks has failed on this rank, for others may go on with it.
     pub fn param<T: Element>(&self, param: ParamId) -> Result<&[T]> {
         let known = match self.borrows.param(param) {
             Some(known) => known,
             None => return self.no_such_param(param),
         };
         self.check_values()?;
+        self.check_not_left_behind()?;
         if self.overlap || self.begun {
             return failed_precondition(format!(
                 "parameter {param} can change in the background, for {}; acquire unit {} and see \
@@ -118,6 +120,18 @@ impl Engine {
         failed_precondition(
             "parameters have no values yet: set them on rank 0 (set_param, writable_param) and \
              call broadcast_params, or load a checkpoint",
+        )
+    }
+
+    /// Checks that no other rank uses this engine's tensors, in a call that has failed here.
+    pub(crate) fn check_not_left_behind(&self) -> Result<()> {
+        if !self.left_behind.get() {
+            return Ok(());
+        }
+        failed_precondition(
+            "a call of all ranks has failed here, and others may still use the tensors of this \
+             engine; open another communicator and engine and load a checkpoint. \
+             StateDict::get gives what this rank owns",
         )
     }
 
@@ -218,6 +232,7 @@ impl Engine {
         param: ParamId,
         known: &'a Param,
     ) -> Result<TensorMut<'a, T>> {
+        self.check_not_left_behind()?;
         let viewed = self.borrows.view_grad(param, known)?;
         let (mut data, mut numel) = (ptr::null_mut(), 0);
         self.call(|engine| unsafe {

@@ -39,6 +39,25 @@ c_enum! {
 /// [`missing_grads`](crate::EngineOptions::missing_grads) a release may wait for
 /// the other ranks, at most for the engine's timeout. A unit that is forgotten
 /// stays acquired, and the next step says so.
+///
+/// A unit does not outlive its plan, nor a view its unit:
+///
+/// ```compile_fail
+/// # fn f(engine: &mut shard::Engine, id: shard::UnitId) -> shard::Result<()> {
+/// let unit = engine.unit_acquire(id, shard::Pass::FORWARD, None)?;
+/// engine.set_trainable(&[], true, None)?; // another plan, in other memory
+/// unit.release()
+/// # }
+/// ```
+///
+/// ```compile_fail
+/// # fn f(unit: shard::Unit<'_>, weight: shard::ParamId) -> shard::Result<()> {
+/// let weights = unit.param::<f32>(weight)?;
+/// unit.release()?;
+/// println!("{}", weights[0]);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Unit<'e> {
     engine: &'e Engine,
     unit: UnitId,
@@ -266,6 +285,7 @@ impl<'e> Unit<'e> {
 
     /// Checks that the unit's parameters do not change in the background.
     fn check_readable(&self) -> Result<()> {
+        self.engine.check_not_left_behind()?;
         if self.ready && self.engine.begun {
             return failed_precondition(format!(
                 "the gradients of unit {} are ready and the step has begun, so its parameters \
