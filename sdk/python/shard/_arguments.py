@@ -26,6 +26,14 @@ def decode(value):
     return value.decode("utf-8", "surrogateescape")
 
 
+def instance(kind, given, what):
+    """Returns an object, which must be of this class: C cannot tell a handle of
+    one kind from that of another."""
+    if not isinstance(given, kind):
+        raise TypeError(f"{what} must be a shard.{kind.__name__}, not {given!r}")
+    return given
+
+
 def whole_number(value, low, high):
     """Returns an integer, which must be in [low, high)."""
     number = operator.index(value)

@@ -6,6 +6,7 @@ import collections.abc
 import ctypes
 
 from . import _c, _calls
+from ._arguments import decode
 from ._engine_state import progress_callback
 from ._errors import Code, Error, MissingKey, member
 from ._handles import Closable, Handle
@@ -83,7 +84,7 @@ class Checkpoint(Closable, collections.abc.Mapping):
         name, size = ctypes.c_char_p(), ctypes.c_uint64()
         lib.shard_checkpoint_file(self._c, file, ctypes.byref(name),
                                   ctypes.byref(size))
-        return File(name.value.decode("utf-8", "surrogateescape"), size.value)
+        return File(decode(name.value), size.value)
 
     def group(self, group):
         """Returns the optimizer of a param group: "adamw?lr=0.001&..."."""
@@ -98,7 +99,7 @@ class Checkpoint(Closable, collections.abc.Mapping):
         name, value = ctypes.c_char_p(), ctypes.c_double()
         lib.shard_checkpoint_scalar(self._c, scalar, ctypes.byref(name),
                                     ctypes.byref(value))
-        return name.value.decode("utf-8", "surrogateescape"), value.value
+        return decode(name.value), value.value
 
     def scalars(self):
         """Returns the numbers that belong to no tensor, as a dict:
@@ -111,7 +112,7 @@ class Checkpoint(Closable, collections.abc.Mapping):
         rule, rank = ctypes.c_int32(), ctypes.c_int32()
         lib.shard_checkpoint_blob_info(self._c, blob, ctypes.byref(name),
                                        ctypes.byref(rule), ctypes.byref(rank))
-        return BlobInfo(name.value.decode("utf-8", "surrogateescape"),
+        return BlobInfo(decode(name.value),
                         member(_c.BlobRule, rule.value), rank.value)
 
     def blob(self, blob):

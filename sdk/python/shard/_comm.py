@@ -16,9 +16,10 @@ class _Log(Callback):
     or its engines that runs, or by the next one."""
 
     def __init__(self, function, guard):
-        super().__init__(_c.shard_log_fn, function and (
-            lambda level, message, _: function(member(_c.LogLevel, level),
-                                               decode(message))), guard=guard)
+        super().__init__(
+            _c.shard_log_fn, function, guard=guard,
+            take=lambda level, message, _: (member(_c.LogLevel, level),
+                                            decode(message)))
         self._guard = guard
 
     def failed(self, error):

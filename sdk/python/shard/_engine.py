@@ -4,11 +4,13 @@
 import ctypes
 
 from . import _c, _calls
-from ._arguments import int32_array
+from ._arguments import instance, int32_array
+from ._comm import Comm
 from ._engine_state import EngineState
 from ._engine_tensors import EngineTensors
 from ._handles import Handle
 from ._library import lib
+from ._plan import Plan
 from ._units import FullParams, Unit
 
 
@@ -28,7 +30,8 @@ class Engine(EngineTensors, EngineState):
 
     def __init__(self, plan, comm, **options):
         options = _calls.fill(_c.shard_engine_options, options)
-        self._comm = comm
+        instance(Plan, plan, "plan")
+        self._comm = instance(Comm, comm, "comm")
         self._guard = comm._guard
         with self._guard:
             self._handle = Handle(

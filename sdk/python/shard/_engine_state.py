@@ -7,6 +7,7 @@ import json
 import weakref
 
 from . import _c, _calls
+from ._arguments import decode, instance
 from ._buffers import Buffer
 from ._errors import Error
 from ._handles import Callback, Closable, Handle
@@ -18,8 +19,7 @@ from ._values import copy_of
 def progress_callback(function, guard=None):
     """Returns a function of bytes done and in all as the library calls it. The
     function ends the operation by raising."""
-    return Callback(_c.shard_progress_fn, function and (
-        lambda done, total, _: function(done, total)), guard=guard)
+    return Callback(_c.shard_progress_fn, function, guard=guard)
 
 
 class Save(Closable):
@@ -157,14 +157,15 @@ class EngineState(Closable):
                 gathered[key] = array
         options = _calls.fill(_c.shard_state_dict_options, options)
 
-        def receive(key, info, data, _):
+        def arguments(key, info, data, _):
             info = _calls.as_result(info.contents)
             array = None
             if info.alias_of < 0:
                 array = copy_of(data, info.dtype, info.shape, info.bytes)
-            take(key.decode("utf-8", "surrogateescape"), info, array)
+            return decode(key), info, array
 
-        callback = Callback(_c.shard_tensor_fn, receive, guard=self._guard)
+        callback = Callback(_c.shard_tensor_fn, take, guard=self._guard,
+                            take=arguments)
         with callback, self._guard:
             lib.shard_state_dict_gather(self._c, ctypes.byref(options), rank,
                                         callback.c, None)
@@ -175,6 +176,8 @@ class EngineState(Closable):
         """Loads a StateDict as load() does a checkpoint. With `from_rank0`,
         rank 0's is loaded and sent; `state` may be None on other ranks.
         COLLECTIVE."""
+        if state is not None:
+            instance(StateDict, state, "state")
         options = _calls.fill(_c.shard_load_options, options)
         progress = progress_callback(progress, self._guard)
         options.progress = progress.c

@@ -8,12 +8,11 @@ import weakref
 
 from . import _calls
 from ._arguments import int32_array
-from ._buffers import Buffer
 from ._errors import Error, failed_precondition
 from ._handles import Closable
 from ._library import lib
 from ._plan import Plan
-from ._values import elements, float32_elements
+from ._values import elements, float32_elements, stored_elements
 from ._views import View
 
 UnitParam = collections.namedtuple("UnitParam", "param data grad",
@@ -195,9 +194,13 @@ class EngineTensors(Closable):
         """Binds arrays of the caller to a parameter and its gradient: steps
         copy the parameter to `values`, and read `grad`. None binds nothing. The
         engine keeps the arrays as long as it uses their memory."""
-        values = Buffer(values, writable=True) if values is not None else None
-        grad = Buffer(grad, writable=True) if grad is not None else None
         with self._guard:
+            _, dtype, grad_dtype = self._kind(param)
+            if values is not None:
+                values = stored_elements(values, dtype, "values", writable=True)
+            if grad is not None:
+                grad = stored_elements(grad, grad_dtype or dtype, "grad",
+                                       writable=True)
             # Where the call fails, the memory bound before may stay in use, or
             # the new one be.
             bound = self._c.keep.setdefault(("bound", param), [])

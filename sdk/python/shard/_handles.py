@@ -72,7 +72,15 @@ class Guard:
             self._unlock()
 
 
-class Handle:
+class Unique:
+    """An object of which there is one: a copy would free its handle again."""
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(f"a shard.{type(self).__name__} cannot be copied or"
+                        " sent to another process: open or make another one")
+
+
+class Handle(Unique):
     """Owns a C handle. C functions take it as it is."""
 
     def __init__(self, pointer, free, guard=None):
@@ -88,7 +96,7 @@ class Handle:
             self._guard.free(self._free, self._as_parameter_, self.keep)
 
 
-class Closable:
+class Closable(Unique):
     """An object with a handle. It can be closed, and is a context manager that
     closes it."""
 
@@ -133,11 +141,14 @@ class Callback:
     kept: `with callback:` around the call that runs the function raises it
     there. A callback of None is NULL.
 
-    `failed` is what the library gets when the function raises. `guard` refuses
-    calls on its handle from within the function."""
+    `take` makes the function's arguments from those of C, the last of which is
+    the user_data; `give` makes the result for C, which is `failed` when the
+    function raises. `guard` refuses calls on its handle from within the
+    function."""
 
-    def __init__(self, kind, function, *, guard=None, failed=1,
-                 convert=lambda result: 0):
+    def __init__(self, kind, function, *, guard=None,
+                 take=lambda *arguments: arguments[:-1],
+                 give=lambda result: 0, failed=1):
         self.raised = None
         if function is None:
             self.c = kind()
@@ -149,7 +160,7 @@ class Callback:
             guards = _callbacks.__dict__.setdefault("guards", [])
             guards.append(guard)
             try:
-                return convert(function(*arguments))
+                return give(function(*take(*arguments)))
             except BaseException as error:
                 self.failed(error)
                 return failed

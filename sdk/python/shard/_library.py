@@ -74,7 +74,8 @@ def _raise_error(error, function, arguments):
 
 _ARGUMENT_ERROR = re.compile(r"argument \d+: (?:<class ')?(\w+)(?:'>)?: (.*)",
                              re.DOTALL)
-_KINDS = {"ValueError": ValueError, "OverflowError": OverflowError}
+_KINDS = {"ValueError": ValueError, "UnicodeEncodeError": ValueError,
+          "OverflowError": OverflowError}
 
 
 def _bind(name, result, parameters):

@@ -5,9 +5,11 @@ import ctypes
 import json
 
 from . import _c, _calls
+from ._arguments import instance
 from ._buffers import Buffer
 from ._handles import Callback, Closable, Handle
 from ._library import lib
+from ._model import Model
 from ._views import View
 
 
@@ -25,11 +27,10 @@ class Plan(Closable):
     _noun = "plan"
 
     def __init__(self, model, *, wrap_predicate=None, **options):
+        instance(Model, model, "model")
         options = _calls.fill(_c.shard_plan_options, options)
-        predicate = Callback(
-            _c.shard_wrap_fn, wrap_predicate and (
-                lambda module, numel, _: wrap_predicate(module, numel)),
-            guard=model._guard, failed=0, convert=bool)
+        predicate = Callback(_c.shard_wrap_fn, wrap_predicate,
+                             guard=model._guard, give=bool, failed=0)
         options.wrap_predicate = predicate.c
         with predicate, model._guard:
             self._adopt(_calls.pointer(lib.shard_plan_create, model._c,

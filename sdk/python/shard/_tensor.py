@@ -10,7 +10,7 @@ from ._c import Dtype
 from ._errors import Code, Error
 from ._library import lib
 from ._values import from_stored
-from ._views import FORMATS, numpy
+from ._views import FORMATS, View, address_of, new_memory, numpy
 
 # The most bytes that one read takes into memory beside its result.
 _PIECE = 16 << 20
@@ -84,18 +84,16 @@ class Tensor(_Operators):
 
     def raw(self, begin=0, numel=None):
         """Reads elements from `begin` on as the bytes that are stored: a
-        bytearray."""
-        if numel is None:
-            numel = self.size - operator.index(begin)
+        writable memoryview."""
+        begin = operator.index(begin)
+        numel = self.size - begin if numel is None else operator.index(numel)
         if not 0 <= begin <= begin + numel <= self.size:
             raise Error(Code.OUT_OF_RANGE, f"elements {begin} to"
                         f" {begin + numel} of {self.key!r}, which has"
                         f" {self.size}")
-        nbytes = numel * lib.shard_dtype_size(self.dtype)
-        memory = bytearray(nbytes)
-        target = (ctypes.c_char * nbytes).from_buffer(memory)
+        memory = new_memory(numel * lib.shard_dtype_size(self.dtype))
         lib.shard_checkpoint_read(self._checkpoint, self._index, begin, numel,
-                                  target, nbytes)
+                                  address_of(memory), memory.nbytes)
         return memory
 
     def read(self, begin=0, numel=None):
@@ -109,8 +107,7 @@ class Tensor(_Operators):
         memory = self.raw(begin, numel)
         # An opaque type has no size, and reading it is the library's error.
         size = struct.calcsize(FORMATS[self.dtype])
-        return from_stored(memoryview(memory), self.dtype,
-                           (len(memory) // size,))
+        return from_stored(memory, self.dtype, (memory.nbytes // size,))
 
     def _rows(self, begin, count):
         """Reads `count` of the first dimension's rows."""
@@ -153,6 +150,16 @@ class Tensor(_Operators):
             parts.append(span[(slice(None, None, step), *rest)])
         result = parts[0] if len(parts) == 1 else numpy.concatenate(parts)
         return result[::-1] if backwards else result
+
+    def __dlpack__(self, stream=None):
+        """Reads everything, in the type that is stored, for from_dlpack of
+        torch and others: bf16 stays bf16."""
+        memory = self.raw()
+        return View(address_of(memory), self.dtype, self.shape, memory,
+                    writable=True).__dlpack__()
+
+    def __dlpack_device__(self):
+        return 1, 0  # The host's memory.
 
     def __array__(self, dtype=None, copy=None):
         array = self[...]

@@ -6,7 +6,7 @@ import ctypes
 from ._c import Pass
 from ._errors import failed_precondition
 from ._library import lib
-from ._views import shaped
+from ._views import address_of, new_memory, shaped
 
 
 class Unit:
@@ -125,9 +125,9 @@ class FullParams:
             shape, dtype, _ = engine._kind(param)
             if param not in self._taken:
                 address, nbytes = self._place(lib.shard_engine_param, param)
-                self._taken[param] = bytearray(
-                    ctypes.string_at(address, nbytes) if nbytes else b"")
-        return shaped(memoryview(self._taken[param]), dtype, shape)
+                memory = self._taken[param] = new_memory(nbytes)
+                ctypes.memmove(address_of(memory), address, nbytes)
+        return shaped(self._taken[param], dtype, shape)
 
     def end(self, write_back=False):
         """Frees the copies, and writes them to the parameters on request.
@@ -141,10 +141,7 @@ class FullParams:
                 for param, values in self._taken.items():
                     address, nbytes = self._place(
                         lib.shard_engine_writable_param, param)
-                    if nbytes:
-                        ctypes.memmove(
-                            address, (ctypes.c_char * nbytes).from_buffer(
-                                values), nbytes)
+                    ctypes.memmove(address, address_of(values), nbytes)
             lib.shard_engine_summon_end(engine._c, write_back, self._timeout)
 
     def _place(self, function, param):

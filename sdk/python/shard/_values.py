@@ -6,7 +6,7 @@ import ctypes
 
 from ._buffers import Buffer
 from ._c import Dtype
-from ._views import FORMATS, numpy, shaped
+from ._views import FORMATS, address_of, new_memory, numpy, shaped
 
 
 def elements(given, dtype, shape, what):
@@ -15,29 +15,46 @@ def elements(given, dtype, shape, what):
     `given` is bytes, taken as they are; or an array of that shape, or nested
     lists, whose floats are rounded to a narrower type. Without numpy it is
     bytes or a buffer of exactly that type."""
+    dtype = Dtype(dtype)
     if isinstance(given, (bytes, bytearray)):
         return Buffer(given)
     if numpy is None:
-        buffer = Buffer(given)
-        accepted = FORMATS[dtype], "B", "H" if dtype == Dtype.F16 else "B"
-        if buffer.format.lstrip("@=<") not in accepted:
-            raise TypeError(f"{what} has elements of format {buffer.format!r},"
-                            f" not {FORMATS[dtype]!r} ({dtype.name})")
-        return buffer
+        return stored_elements(given, dtype, what)
     array = numpy.asarray(given)
     if array.shape != tuple(shape):
         raise ValueError(
             f"{what} has the shape {array.shape}, not {tuple(shape)}")
     wanted = numpy.dtype(FORMATS[dtype])
     if array.dtype != wanted:
-        if dtype == Dtype.BF16 and array.dtype.kind == "f":
-            array = to_bf16(array)
-        elif numpy.can_cast(array.dtype, wanted, "same_kind"):
-            array = array.astype(wanted)
-        else:
-            raise TypeError(f"{what} has elements of type {array.dtype}, which"
-                            f" are no {dtype.name}")
+        array = _cast(array, dtype, wanted, what)
     return Buffer(numpy.ascontiguousarray(array).reshape(-1))
+
+
+def stored_elements(given, dtype, what, writable=False):
+    """Returns the Buffer of an object whose elements are of this type already,
+    or bytes."""
+    buffer = Buffer(given, writable)
+    accepted = FORMATS[dtype], "B", "H" if dtype == Dtype.F16 else "B"
+    # A long has the bits of an int or of a long long.
+    found = buffer.format.lstrip("@=<").replace("l", "q").replace("L", "Q")
+    if found not in accepted:
+        raise TypeError(f"{what} has elements of format {buffer.format!r}, not"
+                        f" {FORMATS[dtype]!r} ({dtype.name})")
+    return buffer
+
+
+def _cast(array, dtype, wanted, what):
+    if dtype == Dtype.BF16 and array.dtype.kind == "f":
+        return to_bf16(array)
+    # Lists of Python's numbers are int64, whatever their values.
+    narrowed = array.dtype.kind in "iu" and wanted.kind in "iu"
+    if not narrowed and not numpy.can_cast(array.dtype, wanted, "same_kind"):
+        raise TypeError(f"{what} has elements of type {array.dtype}, which are"
+                        f" no {dtype.name}")
+    result = array.astype(wanted)
+    if narrowed and not numpy.array_equal(result, array):
+        raise OverflowError(f"{what} has values that {dtype.name} has not")
+    return result
 
 
 def shape_of(given):
@@ -111,8 +128,6 @@ def _f8_values(dtype):
 
 def copy_of(address, dtype, shape, nbytes):
     """Returns a copy of elements in memory, as from_stored has them."""
-    memory = bytearray(nbytes)
-    if nbytes:
-        target = (ctypes.c_char * nbytes).from_buffer(memory)
-        ctypes.memmove(target, address, nbytes)
-    return from_stored(memoryview(memory), dtype, shape)
+    memory = new_memory(nbytes)
+    ctypes.memmove(address_of(memory), address, nbytes)
+    return from_stored(memory, dtype, shape)

@@ -2,6 +2,7 @@
 """Wrong arguments, wrong states and wrong threads: an exception, never a crash.
 """
 
+import copy
 import gc
 import os
 import pickle
@@ -91,6 +92,43 @@ class ArgumentsTest(SdkTest):
             with self.assertRaises(TypeError):
                 engine.set_blob("x", 1, "no bytes")
 
+    def test_integers_that_do_not_fit_are_not_wrapped(self):
+        state = shard.StateDict()
+        with self.assertRaisesRegex(OverflowError, "'x' has values that I8"):
+            state.add("x", Dtype.I8, numpy.array([300]))
+        with self.assertRaisesRegex(ValueError, "77 is not a valid Dtype"):
+            state.add("x", 77, numpy.zeros(1))
+        state.add("x", Dtype.U8, [0, 255])
+        self.assertEqual(state["x"].data.tolist(), [0, 255])
+
+    def test_memory_that_is_bound_has_the_parameters_type(self):
+        with local_engine() as engine:
+            for wrong in (numpy.int32, numpy.float64, numpy.float16):
+                with self.assertRaisesRegex(TypeError, "grad has elements of"):
+                    engine.bind_param(0, grad=numpy.zeros((8, 8), wrong))
+
+    def test_objects_of_another_kind_are_refused(self):
+        model, _ = blocks_model()
+        plan = shard.Plan(model, world_size=1)
+        for wrong in (None, plan, 3):
+            with self.assertRaisesRegex(TypeError, "must be a shard.Model"):
+                shard.Plan(wrong)
+            with self.assertRaisesRegex(TypeError, "must be a shard.Comm"):
+                shard.Engine(plan, wrong)
+        with local_engine() as engine:
+            with self.assertRaisesRegex(TypeError, "must be a shard.Plan"):
+                shard.Engine(model, engine.comm)
+            with self.assertRaisesRegex(TypeError, "must be a shard.StateDict"):
+                engine.load_state_dict({})
+
+    def test_a_callback_that_cannot_be_called_is_refused_at_once(self):
+        for wrong in (3, "no", (step for step in ())):
+            for give in (lambda: shard.Comm("local:", log=wrong),
+                         lambda: shard.Plan(blocks_model()[0], world_size=1,
+                                            wrap_predicate=wrong)):
+                with self.assertRaisesRegex(TypeError, "must be callable"):
+                    give()
+
     def test_an_error_travels_between_processes(self):
         with self.raises_code(Code.NOT_FOUND) as raised:
             shard.open(self.folder / "none")
@@ -147,6 +185,14 @@ class LifetimeTest(SdkTest):
         first, second = run_ranks(2, work)
         self.assertIn("rank 1", first)
         self.assertIn("those of parameter 0", second)
+
+    def test_handles_are_neither_copied_nor_pickled(self):
+        with local_engine() as engine:
+            for one in (engine, engine.comm, engine.plan(),
+                        engine.state_dict()):
+                for way in (copy.copy, copy.deepcopy, pickle.dumps):
+                    with self.assertRaisesRegex(TypeError, "open or make"):
+                        way(one)
 
     def test_a_state_dict_ends_with_the_plan(self):
         with local_engine() as engine:

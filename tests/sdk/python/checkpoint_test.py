@@ -289,6 +289,17 @@ class SafetensorsTest(SdkTest):
             self.open("F8_E5M2", [6], codes)[...],
             numpy.float32([1, -1, 57344, 2.0**-16, numpy.inf, numpy.nan]))
 
+    def test_dlpack_gives_what_is_stored(self):
+        values = numpy.float32([[1, 2, 3], [4, 5, 6]])
+        tensor = self.open("F32", [2, 3], values.tobytes())
+        self.assertEqual(tensor.__dlpack_device__(), (1, 0))
+        array = numpy.from_dlpack(tensor)
+        del tensor
+        numpy.testing.assert_array_equal(array, values)
+        self.assertEqual(numpy.from_dlpack(self.open("I8", [0], b"")).size, 0)
+        with self.assertRaisesRegex(BufferError, "F8_E4M3"):
+            self.open("F8_E4M3", [1], b"0").__dlpack__()
+
     def test_scalars_and_empty_tensors(self):
         self.assertEqual(self.open("F32", [], struct.pack("f", 7))[()], 7)
         self.assertEqual(self.open("F32", [0, 3], b"")[...].shape, (0, 3))
