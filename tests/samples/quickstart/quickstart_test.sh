@@ -6,11 +6,12 @@
 # Tests the quickstart of C, the first PROGRAM: it learns, a run that goes on
 # ends with the bits of a run that did not stop, and more ranks can go on. Then
 # expects that each other PROGRAM, which is the same in another language, saves
-# the same checkpoint, and goes on from that of C.
+# the same checkpoints, before and after it has stopped.
 
 set -euo pipefail
 
 export LD_LIBRARY_PATH="$PWD/api${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export PYTHONPATH="$PWD/sdk/python" PYTHONDONTWRITEBYTECODE=1
 shardctl="$PWD/sdk/cli/shardctl"
 
 fail() {
@@ -60,20 +61,20 @@ expect_usage "$c" "$once"
 expect_usage "$c" "$once" 0
 expect_usage "$c" "$once" 10 "$TEST_TMPDIR/missing"
 
-# The other languages save the same bits, from the beginning and going on.
+# The other languages print and save the same, in a run from the beginning and in
+# one that goes on.
 short="$TEST_TMPDIR/short"
 longer="$TEST_TMPDIR/longer"
-if (($# > 1)); then
-  train 2 "$c" "$short" 20
-  cp -r "$short" "$longer"
-  train 2 "$c" "$longer" 30
-fi
+train 2 "$c" "$short" 50 >"$TEST_TMPDIR/expected"
+train 2 "$c" "$longer" 60
 for program in "${@:2}"; do
   own="$TEST_TMPDIR/$(basename "$program")-checkpoints"
-  train 2 "$program" "$own" 20
+  train 2 "$program" "$own" 50 | diff "$TEST_TMPDIR/expected" - ||
+    fail "$program prints other lines (>) than $c (<)"
   same "$short" "$own"
-  rm -r "$own"
-  cp -r "$short" "$own"
-  train 2 "$program" "$own" 30
+  train 2 "$program" "$own" 60
   same "$longer" "$own"
+  expect_usage "$program" "$own"
+  expect_usage "$program" "$own" x
+  expect_usage "$program" "$own" 10 "$TEST_TMPDIR/missing"
 done
