@@ -45,6 +45,14 @@ func (a *arguments) result(err error) error {
 	return err
 }
 
+// required returns an error for an object that is nil.
+func required[T any](name string, object *T) error {
+	if object == nil {
+		return newError(InvalidArgument, "the %s is nil", name)
+	}
+	return nil
+}
+
 func (a *arguments) alloc(bytes int) unsafe.Pointer {
 	block := C.malloc(C.size_t(bytes))
 	a.blocks = append(a.blocks, block)

@@ -100,17 +100,20 @@ func (c *callback) run(function func() error) (ok bool) {
 	// returns; for the race detector, which sees Go's locks only, before result.
 	defer c.mu.Unlock()
 	defer c.mu.Lock()
+	returned := false
 	defer func() {
-		if value := recover(); value != nil {
+		// nil does not mean that there was no panic: panic(nil) is one.
+		if value := recover(); !returned {
 			c.fail(&PanicError{Callback: c.name, Value: value, Stack: debug.Stack()})
 			ok = false
 		}
 	}()
-	if err := function(); err != nil {
+	err := function()
+	returned = true
+	if err != nil {
 		c.fail(err)
-		return false
 	}
-	return true
+	return err == nil
 }
 
 //export shardGoLog

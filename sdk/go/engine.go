@@ -66,8 +66,8 @@ type engineState struct {
 // EngineCreate allocates the engine's buffers and checks that all ranks hold the
 // same plan and options. Collective. It keeps plan and communicator alive.
 func EngineCreate(ctx context.Context, plan *Plan, comm *Comm, options *EngineOptions) (*Engine, error) {
-	if comm == nil {
-		return nil, newError(InvalidArgument, "the communicator is nil")
+	if err := required("communicator", comm); err != nil {
+		return nil, err
 	}
 	if options == nil {
 		options = &EngineOptions{}
@@ -106,8 +106,7 @@ func EngineCreate(ctx context.Context, plan *Plan, comm *Comm, options *EngineOp
 // plan returns a plan that lives until release; NULL for none, which the library
 // refuses on all ranks.
 func (a *arguments) plan(plan *Plan) (object *C.shard_plan, release func()) {
-	if plan == nil {
-		a.refuse("the plan is nil")
+	if a.wrong = required("plan", plan); a.wrong != nil {
 		return nil, func() {}
 	}
 	pointer, err := plan.h.retain()

@@ -42,10 +42,10 @@ func (g *guard) result(err error) error {
 // have a guard; the others are immutable, and are freed when the last call on
 // them returns.
 //
-// The finalizer is the handle's and not that of the type around it: a method
-// ends with a use of the handle (leave, release), which keeps the handle alive
-// as runtime.KeepAlive would. Nothing that free refers to may refer to the
-// handle, or the finalizer would never run.
+// The finalizer is the handle's and not that of the type around it. It frees
+// nothing during a call: close waits for the guard, and release is a use of the
+// handle that keeps it alive as runtime.KeepAlive would. Nothing that free refers
+// to may refer to the handle, or the finalizer would never run.
 type handle struct {
 	name  string // "engine", for messages.
 	guard *guard // May be nil.

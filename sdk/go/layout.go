@@ -162,6 +162,9 @@ func (p *Plan) Slices(buffer FlatBufferID, begin, numel int64) ([]Slice, error) 
 // whole flat buffer, which has the elements of the buffer, with or without the
 // padding behind the last parameter. Elements of bf16 and f16 are uint16.
 func ParamView[T Element](plan *Plan, param ParamID, flat []T) ([]T, error) {
+	if err := required("plan", plan); err != nil {
+		return nil, err
+	}
 	info, err := plan.ParamInfo(param)
 	if err != nil {
 		return nil, err

@@ -54,6 +54,9 @@ func CheckpointLoad(ctx context.Context, engine *Engine, path string, options *L
 // load makes a call that loads training state.
 func (e *Engine) load(ctx context.Context, in *arguments, options *LoadOptions,
 	call func(*C.shard_engine, *C.shard_load_options, *C.shard_load_report) *C.shard_error) (LoadReport, error) {
+	if err := required("engine", e); err != nil {
+		return LoadReport{}, err
+	}
 	if options == nil {
 		options = &LoadOptions{}
 	}
@@ -75,9 +78,11 @@ func (e *Engine) load(ctx context.Context, in *arguments, options *LoadOptions,
 	}
 	report := C.shard_load_report{struct_size: C.sizeof_shard_load_report}
 	err := e.h.collective(ctx, e.state.comm, func(object unsafe.Pointer) error {
+		err := takeError(call((*C.shard_engine)(object), &given, &report))
+		// Ends the state dict too that was loaded, if it is of this engine.
 		e.state.changed("a load")
 		e.state.initial.end("a load has set parameters")
-		return takeError(call((*C.shard_engine)(object), &given, &report))
+		return err
 	})
 	return LoadReport{
 		Step:           int64(report.step),

@@ -62,8 +62,8 @@ type PlanOptions struct {
 
 // PlanCreate decides every unit, flat buffer, slot and owner. Pure and local.
 func PlanCreate(model *Model, options *PlanOptions) (*Plan, error) {
-	if model == nil {
-		return nil, newError(InvalidArgument, "the model is nil")
+	if err := required("model", model); err != nil {
+		return nil, err
 	}
 	if options == nil {
 		options = &PlanOptions{}

@@ -92,6 +92,9 @@ func CheckpointSaveAsync(ctx context.Context, engine *Engine, root string, optio
 }
 
 func (e *Engine) save(ctx context.Context, root string, options *SaveOptions, async bool) (*Save, error) {
+	if err := required("engine", e); err != nil {
+		return nil, err
+	}
 	if options == nil {
 		options = &SaveOptions{}
 	}

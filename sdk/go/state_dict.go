@@ -62,6 +62,9 @@ func newStateDict(object *C.shard_state_dict, within *lifetime, engine *Engine) 
 
 // StateDictGet gets the part of an engine's state that this rank owns. Local.
 func StateDictGet(engine *Engine, options *StateDictOptions) (*StateDict, error) {
+	if err := required("engine", engine); err != nil {
+		return nil, err
+	}
 	var in arguments
 	defer in.free()
 	given := in.stateDict(context.Background(), options)
@@ -98,6 +101,9 @@ func StateDictCreate() (*StateDict, error) {
 // ends the gathering on all ranks: Cancelled. Collective.
 func StateDictGather(ctx context.Context, engine *Engine, options *StateDictOptions, rank int,
 	take func(key string, info TensorInfo, data View) error) error {
+	if err := required("engine", engine); err != nil {
+		return err
+	}
 	var in arguments
 	defer in.free()
 	given := in.stateDict(ctx, options)
@@ -124,17 +130,19 @@ func StateDictLoad(ctx context.Context, engine *Engine, state *StateDict, option
 	fromRank0 bool) (LoadReport, error) {
 	var in arguments
 	defer in.free()
-	object, leave := in.stateDictObject(state)
-	defer leave()
 	report, err := engine.load(ctx, &in, options,
 		func(engine *C.shard_engine, options *C.shard_load_options, report *C.shard_load_report) *C.shard_error {
+			object, leave := in.stateDictObject(state)
+			defer leave()
 			return C.shard_state_dict_load(engine, object, options, flag(fromRank0), report)
 		})
 	return report, in.result(err)
 }
 
 // stateDictObject enters the guard of a state dict until leave. One that is
-// closed, or whose tensors are no longer valid, becomes NULL.
+// closed, or whose tensors are no longer valid, becomes NULL. REQUIRES: the
+// engine's guard is entered, as it is where StateDictGather's function adds to a
+// state dict: in the other order the two would wait for each other.
 func (a *arguments) stateDictObject(state *StateDict) (object *C.shard_state_dict, leave func()) {
 	if state == nil {
 		return nil, func() {}

@@ -1,63 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine of host.c in Go, by cgo and not by the Go package: these hosts show
-// what the C interface alone asks of a language; tests/sdk/go tests the package.
-// A shard_error becomes a Go error and is freed at once. The loops convert each
-// product to float32: otherwise Go may fuse x*y + z on processors that can.
+// The engine of host.c in Go: see there what it computes and prints. The loops
+// convert each product to float32: otherwise Go may fuse x*y + z on processors
+// that can.
 
 package main
 
-/*
-#include <stdlib.h>
-#include "shard/shard.h"
-*/
-import "C"
-
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"math"
 	"os"
-	"unsafe"
+
+	"libshard/shard"
 )
-
-// ---- Errors ----------------------------------------------------------------
-
-// Error is the code and the message of a failed call of libshard.
-type Error struct {
-	Code    int
-	Name    string
-	Message string
-	Rank    int // The rank that the error is about, or -1.
-}
-
-func (e *Error) Error() string { return e.Name + ": " + e.Message }
-
-// check takes the C error over. NULL becomes nil.
-func check(err *C.shard_error) error {
-	if err == nil {
-		return nil
-	}
-	defer C.shard_error_free(err)
-	code := C.shard_error_code(err)
-	return &Error{
-		Code:    int(code),
-		Name:    C.GoString(C.shard_code_name(code)),
-		Message: C.GoString(C.shard_error_message(err)),
-		Rank:    int(C.shard_error_rank(err)),
-	}
-}
-
-// withString calls f with a C copy of s.
-func withString(s string, f func(*C.char) *C.shard_error) error {
-	text := C.CString(s)
-	defer C.free(unsafe.Pointer(text))
-	return check(f(text))
-}
-
-// ---- Numbers ---------------------------------------------------------------
 
 const (
 	dim   = 6
@@ -65,14 +24,12 @@ const (
 	steps = 10
 )
 
-var shapes = [][]C.int64_t{{dim, dim}, {dim}, {dim}, {dim}}
+var shapes = [][]int64{{dim, dim}, {dim}, {dim}, {dim}}
 
 func value(i uint32) float32 {
 	hash := i*2654435761 + 12345
 	return float32(float32(hash>>8)*(1.0/16777216.0)) - 0.5
 }
-
-// ---- The engine ------------------------------------------------------------
 
 type tensors struct {
 	weight, bias, scale, outBias []float32
@@ -130,61 +87,48 @@ func trainBatch(p, g *tensors, rank int) float32 {
 	return loss
 }
 
-func declare() (*C.shard_model, error) {
-	var model *C.shard_model
-	if err := check(C.shard_model_create(nil, &model)); err != nil {
-		return nil, err
-	}
-	fail := func(err error) (*C.shard_model, error) {
-		C.shard_model_free(model)
-		return nil, err
-	}
-	var modules [2]C.int32_t
-	for i, name := range []string{"encoder", "decoder"} {
-		err := withString(name, func(s *C.char) *C.shard_error {
-			return C.shard_model_add_module(model, 0, s, nil, &modules[i])
-		})
-		if err != nil {
-			return fail(err)
-		}
-	}
-	for i, name := range []string{"weight", "bias", "scale", "out_bias"} {
-		var param C.int32_t
-		err := withString(name, func(s *C.char) *C.shard_error {
-			return C.shard_model_add_param(model, modules[i/2], s, C.SHARD_F32,
-				&shapes[i][0], C.size_t(len(shapes[i])), &param)
-		})
-		if err != nil {
-			return fail(err)
-		}
-	}
-	err := withString("weight", func(s *C.char) *C.shard_error {
-		return C.shard_model_tie(model, modules[1], s, 0)
-	})
+func declare() (*shard.Model, error) {
+	model, err := shard.ModelCreate("Net")
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
-	if err := check(C.shard_model_freeze(model, 2)); err != nil {
-		return fail(err)
+	if err := addParams(model); err != nil {
+		model.Close()
+		return nil, err
 	}
 	return model, nil
 }
 
-func planFor(model *C.shard_model, worldSize C.int32_t, optimizer string) (*C.shard_plan, error) {
-	var plan *C.shard_plan
-	err := withString(optimizer, func(s *C.char) *C.shard_error {
-		options := C.shard_plan_options{stage: 1, world_size: worldSize, optimizer: s}
-		options.struct_size = C.size_t(unsafe.Sizeof(options))
-		return C.shard_plan_create(model, &options, &plan)
-	})
-	return plan, err
+func addParams(model *shard.Model) error {
+	encoder, err := model.AddModule(0, "encoder", "Linear")
+	if err != nil {
+		return err
+	}
+	decoder, err := model.AddModule(0, "decoder", "Linear")
+	if err != nil {
+		return err
+	}
+	modules := []shard.ModuleID{encoder, encoder, decoder, decoder}
+	for i, name := range []string{"weight", "bias", "scale", "out_bias"} {
+		if _, err := model.AddParam(modules[i], name, shard.F32, shapes[i]); err != nil {
+			return err
+		}
+	}
+	if err := model.Tie(decoder, "weight", 0); err != nil {
+		return err
+	}
+	return model.Freeze(2)
 }
 
-func fill(engine *C.shard_engine) error {
+func planFor(model *shard.Model, worldSize int, optimizer string) (*shard.Plan, error) {
+	return shard.PlanCreate(model, &shard.PlanOptions{Stage: 1, WorldSize: worldSize, Optimizer: optimizer})
+}
+
+func fill(ctx context.Context, engine *shard.Engine) error {
 	for p, shape := range shapes {
-		numel := 1
+		numel := int64(1)
 		for _, size := range shape {
-			numel *= int(size)
+			numel *= size
 		}
 		data := make([]float32, numel)
 		for i := range data {
@@ -193,92 +137,82 @@ func fill(engine *C.shard_engine) error {
 				data[i]++
 			}
 		}
-		err := check(C.shard_engine_set_param(engine, C.int32_t(p),
-			unsafe.Pointer(&data[0]), C.size_t(4*numel)))
-		if err != nil {
+		if err := engine.SetParam(shard.ParamID(p), shard.Bytes(data)); err != nil {
 			return err
 		}
 	}
-	return check(C.shard_engine_broadcast_params(engine, 0))
-}
-
-type access func(*C.shard_engine, C.int32_t, *unsafe.Pointer, *C.int64_t) *C.shard_error
-
-func param(e *C.shard_engine, p C.int32_t, data *unsafe.Pointer, n *C.int64_t) *C.shard_error {
-	return C.shard_engine_param(e, p, data, n)
-}
-
-func grad(e *C.shard_engine, p C.int32_t, data *unsafe.Pointer, n *C.int64_t) *C.shard_error {
-	return C.shard_engine_grad(e, p, data, n)
+	return engine.BroadcastParams(ctx)
 }
 
 // floats sets out to libshard's memory as a slice, valid as long as the engine.
-func floats(get access, engine *C.shard_engine, p C.int32_t, out *[]float32) error {
-	var data unsafe.Pointer
-	var numel C.int64_t
-	if err := check(get(engine, p, &data, &numel)); err != nil {
+func floats(view func(shard.ParamID) (shard.View, error), param int, out *[]float32) error {
+	tensor, err := view(shard.ParamID(param))
+	if err != nil {
 		return err
 	}
-	*out = unsafe.Slice((*float32)(data), int(numel))
-	return nil
+	*out, err = tensor.Float32s()
+	return err
 }
 
-func findTensors(engine *C.shard_engine) (p, g tensors, err error) {
+func findTensors(engine *shard.Engine) (p, g tensors, err error) {
 	values := []*[]float32{&p.weight, &p.bias, &p.scale, &p.outBias}
+	// The parameter without a gradient is frozen.
 	grads := []*[]float32{&g.weight, &g.bias, nil, &g.outBias}
 	for i := range values {
-		if err = floats(param, engine, C.int32_t(i), values[i]); err != nil {
+		if err = floats(engine.Param, i, values[i]); err != nil {
 			return
 		}
-		// The parameter is frozen: it has no gradient.
 		if grads[i] == nil {
 			continue
 		}
-		if err = floats(grad, engine, C.int32_t(i), grads[i]); err != nil {
+		if err = floats(engine.Grad, i, grads[i]); err != nil {
 			return
 		}
 	}
 	return
 }
 
-func train(comm *C.shard_comm, engine *C.shard_engine) error {
+// trainStep makes a forward and a backward pass and the step, and returns the sum
+// of all ranks' losses.
+func trainStep(ctx context.Context, comm *shard.Comm, engine *shard.Engine, p, g *tensors, step int) (float64, error) {
+	if err := engine.ZeroGrad(); err != nil {
+		return 0, err
+	}
+	loss := []float64{float64(trainBatch(p, g, comm.Rank()))}
+	if err := comm.Sum(ctx, loss); err != nil {
+		return 0, err
+	}
+	if step == 5 {
+		if err := engine.SetHyper(-1, "lr", 0.02); err != nil {
+			return 0, err
+		}
+	}
+	options := shard.StepOptions{}
+	if step%2 == 1 {
+		options.MaxGradNorm = 0.5
+	}
+	report, err := engine.Step(ctx, &options)
+	if err != nil {
+		return 0, err
+	}
+	if report.Step != int64(step)+1 || report.Skipped {
+		return 0, fmt.Errorf("step %d was not done", step)
+	}
+	return loss[0], nil
+}
+
+func train(ctx context.Context, comm *shard.Comm, engine *shard.Engine) error {
 	p, g, err := findTensors(engine)
 	if err != nil {
 		return err
 	}
 	var first, last float64
 	for step := 0; step < steps; step++ {
-		if err := check(C.shard_engine_zero_grad(engine)); err != nil {
+		if last, err = trainStep(ctx, comm, engine, &p, &g, step); err != nil {
 			return err
 		}
-		loss := C.double(trainBatch(&p, &g, int(C.shard_comm_rank(comm))))
-		if err := check(C.shard_comm_sum(comm, &loss, 1, 0)); err != nil {
-			return err
-		}
-		last = float64(loss)
 		if step == 0 {
 			first = last
-		}
-		var options C.shard_step_options
-		options.struct_size = C.size_t(unsafe.Sizeof(options))
-		if step%2 == 1 {
-			options.max_grad_norm = 0.5
-		}
-		if step == 5 {
-			err := withString("lr", func(key *C.char) *C.shard_error {
-				return C.shard_engine_set_hyper(engine, -1, key, 0.02)
-			})
-			if err != nil {
-				return err
-			}
-		}
-		var report C.shard_step_report
-		report.struct_size = C.size_t(unsafe.Sizeof(report))
-		if err := check(C.shard_engine_step(engine, &options, &report)); err != nil {
-			return err
-		}
-		if int(report.step) != step+1 || report.skipped != 0 {
-			return fmt.Errorf("step %d was not done", step)
 		}
 	}
 	if !(last < first) {
@@ -302,21 +236,16 @@ func hashOf(p *tensors) uint64 {
 }
 
 // use loads the checkpoint in folder, or fills, trains and saves there.
-func use(comm *C.shard_comm, engine *C.shard_engine, folder string) error {
-	err := withString(folder, func(s *C.char) *C.shard_error {
-		return C.shard_checkpoint_load(engine, s, nil, nil)
-	})
-	var missing *Error
-	if errors.As(err, &missing) && missing.Code == C.SHARD_NOT_FOUND {
-		if err := fill(engine); err != nil {
+func use(ctx context.Context, comm *shard.Comm, engine *shard.Engine, folder string) error {
+	_, err := shard.CheckpointLoad(ctx, engine, folder, nil)
+	if errors.Is(err, shard.NotFound) {
+		if err := fill(ctx, engine); err != nil {
 			return err
 		}
-		if err := train(comm, engine); err != nil {
+		if err := train(ctx, comm, engine); err != nil {
 			return err
 		}
-		return withString(folder, func(s *C.char) *C.shard_error {
-			return C.shard_checkpoint_save(engine, s, nil, nil)
-		})
+		return shard.CheckpointSave(ctx, engine, folder, nil)
 	}
 	if err != nil {
 		return err
@@ -329,43 +258,44 @@ func use(comm *C.shard_comm, engine *C.shard_engine, folder string) error {
 	return nil
 }
 
-func run() error {
-	var comm *C.shard_comm
-	err := withString("env:", func(s *C.char) *C.shard_error {
-		return C.shard_comm_open(s, nil, &comm)
-	})
+func run(ctx context.Context, folder string) error {
+	comm, err := shard.CommOpen("env:", nil)
 	if err != nil {
 		return err
 	}
-	defer C.shard_comm_free(comm)
+	defer comm.Close()
 	model, err := declare()
 	if err != nil {
 		return err
 	}
-	defer C.shard_model_free(model)
-	if _, err := planFor(model, 1, "adamx"); err == nil {
-		return fmt.Errorf("'adamx' was accepted")
-	} else {
-		fmt.Println(err)
+	defer model.Close()
+	_, err = planFor(model, 1, "adamx")
+	if err == nil {
+		return errors.New("'adamx' was accepted")
 	}
-	plan, err := planFor(model, C.shard_comm_world_size(comm), "adamw?lr=0.05&weight_decay=0.01")
+	fmt.Println(err)
+	plan, err := planFor(model, comm.WorldSize(), "adamw?lr=0.05&weight_decay=0.01")
 	if err != nil {
 		return err
 	}
-	defer C.shard_plan_free(plan)
-	var engine *C.shard_engine
-	if err := check(C.shard_engine_create(plan, comm, nil, &engine)); err != nil {
+	defer plan.Close()
+	engine, err := shard.EngineCreate(ctx, plan, comm, nil)
+	if err != nil {
 		return err
 	}
-	defer C.shard_engine_free(engine)
-	if err := use(comm, engine, os.Args[1]); err != nil {
+	defer engine.Close()
+	if err := use(ctx, comm, engine, folder); err != nil {
 		return err
 	}
-	return check(C.shard_comm_shutdown(comm, 0))
+	return comm.Shutdown(ctx)
 }
 
 func main() {
-	if err := run(); err != nil {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: host FOLDER")
+		os.Exit(2)
+	}
+	if err := run(context.Background(), os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "host.go:", err)
 		os.Exit(1)
 	}

@@ -14,7 +14,7 @@ scratch="$(mktemp -d)"
 trap 'chmod -R u+w "$scratch"; rm -rf "$scratch"' EXIT
 
 export GOCACHE="$scratch/cache" GOPATH="$scratch/path"
-export GOENV=off GOFLAGS=-mod=mod GOPROXY=off GOTOOLCHAIN=local CGO_ENABLED=1
+export GOENV=off GOFLAGS= GOPROXY=off GOTOOLCHAIN=local CGO_ENABLED=1
 # The name that -lshard looks for.
 ln -s "$root/$1" "$scratch/libshard.so"
 export CGO_CFLAGS="-O1 -Wall -Werror -I$root/api/include"

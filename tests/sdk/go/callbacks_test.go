@@ -65,6 +65,17 @@ func TestAPolicyThatPanicsIsAnError(t *testing.T) {
 	expectPanic(t, err, "WrapPredicate", "no policy")
 }
 
+func TestAPanicWithoutAValueIsAnErrorToo(t *testing.T) {
+	defer catch(t)
+	model := declare()
+	defer model.Close()
+	_, err := shard.PlanCreate(model, &shard.PlanOptions{
+		WorldSize:     1,
+		WrapPredicate: func(shard.ModuleID, int64) bool { panic(nil) },
+	})
+	expectPanic(t, err, "WrapPredicate", nil)
+}
+
 func TestAPolicyCannotChangeTheModel(t *testing.T) {
 	defer catch(t)
 	model := declare()

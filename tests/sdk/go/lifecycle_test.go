@@ -80,6 +80,28 @@ func TestAUseAfterCloseIsAnError(t *testing.T) {
 	expectEqual(t, comm.WorldSize(), 1)
 }
 
+func TestAnObjectThatIsNilIsAnError(t *testing.T) {
+	ctx := context.Background()
+	refused := func(err error, name string) {
+		t.Helper()
+		expectError(t, err, shard.InvalidArgument, "the "+name+" is nil")
+	}
+	_, err := shard.PlanCreate(nil, nil)
+	refused(err, "model")
+	_, err = shard.EngineCreate(ctx, nil, nil, nil)
+	refused(err, "communicator")
+	refused(shard.CheckpointSave(ctx, nil, t.TempDir(), nil), "engine")
+	_, err = shard.CheckpointLoad(ctx, nil, t.TempDir(), nil)
+	refused(err, "engine")
+	_, err = shard.StateDictGet(nil, nil)
+	refused(err, "engine")
+	refused(shard.StateDictGather(ctx, nil, nil, 0, nil), "engine")
+	_, err = shard.StateDictLoad(ctx, nil, nil, nil, false)
+	refused(err, "engine")
+	_, err = shard.ParamView[float32](nil, 0, nil)
+	refused(err, "plan")
+}
+
 func TestAnEngineOutlivesItsPlanModelAndCommunicator(t *testing.T) {
 	onOneRank(t, func(r *rank) {
 		engine := r.engineFor(shard.PlanOptions{})
@@ -140,6 +162,34 @@ func TestCallsOfTwoGoroutinesOnOneEngineWaitForEachOther(t *testing.T) {
 			r.trainStep(engine)
 		}
 		<-done
+	})
+}
+
+// The function of a gathering waits for a state dict while it holds the engine,
+// so a load must not wait for the engine while it holds the state dict.
+func TestAStateDictIsLoadedWhileAGatheringAddsToIt(t *testing.T) {
+	onOneRank(t, func(r *rank) {
+		engine := r.engineFor(shard.PlanOptions{})
+		defer engine.Close()
+		state := must(shard.StateDictCreate())
+		defer state.Close()
+		loaded := make(chan struct{})
+		go func() {
+			defer close(loaded)
+			for i := 0; i < 100; i++ {
+				_, err := shard.StateDictLoad(r.ctx, engine, state, &shard.LoadOptions{AllowMismatch: true}, false)
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		for i := 0; i < 100; i++ {
+			check(shard.StateDictGather(r.ctx, engine, nil, 0,
+				func(key string, info shard.TensorInfo, data shard.View) error {
+					return state.AddNumber(fmt.Sprint("number", i), 1)
+				}))
+		}
+		<-loaded
 	})
 }
 
