@@ -83,8 +83,8 @@ def contents(library):
     """Returns the name of the wheel, and its files but for RECORD."""
     tag = f"py3-none-linux_{platform.machine()}"
     info = f"libshard-{version()}.dist-info"
-    files = {f"shard/{path.name}": path.read_bytes()
-             for path in sorted((HERE / "shard").glob("*.py"))}
+    files = {str(path.relative_to(HERE)): path.read_bytes()
+             for path in sorted((HERE / "shard").rglob("*.py"))}
     files["shard/lib/libshard.so.0"] = stripped(library)
     files[f"{info}/METADATA"] = METADATA.format(
         version=version(), machine=platform.machine(),

@@ -284,16 +284,19 @@ class ThreadsTest(SdkTest):
         self.assertEqual(errors[0].code, Code.FAILED_PRECONDITION)
 
     def test_abort_ends_the_wait_of_another_thread(self):
+        aborted = threading.Event()
+
         def work(comm):
             if comm.rank == 0:
                 timer = threading.Timer(0, comm.abort, ["enough"])
                 timer.start()
                 with self.raises_code(Code.POISONED, "enough"):
                     comm.barrier()
+                aborted.set()
                 timer.join()
                 raise InterruptedError
+            aborted.wait(20)
             with self.raises_code(Code.POISONED):
-                comm.barrier()
                 comm.barrier()
             raise InterruptedError
 
