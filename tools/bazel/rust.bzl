@@ -18,22 +18,14 @@ def rust_program(name, src, out):
         srcs = [
             src,
             "//api:libshard.so.0",
-            "//sdk/rust:crates",
+            "//sdk/rust:libshard.rlib",
+            "//sdk/rust:libshard_sys.rlib",
         ],
         outs = [out],
         cmd = """
-            scratch="$$(mktemp -d)"
-            trap 'rm -rf "$$scratch"' EXIT
-            build() {
-              rustc --edition 2021 -O -D warnings -L "$$scratch" "$$@"
-            }
-            crate() {
-              build --crate-type rlib --out-dir "$$scratch" --crate-name "$$@"
-            }
-            crate shard_sys sdk/rust/shard-sys/src/lib.rs
-            crate shard sdk/rust/shard/src/lib.rs --extern shard_sys
-            build $(location %s) --extern shard -o $@ \\
-              -C link-arg=$(location //api:libshard.so.0)
+            rustc --edition 2021 -O -D warnings --extern shard -o $@ \\
+              -L "$$(dirname $(location //sdk/rust:libshard.rlib))" \\
+              -C link-arg=$(location //api:libshard.so.0) $(location %s)
         """ % src,
         executable = True,
         message = "Compiling Rust:",
