@@ -66,7 +66,7 @@ done
 # ---- Hosts -------------------------------------------------------------------
 
 export PATH="$prefix/bin:$PATH"
-quickstart="$prefix/share/doc/libshard/samples/quickstart/quickstart.c"
+quickstart="$prefix/share/shard/samples/quickstart/quickstart.c"
 expected=""
 
 # trains HOST: runs it on two ranks. All hosts print the same.
@@ -221,13 +221,15 @@ system_files() {
 }
 debian() {
   PATH="$PATH:/usr/sbin:/sbin" dpkg --root="$root" --force-not-root \
-    --force-depends "$@" >"$TEST_TMPDIR/dpkg" 2>&1 || fail "$(<"$TEST_TMPDIR/dpkg")"
+    --force-depends --force-script-chrootless "$@" >"$TEST_TMPDIR/dpkg" 2>&1 || fail "$(<"$TEST_TMPDIR/dpkg")"
 }
 
 debian --install "$deb"
 "$root/usr/bin/shardctl" --version | grep -q " $version\$" || fail "shardctl"
 [[ "$(readlink "$root/usr/lib/libshard.so")" == libshard.so.0 ]] || fail "link"
 (cd "$root" && md5sum --quiet -c var/lib/dpkg/info/libshard.md5sums)
+grep -qx "prefix=/usr" "$root/usr/lib/pkgconfig/shard.pc" ||
+  fail "pkg-config gives folders that the compiler knows"
 [[ "$(dpkg-deb --info "$deb" triggers)" == "activate-noawait ldconfig" ]] ||
   fail "no trigger of ldconfig"
 
@@ -240,5 +242,9 @@ debian --install "$(tools/packaging/deb.sh "$next" "$TEST_TMPDIR/second")"
 [[ ! -e "$root/usr/include/shard/units.h" ]] || fail "an old file stays"
 dpkg --root="$root" --status libshard | grep -q "^Version: $version.1\$" ||
   fail "no upgrade"
+
+# Root has used the Python package, which leaves compiled files.
+PYTHONPATH="$root/usr/lib/python3/dist-packages" /usr/bin/python3 -c "import shard"
+[[ -n "$(find "$root" -name '*.pyc')" ]] || fail "Python compiles nothing"
 debian --purge libshard
 [[ -z "$(system_files)" ]] || fail "after purging there is: $(system_files)"

@@ -3,9 +3,9 @@
 #
 # Usage: install.sh BUILT PREFIX
 #
-# Copies the headers of the current folder, and the results of Bazel in the
-# folder BUILT, to the places below PREFIX where hosts look for them.
-# tools/package --help lists these.
+# Copies the headers and the sources of the packages for Go, Rust and Python in
+# the current folder, and the results of Bazel in the folder BUILT, to the places
+# below PREFIX where hosts look for them. tools/package --help lists these.
 
 set -euo pipefail
 built="$1"
@@ -105,3 +105,28 @@ for name in include/shard lib/libshard.so.0; do
   ln -sfT "../../../../$name" "$bazel/$name.new"
   take_name "$bazel/$name"
 done
+
+# put_all FOLDER TO FILE...: installs FILEs, whose names begin with FOLDER, below
+# TO, and nothing else: a source of an earlier version would be compiled too.
+put_all() {
+  local folder="$1" to="$2"
+  shift 2
+  rm -rf -- "$to"
+  install -d -m 755 -- "$to"
+  to="$(realpath -- "$to")"
+  (cd "$folder" && cp -L --parents -t "$to" "${@#"$folder"/}")
+  find "$to" -type d -exec chmod 755 {} + -o -exec chmod 644 {} +
+}
+
+put_all sdk/go "$prefix/share/shard/go" sdk/go/go.mod sdk/go/*.{go,c,h}
+put_all sdk/rust "$prefix/share/shard/rust" sdk/rust/{,shard/,shard-sys/}Cargo.toml \
+  sdk/rust/shard-sys/build.rs sdk/rust/*/src/*.rs
+
+# Debian's Python looks in this folder of /usr and /usr/local. The link makes the
+# library that is installed here the one that the package loads.
+python="$prefix/lib/python3/dist-packages/shard"
+shopt -s globstar
+put_all sdk/python/shard "$python" sdk/python/shard/**/*.py
+install -d -m 755 "$python/lib"
+ln -sfT ../../../../libshard.so.0 "$python/lib/libshard.so.0.new"
+take_name "$python/lib/libshard.so.0"

@@ -8,8 +8,9 @@
 # this path. The same files give the same bytes, as in tar.sh.
 #
 # The package depends on the packages whose libraries the binaries name, in the
-# versions that have their symbols (needs.sh). It has no scripts: dpkg runs
-# ldconfig by a trigger.
+# versions that have their symbols (needs.sh). dpkg runs ldconfig by a trigger.
+# The one script removes what Python compiles beside its sources when root runs it,
+# and dpkg does not know.
 
 set -euo pipefail
 prefix="$1"
@@ -51,6 +52,8 @@ cp -a "$prefix/." "$root/usr"
 documents="$root/usr/share/doc/libshard"
 mv "$documents/CHANGELOG.md" "$documents/changelog"
 gzip -9n "$documents/changelog" "$root/usr/share/man/man1"/*.1
+# The place is known here, so that pkg-config need not name it.
+sed -i 's,^prefix=.*,prefix=/usr,' "$root/usr/lib/pkgconfig/shard.pc"
 chmod -R u=rwX,go=rX "$root"
 depends="$(dependencies)"
 
@@ -62,7 +65,7 @@ Maintainer: The libshard authors <libshard@localhost>
 Installed-Size: $(find "$root/usr" -type f -printf '%s\n' |
   awk '{ bytes += $1 } END { printf "%d", bytes / 1024 + 1 }')
 Depends: $depends
-Suggests: libopenblas0
+Suggests: libopenblas0, python3-numpy
 Section: libs
 Priority: optional
 Description: sharded data-parallel training for engines in any language
@@ -71,15 +74,22 @@ Description: sharded data-parallel training for engines in any language
  gradients, takes the optimizer step, and saves checkpoints that load at any
  number of ranks.
  .
- This package has the shared library, its headers, files for pkg-config, CMake
- and Bazel, the program shardctl and the documents. The optimizer muon loads a
- BLAS at run time, such as that of libopenblas0.
+ This package has the shared library, its headers for C and C++, the packages
+ for Rust, Go and Python, files for pkg-config, CMake and Bazel, the program
+ shardctl and the documents. The optimizer muon loads a BLAS at run time, such as
+ that of libopenblas0.
 END
 echo "libshard 0 libshard (>= $version)" >"$root/DEBIAN/shlibs"
 echo "activate-noawait ldconfig" >"$root/DEBIAN/triggers"
 (cd "$root" && find usr -type f -print0 | LC_ALL=C sort -z |
   xargs -0 md5sum) >"$root/DEBIAN/md5sums"
+cat >"$root/DEBIAN/prerm" <<'END'
+#!/bin/sh
+find "${DPKG_ROOT:-}/usr/lib/python3/dist-packages/shard" -name __pycache__ \
+  -exec rm -rf {} +
+END
 chmod 644 "$root"/DEBIAN/*
+chmod 755 "$root/DEBIAN/prerm"
 # dpkg-deb lowers later times to SOURCE_DATE_EPOCH and leaves earlier ones.
 find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 

@@ -7,6 +7,9 @@
 # documents of the current folder, the quickstart, and the man pages and
 # completions that Bazel left in the folder BUILT. tools/bazel/install.sh copies
 # what programs need.
+#
+# The quickstart is in share/shard, which images of containers keep; many leave
+# share/doc out. The documents find it through a link.
 
 set -euo pipefail
 built="$1"
@@ -19,11 +22,15 @@ put() {
   install -D -T -m 644 "$1" "$2"
 }
 
-for name in README.md CHANGELOG.md SECURITY.md docs/*.md \
-  samples/quickstart/README.md samples/quickstart/quickstart.*; do
+for name in README.md CHANGELOG.md SECURITY.md docs/*.md; do
   put "$name" "$folder/$name"
 done
 put LICENSE "$folder/copyright"
+for name in samples/quickstart/README.md samples/quickstart/quickstart.*; do
+  put "$name" "$prefix/share/shard/$name"
+done
+rm -rf -- "$folder/samples"
+ln -s ../../shard/samples "$folder/samples"
 
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
