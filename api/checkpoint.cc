@@ -62,7 +62,7 @@ shard_error* shard_checkpoint_save(shard_engine* engine, const char* root,
                                    shard_save** save) noexcept {
   if (save != nullptr) *save = nullptr;
   return GuardCollective(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_ASSIGN_OR_RETURN(
         auto started,
         engine->engine->Save(root == nullptr ? "" : root,
@@ -74,12 +74,13 @@ shard_error* shard_checkpoint_save(shard_engine* engine, const char* root,
 }
 
 int32_t shard_save_done(const shard_save* save) noexcept {
-  return save == nullptr || save->save->IsDone() ? 1 : 0;
+  const bool runs = save != nullptr && save->opened_here.Is();
+  return runs && !save->save->IsDone() ? 0 : 1;
 }
 
 shard_error* shard_save_wait(shard_save* save, double timeout) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(save);
+    SHARD_API_REQUIRE_HANDLE(save);
     return save->save->Wait(timeout > 0 ? Deadline::After(timeout)
                                         : save->save->deadline());
   });
@@ -91,8 +92,8 @@ shard_error* shard_checkpoint_load(shard_engine* engine, const char* path,
                                    const shard_load_options* options,
                                    shard_load_report* report) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    shard::api::ClearWithoutHandle(engine, "shard_load_report", report);
-    SHARD_API_REQUIRE(engine);
+    shard::api::ClearWithoutHandle(CommOf(engine), "shard_load_report", report);
+    SHARD_API_REQUIRE_HANDLE(engine);
     LoadReport loaded;
     const auto read = [&]() -> shard::StatusOr<LoadOptions> {
       SHARD_ASSIGN_OR_RETURN(
@@ -114,7 +115,7 @@ shard_error* shard_engine_last_load_report_json(const shard_engine* engine,
                                                 size_t* length) noexcept {
   if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return shard::api::CopyText(engine->last_load_report_json, buffer, capacity,
                                 length);
   });
@@ -124,7 +125,7 @@ shard_error* shard_engine_set_blob(shard_engine* engine, const char* name,
                                    int32_t rule, const void* data,
                                    size_t bytes) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(name);
     if (bytes > 0) SHARD_API_REQUIRE(data);
     return engine->engine->checkpoints().SetBlob(
@@ -137,7 +138,7 @@ shard_error* shard_engine_blob(const shard_engine* engine, const char* name,
   if (data != nullptr) *data = nullptr;
   if (bytes != nullptr) *bytes = 0;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(name);
     const shard::HostBlob* const blob =
         engine->engine->checkpoints().FindBlob(name);

@@ -17,6 +17,7 @@ using shard::InvalidArgument;
 using shard::Logger;
 using shard::LogLevel;
 using shard::Status;
+using shard::api::CommOf;
 using shard::api::Guard;
 using shard::api::GuardCollective;
 
@@ -55,11 +56,6 @@ shard::StatusOr<CommOptions> ToCommOptions(const shard_comm_options* given) {
   options.logger =
       Logger(read.log, static_cast<LogLevel>(level), read.log_user_data);
   return options;
-}
-
-// Returns the communicator of a handle; NULL for a NULL handle.
-shard::Communicator* CommOf(const shard_comm* comm) {
-  return comm == nullptr ? nullptr : comm->comm.get();
 }
 
 Deadline DeadlineOf(const shard_comm* comm, double timeout) {
@@ -124,7 +120,7 @@ shard_error* shard_comm_describe(const shard_comm* comm,
                                  const char** text) noexcept {
   if (text != nullptr) *text = nullptr;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(comm);
+    SHARD_API_REQUIRE_HANDLE(comm);
     SHARD_API_REQUIRE(text);
     *text = comm->description.c_str();
     return Status();
@@ -133,7 +129,7 @@ shard_error* shard_comm_describe(const shard_comm* comm,
 
 shard_error* shard_comm_barrier(shard_comm* comm, double timeout) noexcept {
   return GuardCollective(CommOf(comm), [&]() -> Status {
-    SHARD_API_REQUIRE(comm);
+    SHARD_API_REQUIRE_HANDLE(comm);
     return comm->comm->Barrier("barrier", DeadlineOf(comm, timeout));
   });
 }
@@ -141,7 +137,7 @@ shard_error* shard_comm_barrier(shard_comm* comm, double timeout) noexcept {
 shard_error* shard_comm_sum(shard_comm* comm, double* values, size_t count,
                             double timeout) noexcept {
   return GuardCollective(CommOf(comm), [&]() -> Status {
-    SHARD_API_REQUIRE(comm);
+    SHARD_API_REQUIRE_HANDLE(comm);
     const Deadline deadline = DeadlineOf(comm, timeout);
     // The other ranks are about to wait for this one, so an error of this rank
     // alone is told to all.
@@ -155,7 +151,7 @@ shard_error* shard_comm_sum(shard_comm* comm, double* values, size_t count,
 shard_error* shard_comm_broadcast(shard_comm* comm, void* data, size_t bytes,
                                   int32_t root, double timeout) noexcept {
   return GuardCollective(CommOf(comm), [&]() -> Status {
-    SHARD_API_REQUIRE(comm);
+    SHARD_API_REQUIRE_HANDLE(comm);
     const Deadline deadline = DeadlineOf(comm, timeout);
     SHARD_RETURN_IF_ERROR(shard::AgreeOnStatus(
         comm->comm.get(), "broadcast",
@@ -166,7 +162,7 @@ shard_error* shard_comm_broadcast(shard_comm* comm, void* data, size_t bytes,
 
 shard_error* shard_comm_abort(shard_comm* comm, const char* reason) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(comm);
+    SHARD_API_REQUIRE_HANDLE(comm);
     SHARD_API_REQUIRE(reason);
     comm->comm->Abort(Status(shard::StatusCode::kAborted, reason));
     return Status();
@@ -175,7 +171,7 @@ shard_error* shard_comm_abort(shard_comm* comm, const char* reason) noexcept {
 
 shard_error* shard_comm_shutdown(shard_comm* comm, double timeout) noexcept {
   return GuardCollective(CommOf(comm), [&]() -> Status {
-    SHARD_API_REQUIRE(comm);
+    SHARD_API_REQUIRE_HANDLE(comm);
     return comm->comm->Shutdown(DeadlineOf(comm, timeout));
   });
 }

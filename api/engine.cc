@@ -106,22 +106,21 @@ shard_error* shard_engine_create(const shard_plan* plan, shard_comm* comm,
                                  const shard_engine_options* options,
                                  shard_engine** engine) noexcept {
   if (engine != nullptr) *engine = nullptr;
-  return GuardCollective(
-      comm == nullptr ? nullptr : comm->comm.get(), [&]() -> Status {
-        SHARD_API_REQUIRE(comm);
-        SHARD_ASSIGN_OR_RETURN(
-            auto made,
-            Engine::Create(plan == nullptr ? nullptr : plan->plan, comm->comm,
-                           ToEngineOptions(plan, options, engine)));
-        *engine = new shard_engine{std::move(made)};
-        return Status();
-      });
+  return GuardCollective(CommOf(comm), [&]() -> Status {
+    SHARD_API_REQUIRE_HANDLE(comm);
+    SHARD_ASSIGN_OR_RETURN(
+        auto made,
+        Engine::Create(plan == nullptr ? nullptr : plan->plan, comm->comm,
+                       ToEngineOptions(plan, options, engine)));
+    *engine = new shard_engine{std::move(made)};
+    return Status();
+  });
 }
 
 shard_error* shard_engine_set_hyper(shard_engine* engine, int32_t group,
                                     const char* key, double value) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(key);
     return engine->engine->SetHyper(group, key, value);
   });
@@ -131,7 +130,7 @@ shard_error* shard_engine_hyper(const shard_engine* engine, int32_t group,
                                 const char* key, double* value) noexcept {
   if (value != nullptr) *value = 0;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(key);
     SHARD_API_REQUIRE(value);
     SHARD_ASSIGN_OR_RETURN(*value, engine->engine->hypers().Get(group, key));
@@ -144,7 +143,7 @@ shard_error* shard_engine_group_text(const shard_engine* engine, int32_t group,
                                      size_t* length) noexcept {
   if (length != nullptr) *length = 0;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_ASSIGN_OR_RETURN(const std::string text,
                            engine->engine->hypers().Text(group));
     return shard::api::CopyText(text, buffer, capacity, length);
@@ -155,7 +154,7 @@ shard_error* shard_engine_set_state(shard_engine* engine, int32_t param,
                                     const char* state, const float* values,
                                     size_t count) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(state);
     if (count > 0) SHARD_API_REQUIRE(values);
     return engine->engine->SetState(param, state, values, count);
@@ -166,7 +165,7 @@ shard_error* shard_engine_plan(const shard_engine* engine,
                                shard_plan** plan) noexcept {
   if (plan != nullptr) *plan = nullptr;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(plan);
     *plan = new shard_plan{engine->engine->shared_plan()};
     return Status();
@@ -177,7 +176,7 @@ shard_error* shard_engine_completed_steps(const shard_engine* engine,
                                           int64_t* step) noexcept {
   if (step != nullptr) *step = 0;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(step);
     *step = engine->engine->step();
     return Status();
@@ -187,7 +186,7 @@ shard_error* shard_engine_completed_steps(const shard_engine* engine,
 shard_error* shard_engine_set_completed_steps(shard_engine* engine,
                                               int64_t step) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->SetStep(step);
   });
 }
@@ -196,7 +195,7 @@ shard_error* shard_engine_loss_scale(const shard_engine* engine,
                                      double* scale) noexcept {
   if (scale != nullptr) *scale = 0;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(scale);
     *scale = engine->engine->loss_scale();
     return Status();
@@ -207,7 +206,7 @@ shard_error* shard_engine_growth_tracker(const shard_engine* engine,
                                          int64_t* good_steps) noexcept {
   if (good_steps != nullptr) *good_steps = 0;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(good_steps);
     *good_steps = engine->engine->growth_tracker();
     return Status();
@@ -217,7 +216,7 @@ shard_error* shard_engine_growth_tracker(const shard_engine* engine,
 shard_error* shard_engine_set_loss_scale(shard_engine* engine, double scale,
                                          int64_t good_steps) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->SetLossScale({scale, good_steps});
   });
 }
@@ -226,8 +225,8 @@ shard_error* shard_engine_step(shard_engine* engine,
                                const shard_step_options* options,
                                shard_step_report* report) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    shard::api::ClearWithoutHandle(engine, "shard_step_report", report);
-    SHARD_API_REQUIRE(engine);
+    shard::api::ClearWithoutHandle(CommOf(engine), "shard_step_report", report);
+    SHARD_API_REQUIRE_HANDLE(engine);
     StepReport done;
     SHARD_RETURN_IF_ERROR(
         engine->engine->Step(ToStepOptions(options, report), &done));
@@ -239,7 +238,7 @@ shard_error* shard_engine_step(shard_engine* engine,
 shard_error* shard_engine_begin_step(
     shard_engine* engine, const shard_step_options* options) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->BeginStep(ToStepOptions(options, nullptr));
   });
 }
@@ -248,7 +247,7 @@ shard_error* shard_engine_join(shard_engine* engine, double timeout,
                                int64_t* steps) noexcept {
   if (steps != nullptr) *steps = 0;
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     int64_t done = 0;
     const Status status = engine->engine->Join(timeout, &done);
     if (steps != nullptr) *steps = done;
@@ -259,7 +258,7 @@ shard_error* shard_engine_join(shard_engine* engine, double timeout,
 shard_error* shard_engine_summon(shard_engine* engine, int32_t module,
                                  int32_t rank, double timeout) noexcept {
   return GuardCollective(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->Summon(module, rank, timeout);
   });
 }
@@ -267,7 +266,7 @@ shard_error* shard_engine_summon(shard_engine* engine, int32_t module,
 shard_error* shard_engine_summon_end(shard_engine* engine, int32_t write_back,
                                      double timeout) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->EndSummon(ReadFlag("write_back", write_back),
                                      timeout);
   });
@@ -280,7 +279,7 @@ shard_error* shard_engine_add_param_group(shard_engine* engine,
                                           int32_t* group) noexcept {
   if (group != nullptr) *group = 0;
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_ASSIGN_OR_RETURN(
         const int32_t added,
         engine->engine->AddParamGroup(ReadOptimizer(optimizer),
@@ -295,7 +294,7 @@ shard_error* shard_engine_set_trainable(shard_engine* engine,
                                         int32_t trainable,
                                         double timeout) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->SetTrainable(
         std::span(params, count), ReadFlag("trainable", trainable), timeout);
   });
@@ -306,7 +305,7 @@ shard_error* shard_engine_memory(const shard_engine* engine,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(memory);
     SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_memory", memory));
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     const shard::Communicator& comm = *engine->engine->comm();
     shard::api::WriteMemory(engine->engine->Memory(), comm.world_size(),
                             comm.direct(), memory);

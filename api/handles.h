@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "api/opened_here.h"
 #include "api/per_process.h"
 #include "api/text_cache.h"
 #include "core/checkpoint/data/file_store.h"
@@ -29,6 +30,7 @@
 struct shard_comm {
   std::shared_ptr<shard::Communicator> comm;
   std::string description;
+  shard::api::OpenedHere opened_here = {};
 };
 
 struct shard_model {
@@ -61,6 +63,7 @@ struct shard_engine {
   std::unique_ptr<shard::Engine> engine;
   std::string last_load_report_json =
       shard::MatchReport().ToJson();  // Of the last load.
+  shard::api::OpenedHere opened_here = {};
 };
 
 struct shard_state_dict {
@@ -71,6 +74,7 @@ struct shard_state_dict {
 
 struct shard_save {
   std::shared_ptr<shard::AsyncSave> save;
+  shard::api::OpenedHere opened_here = {};
 };
 
 struct shard_checkpoint {
@@ -80,9 +84,14 @@ struct shard_checkpoint {
 
 namespace shard::api {
 
-// Returns the communicator of an engine; null for a NULL engine.
+// Return the communicator that a call is on; null for a NULL handle, and for
+// one of another process, whose ranks must hear nothing of this call.
+inline Communicator* CommOf(const shard_comm* comm) {
+  return comm != nullptr && comm->opened_here.Is() ? comm->comm.get() : nullptr;
+}
 inline Communicator* CommOf(const shard_engine* engine) {
-  return engine == nullptr ? nullptr : engine->engine->comm();
+  return engine != nullptr && engine->opened_here.Is() ? engine->engine->comm()
+                                                       : nullptr;
 }
 
 }  // namespace shard::api

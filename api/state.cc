@@ -113,7 +113,7 @@ shard_error* shard_state_dict_get(shard_engine* engine,
                                   shard_state_dict** state) noexcept {
   if (state != nullptr) *state = nullptr;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(state);
     SHARD_ASSIGN_OR_RETURN(
         const ReadState read,
@@ -224,7 +224,7 @@ shard_error* shard_state_dict_gather(shard_engine* engine,
                                      int32_t rank, shard_tensor_fn take,
                                      void* user_data) noexcept {
   return GuardCollective(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     double timeout = 0;
     const auto read = [&]() -> StatusOr<StateOptions> {
       SHARD_ASSIGN_OR_RETURN(
@@ -311,8 +311,8 @@ shard_error* shard_state_dict_load(shard_engine* engine,
                                    int32_t from_rank0,
                                    shard_load_report* report) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    shard::api::ClearWithoutHandle(engine, "shard_load_report", report);
-    SHARD_API_REQUIRE(engine);
+    shard::api::ClearWithoutHandle(CommOf(engine), "shard_load_report", report);
+    SHARD_API_REQUIRE_HANDLE(engine);
     const auto read = [&]() -> StatusOr<LoadOptions> {
       SHARD_ASSIGN_OR_RETURN(
           LoadOptions ready,

@@ -27,7 +27,7 @@ shard_error* GetTensor(shard_engine* engine, Data* data, int64_t* numel,
   if (data != nullptr) *data = nullptr;
   if (numel != nullptr) *numel = 0;
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(data);
     SHARD_ASSIGN_OR_RETURN(const Engine::Tensor tensor, get());
     *data = tensor.data;
@@ -55,7 +55,7 @@ shard_error* shard_engine_writable_param(shard_engine* engine, int32_t param,
 shard_error* shard_engine_set_param(shard_engine* engine, int32_t param,
                                     const void* data, size_t bytes) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     if (bytes > 0) SHARD_API_REQUIRE(data);
     return engine->engine->SetParam(param, data, bytes);
   });
@@ -64,7 +64,7 @@ shard_error* shard_engine_set_param(shard_engine* engine, int32_t param,
 shard_error* shard_engine_broadcast_params(shard_engine* engine,
                                            double timeout) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->BroadcastParams(timeout);
   });
 }
@@ -77,7 +77,7 @@ shard_error* shard_engine_grad(shard_engine* engine, int32_t param, void** data,
 
 shard_error* shard_engine_zero_grad(shard_engine* engine) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->ZeroGrad();
   });
 }
@@ -86,7 +86,7 @@ shard_error* shard_engine_bind_param(shard_engine* engine, int32_t param,
                                      void* values, size_t values_bytes,
                                      void* grad, size_t grad_bytes) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     if (values_bytes > 0) SHARD_API_REQUIRE(values);
     if (grad_bytes > 0) SHARD_API_REQUIRE(grad);
     return engine->engine->Bind(
@@ -104,7 +104,7 @@ shard_error* shard_engine_buffer(shard_engine* engine, int32_t buffer,
 shard_error* shard_engine_broadcast_buffers(shard_engine* engine, int32_t root,
                                             double timeout) noexcept {
   return GuardCollective(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->BroadcastHostTensors(root, timeout);
   });
 }

@@ -63,7 +63,7 @@ extern "C" {
 shard_error* shard_engine_unit_acquire(shard_engine* engine, int32_t unit,
                                        int32_t pass, double timeout) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->UnitAcquire(unit, static_cast<shard::Pass>(pass),
                                        timeout);
   });
@@ -82,6 +82,7 @@ shard_error* shard_engine_unit_params(shard_engine* engine, int32_t unit,
     if (params != nullptr) std::fill_n(params, cleared, 0);
     if (data != nullptr) std::fill_n(data, cleared, nullptr);
     if (grads != nullptr) std::fill_n(grads, cleared, nullptr);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_ASSIGN_OR_RETURN(
         const std::vector<UnitParam> found,
         UnitParams(*engine->engine, unit, data != nullptr, grads != nullptr));
@@ -98,7 +99,7 @@ shard_error* shard_engine_unit_params(shard_engine* engine, int32_t unit,
 shard_error* shard_engine_unit_release(shard_engine* engine,
                                        int32_t unit) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->UnitRelease(unit);
   });
 }
@@ -106,7 +107,7 @@ shard_error* shard_engine_unit_release(shard_engine* engine,
 shard_error* shard_engine_mark_unit_grads_ready(shard_engine* engine,
                                                 int32_t unit) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->MarkUnitGradsReady(unit);
   });
 }
@@ -114,7 +115,7 @@ shard_error* shard_engine_mark_unit_grads_ready(shard_engine* engine,
 shard_error* shard_engine_mark_param_grad_ready(shard_engine* engine,
                                                 int32_t param) noexcept {
   return GuardTraining(CommOf(engine), [&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->MarkParamGradReady(param);
   });
 }
@@ -122,7 +123,7 @@ shard_error* shard_engine_mark_param_grad_ready(shard_engine* engine,
 shard_error* shard_engine_set_accumulate(shard_engine* engine,
                                          int32_t accumulate) noexcept {
   return Guard([&]() -> Status {
-    SHARD_API_REQUIRE(engine);
+    SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_ASSIGN_OR_RETURN(const bool read, ReadFlag("accumulate", accumulate));
     return engine->engine->SetAccumulate(read);
   });

@@ -5,36 +5,19 @@
 
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdio>
 #include <string>
-#include <thread>
-#include <vector>
 
-#include "tests/api/api_testing.h"
+#include "tests/api/rank_processes.h"
 #include "tests/core/base/temp_folder.h"
-#include "tests/ranks/ranks.h"
 
-namespace shard_api_testing {
+namespace shard_api_testing::processes_test {
 namespace {
 
 using shard::testing::ExpectAllPassed;
 using shard::testing::Rank;
-
-// Returns the communicator of `me`. Returns NULL, and fails the test, when it
-// does not open.
-shard_comm* OpenAs(const Rank& me, const std::string& url) {
-  shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
-  options.rank = me.rank();
-  options.world_size = me.world_size();
-  options.timeout = 30;
-  shard_comm* comm = nullptr;
-  EXPECT_OK(shard_comm_open(url.c_str(), &options, &comm));
-  return comm;
-}
 
 TEST(ProcessesTest, WorldSizesThatDifferAreErrors) {
   const std::string url = "shm:" + shard::testing::UniqueName();
@@ -95,77 +78,6 @@ TEST(ProcessesTest, BuffersAreBroadcastAndSaved) {
       EXPECT_OK(shard_comm_shutdown(comm, 0));
     }));
   }
-}
-
-// A thread of the parent holds the plan's locks while some of the children are
-// made.
-TEST(ProcessesTest, AChildOfForkReadsAPlanThatItsParentReads) {
-  const Plan plan = SmallPlan(2);
-  std::atomic<bool> done{false};
-  std::thread reader([&] {
-    const char* name = nullptr;
-    while (!done) {
-      shard_error_free(shard_plan_param_name(plan.get(), 0, 0, &name));
-    }
-  });
-  for (int i = 0; i < 50; ++i) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::alarm(20);
-      const char* name = nullptr;
-      shard_plan_info info = SHARD_PLAN_INFO_INIT;
-      const bool read =
-          shard_plan_get_info(plan.get(), &info) == nullptr &&
-          shard_plan_param_name(plan.get(), 1, 0, &name) == nullptr;
-      ::_exit(read ? 0 : 1);
-    }
-    int status = -1;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0) << i;
-    if (status != 0) break;
-  }
-  done = true;
-  reader.join();
-}
-
-// A child of fork may free the handles that it has from its parent, without an
-// effect on the parent, and trains with handles of its own.
-TEST(ProcessesTest, AChildOfForkFreesAndOpensItsOwn) {
-  const std::string url = "shm:" + shard::testing::UniqueName();
-  ExpectAllPassed(shard::testing::RunRanks(2, [&](const Rank& me) {
-    shard_comm* const comm = OpenAs(me, url);
-    ASSERT_NE(comm, nullptr);
-    Comm owned(comm);
-    Engine engine = TrainingEngine(comm);
-    FillGrad(engine.get(), 1.0f);
-    EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
-    const float before = WeightOf(engine.get())[0];
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      ::alarm(20);
-      engine.reset();
-      owned.reset();
-      shard_comm* alone = nullptr;
-      EXPECT_OK(shard_comm_open("local:", nullptr, &alone));
-      if (alone == nullptr) ::_exit(1);
-      {
-        const Comm mine(alone);
-        const Engine another = TrainingEngine(alone);
-        FillGrad(another.get(), 1.0f);
-        EXPECT_OK(shard_engine_step(another.get(), nullptr, nullptr));
-        EXPECT_EQ(WeightOf(another.get())[0], before);
-      }
-      ::_exit(::testing::Test::HasFailure() ? 2 : 0);
-    }
-    int status = -1;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-    FillGrad(engine.get(), 1.0f);
-    EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
-    EXPECT_NE(WeightOf(engine.get())[0], before);
-    EXPECT_OK(shard_comm_shutdown(comm, 0));
-  }));
 }
 
 // A killed rank cannot say goodbye; the other ranks learn which one it was.
@@ -294,4 +206,4 @@ TEST(ProcessesTest, MemoryThatRunsOutIsAnError) {
 }
 
 }  // namespace
-}  // namespace shard_api_testing
+}  // namespace shard_api_testing::processes_test

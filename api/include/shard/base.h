@@ -59,11 +59,12 @@
  * shard_comm_open, cannot be told to the other ranks. After any other error of
  * a collective the communicator and the engines on it are of no further use.
  *
- * Fork. A child of fork has none of the library's threads. The child may free
- * the handles of its parent, which does nothing to the parent. The child may
- * use the models, plans and errors of its parent and no other handle (reading a
- * checkpoint is FAILED_PRECONDITION); it opens its own communicators, engines
- * and checkpoints. A rank is the process that opened the communicator.
+ * Fork. A child of fork has none of the library's threads, and is no rank: a
+ * rank is the process that opened the communicator. The child may free the
+ * handles of its parent, which does nothing to the parent, and use its models,
+ * plans and errors. Every other call on a communicator, engine or save of the
+ * parent, and reading from its checkpoint, is FAILED_PRECONDITION. The child
+ * opens its own.
  *
  * The host. libshard never exits, aborts, prints, installs a signal handler,
  * or changes locale, umask or working directory. */

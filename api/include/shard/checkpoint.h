@@ -101,8 +101,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_save(
     shard_engine* engine, const char* root, const shard_save_options* options,
     shard_save** save) SHARD_NOEXCEPT;
 
-/* Returns 1 once the save has ended, well or not, and for NULL; else 0. Any
- * thread. */
+/* Returns 1 once the save has ended, well or not, for NULL, and in a child of
+ * fork, where the save does not run; else 0. Any thread. */
 SHARD_API int32_t shard_save_done(const shard_save* save) SHARD_NOEXCEPT;
 
 /* Waits for the save and returns its result, in every call; DEADLINE_EXCEEDED
