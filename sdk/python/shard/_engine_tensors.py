@@ -13,7 +13,7 @@ from ._handles import Closable
 from ._library import lib
 from ._plan import Plan
 from ._values import elements, float32_elements, stored_elements
-from ._views import View
+from ._views import View, numpy
 
 UnitParam = collections.namedtuple("UnitParam", "param data grad",
                                    module="shard")
@@ -48,6 +48,18 @@ class EngineTensors(Closable):
         self._layout = None
         self._kinds = {}  # Parameter to (shape, dtype, gradient's dtype).
         self._lent = {}  # Id of memory to a weak reference to it.
+        self._forget_arrays()
+
+    def _forget_arrays(self):
+        # Making an array takes ten times as long as taking a view of one.
+        self._arrays = {}  # (parameter, is_grad) to (address, array).
+        self._unit_pointers = {}  # Unit to arrays of C.
+
+    def close(self):
+        if not self.closed:
+            with self._guard:
+                self._forget_arrays()  # They keep the memory.
+                self._handle = None
 
     def _plan(self):
         """Returns the plan in force; REQUIRES the guard."""
@@ -69,6 +81,7 @@ class EngineTensors(Closable):
         runs the call with a parameter that does not exist instead, so that all
         ranks get an error, and none waits."""
         with self._guard:
+            self._forget_arrays()
             if self._lent:
                 gc.collect()
             lent = [memory.what for memory in
@@ -100,41 +113,62 @@ class EngineTensors(Closable):
     def param_view(self, param):
         """Returns a parameter's elements, to be read, as a View."""
         with self._guard:
-            address = ctypes.c_void_p()
-            lib.shard_engine_param(self._c, param, ctypes.byref(address), None)
-            shape, dtype, _ = self._kind(param)
-            return self._lend(address.value, dtype, shape, False,
-                              f"those of parameter {param}")
+            return self._lend_param(param, self._address(
+                lib.shard_engine_param, param), False)
 
     def grad_view(self, param):
         """Returns this rank's gradient of a parameter as a View."""
         with self._guard:
-            address = ctypes.c_void_p()
-            lib.shard_engine_grad(self._c, param, ctypes.byref(address), None)
-            shape, _, dtype = self._kind(param)
-            return self._lend(address.value, dtype, shape, True,
-                              f"the gradient of parameter {param}")
+            return self._lend_grad(param, self._address(
+                lib.shard_engine_grad, param))
 
     def writable_param_view(self, param):
         """Returns a parameter's elements, to be written on rank 0 before the
         broadcast, as a View."""
         with self._guard:
-            address = ctypes.c_void_p()
-            lib.shard_engine_writable_param(self._c, param,
-                                            ctypes.byref(address), None)
-            shape, dtype, _ = self._kind(param)
-            return self._lend(address.value, dtype, shape, True,
-                              f"those of parameter {param}")
+            return self._lend_param(param, self._address(
+                lib.shard_engine_writable_param, param), True)
+
+    def _address(self, function, param):
+        address = ctypes.c_void_p()
+        function(self._c, param, ctypes.byref(address), None)
+        return address.value
+
+    def _lend_param(self, param, address, writable):
+        shape, dtype, _ = self._kind(param)
+        return self._lend(address, dtype, shape, writable,
+                          f"those of parameter {param}")
+
+    def _lend_grad(self, param, address):
+        shape, _, dtype = self._kind(param)
+        return self._lend(address, dtype, shape, True,
+                          f"the gradient of parameter {param}")
+
+    def _array(self, param, address, is_grad):
+        """Returns an array of a parameter or its gradient at an address."""
+        known = self._arrays.get((param, is_grad))
+        if known is None or known[0] != address:
+            view = (self._lend_grad(param, address) if is_grad else
+                    self._lend_param(param, address, False))
+            known = address, view.array()
+            if numpy is None:
+                return known[1]
+            self._arrays[param, is_grad] = known
+        return known[1].view()
 
     def param(self, param):
         """Returns a parameter's elements as a read-only array of the engine's
         memory."""
-        return self.param_view(param).array()
+        with self._guard:
+            return self._array(param, self._address(lib.shard_engine_param,
+                                                    param), False)
 
     def grad(self, param):
         """Returns this rank's gradient of a parameter as an array of the
         engine's memory, to be written between steps."""
-        return self.grad_view(param).array()
+        with self._guard:
+            return self._array(param, self._address(lib.shard_engine_grad,
+                                                    param), True)
 
     def writable_param(self, param):
         """Returns a parameter's elements as an array to be written: on rank 0,
@@ -146,26 +180,30 @@ class EngineTensors(Closable):
         with the parameter's id, data and grad. With `grads` False, or for a
         frozen parameter, grad is None."""
         with self._guard:
+            params, data, grad = self._pointers(unit)
+            lib.shard_engine_unit_params(self._c, unit, params, data,
+                                         grad if grads else None, len(params),
+                                         None)
+            result = []
+            for i, param in enumerate(params):
+                values = self._array(param, data[i], False)
+                gradient = None
+                if grads and self._kind(param)[2]:  # 0: frozen.
+                    gradient = self._array(param, grad[i], True)
+                result.append(UnitParam(param, values, gradient))
+            return result
+
+    def _pointers(self, unit):
+        """Returns arrays of C for a unit's ids, parameters and gradients."""
+        if unit not in self._unit_pointers:
             count = ctypes.c_size_t()
             lib.shard_engine_unit_params(self._c, unit, None, None, None, 0,
                                          ctypes.byref(count))
-            params = (ctypes.c_int32 * count.value)()
-            data = (ctypes.c_void_p * count.value)()
-            grad = (ctypes.c_void_p * count.value)() if grads else None
-            lib.shard_engine_unit_params(self._c, unit, params, data, grad,
-                                         count.value, ctypes.byref(count))
-            result = []
-            for i, param in enumerate(params):
-                shape, dtype, grad_dtype = self._kind(param)
-                what = f"those of parameter {param}"
-                values = self._lend(data[i], dtype, shape, False, what).array()
-                gradient = None
-                if grads and grad_dtype:  # 0: frozen.
-                    gradient = self._lend(
-                        grad[i], grad_dtype, shape, True,
-                        f"the gradient of parameter {param}").array()
-                result.append(UnitParam(param, values, gradient))
-            return result
+            self._unit_pointers[unit] = (
+                (ctypes.c_int32 * count.value)(),
+                (ctypes.c_void_p * count.value)(),
+                (ctypes.c_void_p * count.value)())
+        return self._unit_pointers[unit]
 
     def set_param(self, param, values):
         """Sets a parameter's first values, of which those of rank 0 count: an

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import unittest
+import weakref
 
 import numpy
 
@@ -165,6 +166,20 @@ class LifetimeTest(SdkTest):
         gc.collect()
         numpy.testing.assert_array_equal(values, first_values(0))
         grad[...] = 1
+
+    def test_closing_gives_the_memory_back(self):
+        with local_engine() as engine:
+            freed = weakref.ref(engine._handle)
+            engine.param(0), engine.grad(0), engine.unit_params(0)
+            engine.close()
+            self.assertIsNone(freed())
+
+    def test_an_array_that_is_reshaped_is_not_given_out_again(self):
+        with local_engine() as engine:
+            engine.param(0).shape = 64
+            engine.grad(0).flags.writeable = False
+            self.assertEqual(engine.param(0).shape, (8, 8))
+            engine.grad(0)[...] = 1
 
     def test_arrays_stand_in_the_way_of_a_new_plan_on_all_ranks(self):
         def work(comm):
