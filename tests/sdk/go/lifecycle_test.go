@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -317,40 +315,6 @@ func TestAThousandRoundsLeaveNothingBehind(t *testing.T) {
 	// Go starts a thread now and then, for its own reasons.
 	if now := count("/proc/self/task"); now > threads+8 {
 		t.Errorf("%d threads, not %d", now, threads)
-	}
-}
-
-func TestTheVersionIsThatOfTheHeader(t *testing.T) {
-	expectEqual(t, shard.ABIVersion(), 0)
-	expectEqual(t, len(strings.Split(shard.Version(), ".")), 3)
-}
-
-// TestALibraryOfAnotherVersionIsAnError runs this test again in processes whose
-// library says that it is older, or has another ABI: the recorder of
-// tests/sdk/uses does, where the tests run with it.
-func TestALibraryOfAnotherVersionIsAnError(t *testing.T) {
-	const expected = "SHARD_TEST_EXPECTED"
-	if words := os.Getenv(expected); words != "" {
-		_, err := shard.ModelCreate("")
-		expectError(t, err, shard.FailedPrecondition, strings.Split(words, "|")...)
-		_, err = shard.CommOpen("local:", nil)
-		expectError(t, err, shard.FailedPrecondition)
-		return
-	}
-	if os.Getenv("SHARD_USES_FILE") == "" {
-		t.Skip("the library is not the recorder of tests/sdk/uses")
-	}
-	for _, other := range []struct{ version, abi, words string }{
-		{"0.0.9", "0", "0.0.9 is older|0.2.0 or newer"},
-		{"9.0.0", "7", "9.0.0 has ABI 7|ABI 0"},
-		{"nightly", "0", "'nightly'"},
-	} {
-		again := exec.Command("/proc/self/exe", "-test.run", "^"+t.Name()+"$")
-		again.Env = append(os.Environ(), "SHARD_USES_VERSION="+other.version,
-			"SHARD_USES_ABI_VERSION="+other.abi, expected+"="+other.words)
-		if output, err := again.CombinedOutput(); err != nil {
-			t.Errorf("library %s: %v: %s", other.version, err, output)
-		}
 	}
 }
 

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"libshard/shard"
+)
+
+// runAgain runs the test again in a process that has these variables too, and
+// expects that it exits with 0.
+func runAgain(t *testing.T, variables ...string) {
+	t.Helper()
+	again := exec.Command("/proc/self/exe", "-test.run", "^"+t.Name()+"$")
+	again.Env = append(os.Environ(), variables...)
+	if output, err := again.CombinedOutput(); err != nil {
+		t.Errorf("with %q: %v: %s", variables, err, output)
+	}
+}
+
+func TestTheVersionIsThatOfTheHeader(t *testing.T) {
+	expectEqual(t, shard.ABIVersion(), 0)
+	expectEqual(t, len(strings.Split(shard.Version(), ".")), 3)
+}
+
+// TestALibraryOfAnotherVersionIsAnError runs this test again in processes whose
+// library says that it is older, or has another ABI: the recorder of
+// tests/sdk/uses does, where the tests run with it.
+func TestALibraryOfAnotherVersionIsAnError(t *testing.T) {
+	const expected = "SHARD_TEST_EXPECTED"
+	if words := os.Getenv(expected); words != "" {
+		_, err := shard.ModelCreate("")
+		expectError(t, err, shard.FailedPrecondition, strings.Split(words, "|")...)
+		_, err = shard.CommOpen("local:", nil)
+		expectError(t, err, shard.FailedPrecondition)
+		return
+	}
+	if os.Getenv("SHARD_USES_FILE") == "" {
+		t.Skip("the library is not the recorder of tests/sdk/uses")
+	}
+	for _, other := range []struct{ version, abi, words string }{
+		{"0.0.9", "0", "0.0.9 is older|0.2.0 or newer"},
+		{"9.0.0", "7", "9.0.0 has ABI 7|ABI 0"},
+		{"nightly", "0", "'nightly'"},
+	} {
+		runAgain(t, "SHARD_USES_VERSION="+other.version, "SHARD_USES_ABI_VERSION="+other.abi,
+			expected+"="+other.words)
+	}
+}
+
+func TestAProcessMayExitWithEverythingOpen(t *testing.T) {
+	const root = "SHARD_TEST_ROOT"
+	if os.Getenv(root) == "" {
+		runAgain(t, root+"="+t.TempDir())
+		return
+	}
+	onRanks(t, 2, "&direct=0", func(r *rank) {
+		engine := r.engineFor(shard.PlanOptions{Stage: 2})
+		save := must(shard.CheckpointSaveAsync(r.ctx, engine, os.Getenv(root), &shard.SaveOptions{
+			Progress: func(done, total uint64) error { return nil },
+		}))
+		if r.comm.Rank() == 0 {
+			r.trainStep(engine)
+			os.Exit(0)
+		}
+		for {
+			r.trainStep(engine)
+			must(save.Done())
+		}
+	})
+}
