@@ -3,12 +3,14 @@
 // Handles are made and destroyed many times, in any order and on any thread,
 // and leave nothing behind.
 
+#include <cstdlib>
 #include <filesystem>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <thread>
 
+#include "tests/core/base/temp_folder.h"
 #include "tests/sdk/cpp/sdk_testing.h"
 
 namespace shard_sdk_testing::lifetime_test {
@@ -68,14 +70,21 @@ TEST(LifetimeTest, HandlesMoveBetweenThreads) {
   EXPECT_EQ(engine->completed_steps(), 1);
 }
 
-// An immutable plan is read by several threads, each of which trains with an
-// engine of its own.
-TEST(LifetimeTest, ThreadsShareAPlanAndHaveTheirOwnEngines) {
+// Handles that do not change are read by several threads, each of which trains
+// with an engine of its own.
+TEST(LifetimeTest, ThreadsShareWhatDoesNotChangeAndHaveTheirOwnEngines) {
+  const shard::testing::TempFolder folder;
   const Net net(0);
   const Plan plan = Plan::create(net.model, {.stage = 3,
                                              .world_size = 1,
                                              .optimizer = "sgd?lr=0.5",
                                              .wrap = "class?names=Block"});
+  {
+    Comm comm = Comm::open("local:");
+    Engine engine = engine_of(net, 3, comm);
+    shard::Checkpoint::save(engine, folder.path());
+  }
+  const auto checkpoint = shard::Checkpoint::open(folder.path());
   std::vector<std::thread> threads;
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&] {
@@ -86,10 +95,29 @@ TEST(LifetimeTest, ThreadsShareAPlanAndHaveTheirOwnEngines) {
         train_step(engine);
         EXPECT_EQ(plan.param_name(net.bias), "first.bias");
         EXPECT_EQ(plan.text(), engine.plan().text());
+        EXPECT_EQ(checkpoint.read<float>(checkpoint.find("first.bias")),
+                  std::vector<float>(40, 0.0f));
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// The destructors of objects in static storage run when the process exits, here
+// while the save goes on.
+TEST(LifetimeTest, AnEngineInStaticStorageIsDestroyedAtExit) {
+  const shard::testing::TempFolder folder;
+  const auto train_and_exit = [&] {
+    static std::optional<Engine> engine;
+    static std::optional<shard::Save> save;
+    Comm comm = Comm::open("local:");
+    engine = engine_of(Net(0), 1, comm, {.device = "cpu-async"});
+    train_step(*engine);
+    save = shard::Checkpoint::save_async(*engine, folder.path());
+    std::exit(0);
+  };
+  EXPECT_EXIT(train_and_exit(), ::testing::ExitedWithCode(0), "^$");
+  EXPECT_TRUE(std::filesystem::exists(folder / "step-000001"));
 }
 
 TEST(LifetimeTest, AMovedFromEngineIsAnErrorInEveryCall) {

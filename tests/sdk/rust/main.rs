@@ -12,6 +12,7 @@ mod cycles;
 mod engines;
 mod layout;
 mod plans;
+mod processes;
 mod state_dicts;
 mod units;
 mod versions;
