@@ -1412,8 +1412,8 @@ extern "C" {
 }
 
 extern "C" {
-    /// Returns 1 once the save has ended, well or not, and for NULL; else 0. Any
-    /// thread.
+    /// Returns 1 once the save has ended, well or not, for NULL, and in a child of
+    /// fork, where the save does not run; else 0. Any thread.
     pub fn shard_save_done(save: *const shard_save) -> i32;
 }
 
