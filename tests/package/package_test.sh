@@ -67,7 +67,30 @@ done
 
 export PATH="$prefix/bin:$PATH"
 quickstart="$prefix/share/shard/samples/quickstart/quickstart.c"
+document="$prefix/share/doc/libshard/docs/packages.md"
 expected=""
+
+# block LANGUAGE NUMBER: prints a block of docs/packages.md, from 1.
+block() {
+  awk -v open="\`\`\`$1" -v number="$2" '
+    $0 == open { code = ++found == number; next }
+    /^```$/ { code = 0 } code' "$document" | sed "s,PREFIX,$prefix,g"
+}
+
+# commands SECTION: prints the commands of a section of docs/packages.md.
+commands() {
+  awk -v begin="## $1" '/^## / { section = $0 == begin }
+    section && /^    / { print substr($0, 5) }' "$document" |
+    sed "s,PREFIX,$prefix,g"
+}
+
+# run_in FOLDER: runs commands, which build the quickstart as host.c there. It
+# needs libm, which other hosts may not.
+run_in() {
+  cp "$quickstart" "$1/host.c"
+  (cd "$1" && bash -euo pipefail <(sed '/^cc /s/$/ -lm/') >log 2>&1) ||
+    fail "$1: $(<"$1/log")"
+}
 
 # trains HOST: runs it on two ranks. All hosts print the same.
 trains() {
@@ -80,44 +103,38 @@ trains() {
 }
 
 by_compiler() {
-  gcc -std=c11 -O2 "$quickstart" -I "$prefix/include" -L "$prefix/lib" -lshard \
-    -lm "-Wl,-rpath,$prefix/lib" -o "$hosts/bare"
-  trains "$hosts/bare"
+  mkdir "$hosts/bare"
+  commands "The compiler alone" | run_in "$hosts/bare"
+  trains "$hosts/bare/host"
 }
 
 by_pkg_config() {
-  export PKG_CONFIG_PATH="$prefix/lib/pkgconfig"
-  [[ "$(pkg-config --modversion shard)" == "$version" ]] || fail "pkg-config"
-  # The output is words for the compiler.
-  # shellcheck disable=SC2046
-  gcc -std=c11 -O2 "$quickstart" $(pkg-config --cflags --libs shard) -lm \
-    -o "$hosts/pkg-config"
-  LD_LIBRARY_PATH="$prefix/lib" trains "$hosts/pkg-config"
+  mkdir "$hosts/pkg-config"
+  commands "pkg-config" | run_in "$hosts/pkg-config"
+  LD_LIBRARY_PATH="$prefix/lib" trains "$hosts/pkg-config/host"
+  [[ "$(PKG_CONFIG_PATH="$prefix/lib/pkgconfig" pkg-config --modversion shard)" == \
+    "$version" ]] || fail "pkg-config: another version than $version"
 }
 
 by_cmake() {
-  local source="$hosts/cmake-source"
-  mkdir -p "$source"
-  cp "$quickstart" "$source"
-  cat >"$source/CMakeLists.txt" <<'END'
-cmake_minimum_required(VERSION 3.16)
-project(host C)
-find_package(shard ${WANTED} REQUIRED)
-add_executable(host quickstart.c)
-target_link_libraries(host PRIVATE shard::shard m)
-END
-  cmake -S "$source" -B "$hosts/cmake" -DCMAKE_PREFIX_PATH="$prefix" \
-    -DWANTED="${version%.*}" -DCMAKE_BUILD_TYPE=Release >/dev/null
-  cmake --build "$hosts/cmake" >/dev/null
-  trains "$hosts/cmake/host"
+  local source="$hosts/cmake"
+  mkdir "$source"
+  {
+    echo "cmake_minimum_required(VERSION 3.16)"
+    echo "project(host C)"
+    block cmake 1
+    echo "target_link_libraries(host PRIVATE m)"
+  } >"$source/CMakeLists.txt"
+  { commands "CMake"; echo "cmake --build build"; } | run_in "$source"
+  trains "$source/build/host"
 
   # Another version is refused, with the one that is there.
-  sed -i 's/ C)/ NONE)/; 4,$d' "$source/CMakeLists.txt"
   local wanted
   for wanted in "${version%%.*}.99" "$((${version%%.*} + 1)).0"; do
+    sed -i 's/ C)/ NONE)/; s/^\(find_package(shard\) [^ ]*/\1 '"$wanted"'/; 4,$d' \
+      "$source/CMakeLists.txt"
     ! cmake -S "$source" -B "$hosts/refused" -DCMAKE_PREFIX_PATH="$prefix" \
-      -DWANTED="$wanted" >/dev/null 2>"$hosts/err" ||
-      fail "CMake takes $version for $wanted"
+      >/dev/null 2>"$hosts/err" || fail "CMake takes $version for $wanted"
     grep -q "version: $version" "$hosts/err" || fail "$(<"$hosts/err")"
   done
 }
@@ -130,23 +147,10 @@ by_bazel() {
   for rules in rules_cc rules_java; do
     cp -RL "$TEST_SRCDIR/$rules" "$source.$rules"
   done
-  cat >"$source/WORKSPACE" <<END
-local_repository(
-    name = "shard",
-    path = "$prefix/share/shard/bazel",
-)
-END
-  cat >"$source/BUILD.bazel" <<'END'
-cc_binary(
-    name = "host",
-    srcs = ["host.c"],
-    copts = ["-std=c11"],
-    linkopts = ["-lm"],
-    deps = ["@shard"],
-)
-END
+  block python 1 >"$source/WORKSPACE"
+  block python 2 >"$source/BUILD.bazel"
   (cd "$source" && bazel --output_user_root="$TEST_TMPDIR/bazel" --batch \
-    --nohome_rc build --spawn_strategy=local --compilation_mode=opt \
+    --nohome_rc build --spawn_strategy=local --compilation_mode=opt --linkopt=-lm \
     --override_repository=rules_cc="$source.rules_cc" \
     --override_repository=rules_java="$source.rules_java" //:host) \
     >"$hosts/log" 2>&1 || fail "bazel: $(<"$hosts/log")"
