@@ -31,7 +31,7 @@ static void *batch, *data;
 static struct {
   void *data, *grad;
   size_t bytes, grad_bytes;
-}* tensors;
+} * tensors;
 
 void check(shard_error* error);
 // Take what the fragment at hand gives them.
