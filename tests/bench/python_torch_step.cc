@@ -22,7 +22,7 @@ namespace shard::bench {
 namespace {
 
 constexpr int kWorldSize = 2;
-constexpr int kRounds = 5;
+constexpr int kRounds = 4;
 constexpr const char* kName = "python_torch_step";
 
 struct Round {
@@ -93,7 +93,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   std::vector<Round> rounds;
-  for (int i = -2; i < kRounds; ++i) {
+  for (int i = -1; i < kRounds; ++i) {
     const std::optional<Round> round = RunRound(*peer);
     if (!round) {
       std::fprintf(stderr, "%s: a rank has ended\n", kName);

@@ -7,7 +7,7 @@ import ctypes
 
 from . import _c, _calls
 from ._arguments import decode
-from ._engine_state import progress_callback
+from ._engine_state import run_with_progress
 from ._errors import Code, Error, MissingKey, member
 from ._handles import Closable, Handle
 from ._library import lib
@@ -133,11 +133,10 @@ class Checkpoint(Closable, collections.abc.Mapping):
         in all, called from other threads; when it raises, the call ends and
         raises the same. Options are the fields of shard_verify_options:
         threads."""
+        checkpoint = self._c
         options = _calls.fill(_c.shard_verify_options, options)
-        progress = progress_callback(progress)
-        options.progress = progress.c
-        with progress:
-            lib.shard_checkpoint_verify(self._c, ctypes.byref(options))
+        run_with_progress(progress, options, lambda: lib.shard_checkpoint_verify(
+            checkpoint, ctypes.byref(options)))
 
     def convert(self, root, progress=None, **options):
         """Writes a checkpoint into `root`: with another number of files
@@ -152,11 +151,10 @@ class Checkpoint(Closable, collections.abc.Mapping):
         self._write(lib.shard_checkpoint_export, path, progress, options)
 
     def _write(self, function, path, progress, options):
+        checkpoint = self._c
         options = _calls.fill(_c.shard_convert_options, options)
-        progress = progress_callback(progress)
-        options.progress = progress.c
-        with progress:
-            function(self._c, path, ctypes.byref(options))
+        run_with_progress(progress, options, lambda: function(
+            checkpoint, path, ctypes.byref(options)))
 
     def __repr__(self):
         if self.closed:

@@ -8,6 +8,7 @@ from ._arguments import decode
 from ._buffers import Buffer
 from ._errors import member
 from ._handles import Callback, Closable, Guard, Handle
+from ._interrupts import interruptible
 from ._library import lib
 
 
@@ -24,6 +25,12 @@ class _Log(Callback):
 
     def failed(self, error):
         self._guard.raised = error
+
+
+def _leave():
+    """Ends the wait for other ranks: nothing can be told to abort yet. Whether
+    they come or not, the thread that waits frees what it gets."""
+    raise KeyboardInterrupt
 
 
 class Comm(Closable):
@@ -48,12 +55,19 @@ class Comm(Closable):
         options = _calls.fill(_c.shard_comm_options, options)
         logger = _Log(log, self._guard)
         options.log = logger.c
-        with self._guard:
-            self._handle = Handle(
-                _calls.pointer(lib.shard_comm_open, url, ctypes.byref(options)),
-                lib.shard_comm_free, self._guard)
-            # The engines keep the guard and its log function too.
-            self._handle.keep["log"] = self._guard.log = logger
+        # The engines keep the guard and its log function too.
+        self._guard.log = logger
+
+        def call():
+            with self._guard:
+                handle = Handle(
+                    _calls.pointer(lib.shard_comm_open, url,
+                                   ctypes.byref(options)),
+                    lib.shard_comm_free, self._guard)
+                handle.keep["log"] = logger
+                return handle
+
+        self._handle = interruptible(call, _leave)
 
     def __exit__(self, kind, error, trace):
         if self.closed:
@@ -90,8 +104,7 @@ class Comm(Closable):
 
     def barrier(self, timeout=0):
         """Waits until every rank has called it. COLLECTIVE."""
-        with self._guard:
-            lib.shard_comm_barrier(self._c, timeout)
+        self._wait(lib.shard_comm_barrier, timeout)
 
     def sum(self, values, timeout=0):
         """Returns the sums of numbers over the ranks, the same bits on every
@@ -123,5 +136,15 @@ class Comm(Closable):
     def shutdown(self, timeout=0):
         """Ends the group with a last barrier, so that no rank takes another's
         leaving for a death. COLLECTIVE."""
-        with self._guard:
-            lib.shard_comm_shutdown(self._c, timeout)
+        self._wait(lib.shard_comm_shutdown, timeout)
+
+    def _wait(self, function, *arguments):
+        def call():
+            with self._guard:
+                function(self._c, *arguments)
+
+        interruptible(call, self._interrupt)
+
+    def _interrupt(self):
+        if not self.closed:
+            self.abort(f"rank {self.rank} was interrupted")

@@ -2,15 +2,18 @@
 """An engine's training state: checkpoints, blobs, state dicts."""
 
 import atexit
+import contextlib
 import ctypes
 import json
+import time
 import weakref
 
 from . import _c, _calls
 from ._arguments import decode, instance
 from ._buffers import Buffer
-from ._errors import Error
+from ._errors import Code, Error
 from ._handles import Callback, Closable, Handle
+from ._interrupts import interruptible
 from ._library import lib
 from ._state_dict import StateDict, stale_state
 from ._values import copy_of
@@ -20,6 +23,34 @@ def progress_callback(function, guard=None):
     """Returns a function of bytes done and in all as the library calls it. The
     function ends the operation by raising."""
     return Callback(_c.shard_progress_fn, function, guard=guard)
+
+
+def run_with_progress(function, options, call, guard=None,
+                      abort=lambda: None):
+    """Returns call(), which uses the options and calls the progress function.
+    Ctrl-C cancels the call; a second one calls abort()."""
+    if function is None:
+        function = _ignore
+    progress = progress_callback(function, guard)
+    options.progress = progress.c
+
+    def locked_call():
+        with progress, guard or contextlib.nullcontext():
+            return call()
+
+    def cancel():
+        if progress.raised is not None:
+            abort()
+        progress.failed(KeyboardInterrupt())
+
+    return interruptible(locked_call, cancel)
+
+
+def _ignore(done, total):
+    pass
+
+
+_SLICE = 0.2  # Seconds until Python sees a signal.
 
 
 class Save(Closable):
@@ -39,8 +70,20 @@ class Save(Closable):
 
     def wait(self, timeout=0):
         """Waits for the save, and raises its error, in every call."""
+        save = self._c
+        end = time.monotonic() + timeout if timeout > 0 else None
         with self._progress:
-            lib.shard_save_wait(self._c, timeout)
+            while True:
+                left = _SLICE if end is None else min(
+                    _SLICE, end - time.monotonic())
+                try:
+                    # 0 and less would wait for ever.
+                    lib.shard_save_wait(save, max(left, 1e-6))
+                    return
+                except Error as error:
+                    if (error.code != Code.DEADLINE_EXCEEDED
+                            or lib.shard_save_done(save) or left < _SLICE):
+                        raise
 
     def __exit__(self, kind, error, trace):
         if error is None and not self.closed:
@@ -76,13 +119,12 @@ class EngineState(Closable):
         With `background`, returns a Save while the state is being written, and
         training may go on."""
         options = _calls.fill(_c.shard_save_options, options)
+        if not background:
+            self._run(progress, options, lambda: lib.shard_checkpoint_save(
+                self._c, root, ctypes.byref(options), None))
+            return None
         progress = progress_callback(progress, self._guard)
         options.progress = progress.c
-        if not background:
-            with progress, self._guard:
-                lib.shard_checkpoint_save(self._c, root, ctypes.byref(options),
-                                          None)
-            return None
         with self._guard:
             save = Save(
                 _calls.pointer(lib.shard_checkpoint_save, self._c, root,
@@ -99,11 +141,17 @@ class EngineState(Closable):
         submodules, strip_prefix, allow_mismatch, convert, strip_leading_module,
         skip_verify, threads. Returns a LoadReport. COLLECTIVE."""
         options = _calls.fill(_c.shard_load_options, options)
-        progress = progress_callback(progress, self._guard)
-        options.progress = progress.c
-        with progress, self._guard:
-            return _calls.fetch(_c.shard_load_report, lib.shard_checkpoint_load,
-                                self._c, path, ctypes.byref(options))
+        return self._run(progress, options, lambda: _calls.fetch(
+            _c.shard_load_report, lib.shard_checkpoint_load, self._c, path,
+            ctypes.byref(options)))
+
+    def _run(self, progress, options, call):
+        """Returns call(). Ctrl-C cancels the call on all ranks as a progress
+        function that raises does; a second one aborts the communicator, where
+        the call waits for a rank that does not come."""
+        return run_with_progress(
+            progress, options, call, self._guard,
+            lambda: lib.shard_comm_abort(self._comm._c, "interrupted"))
 
     def last_load_report(self):
         """Returns the missing and unexpected keys of the last load as a dict of

@@ -157,6 +157,8 @@ class Callback:
             raise TypeError(f"a callback must be callable, not {function!r}")
 
         def call(*arguments):
+            if self.raised is not None:
+                return failed
             guards = _callbacks.__dict__.setdefault("guards", [])
             guards.append(guard)
             try:

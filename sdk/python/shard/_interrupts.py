@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C during calls that may wait for long.
+
+Python runs signal handlers on the main thread, between its own instructions,
+and so not while this thread is in a call of C."""
+
+import threading
+
+
+def interruptible(call, cancel):
+    """Returns call(), or raises what it raises. On the main thread the call runs
+    on another one: when a signal handler raises in the meantime, cancel() is
+    called, as often as that happens, and is to make the call return."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    outcome = []
+
+    def work():
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+        finally:
+            ended.set()
+
+    ended = threading.Event()
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    interrupt = None
+    while not ended.is_set():
+        try:
+            ended.wait()
+        except BaseException as error:
+            interrupt = error
+            cancel()
+    thread.join()  # Which a signal would end for good.
+    result, error = outcome.pop()
+    try:
+        if interrupt is not None:
+            raise interrupt from error if isinstance(error, Exception) else None
+        if error is not None:
+            raise error
+        return result
+    finally:
+        del interrupt, error  # They refer to this frame, and so to themselves.
