@@ -251,6 +251,7 @@ Status TrainingState::EnterLoad(const StatusOr<LoadOptions>& options,
                    sink->Add("", "strip_leading_module",
                              options->rules.strip_leading_module);
                    sink->Add("", "from_rank0", options->from_rank0);
+                   sink->Add("", "timeout", options->timeout);
                  }};
   }
   return deps_.runtime->units().EnterChange(Activity::kLoad, local, arguments,
