@@ -31,7 +31,10 @@ groups and scalars. NaN equals NaN, and -0 equals 0. A tied weight that one side
 knows under fewer names is no difference, but is mentioned. Safetensors have
 parameters only: give --content model then.
 
-Exit code: 1 when they differ.
+Values that are not compared, such as those of types that cannot be read, are
+listed; where nothing else differs, the result is "not known".
+
+Exit code: 1 when they differ, or when values were not compared.
 
 Examples:
   shardctl diff ckpt/step-000100 ckpt/step-000200
@@ -65,7 +68,7 @@ struct Result {
   std::vector<TextRow> dtypes;
   std::vector<TextRow> training;  // Step, groups, scalars.
   std::vector<ValueRow> values;
-  // Keys of tensors whose types cannot be read, or not compared.
+  // Keys of tensors with elements whose types cannot be read, or not compared.
   std::vector<std::string> not_compared;
   int64_t tensors = 0;  // With values that were compared.
   uint64_t bytes = 0;
@@ -129,7 +132,7 @@ Result Compare(const CheckpointView& a, const CheckpointView& b,
     } else if (AreComparable(in_a, in_b)) {
       comparable.emplace_back(&in_a, &in_b);
       total += in_a.info.bytes + in_b.info.bytes;
-    } else {
+    } else if (in_a.info.numel > 0) {
       result.not_compared.push_back(in_a.key);
     }
   }

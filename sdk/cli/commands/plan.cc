@@ -131,14 +131,14 @@ class PlanCommand {
         for (const int32_t stage : arguments_.stages) Make(ranks, stage);
       }
     }
-    if (IsStdout(arguments_.output)) {
-      // The plan is there instead.
-    } else if (arguments_.json) {
+    const int code = costs_.AnyFits() ? kFine : kDifferent;
+    if (IsStdout(arguments_.output)) return code;  // It has the plan itself.
+    if (arguments_.json) {
       costs_.PrintJsonDocument(model_);
     } else {
       costs_.PrintTable(model_);
     }
-    return costs_.AnyFits() ? kFine : kDifferent;
+    return code;
   }
 
  private:

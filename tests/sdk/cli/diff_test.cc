@@ -105,6 +105,21 @@ TEST_F(DiffTest, TypesThatAreNotReadAreListed) {
   EXPECT_EQ(json["compared"]["tensors"], 1);
   const Result text = RunShardctl({"diff", file, file});
   EXPECT_TRUE(Has(text.out, "not known: compared 1 tensor")) << text.out;
+  EXPECT_TRUE(Has(RunShardctl({"diff", "--help"}).out, "\"not known\""));
+}
+
+// A tensor without elements has no values that could differ, whatever its type.
+TEST_F(DiffTest, EmptyTensorsOfAnyTypeAreTheSame) {
+  const std::string file = folder_ / "empty.safetensors";
+  WriteSafetensors(file, {{"known", {1}}, {"empty", {}}});
+  std::string bytes = ReadFile(file);
+  const std::string of_floats = R"("F32","shape":[0])";
+  const size_t at = bytes.find(of_floats);
+  ASSERT_NE(at, std::string::npos);
+  WriteFile(file, bytes.replace(at, of_floats.size(), R"("C64","shape":[0])"));
+  const Json json = RunJson({"diff", file, file});
+  EXPECT_EQ(json["same"], true);
+  EXPECT_EQ(json["not_compared"], Json::array());
 }
 
 TEST_F(DiffTest, WrongUse) {
