@@ -52,11 +52,10 @@ Status Units::MarkBroken(const Status& error) {
 }
 
 bool Units::HasTensors(int32_t unit, bool grads) const {
-  const UnitPlan& planned = plan_.units()[static_cast<size_t>(unit)];
+  const UnitPlan& planned = plan_.unit(unit);
   return std::any_of(
-      planned.buffers.begin(), planned.buffers.end(), [&](int32_t b) {
-        return !grads || plan_.buffers()[static_cast<size_t>(b)].trainable;
-      });
+      planned.buffers.begin(), planned.buffers.end(),
+      [&](int32_t b) { return !grads || plan_.buffer(b).trainable; });
 }
 
 // ---- Agreement -------------------------------------------------------------
@@ -124,7 +123,7 @@ Status Units::RunOperation(const Proposal& proposal, unsigned char* slot,
     } else {
       if (slot == nullptr) {
         // A follower has no parameters of its own in the slots.
-        slot = deps_.memory->ParamSlot(plan_.units()[unit].depth, 0);
+        slot = deps_.memory->ParamSlot(plan_.unit(proposal.unit).depth, 0);
       }
       status = deps_.transfers->Gather(proposal.unit, slot, deadline);
     }
@@ -260,8 +259,7 @@ Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
       param_slots_.Take(unit, found);
     }
     const Event gathered =
-        param_slots_.event(plan_.units()[static_cast<size_t>(unit)].depth,
-                           param_slots_.Find(unit));
+        param_slots_.event(plan_.unit(unit).depth, param_slots_.Find(unit));
     Prefetch();
     ready = deps_.queue->Wait(gathered, deadline);
   } else {
@@ -279,7 +277,7 @@ Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
 
 Status Units::AcquireGradSlot(int32_t unit, Pass pass,
                               const Deadline& deadline) {
-  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  const int32_t depth = plan_.unit(unit).depth;
   const int found = grad_slots_.Find(unit);
   const int slot = found >= 0 ? found : grad_slots_.Choose(unit);
   // Gradients in the slot may still be in transfer.
@@ -347,8 +345,8 @@ void Units::EnqueueGather(int32_t unit, int slot) {
   Proposal proposal;
   proposal.activity = Activity::kGather;
   proposal.unit = unit;
-  unsigned char* const to = deps_.memory->ParamSlot(
-      plan_.units()[static_cast<size_t>(unit)].depth, slot);
+  unsigned char* const to =
+      deps_.memory->ParamSlot(plan_.unit(unit).depth, slot);
   param_slots_.SetEvent(
       unit,
       deps_.queue->Run("gather the parameters of a unit",
@@ -457,7 +455,7 @@ unsigned char* Units::GradsOf(int32_t unit, const SlotPart& part) const {
     return deps_.memory->buffers()[part.buffer]
         .grads[static_cast<size_t>(rank)];
   }
-  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  const int32_t depth = plan_.unit(unit).depth;
   return deps_.memory->GradSlot(rank, depth, grad_slots_.Find(unit)) +
          part.offset;
 }
@@ -588,9 +586,8 @@ void Units::SetPublished(int32_t unit, Event event) {
 // ---- Where things are ------------------------------------------------------
 
 StatusOr<void*> Units::Param(ParamId param) const {
-  const ParamPlace& place = plan_.places()[static_cast<size_t>(param)];
-  const EngineBuffer& buffer =
-      deps_.memory->buffers()[static_cast<size_t>(place.buffer)];
+  const ParamPlace& place = plan_.place(param);
+  const EngineBuffer& buffer = deps_.memory->buffer(place.buffer);
   if (!gathers_) return buffer.ParamAt(place.offset);
   const int32_t unit = plan_.UnitOf(param);
   if (states_.state(unit) == UnitStates::State::kIdle) {
@@ -598,7 +595,7 @@ StatusOr<void*> Units::Param(ParamId param) const {
                               states_.Name(unit),
                               " is in state IDLE: acquire it first");
   }
-  const int32_t depth = plan_.units()[static_cast<size_t>(unit)].depth;
+  const int32_t depth = plan_.unit(unit).depth;
   unsigned char* const slot =
       deps_.memory->ParamSlot(depth, param_slots_.Find(unit));
   for (const SlotPart& part : SlotParts(plan_, unit, false)) {
@@ -610,9 +607,8 @@ StatusOr<void*> Units::Param(ParamId param) const {
 }
 
 StatusOr<void*> Units::Grad(ParamId param) const {
-  const ParamPlace& place = plan_.places()[static_cast<size_t>(param)];
-  const EngineBuffer& buffer =
-      deps_.memory->buffers()[static_cast<size_t>(place.buffer)];
+  const ParamPlace& place = plan_.place(param);
+  const EngineBuffer& buffer = deps_.memory->buffer(place.buffer);
   if (!plan_.shards_grads()) {
     return deps_.copies->GradOf(
         param, buffer.GradAt(deps_.comm->rank(), place.offset));
