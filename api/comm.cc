@@ -107,13 +107,12 @@ int32_t shard_comm_world_size(const shard_comm* comm) noexcept {
   return comm == nullptr ? 0 : comm->comm->world_size();
 }
 
-// All ranks of every transport so far are on one host.
 int32_t shard_comm_local_rank(const shard_comm* comm) noexcept {
-  return shard_comm_rank(comm);
+  return comm == nullptr ? -1 : comm->comm->local_rank();
 }
 
 int32_t shard_comm_local_world_size(const shard_comm* comm) noexcept {
-  return shard_comm_world_size(comm);
+  return comm == nullptr ? 0 : comm->comm->local_world_size();
 }
 
 shard_error* shard_comm_describe(const shard_comm* comm,

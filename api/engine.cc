@@ -307,7 +307,7 @@ shard_error* shard_engine_memory(const shard_engine* engine,
     SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_memory", memory));
     SHARD_API_REQUIRE_HANDLE(engine);
     const shard::Communicator& comm = *engine->engine->comm();
-    shard::api::WriteMemory(engine->engine->Memory(), comm.world_size(),
+    shard::api::WriteMemory(engine->engine->Memory(), comm.local_world_size(),
                             comm.direct(), memory);
     return Status();
   });

@@ -173,7 +173,7 @@ struct MemoryReport {
 
   // Returns the memory of a host, whose ranks share memory if `shared`; at most
   // UINT64_MAX. REQUIRES: ranks_on_host > 0.
-  uint64_t HostTotal(int ranks_on_host, bool shared = true) const;
+  uint64_t HostTotal(int ranks_on_host, bool shared) const;
 };
 
 // Transient memory for the units of one nesting depth: `count` slots of `bytes`

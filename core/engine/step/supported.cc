@@ -14,7 +14,7 @@ uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
                              const Plan* before) {
   MemoryReport memory = plan.Memory(comm.direct());
   if (before != nullptr) memory.host_tensor_bytes = 0;
-  return memory.HostTotal(comm.direct() ? comm.world_size() : 1);
+  return memory.HostTotal(comm.local_world_size(), comm.direct());
 }
 
 Status CheckSupported(const Plan& plan, const Communicator& comm,

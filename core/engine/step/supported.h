@@ -17,9 +17,9 @@
 
 namespace shard {
 
-// Returns the bytes that this host still has to give to an engine of `plan`: of
-// all ranks where they share memory, else of this rank. `before` is null, or
-// the plan that `plan` replaces, as for EngineMemory::Allocate. The memory of
+// Returns the bytes that this host still has to give to the engines of `plan`
+// on all its ranks, whether these share memory or not. `before` is null, or the
+// plan that `plan` replaces, as for EngineMemory::Allocate. The memory of
 // `before` stays allocated meanwhile, and its host tensors serve both plans.
 uint64_t HostBytesToAllocate(const Plan& plan, const Communicator& comm,
                              const Plan* before);

@@ -382,8 +382,8 @@ TEST(EngineTest, ParametersWithoutElementsUseNoMemory) {
     StepReport report;
     ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
     EXPECT_EQ(report.bytes_moved, 0u);
-    EXPECT_EQ((*plan)->Memory(true).HostTotal(2), 0u);
-    EXPECT_EQ((*engine)->Memory().HostTotal(2), 0u);
+    EXPECT_EQ((*plan)->Memory(true).HostTotal(2, true), 0u);
+    EXPECT_EQ((*engine)->Memory().HostTotal(2, true), 0u);
   });
 }
 

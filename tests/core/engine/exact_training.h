@@ -293,8 +293,8 @@ inline std::string TrainExactly(const ExactTraining& training) {
           failure = made.status().ToString();
           return;
         }
-        if ((*made)->Memory().HostTotal(1) !=
-            plan.Memory(comm->direct()).HostTotal(1)) {
+        if ((*made)->Memory().HostTotal(1, comm->direct()) !=
+            plan.Memory(comm->direct()).HostTotal(1, comm->direct())) {
           failure = "memory is not as planned";
         }
         if (training.prepare != nullptr) training.prepare(made->get());

@@ -93,7 +93,7 @@ TEST_P(MemoryTest, RealUseIsWithinOnePercentOfThePlan) {
   double measured = 0;
   for (const auto& result : results) measured += std::stod(result.report);
   const auto predicted =
-      static_cast<double>((*plan)->Memory(true).HostTotal(kWorldSize));
+      static_cast<double>((*plan)->Memory(true).HostTotal(kWorldSize, true));
   EXPECT_NEAR(measured / predicted, 1.0, 0.01)
       << "measured " << measured << ", predicted " << predicted;
 }

@@ -128,7 +128,7 @@ TEST(HostMemoryTest, TheHostHasOneCopyOfParametersAndEveryRanksRest) {
   const MemoryReport memory = (*plan)->Memory(true);
   // The workspace holds the parameter and a copy in fp32.
   EXPECT_EQ(memory.workspace_bytes, 2 * 64 * 64 * sizeof(float));
-  EXPECT_EQ(memory.HostTotal(2),
+  EXPECT_EQ(memory.HostTotal(2, true),
             memory.param_bytes + 2 * (memory.grad_bytes + memory.state_bytes +
                                       memory.workspace_bytes));
 }

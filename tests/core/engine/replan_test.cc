@@ -85,8 +85,8 @@ class ReplanTest : public ::testing::TestWithParam<Form> {
             ASSERT_TRUE(stepped.ok()) << stepped.ToString();
             ASSERT_TRUE((*engine)->ZeroGrad().ok());
           }
-          EXPECT_EQ((*engine)->Memory().HostTotal(1),
-                    (*engine)->plan().Memory(comm->direct()).HostTotal(1));
+          EXPECT_EQ((*engine)->Memory().HostTotal(1, comm->direct()),
+                    (*engine)->plan().Memory(comm->direct()).HostTotal(1, comm->direct()));
           auto read = trainer.Read();
           if (comm->rank() == 0) result = std::move(read);
         },

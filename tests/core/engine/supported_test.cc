@@ -34,7 +34,7 @@ std::shared_ptr<const Plan> PlanWith(int64_t bytes) {
 }
 
 // Host tensors stay where they are when the plan changes: they need no memory
-// again.
+// again. Ranks that share no memory need their own of everything.
 TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
   constexpr uint64_t kHostTensor = 5 * kPageBytes;
   const auto plan = PlanWith(kHostTensor);
@@ -43,11 +43,13 @@ TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
     RunThreadRanks(
         kWorldSize,
         [&](const auto& comm) {
-          const int ranks = comm->direct() ? kWorldSize : 1;
-          const uint64_t all = plan->Memory(comm->direct()).HostTotal(ranks);
-          EXPECT_EQ(HostBytesToAllocate(*plan, *comm, nullptr), all);
+          const auto engine = Engine::Create(plan, comm);
+          ASSERT_OK(engine);
+          const uint64_t taken =
+              (*engine)->Memory().HostTotal(kWorldSize, comm->direct());
+          EXPECT_EQ(HostBytesToAllocate(*plan, *comm, nullptr), taken);
           EXPECT_EQ(HostBytesToAllocate(*plan, *comm, plan.get()),
-                    all - static_cast<uint64_t>(ranks) * kHostTensor);
+                    taken - kWorldSize * kHostTensor);
         },
         30, link);
   }

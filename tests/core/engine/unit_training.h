@@ -213,8 +213,8 @@ inline std::vector<std::vector<float>> TrainUnits(const UnitTraining& training,
       [&](const auto& comm) {
         auto made = Engine::Create(*plan, comm, training.engine);
         ASSERT_TRUE(made.ok()) << made.status().ToString();
-        EXPECT_EQ((*made)->Memory().HostTotal(1),
-                  (*plan)->Memory(comm->direct()).HostTotal(1));
+        EXPECT_EQ((*made)->Memory().HostTotal(1, comm->direct()),
+                  (*plan)->Memory(comm->direct()).HostTotal(1, comm->direct()));
         UnitTrainer trainer(training, made->get());
         trainer.Fill();
         for (int step = 1; step <= training.steps; ++step) {

@@ -45,7 +45,7 @@ TEST(PlanMemory, OneUnitCostsTheSameInEveryStage) {
       EXPECT_EQ(memory.grad_bytes, grads);
       EXPECT_EQ(memory.state_bytes, states);
       EXPECT_EQ(memory.transient_bytes, 0u);
-      EXPECT_EQ(memory.HostTotal(4), params + 4 * (grads + states));
+      EXPECT_EQ(memory.HostTotal(4, true), params + 4 * (grads + states));
     }
   }
 }
@@ -103,7 +103,7 @@ TEST(PlanMemory, BuffersWithoutElementsCostNothing) {
       EXPECT_EQ(memory.param_bytes, 0u);
       EXPECT_EQ(memory.grad_bytes, 0u);
       EXPECT_EQ(memory.state_bytes, 0u);
-      EXPECT_EQ(memory.HostTotal(3), 0u);
+      EXPECT_EQ(memory.HostTotal(3, true), 0u);
     }
   }
 }
@@ -159,7 +159,7 @@ TEST(PlanMemory, SlotsArePerDepthAndAsLargeAsTheLargestUnit) {
   EXPECT_EQ(memory.param_bytes, 57344u);
   EXPECT_EQ(memory.grad_bytes, 5 * 4096u);
   EXPECT_EQ(memory.transient_bytes, 28672u);
-  EXPECT_EQ(memory.HostTotal(8),
+  EXPECT_EQ(memory.HostTotal(8, true),
             57344 + 8 * (memory.grad_bytes + memory.state_bytes + 28672));
 
   // Slots of 45,056 and parts of 20,480 are more than 57,344, so nothing is
@@ -258,12 +258,12 @@ TEST(PlanMemory, ShardGroupsHoldParametersAgain) {
   EXPECT_FALSE(MakePlan(model, options)->shards_params());
 }
 
-uint64_t Total(const MemoryReport& memory) { return memory.HostTotal(1); }
+uint64_t Total(const MemoryReport& memory) { return memory.HostTotal(1, true); }
 
 TEST(PlanMemory, TheTotalOfAHostDoesNotWrapAround) {
   MemoryReport memory;
   memory.param_bytes = memory.grad_bytes = uint64_t{1} << 54;
-  EXPECT_EQ(memory.HostTotal(3), uint64_t{1} << 56);
+  EXPECT_EQ(memory.HostTotal(3, true), uint64_t{1} << 56);
   EXPECT_EQ(memory.HostTotal(2, false), uint64_t{1} << 56);
   for (const bool shared : {false, true}) {
     EXPECT_EQ(memory.HostTotal(1 << 20, shared), UINT64_MAX);

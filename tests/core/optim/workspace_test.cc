@@ -130,7 +130,7 @@ TEST(WorkspaceTest, PlansOfAnyShapeAreSound) {
       const auto plan = PlanOf(optimizer, shape);
       ASSERT_OK(plan);
       EXPECT_EQ((*plan)->workspace_numel(), 0);
-      EXPECT_EQ((*plan)->Memory(true).HostTotal(1), 0u);
+      EXPECT_EQ((*plan)->Memory(true).HostTotal(1, true), 0u);
     }
   }
 }
