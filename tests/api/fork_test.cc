@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
@@ -22,9 +23,32 @@ namespace {
 using shard::testing::ExpectAllPassed;
 using shard::testing::Rank;
 
+// Reads the names of `plan` on two threads at once, then frees it. Returns
+// whether both threads could read.
+bool ReadOnTwoThreadsAndFree(shard_plan* plan) {
+  std::atomic<int> ready{0};
+  std::atomic<int> read{0};
+  const auto read_names = [&] {
+    // Both threads come to the plan first.
+    ++ready;
+    while (ready < 2) continue;
+    for (int32_t param = 0; param < 2; ++param) {
+      const char* name = nullptr;
+      if (shard_plan_param_name(plan, param, 0, &name) != nullptr) return;
+      if (std::strlen(name) == 0) return;
+    }
+    ++read;
+  };
+  std::thread other(read_names);
+  read_names();
+  other.join();
+  shard_plan_free(plan);
+  return read == 2;
+}
+
 // A thread of the parent holds the plan's locks while some of the children are
-// made.
-TEST(ForkTest, AChildOfForkReadsAPlanThatItsParentReads) {
+// made. The parent's plan outlives the children's.
+TEST(ForkTest, AChildOfForkReadsAndFreesAPlanThatItsParentReads) {
   const Plan plan = SmallPlan(2);
   std::atomic<bool> done{false};
   std::thread reader([&] {
@@ -37,11 +61,9 @@ TEST(ForkTest, AChildOfForkReadsAPlanThatItsParentReads) {
     const pid_t child = ::fork();
     if (child == 0) {
       ::alarm(20);
-      const char* name = nullptr;
       shard_plan_info info = SHARD_PLAN_INFO_INIT;
-      const bool read =
-          shard_plan_get_info(plan.get(), &info) == nullptr &&
-          shard_plan_param_name(plan.get(), 1, 0, &name) == nullptr;
+      const bool read = shard_plan_get_info(plan.get(), &info) == nullptr &&
+                        ReadOnTwoThreadsAndFree(plan.get());
       ::_exit(read ? 0 : 1);
     }
     int status = -1;

@@ -70,6 +70,10 @@ struct Tally {
   int refused_names = 0;
   int refused_plans = 0;
   int saved = 0;
+  // Models that were saved, and that were loaded, in a stage that shards
+  // gradients.
+  int saved_sharded = 0;
+  int loaded_sharded = 0;
 };
 
 // Expects that a name is accepted, or refused with an error about the name.
@@ -225,6 +229,10 @@ void TryModel(uint64_t seed, Tally* tally) {
   LoadWorld(training, root, &loaded, params);
   EXPECT_EQ(saved, loaded) << saved.Differences(loaded);
   ++tally->saved;
+  if ((*plan)->shards_grads()) ++tally->saved_sharded;
+  const auto reloaded = PlanOf(training);
+  ASSERT_OK(reloaded);
+  if ((*reloaded)->shards_grads()) ++tally->loaded_sharded;
 }
 
 TEST(HostileNames, AcceptedModelsCanBeSaved) {
@@ -239,10 +247,14 @@ TEST(HostileNames, AcceptedModelsCanBeSaved) {
     TryModel(seed, &tally);
     ASSERT_FALSE(HasFailure()) << "SHARD_TEST_SEED=" << seed;
   }
-  std::cout << tally.saved << " models saved, " << tally.refused_plans
+  std::cout << tally.saved << " models saved (" << tally.saved_sharded
+            << " sharded, and " << tally.loaded_sharded
+            << " loaded so), " << tally.refused_plans
             << " plans and " << tally.refused_names << " names refused\n";
   if (first == last) return;
   EXPECT_GT(tally.saved, 20);
+  EXPECT_GT(tally.saved_sharded, 5);
+  EXPECT_GT(tally.loaded_sharded, 5);
   EXPECT_GT(tally.refused_plans, 5);
   EXPECT_GT(tally.refused_names, 20);
 }

@@ -5,11 +5,15 @@
 #include "core/engine/step/supported.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
+#include <vector>
 
 #include "core/base/element_type.h"
+#include "core/engine/state/replan.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
@@ -64,6 +68,39 @@ TEST(SupportedTest, AChangeOfThePlanAsksForNoHostTensors) {
                 StatusCode::kResourceExhausted,
                 {"of memory are needed on this host", "ZeRO stage"});
     EXPECT_OK(CheckSupported(*plan, *comm, plan.get()));
+  });
+}
+
+// The host tensor is as large as the machine's memory, of which some is always
+// in use, so no engine is created with it. A runtime does not ask, and the
+// kernel gives the pages when they are touched, which nothing does here.
+TEST(SupportedTest, ANewPlanAsksForNoMemoryOfHostTensors) {
+  const int64_t machine = int64_t{::sysconf(_SC_PHYS_PAGES)} *
+                          static_cast<int64_t>(::sysconf(_SC_PAGESIZE));
+  const auto plan = PlanWith(machine);
+  RunThreadRanks(kWorldSize, [&](const auto& comm) {
+    ExpectError(Engine::Create(plan, comm).status(),
+                StatusCode::kResourceExhausted, {"are needed on this host"});
+    const auto device = OpenDevice("cpu");
+    ASSERT_OK(device);
+    const BoundMemory bound;
+    const EngineRuntime::Options options = {.timeout = 30,
+                                            .allow_missing = false,
+                                            .overlap = false,
+                                            .bound = &bound};
+    const Deadline deadline = Deadline::After(30);
+    const auto from = EngineRuntime::Create(plan, comm.get(), device->get(),
+                                            options, nullptr, deadline);
+    // A kernel that promises no more memory than it has refuses the tensor.
+    if (from.status().code() == StatusCode::kResourceExhausted) return;
+    ASSERT_OK(from);
+    const auto hypers = Hypers::Create(*plan);
+    ASSERT_OK(hypers);
+    EXPECT_OK(
+        Replan(**from, Status(),
+               NewParamGroup(*plan, *hypers, std::string_view("sgd?lr=0.5"),
+                             std::vector{0}),
+               options, comm.get(), device->get(), deadline));
   });
 }
 
