@@ -14,6 +14,7 @@
 #include "api/handles.h"
 #include "api/options.h"
 #include "api/progress.h"
+#include "api/tensor_info.h"
 #include "core/base/file_env.h"
 #include "core/checkpoint/data/file_store.h"
 #include "core/checkpoint/manifest/manifest.h"
@@ -84,17 +85,8 @@ shard_checkpoint_info InfoOf(const FileStore& store) {
 
 shard_tensor_info InfoOf(const FileStore& store, size_t index) {
   const TensorInfo tensor = store.tensor(index);
-  shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
-  info.dtype = static_cast<int32_t>(tensor.type);
-  info.role = static_cast<int32_t>(tensor.role);
-  info.alias_of = tensor.alias_of;
-  info.numel = tensor.numel;
-  info.bytes = TensorBytes(tensor);
-  info.ndim = static_cast<int32_t>(tensor.shape.size());
-  std::copy(tensor.shape.begin(), tensor.shape.end(), info.shape);
+  shard_tensor_info info = shard::api::ToTensorInfo(tensor);
   info.num_slices = static_cast<int32_t>(store.num_slices(index));
-  info.group = -1;
-  info.step = -1;
   if (tensor.role != shard::TensorRole::kParam) return info;
   const Manifest* const manifest = store.manifest();
   info.trainable = manifest == nullptr || manifest->trainable(index) ? 1 : 0;

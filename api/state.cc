@@ -14,6 +14,7 @@
 #include "api/handles.h"
 #include "api/options.h"
 #include "api/state_options.h"
+#include "api/tensor_info.h"
 #include "api/text.h"
 #include "core/base/element_type.h"
 #include "core/engine/engine.h"
@@ -34,6 +35,7 @@ using shard::api::CommOf;
 using shard::api::Guard;
 using shard::api::GuardCollective;
 using shard::api::GuardTraining;
+using shard::api::ToTensorInfo;
 
 struct ReadState {
   StateOptions state;
@@ -62,20 +64,6 @@ Status CheckTensor(const shard_state_dict* state, int64_t tensor) {
   if (tensor >= 0 && static_cast<uint64_t>(tensor) < count) return Status();
   return InvalidArgument("tensor ", tensor,
                          " does not exist; the state dict has ", count);
-}
-
-shard_tensor_info InfoOf(const TensorInfo& tensor) {
-  shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
-  info.dtype = static_cast<int32_t>(tensor.type);
-  info.role = static_cast<int32_t>(tensor.role);
-  info.alias_of = tensor.alias_of;
-  info.numel = tensor.numel;
-  info.bytes = TensorBytes(tensor);
-  info.ndim = static_cast<int32_t>(tensor.shape.size());
-  std::copy(tensor.shape.begin(), tensor.shape.end(), info.shape);
-  info.group = -1;
-  info.step = -1;
-  return info;
 }
 
 // Copies the engine's tensors, so that later steps do not change them.
@@ -142,7 +130,7 @@ shard_error* shard_state_dict_tensor(const shard_state_dict* state,
     SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_tensor_info", info));
     SHARD_RETURN_IF_ERROR(CheckTensor(state, tensor));
     shard::api::WriteResult(
-        InfoOf(state->store.tensor(static_cast<size_t>(tensor))), info);
+        ToTensorInfo(state->store.tensor(static_cast<size_t>(tensor))), info);
     return Status();
   });
 }
@@ -246,7 +234,7 @@ shard_error* shard_state_dict_gather(shard_engine* engine,
           tensor.shape = entry.shape;
           tensor.numel = entry.numel;
           tensor.alias_of = entry.alias_of;
-          const shard_tensor_info info = InfoOf(tensor);
+          const shard_tensor_info info = ToTensorInfo(tensor);
           if (take(entry.key.c_str(), &info, data, user_data) == 0) {
             return Status();
           }

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/base/rounding.h"
 #include "core/base/strings.h"
 
 namespace shard {
@@ -24,7 +25,7 @@ std::byte* TrimToHugePage(std::byte* data, size_t mapped, size_t bytes) {
   const size_t past = reinterpret_cast<uintptr_t>(data) % kHugePage;
   const size_t before = past == 0 ? 0 : kHugePage - past;
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const size_t end = before + (bytes + page - 1) / page * page;
+  const size_t end = before + RoundUp(bytes, page);
   if (before > 0) ::munmap(data, before);
   if (end < mapped) ::munmap(data + end, mapped - end);
   return data + before;

@@ -59,6 +59,15 @@ class Spec {
   std::vector<std::string> asked_;
 };
 
+// Returns the error for the value of a key that is out of its range: "dynamic:
+// growth_factor=0.5 is out of range; allowed: above 1".
+template <typename Number>
+Status ValueOutOfRange(std::string_view name, std::string_view key,
+                       Number value, std::string_view allowed) {
+  return InvalidArgument(name, ": ", key, "=", value,
+                         " is out of range; allowed: ", allowed);
+}
+
 }  // namespace shard
 
 #endif  // SHARD_CORE_BASE_SPEC_H_

@@ -31,7 +31,7 @@ void AppendDouble(std::string* out, double value) {
 
 }  // namespace internal
 
-std::string FormatList(const std::vector<int64_t>& values) {
+std::string FormatList(std::span<const int64_t> values) {
   std::string out = "[";
   for (size_t i = 0; i < values.size(); ++i) {
     StrAppend(&out, i == 0 ? "" : ", ", values[i]);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -57,7 +58,7 @@ void StrAppend(std::string* out, const Pieces&... pieces) {
 }
 
 // Returns "[2, 3, 4]".
-std::string FormatList(const std::vector<int64_t>& values);
+std::string FormatList(std::span<const int64_t> values);
 
 // Returns "12.3 MiB"; exact below 1 KiB.
 std::string FormatBytes(uint64_t bytes);

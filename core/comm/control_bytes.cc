@@ -4,24 +4,19 @@
 
 #include <cstdint>
 
+#include "core/base/rounding.h"
 #include "core/comm/direct/control_block.h"
 #include "core/comm/direct/exchange.h"
 
 namespace shard {
 
-namespace {
-
-constexpr uint64_t PagesOf(uint64_t bytes) {
-  constexpr uint64_t kPage = 4096;
-  return (bytes + kPage - 1) / kPage * kPage;
-}
-
-}  // namespace
-
 uint64_t ControlBytes(int ranks, bool shares_memory) {
-  const uint64_t block = PagesOf(direct::ControlBlock::Bytes(ranks));
+  constexpr uint64_t kPage = 4096;
+  const uint64_t block =
+      RoundUp<uint64_t>(direct::ControlBlock::Bytes(ranks), kPage);
   if (shares_memory) return block;
-  return block + PagesOf(direct::kStagingBytes) * static_cast<uint64_t>(ranks);
+  return block + RoundUp<uint64_t>(direct::kStagingBytes, kPage) *
+                     static_cast<uint64_t>(ranks);
 }
 
 }  // namespace shard

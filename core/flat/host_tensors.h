@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/rounding.h"
 #include "core/base/status.h"
 #include "core/model/model.h"
 
@@ -21,8 +22,7 @@ inline constexpr uint64_t kHostTensorAlignment = 64;
 
 // Returns the bytes from the begin of a host tensor to that of the next one.
 constexpr uint64_t RoundUpToHostTensor(uint64_t bytes) {
-  return (bytes + kHostTensorAlignment - 1) / kHostTensorAlignment *
-         kHostTensorAlignment;
+  return RoundUp(bytes, kHostTensorAlignment);
 }
 
 struct HostTensorLayout {

@@ -25,6 +25,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/facts.h"
+#include "core/base/rounding.h"
 #include "core/base/status.h"
 #include "core/flat/host_tensors.h"
 #include "core/flat/layout.h"
@@ -152,7 +153,7 @@ struct PlanOptions {
 inline constexpr uint64_t kPageBytes = 4096;
 
 constexpr uint64_t RoundUpToPage(uint64_t bytes) {
-  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return RoundUp(bytes, kPageBytes);
 }
 
 // Memory in bytes, page rounding included: exactly the amount the engine

@@ -23,16 +23,10 @@ constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 // Rounds to fp32. REQUIRES: x is in [kSmallest, kLargest].
 double NearestFloat(double x) { return static_cast<float>(x); }
 
-Status OutOfRangeValue(const char* kind, const char* key, double value,
-                       const std::string& allowed) {
-  return InvalidArgument(kind, ": ", key, "=", value,
-                         " is out of range; allowed: ", allowed);
-}
-
 Status CheckScale(const char* kind, const char* key, double value, double least,
                   double most) {
   if (value >= least && value <= most) return Status();
-  return OutOfRangeValue(kind, key, value, StrCat("[", least, ", ", most, "]"));
+  return ValueOutOfRange(kind, key, value, StrCat("[", least, ", ", most, "]"));
 }
 
 }  // namespace
@@ -90,15 +84,15 @@ Status LossScaler::CheckRanges() const {
   SHARD_RETURN_IF_ERROR(
       CheckScale(kName, "init_scale", init_scale_, min_scale_, max_scale_));
   if (growth_factor_ <= 1) {
-    return OutOfRangeValue(kName, "growth_factor", growth_factor_, "above 1");
+    return ValueOutOfRange(kName, "growth_factor", growth_factor_, "above 1");
   }
   if (backoff_factor_ <= 0 || backoff_factor_ >= 1) {
-    return OutOfRangeValue(kName, "backoff_factor", backoff_factor_,
+    return ValueOutOfRange(kName, "backoff_factor", backoff_factor_,
                            "above 0 and below 1");
   }
   if (growth_interval_ < 1) {
-    return InvalidArgument(kName, ": growth_interval=", growth_interval_,
-                           " is out of range; allowed: at least 1");
+    return ValueOutOfRange(kName, "growth_interval", growth_interval_,
+                           "at least 1");
   }
   return Status();
 }

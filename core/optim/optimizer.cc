@@ -88,8 +88,7 @@ Status CheckRange(const char* optimizer, const Hyper& hyper, double value) {
   const bool whole = !hyper.flag || value == 0 || value == 1;
   // NaN fails every comparison.
   if (above && below && whole) return Status();
-  return InvalidArgument(optimizer, ": ", hyper.name, "=", value,
-                         " is out of range; allowed: ", RangeText(hyper));
+  return ValueOutOfRange(optimizer, hyper.name, value, RangeText(hyper));
 }
 
 size_t NumChoices(const Hyper& hyper) {

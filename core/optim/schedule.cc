@@ -40,18 +40,6 @@ namespace {
 constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kNoInteger = std::numeric_limits<int64_t>::min();
 
-Status OutOfRangeValue(const char* kind, const char* key, double value,
-                       const std::string& allowed) {
-  return InvalidArgument(kind, ": ", key, "=", value,
-                         " is out of range; allowed: ", allowed);
-}
-
-Status OutOfRangeSteps(const char* kind, const char* key, int64_t value,
-                       const std::string& allowed) {
-  return InvalidArgument(kind, ": ", key, "=", value,
-                         " is out of range; allowed: ", allowed);
-}
-
 }  // namespace
 
 StatusOr<Schedule> Schedule::Parse(std::string_view text) {
@@ -107,21 +95,21 @@ StatusOr<Schedule> Schedule::Parse(std::string_view text) {
 
 Status Schedule::CheckRanges() const {
   const KindInfo& kind = info();
-  if (lr_ < 0) return OutOfRangeValue(kind.name, "lr", lr_, "at least 0");
+  if (lr_ < 0) return ValueOutOfRange(kind.name, "lr", lr_, "at least 0");
   if (min_lr_ < 0 || min_lr_ > lr_) {
-    return OutOfRangeValue(kind.name, "min_lr", min_lr_,
+    return ValueOutOfRange(kind.name, "min_lr", min_lr_,
                            StrCat("[0, lr=", lr_, "]"));
   }
   if (kind.total && total_ < 1) {
-    return OutOfRangeSteps(kind.name, "total", total_, "at least 1");
+    return ValueOutOfRange(kind.name, "total", total_, "at least 1");
   }
   if (warmup_ < 0 || (kind.total && warmup_ > total_)) {
-    return OutOfRangeSteps(
+    return ValueOutOfRange(
         kind.name, "warmup", warmup_,
         kind.total ? StrCat("[0, total=", total_, "]") : "at least 0");
   }
   if (kind.decay && (decay_ < 1 || decay_ > total_ - warmup_)) {
-    return OutOfRangeSteps(kind.name, "decay", decay_,
+    return ValueOutOfRange(kind.name, "decay", decay_,
                            StrCat("[1, total-warmup=", total_ - warmup_, "]"));
   }
   return Status();

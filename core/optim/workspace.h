@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "core/base/rounding.h"
 #include "kernels/cpu/newton_schulz.h"
 #include "kernels/formula/registry.h"
 
@@ -18,8 +19,7 @@ inline constexpr int64_t kWorkspaceElements =
     static_cast<int64_t>(kWorkspaceAlignment / sizeof(float));
 
 constexpr int64_t AlignWorkspace(int64_t elements) {
-  return (elements + kWorkspaceElements - 1) / kWorkspaceElements *
-         kWorkspaceElements;
+  return RoundUp(elements, kWorkspaceElements);
 }
 
 // Returns how many matrices of this shape Muon steps at a time: several small

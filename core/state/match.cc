@@ -27,10 +27,6 @@ std::string SuffixOf(const Plan& plan, const StateEntry& entry) {
                 entry.scales ? kScaleSuffix : "");
 }
 
-std::string FormatShape(std::span<const int64_t> shape) {
-  return FormatList(std::vector<int64_t>(shape.begin(), shape.end()));
-}
-
 // Finds tensors of a store by the keys that libshard gives them.
 class StoreKeys {
  public:
@@ -157,8 +153,8 @@ class Matcher {
     if (!std::equal(info.shape.begin(), info.shape.end(), entry.shape.begin(),
                     entry.shape.end())) {
       report_->mismatched.push_back(
-          StrCat("'", entry.key, "' has shape ", FormatShape(info.shape),
-                 " in the store and ", FormatShape(entry.shape), " here"));
+          StrCat("'", entry.key, "' has shape ", FormatList(info.shape),
+                 " in the store and ", FormatList(entry.shape), " here"));
       return;
     }
     Decide(entry, info, &matches_[e]);

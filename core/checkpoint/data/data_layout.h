@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/rounding.h"
 #include "core/checkpoint/manifest/manifest.h"
 
 namespace shard {
@@ -29,15 +30,13 @@ class DataLayout {
   uint64_t Add(uint64_t bytes) {
     const uint64_t alignment =
         bytes >= kSliceAlignment ? kSliceAlignment : kSmallSliceAlignment;
-    const uint64_t offset = (end_ + alignment - 1) / alignment * alignment;
+    const uint64_t offset = RoundUp(end_, alignment);
     end_ = offset + bytes;
     return offset;
   }
 
   // Returns the bytes of the file: whole pages.
-  uint64_t file_bytes() const {
-    return (end_ + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
-  }
+  uint64_t file_bytes() const { return RoundUp(end_, kSliceAlignment); }
 
  private:
   uint64_t end_ = 0;

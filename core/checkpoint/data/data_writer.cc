@@ -8,16 +8,13 @@
 
 #include "core/base/host_memory.h"
 #include "core/base/parallel.h"
+#include "core/base/rounding.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/manifest/manifest.h"
 
 namespace shard {
 
 namespace {
-
-constexpr uint64_t RoundUp(uint64_t offset) {
-  return (offset + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
-}
 
 // Allocates the pages that a thread, or a snapshot, fills.
 Status Resize(Mapping* room, uint64_t bytes, const char* what) {
@@ -52,7 +49,7 @@ void DataWriter::CutChunks() {
     if (source.offset + source.bytes - last.begin <= most) continue;
     // A large slice begins at a page. A small one may reach from one chunk into
     // the next.
-    const uint64_t begin = RoundUp(source.offset);
+    const uint64_t begin = RoundUp(source.offset, kSliceAlignment);
     if (begin == last.begin || begin >= file_bytes_) continue;
     last.end = begin;
     chunks_.push_back({begin, file_bytes_, s});

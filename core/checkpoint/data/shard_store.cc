@@ -11,6 +11,7 @@
 #include "core/base/host_memory.h"
 #include "core/base/mapping.h"
 #include "core/base/parallel.h"
+#include "core/base/rounding.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/manifest/manifest_header.h"
 
@@ -24,13 +25,6 @@ constexpr uint64_t kRunBytes = uint64_t{8} << 20;
 // Bytes between requested ones are read too when they are fewer than this: a
 // disk takes longer to start another read.
 constexpr uint64_t kReadThrough = uint64_t{64} << 10;
-
-constexpr uint64_t RoundDown(uint64_t offset) {
-  return offset / kSliceAlignment * kSliceAlignment;
-}
-constexpr uint64_t RoundUp(uint64_t offset) {
-  return RoundDown(offset + kSliceAlignment - 1);
-}
 
 bool IsZeros(const std::byte* data, uint64_t bytes) {
   return std::all_of(data, data + bytes,
@@ -181,7 +175,7 @@ std::vector<ShardStore::Run> ShardStore::CutRuns(
         continue;
       }
     }
-    runs.push_back({p, 1, RoundDown(piece.offset), end});
+    runs.push_back({p, 1, RoundDown(piece.offset, kSliceAlignment), end});
   }
   return runs;
 }
@@ -205,7 +199,8 @@ Status ShardStore::ReadPieces(std::span<const Piece> pieces,
     const bool streamed =
         first.kind == Piece::Kind::kBlob && first.bytes > kRunBytes;
     // Files are whole pages, so this does not reach beyond one.
-    const uint64_t bytes = streamed ? kRunBytes : RoundUp(run.end) - run.begin;
+    const uint64_t bytes =
+        streamed ? kRunBytes : RoundUp(run.end, kSliceAlignment) - run.begin;
     Mapping& room = rooms[static_cast<size_t>(thread)];
     if (room.size() < bytes) {
       room = Mapping();
@@ -332,7 +327,8 @@ Status ShardStore::StreamBlob(size_t index, const BlobSink& sink) const {
   if (piece.bytes == 0) return Status();
   SHARD_ASSIGN_OR_RETURN(
       const Mapping room,
-      Mapping::Anonymous(std::min(RoundUp(piece.bytes), kRunBytes)));
+      Mapping::Anonymous(
+          std::min(RoundUp(piece.bytes, kSliceAlignment), kRunBytes)));
   return StreamPiece(piece, {room.data(), room.size()}, sink);
 }
 

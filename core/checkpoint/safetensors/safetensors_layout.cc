@@ -157,7 +157,7 @@ StatusOr<int64_t> CheckOpaqueTensor(std::string_view type,
   for (const int64_t dim : shape) {
     if (dim < 0 || (dim > 0 && numel > kMax / dim)) {
       return InvalidArgument(
-          "a shape of ", FormatList({shape.begin(), shape.end()}),
+          "a shape of ", FormatList(shape),
           " is negative, or has more elements than 63 bits can count");
     }
     numel *= dim;
@@ -174,8 +174,7 @@ StatusOr<int64_t> CheckOpaqueTensor(std::string_view type,
     return numel;
   }
   return InvalidArgument(bytes, " bytes are not those of ", type, " of shape ",
-                         FormatList({shape.begin(), shape.end()}), ", at ",
-                         known->bits, " bits each");
+                         FormatList(shape), ", at ", known->bits, " bits each");
 }
 
 StatusOr<std::vector<uint64_t>> CheckSafetensors(

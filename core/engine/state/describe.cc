@@ -48,8 +48,7 @@ void DescribeTensors(const TensorStore& store, FactSink* sink) {
     sink->Add("", StrCat("tensor ", t), subject);
     sink->Add(subject, "type", TypeNameOf(info));
     sink->Add(subject, "role", TensorRoleName(info.role));
-    sink->Add(subject, "shape",
-              FormatList({info.shape.begin(), info.shape.end()}));
+    sink->Add(subject, "shape", FormatList(info.shape));
     sink->Add(subject, "alias_of", info.alias_of);
     sink->Add(subject, "codebook", info.codebook);
   }

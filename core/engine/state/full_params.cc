@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/dtype.h"
+#include "core/base/rounding.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/state/gather_params.h"
@@ -120,7 +121,7 @@ StatusOr<std::unique_ptr<FullParams>> FullParams::Create(
     units[static_cast<size_t>(buffer.unit)] = true;
     const auto bytes = static_cast<int64_t>(
         DTypeBytes(buffer.dtype, plan.model().params()[p].numel));
-    summoned->bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    summoned->bytes_ += RoundUp(bytes, kAlignment);
   }
   Status local;
   if (here && summoned->bytes_ > 0) {

@@ -62,9 +62,10 @@ TEST(StrAppend, Appends) {
 }
 
 TEST(FormatList, Formats) {
-  EXPECT_EQ(FormatList({}), "[]");
-  EXPECT_EQ(FormatList({5}), "[5]");
-  EXPECT_EQ(FormatList({2, -3, 4}), "[2, -3, 4]");
+  using List = std::vector<int64_t>;
+  EXPECT_EQ(FormatList(List()), "[]");
+  EXPECT_EQ(FormatList(List{5}), "[5]");
+  EXPECT_EQ(FormatList(List{2, -3, 4}), "[2, -3, 4]");
 }
 
 TEST(FormatBytes, ExactBelowOneKibibyteThenRounded) {
