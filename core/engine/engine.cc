@@ -10,9 +10,9 @@
 #include "core/base/strings.h"
 #include "core/comm/check_agreement.h"
 #include "core/engine/memory/param_place.h"
-#include "core/engine/state/host_tensors.h"
+#include "core/engine/params/host_tensors.h"
+#include "core/engine/params/log_warnings.h"
 #include "core/engine/state/import_state.h"
-#include "core/engine/state/log_warnings.h"
 #include "core/engine/step/supported.h"
 #include "core/flat/check_host_tensor.h"
 

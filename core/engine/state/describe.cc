@@ -3,8 +3,10 @@
 #include "core/engine/state/describe.h"
 
 #include <cstddef>
+#include <string>
 
 #include "core/base/strings.h"
+#include "core/engine/params/module_text.h"
 
 namespace shard {
 
@@ -23,11 +25,6 @@ const char* ContentName(StateContent content) {
 }
 
 }  // namespace
-
-std::string ModuleText(const Model& model, ModuleId module) {
-  return module == kRootModule ? "all"
-                               : StrCat("'", model.ModuleFqn(module), "'");
-}
 
 void DescribeState(const Model& model, const StateOptions& options,
                    FactSink* sink) {

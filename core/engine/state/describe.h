@@ -6,18 +6,12 @@
 #ifndef SHARD_CORE_ENGINE_STATE_DESCRIBE_H_
 #define SHARD_CORE_ENGINE_STATE_DESCRIBE_H_
 
-#include <string>
-
 #include "core/base/facts.h"
 #include "core/checkpoint/store/tensor_store.h"
 #include "core/model/model.h"
 #include "core/state/state_entries.h"
 
 namespace shard {
-
-// Returns the name of a module in messages: "'block.mlp'", or "all" for the
-// root. REQUIRES: a module of `model`.
-std::string ModuleText(const Model& model, ModuleId module);
 
 // Writes the facts of `options`. REQUIRES: options that CheckStateOptions
 // accepts.

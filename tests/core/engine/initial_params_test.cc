@@ -2,7 +2,7 @@
 //
 // The first values of parameters: those that rank 0 set last, and zeros.
 
-#include "core/engine/state/initial_params.h"
+#include "core/engine/params/initial_params.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/engine/state/full_params.h"
+#include "core/engine/params/full_params.h"
 #include "core/optim/loss_scaler.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/unit_calls.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/engine/state/full_params.h"
+#include "core/engine/params/full_params.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"

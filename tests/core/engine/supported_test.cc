@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/element_type.h"
-#include "core/engine/state/replan.h"
+#include "core/engine/params/replan.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/state/initial_params.h"
+#include "core/engine/params/initial_params.h"
 
 #include <algorithm>
 #include <cstdint>

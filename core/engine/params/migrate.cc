@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/state/migrate.h"
+#include "core/engine/params/migrate.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -10,7 +10,7 @@
 #include "core/base/element_type.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/memory/buffers.h"
-#include "core/engine/state/gather_params.h"
+#include "core/engine/params/gather_params.h"
 #include "core/engine/transfer/ok_or_abort.h"
 #include "core/flat/plan.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/state/host_tensors.h"
+#include "core/engine/params/host_tensors.h"
 
 #include <algorithm>
 #include <cstddef>

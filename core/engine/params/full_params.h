@@ -9,8 +9,8 @@
 // while they are written back from one rank, the bytes of the largest parameter
 // on all ranks. Plan::Memory does not count either.
 
-#ifndef SHARD_CORE_ENGINE_STATE_FULL_PARAMS_H_
-#define SHARD_CORE_ENGINE_STATE_FULL_PARAMS_H_
+#ifndef SHARD_CORE_ENGINE_PARAMS_FULL_PARAMS_H_
+#define SHARD_CORE_ENGINE_PARAMS_FULL_PARAMS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
-#include "core/engine/state/all_ranks.h"
+#include "core/engine/params/all_ranks.h"
 #include "core/engine/step/engine_runtime.h"
 
 namespace shard {
@@ -63,4 +63,4 @@ class FullParams {
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STATE_FULL_PARAMS_H_
+#endif  // SHARD_CORE_ENGINE_PARAMS_FULL_PARAMS_H_

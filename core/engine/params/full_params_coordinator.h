@@ -6,8 +6,8 @@
 //
 // Threads: one at a time, as the engine.
 
-#ifndef SHARD_CORE_ENGINE_STATE_FULL_PARAMS_COORDINATOR_H_
-#define SHARD_CORE_ENGINE_STATE_FULL_PARAMS_COORDINATOR_H_
+#ifndef SHARD_CORE_ENGINE_PARAMS_FULL_PARAMS_COORDINATOR_H_
+#define SHARD_CORE_ENGINE_PARAMS_FULL_PARAMS_COORDINATOR_H_
 
 #include <memory>
 
@@ -15,7 +15,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
-#include "core/engine/state/full_params.h"
+#include "core/engine/params/full_params.h"
 #include "core/engine/step/engine_runtime.h"
 
 namespace shard {
@@ -54,4 +54,4 @@ class FullParamsCoordinator {
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STATE_FULL_PARAMS_COORDINATOR_H_
+#endif  // SHARD_CORE_ENGINE_PARAMS_FULL_PARAMS_COORDINATOR_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/state/full_params.h"
+#include "core/engine/params/full_params.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,7 @@
 #include "core/base/rounding.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/memory/buffers.h"
-#include "core/engine/state/gather_params.h"
+#include "core/engine/params/gather_params.h"
 #include "core/engine/transfer/ok_or_abort.h"
 #include "core/engine/transfer/transfers.h"
 #include "core/model/walk.h"

@@ -9,8 +9,8 @@
 //
 // Threads: one at a time, as the engine.
 
-#ifndef SHARD_CORE_ENGINE_STATE_INITIAL_PARAMS_H_
-#define SHARD_CORE_ENGINE_STATE_INITIAL_PARAMS_H_
+#ifndef SHARD_CORE_ENGINE_PARAMS_INITIAL_PARAMS_H_
+#define SHARD_CORE_ENGINE_PARAMS_INITIAL_PARAMS_H_
 
 #include <cstddef>
 #include <vector>
@@ -68,4 +68,4 @@ class InitialParams {
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STATE_INITIAL_PARAMS_H_
+#endif  // SHARD_CORE_ENGINE_PARAMS_INITIAL_PARAMS_H_

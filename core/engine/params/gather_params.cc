@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/state/gather_params.h"
+#include "core/engine/params/gather_params.h"
 
 #include <cstddef>
 #include <cstdint>

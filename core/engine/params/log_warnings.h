@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#ifndef SHARD_CORE_ENGINE_STATE_LOG_WARNINGS_H_
-#define SHARD_CORE_ENGINE_STATE_LOG_WARNINGS_H_
+#ifndef SHARD_CORE_ENGINE_PARAMS_LOG_WARNINGS_H_
+#define SHARD_CORE_ENGINE_PARAMS_LOG_WARNINGS_H_
 
 #include <string>
 #include <vector>
@@ -22,4 +22,4 @@ void LogWarnings(const Logger& logger,
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STATE_LOG_WARNINGS_H_
+#endif  // SHARD_CORE_ENGINE_PARAMS_LOG_WARNINGS_H_

@@ -7,8 +7,8 @@
 //
 // Threads: one at a time, as the engine.
 
-#ifndef SHARD_CORE_ENGINE_STATE_HOST_TENSORS_H_
-#define SHARD_CORE_ENGINE_STATE_HOST_TENSORS_H_
+#ifndef SHARD_CORE_ENGINE_PARAMS_HOST_TENSORS_H_
+#define SHARD_CORE_ENGINE_PARAMS_HOST_TENSORS_H_
 
 #include <span>
 
@@ -41,4 +41,4 @@ void ZeroHostTensors(const Plan& plan, const EngineMemory& memory,
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STATE_HOST_TENSORS_H_
+#endif  // SHARD_CORE_ENGINE_PARAMS_HOST_TENSORS_H_

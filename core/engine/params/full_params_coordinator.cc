@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/state/full_params_coordinator.h"
+#include "core/engine/params/full_params_coordinator.h"
 
 #include <utility>
 
-#include "core/engine/state/describe.h"
+#include "core/engine/params/module_text.h"
 
 namespace shard {
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/state/replan.h"
+#include "core/engine/params/replan.h"
 
 #include <utility>
 
 #include "core/base/host_array.h"
 #include "core/engine/memory/param_place.h"
-#include "core/engine/state/initial_params.h"
-#include "core/engine/state/log_warnings.h"
-#include "core/engine/state/migrate.h"
+#include "core/engine/params/initial_params.h"
+#include "core/engine/params/log_warnings.h"
+#include "core/engine/params/migrate.h"
 #include "core/engine/step/supported.h"
 #include "core/optim/groups.h"
 

@@ -3,8 +3,8 @@
 // Gathers whole parameters on every rank, one unit after the other, in the
 // memory of the plan: where parameters are sharded, in the unit's first slot.
 
-#ifndef SHARD_CORE_ENGINE_STATE_GATHER_PARAMS_H_
-#define SHARD_CORE_ENGINE_STATE_GATHER_PARAMS_H_
+#ifndef SHARD_CORE_ENGINE_PARAMS_GATHER_PARAMS_H_
+#define SHARD_CORE_ENGINE_PARAMS_GATHER_PARAMS_H_
 
 #include <functional>
 #include <vector>
@@ -37,4 +37,4 @@ Status GatherParams(const EngineRuntime& runtime,
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STATE_GATHER_PARAMS_H_
+#endif  // SHARD_CORE_ENGINE_PARAMS_GATHER_PARAMS_H_

@@ -9,8 +9,8 @@
 // that name and dtype. Other states are initialized: zeros, and master weights
 // from their parameter.
 
-#ifndef SHARD_CORE_ENGINE_STATE_MIGRATE_H_
-#define SHARD_CORE_ENGINE_STATE_MIGRATE_H_
+#ifndef SHARD_CORE_ENGINE_PARAMS_MIGRATE_H_
+#define SHARD_CORE_ENGINE_PARAMS_MIGRATE_H_
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
@@ -34,4 +34,4 @@ Status MigrateStates(const EngineRuntime& from, const EngineRuntime& to,
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STATE_MIGRATE_H_
+#endif  // SHARD_CORE_ENGINE_PARAMS_MIGRATE_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/engine/state/log_warnings.h"
+#include "core/engine/params/log_warnings.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -4,8 +4,8 @@
 // parameters, at run time. The values of parameters and states are moved
 // (migrate.h); the memory of both plans is held meanwhile.
 
-#ifndef SHARD_CORE_ENGINE_STATE_REPLAN_H_
-#define SHARD_CORE_ENGINE_STATE_REPLAN_H_
+#ifndef SHARD_CORE_ENGINE_PARAMS_REPLAN_H_
+#define SHARD_CORE_ENGINE_PARAMS_REPLAN_H_
 
 #include <memory>
 #include <span>
@@ -58,4 +58,4 @@ StatusOr<Replanned> Replan(const EngineRuntime& from, const Status& known,
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STATE_REPLAN_H_
+#endif  // SHARD_CORE_ENGINE_PARAMS_REPLAN_H_

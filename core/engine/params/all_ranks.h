@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#ifndef SHARD_CORE_ENGINE_STATE_ALL_RANKS_H_
-#define SHARD_CORE_ENGINE_STATE_ALL_RANKS_H_
+#ifndef SHARD_CORE_ENGINE_PARAMS_ALL_RANKS_H_
+#define SHARD_CORE_ENGINE_PARAMS_ALL_RANKS_H_
 
 #include "core/base/status.h"
 
@@ -19,4 +19,4 @@ inline Status CheckRankOrAll(int rank, int world_size) {
 
 }  // namespace shard
 
-#endif  // SHARD_CORE_ENGINE_STATE_ALL_RANKS_H_
+#endif  // SHARD_CORE_ENGINE_PARAMS_ALL_RANKS_H_
