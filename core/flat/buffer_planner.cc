@@ -16,69 +16,70 @@ namespace shard {
 
 BufferPlanner::BufferPlanner(const Model& model, const PlanOptions& options,
                              const Inventory& inventory,
+                             std::span<const int32_t> ranges,
                              std::deque<std::vector<StatePlan>>* state_lists)
     : model_(model),
       options_(options),
       inventory_(inventory),
-      state_lists_(state_lists),
-      shared_(2 * options.groups.size(), nullptr) {}
+      ranges_(ranges),
+      state_lists_(state_lists) {
+  kinds_.reserve(inventory.kinds.size());
+  for (const BufferKind& kind : inventory.kinds) {
+    kinds_.push_back(MakeKind(kind));
+  }
+}
 
-Status BufferPlanner::Plan(const BufferInventory& buffer,
-                           std::span<const int32_t> ranges,
-                           FlatBufferPlan* to) {
-  FlatBufferPlan& plan = *to;
-  plan.unit = buffer.unit;
-  plan.dtype = buffer.dtype;
-  plan.trainable = buffer.trainable;
-  plan.group = buffer.group;
-  plan.grad_dtype = buffer.grad_dtype;
+BufferPlanner::Kind BufferPlanner::MakeKind(const BufferKind& kind) const {
+  Kind made = {};
+  FlatBufferPlan& plan = made.plan;
+  plan.dtype = kind.dtype;
+  plan.trainable = kind.trainable;
+  plan.group = kind.group;
+  plan.grad_dtype = kind.grad_dtype;
   plan.sum_dtype = options_.deterministic && IsHalf(plan.grad_dtype)
                        ? DType::kF32
                        : plan.grad_dtype;
-  plan.has_masters = plan.trainable && IsHalf(buffer.dtype) &&
-                     options_.masters == Masters::kF32;
-  const GroupOptions& group =
-      options_.groups[static_cast<size_t>(buffer.group)];
-
-  FlatLayout::Alignment alignment;
-  alignment.shard = ShardAlignment(buffer.dtype);
-  if (buffer.trainable) {
-    for (const StateTensor& state : group.states) {
-      // Blocks that begin with their parameter hold the same elements in every
-      // layout.
-      if (IsQuantized(state.dtype)) {
-        alignment.slot = InfoOf(state.dtype).block;
-      }
+  plan.has_masters =
+      plan.trainable && IsHalf(plan.dtype) && options_.masters == Masters::kF32;
+  // The least number of elements whose bytes are a multiple of alignment_bytes.
+  made.alignment.shard = options_.alignment_bytes /
+                         std::gcd(options_.alignment_bytes,
+                                  static_cast<int64_t>(DTypeSize(plan.dtype)));
+  if (!plan.trainable) return made;
+  for (const StateTensor& state :
+       options_.groups[static_cast<size_t>(plan.group)].states) {
+    // Blocks that begin with their parameter hold the same elements in every
+    // layout.
+    if (IsQuantized(state.dtype)) {
+      made.alignment.slot = InfoOf(state.dtype).block;
     }
   }
+  plan.states = state_lists_->emplace_back(StatesOf(plan));
+  return made;
+}
+
+Status BufferPlanner::Plan(const BufferInventory& buffer,
+                           FlatBufferPlan* to) const {
+  const Kind& kind = kinds_[static_cast<size_t>(buffer.kind)];
+  FlatBufferPlan& plan = *to;
+  plan = kind.plan;
+  plan.unit = buffer.unit;
   const auto params = inventory_.ParamsOf(buffer);
   const auto numels = inventory_.NumelsOf(buffer);
   const int world_size = options_.world_size;
   SHARD_ASSIGN_OR_RETURN(
       plan.layout,
-      buffer.owned_whole
-          ? FlatLayout::Owned(params, numels, ranges, world_size, alignment)
-          : FlatLayout::Even(params, numels, world_size, alignment));
-  if (!buffer.trainable) return Status();
-
-  if (group.tensor == nullptr) {
-    plan.states = SharedStates(plan);
-    return Status();
+      inventory_.KindOf(buffer).owned_whole
+          ? FlatLayout::Owned(params, numels, RangesOf(buffer), world_size,
+                              kind.alignment)
+          : FlatLayout::Even(params, numels, world_size, kind.alignment));
+  if (plan.trainable &&
+      options_.groups[static_cast<size_t>(plan.group)].tensor != nullptr) {
+    std::vector<StatePlan> states(plan.states.begin(), plan.states.end());
+    SHARD_RETURN_IF_ERROR(LayOutStates(buffer, &states));
+    plan.states = state_lists_->emplace_back(std::move(states));
   }
-  std::vector<StatePlan> states = StatesOf(plan);
-  SHARD_RETURN_IF_ERROR(LayOutStates(buffer, ranges, alignment, &states));
-  plan.states = state_lists_->emplace_back(std::move(states));
   return Status();
-}
-
-int64_t BufferPlanner::ShardAlignment(DType dtype) {
-  int64_t& elements = shard_alignments_[static_cast<size_t>(dtype)];
-  if (elements == 0) {
-    elements = options_.alignment_bytes /
-               std::gcd(options_.alignment_bytes,
-                        static_cast<int64_t>(DTypeSize(dtype)));
-  }
-  return elements;
 }
 
 std::vector<StatePlan> BufferPlanner::StatesOf(
@@ -94,20 +95,11 @@ std::vector<StatePlan> BufferPlanner::StatesOf(
   return states;
 }
 
-std::span<const StatePlan> BufferPlanner::SharedStates(
-    const FlatBufferPlan& plan) {
-  const std::vector<StatePlan>*& shared =
-      shared_[2 * static_cast<size_t>(plan.group) + (plan.has_masters ? 1 : 0)];
-  if (shared == nullptr) shared = &state_lists_->emplace_back(StatesOf(plan));
-  return *shared;
-}
-
 Status BufferPlanner::LayOutStates(const BufferInventory& buffer,
-                                   std::span<const int32_t> ranges,
-                                   FlatLayout::Alignment alignment,
                                    std::vector<StatePlan>* states) const {
+  const Kind& kind = kinds_[static_cast<size_t>(buffer.kind)];
   const GroupOptions& group =
-      options_.groups[static_cast<size_t>(buffer.group)];
+      options_.groups[static_cast<size_t>(kind.plan.group)];
   const auto params = inventory_.ParamsOf(buffer);
   const auto param_numels = inventory_.NumelsOf(buffer);
   std::vector<int64_t> numels(params.size());
@@ -121,9 +113,9 @@ Status BufferPlanner::LayOutStates(const BufferInventory& buffer,
     if (std::equal(numels.begin(), numels.end(), param_numels.begin())) {
       continue;
     }
-    SHARD_ASSIGN_OR_RETURN(FlatLayout own,
-                           FlatLayout::Owned(params, numels, ranges,
-                                             options_.world_size, alignment));
+    SHARD_ASSIGN_OR_RETURN(
+        FlatLayout own, FlatLayout::Owned(params, numels, RangesOf(buffer),
+                                          options_.world_size, kind.alignment));
     (*states)[s].own_layout =
         std::make_shared<const FlatLayout>(std::move(own));
   }

@@ -5,7 +5,6 @@
 #ifndef SHARD_CORE_FLAT_BUFFER_PLANNER_H_
 #define SHARD_CORE_FLAT_BUFFER_PLANNER_H_
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -21,44 +20,45 @@ namespace shard {
 
 class BufferPlanner {
  public:
-  // Stores in `state_lists` the lists to which FlatBufferPlan::states point:
-  // one for all buffers that keep the same states, of which there may be very
-  // many. All four arguments must outlive the planner. REQUIRES: options that
-  // Plan::Create checked.
+  // `ranges` has the range of each parameter, buffer after buffer; it is empty
+  // when all buffers are cut evenly. Stores in `state_lists` the lists to which
+  // FlatBufferPlan::states point: one for all buffers that keep the same
+  // states, of which there may be very many. All arguments must outlive the
+  // planner. REQUIRES: options that Plan::Create checked.
   BufferPlanner(const Model& model, const PlanOptions& options,
-                const Inventory& inventory,
+                const Inventory& inventory, std::span<const int32_t> ranges,
                 std::deque<std::vector<StatePlan>>* state_lists);
 
-  // Fills `to`, which is new. `ranges` has the range of each parameter; it is
-  // empty when the buffer is cut evenly.
-  Status Plan(const BufferInventory& buffer, std::span<const int32_t> ranges,
-              FlatBufferPlan* to);
+  // Sets `to` to the plan of one of the inventory's buffers.
+  Status Plan(const BufferInventory& buffer, FlatBufferPlan* to) const;
 
   // Returns the workspace for stepping the parameters of `buffer`: that of the
   // optimizer, and an fp32 copy of a parameter that has no other.
   StatusOr<int64_t> WorkspaceNumel(const FlatBufferPlan& buffer) const;
 
  private:
-  // Returns the least number of elements whose bytes are a multiple of
-  // alignment_bytes.
-  int64_t ShardAlignment(DType dtype);
+  // What the plans of all buffers of a kind share.
+  struct Kind {
+    FlatBufferPlan plan;  // Without its unit and layout.
+    FlatLayout::Alignment alignment;
+  };
+
+  Kind MakeKind(const BufferKind& kind) const;
   std::vector<StatePlan> StatesOf(const FlatBufferPlan& plan) const;
-  std::span<const StatePlan> SharedStates(const FlatBufferPlan& plan);
+  std::span<const int32_t> RangesOf(const BufferInventory& buffer) const {
+    return buffer.PartOf(ranges_);
+  }
 
   // Makes separate layouts for states that do not have the parameters' shapes.
   Status LayOutStates(const BufferInventory& buffer,
-                      std::span<const int32_t> ranges,
-                      FlatLayout::Alignment alignment,
                       std::vector<StatePlan>* states) const;
 
   const Model& model_;
   const PlanOptions& options_;
   const Inventory& inventory_;
+  std::span<const int32_t> ranges_;
   std::deque<std::vector<StatePlan>>* state_lists_;
-  // By DType; 0 where not computed yet.
-  std::array<int64_t, 5> shard_alignments_{};
-  // By 2 * group + has_masters; null where not computed yet.
-  std::vector<const std::vector<StatePlan>*> shared_;
+  std::vector<Kind> kinds_;  // By BufferInventory::kind.
 };
 
 }  // namespace shard

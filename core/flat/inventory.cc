@@ -2,6 +2,7 @@
 
 #include "core/flat/inventory.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <limits>
@@ -32,8 +33,8 @@ class InventoryTaker {
         fingerprint_(fingerprint) {
     const size_t count = model.params().size();
     inventory_.walk.reserve(count);
-    inventory_.numels.reserve(count);
-    inventory_.buffer_of.assign(count, -1);
+    inventory_.numels_by_buffer.reserve(count);
+    inventory_.positions.assign(count, -1);
     inventory_.units.reserve(1 + wrapped.size());
     frozen_.fill(-1);
     trainable_.resize(model.groups().size());
@@ -45,8 +46,9 @@ class InventoryTaker {
     const Model::Module& module = model_.modules()[static_cast<size_t>(id)];
     if (module.ignored) return false;
     if (KeysMayCollide(module.name)) inventory_.keys_may_collide = true;
-    fingerprint_->Add(kModuleRecord | static_cast<uint32_t>(depth));
-    fingerprint_->AddString(module.name);
+    fingerprint_->AddAll(kModuleRecord | static_cast<uint32_t>(depth),
+                         static_cast<uint32_t>(module.name.size()),
+                         std::string_view(module.name));
     // The root is never closed.
     while (depth > 0 && open_units_.back().depth >= depth) {
       open_units_.pop_back();
@@ -54,9 +56,9 @@ class InventoryTaker {
     if (next_wrapped_ < wrapped_.size() && wrapped_[next_wrapped_] == id) {
       ++next_wrapped_;
       OpenUnit(id, depth);
-      wrapped_positions_.push_back(position_);
+      wrapped_positions_.push_back(entered_);
     }
-    ++position_;
+    ++entered_;
     return true;
   }
 
@@ -69,32 +71,36 @@ class InventoryTaker {
     PrefetchShapeAfter(static_cast<size_t>(index));
     const auto name_size = static_cast<uint32_t>(reference.name.size());
     const std::string_view name = reference.name;
-    if (inventory_.buffer_of[param] >= 0) {
-      fingerprint_->AddAll(name_size, name, kAliasRecord,
-                           PositionOf(reference.param));
+    // Tied parameters and units are named by position in the walk, because each
+    // rank has ids of its own.
+    int32_t& position = inventory_.positions[param];
+    if (position >= 0) {
+      fingerprint_->AddAll(name_size, name, kAliasRecord, position);
       return;
     }
-    const int32_t buffer = BufferOf(info);
-    inventory_.buffer_of[param] = buffer;
+    position = static_cast<int32_t>(inventory_.walk.size());
     inventory_.walk.push_back(reference.param);
-    inventory_.numels.push_back(info.numel);
-    ++At(buffer).count;
-    const uint32_t kind = static_cast<uint32_t>(info.dtype) |
-                          uint32_t{info.trainable} << 8 |
-                          static_cast<uint32_t>(info.shape.size()) << 16;
+    inventory_.numels_by_buffer.push_back(info.numel);
+    const int32_t buffer = BufferOf(info);
+    if (runs_.empty() || runs_.back().buffer != buffer) {
+      runs_.push_back({buffer, 0});
+    }
+    ++runs_.back().count;
+    const uint32_t facts = static_cast<uint32_t>(info.dtype) |
+                           uint32_t{info.trainable} << 8 |
+                           static_cast<uint32_t>(info.shape.size()) << 16;
     const std::string_view shape(
         reinterpret_cast<const char*>(info.shape.data()),
         info.shape.size() * sizeof(info.shape[0]));
-    fingerprint_->AddAll(name_size, name, kind, info.group, shape);
+    fingerprint_->AddAll(name_size, name, facts, info.group, shape);
   }
 
   Inventory Take() {
-    // Named by position in the walk, because each rank has ids of its own.
     fingerprint_->Add(static_cast<uint32_t>(wrapped_positions_.size()));
     for (const int32_t position : wrapped_positions_) {
       fingerprint_->Add(position);
     }
-    inventory_.SortByBuffer();
+    SortByBuffer();
     return std::move(inventory_);
   }
 
@@ -125,31 +131,50 @@ class InventoryTaker {
     open_units_.push_back({unit, depth});
   }
 
+  // A buffer that takes further parameters.
+  struct OpenBuffer {
+    int32_t buffer = -1;  // Index into Inventory::buffers.
+    int32_t unit = -1;
+    // Bytes of gradients or frozen parameters, without padding.
+    int64_t bytes = 0;
+  };
+
   // Returns the buffer that takes a parameter such as `info` in the current
   // unit.
   int32_t BufferOf(const Model::Param& info) {
+    const int32_t kind = KindOf(info);
+    OpenBuffer& open = last_[static_cast<size_t>(kind)];
     const int32_t unit = open_units_.back().unit;
+    // The last buffer may belong to another unit: one inside this, which is
+    // closed, or one around this, to which the walk returns.
+    if (open.unit != unit) {
+      if (open.unit >= 0 && IsOpen(open.unit)) outer_[{open.unit, kind}] = open;
+      const auto outer = outer_.find({unit, kind});
+      open = outer == outer_.end() ? OpenBuffer() : outer->second;
+    }
+    if (open.buffer >= 0 && Fits(info.numel, kind, &open)) return open.buffer;
+    open = {static_cast<int32_t>(inventory_.buffers.size()), unit};
+    Fits(info.numel, kind, &open);
+    inventory_.buffers.push_back({unit, kind});
+    return open.buffer;
+  }
+
+  int32_t KindOf(const Model::Param& info) {
     const GroupId group = info.trainable ? info.group : kDefaultGroup;
     ByDType& row =
         info.trainable ? trainable_[static_cast<size_t>(group)] : frozen_;
-    int32_t& buffer = row[static_cast<size_t>(info.dtype)];
-    // The last buffer may belong to another unit: one inside this, which is
-    // closed, or one around this, to which the walk returns.
-    if (buffer >= 0 && At(buffer).unit != unit) {
-      if (IsOpen(At(buffer).unit)) open_[{At(buffer).unit, &buffer}] = buffer;
-      const auto open = open_.find({unit, &buffer});
-      buffer = open == open_.end() ? -1 : open->second;
-    }
-    if (buffer >= 0 && Fits(info, &At(buffer))) return buffer;
-    buffer = static_cast<int32_t>(inventory_.buffers.size());
+    int32_t& kind = row[static_cast<size_t>(info.dtype)];
+    if (kind >= 0) return kind;
+    kind = static_cast<int32_t>(inventory_.kinds.size());
     const DType grad_dtype = options_.f32_grads && info.dtype != DType::kF64
                                  ? DType::kF32
                                  : info.dtype;
-    inventory_.buffers.push_back(
-        {unit, info.dtype, info.trainable, group, grad_dtype,
-         IsOwnedWhole(options_, info.trainable, group)});
-    Fits(info, &inventory_.buffers.back());
-    return buffer;
+    inventory_.kinds.push_back({info.dtype, info.trainable, group, grad_dtype,
+                                IsOwnedWhole(options_, info.trainable, group)});
+    element_bytes_.push_back(static_cast<int64_t>(
+        DTypeSize(info.trainable ? grad_dtype : info.dtype)));
+    last_.emplace_back();
+    return kind;
   }
 
   bool IsOpen(int32_t unit) const {
@@ -158,48 +183,65 @@ class InventoryTaker {
     return depth < open_units_.size() && open_units_[depth].unit == unit;
   }
 
-  // Counts the parameter's bytes, unless they would make the buffer longer than
-  // allowed.
-  bool Fits(const Model::Param& info, BufferInventory* buffer) const {
-    if (buffer->owned_whole) return true;
-    const DType dtype = buffer->trainable ? buffer->grad_dtype : buffer->dtype;
+  // Counts the bytes of `numel` elements, unless they would make the buffer
+  // longer than allowed.
+  bool Fits(int64_t numel, int32_t kind, OpenBuffer* open) const {
+    const auto k = static_cast<size_t>(kind);
+    if (inventory_.kinds[k].owned_whole) return true;
     int64_t bytes = 0;
-    // A sum beyond int64 is too long for any buffer, and a parameter beyond
-    // int64 is alone in its buffer.
-    if (__builtin_mul_overflow(
-            info.numel, static_cast<int64_t>(DTypeSize(dtype)), &bytes)) {
+    // A parameter beyond int64 is alone in its buffer.
+    if (__builtin_mul_overflow(numel, element_bytes_[k], &bytes)) {
       bytes = std::numeric_limits<int64_t>::max();
     }
-    int64_t sum = 0;
-    const bool overflow = __builtin_add_overflow(buffer->bytes, bytes, &sum);
-    const bool fits = !overflow && sum <= options_.buffer_bytes;
+    const bool fits = bytes <= options_.buffer_bytes - open->bytes;
     // A parameter without elements fits anywhere.
-    if (!fits && buffer->bytes > 0 && bytes > 0) return false;
-    buffer->bytes = sum;
+    if (!fits && open->bytes > 0 && bytes > 0) return false;
+    open->bytes += bytes;  // No overflow: they fit, or one of the two is 0.
     return true;
   }
 
-  BufferInventory& At(int32_t buffer) {
-    return inventory_.buffers[static_cast<size_t>(buffer)];
-  }
-
-  // Returns a parameter's position in the walk. Ids are of no use here, because
-  // they depend on the order of adding, which may differ between ranks. Only
-  // models with ties pay for the table.
-  int32_t PositionOf(ParamId param) {
-    if (positions_.empty()) positions_.assign(model_.params().size(), -1);
-    for (; positioned_ < inventory_.walk.size(); ++positioned_) {
-      positions_[static_cast<size_t>(inventory_.walk[positioned_])] =
-          static_cast<int32_t>(positioned_);
+  // Groups the parameters by buffer.
+  void SortByBuffer() {
+    std::vector<BufferInventory>& buffers = inventory_.buffers;
+    for (const Run& run : runs_) {
+      buffers[static_cast<size_t>(run.buffer)].count += run.count;
     }
-    return positions_[static_cast<size_t>(param)];
+    uint32_t next = 0;
+    for (BufferInventory& buffer : buffers) {
+      buffer.first = next;
+      next += buffer.count;
+    }
+    if (runs_.size() == buffers.size()) return;  // The walk is sorted.
+    std::vector<uint32_t> cursors;
+    cursors.reserve(buffers.size());
+    for (const BufferInventory& buffer : buffers) {
+      cursors.push_back(buffer.first);
+    }
+    const std::vector<int64_t> numels = std::move(inventory_.numels_by_buffer);
+    inventory_.numels_by_buffer.resize(numels.size());
+    inventory_.params_by_buffer.resize(numels.size());
+    size_t from = 0;
+    for (const Run& run : runs_) {
+      uint32_t& to = cursors[static_cast<size_t>(run.buffer)];
+      std::copy_n(&inventory_.walk[from], run.count,
+                  &inventory_.params_by_buffer[to]);
+      std::copy_n(&numels[from], run.count, &inventory_.numels_by_buffer[to]);
+      from += run.count;
+      to += run.count;
+    }
   }
 
-  // A unit and an entry of frozen_ or trainable_.
+  // A unit and a kind.
   struct OpenKey {
     int32_t unit;
-    const int32_t* entry;
+    int32_t kind;
     friend auto operator<=>(const OpenKey&, const OpenKey&) = default;
+  };
+
+  // Parameters of one buffer that are adjacent in the walk.
+  struct Run {
+    int32_t buffer;
+    uint32_t count;
   };
 
   const Model& model_;
@@ -210,49 +252,21 @@ class InventoryTaker {
 
   std::vector<OpenedUnit> open_units_;  // From the root on.
   size_t next_wrapped_ = 0;
-  int32_t position_ = 0;  // The position of the current module in the walk.
+  int32_t entered_ = 0;  // The number of modules that the walk has entered.
   std::vector<int32_t> wrapped_positions_;
 
   using ByDType = std::array<int32_t, 5>;
-  // The buffers used last, as indices into Inventory::buffers, or -1.
+  // The kinds of buffers, as indices into Inventory::kinds, or -1.
   ByDType frozen_;
-  std::vector<ByDType> trainable_;  // By group.
+  std::vector<ByDType> trainable_;      // By group.
+  std::vector<int64_t> element_bytes_;  // By kind: the bytes that Fits counts.
+  std::vector<OpenBuffer> last_;        // By kind: the buffer used last.
   // The buffers of open units that were used before those.
-  std::map<OpenKey, int32_t> open_;
-
-  std::vector<int32_t> positions_;
-  size_t positioned_ = 0;  // The length of the walk that is in positions_.
+  std::map<OpenKey, OpenBuffer> outer_;
+  std::vector<Run> runs_;  // The whole walk.
 };
 
 }  // namespace
-
-void Inventory::SortByBuffer() {
-  size_t next = 0;
-  for (BufferInventory& buffer : buffers) {
-    buffer.first = next;
-    next += buffer.count;
-  }
-  const auto buffer_at = [this](size_t i) {
-    return buffer_of[static_cast<size_t>(walk[i])];
-  };
-  bool sorted = buffers.size() < 2;
-  if (!sorted) {
-    size_t i = 1;
-    while (i < walk.size() && buffer_at(i - 1) <= buffer_at(i)) ++i;
-    sorted = i >= walk.size();
-  }
-  if (sorted) return;
-  std::vector<size_t> cursors;
-  cursors.reserve(buffers.size());
-  for (const BufferInventory& buffer : buffers) cursors.push_back(buffer.first);
-  params_by_buffer_.resize(walk.size());
-  numels_by_buffer_.resize(walk.size());
-  for (size_t i = 0; i < walk.size(); ++i) {
-    const size_t at = cursors[static_cast<size_t>(buffer_at(i))]++;
-    params_by_buffer_[at] = walk[i];
-    numels_by_buffer_[at] = numels[i];
-  }
-}
 
 Inventory TakeInventory(const Model& model, const PlanOptions& options,
                         const std::vector<ModuleId>& wrapped,

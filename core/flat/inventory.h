@@ -25,59 +25,63 @@ struct UnitInventory {
   int32_t depth;   // Number of units around it.
 };
 
-// One flat buffer.
-struct BufferInventory {
-  int32_t unit;  // Index into Inventory::units.
+// The properties that the buffers of one dtype and param group share. There are
+// few kinds and may be very many buffers.
+struct BufferKind {
   DType dtype;
   bool trainable;
   // kDefaultGroup when frozen: such a buffer has parameters of all groups.
   GroupId group;
   DType grad_dtype;
   bool owned_whole;  // Every parameter has one owner.
-  // Index of its first parameter, among those of all buffers.
-  size_t first = 0;
-  size_t count = 0;  // Number of its parameters.
-  // Bytes of gradients or frozen parameters, without padding.
-  int64_t bytes = 0;
 };
 
-class Inventory {
- public:
+// One flat buffer.
+struct BufferInventory {
+  int32_t unit;  // Index into Inventory::units.
+  int32_t kind;  // Index into Inventory::kinds.
+  // Index of its first parameter, among those of all buffers.
+  uint32_t first = 0;
+  uint32_t count = 0;  // Number of its parameters.
+
+  // Returns the part of `all`, which has an element for each parameter of all
+  // buffers, that belongs to this buffer.
+  template <typename T>
+  std::span<T> PartOf(std::span<T> all) const {
+    return all.subspan(first, count);
+  }
+};
+
+struct Inventory {
   // Return the parameters of one buffer, and their sizes, in module-walk order.
   std::span<const ParamId> ParamsOf(const BufferInventory& buffer) const {
-    return Part(params_by_buffer_.empty() ? walk : params_by_buffer_, buffer);
+    return buffer.PartOf(
+        std::span(params_by_buffer.empty() ? walk : params_by_buffer));
   }
   std::span<const int64_t> NumelsOf(const BufferInventory& buffer) const {
-    return Part(params_by_buffer_.empty() ? numels : numels_by_buffer_, buffer);
+    return buffer.PartOf(std::span(numels_by_buffer));
+  }
+  const BufferKind& KindOf(const BufferInventory& buffer) const {
+    return kinds[static_cast<size_t>(buffer.kind)];
   }
 
   // In module-walk order; the root first.
   std::vector<UnitInventory> units;
-  // In order of first occurrence.
+  // In order of first occurrence, as the buffers are.
+  std::vector<BufferKind> kinds;
   std::vector<BufferInventory> buffers;
-  // Every stored parameter once, in module-walk order, and its size.
+  // Every stored parameter once, in module-walk order.
   std::vector<ParamId> walk;
-  std::vector<int64_t> numels;
-  // By ParamId: the index into `buffers`, or -1 when the parameter is ignored.
-  // A parameter with several names is where its first name is.
-  std::vector<int32_t> buffer_of;
+  // By ParamId: the index into `walk`, or -1 when the parameter is ignored. A
+  // parameter with several names is where its first name is.
+  std::vector<int32_t> positions;
+  // The parameters of one buffer after the other, empty where that is the order
+  // of the walk; and their sizes.
+  std::vector<ParamId> params_by_buffer;
+  std::vector<int64_t> numels_by_buffer;
 
   // False where no two keys of the plan can be equal (CheckKeys).
   bool keys_may_collide = false;
-
-  // Groups the parameters by buffer. Call it once, when all of them are added.
-  void SortByBuffer();
-
- private:
-  template <typename T>
-  static std::span<const T> Part(const std::vector<T>& all,
-                                 const BufferInventory& buffer) {
-    return std::span<const T>(all).subspan(buffer.first, buffer.count);
-  }
-
-  // Empty when the walk is in the order of buffers already.
-  std::vector<ParamId> params_by_buffer_;
-  std::vector<int64_t> numels_by_buffer_;
 };
 
 // Takes the inventory of a model. `wrapped` lists the modules that are units

@@ -137,15 +137,14 @@ bool IsOwnedWhole(const PlanOptions& options, bool trainable, GroupId group) {
           options.groups[static_cast<size_t>(group)].tensor != nullptr);
 }
 
-StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
-    const Model& model, const PlanOptions& options,
-    const Inventory& inventory) {
-  std::vector<std::vector<int32_t>> by_buffer;
+StatusOr<std::vector<int32_t>> ChooseOwners(const Model& model,
+                                            const PlanOptions& options,
+                                            const Inventory& inventory) {
+  std::vector<int32_t> owners;
   const bool any =
-      std::any_of(inventory.buffers.begin(), inventory.buffers.end(),
-                  [](const BufferInventory& b) { return b.owned_whole; });
-  if (!any) return by_buffer;
-  by_buffer.resize(inventory.buffers.size());
+      std::any_of(inventory.kinds.begin(), inventory.kinds.end(),
+                  [](const BufferKind& kind) { return kind.owned_whole; });
+  if (!any) return owners;
 
   std::vector<int32_t> owner_of;  // By ParamId.
   if (options.partition == Partition::kManual) {
@@ -157,15 +156,15 @@ StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
             ? OwnByBucket(model, options, inventory, &owner_of)
             : OwnGreedily(model, options, inventory, &owner_of));
   }
-  for (size_t b = 0; b < by_buffer.size(); ++b) {
-    const BufferInventory& buffer = inventory.buffers[b];
-    if (!buffer.owned_whole) continue;
-    by_buffer[b].reserve(buffer.count);
+  owners.resize(inventory.walk.size());
+  for (const BufferInventory& buffer : inventory.buffers) {
+    if (!inventory.KindOf(buffer).owned_whole) continue;
+    size_t next = buffer.first;
     for (const ParamId param : inventory.ParamsOf(buffer)) {
-      by_buffer[b].push_back(owner_of[static_cast<size_t>(param)]);
+      owners[next++] = owner_of[static_cast<size_t>(param)];
     }
   }
-  return by_buffer;
+  return owners;
 }
 
 }  // namespace shard

@@ -20,16 +20,17 @@ namespace shard {
 // parameters.
 bool IsOwnedWhole(const PlanOptions& options, bool trainable, GroupId group);
 
-// Returns the owners: owners[b][i] owns parameter i of inventory.buffers[b]; a
-// buffer that is not owned whole gets an empty list.
+// Returns the owners of the parameters of all buffers, one buffer after the
+// other; 0 in a buffer that is not owned whole. Empty when no buffer is.
 //
 // kGreedy assigns group after group, as ZeroRedundancyOptimizer does: frozen
 // parameters count, and loads carry over. Groups whose optimizer steps whole
 // parameters are assigned by its costs, also in kEven; their frozen parameters
 // cost nothing, and loads in the cost units of one optimizer are not added to
 // those of another. REQUIRES: options that Plan::Create checked.
-StatusOr<std::vector<std::vector<int32_t>>> ChooseOwners(
-    const Model& model, const PlanOptions& options, const Inventory& inventory);
+StatusOr<std::vector<int32_t>> ChooseOwners(const Model& model,
+                                            const PlanOptions& options,
+                                            const Inventory& inventory);
 
 }  // namespace shard
 

@@ -114,8 +114,7 @@ StatusOr<std::shared_ptr<const Plan>> Plan::Create(
 Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
   Fingerprint fingerprint;
   AddOptions(options_, &fingerprint);
-  const Inventory inventory =
-      TakeInventory(*model_, options_, wrapped, &fingerprint);
+  Inventory inventory = TakeInventory(*model_, options_, wrapped, &fingerprint);
   if (inventory.walk.empty()) {
     if (model_->params().empty()) {
       return InvalidArgument("the model has no parameters");
@@ -129,8 +128,9 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
   SHARD_RETURN_IF_ERROR(CheckManualOwners(*model_, options_, inventory));
   SHARD_RETURN_IF_ERROR(CheckSteps(*model_, options_, inventory));
   SHARD_ASSIGN_OR_RETURN(host_tensors_, LayOutHostTensors(*model_));
-  SHARD_ASSIGN_OR_RETURN(auto owners,
+  SHARD_ASSIGN_OR_RETURN(std::vector<int32_t> ranges,
                          ChooseOwners(*model_, options_, inventory));
+  for (int32_t& owner : ranges) owner = RangeOf(owner);
 
   units_.reserve(inventory.units.size());
   for (const UnitInventory& unit : inventory.units) {
@@ -141,37 +141,33 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
   std::sort(
       units_by_module_.begin(), units_by_module_.end(),
       [this](int32_t a, int32_t b) { return unit(a).module < unit(b).module; });
-  BufferPlanner planner(*model_, options_, inventory, &state_lists_);
+  const BufferPlanner planner(*model_, options_, inventory, ranges,
+                              &state_lists_);
   buffers_.reserve(inventory.buffers.size());
   places_.resize(model_->params().size());
   int64_t elements = 0;
-  for (size_t i = 0; i < inventory.buffers.size(); ++i) {
-    std::span<int32_t> ranges;
-    if (!owners.empty()) ranges = owners[i];
-    for (int32_t& owner : ranges) owner = RangeOf(owner);
+  for (const BufferInventory& each : inventory.buffers) {
+    const auto index = static_cast<int32_t>(buffers_.size());
     FlatBufferPlan& buffer = buffers_.emplace_back();
-    SHARD_RETURN_IF_ERROR(planner.Plan(inventory.buffers[i], ranges, &buffer));
+    SHARD_RETURN_IF_ERROR(planner.Plan(each, &buffer));
     SHARD_RETURN_IF_ERROR(CheckBytes(buffer, &elements));
-    const auto index = static_cast<int32_t>(i);
+    SHARD_ASSIGN_OR_RETURN(const int64_t workspace,
+                           planner.WorkspaceNumel(buffer));
+    workspace_numel_ = std::max(workspace_numel_, workspace);
     for (const Slot& slot : buffer.layout.slots()) {
       places_[static_cast<size_t>(slot.param)] = {index, slot.offset};
     }
     fingerprint.Add(buffer.layout.shard_numel());
-    SHARD_ASSIGN_OR_RETURN(const int64_t workspace,
-                           planner.WorkspaceNumel(buffer));
-    workspace_numel_ = std::max(workspace_numel_, workspace);
     units_[static_cast<size_t>(buffer.unit)].buffers.push_back(index);
   }
   ChooseSharding();
 
   // In walk order, so that ranks may add parameters in different orders.
-  num_stored_ = inventory.walk.size();
-  positions_.assign(model_->params().size(), -1);
-  for (size_t i = 0; i < inventory.walk.size(); ++i) {
-    const auto param = static_cast<size_t>(inventory.walk[i]);
-    fingerprint.Add(places_[param].offset);
-    positions_[param] = static_cast<int32_t>(i);
+  for (const ParamId param : inventory.walk) {
+    fingerprint.Add(place(param).offset);
   }
+  num_stored_ = inventory.walk.size();
+  positions_ = std::move(inventory.positions);
   AddHostTensors(*model_, host_tensors_, &fingerprint);
   fingerprint_ = fingerprint.Finish();
   return Status();

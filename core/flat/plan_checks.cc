@@ -122,13 +122,14 @@ Status CheckOptions(const PlanOptions& options) {
 Status CheckSteps(const Model& model, const PlanOptions& options,
                   const Inventory& inventory) {
   for (const BufferInventory& buffer : inventory.buffers) {
-    if (!buffer.trainable) continue;
-    const auto g = static_cast<size_t>(buffer.group);
+    const BufferKind& kind = inventory.KindOf(buffer);
+    if (!kind.trainable) continue;
+    const auto g = static_cast<size_t>(kind.group);
     const GroupOptions& group = options.groups[g];
     const auto name_of = [&](ParamId param) {
       return model.ParamFqns()[static_cast<size_t>(param)];
     };
-    if (buffer.dtype == DType::kF16 &&
+    if (kind.dtype == DType::kF16 &&
         options.masters == Masters::kNoneStochastic) {
       return InvalidArgument("parameter '",
                              name_of(inventory.ParamsOf(buffer).front()),
@@ -160,7 +161,7 @@ Status CheckManualOwners(const Model& model, const PlanOptions& options,
                            model.params().size(), " parameters");
   }
   for (const BufferInventory& buffer : inventory.buffers) {
-    if (!buffer.trainable) continue;
+    if (!inventory.KindOf(buffer).trainable) continue;
     for (const ParamId param : inventory.ParamsOf(buffer)) {
       const auto index = static_cast<size_t>(param);
       const int32_t owner = options.manual_owners[index];
