@@ -20,6 +20,7 @@
 #include "core/checkpoint/manifest/manifest.h"
 #include "core/checkpoint/open_store.h"
 #include "core/checkpoint/store/tensor_info.h"
+#include "core/checkpoint/store/tensor_store.h"
 #include "core/checkpoint/verify.h"
 
 namespace {
@@ -111,20 +112,10 @@ shard_tensor_slice ToC(const shard::Slice& slice, bool has_checksum) {
 
 Status ReadElements(const FileStore& store, const shard::ReadRequest& request,
                     void* buffer, size_t bytes) {
+  const shard::ReadOptions options;
+  // The size of the elements is checked before they are read.
+  SHARD_RETURN_IF_ERROR(CheckRequest(store, request, options));
   const TensorInfo info = store.tensor(request.tensor);
-  if (info.type == shard::ElementType::kOpaque) {
-    return shard::Unimplemented(
-        "tensor '", info.key, "' of ", store.describe(), " is of type ",
-        info.opaque_type,
-        ", whose values libshard cannot read; shard_checkpoint_export copies "
-        "it into another safetensors file");
-  }
-  if (request.begin < 0 || request.numel < 0 ||
-      request.numel > info.numel - request.begin) {
-    return shard::OutOfRange("elements ", request.begin, " and ", request.numel,
-                             " following ones of tensor '", info.key,
-                             "', which has ", info.numel);
-  }
   const size_t size = ElementSize(info.type);
   const uint64_t expected = static_cast<uint64_t>(request.numel) * size;
   if (bytes != expected) {
@@ -136,7 +127,7 @@ Status ReadElements(const FileStore& store, const shard::ReadRequest& request,
   SHARD_API_REQUIRE(buffer);
   auto* const to = static_cast<std::byte*>(buffer);
   return store.Read(
-      {&request, 1}, shard::ReadOptions(),
+      {&request, 1}, options,
       [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
         const auto skip = static_cast<size_t>(begin - request.begin);
         std::memcpy(to + skip * size, data, static_cast<size_t>(numel) * size);

@@ -5,23 +5,15 @@
 
 using shard::ElementType;
 
-namespace {
-
-bool IsType(shard_dtype dtype) {
-  return shard::IsElementType(dtype) || dtype == SHARD_OPAQUE;
-}
-
-}  // namespace
-
 extern "C" {
 
 const char* shard_dtype_name(shard_dtype dtype) noexcept {
-  if (!IsType(dtype)) return "unknown";
+  if (!shard::IsElementType(dtype)) return "unknown";
   return shard::ElementTypeName(static_cast<ElementType>(dtype));
 }
 
 size_t shard_dtype_size(shard_dtype dtype) noexcept {
-  if (!IsType(dtype) || dtype == SHARD_OPAQUE) return 0;
+  if (!shard::IsElementType(dtype) || dtype == SHARD_OPAQUE) return 0;
   return shard::ElementSize(static_cast<ElementType>(dtype));
 }
 

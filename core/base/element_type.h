@@ -5,8 +5,11 @@
 //
 // Other places list types as well, and a new type may have to be added there:
 //   - shard_dtype in the public headers, and DTypeFromValue for parameters;
-//   - schema::ElementType of checkpoints, and the order of types in safetensors
-//     (core/checkpoint/safetensors/safetensors_layout.cc);
+//   - schema::ElementType of checkpoints, with a new version of their format
+//     (core/checkpoint/manifest/manifest.h), and the order of types in
+//     safetensors (core/checkpoint/safetensors/safetensors_layout.cc);
+//   - the opaque types, of which the new one may have been one until then
+//     (core/checkpoint/store/opaque_type.h);
 //   - the code that computes with them: core/device/cpu/arguments.h and
 //     kernels/cpu/fused_step.cc.
 //
@@ -42,8 +45,8 @@ enum class ElementType : int32_t {
   kU32 = 22,
   kU64 = 23,
   kBool = 24,  // One byte, 0 or 1.
-  // A type that is only copied, as bytes: TensorInfo has its name. Not written
-  // to files of libshard's own format.
+  // A type that is only copied, as bytes: TensorInfo has its name. Only files
+  // have such tensors.
   kOpaque = 32,
 };
 
@@ -85,11 +88,9 @@ constexpr const ElementTypeInfo* FindElementType(int32_t value) {
   return nullptr;
 }
 
-// Returns whether a value is one of the above that may be in a checkpoint: not
-// kOpaque.
+// Returns whether a value is one of the above.
 constexpr bool IsElementType(int32_t value) {
-  const ElementTypeInfo* const info = FindElementType(value);
-  return info != nullptr && info->type != ElementType::kOpaque;
+  return FindElementType(value) != nullptr;
 }
 
 constexpr ElementType ElementTypeOf(DType dtype) {

@@ -24,6 +24,14 @@ constexpr uint64_t kLargeBlob = DataWriter::kFetchedChunkBytes;
 // Tensors with fewer bytes than this for each file are not cut.
 constexpr uint64_t kLeastPiece = kSliceAlignment;
 
+// Returns the number of elements that go into one file together: those of q8
+// with a scale, and the bytes of whole opaque elements, whose sizes are powers
+// of two.
+int64_t UnitOf(ElementType type) {
+  if (type == ElementType::kOpaque) return kSmallSliceAlignment;
+  return std::max<int64_t>(InfoOf(type).block, 1);
+}
+
 class Drafter {
  public:
   Drafter(const FileStore& from, const ConvertingStore& store, int files)
@@ -63,14 +71,6 @@ Status Drafter::Check() const {
                            kMaxWrittenFiles,
                            ", or 0 for as many files as there are");
   }
-  for (size_t t = 0; t < store_.num_tensors(); ++t) {
-    const TensorInfo info = store_.tensor(t);
-    if (info.type != ElementType::kOpaque) continue;
-    return Unimplemented("tensor '", info.key, "' of ", from_.describe(),
-                         " is of type ", info.opaque_type,
-                         ", which a checkpoint cannot hold; it can only be "
-                         "copied into another safetensors file");
-  }
   if (store_.num_tensors() > 0 || from_.num_tensors() == 0) return Status();
   return InvalidArgument(from_.describe(), " has ", from_.num_tensors(),
                          " tensors, and none of the content asked for");
@@ -85,15 +85,14 @@ Status Drafter::CheckSize() const {
   for (size_t t = 0; t < store_.num_tensors(); ++t) {
     const TensorInfo info = store_.tensor(t);
     if (info.alias_of >= 0) continue;
-    const uint64_t size = ElementSize(info.type);
-    const auto numel = static_cast<uint64_t>(info.numel);
-    if (numel > (kMost - total) / size) {
+    const uint64_t bytes = TensorBytes(info);
+    if (bytes > kMost - total) {
       return ResourceExhausted(
           from_.describe(), " has tensors of more than ", kMost,
           " bytes, tensor ", QuoteName(info.key),
           " included, which is more than a checkpoint can hold");
     }
-    total += numel * size;
+    total += bytes;
   }
   // Bytes of memory per slice: here, in the manifest, and while that is built.
   constexpr uint64_t kPerSlice = 256;
@@ -128,6 +127,7 @@ void Drafter::Describe() {
     tensor.shape.assign(info.shape.begin(), info.shape.end());
     tensor.alias_of = info.alias_of;
     tensor.codebook = info.codebook;
+    tensor.opaque = OpaqueOf(info);
     if (info.alias_of < 0) total += TensorBytes(info);
   }
   draft_.slice_bytes = SliceBytes(total);
@@ -163,19 +163,19 @@ void Drafter::PlaceTensors() {
   uint64_t before = 0;
   for (size_t t = 0; t < store_.num_tensors(); ++t) {
     const TensorInfo info = store_.tensor(t);
-    if (info.alias_of >= 0 || info.numel == 0) continue;
+    const int64_t stored = StoredNumel(info);
+    if (info.alias_of >= 0 || stored == 0) continue;
     if (!IsCut(t)) {
-      Place(t, 0, info.numel, before / share);
+      Place(t, 0, stored, before / share);
       before += TensorBytes(info);
       continue;
     }
-    // Codes and scales of a block of q8 go into one file.
-    const int64_t unit = std::max<int64_t>(InfoOf(info.type).block, 1);
-    const int64_t units = (info.numel - 1) / unit + 1;
+    const int64_t unit = UnitOf(info.type);
+    const int64_t units = (stored - 1) / unit + 1;
     int64_t begin = 0;
     for (int64_t f = 0; f < files; ++f) {
       const int64_t some = (units / files + (f < units % files)) * unit;
-      const int64_t numel = std::min(some, info.numel - begin);
+      const int64_t numel = std::min(some, stored - begin);
       Place(t, begin, numel, static_cast<size_t>(f));
       begin += numel;
     }

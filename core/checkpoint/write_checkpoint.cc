@@ -122,6 +122,7 @@ Status CheckpointWriter::Fetch(const Output& output,
   if (requests.empty()) return Status();
   ReadOptions read;
   read.threads = 1;
+  read.opaque_as_bytes = true;
   return store_.Read(
       requests, read,
       [&](size_t r, int64_t begin, int64_t numel, const std::byte* data) {

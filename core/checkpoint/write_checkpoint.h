@@ -6,7 +6,8 @@
 // A tensor is cut into as many even pieces as there are files; a small tensor
 // goes whole into the file with the fewest bytes. Each slice is read, converted
 // and written by one thread, so memory holds only the slices that threads are
-// working on. Groups, numbers, step counts, aliases and blobs are carried over.
+// working on. Groups, numbers, step counts, aliases and blobs are carried over;
+// tensors of types that libshard does not read are copied byte by byte.
 
 #ifndef SHARD_CORE_CHECKPOINT_WRITE_CHECKPOINT_H_
 #define SHARD_CORE_CHECKPOINT_WRITE_CHECKPOINT_H_

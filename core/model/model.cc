@@ -82,7 +82,8 @@ Status CheckShape(const std::vector<int64_t>& shape, ElementType type,
 
 Status CheckHostTensorType(ElementType type) {
   const auto is_allowed = [](ElementType each) {
-    return IsElementType(static_cast<int32_t>(each)) && !IsQuantized(each);
+    return IsElementType(static_cast<int32_t>(each)) && !IsQuantized(each) &&
+           each != ElementType::kOpaque;
   };
   if (is_allowed(type)) return Status();
   std::string known;

@@ -18,8 +18,8 @@ namespace shard {
 namespace {
 
 // Bytes of an object of schema/manifest.fbs beside its texts, shape and slices:
-// its table with every field, its place in a vector, lengths, zeros and
-// alignment.
+// its table with every field that an engine's tensors have, its place in a
+// vector, lengths, zeros and alignment.
 constexpr uint64_t kTensorBytes = 88;
 constexpr uint64_t kBlobBytes = 88;
 constexpr uint64_t kFileBytes = 72;

@@ -96,7 +96,8 @@ Status MemoryStore::AddPart(Tensor tensor, const Part& part) {
 Status MemoryStore::AddHeld(Tensor tensor, const Part& part, bool whole,
                             size_t bytes) {
   SHARD_RETURN_IF_ERROR(CheckKey(tensor.key));
-  if (!IsElementType(static_cast<int32_t>(tensor.type))) {
+  if (!IsElementType(static_cast<int32_t>(tensor.type)) ||
+      tensor.type == ElementType::kOpaque) {
     return InvalidArgument("'", tensor.key, "': dtype ", tensor.type,
                            " is unknown");
   }

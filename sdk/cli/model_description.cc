@@ -407,7 +407,7 @@ ModelDescription ModelOfKeys(const shard_checkpoint* checkpoint) {
     Check(shard_checkpoint_tensor(checkpoint, t, &tensor));
     const std::string key = TextOf(shard_checkpoint_tensor_key, checkpoint, t);
     if (tensor.role == SHARD_ROLE_BUFFER && tensor.alias_of < 0 &&
-        tensor.dtype != SHARD_Q8) {
+        tensor.dtype != SHARD_Q8 && tensor.dtype != SHARD_OPAQUE) {
       builder.AddBuffer(key, tensor.dtype,
                         {tensor.shape, tensor.shape + tensor.ndim});
       continue;

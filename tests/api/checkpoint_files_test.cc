@@ -75,7 +75,7 @@ class CheckpointFilesTest : public ::testing::Test {
 TEST_F(CheckpointFilesTest, TellsWhatItHas) {
   const shard_checkpoint_info info = InfoOf(sample());
   EXPECT_EQ(info.format, SHARD_FORMAT_CHECKPOINT);
-  EXPECT_EQ(info.version, 1);
+  EXPECT_EQ(info.version, 3);
   EXPECT_EQ(info.step, 42);
   EXPECT_EQ(info.world_size, 3);
   EXPECT_EQ(info.num_files, 1);
@@ -101,6 +101,7 @@ TEST_F(CheckpointFilesTest, TellsWhatItHas) {
     const std::string type = TextOf(shard_checkpoint_tensor_type, sample(), t);
     EXPECT_EQ(type == "f32", tensor.dtype == SHARD_F32) << type;
     EXPECT_EQ(type == "q8", tensor.dtype == SHARD_Q8) << type;
+    EXPECT_EQ(type == "C64", key.starts_with("phase")) << type;
   }
   EXPECT_EQ(info.tensor_bytes, sum);
   EXPECT_EQ(TextOf(shard_checkpoint_group, sample(), 1), "sgd?lr=0.5");
@@ -138,6 +139,12 @@ TEST_F(CheckpointFilesTest, TellsWhatTensorsAre) {
   EXPECT_EQ(TensorOf(sample(), "count").role, SHARD_ROLE_BUFFER);
   EXPECT_EQ(TensorOf(sample(), "count").dtype, SHARD_I64);
   EXPECT_EQ(TensorOf(sample(), "scalar").ndim, 0);
+  const shard_tensor_info phase = TensorOf(sample(), "phase");
+  EXPECT_EQ(phase.dtype, SHARD_OPAQUE);
+  EXPECT_EQ(phase.numel, 301 * 41);
+  EXPECT_EQ(phase.bytes, 301u * 41 * 8);
+  EXPECT_EQ(phase.shape[1], 41);
+  EXPECT_EQ(TensorOf(sample(), "phase.tied").bytes, phase.bytes);
   EXPECT_EQ(TensorOf(sample(), "empty").num_slices, 0);
 }
 

@@ -169,8 +169,8 @@ SHARD_API const char* shard_code_name(shard_code code) SHARD_NOEXCEPT;
  * the tensor KEY.q8_scale. OPAQUE is a type of safetensors that libshard does
  * not read, such as complex numbers, or one that came later;
  * shard_checkpoint_tensor_type has its name. Such tensors are listed, and
- * shard_checkpoint_export copies them as they are; reading their values is
- * UNIMPLEMENTED. Frozen. */
+ * shard_checkpoint_convert and _export copy them as they are; reading their
+ * values is UNIMPLEMENTED. Frozen. */
 typedef int32_t shard_dtype;
 enum shard_dtype_values {
   SHARD_F32 = 1,

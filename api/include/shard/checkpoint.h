@@ -325,7 +325,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_find(
     const shard_checkpoint* checkpoint, const char* key,
     int64_t* tensor) SHARD_NOEXCEPT;
 
-/* A part of a tensor's elements, at their place in a file. */
+/* A part of a tensor's elements, at their place in a file. Of SHARD_OPAQUE,
+ * whose elements may have any size, begin and numel count bytes. */
 typedef struct shard_tensor_slice {
   size_t struct_size;
   int64_t begin; /* First element. */
@@ -427,8 +428,10 @@ typedef struct shard_convert_options {
  * number of files, with other types, or from safetensors (then of step 0).
  * Where the source has blobs of the host, the checkpoint keeps the number of
  * ranks that saved them, which the rules of blobs need. Tensors and blobs are
- * streamed: memory stays below 64 MiB and 16 MiB per thread. Blocks.
- * UNIMPLEMENTED for a tensor of SHARD_OPAQUE. */
+ * streamed: memory stays below 64 MiB and 16 MiB per thread. Tensors of
+ * SHARD_OPAQUE are copied byte by byte, whatever the dtype; a checkpoint with
+ * some is of version 3 of the format, which libraries before version 3 do not
+ * open. Blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_convert(
     const shard_checkpoint* checkpoint, const char* root,
     const shard_convert_options* options) SHARD_NOEXCEPT;

@@ -281,17 +281,7 @@ Status ShardStore::Read(std::span<const ReadRequest> requests,
   std::vector<Piece> pieces;
   for (size_t r = 0; r < requests.size(); ++r) {
     const ReadRequest& request = requests[r];
-    if (request.tensor >= num_tensors()) {
-      return OutOfRange("tensor ", request.tensor, " does not exist; ",
-                        describe_, " has ", num_tensors());
-    }
-    const TensorInfo info = tensor(request.tensor);
-    if (request.begin < 0 || request.numel < 0 ||
-        request.numel > info.numel - request.begin) {
-      return OutOfRange("elements ", request.begin, " and ", request.numel,
-                        " following ones of tensor '", info.key,
-                        "', which has ", info.numel);
-    }
+    SHARD_RETURN_IF_ERROR(CheckRequest(*this, request, options));
     if (request.numel > 0) AddPieces(request, r, options.verify, &pieces);
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
@@ -337,8 +327,9 @@ Status ShardStore::Verify(const ReadOptions& options,
   std::vector<Piece> pieces;
   for (size_t t = 0; t < num_tensors(); ++t) {
     const TensorInfo info = tensor(t);
-    if (info.alias_of >= 0 || info.numel == 0) continue;
-    AddPieces({t, 0, info.numel}, 0, true, &pieces);
+    const int64_t stored = StoredNumel(info);
+    if (info.alias_of >= 0 || stored == 0) continue;
+    AddPieces({t, 0, stored}, 0, true, &pieces);
   }
   for (size_t b = 0; b < manifest_->num_blobs(); ++b) {
     if (manifest_->blob(b).extent.bytes > 0) pieces.push_back(PieceOfBlob(b));

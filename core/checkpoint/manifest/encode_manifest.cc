@@ -4,6 +4,7 @@
 // gap, lengths that are not those of their elements. All other checks are left
 // to Manifest::Parse, so that every encoded manifest can be read.
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -52,9 +53,13 @@ Status TooLarge(const Contents& contents, uint64_t bytes,
 // Returns the first version whose limits suffice, so that older readers can
 // read the file where possible.
 uint32_t VersionFor(const Contents& contents, uint64_t bytes) {
+  const bool opaque = std::any_of(
+      contents.tensors.begin(), contents.tensors.end(),
+      [](const auto& tensor) { return tensor.type == ElementType::kOpaque; });
   uint32_t version = 1;
   while (bytes > LimitsOf(version).bytes ||
-         contents.tensors.size() > LimitsOf(version).tensors) {
+         contents.tensors.size() > LimitsOf(version).tensors ||
+         (opaque && !LimitsOf(version).opaque)) {
     ++version;
   }
   return version;
@@ -87,10 +92,16 @@ Status CheckSlices(const Contents::Tensor& tensor) {
     }
     next += slice.numel;
   }
-  // Parse rejects wrong shapes.
+  // Parse rejects wrong shapes and numbers of bytes.
   int64_t numel = 1;
-  for (const int64_t dim : tensor.shape) {
-    if (__builtin_mul_overflow(numel, dim, &numel)) return {};
+  if (tensor.type == ElementType::kOpaque) {
+    constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+    if (tensor.opaque == nullptr || tensor.opaque->bytes > kMost) return {};
+    numel = static_cast<int64_t>(tensor.opaque->bytes);
+  } else {
+    for (const int64_t dim : tensor.shape) {
+      if (__builtin_mul_overflow(numel, dim, &numel)) return {};
+    }
   }
   if (!tensor.slices.empty() && next != numel) {
     return InvalidArgument("its slices end at element ", next, " of ", numel);
@@ -98,10 +109,13 @@ Status CheckSlices(const Contents::Tensor& tensor) {
   return {};
 }
 
-Status CheckTensor(const Contents::Tensor& tensor) {
-  if (!IsElementType(static_cast<int32_t>(tensor.type))) {
+Status CheckTensor(const Contents::Tensor& tensor,
+                   const ManifestLimits& limits) {
+  if (!IsElementType(static_cast<int32_t>(tensor.type)) ||
+      (tensor.type == ElementType::kOpaque && !limits.opaque)) {
     return InvalidArgument("there is no element type ",
-                           static_cast<int32_t>(tensor.type));
+                           static_cast<int32_t>(tensor.type),
+                           " in this version of the format");
   }
   if (!Fits<uint8_t>(static_cast<int32_t>(tensor.role))) {
     return InvalidArgument("there is no role ",
@@ -190,6 +204,8 @@ class Encoder {
     const auto shape =
         tensor.shape.empty() ? 0 : builder_.CreateVector(tensor.shape);
     const bool alias = tensor.alias_of != -1;
+    const bool opaque = !alias && tensor.opaque != nullptr;
+    const auto opaque_type = opaque ? Text(tensor.opaque->type) : 0;
     const auto count = static_cast<uint32_t>(tensor.slices.size());
     const uint32_t first = count == 0 ? 0 : num_slices_;
     num_slices_ += count;
@@ -198,7 +214,8 @@ class Encoder {
         static_cast<schema::TensorRole>(tensor.role), first, count,
         static_cast<int32_t>(tensor.alias_of), alias || tensor.trainable,
         alias ? -1 : tensor.group, alias ? -1 : tensor.step,
-        alias ? uint8_t{0} : static_cast<uint8_t>(tensor.codebook));
+        alias ? uint8_t{0} : static_cast<uint8_t>(tensor.codebook), opaque_type,
+        opaque ? tensor.opaque->bytes : 0);
   }
 
   flatbuffers::Offset<flatbuffers::Vector<const schema::Slice*>> Slices() {
@@ -230,7 +247,7 @@ StatusOr<std::vector<std::byte>> EncodeManifest(
     return TooLarge(contents, least, limits);
   }
   for (const Contents::Tensor& tensor : contents.tensors) {
-    if (Status status = CheckTensor(tensor); !status.ok()) {
+    if (Status status = CheckTensor(tensor, limits); !status.ok()) {
       return status.WithContext(
           StrCat("the manifest is wrong: tensor ", QuoteName(tensor.key)));
     }

@@ -31,19 +31,6 @@ const T& At(const flatbuffers::Vector<flatbuffers::Offset<T>>* vector,
   return *vector->Get(static_cast<flatbuffers::uoffset_t>(i));
 }
 
-std::span<const int64_t> ShapeOf(const schema::Tensor& tensor) {
-  const auto* shape = tensor.shape();
-  // An empty vector need not be aligned.
-  if (shape == nullptr || shape->size() == 0) return {};
-  return {reinterpret_cast<const int64_t*>(shape->Data()), shape->size()};
-}
-
-int64_t NumelOf(const schema::Tensor& tensor) {
-  int64_t numel = 1;
-  for (const int64_t dim : ShapeOf(tensor)) numel *= dim;
-  return numel;
-}
-
 // Returns the first slice of a tensor. REQUIRES: it has slices.
 const schema::Slice* SlicesOf(const schema::Manifest& manifest,
                               const schema::Tensor& tensor) {
@@ -51,6 +38,13 @@ const schema::Slice* SlicesOf(const schema::Manifest& manifest,
 }
 
 }  // namespace
+
+std::shared_ptr<const ManifestContents::Opaque> OpaqueOf(
+    const TensorInfo& info) {
+  if (info.type != ElementType::kOpaque) return nullptr;
+  return std::make_shared<ManifestContents::Opaque>(ManifestContents::Opaque{
+      std::string(info.opaque_type), info.opaque_bytes});
+}
 
 Manifest::Manifest() : index_(new KeyIndex) {}
 Manifest::~Manifest() = default;
@@ -118,6 +112,7 @@ ManifestContents::Tensor Manifest::TensorContents(size_t index) const {
   contents.group = group(index);
   contents.step = At(root_->tensors(), Target(index)).step();
   contents.codebook = info.codebook;
+  contents.opaque = OpaqueOf(info);
   return contents;
 }
 
@@ -141,6 +136,7 @@ size_t Manifest::num_tensors() const { return Count(root_->tensors()); }
 
 TensorInfo Manifest::tensor(size_t index) const {
   const schema::Tensor& tensor = At(root_->tensors(), index);
+  const schema::Tensor& values = At(root_->tensors(), Target(index));
   return {
       .key = View(tensor.key()),
       .type = static_cast<ElementType>(tensor.type()),
@@ -148,7 +144,9 @@ TensorInfo Manifest::tensor(size_t index) const {
       .shape = ShapeOf(tensor),
       .numel = NumelOf(tensor),
       .alias_of = tensor.alias_of(),
-      .codebook = At(root_->tensors(), Target(index)).codebook(),
+      .codebook = values.codebook(),
+      .opaque_type = View(values.opaque_type()),
+      .opaque_bytes = values.opaque_bytes(),
   };
 }
 
@@ -170,7 +168,7 @@ Slice Manifest::slice(size_t tensor, size_t index) const {
   const schema::Tensor& owner = At(root_->tensors(), Target(tensor));
   const schema::Slice* slice = SlicesOf(*root_, owner) + index;
   const int64_t end =
-      index + 1 < owner.num_slices() ? slice[1].begin() : NumelOf(owner);
+      index + 1 < owner.num_slices() ? slice[1].begin() : StoredNumel(owner);
   const int64_t numel = end - slice->begin();
   return {
       .begin = slice->begin(),

@@ -36,19 +36,21 @@ struct Manifest;
 }  // namespace schema
 
 // The newest version that this library reads. Versions differ in their limits
-// alone; this library writes the first whose limits suffice.
-inline constexpr uint32_t kManifestVersion = 2;
+// alone, which include the types that tensors may have; this library writes the
+// first whose limits suffice.
+inline constexpr uint32_t kManifestVersion = 3;
 inline constexpr const char* kManifestName = "manifest.shard";
 
 // The limits of a manifest of one version.
 struct ManifestLimits {
   uint64_t bytes;
   size_t tensors;
+  bool opaque;  // Whether tensors may have the type kOpaque.
 };
 // REQUIRES: 1 <= version <= kManifestVersion.
 constexpr ManifestLimits LimitsOf(uint32_t version) {
-  return version == 1 ? ManifestLimits{uint64_t{64} << 20, size_t{1} << 20}
-                      : ManifestLimits{uint64_t{1} << 30, size_t{1} << 23};
+  if (version == 1) return {uint64_t{64} << 20, size_t{1} << 20, false};
+  return {uint64_t{1} << 30, size_t{1} << 23, version >= 3};
 }
 inline constexpr uint64_t kMaxManifestBytes = LimitsOf(kManifestVersion).bytes;
 inline constexpr size_t kMaxManifestTensors =
@@ -70,6 +72,7 @@ struct Extent {
   Checksum checksum;
 };
 
+// Elements of a tensor; see StoredNumel.
 struct Slice {
   int64_t begin = 0;  // First element.
   int64_t numel = 0;  // > 0
@@ -104,6 +107,11 @@ struct ManifestContents {
     std::string name;  // A plain name: no '/', not "." or "..".
     uint64_t bytes = 0;
   };
+  // The type of an opaque tensor and its bytes, as in TensorInfo.
+  struct Opaque {
+    std::string type;
+    uint64_t bytes = 0;
+  };
   struct Tensor {
     std::string key;
     ElementType type = ElementType::kF32;
@@ -122,6 +130,8 @@ struct ManifestContents {
     // scales are another tensor, with this one's key and ".q8_scale": f32, one
     // dimension, a scale for each kQ8Block elements.
     int32_t codebook = 0;
+    // For kOpaque; null for other types, of which there may be millions.
+    std::shared_ptr<const Opaque> opaque = {};
   };
   struct Blob {
     std::string name;
@@ -145,6 +155,10 @@ struct ManifestContents {
   std::vector<Scalar> scalars;
   std::vector<Blob> blobs;
 };
+
+// Returns what a manifest has of an opaque tensor; null for other types.
+std::shared_ptr<const ManifestContents::Opaque> OpaqueOf(
+    const TensorInfo& info);
 
 // Encodes a manifest file. Errors: kInvalidArgument for contents that
 // Manifest::Parse would reject, with the same message; kResourceExhausted

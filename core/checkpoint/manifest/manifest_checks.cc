@@ -13,6 +13,8 @@
 #include "core/base/element_type.h"
 #include "core/base/strings.h"
 #include "core/checkpoint/manifest/manifest.h"
+#include "core/checkpoint/manifest/manifest_structure.h"
+#include "core/checkpoint/store/opaque_type.h"
 #include "core/checkpoint/store/tensor_info.h"
 #include "core/model/names.h"
 
@@ -71,25 +73,19 @@ Status CheckUnique(const flatbuffers::Vector<flatbuffers::Offset<T>>* tables,
   return {};
 }
 
-// Returns the number of elements of a tensor whose bytes fit into 63 bits, else
-// -1. The other dimensions must fit even beside a dimension of 0.
-int64_t CheckedNumel(const flatbuffers::Vector<int64_t>* shape, size_t size) {
-  if (Count(shape) > kMaxTensorDims) return -1;
-  int64_t largest = std::numeric_limits<int64_t>::max();
-  largest /= static_cast<int64_t>(size);
-  int64_t numel = 1;
-  bool empty = false;
+// Returns whether the bytes of a tensor fit into 63 bits. The other dimensions
+// must fit even beside a dimension of 0.
+bool IsShape(const flatbuffers::Vector<int64_t>* shape, size_t size) {
+  if (Count(shape) > kMaxTensorDims) return false;
+  int64_t left = std::numeric_limits<int64_t>::max();
+  left /= static_cast<int64_t>(size);
   for (uint32_t i = 0; i < Count(shape); ++i) {
     const int64_t dim = shape->Get(i);
-    if (dim < 0) return -1;
-    if (dim == 0) {
-      empty = true;
-      continue;
-    }
-    if (numel > largest / dim) return -1;
-    numel *= dim;
+    if (dim < 0) return false;
+    if (dim > 0) left /= dim;
+    if (left == 0) return false;
   }
-  return empty ? 0 : numel;
+  return true;
 }
 
 std::string FormatShape(const flatbuffers::Vector<int64_t>* shape) {
@@ -128,10 +124,33 @@ Status CheckAlias(const schema::Manifest& manifest,
   }
   if (tensor.first_slice() != 0 || tensor.num_slices() != 0 ||
       tensor.group() != -1 || tensor.step() != -1 || !tensor.trainable() ||
-      tensor.codebook() != 0) {
+      tensor.codebook() != 0 || tensor.opaque_type() != nullptr ||
+      tensor.opaque_bytes() != 0) {
     return Corrupt("it is an alias and has values of its own");
   }
   return {};
+}
+
+// Checks the name and the bytes of an opaque type, which no other type has.
+// REQUIRES: the shape is right.
+Status CheckOpaque(const schema::Tensor& tensor) {
+  if (tensor.type() != schema::ElementType::opaque) {
+    if (tensor.opaque_type() == nullptr && tensor.opaque_bytes() == 0) {
+      return {};
+    }
+    return Corrupt("it is not opaque, and has opaque_type ",
+                   QuoteName(View(tensor.opaque_type())), " and opaque_bytes ",
+                   tensor.opaque_bytes());
+  }
+  const std::string_view type = View(tensor.opaque_type());
+  if (!IsOpaqueType(type)) {
+    return Corrupt("its opaque_type ", QuoteName(type), " is not 1 to ",
+                   kMaxOpaqueType,
+                   " letters, digits and '_', or is a type that is not opaque");
+  }
+  const Status status =
+      CheckOpaqueTensor(type, ShapeOf(tensor), tensor.opaque_bytes()).status();
+  return status.ok() ? Status() : Corrupt(status.message());
 }
 
 // `next` is the first slice that no tensor before this one has.
@@ -168,18 +187,20 @@ Status CheckSlices(const schema::Manifest& manifest,
 }
 
 Status CheckTensor(const schema::Manifest& manifest,
-                   const schema::Tensor& tensor, uint32_t* next_slice) {
-  if (!IsElementType(static_cast<int32_t>(tensor.type()))) {
+                   const schema::Tensor& tensor, const ManifestLimits& limits,
+                   uint32_t* next_slice) {
+  if (!IsElementType(static_cast<int32_t>(tensor.type())) ||
+      (tensor.type() == schema::ElementType::opaque && !limits.opaque)) {
     return Corrupt("there is no element type ",
-                   static_cast<int32_t>(tensor.type()));
+                   static_cast<int32_t>(tensor.type()),
+                   " in this version of the format");
   }
   const auto type = static_cast<ElementType>(tensor.type());
   if (tensor.role() < schema::TensorRole::param ||
       tensor.role() > schema::TensorRole::state) {
     return Corrupt("there is no role ", static_cast<int32_t>(tensor.role()));
   }
-  const int64_t numel = CheckedNumel(tensor.shape(), ElementSize(type));
-  if (numel < 0) {
+  if (!IsShape(tensor.shape(), ElementSize(type))) {
     return Corrupt("shape ", FormatShape(tensor.shape()), ": at most ",
                    kMaxTensorDims,
                    " dimensions of at least 0, and at most 2^63 - 1 bytes");
@@ -188,7 +209,9 @@ Status CheckTensor(const schema::Manifest& manifest,
     return Corrupt("only optimizer states have the type q8");
   }
   if (tensor.alias_of() != -1) return CheckAlias(manifest, tensor);
-  SHARD_RETURN_IF_ERROR(CheckSlices(manifest, tensor, numel, *next_slice));
+  SHARD_RETURN_IF_ERROR(CheckOpaque(tensor));
+  SHARD_RETURN_IF_ERROR(
+      CheckSlices(manifest, tensor, StoredNumel(tensor), *next_slice));
   *next_slice += tensor.num_slices();
   if (tensor.group() < -1 ||
       tensor.group() >= int64_t{Count(manifest.groups())}) {
@@ -214,10 +237,11 @@ Status CheckTensor(const schema::Manifest& manifest,
   return {};
 }
 
-Status CheckTensors(const schema::Manifest& manifest, size_t most) {
+Status CheckTensors(const schema::Manifest& manifest,
+                    const ManifestLimits& limits) {
   const uint32_t count = Count(manifest.tensors());
-  if (count > most) {
-    return Corrupt("there are ", count, " tensors; at most ", most,
+  if (count > limits.tensors) {
+    return Corrupt("there are ", count, " tensors; at most ", limits.tensors,
                    " are allowed in this version of the format");
   }
   uint32_t next_slice = 0;
@@ -226,7 +250,7 @@ Status CheckTensors(const schema::Manifest& manifest, size_t most) {
     if (Status status = CheckName(tensor.key()); !status.ok()) {
       return status.WithContext(StrCat("tensor ", i));
     }
-    if (Status status = CheckTensor(manifest, tensor, &next_slice);
+    if (Status status = CheckTensor(manifest, tensor, limits, &next_slice);
         !status.ok()) {
       return status.WithContext(
           StrCat("tensor ", QuoteName(View(tensor.key()))));
@@ -366,7 +390,7 @@ Status CheckManifest(const schema::Manifest& manifest,
   SHARD_RETURN_IF_ERROR(CheckFiles(manifest));
   SHARD_RETURN_IF_ERROR(CheckGroups(manifest));
   SHARD_RETURN_IF_ERROR(CheckScalars(manifest));
-  SHARD_RETURN_IF_ERROR(CheckTensors(manifest, limits.tensors));
+  SHARD_RETURN_IF_ERROR(CheckTensors(manifest, limits));
   SHARD_RETURN_IF_ERROR(CheckBlobs(manifest));
   return CheckExtents(manifest);
 }

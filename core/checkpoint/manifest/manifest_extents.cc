@@ -11,6 +11,7 @@
 #include "core/base/strings.h"
 #include "core/checkpoint/manifest/manifest.h"
 #include "core/checkpoint/manifest/manifest_checks.h"
+#include "core/checkpoint/manifest/manifest_structure.h"
 #include "core/checkpoint/store/tensor_info.h"
 #include "core/model/names.h"
 
@@ -144,12 +145,9 @@ class Extents {
     const schema::Tensor& tensor = *manifest_.tensors()->Get(owner.tensor);
     const auto& slices = *manifest_.slices();
     const uint32_t next = owner.number + 1;
-    int64_t end = 1;
-    if (next < tensor.first_slice() + tensor.num_slices()) {
-      end = slices.Get(next)->begin();
-    } else if (tensor.shape() != nullptr) {
-      for (const int64_t dim : *tensor.shape()) end *= dim;
-    }
+    const int64_t end = next < tensor.first_slice() + tensor.num_slices()
+                            ? slices.Get(next)->begin()
+                            : StoredNumel(tensor);
     return static_cast<uint64_t>(end - slices.Get(owner.number)->begin()) *
            ElementSize(static_cast<ElementType>(tensor.type()));
   }

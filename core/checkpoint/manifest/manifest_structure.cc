@@ -24,6 +24,7 @@ StatusOr<const schema::Manifest*> ReadManifestBody(
   walk.Tables(manifest->tensors(), [&](const schema::Tensor& tensor) {
     walk.String(tensor.key());
     walk.Vector(tensor.shape(), sizeof(int64_t), alignof(int64_t));
+    walk.String(tensor.opaque_type());
   });
   walk.Tables(manifest->groups(), [&](const schema::Group& group) {
     walk.String(group.optimizer());
@@ -39,6 +40,25 @@ StatusOr<const schema::Manifest*> ReadManifestBody(
         "bytes");
   }
   return manifest;
+}
+
+std::span<const int64_t> ShapeOf(const schema::Tensor& tensor) {
+  const auto* shape = tensor.shape();
+  // An empty vector need not be aligned.
+  if (shape == nullptr || shape->size() == 0) return {};
+  return {reinterpret_cast<const int64_t*>(shape->Data()), shape->size()};
+}
+
+int64_t NumelOf(const schema::Tensor& tensor) {
+  int64_t numel = 1;
+  for (const int64_t dim : ShapeOf(tensor)) numel *= dim;
+  return numel;
+}
+
+int64_t StoredNumel(const schema::Tensor& tensor) {
+  return tensor.type() == schema::ElementType::opaque
+             ? static_cast<int64_t>(tensor.opaque_bytes())
+             : NumelOf(tensor);
 }
 
 }  // namespace shard

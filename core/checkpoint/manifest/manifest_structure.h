@@ -2,12 +2,13 @@
 //
 // Checks that bytes are a FlatBuffer of schema/manifest.fbs that can be read
 // without further checks: every object inside of it and aligned, and no byte
-// part of two objects (flatbuffer_walk.h).
+// part of two objects (flatbuffer_walk.h). And what one reads from its tables.
 
 #ifndef SHARD_CORE_CHECKPOINT_MANIFEST_MANIFEST_STRUCTURE_H_
 #define SHARD_CORE_CHECKPOINT_MANIFEST_MANIFEST_STRUCTURE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "core/base/status.h"
@@ -19,6 +20,15 @@ namespace shard {
 // has less than 2 GiB.
 StatusOr<const schema::Manifest*> ReadManifestBody(
     std::span<const std::byte> body);
+
+// Returns the dimensions of a tensor of such a manifest.
+std::span<const int64_t> ShapeOf(const schema::Tensor& tensor);
+
+// Returns the product of the dimensions, and the number of stored elements
+// (tensor_info.h). REQUIRES, for both: shape, type and bytes were checked, and
+// the tensor is no alias of an opaque one for StoredNumel.
+int64_t NumelOf(const schema::Tensor& tensor);
+int64_t StoredNumel(const schema::Tensor& tensor);
 
 }  // namespace shard
 

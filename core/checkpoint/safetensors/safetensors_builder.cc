@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/base/strings.h"
+#include "core/checkpoint/store/opaque_type.h"
 
 namespace shard {
 
@@ -104,7 +105,7 @@ Status SafetensorsHeader::Builder::String(std::string_view value) {
     return InTensor(Corrupt(
         "dtype ", QuoteForMessage(value),
         " is no name of a type: those are letters, digits and '_', at most ",
-        kMaxSafetensorsType));
+        kMaxOpaqueType));
   }
   tensor_.type = *type;
   return *type == ElementType::kOpaque ? OpaqueType(value) : Status();

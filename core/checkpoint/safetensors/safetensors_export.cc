@@ -46,12 +46,8 @@ Status ExportSafetensors(FileEnv* env, const TensorStore& from,
                         .shape = {info.shape.begin(), info.shape.end()},
                         .opaque_type = std::string(info.opaque_type),
                         .opaque_bytes = info.opaque_bytes});
-    const bool opaque = info.type == ElementType::kOpaque;
-    requests.push_back({.tensor = index,
-                        .begin = 0,
-                        .numel = opaque
-                                     ? static_cast<int64_t>(info.opaque_bytes)
-                                     : info.numel});
+    requests.push_back(
+        {.tensor = index, .begin = 0, .numel = StoredNumel(info)});
     element_sizes.push_back(ElementSize(info.type));
   }
   SHARD_ASSIGN_OR_RETURN(

@@ -42,16 +42,8 @@ inline constexpr size_t kMaxSafetensorsRank = 64;
 const char* SafetensorsTypeName(ElementType type);
 // Returns the type of a name; kOpaque for a type that libshard does not read:
 // the format has some, and will have more. nullopt for text that is no name of
-// a type: letters, digits and '_', at most kMaxSafetensorsType.
+// a type (opaque_type.h).
 std::optional<ElementType> SafetensorsTypeOf(std::string_view name);
-inline constexpr size_t kMaxSafetensorsType = 32;
-
-// Returns the number of elements of a tensor of an opaque type. An error where
-// elements of that type and shape cannot have so many bytes; a type of unknown
-// size may have any number.
-StatusOr<int64_t> CheckOpaqueTensor(std::string_view type,
-                                    std::span<const int64_t> shape,
-                                    uint64_t bytes);
 
 // Returns N. kCorrupt when a file of `file_bytes` cannot have it.
 StatusOr<uint64_t> SafetensorsHeaderBytes(

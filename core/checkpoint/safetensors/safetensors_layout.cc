@@ -3,7 +3,7 @@
 // Writing a header.
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
@@ -11,77 +11,44 @@
 #include "core/base/strings.h"
 #include "core/checkpoint/safetensors/json_events.h"
 #include "core/checkpoint/safetensors/safetensors_header.h"
+#include "core/checkpoint/store/opaque_type.h"
 
 namespace shard {
 
 namespace {
 
-struct TypeName {
-  // A type that libshard has.
-  constexpr TypeName(ElementType type)  // NOLINT: a row of the table below
-      : type(type),
-        name(InfoOf(type).safetensors),
-        bits(uint64_t{8} * InfoOf(type).size) {}
-  // A type that is only copied.
-  constexpr TypeName(const char* name, uint64_t bits)
-      : type(ElementType::kOpaque), name(name), bits(bits) {}
-
-  ElementType type;
-  const char* name;
-  uint64_t bits;  // Per element.
+// The names of types, in the order in which their tensors lie in a file.
+constexpr std::string_view kTypeOrder[] = {
+    "U64",         "I64",         "F64",     "C64",     "F32", "U32",
+    "I32",         "BF16",        "F16",     "U16",     "I16", "F8_E8M0",
+    "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E4M3", "F8_E5M2", "I8",  "U8",
+    "BOOL",        "F6_E3M2",     "F6_E2M3", "F4",
 };
+static_assert(std::all_of(std::begin(kElementTypes), std::end(kElementTypes),
+                          [](const ElementTypeInfo& info) {
+                            return info.safetensors == nullptr ||
+                                   std::find(std::begin(kTypeOrder),
+                                             std::end(kTypeOrder),
+                                             info.safetensors) !=
+                                       std::end(kTypeOrder);
+                          }),
+              "every type of the format has a place in a file");
 
-// The types, in the order in which their tensors lie in a file.
-constexpr TypeName kTypeNames[] = {
-    ElementType::kU64,    ElementType::kI64,
-    ElementType::kF64,    {"C64", 64},
-    ElementType::kF32,    ElementType::kU32,
-    ElementType::kI32,    ElementType::kBF16,
-    ElementType::kF16,    ElementType::kU16,
-    ElementType::kI16,    {"F8_E8M0", 8},
-    {"F8_E4M3FNUZ", 8},   {"F8_E5M2FNUZ", 8},
-    ElementType::kF8E4M3, ElementType::kF8E5M2,
-    ElementType::kI8,     ElementType::kU8,
-    ElementType::kBool,   {"F6_E3M2", 6},
-    {"F6_E2M3", 6},       {"F4", 4},
-};
-
-const TypeName* FindType(ElementType type) {
-  for (const TypeName& entry : kTypeNames) {
-    if (entry.type == type && type != ElementType::kOpaque) return &entry;
-  }
-  return nullptr;
-}
-
-const TypeName* FindName(std::string_view name) {
-  for (const TypeName& entry : kTypeNames) {
-    if (entry.name == name) return &entry;
-  }
-  return nullptr;
-}
-
-bool IsTypeName(std::string_view name) {
-  constexpr std::string_view kAllowed =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
-  return !name.empty() && name.size() <= kMaxSafetensorsType &&
-         name.find_first_not_of(kAllowed) == std::string_view::npos;
-}
-
-const char* NameOf(const SafetensorsTensor& tensor) {
-  return tensor.type == ElementType::kOpaque ? tensor.opaque_type.c_str()
-                                             : SafetensorsTypeName(tensor.type);
+// REQUIRES: not kQ8, here and below.
+std::string_view NameOf(const SafetensorsTensor& tensor) {
+  return tensor.type == ElementType::kOpaque
+             ? std::string_view(tensor.opaque_type)
+             : SafetensorsTypeName(tensor.type);
 }
 
 // Returns the sort key of a tensor in a file: the place of its type, then its
 // key.
 std::pair<int, std::string_view> RankOf(const SafetensorsTensor& tensor) {
-  const TypeName* const type = tensor.type == ElementType::kOpaque
-                                   ? FindName(tensor.opaque_type)
-                                   : FindType(tensor.type);
-  const int unknown = tensor.opaque_bytes % 8 == 0
-                          ? -1
-                          : static_cast<int>(std::size(kTypeNames));
-  return {type == nullptr ? unknown : static_cast<int>(type - kTypeNames),
+  const auto* const place =
+      std::find(std::begin(kTypeOrder), std::end(kTypeOrder), NameOf(tensor));
+  const bool first =
+      place == std::end(kTypeOrder) && tensor.opaque_bytes % 8 == 0;
+  return {first ? -1 : static_cast<int>(place - std::begin(kTypeOrder)),
           tensor.key};
 }
 
@@ -101,12 +68,12 @@ StatusOr<uint64_t> CheckedBytes(const SafetensorsTensor& tensor) {
   SHARD_RETURN_IF_ERROR(CheckText("key", tensor.key));
   const std::string name = QuoteForMessage(tensor.key);
   if (tensor.type == ElementType::kOpaque) {
-    if (SafetensorsTypeOf(tensor.opaque_type) != ElementType::kOpaque) {
+    if (!IsOpaqueType(tensor.opaque_type)) {
       return InvalidArgument("tensor ", name, " is of the type ",
                              QuoteForMessage(tensor.opaque_type),
                              ", which is not one that is only carried");
     }
-  } else if (FindType(tensor.type) == nullptr) {
+  } else if (SafetensorsTypeName(tensor.type) == nullptr) {
     return InvalidArgument("tensor ", name, " is ",
                            ElementTypeName(tensor.type),
                            ", which safetensors has not; load it as f32 first");
@@ -138,43 +105,17 @@ StatusOr<uint64_t> CheckedBytes(const SafetensorsTensor& tensor) {
 }  // namespace
 
 const char* SafetensorsTypeName(ElementType type) {
-  const TypeName* entry = FindType(type);
-  return entry == nullptr ? nullptr : entry->name;
+  return InfoOf(type).safetensors;
 }
 
 std::optional<ElementType> SafetensorsTypeOf(std::string_view name) {
-  const TypeName* const entry = FindName(name);
-  if (entry != nullptr) return entry->type;
-  if (IsTypeName(name)) return ElementType::kOpaque;
-  return std::nullopt;
-}
-
-StatusOr<int64_t> CheckOpaqueTensor(std::string_view type,
-                                    std::span<const int64_t> shape,
-                                    uint64_t bytes) {
-  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  int64_t numel = 1;
-  for (const int64_t dim : shape) {
-    if (dim < 0 || (dim > 0 && numel > kMax / dim)) {
-      return InvalidArgument(
-          "a shape of ", FormatList(shape),
-          " is negative, or has more elements than 63 bits can count");
+  for (const ElementTypeInfo& info : kElementTypes) {
+    if (info.safetensors != nullptr && info.safetensors == name) {
+      return info.type;
     }
-    numel *= dim;
   }
-  if (bytes > static_cast<uint64_t>(kMax)) {
-    return InvalidArgument(bytes, " bytes are more than 63 bits can count");
-  }
-  const TypeName* const known = FindName(type);
-  if (known == nullptr) return numel;
-  // Neither product overflows 128 bits.
-  using Wide = unsigned __int128;
-  if (Wide{bytes} * 8 ==
-      Wide{static_cast<uint64_t>(numel)} * Wide{known->bits}) {
-    return numel;
-  }
-  return InvalidArgument(bytes, " bytes are not those of ", type, " of shape ",
-                         FormatList(shape), ", at ", known->bits, " bits each");
+  if (IsOpaqueType(name)) return ElementType::kOpaque;
+  return std::nullopt;
 }
 
 StatusOr<std::vector<uint64_t>> CheckSafetensors(
@@ -204,15 +145,15 @@ StatusOr<std::vector<uint64_t>> CheckSafetensors(
 StatusOr<SafetensorsLayout> LayOutSafetensors(
     std::span<const SafetensorsTensor> tensors,
     std::span<const std::pair<std::string, std::string>> metadata) {
+  SafetensorsLayout layout;
+  SHARD_ASSIGN_OR_RETURN(layout.bytes, CheckSafetensors(tensors));
+  layout.begin.resize(tensors.size());
   std::vector<size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return RankOf(tensors[a]) < RankOf(tensors[b]);
   });
 
-  SafetensorsLayout layout;
-  layout.begin.resize(tensors.size());
-  SHARD_ASSIGN_OR_RETURN(layout.bytes, CheckSafetensors(tensors));
   std::string json = "{";
   if (!metadata.empty()) {
     json += "\"__metadata__\":{";

@@ -199,30 +199,9 @@ Status SafetensorsStore::Read(std::span<const ReadRequest> requests,
   std::vector<PieceReader::Range> ranges;
   ranges.reserve(requests.size());
   for (const ReadRequest& request : requests) {
-    if (request.tensor >= num_tensors()) {
-      return OutOfRange(description_, " has no tensor ", request.tensor,
-                        "; it has ", num_tensors());
-    }
-    const auto [part, found] = PlaceOf(request.tensor);
-    const SafetensorsHeader::Tensor& tensor = *found;
-    const bool opaque = tensor.type == ElementType::kOpaque;
-    if (opaque && !options.opaque_as_bytes) {
-      return Unimplemented("tensor ", QuoteForMessage(tensor.key), " of ",
-                           description_, " is of type ",
-                           part->header.type_name(tensor),
-                           ", whose values libshard cannot read; it can only "
-                           "be copied into another safetensors file");
-    }
-    const int64_t numel =
-        opaque ? static_cast<int64_t>(tensor.bytes) : tensor.numel();
-    if (request.begin < 0 || request.numel < 0 || request.begin > numel ||
-        request.numel > numel - request.begin) {
-      return OutOfRange("tensor ", QuoteForMessage(tensor.key), " of ",
-                        description_, " has elements 0 to ", numel, ", and ",
-                        request.numel, " from ", request.begin,
-                        " are asked for");
-    }
-    ranges.push_back({request.begin, request.numel, ElementSize(tensor.type)});
+    SHARD_RETURN_IF_ERROR(CheckRequest(*this, request, options));
+    const ElementType type = PlaceOf(request.tensor).tensor->type;
+    ranges.push_back({request.begin, request.numel, ElementSize(type)});
   }
   const auto read = [&](size_t request, int64_t begin,
                         std::span<std::byte> to) {
@@ -244,7 +223,7 @@ size_t SafetensorsStore::num_slices(size_t tensor) const {
 Slice SafetensorsStore::slice(size_t index, size_t /*slice*/) const {
   const auto [part, tensor] = PlaceOf(index);
   Slice slice;
-  slice.numel = tensor->numel();
+  slice.numel = static_cast<int64_t>(tensor->bytes / ElementSize(tensor->type));
   slice.extent.file = static_cast<uint32_t>(part - parts_.data());
   slice.extent.offset = part->data_begin + tensor->begin;
   slice.extent.bytes = tensor->bytes;
@@ -262,10 +241,7 @@ Status SafetensorsStore::Verify(const ReadOptions& options,
   std::vector<ReadRequest> requests;
   requests.reserve(num_tensors());
   for (size_t t = 0; t < num_tensors(); ++t) {
-    const TensorInfo info = tensor(t);
-    const bool opaque = info.type == ElementType::kOpaque;
-    requests.push_back(
-        {t, 0, opaque ? static_cast<int64_t>(info.opaque_bytes) : info.numel});
+    requests.push_back({t, 0, StoredNumel(tensor(t))});
   }
   ReadOptions read = options;
   read.opaque_as_bytes = true;

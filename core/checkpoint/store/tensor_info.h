@@ -38,7 +38,8 @@ struct TensorInfo {
   int64_t alias_of = -1;
   // For states in q8: the StateKind of their codes; -1: unknown.
   int32_t codebook = 0;
-  // For kOpaque: the file's name of the type, and all bytes of the tensor.
+  // For kOpaque: the file's name of the type, and all bytes of the tensor, less
+  // than 2^63.
   std::string_view opaque_type = {};
   uint64_t opaque_bytes = 0;
 };
@@ -49,10 +50,17 @@ inline std::string_view TypeNameOf(const TensorInfo& info) {
                                            : ElementTypeName(info.type);
 }
 
+// Returns the number of stored elements, in which slices and requests count:
+// those of the shape; for kOpaque, whose elements may have any size, bytes.
+inline int64_t StoredNumel(const TensorInfo& info) {
+  return info.type == ElementType::kOpaque
+             ? static_cast<int64_t>(info.opaque_bytes)
+             : info.numel;
+}
+
 // Returns the bytes of all elements.
 inline uint64_t TensorBytes(const TensorInfo& info) {
-  if (info.type == ElementType::kOpaque) return info.opaque_bytes;
-  return static_cast<uint64_t>(info.numel) * ElementSize(info.type);
+  return static_cast<uint64_t>(StoredNumel(info)) * ElementSize(info.type);
 }
 
 }  // namespace shard

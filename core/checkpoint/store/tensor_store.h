@@ -25,7 +25,7 @@
 
 namespace shard {
 
-// Elements [begin, begin + numel) of a tensor.
+// Elements [begin, begin + numel) of a tensor; see StoredNumel.
 struct ReadRequest {
   size_t tensor;
   int64_t begin;
@@ -45,9 +45,8 @@ struct ReadOptions {
   // them. A checksum is over a whole slice, so up to two slices per request are
   // read beyond the requested elements.
   bool verify = true;
-  // Read tensors of ElementType::kOpaque as bytes, for copying: a request's
-  // `begin` and `numel` count bytes then. Without it, reading them is
-  // kUnimplemented.
+  // Read tensors of ElementType::kOpaque, for copying. Without it, reading them
+  // is kUnimplemented.
   bool opaque_as_bytes = false;
   Progress progress;
 };
@@ -75,12 +74,18 @@ class TensorStore {
 
   // Reads elements. Every element of every request reaches the sink exactly
   // once, in no particular order. An alias reads as its target. Memory: a few
-  // MiB per thread. Errors: kOutOfRange for elements that a tensor does not
-  // have; kCorrupt names tensor and file; errors of the sink.
+  // MiB per thread. Errors: those of CheckRequest; kCorrupt names tensor and
+  // file; errors of the sink.
   virtual Status Read(std::span<const ReadRequest> requests,
                       const ReadOptions& options,
                       const PieceSink& sink) const = 0;
 };
+
+// Checks a request to read from files. Errors: kOutOfRange for a tensor or
+// elements that the store does not have; kUnimplemented for kOpaque without
+// opaque_as_bytes.
+Status CheckRequest(const TensorStore& store, const ReadRequest& request,
+                    const ReadOptions& options);
 
 }  // namespace shard
 

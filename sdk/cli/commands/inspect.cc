@@ -295,7 +295,8 @@ int InspectTensor(const CheckpointView& view, const std::string& key,
 
   Json json = TensorJson(view, tensor);
   json["slices"] = Json::array();
-  Table table({">elements", ">first", "file", ">offset", ">bytes", "checksum"});
+  Table table({readable ? ">elements" : ">bytes", ">first", "file", ">offset",
+               ">bytes", "checksum"});
   constexpr int32_t kMostSlices = 32;
   for (int32_t s = 0; s < tensor.info.num_slices; ++s) {
     const shard_tensor_slice slice = SliceOf(view.handle.get(), index, s);

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <numeric>
 #include <utility>
 #include <vector>
 
-#include "sdk/cli/dtypes.h"
 #include "sdk/cli/report/template.h"
 #include "sdk/cli/text.h"
 
@@ -97,7 +97,7 @@ class Page {
 
   std::string KindName(size_t kind) const {
     return RoleText(storage_.kinds[kind].role) + " " +
-           DTypeText(storage_.kinds[kind].dtype);
+           storage_.kinds[kind].type;
   }
 
   std::string Title() const {
@@ -265,8 +265,8 @@ class Page {
     for (const Striped& striped : storage_.largest) {
       const TensorView& tensor = view_.tensors[striped.tensor];
       const shard_tensor_info& info = tensor.info;
-      std::string note = RoleText(info.role) + " " + DTypeText(info.dtype) +
-                         " " + ShapeText(info.shape, info.ndim);
+      std::string note = RoleText(info.role) + " " + tensor.type + " " +
+                         ShapeText(info.shape, info.ndim);
       if (info.role == SHARD_ROLE_PARAM && info.trainable == 0) {
         note += ", frozen";
       }
@@ -274,19 +274,23 @@ class Page {
       text += "<tr role=\"row\"><th scope=\"row\" role=\"rowheader\">" +
               Key(tensor.key) + "<span class=\"note\">" + note +
               "</span></th><td class=\"draw\" role=\"cell\">" +
-              Stripes(striped, info.numel) +
+              Stripes(striped, info.dtype == SHARD_OPAQUE) +
               "</td><td class=\"number\" role=\"cell\">" +
               BytesText(info.bytes) + "</td></tr>\n";
     }
     return text + "</tbody></table>\n";
   }
 
-  std::string Stripes(const Striped& striped, int64_t numel) const {
+  std::string Stripes(const Striped& striped, bool opaque) const {
     std::string parts;
+    const int64_t numel = std::accumulate(
+        striped.stripes.begin(), striped.stripes.end(), int64_t{0},
+        [](int64_t sum, const Stripe& stripe) { return sum + stripe.numel; });
     for (const Stripe& stripe : striped.stripes) {
-      const std::string what =
-          HtmlText(FileNames(stripe.first, stripe.last)) + ": " +
-          CountText(static_cast<uint64_t>(stripe.numel)) + " elements";
+      const std::string what = HtmlText(FileNames(stripe.first, stripe.last)) +
+                               ": " +
+                               CountText(static_cast<uint64_t>(stripe.numel)) +
+                               (opaque ? " bytes" : " elements");
       parts += "<span class=\"hue\" style=\"width:" +
                Percent(static_cast<double>(stripe.numel),
                        static_cast<double>(numel)) +

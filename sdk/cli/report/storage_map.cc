@@ -5,13 +5,21 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <string>
+#include <tuple>
 #include <utility>
 
 namespace shardctl {
 
 namespace {
 
-using KindKey = std::pair<int32_t, int32_t>;
+// Role and type; types are ordered by their numbers, opaque ones by their
+// names.
+using KindKey = std::tuple<int32_t, int32_t, std::string>;
+
+KindKey KeyOf(const TensorView& tensor) {
+  return {tensor.info.role, tensor.info.dtype, tensor.type};
+}
 
 std::vector<Stripe> StripesOf(const CheckpointView& view,
                               const TensorView& tensor) {
@@ -55,9 +63,9 @@ StorageMap BuildStorageMap(const CheckpointView& view) {
   for (const TensorView& tensor : view.tensors) {
     if (tensor.is_alias()) continue;
     const shard_tensor_info& info = tensor.info;
-    Kind& kind = kinds[{info.role, info.dtype}];
+    Kind& kind = kinds[KeyOf(tensor)];
     kind.role = info.role;
-    kind.dtype = info.dtype;
+    kind.type = tensor.type;
     ++kind.tensors;
     kind.numel += info.numel;
     kind.bytes += info.bytes;
@@ -84,7 +92,7 @@ StorageMap BuildStorageMap(const CheckpointView& view) {
   std::vector<uint64_t> by_file(files);
   for (const TensorView& tensor : view.tensors) {
     if (tensor.is_alias()) continue;
-    const size_t kind = numbers[{tensor.info.role, tensor.info.dtype}];
+    const size_t kind = numbers[KeyOf(tensor)];
     for (int32_t s = 0; s < tensor.info.num_slices; ++s) {
       const shard_tensor_slice slice =
           SliceOf(view.handle.get(), tensor.index, s);

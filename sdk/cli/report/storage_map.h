@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "sdk/cli/checkpoint.h"
@@ -27,7 +28,7 @@ inline constexpr size_t kMostStripes = 64;
 // Tensors of one role and element type. Aliases are not counted.
 struct Kind {
   int32_t role = 0;
-  int32_t dtype = 0;
+  std::string type;  // TensorView::type
   int64_t tensors = 0;
   int64_t numel = 0;
   uint64_t bytes = 0;
@@ -42,7 +43,8 @@ struct FileRow {
   uint64_t file_bytes = 0;  // Of all its files, with what is between tensors.
 };
 
-// Consecutive elements of a tensor that lie in files first to last.
+// Consecutive elements of a tensor that lie in files first to last; of
+// SHARD_OPAQUE bytes.
 struct Stripe {
   size_t first = 0;
   size_t last = 0;

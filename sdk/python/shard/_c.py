@@ -48,8 +48,8 @@ class Dtype(enum.IntEnum):
     scales are the tensor KEY.q8_scale. OPAQUE is a type of safetensors that
     libshard does not read, such as complex numbers, or one that came later;
     shard_checkpoint_tensor_type has its name. Such tensors are listed, and
-    shard_checkpoint_export copies them as they are; reading their values is
-    UNIMPLEMENTED."""
+    shard_checkpoint_convert and _export copy them as they are; reading their
+    values is UNIMPLEMENTED."""
 
     F32 = 1
     BF16 = 2

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -137,12 +138,12 @@ void DescribeExtent(const Body& body, size_t offset, uint64_t bytes,
 void DescribeTensor(const Body& body, const Table& root, const Table& tensor,
                     std::ostream* to) {
   static const std::map<uint64_t, std::pair<const char*, uint64_t>> kTypes = {
-      {1, {"f32", 4}},     {2, {"bf16", 2}}, {3, {"f16", 2}},
-      {4, {"f64", 8}},     {5, {"q8", 1}},   {6, {"f8_e4m3", 1}},
-      {7, {"f8_e5m2", 1}}, {16, {"i8", 1}},  {17, {"i16", 2}},
-      {18, {"i32", 4}},    {19, {"i64", 8}}, {20, {"u8", 1}},
-      {21, {"u16", 2}},    {22, {"u32", 4}}, {23, {"u64", 8}},
-      {24, {"bool", 1}},
+      {1, {"f32", 4}},     {2, {"bf16", 2}},    {3, {"f16", 2}},
+      {4, {"f64", 8}},     {5, {"q8", 1}},      {6, {"f8_e4m3", 1}},
+      {7, {"f8_e5m2", 1}}, {16, {"i8", 1}},     {17, {"i16", 2}},
+      {18, {"i32", 4}},    {19, {"i64", 8}},    {20, {"u8", 1}},
+      {21, {"u16", 2}},    {22, {"u32", 4}},    {23, {"u64", 8}},
+      {24, {"bool", 1}},   {32, {"opaque", 1}},
   };
   static const std::map<uint64_t, const char*> kRoles = {
       {1, "param"}, {2, "buffer"}, {3, "state"}};
@@ -163,7 +164,9 @@ void DescribeTensor(const Body& body, const Table& root, const Table& tensor,
   *to << "] alias of " << alias << " trainable "
       << (values.Number(7, 1, 1) != 0 ? "true" : "false") << " group "
       << values.Int32(8, -1) << " step " << (step < 0 ? root.Int64(1, 0) : step)
-      << " code book " << values.Number(10, 1, 0) << "\n";
+      << " code book " << values.Number(10, 1, 0) << " opaque '"
+      << values.Text(11) << "' " << values.Number(12, 8, 0) << "\n";
+  if (tensor.Number(2, 1, 0) == 32) numel = tensor.Number(12, 8, 0);
   const std::vector<size_t> slices = root.Elements(5, 40);
   const uint64_t first = tensor.Number(4, 4, 0);
   const uint64_t count = tensor.Number(5, 4, 0);
@@ -180,7 +183,7 @@ void DescribeTensor(const Body& body, const Table& root, const Table& tensor,
 Bytes BodyOf(const Bytes& file) {
   const Body all(file);
   if (std::string(file.begin(), file.begin() + 8) != "LIBSHARD" ||
-      all.U32(8) < 1 || all.U32(8) > 2 || all.U32(12) != ~all.U32(8) ||
+      all.U32(8) < 1 || all.U32(8) > 3 || all.U32(12) != ~all.U32(8) ||
       all.Unsigned(16, 8) != file.size() - 40) {
     throw std::runtime_error("header");
   }
@@ -275,18 +278,20 @@ TEST(FormatDocument, ItsExampleIsWhatTheLibraryWrites) {
             shard::Describe(**shard::Manifest::Parse(*file)));
 }
 
-// Version 2 differs from version 1 in its limits only.
-TEST(FormatDocument, Version2IsAsVersion1) {
+// Versions 2 and 3 differ from version 1 in their limits and types only.
+TEST(FormatDocument, LaterVersionsAreAsVersion1) {
   auto file = shard::EncodeManifest(Example());
   ASSERT_OK(file);
   const std::string expected = DescribeFile(ToBytes(*file));
-  (*file)[8] = std::byte{2};
-  (*file)[12] = ~std::byte{2};
-  EXPECT_EQ(DescribeFile(ToBytes(*file)), expected);
-  const auto manifest = shard::Manifest::Parse(*file);
-  ASSERT_OK(manifest);
-  EXPECT_EQ((*manifest)->version(), 2u);
-  EXPECT_EQ(shard::Describe(**manifest), expected);
+  for (const uint8_t version : {uint8_t{2}, uint8_t{3}}) {
+    (*file)[8] = std::byte{version};
+    (*file)[12] = ~std::byte{version};
+    EXPECT_EQ(DescribeFile(ToBytes(*file)), expected);
+    const auto manifest = shard::Manifest::Parse(*file);
+    ASSERT_OK(manifest);
+    EXPECT_EQ((*manifest)->version(), version);
+    EXPECT_EQ(shard::Describe(**manifest), expected);
+  }
 }
 
 // The contents have all types, roles, rules and defaults.
@@ -325,12 +330,25 @@ TEST(FormatDocument, SufficesForAReader) {
   auto& empty = tensors.emplace_back();
   empty.key = "empty";
   empty.shape = {0, 2};
+  auto& opaque = tensors.emplace_back();
+  opaque.key = "opaque";
+  opaque.type = ElementType::kOpaque;
+  opaque.shape = {5, 4};
+  opaque.opaque = std::make_shared<shard::ManifestContents::Opaque>(
+      shard::ManifestContents::Opaque{"F6_E3M2", 15});
+  opaque.slices = {{0, 1, {0, end + 256, 1, {1, 2}}},
+                   {1, 14, {0, end + 320, 14, {3, 4}}}};
+  auto& again = tensors.emplace_back();
+  again.key = "opaque again";
+  again.type = ElementType::kOpaque;
+  again.shape = {5, 4};
+  again.alias_of = static_cast<int64_t>(tensors.size()) - 2;
   contents.scalars = {{"loss_scale.scale", 1024}, {"zero", 0}};
   contents.blobs = {
       {"loader", BlobRule::kPerRank, 1, {0, end + 128, 3, {5, 6}}},
       {"rng", BlobRule::kReplicated, 0, {0, 0, 0, {7, 8}}},
       {"seen", BlobRule::kSummed, 0, {0, end + 192, 8, {9, 10}}}};
-  contents.files[0].bytes = (end + 200 + 4095) / 4096 * 4096;
+  contents.files[0].bytes = (end + 334 + 4095) / 4096 * 4096;
   const auto file = shard::EncodeManifest(contents);
   ASSERT_OK(file);
   const auto manifest = shard::Manifest::Parse(*file);

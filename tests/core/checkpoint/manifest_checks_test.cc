@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -27,13 +28,14 @@ struct Case {
   std::vector<std::string_view> message;
 };
 
-void ExpectEach(const std::vector<Case>& cases) {
-  ASSERT_OK(Manifest::Parse(Raw::Sample().Build()));
+void ExpectEach(const std::vector<Case>& cases,
+                const Raw& sample = Raw::Sample(), uint32_t version = 1) {
+  ASSERT_OK(Manifest::Parse(sample.Build(version)));
   for (size_t i = 0; i < cases.size(); ++i) {
     SCOPED_TRACE(StrCat("case ", i));
-    Raw raw = Raw::Sample();
+    Raw raw = sample;
     cases[i].change(&raw);
-    const auto parsed = Manifest::Parse(raw.Build());
+    const auto parsed = Manifest::Parse(raw.Build(version));
     ExpectError(parsed, StatusCode::kCorrupt, {"the manifest is wrong"});
     for (const std::string_view part : cases[i].message) {
       ExpectError(parsed, StatusCode::kCorrupt, {part});
@@ -41,12 +43,13 @@ void ExpectEach(const std::vector<Case>& cases) {
   }
 }
 
-void ExpectFine(const std::vector<Change>& changes) {
+void ExpectFine(const std::vector<Change>& changes,
+                const Raw& sample = Raw::Sample(), uint32_t version = 1) {
   for (size_t i = 0; i < changes.size(); ++i) {
     SCOPED_TRACE(StrCat("change ", i));
-    Raw raw = Raw::Sample();
+    Raw raw = sample;
     changes[i](&raw);
-    EXPECT_OK(Manifest::Parse(raw.Build()));
+    EXPECT_OK(Manifest::Parse(raw.Build(version)));
   }
 }
 
@@ -176,6 +179,78 @@ TEST(ManifestChecks, Aliases) {
       {[](Raw* r) { r->tensors[2].codebook = 1; }, {"of its own"}},
       {[](Raw* r) { r->tensors[2].first_slice = 1; }, {"of its own"}},
   });
+}
+
+// Tensors 6 to 8 are "c" of 7200 bytes, its alias "c2", and "t" of 7 bytes of
+// an unknown type.
+TEST(ManifestChecks, Opaque) {
+  const std::vector<Case> cases = {
+      {[](Raw* r) { r->tensors[6].opaque_type.reset(); },
+       {"'c'", "opaque_type ''"}},
+      {[](Raw* r) { r->tensors[6].opaque_type = ""; }, {"opaque_type ''"}},
+      {[](Raw* r) { r->tensors[6].opaque_type = "F32"; },
+       {"'F32'", "not opaque"}},
+      {[](Raw* r) { r->tensors[6].opaque_type = "BOOL"; }, {"'BOOL'"}},
+      {[](Raw* r) { r->tensors[6].opaque_type = "C 64"; }, {"'C 64'"}},
+      {[](Raw* r) { r->tensors[6].opaque_type = "C64\n"; }, {"letters"}},
+      {[](Raw* r) { r->tensors[6].opaque_type = std::string("C64\0", 4); },
+       {"letters"}},
+      {[](Raw* r) { r->tensors[6].opaque_type = "\xC3\x89"; }, {"letters"}},
+      {[](Raw* r) { r->tensors[6].opaque_type = std::string(33, 'T'); },
+       {"1 to 32"}},
+      {[](Raw* r) { r->tensors[6].opaque_bytes = 7199; },
+       {"'c'", "7199 bytes", "C64", "[3, 300]", "64 bits"}},
+      {[](Raw* r) { r->tensors[6].opaque_bytes = 0; }, {"0 bytes", "C64"}},
+      {[](Raw* r) { r->tensors[8].opaque_bytes = uint64_t{1} << 63; },
+       {"'t'", "9223372036854775808 bytes"}},
+      {[](Raw* r) { r->tensors[8].opaque_bytes = (uint64_t{1} << 63) - 1; },
+       {"slice 0 of tensor 't'", "9223372036854775807 bytes"}},
+      {[](Raw* r) { r->tensors[8].opaque_bytes = 4097; }, {"which has 12288"}},
+      {[](Raw* r) { r->tensors[8].opaque_bytes = 0; },
+       {"'t'", "element 0 of 0"}},
+      {[](Raw* r) {
+         r->tensors[6].opaque_type = "F4", r->tensors[6].opaque_bytes = 450;
+       },
+       {"'c'", "element 4096 of 450"}},
+      {[](Raw* r) {
+         r->tensors[8].shape = {0, kInt64Max, 2};
+       },
+       {"'t'", "2^63 - 1"}},
+      {[](Raw* r) { r->tensors[8].shape = {-1}; }, {"[-1]"}},
+      {[](Raw* r) { r->tensors[8].shape.assign(9, 1); }, {"at most 8"}},
+      {[](Raw* r) { r->tensors[8].codebook = 3; }, {"code book 3", "opaque"}},
+      {[](Raw* r) { r->tensors[7].opaque_type = "C64"; }, {"of its own"}},
+      {[](Raw* r) { r->tensors[7].opaque_bytes = 7200; }, {"of its own"}},
+      {[](Raw* r) { r->tensors[7].type = 1; }, {"another type"}},
+      {[](Raw* r) { r->tensors[0].opaque_type = "C64"; }, {"it is not opaque"}},
+      {[](Raw* r) { r->tensors[0].opaque_type = ""; }, {"it is not opaque"}},
+      {[](Raw* r) { r->tensors[0].opaque_bytes = 1; }, {"it is not opaque"}},
+      {[](Raw* r) { r->tensors[6].key = "t"; }, {"same key"}},
+  };
+  ExpectEach(cases, Raw::OpaqueSample(), 3);
+  ExpectFine(
+      {
+          // Any number of bytes of an unknown type.
+          [](Raw* r) { r->tensors[8].opaque_bytes = 4095; },
+          [](Raw* r) { r->tensors[8].shape = {0}; },
+          [](Raw* r) { r->tensors[8].shape.clear(); },
+          [](Raw* r) { r->tensors[8].shape = {int64_t{1} << 62}; },
+          [](Raw* r) {
+            r->tensors[8].opaque_bytes = 0, r->tensors[8].num_slices = 0;
+            r->tensors[8].first_slice = 0;
+            r->slices.pop_back(), r->files[2].bytes = 8192;
+          },
+          [](Raw* r) { r->tensors[6].opaque_type = std::string(32, 'T'); },
+          // A slice may begin within an element.
+          [](Raw* r) { r->slices[6].begin = 4095; },
+          [](Raw* r) { r->tensors[6].role = r->tensors[7].role = 3; },
+      },
+      Raw::OpaqueSample(), 3);
+  for (const uint32_t version : {1, 2}) {
+    ExpectError(Manifest::Parse(Raw::OpaqueSample().Build(version)),
+                StatusCode::kCorrupt,
+                {"'c'", "no element type 32 in this version"});
+  }
 }
 
 TEST(ManifestChecks, Slices) {

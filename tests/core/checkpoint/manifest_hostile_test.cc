@@ -167,6 +167,25 @@ TEST_P(HostileManifest, LongKeysThatDifferAtTheirEnds) {
       OfTensors(most() / 65000, std::string(64900, 'k'), version())));
 }
 
+TEST(HostileOpaqueTensors, ALongNameOfAType) {
+  RawManifest raw = RawManifest::OpaqueSample();
+  raw.tensors[6].opaque_type = std::string(60 * kMiB, 'T');
+  ExpectError(ParseWithinLimits(raw.Build(3)), StatusCode::kCorrupt,
+              {"opaque_type"});
+}
+
+TEST(HostileOpaqueTensors, AreCheckedInTime) {
+  RawManifest raw = RawManifest::OpaqueSample();
+  constexpr size_t kMany = 400'000;
+  for (size_t i = 0; i < kMany; ++i) {
+    raw.tensors.push_back({.key = StrCat("k", i),
+                           .shape = {1, 1, 1, 1, 1, 1, 1, 0},
+                           .type = 32,
+                           .opaque_type = std::string(32, 'T')});
+  }
+  EXPECT_OK(ParseWithinLimits(raw.Build(3)));
+}
+
 // All slices have the same place, or they are in reverse order, so that a sort
 // has all its work to do.
 TEST_P(HostileManifest, MostSlices) {

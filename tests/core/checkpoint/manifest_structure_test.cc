@@ -72,6 +72,27 @@ TEST(ManifestStructure, RefusesASharedShape) {
               {kShared});
 }
 
+TEST(ManifestStructure, RefusesASharedTypeName) {
+  Builder fbb;
+  const auto type = fbb.CreateString("C64");
+  Offsets<schema::Tensor> tensors;
+  for (const char* key : {"a", "b"}) {
+    const auto name = fbb.CreateString(key);
+    const auto shape = fbb.CreateVector(std::vector<int64_t>{0});
+    schema::TensorBuilder tensor(fbb);
+    tensor.add_key(name);
+    tensor.add_shape(shape);
+    tensor.add_type(schema::ElementType::opaque);
+    tensor.add_role(schema::TensorRole::param);
+    tensor.add_opaque_type(type);
+    tensors.push_back(tensor.Finish());
+  }
+  const auto list = fbb.CreateVector(tensors);
+  ExpectError(Manifest::Parse(Finish(
+                  &fbb, schema::CreateManifest(fbb, 0, 0, 1, 0, list), 3)),
+              StatusCode::kCorrupt, {kShared});
+}
+
 // Two strings overlap: one lies in the bytes of the other.
 TEST(ManifestStructure, RefusesNestedStrings) {
   Builder fbb;
@@ -191,7 +212,7 @@ TEST(ManifestStructure, UnknownFieldsAreSkipped) {
 // Writes offsets and lengths that claim up to 4 GiB into every place where one
 // may be. Contents that Parse accepts can be read and written again.
 TEST(ManifestStructure, SurvivesAnyReplacedWord) {
-  const std::vector<std::byte> file = Raw::Sample().Build();
+  const std::vector<std::byte> file = Raw::OpaqueSample().Build(3);
   std::vector<std::byte> body(file.begin() + kManifestHeaderBytes, file.end());
   size_t accepted = 0;
   size_t refused = 0;
@@ -204,7 +225,7 @@ TEST(ManifestStructure, SurvivesAnyReplacedWord) {
       uint32_t old;
       std::memcpy(&old, &body[at], sizeof(old));
       std::memcpy(&body[at], &value, sizeof(value));
-      const auto parsed = Manifest::Parse(Seal(body));
+      const auto parsed = Manifest::Parse(Seal(body, 3));
       if (parsed.ok()) {
         ++accepted;
         const auto again = EncodeManifest(ContentsOf(**parsed));

@@ -136,7 +136,7 @@ TEST_F(OpenStoreTest, SlicesAreBytesOfFiles) {
         bytes += files[slice.extent.file].substr(slice.extent.offset,
                                                  slice.extent.bytes);
       }
-      EXPECT_EQ(next, info.numel);
+      EXPECT_EQ(next, StoredNumel(info));
       EXPECT_TRUE(bytes == BytesOf(*store, t)) << info.key;
     }
   }
@@ -146,17 +146,19 @@ TEST_F(OpenStoreTest, VerifyNamesAllThatIsDamaged) {
   EXPECT_OK(VerifyStore(*sample_, {}));
   const std::string data = folder_ / "sample/step-000042/data-00000.bin";
   std::string bytes = ReadText(data);
-  for (const char* key : {"frozen", "count", "state.small.0.exp_avg"}) {
+  for (const char* key :
+       {"frozen", "count", "phase", "state.small.0.exp_avg"}) {
     const auto tensor = static_cast<size_t>(sample_->Find(key));
     bytes[sample_->slice(tensor, 0).extent.offset] ^= 1;
   }
   WriteText(data, bytes);
   const Status status = VerifyStore(*OpenStore(folder_ / "sample"), {});
-  ExpectError(status, StatusCode::kCorrupt, {"'frozen'", "and 2 more"});
+  ExpectError(status, StatusCode::kCorrupt, {"'frozen'", "and 3 more"});
   const auto detail = nlohmann::json::parse(status.detail());
-  ASSERT_EQ(detail["problems"].size(), 3u);
+  ASSERT_EQ(detail["problems"].size(), 4u);
   const std::string all = detail.dump();
-  for (const char* key : {"'frozen'", "'count'", "'state.small.0.exp_avg'"}) {
+  for (const char* key :
+       {"'frozen'", "'count'", "'phase'", "'state.small.0.exp_avg'"}) {
     EXPECT_NE(all.find(key), std::string::npos) << all;
   }
 }

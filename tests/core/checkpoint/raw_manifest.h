@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,6 +55,8 @@ struct RawManifest {
     int32_t group = -1;
     int64_t step = -1;
     uint8_t codebook = 0;
+    std::optional<std::string> opaque_type = {};
+    uint64_t opaque_bytes = 0;
   };
   struct Slice {
     int64_t begin;
@@ -119,6 +122,35 @@ struct RawManifest {
     return raw;
   }
 
+  // Returns Sample with tensors of opaque types, for version 3 and later: "c",
+  // in two slices, its alias "c2", and "t", of a type of unknown size.
+  static RawManifest OpaqueSample() {
+    RawManifest raw = Sample();
+    const auto slice = static_cast<uint32_t>(raw.slices.size());
+    raw.files.push_back({"data-00002.bin", 12288});
+    raw.tensors.push_back({.key = "c",
+                           .shape = {3, 300},
+                           .type = 32,
+                           .first_slice = slice,
+                           .num_slices = 2,
+                           .opaque_type = "C64",
+                           .opaque_bytes = 7200});
+    raw.tensors.push_back(
+        {.key = "c2", .shape = {3, 300}, .type = 32, .alias_of = 6});
+    raw.tensors.push_back({.key = "t",
+                           .shape = {2, 2},
+                           .type = 32,
+                           .role = 2,
+                           .first_slice = slice + 2,
+                           .num_slices = 1,
+                           .opaque_type = "TOMORROW",
+                           .opaque_bytes = 7});
+    raw.slices.push_back({0, 0, 2});
+    raw.slices.push_back({4096, 4096, 2});
+    raw.slices.push_back({0, 8192, 2});
+    return raw;
+  }
+
   std::vector<std::byte> Build(uint32_t version = 1) const {
     flatbuffers::FlatBufferBuilder fbb;
     std::vector<flatbuffers::Offset<schema::File>> file_list;
@@ -130,10 +162,13 @@ struct RawManifest {
     for (const Tensor& t : tensors) {
       const auto key = fbb.CreateString(t.key);
       const auto shape = fbb.CreateVector(t.shape);
+      const auto opaque_type =
+          t.opaque_type.has_value() ? fbb.CreateString(*t.opaque_type) : 0;
       tensor_list.push_back(schema::CreateTensor(
           fbb, key, shape, static_cast<schema::ElementType>(t.type),
           static_cast<schema::TensorRole>(t.role), t.first_slice, t.num_slices,
-          t.alias_of, t.trainable, t.group, t.step, t.codebook));
+          t.alias_of, t.trainable, t.group, t.step, t.codebook, opaque_type,
+          t.opaque_bytes));
     }
     std::vector<schema::Slice> slice_list;
     for (const Slice& slice : slices) {

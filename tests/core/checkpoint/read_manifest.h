@@ -36,6 +36,7 @@ inline ManifestContents ContentsOf(const Manifest& manifest) {
     tensor.group = manifest.group(i);
     tensor.step = manifest.tensor_step(i);
     tensor.codebook = info.codebook;
+    tensor.opaque = OpaqueOf(info);
     all.tensors.push_back(std::move(tensor));
   }
   for (size_t i = 0; i < manifest.num_groups(); ++i) {
@@ -67,11 +68,14 @@ inline std::string Describe(const ManifestContents& all) {
     StrAppend(&text, "file ", file.name, " ", file.bytes, "\n");
   }
   for (const auto& tensor : all.tensors) {
+    const auto* const opaque = tensor.opaque.get();
     StrAppend(&text, "tensor ", tensor.key, " ", ElementTypeName(tensor.type),
               " ", TensorRoleName(tensor.role), " ", FormatList(tensor.shape),
               " alias of ", tensor.alias_of, " trainable ", tensor.trainable,
               " group ", tensor.group, " step ", tensor.step, " code book ",
-              tensor.codebook, "\n");
+              tensor.codebook, " opaque '",
+              opaque == nullptr ? "" : opaque->type, "' ",
+              opaque == nullptr ? 0 : opaque->bytes, "\n");
     for (const Slice& slice : tensor.slices) {
       StrAppend(&text, "  slice ", slice.begin, " ", slice.numel);
       Describe(slice.extent, &text);

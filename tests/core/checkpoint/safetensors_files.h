@@ -41,16 +41,18 @@ inline std::unique_ptr<SafetensorsStore> OpenSafetensors(
   return store.ok() ? *std::move(store) : nullptr;
 }
 
-// Returns the bytes of a tensor, or "(none)".
+// Returns the bytes of a tensor, of an opaque type too, or "(none)".
 inline std::string ReadTensor(const TensorStore& store, std::string_view key) {
   const int64_t index = store.Find(key);
   if (index < 0) return "(none)";
   const TensorInfo info = store.tensor(static_cast<size_t>(index));
   const size_t size = ElementSize(info.type);
-  std::string result(static_cast<size_t>(info.numel) * size, '?');
-  const ReadRequest request = {static_cast<size_t>(index), 0, info.numel};
+  std::string result(TensorBytes(info), '?');
+  const ReadRequest request = {static_cast<size_t>(index), 0,
+                               StoredNumel(info)};
+  const ReadOptions options = {.opaque_as_bytes = true};
   EXPECT_OK(store.Read(
-      std::span(&request, 1), {},
+      std::span(&request, 1), options,
       [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
         std::memcpy(result.data() + static_cast<size_t>(begin) * size, data,
                     static_cast<size_t>(numel) * size);

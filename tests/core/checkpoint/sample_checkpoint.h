@@ -84,6 +84,17 @@ class CheckpointBuilder {
     return tensor;
   }
 
+  // Adds a parameter of an opaque type.
+  void AddOpaque(const std::string& key, const std::string& type,
+                 std::vector<int64_t> shape, uint64_t bytes) {
+    auto& tensor = Add(key, ElementType::kU8, TensorRole::kParam,
+                       {static_cast<int64_t>(bytes)});
+    tensor.type = ElementType::kOpaque;
+    tensor.shape = std::move(shape);
+    tensor.opaque = std::make_shared<ManifestContents::Opaque>(
+        ManifestContents::Opaque{type, bytes});
+  }
+
   void AddAlias(const std::string& key, int64_t of) {
     auto tensor = contents_.tensors[static_cast<size_t>(of)];
     tensor.key = key;
@@ -158,8 +169,8 @@ class CheckpointBuilder {
 };
 
 // Returns a checkpoint of parameters, one of them frozen, one tied, one empty,
-// some small; a buffer; states in f32 and q8; two groups, scalars, and blobs of
-// three ranks by every rule.
+// some small; a buffer; tensors of opaque types, one of them tied; states in
+// f32 and q8; two groups, scalars, and blobs of three ranks by every rule.
 inline CheckpointBuilder SampleBuilder() {
   CheckpointBuilder sample;
   sample.contents().world_size = 3;
@@ -184,6 +195,12 @@ inline CheckpointBuilder SampleBuilder() {
   sample.Add("empty", ElementType::kF32, TensorRole::kParam, {0, 4});
   sample.Add("scalar", ElementType::kF32, TensorRole::kParam, {});
   sample.Add("count", ElementType::kI64, TensorRole::kBuffer, {9});
+  sample.AddOpaque("phase", "C64", {301, 41}, 301 * 41 * 8);
+  sample.AddAlias("phase.tied",
+                  static_cast<int64_t>(sample.contents().tensors.size()) - 1);
+  sample.AddOpaque("of tomorrow", "T1", {3, 3}, 7);
+  sample.AddOpaque("packed", "F6_E2M3", {8, 12345}, 8 * 12345 * 6 / 8);
+  sample.AddOpaque("no bytes", "F8_E8M0", {4, 0}, 0);
   sample.Add("state.embed.exp_avg", ElementType::kF32, TensorRole::kState,
              {700, 1000});
   sample.AddQ8("state.layer.weight.exp_avg", 301 * 257, 4);
@@ -206,9 +223,10 @@ inline std::shared_ptr<const FileStore> OpenStore(const std::string& path) {
 inline std::string BytesOf(const TensorStore& store, size_t tensor) {
   const TensorInfo info = store.tensor(tensor);
   std::string bytes(TensorBytes(info), '?');
-  const ReadRequest request = {tensor, 0, info.numel};
+  const ReadRequest request = {tensor, 0, StoredNumel(info)};
+  const ReadOptions options = {.opaque_as_bytes = true};
   const Status status = store.Read(
-      {&request, 1}, {},
+      {&request, 1}, options,
       [&](size_t, int64_t begin, int64_t numel, const std::byte* data) {
         const size_t size = ElementSize(info.type);
         std::memcpy(bytes.data() + static_cast<size_t>(begin) * size, data,
@@ -224,8 +242,8 @@ inline std::map<std::string, std::string> TensorsOf(const TensorStore& store) {
   std::map<std::string, std::string> all;
   for (size_t t = 0; t < store.num_tensors(); ++t) {
     const TensorInfo info = store.tensor(t);
-    std::string what = StrCat(ElementTypeName(info.type), " ",
-                              TensorRoleName(info.role), " ", info.codebook);
+    std::string what = StrCat(TypeNameOf(info), " ", TensorRoleName(info.role),
+                              " ", info.codebook);
     for (const int64_t dim : info.shape) StrAppend(&what, " ", dim);
     if (info.alias_of >= 0) {
       StrAppend(&what, " is ",

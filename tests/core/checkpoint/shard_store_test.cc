@@ -325,17 +325,23 @@ TEST_F(ShardStoreTest, EveryCallMayFail) {
   }
 }
 
+// Opens a checkpoint that is kept beside this file, through a copy in `folder`,
+// because links are not followed.
+StatusOr<std::shared_ptr<const ShardStore>> OpenKept(const std::string& name,
+                                                     const TempFolder& folder) {
+  for (const char* const file : {kManifestName, "data-00000.bin"}) {
+    std::filesystem::copy_file(
+        StrCat("tests/core/checkpoint/", name, "/", file), folder / file);
+  }
+  SHARD_ASSIGN_OR_RETURN(const Directory directory,
+                         Directory::Open(FileEnv::Posix(), folder.path()));
+  return ShardStore::Open(directory);
+}
+
 // The checkpoint was written by the first version of the format.
 TEST(ShardStore, ReadsVersion1) {
   const TempFolder folder;
-  const std::string kept = "tests/core/checkpoint/version_1/step-000007/";
-  // The files are copied, because links are not followed.
-  for (const char* const name : {"manifest.shard", "data-00000.bin"}) {
-    std::filesystem::copy_file(kept + name, folder / name);
-  }
-  const auto directory = Directory::Open(FileEnv::Posix(), folder.path());
-  ASSERT_OK(directory);
-  const auto store = ShardStore::Open(*directory);
+  const auto store = OpenKept("version_1/step-000007", folder);
   ASSERT_OK(store);
   const Manifest& manifest = *(*store)->manifest();
   EXPECT_EQ(manifest.version(), 1u);
@@ -353,6 +359,41 @@ TEST(ShardStore, ReadsVersion1) {
         return Status();
       }));
   EXPECT_EQ(values, (std::vector<float>{1, 2, 3, 4}));
+  std::vector<std::string> problems;
+  EXPECT_OK((*store)->Verify({}, &problems));
+  EXPECT_EQ(problems, std::vector<std::string>());
+}
+
+// The checkpoint was imported from safetensors by the first library that knew
+// version 3.
+TEST(ShardStore, ReadsVersion3) {
+  const TempFolder folder;
+  const auto store = OpenKept("version_3/step-000000", folder);
+  ASSERT_OK(store);
+  EXPECT_EQ((*store)->manifest()->version(), 3u);
+  const auto expect = [&](const char* key, std::string_view type, int64_t numel,
+                          const std::string& bytes) {
+    SCOPED_TRACE(key);
+    const auto tensor = static_cast<size_t>((*store)->Find(key));
+    const TensorInfo info = (*store)->tensor(tensor);
+    EXPECT_EQ(TypeNameOf(info), type);
+    EXPECT_EQ(info.numel, numel);
+    std::string read(TensorBytes(info), '?');
+    const ReadRequest all = {tensor, 0, StoredNumel(info)};
+    const ReadOptions options = {.opaque_as_bytes = true};
+    EXPECT_OK((*store)->Read(
+        {&all, 1}, options,
+        [&](size_t, int64_t begin, int64_t count, const auto* from) {
+          const size_t size = ElementSize(info.type);
+          std::memcpy(&read[static_cast<size_t>(begin) * size], from,
+                      static_cast<size_t>(count) * size);
+          return Status();
+        }));
+    EXPECT_EQ(read, bytes);
+  };
+  expect("complex", "C64", 2, "0123456789abcdef");
+  expect("tomorrow", "INT3", 5, "xy");
+  expect("known", "f32", 1, "FFFF");
   std::vector<std::string> problems;
   EXPECT_OK((*store)->Verify({}, &problems));
   EXPECT_EQ(problems, std::vector<std::string>());

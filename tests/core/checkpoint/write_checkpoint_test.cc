@@ -255,6 +255,91 @@ TEST_F(WriteCheckpointTest, ComesBackFromSafetensors) {
   }
 }
 
+// Types that libshard does not read pass through checkpoints of any number of
+// files: the safetensors that come back are the same, byte by byte.
+TEST_F(WriteCheckpointTest, CarriesOpaqueTypesFromSafetensorsAndBack) {
+  const ConversionOptions model = {.states = false};
+  const ConvertingStore parameters(*sample_, model);
+  const auto write_safetensors = [&](const TensorStore& from,
+                                     const std::string& name) {
+    std::vector<size_t> all(from.num_tensors());
+    std::iota(all.begin(), all.end(), 0);
+    const SafetensorsExportOptions expanded = {.expand_aliases = true};
+    EXPECT_OK(ExportSafetensors(FileEnv::Posix(), from, all, folder_ / name,
+                                expanded));
+    return ReadText(folder_ / name);
+  };
+  const std::string first = write_safetensors(parameters, "0.safetensors");
+  for (const char* type : {"C64", "F6_E2M3", "F8_E8M0", "T1"}) {
+    EXPECT_NE(first.find(StrCat("\"dtype\":\"", type, "\"")),
+              std::string::npos);
+  }
+  std::shared_ptr<const FileStore> from = OpenStore(folder_ / "0.safetensors");
+  for (const int files : {1, 5, 2, 7}) {
+    SCOPED_TRACE(files);
+    const std::string root = folder_ / StrCat("of-", files);
+    ASSERT_OK(WriteTo(*from, root, files));
+    from = OpenStore(root);
+    EXPECT_EQ(from->num_files(), static_cast<size_t>(files));
+    EXPECT_OK(VerifyStore(*from, {}));
+    EXPECT_TRUE(write_safetensors(*from, StrCat(files, ".safetensors")) ==
+                first);
+  }
+}
+
+// Values are not converted with those of the other tensors.
+TEST_F(WriteCheckpointTest, ConversionsLeaveOpaqueTypesAlone) {
+  ASSERT_OK(WriteTo(*sample_, folder_ / "half", 3, {.dtype = DType::kBF16}));
+  const auto half = OpenStore(folder_ / "half");
+  const auto before = TensorsOf(*sample_);
+  const auto after = TensorsOf(*half);
+  for (const char* key :
+       {"phase", "phase.tied", "of tomorrow", "packed", "no bytes"}) {
+    EXPECT_EQ(after.at(key), before.at(key));
+  }
+}
+
+// A manifest without such tensors is of version 1, as before there were any.
+TEST_F(WriteCheckpointTest, OnlyOpaqueTypesNeedANewVersion) {
+  EXPECT_EQ(sample_->manifest()->version(), 3u);
+  ASSERT_OK(WriteTo(*sample_, folder_ / "states", 1, {.model = false}));
+  EXPECT_EQ(OpenStore(folder_ / "states")->manifest()->version(), 1u);
+}
+
+TEST_F(WriteCheckpointTest, CutsOpaqueTypesAtWholeElements) {
+  ASSERT_OK(WriteTo(*sample_, folder_ / "three", 3));
+  const auto store = OpenStore(folder_ / "three");
+  const auto tensor = static_cast<size_t>(store->Find("phase"));
+  ASSERT_EQ(store->num_slices(tensor), 3u);
+  int64_t bytes = 0;
+  for (size_t s = 0; s < store->num_slices(tensor); ++s) {
+    EXPECT_EQ(store->slice(tensor, s).begin, bytes);
+    EXPECT_EQ(bytes % 8, 0);
+    bytes += store->slice(tensor, s).numel;
+  }
+  EXPECT_EQ(bytes, 301 * 41 * 8);
+}
+
+TEST_F(WriteCheckpointTest, OpaqueValuesAreNotRead) {
+  const auto tensor = static_cast<size_t>(sample_->Find("phase"));
+  const auto never = [](size_t, int64_t, int64_t, const std::byte*) {
+    ADD_FAILURE() << "nothing is to be read";
+    return Status();
+  };
+  const auto read = [&](int64_t begin, int64_t numel, bool as_bytes) {
+    const ReadRequest request = {tensor, begin, numel};
+    const ReadOptions options = {.opaque_as_bytes = as_bytes};
+    return sample_->Read({&request, 1}, options, never);
+  };
+  ExpectError(read(0, 1, false), StatusCode::kUnimplemented,
+              {"'phase'", "sample", "C64", "shard_checkpoint_export"});
+  constexpr int64_t kBytes = 301 * 41 * 8;
+  EXPECT_OK(read(kBytes, 0, true));
+  ExpectError(read(kBytes, 1, true), StatusCode::kOutOfRange,
+              {"bytes 98728", "'phase'", "has 98728"});
+  ExpectError(read(-1, 1, true), StatusCode::kOutOfRange, {"bytes -1"});
+}
+
 TEST_F(WriteCheckpointTest, ConvertsOnTheWay) {
   const ConversionOptions conversion = {.dtype = DType::kF64};
   const ConvertingStore wanted(*sample_, conversion);

@@ -248,9 +248,9 @@ TEST(HostileNames, AcceptedModelsCanBeSaved) {
     ASSERT_FALSE(HasFailure()) << "SHARD_TEST_SEED=" << seed;
   }
   std::cout << tally.saved << " models saved (" << tally.saved_sharded
-            << " sharded, and " << tally.loaded_sharded
-            << " loaded so), " << tally.refused_plans
-            << " plans and " << tally.refused_names << " names refused\n";
+            << " sharded, and " << tally.loaded_sharded << " loaded so), "
+            << tally.refused_plans << " plans and " << tally.refused_names
+            << " names refused\n";
   if (first == last) return;
   EXPECT_GT(tally.saved, 20);
   EXPECT_GT(tally.saved_sharded, 5);

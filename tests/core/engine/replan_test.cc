@@ -86,7 +86,10 @@ class ReplanTest : public ::testing::TestWithParam<Form> {
             ASSERT_TRUE((*engine)->ZeroGrad().ok());
           }
           EXPECT_EQ((*engine)->Memory().HostTotal(1, comm->direct()),
-                    (*engine)->plan().Memory(comm->direct()).HostTotal(1, comm->direct()));
+                    (*engine)
+                        ->plan()
+                        .Memory(comm->direct())
+                        .HostTotal(1, comm->direct()));
           auto read = trainer.Read();
           if (comm->rank() == 0) result = std::move(read);
         },

@@ -192,6 +192,19 @@ TEST(MatchTest, TypesThatCannotBeRead) {
   }
 }
 
+TEST(MatchTest, TypesThatCannotBeReadAndAreNotAskedFor) {
+  Case c;
+  c.optimizer = "sgd";
+  c.Param(kRootModule, "a");
+  c.store.Add("a", {4});
+  c.store.Add("b", {2}, ElementType::kOpaque);
+  ExpectError(c.Match(), StatusCode::kFailedPrecondition,
+              {"1 unexpected: b", "set allow_mismatch"});
+  c.rules.strict = false;
+  EXPECT_OK(c.Match());
+  EXPECT_EQ(c.Of("a"), "same a");
+}
+
 TEST(MatchTest, FloatsConvert) {
   for (const ElementType from : {ElementType::kF32, ElementType::kBF16,
                                  ElementType::kF16, ElementType::kF64}) {

@@ -85,6 +85,48 @@ TEST_F(ConvertTest, MergeIntoSeveralFiles) {
   EXPECT_EQ(json["tensors"], 17);
 }
 
+// Types that are not read keep their names and bytes on all ways.
+TEST_F(ConvertTest, TypesThatAreNotRead) {
+  const std::string file = folder_ / "complex.safetensors";
+  WriteSafetensors(file, {{"known", {1}}, {"complex", {2, 3}}});
+  std::string bytes = ReadFile(file);
+  const std::string of_floats = R"("F32","shape":[2])";
+  const size_t at = bytes.find(of_floats);
+  ASSERT_NE(at, std::string::npos);
+  WriteFile(file, bytes.replace(at, of_floats.size(), R"("C64","shape":[1])"));
+  const std::string merged = folder_ / "merged.safetensors";
+  ASSERT_EQ(RunShardctl({"merge", file, merged}).code, 0);
+
+  const std::string imported = folder_ / "imported";
+  const std::string two = folder_ / "two";
+  const Json json = RunJson({"import", file, imported, "--ranks", "3"});
+  EXPECT_EQ(json["version"], 3);
+  ASSERT_EQ(RunShardctl({"reshard", imported, two, "--ranks", "2"}).code, 0);
+  EXPECT_EQ(RunShardctl({"verify", two}).code, 0);
+  const std::string back = folder_ / "back.safetensors";
+  ASSERT_EQ(RunShardctl({"merge", two, back}).code, 0);
+  EXPECT_EQ(ReadFile(back), ReadFile(merged));
+
+  const Json tensor = RunJson({"inspect", two, "--tensor", "complex"});
+  EXPECT_EQ(tensor["dtype"], "C64");
+  EXPECT_EQ(tensor["shape"], Json({1}));
+  EXPECT_EQ(tensor["bytes"], 8);
+  EXPECT_EQ(tensor["slices"][0]["numel"], 8);
+  EXPECT_TRUE(tensor["values"].is_null());
+  const Result text = RunShardctl({"inspect", two});
+  EXPECT_TRUE(Has(text.out, "param C64: 1 tensor, 1 elements, 8 B\n"))
+      << text.out;
+  const Json plan = RunJson({"plan", two, "--ranks", "2"});
+  EXPECT_EQ(plan["model"]["params"], 1);
+  EXPECT_EQ(plan["model"]["left_out"], 1);
+  const std::string page = folder_ / "page.html";
+  ASSERT_EQ(RunShardctl({"report", two, "-o", page}).code, 0);
+  EXPECT_TRUE(Has(ReadFile(page), "param C64"));
+  const Json diff = RunJson({"diff", two, back}, 1);
+  EXPECT_EQ(diff["not_compared"], Json({"complex"}));
+  EXPECT_EQ(diff["dtypes"], Json::array());
+}
+
 TEST_F(ConvertTest, OtherTypes) {
   const std::string file = folder_ / "model.safetensors";
   EXPECT_EQ(RunShardctl({"merge", root_, file, "--dtype", "bf16"}).code, 0);

@@ -103,8 +103,8 @@ extern "C" {
 /// the tensor KEY.q8_scale. OPAQUE is a type of safetensors that libshard does
 /// not read, such as complex numbers, or one that came later;
 /// shard_checkpoint_tensor_type has its name. Such tensors are listed, and
-/// shard_checkpoint_export copies them as they are; reading their values is
-/// UNIMPLEMENTED. Frozen.
+/// shard_checkpoint_convert and _export copy them as they are; reading their
+/// values is UNIMPLEMENTED. Frozen.
 pub type shard_dtype = i32;
 
 pub const SHARD_F32: shard_dtype = 1;
@@ -1259,10 +1259,11 @@ extern "C" {
     /// stages 0 to 2, nothing is gathered, and it waits only for an update that is
     /// still on its way (overlap). In stage 3 without shared memory it gathers the
     /// parameters, and fetches ahead those of the units that were acquired next in
-    /// the step before. For a backward pass it makes room for the unit's gradients,
-    /// which with BACKWARD are zeros in stages 2 and 3; where gradients are sharded
-    /// it waits until the room is free. `timeout` in seconds; 0: the engine's.
-    /// COLLECTIVE*, blocks.
+    /// the step before. For a backward pass where gradients are sharded it waits
+    /// until there is room for the unit's gradients, which with BACKWARD are zeros.
+    /// Whole gradients, also those that a plan of stage 2 or 3 keeps whole, have the
+    /// values that the host left (shard_engine_zero_grad). `timeout` in seconds; 0:
+    /// the engine's. COLLECTIVE*, blocks.
     #[must_use]
     pub fn shard_engine_unit_acquire(engine: *mut shard_engine, unit: i32, pass: shard_pass, timeout: f64) -> *mut shard_error;
 }
@@ -1679,7 +1680,8 @@ extern "C" {
     pub fn shard_checkpoint_find(checkpoint: *const shard_checkpoint, key: *const c_char, tensor: *mut i64) -> *mut shard_error;
 }
 
-/// A part of a tensor's elements, at their place in a file.
+/// A part of a tensor's elements, at their place in a file. Of SHARD_OPAQUE,
+/// whose elements may have any size, begin and numel count bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct shard_tensor_slice {
@@ -1806,8 +1808,10 @@ extern "C" {
     /// number of files, with other types, or from safetensors (then of step 0).
     /// Where the source has blobs of the host, the checkpoint keeps the number of
     /// ranks that saved them, which the rules of blobs need. Tensors and blobs are
-    /// streamed: memory stays below 64 MiB and 16 MiB per thread. Blocks.
-    /// UNIMPLEMENTED for a tensor of SHARD_OPAQUE.
+    /// streamed: memory stays below 64 MiB and 16 MiB per thread. Tensors of
+    /// SHARD_OPAQUE are copied byte by byte, whatever the dtype; a checkpoint with
+    /// some is of version 3 of the format, which libraries before version 3 do not
+    /// open. Blocks.
     #[must_use]
     pub fn shard_checkpoint_convert(checkpoint: *const shard_checkpoint, root: *const c_char, options: *const shard_convert_options) -> *mut shard_error;
 }
