@@ -153,12 +153,12 @@ StatusOr<NextLatest> NextLatest::Write(const Directory& root, int64_t step) {
 
 PendingCheckpoint::PendingCheckpoint(Directory root, Directory directory,
                                      std::string name, int64_t step,
-                                     bool overwrite)
+                                     std::string final_name, bool overwrite)
     : root_(std::move(root)),
       directory_(std::move(directory)),
       name_(std::move(name)),
       step_(step),
-      final_name_(CheckpointName(step)),
+      final_name_(std::move(final_name)),
       overwrite_(overwrite) {}
 
 PendingCheckpoint::~PendingCheckpoint() {
@@ -181,7 +181,7 @@ StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
                            "' is itself a checkpoint; give the folder that "
                            "checkpoints are to lie in");
   }
-  const std::string final_name = CheckpointName(step);
+  std::string final_name = CheckpointName(step);
   SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(root, final_name));
   if (exists && !overwrite) return Exists(root, final_name);
 
@@ -190,19 +190,23 @@ StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
     const Status made = root.MakeDirectory(name);
     if (made.code() == StatusCode::kAlreadyExists) continue;
     SHARD_RETURN_IF_ERROR(made);
-    StatusOr<Directory> directory = root.OpenDirectory(name);
+    Directory directory;
+    Claim claim = Claim::kGone;
+    const Status claimed = CatchOutOfMemory([&]() -> Status {
+      SHARD_ASSIGN_OR_RETURN(directory, root.OpenDirectory(name));
+      SHARD_ASSIGN_OR_RETURN(claim, ClaimEntry(root, name, directory.fd()));
+      return Status();
+    });
     // The folder was cleaned up before it was locked, because it looked stale.
-    if (directory.status().code() == StatusCode::kNotFound) continue;
-    const StatusOr<Claim> claim = directory.ok()
-                                      ? ClaimEntry(root, name, directory->fd())
-                                      : StatusOr<Claim>(directory.status());
-    if (!claim.ok()) {
+    if (claimed.code() == StatusCode::kNotFound) continue;
+    if (!claimed.ok()) {
       (void)root.RemoveDirectory(name).ok();
-      return claim.status();
+      return claimed;
     }
-    if (*claim == Claim::kBusy || *claim == Claim::kGone) continue;
-    return PendingCheckpoint(std::move(root), *std::move(directory),
-                             std::move(name), step, overwrite);
+    if (claim == Claim::kBusy || claim == Claim::kGone) continue;
+    return PendingCheckpoint(std::move(root), std::move(directory),
+                             std::move(name), step, std::move(final_name),
+                             overwrite);
   }
   return Internal("no temporary folder for '", root.PathOf(final_name),
                   "': ", kAttempts, " were deleted by another");

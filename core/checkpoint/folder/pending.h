@@ -63,7 +63,7 @@ class PendingCheckpoint {
 
  private:
   PendingCheckpoint(Directory root, Directory directory, std::string name,
-                    int64_t step, bool overwrite);
+                    int64_t step, std::string final_name, bool overwrite);
 
   // The checkpoint that had the name before, and has the temporary name now.
   struct Replaced {
