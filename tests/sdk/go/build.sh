@@ -4,8 +4,9 @@
 # Usage: build.sh LIBRARY DOCUMENT TESTS EXAMPLE
 #
 # Vets the Go package and its tests, and compiles the tests as TESTS, and the
-# first program in DOCUMENT as EXAMPLE. All have Go's race detector: the standard
-# library and the package are compiled with it once.
+# program in DOCUMENT, which is its first block, as EXAMPLE, together with the
+# other blocks. All have Go's race detector: the standard library and the package
+# are compiled with it once.
 
 set -euo pipefail
 
@@ -35,6 +36,21 @@ mkdir "$scratch/source/example"
 cd "$scratch/source/example"
 awk '$0 == "```go" { code = 1; next } code && /^```$/ { exit } code' \
   "$root/$2" >main.go
+# The other blocks are bodies of functions.
+awk '
+  BEGIN {
+    print "package main\nimport (\"context\"; \"errors\"; \"fmt\"; \"libshard/shard\")"
+  }
+  $0 == "```go" && ++count > 1 {
+    code = 1
+    print "func block" count "(ctx context.Context, engine *shard.Engine," \
+      " id shard.ParamID, err error) error {\nif engine != nil {"
+    next
+  }
+  /^```$/ && code { code = 0; print "}\nreturn nil\n}" }
+  code' "$root/$2" >blocks.go
+grep -q "^func block3" blocks.go ||
+  { echo "$2 has fewer than 3 blocks of Go" >&2; exit 1; }
 cat >go.mod <<END
 module example
 go 1.19
