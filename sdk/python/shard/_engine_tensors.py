@@ -54,6 +54,7 @@ class EngineTensors(Closable):
         # Making an array takes ten times as long as taking a view of one.
         self._arrays = {}  # (parameter, is_grad) to (address, array).
         self._unit_pointers = {}  # Unit to arrays of C.
+        self._unit_arrays = {}  # (unit, grads) to (pointers, UnitParams).
 
     def close(self):
         if not self.closed:
@@ -184,14 +185,17 @@ class EngineTensors(Closable):
             lib.shard_engine_unit_params(self._c, unit, params, data,
                                          grad if grads else None, len(params),
                                          None)
-            result = []
-            for i, param in enumerate(params):
-                values = self._array(param, data[i], False)
-                gradient = None
-                if grads and self._kind(param)[2]:  # 0: frozen.
-                    gradient = self._array(param, grad[i], True)
-                result.append(UnitParam(param, values, gradient))
-            return result
+            pointers = bytes(data) + (bytes(grad) if grads else b"")
+            known = self._unit_arrays.get((unit, grads))
+            if known is None or known[0] != pointers:
+                known = pointers, self._make_unit_arrays(params, data,
+                                                         grads and grad)
+                if numpy is None:
+                    return known[1]
+                self._unit_arrays[unit, grads] = known
+        return [UnitParam(param, values.view(),
+                          None if gradient is None else gradient.view())
+                for param, values, gradient in known[1]]
 
     def _pointers(self, unit):
         """Returns arrays of C for a unit's ids, parameters and gradients."""
@@ -204,6 +208,16 @@ class EngineTensors(Closable):
                 (ctypes.c_void_p * count.value)(),
                 (ctypes.c_void_p * count.value)())
         return self._unit_pointers[unit]
+
+    def _make_unit_arrays(self, params, data, grad):
+        result = []
+        for i, param in enumerate(params):
+            values = self._array(param, data[i], False)
+            gradient = None
+            if grad and self._kind(param)[2]:  # 0: frozen.
+                gradient = self._array(param, grad[i], True)
+            result.append(UnitParam(param, values, gradient))
+        return result
 
     def set_param(self, param, values):
         """Sets a parameter's first values, of which those of rank 0 count: an

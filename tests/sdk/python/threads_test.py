@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads, signals, forks and ends of processes."""
+"""Threads that share handles, and signals."""
 
 import os
 import signal
-import subprocess
-import sys
 import threading
+import traceback
 import unittest
 import uuid
 
+import numpy
+
 import shard
-from sdk_testing import SdkTest, local_engine, run_ranks
+from sdk_testing import (SdkTest, blocks_model, first_values, local_engine,
+                         run_ranks)
 from shard import Code
 
 
@@ -84,6 +86,36 @@ class ThreadsTest(SdkTest):
             thread.join()
             self.assertEqual(ended, [Code.FAILED_PRECONDITION])
 
+    def test_threads_share_what_does_not_change(self):
+        model, weights = blocks_model()
+        plan = shard.Plan(model, world_size=1)
+        with local_engine() as engine:
+            engine.save(self.folder / "ckpt")
+        checkpoint = shard.open(self.folder / "ckpt")
+        wrong = []
+
+        def work():
+            try:
+                with shard.Comm("local:") as comm:
+                    engine = shard.Engine(plan, comm)
+                    engine.broadcast_params()
+                    for step in range(10):
+                        name = plan.param_name(weights[0])
+                        numpy.testing.assert_array_equal(
+                            checkpoint[name], first_values(weights[0]))
+                        engine.step()
+                    self.assertEqual(engine.completed_steps(), 10)
+                    engine.close()
+            except BaseException:
+                wrong.append(traceback.format_exc())
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
 
 def interrupt():
     """What Ctrl-C does."""
@@ -136,92 +168,6 @@ class InterruptTest(SdkTest):
                 with self.assertRaises(KeyboardInterrupt):
                     checkpoint.verify(progress=lambda *_: interrupt())
                 checkpoint.verify()
-
-
-class ProcessTest(SdkTest):
-    def run_python(self, code, **environment):
-        return subprocess.run(
-            [sys.executable, "-c", code], text=True, capture_output=True,
-            env={**os.environ, **environment}, timeout=50)
-
-    def test_a_process_may_end_with_everything_open(self):
-        done = self.run_python(f"""
-import sys
-sys.path.insert(0, {os.path.dirname(__file__)!r})
-import shard, threading
-from sdk_testing import blocks_model
-def log(level, message): pass
-comm = shard.Comm("local:", log=log, log_level=4)
-model, _ = blocks_model()
-engine = shard.Engine(shard.Plan(model, world_size=1), comm)
-engine.broadcast_params()
-view = engine.param(0)
-save = engine.save({str(self.folder / 'ckpt')!r}, background=True,
-                   progress=lambda *_: None)
-print("ended")
-""")
-        self.assertEqual((done.returncode, done.stdout, done.stderr),
-                         (0, "ended\n", ""))
-
-    def test_a_child_of_fork_frees_and_goes_on(self):
-        with local_engine() as engine:
-            child = os.fork()
-            if child == 0:
-                code = 1
-                try:
-                    engine.close()
-                    with local_engine() as own:
-                        own.step()
-                    code = 0
-                finally:
-                    os._exit(code)
-            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]),
-                             0)
-            engine.step()
-
-    def test_an_older_library_is_refused_by_name(self):
-        library = os.environ["SHARD_OLD_LIBRARY"]
-        done = self.run_python("import shard", SHARD_LIBRARY=library)
-        self.assertRegex(done.stderr, r"ImportError: the package shard 0\.2\.0"
-                         r" needs libshard 0\.2\.0 .*is 0\.1\.9 with ABI 0")
-
-    def test_no_library_is_an_error_with_the_remedy(self):
-        done = self.run_python("import shard", SHARD_LIBRARY="/none.so")
-        self.assertRegex(done.stderr, "ImportError: cannot load libshard:"
-                         " /none.so.*SHARD_LIBRARY")
-
-    def test_without_numpy_arrays_are_memoryviews(self):
-        with local_engine() as engine:
-            engine.save(self.folder / "ckpt")
-        done = self.run_python(f"""
-import sys
-sys.modules["numpy"] = None
-import shard, array
-tensor = shard.open({str(self.folder / 'ckpt')!r})["block1.weight"]
-values = tensor.read(0, 3)
-print(values.format, values.tolist())
-model = shard.Model()
-w = model.add_param(0, "w", shard.Dtype.F32, (2, 2))
-with shard.Comm("local:") as comm:
-    plan = shard.Plan(model, world_size=1, optimizer="sgd?lr=1")
-    with shard.Engine(plan, comm) as engine:
-        engine.set_param(w, array.array("f", [1, 2, 3, 4]))
-        engine.broadcast_params()
-        engine.grad(w)[1, 1] = 1
-        engine.step()
-        print(engine.param(w).tolist())
-        with engine.summon() as full:
-            print(full.param(w).tolist())
-try:
-    tensor[0]
-except TypeError as error:
-    print(error)
-""")
-        self.assertEqual(done.stderr, "")
-        self.assertEqual(done.stdout.splitlines(), [
-            "f [1.0, 1.015625, 1.03125]", "[[1.0, 2.0], [3.0, 3.0]]",
-            "[[1.0, 2.0], [3.0, 3.0]]",
-            "indexing a tensor needs numpy: install it, or use read()"])
 
 
 if __name__ == "__main__":
