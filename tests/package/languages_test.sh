@@ -67,5 +67,6 @@ cd "$TEST_TMPDIR"
 /usr/bin/python3 -m venv --without-pip --system-site-packages venv
 /usr/bin/python3 -m pip --python venv/bin/python install --quiet --no-index \
   --no-compile "$wheel"
+venv/bin/python Python/quickstart.py expected 51 || fail "the wheel does not train"
 venv/bin/python -c 'import shard; print(shard.open("expected").info().step)' |
-  diff - <(echo 50) || fail "the wheel reads no checkpoint"
+  diff - <(echo 51) || fail "the wheel reads no checkpoint"
