@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs the tests of the Python package with the libshard.so.0 that
-# LD_LIBRARY_PATH has, else with that of this tree.
+# LD_LIBRARY_PATH has, else with that of this tree. The interpreter is
+# SHARD_TEST_PYTHON, else Debian's; those of shard.torch run where the interpreter
+# has PyTorch.
 
 set -euo pipefail
 
@@ -11,5 +13,5 @@ export SHARD_OLD_LIBRARY="$PWD/tests/sdk/python/old_library.so"
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-$PWD/api}"
 export PYTHONPATH="$PWD/sdk/python:$PWD/tests/sdk/python"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONWARNINGS=error::ResourceWarning
-exec /usr/bin/python3 -X faulthandler -m unittest discover \
+exec "${SHARD_TEST_PYTHON:-/usr/bin/python3}" -X faulthandler -m unittest discover \
   -s tests/sdk/python -p '*_test.py'

@@ -153,9 +153,15 @@ class StepTest(TorchTest):
         def work(comm):
             net = make_net()
             optimizer = make_optimizer(net, comm, stage=2)
-            loss_of(net, 0, comm.rank).backward()
-            for param in net.parameters():
-                self.assertIsNone(param.grad)
+            x = net.blocks[:5](torch.ones(2, WIDTH))
+            early = []
+            x.register_hook(lambda _: early.append(
+                [param.grad for param in net.blocks[5].parameters()]))
+            net.head(net.blocks[5](x)).sum().backward()
+            for gradients in (*early, [param.grad for param in
+                                       net.parameters()]):
+                self.assertEqual(set(map(type, gradients)), {type(None)})
+            self.assertEqual(len(early), 1)
             optimizer.step()
 
         run_ranks(RANKS, work)
@@ -319,9 +325,9 @@ class StepTest(TorchTest):
         def work(comm):
             net = make_net()
             optimizer = make_optimizer(net, comm, stage=2)
-            x = net.blocks[0](torch.ones(2, WIDTH))
+            x = Failing.apply(net.blocks[0](torch.ones(2, WIDTH)))
             with self.assertRaises(ZeroDivisionError):
-                net.head(Failing.apply(x)).sum().backward()
+                net.head(net.blocks[5](x)).sum().backward()
             optimizer.zero_grad()
             loss_of(net, 0, comm.rank).backward()
             optimizer.step()
