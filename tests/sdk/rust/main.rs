@@ -12,6 +12,7 @@ mod cycles;
 mod engines;
 mod layout;
 mod plans;
+mod random_programs;
 mod processes;
 mod state_dicts;
 mod units;
