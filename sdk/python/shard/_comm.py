@@ -18,7 +18,7 @@ class _Log(Callback):
 
     def __init__(self, function, guard):
         super().__init__(
-            _c.shard_log_fn, function, guard=guard,
+            _c.shard_log_fn, function, guards=[guard],
             take=lambda level, message, _: (member(_c.LogLevel, level),
                                             decode(message)))
         self._guard = guard

@@ -19,23 +19,26 @@ from ._state_dict import StateDict, stale_state
 from ._values import copy_of
 
 
-def progress_callback(function, guard=None):
+def progress_callback(function, guards=()):
     """Returns a function of bytes done and in all as the library calls it. The
     function ends the operation by raising."""
-    return Callback(_c.shard_progress_fn, function, guard=guard)
+    return Callback(_c.shard_progress_fn, function, guards=guards)
 
 
-def run_with_progress(function, options, call, guard=None,
+def run_with_progress(function, options, call, guards=(),
                       abort=lambda: None):
-    """Returns call(), which uses the options and calls the progress function.
-    Ctrl-C cancels the call; a second one calls abort()."""
+    """Returns call(), which uses the options and calls the progress function,
+    and has the guards in the meantime. Ctrl-C cancels the call; a second one
+    calls abort()."""
     if function is None:
         function = _ignore
-    progress = progress_callback(function, guard)
+    progress = progress_callback(function, guards)
     options.progress = progress.c
 
     def locked_call():
-        with progress, guard or contextlib.nullcontext():
+        with progress, contextlib.ExitStack() as locks:
+            for guard in guards:
+                locks.enter_context(guard)
             return call()
 
     def cancel():
@@ -123,7 +126,7 @@ class EngineState(Closable):
             self._run(progress, options, lambda: lib.shard_checkpoint_save(
                 self._c, root, ctypes.byref(options), None))
             return None
-        progress = progress_callback(progress, self._guard)
+        progress = progress_callback(progress, [self._guard])
         options.progress = progress.c
         with self._guard:
             save = Save(
@@ -145,12 +148,12 @@ class EngineState(Closable):
             _c.shard_load_report, lib.shard_checkpoint_load, self._c, path,
             ctypes.byref(options)))
 
-    def _run(self, progress, options, call):
+    def _run(self, progress, options, call, *guards):
         """Returns call(). Ctrl-C cancels the call on all ranks as a progress
         function that raises does; a second one aborts the communicator, where
         the call waits for a rank that does not come."""
         return run_with_progress(
-            progress, options, call, self._guard,
+            progress, options, call, [*guards, self._guard],
             lambda: lib.shard_comm_abort(self._comm._c, "interrupted"))
 
     def last_load_report(self):
@@ -212,7 +215,7 @@ class EngineState(Closable):
                 array = copy_of(data, info.dtype, info.shape, info.bytes)
             return decode(key), info, array
 
-        callback = Callback(_c.shard_tensor_fn, take, guard=self._guard,
+        callback = Callback(_c.shard_tensor_fn, take, guards=[self._guard],
                             take=arguments)
         with callback, self._guard:
             lib.shard_state_dict_gather(self._c, ctypes.byref(options), rank,
@@ -224,13 +227,13 @@ class EngineState(Closable):
         """Loads a StateDict as load() does a checkpoint. With `from_rank0`,
         rank 0's is loaded and sent; `state` may be None on other ranks.
         COLLECTIVE."""
-        if state is not None:
-            instance(StateDict, state, "state")
         options = _calls.fill(_c.shard_load_options, options)
-        progress = progress_callback(progress, self._guard)
-        options.progress = progress.c
-        stale = state is not None and state._stale()
-        with progress, self._guard:
+        guards = []
+        if state is not None:
+            guards = [instance(StateDict, state, "state")._guard]
+
+        def call():
+            stale = state is not None and state._stale()
             try:
                 # No state dict is an error that all ranks get.
                 return _calls.fetch(
@@ -241,3 +244,5 @@ class EngineState(Closable):
                 if not stale:
                     raise
                 raise stale_state() from error
+
+        return self._run(progress, options, call, *guards)

@@ -143,10 +143,10 @@ class Callback:
 
     `take` makes the function's arguments from those of C, the last of which is
     the user_data; `give` makes the result for C, which is `failed` when the
-    function raises. `guard` refuses calls on its handle from within the
-    function."""
+    function raises. `guards` refuse calls on their handles from within
+    the function."""
 
-    def __init__(self, kind, function, *, guard=None,
+    def __init__(self, kind, function, *, guards=(),
                  take=lambda *arguments: arguments[:-1],
                  give=lambda result: 0, failed=1):
         self.raised = None
@@ -159,15 +159,16 @@ class Callback:
         def call(*arguments):
             if self.raised is not None:
                 return failed
-            guards = _callbacks.__dict__.setdefault("guards", [])
-            guards.append(guard)
+            refusing = _callbacks.__dict__.setdefault("guards", [])
+            outer = len(refusing)
+            refusing.extend(guards)
             try:
                 return give(function(*take(*arguments)))
             except BaseException as error:
                 self.failed(error)
                 return failed
             finally:
-                guards.pop()
+                del refusing[outer:]
 
         self.c = kind(call)
 

@@ -30,7 +30,7 @@ class Plan(Closable):
         instance(Model, model, "model")
         options = _calls.fill(_c.shard_plan_options, options)
         predicate = Callback(_c.shard_wrap_fn, wrap_predicate,
-                             guard=model._guard, give=bool, failed=0)
+                             guards=[model._guard], give=bool, failed=0)
         options.wrap_predicate = predicate.c
         with predicate, model._guard:
             self._adopt(_calls.pointer(lib.shard_plan_create, model._c,

@@ -69,8 +69,9 @@ class StateDict(Closable, collections.abc.Mapping):
         """Returns the number of a key's tensor. MissingKey when there is none.
         """
         try:
-            return _calls.value(ctypes.c_int64, lib.shard_state_dict_find,
-                                self._c, key)
+            with self._guard:
+                return _calls.value(ctypes.c_int64, lib.shard_state_dict_find,
+                                    self._c, key)
         except Error as error:
             if error.code != Code.NOT_FOUND:
                 raise
@@ -78,13 +79,14 @@ class StateDict(Closable, collections.abc.Mapping):
 
     def __getitem__(self, key):
         tensor = self.find(key)
-        info = _calls.fetch(_c.shard_tensor_info, lib.shard_state_dict_tensor,
-                            self._c, tensor)
         begin, numel = ctypes.c_int64(), ctypes.c_int64()
         data = ctypes.c_void_p()
-        lib.shard_state_dict_local(self._c, tensor, ctypes.byref(begin),
-                                   ctypes.byref(numel), ctypes.byref(data))
-        view = self._view(data.value, info.dtype, numel.value, key)
+        with self._guard:
+            info = _calls.fetch(_c.shard_tensor_info,
+                                lib.shard_state_dict_tensor, self._c, tensor)
+            lib.shard_state_dict_local(self._c, tensor, ctypes.byref(begin),
+                                       ctypes.byref(numel), ctypes.byref(data))
+            view = self._view(data.value, info.dtype, numel.value, key)
         return LocalTensor(info, begin.value, view.array())
 
     def _show(self, engine):
@@ -116,21 +118,25 @@ class StateDict(Closable, collections.abc.Mapping):
 
     def __iter__(self):
         for tensor in range(len(self)):
-            yield _calls.copied_text(lib.shard_state_dict_tensor_key, self._c,
-                                     tensor)
+            with self._guard:
+                key = _calls.copied_text(lib.shard_state_dict_tensor_key,
+                                         self._c, tensor)
+            yield key
 
     def __len__(self):
-        return lib.shard_state_dict_num_tensors(self._c)
+        with self._guard:
+            return lib.shard_state_dict_num_tensors(self._c)
 
     @property
     def numbers(self):
         """The numbers by their keys, as a dict."""
         numbers = {}
-        for number in range(lib.shard_state_dict_num_numbers(self._c)):
-            value = ctypes.c_double()
-            key = _calls.copied_text(lib.shard_state_dict_number, self._c,
-                                     number, ctypes.byref(value))
-            numbers[key] = value.value
+        with self._guard:
+            for number in range(lib.shard_state_dict_num_numbers(self._c)):
+                value = ctypes.c_double()
+                key = _calls.copied_text(lib.shard_state_dict_number, self._c,
+                                         number, ctypes.byref(value))
+                numbers[key] = value.value
         return numbers
 
     __repr__ = Closable.__repr__

@@ -46,6 +46,34 @@ class ThreadsTest(SdkTest):
                 engine.gather_state_dict(lambda *_: engine.completed_steps())
         self.assertEqual(errors[0].code, Code.FAILED_PRECONDITION)
 
+    def test_a_state_dict_is_filled_and_read_by_two_threads(self):
+        state = shard.StateDict()
+
+        def fill():
+            for i in range(300):
+                state.add(f"{i}", shard.Dtype.F32, numpy.full(4, i))
+                state.add_number(f"state.{i}.step", i)
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        while len(state) < 300:
+            for key, value in state.items():
+                self.assertEqual(value.data[0], int(key))
+            self.assertLessEqual(len(state.numbers), 300)
+        thread.join()
+
+    def test_a_progress_function_cannot_use_what_is_loaded(self):
+        errors = []
+        with local_engine() as engine, engine.state_dict(copy=True) as state:
+            def progress(done, total):
+                try:
+                    len(state)
+                except shard.Error as error:
+                    errors.append(error.code)
+
+            engine.load_state_dict(state, progress=progress)
+            self.assertEqual(set(errors), {Code.FAILED_PRECONDITION})
+
     def test_abort_ends_the_wait_of_another_thread(self):
         aborted = threading.Event()
 
