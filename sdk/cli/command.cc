@@ -30,6 +30,23 @@ CLI::Validator FiniteNumber(bool (*is_allowed)(double), const char* allowed,
       type);
 }
 
+// Returns what is wrong with the arguments, for which command, and where its
+// help is. CLI11's own text names neither the command nor a misspelt one.
+std::string UsageError(const CLI::App* app, const CLI::Error& error) {
+  std::string name = app->get_name();
+  std::string problem = error.what();
+  const std::vector<CLI::App*> given = app->get_subcommands();
+  const std::vector<std::string> unknown = app->remaining();
+  if (!given.empty()) {
+    name += " " + given.front()->get_name();
+  } else if (unknown.empty()) {
+    problem = "a command is required";
+  } else {
+    problem = "'" + unknown.front() + "' is no command";
+  }
+  return name + ": " + problem + "; see " + name + " --help\n";
+}
+
 }  // namespace
 
 Option Option::Required() {
@@ -128,6 +145,7 @@ CommandLine::CommandLine(const std::string& name,
   app_->set_version_flag("--version", version);
   app_->footer(help);
   app_->require_subcommand(1);
+  app_->failure_message(UsageError);
 }
 
 CommandLine::~CommandLine() = default;

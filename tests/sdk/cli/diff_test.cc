@@ -130,7 +130,7 @@ TEST_F(DiffTest, WrongUse) {
         RunShardctl({"diff", root_, root_, "--tolerance", number});
     EXPECT_EQ(result.code, 2);
     EXPECT_TRUE(Has(result.error, "--tolerance: '" + std::string(number) +
-                                      "' is no number of 0 or more\n"))
+                                      "' is no number of 0 or more; see "))
         << result.error;
   }
   EXPECT_EQ(RunShardctl({"diff", root_, root_, "--relative", "0"}).code, 0);

@@ -408,7 +408,7 @@ TEST_F(PlanTest, WrongUse) {
   const Result group = Plan({"--group-size", "0"});
   EXPECT_EQ(group.code, 2);
   EXPECT_TRUE(
-      Has(group.error, "--group-size: Value 0 not in range 1 to 1048576\n"))
+      Has(group.error, "--group-size: Value 0 not in range 1 to 1048576; see "))
       << group.error;
   EXPECT_EQ(RunShardctl({"plan", "/no/such/model"}).code, 2);
   EXPECT_TRUE(Has(Plan({"--partition", "odd"}).error,

@@ -82,6 +82,15 @@ TEST(ShardctlTest, WrongUse) {
   EXPECT_TRUE(Has(url.error, "'a:b' has a ':'; give a name, not a URL"));
 }
 
+TEST(ShardctlTest, UsageErrorsNameTheCommandAndItsHelp) {
+  EXPECT_EQ(RunShardctl({}).error,
+            "shardctl: a command is required; see shardctl --help\n");
+  EXPECT_EQ(RunShardctl({"rn", "-n", "2"}).error,
+            "shardctl: 'rn' is no command; see shardctl --help\n");
+  EXPECT_EQ(RunShardctl({"run", "--", "true"}).error,
+            "shardctl run: --ranks is required; see shardctl run --help\n");
+}
+
 TEST(ShardctlTest, EveryRankKnowsItsPlace) {
   const Result result =
       RunShardctl(Script(3,
