@@ -353,6 +353,14 @@ class StepTest(TorchTest):
             with self.assertRaisesRegex(TypeError, "cannot be copied"):
                 copy.deepcopy(optimizer)
 
+    def test_memory_that_a_program_replaces_is_found(self):
+        with shard.Comm("local:") as comm:
+            _, optimizer, net = train(comm, 1)
+            net.double()
+            loss_of(net, 0, 0).backward()
+            with self.assertRaisesRegex(RuntimeError, "blocks.0.up.weight has"):
+                optimizer.step()
+
     def test_autograd_sees_that_a_step_changed_parameters(self):
         with shard.Comm("local:") as comm:
             net = make_net()

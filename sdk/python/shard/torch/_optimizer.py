@@ -74,6 +74,7 @@ class Optimizer(Unique, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_memory()
         self._send_hyper()
         self._gradients.declare()
         self.report = self.engine.step(**options)
@@ -168,7 +169,18 @@ class Optimizer(Unique, torch.optim.Optimizer):
                 self.engine, declared.params, self._missing_grads)
         else:
             self._gradients = WholeGradients(self.engine, declared.params)
+        self._addresses = [param.data_ptr() for param in declared.params]
         self._empty = [param.detach().view(-1)[:0] for param in declared.params]
+
+    def _check_memory(self):
+        """Refuses parameters whose memory is not the engine's any more."""
+        declared = self._declared
+        for param, name, address in zip(declared.params, declared.names,
+                                        self._addresses):
+            if param.data_ptr() != address:
+                raise RuntimeError(
+                    f"{name} has other memory than libshard's now, as after"
+                    " module.to(): make the optimizer after such changes")
 
     def _replan(self, change):
         """Runs a change that moves the engine's memory. Attaches again where it
