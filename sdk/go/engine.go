@@ -51,7 +51,8 @@ type engineState struct {
 	initial *lifetime
 	plan    *lifetime // Until the plan changes.
 	grads   *lifetime // Until gradients are bound to other memory.
-	// Until the next call that changes the engine's values: of state dicts.
+	// Until the next call that changes the engine's values: of the state dicts
+	// since the last one; nil when there are none.
 	values *lifetime
 	// Of the copies of full parameters; nil when there are none.
 	summoned *lifetime
@@ -151,7 +152,7 @@ func (s *engineState) takePlan(object *C.shard_engine) error {
 	s.layout = layout
 	s.plan = newLifetime(s.alive)
 	s.grads = newLifetime(s.plan)
-	s.values = newLifetime(s.plan)
+	s.values = nil
 	return nil
 }
 
@@ -195,8 +196,10 @@ func (e *Engine) collective(ctx context.Context, what string, call func(engine *
 }
 
 func (s *engineState) changed(what string) {
-	s.values.end(what + " has changed the engine")
-	s.values = newLifetime(s.plan)
+	if s.values != nil {
+		s.values.end(what + " has changed the engine")
+		s.values = nil
+	}
 }
 
 // Plan gets the plan that is in force, which the caller closes.

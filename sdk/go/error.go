@@ -74,12 +74,12 @@ func (e *Error) Unwrap() error { return e.cause }
 // CodeOf returns the code of the *Error in err's chain: OK for nil, and Unknown
 // for another error.
 func CodeOf(err error) Code {
+	if err == nil {
+		return OK
+	}
 	var found *Error
 	if errors.As(err, &found) {
 		return found.Code
-	}
-	if err == nil {
-		return OK
 	}
 	return Unknown
 }

@@ -77,6 +77,9 @@ func StateDictGet(engine *Engine, options *StateDictOptions) (*StateDict, error)
 		case given.copy != 0:
 			state = newStateDict(got, nil, nil)
 		default:
+			if engine.state.values == nil {
+				engine.state.values = newLifetime(engine.state.plan)
+			}
 			state = newStateDict(got, engine.state.values, engine)
 		}
 		return err
