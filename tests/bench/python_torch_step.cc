@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole training steps of GPT-2 124M in PyTorch on two ranks: shard.torch in
-// stages 1 and 2, beside DistributedDataParallel with ZeroRedundancyOptimizer,
-// and beside forward and backward pass alone. With --peers only: the bench is
-// PyTorch's. torch_step.py has the steps.
+// Whole training steps of a GPT of 55 M parameters in PyTorch on two ranks, 16
+// tokens on each: shard.torch in stages 1 and 2, beside DistributedDataParallel
+// with ZeroRedundancyOptimizer, and beside forward and backward pass alone.
+// With --peers only: the bench is PyTorch's. torch_step.py has the steps.
 //
 // SHARD_BENCH_PYTHON is the interpreter; default: Debian's, which has Debian's
 // python3-torch. The variants are interleaved; ratios are medians over the
