@@ -62,7 +62,7 @@ func (e *Engine) load(ctx context.Context, in *arguments, options *LoadOptions,
 	}
 	given := C.shard_load_options{
 		struct_size:          C.sizeof_shard_load_options,
-		timeout:              timeout(ctx, options.Timeout),
+		timeout:              seconds(options.Timeout),
 		filter:               in.filter(options.Filter),
 		allow_mismatch:       flag(options.AllowMismatch),
 		convert:              flag(options.Convert),

@@ -100,6 +100,8 @@ func (e *Engine) save(ctx context.Context, root string, options *SaveOptions, as
 	}
 	var in arguments
 	defer in.free()
+	// Not the context's deadline, of which each rank has another time left: the
+	// ranks agree on the timeout of a save, and of a load. collective ends both.
 	given := C.shard_save_options{
 		struct_size: C.sizeof_shard_save_options,
 		timeout:     seconds(options.Timeout),
@@ -108,9 +110,6 @@ func (e *Engine) save(ctx context.Context, root string, options *SaveOptions, as
 		threads:     in.int32("Threads", options.Threads),
 		keep_last:   C.int64_t(options.KeepLast),
 		keep_every:  C.int64_t(options.KeepEvery),
-	}
-	if !async {
-		given.timeout = timeout(ctx, options.Timeout)
 	}
 	progress := newProgress(e.h.guard, options.Progress)
 	if progress != nil {

@@ -66,6 +66,41 @@ func TestADeadlineIsTheTimeoutOfACall(t *testing.T) {
 	})
 }
 
+// The ranks agree on a save's and a load's timeout, and the time that is left of
+// a deadline is another one on each rank.
+func TestRanksSaveAndLoadBeforeADeadline(t *testing.T) {
+	root := t.TempDir()
+	onRanks(t, 2, "", func(r *rank) {
+		engine := r.engineFor(shard.PlanOptions{})
+		defer engine.Close()
+		ctx, cancel := context.WithTimeout(r.ctx, time.Duration(100+r.comm.Rank())*time.Second)
+		defer cancel()
+		check(shard.CheckpointSave(ctx, engine, root, nil))
+		must(shard.CheckpointLoad(ctx, engine, root, nil))
+		must(shard.StateDictLoad(ctx, engine, must(shard.StateDictGet(engine, nil)), nil, false))
+	})
+}
+
+func TestADeadlineEndsALoadToWhichARankDoesNotCome(t *testing.T) {
+	waits := make(chan struct{})
+	onRanks(t, 2, "", func(r *rank) {
+		engine := r.engineFor(shard.PlanOptions{})
+		defer engine.Close()
+		if r.comm.Rank() == 1 {
+			<-waits
+			return
+		}
+		defer close(waits)
+		ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
+		defer cancel()
+		_, err := shard.CheckpointLoad(ctx, engine, t.TempDir(), nil)
+		expectError(t, err, shard.Poisoned, "deadline exceeded")
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v is not context.DeadlineExceeded", err)
+		}
+	})
+}
+
 func TestAContextThatIsDoneChangesNothing(t *testing.T) {
 	onOneRank(t, func(r *rank) {
 		engine := r.engineFor(shard.PlanOptions{})
