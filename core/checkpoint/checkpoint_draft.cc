@@ -25,8 +25,8 @@ constexpr uint64_t kLargeBlob = DataWriter::kFetchedChunkBytes;
 constexpr uint64_t kLeastPiece = kSliceAlignment;
 
 // Returns the number of elements that go into one file together: those of q8
-// with a scale, and the bytes of whole opaque elements, whose sizes are powers
-// of two.
+// with a scale; of opaque types bytes, which are whole elements where these
+// have a power of two of bits.
 int64_t UnitOf(ElementType type) {
   if (type == ElementType::kOpaque) return kSmallSliceAlignment;
   return std::max<int64_t>(InfoOf(type).block, 1);

@@ -51,7 +51,7 @@ type Write = unsafe extern "C" fn(
 
 impl Checkpoint {
     /// Writes a checkpoint into `root`, as [`save`](Checkpoint::save) does. Tensors are
-    /// streamed. Blocks. UNIMPLEMENTED for a tensor of OPAQUE.
+    /// streamed; those of OPAQUE are copied byte by byte. Blocks.
     pub fn convert(&self, root: impl AsRef<Path>, options: &ConvertOptions) -> Result<()> {
         self.write(sys::shard_checkpoint_convert, root.as_ref(), options)
     }
