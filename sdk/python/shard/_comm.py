@@ -27,10 +27,10 @@ class _Log(Callback):
         self._guard.raised = error
 
 
-def _leave():
+def _leave(error):
     """Ends the wait for other ranks: nothing can be told to abort yet. Whether
     they come or not, the thread that waits frees what it gets."""
-    raise KeyboardInterrupt
+    raise error
 
 
 class Comm(Closable):
@@ -79,7 +79,7 @@ class Comm(Closable):
                 reason = f"rank {self.rank}: {kind.__name__}: {error}"
                 self.abort(reason.replace("\0", "").encode("utf-8", "replace"))
         finally:
-            self.close()
+            super().__exit__(kind, error, trace)
 
     @property
     def rank(self):
@@ -145,6 +145,6 @@ class Comm(Closable):
 
         interruptible(call, self._interrupt)
 
-    def _interrupt(self):
+    def _interrupt(self, error):
         if not self.closed:
             self.abort(f"rank {self.rank} was interrupted")

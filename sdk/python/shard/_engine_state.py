@@ -41,10 +41,10 @@ def run_with_progress(function, options, call, guards=(),
                 locks.enter_context(guard)
             return call()
 
-    def cancel():
+    def cancel(error):
         if progress.raised is not None:
             abort()
-        progress.failed(KeyboardInterrupt())
+        progress.failed(error)
 
     return interruptible(locked_call, cancel)
 

@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 
-from ._errors import failed_precondition
+from ._errors import Error, failed_precondition
 
 _callbacks = threading.local()
 _guards = weakref.WeakSet()
@@ -33,21 +33,21 @@ class Guard:
         _guards.add(self)
 
     def renew(self):
-        self._lock = threading.Lock()
-        self._owner = None
+        # Knows its owner at any place where a signal handler may raise, such as
+        # KeyboardInterrupt: a later call is then an error and no deadlock.
+        self._lock = threading.RLock()
 
     def __enter__(self):
-        if (self._owner == threading.get_ident()
+        if (self._lock._is_owned()
                 or self in getattr(_callbacks, "guards", ())):
             raise failed_precondition(
                 f"a callback or signal handler calls the {self._noun} that is"
-                " in the call which runs it; remember what is to be done, and"
-                " do it after that call")
+                " in the call which runs it (remember what is to be done, and"
+                " do it after that call), or a signal handler raised while a"
+                f" call ended (make another {self._noun})")
         self._lock.acquire()
-        self._owner = threading.get_ident()
 
     def __exit__(self, kind, error, trace):
-        self._owner = None
         self._unlock()
         if self.raised is not None:
             raised, self.raised = self.raised, None
@@ -68,7 +68,7 @@ class Guard:
         the garbage collector calls this function at any place. `keep` lives
         until the handle is freed."""
         self._orphans.append((free, pointer, keep))
-        if self._lock.acquire(blocking=False):
+        if not self._lock._is_owned() and self._lock.acquire(blocking=False):
             self._unlock()
 
 
@@ -129,7 +129,11 @@ class Closable(Unique):
         return self
 
     def __exit__(self, kind, error, trace):
-        self.close()
+        try:
+            self.close()
+        except Error:
+            if error is None:
+                raise
 
     def __repr__(self):
         state = "closed" if self.closed else "open"

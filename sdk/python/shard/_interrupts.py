@@ -4,13 +4,14 @@
 Python runs signal handlers on the main thread, between its own instructions,
 and so not while this thread is in a call of C."""
 
+import _thread
 import threading
 
 
 def interruptible(call, cancel):
     """Returns call(), or raises what it raises. On the main thread the call runs
-    on another one: when a signal handler raises in the meantime, cancel() is
-    called, as often as that happens, and is to make the call return."""
+    on another one: when a signal handler raises in the meantime, cancel(error)
+    is called, as often as that happens, and is to make the call return."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     outcome = []
@@ -24,20 +25,19 @@ def interruptible(call, cancel):
             ended.set()
 
     ended = threading.Event()
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    # A Thread of threading is left in disorder by a signal during start().
+    _thread.start_new_thread(work, ())
     interrupt = None
     while not ended.is_set():
         try:
             ended.wait()
         except BaseException as error:
             interrupt = error
-            cancel()
-    thread.join()  # Which a signal would end for good.
+            cancel(error)
     result, error = outcome.pop()
     try:
         if interrupt is not None:
-            raise interrupt from error if isinstance(error, Exception) else None
+            raise interrupt from None if error is interrupt else error
         if error is not None:
             raise error
         return result

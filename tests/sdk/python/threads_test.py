@@ -186,6 +186,25 @@ class InterruptTest(SdkTest):
             shard.Comm(f"threads:2?name={uuid.uuid4()}", rank=0, world_size=2)
         timer.join()
 
+    def test_a_signal_at_any_place_leaves_no_deadlock(self):
+        def live(delay):
+            with shard.Comm("local:") as comm:
+                model, _ = blocks_model()
+                plan = shard.Plan(model, world_size=1)
+                with shard.Engine(plan, comm) as engine:
+                    signal.setitimer(signal.ITIMER_REAL, delay)
+                    while True:
+                        engine.completed_steps()
+
+        def stop(*_):
+            raise InterruptedError
+
+        before = signal.signal(signal.SIGALRM, stop)
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        for i in range(100):
+            with self.assertRaises(InterruptedError):
+                live(0.001 + i * 1e-5)
+
     def test_a_save_is_cancelled_and_another_one_works(self):
         with local_engine() as engine:
             root = self.folder / "ckpt"
