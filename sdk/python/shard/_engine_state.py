@@ -13,7 +13,7 @@ from ._arguments import decode, instance
 from ._buffers import Buffer
 from ._errors import Code, Error
 from ._handles import Callback, Closable, Handle
-from ._interrupts import interruptible
+from ._interrupts import SLICE, interruptible
 from ._library import lib
 from ._state_dict import StateDict, stale_state
 from ._values import copy_of
@@ -53,9 +53,6 @@ def _ignore(done, total):
     pass
 
 
-_SLICE = 0.2  # Seconds until Python sees a signal.
-
-
 class Save(Closable):
     """A save that runs in the background. At the end of a `with` block it is
     waited for. Any thread."""
@@ -77,15 +74,15 @@ class Save(Closable):
         end = time.monotonic() + timeout if timeout > 0 else None
         with self._progress:
             while True:
-                left = _SLICE if end is None else min(
-                    _SLICE, end - time.monotonic())
+                left = SLICE if end is None else min(
+                    SLICE, end - time.monotonic())
                 try:
                     # 0 and less would wait for ever.
                     lib.shard_save_wait(save, max(left, 1e-6))
                     return
                 except Error as error:
                     if (error.code != Code.DEADLINE_EXCEEDED
-                            or lib.shard_save_done(save) or left < _SLICE):
+                            or lib.shard_save_done(save) or left < SLICE):
                         raise
 
     def __exit__(self, kind, error, trace):

@@ -7,6 +7,10 @@ and so not while this thread is in a call of C."""
 import _thread
 import threading
 
+# Seconds after which a waiting main thread looks for signals: one that comes just
+# before the wait does not end it.
+SLICE = 0.2
+
 
 def interruptible(call, cancel):
     """Returns call(), or raises what it raises. On the main thread the call runs
@@ -30,7 +34,7 @@ def interruptible(call, cancel):
     interrupt = None
     while not ended.is_set():
         try:
-            ended.wait()
+            ended.wait(SLICE)
         except BaseException as error:
             interrupt = error
             cancel(error)
