@@ -3,6 +3,7 @@
 #include "sdk/cli/checkpoint.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -42,6 +43,10 @@ std::vector<BlobView> BlobsOf(const shard_checkpoint* handle, int32_t count) {
 }
 
 }  // namespace
+
+void AddNumel(const TensorView& tensor, int64_t* sum) {
+  if (__builtin_add_overflow(*sum, tensor.info.numel, sum)) *sum = INT64_MAX;
+}
 
 Checkpoint OpenCheckpoint(const std::string& path) {
   shard_checkpoint* handle = nullptr;

@@ -63,6 +63,10 @@ struct CheckpointView {
   }
 };
 
+// Adds the number of a tensor's elements to `sum`, which stays at INT64_MAX
+// when it gets there: a file may claim any shape for a type of unknown size.
+void AddNumel(const TensorView& tensor, int64_t* sum);
+
 // Opens a checkpoint or safetensors. Throws Failure.
 Checkpoint OpenCheckpoint(const std::string& path);
 CheckpointView ReadCheckpoint(const std::string& path);

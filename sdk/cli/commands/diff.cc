@@ -132,7 +132,7 @@ Result Compare(const CheckpointView& a, const CheckpointView& b,
     } else if (AreComparable(in_a, in_b)) {
       comparable.emplace_back(&in_a, &in_b);
       total += in_a.info.bytes + in_b.info.bytes;
-    } else if (in_a.info.numel > 0) {
+    } else if (in_a.info.bytes + in_b.info.bytes > 0) {
       result.not_compared.push_back(in_a.key);
     }
   }

@@ -103,7 +103,7 @@ struct Totals {
       return;
     }
     ++tensors;
-    numel += tensor.info.numel;
+    AddNumel(tensor, &numel);
     bytes += tensor.info.bytes;
   }
   Json ToJson() const {

@@ -115,13 +115,13 @@ class Page {
   std::string Facts() const {
     const shard_checkpoint_info& info = view_.info;
     uint64_t params = 0;
-    uint64_t elements = 0;
+    double elements = 0;
     uint64_t tensors = 0;
     for (const Kind& kind : storage_.kinds) {
       tensors += static_cast<uint64_t>(kind.tensors);
       if (kind.role != SHARD_ROLE_PARAM) continue;
       params += static_cast<uint64_t>(kind.tensors);
-      elements += static_cast<uint64_t>(kind.numel);
+      elements += static_cast<double>(kind.numel);
     }
     const uint64_t aliases = view_.tensors.size() - tensors;
     std::string text;
@@ -130,7 +130,7 @@ class Page {
       text += "<div><dt>" + name + "</dt><dd>" + value + "<small>" + note +
               "</small></dd></div>\n";
     };
-    fact("Parameters", ShortCount(static_cast<double>(elements)),
+    fact("Parameters", ShortCount(elements),
          "in " + Count(params, "tensor", "tensors"));
     fact("Tensors", CountText(tensors),
          Count(aliases, "alias", "aliases") + " beside them");

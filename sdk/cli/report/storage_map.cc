@@ -67,7 +67,7 @@ StorageMap BuildStorageMap(const CheckpointView& view) {
     kind.role = info.role;
     kind.type = tensor.type;
     ++kind.tensors;
-    kind.numel += info.numel;
+    AddNumel(tensor, &kind.numel);
     kind.bytes += info.bytes;
   }
   std::map<KindKey, size_t> numbers;

@@ -164,6 +164,26 @@ TEST_F(InspectTest, KeysAreHarmlessToATerminal) {
   }
 }
 
+// Tensors of a type of unknown size may have any shape, whatever their bytes.
+TEST_F(InspectTest, CountsNoMoreElementsThanANumberHolds) {
+  const std::string file = folder_ / "huge.safetensors";
+  WriteSafetensors(file, {{"a", {}}, {"b", {}}});
+  std::string bytes = ReadFile(file);
+  const std::string known = R"("F32","shape":[0])";
+  const std::string unknown = R"("T99","shape":[4611686018427387904])";
+  for (int tensor = 0; tensor < 2; ++tensor) {
+    const size_t at = bytes.find(known);
+    ASSERT_NE(at, std::string::npos);
+    bytes.replace(at, known.size(), unknown);
+    // The header's length is in front of it.
+    bytes[0] = static_cast<char>(bytes[0] + unknown.size() - known.size());
+  }
+  WriteFile(file, bytes);
+  const Json json = RunJson({"inspect", file});
+  EXPECT_EQ(json["totals"]["numel"], INT64_MAX);
+  EXPECT_EQ(json["totals"]["bytes"], 0);
+}
+
 TEST_F(InspectTest, WrongUse) {
   EXPECT_EQ(RunShardctl({"inspect"}).code, 2);
   EXPECT_EQ(RunShardctl({"inspect", root_, "--role", "x"}).code, 2);
