@@ -9,10 +9,10 @@
 #define SHARD_API_OPENED_HERE_H_
 
 #include <sys/types.h>
-#include <unistd.h>
 
 #include <string_view>
 
+#include "core/base/process_id.h"
 #include "core/base/status.h"
 
 namespace shard::api {
@@ -20,19 +20,19 @@ namespace shard::api {
 class OpenedHere {
  public:
   // Returns whether this process opened the handle.
-  bool Is() const { return ::getpid() == process_; }
+  bool Is() const { return ProcessId() == process_; }
 
   // Returns FAILED_PRECONDITION, which names the handle, unless this process
   // opened it.
   Status Check(std::string_view handle) const {
     if (Is()) return Status();
     return FailedPrecondition(handle, " was opened by process ", process_,
-                              ", from which process ", ::getpid(),
+                              ", from which process ", ProcessId(),
                               " was forked; open another one after fork");
   }
 
  private:
-  const pid_t process_ = ::getpid();
+  const pid_t process_ = ProcessId();
 };
 
 // Returns an error that names `handle` when the handle is NULL, or is of the
