@@ -7,6 +7,7 @@
 #include "api/error.h"
 #include "api/handles.h"
 #include "api/options.h"
+#include "api/text.h"
 #include "core/comm/communicator.h"
 
 namespace {
@@ -55,6 +56,8 @@ shard::StatusOr<CommOptions> ToCommOptions(const shard_comm_options* given) {
       read.log_level == 0 ? SHARD_LOG_WARNING : read.log_level;
   options.logger =
       Logger(read.log, static_cast<LogLevel>(level), read.log_user_data);
+  if (read.trace != nullptr) options.observe.trace = read.trace;
+  if (read.metrics != nullptr) options.observe.metrics = read.metrics;
   return options;
 }
 
@@ -156,6 +159,35 @@ shard_error* shard_comm_broadcast(shard_comm* comm, void* data, size_t bytes,
         comm->comm.get(), "broadcast",
         CheckBroadcast(*comm->comm, data, bytes, root), deadline));
     return comm->comm->Broadcast("broadcast", root, data, bytes, deadline);
+  });
+}
+
+shard_error* shard_comm_counter(const shard_comm* comm, const char* event,
+                                shard_counter* counter) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(counter);
+    SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_counter", counter));
+    SHARD_API_REQUIRE_HANDLE(comm);
+    SHARD_API_REQUIRE(event);
+    SHARD_ASSIGN_OR_RETURN(const shard::EventCounter found,
+                           comm->comm->observer()->counters().Find(event));
+    shard_counter result = SHARD_COUNTER_INIT;
+    result.calls = found.calls;
+    result.errors = found.errors;
+    result.bytes = found.bytes;
+    result.seconds = found.seconds;
+    shard::api::WriteResult(result, counter);
+    return Status();
+  });
+}
+
+shard_error* shard_comm_metrics(const shard_comm* comm, char* buffer,
+                                size_t capacity, size_t* length) noexcept {
+  if (length != nullptr) *length = 0;
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE_HANDLE(comm);
+    return shard::api::CopyText(comm->comm->observer()->MetricsText(), buffer,
+                                capacity, length);
   });
 }
 

@@ -13,7 +13,7 @@
 #include <memory>
 
 #include "core/base/fd.h"
-#include "core/base/size_signal.h"
+#include "core/base/write_signals.h"
 
 namespace shard {
 

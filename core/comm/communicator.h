@@ -32,8 +32,9 @@
 
 #include "core/base/deadline.h"
 #include "core/base/dtype.h"
-#include "core/base/logging.h"
 #include "core/base/status.h"
+#include "core/observe/observer.h"
+#include "core/observe/settings.h"
 
 namespace shard {
 
@@ -128,7 +129,9 @@ class Communicator {
   // variables)".
   virtual std::string Describe() const = 0;
 
-  virtual const Logger& logger() const = 0;
+  // Returns what records the events of this rank: the same observer for a
+  // communicator and its duplicates, never null.
+  virtual Observer* observer() const = 0;
 
   // Returns the default of a wait in seconds, when the host gives none.
   virtual double timeout() const = 0;
@@ -188,7 +191,7 @@ class Communicator {
   // Makes another communicator over the same ranks, with a sequence of
   // collectives of its own: an engine's thread works on it, while the host uses
   // this one in an order of its own. COLLECTIVE. `what` names it in Describe.
-  // Rank, direct(), timeout, logger, phase_hook and link are this one's; the
+  // Rank, direct(), timeout, observer, phase_hook and link are this one's; the
   // hook is called by either thread.
   //
   // A family is a communicator, its duplicates and theirs. An error that ends
@@ -223,6 +226,11 @@ struct CommOptions {
   int world_size = 0;   // 0: from the URL or the environment.
   double timeout = 60;  // Seconds to meet, and the default of every wait.
   Logger logger;
+  // What is written of this rank's events. The environment's settings, which
+  // are read when the communicator is opened, go before these.
+  ObserverSettings observe;
+  // Made by OpenCommunicator, from the two above.
+  std::shared_ptr<Observer> observer = nullptr;
 
   // Called at the entry of every collective with its `what`; for tests that
   // kill a rank at a named phase. Not reachable through the C ABI.

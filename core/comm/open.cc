@@ -12,15 +12,38 @@
 #include "core/comm/direct/control_block.h"
 #include "core/comm/direct/link.h"
 #include "core/comm/env/environment.h"
+#include "core/comm/observed.h"
 #include "core/comm/shm/shm_communicator.h"
 #include "core/comm/thread/thread_communicator.h"
+#include "core/observe/observer.h"
 
 namespace shard {
 
 namespace {
 
+const char* HostVariable(const char* name) { return std::getenv(name); }
+
 StatusOr<env::Placement> HostEnvironment() {
-  return env::ReadPlacement([](const char* name) { return std::getenv(name); });
+  return env::ReadPlacement(HostVariable);
+}
+
+using Opened = StatusOr<std::shared_ptr<Communicator>>;
+
+// Makes the observer of this rank, then opens the backend by `open`.
+template <typename Open>
+Opened OpenObserved(const std::string& description, CommOptions* options,
+                    const Open& open) {
+  ObserverSettings settings = options->observe;
+  SHARD_RETURN_IF_ERROR(ReadSettings(HostVariable, &settings));
+  SHARD_ASSIGN_OR_RETURN(options->observer,
+                         Observer::Open(settings, options->logger,
+                                        options->rank, options->world_size));
+  SHARD_ASSIGN_OR_RETURN(auto opened,
+                         Observe(options->observer.get(), EventId::kOpen,
+                                 {.what = description}, open));
+  options->observer->Start();
+  return std::shared_ptr<Communicator>(
+      std::make_shared<ObservedCommunicator>(std::move(opened)));
 }
 
 // Sets `in_options` to `in_url` where the options leave the value open; an
@@ -98,8 +121,10 @@ StatusOr<std::shared_ptr<Communicator>> OpenLocal(std::string_view url,
     return InvalidArgument("'", url, "' is rank 0 of 1, the options say rank ",
                            options.rank, " of ", options.world_size);
   }
-  return threads::OpenLocal(Describe("local:", options, link, origin), options,
-                            link);
+  const std::string description = Describe("local:", options, link, origin);
+  return OpenObserved(description, &options, [&] {
+    return threads::OpenLocal(description, options, link);
+  });
 }
 
 StatusOr<std::shared_ptr<Communicator>> OpenThreads(
@@ -116,8 +141,10 @@ StatusOr<std::shared_ptr<Communicator>> OpenThreads(
   SHARD_RETURN_IF_ERROR(CheckPlace(url, options));
   const std::string where = StrCat("threads:", options.world_size,
                                    name.empty() ? "" : "?name=", name);
-  return threads::Open(name, Describe(where, options, link, origin), options,
-                       link);
+  const std::string description = Describe(where, options, link, origin);
+  return OpenObserved(description, &options, [&] {
+    return threads::Open(name, description, options, link);
+  });
 }
 
 StatusOr<std::shared_ptr<Communicator>> OpenShm(std::string_view url,
@@ -138,9 +165,11 @@ StatusOr<std::shared_ptr<Communicator>> OpenShm(std::string_view url,
     origin = StrCat(" (rank from ", placement.source, ")");
   }
   SHARD_RETURN_IF_ERROR(CheckPlace(url, options));
-  return shm::Open(spec.body(),
-                   Describe(StrCat("shm:", spec.body()), options, link, origin),
-                   options, link);
+  const std::string description =
+      Describe(StrCat("shm:", spec.body()), options, link, origin);
+  return OpenObserved(description, &options, [&] {
+    return shm::Open(spec.body(), description, options, link);
+  });
 }
 
 // Opens any URL but "env:".

@@ -15,10 +15,18 @@
 #include "core/engine/state/import_state.h"
 #include "core/engine/step/supported.h"
 #include "core/flat/check_host_tensor.h"
+#include "core/observe/observer.h"
 
 namespace shard {
 
 StatusOr<std::unique_ptr<Engine>> Engine::Create(
+    std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
+    const StatusOr<EngineOptions>& options) {
+  return Observe(comm->observer(), EventId::kCreateEngine, {},
+                 [&] { return Make(std::move(plan), comm, options); });
+}
+
+StatusOr<std::unique_ptr<Engine>> Engine::Make(
     std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
     const StatusOr<EngineOptions>& options) {
   const double given = options.ok() ? options->timeout : 0;
@@ -48,14 +56,15 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(
   const auto blas = FindBlas(*plan, hypers, device.get());
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm.get(), "find a BLAS", blas.status(), deadline));
-  comm->logger().Log(LogLevel::kInfo, "rank ", comm->rank(), ": ",
-                     plan->Summary(), blas->empty() ? "" : ", BLAS ", *blas);
+  Observer* const observer = comm->observer();
+  observer->Log(EventId::kPlan, "rank ", comm->rank(), ": ", plan->Summary(),
+                blas->empty() ? "" : ", BLAS ", *blas);
   // The warnings are the same on every rank, so one rank logs them.
   if (comm->rank() == 0) {
-    LogWarnings(comm->logger(), NewWarnings(*plan, nullptr));
+    LogWarnings(NewWarnings(*plan, nullptr), observer);
   }
-  if (comm->logger().Wants(LogLevel::kDebug)) {
-    comm->logger().Log(LogLevel::kDebug, plan->ToText());
+  if (observer->Wants(EventId::kPlanText)) {
+    observer->Log(EventId::kPlanText, plan->ToText());
   }
 
   SHARD_ASSIGN_OR_RETURN(auto own, comm->Duplicate("engine", deadline));
@@ -191,7 +200,9 @@ Status Engine::ZeroGrad() { return steps_.ZeroGrad(DeadlineOf(0)); }
 
 Status Engine::UnitAcquire(int32_t unit, Pass pass, double timeout) {
   SHARD_RETURN_IF_ERROR(CheckTraining("unit_acquire"));
-  return runtime_->units().Acquire(unit, pass, DeadlineOf(timeout));
+  return Observe(comm_->observer(), EventId::kAcquire, {.unit = unit}, [&] {
+    return runtime_->units().Acquire(unit, pass, DeadlineOf(timeout));
+  });
 }
 
 Status Engine::UnitRelease(int32_t unit) {
@@ -272,17 +283,24 @@ Status Engine::SetHyper(GroupId group, std::string_view key, double value) {
 // ---- Steps -----------------------------------------------------------------
 
 Status Engine::BeginStep(const StatusOr<StepOptions>& options) {
-  return steps_.Begin(options, CheckTraining("begin_step"),
-                      DeadlineOf(options.ok() ? options->timeout : 0));
+  return Observe(
+      comm_->observer(), EventId::kBeginStep, {.step = step() + 1}, [&] {
+        return steps_.Begin(options, CheckTraining("begin_step"),
+                            DeadlineOf(options.ok() ? options->timeout : 0));
+      });
 }
 
 Status Engine::Step(const StatusOr<StepOptions>& options, StepReport* report) {
-  return steps_.Step(options, CheckTraining("step"),
-                     DeadlineOf(options.ok() ? options->timeout : 0), report);
+  return Observe(comm_->observer(), EventId::kStep, {.step = step() + 1}, [&] {
+    return steps_.Step(options, CheckTraining("step"),
+                       DeadlineOf(options.ok() ? options->timeout : 0), report);
+  });
 }
 
 Status Engine::Join(double timeout, int64_t* steps) {
-  return steps_.Join(CheckBetweenSteps("join"), SecondsOf(timeout), steps);
+  return Observe(comm_->observer(), EventId::kJoin, {}, [&] {
+    return steps_.Join(CheckBetweenSteps("join"), SecondsOf(timeout), steps);
+  });
 }
 
 // ---- Full parameters -------------------------------------------------------
@@ -320,6 +338,11 @@ Status Engine::SetTrainable(std::span<const ParamId> params,
 }
 
 Status Engine::ChangePlan(PlanChange change, double timeout) {
+  return Observe(comm_->observer(), EventId::kChangePlan, {},
+                 [&] { return DoChangePlan(std::move(change), timeout); });
+}
+
+Status Engine::DoChangePlan(PlanChange change, double timeout) {
   SHARD_ASSIGN_OR_RETURN(
       Replanned next,
       Replan(*runtime_, CheckBetweenSteps("a change of the plan"),
@@ -332,10 +355,10 @@ Status Engine::ChangePlan(PlanChange change, double timeout) {
   runtime_->bound_copies().FollowHost(DeadlineOf(timeout));
   runtime_->bound_copies().ZeroGrads();
   SHARD_RETURN_IF_ERROR(runtime_->compute().Synchronize(DeadlineOf(timeout)));
-  comm_->logger().Log(LogLevel::kInfo, "rank ", comm_->rank(), ": ",
-                      plan().Summary());
+  comm_->observer()->Log(EventId::kPlan, "rank ", comm_->rank(), ": ",
+                         plan().Summary());
   // The new plan may keep units whole that were sharded, and warn of them.
-  if (comm_->rank() == 0) LogWarnings(comm_->logger(), next.warnings);
+  if (comm_->rank() == 0) LogWarnings(next.warnings, comm_->observer());
   // With overlap, no unit may have been acquired since the last step.
   return Refreshed(Status(), timeout);
 }
@@ -349,17 +372,23 @@ TrainingState Engine::State() {
 
 StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
     const std::string& root, const StatusOr<SaveOptions>& options) {
-  return State().Save(root, options, CheckBetweenSteps("save"),
-                      WorkDeadlineOf(options.ok() ? options->timeout : 0));
+  return Observe(comm_->observer(), EventId::kSave,
+                 {.what = root, .step = step()}, [&] {
+                   return State().Save(
+                       root, options, CheckBetweenSteps("save"),
+                       WorkDeadlineOf(options.ok() ? options->timeout : 0));
+                 });
 }
 
 Status Engine::Load(const std::string& path,
                     const StatusOr<LoadOptions>& options, LoadReport* report) {
   const double timeout = options.ok() ? options->timeout : 0;
-  return Refreshed(
-      State().LoadCheckpoint(path, options, CheckIdleOrFilling("load"),
-                             WorkDeadlineOf(timeout), report),
-      timeout);
+  return Observe(comm_->observer(), EventId::kLoad, {.what = path}, [&] {
+    return Refreshed(
+        State().LoadCheckpoint(path, options, CheckIdleOrFilling("load"),
+                               WorkDeadlineOf(timeout), report),
+        timeout);
+  });
 }
 
 Status Engine::AddLocalState(const StateOptions& options, MemoryStore* store) {

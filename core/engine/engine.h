@@ -59,7 +59,8 @@ class Engine {
   // Makes an engine. COLLECTIVE. Options that this rank could not read (`plan`
   // may then be null), or that are wrong, are an error on all ranks.
   static StatusOr<std::unique_ptr<Engine>> Create(
-      std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
+      std::shared_ptr<const Plan> plan,
+      const std::shared_ptr<Communicator>& comm,
       const StatusOr<EngineOptions>& options = EngineOptions());
 
   // Waits for transfers in progress, at most for the engine's timeout, and for
@@ -228,6 +229,10 @@ class Engine {
   MemoryReport Memory() const { return memory().Measure(); }
 
  private:
+  static StatusOr<std::unique_ptr<Engine>> Make(
+      std::shared_ptr<const Plan> plan, std::shared_ptr<Communicator> comm,
+      const StatusOr<EngineOptions>& options);
+
   Engine(std::shared_ptr<Communicator> host_comm,
          std::shared_ptr<Communicator> comm, std::shared_ptr<Device> device,
          Hypers hypers, const EngineOptions& options, double timeout);
@@ -254,6 +259,7 @@ class Engine {
   void SetRuntime(std::unique_ptr<EngineRuntime> runtime);
   // Replaces the plan by the changed one. COLLECTIVE.
   Status ChangePlan(PlanChange change, double timeout);
+  Status DoChangePlan(PlanChange change, double timeout);
   TrainingState State();
 
   const std::shared_ptr<Communicator> host_comm_;

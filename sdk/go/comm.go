@@ -35,6 +35,19 @@ type CommOptions struct {
 	Log func(level LogLevel, message string)
 	// The most verbose level that is logged. Default LogWarning.
 	LogLevel LogLevel
+	// The path of a trace that the ranks of a host write together; Perfetto opens
+	// it. SHARD_TRACE of the environment goes before it. Default: none.
+	Trace string
+	// The path of the counters in the text format of Prometheus. Each rank has its
+	// own: "shard.prom" is "shard.rank0.prom" on rank 0. SHARD_METRICS of the
+	// environment goes before it. Default: none.
+	Metrics string
+}
+
+// Counter is what an event of a rank has added up to.
+type Counter struct {
+	Calls, Errors, Bytes uint64
+	Seconds              float64
 }
 
 // Comm is the ranks of a run. shard/comm.h documents the transports.
@@ -62,6 +75,8 @@ func CommOpen(url string, options *CommOptions) (*Comm, error) {
 		world_size:  in.int32("WorldSize", options.WorldSize),
 		timeout:     seconds(options.Timeout),
 		log_level:   C.shard_log_level(options.LogLevel),
+		trace:       in.option("Trace", options.Trace),
+		metrics:     in.option("Metrics", options.Metrics),
 	}
 	if options.Log != nil {
 		g.log = (&callback{name: "log", guard: g, log: options.Log}).register()
@@ -116,6 +131,41 @@ func (c *Comm) Describe() (string, error) {
 		return "", err
 	}
 	return C.GoString(text), nil
+}
+
+// Counter gets the counter of an event, such as "step" or "reduce_scatter"; the
+// error of another name lists all. It may be called while another goroutine is in
+// a collective.
+func (c *Comm) Counter(event string) (Counter, error) {
+	counter := C.shard_counter{struct_size: C.sizeof_shard_counter}
+	if _, err := c.h.open(); err != nil {
+		return Counter{}, err
+	}
+	var in arguments
+	defer in.free()
+	name := in.text("event", event)
+	err := c.h.brief(func(object unsafe.Pointer) error {
+		return in.result(takeError(C.shard_comm_counter((*C.shard_comm)(object), name, &counter)))
+	})
+	if err != nil {
+		return Counter{}, err
+	}
+	return Counter{uint64(counter.calls), uint64(counter.errors), uint64(counter.bytes), float64(counter.seconds)}, nil
+}
+
+// Metrics writes all counters in the text format of Prometheus. It may be called
+// while another goroutine is in a collective.
+func (c *Comm) Metrics() (text string, err error) {
+	if _, err := c.h.open(); err != nil {
+		return "", err
+	}
+	err = c.h.brief(func(object unsafe.Pointer) error {
+		text, err = readText(func(buffer *C.char, capacity C.size_t, length *C.size_t) error {
+			return takeError(C.shard_comm_metrics((*C.shard_comm)(object), buffer, capacity, length))
+		})
+		return err
+	})
+	return text, err
 }
 
 // Barrier waits until every rank has called it. Collective.

@@ -36,7 +36,17 @@ int main(void) {
   FIELD(shard_comm_options, log_user_data);
   FIELD(shard_comm_options, log_level);
   FIELD(shard_comm_options, reserved);
+  FIELD(shard_comm_options, trace);
+  FIELD(shard_comm_options, metrics);
   INIT(shard_comm_options, SHARD_COMM_OPTIONS_INIT);
+
+  STRUCT(shard_counter);
+  FIELD(shard_counter, struct_size);
+  FIELD(shard_counter, calls);
+  FIELD(shard_counter, errors);
+  FIELD(shard_counter, bytes);
+  FIELD(shard_counter, seconds);
+  INIT(shard_counter, SHARD_COUNTER_INIT);
 
   STRUCT(shard_plan_options);
   FIELD(shard_plan_options, struct_size);

@@ -66,8 +66,11 @@
  * parent, and reading from its checkpoint, is FAILED_PRECONDITION. The child
  * opens its own.
  *
- * The host. libshard never exits, aborts, prints, installs a signal handler,
- * or changes locale, umask or working directory. */
+ * The host. libshard never exits, aborts, installs a signal handler, or changes
+ * locale, umask or working directory. It prints nothing, and writes no files
+ * but checkpoints, unless the host (shard_comm_options) or its user asks for a
+ * log, a trace or metrics: the variables SHARD_LOG, SHARD_LOG_FILE, SHARD_TRACE
+ * and SHARD_METRICS, which shard_comm_open reads. */
 
 #ifndef SHARD_BASE_H_
 #define SHARD_BASE_H_

@@ -18,7 +18,9 @@ enum shard_log_level_values {
   SHARD_LOG_DEBUG = 4
 };
 
-/* Receives a log message. Called from any thread that uses the library;
+/* Receives a log message: a sentence, or for the calls of a host (level INFO,
+ * steps DEBUG) a line such as "rank=0 event=save step=10 seconds=0.512000000
+ * what=\"ckpt\" result=OK". Called from any thread that uses the library;
  * `message` lives for the call. The function must not call back into the same
  * handle. `user_data` is used until the communicator and all engines on it are
  * freed. */
@@ -40,9 +42,19 @@ typedef struct shard_comm_options {
   /* The most verbose level that is logged. Default SHARD_LOG_WARNING. */
   shard_log_level log_level;
   int32_t reserved;
+  /* The path of a file in which the ranks of a host write, together, when each
+   * of their calls, phases, collectives and transfers began and ended. Perfetto
+   * and chrome://tracing open it. Default: no trace. The environment's
+   * SHARD_TRACE goes before it, so that a user can trace any host. */
+  const char* trace;
+  /* The path of a file of counters in the text format of Prometheus, replaced
+   * at most every 5 seconds, by a rank's calls. Each rank has its own: the rank
+   * is put before the extension, "shard.prom" → "shard.rank0.prom". Default:
+   * none. The environment's SHARD_METRICS goes before it. */
+  const char* metrics;
 } shard_comm_options;
 #define SHARD_COMM_OPTIONS_INIT \
-  { sizeof(shard_comm_options), 0, 0, 0, NULL, NULL, 0, 0 }
+  { sizeof(shard_comm_options), 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL }
 
 typedef struct shard_comm shard_comm;
 
@@ -67,11 +79,19 @@ typedef struct shard_comm shard_comm;
  * exchange of tensors takes at least the delay, and a rank sends its bytes at
  * that rate. Every rank should give the same.
  *
- * Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, or world
- * sizes that differ (on all ranks); DEADLINE_EXCEEDED naming the ranks that did
- * not come; ALREADY_EXISTS when rank or NAME is taken, by this user or another:
- * where another user listens at NAME, ranks above 0 get PERMISSION_DENIED. When
- * only some ranks give direct=0, all get DESYNC from their first collective. */
+ * The call also reads what a user wants to see of the run, whatever the URL:
+ * SHARD_LOG (off, error, warning, info, debug) and SHARD_LOG_FILE, which write
+ * a log in addition to options->log, SHARD_TRACE and SHARD_METRICS.
+ * docs/observability.md describes what they write. Without them and the options
+ * the library writes nothing.
+ *
+ * Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, a SHARD_LOG
+ * that is no level, or world sizes that differ (on all ranks); the error of a
+ * trace, metrics or log file that cannot be opened; DEADLINE_EXCEEDED naming
+ * the ranks that did not come; ALREADY_EXISTS when rank or NAME is taken, by
+ * this user or another: where another user listens at NAME, ranks above 0 get
+ * PERMISSION_DENIED. When only some ranks give direct=0, all get DESYNC from
+ * their first collective. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_open(
     const char* url, const shard_comm_options* options,
     shard_comm** comm) SHARD_NOEXCEPT;
@@ -109,6 +129,32 @@ SHARD_NODISCARD SHARD_API shard_error* shard_comm_sum(
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_broadcast(
     shard_comm* comm, void* data, size_t bytes, int32_t root,
     double timeout) SHARD_NOEXCEPT;
+
+/* What an event of this rank has added up to since the communicator was opened,
+ * its engines included. */
+typedef struct shard_counter {
+  size_t struct_size;
+  uint64_t calls;
+  uint64_t errors; /* How many of the calls failed. */
+  uint64_t bytes;  /* Sent, read or written; 0 for events without bytes. */
+  double seconds;
+} shard_counter;
+#define SHARD_COUNTER_INIT \
+  { sizeof(shard_counter), 0, 0, 0, 0 }
+
+/* Gets the counter of the event called `event`: "step", "acquire", "save",
+ * "barrier", "reduce_scatter"; docs/observability.md lists all. NOT_FOUND for
+ * another name, with all that there are. Set counter->struct_size first. Counts
+ * whether or not anything is logged or traced. Local. Any thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_comm_counter(
+    const shard_comm* comm, const char* event,
+    shard_counter* counter) SHARD_NOEXCEPT;
+
+/* Writes all counters of this rank in the text format of Prometheus, for a host
+ * that serves them itself. Local. Any thread. */
+SHARD_NODISCARD SHARD_API shard_error* shard_comm_metrics(
+    const shard_comm* comm, char* buffer, size_t capacity,
+    size_t* length) SHARD_NOEXCEPT;
 
 /* Ends the group from one side: every other rank's current or next collective
  * returns SHARD_POISONED with `reason`. For a host that failed between two

@@ -23,6 +23,7 @@ namespace shard::direct {
 
 class DirectCommunicator final : public Communicator {
  public:
+  // REQUIRES: options.observer is not null.
   DirectCommunicator(std::shared_ptr<Group> group,
                      std::unique_ptr<RegionSource> regions,
                      std::string description, const CommOptions& options,
@@ -32,7 +33,7 @@ class DirectCommunicator final : public Communicator {
   int world_size() const override { return group_->world_size(); }
   bool direct() const override { return link_.direct; }
   std::string Describe() const override { return description_; }
-  const Logger& logger() const override { return options_.logger; }
+  Observer* observer() const override { return options_.observer.get(); }
   double timeout() const override { return options_.timeout; }
 
   Status Barrier(std::string_view what, const Deadline& deadline) override;

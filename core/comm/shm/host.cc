@@ -190,8 +190,8 @@ class HostSide {
   void WarnOfStranger(std::string_view why) {
     ++ignored_;
     if (!std::has_single_bit(ignored_)) return;
-    options_.logger.Log(
-        LogLevel::kWarning, "shm:", options_.name, ": ignored ", ignored_,
+    options_.observer->Log(
+        EventId::kStranger, "shm:", options_.name, ": ignored ", ignored_,
         ignored_ == 1 ? " connection: " : " connections, the last: ", why);
   }
 

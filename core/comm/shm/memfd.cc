@@ -11,8 +11,8 @@
 #include <cerrno>
 #include <utility>
 
-#include "core/base/size_signal.h"
 #include "core/base/strings.h"
+#include "core/base/write_signals.h"
 
 namespace shard::shm {
 

@@ -31,10 +31,10 @@
 
 #include "core/base/deadline.h"
 #include "core/base/fd.h"
-#include "core/base/logging.h"
 #include "core/base/mapping.h"
 #include "core/base/status.h"
 #include "core/comm/direct/membership.h"
+#include "core/observe/observer.h"
 
 namespace shard::shm {
 
@@ -46,7 +46,7 @@ struct RendezvousOptions {
   int rank;
   int world_size;
   Deadline deadline;
-  Logger logger;
+  Observer* observer;  // Records connections of strangers.
   // Called at named points, for tests that kill a rank there.
   std::function<void(std::string_view)> phase_hook;
 

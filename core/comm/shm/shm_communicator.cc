@@ -180,7 +180,7 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
                               options.rank,
                               options.world_size,
                               Deadline::After(options.timeout),
-                              options.logger,
+                              options.observer.get(),
                               options.phase_hook};
   auto done = options.rank == 0 ? Host(how) : Join(how);
   if (!done.ok()) return done.status().WithContext(description);

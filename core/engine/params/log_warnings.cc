@@ -20,15 +20,15 @@ std::vector<std::string> NewWarnings(const Plan& plan, const Plan* before) {
   return warnings;
 }
 
-void LogWarnings(const Logger& logger,
-                 const std::vector<std::string>& warnings) {
+void LogWarnings(const std::vector<std::string>& warnings, Observer* observer) {
   constexpr size_t kMost = 8;
   for (size_t w = 0; w < std::min(kMost, warnings.size()); ++w) {
-    logger.Log(LogLevel::kWarning, warnings[w]);
+    observer->Log(EventId::kPlanWarning, warnings[w]);
   }
   if (warnings.size() > kMost) {
-    logger.Log(LogLevel::kWarning, "the plan has ", warnings.size() - kMost,
-               " more warnings; shard_plan_warnings lists them");
+    observer->Log(EventId::kPlanWarning, "the plan has ",
+                  warnings.size() - kMost,
+                  " more warnings; shard_plan_warnings lists them");
   }
 }
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "core/base/logging.h"
 #include "core/flat/plan.h"
+#include "core/observe/observer.h"
 
 namespace shard {
 
@@ -17,8 +17,7 @@ std::vector<std::string> NewWarnings(const Plan& plan, const Plan* before);
 
 // Logs the first eight warnings, because there may be one per unit, and the
 // number of the others.
-void LogWarnings(const Logger& logger,
-                 const std::vector<std::string>& warnings);
+void LogWarnings(const std::vector<std::string>& warnings, Observer* observer);
 
 }  // namespace shard
 

@@ -16,6 +16,7 @@
 #include "core/comm/gather.h"
 #include "core/engine/state/describe.h"
 #include "core/model/names.h"
+#include "core/observe/observer.h"
 #include "core/state/manifest_bound.h"
 
 namespace shard {
@@ -122,8 +123,8 @@ void Checkpoints::WaitForSave() {
   try {
     const Status status = FinishSave(last_->deadline());
     if (status.ok()) return;
-    comm_->logger().Log(LogLevel::kWarning, "rank ", comm_->rank(), ": ",
-                        status.message());
+    comm_->observer()->Log(EventId::kCheckpointWarning, "rank ", comm_->rank(),
+                           ": ", status.message());
   } catch (...) {  // NOLINT: it was waited for; there is no memory to say more
   }
 }
@@ -219,7 +220,7 @@ StatusOr<std::shared_ptr<const FileStore>> Checkpoints::Open(
   const auto open = [&](const std::string& from) -> Status {
     SHARD_ASSIGN_OR_RETURN(OpenedStore opened, OpenTensorStore(env, from));
     if (!opened.note.empty()) {
-      comm->logger().Log(LogLevel::kWarning, opened.note);
+      comm->observer()->Log(EventId::kCheckpointWarning, opened.note);
     }
     name = opened.name;
     store = std::move(opened.store);

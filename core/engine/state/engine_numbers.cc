@@ -9,6 +9,7 @@
 
 #include "core/base/strings.h"
 #include "core/model/names.h"
+#include "core/observe/observer.h"
 
 namespace shard {
 
@@ -115,8 +116,8 @@ void EngineNumbers::RestoreParams(const std::vector<StateEntry>& entries,
     const Status status = hypers_->Restore(
         buffer.group, manifest.group_optimizer(static_cast<size_t>(stored)));
     if (!status.ok() && comm_->rank() == 0) {
-      comm_->logger().Log(LogLevel::kWarning, "param group ", group,
-                          " keeps its hyperparameters: ", status.message());
+      comm_->observer()->Log(EventId::kCheckpointWarning, "param group ", group,
+                             " keeps its hyperparameters: ", status.message());
     }
   }
 }
@@ -127,10 +128,11 @@ void EngineNumbers::RestoreLossScale(const LossScaler::State& scale) {
   // A scale that fits is restored without its count of good steps.
   const bool fits = counters_->loss_scaler().Restore({scale.scale, 0}).ok();
   if (comm_->rank() != 0) return;
-  comm_->logger().Log(LogLevel::kWarning,
-                      fits ? "the good steps of the loss scale count from 0: "
-                           : "the engine keeps its loss scale: ",
-                      restored.message());
+  comm_->observer()->Log(EventId::kCheckpointWarning,
+                         fits
+                             ? "the good steps of the loss scale count from 0: "
+                             : "the engine keeps its loss scale: ",
+                         restored.message());
 }
 
 std::map<std::string, double> EngineNumbers::ByKey(
@@ -213,8 +215,9 @@ void EngineNumbers::RestoreByKey(const Keyed& numbers, bool whole) {
   for (const Keyed::Hyper& hyper : numbers.hypers) {
     const Status set = hypers_->Set(hyper.group, hyper.key, hyper.value);
     if (!set.ok() && comm_->rank() == 0) {
-      comm_->logger().Log(LogLevel::kWarning, "param group ", hyper.group,
-                          " keeps its ", hyper.key, ": ", set.message());
+      comm_->observer()->Log(EventId::kCheckpointWarning, "param group ",
+                             hyper.group, " keeps its ", hyper.key, ": ",
+                             set.message());
     }
   }
   // A load of some modules keeps the run's own loss scale.

@@ -13,6 +13,7 @@
 #include "core/checkpoint/store/read_converted.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/state/local_state.h"
+#include "core/observe/observer.h"
 #include "kernels/formula/narrow_states.h"
 
 namespace shard {
@@ -123,12 +124,14 @@ Status StateReader::ReadEntries(const TensorStore& store,
   std::vector<size_t> encoded;
   std::vector<ConvertedRequest> requests;
   std::vector<size_t> target_of;  // By request.
+  int64_t bytes = 0;
   for (size_t e = 0; e < entries.size(); ++e) {
     if (matches[e].kind == Kind::kNone) continue;
     const OwnedElements owned = OwnedBy(plan_, entries[e], rank_);
     if (owned.numel == 0) continue;
     targets.push_back({&entries[e], matches[e], owned,
                        LocalData(plan_, memory_, entries[e], owned, rank_)});
+    bytes += static_cast<int64_t>(EntryBytes(entries[e], owned.numel));
     if (matches[e].kind == Kind::kEncode) {
       encoded.push_back(targets.size() - 1);
       continue;
@@ -137,18 +140,20 @@ Status StateReader::ReadEntries(const TensorStore& store,
         {{matches[e].tensor, owned.begin, owned.numel}, entries[e].type});
     target_of.push_back(targets.size() - 1);
   }
-  SHARD_RETURN_IF_ERROR(ReadConverted(
+  Span reading(comm_->observer(), EventId::kRead, {.bytes = bytes});
+  Status status = ReadConverted(
       store, requests, options,
       [&](size_t request, int64_t begin, int64_t numel, const std::byte* data) {
         const Target& target = targets[target_of[request]];
         const StateEntry& entry = *target.entry;
         return Copy(target.data + EntryBytes(entry, begin - target.owned.begin),
                     data, EntryBytes(entry, numel));
-      }));
+      });
   for (const size_t t : encoded) {
-    SHARD_RETURN_IF_ERROR(EncodeTarget(store, targets[t], options));
+    if (status.ok()) status = EncodeTarget(store, targets[t], options);
   }
-  return Status();
+  reading.set_result(status);
+  return status;
 }
 
 Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {

@@ -15,6 +15,7 @@
 #include "core/checkpoint/manifest/checksum.h"
 #include "core/comm/check_agreement.h"
 #include "core/comm/gather.h"
+#include "core/observe/observer.h"
 
 namespace shard {
 
@@ -96,8 +97,10 @@ StatusOr<std::unique_ptr<CheckpointSave>> CheckpointSave::Start(
   SHARD_RETURN_IF_ERROR(save->OpenDirectory(root));
   save->PlaceOwn();
   if (options.async) {
-    SHARD_RETURN_IF_ERROR(AgreeOnStatus(
-        comm, kPhase, save->writer_->Snapshot(room), deadline.Work()));
+    const Status copied =
+        Observe(comm->observer(), EventId::kSnapshot, save->About(),
+                [&] { return save->writer_->Snapshot(room); });
+    SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kPhase, copied, deadline.Work()));
     save->state_.memory = nullptr;
   }
   return save;
@@ -192,6 +195,12 @@ void CheckpointSave::PlaceOwn() {
   writer_.emplace(std::move(sources), layout.file_bytes());
 }
 
+EventArguments CheckpointSave::About() const {
+  return {.what = path_,
+          .step = state_.numbers.step,
+          .bytes = static_cast<int64_t>(bytes())};
+}
+
 Status CheckpointSave::WriteData() {
   const Directory& folder = pending_ ? pending_->directory() : folder_;
   SHARD_ASSIGN_OR_RETURN(
@@ -213,13 +222,19 @@ Status CheckpointSave::Finish() {
 }
 
 Status CheckpointSave::WriteAndCommit() {
-  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, "save checkpoint: data",
-                                      WriteData(), deadline_.Work()));
+  SHARD_RETURN_IF_ERROR(
+      AgreeOnStatus(comm_, "save checkpoint: data",
+                    Observe(comm_->observer(), EventId::kWrite, About(),
+                            [&] { return WriteData(); }),
+                    deadline_.Work()));
   SHARD_ASSIGN_OR_RETURN(const auto gathered,
                          GatherBytes(comm_, "save checkpoint: checksums",
                                      EncodeRecords(), deadline_.Exchange()));
   Status local;
-  if (comm_->rank() == 0) local = CommitAsRank0(gathered);
+  if (comm_->rank() == 0) {
+    local = Observe(comm_->observer(), EventId::kCommit, About(),
+                    [&] { return CommitAsRank0(gathered); });
+  }
   return AgreeOnStatus(comm_, "save checkpoint: commit", local,
                        deadline_.Work());
 }
@@ -334,10 +349,10 @@ Status CheckpointSave::CommitAsRank0(
 }
 
 void CheckpointSave::DeleteOlder() const {
-  const Logger& logger = comm_->logger();
   const auto warn = [&](const Status& status) {
     if (status.ok()) return;
-    logger.Log(LogLevel::kWarning, path_, ": ", status.message());
+    comm_->observer()->Log(EventId::kCheckpointWarning, path_, ": ",
+                           status.message());
   };
   const auto root = Directory::Open(env_, root_);
   warn(root.status());

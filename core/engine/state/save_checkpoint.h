@@ -104,6 +104,8 @@ class CheckpointSave {
   Status OpenDirectory(const std::string& root);
   // Lists this rank's slices and their sources.
   void PlaceOwn();
+  // Returns what the events of this save say.
+  EventArguments About() const;
   Status WriteData();
   Status WriteAndCommit();
   // Returns the facts of this rank's data file that rank 0 needs.

@@ -9,6 +9,7 @@
 
 #include "core/engine/step/update.h"
 #include "core/engine/transfer/stopwatch.h"
+#include "core/observe/observer.h"
 
 namespace shard {
 
@@ -67,7 +68,8 @@ Status Stepper::Run(const StepInput& input, const Deadline& deadline,
   report->bytes_moved += std::exchange(eager_bytes_, 0);
   done_.assign(done_.size(), false);
   {
-    Stopwatch wait(&report->seconds_wait);
+    Span finish(deps_.comm->observer(), EventId::kFinish, {},
+                &report->seconds_wait);
     if (!deps_.overlap) SHARD_RETURN_IF_ERROR(deps_.queue->Drain(deadline));
     SHARD_RETURN_IF_ERROR(deps_.transfers->Finish(deadline));
   }
@@ -96,7 +98,8 @@ StatusOr<double> Stepper::NormPass(NormType type, double p, double reference,
                                    StepReport* report) {
   auto* const mine = reinterpret_cast<NormSum*>(norm_.data());
   {
-    Stopwatch reduce(&report->seconds_reduce);
+    Span reduce(deps_.comm->observer(), EventId::kNorm, {},
+                &report->seconds_reduce);
     *mine = NormSum();
     for (const OwnedRange& range : ranges_) {
       report->bytes_moved +=
@@ -146,9 +149,12 @@ Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
             deps_.queue->Wait(events[buffers_[u][k]], deadline));
       }
       {
-        Stopwatch updating(&report->seconds_update);
-        report->bytes_moved += UpdateRange(
+        Span updating(deps_.comm->observer(), EventId::kUpdate, {.unit = unit},
+                      &report->seconds_update);
+        const uint64_t bytes = UpdateRange(
             ranges_[by_unit_[u][k]], *input.optimizers, update, deps_.compute);
+        updating.set_bytes(bytes);
+        report->bytes_moved += bytes;
       }
       EnqueuePublish(unit, buffers_[u][k]);
     }
@@ -169,11 +175,17 @@ Status Stepper::UpdateEagerly(
   for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
     ranges_[ranges[i]].ReadFrom((*in_place)[i]);
   }
-  for (const size_t r : ranges) {
-    eager_bytes_ +=
-        UpdateRange(ranges_[r], begun_optimizers_, begun_, deps_.eager);
+  {
+    Span updating(deps_.comm->observer(), EventId::kEagerUpdate,
+                  {.unit = unit});
+    uint64_t bytes = 0;
+    for (const size_t r : ranges) {
+      bytes += UpdateRange(ranges_[r], begun_optimizers_, begun_, deps_.eager);
+    }
+    updating.set_bytes(bytes);
+    eager_bytes_ += bytes;
+    SHARD_RETURN_IF_ERROR(deps_.eager->Synchronize(deadline));
   }
-  SHARD_RETURN_IF_ERROR(deps_.eager->Synchronize(deadline));
   for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
     ranges_[ranges[i]].ReadSum();
   }
@@ -188,8 +200,13 @@ Status Stepper::Publish(size_t buffer, const Deadline& deadline) {
   double seconds = 0;
   Status status;
   {
-    Stopwatch moving(&seconds);
+    Span publishing(
+        deps_.comm->observer(), EventId::kPublish,
+        {.unit = deps_.memory->buffers()[buffer].plan->unit,
+         .bytes = static_cast<int64_t>(deps_.transfers->PublishBytes(buffer))},
+        &seconds);
     status = deps_.transfers->Publish(buffer, deadline);
+    publishing.set_result(status);
   }
   deps_.queue->AddTransferTime(seconds);
   return status;

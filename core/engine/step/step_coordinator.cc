@@ -9,6 +9,7 @@
 #include "core/base/dtype.h"
 #include "core/comm/check_agreement.h"
 #include "core/engine/transfer/stopwatch.h"
+#include "core/observe/observer.h"
 
 namespace shard {
 
@@ -145,7 +146,8 @@ Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
   const Proposal proposal = ProposalFor(Activity::kStep, options);
   int32_t leader = 0;
   {
-    Stopwatch wait(&report->seconds_wait);
+    Span wait(deps_.comm->observer(), EventId::kEnter, {},
+              &report->seconds_wait);
     SHARD_RETURN_IF_ERROR(
         runtime_->units().EnterStep(proposal, local, deadline, &leader));
   }
@@ -175,7 +177,10 @@ Status StepCoordinator::Join(const Status& known, double timeout,
       continue;
     }
     StepReport report;
-    SHARD_RETURN_IF_ERROR(RunStep(options, leader, deadline, &report));
+    SHARD_RETURN_IF_ERROR(
+        Observe(deps_.comm->observer(), EventId::kStep,
+                {.step = deps_.counters->step() + 1},
+                [&] { return RunStep(options, leader, deadline, &report); }));
     ++*steps;
   }
 }
@@ -227,6 +232,13 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
   deps_.counters->Count(report->skipped);
   report->step = deps_.counters->step();
   report->comm = runtime_->queue().TakeCounters();
+  Observer* const observer = deps_.comm->observer();
+  observer->Count(EventId::kOverlapped, report->comm.bytes_overlapped);
+  if (report->skipped) {
+    observer->Log(EventId::kSkipped, "a step after step ", report->step,
+                  " was skipped, with loss scale ", report->loss_scale,
+                  ": gradients are not finite");
+  }
   return Status();
 }
 

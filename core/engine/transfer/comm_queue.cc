@@ -3,7 +3,7 @@
 #include "core/engine/transfer/comm_queue.h"
 
 #include "core/base/out_of_memory.h"
-#include "core/engine/transfer/stopwatch.h"
+#include "core/observe/observer.h"
 
 namespace shard {
 
@@ -46,9 +46,11 @@ void CommQueue::RetireFinished(bool overlapped) {
 
 Status CommQueue::Wait(const Event& event, const Deadline& deadline) {
   RetireFinished(true);
+  if (event.IsDone()) return device_->HostWait(event, deadline);
   Status status;
   {
-    Stopwatch exposed(&counters_.seconds_exposed);
+    Span exposed(comm_->observer(), EventId::kExposed, {},
+                 &counters_.seconds_exposed);
     status = device_->HostWait(event, deadline);
   }
   RetireFinished(false);
@@ -57,9 +59,11 @@ Status CommQueue::Wait(const Event& event, const Deadline& deadline) {
 
 Status CommQueue::Drain(const Deadline& deadline) {
   RetireFinished(true);
+  if (pending_.empty()) return stream_->Synchronize(deadline);
   Status status;
   {
-    Stopwatch exposed(&counters_.seconds_exposed);
+    Span exposed(comm_->observer(), EventId::kExposed, {},
+                 &counters_.seconds_exposed);
     status = stream_->Synchronize(deadline);
   }
   RetireFinished(false);

@@ -12,7 +12,7 @@
 #include "core/base/dtype.h"
 #include "core/base/strings.h"
 #include "core/engine/transfer/ok_or_abort.h"
-#include "core/engine/transfer/stopwatch.h"
+#include "core/observe/observer.h"
 
 namespace shard {
 
@@ -112,9 +112,16 @@ Status Units::RunOperation(const Proposal& proposal, unsigned char* slot,
       reduced_[static_cast<size_t>(proposal.unit)] != proposal.zeroed &&
       deps_.transfers->ReadInPlace(proposal, proposals(), &in_place_);
   {
-    Stopwatch moving(&seconds);
+    const bool reduces = proposal.activity == Activity::kReduce;
+    const uint64_t bytes = reduces
+                               ? deps_.transfers->ReduceBytes(proposal.unit)
+                               : deps_.transfers->GatherBytes(proposal.unit);
+    Span moving(deps_.comm->observer(),
+                reduces ? EventId::kReduce : EventId::kGather,
+                {.unit = proposal.unit, .bytes = static_cast<int64_t>(bytes)},
+                &seconds);
     const auto unit = static_cast<size_t>(proposal.unit);
-    if (proposal.activity == Activity::kReduce) {
+    if (reduces) {
       if (!in_place && (plan_.shards_grads() || !deps_.comm->direct())) {
         status = deps_.transfers->Reduce(
             proposal, proposals(), reduced_[unit] == proposal.zeroed, deadline);
@@ -127,6 +134,7 @@ Status Units::RunOperation(const Proposal& proposal, unsigned char* slot,
       }
       status = deps_.transfers->Gather(proposal.unit, slot, deadline);
     }
+    moving.set_result(status);
   }
   deps_.queue->AddTransferTime(seconds);
   if (!status.ok() || !goes_on) return status;
@@ -542,19 +550,9 @@ std::vector<Event> Units::EnqueueRest() {
       continue;
     }
     if (reduces_later_) {
-      events[b] =
-          deps_.queue->Run("reduce the gradients of a buffer",
-                           deps_.transfers->ReduceWholeBytes(b), [this, b] {
-                             double seconds = 0;
-                             Status status;
-                             {
-                               Stopwatch moving(&seconds);
-                               status = deps_.transfers->ReduceWhole(
-                                   b, Deadline::After(deps_.timeout));
-                             }
-                             deps_.queue->AddTransferTime(seconds);
-                             return status;
-                           });
+      events[b] = deps_.queue->Run("reduce the gradients of a buffer",
+                                   deps_.transfers->ReduceWholeBytes(b),
+                                   [this, b] { return ReduceWhole(b); });
     } else if (plan_.shards_grads()) {
       // No rank has gradients of this unit.
       deps_.compute->FillZeros(
@@ -563,6 +561,23 @@ std::vector<Event> Units::EnqueueRest() {
     }
   }
   return events;
+}
+
+Status Units::ReduceWhole(size_t buffer) {
+  double seconds = 0;
+  Status status;
+  {
+    const uint64_t bytes = deps_.transfers->ReduceWholeBytes(buffer);
+    Span moving(deps_.comm->observer(), EventId::kReduce,
+                {.unit = plan_.buffers()[buffer].unit,
+                 .bytes = static_cast<int64_t>(bytes)},
+                &seconds);
+    status =
+        deps_.transfers->ReduceWhole(buffer, Deadline::After(deps_.timeout));
+    moving.set_result(status);
+  }
+  deps_.queue->AddTransferTime(seconds);
+  return status;
 }
 
 void Units::ForgetReduced() {

@@ -171,6 +171,7 @@ class Units {
   // Enqueues the gathering of `unit`, into a slot that is not in use.
   void EnqueueGather(int32_t unit, int slot);
   void EnqueueReduce(int32_t unit);
+  Status ReduceWhole(size_t buffer);
   void RecordOrder(int32_t unit);
   // Forgets which gradients are reduced: after a step, or once all ranks have
   // joined.

@@ -91,8 +91,21 @@ class shard_comm_options(Structure):
         ("log_user_data", c_void_p),
         ("log_level", c_int32),
         ("reserved", c_int32),
+        ("trace", c_char_p),
+        ("metrics", c_char_p),
     ]
     _enums_ = {"log_level": LogLevel}
+
+
+class shard_counter(Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("calls", c_uint64),
+        ("errors", c_uint64),
+        ("bytes", c_uint64),
+        ("seconds", c_double),
+    ]
+    _enums_ = {}
 
 
 class Partition(enum.IntEnum):
@@ -562,6 +575,9 @@ FUNCTIONS = {
     "shard_comm_sum": (error_p, [c_void_p, POINTER(c_double), size, double]),
     "shard_comm_broadcast": (error_p, [c_void_p, c_void_p, size, int32,
         double]),
+    "shard_comm_counter": (error_p, [c_void_p, text, POINTER(shard_counter)]),
+    "shard_comm_metrics": (error_p, [c_void_p, c_void_p, size,
+        POINTER(c_size_t)]),
     "shard_comm_abort": (error_p, [c_void_p, text]),
     "shard_comm_shutdown": (error_p, [c_void_p, double]),
     "shard_comm_free": (None, [c_void_p]),

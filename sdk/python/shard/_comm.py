@@ -44,7 +44,7 @@ class Comm(Closable):
 
     url: "env:", "local:", "threads:N?name=x" or "shm:NAME". Options: rank,
     world_size, timeout (seconds), log (a function of a LogLevel and a message,
-    called from any thread), log_level. Calls of several threads on a
+    called from any thread), log_level, trace and metrics (paths). Calls of several threads on a
     communicator and its engines run one after the other; abort, the ranks and
     describe do not wait. COLLECTIVE."""
 
@@ -101,6 +101,16 @@ class Comm(Closable):
     def describe(self):
         """Returns a line for people: transport, rank, world size."""
         return _calls.text(lib.shard_comm_describe, self._c)
+
+    def counter(self, event):
+        """Returns what an event of this rank, such as "step" or
+        "reduce_scatter", has added up to: calls, errors, bytes, seconds."""
+        return _calls.fetch(_c.shard_counter, lib.shard_comm_counter, self._c,
+                            event)
+
+    def metrics(self):
+        """Returns all counters in the text format of Prometheus."""
+        return _calls.copied_text(lib.shard_comm_metrics, self._c)
 
     def barrier(self, timeout=0):
         """Waits until every rank has called it. COLLECTIVE."""

@@ -219,7 +219,7 @@ void ExpectFewLinesOfAFlood(uid_t strangers) {
         StrCat("shm:", name),
         {.rank = rank.rank(),
          .world_size = 2,
-         .logger = Logger(&Log::Take, LogLevel::kDebug, &log)});
+         .logger = Logger(&Log::Take, LogLevel::kWarning, &log)});
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
     if (rank.rank() != 0) return;

@@ -125,6 +125,19 @@ TEST(CommTest, AbortEndsTheOtherRanksCalls) {
   });
 }
 
+TEST(CommTest, CountsWhatARankDoes) {
+  const std::string folder = testing::TempDir();
+  Comm comm = Comm::open("local:", {.trace = folder + "/cpp_trace.json",
+                                    .metrics = folder + "/cpp.prom"});
+  comm.barrier();
+  comm.barrier();
+  EXPECT_EQ(comm.counter("barrier").calls, 2u);
+  EXPECT_EQ(comm.counter("barrier").errors, 0u);
+  EXPECT_NE(comm.metrics().find("event=\"barrier\"} 2\n"), std::string::npos);
+  expect_error([&] { (void)comm.counter("barriers"); }, Code::not_found,
+               {"'barriers'", "barrier"});
+}
+
 TEST(CommTest, ARankThatThrowsIsLostToTheOthers) {
   run_ranks(2, [](Comm& comm) {
     if (comm.rank() == 1) {

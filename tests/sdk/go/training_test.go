@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 
@@ -44,6 +45,26 @@ func TestEveryStageTrainsToTheSameBits(t *testing.T) {
 	if len(expected) != blocks*(weightNumel+biasNumel) || expected[0] == 0 || expected[0] == 1 {
 		t.Errorf("%v... were not trained", expected[:9])
 	}
+}
+
+func TestCountersSayWhatARankDoes(t *testing.T) {
+	defer catch(t)
+	folder := t.TempDir()
+	comm := must(shard.CommOpen("local:", &shard.CommOptions{
+		Trace: filepath.Join(folder, "trace.json"), Metrics: filepath.Join(folder, "shard.prom"),
+	}))
+	check(comm.Barrier(context.Background()))
+	counter := must(comm.Counter("barrier"))
+	expectEqual(t, counter.Calls, uint64(1))
+	expectEqual(t, counter.Errors, uint64(0))
+	if text := must(comm.Metrics()); !strings.Contains(text, "event=\"barrier\"} 1\n") {
+		t.Errorf("no barrier in\n%s", text)
+	}
+	_, err := comm.Counter("barriers")
+	expectError(t, err, shard.NotFound, "'barriers'", "reduce_scatter")
+	check(comm.Close())
+	must(os.Stat(filepath.Join(folder, "trace.json")))
+	must(os.Stat(filepath.Join(folder, "shard.rank0.prom")))
 }
 
 func TestThreeRanksGoOnWhereTwoHaveSaved(t *testing.T) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shard::{Code, Comm, CommOptions, LogLevel};
 
-use crate::common::{code_of, local, message_of, on_ranks};
+use crate::common::{code_of, folder, local, message_of, on_ranks};
 
 #[test]
 fn ranks_add_and_send() {
@@ -24,6 +24,24 @@ fn ranks_add_and_send() {
         comm.barrier(Some(Duration::from_secs(20))).unwrap();
         comm.shutdown(None).unwrap();
     });
+}
+
+#[test]
+fn counters_say_what_a_rank_does() {
+    let folder = folder();
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let options = CommOptions::default()
+        .trace(path("rust_trace.json"))
+        .metrics(path("rust.prom"));
+    let comm = Comm::open("local:", &options).unwrap();
+    comm.barrier(None).unwrap();
+    let counter = comm.counter("barrier").unwrap();
+    assert_eq!((counter.calls, counter.errors), (1, 0));
+    let metrics = comm.metrics().unwrap();
+    assert!(metrics.contains("event=\"barrier\"} 1\n"), "{metrics}");
+    let error = comm.counter("barriers").unwrap_err();
+    assert_eq!(error.code(), Code::NOT_FOUND);
+    assert!(error.message().contains("'barriers'"), "{error}");
 }
 
 #[test]

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -37,6 +38,16 @@ struct CommOptions {
   // it throws is dropped, for there is no call to throw it from.
   Function<void(LogLevel level, const char* message)> log = {};
   LogLevel log_level = LogLevel::warning;
+  std::string trace = {};
+  std::string metrics = {};
+};
+
+// What an event of a rank has added up to. See shard_counter.
+struct Counter {
+  std::uint64_t calls = 0;
+  std::uint64_t errors = 0;
+  std::uint64_t bytes = 0;
+  double seconds = 0;
 };
 
 namespace detail {
@@ -87,6 +98,8 @@ class Comm {
         .log_user_data = state.get(),
         .log_level = static_cast<shard_log_level>(options.log_level),
         .reserved = 0,
+        .trace = detail::option(options.trace),
+        .metrics = detail::option(options.metrics),
     };
     detail::check(shard_comm_open(url.c_str(), &c, &state->handle));
     return Comm(std::move(state));
@@ -114,6 +127,20 @@ class Comm {
     const char* text = nullptr;
     detail::check(shard_comm_describe(use(), &text));
     return text;
+  }
+
+  // Returns the counter of an event, such as "step" or "reduce_scatter". Any
+  // thread.
+  Counter counter(Text event) const {
+    shard_counter c = SHARD_COUNTER_INIT;
+    detail::check(shard_comm_counter(use(), event.c_str(), &c));
+    return {c.calls, c.errors, c.bytes, c.seconds};
+  }
+
+  // Returns all counters in the text format of Prometheus. Any thread.
+  std::string metrics() const {
+    return detail::copied_text(
+        [&](auto... buffer) { return shard_comm_metrics(use(), buffer...); });
   }
 
   // Waits until every rank has called it. COLLECTIVE, blocks.

@@ -147,7 +147,9 @@ pub const SHARD_LOG_WARNING: shard_log_level = 2;
 pub const SHARD_LOG_INFO: shard_log_level = 3;
 pub const SHARD_LOG_DEBUG: shard_log_level = 4;
 
-/// Receives a log message. Called from any thread that uses the library;
+/// Receives a log message: a sentence, or for the calls of a host (level INFO,
+/// steps DEBUG) a line such as "rank=0 event=save step=10 seconds=0.512000000
+/// what=\"ckpt\" result=OK". Called from any thread that uses the library;
 /// `message` lives for the call. The function must not call back into the same
 /// handle. `user_data` is used until the communicator and all engines on it are
 /// freed.
@@ -170,9 +172,19 @@ pub struct shard_comm_options {
     /// The most verbose level that is logged. Default SHARD_LOG_WARNING.
     pub log_level: shard_log_level,
     pub reserved: i32,
+    /// The path of a file in which the ranks of a host write, together, when each
+    /// of their calls, phases, collectives and transfers began and ended. Perfetto
+    /// and chrome://tracing open it. Default: no trace. The environment's
+    /// SHARD_TRACE goes before it, so that a user can trace any host.
+    pub trace: *const c_char,
+    /// The path of a file of counters in the text format of Prometheus, replaced
+    /// at most every 5 seconds, by a rank's calls. Each rank has its own: the rank
+    /// is put before the extension, "shard.prom" → "shard.rank0.prom". Default:
+    /// none. The environment's SHARD_METRICS goes before it.
+    pub metrics: *const c_char,
 }
 /// All fields zero, but for struct_size.
-pub const SHARD_COMM_OPTIONS_INIT: shard_comm_options = shard_comm_options { struct_size: mem::size_of::<shard_comm_options>(), rank: 0, world_size: 0, timeout: 0.0, log: None, log_user_data: ptr::null_mut(), log_level: 0, reserved: 0 };
+pub const SHARD_COMM_OPTIONS_INIT: shard_comm_options = shard_comm_options { struct_size: mem::size_of::<shard_comm_options>(), rank: 0, world_size: 0, timeout: 0.0, log: None, log_user_data: ptr::null_mut(), log_level: 0, reserved: 0, trace: ptr::null(), metrics: ptr::null() };
 
 #[repr(C)]
 pub struct shard_comm {
@@ -204,11 +216,19 @@ extern "C" {
     /// exchange of tensors takes at least the delay, and a rank sends its bytes at
     /// that rate. Every rank should give the same.
     ///
-    /// Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, or world
-    /// sizes that differ (on all ranks); DEADLINE_EXCEEDED naming the ranks that did
-    /// not come; ALREADY_EXISTS when rank or NAME is taken, by this user or another:
-    /// where another user listens at NAME, ranks above 0 get PERMISSION_DENIED. When
-    /// only some ranks give direct=0, all get DESYNC from their first collective.
+    /// The call also reads what a user wants to see of the run, whatever the URL:
+    /// SHARD_LOG (off, error, warning, info, debug) and SHARD_LOG_FILE, which write
+    /// a log in addition to options->log, SHARD_TRACE and SHARD_METRICS.
+    /// docs/observability.md describes what they write. Without them and the options
+    /// the library writes nothing.
+    ///
+    /// Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, a SHARD_LOG
+    /// that is no level, or world sizes that differ (on all ranks); the error of a
+    /// trace, metrics or log file that cannot be opened; DEADLINE_EXCEEDED naming
+    /// the ranks that did not come; ALREADY_EXISTS when rank or NAME is taken, by
+    /// this user or another: where another user listens at NAME, ranks above 0 get
+    /// PERMISSION_DENIED. When only some ranks give direct=0, all get DESYNC from
+    /// their first collective.
     #[must_use]
     pub fn shard_comm_open(url: *const c_char, options: *const shard_comm_options, comm: *mut *mut shard_comm) -> *mut shard_error;
 }
@@ -260,6 +280,38 @@ extern "C" {
     /// The same `bytes` and `root` on every rank. COLLECTIVE, blocks.
     #[must_use]
     pub fn shard_comm_broadcast(comm: *mut shard_comm, data: *mut c_void, bytes: usize, root: i32, timeout: f64) -> *mut shard_error;
+}
+
+/// What an event of this rank has added up to since the communicator was opened,
+/// its engines included.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct shard_counter {
+    pub struct_size: usize,
+    pub calls: u64,
+    /// How many of the calls failed.
+    pub errors: u64,
+    /// Sent, read or written; 0 for events without bytes.
+    pub bytes: u64,
+    pub seconds: f64,
+}
+/// All fields zero, but for struct_size.
+pub const SHARD_COUNTER_INIT: shard_counter = shard_counter { struct_size: mem::size_of::<shard_counter>(), calls: 0, errors: 0, bytes: 0, seconds: 0.0 };
+
+extern "C" {
+    /// Gets the counter of the event called `event`: "step", "acquire", "save",
+    /// "barrier", "reduce_scatter"; docs/observability.md lists all. NOT_FOUND for
+    /// another name, with all that there are. Set counter->struct_size first. Counts
+    /// whether or not anything is logged or traced. Local. Any thread.
+    #[must_use]
+    pub fn shard_comm_counter(comm: *const shard_comm, event: *const c_char, counter: *mut shard_counter) -> *mut shard_error;
+}
+
+extern "C" {
+    /// Writes all counters of this rank in the text format of Prometheus, for a host
+    /// that serves them itself. Local. Any thread.
+    #[must_use]
+    pub fn shard_comm_metrics(comm: *const shard_comm, buffer: *mut c_char, capacity: usize, length: *mut usize) -> *mut shard_error;
 }
 
 extern "C" {

@@ -13,7 +13,7 @@ use shard_sys as sys;
 use crate::callback;
 use crate::error::{check, Result};
 use crate::gate::Gate;
-use crate::text::{borrowed, c_text, lossy, seconds};
+use crate::text::{borrowed, c_text, copied, lossy, seconds};
 use crate::version::check_version;
 
 c_enum! {
@@ -54,8 +54,29 @@ options! {
         timeout: Option<Duration>,
         /// The most verbose level that is logged; [`LogLevel::WARNING`] unless given.
         log_level: Option<LogLevel>,
+        /// The path of a trace that the ranks of a host write together; Perfetto opens
+        /// it. SHARD_TRACE of the environment goes before it. None unless given.
+        trace: String,
+        /// The path of the counters in the text format of Prometheus. Each rank has its
+        /// own: "shard.prom" is "shard.rank0.prom" on rank 0. SHARD_METRICS of the
+        /// environment goes before it. None unless given.
+        metrics: String,
     } with {
         log: Log,
+    }
+}
+
+info! {
+    /// What an event of a rank has added up to.
+    Counter from shard_counter as raw {
+        /// How often the event occurred.
+        calls: u64 = raw.calls,
+        /// How many of the calls failed.
+        errors: u64 = raw.errors,
+        /// Bytes that the calls sent, read or wrote.
+        bytes: u64 = raw.bytes,
+        /// The time that the calls took.
+        seconds: f64 = raw.seconds,
     }
 }
 
@@ -146,6 +167,8 @@ impl Comm {
     pub fn open(url: &str, options: &CommOptions) -> Result<Comm> {
         check_version()?;
         let url = c_text("the URL", url)?;
+        let trace = c_text("the trace", &options.trace)?;
+        let metrics = c_text("the metrics", &options.metrics)?;
         let context = Arc::new(Context {
             gate: Gate::default(),
             log: options.log.clone(),
@@ -155,6 +178,8 @@ impl Comm {
         c_options.world_size = options.world_size;
         c_options.timeout = seconds(options.timeout);
         c_options.log_level = options.log_level.map_or(0, |level| level.0);
+        c_options.trace = trace.as_ptr();
+        c_options.metrics = metrics.as_ptr();
         if context.log.0.is_some() {
             c_options.log = Some(write_log);
             c_options.log_user_data = Arc::as_ptr(&context) as *mut c_void;
@@ -206,6 +231,22 @@ impl Comm {
         check(unsafe { sys::shard_comm_describe(self.as_ptr(), &mut text) })?;
         // SAFETY: the text lives as long as the handle.
         unsafe { borrowed(text) }
+    }
+
+    /// Returns the counter of an event, such as "step" or "reduce_scatter"; NOT_FOUND
+    /// for another name, with all that there are. Never waits.
+    pub fn counter(&self, event: &str) -> Result<Counter> {
+        let event = c_text("the event", event)?;
+        let mut counter = sys::SHARD_COUNTER_INIT;
+        check(unsafe { sys::shard_comm_counter(self.as_ptr(), event.as_ptr(), &mut counter) })?;
+        Ok(Counter::new(&counter))
+    }
+
+    /// Returns all counters in the text format of Prometheus. Never waits.
+    pub fn metrics(&self) -> Result<String> {
+        copied(|buffer, capacity, length| unsafe {
+            sys::shard_comm_metrics(self.as_ptr(), buffer, capacity, length)
+        })
     }
 
     /// Waits until every rank has called it. COLLECTIVE, blocks. `timeout` is for

@@ -92,7 +92,7 @@ pub use checkpoint::{
     BlobInfo, Checkpoint, CheckpointFile, CheckpointInfo, Format, Role, Scalar, TensorId,
     TensorInfo, TensorSlice, VerifyOptions,
 };
-pub use comm::{Comm, CommOptions, LogLevel};
+pub use comm::{Comm, CommOptions, Counter, LogLevel};
 pub use convert::ConvertOptions;
 pub use dtype::{DType, Element};
 pub use engine::{schedule_lr, Engine, EngineOptions, MissingGrads};

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/comm/observed.h"
+
+#include <cstdint>
+
+#include "core/observe/observer.h"
+
+namespace shard {
+
+namespace {
+
+// Returns the arguments of a collective in which a rank sends `blocks` blocks
+// of `bytes`.
+EventArguments Sending(std::string_view what, int blocks, size_t bytes) {
+  return {.what = what, .bytes = static_cast<int64_t>(bytes) * int64_t{blocks}};
+}
+
+}  // namespace
+
+Status ObservedCommunicator::Barrier(std::string_view what,
+                                     const Deadline& deadline) {
+  return Observe(observer_, EventId::kBarrier, {.what = what},
+                 [&] { return comm_->Barrier(what, deadline); });
+}
+
+Status ObservedCommunicator::AllGather(std::string_view what, const void* send,
+                                       size_t bytes, void* recv,
+                                       const Deadline& deadline) {
+  return Observe(
+      observer_, EventId::kAllGather, Sending(what, world_size() - 1, bytes),
+      [&] { return comm_->AllGather(what, send, bytes, recv, deadline); });
+}
+
+StatusOr<std::shared_ptr<SymmetricBuffer>> ObservedCommunicator::Allocate(
+    std::string_view what, size_t bytes, SymmetricKind kind,
+    const Deadline& deadline) {
+  return Observe(observer_, EventId::kAllocate, Sending(what, 1, bytes),
+                 [&] { return comm_->Allocate(what, bytes, kind, deadline); });
+}
+
+Status ObservedCommunicator::ReduceScatter(std::string_view what,
+                                           const RankSet& set, const void* send,
+                                           DType dtype, size_t count,
+                                           void* recv, DType recv_dtype,
+                                           bool add, const Deadline& deadline) {
+  return Observe(observer_, EventId::kReduceScatter,
+                 Sending(what, set.count - 1, count * DTypeSize(dtype)), [&] {
+                   return comm_->ReduceScatter(what, set, send, dtype, count,
+                                               recv, recv_dtype, add, deadline);
+                 });
+}
+
+Status ObservedCommunicator::AllGatherBlocks(std::string_view what,
+                                             const RankSet& set,
+                                             const void* send, size_t bytes,
+                                             void* recv,
+                                             const Deadline& deadline) {
+  return Observe(observer_, EventId::kAllGatherBlocks,
+                 Sending(what, set.count - 1, bytes), [&] {
+                   return comm_->AllGatherBlocks(what, set, send, bytes, recv,
+                                                 deadline);
+                 });
+}
+
+Status ObservedCommunicator::Broadcast(std::string_view what, int root,
+                                       void* data, size_t bytes,
+                                       const Deadline& deadline) {
+  return Observe(observer_, EventId::kBroadcast,
+                 Sending(what, world_size() > 1 ? 1 : 0, bytes), [&] {
+                   return comm_->Broadcast(what, root, data, bytes, deadline);
+                 });
+}
+
+StatusOr<std::shared_ptr<Communicator>> ObservedCommunicator::Duplicate(
+    std::string_view what, const Deadline& deadline) {
+  using Made = StatusOr<std::shared_ptr<Communicator>>;
+  return Observe(observer_, EventId::kDuplicate, {.what = what}, [&]() -> Made {
+    SHARD_ASSIGN_OR_RETURN(auto made, comm_->Duplicate(what, deadline));
+    return std::shared_ptr<Communicator>(
+        std::make_shared<ObservedCommunicator>(std::move(made)));
+  });
+}
+
+void ObservedCommunicator::Abort(const Status& reason) {
+  // The other ranks wait to be told.
+  comm_->Abort(reason);
+  observer_->Log(EventId::kAbort, "the group ends here: ", reason.message());
+}
+
+Status ObservedCommunicator::Shutdown(const Deadline& deadline) {
+  return Observe(observer_, EventId::kShutdown, {},
+                 [&] { return comm_->Shutdown(deadline); });
+}
+
+}  // namespace shard

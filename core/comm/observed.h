@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ObservedCommunicator: records the operations of another communicator as
+// events. OpenCommunicator puts it around every backend.
+
+#ifndef SHARD_CORE_COMM_OBSERVED_H_
+#define SHARD_CORE_COMM_OBSERVED_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/comm/communicator.h"
+
+namespace shard {
+
+class ObservedCommunicator final : public Communicator {
+ public:
+  explicit ObservedCommunicator(std::shared_ptr<Communicator> comm)
+      : comm_(std::move(comm)), observer_(comm_->observer()) {}
+
+  int rank() const override { return comm_->rank(); }
+  int world_size() const override { return comm_->world_size(); }
+  bool direct() const override { return comm_->direct(); }
+  std::string Describe() const override { return comm_->Describe(); }
+  Observer* observer() const override { return observer_; }
+  double timeout() const override { return comm_->timeout(); }
+
+  Status Barrier(std::string_view what, const Deadline& deadline) override;
+  Status AllGather(std::string_view what, const void* send, size_t bytes,
+                   void* recv, const Deadline& deadline) override;
+  StatusOr<std::shared_ptr<SymmetricBuffer>> Allocate(
+      std::string_view what, size_t bytes, SymmetricKind kind,
+      const Deadline& deadline) override;
+  Status ReduceScatter(std::string_view what, const RankSet& set,
+                       const void* send, DType dtype, size_t count, void* recv,
+                       DType recv_dtype, bool add,
+                       const Deadline& deadline) override;
+  Status AllGatherBlocks(std::string_view what, const RankSet& set,
+                         const void* send, size_t bytes, void* recv,
+                         const Deadline& deadline) override;
+  Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
+                   const Deadline& deadline) override;
+  StatusOr<std::shared_ptr<Communicator>> Duplicate(
+      std::string_view what, const Deadline& deadline) override;
+  void Abort(const Status& reason) override;
+  Status Shutdown(const Deadline& deadline) override;
+
+ private:
+  const std::shared_ptr<Communicator> comm_;
+  Observer* const observer_;  // Of comm_.
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_COMM_OBSERVED_H_

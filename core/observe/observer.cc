@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/observe/observer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+
+#include "core/observe/metrics_file.h"
+#include "core/observe/text_line.h"
+#include "core/observe/trace.h"
+
+namespace shard {
+
+namespace {
+
+constexpr int64_t kFlushInterval = 50'000'000;       // Nanoseconds.
+constexpr int64_t kMetricsInterval = 5'000'000'000;  // Nanoseconds.
+
+// By value of LogLevel.
+constexpr std::string_view kLevelNames[] = {"off", "error", "warning", "info",
+                                            "debug"};
+
+// Appends a number with at least `digits` digits.
+TextLine& AppendPadded(TextLine& line, int64_t number, int digits) {
+  int64_t power = 1;
+  for (int d = 1; d < digits; ++d) power *= 10;
+  for (; power > 0; power /= 10) line << number / power % 10;
+  return line;
+}
+
+// Appends the time of the calendar, in UTC: "2026-11-23T14:05:09.123456Z".
+void AppendTime(TextLine& line) {
+  using std::chrono::floor;
+  const auto now =
+      floor<std::chrono::microseconds>(std::chrono::system_clock::now());
+  const auto day = floor<std::chrono::days>(now);
+  const std::chrono::year_month_day date(day);
+  const std::chrono::hh_mm_ss time(now - day);
+  AppendPadded(line, int{date.year()}, 4) << "-";
+  AppendPadded(line, static_cast<unsigned>(date.month()), 2) << "-";
+  AppendPadded(line, static_cast<unsigned>(date.day()), 2) << "T";
+  AppendPadded(line, time.hours().count(), 2) << ":";
+  AppendPadded(line, time.minutes().count(), 2) << ":";
+  AppendPadded(line, time.seconds().count(), 2) << ".";
+  AppendPadded(line, time.subseconds().count(), 6) << "Z";
+}
+
+// Begins a line of the log.
+void BeginLine(TextLine& line, EventId event, int rank) {
+  const EventType& type = TypeOf(event);
+  line << "time=";
+  AppendTime(line);
+  line << " level=" << kLevelNames[static_cast<size_t>(type.level)]
+       << " rank=" << int64_t{rank} << " event=" << type.name;
+}
+
+// Appends what a line of the log says of a span, each with a space before it.
+void AppendSpan(TextLine& line, const EventArguments& arguments, int64_t begin,
+                int64_t end, const Status& result) {
+  if (arguments.step >= 0) line << " step=" << arguments.step;
+  if (arguments.unit >= 0) line << " unit=" << arguments.unit;
+  if (arguments.bytes >= 0) line << " bytes=" << arguments.bytes;
+  (line << " seconds=").AppendFixed(end - begin, 9);
+  if (!arguments.what.empty()) {
+    (line << " what=").AppendQuoted(arguments.what);
+  }
+  line << " result=" << StatusCodeName(result.code());
+  if (!result.ok()) (line << " message=").AppendQuoted(result.message());
+}
+
+}  // namespace
+
+Observer::Observer(const Logger& host, int rank, int world_size)
+    : host_(host), rank_(rank), world_size_(world_size) {}
+
+StatusOr<std::shared_ptr<Observer>> Observer::Open(
+    const ObserverSettings& settings, const Logger& host, int rank,
+    int world_size) {
+  std::shared_ptr<Observer> observer(new Observer(host, rank, world_size));
+  if (settings.log_level != LogLevel::kOff) {
+    observer->level_ = settings.log_level;
+    SHARD_ASSIGN_OR_RETURN(observer->lines_, LineFile::Open(settings.log_file));
+  }
+  if (!settings.trace.empty()) {
+    SHARD_ASSIGN_OR_RETURN(observer->trace_,
+                           Trace::Open(settings.trace, rank, world_size));
+  }
+  if (!settings.metrics.empty()) {
+    observer->metrics_ = MetricsPath(settings.metrics, rank);
+    SHARD_RETURN_IF_ERROR(
+        ReplaceFile(observer->metrics_, observer->MetricsText()));
+  }
+  observer->writes_ =
+      observer->lines_.has_value() || observer->trace_ != nullptr ||
+      !observer->metrics_.empty() || host.Wants(LogLevel::kInfo);
+  return observer;
+}
+
+Observer::~Observer() {
+  if (mark_.IsChild()) return;
+  if (trace_ != nullptr) GiveUp(trace_->Flush(true), &warned_of_trace_);
+  next_flush_ = INT64_MAX;
+  next_metrics_ = 0;
+  WriteFiles(Now(), false);
+}
+
+void Observer::Start() {
+  if (trace_ != nullptr) trace_->Start();
+}
+
+void Observer::Write(EventId event, const EventArguments& arguments,
+                     int64_t begin, int64_t end,
+                     const Status& result) noexcept {
+  if (mark_.IsChild()) return;
+  if (trace_ != nullptr) {
+    trace_->Add(event, arguments, begin, end,
+                result.ok() ? "" : StatusCodeName(result.code()));
+  }
+  const LogLevel level = TypeOf(event).level;
+  if (level == LogLevel::kOff) {
+    if (trace_ != nullptr && trace_->is_filling()) WriteFiles(end, true);
+    return;
+  }
+  if (Wants(event)) LogSpan(event, arguments, begin, end, result);
+  WriteFiles(end, !result.ok());
+}
+
+void Observer::LogSpan(EventId event, const EventArguments& arguments,
+                       int64_t begin, int64_t end, const Status& result) {
+  const EventType& type = TypeOf(event);
+  if (WritesLine(type.level)) {
+    TextLine line;
+    BeginLine(line, event, rank_);
+    AppendSpan(line, arguments, begin, end, result);
+    line << "\n";
+    lines_->Write(line.view());
+  }
+  if (host_.Wants(type.level)) {
+    TextLine line;
+    line << "rank=" << int64_t{rank_} << " event=" << type.name;
+    AppendSpan(line, arguments, begin, end, result);
+    line << std::string_view("\0", 1);
+    try {
+      host_.Log(type.level, line.view().data());
+    } catch (...) {  // A host's function must not throw; the event is over.
+      unlogged_.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+}
+
+void Observer::WriteMessage(EventId event, const std::string& message) {
+  if (mark_.IsChild()) return;
+  const LogLevel level = TypeOf(event).level;
+  if (trace_ != nullptr) {
+    const int64_t now = Now();
+    trace_->Add(event, {.what = message}, now, now, "");
+  }
+  if (WritesLine(level)) {
+    // A text of several lines is several lines of the log too.
+    for (const std::string_view part : Split(message, '\n')) {
+      TextLine line;
+      BeginLine(line, event, rank_);
+      (line << " message=").AppendQuoted(part) << "\n";
+      lines_->Write(line.view());
+    }
+  }
+  host_.Log(level, message.c_str());
+}
+
+std::string Observer::MetricsText() const {
+  std::string text;
+  counters_.AppendTo(&text, rank_);
+  const auto append = [&](std::string_view metric, std::string_view type,
+                          std::string_view help, uint64_t value) {
+    StrAppend(&text, "# HELP ", metric, " ", help, "\n# TYPE ", metric, " ",
+              type, "\n", metric, "{rank=\"", rank_, "\"} ", value, "\n");
+  };
+  append("shard_world_size", "gauge", "Ranks of the run.",
+         static_cast<uint64_t>(world_size_));
+  append("shard_unrecorded_total", "counter",
+         "Events that the trace and the log lack.",
+         unlogged_.load(std::memory_order_relaxed) +
+             (trace_ == nullptr ? 0 : trace_->dropped()));
+  return text;
+}
+
+void Observer::WriteFiles(int64_t now, bool at_once) {
+  // The first thread that comes when a file is due writes the file.
+  const auto due = [&](std::atomic<int64_t>& next, int64_t interval) {
+    int64_t when = next.load(std::memory_order_relaxed);
+    return (at_once || now >= when) &&
+           next.compare_exchange_strong(when, now + interval);
+  };
+  if (trace_ != nullptr && due(next_flush_, kFlushInterval)) {
+    GiveUp(trace_->Flush(false), &warned_of_trace_);
+    // Another rank had the file: the next call tries again.
+    if (trace_->has_more()) next_flush_ = now;
+  }
+  if (metrics_.empty() || !due(next_metrics_, kMetricsInterval)) return;
+  const std::lock_guard<std::mutex> lock(metrics_mutex_);
+  const Status written =
+      CatchOutOfMemory([&] { return ReplaceFile(metrics_, MetricsText()); });
+  GiveUp(written, &warned_of_metrics_);
+}
+
+void Observer::GiveUp(const Status& why, bool* warned) {
+  if (why.ok() || *warned) return;
+  *warned = true;
+  Log(EventId::kUnobserved, why.message());
+}
+
+}  // namespace shard

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Observer: records what one rank does. Each event (event.h) goes to four
+// places: the counters, always; and, where the host or the environment asks for
+// them, the log, the trace and the file of metrics.
+//
+//   Span span(comm->observer(), EventId::kUpdate, {.unit = unit});
+//   ...                                       // Ends with the scope.
+//
+//   return Observe(observer, EventId::kSave, {.what = path}, [&] { ... });
+//
+// Recording never fails and never waits for another rank: what cannot be
+// written is dropped and counted, and a file that cannot be written is given
+// up, with one warning. There is no thread: files are written by the calls that
+// hosts make, at most every 50 ms (trace) and every 5 s (metrics), where a call
+// fails, where the trace's buffer fills, and when the observer is destroyed. A
+// child of fork records nothing.
+//
+// Threads: any.
+
+#ifndef SHARD_CORE_OBSERVE_OBSERVER_H_
+#define SHARD_CORE_OBSERVE_OBSERVER_H_
+
+#include <time.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/base/out_of_memory.h"
+#include "core/base/status.h"
+#include "core/base/strings.h"
+#include "core/observe/counters.h"
+#include "core/observe/event.h"
+#include "core/observe/fork_mark.h"
+#include "core/observe/line_file.h"
+#include "core/observe/logger.h"
+#include "core/observe/settings.h"
+
+namespace shard {
+
+class Trace;
+
+class Observer {
+ public:
+  // Opens the files that `settings` name. Errors name the path.
+  static StatusOr<std::shared_ptr<Observer>> Open(
+      const ObserverSettings& settings, const Logger& host, int rank,
+      int world_size);
+  ~Observer();
+  Observer(const Observer&) = delete;
+  Observer& operator=(const Observer&) = delete;
+
+  // Called once all ranks have opened their files.
+  void Start();
+
+  // Returns nanoseconds of the host's monotonic clock.
+  static int64_t Now() {
+    timespec now;
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  }
+
+  // Records an event that took from `begin` to `end`.
+  void Record(EventId event, const EventArguments& arguments, int64_t begin,
+              int64_t end, const Status& result) noexcept {
+    counters_.Add(
+        event, arguments.bytes > 0 ? static_cast<uint64_t>(arguments.bytes) : 0,
+        end - begin, !result.ok());
+    if (writes_) Write(event, arguments, begin, end, result);
+  }
+
+  // Adds to the counters of an event alone.
+  void Count(EventId event, uint64_t bytes) {
+    counters_.Add(event, bytes, 0, false);
+  }
+
+  // Returns true when messages of the event reach anyone. Callers ask before
+  // they build a message that is expensive.
+  bool Wants(EventId event) const {
+    return host_.Wants(TypeOf(event).level) || WritesLine(TypeOf(event).level);
+  }
+
+  // Records an event with a message, which is dropped where memory runs out.
+  template <typename... Pieces>
+  void Log(EventId event, const Pieces&... pieces) {
+    counters_.Add(event, 0, 0, false);
+    if (!Wants(event) && trace_ == nullptr) return;
+    try {
+      WriteMessage(event, StrCat(pieces...));
+    } catch (...) {
+      unlogged_.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+
+  const EventCounters& counters() const { return counters_; }
+
+  // Returns the counters in the text format of Prometheus.
+  std::string MetricsText() const;
+
+ private:
+  Observer(const Logger& host, int rank, int world_size);
+
+  bool WritesLine(LogLevel level) const {
+    return lines_.has_value() && level != LogLevel::kOff && level <= level_;
+  }
+  void Write(EventId event, const EventArguments& arguments, int64_t begin,
+             int64_t end, const Status& result) noexcept;
+  void WriteMessage(EventId event, const std::string& message);
+  // Writes a line of the log, and passes its end to the host.
+  void LogSpan(EventId event, const EventArguments& arguments, int64_t begin,
+               int64_t end, const Status& result);
+  // Writes the files that are due. `now`: of Now().
+  void WriteFiles(int64_t now, bool at_once);
+  void GiveUp(const Status& why, bool* warned);
+
+  const Logger host_;
+  const int rank_;
+  const int world_size_;
+  const ForkMark mark_;
+  EventCounters counters_;
+
+  // Set by Open, and constant from then on.
+  LogLevel level_ = LogLevel::kOff;
+  std::optional<LineFile> lines_;
+  std::unique_ptr<Trace> trace_;
+  std::string metrics_;  // The path, "" for none.
+  bool writes_ = false;  // Whether Record has more to do than count.
+
+  std::atomic<uint64_t> unlogged_ = 0;
+  // Times of Now().
+  std::atomic<int64_t> next_flush_ = 0;
+  std::atomic<int64_t> next_metrics_ = 0;
+  std::mutex metrics_mutex_;
+  bool warned_of_trace_ = false;    // Only Flush's one error changes it.
+  bool warned_of_metrics_ = false;  // GUARDED_BY(metrics_mutex_)
+};
+
+// Records the time of a scope as an event.
+class Span {
+ public:
+  // `observer` outlives this. `seconds`, if any, is increased by the time.
+  Span(Observer* observer, EventId event, const EventArguments& arguments = {},
+       double* seconds = nullptr)
+      : observer_(observer),
+        event_(event),
+        arguments_(arguments),
+        seconds_(seconds) {}
+  ~Span() {
+    const int64_t end = Observer::Now();
+    if (seconds_ != nullptr) {
+      *seconds_ += static_cast<double>(end - begin_) * 1e-9;
+    }
+    observer_->Record(event_, arguments_, begin_, end, result_);
+  }
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+
+  void set_step(int64_t step) { arguments_.step = step; }
+  void set_bytes(uint64_t bytes) {
+    arguments_.bytes = static_cast<int64_t>(bytes);
+  }
+  void set_result(const Status& result) { result_ = result; }
+
+ private:
+  Observer* const observer_;
+  const EventId event_;
+  EventArguments arguments_;
+  double* const seconds_;
+  Status result_;
+  const int64_t begin_ = Observer::Now();
+};
+
+namespace internal {
+
+inline const Status& StatusOf(const Status& status) { return status; }
+template <typename T>
+const Status& StatusOf(const StatusOr<T>& result) {
+  return result.status();
+}
+
+}  // namespace internal
+
+// Calls `call`, which returns a Status or a StatusOr, as an event.
+template <typename Call>
+auto Observe(Observer* observer, EventId event, const EventArguments& arguments,
+             Call&& call) {
+  Span span(observer, event, arguments);
+  try {
+    auto result = std::forward<Call>(call)();
+    span.set_result(internal::StatusOf(result));
+    return result;
+  } catch (...) {
+    span.set_result(OutOfMemoryStatus());
+    throw;
+  }
+}
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_OBSERVE_OBSERVER_H_

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/observe/trace.h"
+
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "core/base/out_of_memory.h"
+#include "core/observe/text_line.h"
+
+namespace shard {
+
+namespace {
+
+// Lets another rank end its write, which takes microseconds.
+void PauseAMillisecond() {
+  const timespec pause = {0, 1'000'000};
+  ::nanosleep(&pause, nullptr);
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Trace>> Trace::Open(const std::string& path, int rank,
+                                             int world_size) {
+  SHARD_ASSIGN_OR_RETURN(TraceFile file, TraceFile::Open(path, rank == 0));
+  return std::unique_ptr<Trace>(new Trace(std::move(file), rank, world_size));
+}
+
+Trace::Trace(TraceFile file, int rank, int world_size)
+    : file_(std::move(file)),
+      rank_(rank),
+      filling_(std::make_unique<char[]>(kBytes)),
+      writing_(std::make_unique<char[]>(kBytes)) {
+  TextLine name;
+  name << ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":" << rank
+       << ",\"args\":{\"name\":\"rank " << rank << " of " << world_size
+       << ", process " << ::getpid() << "\"}}";
+  Append(name.view());
+  TextLine order;
+  order << ",\n{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":" << rank
+        << ",\"args\":{\"sort_index\":" << rank << "}}";
+  Append(order.view());
+}
+
+void Trace::Append(std::string_view line) {
+  const size_t used = used_.load(std::memory_order_relaxed);
+  if (line.size() > kBytes - used) {
+    dropped_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  std::memcpy(filling_.get() + used, line.data(), line.size());
+  used_.store(used + line.size(), std::memory_order_relaxed);
+}
+
+pid_t Trace::NumberOfThread() {
+  const pthread_t self = ::pthread_self();
+  for (size_t t = 0; t < num_threads_; ++t) {
+    if (::pthread_equal(threads_[t].handle, self)) return threads_[t].number;
+  }
+  const pid_t number = ::gettid();
+  if (num_threads_ == kMostThreads) return number;
+  threads_[num_threads_++] = {self, number};
+  char name[16] = "";
+  ::pthread_getname_np(self, name, sizeof(name));
+  TextLine line;
+  line << ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":" << rank_
+       << ",\"tid\":" << number << ",\"args\":{\"name\":";
+  line.AppendQuoted(name) << "}}";
+  Append(line.view());
+  return number;
+}
+
+void Trace::Add(EventId event, const EventArguments& arguments, int64_t begin,
+                int64_t end, std::string_view error) {
+  if (failed_.load(std::memory_order_relaxed)) {
+    dropped_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  const EventType& type = TypeOf(event);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TextLine line;
+  line << ",\n{\"name\":\"" << type.name << "\",\"cat\":\"" << type.category
+       << "\",\"ph\":" << (begin == end ? "\"i\",\"s\":\"t\"" : "\"X\"")
+       << ",\"pid\":" << rank_ << ",\"tid\":" << NumberOfThread() << ",\"ts\":";
+  line.AppendFixed(begin, 3);
+  if (begin != end) (line << ",\"dur\":").AppendFixed(end - begin, 3);
+  line << ",\"args\":{";
+  std::string_view comma;
+  const auto key = [&](std::string_view name) -> TextLine& {
+    line << std::exchange(comma, ",") << "\"" << name << "\":";
+    return line;
+  };
+  if (!arguments.what.empty()) key("what").AppendQuoted(arguments.what);
+  if (arguments.unit >= 0) key("unit") << arguments.unit;
+  if (arguments.step >= 0) key("step") << arguments.step;
+  if (arguments.bytes >= 0) key("bytes") << arguments.bytes;
+  if (!error.empty()) key("error").AppendQuoted(error);
+  line << "}}";
+  Append(line.view());
+}
+
+Status Trace::Flush(bool last) {
+  if (!started_ || failed_) return Status();
+  std::unique_lock<std::mutex> flushing(flush_mutex_, std::defer_lock);
+  if (last) {
+    flushing.lock();
+  } else if (!flushing.try_lock()) {
+    return Status();
+  }
+  constexpr int kMostPauses = 1000;
+  bool locked = file_.TryLock();
+  for (int p = 0; last && !locked && p < kMostPauses; ++p) {
+    PauseAMillisecond();
+    locked = file_.TryLock();
+  }
+  if (!locked) return Status();
+  size_t size = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::swap(filling_, writing_);
+    size = used_.exchange(0, std::memory_order_relaxed);
+  }
+  const Status status = CatchOutOfMemory([&] {
+    return size == 0 ? Status() : file_.Append({writing_.get(), size});
+  });
+  file_.Unlock();
+  if (!status.ok()) failed_ = true;
+  return status;
+}
+
+}  // namespace shard

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Trace: the trace events of one rank, on their way into a TraceFile. Events
+// are formatted into a buffer of fixed size, and written when somebody calls
+// Flush. An event that finds the buffer full is dropped and counted.
+//
+// In the viewer a rank is a process, and its threads are the threads of it.
+// Times are those of the host's monotonic clock, which all ranks of a host
+// share.
+//
+// Threads: any.
+
+#ifndef SHARD_CORE_OBSERVE_TRACE_H_
+#define SHARD_CORE_OBSERVE_TRACE_H_
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "core/base/status.h"
+#include "core/observe/event.h"
+#include "core/observe/trace_file.h"
+
+namespace shard {
+
+class Trace {
+ public:
+  // Opens the file at `path`. Rank 0 begins it, so the ranks must not write
+  // before they have met: see Start.
+  static StatusOr<std::unique_ptr<Trace>> Open(const std::string& path,
+                                               int rank, int world_size);
+
+  // Called when all ranks have opened the file.
+  void Start() { started_ = true; }
+
+  // Adds a span of the calling thread, or with `begin` == `end` a moment.
+  // `error`: the name of the code of the error, or "".
+  void Add(EventId event, const EventArguments& arguments, int64_t begin,
+           int64_t end, std::string_view error);
+
+  // Returns whether the buffer is more than half full.
+  bool is_filling() const {
+    return used_.load(std::memory_order_relaxed) > kBytes / 2;
+  }
+
+  // Writes the events so far, unless another thread is doing so, or another
+  // rank has the file; `last` waits for the file, at most a second. An error is
+  // returned once: nothing is written from then on.
+  Status Flush(bool last);
+
+  // Returns whether there is anything that Flush has not written.
+  bool has_more() const { return used_.load(std::memory_order_relaxed) > 0; }
+
+  uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
+
+ private:
+  // Of each of the two buffers: several steps of a large model.
+  static constexpr size_t kBytes = size_t{256} << 10;
+  // Threads of a rank that the trace knows.
+  static constexpr size_t kMostThreads = 64;
+
+  struct Thread {
+    pthread_t handle;
+    pid_t number;
+  };
+
+  Trace(TraceFile file, int rank, int world_size);
+
+  // REQUIRES, below: the lock of mutex_.
+  void Append(std::string_view line);
+  // Returns the number of the calling thread, and names a thread that is new. A
+  // thread that takes the handle of one that has ended takes its number too.
+  pid_t NumberOfThread();
+
+  const TraceFile file_;
+  const int rank_;
+  std::atomic<bool> started_ = false;
+  std::atomic<bool> failed_ = false;
+  std::atomic<uint64_t> dropped_ = 0;
+  std::atomic<size_t> used_ = 0;  // The bytes in `filling_`.
+
+  std::mutex mutex_;
+  std::unique_ptr<char[]> filling_;                // GUARDED_BY(mutex_)
+  std::array<Thread, kMostThreads> threads_ = {};  // GUARDED_BY(mutex_)
+  size_t num_threads_ = 0;                         // GUARDED_BY(mutex_)
+  std::mutex flush_mutex_;                         // Locked before mutex_.
+  std::unique_ptr<char[]> writing_;                // GUARDED_BY(flush_mutex_)
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_OBSERVE_TRACE_H_

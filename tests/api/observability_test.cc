@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Log, trace and counters as a host and its user see them.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <functional>
+#include <map>
+#include <regex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tests/api/api_testing.h"
+#include "tests/core/base/in_child.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/observe/trace_reader.h"
+#include "tests/ranks/ranks.h"
+
+namespace shard_api_testing {
+namespace {
+
+using shard::testing::CountByRank;
+using shard::testing::ExpectAllPassed;
+using shard::testing::ExpectNested;
+using shard::testing::InChild;
+using shard::testing::NamesIn;
+using shard::testing::Rank;
+using shard::testing::ReadText;
+using shard::testing::ReadTrace;
+using shard::testing::TempFolder;
+using ::testing::HasSubstr;
+
+using Options = std::function<void(shard_comm_options*)>;
+
+Comm OpenAs(int rank, int world_size, const std::string& url,
+            const Options& set = nullptr) {
+  shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.timeout = 30;
+  if (set) set(&options);
+  shard_comm* comm = nullptr;
+  EXPECT_OK(shard_comm_open(url.c_str(), &options, &comm));
+  return Comm(comm);
+}
+
+void Train(shard_comm* comm, int steps, const std::string& checkpoints) {
+  const Engine engine = TrainingEngine(comm);
+  for (int s = 0; s < steps; ++s) {
+    FillGrad(engine.get(), 1.0f);
+    EXPECT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+  }
+  if (checkpoints.empty()) return;
+  EXPECT_OK(shard_checkpoint_save(engine.get(), checkpoints.c_str(), nullptr,
+                                  nullptr));
+  EXPECT_OK(shard_checkpoint_load(engine.get(), checkpoints.c_str(), nullptr,
+                                  nullptr));
+}
+
+void ExpectSpansOf(int rank, int steps,
+                   const std::vector<nlohmann::json>& events) {
+  const auto counts = CountByRank(events);
+  EXPECT_EQ(counts.at({rank, "step"}), steps);
+  EXPECT_EQ(counts.at({rank, "enter"}), steps);
+  EXPECT_GE(counts.at({rank, "update"}), steps);
+  EXPECT_GE(counts.at({rank, "publish"}), steps);
+  for (const char* name :
+       {"open", "create_engine", "all_gather", "all_gather_blocks",
+        "reduce_scatter", "save", "write", "load", "read"}) {
+    EXPECT_EQ(counts.count({rank, name}), 1u) << name << " of rank " << rank;
+  }
+}
+
+TEST(TraceTest, HasSpansOfAllThreads) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const std::string url = UniqueUrl(2) + "&direct=0";
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const Comm comm = OpenAs(
+          rank, 2, url, [&](auto* options) { options->trace = path.c_str(); });
+      Train(comm.get(), 5, folder / "ckpt");
+      EXPECT_OK(shard_comm_barrier(comm.get(), 0));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto events = ReadTrace(path);
+  for (int rank = 0; rank < 2; ++rank) ExpectSpansOf(rank, 5, events);
+  ExpectNested(events);
+}
+
+TEST(TraceTest, HasSpansOfAllProcesses) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const std::string url = "shm:" + shard::testing::UniqueName() + "?direct=0";
+  ExpectAllPassed(shard::testing::RunRanks(3, [&](const Rank& me) {
+    ::setenv("SHARD_TRACE", path.c_str(), 1);
+    const Comm comm = OpenAs(me.rank(), 3, url);
+    Train(comm.get(), 5, folder / "ckpt");
+    EXPECT_OK(shard_comm_shutdown(comm.get(), 0));
+  }));
+  const auto events = ReadTrace(path);
+  for (int rank = 0; rank < 3; ++rank) ExpectSpansOf(rank, 5, events);
+  ExpectNested(events);
+}
+
+// Neither a rank that is killed nor one that exits with its handles open takes
+// what was written before.
+TEST(TraceTest, OutlivesItsRanks) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const std::string url = "shm:" + shard::testing::UniqueName();
+  constexpr int kSteps = 20;
+  const auto results = shard::testing::RunRanks(2, [&](const Rank& me) {
+    shard_comm* const comm = OpenAs(me.rank(), 2, url, [&](auto* options) {
+                               options->trace = path.c_str();
+                             }).release();
+    shard_engine* const engine = TrainingEngine(comm).release();
+    for (int step = 0; step < kSteps; ++step) {
+      EXPECT_OK(shard_engine_step(engine, nullptr, nullptr));
+    }
+    if (me.rank() == 1) ::raise(SIGKILL);
+    EXPECT_FAILS(shard_engine_step(engine, nullptr, nullptr), SHARD_RANK_LOST);
+    ::_exit(0);
+  });
+  EXPECT_TRUE(results[0].passed()) << results[0].ToString();
+  const auto events = ReadTrace(path);
+  const auto counts = CountByRank(events);
+  EXPECT_EQ(counts.at({0, "step"}), kSteps + 1);
+  EXPECT_EQ(counts.count({1, "create_engine"}), 1u);
+  int lost = 0;
+  for (const nlohmann::json& event : events) {
+    if (event.at("args").value("error", "") == "RANK_LOST") ++lost;
+  }
+  EXPECT_GE(lost, 1);
+}
+
+// Runs `body` in a process whose standard error output is a file, and returns
+// the contents of that file.
+std::string ErrorOutputOf(const std::function<void()>& body) {
+  const TempFolder folder;
+  const std::string path = folder / "stderr";
+  InChild([&] {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    ASSERT_GE(fd, 0);
+    ::dup2(fd, STDERR_FILENO);
+    body();
+  });
+  return ReadText(path);
+}
+
+TEST(LogTest, NothingIsWrittenUnlessAsked) {
+  const TempFolder folder;
+  EXPECT_EQ(ErrorOutputOf([&] {
+              ASSERT_EQ(::chdir(folder.path().c_str()), 0);
+              for (const char* name : {"SHARD_LOG", "SHARD_LOG_FILE",
+                                       "SHARD_TRACE", "SHARD_METRICS"}) {
+                ::unsetenv(name);
+              }
+              Train(OpenAs(0, 1, "local:").get(), 2, "");
+            }),
+            "");
+  EXPECT_TRUE(NamesIn(folder.path()).empty());
+}
+
+TEST(LogTest, IsOneLinePerEvent) {
+  const TempFolder folder;
+  const std::string text = ErrorOutputOf([&] {
+    ::setenv("SHARD_LOG", "debug", 1);
+    Train(OpenAs(0, 1, "local:").get(), 2, folder / "ckpt");
+  });
+  const std::regex line(
+      R"(time=\S+ level=(error|warning|info|debug) rank=0 event=([a-z_]+))"
+      R"(( [a-z]+=([^ "]+|"([^"\\]|\\.)*"))+)");
+  std::map<std::string, int> events;
+  size_t begin = 0;
+  for (size_t end = 0; (end = text.find('\n', begin)) != std::string::npos;
+       begin = end + 1) {
+    std::smatch match;
+    const std::string one = text.substr(begin, end - begin);
+    ASSERT_TRUE(std::regex_match(one, match, line)) << one;
+    ++events[match[2]];
+  }
+  EXPECT_EQ(begin, text.size()) << "a line without an end";
+  EXPECT_EQ(events["step"], 2);
+  EXPECT_EQ(events["save"], 1);
+  EXPECT_EQ(events["load"], 1);
+  EXPECT_EQ(events["open"], 1);
+  EXPECT_EQ(events.count("barrier"), 0u);
+}
+
+TEST(LogTest, AClosedPipeIsNotTheEnd) {
+  InChild([] {
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    ::close(ends[0]);
+    ::signal(SIGPIPE, SIG_DFL);
+    ::dup2(ends[1], STDERR_FILENO);
+    ::setenv("SHARD_LOG", "debug", 1);
+    Train(OpenAs(0, 1, "local:").get(), 2, "");
+  });
+}
+
+TEST(EnvironmentTest, ValuesThatCannotBeAreErrors) {
+  const TempFolder folder;
+  const struct {
+    const char* name;
+    std::string value;
+    shard_code code;
+  } cases[] = {
+      {"SHARD_LOG", "verbose", SHARD_INVALID_ARGUMENT},
+      {"SHARD_LOG_FILE", folder.path(), SHARD_FAILED_PRECONDITION},
+      {"SHARD_LOG_FILE", folder / "no/log", SHARD_NOT_FOUND},
+      {"SHARD_TRACE", folder.path(), SHARD_FAILED_PRECONDITION},
+      {"SHARD_TRACE", folder / "no/trace", SHARD_NOT_FOUND},
+      {"SHARD_METRICS", folder / "no/metrics", SHARD_NOT_FOUND},
+      {"SHARD_TRACE", folder / std::string(5000, 'x'), SHARD_INVALID_ARGUMENT},
+  };
+  for (const auto& [name, value, code] : cases) {
+    InChild([&, name = name, value = value, code = code] {
+      ::setenv(name, value.c_str(), 1);
+      shard_comm* comm = Garbage<shard_comm>();
+      EXPECT_FAILS(shard_comm_open("local:", nullptr, &comm), code, value);
+      EXPECT_EQ(comm, nullptr);
+    });
+  }
+}
+
+TEST(CountersTest, CountWhatTheRankDoes) {
+  const TempFolder folder;
+  RunRanks(2, [&](int rank, shard_comm* comm) {
+    Train(comm, 3, folder / "ckpt");
+    const auto counter = [&](const char* event) {
+      shard_counter result = SHARD_COUNTER_INIT;
+      EXPECT_OK(shard_comm_counter(comm, event, &result));
+      return result;
+    };
+    EXPECT_EQ(counter("step").calls, 3u);
+    EXPECT_EQ(counter("step").errors, 0u);
+    EXPECT_GT(counter("step").seconds, 0);
+    EXPECT_EQ(counter("save").calls, 1u);
+    // Rank 0 owns all elements of so small a model.
+    EXPECT_EQ(counter("write").bytes > 0, rank == 0);
+    EXPECT_EQ(counter("read").bytes > 0, rank == 0);
+    EXPECT_GT(counter("barrier").calls, 0u);
+    EXPECT_EQ(counter("skipped").calls, 0u);
+    EXPECT_OK(shard_comm_barrier(comm, 0));
+  });
+}
+
+TEST(CountersTest, WrongArgumentsAreErrors) {
+  const Comm comm = OpenLocal();
+  shard_counter counter = SHARD_COUNTER_INIT;
+  counter.calls = 7;
+  EXPECT_FAILS(shard_comm_counter(comm.get(), "steps", &counter),
+               SHARD_NOT_FOUND, "'steps'", "step, ", "reduce_scatter");
+  EXPECT_EQ(counter.calls, 0u);
+  EXPECT_FAILS(shard_comm_counter(nullptr, "step", &counter),
+               SHARD_INVALID_ARGUMENT, "comm");
+  EXPECT_FAILS(shard_comm_counter(comm.get(), nullptr, &counter),
+               SHARD_INVALID_ARGUMENT, "event");
+  EXPECT_FAILS(shard_comm_counter(comm.get(), "step", nullptr),
+               SHARD_INVALID_ARGUMENT, "counter");
+  counter.struct_size = 7;
+  EXPECT_FAILS(shard_comm_counter(comm.get(), "step", &counter),
+               SHARD_INVALID_ARGUMENT, "shard_counter.struct_size");
+  size_t length = 5;
+  EXPECT_FAILS(shard_comm_metrics(nullptr, nullptr, 0, &length),
+               SHARD_INVALID_ARGUMENT, "comm");
+  EXPECT_EQ(length, 0u);
+  EXPECT_FAILS(shard_comm_metrics(comm.get(), nullptr, 0, nullptr),
+               SHARD_INVALID_ARGUMENT, "length");
+}
+
+TEST(CountersTest, MetricsAreAText) {
+  const Comm comm = OpenLocal();
+  Train(comm.get(), 2, "");
+  size_t length = 0;
+  ASSERT_OK(shard_comm_metrics(comm.get(), nullptr, 0, &length));
+  std::string text(length + 100, '\0');
+  ASSERT_OK(shard_comm_metrics(comm.get(), text.data(), text.size(), &length));
+  EXPECT_THAT(text, HasSubstr("# TYPE shard_event_calls_total counter\n"));
+  EXPECT_THAT(text, HasSubstr("shard_event_calls_total{rank=\"0\","
+                              "category=\"step\",event=\"step\"} 2\n"));
+}
+
+}  // namespace
+}  // namespace shard_api_testing

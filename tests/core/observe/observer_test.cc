@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/observe/observer.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <regex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/in_child.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/observe/trace_reader.h"
+
+namespace shard::observer_test {
+namespace {
+
+using testing::CountByRank;
+using testing::ExpectNested;
+using testing::NamesIn;
+using testing::ReadText;
+using testing::ReadTrace;
+using testing::TempFolder;
+
+std::shared_ptr<Observer> Open(const ObserverSettings& settings, int rank = 0,
+                               const Logger& host = Logger()) {
+  auto observer = Observer::Open(settings, host, rank, 2);
+  EXPECT_OK(observer);
+  (*observer)->Start();
+  return *std::move(observer);
+}
+
+std::vector<std::string> LinesOf(const std::string& text) {
+  std::vector<std::string> lines;
+  for (const std::string_view line : Split(text, '\n')) {
+    if (!line.empty()) lines.emplace_back(line);
+  }
+  return lines;
+}
+
+// Returns the number of events that the observer has dropped.
+int UnrecordedOf(const Observer& observer) {
+  const std::string text = observer.MetricsText();
+  const size_t at = text.find("shard_unrecorded_total{");
+  return at == std::string::npos
+             ? -1
+             : std::atoi(text.c_str() + text.find(' ', at) + 1);
+}
+
+TEST(ObserverTest, CountsCallsErrorsBytesAndSeconds) {
+  const auto observer = Open({});
+  observer->Record(EventId::kRead, {.bytes = 10}, 0, 2'000'000'000, Status());
+  observer->Record(EventId::kRead, {.bytes = 5}, 0, 500'000'000,
+                   Internal("broken"));
+  const EventCounter counter = *observer->counters().Find("read");
+  EXPECT_EQ(counter.calls, 2u);
+  EXPECT_EQ(counter.errors, 1u);
+  EXPECT_EQ(counter.bytes, 15u);
+  EXPECT_EQ(counter.seconds, 2.5);
+  ExpectError(observer->counters().Find("reed"), StatusCode::kNotFound,
+              {"'reed'", "reduce_scatter", "read"});
+}
+
+TEST(ObserverTest, NamesOfEventsAreTheirOwn) {
+  std::set<std::string_view> names;
+  for (const EventType& type : kEventTypes) {
+    EXPECT_TRUE(names.insert(type.name).second) << type.name;
+    EXPECT_EQ(type.name.find_first_not_of("abcdefghijklmnopqrstuvwxyz_"),
+              std::string_view::npos);
+  }
+}
+
+TEST(ObserverTest, ASpanIsALineWithKeysAndValues) {
+  const TempFolder folder;
+  const std::string path = folder / "run.log";
+  const auto observer =
+      Open({.log_level = LogLevel::kInfo, .log_file = path}, 1);
+  observer->Record(EventId::kSave, {.what = "my \"ckpt\"", .step = 7},
+                   1'000'000'000, 2'500'000'001, Status());
+  observer->Record(EventId::kLoad, {.what = "x"}, 0, 1,
+                   Status(StatusCode::kNotFound, "no 'x'"));
+  observer->Record(EventId::kStep, {}, 0, 1, Status());  // At debug.
+  observer->Record(EventId::kBarrier, {}, 0, 1, Status());
+  observer->Log(EventId::kPlanWarning, "one\ntwo");
+  const std::vector<std::string> lines = LinesOf(ReadText(path));
+  ASSERT_EQ(lines.size(), 4u);
+  const std::string time =
+      R"(time=20\d\d-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d\.\d{6}Z )";
+  const std::string rest[] = {
+      R"(level=info rank=1 event=save step=7 seconds=1\.500000001 )"
+      R"(what="my \\"ckpt\\"" result=OK)",
+      R"(level=info rank=1 event=load seconds=0\.000000001 what="x" )"
+      R"(result=NOT_FOUND message="no 'x'")",
+      R"(level=warning rank=1 event=plan_warning message="one")",
+      R"(level=warning rank=1 event=plan_warning message="two")"};
+  for (size_t l = 0; l < lines.size(); ++l) {
+    EXPECT_TRUE(std::regex_match(lines[l], std::regex(time + rest[l])))
+        << lines[l];
+  }
+}
+
+TEST(ObserverTest, TheHostGetsMessagesOfItsLevel) {
+  std::vector<std::string> messages;
+  const Logger host(
+      [](int32_t level, const char* message, void* to) {
+        static_cast<std::vector<std::string>*>(to)->push_back(
+            std::to_string(level) + " " + message);
+      },
+      LogLevel::kInfo, &messages);
+  const auto observer = Open({}, 0, host);
+  observer->Log(EventId::kPlanWarning, "too ", 4, "\nlines");
+  observer->Log(EventId::kPlanText, "debug");
+  observer->Record(EventId::kSave, {.step = 3}, 0, 1, Status());
+  observer->Record(EventId::kStep, {.step = 4}, 0, 1, Status());
+  EXPECT_EQ(messages,
+            (std::vector<std::string>{
+                "2 too 4\nlines",
+                "3 rank=0 event=save step=3 seconds=0.000000001 result=OK"}));
+}
+
+TEST(ObserverTest, AHostThatThrowsIsNotTheEnd) {
+  const Logger host([](int32_t, const char*, void*) { throw 1; },
+                    LogLevel::kDebug, nullptr);
+  const auto observer = Open({}, 0, host);
+  observer->Log(EventId::kPlan, "x");
+  observer->Record(EventId::kSave, {}, 0, 1, Status());
+  EXPECT_EQ(UnrecordedOf(*observer), 2);
+}
+
+TEST(ObserverTest, SpansOfManyThreadsAreWrittenOrCounted) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  constexpr int kThreads = 4;
+  constexpr int kSpans = 2000;
+  int dropped[2] = {};
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto observer = Open({.trace = path}, rank);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < kSpans; ++i) {
+          const Span outer(observer.get(), EventId::kAcquire, {.unit = i});
+          const Span inner(observer.get(), EventId::kGather,
+                           {.what = "\"\\\n\xff", .bytes = 1});
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    dropped[rank] = UnrecordedOf(*observer);
+  }
+  const auto events = ReadTrace(path);
+  const auto counts = CountByRank(events);
+  for (int rank = 0; rank < 2; ++rank) {
+    const int written =
+        counts.at({rank, "acquire"}) + counts.at({rank, "gather"});
+    EXPECT_EQ(written + dropped[rank], 2 * kThreads * kSpans);
+    // More than one buffer holds.
+    EXPECT_GT(written, 5000);
+  }
+  ExpectNested(events);
+}
+
+// A rank that waits for the others does not write, and does not grow.
+TEST(ObserverTest, EventsBeyondTheBufferAreDroppedAndCounted) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  auto observer = *Observer::Open({.trace = path}, Logger(), 0, 2);
+  for (int i = 0; i < 10000; ++i) {
+    const Span span(observer.get(), EventId::kBarrier, {.what = "phase"});
+  }
+  EXPECT_EQ(ReadText(path), "");
+  const int dropped = UnrecordedOf(*observer);
+  EXPECT_GT(dropped, 1000);
+  observer->Start();
+  observer.reset();
+  const auto counts = CountByRank(ReadTrace(path));
+  EXPECT_EQ(counts.at({0, "barrier"}), 10000 - dropped);
+}
+
+TEST(ObserverTest, AFullDiskEndsTheTraceWithOneWarning) {
+  const TempFolder folder;
+  const std::string log = folder / "run.log";
+  testing::InChild([&] {
+    const auto observer = Open({.log_level = LogLevel::kWarning,
+                                .log_file = log,
+                                .trace = folder / "trace.json",
+                                .metrics = folder / "m.prom"});
+    testing::LowerLimit(RLIMIT_FSIZE, 1000);
+    for (int i = 0; i < 20000; ++i) {
+      const Span span(observer.get(), EventId::kBarrier, {.what = "phase"});
+      if (i % 1000 == 0) {
+        observer->Record(EventId::kStep, {}, 0, 1, Internal("flush"));
+      }
+    }
+  });
+  ReadTrace(folder / "trace.json");
+  const std::string text = ReadText(log);
+  EXPECT_EQ(LinesOf(text).size(), 2u) << text;
+  for (const char* what : {"trace", "metrics"}) {
+    EXPECT_NE(
+        text.find(StrCat("event=unobserved message=\"writing the ", what)),
+        std::string::npos)
+        << text;
+  }
+}
+
+TEST(ObserverTest, AChildOfForkRecordsNothing) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  auto observer = Open({.log_level = LogLevel::kDebug,
+                        .log_file = folder / "run.log",
+                        .trace = path});
+  { const Span span(observer.get(), EventId::kBarrier); }
+  testing::InChild([&] {
+    { const Span span(observer.get(), EventId::kStep); }
+    observer->Log(EventId::kPlan, "of the child");
+    observer.reset();
+  });
+  EXPECT_EQ(ReadText(folder / "run.log"), "");
+  EXPECT_EQ(ReadText(path), "");
+  observer.reset();
+  EXPECT_EQ(CountByRank(ReadTrace(path)).size(), 1u);
+}
+
+TEST(ObserverTest, MetricsAreTextOfPrometheus) {
+  const TempFolder folder;
+  {
+    const auto observer = Open({.metrics = folder / "m.prom"}, 1);
+    observer->Record(EventId::kRead, {.bytes = 10}, 0, 2'500'000'000, Status());
+  }
+  const std::string text = ReadText(folder / "m.rank1.prom");
+  EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
+  const std::regex comment("# (HELP|TYPE) shard_[a-z_]+ .+");
+  const std::regex sample(
+      R"(shard_[a-z_]+\{rank="1"(,category="[a-z]+",event="[a-z_]+")?\} )"
+      R"([0-9.e+-]+)");
+  std::set<std::string> families;
+  std::string family;
+  for (const std::string& line : LinesOf(text)) {
+    EXPECT_TRUE(std::regex_match(line, comment) ||
+                std::regex_match(line, sample))
+        << line;
+    if (line.starts_with("# HELP ")) {
+      family = line.substr(7, line.find(' ', 7) - 7);
+      EXPECT_TRUE(families.insert(family).second) << family;
+    } else if (line[0] != '#') {
+      EXPECT_EQ(line.substr(0, line.find('{')), family);
+    }
+  }
+  EXPECT_EQ(families.size(), 6u);
+  EXPECT_NE(text.find("shard_event_seconds_total{rank=\"1\",category=\"io\","
+                      "event=\"read\"} 2.5\n"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace shard::observer_test

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/observe/trace_file.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <string>
+
+#include "core/base/strings.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/base/in_child.h"
+#include "tests/core/base/temp_folder.h"
+#include "tests/core/observe/trace_reader.h"
+
+namespace shard::trace_file_test {
+namespace {
+
+using testing::ReadText;
+using testing::ReadTrace;
+using testing::TempFolder;
+using testing::WriteText;
+
+std::string EventOf(int pid, const std::string& name) {
+  return StrCat(",\n{\"name\":\"", name, "\",\"ph\":\"X\",\"pid\":", pid,
+                ",\"tid\":1,\"ts\":1.000,\"dur\":2.000,\"args\":{}}");
+}
+
+Status Append(const TraceFile& file, const std::string& events) {
+  EXPECT_TRUE(file.TryLock());
+  const Status status = file.Append(events);
+  file.Unlock();
+  return status;
+}
+
+// The events of a file, without the one that it begins with.
+size_t CountIn(const std::string& path) { return ReadTrace(path).size() - 1; }
+
+TEST(TraceFileTest, TheFileIsWholeAfterEachWriteOfEachWriter) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const auto first = TraceFile::Open(path, true);
+  const auto second = TraceFile::Open(path, false);
+  ASSERT_OK(first);
+  ASSERT_OK(second);
+  for (size_t i = 1; i <= 5; ++i) {
+    EXPECT_OK(Append(*first, EventOf(0, "a") + EventOf(0, "b")));
+    EXPECT_EQ(CountIn(path), 3 * i - 1);
+    EXPECT_OK(Append(*second, EventOf(1, "c")));
+    EXPECT_EQ(CountIn(path), 3 * i);
+  }
+}
+
+TEST(TraceFileTest, OneWriterAtATimeHasTheFile) {
+  const TempFolder folder;
+  const auto first = TraceFile::Open(folder / "trace.json", true);
+  const auto second = TraceFile::Open(folder / "trace.json", false);
+  EXPECT_TRUE(first->TryLock());
+  EXPECT_FALSE(second->TryLock());
+  first->Unlock();
+  EXPECT_TRUE(second->TryLock());
+}
+
+TEST(TraceFileTest, AProcessBeginsAFileOnce) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  WriteText(path, "[\n{\"of\":\"the run before\"}\n]\n");
+  for (size_t i = 1; i <= 2; ++i) {
+    const auto file = TraceFile::Open(path, true);
+    ASSERT_OK(file);
+    EXPECT_OK(Append(*file, EventOf(0, "a")));
+    EXPECT_EQ(CountIn(path), i);
+  }
+}
+
+// A writer that is killed leaves what it has written so far.
+TEST(TraceFileTest, APartOfALineIsRemoved) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const auto file = TraceFile::Open(path, true);
+  ASSERT_OK(file);
+  EXPECT_OK(Append(*file, EventOf(0, "a") + EventOf(0, "b")));
+  const std::string whole = ReadText(path);
+  const std::string torn = whole.substr(0, whole.size() - 3) + EventOf(0, "c");
+  for (size_t size = whole.size() - 3; size <= torn.size(); ++size) {
+    WriteText(path, torn.substr(0, size));
+    EXPECT_OK(Append(*file, EventOf(1, "d")));
+    EXPECT_GE(CountIn(path), 2u) << size;
+    EXPECT_EQ(ReadTrace(path).back()["name"], "d") << size;
+  }
+}
+
+TEST(TraceFileTest, WhatIsNoTraceIsReplaced) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  for (const char* text : {"x", "\n\n", ",\n", "]", "not a trace\n"}) {
+    WriteText(path, text);
+    const auto file = TraceFile::Open(path, false);
+    EXPECT_OK(Append(*file, EventOf(0, "a")));
+    EXPECT_EQ(CountIn(path), 1u) << text;
+  }
+}
+
+TEST(TraceFileTest, AFullDiskLeavesAWholeFile) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  testing::InChild([&] {
+    const auto file = TraceFile::Open(path, true);
+    ASSERT_OK(file);
+    EXPECT_OK(Append(*file, EventOf(0, "a")));
+    testing::LowerLimit(RLIMIT_FSIZE, 500);
+    const Status status = Append(*file, EventOf(0, std::string(1000, 'x')));
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find(path), std::string::npos);
+  });
+  EXPECT_EQ(CountIn(path), 1u);
+}
+
+TEST(TraceFileTest, PathsThatCannotBeTracesAreErrors) {
+  const TempFolder folder;
+  const std::string fifo = folder / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  ExpectError(TraceFile::Open(fifo, true), StatusCode::kFailedPrecondition,
+              {fifo, "regular file"});
+  ExpectError(TraceFile::Open(folder.path(), true),
+              StatusCode::kFailedPrecondition, {folder.path()});
+  ExpectError(TraceFile::Open(folder / "no/trace", true), StatusCode::kNotFound,
+              {"no/trace"});
+}
+
+}  // namespace
+}  // namespace shard::trace_file_test
