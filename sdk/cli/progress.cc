@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "sdk/cli/deferred_signals.h"
 #include "sdk/cli/text.h"
 
 namespace shardctl {
@@ -83,7 +84,7 @@ void Progress::Set(uint64_t done, uint64_t total) {
 
 int32_t Progress::Update(uint64_t done, uint64_t total, void* progress) {
   static_cast<Progress*>(progress)->Set(done, total);
-  return 0;
+  return DeferredSignals::HaveCome() ? 1 : 0;
 }
 
 }  // namespace shardctl

@@ -36,7 +36,8 @@ class Progress {
 
   void Set(uint64_t done, uint64_t total);
 
-  // Draws the bar of `progress`, a Progress. A shard_progress_fn.
+  // Draws the bar of `progress`, a Progress, and cancels the work when a signal
+  // waits for its end (deferred_signals.h). A shard_progress_fn.
   static int32_t Update(uint64_t done, uint64_t total, void* progress);
 
  private:

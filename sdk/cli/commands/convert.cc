@@ -9,6 +9,7 @@
 
 #include "sdk/cli/checkpoint.h"
 #include "sdk/cli/command.h"
+#include "sdk/cli/deferred_signals.h"
 #include "sdk/cli/dtypes.h"
 #include "sdk/cli/output_file.h"
 #include "sdk/cli/progress.h"
@@ -87,6 +88,7 @@ int WriteAsCheckpoint(const ConvertArguments& arguments) {
   CheckFolderAt(arguments.to);
   const Checkpoint from = OpenCheckpoint(arguments.from);
   {
+    const DeferredSignals signals;
     Progress progress("writing");
     const shard_convert_options options = ToOptions(arguments, &progress);
     Check(shard_checkpoint_convert(from.get(), arguments.to.c_str(), &options));
@@ -107,6 +109,7 @@ int WriteAsSafetensors(const ConvertArguments& arguments) {
   // A link stays a link.
   const std::string to = FileOf(arguments.to);
   {
+    const DeferredSignals signals;
     Progress progress("writing");
     const shard_convert_options options = ToOptions(arguments, &progress);
     Check(shard_checkpoint_export(from.get(), to.c_str(), &options));

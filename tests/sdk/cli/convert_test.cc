@@ -85,6 +85,40 @@ TEST_F(ConvertTest, MergeIntoSeveralFiles) {
   EXPECT_EQ(json["tensors"], 17);
 }
 
+// Writes a safetensors file of 512 MiB, which takes no room on the disk.
+void WriteLargeFile(const std::string& path) {
+  const std::string header =
+      R"({"w":{"dtype":"F32","shape":[134217728],"data_offsets":[0,536870912]}})";
+  const std::string size = {
+      static_cast<char>(header.size()), 0, 0, 0, 0, 0, 0, 0};
+  WriteFile(path, size + header);
+  std::filesystem::resize_file(path, 8 + header.size() + (1 << 29));
+}
+
+// What a command was writing is deleted, and a shell sees the signal.
+TEST_F(ConvertTest, CtrlCLeavesNoFiles) {
+  namespace fs = std::filesystem;
+  const std::string large = folder_ / "large.safetensors";
+  WriteLargeFile(large);
+  for (const std::string command : {"merge", "import"}) {
+    for (const int signal : {SIGINT, SIGTERM}) {
+      SCOPED_TRACE(command + ", signal " + std::to_string(signal));
+      const std::string to = folder_ / "to";
+      fs::create_directory(to);
+      Shardctl shardctl(
+          {command, large, command == "merge" ? to + "/m.safetensors" : to});
+      const auto deadline = Clock::now() + std::chrono::seconds(kSeconds);
+      while (fs::is_empty(to) && Clock::now() < deadline) continue;
+      ASSERT_FALSE(fs::is_empty(to));
+      shardctl.Kill(signal);
+      const Result result = shardctl.Wait();
+      EXPECT_EQ(result.code, 128 + signal) << result.out << result.error;
+      EXPECT_TRUE(fs::is_empty(to)) << fs::directory_iterator(to)->path();
+      fs::remove_all(to);
+    }
+  }
+}
+
 // Types that are not read keep their names and bytes on all ways.
 TEST_F(ConvertTest, TypesThatAreNotRead) {
   const std::string file = folder_ / "complex.safetensors";
