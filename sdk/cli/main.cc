@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 
 #include "sdk/cli/command.h"
@@ -39,7 +40,8 @@ void Say(const std::string& text) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+// Memory can run out while the commands are made: they are made inside.
+int main(int argc, char** argv) try {
   shardctl::CommandLine line(
       "shardctl", "shardctl: sharded data-parallel training with libshard",
       kHelp, kVersion);
@@ -53,10 +55,12 @@ int main(int argc, char** argv) {
   shardctl::AddImport(&line);
   shardctl::AddReport(&line);
   shardctl::AddDoctor(&line);
-  try {
-    return line.Run(argc, argv);
-  } catch (const std::exception& error) {
-    Say(error.what());
-  }
+  return line.Run(argc, argv);
+} catch (const std::bad_alloc&) {
+  // A longer message would need memory.
+  std::fputs("shardctl: out of memory\n", stderr);
+  return shardctl::kFailed;
+} catch (const std::exception& error) {
+  Say(error.what());
   return shardctl::kFailed;
 }

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/core/base/sanitizers.h"
 #include "tests/sdk/cli/shardctl_testing.h"
 
 namespace shardctl_test {
@@ -51,6 +52,27 @@ TEST(ShardctlTest, HelpAndVersion) {
   const Result version = RunShardctl({"--version"});
   EXPECT_EQ(version.code, 0);
   EXPECT_TRUE(Has(version.out, "libshard"));
+}
+
+// Memory may run out while the commands are made, too.
+TEST(ShardctlTest, AnAllocationThatFailsIsAnError) {
+  if (shard::kAddressSanitized) GTEST_SKIP() << "operator new is asan's";
+  int failed = 0;
+  // The first fifteen are made before main, for constants of CLI11.
+  for (int number = 50;; number += 50) {
+    ::setenv("FAILING_NEW", std::to_string(number).c_str(), 1);
+    ::setenv("LD_PRELOAD", "tests/sdk/cli/libfailing_new.so", 1);
+    Shardctl shardctl({"--version"});
+    ::unsetenv("LD_PRELOAD");
+    const Result result = shardctl.Wait();
+    if (result.code == 0) break;
+    EXPECT_EQ(result.code, 3)
+        << "allocation " << number << ": " << result.error;
+    EXPECT_EQ(result.error, "shardctl: out of memory\n");
+    ++failed;
+    if (::testing::Test::HasFailure()) break;
+  }
+  EXPECT_GT(failed, 5);
 }
 
 TEST(ShardctlTest, HelpThatStdoutDoesNotTakeIsAnError) {
