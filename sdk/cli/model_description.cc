@@ -437,9 +437,11 @@ ModelDescription ModelOfKeys(const shard_checkpoint* checkpoint) {
 
 ModelDescription OpenModelDescription(const std::string& path) {
   if (path.ends_with(".json") && !path.ends_with(".safetensors.index.json")) {
+    errno = 0;
     std::ifstream file(path);
     std::stringstream text;
-    if (!file || !(text << file.rdbuf())) {
+    // Text without characters makes the stream fail, too.
+    if (!file || (!(text << file.rdbuf()) && errno != 0)) {
       throw Failure("cannot read '" + path + "': " + std::strerror(errno));
     }
     return ReadModelDescription(text.str());

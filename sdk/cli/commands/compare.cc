@@ -145,8 +145,9 @@ Difference CompareValues(const CheckpointView& a, const TensorView& in_a,
   std::vector<std::byte> bytes_a;
   std::vector<std::byte> bytes_b;
   constexpr size_t kBlock = 4096;
-  std::vector<double> values_a(kBlock);
-  std::vector<double> values_b(kBlock);
+  // Filled where bytes differ: a checkpoint may have many small tensors.
+  std::vector<double> values_a;
+  std::vector<double> values_b;
   const size_t size_a = shard_dtype_size(in_a.info.dtype);
   const size_t size_b = shard_dtype_size(in_b.info.dtype);
   const bool same_type = in_a.info.dtype == in_b.info.dtype;
@@ -163,6 +164,8 @@ Difference CompareValues(const CheckpointView& a, const TensorView& in_a,
       if (same_type && std::memcmp(from_a, from_b, count * size_a) == 0) {
         continue;
       }
+      values_a.resize(kBlock);
+      values_b.resize(kBlock);
       ToDoubles(in_a.info.dtype, from_a, count, values_a.data());
       ToDoubles(in_b.info.dtype, from_b, count, values_b.data());
       for (size_t i = 0; i < count; ++i) {

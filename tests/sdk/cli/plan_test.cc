@@ -286,6 +286,7 @@ TEST_F(PlanTest, WrongDescriptionsAreNamed) {
     EXPECT_EQ(result.out, "");
     return result.error;
   };
+  EXPECT_TRUE(Has(error(""), "no JSON"));
   EXPECT_TRUE(Has(error("{"), "no JSON"));
   EXPECT_TRUE(Has(error("[]"), "the root is no object"));
   EXPECT_TRUE(Has(error(R"({"parms": []})"),
