@@ -62,9 +62,9 @@
  * Fork. A child of fork has none of the library's threads, and is no rank: a
  * rank is the process that opened the communicator. The child may free the
  * handles of its parent, which does nothing to the parent, and use its models,
- * plans and errors. Every other call on a communicator, engine or save of the
- * parent, and reading from its checkpoint, is FAILED_PRECONDITION. The child
- * opens its own.
+ * plans and errors. Every other call that returns an error is
+ * FAILED_PRECONDITION on a communicator, engine or save of the parent, as is
+ * reading from its checkpoint. The child opens its own.
  *
  * The host. libshard never exits, aborts, installs a signal handler, or changes
  * locale, umask or working directory. It prints nothing, and writes no files

@@ -430,8 +430,8 @@ typedef struct shard_convert_options {
  * ranks that saved them, which the rules of blobs need. Tensors and blobs are
  * streamed: memory stays below 64 MiB and 16 MiB per thread. Tensors of
  * SHARD_OPAQUE are copied byte by byte, whatever the dtype; a checkpoint with
- * some is of version 3 of the format, which libraries before version 3 do not
- * open. Blocks. */
+ * some is of version 3 of the format, and UNIMPLEMENTED for a library that
+ * knows only versions 1 and 2. Blocks. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_convert(
     const shard_checkpoint* checkpoint, const char* root,
     const shard_convert_options* options) SHARD_NOEXCEPT;

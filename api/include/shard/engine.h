@@ -139,8 +139,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_loss_scale(
 /* Gets the number of good steps in a row since the loss scale changed or a step
  * was skipped; growth_interval of them raise the scale. torch's
  * GradScaler.state_dict calls this number _growth_tracker. The same on every
- * rank; 0 unless loss_scaling is dynamic. INVALID_ARGUMENT for NULL, and no
- * other error. Local. */
+ * rank; 0 unless loss_scaling is dynamic. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_growth_tracker(
     const shard_engine* engine, int64_t* good_steps) SHARD_NOEXCEPT;
 

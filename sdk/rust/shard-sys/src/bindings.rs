@@ -942,8 +942,7 @@ extern "C" {
     /// Gets the number of good steps in a row since the loss scale changed or a step
     /// was skipped; growth_interval of them raise the scale. torch's
     /// GradScaler.state_dict calls this number _growth_tracker. The same on every
-    /// rank; 0 unless loss_scaling is dynamic. INVALID_ARGUMENT for NULL, and no
-    /// other error. Local.
+    /// rank; 0 unless loss_scaling is dynamic. Local.
     #[must_use]
     pub fn shard_engine_growth_tracker(engine: *const shard_engine, good_steps: *mut i64) -> *mut shard_error;
 }
@@ -1862,8 +1861,8 @@ extern "C" {
     /// ranks that saved them, which the rules of blobs need. Tensors and blobs are
     /// streamed: memory stays below 64 MiB and 16 MiB per thread. Tensors of
     /// SHARD_OPAQUE are copied byte by byte, whatever the dtype; a checkpoint with
-    /// some is of version 3 of the format, which libraries before version 3 do not
-    /// open. Blocks.
+    /// some is of version 3 of the format, and UNIMPLEMENTED for a library that
+    /// knows only versions 1 and 2. Blocks.
     #[must_use]
     pub fn shard_checkpoint_convert(checkpoint: *const shard_checkpoint, root: *const c_char, options: *const shard_convert_options) -> *mut shard_error;
 }
