@@ -14,17 +14,7 @@ namespace shard {
 
 namespace {
 
-std::string_view View(const flatbuffers::String* text) {
-  return text == nullptr ? std::string_view()
-                         : std::string_view(text->c_str(), text->size());
-}
-
-template <typename T>
-size_t Count(const flatbuffers::Vector<T>* vector) {
-  return vector == nullptr ? 0 : vector->size();
-}
-
-// REQUIRES: i < Count(vector).
+// REQUIRES: i < CountOf(vector).
 template <typename T>
 const T& At(const flatbuffers::Vector<flatbuffers::Offset<T>>* vector,
             size_t i) {
@@ -69,7 +59,7 @@ Status Manifest::Read(std::span<const std::byte> file) {
   Status status = CheckManifest(*root_, LimitsOf(version_));
   if (status.ok()) {
     status = index_->Build(num_tensors(), id_.low, [&](size_t i) {
-      return View(At(root_->tensors(), i).key());
+      return TextOf(At(root_->tensors(), i).key());
     });
   }
   if (status.ok()) status = CheckScales(*this);
@@ -116,43 +106,43 @@ ManifestContents::Tensor Manifest::TensorContents(size_t index) const {
   return contents;
 }
 
-std::string_view Manifest::writer() const { return View(root_->writer()); }
+std::string_view Manifest::writer() const { return TextOf(root_->writer()); }
 
 int64_t Manifest::step() const { return root_->step(); }
 
 int32_t Manifest::world_size() const { return root_->world_size(); }
 
-size_t Manifest::num_files() const { return Count(root_->files()); }
+size_t Manifest::num_files() const { return CountOf(root_->files()); }
 
 std::string_view Manifest::file_name(size_t file) const {
-  return View(At(root_->files(), file).name());
+  return TextOf(At(root_->files(), file).name());
 }
 
 uint64_t Manifest::file_bytes(size_t file) const {
   return At(root_->files(), file).bytes();
 }
 
-size_t Manifest::num_tensors() const { return Count(root_->tensors()); }
+size_t Manifest::num_tensors() const { return CountOf(root_->tensors()); }
 
 TensorInfo Manifest::tensor(size_t index) const {
   const schema::Tensor& tensor = At(root_->tensors(), index);
   const schema::Tensor& values = At(root_->tensors(), Target(index));
   return {
-      .key = View(tensor.key()),
+      .key = TextOf(tensor.key()),
       .type = static_cast<ElementType>(tensor.type()),
       .role = static_cast<TensorRole>(tensor.role()),
       .shape = ShapeOf(tensor),
       .numel = NumelOf(tensor),
       .alias_of = tensor.alias_of(),
       .codebook = values.codebook(),
-      .opaque_type = View(values.opaque_type()),
+      .opaque_type = TextOf(values.opaque_type()),
       .opaque_bytes = values.opaque_bytes(),
   };
 }
 
 int64_t Manifest::Find(std::string_view key) const {
   return index_->Find(
-      key, [this](size_t i) { return View(At(root_->tensors(), i).key()); });
+      key, [this](size_t i) { return TextOf(At(root_->tensors(), i).key()); });
 }
 
 size_t Manifest::Target(size_t tensor) const {
@@ -205,26 +195,26 @@ int64_t Manifest::tensor_step(size_t tensor) const {
   return step < 0 ? root_->step() : step;
 }
 
-size_t Manifest::num_groups() const { return Count(root_->groups()); }
+size_t Manifest::num_groups() const { return CountOf(root_->groups()); }
 
 std::string_view Manifest::group_optimizer(size_t group) const {
-  return View(At(root_->groups(), group).optimizer());
+  return TextOf(At(root_->groups(), group).optimizer());
 }
 
-size_t Manifest::num_scalars() const { return Count(root_->scalars()); }
+size_t Manifest::num_scalars() const { return CountOf(root_->scalars()); }
 
 ScalarInfo Manifest::scalar(size_t index) const {
   const schema::Scalar& scalar = At(root_->scalars(), index);
-  return {View(scalar.name()), scalar.value()};
+  return {TextOf(scalar.name()), scalar.value()};
 }
 
-size_t Manifest::num_blobs() const { return Count(root_->blobs()); }
+size_t Manifest::num_blobs() const { return CountOf(root_->blobs()); }
 
 BlobInfo Manifest::blob(size_t index) const {
   const schema::Blob& blob = At(root_->blobs(), index);
   const schema::Extent& extent = *blob.extent();
   return {
-      .name = View(blob.name()),
+      .name = TextOf(blob.name()),
       .rule = static_cast<BlobRule>(blob.rule()),
       .rank = blob.rank(),
       .extent = {.file = extent.file(),

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -26,18 +27,8 @@ namespace {
 constexpr int32_t kFirstCodebook = 3;
 constexpr int32_t kLastCodebook = 5;
 
-template <typename T>
-uint32_t Count(const flatbuffers::Vector<T>* vector) {
-  return vector == nullptr ? 0 : vector->size();
-}
-
-std::string_view View(const flatbuffers::String* text) {
-  return text == nullptr ? std::string_view()
-                         : std::string_view(text->c_str(), text->size());
-}
-
 Status CheckName(const flatbuffers::String* text) {
-  const std::string_view name = View(text);
+  const std::string_view name = TextOf(text);
   if (name.empty()) return Corrupt("it has no name");
   if (name.size() > kMaxKeyBytes) {
     return Corrupt("its name has ", name.size(), " bytes; at most ",
@@ -62,9 +53,10 @@ std::vector<uint32_t> Sorted(uint32_t count, Less less) {
 template <typename T>
 Status CheckUnique(const flatbuffers::Vector<flatbuffers::Offset<T>>* tables,
                    const char* what) {
-  const auto name = [&](uint32_t i) { return View(tables->Get(i)->name()); };
-  const std::vector<uint32_t> order = Sorted(
-      Count(tables), [&](uint32_t a, uint32_t b) { return name(a) < name(b); });
+  const auto name = [&](uint32_t i) { return TextOf(tables->Get(i)->name()); };
+  const std::vector<uint32_t> order =
+      Sorted(CountOf(tables),
+             [&](uint32_t a, uint32_t b) { return name(a) < name(b); });
   for (size_t i = 1; i < order.size(); ++i) {
     if (name(order[i - 1]) == name(order[i])) {
       return Corrupt("two ", what, "s are called ", QuoteName(name(order[i])));
@@ -75,12 +67,11 @@ Status CheckUnique(const flatbuffers::Vector<flatbuffers::Offset<T>>* tables,
 
 // Returns whether the bytes of a tensor fit into 63 bits. The other dimensions
 // must fit even beside a dimension of 0.
-bool IsShape(const flatbuffers::Vector<int64_t>* shape, size_t size) {
-  if (Count(shape) > kMaxTensorDims) return false;
+bool IsShape(std::span<const int64_t> shape, size_t size) {
+  if (shape.size() > kMaxTensorDims) return false;
   int64_t left = std::numeric_limits<int64_t>::max();
   left /= static_cast<int64_t>(size);
-  for (uint32_t i = 0; i < Count(shape); ++i) {
-    const int64_t dim = shape->Get(i);
+  for (const int64_t dim : shape) {
     if (dim < 0) return false;
     if (dim > 0) left /= dim;
     if (left == 0) return false;
@@ -88,28 +79,12 @@ bool IsShape(const flatbuffers::Vector<int64_t>* shape, size_t size) {
   return true;
 }
 
-std::string FormatShape(const flatbuffers::Vector<int64_t>* shape) {
-  std::vector<int64_t> dims;
-  for (uint32_t i = 0; i < std::min<uint32_t>(Count(shape), 16); ++i) {
-    dims.push_back(shape->Get(i));
-  }
-  return FormatList(dims);
-}
-
-bool SameShape(const schema::Tensor& a, const schema::Tensor& b) {
-  if (Count(a.shape()) != Count(b.shape())) return false;
-  for (uint32_t i = 0; i < Count(a.shape()); ++i) {
-    if (a.shape()->Get(i) != b.shape()->Get(i)) return false;
-  }
-  return true;
-}
-
 Status CheckAlias(const schema::Manifest& manifest,
                   const schema::Tensor& tensor) {
   const int64_t target = tensor.alias_of();
-  if (target < 0 || target >= int64_t{Count(manifest.tensors())}) {
+  if (target < 0 || target >= int64_t{CountOf(manifest.tensors())}) {
     return Corrupt("it is an alias of tensor ", target, "; there are ",
-                   Count(manifest.tensors()));
+                   CountOf(manifest.tensors()));
   }
   const schema::Tensor& other =
       *manifest.tensors()->Get(static_cast<uint32_t>(target));
@@ -118,7 +93,7 @@ Status CheckAlias(const schema::Manifest& manifest,
                    ", which is an alias itself");
   }
   if (tensor.type() != other.type() || tensor.role() != other.role() ||
-      !SameShape(tensor, other)) {
+      !std::ranges::equal(ShapeOf(tensor), ShapeOf(other))) {
     return Corrupt("it is an alias of tensor ", target,
                    ", which has another type, role or shape");
   }
@@ -139,10 +114,10 @@ Status CheckOpaque(const schema::Tensor& tensor) {
       return {};
     }
     return Corrupt("it is not opaque, and has opaque_type ",
-                   QuoteName(View(tensor.opaque_type())), " and opaque_bytes ",
-                   tensor.opaque_bytes());
+                   QuoteName(TextOf(tensor.opaque_type())),
+                   " and opaque_bytes ", tensor.opaque_bytes());
   }
-  const std::string_view type = View(tensor.opaque_type());
+  const std::string_view type = TextOf(tensor.opaque_type());
   if (!IsOpaqueType(type)) {
     return Corrupt("its opaque_type ", QuoteName(type), " is not 1 to ",
                    kMaxOpaqueType,
@@ -166,10 +141,11 @@ Status CheckSlices(const schema::Manifest& manifest,
                : Corrupt("it has no slices, and its first is ",
                          tensor.first_slice());
   }
-  if (tensor.first_slice() != next || count > Count(manifest.slices()) - next) {
+  if (tensor.first_slice() != next ||
+      count > CountOf(manifest.slices()) - next) {
     return Corrupt("its slices are ", count, " from number ",
                    tensor.first_slice(), "; the next of the ",
-                   Count(manifest.slices()), " that there are is ", next);
+                   CountOf(manifest.slices()), " that there are is ", next);
   }
   int64_t begin = -1;
   for (uint32_t i = next; i < next + count; ++i) {
@@ -200,9 +176,12 @@ Status CheckTensor(const schema::Manifest& manifest,
       tensor.role() > schema::TensorRole::state) {
     return Corrupt("there is no role ", static_cast<int32_t>(tensor.role()));
   }
-  if (!IsShape(tensor.shape(), ElementSize(type))) {
-    return Corrupt("shape ", FormatShape(tensor.shape()), ": at most ",
-                   kMaxTensorDims,
+  const std::span<const int64_t> shape = ShapeOf(tensor);
+  if (!IsShape(shape, ElementSize(type))) {
+    constexpr size_t kShown = 16;  // Of what may be millions.
+    return Corrupt("shape ",
+                   FormatList(shape.first(std::min(kShown, shape.size()))),
+                   ": at most ", kMaxTensorDims,
                    " dimensions of at least 0, and at most 2^63 - 1 bytes");
   }
   if (IsQuantized(type) && tensor.role() != schema::TensorRole::state) {
@@ -214,32 +193,30 @@ Status CheckTensor(const schema::Manifest& manifest,
       CheckSlices(manifest, tensor, StoredNumel(tensor), *next_slice));
   *next_slice += tensor.num_slices();
   if (tensor.group() < -1 ||
-      tensor.group() >= int64_t{Count(manifest.groups())}) {
+      tensor.group() >= int64_t{CountOf(manifest.groups())}) {
     return Corrupt("it is in param group ", tensor.group(), "; there are ",
-                   Count(manifest.groups()));
+                   CountOf(manifest.groups()));
   }
   if (tensor.step() < -1) {
     return Corrupt("it has done ", tensor.step(), " steps");
   }
-  const bool known = IsQuantized(type) ? tensor.codebook() >= kFirstCodebook &&
-                                             tensor.codebook() <= kLastCodebook
-                                       : tensor.codebook() == 0;
-  if (!known && IsQuantized(type) && tensor.codebook() < kFirstCodebook) {
+  const int32_t codebook = tensor.codebook();
+  if (IsQuantized(type) && codebook < kFirstCodebook) {
     return Unimplemented(
-        "its codes are those of code book ", int32_t{tensor.codebook()},
+        "its codes are those of code book ", codebook,
         ", of a version before this one; load the checkpoint with that version "
         "into an engine with states=f32 or bf16, and save it from there");
   }
-  if (!known) {
-    return Corrupt("there is no code book ", int32_t{tensor.codebook()},
-                   " for ", ElementTypeName(type));
+  if (IsQuantized(type) ? codebook > kLastCodebook : codebook != 0) {
+    return Corrupt("there is no code book ", codebook, " for ",
+                   ElementTypeName(type));
   }
   return {};
 }
 
 Status CheckTensors(const schema::Manifest& manifest,
                     const ManifestLimits& limits) {
-  const uint32_t count = Count(manifest.tensors());
+  const uint32_t count = CountOf(manifest.tensors());
   if (count > limits.tensors) {
     return Corrupt("there are ", count, " tensors; at most ", limits.tensors,
                    " are allowed in this version of the format");
@@ -253,23 +230,23 @@ Status CheckTensors(const schema::Manifest& manifest,
     if (Status status = CheckTensor(manifest, tensor, limits, &next_slice);
         !status.ok()) {
       return status.WithContext(
-          StrCat("tensor ", QuoteName(View(tensor.key()))));
+          StrCat("tensor ", QuoteName(TextOf(tensor.key()))));
     }
   }
-  if (next_slice != Count(manifest.slices())) {
-    return Corrupt("there are ", Count(manifest.slices()),
+  if (next_slice != CountOf(manifest.slices())) {
+    return Corrupt("there are ", CountOf(manifest.slices()),
                    " slices, and tensors have ", next_slice);
   }
   return {};
 }
 
 Status CheckFiles(const schema::Manifest& manifest) {
-  for (uint32_t i = 0; i < Count(manifest.files()); ++i) {
+  for (uint32_t i = 0; i < CountOf(manifest.files()); ++i) {
     const schema::File& file = *manifest.files()->Get(i);
     if (Status status = CheckName(file.name()); !status.ok()) {
       return status.WithContext(StrCat("file ", i));
     }
-    const std::string_view name = View(file.name());
+    const std::string_view name = TextOf(file.name());
     if (name == "." || name == ".." || name == kManifestName ||
         name.size() > kMaxFileNameBytes ||
         name.find('/') != std::string_view::npos) {
@@ -289,7 +266,7 @@ Status CheckFiles(const schema::Manifest& manifest) {
 }
 
 Status CheckGroups(const schema::Manifest& manifest) {
-  for (uint32_t i = 0; i < Count(manifest.groups()); ++i) {
+  for (uint32_t i = 0; i < CountOf(manifest.groups()); ++i) {
     if (Status status = CheckName(manifest.groups()->Get(i)->optimizer());
         !status.ok()) {
       return status.WithContext(StrCat("optimizer of param group ", i));
@@ -299,13 +276,13 @@ Status CheckGroups(const schema::Manifest& manifest) {
 }
 
 Status CheckScalars(const schema::Manifest& manifest) {
-  for (uint32_t i = 0; i < Count(manifest.scalars()); ++i) {
+  for (uint32_t i = 0; i < CountOf(manifest.scalars()); ++i) {
     const schema::Scalar& scalar = *manifest.scalars()->Get(i);
     if (Status status = CheckName(scalar.name()); !status.ok()) {
       return status.WithContext(StrCat("scalar ", i));
     }
     if (!std::isfinite(scalar.value())) {
-      return Corrupt("scalar ", QuoteName(View(scalar.name())),
+      return Corrupt("scalar ", QuoteName(TextOf(scalar.name())),
                      " is not finite");
     }
   }
@@ -337,37 +314,38 @@ Status CheckBlob(const schema::Manifest& manifest, const schema::Blob& blob) {
 
 Status CheckBlobs(const schema::Manifest& manifest) {
   const auto* blobs = manifest.blobs();
-  for (uint32_t i = 0; i < Count(blobs); ++i) {
+  for (uint32_t i = 0; i < CountOf(blobs); ++i) {
     const schema::Blob& blob = *blobs->Get(i);
     if (Status status = CheckName(blob.name()); !status.ok()) {
       return status.WithContext(StrCat("blob ", i));
     }
     if (Status status = CheckBlob(manifest, blob); !status.ok()) {
-      return status.WithContext(StrCat("blob ", QuoteName(View(blob.name()))));
+      return status.WithContext(
+          StrCat("blob ", QuoteName(TextOf(blob.name()))));
     }
   }
-  const std::vector<uint32_t> order =
-      Sorted(Count(blobs), [&](uint32_t a, uint32_t b) {
-        const int order =
-            View(blobs->Get(a)->name()).compare(View(blobs->Get(b)->name()));
-        return order != 0 ? order < 0
-                          : blobs->Get(a)->rank() < blobs->Get(b)->rank();
-      });
+  const auto before = [&](uint32_t a, uint32_t b) {
+    const int order =
+        TextOf(blobs->Get(a)->name()).compare(TextOf(blobs->Get(b)->name()));
+    return order != 0 ? order < 0
+                      : blobs->Get(a)->rank() < blobs->Get(b)->rank();
+  };
+  const std::vector<uint32_t> order = Sorted(CountOf(blobs), before);
   for (size_t i = 1; i < order.size(); ++i) {
     const schema::Blob& a = *blobs->Get(order[i - 1]);
     const schema::Blob& b = *blobs->Get(order[i]);
-    if (View(a.name()) != View(b.name())) continue;
+    if (TextOf(a.name()) != TextOf(b.name())) continue;
     if (a.rank() == b.rank()) {
       return Corrupt("rank ", a.rank(), " has two blobs called ",
-                     QuoteName(View(a.name())));
+                     QuoteName(TextOf(a.name())));
     }
     if (a.rule() != b.rule()) {
-      return Corrupt("the blobs called ", QuoteName(View(a.name())),
+      return Corrupt("the blobs called ", QuoteName(TextOf(a.name())),
                      " have different rules");
     }
     if (a.rule() == schema::BlobRule::summed &&
         a.extent()->bytes() != b.extent()->bytes()) {
-      return Corrupt("the blobs called ", QuoteName(View(a.name())),
+      return Corrupt("the blobs called ", QuoteName(TextOf(a.name())),
                      " are summed, and their sizes differ");
     }
   }
@@ -378,7 +356,7 @@ Status CheckBlobs(const schema::Manifest& manifest) {
 
 Status CheckManifest(const schema::Manifest& manifest,
                      const ManifestLimits& limits) {
-  if (!IsPlainText(View(manifest.writer()))) {
+  if (!IsPlainText(TextOf(manifest.writer()))) {
     return Corrupt("its writer is not UTF-8 without control characters");
   }
   if (manifest.step() < 0) {

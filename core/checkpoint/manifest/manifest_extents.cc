@@ -65,26 +65,22 @@ class Extents {
   }
 
  private:
-  uint32_t num_files() const {
-    return manifest_.files() == nullptr ? 0 : manifest_.files()->size();
-  }
+  uint32_t num_files() const { return CountOf(manifest_.files()); }
 
   // Lists every owner of bytes, after checking that it is inside its file and
   // aligned.
   Status Collect() {
     const auto* tensors = manifest_.tensors();
     const auto* blobs = manifest_.blobs();
-    owners_.reserve(
-        size_t{manifest_.slices() == nullptr ? 0 : manifest_.slices()->size()} +
-        (blobs == nullptr ? 0 : blobs->size()));
-    for (uint32_t i = 0; tensors != nullptr && i < tensors->size(); ++i) {
+    owners_.reserve(size_t{CountOf(manifest_.slices())} + CountOf(blobs));
+    for (uint32_t i = 0; i < CountOf(tensors); ++i) {
       const schema::Tensor& tensor = *tensors->Get(i);
       for (uint32_t s = 0; s < tensor.num_slices(); ++s) {
         owners_.push_back({tensor.first_slice() + s, i});
         SHARD_RETURN_IF_ERROR(CheckPlace(owners_.back()));
       }
     }
-    for (uint32_t i = 0; blobs != nullptr && i < blobs->size(); ++i) {
+    for (uint32_t i = 0; i < CountOf(blobs); ++i) {
       const Owner owner = {i, kBlob};
       if (Bytes(owner) > 0) {
         owners_.push_back(owner);

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "core/base/status.h"
 #include "core/checkpoint/schema/manifest_generated.h"
@@ -20,6 +21,17 @@ namespace shard {
 // has less than 2 GiB.
 StatusOr<const schema::Manifest*> ReadManifestBody(
     std::span<const std::byte> body);
+
+// Return the number of elements of a vector, and the characters of a string; of
+// one that is absent, none.
+template <typename T>
+uint32_t CountOf(const flatbuffers::Vector<T>* vector) {
+  return vector == nullptr ? 0 : vector->size();
+}
+inline std::string_view TextOf(const flatbuffers::String* text) {
+  return text == nullptr ? std::string_view()
+                         : std::string_view(text->c_str(), text->size());
+}
 
 // Returns the dimensions of a tensor of such a manifest.
 std::span<const int64_t> ShapeOf(const schema::Tensor& tensor);
