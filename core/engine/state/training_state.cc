@@ -57,7 +57,6 @@ StatusOr<std::shared_ptr<AsyncSave>> TrainingState::Save(
                    sink->Add("", "overwrite", options->overwrite);
                    sink->Add("", "keep_last", options->keep_last);
                    sink->Add("", "keep_every", options->keep_every);
-                   sink->Add("", "timeout", options->timeout);
                  }};
   }
   SHARD_RETURN_IF_ERROR(deps_.runtime->units().EnterChange(
@@ -251,7 +250,6 @@ Status TrainingState::EnterLoad(const StatusOr<LoadOptions>& options,
                    sink->Add("", "strip_leading_module",
                              options->rules.strip_leading_module);
                    sink->Add("", "from_rank0", options->from_rank0);
-                   sink->Add("", "timeout", options->timeout);
                  }};
   }
   return deps_.runtime->units().EnterChange(Activity::kLoad, local, arguments,

@@ -89,8 +89,6 @@ TEST(CheckpointOptionsTest, OptionsThatDifferAreAnErrorOnAllRanks) {
            "overwrite: rank 0 has false, rank 1 has true");
     differ([](SaveOptions* o) { o->async = true; },
            "save: rank 0 has false, rank 1 has true");
-    differ([](SaveOptions* o) { o->timeout = 7; },
-           "timeout: rank 0 has 1800, rank 1 has 7");
     differ([](SaveOptions* o) { o->state.content = StateContent::kModel; },
            "content: rank 0 has all, rank 1 has model");
     differ([](SaveOptions* o) { o->state.ignore_frozen = true; },
@@ -122,7 +120,8 @@ TEST(CheckpointOptionsTest, OptionsThatDifferAreAnErrorOnAllRanks) {
     unknown = Quick();
     unknown.state.strip_prefix = true;
     ExpectInvalid(engine->Save(folder.path(), unknown), {"one submodule"});
-    ASSERT_OK(save([](SaveOptions*) {}));
+    // Each rank may give the time that it has left.
+    ASSERT_OK(save([](SaveOptions* o) { o->timeout = 100; }));
 
     const auto load = [&](void (*change)(LoadOptions*)) {
       LoadOptions options;
@@ -152,7 +151,7 @@ TEST(CheckpointOptionsTest, OptionsThatDifferAreAnErrorOnAllRanks) {
     ExpectError(
         engine->Load(odd ? none.path() : folder.path(), LoadOptions(), &report),
         StatusCode::kNotFound, {"rank 1"});
-    ASSERT_OK(load([](LoadOptions*) {}));
+    ASSERT_OK(load([](LoadOptions* o) { o->timeout = 100; }));
     TrainSteps(2, 2, engine, trainer);
   });
 }

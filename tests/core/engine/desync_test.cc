@@ -341,13 +341,6 @@ TEST(DesyncTest, ArgumentsOfCallsAreNamed) {
     const LoadOptions verified = {.verify = !odd};
     expect(engine.Load(root.path(), verified, &report),
            "skip_verify: rank 0 has false, rank 1 has true");
-    const LoadOptions timed = {.timeout = odd ? 60.0 : 90.0};
-    expect(engine.Load(root.path(), timed, &report),
-           "how to load: timeout: rank 0 has 90, rank 1 has 60");
-    MemoryStore own;
-    ASSERT_OK(engine.AddLocalState(StateOptions(), &own));
-    expect(engine.LoadState(&own, timed, &report),
-           "how to load: timeout: rank 0 has 90, rank 1 has 60");
     expect(engine.Load(odd ? other : root.path(), LoadOptions(), &report),
            "the checkpoint: id: rank 0 has 0x");
 

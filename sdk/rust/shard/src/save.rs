@@ -43,7 +43,7 @@ options! {
 
 options! {
     /// Options of [`Checkpoint::load`] and [`StateDict::load`](crate::StateDict::load).
-    /// The same on every rank, but for threads and progress.
+    /// The same on every rank, but for threads, timeout and progress.
     LoadOptions {
         /// For the whole load, while ranks read; 1800 seconds unless given.
         timeout: Option<Duration>,
