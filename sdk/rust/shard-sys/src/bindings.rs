@@ -1454,10 +1454,10 @@ extern "C" {
     /// has not returned its error, the next save or load returns it. Freeing the
     /// engine waits for the save too.
     ///
-    /// Same options on every rank, but for threads, timeout and progress. COLLECTIVE,
-    /// blocks. Errors: ALREADY_EXISTS for a checkpoint of this step without
-    /// `overwrite`; RESOURCE_EXHAUSTED when the disk is full; other errors of the
-    /// file system; FAILED_PRECONDITION unless between steps. After an error,
+    /// Same options on every rank, but for threads, timeout and progress.
+    /// COLLECTIVE, blocks. Errors: ALREADY_EXISTS for a checkpoint of this step
+    /// without `overwrite`; RESOURCE_EXHAUSTED when the disk is full; other errors
+    /// of the file system; FAILED_PRECONDITION unless between steps. After an error,
     /// checkpoints that were there before are whole.
     #[must_use]
     pub fn shard_checkpoint_save(engine: *mut shard_engine, root: *const c_char, options: *const shard_save_options, save: *mut *mut shard_save) -> *mut shard_error;
@@ -1548,9 +1548,9 @@ extern "C" {
     /// training goes on bit by bit.
     ///
     /// `report` may be NULL, else set report->struct_size first. Same options on
-    /// every rank, but for threads, timeout and progress. COLLECTIVE, blocks. Errors:
-    /// NOT_FOUND; CORRUPT naming tensor and file; FAILED_PRECONDITION for keys,
-    /// shapes or types that do not fit, with lists {"missing", "unexpected",
+    /// every rank, but for threads, timeout and progress. COLLECTIVE, blocks.
+    /// Errors: NOT_FOUND; CORRUPT naming tensor and file; FAILED_PRECONDITION for
+    /// keys, shapes or types that do not fit, with lists {"missing", "unexpected",
     /// "mismatched"} as detail; UNIMPLEMENTED for a newer format. After an error the
     /// state is as it was, unless tensors were being read: then optimizer states and
     /// step counts are as in a new engine, and parameters have no values until
