@@ -6,6 +6,7 @@
 #include <chrono>
 #include <mutex>
 
+#include "core/base/process_id.h"
 #include "core/observe/metrics_file.h"
 #include "core/observe/text_line.h"
 #include "core/observe/trace.h"
@@ -72,7 +73,7 @@ void AppendSpan(TextLine& line, const EventArguments& arguments, int64_t begin,
 }  // namespace
 
 Observer::Observer(const Logger& host, int rank, int world_size)
-    : host_(host), rank_(rank), world_size_(world_size) {}
+    : host_(host), rank_(rank), world_size_(world_size), owner_(ProcessId()) {}
 
 StatusOr<std::shared_ptr<Observer>> Observer::Open(
     const ObserverSettings& settings, const Logger& host, int rank,
@@ -98,7 +99,7 @@ StatusOr<std::shared_ptr<Observer>> Observer::Open(
 }
 
 Observer::~Observer() {
-  if (mark_.IsChild()) return;
+  if (ProcessId() != owner_) return;
   if (trace_ != nullptr) GiveUp(trace_->Flush(true), &warned_of_trace_);
   next_flush_ = INT64_MAX;
   next_metrics_ = 0;
@@ -112,7 +113,7 @@ void Observer::Start() {
 void Observer::Write(EventId event, const EventArguments& arguments,
                      int64_t begin, int64_t end,
                      const Status& result) noexcept {
-  if (mark_.IsChild()) return;
+  if (ProcessId() != owner_) return;
   if (trace_ != nullptr) {
     trace_->Add(event, arguments, begin, end,
                 result.ok() ? "" : StatusCodeName(result.code()));
@@ -150,7 +151,7 @@ void Observer::LogSpan(EventId event, const EventArguments& arguments,
 }
 
 void Observer::WriteMessage(EventId event, const std::string& message) {
-  if (mark_.IsChild()) return;
+  if (ProcessId() != owner_) return;
   const LogLevel level = TypeOf(event).level;
   if (trace_ != nullptr) {
     const int64_t now = Now();

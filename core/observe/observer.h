@@ -21,6 +21,7 @@
 #ifndef SHARD_CORE_OBSERVE_OBSERVER_H_
 #define SHARD_CORE_OBSERVE_OBSERVER_H_
 
+#include <sys/types.h>
 #include <time.h>
 
 #include <atomic>
@@ -37,7 +38,6 @@
 #include "core/base/strings.h"
 #include "core/observe/counters.h"
 #include "core/observe/event.h"
-#include "core/observe/fork_mark.h"
 #include "core/observe/line_file.h"
 #include "core/observe/logger.h"
 #include "core/observe/settings.h"
@@ -122,7 +122,7 @@ class Observer {
   const Logger host_;
   const int rank_;
   const int world_size_;
-  const ForkMark mark_;
+  const pid_t owner_;
   EventCounters counters_;
 
   // Set by Open, and constant from then on.
