@@ -70,8 +70,7 @@ class Save {
 // this object, end in a NUL, and are the bytes of the file.
 class Checkpoint {
  public:
-  // ---- Of an engine
-  // -----------------------------------------------------------
+  // ---- Of an engine ---------------------------------------------------------
 
   // Saves the training state as `root`/step-NNNNNN, and returns when that is
   // durable. COLLECTIVE, blocks.
@@ -121,8 +120,7 @@ class Checkpoint {
     return report;
   }
 
-  // ---- Without an engine
-  // ------------------------------------------------------
+  // ---- Without an engine ----------------------------------------------------
 
   [[nodiscard]] static Checkpoint open(Text path) {
     detail::require_library();

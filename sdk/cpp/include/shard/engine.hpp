@@ -71,8 +71,7 @@ class Engine {
     return memory;
   }
 
-  // ---- Numbers. Local
-  // ---------------------------------------------------------
+  // ---- Numbers. Local -------------------------------------------------------
 
   void set_hyper(GroupId group, Text key, double value) {
     detail::check(
@@ -116,8 +115,7 @@ class Engine {
     detail::check(shard_engine_set_loss_scale(use(), scale, good_steps));
   }
 
-  // ---- Parameters
-  // -------------------------------------------------------------
+  // ---- Parameters -----------------------------------------------------------
 
   template <class T>
   std::span<const T> param(ParamId param) SHARD_LIFETIMEBOUND {
@@ -147,8 +145,7 @@ class Engine {
     detail::check(shard_engine_broadcast_params(use(), timeout));
   }
 
-  // ---- Gradients
-  // --------------------------------------------------------------
+  // ---- Gradients ------------------------------------------------------------
 
   template <class T>
   std::span<T> grad(ParamId param) SHARD_LIFETIMEBOUND {
@@ -182,8 +179,7 @@ class Engine {
                                           nullptr, 0));
   }
 
-  // ---- Buffers of the model
-  // ---------------------------------------------------
+  // ---- Buffers of the model -------------------------------------------------
 
   template <class T>
   std::span<T> buffer(ModelBufferId buffer) SHARD_LIFETIMEBOUND {
@@ -200,8 +196,7 @@ class Engine {
     detail::check(shard_engine_broadcast_buffers(use(), root, timeout));
   }
 
-  // ---- Units
-  // ------------------------------------------------------------------
+  // ---- Units ----------------------------------------------------------------
 
   // Acquires a unit for a pass. COLLECTIVE*, blocks.
   [[nodiscard]] Unit unit_acquire(UnitId unit, Pass pass, double timeout = 0) {
@@ -223,8 +218,7 @@ class Engine {
     detail::check(shard_engine_set_accumulate(use(), accumulate ? 1 : 0));
   }
 
-  // ---- Steps
-  // ------------------------------------------------------------------
+  // ---- Steps ----------------------------------------------------------------
 
   // Reduces the gradients of all ranks, updates the parameters, and publishes
   // them. COLLECTIVE, blocks.
@@ -248,8 +242,7 @@ class Engine {
     return steps;
   }
 
-  // ---- Full parameters, and changes at run time
-  // -------------------------------
+  // ---- Full parameters, and changes at run time -----------------------------
 
   // Makes whole private copies of the parameters in `module` and below, on one
   // rank or on all. COLLECTIVE, blocks.
@@ -283,8 +276,7 @@ class Engine {
     state().read_plan();
   }
 
-  // ---- Blobs, and what the last load found
-  // ------------------------------------
+  // ---- Blobs, and what the last load found ----------------------------------
 
   // Sets bytes of the host's that are saved with every checkpoint from here on.
   // Local.

@@ -67,8 +67,7 @@ struct EngineState {
     check(error, thrown);
   }
 
-  // ---- Tensors
-  // ----------------------------------------------------------------
+  // ---- Tensors --------------------------------------------------------------
 
   template <class T>
   std::span<const T> param(ParamId id) {

@@ -76,8 +76,7 @@ class StateDict {
     detail::check(error, call.thrown);
   }
 
-  // ---- Read. Any thread
-  // -------------------------------------------------------
+  // ---- Read. Any thread -----------------------------------------------------
 
   std::int64_t num_tensors() const noexcept {
     return shard_state_dict_num_tensors(get());
@@ -122,8 +121,7 @@ class StateDict {
     return {std::move(key), value};
   }
 
-  // ---- Fill and load
-  // ----------------------------------------------------------
+  // ---- Fill and load --------------------------------------------------------
 
   [[nodiscard]] static StateDict create() {
     detail::require_library();
