@@ -146,28 +146,34 @@ func nonEmpty(data []byte) []byte {
 // readBytes calls a function that copies bytes to a buffer of the host's, for
 // their number and for the bytes.
 func readBytes(read func(buffer unsafe.Pointer, capacity C.size_t, length *C.size_t) error) ([]byte, error) {
-	var length C.size_t
-	if err := read(nil, 0, &length); err != nil || length == 0 {
-		return nil, err
-	}
-	buffer := make([]byte, length)
-	if err := read(unsafe.Pointer(&buffer[0]), length, &length); err != nil {
-		return nil, err
-	}
-	return buffer[:length], nil
+	return readWith(0, read)
 }
 
-// readText is readBytes for text, which ends in a NUL.
+// readText is readBytes for text, which ends in a NUL that does not count.
 func readText(read func(buffer *C.char, capacity C.size_t, length *C.size_t) error) (string, error) {
+	text, err := readWith(1, func(buffer unsafe.Pointer, capacity C.size_t, length *C.size_t) error {
+		return read((*C.char)(buffer), capacity, length)
+	})
+	return string(text), err
+}
+
+// readWith reads bytes that `closing` others follow. Between the two calls they
+// may have become more, as the counters of a rank that is in another call do.
+func readWith(closing C.size_t, read func(buffer unsafe.Pointer, capacity C.size_t, length *C.size_t) error) ([]byte, error) {
 	var length C.size_t
-	if err := read(nil, 0, &length); err != nil || length == 0 {
-		return "", err
+	if err := read(nil, 0, &length); err != nil {
+		return nil, err
 	}
-	buffer := make([]byte, length+1)
-	if err := read((*C.char)(unsafe.Pointer(&buffer[0])), length+1, &length); err != nil {
-		return "", err
+	for length > 0 {
+		buffer := make([]byte, length+closing)
+		if err := read(unsafe.Pointer(&buffer[0]), C.size_t(len(buffer)), &length); err != nil {
+			return nil, err
+		}
+		if int(length+closing) <= len(buffer) {
+			return buffer[:length], nil
+		}
 	}
-	return string(buffer[:length]), nil
+	return nil, nil
 }
 
 // shapeOf copies the dimensions of a struct of the library.

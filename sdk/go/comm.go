@@ -119,18 +119,18 @@ func (c *Comm) LocalWorldSize() int { return c.localWorldSize }
 
 // Describe returns one line for people: transport, rank, world size, and where
 // they came from.
-func (c *Comm) Describe() (string, error) {
-	var text *C.char
+func (c *Comm) Describe() (line string, err error) {
 	if _, err := c.h.open(); err != nil {
 		return "", err
 	}
-	err := c.h.brief(func(object unsafe.Pointer) error {
-		return takeError(C.shard_comm_describe((*C.shard_comm)(object), &text))
+	err = c.h.brief(func(object unsafe.Pointer) error {
+		var text *C.char
+		err := takeError(C.shard_comm_describe((*C.shard_comm)(object), &text))
+		// The text is the communicator's, which may be freed after this call.
+		line = C.GoString(text)
+		return err
 	})
-	if err != nil {
-		return "", err
-	}
-	return C.GoString(text), nil
+	return line, err
 }
 
 // Counter gets the counter of an event, such as "step" or "reduce_scatter"; the

@@ -67,6 +67,34 @@ func TestCountersSayWhatARankDoes(t *testing.T) {
 	must(os.Stat(filepath.Join(folder, "shard.rank0.prom")))
 }
 
+// The numbers in the text get more digits between the question for its length and
+// the copy.
+func TestMetricsAreReadWhileTheyGrow(t *testing.T) {
+	onRanks(t, 2, "", func(r *rank) {
+		ended := make(chan error, 1)
+		go func() {
+			var err error
+			for i := 0; i < 1000 && err == nil; i++ {
+				err = r.comm.Barrier(r.ctx)
+			}
+			ended <- err
+		}()
+		cut := 0
+		for {
+			select {
+			case err := <-ended:
+				check(err)
+				expectEqual(r.T, cut, 0)
+				return
+			default:
+				if text := must(r.comm.Metrics()); !strings.HasSuffix(text, "\n") {
+					cut++
+				}
+			}
+		}
+	})
+}
+
 func TestThreeRanksGoOnWhereTwoHaveSaved(t *testing.T) {
 	root := t.TempDir()
 	saved := make([][]float32, 2)
