@@ -28,7 +28,7 @@ type ParamInfo struct {
 	Trainable bool
 	Group     GroupID
 	Unit      UnitID
-	Buffer    FlatBufferID
+	Buffer    BufferID
 	NumNames  int
 	FirstRank int // The owner of its first element; -1 without elements.
 	LastRank  int
@@ -51,7 +51,7 @@ func (p *Plan) ParamInfo(param ParamID) (ParamInfo, error) {
 		Trainable: info.trainable != 0,
 		Group:     GroupID(info.group),
 		Unit:      UnitID(info.unit),
-		Buffer:    FlatBufferID(info.buffer),
+		Buffer:    BufferID(info.buffer),
 		NumNames:  int(info.num_names),
 		FirstRank: int(info.first_rank),
 		LastRank:  int(info.last_rank),
@@ -72,7 +72,7 @@ type BufferInfo struct {
 }
 
 // BufferInfo gets the size and the kind of a flat buffer.
-func (p *Plan) BufferInfo(buffer FlatBufferID) (BufferInfo, error) {
+func (p *Plan) BufferInfo(buffer BufferID) (BufferInfo, error) {
 	info := C.shard_buffer_info{struct_size: C.sizeof_shard_buffer_info}
 	err := p.do(func(plan *C.shard_plan) *C.shard_error {
 		return C.shard_plan_buffer_info(plan, C.int32_t(buffer), &info)
@@ -94,7 +94,7 @@ func (p *Plan) BufferInfo(buffer FlatBufferID) (BufferInfo, error) {
 }
 
 // BufferParam gets the parameter at a place of the buffer's NumParams.
-func (p *Plan) BufferParam(buffer FlatBufferID, index int) (ParamID, error) {
+func (p *Plan) BufferParam(buffer BufferID, index int) (ParamID, error) {
 	var in arguments
 	var param C.int32_t
 	at := in.int32("index", index)
@@ -112,7 +112,7 @@ type Range struct {
 }
 
 // RankRange gets the range of a flat buffer that a rank owns.
-func (p *Plan) RankRange(buffer FlatBufferID, rank int) (Range, error) {
+func (p *Plan) RankRange(buffer BufferID, rank int) (Range, error) {
 	var in arguments
 	got := C.shard_range{struct_size: C.sizeof_shard_range}
 	of := in.int32("rank", rank)
@@ -135,7 +135,7 @@ type Slice struct {
 
 // Slices gets the parts of parameters in numel elements of a flat buffer from
 // begin on, by ascending offset. All other elements of the range are padding.
-func (p *Plan) Slices(buffer FlatBufferID, begin, numel int64) ([]Slice, error) {
+func (p *Plan) Slices(buffer BufferID, begin, numel int64) ([]Slice, error) {
 	var found []Slice
 	err := p.do(func(plan *C.shard_plan) *C.shard_error {
 		var count C.size_t
@@ -286,7 +286,7 @@ type ModelBufferInfo struct {
 }
 
 // ModelBufferInfo gets the declaration of a buffer of the model.
-func (p *Plan) ModelBufferInfo(buffer BufferID) (ModelBufferInfo, error) {
+func (p *Plan) ModelBufferInfo(buffer ModelBufferID) (ModelBufferInfo, error) {
 	info := C.shard_model_buffer_info{struct_size: C.sizeof_shard_model_buffer_info}
 	err := p.do(func(plan *C.shard_plan) *C.shard_error {
 		return C.shard_plan_model_buffer_info(plan, C.int32_t(buffer), &info)
@@ -304,7 +304,7 @@ func (p *Plan) ModelBufferInfo(buffer BufferID) (ModelBufferInfo, error) {
 }
 
 // ModelBufferName gets the FQN of a buffer of the model.
-func (p *Plan) ModelBufferName(buffer BufferID) (string, error) {
+func (p *Plan) ModelBufferName(buffer ModelBufferID) (string, error) {
 	return p.text(func(plan *C.shard_plan, text **C.char) *C.shard_error {
 		return C.shard_plan_model_buffer_name(plan, C.int32_t(buffer), text)
 	})

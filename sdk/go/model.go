@@ -13,9 +13,9 @@ type ModuleID int32
 // ParamID is the number of a parameter, in the order of adding.
 type ParamID int32
 
-// BufferID is the number of a buffer of Model.AddBuffer. Plan.BufferInfo is
-// about flat buffers, which have a FlatBufferID.
-type BufferID int32
+// ModelBufferID is the number of a buffer of Model.AddBuffer. Plan.BufferInfo is
+// about flat buffers, which have a BufferID.
+type ModelBufferID int32
 
 // GroupID is the number of a param group; group 0 holds every parameter that is
 // in no other group.
@@ -79,7 +79,7 @@ func (m *Model) AddParam(module ModuleID, name string, dtype DType, shape []int6
 
 // AddBuffer adds a tensor of the program that is neither stepped nor sharded,
 // such as a running mean. A persistent one is in checkpoints.
-func (m *Model) AddBuffer(module ModuleID, name string, dtype DType, shape []int64, persistent bool) (BufferID, error) {
+func (m *Model) AddBuffer(module ModuleID, name string, dtype DType, shape []int64, persistent bool) (ModelBufferID, error) {
 	var in arguments
 	var id C.int32_t
 	text := in.text("name", name)
@@ -87,7 +87,7 @@ func (m *Model) AddBuffer(module ModuleID, name string, dtype DType, shape []int
 		return C.shard_model_add_buffer(model, C.int32_t(module), text, C.shard_dtype(dtype),
 			dims(shape), C.size_t(len(shape)), flag(persistent), &id)
 	})
-	return BufferID(id), err
+	return ModelBufferID(id), err
 }
 
 // Tie gives a parameter another name, for tied weights.

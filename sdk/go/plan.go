@@ -11,8 +11,8 @@ import "unsafe"
 // UnitID is the number of a unit; unit 0 is the root.
 type UnitID int32
 
-// FlatBufferID is the number of a flat buffer of a plan.
-type FlatBufferID int32
+// BufferID is the number of a flat buffer of a plan.
+type BufferID int32
 
 // Plan is how a model is sharded over ranks. It does not change: any goroutine.
 type Plan struct {

@@ -200,7 +200,7 @@ func (e *Engine) ZeroGrad() error {
 
 // Buffer gets a view of this rank's copy of a buffer of the model, to read and
 // write. It is valid until Close.
-func (e *Engine) Buffer(buffer BufferID) (View, error) {
+func (e *Engine) Buffer(buffer ModelBufferID) (View, error) {
 	var view View
 	err := e.h.exclusive(func(object unsafe.Pointer) error {
 		var data unsafe.Pointer
