@@ -25,20 +25,20 @@ type StepOptions struct {
 // StepReport is the results and the times of a step; shard_step_report in
 // shard/engine.h documents each.
 type StepReport struct {
-	Step                int64   // Steps done so far, skipped ones not counted.
-	GradNorm            float64 // Before clipping; -1: not computed.
-	Skipped             bool    // Gradients were not finite; parameters are as before.
-	ActiveRanks         int
-	BytesMoved          uint64
-	TimeWait            time.Duration // For other ranks.
-	TimeReduce          time.Duration
-	TimeUpdate          time.Duration
-	TimeTotal           time.Duration
-	LossScale           float64
-	BytesCommunicated   uint64
-	BytesOverlapped     uint64
-	TimeOfCommunication time.Duration
-	TimeExposed         time.Duration
+	Step              int64         // Steps done so far, skipped ones not counted.
+	GradNorm          float64       // Before clipping; -1: not computed.
+	Skipped           bool          // Gradients were not finite; parameters are as before.
+	ActiveRanks       int           // Ranks that have not joined.
+	BytesMoved        uint64        // Read and written by this rank's kernels.
+	TimeWait          time.Duration // For other ranks.
+	TimeReduce        time.Duration // Sum and norm; 0 in the one-pass form.
+	TimeUpdate        time.Duration // Update and publish; with the sum in one pass.
+	TimeTotal         time.Duration
+	LossScale         float64       // This step divided the gradients by it.
+	BytesCommunicated uint64        // Of tensors, sent by this rank since the step before.
+	BytesOverlapped   uint64        // Those that were through before the program waited for them.
+	TimeCommunication time.Duration // That the transfers took.
+	TimeExposed       time.Duration // That the program waited for them.
 }
 
 func stepOptions(ctx context.Context, options *StepOptions) *C.shard_step_options {
@@ -70,20 +70,20 @@ func (e *Engine) Step(ctx context.Context, options *StepOptions) (StepReport, er
 		return C.shard_engine_step(engine, stepOptions(ctx, options), &report)
 	})
 	return StepReport{
-		Step:                int64(report.step),
-		GradNorm:            float64(report.grad_norm),
-		Skipped:             report.skipped != 0,
-		ActiveRanks:         int(report.active_ranks),
-		BytesMoved:          uint64(report.bytes_moved),
-		TimeWait:            duration(report.seconds_wait),
-		TimeReduce:          duration(report.seconds_reduce),
-		TimeUpdate:          duration(report.seconds_update),
-		TimeTotal:           duration(report.seconds_total),
-		LossScale:           float64(report.loss_scale),
-		BytesCommunicated:   uint64(report.bytes_communicated),
-		BytesOverlapped:     uint64(report.bytes_overlapped),
-		TimeOfCommunication: duration(report.seconds_communication),
-		TimeExposed:         duration(report.seconds_exposed),
+		Step:              int64(report.step),
+		GradNorm:          float64(report.grad_norm),
+		Skipped:           report.skipped != 0,
+		ActiveRanks:       int(report.active_ranks),
+		BytesMoved:        uint64(report.bytes_moved),
+		TimeWait:          duration(report.seconds_wait),
+		TimeReduce:        duration(report.seconds_reduce),
+		TimeUpdate:        duration(report.seconds_update),
+		TimeTotal:         duration(report.seconds_total),
+		LossScale:         float64(report.loss_scale),
+		BytesCommunicated: uint64(report.bytes_communicated),
+		BytesOverlapped:   uint64(report.bytes_overlapped),
+		TimeCommunication: duration(report.seconds_communication),
+		TimeExposed:       duration(report.seconds_exposed),
 	}, err
 }
 
