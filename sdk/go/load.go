@@ -12,7 +12,7 @@ import (
 )
 
 // LoadOptions are the options of a load. Zero fields have their defaults. The
-// same on every rank, but for Threads and Progress.
+// same on every rank, but for Timeout, Threads and Progress.
 type LoadOptions struct {
 	Timeout            time.Duration // For the whole load. Default 30 minutes.
 	Filter             StateFilter   // What is loaded, and the checkpoint's keys.
@@ -62,7 +62,6 @@ func (e *Engine) load(ctx context.Context, in *arguments, options *LoadOptions,
 	}
 	given := C.shard_load_options{
 		struct_size:          C.sizeof_shard_load_options,
-		timeout:              seconds(options.Timeout),
 		filter:               in.filter(options.Filter),
 		allow_mismatch:       flag(options.AllowMismatch),
 		convert:              flag(options.Convert),
@@ -78,6 +77,7 @@ func (e *Engine) load(ctx context.Context, in *arguments, options *LoadOptions,
 	}
 	report := C.shard_load_report{struct_size: C.sizeof_shard_load_report}
 	err := e.h.collective(ctx, e.state.comm, func(object unsafe.Pointer) error {
+		given.timeout = timeout(ctx, options.Timeout)
 		err := takeError(call((*C.shard_engine)(object), &given, &report))
 		// Ends the state dict too that was loaded, if it is of this engine.
 		e.state.changed("a load")

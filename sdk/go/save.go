@@ -44,7 +44,8 @@ func (a *arguments) filter(f StateFilter) C.shard_state_filter {
 	}
 }
 
-// SaveOptions are the options of a save. Zero fields have their defaults.
+// SaveOptions are the options of a save. Zero fields have their defaults. The
+// same on every rank, but for Timeout, Threads and Progress.
 type SaveOptions struct {
 	Timeout   time.Duration // For the whole save. Default 30 minutes.
 	Filter    StateFilter
@@ -100,8 +101,6 @@ func (e *Engine) save(ctx context.Context, root string, options *SaveOptions, as
 	}
 	var in arguments
 	defer in.free()
-	// Not the context's deadline, of which each rank has another time left: the
-	// ranks agree on the timeout of a save, and of a load. collective ends both.
 	given := C.shard_save_options{
 		struct_size: C.sizeof_shard_save_options,
 		timeout:     seconds(options.Timeout),
@@ -124,6 +123,7 @@ func (e *Engine) save(ctx context.Context, root string, options *SaveOptions, as
 		output := &started
 		if !async {
 			output = nil
+			given.timeout = timeout(ctx, options.Timeout)
 		}
 		err := takeError(C.shard_checkpoint_save((*C.shard_engine)(object), path, &given, output))
 		if started != nil {

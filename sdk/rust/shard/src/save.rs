@@ -20,8 +20,8 @@ use crate::state_filter::{Content, StateFilter};
 use crate::text::{c_path, c_text, copied, seconds};
 
 options! {
-    /// Options of [`Checkpoint::save`]. The same on every rank, but for threads and
-    /// progress.
+    /// Options of [`Checkpoint::save`]. The same on every rank, but for threads,
+    /// timeout and progress.
     SaveOptions {
         /// For the whole save, while ranks write; 1800 seconds unless given.
         timeout: Option<Duration>,
