@@ -3,8 +3,9 @@
 """The quickstart of libshard in Python: trains a small language model on any
 number of ranks, and saves a checkpoint from which the next run goes on.
 
-    shardctl run -n 2 -- python3 quickstart.py ckpt 400   # trains 400 steps
-    shardctl run -n 3 -- python3 quickstart.py ckpt 600   # and 200 more
+    install -m 755 quickstart.py quickstart
+    shardctl run -n 2 -- ./quickstart checkpoints 400   # trains 400 steps
+    shardctl run -n 3 -- ./quickstart checkpoints 600   # and 200 more
 
 Read train() first. The model predicts each byte of a text from the bytes before
 it. README.md beside this file defines it to the bit, so that the quickstarts in

@@ -56,7 +56,6 @@ for language in C C++ Rust Go Python; do
   commands "**$language** " >commands.sh
   [[ -s commands.sh ]] || fail "README.md has no commands for $language"
   bash -euxo pipefail commands.sh || fail "the commands for $language"
-  if [[ "$language" == Python ]]; then chmod +x quickstart; fi
   trains ./quickstart
 done
 
