@@ -122,8 +122,8 @@ put_all sdk/go "$prefix/share/shard/go" sdk/go/go.mod sdk/go/*.{go,c,h}
 put_all sdk/rust "$prefix/share/shard/rust" sdk/rust/{,shard/,shard-sys/}Cargo.toml \
   sdk/rust/shard-sys/build.rs sdk/rust/*/src/*.rs
 
-# Debian's Python looks in this folder of /usr and /usr/local. The link makes the
-# library that is installed here the one that the package loads.
+# Debian's Python looks in this folder of /usr; elsewhere PYTHONPATH names it. The
+# link makes the library that is installed here the one that the package loads.
 python="$prefix/lib/python3/dist-packages/shard"
 shopt -s globstar
 put_all sdk/python/shard "$python" sdk/python/shard/**/*.py
