@@ -44,9 +44,10 @@ class Comm(Closable):
 
     url: "env:", "local:", "threads:N?name=x" or "shm:NAME". Options: rank,
     world_size, timeout (seconds), log (a function of a LogLevel and a message,
-    called from any thread), log_level, trace and metrics (paths). Calls of several threads on a
-    communicator and its engines run one after the other; abort, the ranks and
-    describe do not wait. COLLECTIVE."""
+    called from any thread), log_level, trace and metrics (paths).
+
+    Calls of several threads on a communicator and its engines run one after the
+    other; abort, the ranks, counters and describe do not wait. COLLECTIVE."""
 
     _noun = "communicator"
 

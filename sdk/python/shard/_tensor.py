@@ -20,9 +20,9 @@ _Operators = numpy.lib.mixins.NDArrayOperatorsMixin if numpy else object
 
 class Tensor(_Operators):
     """A tensor in a file. Indexing it reads a range of rows: tensor[10:20]
-    reads ten rows, tensor[...] everything. Where a checkpoint has checksums, the
-    slices that the range lies in are read, of at most 64 MiB each. In numpy's functions
-    and operators it stands for all its values.
+    reads ten rows, tensor[...] everything. Where a checkpoint has checksums,
+    the slices that the range lies in are read, of at most 64 MiB each. In
+    numpy's functions and operators it stands for all its values.
 
     bf16 and float8 arrive as float32, which has all their values. `raw` reads
     the bytes that are stored."""
