@@ -57,7 +57,8 @@ func (f *FullParams) view(id ParamID, get tensor) (View, error) {
 // check returns an error after End. REQUIRES: the guard.
 func (f *FullParams) check() error {
 	if reason := f.life.over(); reason != "" {
-		return newError(FailedPrecondition, "there are no copies of full parameters any more: %s", reason)
+		return newError(FailedPrecondition, "there are no copies of full parameters any more: %s; summon them "+
+			"again", reason)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ type HostMemory struct {
 // bytes. It is freed by Close, once no engine is bound to it.
 func HostMemoryCreate(bytes int) (*HostMemory, error) {
 	if bytes < 0 {
-		return nil, newError(InvalidArgument, "%d bytes cannot be allocated", bytes)
+		return nil, newError(InvalidArgument, "%d bytes cannot be allocated; allowed: 0 and more", bytes)
 	}
 	var block unsafe.Pointer
 	// A pointer that can be freed, for no bytes too.

@@ -155,7 +155,8 @@ func (a *arguments) stateDictObject(state *StateDict) (object *C.shard_state_dic
 	}
 	pointer, err := state.h.open()
 	if reason := state.life.over(); err == nil && reason != "" {
-		err = newError(FailedPrecondition, "the state dict's tensors are no longer valid: %s", reason)
+		err = newError(FailedPrecondition, "the state dict's tensors are no longer valid: %s; make another one, "+
+			"or make it with Copy", reason)
 	}
 	if err != nil {
 		a.wrong, pointer = err, nil

@@ -63,7 +63,7 @@ func (u *Unit) ID() UnitID { return u.id }
 // check returns an error when the unit was released. REQUIRES: the guard.
 func (u *Unit) check() error {
 	if reason := u.life.params.over(); reason != "" {
-		return newError(FailedPrecondition, "unit %d is not acquired any more: %s", u.id, reason)
+		return newError(FailedPrecondition, "unit %d is not acquired any more: %s; acquire it again", u.id, reason)
 	}
 	return nil
 }
@@ -113,7 +113,8 @@ func (u *Unit) Grad(id ParamID) (View, error) {
 // holds returns an error unless the parameter is in the unit, which is acquired.
 func (u *Unit) holds(param ParamID, types paramTypes) error {
 	if types.unit != u.id {
-		return newError(InvalidArgument, "parameter %d is in unit %d, not in unit %d", param, types.unit, u.id)
+		return newError(InvalidArgument, "parameter %d is in unit %d, not in unit %d; acquire the unit "+
+			"that it is in", param, types.unit, u.id)
 	}
 	return u.check()
 }

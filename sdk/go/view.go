@@ -87,7 +87,8 @@ func Elements[T Element](v View) ([]T, error) {
 	}
 	if !holds[T](v.dtype) {
 		var zero T
-		return nil, newError(InvalidArgument, "a view of %s cannot be looked at as %T", v.dtype, zero)
+		return nil, newError(InvalidArgument, "a view of %s cannot be looked at as %T; allowed: the type of Go "+
+			"that has its bits, or Bytes", v.dtype, zero)
 	}
 	return unsafe.Slice((*T)(v.data), int(v.numel)), nil
 }
@@ -110,7 +111,7 @@ func (v View) Err() error {
 			"no gradient, and an alias no elements")
 	}
 	if reason := v.life.over(); reason != "" {
-		return newError(FailedPrecondition, "this view is no longer valid: %s", reason)
+		return newError(FailedPrecondition, "this view is no longer valid: %s; get another one", reason)
 	}
 	return nil
 }

@@ -4,9 +4,13 @@
 import ctypes
 
 from ._c import Pass
-from ._errors import failed_precondition
+from ._errors import Code, Error, failed_precondition
 from ._library import lib
 from ._views import address_of, new_memory, shaped
+
+
+_NEW = "is not acquired yet; use it in a with block"
+_RELEASED = "was released; acquire it again"
 
 
 class Unit:
@@ -19,17 +23,17 @@ class Unit:
         self._unit = unit
         self._pass = pass_
         self._timeout = timeout
-        self._state = "not acquired yet"
+        self._problem = _NEW
 
     def __enter__(self):
         self._engine.unit_acquire(self._unit, self._pass, self._timeout)
-        self._state = ""
+        self._problem = ""
         return self
 
     def __exit__(self, kind, error, trace):
-        if self._state == "released":
+        if self._problem:
             return
-        self._state = "released"
+        self._problem = _RELEASED
         try:
             self._engine.unit_release(self._unit)
         except Exception:
@@ -43,7 +47,7 @@ class Unit:
     def release(self):
         """Releases the unit before the end of the block."""
         self._check()
-        self._state = "released"
+        self._problem = _RELEASED
         self._engine.unit_release(self._unit)
 
     def params(self):
@@ -75,15 +79,19 @@ class Unit:
         self._engine.mark_param_grad_ready(param)
 
     def _check(self, param=None):
-        if self._state:
-            raise failed_precondition(f"unit {self._unit} is {self._state}")
+        if self._problem:
+            raise failed_precondition(f"unit {self._unit} {self._problem}")
         if param is not None:
             with self._engine._guard:
                 unit = self._engine._plan().unit_of(param)
             if unit != self._unit:
-                raise failed_precondition(
+                raise Error(
+                    Code.INVALID_ARGUMENT,
                     f"parameter {param} is in unit {unit}, not in unit"
-                    f" {self._unit}")
+                    f" {self._unit}; acquire the unit that it is in")
+
+
+_ENDED = "the full parameters were given back; summon them again"
 
 
 class FullParams:
@@ -119,7 +127,7 @@ class FullParams:
         """Returns a parameter as an array of the caller's own, in its type:
         bf16 is uint16. A second call returns the same memory."""
         if not self._open:
-            raise failed_precondition("the full parameters were freed")
+            raise failed_precondition(_ENDED)
         engine = self._engine
         with engine._guard:
             shape, dtype, _ = engine._kind(param)
@@ -133,7 +141,7 @@ class FullParams:
         """Frees the copies, and writes them to the parameters on request.
         COLLECTIVE."""
         if not self._open:
-            raise failed_precondition("the full parameters were freed already")
+            raise failed_precondition(_ENDED)
         self._open = False
         engine = self._engine
         with engine._guard:

@@ -112,7 +112,7 @@ fn a_unit_has_no_parameters_of_others() {
         let error = message_of(unit.mark_param_grad_ready(other));
         assert_eq!(
             error,
-            "INVALID_ARGUMENT: parameter 1 is in unit 2, and this is unit 1"
+            "INVALID_ARGUMENT: parameter 1 is in unit 2, not in unit 1; acquire the unit that it is in"
         );
         assert_eq!(code_of(unit.grad::<f32>(other)), Code::INVALID_ARGUMENT);
         assert_eq!(code_of(unit.param::<f32>(other)), Code::INVALID_ARGUMENT);

@@ -276,7 +276,7 @@ impl<'e> Unit<'e> {
         match self.engine.borrows.param(param) {
             Some(known) if known.unit == self.unit => Ok(known),
             Some(known) => invalid(format!(
-                "parameter {param} is in unit {}, and this is unit {}",
+                "parameter {param} is in unit {}, not in unit {}; acquire the unit that it is in",
                 known.unit, self.unit
             )),
             None => self.engine.no_such_param(param),
