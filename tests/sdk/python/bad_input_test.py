@@ -248,7 +248,8 @@ class LifetimeTest(SdkTest):
                 values = full.param(0)
                 full.end()
                 for use in (full.end, lambda: full.param(0)):
-                    with self.raises_code(Code.FAILED_PRECONDITION, "summon them again"):
+                    with self.raises_code(Code.FAILED_PRECONDITION,
+                                          "summon them again"):
                         use()
             numpy.testing.assert_array_equal(values, first_values(0))
 
