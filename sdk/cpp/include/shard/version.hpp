@@ -9,6 +9,7 @@
 #ifndef SHARD_VERSION_HPP_
 #define SHARD_VERSION_HPP_
 
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -31,13 +32,17 @@ inline constexpr std::int32_t kAbiVersion = 0;
 
 // Returns the problem of running with a library of these versions, or "".
 inline std::string version_problem(const char* version, std::int32_t abi) {
-  char* end = nullptr;
-  const long major = std::strtol(version, &end, 10);
-  const long minor = *end == '.' ? std::strtol(end + 1, nullptr, 10) : -1;
-  const bool older = major < SHARD_VERSION_MAJOR ||
-                     (major == SHARD_VERSION_MAJOR &&
-                      minor < static_cast<long>(SHARD_VERSION_MINOR));
-  if (abi == kAbiVersion && !older) return {};
+  constexpr std::array<long, 3> built = {
+      SHARD_VERSION_MAJOR, SHARD_VERSION_MINOR, SHARD_VERSION_PATCH};
+  std::array<long, 3> loaded = {-1, -1, -1};
+  const char* at = version;
+  for (long& number : loaded) {
+    char* end = nullptr;
+    number = std::strtol(at, &end, 10);
+    if (*end != '.') break;
+    at = end + 1;
+  }
+  if (abi == kAbiVersion && loaded >= built) return {};
   const std::string headers = std::to_string(SHARD_VERSION_MAJOR) + "." +
                               std::to_string(SHARD_VERSION_MINOR) + "." +
                               std::to_string(SHARD_VERSION_PATCH);
