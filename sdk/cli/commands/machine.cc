@@ -100,24 +100,24 @@ double Seconds(const std::chrono::steady_clock::time_point& begin) {
 
 std::string Why() { return std::strerror(errno); }
 
-struct Library {
-  const char* name;
-  std::vector<const char*> tried;
-  const char* use;
-};
-
-void LookFor(const Library& library, Section* section) {
+// Looks for the libraries that the optimizer muon tries, in its order: those of
+// kernels/cpu/blas.cc.
+void LookForBlas(Section* section) {
   std::string tried;
-  for (const char* const name : library.tried) {
+  for (const char* const name :
+       {"libopenblas.so.0", "libopenblas.so", "libmkl_rt.so.2",
+        "libmkl_rt.so", "libblis.so.4", "libblis.so", "libblis-mt.so",
+        "libarmpl_lp64.so", "libflexiblas.so.3", "libcblas.so.3",
+        "libcblas.so", "libblas.so.3", "libblas.so"}) {
     if (void* const handle = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL)) {
-      section->Info(library.name, std::string(name) + ", for " + library.use);
+      section->Info("blas", std::string(name) + ", for the optimizer muon");
       ::dlclose(handle);
       return;
     }
     tried += std::string(tried.empty() ? "" : ", ") + name;
   }
-  section->Info(library.name,
-                "not found; " + std::string(library.use) + ". Tried: " + tried);
+  section->Info("blas",
+                "not found; the optimizer muon needs one. Tried: " + tried);
 }
 
 }  // namespace
@@ -276,12 +276,6 @@ void LookAtBackends(std::vector<Finding>* findings) {
                 "shm: needs Linux 5.3 or later, and pidfd_open allowed in the "
                 "container's seccomp profile");
   }
-  for (const Library& library : std::initializer_list<Library>{
-           {"gloo", {"libshard_gloo.so.0"}, "several hosts over TCP"},
-           {"cuda", {"libcuda.so.1"}, "GPUs"},
-           {"nccl", {"libnccl.so.2"}, "ranks on GPUs"}}) {
-    LookFor(library, &section);
-  }
   const char* const blas = std::getenv("SHARD_BLAS_LIBRARY");
   if (blas != nullptr && blas[0] != '\0') {
     void* const handle = ::dlopen(blas, RTLD_LAZY | RTLD_LOCAL);
@@ -291,12 +285,7 @@ void LookAtBackends(std::vector<Finding>* findings) {
                 "name a library that exists, or unset SHARD_BLAS_LIBRARY");
     if (handle != nullptr) ::dlclose(handle);
   } else {
-    LookFor({"blas",
-             {"libopenblas.so.0", "libopenblas.so", "libmkl_rt.so.2",
-              "libblis.so.4", "libblis.so", "libflexiblas.so.3",
-              "libcblas.so.3", "libblas.so.3"},
-             "the optimizer muon"},
-            &section);
+    LookForBlas(&section);
   }
 }
 

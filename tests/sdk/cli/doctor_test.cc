@@ -41,7 +41,7 @@ TEST(DoctorTest, LooksAtEverything) {
   // The tests of ranks need both backends, so this machine has them.
   EXPECT_EQ(Find(json, "backends", "shm: memfd")["level"], "ok");
   EXPECT_EQ(Find(json, "backends", "shm: pidfd")["level"], "ok");
-  Find(json, "backends", "cuda");
+  Find(json, "backends", "blas");
   const std::string section = "folder " + (folder / "");
   EXPECT_EQ(Find(json, section, "writable")["level"], "ok");
   Find(json, section, "file system");
