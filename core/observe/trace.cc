@@ -46,14 +46,12 @@ Trace::Trace(TraceFile file, int rank, int world_size)
   Append(order.view());
 }
 
-void Trace::Append(std::string_view line) {
+bool Trace::Append(std::string_view line) {
   const size_t used = used_.load(std::memory_order_relaxed);
-  if (line.size() > kBytes - used) {
-    dropped_.fetch_add(1, std::memory_order_relaxed);
-    return;
-  }
+  if (line.size() > kBytes - used) return false;
   std::memcpy(filling_.get() + used, line.data(), line.size());
   used_.store(used + line.size(), std::memory_order_relaxed);
+  return true;
 }
 
 pid_t Trace::NumberOfThread() {
@@ -100,35 +98,57 @@ void Trace::Add(EventId event, const EventArguments& arguments, int64_t begin,
   if (arguments.bytes >= 0) key("bytes") << arguments.bytes;
   if (!error.empty()) key("error").AppendQuoted(error);
   line << "}}";
-  Append(line.view());
+  if (Append(line.view())) {
+    ++num_events_;
+  } else {
+    dropped_.fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
-Status Trace::Flush(bool last) {
-  if (!started_ || failed_) return Status();
+StatusOr<bool> Trace::Lock(bool last) const {
+  constexpr int kMostPauses = 1000;
+  StatusOr<bool> locked = file_.TryLock();
+  for (int p = 0; last && locked.ok() && !*locked && p < kMostPauses; ++p) {
+    PauseAMillisecond();
+    locked = file_.TryLock();
+  }
+  return locked;
+}
+
+StatusOr<bool> Trace::Flush(bool last) {
+  if (failed_) return true;
+  if (!started_) return false;
   std::unique_lock<std::mutex> flushing(flush_mutex_, std::defer_lock);
   if (last) {
     flushing.lock();
   } else if (!flushing.try_lock()) {
+    return false;
+  }
+  bool locked = false;
+  Status status = CatchOutOfMemory([&]() -> Status {
+    SHARD_ASSIGN_OR_RETURN(locked, Lock(last));
     return Status();
-  }
-  constexpr int kMostPauses = 1000;
-  bool locked = file_.TryLock();
-  for (int p = 0; last && !locked && p < kMostPauses; ++p) {
-    PauseAMillisecond();
-    locked = file_.TryLock();
-  }
-  if (!locked) return Status();
+  });
+  if (status.ok() && !locked && !last) return false;
   size_t size = 0;
+  uint64_t num_events = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::swap(filling_, writing_);
     size = used_.exchange(0, std::memory_order_relaxed);
+    num_events = std::exchange(num_events_, 0);
   }
-  const Status status = CatchOutOfMemory([&] {
-    return size == 0 ? Status() : file_.Append({writing_.get(), size});
-  });
-  file_.Unlock();
-  if (!status.ok()) failed_ = true;
+  if (locked) {
+    status = CatchOutOfMemory([&] {
+      return size == 0 ? Status() : file_.Append({writing_.get(), size});
+    });
+    file_.Unlock();
+  }
+  if (!locked || !status.ok()) {
+    dropped_.fetch_add(num_events, std::memory_order_relaxed);
+  }
+  if (status.ok()) return locked;
+  failed_ = true;
   return status;
 }
 

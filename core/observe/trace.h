@@ -46,18 +46,16 @@ class Trace {
   void Add(EventId event, const EventArguments& arguments, int64_t begin,
            int64_t end, std::string_view error);
 
-  // Returns whether the buffer is more than half full.
+  // Returns true when the buffer is more than half full.
   bool is_filling() const {
     return used_.load(std::memory_order_relaxed) > kBytes / 2;
   }
 
-  // Writes the events so far, unless another thread is doing so, or another
-  // rank has the file; `last` waits for the file, at most a second. An error is
-  // returned once: nothing is written from then on.
-  Status Flush(bool last);
-
-  // Returns whether there is anything that Flush has not written.
-  bool has_more() const { return used_.load(std::memory_order_relaxed) > 0; }
+  // Writes the events so far. Returns false when they have to wait: for Start,
+  // for another thread that is writing, or for another rank that has the file.
+  // `last` waits for the file, at most a second, and drops the events then. An
+  // error is returned once: nothing is written from then on.
+  StatusOr<bool> Flush(bool last);
 
   uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
 
@@ -74,8 +72,11 @@ class Trace {
 
   Trace(TraceFile file, int rank, int world_size);
 
-  // REQUIRES, below: the lock of mutex_.
-  void Append(std::string_view line);
+  // Takes the file, as Flush does. REQUIRES: the lock of flush_mutex_.
+  StatusOr<bool> Lock(bool last) const;
+  // REQUIRES, below: the lock of mutex_. Append returns false for a line that
+  // it drops.
+  bool Append(std::string_view line);
   // Returns the number of the calling thread, and names a thread that is new. A
   // thread that takes the handle of one that has ended takes its number too.
   pid_t NumberOfThread();
@@ -91,6 +92,7 @@ class Trace {
   std::unique_ptr<char[]> filling_;                // GUARDED_BY(mutex_)
   std::array<Thread, kMostThreads> threads_ = {};  // GUARDED_BY(mutex_)
   size_t num_threads_ = 0;                         // GUARDED_BY(mutex_)
+  uint64_t num_events_ = 0;  // Those in `filling_`. GUARDED_BY(mutex_)
   std::mutex flush_mutex_;                         // Locked before mutex_.
   std::unique_ptr<char[]> writing_;                // GUARDED_BY(flush_mutex_)
 };

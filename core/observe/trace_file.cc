@@ -77,8 +77,10 @@ StatusOr<TraceFile> TraceFile::Open(const std::string& path, bool begins) {
   return file;
 }
 
-bool TraceFile::TryLock() const {
-  return ::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0;
+StatusOr<bool> TraceFile::TryLock() const {
+  if (::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0) return true;
+  if (errno == EWOULDBLOCK || errno == EINTR) return false;
+  return Error("locking");
 }
 
 void TraceFile::Unlock() const { ::flock(fd_.get(), LOCK_UN); }
@@ -128,6 +130,11 @@ Status TraceFile::Append(std::string_view events) const {
   const off_t next = end + static_cast<off_t>(events.size());
   if (status.ok()) status = Write(events, end);
   if (status.ok()) status = Write(kEnd, next);
+  // A writer that died within a write may have left more than was written now.
+  if (status.ok() &&
+      ::ftruncate(fd_.get(), next + static_cast<off_t>(kEnd.size())) != 0) {
+    status = Error("writing");
+  }
   if (status.ok()) return status;
   // There was room for the bracket where it stood before.
   if (::ftruncate(fd_.get(), end) == 0) (void)Write(kEnd, end).ok();

@@ -35,8 +35,8 @@ class TraceFile {
   static StatusOr<TraceFile> Open(const std::string& path, bool begins);
 
   // Returns whether this writer now has the file; false while another one has
-  // it. Never waits.
-  bool TryLock() const;
+  // it. Never waits. An error where the file system has no locks.
+  StatusOr<bool> TryLock() const;
   // Ends TryLock. Errors are of no account: closing ends the lock too.
   void Unlock() const;
 
