@@ -3,14 +3,37 @@
 #include "core/observe/line_file.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 
+#include "core/base/deadline.h"
 #include "core/base/strings.h"
 #include "core/base/write_signals.h"
 
 namespace shard {
+
+namespace {
+
+constexpr double kMostWait = 0.1;  // Seconds.
+
+// Waits until a write to `fd` would not block, because a pipe or a terminal
+// whose reader has stopped would hold this rank, and then all others, for ever.
+bool WaitForRoom(int fd) {
+  const Deadline deadline = Deadline::After(kMostWait);
+  pollfd room = {fd, POLLOUT, 0};
+  int ready = 0;
+  do {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        deadline.Remaining());
+    ready = ::poll(&room, 1, static_cast<int>(left.count()));
+  } while (ready < 0 && errno == EINTR && !deadline.Expired());
+  return ready > 0;
+}
+
+}  // namespace
 
 StatusOr<LineFile> LineFile::Open(const std::string& path) {
   if (path.empty()) return LineFile(Fd());
@@ -24,13 +47,15 @@ StatusOr<LineFile> LineFile::Open(const std::string& path) {
   return LineFile(std::move(fd));
 }
 
-void LineFile::Write(std::string_view line) const {
+bool LineFile::Write(std::string_view line) const {
   const int fd = fd_.valid() ? fd_.get() : STDERR_FILENO;
+  if (!WaitForRoom(fd)) return false;
   ssize_t written = 0;
   do {
     written = WithoutWriteSignals(
         [&] { return ::write(fd, line.data(), line.size()); });
   } while (written < 0 && errno == EINTR);
+  return written == static_cast<ssize_t>(line.size());
 }
 
 }  // namespace shard

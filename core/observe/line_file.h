@@ -2,7 +2,8 @@
 //
 // LineFile: the file, or the standard error output, that lines of the log are
 // appended to. Each line is one system call, so that the lines of several ranks
-// do not mix. A line that cannot be written is dropped. Thread-safe.
+// do not mix. A line that cannot be written is dropped, and so is one for which
+// the reader of a full pipe makes no room in 100 ms. Thread-safe.
 
 #ifndef SHARD_CORE_OBSERVE_LINE_FILE_H_
 #define SHARD_CORE_OBSERVE_LINE_FILE_H_
@@ -21,8 +22,9 @@ class LineFile {
   // Opens the file at `path`; "" is the standard error output.
   static StatusOr<LineFile> Open(const std::string& path);
 
-  // Appends `line`, which ends with a newline.
-  void Write(std::string_view line) const;
+  // Appends `line`, which ends with a newline. Returns false for a line that is
+  // dropped.
+  bool Write(std::string_view line) const;
 
  private:
   explicit LineFile(Fd fd) : fd_(std::move(fd)) {}

@@ -7,6 +7,7 @@
 #define SHARD_CORE_OBSERVE_LOGGER_H_
 
 #include <cstdint>
+#include <string_view>
 
 namespace shard {
 
@@ -18,6 +19,10 @@ enum class LogLevel : int32_t {
   kInfo = 3,
   kDebug = 4,
 };
+
+// By value of LogLevel.
+inline constexpr std::string_view kLogLevelNames[] = {"off", "error", "warning",
+                                                      "info", "debug"};
 
 class Logger {
  public:

@@ -2,9 +2,9 @@
 
 #include "core/observe/observer.h"
 
-#include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <utility>
 
 #include "core/base/process_id.h"
 #include "core/observe/metrics_file.h"
@@ -17,10 +17,6 @@ namespace {
 
 constexpr int64_t kFlushInterval = 50'000'000;       // Nanoseconds.
 constexpr int64_t kMetricsInterval = 5'000'000'000;  // Nanoseconds.
-
-// By value of LogLevel.
-constexpr std::string_view kLevelNames[] = {"off", "error", "warning", "info",
-                                            "debug"};
 
 // Appends a number with at least `digits` digits.
 TextLine& AppendPadded(TextLine& line, int64_t number, int digits) {
@@ -52,7 +48,7 @@ void BeginLine(TextLine& line, EventId event, int rank) {
   const EventType& type = TypeOf(event);
   line << "time=";
   AppendTime(line);
-  line << " level=" << kLevelNames[static_cast<size_t>(type.level)]
+  line << " level=" << kLogLevelNames[static_cast<size_t>(type.level)]
        << " rank=" << int64_t{rank} << " event=" << type.name;
 }
 
@@ -68,6 +64,15 @@ void AppendSpan(TextLine& line, const EventArguments& arguments, int64_t begin,
   }
   line << " result=" << StatusCodeName(result.code());
   if (!result.ok()) (line << " message=").AppendQuoted(result.message());
+}
+
+// Returns true for the first thread that comes when a file is due, or `at_once`,
+// and sets the time of the next write.
+bool IsDue(std::atomic<int64_t>* next, int64_t interval, int64_t now,
+           bool at_once) {
+  int64_t when = next->load(std::memory_order_relaxed);
+  return (at_once || now >= when) &&
+         next->compare_exchange_strong(when, now + interval);
 }
 
 }  // namespace
@@ -88,9 +93,9 @@ StatusOr<std::shared_ptr<Observer>> Observer::Open(
                            Trace::Open(settings.trace, rank, world_size));
   }
   if (!settings.metrics.empty()) {
-    observer->metrics_ = MetricsPath(settings.metrics, rank);
-    SHARD_RETURN_IF_ERROR(
-        ReplaceFile(observer->metrics_, observer->MetricsText()));
+    std::string path = MetricsPath(settings.metrics, rank);
+    SHARD_RETURN_IF_ERROR(ReplaceFile(path, observer->MetricsText()));
+    observer->metrics_ = std::move(path);
   }
   observer->writes_ =
       observer->lines_.has_value() || observer->trace_ != nullptr ||
@@ -100,10 +105,10 @@ StatusOr<std::shared_ptr<Observer>> Observer::Open(
 
 Observer::~Observer() {
   if (ProcessId() != owner_) return;
-  if (trace_ != nullptr) GiveUp(trace_->Flush(true), &warned_of_trace_);
-  next_flush_ = INT64_MAX;
-  next_metrics_ = 0;
-  WriteFiles(Now(), false);
+  if (trace_ != nullptr) {
+    WarnOnce(trace_->Flush(true).status(), &warned_of_trace_);
+  }
+  WriteMetrics(Now(), true);
 }
 
 void Observer::Start() {
@@ -120,11 +125,12 @@ void Observer::Write(EventId event, const EventArguments& arguments,
   }
   const LogLevel level = TypeOf(event).level;
   if (level == LogLevel::kOff) {
-    if (trace_ != nullptr && trace_->is_filling()) WriteFiles(end, true);
+    if (trace_ != nullptr && trace_->is_filling()) FlushTrace(end, true);
     return;
   }
   if (Wants(event)) LogSpan(event, arguments, begin, end, result);
-  WriteFiles(end, !result.ok());
+  FlushTrace(end, !result.ok());
+  WriteMetrics(end, !result.ok());
 }
 
 void Observer::LogSpan(EventId event, const EventArguments& arguments,
@@ -135,7 +141,7 @@ void Observer::LogSpan(EventId event, const EventArguments& arguments,
     BeginLine(line, event, rank_);
     AppendSpan(line, arguments, begin, end, result);
     line << "\n";
-    lines_->Write(line.view());
+    WriteLine(line.view());
   }
   if (host_.Wants(type.level)) {
     TextLine line;
@@ -150,6 +156,12 @@ void Observer::LogSpan(EventId event, const EventArguments& arguments,
   }
 }
 
+bool Observer::WriteLine(std::string_view line) {
+  const bool written = lines_->Write(line);
+  if (!written) unlogged_.fetch_add(1, std::memory_order_relaxed);
+  return written;
+}
+
 void Observer::WriteMessage(EventId event, const std::string& message) {
   if (ProcessId() != owner_) return;
   const LogLevel level = TypeOf(event).level;
@@ -158,12 +170,13 @@ void Observer::WriteMessage(EventId event, const std::string& message) {
     trace_->Add(event, {.what = message}, now, now, "");
   }
   if (WritesLine(level)) {
-    // A text of several lines is several lines of the log too.
+    // A text of several lines is several lines of the log too. Each could wait
+    // for a reader that has stopped, so the first that is dropped is the last.
     for (const std::string_view part : Split(message, '\n')) {
       TextLine line;
       BeginLine(line, event, rank_);
       (line << " message=").AppendQuoted(part) << "\n";
-      lines_->Write(line.view());
+      if (!WriteLine(line.view())) break;
     }
   }
   host_.Log(level, message.c_str());
@@ -186,29 +199,35 @@ std::string Observer::MetricsText() const {
   return text;
 }
 
-void Observer::WriteFiles(int64_t now, bool at_once) {
-  // The first thread that comes when a file is due writes the file.
-  const auto due = [&](std::atomic<int64_t>& next, int64_t interval) {
-    int64_t when = next.load(std::memory_order_relaxed);
-    return (at_once || now >= when) &&
-           next.compare_exchange_strong(when, now + interval);
-  };
-  if (trace_ != nullptr && due(next_flush_, kFlushInterval)) {
-    GiveUp(trace_->Flush(false), &warned_of_trace_);
-    // Another rank had the file: the next call tries again.
-    if (trace_->has_more()) next_flush_ = now;
+void Observer::FlushTrace(int64_t now, bool at_once) {
+  if (trace_ == nullptr ||
+      !IsDue(&next_flush_, kFlushInterval, now, at_once)) {
+    return;
   }
-  if (metrics_.empty() || !due(next_metrics_, kMetricsInterval)) return;
-  const std::lock_guard<std::mutex> lock(metrics_mutex_);
-  const Status written =
-      CatchOutOfMemory([&] { return ReplaceFile(metrics_, MetricsText()); });
-  GiveUp(written, &warned_of_metrics_);
+  const StatusOr<bool> flushed = trace_->Flush(false);
+  WarnOnce(flushed.status(), &warned_of_trace_);
+  // Another rank had the file: the next call tries again.
+  if (flushed.ok() && !*flushed) next_flush_ = now;
 }
 
-void Observer::GiveUp(const Status& why, bool* warned) {
-  if (why.ok() || *warned) return;
-  *warned = true;
-  Log(EventId::kUnobserved, why.message());
+void Observer::WriteMetrics(int64_t now, bool at_once) {
+  if (metrics_.empty() ||
+      !IsDue(&next_metrics_, kMetricsInterval, now, at_once)) {
+    return;
+  }
+  Status written;
+  {
+    const std::unique_lock<std::mutex> lock(metrics_mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return;  // Another thread is writing them.
+    written =
+        CatchOutOfMemory([&] { return ReplaceFile(metrics_, MetricsText()); });
+  }
+  WarnOnce(written, &warned_of_metrics_);
+}
+
+void Observer::WarnOnce(const Status& status, std::atomic<bool>* warned) {
+  if (status.ok() || warned->exchange(true)) return;
+  Log(EventId::kUnobserved, status.message());
 }
 
 }  // namespace shard

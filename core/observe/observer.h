@@ -10,8 +10,9 @@
 //   return Observe(observer, EventId::kSave, {.what = path}, [&] { ... });
 //
 // Recording never fails and never waits for another rank: what cannot be
-// written is dropped and counted, and a file that cannot be written is given
-// up, with one warning. There is no thread: files are written by the calls that
+// written is dropped and counted, with one warning per file. The trace is given
+// up then; the metrics are tried again. No lock is held while the host's log
+// function runs. There is no thread: files are written by the calls that
 // hosts make, at most every 50 ms (trace) and every 5 s (metrics), where a call
 // fails, where the trace's buffer fills, and when the observer is destroyed. A
 // child of fork records nothing.
@@ -112,12 +113,16 @@ class Observer {
   void Write(EventId event, const EventArguments& arguments, int64_t begin,
              int64_t end, const Status& result) noexcept;
   void WriteMessage(EventId event, const std::string& message);
+  // Writes a line of the log, or counts it as dropped. REQUIRES: lines_.
+  bool WriteLine(std::string_view line);
   // Writes a line of the log, and passes its end to the host.
   void LogSpan(EventId event, const EventArguments& arguments, int64_t begin,
                int64_t end, const Status& result);
-  // Writes the files that are due. `now`: of Now().
-  void WriteFiles(int64_t now, bool at_once);
-  void GiveUp(const Status& why, bool* warned);
+  // Each writes its file when that is due, or `at_once`. `now`: of Now().
+  void FlushTrace(int64_t now, bool at_once);
+  void WriteMetrics(int64_t now, bool at_once);
+  // Warns of the first error of a file.
+  void WarnOnce(const Status& status, std::atomic<bool>* warned);
 
   const Logger host_;
   const int rank_;
@@ -137,8 +142,8 @@ class Observer {
   std::atomic<int64_t> next_flush_ = 0;
   std::atomic<int64_t> next_metrics_ = 0;
   std::mutex metrics_mutex_;
-  bool warned_of_trace_ = false;    // Only Flush's one error changes it.
-  bool warned_of_metrics_ = false;  // GUARDED_BY(metrics_mutex_)
+  std::atomic<bool> warned_of_trace_ = false;
+  std::atomic<bool> warned_of_metrics_ = false;
 };
 
 // Records the time of a scope as an event.

@@ -9,13 +9,9 @@ namespace shard {
 
 namespace {
 
-// By value of LogLevel.
-constexpr std::string_view kLevels[] = {"off", "error", "warning", "info",
-                                        "debug"};
-
 StatusOr<LogLevel> ParseLevel(std::string_view text) {
-  for (size_t l = 0; l < std::size(kLevels); ++l) {
-    if (text == kLevels[l]) return static_cast<LogLevel>(l);
+  for (size_t l = 0; l < std::size(kLogLevelNames); ++l) {
+    if (text == kLogLevelNames[l]) return static_cast<LogLevel>(l);
   }
   return InvalidArgument("the environment's SHARD_LOG is '", text,
                          "'; allowed: off, error, warning, info, debug");
