@@ -70,8 +70,11 @@ Status Stepper::Run(const StepInput& input, const Deadline& deadline,
   {
     Span finish(deps_.comm->observer(), EventId::kFinish, {},
                 &report->seconds_wait);
-    if (!deps_.overlap) SHARD_RETURN_IF_ERROR(deps_.queue->Drain(deadline));
-    SHARD_RETURN_IF_ERROR(deps_.transfers->Finish(deadline));
+    Status status;
+    if (!deps_.overlap) status = deps_.queue->Drain(deadline);
+    if (status.ok()) status = deps_.transfers->Finish(deadline);
+    finish.set_result(status);
+    if (!status.ok()) return status;
   }
   Stopwatch updating(&report->seconds_update);
   if (!deps_.overlap) return deps_.copies->RefreshTrainable(deadline);
@@ -184,7 +187,9 @@ Status Stepper::UpdateEagerly(
     }
     updating.set_bytes(bytes);
     eager_bytes_ += bytes;
-    SHARD_RETURN_IF_ERROR(deps_.eager->Synchronize(deadline));
+    const Status updated = deps_.eager->Synchronize(deadline);
+    updating.set_result(updated);
+    if (!updated.ok()) return updated;
   }
   for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
     ranges_[ranges[i]].ReadSum();

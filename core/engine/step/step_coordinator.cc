@@ -148,8 +148,10 @@ Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
   {
     Span wait(deps_.comm->observer(), EventId::kEnter, {},
               &report->seconds_wait);
-    SHARD_RETURN_IF_ERROR(
-        runtime_->units().EnterStep(proposal, local, deadline, &leader));
+    const Status entered =
+        runtime_->units().EnterStep(proposal, local, deadline, &leader);
+    wait.set_result(entered);
+    if (!entered.ok()) return entered;
   }
   return RunStep(options, leader, deadline, report);
 }

@@ -52,6 +52,7 @@ Status CommQueue::Wait(const Event& event, const Deadline& deadline) {
     Span exposed(comm_->observer(), EventId::kExposed, {},
                  &counters_.seconds_exposed);
     status = device_->HostWait(event, deadline);
+    exposed.set_result(status);
   }
   RetireFinished(false);
   return status;
@@ -65,6 +66,7 @@ Status CommQueue::Drain(const Deadline& deadline) {
     Span exposed(comm_->observer(), EventId::kExposed, {},
                  &counters_.seconds_exposed);
     status = stream_->Synchronize(deadline);
+    exposed.set_result(status);
   }
   RetireFinished(false);
   return status;
