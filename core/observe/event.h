@@ -17,7 +17,9 @@
 namespace shard {
 
 // SHARD_EVENTS(EVENT) calls EVENT(constant, name, category, level) for each.
-// `level` is that of the event's line in the log; kOff: the event has none.
+// `level` is that of the event's line in the log; kOff: the event has none. No
+// event is of kError: an error is returned to the host, which decides whether
+// to log it.
 //
 // The calls of a host, which are logged:
 #define SHARD_EVENTS(EVENT)                                               \
@@ -35,7 +37,7 @@ namespace shard {
   EVENT(kPlanWarning, "plan_warning", "engine", kWarning)                 \
   EVENT(kSkipped, "skipped", "step", kInfo)                               \
   EVENT(kStranger, "stranger", "comm", kWarning)                          \
-  EVENT(kAbort, "abort", "comm", kError)                                  \
+  EVENT(kAbort, "abort", "comm", kInfo)                                   \
   EVENT(kCheckpointWarning, "checkpoint_warning", "checkpoint", kWarning) \
   EVENT(kUnobserved, "unobserved", "observe", kWarning)                   \
   /* The phases of a step: */                                             \
@@ -87,7 +89,7 @@ constexpr const EventType& TypeOf(EventId event) {
   return kEventTypes[static_cast<size_t>(event)];
 }
 
-// What an event is about. Values that are left out have no place in its line.
+// The subject of an event. Values that are left out have no place in its line.
 struct EventArguments {
   // The phase or the path. The text must live as long as the span.
   std::string_view what = {};

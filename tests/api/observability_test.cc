@@ -195,6 +195,22 @@ TEST(LogTest, IsOneLinePerEvent) {
   EXPECT_EQ(events.count("barrier"), 0u);
 }
 
+// Errors are returned, and the host logs them or not.
+TEST(LogTest, AHostThatGivesNoLevelGetsWarningsAlone) {
+  std::vector<std::string> messages;
+  const Comm comm = OpenAs(0, 1, "local:", [&](auto* options) {
+    options->log = [](int32_t, const char* message, void* to) {
+      static_cast<std::vector<std::string>*>(to)->emplace_back(message);
+    };
+    options->log_user_data = &messages;
+  });
+  const Engine engine = TrainingEngine(comm.get());
+  EXPECT_OK(shard_comm_abort(comm.get(), "the host has failed"));
+  EXPECT_FAILS(shard_engine_step(engine.get(), nullptr, nullptr),
+               SHARD_POISONED, "the host has failed");
+  EXPECT_TRUE(messages.empty()) << messages[0];
+}
+
 TEST(LogTest, AClosedPipeIsNotTheEnd) {
   InChild([] {
     int ends[2];
