@@ -2,6 +2,8 @@
 //
 // Opens the backend that a URL names.
 
+#include <stdlib.h>
+
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -23,6 +25,10 @@ namespace {
 
 const char* HostVariable(const char* name) { return std::getenv(name); }
 
+// Null in a program that has more rights than its user: such a user must not
+// name the files that the program writes.
+const char* SafeHostVariable(const char* name) { return ::secure_getenv(name); }
+
 StatusOr<env::Placement> HostEnvironment() {
   return env::ReadPlacement(HostVariable);
 }
@@ -34,7 +40,7 @@ template <typename Open>
 Opened OpenObserved(const std::string& description, CommOptions* options,
                     const Open& open) {
   ObserverSettings settings = options->observe;
-  SHARD_RETURN_IF_ERROR(ReadSettings(HostVariable, &settings));
+  SHARD_RETURN_IF_ERROR(ReadSettings(SafeHostVariable, &settings));
   SHARD_ASSIGN_OR_RETURN(options->observer,
                          Observer::Open(settings, options->logger,
                                         options->rank, options->world_size));

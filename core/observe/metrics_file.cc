@@ -3,6 +3,7 @@
 #include "core/observe/metrics_file.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -21,6 +22,14 @@ std::string MetricsPath(std::string_view path, int rank) {
   const size_t at =
       dot == std::string_view::npos || dot <= name ? path.size() : dot;
   return StrCat(path.substr(0, at), ".rank", rank, path.substr(at));
+}
+
+std::string FromRoot(const std::string& path) {
+  char folder[PATH_MAX];
+  if (path.starts_with('/') || ::getcwd(folder, sizeof(folder)) == nullptr) {
+    return path;
+  }
+  return StrCat(folder, "/", path);
 }
 
 Status ReplaceFile(const std::string& path, std::string_view text) {

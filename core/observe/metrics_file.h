@@ -14,6 +14,10 @@ namespace shard {
 // extension, "run/shard.prom" → "run/shard.rank0.prom".
 std::string MetricsPath(std::string_view path, int rank);
 
+// Returns `path` as seen from the root, for a host that changes its working
+// directory later on; `path` itself where the working directory is not known.
+std::string FromRoot(const std::string& path);
+
 // Replaces the file at `path` by `text`. A reader sees the old text or the new
 // one. The text is written to "PATH.tmp" first.
 Status ReplaceFile(const std::string& path, std::string_view text);

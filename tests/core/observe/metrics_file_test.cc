@@ -23,6 +23,18 @@ TEST(MetricsFileTest, TheRankStandsBeforeTheExtension) {
   EXPECT_EQ(MetricsPath("a/.prom", 1), "a/.prom.rank1");
 }
 
+TEST(MetricsFileTest, APathIsSeenFromTheRoot) {
+  const TempFolder folder;
+  EXPECT_EQ(FromRoot("/run.d/m.prom"), "/run.d/m.prom");
+  testing::InChild([&] {
+    ASSERT_EQ(::chdir(folder.path().c_str()), 0);
+    const std::string path = FromRoot("m.prom");
+    ASSERT_EQ(::chdir("/"), 0);
+    EXPECT_OK(ReplaceFile(path, "text\n"));
+  });
+  EXPECT_EQ(ReadText(folder / "m.prom"), "text\n");
+}
+
 TEST(MetricsFileTest, AFileIsReplacedWhole) {
   const TempFolder folder;
   const std::string path = folder / "m.prom";
