@@ -2,8 +2,14 @@
 
 #include "core/observe/observer.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <regex>
 #include <set>
@@ -11,10 +17,27 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/fd.h"
+#include "core/observe/trace_file.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/in_child.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/observe/trace_reader.h"
+
+namespace {
+
+bool file_locks_work = true;
+
+}  // namespace
+
+// Takes the place of libc's.
+extern "C" int flock(int fd, int operation) noexcept {
+  if (file_locks_work) {
+    return static_cast<int>(::syscall(SYS_flock, fd, operation));
+  }
+  errno = ENOSYS;
+  return -1;
+}
 
 namespace shard::observer_test {
 namespace {
@@ -196,6 +219,13 @@ TEST(ObserverTest, AFullDiskEndsTheTraceWithOneWarning) {
         observer->Record(EventId::kStep, {}, 0, 1, Internal("flush"));
       }
     }
+    int written = 0;
+    for (const auto& [event, count] :
+         CountByRank(ReadTrace(folder / "trace.json"))) {
+      written += count;
+    }
+    // The two warnings are events too.
+    EXPECT_EQ(written + UnrecordedOf(*observer), 20000 + 20 + 2);
   });
   ReadTrace(folder / "trace.json");
   const std::string text = ReadText(log);
@@ -206,6 +236,109 @@ TEST(ObserverTest, AFullDiskEndsTheTraceWithOneWarning) {
         std::string::npos)
         << text;
   }
+}
+
+// As on a network file system that is mounted without locks.
+TEST(ObserverTest, AFileSystemWithoutLocksEndsTheTraceWithOneWarning) {
+  const TempFolder folder;
+  const std::string log = folder / "run.log";
+  const std::string path = folder / "trace.json";
+  file_locks_work = false;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto observer = Open({.log_level = LogLevel::kWarning,
+                                .log_file = log,
+                                .trace = path},
+                               rank);
+    observer->Record(EventId::kStep, {}, 0, 1, Internal("flush"));
+    observer->Record(EventId::kStep, {}, 0, 1, Internal("flush"));
+    // The warning is an event too.
+    EXPECT_EQ(UnrecordedOf(*observer), 3);
+  }
+  file_locks_work = true;
+  EXPECT_EQ(ReadText(path), "");
+  const std::vector<std::string> lines = LinesOf(ReadText(log));
+  ASSERT_EQ(lines.size(), 2u);
+  for (const std::string& line : lines) {
+    EXPECT_NE(line.find("event=unobserved message=\"locking the trace '"),
+              std::string::npos)
+        << line;
+  }
+}
+
+// A rank that is stopped within a write has the file for as long.
+TEST(ObserverTest, MetricsAreNotWrittenMoreOftenWhereTheTraceMustWait) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const auto stopped = TraceFile::Open(path, false);
+  ASSERT_OK(stopped);
+  ASSERT_OK(stopped->TryLock());
+  const auto observer = Open({.trace = path, .metrics = folder / "m.prom"});
+  observer->Record(EventId::kStep, {}, 0, 1, Status());
+  const std::string before = ReadText(folder / "m.rank0.prom");
+  for (int i = 0; i < 10000; ++i) {
+    const Span span(observer.get(), EventId::kBarrier, {.what = "phase"});
+  }
+  EXPECT_GT(UnrecordedOf(*observer), 1000);
+  EXPECT_EQ(ReadText(folder / "m.rank0.prom"), before);
+  stopped->Unlock();
+}
+
+TEST(ObserverTest, LinesThatAFullDiskLacksAreCounted) {
+  const auto observer =
+      Open({.log_level = LogLevel::kWarning, .log_file = "/dev/full"});
+  observer->Log(EventId::kPlanWarning, "one");
+  observer->Log(EventId::kPlanWarning, "two");
+  EXPECT_EQ(UnrecordedOf(*observer), 2);
+}
+
+TEST(ObserverTest, AStoppedReaderOfTheLogHoldsNoRank) {
+  const TempFolder folder;
+  const std::string path = folder / "fifo";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const Fd reader(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  ASSERT_TRUE(reader.valid());
+  const Fd writer(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  ASSERT_TRUE(writer.valid());
+  testing::InChild([&] {
+    ::dup2(writer.get(), STDERR_FILENO);
+    const auto observer = Open({.log_level = LogLevel::kDebug});
+    const std::string text(1000, 'x');
+    int logged = 0;
+    while (UnrecordedOf(*observer) == 0 && logged < 1000) {
+      observer->Log(EventId::kPlan, text);
+      ++logged;
+    }
+    EXPECT_GT(logged, 10);
+    EXPECT_LT(logged, 1000);
+    // The rest of a text does not wait again.
+    observer->Log(EventId::kPlanText, "many\nlines\n");
+    EXPECT_EQ(UnrecordedOf(*observer), 2);
+  });
+}
+
+// A host that throws out of its function would leave a lock locked, and one
+// that waits in it for another thread would wait for ever.
+TEST(ObserverTest, TheHostIsWarnedWithoutALock) {
+  const TempFolder folder;
+  struct Host {
+    std::shared_ptr<Observer> observer;
+    int warnings = 0;
+  } host;
+  const Logger logger(
+      [](int32_t, const char*, void* to) {
+        auto* const self = static_cast<Host*>(to);
+        ++self->warnings;
+        std::thread([&] {
+          self->observer->Record(EventId::kStep, {}, 0, 1, Internal("at once"));
+        }).join();
+      },
+      LogLevel::kWarning, &host);
+  std::string metrics = folder / "m.prom";
+  host.observer = Open({.metrics = metrics}, 0, logger);
+  // A folder where the file is written first.
+  ASSERT_EQ(::mkdir((folder / "m.rank0.prom.tmp").c_str(), 0700), 0);
+  host.observer->Record(EventId::kStep, {}, 0, 1, Status());
+  EXPECT_EQ(host.warnings, 1);
 }
 
 TEST(ObserverTest, AChildOfForkRecordsNothing) {

@@ -26,8 +26,14 @@ std::string EventOf(int pid, const std::string& name) {
                 ",\"tid\":1,\"ts\":1.000,\"dur\":2.000,\"args\":{}}");
 }
 
+bool IsLocked(const TraceFile& file) {
+  const StatusOr<bool> locked = file.TryLock();
+  EXPECT_OK(locked);
+  return locked.ok() && *locked;
+}
+
 Status Append(const TraceFile& file, const std::string& events) {
-  EXPECT_TRUE(file.TryLock());
+  EXPECT_TRUE(IsLocked(file));
   const Status status = file.Append(events);
   file.Unlock();
   return status;
@@ -55,10 +61,10 @@ TEST(TraceFileTest, OneWriterAtATimeHasTheFile) {
   const TempFolder folder;
   const auto first = TraceFile::Open(folder / "trace.json", true);
   const auto second = TraceFile::Open(folder / "trace.json", false);
-  EXPECT_TRUE(first->TryLock());
-  EXPECT_FALSE(second->TryLock());
+  EXPECT_TRUE(IsLocked(*first));
+  EXPECT_FALSE(IsLocked(*second));
   first->Unlock();
-  EXPECT_TRUE(second->TryLock());
+  EXPECT_TRUE(IsLocked(*second));
 }
 
 TEST(TraceFileTest, AProcessBeginsAFileOnce) {
@@ -81,7 +87,9 @@ TEST(TraceFileTest, APartOfALineIsRemoved) {
   ASSERT_OK(file);
   EXPECT_OK(Append(*file, EventOf(0, "a") + EventOf(0, "b")));
   const std::string whole = ReadText(path);
-  const std::string torn = whole.substr(0, whole.size() - 3) + EventOf(0, "c");
+  // Longer than what the next writer writes.
+  const std::string torn = whole.substr(0, whole.size() - 3) +
+                           EventOf(0, std::string(100, 'c'));
   for (size_t size = whole.size() - 3; size <= torn.size(); ++size) {
     WriteText(path, torn.substr(0, size));
     EXPECT_OK(Append(*file, EventOf(1, "d")));
@@ -93,7 +101,8 @@ TEST(TraceFileTest, APartOfALineIsRemoved) {
 TEST(TraceFileTest, WhatIsNoTraceIsReplaced) {
   const TempFolder folder;
   const std::string path = folder / "trace.json";
-  for (const char* text : {"x", "\n\n", ",\n", "]", "not a trace\n"}) {
+  const std::string long_text(20000, 'x');
+  for (const char* text : {"x", "\n\n", ",\n", "]", "not a trace\n", long_text.c_str()}) {
     WriteText(path, text);
     const auto file = TraceFile::Open(path, false);
     EXPECT_OK(Append(*file, EventOf(0, "a")));
