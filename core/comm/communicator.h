@@ -227,7 +227,7 @@ struct CommOptions {
   double timeout = 60;  // Seconds to meet, and the default of every wait.
   Logger logger;
   // What is written of this rank's events. The environment's settings, which
-  // are read when the communicator is opened, go before these.
+  // are read when the communicator is opened, override these.
   ObserverSettings observe;
   // Made by OpenCommunicator, from the two above.
   std::shared_ptr<Observer> observer = nullptr;

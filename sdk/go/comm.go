@@ -36,15 +36,15 @@ type CommOptions struct {
 	// The most verbose level that is logged. Default LogWarning.
 	LogLevel LogLevel
 	// The path of a trace that the ranks of a host write together; Perfetto opens
-	// it. SHARD_TRACE of the environment goes before it. Default: none.
+	// it. SHARD_TRACE of the environment overrides it. Default: none.
 	Trace string
 	// The path of the counters in the text format of Prometheus. Each rank has its
 	// own: "shard.prom" is "shard.rank0.prom" on rank 0. SHARD_METRICS of the
-	// environment goes before it. Default: none.
+	// environment overrides it. Default: none.
 	Metrics string
 }
 
-// Counter is what an event of a rank has added up to.
+// Counter has the totals of an event on a rank since the communicator was opened.
 type Counter struct {
 	Calls, Errors, Bytes uint64
 	Seconds              float64

@@ -45,12 +45,12 @@ typedef struct shard_comm_options {
   /* The path of a file in which the ranks of a host write, together, when each
    * of their calls, phases, collectives and transfers began and ended. Perfetto
    * and chrome://tracing open it. Default: no trace. The environment's
-   * SHARD_TRACE goes before it, so that a user can trace any host. */
+   * SHARD_TRACE overrides it, so that a user can trace any host. */
   const char* trace;
   /* The path of a file of counters in the text format of Prometheus, replaced
    * at most every 5 seconds, by a rank's calls. Each rank has its own: the rank
    * is put before the extension, "shard.prom" → "shard.rank0.prom". Default:
-   * none. The environment's SHARD_METRICS goes before it. */
+   * none. The environment's SHARD_METRICS overrides it. */
   const char* metrics;
 } shard_comm_options;
 #define SHARD_COMM_OPTIONS_INIT \
@@ -130,7 +130,7 @@ SHARD_NODISCARD SHARD_API shard_error* shard_comm_broadcast(
     shard_comm* comm, void* data, size_t bytes, int32_t root,
     double timeout) SHARD_NOEXCEPT;
 
-/* What an event of this rank has added up to since the communicator was opened,
+/* The totals of an event on this rank since the communicator was opened,
  * its engines included. */
 typedef struct shard_counter {
   size_t struct_size;

@@ -30,7 +30,7 @@ TEST(SettingsTest, AnEmptyEnvironmentChangesNothing) {
   EXPECT_EQ(settings.metrics, "host.prom");
 }
 
-TEST(SettingsTest, TheEnvironmentGoesBeforeTheHost) {
+TEST(SettingsTest, TheEnvironmentOverridesTheHost) {
   ObserverSettings settings = {.trace = "host.json", .metrics = "host.prom"};
   EXPECT_OK(Read({{"SHARD_LOG", "debug"},
                   {"SHARD_LOG_FILE", "run.log"},

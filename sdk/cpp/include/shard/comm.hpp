@@ -42,7 +42,7 @@ struct CommOptions {
   std::string metrics = {};
 };
 
-// What an event of a rank has added up to. See shard_counter.
+// The totals of an event on a rank. See shard_counter.
 struct Counter {
   std::uint64_t calls = 0;
   std::uint64_t errors = 0;

@@ -175,12 +175,12 @@ pub struct shard_comm_options {
     /// The path of a file in which the ranks of a host write, together, when each
     /// of their calls, phases, collectives and transfers began and ended. Perfetto
     /// and chrome://tracing open it. Default: no trace. The environment's
-    /// SHARD_TRACE goes before it, so that a user can trace any host.
+    /// SHARD_TRACE overrides it, so that a user can trace any host.
     pub trace: *const c_char,
     /// The path of a file of counters in the text format of Prometheus, replaced
     /// at most every 5 seconds, by a rank's calls. Each rank has its own: the rank
     /// is put before the extension, "shard.prom" → "shard.rank0.prom". Default:
-    /// none. The environment's SHARD_METRICS goes before it.
+    /// none. The environment's SHARD_METRICS overrides it.
     pub metrics: *const c_char,
 }
 /// All fields zero, but for struct_size.
@@ -282,7 +282,7 @@ extern "C" {
     pub fn shard_comm_broadcast(comm: *mut shard_comm, data: *mut c_void, bytes: usize, root: i32, timeout: f64) -> *mut shard_error;
 }
 
-/// What an event of this rank has added up to since the communicator was opened,
+/// The totals of an event on this rank since the communicator was opened,
 /// its engines included.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -55,11 +55,11 @@ options! {
         /// The most verbose level that is logged; [`LogLevel::WARNING`] unless given.
         log_level: Option<LogLevel>,
         /// The path of a trace that the ranks of a host write together; Perfetto opens
-        /// it. SHARD_TRACE of the environment goes before it. None unless given.
+        /// it. SHARD_TRACE of the environment overrides it. None unless given.
         trace: String,
         /// The path of the counters in the text format of Prometheus. Each rank has its
         /// own: "shard.prom" is "shard.rank0.prom" on rank 0. SHARD_METRICS of the
-        /// environment goes before it. None unless given.
+        /// environment overrides it. None unless given.
         metrics: String,
     } with {
         log: Log,
@@ -67,7 +67,7 @@ options! {
 }
 
 info! {
-    /// What an event of a rank has added up to.
+    /// The totals of an event on a rank since the communicator was opened.
     Counter from shard_counter as raw {
         /// How often the event occurred.
         calls: u64 = raw.calls,
