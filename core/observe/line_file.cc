@@ -26,8 +26,8 @@ bool WaitForRoom(int fd) {
   pollfd room = {fd, POLLOUT, 0};
   int ready = 0;
   do {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        deadline.Remaining());
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline.Remaining());
     ready = ::poll(&room, 1, static_cast<int>(left.count()));
   } while (ready < 0 && errno == EINTR && !deadline.Expired());
   return ready > 0;

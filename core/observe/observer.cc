@@ -66,8 +66,8 @@ void AppendSpan(TextLine& line, const EventArguments& arguments, int64_t begin,
   if (!result.ok()) (line << " message=").AppendQuoted(result.message());
 }
 
-// Returns true for the first thread that comes when a file is due, or `at_once`,
-// and sets the time of the next write.
+// Returns true for the first thread that comes when a file is due, or
+// `at_once`, and sets the time of the next write.
 bool IsDue(std::atomic<int64_t>* next, int64_t interval, int64_t now,
            bool at_once) {
   int64_t when = next->load(std::memory_order_relaxed);
@@ -200,8 +200,7 @@ std::string Observer::MetricsText() const {
 }
 
 void Observer::FlushTrace(int64_t now, bool at_once) {
-  if (trace_ == nullptr ||
-      !IsDue(&next_flush_, kFlushInterval, now, at_once)) {
+  if (trace_ == nullptr || !IsDue(&next_flush_, kFlushInterval, now, at_once)) {
     return;
   }
   const StatusOr<bool> flushed = trace_->Flush(false);

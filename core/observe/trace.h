@@ -92,9 +92,9 @@ class Trace {
   std::unique_ptr<char[]> filling_;                // GUARDED_BY(mutex_)
   std::array<Thread, kMostThreads> threads_ = {};  // GUARDED_BY(mutex_)
   size_t num_threads_ = 0;                         // GUARDED_BY(mutex_)
-  uint64_t num_events_ = 0;  // Those in `filling_`. GUARDED_BY(mutex_)
-  std::mutex flush_mutex_;                         // Locked before mutex_.
-  std::unique_ptr<char[]> writing_;                // GUARDED_BY(flush_mutex_)
+  uint64_t num_events_ = 0;          // Those in `filling_`. GUARDED_BY(mutex_)
+  std::mutex flush_mutex_;           // Locked before mutex_.
+  std::unique_ptr<char[]> writing_;  // GUARDED_BY(flush_mutex_)
 };
 
 }  // namespace shard

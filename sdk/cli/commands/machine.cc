@@ -105,10 +105,10 @@ std::string Why() { return std::strerror(errno); }
 void LookForBlas(Section* section) {
   std::string tried;
   for (const char* const name :
-       {"libopenblas.so.0", "libopenblas.so", "libmkl_rt.so.2",
-        "libmkl_rt.so", "libblis.so.4", "libblis.so", "libblis-mt.so",
-        "libarmpl_lp64.so", "libflexiblas.so.3", "libcblas.so.3",
-        "libcblas.so", "libblas.so.3", "libblas.so"}) {
+       {"libopenblas.so.0", "libopenblas.so", "libmkl_rt.so.2", "libmkl_rt.so",
+        "libblis.so.4", "libblis.so", "libblis-mt.so", "libarmpl_lp64.so",
+        "libflexiblas.so.3", "libcblas.so.3", "libcblas.so", "libblas.so.3",
+        "libblas.so"}) {
     if (void* const handle = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL)) {
       section->Info("blas", std::string(name) + ", for the optimizer muon");
       ::dlclose(handle);

@@ -245,10 +245,9 @@ TEST(ObserverTest, AFileSystemWithoutLocksEndsTheTraceWithOneWarning) {
   const std::string path = folder / "trace.json";
   file_locks_work = false;
   for (int rank = 0; rank < 2; ++rank) {
-    const auto observer = Open({.log_level = LogLevel::kWarning,
-                                .log_file = log,
-                                .trace = path},
-                               rank);
+    const auto observer =
+        Open({.log_level = LogLevel::kWarning, .log_file = log, .trace = path},
+             rank);
     observer->Record(EventId::kStep, {}, 0, 1, Internal("flush"));
     observer->Record(EventId::kStep, {}, 0, 1, Internal("flush"));
     // The warning is an event too.

@@ -88,8 +88,8 @@ TEST(TraceFileTest, APartOfALineIsRemoved) {
   EXPECT_OK(Append(*file, EventOf(0, "a") + EventOf(0, "b")));
   const std::string whole = ReadText(path);
   // Longer than what the next writer writes.
-  const std::string torn = whole.substr(0, whole.size() - 3) +
-                           EventOf(0, std::string(100, 'c'));
+  const std::string torn =
+      whole.substr(0, whole.size() - 3) + EventOf(0, std::string(100, 'c'));
   for (size_t size = whole.size() - 3; size <= torn.size(); ++size) {
     WriteText(path, torn.substr(0, size));
     EXPECT_OK(Append(*file, EventOf(1, "d")));
@@ -102,7 +102,8 @@ TEST(TraceFileTest, WhatIsNoTraceIsReplaced) {
   const TempFolder folder;
   const std::string path = folder / "trace.json";
   const std::string long_text(20000, 'x');
-  for (const char* text : {"x", "\n\n", ",\n", "]", "not a trace\n", long_text.c_str()}) {
+  for (const char* text :
+       {"x", "\n\n", ",\n", "]", "not a trace\n", long_text.c_str()}) {
     WriteText(path, text);
     const auto file = TraceFile::Open(path, false);
     EXPECT_OK(Append(*file, EventOf(0, "a")));
