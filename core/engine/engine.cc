@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Longer than other files: the facade, whose calls are some lines each.
 
 #include "core/engine/engine.h"
 
