@@ -226,7 +226,7 @@ struct CommOptions {
   int world_size = 0;   // 0: from the URL or the environment.
   double timeout = 60;  // Seconds to meet, and the default of every wait.
   Logger logger;
-  // What is written of this rank's events. The environment's settings, which
+  // The log, trace and metrics of this rank. The environment's settings, which
   // are read when the communicator is opened, override these.
   ObserverSettings observe;
   // Made by OpenCommunicator, from the two above.

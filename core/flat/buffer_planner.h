@@ -37,7 +37,7 @@ class BufferPlanner {
   StatusOr<int64_t> WorkspaceNumel(const FlatBufferPlan& buffer) const;
 
  private:
-  // What the plans of all buffers of a kind share.
+  // The common part of the plans of all buffers of a kind.
   struct Kind {
     FlatBufferPlan plan;  // Without its unit and layout.
     FlatLayout::Alignment alignment;

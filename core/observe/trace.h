@@ -60,7 +60,7 @@ class Trace {
   uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
 
  private:
-  // Of each of the two buffers: several steps of a large model.
+  // The size of each of the two buffers: several steps of a large model.
   static constexpr size_t kBytes = size_t{256} << 10;
   // Threads of a rank that the trace knows.
   static constexpr size_t kMostThreads = 64;

@@ -24,7 +24,7 @@ const (
 // EngineOptions are the options of EngineCreate. Zero fields have their
 // defaults.
 type EngineOptions struct {
-	// Of the creation, and the default of this engine's waits. Default: the
+	// The deadline of the creation, and the default of this engine's waits. Default: the
 	// communicator's.
 	Timeout      time.Duration
 	LossScaling  string // "static?scale=1024", "dynamic?init_scale=65536".
@@ -54,12 +54,12 @@ type engineState struct {
 	// Until the next call that changes the engine's values: of the state dicts
 	// since the last one; nil when there are none.
 	values *lifetime
-	// Of the copies of full parameters; nil when there are none.
+	// The lifetime of the copies of full parameters; nil when there are none.
 	summoned *lifetime
 	units    map[UnitID]*unitLifetimes // Those that are acquired.
 	layout   engineLayout
 	bound    map[ParamID]boundMemory
-	// What calls that failed for good had bound: the library may use it.
+	// The memory bound by calls that failed for good: the library may use it.
 	unbound []boundMemory
 	saves   []runningSave
 }

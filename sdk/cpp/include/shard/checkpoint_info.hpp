@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What checkpoints and state dicts say of their contents: the structs of
+// The contents of checkpoints and state dicts: the structs of
 // shard/checkpoint.h, with shapes and ids for numbers.
 
 #ifndef SHARD_CHECKPOINT_INFO_HPP_

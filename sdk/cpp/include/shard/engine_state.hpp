@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an engine shares with its units, its full parameters and its saves. Each
-// of these keeps the engine, and the callbacks that it may run, alive.
+// The state that an engine shares with its units, its full parameters and its
+// saves. Each of these keeps the engine, and the callbacks that it may run,
+// alive.
 
 #ifndef SHARD_ENGINE_STATE_HPP_
 #define SHARD_ENGINE_STATE_HPP_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What plans say of parameters, flat buffers, names, modules and buffers of the
-// model: the structs of shard/plan.h and shard/layout.h, with ids and shapes
-// for numbers. Each owns what it says.
+// The parameters, flat buffers, names, modules and buffers of a plan: the
+// structs of shard/plan.h and shard/layout.h, with ids and shapes for numbers.
+// Each owns what it says.
 
 #ifndef SHARD_LAYOUT_HPP_
 #define SHARD_LAYOUT_HPP_
