@@ -51,7 +51,7 @@ type handle struct {
 	guard *guard // May be nil.
 	free  func() // Frees the object, and what must live as long as it.
 
-	mu     sync.Mutex // Guards what follows.
+	mu     sync.Mutex // Guards what follows; what a close changes, the guard does too.
 	object unsafe.Pointer
 	users  int // Calls in progress; the engines of a communicator.
 	closed bool
@@ -71,11 +71,11 @@ func (h *handle) exclusive(call func(object unsafe.Pointer) error) error {
 		return err
 	}
 	defer h.guard.leave()
-	object, err := h.open()
-	if err != nil {
-		return err
+	// close has the guard too.
+	if h.closed {
+		return h.closedError()
 	}
-	return h.guard.result(call(object))
+	return h.guard.result(call(h.object))
 }
 
 // shared makes a call that may overlap others.

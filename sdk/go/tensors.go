@@ -3,6 +3,31 @@
 package shard
 
 // #include "shard/shard.h"
+//
+// // Pointers to results, which a call through cgo moves to Go's heap, would cost
+// // as much as the call.
+// typedef struct {
+//   void* data;
+//   shard_error* error;
+// } tensor;
+//
+// static tensor get_param(shard_engine* engine, int32_t param) {
+//   const void* data = NULL;
+//   shard_error* error = shard_engine_param(engine, param, &data, NULL);
+//   return (tensor){(void*)data, error};
+// }
+//
+// static tensor get_writable_param(shard_engine* engine, int32_t param) {
+//   tensor found = {NULL, NULL};
+//   found.error = shard_engine_writable_param(engine, param, &found.data, NULL);
+//   return found;
+// }
+//
+// static tensor get_grad(shard_engine* engine, int32_t param) {
+//   tensor found = {NULL, NULL};
+//   found.error = shard_engine_grad(engine, param, &found.data, NULL);
+//   return found;
+// }
 import "C"
 
 import (
@@ -110,27 +135,22 @@ func (s *engineState) gradLifetime(unit UnitID) *lifetime {
 }
 
 // tensor is one of the functions that give a pointer to a tensor.
-type tensor func(engine *C.shard_engine, param C.int32_t, data *unsafe.Pointer, numel *C.int64_t) *C.shard_error
+type tensor func(engine *C.shard_engine, param C.int32_t) C.tensor
 
-func param(engine *C.shard_engine, param C.int32_t, data *unsafe.Pointer, numel *C.int64_t) *C.shard_error {
-	return C.shard_engine_param(engine, param, data, numel)
+func param(engine *C.shard_engine, param C.int32_t) C.tensor { return C.get_param(engine, param) }
+
+func writableParam(engine *C.shard_engine, param C.int32_t) C.tensor {
+	return C.get_writable_param(engine, param)
 }
 
-func writableParam(engine *C.shard_engine, param C.int32_t, data *unsafe.Pointer, numel *C.int64_t) *C.shard_error {
-	return C.shard_engine_writable_param(engine, param, data, numel)
-}
-
-func grad(engine *C.shard_engine, param C.int32_t, data *unsafe.Pointer, numel *C.int64_t) *C.shard_error {
-	return C.shard_engine_grad(engine, param, data, numel)
-}
+func grad(engine *C.shard_engine, param C.int32_t) C.tensor { return C.get_grad(engine, param) }
 
 // view makes a view of a tensor, whose type and lifetime kind returns.
 func (e *Engine) view(param ParamID, get tensor, kind func(paramTypes) (DType, *lifetime, error)) (View, error) {
 	var view View
 	err := e.h.exclusive(func(object unsafe.Pointer) error {
-		var data unsafe.Pointer
-		var numel C.int64_t
-		if err := takeError(get((*C.shard_engine)(object), C.int32_t(param), &data, &numel)); err != nil {
+		found := get((*C.shard_engine)(object), C.int32_t(param))
+		if err := takeError(found.error); err != nil {
 			return err
 		}
 		types, err := e.state.layout.types(param)
@@ -141,7 +161,7 @@ func (e *Engine) view(param ParamID, get tensor, kind func(paramTypes) (DType, *
 		if err != nil {
 			return err
 		}
-		view = View{owner: e, life: life, data: data, numel: int64(numel), dtype: dtype}
+		view = View{owner: e, life: life, data: found.data, numel: types.numel, dtype: dtype}
 		return nil
 	})
 	return view, err
