@@ -25,6 +25,14 @@ install_to() {
   tools/packaging/documents.sh . "$1"
 }
 
+# check_documents PREFIX: the links of the installed documents lead somewhere.
+check_documents() {
+  local documents
+  mapfile -t documents < <(find "$1" -name '*.md')
+  ((${#documents[@]} > 15)) || fail "$1 has ${#documents[@]} documents"
+  tests/docs/links.sh "${documents[@]}" || fail "links of documents"
+}
+
 # ---- The archives ------------------------------------------------------------
 
 # Both archives have the same bytes when they are made once more, from files of
@@ -49,6 +57,7 @@ version="$(sed -n 's/^Version: //p' "$prefix/lib/pkgconfig/shard.pc")"
 ! grep -rlF -e "$TEST_TMPDIR" -e "$here" "$prefix" ||
   fail "the files above name the place where they were made"
 [[ -z "$(find "$prefix" -xtype l)" ]] || fail "links lead nowhere"
+check_documents "$prefix"
 
 # The library is small.
 bytes="$(stat -c %s "$prefix/lib/libshard.so.0")"
@@ -231,6 +240,7 @@ debian() {
 debian --install "$deb"
 "$root/usr/bin/shardctl" --version | grep -q " $version\$" || fail "shardctl"
 [[ "$(readlink "$root/usr/lib/libshard.so")" == libshard.so.0 ]] || fail "link"
+check_documents "$root/usr"
 (cd "$root" && md5sum --quiet -c var/lib/dpkg/info/libshard.md5sums)
 grep -qx "prefix=/usr" "$root/usr/lib/pkgconfig/shard.pc" ||
   fail "pkg-config gives folders that the compiler knows"

@@ -48,9 +48,10 @@ dependencies() {
 
 mkdir -p "$root/usr" "$root/DEBIAN"
 cp -a "$prefix/." "$root/usr"
-# Debian's names, and compressed as Debian has them.
+# Debian's names, and compressed as Debian has them. The documents link to
+# CHANGELOG.md.
 documents="$root/usr/share/doc/libshard"
-mv "$documents/CHANGELOG.md" "$documents/changelog"
+cp "$documents/CHANGELOG.md" "$documents/changelog"
 gzip -9n "$documents/changelog" "$root/usr/share/man/man1"/*.1
 # The place is known here, so that pkg-config need not name it.
 sed -i 's,^prefix=.*,prefix=/usr,' "$root/usr/lib/pkgconfig/shard.pc"

@@ -9,7 +9,7 @@
 # what programs need.
 #
 # The quickstart is in share/shard, which images of containers keep; many leave
-# share/doc out. The documents find it through a link.
+# share/doc out.
 
 set -euo pipefail
 built="$1"
@@ -22,15 +22,20 @@ put() {
   install -D -T -m 644 "$1" "$2"
 }
 
+# put_document FROM TO: links lead to what is installed.
+put_document() {
+  tools/packaging/document.py "$1" | put /dev/stdin "$2"
+}
+
 for name in README.md CHANGELOG.md SECURITY.md docs/*.md; do
-  put "$name" "$folder/$name"
+  put_document "$name" "$folder/$name"
 done
 put LICENSE "$folder/copyright"
-for name in samples/quickstart/README.md samples/quickstart/quickstart.*; do
+put_document samples/quickstart/README.md \
+  "$prefix/share/shard/samples/quickstart/README.md"
+for name in samples/quickstart/quickstart.*; do
   put "$name" "$prefix/share/shard/$name"
 done
-rm -rf -- "$folder/samples"
-ln -s ../../shard/samples "$folder/samples"
 
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
