@@ -28,7 +28,7 @@ def go_program(name, src, out, module = None):
             scratch="$$(mktemp -d)"
             trap 'chmod -R u+w "$$scratch"; rm -rf "$$scratch"' EXIT
             export GOCACHE="$$scratch/cache" GOPATH="$$scratch/path"
-            export GOENV=off GOFLAGS=-mod=mod GOPROXY=off CGO_ENABLED=1
+            export GOENV=off GOFLAGS= GOPROXY=off CGO_ENABLED=1
             export CGO_CFLAGS="-O2 -I$$root/api/include" CGO_LDFLAGS="-L$$scratch"
             ln -s "$$root/$(location //api:libshard.so.0)" "$$scratch/libshard.so"
             cp -L --parents $(locations //sdk/go:package) %s "$$scratch"
