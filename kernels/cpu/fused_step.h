@@ -45,7 +45,6 @@
 #include "core/base/dtype.h"
 #include "kernels/cpu/gradients.h"
 #include "kernels/cpu/random.h"
-#include "kernels/cpu/target.h"
 #include "kernels/formula/registry.h"
 
 namespace shard {

@@ -26,7 +26,7 @@
 #include "core/flat/plan.h"
 #include "core/model/model.h"
 #include "core/optim/groups.h"
-#include "kernels/cpu/fused_step.h"
+#include "kernels/cpu/target.h"
 #include "tests/conformance/golden.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/thread_ranks.h"

@@ -30,6 +30,6 @@ def test_program(name, tests, deps, **kwargs):
     cc_test(
         name = name,
         srcs = [name + ".cc"],
-        deps = deps + [":%s_files" % name],
+        deps = deps,
         **kwargs
     )

@@ -16,6 +16,7 @@
 #include "core/base/dtype.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/fused_step.h"
+#include "kernels/cpu/target.h"
 #include "kernels/formula/registry.h"
 
 namespace shard {
