@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,6 +15,17 @@
 #include "core/base/write_signals.h"
 
 namespace shard {
+
+Status CheckIsNoFolder(const std::string& path) {
+  struct stat facts;
+  if (!path.ends_with('/') &&
+      (::stat(path.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode))) {
+    return Status();
+  }
+  return FailedPrecondition("the metrics '", path,
+                            "' are a folder; name a file in it, such as "
+                            "shard.prom");
+}
 
 std::string MetricsPath(std::string_view path, int rank) {
   const size_t name = path.rfind('/') + 1;  // 0 without a slash.

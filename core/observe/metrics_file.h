@@ -10,6 +10,9 @@
 
 namespace shard {
 
+// Returns an error for a path of a folder, beside which the ranks would write.
+Status CheckIsNoFolder(const std::string& path);
+
 // Returns the path of a rank's metrics: `path` with the rank before the
 // extension, "run/shard.prom" → "run/shard.rank0.prom".
 std::string MetricsPath(std::string_view path, int rank);

@@ -93,6 +93,7 @@ StatusOr<std::shared_ptr<Observer>> Observer::Open(
                            Trace::Open(settings.trace, rank, world_size));
   }
   if (!settings.metrics.empty()) {
+    SHARD_RETURN_IF_ERROR(CheckIsNoFolder(settings.metrics));
     std::string path = FromRoot(MetricsPath(settings.metrics, rank));
     SHARD_RETURN_IF_ERROR(ReplaceFile(path, observer->MetricsText()));
     observer->metrics_ = std::move(path);

@@ -236,6 +236,8 @@ TEST(EnvironmentTest, ValuesThatCannotBeAreErrors) {
       {"SHARD_TRACE", folder.path(), SHARD_FAILED_PRECONDITION},
       {"SHARD_TRACE", folder / "no/trace", SHARD_NOT_FOUND},
       {"SHARD_METRICS", folder / "no/metrics", SHARD_NOT_FOUND},
+      {"SHARD_METRICS", folder.path(), SHARD_FAILED_PRECONDITION},
+      {"SHARD_METRICS", folder / "new/", SHARD_FAILED_PRECONDITION},
       {"SHARD_TRACE", folder / std::string(5000, 'x'), SHARD_INVALID_ARGUMENT},
   };
   for (const auto& [name, value, code] : cases) {

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/in_child.h"
 #include "tests/core/base/temp_folder.h"
@@ -42,6 +44,20 @@ TEST(MetricsFileTest, AFileIsReplacedWhole) {
   EXPECT_OK(ReplaceFile(path, "second\n"));
   EXPECT_EQ(ReadText(path), "second\n");
   EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
+}
+
+// A process that was killed left a draft; somebody else put a link there.
+TEST(MetricsFileTest, WhatStandsWhereTheTextIsWrittenFirstIsReplaced) {
+  const TempFolder folder;
+  const std::string path = folder / "m.prom";
+  testing::WriteText(path + ".tmp", "a draft that is longer than the text\n");
+  EXPECT_OK(ReplaceFile(path, "text\n"));
+  EXPECT_EQ(ReadText(path), "text\n");
+  testing::WriteText(folder / "other", "of somebody else\n");
+  std::filesystem::create_symlink(folder / "other", path + ".tmp");
+  EXPECT_OK(ReplaceFile(path, "second\n"));
+  EXPECT_EQ(ReadText(path), "second\n");
+  EXPECT_EQ(ReadText(folder / "other"), "of somebody else\n");
 }
 
 TEST(MetricsFileTest, AFolderThatDoesNotExistIsNamed) {
