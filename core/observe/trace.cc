@@ -3,7 +3,6 @@
 #include "core/observe/trace.h"
 
 #include <pthread.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -13,16 +12,6 @@
 #include "core/observe/text_line.h"
 
 namespace shard {
-
-namespace {
-
-// Lets another rank end its write, which takes microseconds.
-void PauseAMillisecond() {
-  const timespec pause = {0, 1'000'000};
-  ::nanosleep(&pause, nullptr);
-}
-
-}  // namespace
 
 StatusOr<std::unique_ptr<Trace>> Trace::Open(const std::string& path, int rank,
                                              int world_size) {
@@ -105,16 +94,6 @@ void Trace::Add(EventId event, const EventArguments& arguments, int64_t begin,
   }
 }
 
-StatusOr<bool> Trace::Lock(bool last) const {
-  constexpr int kMostPauses = 1000;
-  StatusOr<bool> locked = file_.TryLock();
-  for (int p = 0; last && locked.ok() && !*locked && p < kMostPauses; ++p) {
-    PauseAMillisecond();
-    locked = file_.TryLock();
-  }
-  return locked;
-}
-
 StatusOr<bool> Trace::Flush(bool last) {
   if (failed_) return true;
   if (!started_) return false;
@@ -126,7 +105,7 @@ StatusOr<bool> Trace::Flush(bool last) {
   }
   bool locked = false;
   Status status = CatchOutOfMemory([&]() -> Status {
-    SHARD_ASSIGN_OR_RETURN(locked, Lock(last));
+    SHARD_ASSIGN_OR_RETURN(locked, last ? file_.Lock() : file_.TryLock());
     return Status();
   });
   if (status.ok() && !locked && !last) return false;

@@ -72,8 +72,6 @@ class Trace {
 
   Trace(TraceFile file, int rank, int world_size);
 
-  // Takes the file, as Flush does. REQUIRES: the lock of flush_mutex_.
-  StatusOr<bool> Lock(bool last) const;
   // REQUIRES, below: the lock of mutex_. Append returns false for a line that
   // it drops.
   bool Append(std::string_view line);

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -28,6 +29,12 @@ constexpr std::string_view kEnd = "\n]\n";
 
 // More than the longest line.
 constexpr off_t kTail = off_t{16} << 10;
+
+// Lets another writer end, which takes microseconds.
+void PauseAMillisecond() {
+  const timespec pause = {0, 1'000'000};
+  ::nanosleep(&pause, nullptr);
+}
 
 // Returns true at the first call of this process for a file. The files are kept
 // as numbers in a table without a lock, which a child of fork can use; a file
@@ -70,17 +77,40 @@ StatusOr<TraceFile> TraceFile::Open(const std::string& path, bool begins) {
                               "' is not a regular file; name one, or a path "
                               "where there is nothing yet");
   }
-  if (begins && IsFirstOfProcess(path, facts) &&
-      ::ftruncate(file.fd_.get(), 0) != 0) {
-    return file.Error("emptying");
+  if (begins && IsFirstOfProcess(path, facts)) {
+    SHARD_RETURN_IF_ERROR(file.Empty());
   }
   return file;
+}
+
+Status TraceFile::Empty() const {
+  // A rank of another run that writes meanwhile would write behind the end.
+  const StatusOr<bool> locked = Lock();
+  if (locked.ok() && !*locked) {
+    return Unavailable("another process has been writing the trace '", path_,
+                       "' for a second; end it, or name another file");
+  }
+  // Where there are no locks, nobody writes.
+  const Status status =
+      ::ftruncate(fd_.get(), 0) == 0 ? Status() : Error("emptying");
+  if (locked.ok()) Unlock();
+  return status;
 }
 
 StatusOr<bool> TraceFile::TryLock() const {
   if (::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0) return true;
   if (errno == EWOULDBLOCK || errno == EINTR) return false;
   return Error("locking");
+}
+
+StatusOr<bool> TraceFile::Lock() const {
+  constexpr int kMostPauses = 1000;
+  StatusOr<bool> locked = TryLock();
+  for (int p = 0; locked.ok() && !*locked && p < kMostPauses; ++p) {
+    PauseAMillisecond();
+    locked = TryLock();
+  }
+  return locked;
 }
 
 void TraceFile::Unlock() const { ::flock(fd_.get(), LOCK_UN); }
@@ -116,13 +146,14 @@ Status TraceFile::Write(std::string_view bytes, off_t at) const {
 }
 
 Status TraceFile::Append(std::string_view events) const {
-  SHARD_ASSIGN_OR_RETURN(off_t end, FindEnd());
-  if (end + static_cast<off_t>(events.size()) > kMostBytes) {
-    return ResourceExhausted("the trace '", path_, "' has ", end,
+  SHARD_ASSIGN_OR_RETURN(const off_t before, FindEnd());
+  if (before + static_cast<off_t>(events.size()) > kMostBytes) {
+    return ResourceExhausted("the trace '", path_, "' has ", before,
                              " bytes; at most ", kMostBytes,
                              " are written: trace fewer steps");
   }
   Status status;
+  off_t end = before;
   if (end == 0) {
     status = Write(kBegin, 0);
     end = static_cast<off_t>(kBegin.size());
@@ -137,7 +168,9 @@ Status TraceFile::Append(std::string_view events) const {
   }
   if (status.ok()) return status;
   // There was room for the bracket where it stood before.
-  if (::ftruncate(fd_.get(), end) == 0) (void)Write(kEnd, end).ok();
+  if (::ftruncate(fd_.get(), before) == 0 && before > 0) {
+    (void)Write(kEnd, before).ok();
+  }
   return status;
 }
 

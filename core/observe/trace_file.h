@@ -37,18 +37,22 @@ class TraceFile {
   // Returns whether this writer now has the file; false while another one has
   // it. Never waits. An error where the file system has no locks.
   StatusOr<bool> TryLock() const;
-  // Ends TryLock. Errors are of no account: closing ends the lock too.
+  // As TryLock, but waits for the other writer, at most a second.
+  StatusOr<bool> Lock() const;
+  // Ends TryLock and Lock. Errors are of no account: closing ends the lock too.
   void Unlock() const;
 
   // Appends `events`, each beginning with ",\n". After an error the file
   // holds what it held before. kResourceExhausted for a file that is too long.
-  // REQUIRES: TryLock.
+  // REQUIRES: the lock.
   Status Append(std::string_view events) const;
 
  private:
   TraceFile(std::string path, Fd fd)
       : path_(std::move(path)), fd_(std::move(fd)) {}
 
+  // Removes what the file holds.
+  Status Empty() const;
   // Returns the place behind the last whole event.
   StatusOr<off_t> FindEnd() const;
   Status Write(std::string_view bytes, off_t at) const;

@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "core/base/strings.h"
@@ -40,7 +43,10 @@ Status Append(const TraceFile& file, const std::string& events) {
 }
 
 // The events of a file, without the one that it begins with.
-size_t CountIn(const std::string& path) { return ReadTrace(path).size() - 1; }
+size_t CountIn(const std::string& path) {
+  const size_t count = ReadTrace(path).size();
+  return count == 0 ? 0 : count - 1;
+}
 
 TEST(TraceFileTest, TheFileIsWholeAfterEachWriteOfEachWriter) {
   const TempFolder folder;
@@ -65,6 +71,19 @@ TEST(TraceFileTest, OneWriterAtATimeHasTheFile) {
   EXPECT_FALSE(IsLocked(*second));
   first->Unlock();
   EXPECT_TRUE(IsLocked(*second));
+}
+
+// Its next write would leave a hole in the file.
+TEST(TraceFileTest, AFileIsNotEmptiedWhileAnotherWriterHasIt) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const auto other = TraceFile::Open(path, false);
+  ASSERT_OK(other);
+  EXPECT_OK(Append(*other, EventOf(0, "a")));
+  EXPECT_TRUE(IsLocked(*other));
+  ExpectError(TraceFile::Open(path, true), StatusCode::kUnavailable,
+              {path, "name another file"});
+  EXPECT_EQ(CountIn(path), 1u);
 }
 
 TEST(TraceFileTest, AProcessBeginsAFileOnce) {
@@ -93,7 +112,7 @@ TEST(TraceFileTest, APartOfALineIsRemoved) {
   for (size_t size = whole.size() - 3; size <= torn.size(); ++size) {
     WriteText(path, torn.substr(0, size));
     EXPECT_OK(Append(*file, EventOf(1, "d")));
-    EXPECT_GE(CountIn(path), 2u) << size;
+    ASSERT_GE(CountIn(path), 2u) << size;
     EXPECT_EQ(ReadTrace(path).back()["name"], "d") << size;
   }
 }
@@ -124,6 +143,35 @@ TEST(TraceFileTest, AFullDiskLeavesAWholeFile) {
     EXPECT_NE(status.message().find(path), std::string::npos);
   });
   EXPECT_EQ(CountIn(path), 1u);
+}
+
+// Nor does the process die of SIGXFSZ, which ftruncate sends too.
+TEST(TraceFileTest, ADiskThatIsFullFromTheBeginningLeavesAnEmptyFile) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  for (const rlim_t room : {0, 10, 100}) {
+    testing::InChild([&] {
+      const auto file = TraceFile::Open(path, true);
+      ASSERT_OK(file);
+      testing::LowerLimit(RLIMIT_FSIZE, room);
+      EXPECT_FALSE(Append(*file, EventOf(0, "a")).ok());
+    });
+    EXPECT_EQ(ReadText(path), "") << room;
+  }
+}
+
+TEST(TraceFileTest, AFileIsNotWrittenBeyondWhatAViewerOpens) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const auto file = TraceFile::Open(path, true);
+  ASSERT_OK(file);
+  // Without blocks on the disk, but for the last.
+  ASSERT_EQ(::truncate(path.c_str(), TraceFile::kMostBytes - 100), 0);
+  std::ofstream(path, std::ios::app) << EventOf(0, "a") << "\n]\n";
+  const auto size = std::filesystem::file_size(path);
+  ExpectError(Append(*file, EventOf(0, "b")), StatusCode::kResourceExhausted,
+              {path, "trace fewer steps"});
+  EXPECT_EQ(std::filesystem::file_size(path), size);
 }
 
 TEST(TraceFileTest, PathsThatCannotBeTracesAreErrors) {
