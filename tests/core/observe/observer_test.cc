@@ -4,13 +4,19 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 #include <string>
@@ -27,13 +33,17 @@
 namespace {
 
 bool file_locks_work = true;
+// How often a file was found locked.
+std::atomic<int> locks_denied = 0;
 
 }  // namespace
 
 // Takes the place of libc's.
 extern "C" int flock(int fd, int operation) noexcept {
   if (file_locks_work) {
-    return static_cast<int>(::syscall(SYS_flock, fd, operation));
+    const auto result = static_cast<int>(::syscall(SYS_flock, fd, operation));
+    if (result < 0 && errno == EWOULDBLOCK) ++locks_denied;
+    return result;
   }
   errno = ENOSYS;
   return -1;
@@ -84,6 +94,8 @@ TEST(ObserverTest, CountsCallsErrorsBytesAndSeconds) {
   EXPECT_EQ(counter.errors, 1u);
   EXPECT_EQ(counter.bytes, 15u);
   EXPECT_EQ(counter.seconds, 2.5);
+  observer->Count(EventId::kOverlapped, 7);
+  EXPECT_EQ(observer->counters().Find("overlapped")->bytes, 7u);
   ExpectError(observer->counters().Find("reed"), StatusCode::kNotFound,
               {"'reed'", "reduce_scatter", "read"});
 }
@@ -102,6 +114,7 @@ TEST(ObserverTest, ASpanIsALineWithKeysAndValues) {
   const std::string path = folder / "run.log";
   const auto observer =
       Open({.log_level = LogLevel::kInfo, .log_file = path}, 1);
+  const time_t begin = ::time(nullptr);
   observer->Record(EventId::kSave, {.what = "my \"ckpt\"", .step = 7},
                    1'000'000'000, 2'500'000'001, Status());
   observer->Record(EventId::kLoad, {.what = "x"}, 0, 1,
@@ -123,7 +136,51 @@ TEST(ObserverTest, ASpanIsALineWithKeysAndValues) {
   for (size_t l = 0; l < lines.size(); ++l) {
     EXPECT_TRUE(std::regex_match(lines[l], std::regex(time + rest[l])))
         << lines[l];
+    tm utc = {};
+    ::strptime(lines[l].c_str(), "time=%Y-%m-%dT%H:%M:%S", &utc);
+    EXPECT_GE(::timegm(&utc), begin);
+    EXPECT_LE(::timegm(&utc), ::time(nullptr));
   }
+  EXPECT_EQ(observer->counters().Find("plan_warning")->calls, 1u);
+}
+
+TEST(ObserverTest, ASpanOfTheTraceHasItsArgumentsAndItsThread) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  auto observer = Open({.trace = path}, 1);
+  std::thread([&] {
+    ::pthread_setname_np(::pthread_self(), "other");
+    observer->Record(EventId::kGather,
+                     {.what = "phase", .unit = 2, .step = 3, .bytes = 4},
+                     1'000'000, 3'500'000, Internal("broken"));
+  }).join();
+  observer->Log(EventId::kSkipped, "a message");
+  observer.reset();
+  nlohmann::json span, moment, ranks_name;
+  std::map<std::string, int64_t> threads;
+  for (const nlohmann::json& event : ReadTrace(path)) {
+    if (event["name"] == "gather") span = event;
+    if (event["name"] == "skipped") moment = event;
+    if (event["name"] == "process_name") ranks_name = event;
+    if (event["name"] == "thread_name") {
+      threads[event["args"]["name"]] = event["tid"];
+    }
+  }
+  EXPECT_EQ(span["args"], nlohmann::json::parse(R"({"what": "phase", "unit": 2,
+      "step": 3, "bytes": 4, "error": "INTERNAL"})"));
+  EXPECT_EQ(span["cat"], "unit");
+  // Microseconds.
+  EXPECT_EQ(span["ts"], 1000.0);
+  EXPECT_EQ(span["dur"], 2500.0);
+  EXPECT_EQ(moment["ph"], "i");
+  EXPECT_EQ(moment["args"]["what"], "a message");
+  EXPECT_EQ(moment["tid"], ::gettid());
+  ASSERT_EQ(threads.size(), 2u);
+  EXPECT_EQ(span["tid"], threads["other"]);
+  EXPECT_NE(span["tid"], moment["tid"]);
+  EXPECT_EQ(ranks_name["pid"], 1);
+  EXPECT_EQ(ranks_name["args"]["name"],
+            StrCat("rank 1 of 2, process ", ::getpid()));
 }
 
 TEST(ObserverTest, TheHostGetsMessagesOfItsLevel) {
@@ -268,10 +325,10 @@ TEST(ObserverTest, AFileSystemWithoutLocksEndsTheTraceWithOneWarning) {
 TEST(ObserverTest, MetricsAreNotWrittenMoreOftenWhereTheTraceMustWait) {
   const TempFolder folder;
   const std::string path = folder / "trace.json";
+  const auto observer = Open({.trace = path, .metrics = folder / "m.prom"});
   const auto stopped = TraceFile::Open(path, false);
   ASSERT_OK(stopped);
   ASSERT_OK(stopped->TryLock());
-  const auto observer = Open({.trace = path, .metrics = folder / "m.prom"});
   observer->Record(EventId::kStep, {}, 0, 1, Status());
   const std::string before = ReadText(folder / "m.rank0.prom");
   for (int i = 0; i < 10000; ++i) {
@@ -280,6 +337,40 @@ TEST(ObserverTest, MetricsAreNotWrittenMoreOftenWhereTheTraceMustWait) {
   EXPECT_GT(UnrecordedOf(*observer), 1000);
   EXPECT_EQ(ReadText(folder / "m.rank0.prom"), before);
   stopped->Unlock();
+}
+
+TEST(ObserverTest, TheLastEventsWaitForTheRankThatHasTheTrace) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  auto observer = Open({.trace = path});
+  const auto other = TraceFile::Open(path, false);
+  ASSERT_OK(other);
+  ASSERT_OK(other->TryLock());
+  observer->Record(EventId::kStep, {}, 0, 1, Status());
+  const int denied = locks_denied;
+  std::atomic<bool> closed = false;
+  std::thread writer([&] {
+    while (locks_denied < denied + 3 && !closed) std::this_thread::yield();
+    other->Unlock();
+  });
+  observer.reset();
+  closed = true;
+  writer.join();
+  EXPECT_EQ(CountByRank(ReadTrace(path)).at({0, "step"}), 1);
+}
+
+TEST(ObserverTest, ATraceThatAnotherRankHadIsWrittenByTheNextCall) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const auto observer = Open({.trace = path});
+  const auto other = TraceFile::Open(path, false);
+  ASSERT_OK(other);
+  ASSERT_OK(other->TryLock());
+  observer->Record(EventId::kStep, {}, 0, 1, Status());
+  EXPECT_EQ(ReadText(path), "");
+  other->Unlock();
+  observer->Record(EventId::kStep, {}, 2, 3, Status());
+  EXPECT_EQ(CountByRank(ReadTrace(path)).at({0, "step"}), 2);
 }
 
 TEST(ObserverTest, LinesThatAFullDiskLacksAreCounted) {
@@ -356,6 +447,45 @@ TEST(ObserverTest, AChildOfForkRecordsNothing) {
   EXPECT_EQ(ReadText(path), "");
   observer.reset();
   EXPECT_EQ(CountByRank(ReadTrace(path)).size(), 1u);
+}
+
+TEST(ObserverTest, MetricsAreWrittenAtOnceForErrorsAndElseEveryFewSeconds) {
+  const TempFolder folder;
+  const std::string path = folder / "m.rank0.prom";
+  auto observer = Open({.metrics = folder / "m.prom"});
+  const auto written = [&] {
+    constexpr std::string_view kSample = "event=\"step\"} ";
+    const std::string text = ReadText(path);
+    const size_t at = text.find(kSample);
+    return at == std::string::npos
+               ? -1
+               : std::atoi(text.c_str() + at + kSample.size());
+  };
+  EXPECT_EQ(written(), 0);
+  observer->Record(EventId::kStep, {}, 0, 1, Status());
+  EXPECT_EQ(written(), 1);
+  observer->Record(EventId::kStep, {}, 0, 1, Status());
+  EXPECT_EQ(written(), 1);
+  observer->Record(EventId::kStep, {}, 0, 1, Internal("broken"));
+  EXPECT_EQ(written(), 3);
+  observer->Record(EventId::kStep, {}, 0, 1, Status());
+  EXPECT_EQ(written(), 3);
+  observer.reset();
+  EXPECT_EQ(written(), 4);
+}
+
+TEST(ObserverTest, MetricsStayWhereTheyWereOpened) {
+  const TempFolder folder;
+  const TempFolder other;
+  testing::InChild([&] {
+    ASSERT_EQ(::chdir(folder.path().c_str()), 0);
+    const auto observer = Open({.metrics = "m.prom"});
+    ASSERT_EQ(::chdir(other.path().c_str()), 0);
+    observer->Record(EventId::kStep, {}, 0, 1, Internal("at once"));
+  });
+  EXPECT_NE(ReadText(folder / "m.rank0.prom").find("event=\"step\"} 1\n"),
+            std::string::npos);
+  EXPECT_TRUE(NamesIn(other.path()).empty());
 }
 
 TEST(ObserverTest, MetricsAreTextOfPrometheus) {
