@@ -3,12 +3,14 @@
 // Versions, errors, element types and communicators.
 
 #include <array>
+#include <filesystem>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "tests/core/base/temp_folder.h"
 #include "tests/sdk/cpp/sdk_testing.h"
 
 namespace shard_sdk_testing::comm_test {
@@ -24,7 +26,8 @@ TEST(VersionTest, ANewerLibraryFitsAndAnOlderOneOrAnotherAbiDoesNot) {
   using shard::detail::version_problem;
   EXPECT_EQ(version_problem("0.99.0", 0), "");
   EXPECT_EQ(version_problem("1.0.0", 0), "");
-  for (const char* version : {"0.1.7", "0.0.9", "", "zero"}) {
+  // The last number of these headers is 0: less is one that is not there.
+  for (const char* version : {"0.2", "0.1.7", "0.0.9", "", "zero"}) {
     EXPECT_NE(version_problem(version, 0), "") << version;
   }
   const std::string problem = version_problem("0.2.0", 7);
@@ -126,9 +129,9 @@ TEST(CommTest, AbortEndsTheOtherRanksCalls) {
 }
 
 TEST(CommTest, CountsWhatARankDoes) {
-  const std::string folder = testing::TempDir();
-  Comm comm = Comm::open("local:", {.trace = folder + "/cpp_trace.json",
-                                    .metrics = folder + "/cpp.prom"});
+  const shard::testing::TempFolder folder;
+  Comm comm = Comm::open(
+      "local:", {.trace = folder / "trace.json", .metrics = folder / "m.prom"});
   comm.barrier();
   comm.barrier();
   EXPECT_EQ(comm.counter("barrier").calls, 2u);
@@ -136,6 +139,8 @@ TEST(CommTest, CountsWhatARankDoes) {
   EXPECT_NE(comm.metrics().find("event=\"barrier\"} 2\n"), std::string::npos);
   expect_error([&] { (void)comm.counter("barriers"); }, Code::not_found,
                {"'barriers'", "barrier"});
+  EXPECT_TRUE(std::filesystem::exists(folder / "trace.json"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "m.rank0.prom"));
 }
 
 TEST(CommTest, ARankThatThrowsIsLostToTheOthers) {

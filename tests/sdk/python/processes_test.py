@@ -6,10 +6,11 @@ import subprocess
 import sys
 import traceback
 import unittest
+import unittest.mock
 
 import shard
 from sdk_testing import SdkTest, local_engine
-from shard import Code
+from shard import Code, _c, _library
 
 
 class ProcessesTest(SdkTest):
@@ -86,6 +87,21 @@ print("ended")
         done = self.run_python("import shard", SHARD_LIBRARY=library)
         self.assertRegex(done.stderr, r"ImportError: the package shard 0\.2\.0"
                          r" needs libshard 0\.2\.0 .*is 0\.1\.9 with ABI 0")
+
+    def test_a_newer_library_fits_and_another_abi_does_not(self):
+        def fits(version, abi=0):
+            try:
+                _library.check_version("lib.so", version, abi)
+            except ImportError:
+                return False
+            return True
+
+        with unittest.mock.patch.object(_c, "VERSION", (0, 2, 5)):
+            for version in "0.2.5", "0.2.6", "0.10.0", "1.0.0":
+                self.assertTrue(fits(version), version)
+                self.assertFalse(fits(version, abi=1), version)
+            for version in "0.2.4", "0.1.9", "0.2", "", "zero":
+                self.assertFalse(fits(version), version)
 
     def test_no_library_is_an_error_with_the_remedy(self):
         done = self.run_python("import shard", SHARD_LIBRARY="/none.so")

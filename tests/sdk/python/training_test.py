@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on several ranks: communicators, engines, units, saves, loads."""
 
+import os
 import unittest
 
 import numpy
@@ -48,13 +49,16 @@ class CommTest(SdkTest):
         self.assertTrue(comm.closed)
 
     def test_counts_what_a_rank_does(self):
-        with shard.Comm("local:") as comm:
+        with shard.Comm("local:", trace=str(self.folder / "trace.json"),
+                        metrics=str(self.folder / "shard.prom")) as comm:
             comm.barrier()
             counter = comm.counter("barrier")
             self.assertEqual((counter.calls, counter.errors), (1, 0))
             self.assertIn('event="barrier"} 1\n', comm.metrics())
             with self.assertRaisesRegex(shard.Error, "'barriers'"):
                 comm.counter("barriers")
+        self.assertEqual(sorted(os.listdir(self.folder)),
+                         ["shard.rank0.prom", "trace.json"])
 
     def test_ranks_add_and_send_numbers(self):
         def work(comm):

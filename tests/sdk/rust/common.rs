@@ -3,6 +3,7 @@
 //! What the tests share: ranks as threads, a model, and folders.
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -36,6 +37,22 @@ pub fn on_ranks<R: Send>(world_size: i32, query: &str, run: impl Fn(Comm) -> R +
             .map(|rank| rank.join().expect("a rank panicked"))
             .collect()
     })
+}
+
+/// Runs a test of this program in a process of its own, which has more variables
+/// in its environment, and expects that it passes.
+pub fn run_alone(test: &str, variables: &[(&str, &str)]) {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    // A program without a test of this name succeeds.
+    assert!(
+        output.status.success() && printed.contains("running 1 test\n"),
+        "{test} with {variables:?}: {output:?}"
+    );
 }
 
 pub fn local() -> Comm {

@@ -39,6 +39,8 @@ fn counters_say_what_a_rank_does() {
     assert_eq!((counter.calls, counter.errors), (1, 0));
     let metrics = comm.metrics().unwrap();
     assert!(metrics.contains("event=\"barrier\"} 1\n"), "{metrics}");
+    assert!(folder.join("rust_trace.json").exists());
+    assert!(folder.join("rust.rank0.prom").exists());
     let error = comm.counter("barriers").unwrap_err();
     assert_eq!(error.code(), Code::NOT_FOUND);
     assert!(error.message().contains("'barriers'"), "{error}");

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use shard::{CommOptions, Engine, EngineOptions, PlanOptions};
 
-use crate::common::local;
+use crate::common::{local, run_alone};
 
 /// Returns the descriptors and the threads of this process.
 fn held() -> (usize, usize) {
@@ -29,18 +29,8 @@ fn expect_held(before: (usize, usize)) {
 /// Runs in a process of its own, for other tests have descriptors too.
 #[test]
 fn a_thousand_engines_leave_nothing_behind() {
-    let program = std::env::current_exe().unwrap();
-    let status = std::process::Command::new(program)
-        .args([
-            "--exact",
-            "cycles::in_a_process_of_its_own",
-            "--nocapture",
-            "--test-threads=1",
-        ])
-        .env("SHARD_TEST_CYCLES", "1000")
-        .status()
-        .unwrap();
-    assert!(status.success());
+    let cycles = [("SHARD_TEST_CYCLES", "1000")];
+    run_alone("cycles::in_a_process_of_its_own", &cycles);
 }
 
 #[test]

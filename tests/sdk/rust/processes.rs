@@ -5,11 +5,11 @@
 
 use std::ops::ControlFlow;
 use std::panic::catch_unwind;
-use std::process::{exit, Command};
+use std::process::exit;
 
 use shard::{Checkpoint, Code, Engine, EngineOptions, ParamId, SaveOptions};
 
-use crate::common::{code_of, first_values, folder, local, on_ranks, Stack};
+use crate::common::{code_of, first_values, folder, local, on_ranks, run_alone, Stack};
 
 extern "C" {
     fn fork() -> i32;
@@ -24,12 +24,7 @@ fn in_another_process(test: &str) -> bool {
     if std::env::var_os(AGAIN).is_some() {
         return true;
     }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("processes::{test}"), "--nocapture"])
-        .env(AGAIN, "1")
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
+    run_alone(&format!("processes::{test}"), &[(AGAIN, "1")]);
     false
 }
 
