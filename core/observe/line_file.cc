@@ -19,10 +19,11 @@ namespace {
 
 constexpr double kMostWait = 0.1;  // Seconds.
 
-// Waits until a write to `fd` would not block, because a pipe or a terminal
-// whose reader has stopped would hold this rank, and then all others, for ever.
-bool WaitForRoom(int fd) {
-  const Deadline deadline = Deadline::After(kMostWait);
+// Waits, at most `seconds`, until a write to `fd` would not block, because a
+// pipe or a terminal whose reader has stopped would hold this rank, and then
+// all others, for ever.
+bool WaitForRoom(int fd, double seconds) {
+  const Deadline deadline = Deadline::After(seconds);
   pollfd room = {fd, POLLOUT, 0};
   int ready = 0;
   do {
@@ -42,14 +43,19 @@ StatusOr<LineFile> LineFile::Open(const std::string& path) {
       path.c_str(),
       O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
   if (!fd.valid()) {
+    if (errno == ENXIO) {
+      return FailedPrecondition("the log file '", path,
+                                "' is a FIFO that nobody reads; start its "
+                                "reader first");
+    }
     return ErrnoStatus(StrCat("opening the log file '", path, "'"), errno);
   }
   return LineFile(std::move(fd));
 }
 
-bool LineFile::Write(std::string_view line) const {
+bool LineFile::Write(std::string_view line, bool waits) const {
   const int fd = fd_.valid() ? fd_.get() : STDERR_FILENO;
-  if (!WaitForRoom(fd)) return false;
+  if (!WaitForRoom(fd, waits ? kMostWait : 0)) return false;
   ssize_t written = 0;
   do {
     written = WithoutWriteSignals(

@@ -23,8 +23,8 @@ class LineFile {
   static StatusOr<LineFile> Open(const std::string& path);
 
   // Appends `line`, which ends with a newline. Returns false for a line that is
-  // dropped.
-  bool Write(std::string_view line) const;
+  // dropped. `waits`: for the reader of a full pipe.
+  bool Write(std::string_view line, bool waits) const;
 
  private:
   explicit LineFile(Fd fd) : fd_(std::move(fd)) {}

@@ -157,10 +157,12 @@ void Observer::LogSpan(EventId event, const EventArguments& arguments,
   }
 }
 
-bool Observer::WriteLine(std::string_view line) {
-  const bool written = lines_->Write(line);
+void Observer::WriteLine(std::string_view line) {
+  // A reader that has stopped is waited for once, until there is room again.
+  const bool waits = !line_dropped_.load(std::memory_order_relaxed);
+  const bool written = lines_->Write(line, waits);
+  line_dropped_.store(!written, std::memory_order_relaxed);
   if (!written) unlogged_.fetch_add(1, std::memory_order_relaxed);
-  return written;
 }
 
 void Observer::WriteMessage(EventId event, const std::string& message) {
@@ -171,13 +173,12 @@ void Observer::WriteMessage(EventId event, const std::string& message) {
     trace_->Add(event, {.what = message}, now, now, "");
   }
   if (WritesLine(level)) {
-    // A text of several lines is several lines of the log too. Each could wait
-    // for a reader that has stopped, so the first that is dropped is the last.
+    // A text of several lines is several lines of the log too.
     for (const std::string_view part : Split(message, '\n')) {
       TextLine line;
       BeginLine(line, event, rank_);
       (line << " message=").AppendQuoted(part) << "\n";
-      if (!WriteLine(line.view())) break;
+      WriteLine(line.view());
     }
   }
   host_.Log(level, message.c_str());

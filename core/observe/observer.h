@@ -114,7 +114,7 @@ class Observer {
              int64_t end, const Status& result) noexcept;
   void WriteMessage(EventId event, const std::string& message);
   // Writes a line of the log, or counts it as dropped. REQUIRES: lines_.
-  bool WriteLine(std::string_view line);
+  void WriteLine(std::string_view line);
   // Writes a line of the log, and passes its end to the host.
   void LogSpan(EventId event, const EventArguments& arguments, int64_t begin,
                int64_t end, const Status& result);
@@ -138,6 +138,7 @@ class Observer {
   bool writes_ = false;  // Whether Record has more to do than count.
 
   std::atomic<uint64_t> unlogged_ = 0;
+  std::atomic<bool> line_dropped_ = false;  // Whether the last line was.
   // Times of Now().
   std::atomic<int64_t> next_flush_ = 0;
   std::atomic<int64_t> next_metrics_ = 0;

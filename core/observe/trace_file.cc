@@ -167,10 +167,14 @@ Status TraceFile::Append(std::string_view events) const {
     status = Error("writing");
   }
   if (status.ok()) return status;
-  // There was room for the bracket where it stood before.
-  if (::ftruncate(fd_.get(), before) == 0 && before > 0) {
-    (void)Write(kEnd, before).ok();
+  // There was room for the bracket where it stood before, unless nothing could
+  // be written, and then the bracket still stands there.
+  off_t size = before;
+  if (before > 0) {
+    if (!Write(kEnd, before).ok()) return status;
+    size += static_cast<off_t>(kEnd.size());
   }
+  if (::ftruncate(fd_.get(), size) != 0) return status;
   return status;
 }
 

@@ -385,6 +385,9 @@ TEST(ObserverTest, AStoppedReaderOfTheLogHoldsNoRank) {
   const TempFolder folder;
   const std::string path = folder / "fifo";
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  ExpectError(Observer::Open({.log_level = LogLevel::kInfo, .log_file = path},
+                             Logger(), 0, 1),
+              StatusCode::kFailedPrecondition, {path, "nobody reads"});
   const Fd reader(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   ASSERT_TRUE(reader.valid());
   const Fd writer(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
@@ -400,9 +403,15 @@ TEST(ObserverTest, AStoppedReaderOfTheLogHoldsNoRank) {
     }
     EXPECT_GT(logged, 10);
     EXPECT_LT(logged, 1000);
-    // The rest of a text does not wait again.
-    observer->Log(EventId::kPlanText, "many\nlines\n");
-    EXPECT_EQ(UnrecordedOf(*observer), 2);
+    // Lines do not wait again, until the reader has made room.
+    const int64_t begin = Observer::Now();
+    for (int i = 0; i < 1000; ++i) observer->Log(EventId::kPlan, text);
+    EXPECT_LT(Observer::Now() - begin, 10'000'000'000);
+    EXPECT_EQ(UnrecordedOf(*observer), 1001);
+    std::string read(1 << 20, '\0');
+    EXPECT_GT(::read(reader.get(), read.data(), read.size()), 10000);
+    observer->Log(EventId::kPlan, text);
+    EXPECT_EQ(UnrecordedOf(*observer), 1001);
   });
 }
 

@@ -160,6 +160,22 @@ TEST(TraceFileTest, ADiskThatIsFullFromTheBeginningLeavesAnEmptyFile) {
   }
 }
 
+TEST(TraceFileTest, AFileThatIsLongerThanALimitStaysWhole) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const auto file = TraceFile::Open(path, true);
+  ASSERT_OK(file);
+  EXPECT_OK(Append(*file, EventOf(0, "a")));
+  const std::string whole = ReadText(path);
+  for (rlim_t room = whole.size() - 5; room < whole.size() + 5; ++room) {
+    testing::InChild([&] {
+      testing::LowerLimit(RLIMIT_FSIZE, room);
+      EXPECT_FALSE(Append(*file, EventOf(0, "b")).ok());
+    });
+    EXPECT_EQ(ReadText(path), whole) << room;
+  }
+}
+
 TEST(TraceFileTest, AFileIsNotWrittenBeyondWhatAViewerOpens) {
   const TempFolder folder;
   const std::string path = folder / "trace.json";
