@@ -71,9 +71,19 @@ Status Drafter::Check() const {
                            kMaxWrittenFiles,
                            ", or 0 for as many files as there are");
   }
-  if (store_.num_tensors() > 0 || from_.num_tensors() == 0) return Status();
-  return InvalidArgument(from_.describe(), " has ", from_.num_tensors(),
-                         " tensors, and none of the content asked for");
+  if (store_.num_tensors() == 0 && from_.num_tensors() > 0) {
+    return InvalidArgument(from_.describe(), " has ", from_.num_tensors(),
+                           " tensors, and none of the content asked for");
+  }
+  for (size_t t = 0; t < store_.num_tensors(); ++t) {
+    const TensorInfo info = store_.tensor(t);
+    if (info.shape.size() <= kMaxTensorDims) continue;
+    return InvalidArgument("tensor ", QuoteName(info.key), " of ",
+                           from_.describe(), " has ", info.shape.size(),
+                           " dimensions; those of a checkpoint have at most ",
+                           kMaxTensorDims);
+  }
+  return Status();
 }
 
 // Rejects a store with more bytes than the slices of a manifest can name: a

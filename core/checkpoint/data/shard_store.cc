@@ -101,12 +101,17 @@ Status ShardStore::OpenFiles() {
     const std::string name(manifest_->file_name(f));
     auto file = PooledFile::Open(folder_, name, File::Mode::kRead,
                                  File::Cache::kDirect);
-    if (!file.ok()) {
-      if (file.status().code() != StatusCode::kNotFound) return file.status();
+    if (file.status().code() == StatusCode::kNotFound) {
       return Corrupt(folder_.PathOf(name),
                      " is missing; the manifest names it: the checkpoint is "
                      "not complete");
     }
+    // Another kind of file has the name.
+    if (file.status().code() == StatusCode::kFailedPrecondition) {
+      return Corrupt(file.status().message(),
+                     "; the manifest names it as a data file");
+    }
+    if (!file.ok()) return file.status();
     SHARD_ASSIGN_OR_RETURN(const uint64_t bytes, file->Size());
     if (bytes != manifest_->file_bytes(f)) {
       return Corrupt(file->path(), " has ", bytes, " bytes; the manifest says ",

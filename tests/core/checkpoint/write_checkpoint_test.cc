@@ -368,6 +368,20 @@ TEST_F(WriteCheckpointTest, RefusesWrongOptions) {
               StatusCode::kAlreadyExists, {"step-000042"});
 }
 
+// Safetensors may have more dimensions than a checkpoint.
+TEST_F(WriteCheckpointTest, TooManyDimensionsAreNamed) {
+  const std::string header =
+      R"({"x":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}})";
+  std::string size(8, '\0');
+  size[0] = static_cast<char>(header.size());
+  WriteText(folder_ / "nine.safetensors", size + header + "1");
+  const auto nine = OpenStore(folder_ / "nine.safetensors");
+  ASSERT_NE(nine, nullptr);
+  ExpectInvalid(
+      WriteTo(*nine, folder_ / "x", 1),
+      {"tensor 'x' of", "nine.safetensors", "has 9 dimensions", "at most 8"});
+}
+
 TEST_F(WriteCheckpointTest, DamageIsNotCopied) {
   const std::string data = folder_ / "sample/step-000042/data-00000.bin";
   std::string bytes = ReadText(data);

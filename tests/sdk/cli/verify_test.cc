@@ -3,6 +3,8 @@
 // `shardctl verify`, on damaged checkpoints.
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <string>
 
@@ -48,6 +50,16 @@ TEST_F(VerifyTest, ADamagedManifest) {
   EXPECT_EQ(json["problems"].size(), 1u);
   // Other commands fail on the checkpoint.
   EXPECT_EQ(RunShardctl({"inspect", root_ + "/step-000002"}).code, 3);
+}
+
+TEST_F(VerifyTest, ADataFileThatIsNoFile) {
+  const std::string data = DataFile(root_, 1);
+  ASSERT_EQ(::unlink(data.c_str()), 0);
+  ASSERT_EQ(::mkfifo(data.c_str(), 0600), 0);
+  const Json json = RunJson({"verify", root_}, 1);
+  ASSERT_EQ(json["problems"].size(), 1u);
+  EXPECT_TRUE(
+      Has(json["problems"][0], "data-00001.bin' is not a regular file"));
 }
 
 TEST_F(VerifyTest, NothingIsAnError) {
