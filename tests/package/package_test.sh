@@ -190,6 +190,8 @@ complete_words() {
   fail "values"
 [[ "$(complete_words shardctl verify "$prefix/li")" == "$prefix/lib" ]] ||
   fail "files"
+grep -qF "'*--match[" "$prefix/share/zsh/site-functions/_shardctl" ||
+  fail "zsh offers a repeated option once"
 if command -v fish >/dev/null; then
   fish -n "$prefix/share/fish/vendor_completions.d/shardctl.fish"
 fi

@@ -113,13 +113,8 @@ class Reader {
 
   Status AddDecoded(size_t request, std::vector<Decoded>* decoded) const {
     ReadRequest codes = requests_[request].elements;
+    SHARD_RETURN_IF_ERROR(CheckRequest(store_, codes, options_));
     const TensorInfo info = store_.tensor(codes.tensor);
-    if (codes.begin < 0 || codes.numel < 0 ||
-        codes.numel > info.numel - codes.begin) {
-      return OutOfRange("elements ", codes.begin, " and ", codes.numel,
-                        " following ones of tensor '", info.key,
-                        "', which has ", info.numel);
-    }
     // The scales may have no alias of their own, so they are found by the key
     // of the alias's target.
     const std::string_view key =

@@ -73,6 +73,9 @@ def zsh_entry(entry):
         action = ":value:_files"
     else:
         action = ":value: "
+    # zsh offers an option once, unless it begins with an asterisk.
+    if entry.repeated:
+        return [f"'*{name}[{description}]{action}'" for name in entry.names]
     if len(entry.names) == 1:
         return [f"'{entry.names[0]}[{description}]{action}'"]
     both = " ".join(entry.names)

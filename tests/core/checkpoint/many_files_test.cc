@@ -42,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(Limit, ManyFilesTest, ::testing::Values(1024, 64),
                          ::testing::PrintToStringParamName());
 
 TEST_P(ManyFilesTest, ReadsAndWritesACheckpoint) {
-  InChild([this] {
+  InChild([] {
     LowerLimit(RLIMIT_NOFILE, GetParam());
     const TempFolder folder(kMemoryFolder);
     CheckpointBuilder sample;
@@ -84,7 +84,7 @@ TEST_P(ManyFilesTest, ReadsAndWritesACheckpoint) {
 }
 
 TEST_P(ManyFilesTest, ReadsAndWritesASetOfSafetensors) {
-  InChild([this] {
+  InChild([] {
     LowerLimit(RLIMIT_NOFILE, GetParam());
     const TempFolder folder(kMemoryFolder);
     CheckpointBuilder sample;
@@ -111,7 +111,7 @@ TEST_P(ManyFilesTest, ReadsAndWritesASetOfSafetensors) {
 // after another checkpoint took the name. There are therefore fewer handles
 // than descriptors. All handles can be read, down to the last descriptor.
 TEST_P(ManyFilesTest, HandlesAreManyOrAnError) {
-  InChild([this] {
+  InChild([] {
     LowerLimit(RLIMIT_NOFILE, GetParam());
     const TempFolder folder(kMemoryFolder);
     CheckpointBuilder sample;
