@@ -112,7 +112,8 @@ shard_tensor_slice ToC(const shard::Slice& slice, bool has_checksum) {
 
 Status ReadElements(const FileStore& store, const shard::ReadRequest& request,
                     void* buffer, size_t bytes) {
-  const shard::ReadOptions options;
+  shard::ReadOptions options;
+  options.opaque_as_bytes = true;
   // The size of the elements is checked before they are read.
   SHARD_RETURN_IF_ERROR(CheckRequest(store, request, options));
   const TensorInfo info = store.tensor(request.tensor);

@@ -24,6 +24,7 @@ std::vector<TensorView> TensorsOf(const shard_checkpoint* handle,
     tensor.type = DTypeText(tensor.info.dtype);
     if (tensor.info.dtype != SHARD_OPAQUE) continue;
     tensor.type = TextOf(shard_checkpoint_tensor_type, handle, t);
+    if (IsDTypeName(tensor.type)) tensor.type = "opaque " + tensor.type;
   }
   return tensors;
 }
@@ -136,7 +137,7 @@ shard_tensor_slice SliceOf(const shard_checkpoint* checkpoint, int64_t tensor,
 std::vector<Piece> PiecesOf(const shard_checkpoint* checkpoint,
                             const TensorView& tensor) {
   std::vector<Piece> pieces;
-  const size_t size = shard_dtype_size(tensor.info.dtype);
+  const size_t size = tensor.stored_size();
   if (size == 0) {
     throw Failure("tensor '" + tensor.key + "' has elements of " + tensor.type +
                   ", which this shardctl cannot read; a newer one may");
@@ -158,8 +159,7 @@ std::vector<Piece> PiecesOf(const shard_checkpoint* checkpoint,
 
 void ReadPiece(const shard_checkpoint* checkpoint, const TensorView& tensor,
                const Piece& piece, std::vector<std::byte>* bytes) {
-  bytes->resize(static_cast<size_t>(piece.numel) *
-                shard_dtype_size(tensor.info.dtype));
+  bytes->resize(static_cast<size_t>(piece.numel) * tensor.stored_size());
   Check(shard_checkpoint_read(checkpoint, tensor.index, piece.begin,
                               piece.numel, bytes->data(), bytes->size()));
 }

@@ -26,9 +26,20 @@ struct TensorView {
   int64_t index = 0;
   std::string key;
   shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
-  std::string type;  // "f32"; for SHARD_OPAQUE the file's name: "C64".
+  // "f32"; for SHARD_OPAQUE the file's name, "C64", or "opaque f32" where that
+  // is the name of another type.
+  std::string type;
 
   bool is_alias() const { return info.alias_of >= 0; }
+  // Return the elements that slices and pieces count, and the bytes of one;
+  // SHARD_OPAQUE counts bytes. 0 bytes: a type that this program does not know.
+  int64_t stored_numel() const {
+    return info.dtype == SHARD_OPAQUE ? static_cast<int64_t>(info.bytes)
+                                      : info.numel;
+  }
+  size_t stored_size() const {
+    return info.dtype == SHARD_OPAQUE ? 1 : shard_dtype_size(info.dtype);
+  }
 };
 
 struct FileView {

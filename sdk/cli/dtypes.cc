@@ -60,6 +60,13 @@ std::string DTypeText(shard_dtype dtype) {
   return name != "unknown" ? name : "dtype " + std::to_string(dtype);
 }
 
+bool IsDTypeName(const std::string& text) {
+  for (shard_dtype dtype = SHARD_F32; dtype <= SHARD_OPAQUE; ++dtype) {
+    if (text == shard_dtype_name(dtype)) return true;
+  }
+  return false;
+}
+
 shard_dtype ParseParamDType(const std::string& name) {
   for (const shard_dtype dtype :
        {SHARD_F32, SHARD_BF16, SHARD_F16, SHARD_F64}) {
@@ -130,7 +137,7 @@ void ToDoubles(shard_dtype dtype, const std::byte* from, size_t count,
       return Each<uint32_t>(from, count, to);
     case SHARD_U64:
       return Each<uint64_t>(from, count, to);
-    default:  // q8, u8, bool.
+    default:  // q8, u8, bool, opaque.
       return Each<uint8_t>(from, count, to);
   }
 }

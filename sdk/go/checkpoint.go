@@ -288,7 +288,7 @@ func (c *Checkpoint) Blob(blob int) (data []byte, err error) {
 
 // Read reads elements of a tensor, in the type that they are stored in, into
 // buffer, which has their size: Bytes(values). It compares checksums where there
-// are some.
+// are some. Of Opaque, begin and numel count bytes.
 func (c *Checkpoint) Read(tensor, begin, numel int64, buffer []byte) error {
 	return c.do(func(checkpoint *C.shard_checkpoint) *C.shard_error {
 		first := nonEmpty(buffer)

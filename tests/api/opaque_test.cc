@@ -155,12 +155,30 @@ TEST_F(OpaqueTest, HasItsNameShapeAndSizeInEitherFormat) {
         next += slice.bytes;
       }
       EXPECT_EQ(next, entry.bytes);
-      char byte = 0;
-      EXPECT_FAILS(
-          shard_checkpoint_read(checkpoint.get(), tensor, 0, 1, &byte, 1),
-          SHARD_UNIMPLEMENTED, entry.key, entry.type, path,
-          "shard_checkpoint_convert");
     }
+  }
+}
+
+TEST_F(OpaqueTest, IsReadAsBytes) {
+  Convert("original.safetensors", "ckpt", 3);
+  for (const char* path : {"original.safetensors", "ckpt"}) {
+    SCOPED_TRACE(path);
+    const Checkpoint checkpoint = Open(folder_ / path);
+    const int64_t tensor = Find(checkpoint, "complex");
+    const auto read = [&](int64_t begin, int64_t numel, std::string* bytes) {
+      return shard_checkpoint_read(checkpoint.get(), tensor, begin, numel,
+                                   bytes->data(), bytes->size());
+    };
+    std::string whole(24024, '\0');
+    ASSERT_OK(read(0, 24024, &whole));
+    EXPECT_NE(original_.find(whole), std::string::npos);
+    std::string part(1000, '\0');
+    ASSERT_OK(read(8005, 1000, &part));  // Of two slices.
+    EXPECT_EQ(part, whole.substr(8005, 1000));
+    EXPECT_FAILS(read(23025, 1000, &part), SHARD_OUT_OF_RANGE, "bytes 23025",
+                 "'complex'", "24024");
+    EXPECT_FAILS(read(0, 125, &part), SHARD_INVALID_ARGUMENT, "bytes is 1000",
+                 "125");
   }
 }
 

@@ -58,7 +58,8 @@ typedef int32_t (*shard_progress_fn)(uint64_t done, uint64_t total,
 typedef struct shard_save_options {
   size_t struct_size;
   /* Seconds for the whole save, while ranks write. Default 1800. A rank that
-   * does not come to it is found after the engine's timeout. */
+   * does not come to it is found after the engine's timeout, or after this one
+   * where it is shorter. */
   double timeout;
   shard_state_filter filter;
   int32_t overwrite; /* 1: replace a checkpoint of this step. */
@@ -117,7 +118,8 @@ SHARD_API void shard_save_free(shard_save* save) SHARD_NOEXCEPT;
 typedef struct shard_load_options {
   size_t struct_size;
   /* Seconds for the whole load, while ranks read. Default 1800. A rank that
-   * does not come to it is found after the engine's timeout. */
+   * does not come to it is found after the engine's timeout, or after this one
+   * where it is shorter. */
   double timeout;
   shard_state_filter filter; /* What is loaded, and the checkpoint's keys. */
   /* 1: keys that are missing or unexpected are no error, but reported. Shapes
@@ -377,9 +379,9 @@ SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_blob(
 
 /* Reads elements [begin, begin + numel) of a tensor, in the type that they are
  * stored in, into `buffer` of `bytes` bytes, and compares checksums where there
- * are some. Blocks. Errors: OUT_OF_RANGE; INVALID_ARGUMENT when `bytes` is not
- * the size of these elements; UNIMPLEMENTED for SHARD_OPAQUE; CORRUPT naming
- * tensor and file. */
+ * are some. Of SHARD_OPAQUE, `begin` and `numel` count bytes. Blocks. Errors:
+ * OUT_OF_RANGE; INVALID_ARGUMENT when `bytes` is not the size of these
+ * elements; CORRUPT naming tensor and file. */
 SHARD_NODISCARD SHARD_API shard_error* shard_checkpoint_read(
     const shard_checkpoint* checkpoint, int64_t tensor, int64_t begin,
     int64_t numel, void* buffer, size_t bytes) SHARD_NOEXCEPT;

@@ -45,7 +45,7 @@ struct ReadOptions {
   // them. A checksum is over a whole slice, so up to two slices per request are
   // read beyond the requested elements.
   bool verify = true;
-  // Read tensors of ElementType::kOpaque, for copying. Without it, reading them
+  // Read the bytes of tensors of ElementType::kOpaque. Without it, reading them
   // is kUnimplemented.
   bool opaque_as_bytes = false;
   Progress progress;

@@ -133,14 +133,19 @@ void Difference::Add(int64_t index, double a, double b,
 bool AreComparable(const TensorView& a, const TensorView& b) {
   const int32_t from = a.info.dtype;
   const int32_t to = b.info.dtype;
+  if (from == SHARD_OPAQUE && to == SHARD_OPAQUE) {
+    return a.type == b.type && a.info.bytes == b.info.bytes;
+  }
   if (shard_dtype_size(from) == 0 || shard_dtype_size(to) == 0) return false;
   return (from == SHARD_Q8) == (to == SHARD_Q8);
 }
 
 Difference CompareValues(const CheckpointView& a, const TensorView& in_a,
                          const CheckpointView& b, const TensorView& in_b,
-                         const Tolerance& tolerance, uint64_t done,
-                         uint64_t total, Progress* progress) {
+                         const Tolerance& given, uint64_t done, uint64_t total,
+                         Progress* progress) {
+  const Tolerance tolerance =
+      in_a.info.dtype == SHARD_OPAQUE ? Tolerance() : given;
   Difference difference;
   std::vector<std::byte> bytes_a;
   std::vector<std::byte> bytes_b;
@@ -148,8 +153,8 @@ Difference CompareValues(const CheckpointView& a, const TensorView& in_a,
   // Filled where bytes differ: a checkpoint may have many small tensors.
   std::vector<double> values_a;
   std::vector<double> values_b;
-  const size_t size_a = shard_dtype_size(in_a.info.dtype);
-  const size_t size_b = shard_dtype_size(in_b.info.dtype);
+  const size_t size_a = in_a.stored_size();
+  const size_t size_b = in_b.stored_size();
   const bool same_type = in_a.info.dtype == in_b.info.dtype;
   for (const Piece& piece : PiecesOf(a.handle.get(), in_a)) {
     ReadPiece(a.handle.get(), in_a, piece, &bytes_a);

@@ -55,11 +55,13 @@ struct Difference {
 };
 
 // Returns whether two tensors' elements can be compared: numbers with numbers,
-// and codes of q8 with codes of q8.
+// codes of q8 with codes of q8, and bytes with as many bytes of the same opaque
+// type.
 bool AreComparable(const TensorView& a, const TensorView& b);
 
-// Compares the elements of two tensors. `progress` is set to `done` bytes of
-// `total` and more. REQUIRES: AreComparable, and the same number of elements.
+// Compares the elements of two tensors; bytes of opaque types without the
+// tolerance, which is of numbers. `progress` is set to `done` bytes of
+// `total` and more. REQUIRES: AreComparable, and the same shape.
 Difference CompareValues(const CheckpointView& a, const TensorView& in_a,
                          const CheckpointView& b, const TensorView& in_b,
                          const Tolerance& tolerance, uint64_t done,

@@ -31,8 +31,9 @@ groups and scalars. NaN equals NaN, and -0 equals 0. A tied weight that one side
 knows under fewer names is no difference, but is mentioned. Safetensors have
 parameters only: give --content model then.
 
-Values that are not compared, such as those of types that cannot be read, are
-listed; where nothing else differs, the result is "not known".
+Tensors of a type that cannot be read, such as C64, are compared byte by byte.
+Values that are not compared, such as codes with numbers, are listed; where
+nothing else differs, the result is "not known".
 
 Exit code: 1 when they differ, or when values were not compared.
 
@@ -68,7 +69,7 @@ struct Result {
   std::vector<TextRow> dtypes;
   std::vector<TextRow> training;  // Step, groups, scalars.
   std::vector<ValueRow> values;
-  // Keys of tensors with elements whose types cannot be read, or not compared.
+  // Keys of tensors with elements whose types cannot be compared.
   std::vector<std::string> not_compared;
   int64_t tensors = 0;  // With values that were compared.
   uint64_t bytes = 0;
@@ -129,6 +130,11 @@ Result Compare(const CheckpointView& a, const CheckpointView& b,
     }
     if (shape_a != shape_b) {
       result.shapes.push_back({in_a.key, shape_a, shape_b});
+    } else if (in_a.type == in_b.type && in_a.info.bytes != in_b.info.bytes) {
+      // Of an opaque type, a shape may have any number of bytes.
+      result.shapes.push_back(
+          {in_a.key, shape_a + ", " + CountText(in_a.info.bytes) + " B",
+           shape_b + ", " + CountText(in_b.info.bytes) + " B"});
     } else if (AreComparable(in_a, in_b)) {
       comparable.emplace_back(&in_a, &in_b);
       total += in_a.info.bytes + in_b.info.bytes;
@@ -148,7 +154,7 @@ Result Compare(const CheckpointView& a, const CheckpointView& b,
     ++result.tensors;
     result.bytes += in_a->info.bytes + in_b->info.bytes;
     if (difference.differing > 0) {
-      result.values.push_back({in_a->key, in_a->info.numel, difference});
+      result.values.push_back({in_a->key, in_a->stored_numel(), difference});
     }
   }
   return result;
@@ -256,7 +262,7 @@ std::string ToText(const CheckpointView& a, const CheckpointView& b,
                    result.pairing.names_only_in_a);
   text += ListText("names only in b, of tensors that a has as well",
                    result.pairing.names_only_in_b);
-  text += ListText("values not compared, of types that differ or are not read",
+  text += ListText("values not compared, of types that differ",
                    result.not_compared);
   const Style& style = OutStyle();
   if (result.Same(ignore_dtypes)) {

@@ -47,9 +47,9 @@ class Dtype(enum.IntEnum):
     other types are in files only. Q8 is an optimizer state in 8 bits, whose
     scales are the tensor KEY.q8_scale. OPAQUE is a type of safetensors that
     libshard does not read, such as complex numbers, or one that came later;
-    shard_checkpoint_tensor_type has its name. Such tensors are listed, and
-    shard_checkpoint_convert and _export copy them as they are; reading their
-    values is UNIMPLEMENTED."""
+    shard_checkpoint_tensor_type has its name. Such tensors are listed,
+    shard_checkpoint_read gives their bytes, and shard_checkpoint_convert and
+    _export copy them as they are; loading them is UNIMPLEMENTED."""
 
     F32 = 1
     BF16 = 2

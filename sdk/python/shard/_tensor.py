@@ -84,14 +84,17 @@ class Tensor(_Operators):
 
     def raw(self, begin=0, numel=None):
         """Reads elements from `begin` on as the bytes that are stored: a
-        writable memoryview."""
+        writable memoryview. Of Dtype.OPAQUE, `begin` and `numel` count
+        bytes."""
+        size = lib.shard_dtype_size(self.dtype) or 1
+        stored = self.nbytes // size
         begin = operator.index(begin)
-        numel = self.size - begin if numel is None else operator.index(numel)
-        if not 0 <= begin <= begin + numel <= self.size:
+        numel = stored - begin if numel is None else operator.index(numel)
+        if not 0 <= begin <= begin + numel <= stored:
             raise Error(Code.OUT_OF_RANGE, f"elements {begin} to"
                         f" {begin + numel} of {self.key!r}, which has"
-                        f" {self.size}")
-        memory = new_memory(numel * lib.shard_dtype_size(self.dtype))
+                        f" {stored}")
+        memory = new_memory(numel * size)
         lib.shard_checkpoint_read(self._checkpoint, self._index, begin, numel,
                                   address_of(memory), memory.nbytes)
         return memory
@@ -104,8 +107,11 @@ class Tensor(_Operators):
                 f"{self.key!r} is of type q8, whose values are a code and a"
                 " scale: export() or convert(dtype=Dtype.F32) the checkpoint,"
                 " or read the codes with raw()")
+        if self.dtype == Dtype.OPAQUE:
+            raise TypeError(
+                f"{self.key!r} is of type {self.type}, whose values libshard"
+                " does not read: read its bytes with raw()")
         memory = self.raw(begin, numel)
-        # An opaque type has no size, and reading it is the library's error.
         size = struct.calcsize(FORMATS[self.dtype])
         return from_stored(memory, self.dtype, (memory.nbytes // size,))
 
@@ -154,6 +160,8 @@ class Tensor(_Operators):
     def __dlpack__(self, stream=None):
         """Reads everything, in the type that is stored, for from_dlpack of
         torch and others: bf16 stays bf16."""
+        if self.dtype == Dtype.OPAQUE:
+            raise BufferError(f"DLPack has no {self.type}")
         memory = self.raw()
         return View(address_of(memory), self.dtype, self.shape, memory,
                     writable=True).__dlpack__()

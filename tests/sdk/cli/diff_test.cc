@@ -89,23 +89,63 @@ TEST_F(DiffTest, ComparesSafetensorsOfOtherPrograms) {
   EXPECT_TRUE(Has(text.out, "different: compared 2 tensors"));
 }
 
-// Tensors of a type that is not read are not called the same, even where a file
-// is compared with itself.
-TEST_F(DiffTest, TypesThatAreNotReadAreListed) {
-  const std::string file = folder_ / "complex.safetensors";
-  WriteSafetensors(file, {{"known", {1}}, {"complex", {2, 3}}});
+// Writes a safetensors file with one tensor of 4 bytes, whose type and shape
+// then become others.
+void WriteOfType(const std::string& file, const char* type, const char* shape,
+                 float value) {
+  WriteSafetensors(file, {{"x", {value}}});
   std::string bytes = ReadFile(file);
-  const std::string of_floats = R"("F32","shape":[2])";
+  const std::string of_floats = R"("F32","shape":[1])";
   const size_t at = bytes.find(of_floats);
   ASSERT_NE(at, std::string::npos);
-  WriteFile(file, bytes.replace(at, of_floats.size(), R"("C64","shape":[1])"));
-  const Json json = RunJson({"diff", file, file}, 1);
+  WriteFile(file,
+            bytes.replace(at, of_floats.size(),
+                          "\"" + std::string(type) + "\",\"shape\":" + shape));
+}
+
+TEST_F(DiffTest, TensorsOfATypeThatIsNotReadAreComparedAsBytes) {
+  const std::string a = folder_ / "a.safetensors";
+  const std::string b = folder_ / "b.safetensors";
+  for (const char* const shape : {"[1]", "[0]"}) {  // Of any number of bytes.
+    WriteOfType(a, "T99", shape, 1.0f);
+    WriteOfType(b, "T99", shape, 1.0f);
+    const Json same = RunJson({"diff", a, b});
+    EXPECT_EQ(same["same"], true);
+    EXPECT_EQ(same["not_compared"], Json::array());
+    EXPECT_EQ(same["compared"], Json({{"tensors", 1}, {"bytes", 8}}));
+
+    WriteOfType(b, "T99", shape, 2.0f);
+    // No tolerance makes other bytes the same.
+    const Json differs = RunJson({"diff", a, b, "--tolerance", "1e9"}, 1);
+    ASSERT_EQ(differs["values"].size(), 1u);
+    EXPECT_EQ(differs["values"][0]["numel"], 4);
+    EXPECT_EQ(differs["values"][0]["differing"], 2);
+  }
+}
+
+TEST_F(DiffTest, TypesThatDifferAndAreNotReadAreListed) {
+  const std::string a = folder_ / "a.safetensors";
+  const std::string b = folder_ / "b.safetensors";
+  WriteOfType(a, "T98", "[1]", 1);
+  WriteOfType(b, "T99", "[1]", 1);
+  const Json json = RunJson({"diff", a, b, "--ignore-dtypes"}, 1);
   EXPECT_EQ(json["same"], false);
-  EXPECT_EQ(json["not_compared"], Json({"complex"}));
-  EXPECT_EQ(json["compared"]["tensors"], 1);
-  const Result text = RunShardctl({"diff", file, file});
-  EXPECT_TRUE(Has(text.out, "not known: compared 1 tensor")) << text.out;
+  EXPECT_EQ(json["not_compared"], Json({"x"}));
+  const Result text = RunShardctl({"diff", a, b, "--ignore-dtypes"});
+  EXPECT_TRUE(Has(text.out, "not known: compared 0 tensors")) << text.out;
   EXPECT_TRUE(Has(RunShardctl({"diff", "--help"}).out, "\"not known\""));
+}
+
+// A file may call its own type by the name of one that libshard reads.
+TEST_F(DiffTest, AnUnknownTypeDoesNotLookLikeAKnownOne) {
+  const std::string a = folder_ / "a.safetensors";
+  const std::string b = folder_ / "b.safetensors";
+  WriteOfType(a, "F32", "[1]", 1);
+  WriteOfType(b, "f32", "[1]", 1);
+  const Json json = RunJson({"diff", a, b}, 1);
+  EXPECT_EQ(json["dtypes"],
+            Json::array({{{"key", "x"}, {"a", "f32"}, {"b", "opaque f32"}}}));
+  EXPECT_EQ(RunJson({"inspect", b})["tensors"][0]["dtype"], "opaque f32");
 }
 
 // A tensor without elements has no values that could differ, whatever its type.
@@ -120,24 +160,6 @@ TEST_F(DiffTest, EmptyTensorsOfAnyTypeAreTheSame) {
   const Json json = RunJson({"diff", file, file});
   EXPECT_EQ(json["same"], true);
   EXPECT_EQ(json["not_compared"], Json::array());
-}
-
-// A type of unknown size may have bytes where its shape has no elements.
-TEST_F(DiffTest, BytesThatAreNotReadAreListedWhateverTheirShape) {
-  const std::string a = folder_ / "a.safetensors";
-  const std::string b = folder_ / "b.safetensors";
-  for (const std::string& file : {a, b}) {
-    WriteSafetensors(file, {{"of tomorrow", {file == a ? 1.0f : 2.0f}}});
-    std::string bytes = ReadFile(file);
-    const std::string of_floats = R"("F32","shape":[1])";
-    const size_t at = bytes.find(of_floats);
-    ASSERT_NE(at, std::string::npos);
-    WriteFile(file,
-              bytes.replace(at, of_floats.size(), R"("T99","shape":[0])"));
-  }
-  const Json json = RunJson({"diff", a, b}, 1);
-  EXPECT_EQ(json["same"], false);
-  EXPECT_EQ(json["not_compared"], Json({"of tomorrow"}));
 }
 
 TEST_F(DiffTest, WrongUse) {

@@ -307,10 +307,16 @@ class SafetensorsTest(SdkTest):
             len(self.open("F32", [], bytes(4)))
 
     def test_a_type_that_nobody_reads_is_listed(self):
-        tensor = self.open("C64", [1], bytes(8))
+        tensor = self.open("C64", [1], b"a number")
         self.assertEqual((tensor.dtype, tensor.type), (Dtype.OPAQUE, "C64"))
-        with self.raises_code(Code.UNIMPLEMENTED, "C64"):
+        self.assertEqual(bytes(tensor.raw()), b"a number")
+        self.assertEqual(bytes(tensor.raw(2, 3)), b"num")
+        with self.raises_code(Code.OUT_OF_RANGE, "which has 8"):
+            tensor.raw(2, 7)
+        with self.assertRaisesRegex(TypeError, "C64.*raw"):
             tensor[...]
+        with self.assertRaisesRegex(BufferError, "C64"):
+            tensor.__dlpack__()
 
     def test_a_name_that_is_no_utf_8_is_kept_or_refused(self):
         header = (b'{"a\xff":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}')

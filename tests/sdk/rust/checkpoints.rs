@@ -388,15 +388,18 @@ fn types_that_libshard_does_not_read_are_listed() {
     let header = b"{\"a\":{\"dtype\":\"C64\",\"shape\":[1],\"data_offsets\":[0,8]}}";
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(header);
-    bytes.extend_from_slice(&[0; 8]);
+    bytes.extend_from_slice(b"a number");
     let file = folder().join("model.safetensors");
     std::fs::write(&file, bytes).unwrap();
     let checkpoint = Checkpoint::open(&file).unwrap();
     let tensor = checkpoint.find("a").unwrap();
     assert_eq!(checkpoint.tensor_type(tensor).unwrap(), "C64");
     assert_eq!(checkpoint.tensor(tensor).unwrap().dtype, DType::OPAQUE);
+    let mut read = [0u8; 6];
+    checkpoint.read(tensor, 2, &mut read).unwrap();
+    assert_eq!(&read, b"number");
     assert_eq!(
-        code_of(checkpoint.read(tensor, 0, &mut [0u8; 8])),
-        Code::UNIMPLEMENTED
+        code_of(checkpoint.read(tensor, 0, &mut [0f32; 2])),
+        Code::INVALID_ARGUMENT
     );
 }

@@ -169,7 +169,8 @@ class Checkpoint {
   }
 
   // Reads elements of a tensor from `begin` on into all of `elements`. T is the
-  // type that they are stored in, or std::byte. Blocks.
+  // type that they are stored in, or std::byte. Of an opaque type, `begin`
+  // counts bytes. Blocks.
   template <class T>
   void read(std::int64_t tensor, std::int64_t begin,
             std::span<T> elements) const {

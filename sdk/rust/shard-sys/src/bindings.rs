@@ -102,9 +102,9 @@ extern "C" {
 /// types are in files only. Q8 is an optimizer state in 8 bits, whose scales are
 /// the tensor KEY.q8_scale. OPAQUE is a type of safetensors that libshard does
 /// not read, such as complex numbers, or one that came later;
-/// shard_checkpoint_tensor_type has its name. Such tensors are listed, and
-/// shard_checkpoint_convert and _export copy them as they are; reading their
-/// values is UNIMPLEMENTED. Frozen.
+/// shard_checkpoint_tensor_type has its name. Such tensors are listed,
+/// shard_checkpoint_read gives their bytes, and shard_checkpoint_convert and
+/// _export copy them as they are; loading them is UNIMPLEMENTED. Frozen.
 pub type shard_dtype = i32;
 
 pub const SHARD_F32: shard_dtype = 1;
@@ -1415,7 +1415,8 @@ pub type shard_progress_fn = Option<unsafe extern "C" fn(done: u64, total: u64, 
 pub struct shard_save_options {
     pub struct_size: usize,
     /// Seconds for the whole save, while ranks write. Default 1800. A rank that
-    /// does not come to it is found after the engine's timeout.
+    /// does not come to it is found after the engine's timeout, or after this one
+    /// where it is shorter.
     pub timeout: f64,
     pub filter: shard_state_filter,
     /// 1: replace a checkpoint of this step.
@@ -1487,7 +1488,8 @@ extern "C" {
 pub struct shard_load_options {
     pub struct_size: usize,
     /// Seconds for the whole load, while ranks read. Default 1800. A rank that
-    /// does not come to it is found after the engine's timeout.
+    /// does not come to it is found after the engine's timeout, or after this one
+    /// where it is shorter.
     pub timeout: f64,
     /// What is loaded, and the checkpoint's keys.
     pub filter: shard_state_filter,
@@ -1796,9 +1798,9 @@ extern "C" {
 extern "C" {
     /// Reads elements [begin, begin + numel) of a tensor, in the type that they are
     /// stored in, into `buffer` of `bytes` bytes, and compares checksums where there
-    /// are some. Blocks. Errors: OUT_OF_RANGE; INVALID_ARGUMENT when `bytes` is not
-    /// the size of these elements; UNIMPLEMENTED for SHARD_OPAQUE; CORRUPT naming
-    /// tensor and file.
+    /// are some. Of SHARD_OPAQUE, `begin` and `numel` count bytes. Blocks. Errors:
+    /// OUT_OF_RANGE; INVALID_ARGUMENT when `bytes` is not the size of these
+    /// elements; CORRUPT naming tensor and file.
     #[must_use]
     pub fn shard_checkpoint_read(checkpoint: *const shard_checkpoint, tensor: i64, begin: i64, numel: i64, buffer: *mut c_void, bytes: usize) -> *mut shard_error;
 }

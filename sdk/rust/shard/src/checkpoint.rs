@@ -257,9 +257,9 @@ impl Checkpoint {
     }
 
     /// Reads as many elements of a tensor as `buffer` has, from element `begin` on, and
-    /// compares checksums where there are some. Blocks. Errors: OUT_OF_RANGE;
-    /// UNIMPLEMENTED for [`DType::OPAQUE`](crate::DType::OPAQUE); CORRUPT naming tensor
-    /// and file.
+    /// compares checksums where there are some. Of
+    /// [`DType::OPAQUE`](crate::DType::OPAQUE), `begin` counts bytes, and `T` is u8.
+    /// Blocks. Errors: OUT_OF_RANGE; CORRUPT naming tensor and file.
     ///
     /// ```no_run
     /// # fn f() -> shard::Result<()> {
