@@ -3,6 +3,8 @@
 #include "core/observe/text_line.h"
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 
 #include "core/base/strings.h"
 
@@ -21,6 +23,23 @@ std::string_view CutAtCharacter(std::string_view text, size_t most) {
   return text.substr(0, end);
 }
 
+// Returns the escape of a byte within a JSON string, in `room`; a question mark
+// for one that is part of no character.
+std::string_view Escape(char c, std::span<char, 6> room) {
+  constexpr char kHex[] = "0123456789abcdef";
+  const auto byte = static_cast<unsigned char>(c);
+  if (c == '\n') return "\\n";
+  if (byte >= 0x80) return "?";
+  if (c == '"' || c == '\\') {
+    room[0] = '\\';
+    room[1] = c;
+    return {room.data(), 2};
+  }
+  const char escape[] = {'\\', 'u', '0', '0', kHex[byte >> 4], kHex[byte & 15]};
+  std::copy(std::begin(escape), std::end(escape), room.begin());
+  return {room.data(), room.size()};
+}
+
 }  // namespace
 
 TextLine& TextLine::AppendFixed(int64_t number, int decimals) {
@@ -34,7 +53,6 @@ TextLine& TextLine::AppendFixed(int64_t number, int decimals) {
 }
 
 TextLine& TextLine::AppendQuoted(std::string_view text) {
-  constexpr char kHex[] = "0123456789abcdef";
   text = CutAtCharacter(text, kMostQuoted);
   const bool is_utf8 = IsValidUtf8(text);
   const auto is_plain = [&](char c) {
@@ -43,24 +61,18 @@ TextLine& TextLine::AppendQuoted(std::string_view text) {
            (byte < 0x80 || is_utf8);
   };
   *this << "\"";
+  size_t room = kMostQuoted;
   while (!text.empty()) {
-    const size_t plain = static_cast<size_t>(
+    const auto plain = static_cast<size_t>(
         std::find_if_not(text.begin(), text.end(), is_plain) - text.begin());
-    *this << text.substr(0, plain);
-    text.remove_prefix(plain);
-    if (text.empty()) break;
-    const auto byte = static_cast<unsigned char>(text[0]);
-    if (byte == '"' || byte == '\\') {
-      *this << "\\" << text.substr(0, 1);
-    } else if (byte == '\n') {
-      *this << "\\n";
-    } else if (byte >= 0x80) {
-      *this << "?";
-    } else {
-      *this << "\\u00" << std::string_view(&kHex[byte >> 4], 1)
-            << std::string_view(&kHex[byte & 15], 1);
-    }
-    text.remove_prefix(1);
+    char escape[6];
+    const std::string_view next =
+        plain > 0 ? CutAtCharacter(text.substr(0, plain), room)
+                  : Escape(text[0], escape);
+    if (next.empty() || next.size() > room) break;
+    *this << next;
+    room -= next.size();
+    text.remove_prefix(plain > 0 ? next.size() : 1);
   }
   return *this << "\"";
 }

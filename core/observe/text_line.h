@@ -2,10 +2,14 @@
 //
 // TextLine: one line of text, built in memory of its own. It allocates nothing,
 // so an event can be written where memory has run out. Text that does not fit
-// is cut.
+// is cut: a line has at most PIPE_BUF bytes, which the kernel writes into a
+// pipe as a whole or not at all, so that lines of several ranks do not mix
+// there.
 
 #ifndef SHARD_CORE_OBSERVE_TEXT_LINE_H_
 #define SHARD_CORE_OBSERVE_TEXT_LINE_H_
+
+#include <limits.h>
 
 #include <charconv>
 #include <cstddef>
@@ -17,8 +21,8 @@ namespace shard {
 
 class TextLine {
  public:
-  // The most bytes of one quoted text.
-  static constexpr size_t kMostQuoted = 1024;
+  // The most bytes of one quoted text, with its escapes.
+  static constexpr size_t kMostQuoted = 1500;
 
   TextLine() = default;
   TextLine(const TextLine&) = delete;
@@ -47,8 +51,9 @@ class TextLine {
   std::string_view view() const { return {text_, size_}; }
 
  private:
-  // Two texts whose bytes all take six characters, and the rest of a line.
-  static constexpr size_t kCapacity = 2 * 6 * kMostQuoted + 1024;
+  // Two texts, and the rest of a line.
+  static constexpr size_t kCapacity = 2 * kMostQuoted + 1024;
+  static_assert(kCapacity <= PIPE_BUF);
 
   size_t Room() const { return kCapacity - size_; }
 

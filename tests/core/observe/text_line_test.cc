@@ -3,6 +3,7 @@
 #include "core/observe/text_line.h"
 
 #include <gtest/gtest.h>
+#include <limits.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -41,10 +42,31 @@ TEST(TextLineTest, LongTextIsCutAtACharacter) {
   EXPECT_EQ(nlohmann::json::parse(Quoted(text)).get<std::string>(), before);
 }
 
+TEST(TextLineTest, LongTextIsCutBetweenItsEscapes) {
+  for (const char byte : {'\x01', '"', '\n', '\xff'}) {
+    const std::string text(5000, byte);
+    const std::string quoted = Quoted(text);
+    EXPECT_LE(quoted.size(), TextLine::kMostQuoted + 2);
+    EXPECT_GT(quoted.size(), TextLine::kMostQuoted - 6);
+    const std::string read = nlohmann::json::parse(quoted).get<std::string>();
+    EXPECT_EQ(read, std::string(read.size(), byte == '\xff' ? '?' : byte));
+  }
+}
+
+// A pipe takes as many bytes at once.
 TEST(TextLineTest, ALineHasAnEnd) {
   TextLine line;
   for (int i = 0; i < 100; ++i) line << std::string(1000, 'y') << int64_t{9};
-  EXPECT_LT(line.view().size(), 20000u);
+  EXPECT_LE(line.view().size(), size_t{PIPE_BUF});
+  EXPECT_GT(line.view().size(), size_t{PIPE_BUF} - 100);
+}
+
+TEST(TextLineTest, TwoLongTextsLeaveRoomForTheRest) {
+  TextLine line;
+  const std::string text(5000, '\x01');
+  line << std::string(900, 'x');
+  line.AppendQuoted(text).AppendQuoted(text) << " the end\n";
+  EXPECT_TRUE(line.view().ends_with(" the end\n"));
 }
 
 }  // namespace
