@@ -371,6 +371,9 @@ TEST(ObserverTest, ATraceThatAnotherRankHadIsWrittenByTheNextCall) {
   other->Unlock();
   observer->Record(EventId::kStep, {}, 2, 3, Status());
   EXPECT_EQ(CountByRank(ReadTrace(path)).at({0, "step"}), 2);
+  // An error does not wait until the file is due.
+  observer->Record(EventId::kStep, {}, 4, 5, Internal("at once"));
+  EXPECT_EQ(CountByRank(ReadTrace(path)).at({0, "step"}), 3);
 }
 
 TEST(ObserverTest, LinesThatAFullDiskLacksAreCounted) {
