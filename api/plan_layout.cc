@@ -133,7 +133,7 @@ shard_error* shard_plan_buffer_param(const shard_plan* plan, int32_t buffer,
     SHARD_API_REQUIRE(param);
     SHARD_RETURN_IF_ERROR(
         CheckId("buffer", buffer, plan->plan->buffers().size()));
-    const auto& slots = BufferAt(*plan->plan, buffer).layout.slots();
+    const auto slots = BufferAt(*plan->plan, buffer).layout.slots();
     if (index < 0 || static_cast<size_t>(index) >= slots.size()) {
       return InvalidArgument("index ", index, " is outside buffer ", buffer,
                              ", which has ", slots.size(), " parameters");

@@ -6,31 +6,22 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <utility>
 
-#include "core/base/element_type.h"
 #include "core/base/strings.h"
 
 namespace shard {
 
 BufferPlanner::BufferPlanner(const Model& model, const PlanOptions& options,
-                             const Inventory& inventory,
-                             std::span<const int32_t> ranges,
+                             const std::vector<BufferKind>& kinds,
                              std::deque<std::vector<StatePlan>>* state_lists)
-    : model_(model),
-      options_(options),
-      inventory_(inventory),
-      ranges_(ranges),
-      state_lists_(state_lists) {
-  kinds_.reserve(inventory.kinds.size());
-  for (const BufferKind& kind : inventory.kinds) {
-    kinds_.push_back(MakeKind(kind));
-  }
+    : model_(model), options_(options), state_lists_(state_lists) {
+  kinds_.reserve(kinds.size());
+  for (const BufferKind& kind : kinds) kinds_.push_back(MakeKind(kind));
 }
 
 BufferPlanner::Kind BufferPlanner::MakeKind(const BufferKind& kind) const {
-  Kind made = {};
+  Kind made = {{}, kind.alignment, nullptr};
   FlatBufferPlan& plan = made.plan;
   plan.dtype = kind.dtype;
   plan.trainable = kind.trainable;
@@ -41,45 +32,32 @@ BufferPlanner::Kind BufferPlanner::MakeKind(const BufferKind& kind) const {
                        : plan.grad_dtype;
   plan.has_masters =
       plan.trainable && IsHalf(plan.dtype) && options_.masters == Masters::kF32;
-  // The least number of elements whose bytes are a multiple of alignment_bytes.
-  made.alignment.shard = options_.alignment_bytes /
-                         std::gcd(options_.alignment_bytes,
-                                  static_cast<int64_t>(DTypeSize(plan.dtype)));
   if (!plan.trainable) return made;
-  for (const StateTensor& state :
-       options_.groups[static_cast<size_t>(plan.group)].states) {
-    // Blocks that begin with their parameter hold the same elements in every
-    // layout.
-    if (IsQuantized(state.dtype)) {
-      made.alignment.slot = InfoOf(state.dtype).block;
-    }
-  }
+  made.tensor = options_.groups[static_cast<size_t>(plan.group)].tensor;
   plan.states = state_lists_->emplace_back(StatesOf(plan));
   return made;
 }
 
-Status BufferPlanner::Plan(const BufferInventory& buffer,
-                           FlatBufferPlan* to) const {
+Status BufferPlanner::Plan(const BufferInventory& buffer, std::span<Slot> slots,
+                           std::span<const int32_t> ranges,
+                           FlatBufferPlan* to) {
   const Kind& kind = kinds_[static_cast<size_t>(buffer.kind)];
   FlatBufferPlan& plan = *to;
   plan = kind.plan;
   plan.unit = buffer.unit;
-  const auto params = inventory_.ParamsOf(buffer);
-  const auto numels = inventory_.NumelsOf(buffer);
+  // Before the parameters' own layout, which sorts the slots.
+  if (kind.tensor != nullptr) {
+    std::vector<StatePlan> states(plan.states.begin(), plan.states.end());
+    SHARD_RETURN_IF_ERROR(LayOutStates(kind, slots, ranges, &states));
+    plan.states = state_lists_->emplace_back(std::move(states));
+  }
   const int world_size = options_.world_size;
   SHARD_ASSIGN_OR_RETURN(
       plan.layout,
-      inventory_.KindOf(buffer).owned_whole
-          ? FlatLayout::Owned(params, numels, RangesOf(buffer), world_size,
-                              kind.alignment)
-          : FlatLayout::Even(params, numels, world_size, kind.alignment));
-  if (plan.trainable &&
-      options_.groups[static_cast<size_t>(plan.group)].tensor != nullptr) {
-    std::vector<StatePlan> states(plan.states.begin(), plan.states.end());
-    SHARD_RETURN_IF_ERROR(LayOutStates(buffer, &states));
-    plan.states = state_lists_->emplace_back(std::move(states));
-  }
-  return Status();
+      ranges.empty()
+          ? FlatLayout::Even(slots, buffer.end, world_size, kind.alignment)
+          : FlatLayout::Owned(slots, ranges, world_size, kind.alignment));
+  return kind.tensor == nullptr ? Status() : AddWorkspace(kind, plan);
 }
 
 std::vector<StatePlan> BufferPlanner::StatesOf(
@@ -95,53 +73,55 @@ std::vector<StatePlan> BufferPlanner::StatesOf(
   return states;
 }
 
-Status BufferPlanner::LayOutStates(const BufferInventory& buffer,
+Status BufferPlanner::LayOutStates(const Kind& kind,
+                                   std::span<const Slot> params,
+                                   std::span<const int32_t> ranges,
                                    std::vector<StatePlan>* states) const {
-  const Kind& kind = kinds_[static_cast<size_t>(buffer.kind)];
   const GroupOptions& group =
       options_.groups[static_cast<size_t>(kind.plan.group)];
-  const auto params = inventory_.ParamsOf(buffer);
-  const auto param_numels = inventory_.NumelsOf(buffer);
-  std::vector<int64_t> numels(params.size());
   // The master weights, which come last, have the parameters' layout.
   for (size_t s = 0; s < group.states.size(); ++s) {
-    for (size_t i = 0; i < numels.size(); ++i) {
-      const auto& shape = model_.params()[static_cast<size_t>(params[i])].shape;
-      numels[i] = group.tensor->state_numel(static_cast<int>(s), shape.data(),
-                                            static_cast<int>(shape.size()));
+    struct Own {
+      std::vector<Slot> slots;
+      FlatLayout layout;
+    };
+    const auto own = std::make_shared<Own>();
+    own->slots.assign(params.begin(), params.end());
+    bool differs = false;
+    for (Slot& slot : own->slots) {
+      const auto& shape =
+          model_.params()[static_cast<size_t>(slot.param)].shape;
+      const int64_t numel = kind.tensor->state_numel(
+          static_cast<int>(s), shape.data(), static_cast<int>(shape.size()));
+      differs = differs || numel != slot.numel;
+      slot.numel = numel;
     }
-    if (std::equal(numels.begin(), numels.end(), param_numels.begin())) {
-      continue;
-    }
+    if (!differs) continue;
     SHARD_ASSIGN_OR_RETURN(
-        FlatLayout own, FlatLayout::Owned(params, numels, RangesOf(buffer),
-                                          options_.world_size, kind.alignment));
+        own->layout, FlatLayout::Owned(own->slots, ranges, options_.world_size,
+                                       kind.alignment));
     (*states)[s].own_layout =
-        std::make_shared<const FlatLayout>(std::move(own));
+        std::shared_ptr<const FlatLayout>(own, &own->layout);
   }
   return Status();
 }
 
-StatusOr<int64_t> BufferPlanner::WorkspaceNumel(
-    const FlatBufferPlan& buffer) const {
-  int64_t most = 0;
-  const TensorTraits* tensor =
-      options_.groups[static_cast<size_t>(buffer.group)].tensor;
-  if (!buffer.trainable || tensor == nullptr) return most;
-  const bool widened = IsHalf(buffer.dtype) && !buffer.has_masters;
-  for (const Slot& slot : buffer.layout.slots()) {
+Status BufferPlanner::AddWorkspace(const Kind& kind,
+                                   const FlatBufferPlan& plan) {
+  const bool widened = IsHalf(plan.dtype) && !plan.has_masters;
+  for (const Slot& slot : plan.layout.slots()) {
     const auto& shape = model_.params()[static_cast<size_t>(slot.param)].shape;
-    int64_t numel =
-        tensor->workspace_numel(shape.data(), static_cast<int>(shape.size()));
+    int64_t numel = kind.tensor->workspace_numel(
+        shape.data(), static_cast<int>(shape.size()));
     if (__builtin_add_overflow(numel, widened ? slot.numel : 0, &numel) ||
         numel > std::numeric_limits<int64_t>::max() / 1024) {
       return InvalidArgument("stepping a parameter of shape ",
                              FormatList(shape),
                              " takes more than 2^53 elements of workspace");
     }
-    most = std::max(most, numel);
+    workspace_numel_ = std::max(workspace_numel_, numel);
   }
-  return most;
+  return Status();
 }
 
 }  // namespace shard

@@ -20,45 +20,51 @@ namespace shard {
 
 class BufferPlanner {
  public:
-  // `ranges` has the range of each parameter, buffer after buffer; it is empty
-  // when all buffers are cut evenly. Stores in `state_lists` the lists to which
+  // Plans buffers of `kinds`. Stores in `state_lists` the lists to which
   // FlatBufferPlan::states point: one for all buffers that keep the same
   // states, of which there may be very many. All arguments must outlive the
   // planner. REQUIRES: options that Plan::Create checked.
   BufferPlanner(const Model& model, const PlanOptions& options,
-                const Inventory& inventory, std::span<const int32_t> ranges,
+                const std::vector<BufferKind>& kinds,
                 std::deque<std::vector<StatePlan>>* state_lists);
 
-  // Sets `to` to the plan of one of the inventory's buffers.
-  Status Plan(const BufferInventory& buffer, FlatBufferPlan* to) const;
+  // Sets `to` to the plan of a buffer. `slots` has its parameters, in
+  // module-walk order, and must outlive the plan's layout. `ranges` has the
+  // range of each, which changes the slots' offsets and order; it is empty when
+  // the buffer is cut evenly.
+  Status Plan(const BufferInventory& buffer, std::span<Slot> slots,
+              std::span<const int32_t> ranges, FlatBufferPlan* to);
 
-  // Returns the workspace for stepping the parameters of `buffer`: that of the
-  // optimizer, and an fp32 copy of a parameter that has no other.
-  StatusOr<int64_t> WorkspaceNumel(const FlatBufferPlan& buffer) const;
+  // Returns the largest workspace for stepping a parameter of the buffers so
+  // far: that of the optimizer, and an fp32 copy of a parameter that has no
+  // other.
+  int64_t workspace_numel() const { return workspace_numel_; }
 
  private:
   // The common part of the plans of all buffers of a kind.
   struct Kind {
     FlatBufferPlan plan;  // Without its unit and layout.
     FlatLayout::Alignment alignment;
+    // Null when no optimizer steps the parameters whole.
+    const TensorTraits* tensor;
   };
 
   Kind MakeKind(const BufferKind& kind) const;
   std::vector<StatePlan> StatesOf(const FlatBufferPlan& plan) const;
-  std::span<const int32_t> RangesOf(const BufferInventory& buffer) const {
-    return buffer.PartOf(ranges_);
-  }
+
+  // Counts the workspace of the parameters of `plan`.
+  Status AddWorkspace(const Kind& kind, const FlatBufferPlan& plan);
 
   // Makes separate layouts for states that do not have the parameters' shapes.
-  Status LayOutStates(const BufferInventory& buffer,
+  Status LayOutStates(const Kind& kind, std::span<const Slot> params,
+                      std::span<const int32_t> ranges,
                       std::vector<StatePlan>* states) const;
 
   const Model& model_;
   const PlanOptions& options_;
-  const Inventory& inventory_;
-  std::span<const int32_t> ranges_;
   std::deque<std::vector<StatePlan>>* state_lists_;
   std::vector<Kind> kinds_;  // By BufferInventory::kind.
+  int64_t workspace_numel_ = 0;
 };
 
 }  // namespace shard

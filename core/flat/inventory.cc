@@ -2,14 +2,14 @@
 
 #include "core/flat/inventory.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <limits>
 #include <map>
-#include <string_view>
+#include <numeric>
 #include <utility>
 
+#include "core/base/element_type.h"
 #include "core/flat/owners.h"
 #include "core/flat/plan_checks.h"
 #include "core/model/walk.h"
@@ -18,10 +18,10 @@ namespace shard {
 
 namespace {
 
-// The first word of a record in the fingerprint. A name is shorter than 2^31,
-// so no length equals one of these.
-constexpr uint32_t kModuleRecord = uint32_t{1} << 31;  // | depth
-constexpr uint32_t kAliasRecord = uint32_t{1} << 30;
+// The facts of the records in the fingerprint that are of no parameter. Groups
+// are below 2^31, so the facts of a parameter differ from these.
+constexpr uint64_t kModuleRecord = uint64_t{2} << 62;  // | depth
+constexpr uint64_t kAliasRecord = uint64_t{3} << 62;   // | position
 
 class InventoryTaker {
  public:
@@ -31,10 +31,10 @@ class InventoryTaker {
         options_(options),
         wrapped_(wrapped),
         fingerprint_(fingerprint) {
-    const size_t count = model.params().size();
-    inventory_.walk.reserve(count);
-    inventory_.numels_by_buffer.reserve(count);
-    inventory_.positions.assign(count, -1);
+    inventory_.slots.reserve(model.params().size());
+    inventory_.places.reserve(model.params().size());
+    // Room for as many as there may be: what is not used is never touched.
+    inventory_.buffers.reserve(model.params().size());
     inventory_.units.reserve(1 + wrapped.size());
     frozen_.fill(-1);
     trainable_.resize(model.groups().size());
@@ -46,9 +46,8 @@ class InventoryTaker {
     const Model::Module& module = model_.modules()[static_cast<size_t>(id)];
     if (module.ignored) return false;
     if (KeysMayCollide(module.name)) inventory_.keys_may_collide = true;
-    fingerprint_->AddAll(kModuleRecord | static_cast<uint32_t>(depth),
-                         static_cast<uint32_t>(module.name.size()),
-                         std::string_view(module.name));
+    records_.Add(kModuleRecord | static_cast<uint32_t>(depth), module.name_hash,
+                 0);
     // The root is never closed.
     while (depth > 0 && open_units_.back().depth >= depth) {
       open_units_.pop_back();
@@ -68,34 +67,33 @@ class InventoryTaker {
     const auto param = static_cast<size_t>(reference.param);
     const Model::Param& info = model_.params()[param];
     if (info.ignored) return;
-    PrefetchShapeAfter(static_cast<size_t>(index));
-    const auto name_size = static_cast<uint32_t>(reference.name.size());
-    const std::string_view name = reference.name;
     // Tied parameters and units are named by position in the walk, because each
     // rank has ids of its own.
-    int32_t& position = inventory_.positions[param];
-    if (position >= 0) {
-      fingerprint_->AddAll(name_size, name, kAliasRecord, position);
+    ParamPlace& place = PlaceOf(param);
+    if (place.position >= 0) {
+      records_.Add(kAliasRecord | static_cast<uint32_t>(place.position),
+                   reference.name_hash, 0);
       return;
     }
-    position = static_cast<int32_t>(inventory_.walk.size());
-    inventory_.walk.push_back(reference.param);
-    inventory_.numels_by_buffer.push_back(info.numel);
-    const int32_t buffer = BufferOf(info);
-    if (runs_.empty() || runs_.back().buffer != buffer) {
-      runs_.push_back({buffer, 0});
-    }
-    ++runs_.back().count;
-    const uint32_t facts = static_cast<uint32_t>(info.dtype) |
-                           uint32_t{info.trainable} << 8 |
-                           static_cast<uint32_t>(info.shape.size()) << 16;
-    const std::string_view shape(
-        reinterpret_cast<const char*>(info.shape.data()),
-        info.shape.size() * sizeof(info.shape[0]));
-    fingerprint_->AddAll(name_size, name, facts, info.group, shape);
+    place.position = static_cast<int32_t>(inventory_.slots.size());
+    place.buffer = BufferOf(info);
+    std::vector<BufferInventory>& buffers = inventory_.buffers;
+    BufferInventory& buffer = buffers[static_cast<size_t>(place.buffer)];
+    Slot slot = {reference.param, 0, info.numel};
+    AppendSlot(inventory_.KindOf(buffer).alignment.slot, &buffer.end, &slot);
+    inventory_.slots.push_back(slot);
+    place.offset = slot.offset;
+    ++buffer.count;
+    is_sorted_ = is_sorted_ && &buffer == &buffers.back();
+    const uint64_t facts = info.shape.size() | uint64_t{info.trainable} << 8 |
+                           static_cast<uint64_t>(info.dtype) << 16 |
+                           static_cast<uint64_t>(info.group) << 32;
+    records_.Add(facts, reference.name_hash, info.shape_hash);
   }
 
   Inventory Take() {
+    inventory_.places.resize(model_.params().size());
+    fingerprint_->Add(records_.value());
     fingerprint_->Add(static_cast<uint32_t>(wrapped_positions_.size()));
     for (const int32_t position : wrapped_positions_) {
       fingerprint_->Add(position);
@@ -105,16 +103,12 @@ class InventoryTaker {
   }
 
  private:
-  // Prefetches a shape: shapes are the only data here that may be anywhere in
-  // memory. Names are mostly in the order of the walk, so the next shapes are
-  // known early.
-  void PrefetchShapeAfter(size_t index) const {
-    constexpr size_t kAhead = 8;
-    const auto& references = model_.references();
-    if (index + kAhead >= references.size()) return;
-    const ParamId param = references[index + kAhead].param;
-    __builtin_prefetch(
-        model_.params()[static_cast<size_t>(param)].shape.data());
+  // Returns the place of a parameter. Makes it where it is the first to be
+  // asked for: places of a million parameters that were made before the walk
+  // would have left the cache.
+  ParamPlace& PlaceOf(size_t param) {
+    while (inventory_.places.size() <= param) inventory_.places.emplace_back();
+    return inventory_.places[param];
   }
 
   // A unit in which the walk is.
@@ -139,24 +133,36 @@ class InventoryTaker {
     int64_t bytes = 0;
   };
 
+  // A kind of buffers, and the buffer of that kind that was used last.
+  struct OpenKind {
+    OpenBuffer last;
+    // 0 where parameters are kept whole, which are in one buffer, however long.
+    int64_t element_bytes;
+  };
+
   // Returns the buffer that takes a parameter such as `info` in the current
   // unit.
   int32_t BufferOf(const Model::Param& info) {
     const int32_t kind = KindOf(info);
-    OpenBuffer& open = last_[static_cast<size_t>(kind)];
+    OpenKind& open = open_kinds_[static_cast<size_t>(kind)];
     const int32_t unit = open_units_.back().unit;
     // The last buffer may belong to another unit: one inside this, which is
     // closed, or one around this, to which the walk returns.
-    if (open.unit != unit) {
-      if (open.unit >= 0 && IsOpen(open.unit)) outer_[{open.unit, kind}] = open;
+    if (open.last.unit != unit) {
+      if (open.last.unit >= 0 && IsOpen(open.last.unit)) {
+        outer_[{open.last.unit, kind}] = open.last;
+      }
       const auto outer = outer_.find({unit, kind});
-      open = outer == outer_.end() ? OpenBuffer() : outer->second;
+      open.last = outer == outer_.end() ? OpenBuffer() : outer->second;
     }
-    if (open.buffer >= 0 && Fits(info.numel, kind, &open)) return open.buffer;
-    open = {static_cast<int32_t>(inventory_.buffers.size()), unit};
-    Fits(info.numel, kind, &open);
+    if (open.last.buffer >= 0 && Fits(info.numel, &open)) {
+      return open.last.buffer;
+    }
+    open.last = {static_cast<int32_t>(inventory_.buffers.size()), unit};
+    Fits(info.numel, &open);
     inventory_.buffers.push_back({unit, kind});
-    return open.buffer;
+    ++inventory_.units[static_cast<size_t>(unit)].num_buffers;
+    return open.last.buffer;
   }
 
   int32_t KindOf(const Model::Param& info) {
@@ -169,12 +175,32 @@ class InventoryTaker {
     const DType grad_dtype = options_.f32_grads && info.dtype != DType::kF64
                                  ? DType::kF32
                                  : info.dtype;
+    const bool owned_whole = IsOwnedWhole(options_, info.trainable, group);
     inventory_.kinds.push_back({info.dtype, info.trainable, group, grad_dtype,
-                                IsOwnedWhole(options_, info.trainable, group)});
-    element_bytes_.push_back(static_cast<int64_t>(
-        DTypeSize(info.trainable ? grad_dtype : info.dtype)));
-    last_.emplace_back();
+                                owned_whole, AlignmentOf(info)});
+    const size_t element = DTypeSize(info.trainable ? grad_dtype : info.dtype);
+    open_kinds_.push_back(
+        {{}, owned_whole ? 0 : static_cast<int64_t>(element)});
     return kind;
+  }
+
+  FlatLayout::Alignment AlignmentOf(const Model::Param& info) const {
+    FlatLayout::Alignment alignment;
+    // The least number of elements whose bytes are a multiple of
+    // alignment_bytes.
+    alignment.shard = options_.alignment_bytes /
+                      std::gcd(options_.alignment_bytes,
+                               static_cast<int64_t>(DTypeSize(info.dtype)));
+    if (!info.trainable) return alignment;
+    for (const StateTensor& state :
+         options_.groups[static_cast<size_t>(info.group)].states) {
+      // Blocks that begin with their parameter hold the same elements in every
+      // layout.
+      if (IsQuantized(state.dtype)) {
+        alignment.slot = InfoOf(state.dtype).block;
+      }
+    }
+    return alignment;
   }
 
   bool IsOpen(int32_t unit) const {
@@ -183,51 +209,40 @@ class InventoryTaker {
     return depth < open_units_.size() && open_units_[depth].unit == unit;
   }
 
-  // Counts the bytes of `numel` elements, unless they would make the buffer
-  // longer than allowed.
-  bool Fits(int64_t numel, int32_t kind, OpenBuffer* open) const {
-    const auto k = static_cast<size_t>(kind);
-    if (inventory_.kinds[k].owned_whole) return true;
+  // Counts the bytes of `numel` elements in the last buffer of a kind, unless
+  // they would make it longer than allowed.
+  bool Fits(int64_t numel, OpenKind* kind) const {
     int64_t bytes = 0;
     // A parameter beyond int64 is alone in its buffer.
-    if (__builtin_mul_overflow(numel, element_bytes_[k], &bytes)) {
+    if (__builtin_mul_overflow(numel, kind->element_bytes, &bytes)) {
       bytes = std::numeric_limits<int64_t>::max();
     }
-    const bool fits = bytes <= options_.buffer_bytes - open->bytes;
+    int64_t& used = kind->last.bytes;
+    const bool fits = bytes <= options_.buffer_bytes - used;
     // A parameter without elements fits anywhere.
-    if (!fits && open->bytes > 0 && bytes > 0) return false;
-    open->bytes += bytes;  // No overflow: they fit, or one of the two is 0.
+    if (!fits && used > 0 && bytes > 0) return false;
+    used += bytes;  // No overflow: they fit, or one of the two is 0.
     return true;
   }
 
   // Groups the parameters by buffer.
   void SortByBuffer() {
-    std::vector<BufferInventory>& buffers = inventory_.buffers;
-    for (const Run& run : runs_) {
-      buffers[static_cast<size_t>(run.buffer)].count += run.count;
-    }
     uint32_t next = 0;
-    for (BufferInventory& buffer : buffers) {
+    for (BufferInventory& buffer : inventory_.buffers) {
       buffer.first = next;
       next += buffer.count;
     }
-    if (runs_.size() == buffers.size()) return;  // The walk is sorted.
+    if (is_sorted_) return;
     std::vector<uint32_t> cursors;
-    cursors.reserve(buffers.size());
-    for (const BufferInventory& buffer : buffers) {
+    cursors.reserve(inventory_.buffers.size());
+    for (const BufferInventory& buffer : inventory_.buffers) {
       cursors.push_back(buffer.first);
     }
-    const std::vector<int64_t> numels = std::move(inventory_.numels_by_buffer);
-    inventory_.numels_by_buffer.resize(numels.size());
-    inventory_.params_by_buffer.resize(numels.size());
-    size_t from = 0;
-    for (const Run& run : runs_) {
-      uint32_t& to = cursors[static_cast<size_t>(run.buffer)];
-      std::copy_n(&inventory_.walk[from], run.count,
-                  &inventory_.params_by_buffer[to]);
-      std::copy_n(&numels[from], run.count, &inventory_.numels_by_buffer[to]);
-      from += run.count;
-      to += run.count;
+    const std::vector<Slot> walk = inventory_.slots;
+    for (const Slot& slot : walk) {
+      const int32_t buffer =
+          inventory_.places[static_cast<size_t>(slot.param)].buffer;
+      inventory_.slots[cursors[static_cast<size_t>(buffer)]++] = slot;
     }
   }
 
@@ -238,16 +253,11 @@ class InventoryTaker {
     friend auto operator<=>(const OpenKey&, const OpenKey&) = default;
   };
 
-  // Parameters of one buffer that are adjacent in the walk.
-  struct Run {
-    int32_t buffer;
-    uint32_t count;
-  };
-
   const Model& model_;
   const PlanOptions& options_;
   const std::vector<ModuleId>& wrapped_;
   Fingerprint* fingerprint_;
+  RecordHash records_;
   Inventory inventory_;
 
   std::vector<OpenedUnit> open_units_;  // From the root on.
@@ -258,12 +268,13 @@ class InventoryTaker {
   using ByDType = std::array<int32_t, 5>;
   // The kinds of buffers, as indices into Inventory::kinds, or -1.
   ByDType frozen_;
-  std::vector<ByDType> trainable_;      // By group.
-  std::vector<int64_t> element_bytes_;  // By kind: the bytes that Fits counts.
-  std::vector<OpenBuffer> last_;        // By kind: the buffer used last.
+  std::vector<ByDType> trainable_;  // By group.
+  std::vector<OpenKind> open_kinds_;
   // The buffers of open units that were used before those.
   std::map<OpenKey, OpenBuffer> outer_;
-  std::vector<Run> runs_;  // The whole walk.
+  // Whether every parameter so far belongs to the buffer that was last at its
+  // time: then the walk goes through one buffer after the other.
+  bool is_sorted_ = true;
 };
 
 }  // namespace

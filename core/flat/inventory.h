@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Inventory: the stored parameters of a model, sorted into units and buffers in
-// one pass. It builds no names: for a million parameters the pass is bound by
-// memory, and the names go straight into the fingerprint.
+// one pass. The pass reads no names and no shapes, only their hashes: for a
+// million parameters it is bound by memory. What it writes becomes part of the
+// plan.
 
 #ifndef SHARD_CORE_FLAT_INVENTORY_H_
 #define SHARD_CORE_FLAT_INVENTORY_H_
@@ -23,6 +24,7 @@ struct UnitInventory {
   ModuleId module;
   int32_t parent;  // Index into Inventory::units; -1 for the root.
   int32_t depth;   // Number of units around it.
+  uint32_t num_buffers = 0;
 };
 
 // The properties that the buffers of one dtype and param group share. There are
@@ -34,6 +36,7 @@ struct BufferKind {
   GroupId group;
   DType grad_dtype;
   bool owned_whole;  // Every parameter has one owner.
+  FlatLayout::Alignment alignment;
 };
 
 // One flat buffer.
@@ -43,6 +46,8 @@ struct BufferInventory {
   // Index of its first parameter, among those of all buffers.
   uint32_t first = 0;
   uint32_t count = 0;  // Number of its parameters.
+  // The end of its slots, of AppendSlot.
+  int64_t end = 0;
 
   // Returns the part of `all`, which has an element for each parameter of all
   // buffers, that belongs to this buffer.
@@ -53,13 +58,9 @@ struct BufferInventory {
 };
 
 struct Inventory {
-  // Return the parameters of one buffer, and their sizes, in module-walk order.
-  std::span<const ParamId> ParamsOf(const BufferInventory& buffer) const {
-    return buffer.PartOf(
-        std::span(params_by_buffer.empty() ? walk : params_by_buffer));
-  }
-  std::span<const int64_t> NumelsOf(const BufferInventory& buffer) const {
-    return buffer.PartOf(std::span(numels_by_buffer));
+  // Returns the parameters of one buffer, in module-walk order.
+  std::span<const Slot> SlotsOf(const BufferInventory& buffer) const {
+    return buffer.PartOf(std::span(slots));
   }
   const BufferKind& KindOf(const BufferInventory& buffer) const {
     return kinds[static_cast<size_t>(buffer.kind)];
@@ -70,15 +71,12 @@ struct Inventory {
   // In order of first occurrence, as the buffers are.
   std::vector<BufferKind> kinds;
   std::vector<BufferInventory> buffers;
-  // Every stored parameter once, in module-walk order.
-  std::vector<ParamId> walk;
-  // By ParamId: the index into `walk`, or -1 when the parameter is ignored. A
-  // parameter with several names is where its first name is.
-  std::vector<int32_t> positions;
-  // The parameters of one buffer after the other, empty where that is the order
-  // of the walk; and their sizes.
-  std::vector<ParamId> params_by_buffer;
-  std::vector<int64_t> numels_by_buffer;
+  // Every stored parameter once, one buffer after the other. Their offsets are
+  // those of buffers that are cut evenly.
+  std::vector<Slot> slots;
+  // By ParamId, with the same offsets. A parameter with several names is where
+  // its first name is.
+  std::vector<ParamPlace> places;
 
   // False where no two keys of the plan can be equal (CheckKeys).
   bool keys_may_collide = false;

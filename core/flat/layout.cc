@@ -10,14 +10,7 @@ namespace shard {
 
 namespace {
 
-Status CheckInputs(std::span<const ParamId> params,
-                   std::span<const int64_t> numels, int world_size,
-                   FlatLayout::Alignment alignment) {
-  if (params.size() != numels.size()) {
-    return InvalidArgument("the layout was given ", params.size(),
-                           " parameters but ", numels.size(),
-                           " element counts");
-  }
+Status CheckInputs(int world_size, FlatLayout::Alignment alignment) {
   if (world_size < 1 || world_size > kMaxWorldSize) {
     return InvalidArgument("world size ", world_size, " is outside 1 to ",
                            kMaxWorldSize);
@@ -29,20 +22,10 @@ Status CheckInputs(std::span<const ParamId> params,
   return Status();
 }
 
-// Returns false when the result is beyond int64. REQUIRES: value >= 0.
-bool RoundUp(int64_t value, int64_t alignment, int64_t* result) {
-  if (alignment == 1) {  // Most slots of most plans: avoids a division.
-    *result = value;
-    return true;
-  }
-  const int64_t remainder = value % alignment;
-  const int64_t missing = remainder == 0 ? 0 : alignment - remainder;
-  return !__builtin_add_overflow(value, missing, result);
-}
-
-Status CheckNumel(ParamId param, int64_t numel) {
-  if (numel >= 0) return Status();
-  return InvalidArgument("parameter ", param, " has ", numel, " elements");
+Status CheckNumel(const Slot& slot) {
+  if (slot.numel >= 0) return Status();
+  return InvalidArgument("parameter ", slot.param, " has ", slot.numel,
+                         " elements");
 }
 
 // Rounds `numel` up to the alignment. An error when world_size times the result
@@ -58,7 +41,7 @@ StatusOr<int64_t> ShardNumel(int64_t numel, int world_size,
           ? 1
           : alignment.slot / std::gcd(alignment.shard, alignment.slot);
   if (__builtin_mul_overflow(alignment.shard, more, &multiple) ||
-      !RoundUp(numel, multiple, &padded) ||
+      !AlignElements(numel, multiple, &padded) ||
       __builtin_mul_overflow(padded, static_cast<int64_t>(world_size),
                              &total)) {
     return InvalidArgument("a flat buffer of ", world_size, " ranges of ",
@@ -77,42 +60,35 @@ Status TooLarge(size_t count) {
 
 }  // namespace
 
-StatusOr<FlatLayout> FlatLayout::Even(std::span<const ParamId> params,
-                                      std::span<const int64_t> numels,
+StatusOr<FlatLayout> FlatLayout::Even(std::span<const Slot> slots, int64_t end,
                                       int world_size, Alignment alignment) {
-  SHARD_RETURN_IF_ERROR(CheckInputs(params, numels, world_size, alignment));
+  SHARD_RETURN_IF_ERROR(CheckInputs(world_size, alignment));
+  if (end < 0) return TooLarge(slots.size());
   FlatLayout layout;
   layout.world_size_ = world_size;
-  layout.slots_.reserve(params.size());
-  int64_t offset = 0;
-  for (size_t i = 0; i < params.size(); ++i) {
-    SHARD_RETURN_IF_ERROR(CheckNumel(params[i], numels[i]));
-    if (!RoundUp(offset, alignment.slot, &offset)) {
-      return TooLarge(params.size());
-    }
-    layout.slots_.push_back({params[i], offset, numels[i]});
-    if (__builtin_add_overflow(offset, numels[i], &offset)) {
-      return TooLarge(params.size());
-    }
-    layout.numel_ += numels[i];  // At most offset.
+  layout.slots_ = slots;
+  layout.numel_ = end;
+  if (alignment.slot > 1) {
+    layout.numel_ = 0;
+    for (const Slot& slot : slots) layout.numel_ += slot.numel;
   }
-  const int64_t share = offset / world_size + (offset % world_size != 0);
+  const int64_t share = end / world_size + (end % world_size != 0);
   SHARD_ASSIGN_OR_RETURN(layout.shard_numel_,
                          ShardNumel(share, world_size, alignment));
   return layout;
 }
 
-StatusOr<FlatLayout> FlatLayout::Owned(std::span<const ParamId> params,
-                                       std::span<const int64_t> numels,
+StatusOr<FlatLayout> FlatLayout::Owned(std::span<Slot> slots,
                                        std::span<const int32_t> owners,
                                        int world_size, Alignment alignment) {
-  SHARD_RETURN_IF_ERROR(CheckInputs(params, numels, world_size, alignment));
-  if (owners.size() != params.size()) {
-    return InvalidArgument("the layout was given ", params.size(),
+  SHARD_RETURN_IF_ERROR(CheckInputs(world_size, alignment));
+  if (owners.size() != slots.size()) {
+    return InvalidArgument("the layout was given ", slots.size(),
                            " parameters but ", owners.size(), " owners");
   }
   FlatLayout layout;
   layout.world_size_ = world_size;
+  layout.slots_ = slots;
 
   // A counting sort by owner. A cursor has the index and the offset of a rank's
   // next slot.
@@ -122,7 +98,7 @@ StatusOr<FlatLayout> FlatLayout::Owned(std::span<const ParamId> params,
   };
   // Only owners have cursors where there are far more ranks than parameters:
   // many small buffers for many ranks must not cost their product.
-  const bool sparse = params.size() < static_cast<size_t>(world_size) / 8;
+  const bool sparse = slots.size() < static_cast<size_t>(world_size) / 8;
   std::vector<int32_t> ranks;  // The ranks of the cursors, ascending.
   if (sparse) {
     ranks.assign(owners.begin(), owners.end());
@@ -136,17 +112,18 @@ StatusOr<FlatLayout> FlatLayout::Owned(std::span<const ParamId> params,
     const auto at = std::lower_bound(ranks.begin(), ranks.end(), owner);
     return cursors[static_cast<size_t>(at - ranks.begin())];
   };
-  for (size_t i = 0; i < params.size(); ++i) {
-    SHARD_RETURN_IF_ERROR(CheckNumel(params[i], numels[i]));
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const auto& [param, offset, numel] = slots[i];
+    SHARD_RETURN_IF_ERROR(CheckNumel(slots[i]));
     if (owners[i] < 0 || owners[i] >= world_size) {
-      return InvalidArgument("the owner of parameter ", params[i], " is rank ",
+      return InvalidArgument("the owner of parameter ", param, " is rank ",
                              owners[i], ", but the world size is ", world_size);
     }
     Cursor& cursor = cursor_of(owners[i]);
-    if (__builtin_add_overflow(layout.numel_, numels[i], &layout.numel_) ||
-        !RoundUp(cursor.numel, alignment.slot, &cursor.numel) ||
-        __builtin_add_overflow(cursor.numel, numels[i], &cursor.numel)) {
-      return TooLarge(params.size());
+    if (__builtin_add_overflow(layout.numel_, numel, &layout.numel_) ||
+        !AlignElements(cursor.numel, alignment.slot, &cursor.numel) ||
+        __builtin_add_overflow(cursor.numel, numel, &cursor.numel)) {
+      return TooLarge(slots.size());
     }
     ++cursor.slot;
   }
@@ -164,13 +141,13 @@ StatusOr<FlatLayout> FlatLayout::Owned(std::span<const ParamId> params,
     cursors[c] = {rank * layout.shard_numel_, next_slot};
     next_slot += count;
   }
-  layout.slots_.resize(params.size());
-  for (size_t i = 0; i < params.size(); ++i) {
+  const std::vector<Slot> given(slots.begin(), slots.end());
+  for (size_t i = 0; i < given.size(); ++i) {
     Cursor& cursor = cursor_of(owners[i]);
     // Ranges begin at multiples of the slot alignment.
-    RoundUp(cursor.numel, alignment.slot, &cursor.numel);
-    layout.slots_[cursor.slot++] = {params[i], cursor.numel, numels[i]};
-    cursor.numel += numels[i];
+    AlignElements(cursor.numel, alignment.slot, &cursor.numel);
+    slots[cursor.slot++] = {given[i].param, cursor.numel, given[i].numel};
+    cursor.numel += given[i].numel;
   }
   return layout;
 }

@@ -12,7 +12,10 @@
 // Everything after the layout (step, state, checkpoints) treats both alike.
 //
 // Cost: O(parameters log parameters) to build, for any number of ranks; it
-// holds one Slot per parameter and nothing per rank.
+// reads one Slot per parameter and has nothing per rank.
+//
+// The caller stores the slots: a plan may have very many small layouts, and has
+// the slots of all of them in one array.
 
 #ifndef SHARD_CORE_FLAT_LAYOUT_H_
 #define SHARD_CORE_FLAT_LAYOUT_H_
@@ -39,6 +42,27 @@ struct Slot {
   int64_t numel;
 };
 
+// Rounds `value` up to a multiple of `alignment`. Returns false when the result
+// is beyond int64. REQUIRES: value >= 0, alignment >= 1.
+inline bool AlignElements(int64_t value, int64_t alignment, int64_t* result) {
+  // Nearly every alignment is a power of two: avoids a division.
+  const bool is_power = (alignment & (alignment - 1)) == 0;
+  const int64_t remainder =
+      is_power ? value & (alignment - 1) : value % alignment;
+  const int64_t missing = remainder == 0 ? 0 : alignment - remainder;
+  return !__builtin_add_overflow(value, missing, result);
+}
+
+// Sets the offset of the next slot of a buffer that is cut evenly. The slots
+// before it end at `*end`, and it begins at a multiple of `alignment`. Sets
+// `*end` to its end; -1: beyond int64. REQUIRES: slot->numel >= 0.
+inline void AppendSlot(int64_t alignment, int64_t* end, Slot* slot) {
+  if (*end < 0 || !AlignElements(*end, alignment, &slot->offset) ||
+      __builtin_add_overflow(slot->offset, slot->numel, end)) {
+    *end = -1;
+  }
+}
+
 // The part of a slot that lies in some range.
 struct SlotSlice {
   ParamId param;
@@ -59,18 +83,20 @@ class FlatLayout {
     int64_t slot = 1;
   };
 
-  // Lays parameters out evenly. `params` and `numels` are in module-walk order.
-  // Errors: sizes that differ, a negative numel, world_size outside
-  // 1..kMaxWorldSize, an alignment below 1, a total beyond int64. A layout of
-  // only zero-size parameters has shard_numel 0.
-  static StatusOr<FlatLayout> Even(std::span<const ParamId> params,
-                                   std::span<const int64_t> numels,
+  // Lays parameters out evenly. `slots` are in module-walk order, made with
+  // AppendSlot and alignment.slot, and end at `end`. They must outlive the
+  // layout. Errors: world_size outside 1..kMaxWorldSize, an alignment below 1,
+  // a total beyond int64. A layout of only zero-size parameters has shard_numel
+  // 0.
+  static StatusOr<FlatLayout> Even(std::span<const Slot> slots, int64_t end,
                                    int world_size, Alignment alignment);
 
-  // Lays parameters out whole: `owners[i]` owns params[i]. Within an owner's
-  // range parameters are in the order given.
-  static StatusOr<FlatLayout> Owned(std::span<const ParamId> params,
-                                    std::span<const int64_t> numels,
+  // Lays parameters out whole: `owners[i]` owns the parameter of slots[i]. Sets
+  // the offsets and sorts the slots by them; within an owner's range,
+  // parameters stay in the order given. The slots must outlive the layout.
+  // Errors are those of Even, a negative numel, owners that are not as many or
+  // outside of the world size.
+  static StatusOr<FlatLayout> Owned(std::span<Slot> slots,
                                     std::span<const int32_t> owners,
                                     int world_size, Alignment alignment);
 
@@ -86,7 +112,7 @@ class FlatLayout {
   }
 
   // Returns the slots by ascending offset; zero-size parameters have one, too.
-  const std::vector<Slot>& slots() const { return slots_; }
+  std::span<const Slot> slots() const { return slots_; }
 
   // Returns the index of the slot that holds `element`, or else of the first
   // slot after it. Zero-size slots hold nothing. O(log slots).
@@ -114,7 +140,7 @@ class FlatLayout {
   int world_size_ = 1;
   int64_t shard_numel_ = 0;
   int64_t numel_ = 0;
-  std::vector<Slot> slots_;
+  std::span<const Slot> slots_;
 };
 
 }  // namespace shard

@@ -74,10 +74,11 @@ Buckets FormBuckets(const Model& model, const std::vector<ParamId>& trainable,
 }
 
 Status OwnByBucket(const Model& model, const PlanOptions& options,
-                   const Inventory& inventory, std::vector<int32_t>* owner_of) {
+                   const std::vector<ParamId>& walk,
+                   std::vector<int32_t>* owner_of) {
   std::vector<ParamId> trainable;
-  trainable.reserve(inventory.walk.size());
-  for (const ParamId param : inventory.walk) {
+  trainable.reserve(walk.size());
+  for (const ParamId param : walk) {
     if (IsTrainable(model, param)) trainable.push_back(param);
   }
   const Buckets buckets = FormBuckets(model, trainable, options.bucket_bytes);
@@ -96,9 +97,10 @@ Status OwnByBucket(const Model& model, const PlanOptions& options,
 }
 
 Status OwnGreedily(const Model& model, const PlanOptions& options,
-                   const Inventory& inventory, std::vector<int32_t>* owner_of) {
+                   const std::vector<ParamId>& walk,
+                   std::vector<int32_t>* owner_of) {
   std::vector<std::vector<ParamId>> members(options.groups.size());
-  for (const ParamId param : inventory.walk) {
+  for (const ParamId param : walk) {
     const Model::Param& info = model.params()[static_cast<size_t>(param)];
     const auto group = static_cast<size_t>(info.group);
     // Costs are defined only for parameters that are stepped.
@@ -151,17 +153,18 @@ StatusOr<std::vector<int32_t>> ChooseOwners(const Model& model,
     owner_of = options.manual_owners;
   } else {
     owner_of.resize(model.params().size());
-    SHARD_RETURN_IF_ERROR(
-        options.partition == Partition::kBucket
-            ? OwnByBucket(model, options, inventory, &owner_of)
-            : OwnGreedily(model, options, inventory, &owner_of));
+    const std::vector<ParamId> walk =
+        WalkOf(inventory.places, inventory.slots.size());
+    SHARD_RETURN_IF_ERROR(options.partition == Partition::kBucket
+                              ? OwnByBucket(model, options, walk, &owner_of)
+                              : OwnGreedily(model, options, walk, &owner_of));
   }
-  owners.resize(inventory.walk.size());
+  owners.resize(inventory.slots.size());
   for (const BufferInventory& buffer : inventory.buffers) {
     if (!inventory.KindOf(buffer).owned_whole) continue;
     size_t next = buffer.first;
-    for (const ParamId param : inventory.ParamsOf(buffer)) {
-      owners[next++] = owner_of[static_cast<size_t>(param)];
+    for (const Slot& slot : inventory.SlotsOf(buffer)) {
+      owners[next++] = owner_of[static_cast<size_t>(slot.param)];
     }
   }
   return owners;

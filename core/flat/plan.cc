@@ -115,7 +115,7 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
   Fingerprint fingerprint;
   AddOptions(options_, &fingerprint);
   Inventory inventory = TakeInventory(*model_, options_, wrapped, &fingerprint);
-  if (inventory.walk.empty()) {
+  if (inventory.slots.empty()) {
     if (model_->params().empty()) {
       return InvalidArgument("the model has no parameters");
     }
@@ -130,47 +130,63 @@ Status Plan::Fill(const std::vector<ModuleId>& wrapped) {
   SHARD_ASSIGN_OR_RETURN(host_tensors_, LayOutHostTensors(*model_));
   SHARD_ASSIGN_OR_RETURN(std::vector<int32_t> ranges,
                          ChooseOwners(*model_, options_, inventory));
-  for (int32_t& owner : ranges) owner = RangeOf(owner);
+  if (ShardGroupSize() != options_.world_size) {
+    for (int32_t& owner : ranges) owner = RangeOf(owner);
+  }
 
   units_.reserve(inventory.units.size());
   for (const UnitInventory& unit : inventory.units) {
     units_.push_back({unit.module, unit.parent, unit.depth, {}});
+    units_.back().buffers.reserve(unit.num_buffers);
   }
   units_by_module_.resize(units_.size());
   std::iota(units_by_module_.begin(), units_by_module_.end(), 0);
   std::sort(
       units_by_module_.begin(), units_by_module_.end(),
       [this](int32_t a, int32_t b) { return unit(a).module < unit(b).module; });
-  const BufferPlanner planner(*model_, options_, inventory, ranges,
-                              &state_lists_);
+  slots_ = std::move(inventory.slots);
+  places_ = std::move(inventory.places);
+  BufferPlanner planner(*model_, options_, inventory.kinds, &state_lists_);
   buffers_.reserve(inventory.buffers.size());
-  places_.resize(model_->params().size());
   int64_t elements = 0;
   for (const BufferInventory& each : inventory.buffers) {
     const auto index = static_cast<int32_t>(buffers_.size());
     FlatBufferPlan& buffer = buffers_.emplace_back();
-    SHARD_RETURN_IF_ERROR(planner.Plan(each, &buffer));
-    SHARD_RETURN_IF_ERROR(CheckBytes(buffer, &elements));
-    SHARD_ASSIGN_OR_RETURN(const int64_t workspace,
-                           planner.WorkspaceNumel(buffer));
-    workspace_numel_ = std::max(workspace_numel_, workspace);
-    for (const Slot& slot : buffer.layout.slots()) {
-      places_[static_cast<size_t>(slot.param)] = {index, slot.offset};
+    std::span<const int32_t> its_ranges;
+    if (inventory.KindOf(each).owned_whole) {
+      its_ranges = each.PartOf(std::span<const int32_t>(ranges));
     }
+    const std::span<Slot> slots = each.PartOf(std::span(slots_));
+    SHARD_RETURN_IF_ERROR(planner.Plan(each, slots, its_ranges, &buffer));
+    if (!its_ranges.empty()) {
+      for (const Slot& slot : slots) {
+        places_[static_cast<size_t>(slot.param)].offset = slot.offset;
+      }
+    }
+    SHARD_RETURN_IF_ERROR(CheckBytes(buffer, &elements));
+    // The offsets follow from these and the parameters. Ranges without elements
+    // make no difference.
     fingerprint.Add(buffer.layout.shard_numel());
+    if (buffer.layout.shard_numel() > 0) {
+      fingerprint.AddBytes(its_ranges.data(), its_ranges.size_bytes());
+    }
     units_[static_cast<size_t>(buffer.unit)].buffers.push_back(index);
   }
+  workspace_numel_ = planner.workspace_numel();
   ChooseSharding();
-
-  // In walk order, so that ranks may add parameters in different orders.
-  for (const ParamId param : inventory.walk) {
-    fingerprint.Add(place(param).offset);
-  }
-  num_stored_ = inventory.walk.size();
-  positions_ = std::move(inventory.positions);
   AddHostTensors(*model_, host_tensors_, &fingerprint);
   fingerprint_ = fingerprint.Finish();
   return Status();
+}
+
+std::vector<ParamId> WalkOf(std::span<const ParamPlace> places, size_t stored) {
+  std::vector<ParamId> walk(stored);
+  for (size_t i = 0; i < places.size(); ++i) {
+    const int32_t position = places[i].position;
+    if (position < 0) continue;
+    walk[static_cast<size_t>(position)] = static_cast<ParamId>(i);
+  }
+  return walk;
 }
 
 WrapPolicy Plan::UnitsAsPolicy() const {

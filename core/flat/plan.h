@@ -16,6 +16,7 @@
 #ifndef SHARD_CORE_FLAT_PLAN_H_
 #define SHARD_CORE_FLAT_PLAN_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -197,7 +198,8 @@ struct FlatBufferPlan {
   int32_t unit;  // Index into Plan::units().
   DType dtype;
   bool trainable;
-  // The fields below have no meaning when frozen.
+  // The fields below have no meaning when frozen, but for the layout.
+  bool has_masters;
   GroupId group;
   DType grad_dtype;
   // The dtype of this rank's part of the summed gradients, where that is stored
@@ -208,7 +210,6 @@ struct FlatBufferPlan {
   // The states of the group's optimizer, then the master weights where there
   // are any. The plan owns them.
   std::span<const StatePlan> states;
-  bool has_masters;
 
   const FlatLayout& StateLayout(size_t state) const {
     const auto& own = states[state].own_layout;
@@ -229,8 +230,16 @@ struct UnitPlan {
 // The place of a parameter.
 struct ParamPlace {
   int32_t buffer = -1;  // Index into Plan::buffers(); -1: ignored.
-  int64_t offset = 0;   // Elements from the start of the flat buffer.
+  // The parameter's number among the stored ones in module-walk order: a number
+  // that all ranks agree on, in whatever order they added parameters. -1:
+  // ignored.
+  int32_t position = -1;
+  int64_t offset = 0;  // Elements from the start of the flat buffer.
 };
+
+// Returns the stored parameters in module-walk order. `places` has the places
+// of all parameters, by ParamId, of which `stored` are stored.
+std::vector<ParamId> WalkOf(std::span<const ParamPlace> places, size_t stored);
 
 class Plan {
  public:
@@ -262,12 +271,8 @@ class Plan {
   const std::vector<ParamPlace>& places() const { return places_; }
   // Returns the places of the model's host tensors.
   const HostTensorLayout& host_tensors() const { return host_tensors_; }
-  // Returns the position of each parameter among the stored ones in module-walk
-  // order, by ParamId: a number that all ranks agree on, in whatever order they
-  // added parameters.
-  const std::vector<int32_t>& positions() const { return positions_; }
   // Returns the number of stored parameters.
-  size_t NumStored() const { return num_stored_; }
+  size_t NumStored() const { return slots_.size(); }
   // Returns a policy that makes the same units of any model with the same
   // modules, and has the text of options().wrap.
   WrapPolicy UnitsAsPolicy() const;
@@ -381,15 +386,15 @@ class Plan {
   std::vector<int32_t> units_by_module_;
   // The lists to which the buffers' states point.
   std::deque<std::vector<StatePlan>> state_lists_;
+  // The slots of the buffers' layouts, one buffer after the other.
+  std::vector<Slot> slots_;
   std::vector<FlatBufferPlan> buffers_;
   std::vector<ParamPlace> places_;
   HostTensorLayout host_tensors_;
-  std::vector<int32_t> positions_;
   std::vector<SlotPlan> param_slots_;
   std::vector<SlotPlan> grad_slots_;
   bool shards_params_ = false;
   bool shards_grads_ = false;
-  size_t num_stored_ = 0;
   int64_t workspace_numel_ = 0;
   uint64_t fingerprint_ = 0;
 };

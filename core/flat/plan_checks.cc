@@ -132,18 +132,18 @@ Status CheckSteps(const Model& model, const PlanOptions& options,
     if (kind.dtype == DType::kF16 &&
         options.masters == Masters::kNoneStochastic) {
       return InvalidArgument("parameter '",
-                             name_of(inventory.ParamsOf(buffer).front()),
+                             name_of(inventory.SlotsOf(buffer).front().param),
                              "' is f16, which cannot be rounded "
                              "stochastically; use bf16 or master weights");
     }
     if (group.tensor == nullptr) continue;
-    for (const ParamId param : inventory.ParamsOf(buffer)) {
-      const auto& shape = model.params()[static_cast<size_t>(param)].shape;
+    for (const Slot& slot : inventory.SlotsOf(buffer)) {
+      const auto& shape = model.params()[static_cast<size_t>(slot.param)].shape;
       const char* need = group.tensor->shape_error(
           shape.data(), static_cast<int>(shape.size()));
       if (need == nullptr) continue;
       return InvalidArgument(
-          "parameter '", name_of(param), "' of shape ", FormatList(shape),
+          "parameter '", name_of(slot.param), "' of shape ", FormatList(shape),
           " must be ", need, ", for the optimizer of param group ", g, " (",
           group.optimizer,
           "); put it in a group of another optimizer, such as adamw");
@@ -162,8 +162,8 @@ Status CheckManualOwners(const Model& model, const PlanOptions& options,
   }
   for (const BufferInventory& buffer : inventory.buffers) {
     if (!inventory.KindOf(buffer).trainable) continue;
-    for (const ParamId param : inventory.ParamsOf(buffer)) {
-      const auto index = static_cast<size_t>(param);
+    for (const Slot& slot : inventory.SlotsOf(buffer)) {
+      const auto index = static_cast<size_t>(slot.param);
       const int32_t owner = options.manual_owners[index];
       if (owner >= 0 && owner < options.world_size) continue;
       return InvalidArgument("owners has rank ", owner, " for parameter '",

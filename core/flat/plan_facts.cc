@@ -142,7 +142,7 @@ void AddModel(const Plan& plan, FactSink* sink) {
         if (first >= 0) {
           // Named by position, because each rank has ids of its own.
           add_entry(StrCat(subject, ", tied to parameter number ",
-                           plan.positions()[static_cast<size_t>(param)]),
+                           plan.place(param).position),
                     StrCat("'", model.ReferenceFqn(first), "'"));
           return;
         }

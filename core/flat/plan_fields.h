@@ -15,7 +15,7 @@ namespace shard {
 
 // Part of every fingerprint. Raise it when the same inputs would be laid out,
 // or hashed, differently.
-inline constexpr uint32_t kLayoutVersion = 4;
+inline constexpr uint32_t kLayoutVersion = 5;
 
 // Calls `visit(name, value)` for each option but the groups. The bytes of
 // `value` are hashed, so its type is part of the fingerprint. wrap, f32_classes

@@ -44,16 +44,8 @@ using Mixture = std::array<Kind, 2>;
 
 std::vector<Mixture> MixturesOf(const Plan& plan) {
   const Model& model = plan.model();
-  std::vector<ParamId> walk(model.params().size(), -1);
-  for (size_t i = 0; i < walk.size(); ++i) {
-    const int32_t position = plan.positions()[i];
-    if (position >= 0) {
-      walk[static_cast<size_t>(position)] = static_cast<ParamId>(i);
-    }
-  }
   std::vector<Mixture> mixtures(plan.units().size());
-  for (const ParamId param : walk) {
-    if (param < 0) break;  // All that follow are ignored.
+  for (const ParamId param : WalkOf(plan.places(), plan.NumStored())) {
     const Model::Param& info = model.params()[static_cast<size_t>(param)];
     Mixture& mixture = mixtures[static_cast<size_t>(plan.UnitOf(param))];
     Kind& kind = mixture[info.trainable ? 1 : 0];

@@ -2,6 +2,8 @@
 
 #include "core/model/model.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -96,6 +98,14 @@ Status CheckHostTensorType(ElementType type) {
                          " of a buffer; known: ", known);
 }
 
+uint64_t HashOf(std::string_view name) {
+  return XXH3_64bits(name.data(), name.size());
+}
+
+uint64_t HashOf(const std::vector<int64_t>& shape) {
+  return XXH3_64bits(shape.data(), shape.size() * sizeof(shape[0]));
+}
+
 // Makes room for one more element, so that the next push_back allocates
 // nothing: a call for which memory runs out leaves the model unchanged.
 template <typename T>
@@ -109,6 +119,7 @@ void MakeRoom(std::vector<T>* elements) {
 Model::Model(std::string class_name) {
   Module root;
   root.parent = -1;
+  root.name_hash = HashOf(root.name);
   root.class_name = std::move(class_name);
   modules_.push_back(std::move(root));
 }
@@ -202,6 +213,7 @@ StatusOr<ModuleId> Model::AddModule(ModuleId parent, std::string_view name,
   module.name = name;
   module.class_name = class_name;
   module.fqn_bytes = path + (path > 0 ? 1 : 0) + name.size();
+  module.name_hash = HashOf(name);
   MakeRoom(&modules_);
   std::vector<ModuleId>& children =
       modules_[static_cast<size_t>(parent)].children;
@@ -216,7 +228,7 @@ StatusOr<ModuleId> Model::AddModule(ModuleId parent, std::string_view name,
 void Model::AddReference(ModuleId module, std::string_view name, ParamId param,
                          uint64_t hash) {
   const auto index = static_cast<int32_t>(references_.size());
-  Reference reference = {module, param, std::string(name)};
+  Reference reference = {module, param, std::string(name), HashOf(name)};
   std::vector<int32_t>& of_module =
       modules_[static_cast<size_t>(module)].references;
   MakeRoom(&references_);
@@ -240,7 +252,7 @@ StatusOr<ParamId> Model::AddParam(ModuleId module, std::string_view name,
         StrCat("parameter ", QuoteName(name), " in ", Describe(*this, module)));
   }
   const auto id = static_cast<ParamId>(params_.size());
-  Param param = {dtype, shape, numel};
+  Param param = {dtype, shape, numel, HashOf(shape)};
   MakeRoom(&params_);
   AddReference(module, name, id, hash);
   params_.push_back(std::move(param));

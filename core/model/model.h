@@ -53,6 +53,9 @@ class Model {
     ModuleId module;
     ParamId param;
     std::string name;  // Without the module's path.
+    // The XXH3-64 of the name, the same in every process, so that planning
+    // reads no names. A module and the shape of a parameter have one, too.
+    uint64_t name_hash;
   };
 
   struct Module {
@@ -64,12 +67,14 @@ class Model {
     std::vector<HostTensorId> host_tensors;
     bool ignored = false;  // The module and all below it.
     size_t fqn_bytes = 0;  // Length of the path from the root.
+    uint64_t name_hash = 0;
   };
 
   struct Param {
     DType dtype;
     std::vector<int64_t> shape;  // Empty for a scalar; a dimension may be 0.
     int64_t numel;
+    uint64_t shape_hash;
     bool trainable = true;
     bool ignored = false;
     GroupId group = kDefaultGroup;

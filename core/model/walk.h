@@ -34,10 +34,17 @@ void WalkModel(const Model& model, Enter enter, Visit visit) {
     if (!enter(at.module, at.depth)) continue;
     const Model::Module& module =
         model.modules()[static_cast<size_t>(at.module)];
-    for (const int32_t reference : module.references) visit(reference);
     for (size_t i = module.children.size(); i > 0; --i) {
       stack.push_back({module.children[i - 1], at.depth + 1});
     }
+    // The list of each module lies somewhere else in memory: waiting for it
+    // would take a quarter of the time of planning.
+    if (!stack.empty()) {
+      __builtin_prefetch(
+          model.modules()[static_cast<size_t>(stack.back().module)]
+              .references.data());
+    }
+    for (const int32_t reference : module.references) visit(reference);
   }
 }
 

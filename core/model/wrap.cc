@@ -37,19 +37,20 @@ int64_t SaturatingAdd(int64_t a, int64_t b) {
 struct Node {
   ModuleId module;
   int32_t parent;  // Index into the nodes; -1 for the root.
-  int64_t numel;   // With the elements of all modules below it.
+  int64_t numel;   // With the elements of all modules below it; 0: not counted.
   int64_t wrapped = 0;
   bool reached = false;  // A policy reaches this module.
   bool entered = false;  // A policy reaches the modules below it.
   bool wraps = false;
 };
 
-// Returns the modules that are not ignored, in module-walk order.
-std::vector<Node> NodesOf(const Model& model) {
+// Returns the modules that are not ignored, in module-walk order. Counts their
+// elements if `count_numels`, which takes most of the time.
+std::vector<Node> NodesOf(const Model& model, bool count_numels) {
   std::vector<Node> nodes;
   nodes.reserve(model.modules().size());
   std::vector<int32_t> path;  // The node at each depth.
-  std::vector<bool> counted(model.params().size(), false);
+  std::vector<bool> counted(count_numels ? model.params().size() : 0);
   WalkModel(
       model,
       [&](ModuleId id, int depth) {
@@ -61,6 +62,7 @@ std::vector<Node> NodesOf(const Model& model) {
         return true;
       },
       [&](int32_t index) {
+        if (!count_numels) return;
         const auto param = static_cast<size_t>(
             model.references()[static_cast<size_t>(index)].param);
         const Model::Param& info = model.params()[param];
@@ -68,7 +70,7 @@ std::vector<Node> NodesOf(const Model& model) {
         counted[param] = true;
         nodes.back().numel = SaturatingAdd(nodes.back().numel, info.numel);
       });
-  for (size_t i = nodes.size(); i > 1; --i) {
+  for (size_t i = count_numels ? nodes.size() : 0; i > 1; --i) {
     Node& parent = nodes[static_cast<size_t>(nodes[i - 1].parent)];
     parent.numel = SaturatingAdd(parent.numel, nodes[i - 1].numel);
   }
@@ -211,7 +213,7 @@ Status WrapPolicy::CheckMatches(const Model& model,
 
 Status WrapPolicy::CheckSizeMatches(const Rule& rule, const Model& model,
                                     bool enters_all) const {
-  std::vector<Node> nodes = NodesOf(model);
+  std::vector<Node> nodes = NodesOf(model, true);
   if (nodes.size() <= 1 || nodes[0].numel < rule.min_numel) return Status();
   const auto module_of = [&model](const Node& node) -> const Model::Module& {
     return model.modules()[static_cast<size_t>(node.module)];
@@ -285,7 +287,13 @@ std::vector<ModuleId> WrapPolicy::Run(const Model& model,
   const bool enters_all = predicate_ != nullptr || !also_classes.empty();
   if (rules_.empty() && !enters_all) return wrapped;
 
-  std::vector<Node> nodes = NodesOf(model);
+  // Only sizes and predicates look at elements.
+  const bool count_numels =
+      predicate_ != nullptr ||
+      std::any_of(rules_.begin(), rules_.end(), [](const Rule& rule) {
+        return rule.kind == Rule::Kind::kSize;
+      });
+  std::vector<Node> nodes = NodesOf(model, count_numels);
   const auto module_of = [&model](const Node& node) -> const Model::Module& {
     return model.modules()[static_cast<size_t>(node.module)];
   };

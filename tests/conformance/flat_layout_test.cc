@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <numeric>
 #include <vector>
 
 #include "core/flat/layout.h"
@@ -41,10 +40,14 @@ TEST(GoldenFlatLayout, RangesOfRanks) {
   for (const json& expected : golden["cases"]) {
     SCOPED_TRACE(::testing::Message() << "case " << cases);
     const std::vector<int64_t> numels = expected["numels"];
-    std::vector<ParamId> ids(numels.size());
-    std::iota(ids.begin(), ids.end(), 0);
+    std::vector<Slot> slots;
+    int64_t end = 0;
+    for (const int64_t numel : numels) {
+      slots.push_back({static_cast<ParamId>(slots.size()), 0, numel});
+      AppendSlot(1, &end, &slots.back());
+    }
     const auto layout =
-        FlatLayout::Even(ids, numels, expected["world_size"], {});
+        FlatLayout::Even(slots, end, expected["world_size"], {});
     ASSERT_OK(layout);
     for (const json& shard : expected["shards"]) {
       const int rank = shard["rank"];

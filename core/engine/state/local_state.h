@@ -40,7 +40,7 @@ inline size_t EntryBytes(const StateEntry& entry, int64_t numel) {
 // The numbers from which training continues, beside the tensors.
 struct TrainingNumbers {
   int64_t step = 0;
-  // By Plan::positions(); empty: `step` for all.
+  // By ParamPlace::position; empty: `step` for all.
   std::vector<int64_t> param_steps;
   // Set with dynamic loss scaling.
   std::optional<LossScaler::State> loss_scale;
@@ -49,8 +49,7 @@ struct TrainingNumbers {
 
   int64_t StepOf(const Plan& plan, ParamId param) const {
     if (param_steps.empty()) return step;
-    return param_steps[static_cast<size_t>(
-        plan.positions()[static_cast<size_t>(param)])];
+    return param_steps[static_cast<size_t>(plan.place(param).position)];
   }
 };
 

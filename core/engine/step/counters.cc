@@ -52,12 +52,12 @@ void Counters::SpreadSteps(const Plan& plan) {
 
 void Counters::CollapseSteps(const Plan& plan) {
   const auto as_all = [&](size_t param) {
-    const int32_t b = plan.places()[param].buffer;
-    if (b < 0 || !plan.buffer(b).trainable ||
+    const ParamPlace& place = plan.places()[param];
+    if (place.buffer < 0 || !plan.buffer(place.buffer).trainable ||
         plan.model().params()[param].numel == 0) {
       return true;
     }
-    return param_steps_[static_cast<size_t>(plan.positions()[param])] == step_;
+    return param_steps_[static_cast<size_t>(place.position)] == step_;
   };
   bool even = true;
   for (size_t p = 0; p < plan.places().size(); ++p) even &= as_all(p);
@@ -69,7 +69,8 @@ void Counters::ContinueWith(const Plan& before, const Plan& after) {
   const auto& was = before.model().params();
   const auto& is = after.model().params();
   for (size_t p = 0; p < is.size(); ++p) {
-    if (after.positions()[p] < 0 || was[p].trainable || !is[p].trainable) {
+    if (after.places()[p].position < 0 || was[p].trainable ||
+        !is[p].trainable) {
       continue;
     }
     SpreadSteps(after);

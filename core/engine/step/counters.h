@@ -34,7 +34,7 @@ class Counters {
 
   // Returns the number of completed steps, skipped ones left out.
   int64_t step() const { return step_; }
-  // Returns the steps of each parameter, by Plan::positions(). Empty: step()
+  // Returns the steps of each parameter, by ParamPlace::position. Empty: step()
   // for all.
   const std::vector<int64_t>& param_steps() const { return param_steps_; }
   const LossScaler& loss_scaler() const { return loss_scaler_; }
@@ -70,8 +70,7 @@ class Counters {
   // of these calls, and CollapseSteps after the last.
   void SpreadSteps(const Plan& plan);
   void SetParamStep(const Plan& plan, ParamId param, int64_t step) {
-    param_steps_[static_cast<size_t>(
-        plan.positions()[static_cast<size_t>(param)])] = step;
+    param_steps_[static_cast<size_t>(plan.place(param).position)] = step;
   }
   void CollapseSteps(const Plan& plan);
   // Continues with another plan: parameters that `after` trains and `before`

@@ -43,7 +43,7 @@ OwnedRange::OwnedRange(const Plan& plan, const EngineBuffer& buffer, int rank)
     part.begin = static_cast<size_t>(slice.flat_begin - begin);
     part.count = static_cast<size_t>(slice.numel);
     part.param_begin = slice.param_begin;
-    part.position = static_cast<uint32_t>(plan.positions()[param]);
+    part.position = static_cast<uint32_t>(plan.places()[param].position);
     part.shape = &plan.model().params()[param].shape;
     // Layouts of states list the parameters in the same order.
     const size_t slot = layout.SlotAt(slice.flat_begin);

@@ -27,7 +27,7 @@ struct RangeSlice {
   size_t begin;         // First element, from the range's begin.
   size_t count;         // > 0
   int64_t param_begin;  // The same element, from the parameter's first.
-  uint32_t position;    // The parameter's number: Plan::positions().
+  uint32_t position;    // Its ParamPlace::position.
   const std::vector<int64_t>* shape;
   // Where the parameter's part of each optimizer state begins, in elements from
   // the range's begin.

@@ -302,13 +302,12 @@ Status StepCoordinator::ChooseParamSteps(const Deadline& deadline) {
   const UnitStates& states = runtime_->units().states();
   const Proposal& mine =
       runtime_->units().proposals()[static_cast<size_t>(deps_.comm->rank())];
-  const std::vector<int32_t>& positions = plan.positions();
   const size_t bytes = (plan.NumStored() + 7) / 8;
   std::vector<uint8_t> bits(bytes);
-  for (size_t p = 0; p < positions.size(); ++p) {
-    if (positions[p] < 0 || mine.active == 0) continue;
+  for (size_t p = 0; p < plan.places().size(); ++p) {
+    if (plan.places()[p].buffer < 0 || mine.active == 0) continue;
     if (!states.HasGrad(static_cast<ParamId>(p))) continue;
-    const auto position = static_cast<size_t>(positions[p]);
+    const auto position = static_cast<size_t>(plan.places()[p].position);
     bits[position / 8] |= static_cast<uint8_t>(1 << position % 8);
   }
   const auto ranks = static_cast<size_t>(deps_.comm->world_size());

@@ -19,8 +19,8 @@ namespace shard {
 // The input of an update, the same on every rank.
 struct UpdateInput {
   int64_t step;  // The number of the engine's step, from 1.
-  // By Plan::positions(): the number of the step that each parameter does, from
-  // 1, or 0 where the parameter is not stepped. Null: `step` for all.
+  // By ParamPlace::position: the number of the step that each parameter does,
+  // from 1, or 0 where the parameter is not stepped. Null: `step` for all.
   const int64_t* param_steps;
   double scale;       // Factor of the sum of gradients.
   double clip_value;  // Clips to [-clip_value, clip_value]; infinity: none.

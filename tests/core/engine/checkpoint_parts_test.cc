@@ -62,8 +62,7 @@ Result SaveAndLoad(const UnitTraining& from, const SaveOptions& save,
 
 std::string NameOf(const UnitTraining& training, ParamId param,
                    const std::string& what) {
-  return StrCat((*PlanOf(training))->positions()[static_cast<size_t>(param)],
-                "/", what);
+  return StrCat((*PlanOf(training))->place(param).position, "/", what);
 }
 
 // Expects in `after` the saved bytes of the tensors for which `is_loaded` is

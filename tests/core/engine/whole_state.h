@@ -91,8 +91,7 @@ class WholeState {
     const size_t size = DTypeSize(dtype);
     // Parameters are named by position, because another plan may have other
     // ids.
-    auto& bytes = tensors_[StrCat(
-        plan.positions()[static_cast<size_t>(slice.param)], "/", what)];
+    auto& bytes = tensors_[StrCat(plan.place(slice.param).position, "/", what)];
     const auto end =
         static_cast<size_t>(slice.param_begin + slice.numel) * size;
     if (bytes.size() < end) bytes.resize(end);

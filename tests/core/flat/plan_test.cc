@@ -307,7 +307,8 @@ TEST(Plan, GroupsHaveBuffersOfTheirOwn) {
   EXPECT_TRUE(plan->buffers()[1].states.empty());
   EXPECT_EQ(plan->buffers()[2].group, 0);
   EXPECT_EQ(plan->buffers()[2].states.size(), 2u);
-  EXPECT_EQ(plan->positions(), (std::vector<int32_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(WalkOf(plan->places(), plan->NumStored()),
+            (std::vector<ParamId>{0, 1, 2, 3, 4}));
 }
 
 // As in ZeroRedundancyOptimizer, loads carry over from group to group.

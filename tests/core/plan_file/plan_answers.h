@@ -136,9 +136,8 @@ class PlanAnswers final : public FactSink {
       }
     }
     for (const ParamPlace& place : plan_.places()) {
-      Line("place", place.buffer, place.offset);
+      Line("place", place.buffer, place.position, place.offset);
     }
-    for (const int32_t position : plan_.positions()) Line(position);
     Line("stored", plan_.NumStored(), plan_.workspace_numel(),
          plan_.shards_grads(), plan_.shards_params(), plan_.HeldRanges());
     for (const SlotPlan& slot : plan_.param_slots())
