@@ -259,7 +259,6 @@ class HostSide {
     const size_t bytes = direct::ControlBlock::Bytes(options_.world_size);
     SHARD_ASSIGN_OR_RETURN(const Fd memory,
                            CreateMemory("libshard-control", bytes));
-    SHARD_RETURN_IF_ERROR(CommitMemory(memory.get(), 0, bytes));
     SHARD_RETURN_IF_ERROR(MapControlBlock(memory, options_, &rendezvous_));
     SHARD_ASSIGN_OR_RETURN(guests_[0].pidfd, OwnPidfd());
     guests_[0].process = ::getpid();

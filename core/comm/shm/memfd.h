@@ -19,13 +19,12 @@ namespace shard::shm {
 // > 0.
 StatusOr<Fd> CreateMemory(const char* label, size_t bytes);
 
-// Maps shared memory. An error when the file is not a sealed one of at least
-// `bytes`.
-StatusOr<Mapping> MapMemory(int fd, size_t bytes);
-
-// Allocates the pages of a range now, on this thread's NUMA node, so that a
-// lack of memory is kResourceExhausted here.
-Status CommitMemory(int fd, size_t begin, size_t bytes);
+// Maps shared memory, and allocates the pages of [commit_begin, commit_begin +
+// commit_bytes) now, on this thread's NUMA node, so that a lack of memory is
+// kResourceExhausted here. An error when the file is not a sealed one of at
+// least `bytes`. REQUIRES: the range lies in the mapping and begins at a page.
+StatusOr<Mapping> MapMemory(int fd, size_t bytes, size_t commit_begin,
+                            size_t commit_bytes);
 
 }  // namespace shard::shm
 

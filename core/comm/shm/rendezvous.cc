@@ -53,9 +53,9 @@ Address AddressOf(std::string_view name) {
 
 Status MapControlBlock(const Fd& memory, const RendezvousOptions& options,
                        Rendezvous* rendezvous) {
-  SHARD_ASSIGN_OR_RETURN(
-      rendezvous->control,
-      MapMemory(memory.get(), direct::ControlBlock::Bytes(options.world_size)));
+  const size_t bytes = direct::ControlBlock::Bytes(options.world_size);
+  SHARD_ASSIGN_OR_RETURN(rendezvous->control,
+                         MapMemory(memory.get(), bytes, 0, bytes));
   rendezvous->membership =
       direct::Membership(rendezvous->block(), options.rank);
   return Status();

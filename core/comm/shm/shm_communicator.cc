@@ -91,9 +91,9 @@ class ShmRegions final : public direct::RegionSource {
     if (bytes_ != bytes) {
       return Internal("rank 0 sent memory of ", bytes_, " bytes, not ", bytes);
     }
-    SHARD_RETURN_IF_ERROR(
-        CommitMemory(memory_.get(), commit_begin, commit_bytes));
-    SHARD_ASSIGN_OR_RETURN(Mapping mapping, MapMemory(memory_.get(), bytes));
+    SHARD_ASSIGN_OR_RETURN(
+        Mapping mapping,
+        MapMemory(memory_.get(), bytes, commit_begin, commit_bytes));
     return std::make_shared<Mapping>(std::move(mapping));
   }
 

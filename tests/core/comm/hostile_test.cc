@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Machines and neighbors that do not help: there are no pidfds, or another user
-// is at the rendezvous point.
+// Machines and neighbors that do not help: there are no pidfds, the kernel
+// populates no memory or has none, or another user is at the rendezvous point.
 
 #include <errno.h>
 #include <linux/audit.h>
@@ -10,10 +10,15 @@
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "core/base/fd.h"
 #include "core/comm/communicator.h"
@@ -31,18 +36,36 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name, int rank,
       {.rank = rank, .world_size = world_size, .timeout = timeout});
 }
 
-// Makes pidfd_open fail as on an old kernel. Returns false where the sandbox
-// allows no filters.
-bool ForbidPidfds() {
-  sock_filter code[] = {
+// Makes a system call fail with `error`; with `argument`, only where its third
+// argument is that. Returns false where the sandbox allows no filters.
+bool Forbid(uint32_t call, uint32_t error,
+            std::optional<uint32_t> argument = std::nullopt) {
+  // A jump skips so many of the next instructions where the value is equal, and
+  // so many where it is not.
+  const uint8_t otherwise = argument ? 3 : 1;
+  std::vector<sock_filter> code = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, otherwise),
   };
-  const sock_fprog program{static_cast<unsigned short>(std::size(code)), code};
+  if (argument) {
+    code.push_back(
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[2])));
+    code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, *argument, 0, 1));
+  }
+  code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error));
+  code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog program{static_cast<unsigned short>(code.size()),
+                           code.data()};
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// Makes pidfd_open fail as on an old kernel.
+bool ForbidPidfds() { return Forbid(SYS_pidfd_open, ENOSYS); }
+
+// Makes the kernel refuse to populate a mapping.
+bool ForbidPopulating(uint32_t error) {
+  return Forbid(SYS_madvise, error, MADV_POPULATE_WRITE);
 }
 
 // One rank without pidfds is enough for all to fall back on their connections.
@@ -68,6 +91,49 @@ TEST(WithoutPidfdsTest, ADeadRankIsStillNamed) {
       EXPECT_LT(result.seconds, 5);
     }
   }
+}
+
+// --- memory ---
+
+// A rank on Linux before 5.14, which cannot populate a mapping.
+TEST(WithoutPopulatingTest, MemoryIsSharedAllTheSame) {
+  const std::string name = UniqueName();
+  const auto results = RunRanks(2, [&](const Rank& rank) {
+    ASSERT_TRUE(rank.rank() != 1 || ForbidPopulating(EINVAL));
+    auto comm = Open(name, rank.rank(), 2);
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    auto buffer = (*comm)->Allocate("memory", size_t{1} << 20,
+                                    SymmetricKind::kPerRank, Soon());
+    ASSERT_TRUE(buffer.ok()) << buffer.status().ToString();
+    (*buffer)->region(rank.rank())[12345] = std::byte{7};
+    SHARD_ASSERT_OK((*comm)->Barrier("written", Soon()));
+    EXPECT_EQ((*buffer)->region(1 - rank.rank())[12345], std::byte{7});
+    SHARD_ASSERT_OK((*comm)->Barrier("read", Soon()));
+  });
+  ExpectAllPassed(results);
+}
+
+// The kernel has no memory for a rank's share. Populating reports that as
+// EFAULT, where a write would be a signal.
+TEST(MemoryTest, ARankWhoseShareCannotBeFilledIsAnErrorOfAll) {
+  const std::string name = UniqueName();
+  const auto results = RunRanks(3, [&](const Rank& rank) {
+    auto comm = Open(name, rank.rank(), 3);
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    ASSERT_TRUE(rank.rank() != 1 ||
+                (ForbidPopulating(EFAULT) && Forbid(SYS_fallocate, ENOSPC)));
+    const Status status = (*comm)
+                              ->Allocate("memory", size_t{1} << 20,
+                                         SymmetricKind::kPerRank, Soon())
+                              .status();
+    EXPECT_EQ(status.code(), StatusCode::kResourceExhausted)
+        << status.ToString();
+    EXPECT_EQ(status.rank(), 1);
+    EXPECT_TRUE(
+        Contains(status.message(), "taking 1.0 MiB of shared memory failed"))
+        << status.ToString();
+  });
+  ExpectAllPassed(results);
 }
 
 // --- another user; needs root, and a user to become ---
