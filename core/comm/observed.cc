@@ -18,6 +18,12 @@ EventArguments Sending(std::string_view what, int blocks, size_t bytes) {
 
 }  // namespace
 
+ObservedCommunicator::~ObservedCommunicator() {
+  // The observer's last warnings are for the host too.
+  comm_.reset();
+  if (const auto host = host_.lock()) host->Close();
+}
+
 Status ObservedCommunicator::Barrier(std::string_view what,
                                      const Deadline& deadline) {
   return Observe(observer_, EventId::kBarrier, {.what = what},

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ObservedCommunicator: records the operations of another communicator as
-// events. OpenCommunicator puts it around every backend.
+// events. OpenCommunicator puts it around every backend. The one that it opens
+// is held by the handles of the host alone, and not by its duplicates: once it
+// is destroyed, the host gets no more messages, though a save may go on.
 
 #ifndef SHARD_CORE_COMM_OBSERVED_H_
 #define SHARD_CORE_COMM_OBSERVED_H_
@@ -12,13 +14,19 @@
 #include <utility>
 
 #include "core/comm/communicator.h"
+#include "core/observe/host_log.h"
 
 namespace shard {
 
 class ObservedCommunicator final : public Communicator {
  public:
-  explicit ObservedCommunicator(std::shared_ptr<Communicator> comm)
-      : comm_(std::move(comm)), observer_(comm_->observer()) {}
+  // `host`: the log of the host, for the communicator that the host opens.
+  explicit ObservedCommunicator(std::shared_ptr<Communicator> comm,
+                                std::weak_ptr<HostLog> host = {})
+      : comm_(std::move(comm)),
+        observer_(comm_->observer()),
+        host_(std::move(host)) {}
+  ~ObservedCommunicator() override;
 
   int rank() const override { return comm_->rank(); }
   int world_size() const override { return comm_->world_size(); }
@@ -48,8 +56,9 @@ class ObservedCommunicator final : public Communicator {
   Status Shutdown(const Deadline& deadline) override;
 
  private:
-  const std::shared_ptr<Communicator> comm_;
+  std::shared_ptr<Communicator> comm_;
   Observer* const observer_;  // Of comm_.
+  const std::weak_ptr<HostLog> host_;
 };
 
 }  // namespace shard

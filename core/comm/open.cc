@@ -17,6 +17,7 @@
 #include "core/comm/observed.h"
 #include "core/comm/shm/shm_communicator.h"
 #include "core/comm/thread/thread_communicator.h"
+#include "core/observe/host_log.h"
 #include "core/observe/observer.h"
 
 namespace shard {
@@ -41,15 +42,23 @@ Opened OpenObserved(const std::string& description, CommOptions* options,
                     const Open& open) {
   ObserverSettings settings = options->observe;
   SHARD_RETURN_IF_ERROR(ReadSettings(SafeHostVariable, &settings));
-  SHARD_ASSIGN_OR_RETURN(options->observer,
-                         Observer::Open(settings, options->logger,
+  // The log lives as long as the observer that calls it.
+  struct Observed {
+    explicit Observed(const Logger& host) : log(host) {}
+    HostLog log;
+    std::shared_ptr<Observer> observer;  // Destroyed first.
+  };
+  const auto observed = std::make_shared<Observed>(options->logger);
+  SHARD_ASSIGN_OR_RETURN(observed->observer,
+                         Observer::Open(settings, observed->log.logger(),
                                         options->rank, options->world_size));
+  options->observer = {observed, observed->observer.get()};
   SHARD_ASSIGN_OR_RETURN(auto opened,
                          Observe(options->observer.get(), EventId::kOpen,
                                  {.what = description}, open));
   options->observer->Start();
-  return std::shared_ptr<Communicator>(
-      std::make_shared<ObservedCommunicator>(std::move(opened)));
+  return std::shared_ptr<Communicator>(std::make_shared<ObservedCommunicator>(
+      std::move(opened), std::shared_ptr<HostLog>(observed, &observed->log)));
 }
 
 // Sets `in_options` to `in_url` where the options leave the value open; an

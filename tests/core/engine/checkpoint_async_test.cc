@@ -4,11 +4,13 @@
 // on other checkpoints in the same root.
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -195,6 +197,45 @@ TEST(CheckpointAsyncTest, FreeingTheEngineFinishesTheSave) {
     loaded.Add(*engine);
   });
   EXPECT_TRUE(loaded == whole) << whole.Differences(loaded);
+}
+
+// A save that lasts longer than it may goes on after the engine has waited.
+TEST(CheckpointAsyncTest, ASaveThatOutlivesTheEngineLogsNothing) {
+  const testing::TempFolder folder;
+  const std::string root = folder / "root";
+  ASSERT_EQ(::mkdir(root.c_str(), 0700), 0);
+  GateEnv gate;
+  std::atomic<int> messages{0};
+  CommOptions options;
+  options.logger =
+      Logger([](int32_t, const char*,
+                void* count) { ++*static_cast<std::atomic<int>*>(count); },
+             LogLevel::kWarning, &messages);
+  auto comm = OpenCommunicator("local:", options);
+  ASSERT_OK(comm);
+  const UnitTraining training = AwkwardTraining(1, 0);
+  const auto plan = PlanOf(training);
+  ASSERT_OK(plan);
+  auto engine = Engine::Create(*plan, *comm, training.engine);
+  ASSERT_OK(engine);
+  UnitTrainer trainer(training, engine->get());
+  trainer.Fill();
+  TrainSteps(1, 1, engine->get(), &trainer);
+  SaveOptions save = Quick(true);
+  save.env = &gate;
+  save.timeout = 0.1;
+  const auto saved = (*engine)->Save(root, save);
+  ASSERT_OK(saved);
+  const std::shared_ptr<AsyncSave> kept = *saved;
+  messages = 0;
+  engine->reset();
+  EXPECT_EQ(messages, 1);  // The engine did not wait for the end of the save.
+  comm->reset();
+  // The save would warn of a root that is no more there.
+  ASSERT_EQ(::rename(root.c_str(), (folder / "moved").c_str()), 0);
+  gate.Open();
+  EXPECT_OK(Wait(kept));
+  EXPECT_EQ(messages, 1);
 }
 
 TEST(CheckpointAsyncTest, ASaveIsDoneWhenTheNextBegins) {
