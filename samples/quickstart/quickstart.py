@@ -88,7 +88,7 @@ def train(folder, steps, text):
         # keeps the optimizer states of its part of the parameters, and steps
         # that part.
         model = shard.Model("ByteModel")
-        ids = {name: model.add_param(0, name, shard.Dtype.F32, shape)
+        ids = {name: model.add_param(0, name, shard.DType.F32, shape)
                for name, shape in SHAPES.items()}
         plan = shard.Plan(model, stage=1, world_size=comm.world_size,
                           optimizer="adamw?lr=0.02&weight_decay=0")

@@ -86,8 +86,8 @@ type CheckpointInfo struct {
 	IDHigh      uint64
 }
 
-// GetInfo gets the format, the step and the counts.
-func (c *Checkpoint) GetInfo() (CheckpointInfo, error) {
+// Info gets the format, the step and the counts.
+func (c *Checkpoint) Info() (CheckpointInfo, error) {
 	info := C.shard_checkpoint_info{struct_size: C.sizeof_shard_checkpoint_info}
 	err := c.do(func(checkpoint *C.shard_checkpoint) *C.shard_error {
 		return C.shard_checkpoint_get_info(checkpoint, &info)

@@ -76,8 +76,8 @@ type PlanInfo struct {
 	NumModelBuffers  int
 }
 
-// GetInfo gets the plan's decisions and counts.
-func (p *Plan) GetInfo() (PlanInfo, error) {
+// Info gets the plan's decisions and counts.
+func (p *Plan) Info() (PlanInfo, error) {
 	info := C.shard_plan_info{struct_size: C.sizeof_shard_plan_info}
 	err := p.do(func(plan *C.shard_plan) *C.shard_error { return C.shard_plan_get_info(plan, &info) })
 	if err != nil {
@@ -110,14 +110,17 @@ func (p *Plan) UnitOf(param ParamID) (UnitID, error) {
 	return UnitID(unit), err
 }
 
-// UnitOfModule gets the unit whose outermost module is this one; -1 when there
-// is none.
-func (p *Plan) UnitOfModule(module ModuleID) (UnitID, error) {
-	var unit C.int32_t
-	err := p.do(func(plan *C.shard_plan) *C.shard_error {
-		return C.shard_plan_unit_of_module(plan, C.int32_t(module), &unit)
+// UnitOfModule gets the unit whose outermost module is this one, and whether
+// there is one.
+func (p *Plan) UnitOfModule(module ModuleID) (unit UnitID, ok bool, err error) {
+	var found C.int32_t
+	err = p.do(func(plan *C.shard_plan) *C.shard_error {
+		return C.shard_plan_unit_of_module(plan, C.int32_t(module), &found)
 	})
-	return UnitID(unit), err
+	if err != nil || found < 0 {
+		return 0, false, err
+	}
+	return UnitID(found), true, nil
 }
 
 // UnitModule gets a unit's outermost module.

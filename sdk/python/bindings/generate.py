@@ -164,7 +164,9 @@ class Writer:
 
 def python_name(name):
     """Returns the class of a C type: "shard_log_level" is LogLevel."""
-    return "".join(word.title() for word in name.split("_")[1:])
+    words = name.split("_")[1:]
+    return "".join("DType" if word == "dtype" else word.title()
+                   for word in words)
 
 
 def common_words(names):

@@ -9,9 +9,9 @@ Comm, Model, Plan and Engine train; docs/python.md is the guide, and the C
 headers are the reference."""
 
 from . import _calls
-from ._c import (BlobRule, Code, Content, Dtype, Format, LogLevel, Masters,
+from ._c import (BlobRule, Code, Content, DType, Format, LogLevel, Masters,
                  MissingGrads, Partition, Pass, Role)
-from ._checkpoint import BlobInfo, Checkpoint, File, open
+from ._checkpoint import BlobInfo, Checkpoint, FileInfo, open
 from ._comm import Comm
 from ._engine import Engine
 from ._engine_state import Save

@@ -41,7 +41,7 @@ class Code(enum.IntEnum):
     BACKEND_UNAVAILABLE = 68
 
 
-class Dtype(enum.IntEnum):
+class DType(enum.IntEnum):
     """The types of elements. Parameters are F32, BF16 or F16, and frozen ones
     F64 too: a plan may have others in F64, but no engine is made for it. The
     other types are in files only. Q8 is an optimizer state in 8 bits, whose
@@ -154,7 +154,7 @@ class shard_plan_options(Structure):
         ("require_sharding", c_int32),
         ("reserved", c_int32),
     ]
-    _enums_ = {"partition": Partition, "masters": Masters, "param_dtype": Dtype}
+    _enums_ = {"partition": Partition, "masters": Masters, "param_dtype": DType}
 
 
 class shard_placement(Structure):
@@ -399,7 +399,7 @@ class shard_tensor_info(Structure):
         ("step", c_int64),
         ("shape", c_int64 * 8),
     ]
-    _enums_ = {"dtype": Dtype, "role": Role}
+    _enums_ = {"dtype": DType, "role": Role}
 
 
 class shard_tensor_slice(Structure):
@@ -441,7 +441,7 @@ class shard_convert_options(Structure):
         ("progress", shard_progress_fn),
         ("progress_user_data", c_void_p),
     ]
-    _enums_ = {"content": Content, "dtype": Dtype}
+    _enums_ = {"content": Content, "dtype": DType}
 
 
 class shard_param_info(Structure):
@@ -461,7 +461,7 @@ class shard_param_info(Structure):
         ("last_rank", c_int32),
         ("reserved", c_int32),
     ]
-    _enums_ = {"dtype": Dtype}
+    _enums_ = {"dtype": DType}
 
 
 class shard_buffer_info(Structure):
@@ -477,7 +477,7 @@ class shard_buffer_info(Structure):
         ("group", c_int32),
         ("grad_dtype", c_int32),
     ]
-    _enums_ = {"dtype": Dtype, "grad_dtype": Dtype}
+    _enums_ = {"dtype": DType, "grad_dtype": DType}
 
 
 class shard_range(Structure):
@@ -536,7 +536,7 @@ class shard_model_buffer_info(Structure):
         ("module", c_int32),
         ("persistent", c_int32),
     ]
-    _enums_ = {"dtype": Dtype}
+    _enums_ = {"dtype": DType}
 
 
 class shard_state_dict_options(Structure):

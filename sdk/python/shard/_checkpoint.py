@@ -14,7 +14,7 @@ from ._library import lib
 from ._tensor import Tensor
 
 BlobInfo = collections.namedtuple("BlobInfo", "name rule rank", module="shard")
-File = collections.namedtuple("File", "name bytes", module="shard")
+FileInfo = collections.namedtuple("FileInfo", "name bytes", module="shard")
 
 
 class Checkpoint(Closable, collections.abc.Mapping):
@@ -80,11 +80,11 @@ class Checkpoint(Closable, collections.abc.Mapping):
         return _calls.text(lib.shard_checkpoint_path, self._c)
 
     def file(self, file):
-        """Returns a data file's name and size: File."""
+        """Returns a data file's name and size: FileInfo."""
         name, size = ctypes.c_char_p(), ctypes.c_uint64()
         lib.shard_checkpoint_file(self._c, file, ctypes.byref(name),
                                   ctypes.byref(size))
-        return File(decode(name.value), size.value)
+        return FileInfo(decode(name.value), size.value)
 
     def group(self, group):
         """Returns the optimizer of a param group: "adamw?lr=0.001&..."."""

@@ -3,18 +3,18 @@
 
 import ctypes
 
-from ._c import Dtype
+from ._c import DType
 
 _BFLOAT, _FLOAT, _INT, _UINT, _BOOL = 4, 2, 0, 1, 6
 
 # The types that DLPack has, as (code, bits).
 _TYPES = {
-    Dtype.F32: (_FLOAT, 32), Dtype.F64: (_FLOAT, 64), Dtype.F16: (_FLOAT, 16),
-    Dtype.BF16: (_BFLOAT, 16),
-    Dtype.I8: (_INT, 8), Dtype.I16: (_INT, 16), Dtype.I32: (_INT, 32),
-    Dtype.I64: (_INT, 64),
-    Dtype.U8: (_UINT, 8), Dtype.U16: (_UINT, 16), Dtype.U32: (_UINT, 32),
-    Dtype.U64: (_UINT, 64), Dtype.BOOL: (_BOOL, 8),
+    DType.F32: (_FLOAT, 32), DType.F64: (_FLOAT, 64), DType.F16: (_FLOAT, 16),
+    DType.BF16: (_BFLOAT, 16),
+    DType.I8: (_INT, 8), DType.I16: (_INT, 16), DType.I32: (_INT, 32),
+    DType.I64: (_INT, 64),
+    DType.U8: (_UINT, 8), DType.U16: (_UINT, 16), DType.U32: (_UINT, 32),
+    DType.U64: (_UINT, 64), DType.BOOL: (_BOOL, 8),
 }
 
 

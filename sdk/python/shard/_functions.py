@@ -29,7 +29,7 @@ def dtype_name(dtype):
 
 
 def dtype_size(dtype):
-    """Returns the bytes of an element; 0 for Dtype.OPAQUE."""
+    """Returns the bytes of an element; 0 for DType.OPAQUE."""
     return lib.shard_dtype_size(dtype)
 
 

@@ -16,7 +16,7 @@ class Model(Closable):
 
         model = shard.Model("GPT")
         block = model.add_module(0, "block", "Block")
-        weight = model.add_param(block, "weight", shard.Dtype.F32, (64, 64))
+        weight = model.add_param(block, "weight", shard.DType.F32, (64, 64))
     """
 
     _noun = "model"

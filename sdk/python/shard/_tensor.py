@@ -6,7 +6,7 @@ import operator
 import struct
 
 from . import _c, _calls
-from ._c import Dtype
+from ._c import DType
 from ._errors import Code, Error
 from ._library import lib
 from ._values import from_stored
@@ -43,7 +43,7 @@ class Tensor(_Operators):
 
     @property
     def type(self):
-        """The name of the element type: "bf16"; for Dtype.OPAQUE the name in
+        """The name of the element type: "bf16"; for DType.OPAQUE the name in
         the file."""
         return _calls.text(lib.shard_checkpoint_tensor_type, self._checkpoint,
                            self._index)
@@ -84,7 +84,7 @@ class Tensor(_Operators):
 
     def raw(self, begin=0, numel=None):
         """Reads elements from `begin` on as the bytes that are stored: a
-        writable memoryview. Of Dtype.OPAQUE, `begin` and `numel` count
+        writable memoryview. Of DType.OPAQUE, `begin` and `numel` count
         bytes."""
         size = lib.shard_dtype_size(self.dtype) or 1
         stored = self.nbytes // size
@@ -102,12 +102,12 @@ class Tensor(_Operators):
     def read(self, begin=0, numel=None):
         """Reads elements from `begin` on, row-major, as an array of one
         dimension; without numpy as a memoryview of what is stored."""
-        if self.dtype == Dtype.Q8:
+        if self.dtype == DType.Q8:
             raise TypeError(
                 f"{self.key!r} is of type q8, whose values are a code and a"
-                " scale: export() or convert(dtype=Dtype.F32) the checkpoint,"
+                " scale: export() or convert(dtype=DType.F32) the checkpoint,"
                 " or read the codes with raw()")
-        if self.dtype == Dtype.OPAQUE:
+        if self.dtype == DType.OPAQUE:
             raise TypeError(
                 f"{self.key!r} is of type {self.type}, whose values libshard"
                 " does not read: read its bytes with raw()")
@@ -160,7 +160,7 @@ class Tensor(_Operators):
     def __dlpack__(self, stream=None):
         """Reads everything, in the type that is stored, for from_dlpack of
         torch and others: bf16 stays bf16."""
-        if self.dtype == Dtype.OPAQUE:
+        if self.dtype == DType.OPAQUE:
             raise BufferError(f"DLPack has no {self.type}")
         memory = self.raw()
         return View(address_of(memory), self.dtype, self.shape, memory,

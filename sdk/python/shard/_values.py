@@ -5,7 +5,7 @@ gives as elements, and stored elements as numbers that numpy has."""
 import ctypes
 
 from ._buffers import Buffer
-from ._c import Dtype
+from ._c import DType
 from ._views import FORMATS, address_of, new_memory, numpy, shaped
 
 
@@ -15,7 +15,7 @@ def elements(given, dtype, shape, what):
     `given` is bytes, taken as they are; or an array of that shape, or nested
     lists, whose floats are rounded to a narrower type. Without numpy it is
     bytes or a buffer of exactly that type."""
-    dtype = Dtype(dtype)
+    dtype = DType(dtype)
     if isinstance(given, (bytes, bytearray)):
         return Buffer(given)
     if numpy is None:
@@ -34,7 +34,7 @@ def stored_elements(given, dtype, what, writable=False):
     """Returns the Buffer of an object whose elements are of this type already,
     or bytes."""
     buffer = Buffer(given, writable)
-    accepted = FORMATS[dtype], "B", "H" if dtype == Dtype.F16 else "B"
+    accepted = FORMATS[dtype], "B", "H" if dtype == DType.F16 else "B"
     # A long has the bits of an int or of a long long.
     found = buffer.format.lstrip("@=<").replace("l", "q").replace("L", "Q")
     if found not in accepted:
@@ -44,7 +44,7 @@ def stored_elements(given, dtype, what, writable=False):
 
 
 def _cast(array, dtype, wanted, what):
-    if dtype == Dtype.BF16 and array.dtype.kind == "f":
+    if dtype == DType.BF16 and array.dtype.kind == "f":
         return to_bf16(array)
     # Lists of Python's numbers are int64, whatever their values.
     narrowed = array.dtype.kind in "iu" and wanted.kind in "iu"
@@ -67,9 +67,9 @@ def shape_of(given):
 def float32_elements(given):
     """Returns a Buffer with `given`, an array of any shape, as float32."""
     if numpy is None:
-        return elements(given, Dtype.F32, (), "the argument")
+        return elements(given, DType.F32, (), "the argument")
     array = numpy.asarray(given)
-    return elements(array, Dtype.F32, array.shape, "the argument")
+    return elements(array, DType.F32, array.shape, "the argument")
 
 
 def from_stored(memory, dtype, shape):
@@ -78,9 +78,9 @@ def from_stored(memory, dtype, shape):
     array = shaped(memory, dtype, shape)
     if numpy is None:
         return array
-    if dtype == Dtype.BF16:
+    if dtype == DType.BF16:
         return from_bf16(array)
-    if dtype in (Dtype.F8_E4M3, Dtype.F8_E5M2):
+    if dtype in (DType.F8_E4M3, DType.F8_E5M2):
         return _f8_values(dtype)[array]
     return array
 
@@ -109,14 +109,14 @@ _f8_tables = {}
 def _f8_values(dtype):
     """Returns the values of all 256 codes of a type of 8 bits."""
     if dtype not in _f8_tables:
-        mantissa_bits, bias = (3, 7) if dtype == Dtype.F8_E4M3 else (2, 15)
+        mantissa_bits, bias = (3, 7) if dtype == DType.F8_E4M3 else (2, 15)
         codes = numpy.arange(256)
         exponent = (codes & 0x7F) >> mantissa_bits
         fraction = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
         values = numpy.where(exponent > 0,
                              (1 + fraction) * 2.0**(exponent - bias),
                              fraction * 2.0**(1 - bias))
-        if dtype == Dtype.F8_E4M3:  # It has no infinity.
+        if dtype == DType.F8_E4M3:  # It has no infinity.
             values[(codes & 0x7F) == 0x7F] = numpy.nan
         else:
             values[(codes & 0x7F) == 0x7C] = numpy.inf

@@ -10,7 +10,7 @@ import ctypes
 import math
 import struct
 
-from ._c import Dtype
+from ._c import DType
 from ._dlpack import make_capsule
 
 try:
@@ -20,11 +20,11 @@ except ImportError:
 
 # The types as letters of the struct module.
 FORMATS = {
-    Dtype.F32: "f", Dtype.F64: "d", Dtype.F16: "e", Dtype.BF16: "H",
-    Dtype.Q8: "B", Dtype.F8_E4M3: "B", Dtype.F8_E5M2: "B",
-    Dtype.I8: "b", Dtype.I16: "h", Dtype.I32: "i", Dtype.I64: "q",
-    Dtype.U8: "B", Dtype.U16: "H", Dtype.U32: "I", Dtype.U64: "Q",
-    Dtype.BOOL: "?",
+    DType.F32: "f", DType.F64: "d", DType.F16: "e", DType.BF16: "H",
+    DType.Q8: "B", DType.F8_E4M3: "B", DType.F8_E5M2: "B",
+    DType.I8: "b", DType.I16: "h", DType.I32: "i", DType.I64: "q",
+    DType.U8: "B", DType.U16: "H", DType.U32: "I", DType.U64: "Q",
+    DType.BOOL: "?",
 }
 
 

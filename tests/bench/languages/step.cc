@@ -60,7 +60,7 @@ int main(int argc, char** argv) try {
   const shard::Plan plan = ReadPlan(argv[1]);
   auto comm = shard::Comm::open("local:");
   auto engine = shard::Engine::create(plan, comm);
-  Units units(static_cast<std::size_t>(plan.get_info().num_units));
+  Units units(static_cast<std::size_t>(plan.info().num_units));
   for (const shard::ParamId param : plan.params()) {
     const auto id = static_cast<std::int32_t>(param);
     const std::vector<float> values(

@@ -101,7 +101,7 @@ func create(ctx context.Context, path string) (*shard.Engine, [][]shard.ParamID,
 	if err != nil {
 		return nil, nil, err
 	}
-	info, err := plan.GetInfo()
+	info, err := plan.Info()
 	if err != nil {
 		return nil, nil, err
 	}

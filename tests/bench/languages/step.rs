@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Plan::decode(&std::fs::read(path)?)?;
     let comm = Comm::open("local:", &CommOptions::default())?;
     let mut engine = Engine::create(&plan, &comm, &EngineOptions::default())?;
-    let info = plan.get_info()?;
+    let info = plan.info()?;
     let mut units = vec![Vec::new(); info.num_units as usize];
     for param in (0..info.num_params).map(ParamId) {
         let numel = plan.param_info(param)?.numel as usize;

@@ -109,8 +109,8 @@ TEST(SaveTest, GoesOnWithoutItsHandles) {
   EXPECT_GT(*lives, 0);
   lives.reset();
   EXPECT_TRUE(watch.expired());
-  EXPECT_EQ(Checkpoint::open(folder / "step-000001").get_info().step, 1);
-  EXPECT_EQ(Checkpoint::open(folder.path()).get_info().step, 2);
+  EXPECT_EQ(Checkpoint::open(folder / "step-000001").info().step, 1);
+  EXPECT_EQ(Checkpoint::open(folder.path()).info().step, 2);
 }
 
 TEST(SaveTest, OutlivesItsEngine) {
@@ -195,7 +195,7 @@ TEST(ReaderTest, ReadsWhatIsInACheckpoint) {
     Checkpoint::save(engine, folder.path());
   }
   const Checkpoint checkpoint = Checkpoint::open(folder.path());
-  const shard::CheckpointInfo info = checkpoint.get_info();
+  const shard::CheckpointInfo info = checkpoint.info();
   EXPECT_EQ(shard::Format{info.format}, shard::Format::checkpoint);
   EXPECT_EQ(info.world_size, 1);
   EXPECT_EQ(checkpoint.path(), folder / "step-000000");
@@ -251,12 +251,11 @@ TEST(ReaderTest, VerifiesConvertsAndExports) {
   checkpoint.verify({.threads = 1, .progress = [&](auto, auto) { ++calls; }});
   EXPECT_GT(calls, 0);
   checkpoint.convert(folder / "half", {.dtype = DType::bf16, .world_size = 3});
-  EXPECT_EQ(Checkpoint::open(folder / "half").get_info().num_files, 3);
+  EXPECT_EQ(Checkpoint::open(folder / "half").info().num_files, 3);
   const std::string file = folder / "model.safetensors";
   checkpoint.export_to(file, {.content = shard::Content::model});
   Checkpoint exported = Checkpoint::open(file);
-  EXPECT_EQ(shard::Format{exported.get_info().format},
-            shard::Format::safetensors);
+  EXPECT_EQ(shard::Format{exported.info().format}, shard::Format::safetensors);
   EXPECT_THAT(exported.read<float>(exported.find("first.bias")),
               ::testing::Each(0.5f));
   expect_error([&] { checkpoint.export_to(file); }, Code::already_exists);
@@ -271,7 +270,7 @@ TEST(ReaderTest, VerifiesConvertsAndExports) {
       checkpoint.export_to(file, {.overwrite = true, .progress = throws}),
       std::domain_error);
   Checkpoint moved = std::move(exported);
-  expect_error([&] { (void)exported.get_info(); }, Code::invalid_argument);
+  expect_error([&] { (void)exported.info(); }, Code::invalid_argument);
 }
 
 // Names in files need not be UTF-8: they are an error, or are given as they

@@ -22,7 +22,7 @@ TEST(TrainingTest, LearnsInEveryStageWithAndWithoutSharedMemory) {
           2,
           [&](Comm& comm) {
             Engine engine = engine_of(net, stage, comm);
-            const shard::PlanInfo info = engine.plan().get_info();
+            const shard::PlanInfo info = engine.plan().info();
             EXPECT_EQ(info.shards_grads, stage >= 2);
             EXPECT_EQ(info.shards_params, stage == 3);
             const double first = comm.sum(train_step(engine));

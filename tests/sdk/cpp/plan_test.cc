@@ -50,7 +50,7 @@ struct Everything {
 TEST(PlanTest, SaysWhereParametersAre) {
   const Everything all;
   const Plan plan = all.plan();
-  EXPECT_EQ(plan.get_info().stage, 2);
+  EXPECT_EQ(plan.info().stage, 2);
   EXPECT_EQ(plan.params().size(), 6);
   const shard::ParamInfo weight = plan.param_info(all.weight);
   EXPECT_EQ(weight.shape, (Shape{4, 3}));
@@ -110,7 +110,7 @@ TEST(PlanTest, ItsIdsCoverWhatItHas) {
     EXPECT_EQ(plan.model_buffer_name(buffer), "block.mean");
   }
   int modules = 0;
-  for (int i = 0; i < plan.get_info().num_modules; ++i) {
+  for (int i = 0; i < plan.info().num_modules; ++i) {
     const shard::ModuleInfo info = plan.module_info(i);
     EXPECT_EQ(info.ignored, info.module == all.skipped);
     if (info.module == all.block) {
@@ -130,7 +130,7 @@ TEST(PlanTest, IsTheSameFromItsBytes) {
   const Plan plan = all.plan();
   const std::vector<std::byte> bytes = plan.encode();
   const Plan decoded = Plan::decode(bytes);
-  EXPECT_EQ(decoded.get_info().fingerprint, plan.get_info().fingerprint);
+  EXPECT_EQ(decoded.info().fingerprint, plan.info().fingerprint);
   EXPECT_EQ(decoded.text(), plan.text());
   EXPECT_EQ(decoded.json(), plan.json());
   EXPECT_EQ(plan.json().front(), '{');

@@ -46,9 +46,14 @@ func TestAPolicyOfTheProgramMakesUnits(t *testing.T) {
 		},
 	}))
 	defer plan.Close()
-	expectEqual(t, must(plan.GetInfo()).NumUnits, 2)
-	expectEqual(t, must(plan.UnitOfModule(2)), 1)
-	expectEqual(t, must(plan.UnitOfModule(1)), -1)
+	expectEqual(t, must(plan.Info()).NumUnits, 2)
+	unit, ok, err := plan.UnitOfModule(2)
+	check(err)
+	expectEqual(t, unit, 1)
+	expectEqual(t, ok, true)
+	_, ok, err = plan.UnitOfModule(1)
+	check(err)
+	expectEqual(t, ok, false)
 	expectEqual(t, must(plan.UnitModule(1)), 2)
 	expectEqual(t, must(plan.UnitOf(2)), 1)
 	expectEqual(t, strings.Join(asked, " "), "1:6147 2:6147 3:6147")
@@ -264,13 +269,13 @@ func TestACallbackMayUseOtherObjects(t *testing.T) {
 		// Closed at the end of the call that is in progress.
 		check(checkpoint.Verify(r.ctx, &shard.VerifyOptions{Threads: 1,
 			Progress: func(done, total uint64) error {
-				must(checkpoint.GetInfo())
+				must(checkpoint.Info())
 				if done == total {
 					check(checkpoint.Close())
 				}
 				return nil
 			}}))
-		_, err := checkpoint.GetInfo()
+		_, err := checkpoint.Info()
 		expectError(t, err, shard.FailedPrecondition, "checkpoint is closed")
 	})
 }

@@ -30,7 +30,7 @@ func TestACheckpointIsReadWithoutAnEngine(t *testing.T) {
 	defer catch(t)
 	checkpoint := savedCheckpoint(t)
 	defer checkpoint.Close()
-	info := must(checkpoint.GetInfo())
+	info := must(checkpoint.Info())
 	expectEqual(t, info.Format, shard.FormatCheckpoint)
 	expectEqual(t, info.Step, 1)
 	expectEqual(t, info.WorldSize, 1)
@@ -90,7 +90,7 @@ func TestTheNumbersOfACheckpointAreRead(t *testing.T) {
 		checkpoint := must(shard.CheckpointOpen(root))
 		defer checkpoint.Close()
 		found := map[string]float64{}
-		for i := 0; i < must(checkpoint.GetInfo()).NumScalars; i++ {
+		for i := 0; i < must(checkpoint.Info()).NumScalars; i++ {
 			name, value, err := checkpoint.Scalar(i)
 			check(err)
 			found[name] = value
@@ -114,7 +114,7 @@ func TestACheckpointIsConvertedAndExported(t *testing.T) {
 		}
 		converted := must(shard.CheckpointOpen(root))
 		defer converted.Close()
-		expectEqual(t, must(converted.GetInfo()).NumFiles, 2)
+		expectEqual(t, must(converted.Info()).NumFiles, 2)
 		path := filepath.Join(root, "model.safetensors")
 		options := shard.ConvertOptions{Content: shard.ContentModel, DType: shard.BF16}
 		check(converted.Export(r.ctx, path, &options))
@@ -122,7 +122,7 @@ func TestACheckpointIsConvertedAndExported(t *testing.T) {
 		expectError(t, converted.Export(r.ctx, "a\x00.safetensors", nil), shard.InvalidArgument, "NUL")
 		exported := must(shard.CheckpointOpen(path))
 		defer exported.Close()
-		expectEqual(t, must(exported.GetInfo()).Format, shard.FormatSafetensors)
+		expectEqual(t, must(exported.Info()).Format, shard.FormatSafetensors)
 		expectEqual(t, must(exported.Tensor(0)).DType, shard.BF16)
 
 		engine := r.engineFor(shard.PlanOptions{})

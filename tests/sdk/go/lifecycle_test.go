@@ -57,7 +57,7 @@ func TestAUseAfterCloseIsAnError(t *testing.T) {
 	closed(err, "model")
 	_, err = shard.PlanCreate(model, nil)
 	closed(err, "model")
-	_, err = plan.GetInfo()
+	_, err = plan.Info()
 	closed(err, "plan")
 	_, err = shard.EngineCreate(ctx, plan, comm, nil)
 	closed(err, "communicator")

@@ -302,7 +302,7 @@ func TestHyperparametersStatesAndNumbersCanBeSet(t *testing.T) {
 		expectEqual(t, memory, must(plan.Memory(nil)))
 		inForce := must(engine.Plan())
 		defer inForce.Close()
-		expectEqual(t, must(inForce.GetInfo()).Fingerprint, must(plan.GetInfo()).Fingerprint)
+		expectEqual(t, must(inForce.Info()).Fingerprint, must(plan.Info()).Fingerprint)
 	})
 }
 

@@ -16,7 +16,7 @@ import numpy
 import shard
 from sdk_testing import (SdkTest, blocks_model, descriptors, first_values,
                          local_engine, run_ranks)
-from shard import Code, Dtype, Pass
+from shard import Code, DType, Pass
 
 
 class ArgumentsTest(SdkTest):
@@ -31,9 +31,9 @@ class ArgumentsTest(SdkTest):
                 with self.assertRaisesRegex(kind, "option stage"):
                     shard.Plan(model, stage=wrong, world_size=1)
         with self.assertRaises(OverflowError):
-            model.add_param(0, "x", Dtype.F32, (2**63,))
+            model.add_param(0, "x", DType.F32, (2**63,))
         with self.assertRaises(TypeError):
-            model.add_param(0, "x", Dtype.F32, 3)
+            model.add_param(0, "x", DType.F32, 3)
         with self.assertRaisesRegex(OverflowError, "option owners"):
             shard.Plan(model, world_size=1, owners=[2**31, 0])
 
@@ -55,7 +55,7 @@ class ArgumentsTest(SdkTest):
         with self.raises_code(Code.INVALID_ARGUMENT):
             shard.Plan(model, world_size=0)
         with self.raises_code(Code.INVALID_ARGUMENT):
-            model.add_param(0, "a.b", Dtype.F32, (1,))
+            model.add_param(0, "a.b", DType.F32, (1,))
         with self.raises_code(Code.INVALID_ARGUMENT):
             shard.Comm("nowhere:")
 
@@ -67,7 +67,7 @@ class ArgumentsTest(SdkTest):
 
     def test_a_name_that_is_no_utf_8_is_refused(self):
         with self.raises_code(Code.INVALID_ARGUMENT):
-            shard.Model().add_param(0, "a\udcff", Dtype.F32, (1,))
+            shard.Model().add_param(0, "a\udcff", DType.F32, (1,))
 
     def test_wrong_shapes_and_types_of_values(self):
         with local_engine() as engine:
@@ -95,10 +95,10 @@ class ArgumentsTest(SdkTest):
     def test_integers_that_do_not_fit_are_not_wrapped(self):
         state = shard.StateDict()
         with self.assertRaisesRegex(OverflowError, "'x' has values that I8"):
-            state.add("x", Dtype.I8, numpy.array([300]))
-        with self.assertRaisesRegex(ValueError, "77 is not a valid Dtype"):
+            state.add("x", DType.I8, numpy.array([300]))
+        with self.assertRaisesRegex(ValueError, "77 is not a valid DType"):
             state.add("x", 77, numpy.zeros(1))
-        state.add("x", Dtype.U8, [0, 255])
+        state.add("x", DType.U8, [0, 255])
         self.assertEqual(state["x"].data.tolist(), [0, 255])
 
     def test_memory_that_is_bound_has_the_parameters_type(self):

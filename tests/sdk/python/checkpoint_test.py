@@ -12,7 +12,7 @@ import numpy
 
 import shard
 from sdk_testing import SdkTest, blocks_model, first_values, local_engine
-from shard import BlobRule, Code, Dtype, Format, Role
+from shard import BlobRule, Code, DType, Format, Role
 
 
 class ReadTest(SdkTest):
@@ -46,7 +46,7 @@ class ReadTest(SdkTest):
         tensor = self.checkpoint["block0.weight"]
         expected = first_values(0) - 0.5
         self.assertEqual(tensor.shape, (8, 8))
-        self.assertEqual(tensor.dtype, Dtype.F32)
+        self.assertEqual(tensor.dtype, DType.F32)
         self.assertEqual((tensor.size, tensor.ndim, tensor.nbytes, len(tensor)),
                          (64, 2, 256, 8))
         numpy.testing.assert_array_equal(tensor[...], expected)
@@ -216,7 +216,7 @@ class WriteTest(SdkTest):
 
     def test_bf16_and_f16_arrive_with_their_values(self):
         with self.save() as checkpoint:
-            for dtype in (Dtype.BF16, Dtype.F16, Dtype.F64):
+            for dtype in (DType.BF16, DType.F16, DType.F64):
                 checkpoint.convert(self.folder / dtype.name, dtype=dtype)
                 with shard.open(self.folder / dtype.name) as narrow:
                     tensor = narrow["block1.weight"]
@@ -242,7 +242,7 @@ class WriteTest(SdkTest):
     def test_8_bit_states_are_refused_with_the_remedy(self):
         with self.save(optimizer="adamw?states=q8") as checkpoint:
             tensor = checkpoint["state.block0.weight.exp_avg"]
-            self.assertEqual(tensor.dtype, Dtype.Q8)
+            self.assertEqual(tensor.dtype, DType.Q8)
             with self.assertRaisesRegex(TypeError, "export"):
                 tensor[...]
             self.assertEqual(len(tensor.raw()), 64)
@@ -308,7 +308,7 @@ class SafetensorsTest(SdkTest):
 
     def test_a_type_that_nobody_reads_is_listed(self):
         tensor = self.open("C64", [1], b"a number")
-        self.assertEqual((tensor.dtype, tensor.type), (Dtype.OPAQUE, "C64"))
+        self.assertEqual((tensor.dtype, tensor.type), (DType.OPAQUE, "C64"))
         self.assertEqual(bytes(tensor.raw()), b"a number")
         self.assertEqual(bytes(tensor.raw(2, 3)), b"num")
         with self.raises_code(Code.OUT_OF_RANGE, "which has 8"):

@@ -7,7 +7,7 @@ import numpy
 
 import shard
 from sdk_testing import SdkTest, blocks_model
-from shard import Code, Dtype, Partition
+from shard import Code, DType, Partition
 
 
 class PlanTest(SdkTest):
@@ -35,7 +35,7 @@ class PlanTest(SdkTest):
     def test_layout(self):
         info = self.plan.param_info(1)
         self.assertEqual((info.shape, info.ndim, info.dtype, info.numel),
-                         ((8, 8), 2, Dtype.F32, 64))
+                         ((8, 8), 2, DType.F32, 64))
         buffer = self.plan.buffer_info(info.buffer)
         self.assertEqual(buffer.num_params, 1)
         self.assertEqual(self.plan.buffer_param(info.buffer, 0), 1)
@@ -113,7 +113,7 @@ class PlanTest(SdkTest):
 
     def test_models_ignore_freeze_and_group(self):
         model, weights = blocks_model(3)
-        bias = model.add_param(0, "bias", Dtype.F32, (4,))
+        bias = model.add_param(0, "bias", DType.F32, (4,))
         model.ignore_param(bias)
         model.ignore_module(3)
         group = model.add_param_group("sgd?lr=0.1", [weights[1]])
@@ -128,8 +128,8 @@ class FunctionsTest(SdkTest):
     def test_names_and_sizes(self):
         self.assertEqual(shard.code_name(Code.RANK_LOST), "RANK_LOST")
         self.assertEqual(shard.code_name(999), "UNKNOWN_CODE")
-        self.assertEqual(shard.dtype_name(Dtype.BF16), "bf16")
-        self.assertEqual(shard.dtype_size(Dtype.BF16), 2)
+        self.assertEqual(shard.dtype_name(DType.BF16), "bf16")
+        self.assertEqual(shard.dtype_size(DType.BF16), 2)
         self.assertEqual(shard.abi_version(), 0)
         self.assertRegex(shard.version(), r"^\d+\.\d+\.\d+$")
         self.assertEqual(

@@ -119,7 +119,7 @@ tensor = shard.open({str(self.folder / 'ckpt')!r})["block1.weight"]
 values = tensor.read(0, 3)
 print(values.format, values.tolist())
 model = shard.Model()
-w = model.add_param(0, "w", shard.Dtype.F32, (2, 2))
+w = model.add_param(0, "w", shard.DType.F32, (2, 2))
 with shard.Comm("local:") as comm:
     plan = shard.Plan(model, world_size=1, optimizer="sgd?lr=1")
     with shard.Engine(plan, comm) as engine:

@@ -12,7 +12,7 @@ import uuid
 import numpy
 
 import shard
-from shard import Dtype
+from shard import DType
 
 
 class SdkTest(unittest.TestCase):
@@ -60,7 +60,7 @@ def run_ranks(count, function, url_options=""):
     return results
 
 
-def blocks_model(blocks=2, width=8, dtype=Dtype.F32):
+def blocks_model(blocks=2, width=8, dtype=DType.F32):
     """Returns a model of equal blocks, each a unit by the policy
     "class?names=Block", and the ids of its weights."""
     model = shard.Model("Net")

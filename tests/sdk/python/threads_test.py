@@ -51,7 +51,7 @@ class ThreadsTest(SdkTest):
 
         def fill():
             for i in range(300):
-                state.add(f"{i}", shard.Dtype.F32, numpy.full(4, i))
+                state.add(f"{i}", shard.DType.F32, numpy.full(4, i))
                 state.add_number(f"state.{i}.step", i)
 
         thread = threading.Thread(target=fill)

@@ -9,7 +9,7 @@ import numpy
 import shard
 from sdk_testing import (SdkTest, blocks_model, first_values, local_engine,
                          run_ranks)
-from shard import BlobRule, Code, Dtype, Partition, Pass
+from shard import BlobRule, Code, DType, Partition, Pass
 
 
 def train(comm, stage, url_steps=3, root=None, **plan_options):
@@ -302,8 +302,8 @@ class TrainingTest(SdkTest):
     def test_buffers_are_the_same_on_all_ranks(self):
         def work(comm):
             model, _ = blocks_model()
-            mean = model.add_buffer(0, "mean", Dtype.F32, (3,))
-            count = model.add_buffer(0, "count", Dtype.I64, ())
+            mean = model.add_buffer(0, "mean", DType.F32, (3,))
+            count = model.add_buffer(0, "count", DType.I64, ())
             plan = shard.Plan(model, world_size=2)
             self.assertEqual(plan.model_buffer_name(count), "count")
             self.assertEqual(plan.model_buffer_info(mean).shape, (3,))
@@ -446,13 +446,13 @@ class StateDictTest(SdkTest):
 
     def test_a_state_dict_of_arrays_is_loaded(self):
         def work(comm):
-            model, weights = blocks_model(dtype=Dtype.BF16)
+            model, weights = blocks_model(dtype=DType.BF16)
             plan = shard.Plan(model, world_size=2)
             state = None
             if comm.rank == 0:
                 state = shard.StateDict()
-                state.add("block0.weight", Dtype.BF16, first_values(0) * 2)
-                state.add("block1.weight", Dtype.BF16,
+                state.add("block0.weight", DType.BF16, first_values(0) * 2)
+                state.add("block1.weight", DType.BF16,
                           shard.to_bf16(first_values(1)).tobytes(), (8, 8))
                 self.assertEqual(len(state), 2)
                 self.assertEqual(state["block1.weight"].data.dtype, "u2")
@@ -470,13 +470,13 @@ class StateDictTest(SdkTest):
 
     def test_wrong_tensors_are_refused(self):
         state = shard.StateDict()
-        state.add("a", Dtype.F32, [[1, 2]])
+        state.add("a", DType.F32, [[1, 2]])
         with self.raises_code(Code.INVALID_ARGUMENT, "a"):
-            state.add("a", Dtype.F32, [[1, 2]])
+            state.add("a", DType.F32, [[1, 2]])
         with self.raises_code(Code.INVALID_ARGUMENT):
-            state.add("b", Dtype.F32, bytes(7), (2,))
+            state.add("b", DType.F32, bytes(7), (2,))
         with self.assertRaisesRegex(TypeError, "need a shape"):
-            state.add("b", Dtype.F32, bytes(8))
+            state.add("b", DType.F32, bytes(8))
         with self.raises_code(Code.INVALID_ARGUMENT):
             state.add_number("c", float("nan"))
         with self.assertRaises(KeyError):

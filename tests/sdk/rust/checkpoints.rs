@@ -109,7 +109,7 @@ fn saves_that_nobody_keeps_end_all_the_same() {
     let taken = Checkpoint::save_async(&mut engine, &root, &options.overwrite(true)).unwrap();
     drop(engine);
     assert!(taken.done());
-    let last = Checkpoint::open(&root).unwrap().get_info().unwrap();
+    let last = Checkpoint::open(&root).unwrap().info().unwrap();
     assert_eq!(last.step, Some(2));
 }
 
@@ -118,7 +118,7 @@ fn a_checkpoint_is_read_without_an_engine() {
     let root = saved();
     let checkpoint = Checkpoint::open(&root).unwrap();
     assert_eq!(checkpoint.path().unwrap(), root.join("step-000001"));
-    let info = checkpoint.get_info().unwrap();
+    let info = checkpoint.info().unwrap();
     assert_eq!(
         (info.format, info.step, info.world_size),
         (Format::CHECKPOINT, Some(1), Some(2))
@@ -240,7 +240,7 @@ fn checkpoints_become_others_and_safetensors() {
         .threads(1);
     checkpoint.convert(&other, &narrow).unwrap();
     let converted = Checkpoint::open(&other).unwrap();
-    assert_eq!(converted.get_info().unwrap().num_files, 3);
+    assert_eq!(converted.info().unwrap().num_files, 3);
     let weight = converted.find("layer0.weight").unwrap();
     assert_eq!(converted.tensor(weight).unwrap().dtype, DType::BF16);
 
@@ -252,7 +252,7 @@ fn checkpoints_become_others_and_safetensors() {
         Code::ALREADY_EXISTS
     );
     checkpoint.export(&file, &options.overwrite(true)).unwrap();
-    let info = Checkpoint::open(&file).unwrap().get_info().unwrap();
+    let info = Checkpoint::open(&file).unwrap().info().unwrap();
     assert_eq!(
         (info.format, info.num_tensors, info.step),
         (Format::SAFETENSORS, 4, None)

@@ -71,8 +71,8 @@ fn hyperparameters_and_states_are_set() {
         Code::NOT_FOUND
     );
     assert_eq!(
-        engine.plan().unwrap().get_info(),
-        stack.plan(1, 1).get_info()
+        engine.plan().unwrap().info(),
+        stack.plan(1, 1).info()
     );
     assert_eq!(
         schedule_lr("linear?lr=1&warmup=10&total=20", 5).unwrap(),

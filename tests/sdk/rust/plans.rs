@@ -43,7 +43,7 @@ fn everything() -> Model {
 #[test]
 fn a_plan_knows_its_model() {
     let plan = Plan::create(&everything(), &PlanOptions::default().world_size(2)).unwrap();
-    let info = plan.get_info().unwrap();
+    let info = plan.info().unwrap();
     assert_eq!(
         (info.world_size, info.num_params, info.num_modules),
         (2, 5, 4)
@@ -118,7 +118,7 @@ fn slices_cover_the_ranges_of_all_ranks() {
     let stack = Stack::new();
     let plan = stack.plan(2, 1);
     let mut elements = 0;
-    for buffer in (0..plan.get_info().unwrap().num_buffers).map(BufferId) {
+    for buffer in (0..plan.info().unwrap().num_buffers).map(BufferId) {
         for rank in 0..2 {
             let range = plan.rank_range(buffer, rank).unwrap();
             let slices = plan.slices(buffer, range.begin, range.numel).unwrap();
@@ -157,7 +157,7 @@ fn a_plan_travels_as_bytes() {
     let plan = Stack::new().plan(3, 2);
     let bytes = plan.encode().unwrap();
     let copy = Plan::decode(&bytes).unwrap();
-    assert_eq!(plan.get_info(), copy.get_info());
+    assert_eq!(plan.info(), copy.info());
     assert_eq!(plan.text(), copy.text());
     for end in [0, 1, bytes.len() / 2, bytes.len() - 1] {
         assert_eq!(
@@ -183,7 +183,7 @@ fn options_reach_the_plan() {
         .f32_grads(true)
         .wrap_predicate(|module, numel| module.0 % 2 == 1 && numel == 64);
     let plan = Plan::create(&stack.model, &options).unwrap();
-    assert_eq!(plan.get_info().unwrap().num_units, 3);
+    assert_eq!(plan.info().unwrap().num_units, 3);
     for (param, owner) in [1, 0, 1, 0].into_iter().enumerate() {
         let param = plan.param_info(ParamId(param as i32)).unwrap();
         assert_eq!((param.dtype, param.first_rank), (DType::BF16, Some(owner)));

@@ -236,7 +236,7 @@ impl Program {
         let program = Program {
             random,
             params,
-            units: (0..plan.get_info()?.num_units).map(UnitId).collect(),
+            units: (0..plan.info()?.num_units).map(UnitId).collect(),
             ended: Cell::new(false),
             views: 0,
             steps: 0,

@@ -77,7 +77,7 @@ fn a_unit_gives_all_its_parameters() {
         let mut engine = stack.engine(&comm, 3);
         let plan = engine.plan().unwrap();
         assert!(
-            plan.get_info().unwrap().shards_params,
+            plan.info().unwrap().shards_params,
             "{}",
             plan.text().unwrap()
         );

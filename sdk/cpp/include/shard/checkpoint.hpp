@@ -129,7 +129,7 @@ class Checkpoint {
     return Checkpoint(handle);
   }
 
-  CheckpointInfo get_info() const {
+  CheckpointInfo info() const {
     CheckpointInfo info = SHARD_CHECKPOINT_INFO_INIT;
     detail::check(shard_checkpoint_get_info(get(), &info));
     return info;
@@ -140,7 +140,7 @@ class Checkpoint {
     return path;
   }
 
-  // Tensors are numbered from 0 to get_info().num_tensors.
+  // Tensors are numbered from 0 to info().num_tensors.
   TensorInfo tensor(std::int64_t tensor) const {
     shard_tensor_info info = SHARD_TENSOR_INFO_INIT;
     detail::check(shard_checkpoint_tensor(get(), tensor, &info));

@@ -61,21 +61,19 @@ class Plan {
 
   // ---- Decisions ------------------------------------------------------------
 
-  PlanInfo get_info() const {
+  PlanInfo info() const {
     PlanInfo info = SHARD_PLAN_INFO_INIT;
     detail::check(shard_plan_get_info(get(), &info));
     return info;
   }
 
   // Return all ids: for (UnitId unit : plan.units()).
-  Ids<ParamId> params() const { return Ids<ParamId>(get_info().num_params); }
-  Ids<UnitId> units() const { return Ids<UnitId>(get_info().num_units); }
-  Ids<BufferId> buffers() const {
-    return Ids<BufferId>(get_info().num_buffers);
-  }
-  Ids<NameId> names() const { return Ids<NameId>(get_info().num_names); }
+  Ids<ParamId> params() const { return Ids<ParamId>(info().num_params); }
+  Ids<UnitId> units() const { return Ids<UnitId>(info().num_units); }
+  Ids<BufferId> buffers() const { return Ids<BufferId>(info().num_buffers); }
+  Ids<NameId> names() const { return Ids<NameId>(info().num_names); }
   Ids<ModelBufferId> model_buffers() const {
-    return Ids<ModelBufferId>(get_info().num_model_buffers);
+    return Ids<ModelBufferId>(info().num_model_buffers);
   }
 
   UnitId unit_of(ParamId param) const {
@@ -200,7 +198,7 @@ class Plan {
   }
 
   // Returns the module at place `index` of the module walk, which goes up to
-  // get_info().num_modules.
+  // info().num_modules.
   ModuleInfo module_info(std::int32_t index) const {
     shard_module_info info = SHARD_MODULE_INFO_INIT;
     detail::check(shard_plan_module_info(get(), index, &info));

@@ -3,14 +3,14 @@
 
 import torch
 
-from .._c import Dtype
+from .._c import DType
 from .._model import Model
 
 _DTYPES = {
-    torch.float32: Dtype.F32, torch.float64: Dtype.F64,
-    torch.float16: Dtype.F16, torch.bfloat16: Dtype.BF16,
-    torch.int8: Dtype.I8, torch.int16: Dtype.I16, torch.int32: Dtype.I32,
-    torch.int64: Dtype.I64, torch.uint8: Dtype.U8, torch.bool: Dtype.BOOL,
+    torch.float32: DType.F32, torch.float64: DType.F64,
+    torch.float16: DType.F16, torch.bfloat16: DType.BF16,
+    torch.int8: DType.I8, torch.int16: DType.I16, torch.int32: DType.I32,
+    torch.int64: DType.I64, torch.uint8: DType.U8, torch.bool: DType.BOOL,
 }
 _TORCH_DTYPES = {dtype: kind for kind, dtype in _DTYPES.items()}
 

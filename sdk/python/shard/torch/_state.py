@@ -4,7 +4,7 @@ and states named as torch names them."""
 
 import torch
 
-from .._c import Content, Dtype
+from .._c import Content, DType
 from .._state_dict import StateDict
 
 
@@ -70,7 +70,7 @@ def load(optimizer, state_dict):
                 last = max(last, steps)
             for key, value in states.items():
                 if isinstance(value, torch.Tensor):
-                    state.add(f"state.{name}.{key}", Dtype.F32,
+                    state.add(f"state.{name}.{key}", DType.F32,
                               value.detach().cpu().float().numpy())
         for key, value in wanted.items():
             state.add_number(key, value)

@@ -59,7 +59,7 @@ impl Drop for Viewed<'_> {
 
 impl Borrows {
     pub(crate) fn new(plan: &Plan) -> Result<Borrows> {
-        let info = plan.get_info()?;
+        let info = plan.info()?;
         let flat: Vec<BufferInfo> = (0..info.num_buffers)
             .map(|buffer| plan.buffer_info(BufferId(buffer)))
             .collect::<Result<_>>()?;

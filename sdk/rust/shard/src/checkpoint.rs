@@ -139,7 +139,7 @@ info! {
 /// A data file of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct CheckpointFile<'c> {
+pub struct FileInfo<'c> {
     /// Its name.
     pub name: &'c str,
     /// Its size.
@@ -198,7 +198,7 @@ impl Checkpoint {
     }
 
     /// Returns the format, the step and the counts.
-    pub fn get_info(&self) -> Result<CheckpointInfo> {
+    pub fn info(&self) -> Result<CheckpointInfo> {
         let mut info = sys::SHARD_CHECKPOINT_INFO_INIT;
         check(unsafe { sys::shard_checkpoint_get_info(self.as_ptr(), &mut info) })?;
         Ok(CheckpointInfo::new(&info))
@@ -217,7 +217,7 @@ impl Checkpoint {
 
     /// Returns the ids of all tensors.
     pub fn tensors(&self) -> Result<impl Iterator<Item = TensorId>> {
-        Ok((0..self.get_info()?.num_tensors).map(TensorId))
+        Ok((0..self.info()?.num_tensors).map(TensorId))
     }
 
     /// Returns a tensor's type and shape. UNIMPLEMENTED for one of more than 8
@@ -285,12 +285,12 @@ impl Checkpoint {
     // ---- Files, groups, numbers and blobs ----------------------------------
 
     /// Returns a data file's name and size.
-    pub fn file(&self, file: i32) -> Result<CheckpointFile<'_>> {
+    pub fn file(&self, file: i32) -> Result<FileInfo<'_>> {
         let mut bytes = 0;
         let name = self.text(|name| unsafe {
             sys::shard_checkpoint_file(self.as_ptr(), file, name, &mut bytes)
         })?;
-        Ok(CheckpointFile { name, bytes })
+        Ok(FileInfo { name, bytes })
     }
 
     /// Returns the optimizer of a param group with all values: "adamw?lr=0.001&...".

@@ -89,7 +89,7 @@ mod units;
 mod version;
 
 pub use checkpoint::{
-    BlobInfo, Checkpoint, CheckpointFile, CheckpointInfo, Format, Role, Scalar, TensorId,
+    BlobInfo, Checkpoint, CheckpointInfo, FileInfo, Format, Role, Scalar, TensorId,
     TensorInfo, TensorSlice, VerifyOptions,
 };
 pub use comm::{Comm, CommOptions, Counter, LogLevel};

@@ -125,7 +125,7 @@ impl Plan {
     }
 
     /// Returns the decisions and the counts.
-    pub fn get_info(&self) -> Result<PlanInfo> {
+    pub fn info(&self) -> Result<PlanInfo> {
         let mut info = sys::SHARD_PLAN_INFO_INIT;
         check(unsafe { sys::shard_plan_get_info(self.as_ptr(), &mut info) })?;
         Ok(PlanInfo::new(&info))
@@ -206,6 +206,6 @@ impl Drop for Plan {
 
 impl fmt::Debug for Plan {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Plan({:?})", self.get_info())
+        write!(out, "Plan({:?})", self.info())
     }
 }
