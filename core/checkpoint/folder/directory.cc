@@ -38,14 +38,6 @@ StatusOr<uint64_t> Nonce() {
   }
 }
 
-// Returns the last part of a path, which names the checkpoint.
-std::string LastPart(std::string_view path) {
-  while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
-  const size_t slash = path.rfind('/');
-  return std::string(slash == std::string_view::npos ? path
-                                                     : path.substr(slash + 1));
-}
-
 StatusOr<bool> HasManifest(const Directory& checkpoint) {
   SHARD_ASSIGN_OR_RETURN(const auto found, checkpoint.Stat(kManifestName));
   return found.has_value() && S_ISREG(found->st_mode);
@@ -70,6 +62,13 @@ StatusOr<std::optional<Directory>> OpenComplete(const Directory& root,
 }
 
 }  // namespace
+
+std::string LastPart(std::string_view path) {
+  while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
+  const size_t slash = path.rfind('/');
+  return std::string(slash == std::string_view::npos ? path
+                                                     : path.substr(slash + 1));
+}
 
 std::string CheckpointName(int64_t step) {
   std::string digits = StrCat(step);

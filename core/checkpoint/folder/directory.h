@@ -37,6 +37,9 @@ namespace shard {
 
 inline constexpr const char* kLatestName = "LATEST";
 
+// Returns the last name of a path: "step-000042" of "ckpt/step-000042/".
+std::string LastPart(std::string_view path);
+
 // Returns the name of a checkpoint: "step-000042", with six digits or more as
 // needed. REQUIRES: step >= 0.
 std::string CheckpointName(int64_t step);

@@ -37,37 +37,15 @@ Status Exists(const Directory& root, const std::string& name) {
                        "step");
 }
 
-Status MakeRoot(FileEnv* env, const std::string& root) {
+// Returns whether `root` was made, and not by another process meanwhile.
+StatusOr<bool> MakeRoot(FileEnv* env, const std::string& root) {
   int result = env->MakeDir(AT_FDCWD, root.c_str(), 0777);
   while (result == -EINTR) result = env->MakeDir(AT_FDCWD, root.c_str(), 0777);
-  if (result == 0 || result == -EEXIST) return Status();
+  if (result == 0 || result == -EEXIST) return result == 0;
   const Status status =
       ErrnoStatus(StrCat("making the directory '", root, "'"), -result);
   if (result != -ENOENT) return status;
   return NotFound(status.message(), "; make the folder above it first");
-}
-
-// Opens `root`, made if it is missing, durably so.
-StatusOr<Directory> OpenRoot(FileEnv* env, const std::string& root) {
-  StatusOr<Directory> opened = Directory::Open(env, root);
-  if (!opened.ok() && opened.status().code() != StatusCode::kNotFound) {
-    return opened;
-  }
-  const bool make = !opened.ok();
-  if (make) {
-    SHARD_RETURN_IF_ERROR(MakeRoot(env, root));
-    SHARD_ASSIGN_OR_RETURN(Directory made, Directory::Open(env, root));
-    opened = std::move(made);
-  }
-  // Syncs also an existing root: the process that made it may have died before
-  // syncing it.
-  const StatusOr<Directory> above = opened->OpenDirectory("..");
-  if (above.ok()) {
-    SHARD_RETURN_IF_ERROR(above->Sync());
-  } else if (make || above.status().code() != StatusCode::kPermissionDenied) {
-    return above.status();
-  }
-  return opened;
 }
 
 // Returns whether `name` is a folder. kFailedPrecondition when it is something
@@ -151,7 +129,47 @@ StatusOr<NextLatest> NextLatest::Write(const Directory& root, int64_t step) {
 
 }  // namespace
 
-PendingCheckpoint::PendingCheckpoint(Directory root, Directory directory,
+StatusOr<PendingCheckpoint::Root> PendingCheckpoint::Root::Open(
+    FileEnv* env, const std::string& path) {
+  StatusOr<Directory> opened = Directory::Open(env, path);
+  if (!opened.ok() && opened.status().code() != StatusCode::kNotFound) {
+    return opened.status();
+  }
+  const bool existed = opened.ok();
+  bool made = false;
+  if (!existed) {
+    SHARD_ASSIGN_OR_RETURN(made, MakeRoot(env, path));
+    opened = Directory::Open(env, path);
+    SHARD_RETURN_IF_ERROR(opened.status());
+  }
+  Root root;
+  root.directory_ = *std::move(opened);
+  // Syncs also an existing root: the process that made it may have died before
+  // syncing it.
+  StatusOr<Directory> above = root->OpenDirectory("..");
+  if (above.ok()) {
+    SHARD_RETURN_IF_ERROR(above->Sync());
+  } else if (!existed ||
+             above.status().code() != StatusCode::kPermissionDenied) {
+    return above.status();
+  }
+  if (made) {
+    root.name_ = LastPart(path);
+    root.above_ = *std::move(above);
+  }
+  return root;
+}
+
+PendingCheckpoint::Root::~Root() {
+  if (!above_.valid()) return;
+  // The kernel keeps a folder that has something in it.
+  try {
+    (void)above_.RemoveDirectory(name_).ok();
+  } catch (...) {  // NOLINT: a destructor lets nothing out
+  }
+}
+
+PendingCheckpoint::PendingCheckpoint(Root root, Directory directory,
                                      std::string name, int64_t step,
                                      std::string final_name, bool overwrite)
     : root_(std::move(root)),
@@ -174,7 +192,8 @@ StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
                                                      const std::string& path,
                                                      int64_t step,
                                                      bool overwrite) {
-  SHARD_ASSIGN_OR_RETURN(Directory root, OpenRoot(env, path));
+  SHARD_ASSIGN_OR_RETURN(Root opened, Root::Open(env, path));
+  const Directory& root = *opened;
   SHARD_ASSIGN_OR_RETURN(const auto manifest, root.Stat(kManifestName));
   if (manifest) {
     return InvalidArgument("'", path,
@@ -204,7 +223,7 @@ StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
       return claimed;
     }
     if (claim == Claim::kBusy || claim == Claim::kGone) continue;
-    return PendingCheckpoint(std::move(root), std::move(directory),
+    return PendingCheckpoint(std::move(opened), std::move(directory),
                              std::move(name), step, std::move(final_name),
                              overwrite);
   }
@@ -214,19 +233,19 @@ StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
 
 StatusOr<PendingCheckpoint::Replaced> PendingCheckpoint::Publish() {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    int result = RenameToFree(root_, name_, final_name_);
+    int result = RenameToFree(*root_, name_, final_name_);
     if (result == 0) return Replaced();
     if (result == -EEXIST) {
-      SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(root_, final_name_));
+      SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(*root_, final_name_));
       if (!exists) continue;  // Deleted meanwhile.
-      if (!overwrite_) return Exists(root_, final_name_);
-      StatusOr<Directory> old = root_.OpenDirectory(final_name_);
+      if (!overwrite_) return Exists(*root_, final_name_);
+      StatusOr<Directory> old = root_->OpenDirectory(final_name_);
       if (old.status().code() == StatusCode::kNotFound) continue;
       SHARD_RETURN_IF_ERROR(old.status());
       SHARD_ASSIGN_OR_RETURN(const Claim claim,
-                             ClaimEntry(root_, final_name_, old->fd()));
+                             ClaimEntry(*root_, final_name_, old->fd()));
       if (claim == Claim::kGone) continue;
-      result = root_.Rename(name_, final_name_, RENAME_EXCHANGE);
+      result = root_->Rename(name_, final_name_, RENAME_EXCHANGE);
       if (result == 0) {
         return Replaced{true, claim != Claim::kBusy, *std::move(old)};
       }
@@ -234,30 +253,30 @@ StatusOr<PendingCheckpoint::Replaced> PendingCheckpoint::Publish() {
       if (result == -ENOENT) continue;
       if (result == -EINVAL || result == -ENOSYS) {
         return Unimplemented(
-            "'", root_.PathOf(final_name_),
+            "'", root_->PathOf(final_name_),
             "' cannot be overwritten: the file system cannot swap two folders "
             "(RENAME_EXCHANGE); delete it, or save another step");
       }
     }
     return ErrnoStatus(
-        StrCat("renaming '", root_.PathOf(name_), "' to '", final_name_, "'"),
+        StrCat("renaming '", root_->PathOf(name_), "' to '", final_name_, "'"),
         -result);
   }
-  return Internal("'", root_.PathOf(final_name_), "' was made and deleted ",
+  return Internal("'", root_->PathOf(final_name_), "' was made and deleted ",
                   kAttempts, " times while it was to be replaced");
 }
 
 bool PendingCheckpoint::Retract(Directory published, const Replaced& replaced) {
   bool renamed = false;
   const Status status = CatchOutOfMemory([&] {
-    const bool ours = IsNamed(root_, final_name_, published) &&
+    const bool ours = IsNamed(*root_, final_name_, published) &&
                       (!replaced.any || (replaced.locked &&
-                                         IsNamed(root_, name_, replaced.old)));
+                                         IsNamed(*root_, name_, replaced.old)));
     if (!ours) return Status();
     renamed =
-        0 == (replaced.any ? root_.Rename(final_name_, name_, RENAME_EXCHANGE)
-                           : RenameToFree(root_, final_name_, name_));
-    return renamed ? root_.Sync() : Status();
+        0 == (replaced.any ? root_->Rename(final_name_, name_, RENAME_EXCHANGE)
+                           : RenameToFree(*root_, final_name_, name_));
+    return renamed ? root_->Sync() : Status();
   });
   // The files must not be deleted before the rename is durable: CleanStale
   // syncs the root first.
@@ -268,15 +287,15 @@ bool PendingCheckpoint::Retract(Directory published, const Replaced& replaced) {
 Status PendingCheckpoint::Commit() {
   SHARD_ASSIGN_OR_RETURN(const auto manifest, directory_.Stat(kManifestName));
   if (!manifest || !S_ISREG(manifest->st_mode)) {
-    return FailedPrecondition("'", root_.PathOf(name_), "' has no '",
+    return FailedPrecondition("'", root_->PathOf(name_), "' has no '",
                               kManifestName, "', and is no checkpoint");
   }
   SHARD_RETURN_IF_ERROR(directory_.Sync());
   // All allocations of space or memory come before any change.
-  SHARD_ASSIGN_OR_RETURN(NextLatest latest, NextLatest::Write(root_, step_));
+  SHARD_ASSIGN_OR_RETURN(NextLatest latest, NextLatest::Write(*root_, step_));
   const std::string complete =
-      StrCat("'", root_.PathOf(final_name_), "' is complete, but '",
-             root_.PathOf(kLatestName), "' may name another");
+      StrCat("'", root_->PathOf(final_name_), "' is complete, but '",
+             root_->PathOf(kLatestName), "' may name another");
   const Status no_memory = OutOfMemoryStatus().WithContext(complete);
   const auto is_complete = [&](const Status& reason) {
     try {
@@ -292,7 +311,7 @@ Status PendingCheckpoint::Commit() {
   // The sync comes before LATEST, which must not name a missing checkpoint; and
   // before the old one is deleted, which a power failure would bring back.
   Status status = CatchOutOfMemory([&] {
-    SHARD_RETURN_IF_ERROR(root_.Sync());
+    SHARD_RETURN_IF_ERROR(root_->Sync());
     return latest.Rename();
   });
   if (!status.ok()) {
@@ -301,18 +320,18 @@ Status PendingCheckpoint::Commit() {
   }
   // Under the new name the lock is not needed.
   published = Directory();
-  status = CatchOutOfMemory([&] { return root_.Sync(); });
+  status = CatchOutOfMemory([&] { return root_->Sync(); });
   if (!status.ok()) return is_complete(status);
   // An error in deleting is not an error of this checkpoint: the remains of the
   // old one are stale.
   if (replaced.any) {
-    (void)CatchOutOfMemory([&] { return RemoveTree(root_, name_); }).ok();
+    (void)CatchOutOfMemory([&] { return RemoveTree(*root_, name_); }).ok();
   }
   return Status();
 }
 
 Status PendingCheckpoint::Abandon() {
-  const Status status = RemoveTree(root_, name_);
+  const Status status = RemoveTree(*root_, name_);
   directory_ = Directory();
   return status;
 }

@@ -26,11 +26,13 @@ namespace shard {
 class PendingCheckpoint {
  public:
   // Begins a checkpoint. `root` is made if it is missing, but not the folder
-  // above it. Without `overwrite`, kAlreadyExists when there is a checkpoint of
-  // this step, before anything is written. kFailedPrecondition when another
-  // kind of file has its name. A run that continues from an older checkpoint
-  // needs `overwrite`: later steps may be there from the previous run, or from
-  // a save that died before LATEST named it. REQUIRES: step >= 0.
+  // above it; where the checkpoint is not committed, such a root is removed
+  // again, unless others have put something there. Without `overwrite`,
+  // kAlreadyExists when there is a checkpoint of this step, before anything is
+  // written. kFailedPrecondition when another kind of file has its name. A run
+  // that continues from an older checkpoint needs `overwrite`: later steps may
+  // be there from the previous run, or from a save that died before LATEST
+  // named it. REQUIRES: step >= 0.
   static StatusOr<PendingCheckpoint> Begin(FileEnv* env,
                                            const std::string& root,
                                            int64_t step, bool overwrite);
@@ -62,7 +64,28 @@ class PendingCheckpoint {
   Status Abandon();
 
  private:
-  PendingCheckpoint(Directory root, Directory directory, std::string name,
+  // The root of a checkpoint. Removes a root that it has made, if nothing is in
+  // it.
+  class Root {
+   public:
+    // Opens `path`, made if it is missing, durably so.
+    static StatusOr<Root> Open(FileEnv* env, const std::string& path);
+
+    Root(Root&& other) = default;
+    ~Root();
+
+    const Directory& operator*() const { return directory_; }
+    const Directory* operator->() const { return &directory_; }
+
+   private:
+    Root() = default;
+
+    Directory directory_;
+    Directory above_;  // Invalid: the root was there before.
+    std::string name_;
+  };
+
+  PendingCheckpoint(Root root, Directory directory, std::string name,
                     int64_t step, std::string final_name, bool overwrite);
 
   // The checkpoint that had the name before, and has the temporary name now.
@@ -76,7 +99,7 @@ class PendingCheckpoint {
   // Undoes Publish. Returns whether that was possible.
   bool Retract(Directory published, const Replaced& replaced);
 
-  Directory root_;
+  Root root_;
   Directory directory_;  // Holds the lock. Invalid: not pending.
   std::string name_;
   int64_t step_;

@@ -110,6 +110,27 @@ TEST(Pending, DeletesFilesThatAreNotCommitted) {
   EXPECT_EQ(NamesIn(root.path()), Names{});
 }
 
+TEST(Pending, ARootThatItHasMadeIsRemovedWithIt) {
+  const TempFolder folder;
+  const std::string root = folder / "root";
+  {
+    const auto pending = Begin(root + "/", 1);
+    ASSERT_OK(pending);
+    ASSERT_OK(WriteFiles(pending->directory(), 1));
+  }
+  EXPECT_EQ(NamesIn(folder.path()), Names{});
+  {
+    const auto pending = Begin(root, 1);
+    ASSERT_OK(pending);
+    WriteText(root + "/notes", "of the user");
+  }
+  EXPECT_EQ(NamesIn(root), Names{"notes"});
+  // One that was there before stays.
+  std::filesystem::remove(root + "/notes");
+  EXPECT_OK(Begin(root, 1));
+  EXPECT_EQ(NamesIn(folder.path()), Names{"root"});
+}
+
 TEST(Pending, NeedsAManifest) {
   const TempFolder root;
   auto pending = Begin(root.path(), 1);
