@@ -265,9 +265,12 @@ Status Group::DescribeLate(const Call& call, const Deadline& deadline) const {
 }
 
 Status Group::FailRound(const Status& error) {
-  State now = state();
+  State now;
   {
     const std::lock_guard<std::mutex> lock(record_mutex_);
+    // Read under the lock: another thread of this rank may have failed the
+    // group meanwhile, and its record is being read.
+    now = state();
     while (now.completed < round_ && now.failer < 0) {
       Record(ReasonOf(error));
       uint64_t expected = now.Pack();

@@ -7,6 +7,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <tuple>
@@ -159,6 +160,48 @@ TEST(AbortTest, AnotherThreadEndsAWait) {
     EXPECT_TRUE(Contains(status.message(), "CANCELLED: stop"));
     ended = true;
   });
+}
+
+// An abort and a deadline at the same time, on two threads of a rank: one of
+// them is what all ranks see.
+TEST(AbortTest, AnAbortAtTheDeadlineLeavesOneReason) {
+  for (int round = 0; round < 400; ++round) {
+    const std::string url = UrlFor(Backend::kThreads, UniqueName(), 2);
+    std::atomic<bool> entered{false};
+    std::atomic<bool> aborted{false};
+    std::array<Status, 2> seen;
+    RunEach(Backend::kThreads, 2, [&](int rank) {
+      CommOptions options = {.rank = rank};
+      if (rank == 0) {
+        options.phase_hook = [&](std::string_view) { entered = true; };
+      }
+      auto comm = OpenCommunicator(url, options);
+      ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+      constexpr double kSeconds = 1e-3;
+      std::thread other;
+      if (rank == 0) {
+        other = std::thread([&] {
+          while (!entered) std::this_thread::yield();
+          // The wait takes a while to find out that its time is over.
+          const Deadline end = Deadline::After(kSeconds + round % 200 * 1e-6);
+          while (!end.Expired()) {
+          }
+          (*comm)->Abort(Cancelled("stop"));
+          aborted = true;
+        });
+      } else {
+        while (!aborted) std::this_thread::yield();
+      }
+      const size_t me = static_cast<size_t>(rank);
+      seen[me] = (*comm)->Barrier("waits", Deadline::After(kSeconds));
+      if (other.joinable()) other.join();
+    });
+    for (const Status& status : seen) EXPECT_FALSE(status.ok());
+    EXPECT_EQ(Contains(seen[0].message(), "CANCELLED: stop"),
+              Contains(seen[1].message(), "CANCELLED: stop"))
+        << seen[0].ToString() << "\n"
+        << seen[1].ToString();
+  }
 }
 
 TEST_P(FaultTest, LeavingWithoutShutdownIsALostRank) {
