@@ -131,7 +131,7 @@ Result Compare(const CheckpointView& a, const CheckpointView& b,
     if (shape_a != shape_b) {
       result.shapes.push_back({in_a.key, shape_a, shape_b});
     } else if (in_a.type == in_b.type && in_a.info.bytes != in_b.info.bytes) {
-      // Of an opaque type, a shape may have any number of bytes.
+      // A shape of an opaque type may have any number of bytes.
       result.shapes.push_back(
           {in_a.key, shape_a + ", " + CountText(in_a.info.bytes) + " B",
            shape_b + ", " + CountText(in_b.info.bytes) + " B"});
