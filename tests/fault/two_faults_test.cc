@@ -80,7 +80,7 @@ void TwoFaults::Next(Tally* tally, bool again) const {
     return;
   }
   const int64_t step =
-      std::max<int64_t>(1, tally->allocations / (kSanitized ? 4 : 24));
+      std::max<int64_t>(1, tally->allocations / (kSanitized ? 3 : 16));
   tally->at += all || first_ == First::kFiles ? 1 : step;
   // Where some pairs are left out, another second fault comes with each first
   // one.
@@ -199,7 +199,7 @@ TEST_P(TwoFaults, LeaveWhatWasThere) {
         RunChild(tally);
       },
       [&](Tally* tally) { Next(tally, true); },
-      [](const Tally& tally) { EXPECT_GT(tally.runs, kSanitized ? 3 : 20); });
+      [](const Tally& tally) { EXPECT_GT(tally.runs, kSanitized ? 2 : 13); });
 }
 
 std::vector<std::tuple<World, Flow, First, Outage>> Cases() {

@@ -276,6 +276,7 @@ TEST_F(WriteCheckpointTest, CarriesOpaqueTypesFromSafetensorsAndBack) {
   }
   std::shared_ptr<const FileStore> from = OpenStore(folder_ / "0.safetensors");
   for (const int files : {1, 5, 2, 7}) {
+    if (kSanitized && files == 7) break;
     SCOPED_TRACE(files);
     const std::string root = folder_ / StrCat("of-", files);
     ASSERT_OK(WriteTo(*from, root, files));
@@ -418,7 +419,7 @@ TEST_F(WriteCheckpointTest, ProgressCountsAndCancels) {
 // Small slices reach from one chunk of the writer into the next.
 TEST_F(WriteCheckpointTest, WritesManySmallTensors) {
   CheckpointBuilder many;
-  for (int i = 0; i < (kSanitized ? 1000 : 3000); ++i) {
+  for (int i = 0; i < (kSanitized ? 500 : 3000); ++i) {
     many.Add(StrCat("t", i), ElementType::kF32, TensorRole::kParam, {745});
   }
   ASSERT_OK(many.Write(FileEnv::Posix(), folder_ / "many"));

@@ -218,8 +218,8 @@ TEST_P(JoinTest, MatchesTheReferenceForEveryNumberOfBatches) {
   const bool all = std::getenv("SHARD_TEST_LONG") != nullptr;
   // There are 64, 512 and 4096 combinations. A step that is no power of two
   // changes every rank's number of batches.
-  const int shares[] = {1, 5, 61};
-  const int sanitized_shares[] = {3, 23, 373};
+  const int shares[] = {1, 11, 131};
+  const int sanitized_shares[] = {7, 53, 751};
   const int share =
       all ? 1 : (kSanitized ? sanitized_shares : shares)[world_size - 2];
   const int forms = all ? kNumForms : world_size == 2 ? 3 : 1;

@@ -174,7 +174,7 @@ Case RandomCase(uint64_t seed) {
   return made;
 }
 
-constexpr uint64_t kModels = kSanitized ? 10 : 200;
+constexpr uint64_t kModels = kSanitized ? 8 : 120;
 
 TEST(RandomModelsTest, ModelsMatchTheReference) {
   constexpr uint64_t kFirst = 20000;

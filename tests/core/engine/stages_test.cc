@@ -209,7 +209,9 @@ class StagesTest : public ::testing::TestWithParam<Form> {};
 TEST_P(StagesTest, GiveTheSameBits) {
   for (const int world_size : {1, 2, 4}) {
     for (const double max_grad_norm : {0.0, 1.0}) {
-      // Under a sanitizer, two ranks clip, and one and four do not.
+      // Under a sanitizer, two ranks clip and four do not; one rank has no
+      // other to race with.
+      if (kSanitized && world_size == 1) continue;
       if (kSanitized && (world_size == 2) != (max_grad_norm > 0)) continue;
       SCOPED_TRACE(
           StrCat("world size ", world_size, ", max_grad_norm ", max_grad_norm));

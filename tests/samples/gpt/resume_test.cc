@@ -32,30 +32,30 @@ using Lines = std::vector<std::string>;
 
 class ResumeTest : public TrainGptTest {
  protected:
-  // Returns arguments for 30 steps, validated at 10, 20 and 30, with a batch
+  // Returns arguments for 15 steps, validated at 5, 10 and 15, with a batch
   // that 1, 2, 3 and 4 ranks can share, and so many blocks that sharding them
   // saves memory.
   std::string Short(const std::string& arguments) const {
     return Tiny(
-        "--layers 6 --width 32 --batch 12 --steps 30 --val-every 10 "
+        "--layers 6 --width 32 --batch 12 --steps 15 --val-every 5 "
         "--timeout 30 " +
         arguments);
   }
   std::string Checkpoints() const { return folder_ + "/checkpoints"; }
-  std::string At10() const { return Checkpoints() + "/step-000010"; }
+  std::string At5() const { return Checkpoints() + "/step-000005"; }
 
-  // Makes a whole run that is saved at 10, 20 and 30. Returns its log from
-  // after step 10 on: a validation, 20 steps, and two more validations.
+  // Makes a whole run that is saved at 5, 10 and 15. Returns its log from
+  // after step 5 on: a validation, 10 steps, and two more validations.
   Lines TrainAndSave(const std::string& arguments) const {
     const Lines lines = Log(
-        Run(Short("--save " + Checkpoints() + " --save-every 10 " + arguments)),
-        33);
-    return Lines(lines.begin() + std::min<size_t>(10, lines.size()),
+        Run(Short("--save " + Checkpoints() + " --save-every 5 " + arguments)),
+        18);
+    return Lines(lines.begin() + std::min<size_t>(5, lines.size()),
                  lines.end());
   }
-  // Returns the log of the run that goes on after step 10.
+  // Returns the log of the run that goes on after step 5.
   Lines Resume(const std::string& arguments) const {
-    return Log(Run(Short("--resume " + At10() + " " + arguments)), 23);
+    return Log(Run(Short("--resume " + At5() + " " + arguments)), 13);
   }
 
   // Returns a text of all files in a checkpoint, to compare.
@@ -85,11 +85,11 @@ TEST_P(SameRanksTest, GoesOnBitByBit) {
   const Lines whole = TrainAndSave(arguments);
   const std::string other = folder_ + "/other";
   EXPECT_EQ(Resume(arguments + " --save " + other), whole);
-  EXPECT_EQ(BytesOf(other + "/step-000030"),
-            BytesOf(Checkpoints() + "/step-000030"));
+  EXPECT_EQ(BytesOf(other + "/step-000015"),
+            BytesOf(Checkpoints() + "/step-000015"));
   // Other steps do differ.
-  EXPECT_NE(BytesOf(Checkpoints() + "/step-000020"),
-            BytesOf(Checkpoints() + "/step-000030"));
+  EXPECT_NE(BytesOf(Checkpoints() + "/step-000010"),
+            BytesOf(Checkpoints() + "/step-000015"));
 }
 
 std::vector<const char*> Runs() {
@@ -109,10 +109,10 @@ INSTANTIATE_TEST_SUITE_P(Runs, SameRanksTest, ::testing::ValuesIn(Runs()));
 
 // Processes saved the run; threads go on, with another stage and other units.
 TEST_F(ResumeTest, GoesOnBitByBitInAnotherStage) {
-  const std::string save = "--save " + Checkpoints() + " --save-every 10 ";
+  const std::string save = "--save " + Checkpoints() + " --save-every 5 ";
   const Lines lines =
-      Log(RunProcesses(2, Short(save + "--deterministic --stage 1")), 33);
-  const Lines whole(lines.begin() + 10, lines.end());
+      Log(RunProcesses(2, Short(save + "--deterministic --stage 1")), 18);
+  const Lines whole(lines.begin() + 5, lines.end());
   for (const char* arguments :
        {"--stage 3 --no-shared-memory", "--stage 0 --wrap none",
         "--stage 2 --partition greedy --overlap --no-shared-memory"}) {
@@ -152,17 +152,17 @@ TEST_F(ResumeTest, GoesOnWithFewerRanks) {
 
 TEST_F(ResumeTest, SaysWhatItGoesOnFrom) {
   TrainAndSave("--rank-threads 3 --keep 1");
-  EXPECT_FALSE(std::filesystem::exists(At10()));  // --keep 1 removed it.
-  const Outcome outcome = Run(Short("--steps 32 --resume " + Checkpoints() +
+  EXPECT_FALSE(std::filesystem::exists(At5()));  // --keep 1 removed it.
+  const Outcome outcome = Run(Short("--steps 17 --resume " + Checkpoints() +
                                     " --save " + Checkpoints()));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out,
               AllOf(HasSubstr("\nresumed " + Checkpoints() +
-                              ": step 30 saved by 3 ranks\n"
-                              "step 30/32  validation "),
-                    HasSubstr("\nstep 31/32  loss "),
-                    HasSubstr("\nsaved   " + Checkpoints() + ": step 32\n")));
-  EXPECT_EQ(ReadFile(Checkpoints() + "/LATEST"), "step-000032\n");
+                              ": step 15 saved by 3 ranks\n"
+                              "step 15/17  validation "),
+                    HasSubstr("\nstep 16/17  loss "),
+                    HasSubstr("\nsaved   " + Checkpoints() + ": step 17\n")));
+  EXPECT_EQ(ReadFile(Checkpoints() + "/LATEST"), "step-000017\n");
 }
 
 // There are no steps left: the run is validated, and saved by these ranks.
@@ -174,7 +174,7 @@ TEST_F(ResumeTest, AtItsLastStepItOnlyValidates) {
           1);
   ExpectSameCurve({whole.back()}, lines);
   EXPECT_TRUE(
-      std::filesystem::exists(Checkpoints() + "/step-000030/data-00002.bin"));
+      std::filesystem::exists(Checkpoints() + "/step-000015/data-00002.bin"));
 }
 
 // Exports the checkpoint that 2 ranks saved, and then the one that 3 ranks

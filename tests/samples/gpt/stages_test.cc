@@ -53,17 +53,17 @@ std::string SampleOf(const Outcome& outcome) {
 
 class StagesTest : public TrainGptTest {
  protected:
-  // Returns arguments for 10 steps of a model with so many blocks that sharding
+  // Returns arguments for 6 steps of a model with so many blocks that sharding
   // them saves more than the slots of the two in use cost: libshard shards
   // nothing else.
   std::string Deep(const std::string& arguments) const {
     return Tiny(
-        "--layers 6 --width 32 --steps 10 --val-every 5 --warm-up 3 "
+        "--layers 6 --width 32 --steps 6 --val-every 3 --warm-up 3 "
         "--timeout 20 " +
         mode_ + arguments);
   }
   std::vector<std::string> TrainDeep(const std::string& arguments) const {
-    return Log(Run(Deep(arguments)), 12);
+    return Log(Run(Deep(arguments)), 8);
   }
 
   std::string mode_ = "--deterministic ";
@@ -81,7 +81,7 @@ class WorldTest : public StagesTest,
 
 TEST_P(WorldTest, EveryStageGivesTheSameBits) {
   const auto whole = TrainDeep(Ranks("--stage 0 --wrap none"));
-  EXPECT_LT(Losses(whole)[9], Losses(whole)[0]);  // The model learns.
+  EXPECT_LT(Losses(whole)[6], Losses(whole)[0]);  // The model learns.
   for (const char* stage : {"0", "1", "2", "3"}) {
     for (const char* how :
          {"", "--no-shared-memory", "--no-shared-memory --overlap"}) {
@@ -120,7 +120,7 @@ TEST_F(StagesTest, ProcessesGiveTheBitsOfThreads) {
   const auto threads = TrainDeep("--rank-threads 2 --stage 1");
   for (const char* how :
        {"--stage 2", "--stage 3 --no-shared-memory --overlap"}) {
-    EXPECT_EQ(Log(RunProcesses(2, Deep(how)), 12), threads) << how;
+    EXPECT_EQ(Log(RunProcesses(2, Deep(how)), 8), threads) << how;
   }
 }
 
