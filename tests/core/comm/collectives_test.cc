@@ -151,6 +151,7 @@ TEST_P(CollectivesTest, ReduceScattersManyTiles) {
     const size_t peers = static_cast<size_t>(comm->world_size()) - 1;
     const size_t tile = kTile / 4 / std::max<size_t>(peers, 1);
     for (const size_t count : {tile, 2 * tile + 7}) {
+      if (kSanitized && count == tile) continue;
       CheckReduceScatter(comm, all, DType::kF32, count, DType::kF32, false);
     }
     CheckReduceScatter(comm, all, DType::kBF16, 2 * tile + 1, DType::kF32,

@@ -54,8 +54,8 @@ TEST_P(InvarianceTest, BitsDependOnNeitherWorldSizeNorPartition) {
     training.step.grad_norm_type = type;
     std::vector<std::vector<float>> first;
     for (const int world_size : {1, 2, 3, 4}) {
-      // Under a sanitizer, three numbers of ranks and buckets of one size.
-      if (kSanitized && world_size == 2) continue;
+      // Under a sanitizer, two numbers of ranks and buckets of one size.
+      if (kSanitized && world_size % 2 == 0) continue;
       for (const Partition partition :
            {Partition::kEven, Partition::kGreedy, Partition::kBucket}) {
         for (const int64_t bucket_bytes : {64, 5000}) {

@@ -174,7 +174,7 @@ Case RandomCase(uint64_t seed) {
   return made;
 }
 
-constexpr uint64_t kModels = kSanitized ? 8 : 120;
+constexpr uint64_t kModels = kSanitized ? 6 : 120;
 
 TEST(RandomModelsTest, ModelsMatchTheReference) {
   constexpr uint64_t kFirst = 20000;

@@ -104,8 +104,9 @@ TEST_P(ReplanTest, ThereAndBackChangesNothing) {
   for (const std::string optimizer :
        {"adamw", "adamw?states=bf16", "adamw?states=q8", "adafactor"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      // With a sanitizer, tries each kind of states and both dtypes, but not
-      // all pairs.
+      // With a sanitizer, tries both dtypes and the states that have most
+      // parts, but not all pairs.
+      if (kSanitized && optimizer == "adamw?states=bf16") continue;
       if (kSanitized && (optimizer == "adamw") != (dtype == DType::kF32)) {
         continue;
       }
