@@ -6,36 +6,20 @@
 #ifndef SHARD_TESTS_BENCH_BLOCKS_H_
 #define SHARD_TESTS_BENCH_BLOCKS_H_
 
-#include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/dtype.h"
-#include "core/base/status.h"
 #include "core/engine/engine.h"
 #include "core/flat/plan.h"
 #include "core/model/model.h"
-#include "core/optim/groups.h"
 #include "tests/bench/gpt2_shapes.h"
+#include "tests/bench/ranks.h"
 
 namespace shard::bench {
-
-inline void Require(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::exit(1);
-}
-
-template <typename T>
-T Require(StatusOr<T> value) {
-  Require(value.status());
-  return *std::move(value);
-}
 
 // Returns a plan for fp32 and AdamW. Its units are the root, which holds the
 // embeddings and the last norm, and every block. Overwrites groups and wrap of
@@ -59,10 +43,8 @@ inline std::shared_ptr<const Plan> BlockPlan(const Gpt2Size& size,
                             in_block ? p.name.substr(block.size() + 1) : p.name,
                             DType::kF32, p.shape));
   }
-  options.groups =
-      Require(PlanGroups(*model, "adamw?lr=1e-3&weight_decay=0.1"));
   options.wrap = Require(WrapPolicy::Parse("class?names=Block"));
-  return Require(Plan::Create(model, options));
+  return AdamWPlan(std::move(model), std::move(options));
 }
 
 // Acquires a unit, visits the units nested in it (in a backward pass from the

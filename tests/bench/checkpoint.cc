@@ -44,32 +44,18 @@
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
-#include "core/optim/groups.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/gpt2_shapes.h"
 #include "tests/bench/peer.h"
+#include "tests/bench/ranks.h"
 
 namespace shard::bench {
 namespace {
 
 constexpr const char* kName = "checkpoint";
-constexpr int kWorldSize = 2;
 constexpr int kRounds = 7;
 constexpr int kThreads = 4;
 constexpr size_t kChunk = size_t{8} << 20;
-constexpr double kTimeout = 600;
-
-void Require(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s: %s\n", kName, status.ToString().c_str());
-  std::exit(1);
-}
-
-template <typename T>
-T Require(StatusOr<T> value) {
-  Require(value.status());
-  return *std::move(value);
-}
 
 void RequireCall(bool ok, const char* what) {
   if (ok) return;
@@ -77,18 +63,9 @@ void RequireCall(bool ok, const char* what) {
   std::exit(1);
 }
 
-// Returns a plan of 167 million parameters, GPT-2 with half as many layers
-// again: with AdamW's states, 2 GB.
-std::shared_ptr<const Plan> MakePlan() {
-  auto model = std::make_shared<Model>("GPT2");
-  for (const NamedShape& p : Gpt2Shapes({.layers = 18})) {
-    Require(model->AddParam(kRootModule, p.name, DType::kF32, p.shape));
-  }
-  PlanOptions options;
-  options.world_size = kWorldSize;
-  options.groups = Require(PlanGroups(*model, "adamw"));
-  return Require(Plan::Create(model, options));
-}
+// 167 million parameters, GPT-2 with half as many layers again: with AdamW's
+// states, 2 GB.
+constexpr Gpt2Size kSize = {.layers = 18};
 
 // Returns the bytes of VmHWM: the peak since ResetPeak.
 size_t PeakMemory() {
@@ -126,8 +103,8 @@ class Rank {
  public:
   Rank(std::shared_ptr<Communicator> comm, std::string folder)
       : comm_(std::move(comm)), folder_(std::move(folder)) {
-    engine_ = Require(
-        Engine::Create(MakePlan(), comm_, EngineOptions{.timeout = kTimeout}));
+    engine_ = Require(Engine::Create(WholePlan(kSize), comm_,
+                                     EngineOptions{.timeout = kTimeout}));
     for (const EngineBuffer& buffer : engine_->memory().buffers()) {
       const int64_t shard = buffer.plan->layout.shard_numel();
       Fill(buffer.ParamAt(comm_->rank() * shard), shard);
@@ -229,10 +206,10 @@ class Rank {
   }
 
   void Clean() {
-    Barrier();
+    Meet(comm_.get());
     if (comm_->rank() == 0) std::filesystem::remove_all(Root());
     std::filesystem::remove(RoofPath());
-    Barrier();
+    Meet(comm_.get());
   }
 
  private:
@@ -248,16 +225,12 @@ class Rank {
     return StrCat(folder_, "/roof-", comm_->rank());
   }
 
-  void Barrier() {
-    Require(comm_->Barrier("bench", Deadline::After(kTimeout)));
-  }
-
   template <typename Do>
   double Timed(const Do& act) {
-    Barrier();
+    Meet(comm_.get());
     const double start = Seconds();
     act();
-    Barrier();
+    Meet(comm_.get());
     return Seconds() - start;
   }
 
@@ -297,11 +270,7 @@ double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
 // Runs the benchmark on one of the two ranks. Only rank 0 has peers and prints.
 void Run(int rank, const std::string& url, const std::string& folder,
          std::optional<Peer>* peer) {
-  CommOptions comm_options;
-  comm_options.rank = rank;
-  comm_options.world_size = kWorldSize;
-  comm_options.timeout = kTimeout;
-  auto comm = Require(OpenCommunicator(url, comm_options));
+  const auto comm = OpenRank(url, rank);
   Rank self(comm, folder);
   Samples samples;
   std::vector<double> torch[std::size(kTorchVariants)];
@@ -330,7 +299,7 @@ void Run(int rank, const std::string& url, const std::string& folder,
       if (torch_s[v]) torch[v].push_back(*torch_s[v] / 1e3);
     }
   }
-  Require(comm->Shutdown(Deadline::After(kTimeout)));
+  Shutdown(comm.get());
   if (rank != 0) return;
 
   const double gigabytes = static_cast<double>(kWorldSize * self.bytes()) / 1e9;

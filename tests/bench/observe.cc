@@ -18,7 +18,6 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/base/strings.h"
@@ -26,13 +25,12 @@
 #include "core/engine/engine.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/blocks.h"
+#include "tests/bench/ranks.h"
 
 namespace shard::bench {
 namespace {
 
-constexpr int kWorldSize = 2;
 constexpr int kRounds = 40;
-constexpr double kTimeout = 600;
 constexpr Gpt2Size kSmall = {256, 256, 256, 16};
 
 enum Kind { kOff, kOffAgain, kOn, kNumKinds };
@@ -49,18 +47,14 @@ class Rank {
  public:
   Rank(const Workload& workload, int rank, Kind kind, const std::string& folder)
       : steps_(workload.steps) {
-    CommOptions options;
-    options.rank = rank;
-    options.world_size = kWorldSize;
-    options.timeout = kTimeout;
+    ObserverSettings observe;
     if (kind == kOn) {
-      options.observe = {LogLevel::kDebug, folder + "/log",
-                         folder + "/trace.json", folder + "/metrics.prom"};
+      observe = {LogLevel::kDebug, folder + "/log", folder + "/trace.json",
+                 folder + "/metrics.prom"};
     }
-    comm_ = Require(
-        OpenCommunicator(StrCat("threads:", kWorldSize, "?name=", workload.name,
-                                kind, workload.query),
-                         options));
+    comm_ = OpenRank(StrCat("threads:", kWorldSize, "?name=", workload.name,
+                            kind, workload.query),
+                     rank, observe);
     PlanOptions plan;
     plan.stage = workload.stage;
     plan.world_size = kWorldSize;
@@ -71,7 +65,7 @@ class Rank {
 
   // Returns the seconds of a step.
   double Train() {
-    Barrier();
+    Meet(comm_.get());
     const double start = Seconds();
     for (int s = 0; s < steps_; ++s) {
       VisitUnits(engine_.get(), Pass::kForward, [](int32_t) {});
@@ -81,17 +75,13 @@ class Rank {
       StepReport report;
       Require(engine_->Step(StepOptions(), &report));
     }
-    Barrier();
+    Meet(comm_.get());
     return (Seconds() - start) / steps_;
   }
 
-  void Shutdown() { Require(comm_->Shutdown(Deadline::After(kTimeout))); }
+  void End() { Shutdown(comm_.get()); }
 
  private:
-  void Barrier() {
-    Require(comm_->Barrier("bench", Deadline::After(kTimeout)));
-  }
-
   const int steps_;
   std::shared_ptr<Communicator> comm_;
   std::unique_ptr<Engine> engine_;
@@ -116,7 +106,7 @@ void Measure(const Workload& workload, int rank, const std::string& folder) {
     noise.push_back(seconds[kOffAgain] / seconds[kOff]);
     on.push_back(seconds[kOn] / seconds[kOff]);
   }
-  for (Rank& one : ranks) one.Shutdown();
+  for (Rank& one : ranks) one.End();
   if (rank != 0) return;
   const auto bench = [&](const char* metric, double value, const char* unit) {
     Bench("observe", StrCat(workload.name, ".", metric).c_str(), value, unit);
@@ -130,9 +120,7 @@ void Run(const std::string& folder) {
   const Workload workloads[] = {{"zero1", 1, Gpt2Size(), "", 2},
                                 {"zero3", 3, kSmall, "&direct=0", 20}};
   for (const Workload& workload : workloads) {
-    std::thread other([&] { Measure(workload, 1, folder); });
-    Measure(workload, 0, folder);
-    other.join();
+    RunThreads([&](int rank) { Measure(workload, rank, folder); });
   }
 }
 

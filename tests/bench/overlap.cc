@@ -6,7 +6,6 @@
 // sleep per unit, in the backward pass twice as long as in the forward pass, as
 // of an accelerator that leaves the host's cores alone. The sleeps take twice
 // as long in all as the link needs for the bytes of a step.
-// bytes of a step.
 //
 //   zero1   with overlap: reduce-scatter behind backward, all-gather behind the
 //           next forward
@@ -37,14 +36,13 @@
 #include "core/engine/engine.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/blocks.h"
+#include "tests/bench/ranks.h"
 
 namespace shard::bench {
 namespace {
 
-constexpr int kWorldSize = 2;
 constexpr int kRounds = 7;
 constexpr int kSteps = 4;  // The steps of a round. The first is not measured.
-constexpr double kTimeout = 600;
 constexpr double kDelay = 1e-4;
 constexpr double kBandwidth = 5e8;
 constexpr double kComputePerCommunication = 2;
@@ -87,7 +85,7 @@ class Rank {
   double link_seconds() const { return link_seconds_; }
 
   Round Train(bool computes) {
-    Barrier();
+    Meet(comm_.get());
     std::vector<double> seconds;
     std::vector<double> update;
     std::vector<double> bytes;
@@ -126,10 +124,6 @@ class Rank {
   }
 
  private:
-  void Barrier() {
-    Require(comm_->Barrier("bench", Deadline::After(kTimeout)));
-  }
-
   // Does a unit's part of the computation, by its elements: `share` thirds of a
   // step.
   void Compute(bool computes, int32_t unit, int share) const {
@@ -189,14 +183,10 @@ double Report(const char* stage, const Rank& rank, const Samples& samples) {
 
 // Runs the benchmark on one of the two ranks. Only rank 0 prints.
 void Run(int rank) {
-  CommOptions options;
-  options.rank = rank;
-  options.world_size = kWorldSize;
-  options.timeout = kTimeout;
-  auto comm = Require(OpenCommunicator(
-      StrCat("threads:", kWorldSize, "?direct=0&delay=", kDelay,
-             "&bandwidth=", kBandwidth),
-      options));
+  const auto comm =
+      OpenRank(StrCat("threads:", kWorldSize, "?direct=0&delay=", kDelay,
+                      "&bandwidth=", kBandwidth),
+               rank);
   Rank zero1(1, comm);
   Rank zero3(3, comm);
   Samples one;
@@ -210,15 +200,13 @@ void Run(int rank) {
     const double hidden3 = Report("zero3", zero3, three);
     Bench("overlap", "hidden_fraction", std::min(hidden1, hidden3), "x");
   }
-  Require(comm->Shutdown(Deadline::After(kTimeout)));
+  Shutdown(comm.get());
 }
 
 }  // namespace
 }  // namespace shard::bench
 
 int main() {
-  std::thread other(shard::bench::Run, 1);
-  shard::bench::Run(0);
-  other.join();
+  shard::bench::RunThreads(shard::bench::Run);
   return 0;
 }

@@ -9,27 +9,22 @@
 // All are interleaved; the benchmark prints medians over the rounds.
 
 #include <memory>
-#include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
-#include "core/optim/groups.h"
 #include "tests/bench/bench.h"
-#include "tests/bench/blocks.h"
+#include "tests/bench/ranks.h"
 
 namespace shard::bench {
 namespace {
 
-constexpr int kWorldSize = 2;
 constexpr int kRounds = 41;
 constexpr int kSteps = 500;  // Per round.
 constexpr int kParams = 200;
 constexpr int64_t kNumel = 1000;
-constexpr double kTimeout = 600;
 
 std::shared_ptr<const Plan> TinyPlan() {
   auto model = std::make_shared<Model>("Tiny");
@@ -39,9 +34,7 @@ std::shared_ptr<const Plan> TinyPlan() {
   }
   PlanOptions options;
   options.world_size = kWorldSize;
-  options.groups =
-      Require(PlanGroups(*model, "adamw?lr=1e-3&weight_decay=0.1"));
-  return Require(Plan::Create(model, options));
+  return AdamWPlan(std::move(model), options);
 }
 
 class Rank {
@@ -62,19 +55,15 @@ class Rank {
   }
   double TwoBarriers() {
     return Measure([&] {
-      Barrier();
-      Barrier();
+      Meet(comm_.get());
+      Meet(comm_.get());
     });
   }
 
  private:
-  void Barrier() {
-    Require(comm_->Barrier("bench", Deadline::After(kTimeout)));
-  }
-
   template <typename Act>
   double Measure(Act act) {
-    Barrier();
+    Meet(comm_.get());
     const double start = Seconds();
     for (int i = 0; i < kSteps; ++i) act();
     return (Seconds() - start) * 1e6 / kSteps;
@@ -86,12 +75,7 @@ class Rank {
 
 // Runs the benchmark on one of the two ranks. Only rank 0 prints.
 void Run(int rank) {
-  CommOptions options;
-  options.rank = rank;
-  options.world_size = kWorldSize;
-  options.timeout = kTimeout;
-  const auto comm =
-      Require(OpenCommunicator(StrCat("threads:", kWorldSize), options));
+  const auto comm = OpenRank(StrCat("threads:", kWorldSize), rank);
   Rank tiny(comm);
   std::vector<double> steps;
   std::vector<double> barriers;
@@ -109,15 +93,13 @@ void Run(int rank) {
     Bench("tiny_step", "two_barriers_us", Median(barriers), "us");
     Bench("tiny_step", "over_two_barriers", Median(over), "x");
   }
-  Require(comm->Shutdown(Deadline::After(kTimeout)));
+  Shutdown(comm.get());
 }
 
 }  // namespace
 }  // namespace shard::bench
 
 int main() {
-  std::thread other(shard::bench::Run, 1);
-  shard::bench::Run(0);
-  other.join();
+  shard::bench::RunThreads(shard::bench::Run);
   return 0;
 }

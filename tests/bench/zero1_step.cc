@@ -32,48 +32,21 @@
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
 #include "core/engine/engine.h"
-#include "core/optim/groups.h"
 #include "tests/bench/bench.h"
-#include "tests/bench/gpt2_shapes.h"
 #include "tests/bench/peer.h"
+#include "tests/bench/ranks.h"
 #include "tests/bench/roof.h"
 
 namespace shard::bench {
 namespace {
 
-constexpr int kWorldSize = 2;
 constexpr int kRounds = 15;
-constexpr double kTimeout = 600;
-
-void Require(const Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "zero1_step: %s\n", status.ToString().c_str());
-  std::exit(1);
-}
-
-template <typename T>
-T Require(StatusOr<T> value) {
-  Require(value.status());
-  return *std::move(value);
-}
-
-std::shared_ptr<const Plan> MakePlan() {
-  auto model = std::make_shared<Model>("GPT2");
-  for (const NamedShape& p : Gpt2Shapes()) {
-    Require(model->AddParam(kRootModule, p.name, DType::kF32, p.shape));
-  }
-  PlanOptions options;
-  options.world_size = kWorldSize;
-  options.groups =
-      Require(PlanGroups(*model, "adamw?lr=1e-3&weight_decay=0.1"));
-  return Require(Plan::Create(model, options));
-}
 
 class Rank {
  public:
   Rank(std::shared_ptr<Communicator> comm)
       : comm_(std::move(comm)),
-        engine_(Require(Engine::Create(MakePlan(), comm_,
+        engine_(Require(Engine::Create(WholePlan(), comm_,
                                        EngineOptions{.timeout = kTimeout}))) {
     std::mt19937 generator(static_cast<uint32_t>(comm_->rank()));
     std::uniform_real_distribution<float> uniform(-1e-3f, 1e-3f);
@@ -94,14 +67,10 @@ class Rank {
     }
   }
 
-  void Barrier() {
-    Require(comm_->Barrier("bench", Deadline::After(kTimeout)));
-  }
-
   // Each of these returns the milliseconds from the time when all ranks have
   // begun until all are done.
   double Roof() {
-    Barrier();
+    Meet(comm_.get());
     const double start = Seconds();
     for (const EngineBuffer& buffer : engine_->memory().buffers()) {
       const int64_t shard = buffer.plan->layout.shard_numel();
@@ -113,12 +82,12 @@ class Rank {
                reinterpret_cast<float*>(buffer.states[1]),
                static_cast<size_t>(shard), zero_);
     }
-    Barrier();
+    Meet(comm_.get());
     return (Seconds() - start) * 1e3;
   }
 
   double BoundRoof() {
-    Barrier();
+    Meet(comm_.get());
     const double start = Seconds();
     for (size_t b = 0; b < engine_->memory().buffers().size(); ++b) {
       const EngineBuffer& buffer = engine_->memory().buffers()[b];
@@ -151,7 +120,7 @@ class Rank {
   }
 
   double Step(double max_grad_norm, StepReport* report) {
-    Barrier();
+    Meet(comm_.get());
     StepOptions options;
     options.max_grad_norm = max_grad_norm;
     const double start = Seconds();
@@ -206,11 +175,7 @@ double MedianRatio(const std::vector<double>& a, const std::vector<double>& b) {
 // Runs the benchmark on one of the two ranks. Only rank 0 has a peer and
 // prints.
 void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
-  CommOptions comm_options;
-  comm_options.rank = rank;
-  comm_options.world_size = kWorldSize;
-  comm_options.timeout = kTimeout;
-  auto comm = Require(OpenCommunicator(url, comm_options));
+  const auto comm = OpenRank(url, rank);
   Rank self(comm);
   Samples samples;
   StepReport plain;
@@ -238,7 +203,7 @@ void Run(int rank, const std::string& url, std::optional<Peer>* peer) {
       if (torch_ms[v]) samples.torch[v].push_back(*torch_ms[v]);
     }
   }
-  Require(comm->Shutdown(Deadline::After(kTimeout)));
+  Shutdown(comm.get());
   if (rank != 0) return;
 
   const auto elements = static_cast<double>(self.shard_numel());

@@ -47,14 +47,13 @@
 #include "core/engine/transfer/transfers.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/blocks.h"
+#include "tests/bench/ranks.h"
 #include "tests/bench/roof.h"
 
 namespace shard::bench {
 namespace {
 
-constexpr int kWorldSize = 2;
 constexpr int kRounds = 15;
-constexpr double kTimeout = 600;
 constexpr float kGradient = 1e-9f;
 
 struct Times {
@@ -74,7 +73,7 @@ class Rank {
   // Returns the times from the moment when all ranks have begun until all are
   // done.
   Times Train(bool from_zeros, bool begun, StepReport* report) {
-    Barrier();
+    Meet(comm_.get());
     Times times;
     const double start = Seconds();
     if (begun) Require(engine_->BeginStep(StepOptions()));
@@ -102,14 +101,14 @@ class Rank {
   }
 
   double Roof() {
-    Barrier();
+    Meet(comm_.get());
     const double start = Seconds();
     if (engine_->plan().shards_grads()) {
       RoofOfSlots();
     } else {
       RoofOfWholeGrads();
     }
-    Barrier();
+    Meet(comm_.get());
     return (Seconds() - start) * 1e3;
   }
 
@@ -132,10 +131,6 @@ class Rank {
     return BlockPlan(Gpt2Size(), options);
   }
 
-  void Barrier() {
-    Require(comm_->Barrier("bench", Deadline::After(kTimeout)));
-  }
-
   void RoofOfWholeGrads() {
     const int rank = comm_->rank();
     const std::vector<EngineBuffer>& buffers = engine_->memory().buffers();
@@ -144,7 +139,7 @@ class Rank {
                 static_cast<size_t>(buffers[b].plan->layout.padded_numel()),
                 kGradient);
     }
-    Barrier();
+    Meet(comm_.get());
     for (size_t b = buffers.size(); b-- > 0;) {
       const EngineBuffer& buffer = buffers[b];
       const int64_t range = buffer.plan->layout.shard_numel();
@@ -175,7 +170,7 @@ class Rank {
             memory.GradSlot(rank, depth, slot) + part.offset);
         StoreRoof(grads, count, kGradient);
       }
-      Barrier();
+      Meet(comm_.get());
       for (const SlotPart& part : parts) {
         const EngineBuffer& buffer = buffers[part.buffer];
         const auto range =
@@ -188,7 +183,7 @@ class Rank {
         SumRoof(grads(0), grads(1), reinterpret_cast<float*>(buffer.sum),
                 range);
       }
-      Barrier();
+      Meet(comm_.get());
     }
     for (size_t b = buffers.size(); b-- > 0;) {
       const EngineBuffer& buffer = buffers[b];
@@ -236,11 +231,7 @@ void Report(const char* stage, const Samples& samples, const StepReport& last,
 
 // Runs the benchmark on one of the two ranks. Only rank 0 prints.
 void Run(int rank, const std::string& url) {
-  CommOptions options;
-  options.rank = rank;
-  options.world_size = kWorldSize;
-  options.timeout = kTimeout;
-  auto comm = Require(OpenCommunicator(url, options));
+  const auto comm = OpenRank(url, rank);
   Rank zero1(1, comm);
   Rank zero3(3, comm);
   if (!zero3.shards_grads()) {
@@ -271,7 +262,7 @@ void Run(int rank, const std::string& url) {
     measure(&zero1, keep, &one, &last1);
     measure(&zero3, keep, &three, &last3);
   }
-  Require(comm->Shutdown(Deadline::After(kTimeout)));
+  Shutdown(comm.get());
   if (rank != 0) return;
   // Bytes per element of a range, of the stores and of the reduction.
   constexpr double kStores = 4 * kWorldSize;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/fd.h"
+#include "core/base/mapping.h"
 
 namespace shard::shm::memfd_test {
 namespace {
