@@ -17,6 +17,8 @@ constexpr World kWorlds[] = {
     {"local_async", "local:", 1, 2, 0, "cpu-async?max_delay=0"},
     {"threads", "threads:2?name=flows", 2, 2, 0, "cpu"},
     {"unshared", "threads:2?name=flows&direct=0", 2, 3, 1, "cpu"},
+    // With a trace and metrics.
+    {"observed", "local:", 1, 1, 0, "cpu", false, true},
     // "shm:" is for processes; here the ranks are threads, whose allocations
     // all count.
     {"shm", "shm:flows-", 2, 2, 0, "cpu", true},

@@ -28,6 +28,7 @@ struct World {
   int overlap;
   const char* device;
   bool comm_only = false;  // Runs the flows of communicators alone.
+  bool observed = false;   // Writes a trace and metrics.
 };
 
 // One rank of a host: its handles, and the end of its flow.

@@ -85,6 +85,14 @@ void Open(HostRank* rank) {
   if (rank->world->comm_only) {
     std::snprintf(url, sizeof(url), "%s%d", rank->world->url, ::getpid());
   }
+  char trace[512];
+  char metrics[512];
+  std::snprintf(trace, sizeof(trace), "%s/trace.json", rank->folder);
+  std::snprintf(metrics, sizeof(metrics), "%s/shard.prom", rank->folder);
+  if (rank->world->observed) {
+    options.trace = trace;
+    options.metrics = metrics;
+  }
   TRY(shard_comm_open(url, &options, &rank->comm));
 }
 

@@ -303,6 +303,32 @@ std::string TestName(
   return StrCat(BackendName(std::get<0>(info.param)), std::get<1>(info.param));
 }
 
+// The bytes are those that communicator.h calls "sent".
+TEST_P(CollectivesTest, SentBytesAreCounted) {
+  Run([](Communicator* comm) {
+    const auto ranks = static_cast<size_t>(comm->world_size());
+    const RankSet all = RankSet::All(comm->world_size());
+    std::vector<float> tensors(ranks * 25);
+    std::vector<float> tensor(25);
+    SHARD_ASSERT_OK(
+        comm->AllGather("control", tensor.data(), 100, tensors.data(), Soon()));
+    SHARD_ASSERT_OK(comm->ReduceScatter("gradients", all, tensors.data(),
+                                        DType::kF32, 25, tensor.data(),
+                                        DType::kF32, false, Soon()));
+    SHARD_ASSERT_OK(comm->AllGatherBlocks("parameters", all, tensor.data(), 100,
+                                          tensors.data(), Soon()));
+    SHARD_ASSERT_OK(comm->Broadcast("model", 0, tensor.data(), 100, Soon()));
+    for (const char* event :
+         {"all_gather", "reduce_scatter", "all_gather_blocks"}) {
+      const auto counter = comm->observer()->counters().Find(event);
+      EXPECT_EQ(counter->calls, 1u) << event;
+      EXPECT_EQ(counter->bytes, (ranks - 1) * 100) << event;
+    }
+    EXPECT_EQ(comm->observer()->counters().Find("broadcast")->bytes,
+              ranks > 1 ? 100u : 0u);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(
     NotDirect, CollectivesTest,
     ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kShm),
