@@ -254,6 +254,9 @@ struct CommOptions {
 // with `delay=SECONDS` and `bandwidth=BYTES_PER_SECOND` (0: none): once all
 // ranks have entered it, a tensor collective takes at least delay + bytes sent
 // per rank / bandwidth. Every rank should give the same values.
+//
+// The ranks open their trace and metrics once they have met, and agree on the
+// errors: a file that one of them cannot open is the error of all.
 StatusOr<std::shared_ptr<Communicator>> OpenCommunicator(
     std::string_view url, const CommOptions& options);
 

@@ -7,7 +7,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
+#include "core/base/deadline.h"
+#include "core/base/out_of_memory.h"
 #include "core/base/spec.h"
 #include "core/base/strings.h"
 #include "core/comm/communicator.h"
@@ -36,27 +39,60 @@ StatusOr<env::Placement> HostEnvironment() {
 
 using Opened = StatusOr<std::shared_ptr<Communicator>>;
 
-// Makes the observer of this rank, then opens the backend by `open`.
+// Opens the trace and the metrics of ranks that have met: rank 0 first, whose
+// trace the others join. `mine` is this rank's error so far. An error of one
+// rank is the error of all.
+Status StartObservers(Communicator* comm, Status mine,
+                      const Deadline& deadline) {
+  int trace = 0;
+  const auto start = [&] {
+    if (!mine.ok()) return;
+    mine = CatchOutOfMemory([&] { return comm->observer()->Start(&trace); });
+  };
+  if (comm->rank() == 0) start();
+  // Where rank 0 has begun no trace, the others would join that of an earlier
+  // run.
+  constexpr int kNone = -1;
+  if (!mine.ok()) trace = kNone;
+  std::vector<int> traces(static_cast<size_t>(comm->world_size()));
+  SHARD_RETURN_IF_ERROR(comm->AllGather("open: trace", &trace, sizeof(trace),
+                                        traces.data(), deadline));
+  trace = traces[0];
+  if (comm->rank() != 0 && trace != kNone) start();
+  return AgreeOnStatus(comm, "open: files", mine, deadline);
+}
+
+// Makes the observer of this rank, then opens the backend by `open`. A rank
+// whose files cannot be opened meets the others all the same: they are told,
+// and need not wait for a rank that does not come.
 template <typename Open>
 Opened OpenObserved(const std::string& description, CommOptions* options,
                     const Open& open) {
-  ObserverSettings settings = options->observe;
-  SHARD_RETURN_IF_ERROR(ReadSettings(SafeHostVariable, &settings));
   // The log lives as long as the observer that calls it.
   struct Observed {
-    explicit Observed(const Logger& host) : log(host) {}
+    explicit Observed(const CommOptions& options)
+        : log(options.logger),
+          observer(log.logger(), options.rank, options.world_size) {}
     HostLog log;
-    std::shared_ptr<Observer> observer;  // Destroyed first.
+    Observer observer;
   };
-  const auto observed = std::make_shared<Observed>(options->logger);
-  SHARD_ASSIGN_OR_RETURN(observed->observer,
-                         Observer::Open(settings, observed->log.logger(),
-                                        options->rank, options->world_size));
-  options->observer = {observed, observed->observer.get()};
+  const auto observed = std::make_shared<Observed>(*options);
+  options->observer = {observed, &observed->observer};
+  const Status files = CatchOutOfMemory([&]() -> Status {
+    ObserverSettings settings = options->observe;
+    SHARD_RETURN_IF_ERROR(ReadSettings(SafeHostVariable, &settings));
+    return observed->observer.Open(settings);
+  });
+  const auto meet = [&]() -> Opened {
+    Opened opened = open();
+    if (!opened.ok()) return files.ok() ? opened.status() : files;
+    SHARD_RETURN_IF_ERROR(StartObservers(opened->get(), files,
+                                         Deadline::After(options->timeout)));
+    return opened;
+  };
   SHARD_ASSIGN_OR_RETURN(auto opened,
-                         Observe(options->observer.get(), EventId::kOpen,
-                                 {.what = description}, open));
-  options->observer->Start();
+                         Observe(&observed->observer, EventId::kOpen,
+                                 {.what = description}, meet));
   return std::shared_ptr<Communicator>(std::make_shared<ObservedCommunicator>(
       std::move(opened), std::shared_ptr<HostLog>(observed, &observed->log)));
 }

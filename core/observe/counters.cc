@@ -24,16 +24,16 @@ StatusOr<EventCounter> EventCounters::Find(std::string_view name) const {
                 StrCat("no event is called '", name, "'; known: ", known));
 }
 
-void EventCounters::AppendTo(std::string* text, int rank) const {
+void EventCounters::AppendTo(std::string* text, std::string_view labels) const {
   const auto append = [&](std::string_view metric, std::string_view help,
                           auto value_of) {
     StrAppend(text, "# HELP shard_event_", metric, " ", help,
               "\n# TYPE shard_event_", metric, " counter\n");
     for (size_t e = 0; e < kEventTypes.size(); ++e) {
       const EventType& type = kEventTypes[e];
-      StrAppend(text, "shard_event_", metric, "{rank=\"", rank,
-                "\",category=\"", type.category, "\",event=\"", type.name,
-                "\"} ", value_of(Get(static_cast<EventId>(e))), "\n");
+      StrAppend(text, "shard_event_", metric, "{", labels, ",category=\"",
+                type.category, "\",event=\"", type.name, "\"} ",
+                value_of(Get(static_cast<EventId>(e))), "\n");
     }
   };
   using Counter = const EventCounter&;

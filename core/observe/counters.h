@@ -40,9 +40,9 @@ class EventCounters {
   // Returns the counter of the event of that name; kNotFound lists the names.
   StatusOr<EventCounter> Find(std::string_view name) const;
 
-  // Appends the counters in the text format of Prometheus, with the label
-  // `rank`.
-  void AppendTo(std::string* text, int rank) const;
+  // Appends the counters in the text format of Prometheus. `labels` come before
+  // those of the event: "rank=\"0\"".
+  void AppendTo(std::string* text, std::string_view labels) const;
 
  private:
   struct Entry {

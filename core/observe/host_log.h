@@ -41,8 +41,10 @@ class HostLog {
   }
 
   // Ends the calls: none begins from here on, and those in progress on other
-  // threads have returned when this returns. REQUIRES: the calling thread is
-  // not in the host's function.
+  // threads have returned when this returns. The wait has no deadline: after it
+  // the host frees what its function uses, and a call that outlives the wait
+  // would use what is freed. REQUIRES: the calling thread is not in the host's
+  // function, and no call waits for the calling thread.
   void Close() {
     if (ProcessId() != owner_) return;
     uint32_t calls = calls_.fetch_or(kClosed) | kClosed;

@@ -3,18 +3,18 @@
 #include "core/observe/metrics_file.h"
 
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 
-#include "core/base/fd.h"
 #include "core/base/strings.h"
 #include "core/base/write_signals.h"
 
 namespace shard {
+
+namespace {
 
 Status CheckIsNoFolder(const std::string& path) {
   struct stat facts;
@@ -27,36 +27,34 @@ Status CheckIsNoFolder(const std::string& path) {
                             "shard.prom");
 }
 
+}  // namespace
+
 std::string MetricsPath(std::string_view path, int rank) {
-  const size_t name = path.rfind('/') + 1;  // 0 without a slash.
-  const size_t dot = path.rfind('.');
-  // A leading dot begins the name of a hidden file, not an extension.
-  const size_t at =
-      dot == std::string_view::npos || dot <= name ? path.size() : dot;
-  return StrCat(path.substr(0, at), ".rank", rank, path.substr(at));
+  return BeforeExtension(path, StrCat(".rank", rank));
 }
 
-std::string FromRoot(const std::string& path) {
-  char folder[PATH_MAX];
-  if (path.starts_with('/') || ::getcwd(folder, sizeof(folder)) == nullptr) {
-    return path;
-  }
-  return StrCat(folder, "/", path);
+StatusOr<std::unique_ptr<MetricsFile>> MetricsFile::Open(
+    const std::string& path, int rank) {
+  SHARD_RETURN_IF_ERROR(CheckIsNoFolder(path));
+  SHARD_ASSIGN_OR_RETURN(
+      ClaimedFile file,
+      ClaimFile("the metrics", FromRoot(MetricsPath(path, rank))));
+  return std::unique_ptr<MetricsFile>(new MetricsFile(std::move(file)));
 }
 
-Status ReplaceFile(const std::string& path, std::string_view text) {
-  const std::string temporary = StrCat(path, ".tmp");
+Status MetricsFile::Replace(std::string_view text) {
+  const std::string temporary = StrCat(file_.path, ".tmp");
   const auto error = [&](std::string_view what) {
     const int error = errno;
     ::unlink(temporary.c_str());
-    return ErrnoStatus(StrCat(what, " the metrics '", path, "'"), error);
+    return ErrnoStatus(StrCat(what, " the metrics '", file_.path, "'"), error);
   };
   // A link that somebody has put there is not followed.
   ::unlink(temporary.c_str());
-  const Fd fd(::open(temporary.c_str(),
-                     O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
-                     0666));
+  Fd fd(::open(temporary.c_str(),
+               O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!fd.valid()) return error("opening");
+  SetLock(fd.get(), FileLock::kClaim, F_WRLCK);
   while (!text.empty()) {
     const ssize_t count = WithoutSizeSignal(
         [&] { return ::write(fd.get(), text.data(), text.size()); });
@@ -64,7 +62,10 @@ Status ReplaceFile(const std::string& path, std::string_view text) {
     if (count < 0) return error("writing");
     text.remove_prefix(static_cast<size_t>(count));
   }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return error("replacing");
+  if (::rename(temporary.c_str(), file_.path.c_str()) != 0) {
+    return error("replacing");
+  }
+  file_.fd = std::move(fd);  // The claim of the old file ends.
   return Status();
 }
 

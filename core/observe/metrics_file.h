@@ -1,29 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// MetricsFile: the file of a rank's counters, which this rank alone writes. A
+// second communicator of the same rank and path, in this process or another,
+// has the next file of the series: see file_claim.h. Threads: one at a time.
 
 #ifndef SHARD_CORE_OBSERVE_METRICS_FILE_H_
 #define SHARD_CORE_OBSERVE_METRICS_FILE_H_
 
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "core/base/status.h"
+#include "core/observe/file_claim.h"
 
 namespace shard {
-
-// Returns an error for a path of a folder, beside which the ranks would write.
-Status CheckIsNoFolder(const std::string& path);
 
 // Returns the path of a rank's metrics: `path` with the rank before the
 // extension, "run/shard.prom" → "run/shard.rank0.prom".
 std::string MetricsPath(std::string_view path, int rank);
 
-// Returns `path` as seen from the root, for a host that changes its working
-// directory later on; `path` itself where the working directory is not known.
-std::string FromRoot(const std::string& path);
+class MetricsFile {
+ public:
+  // Claims the file of `rank`, which stays where it is when the host changes
+  // its working directory. kFailedPrecondition for a path of a folder, beside
+  // which the ranks would write.
+  static StatusOr<std::unique_ptr<MetricsFile>> Open(const std::string& path,
+                                                     int rank);
 
-// Replaces the file at `path` by `text`. A reader sees the old text or the new
-// one. The text is written to "PATH.tmp" first.
-Status ReplaceFile(const std::string& path, std::string_view text);
+  const std::string& path() const { return file_.path; }
+  int number() const { return file_.number; }
+
+  // Replaces the contents by `text`. A reader sees the old text or the new one:
+  // the text is written to "PATH.tmp" first.
+  Status Replace(std::string_view text);
+
+ private:
+  explicit MetricsFile(ClaimedFile file) : file_(std::move(file)) {}
+
+  ClaimedFile file_;
+};
 
 }  // namespace shard
 

@@ -78,31 +78,11 @@ bool IsDue(std::atomic<int64_t>* next, int64_t interval, int64_t now,
 }  // namespace
 
 Observer::Observer(const Logger& host, int rank, int world_size)
-    : host_(host), rank_(rank), world_size_(world_size), owner_(ProcessId()) {}
-
-StatusOr<std::shared_ptr<Observer>> Observer::Open(
-    const ObserverSettings& settings, const Logger& host, int rank,
-    int world_size) {
-  std::shared_ptr<Observer> observer(new Observer(host, rank, world_size));
-  if (settings.log_level != LogLevel::kOff) {
-    observer->level_ = settings.log_level;
-    SHARD_ASSIGN_OR_RETURN(observer->lines_, LineFile::Open(settings.log_file));
-  }
-  if (!settings.trace.empty()) {
-    SHARD_ASSIGN_OR_RETURN(observer->trace_,
-                           Trace::Open(settings.trace, rank, world_size));
-  }
-  if (!settings.metrics.empty()) {
-    SHARD_RETURN_IF_ERROR(CheckIsNoFolder(settings.metrics));
-    std::string path = FromRoot(MetricsPath(settings.metrics, rank));
-    SHARD_RETURN_IF_ERROR(ReplaceFile(path, observer->MetricsText()));
-    observer->metrics_ = std::move(path);
-  }
-  observer->writes_ =
-      observer->lines_.has_value() || observer->trace_ != nullptr ||
-      !observer->metrics_.empty() || host.Wants(LogLevel::kInfo);
-  return observer;
-}
+    : host_(host),
+      rank_(rank),
+      world_size_(world_size),
+      owner_(ProcessId()),
+      writes_(host.Wants(LogLevel::kInfo)) {}
 
 Observer::~Observer() {
   if (ProcessId() != owner_) return;
@@ -112,8 +92,25 @@ Observer::~Observer() {
   WriteMetrics(Now(), true);
 }
 
-void Observer::Start() {
-  if (trace_ != nullptr) trace_->Start();
+Status Observer::Open(const ObserverSettings& settings) {
+  if (settings.log_level != LogLevel::kOff) {
+    SHARD_ASSIGN_OR_RETURN(lines_, LineFile::Open(settings.log_file));
+    level_ = settings.log_level;
+  }
+  if (!settings.trace.empty()) {
+    trace_ = std::make_unique<Trace>(settings.trace, rank_, world_size_);
+  }
+  metrics_path_ = settings.metrics;
+  writes_ = writes_ || lines_.has_value() || trace_ != nullptr ||
+            !metrics_path_.empty();
+  return Status();
+}
+
+Status Observer::Start(int* trace_number) {
+  if (trace_ != nullptr) SHARD_RETURN_IF_ERROR(trace_->Start(trace_number));
+  if (metrics_path_.empty()) return Status();
+  SHARD_ASSIGN_OR_RETURN(metrics_, MetricsFile::Open(metrics_path_, rank_));
+  return metrics_->Replace(MetricsText());
 }
 
 void Observer::Write(EventId event, const EventArguments& arguments,
@@ -185,12 +182,17 @@ void Observer::WriteMessage(EventId event, const std::string& message) {
 }
 
 std::string Observer::MetricsText() const {
+  std::string labels = StrCat("rank=\"", rank_, "\"");
+  // Two files of one rank must not have the same samples.
+  if (metrics_ != nullptr && metrics_->number() > 1) {
+    StrAppend(&labels, ",file=\"", metrics_->number(), "\"");
+  }
   std::string text;
-  counters_.AppendTo(&text, rank_);
+  counters_.AppendTo(&text, labels);
   const auto append = [&](std::string_view metric, std::string_view type,
                           std::string_view help, uint64_t value) {
     StrAppend(&text, "# HELP ", metric, " ", help, "\n# TYPE ", metric, " ",
-              type, "\n", metric, "{rank=\"", rank_, "\"} ", value, "\n");
+              type, "\n", metric, "{", labels, "} ", value, "\n");
   };
   append("shard_world_size", "gauge", "Ranks of the run.",
          static_cast<uint64_t>(world_size_));
@@ -212,7 +214,7 @@ void Observer::FlushTrace(int64_t now, bool at_once) {
 }
 
 void Observer::WriteMetrics(int64_t now, bool at_once) {
-  if (metrics_.empty() ||
+  if (metrics_ == nullptr ||
       !IsDue(&next_metrics_, kMetricsInterval, now, at_once)) {
     return;
   }
@@ -221,7 +223,7 @@ void Observer::WriteMetrics(int64_t now, bool at_once) {
     const std::unique_lock<std::mutex> lock(metrics_mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return;  // Another thread is writing them.
     written =
-        CatchOutOfMemory([&] { return ReplaceFile(metrics_, MetricsText()); });
+        CatchOutOfMemory([&] { return metrics_->Replace(MetricsText()); });
   }
   WarnOnce(written, &warned_of_metrics_);
 }

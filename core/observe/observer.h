@@ -9,6 +9,9 @@
 //
 //   return Observe(observer, EventId::kSave, {.what = path}, [&] { ... });
 //
+// Open and Start open the files, before and after the ranks have met. Until
+// Start the trace is kept in memory.
+//
 // Recording never fails and never waits for another rank: what cannot be
 // written is dropped and counted, with one warning per file. The trace is given
 // up then; the metrics are tried again. No lock is held while the host's log
@@ -45,20 +48,25 @@
 
 namespace shard {
 
+class MetricsFile;
 class Trace;
 
 class Observer {
  public:
-  // Opens the files that `settings` name. Errors name the path.
-  static StatusOr<std::shared_ptr<Observer>> Open(
-      const ObserverSettings& settings, const Logger& host, int rank,
-      int world_size);
+  Observer(const Logger& host, int rank, int world_size);
   ~Observer();
   Observer(const Observer&) = delete;
   Observer& operator=(const Observer&) = delete;
 
-  // Called once all ranks have opened their files.
-  void Start();
+  // Takes the settings and opens the log. Errors name the path. Called once,
+  // before anything is recorded.
+  Status Open(const ObserverSettings& settings);
+
+  // Opens the trace and the metrics, once the ranks have met: rank 0 first,
+  // which sets `*trace_number` to the number of its trace, then the others with
+  // that number: see Trace::Start. Errors name the path. Called once, while no
+  // other thread uses this.
+  Status Start(int* trace_number);
 
   // Returns nanoseconds of the host's monotonic clock.
   static int64_t Now() {
@@ -105,8 +113,6 @@ class Observer {
   std::string MetricsText() const;
 
  private:
-  Observer(const Logger& host, int rank, int world_size);
-
   bool WritesLine(LogLevel level) const {
     return lines_.has_value() && level != LogLevel::kOff && level <= level_;
   }
@@ -134,8 +140,10 @@ class Observer {
   LogLevel level_ = LogLevel::kOff;
   std::optional<LineFile> lines_;
   std::unique_ptr<Trace> trace_;
-  std::string metrics_;  // The path, "" for none.
-  bool writes_ = false;  // Whether Record has more to do than count.
+  std::string metrics_path_;  // As in the settings; "" for none.
+  bool writes_ = false;       // Whether Record has more to do than count.
+  // Set by Start.
+  std::unique_ptr<MetricsFile> metrics_;  // Written under metrics_mutex_.
 
   std::atomic<uint64_t> unlogged_ = 0;
   std::atomic<bool> line_dropped_ = false;  // Whether the last line was.

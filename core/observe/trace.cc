@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -13,14 +14,8 @@
 
 namespace shard {
 
-StatusOr<std::unique_ptr<Trace>> Trace::Open(const std::string& path, int rank,
-                                             int world_size) {
-  SHARD_ASSIGN_OR_RETURN(TraceFile file, TraceFile::Open(path, rank == 0));
-  return std::unique_ptr<Trace>(new Trace(std::move(file), rank, world_size));
-}
-
-Trace::Trace(TraceFile file, int rank, int world_size)
-    : file_(std::move(file)),
+Trace::Trace(std::string path, int rank, int world_size)
+    : path_(std::move(path)),
       rank_(rank),
       filling_(std::make_unique<char[]>(kBytes)),
       writing_(std::make_unique<char[]>(kBytes)) {
@@ -33,6 +28,18 @@ Trace::Trace(TraceFile file, int rank, int world_size)
   order << ",\n{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":" << rank
         << ",\"args\":{\"sort_index\":" << rank << "}}";
   Append(order.view());
+}
+
+Status Trace::Start(int* number) {
+  // Without a trace of rank 0 there is no number to join by.
+  SHARD_ASSIGN_OR_RETURN(TraceFile file,
+                         rank_ == 0
+                             ? TraceFile::Begin(path_)
+                             : TraceFile::Join(path_, std::max(*number, 1)));
+  *number = file.number();
+  file_.emplace(std::move(file));
+  started_ = true;
+  return Status();
 }
 
 bool Trace::Append(std::string_view line) {
@@ -105,7 +112,7 @@ StatusOr<bool> Trace::Flush(bool last) {
   }
   bool locked = false;
   Status status = CatchOutOfMemory([&]() -> Status {
-    SHARD_ASSIGN_OR_RETURN(locked, last ? file_.Lock() : file_.TryLock());
+    SHARD_ASSIGN_OR_RETURN(locked, last ? file_->Lock() : file_->TryLock());
     return Status();
   });
   if (status.ok() && !locked && !last) return false;
@@ -119,9 +126,9 @@ StatusOr<bool> Trace::Flush(bool last) {
   }
   if (locked) {
     status = CatchOutOfMemory([&] {
-      return size == 0 ? Status() : file_.Append({writing_.get(), size});
+      return size == 0 ? Status() : file_->Append({writing_.get(), size});
     });
-    file_.Unlock();
+    file_->Unlock();
   }
   if (!locked || !status.ok()) {
     dropped_.fetch_add(num_events, std::memory_order_relaxed);

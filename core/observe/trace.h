@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -33,13 +34,13 @@ namespace shard {
 
 class Trace {
  public:
-  // Opens the file at `path`. Rank 0 begins it, so the ranks must not write
-  // before they have met: see Start.
-  static StatusOr<std::unique_ptr<Trace>> Open(const std::string& path,
-                                               int rank, int world_size);
+  // Keeps events in memory until Start.
+  Trace(std::string path, int rank, int world_size);
 
-  // Called when all ranks have opened the file.
-  void Start() { started_ = true; }
+  // Opens the file, once the ranks have met. Rank 0 begins it, and sets
+  // `*number` to its number in the series of the path (see file_claim.h), by
+  // which the other ranks join. Called once, while no other thread uses this.
+  Status Start(int* number);
 
   // Adds a span of the calling thread, or with `begin` == `end` a moment.
   // `error`: the name of the code of the error, or "".
@@ -70,8 +71,6 @@ class Trace {
     pid_t number;
   };
 
-  Trace(TraceFile file, int rank, int world_size);
-
   // REQUIRES, below: the lock of mutex_. Append returns false for a line that
   // it drops.
   bool Append(std::string_view line);
@@ -79,8 +78,9 @@ class Trace {
   // thread that takes the handle of one that has ended takes its number too.
   pid_t NumberOfThread();
 
-  const TraceFile file_;
+  const std::string path_;
   const int rank_;
+  std::optional<TraceFile> file_;  // From Start on, constant.
   std::atomic<bool> started_ = false;
   std::atomic<bool> failed_ = false;
   std::atomic<uint64_t> dropped_ = 0;

@@ -3,7 +3,6 @@
 #include "core/observe/trace_file.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,25 +35,39 @@ void PauseAMillisecond() {
   ::nanosleep(&pause, nullptr);
 }
 
-// Returns true at the first call of this process for a file. The files are kept
-// as numbers in a table without a lock, which a child of fork can use; a file
-// beyond the table is never begun. The path is part of the number, for a file
-// that was deleted leaves its inode to another one.
-bool IsFirstOfProcess(const std::string& path, const struct stat& file) {
-  static constinit std::atomic<uint64_t> begun[64] = {};
-  uint64_t number = std::hash<std::string>()(path);
-  for (const auto part :
-       {static_cast<uint64_t>(file.st_dev), static_cast<uint64_t>(file.st_ino),
-        static_cast<uint64_t>(::getpid())}) {
-    number = (number ^ part) * 0x9E3779B97F4A7C15;
+// The traces that this process has begun: a hash of the path and the process,
+// and in the low bits the number of the file in the series of the path. The
+// table has no lock, so that a child of fork can use it.
+constexpr uint64_t kNumberBits = 0xFFFF;
+constinit std::atomic<uint64_t> begun_traces[64] = {};
+
+// Returns the hash of a path in this process.
+uint64_t HashOfTrace(const std::string& path) {
+  const uint64_t hash = std::hash<std::string>()(FromRoot(path)) ^
+                        static_cast<uint64_t>(::getpid());
+  return (hash * 0x9E3779B97F4A7C15) & ~kNumberBits;
+}
+
+// Returns the number of the file that this process has begun, 0 for none. A
+// path beyond the table counts as begun.
+int NumberOfBegun(uint64_t hash) {
+  for (const std::atomic<uint64_t>& known : begun_traces) {
+    const uint64_t begun = known.load();
+    if (begun == 0) return 0;
+    if ((begun & ~kNumberBits) == hash) {
+      return static_cast<int>(begun & kNumberBits);
+    }
   }
-  number |= 1;
-  for (std::atomic<uint64_t>& known : begun) {
+  return 1;
+}
+
+void RememberBegun(uint64_t hash, int number) {
+  const uint64_t begun = hash | static_cast<uint64_t>(number);
+  for (std::atomic<uint64_t>& known : begun_traces) {
     uint64_t free = 0;
-    if (known.compare_exchange_strong(free, number)) return true;
-    if (free == number) return false;
+    if (known.compare_exchange_strong(free, begun)) return;
+    if ((free & ~kNumberBits) == hash) return;
   }
-  return false;
 }
 
 }  // namespace
@@ -63,44 +76,36 @@ Status TraceFile::Error(std::string_view what) const {
   return ErrnoStatus(StrCat(what, " the trace '", path_, "'"), errno);
 }
 
-StatusOr<TraceFile> TraceFile::Open(const std::string& path, bool begins) {
-  // Does not wait for the other end of a FIFO, which is then refused.
-  TraceFile file(
-      path,
-      Fd(::open(path.c_str(),
-                O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666)));
-  if (!file.fd_.valid()) return file.Error("opening");
-  struct stat facts;
-  if (::fstat(file.fd_.get(), &facts) != 0) return file.Error("opening");
-  if (!S_ISREG(facts.st_mode)) {
-    return FailedPrecondition("the trace '", path,
-                              "' is not a regular file; name one, or a path "
-                              "where there is nothing yet");
+StatusOr<TraceFile> TraceFile::Begin(const std::string& path) {
+  const uint64_t hash = HashOfTrace(path);
+  if (const int begun = NumberOfBegun(hash); begun > 0) {
+    return Join(path, begun);
   }
-  if (begins && IsFirstOfProcess(path, facts)) {
-    SHARD_RETURN_IF_ERROR(file.Empty());
-  }
+  SHARD_ASSIGN_OR_RETURN(ClaimedFile claimed, ClaimFile("the trace", path));
+  TraceFile file(std::move(claimed));
+  if (::ftruncate(file.fd_.get(), 0) != 0) return file.Error("emptying");
+  // The other ranks write the file too.
+  SetLock(file.fd_.get(), FileLock::kClaim, F_RDLCK);
+  RememberBegun(hash, file.number());
+  // This copy, which nobody closes, has the claim until the process ends.
+  ::fcntl(file.fd_.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   return file;
 }
 
-Status TraceFile::Empty() const {
-  // A rank of another run that writes meanwhile would write behind the end.
-  const StatusOr<bool> locked = Lock();
-  if (locked.ok() && !*locked) {
-    return Unavailable("another process has been writing the trace '", path_,
-                       "' for a second; end it, or name another file");
-  }
-  // Where there are no locks, nobody writes.
-  const Status status =
-      ::ftruncate(fd_.get(), 0) == 0 ? Status() : Error("emptying");
-  if (locked.ok()) Unlock();
-  return status;
+StatusOr<TraceFile> TraceFile::Join(const std::string& path, int number) {
+  ClaimedFile joined;
+  joined.path = NumberedPath(path, number);
+  joined.number = number;
+  SHARD_ASSIGN_OR_RETURN(joined.fd, OpenRegularFile("the trace", joined.path));
+  // Keeps the file from another run when rank 0 has ended before this rank.
+  SetLock(joined.fd.get(), FileLock::kClaim, F_RDLCK);
+  return TraceFile(std::move(joined));
 }
 
 StatusOr<bool> TraceFile::TryLock() const {
-  if (::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0) return true;
-  if (errno == EWOULDBLOCK || errno == EINTR) return false;
-  return Error("locking");
+  const LockResult result = SetLock(fd_.get(), FileLock::kWriting, F_WRLCK);
+  if (result == LockResult::kError) return Error("locking");
+  return result == LockResult::kLocked;
 }
 
 StatusOr<bool> TraceFile::Lock() const {
@@ -113,7 +118,9 @@ StatusOr<bool> TraceFile::Lock() const {
   return locked;
 }
 
-void TraceFile::Unlock() const { ::flock(fd_.get(), LOCK_UN); }
+void TraceFile::Unlock() const {
+  SetLock(fd_.get(), FileLock::kWriting, F_UNLCK);
+}
 
 StatusOr<off_t> TraceFile::FindEnd() const {
   struct stat facts;

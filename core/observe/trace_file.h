@@ -5,9 +5,12 @@
 // per line.
 //
 // The array is complete after every write: a write replaces the closing bracket
-// by its events and a bracket. Writers lock the file (flock) meanwhile, so they
-// may be threads and processes. A writer that dies within a write leaves part
-// of a line, which the next writer removes.
+// by its events and a bracket. Writers lock the file meanwhile, so they may be
+// threads and processes. A writer that dies within a write leaves part of a
+// line, which the next writer removes.
+//
+// A file has the trace of one run. Rank 0 begins it, and the other ranks join:
+// see file_claim.h for a second run that is given the same path.
 //
 // Threads: one at a time.
 
@@ -22,6 +25,7 @@
 
 #include "core/base/fd.h"
 #include "core/base/status.h"
+#include "core/observe/file_claim.h"
 
 namespace shard {
 
@@ -30,9 +34,16 @@ class TraceFile {
   // A viewer opens no larger file.
   static constexpr off_t kMostBytes = off_t{1} << 30;
 
-  // Opens or makes the file at `path`, which is a regular file. `begins`:
-  // removes what the file holds, unless this process has begun the file before.
-  static StatusOr<TraceFile> Open(const std::string& path, bool begins);
+  // Claims the first file of the series of `path` that no other run is writing,
+  // and removes what it holds. A process that has begun the trace of `path`
+  // before joins it instead, so that it goes on after a communicator has ended.
+  // The claim lasts until the process ends: a program that the process starts
+  // later does not empty the file either.
+  static StatusOr<TraceFile> Begin(const std::string& path);
+  // Opens the file that rank 0 has begun, by its number in the series.
+  static StatusOr<TraceFile> Join(const std::string& path, int number);
+
+  int number() const { return number_; }
 
   // Returns whether this writer now has the file; false while another one has
   // it. Never waits. An error where the file system has no locks.
@@ -48,17 +59,18 @@ class TraceFile {
   Status Append(std::string_view events) const;
 
  private:
-  TraceFile(std::string path, Fd fd)
-      : path_(std::move(path)), fd_(std::move(fd)) {}
+  explicit TraceFile(ClaimedFile file)
+      : path_(std::move(file.path)),
+        number_(file.number),
+        fd_(std::move(file.fd)) {}
 
-  // Removes what the file holds.
-  Status Empty() const;
   // Returns the place behind the last whole event.
   StatusOr<off_t> FindEnd() const;
   Status Write(std::string_view bytes, off_t at) const;
   Status Error(std::string_view what) const;
 
   std::string path_;
+  int number_;
   Fd fd_;
 };
 

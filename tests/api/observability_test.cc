@@ -7,11 +7,14 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <functional>
 #include <map>
 #include <regex>
+#include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -133,12 +136,32 @@ TEST(TraceTest, OutlivesItsRanks) {
   const auto events = ReadTrace(path);
   const auto counts = CountByRank(events);
   EXPECT_EQ(counts.at({0, "step"}), kSteps + 1);
-  EXPECT_EQ(counts.count({1, "create_engine"}), 1u);
+  EXPECT_EQ(counts.count({1, "open"}), 1u);
   int lost = 0;
   for (const nlohmann::json& event : events) {
     if (event.at("args").value("error", "") == "RANK_LOST") ++lost;
   }
   EXPECT_GE(lost, 1);
+}
+
+// A job and the programs that it starts have one environment.
+TEST(TraceTest, OfAChildIsAFileOfItsOwn) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  const auto open = [&] {
+    return OpenAs(
+        0, 1, "local:", [&](auto* options) { options->trace = path.c_str(); });
+  };
+  Comm parent = open();
+  EXPECT_OK(shard_comm_barrier(parent.get(), 0));
+  InChild([&] { Train(open().get(), 2, ""); });
+  EXPECT_OK(shard_comm_barrier(parent.get(), 0));
+  parent.reset();
+  const auto counts = CountByRank(ReadTrace(path));
+  EXPECT_EQ(counts.at({0, "barrier"}), 2);
+  EXPECT_EQ(counts.count({0, "step"}), 0u);
+  const auto of_child = CountByRank(ReadTrace(folder / "trace.2.json"));
+  EXPECT_EQ(of_child.at({0, "step"}), 2);
 }
 
 // Runs `body` in a process whose standard error output is a file, and returns
@@ -211,6 +234,37 @@ TEST(LogTest, AHostThatGivesNoLevelGetsWarningsAlone) {
   EXPECT_EQ(levels, std::vector<int32_t>{SHARD_LOG_WARNING});
 }
 
+TEST(LogTest, HasALineForAnAbort) {
+  const std::string text = ErrorOutputOf([] {
+    ::setenv("SHARD_LOG", "info", 1);
+    const Comm comm = OpenAs(0, 1, "local:");
+    EXPECT_OK(shard_comm_abort(comm.get(), "the loss is nan"));
+  });
+  EXPECT_THAT(text, HasSubstr(" level=info rank=0 event=abort message=\"the "
+                              "group ends here: the loss is nan\"\n"));
+}
+
+TEST(LogTest, HasALineForASkippedStep) {
+  const std::string text = ErrorOutputOf([] {
+    ::setenv("SHARD_LOG", "info", 1);
+    const Comm comm = OpenAs(0, 1, "local:");
+    const Engine engine = TrainingEngine(comm.get());
+    shard_step_options options = SHARD_STEP_OPTIONS_INIT;
+    options.skip_nonfinite = 1;
+    for (const float grad : {1.0f, INFINITY}) {
+      FillGrad(engine.get(), grad);
+      EXPECT_OK(shard_engine_step(engine.get(), &options, nullptr));
+    }
+    shard_counter counter = SHARD_COUNTER_INIT;
+    EXPECT_OK(shard_comm_counter(comm.get(), "skipped", &counter));
+    EXPECT_EQ(counter.calls, 1u);
+  });
+  EXPECT_THAT(text,
+              HasSubstr(" level=info rank=0 event=skipped message=\"a step "
+                        "after step 1 was skipped, with loss scale 1: "
+                        "gradients are not finite\"\n"));
+}
+
 TEST(LogTest, AClosedPipeIsNotTheEnd) {
   InChild([] {
     int ends[2];
@@ -248,6 +302,59 @@ TEST(EnvironmentTest, ValuesThatCannotBeAreErrors) {
       EXPECT_EQ(comm, nullptr);
     });
   }
+}
+
+// Nor does a rank wait for one that has failed before they met.
+TEST(EnvironmentTest, AFileThatOneRankCannotOpenIsAnErrorOfAll) {
+  const TempFolder folder;
+  const std::string path = folder / "no/file";
+  for (const int poor : {0, 1}) {
+    for (const auto member :
+         {&shard_comm_options::trace, &shard_comm_options::metrics}) {
+      const std::string url = UniqueUrl(2);
+      const auto open = [&](int rank) {
+        shard_comm_options options = SHARD_COMM_OPTIONS_INIT;
+        options.rank = rank;
+        options.world_size = 2;
+        options.timeout = 30;
+        if (rank == poor) options.*member = path.c_str();
+        shard_comm* comm = Garbage<shard_comm>();
+        EXPECT_FAILS(shard_comm_open(url.c_str(), &options, &comm),
+                     SHARD_NOT_FOUND, "rank " + std::to_string(poor), path);
+        EXPECT_EQ(comm, nullptr);
+      };
+      std::thread other(open, 1);
+      open(0);
+      other.join();
+    }
+  }
+}
+
+TEST(MetricsTest, ProcessesThatAreGivenOneFileHaveOneEach) {
+  const TempFolder folder;
+  const std::string path = folder / "m.prom";
+  const std::string url = "shm:" + shard::testing::UniqueName();
+  ExpectAllPassed(shard::testing::RunRanks(4, [&](const Rank& me) {
+    const Comm all = OpenAs(me.rank(), 4, url);
+    ::setenv("SHARD_METRICS", path.c_str(), 1);
+    const Comm alone = OpenAs(0, 1, "local:");
+    Train(alone.get(), 1 + me.rank(), "");
+    // Each has its file until all have one.
+    EXPECT_OK(shard_comm_shutdown(all.get(), 0));
+  }));
+  EXPECT_EQ(NamesIn(folder.path()),
+            (std::set<std::string>{"m.rank0.prom", "m.rank0.2.prom",
+                                   "m.rank0.3.prom", "m.rank0.4.prom"}));
+  std::set<std::string> samples;
+  for (const std::string& name : NamesIn(folder.path())) {
+    std::smatch match;
+    const std::string text = ReadText(folder / name);
+    ASSERT_TRUE(std::regex_search(
+        text, match, std::regex("calls_total.*event=\"step\"\\} ([0-9]+)\n")))
+        << text;
+    samples.insert(match[1]);
+  }
+  EXPECT_EQ(samples, (std::set<std::string>{"1", "2", "3", "4"}));
 }
 
 TEST(CountersTest, CountWhatTheRankDoes) {

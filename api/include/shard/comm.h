@@ -23,7 +23,10 @@ enum shard_log_level_values {
  * what=\"ckpt\" result=OK". Called from any thread that uses the library;
  * `message` lives for the call. The function must not call back into the same
  * handle. `user_data` is used until the communicator and all engines on it are
- * freed. */
+ * freed: the last of these free functions waits for calls in progress on other
+ * threads, such as that of a save. That wait has no deadline, because the host
+ * may free `user_data` after it. So the function must return, and must not wait
+ * for a thread that frees a handle. */
 typedef void (*shard_log_fn)(shard_log_level level, const char* message,
                              void* user_data);
 
@@ -44,13 +47,17 @@ typedef struct shard_comm_options {
   int32_t reserved;
   /* The path of a file in which the ranks of a host write, together, when each
    * of their calls, phases, collectives and transfers began and ended. Perfetto
-   * and chrome://tracing open it. Default: no trace. The environment's
-   * SHARD_TRACE overrides it, so that a user can trace any host. */
+   * and chrome://tracing open it. A run that finds the file in use writes
+   * another one: "trace.json" → "trace.2.json". Default: no trace. The
+   * environment's SHARD_TRACE overrides it, so that a user can trace any host.
+   */
   const char* trace;
   /* The path of a file of counters in the text format of Prometheus, replaced
    * at most every 5 seconds, by a rank's calls. Each rank has its own: the rank
-   * is put before the extension, "shard.prom" → "shard.rank0.prom". Default:
-   * none. The environment's SHARD_METRICS overrides it. */
+   * is put before the extension, "shard.prom" → "shard.rank0.prom". A
+   * communicator that finds the file in use writes another one, whose samples
+   * have a label that says so: "shard.rank0.2.prom", file="2". Default: none.
+   * The environment's SHARD_METRICS overrides it. */
   const char* metrics;
 } shard_comm_options;
 #define SHARD_COMM_OPTIONS_INIT \
@@ -85,13 +92,13 @@ typedef struct shard_comm shard_comm;
  * docs/observability.md describes what they write. Without them and the options
  * the library writes nothing.
  *
- * Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, a SHARD_LOG
- * that is no level, or world sizes that differ (on all ranks); the error of a
- * trace, metrics or log file that cannot be opened; DEADLINE_EXCEEDED naming
- * the ranks that did not come; ALREADY_EXISTS when rank or NAME is taken, by
- * this user or another: where another user listens at NAME, ranks above 0 get
- * PERMISSION_DENIED. When only some ranks give direct=0, all get DESYNC from
- * their first collective. */
+ * Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, or world
+ * sizes that differ (on all ranks); INVALID_ARGUMENT for a SHARD_LOG that is no
+ * level, and the error of a trace, metrics or log file that cannot be opened
+ * (on all ranks, once they have come); DEADLINE_EXCEEDED naming the ranks that
+ * did not come; ALREADY_EXISTS when rank or NAME is taken, by this user or
+ * another: where another user listens at NAME, ranks above 0 get
+ * PERMISSION_DENIED; DESYNC, on all ranks, when only some give direct=0. */
 SHARD_NODISCARD SHARD_API shard_error* shard_comm_open(
     const char* url, const shard_comm_options* options,
     shard_comm** comm) SHARD_NOEXCEPT;

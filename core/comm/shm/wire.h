@@ -13,9 +13,9 @@
 //            <------------------------  Verdict (begin)
 //
 // A Verdict that is not OK ends the rendezvous; rank 0 sends the same one to
-// all. Every packet begins with a Header. A change to any packet, or to the
-// ControlBlock, needs a new kVersion; the Header and the first fields of Hello
-// never change.
+// all. Every packet begins with a Header. A change to any packet, to the
+// ControlBlock, or to the collectives of OpenCommunicator needs a new kVersion;
+// the Header and the first fields of Hello never change.
 
 #ifndef SHARD_CORE_COMM_SHM_WIRE_H_
 #define SHARD_CORE_COMM_SHM_WIRE_H_
@@ -31,7 +31,7 @@
 namespace shard::shm {
 
 inline constexpr uint64_t kMagic = 0x3164726168736c2fu;  // "/lshard1"
-inline constexpr uint32_t kVersion = 2;
+inline constexpr uint32_t kVersion = 3;
 
 enum class Kind : uint32_t {
   kGreeting = 1,

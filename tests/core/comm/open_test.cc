@@ -11,6 +11,18 @@
 #include "core/comm/communicator.h"
 #include "tests/core/comm/backends.h"
 
+namespace {
+
+// Whether the program is as one that is setuid.
+std::atomic<bool> has_rights_of_another_user = false;
+
+}  // namespace
+
+// Takes the place of libc's.
+extern "C" char* secure_getenv(const char* name) noexcept {
+  return has_rights_of_another_user ? nullptr : ::getenv(name);
+}
+
 namespace shard::testing::open_test {
 namespace {
 
@@ -103,6 +115,21 @@ TEST(OpenTest, TheEnvironmentNamesTheGroup) {
   }));
   ::unsetenv("SHARD_RENDEZVOUS");
   ::unsetenv("SHARD_WORLD_SIZE");
+}
+
+// Its user must not make it write files.
+TEST(OpenTest, AProgramWithTheRightsOfAnotherUserIgnoresTheVariablesOfFiles) {
+  for (const char* name : {"SHARD_LOG_FILE", "SHARD_TRACE", "SHARD_METRICS"}) {
+    ExpectAllPassed(RunRanks(1, [&](const Rank&) {
+      ::setenv(name, "/no/such/folder/file", 1);
+      has_rights_of_another_user = true;
+      SHARD_EXPECT_OK(OpenCommunicator("local:", CommOptions()).status());
+      has_rights_of_another_user = false;
+      EXPECT_EQ(OpenCommunicator("local:", CommOptions()).status().code(),
+                StatusCode::kNotFound)
+          << name;
+    }));
+  }
 }
 
 TEST(OpenTest, NotDirectThroughTheEnvironment) {

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <memory>
+#include <string>
 
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/in_child.h"
@@ -17,6 +19,13 @@ using testing::NamesIn;
 using testing::ReadText;
 using testing::TempFolder;
 
+// Opens the metrics of rank 0 in `folder`, "m.rank0.prom".
+std::unique_ptr<MetricsFile> OpenIn(const TempFolder& folder) {
+  auto opened = MetricsFile::Open(folder / "m.prom", 0);
+  EXPECT_OK(opened);
+  return *std::move(opened);
+}
+
 TEST(MetricsFileTest, TheRankStandsBeforeTheExtension) {
   EXPECT_EQ(MetricsPath("shard.prom", 0), "shard.rank0.prom");
   EXPECT_EQ(MetricsPath("/run.d/shard.prom", 12), "/run.d/shard.rank12.prom");
@@ -25,55 +34,73 @@ TEST(MetricsFileTest, TheRankStandsBeforeTheExtension) {
   EXPECT_EQ(MetricsPath("a/.prom", 1), "a/.prom.rank1");
 }
 
-TEST(MetricsFileTest, APathIsSeenFromTheRoot) {
-  const TempFolder folder;
-  EXPECT_EQ(FromRoot("/run.d/m.prom"), "/run.d/m.prom");
-  testing::InChild([&] {
-    ASSERT_EQ(::chdir(folder.path().c_str()), 0);
-    const std::string path = FromRoot("m.prom");
-    ASSERT_EQ(::chdir("/"), 0);
-    EXPECT_OK(ReplaceFile(path, "text\n"));
-  });
-  EXPECT_EQ(ReadText(folder / "m.prom"), "text\n");
-}
-
 TEST(MetricsFileTest, AFileIsReplacedWhole) {
   const TempFolder folder;
-  const std::string path = folder / "m.prom";
-  EXPECT_OK(ReplaceFile(path, "first, which is longer\n"));
-  EXPECT_OK(ReplaceFile(path, "second\n"));
-  EXPECT_EQ(ReadText(path), "second\n");
+  const auto file = OpenIn(folder);
+  EXPECT_OK(file->Replace("first, which is longer\n"));
+  EXPECT_OK(file->Replace("second\n"));
+  EXPECT_EQ(ReadText(folder / "m.rank0.prom"), "second\n");
+  EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
+}
+
+// A file that is replaced stays claimed.
+TEST(MetricsFileTest, TwoFilesOfOneRankDoNotReplaceEachOther) {
+  const TempFolder folder;
+  const auto first = OpenIn(folder);
+  EXPECT_OK(first->Replace("of the first\n"));
+  const auto second = OpenIn(folder);
+  EXPECT_OK(second->Replace("of the second\n"));
+  EXPECT_OK(first->Replace("of the first, again\n"));
+  EXPECT_EQ(first->number(), 1);
+  EXPECT_EQ(second->number(), 2);
+  EXPECT_EQ(ReadText(folder / "m.rank0.prom"), "of the first, again\n");
+  EXPECT_EQ(ReadText(folder / "m.rank0.2.prom"), "of the second\n");
+}
+
+TEST(MetricsFileTest, AFileThatIsClosedIsThatOfTheNextRun) {
+  const TempFolder folder;
+  EXPECT_OK(OpenIn(folder)->Replace("old\n"));
+  EXPECT_OK(OpenIn(folder)->Replace("new\n"));
+  EXPECT_EQ(ReadText(folder / "m.rank0.prom"), "new\n");
   EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
 }
 
 // A process that was killed left a draft; somebody else put a link there.
 TEST(MetricsFileTest, WhatStandsWhereTheTextIsWrittenFirstIsReplaced) {
   const TempFolder folder;
-  const std::string path = folder / "m.prom";
+  const auto file = OpenIn(folder);
+  const std::string path = folder / "m.rank0.prom";
   testing::WriteText(path + ".tmp", "a draft that is longer than the text\n");
-  EXPECT_OK(ReplaceFile(path, "text\n"));
+  EXPECT_OK(file->Replace("text\n"));
   EXPECT_EQ(ReadText(path), "text\n");
   testing::WriteText(folder / "other", "of somebody else\n");
   std::filesystem::create_symlink(folder / "other", path + ".tmp");
-  EXPECT_OK(ReplaceFile(path, "second\n"));
+  EXPECT_OK(file->Replace("second\n"));
   EXPECT_EQ(ReadText(path), "second\n");
   EXPECT_EQ(ReadText(folder / "other"), "of somebody else\n");
 }
 
-TEST(MetricsFileTest, AFolderThatDoesNotExistIsNamed) {
-  ExpectError(ReplaceFile("/no/such/folder/m.prom", "x"), StatusCode::kNotFound,
-              {"metrics '/no/such/folder/m.prom'"});
+TEST(MetricsFileTest, PathsThatCannotBeFilesAreNamed) {
+  const TempFolder folder;
+  ExpectError(MetricsFile::Open("/no/such/folder/m.prom", 0),
+              StatusCode::kNotFound,
+              {"metrics '/no/such/folder/m.rank0.prom'"});
+  for (const std::string& path : {folder.path(), folder / "new/"}) {
+    ExpectError(MetricsFile::Open(path, 0), StatusCode::kFailedPrecondition,
+                {path, "name a file in it"});
+  }
+  EXPECT_TRUE(NamesIn(folder.path()).empty());
 }
 
 TEST(MetricsFileTest, AFullDiskLeavesTheOldText) {
   const TempFolder folder;
-  const std::string path = folder / "m.prom";
-  ASSERT_OK(ReplaceFile(path, "old\n"));
+  const auto file = OpenIn(folder);
+  ASSERT_OK(file->Replace("old\n"));
   testing::InChild([&] {
     testing::LowerLimit(RLIMIT_FSIZE, 100);
-    EXPECT_FALSE(ReplaceFile(path, std::string(1000, 'x')).ok());
+    EXPECT_FALSE(file->Replace(std::string(1000, 'x')).ok());
   });
-  EXPECT_EQ(ReadText(path), "old\n");
+  EXPECT_EQ(ReadText(folder / "m.rank0.prom"), "old\n");
   EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
 }
 

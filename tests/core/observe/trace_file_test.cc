@@ -51,8 +51,8 @@ size_t CountIn(const std::string& path) {
 TEST(TraceFileTest, TheFileIsWholeAfterEachWriteOfEachWriter) {
   const TempFolder folder;
   const std::string path = folder / "trace.json";
-  const auto first = TraceFile::Open(path, true);
-  const auto second = TraceFile::Open(path, false);
+  const auto first = TraceFile::Begin(path);
+  const auto second = TraceFile::Join(path, 1);
   ASSERT_OK(first);
   ASSERT_OK(second);
   for (size_t i = 1; i <= 5; ++i) {
@@ -65,25 +65,59 @@ TEST(TraceFileTest, TheFileIsWholeAfterEachWriteOfEachWriter) {
 
 TEST(TraceFileTest, OneWriterAtATimeHasTheFile) {
   const TempFolder folder;
-  const auto first = TraceFile::Open(folder / "trace.json", true);
-  const auto second = TraceFile::Open(folder / "trace.json", false);
+  const auto first = TraceFile::Begin(folder / "trace.json");
+  const auto second = TraceFile::Join(folder / "trace.json", 1);
   EXPECT_TRUE(IsLocked(*first));
   EXPECT_FALSE(IsLocked(*second));
   first->Unlock();
   EXPECT_TRUE(IsLocked(*second));
 }
 
-// Its next write would leave a hole in the file.
-TEST(TraceFileTest, AFileIsNotEmptiedWhileAnotherWriterHasIt) {
+// A job and the programs that it starts have one environment.
+TEST(TraceFileTest, AProcessBesideARunHasTheNextFile) {
   const TempFolder folder;
   const std::string path = folder / "trace.json";
-  const auto other = TraceFile::Open(path, false);
-  ASSERT_OK(other);
-  EXPECT_OK(Append(*other, EventOf(0, "a")));
-  EXPECT_TRUE(IsLocked(*other));
-  ExpectError(TraceFile::Open(path, true), StatusCode::kUnavailable,
-              {path, "name another file"});
+  const auto run = TraceFile::Begin(path);
+  ASSERT_OK(run);
+  EXPECT_OK(Append(*run, EventOf(0, "a")));
+  testing::InChild([&] {
+    const auto other = TraceFile::Begin(path);
+    ASSERT_OK(other);
+    EXPECT_EQ(other->number(), 2);
+    EXPECT_OK(Append(*other, EventOf(0, "b") + EventOf(0, "c")));
+  });
   EXPECT_EQ(CountIn(path), 1u);
+  EXPECT_EQ(CountIn(folder / "trace.2.json"), 2u);
+}
+
+// Begins the trace of `path` in a process of its own, which then ends.
+void ExpectAnotherRunHas(int number, const std::string& path) {
+  testing::InChild([&] {
+    const auto other = TraceFile::Begin(path);
+    ASSERT_OK(other);
+    EXPECT_EQ(other->number(), number);
+  });
+}
+
+TEST(TraceFileTest, AFileIsThatOfItsRunUntilTheLastRankEnds) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  ExpectAnotherRunHas(1, path);
+  {
+    const auto guest = TraceFile::Join(path, 1);
+    ASSERT_OK(guest);
+    ExpectAnotherRunHas(2, path);
+  }
+  ExpectAnotherRunHas(1, path);
+}
+
+// It may open another communicator, and then goes on with its trace.
+TEST(TraceFileTest, AFileIsThatOfTheProcessThatBeganItUntilThatEnds) {
+  const TempFolder folder;
+  const std::string path = folder / "trace.json";
+  EXPECT_OK(TraceFile::Begin(path));
+  ExpectAnotherRunHas(2, path);
+  EXPECT_EQ(TraceFile::Begin(path)->number(), 1);
 }
 
 TEST(TraceFileTest, AProcessBeginsAFileOnce) {
@@ -91,7 +125,7 @@ TEST(TraceFileTest, AProcessBeginsAFileOnce) {
   const std::string path = folder / "trace.json";
   WriteText(path, "[\n{\"of\":\"the run before\"}\n]\n");
   for (size_t i = 1; i <= 2; ++i) {
-    const auto file = TraceFile::Open(path, true);
+    const auto file = TraceFile::Begin(path);
     ASSERT_OK(file);
     EXPECT_OK(Append(*file, EventOf(0, "a")));
     EXPECT_EQ(CountIn(path), i);
@@ -102,7 +136,7 @@ TEST(TraceFileTest, AProcessBeginsAFileOnce) {
 TEST(TraceFileTest, APartOfALineIsRemoved) {
   const TempFolder folder;
   const std::string path = folder / "trace.json";
-  const auto file = TraceFile::Open(path, true);
+  const auto file = TraceFile::Begin(path);
   ASSERT_OK(file);
   EXPECT_OK(Append(*file, EventOf(0, "a") + EventOf(0, "b")));
   const std::string whole = ReadText(path);
@@ -124,7 +158,7 @@ TEST(TraceFileTest, WhatIsNoTraceIsReplaced) {
   for (const char* text :
        {"x", "\n\n", ",\n", "]", "not a trace\n", long_text.c_str()}) {
     WriteText(path, text);
-    const auto file = TraceFile::Open(path, false);
+    const auto file = TraceFile::Join(path, 1);
     EXPECT_OK(Append(*file, EventOf(0, "a")));
     EXPECT_EQ(CountIn(path), 1u) << text;
   }
@@ -134,7 +168,7 @@ TEST(TraceFileTest, AFullDiskLeavesAWholeFile) {
   const TempFolder folder;
   const std::string path = folder / "trace.json";
   testing::InChild([&] {
-    const auto file = TraceFile::Open(path, true);
+    const auto file = TraceFile::Begin(path);
     ASSERT_OK(file);
     EXPECT_OK(Append(*file, EventOf(0, "a")));
     testing::LowerLimit(RLIMIT_FSIZE, 500);
@@ -151,7 +185,7 @@ TEST(TraceFileTest, ADiskThatIsFullFromTheBeginningLeavesAnEmptyFile) {
   const std::string path = folder / "trace.json";
   for (const rlim_t room : {0, 10, 100}) {
     testing::InChild([&] {
-      const auto file = TraceFile::Open(path, true);
+      const auto file = TraceFile::Begin(path);
       ASSERT_OK(file);
       testing::LowerLimit(RLIMIT_FSIZE, room);
       EXPECT_FALSE(Append(*file, EventOf(0, "a")).ok());
@@ -163,7 +197,7 @@ TEST(TraceFileTest, ADiskThatIsFullFromTheBeginningLeavesAnEmptyFile) {
 TEST(TraceFileTest, AFileThatIsLongerThanALimitStaysWhole) {
   const TempFolder folder;
   const std::string path = folder / "trace.json";
-  const auto file = TraceFile::Open(path, true);
+  const auto file = TraceFile::Begin(path);
   ASSERT_OK(file);
   EXPECT_OK(Append(*file, EventOf(0, "a")));
   const std::string whole = ReadText(path);
@@ -179,7 +213,7 @@ TEST(TraceFileTest, AFileThatIsLongerThanALimitStaysWhole) {
 TEST(TraceFileTest, AFileIsNotWrittenBeyondWhatAViewerOpens) {
   const TempFolder folder;
   const std::string path = folder / "trace.json";
-  const auto file = TraceFile::Open(path, true);
+  const auto file = TraceFile::Begin(path);
   ASSERT_OK(file);
   // Without blocks on the disk, but for the last.
   ASSERT_EQ(::truncate(path.c_str(), TraceFile::kMostBytes - 100), 0);
@@ -194,11 +228,11 @@ TEST(TraceFileTest, PathsThatCannotBeTracesAreErrors) {
   const TempFolder folder;
   const std::string fifo = folder / "fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-  ExpectError(TraceFile::Open(fifo, true), StatusCode::kFailedPrecondition,
+  ExpectError(TraceFile::Begin(fifo), StatusCode::kFailedPrecondition,
               {fifo, "regular file"});
-  ExpectError(TraceFile::Open(folder.path(), true),
-              StatusCode::kFailedPrecondition, {folder.path()});
-  ExpectError(TraceFile::Open(folder / "no/trace", true), StatusCode::kNotFound,
+  ExpectError(TraceFile::Begin(folder.path()), StatusCode::kFailedPrecondition,
+              {folder.path()});
+  ExpectError(TraceFile::Begin(folder / "no/trace"), StatusCode::kNotFound,
               {"no/trace"});
 }
 

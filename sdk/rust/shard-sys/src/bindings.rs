@@ -152,7 +152,10 @@ pub const SHARD_LOG_DEBUG: shard_log_level = 4;
 /// what=\"ckpt\" result=OK". Called from any thread that uses the library;
 /// `message` lives for the call. The function must not call back into the same
 /// handle. `user_data` is used until the communicator and all engines on it are
-/// freed.
+/// freed: the last of these free functions waits for calls in progress on other
+/// threads, such as that of a save. That wait has no deadline, because the host
+/// may free `user_data` after it. So the function must return, and must not wait
+/// for a thread that frees a handle.
 pub type shard_log_fn = Option<unsafe extern "C" fn(level: shard_log_level, message: *const c_char, user_data: *mut c_void)>;
 
 #[repr(C)]
@@ -174,13 +177,16 @@ pub struct shard_comm_options {
     pub reserved: i32,
     /// The path of a file in which the ranks of a host write, together, when each
     /// of their calls, phases, collectives and transfers began and ended. Perfetto
-    /// and chrome://tracing open it. Default: no trace. The environment's
-    /// SHARD_TRACE overrides it, so that a user can trace any host.
+    /// and chrome://tracing open it. A run that finds the file in use writes
+    /// another one: "trace.json" → "trace.2.json". Default: no trace. The
+    /// environment's SHARD_TRACE overrides it, so that a user can trace any host.
     pub trace: *const c_char,
     /// The path of a file of counters in the text format of Prometheus, replaced
     /// at most every 5 seconds, by a rank's calls. Each rank has its own: the rank
-    /// is put before the extension, "shard.prom" → "shard.rank0.prom". Default:
-    /// none. The environment's SHARD_METRICS overrides it.
+    /// is put before the extension, "shard.prom" → "shard.rank0.prom". A
+    /// communicator that finds the file in use writes another one, whose samples
+    /// have a label that says so: "shard.rank0.2.prom", file="2". Default: none.
+    /// The environment's SHARD_METRICS overrides it.
     pub metrics: *const c_char,
 }
 /// All fields zero, but for struct_size.
@@ -222,13 +228,13 @@ extern "C" {
     /// docs/observability.md describes what they write. Without them and the options
     /// the library writes nothing.
     ///
-    /// Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, a SHARD_LOG
-    /// that is no level, or world sizes that differ (on all ranks); the error of a
-    /// trace, metrics or log file that cannot be opened; DEADLINE_EXCEEDED naming
-    /// the ranks that did not come; ALREADY_EXISTS when rank or NAME is taken, by
-    /// this user or another: where another user listens at NAME, ranks above 0 get
-    /// PERMISSION_DENIED. When only some ranks give direct=0, all get DESYNC from
-    /// their first collective.
+    /// Errors: INVALID_ARGUMENT for a bad URL, a rank outside the world, or world
+    /// sizes that differ (on all ranks); INVALID_ARGUMENT for a SHARD_LOG that is no
+    /// level, and the error of a trace, metrics or log file that cannot be opened
+    /// (on all ranks, once they have come); DEADLINE_EXCEEDED naming the ranks that
+    /// did not come; ALREADY_EXISTS when rank or NAME is taken, by this user or
+    /// another: where another user listens at NAME, ranks above 0 get
+    /// PERMISSION_DENIED; DESYNC, on all ranks, when only some give direct=0.
     #[must_use]
     pub fn shard_comm_open(url: *const c_char, options: *const shard_comm_options, comm: *mut *mut shard_comm) -> *mut shard_error;
 }
