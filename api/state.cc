@@ -72,9 +72,8 @@ Status CopyParts(MemoryStore* from, shard_state_dict* to) {
     const TensorInfo info = from->tensor(t);
     MemoryStore::Part part = from->part(t);
     if (part.numel > 0) {
-      const size_t bytes =
-          static_cast<size_t>(part.numel) * shard::ElementSize(info.type);
-      to->copies.emplace_back(part.data, part.data + bytes);
+      SHARD_ASSIGN_OR_RETURN(std::vector<std::byte> copy, from->CopyPart(t));
+      to->copies.push_back(std::move(copy));
       part.data = to->copies.back().data();
     }
     MemoryStore::Tensor tensor;

@@ -76,6 +76,9 @@ class Device {
   // `what` the memory is for.
   virtual StatusOr<DeviceMemory> Allocate(size_t bytes,
                                           std::string_view what) = 0;
+  // Returns whether the host may read and write the memory of Allocate where it
+  // lies. Elsewhere only streams may; HostAccess (host_access.h) serves both.
+  virtual bool IsHostMemory() const = 0;
   // Allocates memory that the host reads and to which kernels can write
   // results.
   virtual StatusOr<DeviceMemory> AllocateHost(size_t bytes,

@@ -11,6 +11,7 @@
 #include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 #include "core/comm/check_agreement.h"
+#include "core/device/host_access.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/params/host_tensors.h"
 #include "core/engine/params/log_warnings.h"
@@ -20,6 +21,15 @@
 #include "core/observe/observer.h"
 
 namespace shard {
+
+namespace {
+
+StatusOr<std::shared_ptr<Device>> OpenDeviceOf(const EngineOptions& options) {
+  if (options.opened_device != nullptr) return options.opened_device;
+  return OpenDevice(options.device);
+}
+
+}  // namespace
 
 StatusOr<std::unique_ptr<Engine>> Engine::Create(
     std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
@@ -40,7 +50,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   if (local.ok()) local = CheckEngineOptions(*options);
   if (local.ok()) local = CheckSupported(*plan, *comm, nullptr);
   if (local.ok()) {
-    auto opened = OpenDevice(options->device);
+    auto opened = OpenDeviceOf(*options);
     local = opened.status();
     if (opened.ok()) device = *std::move(opened);
   }
@@ -259,11 +269,15 @@ Status Engine::SetState(ParamId param, std::string_view name,
                            ", which has no elements");
   }
   const auto group = static_cast<size_t>(buffer.plan->group);
-  SHARD_RETURN_IF_ERROR(ImportState(buffer, hypers_.optimizers()[group],
-                                    plan().RangeOf(comm_->rank()), *place,
-                                    *state, values, count, &runtime_->compute())
-                            .WithContext(StrCat("parameter ", param)));
-  return runtime_->compute().Synchronize(DeadlineOf(0));
+  Stream& compute = runtime_->compute();
+  const Deadline deadline = DeadlineOf(0);
+  SHARD_ASSIGN_OR_RETURN(
+      const auto access,
+      HostAccess::Open(device_.get(), compute.Record(), deadline));
+  return ImportState(buffer, hypers_.optimizers()[group],
+                     plan().RangeOf(comm_->rank()), *place, *state, values,
+                     count, access.get(), &compute, deadline)
+      .WithContext(StrCat("parameter ", param));
 }
 
 Status Engine::SetStep(int64_t step) {

@@ -5,10 +5,12 @@
 #ifndef SHARD_CORE_ENGINE_ENGINE_OPTIONS_H_
 #define SHARD_CORE_ENGINE_ENGINE_OPTIONS_H_
 
+#include <memory>
 #include <string>
 
 #include "core/base/facts.h"
 #include "core/base/status.h"
+#include "core/device/device.h"
 #include "core/engine/step/step_coordinator.h"
 #include "core/optim/loss_scaler.h"
 
@@ -22,6 +24,8 @@ struct EngineOptions {
   // sent; the host acquires each unit before it reads the unit's parameters.
   bool overlap = false;
   std::string device;  // As OpenDevice takes it.
+  // For tests: a device to use in place of `device`; null: none.
+  std::shared_ptr<Device> opened_device = nullptr;
 };
 
 // Returns kInvalidArgument for a value of missing_grads that does not exist.

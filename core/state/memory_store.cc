@@ -2,6 +2,7 @@
 
 #include "core/state/memory_store.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -193,14 +194,43 @@ Status MemoryStore::Read(std::span<const ReadRequest> requests,
     const ReadRequest& request = requests[r];
     if (request.numel == 0) continue;
     const Held& held = held_of(request);
-    const size_t size = ElementSize(held.tensor.type);
-    const auto skipped = static_cast<size_t>(request.begin - held.part.begin);
-    SHARD_RETURN_IF_ERROR(
-        sink(r, request.begin, request.numel, held.part.data + skipped * size));
-    SHARD_RETURN_IF_ERROR(
-        progress.Add(static_cast<uint64_t>(request.numel) * size));
+    SHARD_RETURN_IF_ERROR(ReadRequested(r, request, held, sink));
+    SHARD_RETURN_IF_ERROR(progress.Add(static_cast<uint64_t>(request.numel) *
+                                       ElementSize(held.tensor.type)));
   }
   return Status();
+}
+
+Status MemoryStore::ReadRequested(size_t index, const ReadRequest& request,
+                                  const Held& held,
+                                  const PieceSink& sink) const {
+  const size_t size = ElementSize(held.tensor.type);
+  const auto skipped = static_cast<size_t>(request.begin - held.part.begin);
+  const std::byte* const data = held.part.data + skipped * size;
+  if (!fetch_) return sink(index, request.begin, request.numel, data);
+  const auto most = static_cast<int64_t>(kFetchedBytes / size);
+  std::vector<std::byte> piece;
+  for (int64_t at = 0; at < request.numel;) {
+    const int64_t numel = std::min(most, request.numel - at);
+    piece.resize(static_cast<size_t>(numel) * size);
+    SHARD_RETURN_IF_ERROR(fetch_(data + static_cast<size_t>(at) * size,
+                                 piece.size(), piece.data()));
+    SHARD_RETURN_IF_ERROR(
+        sink(index, request.begin + at, numel, piece.data()));
+    at += numel;
+  }
+  return Status();
+}
+
+StatusOr<std::vector<std::byte>> MemoryStore::CopyPart(size_t index) const {
+  const Held& held = tensors_[index];
+  const size_t bytes = static_cast<size_t>(held.part.numel) *
+                       ElementSize(held.tensor.type);
+  const std::byte* const data = held.part.data;
+  if (!fetch_) return std::vector<std::byte>(data, data + bytes);
+  std::vector<std::byte> copy(bytes);
+  if (bytes > 0) SHARD_RETURN_IF_ERROR(fetch_(data, bytes, copy.data()));
+  return copy;
 }
 
 std::string MemoryStore::EncodeCatalog() const {

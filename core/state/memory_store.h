@@ -5,6 +5,10 @@
 // belong to the caller; the store also has numbers that belong to tensors, such
 // as step counts.
 //
+// Parts are memory of the host, unless FetchPartsWith was called: then they are
+// memory of a device, which part() returns as it is, and Read and CopyPart
+// fetch.
+//
 // Thread-compatible; const members may run concurrently.
 
 #ifndef SHARD_CORE_STATE_MEMORY_STORE_H_
@@ -13,10 +17,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -47,6 +53,14 @@ class MemoryStore : public TensorStore {
     const std::byte* data = nullptr;
   };
 
+  // Copies `bytes` bytes of a part, at `from`, to memory of the host. Called
+  // from the threads that read the store.
+  using FetchPart =
+      std::function<Status(const std::byte* from, size_t bytes, void* to)>;
+  // Sets how the bytes of parts are read. They are read where they lie
+  // otherwise.
+  void FetchPartsWith(FetchPart fetch) { fetch_ = std::move(fetch); }
+
   // Adds a whole tensor. Errors, with the value: a key that is empty, not UTF-8
   // or there already, an unknown type or role, more than kMaxDims dimensions, a
   // negative one, too many elements, `bytes` that are not the tensor's.
@@ -68,13 +82,18 @@ class MemoryStore : public TensorStore {
   TensorInfo tensor(size_t index) const override;
   int64_t Find(std::string_view key) const override;
   bool Has(size_t tensor, int64_t begin, int64_t numel) const override;
-  // Reads requests whole: one piece each. kOutOfRange also for elements that
-  // are not here.
+  // Reads requests whole: one piece each, or where parts are fetched, one per
+  // kFetchedBytes. kOutOfRange also for elements that are not here.
   Status Read(std::span<const ReadRequest> requests, const ReadOptions& options,
               const PieceSink& sink) const override;
 
   // Returns the part of a tensor that is here; empty for an alias.
   const Part& part(size_t index) const { return tensors_[index].part; }
+  // Returns the bytes of that part.
+  StatusOr<std::vector<std::byte>> CopyPart(size_t index) const;
+
+  // The bytes that are fetched at once.
+  static constexpr size_t kFetchedBytes = size_t{4} << 20;
 
   // Returns the catalog: everything but the elements, in this machine's byte
   // order. Ranks compare catalogs, and AddCatalog makes a store of one.
@@ -90,12 +109,16 @@ class MemoryStore : public TensorStore {
   };
 
   Status AddHeld(Tensor tensor, const Part& part, bool whole, size_t bytes);
+  // Reads request number `index`, whose elements `held` has.
+  Status ReadRequested(size_t index, const ReadRequest& request,
+                       const Held& held, const PieceSink& sink) const;
 
   std::deque<Held> tensors_;  // Views of keys stay valid.
   // The map is ordered because keys may come from a hostile file, which could
   // have some that collide under a known hash.
   std::map<std::string_view, size_t> index_;
   std::map<std::string, double, std::less<>> numbers_;
+  FetchPart fetch_;  // Empty: parts are memory of the host.
 };
 
 }  // namespace shard

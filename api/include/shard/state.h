@@ -31,9 +31,10 @@ typedef struct shard_state_dict_options {
    * come is found in any case. */
   double timeout;
   shard_state_filter filter;
-  /* shard_state_dict_get only. 1: tensors are copied, and keep their values.
-   * Default: tensors are pointers into the engine, valid until the next call
-   * that changes or frees the engine. */
+  /* shard_state_dict_get only. 1: tensors are copied to the host's memory, and
+   * keep their values. Default: tensors are pointers into the engine, valid
+   * until the next call that changes or frees the engine, and memory of its
+   * device: the host's, with the devices "cpu" and "cpu-async". */
   int32_t copy;
   int32_t reserved;
 } shard_state_dict_options;

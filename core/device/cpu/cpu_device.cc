@@ -46,6 +46,8 @@ class CpuDevice final : public Device {
     return DeviceMemory(data, bytes, std::move(owner));
   }
 
+  bool IsHostMemory() const override { return true; }
+
   StatusOr<DeviceMemory> AllocateHost(size_t bytes,
                                       std::string_view what) override {
     return Allocate(bytes, what);

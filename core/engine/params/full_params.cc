@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "core/base/dtype.h"
 #include "core/base/rounding.h"
-#include "core/device/stream_guard.h"
+#include "core/device/host_access.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/params/gather_params.h"
 #include "core/engine/transfer/ok_or_abort.h"
@@ -45,21 +46,21 @@ std::vector<bool> ParamsIn(const Model& model, ModuleId module) {
 // change.
 class Overwriter {
  public:
-  static StatusOr<Overwriter> Create(Stream* stream, Device* device) {
-    SHARD_ASSIGN_OR_RETURN(DeviceMemory room,
-                           device->AllocateHost(2 * kPiece,
-                                                "elements to "
-                                                "compare"));
-    return Overwriter(stream, std::move(room));
+  static StatusOr<Overwriter> Create(HostAccess* access, Stream* stream,
+                                     Device* device) {
+    SHARD_ASSIGN_OR_RETURN(
+        DeviceMemory before,
+        device->AllocateHost(kPiece, "elements before they are overwritten"));
+    return Overwriter(access, stream, std::move(before));
   }
 
-  // `master`: null where there is none.
+  // `from` is the host's. `master`: null where there is none.
   Status Write(DType dtype, const unsigned char* from, unsigned char* to,
                float* master, size_t count, const Deadline& deadline) {
     const size_t size = DTypeSize(dtype);
     if (master == nullptr) {
-      stream_->Copy(to, from, count * size);
-      return stream_->Synchronize(deadline);
+      const HostCopy copy = {to, from, count * size};
+      return access_->Store({&copy, 1}, deadline);
     }
     const size_t piece = kPiece / size;
     for (size_t at = 0; at < count; at += piece) {
@@ -73,20 +74,20 @@ class Overwriter {
  private:
   static constexpr size_t kPiece = 64 * 1024;  // Bytes.
 
-  Overwriter(Stream* stream, DeviceMemory room)
-      : stream_(stream), room_(std::move(room)) {}
+  Overwriter(HostAccess* access, Stream* stream, DeviceMemory before)
+      : access_(access), stream_(stream), before_(std::move(before)) {}
 
   Status WritePiece(DType dtype, const unsigned char* from, unsigned char* to,
                     float* master, size_t count, const Deadline& deadline) {
     const size_t size = DTypeSize(dtype);
-    const std::byte* const before = room_.data();
-    const std::byte* const after = room_.data() + kPiece;
-    stream_->Copy(room_.data(), to, count * size);
-    stream_->Copy(room_.data() + kPiece, from, count * size);
-    stream_->Copy(to, from, count * size);
-    SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
+    const auto* const before =
+        reinterpret_cast<const unsigned char*>(before_.data());
+    const HostCopy old = {before_.data(), to, count * size};
+    SHARD_RETURN_IF_ERROR(access_->Fetch({&old, 1}, deadline));
+    const HostCopy copy = {to, from, count * size};
+    SHARD_RETURN_IF_ERROR(access_->Store({&copy, 1}, deadline));
     const auto changed = [&](size_t i) {
-      return std::memcmp(before + i * size, after + i * size, size) != 0;
+      return std::memcmp(before + i * size, from + i * size, size) != 0;
     };
     for (size_t i = 0; i < count;) {
       size_t end = i;
@@ -97,8 +98,9 @@ class Overwriter {
     return stream_->Synchronize(deadline);
   }
 
+  HostAccess* access_;
   Stream* stream_;
-  DeviceMemory room_;
+  DeviceMemory before_;  // The elements of a piece.
 };
 
 }  // namespace
@@ -132,20 +134,24 @@ StatusOr<std::unique_ptr<FullParams>> FullParams::Create(
   }
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "summon full parameters", local, deadline));
-  Stream& stream = runtime.compute();
-  const StreamGuard guard(&stream);
-  ParamSink copy;  // None on a rank without copies.
+  auto access =
+      HostAccess::Open(device, runtime.compute().Record(), deadline);
+  SHARD_RETURN_IF_ERROR(OkOrAbort(comm, access.status()));
+  ParamSink fetch;  // None on a rank without copies.
   if (here) {
-    copy = [&](const EngineBuffer& buffer, const Slot& slot,
-               const unsigned char* data) {
-      const int64_t to = summoned->offsets_[static_cast<size_t>(slot.param)];
-      if (to < 0) return;
-      stream.Copy(summoned->copies_.data() + to, data,
-                  DTypeBytes(buffer.plan->dtype, slot.numel));
+    fetch = [&](std::span<const GatheredParam> params) {
+      std::vector<HostCopy> copies;
+      for (const GatheredParam& param : params) {
+        const Slot& slot = *param.slot;
+        const int64_t to = summoned->offsets_[static_cast<size_t>(slot.param)];
+        if (to < 0) continue;
+        copies.push_back({summoned->copies_.data() + to, param.data,
+                          DTypeBytes(param.buffer->plan->dtype, slot.numel)});
+      }
+      return (*access)->Fetch(copies, deadline);
     };
   }
-  SHARD_RETURN_IF_ERROR(
-      GatherParams(runtime, units, comm, &stream, copy, deadline));
+  SHARD_RETURN_IF_ERROR(GatherParams(runtime, units, comm, fetch, deadline));
   return summoned;
 }
 
@@ -162,18 +168,23 @@ Status FullParams::WriteBack(const EngineRuntime& runtime, Communicator* comm,
   // Room for the largest parameter, received from the one rank that has the
   // copies.
   size_t largest = 0;
-  for (size_t p = 0; p < offsets_.size() && rank_ != kAllRanks; ++p) {
+  for (size_t p = 0; p < offsets_.size() && !here_; ++p) {
     const Model::Param& param = plan.model().params()[p];
     if (Has(static_cast<ParamId>(p))) {
       largest = std::max(largest, DTypeBytes(param.dtype, param.numel));
     }
   }
-  auto sent = device->Allocate(largest, "a summoned parameter");
-  auto overwriter = Overwriter::Create(&runtime.compute(), device);
-  const StreamGuard guard(&runtime.compute());
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm, "write summoned parameters back",
-                    sent.ok() ? overwriter.status() : sent.status(), deadline));
+  auto received = device->AllocateHost(largest, "a summoned parameter");
+  auto access =
+      HostAccess::Open(device, runtime.compute().Record(), deadline);
+  Status local = access.status();
+  if (local.ok()) local = received.status();
+  auto overwriter =
+      local.ok()
+          ? Overwriter::Create(access->get(), &runtime.compute(), device)
+          : StatusOr<Overwriter>(local);
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "write summoned parameters back",
+                                      overwriter.status(), deadline));
   for (size_t b = 0; b < buffers.size(); ++b) {
     const EngineBuffer& buffer = buffers[b];
     const DType dtype = buffer.plan->dtype;
@@ -184,20 +195,13 @@ Status FullParams::WriteBack(const EngineRuntime& runtime, Communicator* comm,
       const int64_t at = offsets_[static_cast<size_t>(slot.param)];
       if (at < 0 || slot.numel == 0) continue;
       any = true;
-      const unsigned char* from = nullptr;
-      if (here_) {
-        from = reinterpret_cast<const unsigned char*>(copies_.data()) + at;
-      }
+      std::byte* const copy = here_ ? copies_.data() + at : received->data();
       if (rank_ != kAllRanks) {
-        const size_t bytes = DTypeBytes(dtype, slot.numel);
-        if (here_) runtime.compute().Copy(sent->data(), from, bytes);
         SHARD_RETURN_IF_ERROR(
-            OkOrAbort(comm, runtime.compute().Synchronize(deadline)));
-        SHARD_RETURN_IF_ERROR(comm->Broadcast("write summoned parameters back",
-                                              rank_, sent->data(), bytes,
-                                              deadline));
-        from = reinterpret_cast<const unsigned char*>(sent->data());
+            comm->Broadcast("write summoned parameters back", rank_, copy,
+                            DTypeBytes(dtype, slot.numel), deadline));
       }
+      const auto* const from = reinterpret_cast<const unsigned char*>(copy);
       const int64_t begin = std::max(slot.offset, own_begin);
       const int64_t end = std::min(slot.offset + slot.numel, own_begin + range);
       if (begin >= end) continue;

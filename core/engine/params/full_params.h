@@ -7,7 +7,7 @@
 //
 // Memory: the bytes of the parameters on each rank that has the copies, and
 // while they are written back from one rank, the bytes of the largest parameter
-// on all ranks. Plan::Memory does not count either.
+// on the others. Plan::Memory does not count either.
 
 #ifndef SHARD_CORE_ENGINE_PARAMS_FULL_PARAMS_H_
 #define SHARD_CORE_ENGINE_PARAMS_FULL_PARAMS_H_

@@ -13,9 +13,9 @@ namespace shard {
 
 Status GatherParams(const EngineRuntime& runtime,
                     const std::vector<bool>& units, Communicator* comm,
-                    Stream* stream, const ParamSink& sink,
-                    const Deadline& deadline) {
+                    const ParamSink& sink, const Deadline& deadline) {
   const Plan& plan = *runtime.plan();
+  std::vector<GatheredParam> params;  // Of one unit.
   for (size_t u = 0; u < units.size(); ++u) {
     const UnitPlan& planned = plan.units()[u];
     if (!units[u] || planned.buffers.empty()) continue;
@@ -27,19 +27,21 @@ Status GatherParams(const EngineRuntime& runtime,
           comm, runtime.transfers().Gather(unit, gathered, deadline)));
     }
     if (!sink) continue;
+    params.clear();
     for (const SlotPart& part : SlotParts(plan, unit, false)) {
       const EngineBuffer& buffer = runtime.memory().buffers()[part.buffer];
       for (const Slot& slot : buffer.plan->layout.slots()) {
         if (slot.numel == 0) continue;
-        sink(
-            buffer, slot,
-            gathered == nullptr
-                ? static_cast<const unsigned char*>(buffer.ParamAt(slot.offset))
-                : gathered + part.offset +
-                      DTypeBytes(buffer.plan->dtype, slot.offset));
+        params.push_back(
+            {&buffer, &slot,
+             gathered == nullptr
+                 ? static_cast<const unsigned char*>(
+                       buffer.ParamAt(slot.offset))
+                 : gathered + part.offset +
+                       DTypeBytes(buffer.plan->dtype, slot.offset)});
       }
     }
-    SHARD_RETURN_IF_ERROR(OkOrAbort(comm, stream->Synchronize(deadline)));
+    SHARD_RETURN_IF_ERROR(OkOrAbort(comm, sink(params)));
   }
   return Status();
 }

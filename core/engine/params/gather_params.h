@@ -7,33 +7,38 @@
 #define SHARD_CORE_ENGINE_PARAMS_GATHER_PARAMS_H_
 
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
-#include "core/device/device.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/step/engine_runtime.h"
 #include "core/flat/plan.h"
 
 namespace shard {
 
-// Receives a whole parameter: all elements of `slot`, a slot of `buffer`'s
-// layout, at `data`. Enqueues its work on the stream of GatherParams. An empty
-// sink: this rank has no use for the parameters.
-using ParamSink = std::function<void(
-    const EngineBuffer& buffer, const Slot& slot, const unsigned char* data)>;
+// A whole parameter: all elements of `slot`, a slot of the layout of `buffer`,
+// at `data`.
+struct GatheredParam {
+  const EngineBuffer* buffer;
+  const Slot* slot;
+  const unsigned char* data;
+};
 
-// Passes the parameters of the chosen units to `sink`, those without elements
-// left out. COLLECTIVE, also with an empty sink. `units`: by unit, the same on
-// all ranks. Where there is a sink, waits for `stream` before the next unit
-// takes the slot. An error of this rank alone ends the group. REQUIRES: a
-// drained queue, and slots that are not in use.
+// Receives the parameters of a unit, those without elements left out, and is
+// done with them when it returns. An empty sink: this rank has no use for the
+// parameters.
+using ParamSink = std::function<Status(std::span<const GatheredParam> params)>;
+
+// Passes the parameters of the chosen units to `sink`, one unit after the
+// other. COLLECTIVE, also with an empty sink. `units`: by unit, the same on all
+// ranks. An error of this rank alone ends the group. REQUIRES: a drained queue,
+// and slots that are not in use.
 Status GatherParams(const EngineRuntime& runtime,
                     const std::vector<bool>& units, Communicator* comm,
-                    Stream* stream, const ParamSink& sink,
-                    const Deadline& deadline);
+                    const ParamSink& sink, const Deadline& deadline);
 
 }  // namespace shard
 

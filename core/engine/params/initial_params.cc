@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 #include "core/base/dtype.h"
-#include "core/device/stream_guard.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/transfer/ok_or_abort.h"
 
@@ -50,9 +48,9 @@ Status InitialParams::Set(const EngineRuntime& runtime, ParamId param,
   }
   if (comm_->rank() != 0 || bytes == 0) return Status();
   if (!runtime.units().gathers()) {
-    Stream& compute = runtime.compute();
-    compute.Copy(buffer.ParamAt(place->offset), data, bytes);
-    return compute.Synchronize(deadline);
+    SHARD_ASSIGN_OR_RETURN(HostAccess* const access, Access(runtime, deadline));
+    const HostCopy copy = {buffer.ParamAt(place->offset), data, bytes};
+    return access->Store({&copy, 1}, deadline);
   }
   filled_.resize(runtime.memory().buffers().size());
   if (filled_[index].data() == nullptr) {
@@ -87,55 +85,65 @@ Status InitialParams::Broadcast(const EngineRuntime& runtime,
 
 void InitialParams::Finish() {
   filled_.clear();
+  access_ = nullptr;
   filling_ = false;
 }
 
+void InitialParams::StartFilling() {
+  access_ = nullptr;
+  filling_ = true;
+}
+
+StatusOr<HostAccess*> InitialParams::Access(const EngineRuntime& runtime,
+                                            const Deadline& deadline) {
+  if (access_ == nullptr) {
+    SHARD_ASSIGN_OR_RETURN(
+        access_,
+        HostAccess::Open(device_, runtime.compute().Record(), deadline));
+  }
+  return access_.get();
+}
+
 Status InitialParams::BroadcastValues(const EngineRuntime& runtime,
-                                      const Deadline& deadline) const {
+                                      const Deadline& deadline) {
+  constexpr const char* kPhase = "broadcast parameters";
   constexpr int64_t kPiece = 1 << 20;  // Bytes.
-  Stream& compute = runtime.compute();
-  DeviceMemory piece;
-  const StreamGuard guard(&compute);
   const std::vector<EngineBuffer>& buffers = runtime.memory().buffers();
+  if (!runtime.units().gathers()) {
+    for (const EngineBuffer& buffer : buffers) {
+      const size_t bytes =
+          DTypeBytes(buffer.plan->dtype, buffer.plan->layout.padded_numel());
+      if (bytes == 0) continue;
+      SHARD_RETURN_IF_ERROR(
+          comm_->Broadcast(kPhase, 0, buffer.params, bytes, deadline));
+    }
+    return Status();
+  }
+  // Rank 0's stays zero, for parameters that were not set.
+  auto piece = device_->AllocateHost(kPiece, "a piece of parameters");
+  const auto access = Access(runtime, deadline);
+  SHARD_RETURN_IF_ERROR(AgreeOnStatus(
+      comm_, kPhase, piece.ok() ? access.status() : piece.status(), deadline));
   for (size_t b = 0; b < buffers.size(); ++b) {
     const EngineBuffer& buffer = buffers[b];
     const auto size = static_cast<int64_t>(DTypeSize(buffer.plan->dtype));
     const int64_t bytes = buffer.plan->layout.padded_numel() * size;
-    if (bytes == 0) continue;
-    if (!runtime.units().gathers()) {
-      SHARD_RETURN_IF_ERROR(
-          comm_->Broadcast("broadcast parameters", 0, buffer.params,
-                           static_cast<size_t>(bytes), deadline));
-      continue;
-    }
-    if (piece.size() == 0) {
-      auto allocated = device_->Allocate(kPiece, "a piece of parameters");
-      SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, "broadcast parameters",
-                                          allocated.status(), deadline));
-      piece = *std::move(allocated);
-    }
+    const bool set = b < filled_.size() && filled_[b].data() != nullptr;
     const int64_t held_begin = buffer.held_begin * size;
     const int64_t held_end = held_begin + buffer.held_numel * size;
     for (int64_t at = 0; at < bytes; at += kPiece) {
       const int64_t end = std::min(at + kPiece, bytes);
-      const auto count = static_cast<size_t>(end - at);
-      if (comm_->rank() == 0) {
-        const bool set = b < filled_.size() && filled_[b].data() != nullptr;
-        if (set) {
-          compute.Copy(piece.data(), filled_[b].data() + at, count);
-        } else {
-          compute.FillZeros(piece.data(), count);
-        }
-        SHARD_RETURN_IF_ERROR(OkOrAbort(comm_, compute.Synchronize(deadline)));
-      }
-      SHARD_RETURN_IF_ERROR(comm_->Broadcast("broadcast parameters", 0,
-                                             piece.data(), count, deadline));
+      std::byte* const data = set ? filled_[b].data() + at : piece->data();
+      SHARD_RETURN_IF_ERROR(comm_->Broadcast(
+          kPhase, 0, data, static_cast<size_t>(end - at), deadline));
       const int64_t from = std::max(at, held_begin);
       const int64_t to = std::min(end, held_end);
       if (from >= to) continue;
-      compute.Copy(buffer.params + (from - held_begin),
-                   piece.data() + (from - at), static_cast<size_t>(to - from));
-      SHARD_RETURN_IF_ERROR(OkOrAbort(comm_, compute.Synchronize(deadline)));
+      const HostCopy copy = {buffer.params + (from - held_begin),
+                             data + (from - at),
+                             static_cast<size_t>(to - from)};
+      SHARD_RETURN_IF_ERROR(
+          OkOrAbort(comm_, (*access)->Store({&copy, 1}, deadline)));
     }
   }
   return Status();

@@ -13,12 +13,14 @@
 #define SHARD_CORE_ENGINE_PARAMS_INITIAL_PARAMS_H_
 
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/device/host_access.h"
 #include "core/engine/step/engine_runtime.h"
 
 namespace shard {
@@ -51,12 +53,16 @@ class InitialParams {
   void Finish();
   // Begins the filling again: a load that failed while writing has left the
   // parameters without values.
-  void StartFilling() { filling_ = true; }
+  void StartFilling();
 
  private:
+  // Returns the host's access to the parameters, which is opened once: values
+  // are set one by one.
+  StatusOr<HostAccess*> Access(const EngineRuntime& runtime,
+                               const Deadline& deadline);
   // Sends the values from rank 0 to every rank that holds a part. COLLECTIVE.
   Status BroadcastValues(const EngineRuntime& runtime,
-                         const Deadline& deadline) const;
+                         const Deadline& deadline);
 
   Communicator* const comm_;
   Device* const device_;
@@ -64,6 +70,7 @@ class InitialParams {
   // By buffer, the values that were set: on rank 0 while filling, where it does
   // not hold all parameters.
   std::vector<DeviceMemory> filled_;
+  std::unique_ptr<HostAccess> access_;  // Null until it is needed.
 };
 
 }  // namespace shard

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -187,9 +188,11 @@ Status MigrateParams(const EngineRuntime& from, const EngineRuntime& to,
                      Communicator* comm, const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(GatherParams(
       from, std::vector<bool>(from.plan()->units().size(), true), comm,
-      &to.compute(),
-      [&](const EngineBuffer&, const Slot& slot, const unsigned char* data) {
-        WriteParam(to, *comm, slot, data);
+      [&](std::span<const GatheredParam> params) {
+        for (const GatheredParam& param : params) {
+          WriteParam(to, *comm, *param.slot, param.data);
+        }
+        return to.compute().Synchronize(deadline);
       },
       deadline));
   return comm->Barrier("migrate parameters", deadline);

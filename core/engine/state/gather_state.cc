@@ -3,8 +3,8 @@
 #include "core/engine/state/gather_state.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "core/device/stream_guard.h"
 #include "core/engine/state/local_state.h"
 #include "core/engine/transfer/ok_or_abort.h"
 
@@ -34,20 +34,19 @@ class Gatherer {
  public:
   Gatherer(const Plan& plan, const EngineMemory& memory,
            const std::vector<StateEntry>& entries, Communicator* comm,
-           Stream* stream, const TensorSink* sink, const Deadline& deadline)
+           HostAccess* access, const TensorSink* sink, const Deadline& deadline)
       : plan_(plan),
         memory_(memory),
         entries_(entries),
         comm_(comm),
-        stream_(stream),
+        access_(access),
         sink_(sink),
-        deadline_(deadline),
-        guard_(stream) {}
+        deadline_(deadline) {}
 
   // Allocates room for a run, and on a receiving rank for the largest tensor.
   Status Allocate(Device* device) {
     SHARD_ASSIGN_OR_RETURN(run_room_,
-                           device->Allocate(kRunBytes, "a run of tensors"));
+                           device->AllocateHost(kRunBytes, "a run of tensors"));
     if (sink_ == nullptr) return Status();
     size_t largest = 0;
     for (const StateEntry& entry : entries_) {
@@ -98,41 +97,45 @@ class Gatherer {
   Status Send() {
     if (run_.bytes == 0) return Status();
     if (comm_->rank() == run_.owner) {
-      std::byte* to = run_room_.data();
-      for (const Piece& piece : run_.pieces) {
-        const StateEntry& entry = entries_[piece.entry];
-        const OwnedElements owned = OwnedBy(plan_, entry, run_.owner);
-        stream_->Copy(to,
-                      LocalData(plan_, memory_, entry, owned, run_.owner) +
-                          piece.owned_begin,
-                      piece.bytes);
-        to += piece.bytes;
-      }
-      SHARD_RETURN_IF_ERROR(OkOrAbort(comm_, stream_->Synchronize(deadline_)));
+      SHARD_RETURN_IF_ERROR(OkOrAbort(comm_, FetchRun()));
     }
     SHARD_RETURN_IF_ERROR(comm_->Broadcast(kPhase, run_.owner, run_room_.data(),
                                            run_.bytes, deadline_));
-    if (sink_ != nullptr) SHARD_RETURN_IF_ERROR(TakeRun());
+    if (sink_ != nullptr) TakeRun();
     run_ = Run();
     return Status();
   }
 
+  // Copies this rank's pieces of the run, one behind the other.
+  Status FetchRun() {
+    std::vector<HostCopy> copies;
+    copies.reserve(run_.pieces.size());
+    std::byte* to = run_room_.data();
+    for (const Piece& piece : run_.pieces) {
+      const StateEntry& entry = entries_[piece.entry];
+      const OwnedElements owned = OwnedBy(plan_, entry, run_.owner);
+      const std::byte* const data =
+          LocalData(plan_, memory_, entry, owned, run_.owner);
+      copies.push_back({to, data + piece.owned_begin, piece.bytes});
+      to += piece.bytes;
+    }
+    return access_->Fetch(copies, deadline_);
+  }
+
   // Receives a run. Elements come in the order of the entries: a tensor is
   // whole when its last byte has arrived.
-  Status TakeRun() {
+  void TakeRun() {
     const std::byte* from = run_room_.data();
     for (const Piece& piece : run_.pieces) {
       DeliverUpTo(piece.entry);
       const StateEntry& entry = entries_[piece.entry];
-      stream_->Copy(tensor_.data() + piece.begin, from, piece.bytes);
-      SHARD_RETURN_IF_ERROR(OkOrAbort(comm_, stream_->Synchronize(deadline_)));
+      std::memcpy(tensor_.data() + piece.begin, from, piece.bytes);
       from += piece.bytes;
       if (piece.begin + piece.bytes == EntryBytes(entry, entry.numel)) {
         Deliver(piece.entry, tensor_.data());
         next_ = piece.entry + 1;
       }
     }
-    return Status();
   }
 
   // Delivers the aliases, and the entries without elements, before `entry`.
@@ -149,12 +152,11 @@ class Gatherer {
   const EngineMemory& memory_;
   const std::vector<StateEntry>& entries_;
   Communicator* const comm_;
-  Stream* const stream_;
+  HostAccess* const access_;
   const TensorSink* const sink_;  // Null: this rank gets nothing.
   const Deadline deadline_;
   DeviceMemory run_room_;
   DeviceMemory tensor_;
-  const StreamGuard guard_;  // Goes before the memory above.
   Run run_;
   size_t next_ = 0;  // The first entry that was not delivered.
   Status sink_status_;
@@ -164,10 +166,10 @@ class Gatherer {
 
 Status GatherState(const Plan& plan, const EngineMemory& memory,
                    const std::vector<StateEntry>& entries, int rank,
-                   Communicator* comm, Device* device, Stream* stream,
+                   Communicator* comm, Device* device, HostAccess* access,
                    const TensorSink& sink, const Deadline& deadline) {
   const bool here = rank < 0 || rank == comm->rank();
-  Gatherer gatherer(plan, memory, entries, comm, stream, here ? &sink : nullptr,
+  Gatherer gatherer(plan, memory, entries, comm, access, here ? &sink : nullptr,
                     deadline);
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, kPhase, gatherer.Allocate(device), deadline));

@@ -18,6 +18,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/device/host_access.h"
 #include "core/engine/memory/buffers.h"
 #include "core/flat/plan.h"
 #include "core/state/state_entries.h"
@@ -31,10 +32,11 @@ using TensorSink = std::function<Status(size_t entry, const std::byte* data)>;
 // Passes all entries, in their order, to `sink` on rank `rank`, or with -1 on
 // all ranks. COLLECTIVE. An error of a sink becomes the error of all ranks,
 // once the other sinks have got all entries; the failed sink gets no more.
-// REQUIRES: the same entries on all ranks, and idle streams.
+// `access` is to the tensors in `memory`. REQUIRES: the same entries on all
+// ranks.
 Status GatherState(const Plan& plan, const EngineMemory& memory,
                    const std::vector<StateEntry>& entries, int rank,
-                   Communicator* comm, Device* device, Stream* stream,
+                   Communicator* comm, Device* device, HostAccess* access,
                    const TensorSink& sink, const Deadline& deadline);
 
 }  // namespace shard

@@ -11,6 +11,7 @@
 #include "core/base/dtype.h"
 #include "core/base/element_type.h"
 #include "core/base/strings.h"
+#include "core/device/stream_guard.h"
 #include "kernels/formula/narrow_states.h"
 
 namespace shard {
@@ -48,7 +49,8 @@ StatusOr<size_t> FindState(const FlatBufferPlan& plan, std::string_view name) {
 
 Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
                    int range, const ParamPlace& place, size_t state,
-                   const float* values, size_t count, Stream* stream) {
+                   const float* values, size_t count, HostAccess* access,
+                   Stream* stream, const Deadline& deadline) {
   const FlatBufferPlan& plan = *buffer.plan;
   const std::string& name = plan.states[state].tensor.name;
   const FlatLayout& layout = plan.StateLayout(state);
@@ -68,21 +70,27 @@ Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
   const int64_t end =
       std::min(slot.offset + slot.numel, range_begin + layout.shard_numel());
   if (begin >= end) return Status();
-  const float* const from = values + (begin - slot.offset);
   const auto numel = static_cast<size_t>(end - begin);
+  DeviceMemory copy;
+  const StreamGuard guard(stream);
+  SHARD_ASSIGN_OR_RETURN(
+      const void* const given,
+      access->ForKernels(values + (begin - slot.offset), numel * sizeof(float),
+                         &copy, deadline));
+  const auto* const from = static_cast<const float*>(given);
   const auto at = static_cast<size_t>(begin - range_begin);
   const DType dtype = plan.states[state].tensor.dtype;
   unsigned char* const data = buffer.states[state] + at * DTypeSize(dtype);
-  if (!IsQuantized(dtype)) {
+  if (IsQuantized(dtype)) {
+    unsigned char* const scales = buffer.states[state] + layout.shard_numel();
+    stream->EncodeQ8(
+        NarrowStateKinds(optimizer.formula())[state], from, numel, nullptr, 0,
+        data,
+        reinterpret_cast<float*>(scales) + at / static_cast<size_t>(kQ8Block));
+  } else {
     stream->Narrow(dtype, from, data, numel, nullptr);
-    return Status();
   }
-  unsigned char* const scales = buffer.states[state] + layout.shard_numel();
-  stream->EncodeQ8(
-      NarrowStateKinds(optimizer.formula())[state], from, numel, nullptr, 0,
-      data,
-      reinterpret_cast<float*>(scales) + at / static_cast<size_t>(kQ8Block));
-  return Status();
+  return stream->Synchronize(deadline);
 }
 
 }  // namespace shard

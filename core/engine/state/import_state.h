@@ -9,7 +9,9 @@
 #include <cstddef>
 #include <string_view>
 
+#include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/device/host_access.h"
 #include "core/device/stream.h"
 #include "core/engine/memory/buffers.h"
 #include "core/optim/optimizer.h"
@@ -21,17 +23,18 @@ namespace shard {
 // listing those that are.
 StatusOr<size_t> FindState(const FlatBufferPlan& plan, std::string_view name);
 
-// Stores this rank's elements of an optimizer state. Local. Enqueues on
-// `stream`, which reads `values` until it is done. `range`: this rank's,
-// Plan::RangeOf. `values`: the `count` elements of `state`, an index into
-// `buffer.plan->states`, of the parameter at `place`; `optimizer` is that of
-// its group. Narrower states are rounded to nearest. Errors: a count that is
-// not the state's; values that are not finite, or are negative where the
-// formula says that the state is one of squares (StateKind). REQUIRES: a
-// trainable parameter that is not empty.
+// Stores this rank's elements of an optimizer state. Local. `range`: this
+// rank's, Plan::RangeOf. `values`: the `count` elements of `state`, an index
+// into `buffer.plan->states`, of the parameter at `place`; `optimizer` is that
+// of its group. Narrower states are rounded to nearest, by kernels of `stream`;
+// `access` is to the tensors of `buffer`. Errors: a count that is not the
+// state's; values that are not finite, or are negative where the formula says
+// that the state is one of squares (StateKind). REQUIRES: a trainable parameter
+// that is not empty.
 Status ImportState(const EngineBuffer& buffer, const Optimizer& optimizer,
                    int range, const ParamPlace& place, size_t state,
-                   const float* values, size_t count, Stream* stream);
+                   const float* values, size_t count, HostAccess* access,
+                   Stream* stream, const Deadline& deadline);
 
 }  // namespace shard
 

@@ -146,8 +146,12 @@ Status StateReader::ReadEntries(const TensorStore& store,
       [&](size_t request, int64_t begin, int64_t numel, const std::byte* data) {
         const Target& target = targets[target_of[request]];
         const StateEntry& entry = *target.entry;
-        return Copy(target.data + EntryBytes(entry, begin - target.owned.begin),
-                    data, EntryBytes(entry, numel));
+        std::byte* const to =
+            target.data + EntryBytes(entry, begin - target.owned.begin);
+        // A state dict of this engine, whose memory is the engine's.
+        if (to == data) return Status();
+        const HostCopy copy = {to, data, EntryBytes(entry, numel)};
+        return access_->Store({&copy, 1}, deadline_.Work());
       });
   for (const size_t t : encoded) {
     if (status.ok()) status = EncodeTarget(store, targets[t], options);
@@ -156,33 +160,12 @@ Status StateReader::ReadEntries(const TensorStore& store,
   return status;
 }
 
-Status StateReader::Copy(std::byte* to, const std::byte* from, size_t bytes) {
-  // A state dict of this engine, whose memory is the engine's.
-  if (to == from) return Status();
-  std::unique_ptr<Stream> stream;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!idle_.empty()) {
-      stream = std::move(idle_.back());
-      idle_.pop_back();
-    }
-  }
-  if (stream == nullptr) {
-    SHARD_ASSIGN_OR_RETURN(stream, device_->CreateStream(StreamKind::kCompute));
-  }
-  stream->Copy(to, from, bytes);
-  // The store reuses the piece after this function returns.
-  const Status status = stream->Synchronize(deadline_.Work());
-  const std::lock_guard<std::mutex> lock(mutex_);
-  idle_.push_back(std::move(stream));
-  return status;
-}
-
 Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
                                  const ReadOptions& options) {
   const StateEntry& entry = *target.entry;
   const auto count = static_cast<size_t>(target.owned.numel);
   std::vector<float> values(count);
+  DeviceMemory copy;
   const StreamGuard guard(stream_);
   const ConvertedRequest request = {
       {target.match.tensor, target.owned.begin, target.owned.numel},
@@ -205,8 +188,12 @@ Status StateReader::EncodeTarget(const TensorStore& store, const Target& target,
   scales.scales = true;
   scales.type = ElementType::kF32;
   const OwnedElements owned = OwnedBy(plan_, scales, rank_);
-  stream_->EncodeQ8(kinds[entry.state], values.data(), count, nullptr, 0,
-                    reinterpret_cast<uint8_t*>(target.data),
+  SHARD_ASSIGN_OR_RETURN(
+      const void* const from,
+      access_->ForKernels(values.data(), count * sizeof(float), &copy,
+                          deadline_.Work()));
+  stream_->EncodeQ8(kinds[entry.state], static_cast<const float*>(from), count,
+                    nullptr, 0, reinterpret_cast<uint8_t*>(target.data),
                     reinterpret_cast<float*>(
                         LocalData(plan_, memory_, scales, owned, rank_)));
   return stream_->Synchronize(deadline_.Work());

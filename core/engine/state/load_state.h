@@ -8,16 +8,13 @@
 #define SHARD_CORE_ENGINE_STATE_LOAD_STATE_H_
 
 #include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "core/base/status.h"
 #include "core/checkpoint/store/tensor_store.h"
 #include "core/comm/communicator.h"
-#include "core/device/device.h"
+#include "core/device/host_access.h"
 #include "core/device/stream.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/state/work_deadline.h"
@@ -31,16 +28,17 @@ namespace shard {
 
 class StateReader {
  public:
-  // All arguments must outlive the reader. `optimizers`: by GroupId.
+  // All arguments must outlive the reader. `optimizers`: by GroupId. `access`
+  // is to the tensors in `memory`; `stream` runs kernels.
   StateReader(const Plan& plan, const EngineMemory& memory,
               const std::vector<Optimizer>& optimizers, Communicator* comm,
-              Device* device, Stream* stream, const WorkDeadline& deadline)
+              HostAccess* access, Stream* stream, const WorkDeadline& deadline)
       : plan_(plan),
         memory_(memory),
         optimizers_(optimizers),
         comm_(comm),
         rank_(comm->rank()),
-        device_(device),
+        access_(access),
         stream_(stream),
         deadline_(deadline) {}
 
@@ -78,7 +76,6 @@ class StateReader {
   Status Receive(const TensorStore& store, size_t tensor,
                  const ReadOptions& options, std::vector<std::byte>* room,
                  MemoryStore* whole);
-  Status Copy(std::byte* to, const std::byte* from, size_t bytes);
   Status EncodeTarget(const TensorStore& store, const Target& target,
                       const ReadOptions& options);
   Status FillMasters(const std::vector<StateEntry>& entries,
@@ -89,12 +86,8 @@ class StateReader {
   const std::vector<Optimizer>& optimizers_;
   Communicator* const comm_;
   const int rank_;
-  Device* const device_;
+  HostAccess* const access_;
   Stream* const stream_;
-  // Guards idle_: the streams that no thread uses now. Pieces come from several
-  // threads, and each needs a stream.
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Stream>> idle_;
   const WorkDeadline deadline_;
 };
 

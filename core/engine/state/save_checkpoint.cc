@@ -102,6 +102,7 @@ StatusOr<std::unique_ptr<CheckpointSave>> CheckpointSave::Start(
                 [&] { return save->writer_->Snapshot(room); });
     SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, kPhase, copied, deadline.Work()));
     save->state_.memory = nullptr;
+    save->state_.access = nullptr;
   }
   return save;
 }
@@ -183,8 +184,11 @@ void CheckpointSave::PlaceOwn() {
                   static_cast<uint32_t>(rank), slice_bytes_, &layout, &slices);
     const std::byte* data = LocalData(plan, *state_.memory, entry, owned, rank);
     for (const Slice& slice : slices) {
-      sources.push_back({data, slice.extent.offset, slice.extent.bytes});
-      data += slice.extent.bytes;
+      const uint64_t bytes = slice.extent.bytes;
+      const std::byte* const in_place = state_.access->InPlace(data);
+      sources.push_back({in_place, slice.extent.offset, bytes});
+      if (in_place == nullptr) fetched_.push_back({data, bytes});
+      data += bytes;
     }
   }
   for (const HostBlob& blob : state_.blobs) {
@@ -192,7 +196,23 @@ void CheckpointSave::PlaceOwn() {
     const uint64_t bytes = blob.content.size();
     sources.push_back({blob.content.data(), layout.Add(bytes), bytes});
   }
-  writer_.emplace(std::move(sources), layout.file_bytes());
+  FetchData fetch;
+  if (!fetched_.empty()) {
+    fetch = [this](std::span<const DataFetch> fetches) {
+      return Fetch(fetches);
+    };
+  }
+  writer_.emplace(std::move(sources), layout.file_bytes(), std::move(fetch));
+}
+
+Status CheckpointSave::Fetch(std::span<const DataFetch> fetches) const {
+  std::vector<HostCopy> copies;
+  copies.reserve(fetches.size());
+  for (const DataFetch& fetch : fetches) {
+    const std::span<const std::byte> tensor = fetched_[fetch.source];
+    copies.push_back({fetch.to, tensor.data(), tensor.size()});
+  }
+  return state_.access->Fetch(copies, deadline_.Work());
 }
 
 EventArguments CheckpointSave::About() const {

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,7 @@
 #include "core/checkpoint/manifest/manifest.h"
 #include "core/checkpoint/store/progress.h"
 #include "core/comm/communicator.h"
+#include "core/device/host_access.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/state/local_state.h"
 #include "core/engine/state/work_deadline.h"
@@ -64,10 +66,11 @@ struct HostBlob {
   std::vector<std::byte> content;
 };
 
-// The state to save. Start reads it, and keeps none of it but `plan`.
+// The state to save. With a snapshot, the save reads no tensor after Start.
 struct SavedState {
   std::shared_ptr<const Plan> plan;
   const EngineMemory* memory;
+  std::unique_ptr<HostAccess> access;  // To the tensors in `memory`.
   TrainingNumbers numbers;
   // By GroupId; an optimizer says what its states mean.
   std::vector<Optimizer> optimizers;
@@ -104,6 +107,8 @@ class CheckpointSave {
   Status OpenDirectory(const std::string& root);
   // Lists this rank's slices and their sources.
   void PlaceOwn();
+  // Copies tensors that the writer cannot read in place.
+  Status Fetch(std::span<const DataFetch> fetches) const;
   // Returns what the events of this save say.
   EventArguments About() const;
   Status WriteData();
@@ -130,6 +135,8 @@ class CheckpointSave {
   std::string path_;
   std::optional<PendingCheckpoint> pending_;  // Rank 0's.
   Directory folder_;                          // The other ranks'.
+  // By source of the writer, the tensors that it cannot read in place.
+  std::vector<std::span<const std::byte>> fetched_;
   std::optional<DataWriter> writer_;
 };
 

@@ -61,9 +61,8 @@ StatusOr<std::shared_ptr<AsyncSave>> TrainingState::Save(
   }
   SHARD_RETURN_IF_ERROR(deps_.runtime->units().EnterChange(
       Activity::kSave, local, arguments, deadline.Exchange()));
-  SHARD_RETURN_IF_ERROR(OkOrAbort(
-      deps_.comm, deps_.runtime->compute().Synchronize(deadline.Work())));
   SavedState state;
+  SHARD_ASSIGN_OR_RETURN(state.access, OpenAccessOrAbort(deadline));
   state.plan = deps_.runtime->plan();
   state.memory = &memory();
   state.numbers = numbers_.Now();
@@ -72,9 +71,31 @@ StatusOr<std::shared_ptr<AsyncSave>> TrainingState::Save(
                                  deps_.comm, deps_.device);
 }
 
+StatusOr<std::unique_ptr<HostAccess>> TrainingState::OpenAccess(
+    const Deadline& deadline) const {
+  return HostAccess::Open(deps_.device, deps_.runtime->compute().Record(),
+                          deadline);
+}
+
+StatusOr<std::unique_ptr<HostAccess>> TrainingState::OpenAccessOrAbort(
+    const WorkDeadline& deadline) const {
+  auto access = OpenAccess(deadline.Work());
+  SHARD_RETURN_IF_ERROR(OkOrAbort(deps_.comm, access.status()));
+  return access;
+}
+
 Status TrainingState::AddLocal(const StateOptions& options,
                                const Deadline& deadline, MemoryStore* store) {
-  SHARD_RETURN_IF_ERROR(deps_.runtime->compute().Synchronize(deadline));
+  SHARD_ASSIGN_OR_RETURN(std::shared_ptr<HostAccess> access,
+                         OpenAccess(deadline));
+  if (!deps_.device->IsHostMemory()) {
+    store->FetchPartsWith([access = std::move(access),
+                           timeout = deps_.comm->timeout()](
+                              const std::byte* from, size_t bytes, void* to) {
+      const HostCopy copy = {to, from, bytes};
+      return access->Fetch({&copy, 1}, Deadline::After(timeout));
+    });
+  }
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan_, options));
   for (const StateEntry& entry : entries) {
@@ -127,11 +148,9 @@ Status TrainingState::Gather(const StatusOr<StateOptions>& options, int rank,
   }
   SHARD_RETURN_IF_ERROR(deps_.runtime->units().EnterChange(
       Activity::kGatherState, local, arguments, deadline.Exchange()));
-  SHARD_RETURN_IF_ERROR(OkOrAbort(
-      deps_.comm, deps_.runtime->compute().Synchronize(deadline.Work())));
+  SHARD_ASSIGN_OR_RETURN(const auto access, OpenAccessOrAbort(deadline));
   return GatherState(
-      plan_, memory(), entries, rank, deps_.comm, deps_.device,
-      &deps_.runtime->compute(),
+      plan_, memory(), entries, rank, deps_.comm, deps_.device, access.get(),
       [&](size_t entry, const std::byte* data) {
         return sink(entries[entry], data);
       },
@@ -293,8 +312,9 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
 
   // Memory is written from here on: after an error the old values are lost.
   const bool params = options.state.content != StateContent::kOptimizer;
+  SHARD_ASSIGN_OR_RETURN(const auto access, OpenAccessOrAbort(deadline));
   StateReader reader(plan_, memory(), deps_.hypers->optimizers(), deps_.comm,
-                     deps_.device, &deps_.runtime->compute(), deadline);
+                     access.get(), &deps_.runtime->compute(), deadline);
   ReadOptions read;
   read.threads = options.threads;
   read.verify = options.verify;

@@ -19,6 +19,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/device/host_access.h"
 #include "core/engine/params/initial_params.h"
 #include "core/engine/state/checkpoints.h"
 #include "core/engine/state/engine_numbers.h"
@@ -59,8 +60,8 @@ class TrainingState {
       const Status& known, const WorkDeadline& deadline);
 
   // Adds the elements that this rank owns, and the numbers, to `store`. Local.
-  // The store's parts are the engine's memory. `deadline` limits the wait for
-  // the engine's stream.
+  // The store's parts are the engine's memory, which may be that of a device:
+  // see MemoryStore. `deadline` limits the wait for the engine's stream.
   Status AddLocal(const StateOptions& options, const Deadline& deadline,
                   MemoryStore* store);
 
@@ -89,6 +90,13 @@ class TrainingState {
 
  private:
   const EngineMemory& memory() const { return deps_.runtime->memory(); }
+  // Open the host's access to the tensors, after all work of the engine's
+  // stream; the second in a collective operation, which an error ends on all
+  // ranks.
+  StatusOr<std::unique_ptr<HostAccess>> OpenAccess(
+      const Deadline& deadline) const;
+  StatusOr<std::unique_ptr<HostAccess>> OpenAccessOrAbort(
+      const WorkDeadline& deadline) const;
   // Enters a load: returns once the ranks agree on it and its options.
   // COLLECTIVE.
   Status EnterLoad(const StatusOr<LoadOptions>& options, const Status& known,

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/device/host_access.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "core/device/stream.h"
+
+namespace shard {
+
+namespace {
+
+constexpr size_t kHalf = HostAccess::kStagingBytes / 2;
+
+// Cuts copies into pieces, as many at a time as fit into half of the staging
+// memory.
+class Batches {
+ public:
+  explicit Batches(std::span<const HostCopy> copies) : left_(copies) {}
+
+  // Returns the next pieces, none of them empty; no pieces at the end.
+  std::vector<HostCopy> Next() {
+    std::vector<HostCopy> pieces;
+    for (size_t room = kHalf; room > 0 && !left_.empty();) {
+      const HostCopy& copy = left_.front();
+      const size_t bytes = std::min(copy.bytes - done_, room);
+      if (bytes > 0) {
+        pieces.push_back({static_cast<std::byte*>(copy.to) + done_,
+                          static_cast<const std::byte*>(copy.from) + done_,
+                          bytes});
+      }
+      room -= bytes;
+      done_ += bytes;
+      if (done_ < copy.bytes) break;
+      left_ = left_.subspan(1);
+      done_ = 0;
+    }
+    return pieces;
+  }
+
+ private:
+  std::span<const HostCopy> left_;
+  size_t done_ = 0;  // Bytes of the first copy that is left.
+};
+
+void CopyInPlace(std::span<const HostCopy> copies) {
+  for (const HostCopy& copy : copies) {
+    if (copy.bytes > 0) std::memcpy(copy.to, copy.from, copy.bytes);
+  }
+}
+
+}  // namespace
+
+// A stream and its staging memory, for one thread at a time.
+class HostAccess::Lane {
+ public:
+  static StatusOr<std::unique_ptr<Lane>> Create(Device* device) {
+    auto lane = std::make_unique<Lane>();
+    SHARD_ASSIGN_OR_RETURN(
+        lane->staging_,
+        device->AllocateHost(kStagingBytes, "staging memory for tensors"));
+    SHARD_ASSIGN_OR_RETURN(lane->stream_,
+                           device->CreateStream(StreamKind::kCompute));
+    return lane;
+  }
+
+  Status Fetch(std::span<const HostCopy> copies, const Deadline& deadline) {
+    Batches batches(copies);
+    struct Half {
+      std::vector<HostCopy> pieces;
+      Event filled;
+    };
+    std::array<Half, 2> halves;
+    const auto fill = [&](size_t half) {
+      halves[half].pieces = batches.Next();
+      std::byte* to = At(half);
+      for (const HostCopy& piece : halves[half].pieces) {
+        stream_->Copy(to, piece.from, piece.bytes);
+        to += piece.bytes;
+      }
+      halves[half].filled = stream_->Record();
+    };
+    fill(0);
+    for (size_t half = 0; !halves[half].pieces.empty(); half = 1 - half) {
+      fill(1 - half);
+      SHARD_RETURN_IF_ERROR(halves[half].filled.Synchronize(deadline));
+      const std::byte* from = At(half);
+      for (const HostCopy& piece : halves[half].pieces) {
+        std::memcpy(piece.to, from, piece.bytes);
+        from += piece.bytes;
+      }
+    }
+    return Status();
+  }
+
+  Status Store(std::span<const HostCopy> copies, const Deadline& deadline) {
+    Batches batches(copies);
+    std::array<Event, 2> emptied;
+    std::vector<HostCopy> pieces = batches.Next();
+    for (size_t half = 0; !pieces.empty(); half = 1 - half) {
+      SHARD_RETURN_IF_ERROR(emptied[half].Synchronize(deadline));
+      std::byte* from = At(half);
+      for (const HostCopy& piece : pieces) {
+        std::memcpy(from, piece.from, piece.bytes);
+        stream_->Copy(piece.to, from, piece.bytes);
+        from += piece.bytes;
+      }
+      emptied[half] = stream_->Record();
+      pieces = batches.Next();
+    }
+    return stream_->Synchronize(deadline);
+  }
+
+ private:
+  std::byte* At(size_t half) const { return staging_.data() + half * kHalf; }
+
+  DeviceMemory staging_;
+  // Destroyed first: then no copy uses the staging memory any more.
+  std::unique_ptr<Stream> stream_;
+};
+
+HostAccess::HostAccess(Device* device)
+    : device_(device), in_place_(device->IsHostMemory()) {}
+
+HostAccess::~HostAccess() = default;
+
+StatusOr<std::unique_ptr<HostAccess>> HostAccess::Open(
+    Device* device, const Event& after, const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(after.Synchronize(deadline));
+  return std::unique_ptr<HostAccess>(new HostAccess(device));
+}
+
+StatusOr<std::unique_ptr<HostAccess::Lane>> HostAccess::TakeLane() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!idle_.empty()) {
+      std::unique_ptr<Lane> lane = std::move(idle_.back());
+      idle_.pop_back();
+      return lane;
+    }
+  }
+  return Lane::Create(device_);
+}
+
+void HostAccess::KeepLane(std::unique_ptr<Lane> lane) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.push_back(std::move(lane));
+}
+
+Status HostAccess::Fetch(std::span<const HostCopy> copies,
+                         const Deadline& deadline) {
+  if (in_place_) {
+    CopyInPlace(copies);
+    return Status();
+  }
+  SHARD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, TakeLane());
+  SHARD_RETURN_IF_ERROR(lane->Fetch(copies, deadline));
+  KeepLane(std::move(lane));
+  return Status();
+}
+
+Status HostAccess::Store(std::span<const HostCopy> copies,
+                         const Deadline& deadline) {
+  if (in_place_) {
+    CopyInPlace(copies);
+    return Status();
+  }
+  SHARD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, TakeLane());
+  SHARD_RETURN_IF_ERROR(lane->Store(copies, deadline));
+  KeepLane(std::move(lane));
+  return Status();
+}
+
+StatusOr<const void*> HostAccess::ForKernels(const void* from, size_t bytes,
+                                             DeviceMemory* copy,
+                                             const Deadline& deadline) {
+  if (in_place_ || bytes == 0) return from;
+  SHARD_ASSIGN_OR_RETURN(*copy, device_->Allocate(bytes, "values for kernels"));
+  const HostCopy whole = {copy->data(), from, bytes};
+  SHARD_RETURN_IF_ERROR(Store({&whole, 1}, deadline));
+  return static_cast<const void*>(copy->data());
+}
+
+}  // namespace shard

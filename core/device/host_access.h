@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HostAccess: the one way in which code of the host reads and writes tensors,
+// such as that of checkpoints, state dicts and first values. Work on streams
+// uses tensors where they lie, and needs no access.
+//
+//                tensors in the host's memory   tensors in other memory
+//   InPlace      the tensor                     null
+//   Fetch        memcpy                         a stream copies to staging
+//                                               memory, the host from there
+//   Store        memcpy                         the reverse
+//   ForKernels   the host's values              a copy in the device's memory
+//
+// Order. An access sees all that was enqueued before it was opened. Fetch and
+// Store have finished when they return, so work that is enqueued later sees
+// what they stored. REQUIRES: no stream writes the tensors meanwhile.
+//
+// Errors. Once a function has returned an error or thrown, no stream uses the
+// caller's memory or the tensors: streams copy to and from staging memory alone,
+// and a stream that missed a deadline is destroyed.
+//
+// Memory: none where tensors lie in the host's memory. Elsewhere a stream and
+// kStagingBytes per thread that is in Fetch or Store at the same time, which
+// are kept until the access is destroyed.
+//
+// Thread-safe.
+
+#ifndef SHARD_CORE_DEVICE_HOST_ACCESS_H_
+#define SHARD_CORE_DEVICE_HOST_ACCESS_H_
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/device/device.h"
+#include "core/device/event.h"
+
+namespace shard {
+
+// A copy of `bytes` bytes. Either side may be null where there are none.
+struct HostCopy {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+
+class HostAccess {
+ public:
+  // Staging memory is used in halves: the stream works on one while the host
+  // works on the other.
+  static constexpr size_t kStagingBytes = size_t{8} << 20;
+
+  // Waits until `after` is done, and returns its error. `device` must outlive
+  // every call but the destructor.
+  static StatusOr<std::unique_ptr<HostAccess>> Open(Device* device,
+                                                    const Event& after,
+                                                    const Deadline& deadline);
+  ~HostAccess();
+  HostAccess(const HostAccess&) = delete;
+  HostAccess& operator=(const HostAccess&) = delete;
+
+  // Returns where the host reads the tensor memory at `data`: `data` itself, or
+  // null where the host has to fetch it.
+  const std::byte* InPlace(const std::byte* data) const {
+    return in_place_ ? data : nullptr;
+  }
+
+  // Copy tensors to memory of the host, and the reverse. Many small copies in
+  // one call wait for the device as often as a large one.
+  Status Fetch(std::span<const HostCopy> copies, const Deadline& deadline);
+  Status Store(std::span<const HostCopy> copies, const Deadline& deadline);
+
+  // Returns the address at which kernels read the host's `bytes` bytes at
+  // `from`: `from` itself, or that of a copy in `copy`, which must live until
+  // the kernels have run.
+  StatusOr<const void*> ForKernels(const void* from, size_t bytes,
+                                   DeviceMemory* copy,
+                                   const Deadline& deadline);
+
+ private:
+  class Lane;
+
+  explicit HostAccess(Device* device);
+
+  // Returns a lane that no other thread uses.
+  StatusOr<std::unique_ptr<Lane>> TakeLane();
+  void KeepLane(std::unique_ptr<Lane> lane);
+
+  Device* const device_;
+  const bool in_place_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Lane>> idle_;  // GUARDED_BY(mutex_)
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_DEVICE_HOST_ACCESS_H_
