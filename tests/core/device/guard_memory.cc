@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/core/device/guard_memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+namespace shard::testing {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+
+uintptr_t NumberOf(const void* address) {
+  return reinterpret_cast<uintptr_t>(address);
+}
+
+// The ranges of addresses that kernels reach.
+class Table {
+ public:
+  // Never destroyed: threads may outlive static objects.
+  static Table& Get() {
+    static Table* const table = new Table;
+    return *table;
+  }
+
+  void Add(const std::byte* begin, size_t bytes, const std::byte* kernels) {
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    ranges_[NumberOf(begin)] = {NumberOf(begin) + bytes, kernels};
+  }
+
+  void Remove(const std::byte* begin) {
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    ranges_.erase(NumberOf(begin));
+  }
+
+  // Returns the kernels' address, or null where no range has `address`.
+  const std::byte* Find(const void* address) {
+    const std::shared_lock<std::shared_mutex> lock(mutex_);
+    auto it = ranges_.upper_bound(NumberOf(address));
+    if (it == ranges_.begin()) return nullptr;
+    --it;
+    const auto& [begin, range] = *it;
+    if (NumberOf(address) >= range.end) return nullptr;
+    return range.kernels + (NumberOf(address) - begin);
+  }
+
+ private:
+  struct Range {
+    uintptr_t end;
+    const std::byte* kernels;
+  };
+
+  std::shared_mutex mutex_;
+  std::map<uintptr_t, Range> ranges_;  // By first address.
+};
+
+[[noreturn]] void Die(const char* what, const void* address) {
+  std::fprintf(stderr, "guard device: %s: %p\n", what, address);
+  std::abort();
+}
+
+}  // namespace
+
+GuardedMemory::GuardedMemory(std::byte* kernels, size_t bytes)
+    // One page more, so that the end of a tensor is no other tensor's address.
+    : reserved_((bytes + kPage - 1) / kPage * kPage + kPage) {
+  void* const reserved =
+      ::mmap(nullptr, reserved_, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) Die("no addresses for memory", kernels);
+  data_ = static_cast<std::byte*>(reserved);
+  Table::Get().Add(data_, reserved_, kernels);
+}
+
+GuardedMemory::~GuardedMemory() {
+  Table::Get().Remove(data_);
+  ::munmap(data_, reserved_);
+}
+
+SharedMemory::SharedMemory(std::byte* data, size_t bytes) : data_(data) {
+  Table::Get().Add(data_, bytes, data_);
+}
+
+SharedMemory::~SharedMemory() { Table::Get().Remove(data_); }
+
+const void* KernelViewOf(const void* address) {
+  const std::byte* const kernels = Table::Get().Find(address);
+  return kernels == nullptr ? address : kernels;
+}
+
+const void* KernelMemory(const void* address) {
+  if (address == nullptr) return nullptr;
+  const std::byte* const kernels = Table::Get().Find(address);
+  if (kernels != nullptr) return kernels;
+  Die("a kernel was given memory of the host that it does not reach", address);
+}
+
+}  // namespace shard::testing
