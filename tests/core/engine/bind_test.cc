@@ -14,6 +14,7 @@
 
 #include "tests/core/base/expect_status.h"
 #include "tests/core/engine/bound_host.h"
+#include "tests/core/engine/create_engine.h"
 
 namespace shard::bind_test {
 namespace {
@@ -25,7 +26,7 @@ TEST(BindTest, ABindingEnds) {
   const auto plan = PlanOf(TrainingOf(form));
   ASSERT_OK(plan);
   RunThreadRanks(kBoundRanks, [&](const auto& comm) {
-    auto made = Engine::Create(*plan, comm, EngineOptions());
+    auto made = CreateEngine(*plan, comm, EngineOptions());
     ASSERT_OK(made);
     std::unique_ptr<Engine> engine = *std::move(made);
     const UnitTraining training = TrainingOf(form);

@@ -16,6 +16,7 @@
 
 #include "core/optim/loss_scaler.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/engine/worlds.h"
 #include "tests/core/flat/sharding.h"
@@ -71,7 +72,8 @@ class BoundHost {
       if (values.empty() || (unit >= 0 && BufferOf(p).unit != unit)) continue;
       const auto param = engine_->Param(static_cast<ParamId>(p));
       ASSERT_OK(param);
-      EXPECT_EQ(std::memcmp(values.data(), param->data, values.size()), 0)
+      EXPECT_EQ(std::memcmp(values.data(), testing::KernelView(param->data),
+                            values.size()), 0)
           << "parameter " << p;
       ++compared;
     }
@@ -215,7 +217,7 @@ inline void RunBound(const BoundForm& form,
   RunThreadRanks(
       kBoundRanks,
       [&](const auto& comm) {
-        auto engine = Engine::Create(*plan, comm, training.engine);
+        auto engine = CreateEngine(*plan, comm, training.engine);
         ASSERT_OK(engine);
         UnitTrainer trainer(training, engine->get());
         body(training, engine->get(), &trainer);

@@ -24,6 +24,7 @@
 #include "tests/core/base/fault_env.h"
 #include "tests/core/base/forwarding_env.h"
 #include "tests/core/base/temp_folder.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 
@@ -177,7 +178,7 @@ TEST(CheckpointAsyncTest, FreeingTheEngineFinishesTheSave) {
   const auto plan = PlanOf(training);
   ASSERT_OK(plan);
   RunThreadRanks(3, [&](const auto& comm) {
-    auto engine = Engine::Create(*plan, comm, training.engine);
+    auto engine = CreateEngine(*plan, comm, training.engine);
     ASSERT_OK(engine);
     UnitTrainer trainer(training, engine->get());
     trainer.Fill();
@@ -216,7 +217,7 @@ TEST(CheckpointAsyncTest, ASaveThatOutlivesTheEngineLogsNothing) {
   const UnitTraining training = AwkwardTraining(1, 0);
   const auto plan = PlanOf(training);
   ASSERT_OK(plan);
-  auto engine = Engine::Create(*plan, *comm, training.engine);
+  auto engine = CreateEngine(*plan, *comm, training.engine);
   ASSERT_OK(engine);
   UnitTrainer trainer(training, engine->get());
   trainer.Fill();

@@ -20,6 +20,7 @@
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/base/temp_folder.h"
 #include "tests/core/engine/checkpoint_options.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/whole_state.h"
 #include "tests/core/engine/worlds.h"
 
@@ -87,7 +88,7 @@ void StepSome(Engine* engine, const std::set<ParamId>& params) {
     const auto grad = engine->Grad(param);
     ASSERT_OK(grad);
     for (int64_t i = 0; i < grad->numel; ++i) {
-      static_cast<float*>(grad->data)[i] = 0.5f;
+      FloatsOf(*grad)[i] = 0.5f;
     }
     ASSERT_OK(engine->MarkParamGradReady(param));
     ASSERT_OK(engine->UnitRelease(unit));
@@ -155,7 +156,7 @@ std::unique_ptr<Engine> LocalEngine(const UnitTraining& training, Log* log) {
       .rank = 0, .world_size = 1, .logger = log->logger()};
   const auto comm = OpenCommunicator("local:", options);
   EXPECT_OK(comm);
-  auto engine = Engine::Create(*PlanOf(training), *comm, training.engine);
+  auto engine = CreateEngine(*PlanOf(training), *comm, training.engine);
   EXPECT_OK(engine);
   return *std::move(engine);
 }

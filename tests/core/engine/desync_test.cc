@@ -20,6 +20,7 @@
 #include "core/optim/groups.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/temp_folder.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
 
 namespace shard::desync_test {
@@ -193,7 +194,7 @@ TEST(DesyncTest, EveryPropertyOfAPlanIsNamed) {
             if (comm->rank() == odd) one.change(&inputs);
             const auto plan = PlanOf(inputs);
             EXPECT_OK(plan);
-            return Engine::Create(*plan, comm).status();
+            return CreateEngine(*plan, comm).status();
           },
           odd, link);
       EXPECT_NE(message.find("the ranks differ in the plan: "),
@@ -222,7 +223,7 @@ TEST(DesyncTest, OwnersAreNamed) {
         };
         const auto plan = PlanOf(inputs);
         EXPECT_OK(plan);
-        return Engine::Create(*plan, comm).status();
+        return CreateEngine(*plan, comm).status();
       },
       1, "");
   EXPECT_NE(message.find("first owner of parameter 'block.mlp.up': rank 0 has "
@@ -255,7 +256,7 @@ TEST(DesyncTest, EveryOptionOfAnEngineIsNamed) {
           if (comm->rank() == 2) one.change(&options);
           const auto plan = PlanOf(Inputs());
           EXPECT_OK(plan);
-          return Engine::Create(*plan, comm, options).status();
+          return CreateEngine(*plan, comm, options).status();
         },
         2, "");
     EXPECT_NE(message.find(
@@ -272,7 +273,7 @@ TEST(DesyncTest, ArgumentsOfCallsAreNamed) {
   RunThreadRanks(kRanks, [&](const auto& comm) {
     const auto plan = PlanOf(Inputs());
     ASSERT_OK(plan);
-    const auto made = Engine::Create(*plan, comm);
+    const auto made = CreateEngine(*plan, comm);
     ASSERT_OK(made);
     Engine& engine = **made;
     ASSERT_OK(engine.BroadcastParams(0));
@@ -331,7 +332,7 @@ TEST(DesyncTest, ArgumentsOfCallsAreNamed) {
     save = SaveOptions();
     ASSERT_OK(engine.Save(root.path(), save));
     // The other checkpoint has the same name and other contents.
-    static_cast<float*>(engine.Grad(0)->data)[0] = 1;
+    FloatsOf(*engine.Grad(0))[0] = 1;
     StepReport step;
     ASSERT_OK(engine.Step(StepOptions(), &step));
     ASSERT_OK(engine.SetStep(0));

@@ -10,6 +10,7 @@
 
 #include "core/base/strings.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/unit_calls.h"
 
 namespace shard::different_calls_test {
@@ -249,7 +250,7 @@ TEST_P(DifferentCallsTest, NobodyWaitsForeverForARankThatDoesNotCome) {
   RunThreadRanks(
       2,
       [&](const auto& comm) {
-        auto made = Engine::Create(*plan, comm, EngineOptions());
+        auto made = CreateEngine(*plan, comm, EngineOptions());
         ASSERT_OK(made);
         Engine* const engine = made->get();
         ASSERT_OK(engine->BroadcastParams(0));

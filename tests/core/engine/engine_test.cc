@@ -16,6 +16,7 @@
 #include "core/optim/groups.h"
 #include "core/optim/optimizer.h"
 #include "tests/core/engine/adamw_reference.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
 
 namespace shard::engine_test {
@@ -104,7 +105,7 @@ void FillGrads(Engine* engine, int rank, int step) {
   for (int p = 0; p < static_cast<int>(kShapes.size()); ++p) {
     const auto tensor = engine->Grad(p);
     ASSERT_TRUE(tensor.ok()) << tensor.status().ToString();
-    auto* data = static_cast<float*>(tensor->data);
+    auto* data = FloatsOf(*tensor);
     for (int64_t i = 0; i < tensor->numel; ++i) {
       data[i] = Gradient(rank, step, p, i);
     }
@@ -127,7 +128,7 @@ TEST_P(EngineStepTest, MatchesOneRankInDouble) {
   RunThreadRanks(c.world_size, [&](const CommPtr& comm) {
     const auto plan = MakePlan(c.world_size, text, c.stage, c.partition);
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
-    auto engine = Engine::Create(*plan, comm);
+    auto engine = CreateEngine(*plan, comm);
     ASSERT_TRUE(engine.ok()) << engine.status().ToString();
     FillParams(engine->get());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
@@ -155,7 +156,7 @@ TEST_P(EngineStepTest, MatchesOneRankInDouble) {
     for (int p = 0; p < static_cast<int>(kShapes.size()); ++p) {
       const auto tensor = (*engine)->Param(p);
       ASSERT_TRUE(tensor.ok());
-      const auto* data = static_cast<const float*>(tensor->data);
+      const auto* data = FloatsOf(*tensor);
       for (int64_t i = 0; i < tensor->numel; ++i) {
         const double expected =
             reference.param(static_cast<size_t>(p), static_cast<size_t>(i));
@@ -199,7 +200,7 @@ TEST(EngineTest, RunsAreBitIdentical) {
     RunThreadRanks(3, [&](const CommPtr& comm) {
       const auto plan = MakePlan(3, "adamw?lr=0.01", stage, partition);
       ASSERT_TRUE(plan.ok());
-      auto engine = Engine::Create(*plan, comm);
+      auto engine = CreateEngine(*plan, comm);
       ASSERT_TRUE(engine.ok()) << engine.status().ToString();
       FillParams(engine->get());
       ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
@@ -212,7 +213,7 @@ TEST(EngineTest, RunsAreBitIdentical) {
       std::lock_guard<std::mutex> lock(mutex);
       for (int p = 0; p < static_cast<int>(kShapes.size()); ++p) {
         const auto tensor = (*engine)->Param(p);
-        const auto* data = static_cast<const float*>(tensor->data);
+        const auto* data = FloatsOf(*tensor);
         result.insert(result.end(), data, data + tensor->numel);
       }
     });
@@ -229,12 +230,12 @@ TEST(EngineTest, NonFiniteGradientsSkipTheStepOnAllRanks) {
   RunThreadRanks(2, [](const CommPtr& comm) {
     const auto plan = MakePlan(2, "sgd?lr=0.5");
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm);
+    auto engine = CreateEngine(*plan, comm);
     ASSERT_TRUE(engine.ok());
     FillParams(engine->get());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
     FillGrads(engine->get(), comm->rank(), 1);
-    auto* gradient = static_cast<float*>((*engine)->Grad(0)->data);
+    auto* gradient = FloatsOf(*(*engine)->Grad(0));
     if (comm->rank() == 1) {
       gradient[3] = std::numeric_limits<float>::infinity();
     }
@@ -243,7 +244,7 @@ TEST(EngineTest, NonFiniteGradientsSkipTheStepOnAllRanks) {
     ASSERT_TRUE((*engine)->Step(options, &report).ok());
     EXPECT_TRUE(report.skipped);
     EXPECT_EQ(report.step, 0);
-    const auto* param = static_cast<const float*>((*engine)->Param(0)->data);
+    const auto* param = FloatsOf(*(*engine)->Param(0));
     EXPECT_EQ(param[3], Initial(0, 3));
     EXPECT_EQ(param[0], Initial(0, 0));
 
@@ -261,15 +262,15 @@ TEST(EngineTest, DivisorLossScaleAndLrAreApplied) {
   RunThreadRanks(2, [](const CommPtr& comm) {
     const auto plan = MakePlan(2, "sgd?lr=1");
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm);
+    auto engine = CreateEngine(*plan, comm);
     ASSERT_TRUE(engine.ok());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
-    static_cast<float*>((*engine)->Grad(1)->data)[2] = 64;
+    FloatsOf(*(*engine)->Grad(1))[2] = 64;
     ASSERT_TRUE((*engine)->SetHyper(kAllGroups, "lr", 0.5).ok());
     const StepOptions options = {.grad_divisor = 4, .loss_scale = 16};
     StepReport report;
     ASSERT_TRUE((*engine)->Step(options, &report).ok());
-    const auto* param = static_cast<const float*>((*engine)->Param(1)->data);
+    const auto* param = FloatsOf(*(*engine)->Param(1));
     // (64 + 64) / (4 * 16) * 0.5
     EXPECT_EQ(param[2], -1.0f);
 
@@ -279,7 +280,7 @@ TEST(EngineTest, DivisorLossScaleAndLrAreApplied) {
     ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
     EXPECT_EQ(param[2], -1.0f);
     ASSERT_TRUE(comm->Barrier("looked", Deadline::After(30)).ok());
-    static_cast<float*>((*engine)->Grad(1)->data)[2] = 2;
+    FloatsOf(*(*engine)->Grad(1))[2] = 2;
     ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
     EXPECT_EQ(param[2], -2.0f);
   });
@@ -291,7 +292,7 @@ TEST(EngineTest, FrozenParametersKeepTheirValues) {
     ASSERT_TRUE(model->SetTrainable(0, false).ok());
     const auto plan = MakePlan(2, "adamw", 1, Partition::kEven, model);
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm);
+    auto engine = CreateEngine(*plan, comm);
     ASSERT_TRUE(engine.ok()) << engine.status().ToString();
     FillParams(engine->get());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
@@ -299,7 +300,7 @@ TEST(EngineTest, FrozenParametersKeepTheirValues) {
               StatusCode::kFailedPrecondition);
     StepReport report;
     ASSERT_TRUE((*engine)->Step(StepOptions(), &report).ok());
-    const auto* param = static_cast<const float*>((*engine)->Param(0)->data);
+    const auto* param = FloatsOf(*(*engine)->Param(0));
     for (int64_t i = 0; i < 33 * 7; ++i) ASSERT_EQ(param[i], Initial(0, i));
   });
 }
@@ -308,7 +309,7 @@ TEST(EngineTest, OptionsThatDifferAreADesyncOnAllRanks) {
   RunThreadRanks(3, [](const CommPtr& comm) {
     const auto plan = MakePlan(3, "adamw");
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm);
+    auto engine = CreateEngine(*plan, comm);
     ASSERT_TRUE(engine.ok());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
     const StepOptions options = {.max_grad_norm =
@@ -328,7 +329,7 @@ TEST(EngineTest, PlansThatDifferAreADesyncOnAllRanks) {
     const auto plan =
         MakePlan(3, comm->rank() == 1 ? "adamw?lr=0.5" : "adamw?lr=0.25");
     ASSERT_TRUE(plan.ok());
-    const auto engine = Engine::Create(*plan, comm);
+    const auto engine = CreateEngine(*plan, comm);
     EXPECT_EQ(engine.status().code(), StatusCode::kDesync);
     EXPECT_EQ(engine.status().rank(), 1);
     EXPECT_THAT(engine.status().message(),
@@ -342,7 +343,7 @@ TEST(EngineTest, AWrongOptionOnOneRankIsAnErrorOnAllAndChangesNothing) {
   RunThreadRanks(3, [](const CommPtr& comm) {
     const auto plan = MakePlan(3, "adamw");
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm);
+    auto engine = CreateEngine(*plan, comm);
     ASSERT_TRUE(engine.ok());
     StepReport report;
     const Status early = (*engine)->Step(StepOptions(), &report);
@@ -376,7 +377,7 @@ TEST(EngineTest, ParametersWithoutElementsUseNoMemory) {
     ASSERT_TRUE(model->AddParam(kRootModule, "p", DType::kF32, {0, 3}).ok());
     const auto plan = MakePlan(2, "adamw", 1, Partition::kEven, model);
     ASSERT_TRUE(plan.ok()) << plan.status().ToString();
-    auto engine = Engine::Create(*plan, comm);
+    auto engine = CreateEngine(*plan, comm);
     ASSERT_TRUE(engine.ok());
     ASSERT_TRUE((*engine)->BroadcastParams(0).ok());
     StepReport report;
@@ -391,7 +392,7 @@ TEST(EngineTest, RefusesUnsupportedPlansOnAllRanks) {
   RunThreadRanks(2, [](const CommPtr& comm) {
     const auto wrong_size = MakePlan(4, "adamw");
     ASSERT_TRUE(wrong_size.ok());
-    const auto refused = Engine::Create(*wrong_size, comm);
+    const auto refused = CreateEngine(*wrong_size, comm);
     EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
     EXPECT_THAT(refused.status().message(),
                 AllOf(HasSubstr("world size 4"), HasSubstr("has 2")));
@@ -399,7 +400,7 @@ TEST(EngineTest, RefusesUnsupportedPlansOnAllRanks) {
     ASSERT_TRUE(model->AddParam(kRootModule, "wide", DType::kF64, {3}).ok());
     const auto mixed = MakePlan(2, "adamw", 1, Partition::kEven, model);
     ASSERT_TRUE(mixed.ok());
-    const auto wide = Engine::Create(*mixed, comm);
+    const auto wide = CreateEngine(*mixed, comm);
     EXPECT_EQ(wide.status().code(), StatusCode::kUnimplemented);
     EXPECT_THAT(wide.status().message(),
                 AllOf(HasSubstr("'wide'"), HasSubstr("f64")));
@@ -412,7 +413,7 @@ TEST(EngineTest, ArgumentsAreChecked) {
     ASSERT_TRUE(model->IgnoreParam(4).ok());
     const auto plan = MakePlan(1, "adamw", 1, Partition::kEven, model);
     ASSERT_TRUE(plan.ok());
-    auto engine = Engine::Create(*plan, comm);
+    auto engine = CreateEngine(*plan, comm);
     ASSERT_TRUE(engine.ok());
     EXPECT_THAT((*engine)->Param(7).status().message(),
                 AllOf(HasSubstr("7"), HasSubstr("has 7")));
@@ -437,7 +438,7 @@ TEST(EngineTest, AllocatesThePredictedBytes) {
     RunThreadRanks(3, [&](const CommPtr& comm) {
       const auto plan = MakePlan(3, "adamw", stage, Partition::kGreedy);
       ASSERT_TRUE(plan.ok());
-      auto engine = Engine::Create(*plan, comm);
+      auto engine = CreateEngine(*plan, comm);
       ASSERT_TRUE(engine.ok());
       const MemoryReport predicted = (*plan)->Memory(true);
       const MemoryReport measured = (*engine)->Memory();
@@ -472,7 +473,7 @@ TEST(EngineTest, ManyWarningsOfThePlanAreCounted) {
       LogLevel::kWarning, &lines);
   const auto comm = OpenCommunicator("local:", comm_options);
   ASSERT_TRUE(comm.ok());
-  const auto engine = Engine::Create(*plan, *comm);
+  const auto engine = CreateEngine(*plan, *comm);
   ASSERT_TRUE(engine.ok()) << engine.status().ToString();
   ASSERT_EQ(lines.size(), 9u);
   EXPECT_EQ(lines[7], (*plan)->Warnings()[7]);

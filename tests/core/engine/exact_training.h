@@ -26,6 +26,7 @@
 #include "core/engine/engine.h"
 #include "core/flat/plan.h"
 #include "core/model/model.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/exact_reference.h"
 #include "tests/core/engine/training.h"
 
@@ -288,7 +289,7 @@ inline std::string TrainExactly(const ExactTraining& training) {
       world_size,
       [&](const auto& comm) {
         std::string& failure = failures[static_cast<size_t>(comm->rank())];
-        auto made = Engine::Create(training.plan, comm, training.engine);
+        auto made = CreateEngine(training.plan, comm, training.engine);
         if (!made.ok()) {
           failure = made.status().ToString();
           return;

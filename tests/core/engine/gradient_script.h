@@ -24,6 +24,7 @@
 #include "core/base/strings.h"
 #include "core/engine/engine.h"
 #include "core/flat/plan.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/exact_training.h"
 #include "tests/core/engine/thread_ranks.h"
 
@@ -309,7 +310,7 @@ inline std::string RunScript(const GradientScript& script) {
   RunThreadRanks(
       world_size,
       [&](const auto& comm) {
-        auto made = Engine::Create(script.plan, comm, script.engine);
+        auto made = CreateEngine(script.plan, comm, script.engine);
         Status status = made.status();
         if (status.ok()) {
           FillExactly(made->get());

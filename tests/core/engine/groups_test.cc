@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/core/base/expect_status.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/training.h"
 
 namespace shard::groups_test {
@@ -42,20 +43,20 @@ StatusOr<std::unique_ptr<Engine>> MakeEngine(
   SHARD_ASSIGN_OR_RETURN(engine_options.loss_scaler,
                          LossScaler::Parse(loss_scaling));
   SHARD_ASSIGN_OR_RETURN(auto engine,
-                         Engine::Create(plan, comm, engine_options));
+                         CreateEngine(plan, comm, engine_options));
   SHARD_RETURN_IF_ERROR(engine->BroadcastParams(0));
   return engine;
 }
 
 float* GradOf(Engine* engine, ParamId param) {
-  return static_cast<float*>(engine->Grad(param)->data);
+  return FloatsOf(*engine->Grad(param));
 }
 
 // Returns element 0 of a parameter after the step of all ranks; no rank goes on
 // before all have read it.
 float ValueOf(Engine* engine, ParamId param) {
   EXPECT_OK(engine->comm()->Barrier("look", Deadline::After(30)));
-  const float value = *static_cast<const float*>(engine->Param(param)->data);
+  const float value = *FloatsOf(*engine->Param(param));
   EXPECT_OK(engine->comm()->Barrier("looked", Deadline::After(30)));
   return value;
 }
@@ -200,7 +201,7 @@ TEST(ClippingTest, ClipsByValue) {
     ASSERT_OK(StepAll(engine, options, &report));
     EXPECT_EQ(report.grad_norm, -1);
     ValueOf(engine, 0);
-    const auto* param = static_cast<const float*>(engine->Param(0)->data);
+    const auto* param = FloatsOf(*engine->Param(0));
     EXPECT_EQ(std::vector<float>(param, param + 4),
               (std::vector<float>{-0.5f, 0.5f, -0.25f, 0.25f}));
   });

@@ -23,6 +23,7 @@
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/forwarding_env.h"
 #include "tests/core/base/temp_folder.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/worlds.h"
 
 namespace shard::hung_rank_test {
@@ -139,7 +140,7 @@ void RunHang(const Hang& hang) {
     const auto comm = OpenCommunicator(url, options);
     ASSERT_OK(comm);
     const EngineOptions engine_options = {.timeout = kTimeout};
-    const auto made = Engine::Create(*plan, *comm, engine_options);
+    const auto made = CreateEngine(*plan, *comm, engine_options);
     ASSERT_OK(made);
     UnitTrainer trainer(training, made->get());
     trainer.Fill();
@@ -307,7 +308,7 @@ TEST(HungRankTest, ARankThatGivesUpTellsTheOthers) {
       const auto comm = OpenCommunicator(url, options);
       ASSERT_OK(comm);
       const EngineOptions engine_options = {.timeout = 10};
-      const auto made = Engine::Create(*plan, *comm, engine_options);
+      const auto made = CreateEngine(*plan, *comm, engine_options);
       ASSERT_OK(made);
       Engine* const engine = made->get();
       ASSERT_OK(engine->BroadcastParams(0));

@@ -14,6 +14,7 @@
 
 #include "kernels/cpu/q8.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/training.h"
 
 namespace shard::import_state_test {
@@ -60,7 +61,7 @@ StatusOr<std::unique_ptr<Engine>> MakeEngine(
   options.partition = partition;
   SHARD_ASSIGN_OR_RETURN(options.groups, PlanGroups(*model, optimizer));
   SHARD_ASSIGN_OR_RETURN(const auto plan, Plan::Create(model, options));
-  return Engine::Create(plan, comm);
+  return CreateEngine(plan, comm);
 }
 
 TEST(ImportStateTest, ARunContinuesFromTheMiddle) {
@@ -129,9 +130,10 @@ TEST(ImportStateTest, EightBitStatesAreRoundedToTheNearest) {
     ASSERT_LT(begin, values.size());
     const size_t count = std::min(values.size() - begin, shard);
     std::vector<float> decoded(count);
-    DecodeQ8(StateKind::kSquareAverage, buffer.states[1],
-             reinterpret_cast<const float*>(buffer.states[1] + shard),
-             decoded.data(), count);
+    const unsigned char* const state = testing::KernelView(buffer.states[1]);
+    DecodeQ8(StateKind::kSquareAverage, state,
+             reinterpret_cast<const float*>(state + shard), decoded.data(),
+             count);
     for (size_t i = 0; i < count; ++i) {
       ASSERT_NEAR(decoded[i], values[begin + i], 0.04f * values[begin + i]);
     }

@@ -13,6 +13,7 @@
 
 #include "core/base/strings.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
@@ -71,7 +72,7 @@ TEST(InitialParamsTest, AreThoseThatRankZeroSetLastAndZeros) {
     RunThreadRanks(
         kWorldSize,
         [&](const auto& comm) {
-          const auto made = Engine::Create(*plan, comm, training.engine);
+          const auto made = CreateEngine(*plan, comm, training.engine);
           ASSERT_OK(made);
           Engine& engine = **made;
           for (const float value : {9.0f, 1.0f}) {

@@ -17,6 +17,7 @@
 #include "core/base/strings.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/exact_training.h"
 #include "tests/core/engine/six_blocks.h"
 #include "tests/core/engine/unit_training.h"
@@ -149,7 +150,7 @@ std::string TrainEpochs(const Form& form, const Extras& extras,
       [&](const auto& comm) {
         const int rank = comm->rank();
         std::string& failure = failures[static_cast<size_t>(rank)];
-        auto made = Engine::Create(training.plan, comm, training.engine);
+        auto made = CreateEngine(training.plan, comm, training.engine);
         ASSERT_OK(made);
         Engine& engine = **made;
         FillExactly(&engine);
@@ -275,7 +276,7 @@ void OnTwoRanks(Body body) {
     RunThreadRanks(
         2,
         [&](const auto& comm) {
-          auto made = Engine::Create(plan, comm, EngineOptions());
+          auto made = CreateEngine(plan, comm, EngineOptions());
           ASSERT_OK(made);
           FillExactly(made->get());
           body(made->get());
@@ -364,7 +365,7 @@ TEST(JoinErrorsTest, RefusesAJoinBeforeBroadcast) {
     RunThreadRanks(
         2,
         [&](const auto& comm) {
-          auto made = Engine::Create(plan, comm, EngineOptions());
+          auto made = CreateEngine(plan, comm, EngineOptions());
           ASSERT_OK(made);
           int64_t steps = -1;
           ExpectError((*made)->Join(0, &steps), StatusCode::kFailedPrecondition,
@@ -383,7 +384,7 @@ TEST(JoinErrorsTest, AJoinDuringTheFirstBroadcastIsADesync) {
     RunThreadRanks(
         2,
         [&](const auto& comm) {
-          auto made = Engine::Create(plan, comm, EngineOptions());
+          auto made = CreateEngine(plan, comm, EngineOptions());
           ASSERT_OK(made);
           int64_t steps = -1;
           const Status status = comm->rank() == 0 ? (*made)->Join(0, &steps)
@@ -418,7 +419,7 @@ TEST(JoinErrorsTest, StepsThatDifferAreADesyncOnAllRanks) {
     RunThreadRanks(
         3,
         [&](const auto& comm) {
-          auto made = Engine::Create(plan, comm, EngineOptions());
+          auto made = CreateEngine(plan, comm, EngineOptions());
           ASSERT_OK(made);
           Engine& engine = **made;
           FillExactly(&engine);

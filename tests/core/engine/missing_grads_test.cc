@@ -17,6 +17,7 @@
 #include "core/base/strings.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/exact_training.h"
 #include "tests/core/engine/gradient_script.h"
 #include "tests/core/engine/unit_training.h"
@@ -291,7 +292,7 @@ Status DeclareAll(Engine* engine) {
   for (int32_t unit = 8; unit > 0; --unit) {
     SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, Pass::kBackward, 0));
     if (const auto tensor = engine->Grad(unit); tensor.ok()) {
-      std::fill_n(static_cast<float*>(tensor->data), tensor->numel, 1.0f);
+      std::fill_n(FloatsOf(*tensor), tensor->numel, 1.0f);
       SHARD_RETURN_IF_ERROR(engine->MarkUnitGradsReady(unit));
     }
     SHARD_RETURN_IF_ERROR(engine->UnitRelease(unit));
@@ -315,7 +316,7 @@ TEST(ZeroGradTest, AnExtraCallOnOneRankIsADesyncOfShardedGradients) {
     EngineOptions options;
     if (missing) options.missing_grads = MissingGrads::kZero;
     const auto train = [&](const std::shared_ptr<Communicator>& comm) {
-      auto made = Engine::Create(plan, comm, options);
+      auto made = CreateEngine(plan, comm, options);
       ASSERT_OK(made);
       Engine* const engine = made->get();
       ASSERT_OK(engine->BroadcastParams(0));
@@ -337,7 +338,7 @@ TEST(ZeroGradTest, AnExtraCallOnOneRankIsADesyncOfShardedGradients) {
       }
       ASSERT_OK(engine->Step(StepOptions(), &report));
       ASSERT_OK(engine->UnitAcquire(1, Pass::kForward, 0));
-      EXPECT_EQ(*static_cast<const float*>(engine->Param(1)->data), -1);
+      EXPECT_EQ(*FloatsOf(*engine->Param(1)), -1);
       ASSERT_OK(engine->UnitRelease(1));
     };
     RunThreadRanks(2, train, 20, link);
@@ -392,7 +393,7 @@ Status PassThrough(Engine* engine, int32_t unit, Pass pass, float gradient) {
   SHARD_RETURN_IF_ERROR(engine->UnitAcquire(unit, pass, 0));
   if (pass == Pass::kBackward) {
     SHARD_ASSIGN_OR_RETURN(const auto tensor, engine->Grad(unit));
-    std::fill_n(static_cast<float*>(tensor.data), tensor.numel, gradient);
+    std::fill_n(FloatsOf(tensor), tensor.numel, gradient);
     SHARD_RETURN_IF_ERROR(engine->MarkUnitGradsReady(unit));
   }
   return engine->UnitRelease(unit);
@@ -406,7 +407,7 @@ TEST(ZeroGradTest, ARankThatGathersMeanwhileLosesNothing) {
   ASSERT_TRUE(plan->shards_params());
   const EngineOptions options = {.missing_grads = MissingGrads::kZero};
   const auto train = [&](const std::shared_ptr<Communicator>& comm) {
-    auto made = Engine::Create(plan, comm, options);
+    auto made = CreateEngine(plan, comm, options);
     ASSERT_OK(made);
     Engine* const engine = made->get();
     ASSERT_OK(engine->BroadcastParams(0));
@@ -431,7 +432,7 @@ TEST(ZeroGradTest, ARankThatGathersMeanwhileLosesNothing) {
     for (const int32_t unit : {1, 2}) {
       ASSERT_OK(engine->UnitAcquire(unit, Pass::kForward, 0));
       // The mean of 2 and 10 in unit 1; of 2 and nothing in unit 2.
-      EXPECT_EQ(*static_cast<const float*>(engine->Param(unit)->data),
+      EXPECT_EQ(*FloatsOf(*engine->Param(unit)),
                 unit == 1 ? -6 : -1);
       ASSERT_OK(engine->UnitRelease(unit));
     }
@@ -451,7 +452,7 @@ TEST(ZeroGradTest, ARankThatDropsItsPassesAndJoinsIsTold) {
     ASSERT_NE(plan, nullptr);
     ASSERT_TRUE(plan->shards_grads());
     const auto train = [&](const std::shared_ptr<Communicator>& comm) {
-      auto made = Engine::Create(plan, comm, EngineOptions());
+      auto made = CreateEngine(plan, comm, EngineOptions());
       ASSERT_OK(made);
       Engine* const engine = made->get();
       ASSERT_OK(engine->BroadcastParams(0));
@@ -469,7 +470,7 @@ TEST(ZeroGradTest, ARankThatDropsItsPassesAndJoinsIsTold) {
         trained = engine->Step(StepOptions(), &report);
         if (trained.ok()) {
           ASSERT_OK(engine->UnitAcquire(1, Pass::kForward, 0));
-          EXPECT_EQ(*static_cast<const float*>(engine->Param(1)->data), -0.5);
+          EXPECT_EQ(*FloatsOf(*engine->Param(1)), -0.5);
           ASSERT_OK(engine->UnitRelease(1));
           int64_t steps = 0;
           ASSERT_OK(engine->Join(0, &steps));

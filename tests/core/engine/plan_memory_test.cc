@@ -14,6 +14,7 @@
 
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/training.h"
 
 namespace shard::plan_memory_test {
@@ -41,7 +42,7 @@ std::shared_ptr<Model> MakeModel(const std::string& optimizer, DType dtype) {
 void ExpectPlanned(const std::shared_ptr<const Plan>& plan) {
   const MemoryReport planned = plan->Memory(true);
   RunThreadRanks(plan->options().world_size, [&](const auto& comm) {
-    const auto engine = Engine::Create(plan, comm);
+    const auto engine = CreateEngine(plan, comm);
     ASSERT_OK(engine);
     const MemoryReport used = (*engine)->Memory();
     const std::string summary = plan->Summary();

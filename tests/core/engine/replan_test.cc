@@ -13,6 +13,7 @@
 
 #include "core/base/strings.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
@@ -72,7 +73,7 @@ class ReplanTest : public ::testing::TestWithParam<Form> {
     RunThreadRanks(
         training.plan.world_size,
         [&](const auto& comm) {
-          auto engine = Engine::Create(*plan, comm, training.engine);
+          auto engine = CreateEngine(*plan, comm, training.engine);
           ASSERT_TRUE(engine.ok()) << engine.status().ToString();
           UnitTrainer trainer(training, engine->get());
           trainer.Fill();
@@ -235,7 +236,7 @@ TEST_P(ReplanTest, AChangeOnOneRankIsADesyncOnAll) {
   RunThreadRanks(
       training.plan.world_size,
       [&](const auto& comm) {
-        auto engine = Engine::Create(*plan, comm, training.engine);
+        auto engine = CreateEngine(*plan, comm, training.engine);
         ASSERT_TRUE(engine.ok());
         UnitTrainer trainer(training, engine->get());
         trainer.Fill();

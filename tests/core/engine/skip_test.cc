@@ -67,7 +67,8 @@ constexpr Bad kBads[] = {
 std::vector<std::vector<unsigned char>> ParamBytes(const Engine& engine) {
   std::vector<std::vector<unsigned char>> all;
   for (const EngineBuffer& buffer : engine.memory().buffers()) {
-    const auto* data = static_cast<const unsigned char*>(buffer.ParamAt(0));
+    const auto* data = testing::KernelView(
+        static_cast<const unsigned char*>(buffer.ParamAt(0)));
     all.emplace_back(data,
                      data + DTypeBytes(buffer.plan->dtype,
                                        buffer.plan->layout.padded_numel()));

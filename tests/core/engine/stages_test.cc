@@ -15,6 +15,7 @@
 
 #include "core/base/strings.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
@@ -309,7 +310,7 @@ TEST(DeterministicTest, DeterministicShardedSumsAreRefused) {
   const auto plan = PlanOf(training);
   ASSERT_TRUE(plan.ok());
   RunThreadRanks(2, [&](const auto& comm) {
-    auto engine = Engine::Create(*plan, comm, training.engine);
+    auto engine = CreateEngine(*plan, comm, training.engine);
     ASSERT_TRUE(engine.ok());
     UnitTrainer trainer(training, engine->get());
     trainer.Fill();

@@ -14,6 +14,7 @@
 #include "core/base/dtype.h"
 #include "core/engine/engine.h"
 #include "core/flat/plan.h"
+#include "tests/core/device/guard_memory.h"
 
 namespace shard {
 
@@ -27,7 +28,7 @@ inline std::vector<std::vector<unsigned char>> StateBytes(
       const size_t bytes =
           DTypeBytes(buffer.plan->states[s].tensor.dtype,
                      buffer.plan->StateLayout(s).shard_numel());
-      const unsigned char* const data = buffer.states[s];
+      const unsigned char* const data = testing::KernelView(buffer.states[s]);
       all.emplace_back(data, data + bytes);
     }
   }
@@ -60,7 +61,8 @@ inline void CopyState(const Engine& engine, std::string_view name,
     for (size_t s = 0; s < buffer.states.size(); ++s) {
       if (buffer.plan->states[s].tensor.name != name) continue;
       const FlatLayout& layout = buffer.plan->StateLayout(s);
-      const auto* const data = reinterpret_cast<const float*>(buffer.states[s]);
+      const auto* const data = testing::KernelView(
+          reinterpret_cast<const float*>(buffer.states[s]));
       for (const SlotSlice& slice : layout.SlicesOf(rank)) {
         for (int64_t i = 0; i < slice.numel; ++i) {
           (*values)[static_cast<size_t>(slice.param)]

@@ -13,6 +13,7 @@
 #include "core/base/strings.h"
 #include "core/engine/params/full_params.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/flat/sharding.h"
 
@@ -61,7 +62,7 @@ class SummonTest : public ::testing::TestWithParam<Form> {
     RunThreadRanks(
         kWorldSize,
         [&](const auto& comm) {
-          auto engine = Engine::Create(*plan, comm, training.engine);
+          auto engine = CreateEngine(*plan, comm, training.engine);
           ASSERT_TRUE(engine.ok()) << engine.status().ToString();
           UnitTrainer trainer(training, engine->get());
           trainer.Fill();
@@ -251,7 +252,7 @@ TEST(WriteBackTest, MastersFollowWhereElementsChanged) {
   const auto plan = PlanOf(training);
   ASSERT_TRUE(plan.ok()) << plan.status().ToString();
   RunThreadRanks(1, [&](const auto& comm) {
-    const auto engine = Engine::Create(*plan, comm, training.engine);
+    const auto engine = CreateEngine(*plan, comm, training.engine);
     ASSERT_TRUE(engine.ok()) << engine.status().ToString();
     UnitTrainer trainer(training, engine->get());
     trainer.Fill();
@@ -260,7 +261,8 @@ TEST(WriteBackTest, MastersFollowWhereElementsChanged) {
     StepReport report;
     ASSERT_TRUE(trainer.Step(&report).ok());
     const EngineBuffer& buffer = (*engine)->memory().buffers()[0];
-    const auto* masters = reinterpret_cast<const float*>(buffer.states.back());
+    const auto* masters = testing::KernelView(
+        reinterpret_cast<const float*>(buffer.states.back()));
     std::vector<float> expected(masters, masters + kNumel);
     ASSERT_TRUE((*engine)->Summon(kRootModule, kAllRanks, 0).ok());
     const auto tensor = (*engine)->Param(0);

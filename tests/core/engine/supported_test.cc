@@ -15,6 +15,7 @@
 #include "core/base/element_type.h"
 #include "core/engine/params/replan.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
 
@@ -47,7 +48,7 @@ TEST(SupportedTest, HostTensorsNeedMemoryOnce) {
     RunThreadRanks(
         kWorldSize,
         [&](const auto& comm) {
-          const auto engine = Engine::Create(plan, comm);
+          const auto engine = CreateEngine(plan, comm);
           ASSERT_OK(engine);
           const uint64_t taken =
               (*engine)->Memory().HostTotal(kWorldSize, comm->direct());
@@ -79,7 +80,7 @@ TEST(SupportedTest, ANewPlanAsksForNoMemoryOfHostTensors) {
                           static_cast<int64_t>(::sysconf(_SC_PAGESIZE));
   const auto plan = PlanWith(machine);
   RunThreadRanks(kWorldSize, [&](const auto& comm) {
-    ExpectError(Engine::Create(plan, comm).status(),
+    ExpectError(CreateEngine(plan, comm).status(),
                 StatusCode::kResourceExhausted, {"are needed on this host"});
     const auto device = OpenDevice("cpu");
     ASSERT_OK(device);

@@ -23,6 +23,7 @@
 #include "core/model/model.h"
 #include "core/optim/groups.h"
 #include "kernels/cpu/convert.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
 
 namespace shard {
@@ -68,9 +69,10 @@ inline float GradientValue(int step, int param, int64_t i) {
                             std::exp(i % 11 - 5.0));
 }
 
-// Rounds values and stores them in a tensor of `dtype`.
-inline void Store(DType dtype, const std::vector<float>& values, void* data) {
+// Rounds values and stores them in a tensor of `dtype`, as a host's kernel.
+inline void Store(DType dtype, const std::vector<float>& values, void* tensor) {
   if (values.empty()) return;
+  void* const data = testing::KernelView(tensor);
   if (dtype == DType::kF32) {
     std::memcpy(data, values.data(), values.size() * sizeof(float));
   } else {
@@ -78,9 +80,11 @@ inline void Store(DType dtype, const std::vector<float>& values, void* data) {
   }
 }
 
-inline std::vector<float> Load(DType dtype, const void* data, int64_t numel) {
+inline std::vector<float> Load(DType dtype, const void* tensor,
+                               int64_t numel) {
   std::vector<float> values(static_cast<size_t>(numel));
   if (values.empty()) return values;
+  const void* const data = testing::KernelView(tensor);
   if (dtype == DType::kF32) {
     std::memcpy(values.data(), data, values.size() * sizeof(float));
   } else {
@@ -137,7 +141,7 @@ inline std::vector<std::vector<float>> Train(const Training& training,
   if (!plan.ok()) return result;
 
   RunThreadRanks(options.world_size, [&](const auto& comm) {
-    auto made = Engine::Create(*plan, comm, training.engine);
+    auto made = CreateEngine(*plan, comm, training.engine);
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     Engine& engine = **made;
     const auto& params = training.model->params();

@@ -15,6 +15,7 @@
 
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/six_blocks.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
@@ -97,7 +98,7 @@ class UnitCallsTest : public ::testing::TestWithParam<Form> {
     RunThreadRanks(
         world.world_size,
         [&](const auto& comm) {
-          auto made = Engine::Create(*plan, comm, world.engine);
+          auto made = CreateEngine(*plan, comm, world.engine);
           ASSERT_OK(made);
           ASSERT_OK((*made)->BroadcastParams(0));
           body(made->get());

@@ -22,6 +22,7 @@
 #include "core/flat/plan.h"
 #include "core/model/model.h"
 #include "core/optim/groups.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/training.h"
 
 namespace shard {
@@ -211,7 +212,7 @@ inline std::vector<std::vector<float>> TrainUnits(const UnitTraining& training,
   RunThreadRanks(
       training.plan.world_size,
       [&](const auto& comm) {
-        auto made = Engine::Create(*plan, comm, training.engine);
+        auto made = CreateEngine(*plan, comm, training.engine);
         ASSERT_TRUE(made.ok()) << made.status().ToString();
         EXPECT_EQ((*made)->Memory().HostTotal(1, comm->direct()),
                   (*plan)->Memory(comm->direct()).HostTotal(1, comm->direct()));

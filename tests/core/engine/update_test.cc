@@ -165,7 +165,7 @@ TEST_P(UpdateTest, MatricesStayInTheirWorkspace) {
   ExpectAllFit("muon?lr=0.5", models, blas().name());
 }
 
-INSTANTIATE_TEST_SUITE_P(Libraries, UpdateTest, testing::ValuesIn(kCblasKinds),
+INSTANTIATE_TEST_SUITE_P(Libraries, UpdateTest, ::testing::ValuesIn(kCblasKinds),
                          CblasKindOf);
 
 TEST(UpdateTensorsTest, TensorsStayInTheirWorkspace) {

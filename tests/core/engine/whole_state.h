@@ -20,6 +20,7 @@
 #include "core/base/strings.h"
 #include "core/engine/engine.h"
 #include "core/flat/plan.h"
+#include "tests/core/device/guard_memory.h"
 
 namespace shard {
 
@@ -96,7 +97,8 @@ class WholeState {
         static_cast<size_t>(slice.param_begin + slice.numel) * size;
     if (bytes.size() < end) bytes.resize(end);
     std::memcpy(bytes.data() + static_cast<size_t>(slice.param_begin) * size,
-                data, static_cast<size_t>(slice.numel) * size);
+                testing::KernelView(data),
+                static_cast<size_t>(slice.numel) * size);
   }
 
   std::mutex mutex_;

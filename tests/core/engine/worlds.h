@@ -17,6 +17,7 @@
 #include "core/base/strings.h"
 #include "core/engine/engine.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
 #include "tests/core/engine/whole_state.h"
@@ -83,7 +84,7 @@ inline void RunWorld(const UnitTraining& training, int steps,
   RunThreadRanks(
       training.plan.world_size,
       [&](const auto& comm) {
-        auto engine = Engine::Create(*plan, comm, training.engine);
+        auto engine = CreateEngine(*plan, comm, training.engine);
         ASSERT_OK(engine);
         UnitTrainer trainer(training, engine->get());
         // Without steps, the caller gives the parameters their values.

@@ -9,6 +9,7 @@
 
 #include "core/base/strings.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/unit_calls.h"
 
 namespace shard::wrong_calls_test {
@@ -65,7 +66,7 @@ TEST_P(WrongCallsTest, RefusesCallsBeforeBroadcast) {
   RunThreadRanks(
       2,
       [&](const auto& comm) {
-        auto made = Engine::Create(*plan, comm, EngineOptions());
+        auto made = CreateEngine(*plan, comm, EngineOptions());
         ASSERT_OK(made);
         Engine* const engine = made->get();
         ExpectError(engine->UnitAcquire(0, Pass::kForward, 0), kWrongState,

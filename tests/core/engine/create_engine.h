@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Makes the engines of tests: as hosts do, or with SHARD_TEST_GUARD in the
+// environment on the guard device (tests/core/device/guard_device.h). Then each
+// test also shows that the host touches tensors through HostAccess alone. Tests
+// read and write tensors at KernelView's addresses, as a host's kernels do.
+
+#ifndef SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
+#define SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
+
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "core/engine/engine.h"
+#include "tests/core/device/guard_device.h"
+#include "tests/core/device/guard_memory.h"
+
+namespace shard {
+
+inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
+    std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
+    StatusOr<EngineOptions> options = EngineOptions()) {
+  if (std::getenv("SHARD_TEST_GUARD") == nullptr) {
+    return Engine::Create(std::move(plan), comm, options);
+  }
+  if (options.ok()) {
+    // A wrong spec is left to the engine.
+    auto device = OpenDevice(options->device);
+    if (device.ok()) {
+      options->opened_device = testing::GuardTensors(*std::move(device));
+    }
+  }
+  return Engine::Create(std::move(plan), testing::GuardTensors(comm), options);
+}
+
+// Returns the elements of a tensor in fp32, where kernels see them.
+inline float* FloatsOf(const Engine::Tensor& tensor) {
+  return testing::KernelView(static_cast<float*>(tensor.data));
+}
+
+}  // namespace shard
+
+#endif  // SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
