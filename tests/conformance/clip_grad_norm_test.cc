@@ -22,6 +22,7 @@
 #include "core/optim/groups.h"
 #include "kernels/cpu/target.h"
 #include "tests/conformance/golden.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
 
 namespace shard::clip_grad_norm_test {
@@ -67,14 +68,13 @@ void RunCase(const json& golden, Partition partition, int world_size) {
   const auto plan = MakePlan(grads, partition, world_size);
   ASSERT_TRUE(plan.ok()) << plan.status().ToString();
   RunThreadRanks(world_size, [&](const std::shared_ptr<Communicator>& comm) {
-    auto made = Engine::Create(*plan, comm, EngineOptions());
+    auto made = CreateEngine(*plan, comm, EngineOptions());
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     Engine& engine = **made;
     ASSERT_TRUE(engine.BroadcastParams(0).ok());
     for (size_t p = 0; p < grads.size(); ++p) {
-      std::copy(
-          grads[p].begin(), grads[p].end(),
-          static_cast<float*>(engine.Grad(static_cast<ParamId>(p))->data));
+      std::copy(grads[p].begin(), grads[p].end(),
+                FloatsOf(*engine.Grad(static_cast<ParamId>(p))));
     }
     StepReport report;
     const Status stepped = engine.Step(options, &report);
@@ -83,8 +83,7 @@ void RunCase(const json& golden, Partition partition, int world_size) {
     const double total = golden.at("total_norm");
     EXPECT_NEAR(report.grad_norm, total, 2e-6 * total);
     for (size_t p = 0; p < clipped.size(); ++p) {
-      const auto* param = static_cast<const float*>(
-          engine.Param(static_cast<ParamId>(p))->data);
+      const float* param = FloatsOf(*engine.Param(static_cast<ParamId>(p)));
       for (size_t i = 0; i < clipped[p].size(); ++i) {
         EXPECT_NEAR(static_cast<double>(-param[i]), clipped[p][i],
                     2e-7 + 2e-6 * std::abs(clipped[p][i]))

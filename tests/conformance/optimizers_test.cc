@@ -29,12 +29,15 @@
 #include "kernels/cpu/target.h"
 #include "tests/conformance/golden.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/device/guard_memory.h"
+#include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
 
 namespace shard::optimizers_test {
 namespace {
 
 using nlohmann::json;
+using testing::KernelView;
 
 // Returns the optimizer of a group in our text form.
 std::string TextOf(const std::string& name, const json& group) {
@@ -160,7 +163,7 @@ class CaseRun {
 
   void RunRank(const std::shared_ptr<const Plan>& plan,
                const std::shared_ptr<Communicator>& comm) {
-    auto made = Engine::Create(plan, comm, EngineOptions());
+    auto made = CreateEngine(plan, comm, EngineOptions());
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     Engine& engine = **made;
     ForEachParam([&](size_t g, ParamId param, size_t begin, size_t count) {
@@ -178,7 +181,7 @@ class CaseRun {
             golden_.at("grads")[g][static_cast<size_t>(step - 1)]
                 .get<std::vector<float>>();
         std::copy_n(gradient.data() + begin, count,
-                    static_cast<float*>(engine.Grad(param)->data));
+                    FloatsOf(*engine.Grad(param)));
       });
       if (!change.is_null() && change[0] == step - 1) {
         const Status set = engine.SetHyper(kAllGroups, "lr", change[1]);
@@ -204,10 +207,11 @@ class CaseRun {
         const int64_t at = place.offset + static_cast<int64_t>(i);
         if (at / shard != rank) continue;
         snapshot->params[g][begin + i] =
-            *static_cast<const float*>(buffer.ParamAt(at));
+            *KernelView(static_cast<const float*>(buffer.ParamAt(at)));
         for (size_t s = 0; s < buffer.states.size(); ++s) {
           snapshot->states[g][buffer.plan->states[s].tensor.name][begin + i] =
-              reinterpret_cast<const float*>(buffer.states[s])[at % shard];
+              KernelView(reinterpret_cast<const float*>(
+                  buffer.states[s]))[at % shard];
         }
       }
     });
