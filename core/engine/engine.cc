@@ -11,10 +11,10 @@
 #include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
 #include "core/comm/check_agreement.h"
-#include "core/device/host_access.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/params/host_tensors.h"
 #include "core/engine/params/log_warnings.h"
+#include "core/engine/params/open_access.h"
 #include "core/engine/state/import_state.h"
 #include "core/engine/step/supported.h"
 #include "core/flat/check_host_tensor.h"
@@ -269,14 +269,12 @@ Status Engine::SetState(ParamId param, std::string_view name,
                            ", which has no elements");
   }
   const auto group = static_cast<size_t>(buffer.plan->group);
-  Stream& compute = runtime_->compute();
   const Deadline deadline = DeadlineOf(0);
-  SHARD_ASSIGN_OR_RETURN(
-      const auto access,
-      HostAccess::Open(device_.get(), compute.Record(), deadline));
+  SHARD_ASSIGN_OR_RETURN(const auto access,
+                         OpenAccess(*runtime_, device_.get(), deadline));
   return ImportState(buffer, hypers_.optimizers()[group],
                      plan().RangeOf(comm_->rank()), *place, *state, values,
-                     count, access.get(), &compute, deadline)
+                     count, access.get(), &runtime_->compute(), deadline)
       .WithContext(StrCat("parameter ", param));
 }
 

@@ -12,6 +12,7 @@
 #include "core/device/host_access.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/params/gather_params.h"
+#include "core/engine/params/open_access.h"
 #include "core/engine/transfer/ok_or_abort.h"
 #include "core/engine/transfer/transfers.h"
 #include "core/model/walk.h"
@@ -134,8 +135,7 @@ StatusOr<std::unique_ptr<FullParams>> FullParams::Create(
   }
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "summon full parameters", local, deadline));
-  auto access =
-      HostAccess::Open(device, runtime.compute().Record(), deadline);
+  auto access = OpenAccess(runtime, device, deadline);
   SHARD_RETURN_IF_ERROR(OkOrAbort(comm, access.status()));
   ParamSink fetch;  // None on a rank without copies.
   if (here) {
@@ -175,8 +175,7 @@ Status FullParams::WriteBack(const EngineRuntime& runtime, Communicator* comm,
     }
   }
   auto received = device->AllocateHost(largest, "a summoned parameter");
-  auto access =
-      HostAccess::Open(device, runtime.compute().Record(), deadline);
+  auto access = OpenAccess(runtime, device, deadline);
   Status local = access.status();
   if (local.ok()) local = received.status();
   auto overwriter =

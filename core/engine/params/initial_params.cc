@@ -8,6 +8,7 @@
 
 #include "core/base/dtype.h"
 #include "core/engine/memory/param_place.h"
+#include "core/engine/params/open_access.h"
 #include "core/engine/transfer/ok_or_abort.h"
 
 namespace shard {
@@ -97,9 +98,7 @@ void InitialParams::StartFilling() {
 StatusOr<HostAccess*> InitialParams::Access(const EngineRuntime& runtime,
                                             const Deadline& deadline) {
   if (access_ == nullptr) {
-    SHARD_ASSIGN_OR_RETURN(
-        access_,
-        HostAccess::Open(device_, runtime.compute().Record(), deadline));
+    SHARD_ASSIGN_OR_RETURN(access_, OpenAccess(runtime, device_, deadline));
   }
   return access_.get();
 }

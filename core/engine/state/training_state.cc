@@ -9,6 +9,7 @@
 #include "core/comm/gather.h"
 #include "core/engine/params/all_ranks.h"
 #include "core/engine/params/host_tensors.h"
+#include "core/engine/params/open_access.h"
 #include "core/engine/state/describe.h"
 #include "core/engine/state/gather_state.h"
 #include "core/engine/state/load_state.h"
@@ -71,15 +72,9 @@ StatusOr<std::shared_ptr<AsyncSave>> TrainingState::Save(
                                  deps_.comm, deps_.device);
 }
 
-StatusOr<std::unique_ptr<HostAccess>> TrainingState::OpenAccess(
-    const Deadline& deadline) const {
-  return HostAccess::Open(deps_.device, deps_.runtime->compute().Record(),
-                          deadline);
-}
-
 StatusOr<std::unique_ptr<HostAccess>> TrainingState::OpenAccessOrAbort(
     const WorkDeadline& deadline) const {
-  auto access = OpenAccess(deadline.Work());
+  auto access = OpenAccess(*deps_.runtime, deps_.device, deadline.Work());
   SHARD_RETURN_IF_ERROR(OkOrAbort(deps_.comm, access.status()));
   return access;
 }
@@ -87,7 +82,7 @@ StatusOr<std::unique_ptr<HostAccess>> TrainingState::OpenAccessOrAbort(
 Status TrainingState::AddLocal(const StateOptions& options,
                                const Deadline& deadline, MemoryStore* store) {
   SHARD_ASSIGN_OR_RETURN(std::shared_ptr<HostAccess> access,
-                         OpenAccess(deadline));
+                         OpenAccess(*deps_.runtime, deps_.device, deadline));
   if (!deps_.device->IsHostMemory()) {
     store->FetchPartsWith([access = std::move(access),
                            timeout = deps_.comm->timeout()](

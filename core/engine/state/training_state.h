@@ -90,11 +90,8 @@ class TrainingState {
 
  private:
   const EngineMemory& memory() const { return deps_.runtime->memory(); }
-  // Open the host's access to the tensors, after all work of the engine's
-  // stream; the second in a collective operation, which an error ends on all
-  // ranks.
-  StatusOr<std::unique_ptr<HostAccess>> OpenAccess(
-      const Deadline& deadline) const;
+  // Opens the access to the tensors in a collective operation, whose group an
+  // error ends.
   StatusOr<std::unique_ptr<HostAccess>> OpenAccessOrAbort(
       const WorkDeadline& deadline) const;
   // Enters a load: returns once the ranks agree on it and its options.
