@@ -178,8 +178,10 @@ class GuardStream final : public Stream {
 // Memory, and the addresses that stand for it or let kernels reach it.
 template <typename Addresses>
 struct Held {
-  explicit Held(DeviceMemory given)
-      : memory(std::move(given)), addresses(memory.data(), memory.size()) {}
+  template <typename... What>
+  explicit Held(DeviceMemory given, const What&... what)
+      : memory(std::move(given)),
+        addresses(memory.data(), memory.size(), what...) {}
 
   const DeviceMemory memory;
   const Addresses addresses;
@@ -197,7 +199,7 @@ class GuardDevice final : public Device {
                                   std::string_view what) override {
     SHARD_ASSIGN_OR_RETURN(DeviceMemory memory, device_->Allocate(bytes, what));
     if (bytes == 0) return memory;
-    auto held = std::make_shared<Held<GuardedMemory>>(std::move(memory));
+    auto held = std::make_shared<Held<GuardedMemory>>(std::move(memory), what);
     return DeviceMemory(held->addresses.data(), bytes, held);
   }
 
@@ -233,14 +235,16 @@ class GuardDevice final : public Device {
 // Regions that ranks share, at guarded addresses.
 class GuardedRegions final : public SymmetricBuffer {
  public:
-  GuardedRegions(std::shared_ptr<SymmetricBuffer> buffer, int world_size)
+  GuardedRegions(std::shared_ptr<SymmetricBuffer> buffer, int world_size,
+                 std::string_view what)
       : buffer_(std::move(buffer)) {
     for (int rank = 0; rank < world_size; ++rank) {
       // All ranks of a host may have one region.
       const bool same = rank > 0 && buffer_->region(rank) == buffer_->region(0);
       regions_.push_back(same ? regions_[0]
                               : std::make_shared<const GuardedMemory>(
-                                    buffer_->region(rank), buffer_->size()));
+                                    buffer_->region(rank), buffer_->size(),
+                                    what));
     }
   }
 
@@ -284,7 +288,8 @@ class GuardCommunicator final : public Communicator {
                            comm_->Allocate(what, bytes, kind, deadline));
     if (bytes == 0) return buffer;
     return std::shared_ptr<SymmetricBuffer>(
-        std::make_shared<GuardedRegions>(std::move(buffer), world_size()));
+        std::make_shared<GuardedRegions>(std::move(buffer), world_size(),
+                                         what));
   }
 
   Status ReduceScatter(std::string_view what, const RankSet& set,

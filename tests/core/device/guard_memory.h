@@ -7,6 +7,8 @@
 //   guarded address   reserved, PROT_NONE: what data() of tensor memory says
 //   kernels' address  the memory itself
 //
+// A fault ends the process, and the last line on stderr names the memory.
+//
 // The ranges of a process are in one table, so that ranks that are threads
 // reach each other's memory. Thread-safe.
 
@@ -14,14 +16,16 @@
 #define SHARD_TESTS_CORE_DEVICE_GUARD_MEMORY_H_
 
 #include <cstddef>
+#include <string_view>
 
 namespace shard::testing {
 
 // Addresses that stand for `bytes` bytes of memory at `kernels`.
 class GuardedMemory {
  public:
-  // Reserves guarded addresses. Ends the process where there are none.
-  GuardedMemory(std::byte* kernels, size_t bytes);
+  // Reserves guarded addresses. Ends the process where there are none. `what`
+  // the memory is for.
+  GuardedMemory(std::byte* kernels, size_t bytes, std::string_view what);
   ~GuardedMemory();
   GuardedMemory(const GuardedMemory&) = delete;
   GuardedMemory& operator=(const GuardedMemory&) = delete;

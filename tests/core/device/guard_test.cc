@@ -121,6 +121,15 @@ TEST(GuardTest, RanksReachEachOthersTensors) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST(GuardDeathTest, AnAccessOfTheHostNamesTheTensor) {
+  const auto device = OpenGuard();
+  auto tensor = device->Allocate(8, "a tensor");
+  ASSERT_OK(tensor);
+  volatile std::byte* const data = tensor->data();
+  EXPECT_DEATH(data[5] = std::byte{1},
+               "code of the host touched byte 5 of 'a tensor'");
+}
+
 TEST(GuardDeathTest, AKernelEndsTheProcessOnMemoryThatItDoesNotReach) {
   const auto device = OpenGuard();
   auto stream = device->CreateStream(StreamKind::kCompute);

@@ -165,8 +165,8 @@ TEST_P(UpdateTest, MatricesStayInTheirWorkspace) {
   ExpectAllFit("muon?lr=0.5", models, blas().name());
 }
 
-INSTANTIATE_TEST_SUITE_P(Libraries, UpdateTest, ::testing::ValuesIn(kCblasKinds),
-                         CblasKindOf);
+INSTANTIATE_TEST_SUITE_P(Libraries, UpdateTest,
+                         ::testing::ValuesIn(kCblasKinds), CblasKindOf);
 
 TEST(UpdateTensorsTest, TensorsStayInTheirWorkspace) {
   const std::vector<Shapes> models = {{{}},
