@@ -5,7 +5,7 @@
 // uses tensors where they lie, and needs no access.
 //
 //                tensors in the host's memory   tensors in other memory
-//   InPlace      the tensor                     null
+//   in_place     true                           false
 //   Fetch        memcpy                         a stream copies to staging
 //                                               memory, the host from there
 //   Store        memcpy                         the reverse
@@ -51,8 +51,8 @@ struct HostCopy {
 class HostAccess {
  public:
   // Staging memory is used in halves: the stream works on one while the host
-  // works on the other.
-  static constexpr size_t kStagingBytes = size_t{8} << 20;
+  // works on the other. A chunk of a data file (DataWriter) fills both.
+  static constexpr size_t kStagingBytes = size_t{4} << 20;
 
   // Waits until `after` is done, and returns its error. `device` must outlive
   // every call but the destructor.
@@ -63,11 +63,8 @@ class HostAccess {
   HostAccess(const HostAccess&) = delete;
   HostAccess& operator=(const HostAccess&) = delete;
 
-  // Returns where the host reads the tensor memory at `data`: `data` itself, or
-  // null where the host has to fetch it.
-  const std::byte* InPlace(const std::byte* data) const {
-    return in_place_ ? data : nullptr;
-  }
+  // Returns whether the host may read and write tensors where they lie, too.
+  bool in_place() const { return in_place_; }
 
   // Copy tensors to memory of the host, and the reverse. Many small copies in
   // one call wait for the device as often as a large one.

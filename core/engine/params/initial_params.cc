@@ -99,6 +99,8 @@ StatusOr<HostAccess*> InitialParams::Access(const EngineRuntime& runtime,
                                             const Deadline& deadline) {
   if (access_ == nullptr) {
     SHARD_ASSIGN_OR_RETURN(access_, OpenAccess(runtime, device_, deadline));
+  } else {
+    SHARD_RETURN_IF_ERROR(AllWork(runtime).Synchronize(deadline));
   }
   return access_.get();
 }

@@ -56,8 +56,8 @@ class InitialParams {
   void StartFilling();
 
  private:
-  // Returns the host's access to the parameters, which is opened once: values
-  // are set one by one.
+  // Returns the host's access to the parameters, once all work on them is done.
+  // The access is kept, with its staging memory: values are set one by one.
   StatusOr<HostAccess*> Access(const EngineRuntime& runtime,
                                const Deadline& deadline);
   // Sends the values from rank 0 to every rank that holds a part. COLLECTIVE.

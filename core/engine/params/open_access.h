@@ -8,16 +8,23 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/device/device.h"
+#include "core/device/event.h"
 #include "core/device/host_access.h"
 #include "core/engine/step/engine_runtime.h"
 
 namespace shard {
 
-// Opens the access of the host's code to the tensors of `runtime`, once the
-// work that its compute stream was given is done.
+// Returns an event after all work on the tensors of `runtime` that streams were
+// given so far. REQUIRES: a drained queue.
+inline Event AllWork(const EngineRuntime& runtime) {
+  return runtime.compute().Record();
+}
+
+// Opens the access of the host's code to the tensors of `runtime`, once that
+// work is done.
 inline StatusOr<std::unique_ptr<HostAccess>> OpenAccess(
     const EngineRuntime& runtime, Device* device, const Deadline& deadline) {
-  return HostAccess::Open(device, runtime.compute().Record(), deadline);
+  return HostAccess::Open(device, AllWork(runtime), deadline);
 }
 
 }  // namespace shard

@@ -172,6 +172,7 @@ Status CheckpointSave::OpenDirectory(const std::string& root) {
 void CheckpointSave::PlaceOwn() {
   const Plan& plan = *state_.plan;
   const int rank = comm_->rank();
+  const bool in_place = state_.access->in_place();
   DataLayout layout;
   std::vector<DataSource> sources;
   std::vector<Slice> slices;
@@ -185,9 +186,9 @@ void CheckpointSave::PlaceOwn() {
     const std::byte* data = LocalData(plan, *state_.memory, entry, owned, rank);
     for (const Slice& slice : slices) {
       const uint64_t bytes = slice.extent.bytes;
-      const std::byte* const in_place = state_.access->InPlace(data);
-      sources.push_back({in_place, slice.extent.offset, bytes});
-      if (in_place == nullptr) fetched_.push_back({data, bytes});
+      sources.push_back(
+          {in_place ? data : nullptr, slice.extent.offset, bytes});
+      if (!in_place) fetched_.push_back({data, bytes});
       data += bytes;
     }
   }

@@ -83,7 +83,7 @@ Status TrainingState::AddLocal(const StateOptions& options,
                                const Deadline& deadline, MemoryStore* store) {
   SHARD_ASSIGN_OR_RETURN(std::shared_ptr<HostAccess> access,
                          OpenAccess(*deps_.runtime, deps_.device, deadline));
-  if (!deps_.device->IsHostMemory()) {
+  if (!access->in_place()) {
     store->FetchPartsWith([access = std::move(access),
                            timeout = deps_.comm->timeout()](
                               const std::byte* from, size_t bytes, void* to) {
