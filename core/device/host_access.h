@@ -16,8 +16,8 @@
 // what they stored. REQUIRES: no stream writes the tensors meanwhile.
 //
 // Errors. Once a function has returned an error or thrown, no stream uses the
-// caller's memory or the tensors: streams copy to and from staging memory alone,
-// and a stream that missed a deadline is destroyed.
+// caller's memory or the tensors: streams copy to and from staging memory
+// alone, and a stream that missed a deadline is destroyed.
 //
 // Memory: none where tensors lie in the host's memory. Elsewhere a stream and
 // kStagingBytes per thread that is in Fetch or Store at the same time, which

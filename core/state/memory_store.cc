@@ -215,8 +215,7 @@ Status MemoryStore::ReadRequested(size_t index, const ReadRequest& request,
     piece.resize(static_cast<size_t>(numel) * size);
     SHARD_RETURN_IF_ERROR(fetch_(data + static_cast<size_t>(at) * size,
                                  piece.size(), piece.data()));
-    SHARD_RETURN_IF_ERROR(
-        sink(index, request.begin + at, numel, piece.data()));
+    SHARD_RETURN_IF_ERROR(sink(index, request.begin + at, numel, piece.data()));
     at += numel;
   }
   return Status();
@@ -224,8 +223,8 @@ Status MemoryStore::ReadRequested(size_t index, const ReadRequest& request,
 
 StatusOr<std::vector<std::byte>> MemoryStore::CopyPart(size_t index) const {
   const Held& held = tensors_[index];
-  const size_t bytes = static_cast<size_t>(held.part.numel) *
-                       ElementSize(held.tensor.type);
+  const size_t bytes =
+      static_cast<size_t>(held.part.numel) * ElementSize(held.tensor.type);
   const std::byte* const data = held.part.data;
   if (!fetch_) return std::vector<std::byte>(data, data + bytes);
   std::vector<std::byte> copy(bytes);

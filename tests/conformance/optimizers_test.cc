@@ -210,8 +210,8 @@ class CaseRun {
             *KernelView(static_cast<const float*>(buffer.ParamAt(at)));
         for (size_t s = 0; s < buffer.states.size(); ++s) {
           snapshot->states[g][buffer.plan->states[s].tensor.name][begin + i] =
-              KernelView(reinterpret_cast<const float*>(
-                  buffer.states[s]))[at % shard];
+              KernelView(
+                  reinterpret_cast<const float*>(buffer.states[s]))[at % shard];
         }
       }
     });

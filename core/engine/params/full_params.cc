@@ -179,9 +179,8 @@ Status FullParams::WriteBack(const EngineRuntime& runtime, Communicator* comm,
   Status local = access.status();
   if (local.ok()) local = received.status();
   auto overwriter =
-      local.ok()
-          ? Overwriter::Create(access->get(), &runtime.compute(), device)
-          : StatusOr<Overwriter>(local);
+      local.ok() ? Overwriter::Create(access->get(), &runtime.compute(), device)
+                 : StatusOr<Overwriter>(local);
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm, "write summoned parameters back",
                                       overwriter.status(), deadline));
   for (size_t b = 0; b < buffers.size(); ++b) {

@@ -84,12 +84,12 @@ Status TrainingState::AddLocal(const StateOptions& options,
   SHARD_ASSIGN_OR_RETURN(std::shared_ptr<HostAccess> access,
                          OpenAccess(*deps_.runtime, deps_.device, deadline));
   if (!access->in_place()) {
-    store->FetchPartsWith([access = std::move(access),
-                           timeout = deps_.comm->timeout()](
-                              const std::byte* from, size_t bytes, void* to) {
-      const HostCopy copy = {to, from, bytes};
-      return access->Fetch({&copy, 1}, Deadline::After(timeout));
-    });
+    store->FetchPartsWith(
+        [access = std::move(access), timeout = deps_.comm->timeout()](
+            const std::byte* from, size_t bytes, void* to) {
+          const HostCopy copy = {to, from, bytes};
+          return access->Fetch({&copy, 1}, Deadline::After(timeout));
+        });
   }
   SHARD_ASSIGN_OR_RETURN(const std::vector<StateEntry> entries,
                          ListStateEntries(plan_, options));

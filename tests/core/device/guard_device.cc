@@ -241,10 +241,10 @@ class GuardedRegions final : public SymmetricBuffer {
     for (int rank = 0; rank < world_size; ++rank) {
       // All ranks of a host may have one region.
       const bool same = rank > 0 && buffer_->region(rank) == buffer_->region(0);
-      regions_.push_back(same ? regions_[0]
-                              : std::make_shared<const GuardedMemory>(
-                                    buffer_->region(rank), buffer_->size(),
-                                    what));
+      regions_.push_back(
+          same ? regions_[0]
+               : std::make_shared<const GuardedMemory>(buffer_->region(rank),
+                                                       buffer_->size(), what));
     }
   }
 
@@ -287,9 +287,8 @@ class GuardCommunicator final : public Communicator {
     SHARD_ASSIGN_OR_RETURN(auto buffer,
                            comm_->Allocate(what, bytes, kind, deadline));
     if (bytes == 0) return buffer;
-    return std::shared_ptr<SymmetricBuffer>(
-        std::make_shared<GuardedRegions>(std::move(buffer), world_size(),
-                                         what));
+    return std::shared_ptr<SymmetricBuffer>(std::make_shared<GuardedRegions>(
+        std::move(buffer), world_size(), what));
   }
 
   Status ReduceScatter(std::string_view what, const RankSet& set,

@@ -13,8 +13,8 @@
 // accelerator that memory is the device's.
 //
 // Hosts cannot open it: tests give it to an engine as
-// EngineOptions::opened_device, with a communicator of GuardTensors, which gives
-// ranks that share memory guarded addresses of it.
+// EngineOptions::opened_device, with a communicator of GuardTensors, which
+// gives ranks that share memory guarded addresses of it.
 
 #ifndef SHARD_TESTS_CORE_DEVICE_GUARD_DEVICE_H_
 #define SHARD_TESTS_CORE_DEVICE_GUARD_DEVICE_H_

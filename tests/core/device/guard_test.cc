@@ -74,9 +74,8 @@ TEST(GuardTest, KernelsAndCopiesReachTensors) {
   ASSERT_OK(half);
   const float from = 1.5f;
   (*stream)->Copy(wide->data(), &from, sizeof(from));
-  (*stream)->Narrow(DType::kBF16,
-                    reinterpret_cast<const float*>(wide->data()), half->data(),
-                    1, nullptr);
+  (*stream)->Narrow(DType::kBF16, reinterpret_cast<const float*>(wide->data()),
+                    half->data(), 1, nullptr);
   (*stream)->FillZeros(wide->data(), sizeof(from));
   (*stream)->Widen(DType::kBF16, half->data(),
                    reinterpret_cast<float*>(wide->data()), 1);
@@ -137,9 +136,9 @@ TEST(GuardDeathTest, AKernelEndsTheProcessOnMemoryThatItDoesNotReach) {
   auto tensor = device->Allocate(4, "a tensor");
   ASSERT_OK(tensor);
   const float host = 1;
-  EXPECT_DEATH((*stream)->Narrow(DType::kBF16, &host, tensor->data(), 1,
-                                 nullptr),
-               "memory of the host that it does not reach");
+  EXPECT_DEATH(
+      (*stream)->Narrow(DType::kBF16, &host, tensor->data(), 1, nullptr),
+      "memory of the host that it does not reach");
 }
 
 }  // namespace

@@ -81,8 +81,7 @@ TEST_P(HostAccessTest, FetchesWhatWasStored) {
   constexpr size_t kStaging = HostAccess::kStagingBytes;
   const auto access = OpenNow(device_.get());
   for (const size_t bytes :
-       {size_t{0}, size_t{4}, kStaging / 2, kStaging / 2 + 4, kStaging,
-        2 * kStaging + kStaging / 2 + 12}) {
+       {size_t{0}, size_t{4}, kStaging / 2, kStaging + kStaging / 2 + 12}) {
     const std::vector<uint32_t> from = Numbers(bytes / sizeof(uint32_t), 7);
     const DeviceMemory tensor = Tensor(bytes);
     std::vector<uint32_t> to(from.size());
@@ -96,7 +95,7 @@ TEST_P(HostAccessTest, FetchesWhatWasStored) {
 
 TEST_P(HostAccessTest, ManyCopiesAtOnceKeepTheirPlaces) {
   // Together more than the staging memory; some are empty.
-  constexpr size_t kCount = 3000;
+  constexpr size_t kCount = 1600;
   const std::vector<uint32_t> from = Numbers(kCount * (kCount - 1) / 2, 1);
   std::vector<uint32_t> to(from.size());
   const size_t bytes = from.size() * sizeof(uint32_t);
@@ -143,6 +142,7 @@ TEST_P(HostAccessTest, ReturnsTheErrorOfWhatWasEnqueuedBefore) {
   Gate gate;
   const auto held = Create(StreamKind::kCommunication);
   held->Call("held", gate.Passing());
+  ASSERT_TRUE(gate.AwaitArrival());
   ExpectError(
       HostAccess::Open(device_.get(), held->Record(), Deadline::After(0)),
       StatusCode::kDeadlineExceeded, {"held"});
@@ -151,7 +151,7 @@ TEST_P(HostAccessTest, ReturnsTheErrorOfWhatWasEnqueuedBefore) {
 
 TEST_P(HostAccessTest, ServesSeveralThreads) {
   constexpr size_t kThreads = 4;
-  constexpr size_t kNumel = size_t{1} << 19;
+  constexpr size_t kNumel = size_t{1} << 16;
   const DeviceMemory tensor = Tensor(kThreads * kNumel * sizeof(uint32_t));
   const auto access = OpenNow(device_.get());
   std::vector<std::thread> threads;
@@ -184,8 +184,8 @@ TEST_P(HostAccessTest, GivesKernelsTheValuesOfTheHost) {
   const auto from = access->ForKernels(values.data(), bytes, &copy, Soon());
   ASSERT_OK(from);
   EXPECT_EQ(*from == values.data(), device_->IsHostMemory());
-  compute->Narrow(DType::kBF16, static_cast<const float*>(*from),
-                  halves.data(), values.size(), nullptr);
+  compute->Narrow(DType::kBF16, static_cast<const float*>(*from), halves.data(),
+                  values.size(), nullptr);
   compute->Widen(DType::kBF16, halves.data(),
                  reinterpret_cast<float*>(wide.data()), values.size());
   access = *HostAccess::Open(device_.get(), compute->Record(), Soon());
@@ -212,8 +212,8 @@ TEST(HostAccessErrorTest, AFailedCopyChangesNothingAndLeavesTheNextAlone) {
     });
     auto tensor = device->Allocate(8, "a tensor");
     ASSERT_OK(tensor);
-    const auto values = reinterpret_cast<const uint32_t*>(
-        testing::KernelView(tensor->data()));
+    const auto values =
+        reinterpret_cast<const uint32_t*>(testing::KernelView(tensor->data()));
     uint32_t host = 5;
     const auto access = OpenNow(device.get());
     const auto copy = [&](size_t index) {

@@ -73,7 +73,8 @@ class BoundHost {
       const auto param = engine_->Param(static_cast<ParamId>(p));
       ASSERT_OK(param);
       EXPECT_EQ(std::memcmp(values.data(), testing::KernelView(param->data),
-                            values.size()), 0)
+                            values.size()),
+                0)
           << "parameter " << p;
       ++compared;
     }

@@ -183,8 +183,8 @@ inline std::string StateDifference(const Engine& engine,
       const StateTensor& tensor = buffer.plan->states[s].tensor;
       if (tensor.dtype != DType::kF32) continue;
       const FlatLayout& layout = buffer.plan->StateLayout(s);
-      const auto* const data = testing::KernelView(
-          reinterpret_cast<const float*>(buffer.states[s]));
+      const auto* const data =
+          testing::KernelView(reinterpret_cast<const float*>(buffer.states[s]));
       for (const SlotSlice& slice : layout.SlicesOf(rank)) {
         const float* const values =
             data + (slice.flat_begin - rank * layout.shard_numel());

@@ -42,8 +42,7 @@ StatusOr<std::unique_ptr<Engine>> MakeEngine(
   EngineOptions engine_options;
   SHARD_ASSIGN_OR_RETURN(engine_options.loss_scaler,
                          LossScaler::Parse(loss_scaling));
-  SHARD_ASSIGN_OR_RETURN(auto engine,
-                         CreateEngine(plan, comm, engine_options));
+  SHARD_ASSIGN_OR_RETURN(auto engine, CreateEngine(plan, comm, engine_options));
   SHARD_RETURN_IF_ERROR(engine->BroadcastParams(0));
   return engine;
 }

@@ -432,8 +432,7 @@ TEST(ZeroGradTest, ARankThatGathersMeanwhileLosesNothing) {
     for (const int32_t unit : {1, 2}) {
       ASSERT_OK(engine->UnitAcquire(unit, Pass::kForward, 0));
       // The mean of 2 and 10 in unit 1; of 2 and nothing in unit 2.
-      EXPECT_EQ(*FloatsOf(*engine->Param(unit)),
-                unit == 1 ? -6 : -1);
+      EXPECT_EQ(*FloatsOf(*engine->Param(unit)), unit == 1 ? -6 : -1);
       ASSERT_OK(engine->UnitRelease(unit));
     }
   };

@@ -61,8 +61,8 @@ inline void CopyState(const Engine& engine, std::string_view name,
     for (size_t s = 0; s < buffer.states.size(); ++s) {
       if (buffer.plan->states[s].tensor.name != name) continue;
       const FlatLayout& layout = buffer.plan->StateLayout(s);
-      const auto* const data = testing::KernelView(
-          reinterpret_cast<const float*>(buffer.states[s]));
+      const auto* const data =
+          testing::KernelView(reinterpret_cast<const float*>(buffer.states[s]));
       for (const SlotSlice& slice : layout.SlicesOf(rank)) {
         for (int64_t i = 0; i < slice.numel; ++i) {
           (*values)[static_cast<size_t>(slice.param)]

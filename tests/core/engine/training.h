@@ -80,8 +80,7 @@ inline void Store(DType dtype, const std::vector<float>& values, void* tensor) {
   }
 }
 
-inline std::vector<float> Load(DType dtype, const void* tensor,
-                               int64_t numel) {
+inline std::vector<float> Load(DType dtype, const void* tensor, int64_t numel) {
   std::vector<float> values(static_cast<size_t>(numel));
   if (values.empty()) return values;
   const void* const data = testing::KernelView(tensor);

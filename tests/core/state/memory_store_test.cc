@@ -32,8 +32,7 @@ std::vector<double> Numbers() {
 void AddElsewhere(const std::vector<double>& numbers,
                   const std::vector<double>& elsewhere, MemoryStore* store) {
   const auto* const to = reinterpret_cast<const std::byte*>(numbers.data());
-  const auto* const from =
-      reinterpret_cast<const std::byte*>(elsewhere.data());
+  const auto* const from = reinterpret_cast<const std::byte*>(elsewhere.data());
   store->FetchPartsWith([=](const std::byte* at, size_t bytes, void* copy) {
     std::memcpy(copy, to + (at - from), bytes);
     return Status();

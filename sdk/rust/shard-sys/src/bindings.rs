@@ -2154,9 +2154,10 @@ pub struct shard_state_dict_options {
     /// come is found in any case.
     pub timeout: f64,
     pub filter: shard_state_filter,
-    /// shard_state_dict_get only. 1: tensors are copied, and keep their values.
-    /// Default: tensors are pointers into the engine, valid until the next call
-    /// that changes or frees the engine.
+    /// shard_state_dict_get only. 1: tensors are copied to the host's memory, and
+    /// keep their values. Default: tensors are pointers into the engine, valid
+    /// until the next call that changes or frees the engine, and memory of its
+    /// device: the host's, with the devices "cpu" and "cpu-async".
     pub copy: i32,
     pub reserved: i32,
 }
