@@ -6,10 +6,14 @@
 
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/base/element_type.h"
+#include "core/engine/params/all_ranks.h"
+#include "core/engine/state/local_state.h"
 #include "core/state/memory_store.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/guard_device.h"
@@ -42,6 +46,22 @@ void ExpectPartsOfTheDevice(const MemoryStore& dict) {
   EXPECT_GT(parts, 0);
 }
 
+using Gathered = std::map<std::string, std::vector<std::byte>>;
+
+// Returns the bytes of all tensors, by key.
+Gathered GatherAll(Engine* engine) {
+  Gathered all;
+  EXPECT_OK(engine->GatherState(
+      StateOptions(), kAllRanks, 0,
+      [&](const StateEntry& entry, const std::byte* data) {
+        const size_t bytes =
+            data == nullptr ? 0 : EntryBytes(entry, entry.numel);
+        all[entry.key].assign(data, data + bytes);
+        return Status();
+      }));
+  return all;
+}
+
 TEST(DeviceStateTest, AStateDictOfADeviceLoadsIntoAnyEngine) {
   for (const int variant : {0, 1, 3}) {
     const UnitTraining training = AwkwardTraining(2, variant);
@@ -70,6 +90,9 @@ TEST(DeviceStateTest, AStateDictOfADeviceLoadsIntoAnyEngine) {
           ASSERT_OK((*host)->LoadState(&dict, LoadOptions(), &report));
           EXPECT_EQ(report.step, 2);
           other.Add(**host);
+          const Gathered gathered = GatherAll(engine);
+          EXPECT_GT(gathered.size(), 10u);
+          EXPECT_TRUE(gathered == GatherAll(host->get()));
           ASSERT_OK(engine->LoadState(&dict, LoadOptions(), &report));
           back.Add(*engine);
         },
