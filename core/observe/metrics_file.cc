@@ -22,8 +22,8 @@ Status CheckIsNoFolder(const std::string& path) {
       (::stat(path.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode))) {
     return Status();
   }
-  return FailedPrecondition("the metrics '", path,
-                            "' are a folder; name a file in it, such as "
+  return FailedPrecondition("the path of the metrics, '", path,
+                            "', is a folder; name a file in it, such as "
                             "shard.prom");
 }
 

@@ -51,7 +51,9 @@ type handle struct {
 	guard *guard // May be nil.
 	free  func() // Frees the object, and what must live as long as it.
 
-	mu     sync.Mutex // Guards what follows; what a close changes, the guard does too.
+	// Guards the fields below. close changes them with the guard too, so that
+	// calls which have the guard read them without the mutex.
+	mu     sync.Mutex
 	object unsafe.Pointer
 	users  int // Calls in progress; the engines of a communicator.
 	closed bool

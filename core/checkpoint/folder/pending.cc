@@ -37,17 +37,6 @@ Status Exists(const Directory& root, const std::string& name) {
                        "step");
 }
 
-// Returns whether `root` was made, and not by another process meanwhile.
-StatusOr<bool> MakeRoot(FileEnv* env, const std::string& root) {
-  int result = env->MakeDir(AT_FDCWD, root.c_str(), 0777);
-  while (result == -EINTR) result = env->MakeDir(AT_FDCWD, root.c_str(), 0777);
-  if (result == 0 || result == -EEXIST) return result == 0;
-  const Status status =
-      ErrnoStatus(StrCat("making the directory '", root, "'"), -result);
-  if (result != -ENOENT) return status;
-  return NotFound(status.message(), "; make the folder above it first");
-}
-
 // Returns whether `name` is a folder. kFailedPrecondition when it is something
 // else.
 StatusOr<bool> IsFolder(const Directory& root, const std::string& name) {
@@ -131,39 +120,57 @@ StatusOr<NextLatest> NextLatest::Write(const Directory& root, int64_t step) {
 
 StatusOr<PendingCheckpoint::Root> PendingCheckpoint::Root::Open(
     FileEnv* env, const std::string& path) {
-  StatusOr<Directory> opened = Directory::Open(env, path);
-  if (!opened.ok() && opened.status().code() != StatusCode::kNotFound) {
-    return opened.status();
-  }
-  const bool existed = opened.ok();
-  bool made = false;
-  if (!existed) {
-    SHARD_ASSIGN_OR_RETURN(made, MakeRoot(env, path));
-    opened = Directory::Open(env, path);
-    SHARD_RETURN_IF_ERROR(opened.status());
-  }
   Root root;
+  StatusOr<Directory> opened = Directory::Open(env, path);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    if (opened.status().code() != StatusCode::kNotFound) break;
+    SHARD_RETURN_IF_ERROR(root.Make(env, path));
+    // kNotFound: another save has made the root, failed and removed it.
+    opened = Directory::Open(env, path);
+  }
+  SHARD_RETURN_IF_ERROR(opened.status());
   root.directory_ = *std::move(opened);
+  if (root.above_.valid()) {
+    SHARD_RETURN_IF_ERROR(root.above_.Sync());
+    return root;
+  }
   // Syncs also an existing root: the process that made it may have died before
   // syncing it.
-  StatusOr<Directory> above = root->OpenDirectory("..");
+  const StatusOr<Directory> above = root->OpenDirectory("..");
   if (above.ok()) {
     SHARD_RETURN_IF_ERROR(above->Sync());
-  } else if (!existed ||
-             above.status().code() != StatusCode::kPermissionDenied) {
+  } else if (above.status().code() != StatusCode::kPermissionDenied) {
     return above.status();
-  }
-  if (made) {
-    root.name_ = LastPart(path);
-    root.above_ = *std::move(above);
   }
   return root;
 }
 
+Status PendingCheckpoint::Root::Make(FileEnv* env, const std::string& path) {
+  std::string name = LastPart(path);
+  const size_t at = path.rfind(name);
+  const std::string parent = at == 0 ? std::string(".") : path.substr(0, at);
+  // Opened first: a root that could not be synced or removed is not made.
+  StatusOr<Directory> above = Directory::Open(env, parent);
+  if (above.status().code() == StatusCode::kNotFound) {
+    return NotFound("the directory '", path,
+                    "' cannot be made; make the folder above it first");
+  }
+  SHARD_RETURN_IF_ERROR(above.status());
+  const Status made = above->MakeDirectory(name);
+  // Another save may have been faster, whose root it is then.
+  if (made.code() == StatusCode::kAlreadyExists) return Status();
+  SHARD_RETURN_IF_ERROR(made);
+  name_ = std::move(name);
+  above_ = *std::move(above);
+  return Status();
+}
+
 PendingCheckpoint::Root::~Root() {
   if (!above_.valid()) return;
-  // The kernel keeps a folder that has something in it.
   try {
+    // A user may have moved the root away, and made another folder of its name.
+    if (directory_.valid() && !IsNamed(above_, name_, directory_)) return;
+    // The kernel keeps a folder that has something in it.
     (void)above_.RemoveDirectory(name_).ok();
   } catch (...) {  // NOLINT: a destructor lets nothing out
   }
@@ -192,42 +199,45 @@ StatusOr<PendingCheckpoint> PendingCheckpoint::Begin(FileEnv* env,
                                                      const std::string& path,
                                                      int64_t step,
                                                      bool overwrite) {
-  SHARD_ASSIGN_OR_RETURN(Root opened, Root::Open(env, path));
-  const Directory& root = *opened;
-  SHARD_ASSIGN_OR_RETURN(const auto manifest, root.Stat(kManifestName));
-  if (manifest) {
-    return InvalidArgument("'", path,
-                           "' is itself a checkpoint; give the folder that "
-                           "checkpoints are to lie in");
-  }
   std::string final_name = CheckpointName(step);
-  SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(root, final_name));
-  if (exists && !overwrite) return Exists(root, final_name);
-
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    SHARD_ASSIGN_OR_RETURN(Root root, Root::Open(env, path));
+    SHARD_ASSIGN_OR_RETURN(const auto manifest, root->Stat(kManifestName));
+    if (manifest) {
+      return InvalidArgument("'", path,
+                             "' is itself a checkpoint; give the folder that "
+                             "checkpoints are to lie in");
+    }
+    SHARD_ASSIGN_OR_RETURN(const bool exists, IsFolder(*root, final_name));
+    if (exists && !overwrite) return Exists(*root, final_name);
+
     SHARD_ASSIGN_OR_RETURN(std::string name, TemporaryName(final_name));
-    const Status made = root.MakeDirectory(name);
-    if (made.code() == StatusCode::kAlreadyExists) continue;
+    const Status made = root->MakeDirectory(name);
+    // kNotFound: the root was removed by another save, which had made it.
+    if (made.code() == StatusCode::kAlreadyExists ||
+        made.code() == StatusCode::kNotFound) {
+      continue;
+    }
     SHARD_RETURN_IF_ERROR(made);
     Directory directory;
     Claim claim = Claim::kGone;
     const Status claimed = CatchOutOfMemory([&]() -> Status {
-      SHARD_ASSIGN_OR_RETURN(directory, root.OpenDirectory(name));
-      SHARD_ASSIGN_OR_RETURN(claim, ClaimEntry(root, name, directory.fd()));
+      SHARD_ASSIGN_OR_RETURN(directory, root->OpenDirectory(name));
+      SHARD_ASSIGN_OR_RETURN(claim, ClaimEntry(*root, name, directory.fd()));
       return Status();
     });
     // The folder was cleaned up before it was locked, because it looked stale.
     if (claimed.code() == StatusCode::kNotFound) continue;
     if (!claimed.ok()) {
-      (void)root.RemoveDirectory(name).ok();
+      (void)root->RemoveDirectory(name).ok();
       return claimed;
     }
     if (claim == Claim::kBusy || claim == Claim::kGone) continue;
-    return PendingCheckpoint(std::move(opened), std::move(directory),
+    return PendingCheckpoint(std::move(root), std::move(directory),
                              std::move(name), step, std::move(final_name),
                              overwrite);
   }
-  return Internal("no temporary folder for '", root.PathOf(final_name),
+  return Internal("no temporary folder for '", final_name, "' in '", path,
                   "': ", kAttempts, " were deleted by another");
 }
 

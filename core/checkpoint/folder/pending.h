@@ -64,8 +64,8 @@ class PendingCheckpoint {
   Status Abandon();
 
  private:
-  // The root of a checkpoint. Removes a root that it has made, if nothing is in
-  // it.
+  // The root of a checkpoint. The destructor removes a root that this object
+  // has made, if nothing is in it.
   class Root {
    public:
     // Opens `path`, made if it is missing, durably so.
@@ -80,8 +80,13 @@ class PendingCheckpoint {
    private:
     Root() = default;
 
+    // Makes the folder, unless another process has just made it.
+    Status Make(FileEnv* env, const std::string& path);
+
     Directory directory_;
-    Directory above_;  // Invalid: the root was there before.
+    // The folder in which this object has made the root, and the root's name
+    // there. Invalid: the root is another's.
+    Directory above_;
     std::string name_;
   };
 

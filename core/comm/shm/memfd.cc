@@ -22,8 +22,8 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 // Allocates the pages of a range of `fd`, which is mapped at `data`.
 //
-// Ranks that populate their shares of one file do so side by side, each page is
-// zeroed once and already mapped when the rank first writes to it. fallocate
+// Ranks that populate their shares of one file do so side by side: each page is
+// zeroed once, and already mapped when the rank first writes to it. fallocate
 // alone holds the file's lock, so ranks take turns, and leaves every page to be
 // zeroed and mapped in a page fault of its own.
 Status Commit(int fd, std::byte* data, size_t begin, size_t bytes) {

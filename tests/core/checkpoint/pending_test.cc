@@ -131,6 +131,33 @@ TEST(Pending, ARootThatItHasMadeIsRemovedWithIt) {
   EXPECT_EQ(NamesIn(folder.path()), Names{"root"});
 }
 
+TEST(Pending, ARootOfAnotherIsNeverRemoved) {
+  const TempFolder folder;
+  const std::string root = folder / "root";
+  {
+    const auto pending = Begin(root, 1);
+    ASSERT_OK(pending);
+    std::filesystem::rename(root, folder / "moved");
+    std::filesystem::create_directory(root);
+  }
+  EXPECT_EQ(NamesIn(folder.path()), (Names{"moved", "root"}));
+}
+
+TEST(Pending, ARootIsRemovedWhicheverCallFails) {
+  const TempFolder folder;
+  for (int64_t call = 0;; ++call) {
+    FaultEnv env;
+    env.Set({.at = call});
+    const bool began =
+        PendingCheckpoint::Begin(&env, folder / "root", 1, false).ok();
+    EXPECT_EQ(env.open_descriptors(), 0);
+    if (began && env.calls() <= call) break;
+    // The fault may be in the removal itself.
+    if (!began) EXPECT_EQ(NamesIn(folder.path()), Names{}) << call;
+    std::filesystem::remove_all(folder / "root");
+  }
+}
+
 TEST(Pending, NeedsAManifest) {
   const TempFolder root;
   auto pending = Begin(root.path(), 1);
@@ -400,6 +427,49 @@ TEST(Pending, BeginsAgainWhenItWasCleanedBeforeItWasLocked) {
     ASSERT_OK(WriteFiles(pending->directory(), 1));
     ASSERT_OK(pending->Commit());
     EXPECT_EQ(NamesIn(root.path()), (Names{"LATEST", "step-000001"}));
+  }
+}
+
+// Another save makes the root just before this one would, fails, and removes the
+// root before this one opens it, or before it makes a folder in it.
+TEST(Pending, BeginsAgainWhenTheRootWasRemovedByItsMaker) {
+  class AnotherFails final : public ForwardingEnv {
+   public:
+    AnotherFails(std::string root, bool before_open)
+        : ForwardingEnv(FileEnv::Posix()),
+          root_(std::move(root)),
+          before_open_(before_open) {}
+    int Open(int dir, const char* path, int flags, mode_t mode) override {
+      if (before_open_ && root_ == path) other_.reset();
+      return base()->Open(dir, path, flags, mode);
+    }
+    int MakeDir(int dir, const char* path, mode_t mode) override {
+      if (ParseTemporaryName(path)) {
+        other_.reset();
+      } else if (others++ == 0) {
+        auto other = Begin(root_, 2);
+        EXPECT_OK(other);
+        if (other.ok()) other_.emplace(*std::move(other));
+      }
+      return base()->MakeDir(dir, path, mode);
+    }
+    int others = 0;
+
+   private:
+    const std::string root_;
+    const bool before_open_;
+    std::optional<PendingCheckpoint> other_;
+  };
+  for (const bool before_open : {false, true}) {
+    const TempFolder folder;
+    const std::string root = folder / "root";
+    AnotherFails env(root, before_open);
+    auto pending = PendingCheckpoint::Begin(&env, root, 1, false);
+    ASSERT_OK(pending);
+    EXPECT_EQ(env.others, 2);
+    ASSERT_OK(WriteFiles(pending->directory(), 1));
+    ASSERT_OK(pending->Commit());
+    EXPECT_EQ(NamesIn(root), (Names{"LATEST", "step-000001"}));
   }
 }
 
