@@ -107,10 +107,11 @@ class Tensor(_Operators):
                 f"{self.key!r} is of type q8, whose values are a code and a"
                 " scale: export() or convert(dtype=DType.F32) the checkpoint,"
                 " or read the codes with raw()")
-        if self.dtype == DType.OPAQUE:
+        # Opaque, or of a type that a newer library knows.
+        if self.dtype not in FORMATS:
             raise TypeError(
-                f"{self.key!r} is of type {self.type}, whose values libshard"
-                " does not read: read its bytes with raw()")
+                f"{self.key!r} is of type {self.type}, whose values are not"
+                " read: read its bytes with raw()")
         memory = self.raw(begin, numel)
         size = struct.calcsize(FORMATS[self.dtype])
         return from_stored(memory, self.dtype, (memory.nbytes // size,))
@@ -125,9 +126,10 @@ class Tensor(_Operators):
         if numpy is None:
             raise TypeError("indexing a tensor needs numpy: install it, or use"
                             " read()")
-        if not self.shape or 0 in self.shape:
+        parts = index if isinstance(index, tuple) else (index,)
+        if not parts or not self.shape or 0 in self.shape:
             return self.read().reshape(self.shape)[index]
-        first, *rest = index if isinstance(index, tuple) else (index,)
+        first, *rest = parts
         if isinstance(first, (int, numpy.integer)) and not isinstance(
                 first, bool):
             row = range(self.shape[0])[first]
@@ -160,7 +162,7 @@ class Tensor(_Operators):
     def __dlpack__(self, stream=None):
         """Reads everything, in the type that is stored, for from_dlpack of
         torch and others: bf16 stays bf16."""
-        if self.dtype == DType.OPAQUE:
+        if self.dtype not in FORMATS:
             raise BufferError(f"DLPack has no {self.type}")
         memory = self.raw()
         return View(address_of(memory), self.dtype, self.shape, memory,

@@ -65,7 +65,7 @@ class ReadTest(SdkTest):
                 slice(None, None, -2), slice(6, 1, -1), slice(5, 5), (2, 3),
                 (slice(1, 3), 4), (slice(None), slice(2, 4)), (-1, slice(1, 3)),
                 (..., 1), (slice(2, 4), ...), None, (slice(1, 3), None),
-                [1, 3], (slice(1, 3), [1, 2]), array > 1):
+                (), [1, 3], (slice(1, 3), [1, 2]), array > 1):
             with self.subTest(index=index):
                 numpy.testing.assert_array_equal(tensor[index], array[index])
         for index in (8, -9, (0, 8)):
