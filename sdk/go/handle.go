@@ -90,15 +90,19 @@ func (h *handle) shared(call func(object unsafe.Pointer) error) error {
 	return call(object)
 }
 
-// brief makes a call that may overlap others and neither waits nor calls back.
-// Unlike shared it also works on an object that is closed and still in use.
+// brief makes a call that may overlap others and does not wait. Unlike shared it
+// also works on an object that is closed and still in use.
 func (h *handle) brief(call func(object unsafe.Pointer) error) error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.object == nil {
+	object := h.object
+	if object == nil {
+		h.mu.Unlock()
 		return h.closedError()
 	}
-	return call(h.object)
+	h.users++
+	h.mu.Unlock()
+	defer h.release()
+	return call(object)
 }
 
 func (h *handle) closedError() error {
@@ -129,17 +133,21 @@ func (h *handle) retain() (unsafe.Pointer, error) {
 func (h *handle) release() {
 	h.mu.Lock()
 	h.users--
-	h.freeUnused()
+	free := h.takeUnused()
 	h.mu.Unlock()
+	free()
 }
 
-// freeUnused frees a closed object that is used no more. REQUIRES: h.mu is
-// locked, and the guard, where there is one.
-func (h *handle) freeUnused() {
-	if h.closed && h.users == 0 && h.object != nil {
-		h.free()
-		h.object = nil
+// takeUnused returns the function that frees the object where it is closed and
+// used no more, else one that does nothing. The function is called without the
+// mutex: a log callback that it runs may ask for the handle. REQUIRES: h.mu is
+// locked.
+func (h *handle) takeUnused() (free func()) {
+	if !h.closed || h.users > 0 || h.object == nil {
+		return func() {}
 	}
+	h.object = nil
+	return h.free
 }
 
 func (h *handle) close() error {
@@ -151,8 +159,9 @@ func (h *handle) close() error {
 	}
 	runtime.SetFinalizer(h, nil)
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.closed = true
-	h.freeUnused()
+	free := h.takeUnused()
+	h.mu.Unlock()
+	free()
 	return nil
 }

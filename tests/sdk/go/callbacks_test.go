@@ -214,6 +214,31 @@ func TestACallbackCannotCallBackIntoItsEngine(t *testing.T) {
 	})
 }
 
+func TestALogMayAskForTheCountersInEveryCall(t *testing.T) {
+	defer catch(t)
+	folder := filepath.Join(t.TempDir(), "metrics")
+	check(os.Mkdir(folder, 0o700))
+	var comm *shard.Comm
+	var answers []error
+	comm = must(shard.CommOpen("local:", &shard.CommOptions{
+		LogLevel: shard.LogInfo,
+		Log: func(shard.LogLevel, string) {
+			if comm != nil { // CommOpen logs as well.
+				_, err := comm.Counter("step")
+				answers = append(answers, err)
+			}
+		},
+		Metrics: filepath.Join(folder, "shard.prom"),
+	}))
+	check(comm.Abort("enough"))
+	expectEqual(t, answers, []error{nil})
+	// The last metrics cannot be written, which is a warning.
+	check(os.RemoveAll(folder))
+	check(comm.Close())
+	expectEqual(t, len(answers), 2)
+	expectError(t, answers[1], shard.FailedPrecondition, "closed")
+}
+
 func TestAGatheringCallsBackWithEveryTensor(t *testing.T) {
 	onRanks(t, 2, "", func(r *rank) {
 		engine := r.engineFor(shard.PlanOptions{Stage: 1, Optimizer: "sgd"})
