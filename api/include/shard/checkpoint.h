@@ -51,7 +51,8 @@ typedef struct shard_state_filter {
 /* Called with the progress of a long operation: this rank's bytes done and in
  * all. A result other than 0 cancels the operation, which then returns
  * CANCELLED. Called from threads of libshard, one call at a time; `user_data`
- * is used until the operation has ended. */
+ * is used until the operation has ended, or the engine of a save in the
+ * background has been freed. */
 typedef int32_t (*shard_progress_fn)(uint64_t done, uint64_t total,
                                      void* user_data);
 
@@ -91,7 +92,8 @@ typedef struct shard_save shard_save;
  * that memory for the next save), `save` is set, and training may go on. The
  * next save or load waits for this one; if this save failed and shard_save_wait
  * has not returned its error, the next save or load returns it. Freeing the
- * engine waits for the save too.
+ * engine waits for the save too; while the host has `save`, at most for the
+ * save's timeout.
  *
  * Same options on every rank, but for threads, timeout and progress.
  * COLLECTIVE, blocks. Errors: ALREADY_EXISTS for a checkpoint of this step
@@ -112,7 +114,8 @@ SHARD_API int32_t shard_save_done(const shard_save* save) SHARD_NOEXCEPT;
 SHARD_NODISCARD SHARD_API shard_error* shard_save_wait(
     shard_save* save, double timeout) SHARD_NOEXCEPT;
 
-/* Releases the handle. The save goes on. */
+/* Releases the handle. The save goes on; where its engine has been freed, the
+ * call waits for the end of the save. */
 SHARD_API void shard_save_free(shard_save* save) SHARD_NOEXCEPT;
 
 typedef struct shard_load_options {

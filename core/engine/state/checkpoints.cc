@@ -79,8 +79,10 @@ bool IsBlobFor(BlobRule rule, int saved, int saved_world_size, int rank,
 
 StatusOr<std::shared_ptr<AsyncSave>> AsyncSave::Create(
     Device* device, std::unique_ptr<CheckpointSave> save,
-    std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room) {
-  std::shared_ptr<AsyncSave> async(new AsyncSave(save->deadline().Work()));
+    std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room,
+    std::shared_ptr<HostCalls> progress) {
+  std::shared_ptr<AsyncSave> async(
+      new AsyncSave(save->deadline().Work(), std::move(progress)));
   SHARD_ASSIGN_OR_RETURN(async->stream_,
                          device->CreateStream(StreamKind::kCommunication));
   async->path_ = save->path();
@@ -122,11 +124,13 @@ void Checkpoints::WaitForSave() {
   if (last_ == nullptr) return;
   try {
     const Status status = FinishSave(last_->deadline());
-    if (status.ok()) return;
-    comm_->observer()->Log(EventId::kCheckpointWarning, "rank ", comm_->rank(),
-                           ": ", status.message());
+    if (!status.ok()) {
+      comm_->observer()->Log(EventId::kCheckpointWarning, "rank ",
+                             comm_->rank(), ": ", status.message());
+    }
   } catch (...) {  // NOLINT: it was waited for; there is no memory to say more
   }
+  if (last_ != nullptr) last_->EndProgress();
 }
 
 Status Checkpoints::SetBlob(std::string_view name, BlobRule rule,
@@ -193,14 +197,24 @@ StatusOr<std::shared_ptr<AsyncSave>> Checkpoints::Save(
         comm_, engine_comm->Duplicate("checkpoints", deadline.Exchange()));
   }
   for (const auto& [name, blob] : blobs_) state.blobs.push_back(blob);
+  SaveOptions guarded = options;
+  const auto progress = std::make_shared<HostCalls>();
+  if (options.async && options.progress) {
+    guarded.progress = [progress, host = options.progress](uint64_t done,
+                                                           uint64_t total) {
+      const HostCalls::Call call(progress.get());
+      return !call.is_open() || host(done, total);
+    };
+  }
   SHARD_ASSIGN_OR_RETURN(
-      auto save, CheckpointSave::Start(std::move(state), root, options,
+      auto save, CheckpointSave::Start(std::move(state), root, guarded,
                                        deadline, comm_.get(), room_.get()));
   if (!options.async) {
     SHARD_RETURN_IF_ERROR(save->Finish());
     return std::shared_ptr<AsyncSave>();
   }
-  auto async = AsyncSave::Create(device, std::move(save), comm_, room_);
+  auto async =
+      AsyncSave::Create(device, std::move(save), comm_, room_, progress);
   SHARD_RETURN_IF_ERROR(AgreeOnStatus(engine_comm, "save checkpoint",
                                       async.status(), deadline.Exchange()));
   (*async)->Begin();

@@ -24,6 +24,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/file_env.h"
+#include "core/base/host_calls.h"
 #include "core/base/mapping.h"
 #include "core/base/status.h"
 #include "core/checkpoint/data/file_store.h"
@@ -61,10 +62,12 @@ class AsyncSave {
  public:
   // Makes a save that Begin starts, once, after all ranks have made theirs:
   // other ranks must not wait for a save that one rank cannot start. `comm` and
-  // `room` are used by the save alone until it is done.
+  // `room` are used by the save alone until it is done. `progress` has the
+  // calls of the host's progress function.
   static StatusOr<std::shared_ptr<AsyncSave>> Create(
       Device* device, std::unique_ptr<CheckpointSave> save,
-      std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room);
+      std::shared_ptr<Communicator> comm, std::shared_ptr<Mapping> room,
+      std::shared_ptr<HostCalls> progress);
   void Begin();
 
   // Returns whether the save has ended. Does not block.
@@ -79,10 +82,15 @@ class AsyncSave {
   // Returns whether Wait has returned the status of the save.
   bool reported() const { return reported_; }
 
+  // Ends the calls of the host's progress function; the save goes on.
+  void EndProgress() { progress_->Close(); }
+
  private:
-  explicit AsyncSave(const Deadline& deadline) : deadline_(deadline) {}
+  AsyncSave(const Deadline& deadline, std::shared_ptr<HostCalls> progress)
+      : deadline_(deadline), progress_(std::move(progress)) {}
 
   const Deadline deadline_;
+  const std::shared_ptr<HostCalls> progress_;
   std::string path_;
   // Resources of the thread, which frees them when the save ends: a handle that
   // the host keeps holds neither memory nor the connection of the ranks.
@@ -102,7 +110,7 @@ class Checkpoints {
   explicit Checkpoints(int world_size) : world_size_(world_size) {}
 
   // Waits for a save in progress, at most for its timeout, before the engine is
-  // destroyed. Local.
+  // destroyed. A save that goes on calls no function of the host. Local.
   void WaitForSave();
 
   // Sets a blob, which is stored with every save from here on. Local.

@@ -201,7 +201,7 @@ TEST(CheckpointAsyncTest, FreeingTheEngineFinishesTheSave) {
 }
 
 // A save that lasts longer than it may goes on after the engine has waited.
-TEST(CheckpointAsyncTest, ASaveThatOutlivesTheEngineLogsNothing) {
+TEST(CheckpointAsyncTest, ASaveThatOutlivesTheEngineCallsNoFunctionOfTheHost) {
   const testing::TempFolder folder;
   const std::string root = folder / "root";
   ASSERT_EQ(::mkdir(root.c_str(), 0700), 0);
@@ -225,18 +225,22 @@ TEST(CheckpointAsyncTest, ASaveThatOutlivesTheEngineLogsNothing) {
   SaveOptions save = Quick(true);
   save.env = &gate;
   save.timeout = 0.1;
+  std::atomic<int> reports{0};
+  save.progress = [&](uint64_t, uint64_t) { return ++reports > 0; };
   const auto saved = (*engine)->Save(root, save);
   ASSERT_OK(saved);
   const std::shared_ptr<AsyncSave> kept = *saved;
   messages = 0;
   engine->reset();
   EXPECT_EQ(messages, 1);  // The engine did not wait for the end of the save.
+  const int before = reports;
   comm->reset();
   // The save would warn of a root that is no more there.
   ASSERT_EQ(::rename(root.c_str(), (folder / "moved").c_str()), 0);
   gate.Open();
   EXPECT_OK(Wait(kept));
   EXPECT_EQ(messages, 1);
+  EXPECT_EQ(reports, before);
 }
 
 TEST(CheckpointAsyncTest, ASaveIsDoneWhenTheNextBegins) {

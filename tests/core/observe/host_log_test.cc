@@ -4,9 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <thread>
-
 namespace shard::host_log_test {
 namespace {
 
@@ -28,34 +25,6 @@ TEST(HostLogTest, AFunctionThatThrowsIsNoCallInProgress) {
                      LogLevel::kInfo, nullptr));
   EXPECT_THROW(log.logger().Log(LogLevel::kWarning, "x"), int);
   log.Close();
-}
-
-TEST(HostLogTest, CloseWaitsForTheCallInProgress) {
-  struct Host {
-    std::atomic<bool> entered = false;
-    std::atomic<bool> closing = false;
-    std::atomic<bool> closed = false;
-    std::atomic<bool> closed_meanwhile = false;
-  } host;
-  HostLog log(Logger(
-      [](int32_t, const char*, void* to) {
-        auto* const host = static_cast<Host*>(to);
-        host->entered = true;
-        host->entered.notify_all();
-        host->closing.wait(false);
-        // Gives a Close that does not wait the time to return.
-        for (int i = 0; i < 1000; ++i) std::this_thread::yield();
-        host->closed_meanwhile = host->closed.load();
-      },
-      LogLevel::kInfo, &host));
-  std::thread logging([&] { log.logger().Log(LogLevel::kWarning, "x"); });
-  host.entered.wait(false);
-  host.closing = true;
-  host.closing.notify_all();
-  log.Close();
-  host.closed = true;
-  logging.join();
-  EXPECT_FALSE(host.closed_meanwhile);
 }
 
 }  // namespace

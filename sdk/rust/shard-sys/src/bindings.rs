@@ -1413,7 +1413,8 @@ pub struct shard_state_filter {
 /// Called with the progress of a long operation: this rank's bytes done and in
 /// all. A result other than 0 cancels the operation, which then returns
 /// CANCELLED. Called from threads of libshard, one call at a time; `user_data`
-/// is used until the operation has ended.
+/// is used until the operation has ended, or the engine of a save in the
+/// background has been freed.
 pub type shard_progress_fn = Option<unsafe extern "C" fn(done: u64, total: u64, user_data: *mut c_void) -> i32>;
 
 #[repr(C)]
@@ -1459,7 +1460,8 @@ extern "C" {
     /// that memory for the next save), `save` is set, and training may go on. The
     /// next save or load waits for this one; if this save failed and shard_save_wait
     /// has not returned its error, the next save or load returns it. Freeing the
-    /// engine waits for the save too.
+    /// engine waits for the save too; while the host has `save`, at most for the
+    /// save's timeout.
     ///
     /// Same options on every rank, but for threads, timeout and progress.
     /// COLLECTIVE, blocks. Errors: ALREADY_EXISTS for a checkpoint of this step
@@ -1485,7 +1487,8 @@ extern "C" {
 }
 
 extern "C" {
-    /// Releases the handle. The save goes on.
+    /// Releases the handle. The save goes on; where its engine has been freed, the
+    /// call waits for the end of the save.
     pub fn shard_save_free(save: *mut shard_save);
 }
 
