@@ -2,7 +2,6 @@
 
 //! Saves of an engine's state, and its loads.
 
-use std::mem;
 use std::ops::ControlFlow;
 use std::os::raw::c_char;
 use std::path::Path;
@@ -124,8 +123,8 @@ pub struct Save {
 /// The handle, which the engine keeps until the save has ended.
 pub(crate) struct SaveHandle {
     save: NonNull<sys::shard_save>,
-    /// The library uses it until the save has ended.
-    progress: Option<Arc<ProgressCall>>,
+    /// The library uses it until the save has ended, or the engine is freed.
+    progress: Arc<ProgressCall>,
 }
 
 // SAFETY: any thread may ask, and the progress function may run on any.
@@ -140,10 +139,6 @@ impl SaveHandle {
 
 impl Drop for SaveHandle {
     fn drop(&mut self) {
-        if !self.is_done() {
-            // The library still calls the function.
-            mem::forget(self.progress.take());
-        }
         unsafe { sys::shard_save_free(self.save.as_ptr()) }
     }
 }
@@ -157,16 +152,11 @@ impl Save {
     /// Waits for the save and returns its result, in every call; DEADLINE_EXCEEDED when
     /// the save still goes on after `timeout`. None: the save's timeout.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
-        let progress = self.handle.progress.as_ref();
-        if let Some(progress) = progress {
-            progress.check_outside()?;
-        }
+        let progress = &self.handle.progress;
+        progress.check_outside()?;
         let result =
             check(unsafe { sys::shard_save_wait(self.handle.save.as_ptr(), seconds(timeout)) });
-        match progress {
-            Some(progress) => progress.report(result),
-            None => result,
-        }
+        progress.report(result)
     }
 }
 
@@ -214,10 +204,7 @@ impl Checkpoint {
                 ));
             }
         };
-        let handle = Arc::new(SaveHandle {
-            save,
-            progress: Some(progress),
-        });
+        let handle = Arc::new(SaveHandle { save, progress });
         engine.saves.retain(|save| !save.is_done());
         engine.saves.push(Arc::clone(&handle));
         result?;
