@@ -2,7 +2,6 @@
 
 #include "core/checkpoint/folder/pending.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -146,6 +145,8 @@ StatusOr<PendingCheckpoint::Root> PendingCheckpoint::Root::Open(
 }
 
 Status PendingCheckpoint::Root::Make(FileEnv* env, const std::string& path) {
+  // A root that an earlier attempt has made is gone.
+  above_ = Directory();
   std::string name = LastPart(path);
   const size_t at = path.rfind(name);
   const std::string parent = at == 0 ? std::string(".") : path.substr(0, at);
