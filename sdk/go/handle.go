@@ -55,7 +55,8 @@ type handle struct {
 	// calls which have the guard read them without the mutex.
 	mu     sync.Mutex
 	object unsafe.Pointer
-	users  int // Calls in progress; the engines of a communicator.
+	users  int            // Calls in progress; the engines of a communicator.
+	briefs sync.WaitGroup // Brief calls in progress.
 	closed bool
 }
 
@@ -95,13 +96,14 @@ func (h *handle) shared(call func(object unsafe.Pointer) error) error {
 func (h *handle) brief(call func(object unsafe.Pointer) error) error {
 	h.mu.Lock()
 	object := h.object
+	if object != nil {
+		h.briefs.Add(1)
+	}
+	h.mu.Unlock()
 	if object == nil {
-		h.mu.Unlock()
 		return h.closedError()
 	}
-	h.users++
-	h.mu.Unlock()
-	defer h.release()
+	defer h.briefs.Done()
 	return call(object)
 }
 
@@ -140,14 +142,18 @@ func (h *handle) release() {
 
 // takeUnused returns the function that frees the object where it is closed and
 // used no more, else one that does nothing. The function is called without the
-// mutex: a log callback that it runs may ask for the handle. REQUIRES: h.mu is
-// locked.
+// mutex, for a log callback that it runs may ask for the handle, and waits for
+// the brief calls: one of a log callback must not free the object, which waits
+// for the callback. REQUIRES: h.mu is locked.
 func (h *handle) takeUnused() (free func()) {
 	if !h.closed || h.users > 0 || h.object == nil {
 		return func() {}
 	}
-	h.object = nil
-	return h.free
+	h.object = nil // No brief call begins from here on.
+	return func() {
+		h.briefs.Wait()
+		h.free()
+	}
 }
 
 func (h *handle) close() error {
