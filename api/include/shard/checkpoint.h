@@ -50,9 +50,10 @@ typedef struct shard_state_filter {
 
 /* Called with the progress of a long operation: this rank's bytes done and in
  * all. A result other than 0 cancels the operation, which then returns
- * CANCELLED. Called from threads of libshard, one call at a time; `user_data`
- * is used until the operation has ended, or the engine of a save in the
- * background has been freed. */
+ * CANCELLED. Called from threads of libshard, one call at a time. The function
+ * must not call back into the engine, nor wait for the save. `user_data` is
+ * used until the operation has ended, or the engine of a save in the background
+ * has been freed. */
 typedef int32_t (*shard_progress_fn)(uint64_t done, uint64_t total,
                                      void* user_data);
 
@@ -124,7 +125,7 @@ typedef struct shard_load_options {
    * does not come to it is found after the engine's timeout, or after this one
    * where it is shorter. */
   double timeout;
-  shard_state_filter filter; /* What is loaded, and the checkpoint's keys. */
+  shard_state_filter filter; /* The part to load, and the checkpoint's keys. */
   /* 1: keys that are missing or unexpected are no error, but reported. Shapes
    * and types that differ stay one. */
   int32_t allow_mismatch;

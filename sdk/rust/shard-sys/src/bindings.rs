@@ -1412,9 +1412,10 @@ pub struct shard_state_filter {
 
 /// Called with the progress of a long operation: this rank's bytes done and in
 /// all. A result other than 0 cancels the operation, which then returns
-/// CANCELLED. Called from threads of libshard, one call at a time; `user_data`
-/// is used until the operation has ended, or the engine of a save in the
-/// background has been freed.
+/// CANCELLED. Called from threads of libshard, one call at a time. The function
+/// must not call back into the engine, nor wait for the save. `user_data` is
+/// used until the operation has ended, or the engine of a save in the background
+/// has been freed.
 pub type shard_progress_fn = Option<unsafe extern "C" fn(done: u64, total: u64, user_data: *mut c_void) -> i32>;
 
 #[repr(C)]
@@ -1500,7 +1501,7 @@ pub struct shard_load_options {
     /// does not come to it is found after the engine's timeout, or after this one
     /// where it is shorter.
     pub timeout: f64,
-    /// What is loaded, and the checkpoint's keys.
+    /// The part to load, and the checkpoint's keys.
     pub filter: shard_state_filter,
     /// 1: keys that are missing or unexpected are no error, but reported. Shapes
     /// and types that differ stay one.
