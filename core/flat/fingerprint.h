@@ -80,7 +80,7 @@ class Fingerprint {
 class RecordHash {
  public:
   void Add(uint64_t facts, uint64_t hash, uint64_t other_hash) {
-    // Every bit of the factors changes the sum of the product's halves.
+    // The halves of the product depend on all bits of both factors.
     using Wide = unsigned __int128;
     const Wide product =
         static_cast<Wide>(hash ^ facts * kOdd) * (other_hash ^ kOther);
