@@ -358,6 +358,11 @@ TEST(StateDictTest, IsFilledByTheHost) {
                Code::invalid_argument, {"first.bias"});
   expect_error([&] { state.add("x", {41}, std::span(bias)); },
                Code::invalid_argument);
+  expect_error([&] { state.add("x\xff", {40}, std::span(bias)); },
+               Code::invalid_argument, {"UTF-8"});
+  expect_error(
+      [&] { engine.set_blob("x\xff", shard::BlobRule::replicated, {}); },
+      Code::invalid_argument, {"UTF-8"});
   StateDict::load(engine, state, {.allow_mismatch = true});
   EXPECT_THAT(engine.param<float>(net.bias), ::testing::Each(9.0f));
   const StateDict moved = std::move(state);

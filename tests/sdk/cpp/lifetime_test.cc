@@ -137,5 +137,48 @@ TEST(LifetimeTest, AMovedFromEngineIsAnErrorInEveryCall) {
   }
 }
 
+TEST(LifetimeTest, AMovedFromPlanIsAnErrorInEveryCall) {
+  const Net net;
+  Comm comm = Comm::open("local:");
+  Plan plan = plan_of(net, 1, comm);
+  const Plan moved = std::move(plan);
+  EXPECT_EQ(moved.info().world_size, 1);
+  for (const auto& call : std::initializer_list<std::function<void()>>{
+           [&] { (void)plan.info(); }, [&] { (void)plan.params(); },
+           [&] { (void)plan.text(); }, [&] { (void)plan.encode(); },
+           [&] { (void)plan.memory(); },
+           [&] { (void)Engine::create(plan, comm); }}) {
+    expect_error(call, Code::invalid_argument);
+  }
+}
+
+TEST(LifetimeTest, AMovedFromScopeIsAnErrorInEveryCall) {
+  const Net net;
+  Comm comm = Comm::open("local:");
+  Engine engine = engine_of(net, 1, comm);
+  {
+    Unit unit =
+        engine.unit_acquire(engine.plan().unit_of(net.weight), Pass::forward);
+    const Unit moved = std::move(unit);
+    EXPECT_EQ(moved.params().size(), 2u);
+    for (const auto& call : std::initializer_list<std::function<void()>>{
+             [&] { (void)unit.params(); },
+             [&] { (void)unit.param<float>(net.weight); },
+             [&] { (void)unit.grad<float>(net.weight); },
+             [&] { unit.mark_grads_ready(); }, [&] { unit.release(); }}) {
+      expect_error(call, Code::failed_precondition, {"released"});
+    }
+  }
+  shard::FullParams full = engine.summon();
+  const shard::FullParams moved = std::move(full);
+  EXPECT_EQ(moved.param<float>(net.bias).size(), 40u);
+  for (const auto& call : std::initializer_list<std::function<void()>>{
+           [&] { (void)full.param<float>(net.bias); },
+           [&] { (void)full.writable_param<float>(net.bias); },
+           [&] { full.end(true); }}) {
+    expect_error(call, Code::failed_precondition, {"given back"});
+  }
+}
+
 }  // namespace
 }  // namespace shard_sdk_testing::lifetime_test

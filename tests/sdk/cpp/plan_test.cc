@@ -269,6 +269,20 @@ TEST(ModelTest, RefusesWhatTheLibraryRefuses) {
                Code::invalid_argument);
 }
 
+TEST(NamesTest, ThatAreNoUtf8AreRefused) {
+  Net net;
+  for (const auto& call : std::initializer_list<std::function<void()>>{
+           [&] { (void)Model::create("a\xff"); },
+           [&] { net.model.add_module(net.first, "a\xff"); },
+           [&] { net.model.add_module(net.first, "a", "a\xff"); },
+           [&] { net.model.add_param(net.first, "a\xff", DType::f32, {1}); },
+           [&] { net.model.add_buffer(net.first, "a\xff", DType::f32, {1}); },
+           [&] { net.model.tie(net.second, "a\xff", net.bias); },
+           [&] { net.model.add_param_group("a\xff", {net.bias}); }}) {
+    expect_error(call, Code::invalid_argument);
+  }
+}
+
 TEST(NamesTest, WrappersAreTakenOutOfThem) {
   EXPECT_EQ(shard::clean_tensor_name("a._orig_mod.weight"), "a.weight");
   EXPECT_EQ(shard::clean_tensor_name("module.weight"), "module.weight");

@@ -185,6 +185,9 @@ func TestNamesThatAreNoUTF8AreAnErrorOrKeepTheirBytes(t *testing.T) {
 	defer model.Close()
 	_, err = model.AddParam(0, "wei\xffght", shard.F32, nil)
 	expectError(t, err, shard.InvalidArgument)
+	state := must(shard.StateDictCreate())
+	defer state.Close()
+	expectError(t, state.AddNumber("wei\xffght", 1), shard.InvalidArgument, "UTF-8")
 	_, err = shard.CheckpointOpen("ckpt\x00")
 	expectError(t, err, shard.InvalidArgument, "NUL at byte 4")
 }

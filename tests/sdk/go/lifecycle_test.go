@@ -249,6 +249,26 @@ func TestACloseDuringCallsIsAnErrorOfLaterCallsOnly(t *testing.T) {
 	all.Wait()
 }
 
+func TestACommunicatorIsClosedWhileOthersAskForItsCounters(t *testing.T) {
+	defer catch(t)
+	comm := must(shard.CommOpen("local:", nil))
+	var all sync.WaitGroup
+	for i := 0; i < 8; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			for {
+				if _, err := comm.Counter("step"); err != nil {
+					expectError(t, err, shard.FailedPrecondition, "the communicator is closed")
+					return
+				}
+			}
+		}()
+	}
+	check(comm.Close())
+	all.Wait()
+}
+
 // leak makes objects that nobody closes.
 func leak(t *testing.T, root string) {
 	onOneRank(t, func(r *rank) {

@@ -100,7 +100,7 @@ func TestAPlanIsTextAndBytes(t *testing.T) {
 	defer model.Close()
 	plan := must(shard.PlanCreate(model, &shard.PlanOptions{WorldSize: 2}))
 	defer plan.Close()
-	if text := must(plan.Text()); !strings.Contains(text, "2 ranks") && !strings.Contains(text, "ranks") {
+	if text := must(plan.Text()); !strings.Contains(text, "world size 2") {
 		t.Error(text)
 	}
 	if text := must(plan.JSON()); text[0] != '{' || text[len(text)-1] != '}' {
@@ -168,6 +168,10 @@ func TestAModelRefusesWhatIsWrong(t *testing.T) {
 	expectError(t, err, shard.InvalidArgument)
 	_, err = model.AddParam(1, "a\x00", shard.F32, nil)
 	expectError(t, err, shard.InvalidArgument, "NUL at byte 1")
+	_, err = model.AddModule(0, "a\xff", "")
+	expectError(t, err, shard.InvalidArgument, "UTF-8")
+	_, err = model.AddModule(0, "a", "class\xff")
+	expectError(t, err, shard.InvalidArgument, "UTF-8")
 	_, err = model.AddParam(1, "a", 99, nil)
 	expectError(t, err, shard.InvalidArgument, "99")
 	_, err = model.AddParam(1, "a", shard.F32, []int64{-2})

@@ -133,9 +133,15 @@ func TestCloseEndsViews(t *testing.T) {
 	onOneRank(t, func(r *rank) {
 		engine := r.engineFor(shard.PlanOptions{})
 		values, grad := must(engine.Param(0)), must(engine.Grad(0))
+		unit := must(engine.UnitAcquire(r.ctx, 1, shard.PassForward))
+		one := must(unit.Param(1))
 		check(engine.Close())
-		expectOver(t, values, "the engine is closed")
-		expectOver(t, grad, "the engine is closed")
+		for _, view := range []shard.View{values, grad, one} {
+			expectOver(t, view, "the engine is closed")
+		}
+		_, err := unit.Params()
+		expectError(t, err, shard.FailedPrecondition, "the engine is closed")
+		expectError(t, unit.Release(), shard.FailedPrecondition, "the engine is closed")
 	})
 }
 
@@ -232,6 +238,9 @@ func TestInitialParametersMayBeWrittenInPlace(t *testing.T) {
 		defer plan.Close()
 		engine := must(shard.EngineCreate(r.ctx, plan, r.comm, nil))
 		defer engine.Close()
+		expectError(t, engine.SetParam(1, shard.Bytes([]float32{1, 2})), shard.InvalidArgument, "8", "12")
+		expectError(t, engine.SetParam(1, nil), shard.InvalidArgument)
+		expectError(t, engine.SetParam(99, shard.Bytes([]float32{1})), shard.InvalidArgument, "99")
 		initial := must(engine.WritableParam(1))
 		must(initial.Float32s())[2] = 8
 		check(engine.BroadcastParams(r.ctx))

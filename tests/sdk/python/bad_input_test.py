@@ -66,8 +66,17 @@ class ArgumentsTest(SdkTest):
             shard.Plan(blocks_model()[0], optimizer="adam\0w")
 
     def test_a_name_that_is_no_utf_8_is_refused(self):
-        with self.raises_code(Code.INVALID_ARGUMENT):
-            shard.Model().add_param(0, "a\udcff", DType.F32, (1,))
+        model = shard.Model()
+        for use in (lambda: shard.Model("a\udcff"),
+                    lambda: model.add_module(0, "a\udcff", "A"),
+                    lambda: model.add_module(0, "a", "a\udcff"),
+                    lambda: model.add_param(0, "a\udcff", DType.F32, (1,)),
+                    lambda: shard.StateDict().add_number("a\udcff", 1)):
+            with self.raises_code(Code.INVALID_ARGUMENT, "UTF-8"):
+                use()
+        with local_engine() as engine:
+            with self.raises_code(Code.INVALID_ARGUMENT, "UTF-8"):
+                engine.set_blob("a\udcff", 1, b"")
 
     def test_wrong_shapes_and_types_of_values(self):
         with local_engine() as engine:

@@ -103,6 +103,15 @@ print("ended")
             for version in "0.2.4", "0.1.9", "0.2", "", "zero":
                 self.assertFalse(fits(version), version)
 
+    @unittest.skipUnless("SHARD_USES_FILE" in os.environ,
+                         "the library is not the recorder of tests/sdk/uses")
+    def test_a_library_that_says_it_is_another_is_loaded_or_refused(self):
+        program = "import shard; print(shard.version())"
+        done = self.run_python(program, SHARD_USES_VERSION="0.99.1")
+        self.assertEqual((done.stdout, done.stderr), ("0.99.1\n", ""))
+        done = self.run_python(program, SHARD_USES_ABI_VERSION="3")
+        self.assertRegex(done.stderr, "ImportError: .* with ABI 3")
+
     def test_no_library_is_an_error_with_the_remedy(self):
         done = self.run_python("import shard", SHARD_LIBRARY="/none.so")
         self.assertRegex(done.stderr, "ImportError: cannot load libshard:"

@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
 use shard::{
-    Checkpoint, Code, Comm, CommOptions, LoadOptions, LogLevel, Plan, SaveOptions, StateDict,
-    StateDictOptions, VerifyOptions,
+    Checkpoint, Code, Comm, CommOptions, ConvertOptions, LoadOptions, LogLevel, Plan, SaveOptions,
+    StateDict, StateDictOptions, VerifyOptions,
 };
 
 use crate::common::{code_of, folder, local, message_of, Stack};
@@ -42,6 +42,12 @@ fn a_panic_in_a_callback_is_the_error_of_its_call() {
     );
     let options = VerifyOptions::default().progress(|_, _| ControlFlow::Break(()));
     assert_eq!(code_of(checkpoint.verify(&options)), Code::CANCELLED);
+    let options = ConvertOptions::default().progress(|_, _| panic!("no copy"));
+    let error = "CANCELLED: the progress function panicked: no copy";
+    assert_eq!(message_of(checkpoint.convert(folder(), &options)), error);
+    let file = folder().join("model.safetensors");
+    assert_eq!(message_of(checkpoint.export(&file, &options)), error);
+    assert!(!file.exists());
 
     let options = StateDictOptions::default();
     let error = message_of(StateDict::gather(&mut engine, &options, None, |_| {
