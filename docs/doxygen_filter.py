@@ -33,7 +33,7 @@ def escape(text):
 def described(comment, mark="/**"):
     """Doxygen's form of the lines of a comment, "/* ... */"."""
     body = escape("\n".join(comment)[2:-2]).split("\n")
-    # What is indented is a list or an example, and keeps its line breaks.
+    # Indented text is a list or an example, and keeps its line breaks.
     lines = []
     code = False
     for text in body[:1] + [re.sub(r"^ ?\* ?", "", line) for line in body[1:]]:

@@ -53,8 +53,8 @@ type SaveOptions struct {
 	Threads   int   // Writing threads per rank: 1 to 256. Default 4.
 	KeepLast  int64 // After the save, only so many checkpoints stay. Default: all.
 	KeepEvery int64 // And those whose step is a multiple of this.
-	// Called with this rank's bytes, on another thread, until the save has ended.
-	// An error cancels the save, which returns it.
+	// Called with this rank's bytes, on another thread, until the save has ended
+	// or its engine is closed. An error cancels the save, which returns it.
 	Progress func(done, total uint64) error
 }
 
@@ -65,8 +65,8 @@ type Save struct {
 	progress *callback // May be nil.
 }
 
-// runningSave is what a save uses. The engine has it until the save has ended,
-// whatever becomes of the Save.
+// runningSave has the objects that a save uses. The engine keeps it until the
+// save has ended, whatever becomes of the Save.
 type runningSave struct {
 	h        *handle
 	progress *callback

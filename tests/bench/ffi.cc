@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a language costs: whole training steps by a program in C, C++, Rust, Go
-// and Python (tests/bench/languages), each with the SDK of its language, over
-// those of the program in C. A second process of the C program stands beside
-// them: its ratio is the noise.
+// The price of a language: whole training steps by a program in C, C++, Rust,
+// Go and Python (tests/bench/languages), each with the SDK of its language,
+// over those of the program in C. A second process of the C program stands
+// beside them: its ratio is the noise.
 //
 // All train the same model by the same plan, which this program makes, on one
 // rank: 148 tensors of a GPT of 12 blocks, 25 M elements, fp32 AdamW, a unit

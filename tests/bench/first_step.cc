@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long a host of GPT-2 124M waits for its first step: from the first call
-// of the library to the end of the first step, on two processes that are new in
-// each round and share memory; fp32 AdamW. The host writes the parameters on
-// rank 0, and the gradients on both ranks, as every host does, and computes
-// nothing. All memory of the engine is touched for the first time: parameters
-// and gradients by the host, states by the step.
+// The time that a host of GPT-2 124M waits for its first step: from the first
+// call of the library to the end of the first step, on two processes that are
+// new in each round and share memory; fp32 AdamW. The host writes the
+// parameters on rank 0, and the gradients on both ranks, as every host does,
+// and computes nothing. All memory of the engine is touched for the first time:
+// parameters and gradients by the host, states by the step.
 //
 // `seconds` is from the first call of either rank until both are done; the
 // others are the slower rank's time in each part.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What log, trace and metrics cost: whole training steps of an engine whose
+// The price of log, trace and metrics: whole training steps of an engine whose
 // rank writes all three, over those of an engine whose rank writes nothing. Two
 // ranks, threads of this process; fp32 AdamW; the host stores no gradients and
 // computes nothing, so the steps are as short as they get.

@@ -13,8 +13,8 @@
 
 #include "shard/shard.h"
 
-/* What one rank has. Parameter 0 is in the root, and so in unit 0; parameter
- * and unit i are those of block i, up to kBlocks. */
+/* The objects of one rank. Parameter 0 is in the root, and so in unit 0;
+ * parameter and unit i are those of block i, up to kBlocks. */
 typedef struct host {
   shard_comm* comm;
   shard_model* model;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the text around the fragments of C in the documents has declared.
+// The declarations that the text around the fragments of C in the documents has
+// made.
 
 #ifndef TESTS_DOCS_FRAGMENTS_H_
 #define TESTS_DOCS_FRAGMENTS_H_

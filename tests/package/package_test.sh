@@ -48,7 +48,7 @@ cmp "$tar" "$(tools/packaging/tar.sh "$TEST_TMPDIR/again" "$TEST_TMPDIR/second")
 cmp "$deb" "$(tools/packaging/deb.sh "$TEST_TMPDIR/again" "$TEST_TMPDIR/second")"
 [[ "$(find "$made" -name '*.new')" == "" ]] || fail "drafts stay"
 
-# What is tested from here on is unpacked at another place.
+# The tests from here on use an archive that is unpacked at another place.
 tar -xzf "$tar" -C "$moved"
 rm -r "$made" "$TEST_TMPDIR/again"
 prefix="$(echo "$moved"/libshard-*-linux-*)"

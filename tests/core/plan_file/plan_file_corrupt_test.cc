@@ -229,7 +229,7 @@ TEST(PlanFileCorrupt, OptionsThatAreWrong) {
          {"5000 bytes"});
   expect([](RawPlan* r) { r->optimizers.push_back(RawPlan::kSgd); },
          {"no parameters"});
-  // Of known optimizers and keys, but values that no library reads.
+  // Optimizers and keys are known, but no library reads these values.
   expect([](RawPlan* r) { r->optimizers = {"sgd?lr=-1"}; },
          {"group 0", "lr=-1", "at least 0"});
   expect([](RawPlan* r) { r->optimizers = {"adamw?lr=x"}; },

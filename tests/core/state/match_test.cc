@@ -102,7 +102,7 @@ TEST(MatchTest, StrictListsAllThatIsMissingAndUnexpected) {
                                    {}, true));
   ASSERT_OK(c.model->AddHostTensor(kRootModule, "mean_both", ElementType::kI64,
                                    {}, true));
-  // Of any role: other programs' files have none.
+  // The role does not matter: other programs' files have none.
   c.store.Add("mean_both", {}, ElementType::kI64);
   const Status status = c.Match();
   ExpectError(status, StatusCode::kFailedPrecondition,

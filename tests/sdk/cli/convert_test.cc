@@ -95,7 +95,8 @@ void WriteLargeFile(const std::string& path) {
   std::filesystem::resize_file(path, 8 + header.size() + (1 << 29));
 }
 
-// What a command was writing is deleted, and a shell sees the signal.
+// The files that a command was writing are deleted, and a shell sees the
+// signal.
 TEST_F(ConvertTest, CtrlCLeavesNoFiles) {
   namespace fs = std::filesystem;
   const std::string large = folder_ / "large.safetensors";

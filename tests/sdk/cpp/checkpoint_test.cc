@@ -141,7 +141,7 @@ TEST(CallbackTest, ProgressThatThrowsEndsTheSave) {
   Save save = Checkpoint::save_async(engine, folder.path(), throws);
   EXPECT_THROW(save.wait(), std::domain_error);
   EXPECT_THROW(save.wait(), std::domain_error);
-  // What was thrown already is not thrown by the next save.
+  // An exception that was thrown already is not thrown by the next save.
   expect_error(
       [&] {
         Checkpoint::save(engine, folder.path(),

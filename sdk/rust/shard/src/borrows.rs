@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! What is known of an engine's tensors: their types, and which of them views
-//! and units have in use.
+//! The types of an engine's tensors, and which of them views and units have in
+//! use.
 //!
 //! Units nest, and several gradients are written at once, so these calls take
 //! `&Engine`. Two views of one gradient, and a view of one that is being reduced,

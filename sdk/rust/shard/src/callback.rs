@@ -117,7 +117,7 @@ impl fmt::Debug for Progress {
     }
 }
 
-/// What the library uses until the operation has ended.
+/// The progress function of one operation, until whose end the library uses it.
 pub(crate) struct ProgressCall {
     function: Option<Arc<ProgressFn>>,
     gate: usize,

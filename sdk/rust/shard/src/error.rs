@@ -15,7 +15,7 @@ c_enum! {
         OK = SHARD_OK,
         /// Ended by the host.
         CANCELLED = SHARD_CANCELLED,
-        /// Of no other kind.
+        /// An error of no other kind.
         UNKNOWN = SHARD_UNKNOWN,
         /// A wrong argument.
         INVALID_ARGUMENT = SHARD_INVALID_ARGUMENT,
@@ -72,8 +72,8 @@ impl fmt::Display for Code {
     }
 }
 
-/// What went wrong. It is printed as the code and the message: the problem, the
-/// value that has it, and the remedy.
+/// An error of libshard. It is printed as the code and the message: the problem,
+/// the value that has it, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     code: Code,

@@ -117,7 +117,7 @@ options! {
     }
 }
 
-/// What the C function of the predicate gets.
+/// The user data of the predicate's C function.
 struct WrapCall<'p> {
     predicate: &'p WrapFn,
     caught: Caught,

@@ -46,7 +46,7 @@ options! {
     LoadOptions {
         /// For the whole load, while ranks read; 1800 seconds unless given.
         timeout: Option<Duration>,
-        /// What is loaded, and the checkpoint's keys.
+        /// The part to load, and the checkpoint's keys.
         filter: StateFilter,
         /// Keys that are missing or unexpected are no error, but reported.
         allow_mismatch: bool,

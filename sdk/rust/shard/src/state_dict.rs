@@ -320,7 +320,7 @@ impl fmt::Debug for StateDict<'_> {
     }
 }
 
-/// What the C function of a gathering gets.
+/// The user data of a gathering's C function.
 struct TakeCall<F> {
     take: F,
     gate: usize,
