@@ -2,6 +2,7 @@
 //
 // Saves and loads checkpoints of an engine, and sets its blobs.
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -63,12 +64,18 @@ shard_error* shard_checkpoint_save(shard_engine* engine, const char* root,
   if (save != nullptr) *save = nullptr;
   return GuardCollective(CommOf(engine), [&]() -> Status {
     SHARD_API_REQUIRE_HANDLE(engine);
+    // Made before the save begins: after an error nothing calls the host's
+    // progress function.
+    std::unique_ptr<shard_save> handle;
+    if (save != nullptr) handle = std::make_unique<shard_save>();
     SHARD_ASSIGN_OR_RETURN(
         auto started,
         engine->engine->Save(root == nullptr ? "" : root,
                              ToSaveOptions(engine->engine->plan(), root,
                                            options, save != nullptr)));
-    if (save != nullptr) *save = new shard_save{std::move(started)};
+    if (save == nullptr) return Status();
+    handle->save = std::move(started);
+    *save = handle.release();
     return Status();
   });
 }

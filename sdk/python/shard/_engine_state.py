@@ -100,7 +100,7 @@ def _finish_saves():
     of an interpreter that has ended."""
     for engine in list(_saving):
         try:
-            lib.shard_save_wait(engine.keep["save"][1], 0)
+            lib.shard_save_wait(engine.keep["save"], 0)
         except Error:
             pass  # Nobody asked for the result.
 
@@ -126,12 +126,15 @@ class EngineState(Closable):
         progress = progress_callback(progress, [self._guard])
         options.progress = progress.c
         with self._guard:
+            # The library calls the function until the next save begins, or the
+            # engine is freed. A signal handler may raise right after the call.
+            running = self._c.keep.setdefault("progress", [])
+            running.append(progress)
             save = Save(
                 _calls.pointer(lib.shard_checkpoint_save, self._c, root,
                                ctypes.byref(options)), progress)
-            # The library calls the function until the next save begins, or the
-            # engine is freed.
-            self._c.keep["save"] = progress, save._c
+            del running[:-1]
+            self._c.keep["save"] = save._c
             _saving.add(self._c)
             return save
 

@@ -56,9 +56,15 @@ class StateDict(Closable, collections.abc.Mapping):
         data = elements(values, dtype, shape, f"tensor {key!r}")
         shape = int64_array(shape)
         with self._guard:
-            lib.shard_state_dict_add(self._c, key, dtype, shape, len(shape),
-                                     data.address, data.nbytes)
-            self._c.keep.setdefault("tensors", []).append(data)
+            # Kept first: a signal handler may raise right after the call.
+            tensors = self._c.keep.setdefault("tensors", [])
+            tensors.append(data)
+            try:
+                lib.shard_state_dict_add(self._c, key, dtype, shape, len(shape),
+                                         data.address, data.nbytes)
+            except Error:
+                tensors.pop()
+                raise
 
     def add_number(self, key, value):
         """Adds a number, such as "param_groups.weight.lr"."""

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads that share handles, and signals."""
 
+import gc
 import os
 import signal
+import sys
 import threading
+import time
 import traceback
 import unittest
 import uuid
@@ -204,6 +207,39 @@ class InterruptTest(SdkTest):
         for i in range(100):
             with self.assertRaises(InterruptedError):
                 live(0.001 + i * 1e-5)
+
+    def test_a_save_in_the_background_keeps_its_function(self):
+        root = self.folder / "ckpt"
+        main = threading.main_thread().ident
+        entering, handled = threading.Event(), threading.Event()
+        interrupts, calls = [], []
+
+        def first(done, total):
+            if interrupts:
+                return
+            entering.wait(10)
+            # The main thread is in the call, which waits for this save.
+            end = time.monotonic() + 10
+            while (sys._current_frames()[main].f_code.co_name != "call"
+                   and time.monotonic() < end):
+                pass
+            interrupts.append(interrupt())
+
+        def second(done, total):
+            handled.wait(10)
+            calls.append(done)
+
+        with local_engine() as engine:
+            engine.save(root, background=True, progress=first).close()
+            with self.assertRaises(KeyboardInterrupt):
+                entering.set()
+                engine.save(root, background=True, overwrite=True,
+                            progress=second)
+            del second
+            gc.collect()
+            handled.set()
+            engine.save(root, overwrite=True)
+        self.assertTrue(calls)
 
     def test_a_save_is_cancelled_and_another_one_works(self):
         with local_engine() as engine:
