@@ -9,6 +9,7 @@ A Guard serialises the calls on a handle; a communicator and the engines on it
 have one together. A second thread waits. A callback that calls the handle which
 runs it gets an error, for it would wait for itself."""
 
+import _thread
 import collections
 import os
 import threading
@@ -68,8 +69,17 @@ class Guard:
         the garbage collector calls this function at any place. `keep` lives
         until the handle is freed."""
         self._orphans.append((free, pointer, keep))
-        if not self._lock._is_owned() and self._lock.acquire(blocking=False):
+        if self._lock._is_owned():
+            return
+        if self in getattr(_callbacks, "guards", ()):
+            # Freeing waits for the callback, which runs on this thread.
+            _thread.start_new_thread(self._free_orphans, ())
+        elif self._lock.acquire(blocking=False):
             self._unlock()
+
+    def _free_orphans(self):
+        self._lock.acquire()
+        self._unlock()
 
 
 class Unique:

@@ -10,6 +10,7 @@ import time
 import traceback
 import unittest
 import uuid
+import weakref
 
 import numpy
 
@@ -48,6 +49,25 @@ class ThreadsTest(SdkTest):
             with self.raises_code(Code.FAILED_PRECONDITION, "callback"):
                 engine.gather_state_dict(lambda *_: engine.completed_steps())
         self.assertEqual(errors[0].code, Code.FAILED_PRECONDITION)
+
+    def test_a_callback_may_drop_the_last_reference_to_its_engine(self):
+        ready = threading.Event()
+
+        def progress(done, total):
+            ready.wait(10)
+            held.clear()
+
+        model, _ = blocks_model()
+        with shard.Comm("local:") as comm:
+            held = [shard.Engine(shard.Plan(model, world_size=1), comm)]
+            held[0].broadcast_params()
+            freed = weakref.ref(held[0]._handle)
+            save = held[0].save(self.folder / "ckpt", background=True,
+                                progress=progress, timeout=5)
+            ready.set()
+            save.wait()
+            self.assertIsNone(freed())
+        self.assertEqual(len(shard.open(self.folder / "ckpt")), 6)
 
     def test_a_state_dict_is_filled_and_read_by_two_threads(self):
         state = shard.StateDict()
