@@ -3,6 +3,7 @@
 //! Communicators: the ranks of a run, and how they meet.
 
 use std::fmt;
+use std::mem;
 use std::os::raw::{c_char, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -130,6 +131,11 @@ impl CommHandle {
 
 impl Drop for CommHandle {
     fn drop(&mut self) {
+        if self.gate().check_outside().is_err() {
+            // A callback drops it. Freeing it waits for the log function, so it stays.
+            mem::forget(Arc::clone(&self.context));
+            return;
+        }
         unsafe { sys::shard_comm_free(self.as_ptr()) }
     }
 }
