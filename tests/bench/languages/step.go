@@ -106,12 +106,18 @@ func create(ctx context.Context, path string) (*shard.Engine, [][]shard.ParamID,
 		return nil, nil, err
 	}
 	units := make([][]shard.ParamID, info.NumUnits)
+	// One slice for all parameters: one for each leaves garbage that Go returns
+	// to the system bit by bit, while the steps are measured.
+	var all []float32
 	for id := shard.ParamID(0); int(id) < info.NumParams; id++ {
 		param, err := plan.ParamInfo(id)
 		if err != nil {
 			return nil, nil, err
 		}
-		values := make([]float32, param.Numel)
+		if cap(all) < int(param.Numel) {
+			all = make([]float32, param.Numel)
+		}
+		values := all[:param.Numel]
 		for i := range values {
 			values[i] = 1 + float32(id)/256
 		}
