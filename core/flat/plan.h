@@ -12,6 +12,9 @@
 // communicated at once: parameters beyond buffer_bytes go into further buffers.
 //
 // Immutable once made: any number of threads may read it.
+//
+// Longer than other files: the structs of a plan say what each other's fields
+// mean.
 
 #ifndef SHARD_CORE_FLAT_PLAN_H_
 #define SHARD_CORE_FLAT_PLAN_H_

@@ -62,9 +62,9 @@ class FaultTest
     return std::string(std::get<2>(GetParam())) == "EIO" ? EIO : ENOSPC;
   }
   // The calls that fail, one after the other: all; under a sanitizer, every
-  // second one, the others with the other error.
-  int64_t first_call() const { return kSanitized && error() == EIO ? 1 : 0; }
-  static constexpr int64_t kStride = kSanitized ? 2 : 1;
+  // fourth one with one error, those between them with the other.
+  int64_t first_call() const { return kSanitized && error() == EIO ? 2 : 0; }
+  static constexpr int64_t kStride = kSanitized ? 4 : 1;
   // Expects the error of the victim: all ranks get it, and it names the victim.
   void ExpectVictims(const Status& status, const std::string& when) {
     EXPECT_EQ(status.rank(), victim()) << when;

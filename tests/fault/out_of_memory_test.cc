@@ -144,7 +144,7 @@ void OutOfMemory::RunChild(const std::string& folder, Tally* tally) const {
   tally->allocations = host.allocations();
   if (tally->stride == 0) {
     // A flow without ranks takes no time.
-    const int64_t wanted = kSanitized ? 2 : flow().of_ranks ? 6 : 300;
+    const int64_t wanted = kSanitized ? 2 : flow().of_ranks ? 6 : 150;
     tally->stride = std::max<int64_t>(1, tally->allocations / wanted);
   }
   for (;; tally->at += tally->stride) {

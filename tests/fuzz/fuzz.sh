@@ -3,7 +3,7 @@
 #
 # Usage: fuzz.sh fuzz|replay PROGRAM CORPUS [DICTIONARY]
 #
-# Fuzzes for 15 seconds, or for ten minutes with SHARD_TEST_LONG; or runs the
+# Fuzzes for ten seconds, or for ten minutes with SHARD_TEST_LONG; or runs the
 # corpus once.
 
 set -euo pipefail
@@ -13,7 +13,7 @@ if [[ "$mode" == replay ]]; then
   exec "$program" "$corpus"/*
 fi
 
-seconds=15
+seconds=10
 if [[ -n "${SHARD_TEST_LONG:-}" ]]; then seconds=600; fi
 found="$TEST_TMPDIR/found"
 bad="$TEST_TMPDIR/bad"

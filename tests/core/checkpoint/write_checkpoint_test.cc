@@ -275,8 +275,8 @@ TEST_F(WriteCheckpointTest, CarriesOpaqueTypesFromSafetensorsAndBack) {
               std::string::npos);
   }
   std::shared_ptr<const FileStore> from = OpenStore(folder_ / "0.safetensors");
-  for (const int files : {1, 5, 2, 7}) {
-    if (kSanitized && files == 2) break;
+  for (const int files : {5, 1, 2, 7}) {
+    if (kSanitized && files != 5) break;
     SCOPED_TRACE(files);
     const std::string root = folder_ / StrCat("of-", files);
     ASSERT_OK(WriteTo(*from, root, files));
@@ -447,7 +447,9 @@ TEST_F(WriteCheckpointTest, AFailedCallLeavesTheOldOneWhole) {
   ASSERT_OK(fresh.Write(FileEnv::Posix(), folder_ / "fresh"));
   int failed = 0;
   bool done = false;
-  for (int64_t k = 0; !done; ++k) {
+  // Under a sanitizer, every third call fails.
+  const int64_t stride = kSanitized ? 3 : 1;
+  for (int64_t k = 0; !done; k += stride) {
     SCOPED_TRACE(k);
     WriteCheckpointOptions options;
     options.world_size = 2;
@@ -473,7 +475,7 @@ TEST_F(WriteCheckpointTest, AFailedCallLeavesTheOldOneWhole) {
     EXPECT_EQ(env.open_descriptors(), 0);
     EXPECT_EQ(env.wrong_closes(), 0);
   }
-  EXPECT_GT(failed, 20);
+  EXPECT_GT(failed, 20 / stride);
 }
 
 }  // namespace

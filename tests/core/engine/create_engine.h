@@ -18,10 +18,14 @@
 
 namespace shard {
 
+inline bool OnGuardDevice() {
+  return std::getenv("SHARD_TEST_GUARD") != nullptr;
+}
+
 inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
     std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
     StatusOr<EngineOptions> options = EngineOptions()) {
-  if (std::getenv("SHARD_TEST_GUARD") == nullptr) {
+  if (!OnGuardDevice()) {
     return Engine::Create(std::move(plan), comm, options);
   }
   if (options.ok()) {

@@ -122,11 +122,11 @@ TEST_F(LossTest, NarrowStatesEndCloseToF32) {
   }
   const auto median = [this](const std::string& states) {
     std::vector<double> losses;
-    for (const char* seed : {"1", "2", "3", "4", "5"}) {
+    for (const char* seed : {"1", "2", "3"}) {
       losses.push_back(Loss("--states " + states + " --seed " + seed));
     }
     std::sort(losses.begin(), losses.end());
-    return losses[2];
+    return losses[1];
   };
   const double f32 = median("f32");
   EXPECT_LT(f32, 0.5);
