@@ -33,6 +33,7 @@
 #include "core/base/deadline.h"
 #include "core/base/dtype.h"
 #include "core/base/status.h"
+#include "core/comm/host_waits.h"
 #include "core/observe/observer.h"
 #include "core/observe/settings.h"
 
@@ -136,6 +137,12 @@ class Communicator {
   // Returns the default of a wait in seconds, when the host gives none.
   virtual double timeout() const = 0;
 
+  // Returns where this rank publishes what its host waits for, never null.
+  // Ranks whose hosts wait for each other, each in a communicator of one family
+  // (Duplicate), get kDesync with the names of both calls, instead of waiting
+  // for their deadlines.
+  virtual HostWaits* host_waits() = 0;
+
   // Waits until every rank has entered. COLLECTIVE. Writes to symmetric memory
   // before the barrier are visible to all ranks after it. `what` names the
   // phase in errors and must be the same on all ranks, such as "step: gradients
@@ -235,6 +242,10 @@ struct CommOptions {
   // Called at the entry of every collective with its `what`; for tests that
   // kill a rank at a named phase. Not reachable through the C ABI.
   std::function<void(std::string_view what)> phase_hook;
+
+  // Publish a wait and look for deadlocks at once, and not only after the wait
+  // has lasted 100 ms; for tests. Not reachable through the C ABI.
+  bool find_deadlocks_at_once = false;
 };
 
 // Opens a communicator and meets the other ranks. COLLECTIVE. URLs (grammar:

@@ -34,6 +34,7 @@ class ObservedCommunicator final : public Communicator {
   std::string Describe() const override { return comm_->Describe(); }
   Observer* observer() const override { return observer_; }
   double timeout() const override { return comm_->timeout(); }
+  HostWaits* host_waits() override { return comm_->host_waits(); }
 
   Status Barrier(std::string_view what, const Deadline& deadline) override;
   Status AllGather(std::string_view what, const void* send, size_t bytes,

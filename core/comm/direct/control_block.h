@@ -102,6 +102,7 @@ struct alignas(kLine) RankSlot {
   std::atomic<uint32_t> presence;
   // Read by others only when `state` names this rank as the failer.
   FailureRecord failure;
+  alignas(kLine) HostWait host_wait;
   alignas(kLine) Cell cells[2];
 };
 

@@ -35,6 +35,7 @@ class DirectCommunicator final : public Communicator {
   std::string Describe() const override { return description_; }
   Observer* observer() const override { return options_.observer.get(); }
   double timeout() const override { return options_.timeout; }
+  HostWaits* host_waits() override { return &group_->host_waits(); }
 
   Status Barrier(std::string_view what, const Deadline& deadline) override;
   Status AllGather(std::string_view what, const void* send, size_t bytes,

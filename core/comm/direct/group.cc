@@ -3,16 +3,19 @@
 #include "core/comm/direct/group.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
 #include "core/comm/direct/call.h"
+#include "core/comm/direct/deadlock.h"
 #include "core/comm/direct/futex.h"
 
 namespace shard::direct {
@@ -60,13 +63,20 @@ Status Sticky(const Status& first) {
 }  // namespace
 
 Group::Group(std::shared_ptr<ControlBlock> block, Membership membership,
-             int world_size, std::shared_ptr<const Liveness> liveness)
+             int world_size, std::shared_ptr<const Liveness> liveness,
+             bool find_deadlocks_at_once)
     : block_(std::move(block)),
       membership_(std::move(membership)),
       rank_(membership_.rank()),
       world_size_(world_size),
       liveness_(std::move(liveness)),
-      spins_(SpinsFor(world_size)) {}
+      spins_(SpinsFor(world_size)),
+      find_deadlocks_at_once_(find_deadlocks_at_once),
+      owner_(::getpid()),
+      family_(std::make_shared<Family>()),
+      host_waits_(&slot(rank_).host_wait, std::make_shared<HostCall>()) {
+  family_->blocks.push_back(block_.get());
+}
 
 Group::Group(std::shared_ptr<ControlBlock> block,
              const std::shared_ptr<Group>& group)
@@ -75,7 +85,21 @@ Group::Group(std::shared_ptr<ControlBlock> block,
       rank_(group->rank_),
       world_size_(group->world_size_),
       liveness_(group->liveness_),
-      spins_(group->spins_) {}
+      spins_(group->spins_),
+      find_deadlocks_at_once_(group->find_deadlocks_at_once_),
+      owner_(::getpid()),
+      family_(group->family_),
+      host_waits_(&slot(rank_).host_wait, group->host_waits_.family_call()) {
+  const std::lock_guard<std::mutex> lock(family_->mutex);
+  family_->blocks.push_back(block_.get());
+}
+
+Group::~Group() {
+  // In a child of fork, another thread may have held the mutex.
+  if (::getpid() != owner_) return;
+  const std::lock_guard<std::mutex> lock(family_->mutex);
+  std::erase(family_->blocks, block_.get());
+}
 
 State Group::state() const {
   return State::Unpack(block_->state.load(std::memory_order_seq_cst));
@@ -120,6 +144,11 @@ Status Group::Round(const Call& call, const void* send, size_t bytes,
 
 Status Group::Wait(const Call& call, const Deadline& deadline) {
   int spins = spins_;
+  // A wait is published after one interval, so that short ones cost nothing,
+  // and compared with those of other ranks after two: ranks that came together
+  // are then all published, and all are named.
+  HostWaits::Scope published(&host_waits_);
+  int intervals = find_deadlocks_at_once_ ? 2 : 0;
   for (;;) {
     // Read before the checks, so that a change after them ends the sleep at
     // once.
@@ -141,6 +170,8 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
       continue;
     }
     Status error = FindLost(call);
+    if (intervals >= 1) published.Begin();
+    if (error.ok() && intervals >= 2) error = CheckForDeadlock();
     if (error.ok() && deadline.Expired()) error = DescribeLate(call, deadline);
     // Checked after the ranks: a rank that fails the origin may leave at once.
     const Status first = OriginFailure();
@@ -151,6 +182,7 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
               std::min<std::chrono::nanoseconds>(
                   kSlice, deadline.Remaining() + std::chrono::microseconds(1)));
     block_->waiters.fetch_sub(1, std::memory_order_seq_cst);
+    if (intervals < 2) ++intervals;
   }
 }
 
@@ -242,6 +274,18 @@ Status Group::FindLost(const Call& call) const {
                     " before it entered '", call.what, "'; ", LastCallOf(r));
   }
   return Status();
+}
+
+Status Group::CheckForDeadlock() const {
+  try {
+    const std::lock_guard<std::mutex> lock(family_->mutex);
+    return FindDeadlock(
+        family_->blocks, block_.get(), world_size_, [this](int rank) {
+          return liveness_ != nullptr && liveness_->IsDead(rank);
+        });
+  } catch (const std::bad_alloc&) {
+    return Status();  // The next interval may have memory for it.
+  }
 }
 
 Status Group::DescribeLate(const Call& call, const Deadline& deadline) const {

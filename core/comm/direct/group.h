@@ -11,13 +11,16 @@
 // its own. The duplicates share their origin, the group that was opened: the
 // origin knows which ranks are there, and every group of the family reports its
 // errors to the origin. The waits of a duplicate check the origin, at the same
-// intervals, for errors of the other groups.
+// intervals, for errors of the other groups. Waits also look, at these
+// intervals, for deadlocks of hosts in different groups (deadlock.h).
 //
 // Threads: one thread at a time calls Begin, Continue and SleepUntil; Fail,
 // ShutDown, failed and is_shut_down may be called from any thread.
 
 #ifndef SHARD_CORE_COMM_DIRECT_GROUP_H_
 #define SHARD_CORE_COMM_DIRECT_GROUP_H_
+
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstddef>
@@ -26,6 +29,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
@@ -33,25 +37,30 @@
 #include "core/comm/direct/control_block.h"
 #include "core/comm/direct/liveness.h"
 #include "core/comm/direct/membership.h"
+#include "core/comm/host_waits.h"
 
 namespace shard::direct {
 
 class Group {
  public:
   // `block` owns its memory; `membership` is one in `block`; `liveness` may be
-  // null. REQUIRES: 0 <= membership.rank() < world_size <= kMaxRanks.
+  // null. `find_deadlocks_at_once`: of CommOptions. REQUIRES: 0 <=
+  // membership.rank() < world_size <= kMaxRanks.
   Group(std::shared_ptr<ControlBlock> block, Membership membership,
-        int world_size, std::shared_ptr<const Liveness> liveness);
+        int world_size, std::shared_ptr<const Liveness> liveness,
+        bool find_deadlocks_at_once = false);
 
   // Makes a duplicate of `group`.
   Group(std::shared_ptr<ControlBlock> block,
         const std::shared_ptr<Group>& group);
+  ~Group();
 
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  HostWaits& host_waits() { return host_waits_; }
 
   // Runs the first round of `call`: compares the ranks' fingerprints (kDesync
   // when they differ) and sends `send`. REQUIRES: bytes <= kPayloadBytes.
@@ -100,6 +109,9 @@ class Group {
   bool AllArrived() const;
   // Returns the error of a rank that has not arrived and never will.
   Status FindLost(const Call& call) const;
+  // Returns kDesync when this round waits for hosts that wait for each other in
+  // groups of the family.
+  Status CheckForDeadlock() const;
   Status DescribeLate(const Call& call, const Deadline& deadline) const;
   // Fails the current round unless it has been decided meanwhile; returns the
   // result of the round.
@@ -120,6 +132,12 @@ class Group {
 
   const Group& origin() const { return origin_ != nullptr ? *origin_ : *this; }
 
+  // The blocks of a family that this rank has.
+  struct Family {
+    std::mutex mutex;
+    std::vector<ControlBlock*> blocks;  // GUARDED_BY(mutex)
+  };
+
   const std::shared_ptr<Group> origin_;  // Null in the origin.
   const std::shared_ptr<ControlBlock> block_;
   Membership membership_;  // In no group in a duplicate.
@@ -127,6 +145,10 @@ class Group {
   const int world_size_;
   const std::shared_ptr<const Liveness> liveness_;
   const int spins_;
+  const bool find_deadlocks_at_once_;
+  const pid_t owner_;
+  const std::shared_ptr<Family> family_;
+  HostWaits host_waits_;
   std::atomic<bool> shut_down_{false};
   uint64_t round_ = 0;
   uint64_t calls_ = 0;

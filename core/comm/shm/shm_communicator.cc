@@ -193,7 +193,8 @@ StatusOr<std::shared_ptr<Communicator>> Open(const std::string& name,
       std::make_shared<direct::DirectCommunicator>(
           std::make_shared<direct::Group>(
               block, std::move(rendezvous->membership), options.world_size,
-              std::make_shared<const ProcessLiveness>(rendezvous)),
+              std::make_shared<const ProcessLiveness>(rendezvous),
+              options.find_deadlocks_at_once),
           std::make_unique<ShmRegions>(connections, options.rank), description,
           options, link));
 }

@@ -80,7 +80,8 @@ std::shared_ptr<Communicator> Make(const std::shared_ptr<SharedGroup>& shared,
   const std::shared_ptr<Handover> handover(shared, &shared->handover);
   return std::make_shared<direct::DirectCommunicator>(
       std::make_shared<direct::Group>(block, std::move(membership),
-                                      options.world_size, nullptr),
+                                      options.world_size, nullptr,
+                                      options.find_deadlocks_at_once),
       std::make_unique<ThreadRegions>(handover, options.rank), description,
       options, link);
 }

@@ -11,17 +11,19 @@ Event CommQueue::Run(std::string_view what, uint64_t bytes,
                      std::function<Status()> work) {
   stream_->Wait(device_->HostRecord(), Deadline::After(timeout_));
   stream_->Wait(compute_->Record(), Deadline::After(timeout_));
+  const uint64_t number = comm_->host_waits()->AddWork();
   stream_->Call(what, [comm = comm_, work = std::move(work)]() -> Status {
     try {
       Status status = work();
       if (!status.ok()) comm->Abort(status);
+      comm->host_waits()->FinishWork();
       return status;
     } catch (...) {
       comm->Abort(OutOfMemoryStatus());
       throw;
     }
   });
-  pending_.push_back({stream_->Record(), bytes});
+  pending_.push_back({stream_->Record(), bytes, number});
   counters_.bytes += bytes;
   return pending_.back().event;
 }
@@ -44,11 +46,22 @@ void CommQueue::RetireFinished(bool overlapped) {
   }
 }
 
+uint64_t CommQueue::NumberOf(const Event& event) const {
+  for (const Item& item : pending_) {
+    if (item.event.state() == event.state()) return item.number;
+  }
+  return 0;
+}
+
 Status CommQueue::Wait(const Event& event, const Deadline& deadline) {
   RetireFinished(true);
   if (event.IsDone()) return device_->HostWait(event, deadline);
   Status status;
   {
+    HostWaits::Scope published(comm_->host_waits());
+    if (const uint64_t number = NumberOf(event); number > 0) {
+      published.Begin(number);
+    }
     Span exposed(comm_->observer(), EventId::kExposed, {},
                  &counters_.seconds_exposed);
     status = device_->HostWait(event, deadline);
@@ -63,6 +76,8 @@ Status CommQueue::Drain(const Deadline& deadline) {
   if (pending_.empty()) return stream_->Synchronize(deadline);
   Status status;
   {
+    HostWaits::Scope published(comm_->host_waits());
+    published.Begin(pending_.back().number);
     Span exposed(comm_->observer(), EventId::kExposed, {},
                  &counters_.seconds_exposed);
     status = stream_->Synchronize(deadline);

@@ -75,10 +75,13 @@ class CommQueue {
   struct Item {
     Event event;
     uint64_t bytes;
+    uint64_t number;  // Of HostWaits::AddWork.
   };
   // Removes finished items from pending_. `overlapped`: they were done before
   // the host waited for them.
   void RetireFinished(bool overlapped);
+  // Returns the number of the work that ends with `event`; 0 when it is done.
+  uint64_t NumberOf(const Event& event) const;
 
   Communicator* const comm_;
   Device* const device_;

@@ -270,6 +270,7 @@ class GuardCommunicator final : public Communicator {
   std::string Describe() const override { return comm_->Describe(); }
   Observer* observer() const override { return comm_->observer(); }
   double timeout() const override { return comm_->timeout(); }
+  HostWaits* host_waits() override { return comm_->host_waits(); }
 
   Status Barrier(std::string_view what, const Deadline& deadline) override {
     return comm_->Barrier(what, deadline);
