@@ -11,11 +11,20 @@
 
 namespace shard::api {
 
+// Returns where the calls of the host on a communicator are named; null for
+// null.
+inline HostCall* HostCallOf(Communicator* comm) {
+  return comm == nullptr ? nullptr : &comm->host_waits()->call();
+}
+
 // Runs the body of a COLLECTIVE entry point as Guard does. If memory runs out
 // between two of the body's collectives, the other ranks are told, for they
-// would else wait for this one until their deadline. `comm` may be null.
+// would else wait for this one until their deadline. `comm` may be null. `name`
+// is that of the entry point, for errors on the other ranks.
 template <typename Body>
-shard_error* GuardCollective(Communicator* comm, Body&& body) noexcept {
+shard_error* GuardCollective(Communicator* comm, Body&& body,
+                             const char* name = __builtin_FUNCTION()) noexcept {
+  const HostCall::Scope call(HostCallOf(comm), name);
   return Guard([&]() -> Status {
     try {
       return std::forward<Body>(body)();
@@ -31,7 +40,9 @@ shard_error* GuardCollective(Communicator* comm, Body&& body) noexcept {
 // does. A half-made change ends the engine even without other ranks: after the
 // next step nobody would know of it.
 template <typename Body>
-shard_error* GuardTraining(Communicator* comm, Body&& body) noexcept {
+shard_error* GuardTraining(Communicator* comm, Body&& body,
+                           const char* name = __builtin_FUNCTION()) noexcept {
+  const HostCall::Scope call(HostCallOf(comm), name);
   return Guard([&]() -> Status {
     try {
       return std::forward<Body>(body)();

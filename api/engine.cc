@@ -3,6 +3,7 @@
 #include "core/engine/engine.h"
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@ namespace {
 
 using shard::Engine;
 using shard::EngineOptions;
+using shard::HostCall;
 using shard::Status;
 using shard::StepOptions;
 using shard::StepReport;
@@ -313,6 +315,13 @@ shard_error* shard_engine_memory(const shard_engine* engine,
   });
 }
 
-void shard_engine_free(shard_engine* engine) noexcept { delete engine; }
+void shard_engine_free(shard_engine* engine) noexcept {
+  shard::Communicator* const comm = CommOf(engine);
+  // The engine waits for its transfers; the communicator may end with it.
+  const std::shared_ptr<HostCall> host =
+      comm == nullptr ? nullptr : comm->host_waits()->family_call();
+  const HostCall::Scope call(host.get(), __func__);
+  delete engine;
+}
 
 }  // extern "C"

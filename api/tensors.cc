@@ -13,11 +13,13 @@
 namespace {
 
 using shard::Engine;
+using shard::HostCall;
 using shard::Status;
 using shard::api::CommOf;
 using shard::api::Guard;
 using shard::api::GuardCollective;
 using shard::api::GuardTraining;
+using shard::api::HostCallOf;
 
 // Writes the tensor of `engine` that `get` returns; null and 0 on an error.
 // `Data` is void* or const void*; `numel` may be null.
@@ -76,6 +78,7 @@ shard_error* shard_engine_grad(shard_engine* engine, int32_t param, void** data,
 }
 
 shard_error* shard_engine_zero_grad(shard_engine* engine) noexcept {
+  const HostCall::Scope call(HostCallOf(CommOf(engine)), __func__);
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE_HANDLE(engine);
     return engine->engine->ZeroGrad();
@@ -85,6 +88,7 @@ shard_error* shard_engine_zero_grad(shard_engine* engine) noexcept {
 shard_error* shard_engine_bind_param(shard_engine* engine, int32_t param,
                                      void* values, size_t values_bytes,
                                      void* grad, size_t grad_bytes) noexcept {
+  const HostCall::Scope call(HostCallOf(CommOf(engine)), __func__);
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE_HANDLE(engine);
     if (values_bytes > 0) SHARD_API_REQUIRE(values);

@@ -170,10 +170,13 @@ inline std::string UniqueUrl(int world_size) {
          std::to_string(++count);
 }
 
-// Runs `body` as the ranks of a group of threads.
+// Runs `body` as the ranks of a group of threads. `query`: further parameters
+// of the communicator's URL, such as "direct=0".
 inline void RunRanks(int world_size,
-                     const std::function<void(int rank, shard_comm*)>& body) {
-  const std::string url = UniqueUrl(world_size);
+                     const std::function<void(int rank, shard_comm*)>& body,
+                     const std::string& query = "") {
+  const std::string url =
+      UniqueUrl(world_size) + (query.empty() ? "" : "&" + query);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {

@@ -47,6 +47,31 @@ TEST(ProcessesTest, TwoRanksTrain) {
   }));
 }
 
+// One rank sums while the other one steps: both wait for a call that cannot
+// come.
+TEST(ProcessesTest, RanksThatWaitForEachOtherAreNamed) {
+  for (const std::string query : {"", "?direct=0"}) {
+    for (const int stepping : {0, 1}) {
+      const std::string url = "shm:" + shard::testing::UniqueName() + query;
+      ExpectAllPassed(shard::testing::RunRanks(2, [&](const Rank& me) {
+        shard_comm* const comm = OpenAs(me, url);
+        ASSERT_NE(comm, nullptr);
+        const Comm owned(comm);
+        const Engine engine = TrainingEngine(comm);
+        double value = 1;
+        const bool steps = me.rank() == stepping;
+        const std::string names[] = {
+            stepping == 0 ? "shard_engine_step" : "shard_comm_sum",
+            stepping == 0 ? "shard_comm_sum" : "shard_engine_step"};
+        EXPECT_FAILS(steps ? shard_engine_step(engine.get(), nullptr, nullptr)
+                           : shard_comm_sum(comm, &value, 1, 0),
+                     SHARD_DESYNC, "rank 0 waits in " + names[0] + " (",
+                     ", rank 1 in " + names[1] + " (");
+      }));
+    }
+  }
+}
+
 TEST(ProcessesTest, BuffersAreBroadcastAndSaved) {
   const shard::testing::TempFolder folder;
   for (const std::string query : {"", "?direct=0"}) {

@@ -202,6 +202,20 @@ static void* different(void* argument) {
   return NULL;
 }
 
+static void* deadlock(void* argument) {
+  const int32_t rank = argument != NULL;
+  host h = {0};
+  begin(&h, "threads:2?name=deadlock", rank, 2, 1);
+  check(shard_engine_broadcast_params(h.engine, 0));
+  double loss = 1;
+  shard_error* error = rank == 0 ? shard_comm_sum(h.comm, &loss, 1, 0)
+                                 : shard_engine_step(h.engine, NULL, NULL);
+  if (rank == 0) print(error);
+  if (rank == 1) shard_error_free(error);
+  end(&h);
+  return NULL;
+}
+
 static void* lost(void* argument) {
   const int32_t rank = argument != NULL;
   host h = {0};
@@ -228,6 +242,7 @@ int main(int argc, char** argv) {
   steps(argv[1]);
   on_two_ranks(sharded);
   on_two_ranks(different);
+  on_two_ranks(deadlock);
   on_two_ranks(lost);
   return 0;
 }

@@ -50,14 +50,16 @@
  * Collective. A call marked COLLECTIVE must be made by every rank of the
  * communicator, in the same order. Ranks that call different things, or that
  * have different plans or options, all get SHARD_DESYNC, whose message names
- * the first difference, its two values and their ranks; when a rank dies the
- * others get SHARD_RANK_LOST, and shard_error_rank names it. No collective
- * waits longer than its deadline: `timeout` is in seconds, 0 or less means the
- * default. A wrong argument or a wrong state on one rank is the same error on
- * every rank; the error names that rank, nothing is changed, and training can
- * go on. Only a NULL shard_comm or shard_engine, and a wrong argument of
- * shard_comm_open, cannot be told to the other ranks. After any other error of
- * a collective the communicator and the engines on it are of no further use.
+ * the first difference, its two values and their ranks. So do ranks that wait
+ * for each other, some in a call on the communicator and some in one on an
+ * engine of it: the message names the calls. When a rank dies the others get
+ * SHARD_RANK_LOST, and shard_error_rank names it. No collective waits longer
+ * than its deadline: `timeout` is in seconds, 0 or less means the default. A
+ * wrong argument or a wrong state on one rank is the same error on every rank;
+ * the error names that rank, nothing is changed, and training can go on. Only a
+ * NULL shard_comm or shard_engine, and a wrong argument of shard_comm_open,
+ * cannot be told to the other ranks. After any other error of a collective the
+ * communicator and the engines on it are of no further use.
  *
  * Fork. A child of fork has none of the library's threads, and is no rank: a
  * rank is the process that opened the communicator. The child may free the
