@@ -19,33 +19,38 @@
 
 namespace shard {
 
+using RankBody = std::function<void(const std::shared_ptr<Communicator>&)>;
+
 // Runs `body(rank's communicator)` on every rank; returns when all have
 // returned. EXPECT_ works in `body`; an ASSERT_ ends the body of that rank
-// only. `link`: further parameters of the communicator's URL, such as
-// "direct=0".
-inline void RunThreadRanks(
-    int world_size,
-    const std::function<void(const std::shared_ptr<Communicator>&)>& body,
-    double timeout = 30, const std::string& link = "") {
+// only. Each rank opens with `options`, of which rank and world size are set.
+// `link`: further parameters of the communicator's URL, such as "direct=0".
+inline void RunThreadRanks(int world_size, const RankBody& body,
+                           CommOptions options, const std::string& link = "") {
   static std::atomic<int> groups{0};
   const std::string url =
       StrCat("threads:", world_size, "?name=engine-", groups.fetch_add(1),
              link.empty() ? "" : "&", link);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      CommOptions options;
+    threads.emplace_back([&, options, rank]() mutable {
       options.rank = rank;
       options.world_size = world_size;
-      options.timeout = timeout;
       auto comm = OpenCommunicator(url, options);
       ASSERT_TRUE(comm.ok()) << comm.status().ToString();
       body(*comm);
       // Shutdown may fail where a body broke the group on purpose.
-      (void)(*comm)->Shutdown(Deadline::After(timeout)).ok();
+      (void)(*comm)->Shutdown(Deadline::After(options.timeout)).ok();
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+inline void RunThreadRanks(int world_size, const RankBody& body,
+                           double timeout = 30, const std::string& link = "") {
+  CommOptions options;
+  options.timeout = timeout;
+  RunThreadRanks(world_size, body, options, link);
 }
 
 }  // namespace shard
