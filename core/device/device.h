@@ -6,11 +6,11 @@
 // streams, orders them with events, and blocks only where the host asks for a
 // result.
 //
-// The host's own work is ordered the same way. Where the host reads and writes
-// tensors in its own thread (cpu), HostRecord returns an event that is done,
-// and HostWait blocks the thread. Where the host enqueues work on a stream of
-// its own (an accelerator), HostRecord and HostWait are events and waits of
-// that stream.
+// The host's own work is a stream too (WrapStream), so that one mechanism
+// orders all work: a->Wait(b->Record(), deadline). Where the host reads and
+// writes tensors in its own thread (cpu), that stream is inline: its events are
+// done, and its Wait blocks the thread. Where the host enqueues its work (an
+// accelerator), that stream is the host's own.
 //
 // Streams, memory and events may outlive their device. Thread-safe. In a child
 // of fork they may be destroyed, and nothing else.
@@ -24,9 +24,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/base/deadline.h"
 #include "core/base/status.h"
-#include "core/device/event.h"
 #include "core/device/stream.h"
 
 namespace shard {
@@ -86,18 +84,17 @@ class Device {
 
   virtual StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) = 0;
 
+  // Returns the stream of the host's own work: an event of it comes after all
+  // that the host has done or enqueued so far, and the host's next work comes
+  // after its Waits. `native` is the device's own form of a stream that the
+  // host made, which must outlive the result; null: the device's usual one.
+  // Errors: kInvalidArgument where the device knows no such stream.
+  virtual StatusOr<std::unique_ptr<Stream>> WrapStream(void* native) = 0;
+
   // Finds the BLAS that Stream::Orthogonalize multiplies matrices with, once,
   // and returns its name. Errors: kBackendUnavailable, which lists the
   // libraries that were tried.
   virtual StatusOr<std::string> LoadBlas() = 0;
-
-  // Returns an event after all that the host has written or enqueued so far.
-  virtual Event HostRecord() = 0;
-
-  // Makes the host's next work come after `event`. Where the host's thread
-  // waits, returns the event's error; where the host's stream does, the next
-  // Synchronize returns it. REQUIRES: an event of this device.
-  virtual Status HostWait(const Event& event, const Deadline& deadline) = 0;
 };
 
 // Opens a device (grammar: core/base/spec.h); an empty spec is "cpu":
@@ -108,7 +105,10 @@ class Device {
 //              accelerator would take. A missing Wait then shows as a wrong
 //              result, or as a data race under a sanitizer.
 //              ?max_delay=SECONDS, the longest pause (0.0002; at most 1);
-//              &seed=N, the seed of the pauses (0).
+//              &seed=N, the seed of the pauses (0);
+//              &host=async, for tests of the library: the host's stream has a
+//              thread too, and the test enqueues on it whatever a host would
+//              enqueue on an accelerator (inline).
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view spec);
 
 }  // namespace shard

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Stream: an in-order queue of kernels, copies, host functions and waits of one
-// device. Each method but Synchronize only enqueues: it returns at once, and
-// the work runs later, after all that was enqueued before. Streams run
-// concurrently; only Wait orders them.
+// device. Each method but Synchronize and status only enqueues: it returns at
+// once, and the work runs later, after all that was enqueued before. Streams
+// run concurrently; only Wait orders them.
 //
 // Lifetime of the arguments:
 //   copied at the call   lists and numbers: hyperparameters, gradient source
@@ -18,8 +18,9 @@
 // all later events of the stream have the error. So no thread waits for work
 // that will not run.
 //
-// Some streams (core/device/cpu: compute streams of "cpu") run all work inside
-// the call. They allocate nothing: a method costs a virtual call.
+// Some streams (core/device/cpu: compute streams of "cpu", and the host's own)
+// run all work inside the call. They allocate nothing: a method costs a virtual
+// call.
 //
 // Thread-compatible: one thread at a time uses a stream; any thread may wait
 // for its events. The function of a Call must neither wait for its own stream
@@ -114,6 +115,10 @@ class Stream {
   // the stream's status; kDeadlineExceeded names the work that the stream is
   // doing.
   virtual Status Synchronize(const Deadline& deadline) = 0;
+
+  // Returns the stream's error, if it has failed by now. Does not block: work
+  // that has not run yet may still fail.
+  virtual Status status() const = 0;
 };
 
 }  // namespace shard

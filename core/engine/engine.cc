@@ -47,12 +47,18 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
 
   Status local = options.status();
   std::shared_ptr<Device> device;
+  std::unique_ptr<Stream> host_stream;
   if (local.ok()) local = CheckEngineOptions(*options);
   if (local.ok()) local = CheckSupported(*plan, *comm, nullptr);
   if (local.ok()) {
     auto opened = OpenDeviceOf(*options);
     local = opened.status();
     if (opened.ok()) device = *std::move(opened);
+  }
+  if (local.ok()) {
+    auto wrapped = device->WrapStream(nullptr);
+    local = wrapped.status();
+    if (wrapped.ok()) host_stream = *std::move(wrapped);
   }
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm.get(), "create engine", local, deadline));
@@ -82,7 +88,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
   SHARD_ASSIGN_OR_RETURN(auto own, comm->Duplicate("engine", deadline));
   std::unique_ptr<Engine> engine(
       new Engine(std::move(comm), std::move(own), std::move(device),
-                 std::move(hypers), *options, timeout));
+                 std::move(host_stream), std::move(hypers), *options, timeout));
   SHARD_ASSIGN_OR_RETURN(
       auto runtime,
       EngineRuntime::Create(std::move(plan), engine->comm_.get(),
@@ -94,20 +100,21 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
 
 Engine::Engine(std::shared_ptr<Communicator> host_comm,
                std::shared_ptr<Communicator> comm,
-               std::shared_ptr<Device> device, Hypers hypers,
+               std::shared_ptr<Device> device,
+               std::unique_ptr<Stream> host_stream, Hypers hypers,
                const EngineOptions& options, double timeout)
     : host_comm_(std::move(host_comm)),
       comm_(std::move(comm)),
       device_(std::move(device)),
+      host_stream_(std::move(host_stream)),
       timeout_(timeout),
       owner_(::getpid()),
       runtime_options_{timeout, options.missing_grads != MissingGrads::kError,
-                       options.overlap, &bound_},
+                       options.overlap, &bound_, host_stream_.get()},
       hypers_(std::move(hypers)),
       counters_(options.loss_scaler),
       initial_params_(comm_.get(), device_.get()),
-      steps_({comm_.get(), device_.get(), &hypers_, &counters_,
-              options.missing_grads}),
+      steps_({comm_.get(), &hypers_, &counters_, options.missing_grads}),
       full_params_(comm_.get(), device_.get()),
       checkpoints_(comm_->world_size()) {}
 
@@ -366,7 +373,6 @@ Status Engine::DoChangePlan(PlanChange change, double timeout) {
   hypers_ = std::move(next.hypers);
   SetRuntime(std::move(next.runtime));
   // Bound gradients begin as zeros, as those of the new plan do.
-  runtime_->bound_copies().FollowHost(DeadlineOf(timeout));
   runtime_->bound_copies().ZeroGrads();
   SHARD_RETURN_IF_ERROR(runtime_->compute().Synchronize(DeadlineOf(timeout)));
   comm_->observer()->Log(EventId::kPlan, "rank ", comm_->rank(), ": ",

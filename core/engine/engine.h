@@ -224,6 +224,9 @@ class Engine {
   }
   // Returns the host's communicator.
   Communicator* comm() const { return host_comm_.get(); }
+  // Returns the stream of the host's own work, in whose order the engine's
+  // calls take place.
+  Stream& host_stream() const { return *host_stream_; }
   // Returns the engine's memory, for callers that read or measure all of it.
   const EngineMemory& memory() const { return runtime_->memory(); }
   MemoryReport Memory() const { return memory().Measure(); }
@@ -235,7 +238,8 @@ class Engine {
 
   Engine(std::shared_ptr<Communicator> host_comm,
          std::shared_ptr<Communicator> comm, std::shared_ptr<Device> device,
-         Hypers hypers, const EngineOptions& options, double timeout);
+         std::unique_ptr<Stream> host_stream, Hypers hypers,
+         const EngineOptions& options, double timeout);
 
   double SecondsOf(double timeout) const {
     return timeout > 0 ? timeout : timeout_;
@@ -265,6 +269,7 @@ class Engine {
   const std::shared_ptr<Communicator> host_comm_;
   const std::shared_ptr<Communicator> comm_;
   const std::shared_ptr<Device> device_;
+  const std::unique_ptr<Stream> host_stream_;
   const double timeout_;
   const pid_t owner_;
   BoundMemory bound_;

@@ -27,9 +27,10 @@ constexpr std::string_view NameOf(StreamKind kind) {
 
 class CpuDevice final : public Device {
  public:
-  CpuDevice(std::string name, bool async, const Pauses& pauses)
+  CpuDevice(std::string name, bool async, bool async_host, const Pauses& pauses)
       : name_(std::move(name)),
         async_(async),
+        async_host_(async_host),
         pauses_(pauses),
         monitor_(MakeSharedUnlessForked<Monitor>()),
         blas_(std::make_shared<std::optional<Blas>>()) {}
@@ -54,20 +55,17 @@ class CpuDevice final : public Device {
   }
 
   StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) override {
-    if (!async_ && kind == StreamKind::kCompute) {
-      return std::unique_ptr<Stream>(
-          std::make_unique<InlineStream>(NameOf(kind), blas_));
+    const bool has_thread = async_ || kind == StreamKind::kCommunication;
+    return MakeStream(NameOf(kind), has_thread);
+  }
+
+  StatusOr<std::unique_ptr<Stream>> WrapStream(void* native) override {
+    if (native != nullptr) {
+      return InvalidArgument(
+          "'", name_,
+          "' knows no streams of the host's own; leave the stream null");
     }
-    Pauses pauses = pauses_;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      // Far from the numbers of other streams, which count on from their seeds.
-      pauses.seed ^= ++num_streams_ << 32;
-    }
-    SHARD_ASSIGN_OR_RETURN(auto queue,
-                           WorkQueue::Start(monitor_, NameOf(kind), pauses));
-    return std::unique_ptr<Stream>(
-        std::make_unique<WorkerStream>(std::move(queue), blas_));
+    return MakeStream("shard-host", async_host_);
   }
 
   StatusOr<std::string> LoadBlas() override {
@@ -79,15 +77,28 @@ class CpuDevice final : public Device {
     return (*blas_)->name();
   }
 
-  Event HostRecord() override { return Event(); }
-
-  Status HostWait(const Event& event, const Deadline& deadline) override {
-    return event.Synchronize(deadline);
+ private:
+  StatusOr<std::unique_ptr<Stream>> MakeStream(std::string_view name,
+                                               bool has_thread) {
+    if (!has_thread) {
+      return std::unique_ptr<Stream>(
+          std::make_unique<InlineStream>(name, blas_));
+    }
+    Pauses pauses = pauses_;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      // Far from the numbers of other streams, which count on from their seeds.
+      pauses.seed ^= ++num_streams_ << 32;
+    }
+    SHARD_ASSIGN_OR_RETURN(auto queue,
+                           WorkQueue::Start(monitor_, name, pauses));
+    return std::unique_ptr<Stream>(
+        std::make_unique<WorkerStream>(std::move(queue), blas_));
   }
 
- private:
   const std::string name_;
   const bool async_;
+  const bool async_host_;
   const Pauses pauses_;
   const std::shared_ptr<Monitor> monitor_;
   std::mutex mutex_;
@@ -99,14 +110,16 @@ class CpuDevice final : public Device {
 
 StatusOr<std::shared_ptr<Device>> OpenDevice() {
   return std::shared_ptr<Device>(
-      std::make_shared<CpuDevice>("cpu", false, Pauses()));
+      std::make_shared<CpuDevice>("cpu", false, false, Pauses()));
 }
 
-StatusOr<std::shared_ptr<Device>> OpenAsyncDevice(const Pauses& pauses) {
+StatusOr<std::shared_ptr<Device>> OpenAsyncDevice(const Pauses& pauses,
+                                                  bool async_host) {
   return std::shared_ptr<Device>(std::make_shared<CpuDevice>(
       StrCat("cpu-async?max_delay=", pauses.longest,
-             "&seed=", static_cast<int64_t>(pauses.seed)),
-      true, pauses));
+             "&seed=", static_cast<int64_t>(pauses.seed),
+             async_host ? "&host=async" : ""),
+      true, async_host, pauses));
 }
 
 }  // namespace shard::cpu

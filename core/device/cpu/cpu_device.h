@@ -15,11 +15,13 @@
 
 namespace shard::cpu {
 
-// Opens "cpu", whose compute streams are inline.
+// Opens "cpu", whose compute streams are inline, as the host's stream is.
 StatusOr<std::shared_ptr<Device>> OpenDevice();
 
-// Opens "cpu-async": every stream has a thread, and the threads pause.
-StatusOr<std::shared_ptr<Device>> OpenAsyncDevice(const Pauses& pauses);
+// Opens "cpu-async": every stream has a thread, with `async_host` the host's
+// too, and the threads pause.
+StatusOr<std::shared_ptr<Device>> OpenAsyncDevice(const Pauses& pauses,
+                                                  bool async_host);
 
 }  // namespace shard::cpu
 

@@ -58,6 +58,7 @@ class InlineStream final : public Stream {
   Event Record() override { return Event(error_); }
   void Wait(const Event& event, const Deadline& deadline) override;
   Status Synchronize(const Deadline&) override { return error_; }
+  Status status() const override { return error_; }
 
  private:
   const std::string_view name_;

@@ -213,6 +213,11 @@ Status WorkQueue::Synchronize(const Deadline& deadline) const {
   return state_->WaitFor(state_->pushed, nullptr, deadline, &lock);
 }
 
+Status WorkQueue::status() const {
+  const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+  return state_->error;
+}
+
 void* WorkQueue::Main(void* state) {
   auto* const mine = static_cast<State*>(state);
   ::pthread_setname_np(::pthread_self(), mine->name.c_str());

@@ -76,6 +76,9 @@ class WorkQueue {
   // Waits for Record(). Only the text of an error allocates.
   Status Synchronize(const Deadline& deadline) const;
 
+  // Returns the first error so far.
+  Status status() const;
+
  private:
   struct State;
   class QueueEvent;

@@ -63,6 +63,7 @@ class WorkerStream final : public Stream {
   Status Synchronize(const Deadline& deadline) override {
     return queue_->Synchronize(deadline);
   }
+  Status status() const override { return queue_->status(); }
 
  private:
   // Pushes work that cannot fail.

@@ -53,7 +53,7 @@ Status BoundCopies::RefreshParam(ParamId param, const Deadline& deadline) {
   if (!any()) return Status();
   FollowHost(deadline);
   CopyParam(param);
-  return Wait(deadline);
+  return LeadHost(deadline);
 }
 
 Status BoundCopies::RefreshAll(const Deadline& deadline) {
@@ -68,7 +68,7 @@ Status BoundCopies::RefreshUnit(int32_t unit, const Deadline& deadline) {
   if (!stale_[static_cast<size_t>(unit)]) return Status();
   FollowHost(deadline);
   CopyUnit(unit, false);
-  return Wait(deadline);
+  return LeadHost(deadline);
 }
 
 Status BoundCopies::RefreshUnits(bool with_frozen, const Deadline& deadline) {
@@ -77,7 +77,7 @@ Status BoundCopies::RefreshUnits(bool with_frozen, const Deadline& deadline) {
   for (size_t u = 0; u < stale_.size(); ++u) {
     CopyUnit(static_cast<int32_t>(u), with_frozen);
   }
-  return Wait(deadline);
+  return LeadHost(deadline);
 }
 
 uint64_t BoundCopies::CopyParam(ParamId param) {

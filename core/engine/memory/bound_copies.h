@@ -5,9 +5,9 @@
 // changed. Gradients are copied from the host just before ranks may read them:
 // when they become ready where that reduces them, and at the step elsewhere.
 //
-// Copies run on the compute stream, after what the host has done so far; a
-// method that does not wait (Refresh...) only enqueues. Where nothing is bound,
-// nothing is copied.
+// Copies run on the compute stream. Those of Refresh... come after what the
+// host has done so far, and the host's next work comes after them; the caller
+// orders the others. Where nothing is bound, nothing is copied.
 //
 // Threads: one at a time, as the engine.
 
@@ -24,7 +24,7 @@
 #include "core/base/deadline.h"
 #include "core/base/dtype.h"
 #include "core/base/status.h"
-#include "core/device/device.h"
+#include "core/device/stream.h"
 #include "core/engine/memory/bound_memory.h"
 #include "core/engine/memory/buffers.h"
 #include "core/flat/plan.h"
@@ -37,7 +37,7 @@ class BoundCopies {
     const Plan* plan;
     const EngineMemory* memory;
     const BoundMemory* bound;
-    Device* device;
+    Stream* host;
     Stream* compute;
   };
 
@@ -54,7 +54,7 @@ class BoundCopies {
   Status CheckBind(ParamId param, const BoundMemory::Tensors& tensors) const;
 
   // Copy parameters to the host: one, all, or those that steps change.
-  // REQUIRES: they are whole, and published.
+  // REQUIRES: they are whole, and published before the host's next work.
   Status RefreshParam(ParamId param, const Deadline& deadline);
   Status RefreshAll(const Deadline& deadline);
   Status RefreshTrainable(const Deadline& deadline);
@@ -64,12 +64,6 @@ class BoundCopies {
   // Marks all trainable parameters as changed by a step that may still be on
   // its way.
   void MarkAllStale() { stale_.assign(stale_.size(), any()); }
-
-  // Makes the work on bound gradients that is enqueued from here on come after
-  // what the host has done so far.
-  void FollowHost(const Deadline& deadline) {
-    if (any()) deps_.compute->Wait(deps_.device->HostRecord(), deadline);
-  }
 
   // Returns the memory in which the host keeps a gradient: the bound one, or
   // `flat`, its place in the flat buffer.
@@ -92,9 +86,14 @@ class BoundCopies {
   Status RefreshUnits(bool with_frozen, const Deadline& deadline);
   Status CheckMemory(ParamId param, std::string_view what, DType dtype,
                      std::span<const std::byte> memory) const;
-  // Makes the host's next reads come after the copies.
-  Status Wait(const Deadline& deadline) const {
-    return deps_.device->HostWait(deps_.compute->Record(), deadline);
+  // Make the copies come after what the host has done so far, and the host's
+  // next work after the copies.
+  void FollowHost(const Deadline& deadline) const {
+    deps_.compute->Wait(deps_.host->Record(), deadline);
+  }
+  Status LeadHost(const Deadline& deadline) const {
+    deps_.host->Wait(deps_.compute->Record(), deadline);
+    return deps_.host->status();
   }
 
   const Dependencies deps_;

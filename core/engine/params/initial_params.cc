@@ -49,6 +49,8 @@ Status InitialParams::Set(const EngineRuntime& runtime, ParamId param,
   }
   if (comm_->rank() != 0 || bytes == 0) return Status();
   if (!runtime.units().gathers()) {
+    // The host may still write the parameter where it lies.
+    SHARD_RETURN_IF_ERROR(runtime.host().Synchronize(deadline));
     SHARD_ASSIGN_OR_RETURN(HostAccess* const access, Access(runtime, deadline));
     const HostCopy copy = {buffer.ParamAt(place->offset), data, bytes};
     return access->Store({&copy, 1}, deadline);
@@ -73,6 +75,8 @@ Status InitialParams::Broadcast(const EngineRuntime& runtime,
     local = FailedPrecondition(
         "parameters were broadcast before; the engine is training");
   }
+  // Rank 0's host may still write values where they lie.
+  if (local.ok()) local = runtime.host().Synchronize(deadline);
   // This agreement is also the barrier after which all ranks see rank 0's
   // values, where memory is shared.
   SHARD_RETURN_IF_ERROR(

@@ -34,26 +34,28 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
   wait([&] { return queue_->Drain(deadline); });
   wait([&] { return eager_->Synchronize(deadline); });
   wait([&] { return compute_->Synchronize(deadline); });
+  wait([&] { return host_->Synchronize(deadline); });
 }
 
 Status EngineRuntime::Connect(Communicator* comm, Device* device,
                               const Options& options) {
+  host_ = options.host;
   SHARD_ASSIGN_OR_RETURN(compute_, device->CreateStream(StreamKind::kCompute));
   SHARD_ASSIGN_OR_RETURN(eager_, device->CreateStream(StreamKind::kCompute));
   copies_ = std::make_unique<BoundCopies>(BoundCopies::Dependencies{
-      plan_.get(), &*memory_, options.bound, device, compute_.get()});
+      plan_.get(), &*memory_, options.bound, host_, compute_.get()});
   SHARD_ASSIGN_OR_RETURN(auto communication,
                          device->CreateStream(StreamKind::kCommunication));
   SHARD_ASSIGN_OR_RETURN(transfers_,
                          MakeTransfers(*plan_, *memory_, comm, device));
   queue_ = std::make_unique<CommQueue>(
-      comm, device, compute_.get(), std::move(communication), options.timeout);
+      comm, host_, compute_.get(), std::move(communication), options.timeout);
   Units::Dependencies unit_deps;
   unit_deps.plan = plan_.get();
   unit_deps.memory = &*memory_;
   unit_deps.copies = copies_.get();
   unit_deps.comm = comm;
-  unit_deps.device = device;
+  unit_deps.host = host_;
   unit_deps.compute = compute_.get();
   unit_deps.transfers = transfers_.get();
   unit_deps.queue = queue_.get();
@@ -66,6 +68,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   step_deps.copies = copies_.get();
   step_deps.comm = comm;
   step_deps.device = device;
+  step_deps.host = host_;
   step_deps.compute = compute_.get();
   step_deps.eager = eager_.get();
   step_deps.transfers = transfers_.get();

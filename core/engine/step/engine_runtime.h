@@ -30,7 +30,9 @@ class EngineRuntime {
     double timeout;
     bool allow_missing;
     bool overlap;
-    const BoundMemory* bound;  // Must outlive the runtime.
+    // Both must outlive the runtime.
+    const BoundMemory* bound;
+    Stream* host;  // The host's stream: Device::WrapStream.
   };
 
   // Makes and connects the components. COLLECTIVE. `comm` is used by the engine
@@ -43,6 +45,7 @@ class EngineRuntime {
 
   const std::shared_ptr<const Plan>& plan() const { return plan_; }
   const EngineMemory& memory() const { return *memory_; }
+  Stream& host() const { return *host_; }
   Stream& compute() const { return *compute_; }
   BoundCopies& bound_copies() const { return *copies_; }
   Transfers& transfers() const { return *transfers_; }
@@ -50,9 +53,9 @@ class EngineRuntime {
   Units& units() const { return *units_; }
   Stepper& stepper() const { return *stepper_; }
 
-  // Waits until the streams have run all work they were given, which a failed
-  // call may have left them: before any component is destroyed. Local. Errors
-  // are dropped.
+  // Waits until the streams, the host's too, have run all work they were given,
+  // which a failed call may have left them: before any component is destroyed.
+  // Local. Errors are dropped.
   void WaitForStreams(const Deadline& deadline) const noexcept;
 
  private:
@@ -63,6 +66,7 @@ class EngineRuntime {
   // Later members use earlier ones; the queue's thread ends first.
   std::shared_ptr<const Plan> plan_;
   std::optional<EngineMemory> memory_;
+  Stream* host_ = nullptr;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> eager_;
   std::unique_ptr<BoundCopies> copies_;

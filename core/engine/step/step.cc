@@ -43,7 +43,8 @@ Status Stepper::Run(const StepInput& input, const Deadline& deadline,
                     StepReport* report) {
   const bool needs_norm = input.max_grad_norm > 0 || input.skip_nonfinite;
   double scale = input.gradient_scale;
-  deps_.compute->Wait(deps_.device->HostRecord(), deadline);
+  // The host may still write gradients, and read the parameters.
+  deps_.compute->Wait(deps_.host->Record(), deadline);
   const std::vector<Event> reduced = deps_.units->EnqueueRest();
   if (needs_norm) {
     {
@@ -149,7 +150,7 @@ Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
       {
         Stopwatch wait(&report->seconds_wait);
         SHARD_RETURN_IF_ERROR(
-            deps_.queue->Wait(events[buffers_[u][k]], deadline));
+            deps_.queue->Wait(events[buffers_[u][k]], deps_.compute, deadline));
       }
       {
         Span updating(deps_.comm->observer(), EventId::kUpdate, {.unit = unit},
@@ -166,7 +167,9 @@ Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
   return deps_.compute->Synchronize(deadline);
 }
 
-void Stepper::Begin(const StepInput& input) {
+void Stepper::Begin(const StepInput& input, const Deadline& deadline) {
+  // Both streams update in one workspace, and the same parameters.
+  deps_.eager->Wait(deps_.compute->Record(), deadline);
   begun_optimizers_ = *input.optimizers;
   begun_ = UpdateInputOf(input, input.gradient_scale, false);
 }

@@ -82,6 +82,7 @@ class Stepper {
     BoundCopies* copies;
     Communicator* comm;
     Device* device;
+    Stream* host;
     Stream* compute;
     Stream* eager;  // The stream of UpdateEagerly.
     Transfers* transfers;
@@ -108,8 +109,9 @@ class Stepper {
   // Begins a step: from here on UpdateEagerly is called for units whose
   // gradients are ready on all ranks, and Run does the rest, with the same
   // input. REQUIRES: no norm. `optimizers` is copied.
-  void Begin(const StepInput& input);
-  // Updates and publishes the unit. COLLECTIVE; on any thread. `in_place` as in
+  void Begin(const StepInput& input, const Deadline& deadline);
+  // Updates and publishes the unit, and waits until it is updated: so Run may
+  // use the same workspace. COLLECTIVE; on any thread. `in_place` as in
   // Units::EagerUpdate.
   Status UpdateEagerly(int32_t unit,
                        const std::vector<std::vector<const void*>>* in_place,
@@ -128,7 +130,7 @@ class Stepper {
   StatusOr<double> NormPass(NormType type, double p, double reference,
                             bool reduced, const Deadline& deadline,
                             StepReport* report);
-  // Updates unit by unit, each buffer once its event is done.
+  // Updates unit by unit, each buffer after its event.
   Status UpdateUnits(const StepInput& input, double scale, bool reduced,
                      const std::vector<Event>& events, const Deadline& deadline,
                      StepReport* report);

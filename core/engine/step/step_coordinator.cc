@@ -86,8 +86,9 @@ Status StepCoordinator::ZeroGrad(const Deadline& deadline) {
 }
 
 Status StepCoordinator::ZeroWholeGrads(const Deadline& deadline) {
+  Stream& host = runtime_->host();
   Stream& compute = runtime_->compute();
-  compute.Wait(deps_.device->HostRecord(), deadline);
+  compute.Wait(host.Record(), deadline);
   for (const EngineBuffer& buffer : runtime_->memory().buffers()) {
     if (buffer.grads.empty()) continue;
     compute.FillZeros(buffer.GradAt(deps_.comm->rank(), 0),
@@ -95,7 +96,8 @@ Status StepCoordinator::ZeroWholeGrads(const Deadline& deadline) {
                                  buffer.plan->layout.padded_numel()));
   }
   runtime_->bound_copies().ZeroGrads();
-  return deps_.device->HostWait(compute.Record(), deadline);
+  host.Wait(compute.Record(), deadline);
+  return host.status();
 }
 
 Status StepCoordinator::Begin(const StatusOr<StepOptions>& given,
@@ -118,7 +120,7 @@ Status StepCoordinator::RunBegin(const StepOptions& options, int32_t leader,
   SHARD_ASSIGN_OR_RETURN(begun_input_,
                          Prepare(options, leader, deadline, &begun_active_));
   begun_ = options;
-  runtime_->stepper().Begin(begun_input_);
+  runtime_->stepper().Begin(begun_input_, deadline);
   runtime_->units().SetEagerUpdate(
       [this](int32_t unit,
              const std::vector<std::vector<const void*>>* in_place,

@@ -21,7 +21,6 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
-#include "core/device/device.h"
 #include "core/engine/step/counters.h"
 #include "core/engine/step/engine_runtime.h"
 #include "core/engine/step/hypers.h"
@@ -45,7 +44,6 @@ class StepCoordinator {
  public:
   struct Dependencies {
     Communicator* comm;
-    Device* device;
     Hypers* hypers;
     Counters* counters;
     MissingGrads missing_grads;

@@ -9,7 +9,7 @@ namespace shard {
 
 Event CommQueue::Run(std::string_view what, uint64_t bytes,
                      std::function<Status()> work) {
-  stream_->Wait(device_->HostRecord(), Deadline::After(timeout_));
+  stream_->Wait(host_->Record(), Deadline::After(timeout_));
   stream_->Wait(compute_->Record(), Deadline::After(timeout_));
   const uint64_t number = comm_->host_waits()->AddWork();
   stream_->Call(what, [comm = comm_, work = std::move(work)]() -> Status {
@@ -53,9 +53,13 @@ uint64_t CommQueue::NumberOf(const Event& event) const {
   return 0;
 }
 
-Status CommQueue::Wait(const Event& event, const Deadline& deadline) {
+Status CommQueue::Wait(const Event& event, Stream* stream,
+                       const Deadline& deadline) {
   RetireFinished(true);
-  if (event.IsDone()) return device_->HostWait(event, deadline);
+  if (event.IsDone()) {
+    stream->Wait(event, deadline);
+    return stream->status();
+  }
   Status status;
   {
     HostWaits::Scope published(comm_->host_waits());
@@ -64,7 +68,8 @@ Status CommQueue::Wait(const Event& event, const Deadline& deadline) {
     }
     Span exposed(comm_->observer(), EventId::kExposed, {},
                  &counters_.seconds_exposed);
-    status = device_->HostWait(event, deadline);
+    stream->Wait(event, deadline);
+    status = stream->status();
     exposed.set_result(status);
   }
   RetireFinished(false);

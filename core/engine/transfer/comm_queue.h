@@ -23,7 +23,8 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
-#include "core/device/device.h"
+#include "core/device/event.h"
+#include "core/device/stream.h"
 
 namespace shard {
 
@@ -33,23 +34,23 @@ struct CommCounters {
   // The part of `bytes` that was moved before the host waited for it.
   uint64_t bytes_overlapped = 0;
   double seconds = 0;          // Spent moving bytes.
-  double seconds_exposed = 0;  // Spent by the host in waiting.
+  double seconds_exposed = 0;  // Spent by the host's thread in waiting.
 };
 
 class CommQueue {
  public:
-  // `comm`, `device` and `compute` outlive this. `timeout`: seconds, of work
-  // that has no deadline.
-  CommQueue(Communicator* comm, Device* device, Stream* compute,
+  // `comm`, `host` (the host's stream) and `compute` outlive this. `timeout`:
+  // seconds, of work that has no deadline.
+  CommQueue(Communicator* comm, Stream* host, Stream* compute,
             std::unique_ptr<Stream> stream, double timeout)
       : comm_(comm),
-        device_(device),
+        host_(host),
         compute_(compute),
         timeout_(timeout),
         stream_(std::move(stream)) {}
 
-  // Enqueues `work`, which runs after everything that the host has written and
-  // that the compute stream was given so far. `what` names the work in errors
+  // Enqueues `work`, which runs after everything that the host's stream and the
+  // compute stream were given so far. `what` names the work in errors
   // and must outlive it; `work` calls AddTransferTime. After an error the
   // stream runs nothing more, and the communicator is ended: the other ranks
   // would wait for the dropped work.
@@ -63,8 +64,10 @@ class CommQueue {
   // is exposed.
   void AddHostTransfer(uint64_t bytes, double seconds);
 
-  // Waits for `event`, which Run has returned.
-  Status Wait(const Event& event, const Deadline& deadline);
+  // Makes the next work of `stream` come after `event`, which Run has returned.
+  // Where the stream is inline this blocks, and the time is exposed. Returns
+  // the stream's error, if it has failed by now.
+  Status Wait(const Event& event, Stream* stream, const Deadline& deadline);
   // Waits for all work.
   Status Drain(const Deadline& deadline);
 
@@ -84,7 +87,7 @@ class CommQueue {
   uint64_t NumberOf(const Event& event) const;
 
   Communicator* const comm_;
-  Device* const device_;
+  Stream* const host_;
   Stream* const compute_;
   const double timeout_;
   std::mutex mutex_;  // Guards transfer_seconds_.

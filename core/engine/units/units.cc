@@ -156,13 +156,39 @@ Status Units::Perform(const Proposal& proposal, unsigned char* slot) {
   }
 }
 
+Status Units::FollowLeader(int32_t leader, const Deadline& deadline) {
+  param_slots_.DropAll();
+  SHARD_RETURN_IF_ERROR(AwaitStreams(deadline));
+  const Proposal led = proposals()[static_cast<size_t>(leader)];
+  return RunOperation(led, nullptr, deadline);
+}
+
+Status Units::AwaitStreams(const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(deps_.host->Synchronize(deadline));
+  return deps_.compute->Synchronize(deadline);
+}
+
+void Units::FollowHost(const Deadline& deadline) {
+  deps_.compute->Wait(deps_.host->Record(), deadline);
+}
+
+Status Units::LeadHost(const Deadline& deadline) {
+  deps_.host->Wait(deps_.compute->Record(), deadline);
+  return deps_.host->status();
+}
+
 Status Units::EnterStep(Proposal proposal, const Status& local,
                         const Deadline& deadline, int32_t* leader) {
   SHARD_RETURN_IF_ERROR(broken_);
   const Status drained = deps_.queue->Drain(deadline);
   if (!drained.ok()) return Fail(drained);
   if (local.ok() && proposal.activity == Activity::kStep) {
-    const Status complete = CompleteWholeGrads(deadline);
+    Status complete = CompleteWholeGrads(deadline);
+    // Ranks that share memory read these gradients, and write the parameters
+    // that the host reads, once they know that this rank is here.
+    if (complete.ok() && deps_.comm->direct()) {
+      complete = AwaitStreams(deadline);
+    }
     if (!complete.ok()) return Fail(complete);
   }
   proposal.zeroed = zeroed_;
@@ -174,9 +200,7 @@ Status Units::EnterStep(Proposal proposal, const Status& local,
     }
     *leader = decision->leader;
     if (!decision->follows) return Status();
-    param_slots_.DropAll();
-    const Proposal led = proposals()[static_cast<size_t>(decision->leader)];
-    const Status done = RunOperation(led, nullptr, deadline);
+    const Status done = FollowLeader(*leader, deadline);
     if (!done.ok()) return Fail(done);
   }
 }
@@ -185,7 +209,9 @@ Status Units::Follow(Proposal proposal, const Status& local,
                      const Deadline& deadline, int32_t* leader, bool* joined) {
   *joined = false;
   SHARD_RETURN_IF_ERROR(broken_);
-  const Status drained = deps_.queue->Drain(deadline);
+  Status drained = deps_.queue->Drain(deadline);
+  // The other ranks may use this one's memory next, as in EnterStep.
+  if (drained.ok() && deps_.comm->direct()) drained = AwaitStreams(deadline);
   if (!drained.ok()) return Fail(drained);
   proposal.zeroed = dropped_ ? zeroed_ : kNeverZeroed;
   for (;;) {
@@ -194,8 +220,8 @@ Status Units::Follow(Proposal proposal, const Status& local,
     if (!decision.ok()) {
       return HandleFailedAgreement(decision.status(), proposal.activity);
     }
-    const Proposal led = proposals()[static_cast<size_t>(decision->leader)];
     *leader = decision->leader;
+    const Proposal& led = proposals()[static_cast<size_t>(*leader)];
     *joined = led.activity == Activity::kJoin;
     if (*joined) {
       ForgetOrder();
@@ -207,8 +233,7 @@ Status Units::Follow(Proposal proposal, const Status& local,
       if (!dropped_) zeroed_ = led.zeroed;
       return Status();
     }
-    param_slots_.DropAll();
-    const Status done = RunOperation(led, nullptr, deadline);
+    const Status done = FollowLeader(*leader, deadline);
     if (!done.ok()) return Fail(done);
   }
 }
@@ -217,7 +242,8 @@ Status Units::EnterChange(Activity activity, const Status& local,
                           const Arguments& arguments,
                           const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(broken_);
-  const Status drained = deps_.queue->Drain(deadline);
+  Status drained = deps_.queue->Drain(deadline);
+  if (drained.ok()) drained = AwaitStreams(deadline);
   if (!drained.ok()) return Fail(drained);
   Proposal proposal;
   proposal.activity = activity;
@@ -269,9 +295,10 @@ Status Units::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
     const Event gathered =
         param_slots_.event(plan_.unit(unit).depth, param_slots_.Find(unit));
     Prefetch();
-    ready = deps_.queue->Wait(gathered, deadline);
+    ready = deps_.queue->Wait(gathered, deps_.host, deadline);
   } else {
-    ready = deps_.queue->Wait(published_[static_cast<size_t>(unit)], deadline);
+    ready = deps_.queue->Wait(published_[static_cast<size_t>(unit)], deps_.host,
+                              deadline);
   }
   if (ready.ok()) ready = deps_.copies->RefreshUnit(unit, deadline);
   if (!ready.ok()) return Fail(ready);
@@ -288,11 +315,12 @@ Status Units::AcquireGradSlot(int32_t unit, Pass pass,
   const int32_t depth = plan_.unit(unit).depth;
   const int found = grad_slots_.Find(unit);
   const int slot = found >= 0 ? found : grad_slots_.Choose(unit);
-  // Gradients in the slot may still be in transfer.
-  SHARD_RETURN_IF_ERROR(
-      deps_.queue->Wait(grad_slots_.event(depth, slot), deadline));
+  // Gradients in the slot may still be in transfer, and the host may still
+  // write those of a unit that it released without declaring them.
+  SHARD_RETURN_IF_ERROR(deps_.queue->Wait(grad_slots_.event(depth, slot),
+                                          deps_.compute, deadline));
+  FollowHost(deadline);
   grad_slots_.Take(unit, slot);
-  deps_.copies->FollowHost(deadline);
   unsigned char* const base =
       deps_.memory->GradSlot(deps_.comm->rank(), depth, slot);
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
@@ -315,7 +343,7 @@ Status Units::AcquireGradSlot(int32_t unit, Pass pass,
           DTypeBytes(dtype, slot.numel));
     }
   }
-  return deps_.device->HostWait(deps_.compute->Record(), deadline);
+  return LeadHost(deadline);
 }
 
 void Units::ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads) {
@@ -479,7 +507,7 @@ bool Units::CompleteGrad(const Slot& slot, DType dtype, bool counts,
 Status Units::CompleteUnitGrads(int32_t unit, const Deadline& deadline) {
   const bool some = states_.SomeDeclared(unit);
   if (!some && !deps_.copies->any()) return Status();
-  deps_.copies->FollowHost(deadline);
+  FollowHost(deadline);
   bool any = false;
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
@@ -490,16 +518,15 @@ Status Units::CompleteUnitGrads(int32_t unit, const Deadline& deadline) {
                           grads + DTypeBytes(buffer.grad_dtype, slot.offset));
     }
   }
-  if (!any) return Status();
-  // The ranks read the gradients next.
-  return deps_.device->HostWait(deps_.compute->Record(), deadline);
+  // The host may write its own gradients again when this call returns.
+  return any ? LeadHost(deadline) : Status();
 }
 
 Status Units::CompleteWholeGrads(const Deadline& deadline) {
   if (plan_.shards_grads()) return Status();
   const bool may_lack = deps_.allow_missing && states_.declares();
   if (!may_lack && !deps_.copies->any()) return Status();
-  deps_.copies->FollowHost(deadline);
+  FollowHost(deadline);
   bool any = false;
   for (const EngineBuffer& buffer : deps_.memory->buffers()) {
     const FlatBufferPlan& plan = *buffer.plan;
@@ -511,9 +538,7 @@ Status Units::CompleteWholeGrads(const Deadline& deadline) {
                           buffer.GradAt(deps_.comm->rank(), slot.offset));
     }
   }
-  if (!any) return Status();
-  // The other ranks read the gradients next.
-  return deps_.device->HostWait(deps_.compute->Record(), deadline);
+  return any ? LeadHost(deadline) : Status();
 }
 
 Status Units::ClearGrads(const Deadline& deadline) {

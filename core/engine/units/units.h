@@ -19,6 +19,17 @@
 // wrong call on one rank, for which others would wait, becomes an error of all.
 // Such an error is final: the ranks are out of step.
 //
+// Three streams use the tensors, and each waits for what the others did before:
+//
+//   the host's   reads parameters once they are gathered, published or copied,
+//                and adds to gradients once they are zeroed
+//   compute      zeroes and copies gradients once they are reduced, and once
+//                the host has written them
+//   the queue's  moves tensors after all that both were given (CommQueue::Run)
+//
+// The thread itself waits for the streams only where it uses their memory, or
+// tells other ranks that they may (AwaitStreams).
+//
 // Threads: one at a time, as the engine.
 
 #ifndef SHARD_CORE_ENGINE_UNITS_UNITS_H_
@@ -34,7 +45,8 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
-#include "core/device/device.h"
+#include "core/device/event.h"
+#include "core/device/stream.h"
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/memory/slots.h"
@@ -53,7 +65,7 @@ class Units {
     const EngineMemory* memory;
     BoundCopies* copies;
     Communicator* comm;
-    Device* device;
+    Stream* host;
     Stream* compute;
     Transfers* transfers;
     CommQueue* queue;
@@ -64,9 +76,9 @@ class Units {
   // All of `deps` must outlive this.
   explicit Units(const Dependencies& deps);
 
-  // Acquires a unit: waits until its parameters are there, and for a backward
-  // pass until there is room for its gradients, zeroed where they are sharded.
-  // COLLECTIVE where units are gathered.
+  // Acquires a unit: the host's next work comes once its parameters are there,
+  // and for a backward pass once there is room for its gradients, zeroed where
+  // they are sharded. COLLECTIVE where units are gathered.
   Status Acquire(int32_t unit, Pass pass, const Deadline& deadline);
   // Releases a unit. Where some parameters were declared alone and gradients
   // may be missing, acts as GradsReady first.
@@ -120,8 +132,8 @@ class Units {
                 const Deadline& deadline, int32_t* leader, bool* joined);
   // Enters an operation that all ranks must propose, with the same `arguments`:
   // kSummon, kReplan, kSave, kLoad, kGatherState or kBroadcastHostTensors.
-  // COLLECTIVE. Gathered parameters are dropped, and the slots are the caller's
-  // to use.
+  // COLLECTIVE. No stream of this rank has work left, gathered parameters are
+  // dropped, and the slots are the caller's to use.
   Status EnterChange(Activity activity, const Status& local,
                      const Arguments& arguments, const Deadline& deadline);
   // Makes `error` final, and ends the group with it: the error may be of this
@@ -158,6 +170,13 @@ class Units {
   // Runs the operation of the leader of the last agreement.
   Status RunOperation(const Proposal& proposal, unsigned char* slot,
                       const Deadline& deadline);
+  // Runs the leader's operation in this thread, for a rank that came for
+  // something else.
+  Status FollowLeader(int32_t leader, const Deadline& deadline);
+  // Blocks until the host's stream and the compute stream have done all that
+  // they were given: for memory that this thread uses itself, or that other
+  // ranks use once they know that this one is here.
+  Status AwaitStreams(const Deadline& deadline);
   // Tells the other ranks, which propose an operation with a unit, that this
   // rank cannot do it. COLLECTIVE.
   Status ReportToOthers(Activity activity, const Status& local,
@@ -195,6 +214,10 @@ class Units {
   // gradients that the step is about to read.
   Status CompleteUnitGrads(int32_t unit, const Deadline& deadline);
   Status CompleteWholeGrads(const Deadline& deadline);
+  // Make the work on gradients that is enqueued next come after what the host
+  // has done so far, and the host's next work after that work.
+  void FollowHost(const Deadline& deadline);
+  Status LeadHost(const Deadline& deadline);
   // Makes an error final that all ranks know.
   Status MarkBroken(const Status& error);
   // Returns the error of an agreement to which this rank proposed `activity`;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tests/core/base/expect_status.h"
+#include "tests/core/device/gate.h"
 
 namespace shard::device_test {
 namespace {
@@ -19,7 +20,10 @@ TEST(OpenDeviceTest, Names) {
        {std::pair("", "cpu"), std::pair("cpu", "cpu"),
         std::pair("cpu-async", "cpu-async?max_delay=2e-04&seed=0"),
         std::pair("cpu-async?seed=-7&max_delay=0",
-                  "cpu-async?max_delay=0&seed=-7")}) {
+                  "cpu-async?max_delay=0&seed=-7"),
+        std::pair("cpu-async?host=inline", "cpu-async?max_delay=2e-04&seed=0"),
+        std::pair("cpu-async?host=async",
+                  "cpu-async?max_delay=2e-04&seed=0&host=async")}) {
     const auto device = OpenDevice(spec);
     ASSERT_OK(device);
     EXPECT_EQ((*device)->name(), name);
@@ -41,6 +45,9 @@ TEST(OpenDeviceTest, RefusesWhatItDoesNotKnow) {
   ExpectInvalid(OpenDevice("cpu-async?max_delay=2"), {"max_delay=2", "0 to 1"});
   ExpectInvalid(OpenDevice("cpu-async?max_delay=-1"), {"max_delay=-1"});
   ExpectInvalid(OpenDevice("cpu-async?seed=x"), {"seed='x'"});
+  ExpectInvalid(OpenDevice("cpu-async?host=cuda"),
+                {"host=cuda", "inline, async"});
+  ExpectInvalid(OpenDevice("cpu?host=async"), {"'host'", "none"});
 }
 
 class DeviceTest : public ::testing::TestWithParam<const char*> {
@@ -100,11 +107,55 @@ TEST_P(DeviceTest, TooMuchSaysWhatFor) {
               StatusCode::kResourceExhausted, {"gradients", "1"});
 }
 
-TEST_P(DeviceTest, TheHostIsDoneWithWhatItWrote) {
-  const Event event = device_->HostRecord();
-  EXPECT_TRUE(event.IsDone());
-  EXPECT_OK(event.Synchronize(Deadline::After(0)));
-  EXPECT_OK(device_->HostWait(event, Deadline::After(0)));
+TEST_P(DeviceTest, TheHostsThreadIsItsStream) {
+  const auto host = device_->WrapStream(nullptr);
+  ASSERT_OK(host);
+  EXPECT_EQ((*host)->name(), "shard-host");
+  // The thread is done with whatever it has written.
+  EXPECT_TRUE((*host)->Record().IsDone());
+  const auto other = device_->CreateStream(StreamKind::kCommunication);
+  ASSERT_OK(other);
+  int value = 0;
+  (*other)->Call("write", [&value] {
+    value = 7;
+    return Status();
+  });
+  (*host)->Wait((*other)->Record(), Deadline::After(60));
+  EXPECT_OK((*host)->status());
+  // The thread itself has waited.
+  EXPECT_EQ(value, 7);
+}
+
+TEST_P(DeviceTest, StreamsThatTheHostMadeAreUnknown) {
+  int stream = 0;
+  ExpectInvalid(device_->WrapStream(&stream), {device_->name(), "null"});
+}
+
+TEST(AsyncHostTest, TheHostsStreamHasAThread) {
+  const auto device = OpenDevice("cpu-async?host=async");
+  ASSERT_OK(device);
+  const auto host = (*device)->WrapStream(nullptr);
+  const auto other = (*device)->CreateStream(StreamKind::kCommunication);
+  ASSERT_OK(host);
+  ASSERT_OK(other);
+  Gate gate;
+  int value = 0;
+  (*other)->Call("write", [&] {
+    const Status status = gate.Pass();
+    value = 7;
+    return status;
+  });
+  int seen = 0;
+  (*host)->Wait((*other)->Record(), Deadline::After(60));
+  (*host)->Call("read", [&] {
+    seen = value;
+    return Status();
+  });
+  const Event read = (*host)->Record();
+  EXPECT_FALSE(read.IsDone());
+  gate.Open();
+  EXPECT_OK(read.Synchronize(Deadline::After(60)));
+  EXPECT_EQ(seen, 7);
 }
 
 TEST_P(DeviceTest, StreamsOutliveTheDeviceAndHaveNames) {

@@ -169,6 +169,7 @@ class GuardStream final : public Stream {
   Status Synchronize(const Deadline& deadline) override {
     return stream_->Synchronize(deadline);
   }
+  Status status() const override { return stream_->status(); }
 
  private:
   const std::unique_ptr<Stream> stream_;
@@ -216,17 +217,21 @@ class GuardDevice final : public Device {
 
   StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) override {
     SHARD_ASSIGN_OR_RETURN(auto stream, device_->CreateStream(kind));
-    return std::unique_ptr<Stream>(
-        std::make_unique<GuardStream>(std::move(stream), before_copy_));
+    return Guarded(std::move(stream));
+  }
+
+  StatusOr<std::unique_ptr<Stream>> WrapStream(void* native) override {
+    SHARD_ASSIGN_OR_RETURN(auto stream, device_->WrapStream(native));
+    return Guarded(std::move(stream));
   }
 
   StatusOr<std::string> LoadBlas() override { return device_->LoadBlas(); }
-  Event HostRecord() override { return device_->HostRecord(); }
-  Status HostWait(const Event& event, const Deadline& deadline) override {
-    return device_->HostWait(event, deadline);
-  }
 
  private:
+  std::unique_ptr<Stream> Guarded(std::unique_ptr<Stream> stream) const {
+    return std::make_unique<GuardStream>(std::move(stream), before_copy_);
+  }
+
   const std::string name_ = "guard";
   const std::shared_ptr<Device> device_;
   const std::function<Status()> before_copy_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The compute stream of the host, which runs kernels in the call.
+// The compute stream of "cpu" and the host's own, which work in the call.
 
 #include <gtest/gtest.h>
 
@@ -48,6 +48,8 @@ TEST(InlineStreamTest, AllocatesNothing) {
   auto made = (*device)->CreateStream(StreamKind::kCompute);
   ASSERT_OK(made);
   Stream* const stream = made->get();
+  auto host = (*device)->WrapStream(nullptr);
+  ASSERT_OK(host);
   const FormulaCase adamw = CaseOf<AdamW>(Formula::kAdamW, "AdamW");
   Tensors tensors = FusedTensors(DType::kF32, DType::kF32);
   Lists lists;
@@ -57,6 +59,7 @@ TEST(InlineStreamTest, AllocatesNothing) {
   NormSum sum = {};
 
   const int64_t before = allocations;
+  stream->Wait((*host)->Record(), Deadline::After(1));
   stream->FusedStep(Formula::kAdamW, lists.hypers.data(), 1, args);
   stream->AddGradientsToNorm(NormType::kTwo, 0, 0, args.gradients, 0, kCount,
                              nullptr, &sum);
@@ -66,6 +69,8 @@ TEST(InlineStreamTest, AllocatesNothing) {
   const Event event = stream->Record();
   stream->Wait(event, Deadline::After(1));
   EXPECT_TRUE(stream->Synchronize(Deadline::After(1)).ok());
+  (*host)->Wait(event, Deadline::After(1));
+  EXPECT_TRUE((*host)->status().ok());
   EXPECT_EQ(allocations, before);
 
   // Shows that the counter counts.

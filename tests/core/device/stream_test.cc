@@ -30,6 +30,9 @@ class StreamTest : public ::testing::TestWithParam<const char*> {
     device_ = *std::move(device);
     compute_ = Create(StreamKind::kCompute);
     communication_ = Create(StreamKind::kCommunication);
+    auto host = device_->WrapStream(nullptr);
+    ASSERT_OK(host);
+    host_ = *std::move(host);
   }
 
   std::unique_ptr<Stream> Create(StreamKind kind) {
@@ -41,15 +44,18 @@ class StreamTest : public ::testing::TestWithParam<const char*> {
   std::shared_ptr<Device> device_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> communication_;
+  std::unique_ptr<Stream> host_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Devices, StreamTest,
-                         ::testing::Values("cpu",
-                                           "cpu-async?max_delay=0.0005&seed=3",
-                                           "cpu-async?max_delay=0"));
+INSTANTIATE_TEST_SUITE_P(
+    Devices, StreamTest,
+    ::testing::Values("cpu", "cpu-async?max_delay=0.0005&seed=3",
+                      "cpu-async?max_delay=0",
+                      "cpu-async?max_delay=0.0005&host=async"));
 
 TEST_P(StreamTest, RunsInOrder) {
-  for (Stream* const stream : {compute_.get(), communication_.get()}) {
+  for (Stream* const stream :
+       {compute_.get(), communication_.get(), host_.get()}) {
     std::vector<int> order;
     for (int i = 0; i < 50; ++i) {
       stream->Call("append", [&order, i] {
@@ -110,18 +116,20 @@ TEST_P(StreamTest, AnEventIsOfWhatWasEnqueuedBeforeIt) {
   EXPECT_TRUE(event.IsDone());
   EXPECT_FALSE(later.IsDone());
   second.Open();
-  EXPECT_OK(device_->HostWait(later, Soon()));
+  EXPECT_OK(later.Synchronize(Soon()));
   EXPECT_TRUE(later.IsDone());
 }
 
 TEST_P(StreamTest, AnErrorStaysAndDropsWhatComesAfter) {
-  for (Stream* const stream : {compute_.get(), communication_.get()}) {
+  for (Stream* const stream :
+       {compute_.get(), communication_.get(), host_.get()}) {
     int ran = 0;
     const auto count = [&ran] {
       ++ran;
       return Status();
     };
     stream->Call("well", count);
+    EXPECT_OK(stream->status());
     const Event before = stream->Record();
     stream->Call("badly", [] { return RankLost(3, "rank 3 died"); });
     const Event after = stream->Record();
@@ -134,6 +142,7 @@ TEST_P(StreamTest, AnErrorStaysAndDropsWhatComesAfter) {
     ExpectError(stream->Synchronize(Soon()), StatusCode::kRankLost,
                 {"rank 3 died"});
     EXPECT_EQ(stream->Synchronize(Soon()).rank(), 3);
+    ExpectError(stream->status(), StatusCode::kRankLost, {"rank 3 died"});
     EXPECT_EQ(ran, 1);
     EXPECT_EQ(byte, 'x');
     EXPECT_TRUE(last.IsDone());
@@ -142,7 +151,6 @@ TEST_P(StreamTest, AnErrorStaysAndDropsWhatComesAfter) {
     ExpectError(last.Synchronize(Soon()), StatusCode::kRankLost, {});
     ExpectError(stream->Record().Synchronize(Soon()), StatusCode::kRankLost,
                 {});
-    ExpectError(device_->HostWait(last, Soon()), StatusCode::kRankLost, {});
   }
 }
 
@@ -177,8 +185,7 @@ TEST_P(StreamTest, ADeadlineSaysWhatTheStreamIsAt) {
   ASSERT_TRUE(gate.AwaitArrival());
   for (const Status& status :
        {communication_->Synchronize(Deadline::After(0.001)),
-        event.Synchronize(Deadline::After(0.001)),
-        device_->HostWait(event, Deadline::After(0.001))}) {
+        event.Synchronize(Deadline::After(0.001))}) {
     ExpectError(status, StatusCode::kDeadlineExceeded,
                 {"'shard-comm'", "'all-gather of unit 3'", "0.001 s",
                  "the first of 2"});
@@ -193,15 +200,17 @@ TEST_P(StreamTest, AWaitPastItsDeadlineFailsTheStream) {
   communication_->Call("reduce-scatter", gate.Passing());
   const Event event = communication_->Record();
   ASSERT_TRUE(gate.AwaitArrival());
-  bool ran = false;
-  compute_->Wait(event, Deadline::After(0.001));
-  compute_->Call("dropped", [&ran] {
-    ran = true;
-    return Status();
-  });
-  ExpectError(compute_->Synchronize(Soon()), StatusCode::kDeadlineExceeded,
-              {"'shard-comm'", "'reduce-scatter'"});
-  EXPECT_FALSE(ran);
+  for (Stream* const stream : {compute_.get(), host_.get()}) {
+    bool ran = false;
+    stream->Wait(event, Deadline::After(0.001));
+    stream->Call("dropped", [&ran] {
+      ran = true;
+      return Status();
+    });
+    ExpectError(stream->Synchronize(Soon()), StatusCode::kDeadlineExceeded,
+                {"'shard-comm'", "'reduce-scatter'"});
+    EXPECT_FALSE(ran);
+  }
   gate.Open();
   EXPECT_OK(communication_->Synchronize(Soon()));
   // A wait for work that is done needs no time.

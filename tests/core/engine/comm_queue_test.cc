@@ -6,8 +6,10 @@
 
 #include <future>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "core/device/device.h"
 #include "tests/core/base/expect_status.h"
 
 namespace shard::comm_queue_test {
@@ -17,17 +19,24 @@ class CommQueueTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     device_ = *OpenDevice(GetParam());
+    host_ = *device_->WrapStream(nullptr);
     compute_ = *device_->CreateStream(StreamKind::kCompute);
     comm_ = *OpenCommunicator("local:", CommOptions());
     queue_ = std::make_unique<CommQueue>(
-        comm_.get(), device_.get(), compute_.get(),
+        comm_.get(), host_.get(), compute_.get(),
         *device_->CreateStream(StreamKind::kCommunication), 10);
   }
 
   static Deadline Soon() { return Deadline::After(10); }
 
+  // Waits as the host does.
+  Status Wait(const Event& event) {
+    return queue_->Wait(event, host_.get(), Soon());
+  }
+
   std::shared_ptr<Communicator> comm_;
   std::shared_ptr<Device> device_;
+  std::unique_ptr<Stream> host_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<CommQueue> queue_;
 };
@@ -42,7 +51,7 @@ TEST_P(CommQueueTest, RunsInOrder) {
     });
     if (i == 1) second = event;
   }
-  ASSERT_OK(queue_->Wait(second, Soon()));
+  ASSERT_OK(Wait(second));
   ASSERT_OK(queue_->Drain(Soon()));
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2, 3, 4}));
 }
@@ -58,7 +67,7 @@ TEST_P(CommQueueTest, RunsAfterEarlierComputation) {
       for (const unsigned char c : data) sum += c;
       return Status();
     });
-    ASSERT_OK(queue_->Wait(event, Soon()));
+    ASSERT_OK(Wait(event));
     EXPECT_EQ(sum, 0);
   }
 }
@@ -78,7 +87,7 @@ TEST_P(CommQueueTest, CountsOverlapOfOperationsDoneBeforeTheWait) {
     gate.set_value();
     return Status();
   });
-  ASSERT_OK(queue_->Wait(first, Soon()));
+  ASSERT_OK(Wait(first));
   ASSERT_OK(waited.get());
   ASSERT_OK(queue_->Drain(Soon()));
   queue_->AddHostTransfer(3, 0.5);
@@ -108,7 +117,7 @@ TEST_P(CommQueueTest, CountsTimeThatTheHostWaitsAsExposed) {
   });
   entered.get_future().wait();
   // The operation cannot finish before Wait has looked at it.
-  ExpectError(queue_->Wait(event, Deadline::After(0.01)),
+  ExpectError(queue_->Wait(event, host_.get(), Deadline::After(0.01)),
               StatusCode::kDeadlineExceeded, {"work"});
   gate.set_value();
   ASSERT_OK(event.Synchronize(Soon()));
@@ -119,8 +128,7 @@ TEST_P(CommQueueTest, CountsTimeThatTheHostWaitsAsExposed) {
 }
 
 TEST_P(CommQueueTest, AnErrorStays) {
-  ASSERT_OK(
-      queue_->Wait(queue_->Run("fine", 1, [] { return Status(); }), Soon()));
+  ASSERT_OK(Wait(queue_->Run("fine", 1, [] { return Status(); })));
   const Event failed =
       queue_->Run("fails", 1, [] { return Internal("broken"); });
   bool ran = false;
@@ -128,11 +136,59 @@ TEST_P(CommQueueTest, AnErrorStays) {
     ran = true;
     return Status();
   });
-  ExpectError(queue_->Wait(failed, Soon()), StatusCode::kInternal, {"broken"});
-  ExpectError(queue_->Wait(after, Soon()), StatusCode::kInternal, {"broken"});
+  ExpectError(Wait(failed), StatusCode::kInternal, {"broken"});
+  ExpectError(Wait(after), StatusCode::kInternal, {"broken"});
   ExpectError(queue_->Drain(Soon()), StatusCode::kInternal, {"broken"});
   EXPECT_FALSE(ran);
 }
+
+// The order of the queue's work and that of other streams, which may all have
+// threads.
+class CommQueueOrderTest : public CommQueueTest {};
+
+TEST_P(CommQueueOrderTest, WorkComesAfterWhatTheHostAndComputeWereGiven) {
+  for (int round = 0; round < 20; ++round) {
+    int written = 0;
+    for (Stream* const stream : {host_.get(), compute_.get()}) {
+      stream->Call("write", [&written, round] {
+        written = round;
+        return Status();
+      });
+      int seen = -1;
+      queue_->Run("work", 1, [&] {
+        seen = std::exchange(written, -1);
+        return Status();
+      });
+      ASSERT_OK(queue_->Drain(Soon()));
+      EXPECT_EQ(seen, round);
+    }
+  }
+}
+
+TEST_P(CommQueueOrderTest, AStreamGoesOnAfterTheWorkThatItWaitsFor) {
+  for (int round = 0; round < 20; ++round) {
+    for (Stream* const stream : {host_.get(), compute_.get()}) {
+      int written = -1;
+      const Event event = queue_->Run("work", 1, [&written, round] {
+        written = round;
+        return Status();
+      });
+      ASSERT_OK(queue_->Wait(event, stream, Soon()));
+      int seen = -1;
+      stream->Call("read", [&] {
+        seen = written;
+        return Status();
+      });
+      ASSERT_OK(stream->Synchronize(Soon()));
+      EXPECT_EQ(seen, round);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Devices, CommQueueOrderTest,
+    ::testing::Values("cpu", "cpu-async?max_delay=0.0002",
+                      "cpu-async?max_delay=0.0002&host=async"));
 
 INSTANTIATE_TEST_SUITE_P(Devices, CommQueueTest,
                          ::testing::Values("cpu", "cpu-async?max_delay=0.0002"),

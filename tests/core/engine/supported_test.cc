@@ -84,11 +84,14 @@ TEST(SupportedTest, ANewPlanAsksForNoMemoryOfHostTensors) {
                 StatusCode::kResourceExhausted, {"are needed on this host"});
     const auto device = OpenDevice("cpu");
     ASSERT_OK(device);
+    const auto host = (*device)->WrapStream(nullptr);
+    ASSERT_OK(host);
     const BoundMemory bound;
     const EngineRuntime::Options options = {.timeout = 30,
                                             .allow_missing = false,
                                             .overlap = false,
-                                            .bound = &bound};
+                                            .bound = &bound,
+                                            .host = host->get()};
     const Deadline deadline = Deadline::After(30);
     const auto from = EngineRuntime::Create(plan, comm.get(), device->get(),
                                             options, nullptr, deadline);
