@@ -4,7 +4,9 @@
 // reference of exact_reference.h.
 //
 // Every rank compares the parameters that it reads in every pass, so a
-// parameter that is stale or not gathered yet shows at once.
+// parameter that is stale or not gathered yet shows at once. Comparisons and
+// writes of gradients are work of the host's stream, whose error is a
+// difference.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_EXACT_TRAINING_H_
 #define SHARD_TESTS_CORE_ENGINE_EXACT_TRAINING_H_
@@ -90,10 +92,13 @@ class ExactTrainer {
   const std::string& failure() const { return failure_; }
   bool ok() const { return failure_.empty(); }
 
-  // Makes a forward pass and compares all parameters with `expected`.
+  // Makes a forward pass and compares all parameters with `expected`, which
+  // must outlive the engine.
   void Forward(const DoubleTensors& expected) {
     expected_ = &expected;
     Walk(Pass::kForward);
+    if (!ok()) return;
+    Check(engine_.host_stream().Synchronize(Deadline::After(60)), "forward");
   }
   // Makes a backward pass: compares as Forward does, and stores the gradients
   // of pass `pass` in step `step`.
@@ -176,12 +181,16 @@ class ExactTrainer {
     ForEachParam(unit, [&](ParamId param, const FlatBufferPlan& buffer) {
       const auto tensor = engine_.Param(param);
       if (!Check(tensor.status(), "param")) return;
-      const std::string difference = DifferenceOf(
-          buffer.dtype, Load(buffer.dtype, tensor->data, tensor->numel),
-          (*expected_)[static_cast<size_t>(param)]);
-      if (!difference.empty()) {
-        Fail(StrCat("parameter ", param, ": ", difference));
-      }
+      engine_.host_stream().Call(
+          "compare a parameter",
+          [param, from = *tensor, dtype = buffer.dtype,
+           expected = &(*expected_)[static_cast<size_t>(param)]]() -> Status {
+            const std::string difference = DifferenceOf(
+                dtype, Load(dtype, from.data, from.numel), *expected);
+            if (difference.empty()) return Status();
+            return Corrupt("parameter ", param, ": ", difference);
+          });
+      Check(engine_.host_stream().status(), "compare");
     });
   }
 
@@ -198,22 +207,30 @@ class ExactTrainer {
         if (plan_.shards_grads() || training_.passes == 1) {
           const auto tensor = engine_.Grad(param);
           if (!Check(tensor.status(), "grad")) return;
-          Store(buffer.grad_dtype,
-                std::vector<float>(static_cast<size_t>(tensor->numel), 9),
-                tensor->data);
+          engine_.host_stream().Call("scribble", [to = *tensor,
+                                                  dtype = buffer.grad_dtype] {
+            Store(dtype, std::vector<float>(static_cast<size_t>(to.numel), 9),
+                  to.data);
+            return Status();
+          });
         }
         return;
       }
       const auto tensor = engine_.Grad(param);
       if (!Check(tensor.status(), "grad")) return;
-      std::vector<float> grads =
-          Load(buffer.grad_dtype, tensor->data, tensor->numel);
-      for (size_t i = 0; i < grads.size(); ++i) {
-        grads[i] +=
-            static_cast<float>(engine_.loss_scale()) *
-            ExactGrad(step_, pass_, rank_, param, static_cast<int64_t>(i));
-      }
-      Store(buffer.grad_dtype, grads, tensor->data);
+      engine_.host_stream().Call(
+          "write a gradient",
+          [to = *tensor, dtype = buffer.grad_dtype, param, step = step_,
+           pass = pass_, rank = rank_,
+           scale = static_cast<float>(engine_.loss_scale())] {
+            std::vector<float> grads = Load(dtype, to.data, to.numel);
+            for (size_t i = 0; i < grads.size(); ++i) {
+              grads[i] += scale * ExactGrad(step, pass, rank, param,
+                                            static_cast<int64_t>(i));
+            }
+            Store(dtype, grads, to.data);
+            return Status();
+          });
       ++with;
       written.push_back(param);
     });

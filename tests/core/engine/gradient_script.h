@@ -183,7 +183,8 @@ class ScriptReference {
   std::vector<Tensor> tensors_;
 };
 
-// The part of one rank in a script.
+// The part of one rank in a script. Reads and writes of tensors are work of the
+// host's stream, whose error is a difference.
 class ScriptHost {
  public:
   ScriptHost(const GradientScript& script, Engine* engine)
@@ -192,7 +193,8 @@ class ScriptHost {
         plan_(engine->plan()),
         rank_(engine->comm()->rank()) {}
 
-  // Compares all parameters with `expected`, in a forward pass.
+  // Compares all parameters with `expected`, in a forward pass. `expected` must
+  // outlive the engine.
   Status Compare(const DoubleTensors& expected) {
     for (size_t u = 0; u < plan_.units().size(); ++u) {
       const auto unit = static_cast<int32_t>(u);
@@ -201,16 +203,21 @@ class ScriptHost {
         const FlatBufferPlan& buffer = plan_.buffers()[static_cast<size_t>(b)];
         for (const Slot& slot : buffer.layout.slots()) {
           SHARD_ASSIGN_OR_RETURN(const auto tensor, engine_.Param(slot.param));
-          const std::string difference = DifferenceOf(
-              buffer.dtype, Load(buffer.dtype, tensor.data, tensor.numel),
-              expected[static_cast<size_t>(slot.param)]);
-          if (difference.empty()) continue;
-          return Corrupt("parameter ", slot.param, ": ", difference);
+          engine_.host_stream().Call(
+              "compare a parameter",
+              [param = slot.param, tensor, dtype = buffer.dtype, &expected] {
+                const std::string difference =
+                    DifferenceOf(dtype, Load(dtype, tensor.data, tensor.numel),
+                                 expected[static_cast<size_t>(param)]);
+                return difference.empty()
+                           ? Status()
+                           : Corrupt("parameter ", param, ": ", difference);
+              });
         }
       }
       SHARD_RETURN_IF_ERROR(engine_.UnitRelease(unit));
     }
-    return Status();
+    return engine_.host_stream().Synchronize(Deadline::After(60));
   }
 
   Status Run(size_t step) {
@@ -254,15 +261,19 @@ class ScriptHost {
     const auto place = plan_.places()[static_cast<size_t>(act.id)];
     const DType dtype =
         plan_.buffers()[static_cast<size_t>(place.buffer)].grad_dtype;
-    std::vector<float> grads = Load(dtype, tensor.data, tensor.numel);
-    for (size_t i = 0; i < grads.size(); ++i) {
-      const float grad = act.kind == Act::kScribble
-                             ? 9
-                             : ExactGrad(step, act.pass, rank_, act.id,
-                                         static_cast<int64_t>(i));
-      grads[i] = act.kind == Act::kAdd ? grads[i] + grad : grad;
-    }
-    Store(dtype, grads, tensor.data);
+    engine_.host_stream().Call(
+        "write a gradient", [tensor, dtype, act, step, rank = rank_] {
+          std::vector<float> grads = Load(dtype, tensor.data, tensor.numel);
+          for (size_t i = 0; i < grads.size(); ++i) {
+            const float grad = act.kind == Act::kScribble
+                                   ? 9
+                                   : ExactGrad(step, act.pass, rank, act.id,
+                                               static_cast<int64_t>(i));
+            grads[i] = act.kind == Act::kAdd ? grads[i] + grad : grad;
+          }
+          Store(dtype, grads, tensor.data);
+          return Status();
+        });
     return Status();
   }
 

@@ -41,7 +41,7 @@ constexpr Form kForms[] = {
     {.name = "stage 0", .stage = 0},
     {.name = "stage 1 async",
      .stage = 1,
-     .device = "cpu-async?max_delay=0.00005&seed=1"},
+     .device = "cpu-async?max_delay=0.00005&seed=1&host=async"},
     {.name = "stage 2", .stage = 2, .passes = 2},
     {.name = "stage 3", .stage = 3, .prefetch = 0},
     {.name = "apart stage 0", .stage = 0, .link = "direct=0"},
@@ -67,7 +67,7 @@ constexpr Form kForms[] = {
     {.name = "apart stage 3 async",
      .stage = 3,
      .link = "direct=0",
-     .device = "cpu-async?max_delay=0.00005&seed=2"},
+     .device = "cpu-async?max_delay=0.00005&seed=2&host=async"},
 };
 constexpr int kNumForms = static_cast<int>(std::size(kForms));
 

@@ -305,7 +305,8 @@ Case RandomCase(uint64_t seed) {
   EXPECT_EQ(script.plan->shards_params(), training.plan.stage == 3);
   script.engine.overlap = dice.Chance(30);
   if (dice.Chance(15)) {
-    script.engine.device = StrCat("cpu-async?max_delay=0.00002&seed=", seed);
+    script.engine.device = StrCat("cpu-async?max_delay=0.00002&seed=", seed,
+                                  dice.Chance(70) ? "&host=async" : "");
   } else {
     script.engine.device = "cpu";
   }

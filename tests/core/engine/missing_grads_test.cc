@@ -42,7 +42,7 @@ constexpr Form kForms[] = {
     {.name = "stage0", .stage = 0},
     {.name = "stage1_async",
      .stage = 1,
-     .device = "cpu-async?max_delay=0.0001&seed=1"},
+     .device = "cpu-async?max_delay=0.0001&seed=1&host=async"},
     {.name = "stage2", .stage = 2},
     {.name = "stage2_async",
      .stage = 2,
@@ -75,7 +75,7 @@ constexpr Form kForms[] = {
     {.name = "apart_stage3_async",
      .stage = 3,
      .link = "direct=0",
-     .device = "cpu-async?max_delay=0.0001&seed=3"},
+     .device = "cpu-async?max_delay=0.0001&seed=3&host=async"},
 };
 
 // Decides which parameters have a gradient.

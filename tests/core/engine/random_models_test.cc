@@ -156,7 +156,8 @@ Case RandomCase(uint64_t seed) {
   training.per_param = dice.Chance(30);
   training.engine.overlap = dice.Chance(40);
   training.engine.device =
-      dice.Chance(30) ? StrCat("cpu-async?max_delay=0.00005&seed=", seed)
+      dice.Chance(30) ? StrCat("cpu-async?max_delay=0.00005&seed=", seed,
+                               dice.Chance(70) ? "&host=async" : "")
                       : "cpu";
   training.step.max_grad_norm = dice.Pick<double>({0, 0, 0.5, 5});
   training.step.skip_nonfinite = dice.Chance(20);

@@ -2,7 +2,8 @@
 //
 // A short training run that visits units as a host does, forward and backward,
 // with threads as ranks. Gradients depend on the parameters that were read in
-// the same pass, so that stale or missing parameters show in the result.
+// the same pass, so that stale or missing parameters show in the result. Reads
+// and writes of tensors are work of the host's stream.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_UNIT_TRAINING_H_
 #define SHARD_TESTS_CORE_ENGINE_UNIT_TRAINING_H_
@@ -116,10 +117,19 @@ class UnitTrainer {
       const auto unit = static_cast<int32_t>(u);
       EXPECT_TRUE(engine_.UnitAcquire(unit, Pass::kForward, 0).ok());
       ForEachParam(unit, [&](ParamId param) {
-        values[static_cast<size_t>(param)] = Values(param);
+        const auto tensor = engine_.Param(param);
+        EXPECT_TRUE(tensor.ok()) << tensor.status().ToString();
+        if (!tensor.ok()) return;
+        engine_.host_stream().Call("read a parameter",
+                                   [from = *tensor, dtype = DTypeOf(param),
+                                    to = &values[static_cast<size_t>(param)]] {
+                                     *to = Load(dtype, from.data, from.numel);
+                                     return Status();
+                                   });
       });
       EXPECT_TRUE(engine_.UnitRelease(unit).ok());
     }
+    EXPECT_TRUE(engine_.host_stream().Synchronize(Deadline::After(60)).ok());
     return values;
   }
 
@@ -151,12 +161,8 @@ class UnitTrainer {
     }
   }
 
-  std::vector<float> Values(ParamId param) {
-    const auto tensor = engine_.Param(param);
-    EXPECT_TRUE(tensor.ok()) << tensor.status().ToString();
-    if (!tensor.ok()) return {};
-    return Load(plan().model().params()[static_cast<size_t>(param)].dtype,
-                tensor->data, tensor->numel);
+  DType DTypeOf(ParamId param) const {
+    return plan().model().params()[static_cast<size_t>(param)].dtype;
   }
 
   void WriteGrads(int32_t unit, int batch) {
@@ -165,20 +171,29 @@ class UnitTrainer {
       const auto index = static_cast<size_t>(param);
       if (!plan().model().params()[index].trainable) return;
       const auto grad = engine_.Grad(param);
+      const auto values = engine_.Param(param);
       ASSERT_TRUE(grad.ok()) << grad.status().ToString();
-      const DType dtype =
+      ASSERT_TRUE(values.ok()) << values.status().ToString();
+      const DType grad_dtype =
           plan()
               .buffers()[static_cast<size_t>(plan().places()[index].buffer)]
               .grad_dtype;
-      const std::vector<float> params = Values(param);
-      std::vector<float> grads(static_cast<size_t>(grad->numel));
-      if (!training_.overwrite) grads = Load(dtype, grad->data, grad->numel);
-      for (size_t i = 0; i < grads.size(); ++i) {
-        grads[i] += 0.125f * params[i] +
-                    GradientValue(batch, static_cast<int>(param) + 3 * rank,
-                                  static_cast<int64_t>(i));
-      }
-      Store(dtype, grads, grad->data);
+      engine_.host_stream().Call(
+          "write a gradient",
+          [from = *values, dtype = DTypeOf(param), to = *grad, grad_dtype,
+           overwrite = training_.overwrite, batch,
+           number = static_cast<int>(param) + 3 * rank] {
+            const std::vector<float> params =
+                Load(dtype, from.data, from.numel);
+            std::vector<float> grads(params.size());
+            if (!overwrite) grads = Load(grad_dtype, to.data, to.numel);
+            for (size_t i = 0; i < grads.size(); ++i) {
+              grads[i] += 0.125f * params[i] +
+                          GradientValue(batch, number, static_cast<int64_t>(i));
+            }
+            Store(grad_dtype, grads, to.data);
+            return Status();
+          });
       if (training_.per_param) {
         const Status ready = engine_.MarkParamGradReady(param);
         ASSERT_TRUE(ready.ok()) << ready.ToString();
