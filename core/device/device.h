@@ -100,15 +100,12 @@ class Device {
 // Opens a device (grammar: core/base/spec.h); an empty spec is "cpu":
 //   cpu        The host's memory. Compute streams run inside the call, in the
 //              caller's thread; communication streams have a thread each.
-//   cpu-async  For finding errors: every stream has a thread, which before each
-//              piece of work may pause for a pseudo-random time, as long as an
-//              accelerator would take. A missing Wait then shows as a wrong
-//              result, or as a data race under a sanitizer.
+//   cpu-async  For finding errors: every stream of the engine has a thread,
+//              which before each piece of work may pause for a pseudo-random
+//              time, as long as an accelerator would take. A missing Wait then
+//              shows as a wrong result, or as a data race under a sanitizer.
 //              ?max_delay=SECONDS, the longest pause (0.0002; at most 1);
-//              &seed=N, the seed of the pauses (0);
-//              &host=async, for tests of the library: the host's stream has a
-//              thread too, and the test enqueues on it whatever a host would
-//              enqueue on an accelerator (inline).
+//              &seed=N, the seed of the pauses (0).
 StatusOr<std::shared_ptr<Device>> OpenDevice(std::string_view spec);
 
 }  // namespace shard

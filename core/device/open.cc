@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <string_view>
 
 #include "core/base/spec.h"
@@ -31,7 +30,6 @@ StatusOr<std::shared_ptr<Device>> OpenCpuAsync(std::string_view text,
   cpu::Pauses pauses;
   SHARD_ASSIGN_OR_RETURN(pauses.longest, spec.TakeDouble("max_delay", 200e-6));
   SHARD_ASSIGN_OR_RETURN(const int64_t seed, spec.TakeInt("seed", 0));
-  const std::string host = spec.TakeString("host", "inline");
   SHARD_RETURN_IF_ERROR(spec.CheckAllTaken());
   if (spec.has_colon()) {
     return InvalidArgument("'", text, "': cpu-async has no ':'");
@@ -41,12 +39,8 @@ StatusOr<std::shared_ptr<Device>> OpenCpuAsync(std::string_view text,
                            " is out of range; allowed: 0 to ", kLongestDelay,
                            " seconds");
   }
-  if (host != "inline" && host != "async") {
-    return InvalidArgument("'", text, "': host=", host,
-                           " is unknown; known: inline, async");
-  }
   pauses.seed = static_cast<uint64_t>(seed);
-  return cpu::OpenAsyncDevice(pauses, host == "async");
+  return cpu::OpenAsyncDevice(pauses);
 }
 
 }  // namespace

@@ -74,6 +74,20 @@ TEST(EngineTest, TheWorldSizeIsThatOfThePlan) {
               {"world size 3", "has 1"});
 }
 
+// The library's tests have a device on which the host's own work is late: a
+// host that uses tensors in its thread would get wrong results.
+TEST(EngineTest, DevicesOfTestsAreUnknown) {
+  const Plan plan = SmallPlan(1);
+  const Comm comm = OpenLocal();
+  shard_engine_options options = SHARD_ENGINE_OPTIONS_INIT;
+  options.device = "cpu-async?host=async";
+  ExpectError(TryEngine(plan.get(), comm.get(), &options),
+              SHARD_INVALID_ARGUMENT, {"'host'", "max_delay, seed"});
+  options.device = "guard";
+  ExpectError(TryEngine(plan.get(), comm.get(), &options),
+              SHARD_INVALID_ARGUMENT, {"'guard'", "known: cpu, cpu-async"});
+}
+
 TEST(EngineTest, Stages) {
   const Model model = SmallModel();
   AddBlocks(model.get());

@@ -27,10 +27,9 @@ constexpr std::string_view NameOf(StreamKind kind) {
 
 class CpuDevice final : public Device {
  public:
-  CpuDevice(std::string name, bool async, bool async_host, const Pauses& pauses)
+  CpuDevice(std::string name, bool async, const Pauses& pauses)
       : name_(std::move(name)),
         async_(async),
-        async_host_(async_host),
         pauses_(pauses),
         monitor_(MakeSharedUnlessForked<Monitor>()),
         blas_(std::make_shared<std::optional<Blas>>()) {}
@@ -55,17 +54,30 @@ class CpuDevice final : public Device {
   }
 
   StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) override {
-    const bool has_thread = async_ || kind == StreamKind::kCommunication;
-    return MakeStream(NameOf(kind), has_thread);
+    if (!async_ && kind == StreamKind::kCompute) {
+      return std::unique_ptr<Stream>(
+          std::make_unique<InlineStream>(NameOf(kind), blas_));
+    }
+    Pauses pauses = pauses_;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      // Far from the numbers of other streams, which count on from their seeds.
+      pauses.seed ^= ++num_streams_ << 32;
+    }
+    SHARD_ASSIGN_OR_RETURN(auto queue,
+                           WorkQueue::Start(monitor_, NameOf(kind), pauses));
+    return std::unique_ptr<Stream>(
+        std::make_unique<WorkerStream>(std::move(queue), blas_));
   }
 
   StatusOr<std::unique_ptr<Stream>> WrapStream(void* native) override {
     if (native != nullptr) {
       return InvalidArgument(
           "'", name_,
-          "' knows no streams of the host's own; leave the stream null");
+          "' knows no streams that a host made; leave the stream null");
     }
-    return MakeStream("shard-host", async_host_);
+    return std::unique_ptr<Stream>(
+        std::make_unique<InlineStream>("shard-host", blas_));
   }
 
   StatusOr<std::string> LoadBlas() override {
@@ -78,27 +90,8 @@ class CpuDevice final : public Device {
   }
 
  private:
-  StatusOr<std::unique_ptr<Stream>> MakeStream(std::string_view name,
-                                               bool has_thread) {
-    if (!has_thread) {
-      return std::unique_ptr<Stream>(
-          std::make_unique<InlineStream>(name, blas_));
-    }
-    Pauses pauses = pauses_;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      // Far from the numbers of other streams, which count on from their seeds.
-      pauses.seed ^= ++num_streams_ << 32;
-    }
-    SHARD_ASSIGN_OR_RETURN(auto queue,
-                           WorkQueue::Start(monitor_, name, pauses));
-    return std::unique_ptr<Stream>(
-        std::make_unique<WorkerStream>(std::move(queue), blas_));
-  }
-
   const std::string name_;
   const bool async_;
-  const bool async_host_;
   const Pauses pauses_;
   const std::shared_ptr<Monitor> monitor_;
   std::mutex mutex_;
@@ -110,16 +103,14 @@ class CpuDevice final : public Device {
 
 StatusOr<std::shared_ptr<Device>> OpenDevice() {
   return std::shared_ptr<Device>(
-      std::make_shared<CpuDevice>("cpu", false, false, Pauses()));
+      std::make_shared<CpuDevice>("cpu", false, Pauses()));
 }
 
-StatusOr<std::shared_ptr<Device>> OpenAsyncDevice(const Pauses& pauses,
-                                                  bool async_host) {
+StatusOr<std::shared_ptr<Device>> OpenAsyncDevice(const Pauses& pauses) {
   return std::shared_ptr<Device>(std::make_shared<CpuDevice>(
       StrCat("cpu-async?max_delay=", pauses.longest,
-             "&seed=", static_cast<int64_t>(pauses.seed),
-             async_host ? "&host=async" : ""),
-      true, async_host, pauses));
+             "&seed=", static_cast<int64_t>(pauses.seed)),
+      true, pauses));
 }
 
 }  // namespace shard::cpu

@@ -15,13 +15,12 @@
 
 namespace shard::cpu {
 
-// Opens "cpu", whose compute streams are inline, as the host's stream is.
+// Opens "cpu", whose compute streams are inline. On both devices the host's
+// stream is, too.
 StatusOr<std::shared_ptr<Device>> OpenDevice();
 
-// Opens "cpu-async": every stream has a thread, with `async_host` the host's
-// too, and the threads pause.
-StatusOr<std::shared_ptr<Device>> OpenAsyncDevice(const Pauses& pauses,
-                                                  bool async_host);
+// Opens "cpu-async": every stream has a thread, and the threads pause.
+StatusOr<std::shared_ptr<Device>> OpenAsyncDevice(const Pauses& pauses);
 
 }  // namespace shard::cpu
 

@@ -49,8 +49,6 @@ Status InitialParams::Set(const EngineRuntime& runtime, ParamId param,
   }
   if (comm_->rank() != 0 || bytes == 0) return Status();
   if (!runtime.units().gathers()) {
-    // The host may still write the parameter where it lies.
-    SHARD_RETURN_IF_ERROR(runtime.host().Synchronize(deadline));
     SHARD_ASSIGN_OR_RETURN(HostAccess* const access, Access(runtime, deadline));
     const HostCopy copy = {buffer.ParamAt(place->offset), data, bytes};
     return access->Store({&copy, 1}, deadline);
@@ -104,7 +102,8 @@ StatusOr<HostAccess*> InitialParams::Access(const EngineRuntime& runtime,
   if (access_ == nullptr) {
     SHARD_ASSIGN_OR_RETURN(access_, OpenAccess(runtime, device_, deadline));
   } else {
-    SHARD_RETURN_IF_ERROR(AllWork(runtime).Synchronize(deadline));
+    SHARD_RETURN_IF_ERROR(runtime.host().Synchronize(deadline));
+    SHARD_RETURN_IF_ERROR(runtime.compute().Synchronize(deadline));
   }
   return access_.get();
 }

@@ -8,23 +8,18 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/device/device.h"
-#include "core/device/event.h"
 #include "core/device/host_access.h"
 #include "core/engine/step/engine_runtime.h"
 
 namespace shard {
 
-// Returns an event after all work on the tensors of `runtime` that streams were
-// given so far. REQUIRES: a drained queue.
-inline Event AllWork(const EngineRuntime& runtime) {
-  return runtime.compute().Record();
-}
-
-// Opens the access of the host's code to the tensors of `runtime`, once that
-// work is done.
+// Opens the access of the host's code to the tensors of `runtime`, once
+// streams, the host's too, have done all work on them that they were given so
+// far. REQUIRES: a drained queue.
 inline StatusOr<std::unique_ptr<HostAccess>> OpenAccess(
     const EngineRuntime& runtime, Device* device, const Deadline& deadline) {
-  return HostAccess::Open(device, AllWork(runtime), deadline);
+  SHARD_RETURN_IF_ERROR(runtime.host().Synchronize(deadline));
+  return HostAccess::Open(device, runtime.compute().Record(), deadline);
 }
 
 }  // namespace shard

@@ -81,8 +81,6 @@ StatusOr<std::unique_ptr<HostAccess>> TrainingState::OpenAccessOrAbort(
 
 Status TrainingState::AddLocal(const StateOptions& options,
                                const Deadline& deadline, MemoryStore* store) {
-  // The host may still write host tensors.
-  SHARD_RETURN_IF_ERROR(deps_.runtime->host().Synchronize(deadline));
   SHARD_ASSIGN_OR_RETURN(std::shared_ptr<HostAccess> access,
                          OpenAccess(*deps_.runtime, deps_.device, deadline));
   if (!access->in_place()) {

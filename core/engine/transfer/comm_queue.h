@@ -40,7 +40,7 @@ struct CommCounters {
 class CommQueue {
  public:
   // `comm`, `host` (the host's stream) and `compute` outlive this. `timeout`:
-  // seconds, of work that has no deadline.
+  // seconds, see Run.
   CommQueue(Communicator* comm, Stream* host, Stream* compute,
             std::unique_ptr<Stream> stream, double timeout)
       : comm_(comm),
@@ -50,10 +50,14 @@ class CommQueue {
         stream_(std::move(stream)) {}
 
   // Enqueues `work`, which runs after everything that the host's stream and the
-  // compute stream were given so far. `what` names the work in errors
-  // and must outlive it; `work` calls AddTransferTime. After an error the
-  // stream runs nothing more, and the communicator is ended: the other ranks
-  // would wait for the dropped work.
+  // compute stream were given so far. These have `timeout` seconds for it from
+  // this call on, at which they had all of it; `work` limits its own waits. The
+  // time of earlier work of the queue does not count: a wait for what is done
+  // ends at once.
+  //
+  // `what` names the work in errors and must outlive it; `work` calls
+  // AddTransferTime. After an error the stream runs nothing more, and the
+  // communicator is ended: the other ranks would wait for the dropped work.
   Event Run(std::string_view what, uint64_t bytes,
             std::function<Status()> work);
 

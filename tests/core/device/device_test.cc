@@ -11,6 +11,7 @@
 
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/gate.h"
+#include "tests/core/device/test_device.h"
 
 namespace shard::device_test {
 namespace {
@@ -20,10 +21,7 @@ TEST(OpenDeviceTest, Names) {
        {std::pair("", "cpu"), std::pair("cpu", "cpu"),
         std::pair("cpu-async", "cpu-async?max_delay=2e-04&seed=0"),
         std::pair("cpu-async?seed=-7&max_delay=0",
-                  "cpu-async?max_delay=0&seed=-7"),
-        std::pair("cpu-async?host=inline", "cpu-async?max_delay=2e-04&seed=0"),
-        std::pair("cpu-async?host=async",
-                  "cpu-async?max_delay=2e-04&seed=0&host=async")}) {
+                  "cpu-async?max_delay=0&seed=-7")}) {
     const auto device = OpenDevice(spec);
     ASSERT_OK(device);
     EXPECT_EQ((*device)->name(), name);
@@ -45,9 +43,9 @@ TEST(OpenDeviceTest, RefusesWhatItDoesNotKnow) {
   ExpectInvalid(OpenDevice("cpu-async?max_delay=2"), {"max_delay=2", "0 to 1"});
   ExpectInvalid(OpenDevice("cpu-async?max_delay=-1"), {"max_delay=-1"});
   ExpectInvalid(OpenDevice("cpu-async?seed=x"), {"seed='x'"});
-  ExpectInvalid(OpenDevice("cpu-async?host=cuda"),
-                {"host=cuda", "inline, async"});
-  ExpectInvalid(OpenDevice("cpu?host=async"), {"'host'", "none"});
+  // OpenTestDevice alone knows it.
+  ExpectInvalid(OpenDevice("cpu-async?host=async"),
+                {"'host'", "max_delay, seed"});
 }
 
 class DeviceTest : public ::testing::TestWithParam<const char*> {
@@ -132,7 +130,7 @@ TEST_P(DeviceTest, StreamsThatTheHostMadeAreUnknown) {
 }
 
 TEST(AsyncHostTest, TheHostsStreamHasAThread) {
-  const auto device = OpenDevice("cpu-async?host=async");
+  const auto device = testing::OpenTestDevice("cpu-async?host=async");
   ASSERT_OK(device);
   const auto host = (*device)->WrapStream(nullptr);
   const auto other = (*device)->CreateStream(StreamKind::kCommunication);

@@ -16,6 +16,7 @@
 #include "core/device/device.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/gate.h"
+#include "tests/core/device/test_device.h"
 
 namespace shard::stream_test {
 namespace {
@@ -25,7 +26,7 @@ Deadline Soon() { return Deadline::After(60); }
 class StreamTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    auto device = OpenDevice(GetParam());
+    auto device = testing::OpenTestDevice(GetParam());
     ASSERT_OK(device);
     device_ = *std::move(device);
     compute_ = Create(StreamKind::kCompute);

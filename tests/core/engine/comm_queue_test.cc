@@ -11,6 +11,7 @@
 
 #include "core/device/device.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/device/test_device.h"
 
 namespace shard::comm_queue_test {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 class CommQueueTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    device_ = *OpenDevice(GetParam());
+    device_ = *testing::OpenTestDevice(GetParam());
     host_ = *device_->WrapStream(nullptr);
     compute_ = *device_->CreateStream(StreamKind::kCompute);
     comm_ = *OpenCommunicator("local:", CommOptions());
@@ -125,6 +126,28 @@ TEST_P(CommQueueTest, CountsTimeThatTheHostWaitsAsExposed) {
   const CommCounters counters = queue_->TakeCounters();
   EXPECT_EQ(counters.bytes, 100u);
   EXPECT_GE(counters.seconds_exposed, 0.01);
+}
+
+TEST_P(CommQueueTest, TimeOfEarlierWorkDoesNotCount) {
+  std::promise<void> gate;
+  CommQueue hasty(comm_.get(), host_.get(), compute_.get(),
+                  *device_->CreateStream(StreamKind::kCommunication), 0);
+  hasty.Run("earlier", 1, [&gate] {
+    gate.get_future().wait();
+    return Status();
+  });
+  compute_->Call("compute", [] { return Status(); });
+  bool ran = false;
+  hasty.Run("later", 1, [&ran] {
+    ran = true;
+    return Status();
+  });
+  // The computation is done before the queue comes to it.
+  const Status computed = compute_->Synchronize(Soon());
+  gate.set_value();
+  ASSERT_OK(computed);
+  ASSERT_OK(hasty.Drain(Soon()));
+  EXPECT_TRUE(ran);
 }
 
 TEST_P(CommQueueTest, AnErrorStays) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes the engines of tests: as hosts do, or with SHARD_TEST_GUARD in the
-// environment on the guard device (tests/core/device/guard_device.h). Then each
-// test also shows that the host touches tensors through HostAccess alone. Tests
-// read and write tensors at KernelView's addresses, as a host's kernels do.
+// Makes the engines of tests, on the devices of OpenTestDevice. With
+// SHARD_TEST_GUARD in the environment these are guard devices
+// (tests/core/device/guard_device.h): then each test also shows that the host
+// touches tensors through HostAccess alone. Tests read and write tensors at
+// KernelView's addresses, as a host's kernels do.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
 #define SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
@@ -15,6 +16,7 @@
 #include "core/engine/engine.h"
 #include "tests/core/device/guard_device.h"
 #include "tests/core/device/guard_memory.h"
+#include "tests/core/device/test_device.h"
 
 namespace shard {
 
@@ -25,17 +27,17 @@ inline bool OnGuardDevice() {
 inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
     std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
     StatusOr<EngineOptions> options = EngineOptions()) {
-  if (!OnGuardDevice()) {
-    return Engine::Create(std::move(plan), comm, options);
-  }
+  const bool guard = OnGuardDevice();
   if (options.ok()) {
     // A wrong spec is left to the engine.
-    auto device = OpenDevice(options->device);
+    auto device = testing::OpenTestDevice(options->device);
     if (device.ok()) {
-      options->opened_device = testing::GuardTensors(*std::move(device));
+      options->opened_device = guard ? testing::GuardTensors(*std::move(device))
+                                     : *std::move(device);
     }
   }
-  return Engine::Create(std::move(plan), testing::GuardTensors(comm), options);
+  return Engine::Create(std::move(plan),
+                        guard ? testing::GuardTensors(comm) : comm, options);
 }
 
 // Returns the elements of a tensor in fp32, where kernels see them.

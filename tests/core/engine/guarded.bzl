@@ -19,10 +19,11 @@ _GUARDED = {
         "*InvarianceTest.*": "is about bits; the other tests run the kernels",
         "*StagesTest.*/*stage?_*": "each stage once, apart and together",
         "DesyncTest.*": "compares plans and arguments, no elements",
+        "EagerUpdateOrderTest.*": "makes streams of its own, and no engine",
     },
     "//tests/core/engine:units_tests": {
         "*AgreementTest.*": "has no engine",
-        "*CommQueueTest.*": "has no engine",
+        "*CommQueue*Test.*": "has no engine",
         "*DifferentCallsTest.*": "is about calls that fail before elements move",
         "*EngineMemoryTest.*": "counts bytes, which are the same",
         "*ReplanTest.*_greedy": "each stage once, apart and together",

@@ -17,6 +17,7 @@
 #include "core/engine/step/hypers.h"
 #include "core/state/memory_store.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/device/test_device.h"
 #include "tests/core/engine/async_host.h"
 
 namespace shard::stream_order_test {
@@ -99,7 +100,8 @@ TEST(EagerUpdateOrderTest, TheFirstUpdateComesAfterEarlierComputation) {
   ASSERT_OK(plan);
   const auto comm = OpenCommunicator("local:", CommOptions());
   ASSERT_OK(comm);
-  const auto device = OpenDevice("cpu-async?max_delay=0.01&host=async");
+  const auto device =
+      testing::OpenTestDevice("cpu-async?max_delay=0.01&host=async");
   ASSERT_OK(device);
   const auto host = (*device)->WrapStream(nullptr);
   ASSERT_OK(host);
@@ -234,7 +236,7 @@ TEST_P(StreamOrderTest, BoundGradientsAreCopiedBeforeTheHostsNextWrites) {
           }
           ASSERT_OK(host->engine().MarkUnitGradsReady(unit));
           if (!copied) return;
-          for (const Engine::Tensor& grad : grads) host->Fill(grad, kGarbage);
+          for (const Engine::Tensor& grad : grads) host->Fill(grad, kSpoiled);
         });
         host->Step();
       }
