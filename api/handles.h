@@ -62,7 +62,7 @@ struct shard_plan {
 struct shard_engine {
   std::unique_ptr<shard::Engine> engine;
   std::string last_load_report_json =
-      shard::MatchReport().ToJson();  // Of the last load.
+      shard::MatchReport().ToJson();  // The report of the last load.
   shard::api::OpenedHere opened_here = {};
 };
 

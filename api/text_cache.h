@@ -19,11 +19,11 @@
 namespace shard::api {
 
 enum class TextKind {
-  kWarnings,         // Of a plan.
+  kWarnings,         // The warnings of a plan.
   kParamName,        // By the number of the name.
   kModuleName,       // By ModuleId.
   kModelBufferName,  // By HostTensorId.
-  kFileName,         // Of a checkpoint, here and below, by number.
+  kFileName,         // By number in the checkpoint, here and below.
   kGroup,
   kScalarName,
   kBlobName,

@@ -198,7 +198,7 @@ std::string CountOf(const Division& division, size_t voters) {
 // differs from another text.
 std::string ExcerptAround(std::string_view text, size_t difference) {
   if (text.size() <= kShownText) return std::string(text);
-  const auto is_inside = [&](size_t at) {  // Of a UTF-8 character.
+  const auto is_inside = [&](size_t at) {  // A UTF-8 character.
     return at < text.size() &&
            (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
   };

@@ -58,7 +58,7 @@ class ObservedCommunicator final : public Communicator {
 
  private:
   std::shared_ptr<Communicator> comm_;
-  Observer* const observer_;  // Of comm_.
+  Observer* const observer_;  // The observer of comm_.
   const std::weak_ptr<HostLog> host_;
 };
 

@@ -209,7 +209,7 @@ Status Engine::Refreshed(const Status& done, double timeout) const {
   SHARD_RETURN_IF_ERROR(done);
   const Status refreshed = CatchOutOfMemory(
       [&] { return runtime_->bound_copies().RefreshAll(DeadlineOf(timeout)); });
-  (void)runtime_->bound_copies().TakeBytes();  // Of no step.
+  (void)runtime_->bound_copies().TakeBytes();  // No step counts them.
   return refreshed.ok() ? refreshed : runtime_->units().Fail(refreshed);
 }
 

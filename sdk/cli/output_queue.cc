@@ -93,7 +93,7 @@ struct OutputQueue::State {
   std::condition_variable changed;
   std::string text;      // Not yet taken by the thread.
   size_t unwritten = 0;  // Bytes of `text`, and of the thread's piece.
-  int error = 0;         // Of the first write that failed, but for EPIPE.
+  int error = 0;         // The errno of the first failed write, but for EPIPE.
   bool closed = false;
 };
 

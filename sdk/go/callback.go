@@ -20,7 +20,7 @@ import (
 // holds its cell, a word of C memory with a cgo.Handle, until delete.
 type callback struct {
 	name  string // "progress", for messages.
-	guard *guard // Of the object whose calls run it; nil for an immutable one.
+	guard *guard // The guard of the object whose calls run it; nil for an immutable one.
 	cell  *cgo.Handle
 
 	log      func(level LogLevel, message string)
@@ -159,7 +159,7 @@ func shardGoTake(key *C.char, info *C.shard_tensor_info, data unsafe.Pointer, us
 // running has the guards whose callbacks run on each thread now. A callback's
 // goroutine stays on its thread, which is that of the library.
 var running struct {
-	count  atomic.Int64 // Of callbacks; 0 spares every call the look-up.
+	count  atomic.Int64 // Callbacks; 0 spares every call the look-up.
 	mu     sync.Mutex
 	guards map[int][]*guard // By thread id, the innermost last.
 }

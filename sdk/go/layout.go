@@ -62,7 +62,7 @@ func (p *Plan) ParamInfo(param ParamID) (ParamInfo, error) {
 type BufferInfo struct {
 	FullNumel  int64 // Elements of its parameters, without padding.
 	NumPadded  int64
-	ShardNumel int64 // Of each rank.
+	ShardNumel int64 // Elements of each rank.
 	NumParams  int
 	Unit       UnitID
 	DType      DType

@@ -15,7 +15,7 @@ import (
 // same on every rank, but for Timeout, Threads and Progress.
 type LoadOptions struct {
 	Timeout            time.Duration // For the whole load. Default 30 minutes.
-	Filter             StateFilter   // What is loaded, and the checkpoint's keys.
+	Filter             StateFilter   // The part to load, and the checkpoint's keys.
 	AllowMismatch      bool          // Missing and unexpected keys are reported, and no error.
 	Convert            bool          // Elements of other types are converted.
 	StripLeadingModule bool          // One leading "module." of keys is left out.

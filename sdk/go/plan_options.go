@@ -42,7 +42,7 @@ type PlanOptions struct {
 	Optimizer string
 	F32Grads  bool // Gradients of bf16 and f16 parameters are kept in fp32.
 	Masters   Masters
-	Seed      uint64 // Of stochastic rounding.
+	Seed      uint64 // For stochastic rounding.
 	// The modules that become units: "class?names=Block". Default: the root only.
 	Wrap string
 	// One more policy, asked where Wrap does not take a module, inner modules

@@ -26,7 +26,7 @@ type StateDictOptions struct {
 // engine.
 type StateDict struct {
 	h    *handle
-	life *lifetime // Of the tensors.
+	life *lifetime // The lifetime of the tensors.
 	// The engine whose memory the tensors are; nil for copies.
 	engine *Engine
 	added  *addedTensors

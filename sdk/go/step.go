@@ -14,7 +14,7 @@ import (
 // fields have their defaults.
 type StepOptions struct {
 	MaxGradNorm   float64 // Bounds the global norm. Default: no clipping.
-	GradDivisor   float64 // Of the sum of the ranks' gradients. Default: the world size.
+	GradDivisor   float64 // Divides the sum of the ranks' gradients. Default: the world size.
 	LossScale     float64 // The factor that the loss was multiplied by.
 	SkipNonfinite bool    // Skips the step, on all ranks, when a gradient is not finite.
 	AverageActive bool    // Divides by the number of ranks that have not joined.
@@ -30,15 +30,15 @@ type StepReport struct {
 	Skipped           bool          // Gradients were not finite; parameters are as before.
 	ActiveRanks       int           // Ranks that have not joined.
 	BytesMoved        uint64        // Read and written by this rank's kernels.
-	TimeWait          time.Duration // For other ranks.
+	TimeWait          time.Duration // The time of waiting for other ranks.
 	TimeReduce        time.Duration // Sum and norm; 0 in the one-pass form.
 	TimeUpdate        time.Duration // Update and publish; with the sum in one pass.
 	TimeTotal         time.Duration
 	LossScale         float64       // This step divided the gradients by it.
-	BytesCommunicated uint64        // Of tensors, sent by this rank since the step before.
+	BytesCommunicated uint64        // Bytes of tensors that this rank has sent since the step before.
 	BytesOverlapped   uint64        // Those that were through before the program waited for them.
-	TimeCommunication time.Duration // That the transfers took.
-	TimeExposed       time.Duration // That the program waited for them.
+	TimeCommunication time.Duration // The transfers' time.
+	TimeExposed       time.Duration // The time that the program waited for them.
 }
 
 func stepOptions(ctx context.Context, options *StepOptions) *C.shard_step_options {

@@ -37,7 +37,7 @@ func (l *lifetime) over() string {
 // A View keeps its object from being closed by the garbage collector. Its slices
 // do not: close the object after the last use of them.
 type View struct {
-	owner any // What the memory belongs to.
+	owner any // The object that has the memory.
 	life  *lifetime
 	data  unsafe.Pointer
 	numel int64

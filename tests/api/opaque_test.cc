@@ -173,7 +173,7 @@ TEST_F(OpaqueTest, IsReadAsBytes) {
     ASSERT_OK(read(0, 24024, &whole));
     EXPECT_NE(original_.find(whole), std::string::npos);
     std::string part(1000, '\0');
-    ASSERT_OK(read(8005, 1000, &part));  // Of two slices.
+    ASSERT_OK(read(8005, 1000, &part));  // Parts of two slices.
     EXPECT_EQ(part, whole.substr(8005, 1000));
     EXPECT_FAILS(read(23025, 1000, &part), SHARD_OUT_OF_RANGE, "bytes 23025",
                  "'complex'", "24024");

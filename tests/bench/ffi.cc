@@ -144,7 +144,7 @@ int Main(const std::string& program) {
   for (int start = 0; start < kStarts; ++start) {
     if (!RunRounds(&languages)) return 1;
   }
-  constexpr double kSteps = 4;  // Of each answer.
+  constexpr double kSteps = 4;  // Steps in each answer.
   Bench("ffi", "c_step_ms", Median(languages[0].milliseconds) / kSteps, "ms");
   for (size_t i = 1; i < languages.size(); ++i) {
     if (languages[i].ratios.empty()) continue;

@@ -220,7 +220,7 @@ class _Reader:
     def __init__(self, folder):
         self.folder = folder
         self.seen = set()
-        self.names = {}  # Of all declarations, with the place of each.
+        self.names = {}  # All declarations, with the place of each.
         self.order = []
         self.inits = {}  # Struct name to the name of its _INIT.
         self.defined = dict(_DEFINED)

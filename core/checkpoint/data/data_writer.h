@@ -89,7 +89,7 @@ class DataWriter {
   const FetchData fetch_;
   std::vector<Chunk> chunks_;
   std::vector<Checksum> checksums_;
-  const std::byte* image_ = nullptr;  // Of the file, after Snapshot.
+  const std::byte* image_ = nullptr;  // The file in memory, after Snapshot.
 };
 
 }  // namespace shard

@@ -36,7 +36,7 @@ bool IsZeros(const std::byte* data, uint64_t bytes) {
 // A range of bytes in a file, and its contents.
 struct ShardStore::Piece {
   enum class Kind : uint8_t {
-    kElements,  // Of a slice, for a request.
+    kElements,  // A part of a slice, for a request.
     kBlob,
     kPadding,
   };

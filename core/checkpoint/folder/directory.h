@@ -55,7 +55,7 @@ std::optional<std::string_view> ParseTemporaryName(std::string_view name);
 
 struct OpenCheckpoint {
   Directory directory;
-  std::string name;  // Of the folder.
+  std::string name;  // The folder's name.
   // For the log: why this is not the checkpoint that LATEST names. Empty if it
   // is, or if the host named it.
   std::string note;

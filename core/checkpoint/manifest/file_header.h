@@ -53,7 +53,7 @@ StatusOr<uint32_t> ReadFileVersion(const FileFormat& format,
 
 struct FileHeader {
   uint32_t version;
-  Checksum checksum;                // Of the body.
+  Checksum checksum;                // The checksum of the body.
   std::span<const std::byte> body;  // In the file.
 };
 

@@ -146,7 +146,7 @@ struct ManifestContents {
 
   std::string writer;  // "libshard 0.2.0", for people.
   int64_t step = 0;
-  int32_t world_size = 1;  // Of the save, for people and blobs.
+  int32_t world_size = 1;  // The ranks that saved, for people and blobs.
   std::vector<File> files;
   std::vector<Tensor> tensors;
   // Param groups, each as its optimizer in canonical text form, with all

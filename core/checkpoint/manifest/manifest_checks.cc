@@ -178,7 +178,7 @@ Status CheckTensor(const schema::Manifest& manifest,
   }
   const std::span<const int64_t> shape = ShapeOf(tensor);
   if (!IsShape(shape, ElementSize(type))) {
-    constexpr size_t kShown = 16;  // Of what may be millions.
+    constexpr size_t kShown = 16;  // There may be millions.
     return Corrupt("shape ",
                    FormatList(shape.first(std::min(kShown, shape.size()))),
                    ": at most ", kMaxTensorDims,

@@ -26,7 +26,7 @@ namespace shard {
 
 struct ConversionOptions {
   bool model = true;   // Parameters and buffers.
-  bool states = true;  // Of the optimizer.
+  bool states = true;  // States of the optimizer.
   // The type to which floats, q8 too, are converted: kF32, kBF16, kF16 or kF64.
   // None: they keep their type.
   std::optional<DType> dtype;

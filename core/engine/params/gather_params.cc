@@ -15,7 +15,7 @@ Status GatherParams(const EngineRuntime& runtime,
                     const std::vector<bool>& units, Communicator* comm,
                     const ParamSink& sink, const Deadline& deadline) {
   const Plan& plan = *runtime.plan();
-  std::vector<GatheredParam> params;  // Of one unit.
+  std::vector<GatheredParam> params;  // The parameters of one unit.
   for (size_t u = 0; u < units.size(); ++u) {
     const UnitPlan& planned = plan.units()[u];
     if (!units[u] || planned.buffers.empty()) continue;

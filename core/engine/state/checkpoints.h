@@ -46,13 +46,13 @@ struct LoadOptions {
   bool from_rank0 = false;
   int threads = 4;         // Reading threads per rank.
   double timeout = 1800;   // Seconds, of the whole load.
-  Progress progress;       // Of this rank's bytes. Cancelling fails all ranks.
+  Progress progress;       // In this rank's bytes. Cancelling fails all ranks.
   FileEnv* env = nullptr;  // For tests; null: the kernel's files.
 };
 
 struct LoadReport {
-  std::string path;  // Of the loaded checkpoint: "ckpt/step-000042".
-  int64_t step = 0;  // Of the checkpoint.
+  std::string path;  // The loaded checkpoint: "ckpt/step-000042".
+  int64_t step = 0;  // The step of the checkpoint.
   int saved_world_size = 0;
   MatchReport match;
 };

@@ -54,7 +54,7 @@ struct SaveOptions {
   int64_t keep_every = 0;
   int threads = 4;         // Writing threads per rank.
   double timeout = 1800;   // Seconds, of the whole save.
-  Progress progress;       // Of this rank's bytes. Cancelling fails all ranks.
+  Progress progress;       // In this rank's bytes. Cancelling fails all ranks.
   FileEnv* env = nullptr;  // For tests; null: the kernel's files.
 };
 

@@ -44,8 +44,8 @@ struct Tolerance {
 
 struct Difference {
   int64_t differing = 0;  // Elements that differ.
-  int64_t nans = 0;       // Of those, NaN on one side.
-  double max_abs = 0;     // Of the others: |a - b|.
+  int64_t nans = 0;       // Those with NaN on one side.
+  double max_abs = 0;     // |a - b| of the others.
   double max_rel = 0;     // |a - b| / max(|a|, |b|).
   int64_t first = -1;     // The first element that differs, and its values.
   double first_a = 0;

@@ -21,7 +21,7 @@ struct Finding {
   std::string name;     // Unique in its section.
   Level level = kOk;
   std::string found;
-  std::string remedy;  // Of kWarn.
+  std::string remedy;  // For kWarn.
 };
 
 // Checks which library is loaded, and whether it is the one of the header.

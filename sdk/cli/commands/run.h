@@ -14,7 +14,7 @@ namespace shardctl {
 struct RunOptions {
   int ranks = 1;
   double timeout = 0;  // Seconds for the whole run; 0: no limit.
-  std::string name;    // Of the rendezvous point; empty: one of its own.
+  std::string name;    // The rendezvous point; empty: one of its own.
   std::vector<std::string> command;  // Program and arguments; not empty.
 };
 

@@ -38,9 +38,9 @@ struct Kind {
 struct FileRow {
   size_t first = 0;
   size_t last = 0;
-  std::vector<uint64_t> by_kind;  // Bytes, as StorageMap::kinds; all its files.
+  std::vector<uint64_t> by_kind;  // Bytes in all files, as StorageMap::kinds.
   uint64_t tensor_bytes = 0;
-  uint64_t file_bytes = 0;  // Of all its files, with what is between tensors.
+  uint64_t file_bytes = 0;  // Bytes of all its files, padding included.
 };
 
 // Consecutive elements of a tensor that lie in files first to last; of
@@ -61,7 +61,7 @@ struct StorageMap {
   std::vector<FileRow> rows;
   size_t files_per_row = 1;
   std::vector<Striped> largest;  // By bytes, descending.
-  uint64_t max_bytes = 0;        // Of tensors in one file.
+  uint64_t max_bytes = 0;        // The most tensor bytes in one file.
   double mean_bytes = 0;
 
   // Returns the largest file over the mean: 1 when all files hold as much, 0

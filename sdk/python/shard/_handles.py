@@ -97,7 +97,7 @@ class Handle(Unique):
         self._as_parameter_ = pointer
         self._free = free
         self._guard = guard
-        self.keep = {}  # What must live as long as the handle.
+        self.keep = {}  # Objects that must live as long as the handle.
 
     def __del__(self):
         if self._guard is None:

@@ -141,7 +141,7 @@ class SchemaFields final : public flatbuffers::IterationVisitor {
   std::string file_;
   std::vector<std::string> tables_;  // Paths of the objects around.
   std::string field_;
-  std::string key_;  // Of the tensor around; "" outside.
+  std::string key_;  // The key of the tensor around; "" outside.
   std::map<std::string, Values> values_;
 };
 

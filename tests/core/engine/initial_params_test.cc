@@ -61,7 +61,7 @@ std::vector<float> Numbers(int64_t numel, float first) {
 }
 
 TEST(InitialParamsTest, AreThoseThatRankZeroSetLastAndZeros) {
-  constexpr ParamId kWeight = 2;  // Of the second block.
+  constexpr ParamId kWeight = 2;  // In the second block.
   constexpr ParamId kBias = 3;
   for (const Form& form : kForms) {
     SCOPED_TRACE(form.name);

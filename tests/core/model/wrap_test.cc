@@ -212,7 +212,7 @@ TEST(WrapPolicy, SumsBeyondInt64AreLarge) {
 }
 
 TEST(WrapPolicy, PoliciesThatMatchNothing) {
-  const Tree tree;  // Of 128 elements, b of 90.
+  const Tree tree;  // 128 elements; b has 90.
   const auto check = [](std::string_view text, const Model& model) {
     return ParseOk(text).CheckMatches(model);
   };

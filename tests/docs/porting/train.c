@@ -23,7 +23,7 @@ typedef struct {
   Tensors params, grads;
   float *params_memory, *grads_memory, *m_memory, *v_memory;
   int batch;                // The examples that this process computes.
-  float acts[B][L + 1][C];  // What enters each layer, and leaves the last.
+  float acts[B][L + 1][C];  // The input of each layer; last, the output.
   float targets[B];
 } Net;
 
@@ -86,7 +86,7 @@ static void backward(Net* net) {
   if (net->grads_memory == NULL) {
     net->grads_memory = malloc_and_point(&net->grads);
   }
-  float grad[B][C];  // Of what leaves the layer.
+  float grad[B][C];  // The gradient of the layer's output.
   const float* head = net->params.head;
   float* dhead = net->grads.head;
   for (int e = 0; e < net->batch; e++) {

@@ -106,7 +106,7 @@ void WriteOfType(const std::string& file, const char* type, const char* shape,
 TEST_F(DiffTest, TensorsOfATypeThatIsNotReadAreComparedAsBytes) {
   const std::string a = folder_ / "a.safetensors";
   const std::string b = folder_ / "b.safetensors";
-  for (const char* const shape : {"[1]", "[0]"}) {  // Of any number of bytes.
+  for (const char* const shape : {"[1]", "[0]"}) {  // With bytes or none.
     WriteOfType(a, "T99", shape, 1.0f);
     WriteOfType(b, "T99", shape, 1.0f);
     const Json same = RunJson({"diff", a, b});

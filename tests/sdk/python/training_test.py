@@ -151,7 +151,7 @@ class TrainingTest(SdkTest):
         with local_engine(optimizer="sgd?lr=1") as engine:
             engine.grad(0)[...] = 3
             report = engine.step(max_grad_norm=1.0)
-            self.assertEqual(report.grad_norm, 24)  # Of 64 threes.
+            self.assertEqual(report.grad_norm, 24)  # 64 threes.
             self.assertEqual(report.skipped, 0)
             numpy.testing.assert_allclose(engine.param(0),
                                           first_values(0) - 1 / 8, atol=1e-6)

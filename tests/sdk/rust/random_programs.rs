@@ -38,7 +38,7 @@ impl Random {
     }
 }
 
-/// What a program has beside its engine, and what it has seen.
+/// The state of a program beside its engine.
 struct Program {
     random: Random,
     params: Vec<ParamId>,

@@ -120,7 +120,7 @@ inline constexpr DType dtype_of = ElementType<std::remove_cv_t<T>>::value;
 // a unit is not taken for a parameter. ParamId{3} makes one of a number.
 enum class ModuleId : std::int32_t {};
 enum class ParamId : std::int32_t {};
-enum class ModelBufferId : std::int32_t {};  // Of Model::add_buffer.
+enum class ModelBufferId : std::int32_t {};  // From Model::add_buffer.
 enum class GroupId : std::int32_t {};
 enum class UnitId : std::int32_t {};
 enum class BufferId : std::int32_t {};  // Flat buffers.

@@ -199,7 +199,7 @@ class ShardedGradients(_Gradients):
     def zero(self, set_to_none):
         for _, param in self.trainable():
             param.grad = None
-        self._in_pass = False  # Of a pass that ended with an exception.
+        self._in_pass = False  # A pass may have ended with an exception.
         if self._declared:
             self._declared = False
             self.engine.zero_grad()
