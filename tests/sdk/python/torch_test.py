@@ -1,120 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shard.torch beside torch's own optimizers, which see the mean of the ranks'
-losses in one process."""
+"""shard.torch beside torch's own optimizers: steps, gradients and arguments."""
 
 import copy
 import gc
-import sys
-import threading
 import unittest
 
 import shard
-from sdk_testing import SdkTest, run_ranks
+from sdk_testing import run_ranks
 from shard import Code, MissingGrads
-
-try:
-    import torch
-except ImportError as error:
-    reason = f"PyTorch is not installed here (python3-torch): {error}"
-    print(f"torch_test: skipped: {reason}", file=sys.stderr)
-    raise unittest.SkipTest(reason)
-
-import shard.torch
-from torch import nn
-
-torch.set_num_threads(1)
-
-RANKS = 2
-WIDTH = 32
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Linear(WIDTH, 2 * WIDTH)
-        self.down = nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(*(Block() for _ in range(6)))
-        self.head = nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-        self.unused = None
-
-    def forward(self, x):
-        self.seen += 1
-        return self.head(self.blocks(x))
-
-
-_making = threading.Lock()  # torch has one generator for all threads.
-
-
-def make_net(change=lambda net: None):
-    with _making:
-        torch.manual_seed(0)
-        net = Net()
-        change(net)
-        return net
-
-
-def loss_of(net, step, rank):
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    x = torch.randn(8, WIDTH, generator=generator)
-    return (net(x.to(net.head.weight.dtype)) - x.flip(1)).float().pow(2).mean()
-
-
-def make_optimizer(net, comm, text="adamw?lr=0.01&weight_decay=0.1", **options):
-    return shard.torch.Optimizer(net, comm, text, wrap="class?names=Block",
-                                 **options)
-
-
-def train(comm, steps=4, *, change=lambda net: None, begin=0, root=None,
-          each=lambda optimizer: None, step_options=(), **options):
-    """Trains on one of the ranks; returns the mean losses and the optimizer."""
-    net = make_net(change)
-    optimizer = make_optimizer(net, comm, **options)
-    if root is not None:
-        optimizer.load(root)
-    losses = []
-    for step in range(begin, begin + steps):
-        optimizer.zero_grad()
-        loss = loss_of(net, step, comm.rank)
-        loss.backward()
-        optimizer.step(**dict(step_options))
-        losses.append(comm.sum(loss.item()) / comm.world_size)
-        each(optimizer)
-    return losses, optimizer, net
-
-
-def reference(steps=4, *, change=lambda net: None, begin=0, optimizer=None,
-              net=None, max_norm=None, make=None):
-    """The same in one process, with torch's AdamW."""
-    net = net or make_net(change)
-    make = make or (lambda net: torch.optim.AdamW(
-        net.parameters(), lr=0.01, weight_decay=0.1))
-    optimizer = optimizer or make(net)
-    losses = []
-    for step in range(begin, begin + steps):
-        optimizer.zero_grad()
-        loss = sum(loss_of(net, step, rank) for rank in range(RANKS)) / RANKS
-        loss.backward()
-        if max_norm:
-            nn.utils.clip_grad_norm_(net.parameters(), max_norm)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, optimizer, net
-
-
-class TorchTest(SdkTest):
-    def assert_close(self, actual, expected, tolerance=2e-6):
-        self.assertEqual(len(actual), len(expected))
-        for a, b in zip(actual, expected):
-            self.assertAlmostEqual(a, b, delta=tolerance)
+from torch_testing import (RANKS, WIDTH, TorchTest, loss_of, make_net,
+                           make_optimizer, nn, reference, torch, train)
 
 
 class StepTest(TorchTest):
@@ -435,100 +330,6 @@ class StepTest(TorchTest):
         loss_of(net, 0, 0).backward()
         for actual, kept in zip(net.parameters(), expected.parameters()):
             self.assertTrue(torch.equal(actual, kept))
-
-
-class StateTest(TorchTest):
-    def test_a_checkpoint_goes_on_with_another_number_of_ranks(self):
-        expected = reference(6)[0]
-        root = self.folder / "ckpt"
-        run_ranks(RANKS, lambda comm: train(comm, 3, stage=2)[1].save(root))
-        with shard.open(root) as checkpoint:
-            self.assertEqual(checkpoint["seen"][()], 3)
-            self.assertIn("state.head.weight.exp_avg", checkpoint)
-
-        def resume(comm):
-            net = make_net()
-            optimizer = make_optimizer(net, comm, stage=1)
-            self.assertEqual(optimizer.load(root).step, 3)
-            self.assertEqual(net.seen, 3)
-            return loss_of(net, 3, 0).item(), loss_of(net, 3, 1).item()
-
-        for ranks in (1, 3):
-            losses = run_ranks(ranks, resume)[0]
-            self.assertAlmostEqual(sum(losses) / RANKS, expected[3], delta=2e-6)
-
-    def test_torch_goes_on_with_our_state_and_we_with_torchs(self):
-        expected = reference(6)[0]
-
-        def ours(comm):
-            _, optimizer, net = train(comm, 3)
-            return net.state_dict(), optimizer.state_dict()
-
-        params, state = run_ranks(RANKS, ours)[0]
-        net = make_net()
-        net.load_state_dict(params)
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1)
-        optimizer.load_state_dict(state)
-        self.assert_close(reference(3, begin=3, net=net, optimizer=optimizer)[0],
-                          expected[3:])
-
-        _, optimizer, net = reference(3)
-        theirs, state = net.state_dict(), optimizer.state_dict()
-
-        def resume(comm):
-            net = make_net()
-            net.load_state_dict(theirs)
-            optimizer = make_optimizer(net, comm, "adamw?lr=9", stage=2)
-            optimizer.load_state_dict(state)
-            losses = []
-            for step in range(3, 6):
-                optimizer.zero_grad()
-                loss = loss_of(net, step, comm.rank)
-                loss.backward()
-                optimizer.step()
-                losses.append(comm.sum(loss.item()) / RANKS)
-            return losses, optimizer.engine.completed_steps()
-
-        losses, steps = run_ranks(RANKS, resume)[0]
-        self.assert_close(losses, expected[3:])
-        self.assertEqual(steps, 6)
-
-    def test_momentum_of_torch_goes_on(self):
-        def make(net):
-            return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-
-        expected = reference(6, make=make)[0]
-        _, optimizer, net = reference(3, make=make)
-        theirs, state = net.state_dict(), optimizer.state_dict()
-
-        def resume(comm):
-            net = make_net()
-            net.load_state_dict(theirs)
-            optimizer = make_optimizer(net, comm, "sgd?momentum=0.9")
-            optimizer.load_state_dict(state)
-            losses = []
-            for step in range(3, 6):
-                optimizer.zero_grad()
-                loss = loss_of(net, step, comm.rank)
-                loss.backward()
-                optimizer.step()
-                losses.append(comm.sum(loss.item()) / RANKS)
-            return losses
-
-        self.assert_close(run_ranks(RANKS, resume)[0], expected[3:])
-
-    def test_only_one_rank_gathers(self):
-        states = run_ranks(RANKS, lambda comm: train(
-            comm, 1)[1].state_dict(rank=1))
-        self.assertIsNone(states[0])
-        self.assertEqual(float(states[1]["state"][0]["step"]), 1)
-
-    def test_a_state_of_another_module_is_refused(self):
-        with shard.Comm("local:") as comm:
-            optimizer = make_optimizer(make_net(), comm)
-            state = torch.optim.AdamW(nn.Linear(2, 2).parameters()).state_dict()
-            with self.assertRaisesRegex(ValueError, r"\[2\] parameters, .*26"):
-                optimizer.load_state_dict(state)
 
 
 if __name__ == "__main__":
