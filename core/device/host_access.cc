@@ -145,33 +145,27 @@ StatusOr<std::unique_ptr<HostAccess::Lane>> HostAccess::TakeLane() {
   return Lane::Create(device_);
 }
 
-void HostAccess::KeepLane(std::unique_ptr<Lane> lane) {
+Status HostAccess::Copy(std::span<const HostCopy> copies, LaneCopy copy,
+                        const Deadline& deadline) {
+  if (in_place_) {
+    CopyInPlace(copies);
+    return Status();
+  }
+  SHARD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, TakeLane());
+  SHARD_RETURN_IF_ERROR((*lane.*copy)(copies, deadline));
   const std::lock_guard<std::mutex> lock(mutex_);
   idle_.push_back(std::move(lane));
+  return Status();
 }
 
 Status HostAccess::Fetch(std::span<const HostCopy> copies,
                          const Deadline& deadline) {
-  if (in_place_) {
-    CopyInPlace(copies);
-    return Status();
-  }
-  SHARD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, TakeLane());
-  SHARD_RETURN_IF_ERROR(lane->Fetch(copies, deadline));
-  KeepLane(std::move(lane));
-  return Status();
+  return Copy(copies, &Lane::Fetch, deadline);
 }
 
 Status HostAccess::Store(std::span<const HostCopy> copies,
                          const Deadline& deadline) {
-  if (in_place_) {
-    CopyInPlace(copies);
-    return Status();
-  }
-  SHARD_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, TakeLane());
-  SHARD_RETURN_IF_ERROR(lane->Store(copies, deadline));
-  KeepLane(std::move(lane));
-  return Status();
+  return Copy(copies, &Lane::Store, deadline);
 }
 
 StatusOr<const void*> HostAccess::ForKernels(const void* from, size_t bytes,

@@ -80,12 +80,16 @@ class HostAccess {
 
  private:
   class Lane;
+  using LaneCopy = Status (Lane::*)(std::span<const HostCopy> copies,
+                                    const Deadline& deadline);
 
   explicit HostAccess(Device* device);
 
   // Returns a lane that no other thread uses.
   StatusOr<std::unique_ptr<Lane>> TakeLane();
-  void KeepLane(std::unique_ptr<Lane> lane);
+  // Copies in place, or by `copy` of a lane, which is kept unless it fails.
+  Status Copy(std::span<const HostCopy> copies, LaneCopy copy,
+              const Deadline& deadline);
 
   Device* const device_;
   const bool in_place_;

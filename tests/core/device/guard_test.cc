@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/device/stream.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/guard_device.h"
 #include "tests/core/device/guard_memory.h"
@@ -38,63 +40,68 @@ bool IsReadable(const std::byte* address) {
   return written == 1;
 }
 
-std::shared_ptr<Device> OpenGuard() {
-  auto cpu = OpenDevice("cpu");
-  EXPECT_OK(cpu);
-  return GuardTensors(*std::move(cpu));
-}
-
-TEST(GuardTest, TheHostReachesNoTensor) {
-  const auto device = OpenGuard();
-  auto tensor = device->Allocate(5000, "a tensor");
-  ASSERT_OK(tensor);
-  EXPECT_EQ(tensor->size(), 5000u);
-  EXPECT_FALSE(device->IsHostMemory());
-  for (const size_t at : {size_t{0}, size_t{4096}, size_t{4999}}) {
-    EXPECT_FALSE(IsReadable(tensor->data() + at));
-    EXPECT_TRUE(IsReadable(KernelView(tensor->data() + at)));
+class GuardTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto stream = device_->CreateStream(StreamKind::kCompute);
+    ASSERT_OK(stream);
+    stream_ = *std::move(stream);
   }
-  auto pinned = device->AllocateHost(8, "memory of the host");
+
+  DeviceMemory Tensor(size_t bytes) const {
+    auto memory = device_->Allocate(bytes, "a tensor");
+    EXPECT_OK(memory);
+    return *std::move(memory);
+  }
+
+  const std::shared_ptr<Device> device_ = GuardTensors(*OpenDevice("cpu"));
+  std::unique_ptr<Stream> stream_;
+};
+
+using GuardDeathTest = GuardTest;
+
+TEST_F(GuardTest, TheHostReachesNoTensor) {
+  DeviceMemory tensor = Tensor(5000);
+  EXPECT_EQ(tensor.size(), 5000u);
+  EXPECT_FALSE(device_->IsHostMemory());
+  for (const size_t at : {size_t{0}, size_t{4096}, size_t{4999}}) {
+    EXPECT_FALSE(IsReadable(tensor.data() + at));
+    EXPECT_TRUE(IsReadable(KernelView(tensor.data() + at)));
+  }
+  auto pinned = device_->AllocateHost(8, "memory of the host");
   ASSERT_OK(pinned);
   EXPECT_TRUE(IsReadable(pinned->data()));
   EXPECT_EQ(KernelView(pinned->data()), pinned->data());
   // Freed addresses stand for nothing.
-  const std::byte* const freed = tensor->data();
-  *tensor = DeviceMemory();
+  const std::byte* const freed = tensor.data();
+  tensor = DeviceMemory();
   EXPECT_EQ(KernelView(freed), freed);
 }
 
-TEST(GuardTest, KernelsAndCopiesReachTensors) {
-  const auto device = OpenGuard();
-  auto stream = device->CreateStream(StreamKind::kCompute);
-  ASSERT_OK(stream);
-  auto wide = device->Allocate(4, "fp32");
-  ASSERT_OK(wide);
-  auto half = device->Allocate(2, "bf16");
-  ASSERT_OK(half);
+TEST_F(GuardTest, KernelsAndCopiesReachTensors) {
+  const DeviceMemory memory = Tensor(sizeof(float));
+  const DeviceMemory half = Tensor(2);
+  auto* const wide = reinterpret_cast<float*>(memory.data());
   const float from = 1.5f;
-  (*stream)->Copy(wide->data(), &from, sizeof(from));
-  (*stream)->Narrow(DType::kBF16, reinterpret_cast<const float*>(wide->data()),
-                    half->data(), 1, nullptr);
-  (*stream)->FillZeros(wide->data(), sizeof(from));
-  (*stream)->Widen(DType::kBF16, half->data(),
-                   reinterpret_cast<float*>(wide->data()), 1);
+  stream_->Copy(wide, &from, sizeof(from));
+  stream_->Narrow(DType::kBF16, wide, half.data(), 1, nullptr);
+  stream_->FillZeros(wide, sizeof(from));
+  stream_->Widen(DType::kBF16, half.data(), wide, 1);
   float to = 0;
-  (*stream)->Copy(&to, wide->data(), sizeof(to));
-  ASSERT_OK((*stream)->Synchronize(Soon()));
+  stream_->Copy(&to, wide, sizeof(to));
+  ASSERT_OK(stream_->Synchronize(Soon()));
   EXPECT_EQ(to, from);
 }
 
-TEST(GuardTest, RanksReachEachOthersTensors) {
+TEST_F(GuardTest, RanksReachEachOthersTensors) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([rank] {
+    threads.emplace_back([this, rank] {
       CommOptions options;
       options.rank = rank;
       auto opened = OpenCommunicator("threads:2?name=guard", options);
       ASSERT_OK(opened);
       const auto comm = GuardTensors(*std::move(opened));
-      const auto device = OpenGuard();
       // Where they lie.
       auto shared =
           comm->Allocate("shared", 4, SymmetricKind::kPerRank, Soon());
@@ -109,36 +116,28 @@ TEST(GuardTest, RanksReachEachOthersTensors) {
       // By a collective, of a communicator made from this one.
       auto own = comm->Duplicate("own", Soon());
       ASSERT_OK(own);
-      auto tensor = device->Allocate(1, "a tensor");
-      ASSERT_OK(tensor);
-      *KernelView(tensor->data()) = std::byte(rank + 1);
-      ASSERT_OK((*own)->Broadcast("send", 1, tensor->data(), 1, Soon()));
-      EXPECT_EQ(*KernelView(tensor->data()), std::byte{2});
+      const DeviceMemory tensor = Tensor(1);
+      *KernelView(tensor.data()) = std::byte(rank + 1);
+      ASSERT_OK((*own)->Broadcast("send", 1, tensor.data(), 1, Soon()));
+      EXPECT_EQ(*KernelView(tensor.data()), std::byte{2});
       ASSERT_OK(comm->Shutdown(Soon()));
     });
   }
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(GuardDeathTest, AnAccessOfTheHostNamesTheTensor) {
-  const auto device = OpenGuard();
-  auto tensor = device->Allocate(8, "a tensor");
-  ASSERT_OK(tensor);
-  volatile std::byte* const data = tensor->data();
+TEST_F(GuardDeathTest, AnAccessOfTheHostNamesTheTensor) {
+  const DeviceMemory tensor = Tensor(8);
+  volatile std::byte* const data = tensor.data();
   EXPECT_DEATH(data[5] = std::byte{1},
                "code of the host touched byte 5 of 'a tensor'");
 }
 
-TEST(GuardDeathTest, AKernelEndsTheProcessOnMemoryThatItDoesNotReach) {
-  const auto device = OpenGuard();
-  auto stream = device->CreateStream(StreamKind::kCompute);
-  ASSERT_OK(stream);
-  auto tensor = device->Allocate(4, "a tensor");
-  ASSERT_OK(tensor);
+TEST_F(GuardDeathTest, AKernelEndsTheProcessOnMemoryThatItDoesNotReach) {
+  const DeviceMemory tensor = Tensor(4);
   const float host = 1;
-  EXPECT_DEATH(
-      (*stream)->Narrow(DType::kBF16, &host, tensor->data(), 1, nullptr),
-      "memory of the host that it does not reach");
+  EXPECT_DEATH(stream_->Narrow(DType::kBF16, &host, tensor.data(), 1, nullptr),
+               "memory of the host that it does not reach");
 }
 
 }  // namespace

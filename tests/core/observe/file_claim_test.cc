@@ -19,7 +19,15 @@ namespace {
 using testing::NamesIn;
 using testing::TempFolder;
 
-TEST(FileClaimTest, TheNumberStandsBeforeTheExtension) {
+class FileClaimTest : public ::testing::Test {
+ protected:
+  StatusOr<ClaimedFile> Claim() const { return ClaimFile("the trace", path_); }
+
+  const TempFolder folder_;
+  const std::string path_ = folder_ / "trace.json";
+};
+
+TEST_F(FileClaimTest, TheNumberStandsBeforeTheExtension) {
   EXPECT_EQ(NumberedPath("/run.d/trace.json", 1), "/run.d/trace.json");
   EXPECT_EQ(NumberedPath("/run.d/trace.json", 2), "/run.d/trace.2.json");
   EXPECT_EQ(NumberedPath("/run.d/trace", 3), "/run.d/trace.3");
@@ -27,86 +35,76 @@ TEST(FileClaimTest, TheNumberStandsBeforeTheExtension) {
   EXPECT_EQ(NumberedPath("a/.json", 2), "a/.json.2");
 }
 
-TEST(FileClaimTest, EachClaimHasTheFirstFileThatNobodyHas) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
-  const auto first = ClaimFile("the trace", path);
+TEST_F(FileClaimTest, EachClaimHasTheFirstFileThatNobodyHas) {
+  const auto first = Claim();
   ASSERT_OK(first);
-  EXPECT_EQ(first->path, path);
+  EXPECT_EQ(first->path, path_);
   {
-    const auto second = ClaimFile("the trace", path);
+    const auto second = Claim();
     ASSERT_OK(second);
-    EXPECT_EQ(second->path, folder / "trace.2.json");
-    EXPECT_EQ(ClaimFile("the trace", path)->number, 3);
+    EXPECT_EQ(second->path, folder_ / "trace.2.json");
+    EXPECT_EQ(Claim()->number, 3);
   }
-  EXPECT_EQ(ClaimFile("the trace", path)->number, 2);
+  EXPECT_EQ(Claim()->number, 2);
 }
 
 // However it ends: nothing has to be cleaned up.
-TEST(FileClaimTest, AClaimEndsWithItsProcess) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
+TEST_F(FileClaimTest, AClaimEndsWithItsProcess) {
   testing::InChild([&] {
-    const auto claimed = ClaimFile("the trace", path);
+    const auto claimed = Claim();
     ASSERT_OK(claimed);
-    testing::InChild(
-        [&] { EXPECT_EQ(ClaimFile("the trace", path)->number, 2); });
+    testing::InChild([&] { EXPECT_EQ(Claim()->number, 2); });
     // Without destructors, as a process that is killed.
     ::_exit(::testing::Test::HasFailure() ? 1 : 0);
   });
-  EXPECT_EQ(ClaimFile("the trace", path)->number, 1);
+  EXPECT_EQ(Claim()->number, 1);
 }
 
 // The ranks of a run share a file, which is theirs until the last one ends.
-TEST(FileClaimTest, AFileInUseIsNotClaimed) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
+TEST_F(FileClaimTest, AFileInUseIsNotClaimed) {
   Fd users[2];
   for (Fd& user : users) {
-    auto opened = OpenRegularFile("the trace", path);
+    auto opened = OpenRegularFile("the trace", path_);
     ASSERT_OK(opened);
     user = *std::move(opened);
     EXPECT_EQ(SetLock(user.get(), FileLock::kClaim, F_RDLCK),
               LockResult::kLocked);
   }
-  EXPECT_EQ(ClaimFile("the trace", path)->number, 2);
+  EXPECT_EQ(Claim()->number, 2);
   users[0].Reset();
-  EXPECT_EQ(ClaimFile("the trace", path)->number, 2);
+  EXPECT_EQ(Claim()->number, 2);
   users[1].Reset();
-  EXPECT_EQ(ClaimFile("the trace", path)->number, 1);
+  EXPECT_EQ(Claim()->number, 1);
 }
 
 // A rank that writes holds no claim back, and a claim holds no writer back.
-TEST(FileClaimTest, TheLocksOfAFileAreApart) {
-  const TempFolder folder;
-  const auto writer = OpenRegularFile("the trace", folder / "trace.json");
+TEST_F(FileClaimTest, TheLocksOfAFileAreApart) {
+  const auto writer = OpenRegularFile("the trace", path_);
   ASSERT_OK(writer);
   EXPECT_EQ(SetLock(writer->get(), FileLock::kWriting, F_WRLCK),
             LockResult::kLocked);
-  EXPECT_EQ(ClaimFile("the trace", folder / "trace.json")->number, 1);
+  EXPECT_EQ(Claim()->number, 1);
 }
 
-TEST(FileClaimTest, APathIsSeenFromTheRoot) {
-  const TempFolder folder;
+TEST_F(FileClaimTest, APathIsSeenFromTheRoot) {
   EXPECT_EQ(FromRoot("/run.d/m.prom"), "/run.d/m.prom");
   testing::InChild([&] {
-    ASSERT_EQ(::chdir(folder.path().c_str()), 0);
+    ASSERT_EQ(::chdir(folder_.path().c_str()), 0);
     const std::string path = FromRoot("m.prom");
     ASSERT_EQ(::chdir("/"), 0);
     EXPECT_OK(OpenRegularFile("the metrics", path));
   });
-  EXPECT_EQ(NamesIn(folder.path()).count("m.prom"), 1u);
+  EXPECT_EQ(NamesIn(folder_.path()).count("m.prom"), 1u);
 }
 
-TEST(FileClaimTest, PathsThatCannotBeFilesAreErrors) {
-  const TempFolder folder;
-  const std::string fifo = folder / "fifo";
+TEST_F(FileClaimTest, PathsThatCannotBeFilesAreErrors) {
+  const std::string fifo = folder_ / "fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   ExpectError(ClaimFile("the trace", fifo), StatusCode::kFailedPrecondition,
               {"the trace '" + fifo + "'", "not a regular file"});
-  ExpectError(ClaimFile("the trace", folder.path()),
-              StatusCode::kFailedPrecondition, {folder.path()});
-  ExpectError(ClaimFile("the trace", folder / "no/trace"),
+  ExpectError(ClaimFile("the trace", folder_.path()),
+              StatusCode::kFailedPrecondition, {folder_.path()});
+  ExpectError(ClaimFile("the trace", folder_ / "no/trace"),
               StatusCode::kNotFound, {"no/trace"});
 }
 

@@ -19,14 +19,20 @@ using testing::NamesIn;
 using testing::ReadText;
 using testing::TempFolder;
 
-// Opens the metrics of rank 0 in `folder`, "m.rank0.prom".
-std::unique_ptr<MetricsFile> OpenIn(const TempFolder& folder) {
-  auto opened = MetricsFile::Open(folder / "m.prom", 0);
-  EXPECT_OK(opened);
-  return *std::move(opened);
-}
+class MetricsFileTest : public ::testing::Test {
+ protected:
+  // Opens the metrics of rank 0.
+  std::unique_ptr<MetricsFile> Open() const {
+    auto opened = MetricsFile::Open(folder_ / "m.prom", 0);
+    EXPECT_OK(opened);
+    return *std::move(opened);
+  }
 
-TEST(MetricsFileTest, TheRankStandsBeforeTheExtension) {
+  const TempFolder folder_;
+  const std::string path_ = folder_ / "m.rank0.prom";
+};
+
+TEST_F(MetricsFileTest, TheRankStandsBeforeTheExtension) {
   EXPECT_EQ(MetricsPath("shard.prom", 0), "shard.rank0.prom");
   EXPECT_EQ(MetricsPath("/run.d/shard.prom", 12), "/run.d/shard.rank12.prom");
   EXPECT_EQ(MetricsPath("/run.d/shard", 1), "/run.d/shard.rank1");
@@ -34,74 +40,67 @@ TEST(MetricsFileTest, TheRankStandsBeforeTheExtension) {
   EXPECT_EQ(MetricsPath("a/.prom", 1), "a/.prom.rank1");
 }
 
-TEST(MetricsFileTest, AFileIsReplacedWhole) {
-  const TempFolder folder;
-  const auto file = OpenIn(folder);
+TEST_F(MetricsFileTest, AFileIsReplacedWhole) {
+  const auto file = Open();
   EXPECT_OK(file->Replace("first, which is longer\n"));
   EXPECT_OK(file->Replace("second\n"));
-  EXPECT_EQ(ReadText(folder / "m.rank0.prom"), "second\n");
-  EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
+  EXPECT_EQ(ReadText(path_), "second\n");
+  EXPECT_EQ(NamesIn(folder_.path()).size(), 1u);
 }
 
 // A file that is replaced stays claimed.
-TEST(MetricsFileTest, TwoFilesOfOneRankDoNotReplaceEachOther) {
-  const TempFolder folder;
-  const auto first = OpenIn(folder);
+TEST_F(MetricsFileTest, TwoFilesOfOneRankDoNotReplaceEachOther) {
+  const auto first = Open();
   EXPECT_OK(first->Replace("of the first\n"));
-  const auto second = OpenIn(folder);
+  const auto second = Open();
   EXPECT_OK(second->Replace("of the second\n"));
   EXPECT_OK(first->Replace("of the first, again\n"));
   EXPECT_EQ(first->number(), 1);
   EXPECT_EQ(second->number(), 2);
-  EXPECT_EQ(ReadText(folder / "m.rank0.prom"), "of the first, again\n");
-  EXPECT_EQ(ReadText(folder / "m.rank0.2.prom"), "of the second\n");
+  EXPECT_EQ(ReadText(path_), "of the first, again\n");
+  EXPECT_EQ(ReadText(folder_ / "m.rank0.2.prom"), "of the second\n");
 }
 
-TEST(MetricsFileTest, AFileThatIsClosedIsThatOfTheNextRun) {
-  const TempFolder folder;
-  EXPECT_OK(OpenIn(folder)->Replace("old\n"));
-  EXPECT_OK(OpenIn(folder)->Replace("new\n"));
-  EXPECT_EQ(ReadText(folder / "m.rank0.prom"), "new\n");
-  EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
+TEST_F(MetricsFileTest, AFileThatIsClosedIsThatOfTheNextRun) {
+  EXPECT_OK(Open()->Replace("old\n"));
+  EXPECT_OK(Open()->Replace("new\n"));
+  EXPECT_EQ(ReadText(path_), "new\n");
+  EXPECT_EQ(NamesIn(folder_.path()).size(), 1u);
 }
 
 // A process that was killed left a draft; somebody else put a link there.
-TEST(MetricsFileTest, WhatStandsWhereTheTextIsWrittenFirstIsReplaced) {
-  const TempFolder folder;
-  const auto file = OpenIn(folder);
-  const std::string path = folder / "m.rank0.prom";
-  testing::WriteText(path + ".tmp", "a draft that is longer than the text\n");
+TEST_F(MetricsFileTest, WhatStandsWhereTheTextIsWrittenFirstIsReplaced) {
+  const auto file = Open();
+  testing::WriteText(path_ + ".tmp", "a draft that is longer than the text\n");
   EXPECT_OK(file->Replace("text\n"));
-  EXPECT_EQ(ReadText(path), "text\n");
-  testing::WriteText(folder / "other", "of somebody else\n");
-  std::filesystem::create_symlink(folder / "other", path + ".tmp");
+  EXPECT_EQ(ReadText(path_), "text\n");
+  testing::WriteText(folder_ / "other", "of somebody else\n");
+  std::filesystem::create_symlink(folder_ / "other", path_ + ".tmp");
   EXPECT_OK(file->Replace("second\n"));
-  EXPECT_EQ(ReadText(path), "second\n");
-  EXPECT_EQ(ReadText(folder / "other"), "of somebody else\n");
+  EXPECT_EQ(ReadText(path_), "second\n");
+  EXPECT_EQ(ReadText(folder_ / "other"), "of somebody else\n");
 }
 
-TEST(MetricsFileTest, PathsThatCannotBeFilesAreNamed) {
-  const TempFolder folder;
+TEST_F(MetricsFileTest, PathsThatCannotBeFilesAreNamed) {
   ExpectError(MetricsFile::Open("/no/such/folder/m.prom", 0),
               StatusCode::kNotFound,
               {"metrics '/no/such/folder/m.rank0.prom'"});
-  for (const std::string& path : {folder.path(), folder / "new/"}) {
+  for (const std::string& path : {folder_.path(), folder_ / "new/"}) {
     ExpectError(MetricsFile::Open(path, 0), StatusCode::kFailedPrecondition,
                 {path, "name a file in it"});
   }
-  EXPECT_TRUE(NamesIn(folder.path()).empty());
+  EXPECT_TRUE(NamesIn(folder_.path()).empty());
 }
 
-TEST(MetricsFileTest, AFullDiskLeavesTheOldText) {
-  const TempFolder folder;
-  const auto file = OpenIn(folder);
+TEST_F(MetricsFileTest, AFullDiskLeavesTheOldText) {
+  const auto file = Open();
   ASSERT_OK(file->Replace("old\n"));
   testing::InChild([&] {
     testing::LowerLimit(RLIMIT_FSIZE, 100);
     EXPECT_FALSE(file->Replace(std::string(1000, 'x')).ok());
   });
-  EXPECT_EQ(ReadText(folder / "m.rank0.prom"), "old\n");
-  EXPECT_EQ(NamesIn(folder.path()).size(), 1u);
+  EXPECT_EQ(ReadText(path_), "old\n");
+  EXPECT_EQ(NamesIn(folder_.path()).size(), 1u);
 }
 
 }  // namespace

@@ -48,25 +48,37 @@ size_t CountIn(const std::string& path) {
   return count == 0 ? 0 : count - 1;
 }
 
-TEST(TraceFileTest, TheFileIsWholeAfterEachWriteOfEachWriter) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
-  const auto first = TraceFile::Begin(path);
-  const auto second = TraceFile::Join(path, 1);
+class TraceFileTest : public ::testing::Test {
+ protected:
+  // Begins the trace in a process of its own, which then ends.
+  void ExpectAnotherRunHas(int number) const {
+    testing::InChild([&] {
+      const auto other = TraceFile::Begin(path_);
+      ASSERT_OK(other);
+      EXPECT_EQ(other->number(), number);
+    });
+  }
+
+  const TempFolder folder_;
+  const std::string path_ = folder_ / "trace.json";
+};
+
+TEST_F(TraceFileTest, TheFileIsWholeAfterEachWriteOfEachWriter) {
+  const auto first = TraceFile::Begin(path_);
+  const auto second = TraceFile::Join(path_, 1);
   ASSERT_OK(first);
   ASSERT_OK(second);
   for (size_t i = 1; i <= 5; ++i) {
     EXPECT_OK(Append(*first, EventOf(0, "a") + EventOf(0, "b")));
-    EXPECT_EQ(CountIn(path), 3 * i - 1);
+    EXPECT_EQ(CountIn(path_), 3 * i - 1);
     EXPECT_OK(Append(*second, EventOf(1, "c")));
-    EXPECT_EQ(CountIn(path), 3 * i);
+    EXPECT_EQ(CountIn(path_), 3 * i);
   }
 }
 
-TEST(TraceFileTest, OneWriterAtATimeHasTheFile) {
-  const TempFolder folder;
-  const auto first = TraceFile::Begin(folder / "trace.json");
-  const auto second = TraceFile::Join(folder / "trace.json", 1);
+TEST_F(TraceFileTest, OneWriterAtATimeHasTheFile) {
+  const auto first = TraceFile::Begin(path_);
+  const auto second = TraceFile::Join(path_, 1);
   EXPECT_TRUE(IsLocked(*first));
   EXPECT_FALSE(IsLocked(*second));
   first->Unlock();
@@ -74,165 +86,135 @@ TEST(TraceFileTest, OneWriterAtATimeHasTheFile) {
 }
 
 // A job and the programs that it starts have one environment.
-TEST(TraceFileTest, AProcessBesideARunHasTheNextFile) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
-  const auto run = TraceFile::Begin(path);
+TEST_F(TraceFileTest, AProcessBesideARunHasTheNextFile) {
+  const auto run = TraceFile::Begin(path_);
   ASSERT_OK(run);
   EXPECT_OK(Append(*run, EventOf(0, "a")));
   testing::InChild([&] {
-    const auto other = TraceFile::Begin(path);
+    const auto other = TraceFile::Begin(path_);
     ASSERT_OK(other);
     EXPECT_EQ(other->number(), 2);
     EXPECT_OK(Append(*other, EventOf(0, "b") + EventOf(0, "c")));
   });
-  EXPECT_EQ(CountIn(path), 1u);
-  EXPECT_EQ(CountIn(folder / "trace.2.json"), 2u);
+  EXPECT_EQ(CountIn(path_), 1u);
+  EXPECT_EQ(CountIn(folder_ / "trace.2.json"), 2u);
 }
 
-// Begins the trace of `path` in a process of its own, which then ends.
-void ExpectAnotherRunHas(int number, const std::string& path) {
-  testing::InChild([&] {
-    const auto other = TraceFile::Begin(path);
-    ASSERT_OK(other);
-    EXPECT_EQ(other->number(), number);
-  });
-}
-
-TEST(TraceFileTest, AFileIsThatOfItsRunUntilTheLastRankEnds) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
-  ExpectAnotherRunHas(1, path);
+TEST_F(TraceFileTest, AFileIsThatOfItsRunUntilTheLastRankEnds) {
+  ExpectAnotherRunHas(1);
   {
-    const auto guest = TraceFile::Join(path, 1);
+    const auto guest = TraceFile::Join(path_, 1);
     ASSERT_OK(guest);
-    ExpectAnotherRunHas(2, path);
+    ExpectAnotherRunHas(2);
   }
-  ExpectAnotherRunHas(1, path);
+  ExpectAnotherRunHas(1);
 }
 
 // It may open another communicator, and then goes on with its trace.
-TEST(TraceFileTest, AFileIsThatOfTheProcessThatBeganItUntilThatEnds) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
-  EXPECT_OK(TraceFile::Begin(path));
-  ExpectAnotherRunHas(2, path);
-  EXPECT_EQ(TraceFile::Begin(path)->number(), 1);
+TEST_F(TraceFileTest, AFileIsThatOfTheProcessThatBeganItUntilThatEnds) {
+  EXPECT_OK(TraceFile::Begin(path_));
+  ExpectAnotherRunHas(2);
+  EXPECT_EQ(TraceFile::Begin(path_)->number(), 1);
 }
 
-TEST(TraceFileTest, AProcessBeginsAFileOnce) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
-  WriteText(path, "[\n{\"of\":\"the run before\"}\n]\n");
+TEST_F(TraceFileTest, AProcessBeginsAFileOnce) {
+  WriteText(path_, "[\n{\"of\":\"the run before\"}\n]\n");
   for (size_t i = 1; i <= 2; ++i) {
-    const auto file = TraceFile::Begin(path);
+    const auto file = TraceFile::Begin(path_);
     ASSERT_OK(file);
     EXPECT_OK(Append(*file, EventOf(0, "a")));
-    EXPECT_EQ(CountIn(path), i);
+    EXPECT_EQ(CountIn(path_), i);
   }
 }
 
 // A writer that is killed leaves what it has written so far.
-TEST(TraceFileTest, APartOfALineIsRemoved) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
-  const auto file = TraceFile::Begin(path);
+TEST_F(TraceFileTest, APartOfALineIsRemoved) {
+  const auto file = TraceFile::Begin(path_);
   ASSERT_OK(file);
   EXPECT_OK(Append(*file, EventOf(0, "a") + EventOf(0, "b")));
-  const std::string whole = ReadText(path);
+  const std::string whole = ReadText(path_);
   // Longer than what the next writer writes.
   const std::string torn =
       whole.substr(0, whole.size() - 3) + EventOf(0, std::string(100, 'c'));
   for (size_t size = whole.size() - 3; size <= torn.size(); ++size) {
-    WriteText(path, torn.substr(0, size));
+    WriteText(path_, torn.substr(0, size));
     EXPECT_OK(Append(*file, EventOf(1, "d")));
-    ASSERT_GE(CountIn(path), 2u) << size;
-    EXPECT_EQ(ReadTrace(path).back()["name"], "d") << size;
+    ASSERT_GE(CountIn(path_), 2u) << size;
+    EXPECT_EQ(ReadTrace(path_).back()["name"], "d") << size;
   }
 }
 
-TEST(TraceFileTest, WhatIsNoTraceIsReplaced) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
+TEST_F(TraceFileTest, WhatIsNoTraceIsReplaced) {
   const std::string long_text(20000, 'x');
   for (const char* text :
        {"x", "\n\n", ",\n", "]", "not a trace\n", long_text.c_str()}) {
-    WriteText(path, text);
-    const auto file = TraceFile::Join(path, 1);
+    WriteText(path_, text);
+    const auto file = TraceFile::Join(path_, 1);
     EXPECT_OK(Append(*file, EventOf(0, "a")));
-    EXPECT_EQ(CountIn(path), 1u) << text;
+    EXPECT_EQ(CountIn(path_), 1u) << text;
   }
 }
 
-TEST(TraceFileTest, AFullDiskLeavesAWholeFile) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
+TEST_F(TraceFileTest, AFullDiskLeavesAWholeFile) {
   testing::InChild([&] {
-    const auto file = TraceFile::Begin(path);
+    const auto file = TraceFile::Begin(path_);
     ASSERT_OK(file);
     EXPECT_OK(Append(*file, EventOf(0, "a")));
     testing::LowerLimit(RLIMIT_FSIZE, 500);
     const Status status = Append(*file, EventOf(0, std::string(1000, 'x')));
     EXPECT_FALSE(status.ok());
-    EXPECT_NE(status.message().find(path), std::string::npos);
+    EXPECT_NE(status.message().find(path_), std::string::npos);
   });
-  EXPECT_EQ(CountIn(path), 1u);
+  EXPECT_EQ(CountIn(path_), 1u);
 }
 
 // Nor does the process die of SIGXFSZ, which ftruncate sends too.
-TEST(TraceFileTest, ADiskThatIsFullFromTheBeginningLeavesAnEmptyFile) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
+TEST_F(TraceFileTest, ADiskThatIsFullFromTheBeginningLeavesAnEmptyFile) {
   for (const rlim_t room : {0, 10, 100}) {
     testing::InChild([&] {
-      const auto file = TraceFile::Begin(path);
+      const auto file = TraceFile::Begin(path_);
       ASSERT_OK(file);
       testing::LowerLimit(RLIMIT_FSIZE, room);
       EXPECT_FALSE(Append(*file, EventOf(0, "a")).ok());
     });
-    EXPECT_EQ(ReadText(path), "") << room;
+    EXPECT_EQ(ReadText(path_), "") << room;
   }
 }
 
-TEST(TraceFileTest, AFileThatIsLongerThanALimitStaysWhole) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
-  const auto file = TraceFile::Begin(path);
+TEST_F(TraceFileTest, AFileThatIsLongerThanALimitStaysWhole) {
+  const auto file = TraceFile::Begin(path_);
   ASSERT_OK(file);
   EXPECT_OK(Append(*file, EventOf(0, "a")));
-  const std::string whole = ReadText(path);
+  const std::string whole = ReadText(path_);
   for (rlim_t room = whole.size() - 5; room < whole.size() + 5; ++room) {
     testing::InChild([&] {
       testing::LowerLimit(RLIMIT_FSIZE, room);
       EXPECT_FALSE(Append(*file, EventOf(0, "b")).ok());
     });
-    EXPECT_EQ(ReadText(path), whole) << room;
+    EXPECT_EQ(ReadText(path_), whole) << room;
   }
 }
 
-TEST(TraceFileTest, AFileIsNotWrittenBeyondWhatAViewerOpens) {
-  const TempFolder folder;
-  const std::string path = folder / "trace.json";
-  const auto file = TraceFile::Begin(path);
+TEST_F(TraceFileTest, AFileIsNotWrittenBeyondWhatAViewerOpens) {
+  const auto file = TraceFile::Begin(path_);
   ASSERT_OK(file);
   // Without blocks on the disk, but for the last.
-  ASSERT_EQ(::truncate(path.c_str(), TraceFile::kMostBytes - 100), 0);
-  std::ofstream(path, std::ios::app) << EventOf(0, "a") << "\n]\n";
-  const auto size = std::filesystem::file_size(path);
+  ASSERT_EQ(::truncate(path_.c_str(), TraceFile::kMostBytes - 100), 0);
+  std::ofstream(path_, std::ios::app) << EventOf(0, "a") << "\n]\n";
+  const auto size = std::filesystem::file_size(path_);
   ExpectError(Append(*file, EventOf(0, "b")), StatusCode::kResourceExhausted,
-              {path, "trace fewer steps"});
-  EXPECT_EQ(std::filesystem::file_size(path), size);
+              {path_, "trace fewer steps"});
+  EXPECT_EQ(std::filesystem::file_size(path_), size);
 }
 
-TEST(TraceFileTest, PathsThatCannotBeTracesAreErrors) {
-  const TempFolder folder;
-  const std::string fifo = folder / "fifo";
+TEST_F(TraceFileTest, PathsThatCannotBeTracesAreErrors) {
+  const std::string fifo = folder_ / "fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   ExpectError(TraceFile::Begin(fifo), StatusCode::kFailedPrecondition,
               {fifo, "regular file"});
-  ExpectError(TraceFile::Begin(folder.path()), StatusCode::kFailedPrecondition,
-              {folder.path()});
-  ExpectError(TraceFile::Begin(folder / "no/trace"), StatusCode::kNotFound,
+  ExpectError(TraceFile::Begin(folder_.path()), StatusCode::kFailedPrecondition,
+              {folder_.path()});
+  ExpectError(TraceFile::Begin(folder_ / "no/trace"), StatusCode::kNotFound,
               {"no/trace"});
 }
 
