@@ -185,6 +185,11 @@ class SlowEnv final : public testing::ForwardingEnv {
     return base()->Write(fd, data, bytes, offset);
   }
 
+  bool outlasted() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return outlasted_;
+  }
+
  private:
   // Sleeps, because the time itself is the condition.
   void OutlastTimeout() {
@@ -203,11 +208,12 @@ void RunSlowSave(bool async) {
   UnitTraining training = AwkwardTraining(kRanks, 1);
   training.engine.timeout = kTimeout;
   RunWorld(training, 1, [&](Engine* engine, UnitTrainer* trainer) {
+    const bool is_slow = engine->comm()->rank() == 1;
     SlowEnv slow;
     SaveOptions options;
     options.async = async;
     options.env = testing::NoSyncEnv::Get();
-    if (engine->comm()->rank() == 1) options.env = &slow;
+    if (is_slow) options.env = &slow;
     ASSERT_OK(engine->Save(root.path(), options));
     if (async) {
       // The next save also waits for the writes of this one.
@@ -217,6 +223,7 @@ void RunSlowSave(bool async) {
       ASSERT_OK(next);
       ASSERT_OK((*next)->Wait(Deadline::After(60)));
     }
+    EXPECT_EQ(slow.outlasted(), is_slow);
     TrainSteps(2, 2, engine, trainer);
   });
 }
@@ -250,6 +257,7 @@ TEST(HungRankTest, ARankThatReceivesFromRank0MayTakeLonger) {
     };
     LoadReport report;
     ASSERT_OK(engine->LoadState(&store, options, &report));
+    EXPECT_EQ(outlasted, engine->comm()->rank() == 1);
     TrainSteps(2, 2, engine, trainer);
   });
 }

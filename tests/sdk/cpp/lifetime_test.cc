@@ -44,6 +44,7 @@ TEST(LifetimeTest, HandlesAreDestroyedInEveryOrder) {
     std::optional<Plan> plan = plan_of(*net, 1, *comm);
     std::optional<Engine> engine = Engine::create(*plan, *comm);
     engine->broadcast_params();
+    int steps = 0;
     std::vector<int> rest = {0, 1, 2, 3};
     for (int left = 4, number = order; left > 0; number /= left--) {
       const int which = rest[static_cast<std::size_t>(number % left)];
@@ -52,9 +53,9 @@ TEST(LifetimeTest, HandlesAreDestroyedInEveryOrder) {
       if (which == 1) comm.reset();
       if (which == 2) plan.reset();
       if (which == 3) engine.reset();
-      if (engine) {
-        train_step(*engine);
-      }
+      if (!engine) continue;
+      train_step(*engine);
+      EXPECT_EQ(engine->completed_steps(), ++steps) << order;
     }
   }
 }
