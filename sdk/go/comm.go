@@ -36,11 +36,14 @@ type CommOptions struct {
 	// The most verbose level that is logged. Default LogWarning.
 	LogLevel LogLevel
 	// The path of a trace that the ranks of a host write together; Perfetto opens
-	// it. SHARD_TRACE of the environment overrides it. Default: none.
+	// it. A run that finds the file in use writes another one: "trace.json" is
+	// "trace.2.json" then. SHARD_TRACE of the environment overrides the path.
+	// Default: none.
 	Trace string
 	// The path of the counters in the text format of Prometheus. Each rank has its
-	// own: "shard.prom" is "shard.rank0.prom" on rank 0. SHARD_METRICS of the
-	// environment overrides it. Default: none.
+	// own: "shard.prom" is "shard.rank0.prom" on rank 0, and "shard.rank0.2.prom"
+	// where that file is in use. SHARD_METRICS of the environment overrides the
+	// path. Default: none.
 	Metrics string
 }
 

@@ -56,11 +56,14 @@ options! {
         /// The most verbose level that is logged; [`LogLevel::WARNING`] unless given.
         log_level: Option<LogLevel>,
         /// The path of a trace that the ranks of a host write together; Perfetto opens
-        /// it. SHARD_TRACE of the environment overrides it. None unless given.
+        /// it. A run that finds the file in use writes another one: "trace.json" is
+        /// "trace.2.json" then. SHARD_TRACE of the environment overrides the path.
+        /// None unless given.
         trace: String,
         /// The path of the counters in the text format of Prometheus. Each rank has its
-        /// own: "shard.prom" is "shard.rank0.prom" on rank 0. SHARD_METRICS of the
-        /// environment overrides it. None unless given.
+        /// own: "shard.prom" is "shard.rank0.prom" on rank 0, and "shard.rank0.2.prom"
+        /// where that file is in use. SHARD_METRICS of the environment overrides the
+        /// path. None unless given.
         metrics: String,
     } with {
         log: Log,
