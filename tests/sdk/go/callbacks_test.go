@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"libshard/shard"
 )
@@ -237,6 +238,44 @@ func TestALogMayAskForTheCountersInEveryCall(t *testing.T) {
 	check(comm.Close())
 	expectEqual(t, len(answers), 2)
 	expectError(t, answers[1], shard.FailedPrecondition, "closed")
+}
+
+// A stale folder that is too deep to be deleted is a warning of the save's
+// thread, which outlives the engine here.
+func TestALogMayAskForTheCountersUntilItsCommunicatorIsClosed(t *testing.T) {
+	defer catch(t)
+	root := t.TempDir()
+	stale := filepath.Join(root, "step-000009.tmp-0123456789abcdef")
+	check(os.MkdirAll(filepath.Join(stale, strings.Repeat("d/", 20)), 0o700))
+	entered, engineClosed, asking := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	answer := make(chan error)
+	var comm *shard.Comm
+	comm = must(shard.CommOpen("local:", &shard.CommOptions{
+		Log: func(_ shard.LogLevel, message string) {
+			if !strings.Contains(message, "folders deep") {
+				return
+			}
+			close(entered)
+			<-engineClosed
+			_, err := comm.Metrics()
+			for close(asking); err == nil; {
+				_, err = comm.Metrics()
+			}
+			go func() { answer <- err }()
+		},
+	}))
+	r := &rank{t, comm, context.Background()}
+	engine := r.engineFor(shard.PlanOptions{})
+	save := must(shard.CheckpointSaveAsync(r.ctx, engine, root, &shard.SaveOptions{Timeout: time.Second}))
+	within(entered)
+	check(engine.Close()) // Waits until the save's timeout.
+	close(engineClosed)
+	within(asking)
+	closed := make(chan error)
+	go func() { closed <- comm.Close() }()
+	expectError(t, within(answer), shard.FailedPrecondition, "closed")
+	check(within(closed))
+	check(save.Close())
 }
 
 func TestAGatheringCallsBackWithEveryTensor(t *testing.T) {

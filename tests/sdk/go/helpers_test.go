@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"libshard/shard"
 )
@@ -34,6 +35,17 @@ func checkAt(err error, skip int) {
 		_, file, line, _ := runtime.Caller(skip)
 		panic(failure{fmt.Sprintf("%s:%d: %v", file[strings.LastIndexByte(file, '/')+1:], line, err)})
 	}
+}
+
+// within returns the next value of the channel, and ends the test, or the rank,
+// when none comes.
+func within[T any](values <-chan T) (value T) {
+	select {
+	case value = <-values:
+	case <-time.After(30 * time.Second):
+		checkAt(errors.New("nothing has come for 30 seconds"), 2)
+	}
+	return value
 }
 
 // catch reports what check and must have ended.
