@@ -152,9 +152,12 @@ class EngineState(Closable):
         """Returns call(). Ctrl-C cancels the call on all ranks as a progress
         function that raises does; a second one aborts the communicator, where
         the call waits for a rank that does not come."""
-        return run_with_progress(
-            progress, options, call, [*guards, self._guard],
-            lambda: lib.shard_comm_abort(self._comm._c, "interrupted"))
+        def abort():
+            if not self._comm.closed:
+                self._comm.abort("interrupted")
+
+        return run_with_progress(progress, options, call,
+                                 [*guards, self._guard], abort)
 
     def last_load_report(self):
         """Returns the missing and unexpected keys of the last load as a dict of

@@ -142,6 +142,7 @@ class FullParams:
         COLLECTIVE."""
         if not self._open:
             raise failed_precondition(_ENDED)
+        write_back = bool(write_back)
         self._open = False
         engine = self._engine
         with engine._guard:

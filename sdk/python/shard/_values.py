@@ -18,6 +18,9 @@ def elements(given, dtype, shape, what):
     dtype = DType(dtype)
     if isinstance(given, (bytes, bytearray)):
         return Buffer(given)
+    if dtype not in FORMATS:
+        raise TypeError(f"{what} has no elements of type {dtype.name}; the types"
+                        f" are {', '.join(kind.name for kind in FORMATS)}")
     if numpy is None:
         return stored_elements(given, dtype, what)
     array = numpy.asarray(given)

@@ -107,6 +107,8 @@ class ArgumentsTest(SdkTest):
             state.add("x", DType.I8, numpy.array([300]))
         with self.assertRaisesRegex(ValueError, "77 is not a valid DType"):
             state.add("x", 77, numpy.zeros(1))
+        with self.assertRaisesRegex(TypeError, "'x' has no .* OPAQUE; .* F32,"):
+            state.add("x", DType.OPAQUE, numpy.zeros(1))
         state.add("x", DType.U8, [0, 255])
         self.assertEqual(state["x"].data.tolist(), [0, 255])
 
@@ -261,6 +263,11 @@ class LifetimeTest(SdkTest):
                                           "summon them again"):
                         use()
             numpy.testing.assert_array_equal(values, first_values(0))
+            # Any value says whether to write, and ends the scope.
+            engine.summon().end(None)
+            with engine.summon(write_back=numpy.bool_(True)) as full:
+                full.param(0)[...] = 2
+            numpy.testing.assert_array_equal(engine.param(0), 2)
 
     def test_a_thousand_lives_leave_nothing_behind(self):
         def live():

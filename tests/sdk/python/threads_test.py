@@ -272,6 +272,28 @@ class InterruptTest(SdkTest):
                     checkpoint.verify(progress=lambda *_: interrupt())
                 checkpoint.verify()
 
+    def test_two_interrupts_end_a_save_whose_communicator_is_closed(self):
+        interrupts = []
+
+        def count(*_):
+            interrupts.append(None)
+            raise KeyboardInterrupt
+
+        def progress(done, total):
+            end = time.monotonic() + 10
+            for number in (1, 2):
+                interrupt()
+                while len(interrupts) < number and time.monotonic() < end:
+                    time.sleep(0.001)
+
+        before = signal.signal(signal.SIGINT, count)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+        with local_engine() as engine:
+            engine.comm.close()
+            with self.assertRaises(KeyboardInterrupt):
+                engine.save(self.folder / "ckpt", progress=progress)
+            self.assertEqual(len(interrupts), 2)
+
 
 if __name__ == "__main__":
     unittest.main()
