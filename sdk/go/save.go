@@ -197,4 +197,12 @@ func (s *Save) Wait(ctx context.Context) error {
 }
 
 // Close releases the handle. The save goes on.
-func (s *Save) Close() error { return s.h.close() }
+func (s *Save) Close() error {
+	if isInCallback(s.guard) {
+		// Where the engine is closed, releasing waits for the save, and so for a
+		// callback of the save.
+		go s.h.close()
+		return nil
+	}
+	return s.h.close()
+}

@@ -116,7 +116,8 @@ SHARD_NODISCARD SHARD_API shard_error* shard_save_wait(
     shard_save* save, double timeout) SHARD_NOEXCEPT;
 
 /* Releases the handle. The save goes on; where its engine has been freed, the
- * call waits for the end of the save. */
+ * call waits for the end of the save, so a function that the save calls must
+ * not make it then. */
 SHARD_API void shard_save_free(shard_save* save) SHARD_NOEXCEPT;
 
 typedef struct shard_load_options {

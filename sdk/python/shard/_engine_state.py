@@ -59,8 +59,10 @@ class Save(Closable):
 
     _noun = "save"
 
-    def __init__(self, pointer, progress):
-        self._handle = Handle(pointer, lib.shard_save_free)
+    def __init__(self, pointer, guard, progress):
+        # With the guard, for where the engine has gone the free function waits
+        # for the save, and so for a callback in which the handle goes.
+        self._handle = Handle(pointer, lib.shard_save_free, guard)
         self._progress = progress
 
     @property
@@ -132,7 +134,7 @@ class EngineState(Closable):
             running.append(progress)
             save = Save(
                 _calls.pointer(lib.shard_checkpoint_save, self._c, root,
-                               ctypes.byref(options)), progress)
+                               ctypes.byref(options)), self._guard, progress)
             del running[:-1]
             self._c.keep["save"] = save._c
             _saving.add(self._c)

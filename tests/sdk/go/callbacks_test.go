@@ -249,6 +249,7 @@ func TestALogMayAskForTheCountersUntilItsCommunicatorIsClosed(t *testing.T) {
 	check(os.MkdirAll(filepath.Join(stale, strings.Repeat("d/", 20)), 0o700))
 	entered, engineClosed, asking := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	answer := make(chan error)
+	var save *shard.Save
 	var comm *shard.Comm
 	comm = must(shard.CommOpen("local:", &shard.CommOptions{
 		Log: func(_ shard.LogLevel, message string) {
@@ -257,6 +258,7 @@ func TestALogMayAskForTheCountersUntilItsCommunicatorIsClosed(t *testing.T) {
 			}
 			close(entered)
 			<-engineClosed
+			check(save.Close())
 			_, err := comm.Metrics()
 			for close(asking); err == nil; {
 				_, err = comm.Metrics()
@@ -266,7 +268,7 @@ func TestALogMayAskForTheCountersUntilItsCommunicatorIsClosed(t *testing.T) {
 	}))
 	r := &rank{t, comm, context.Background()}
 	engine := r.engineFor(shard.PlanOptions{})
-	save := must(shard.CheckpointSaveAsync(r.ctx, engine, root, &shard.SaveOptions{Timeout: time.Second}))
+	save = must(shard.CheckpointSaveAsync(r.ctx, engine, root, &shard.SaveOptions{Timeout: time.Second}))
 	within(entered)
 	check(engine.Close()) // Waits until the save's timeout.
 	close(engineClosed)
@@ -275,7 +277,6 @@ func TestALogMayAskForTheCountersUntilItsCommunicatorIsClosed(t *testing.T) {
 	go func() { closed <- comm.Close() }()
 	expectError(t, within(answer), shard.FailedPrecondition, "closed")
 	check(within(closed))
-	check(save.Close())
 }
 
 func TestAGatheringCallsBackWithEveryTensor(t *testing.T) {

@@ -141,36 +141,35 @@ fn an_engine_that_its_own_callback_drops_is_left_alone() {
 /// A stale folder that is too deep to be deleted is a warning of the save's
 /// thread, which outlives the engine here.
 #[test]
-fn a_communicator_that_its_own_callback_drops_last_is_left_alone() {
+fn a_communicator_and_a_save_that_their_own_callback_drops_are_left_alone() {
     let root = folder();
     let stale = root.join("step-000009.tmp-0123456789abcdef");
     std::fs::create_dir_all(stale.join(["d"; 20].join("/"))).unwrap();
     let patience = Duration::from_secs(30);
     let (entered, has_entered) = mpsc::channel();
     let (engine_gone, engine_is_gone) = mpsc::channel::<()>();
-    let (comm_dropped, comm_is_dropped) = mpsc::channel();
-    let of_thread = Mutex::new((entered, engine_is_gone, comm_dropped));
-    let held = Arc::new(Mutex::new(None));
+    let (dropped, are_dropped) = mpsc::channel();
+    let of_thread = Mutex::new((entered, engine_is_gone, dropped));
+    let held = Arc::new(Mutex::new((None, None)));
     let last = Arc::clone(&held);
     let options = CommOptions::default().log(move |_, message| {
         if message.contains("folders deep") {
-            let (entered, engine_is_gone, comm_dropped) = &*of_thread.lock().unwrap();
+            let (entered, engine_is_gone, dropped) = &*of_thread.lock().unwrap();
             entered.send(()).unwrap();
             engine_is_gone.recv_timeout(patience).unwrap();
-            *last.lock().unwrap() = None;
-            comm_dropped.send(()).unwrap();
+            *last.lock().unwrap() = (None, None);
+            dropped.send(()).unwrap();
         }
     });
     let comm = Comm::open("local:", &options).unwrap();
     let mut engine = Stack::new().engine(&comm, 1);
-    *held.lock().unwrap() = Some(comm);
     let options = SaveOptions::default().timeout(Duration::from_secs(1));
     let save = Checkpoint::save_async(&mut engine, &root, &options).unwrap();
     has_entered.recv_timeout(patience).expect("no warning");
+    *held.lock().unwrap() = (Some(comm), Some(save));
     drop(engine); // Waits until the save's timeout.
     engine_gone.send(()).unwrap();
-    comm_is_dropped
+    are_dropped
         .recv_timeout(patience)
         .expect("the callback waits for itself");
-    drop(save);
 }

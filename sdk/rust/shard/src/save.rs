@@ -139,7 +139,11 @@ impl SaveHandle {
 
 impl Drop for SaveHandle {
     fn drop(&mut self) {
-        unsafe { sys::shard_save_free(self.save.as_ptr()) }
+        // Where the engine has gone, freeing the handle waits for the save, and so for
+        // a callback of the save that drops the handle: it stays.
+        if self.progress.check_outside().is_ok() {
+            unsafe { sys::shard_save_free(self.save.as_ptr()) }
+        }
     }
 }
 
