@@ -1489,7 +1489,8 @@ extern "C" {
 
 extern "C" {
     /// Releases the handle. The save goes on; where its engine has been freed, the
-    /// call waits for the end of the save.
+    /// call waits for the end of the save, so a function that the save calls must
+    /// not make it then.
     pub fn shard_save_free(save: *mut shard_save);
 }
 
