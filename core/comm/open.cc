@@ -233,7 +233,7 @@ StatusOr<std::shared_ptr<Communicator>> OpenNamed(std::string_view url,
                          spec.TakeDouble("timeout", options.timeout));
   if (!(options.timeout > 0) || !std::isfinite(options.timeout)) {
     return InvalidArgument("'", url, "': a timeout of ", options.timeout,
-                           " seconds; it must be positive");
+                           " seconds; it must be positive and finite");
   }
   SHARD_RETURN_IF_ERROR(TakeLink(url, &spec, &link));
   SHARD_ASSIGN_OR_RETURN(const int64_t rank, spec.TakeInt("rank", -1));

@@ -118,6 +118,11 @@ void LossScaler::Update(bool skipped) {
 }
 
 Status LossScaler::Restore(const State& state) {
+  if (kind_ == Kind::kNone && state.scale != 1) {
+    return InvalidArgument("loss scale ", state.scale,
+                           " needs an engine with loss scaling; set its option "
+                           "loss_scaling");
+  }
   // NaN fails both comparisons, and is not equal to itself.
   if (!(state.scale >= min_scale_ && state.scale <= max_scale_) ||
       NearestFloat(state.scale) != state.scale) {

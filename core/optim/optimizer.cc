@@ -77,9 +77,14 @@ std::string RangeText(const Hyper& hyper) {
   if (hyper.max < kNoMaximum && hyper.min > -kNoMaximum) {
     return StrCat("[", hyper.min, ", ", hyper.max, hyper.closed ? "]" : ")");
   }
-  if (hyper.min > -kNoMaximum) return StrCat("at least ", hyper.min);
-  if (hyper.max < kNoMaximum) return StrCat("at most ", hyper.max);
-  return "any finite number";
+  constexpr std::string_view kFinite = "finite in fp32";
+  if (hyper.min > -kNoMaximum) {
+    return StrCat("at least ", hyper.min, ", and ", kFinite);
+  }
+  if (hyper.max < kNoMaximum) {
+    return StrCat("at most ", hyper.max, ", and ", kFinite);
+  }
+  return StrCat("any number that is ", kFinite);
 }
 
 Status CheckRange(const char* optimizer, const Hyper& hyper, double value) {

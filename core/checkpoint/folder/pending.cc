@@ -119,6 +119,11 @@ StatusOr<NextLatest> NextLatest::Write(const Directory& root, int64_t step) {
 
 StatusOr<PendingCheckpoint::Root> PendingCheckpoint::Root::Open(
     FileEnv* env, const std::string& path) {
+  if (path.empty()) {
+    return InvalidArgument(
+        "the path of the folder for checkpoints is empty; name one, such as "
+        "'.'");
+  }
   Root root;
   StatusOr<Directory> opened = Directory::Open(env, path);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {

@@ -42,7 +42,7 @@ TEST(PendingRoot, IsMadeButNoFolderAboveIt) {
   WriteText(folder / "file", "");
   ExpectError(Begin(folder / "file", 1), StatusCode::kFailedPrecondition,
               {folder / "file"});
-  ExpectError(Begin("", 1), StatusCode::kNotFound, {});
+  ExpectInvalid(Begin("", 1), {"empty", "name one"});
   PutCheckpoint(folder / "step-000001", 1);
   ExpectInvalid(Begin(folder / "step-000001", 2),
                 {"step-000001' is itself a checkpoint"});

@@ -155,7 +155,7 @@ TEST(LossScaler, ForeignStatesAreErrors) {
   ExpectInvalid(fixed.Restore({32, 0}), {"32", "static?scale=16"});
   ExpectInvalid(fixed.Restore({16, 1}), {"1 good steps"});
   LossScaler none = Parsed("");
-  ExpectInvalid(none.Restore({32, 0}), {"32"});
+  ExpectInvalid(none.Restore({32, 0}), {"32", "option loss_scaling"});
 }
 
 TEST(LossScaler, CanonicalTextReadsBack) {

@@ -212,6 +212,7 @@ TEST(OptimizerTest, RangesAreChecked) {
       {"adamax?weight_decay=-1", "at least 0"},
       {"adamax?maximize=2", "0 or 1"},
       {"adamw?amsgrad=0.5", "0 or 1"},
+      {"adamw?lr=1e+39", "at least 0, and finite in fp32"},
       {"lamb?lr=-1", "at least 0"},
       {"lamb?beta1=1", "[0, 1)"},
       {"lamb?beta2=1", "[0, 1)"},
