@@ -69,6 +69,38 @@ class ThreadsTest(SdkTest):
             self.assertIsNone(freed())
         self.assertEqual(len(shard.open(self.folder / "ckpt")), 6)
 
+    def test_a_log_may_drop_the_save_that_logs_after_the_engine_has_gone(self):
+        # A stale folder that is too deep to be deleted is a warning of the
+        # save's thread.
+        stale = self.folder / "step-000009.tmp-0123456789abcdef"
+        (stale / "/".join("d" * 20)).mkdir(parents=True)
+        entered, gone = threading.Event(), threading.Event()
+        dropped = threading.Event()
+        threads = set(os.listdir("/proc/self/task"))
+
+        def log(level, message):
+            if "folders deep" in message:
+                entered.set()
+                gone.wait(30)
+                held.clear()
+                dropped.set()
+
+        model, _ = blocks_model()
+        with shard.Comm("local:", log=log) as comm:
+            engine = shard.Engine(shard.Plan(model, world_size=1), comm)
+            engine.broadcast_params()
+            held = [engine.save(self.folder, background=True, timeout=1)]
+            freed = weakref.ref(held[0]._handle)
+            entered.wait(30)
+            del engine  # Waits until the save's timeout.
+            gone.set()
+            self.assertTrue(dropped.wait(30))
+        # The save's thread ends, and so does the one that freed the handle.
+        end = time.monotonic() + 10
+        while set(os.listdir("/proc/self/task")) > threads:
+            self.assertLess(time.monotonic(), end)
+        self.assertIsNone(freed())
+
     def test_a_state_dict_is_filled_and_read_by_two_threads(self):
         state = shard.StateDict()
 
