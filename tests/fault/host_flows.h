@@ -57,6 +57,10 @@ struct HostRank {
   char call[64] = {};
   char message[256] = {};
   uint64_t result = 0;  // A hash of the results of the flow.
+  // Calls of a save's progress function after the save has returned an error.
+  // Counted from the thread of a save in the background.
+  bool save_failed = false;
+  int late_calls = 0;
 };
 
 struct Flow {

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -18,6 +19,16 @@ constexpr const char* kBlocks[] = {"first", "second", "third", "fourth",
                                    "fifth"};
 constexpr int32_t kBiases[] = {kBias0, 4, 6, 8, 10};
 constexpr int64_t kCols = 4096;
+
+// The host may have freed what its progress function uses once a save has
+// returned an error.
+int32_t CountLateCalls(uint64_t, uint64_t, void* user_data) {
+  auto* const rank = static_cast<HostRank*>(user_data);
+  if (std::atomic_ref(rank->save_failed).load()) {
+    std::atomic_ref(rank->late_calls).fetch_add(1);
+  }
+  return 0;
+}
 
 }  // namespace
 
@@ -170,7 +181,12 @@ void Save(HostRank* rank, const char* name, shard_save** save) {
   options.threads = 2;
   options.keep_last = 1;
   options.timeout = 30;
-  TRY(shard_checkpoint_save(rank->engine, root, &options, save));
+  options.progress = CountLateCalls;
+  options.progress_user_data = rank;
+  shard_error* const error =
+      shard_checkpoint_save(rank->engine, root, &options, save);
+  if (error != nullptr) std::atomic_ref(rank->save_failed).store(true);
+  (void)Failed(rank, "shard_checkpoint_save", error);
 }
 
 }  // namespace shard

@@ -111,6 +111,11 @@ void OutOfMemory::Judge(Host* host, const Held& before, const uint64_t* results,
       ++tally->wrong;
       tally->Add("allocation %lld: rank %d has another result", at, r);
     }
+    if (rank.late_calls > 0) {
+      ++tally->wrong;
+      tally->Add("allocation %lld: rank %d: progress of a save that failed", at,
+                 r);
+    }
   }
   if (!allowed || (!host->IsOk() && !exhausted)) {
     ++tally->wrong;
