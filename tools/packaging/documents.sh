@@ -30,6 +30,9 @@ put_document() {
 for name in README.md CHANGELOG.md SECURITY.md docs/*.md; do
   put_document "$name" "$folder/$name"
 done
+for name in docs/*.svg; do
+  put "$name" "$folder/$name"
+done
 put LICENSE "$folder/copyright"
 put_document samples/quickstart/README.md \
   "$prefix/share/shard/samples/quickstart/README.md"
