@@ -36,7 +36,7 @@
 
 namespace shard {
 
-// What one rank publishes for one communicator, in memory that its peers read.
+// The wait of one rank in one communicator, in memory that its peers read.
 // Zero at birth; holds no pointers. One thread at a time writes each word, with
 // release order: a peer that has read a word finds all that was published
 // before it.

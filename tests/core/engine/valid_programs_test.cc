@@ -159,6 +159,7 @@ TEST_P(ValidProgramsTest, NoDeadlockIsFound) {
     world.engine.overlap = first / kPrograms % 4 >= 2;
     const auto plan = MakePlan(GetParam(), world);
     ASSERT_OK(plan);
+    ASSERT_TRUE(ShardsAsItsStage(**plan));
     CommOptions options;
     options.timeout = 60;
     options.find_deadlocks_at_once = true;

@@ -6,7 +6,7 @@ import unittest
 import shard
 from sdk_testing import run_ranks
 from torch_testing import (RANKS, TorchTest, loss_of, make_net, make_optimizer,
-                           nn, reference, torch, train)
+                           nn, reference, torch, train, train_steps)
 
 
 class StateTest(TorchTest):
@@ -52,13 +52,7 @@ class StateTest(TorchTest):
             net.load_state_dict(theirs)
             optimizer = make_optimizer(net, comm, "adamw?lr=9", stage=2)
             optimizer.load_state_dict(state)
-            losses = []
-            for step in range(3, 6):
-                optimizer.zero_grad()
-                loss = loss_of(net, step, comm.rank)
-                loss.backward()
-                optimizer.step()
-                losses.append(comm.sum(loss.item()) / RANKS)
+            losses = train_steps(net, optimizer, comm, range(3, 6))
             return losses, optimizer.engine.completed_steps()
 
         losses, steps = run_ranks(RANKS, resume)[0]
@@ -78,14 +72,7 @@ class StateTest(TorchTest):
             net.load_state_dict(theirs)
             optimizer = make_optimizer(net, comm, "sgd?momentum=0.9")
             optimizer.load_state_dict(state)
-            losses = []
-            for step in range(3, 6):
-                optimizer.zero_grad()
-                loss = loss_of(net, step, comm.rank)
-                loss.backward()
-                optimizer.step()
-                losses.append(comm.sum(loss.item()) / RANKS)
-            return losses
+            return train_steps(net, optimizer, comm, range(3, 6))
 
         self.assert_close(run_ranks(RANKS, resume)[0], expected[3:])
 

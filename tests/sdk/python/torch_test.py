@@ -9,7 +9,8 @@ import shard
 from sdk_testing import run_ranks
 from shard import Code, MissingGrads
 from torch_testing import (RANKS, WIDTH, TorchTest, loss_of, make_net,
-                           make_optimizer, nn, reference, torch, train)
+                           make_optimizer, nn, reference, torch, train,
+                           train_steps)
 
 
 class StepTest(TorchTest):
@@ -115,13 +116,7 @@ class StepTest(TorchTest):
                 net, comm, stage=stage,
                 groups=[{"params": split(net), "weight_decay": 0.0,
                          "betas": (0.8, 0.9)}])
-            losses = []
-            for step in range(4):
-                optimizer.zero_grad()
-                loss = loss_of(net, step, comm.rank)
-                loss.backward()
-                optimizer.step()
-                losses.append(comm.sum(loss.item()) / RANKS)
+            losses = train_steps(net, optimizer, comm, range(4))
             self.assertEqual(optimizer.param_groups[1]["betas"], (0.8, 0.9))
             self.assertEqual(optimizer.param_groups[0]["weight_decay"], 0.1)
             return losses

@@ -70,21 +70,29 @@ def make_optimizer(net, comm, text="adamw?lr=0.01&weight_decay=0.1", **options):
                                  **options)
 
 
+def train_steps(net, optimizer, comm, steps, each=lambda optimizer: None,
+                **step_options):
+    """Trains on one of the ranks; returns the mean losses."""
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = loss_of(net, step, comm.rank)
+        loss.backward()
+        optimizer.step(**step_options)
+        losses.append(comm.sum(loss.item()) / comm.world_size)
+        each(optimizer)
+    return losses
+
+
 def train(comm, steps=4, *, change=lambda net: None, begin=0, root=None,
           each=lambda optimizer: None, step_options=(), **options):
-    """Trains on one of the ranks; returns the mean losses and the optimizer."""
+    """Trains a net of its own; returns losses, optimizer and net."""
     net = make_net(change)
     optimizer = make_optimizer(net, comm, **options)
     if root is not None:
         optimizer.load(root)
-    losses = []
-    for step in range(begin, begin + steps):
-        optimizer.zero_grad()
-        loss = loss_of(net, step, comm.rank)
-        loss.backward()
-        optimizer.step(**dict(step_options))
-        losses.append(comm.sum(loss.item()) / comm.world_size)
-        each(optimizer)
+    losses = train_steps(net, optimizer, comm, range(begin, begin + steps),
+                         each, **dict(step_options))
     return losses, optimizer, net
 
 
