@@ -115,18 +115,20 @@ class LossTest : public TrainGptTest {
 
 // Medians end within 0.3 percent. With codes that are always rounded down they
 // end 3 percent apart, with scales that are 3 percent too large 17. One run in
-// ten ends 2 percent higher than the others.
+// ten ends 2 percent higher than the others, and which ones do depends on the
+// processor: two of the first three do on one with AVX2. So the median is one
+// of seven.
 TEST_F(LossTest, NarrowStatesEndCloseToF32) {
   if (shard::kSanitized) {
     GTEST_SKIP() << "what it trains to is no question of memory or threads";
   }
   const auto median = [this](const std::string& states) {
     std::vector<double> losses;
-    for (const char* seed : {"1", "2", "3"}) {
+    for (const char* seed : {"1", "2", "3", "4", "5", "6", "7"}) {
       losses.push_back(Loss("--states " + states + " --seed " + seed));
     }
     std::sort(losses.begin(), losses.end());
-    return losses[1];
+    return losses[losses.size() / 2];
   };
   const double f32 = median("f32");
   EXPECT_LT(f32, 0.5);
