@@ -50,6 +50,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
                          MakeTransfers(*plan_, *memory_, comm, device));
   queue_ = std::make_unique<CommQueue>(
       comm, host_, compute_.get(), std::move(communication), options.timeout);
+  published_.emplace(plan_->units().size());
   Units::Dependencies unit_deps;
   unit_deps.plan = plan_.get();
   unit_deps.memory = &*memory_;
@@ -59,6 +60,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   unit_deps.compute = compute_.get();
   unit_deps.transfers = transfers_.get();
   unit_deps.queue = queue_.get();
+  unit_deps.published = &*published_;
   unit_deps.timeout = options.timeout;
   unit_deps.allow_missing = options.allow_missing;
   units_ = std::make_unique<Units>(unit_deps);
@@ -73,7 +75,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   step_deps.eager = eager_.get();
   step_deps.transfers = transfers_.get();
   step_deps.queue = queue_.get();
-  step_deps.units = units_.get();
+  step_deps.published = &*published_;
   step_deps.overlap =
       options.overlap && !comm->direct() && !plan_->shards_params();
   step_deps.timeout = options.timeout;

@@ -18,6 +18,7 @@
 #include "core/engine/memory/buffers.h"
 #include "core/engine/step/step.h"
 #include "core/engine/transfer/comm_queue.h"
+#include "core/engine/transfer/published_units.h"
 #include "core/engine/transfer/transfers.h"
 #include "core/engine/units/units.h"
 #include "core/flat/plan.h"
@@ -71,6 +72,7 @@ class EngineRuntime {
   std::unique_ptr<Stream> eager_;
   std::unique_ptr<BoundCopies> copies_;
   std::unique_ptr<Transfers> transfers_;
+  std::optional<PublishedUnits> published_;
   std::unique_ptr<Units> units_;
   std::unique_ptr<Stepper> stepper_;
   std::unique_ptr<CommQueue> queue_;

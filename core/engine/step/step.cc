@@ -39,13 +39,12 @@ StatusOr<std::unique_ptr<Stepper>> Stepper::Create(const Dependencies& deps) {
   return stepper;
 }
 
-Status Stepper::Run(const StepInput& input, const Deadline& deadline,
-                    StepReport* report) {
+Status Stepper::Run(const StepInput& input, const std::vector<Event>& reduced,
+                    const Deadline& deadline, StepReport* report) {
   const bool needs_norm = input.max_grad_norm > 0 || input.skip_nonfinite;
   double scale = input.gradient_scale;
   // The host may still write gradients, and read the parameters.
   deps_.compute->Wait(deps_.host->Record(), deadline);
-  const std::vector<Event> reduced = deps_.units->EnqueueRest();
   if (needs_norm) {
     {
       Stopwatch wait(&report->seconds_wait);
@@ -225,7 +224,7 @@ void Stepper::EnqueuePublish(int32_t unit, size_t buffer) {
   if (bytes == 0) return;
   // The queue runs in order, so the unit's parameters are published when its
   // last buffer is.
-  deps_.units->SetPublished(
+  deps_.published->Set(
       unit, deps_.queue->Run(
                 "publish the parameters of a buffer", bytes, [this, buffer] {
                   return Publish(buffer, Deadline::After(deps_.timeout));

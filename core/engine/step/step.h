@@ -39,8 +39,8 @@
 #include "core/engine/step/owned_range.h"
 #include "core/engine/step/update.h"
 #include "core/engine/transfer/comm_queue.h"
+#include "core/engine/transfer/published_units.h"
 #include "core/engine/transfer/transfers.h"
-#include "core/engine/units/units.h"
 #include "core/flat/plan.h"
 #include "core/optim/optimizer.h"
 #include "kernels/cpu/norm.h"
@@ -87,7 +87,7 @@ class Stepper {
     Stream* eager;  // The stream of UpdateEagerly.
     Transfers* transfers;
     CommQueue* queue;
-    Units* units;
+    PublishedUnits* published;
     // Parameters may still be in transfer when the step returns: the host
     // acquires each unit before it reads the unit's parameters.
     bool overlap;
@@ -97,14 +97,15 @@ class Stepper {
   // All of `deps` must outlive the result.
   static StatusOr<std::unique_ptr<Stepper>> Create(const Dependencies& deps);
 
-  // Does a step. COLLECTIVE. REQUIRES: every rank has entered the step, so all
-  // gradients are complete. On return nobody reads gradients any more, and
-  // every rank sees all new parameters, in the memory that it bound too, or,
-  // with overlap, will see them when it acquires their units. Fills all of
+  // Does a step. COLLECTIVE. `reduced`: by buffer of the plan, the event after
+  // which its gradients are reduced. REQUIRES: every rank has entered the step,
+  // so all gradients are complete. On return nobody reads gradients any more,
+  // and every rank sees all new parameters, in the memory that it bound too,
+  // or, with overlap, will see them when it acquires their units. Fills all of
   // `report` but step, seconds_total and the fields of communication, and adds
   // to seconds_wait.
-  Status Run(const StepInput& input, const Deadline& deadline,
-             StepReport* report);
+  Status Run(const StepInput& input, const std::vector<Event>& reduced,
+             const Deadline& deadline, StepReport* report);
 
   // Begins a step: from here on UpdateEagerly is called for units whose
   // gradients are ready on all ranks, and Run does the rest, with the same
@@ -112,7 +113,7 @@ class Stepper {
   void Begin(const StepInput& input, const Deadline& deadline);
   // Updates and publishes the unit, and waits until it is updated: so Run may
   // use the same workspace. COLLECTIVE; on any thread. `in_place` as in
-  // Units::EagerUpdate.
+  // UnitTransfers::EagerUpdate.
   Status UpdateEagerly(int32_t unit,
                        const std::vector<std::vector<const void*>>* in_place,
                        const Deadline& deadline);

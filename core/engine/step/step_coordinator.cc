@@ -227,7 +227,8 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
                            Prepare(options, leader, deadline, &report->active));
   }
   report->loss_scale = LossScaleOf(options, Setting());
-  const Status ran = runtime_->stepper().Run(input, deadline, report);
+  const Status ran =
+      runtime_->stepper().Run(input, units.EnqueueRest(), deadline, report);
   // Fails for good: some of the parameters may be updated.
   if (!ran.ok()) return units.Fail(ran);
   report->bytes_moved += runtime_->bound_copies().TakeBytes();

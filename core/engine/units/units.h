@@ -1,23 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Units: gathers the parameters of units and reduces their gradients. The
-// parameters of a unit are there between acquire and release, the gradients are
-// reduced once they are ready, and the units that will be needed next are
-// prefetched.
+// Units: what a host does with the units of a plan. The parameters of a unit
+// are there between acquire and release (UnitParams), its gradients are reduced
+// once they are ready (UnitGrads), and each call in the wrong order is an error
+// (UnitStates).
 //
-//                        gathers in acquire     reduces when ready
-//   memory shared        never                  where gradients are sharded
-//   not shared           where parameters are   always; kept whole and with
-//                        sharded                allow_missing: in the step
-//
-// Prefetching follows the order of acquires that was recorded since the last
-// step; an acquire out of that order starts a new record. The order depends on
-// the calls alone, so ranks that make the same calls prefetch the same units.
-// In join the ranks make different calls, so all start new records after it.
-//
-// All tensors are moved on the CommQueue, after the ranks have agreed on it. A
-// wrong call on one rank, for which others would wait, becomes an error of all.
-// Such an error is final: the ranks are out of step.
+// All tensors are moved on the CommQueue, after the ranks have agreed on it
+// (UnitTransfers, Meetings). A wrong call on one rank, for which others would
+// wait, becomes an error of all. Such an error is final: the ranks are out of
+// step.
 //
 // Three streams use the tensors, and each waits for what the others did before:
 //
@@ -28,17 +19,14 @@
 //   the queue's  moves tensors after all that both were given (CommQueue::Run)
 //
 // The thread itself waits for the streams only where it uses their memory, or
-// tells other ranks that they may (AwaitStreams).
+// tells other ranks that they may (Meetings::AwaitStreams).
 //
 // Threads: one at a time, as the engine.
 
 #ifndef SHARD_CORE_ENGINE_UNITS_UNITS_H_
 #define SHARD_CORE_ENGINE_UNITS_UNITS_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,11 +37,16 @@
 #include "core/device/stream.h"
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
-#include "core/engine/memory/slots.h"
 #include "core/engine/transfer/agreement.h"
 #include "core/engine/transfer/comm_queue.h"
+#include "core/engine/transfer/published_units.h"
 #include "core/engine/transfer/transfers.h"
+#include "core/engine/units/meetings.h"
+#include "core/engine/units/reduced_grads.h"
+#include "core/engine/units/unit_grads.h"
+#include "core/engine/units/unit_params.h"
 #include "core/engine/units/unit_states.h"
+#include "core/engine/units/unit_transfers.h"
 #include "core/flat/plan.h"
 
 namespace shard {
@@ -69,6 +62,7 @@ class Units {
     Stream* compute;
     Transfers* transfers;
     CommQueue* queue;
+    const PublishedUnits* published;
     double timeout;      // Seconds, of work on the queue.
     bool allow_missing;  // Gradients may be missing.
   };
@@ -95,8 +89,8 @@ class Units {
 
   // Return the current memory of `param` and of its gradient; the latter may be
   // bound. The error says what must be acquired first.
-  StatusOr<void*> Param(ParamId param) const;
-  StatusOr<void*> Grad(ParamId param) const;
+  StatusOr<void*> Param(ParamId param) const { return params_.Param(param); }
+  StatusOr<void*> Grad(ParamId param) const { return grads_.Grad(param); }
 
   // Continues the declaring of `before`, the units of another plan over the
   // same parameters: a rank that declared its gradients there declares them
@@ -138,119 +132,43 @@ class Units {
                      const Arguments& arguments, const Deadline& deadline);
   // Makes `error` final, and ends the group with it: the error may be of this
   // rank alone, for which the others would wait.
-  Status Fail(const Status& error);
+  Status Fail(const Status& error) { return meetings_.Fail(error); }
   // Forgets the state of the step that was done; gathered parameters are out of
   // date.
   void FinishStep();
-  // Called for each unit of a begun step as soon as its gradients are ready on
-  // all ranks, on the queue's thread, until EnqueueRest. REQUIRES: no gradients
-  // are ready yet. `in_place`: the result of Transfers::ReadInPlace, or null
-  // where gradients cannot be read so.
-  using EagerUpdate = std::function<Status(
-      int32_t unit, const std::vector<std::vector<const void*>>* in_place,
-      const Deadline& deadline)>;
-  void SetEagerUpdate(EagerUpdate update) { eager_update_ = std::move(update); }
-
-  // Sets the event, of the queue, after which the parameters of `unit` are
-  // published.
-  void SetPublished(int32_t unit, Event event);
+  // Sets what updates the units of a begun step as soon as their gradients are
+  // ready on all ranks, until EnqueueRest. REQUIRES: no gradients are ready
+  // yet.
+  void SetEagerUpdate(UnitTransfers::EagerUpdate update) {
+    transfers_.SetEagerUpdate(std::move(update));
+  }
 
   const std::vector<Proposal>& proposals() const {
-    return agreement_.proposals();
+    return meetings_.proposals();
   }
   const UnitStates& states() const { return states_; }
   // Returns the error after which the ranks are out of step.
-  const Status& broken() const { return broken_; }
-  bool gathers() const { return gathers_; }
+  const Status& broken() const { return meetings_.broken(); }
+  // Returns whether units are gathered.
+  bool gathers() const { return params_.gathers(); }
 
  private:
-  // Announces an operation, then runs the announced operations of other ranks
-  // until it is this one's turn.
-  Status Perform(const Proposal& proposal, unsigned char* slot);
-  // Runs the operation of the leader of the last agreement.
-  Status RunOperation(const Proposal& proposal, unsigned char* slot,
-                      const Deadline& deadline);
+  Status CheckAcquire(int32_t unit, Pass pass) const;
+  Status CheckGradsReady(int32_t unit) const;
   // Runs the leader's operation in this thread, for a rank that came for
   // something else.
   Status FollowLeader(int32_t leader, const Deadline& deadline);
-  // Blocks until the host's stream and the compute stream have done all that
-  // they were given: for memory that this thread uses itself, or that other
-  // ranks use once they know that this one is here.
-  Status AwaitStreams(const Deadline& deadline);
-  // Tells the other ranks, which propose an operation with a unit, that this
-  // rank cannot do it. COLLECTIVE.
-  Status ReportToOthers(Activity activity, const Status& local,
-                        const Deadline& deadline);
-  Status CheckRoom(int32_t unit, const Slots& slots,
-                   std::string_view what) const;
-  bool HasTensors(int32_t unit, bool grads) const;
-  // Returns whether the ranks exchange proposals once the gradients of a unit
-  // are ready.
-  bool AgreesWhenReady() const { return reduces_ || eager_update_ != nullptr; }
-  // Enqueues the gathering of `unit`, into a slot that is not in use.
-  void EnqueueGather(int32_t unit, int slot);
-  void EnqueueReduce(int32_t unit);
-  Status ReduceWhole(size_t buffer);
-  void RecordOrder(int32_t unit);
-  // Forgets which gradients are reduced: after a step, or once all ranks have
-  // joined.
-  void ForgetReduced();
-  // Forgets the units that this rank gathered, and their order, where other
-  // ranks did not gather the same.
-  void ForgetOrder();
-  void Prefetch();
-  Status AcquireGradSlot(int32_t unit, Pass pass, const Deadline& deadline);
-  // Zeroes the elements that belong to no parameter: other units leave their
-  // gradients in a slot.
-  void ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads);
-  // Returns this rank's gradients of a buffer of `unit`. REQUIRES: where they
-  // are sharded, the unit has a slot.
-  unsigned char* GradsOf(int32_t unit, const SlotPart& part) const;
-  // Makes the gradient at `flat` that of the host: zeros where it does not
-  // count, else a copy of the bound one. Enqueues only; returns whether
-  // anything was.
-  bool CompleteGrad(const Slot& slot, DType dtype, bool counts, void* flat);
-  // Complete the gradients of `unit` that are about to be reduced, and whole
-  // gradients that the step is about to read.
-  Status CompleteUnitGrads(int32_t unit, const Deadline& deadline);
-  Status CompleteWholeGrads(const Deadline& deadline);
-  // Make the work on gradients that is enqueued next come after what the host
-  // has done so far, and the host's next work after that work.
-  void FollowHost(const Deadline& deadline);
-  Status LeadHost(const Deadline& deadline);
-  // Makes an error final that all ranks know.
-  Status MarkBroken(const Status& error);
-  // Returns the error of an agreement to which this rank proposed `activity`;
-  // final where the ranks that have not joined did not all come for the same.
-  Status HandleFailedAgreement(const Status& error, Activity activity);
 
   const Dependencies deps_;
   const Plan& plan_;
-  const bool gathers_;
-  const bool reduces_;        // When gradients are ready.
-  const bool reduces_later_;  // During the step.
+  // Later members use earlier ones.
   UnitStates states_;
-  Agreement agreement_;
-  Slots param_slots_;
-  Slots grad_slots_;
+  ReducedGrads reduced_;
+  Meetings meetings_;
+  UnitTransfers transfers_;
+  UnitParams params_;
+  UnitGrads grads_;
   bool accumulate_ = false;
-  EagerUpdate eager_update_;
-  std::vector<std::vector<const void*>> in_place_;
-  Status broken_;
-  // By unit: Proposal::zeroed of the last gradients that the ranks have reduced
-  // since the last step, whose sum counts while zeroed_ is the same;
-  // kNeverZeroed: none. Used by the queue's thread while the queue is not
-  // empty.
-  std::vector<int64_t> reduced_;
-  // Calls of ClearGrads since the last step, where gradients are sharded.
-  int64_t zeroed_ = 0;
-  // Whether this rank had declared gradients before one of these calls.
-  bool dropped_ = false;
-  std::vector<Event> published_;  // By unit.
-
-  std::vector<int32_t> order_;  // Units in the order of acquires.
-  size_t position_ = 0;         // Of the next acquire in order_.
-  bool recording_ = true;
 };
 
 }  // namespace shard

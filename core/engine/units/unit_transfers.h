@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// UnitTransfers: moves the tensors of one unit, or buffer, on the CommQueue,
+// after the ranks have agreed on it there. Takes part in what other ranks move
+// before.
+//
+// Threads: as the engine; the work runs on the queue's thread.
+
+#ifndef SHARD_CORE_ENGINE_UNITS_UNIT_TRANSFERS_H_
+#define SHARD_CORE_ENGINE_UNITS_UNIT_TRANSFERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/device/event.h"
+#include "core/engine/memory/buffers.h"
+#include "core/engine/transfer/agreement.h"
+#include "core/engine/transfer/comm_queue.h"
+#include "core/engine/transfer/transfers.h"
+#include "core/engine/units/reduced_grads.h"
+#include "core/flat/plan.h"
+
+namespace shard {
+
+class UnitTransfers {
+ public:
+  struct Dependencies {
+    const Plan* plan;
+    const EngineMemory* memory;
+    Communicator* comm;
+    Transfers* transfers;
+    CommQueue* queue;
+    Agreement* agreement;
+    ReducedGrads* reduced;
+    double timeout;  // Seconds, of work on the queue.
+  };
+
+  // All of `deps` must outlive this.
+  explicit UnitTransfers(const Dependencies& deps)
+      : deps_(deps), plan_(*deps.plan) {}
+
+  // Enqueue the gathering of a unit's parameters into `slot`, the reduction of
+  // gradients that `proposal`, of kReduce, names, and that of a buffer of whole
+  // gradients. Each returns the event after which it is done.
+  Event Gather(int32_t unit, unsigned char* slot);
+  Event Reduce(const Proposal& proposal);
+  Event ReduceWhole(size_t buffer);
+
+  // Runs the operation that `led` proposes in this thread, for a rank that came
+  // for something else. COLLECTIVE. REQUIRES: the queue is drained.
+  Status Follow(const Proposal& led, const Deadline& deadline) {
+    return Move(led, nullptr, deadline);
+  }
+
+  // Called for each unit of a begun step as soon as its gradients are ready on
+  // all ranks, on the queue's thread. `in_place`: the result of
+  // Transfers::ReadInPlace, or null where gradients cannot be read so.
+  using EagerUpdate = std::function<Status(
+      int32_t unit, const std::vector<std::vector<const void*>>* in_place,
+      const Deadline& deadline)>;
+  // Sets what is called, or nothing. REQUIRES: no gradients are ready, or the
+  // queue is drained.
+  void SetEagerUpdate(EagerUpdate update) { eager_update_ = std::move(update); }
+  bool updates_eagerly() const { return eager_update_ != nullptr; }
+
+ private:
+  // Announces an operation, then runs the announced operations of other ranks
+  // until it is this one's turn.
+  Status Perform(const Proposal& proposal, unsigned char* slot);
+  // Moves what `led` proposes. `slot`: where this rank gathers parameters; null
+  // where it only takes part.
+  Status Move(const Proposal& led, unsigned char* slot,
+              const Deadline& deadline);
+  Status MoveGrads(const Proposal& led, const Deadline& deadline);
+  Status MoveParams(int32_t unit, unsigned char* slot,
+                    const Deadline& deadline);
+  // Runs `move` as an event of the observer, and counts its time.
+  template <typename Function>
+  Status Timed(EventId event, int32_t unit, uint64_t bytes,
+               const Function& move);
+
+  const Dependencies deps_;
+  const Plan& plan_;
+  EagerUpdate eager_update_;
+  std::vector<std::vector<const void*>> in_place_;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_UNITS_UNIT_TRANSFERS_H_
