@@ -2,12 +2,9 @@
 
 #include "core/engine/step/step_coordinator.h"
 
-#include <algorithm>
-#include <cstddef>
 #include <vector>
 
 #include "core/base/dtype.h"
-#include "core/comm/check_agreement.h"
 #include "core/engine/transfer/stopwatch.h"
 #include "core/observe/observer.h"
 
@@ -15,26 +12,7 @@ namespace shard {
 
 void StepCoordinator::SetRuntime(EngineRuntime* runtime) {
   runtime_ = runtime;
-  trainable_numel_ = 0;
-  for (const FlatBufferPlan& buffer : runtime_->plan()->buffers()) {
-    if (buffer.trainable) {
-      trainable_numel_ += static_cast<double>(buffer.layout.numel());
-    }
-  }
-}
-
-StepSetting StepCoordinator::Setting() const {
-  return {deps_.comm->world_size(), trainable_numel_,
-          &deps_.counters->loss_scaler()};
-}
-
-Proposal StepCoordinator::ProposalFor(Activity activity,
-                                      const StepOptions& options) const {
-  Proposal proposal;
-  proposal.activity = activity;
-  proposal.step = EntryOf(options, Setting(), deps_.hypers->Fingerprint52(),
-                          deps_.counters->step() + 1);
-  return proposal;
+  agreement_.SetUnits(runtime->plan().get(), &runtime->units());
 }
 
 Status StepCoordinator::CheckNotBegun(std::string_view what) const {
@@ -105,10 +83,11 @@ Status StepCoordinator::Begin(const StatusOr<StepOptions>& given,
   const StepOptions options = given.ok() ? *given : StepOptions();
   Status local = given.status();
   if (local.ok()) local = known;
-  if (local.ok()) local = CheckStepOptions(options, Setting());
+  if (local.ok()) local = CheckStepOptions(options, agreement_.setting());
   if (local.ok()) local = deps_.counters->CheckStepCount();
   if (local.ok()) local = CheckBegin(options);
-  const Proposal proposal = ProposalFor(Activity::kBeginStep, options);
+  const Proposal proposal =
+      agreement_.ProposalFor(Activity::kBeginStep, options);
   int32_t leader = 0;
   SHARD_RETURN_IF_ERROR(
       runtime_->units().EnterStep(proposal, local, deadline, &leader));
@@ -117,8 +96,9 @@ Status StepCoordinator::Begin(const StatusOr<StepOptions>& given,
 
 Status StepCoordinator::RunBegin(const StepOptions& options, int32_t leader,
                                  const Deadline& deadline) {
-  SHARD_ASSIGN_OR_RETURN(begun_input_,
-                         Prepare(options, leader, deadline, &begun_active_));
+  SHARD_ASSIGN_OR_RETURN(
+      begun_input_,
+      agreement_.Agree(options, leader, deadline, &begun_active_));
   begun_ = options;
   runtime_->stepper().Begin(begun_input_, deadline);
   runtime_->units().SetEagerUpdate(
@@ -142,10 +122,10 @@ Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
     options = *begun_;
   }
   if (local.ok()) local = known;
-  if (local.ok()) local = CheckStepOptions(options, Setting());
+  if (local.ok()) local = CheckStepOptions(options, agreement_.setting());
   if (local.ok()) local = deps_.counters->CheckStepCount();
   if (local.ok()) local = runtime_->units().CheckStep();
-  const Proposal proposal = ProposalFor(Activity::kStep, options);
+  const Proposal proposal = agreement_.ProposalFor(Activity::kStep, options);
   int32_t leader = 0;
   {
     Span wait(deps_.comm->observer(), EventId::kEnter, {},
@@ -166,7 +146,7 @@ Status StepCoordinator::Join(const Status& known, double timeout,
     const Deadline deadline = Deadline::After(timeout);
     // Zeroed before other ranks read the gradients.
     if (local.ok()) local = ZeroWholeGrads(deadline);
-    Proposal proposal = ProposalFor(Activity::kJoin, StepOptions());
+    Proposal proposal = agreement_.ProposalFor(Activity::kJoin, StepOptions());
     proposal.active = 0;
     int32_t leader = 0;
     bool joined = false;
@@ -189,44 +169,19 @@ Status StepCoordinator::Join(const Status& known, double timeout,
   }
 }
 
-StatusOr<StepInput> StepCoordinator::Prepare(const StepOptions& options,
-                                             int32_t leader,
-                                             const Deadline& deadline,
-                                             int32_t* active) {
-  const std::vector<Proposal>& proposals = runtime_->units().proposals();
-  SHARD_RETURN_IF_ERROR(AgreeOnEntries(leader, deadline));
-  *active = 0;
-  for (const Proposal& proposal : proposals) *active += proposal.active;
-  SHARD_RETURN_IF_ERROR(AgreeOnHypers(leader, deadline));
-  SHARD_RETURN_IF_ERROR(ChooseParamSteps(deadline));
-  StepInput input;
-  input.optimizers = &deps_.hypers->optimizers();
-  input.step = deps_.counters->step() + 1;
-  input.param_steps = deps_.counters->next_steps();
-  input.gradient_scale = 1.0 / (GradDivisorOf(options, Setting(), *active) *
-                                LossScaleOf(options, Setting()));
-  input.max_grad_norm = options.max_grad_norm;
-  input.norm_type = NormTypeOf(options.grad_norm_type);
-  input.norm_p = options.grad_norm_type;
-  input.clip_value = options.clip_value;
-  input.skip_nonfinite =
-      options.skip_nonfinite || deps_.counters->loss_scaler().dynamic();
-  return input;
-}
-
 Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
                                 const Deadline& deadline, StepReport* report) {
   Units& units = runtime_->units();
   StepInput input;
   if (begun_) {
-    SHARD_RETURN_IF_ERROR(AgreeOnEntries(leader, deadline));
+    SHARD_RETURN_IF_ERROR(agreement_.AgreeOnEntries(leader, deadline));
     input = begun_input_;
     report->active = begun_active_;
   } else {
-    SHARD_ASSIGN_OR_RETURN(input,
-                           Prepare(options, leader, deadline, &report->active));
+    SHARD_ASSIGN_OR_RETURN(
+        input, agreement_.Agree(options, leader, deadline, &report->active));
   }
-  report->loss_scale = LossScaleOf(options, Setting());
+  report->loss_scale = LossScaleOf(options, agreement_.setting());
   const Status ran =
       runtime_->stepper().Run(input, units.EnqueueRest(), deadline, report);
   // Fails for good: some of the parameters may be updated.
@@ -244,88 +199,6 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
                   " was skipped, with loss scale ", report->loss_scale,
                   ": gradients are not finite");
   }
-  return Status();
-}
-
-Status StepCoordinator::AgreeOnEntries(int32_t leader,
-                                       const Deadline& deadline) {
-  const std::vector<Proposal>& proposals = runtime_->units().proposals();
-  if (SameEntries(proposals)) return Status();
-  Proposal mine = proposals[static_cast<size_t>(deps_.comm->rank())];
-  // Ranks in join take the options of the others, and may take their step
-  // count.
-  if (mine.activity == Activity::kJoin) {
-    const Proposal& led = proposals[static_cast<size_t>(leader)];
-    mine.step = led.step;
-    if (mine.zeroed == kNeverZeroed) mine.zeroed = led.zeroed;
-  }
-  return CheckAgreement(
-      deps_.comm, "the step",
-      [&mine](FactSink* sink) { DescribeEntry(mine, sink); }, deadline);
-}
-
-Status StepCoordinator::AgreeOnHypers(int32_t leader,
-                                      const Deadline& deadline) {
-  const std::vector<Proposal>& proposals = runtime_->units().proposals();
-  const double led = proposals[static_cast<size_t>(leader)].step.hypers;
-  if (!SameHypers(proposals)) {
-    // Ranks in join may have different values.
-    const bool joined =
-        proposals[static_cast<size_t>(deps_.comm->rank())].activity ==
-        Activity::kJoin;
-    const auto describe = [this](FactSink* sink) {
-      deps_.hypers->Describe(sink);
-    };
-    return CheckAgreement(deps_.comm, "the hyperparameters of the step",
-                          static_cast<uint64_t>(deps_.hypers->Fingerprint52()),
-                          joined ? DescribeFacts() : describe, deadline);
-  }
-  const bool all =
-      std::all_of(proposals.begin(), proposals.end(),
-                  [&](const Proposal& n) { return n.step.hypers == led; });
-  if (all) return Status();
-  // Ranks in join do not see the changes that hosts make on other ranks.
-  const std::vector<double> mine = deps_.hypers->Values();
-  std::vector<double> values(mine.size() * proposals.size());
-  SHARD_RETURN_IF_ERROR(deps_.comm->AllGather(
-      "step: hyperparameters for join", mine.data(),
-      mine.size() * sizeof(double), values.data(), deadline));
-  deps_.hypers->SetValues(values.data() +
-                          mine.size() * static_cast<size_t>(leader));
-  return Status();
-}
-
-Status StepCoordinator::ChooseParamSteps(const Deadline& deadline) {
-  const Plan& plan = *runtime_->plan();
-  if (deps_.missing_grads != MissingGrads::kSkip) {
-    deps_.counters->ChooseAll(plan);
-    return Status();
-  }
-  // One bit per parameter: whether this rank has a gradient.
-  const UnitStates& states = runtime_->units().states();
-  const Proposal& mine =
-      runtime_->units().proposals()[static_cast<size_t>(deps_.comm->rank())];
-  const size_t bytes = (plan.NumStored() + 7) / 8;
-  std::vector<uint8_t> bits(bytes);
-  for (size_t p = 0; p < plan.places().size(); ++p) {
-    if (plan.places()[p].buffer < 0 || mine.active == 0) continue;
-    if (!states.HasGrad(static_cast<ParamId>(p))) continue;
-    const auto position = static_cast<size_t>(plan.places()[p].position);
-    bits[position / 8] |= static_cast<uint8_t>(1 << position % 8);
-  }
-  const auto ranks = static_cast<size_t>(deps_.comm->world_size());
-  std::vector<uint8_t> gathered(bytes * ranks);
-  SHARD_RETURN_IF_ERROR(deps_.comm->AllGather("step: parameters with gradients",
-                                              bits.data(), bytes,
-                                              gathered.data(), deadline));
-  deps_.counters->Choose(plan, [&](size_t position) {
-    bool any = false;
-    for (size_t r = 0; r < ranks; ++r) {
-      any =
-          any || (gathered[r * bytes + position / 8] >> position % 8 & 1) != 0;
-    }
-    return any;
-  });
   return Status();
 }
 

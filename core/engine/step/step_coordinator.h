@@ -20,37 +20,20 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
-#include "core/comm/communicator.h"
-#include "core/engine/step/counters.h"
 #include "core/engine/step/engine_runtime.h"
-#include "core/engine/step/hypers.h"
 #include "core/engine/step/step.h"
+#include "core/engine/step/step_agreement.h"
 #include "core/engine/step/step_options.h"
 
 namespace shard {
 
-// The treatment of parameters that got no gradient since the last step. The
-// values are those of shard_missing_grads in shard.h.
-enum class MissingGrads : int32_t {
-  kError = 0,
-  kZero = 1,  // Their gradients are zeros.
-  // Parameters without a gradient on any rank stay as they are, states and step
-  // count too. Gradients that only some ranks have are zeros on the other
-  // ranks.
-  kSkip = 2,
-};
-
 class StepCoordinator {
  public:
-  struct Dependencies {
-    Communicator* comm;
-    Hypers* hypers;
-    Counters* counters;
-    MissingGrads missing_grads;
-  };
+  using Dependencies = StepAgreement::Dependencies;
 
   // All of `deps` must outlive this.
-  explicit StepCoordinator(const Dependencies& deps) : deps_(deps) {}
+  explicit StepCoordinator(const Dependencies& deps)
+      : deps_(deps), agreement_(deps) {}
 
   // Uses `runtime` from now on, which must live until the next SetRuntime or
   // the end of this. REQUIRES: no step is begun.
@@ -79,9 +62,6 @@ class StepCoordinator {
   Status Join(const Status& known, double timeout, int64_t* steps);
 
  private:
-  StepSetting Setting() const;
-  // Returns the proposal of this rank for `activity`.
-  Proposal ProposalFor(Activity activity, const StepOptions& options) const;
   Status CheckBegin(const StepOptions& options) const;
   Status ZeroWholeGrads(const Deadline& deadline);
   // Run a step, or the beginning of one, after an agreement in which `leader`
@@ -90,18 +70,10 @@ class StepCoordinator {
                   const Deadline& deadline);
   Status RunStep(const StepOptions& options, int32_t leader,
                  const Deadline& deadline, StepReport* report);
-  // Agrees on the input of the step.
-  StatusOr<StepInput> Prepare(const StepOptions& options, int32_t leader,
-                              const Deadline& deadline, int32_t* active);
-  Status AgreeOnEntries(int32_t leader, const Deadline& deadline);
-  // Compares hyperparameters; ranks that joined take the leader's values.
-  Status AgreeOnHypers(int32_t leader, const Deadline& deadline);
-  // Chooses the parameters that are stepped, and the number of each one's step.
-  Status ChooseParamSteps(const Deadline& deadline);
 
   const Dependencies deps_;
+  StepAgreement agreement_;
   EngineRuntime* runtime_ = nullptr;
-  double trainable_numel_ = 0;
   // The options of Begin, until that step is done.
   std::optional<StepOptions> begun_;
   StepInput begun_input_ = {};
