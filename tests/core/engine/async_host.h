@@ -75,6 +75,10 @@ class AsyncHost {
 
   void Do(std::function<void()> work) {
     Delay(&engine_.host_stream());
+    DoAtOnce(std::move(work));
+  }
+  // The same, without a delay of its own.
+  void DoAtOnce(std::function<void()> work) {
     engine_.host_stream().Call("the host's work", [work = std::move(work)] {
       work();
       return Status();
@@ -171,6 +175,14 @@ class AsyncHost {
     const std::vector<float>& values =
         memory_.values[static_cast<size_t>(param)];
     Read(values.data(), static_cast<int64_t>(values.size()));
+  }
+  void ReadBoundValuesAtOnce(ParamId param) {
+    const std::vector<float>& values =
+        memory_.values[static_cast<size_t>(param)];
+    memory_.reads.emplace_back(values.size());
+    DoAtOnce([from = values.data(), to = &memory_.reads.back()] {
+      std::copy_n(from, to->size(), to->begin());
+    });
   }
 
  private:

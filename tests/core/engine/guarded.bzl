@@ -19,7 +19,7 @@ _GUARDED = {
         "*InvarianceTest.*": "is about bits; the other tests run the kernels",
         "*StagesTest.*/*stage?_*": "each stage once, apart and together",
         "DesyncTest.*": "compares plans and arguments, no elements",
-        "EagerUpdateOrderTest.*": "makes streams of its own, and no engine",
+        "RuntimeOrderTest.*": "makes streams of its own, and no engine",
     },
     "//tests/core/engine:units_tests": {
         "*AgreementTest.*": "has no engine",

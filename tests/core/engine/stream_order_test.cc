@@ -13,11 +13,8 @@
 
 #include "core/base/element_type.h"
 #include "core/engine/params/all_ranks.h"
-#include "core/engine/step/engine_runtime.h"
-#include "core/engine/step/hypers.h"
 #include "core/state/memory_store.h"
 #include "tests/core/base/expect_status.h"
-#include "tests/core/device/test_device.h"
 #include "tests/core/engine/async_host.h"
 
 namespace shard::stream_order_test {
@@ -88,56 +85,6 @@ TEST_P(StreamOrderTest, ParametersOnTheirWayAreReadAfterTheyHaveCome) {
   });
 }
 
-// The eager stream has the workspace of the compute stream, and updates the
-// same parameters.
-TEST(EagerUpdateOrderTest, TheFirstUpdateComesAfterEarlierComputation) {
-  const UnitTraining training = RunOf(1, "").training;
-  PlanOptions options = training.plan;
-  options.world_size = 1;
-  options.groups = *PlanGroups(*training.model, "sgd?lr=0.5&weight_decay=1");
-  options.wrap = *WrapPolicy::Parse(training.wrap);
-  const auto plan = Plan::Create(training.model, options);
-  ASSERT_OK(plan);
-  const auto comm = OpenCommunicator("local:", CommOptions());
-  ASSERT_OK(comm);
-  const auto device =
-      testing::OpenTestDevice("cpu-async?max_delay=0.01&host=async");
-  ASSERT_OK(device);
-  const auto host = (*device)->WrapStream(nullptr);
-  ASSERT_OK(host);
-  const BoundMemory bound;
-  const auto runtime = EngineRuntime::Create(*plan, comm->get(), device->get(),
-                                             {.timeout = 60,
-                                              .allow_missing = false,
-                                              .overlap = false,
-                                              .bound = &bound,
-                                              .host = host->get()},
-                                             nullptr, Soon());
-  ASSERT_OK(runtime);
-  auto* const param =
-      static_cast<float*>((*runtime)->memory().buffers()[0].ParamAt(0));
-  param[0] = 8;
-  const auto hypers = Hypers::Create(**plan);
-  ASSERT_OK(hypers);
-  StepInput input = {};
-  input.optimizers = &hypers->optimizers();
-  input.step = 1;
-  input.gradient_scale = 1;
-
-  float read = 0;
-  for (int i = 0; i < 5; ++i) Delay(&(*runtime)->compute());
-  (*runtime)->compute().Call("read", [&read, param] {
-    read = param[0];
-    return Status();
-  });
-  (*runtime)->stepper().Begin(input, Soon());
-  ASSERT_OK((*runtime)->stepper().UpdateEagerly((*plan)->buffers()[0].unit,
-                                                nullptr, Soon()));
-  EXPECT_EQ(param[0], 4);  // Decayed; its gradient is zero.
-  ASSERT_OK((*runtime)->compute().Synchronize(Soon()));
-  EXPECT_EQ(read, 8);
-}
-
 // ---- Units -----------------------------------------------------------------
 
 TEST_P(StreamOrderTest, SlotsAreUsedAgainAfterTheirLastUse) {
@@ -197,6 +144,34 @@ TEST_P(StreamOrderTest, GradientsThatDoNotCountAreZeroedAfterTheHostsWrites) {
   }
 }
 
+// A step that fails on all ranks has zeroed gradients that do not count. The
+// host then writes and declares them.
+TEST(FailedStepOrderTest, TheHostWritesGradientsAfterTheyWereZeroed) {
+  HostRun run = RunOf(1, "direct=0");
+  run.training.engine.missing_grads = MissingGrads::kZero;
+  ExpectOrder(run, [](AsyncHost* host) {
+    const auto declare = [&](bool is_first) {
+      host->Backward([&](int32_t unit) {
+        const std::vector<ParamId> params = host->ParamsOf(unit);
+        for (size_t i = 0; i < params.size(); ++i) {
+          if ((i == 0) != is_first) continue;
+          host->AddGrad(params[i], 1);
+          ASSERT_OK(host->engine().MarkParamGradReady(params[i]));
+        }
+      });
+    };
+    declare(true);
+    StepOptions options;
+    if (host->rank() == 1) options.max_grad_norm = -1;
+    StepReport report;
+    ExpectError(host->engine().Step(options, &report),
+                StatusCode::kInvalidArgument, {"max_grad_norm"});
+    declare(false);
+    host->Step();
+    host->ReadAll();
+  });
+}
+
 // Rank 0 gathers a unit once more, into the slot from which rank 1, which has
 // come to the step, still reads another.
 TEST(FollowerOrderTest, ARankThatFollowsGathersAfterItsHostsReads) {
@@ -212,60 +187,6 @@ TEST(FollowerOrderTest, ARankThatFollowsGathersAfterItsHostsReads) {
       host->Step();
     }
   });
-}
-
-// ---- Memory of the host ----------------------------------------------------
-
-// The host writes its gradients again as soon as they are declared.
-TEST_P(StreamOrderTest, BoundGradientsAreCopiedBeforeTheHostsNextWrites) {
-  for (const int stage : {1, 2}) {
-    ExpectOrder(RunOf(stage, GetParam()), [&](AsyncHost* host) {
-      // Whole gradients that ranks see are copied in the step.
-      const bool copied = stage == 2 || !host->engine().comm()->direct();
-      host->BindAll();
-      for (int step = 1; step <= 2; ++step) {
-        ASSERT_OK(host->engine().ZeroGrad());
-        host->Backward([&](int32_t unit) {
-          const std::vector<ParamId> params = host->ParamsOf(unit);
-          std::vector<Engine::Tensor> grads;
-          for (const ParamId param : params) {
-            const auto grad = host->engine().Grad(param);
-            ASSERT_OK(grad);
-            grads.push_back(*grad);
-            host->AddGrad(param, step);
-          }
-          ASSERT_OK(host->engine().MarkUnitGradsReady(unit));
-          if (!copied) return;
-          for (const Engine::Tensor& grad : grads) host->Fill(grad, kSpoiled);
-        });
-        host->Step();
-      }
-      host->ReadAll();
-    });
-  }
-}
-
-// With overlap, bound values are the old ones until their unit is acquired.
-TEST(BoundValuesOrderTest, ValuesAreCopiedBetweenTheHostsReads) {
-  for (const bool overlap : {false, true}) {
-    HostRun run = RunOf(1, "direct=0");
-    run.training.engine.overlap = overlap;
-    ExpectOrder(run, [](AsyncHost* host) {
-      host->BindAll();
-      for (int step = 1; step <= 2; ++step) {
-        ASSERT_OK(host->engine().ZeroGrad());
-        host->Backward(step);
-        host->Step();
-        for (int32_t unit = 0; unit < host->num_units(); ++unit) {
-          const std::vector<ParamId> params = host->ParamsOf(unit);
-          for (const ParamId param : params) host->ReadBoundValues(param);
-          ASSERT_OK(host->engine().UnitAcquire(unit, Pass::kForward, 0));
-          for (const ParamId param : params) host->ReadBoundValues(param);
-          ASSERT_OK(host->engine().UnitRelease(unit));
-        }
-      }
-    });
-  }
 }
 
 // ---- Other operations of all ranks -----------------------------------------
@@ -339,6 +260,29 @@ TEST_P(StreamOrderTest, AChangeOfThePlanComesAfterTheHostsWork) {
     host->Step();
     host->ReadAll();
   });
+}
+
+// Parameters and states are sent piece by piece, through one memory.
+TEST_P(StreamOrderTest, AChangeOfThePlanSendsEachPieceAfterTheOneBefore) {
+  for (const int stage : {1, 3}) {
+    HostRun run = RunOf(stage, GetParam());
+    ExpectOrder(run, [](AsyncHost* host) {
+      const ParamId last[] = {host->num_params() - 1};
+      for (int step = 1; step <= 3; ++step) {
+        host->Backward([&](int32_t unit) {
+          for (const ParamId param : host->ParamsOf(unit)) {
+            const bool frozen = step == 2 && param == last[0];
+            if (!frozen) host->AddGrad(param, step);
+          }
+          ASSERT_OK(host->engine().MarkUnitGradsReady(unit));
+        });
+        host->Step();
+        ASSERT_OK(host->engine().ZeroGrad());
+        ASSERT_OK(host->engine().SetTrainable(last, step % 2 == 0, 0));
+      }
+      host->Forward();
+    });
+  }
 }
 
 // Rank 1 joins with gradients that do not count, in many buffers, which it
