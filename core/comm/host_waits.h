@@ -100,6 +100,8 @@ class HostWaits {
 
   HostCall& call() { return *call_; }
   const std::shared_ptr<HostCall>& family_call() const { return call_; }
+  // Returns the words that peers read; for tests.
+  const HostWait& shared() const { return *shared_; }
 
   // Counts work that a thread of the library is about to be given, and returns
   // its number, from 1. The work is done in the order of these calls.

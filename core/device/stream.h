@@ -59,6 +59,9 @@ class Stream {
   // thread where it has one.
   virtual std::string_view name() const = 0;
 
+  // Returns whether all work runs inside the call, so that Wait blocks.
+  virtual bool IsInline() const { return false; }
+
   virtual void FillZeros(void* to, size_t bytes) = 0;
   // Copies memory; either side may be memory of the host. REQUIRES: the two do
   // not overlap.

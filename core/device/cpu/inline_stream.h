@@ -29,6 +29,7 @@ class InlineStream final : public Stream {
       : name_(name), blas_(std::move(blas)) {}
 
   std::string_view name() const override { return name_; }
+  bool IsInline() const override { return true; }
   void FillZeros(void* to, size_t bytes) override;
   void Copy(void* to, const void* from, size_t bytes) override;
   void FusedStep(Formula formula, const double* hypers, int64_t step,

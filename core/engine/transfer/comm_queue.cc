@@ -56,7 +56,9 @@ uint64_t CommQueue::NumberOf(const Event& event) const {
 Status CommQueue::Wait(const Event& event, Stream* stream,
                        const Deadline& deadline) {
   RetireFinished(true);
-  if (event.IsDone()) {
+  // The host goes on where the stream alone waits. Its peers could take such a
+  // wait for a deadlock, if it were published only for a moment.
+  if (event.IsDone() || !stream->IsInline()) {
     stream->Wait(event, deadline);
     return stream->status();
   }

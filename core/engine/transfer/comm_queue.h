@@ -69,8 +69,8 @@ class CommQueue {
   void AddHostTransfer(uint64_t bytes, double seconds);
 
   // Makes the next work of `stream` come after `event`, which Run has returned.
-  // Where the stream is inline this blocks, and the time is exposed. Returns
-  // the stream's error, if it has failed by now.
+  // Where the stream is inline this blocks: the time is exposed, and the wait
+  // published (HostWaits). Returns the stream's error, if it has failed by now.
   Status Wait(const Event& event, Stream* stream, const Deadline& deadline);
   // Waits for all work.
   Status Drain(const Deadline& deadline);

@@ -59,6 +59,7 @@ class GuardStream final : public Stream {
       : stream_(std::move(stream)), before_copy_(std::move(before_copy)) {}
 
   std::string_view name() const override { return stream_->name(); }
+  bool IsInline() const override { return stream_->IsInline(); }
 
   void FillZeros(void* to, size_t bytes) override {
     stream_->FillZeros(KernelView(to), bytes);

@@ -4,11 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <future>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "core/comm/host_waits.h"
 #include "core/device/device.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/device/test_device.h"
@@ -126,6 +128,29 @@ TEST_P(CommQueueTest, CountsTimeThatTheHostWaitsAsExposed) {
   const CommCounters counters = queue_->TakeCounters();
   EXPECT_EQ(counters.bytes, 100u);
   EXPECT_GE(counters.seconds_exposed, 0.01);
+}
+
+TEST_P(CommQueueTest, AWaitIsPublishedWhereItBlocks) {
+  const HostWait& published = comm_->host_waits()->shared();
+  const HostCall::Scope call(&comm_->host_waits()->call(), "acquire");
+  std::promise<void> gate;
+  const Event event = queue_->Run("work", 1, [&gate] {
+    gate.get_future().wait();
+    return Status();
+  });
+  for (Stream* const stream : {host_.get(), compute_.get()}) {
+    const uint64_t before = published.number;
+    if (stream->IsInline()) {
+      ExpectError(queue_->Wait(event, stream, Deadline::After(0.01)),
+                  StatusCode::kDeadlineExceeded, {"work"});
+      EXPECT_EQ(published.number, before + 2) << stream->name();
+    } else {
+      EXPECT_OK(queue_->Wait(event, stream, Soon()));
+      EXPECT_EQ(published.number, before) << stream->name();
+    }
+  }
+  gate.set_value();
+  ASSERT_OK(event.Synchronize(Soon()));
 }
 
 TEST_P(CommQueueTest, TimeOfEarlierWorkDoesNotCount) {
