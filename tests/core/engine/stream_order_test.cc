@@ -85,6 +85,29 @@ TEST_P(StreamOrderTest, ParametersOnTheirWayAreReadAfterTheyHaveCome) {
   });
 }
 
+// The sums of whole gradients are written to the gradients themselves.
+TEST(ZeroGradOrderTest, GradientsAreZeroedAfterTheyWereReduced) {
+  HostRun run = RunOf(1, "direct=0&delay=0.005");
+  run.training.engine.device = "cpu";
+  const HostReads expected = ReadsOf(run, [](AsyncHost* host) {
+    host->Backward(2);
+    host->Step();
+    host->ReadAll();
+  });
+  for (const char* const device :
+       {"cpu", "cpu-async?max_delay=0.001&host=async"}) {
+    run.training.engine.device = device;
+    const HostReads reads = ReadsOf(run, [](AsyncHost* host) {
+      host->Backward(1);
+      ASSERT_OK(host->engine().ZeroGrad());
+      host->Backward(2);
+      host->Step();
+      host->ReadAll();
+    });
+    EXPECT_TRUE(reads == expected) << device;
+  }
+}
+
 // ---- Units -----------------------------------------------------------------
 
 TEST_P(StreamOrderTest, SlotsAreUsedAgainAfterTheirLastUse) {
