@@ -18,8 +18,9 @@ namespace shard::api {
 // the device's own. REQUIRES: ClearResult succeeded.
 inline void WriteMemory(const MemoryReport& report, int ranks,
                         bool shares_memory, shard_memory* memory) {
-  // The host's communicator, and the engine's.
-  constexpr uint64_t kCommunicators = 2;
+  // The host's communicator, the engine's, and the engine's exchange of
+  // tensors.
+  constexpr uint64_t kCommunicators = 3;
   shard_memory result = SHARD_MEMORY_INIT;
   result.param_bytes = report.param_bytes;
   result.grad_bytes = report.grad_bytes;

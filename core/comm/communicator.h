@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Communicator: a fixed group of ranks that meet, agree, share memory where
-// they can, and move tensors where they cannot.
+// Communicator: a fixed group of ranks that meet, agree, exchange control data,
+// and share memory where they can. Tensors are moved beside it, by an Exchange
+// (core/comm/exchange.h) or, in the order of streams, by Collectives
+// (core/collectives/collectives.h).
 //
 // Every call marked COLLECTIVE must be made by all ranks in the same order.
 // Each carries a fingerprint of the call (operation, sizes, dtypes, sequence
@@ -31,7 +33,6 @@
 #include <vector>
 
 #include "core/base/deadline.h"
-#include "core/base/dtype.h"
 #include "core/base/status.h"
 #include "core/comm/host_waits.h"
 #include "core/observe/observer.h"
@@ -70,45 +71,7 @@ class SymmetricBuffer {
   virtual size_t resident_bytes() const = 0;
 };
 
-// The ranks that exchange tensors with each other: first, first + stride, ...,
-// `count` of them. A collective divides the world into sets of one stride and
-// count, and every rank passes its own set: with stride 1 its ranks are
-// neighbours (shard groups), else they lie across such groups (replicas).
-struct RankSet {
-  int first = 0;
-  int stride = 1;
-  int count = 1;
-
-  static RankSet All(int world_size) { return {0, 1, world_size}; }
-
-  // Returns the set of that stride and count with `rank` in it.
-  static RankSet Of(int rank, int stride, int count) {
-    return {rank - rank / stride % count * stride, stride, count};
-  }
-
-  // Returns the `index`-th rank of the set.
-  int rank(int index) const { return first + index * stride; }
-
-  // Returns the index of `rank`, or -1 when it is not in the set. REQUIRES:
-  // stride > 0.
-  int IndexOf(int rank) const {
-    const int64_t steps = (int64_t{rank} - first) / stride;
-    return rank >= first && steps < count && first + steps * stride == rank
-               ? static_cast<int>(steps)
-               : -1;
-  }
-
-  // Returns whether this is one of the sets into which stride and count divide
-  // a world of that size. Their product must divide the world size; a set of
-  // one rank may have any stride.
-  bool Divides(int world_size) const {
-    if (first < 0 || first >= world_size || stride < 1 || count < 1) {
-      return false;
-    }
-    const int64_t span = int64_t{stride} * count;
-    return count == 1 || (world_size % span == 0 && first % span < stride);
-  }
-};
+class Exchange;
 
 class Communicator {
  public:
@@ -123,7 +86,7 @@ class Communicator {
   int local_world_size() const { return world_size(); }
 
   // Returns whether peers' SymmetricBuffer regions are directly addressable. If
-  // not, Allocate fails, and tensors are moved by the tensor collectives.
+  // not, Allocate fails, and tensors are moved by an Exchange.
   virtual bool direct() const = 0;
 
   // Returns one line for people: "shm:job-17 rank 1 of 2 (from SHARD_*
@@ -164,34 +127,8 @@ class Communicator {
       std::string_view what, size_t bytes, SymmetricKind kind,
       const Deadline& deadline) = 0;
 
-  // The tensor collectives. Every rank of the world takes part, each with the
-  // ranks of its own set. They work whatever direct() returns. "Sent" is the
-  // number of bytes per rank that a ring would send.
-
-  // Sums blocks over the ranks of a set. COLLECTIVE. `send` holds set.count
-  // blocks of `count` elements of `dtype`, block i for the i-th rank of the
-  // set. Element j of `recv` becomes the sum of element j of this rank's block
-  // over the set: in rank order, in fp32, rounded once, to nearest, to
-  // `recv_dtype`. With `add` the old value of recv[j] is added to that sum
-  // before it is rounded. A rank that has nothing to add passes nullptr, which
-  // stands for zeros, whatever its peers pass. Sent: set.count - 1 blocks.
-  // REQUIRES: both dtypes are f32, bf16 or f16. `recv` is this rank's own block
-  // in `send`, with dtypes that are equal, or overlaps no part of `send`.
-  virtual Status ReduceScatter(std::string_view what, const RankSet& set,
-                               const void* send, DType dtype, size_t count,
-                               void* recv, DType recv_dtype, bool add,
-                               const Deadline& deadline) = 0;
-
-  // Gathers blocks from the ranks of a set. COLLECTIVE. The `bytes` bytes of
-  // the i-th rank of the set become recv[i * bytes, (i + 1) * bytes) on all its
-  // ranks. Sent: set.count - 1 times `bytes`. REQUIRES: `send` is its own place
-  // in `recv`, or overlaps no part of it.
-  virtual Status AllGatherBlocks(std::string_view what, const RankSet& set,
-                                 const void* send, size_t bytes, void* recv,
-                                 const Deadline& deadline) = 0;
-
-  // Copies `data` of rank `root` to all ranks. COLLECTIVE. Sent: `bytes`,
-  // nothing in a world of one rank. REQUIRES: 0 <= root < world size.
+  // Copies `data`, memory of the host, of rank `root` to all ranks. COLLECTIVE.
+  // Works whatever direct() returns. REQUIRES: 0 <= root < world size.
   virtual Status Broadcast(std::string_view what, int root, void* data,
                            size_t bytes, const Deadline& deadline) = 0;
 
@@ -201,10 +138,11 @@ class Communicator {
   // Rank, direct(), timeout, observer, phase_hook and link are this one's; the
   // hook is called by either thread.
   //
-  // A family is a communicator, its duplicates and theirs. An error that ends
-  // one of a family (a lost rank, a passed deadline, a desync, an Abort) ends
-  // all, with the same code and rank; a wait in progress ends after 50 ms at
-  // most. When two of a family fail at once, each keeps its own first error.
+  // A family is a communicator, its duplicates and exchanges, and theirs. An
+  // error that ends one of a family (a lost rank, a passed deadline, a desync,
+  // an Abort) ends all, with the same code and rank; a wait in progress ends
+  // after 50 ms at most. When two of a family fail at once, each keeps its own
+  // first error.
   //
   // The communicators of a family can be freed in any order. A rank leaves, and
   // is lost without Shutdown, when it frees its last one of the family; until
@@ -215,6 +153,12 @@ class Communicator {
   // was opened, ends all: collectives of a duplicate, also one in progress,
   // then return kFailedPrecondition, and its Shutdown OK.
   virtual StatusOr<std::shared_ptr<Communicator>> Duplicate(
+      std::string_view what, const Deadline& deadline) = 0;
+
+  // Opens an exchange of tensors between the ranks, of the same family as this
+  // communicator. COLLECTIVE. `what` names the exchange in errors. The
+  // phase_hook is called by whichever thread drives it.
+  virtual StatusOr<std::shared_ptr<Exchange>> OpenExchange(
       std::string_view what, const Deadline& deadline) = 0;
 
   // Ends the group: peers waiting now or later return kPoisoned with `reason`.
@@ -260,11 +204,12 @@ struct CommOptions {
 // `?timeout=SECONDS` overrides CommOptions::timeout on all of them.
 //
 // `?direct=0` on all of them: the ranks act as if they shared no memory.
-// direct() is false, and tensors move through the tensor collectives, which is
-// how ranks on several hosts do it. A slow link between the ranks is simulated
-// with `delay=SECONDS` and `bandwidth=BYTES_PER_SECOND` (0: none): once all
-// ranks have entered it, a tensor collective takes at least delay + bytes sent
-// per rank / bandwidth. Every rank should give the same values.
+// direct() is false, and tensors move through an Exchange, which is how ranks
+// on several hosts do it. A slow link between the ranks is simulated with
+// `delay=SECONDS` and `bandwidth=BYTES_PER_SECOND` (0: none): once all ranks
+// have entered it, a collective of an Exchange, or a Broadcast, takes at least
+// delay + bytes sent per rank / bandwidth. Every rank should give the same
+// values.
 //
 // The ranks open their trace and metrics once they have met, and agree on the
 // errors: a file that one of them cannot open is the error of all.

@@ -6,7 +6,7 @@
 
 #include "core/base/rounding.h"
 #include "core/comm/direct/control_block.h"
-#include "core/comm/direct/exchange.h"
+#include "core/comm/direct/direct_exchange.h"
 
 namespace shard {
 

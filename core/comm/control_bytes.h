@@ -7,9 +7,10 @@
 
 namespace shard {
 
-// Returns the bytes that one communicator of `ranks` ranks takes on a host
-// beside SymmetricBuffers, page rounding included: its control block and, where
-// the ranks share no memory, the staging that tensors are exchanged through.
+// Returns the bytes that one communicator or exchange of `ranks` ranks takes on
+// a host beside SymmetricBuffers, page rounding included: its control block
+// and, where the ranks share no memory, the staging that tensors are exchanged
+// through.
 uint64_t ControlBytes(int ranks, bool shares_memory);
 
 }  // namespace shard

@@ -16,6 +16,12 @@ EventArguments Sending(std::string_view what, int blocks, size_t bytes) {
   return {.what = what, .bytes = static_cast<int64_t>(bytes) * int64_t{blocks}};
 }
 
+// Returns the arguments of a broadcast.
+EventArguments Broadcasting(std::string_view what, int world_size,
+                            size_t bytes) {
+  return Sending(what, world_size > 1 ? 1 : 0, bytes);
+}
+
 }  // namespace
 
 ObservedCommunicator::~ObservedCommunicator() {
@@ -45,37 +51,12 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> ObservedCommunicator::Allocate(
                  [&] { return comm_->Allocate(what, bytes, kind, deadline); });
 }
 
-Status ObservedCommunicator::ReduceScatter(std::string_view what,
-                                           const RankSet& set, const void* send,
-                                           DType dtype, size_t count,
-                                           void* recv, DType recv_dtype,
-                                           bool add, const Deadline& deadline) {
-  return Observe(observer_, EventId::kReduceScatter,
-                 Sending(what, set.count - 1, count * DTypeSize(dtype)), [&] {
-                   return comm_->ReduceScatter(what, set, send, dtype, count,
-                                               recv, recv_dtype, add, deadline);
-                 });
-}
-
-Status ObservedCommunicator::AllGatherBlocks(std::string_view what,
-                                             const RankSet& set,
-                                             const void* send, size_t bytes,
-                                             void* recv,
-                                             const Deadline& deadline) {
-  return Observe(observer_, EventId::kAllGatherBlocks,
-                 Sending(what, set.count - 1, bytes), [&] {
-                   return comm_->AllGatherBlocks(what, set, send, bytes, recv,
-                                                 deadline);
-                 });
-}
-
 Status ObservedCommunicator::Broadcast(std::string_view what, int root,
                                        void* data, size_t bytes,
                                        const Deadline& deadline) {
-  return Observe(observer_, EventId::kBroadcast,
-                 Sending(what, world_size() > 1 ? 1 : 0, bytes), [&] {
-                   return comm_->Broadcast(what, root, data, bytes, deadline);
-                 });
+  return Observe(
+      observer_, EventId::kBroadcast, Broadcasting(what, world_size(), bytes),
+      [&] { return comm_->Broadcast(what, root, data, bytes, deadline); });
 }
 
 StatusOr<std::shared_ptr<Communicator>> ObservedCommunicator::Duplicate(
@@ -88,6 +69,16 @@ StatusOr<std::shared_ptr<Communicator>> ObservedCommunicator::Duplicate(
   });
 }
 
+StatusOr<std::shared_ptr<Exchange>> ObservedCommunicator::OpenExchange(
+    std::string_view what, const Deadline& deadline) {
+  using Made = StatusOr<std::shared_ptr<Exchange>>;
+  return Observe(observer_, EventId::kDuplicate, {.what = what}, [&]() -> Made {
+    SHARD_ASSIGN_OR_RETURN(auto made, comm_->OpenExchange(what, deadline));
+    return std::shared_ptr<Exchange>(std::make_shared<ObservedExchange>(
+        std::move(made), world_size(), observer_));
+  });
+}
+
 void ObservedCommunicator::Abort(const Status& reason) {
   // The other ranks wait to be told.
   comm_->Abort(reason);
@@ -97,6 +88,34 @@ void ObservedCommunicator::Abort(const Status& reason) {
 Status ObservedCommunicator::Shutdown(const Deadline& deadline) {
   return Observe(observer_, EventId::kShutdown, {},
                  [&] { return comm_->Shutdown(deadline); });
+}
+
+Status ObservedExchange::ReduceScatter(std::string_view what,
+                                       const RankSet& set,
+                                       const ReduceScatterArgs& args,
+                                       const Deadline& deadline) {
+  return Observe(
+      observer_, EventId::kReduceScatter,
+      Sending(what, set.count - 1, args.count * DTypeSize(args.dtype)),
+      [&] { return exchange_->ReduceScatter(what, set, args, deadline); });
+}
+
+Status ObservedExchange::AllGatherBlocks(std::string_view what,
+                                         const RankSet& set, const void* send,
+                                         size_t bytes, void* recv,
+                                         const Deadline& deadline) {
+  return Observe(observer_, EventId::kAllGatherBlocks,
+                 Sending(what, set.count - 1, bytes), [&] {
+                   return exchange_->AllGatherBlocks(what, set, send, bytes,
+                                                     recv, deadline);
+                 });
+}
+
+Status ObservedExchange::Broadcast(std::string_view what, int root, void* data,
+                                   size_t bytes, const Deadline& deadline) {
+  return Observe(
+      observer_, EventId::kBroadcast, Broadcasting(what, world_size_, bytes),
+      [&] { return exchange_->Broadcast(what, root, data, bytes, deadline); });
 }
 
 }  // namespace shard

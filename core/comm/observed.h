@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ObservedCommunicator: records the operations of another communicator as
-// events. OpenCommunicator puts it around every backend. The one that it opens
-// is held by the handles of the host alone, and not by its duplicates: once it
-// is destroyed, the host gets no more messages, though a save may go on.
+// ObservedCommunicator and ObservedExchange: record the operations of another
+// communicator or exchange as events. OpenCommunicator puts it around every
+// backend. The one that it opens is held by the handles of the host alone, and
+// not by its duplicates: once it is destroyed, the host gets no more messages,
+// though a save may go on.
 
 #ifndef SHARD_CORE_COMM_OBSERVED_H_
 #define SHARD_CORE_COMM_OBSERVED_H_
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "core/comm/communicator.h"
+#include "core/comm/exchange.h"
 #include "core/observe/host_log.h"
 
 namespace shard {
@@ -42,16 +44,11 @@ class ObservedCommunicator final : public Communicator {
   StatusOr<std::shared_ptr<SymmetricBuffer>> Allocate(
       std::string_view what, size_t bytes, SymmetricKind kind,
       const Deadline& deadline) override;
-  Status ReduceScatter(std::string_view what, const RankSet& set,
-                       const void* send, DType dtype, size_t count, void* recv,
-                       DType recv_dtype, bool add,
-                       const Deadline& deadline) override;
-  Status AllGatherBlocks(std::string_view what, const RankSet& set,
-                         const void* send, size_t bytes, void* recv,
-                         const Deadline& deadline) override;
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline) override;
   StatusOr<std::shared_ptr<Communicator>> Duplicate(
+      std::string_view what, const Deadline& deadline) override;
+  StatusOr<std::shared_ptr<Exchange>> OpenExchange(
       std::string_view what, const Deadline& deadline) override;
   void Abort(const Status& reason) override;
   Status Shutdown(const Deadline& deadline) override;
@@ -60,6 +57,31 @@ class ObservedCommunicator final : public Communicator {
   std::shared_ptr<Communicator> comm_;
   Observer* const observer_;  // The observer of comm_.
   const std::weak_ptr<HostLog> host_;
+};
+
+class ObservedExchange final : public Exchange {
+ public:
+  // `exchange` holds its communicator, and so the observer.
+  ObservedExchange(std::shared_ptr<Exchange> exchange, int world_size,
+                   Observer* observer)
+      : exchange_(std::move(exchange)),
+        world_size_(world_size),
+        observer_(observer) {}
+
+  Status ReduceScatter(std::string_view what, const RankSet& set,
+                       const ReduceScatterArgs& args,
+                       const Deadline& deadline) override;
+  Status AllGatherBlocks(std::string_view what, const RankSet& set,
+                         const void* send, size_t bytes, void* recv,
+                         const Deadline& deadline) override;
+  Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
+                   const Deadline& deadline) override;
+  HostWaits* host_waits() override { return exchange_->host_waits(); }
+
+ private:
+  const std::shared_ptr<Exchange> exchange_;
+  const int world_size_;
+  Observer* const observer_;
 };
 
 }  // namespace shard

@@ -42,6 +42,8 @@ std::string_view OperationName(uint32_t operation) {
       return "broadcast";
     case Operation::kDuplicate:
       return "duplication";
+    case Operation::kOpenExchange:
+      return "opening of an exchange";
   }
   return "unknown operation";
 }
@@ -67,13 +69,25 @@ bool SameCall(const Fingerprint& a, const Fingerprint& b) {
          a.number == b.number && a.what_hash == b.what_hash &&
          a.direct == b.direct && s.set.stride == t.set.stride &&
          s.set.count == t.set.count && s.root == t.root && s.dtype == t.dtype &&
-         s.recv_dtype == t.recv_dtype && s.add == t.add;
+         s.recv_dtype == t.recv_dtype && s.add == t.add &&
+         s.block_groups == t.block_groups;
 }
 
-bool HasSet(const Fingerprint& call) {
+std::string WhyWrong(const Fingerprint& call, int rank, int world_size) {
   const auto operation = static_cast<Operation>(call.operation);
-  return operation == Operation::kReduceScatter ||
-         operation == Operation::kAllGatherBlocks;
+  const bool reduces = operation == Operation::kReduceScatter;
+  if (!reduces && operation != Operation::kAllGatherBlocks) return "";
+  const RankSet& set = call.tensor.set;
+  if (!set.Divides(world_size) || set.IndexOf(rank) < 0) {
+    return StrCat("which is not its set of the ", world_size,
+                  " ranks; every rank must be in one set, all of one stride "
+                  "and count");
+  }
+  const int32_t groups = call.tensor.block_groups;
+  if (!reduces || (groups >= 1 && set.count % groups == 0)) return "";
+  return StrCat("whose blocks lie in an order of ", groups,
+                " groups; their number must divide that of the ranks, ",
+                set.count);
 }
 
 std::string Format(const Fingerprint& call) {
@@ -96,6 +110,9 @@ std::string Format(const Fingerprint& call) {
                 tensor.add != 0 ? " added to " : " to ",
                 DTypeName(static_cast<DType>(tensor.recv_dtype)));
       over_set();
+      if (tensor.block_groups != 1) {
+        StrAppend(&out, ", blocks by ", tensor.block_groups, " groups");
+      }
       break;
     case Operation::kAllGatherBlocks:
       StrAppend(&out, " of ", call.bytes, " bytes");

@@ -34,8 +34,9 @@ Fingerprint FingerprintOf(const Call& call, uint64_t number);
 // may differ.
 bool SameCall(const Fingerprint& a, const Fingerprint& b);
 
-// Returns whether the call is a collective of sets.
-bool HasSet(const Fingerprint& call);
+// Returns why the call is none that `rank` can make, as "which is not its set
+// of the 4 ranks"; empty for a call that it can make.
+std::string WhyWrong(const Fingerprint& call, int rank, int world_size);
 
 // Returns the call as text: "all-gather 'sizes' of 16 bytes".
 std::string Format(const Fingerprint& call);

@@ -26,7 +26,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/comm/communicator.h"
+#include "core/comm/host_waits.h"
+#include "core/comm/rank_set.h"
 
 namespace shard::direct {
 
@@ -52,6 +53,7 @@ enum class Operation : uint32_t {
   kAllGatherBlocks = 7,
   kBroadcast = 8,
   kDuplicate = 9,
+  kOpenExchange = 10,
 };
 
 // The arguments of a tensor collective, beside the number of elements or bytes
@@ -63,6 +65,7 @@ struct TensorCall {
   int32_t dtype;
   int32_t recv_dtype;
   int32_t add;
+  int32_t block_groups;
 };
 
 // The call of a rank, which must be the same on all ranks.

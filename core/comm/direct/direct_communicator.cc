@@ -74,12 +74,13 @@ DirectCommunicator::DirectCommunicator(std::shared_ptr<Group> group,
       options_(options),
       link_(link),
       out_of_memory_(AbortedWith(OutOfMemoryStatus(), group_->rank())),
-      exchange_(group_.get(), link,
-                [this](std::string_view what, size_t bytes,
-                       const Deadline& deadline) {
-                  return MakeRegions(what, bytes, SymmetricKind::kPerRank,
-                                     deadline);
-                }) {}
+      exchange_(
+          group_.get(), link,
+          [this](std::string_view what, size_t bytes,
+                 const Deadline& deadline) {
+            return MakeRegions(what, bytes, SymmetricKind::kPerRank, deadline);
+          },
+          [this](std::string_view what) { return Enter(what); }) {}
 
 Status DirectCommunicator::Enter(std::string_view what) const {
   if (options_.phase_hook) options_.phase_hook(what);
@@ -129,8 +130,7 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::Allocate(
   if (!link_.direct) {
     return Unimplemented("'", what, "' on ", description_,
                          ": with direct=0 there is no memory that the ranks "
-                         "share; leave direct=0 out, or use the tensor "
-                         "collectives");
+                         "share; leave direct=0 out, or use an exchange");
   }
   return MakeRegions(what, bytes, kind, deadline);
 }
@@ -177,36 +177,34 @@ StatusOr<std::shared_ptr<SymmetricBuffer>> DirectCommunicator::MakeRegions(
       std::move(mapping), bytes, per_rank ? step : 0, resident));
 }
 
-Status DirectCommunicator::ReduceScatter(std::string_view what,
-                                         const RankSet& set, const void* send,
-                                         DType dtype, size_t count, void* recv,
-                                         DType recv_dtype, bool add,
-                                         const Deadline& deadline) {
-  SHARD_RETURN_IF_ERROR(Enter(what));
-  return exchange_.ReduceScatter(what, set, send, dtype, count, recv,
-                                 recv_dtype, add, deadline);
-}
-
-Status DirectCommunicator::AllGatherBlocks(std::string_view what,
-                                           const RankSet& set, const void* send,
-                                           size_t bytes, void* recv,
-                                           const Deadline& deadline) {
-  SHARD_RETURN_IF_ERROR(Enter(what));
-  return exchange_.AllGatherBlocks(what, set, send, bytes, recv, deadline);
-}
-
 Status DirectCommunicator::Broadcast(std::string_view what, int root,
                                      void* data, size_t bytes,
                                      const Deadline& deadline) {
-  SHARD_RETURN_IF_ERROR(Enter(what));
   return exchange_.Broadcast(what, root, data, bytes, deadline);
 }
 
 StatusOr<std::shared_ptr<Communicator>> DirectCommunicator::Duplicate(
     std::string_view what, const Deadline& deadline) {
+  SHARD_ASSIGN_OR_RETURN(
+      std::shared_ptr<Communicator> made,
+      MakeDuplicate(Operation::kDuplicate, "duplicate", what, deadline));
+  return made;
+}
+
+StatusOr<std::shared_ptr<Exchange>> DirectCommunicator::OpenExchange(
+    std::string_view what, const Deadline& deadline) {
+  SHARD_ASSIGN_OR_RETURN(auto made, MakeDuplicate(Operation::kOpenExchange,
+                                                  "exchange", what, deadline));
+  DirectExchange* const exchange = &made->exchange_;
+  return std::shared_ptr<Exchange>(std::move(made), exchange);
+}
+
+StatusOr<std::shared_ptr<DirectCommunicator>> DirectCommunicator::MakeDuplicate(
+    Operation operation, std::string_view kind, std::string_view what,
+    const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(Enter(what));
-  SHARD_RETURN_IF_ERROR(group_->Begin(
-      {Operation::kDuplicate, what, 0, link_.direct}, nullptr, 0, deadline));
+  SHARD_RETURN_IF_ERROR(
+      group_->Begin({operation, what, 0, link_.direct}, nullptr, 0, deadline));
   // The ranks share memory, even where the link hides it from callers.
   SHARD_ASSIGN_OR_RETURN(
       auto memory,
@@ -223,11 +221,11 @@ StatusOr<std::shared_ptr<Communicator>> DirectCommunicator::Duplicate(
                                       regions.status(), deadline));
 
   auto* block = reinterpret_cast<ControlBlock*>(memory->region(0));
-  return std::shared_ptr<Communicator>(std::make_shared<DirectCommunicator>(
+  return std::make_shared<DirectCommunicator>(
       std::make_shared<Group>(
           std::shared_ptr<ControlBlock>(std::move(memory), block), group_),
-      *std::move(regions), StrCat(description_, ", duplicate '", what, "'"),
-      options_, link_));
+      *std::move(regions), StrCat(description_, ", ", kind, " '", what, "'"),
+      options_, link_);
 }
 
 void DirectCommunicator::Abort(const Status& reason) {

@@ -3,8 +3,8 @@
 // DirectCommunicator: the Communicator of ranks that share memory, whether they
 // are threads or processes. Its parts are given to it: Group meets the ranks,
 // RegionSource allocates shared memory, and Liveness detects dead ranks. A Link
-// that is not direct hides shared memory from callers, who then use the tensor
-// collectives.
+// that is not direct hides shared memory from callers, who then use an
+// exchange.
 
 #ifndef SHARD_CORE_COMM_DIRECT_DIRECT_COMMUNICATOR_H_
 #define SHARD_CORE_COMM_DIRECT_DIRECT_COMMUNICATOR_H_
@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "core/comm/communicator.h"
-#include "core/comm/direct/exchange.h"
+#include "core/comm/direct/direct_exchange.h"
 #include "core/comm/direct/group.h"
 #include "core/comm/direct/link.h"
 #include "core/comm/direct/region_source.h"
@@ -43,16 +43,11 @@ class DirectCommunicator final : public Communicator {
   StatusOr<std::shared_ptr<SymmetricBuffer>> Allocate(
       std::string_view what, size_t bytes, SymmetricKind kind,
       const Deadline& deadline) override;
-  Status ReduceScatter(std::string_view what, const RankSet& set,
-                       const void* send, DType dtype, size_t count, void* recv,
-                       DType recv_dtype, bool add,
-                       const Deadline& deadline) override;
-  Status AllGatherBlocks(std::string_view what, const RankSet& set,
-                         const void* send, size_t bytes, void* recv,
-                         const Deadline& deadline) override;
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline) override;
   StatusOr<std::shared_ptr<Communicator>> Duplicate(
+      std::string_view what, const Deadline& deadline) override;
+  StatusOr<std::shared_ptr<Exchange>> OpenExchange(
       std::string_view what, const Deadline& deadline) override;
   void Abort(const Status& reason) override;
   Status Shutdown(const Deadline& deadline) override;
@@ -65,6 +60,12 @@ class DirectCommunicator final : public Communicator {
       std::string_view what, size_t bytes, SymmetricKind kind,
       const Deadline& deadline);
 
+  // Makes the duplicate of Duplicate or OpenExchange, which `operation` says.
+  // COLLECTIVE.
+  StatusOr<std::shared_ptr<DirectCommunicator>> MakeDuplicate(
+      Operation operation, std::string_view kind, std::string_view what,
+      const Deadline& deadline);
+
   // Duplicates hold it too.
   const std::shared_ptr<Group> group_;
   const std::unique_ptr<RegionSource> regions_;
@@ -72,7 +73,9 @@ class DirectCommunicator final : public Communicator {
   const CommOptions options_;
   const Link link_;
   const Status out_of_memory_;  // For Abort, made beforehand.
-  Exchange exchange_;
+  // For Broadcast; and what OpenExchange of another communicator returns, if
+  // this is the duplicate that it made.
+  DirectExchange exchange_;
 };
 
 }  // namespace shard::direct

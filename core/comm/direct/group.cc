@@ -199,13 +199,10 @@ Status Group::CompareCalls() {
                  Format(first), ", rank ", r, " called ", Format(other),
                  " (collective ", first.number,
                  "); every rank must make the same calls in the same order");
-    } else if (const RankSet& set = other.tensor.set;
-               HasSet(other) &&
-               (!set.Divides(world_size_) || set.IndexOf(r) < 0)) {
-      desync = Desync(
-          r, "rank ", r, " called ", Format(other), " (collective ",
-          first.number, "), which is not its set of the ", world_size_,
-          " ranks; every rank must be in one set, all of one stride and count");
+    } else if (const std::string why = WhyWrong(other, r, world_size_);
+               !why.empty()) {
+      desync = Desync(r, "rank ", r, " called ", Format(other), " (collective ",
+                      first.number, "), ", why);
     } else {
       continue;
     }

@@ -9,6 +9,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/rounding.h"
+#include "core/collectives/collectives.h"
 #include "core/device/host_access.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/params/gather_params.h"
@@ -162,6 +163,7 @@ void* FullParams::Param(ParamId param) const {
 
 Status FullParams::WriteBack(const EngineRuntime& runtime, Communicator* comm,
                              Device* device, const Deadline& deadline) const {
+  const CollectiveTimeout timeout(&runtime.collectives(), deadline);
   const Plan& plan = *runtime.plan();
   const std::vector<EngineBuffer>& buffers = runtime.memory().buffers();
   const int range_index = plan.RangeOf(comm->rank());
@@ -214,8 +216,9 @@ Status FullParams::WriteBack(const EngineRuntime& runtime, Communicator* comm,
                     static_cast<unsigned char*>(buffer.ParamAt(begin)), master,
                     static_cast<size_t>(end - begin), deadline)));
     }
-    if (any) SHARD_RETURN_IF_ERROR(runtime.transfers().Publish(b, deadline));
+    if (any) SHARD_RETURN_IF_ERROR(runtime.transfers().Publish(b));
   }
+  SHARD_RETURN_IF_ERROR(OkOrAbort(comm, runtime.transfers().Wait(deadline)));
   return runtime.transfers().Finish(deadline);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/base/dtype.h"
+#include "core/collectives/collectives.h"
 #include "core/engine/transfer/ok_or_abort.h"
 #include "core/engine/transfer/transfers.h"
 
@@ -14,6 +15,7 @@ namespace shard {
 Status GatherParams(const EngineRuntime& runtime,
                     const std::vector<bool>& units, Communicator* comm,
                     const ParamSink& sink, const Deadline& deadline) {
+  const CollectiveTimeout timeout(&runtime.collectives(), deadline);
   const Plan& plan = *runtime.plan();
   std::vector<GatheredParam> params;  // The parameters of one unit.
   for (size_t u = 0; u < units.size(); ++u) {
@@ -23,8 +25,9 @@ Status GatherParams(const EngineRuntime& runtime,
     unsigned char* gathered = nullptr;
     if (runtime.units().gathers()) {
       gathered = runtime.memory().ParamSlot(planned.depth, 0);
-      SHARD_RETURN_IF_ERROR(OkOrAbort(
-          comm, runtime.transfers().Gather(unit, gathered, deadline)));
+      Status moved = runtime.transfers().Gather(unit, gathered);
+      if (moved.ok()) moved = runtime.transfers().Wait(deadline);
+      SHARD_RETURN_IF_ERROR(OkOrAbort(comm, moved));
     }
     if (!sink) continue;
     params.clear();

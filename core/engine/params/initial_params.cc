@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/base/dtype.h"
+#include "core/collectives/collectives.h"
 #include "core/engine/memory/param_place.h"
 #include "core/engine/params/open_access.h"
 #include "core/engine/transfer/ok_or_abort.h"
@@ -112,14 +113,15 @@ Status InitialParams::BroadcastValues(const EngineRuntime& runtime,
                                       const Deadline& deadline) {
   constexpr const char* kPhase = "broadcast parameters";
   constexpr int64_t kPiece = 1 << 20;  // Bytes.
+  const CollectiveTimeout timeout(&runtime.collectives(), deadline);
   const std::vector<EngineBuffer>& buffers = runtime.memory().buffers();
   if (!runtime.units().gathers()) {
     for (const EngineBuffer& buffer : buffers) {
       const size_t bytes =
           DTypeBytes(buffer.plan->dtype, buffer.plan->layout.padded_numel());
       if (bytes == 0) continue;
-      SHARD_RETURN_IF_ERROR(
-          comm_->Broadcast(kPhase, 0, buffer.params, bytes, deadline));
+      runtime.collectives().Broadcast(kPhase, 0, buffer.params, bytes,
+                                      &runtime.compute());
     }
     return Status();
   }

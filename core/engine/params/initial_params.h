@@ -60,7 +60,8 @@ class InitialParams {
   // The access is kept, with its staging memory: values are set one by one.
   StatusOr<HostAccess*> Access(const EngineRuntime& runtime,
                                const Deadline& deadline);
-  // Sends the values from rank 0 to every rank that holds a part. COLLECTIVE.
+  // Sends the values from rank 0 to every rank that holds a part; they are
+  // there when the compute stream has run. COLLECTIVE.
   Status BroadcastValues(const EngineRuntime& runtime,
                          const Deadline& deadline);
 

@@ -9,6 +9,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/element_type.h"
+#include "core/collectives/collectives.h"
 #include "core/device/stream_guard.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/params/gather_params.h"
@@ -72,8 +73,8 @@ class StateMigration {
  public:
   // `room`: BytesFor the world size.
   StateMigration(const EngineRuntime& from, const EngineRuntime& to,
-                 Communicator* comm, const EngineBuffer& buffer, size_t state,
-                 const DeviceMemory& room)
+                 const Communicator* comm, const EngineBuffer& buffer,
+                 size_t state, const DeviceMemory& room)
       : from_(from),
         to_(to),
         comm_(comm),
@@ -90,7 +91,8 @@ class StateMigration {
            static_cast<size_t>(world_size);
   }
 
-  Status Run(const Deadline& deadline) {
+  // Enqueues the work on the compute stream: one piece after the other.
+  void Run() {
     const int64_t range = layout_.shard_numel();
     const auto size = static_cast<int64_t>(quantized_ ? 1 : SizeOf());
     // Pieces are whole blocks, as ranges are.
@@ -100,23 +102,14 @@ class StateMigration {
     for (int64_t at = 0; at < range; at += piece) {
       const int64_t numel = std::min(piece, range - at);
       const auto bytes = static_cast<size_t>(numel * size);
-      SHARD_RETURN_IF_ERROR(comm_->AllGatherBlocks(
-          "migrate optimizer states", RankSet::All(comm_->world_size()),
-          data_ + at * size, bytes, gathered_, deadline));
+      Gather(data_ + at * size, bytes, gathered_);
       if (quantized_) {
-        const size_t scale_bytes = ScaleBytes(numel);
-        SHARD_RETURN_IF_ERROR(comm_->AllGatherBlocks(
-            "migrate optimizer states", RankSet::All(comm_->world_size()),
-            data_ + range + ScaleBytes(at), scale_bytes, scales_, deadline));
+        Gather(data_ + range + ScaleBytes(at), ScaleBytes(numel), scales_);
       }
       for (size_t r = 0; r < ranks; ++r) {
         Write(static_cast<int>(r), at, numel, bytes);
       }
-      // Waits before the next piece overwrites this one.
-      SHARD_RETURN_IF_ERROR(
-          OkOrAbort(comm_, to_.compute().Synchronize(deadline)));
     }
-    return Status();
   }
 
  private:
@@ -125,6 +118,12 @@ class StateMigration {
   size_t SizeOf() const { return DTypeSize(tensor_.dtype); }
   static size_t ScaleBytes(int64_t numel) {
     return static_cast<size_t>(numel / kQ8Block) * sizeof(float);
+  }
+
+  void Gather(const unsigned char* send, size_t bytes, unsigned char* recv) {
+    to_.collectives().AllGatherBlocks("migrate optimizer states",
+                                      RankSet::All(comm_->world_size()), send,
+                                      bytes, recv, &to_.compute());
   }
 
   // Writes the elements [at, at + numel) of the range of `rank`, which it has
@@ -173,7 +172,7 @@ class StateMigration {
 
   const EngineRuntime& from_;
   const EngineRuntime& to_;
-  Communicator* const comm_;
+  const Communicator* const comm_;
   const FlatLayout& layout_;
   const StateTensor& tensor_;
   const unsigned char* const data_;
@@ -206,13 +205,13 @@ Status MigrateStates(const EngineRuntime& from, const EngineRuntime& to,
   SHARD_RETURN_IF_ERROR(
       AgreeOnStatus(comm, "migrate optimizer states", room.status(), deadline));
   const StreamGuard guard(&to.compute());
+  const CollectiveTimeout timeout(&to.collectives(), deadline);
   for (const EngineBuffer& buffer : from.memory().buffers()) {
     for (size_t s = 0; s < buffer.states.size(); ++s) {
-      SHARD_RETURN_IF_ERROR(
-          StateMigration(from, to, comm, buffer, s, *room).Run(deadline));
+      StateMigration(from, to, comm, buffer, s, *room).Run();
     }
   }
-  return Status();
+  return OkOrAbort(comm, to.compute().Synchronize(deadline));
 }
 
 }  // namespace shard

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/collectives/collectives.h"
 #include "core/comm/check_agreement.h"
 #include "core/comm/gather.h"
 #include "core/engine/params/all_ranks.h"
@@ -338,11 +339,13 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
   if (!params) return matches;
   Transfers& transfers = deps_.runtime->transfers();
   const Deadline published = deadline.Exchange();  // As when a step publishes.
+  const CollectiveTimeout timeout(transfers.collectives(), published);
   SHARD_RETURN_IF_ERROR(SendHostTensors(
       plan_, memory(), host_tensors, kHostTensorOwner, deps_.comm, published));
   for (size_t b = 0; b < memory().buffers().size(); ++b) {
-    SHARD_RETURN_IF_ERROR(transfers.Publish(b, published));
+    SHARD_RETURN_IF_ERROR(transfers.Publish(b));
   }
+  SHARD_RETURN_IF_ERROR(OkOrAbort(deps_.comm, transfers.Wait(published)));
   SHARD_RETURN_IF_ERROR(transfers.Finish(published));
   SHARD_RETURN_IF_ERROR(
       OkOrAbort(deps_.comm, deps_.runtime->compute().Synchronize(published)));

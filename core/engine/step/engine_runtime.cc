@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "core/engine/transfer/plan_sets.h"
+
 namespace shard {
 
 StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
@@ -12,6 +14,15 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
     const Deadline& deadline) {
   std::unique_ptr<EngineRuntime> runtime(new EngineRuntime);
   runtime->plan_ = std::move(plan);
+  if (before != nullptr) {
+    runtime->collectives_ = before->collectives_;
+  } else {
+    const PlanSets sets(*runtime->plan_, comm->rank());
+    SHARD_ASSIGN_OR_RETURN(
+        runtime->collectives_,
+        OpenCollectives(comm, sets.ToOpen(), {.timeout = options.timeout},
+                        deadline));
+  }
   SHARD_ASSIGN_OR_RETURN(
       EngineMemory memory,
       EngineMemory::Allocate(*runtime->plan_, comm, device,
@@ -32,6 +43,7 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
     }
   };
   wait([&] { return queue_->Drain(deadline); });
+  wait([&] { return moving_->Synchronize(deadline); });
   wait([&] { return eager_->Synchronize(deadline); });
   wait([&] { return compute_->Synchronize(deadline); });
   wait([&] { return host_->Synchronize(deadline); });
@@ -46,8 +58,10 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
       plan_.get(), &*memory_, options.bound, host_, compute_.get()});
   SHARD_ASSIGN_OR_RETURN(auto communication,
                          device->CreateStream(StreamKind::kCommunication));
-  SHARD_ASSIGN_OR_RETURN(transfers_,
-                         MakeTransfers(*plan_, *memory_, comm, device));
+  SHARD_ASSIGN_OR_RETURN(moving_, device->CreateStream(StreamKind::kCompute));
+  SHARD_ASSIGN_OR_RETURN(
+      transfers_, MakeTransfers({plan_.get(), &*memory_, comm,
+                                 collectives_.get(), device, moving_.get()}));
   queue_ = std::make_unique<CommQueue>(
       comm, host_, compute_.get(), std::move(communication), options.timeout);
   published_.emplace(plan_->units().size());

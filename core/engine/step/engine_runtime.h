@@ -11,6 +11,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/collectives/collectives.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/memory/bound_copies.h"
@@ -38,7 +39,8 @@ class EngineRuntime {
 
   // Makes and connects the components. COLLECTIVE. `comm` is used by the engine
   // alone; `comm` and `device` must outlive the result. `before` is null, or
-  // the runtime that this one replaces, as for EngineMemory::Allocate.
+  // the runtime that this one replaces, as for EngineMemory::Allocate; both
+  // have the same sets of ranks, and so the same collectives.
   static StatusOr<std::unique_ptr<EngineRuntime>> Create(
       std::shared_ptr<const Plan> plan, Communicator* comm, Device* device,
       const Options& options, const EngineRuntime* before,
@@ -49,6 +51,8 @@ class EngineRuntime {
   Stream& host() const { return *host_; }
   Stream& compute() const { return *compute_; }
   BoundCopies& bound_copies() const { return *copies_; }
+  // Returns the collectives of the plan's sets of ranks (PlanSets).
+  Collectives& collectives() const { return *collectives_; }
   Transfers& transfers() const { return *transfers_; }
   CommQueue& queue() const { return *queue_; }
   Units& units() const { return *units_; }
@@ -66,12 +70,16 @@ class EngineRuntime {
 
   // Later members use earlier ones; the queue's thread ends first.
   std::shared_ptr<const Plan> plan_;
+  std::shared_ptr<Collectives> collectives_;
   std::optional<EngineMemory> memory_;
   Stream* host_ = nullptr;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> eager_;
   std::unique_ptr<BoundCopies> copies_;
   std::unique_ptr<Transfers> transfers_;
+  // The stream of transfers. On "cpu" it is inline: the queue's thread runs
+  // what it enqueues.
+  std::unique_ptr<Stream> moving_;
   std::optional<PublishedUnits> published_;
   std::unique_ptr<Units> units_;
   std::unique_ptr<Stepper> stepper_;

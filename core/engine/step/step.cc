@@ -198,12 +198,12 @@ Status Stepper::UpdateEagerly(
   }
   done_[static_cast<size_t>(unit)] = true;
   for (const size_t b : buffers_[static_cast<size_t>(unit)]) {
-    SHARD_RETURN_IF_ERROR(Publish(b, deadline));
+    SHARD_RETURN_IF_ERROR(Publish(b));
   }
   return Status();
 }
 
-Status Stepper::Publish(size_t buffer, const Deadline& deadline) {
+Status Stepper::Publish(size_t buffer) {
   double seconds = 0;
   Status status;
   {
@@ -212,7 +212,10 @@ Status Stepper::Publish(size_t buffer, const Deadline& deadline) {
         {.unit = deps_.memory->buffers()[buffer].plan->unit,
          .bytes = static_cast<int64_t>(deps_.transfers->PublishBytes(buffer))},
         &seconds);
-    status = deps_.transfers->Publish(buffer, deadline);
+    status = deps_.transfers->Publish(buffer);
+    if (status.ok()) {
+      status = deps_.transfers->Wait(TransferDeadline(deps_.timeout));
+    }
     publishing.set_result(status);
   }
   deps_.queue->AddTransferTime(seconds);
@@ -225,10 +228,8 @@ void Stepper::EnqueuePublish(int32_t unit, size_t buffer) {
   // The queue runs in order, so the unit's parameters are published when its
   // last buffer is.
   deps_.published->Set(
-      unit, deps_.queue->Run(
-                "publish the parameters of a buffer", bytes, [this, buffer] {
-                  return Publish(buffer, Deadline::After(deps_.timeout));
-                }));
+      unit, deps_.queue->Run("publish the parameters of a buffer", bytes,
+                             [this, buffer] { return Publish(buffer); }));
 }
 
 uint64_t Stepper::UpdateRange(const OwnedRange& range,

@@ -141,7 +141,8 @@ class Stepper {
   uint64_t UpdateRange(const OwnedRange& range,
                        const std::vector<Optimizer>& optimizers,
                        const UpdateInput& input, Stream* stream) const;
-  Status Publish(size_t buffer, const Deadline& deadline);
+  // Publishes a buffer, and waits until it is published.
+  Status Publish(size_t buffer);
   void EnqueuePublish(int32_t unit, size_t buffer);
 
   const Dependencies deps_;

@@ -3,45 +3,30 @@
 #include "core/engine/transfer/collective_transfers.h"
 
 #include <algorithm>
-#include <utility>
+#include <optional>
 
 #include "core/base/dtype.h"
 
 namespace shard {
 
-namespace {
-
-// Number of elements of a range that are reduced at once where blocks have to
-// be put into the order of ranks first.
-constexpr size_t kPiece = 4096;
-
-int GroupSize(const Plan& plan) {
-  const int size = plan.options().shard_group_size;
-  return size == 0 ? plan.options().world_size : size;
-}
-
-}  // namespace
-
-CollectiveTransfers::CollectiveTransfers(const Plan& plan,
-                                         const EngineMemory& memory,
-                                         Communicator* comm, Device* device,
-                                         std::unique_ptr<Stream> stream)
-    : plan_(plan),
-      memory_(memory),
-      comm_(comm),
-      device_(device),
-      stream_(std::move(stream)),
-      rank_(comm->rank()),
-      group_size_(GroupSize(plan)),
-      groups_(comm->world_size() / group_size_),
-      group_{rank_ / group_size_ * group_size_, 1, group_size_},
-      replicas_{rank_ % group_size_, group_size_, groups_} {}
+CollectiveTransfers::CollectiveTransfers(const Dependencies& deps)
+    : Transfers(deps),
+      plan_(*deps.plan),
+      memory_(*deps.memory),
+      rank_(deps.comm->rank()),
+      sets_(plan_, rank_),
+      group_size_(sets_.shard_group.count),
+      groups_(sets_.replicas.count),
+      two_levels_(groups_ > 1 && !plan_.options().deterministic) {}
 
 Status CollectiveTransfers::Reduce(const Proposal& led,
                                    const std::vector<Proposal>& proposals,
-                                   bool add, const Deadline& deadline) {
+                                   bool add) {
   const Proposal& mine = proposals[static_cast<size_t>(rank_)];
   const int32_t depth = plan_.unit(led.unit).depth;
+  // The second level of a buffer uses what the first one writes.
+  std::optional<CollectiveGroup> group;
+  if (!two_levels_) group.emplace(deps_.collectives, deps_.stream);
   for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
     const EngineBuffer& buffer = memory_.buffers()[part.buffer];
     unsigned char* grads = nullptr;
@@ -50,108 +35,95 @@ Status CollectiveTransfers::Reduce(const Proposal& led,
     } else if (Contributes(mine, led)) {
       grads = memory_.GradSlot(rank_, depth, mine.slot) + part.offset;
     }
-    SHARD_RETURN_IF_ERROR(ReduceBuffer(buffer, grads, add, deadline));
+    SHARD_RETURN_IF_ERROR(ReduceBuffer(buffer, grads, add));
   }
   return Status();
 }
 
-Status CollectiveTransfers::ReduceWhole(size_t index,
-                                        const Deadline& deadline) {
+Status CollectiveTransfers::ReduceWhole(size_t index) {
   const EngineBuffer& buffer = memory_.buffers()[index];
-  return ReduceBuffer(buffer, buffer.grads[static_cast<size_t>(rank_)], false,
-                      deadline);
+  return ReduceBuffer(buffer, buffer.grads[static_cast<size_t>(rank_)], false);
 }
 
 Status CollectiveTransfers::ReduceBuffer(const EngineBuffer& buffer,
-                                         unsigned char* grads, bool add,
-                                         const Deadline& deadline) {
+                                         unsigned char* grads, bool add) {
   const FlatBufferPlan& plan = *buffer.plan;
   const auto range = static_cast<size_t>(plan.layout.shard_numel());
   if (range == 0) return Status();
-  const size_t range_bytes = range * DTypeSize(plan.grad_dtype);
-  unsigned char* const own =
-      buffer.sum != nullptr
-          ? buffer.sum
-          : grads + static_cast<size_t>(plan_.RangeOf(rank_)) * range_bytes;
-  const DType own_dtype =
-      buffer.sum != nullptr ? plan.sum_dtype : plan.grad_dtype;
-  if (groups_ == 1) {
-    return comm_->ReduceScatter("reduce gradients", group_, grads,
-                                plan.grad_dtype, range, own, own_dtype, add,
-                                deadline);
+  const size_t own_begin = static_cast<size_t>(plan_.RangeOf(rank_)) * range;
+  ReduceScatterArgs sum;
+  sum.send = grads;
+  sum.dtype = plan.grad_dtype;
+  sum.count = range;
+  sum.add = add;
+  sum.block_groups = groups_;
+  if (buffer.sum != nullptr) {
+    sum.recv = buffer.sum;
+    sum.recv_dtype = plan.sum_dtype;
+  } else {
+    sum.recv = grads + own_begin * DTypeSize(plan.grad_dtype);
+    sum.recv_dtype = plan.grad_dtype;
   }
-  if (plan_.options().deterministic) {
-    return ReduceInRankOrder(plan, grads, own, own_dtype, add, deadline);
-  }
-  // Reduces inside the group, the ranges of this rank's replicas too.
-  const auto held = static_cast<size_t>(groups_);
+  if (two_levels_) return ReduceInTwoLevels(sum, grads);
+  deps_.collectives->ReduceScatter(
+      groups_ == 1 ? "reduce gradients" : "reduce gradients in rank order",
+      sets_.all, sum, deps_.stream);
+  return Status();
+}
+
+Status CollectiveTransfers::ReduceInTwoLevels(const ReduceScatterArgs& sum,
+                                              unsigned char* grads) {
+  const size_t held = static_cast<size_t>(groups_) * sum.count;
   unsigned char* stretch = nullptr;
   if (grads != nullptr) {
-    stretch =
-        grads + static_cast<size_t>(rank_ % group_size_) * held * range_bytes;
+    stretch = grads + static_cast<size_t>(rank_ % group_size_) * held *
+                          DTypeSize(sum.dtype);
   } else {
-    SHARD_RETURN_IF_ERROR(Grow(held * range_bytes));
+    SHARD_RETURN_IF_ERROR(MakeLevel());
     stretch = reinterpret_cast<unsigned char*>(level_.data());
   }
-  SHARD_RETURN_IF_ERROR(comm_->ReduceScatter(
-      "reduce gradients in the group", group_, grads, plan.grad_dtype,
-      held * range, stretch, plan.grad_dtype, false, deadline));
-  return comm_->ReduceScatter("reduce gradients between groups", replicas_,
-                              stretch, plan.grad_dtype, range, own, own_dtype,
-                              add, deadline);
-}
-
-Status CollectiveTransfers::Grow(size_t bytes) {
-  if (level_.size() >= bytes) return Status();
-  SHARD_ASSIGN_OR_RETURN(level_,
-                         device_->Allocate(bytes, "sums of shard groups"));
+  ReduceScatterArgs inside;
+  inside.send = grads;
+  inside.dtype = sum.dtype;
+  inside.count = held;
+  inside.recv = stretch;
+  inside.recv_dtype = sum.dtype;
+  deps_.collectives->ReduceScatter("reduce gradients in the group",
+                                   sets_.shard_group, inside, deps_.stream);
+  ReduceScatterArgs between = sum;
+  between.send = stretch;
+  between.block_groups = 1;
+  deps_.collectives->ReduceScatter("reduce gradients between groups",
+                                   sets_.replicas, between, deps_.stream);
   return Status();
 }
 
-Status CollectiveTransfers::ReduceInRankOrder(const FlatBufferPlan& plan,
-                                              const unsigned char* grads,
-                                              unsigned char* own,
-                                              DType own_dtype, bool add,
-                                              const Deadline& deadline) {
-  const auto range = static_cast<size_t>(plan.layout.shard_numel());
-  const auto ranks = static_cast<size_t>(plan_.options().world_size);
-  const size_t size = DTypeSize(plan.grad_dtype);
-  for (size_t at = 0; at < range; at += kPiece) {
-    const size_t count = std::min(kPiece, range - at);
-    if (grads != nullptr) {
-      SHARD_RETURN_IF_ERROR(Grow(ranks * count * size));
-      for (size_t r = 0; r < ranks; ++r) {
-        const auto from =
-            static_cast<size_t>(plan_.RangeOf(static_cast<int>(r))) * range +
-            at;
-        stream_->Copy(level_.data() + r * count * size, grads + from * size,
-                      count * size);
-      }
-      SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
-    }
-    SHARD_RETURN_IF_ERROR(comm_->ReduceScatter(
-        "reduce gradients in rank order",
-        RankSet::All(plan_.options().world_size),
-        grads == nullptr ? nullptr : level_.data(), plan.grad_dtype, count,
-        own + at * DTypeSize(own_dtype), own_dtype, add, deadline));
+Status CollectiveTransfers::MakeLevel() {
+  if (level_.data() != nullptr) return Status();
+  uint64_t bytes = 0;
+  for (const FlatBufferPlan& buffer : plan_.buffers()) {
+    if (!buffer.trainable) continue;
+    bytes = std::max(bytes, Part(buffer, buffer.grad_dtype, groups_));
   }
+  SHARD_ASSIGN_OR_RETURN(level_,
+                         deps_.device->Allocate(bytes, "sums of shard groups"));
   return Status();
 }
 
-Status CollectiveTransfers::Gather(int32_t unit, unsigned char* slot,
-                                   const Deadline& deadline) {
+Status CollectiveTransfers::Gather(int32_t unit, unsigned char* slot) {
+  const CollectiveGroup group(deps_.collectives, deps_.stream);
   for (const SlotPart& part : SlotParts(plan_, unit, false)) {
     const EngineBuffer& buffer = memory_.buffers()[part.buffer];
     const size_t bytes = DTypeBytes(buffer.plan->dtype, buffer.held_numel);
     if (bytes == 0) continue;
-    SHARD_RETURN_IF_ERROR(comm_->AllGatherBlocks("gather parameters", group_,
-                                                 buffer.params, bytes,
-                                                 slot + part.offset, deadline));
+    deps_.collectives->AllGatherBlocks("gather parameters", sets_.shard_group,
+                                       buffer.params, bytes, slot + part.offset,
+                                       deps_.stream);
   }
   return Status();
 }
 
-Status CollectiveTransfers::Publish(size_t index, const Deadline& deadline) {
+Status CollectiveTransfers::Publish(size_t index) {
   const EngineBuffer& buffer = memory_.buffers()[index];
   const FlatBufferPlan& plan = *buffer.plan;
   const int64_t range = plan.layout.shard_numel();
@@ -161,18 +133,17 @@ Status CollectiveTransfers::Publish(size_t index, const Deadline& deadline) {
   auto* const stretch = static_cast<unsigned char*>(
       buffer.ParamAt(rank_ % group_size_ * groups_ * range));
   if (groups_ > 1) {
-    SHARD_RETURN_IF_ERROR(
-        comm_->AllGatherBlocks("publish parameters between groups", replicas_,
-                               buffer.ParamAt(plan_.RangeOf(rank_) * range),
-                               bytes, stretch, deadline));
+    deps_.collectives->AllGatherBlocks(
+        "publish parameters between groups", sets_.replicas,
+        buffer.ParamAt(plan_.RangeOf(rank_) * range), bytes, stretch,
+        deps_.stream);
   }
   if (plan_.shards_params()) return Status();
-  return comm_->AllGatherBlocks("publish parameters", group_, stretch,
-                                static_cast<size_t>(groups_) * bytes,
-                                buffer.ParamAt(0), deadline);
+  deps_.collectives->AllGatherBlocks(
+      "publish parameters", sets_.shard_group, stretch,
+      static_cast<size_t>(groups_) * bytes, buffer.ParamAt(0), deps_.stream);
+  return Status();
 }
-
-Status CollectiveTransfers::Finish(const Deadline&) { return Status(); }
 
 uint64_t CollectiveTransfers::Part(const FlatBufferPlan& buffer, DType dtype,
                                    int part) const {

@@ -16,29 +16,24 @@ constexpr double kNoClip = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-DirectTransfers::DirectTransfers(const Plan& plan, const EngineMemory& memory,
-                                 Communicator* comm,
-                                 std::unique_ptr<Stream> stream,
-                                 DeviceMemory tile)
-    : plan_(plan),
-      memory_(memory),
-      comm_(comm),
-      stream_(std::move(stream)),
+DirectTransfers::DirectTransfers(const Dependencies& deps, DeviceMemory tile)
+    : Transfers(deps),
+      plan_(*deps.plan),
+      memory_(*deps.memory),
       tile_(std::move(tile)) {
-  sources_.reserve(static_cast<size_t>(comm->world_size()) + 1);
+  sources_.reserve(static_cast<size_t>(deps.comm->world_size()) + 1);
 }
 
 Status DirectTransfers::Reduce(const Proposal& led,
-                               const std::vector<Proposal>& proposals, bool add,
-                               const Deadline& deadline) {
+                               const std::vector<Proposal>& proposals,
+                               bool add) {
   for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
     SumBuffer(part, led, proposals, add);
   }
-  SHARD_RETURN_IF_ERROR(stream_->Synchronize(deadline));
-  return FinishReading(deadline);
+  return Status();
 }
 
-Status DirectTransfers::ReduceWhole(size_t, const Deadline&) {
+Status DirectTransfers::ReduceWhole(size_t) {
   return Internal("reducing whole gradients that every rank sees");
 }
 
@@ -56,7 +51,7 @@ bool DirectTransfers::ReadInPlace(
 }
 
 Status DirectTransfers::FinishReading(const Deadline& deadline) {
-  return comm_->Barrier("gradients of a unit reduced", deadline);
+  return deps_.comm->Barrier("gradients of a unit reduced", deadline);
 }
 
 void DirectTransfers::FindSources(const SlotPart& part, const Proposal& led,
@@ -66,7 +61,7 @@ void DirectTransfers::FindSources(const SlotPart& part, const Proposal& led,
   const int32_t depth = plan_.unit(led.unit).depth;
   const size_t begin =
       DTypeBytes(plan.grad_dtype,
-                 plan_.RangeOf(comm_->rank()) * plan.layout.shard_numel());
+                 plan_.RangeOf(deps_.comm->rank()) * plan.layout.shard_numel());
   sources->clear();
   for (size_t r = 0; r < proposals.size(); ++r) {
     if (!Contributes(proposals[r], led)) continue;
@@ -91,43 +86,44 @@ void DirectTransfers::SumBuffer(const SlotPart& part, const Proposal& led,
                                    plan.grad_dtype};
   const auto count = static_cast<size_t>(range);
   if (sources_.empty()) {
-    stream_->FillZeros(buffer.sum, DTypeBytes(plan.sum_dtype, range));
+    deps_.stream->FillZeros(buffer.sum, DTypeBytes(plan.sum_dtype, range));
     return;
   }
   auto* const sum = reinterpret_cast<float*>(buffer.sum);
   if (plan.sum_dtype == DType::kF32 && !(add && wider)) {
-    stream_->SumGradients(sources, 0, count, 1.0, kNoClip, sum);
+    deps_.stream->SumGradients(sources, 0, count, 1.0, kNoClip, sum);
     return;
   }
   auto* const tile = reinterpret_cast<float*>(tile_.data());
   for (size_t at = 0; at < count; at += kTile) {
     const size_t some = std::min(kTile, count - at);
-    stream_->SumGradients(sources, at, some, 1.0, kNoClip, tile);
+    deps_.stream->SumGradients(sources, at, some, 1.0, kNoClip, tile);
     if (wider) {
       const void* const both[] = {tile, sum + at};
-      stream_->SumGradients({both, 2, DType::kF32}, 0, some, 1.0, kNoClip,
-                            sum + at);
+      deps_.stream->SumGradients({both, 2, DType::kF32}, 0, some, 1.0, kNoClip,
+                                 sum + at);
       continue;
     }
-    stream_->Narrow(plan.sum_dtype, tile,
-                    buffer.sum + at * DTypeSize(plan.sum_dtype), some, nullptr);
+    deps_.stream->Narrow(plan.sum_dtype, tile,
+                         buffer.sum + at * DTypeSize(plan.sum_dtype), some,
+                         nullptr);
   }
 }
 
-Status DirectTransfers::Gather(int32_t, unsigned char*, const Deadline&) {
+Status DirectTransfers::Gather(int32_t, unsigned char*) {
   return Internal("gathering parameters that every rank sees");
 }
 
-Status DirectTransfers::Publish(size_t, const Deadline&) { return Status(); }
+Status DirectTransfers::Publish(size_t) { return Status(); }
 
 Status DirectTransfers::Finish(const Deadline& deadline) {
-  return comm_->Barrier("step: parameters published", deadline);
+  return deps_.comm->Barrier("step: parameters published", deadline);
 }
 
 uint64_t DirectTransfers::ReduceBytes(int32_t unit) const {
   // Counts the bytes that a rank reads from the others.
   uint64_t bytes = 0;
-  const auto others = static_cast<uint64_t>(comm_->world_size() - 1);
+  const auto others = static_cast<uint64_t>(deps_.comm->world_size() - 1);
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
     bytes +=

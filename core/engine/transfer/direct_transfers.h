@@ -19,23 +19,20 @@ namespace shard {
 class DirectTransfers final : public Transfers {
  public:
   // `tile`: kTile elements of fp32.
-  DirectTransfers(const Plan& plan, const EngineMemory& memory,
-                  Communicator* comm, std::unique_ptr<Stream> stream,
-                  DeviceMemory tile);
+  DirectTransfers(const Dependencies& deps, DeviceMemory tile);
 
   // Elements of a tile: small enough for the L1 cache, large enough that the
   // cost of calls is negligible.
   static constexpr size_t kTile = 2048;
 
   Status Reduce(const Proposal& led, const std::vector<Proposal>& proposals,
-                bool add, const Deadline& deadline) override;
-  Status ReduceWhole(size_t buffer, const Deadline& deadline) override;
+                bool add) override;
+  Status ReduceWhole(size_t buffer) override;
   bool ReadInPlace(const Proposal& led, const std::vector<Proposal>& proposals,
                    std::vector<std::vector<const void*>>* sources) override;
   Status FinishReading(const Deadline& deadline) override;
-  Status Gather(int32_t unit, unsigned char* slot,
-                const Deadline& deadline) override;
-  Status Publish(size_t buffer, const Deadline& deadline) override;
+  Status Gather(int32_t unit, unsigned char* slot) override;
+  Status Publish(size_t buffer) override;
   Status Finish(const Deadline& deadline) override;
   uint64_t ReduceBytes(int32_t unit) const override;
   uint64_t ReduceWholeBytes(size_t) const override { return 0; }
@@ -53,8 +50,6 @@ class DirectTransfers final : public Transfers {
 
   const Plan& plan_;
   const EngineMemory& memory_;
-  Communicator* const comm_;
-  const std::unique_ptr<Stream> stream_;
   // Sums before they are rounded or added.
   const DeviceMemory tile_;
   std::vector<const void*> sources_;

@@ -9,22 +9,18 @@
 
 namespace shard {
 
-StatusOr<std::unique_ptr<Transfers>> MakeTransfers(const Plan& plan,
-                                                   const EngineMemory& memory,
-                                                   Communicator* comm,
-                                                   Device* device) {
-  SHARD_ASSIGN_OR_RETURN(auto stream,
-                         device->CreateStream(StreamKind::kCompute));
-  if (!comm->direct()) {
-    return std::unique_ptr<Transfers>(std::make_unique<CollectiveTransfers>(
-        plan, memory, comm, device, std::move(stream)));
+StatusOr<std::unique_ptr<Transfers>> MakeTransfers(
+    const Transfers::Dependencies& deps) {
+  if (!deps.comm->direct()) {
+    return std::unique_ptr<Transfers>(
+        std::make_unique<CollectiveTransfers>(deps));
   }
   SHARD_ASSIGN_OR_RETURN(
       DeviceMemory tile,
-      device->Allocate(DirectTransfers::kTile * sizeof(float),
-                       "a tile of sums"));
-  return std::unique_ptr<Transfers>(std::make_unique<DirectTransfers>(
-      plan, memory, comm, std::move(stream), std::move(tile)));
+      deps.device->Allocate(DirectTransfers::kTile * sizeof(float),
+                            "a tile of sums"));
+  return std::unique_ptr<Transfers>(
+      std::make_unique<DirectTransfers>(deps, std::move(tile)));
 }
 
 }  // namespace shard

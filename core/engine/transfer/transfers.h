@@ -10,7 +10,12 @@
 //   Publish    - (Finish is a barrier)       all-gather of what other ranks
 //                                            hold, too
 //
-// Calls block, and are COLLECTIVE: after an agreement
+// Reduce, ReduceWhole, Gather and Publish enqueue their work on a stream and
+// return; Wait ends when the work has run. Their errors are of this rank alone,
+// before anything is enqueued, and of the stream. FinishReading and Finish are
+// meetings of the ranks' threads, and block.
+//
+// All but Wait and ReadInPlace are COLLECTIVE: after an agreement
 // (core/engine/transfer/agreement.h), in the same order on all ranks. Threads:
 // one at a time, not always the same.
 
@@ -24,6 +29,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/collectives/collectives.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/engine/memory/buffers.h"
@@ -34,7 +40,23 @@ namespace shard {
 
 class Transfers {
  public:
+  struct Dependencies {
+    const Plan* plan;
+    const EngineMemory* memory;
+    Communicator* comm;
+    Collectives* collectives;  // Of the plan's RankSets.
+    Device* device;
+    Stream* stream;
+  };
+
   virtual ~Transfers() = default;
+
+  Collectives* collectives() const { return deps_.collectives; }
+
+  // Blocks until all that was enqueued has run, and returns its status.
+  Status Wait(const Deadline& deadline) const {
+    return deps_.stream->Synchronize(deadline);
+  }
 
   // Sums the gradients of a unit over all ranks, in rank order, into each
   // rank's range: the range's sum, or this rank's part of its whole gradients.
@@ -43,12 +65,11 @@ class Transfers {
   // gradients lie; a rank that came for something else adds nothing. REQUIRES:
   // gradients are sharded, or memory is not shared.
   virtual Status Reduce(const Proposal& led,
-                        const std::vector<Proposal>& proposals, bool add,
-                        const Deadline& deadline) = 0;
+                        const std::vector<Proposal>& proposals, bool add) = 0;
 
   // Reduces one buffer of gradients that are kept whole, where memory is not
   // shared.
-  virtual Status ReduceWhole(size_t buffer, const Deadline& deadline) = 0;
+  virtual Status ReduceWhole(size_t buffer) = 0;
 
   // Returns the gradients that a begun step can read where they lie, instead of
   // Reduce: by trainable buffer of the unit, this rank's range on each rank
@@ -57,19 +78,19 @@ class Transfers {
   virtual bool ReadInPlace(const Proposal& led,
                            const std::vector<Proposal>& proposals,
                            std::vector<std::vector<const void*>>* sources) = 0;
-  // Ends the reading of ReadInPlace: ranks may use the slots again. COLLECTIVE.
+  // Ends the reading of slots, in place or by Reduce, which has run: ranks may
+  // use them again.
   virtual Status FinishReading(const Deadline& deadline) = 0;
 
   // Gathers all parameters of the unit into `slot`. REQUIRES: parameters are
   // sharded and memory is not shared.
-  virtual Status Gather(int32_t unit, unsigned char* slot,
-                        const Deadline& deadline) = 0;
+  virtual Status Gather(int32_t unit, unsigned char* slot) = 0;
 
   // Sends this rank's updated range to the ranks that hold the buffer.
-  virtual Status Publish(size_t buffer, const Deadline& deadline) = 0;
+  virtual Status Publish(size_t buffer) = 0;
 
-  // Ends the publishing of a step: every rank sees all published ranges, and no
-  // rank reads gradients any more.
+  // Ends the publishing of a step, which has run: every rank sees all published
+  // ranges, and no rank reads gradients any more.
   virtual Status Finish(const Deadline& deadline) = 0;
 
   // Return the bytes that this rank sends in one of the calls above; 0 where
@@ -78,14 +99,25 @@ class Transfers {
   virtual uint64_t ReduceWholeBytes(size_t buffer) const = 0;
   virtual uint64_t GatherBytes(int32_t unit) const = 0;
   virtual uint64_t PublishBytes(size_t buffer) const = 0;
+
+ protected:
+  explicit Transfers(const Dependencies& deps) : deps_(deps) {}
+
+  const Dependencies deps_;
 };
 
-// Makes transfers for a communicator, with or without shared memory. All
-// arguments must outlive the result.
-StatusOr<std::unique_ptr<Transfers>> MakeTransfers(const Plan& plan,
-                                                   const EngineMemory& memory,
-                                                   Communicator* comm,
-                                                   Device* device);
+// Makes transfers for a communicator, with or without shared memory. All of
+// `deps` must outlive the result, but for the stream: its work uses memory of
+// the result.
+StatusOr<std::unique_ptr<Transfers>> MakeTransfers(
+    const Transfers::Dependencies& deps);
+
+// Returns the deadline of a wait for transfers each of whose collectives may
+// take `timeout` seconds. It comes later than theirs, which name the ranks that
+// are late.
+inline Deadline TransferDeadline(double timeout) {
+  return Deadline::After(2 * timeout);
+}
 
 // Returns whether a rank that came with `proposal` has sharded gradients to add
 // to those of `led`.

@@ -2,6 +2,7 @@
 
 #include "core/engine/units/unit_transfers.h"
 
+#include "core/collectives/collectives.h"
 #include "core/observe/observer.h"
 
 namespace shard {
@@ -28,10 +29,15 @@ Event UnitTransfers::ReduceWhole(size_t buffer) {
       "reduce the gradients of a buffer", bytes, [this, buffer, bytes] {
         return Timed(EventId::kReduce, plan_.buffers()[buffer].unit, bytes,
                      [&] {
-                       return deps_.transfers->ReduceWhole(
-                           buffer, Deadline::After(deps_.timeout));
+                       return Done(deps_.transfers->ReduceWhole(buffer),
+                                   Deadline::After(deps_.timeout));
                      });
       });
+}
+
+Status UnitTransfers::Follow(const Proposal& led, const Deadline& deadline) {
+  const CollectiveTimeout timeout(deps_.transfers->collectives(), deadline);
+  return Move(led, nullptr, deadline);
 }
 
 Status UnitTransfers::Perform(const Proposal& proposal, unsigned char* slot) {
@@ -70,14 +76,21 @@ Status UnitTransfers::Move(const Proposal& led, unsigned char* slot,
              : MoveParams(led.unit, slot, deadline);
 }
 
+Status UnitTransfers::Done(const Status& enqueued,
+                           const Deadline& deadline) const {
+  SHARD_RETURN_IF_ERROR(enqueued);
+  return deps_.transfers->Wait(TransferDeadline(deadline.seconds()));
+}
+
 Status UnitTransfers::MoveParams(int32_t unit, unsigned char* slot,
                                  const Deadline& deadline) {
   // A rank that only takes part has no parameters of its own in the slots.
   if (slot == nullptr) {
     slot = deps_.memory->ParamSlot(plan_.unit(unit).depth, 0);
   }
-  return Timed(EventId::kGather, unit, deps_.transfers->GatherBytes(unit),
-               [&] { return deps_.transfers->Gather(unit, slot, deadline); });
+  return Timed(EventId::kGather, unit, deps_.transfers->GatherBytes(unit), [&] {
+    return Done(deps_.transfers->Gather(unit, slot), deadline);
+  });
 }
 
 Status UnitTransfers::MoveGrads(const Proposal& led, const Deadline& deadline) {
@@ -90,11 +103,14 @@ Status UnitTransfers::MoveGrads(const Proposal& led, const Deadline& deadline) {
       deps_.transfers->ReadInPlace(led, proposals, &in_place_);
   const bool reduces =
       !in_place && (plan_.shards_grads() || !deps_.comm->direct());
-  SHARD_RETURN_IF_ERROR(Timed(
-      EventId::kReduce, led.unit, deps_.transfers->ReduceBytes(led.unit), [&] {
-        return reduces ? deps_.transfers->Reduce(led, proposals, adds, deadline)
-                       : Status();
-      }));
+  SHARD_RETURN_IF_ERROR(
+      Timed(EventId::kReduce, led.unit, deps_.transfers->ReduceBytes(led.unit),
+            [&]() -> Status {
+              if (!reduces) return Status();
+              SHARD_RETURN_IF_ERROR(Done(
+                  deps_.transfers->Reduce(led, proposals, adds), deadline));
+              return deps_.transfers->FinishReading(deadline);
+            }));
   deps_.reduced->SetReduced(led);
   if (!updates) return Status();
   SHARD_RETURN_IF_ERROR(

@@ -54,9 +54,7 @@ class UnitTransfers {
 
   // Runs the operation that `led` proposes in this thread, for a rank that came
   // for something else. COLLECTIVE. REQUIRES: the queue is drained.
-  Status Follow(const Proposal& led, const Deadline& deadline) {
-    return Move(led, nullptr, deadline);
-  }
+  Status Follow(const Proposal& led, const Deadline& deadline);
 
   // Called for each unit of a begun step as soon as its gradients are ready on
   // all ranks, on the queue's thread. `in_place`: the result of
@@ -80,6 +78,9 @@ class UnitTransfers {
   Status MoveGrads(const Proposal& led, const Deadline& deadline);
   Status MoveParams(int32_t unit, unsigned char* slot,
                     const Deadline& deadline);
+  // Returns the error of enqueueing transfers; else waits until they are done,
+  // for longer than `deadline` allows each collective.
+  Status Done(const Status& enqueued, const Deadline& deadline) const;
   // Runs `move` as an event of the observer, and counts its time.
   template <typename Function>
   Status Timed(EventId event, int32_t unit, uint64_t bytes,

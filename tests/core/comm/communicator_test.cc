@@ -90,6 +90,23 @@ TEST_P(CommunicatorTest, AllGathersEverySize) {
   });
 }
 
+TEST_P(CommunicatorTest, SentBytesAreCounted) {
+  Run([](Communicator* comm) {
+    const auto ranks = static_cast<size_t>(comm->world_size());
+    std::vector<char> all(ranks * 100);
+    SHARD_ASSERT_OK(
+        comm->AllGather("control", all.data(), 100, all.data(), Soon()));
+    SHARD_ASSERT_OK(comm->Broadcast("text", 0, all.data(), 100, Soon()));
+    const auto expect = [&](const char* event, uint64_t bytes) {
+      const auto counter = comm->observer()->counters().Find(event);
+      EXPECT_EQ(counter->calls, 1u) << event;
+      EXPECT_EQ(counter->bytes, bytes) << event;
+    };
+    expect("all_gather", (ranks - 1) * 100);
+    expect("broadcast", ranks > 1 ? 100 : 0);
+  });
+}
+
 TEST_P(CommunicatorTest, AllGathersInPlace) {
   Run([](Communicator* comm) {
     constexpr size_t kCount = 5000;

@@ -11,6 +11,7 @@
 
 #include "core/base/dtype.h"
 #include "core/comm/communicator.h"
+#include "core/comm/exchange.h"
 #include "tests/core/comm/backends.h"
 #include "tests/core/comm/duplicates.h"
 
@@ -126,6 +127,9 @@ TEST_P(DuplicateTest, MayBeFreedInAnyOrder) {
 // for.
 TEST_P(DuplicateTest, EndsWithTheShutdownOfTheFirst) {
   Run([](Handle first, Handle duplicate) {
+    auto opened = duplicate->OpenExchange("tensors", Soon());
+    ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+    Exchange* const exchange = opened->get();
     const bool last = first->rank() == first->world_size() - 1;
     Status waited;
     std::thread worker([&] {
@@ -146,11 +150,14 @@ TEST_P(DuplicateTest, EndsWithTheShutdownOfTheFirst) {
         duplicate->AllGather("late", nullptr, 0, nullptr, Soon()),
         duplicate->Allocate("late", 1, SymmetricKind::kPerRank, Soon())
             .status(),
-        duplicate->ReduceScatter("late", alone, &value, DType::kF32, 1, &value,
-                                 DType::kF32, false, Soon()),
-        duplicate->AllGatherBlocks("late", alone, &value, 4, &value, Soon()),
         duplicate->Broadcast("late", 0, &value, 4, Soon()),
         duplicate->Duplicate("late", Soon()).status(),
+        duplicate->OpenExchange("late", Soon()).status(),
+        exchange->ReduceScatter("late", alone,
+                                {.send = &value, .count = 1, .recv = &value},
+                                Soon()),
+        exchange->AllGatherBlocks("late", alone, &value, 4, &value, Soon()),
+        exchange->Broadcast("late", 0, &value, 4, Soon()),
     };
     for (const Status& status : results) {
       EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition)

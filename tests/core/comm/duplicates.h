@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/dtype.h"
 #include "core/comm/communicator.h"
+#include "core/comm/exchange.h"
 #include "tests/core/comm/backends.h"
 
 namespace shard::testing {
@@ -35,8 +35,11 @@ inline void RunFamily(Backend backend, int world_size,
   });
 }
 
-// Calls every collective `rounds` times, with values that only this caller has.
+// Calls every collective `rounds` times, with values that only this caller has,
+// and those of an exchange too.
 inline void Work(Communicator* comm, int rounds, int32_t salt) {
+  auto exchange = comm->OpenExchange(StrCat("exchange ", salt), Soon());
+  ASSERT_TRUE(exchange.ok()) << exchange.status().ToString();
   const RankSet all = RankSet::All(comm->world_size());
   const auto world_size = static_cast<size_t>(all.count);
   for (int i = 0; i < rounds; ++i) {
@@ -55,14 +58,14 @@ inline void Work(Communicator* comm, int rounds, int32_t salt) {
     const std::vector<float> send(count * world_size,
                                   static_cast<float>(salt + comm->rank() + i));
     std::vector<float> recv(count);
-    SHARD_ASSERT_OK(comm->ReduceScatter(what, all, send.data(), DType::kF32,
-                                        count, recv.data(), DType::kF32, false,
-                                        Soon()));
+    const ReduceScatterArgs sums = {
+        .send = send.data(), .count = count, .recv = recv.data()};
+    SHARD_ASSERT_OK((*exchange)->ReduceScatter(what, all, sums, Soon()));
     float sum = 0;
     for (int r = 0; r < all.count; ++r) sum += static_cast<float>(salt + r + i);
     for (const float value : recv) ASSERT_EQ(value, sum);
 
-    SHARD_ASSERT_OK(comm->AllGatherBlocks(
+    SHARD_ASSERT_OK((*exchange)->AllGatherBlocks(
         what, all, mine.data(), mine.size() * 4, gathered.data(), Soon()));
     for (size_t j = 0; j < gathered.size(); ++j) {
       ASSERT_EQ(gathered[j], salt + static_cast<int>(j / mine.size()) + i);
@@ -71,6 +74,9 @@ inline void Work(Communicator* comm, int rounds, int32_t salt) {
     int32_t word = salt + comm->rank();
     const int root = i % comm->world_size();
     SHARD_ASSERT_OK(comm->Broadcast(what, root, &word, 4, Soon()));
+    ASSERT_EQ(word, salt + root);
+    word = salt + comm->rank();
+    SHARD_ASSERT_OK((*exchange)->Broadcast(what, root, &word, 4, Soon()));
     ASSERT_EQ(word, salt + root);
 
     if (!comm->direct() || i % 4 != 0) continue;

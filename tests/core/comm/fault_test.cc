@@ -14,6 +14,7 @@
 
 #include "core/comm/check_agreement.h"
 #include "core/comm/communicator.h"
+#include "core/comm/exchange.h"
 #include "tests/core/comm/backends.h"
 
 namespace shard::testing::fault_test {
@@ -263,10 +264,13 @@ Status WorkOnce(Communicator* comm) {
   std::vector<float> tensor(100000);
   std::vector<float> tensors(tensor.size() *
                              static_cast<size_t>(comm->world_size()));
-  SHARD_RETURN_IF_ERROR(comm->ReduceScatter(
-      "reduce", all, tensors.data(), DType::kF32, tensor.size(), tensor.data(),
-      DType::kF32, false, Soon()));
-  SHARD_RETURN_IF_ERROR(comm->AllGatherBlocks(
+  SHARD_ASSIGN_OR_RETURN(const auto exchange,
+                         comm->OpenExchange("exchange", Soon()));
+  SHARD_RETURN_IF_ERROR(exchange->ReduceScatter(
+      "reduce", all,
+      {.send = tensors.data(), .count = tensor.size(), .recv = tensor.data()},
+      Soon()));
+  SHARD_RETURN_IF_ERROR(exchange->AllGatherBlocks(
       "gather blocks", all, tensor.data(), tensor.size() * sizeof(float),
       tensors.data(), Soon()));
   SHARD_RETURN_IF_ERROR(comm->Broadcast("broadcast", 1, tensor.data(),
@@ -319,7 +323,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(
         ::testing::Values("open: trace", "open: files", "barrier", "gather",
                           "per rank", "per rank: memory created",
-                          "per rank: memory mapped", "per host", "reduce",
+                          "per rank: memory mapped", "per host", "exchange",
+                          "exchange: source received", "reduce",
                           "reduce: staging: memory created",
                           "reduce: staging: memory mapped", "gather blocks",
                           "broadcast", "agreement", "shutdown"),

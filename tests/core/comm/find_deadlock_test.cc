@@ -151,11 +151,12 @@ TEST_F(FindDeadlockTest, OfManyCallsTheFirstAreNamedAndTheOthersCounted) {
 // The end of the message has room after any two calls.
 TEST_F(FindDeadlockTest, TwoLongCallsAreNamedWhole) {
   const std::string what(kWhatBytes, 'w');
-  const Call call = {Operation::kReduceScatter,
-                     what,
-                     UINT64_MAX,
-                     /*direct=*/false,
-                     {{INT_MIN, INT_MIN, INT_MIN}, 0, INT_MIN, INT_MIN, 1}};
+  const Call call = {
+      Operation::kReduceScatter,
+      what,
+      UINT64_MAX,
+      /*direct=*/false,
+      {{INT_MIN, INT_MIN, INT_MIN}, 0, INT_MIN, INT_MIN, 1, INT_MIN}};
   for (int rank = 0; rank < kMostRanks; ++rank) {
     const size_t group = rank % 2 == 0 ? kComm : kEngine;
     Wait(rank, group, std::string(64, 'n'));

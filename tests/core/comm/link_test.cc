@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "core/comm/exchange.h"
 #include "tests/core/comm/backends.h"
 
 namespace shard::testing::link_test {
@@ -89,25 +90,35 @@ TEST_P(NotDirectTest, ALinkTakesItsTime) {
     const auto blocks = static_cast<size_t>(ranks);
     const RankSet all = RankSet::All(ranks);
     const RankSet alone = RankSet::Of(comm->rank(), 1, 1);
+    const auto opened = comm->OpenExchange("tensors", Soon());
+    ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+    Exchange* const exchange = opened->get();
     constexpr size_t kCount = 100000;
     std::vector<uint16_t> data(blocks * kCount);
     std::vector<float> sum(kCount);
     expect_time((blocks - 1) * kCount * 2, [&] {
-      SHARD_EXPECT_OK(comm->ReduceScatter("sum", all, data.data(), DType::kBF16,
-                                          kCount, sum.data(), DType::kF32,
-                                          false, Soon()));
+      SHARD_EXPECT_OK(exchange->ReduceScatter("sum", all,
+                                              {.send = data.data(),
+                                               .dtype = DType::kBF16,
+                                               .count = kCount,
+                                               .recv = sum.data()},
+                                              Soon()));
     });
     expect_time((blocks - 1) * 50000, [&] {
-      SHARD_EXPECT_OK(comm->AllGatherBlocks("gather", all, sum.data(), 50000,
-                                            data.data(), Soon()));
+      SHARD_EXPECT_OK(exchange->AllGatherBlocks("gather", all, sum.data(),
+                                                50000, data.data(), Soon()));
+    });
+    expect_time(ranks > 1 ? 300000 : 0, [&] {
+      SHARD_EXPECT_OK(
+          exchange->Broadcast("weights", 0, sum.data(), 300000, Soon()));
     });
     expect_time(ranks > 1 ? 300000 : 0, [&] {
       SHARD_EXPECT_OK(
           comm->Broadcast("weights", 0, sum.data(), 300000, Soon()));
     });
     expect_time(0, [&] {
-      SHARD_EXPECT_OK(comm->AllGatherBlocks("alone", alone, data.data(), 50000,
-                                            sum.data(), Soon()));
+      SHARD_EXPECT_OK(exchange->AllGatherBlocks("alone", alone, data.data(),
+                                                50000, sum.data(), Soon()));
     });
     expect_time(0, [&] {
       SHARD_EXPECT_OK(comm->Broadcast("nothing", 0, nullptr, 0, Soon()));
@@ -172,6 +183,23 @@ TEST(LinkTest, DeadlineEndsTheWaitAndTheGroup) {
             "'weights': the simulated link takes 1000 s, longer than the 0.05 "
             "s that this rank waits");
   EXPECT_EQ((*comm)->Barrier("next", Soon()).code(), StatusCode::kPoisoned);
+}
+
+// The ranks of one group have different URLs.
+TEST(MixedTest, DirectAndNotDirectIsDesync) {
+  const std::string name = UniqueName();
+  RunEach(Backend::kThreads, 2, [&](int rank) {
+    const Status status = OpenCommunicator(UrlFor(Backend::kThreads, name, 2,
+                                                  rank == 0 ? "" : "direct=0"),
+                                           {.rank = rank})
+                              .status();
+    EXPECT_EQ(status.code(), StatusCode::kDesync);
+    EXPECT_TRUE(Contains(status.message(),
+                         "rank 0 called all-gather 'open: trace' of 4 bytes, "
+                         "rank 1 called all-gather 'open: trace' of 4 bytes "
+                         "with direct=0"))
+        << status.ToString();
+  });
 }
 
 }  // namespace

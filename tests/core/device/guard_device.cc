@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/comm/exchange.h"
 #include "core/device/stream.h"
 #include "kernels/formula/all.h"
 #include "tests/core/device/guard_memory.h"
@@ -265,6 +266,39 @@ class GuardedRegions final : public SymmetricBuffer {
   std::vector<std::shared_ptr<const GuardedMemory>> regions_;  // By rank.
 };
 
+// Runs in the order of a stream, and so reaches tensors as kernels do.
+class GuardExchange final : public Exchange {
+ public:
+  explicit GuardExchange(std::shared_ptr<Exchange> exchange)
+      : exchange_(std::move(exchange)) {}
+
+  Status ReduceScatter(std::string_view what, const RankSet& set,
+                       const ReduceScatterArgs& args,
+                       const Deadline& deadline) override {
+    ReduceScatterArgs given = args;
+    given.send = KernelView(args.send);
+    given.recv = KernelView(args.recv);
+    return exchange_->ReduceScatter(what, set, given, deadline);
+  }
+
+  Status AllGatherBlocks(std::string_view what, const RankSet& set,
+                         const void* send, size_t bytes, void* recv,
+                         const Deadline& deadline) override {
+    return exchange_->AllGatherBlocks(what, set, KernelView(send), bytes,
+                                      KernelView(recv), deadline);
+  }
+
+  Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
+                   const Deadline& deadline) override {
+    return exchange_->Broadcast(what, root, KernelView(data), bytes, deadline);
+  }
+
+  HostWaits* host_waits() override { return exchange_->host_waits(); }
+
+ private:
+  const std::shared_ptr<Exchange> exchange_;
+};
+
 class GuardCommunicator final : public Communicator {
  public:
   explicit GuardCommunicator(std::shared_ptr<Communicator> comm)
@@ -282,7 +316,7 @@ class GuardCommunicator final : public Communicator {
     return comm_->Barrier(what, deadline);
   }
 
-  // Control data, which is the host's.
+  // Control data and broadcasts are the host's.
   Status AllGather(std::string_view what, const void* send, size_t bytes,
                    void* recv, const Deadline& deadline) override {
     return comm_->AllGather(what, send, bytes, recv, deadline);
@@ -298,30 +332,22 @@ class GuardCommunicator final : public Communicator {
         std::move(buffer), world_size(), what));
   }
 
-  Status ReduceScatter(std::string_view what, const RankSet& set,
-                       const void* send, DType dtype, size_t count, void* recv,
-                       DType recv_dtype, bool add,
-                       const Deadline& deadline) override {
-    return comm_->ReduceScatter(what, set, KernelView(send), dtype, count,
-                                KernelView(recv), recv_dtype, add, deadline);
-  }
-
-  Status AllGatherBlocks(std::string_view what, const RankSet& set,
-                         const void* send, size_t bytes, void* recv,
-                         const Deadline& deadline) override {
-    return comm_->AllGatherBlocks(what, set, KernelView(send), bytes,
-                                  KernelView(recv), deadline);
-  }
-
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
                    const Deadline& deadline) override {
-    return comm_->Broadcast(what, root, KernelView(data), bytes, deadline);
+    return comm_->Broadcast(what, root, data, bytes, deadline);
   }
 
   StatusOr<std::shared_ptr<Communicator>> Duplicate(
       std::string_view what, const Deadline& deadline) override {
     SHARD_ASSIGN_OR_RETURN(auto made, comm_->Duplicate(what, deadline));
     return GuardTensors(std::move(made));
+  }
+
+  StatusOr<std::shared_ptr<Exchange>> OpenExchange(
+      std::string_view what, const Deadline& deadline) override {
+    SHARD_ASSIGN_OR_RETURN(auto made, comm_->OpenExchange(what, deadline));
+    return std::shared_ptr<Exchange>(
+        std::make_shared<GuardExchange>(std::move(made)));
   }
 
   void Abort(const Status& reason) override { comm_->Abort(reason); }

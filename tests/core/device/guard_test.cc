@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "core/comm/exchange.h"
 #include "core/device/device.h"
 #include "core/device/stream.h"
 #include "tests/core/base/expect_status.h"
@@ -113,8 +114,10 @@ TEST_F(GuardTest, RanksReachEachOthersTensors) {
       auto one = comm->Allocate("one", 4, SymmetricKind::kPerHost, Soon());
       ASSERT_OK(one);
       EXPECT_EQ((*one)->region(0), (*one)->region(1));
-      // By a collective, of a communicator made from this one.
-      auto own = comm->Duplicate("own", Soon());
+      // By a collective, in an exchange of a communicator made from this one.
+      auto duplicate = comm->Duplicate("own", Soon());
+      ASSERT_OK(duplicate);
+      auto own = (*duplicate)->OpenExchange("tensors", Soon());
       ASSERT_OK(own);
       const DeviceMemory tensor = Tensor(1);
       *KernelView(tensor.data()) = std::byte(rank + 1);

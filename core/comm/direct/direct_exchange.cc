@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/comm/direct/exchange.h"
+#include "core/comm/direct/direct_exchange.h"
 
 #include <algorithm>
 #include <cstring>
@@ -28,15 +28,16 @@ size_t TilesOf(size_t size, size_t tile) {
 }
 
 // A rank's index in its set, and the number of other ranks in it: none when the
-// set does not contain this rank, because the first round then fails and no
-// peer is read.
+// set does not contain this rank or its blocks have no order, because the first
+// round then fails and no peer is read.
 struct Place {
   int index = 0;
   size_t peers = 0;
 };
 
-Place PlaceIn(const RankSet& set, const Group& group) {
-  if (!set.Divides(group.world_size()) || set.IndexOf(group.rank()) < 0) {
+Place PlaceIn(const RankSet& set, int block_groups, const Group& group) {
+  if (!set.Divides(group.world_size()) || set.IndexOf(group.rank()) < 0 ||
+      block_groups < 1 || set.count % block_groups != 0) {
     return {};
   }
   return {set.IndexOf(group.rank()), static_cast<size_t>(set.count) - 1};
@@ -75,23 +76,28 @@ void SumInto(const std::vector<const void*>& sources, bool zeros, DType dtype,
 
 }  // namespace
 
-Exchange::Exchange(Group* group, const Link& link, Allocator allocate)
-    : group_(group), link_(link), allocate_(std::move(allocate)) {}
+DirectExchange::DirectExchange(Group* group, const Link& link,
+                               Allocator allocate, Entrance enter)
+    : group_(group),
+      link_(link),
+      allocate_(std::move(allocate)),
+      enter_(std::move(enter)) {}
 
-std::byte* Exchange::Half(int rank) const {
+std::byte* DirectExchange::Half(int rank) const {
   return staging_->region(rank) + half_ * kTileBytes;
 }
 
-uint8_t* Exchange::HasData(int rank) const {
+uint8_t* DirectExchange::HasData(int rank) const {
   return reinterpret_cast<uint8_t*>(staging_->region(rank) + 2 * kTileBytes +
                                     half_ * kLine);
 }
 
-Status Exchange::Run(const Call& call, size_t tiles, bool staged,
-                     size_t sent_bytes,
-                     const std::function<void(size_t tile)>& put,
-                     const std::function<void(size_t tile)>& take,
-                     const Deadline& deadline) {
+Status DirectExchange::Run(const Call& call, size_t tiles, bool staged,
+                           size_t sent_bytes,
+                           const std::function<void(size_t tile)>& put,
+                           const std::function<void(size_t tile)>& take,
+                           const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(enter_(call.what));
   // The first round compares the calls and carries a tile. Where staging is not
   // allocated yet, the allocation comes in between, for calls that agree.
   const bool carries = staged && staging_ != nullptr;
@@ -116,17 +122,21 @@ Status Exchange::Run(const Call& call, size_t tiles, bool staged,
   return group_->SleepUntil(call, link, deadline);
 }
 
-Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
-                               const void* send, DType dtype, size_t count,
-                               void* recv, DType recv_dtype, bool add,
-                               const Deadline& deadline) {
-  Call call{Operation::kReduceScatter, what, count, link_.direct};
-  call.tensor = {set, 0, static_cast<int32_t>(dtype),
-                 static_cast<int32_t>(recv_dtype), add ? 1 : 0};
-  const size_t size = DTypeSize(dtype);
-  const auto* from = static_cast<const std::byte*>(send);
-  auto* to = static_cast<std::byte*>(recv);
-  const Place me = PlaceIn(set, *group_);
+Status DirectExchange::ReduceScatter(std::string_view what, const RankSet& set,
+                                     const ReduceScatterArgs& args,
+                                     const Deadline& deadline) {
+  Call call{Operation::kReduceScatter, what, args.count, link_.direct};
+  call.tensor = {set,
+                 0,
+                 static_cast<int32_t>(args.dtype),
+                 static_cast<int32_t>(args.recv_dtype),
+                 args.add ? 1 : 0,
+                 args.block_groups};
+  const size_t count = args.count;
+  const size_t size = DTypeSize(args.dtype);
+  const auto* from = static_cast<const std::byte*>(args.send);
+  auto* to = static_cast<std::byte*>(args.recv);
+  const Place me = PlaceIn(set, args.block_groups, *group_);
   const bool staged = me.peers > 0 && count > 0;
   // A half holds a part of the block of each peer, in rank order.
   const size_t tile =
@@ -139,7 +149,8 @@ Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
     return Half(set.rank(owner)) + static_cast<size_t>(place) * tile * size;
   };
   const auto block = [&](int index, size_t t) {
-    return from + (static_cast<size_t>(index) * count + t * tile) * size;
+    const auto number = static_cast<size_t>(args.BlockOf(index, set.count));
+    return from + (number * count + t * tile) * size;
   };
   const auto elements = [&](size_t t) {
     return std::min(count - t * tile, tile);
@@ -148,8 +159,8 @@ Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
   return Run(
       call, TilesOf(count, tile), staged, me.peers * count * size,
       [&](size_t t) {
-        *HasData(group_->rank()) = send != nullptr;
-        for (int i = 0; send != nullptr && i < set.count; ++i) {
+        *HasData(group_->rank()) = from != nullptr;
+        for (int i = 0; from != nullptr && i < set.count; ++i) {
           if (i == me.index) continue;
           std::memcpy(part(me.index, i), block(i, t), elements(t) * size);
         }
@@ -158,26 +169,27 @@ Status Exchange::ReduceScatter(std::string_view what, const RankSet& set,
         sources.clear();
         for (int i = 0; i < set.count; ++i) {
           if (i == me.index) {
-            if (send != nullptr) sources.push_back(block(i, t));
+            if (from != nullptr) sources.push_back(block(i, t));
           } else if (*HasData(set.rank(i)) != 0) {
             sources.push_back(part(i, me.index));
           }
         }
-        SumInto(sources, /*zeros=*/sources.size() <= me.peers, dtype,
-                elements(t), to + t * tile * DTypeSize(recv_dtype), recv_dtype,
-                add);
+        SumInto(sources, /*zeros=*/sources.size() <= me.peers, args.dtype,
+                elements(t), to + t * tile * DTypeSize(args.recv_dtype),
+                args.recv_dtype, args.add);
       },
       deadline);
 }
 
-Status Exchange::AllGatherBlocks(std::string_view what, const RankSet& set,
-                                 const void* send, size_t bytes, void* recv,
-                                 const Deadline& deadline) {
+Status DirectExchange::AllGatherBlocks(std::string_view what,
+                                       const RankSet& set, const void* send,
+                                       size_t bytes, void* recv,
+                                       const Deadline& deadline) {
   Call call{Operation::kAllGatherBlocks, what, bytes, link_.direct};
   call.tensor.set = set;
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(recv);
-  const Place me = PlaceIn(set, *group_);
+  const Place me = PlaceIn(set, 1, *group_);
   const auto length = [&](size_t t) {
     return std::min(bytes - t * kTileBytes, kTileBytes);
   };
@@ -202,8 +214,8 @@ Status Exchange::AllGatherBlocks(std::string_view what, const RankSet& set,
       deadline);
 }
 
-Status Exchange::Broadcast(std::string_view what, int root, void* data,
-                           size_t bytes, const Deadline& deadline) {
+Status DirectExchange::Broadcast(std::string_view what, int root, void* data,
+                                 size_t bytes, const Deadline& deadline) {
   Call call{Operation::kBroadcast, what, bytes, link_.direct};
   call.tensor.root = root;
   auto* at = static_cast<std::byte*>(data);

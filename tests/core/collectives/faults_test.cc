@@ -14,9 +14,10 @@
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "tests/core/collectives/blocking_collectives.h"
 #include "tests/core/comm/backends.h"
 
-namespace shard::testing::collectives_fault_test {
+namespace shard::testing::faults_test {
 namespace {
 
 constexpr int kWorldSize = 4;
@@ -28,13 +29,15 @@ struct TensorCall {
   DType recv_dtype = DType::kF32;
   size_t count = 100;
   bool add = false;
+  int groups = 1;
 
-  Status Make(Communicator* comm, const Deadline& deadline = Soon()) const {
+  Status Make(BlockingCollectives* comm) const {
     const RankSet mine = RankSet::Of(comm->rank(), set.stride, set.count);
     std::vector<float> send(100 * kWorldSize);
     std::vector<float> recv(100);
-    return comm->ReduceScatter("gradients", mine, send.data(), dtype, count,
-                               recv.data(), recv_dtype, add, deadline);
+    return comm->ReduceScatter(
+        "gradients", mine,
+        {send.data(), dtype, count, recv.data(), recv_dtype, add, groups});
   }
 };
 
@@ -47,19 +50,25 @@ class CollectivesFaultTest
   std::string parameters() const {
     return std::get<1>(GetParam()) ? "" : "direct=0";
   }
-  void Run(const std::function<void(Communicator*)>& body) {
-    RunGroup(backend(), kWorldSize, body, /*shutdown=*/false, parameters());
+  void Run(const std::function<void(BlockingCollectives*)>& body) {
+    RunGroup(
+        backend(), kWorldSize,
+        [&](Communicator* comm) {
+          BlockingCollectives collectives(comm);
+          body(&collectives);
+        },
+        /*shutdown=*/false, parameters());
   }
 
   // Expects a desync when the last rank makes another call than the others,
   // before the first tensor was transferred and after. The message on every
   // rank has both calls.
-  void ExpectDesync(const std::function<Status(Communicator*)>& call,
+  void ExpectDesync(const std::function<Status(BlockingCollectives*)>& call,
                     const std::string& text,
-                    const std::function<Status(Communicator*)>& odd_call,
+                    const std::function<Status(BlockingCollectives*)>& odd_call,
                     const std::string& odd_text) {
     for (const bool used : {false, true}) {
-      Run([&](Communicator* comm) {
+      Run([&](BlockingCollectives* comm) {
         constexpr int kOdd = kWorldSize - 1;
         if (used) SHARD_ASSERT_OK(kUsual.Make(comm));
         const Status status =
@@ -92,6 +101,9 @@ TEST_P(CollectivesFaultTest, DifferentReduceScattersAreDesync) {
        "reduce-scatter 'gradients' of 100 f32 to f16 over"},
       {{{0, 1, 4}, DType::kF32, DType::kF32, 100, true},
        "reduce-scatter 'gradients' of 100 f32 added to f32 over"},
+      {{{0, 1, 4}, DType::kF32, DType::kF32, 100, false, 2},
+       "reduce-scatter 'gradients' of 100 f32 to f32 over 4 ranks from 0 in "
+       "steps of 1, blocks by 2 groups"},
       {{{0, 1, 2}},
        "reduce-scatter 'gradients' of 100 f32 to f32 over 2 ranks from 2 in "
        "steps of 1"},
@@ -101,17 +113,19 @@ TEST_P(CollectivesFaultTest, DifferentReduceScattersAreDesync) {
   for (const Case& other : cases) {
     SCOPED_TRACE(other.text);
     ExpectDesync(
-        [&](Communicator* comm) { return kUsual.Make(comm); }, usual_text,
-        [&](Communicator* comm) { return other.call.Make(comm); }, other.text);
+        [&](BlockingCollectives* comm) { return kUsual.Make(comm); },
+        usual_text,
+        [&](BlockingCollectives* comm) { return other.call.Make(comm); },
+        other.text);
   }
   // The usual ranks name groups of neighbors, the odd one replicas.
   ExpectDesync(
-      [&](Communicator* comm) {
+      [&](BlockingCollectives* comm) {
         return TensorCall{{0, 1, 2}}.Make(comm);
       },
       "reduce-scatter 'gradients' of 100 f32 to f32 over 2 ranks from 0 in "
       "steps of 1",
-      [&](Communicator* comm) {
+      [&](BlockingCollectives* comm) {
         return TensorCall{{0, 2, 2}}.Make(comm);
       },
       "reduce-scatter 'gradients' of 100 f32 to f32 over 2 ranks from 1 in "
@@ -121,17 +135,17 @@ TEST_P(CollectivesFaultTest, DifferentReduceScattersAreDesync) {
 TEST_P(CollectivesFaultTest, OtherCallsThatDifferAreDesync) {
   std::vector<char> recv(400);
   const auto gather = [](size_t bytes) {
-    return [bytes](Communicator* comm) {
+    return [bytes](BlockingCollectives* comm) {
       std::vector<char> send(100);
       std::vector<char> all(400);
       return comm->AllGatherBlocks("parameters", RankSet::All(kWorldSize),
-                                   send.data(), bytes, all.data(), Soon());
+                                   send.data(), bytes, all.data());
     };
   };
   const auto broadcast = [](int root, size_t bytes) {
-    return [root, bytes](Communicator* comm) {
+    return [root, bytes](BlockingCollectives* comm) {
       std::vector<char> data(100);
-      return comm->Broadcast("weights", root, data.data(), bytes, Soon());
+      return comm->Broadcast("weights", root, data.data(), bytes);
     };
   };
   const std::string gather_text =
@@ -147,72 +161,6 @@ TEST_P(CollectivesFaultTest, OtherCallsThatDifferAreDesync) {
   ExpectDesync(broadcast(0, 100),
                "broadcast 'weights' of 100 bytes from rank 0", broadcast(0, 10),
                "broadcast 'weights' of 10 bytes from rank 0");
-  ExpectDesync(
-      broadcast(0, 100), "broadcast 'weights' of 100 bytes from rank 0",
-      [](Communicator* comm) { return comm->Barrier("weights", Soon()); },
-      "barrier 'weights'");
-}
-
-// Some sets do not divide the world, or a rank names another rank's set. All
-// ranks get the error, and no rank's memory is touched.
-TEST_P(CollectivesFaultTest, WrongSetsAreErrorsOnAllRanks) {
-  struct Case {
-    int odd;  // The rank that the error names.
-    // Returns the set that a rank names.
-    std::function<RankSet(int rank)> set_of;
-  };
-  const Case cases[] = {
-      {0,
-       [](int) {
-         return RankSet{0, 1, 3};
-       }},
-      {2,
-       [](int) {
-         return RankSet{0, 1, 2};
-       }},
-      {1,
-       [](int) {
-         return RankSet{0, 2, 2};
-       }},
-      {3,
-       [](int rank) {
-         return RankSet{rank == 3 ? 1 : 0, 1, 4};
-       }},
-      {0,
-       [](int) {
-         return RankSet{0, 0, 4};
-       }},
-      {0,
-       [](int) {
-         return RankSet{0, 1, 0};
-       }},
-      {0,
-       [](int) {
-         return RankSet{-4, 1, 4};
-       }},
-      {2,
-       [](int rank) {
-         return RankSet{rank == 2 ? 1 : rank / 2 * 2, 1, 2};
-       }},
-  };
-  for (const Case& wrong : cases) {
-    Run([&](Communicator* comm) {
-      SHARD_ASSERT_OK(kUsual.Make(comm));
-      std::vector<float> send(100 * kWorldSize);
-      std::vector<float> recv(100, 7);
-      const Status status = comm->ReduceScatter(
-          "gradients", wrong.set_of(comm->rank()), send.data(), DType::kF32,
-          100, recv.data(), DType::kF32, false, Soon());
-      EXPECT_EQ(status.code(), StatusCode::kDesync) << status.ToString();
-      EXPECT_EQ(status.rank(), wrong.odd) << status.ToString();
-      EXPECT_TRUE(Contains(
-          status.message(),
-          StrCat("rank ", wrong.odd, " called reduce-scatter 'gradients'")));
-      EXPECT_TRUE(
-          Contains(status.message(), "which is not its set of the 4 ranks"));
-      EXPECT_EQ(recv, std::vector<float>(100, 7));
-    });
-  }
 }
 
 TEST_P(CollectivesFaultTest, DeadlineNamesTheMissingAndPoisonsTheLate) {
@@ -225,21 +173,23 @@ TEST_P(CollectivesFaultTest, DeadlineNamesTheMissingAndPoisonsTheLate) {
     ASSERT_TRUE(comm.ok()) << comm.status().ToString();
     auto signal = OpenCommunicator(side, options);
     ASSERT_TRUE(signal.ok()) << signal.status().ToString();
+    BlockingCollectives collectives(comm->get(), /*timeout=*/1);
     int32_t word = 0;
-    SHARD_ASSERT_OK((*comm)->Broadcast("first", 0, &word, 4, Soon()));
+    SHARD_ASSERT_OK((*signal)->Barrier("go", Soon()));
+    SHARD_ASSERT_OK(collectives.Broadcast("first", 0, &word, 4));
     constexpr int kLate = kWorldSize - 1;
     const TensorCall second{{0, 2, 2}};
     if (rank != kLate) {
-      const Status status = second.Make(comm->get(), Deadline::After(0.2));
+      const Status status = second.Make(&collectives);
       EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
       EXPECT_EQ(status.rank(), kLate);
       EXPECT_TRUE(Contains(status.message(),
                            "'gradients': 1 of 4 ranks did not enter it within "
-                           "0.2 s: rank [3]; the last it entered was broadcast "
+                           "1 s: rank [3]; the last it entered was broadcast "
                            "'first' of 4 bytes from rank 0"));
     }
     SHARD_ASSERT_OK((*signal)->Barrier("has failed", Soon()));
-    const Status later = second.Make(comm->get());
+    const Status later = second.Make(&collectives);
     EXPECT_EQ(later.code(), StatusCode::kPoisoned);
     EXPECT_TRUE(Contains(later.message(), "DEADLINE_EXCEEDED: 'gradients': 1"));
     SHARD_EXPECT_OK((*signal)->Shutdown(Soon()));
@@ -247,7 +197,7 @@ TEST_P(CollectivesFaultTest, DeadlineNamesTheMissingAndPoisonsTheLate) {
 }
 
 TEST_P(CollectivesFaultTest, LeavingWithoutShutdownIsALostRank) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     constexpr int kLeaving = 1;
     // Rank 1 is in another set than ranks 2 and 3.
     const TensorCall call{{0, 1, 2}};
@@ -273,23 +223,6 @@ INSTANTIATE_TEST_SUITE_P(All, CollectivesFaultTest,
                                   (std::get<1>(info.param) ? "" : "NotDirect");
                          });
 
-// The ranks of one group have different URLs.
-TEST(MixedTest, DirectAndNotDirectIsDesync) {
-  const std::string name = UniqueName();
-  RunEach(Backend::kThreads, 2, [&](int rank) {
-    const Status status = OpenCommunicator(UrlFor(Backend::kThreads, name, 2,
-                                                  rank == 0 ? "" : "direct=0"),
-                                           {.rank = rank})
-                              .status();
-    EXPECT_EQ(status.code(), StatusCode::kDesync);
-    EXPECT_TRUE(Contains(status.message(),
-                         "rank 0 called all-gather 'open: trace' of 4 bytes, "
-                         "rank 1 called all-gather 'open: trace' of 4 bytes "
-                         "with direct=0"))
-        << status.ToString();
-  });
-}
-
 // A rank is killed at a random instant of a long reduce-scatter, between its
 // tiles or within one. All survivors agree on the outcome.
 TEST(KillInATensorTest, SurvivorsAgree) {
@@ -305,6 +238,7 @@ TEST(KillInATensorTest, SurvivorsAgree) {
       constexpr size_t kCount = 400000;  // The tensor has four tiles.
       std::vector<float> data(kRanks * kCount, 1);
       std::vector<float> sum(kCount);
+      BlockingCollectives collectives(comm->get());
       if (rank.rank() == victim) {
         itimerval timer{};
         timer.it_value.tv_usec = 2000 + 931 * attempt;
@@ -314,9 +248,9 @@ TEST(KillInATensorTest, SurvivorsAgree) {
       int calls = 0;
       Status status;
       for (;;) {
-        status = (*comm)->ReduceScatter(
-            StrCat("call ", calls), RankSet::All(kRanks), data.data(),
-            DType::kF32, kCount, sum.data(), DType::kF32, false, Soon());
+        status = collectives.ReduceScatter(
+            StrCat("call ", calls), RankSet::All(kRanks),
+            {.send = data.data(), .count = kCount, .recv = sum.data()});
         if (!status.ok()) break;
         ++calls;
       }
@@ -335,4 +269,4 @@ TEST(KillInATensorTest, SurvivorsAgree) {
 }
 
 }  // namespace
-}  // namespace shard::testing::collectives_fault_test
+}  // namespace shard::testing::faults_test

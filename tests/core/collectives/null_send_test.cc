@@ -12,6 +12,7 @@
 #include "core/base/dtype.h"
 #include "core/comm/communicator.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/collectives/blocking_collectives.h"
 #include "tests/core/comm/backends.h"
 
 namespace shard::testing::null_send_test {
@@ -19,8 +20,12 @@ namespace {
 
 class NullSendTest : public ::testing::TestWithParam<std::tuple<Backend, int>> {
  protected:
-  void Run(const std::function<void(Communicator*)>& body) {
-    RunGroup(std::get<0>(GetParam()), std::get<1>(GetParam()), body);
+  void Run(const std::function<void(BlockingCollectives*)>& body) {
+    RunGroup(std::get<0>(GetParam()), std::get<1>(GetParam()),
+             [&](Communicator* comm) {
+               BlockingCollectives collectives(comm);
+               body(&collectives);
+             });
   }
 };
 
@@ -31,7 +36,7 @@ float Value(int rank, size_t index) {
 
 // Compares a reduce-scatter with nulls to one with zeros. The bits of `absent`
 // are the ranks that have nothing.
-void Check(Communicator* comm, unsigned absent, size_t count, bool add) {
+void Check(BlockingCollectives* comm, unsigned absent, size_t count, bool add) {
   const RankSet all = RankSet::All(comm->world_size());
   const auto blocks = static_cast<size_t>(all.count);
   const bool mine = (absent >> comm->rank() & 1) == 0;
@@ -42,19 +47,24 @@ void Check(Communicator* comm, unsigned absent, size_t count, bool add) {
   }
   std::vector<float> expected(count, -0.0f);
   std::vector<float> result(count, -0.0f);
-  SHARD_ASSERT_OK(comm->ReduceScatter(
-      "zeros", all, mine ? values.data() : zeros.data(), DType::kF32, count,
-      expected.data(), DType::kF32, add, Soon()));
-  SHARD_ASSERT_OK(comm->ReduceScatter(
-      "null", all, mine ? values.data() : nullptr, DType::kF32, count,
-      result.data(), DType::kF32, add, Soon()));
+  SHARD_ASSERT_OK(
+      comm->ReduceScatter("zeros", all,
+                          {.send = mine ? values.data() : zeros.data(),
+                           .count = count,
+                           .recv = expected.data(),
+                           .add = add}));
+  SHARD_ASSERT_OK(comm->ReduceScatter("null", all,
+                                      {.send = mine ? values.data() : nullptr,
+                                       .count = count,
+                                       .recv = result.data(),
+                                       .add = add}));
   EXPECT_EQ(std::memcmp(result.data(), expected.data(), count * sizeof(float)),
             0)
       << absent << " " << count << " " << add;
 }
 
 TEST_P(NullSendTest, EqualsZeros) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     const unsigned everyone = (1u << comm->world_size()) - 1;
     for (unsigned absent = 0; absent <= everyone; ++absent) {
       for (const bool add : {false, true}) Check(comm, absent, 1500, add);
@@ -70,15 +80,19 @@ TEST_P(NullSendTest, EqualsZeros) {
 // The dtype is another one, and the sets have two of the four ranks; one rank
 // has nothing.
 TEST_P(NullSendTest, EqualsZerosInSets) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     if (comm->world_size() != 4) return;
     const RankSet set = RankSet::Of(comm->rank(), 2, 2);
     const uint16_t one = 0x3F80;  // 1 in bf16.
     const std::vector<uint16_t> send(2 * 70, one);
     std::vector<float> recv(70, 5);
-    SHARD_ASSERT_OK(comm->ReduceScatter(
-        "sets", set, comm->rank() == 0 ? send.data() : nullptr, DType::kBF16,
-        70, recv.data(), DType::kF32, true, Soon()));
+    SHARD_ASSERT_OK(
+        comm->ReduceScatter("sets", set,
+                            {.send = comm->rank() == 0 ? send.data() : nullptr,
+                             .dtype = DType::kBF16,
+                             .count = 70,
+                             .recv = recv.data(),
+                             .add = true}));
     const float expected = comm->rank() % 2 == 0 ? 6 : 5;
     for (const float value : recv) ASSERT_EQ(value, expected);
   });

@@ -3,6 +3,8 @@
 // Compares the tensor collectives with a plain loop, on every backend, whether
 // ranks may see each other's memory or not.
 
+#include "core/collectives/collectives.h"
+
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -16,6 +18,7 @@
 #include "core/comm/communicator.h"
 #include "kernels/cpu/convert.h"
 #include "tests/core/base/sanitizers.h"
+#include "tests/core/collectives/blocking_collectives.h"
 #include "tests/core/comm/backends.h"
 
 namespace shard::testing::collectives_test {
@@ -32,7 +35,7 @@ constexpr auto kWorlds = [] {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-// The tile of exchange.h; sizes below are chosen around it.
+// The tile of direct_exchange.h; sizes below are chosen around it.
 constexpr size_t kTile = size_t{1} << 20;
 
 // Returns element `index` of rank `rank`. Elements have both signs and several
@@ -83,17 +86,17 @@ Bytes ExpectedSum(const RankSet& set, int rank, DType dtype, size_t count,
   return Narrowed(recv_dtype, sum);
 }
 
-void CheckReduceScatter(Communicator* comm, const RankSet& set, DType dtype,
-                        size_t count, DType recv_dtype, bool add) {
+void CheckReduceScatter(BlockingCollectives* comm, const RankSet& set,
+                        DType dtype, size_t count, DType recv_dtype, bool add) {
   const size_t blocks = static_cast<size_t>(set.count);
   const Bytes send = Tensor(dtype, comm->rank(), 0, blocks * count);
   const Bytes old = Tensor(recv_dtype, comm->rank() + 1000, 0, count);
   Bytes recv = old;
   recv.push_back(std::byte{0xEE});
   const Bytes before = send;
-  SHARD_ASSERT_OK(comm->ReduceScatter("gradients", set, send.data(), dtype,
-                                      count, recv.data(), recv_dtype, add,
-                                      Soon()));
+  SHARD_ASSERT_OK(comm->ReduceScatter(
+      "gradients", set,
+      {send.data(), dtype, count, recv.data(), recv_dtype, add}));
   Bytes expected =
       ExpectedSum(set, comm->rank(), dtype, count, old, recv_dtype, add);
   expected.push_back(std::byte{0xEE});
@@ -105,15 +108,9 @@ void CheckReduceScatter(Communicator* comm, const RankSet& set, DType dtype,
 }
 
 // Calls f for every way to divide the world into sets, with this rank's set.
-void ForEachSet(Communicator* comm,
+void ForEachSet(BlockingCollectives* comm,
                 const std::function<void(const RankSet& set)>& f) {
-  const int world_size = comm->world_size();
-  for (int count = 1; count <= world_size; ++count) {
-    for (int stride = 1; stride * count <= world_size; ++stride) {
-      if (world_size % (stride * count) != 0) continue;
-      f(RankSet::Of(comm->rank(), stride, count));
-    }
-  }
+  for (const RankSet& set : EverySet(*comm->comm())) f(set);
 }
 
 class CollectivesTest
@@ -122,14 +119,19 @@ class CollectivesTest
   Backend backend() const { return std::get<0>(GetParam()); }
   int world_size() const { return std::get<1>(GetParam()); }
   bool direct() const { return std::get<2>(GetParam()); }
-  void Run(const std::function<void(Communicator*)>& body) {
-    RunGroup(backend(), world_size(), body, /*shutdown=*/true,
-             direct() ? "" : "direct=0");
+  void Run(const std::function<void(BlockingCollectives*)>& body) {
+    RunGroup(
+        backend(), world_size(),
+        [&](Communicator* comm) {
+          BlockingCollectives collectives(comm);
+          body(&collectives);
+        },
+        /*shutdown=*/true, direct() ? "" : "direct=0");
   }
 };
 
 TEST_P(CollectivesTest, ReduceScattersEveryDType) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     ForEachSet(comm, [comm](const RankSet& set) {
       for (const DType dtype : kDTypes) {
         for (const DType recv_dtype : kDTypes) {
@@ -146,7 +148,7 @@ TEST_P(CollectivesTest, ReduceScattersEveryDType) {
 
 // A tile has a part of each block, so more ranks make more tiles.
 TEST_P(CollectivesTest, ReduceScattersManyTiles) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     const RankSet all = RankSet::All(comm->world_size());
     const size_t peers = static_cast<size_t>(comm->world_size()) - 1;
     const size_t tile = kTile / 4 / std::max<size_t>(peers, 1);
@@ -165,8 +167,53 @@ TEST_P(CollectivesTest, ReduceScattersManyTiles) {
   });
 }
 
+// The blocks lie as the ranges of a plan with shard groups do, and are summed
+// in rank order all the same, in place too.
+TEST_P(CollectivesTest, ReduceScattersBlocksByGroups) {
+  Run([](BlockingCollectives* comm) {
+    ForEachSet(comm, [comm](const RankSet& set) {
+      for (int groups = 2; groups <= set.count; ++groups) {
+        if (set.count % groups != 0) continue;
+        for (const size_t count : {size_t{77}, kTile / 4 + 5}) {
+          if (count > 77 && groups != set.count) continue;
+          const auto ranks = static_cast<size_t>(set.count);
+          const size_t bytes = count * sizeof(float);
+          Bytes send(ranks * bytes);
+          ReduceScatterArgs args = {
+              .send = send.data(), .count = count, .block_groups = groups};
+          // The block of the i-th rank is what rank order would have there.
+          const Bytes blocks =
+              Tensor(DType::kF32, comm->rank(), 0, ranks * count);
+          std::vector<int> taken(ranks);
+          for (int i = 0; i < set.count; ++i) {
+            const int block = args.BlockOf(i, set.count);
+            ++taken[static_cast<size_t>(block)];
+            std::memcpy(send.data() + static_cast<size_t>(block) * bytes,
+                        blocks.data() + static_cast<size_t>(i) * bytes, bytes);
+          }
+          EXPECT_EQ(taken, std::vector<int>(ranks, 1));
+          const Bytes expected =
+              ExpectedSum(set, comm->rank(), DType::kF32, count, Bytes(bytes),
+                          DType::kF32, false);
+          Bytes recv(bytes);
+          args.recv = recv.data();
+          SHARD_ASSERT_OK(comm->ReduceScatter("by groups", set, args));
+          EXPECT_TRUE(recv == expected) << groups << " groups of " << ranks;
+          const int index = set.IndexOf(comm->rank());
+          args.recv =
+              send.data() +
+              static_cast<size_t>(args.BlockOf(index, set.count)) * bytes;
+          SHARD_ASSERT_OK(comm->ReduceScatter("in place", set, args));
+          EXPECT_EQ(std::memcmp(args.recv, expected.data(), bytes), 0)
+              << groups << " groups of " << ranks << " in place";
+        }
+      }
+    });
+  });
+}
+
 TEST_P(CollectivesTest, ReduceScattersInPlace) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     const RankSet all = RankSet::All(comm->world_size());
     const auto rank = static_cast<size_t>(comm->rank());
     for (const DType dtype : kDTypes) {
@@ -182,9 +229,10 @@ TEST_P(CollectivesTest, ReduceScattersInPlace) {
               ExpectedSum(all, comm->rank(), dtype, count, old, dtype, add);
           std::copy(sum.begin(), sum.end(),
                     expected.begin() + static_cast<ptrdiff_t>(rank * bytes));
-          SHARD_ASSERT_OK(comm->ReduceScatter(
-              "in place", all, data.data(), dtype, count,
-              data.data() + rank * bytes, dtype, add, Soon()));
+          SHARD_ASSERT_OK(
+              comm->ReduceScatter("in place", all,
+                                  {data.data(), dtype, count,
+                                   data.data() + rank * bytes, dtype, add}));
           EXPECT_TRUE(data == expected) << DTypeName(dtype) << " " << count;
         }
       }
@@ -193,7 +241,7 @@ TEST_P(CollectivesTest, ReduceScattersInPlace) {
 }
 
 TEST_P(CollectivesTest, AllGathersBlocksOfEverySet) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     ForEachSet(comm, [comm](const RankSet& set) {
       for (const size_t bytes :
            {size_t{0}, size_t{1}, size_t{4097}, kTile, kTile + 1}) {
@@ -208,7 +256,7 @@ TEST_P(CollectivesTest, AllGathersBlocksOfEverySet) {
         expected.push_back(std::byte{0xEE});
         Bytes recv(expected.size(), std::byte{0xEE});
         SHARD_ASSERT_OK(comm->AllGatherBlocks("parameters", set, send.data(),
-                                              bytes, recv.data(), Soon()));
+                                              bytes, recv.data()));
         EXPECT_TRUE(recv == expected) << bytes << " bytes";
 
         if (bytes == kTile) continue;
@@ -217,8 +265,8 @@ TEST_P(CollectivesTest, AllGathersBlocksOfEverySet) {
             place.data() +
             static_cast<size_t>(set.IndexOf(comm->rank())) * bytes;
         std::copy_n(send.begin(), bytes, mine);
-        SHARD_ASSERT_OK(comm->AllGatherBlocks("in place", set, mine, bytes,
-                                              place.data(), Soon()));
+        SHARD_ASSERT_OK(
+            comm->AllGatherBlocks("in place", set, mine, bytes, place.data()));
         EXPECT_TRUE(place == expected) << bytes << " bytes in place";
       }
     });
@@ -226,12 +274,12 @@ TEST_P(CollectivesTest, AllGathersBlocksOfEverySet) {
 }
 
 TEST_P(CollectivesTest, BroadcastsFromEveryRank) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     for (int root = 0; root < comm->world_size(); ++root) {
       for (const size_t count : {size_t{0}, size_t{1}, kTile / 4 + 3}) {
         Bytes data = Tensor(DType::kF32, comm->rank(), 0, count);
         SHARD_ASSERT_OK(
-            comm->Broadcast("weights", root, data.data(), data.size(), Soon()));
+            comm->Broadcast("weights", root, data.data(), data.size()));
         EXPECT_TRUE(data == Tensor(DType::kF32, root, 0, count))
             << count << " of rank " << root;
       }
@@ -243,7 +291,7 @@ TEST_P(CollectivesTest, BroadcastsFromEveryRank) {
 // collectives and sets of one rank between them. A wrong order would write a
 // half that is still read.
 TEST_P(CollectivesTest, CallsMayFollowOneAnother) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     const RankSet all = RankSet::All(comm->world_size());
     const RankSet alone = RankSet::Of(comm->rank(), 1, 1);
     const size_t blocks = static_cast<size_t>(all.count);
@@ -253,9 +301,9 @@ TEST_P(CollectivesTest, CallsMayFollowOneAnother) {
       const float mine = static_cast<float>(comm->rank() + 1 + i);
       const std::vector<float> send(blocks * kCount, mine);
       std::vector<float> recv(kCount);
-      SHARD_ASSERT_OK(comm->ReduceScatter("sum", all, send.data(), DType::kF32,
-                                          kCount, recv.data(), DType::kF32,
-                                          false, Soon()));
+      SHARD_ASSERT_OK(comm->ReduceScatter(
+          "sum", all,
+          {.send = send.data(), .count = kCount, .recv = recv.data()}));
       float expected = 0;
       for (int r = 0; r < all.count; ++r) {
         expected += static_cast<float>(r + 1 + i);
@@ -266,19 +314,19 @@ TEST_P(CollectivesTest, CallsMayFollowOneAnother) {
       std::vector<int32_t> block(bytes / 4, i * 100 + comm->rank());
       std::vector<int32_t> gathered(blocks * block.size());
       SHARD_ASSERT_OK(comm->AllGatherBlocks("gather", all, block.data(), bytes,
-                                            gathered.data(), Soon()));
+                                            gathered.data()));
       for (size_t j = 0; j < gathered.size(); ++j) {
         ASSERT_EQ(gathered[j], i * 100 + static_cast<int>(j / block.size()));
       }
       if (i % 2 == 0) {
         SHARD_ASSERT_OK(comm->AllGatherBlocks("alone", alone, send.data(), 100,
-                                              recv.data(), Soon()));
+                                              recv.data()));
         ASSERT_EQ(recv[24], mine);
       }
-      if (i % 5 == 0) SHARD_ASSERT_OK(comm->Barrier("between", Soon()));
+      if (i % 5 == 0) SHARD_ASSERT_OK(comm->comm()->Barrier("between", Soon()));
       int32_t word = i * 10 + comm->rank();
       const int root = i % comm->world_size();
-      SHARD_ASSERT_OK(comm->Broadcast("word", root, &word, 4, Soon()));
+      SHARD_ASSERT_OK(comm->Broadcast("word", root, &word, 4));
       ASSERT_EQ(word, i * 10 + root);
     }
   });
@@ -287,7 +335,7 @@ TEST_P(CollectivesTest, CallsMayFollowOneAnother) {
 // A worker thread may make the calls, as long as only one thread does at a
 // time.
 TEST_P(CollectivesTest, AnyThreadMayCall) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     const RankSet all = RankSet::All(comm->world_size());
     for (int i = 0; i < 3; ++i) {
       std::thread([&] {
@@ -303,29 +351,27 @@ std::string TestName(
   return StrCat(BackendName(std::get<0>(info.param)), std::get<1>(info.param));
 }
 
-// The bytes are those that communicator.h calls "sent".
+// The bytes are those that exchange.h calls "sent".
 TEST_P(CollectivesTest, SentBytesAreCounted) {
-  Run([](Communicator* comm) {
+  Run([](BlockingCollectives* comm) {
     const auto ranks = static_cast<size_t>(comm->world_size());
     const RankSet all = RankSet::All(comm->world_size());
     std::vector<float> tensors(ranks * 25);
     std::vector<float> tensor(25);
-    SHARD_ASSERT_OK(
-        comm->AllGather("control", tensor.data(), 100, tensors.data(), Soon()));
-    SHARD_ASSERT_OK(comm->ReduceScatter("gradients", all, tensors.data(),
-                                        DType::kF32, 25, tensor.data(),
-                                        DType::kF32, false, Soon()));
+    SHARD_ASSERT_OK(comm->ReduceScatter(
+        "gradients", all,
+        {.send = tensors.data(), .count = 25, .recv = tensor.data()}));
     SHARD_ASSERT_OK(comm->AllGatherBlocks("parameters", all, tensor.data(), 100,
-                                          tensors.data(), Soon()));
-    SHARD_ASSERT_OK(comm->Broadcast("model", 0, tensor.data(), 100, Soon()));
-    for (const char* event :
-         {"all_gather", "reduce_scatter", "all_gather_blocks"}) {
-      const auto counter = comm->observer()->counters().Find(event);
+                                          tensors.data()));
+    SHARD_ASSERT_OK(comm->Broadcast("model", 0, tensor.data(), 100));
+    const auto expect = [&](const char* event, uint64_t bytes) {
+      const auto counter = comm->comm()->observer()->counters().Find(event);
       EXPECT_EQ(counter->calls, 1u) << event;
-      EXPECT_EQ(counter->bytes, (ranks - 1) * 100) << event;
-    }
-    EXPECT_EQ(comm->observer()->counters().Find("broadcast")->bytes,
-              ranks > 1 ? 100u : 0u);
+      EXPECT_EQ(counter->bytes, bytes) << event;
+    };
+    expect("reduce_scatter", (ranks - 1) * 100);
+    expect("all_gather_blocks", (ranks - 1) * 100);
+    expect("broadcast", ranks > 1 ? 100 : 0);
   });
 }
 
@@ -344,13 +390,15 @@ INSTANTIATE_TEST_SUITE_P(
 
 // These sets are neither neighbors nor as far apart as they can be.
 TEST(SetsTest, DivideEightRanks) {
-  RunGroup(Backend::kThreads, 8, [](Communicator* comm) {
+  RunGroup(Backend::kThreads, 8, [](Communicator* opened) {
+    BlockingCollectives collectives(opened);
+    BlockingCollectives* const comm = &collectives;
     ForEachSet(comm, [comm](const RankSet& set) {
       CheckReduceScatter(comm, set, DType::kBF16, 1001, DType::kF32, true);
       const int32_t mine = comm->rank();
       std::vector<int32_t> all(static_cast<size_t>(set.count));
-      SHARD_ASSERT_OK(comm->AllGatherBlocks("ranks", set, &mine, sizeof(mine),
-                                            all.data(), Soon()));
+      SHARD_ASSERT_OK(
+          comm->AllGatherBlocks("ranks", set, &mine, sizeof(mine), all.data()));
       for (int i = 0; i < set.count; ++i) {
         EXPECT_EQ(all[static_cast<size_t>(i)], set.first + i * set.stride);
       }
@@ -360,13 +408,15 @@ TEST(SetsTest, DivideEightRanks) {
 
 // In fp32, (1e8 + 1) - 1e8 is 0; any other order gives 1.
 TEST(OrderTest, RanksAreSummedInOrder) {
-  RunGroup(Backend::kThreads, 3, [](Communicator* comm) {
+  RunGroup(Backend::kThreads, 3, [](Communicator* opened) {
+    BlockingCollectives collectives(opened);
+    BlockingCollectives* const comm = &collectives;
     const float values[] = {1e8f, 1, -1e8f};
     const std::vector<float> send(3, values[comm->rank()]);
     float recv = 5;
-    SHARD_ASSERT_OK(comm->ReduceScatter("order", RankSet::All(3), send.data(),
-                                        DType::kF32, 1, &recv, DType::kF32,
-                                        false, Soon()));
+    SHARD_ASSERT_OK(
+        comm->ReduceScatter("order", RankSet::All(3),
+                            {.send = send.data(), .count = 1, .recv = &recv}));
     EXPECT_EQ(recv, 0);
   });
 }
@@ -374,12 +424,14 @@ TEST(OrderTest, RanksAreSummedInOrder) {
 // The sum is made first, and the old value added to it: neighbors of 1e8 are 8
 // apart, which 4 + 4 reaches only together.
 TEST(OrderTest, OldValueIsAddedToTheSum) {
-  RunGroup(Backend::kThreads, 2, [](Communicator* comm) {
+  RunGroup(Backend::kThreads, 2, [](Communicator* opened) {
+    BlockingCollectives collectives(opened);
+    BlockingCollectives* const comm = &collectives;
     const std::vector<float> send(2, 4);
     float recv = 1e8f;
-    SHARD_ASSERT_OK(comm->ReduceScatter("add", RankSet::All(2), send.data(),
-                                        DType::kF32, 1, &recv, DType::kF32,
-                                        true, Soon()));
+    SHARD_ASSERT_OK(comm->ReduceScatter(
+        "add", RankSet::All(2),
+        {.send = send.data(), .count = 1, .recv = &recv, .add = true}));
     EXPECT_EQ(recv, 1e8f + 8);
   });
 }

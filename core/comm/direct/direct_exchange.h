@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Exchange: the tensor collectives of ranks that share memory, for callers
-// whose tensors lie in private memory.
+// DirectExchange: the Exchange of ranks that share memory, for callers whose
+// tensors lie in private memory.
 //
 // Each rank has a staging region of two halves that all ranks see. A collective
 // goes tile by tile: each rank copies a tile for its peers into one half, a
@@ -12,13 +12,11 @@
 // round.
 //
 // The staging regions, kStagingBytes per rank, are allocated by the first
-// collective that needs them, and stay allocated. They belong to the
-// communicator: no plan of an engine's memory counts them.
-//
-// Threads: one thread at a time.
+// collective that needs them, and stay allocated. They belong to the exchange:
+// no plan of an engine's memory counts them.
 
-#ifndef SHARD_CORE_COMM_DIRECT_EXCHANGE_H_
-#define SHARD_CORE_COMM_DIRECT_EXCHANGE_H_
+#ifndef SHARD_CORE_COMM_DIRECT_DIRECT_EXCHANGE_H_
+#define SHARD_CORE_COMM_DIRECT_DIRECT_EXCHANGE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -27,11 +25,11 @@
 #include <string_view>
 
 #include "core/base/deadline.h"
-#include "core/base/dtype.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/comm/direct/group.h"
 #include "core/comm/direct/link.h"
+#include "core/comm/exchange.h"
 
 namespace shard::direct {
 
@@ -42,36 +40,40 @@ inline constexpr size_t kTileBytes = size_t{1} << 20;
 // the half holds data.
 inline constexpr size_t kStagingBytes = 2 * kTileBytes + 2 * kLine;
 
-class Exchange {
+class DirectExchange final : public Exchange {
  public:
   // Gives every rank a region of its own that all ranks see. COLLECTIVE.
   using Allocator = std::function<StatusOr<std::shared_ptr<SymmetricBuffer>>(
       std::string_view what, size_t bytes, const Deadline& deadline)>;
+  // Called at the entry of each collective; returns why there are none any
+  // more.
+  using Entrance = std::function<Status(std::string_view what)>;
 
   // `group` must outlive this.
-  Exchange(Group* group, const Link& link, Allocator allocate);
+  DirectExchange(Group* group, const Link& link, Allocator allocate,
+                 Entrance enter);
 
-  // The collectives of Communicator, in a set of n ranks.
+  // In a set of n ranks.
 
-  // Sums blocks. Rounds: one per kTileBytes / (n - 1) bytes of a block, at
-  // least one. Bytes per rank: reads n - 1 blocks and writes them to staging,
-  // then reads n blocks and writes one. A null `send` is neither written nor
-  // read.
+  // Rounds: one per kTileBytes / (n - 1) bytes of a block, at least one. Bytes
+  // per rank: reads n - 1 blocks and writes them to staging, then reads n
+  // blocks and writes one. A null `send` is neither written nor read.
   Status ReduceScatter(std::string_view what, const RankSet& set,
-                       const void* send, DType dtype, size_t count, void* recv,
-                       DType recv_dtype, bool add, const Deadline& deadline);
+                       const ReduceScatterArgs& args,
+                       const Deadline& deadline) override;
 
-  // Gathers blocks. Rounds: one per kTileBytes of `bytes`, at least one. Bytes
-  // per rank: reads `bytes` and writes them to staging, then reads and writes n
-  // times as many.
+  // Rounds: one per kTileBytes of `bytes`, at least one. Bytes per rank: reads
+  // `bytes` and writes them to staging, then reads and writes n times as many.
   Status AllGatherBlocks(std::string_view what, const RankSet& set,
                          const void* send, size_t bytes, void* recv,
-                         const Deadline& deadline);
+                         const Deadline& deadline) override;
 
-  // Copies a tensor. Rounds: one per kTileBytes of `bytes`, at least one. Reads
-  // and writes `bytes` on every rank.
+  // Rounds: one per kTileBytes of `bytes`, at least one. Reads and writes
+  // `bytes` on every rank.
   Status Broadcast(std::string_view what, int root, void* data, size_t bytes,
-                   const Deadline& deadline);
+                   const Deadline& deadline) override;
+
+  HostWaits* host_waits() override { return &group_->host_waits(); }
 
  private:
   // Runs a collective of so many tiles: `put` copies a tile into this rank's
@@ -93,10 +95,11 @@ class Exchange {
   Group* const group_;
   const Link link_;
   const Allocator allocate_;
+  const Entrance enter_;
   std::shared_ptr<SymmetricBuffer> staging_;
   size_t half_ = 0;  // 0 or 1; the same on all ranks between rounds.
 };
 
 }  // namespace shard::direct
 
-#endif  // SHARD_CORE_COMM_DIRECT_EXCHANGE_H_
+#endif  // SHARD_CORE_COMM_DIRECT_DIRECT_EXCHANGE_H_

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Collectives: moves and sums tensors between ranks in the order of streams,
+// beside the control data of a Communicator.
+//
+// A method enqueues a collective on a stream and returns: the collective runs
+// once all earlier work of that stream has run on this rank, and its peers have
+// come. All ranks enqueue the same collectives in the same order, each with the
+// ranks of its own set. One collective of a rank runs at a time: all are
+// enqueued on one stream, or on streams that wait for each other.
+//
+// Sets of ranks are fixed when the collectives are opened, where a library
+// makes its communicators, for later there may be no moment at which all ranks
+// can.
+//
+// Errors become the stream's: work that is enqueued on it later is dropped, and
+// its events have the error. An error of a collective also ends the family of
+// the communicator, so that all ranks get it. A rank that drops collectives for
+// another error ends the family itself (Communicator::Abort): its peers wait.
+// Each collective has a deadline of its own, which begins when the collective
+// does: work ends by itself, and a wait for the stream should be longer.
+//
+// Lifetime of the arguments: as those of Stream. `tag` names the phase in
+// errors, is the same on all ranks, and outlives the work; tensors are used
+// when it runs. When memory runs out, a method throws, has enqueued nothing,
+// and has ended the family.
+//
+// Threads: one at a time, not always the same.
+
+#ifndef SHARD_CORE_COLLECTIVES_COLLECTIVES_H_
+#define SHARD_CORE_COLLECTIVES_COLLECTIVES_H_
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+#include "core/comm/communicator.h"
+#include "core/comm/exchange.h"
+#include "core/comm/rank_set.h"
+#include "core/device/stream.h"
+
+namespace shard {
+
+// The order in which a ReduceScatter adds.
+enum class SumOrder {
+  kRankOrder,  // In fp32, in the order of ranks: bits depend on nothing else.
+  kLibrary,    // A library's own, which depends on its version and on sizes.
+};
+
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+
+  virtual SumOrder order() const = 0;
+
+  // Enqueue what the methods of those names in Exchange do, for tensors that
+  // the stream's kernels reach. A set that was not opened is kInvalidArgument.
+  virtual void ReduceScatter(std::string_view tag, const RankSet& set,
+                             const ReduceScatterArgs& args, Stream* stream) = 0;
+  virtual void AllGatherBlocks(std::string_view tag, const RankSet& set,
+                               const void* send, size_t bytes, void* recv,
+                               Stream* stream) = 0;
+  virtual void Broadcast(std::string_view tag, int root, void* data,
+                         size_t bytes, Stream* stream) = 0;
+
+  // Begin and end a group of collectives on a stream, none of which uses what
+  // another one writes: they may run in any order, and a library may run them
+  // as one. Groups do not nest.
+  virtual void BeginGroup(Stream* stream) = 0;
+  virtual void EndGroup(Stream* stream) = 0;
+
+  // Sets the seconds that each collective may take which is enqueued from here
+  // on. Returns those before.
+  virtual double SetTimeout(double seconds) = 0;
+};
+
+// The time of a group.
+class CollectiveGroup {
+ public:
+  CollectiveGroup(Collectives* collectives, Stream* stream)
+      : collectives_(collectives), stream_(stream) {
+    collectives_->BeginGroup(stream_);
+  }
+  ~CollectiveGroup() { collectives_->EndGroup(stream_); }
+  CollectiveGroup(const CollectiveGroup&) = delete;
+  CollectiveGroup& operator=(const CollectiveGroup&) = delete;
+
+ private:
+  Collectives* const collectives_;
+  Stream* const stream_;
+};
+
+// The time of a host's call whose collectives may take as long as the call.
+class CollectiveTimeout {
+ public:
+  CollectiveTimeout(Collectives* collectives, const Deadline& call)
+      : collectives_(collectives),
+        before_(collectives->SetTimeout(call.seconds())) {}
+  ~CollectiveTimeout() { collectives_->SetTimeout(before_); }
+  CollectiveTimeout(const CollectiveTimeout&) = delete;
+  CollectiveTimeout& operator=(const CollectiveTimeout&) = delete;
+
+ private:
+  Collectives* const collectives_;
+  const double before_;
+};
+
+struct CollectivesOptions {
+  // Seconds that a collective may take, until SetTimeout.
+  double timeout = 60;
+};
+
+// Opens the collectives of this rank over the ranks of `control`, on a device
+// whose kernels and the host reach the same memory. COLLECTIVE. `sets`: those
+// of this rank, in the same order and of the same strides and counts on all
+// ranks. Errors: kInvalidArgument on all ranks for a set that does not divide
+// the world, or that lacks this rank; kDesync where strides and counts differ.
+// `control` must outlive the work of the result.
+StatusOr<std::unique_ptr<Collectives>> OpenCollectives(
+    Communicator* control, std::span<const RankSet> sets,
+    const CollectivesOptions& options, const Deadline& deadline);
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_COLLECTIVES_COLLECTIVES_H_
