@@ -10,8 +10,8 @@
 //     safetensors (core/checkpoint/safetensors/safetensors_layout.cc);
 //   - the opaque types, of which the new one may have been one until then
 //     (core/checkpoint/store/opaque_type.h);
-//   - the code that computes with them: core/device/cpu/arguments.h and
-//     kernels/cpu/fused_step.cc.
+//   - the code that computes with them: core/device/cpu/update_elements.cc
+//     and kernels/cpu/fused_step.cc.
 //
 // Pure. The values go into files and are frozen.
 

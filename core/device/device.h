@@ -77,8 +77,8 @@ class Device {
   // Returns whether the host may read and write the memory of Allocate where it
   // lies. Elsewhere only streams may; HostAccess (host_access.h) serves both.
   virtual bool IsHostMemory() const = 0;
-  // Allocates memory that the host reads and to which kernels can write
-  // results.
+  // Allocates memory that the host and kernels read and write, under one
+  // address: for values of a step and for results.
   virtual StatusOr<DeviceMemory> AllocateHost(size_t bytes,
                                               std::string_view what) = 0;
 
@@ -91,7 +91,7 @@ class Device {
   // Errors: kInvalidArgument where the device knows no such stream.
   virtual StatusOr<std::unique_ptr<Stream>> WrapStream(void* native) = 0;
 
-  // Finds the BLAS that Stream::Orthogonalize multiplies matrices with, once,
+  // Finds the BLAS with which Stream::Update multiplies matrices, once,
   // and returns its name. Errors: kBackendUnavailable, which lists the
   // libraries that were tried.
   virtual StatusOr<std::string> LoadBlas() = 0;

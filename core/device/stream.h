@@ -6,12 +6,12 @@
 // run concurrently; only Wait orders them.
 //
 // Lifetime of the arguments:
-//   copied at the call   lists and numbers: hyperparameters, gradient source
-//                        lists, states and scales lists, shapes, random
-//                        streams. The caller may reuse them at once.
-//   used when it runs    tensors, workspaces and results: all memory that holds
-//                        elements or is written. It stays valid, and no other
-//                        code touches it, until a later event is done.
+//   copied at the call   numbers, gradient source lists and random streams. The
+//                        caller may reuse them at once.
+//   used when it runs    tensors, workspaces, results, lists of parts, update
+//                        lists and step blocks. They stay valid until a later
+//                        event is done. Until then no other code writes what
+//                        the work reads, nor touches what it writes.
 //
 // Errors. A Call that fails, or a Wait on an event with an error, puts the
 // stream into that error for good: work that is enqueued later is dropped, and
@@ -35,21 +35,26 @@
 #include <cstdint>
 #include <functional>
 #include <string_view>
+#include <vector>
 
 #include "core/base/deadline.h"
 #include "core/base/dtype.h"
 #include "core/base/status.h"
 #include "core/device/event.h"
-#include "kernels/cpu/fused_step.h"
+#include "core/device/step_block.h"
+#include "core/device/update_list.h"
 #include "kernels/cpu/gradients.h"
-#include "kernels/cpu/newton_schulz.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/random.h"
-#include "kernels/cpu/tensor_step.h"
-#include "kernels/formula/registry.h"
 #include "kernels/formula/state_kind.h"
 
 namespace shard {
+
+// A part of a tensor's memory.
+struct ByteRange {
+  size_t begin;
+  size_t bytes;
+};
 
 class Stream {
  public:
@@ -63,6 +68,8 @@ class Stream {
   virtual bool IsInline() const { return false; }
 
   virtual void FillZeros(void* to, size_t bytes) = 0;
+  // Fills all parts of the memory at `base`, in one operation.
+  virtual void FillZeros(void* base, const std::vector<ByteRange>& parts) = 0;
   // Copies memory; either side may be memory of the host. REQUIRES: the two do
   // not overlap.
   virtual void Copy(void* to, const void* from, size_t bytes) = 0;
@@ -70,19 +77,9 @@ class Stream {
   // Kernels: each does the work of the function of that name in kernels/cpu,
   // with the same bits as result.
 
-  virtual void FusedStep(Formula formula, const double* hypers, int64_t step,
-                         const FusedStepArgs& args) = 0;
   virtual void SumGradients(const GradientSources& sources, size_t begin,
                             size_t count, double scale, double clip_value,
                             float* out) = 0;
-  // `sum` is host memory of Device::AllocateHost, as below.
-  virtual void AddToNorm(NormType type, double p, double reference,
-                         const float* values, size_t count, NormSum* sum) = 0;
-  // Runs SumGradients without a scale and AddToNorm of the sums in one pass.
-  // The sums are kept in `out`, or dropped when that is null.
-  virtual void AddGradientsToNorm(NormType type, double p, double reference,
-                                  const GradientSources& sources, size_t begin,
-                                  size_t count, float* out, NormSum* sum) = 0;
   virtual void Widen(DType dtype, const void* from, float* to,
                      size_t count) = 0;
   virtual void Narrow(DType dtype, const float* from, void* to, size_t count,
@@ -90,16 +87,27 @@ class Stream {
   virtual void EncodeQ8(StateKind kind, const float* from, size_t count,
                         const RandomStream* random, uint32_t tensor,
                         uint8_t* codes, float* scales) = 0;
-  virtual void TensorStep(Formula formula, const double* hypers, int64_t step,
-                          const TensorStepArgs& args) = 0;
-  virtual void MuonMomentum(const double* hypers, float* gradient,
-                            float* momentum_buffer, size_t count) = 0;
-  // REQUIRES: Device::LoadBlas has succeeded.
-  virtual void Orthogonalize(const MatrixBatch& batch, int steps, double eps,
-                             float* workspace) = 0;
-  virtual void MuonApply(const double* hypers, int64_t rows, int64_t cols,
-                         const float* direction, float* param,
-                         size_t count) = 0;
+
+  // The kernels of a step: one operation per range of a list. They read the
+  // latched half of `block` and write the other; block and sums are memory of
+  // Device::AllocateHost.
+
+  // Adds the range's summed gradients to `sum`. The first pass reads the ranks'
+  // gradients and, where the range keeps the sum, stores it; the second pass
+  // reads the stored sums.
+  virtual void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
+                         const StepBlock* block, NormSum* sum) = 0;
+  // Ends a norm pass with the `count` sums of all ranks: see FinishNorm in
+  // step_block.h.
+  virtual void FinishNorm(NormPass pass, const NormSum* sums, size_t count,
+                          StepBlock* block) = 0;
+  // Updates the range's parameters, masters and states from its gradients;
+  // writes nothing where the step is skipped. `gradients`: where the gradients
+  // of the whole range are read instead, or null. REQUIRES: for Muon,
+  // Device::LoadBlas has succeeded.
+  virtual void Update(const UpdateList& list, size_t range,
+                      const StepBlock* block,
+                      const GradientSources* gradients) = 0;
 
   // Runs `work` on a thread of the host, in stream order. `what` names the work
   // in errors. REQUIRES: `work` ends by itself: its waits have deadlines.

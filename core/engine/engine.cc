@@ -288,12 +288,12 @@ Status Engine::SetState(ParamId param, std::string_view name,
 Status Engine::SetStep(int64_t step) {
   SHARD_RETURN_IF_ERROR(CheckTraining("set_completed_steps"));
   SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_completed_steps"));
-  return counters_.SetStep(step);
+  return counters().SetStep(step);
 }
 
 Status Engine::SetLossScale(const LossScaler::State& state) {
   SHARD_RETURN_IF_ERROR(CheckBetweenSteps("set_loss_scale"));
-  return counters_.loss_scaler().Restore(state);
+  return counters().loss_scaler().Restore(state);
 }
 
 Status Engine::SetHyper(GroupId group, std::string_view key, double value) {
@@ -369,7 +369,7 @@ Status Engine::DoChangePlan(PlanChange change, double timeout) {
       Replan(*runtime_, CheckBetweenSteps("a change of the plan"),
              std::move(change), runtime_options_, comm_.get(), device_.get(),
              DeadlineOf(timeout)));
-  counters_.ContinueWith(plan(), *next.runtime->plan());
+  counters().ContinueWith(plan(), *next.runtime->plan());
   hypers_ = std::move(next.hypers);
   SetRuntime(std::move(next.runtime));
   // Bound gradients begin as zeros, as those of the new plan do.
@@ -387,7 +387,7 @@ Status Engine::DoChangePlan(PlanChange change, double timeout) {
 
 TrainingState Engine::State() {
   return TrainingState({runtime_.get(), comm_.get(), device_.get(), &hypers_,
-                        &counters_, &initial_params_, &checkpoints_});
+                        &counters(), &initial_params_, &checkpoints_});
 }
 
 StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(

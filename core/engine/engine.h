@@ -118,9 +118,9 @@ class Engine {
   // Return the factor by which the host multiplies its loss in the next step,
   // and the number of steps since that factor changed or a step was skipped
   // (core/optim/loss_scaler.h).
-  double loss_scale() const { return counters_.loss_scaler().scale(); }
+  double loss_scale() const { return counters().loss_scaler().scale(); }
   int64_t growth_tracker() const {
-    return counters_.loss_scaler().state().good_steps;
+    return counters().loss_scaler().state().good_steps;
   }
 
   // Sets a parameter's first values. Rank 0 stores them; other ranks check
@@ -135,7 +135,7 @@ class Engine {
   Status SetState(ParamId param, std::string_view name, const float* values,
                   size_t count);
   // Returns the number of completed steps, skipped ones left out.
-  int64_t step() const { return counters_.step(); }
+  int64_t step() const { return counters().step(); }
   // Sets the number of completed steps: 0 to 2^32 - 2.
   Status SetStep(int64_t step);
   // Sets the state of the loss scaler.
@@ -241,6 +241,8 @@ class Engine {
          std::unique_ptr<Stream> host_stream, Hypers hypers,
          const EngineOptions& options, double timeout);
 
+  // Returns the counters, the last step counted.
+  Counters& counters() const { return steps_.counters(); }
   double SecondsOf(double timeout) const {
     return timeout > 0 ? timeout : timeout_;
   }

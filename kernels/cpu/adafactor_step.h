@@ -343,11 +343,10 @@ HWY_INLINE void AdafactorStepElements(const Adafactor::Scalars& scalars,
   rest.ApplyElements(args.grad, variance, step, args.param, whole, count);
 }
 
-HWY_INLINE void AdafactorStep(const double* hypers, int64_t step,
+HWY_INLINE void AdafactorStep(const Adafactor::Scalars& scalars,
                               const TensorStepArgs& args) {
   const int64_t numel = ShapeNumel(args.shape, args.ndim);
   if (numel == 0) return;
-  const Adafactor::Scalars scalars = Adafactor::Prepare(hypers, step);
   if (args.ndim < 2) {
     AdafactorStepElements(scalars, args, numel);
   } else {

@@ -310,21 +310,21 @@ void StepTiles(const Call& call, const FusedStepArgs& args) {
 }
 
 template <class F, template <class> class Rule>
-HWY_INLINE void Step(const double* hypers, int64_t step,
-                     const FusedStepArgs& args) {
-  const typename F::Scalars scalars = F::Prepare(hypers, step);
+HWY_INLINE void Step(const void* prepared, const FusedStepArgs& args) {
+  // A copy, because stores to tensors cannot change it.
+  const auto scalars = *static_cast<const typename F::Scalars*>(prepared);
   Call call = {Update<F, Rule>, &scalars, scalars.gradient_sign, F::kNumStates,
                nullptr};
   if constexpr (HasNarrowStates<F>) call.state_kinds = F::kStateKinds;
   StepTiles(call, args);
 }
 
-void FusedStep(Formula formula, const double* hypers, int64_t step,
+void FusedStep(Formula formula, const void* scalars,
                const FusedStepArgs& args) {
   switch (formula) {
-#define SHARD_STEP_CASE(Name)                   \
-  case Formula::k##Name:                        \
-    Step<Name, Name##Rule>(hypers, step, args); \
+#define SHARD_STEP_CASE(Name)              \
+  case Formula::k##Name:                   \
+    Step<Name, Name##Rule>(scalars, args); \
     return;
     SHARD_ELEMENT_FORMULAS(SHARD_STEP_CASE)
 #undef SHARD_STEP_CASE
@@ -342,9 +342,9 @@ namespace shard {
 
 HWY_EXPORT(FusedStep);
 
-void FusedStep(Formula formula, const double* hypers, int64_t step,
+void FusedStep(Formula formula, const void* scalars,
                const FusedStepArgs& args) {
-  HWY_DYNAMIC_DISPATCH(FusedStep)(formula, hypers, step, args);
+  HWY_DYNAMIC_DISPATCH(FusedStep)(formula, scalars, args);
 }
 
 }  // namespace shard

@@ -81,11 +81,9 @@ struct FusedStepArgs {
   size_t count = 0;
 };
 
-// Updates param (or master) and states of `count` elements. `hypers` are in the
-// order in which the formula declares them; `step` counts from 1. REQUIRES: an
-// element formula.
-void FusedStep(Formula formula, const double* hypers, int64_t step,
-               const FusedStepArgs& args);
+// Updates param (or master) and states of `count` elements. `scalars` are the
+// formula's (FormulaScalars::data). REQUIRES: an element formula.
+void FusedStep(Formula formula, const void* scalars, const FusedStepArgs& args);
 
 }  // namespace shard
 

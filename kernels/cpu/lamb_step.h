@@ -77,11 +77,10 @@ HWY_INLINE void LambApply(D d, const Lamb::Scalars& scalars,
   }
 }
 
-HWY_INLINE void LambStep(const double* hypers, int64_t step,
+HWY_INLINE void LambStep(const Lamb::Scalars& scalars,
                          const TensorStepArgs& args) {
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> one;
-  const Lamb::Scalars scalars = Lamb::Prepare(hypers, step);
   const auto count = static_cast<size_t>(ShapeNumel(args.shape, args.ndim));
   LambSquares squares = {};
   const size_t whole = LambMoments(d, scalars, args, 0, count, &squares);

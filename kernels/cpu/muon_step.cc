@@ -52,22 +52,23 @@ HWY_INLINE size_t ApplyVectors(D d, const Muon::ApplyScalars& scalars,
   return i;
 }
 
-void MuonMomentum(const double* hypers, float* gradient, float* momentum_buffer,
+void MuonMomentum(const void* scalars, float* gradient, float* momentum_buffer,
                   size_t count) {
-  const Muon::MomentumScalars scalars = Muon::PrepareMomentum(hypers);
-  const size_t done = MomentumVectors(hn::ScalableTag<float>(), scalars,
+  const Muon::MomentumScalars momentum =
+      static_cast<const Muon::Scalars*>(scalars)->momentum;
+  const size_t done = MomentumVectors(hn::ScalableTag<float>(), momentum,
                                       gradient, momentum_buffer, 0, count);
-  MomentumVectors(hn::CappedTag<float, 1>(), scalars, gradient, momentum_buffer,
-                  done, count);
+  MomentumVectors(hn::CappedTag<float, 1>(), momentum, gradient,
+                  momentum_buffer, done, count);
 }
 
-void MuonApply(const double* hypers, int64_t rows, int64_t cols,
+void MuonApply(const void* scalars, int64_t rows, int64_t cols,
                const float* direction, float* param, size_t count) {
-  const Muon::ApplyScalars scalars = Muon::PrepareApply(hypers, rows, cols);
-  const size_t done = ApplyVectors(hn::ScalableTag<float>(), scalars, direction,
-                                   param, 0, count);
-  ApplyVectors(hn::CappedTag<float, 1>(), scalars, direction, param, done,
-               count);
+  const Muon::ApplyScalars apply =
+      Muon::ApplyTo(*static_cast<const Muon::Scalars*>(scalars), rows, cols);
+  const size_t done =
+      ApplyVectors(hn::ScalableTag<float>(), apply, direction, param, 0, count);
+  ApplyVectors(hn::CappedTag<float, 1>(), apply, direction, param, done, count);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -80,16 +81,16 @@ namespace shard {
 HWY_EXPORT(MuonMomentum);
 HWY_EXPORT(MuonApply);
 
-void MuonMomentum(const double* hypers, float* gradient, float* momentum_buffer,
+void MuonMomentum(const void* scalars, float* gradient, float* momentum_buffer,
                   size_t count) {
   HWY_DYNAMIC_DISPATCH(MuonMomentum)
-  (hypers, gradient, momentum_buffer, count);
+  (scalars, gradient, momentum_buffer, count);
 }
 
-void MuonApply(const double* hypers, int64_t rows, int64_t cols,
+void MuonApply(const void* scalars, int64_t rows, int64_t cols,
                const float* direction, float* param, size_t count) {
   HWY_DYNAMIC_DISPATCH(MuonApply)
-  (hypers, rows, cols, direction, param, count);
+  (scalars, rows, cols, direction, param, count);
 }
 
 }  // namespace shard

@@ -5,9 +5,9 @@
 //
 // Bytes per fp32 element: MuonMomentum 16, MuonApply 12.
 //
-// `hypers` are those of Muon (kernels/formula/muon.h). Pointers need no
-// alignment; 64 bytes are fastest. Elements do not depend on one another: a
-// matrix may be passed in parts.
+// `scalars` are Muon's (FormulaScalars::data). Pointers need no alignment; 64
+// bytes are fastest. Elements do not depend on one another: a matrix may be
+// passed in parts.
 //
 // Thread-safe; disjoint ranges may run at once.
 
@@ -21,12 +21,12 @@ namespace shard {
 
 // Adds the gradient to the momentum buffer, and replaces `gradient` by the
 // direction that is to be made orthogonal.
-void MuonMomentum(const double* hypers, float* gradient, float* momentum_buffer,
+void MuonMomentum(const void* scalars, float* gradient, float* momentum_buffer,
                   size_t count);
 
 // Applies weight decay, then the step along `direction`, which Orthogonalize
 // has made. `rows` and `cols` are those of the whole matrix.
-void MuonApply(const double* hypers, int64_t rows, int64_t cols,
+void MuonApply(const void* scalars, int64_t rows, int64_t cols,
                const float* direction, float* param, size_t count);
 
 }  // namespace shard

@@ -14,14 +14,14 @@ HWY_BEFORE_NAMESPACE();
 namespace shard {
 namespace HWY_NAMESPACE {
 
-void TensorStep(Formula formula, const double* hypers, int64_t step,
+void TensorStep(Formula formula, const void* scalars,
                 const TensorStepArgs& args) {
   switch (formula) {
     case Formula::kAdafactor:
-      AdafactorStep(hypers, step, args);
+      AdafactorStep(*static_cast<const Adafactor::Scalars*>(scalars), args);
       return;
     case Formula::kLamb:
-      LambStep(hypers, step, args);
+      LambStep(*static_cast<const Lamb::Scalars*>(scalars), args);
       return;
     default:
       return;
@@ -51,9 +51,9 @@ size_t TensorScratchElements(Formula formula, const int64_t* shape, int ndim) {
       Adafactor::StateNumel(Adafactor::kColVar, shape, ndim));
 }
 
-void TensorStep(Formula formula, const double* hypers, int64_t step,
+void TensorStep(Formula formula, const void* scalars,
                 const TensorStepArgs& args) {
-  HWY_DYNAMIC_DISPATCH(TensorStep)(formula, hypers, step, args);
+  HWY_DYNAMIC_DISPATCH(TensorStep)(formula, scalars, args);
 }
 
 }  // namespace shard

@@ -59,10 +59,9 @@ size_t TensorScratchElements(Formula formula, const int64_t* shape, int ndim);
 // of Adafactor's rows and columns.
 uint64_t TensorStepBytes(Formula formula, const int64_t* shape, int ndim);
 
-// Updates param and states. `hypers` are in the order in which the formula
-// declares them; `step` counts from 1. Allocates nothing. REQUIRES: Lamb or
-// Adafactor.
-void TensorStep(Formula formula, const double* hypers, int64_t step,
+// Updates param and states. `scalars` are the formula's (FormulaScalars::data).
+// Allocates nothing. REQUIRES: Lamb or Adafactor.
+void TensorStep(Formula formula, const void* scalars,
                 const TensorStepArgs& args);
 
 }  // namespace shard

@@ -105,23 +105,37 @@ struct Muon {
     bool nesterov;
   };
 
-  static MomentumScalars PrepareMomentum(const double* h) {
-    return {1.0 - h[kMomentum], h[kNesterov] != 0};
-  }
-
   struct ApplyScalars {
     double decay;               // 1 - lr wd
     double negative_step_size;  // -lr s
   };
 
-  static ApplyScalars PrepareApply(const double* h, int64_t rows,
-                                   int64_t cols) {
+  struct Scalars {
+    MomentumScalars momentum;
+    double decay;
+    double negative_lr;
+    double eps;
+    int ns_steps;
+    bool matches_rms_adamw;
+  };
+
+  // The same for every step number.
+  static Scalars Prepare(const double* h, int64_t) {
+    return {{1.0 - h[kMomentum], h[kNesterov] != 0},
+            1.0 - h[kLr] * h[kWeightDecay],
+            -h[kLr],
+            h[kEps],
+            static_cast<int>(h[kNsSteps]),
+            static_cast<int>(h[kAdjustLrFn]) == kMatchRmsAdamW};
+  }
+
+  static ApplyScalars ApplyTo(const Scalars& s, int64_t rows, int64_t cols) {
     const auto m = static_cast<double>(rows);
     const auto n = static_cast<double>(cols);
-    const double adjustment = static_cast<int>(h[kAdjustLrFn]) == kMatchRmsAdamW
+    const double adjustment = s.matches_rms_adamw
                                   ? 0.2 * std::sqrt(std::max(m, n))
                                   : std::sqrt(std::max(1.0, m / n));
-    return {1.0 - h[kLr] * h[kWeightDecay], -h[kLr] * adjustment};
+    return {s.decay, s.negative_lr * adjustment};
   }
 };
 

@@ -59,6 +59,7 @@ int Main() {
   const Blas blas = Require(Blas::Load());
   std::vector<double> hypers;
   for (const Hyper& hyper : Muon::kHypers) hypers.push_back(hyper.fallback);
+  const Muon::Scalars scalars = Muon::Prepare(hypers.data(), 1);
   std::vector<float> gradients(kMatrices * kNumel);
   std::vector<float> momentum_buffers(gradients.size());
   std::vector<float> params(gradients.size());
@@ -82,12 +83,10 @@ int Main() {
       const double begin = Seconds();
       Products(blas, x, workspace);
       const double middle = Seconds();
-      MuonMomentum(hypers.data(), x, momentum_buffers.data() + i * kNumel,
-                   kNumel);
+      MuonMomentum(&scalars, x, momentum_buffers.data() + i * kNumel, kNumel);
       Orthogonalize(blas, {x, 1, kRows, kCols, kNumel}, kSteps,
                     hypers[Muon::kEps], workspace);
-      MuonApply(hypers.data(), kRows, kCols, x, params.data() + i * kNumel,
-                kNumel);
+      MuonApply(&scalars, kRows, kCols, x, params.data() + i * kNumel, kNumel);
       products_seconds += middle - begin;
       step_seconds += Seconds() - middle;
     }

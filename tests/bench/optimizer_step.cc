@@ -34,6 +34,7 @@
 #include "core/optim/optimizer.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/fused_step.h"
+#include "kernels/formula/scalars.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/peer.h"
 #include "tests/bench/roof.h"
@@ -199,7 +200,11 @@ class Update {
       args.random = {1, static_cast<uint32_t>(step_), 0,
                      static_cast<int64_t>(begin)};
       args.count = count;
-      FusedStep(optimizer_.formula(), optimizer_.hypers().data(), step_, args);
+      FusedStep(optimizer_.formula(),
+                FormulaScalars(optimizer_.formula(), optimizer_.hypers().data(),
+                               step_)
+                    .data(),
+                args);
     });
   }
 

@@ -17,6 +17,7 @@
 
 #include "core/base/mapping.h"
 #include "kernels/formula/all.h"
+#include "kernels/formula/scalars.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/tensor_roof.h"
 
@@ -92,7 +93,8 @@ void Measure(Formula formula, double bytes, const std::vector<Buffer>& buffers,
     args.shape = kShape;
     args.ndim = 2;
     args.scratch = scratch[i % kThreads].data();
-    TensorStep(formula, hypers.data(), step, args);
+    TensorStep(formula, FormulaScalars(formula, hypers.data(), step).data(),
+               args);
   };
   std::vector<double> times;
   std::vector<double> ratios;

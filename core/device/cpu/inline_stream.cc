@@ -4,9 +4,10 @@
 
 #include <cstring>
 
-#include "core/device/cpu/gradient_norm.h"
+#include "core/device/cpu/fill_zeros.h"
+#include "core/device/cpu/norm_pass.h"
+#include "core/device/cpu/update.h"
 #include "kernels/cpu/convert.h"
-#include "kernels/cpu/muon_step.h"
 #include "kernels/cpu/q8.h"
 
 namespace shard::cpu {
@@ -15,13 +16,12 @@ void InlineStream::FillZeros(void* to, size_t bytes) {
   if (error_.ok() && bytes > 0) std::memset(to, 0, bytes);
 }
 
-void InlineStream::Copy(void* to, const void* from, size_t bytes) {
-  if (error_.ok() && bytes > 0) std::memcpy(to, from, bytes);
+void InlineStream::FillZeros(void* base, const std::vector<ByteRange>& parts) {
+  if (error_.ok()) cpu::FillZeros(base, parts);
 }
 
-void InlineStream::FusedStep(Formula formula, const double* hypers,
-                             int64_t step, const FusedStepArgs& args) {
-  if (error_.ok()) shard::FusedStep(formula, hypers, step, args);
+void InlineStream::Copy(void* to, const void* from, size_t bytes) {
+  if (error_.ok() && bytes > 0) std::memcpy(to, from, bytes);
 }
 
 void InlineStream::SumGradients(const GradientSources& sources, size_t begin,
@@ -29,20 +29,6 @@ void InlineStream::SumGradients(const GradientSources& sources, size_t begin,
                                 float* out) {
   if (!error_.ok()) return;
   shard::SumGradients(sources, begin, count, scale, clip_value, out);
-}
-
-void InlineStream::AddToNorm(NormType type, double p, double reference,
-                             const float* values, size_t count, NormSum* sum) {
-  if (!error_.ok()) return;
-  shard::AddToNorm(type, p, reference, values, count, sum);
-}
-
-void InlineStream::AddGradientsToNorm(NormType type, double p, double reference,
-                                      const GradientSources& sources,
-                                      size_t begin, size_t count, float* out,
-                                      NormSum* sum) {
-  if (!error_.ok()) return;
-  cpu::AddGradientsToNorm(type, p, reference, sources, begin, count, out, sum);
 }
 
 void InlineStream::Widen(DType dtype, const void* from, float* to,
@@ -62,27 +48,23 @@ void InlineStream::EncodeQ8(StateKind kind, const float* from, size_t count,
   shard::EncodeQ8(kind, from, count, random, tensor, codes, scales);
 }
 
-void InlineStream::TensorStep(Formula formula, const double* hypers,
-                              int64_t step, const TensorStepArgs& args) {
-  if (error_.ok()) shard::TensorStep(formula, hypers, step, args);
+void InlineStream::AddToNorm(const UpdateList& list, size_t range,
+                             NormPass pass, const StepBlock* block,
+                             NormSum* sum) {
+  if (error_.ok()) cpu::AddToNorm(list, range, pass, *block, sum);
 }
 
-void InlineStream::MuonMomentum(const double* hypers, float* gradient,
-                                float* momentum_buffer, size_t count) {
+void InlineStream::FinishNorm(NormPass pass, const NormSum* sums, size_t count,
+                              StepBlock* block) {
+  if (error_.ok()) cpu::FinishNorm(pass, sums, count, block);
+}
+
+void InlineStream::Update(const UpdateList& list, size_t range,
+                          const StepBlock* block,
+                          const GradientSources* gradients) {
   if (!error_.ok()) return;
-  shard::MuonMomentum(hypers, gradient, momentum_buffer, count);
-}
-
-void InlineStream::Orthogonalize(const MatrixBatch& batch, int steps,
-                                 double eps, float* workspace) {
-  if (error_.ok()) shard::Orthogonalize(**blas_, batch, steps, eps, workspace);
-}
-
-void InlineStream::MuonApply(const double* hypers, int64_t rows, int64_t cols,
-                             const float* direction, float* param,
-                             size_t count) {
-  if (!error_.ok()) return;
-  shard::MuonApply(hypers, rows, cols, direction, param, count);
+  cpu::Update(list, range, *block, gradients,
+              blas_->has_value() ? &**blas_ : nullptr);
 }
 
 void InlineStream::Call(std::string_view, std::function<Status()> work) {

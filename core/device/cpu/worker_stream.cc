@@ -3,14 +3,45 @@
 #include "core/device/cpu/worker_stream.h"
 
 #include <cstring>
+#include <vector>
 
-#include "core/device/cpu/arguments.h"
-#include "core/device/cpu/gradient_norm.h"
+#include "core/device/cpu/fill_zeros.h"
+#include "core/device/cpu/norm_pass.h"
+#include "core/device/cpu/update.h"
 #include "kernels/cpu/convert.h"
-#include "kernels/cpu/muon_step.h"
 #include "kernels/cpu/q8.h"
 
 namespace shard::cpu {
+
+namespace {
+
+// Copies of arguments on the caller's stack, for work that runs after the call
+// has returned.
+
+class SourcesCopy {
+ public:
+  explicit SourcesCopy(const GradientSources& sources)
+      : data_(sources.data, sources.data + sources.count),
+        dtype_(sources.dtype) {}
+  GradientSources get() const { return {data_.data(), data_.size(), dtype_}; }
+
+ private:
+  std::vector<const void*> data_;
+  DType dtype_;
+};
+
+class RandomCopy {
+ public:
+  explicit RandomCopy(const RandomStream* random) {
+    if (random != nullptr) random_ = *random;
+  }
+  const RandomStream* get() const { return random_ ? &*random_ : nullptr; }
+
+ private:
+  std::optional<RandomStream> random_;
+};
+
+}  // namespace
 
 template <typename Kernel>
 void WorkerStream::Push(std::string_view what, Kernel kernel) {
@@ -25,17 +56,13 @@ void WorkerStream::FillZeros(void* to, size_t bytes) {
   Push("FillZeros", [=] { std::memset(to, 0, bytes); });
 }
 
+void WorkerStream::FillZeros(void* base, const std::vector<ByteRange>& parts) {
+  Push("FillZeros", [base, parts = &parts] { cpu::FillZeros(base, *parts); });
+}
+
 void WorkerStream::Copy(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   Push("Copy", [=] { std::memcpy(to, from, bytes); });
-}
-
-void WorkerStream::FusedStep(Formula formula, const double* hypers,
-                             int64_t step, const FusedStepArgs& args) {
-  Push("FusedStep", [formula, own_hypers = HypersCopy(formula, hypers), step,
-                     own = FusedStepCopy(formula, args)] {
-    shard::FusedStep(formula, own_hypers.get(), step, own.get());
-  });
 }
 
 void WorkerStream::SumGradients(const GradientSources& sources, size_t begin,
@@ -43,22 +70,6 @@ void WorkerStream::SumGradients(const GradientSources& sources, size_t begin,
                                 float* out) {
   Push("SumGradients", [=, own = SourcesCopy(sources)] {
     shard::SumGradients(own.get(), begin, count, scale, clip_value, out);
-  });
-}
-
-void WorkerStream::AddToNorm(NormType type, double p, double reference,
-                             const float* values, size_t count, NormSum* sum) {
-  Push("AddToNorm",
-       [=] { shard::AddToNorm(type, p, reference, values, count, sum); });
-}
-
-void WorkerStream::AddGradientsToNorm(NormType type, double p, double reference,
-                                      const GradientSources& sources,
-                                      size_t begin, size_t count, float* out,
-                                      NormSum* sum) {
-  Push("AddGradientsToNorm", [=, own = SourcesCopy(sources)] {
-    cpu::AddGradientsToNorm(type, p, reference, own.get(), begin, count, out,
-                            sum);
   });
 }
 
@@ -82,33 +93,27 @@ void WorkerStream::EncodeQ8(StateKind kind, const float* from, size_t count,
   });
 }
 
-void WorkerStream::TensorStep(Formula formula, const double* hypers,
-                              int64_t step, const TensorStepArgs& args) {
-  Push("TensorStep", [formula, own_hypers = HypersCopy(formula, hypers), step,
-                      own = TensorStepCopy(formula, args)] {
-    shard::TensorStep(formula, own_hypers.get(), step, own.get());
-  });
+void WorkerStream::AddToNorm(const UpdateList& list, size_t range,
+                             NormPass pass, const StepBlock* block,
+                             NormSum* sum) {
+  Push("AddToNorm",
+       [=, list = &list] { cpu::AddToNorm(*list, range, pass, *block, sum); });
 }
 
-void WorkerStream::MuonMomentum(const double* hypers, float* gradient,
-                                float* momentum_buffer, size_t count) {
-  Push("MuonMomentum", [=, own = HypersCopy(Formula::kMuon, hypers)] {
-    shard::MuonMomentum(own.get(), gradient, momentum_buffer, count);
-  });
+void WorkerStream::FinishNorm(NormPass pass, const NormSum* sums, size_t count,
+                              StepBlock* block) {
+  Push("FinishNorm", [=] { cpu::FinishNorm(pass, sums, count, block); });
 }
 
-void WorkerStream::Orthogonalize(const MatrixBatch& batch, int steps,
-                                 double eps, float* workspace) {
-  Push("Orthogonalize", [=, blas = blas_.get()] {
-    shard::Orthogonalize(**blas, batch, steps, eps, workspace);
-  });
-}
-
-void WorkerStream::MuonApply(const double* hypers, int64_t rows, int64_t cols,
-                             const float* direction, float* param,
-                             size_t count) {
-  Push("MuonApply", [=, own = HypersCopy(Formula::kMuon, hypers)] {
-    shard::MuonApply(own.get(), rows, cols, direction, param, count);
+void WorkerStream::Update(const UpdateList& list, size_t range,
+                          const StepBlock* block,
+                          const GradientSources* gradients) {
+  std::optional<SourcesCopy> own;
+  if (gradients != nullptr) own.emplace(*gradients);
+  Push("Update", [=, list = &list, own = std::move(own), blas = blas_.get()] {
+    const GradientSources given = own ? own->get() : GradientSources();
+    cpu::Update(*list, range, *block, own ? &given : nullptr,
+                blas->has_value() ? &**blas : nullptr);
   });
 }
 

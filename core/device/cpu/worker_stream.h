@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // WorkerStream: a stream with a thread of its own that does the work
-// (work_queue.h). Arguments on the caller's stack are copied (arguments.h), so
-// a method costs an allocation or two.
+// (work_queue.h). Arguments on the caller's stack are copied, so a method costs
+// an allocation or two.
 
 #ifndef SHARD_CORE_DEVICE_CPU_WORKER_STREAM_H_
 #define SHARD_CORE_DEVICE_CPU_WORKER_STREAM_H_
@@ -14,6 +14,7 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/device/cpu/work_queue.h"
@@ -31,30 +32,22 @@ class WorkerStream final : public Stream {
 
   std::string_view name() const override { return queue_->name(); }
   void FillZeros(void* to, size_t bytes) override;
+  void FillZeros(void* base, const std::vector<ByteRange>& parts) override;
   void Copy(void* to, const void* from, size_t bytes) override;
-  void FusedStep(Formula formula, const double* hypers, int64_t step,
-                 const FusedStepArgs& args) override;
   void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                     double scale, double clip_value, float* out) override;
-  void AddToNorm(NormType type, double p, double reference, const float* values,
-                 size_t count, NormSum* sum) override;
-  void AddGradientsToNorm(NormType type, double p, double reference,
-                          const GradientSources& sources, size_t begin,
-                          size_t count, float* out, NormSum* sum) override;
   void Widen(DType dtype, const void* from, float* to, size_t count) override;
   void Narrow(DType dtype, const float* from, void* to, size_t count,
               const RandomStream* random) override;
   void EncodeQ8(StateKind kind, const float* from, size_t count,
                 const RandomStream* random, uint32_t tensor, uint8_t* codes,
                 float* scales) override;
-  void TensorStep(Formula formula, const double* hypers, int64_t step,
-                  const TensorStepArgs& args) override;
-  void MuonMomentum(const double* hypers, float* gradient,
-                    float* momentum_buffer, size_t count) override;
-  void Orthogonalize(const MatrixBatch& batch, int steps, double eps,
-                     float* workspace) override;
-  void MuonApply(const double* hypers, int64_t rows, int64_t cols,
-                 const float* direction, float* param, size_t count) override;
+  void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
+                 const StepBlock* block, NormSum* sum) override;
+  void FinishNorm(NormPass pass, const NormSum* sums, size_t count,
+                  StepBlock* block) override;
+  void Update(const UpdateList& list, size_t range, const StepBlock* block,
+              const GradientSources* gradients) override;
   void Call(std::string_view what, std::function<Status()> work) override;
   Event Record() override { return queue_->Record(); }
   void Wait(const Event& event, const Deadline& deadline) override {

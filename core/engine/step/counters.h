@@ -53,7 +53,7 @@ class Counters {
       next_steps_[i] = takes_part(i) ? NextOf(i) : 0;
     }
   }
-  // Returns the choice in the form of UpdateInput::param_steps.
+  // Returns the choice in the form of StepInput::param_steps.
   const int64_t* next_steps() const {
     return next_steps_.empty() ? nullptr : next_steps_.data();
   }

@@ -2,71 +2,69 @@
 
 #include "core/engine/step/step.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <utility>
 
-#include "core/engine/step/update.h"
+#include "core/engine/step/make_update_list.h"
+#include "core/engine/step/step_bytes.h"
 #include "core/engine/transfer/stopwatch.h"
 #include "core/observe/observer.h"
 
 namespace shard {
 
-namespace {
-
-// The value of torch.nn.utils.clip_grad_norm_.
-constexpr double kClipEpsilon = 1e-6;
-
-}  // namespace
-
 StatusOr<std::unique_ptr<Stepper>> Stepper::Create(const Dependencies& deps) {
-  std::unique_ptr<Stepper> stepper(new Stepper(deps));
-  SHARD_ASSIGN_OR_RETURN(stepper->norm_, deps.device->AllocateHost(
-                                             sizeof(NormSum), "gradient norm"));
-  stepper->gathered_.resize(static_cast<size_t>(deps.comm->world_size()));
-  stepper->done_.resize(deps.plan->units().size());
-  stepper->by_unit_.resize(deps.plan->units().size());
-  stepper->buffers_.resize(deps.plan->units().size());
+  SHARD_ASSIGN_OR_RETURN(
+      UpdateList list,
+      MakeUpdateList(*deps.plan, *deps.memory, deps.comm->rank(),
+                     deps.memory->workspace()));
+  SHARD_ASSIGN_OR_RETURN(StepLatch latch,
+                         StepLatch::Create(*deps.plan, deps.device));
+  const auto ranks = static_cast<size_t>(deps.comm->world_size());
+  SHARD_ASSIGN_OR_RETURN(DeviceMemory sums,
+                         deps.device->AllocateHost(
+                             (1 + ranks) * sizeof(NormSum), "gradient norm"));
+  return std::unique_ptr<Stepper>(
+      new Stepper(deps, std::move(list), std::move(latch), std::move(sums)));
+}
+
+Stepper::Stepper(const Dependencies& deps, UpdateList list, StepLatch latch,
+                 DeviceMemory sums)
+    : deps_(deps),
+      list_(std::move(list)),
+      latch_(std::move(latch)),
+      sums_(std::move(sums)),
+      parts_(deps.plan->units().size()),
+      updated_(deps.plan->units().size()) {
   const std::vector<EngineBuffer>& buffers = deps.memory->buffers();
+  size_t range = 0;
   for (size_t b = 0; b < buffers.size(); ++b) {
     if (!buffers[b].plan->trainable) continue;
-    const auto unit = static_cast<size_t>(buffers[b].plan->unit);
-    stepper->by_unit_[unit].push_back(stepper->ranges_.size());
-    stepper->buffers_[unit].push_back(b);
-    stepper->ranges_.emplace_back(*deps.plan, buffers[b], deps.comm->rank());
+    parts_[static_cast<size_t>(buffers[b].plan->unit)].push_back({b, range++});
   }
-  return stepper;
 }
 
 Status Stepper::Run(const StepInput& input, const std::vector<Event>& reduced,
                     const Deadline& deadline, StepReport* report) {
-  const bool needs_norm = input.max_grad_norm > 0 || input.skip_nonfinite;
-  double scale = input.gradient_scale;
   // The host may still write gradients, and read the parameters.
   deps_.compute->Wait(deps_.host->Record(), deadline);
-  if (needs_norm) {
+  if (!begun_) latch_.Latch(input);
+  norm_bytes_[0] = norm_bytes_[1] = 0;
+  if (input.needs_norm()) {
     {
       Stopwatch wait(&report->seconds_wait);
       SHARD_RETURN_IF_ERROR(deps_.queue->Drain(deadline));
     }
-    SHARD_ASSIGN_OR_RETURN(const double norm,
-                           GradientNorm(input, deadline, report));
-    report->grad_norm = norm * std::abs(scale);
-    if (!std::isfinite(report->grad_norm)) {
-      // The norm is the same on every rank, and so is this decision.
-      report->skipped = true;
-      return Status();
-    }
-    if (input.max_grad_norm > 0) {
-      scale *= std::min(
-          1.0, input.max_grad_norm / (report->grad_norm + kClipEpsilon));
+    SHARD_RETURN_IF_ERROR(EnqueueNorm(NormPass::kFirst, deadline, report));
+    if (input.norm_type == NormType::kP) {
+      SHARD_RETURN_IF_ERROR(EnqueueNorm(NormPass::kSecond, deadline, report));
     }
   }
-  SHARD_RETURN_IF_ERROR(
-      UpdateUnits(input, scale, needs_norm, reduced, deadline, report));
-  report->bytes_moved += std::exchange(eager_bytes_, 0);
-  done_.assign(done_.size(), false);
+  SHARD_RETURN_IF_ERROR(EnqueueUpdates(reduced, deadline, report));
+  finished_ = deps_.compute->Record();
+  begun_ = false;
+  {
+    Stopwatch updating(&report->seconds_update);
+    SHARD_RETURN_IF_ERROR(finished_.Synchronize(deadline));
+  }
   {
     Span finish(deps_.comm->observer(), EventId::kFinish, {},
                 &report->seconds_wait);
@@ -76,116 +74,125 @@ Status Stepper::Run(const StepInput& input, const std::vector<Event>& reduced,
     finish.set_result(status);
     if (!status.ok()) return status;
   }
+  // The parameters are those that the host has.
+  if (latch_.block()->skipped) return Status();
   Stopwatch updating(&report->seconds_update);
   if (!deps_.overlap) return deps_.copies->RefreshTrainable(deadline);
   deps_.copies->MarkAllStale();
   return Status();
 }
 
-StatusOr<double> Stepper::GradientNorm(const StepInput& input,
-                                       const Deadline& deadline,
-                                       StepReport* report) {
-  if (input.norm_type != NormType::kP) {
-    return NormPass(input.norm_type, 0, 0, false, deadline, report);
-  }
-  SHARD_ASSIGN_OR_RETURN(
-      const double largest,
-      NormPass(NormType::kInf, 0, 0, false, deadline, report));
-  if (!std::isfinite(largest) || largest == 0) return largest;
-  return NormPass(input.norm_type, input.norm_p, largest, true, deadline,
-                  report);
+Status Stepper::TakeResult(const Deadline& deadline, StepReport* report) {
+  SHARD_RETURN_IF_ERROR(finished_.Synchronize(deadline));
+  const StepBlock& block = *latch_.block();
+  report->skipped = block.skipped;
+  report->grad_norm = block.grad_norm;
+  report->bytes_moved += norm_bytes_[0];
+  if (NeedsSecondPass(block)) report->bytes_moved += norm_bytes_[1];
+  if (!block.skipped) report->bytes_moved += update_bytes_;
+  return Status();
 }
 
-StatusOr<double> Stepper::NormPass(NormType type, double p, double reference,
-                                   bool reduced, const Deadline& deadline,
-                                   StepReport* report) {
-  auto* const mine = reinterpret_cast<NormSum*>(norm_.data());
+Status Stepper::EnqueueNorm(NormPass pass, const Deadline& deadline,
+                            StepReport* report) {
   {
     Span reduce(deps_.comm->observer(), EventId::kNorm, {},
                 &report->seconds_reduce);
-    *mine = NormSum();
-    for (const OwnedRange& range : ranges_) {
-      report->bytes_moved +=
-          range.AddNorm(type, p, reference, reduced, deps_.compute, mine);
+    uint64_t bytes = 0;
+    deps_.compute->FillZeros(sums(), sizeof(NormSum));
+    for (size_t r = 0; r < list_.ranges.size(); ++r) {
+      deps_.compute->AddToNorm(list_, r, pass, latch_.block(), sums());
+      bytes += NormBytes(list_, list_.ranges[r], pass);
     }
-    SHARD_RETURN_IF_ERROR(deps_.compute->Synchronize(deadline));
+    norm_bytes_[static_cast<size_t>(pass)] = bytes;
   }
   Stopwatch wait(&report->seconds_wait);
-  SHARD_RETURN_IF_ERROR(deps_.comm->AllGather(
-      "step: global norm", mine, sizeof(*mine), gathered_.data(), deadline));
-  NormSum all = {};
-  for (const NormSum& part : gathered_) MergeNorm(part, &all);
-  return FinishNorm(type, p, reference, all);
+  EnqueueGather(deadline);
+  deps_.compute->FinishNorm(pass, sums() + 1,
+                            static_cast<size_t>(deps_.comm->world_size()),
+                            latch_.block());
+  return deps_.compute->status();
 }
 
-UpdateInput Stepper::UpdateInputOf(const StepInput& input, double scale,
-                                   bool reduced) const {
-  const PlanOptions& options = deps_.plan->options();
-  UpdateInput update;
-  update.step = input.step;
-  update.param_steps = input.param_steps;
-  update.scale = scale;
-  update.clip_value = input.clip_value > 0
-                          ? input.clip_value
-                          : std::numeric_limits<double>::infinity();
-  update.reduced = reduced;
-  update.masters = options.masters;
-  update.seed = options.seed;
-  return update;
+void Stepper::EnqueueGather(const Deadline& deadline) {
+  gather_deadline_ = deadline;
+  // Captures one pointer, for which a function allocates nothing.
+  deps_.compute->Call("step: global norm", [this] {
+    return deps_.comm->AllGather("step: global norm", sums(), sizeof(NormSum),
+                                 sums() + 1, gather_deadline_);
+  });
 }
 
-Status Stepper::UpdateUnits(const StepInput& input, double scale, bool reduced,
-                            const std::vector<Event>& events,
-                            const Deadline& deadline, StepReport* report) {
-  const UpdateInput update = UpdateInputOf(input, scale, reduced);
-  const size_t units = by_unit_.size();
+Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
+                               const Deadline& deadline, StepReport* report) {
+  update_bytes_ = 0;
+  const size_t units = parts_.size();
   for (size_t i = 0; i < units; ++i) {
     // Units are updated in the order in which they are reduced, from the last;
     // with overlap, in the order in which the next forward pass will use them.
     const size_t u = deps_.overlap ? i : units - 1 - i;
-    if (by_unit_[u].empty() || done_[u]) continue;
+    if (parts_[u].empty() || updated_[u]) continue;
     const auto unit = static_cast<int32_t>(u);
-    for (size_t k = by_unit_[u].size(); k-- > 0;) {
+    for (size_t k = parts_[u].size(); k-- > 0;) {
+      const Part& part = parts_[u][k];
       {
         Stopwatch wait(&report->seconds_wait);
         SHARD_RETURN_IF_ERROR(
-            deps_.queue->Wait(events[buffers_[u][k]], deps_.compute, deadline));
+            deps_.queue->Wait(events[part.buffer], deps_.compute, deadline));
       }
       {
         Span updating(deps_.comm->observer(), EventId::kUpdate, {.unit = unit},
                       &report->seconds_update);
-        const uint64_t bytes = UpdateRange(
-            ranges_[by_unit_[u][k]], *input.optimizers, update, deps_.compute);
+        const uint64_t bytes = EnqueueUpdate(part, nullptr, deps_.compute);
         updating.set_bytes(bytes);
-        report->bytes_moved += bytes;
+        update_bytes_ += bytes;
       }
-      EnqueuePublish(unit, buffers_[u][k]);
+      EnqueuePublish(unit, part.buffer);
     }
   }
-  Stopwatch updating(&report->seconds_update);
-  return deps_.compute->Synchronize(deadline);
+  update_bytes_ += std::exchange(eager_bytes_, 0);
+  updated_.assign(updated_.size(), false);
+  return Status();
+}
+
+uint64_t Stepper::EnqueueUpdate(const Part& part,
+                                const GradientSources* gradients,
+                                Stream* stream) const {
+  const StepBlock& block = *latch_.block();
+  const UpdateRange& range = list_.ranges[part.range];
+  stream->Update(list_, part.range, &block, gradients);
+  return UpdateBytes(list_, range, block,
+                     gradients == nullptr
+                         ? list_.GradientsOf(range, block.has_norm)
+                         : *gradients,
+                     deps_.plan->buffers()[part.buffer].grad_dtype);
 }
 
 void Stepper::Begin(const StepInput& input, const Deadline& deadline) {
   // Both streams update in one workspace, and the same parameters.
   deps_.eager->Wait(deps_.compute->Record(), deadline);
-  begun_optimizers_ = *input.optimizers;
-  begun_ = UpdateInputOf(input, input.gradient_scale, false);
+  latch_.Latch(input);
+  begun_ = true;
 }
 
 Status Stepper::UpdateEagerly(
     int32_t unit, const std::vector<std::vector<const void*>>* in_place,
     const Deadline& deadline) {
-  const std::vector<size_t>& ranges = by_unit_[static_cast<size_t>(unit)];
-  for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
-    ranges_[ranges[i]].ReadFrom((*in_place)[i]);
-  }
+  const std::vector<Part>& parts = parts_[static_cast<size_t>(unit)];
   {
     Span updating(deps_.comm->observer(), EventId::kEagerUpdate,
                   {.unit = unit});
     uint64_t bytes = 0;
-    for (const size_t r : ranges) {
-      bytes += UpdateRange(ranges_[r], begun_optimizers_, begun_, deps_.eager);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (in_place == nullptr) {
+        bytes += EnqueueUpdate(parts[i], nullptr, deps_.eager);
+        continue;
+      }
+      const std::vector<const void*>& sources = (*in_place)[i];
+      const GradientSources gradients = {
+          sources.data(), sources.size(),
+          deps_.plan->buffers()[parts[i].buffer].grad_dtype};
+      bytes += EnqueueUpdate(parts[i], &gradients, deps_.eager);
     }
     updating.set_bytes(bytes);
     eager_bytes_ += bytes;
@@ -193,12 +200,9 @@ Status Stepper::UpdateEagerly(
     updating.set_result(updated);
     if (!updated.ok()) return updated;
   }
-  for (size_t i = 0; in_place != nullptr && i < ranges.size(); ++i) {
-    ranges_[ranges[i]].ReadSum();
-  }
-  done_[static_cast<size_t>(unit)] = true;
-  for (const size_t b : buffers_[static_cast<size_t>(unit)]) {
-    SHARD_RETURN_IF_ERROR(Publish(b));
+  updated_[static_cast<size_t>(unit)] = true;
+  for (const Part& part : parts) {
+    SHARD_RETURN_IF_ERROR(Publish(part.buffer));
   }
   return Status();
 }
@@ -230,20 +234,6 @@ void Stepper::EnqueuePublish(int32_t unit, size_t buffer) {
   deps_.published->Set(
       unit, deps_.queue->Run("publish the parameters of a buffer", bytes,
                              [this, buffer] { return Publish(buffer); }));
-}
-
-uint64_t Stepper::UpdateRange(const OwnedRange& range,
-                              const std::vector<Optimizer>& optimizers,
-                              const UpdateInput& input, Stream* stream) const {
-  const Optimizer& optimizer = optimizers[static_cast<size_t>(range.group())];
-  float* const workspace = deps_.memory->workspace();
-  if (optimizer.tensor() == nullptr) {
-    return UpdateElements(range, optimizer, input, stream);
-  }
-  if (optimizer.formula() == Formula::kMuon) {
-    return UpdateMatrices(range, optimizer, input, workspace, stream);
-  }
-  return UpdateTensors(range, optimizer, input, workspace, stream);
 }
 
 }  // namespace shard

@@ -5,6 +5,11 @@
 // is updated, and the updated range is published; while one buffer is updated,
 // others are being sent.
 //
+// A step is enqueued as a whole: its values lie in a StepBlock, where a norm
+// pass leaves the scale of the gradients and whether the step is skipped. The
+// updates of a skipped step write nothing. The host waits once, for the event
+// that ends the step.
+//
 // Where memory is shared and gradients are whole, a step without a norm is one
 // pass: each rank sums its range over all ranks' gradients, updates, and stores
 // the parameters where everyone reads them. A step with a norm is two passes:
@@ -34,31 +39,17 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/device/update_list.h"
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
-#include "core/engine/step/owned_range.h"
-#include "core/engine/step/update.h"
+#include "core/engine/step/step_latch.h"
 #include "core/engine/transfer/comm_queue.h"
 #include "core/engine/transfer/published_units.h"
 #include "core/engine/transfer/transfers.h"
 #include "core/flat/plan.h"
-#include "core/optim/optimizer.h"
 #include "kernels/cpu/norm.h"
 
 namespace shard {
-
-// The input of a step, the same on every rank.
-struct StepInput {
-  const std::vector<Optimizer>* optimizers;  // By group.
-  int64_t step;                // The number of the step to do, from 1.
-  const int64_t* param_steps;  // As in UpdateInput.
-  double gradient_scale;       // Factor of the sum of gradients.
-  double max_grad_norm;        // 0: no clipping by norm.
-  NormType norm_type;
-  double norm_p;        // The p of NormType::kP.
-  double clip_value;    // 0: no clipping by value.
-  bool skip_nonfinite;  // Implied by clipping by norm.
-};
 
 struct StepReport {
   int64_t step = 0;       // Steps done so far, skipped ones not counted.
@@ -99,17 +90,21 @@ class Stepper {
 
   // Does a step. COLLECTIVE. `reduced`: by buffer of the plan, the event after
   // which its gradients are reduced. REQUIRES: every rank has entered the step,
-  // so all gradients are complete. On return nobody reads gradients any more,
-  // and every rank sees all new parameters, in the memory that it bound too,
-  // or, with overlap, will see them when it acquires their units. Fills all of
-  // `report` but step, seconds_total and the fields of communication, and adds
-  // to seconds_wait.
+  // so all gradients are complete, and the result of the step before was taken.
+  // On return nobody reads gradients any more, and every rank sees all new
+  // parameters, in the memory that it bound too, or, with overlap, will see
+  // them when it acquires their units. Fills the times of `report` but
+  // seconds_total and those of communication, and adds to seconds_wait.
   Status Run(const StepInput& input, const std::vector<Event>& reduced,
              const Deadline& deadline, StepReport* report);
 
+  // Waits for the one event that ends the last step of Run, and fills the
+  // result in `report`: skipped and grad_norm; adds to bytes_moved.
+  Status TakeResult(const Deadline& deadline, StepReport* report);
+
   // Begins a step: from here on UpdateEagerly is called for units whose
   // gradients are ready on all ranks, and Run does the rest, with the same
-  // input. REQUIRES: no norm. `optimizers` is copied.
+  // input. REQUIRES: no norm; the result of the step before was taken.
   void Begin(const StepInput& input, const Deadline& deadline);
   // Updates and publishes the unit, and waits until it is updated: so Run may
   // use the same workspace. COLLECTIVE; on any thread. `in_place` as in
@@ -118,46 +113,50 @@ class Stepper {
                        const std::vector<std::vector<const void*>>* in_place,
                        const Deadline& deadline);
 
-  // Returns this rank's ranges of the trainable buffers.
-  const std::vector<OwnedRange>& ranges() const { return ranges_; }
+  // This rank's part of a trainable buffer.
+  struct Part {
+    size_t buffer;  // Index into the plan's buffers.
+    size_t range;   // Index into the ranges of list_.
+  };
 
- private:
-  explicit Stepper(const Dependencies& deps) : deps_(deps) {}
+  Stepper(const Dependencies& deps, UpdateList list, StepLatch latch,
+          DeviceMemory sums);
 
-  // Returns the norm of all gradients, before they are scaled. COLLECTIVE.
-  StatusOr<double> GradientNorm(const StepInput& input,
-                                const Deadline& deadline, StepReport* report);
-  // Makes one pass over the gradients; see OwnedRange::AddNorm. COLLECTIVE.
-  StatusOr<double> NormPass(NormType type, double p, double reference,
-                            bool reduced, const Deadline& deadline,
-                            StepReport* report);
-  // Updates unit by unit, each buffer after its event.
-  Status UpdateUnits(const StepInput& input, double scale, bool reduced,
-                     const std::vector<Event>& events, const Deadline& deadline,
+  // Enqueues a pass over the gradients, the gathering of the ranks' sums, and
+  // what follows from them. COLLECTIVE.
+  Status EnqueueNorm(NormPass pass, const Deadline& deadline,
                      StepReport* report);
-  UpdateInput UpdateInputOf(const StepInput& input, double scale,
-                            bool reduced) const;
-  // Updates a range. Returns the bytes that are moved.
-  uint64_t UpdateRange(const OwnedRange& range,
-                       const std::vector<Optimizer>& optimizers,
-                       const UpdateInput& input, Stream* stream) const;
+  void EnqueueGather(const Deadline& deadline);
+  // Enqueues the updates unit by unit, each buffer after its event.
+  Status EnqueueUpdates(const std::vector<Event>& events,
+                        const Deadline& deadline, StepReport* report);
+  // Enqueues the update of a part. `gradients` as in Stream::Update. Returns
+  // the bytes that are moved unless the step is skipped.
+  uint64_t EnqueueUpdate(const Part& part, const GradientSources* gradients,
+                         Stream* stream) const;
   // Publishes a buffer, and waits until it is published.
   Status Publish(size_t buffer);
   void EnqueuePublish(int32_t unit, size_t buffer);
 
+  // Returns the NormSum of this rank, and those of all ranks after it.
+  NormSum* sums() const { return reinterpret_cast<NormSum*>(sums_.data()); }
+
   const Dependencies deps_;
-  std::vector<OwnedRange> ranges_;            // One per trainable buffer.
-  std::vector<std::vector<size_t>> by_unit_;  // Indices into ranges_.
-  std::vector<std::vector<size_t>>
-      buffers_;                    // Indices into the plan's buffers.
-  DeviceMemory norm_;              // A NormSum.
-  std::vector<NormSum> gathered_;  // By rank.
+  const UpdateList list_;
+  StepLatch latch_;
+  const DeviceMemory sums_;
+  std::vector<std::vector<Part>> parts_;  // By unit.
+
+  // The step on its way.
+  bool begun_ = false;
+  Deadline gather_deadline_ = Deadline::After(0);
+  Event finished_;
+  uint64_t norm_bytes_[2] = {};  // By pass.
+  uint64_t update_bytes_ = 0;
 
   // The state of a step that was begun; used by the queue's thread while it
   // runs.
-  std::vector<Optimizer> begun_optimizers_;
-  UpdateInput begun_ = {};
-  std::vector<bool> done_;  // By unit.
+  std::vector<bool> updated_;  // By unit.
   uint64_t eager_bytes_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include "core/engine/step/step_coordinator.h"
 
+#include <utility>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -80,6 +81,7 @@ Status StepCoordinator::ZeroWholeGrads(const Deadline& deadline) {
 
 Status StepCoordinator::Begin(const StatusOr<StepOptions>& given,
                               const Status& known, const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(TakeResult(deadline, nullptr));
   const StepOptions options = given.ok() ? *given : StepOptions();
   Status local = given.status();
   if (local.ok()) local = known;
@@ -114,6 +116,7 @@ Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
                              const Status& known, const Deadline& deadline,
                              StepReport* report) {
   *report = StepReport();
+  SHARD_RETURN_IF_ERROR(TakeResult(deadline, nullptr));
   StepOptions options = given.ok() ? *given : StepOptions();
   Stopwatch total(&report->seconds_total);
   Status local = given.status();
@@ -144,6 +147,7 @@ Status StepCoordinator::Join(const Status& known, double timeout,
   Status local = known;
   for (;;) {
     const Deadline deadline = Deadline::After(timeout);
+    SHARD_RETURN_IF_ERROR(TakeResult(deadline, nullptr));
     // Zeroed before other ranks read the gradients.
     if (local.ok()) local = ZeroWholeGrads(deadline);
     Proposal proposal = agreement_.ProposalFor(Activity::kJoin, StepOptions());
@@ -161,10 +165,9 @@ Status StepCoordinator::Join(const Status& known, double timeout,
       continue;
     }
     StepReport report;
-    SHARD_RETURN_IF_ERROR(
-        Observe(deps_.comm->observer(), EventId::kStep,
-                {.step = deps_.counters->step() + 1},
-                [&] { return RunStep(options, leader, deadline, &report); }));
+    SHARD_RETURN_IF_ERROR(Observe(
+        deps_.comm->observer(), EventId::kStep, {.step = counters().step() + 1},
+        [&] { return RunStep(options, leader, deadline, &report); }));
     ++*steps;
   }
 }
@@ -186,20 +189,37 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
       runtime_->stepper().Run(input, units.EnqueueRest(), deadline, report);
   // Fails for good: some of the parameters may be updated.
   if (!ran.ok()) return units.Fail(ran);
-  report->bytes_moved += runtime_->bound_copies().TakeBytes();
   begun_.reset();
   units.FinishStep();
-  deps_.counters->Count(report->skipped);
-  report->step = deps_.counters->step();
+  pending_ = *report;
+  SHARD_RETURN_IF_ERROR(TakeResult(deadline, report));
   report->comm = runtime_->queue().TakeCounters();
-  Observer* const observer = deps_.comm->observer();
-  observer->Count(EventId::kOverlapped, report->comm.bytes_overlapped);
-  if (report->skipped) {
-    observer->Log(EventId::kSkipped, "a step after step ", report->step,
-                  " was skipped, with loss scale ", report->loss_scale,
-                  ": gradients are not finite");
-  }
+  deps_.comm->observer()->Count(EventId::kOverlapped,
+                                report->comm.bytes_overlapped);
   return Status();
+}
+
+Status StepCoordinator::TakeResult(const Deadline& deadline,
+                                   StepReport* report) const {
+  if (!pending_) return Status();
+  StepReport taken = *std::exchange(pending_, std::nullopt);
+  const Status finished = runtime_->stepper().TakeResult(deadline, &taken);
+  if (!finished.ok()) return runtime_->units().Fail(finished);
+  taken.bytes_moved += runtime_->bound_copies().TakeBytes();
+  deps_.counters->Count(taken.skipped);
+  taken.step = deps_.counters->step();
+  if (taken.skipped) {
+    deps_.comm->observer()->Log(EventId::kSkipped, "a step after step ",
+                                taken.step, " was skipped, with loss scale ",
+                                taken.loss_scale, ": gradients are not finite");
+  }
+  if (report != nullptr) *report = taken;
+  return Status();
+}
+
+Counters& StepCoordinator::counters() const {
+  (void)TakeResult(Deadline::After(deps_.comm->timeout()), nullptr).ok();
+  return *deps_.counters;
 }
 
 }  // namespace shard

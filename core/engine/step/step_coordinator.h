@@ -45,6 +45,11 @@ class StepCoordinator {
   // Returns the same error also while units are in use or gradients are ready.
   Status CheckBetweenSteps(std::string_view what) const;
 
+  // Returns the counters, once the last step is counted. Waits for that step's
+  // result, if nothing has waited for it yet; after an error the step is not
+  // counted, and the engine's next call returns the error.
+  Counters& counters() const;
+
   // Discards accumulated gradients and their ready declarations, and fills
   // whole gradients with zeros. Local.
   Status ZeroGrad(const Deadline& deadline);
@@ -63,6 +68,10 @@ class StepCoordinator {
 
  private:
   Status CheckBegin(const StepOptions& options) const;
+  // Counts the step whose result was not taken yet, if there is one: before
+  // counters or loss scale are read, and before the next step. Waits for one
+  // event of the step. Sets `report`, if any, to the report of the step.
+  Status TakeResult(const Deadline& deadline, StepReport* report) const;
   Status ZeroWholeGrads(const Deadline& deadline);
   // Run a step, or the beginning of one, after an agreement in which `leader`
   // proposed it. COLLECTIVE, as everything below.
@@ -78,6 +87,8 @@ class StepCoordinator {
   std::optional<StepOptions> begun_;
   StepInput begun_input_ = {};
   int32_t begun_active_ = 0;
+  // The report of a step until its result is taken.
+  mutable std::optional<StepReport> pending_;
 };
 
 }  // namespace shard

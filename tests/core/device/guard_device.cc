@@ -2,9 +2,9 @@
 
 #include "tests/core/device/guard_device.h"
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,22 +12,11 @@
 
 #include "core/comm/exchange.h"
 #include "core/device/stream.h"
-#include "kernels/formula/all.h"
 #include "tests/core/device/guard_memory.h"
 
 namespace shard::testing {
 
 namespace {
-
-constexpr size_t kNumStates[] = {
-#define SHARD_NUM_STATES(Name) static_cast<size_t>(Name::kNumStates),
-    SHARD_FORMULAS(SHARD_NUM_STATES)
-#undef SHARD_NUM_STATES
-};
-
-size_t NumStates(Formula formula) {
-  return kNumStates[static_cast<size_t>(formula)];
-}
 
 // Returns the kernels' address of memory of which a kernel uses `count`
 // elements.
@@ -53,6 +42,30 @@ class Sources {
   const DType dtype_;
 };
 
+// Returns a list of one range, at its kernels' addresses.
+UpdateList KernelList(const UpdateList& list, size_t range) {
+  UpdateList given = list;
+  given.ranges = {list.ranges[range]};
+  UpdateRange& only = given.ranges[0];
+  const size_t count = only.count;
+  for (size_t i = 0; i < only.num_sources; ++i) {
+    const void*& source = given.sources[only.first_source + i];
+    source = Kernel(source, count);
+  }
+  only.own_grads = Kernel(only.own_grads, count);
+  only.param = Kernel(only.param, count);
+  only.master = Kernel(only.master, count);
+  for (size_t s = 0; s < only.num_states; ++s) {
+    // States of tensor formulas may have no elements, and lie nowhere.
+    only.states[s] = only.is_tensor ? KernelView(only.states[s])
+                                    : Kernel(only.states[s], count);
+    only.scales[s] = Kernel(only.scales[s], count);
+  }
+  // So may a workspace that no formula uses.
+  given.workspace = KernelView(list.workspace);
+  return given;
+}
+
 class GuardStream final : public Stream {
  public:
   GuardStream(std::unique_ptr<Stream> stream,
@@ -65,49 +78,18 @@ class GuardStream final : public Stream {
   void FillZeros(void* to, size_t bytes) override {
     stream_->FillZeros(KernelView(to), bytes);
   }
+  void FillZeros(void* base, const std::vector<ByteRange>& parts) override {
+    stream_->FillZeros(KernelView(base), parts);
+  }
   void Copy(void* to, const void* from, size_t bytes) override {
     if (before_copy_) stream_->Call("before a copy", before_copy_);
     stream_->Copy(KernelView(to), KernelView(from), bytes);
-  }
-
-  void FusedStep(Formula formula, const double* hypers, int64_t step,
-                 const FusedStepArgs& args) override {
-    const size_t count = args.count;
-    const Sources sources(args.gradients, count);
-    std::array<void*, kMaxStates> states = {};
-    std::array<float*, kMaxStates> scales = {};
-    for (size_t s = 0; s < NumStates(formula); ++s) {
-      states[s] = Kernel(args.states[s], count);
-      if (args.state_dtype != DType::kQ8) continue;
-      scales[s] = Kernel(args.scales[s], count);
-    }
-    FusedStepArgs given = args;
-    given.gradients = sources.get();
-    given.param = Kernel(args.param, count);
-    given.master = Kernel(args.master, count);
-    given.states = states.data();
-    given.scales = scales.data();
-    stream_->FusedStep(formula, hypers, step, given);
   }
 
   void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                     double scale, double clip_value, float* out) override {
     stream_->SumGradients(Sources(sources, count).get(), begin, count, scale,
                           clip_value, Kernel(out, count));
-  }
-
-  void AddToNorm(NormType type, double p, double reference, const float* values,
-                 size_t count, NormSum* sum) override {
-    stream_->AddToNorm(type, p, reference, Kernel(values, count), count,
-                       Kernel(sum));
-  }
-
-  void AddGradientsToNorm(NormType type, double p, double reference,
-                          const GradientSources& sources, size_t begin,
-                          size_t count, float* out, NormSum* sum) override {
-    stream_->AddGradientsToNorm(type, p, reference,
-                                Sources(sources, count).get(), begin, count,
-                                Kernel(out, count), Kernel(sum));
   }
 
   void Widen(DType dtype, const void* from, float* to, size_t count) override {
@@ -127,38 +109,28 @@ class GuardStream final : public Stream {
                       Kernel(codes, count), Kernel(scales, count));
   }
 
-  void TensorStep(Formula formula, const double* hypers, int64_t step,
-                  const TensorStepArgs& args) override {
-    std::array<float*, kMaxStates> states = {};
-    // Those without elements, and scratch memory of none, lie nowhere.
-    for (size_t s = 0; s < NumStates(formula); ++s) {
-      states[s] = KernelView(args.states[s]);
+  void AddToNorm(const UpdateList& list, size_t range, NormPass pass,
+                 const StepBlock* block, NormSum* sum) override {
+    stream_->AddToNorm(Keep(list, range), 0, pass, Kernel(block), Kernel(sum));
+    EndKept();
+  }
+
+  void FinishNorm(NormPass pass, const NormSum* sums, size_t count,
+                  StepBlock* block) override {
+    stream_->FinishNorm(pass, Kernel(sums), count, Kernel(block));
+  }
+
+  void Update(const UpdateList& list, size_t range, const StepBlock* block,
+              const GradientSources* gradients) override {
+    const UpdateList& kept = Keep(list, range);
+    if (gradients == nullptr) {
+      stream_->Update(kept, 0, Kernel(block), nullptr);
+    } else {
+      const Sources sources(*gradients, list.ranges[range].count);
+      const GradientSources given = sources.get();
+      stream_->Update(kept, 0, Kernel(block), &given);
     }
-    TensorStepArgs given = args;
-    given.grad = Kernel(args.grad);
-    given.param = Kernel(args.param);
-    given.states = states.data();
-    given.scratch = KernelView(args.scratch);
-    stream_->TensorStep(formula, hypers, step, given);
-  }
-
-  void MuonMomentum(const double* hypers, float* gradient,
-                    float* momentum_buffer, size_t count) override {
-    stream_->MuonMomentum(hypers, Kernel(gradient, count),
-                          Kernel(momentum_buffer, count), count);
-  }
-
-  void Orthogonalize(const MatrixBatch& batch, int steps, double eps,
-                     float* workspace) override {
-    MatrixBatch given = batch;
-    given.first = Kernel(batch.first);
-    stream_->Orthogonalize(given, steps, eps, Kernel(workspace));
-  }
-
-  void MuonApply(const double* hypers, int64_t rows, int64_t cols,
-                 const float* direction, float* param, size_t count) override {
-    stream_->MuonApply(hypers, rows, cols, Kernel(direction, count),
-                       Kernel(param, count), count);
+    EndKept();
   }
 
   void Call(std::string_view what, std::function<Status()> work) override {
@@ -174,6 +146,21 @@ class GuardStream final : public Stream {
   Status status() const override { return stream_->status(); }
 
  private:
+  struct KeptList {
+    UpdateList list;
+    Event done;  // After the work that reads the list.
+  };
+
+  // Makes a list that lives until the work that is enqueued next is done.
+  const UpdateList& Keep(const UpdateList& list, size_t range) {
+    while (!kept_.empty() && kept_.front().done.IsDone()) kept_.pop_front();
+    kept_.push_back({KernelList(list, range), Event()});
+    return kept_.back().list;
+  }
+  void EndKept() { kept_.back().done = stream_->Record(); }
+
+  // Outlives the stream, whose work reads them.
+  std::deque<KeptList> kept_;
   const std::unique_ptr<Stream> stream_;
   const std::function<Status()> before_copy_;
 };

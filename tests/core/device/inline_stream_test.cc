@@ -33,12 +33,11 @@ namespace {
 
 using testing::CaseOf;
 using testing::FormulaCase;
-using testing::FusedArgs;
-using testing::FusedLists;
 using testing::FusedTensors;
 using testing::kCount;
 using testing::kNoClip;
-using testing::Lists;
+using testing::Latched;
+using testing::ListOf;
 using testing::Tensors;
 
 // On a host the engine uses such a stream, as if it called the kernels itself.
@@ -52,19 +51,17 @@ TEST(InlineStreamTest, AllocatesNothing) {
   ASSERT_OK(host);
   const FormulaCase adamw = CaseOf<AdamW>(Formula::kAdamW, "AdamW");
   Tensors tensors = FusedTensors(DType::kF32, DType::kF32);
-  Lists lists;
-  FusedLists(adamw, &tensors, &lists);
-  const FusedStepArgs args =
-      FusedArgs(DType::kF32, DType::kF32, &tensors, &lists);
+  const UpdateList list = ListOf(adamw, DType::kF32, DType::kF32, &tensors);
+  const GradientSources gradients = list.GradientsOf(list.ranges[0], false);
+  Latched latched(adamw, 1);
   NormSum sum = {};
 
   const int64_t before = allocations;
   stream->Wait((*host)->Record(), Deadline::After(1));
-  stream->FusedStep(Formula::kAdamW, lists.hypers.data(), 1, args);
-  stream->AddGradientsToNorm(NormType::kTwo, 0, 0, args.gradients, 0, kCount,
-                             nullptr, &sum);
-  stream->SumGradients(args.gradients, 0, kCount, 1, kNoClip,
-                       tensors.param.data());
+  stream->AddToNorm(list, 0, NormPass::kFirst, &latched.block, &sum);
+  stream->FinishNorm(NormPass::kFirst, &sum, 1, &latched.block);
+  stream->Update(list, 0, &latched.block, nullptr);
+  stream->SumGradients(gradients, 0, kCount, 1, kNoClip, tensors.param.data());
   stream->Copy(tensors.param.data(), tensors.grads[0].data(), kCount);
   const Event event = stream->Record();
   stream->Wait(event, Deadline::After(1));

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/device/step_block.h"
+#include "core/device/update_list.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/fused_step.h"
 #include "kernels/cpu/q8.h"
@@ -65,26 +67,14 @@ inline std::vector<float> Magnitudes(size_t count, uint32_t seed) {
 
 // The lists that a caller has on its stack, and loses when it returns.
 struct Lists {
-  std::array<double, 16> hypers = {};
   std::vector<const void*> sources;
-  std::array<void*, kMaxStates> states = {};
-  std::array<float*, kMaxStates> float_states = {};
-  std::array<float*, kMaxStates> scales = {};
-  std::vector<int64_t> shape;
   RandomStream random;
 
-  void SetHypers(const std::vector<double>& values) {
-    ASSERT_LE(values.size(), hypers.size());
-    std::copy(values.begin(), values.end(), hypers.begin());
+  GradientSources gradients() const {
+    return {sources.data(), sources.size(), DType::kF32};
   }
-
   void Spoil() {
-    hypers.fill(-1e30);
     std::fill(sources.begin(), sources.end(), nullptr);
-    states.fill(nullptr);
-    float_states.fill(nullptr);
-    scales.fill(nullptr);
-    std::fill(shape.begin(), shape.end(), -1);
     random = {~uint64_t{0}, ~uint32_t{0}, ~uint32_t{0}, 1024};
   }
 };
@@ -116,36 +106,71 @@ inline Tensors FusedTensors(DType param, DType state) {
   return made;
 }
 
-inline void FusedLists(const FormulaCase& formula, Tensors* tensors,
-                       Lists* lists) {
-  lists->SetHypers(formula.hypers);
-  for (const auto& grad : tensors->grads) {
-    lists->sources.push_back(grad.data());
+// Where the parameter of the tensors begins in the block of its random bits.
+inline constexpr int64_t kParamBegin = 512;
+inline constexpr uint32_t kPosition = 3;
+
+// The block of step `step`, which does not skip it, and its one row.
+struct Latched {
+  Latched(const FormulaCase& formula, int64_t step)
+      : row{step, {formula.formula, formula.hypers.data(), step}} {
+    block.gradient_scale = block.scale = 0.25;
+    block.clip_value = 0.3;
+    block.seed = 17;
+    block.random_step = 5;
+    block.rows = &row;
   }
-  for (size_t s = 0; s < kMaxStates; ++s) {
-    lists->states[s] = tensors->states[s].data();
-    lists->scales[s] = tensors->scales[s].data();
+  Latched(const Latched&) = delete;
+  Latched& operator=(const Latched&) = delete;
+
+  StepRow row;
+  StepBlock block = {};
+};
+
+// Returns a list of the tensors as one range with one parameter.
+inline UpdateList ListOf(const FormulaCase& formula, DType param, DType state,
+                         Tensors* tensors) {
+  UpdateList list;
+  UpdateRange& range = list.ranges.emplace_back();
+  range.formula = formula.formula;
+  range.count = kCount;
+  for (const auto& grad : tensors->grads) list.sources.push_back(grad.data());
+  range.num_sources = list.sources.size();
+  range.source_dtype = DType::kF32;
+  range.own_grads = tensors->grads[0].data();
+  range.param_dtype = param;
+  range.param = param == DType::kF32
+                    ? static_cast<void*>(tensors->param.data())
+                    : static_cast<void*>(tensors->half_param.data());
+  if (param == DType::kF16) range.master = tensors->param.data();
+  range.stochastic_rounding = param == DType::kBF16;
+  range.state_dtype = state;
+  range.num_states = formula.num_states;
+  for (size_t s = 0; s < formula.num_states; ++s) {
+    range.states[s] = tensors->states[s].data();
+    range.scales[s] = tensors->scales[s].data();
   }
+  range.num_slices = 1;
+  list.slices.push_back({0, kCount, kParamBegin, kPosition});
+  return list;
 }
 
-inline FusedStepArgs FusedArgs(DType param, DType state, Tensors* tensors,
-                               Lists* lists) {
+// Returns the arguments of the kernel that updates the same.
+inline FusedStepArgs ArgsOf(const UpdateList& list, const StepBlock& block) {
+  const UpdateRange& range = list.ranges[0];
   FusedStepArgs args;
-  args.gradients = {lists->sources.data(), lists->sources.size(), DType::kF32};
-  args.gradient_scale = 0.25;
-  args.clip_value = 0.3;
-  args.param_dtype = param;
-  args.param = param == DType::kF32
-                   ? static_cast<void*>(tensors->param.data())
-                   : static_cast<void*>(tensors->half_param.data());
-  if (param == DType::kF16) args.master = tensors->param.data();
-  args.stochastic_rounding = param == DType::kBF16;
-  args.states = lists->states.data();
-  args.state_dtype = state;
-  // A caller without q8 states has no list of scales.
-  args.scales = state == DType::kQ8 ? lists->scales.data() : nullptr;
-  args.random = {17, 5, 3, 512};
-  args.count = kCount;
+  args.gradients = list.GradientsOf(range, false);
+  args.gradient_scale = block.scale;
+  args.clip_value = block.clip_value;
+  args.param_dtype = range.param_dtype;
+  args.param = range.param;
+  args.master = range.master;
+  args.stochastic_rounding = range.stochastic_rounding;
+  args.states = range.states.data();
+  args.state_dtype = range.state_dtype;
+  args.scales = range.scales.data();
+  args.random = {block.seed, block.random_step, kPosition, kParamBegin};
+  args.count = range.count;
   return args;
 }
 

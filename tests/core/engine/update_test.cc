@@ -3,8 +3,6 @@
 // Updates of whole parameters in a workspace of exactly the planned size. They
 // stay within the workspace, need all of it, and do not depend on its contents.
 
-#include "core/engine/step/update.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,7 +15,8 @@
 #include <vector>
 
 #include "core/device/device.h"
-#include "core/engine/step/owned_range.h"
+#include "core/engine/step/make_update_list.h"
+#include "core/engine/step/step_latch.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/training.h"
@@ -109,20 +108,17 @@ void ExpectFits(const std::string& optimizer, const Shapes& shapes, DType dtype,
     }
 
     Workspace workspace(plan.workspace_numel());
-    UpdateInput input;
+    const auto list = MakeUpdateList(plan, *memory, 0, workspace.data());
+    ASSERT_OK(list);
+    auto latch = StepLatch::Create(plan, device->get());
+    ASSERT_OK(latch);
+    const std::vector<Optimizer> optimizers = {*parsed};
+    StepInput input = {};
+    input.optimizers = &optimizers;
     input.step = 1;
-    input.param_steps = nullptr;
-    input.scale = 1;
-    input.clip_value = std::numeric_limits<double>::infinity();
-    input.reduced = false;
-    input.masters = masters;
-    input.seed = 1;
-    const OwnedRange range(plan, buffer, 0);
-    if (parsed->formula() == Formula::kMuon) {
-      UpdateMatrices(range, *parsed, input, workspace.data(), stream->get());
-    } else {
-      UpdateTensors(range, *parsed, input, workspace.data(), stream->get());
-    }
+    input.gradient_scale = 1;
+    latch->Latch(input);
+    (*stream)->Update(*list, 0, latch->block(), nullptr);
     EXPECT_TRUE(workspace.guarded());
     // The last elements up to a cache line may be unused.
     EXPECT_GT(workspace.used() + 16,

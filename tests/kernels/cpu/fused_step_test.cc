@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/formula/all.h"
+#include "kernels/formula/scalars.h"
 #include "tests/core/base/sanitizers.h"
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/reference.h"
@@ -56,7 +57,7 @@ void ExpectMatchesReference(Formula id, const std::vector<double>& hypers) {
         args.param = param.data();
         args.states = state_pointers.data();
         args.count = count;
-        FusedStep(id, hypers.data(), step, args);
+        FusedStep(id, FormulaScalars(id, hypers.data(), step).data(), args);
         reference.Step(sources, scale, step);
       }
       for (size_t i = 0; i < count; ++i) {
@@ -143,7 +144,7 @@ void ExpectZerosStayZero(Formula id, const std::vector<double>& hypers) {
   args.states = pointers.data();
   args.count = kCount;
   for (int64_t step = 1; step <= 20; ++step) {
-    FusedStep(id, hypers.data(), step, args);
+    FusedStep(id, FormulaScalars(id, hypers.data(), step).data(), args);
     for (size_t i = 0; i < kCount; ++i) {
       ASSERT_EQ(param[i], 0) << "step " << step << ", element " << i;
       for (const auto& state : states) ASSERT_TRUE(std::isfinite(state[i]));
@@ -181,7 +182,10 @@ TEST_P(FusedStepTest, RmsPropCenteredStaysFinite) {
   args.count = param.size();
   size_t negative = 0;
   for (int64_t step = 1; step <= 60; ++step) {
-    FusedStep(Formula::kRmsPropCentered, hypers.data(), step, args);
+    FusedStep(
+        Formula::kRmsPropCentered,
+        FormulaScalars(Formula::kRmsPropCentered, hypers.data(), step).data(),
+        args);
     for (size_t i = 0; i < param.size(); ++i) {
       ASSERT_TRUE(std::isfinite(param[i])) << "step " << step << ", " << i;
       if (square_avg[i] - grad_avg[i] * grad_avg[i] < 0) ++negative;

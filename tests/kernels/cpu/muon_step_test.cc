@@ -12,6 +12,7 @@
 
 #include "kernels/cpu/blas.h"
 #include "kernels/cpu/newton_schulz.h"
+#include "kernels/formula/scalars.h"
 #include "tests/core/base/expect_status.h"
 #include "tests/kernels/cpu/muon_testing.h"
 #include "tests/kernels/cpu/targets.h"
@@ -32,11 +33,13 @@ void ExpectMatchesReference(const Blas& blas, int64_t rows, int64_t cols,
   for (uint32_t step = 1; step <= 3; ++step) {
     std::vector<float> gradient = RandomFloats(numel, 100 + step);
     reference.Step(gradient, step);
-    MuonMomentum(hypers.data(), gradient.data(), momentum_buffer.data(), numel);
+    MuonMomentum(FormulaScalars(Formula::kMuon, hypers.data(), 1).data(),
+                 gradient.data(), momentum_buffer.data(), numel);
     Orthogonalize(blas, {gradient.data(), 1, rows, cols, rows * cols},
                   static_cast<int>(hypers[Muon::kNsSteps]), hypers[Muon::kEps],
                   workspace.data());
-    MuonApply(hypers.data(), rows, cols, gradient.data(), param.data(), numel);
+    MuonApply(FormulaScalars(Formula::kMuon, hypers.data(), 1).data(), rows,
+              cols, gradient.data(), param.data(), numel);
   }
   for (size_t i = 0; i < numel; ++i) {
     ASSERT_NEAR(static_cast<double>(param[i]), reference.param()[i], 1e-4)
@@ -73,8 +76,10 @@ TEST_P(MuonStepTest, ZerosStayZero) {
   std::vector<float> gradient(67);
   std::vector<float> momentum_buffer(67);
   std::vector<float> param(67);
-  MuonMomentum(hypers.data(), gradient.data(), momentum_buffer.data(), 67);
-  MuonApply(hypers.data(), 1, 67, gradient.data(), param.data(), 67);
+  MuonMomentum(FormulaScalars(Formula::kMuon, hypers.data(), 1).data(),
+               gradient.data(), momentum_buffer.data(), 67);
+  MuonApply(FormulaScalars(Formula::kMuon, hypers.data(), 1).data(), 1, 67,
+            gradient.data(), param.data(), 67);
   for (size_t i = 0; i < 67; ++i) {
     ASSERT_EQ(gradient[i], 0);
     ASSERT_EQ(momentum_buffer[i], 0);

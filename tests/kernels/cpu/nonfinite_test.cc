@@ -19,6 +19,7 @@
 #include "kernels/cpu/tensor_step.h"
 #include "kernels/formula/all.h"
 #include "kernels/formula/narrow_states.h"
+#include "kernels/formula/scalars.h"
 #include "tests/kernels/cpu/precision.h"
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/tensor_reference.h"
@@ -330,7 +331,9 @@ class Tensors {
     args.shape = shape_.data();
     args.ndim = ndim();
     args.scratch = scratch_.data();
-    TensorStep(formula_, HypersOf<F>().data(), step, args);
+    TensorStep(formula_,
+               FormulaScalars(formula_, HypersOf<F>().data(), step).data(),
+               args);
     reference_.Step(grad, step);
   }
 

@@ -18,6 +18,7 @@
 #include "kernels/cpu/fused_step.h"
 #include "kernels/cpu/target.h"
 #include "kernels/formula/registry.h"
+#include "kernels/formula/scalars.h"
 
 namespace shard {
 
@@ -111,7 +112,8 @@ struct Problem {
     args.random = {way.seed, static_cast<uint32_t>(step), 3,
                    way.first_element + static_cast<int64_t>(begin)};
     args.count = n;
-    FusedStep(formula, hypers.data(), step, args);
+    FusedStep(formula, FormulaScalars(formula, hypers.data(), step).data(),
+              args);
   }
 
   std::vector<Tensor> Sources(int64_t step) const {

@@ -16,6 +16,7 @@
 #include "core/base/dtype.h"
 #include "kernels/cpu/fused_step.h"
 #include "kernels/formula/all.h"
+#include "kernels/formula/scalars.h"
 #include "tests/kernels/cpu/halves.h"
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/reference.h"
@@ -136,7 +137,9 @@ TEST_P(PrecisionTest, WritesMastersCopyAtAnyAlignment) {
       args.param_dtype = DType::kBF16;
       args.master = master.data();
       args.count = count;
-      FusedStep(Formula::kSgd, HypersOf<Sgd>().data(), 1, args);
+      FusedStep(Formula::kSgd,
+                FormulaScalars(Formula::kSgd, HypersOf<Sgd>().data(), 1).data(),
+                args);
       for (size_t i = 0; i < std::size(line); ++i) {
         const bool inside = i >= offset && i < offset + count;
         ASSERT_EQ(line[i], inside

@@ -16,6 +16,7 @@
 
 #include "kernels/cpu/fused_step.h"
 #include "kernels/formula/all.h"
+#include "kernels/formula/scalars.h"
 #include "tests/kernels/cpu/programs.h"
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/reference.h"
@@ -33,7 +34,7 @@ void StepOurs(Formula formula, const std::vector<double>& hypers, int64_t step,
   args.param = t->param.data();
   args.states = states;
   args.count = gradient.size();
-  FusedStep(formula, hypers.data(), step, args);
+  FusedStep(formula, FormulaScalars(formula, hypers.data(), step).data(), args);
 }
 
 // Returns whether the instruction set in use has a fused multiply-add: p = -lr

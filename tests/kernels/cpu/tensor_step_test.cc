@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/formula/all.h"
+#include "kernels/formula/scalars.h"
 #include "tests/kernels/cpu/targets.h"
 #include "tests/kernels/formula/tensor_reference.h"
 
@@ -88,7 +89,7 @@ class Parameter {
     args.shape = shape_.data();
     args.ndim = ndim();
     args.scratch = scratch_.data();
-    TensorStep(id_, hypers_.data(), step, args);
+    TensorStep(id_, FormulaScalars(id_, hypers_.data(), step).data(), args);
     EXPECT_TRUE(param_.MarginsAreIntact());
     EXPECT_TRUE(scratch_.MarginsAreIntact());
     for (const Guarded& state : states_) EXPECT_TRUE(state.MarginsAreIntact());

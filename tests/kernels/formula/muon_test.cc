@@ -20,7 +20,7 @@ namespace {
 double Direction(double g, double* buffer, const HyperValues& values) {
   const auto hypers = HypersOf<Muon>(values);
   return formula::MuonMomentumRule<DoubleArithmetic>(
-             DoubleArithmetic(), Muon::PrepareMomentum(hypers.data()))
+             DoubleArithmetic(), Muon::Prepare(hypers.data(), 1).momentum)
       .Direction(g, *buffer);
 }
 
@@ -41,7 +41,8 @@ double Apply(double o, double p, int64_t rows, int64_t cols,
              const HyperValues& values) {
   const auto hypers = HypersOf<Muon>(values);
   formula::MuonApplyRule<DoubleArithmetic>(
-      DoubleArithmetic(), Muon::PrepareApply(hypers.data(), rows, cols))
+      DoubleArithmetic(),
+      Muon::ApplyTo(Muon::Prepare(hypers.data(), 1), rows, cols))
       .Update(o, p);
   return p;
 }

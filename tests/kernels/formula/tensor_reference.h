@@ -165,7 +165,7 @@ class TensorReference<Muon> : public TensorReferenceBase<Muon> {
   void Step(const std::vector<float>& grad, int64_t) {
     const DoubleArithmetic arithmetic;
     const formula::MuonMomentumRule<DoubleArithmetic> momentum(
-        arithmetic, Muon::PrepareMomentum(hypers_.data()));
+        arithmetic, Muon::Prepare(hypers_.data(), 1).momentum);
     DoubleMatrix direction = {static_cast<size_t>(shape_[0]),
                               static_cast<size_t>(shape_[1]), param_};
     for (size_t i = 0; i < param_.size(); ++i) {
@@ -176,7 +176,8 @@ class TensorReference<Muon> : public TensorReferenceBase<Muon> {
                                       static_cast<int>(hypers_[Muon::kNsSteps]),
                                       hypers_[Muon::kEps]);
     const formula::MuonApplyRule<DoubleArithmetic> apply(
-        arithmetic, Muon::PrepareApply(hypers_.data(), shape_[0], shape_[1]));
+        arithmetic,
+        Muon::ApplyTo(Muon::Prepare(hypers_.data(), 1), shape_[0], shape_[1]));
     for (size_t i = 0; i < param_.size(); ++i) {
       apply.Update(direction.values[i], param_[i]);
     }

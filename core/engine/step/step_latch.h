@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepLatch: the StepBlock of an engine, and the host's half of the values in
+// it.
+//
+// All memory is allocated when the latch is made: a row for every trainable
+// parameter, because each may have done another number of steps. Rows that no
+// step needs are never touched.
+//
+// Thread-compatible.
+
+#ifndef SHARD_CORE_ENGINE_STEP_STEP_LATCH_H_
+#define SHARD_CORE_ENGINE_STEP_STEP_LATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/device/device.h"
+#include "core/device/step_block.h"
+#include "core/flat/plan.h"
+#include "core/optim/optimizer.h"
+#include "kernels/cpu/norm.h"
+
+namespace shard {
+
+// The input of a step, the same on every rank.
+struct StepInput {
+  const std::vector<Optimizer>* optimizers;  // By group.
+  int64_t step;  // The number of the step to do, from 1.
+  // By ParamPlace::position: the number of the step that each parameter does,
+  // from 1, or 0 where the parameter is not stepped. Null: `step` for all.
+  const int64_t* param_steps;
+  double gradient_scale;  // Factor of the sum of gradients.
+  double max_grad_norm;   // 0: no clipping by norm.
+  NormType norm_type;
+  double norm_p;        // The p of NormType::kP.
+  double clip_value;    // 0: no clipping by value.
+  bool skip_nonfinite;  // Implied by clipping by norm.
+
+  bool needs_norm() const { return max_grad_norm > 0 || skip_nonfinite; }
+};
+
+class StepLatch {
+ public:
+  static StatusOr<StepLatch> Create(const Plan& plan, Device* device);
+
+  // Fills the block with the values of a step, which is not skipped until a
+  // kernel finds that it is. Allocates nothing. REQUIRES: no step is on its
+  // way.
+  void Latch(const StepInput& input);
+
+  StepBlock* block() const {
+    return reinterpret_cast<StepBlock*>(memory_.data());
+  }
+
+ private:
+  StepLatch() = default;
+
+  // Makes one row for each group, or one for each group and number of steps.
+  void MakeRows(const StepInput& input);
+  void MakeRowsByStep(const StepInput& input);
+
+  uint64_t seed_ = 0;
+  // The positions of the trainable parameters, by group.
+  std::vector<std::vector<uint32_t>> positions_;
+  DeviceMemory memory_;  // The block, its rows, and the row of each parameter.
+  StepRow* rows_ = nullptr;
+  uint32_t* param_rows_ = nullptr;
+  std::vector<uint32_t> by_step_;  // Rows of one group, while they are made.
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_ENGINE_STEP_STEP_LATCH_H_

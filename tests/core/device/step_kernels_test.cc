@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The operations of a step on a stream have the bits of the kernels that are
+// called directly, on every device.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/device/device.h"
+#include "kernels/cpu/blas.h"
+#include "kernels/cpu/fused_step.h"
+#include "kernels/cpu/gradients.h"
+#include "kernels/cpu/muon_step.h"
+#include "kernels/cpu/newton_schulz.h"
+#include "kernels/cpu/norm.h"
+#include "kernels/cpu/tensor_step.h"
+#include "kernels/formula/all.h"
+#include "kernels/formula/narrow_states.h"
+#include "tests/core/base/expect_status.h"
+#include "tests/core/device/devices_test.h"
+#include "tests/core/device/kernel_inputs.h"
+#include "tests/kernels/cpu/fake_cblas.h"
+
+namespace shard::step_kernels_test {
+namespace {
+
+using testing::ArgsOf;
+using testing::CaseOf;
+using testing::FormulaCase;
+using testing::FusedTensors;
+using testing::kCount;
+using testing::kNoClip;
+using testing::Latched;
+using testing::ListOf;
+using testing::Lists;
+using testing::Magnitudes;
+using testing::Tensors;
+using testing::Values;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+std::vector<FormulaCase> ElementCases() {
+  return {
+#define SHARD_CASE(Name) CaseOf<Name>(Formula::k##Name, #Name),
+      SHARD_ELEMENT_FORMULAS(SHARD_CASE)};
+}
+
+std::vector<FormulaCase> TensorCases() {
+  return {SHARD_CASE(Adafactor) SHARD_CASE(Lamb)};
+}
+#undef SHARD_CASE
+
+class StepKernelsTest : public testing::DevicesTest {};
+
+INSTANTIATE_TEST_SUITE_P(Devices, StepKernelsTest,
+                         ::testing::Values("cpu", "cpu-async"));
+
+TEST_P(StepKernelsTest, UpdatesElements) {
+  for (const FormulaCase& formula : ElementCases()) {
+    SCOPED_TRACE(formula.name);
+    for (const DType param : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const DType state : {DType::kF32, DType::kQ8}) {
+        if (state == DType::kQ8 &&
+            NarrowStateKinds(formula.formula) == nullptr) {
+          continue;
+        }
+        const Latched latched(formula, 4);
+        const Tensors before = FusedTensors(param, state);
+        Tensors expected = before;
+        FusedStep(
+            formula.formula, latched.row.scalars.data(),
+            ArgsOf(ListOf(formula, param, state, &expected), latched.block));
+        ASSERT_FALSE(expected == before);
+        for (const auto& stream : streams_) {
+          Tensors actual = before;
+          UpdateList list = ListOf(formula, param, state, &actual);
+          Run(stream.get(), {}, [&](Lists*) {
+            stream->Update(list, 0, &latched.block, nullptr);
+          });
+          EXPECT_TRUE(actual == expected);
+
+          // Gradients that lie elsewhere; their list is the caller's.
+          actual = before;
+          Run(stream.get(), {.sources = std::exchange(list.sources, {})},
+              [&](Lists* on_stack) {
+                const GradientSources gradients = on_stack->gradients();
+                stream->Update(list, 0, &latched.block, &gradients);
+              });
+          EXPECT_TRUE(actual == expected);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(StepKernelsTest, ASkippedStepWritesNothing) {
+  for (const FormulaCase& formula : ElementCases()) {
+    Latched latched(formula, 4);
+    latched.block.skipped = true;
+    const Tensors before = FusedTensors(DType::kBF16, DType::kF32);
+    for (const auto& stream : streams_) {
+      Tensors actual = before;
+      const UpdateList list =
+          ListOf(formula, DType::kBF16, DType::kF32, &actual);
+      stream->Update(list, 0, &latched.block, nullptr);
+      ASSERT_OK(stream->Synchronize(Deadline::After(60)));
+      EXPECT_TRUE(actual == before);
+    }
+  }
+}
+
+// Slices of one row are one run; those of another row, or of none, end it.
+TEST_P(StepKernelsTest, SlicesDoTheStepOfTheirRow) {
+  const FormulaCase adamw = CaseOf<AdamW>(Formula::kAdamW, "AdamW");
+  constexpr size_t kSlice = 500;
+  const std::vector<uint32_t> rows_of = {0, 0, 1,           kNotStepped, 1,
+                                         1, 0, kNotStepped, kNotStepped, 1};
+  StepRow rows[2];
+  for (int64_t r = 0; r < 2; ++r) {
+    rows[r] = {r + 1, {adamw.formula, adamw.hypers.data(), r + 1}};
+  }
+  Latched latched(adamw, 1);
+  latched.block.rows = rows;
+  latched.block.param_rows = rows_of.data();
+  for (const DType param : {DType::kF32, DType::kBF16}) {
+    const Tensors before = FusedTensors(param, DType::kF32);
+    const auto list_of = [&](Tensors* tensors) {
+      UpdateList list = ListOf(adamw, param, DType::kF32, tensors);
+      list.slices.clear();
+      for (uint32_t i = 0; i < rows_of.size(); ++i) {
+        list.slices.push_back({i * kSlice, kSlice, 0, i});
+      }
+      list.ranges[0].num_slices = list.slices.size();
+      return list;
+    };
+    Tensors expected = before;
+    const UpdateList whole = list_of(&expected);
+    for (uint32_t i = 0; i < rows_of.size(); ++i) {
+      if (rows_of[i] == kNotStepped) continue;
+      FusedStepArgs args = ArgsOf(whole, latched.block);
+      const size_t begin = i * kSlice;
+      args.gradients_begin = begin;
+      args.param =
+          static_cast<unsigned char*>(args.param) + begin * DTypeSize(param);
+      std::array<void*, kMaxStates> states = {};
+      for (size_t s = 0; s < adamw.num_states; ++s) {
+        states[s] = static_cast<float*>(args.states[s]) + begin;
+      }
+      args.states = states.data();
+      args.random.param = i;
+      args.random.first_element = 0;
+      args.count = kSlice;
+      FusedStep(adamw.formula, rows[rows_of[i]].scalars.data(), args);
+    }
+    for (const auto& stream : streams_) {
+      Tensors actual = before;
+      const UpdateList list = list_of(&actual);
+      stream->Update(list, 0, &latched.block, nullptr);
+      ASSERT_OK(stream->Synchronize(Deadline::After(60)));
+      EXPECT_TRUE(actual == expected);
+    }
+  }
+}
+
+// A whole parameter of kShape, and its states.
+constexpr std::array<int64_t, 2> kShape = {50, 100};
+
+struct Parts {
+  std::vector<float> param = Values(kCount, 1);
+  std::array<std::vector<float>, kMaxStates> states = {
+      Magnitudes(kCount, 2), Magnitudes(kCount, 2), Magnitudes(kCount, 2)};
+  bool operator==(const Parts&) const = default;
+};
+
+UpdateList TensorList(const FormulaCase& formula, const float* grad,
+                      size_t scratch_begin, float* workspace, Parts* parts) {
+  UpdateList list;
+  UpdateRange& range = list.ranges.emplace_back();
+  range.formula = formula.formula;
+  range.is_tensor = true;
+  range.count = kCount;
+  list.sources = {grad};
+  range.num_sources = 1;
+  range.source_dtype = DType::kF32;
+  range.param_dtype = DType::kF32;
+  range.param = parts->param.data();
+  range.state_dtype = DType::kF32;
+  range.num_states = formula.num_states;
+  for (size_t s = 0; s < formula.num_states; ++s) {
+    range.states[s] = parts->states[s].data();
+  }
+  range.num_slices = 1;
+  list.slices.push_back({0, kCount, 0, 0});
+  list.sizes.assign(kShape.begin(), kShape.end());
+  list.tensors.push_back({0, 2, 1, scratch_begin, 0, {}});
+  list.workspace = workspace;
+  return list;
+}
+
+TEST_P(StepKernelsTest, UpdatesTensors) {
+  for (const FormulaCase& formula : TensorCases()) {
+    SCOPED_TRACE(formula.name);
+    const std::vector<float> grad = Values(kCount, 3);
+    std::vector<float> workspace(
+        kCount + TensorScratchElements(formula.formula, kShape.data(), 2));
+    const Latched latched(formula, 2);
+    Parts expected;
+    std::vector<float> scaled(kCount);
+    const void* const source = grad.data();
+    SumGradients({&source, 1, DType::kF32}, 0, kCount, latched.block.scale,
+                 latched.block.clip_value, scaled.data());
+    std::array<float*, kMaxStates> states = {};
+    for (size_t s = 0; s < kMaxStates; ++s) {
+      states[s] = expected.states[s].data();
+    }
+    TensorStepArgs args;
+    args.grad = scaled.data();
+    args.param = expected.param.data();
+    args.states = states.data();
+    args.shape = kShape.data();
+    args.ndim = 2;
+    args.scratch = workspace.data() + kCount;
+    TensorStep(formula.formula, latched.row.scalars.data(), args);
+    ASSERT_FALSE(expected == Parts());
+    for (const auto& stream : streams_) {
+      Parts actual;
+      const UpdateList list =
+          TensorList(formula, grad.data(), kCount, workspace.data(), &actual);
+      stream->Update(list, 0, &latched.block, nullptr);
+      ASSERT_OK(stream->Synchronize(Deadline::After(60)));
+      EXPECT_TRUE(actual == expected);
+    }
+  }
+}
+
+TEST_P(StepKernelsTest, UpdatesMatricesOnTheBlasOfTheDevice) {
+  const BlasLibrary library(FakeCblasPath("plain"));
+  auto blas = Blas::Load();
+  ASSERT_OK(blas);
+  for (int i = 0; i < 2; ++i) {
+    const auto name = device_->LoadBlas();
+    ASSERT_OK(name);
+    EXPECT_EQ(*name, FakeCblasPath("plain"));
+  }
+  const FormulaCase muon = CaseOf<Muon>(Formula::kMuon, "Muon");
+  const Latched latched(muon, 1);
+  const std::vector<float> grad = Values(kCount, 3);
+  constexpr size_t kAligned = 5008;
+  auto memory = device_->Allocate(
+      (kAligned + OrthogonalizeWorkspace(1, kShape[0], kShape[1])) *
+          sizeof(float),
+      "workspace");
+  ASSERT_OK(memory);
+  auto* const workspace = reinterpret_cast<float*>(memory->data());
+
+  Parts expected;
+  const void* const source = grad.data();
+  SumGradients({&source, 1, DType::kF32}, 0, kCount, latched.block.scale,
+               latched.block.clip_value, workspace);
+  const void* const scalars = latched.row.scalars.data();
+  MuonMomentum(scalars, workspace, expected.states[0].data(), kCount);
+  Orthogonalize(*blas, {workspace, 1, kShape[0], kShape[1], kAligned}, 5, 1e-7,
+                workspace + kAligned);
+  MuonApply(scalars, kShape[0], kShape[1], workspace, expected.param.data(),
+            kCount);
+  ASSERT_FALSE(expected == Parts());
+  for (const auto& stream : streams_) {
+    Parts actual;
+    const UpdateList list =
+        TensorList(muon, grad.data(), kAligned, workspace, &actual);
+    stream->Update(list, 0, &latched.block, nullptr);
+    ASSERT_OK(stream->Synchronize(Deadline::After(60)));
+    EXPECT_TRUE(actual == expected);
+  }
+}
+
+// Compares all sums and their norm, each from one call. The first pass leaves
+// the sum in the rank's own gradients where these are fp32.
+TEST_P(StepKernelsTest, AddsToNorm) {
+  const FormulaCase sgd = CaseOf<Sgd>(Formula::kSgd, "Sgd");
+  Tensors tensors = FusedTensors(DType::kF32, DType::kF32);
+  const std::vector<float> own = tensors.grads[0];
+  UpdateList list = ListOf(sgd, DType::kF32, DType::kF32, &tensors);
+  UpdateRange& range = list.ranges[0];
+  std::vector<float> sums(kCount);
+  SumGradients(list.GradientsOf(range, false), 0, kCount, 1, kNoClip,
+               sums.data());
+  Latched latched(sgd, 1);
+  latched.block.norm_p = 3;
+  for (const NormType type :
+       {NormType::kOne, NormType::kTwo, NormType::kInf, NormType::kP}) {
+    latched.block.norm_type = type;
+    const bool two_passes = type == NormType::kP;
+    NormSum first = {};
+    AddToNorm(two_passes ? NormType::kInf : type, 3, 0, sums.data(), kCount,
+              &first);
+    const double largest = FinishNorm(NormType::kInf, 0, 0, first);
+    NormSum second = {};
+    AddToNorm(type, 3, largest, sums.data(), kCount, &second);
+    for (const auto& stream : streams_) {
+      for (const bool keeps : {false, true}) {
+        range.keeps_sum = keeps;
+        tensors.grads[0] = own;
+        latched.block.largest = 0;
+        NormSum sum = {};
+        stream->AddToNorm(list, 0, NormPass::kFirst, &latched.block, &sum);
+        ASSERT_OK(stream->Synchronize(Deadline::After(60)));
+        EXPECT_EQ(std::memcmp(&sum, &first, sizeof(sum)), 0);
+        EXPECT_EQ(tensors.grads[0], keeps ? sums : own);
+        if (!two_passes) continue;
+        latched.block.largest = largest;
+        sum = {};
+        stream->AddToNorm(list, 0, NormPass::kSecond, &latched.block, &sum);
+        ASSERT_OK(stream->Synchronize(Deadline::After(60)));
+        EXPECT_EQ(std::memcmp(&sum, &second, sizeof(sum)), 0);
+        EXPECT_EQ(tensors.grads[0], keeps ? sums : own);
+      }
+    }
+  }
+}
+
+// The results of FinishNorm of one rank's values.
+struct Finished {
+  double grad_norm;
+  double scale;
+  bool skipped;
+};
+
+class FinishNormTest : public StepKernelsTest {
+ protected:
+  Finished Finish(Stream* stream, const std::vector<float>& values,
+                  NormType type, double max_grad_norm) {
+    StepBlock block = {};
+    block.gradient_scale = 0.5;
+    block.scale = kNaN;
+    block.grad_norm = -1;
+    block.max_grad_norm = max_grad_norm;
+    block.norm_type = type;
+    block.norm_p = 3;
+    for (const NormPass pass : {NormPass::kFirst, NormPass::kSecond}) {
+      if (pass == NormPass::kSecond && type != NormType::kP) continue;
+      // Two ranks.
+      NormSum sums[2] = {};
+      for (size_t i = 0; i < values.size(); ++i) {
+        if (pass == NormPass::kSecond && !NeedsSecondPass(block)) continue;
+        AddToNorm(NormTypeOf(block, pass), 3, block.largest, &values[i], 1,
+                  &sums[i % 2]);
+      }
+      stream->FinishNorm(pass, sums, 2, &block);
+      EXPECT_OK(stream->Synchronize(Deadline::After(60)));
+    }
+    return {block.grad_norm, block.scale, block.skipped};
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Devices, FinishNormTest,
+                         ::testing::Values("cpu", "cpu-async"));
+
+TEST_P(FinishNormTest, ClipsTheScaledGradients) {
+  const struct {
+    NormType type;
+    double norm;
+  } cases[] = {{NormType::kOne, 7},
+               {NormType::kTwo, 5},
+               {NormType::kInf, 4},
+               {NormType::kP, std::cbrt(27 + 64)}};
+  for (const auto& stream : streams_) {
+    for (const auto& one : cases) {
+      for (const double most : {0.0, 1.0, 100.0}) {
+        const Finished got = Finish(stream.get(), {3, -4}, one.type, most);
+        const double scaled = one.norm / 2;
+        EXPECT_FALSE(got.skipped);
+        EXPECT_NEAR(got.grad_norm, scaled, 1e-12);
+        EXPECT_NEAR(got.scale, most == 1 ? 0.5 / (scaled + 1e-6) : 0.5, 1e-12);
+      }
+    }
+  }
+}
+
+TEST_P(FinishNormTest, SkipsGradientsThatAreNotFinite) {
+  const auto infinity = static_cast<float>(kInfinity);
+  const auto nan = static_cast<float>(kNaN);
+  for (const auto& stream : streams_) {
+    for (const NormType type :
+         {NormType::kOne, NormType::kTwo, NormType::kInf, NormType::kP}) {
+      Finished got = Finish(stream.get(), {1, infinity}, type, 1);
+      EXPECT_TRUE(got.skipped);
+      EXPECT_EQ(got.grad_norm, kInfinity);
+      got = Finish(stream.get(), {infinity, nan}, type, 1);
+      EXPECT_TRUE(got.skipped);
+      EXPECT_TRUE(std::isnan(got.grad_norm));
+      got = Finish(stream.get(), {0, 0}, type, 1);
+      EXPECT_FALSE(got.skipped);
+      EXPECT_EQ(got.grad_norm, 0);
+      EXPECT_EQ(got.scale, 0.5);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shard::step_kernels_test
