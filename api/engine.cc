@@ -29,6 +29,7 @@ using shard::api::CommOf;
 using shard::api::Guard;
 using shard::api::GuardCollective;
 using shard::api::GuardTraining;
+using shard::api::HostCallOf;
 using shard::api::ReadFlag;
 using shard::api::ReadOptions;
 
@@ -234,6 +235,36 @@ shard_error* shard_engine_step(shard_engine* engine,
         engine->engine->Step(ToStepOptions(options, report), &done));
     if (report != nullptr) WriteReport(done, report);
     return Status();
+  });
+}
+
+shard_error* shard_engine_set_stream(shard_engine* engine,
+                                     void* stream) noexcept {
+  const HostCall::Scope call(HostCallOf(CommOf(engine)), __func__);
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE_HANDLE(engine);
+    return engine->engine->SetStream(stream);
+  });
+}
+
+shard_error* shard_engine_last_report(const shard_engine* engine,
+                                      shard_step_report* report) noexcept {
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE(report);
+    SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_step_report", report));
+    SHARD_API_REQUIRE_HANDLE(engine);
+    SHARD_ASSIGN_OR_RETURN(const StepReport last, engine->engine->LastReport());
+    WriteReport(last, report);
+    return Status();
+  });
+}
+
+shard_error* shard_engine_synchronize(shard_engine* engine,
+                                      double timeout) noexcept {
+  const HostCall::Scope call(HostCallOf(CommOf(engine)), __func__);
+  return Guard([&]() -> Status {
+    SHARD_API_REQUIRE_HANDLE(engine);
+    return engine->engine->Synchronize(timeout);
   });
 }
 

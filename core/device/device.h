@@ -87,9 +87,10 @@ class Device {
   // Returns the stream of the host's own work: an event of it comes after all
   // that the host has done or enqueued so far, and the host's next work comes
   // after its Waits. `native` is the device's own form of a stream that the
-  // host made, which must outlive the result; null: the device's usual one.
-  // Errors: kInvalidArgument where the device knows no such stream.
-  virtual StatusOr<std::unique_ptr<Stream>> WrapStream(void* native) = 0;
+  // host made, which must outlive the result; null: the device's usual one. The
+  // end of the result leaves the host's work alone. Errors: kInvalidArgument
+  // where the device knows no such stream.
+  virtual StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) = 0;
 
   // Finds the BLAS with which Stream::Update multiplies matrices, once,
   // and returns its name. Errors: kBackendUnavailable, which lists the

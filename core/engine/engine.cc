@@ -47,7 +47,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
 
   Status local = options.status();
   std::shared_ptr<Device> device;
-  std::unique_ptr<Stream> host_stream;
+  std::shared_ptr<Stream> host_stream;
   if (local.ok()) local = CheckEngineOptions(*options);
   if (local.ok()) local = CheckSupported(*plan, *comm, nullptr);
   if (local.ok()) {
@@ -101,16 +101,16 @@ StatusOr<std::unique_ptr<Engine>> Engine::Make(
 Engine::Engine(std::shared_ptr<Communicator> host_comm,
                std::shared_ptr<Communicator> comm,
                std::shared_ptr<Device> device,
-               std::unique_ptr<Stream> host_stream, Hypers hypers,
+               std::shared_ptr<Stream> host_stream, Hypers hypers,
                const EngineOptions& options, double timeout)
     : host_comm_(std::move(host_comm)),
       comm_(std::move(comm)),
       device_(std::move(device)),
-      host_stream_(std::move(host_stream)),
+      host_(std::move(host_stream)),
       timeout_(timeout),
       owner_(::getpid()),
       runtime_options_{timeout, options.missing_grads != MissingGrads::kError,
-                       options.overlap, &bound_, host_stream_.get()},
+                       options.overlap, &bound_, &host_},
       hypers_(std::move(hypers)),
       counters_(options.loss_scaler),
       initial_params_(comm_.get(), device_.get()),
@@ -316,6 +316,22 @@ Status Engine::Step(const StatusOr<StepOptions>& options, StepReport* report) {
     return steps_.Step(options, CheckTraining("step"),
                        DeadlineOf(options.ok() ? options->timeout : 0), report);
   });
+}
+
+Status Engine::SetStream(void* native) {
+  SHARD_RETURN_IF_ERROR(CheckIdleOrFilling("set_stream"));
+  auto stream = device_->WrapStream(native);
+  if (!stream.ok()) return stream.status().WithContext("set_stream");
+  return host_.Replace(*std::move(stream), DeadlineOf(0));
+}
+
+Status Engine::Synchronize(double timeout) {
+  SHARD_RETURN_IF_ERROR(runtime_->units().broken());
+  const Deadline deadline = DeadlineOf(timeout);
+  const Status done = runtime_->Synchronize(deadline);
+  // Work that is late may still end well; if not, the next call fails.
+  if (done.ok() || deadline.Expired()) return done;
+  return runtime_->units().Fail(done);
 }
 
 Status Engine::Join(double timeout, int64_t* steps) {

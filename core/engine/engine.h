@@ -35,6 +35,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/device/host_stream.h"
 #include "core/engine/engine_options.h"
 #include "core/engine/memory/bound_memory.h"
 #include "core/engine/params/full_params_coordinator.h"
@@ -154,6 +155,19 @@ class Engine {
   // gradients.
   Status BeginStep(const StatusOr<StepOptions>& options);
 
+  // Sets the stream on which the host enqueues its own work: `native` as in
+  // Device::WrapStream, which must outlive the engine or the next SetStream.
+  // The new stream's work comes after that of the old one. Local, between steps
+  // and while FILLING. An error leaves the old stream in place.
+  Status SetStream(void* native);
+  // Waits until all that the engine was given has run, and returns the first
+  // error, which is final. A deadline that passes is not: the work goes on.
+  // Local.
+  Status Synchronize(double timeout);
+  // Returns the report of the last finished step. kFailedPrecondition before
+  // the first one. Local.
+  StatusOr<StepReport> LastReport() const { return steps_.LastReport(); }
+
   // Takes part in the steps of other ranks, with gradients that are zero, until
   // all ranks have joined: for a rank that is out of input. COLLECTIVE.
   // `steps`: set to the number of those steps.
@@ -226,7 +240,7 @@ class Engine {
   Communicator* comm() const { return host_comm_.get(); }
   // Returns the stream of the host's own work, in whose order the engine's
   // calls take place.
-  Stream& host_stream() const { return *host_stream_; }
+  Stream& host_stream() const { return *host_.get(); }
   // Returns the engine's memory, for callers that read or measure all of it.
   const EngineMemory& memory() const { return runtime_->memory(); }
   MemoryReport Memory() const { return memory().Measure(); }
@@ -238,7 +252,7 @@ class Engine {
 
   Engine(std::shared_ptr<Communicator> host_comm,
          std::shared_ptr<Communicator> comm, std::shared_ptr<Device> device,
-         std::unique_ptr<Stream> host_stream, Hypers hypers,
+         std::shared_ptr<Stream> host_stream, Hypers hypers,
          const EngineOptions& options, double timeout);
 
   // Returns the counters, the last step counted.
@@ -271,7 +285,7 @@ class Engine {
   const std::shared_ptr<Communicator> host_comm_;
   const std::shared_ptr<Communicator> comm_;
   const std::shared_ptr<Device> device_;
-  const std::unique_ptr<Stream> host_stream_;
+  HostStream host_;
   const double timeout_;
   const pid_t owner_;
   BoundMemory bound_;

@@ -8,6 +8,7 @@ import "C"
 import (
 	"context"
 	"time"
+	"unsafe"
 )
 
 // StepOptions is how a step treats the gradients: the same on every rank. Zero
@@ -69,6 +70,37 @@ func (e *Engine) Step(ctx context.Context, options *StepOptions) (StepReport, er
 	err := e.collective(ctx, "a step", func(engine *C.shard_engine) *C.shard_error {
 		return C.shard_engine_step(engine, stepOptions(ctx, options), &report)
 	})
+	return stepReport(&report), err
+}
+
+// LastReport gets the report of the last finished step. It is FailedPrecondition
+// before the first step.
+func (e *Engine) LastReport() (StepReport, error) {
+	report := C.shard_step_report{struct_size: C.sizeof_shard_step_report}
+	err := e.do(func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_last_report(engine, &report)
+	})
+	return stepReport(&report), err
+}
+
+// SetStream sets the stream on which the program enqueues its own work, in the
+// device's own form; nil is the device's usual one. The stream must live until the
+// engine is closed, or another one is set.
+func (e *Engine) SetStream(stream unsafe.Pointer) error {
+	return e.do(func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_set_stream(engine, stream)
+	})
+}
+
+// Synchronize waits until everything that the engine was given has run. A deadline
+// of the context bounds the wait.
+func (e *Engine) Synchronize(ctx context.Context) error {
+	return e.do(func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_synchronize(engine, timeout(ctx, 0))
+	})
+}
+
+func stepReport(report *C.shard_step_report) StepReport {
 	return StepReport{
 		Step:              int64(report.step),
 		GradNorm:          float64(report.grad_norm),
@@ -84,7 +116,7 @@ func (e *Engine) Step(ctx context.Context, options *StepOptions) (StepReport, er
 		BytesOverlapped:   uint64(report.bytes_overlapped),
 		TimeCommunication: duration(report.seconds_communication),
 		TimeExposed:       duration(report.seconds_exposed),
-	}, err
+	}
 }
 
 // BeginStep announces the options of the next step before the backward pass, so

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <cmath>
+#include <cstring>
 #include <functional>
+#include <future>
 #include <limits>
 #include <string>
 #include <vector>
@@ -84,6 +86,113 @@ TEST(StepTest, ClippingAndSkipping) {
   EXPECT_EQ(report.skipped, 1);
   EXPECT_EQ(report.step, 1);
   EXPECT_EQ(WeightOf(engine.get())[0], before);
+}
+
+TEST(StepTest, TheLastReportIsThatOfTheLastStep) {
+  shard_step_report last = SHARD_STEP_REPORT_INIT;
+  EXPECT_FAILS(shard_engine_last_report(nullptr, &last), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  RunRanks(2, [](int rank, shard_comm* comm) {
+    const Engine engine = TrainingEngine(comm);
+    EXPECT_FAILS(shard_engine_last_report(engine.get(), nullptr),
+                 SHARD_INVALID_ARGUMENT, "report is NULL");
+    shard_step_report last = SHARD_STEP_REPORT_INIT;
+    last.step = 7;
+    EXPECT_FAILS(shard_engine_last_report(engine.get(), &last),
+                 SHARD_FAILED_PRECONDITION, "last_report before the first");
+    EXPECT_EQ(last.step, 0);
+
+    FillGrad(engine.get(), 1.0f);
+    shard_step_options options = SHARD_STEP_OPTIONS_INIT;
+    options.max_grad_norm = 1;
+    shard_step_report report = SHARD_STEP_REPORT_INIT;
+    ASSERT_OK(shard_engine_step(engine.get(), &options, &report));
+    ASSERT_OK(shard_engine_last_report(engine.get(), &last));
+    EXPECT_EQ(std::memcmp(&last, &report, sizeof(last)), 0);
+
+    // A step that fails leaves the report as it was.
+    options.max_grad_norm = rank == 0 ? -1 : 1;
+    EXPECT_FAILS(shard_engine_step(engine.get(), &options, nullptr),
+                 SHARD_INVALID_ARGUMENT, "max_grad_norm=-1");
+    ASSERT_OK(shard_engine_last_report(engine.get(), &last));
+    EXPECT_EQ(std::memcmp(&last, &report, sizeof(last)), 0);
+
+    // Without a report of the call, and on a rank that has joined.
+    if (rank == 0) {
+      FillGrad(engine.get(), 1.0f);
+      ASSERT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+    }
+    ASSERT_OK(shard_engine_join(engine.get(), 0, nullptr));
+    ASSERT_OK(shard_engine_last_report(engine.get(), &last));
+    EXPECT_EQ(last.step, 2);
+    EXPECT_EQ(last.active_ranks, 1);
+    EXPECT_EQ(last.grad_norm, -1);
+    EXPECT_GT(last.seconds_total, 0);
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  });
+}
+
+TEST(StepTest, SynchronizeWaitsForTheEnginesWork) {
+  EXPECT_FAILS(shard_engine_synchronize(nullptr, 0), SHARD_INVALID_ARGUMENT,
+               "engine is NULL");
+  // Set when rank 0 has waited in vain: no call of the library, which would
+  // find that the ranks wait for each other.
+  std::promise<void> waited;
+  RunRanks(
+      2,
+      [&waited](int rank, shard_comm* comm) {
+        const Engine engine = TrainingEngine(comm);
+        EXPECT_OK(shard_engine_synchronize(engine.get(), 0));
+        FillGrad(engine.get(), 1.0f);
+        if (rank == 1) waited.get_future().wait();
+        ASSERT_OK(shard_engine_mark_unit_grads_ready(engine.get(), 0));
+        if (rank == 0) {
+          EXPECT_FAILS(shard_engine_synchronize(engine.get(), 1e-3),
+                       SHARD_DEADLINE_EXCEEDED, "reduce");
+          waited.set_value();
+        }
+        for (const double timeout : {0.0, 30.0, -1.0}) {
+          EXPECT_OK(shard_engine_synchronize(engine.get(), timeout));
+        }
+        ASSERT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+        EXPECT_EQ(WeightOf(engine.get())[0], 0.5f);
+        EXPECT_OK(shard_comm_shutdown(comm, 0));
+      },
+      "direct=0");
+}
+
+TEST(StepTest, ProcessorsHaveNoStreamsOfAHost) {
+  EXPECT_FAILS(shard_engine_set_stream(nullptr, nullptr),
+               SHARD_INVALID_ARGUMENT, "engine is NULL");
+  RunRanks(2, [](int rank, shard_comm* comm) {
+    const Engine engine =
+        MakeEngine(SmallPlan(shard_comm_world_size(comm)).get(), comm);
+    EXPECT_OK(shard_engine_set_stream(engine.get(), nullptr));
+    EXPECT_OK(shard_engine_broadcast_params(engine.get(), 0));
+    // The call is local, so ranks may differ.
+    if (rank == 1) {
+      int stream = 0;
+      EXPECT_FAILS(shard_engine_set_stream(engine.get(), &stream),
+                   SHARD_INVALID_ARGUMENT, "set_stream", "'cpu'", "null");
+      EXPECT_OK(shard_engine_set_stream(engine.get(), nullptr));
+    }
+    ASSERT_OK(
+        shard_engine_unit_acquire(engine.get(), 0, SHARD_PASS_BACKWARD, 0));
+    EXPECT_FAILS(shard_engine_set_stream(engine.get(), nullptr),
+                 SHARD_FAILED_PRECONDITION, "BACKWARD_PRE", "set_stream");
+    ASSERT_OK(shard_engine_unit_release(engine.get(), 0));
+    ASSERT_OK(shard_engine_begin_step(engine.get(), nullptr));
+    EXPECT_FAILS(shard_engine_set_stream(engine.get(), nullptr),
+                 SHARD_FAILED_PRECONDITION, "after begin_step");
+    ASSERT_OK(shard_engine_mark_unit_grads_ready(engine.get(), 0));
+    ASSERT_OK(shard_engine_step(engine.get(), nullptr, nullptr));
+    ASSERT_OK(shard_engine_summon(engine.get(), 0, -1, 0));
+    EXPECT_FAILS(shard_engine_set_stream(engine.get(), nullptr),
+                 SHARD_FAILED_PRECONDITION, "SUMMON_FULL_PARAMS");
+    ASSERT_OK(shard_engine_summon_end(engine.get(), 0, 0));
+    EXPECT_OK(shard_engine_set_stream(engine.get(), nullptr));
+    EXPECT_OK(shard_comm_shutdown(comm, 0));
+  });
 }
 
 TEST(StepTest, OptionsThatDifferAreDesync) {

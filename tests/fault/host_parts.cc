@@ -169,6 +169,9 @@ void Step(HostRank* rank) {
   options.max_grad_norm = 1;
   shard_step_report report = SHARD_STEP_REPORT_INIT;
   TRY(shard_engine_step(rank->engine, &options, &report));
+  TRY(shard_engine_synchronize(rank->engine, 0));
+  TRY_TWICE(shard_engine_set_stream(rank->engine, nullptr));
+  TRY_TWICE(shard_engine_last_report(rank->engine, &report));
 }
 
 void Save(HostRank* rank, const char* name, shard_save** save) {

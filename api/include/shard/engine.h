@@ -118,7 +118,10 @@ SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_state(
     size_t count) SHARD_NOEXCEPT;
 
 /* Gets the number of completed steps; skipped steps do not count. The same on
- * every rank between steps. Local. */
+ * every rank between steps. This call, shard_engine_loss_scale and
+ * shard_engine_growth_tracker are exact also after a step that has returned
+ * early (shard_engine_step): they wait until it is known whether that step is
+ * skipped. Local. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_completed_steps(
     const shard_engine* engine, int64_t* step) SHARD_NOEXCEPT;
 
@@ -214,14 +217,55 @@ typedef struct shard_step_report {
   { sizeof(shard_step_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Reduces the gradients of all ranks, updates the parameters, and publishes
- * them: when the call returns, every rank sees all new values and may write
- * gradients again. COLLECTIVE, blocks. `options` and `report` may be NULL. The
- * same options, gradients and world size give the same bits on one kind of
+ * them. COLLECTIVE, blocks. `options` and `report` may be NULL.
+ *   with a report, or without shard_engine_set_stream
+ *       When the call returns, every rank sees all new values and may write
+ *       gradients again.
+ *   without a report, after shard_engine_set_stream
+ *       The call may return once the step is enqueued. What the host enqueues
+ *       on its stream from then on comes after the step: it sees all new
+ *       values, and may write gradients. An error of the step after the return
+ *       is that of the engine's next call, and final. shard_engine_last_report
+ *       has the report.
+ * The same options, gradients and world size give the same bits on one kind of
  * processor (muon: with one BLAS and number of its threads). DESYNC when
  * options differ between ranks; FAILED_PRECONDITION before broadcast_params. */
 SHARD_NODISCARD SHARD_API shard_error* shard_engine_step(
     shard_engine* engine, const shard_step_options* options,
     shard_step_report* report) SHARD_NOEXCEPT;
+
+/* Sets the stream on which the host enqueues its own work, so that the engine's
+ * calls take place in the order of that stream: work that the host enqueued
+ * before a call comes before the engine's, and work that it enqueues after the
+ * call comes after. `stream` is the device's own form of a stream, a CUstream
+ * on a GPU, and must live until the engine is freed or another stream is set.
+ * NULL: the device's usual stream, which a new engine has; steps wait again.
+ * Work on the stream before comes before later work on the new one. Each rank
+ * sets its own, while no step is begun, no unit is acquired and no gradients
+ * are ready; before shard_engine_broadcast_params, too. Errors leave the stream
+ * as it was: INVALID_ARGUMENT for a stream that is not of the engine's device,
+ * as on "cpu" and "cpu-async", where the host works in its threads, every one
+ * but NULL is; FAILED_PRECONDITION in another state, which the message names.
+ * Local; waits for the work on the stream before where the host works in its
+ * threads. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_set_stream(
+    shard_engine* engine, void* stream) SHARD_NOEXCEPT;
+
+/* Gets the report of the last finished step, and first waits for one that is in
+ * progress, at most for the engine's timeout. Steps within shard_engine_join
+ * count. Set report->struct_size first. FAILED_PRECONDITION before the first
+ * step. Local, blocks. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_last_report(
+    const shard_engine* engine, shard_step_report* report) SHARD_NOEXCEPT;
+
+/* Waits until everything that the engine was given has run: a step that has
+ * returned early, and reductions and gathers of units. Work of the host's that
+ * the engine does not wait for is left out. `timeout` is in seconds; 0: the
+ * engine's. Errors: that of the work, which is final, as from every later
+ * collective call; DEADLINE_EXCEEDED names work that is late, which goes on.
+ * Local, blocks. */
+SHARD_NODISCARD SHARD_API shard_error* shard_engine_synchronize(
+    shard_engine* engine, double timeout) SHARD_NOEXCEPT;
 
 /* Announces the options of the next step before the backward pass, so that each
  * unit is updated, and its parameters sent, as soon as its gradients are ready

@@ -70,14 +70,14 @@ class CpuDevice final : public Device {
         std::make_unique<WorkerStream>(std::move(queue), blas_));
   }
 
-  StatusOr<std::unique_ptr<Stream>> WrapStream(void* native) override {
+  StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) override {
     if (native != nullptr) {
       return InvalidArgument(
           "'", name_,
           "' knows no streams that a host made; leave the stream null");
     }
-    return std::unique_ptr<Stream>(
-        std::make_unique<InlineStream>("shard-host", blas_));
+    return std::shared_ptr<Stream>(
+        std::make_shared<InlineStream>("shard-host", blas_));
   }
 
   StatusOr<std::string> LoadBlas() override {

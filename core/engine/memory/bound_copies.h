@@ -24,6 +24,7 @@
 #include "core/base/deadline.h"
 #include "core/base/dtype.h"
 #include "core/base/status.h"
+#include "core/device/host_stream.h"
 #include "core/device/stream.h"
 #include "core/engine/memory/bound_memory.h"
 #include "core/engine/memory/buffers.h"
@@ -37,7 +38,7 @@ class BoundCopies {
     const Plan* plan;
     const EngineMemory* memory;
     const BoundMemory* bound;
-    Stream* host;
+    HostStream* host;
     Stream* compute;
   };
 

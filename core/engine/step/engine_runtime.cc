@@ -35,6 +35,12 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
   return runtime;
 }
 
+Status EngineRuntime::Synchronize(const Deadline& deadline) const {
+  SHARD_RETURN_IF_ERROR(queue_->Drain(deadline));
+  SHARD_RETURN_IF_ERROR(eager_->Synchronize(deadline));
+  return compute_->Synchronize(deadline);
+}
+
 void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
   const auto wait = [](const auto& work) {
     try {

@@ -14,6 +14,7 @@
 #include "core/collectives/collectives.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/device/host_stream.h"
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/bound_memory.h"
 #include "core/engine/memory/buffers.h"
@@ -34,7 +35,7 @@ class EngineRuntime {
     bool overlap;
     // Both must outlive the runtime.
     const BoundMemory* bound;
-    Stream* host;  // The host's stream: Device::WrapStream.
+    HostStream* host;
   };
 
   // Makes and connects the components. COLLECTIVE. `comm` is used by the engine
@@ -48,7 +49,7 @@ class EngineRuntime {
 
   const std::shared_ptr<const Plan>& plan() const { return plan_; }
   const EngineMemory& memory() const { return *memory_; }
-  Stream& host() const { return *host_; }
+  HostStream& host() const { return *host_; }
   Stream& compute() const { return *compute_; }
   BoundCopies& bound_copies() const { return *copies_; }
   // Returns the collectives of the plan's sets of ranks (PlanSets).
@@ -58,6 +59,9 @@ class EngineRuntime {
   Units& units() const { return *units_; }
   Stepper& stepper() const { return *stepper_; }
 
+  // Waits until the engine's streams have run all work they were given. Local.
+  // Returns the first error.
+  Status Synchronize(const Deadline& deadline) const;
   // Waits until the streams, the host's too, have run all work they were given,
   // which a failed call may have left them: before any component is destroyed.
   // Local. Errors are dropped.
@@ -72,7 +76,7 @@ class EngineRuntime {
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Collectives> collectives_;
   std::optional<EngineMemory> memory_;
-  Stream* host_ = nullptr;
+  HostStream* host_ = nullptr;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> eager_;
   std::unique_ptr<BoundCopies> copies_;

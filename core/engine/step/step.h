@@ -39,6 +39,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
+#include "core/device/host_stream.h"
 #include "core/device/update_list.h"
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
@@ -73,7 +74,7 @@ class Stepper {
     BoundCopies* copies;
     Communicator* comm;
     Device* device;
-    Stream* host;
+    HostStream* host;
     Stream* compute;
     Stream* eager;  // The stream of UpdateEagerly.
     Transfers* transfers;

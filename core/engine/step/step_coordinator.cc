@@ -65,7 +65,7 @@ Status StepCoordinator::ZeroGrad(const Deadline& deadline) {
 }
 
 Status StepCoordinator::ZeroWholeGrads(const Deadline& deadline) {
-  Stream& host = runtime_->host();
+  HostStream& host = runtime_->host();
   Stream& compute = runtime_->compute();
   compute.Wait(host.Record(), deadline);
   for (const EngineBuffer& buffer : runtime_->memory().buffers()) {
@@ -117,8 +117,25 @@ Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
                              StepReport* report) {
   *report = StepReport();
   SHARD_RETURN_IF_ERROR(TakeResult(deadline, nullptr));
+  Status done;
+  {
+    Stopwatch total(&report->seconds_total);
+    done = EnterAndRun(given, known, deadline, report);
+  }
+  if (done.ok()) last_report_ = *report;
+  return done;
+}
+
+StatusOr<StepReport> StepCoordinator::LastReport() const {
+  if (last_report_) return *last_report_;
+  return FailedPrecondition("last_report before the first step: step first");
+}
+
+Status StepCoordinator::EnterAndRun(const StatusOr<StepOptions>& given,
+                                    const Status& known,
+                                    const Deadline& deadline,
+                                    StepReport* report) {
   StepOptions options = given.ok() ? *given : StepOptions();
-  Stopwatch total(&report->seconds_total);
   Status local = given.status();
   if (local.ok() && begun_) {
     local = CheckSameStep(options, *begun_);
@@ -165,9 +182,13 @@ Status StepCoordinator::Join(const Status& known, double timeout,
       continue;
     }
     StepReport report;
-    SHARD_RETURN_IF_ERROR(Observe(
-        deps_.comm->observer(), EventId::kStep, {.step = counters().step() + 1},
-        [&] { return RunStep(options, leader, deadline, &report); }));
+    SHARD_RETURN_IF_ERROR(Observe(deps_.comm->observer(), EventId::kStep,
+                                  {.step = counters().step() + 1}, [&] {
+                                    Stopwatch total(&report.seconds_total);
+                                    return RunStep(options, leader, deadline,
+                                                   &report);
+                                  }));
+    last_report_ = report;
     ++*steps;
   }
 }

@@ -61,6 +61,8 @@ class StepCoordinator {
                const Deadline& deadline);
   Status Step(const StatusOr<StepOptions>& given, const Status& known,
               const Deadline& deadline, StepReport* report);
+  // Returns the report of the last step that ended well, of Join too. Local.
+  StatusOr<StepReport> LastReport() const;
   // Takes part in the steps of other ranks, with gradients that are zero, until
   // all ranks have joined. COLLECTIVE. `timeout`: seconds, of each step.
   // `steps`: set to the number of those steps.
@@ -72,6 +74,8 @@ class StepCoordinator {
   // counters or loss scale are read, and before the next step. Waits for one
   // event of the step. Sets `report`, if any, to the report of the step.
   Status TakeResult(const Deadline& deadline, StepReport* report) const;
+  Status EnterAndRun(const StatusOr<StepOptions>& given, const Status& known,
+                     const Deadline& deadline, StepReport* report);
   Status ZeroWholeGrads(const Deadline& deadline);
   // Run a step, or the beginning of one, after an agreement in which `leader`
   // proposed it. COLLECTIVE, as everything below.
@@ -89,6 +93,7 @@ class StepCoordinator {
   int32_t begun_active_ = 0;
   // The report of a step until its result is taken.
   mutable std::optional<StepReport> pending_;
+  std::optional<StepReport> last_report_;
 };
 
 }  // namespace shard

@@ -24,6 +24,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/event.h"
+#include "core/device/host_stream.h"
 #include "core/device/stream.h"
 
 namespace shard {
@@ -39,9 +40,9 @@ struct CommCounters {
 
 class CommQueue {
  public:
-  // `comm`, `host` (the host's stream) and `compute` outlive this. `timeout`:
+  // `comm`, `host` and `compute` outlive this. `timeout`:
   // seconds, see Run.
-  CommQueue(Communicator* comm, Stream* host, Stream* compute,
+  CommQueue(Communicator* comm, HostStream* host, Stream* compute,
             std::unique_ptr<Stream> stream, double timeout)
       : comm_(comm),
         host_(host),
@@ -91,7 +92,7 @@ class CommQueue {
   uint64_t NumberOf(const Event& event) const;
 
   Communicator* const comm_;
-  Stream* const host_;
+  HostStream* const host_;
   Stream* const compute_;
   const double timeout_;
   std::mutex mutex_;  // Guards transfer_seconds_.

@@ -19,6 +19,7 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
+#include "core/device/host_stream.h"
 #include "core/device/stream.h"
 #include "core/engine/transfer/agreement.h"
 #include "core/engine/transfer/comm_queue.h"
@@ -29,7 +30,7 @@ class Meetings {
  public:
   struct Dependencies {
     Communicator* comm;
-    Stream* host;
+    HostStream* host;
     Stream* compute;
     CommQueue* queue;
     bool allow_missing;  // Gradients may be missing.

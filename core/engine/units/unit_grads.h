@@ -22,6 +22,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/event.h"
+#include "core/device/host_stream.h"
 #include "core/device/stream.h"
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
@@ -41,7 +42,7 @@ class UnitGrads {
     const EngineMemory* memory;
     BoundCopies* copies;
     Communicator* comm;
-    Stream* host;
+    HostStream* host;
     Stream* compute;
     CommQueue* queue;
     const UnitStates* states;

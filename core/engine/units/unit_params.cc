@@ -31,10 +31,11 @@ Status UnitParams::Acquire(int32_t unit, const Deadline& deadline) {
     const Event gathered =
         slots_.event(plan_.unit(unit).depth, slots_.Find(unit));
     Prefetch();
-    SHARD_RETURN_IF_ERROR(deps_.queue->Wait(gathered, deps_.host, deadline));
-  } else {
     SHARD_RETURN_IF_ERROR(
-        deps_.queue->Wait(deps_.published->event(unit), deps_.host, deadline));
+        deps_.queue->Wait(gathered, deps_.host->get(), deadline));
+  } else {
+    SHARD_RETURN_IF_ERROR(deps_.queue->Wait(deps_.published->event(unit),
+                                            deps_.host->get(), deadline));
   }
   return deps_.copies->RefreshUnit(unit, deadline);
 }

@@ -15,7 +15,7 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
-#include "core/device/stream.h"
+#include "core/device/host_stream.h"
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
 #include "core/engine/memory/slots.h"
@@ -35,7 +35,7 @@ class UnitParams {
     const EngineMemory* memory;
     BoundCopies* copies;
     Communicator* comm;
-    Stream* host;
+    HostStream* host;
     CommQueue* queue;
     const PublishedUnits* published;
     const UnitStates* states;

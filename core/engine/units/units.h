@@ -34,6 +34,7 @@
 #include "core/base/status.h"
 #include "core/comm/communicator.h"
 #include "core/device/event.h"
+#include "core/device/host_stream.h"
 #include "core/device/stream.h"
 #include "core/engine/memory/bound_copies.h"
 #include "core/engine/memory/buffers.h"
@@ -58,7 +59,7 @@ class Units {
     const EngineMemory* memory;
     BoundCopies* copies;
     Communicator* comm;
-    Stream* host;
+    HostStream* host;
     Stream* compute;
     Transfers* transfers;
     CommQueue* queue;

@@ -100,6 +100,21 @@ class Engine(EngineTensors, EngineState):
         return self._fetch(_c.shard_step_report, lib.shard_engine_step,
                            ctypes.byref(options))
 
+    def last_report(self):
+        """Returns the StepReport of the last finished step."""
+        return self._fetch(_c.shard_step_report, lib.shard_engine_last_report)
+
+    def set_stream(self, stream=None):
+        """Sets the stream on which the program enqueues its own work: its
+        address, such as torch.cuda.Stream.cuda_stream; None is the device's
+        usual stream. The stream must live until the engine is closed, or
+        another one is set."""
+        self._call(lib.shard_engine_set_stream, stream)
+
+    def synchronize(self, timeout=0):
+        """Waits until everything that the engine was given has run."""
+        self._call(lib.shard_engine_synchronize, timeout)
+
     def begin_step(self, **options):
         """Announces the options of the next step before the backward pass, so
         that units are updated as their gradients become ready. COLLECTIVE."""

@@ -156,6 +156,26 @@ TEST(AsyncHostTest, TheHostsStreamHasAThread) {
   EXPECT_EQ(seen, 7);
 }
 
+TEST(AsyncHostTest, TheHostsStreamsAreThoseThatItMade) {
+  const auto opened = OpenDevice("cpu-async?max_delay=0");
+  ASSERT_OK(opened);
+  testing::AsyncHostDevice device(*opened);
+  testing::AsyncHostDevice other(*opened);
+  const auto made = device.MakeHostStream();
+  ASSERT_OK(made);
+  const auto wrapped = device.WrapStream(*made);
+  ASSERT_OK(wrapped);
+  EXPECT_EQ(wrapped->get(), *made);
+  ExpectInvalid(other.WrapStream(*made), {other.name(), "did not make"});
+  // There is one usual stream, so what was enqueued on it stays in order.
+  const auto usual = device.WrapStream(nullptr);
+  ASSERT_OK(usual);
+  const auto again = device.WrapStream(nullptr);
+  ASSERT_OK(again);
+  EXPECT_EQ(*usual, *again);
+  EXPECT_NE(*usual, *wrapped);
+}
+
 TEST_P(DeviceTest, StreamsOutliveTheDeviceAndHaveNames) {
   auto compute = device_->CreateStream(StreamKind::kCompute);
   auto communication = device_->CreateStream(StreamKind::kCommunication);

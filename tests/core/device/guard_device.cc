@@ -68,7 +68,7 @@ UpdateList KernelList(const UpdateList& list, size_t range) {
 
 class GuardStream final : public Stream {
  public:
-  GuardStream(std::unique_ptr<Stream> stream,
+  GuardStream(std::shared_ptr<Stream> stream,
               std::function<Status()> before_copy)
       : stream_(std::move(stream)), before_copy_(std::move(before_copy)) {}
 
@@ -161,7 +161,7 @@ class GuardStream final : public Stream {
 
   // Outlives the stream, whose work reads them.
   std::deque<KeptList> kept_;
-  const std::unique_ptr<Stream> stream_;
+  const std::shared_ptr<Stream> stream_;
   const std::function<Status()> before_copy_;
 };
 
@@ -209,15 +209,15 @@ class GuardDevice final : public Device {
     return Guarded(std::move(stream));
   }
 
-  StatusOr<std::unique_ptr<Stream>> WrapStream(void* native) override {
+  StatusOr<std::shared_ptr<Stream>> WrapStream(void* native) override {
     SHARD_ASSIGN_OR_RETURN(auto stream, device_->WrapStream(native));
-    return Guarded(std::move(stream));
+    return std::shared_ptr<Stream>(Guarded(std::move(stream)));
   }
 
   StatusOr<std::string> LoadBlas() override { return device_->LoadBlas(); }
 
  private:
-  std::unique_ptr<Stream> Guarded(std::unique_ptr<Stream> stream) const {
+  std::unique_ptr<Stream> Guarded(std::shared_ptr<Stream> stream) const {
     return std::make_unique<GuardStream>(std::move(stream), before_copy_);
   }
 

@@ -45,7 +45,7 @@ class StreamTest : public ::testing::TestWithParam<const char*> {
   std::shared_ptr<Device> device_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> communication_;
-  std::unique_ptr<Stream> host_;
+  std::shared_ptr<Stream> host_;
 };
 
 INSTANTIATE_TEST_SUITE_P(

@@ -2,7 +2,6 @@
 
 #include "tests/core/device/test_device.h"
 
-#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -11,37 +10,6 @@
 namespace shard::testing {
 
 namespace {
-
-// The device that it is given, but for the host's stream.
-class AsyncHostDevice final : public Device {
- public:
-  explicit AsyncHostDevice(std::shared_ptr<Device> device)
-      : device_(std::move(device)),
-        name_(StrCat(device_->name(), "&host=async")) {}
-
-  const std::string& name() const override { return name_; }
-  StatusOr<DeviceMemory> Allocate(size_t bytes,
-                                  std::string_view what) override {
-    return device_->Allocate(bytes, what);
-  }
-  bool IsHostMemory() const override { return device_->IsHostMemory(); }
-  StatusOr<DeviceMemory> AllocateHost(size_t bytes,
-                                      std::string_view what) override {
-    return device_->AllocateHost(bytes, what);
-  }
-  StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) override {
-    return device_->CreateStream(kind);
-  }
-  StatusOr<std::unique_ptr<Stream>> WrapStream(void* native) override {
-    if (native != nullptr) return device_->WrapStream(native);
-    return device_->CreateStream(StreamKind::kCompute);
-  }
-  StatusOr<std::string> LoadBlas() override { return device_->LoadBlas(); }
-
- private:
-  const std::shared_ptr<Device> device_;
-  const std::string name_;
-};
 
 // Takes host=async out of a spec; returns whether the spec had it.
 bool TakeAsyncHost(std::string* spec) {
@@ -56,6 +24,39 @@ bool TakeAsyncHost(std::string* spec) {
 }
 
 }  // namespace
+
+AsyncHostDevice::AsyncHostDevice(std::shared_ptr<Device> device)
+    : device_(std::move(device)),
+      name_(StrCat(device_->name(), "&host=async")) {}
+
+StatusOr<std::shared_ptr<Stream>> AsyncHostDevice::CreateHostStream() {
+  SHARD_ASSIGN_OR_RETURN(auto stream,
+                         device_->CreateStream(StreamKind::kCompute));
+  return std::shared_ptr<Stream>(std::move(stream));
+}
+
+StatusOr<Stream*> AsyncHostDevice::MakeHostStream() {
+  SHARD_ASSIGN_OR_RETURN(auto stream, CreateHostStream());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  made_.push_back(std::move(stream));
+  return made_.back().get();
+}
+
+StatusOr<std::shared_ptr<Stream>> AsyncHostDevice::WrapStream(void* native) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (native == nullptr) {
+    if (usual_ == nullptr) {
+      SHARD_ASSIGN_OR_RETURN(usual_, CreateHostStream());
+    }
+    return usual_;
+  }
+  for (const std::shared_ptr<Stream>& stream : made_) {
+    if (stream.get() == native) return stream;
+  }
+  return InvalidArgument("'", name_,
+                         "' did not make the stream; give one of its own, or "
+                         "null");
+}
 
 StatusOr<std::shared_ptr<Device>> OpenTestDevice(std::string_view spec) {
   std::string text(spec);

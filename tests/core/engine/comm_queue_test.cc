@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -22,11 +23,11 @@ class CommQueueTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     device_ = *testing::OpenTestDevice(GetParam());
-    host_ = *device_->WrapStream(nullptr);
+    host_.emplace(*device_->WrapStream(nullptr));
     compute_ = *device_->CreateStream(StreamKind::kCompute);
     comm_ = *OpenCommunicator("local:", CommOptions());
     queue_ = std::make_unique<CommQueue>(
-        comm_.get(), host_.get(), compute_.get(),
+        comm_.get(), &*host_, compute_.get(),
         *device_->CreateStream(StreamKind::kCommunication), 10);
   }
 
@@ -34,12 +35,12 @@ class CommQueueTest : public ::testing::TestWithParam<const char*> {
 
   // Waits as the host does.
   Status Wait(const Event& event) {
-    return queue_->Wait(event, host_.get(), Soon());
+    return queue_->Wait(event, host_->get(), Soon());
   }
 
   std::shared_ptr<Communicator> comm_;
   std::shared_ptr<Device> device_;
-  std::unique_ptr<Stream> host_;
+  std::optional<HostStream> host_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<CommQueue> queue_;
 };
@@ -120,7 +121,7 @@ TEST_P(CommQueueTest, CountsTimeThatTheHostWaitsAsExposed) {
   });
   entered.get_future().wait();
   // The operation cannot finish before Wait has looked at it.
-  ExpectError(queue_->Wait(event, host_.get(), Deadline::After(0.01)),
+  ExpectError(queue_->Wait(event, host_->get(), Deadline::After(0.01)),
               StatusCode::kDeadlineExceeded, {"work"});
   gate.set_value();
   ASSERT_OK(event.Synchronize(Soon()));
@@ -155,7 +156,7 @@ TEST_P(CommQueueTest, AWaitIsPublishedWhereItBlocks) {
 
 TEST_P(CommQueueTest, TimeOfEarlierWorkDoesNotCount) {
   std::promise<void> gate;
-  CommQueue hasty(comm_.get(), host_.get(), compute_.get(),
+  CommQueue hasty(comm_.get(), &*host_, compute_.get(),
                   *device_->CreateStream(StreamKind::kCommunication), 0);
   hasty.Run("earlier", 1, [&gate] {
     gate.get_future().wait();
@@ -197,7 +198,7 @@ class CommQueueOrderTest : public CommQueueTest {};
 TEST_P(CommQueueOrderTest, WorkComesAfterWhatTheHostAndComputeWereGiven) {
   for (int round = 0; round < 20; ++round) {
     int written = 0;
-    for (Stream* const stream : {host_.get(), compute_.get()}) {
+    for (Stream* const stream : {host_->get(), compute_.get()}) {
       stream->Call("write", [&written, round] {
         written = round;
         return Status();
@@ -215,7 +216,7 @@ TEST_P(CommQueueOrderTest, WorkComesAfterWhatTheHostAndComputeWereGiven) {
 
 TEST_P(CommQueueOrderTest, AStreamGoesOnAfterTheWorkThatItWaitsFor) {
   for (int round = 0; round < 20; ++round) {
-    for (Stream* const stream : {host_.get(), compute_.get()}) {
+    for (Stream* const stream : {host_->get(), compute_.get()}) {
       int written = -1;
       const Event event = queue_->Run("work", 1, [&written, round] {
         written = round;

@@ -29,11 +29,14 @@ inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
     StatusOr<EngineOptions> options = EngineOptions()) {
   const bool guard = OnGuardDevice();
   if (options.ok()) {
-    // A wrong spec is left to the engine.
-    auto device = testing::OpenTestDevice(options->device);
-    if (device.ok()) {
-      options->opened_device = guard ? testing::GuardTensors(*std::move(device))
-                                     : *std::move(device);
+    if (options->opened_device == nullptr) {
+      // A wrong spec is left to the engine.
+      auto device = testing::OpenTestDevice(options->device);
+      if (device.ok()) options->opened_device = *std::move(device);
+    }
+    if (guard && options->opened_device != nullptr) {
+      options->opened_device =
+          testing::GuardTensors(std::move(options->opened_device));
     }
   }
   return Engine::Create(std::move(plan),

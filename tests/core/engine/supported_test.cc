@@ -84,14 +84,15 @@ TEST(SupportedTest, ANewPlanAsksForNoMemoryOfHostTensors) {
                 StatusCode::kResourceExhausted, {"are needed on this host"});
     const auto device = OpenDevice("cpu");
     ASSERT_OK(device);
-    const auto host = (*device)->WrapStream(nullptr);
-    ASSERT_OK(host);
+    auto wrapped = (*device)->WrapStream(nullptr);
+    ASSERT_OK(wrapped);
+    HostStream host(*std::move(wrapped));
     const BoundMemory bound;
     const EngineRuntime::Options options = {.timeout = 30,
                                             .allow_missing = false,
                                             .overlap = false,
                                             .bound = &bound,
-                                            .host = host->get()};
+                                            .host = &host};
     const Deadline deadline = Deadline::After(30);
     const auto from = EngineRuntime::Create(plan, comm.get(), device->get(),
                                             options, nullptr, deadline);

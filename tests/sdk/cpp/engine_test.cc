@@ -67,6 +67,23 @@ TEST(TrainingTest, StepsBeginWithOptionsAndEndWithTheReport) {
   });
 }
 
+TEST(TrainingTest, TheLastReportAndTheStreamAreTheEngines) {
+  const Net net;
+  run_ranks(2, [&](Comm& comm) {
+    Engine engine = engine_of(net, 1, comm);
+    expect_error([&] { (void)engine.last_report(); }, Code::failed_precondition,
+                 {"last_report"});
+    engine.set_stream(nullptr);
+    int stream = 0;
+    expect_error([&] { engine.set_stream(&stream); }, Code::invalid_argument,
+                 {"set_stream", "'cpu'"});
+    train_step(engine);
+    engine.synchronize();
+    EXPECT_EQ(engine.last_report().step, 1);
+    EXPECT_GT(engine.last_report().seconds_total, 0);
+  });
+}
+
 TEST(TrainingTest, PassesAccumulate) {
   const Net net;
   run_ranks(2, [&](Comm& comm) {

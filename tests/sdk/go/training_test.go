@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"libshard/shard"
 )
@@ -45,6 +46,22 @@ func TestEveryStageTrainsToTheSameBits(t *testing.T) {
 	if len(expected) != blocks*(weightNumel+biasNumel) || expected[0] == 0 || expected[0] == 1 {
 		t.Errorf("%v... were not trained", expected[:9])
 	}
+}
+
+func TestTheLastReportAndTheStreamAreTheEngines(t *testing.T) {
+	onRanks(t, 2, "", func(r *rank) {
+		engine := r.engineFor(shard.PlanOptions{Stage: 1})
+		defer engine.Close()
+		_, err := engine.LastReport()
+		expectError(r.T, err, shard.FailedPrecondition, "last_report")
+		check(engine.SetStream(nil))
+		var stream int64
+		expectError(r.T, engine.SetStream(unsafe.Pointer(&stream)), shard.InvalidArgument, "'cpu'")
+		report := r.trainStep(engine)
+		check(engine.Synchronize(r.ctx))
+		expectEqual(r.T, must(engine.LastReport()), report)
+		check(r.comm.Shutdown(r.ctx))
+	})
 }
 
 func TestCountersSayWhatARankDoes(t *testing.T) {

@@ -156,6 +156,18 @@ class TrainingTest(SdkTest):
             numpy.testing.assert_allclose(engine.param(0),
                                           first_values(0) - 1 / 8, atol=1e-6)
 
+    def test_the_last_report_and_the_stream_are_the_engines(self):
+        with local_engine() as engine:
+            with self.assertRaises(shard.FailedPrecondition):
+                engine.last_report()
+            engine.set_stream()
+            with self.assertRaisesRegex(shard.InvalidArgument, "'cpu'"):
+                engine.set_stream(4096)
+            report = engine.step()
+            engine.synchronize()
+            engine.synchronize(timeout=30)
+            self.assertEqual(engine.last_report(), report)
+
     def test_unit_params_come_in_one_call(self):
         with local_engine(wrap="class?names=Block",
                           optimizer="sgd?lr=1") as engine:

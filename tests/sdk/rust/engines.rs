@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use std::ptr;
 use std::time::Duration;
 
 use shard::{
@@ -42,6 +43,27 @@ fn ranks_train_to_the_same_parameters() {
     });
     assert_eq!(results[0], results[1]);
     assert_ne!(results[0], first_values(ParamId(2)));
+}
+
+#[test]
+fn the_last_report_and_the_stream_are_the_engines() {
+    on_ranks(2, "", |comm| {
+        let stack = Stack::new();
+        let mut engine = stack.engine(&comm, 1);
+        assert_eq!(code_of(engine.last_report()), Code::FAILED_PRECONDITION);
+        unsafe { engine.set_stream(ptr::null_mut()) }.unwrap();
+        let mut stream = 0;
+        let native = ptr::addr_of_mut!(stream).cast();
+        assert_eq!(
+            code_of(unsafe { engine.set_stream(native) }),
+            Code::INVALID_ARGUMENT
+        );
+        let report = engine.step(&StepOptions::default()).unwrap();
+        engine.synchronize(Some(Duration::from_secs(30))).unwrap();
+        engine.synchronize(None).unwrap();
+        assert_eq!(engine.last_report().unwrap(), report);
+        comm.shutdown(None).unwrap();
+    });
 }
 
 #[test]

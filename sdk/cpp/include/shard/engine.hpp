@@ -228,6 +228,22 @@ class Engine {
     detail::check(shard_engine_step(use(), &c, &report));
     return report;
   }
+  // Returns the report of the last finished step. Local, blocks.
+  StepReport last_report() const {
+    StepReport report = SHARD_STEP_REPORT_INIT;
+    detail::check(shard_engine_last_report(use(), &report));
+    return report;
+  }
+  // Sets the stream on which the host enqueues its own work; null: the device's
+  // usual one. The stream must live until the engine is gone, and all that
+  // keeps it alive, or another one is set. Local.
+  void set_stream(void* stream) {
+    detail::check(shard_engine_set_stream(use(), stream));
+  }
+  // Waits until everything that the engine was given has run. Local, blocks.
+  void synchronize(double timeout = 0) {
+    detail::check(shard_engine_synchronize(use(), timeout));
+  }
   // Announces the options of the next step before the backward pass.
   // COLLECTIVE, blocks.
   void begin_step(const StepOptions& options = {}) {

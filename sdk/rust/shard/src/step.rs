@@ -2,6 +2,7 @@
 
 //! Steps: from the gradients of all ranks to new parameters.
 
+use std::os::raw::c_void;
 use std::time::Duration;
 
 use shard_sys as sys;
@@ -101,6 +102,32 @@ impl Engine {
         self.borrows.begin_epoch();
         logged?;
         Ok(StepReport::new(&report))
+    }
+
+    /// Returns the report of the last finished step. FAILED_PRECONDITION before the
+    /// first one. Local, blocks.
+    pub fn last_report(&self) -> Result<StepReport> {
+        let mut report = sys::SHARD_STEP_REPORT_INIT;
+        self.call(|engine| unsafe { sys::shard_engine_last_report(engine, &mut report) })?;
+        Ok(StepReport::new(&report))
+    }
+
+    /// Sets the stream on which the host enqueues its own work, in the device's own
+    /// form: a CUstream on a GPU; NULL is the device's usual one. INVALID_ARGUMENT for a
+    /// stream that is not of the engine's device. Local.
+    ///
+    /// # Safety
+    ///
+    /// The stream lives until the engine and all that keeps it alive are dropped, or
+    /// another one is set.
+    pub unsafe fn set_stream(&mut self, stream: *mut c_void) -> Result<()> {
+        self.call(|engine| unsafe { sys::shard_engine_set_stream(engine, stream) })
+    }
+
+    /// Waits until everything that the engine was given has run, at most for `timeout`;
+    /// None: the engine's. Local, blocks.
+    pub fn synchronize(&mut self, timeout: Option<Duration>) -> Result<()> {
+        self.call(|engine| unsafe { sys::shard_engine_synchronize(engine, seconds(timeout)) })
     }
 
     /// Announces the options of the next step before the backward pass, so that each
