@@ -73,13 +73,17 @@ class AsyncHost {
     return params;
   }
 
+  // Does the work below on `stream`; null, as at first: on the engine's stream
+  // of the host.
+  void UseStream(Stream* stream) { stream_ = stream; }
+
   void Do(std::function<void()> work) {
-    Delay(&engine_.host_stream());
+    Delay(stream());
     DoAtOnce(std::move(work));
   }
   // The same, without a delay of its own.
   void DoAtOnce(std::function<void()> work) {
-    engine_.host_stream().Call("the host's work", [work = std::move(work)] {
+    stream()->Call("the host's work", [work = std::move(work)] {
       work();
       return Status();
     });
@@ -188,6 +192,11 @@ class AsyncHost {
  private:
   Engine& engine_;
   AsyncHostMemory& memory_;
+  Stream* stream() const {
+    return stream_ != nullptr ? stream_ : &engine_.host_stream();
+  }
+
+  Stream* stream_ = nullptr;
 };
 
 using HostScript = std::function<void(AsyncHost* host)>;

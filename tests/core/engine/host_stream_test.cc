@@ -95,7 +95,7 @@ void ExpectOrderOnStreams(int stage, const char* link,
         UnitTrainer(run.training, rank.engine.get()).Fill();
         AsyncHost host(rank.engine.get(),
                        &memory[static_cast<size_t>(comm->rank())]);
-        script(&host, [&rank] { rank.SetStream(); });
+        script(&host, [&] { host.UseStream(rank.SetStream()); });
       },
       30, link);
   for (size_t r = 0; r < memory.size(); ++r) {
@@ -172,6 +172,7 @@ TEST_P(HostStreamTest, TheUsualStreamComesBack) {
                          host->Step();
                          host->ReadAll();
                          ASSERT_OK(host->engine().SetStream(nullptr));
+                         host->UseStream(nullptr);
                          host->AddAllGrads(2);
                          host->Step();
                          host->ReadAll();
@@ -264,8 +265,7 @@ TEST(SynchronizeTest, AWaitThatEndsTooEarlyIsNoError) {
 TEST(SynchronizeTest, AnErrorIsFinalAndReachesTheOtherRank) {
   OnRanks([](const Rank& rank) {
     Engine& engine = *rank.engine;
-    const bool fails = engine.comm()->rank() == 0;
-    if (fails) {
+    if (engine.comm()->rank() == 0) {
       rank.SetStream()->Call("the host's work",
                              [] { return Internal("broken"); });
       // Returns before the work has run, or with its error.
@@ -273,10 +273,12 @@ TEST(SynchronizeTest, AnErrorIsFinalAndReachesTheOtherRank) {
       for (int i = 0; i < 2; ++i) {
         ExpectError(engine.Synchronize(0), StatusCode::kInternal, {"broken"});
       }
+      ExpectError(engine.UnitAcquire(0, Pass::kForward, 0),
+                  StatusCode::kInternal, {"broken"});
+      return;
     }
     StepReport report;
-    ExpectError(engine.Step(StepOptions(), &report),
-                fails ? StatusCode::kInternal : StatusCode::kPoisoned,
+    ExpectError(engine.Step(StepOptions(), &report), StatusCode::kPoisoned,
                 {"broken"});
   });
 }

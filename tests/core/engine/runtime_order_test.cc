@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/device/host_stream.h"
 #include "core/engine/params/open_access.h"
 #include "core/engine/step/engine_runtime.h"
 #include "core/engine/step/hypers.h"
@@ -40,13 +41,13 @@ class RuntimeOrderTest : public ::testing::Test {
     hypers_.emplace(*std::move(hypers));
     comm_ = *OpenCommunicator("local:", CommOptions());
     device_ = *testing::OpenTestDevice("cpu-async?max_delay=0.01&host=async");
-    host_ = *device_->WrapStream(nullptr);
+    host_.emplace(*device_->WrapStream(nullptr));
     auto runtime = EngineRuntime::Create(*plan, comm_.get(), device_.get(),
                                          {.timeout = 60,
                                           .allow_missing = false,
                                           .overlap = false,
                                           .bound = &bound_,
-                                          .host = host_.get()},
+                                          .host = &*host_},
                                          nullptr, Soon());
     ASSERT_OK(runtime);
     runtime_ = *std::move(runtime);
@@ -69,7 +70,7 @@ class RuntimeOrderTest : public ::testing::Test {
   std::optional<Hypers> hypers_;
   std::shared_ptr<Communicator> comm_;
   std::shared_ptr<Device> device_;
-  std::unique_ptr<Stream> host_;
+  std::optional<HostStream> host_;
   std::unique_ptr<EngineRuntime> runtime_;
 };
 
@@ -94,10 +95,10 @@ TEST_F(RuntimeOrderTest, BoundValuesAreCopiedBetweenTheHostsWritesAndReads) {
       runtime_->plan()->model().params()[static_cast<size_t>(id)].numel));
   ASSERT_OK(
       bound_.Bind(id, {std::as_writable_bytes(std::span<float>(values)), {}}));
-  Set(host_.get(), values.data(), kSpoiled);
+  Set(host_->get(), values.data(), kSpoiled);
   ASSERT_OK(runtime_->bound_copies().RefreshAll(Soon()));
   float read = 0;
-  host_->Call("read", [&] {
+  host_->get()->Call("read", [&] {
     read = values[0];
     return Status();
   });
@@ -106,7 +107,7 @@ TEST_F(RuntimeOrderTest, BoundValuesAreCopiedBetweenTheHostsWritesAndReads) {
 }
 
 TEST_F(RuntimeOrderTest, AnAccessSeesAllEarlierWork) {
-  for (Stream* const stream : {host_.get(), &runtime_->compute()}) {
+  for (Stream* const stream : {host_->get(), &runtime_->compute()}) {
     const float before = *param();
     Set(stream, param(), before + 1);
     const auto access = OpenAccess(*runtime_, device_.get(), Soon());
