@@ -273,8 +273,6 @@ TEST(SynchronizeTest, AnErrorIsFinalAndReachesTheOtherRank) {
       for (int i = 0; i < 2; ++i) {
         ExpectError(engine.Synchronize(0), StatusCode::kInternal, {"broken"});
       }
-      ExpectError(engine.UnitAcquire(0, Pass::kForward, 0),
-                  StatusCode::kInternal, {"broken"});
       return;
     }
     StepReport report;
