@@ -1061,20 +1061,20 @@ extern "C" {
 }
 
 extern "C" {
-    /// Sets the stream on which the host enqueues its own work, so that the engine's
-    /// calls take place in the order of that stream: work that the host enqueued
-    /// before a call comes before the engine's, and work that it enqueues after the
+    /// Sets the stream on which the host enqueues its own work. The engine's calls
+    /// take place in the order of this stream: work that the host enqueued before a
+    /// call comes before the engine's, and work that the host enqueues after the
     /// call comes after. `stream` is the device's own form of a stream, a CUstream
     /// on a GPU, and must live until the engine is freed or another stream is set.
-    /// NULL: the device's usual stream, which a new engine has; steps wait again.
-    /// Work on the stream before comes before later work on the new one. Each rank
-    /// sets its own, while no step is begun, no unit is acquired and no gradients
-    /// are ready; before shard_engine_broadcast_params, too. Errors leave the stream
-    /// as it was: INVALID_ARGUMENT for a stream that is not of the engine's device,
-    /// as on "cpu" and "cpu-async", where the host works in its threads, every one
-    /// but NULL is; FAILED_PRECONDITION in another state, which the message names.
-    /// Local; waits for the work on the stream before where the host works in its
-    /// threads.
+    /// NULL is the device's usual stream, which a new engine uses; with it every
+    /// step waits for its end. Work on the old stream comes before later work on the
+    /// new one. Each rank sets its own stream, between steps or before
+    /// shard_engine_broadcast_params. Errors leave the stream as it was:
+    /// INVALID_ARGUMENT for a stream that is not of the engine's device, which on
+    /// "cpu" and "cpu-async" is every stream but NULL, for there the host works in
+    /// its threads; FAILED_PRECONDITION while a step is begun, units are acquired or
+    /// gradients are ready, naming the state. Local; a stream that is the host's
+    /// thread waits for the work of the old one.
     #[must_use]
     pub fn shard_engine_set_stream(engine: *mut shard_engine, stream: *mut c_void) -> *mut shard_error;
 }
