@@ -181,6 +181,7 @@ shard_error* shard_engine_completed_steps(const shard_engine* engine,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(step);
+    SHARD_RETURN_IF_ERROR(engine->engine->AwaitStep());
     *step = engine->engine->step();
     return Status();
   });
@@ -200,6 +201,7 @@ shard_error* shard_engine_loss_scale(const shard_engine* engine,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(scale);
+    SHARD_RETURN_IF_ERROR(engine->engine->AwaitStep());
     *scale = engine->engine->loss_scale();
     return Status();
   });
@@ -211,6 +213,7 @@ shard_error* shard_engine_growth_tracker(const shard_engine* engine,
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE_HANDLE(engine);
     SHARD_API_REQUIRE(good_steps);
+    SHARD_RETURN_IF_ERROR(engine->engine->AwaitStep());
     *good_steps = engine->engine->growth_tracker();
     return Status();
   });
@@ -231,8 +234,8 @@ shard_error* shard_engine_step(shard_engine* engine,
     shard::api::ClearWithoutHandle(CommOf(engine), "shard_step_report", report);
     SHARD_API_REQUIRE_HANDLE(engine);
     StepReport done;
-    SHARD_RETURN_IF_ERROR(
-        engine->engine->Step(ToStepOptions(options, report), &done));
+    SHARD_RETURN_IF_ERROR(engine->engine->Step(
+        ToStepOptions(options, report), report != nullptr ? &done : nullptr));
     if (report != nullptr) WriteReport(done, report);
     return Status();
   });
@@ -249,6 +252,7 @@ shard_error* shard_engine_set_stream(shard_engine* engine,
 
 shard_error* shard_engine_last_report(const shard_engine* engine,
                                       shard_step_report* report) noexcept {
+  const HostCall::Scope call(HostCallOf(CommOf(engine)), __func__);
   return Guard([&]() -> Status {
     SHARD_API_REQUIRE(report);
     SHARD_RETURN_IF_ERROR(shard::api::ClearResult("shard_step_report", report));

@@ -322,12 +322,15 @@ Status Engine::SetStream(void* native) {
   SHARD_RETURN_IF_ERROR(CheckIdleOrFilling("set_stream"));
   auto stream = device_->WrapStream(native);
   if (!stream.ok()) return stream.status().WithContext("set_stream");
-  return host_.Replace(*std::move(stream), DeadlineOf(0));
+  SHARD_RETURN_IF_ERROR(host_.Replace(*std::move(stream), DeadlineOf(0)));
+  steps_.SetReturnsEarly(native != nullptr);
+  return Status();
 }
 
 Status Engine::Synchronize(double timeout) {
   SHARD_RETURN_IF_ERROR(runtime_->units().broken());
   const Deadline deadline = DeadlineOf(timeout);
+  SHARD_RETURN_IF_ERROR(steps_.Await(deadline));
   const Status done = runtime_->Synchronize(deadline);
   // Work that is late may still end well; if not, the next call fails.
   if (done.ok() || deadline.Expired()) return done;

@@ -144,7 +144,8 @@ class Engine {
 
   // Updates the parameters from the gradients of all ranks. COLLECTIVE. Options
   // that this rank could not read, or that are out of range, are an error on
-  // all ranks.
+  // all ranks. `report`: null where nobody asks for it; after SetStream the
+  // step then returns once it is enqueued.
   Status Step(const StatusOr<StepOptions>& options, StepReport* report);
 
   // Announces the options of a step before its backward pass, so that each unit
@@ -164,9 +165,15 @@ class Engine {
   // error, which is final. A deadline that passes is not: the work goes on.
   // Local.
   Status Synchronize(double timeout);
-  // Returns the report of the last finished step. kFailedPrecondition before
-  // the first one. Local.
-  StatusOr<StepReport> LastReport() const { return steps_.LastReport(); }
+  // Waits for the last step alone, at most for the engine's timeout: what
+  // step(), loss_scale() and growth_tracker() then return is exact. Returns the
+  // step's error, which is final. Local.
+  Status AwaitStep() const { return steps_.Await(DeadlineOf(0)); }
+  // Returns the report of the last step, for which it waits.
+  // kFailedPrecondition before the first one. Local.
+  StatusOr<StepReport> LastReport() const {
+    return steps_.LastReport(DeadlineOf(0));
+  }
 
   // Takes part in the steps of other ranks, with gradients that are zero, until
   // all ranks have joined: for a rank that is out of input. COLLECTIVE.

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "core/base/out_of_memory.h"
 #include "core/engine/step/make_update_list.h"
 #include "core/engine/step/step_bytes.h"
 #include "core/engine/transfer/stopwatch.h"
@@ -48,42 +49,55 @@ Status Stepper::Run(const StepInput& input, const std::vector<Event>& reduced,
   deps_.compute->Wait(deps_.host->Record(), deadline);
   if (!begun_) latch_.Latch(input);
   norm_bytes_[0] = norm_bytes_[1] = 0;
+  meeting_deadline_ = deadline;
   if (input.needs_norm()) {
     {
       Stopwatch wait(&report->seconds_wait);
-      SHARD_RETURN_IF_ERROR(deps_.queue->Drain(deadline));
+      SHARD_RETURN_IF_ERROR(deps_.queue->WaitForAll(deps_.compute, deadline));
     }
-    SHARD_RETURN_IF_ERROR(EnqueueNorm(NormPass::kFirst, deadline, report));
+    SHARD_RETURN_IF_ERROR(EnqueueNorm(NormPass::kFirst, report));
     if (input.norm_type == NormType::kP) {
-      SHARD_RETURN_IF_ERROR(EnqueueNorm(NormPass::kSecond, deadline, report));
+      SHARD_RETURN_IF_ERROR(EnqueueNorm(NormPass::kSecond, report));
     }
   }
   SHARD_RETURN_IF_ERROR(EnqueueUpdates(reduced, deadline, report));
-  finished_ = deps_.compute->Record();
   begun_ = false;
+  {
+    Span finish(deps_.comm->observer(), EventId::kFinish, {},
+                &report->seconds_wait);
+    const Status status = EnqueueFinish(deadline);
+    finish.set_result(status);
+    if (!status.ok()) return status;
+  }
+  Stopwatch updating(&report->seconds_update);
+  finished_ = deps_.compute->Record();
+  // A skipped step has changed nothing, where that is known by now.
+  const bool skipped = finished_.IsDone() && latch_.block()->skipped;
+  if (deps_.overlap && !skipped) {
+    deps_.copies->MarkAllStale();
+  } else if (!skipped) {
+    SHARD_RETURN_IF_ERROR(deps_.copies->RefreshTrainable(deadline));
+  }
+  finished_ = deps_.compute->Record();
+  deps_.host->Wait(finished_, deadline);
+  return deps_.host->status();
+}
+
+Status Stepper::EnqueueFinish(const Deadline& deadline) {
+  if (!deps_.overlap) {
+    SHARD_RETURN_IF_ERROR(deps_.queue->WaitForAll(deps_.compute, deadline));
+  }
+  EnqueueMeeting("step: parameters published",
+                 [this] { return deps_.transfers->Finish(meeting_deadline_); });
+  return deps_.compute->status();
+}
+
+Status Stepper::AwaitResult(const Deadline& deadline,
+                            StepReport* report) const {
   {
     Stopwatch updating(&report->seconds_update);
     SHARD_RETURN_IF_ERROR(finished_.Synchronize(deadline));
   }
-  {
-    Span finish(deps_.comm->observer(), EventId::kFinish, {},
-                &report->seconds_wait);
-    Status status;
-    if (!deps_.overlap) status = deps_.queue->Drain(deadline);
-    if (status.ok()) status = deps_.transfers->Finish(deadline);
-    finish.set_result(status);
-    if (!status.ok()) return status;
-  }
-  // The parameters are those that the host has.
-  if (latch_.block()->skipped) return Status();
-  Stopwatch updating(&report->seconds_update);
-  if (!deps_.overlap) return deps_.copies->RefreshTrainable(deadline);
-  deps_.copies->MarkAllStale();
-  return Status();
-}
-
-Status Stepper::TakeResult(const Deadline& deadline, StepReport* report) {
-  SHARD_RETURN_IF_ERROR(finished_.Synchronize(deadline));
   const StepBlock& block = *latch_.block();
   report->skipped = block.skipped;
   report->grad_norm = block.grad_norm;
@@ -93,8 +107,7 @@ Status Stepper::TakeResult(const Deadline& deadline, StepReport* report) {
   return Status();
 }
 
-Status Stepper::EnqueueNorm(NormPass pass, const Deadline& deadline,
-                            StepReport* report) {
+Status Stepper::EnqueueNorm(NormPass pass, StepReport* report) {
   {
     Span reduce(deps_.comm->observer(), EventId::kNorm, {},
                 &report->seconds_reduce);
@@ -107,19 +120,31 @@ Status Stepper::EnqueueNorm(NormPass pass, const Deadline& deadline,
     norm_bytes_[static_cast<size_t>(pass)] = bytes;
   }
   Stopwatch wait(&report->seconds_wait);
-  EnqueueGather(deadline);
+  EnqueueMeeting("step: global norm", [this] {
+    return deps_.comm->AllGather("step: global norm", sums(), sizeof(NormSum),
+                                 sums() + 1, meeting_deadline_);
+  });
   deps_.compute->FinishNorm(pass, sums() + 1,
                             static_cast<size_t>(deps_.comm->world_size()),
                             latch_.block());
   return deps_.compute->status();
 }
 
-void Stepper::EnqueueGather(const Deadline& deadline) {
-  gather_deadline_ = deadline;
-  // Captures one pointer, for which a function allocates nothing.
-  deps_.compute->Call("step: global norm", [this] {
-    return deps_.comm->AllGather("step: global norm", sums(), sizeof(NormSum),
-                                 sums() + 1, gather_deadline_);
+template <typename Meeting>
+void Stepper::EnqueueMeeting(std::string_view what, const Meeting& meeting) {
+  // The functions capture one pointer, and allocate nothing.
+  static_assert(sizeof(meeting) == sizeof(this));
+  if (deps_.compute->IsInline()) {
+    deps_.compute->Call(what, meeting);
+    return;
+  }
+  // Another thread meets the ranks: this host may wait elsewhere meanwhile.
+  deps_.comm->host_waits()->AddWork();
+  deps_.compute->Call(what, [meeting, comm = deps_.comm] {
+    const Status met = CatchOutOfMemory(meeting);
+    if (!met.ok()) comm->Abort(met);
+    comm->host_waits()->FinishWork();
+    return met;
   });
 }
 

@@ -33,6 +33,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "core/base/deadline.h"
@@ -89,19 +90,22 @@ class Stepper {
   // All of `deps` must outlive the result.
   static StatusOr<std::unique_ptr<Stepper>> Create(const Dependencies& deps);
 
-  // Does a step. COLLECTIVE. `reduced`: by buffer of the plan, the event after
-  // which its gradients are reduced. REQUIRES: every rank has entered the step,
-  // so all gradients are complete, and the result of the step before was taken.
-  // On return nobody reads gradients any more, and every rank sees all new
-  // parameters, in the memory that it bound too, or, with overlap, will see
-  // them when it acquires their units. Fills the times of `report` but
-  // seconds_total and those of communication, and adds to seconds_wait.
+  // Enqueues a step. COLLECTIVE. `reduced`: by buffer of the plan, the event
+  // after which its gradients are reduced. REQUIRES: every rank has entered the
+  // step, so all gradients are complete, and the result of the step before was
+  // taken. The host's next work comes when nobody reads gradients any more, and
+  // every rank sees all new parameters, in the memory that it bound too, or,
+  // with overlap, will see them when it acquires their units. Adds to the times
+  // of `report`, but for seconds_total and those of communication.
   Status Run(const StepInput& input, const std::vector<Event>& reduced,
              const Deadline& deadline, StepReport* report);
 
   // Waits for the one event that ends the last step of Run, and fills the
-  // result in `report`: skipped and grad_norm; adds to bytes_moved.
-  Status TakeResult(const Deadline& deadline, StepReport* report);
+  // result in `report`: skipped and grad_norm; adds to bytes_moved and to
+  // seconds_update.
+  Status AwaitResult(const Deadline& deadline, StepReport* report) const;
+  // Returns whether that event is done.
+  bool IsFinished() const { return finished_.IsDone(); }
 
   // Begins a step: from here on UpdateEagerly is called for units whose
   // gradients are ready on all ranks, and Run does the rest, with the same
@@ -114,6 +118,7 @@ class Stepper {
                        const std::vector<std::vector<const void*>>* in_place,
                        const Deadline& deadline);
 
+ private:
   // This rank's part of a trainable buffer.
   struct Part {
     size_t buffer;  // Index into the plan's buffers.
@@ -125,9 +130,12 @@ class Stepper {
 
   // Enqueues a pass over the gradients, the gathering of the ranks' sums, and
   // what follows from them. COLLECTIVE.
-  Status EnqueueNorm(NormPass pass, const Deadline& deadline,
-                     StepReport* report);
-  void EnqueueGather(const Deadline& deadline);
+  Status EnqueueNorm(NormPass pass, StepReport* report);
+  // Enqueues a meeting of the ranks on the compute stream.
+  template <typename Meeting>
+  void EnqueueMeeting(std::string_view what, const Meeting& meeting);
+  // Enqueues the end of publishing, on the compute stream.
+  Status EnqueueFinish(const Deadline& deadline);
   // Enqueues the updates unit by unit, each buffer after its event.
   Status EnqueueUpdates(const std::vector<Event>& events,
                         const Deadline& deadline, StepReport* report);
@@ -150,7 +158,7 @@ class Stepper {
 
   // The step on its way.
   bool begun_ = false;
-  Deadline gather_deadline_ = Deadline::After(0);
+  Deadline meeting_deadline_ = Deadline::After(0);
   Event finished_;
   uint64_t norm_bytes_[2] = {};  // By pass.
   uint64_t update_bytes_ = 0;

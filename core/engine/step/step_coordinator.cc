@@ -81,7 +81,7 @@ Status StepCoordinator::ZeroWholeGrads(const Deadline& deadline) {
 
 Status StepCoordinator::Begin(const StatusOr<StepOptions>& given,
                               const Status& known, const Deadline& deadline) {
-  SHARD_RETURN_IF_ERROR(TakeResult(deadline, nullptr));
+  SHARD_RETURN_IF_ERROR(TakeResult(deadline));
   const StepOptions options = given.ok() ? *given : StepOptions();
   Status local = given.status();
   if (local.ok()) local = known;
@@ -115,18 +115,24 @@ Status StepCoordinator::RunBegin(const StepOptions& options, int32_t leader,
 Status StepCoordinator::Step(const StatusOr<StepOptions>& given,
                              const Status& known, const Deadline& deadline,
                              StepReport* report) {
-  *report = StepReport();
-  SHARD_RETURN_IF_ERROR(TakeResult(deadline, nullptr));
-  Status done;
+  SHARD_RETURN_IF_ERROR(TakeResult(deadline));
+  StepReport made;
+  double seconds = 0;
   {
-    Stopwatch total(&report->seconds_total);
-    done = EnterAndRun(given, known, deadline, report);
+    Stopwatch total(&seconds);
+    SHARD_RETURN_IF_ERROR(EnterAndRun(given, known, deadline, &made));
+    if (report != nullptr || !returns_early_) {
+      SHARD_RETURN_IF_ERROR(TakeResult(deadline));
+    }
   }
-  if (done.ok()) last_report_ = *report;
-  return done;
+  (pending_ ? pending_ : last_report_)->seconds_total = seconds;
+  if (report != nullptr) *report = *last_report_;
+  return Status();
 }
 
-StatusOr<StepReport> StepCoordinator::LastReport() const {
+StatusOr<StepReport> StepCoordinator::LastReport(
+    const Deadline& deadline) const {
+  SHARD_RETURN_IF_ERROR(Await(deadline));
   if (last_report_) return *last_report_;
   return FailedPrecondition("last_report before the first step: step first");
 }
@@ -164,7 +170,7 @@ Status StepCoordinator::Join(const Status& known, double timeout,
   Status local = known;
   for (;;) {
     const Deadline deadline = Deadline::After(timeout);
-    SHARD_RETURN_IF_ERROR(TakeResult(deadline, nullptr));
+    SHARD_RETURN_IF_ERROR(TakeResult(deadline));
     // Zeroed before other ranks read the gradients.
     if (local.ok()) local = ZeroWholeGrads(deadline);
     Proposal proposal = agreement_.ProposalFor(Activity::kJoin, StepOptions());
@@ -182,13 +188,15 @@ Status StepCoordinator::Join(const Status& known, double timeout,
       continue;
     }
     StepReport report;
-    SHARD_RETURN_IF_ERROR(Observe(deps_.comm->observer(), EventId::kStep,
-                                  {.step = counters().step() + 1}, [&] {
-                                    Stopwatch total(&report.seconds_total);
-                                    return RunStep(options, leader, deadline,
-                                                   &report);
-                                  }));
-    last_report_ = report;
+    double seconds = 0;
+    SHARD_RETURN_IF_ERROR(Observe(
+        deps_.comm->observer(), EventId::kStep, {.step = counters().step() + 1},
+        [&]() -> Status {
+          Stopwatch total(&seconds);
+          SHARD_RETURN_IF_ERROR(RunStep(options, leader, deadline, &report));
+          return TakeResult(deadline);
+        }));
+    last_report_->seconds_total = seconds;
     ++*steps;
   }
 }
@@ -212,19 +220,21 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
   if (!ran.ok()) return units.Fail(ran);
   begun_.reset();
   units.FinishStep();
-  pending_ = *report;
-  SHARD_RETURN_IF_ERROR(TakeResult(deadline, report));
   report->comm = runtime_->queue().TakeCounters();
   deps_.comm->observer()->Count(EventId::kOverlapped,
                                 report->comm.bytes_overlapped);
+  pending_ = *report;
   return Status();
 }
 
-Status StepCoordinator::TakeResult(const Deadline& deadline,
-                                   StepReport* report) const {
+Status StepCoordinator::Await(const Deadline& deadline) const {
   if (!pending_) return Status();
-  StepReport taken = *std::exchange(pending_, std::nullopt);
-  const Status finished = runtime_->stepper().TakeResult(deadline, &taken);
+  StepReport taken = *pending_;
+  const Stepper& stepper = runtime_->stepper();
+  const Status finished = stepper.AwaitResult(deadline, &taken);
+  // A step that is late may still end well.
+  if (!finished.ok() && !stepper.IsFinished()) return finished;
+  pending_.reset();
   if (!finished.ok()) return runtime_->units().Fail(finished);
   taken.bytes_moved += runtime_->bound_copies().TakeBytes();
   deps_.counters->Count(taken.skipped);
@@ -234,12 +244,17 @@ Status StepCoordinator::TakeResult(const Deadline& deadline,
                                 taken.step, " was skipped, with loss scale ",
                                 taken.loss_scale, ": gradients are not finite");
   }
-  if (report != nullptr) *report = taken;
+  last_report_ = taken;
   return Status();
 }
 
+Status StepCoordinator::TakeResult(const Deadline& deadline) const {
+  const Status finished = Await(deadline);
+  return finished.ok() ? finished : runtime_->units().Fail(finished);
+}
+
 Counters& StepCoordinator::counters() const {
-  (void)TakeResult(Deadline::After(deps_.comm->timeout()), nullptr).ok();
+  (void)Await(Deadline::After(deps_.comm->timeout())).ok();
   return *deps_.counters;
 }
 

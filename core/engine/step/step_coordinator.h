@@ -45,8 +45,7 @@ class StepCoordinator {
   // Returns the same error also while units are in use or gradients are ready.
   Status CheckBetweenSteps(std::string_view what) const;
 
-  // Returns the counters, once the last step is counted. Waits for that step's
-  // result, if nothing has waited for it yet; after an error the step is not
+  // Returns the counters, after Await; where that fails, the last step is not
   // counted, and the engine's next call returns the error.
   Counters& counters() const;
 
@@ -59,10 +58,19 @@ class StepCoordinator {
   // out of range, are an error on all ranks.
   Status Begin(const StatusOr<StepOptions>& given, const Status& known,
                const Deadline& deadline);
+  // `report`: null where nobody asks for it. A step then returns once it is
+  // enqueued, after SetReturnsEarly(true); an error that comes later is that of
+  // the next call.
   Status Step(const StatusOr<StepOptions>& given, const Status& known,
               const Deadline& deadline, StepReport* report);
-  // Returns the report of the last step that ended well, of Join too. Local.
-  StatusOr<StepReport> LastReport() const;
+  void SetReturnsEarly(bool early) { returns_early_ = early; }
+  // Waits for the last step, if nothing has waited for it yet, and counts it.
+  // Returns its error, which is final; kDeadlineExceeded of a step that goes on
+  // is not. Local.
+  Status Await(const Deadline& deadline) const;
+  // Returns the report of the last step that ended well, of Join too, for which
+  // it waits. Local.
+  StatusOr<StepReport> LastReport(const Deadline& deadline) const;
   // Takes part in the steps of other ranks, with gradients that are zero, until
   // all ranks have joined. COLLECTIVE. `timeout`: seconds, of each step.
   // `steps`: set to the number of those steps.
@@ -70,15 +78,15 @@ class StepCoordinator {
 
  private:
   Status CheckBegin(const StepOptions& options) const;
-  // Counts the step whose result was not taken yet, if there is one: before
-  // counters or loss scale are read, and before the next step. Waits for one
-  // event of the step. Sets `report`, if any, to the report of the step.
-  Status TakeResult(const Deadline& deadline, StepReport* report) const;
+  // Acts as Await, with errors that are final: for the rank's own step, and
+  // before the next one.
+  Status TakeResult(const Deadline& deadline) const;
   Status EnterAndRun(const StatusOr<StepOptions>& given, const Status& known,
                      const Deadline& deadline, StepReport* report);
   Status ZeroWholeGrads(const Deadline& deadline);
   // Run a step, or the beginning of one, after an agreement in which `leader`
-  // proposed it. COLLECTIVE, as everything below.
+  // proposed it. COLLECTIVE, as everything below. RunStep enqueues the step,
+  // and leaves the report in pending_.
   Status RunBegin(const StepOptions& options, int32_t leader,
                   const Deadline& deadline);
   Status RunStep(const StepOptions& options, int32_t leader,
@@ -93,7 +101,8 @@ class StepCoordinator {
   int32_t begun_active_ = 0;
   // The report of a step until its result is taken.
   mutable std::optional<StepReport> pending_;
-  std::optional<StepReport> last_report_;
+  mutable std::optional<StepReport> last_report_;
+  bool returns_early_ = false;
 };
 
 }  // namespace shard

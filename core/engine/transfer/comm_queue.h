@@ -73,6 +73,12 @@ class CommQueue {
   // Where the stream is inline this blocks: the time is exposed, and the wait
   // published (HostWaits). Returns the stream's error, if it has failed by now.
   Status Wait(const Event& event, Stream* stream, const Deadline& deadline);
+  // The same for all work.
+  Status WaitForAll(Stream* stream, const Deadline& deadline) {
+    if (pending_.empty()) return stream_->status();
+    const Event last = pending_.back().event;
+    return Wait(last, stream, deadline);
+  }
   // Waits for all work.
   Status Drain(const Deadline& deadline);
 

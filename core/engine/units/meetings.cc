@@ -39,6 +39,8 @@ StatusOr<Decision> Meetings::Meet(const Proposal& proposal, const Status& local,
 Status Meetings::Report(Activity activity, const Status& local,
                         const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(Drain(deadline));
+  // The end of a step may still meet the ranks.
+  if (deps_.comm->direct()) SHARD_RETURN_IF_ERROR(AwaitStreams(deadline));
   Proposal proposal;
   proposal.activity = activity;
   return Meet(proposal, local, Arguments(), deadline).status();

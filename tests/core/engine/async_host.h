@@ -161,6 +161,7 @@ class AsyncHost {
     StepReport report;
     ASSERT_OK(engine_.Step(StepOptions(), &report));
   }
+  void StepWithoutReport() { ASSERT_OK(engine_.Step(StepOptions(), nullptr)); }
 
   // Binds memory of this host to all parameters.
   void BindAll() {
@@ -190,12 +191,12 @@ class AsyncHost {
   }
 
  private:
-  Engine& engine_;
-  AsyncHostMemory& memory_;
   Stream* stream() const {
     return stream_ != nullptr ? stream_ : &engine_.host_stream();
   }
 
+  Engine& engine_;
+  AsyncHostMemory& memory_;
   Stream* stream_ = nullptr;
 };
 

@@ -139,7 +139,7 @@ TEST_P(CommQueueTest, AWaitIsPublishedWhereItBlocks) {
     gate.get_future().wait();
     return Status();
   });
-  for (Stream* const stream : {host_.get(), compute_.get()}) {
+  for (Stream* const stream : {host_->get(), compute_.get()}) {
     const uint64_t before = published.number;
     if (stream->IsInline()) {
       ExpectError(queue_->Wait(event, stream, Deadline::After(0.01)),

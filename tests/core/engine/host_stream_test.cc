@@ -5,9 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -128,6 +131,21 @@ TEST_P(HostStreamTest, CallsTakePlaceInTheOrderOfTheStream) {
                        });
 }
 
+TEST_P(HostStreamTest, StepsThatReturnEarlyTakePlaceInTheOrderOfTheStream) {
+  ExpectOrderOnStreams(1, GetParam(),
+                       [](AsyncHost* host, const auto& next_stream) {
+                         next_stream();
+                         for (int step = 1; step <= 3; ++step) {
+                           host->AddAllGrads(step);
+                           host->StepWithoutReport();
+                           host->ReadAll();
+                           host->SpoilAllGrads();
+                           ASSERT_OK(host->engine().ZeroGrad());
+                         }
+                         EXPECT_EQ(host->engine().step(), 3);
+                       });
+}
+
 TEST_P(HostStreamTest, UnitsTakePlaceInTheOrderOfTheStream) {
   for (const int stage : {2, 3}) {
     ExpectOrderOnStreams(stage, GetParam(),
@@ -241,6 +259,109 @@ TEST(SetStreamTest, AnErrorOfTheOldStreamIsThatOfTheNewOne) {
     StepReport report;
     EXPECT_FALSE(rank.engine->Step(StepOptions(), &report).ok());
   });
+}
+
+// ---- Steps that return early -----------------------------------------------
+
+// Where ranks share memory, a step first waits for the host's gradients.
+constexpr const char* kApart = "direct=0";
+
+TEST(EarlyStepTest, ReturnsBeforeItsGradientsAreThere) {
+  OnRanks(
+      [](const Rank& rank) {
+        Engine& engine = *rank.engine;
+        ExpectError(engine.LastReport().status(),
+                    StatusCode::kFailedPrecondition, {"before the first step"});
+        Gate gate;
+        rank.SetStream()->Call("the host's work", gate.Passing());
+        ASSERT_OK(engine.Step(StepOptions(), nullptr));
+        EXPECT_FALSE(engine.host_stream().Record().IsDone());
+        ExpectError(engine.Synchronize(0.001), StatusCode::kDeadlineExceeded,
+                    {});
+        gate.Open();
+        const auto report = engine.LastReport();
+        ASSERT_OK(report);
+        EXPECT_EQ(report->step, 1);
+        EXPECT_GT(report->bytes_moved, 0u);
+        EXPECT_EQ(engine.step(), 1);
+      },
+      kApart);
+}
+
+TEST(EarlyStepTest, WaitsForAReportAndWithoutAStreamOfTheHost) {
+  OnRanks(
+      [](const Rank& rank) {
+        Engine& engine = *rank.engine;
+        for (const bool reports : {true, false}) {
+          if (reports) {
+            rank.SetStream();
+          } else {
+            ASSERT_OK(engine.SetStream(nullptr));
+          }
+          Gate gate;
+          std::atomic<bool> opened = false;
+          engine.host_stream().Call("the host's work", gate.Passing());
+          std::thread opener([&] {
+            EXPECT_TRUE(gate.AwaitArrival());
+            opened = true;
+            gate.Open();
+          });
+          StepReport report;
+          EXPECT_OK(engine.Step(StepOptions(), reports ? &report : nullptr));
+          EXPECT_TRUE(opened);
+          opener.join();
+          EXPECT_EQ(report.step, reports ? 1 : 0);
+        }
+        EXPECT_EQ(engine.step(), 2);
+      },
+      kApart);
+}
+
+TEST(EarlyStepTest, CountsSkippedStepsExactly) {
+  OnRanks(
+      [](const Rank& rank) {
+        Engine& engine = *rank.engine;
+        AsyncHostMemory memory;
+        AsyncHost host(&engine, &memory);
+        host.UseStream(rank.SetStream());
+        StepOptions options;
+        options.skip_nonfinite = true;
+        const auto grad = engine.Grad(0);
+        ASSERT_OK(grad);
+        for (int step = 0; step < 6; ++step) {
+          const bool skipped = step % 2 == 0;
+          constexpr float kInfinity = std::numeric_limits<float>::infinity();
+          host.Fill(*grad, skipped ? kInfinity : 1.0f);
+          ASSERT_OK(engine.Step(options, nullptr));
+          EXPECT_EQ(engine.step(), (step + 1) / 2);
+          const auto report = engine.LastReport();
+          ASSERT_OK(report);
+          EXPECT_EQ(report->skipped, skipped);
+          ASSERT_OK(engine.ZeroGrad());
+        }
+      },
+      kApart);
+}
+
+TEST(EarlyStepTest, ALaterErrorIsThatOfTheNextCall) {
+  OnRanks(
+      [](const Rank& rank) {
+        Engine& engine = *rank.engine;
+        const bool fails = engine.comm()->rank() == 0;
+        Gate gate;
+        rank.SetStream()->Call("the host's work", [&gate, fails] {
+          const Status passed = gate.Passing()();
+          return fails ? Internal("broken") : passed;
+        });
+        ASSERT_OK(engine.Step(StepOptions(), nullptr));
+        gate.Open();
+        const auto code = fails ? StatusCode::kInternal : StatusCode::kPoisoned;
+        ExpectError(engine.Step(StepOptions(), nullptr), code, {"broken"});
+        ExpectError(engine.LastReport().status(),
+                    StatusCode::kFailedPrecondition, {});
+        ExpectError(engine.ZeroGrad(), code, {"broken"});
+      },
+      kApart);
 }
 
 // ---- Waiting ---------------------------------------------------------------
