@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UpdateList: what the steps of an engine update, in one table: this rank's
-// range of each trainable buffer, and the parameters in it. With the table,
-// Stream::Update is one operation per range, whatever the number of parameters.
+// UpdateList: a table of all tensors that the steps of an engine update: this
+// rank's range of each trainable buffer, and the parameters in it. With the
+// table, Stream::Update is one operation per range, whatever the number of
+// parameters.
 //
 // All references between its parts are indices, so that a copy of a list, as a
 // device may keep one, is a list. Immutable once made.
@@ -31,9 +32,10 @@ struct UpdateSlice {
   uint32_t position;    // Its ParamPlace::position.
 };
 
-// What a tensor formula needs of a slice, which is a whole parameter.
-// Workspaces hold the gradients of `batch` parameters, `stride` elements apart,
-// then the kernel's scratch memory, then, from `copy` on, a parameter in fp32.
+// The part of a slice that tensor formulas read. The slice is a whole
+// parameter. Workspaces hold the gradients of `batch` parameters, `stride`
+// elements apart, then the kernel's scratch memory, then, from `copy` on, a
+// parameter in fp32.
 struct TensorSlice {
   size_t shape;  // The first size, in UpdateList::sizes.
   int ndim;

@@ -8,13 +8,41 @@
 
 namespace shard {
 
+namespace {
+
+// Returns the gradients of a buffer that belong to no parameter.
+std::vector<ByteRange> PaddingOf(const FlatBufferPlan& buffer) {
+  std::vector<ByteRange> padding;
+  int64_t at = 0;
+  const auto add_to = [&](int64_t end) {
+    if (end <= at) return;
+    padding.push_back({DTypeBytes(buffer.grad_dtype, at),
+                       DTypeBytes(buffer.grad_dtype, end - at)});
+  };
+  for (const Slot& slot : buffer.layout.slots()) {
+    add_to(slot.offset);
+    at = slot.offset + slot.numel;
+  }
+  add_to(buffer.layout.padded_numel());
+  return padding;
+}
+
+}  // namespace
+
 UnitGrads::UnitGrads(const Dependencies& deps)
     : deps_(deps),
       plan_(*deps.plan),
       reduces_(plan_.shards_grads() ||
                (!deps.comm->direct() && !deps.allow_missing)),
       reduces_later_(!plan_.shards_grads() && !deps.comm->direct()),
-      slots_(plan_, plan_.grad_slots()) {}
+      slots_(plan_, plan_.grad_slots()),
+      padding_(plan_.buffers().size()) {
+  if (!plan_.shards_grads()) return;
+  for (size_t b = 0; b < padding_.size(); ++b) {
+    const FlatBufferPlan& buffer = plan_.buffers()[b];
+    if (buffer.trainable) padding_[b] = PaddingOf(buffer);
+  }
+}
 
 bool UnitGrads::HasGrads(int32_t unit) const {
   const UnitPlan& planned = plan_.unit(unit);
@@ -58,7 +86,9 @@ Status UnitGrads::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
                                DTypeBytes(dtype, buffer.layout.padded_numel()));
       continue;
     }
-    ZeroPadding(buffer, grads);
+    // Other units leave their gradients in the slot.
+    const std::vector<ByteRange>& padding = padding_[part.buffer];
+    if (!padding.empty()) deps_.compute->FillZeros(grads, padding);
     if (pass != Pass::kBackward) continue;
     // Bound gradients are zeroed where the host keeps them: their slots are
     // overwritten once they are ready.
@@ -70,21 +100,6 @@ Status UnitGrads::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
     }
   }
   return LeadHost(deadline);
-}
-
-void UnitGrads::ZeroPadding(const FlatBufferPlan& buffer,
-                            unsigned char* grads) {
-  int64_t at = 0;
-  const auto zero_to = [&](int64_t end) {
-    if (end <= at) return;
-    deps_.compute->FillZeros(grads + DTypeBytes(buffer.grad_dtype, at),
-                             DTypeBytes(buffer.grad_dtype, end - at));
-  };
-  for (const Slot& slot : buffer.layout.slots()) {
-    zero_to(slot.offset);
-    at = slot.offset + slot.numel;
-  }
-  zero_to(buffer.layout.padded_numel());
 }
 
 Status UnitGrads::Reduce(int32_t unit, bool more, const Deadline& deadline) {

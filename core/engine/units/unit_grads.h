@@ -87,9 +87,6 @@ class UnitGrads {
 
  private:
   bool HasGrads(int32_t unit) const;
-  // Zeroes the elements that belong to no parameter: other units leave their
-  // gradients in a slot.
-  void ZeroPadding(const FlatBufferPlan& buffer, unsigned char* grads);
   // Returns this rank's gradients of a buffer of `unit`. REQUIRES: where they
   // are sharded, the unit has a slot.
   unsigned char* GradsOf(int32_t unit, const SlotPart& part) const;
@@ -108,6 +105,8 @@ class UnitGrads {
   const bool reduces_;        // When gradients are ready.
   const bool reduces_later_;  // During the step.
   Slots slots_;
+  // By buffer: the elements in a slot that belong to no parameter.
+  std::vector<std::vector<ByteRange>> padding_;
 };
 
 }  // namespace shard
