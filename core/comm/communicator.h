@@ -35,6 +35,7 @@
 #include "core/base/deadline.h"
 #include "core/base/status.h"
 #include "core/comm/host_waits.h"
+#include "core/comm/notices.h"
 #include "core/observe/observer.h"
 #include "core/observe/settings.h"
 
@@ -138,11 +139,11 @@ class Communicator {
   // Rank, direct(), timeout, observer, phase_hook and link are this one's; the
   // hook is called by either thread.
   //
-  // A family is a communicator, its duplicates and exchanges, and theirs. An
-  // error that ends one of a family (a lost rank, a passed deadline, a desync,
-  // an Abort) ends all, with the same code and rank; a wait in progress ends
-  // after 50 ms at most. When two of a family fail at once, each keeps its own
-  // first error.
+  // A family is a communicator, its duplicates, exchanges and notices, and
+  // theirs. An error that ends one of a family (a lost rank, a passed deadline,
+  // a desync, an Abort) ends all, with the same code and rank; a wait in
+  // progress ends after 50 ms at most. When two of a family fail at once, each
+  // keeps its own first error.
   //
   // The communicators of a family can be freed in any order. A rank leaves, and
   // is lost without Shutdown, when it frees its last one of the family; until
@@ -160,6 +161,13 @@ class Communicator {
   // phase_hook is called by whichever thread drives it.
   virtual StatusOr<std::shared_ptr<Exchange>> OpenExchange(
       std::string_view what, const Deadline& deadline) = 0;
+
+  // Opens notices of `bytes` bytes over the same ranks, with a sequence of
+  // their own. COLLECTIVE. `what` names a notice in errors. Works whatever
+  // direct() returns. kResourceExhausted on all ranks when one of them does not
+  // have enough memory. REQUIRES: 0 < bytes <= 8192.
+  virtual StatusOr<std::unique_ptr<Notices>> OpenNotices(
+      std::string_view what, size_t bytes, const Deadline& deadline) = 0;
 
   // Ends the group: peers waiting now or later return kPoisoned with `reason`.
   // Any thread. Local and idempotent: the first reason stays.

@@ -10,6 +10,11 @@ namespace shard {
 
 namespace {
 
+// Called after the other ranks were told, for they wait.
+void LogEnd(Observer* observer, const Status& reason) {
+  observer->Log(EventId::kAbort, "the group ends here: ", reason.message());
+}
+
 // Returns the arguments of a collective in which a rank sends `blocks` blocks
 // of `bytes`.
 EventArguments Sending(std::string_view what, int blocks, size_t bytes) {
@@ -21,6 +26,44 @@ EventArguments Broadcasting(std::string_view what, int world_size,
                             size_t bytes) {
   return Sending(what, world_size > 1 ? 1 : 0, bytes);
 }
+
+// Records a meeting as the all-gather that it is.
+class ObservedNotices final : public Notices {
+ public:
+  ObservedNotices(std::unique_ptr<Notices> notices, std::string what,
+                  EventArguments sending, Observer* observer)
+      : notices_(std::move(notices)),
+        what_(std::move(what)),
+        sending_(sending),
+        observer_(observer) {
+    sending_.what = what_;
+  }
+
+  Status Post(const void* notice, const Compare& compare,
+              const Deadline& deadline) override {
+    return notices_->Post(notice, compare, deadline);
+  }
+  Status Meet(const void* notice, void* recv,
+              const Deadline& deadline) override {
+    return Observe(observer_, EventId::kAllGather, sending_,
+                   [&] { return notices_->Meet(notice, recv, deadline); });
+  }
+  Status Await(void* recv, const Deadline& deadline) override {
+    return Observe(observer_, EventId::kAllGather, sending_,
+                   [&] { return notices_->Await(recv, deadline); });
+  }
+  void Fail(const Status& error) override {
+    notices_->Fail(error);
+    LogEnd(observer_, error);
+  }
+  Status failure() const override { return notices_->failure(); }
+
+ private:
+  const std::unique_ptr<Notices> notices_;
+  const std::string what_;
+  EventArguments sending_;
+  Observer* const observer_;
+};
 
 }  // namespace
 
@@ -79,10 +122,22 @@ StatusOr<std::shared_ptr<Exchange>> ObservedCommunicator::OpenExchange(
   });
 }
 
+StatusOr<std::unique_ptr<Notices>> ObservedCommunicator::OpenNotices(
+    std::string_view what, size_t bytes, const Deadline& deadline) {
+  using Made = StatusOr<std::unique_ptr<Notices>>;
+  const EventArguments sending = Sending(what, world_size() - 1, bytes);
+  return Observe(
+      observer_, EventId::kAllocate, Sending(what, 1, bytes), [&]() -> Made {
+        SHARD_ASSIGN_OR_RETURN(auto made,
+                               comm_->OpenNotices(what, bytes, deadline));
+        return std::unique_ptr<Notices>(std::make_unique<ObservedNotices>(
+            std::move(made), std::string(what), sending, observer_));
+      });
+}
+
 void ObservedCommunicator::Abort(const Status& reason) {
-  // The other ranks wait to be told.
   comm_->Abort(reason);
-  observer_->Log(EventId::kAbort, "the group ends here: ", reason.message());
+  LogEnd(observer_, reason);
 }
 
 Status ObservedCommunicator::Shutdown(const Deadline& deadline) {

@@ -44,6 +44,10 @@ std::string_view OperationName(uint32_t operation) {
       return "duplication";
     case Operation::kOpenExchange:
       return "opening of an exchange";
+    case Operation::kOpenNotices:
+      return "opening of notices";
+    case Operation::kNotice:
+      return "notice";
   }
   return "unknown operation";
 }
@@ -102,6 +106,8 @@ std::string Format(const Fingerprint& call) {
     case Operation::kAllGather:
     case Operation::kAllocatePerRank:
     case Operation::kAllocatePerHost:
+    case Operation::kOpenNotices:
+    case Operation::kNotice:
       StrAppend(&out, " of ", call.bytes, " bytes");
       break;
     case Operation::kReduceScatter:

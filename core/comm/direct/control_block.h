@@ -3,17 +3,19 @@
 // ControlBlock: the memory in which ranks that share memory meet in each round.
 //
 // A round is one "everybody has arrived". Rank r arrives at round s by writing
-// its cell of s and then storing s into its `arrived`. Cells alternate with the
-// parity of s: a rank can be at most one round ahead of a peer that still reads
-// (round s+1 completes only when the peer has arrived there too), so a cell
-// that a slow peer reads is never overwritten.
+// its cell of s and then storing s into its `arrived`. The cells of a rank form
+// a ring of n, and the cell of round s is number s % n: a rank may be n - 1
+// rounds ahead of a peer that still reads, so it arrives at round s only when
+// all ranks have arrived at s - n + 1, and a cell that a slow peer reads is
+// never overwritten. With n = 2 the rank has waited for that already: it was
+// there when the round before was complete.
 //
 // `state` is the one place where a round is decided: (rounds completed,
-// failer). A rank that sees that all have arrived moves it to s; a rank that
-// gives up sets the failer to its rank + 1. Both are a compare-and-swap from
-// "s-1 completed, no failer", so a round completes for all ranks or fails for
-// all ranks, whatever the timing; a rank killed between any two instructions
-// leaves the round decidable.
+// failer). A rank that sees that all have arrived at s moves it to s; a rank
+// that gives up sets the failer to its rank + 1. Both are a compare-and-swap
+// from "less than s completed, no failer", so a round completes for all ranks
+// or fails for all ranks, whatever the timing; a rank killed between any two
+// instructions leaves the round decidable.
 //
 // The block is zero at birth, lives in heap memory (threads) or in a memfd
 // (processes), and holds no pointers. Atomics are lock-free, hence valid
@@ -54,6 +56,8 @@ enum class Operation : uint32_t {
   kBroadcast = 8,
   kDuplicate = 9,
   kOpenExchange = 10,
+  kOpenNotices = 11,
+  kNotice = 12,
 };
 
 // The arguments of a tensor collective, beside the number of elements or bytes
@@ -80,10 +84,27 @@ struct Fingerprint {
   char what[kWhatBytes];
 };
 
-struct Cell {
+// The head of a cell; the payload follows it.
+struct alignas(64) Cell {
   Fingerprint call;
-  alignas(64) std::byte payload[kPayloadBytes];
+
+  std::byte* payload() { return reinterpret_cast<std::byte*>(this + 1); }
 };
+
+// The cells of a rank.
+struct CellRing {
+  size_t count;
+  size_t payload_bytes;  // In one round.
+
+  // Returns the bytes from one cell to the next.
+  constexpr size_t stride() const {
+    return sizeof(Cell) +
+           (payload_bytes + alignof(Cell) - 1) / alignof(Cell) * alignof(Cell);
+  }
+};
+
+// The cells of ranks that wait for each other in every round.
+inline constexpr CellRing kRoundCells = {2, kPayloadBytes};
 
 struct FailureRecord {
   int32_t code;  // StatusCode
@@ -106,12 +127,15 @@ struct alignas(kLine) RankSlot {
   // Read by others only when `state` names this rank as the failer.
   FailureRecord failure;
   alignas(kLine) HostWait host_wait;
-  alignas(kLine) Cell cells[2];
+  // The round for which the rank waits, once it has waited for some time. The
+  // wait goes on until that round is complete. Never less than before.
+  std::atomic<uint64_t> awaited;
 };
 
 struct alignas(kLine) ControlBlock {
   std::atomic<uint64_t> state;
-  // The futex word: changes whenever `state` or a `presence` does.
+  // The futex word: changes whenever `state` or a `presence` does, and when a
+  // rank has arrived that does not wait.
   alignas(kLine) std::atomic<uint32_t> event;
   // The number of waiting ranks. Only saves wake-ups: a count left behind by a
   // killed rank does no harm.
@@ -120,12 +144,35 @@ struct alignas(kLine) ControlBlock {
   // Wakes the waiting ranks, after a change.
   void Announce();
 
-  // The slots follow the block.
+  // The slots follow the block, and the cells of all ranks follow the slots.
   RankSlot* slots() { return reinterpret_cast<RankSlot*>(this + 1); }
 
-  static constexpr size_t Bytes(int world_size) {
+  static constexpr size_t Bytes(int world_size,
+                                const CellRing& ring = kRoundCells) {
     return sizeof(ControlBlock) +
-           sizeof(RankSlot) * static_cast<size_t>(world_size);
+           static_cast<size_t>(world_size) *
+               (sizeof(RankSlot) + ring.count * ring.stride());
+  }
+};
+
+// A block and the layout that its ranks have agreed on.
+struct BlockView {
+  ControlBlock* block;
+  int world_size;
+  CellRing ring = kRoundCells;
+  // Another block in which the ranks publish work of their libraries' threads
+  // on this one, and the waits of their hosts for that work. May be null.
+  ControlBlock* work_block = nullptr;
+
+  RankSlot& slot(int rank) const { return block->slots()[rank]; }
+  const RankSlot& work_slot(int rank) const {
+    return (work_block != nullptr ? work_block : block)->slots()[rank];
+  }
+  Cell& cell(int rank, uint64_t round) const {
+    auto* cells = reinterpret_cast<std::byte*>(block->slots() + world_size);
+    const size_t index =
+        static_cast<size_t>(rank) * ring.count + round % ring.count;
+    return *reinterpret_cast<Cell*>(cells + index * ring.stride());
   }
 };
 

@@ -20,15 +20,37 @@ namespace {
 
 constexpr size_t kNone = SIZE_MAX;
 
-// The words of one rank in one group.
-struct RankWords {
-  uint64_t arrived;
+// The words of a HostWait.
+struct HostWords {
   uint64_t number;
   uint64_t until;
   uint64_t given;
   uint64_t done;
 
+  bool operator==(const HostWords&) const = default;
+
+  bool in_collective() const { return number % 2 != 0 && until == 0; }
+  bool waits_for_work() const { return number % 2 != 0 && done < until; }
+};
+
+// The words of one rank in one group.
+struct RankWords {
+  uint64_t arrived;
+  uint64_t awaited;
+  // In the group's own block, and in that of its work (BlockView).
+  HostWords own;
+  HostWords work;
+
   bool operator==(const RankWords&) const = default;
+
+  // Returns whether the host is in a collective of the group, or waits for work
+  // of the library, which may be in one.
+  bool host_waits() const {
+    return own.in_collective() || own.waits_for_work() || work.waits_for_work();
+  }
+  bool library_works() const {
+    return own.given != own.done || work.given != work.done;
+  }
 };
 
 struct GroupWords {
@@ -39,68 +61,93 @@ struct GroupWords {
 
   uint64_t completed() const { return State::Unpack(state).completed; }
   bool failed() const { return State::Unpack(state).failer >= 0; }
-  bool HasArrived(size_t rank) const {
-    return ranks[rank].arrived > completed();
-  }
-  // Returns whether the host of `rank` waits for the round in progress.
+  // Returns whether the host of `rank` waits for a round that is not complete.
   bool HoldsHost(size_t rank) const {
-    const RankWords& words = ranks[rank];
-    return words.number % 2 != 0 && HasArrived(rank) &&
-           (words.until == 0 || words.done < words.until);
+    return ranks[rank].awaited > completed() && ranks[rank].host_waits();
   }
-  // Returns whether only a call of the host can bring `rank` to the round.
-  bool NeedsHost(size_t rank) const {
-    return !HasArrived(rank) && ranks[rank].given == ranks[rank].done;
+  // Returns whether only a call of the host can bring `rank` to `round`.
+  bool NeedsHost(size_t rank, uint64_t round) const {
+    return ranks[rank].arrived < round && !ranks[rank].library_works();
   }
 };
 
 using FamilyWords = std::vector<GroupWords>;
 
-FamilyWords Read(const std::vector<ControlBlock*>& blocks, int world_size) {
+uint64_t Load(const std::atomic<uint64_t>& word) {
+  return word.load(std::memory_order_acquire);
+}
+
+HostWords Read(const HostWait& wait) {
+  return {Load(wait.number), Load(wait.until), Load(wait.given),
+          Load(wait.done)};
+}
+
+FamilyWords Read(const std::vector<BlockView>& blocks) {
   FamilyWords family(blocks.size());
   for (size_t g = 0; g < blocks.size(); ++g) {
-    family[g].state = blocks[g]->state.load(std::memory_order_acquire);
-    for (int r = 0; r < world_size; ++r) {
-      const RankSlot& slot = blocks[g]->slots()[r];
-      const auto load = [](const std::atomic<uint64_t>& word) {
-        return word.load(std::memory_order_acquire);
-      };
-      family[g].ranks.push_back(
-          {load(slot.arrived), load(slot.host_wait.number),
-           load(slot.host_wait.until), load(slot.host_wait.given),
-           load(slot.host_wait.done)});
+    const BlockView& view = blocks[g];
+    family[g].state = view.block->state.load(std::memory_order_acquire);
+    for (int r = 0; r < view.world_size; ++r) {
+      const RankSlot& slot = view.slot(r);
+      const RankSlot& work = view.work_slot(r);
+      family[g].ranks.push_back({Load(slot.arrived), Load(slot.awaited),
+                                 Read(slot.host_wait), Read(work.host_wait)});
     }
   }
   return family;
 }
 
-// Returns the group in which the host of each rank waits, or kNone.
-std::vector<size_t> PlacesOfHosts(const FamilyWords& family, int world_size) {
-  std::vector<size_t> places(static_cast<size_t>(world_size), kNone);
-  for (size_t r = 0; r < places.size(); ++r) {
+// A round of a group that is not complete.
+struct OpenRound {
+  size_t group;
+  uint64_t round;
+
+  bool operator==(const OpenRound&) const = default;
+};
+
+// The rounds for which the hosts wait.
+struct Waits {
+  std::vector<OpenRound> rounds;  // Each once.
+  std::vector<size_t> places;     // By rank, an index in `rounds`, or kNone.
+};
+
+// `start` becomes the first round.
+Waits WaitsOf(const FamilyWords& family, const OpenRound& start) {
+  const size_t world_size = family[start.group].ranks.size();
+  Waits waits = {{start}, std::vector<size_t>(world_size, kNone)};
+  for (size_t r = 0; r < world_size; ++r) {
     for (size_t g = 0; g < family.size(); ++g) {
-      if (family[g].HoldsHost(r)) places[r] = g;
+      if (!family[g].HoldsHost(r)) continue;
+      const OpenRound round = {g, family[g].ranks[r].awaited};
+      const auto at =
+          std::find(waits.rounds.begin(), waits.rounds.end(), round);
+      waits.places[r] = static_cast<size_t>(at - waits.rounds.begin());
+      if (at == waits.rounds.end()) waits.rounds.push_back(round);
     }
   }
-  return places;
+  return waits;
 }
 
-// Returns the groups of a cycle to which `start` leads, in any order; none
-// when there is no cycle. REQUIRES: a round of `start` is in progress.
-std::vector<size_t> FindCycle(const FamilyWords& family,
-                              const std::vector<size_t>& places, size_t start) {
+// Returns the groups of a cycle to which the first of the rounds leads, in any
+// order; none when there is no cycle.
+std::vector<size_t> FindCycle(const FamilyWords& family, const Waits& waits) {
   enum class Mark { kNew, kOnPath, kLeft };
-  std::vector<Mark> marks(family.size(), Mark::kNew);
-  std::vector<size_t> path = {start};
-  marks[start] = Mark::kOnPath;
+  std::vector<Mark> marks(waits.rounds.size(), Mark::kNew);
+  std::vector<size_t> path = {0};
+  marks[0] = Mark::kOnPath;
   while (!path.empty()) {
-    const size_t at = path.back();
+    const OpenRound& at = waits.rounds[path.back()];
     size_t next = kNone;
-    for (size_t r = 0; r < places.size(); ++r) {
-      const size_t place = places[r];
-      if (place == kNone || !family[at].NeedsHost(r)) continue;
+    for (size_t r = 0; r < waits.places.size(); ++r) {
+      const size_t place = waits.places[r];
+      if (place == kNone || !family[at.group].NeedsHost(r, at.round)) continue;
       if (marks[place] == Mark::kOnPath) {
-        return {std::find(path.begin(), path.end(), place), path.end()};
+        std::vector<size_t> groups;
+        for (auto i = std::find(path.begin(), path.end(), place);
+             i != path.end(); ++i) {
+          groups.push_back(waits.rounds[*i].group);
+        }
+        return groups;
       }
       if (marks[place] == Mark::kNew) next = place;
     }
@@ -108,7 +155,7 @@ std::vector<size_t> FindCycle(const FamilyWords& family,
       marks[next] = Mark::kOnPath;
       path.push_back(next);
     } else {
-      marks[at] = Mark::kLeft;
+      marks[path.back()] = Mark::kLeft;
       path.pop_back();
     }
   }
@@ -126,21 +173,25 @@ struct Waiters {
 // the others. Hosts that wait in one group may have made different calls: the
 // group compares them when all ranks have come. The text of a call may be torn
 // where a wait has ended meanwhile, which the caller finds by reading again.
-std::vector<Waiters> WaitersOf(const std::vector<ControlBlock*>& blocks,
-                               const FamilyWords& family,
-                               const std::vector<size_t>& places,
+std::vector<Waiters> WaitersOf(const std::vector<BlockView>& blocks,
+                               const FamilyWords& family, const Waits& waits,
                                const std::vector<size_t>& cycle) {
   std::vector<Waiters> all;
   std::ptrdiff_t groups = 0;  // Of which `all` has a call.
-  for (size_t r = 0; r < places.size(); ++r) {
-    const size_t g = places[r];
+  for (size_t r = 0; r < waits.places.size(); ++r) {
+    if (waits.places[r] == kNone) continue;
+    const OpenRound& at = waits.rounds[waits.places[r]];
+    const size_t g = at.group;
     if (std::find(cycle.begin(), cycle.end(), g) == cycle.end()) continue;
-    RankSlot& slot = blocks[g]->slots()[r];
-    const uint64_t round = family[g].ranks[r].arrived;
+    const BlockView& view = blocks[g];
+    const auto rank_number = static_cast<int>(r);
+    const HostWait& wait = family[g].ranks[r].work.waits_for_work()
+                               ? view.work_slot(rank_number).host_wait
+                               : view.slot(rank_number).host_wait;
     const std::string call =
-        StrCat(slot.host_wait.Call(), " (",
-               Format(LoadCall(slot.cells[round & 1])), ")");
-    const auto rank = static_cast<int64_t>(r);
+        StrCat(wait.Call(), " (",
+               Format(LoadCall(view.cell(rank_number, at.round))), ")");
+    const int64_t rank = rank_number;
     const auto same =
         std::find_if(all.begin(), all.end(), [&](const Waiters& waiters) {
           return waiters.group == g && waiters.call == call;
@@ -197,25 +248,30 @@ Status Describe(const std::vector<Waiters>& all) {
 
 }  // namespace
 
-Status FindDeadlock(const std::vector<ControlBlock*>& blocks,
-                    const ControlBlock* start, int world_size,
+Status FindDeadlock(const std::vector<BlockView>& blocks,
+                    const ControlBlock* start, uint64_t round,
                     const std::function<bool(int rank)>& is_dead) {
-  const auto at = std::find(blocks.begin(), blocks.end(), start);
+  const auto at = std::find_if(
+      blocks.begin(), blocks.end(),
+      [start](const BlockView& view) { return view.block == start; });
   if (at == blocks.end() || blocks.size() < 2) return Status();
-  const FamilyWords family = Read(blocks, world_size);
+  const FamilyWords family = Read(blocks);
   for (const GroupWords& group : family) {
     if (group.failed()) return Status();
   }
-  std::vector<size_t> places = PlacesOfHosts(family, world_size);
-  const auto begin = static_cast<size_t>(at - blocks.begin());
-  if (FindCycle(family, places, begin).empty()) return Status();
-  for (size_t r = 0; r < places.size(); ++r) {
-    if (places[r] != kNone && is_dead(static_cast<int>(r))) places[r] = kNone;
+  const auto group = static_cast<size_t>(at - blocks.begin());
+  if (family[group].completed() >= round) return Status();
+  Waits waits = WaitsOf(family, {group, round});
+  if (FindCycle(family, waits).empty()) return Status();
+  for (size_t r = 0; r < waits.places.size(); ++r) {
+    if (waits.places[r] != kNone && is_dead(static_cast<int>(r))) {
+      waits.places[r] = kNone;
+    }
   }
-  const std::vector<size_t> cycle = FindCycle(family, places, begin);
+  const std::vector<size_t> cycle = FindCycle(family, waits);
   if (cycle.empty()) return Status();
-  const std::vector<Waiters> waiters = WaitersOf(blocks, family, places, cycle);
-  return Read(blocks, world_size) == family ? Describe(waiters) : Status();
+  const std::vector<Waiters> waiters = WaitersOf(blocks, family, waits, cycle);
+  return Read(blocks) == family ? Describe(waiters) : Status();
 }
 
 }  // namespace shard::direct

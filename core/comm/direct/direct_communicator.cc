@@ -9,6 +9,7 @@
 
 #include "core/base/out_of_memory.h"
 #include "core/base/strings.h"
+#include "core/comm/direct/direct_notices.h"
 
 namespace shard::direct {
 
@@ -53,6 +54,16 @@ size_t ShareBegin(size_t pages, int rank, int world_size) {
   return pages / w * r + std::min(r, pages % w);
 }
 
+// Begins the call `what` of the host on a communicator.
+Status EnterCall(const Group& group,
+                 const std::function<void(std::string_view)>& hook,
+                 std::string_view description, std::string_view what) {
+  if (hook) hook(what);
+  if (!group.is_shut_down()) return Status();
+  return FailedPrecondition("'", what, "' on ", description,
+                            ", which was shut down");
+}
+
 Status AbortedWith(const Status& reason, int rank) {
   return Status(
       StatusCode::kPoisoned,
@@ -83,10 +94,7 @@ DirectCommunicator::DirectCommunicator(std::shared_ptr<Group> group,
           [this](std::string_view what) { return Enter(what); }) {}
 
 Status DirectCommunicator::Enter(std::string_view what) const {
-  if (options_.phase_hook) options_.phase_hook(what);
-  if (!group_->is_shut_down()) return Status();
-  return FailedPrecondition("'", what, "' on ", description_,
-                            ", which was shut down");
+  return EnterCall(*group_, options_.phase_hook, description_, what);
 }
 
 Status DirectCommunicator::Barrier(std::string_view what,
@@ -221,11 +229,37 @@ StatusOr<std::shared_ptr<DirectCommunicator>> DirectCommunicator::MakeDuplicate(
                                       regions.status(), deadline));
 
   auto* block = reinterpret_cast<ControlBlock*>(memory->region(0));
+  std::shared_ptr<ControlBlock> owned(std::move(memory), block);
   return std::make_shared<DirectCommunicator>(
-      std::make_shared<Group>(
-          std::shared_ptr<ControlBlock>(std::move(memory), block), group_),
+      operation == Operation::kOpenExchange
+          ? std::make_shared<Group>(std::move(owned), group_, kRoundCells)
+          : std::make_shared<Group>(std::move(owned), group_),
       *std::move(regions), StrCat(description_, ", ", kind, " '", what, "'"),
       options_, link_);
+}
+
+StatusOr<std::unique_ptr<Notices>> DirectCommunicator::OpenNotices(
+    std::string_view what, size_t bytes, const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(Enter(what));
+  SHARD_RETURN_IF_ERROR(
+      group_->Begin({Operation::kOpenNotices, what, bytes, link_.direct},
+                    nullptr, 0, deadline));
+  const CellRing ring = NoticeCells(bytes);
+  SHARD_ASSIGN_OR_RETURN(auto memory,
+                         MakeRegions(StrCat(what, ": notices"),
+                                     ControlBlock::Bytes(world_size(), ring),
+                                     SymmetricKind::kPerHost, deadline));
+  auto* block = reinterpret_cast<ControlBlock*>(memory->region(0));
+  auto group = std::make_unique<Group>(
+      std::shared_ptr<ControlBlock>(std::move(memory), block), group_, ring);
+  // The notices may outlive this communicator, and use its observer.
+  auto enter = [group = group_, options = options_,
+                description = description_](std::string_view call) {
+    return EnterCall(*group, options.phase_hook, description, call);
+  };
+  return std::unique_ptr<Notices>(
+      std::make_unique<DirectNotices>(std::move(group), std::string(what),
+                                      bytes, link_.direct, std::move(enter)));
 }
 
 void DirectCommunicator::Abort(const Status& reason) {

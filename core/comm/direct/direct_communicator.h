@@ -49,6 +49,8 @@ class DirectCommunicator final : public Communicator {
       std::string_view what, const Deadline& deadline) override;
   StatusOr<std::shared_ptr<Exchange>> OpenExchange(
       std::string_view what, const Deadline& deadline) override;
+  StatusOr<std::unique_ptr<Notices>> OpenNotices(
+      std::string_view what, size_t bytes, const Deadline& deadline) override;
   void Abort(const Status& reason) override;
   Status Shutdown(const Deadline& deadline) override;
 

@@ -66,6 +66,7 @@ Group::Group(std::shared_ptr<ControlBlock> block, Membership membership,
              int world_size, std::shared_ptr<const Liveness> liveness,
              bool find_deadlocks_at_once)
     : block_(std::move(block)),
+      view_{block_.get(), world_size},
       membership_(std::move(membership)),
       rank_(membership_.rank()),
       world_size_(world_size),
@@ -75,13 +76,25 @@ Group::Group(std::shared_ptr<ControlBlock> block, Membership membership,
       owner_(::getpid()),
       family_(std::make_shared<Family>()),
       host_waits_(&slot(rank_).host_wait, std::make_shared<HostCall>()) {
-  family_->blocks.push_back(block_.get());
+  family_->blocks.push_back(view_);
 }
 
 Group::Group(std::shared_ptr<ControlBlock> block,
              const std::shared_ptr<Group>& group)
+    : Group(std::move(block), group, kRoundCells, nullptr) {}
+
+Group::Group(std::shared_ptr<ControlBlock> block,
+             const std::shared_ptr<Group>& group, const CellRing& ring)
+    : Group(std::move(block), group, ring, group) {}
+
+Group::Group(std::shared_ptr<ControlBlock> block,
+             const std::shared_ptr<Group>& group, const CellRing& ring,
+             std::shared_ptr<Group> worker)
     : origin_(group->origin_ != nullptr ? group->origin_ : group),
+      worker_(std::move(worker)),
       block_(std::move(block)),
+      view_{block_.get(), group->world_size_, ring,
+            worker_ != nullptr ? worker_->block_.get() : nullptr},
       rank_(group->rank_),
       world_size_(group->world_size_),
       liveness_(group->liveness_),
@@ -91,14 +104,16 @@ Group::Group(std::shared_ptr<ControlBlock> block,
       family_(group->family_),
       host_waits_(&slot(rank_).host_wait, group->host_waits_.family_call()) {
   const std::lock_guard<std::mutex> lock(family_->mutex);
-  family_->blocks.push_back(block_.get());
+  family_->blocks.push_back(view_);
 }
 
 Group::~Group() {
   // In a child of fork, another thread may have held the mutex.
   if (::getpid() != owner_) return;
   const std::lock_guard<std::mutex> lock(family_->mutex);
-  std::erase(family_->blocks, block_.get());
+  std::erase_if(family_->blocks, [this](const BlockView& view) {
+    return view.block == block_.get();
+  });
 }
 
 State Group::state() const {
@@ -109,17 +124,25 @@ bool Group::failed() const {
   return state().failer >= 0 || origin().state().failer >= 0;
 }
 
+Status Group::failure() const {
+  const State now = state();
+  return now.failer >= 0 ? Recorded(now) : Status();
+}
+
 bool Group::is_shut_down() const { return shut_down_ || origin().shut_down_; }
 
-const std::byte* Group::payload(int rank) const {
-  return slot(rank).cells[round_ & 1].payload;
-}
+const std::byte* Group::payload(int rank) const { return cell(rank).payload(); }
 
 Status Group::Begin(const Call& call, const void* send, size_t bytes,
                     const Deadline& deadline) {
-  mine_ = FingerprintOf(call, calls_++);
-  SHARD_RETURN_IF_ERROR(Round(call, send, bytes, deadline));
+  SHARD_RETURN_IF_ERROR(Meet(call, send, bytes, deadline));
   return CompareCalls();
+}
+
+Status Group::Meet(const Call& call, const void* send, size_t bytes,
+                   const Deadline& deadline) {
+  mine_ = FingerprintOf(call, calls_++);
+  return Round(call, send, bytes, deadline);
 }
 
 Status Group::Continue(const Call& call, const void* send, size_t bytes,
@@ -127,22 +150,44 @@ Status Group::Continue(const Call& call, const void* send, size_t bytes,
   return Round(call, send, bytes, deadline);
 }
 
+Status Group::Post(const Call& call, const void* send, size_t bytes,
+                   const Deadline& deadline) {
+  mine_ = FingerprintOf(call, calls_++);
+  SHARD_RETURN_IF_ERROR(Enter(call, send, bytes, deadline));
+  // Ranks may wait for this one, which does not stay to complete the round.
+  block_->Announce();
+  return Status();
+}
+
 Status Group::Round(const Call& call, const void* send, size_t bytes,
+                    const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(Enter(call, send, bytes, deadline));
+  return Await(call, deadline);
+}
+
+Status Group::Enter(const Call& call, const void* send, size_t bytes,
                     const Deadline& deadline) {
   if (const State now = state(); now.failer >= 0) return Sticky(Failure(now));
   if (const Status first = OriginFailure(); !first.ok()) return Sticky(first);
+  // This rank's cell of the next round is free once all ranks have entered this
+  // one: see control_block.h.
+  const uint64_t needed = round_ + 2 - std::min(round_ + 2, view_.ring.count);
+  if (needed > met_) {
+    if (!AllArrived(needed)) {
+      SHARD_RETURN_IF_ERROR(Wait(call, needed, deadline));
+    }
+    met_ = needed;
+  }
   ++round_;
-  // This rank's cell of the new round is free: see control_block.h.
-  Cell& cell = slot(rank_).cells[round_ & 1];
-  StoreCall(mine_, &cell);
-  if (bytes > 0) std::memcpy(cell.payload, send, bytes);
+  StoreCall(mine_, &cell(rank_));
+  if (bytes > 0) std::memcpy(cell(rank_).payload(), send, bytes);
   // seq_cst here and in AllArrived: of two ranks that arrive last together,
   // at least one sees both.
   slot(rank_).arrived.store(round_, std::memory_order_seq_cst);
-  return Wait(call, deadline);
+  return Status();
 }
 
-Status Group::Wait(const Call& call, const Deadline& deadline) {
+Status Group::Wait(const Call& call, uint64_t round, const Deadline& deadline) {
   int spins = spins_;
   // A wait is published after one interval, so that short ones cost nothing,
   // and compared with those of other ranks after two: ranks that came together
@@ -154,12 +199,15 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
     // once.
     const uint32_t event = block_->event.load(std::memory_order_seq_cst);
     State now = state();
-    if (now.completed >= round_) return Status();
+    if (now.completed >= round) {
+      met_ = std::max(met_, round);
+      return Status();
+    }
     if (now.failer >= 0) return Failure(now);
-    if (AllArrived()) {
+    if (AllArrived(round)) {
       uint64_t expected = now.Pack();
       if (block_->state.compare_exchange_strong(expected,
-                                                State{round_, -1}.Pack())) {
+                                                State{round, -1}.Pack())) {
         block_->Announce();
       }
       continue;
@@ -169,14 +217,18 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
       CpuRelax();
       continue;
     }
-    Status error = FindLost(call);
-    if (intervals >= 1) published.Begin();
-    if (error.ok() && intervals >= 2) error = CheckForDeadlock();
-    if (error.ok() && deadline.Expired()) error = DescribeLate(call, deadline);
+    Status error = FindLost(call, round);
+    if (intervals >= 1) {
+      slot(rank_).awaited.store(round, std::memory_order_release);
+      published.Begin();
+    }
+    if (error.ok() && intervals >= 2) error = CheckForDeadlock(round);
+    if (error.ok() && deadline.Expired())
+      error = DescribeLate(call, round, deadline);
     // Checked after the ranks: a rank that fails the origin may leave at once.
     const Status first = OriginFailure();
-    if (!first.ok()) return FailRound(first);
-    if (!error.ok()) return FailRound(error);
+    if (!first.ok()) return FailRound(round, first);
+    if (!error.ok()) return FailRound(round, error);
     block_->waiters.fetch_add(1, std::memory_order_seq_cst);
     FutexWait(&block_->event, event,
               std::min<std::chrono::nanoseconds>(
@@ -189,9 +241,9 @@ Status Group::Wait(const Call& call, const Deadline& deadline) {
 // Compares the ranks' calls. Every rank reads the same cells, so all return the
 // same.
 Status Group::CompareCalls() {
-  const Fingerprint first = LoadCall(slot(0).cells[round_ & 1]);
+  const Fingerprint first = LoadCall(cell(0));
   for (int r = 0; r < world_size_; ++r) {
-    const Fingerprint other = LoadCall(slot(r).cells[round_ & 1]);
+    const Fingerprint other = LoadCall(cell(r));
     Status desync;
     if (!SameCall(first, other)) {
       desync =
@@ -239,17 +291,17 @@ Status Group::SleepUntil(const Call& call, const Deadline& end,
   }
 }
 
-bool Group::AllArrived() const {
+bool Group::AllArrived(uint64_t round) const {
   for (int r = 0; r < world_size_; ++r) {
-    if (slot(r).arrived.load(std::memory_order_seq_cst) < round_) return false;
+    if (slot(r).arrived.load(std::memory_order_seq_cst) < round) return false;
   }
   return true;
 }
 
-Status Group::FindLost(const Call& call) const {
+Status Group::FindLost(const Call& call, uint64_t round) const {
   for (int r = 0; r < world_size_; ++r) {
     const auto absent = [&] {
-      return slot(r).arrived.load(std::memory_order_acquire) < round_;
+      return slot(r).arrived.load(std::memory_order_acquire) < round;
     };
     if (!absent()) continue;
     const bool dead = liveness_ != nullptr && liveness_->IsDead(r);
@@ -268,27 +320,28 @@ Status Group::FindLost(const Call& call) const {
     return RankLost(r, NameOf(r),
                     presence == kLeft ? " left the group without Shutdown"
                                       : " died or was killed",
-                    " before it entered '", call.what, "'; ", LastCallOf(r));
+                    " before it entered '", call.what, "'; ",
+                    LastCallOf(r, round));
   }
   return Status();
 }
 
-Status Group::CheckForDeadlock() const {
+Status Group::CheckForDeadlock(uint64_t round) const {
   try {
     const std::lock_guard<std::mutex> lock(family_->mutex);
-    return FindDeadlock(
-        family_->blocks, block_.get(), world_size_, [this](int rank) {
-          return liveness_ != nullptr && liveness_->IsDead(rank);
-        });
+    return FindDeadlock(family_->blocks, block_.get(), round, [this](int rank) {
+      return liveness_ != nullptr && liveness_->IsDead(rank);
+    });
   } catch (const std::bad_alloc&) {
     return Status();  // The next interval may have memory for it.
   }
 }
 
-Status Group::DescribeLate(const Call& call, const Deadline& deadline) const {
+Status Group::DescribeLate(const Call& call, uint64_t round,
+                           const Deadline& deadline) const {
   std::vector<int64_t> late;
   for (int r = 0; r < world_size_; ++r) {
-    if (slot(r).arrived.load(std::memory_order_acquire) < round_) {
+    if (slot(r).arrived.load(std::memory_order_acquire) < round) {
       late.push_back(r);
     }
   }
@@ -301,18 +354,18 @@ Status Group::DescribeLate(const Call& call, const Deadline& deadline) const {
       StrCat("'", call.what, "': ", count, " of ", world_size_,
              " ranks did not enter it within ", deadline.seconds(), " s: rank ",
              FormatList(late), count > kMost ? " and more; " : "; ",
-             LastCallOf(static_cast<int>(late[0]))),
+             LastCallOf(static_cast<int>(late[0]), round)),
       static_cast<int>(late[0]));
 }
 
-Status Group::FailRound(const Status& error) {
+Status Group::FailRound(uint64_t round, const Status& error) {
   State now;
   {
     const std::lock_guard<std::mutex> lock(record_mutex_);
     // Read under the lock: another thread of this rank may have failed the
     // group meanwhile, and its record is being read.
     now = state();
-    while (now.completed < round_ && now.failer < 0) {
+    while (now.completed < round && now.failer < 0) {
       Record(ReasonOf(error));
       uint64_t expected = now.Pack();
       if (block_->state.compare_exchange_strong(
@@ -322,7 +375,7 @@ Status Group::FailRound(const Status& error) {
       now = state();
     }
   }
-  return now.completed >= round_ ? Status() : Failure(now);
+  return now.completed >= round ? Status() : Failure(now);
 }
 
 void Group::Fail(const Status& error) {
@@ -385,13 +438,14 @@ std::string Group::NameOf(int rank) const {
   return liveness_ != nullptr ? liveness_->Name(rank) : StrCat("rank ", rank);
 }
 
-// Returns the last call of a rank. REQUIRES: `rank` has not arrived. The rank
-// is then one round behind, and its cell of that round stays as it is until
-// this round is decided.
-std::string Group::LastCallOf(int rank) const {
-  if (round_ <= 1) return "it has entered no collective yet";
+// Returns the last call of a rank that has not arrived at `round`. The cell of
+// that call stays as it is until `round` is decided.
+std::string Group::LastCallOf(int rank, uint64_t round) const {
+  const uint64_t last =
+      std::min(slot(rank).arrived.load(std::memory_order_acquire), round - 1);
+  if (last == 0) return "it has entered no collective yet";
   return StrCat("the last it entered was ",
-                Format(LoadCall(slot(rank).cells[(round_ - 1) & 1])));
+                Format(LoadCall(view_.cell(rank, last))));
 }
 
 }  // namespace shard::direct

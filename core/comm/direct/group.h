@@ -8,14 +8,17 @@
 // not fail the round: the next round reports it.
 //
 // A duplicate is a group of the same ranks with a block, and so with rounds, of
-// its own. The duplicates share their origin, the group that was opened: the
+// its own. Notices (core/comm/notices.h) are rounds in a block of their own,
+// too, with more cells: a rank may be many rounds ahead of the others.
+// Duplicates and notices share their origin, the group that was opened: the
 // origin knows which ranks are there, and every group of the family reports its
-// errors to the origin. The waits of a duplicate check the origin, at the same
+// errors to the origin. Their waits check the origin, at the same
 // intervals, for errors of the other groups. Waits also look, at these
 // intervals, for deadlocks of hosts in different groups (deadlock.h).
 //
-// Threads: one thread at a time calls Begin, Continue and SleepUntil; Fail,
-// ShutDown, failed and is_shut_down may be called from any thread.
+// Threads: one thread at a time calls Begin, Continue, Meet, Post, Await and
+// SleepUntil; Fail, failure, ShutDown, failed and is_shut_down may be called
+// from any thread.
 
 #ifndef SHARD_CORE_COMM_DIRECT_GROUP_H_
 #define SHARD_CORE_COMM_DIRECT_GROUP_H_
@@ -53,6 +56,11 @@ class Group {
   // Makes a duplicate of `group`.
   Group(std::shared_ptr<ControlBlock> block,
         const std::shared_ptr<Group>& group);
+  // Makes a group for rounds that threads of `group` enter beside its own. Work
+  // of the library's threads that is counted in `group`'s HostWaits may be work
+  // on this one.
+  Group(std::shared_ptr<ControlBlock> block,
+        const std::shared_ptr<Group>& group, const CellRing& ring);
   ~Group();
 
   Group(const Group&) = delete;
@@ -63,7 +71,7 @@ class Group {
   HostWaits& host_waits() { return host_waits_; }
 
   // Runs the first round of `call`: compares the ranks' fingerprints (kDesync
-  // when they differ) and sends `send`. REQUIRES: bytes <= kPayloadBytes.
+  // when they differ) and sends `send`. REQUIRES: `bytes` fit into a cell.
   Status Begin(const Call& call, const void* send, size_t bytes,
                const Deadline& deadline);
 
@@ -71,12 +79,32 @@ class Group {
   Status Continue(const Call& call, const void* send, size_t bytes,
                   const Deadline& deadline);
 
+  // Runs the first round of `call` without comparing fingerprints.
+  Status Meet(const Call& call, const void* send, size_t bytes,
+              const Deadline& deadline);
+
+  // Enters the next round of `call`, and sends `send`, without waiting for
+  // other ranks to enter it. Waits for a rank that is so many rounds behind
+  // that no cell is free. REQUIRES: as Begin.
+  Status Post(const Call& call, const void* send, size_t bytes,
+              const Deadline& deadline);
+  // Waits until the round that this rank has entered last is complete.
+  Status Await(const Call& call, const Deadline& deadline) {
+    return Wait(call, round_, deadline);
+  }
+  // Returns whether `rank` has entered the round that this rank has entered
+  // last. Of two ranks that ask at the same time, at least one gets true.
+  bool HasArrived(int rank) const {
+    return slot(rank).arrived.load(std::memory_order_seq_cst) >= round_;
+  }
+
   // Sleeps until `end`. Returns the group's error if it fails meanwhile. Fails
   // the group when `deadline` comes first.
   Status SleepUntil(const Call& call, const Deadline& end,
                     const Deadline& deadline);
 
   // Returns the bytes that `rank` sent in the last round; valid until the next.
+  // REQUIRES: HasArrived(rank), as every rank after Begin, Continue and Await.
   const std::byte* payload(int rank) const;
 
   // Ends the group and its origin for all ranks with `error`, unless they have
@@ -85,6 +113,9 @@ class Group {
 
   // Returns whether the group or its origin has failed.
   bool failed() const;
+  // Returns the error that ended the group, as it was recorded; OK while it
+  // goes on, though its origin may have failed.
+  Status failure() const;
 
   // Shuts down after the last collective: a duplicate alone, or an origin with
   // all its duplicates. A rank that leaves afterwards is not lost.
@@ -102,20 +133,30 @@ class Group {
     return {error.code(), error.rank(), error.message()};
   }
 
+  Group(std::shared_ptr<ControlBlock> block,
+        const std::shared_ptr<Group>& group, const CellRing& ring,
+        std::shared_ptr<Group> worker);
+
+  // Runs a round of the call in progress.
   Status Round(const Call& call, const void* send, size_t bytes,
                const Deadline& deadline);
-  Status Wait(const Call& call, const Deadline& deadline);
+  // Enters a round of the call in progress.
+  Status Enter(const Call& call, const void* send, size_t bytes,
+               const Deadline& deadline);
+  // Waits until `round` is complete. REQUIRES: this rank has entered it.
+  Status Wait(const Call& call, uint64_t round, const Deadline& deadline);
   Status CompareCalls();
-  bool AllArrived() const;
-  // Returns the error of a rank that has not arrived and never will.
-  Status FindLost(const Call& call) const;
-  // Returns kDesync when this round waits for hosts that wait for each other in
+  bool AllArrived(uint64_t round) const;
+  // Returns the error of a rank that has not arrived at `round` and never will.
+  Status FindLost(const Call& call, uint64_t round) const;
+  // Returns kDesync when `round` waits for hosts that wait for each other in
   // groups of the family.
-  Status CheckForDeadlock() const;
-  Status DescribeLate(const Call& call, const Deadline& deadline) const;
-  // Fails the current round unless it has been decided meanwhile; returns the
-  // result of the round.
-  Status FailRound(const Status& error);
+  Status CheckForDeadlock(uint64_t round) const;
+  Status DescribeLate(const Call& call, uint64_t round,
+                      const Deadline& deadline) const;
+  // Fails `round` unless it has been decided meanwhile; returns the result of
+  // the round.
+  Status FailRound(uint64_t round, const Status& error);
   void FailThis(const Reason& reason);
   Reason RecordedReason(const State& state) const;
   Status Recorded(const State& state) const;
@@ -126,8 +167,9 @@ class Group {
   Status OriginFailure() const;
   void Record(const Reason& reason);
   std::string NameOf(int rank) const;
-  std::string LastCallOf(int rank) const;
-  RankSlot& slot(int rank) const { return block_->slots()[rank]; }
+  std::string LastCallOf(int rank, uint64_t round) const;
+  RankSlot& slot(int rank) const { return view_.slot(rank); }
+  Cell& cell(int rank) const { return view_.cell(rank, round_); }
   State state() const;
 
   const Group& origin() const { return origin_ != nullptr ? *origin_ : *this; }
@@ -135,11 +177,14 @@ class Group {
   // The blocks of a family that this rank has.
   struct Family {
     std::mutex mutex;
-    std::vector<ControlBlock*> blocks;  // GUARDED_BY(mutex)
+    std::vector<BlockView> blocks;  // GUARDED_BY(mutex)
   };
 
   const std::shared_ptr<Group> origin_;  // Null in the origin.
+  // The group whose HostWaits count work on this one, too; may be null.
+  const std::shared_ptr<Group> worker_;
   const std::shared_ptr<ControlBlock> block_;
+  const BlockView view_;
   Membership membership_;  // In no group in a duplicate.
   const int rank_;
   const int world_size_;
@@ -150,7 +195,8 @@ class Group {
   const std::shared_ptr<Family> family_;
   HostWaits host_waits_;
   std::atomic<bool> shut_down_{false};
-  uint64_t round_ = 0;
+  uint64_t round_ = 0;  // The last that this rank has entered.
+  uint64_t met_ = 0;    // A round that all ranks have entered.
   uint64_t calls_ = 0;
   Fingerprint mine_{};       // The call in progress.
   std::mutex record_mutex_;  // Guards this rank's FailureRecord.

@@ -83,6 +83,31 @@ TEST(FewFilesTest, AnAllocationFailsOnAllRanks) {
   }
 }
 
+TEST(FewFilesTest, AnOpeningOfNoticesFailsOnAllRanks) {
+  for (const int poor : {0, 1}) {
+    SCOPED_TRACE(poor);
+    const std::string name = UniqueName();
+    ExpectAllPassed(RunRanks(3, [&](const Rank& rank) {
+      auto comm = Open(name, rank.rank(), 3);
+      ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+      const int open = CountOpenFiles();
+      if (rank.rank() == poor) LimitFiles(0);
+      for (int i = 0; i < 2; ++i) {
+        const auto notices = (*comm)->OpenNotices("unit", 16, Soon());
+        EXPECT_EQ(notices.status().code(), StatusCode::kResourceExhausted)
+            << notices.status().ToString();
+        EXPECT_EQ(notices.status().rank(), poor);
+      }
+      // The poor rank cannot open what lists them.
+      if (rank.rank() != poor) {
+        EXPECT_EQ(CountOpenFiles(), open);
+      }
+      SHARD_EXPECT_OK((*comm)->Barrier("the group goes on", Soon()));
+      SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+    }));
+  }
+}
+
 // When any step of a duplication lacks a descriptor, all ranks get the error.
 TEST(FewFilesTest, ADuplicationFailsOnAllRanks) {
   constexpr int kEnough = 12;

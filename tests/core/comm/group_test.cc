@@ -54,11 +54,14 @@ class GroupTest : public ::testing::Test {
                          Deadline::After(seconds));
   }
 
+  Cell& CellOf(int rank, uint64_t round) {
+    return BlockView{block(), 2}.cell(rank, round);
+  }
+
   // Lets rank 1 make the same call as rank 0.
   void Arrive(uint64_t round) {
-    RankSlot* slots = block()->slots();
-    slots[1].cells[round & 1].call = slots[0].cells[round & 1].call;
-    slots[1].arrived = round;
+    CellOf(1, round).call = CellOf(0, round).call;
+    block()->slots()[1].arrived = round;
   }
 
   Mapping memory_;
@@ -236,7 +239,7 @@ TEST_F(DuplicateGroupTest, ARankLeavesWithItsLastHandle) {
 TEST_F(GroupTest, AWildPeerGetsABoundedMessage) {
   const Status status = Barrier([this] {
     Arrive(1);
-    Fingerprint& call = block()->slots()[1].cells[1].call;
+    Fingerprint& call = CellOf(1, 1).call;
     call.operation = 77;
     call.what_bytes = 0xFFFFFFFF;
     call.number = 5;
@@ -256,7 +259,7 @@ TEST_F(GroupTest, LongTextsAreCutBetweenCharacters) {
     const Status status = Barrier(
         [this] {
           Arrive(1);
-          block()->slots()[1].cells[1].call.what_hash = 0;
+          CellOf(1, 1).call.what_hash = 0;
           return false;
         },
         10, what);

@@ -337,6 +337,12 @@ class GuardCommunicator final : public Communicator {
         std::make_shared<GuardExchange>(std::move(made)));
   }
 
+  // Control data, too.
+  StatusOr<std::unique_ptr<Notices>> OpenNotices(
+      std::string_view what, size_t bytes, const Deadline& deadline) override {
+    return comm_->OpenNotices(what, bytes, deadline);
+  }
+
   void Abort(const Status& reason) override { comm_->Abort(reason); }
   Status Shutdown(const Deadline& deadline) override {
     return comm_->Shutdown(deadline);

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Notices: numbered control data of all ranks, which a rank posts without
+// waiting for the others. Ranks that make the same calls post the same number
+// of notices, and need not meet to see that they do: each compares its notice
+// with those of the same number that are there. A rank that has to know all
+// notices of a number waits for them, which is a meeting of the ranks.
+//
+// Opened by Communicator::OpenNotices. Notices have a sequence of their own:
+// they are not ordered with the collectives of the communicator. They belong to
+// its family: an error of either ends both, with the same code and rank. The
+// errors of a wait are those of a collective: kRankLost, kDeadlineExceeded with
+// the ranks that did not come, kDesync of hosts that wait for each other.
+//
+// Threads: one at a time posts and awaits, not always the same; Fail and
+// failure may be called from any thread.
+
+#ifndef SHARD_CORE_COMM_NOTICES_H_
+#define SHARD_CORE_COMM_NOTICES_H_
+
+#include <functional>
+
+#include "core/base/deadline.h"
+#include "core/base/status.h"
+
+namespace shard {
+
+class Notices {
+ public:
+  // A rank may be this many notices ahead of another one.
+  static constexpr int kMostAhead = 127;
+
+  // Is given the notice of `rank` of the same number as this rank's.
+  using Compare = std::function<void(int rank, const void* notice)>;
+
+  // May be destroyed before or after the communicator.
+  virtual ~Notices() = default;
+
+  // Makes this rank's next notice, of the size that the notices were opened
+  // with, visible to all ranks. Does not wait for them to post theirs, except
+  // for a rank that is kMostAhead notices behind. Then calls `compare` for each
+  // other rank whose notice of this number is there. Every two ranks are
+  // compared on one of the two, or on both where they post at the same time.
+  virtual Status Post(const void* notice, const Compare& compare,
+                      const Deadline& deadline) = 0;
+
+  // Waits until all ranks have posted as many notices as this one, and copies
+  // those of this number, by rank, into `recv`. Where several ranks wait, all
+  // succeed or all fail. REQUIRES: a notice was posted.
+  virtual Status Await(void* recv, const Deadline& deadline) = 0;
+
+  // Does what Post and Await do, for a rank that compares all notices once they
+  // are there.
+  virtual Status Meet(const void* notice, void* recv,
+                      const Deadline& deadline) = 0;
+
+  // Ends the family for all ranks with `error`, which becomes the error of
+  // their current or next Await as it is, and of later calls as of a
+  // communicator. The first error stays.
+  virtual void Fail(const Status& error) = 0;
+
+  // Returns the error with which these notices ended, as it was recorded; OK
+  // while they go on, or were not used since another part of the family ended.
+  virtual Status failure() const = 0;
+};
+
+}  // namespace shard
+
+#endif  // SHARD_CORE_COMM_NOTICES_H_
