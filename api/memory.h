@@ -8,6 +8,7 @@
 #include "api/options.h"
 #include "core/base/status.h"
 #include "core/comm/control_bytes.h"
+#include "core/engine/transfer/agreement.h"
 #include "core/flat/plan.h"
 #include "shard/shard.h"
 
@@ -29,7 +30,9 @@ inline void WriteMemory(const MemoryReport& report, int ranks,
   result.transient_bytes = report.transient_bytes;
   result.host_bytes = report.HostTotal(ranks, shares_memory);
   result.model_buffer_bytes = report.host_tensor_bytes;
-  result.control_bytes = kCommunicators * ControlBytes(ranks, shares_memory);
+  // And the proposals of the engine's ranks.
+  result.control_bytes = kCommunicators * ControlBytes(ranks, shares_memory) +
+                         NoticesBytes(ranks, sizeof(Proposal));
   WriteResult(result, memory);
 }
 

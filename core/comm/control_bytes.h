@@ -3,6 +3,7 @@
 #ifndef SHARD_CORE_COMM_CONTROL_BYTES_H_
 #define SHARD_CORE_COMM_CONTROL_BYTES_H_
 
+#include <cstddef>
 #include <cstdint>
 
 namespace shard {
@@ -12,6 +13,9 @@ namespace shard {
 // and, where the ranks share no memory, the staging that tensors are exchanged
 // through.
 uint64_t ControlBytes(int ranks, bool shares_memory);
+
+// Returns the bytes that notices of `bytes` bytes each take on a host.
+uint64_t NoticesBytes(int ranks, size_t bytes);
 
 }  // namespace shard
 

@@ -341,15 +341,16 @@ TEST(EngineTest, AWrongPlanOnOneRankIsAnErrorOfAll) {
   });
 }
 
-TEST(EngineTest, AWrongCallOnOneRankIsDesync) {
+TEST(EngineTest, AWrongCallOnOneRankIsTheErrorOfAll) {
   RunRanks(2, [](int rank, shard_comm* comm) {
     // Rank 1 steps while rank 0 still broadcasts.
     const Engine engine = MakeEngine(SmallPlan(2).get(), comm);
     EXPECT_FAILS(rank == 0 ? shard_engine_broadcast_params(engine.get(), 0)
                            : shard_engine_step(engine.get(), nullptr, nullptr),
-                 SHARD_DESYNC, "broadcast parameters", "agree on operation");
+                 SHARD_FAILED_PRECONDITION, "rank 1: step needs parameters",
+                 "call broadcast_params first");
     EXPECT_FAILS(shard_engine_step(engine.get(), nullptr, nullptr),
-                 SHARD_POISONED, "broadcast parameters");
+                 SHARD_FAILED_PRECONDITION, "rank 1: step needs parameters");
   });
 }
 

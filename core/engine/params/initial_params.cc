@@ -74,12 +74,10 @@ Status InitialParams::Broadcast(const EngineRuntime& runtime,
     local = FailedPrecondition(
         "parameters were broadcast before; the engine is training");
   }
-  // Rank 0's host may still write values where they lie.
-  if (local.ok()) local = runtime.host().Synchronize(deadline);
-  // This agreement is also the barrier after which all ranks see rank 0's
-  // values, where memory is shared.
-  SHARD_RETURN_IF_ERROR(
-      AgreeOnStatus(comm_, "broadcast parameters", local, deadline));
+  // The meeting comes after all that rank 0's host writes, and is the barrier
+  // after which all ranks see rank 0's values, where memory is shared.
+  SHARD_RETURN_IF_ERROR(runtime.units().EnterChange(
+      Activity::kBroadcastParams, local, Arguments(), deadline));
   if (!comm_->direct())
     SHARD_RETURN_IF_ERROR(BroadcastValues(runtime, deadline));
   SHARD_RETURN_IF_ERROR(FillMasters(runtime, comm_, deadline));

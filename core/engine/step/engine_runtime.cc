@@ -16,12 +16,14 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
   runtime->plan_ = std::move(plan);
   if (before != nullptr) {
     runtime->collectives_ = before->collectives_;
+    runtime->proposals_ = before->proposals_;
   } else {
     const PlanSets sets(*runtime->plan_, comm->rank());
     SHARD_ASSIGN_OR_RETURN(
         runtime->collectives_,
         OpenCollectives(comm, sets.ToOpen(), {.timeout = options.timeout},
                         deadline));
+    SHARD_ASSIGN_OR_RETURN(runtime->proposals_, OpenProposals(comm, deadline));
   }
   SHARD_ASSIGN_OR_RETURN(
       EngineMemory memory,
@@ -76,6 +78,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   unit_deps.memory = &*memory_;
   unit_deps.copies = copies_.get();
   unit_deps.comm = comm;
+  unit_deps.proposals = proposals_.get();
   unit_deps.host = host_;
   unit_deps.compute = compute_.get();
   unit_deps.transfers = transfers_.get();

@@ -41,7 +41,7 @@ class EngineRuntime {
   // Makes and connects the components. COLLECTIVE. `comm` is used by the engine
   // alone; `comm` and `device` must outlive the result. `before` is null, or
   // the runtime that this one replaces, as for EngineMemory::Allocate; both
-  // have the same sets of ranks, and so the same collectives.
+  // have the same sets of ranks, and so the same collectives and notices.
   static StatusOr<std::unique_ptr<EngineRuntime>> Create(
       std::shared_ptr<const Plan> plan, Communicator* comm, Device* device,
       const Options& options, const EngineRuntime* before,
@@ -75,6 +75,7 @@ class EngineRuntime {
   // Later members use earlier ones; the queue's thread ends first.
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Collectives> collectives_;
+  std::shared_ptr<Notices> proposals_;
   std::optional<EngineMemory> memory_;
   HostStream* host_ = nullptr;
   std::unique_ptr<Stream> compute_;

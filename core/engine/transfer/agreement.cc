@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <string_view>
 #include <type_traits>
 
@@ -46,6 +47,8 @@ std::string_view VerbOf(Activity activity) {
       return "gathers a state";
     case Activity::kBroadcastHostTensors:
       return "broadcasts buffers of the model";
+    case Activity::kBroadcastParams:
+      return "broadcasts parameters";
   }
   return "does something unknown";
 }
@@ -55,6 +58,12 @@ DescribeFacts DescribeName(const Arguments& arguments) {
   return [&arguments](FactSink* sink) {
     sink->Add("", "its arguments", arguments.what);
   };
+}
+
+bool SomeFailed(const std::vector<Proposal>& proposals) {
+  return std::any_of(
+      proposals.begin(), proposals.end(),
+      [](const Proposal& proposal) { return proposal.failed != 0; });
 }
 
 bool HasArguments(const Proposal& proposal) {
@@ -68,6 +77,10 @@ bool SameWork(const Proposal& a, const Proposal& b) {
          (a.activity != Activity::kReduce || a.zeroed == b.zeroed);
 }
 
+bool SamePass(const Proposal& a, const Proposal& b) {
+  return SameWork(a, b) && a.more == b.more;
+}
+
 StatusOr<Decision> Decide(
     const std::vector<Proposal>& proposals, int rank, bool allow_missing,
     const std::function<std::string(int32_t unit)>& unit_name) {
@@ -78,7 +91,8 @@ StatusOr<Decision> Decide(
                   proposal.activity == Activity::kReduce && proposal.zeroed > 0
                       ? StrCat(" (zero_grad calls since the last step: ",
                                proposal.zeroed, ")")
-                      : "");
+                      : "",
+                  proposal.more != 0 ? ", and has another backward pass" : "");
   };
   // The leader is the first rank that moves a unit, gradients before parameters
   // where ranks may lack gradients; or else the first rank that has not joined.
@@ -111,7 +125,9 @@ StatusOr<Decision> Decide(
     return MovesUnit(proposal.activity) && led.activity == Activity::kReduce;
   };
   for (size_t r = 0; r < proposals.size(); ++r) {
-    if (SameWork(proposals[r], led) || may_follow(proposals[r])) continue;
+    const bool same = allow_missing ? SameWork(proposals[r], led)
+                                    : SamePass(proposals[r], led);
+    if (same || may_follow(proposals[r])) continue;
     return Desync(static_cast<int>(r),
                   "the ranks do different things: ", describe(leader), ", ",
                   describe(r));
@@ -121,6 +137,30 @@ StatusOr<Decision> Decide(
   return decision;
 }
 
+StatusOr<std::unique_ptr<Notices>> OpenProposals(Communicator* comm,
+                                                 const Deadline& deadline) {
+  return comm->OpenNotices(kAgree, sizeof(Proposal), deadline);
+}
+
+Status Agreement::Announce(const Proposal& mine, const Deadline& deadline) {
+  bool agree = true;
+  SHARD_RETURN_IF_ERROR(notices_->Post(
+      &mine,
+      [&](int, const void* notice) {
+        Proposal other;
+        std::memcpy(&other, notice, sizeof(other));
+        // A rank that has failed ends the group, and one in join takes part.
+        agree = agree && (SamePass(mine, other) || other.failed != 0 ||
+                          other.activity == Activity::kJoin);
+      },
+      deadline));
+  if (agree) return Status();
+  // Which ranks the error names depends on all.
+  SHARD_RETURN_IF_ERROR(notices_->Await(proposals_.data(), deadline));
+  if (SomeFailed(proposals_)) return FailedError(Status(), deadline);
+  return DecideNow().status();
+}
+
 StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
                                     const Arguments& arguments,
                                     const Deadline& deadline) {
@@ -128,19 +168,53 @@ StatusOr<Decision> Agreement::Agree(Proposal mine, const Status& local,
   mine.arguments_name =
       arguments.describe ? HashFacts(DescribeName(arguments)) : 0;
   mine.arguments = arguments.fingerprint;
-  SHARD_RETURN_IF_ERROR(comm_->AllGather(kAgree, &mine, sizeof(mine),
-                                         proposals_.data(), deadline));
-  const bool failed = std::any_of(
-      proposals_.begin(), proposals_.end(),
-      [](const Proposal& proposal) { return proposal.failed != 0; });
-  if (failed) {
-    SHARD_RETURN_IF_ERROR(AgreeOnStatus(comm_, kAgree, local, deadline));
+  met_ = false;
+  SHARD_RETURN_IF_ERROR(notices_->Meet(&mine, proposals_.data(), deadline));
+  met_ = true;
+  if (SomeFailed(proposals_)) {
+    SHARD_RETURN_IF_ERROR(FailedError(local, deadline));
   }
-  SHARD_ASSIGN_OR_RETURN(
-      const Decision decision,
-      Decide(proposals_, comm_->rank(), allow_missing_, unit_name_));
+  SHARD_ASSIGN_OR_RETURN(const Decision decision, DecideNow());
   SHARD_RETURN_IF_ERROR(CompareArguments(arguments, deadline));
   return decision;
+}
+
+bool Agreement::SomeWentOn() const {
+  return announces() && std::any_of(proposals_.begin(), proposals_.end(),
+                                    [](const Proposal& proposal) {
+                                      return MovesUnit(proposal.activity) &&
+                                             proposal.failed == 0;
+                                    });
+}
+
+Status Agreement::FailedError(const Status& local, const Deadline& deadline) {
+  if (!SomeWentOn()) return AgreeOnStatus(comm_, kAgree, local, deadline);
+  // The first rank that has failed ends the group with its error, as
+  // AgreeOnStatus would return it. The others wait for that.
+  const auto first = std::find_if(
+      proposals_.begin(), proposals_.end(),
+      [](const Proposal& proposal) { return proposal.failed != 0; });
+  const auto rank = static_cast<size_t>(first - proposals_.begin());
+  if (IsMine(rank)) {
+    notices_->Fail(Status(local.code(),
+                          StrCat("rank ", rank, ": ", local.message()),
+                          static_cast<int>(rank)));
+    return notices_->failure();
+  }
+  return CommonError(AgreeOnStatus(comm_, kAgree, local, deadline));
+}
+
+StatusOr<Decision> Agreement::DecideNow() {
+  auto decision = Decide(proposals_, comm_->rank(), allow_missing_, unit_name_);
+  if (decision.ok() || !SomeWentOn()) return decision;
+  notices_->Fail(decision.status());
+  return notices_->failure();
+}
+
+Status Agreement::CommonError(const Status& error) const {
+  if (error.code() != StatusCode::kPoisoned) return error;
+  const Status failure = notices_->failure();
+  return failure.ok() ? error : failure;
 }
 
 Status Agreement::CompareArguments(const Arguments& arguments,

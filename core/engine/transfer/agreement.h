@@ -2,19 +2,31 @@
 //
 // Agreement: an exchange of proposals between ranks before a collective
 // operation, and the decision that every rank draws from them. Before each
-// operation, whichever it is, ranks exchange proposals of one form. So ranks
+// operation, whichever it is, every rank posts a proposal of one form. So ranks
 // that are about to do different operations get an error that names both, and a
 // rank without an operation of its own (it is out of input, or has no gradients
 // for a unit) learns of the operation of the others and takes part in it.
 //
 // The decision is a pure function of the proposals, so all ranks come to the
-// same one.
+// same one. A rank needs all proposals where another one's operation may come
+// before its own, and where ranks use each other's memory from here on: it
+// meets the others. Elsewhere (announces()) a rank that moves a unit does what
+// it has proposed, or gets an error. It announces the move and goes on; of
+// every two ranks one compares their proposals. A rank that can do nothing but
+// wait for others, in join or with an error of its own, meets them.
+//
+// Errors are the same on all ranks. Ranks that all wait in the meeting go on
+// after the error. A rank that has announced its operation does not learn of
+// the error there, which therefore ends the family of the communicator.
+//
+// Threads: one at a time; see Meetings.
 
 #ifndef SHARD_CORE_ENGINE_TRANSFER_AGREEMENT_H_
 #define SHARD_CORE_ENGINE_TRANSFER_AGREEMENT_H_
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +37,7 @@
 #include "core/base/status.h"
 #include "core/comm/check_agreement.h"
 #include "core/comm/communicator.h"
+#include "core/comm/notices.h"
 
 namespace shard {
 
@@ -42,6 +55,7 @@ enum class Activity : int32_t {
   kLoad,
   kGatherState,
   kBroadcastHostTensors,
+  kBroadcastParams,
 };
 
 // The values on which the ranks of a step agree. All are doubles, so that the
@@ -105,6 +119,9 @@ struct Arguments {
 // Returns whether two ranks come for the same operation. Gradients from before
 // a zero_grad and from after it are not reduced together.
 bool SameWork(const Proposal& a, const Proposal& b);
+// Returns whether they also come from the same backward pass: neither has
+// another one before the step, or both have.
+bool SamePass(const Proposal& a, const Proposal& b);
 
 // The decision that follows from all proposals.
 struct Decision {
@@ -123,20 +140,37 @@ struct Decision {
 //     one in kGather follows kReduce, and of several kReduce that with the
 //     fewest zero_grads before it goes first, and among these the lowest
 //     rank's;
-//   - anything else is kDesync, naming two ranks and their operations.
+//   - anything else is kDesync, naming two ranks and their operations. So are
+//     passes of one unit, where ranks may not lack gradients, after which only
+//     some ranks have another backward pass.
 // `unit_name` names a unit in errors. REQUIRES: no proposal has failed.
 StatusOr<Decision> Decide(
     const std::vector<Proposal>& proposals, int rank, bool allow_missing,
     const std::function<std::string(int32_t unit)>& unit_name);
 
+// Opens the notices by which ranks exchange proposals. COLLECTIVE.
+StatusOr<std::unique_ptr<Notices>> OpenProposals(Communicator* comm,
+                                                 const Deadline& deadline);
+
 class Agreement {
  public:
-  Agreement(Communicator* comm, bool allow_missing,
+  // `notices`: of OpenProposals(comm). Both must outlive this.
+  Agreement(Communicator* comm, Notices* notices, bool allow_missing,
             std::function<std::string(int32_t unit)> unit_name)
       : comm_(comm),
+        notices_(notices),
         allow_missing_(allow_missing),
         unit_name_(std::move(unit_name)),
         proposals_(static_cast<size_t>(comm->world_size())) {}
+
+  // Returns whether ranks announce the moves of units.
+  bool announces() const { return !comm_->direct() && !allow_missing_; }
+
+  // Proposes the move of a unit, which this rank does whatever others propose.
+  // COLLECTIVE, but does not wait for ranks that make the same call later. An
+  // error, of ranks that propose something else, has ended the group. REQUIRES:
+  // announces().
+  Status Announce(const Proposal& mine, const Deadline& deadline);
 
   // Exchanges proposals and returns the decision. COLLECTIVE. `local`: an error
   // of this rank, which becomes an error of all. Fingerprints of `arguments`
@@ -144,23 +178,43 @@ class Agreement {
   // with the first fact that differs (core/comm/check_agreement.h). A rank
   // without arguments takes part in the search for that fact, and is not
   // compared. `mine.failed`, `mine.arguments_name` and `mine.arguments` need
-  // not be set.
+  // not be set. REQUIRES: not announces(), or `mine` moves no unit, or `local`
+  // is an error.
   StatusOr<Decision> Agree(Proposal mine, const Status& local,
                            const Arguments& arguments,
                            const Deadline& deadline);
 
+  // Returns whether the last Agree learned the proposals of all ranks. If not,
+  // the group has ended.
+  bool met() const { return met_; }
   // Returns the proposals of the last Agree, by rank.
   const std::vector<Proposal>& proposals() const { return proposals_; }
 
+  // Returns `error` of this rank, or the error that has ended the group where
+  // `error` only says that something did.
+  Status CommonError(const Status& error) const;
+
  private:
+  bool IsMine(size_t rank) const {
+    return static_cast<int>(rank) == comm_->rank();
+  }
+  // Returns whether a rank has announced its operation, and does not wait for
+  // the result of this meeting.
+  bool SomeWentOn() const;
+  // Returns the error of proposals some of which have failed. COLLECTIVE.
+  Status FailedError(const Status& local, const Deadline& deadline);
+  // Returns the decision from proposals none of which has failed.
+  StatusOr<Decision> DecideNow();
   // Compares the arguments of the ranks that have any. COLLECTIVE where they
   // differ: the proposals alone, which all ranks have, decide on each exchange.
   Status CompareArguments(const Arguments& arguments, const Deadline& deadline);
 
   Communicator* const comm_;
+  Notices* const notices_;
   const bool allow_missing_;
   const std::function<std::string(int32_t unit)> unit_name_;
   std::vector<Proposal> proposals_;
+  bool met_ = false;
 };
 
 }  // namespace shard

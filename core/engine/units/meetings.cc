@@ -9,7 +9,7 @@
 namespace shard {
 
 Status Meetings::MarkBroken(const Status& error) {
-  if (broken_.ok()) broken_ = error;
+  if (broken_.ok()) broken_ = agreement_.CommonError(error);
   return broken_;
 }
 
@@ -33,12 +33,16 @@ StatusOr<Decision> Meetings::Meet(const Proposal& proposal, const Status& local,
                                   const Deadline& deadline) {
   auto decision = agreement_.Agree(proposal, local, arguments, deadline);
   if (decision.ok()) return decision;
+  if (decision.status().code() == StatusCode::kPoisoned) {
+    // The group ended before; the transfers in progress may know why.
+    SHARD_RETURN_IF_ERROR(Drain(deadline));
+  }
   return HandleFailedAgreement(decision.status(), proposal.activity);
 }
 
 Status Meetings::Report(Activity activity, const Status& local,
                         const Deadline& deadline) {
-  SHARD_RETURN_IF_ERROR(Drain(deadline));
+  SHARD_RETURN_IF_ERROR(TakeAgreement(deadline));
   // The end of a step may still meet the ranks.
   if (deps_.comm->direct()) SHARD_RETURN_IF_ERROR(AwaitStreams(deadline));
   Proposal proposal;
@@ -47,6 +51,8 @@ Status Meetings::Report(Activity activity, const Status& local,
 }
 
 Status Meetings::HandleFailedAgreement(const Status& error, Activity activity) {
+  // What other ranks did is not known, and some may have gone on.
+  if (agreement_.announces() && !agreement_.met()) return MarkBroken(error);
   // Ranks that came for the same operation, and did not do it, are still in
   // step; so are ranks that would have followed. A rank whose gradients or
   // parameters were in transfer has reported its error already. All ranks must

@@ -4,8 +4,9 @@
 // operation. It comes to a meeting with its own work done, where others then
 // use its memory; an error after which the ranks are out of step is final.
 //
-// Threads: one at a time, as the engine. The agreement is the queue's thread's
-// while the queue is not empty.
+// Threads: one at a time, as the engine. Where ranks announce the moves of
+// units (Agreement::announces), the agreement is the host's thread's; elsewhere
+// it is the queue's thread's while the queue is not empty.
 
 #ifndef SHARD_CORE_ENGINE_UNITS_MEETINGS_H_
 #define SHARD_CORE_ENGINE_UNITS_MEETINGS_H_
@@ -30,6 +31,7 @@ class Meetings {
  public:
   struct Dependencies {
     Communicator* comm;
+    Notices* proposals;  // OpenProposals(comm).
     HostStream* host;
     Stream* compute;
     CommQueue* queue;
@@ -40,7 +42,8 @@ class Meetings {
   Meetings(const Dependencies& deps,
            std::function<std::string(int32_t unit)> unit_name)
       : deps_(deps),
-        agreement_(deps.comm, deps.allow_missing, std::move(unit_name)) {}
+        agreement_(deps.comm, deps.proposals, deps.allow_missing,
+                   std::move(unit_name)) {}
 
   // Returns the error after which the ranks are out of step.
   const Status& broken() const { return broken_; }
@@ -48,9 +51,13 @@ class Meetings {
   // rank alone, for which the others would wait.
   Status Fail(const Status& error);
 
-  // Waits for transfers in progress, before a meeting in the host's thread.
-  // Returns the final error, if there is one.
+  // Waits for transfers in progress. Returns the final error, if there is one.
   Status Drain(const Deadline& deadline);
+  // Makes the agreement the host's thread's: waits for transfers whose ranks
+  // meet on the queue. Returns the final error, if there is one.
+  Status TakeAgreement(const Deadline& deadline) {
+    return agreement_.announces() ? broken_ : Drain(deadline);
+  }
   // Blocks until the host's stream and the compute stream have done all that
   // they were given: for memory that this thread uses itself, or that other
   // ranks use once they know that this one is here.
@@ -59,7 +66,7 @@ class Meetings {
   // Exchanges proposals and returns the decision. COLLECTIVE. `local`: an error
   // of this rank, which becomes an error of all. The error is final where the
   // ranks that have not joined did not all come for the same. REQUIRES:
-  // drained.
+  // TakeAgreement.
   StatusOr<Decision> Meet(const Proposal& proposal, const Status& local,
                           const Arguments& arguments, const Deadline& deadline);
   // Tells the other ranks, which propose an operation with a unit, that this

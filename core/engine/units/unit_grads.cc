@@ -113,7 +113,7 @@ Status UnitGrads::Reduce(int32_t unit, bool more, const Deadline& deadline) {
   proposal.more = more ? 1 : 0;
   proposal.zeroed = deps_.reduced->zeroed();
   if (plan_.shards_grads()) proposal.slot = slots_.Find(unit);
-  Event reduced = deps_.transfers->Reduce(proposal);
+  SHARD_ASSIGN_OR_RETURN(Event reduced, deps_.transfers->Reduce(proposal));
   if (!plan_.shards_grads()) return Status();
   slots_.SetEvent(unit, std::move(reduced));
   slots_.Drop(unit);

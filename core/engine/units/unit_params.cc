@@ -2,6 +2,8 @@
 
 #include "core/engine/units/unit_params.h"
 
+#include <utility>
+
 #include "core/base/dtype.h"
 #include "core/engine/units/room.h"
 
@@ -24,13 +26,13 @@ Status UnitParams::Acquire(int32_t unit, const Deadline& deadline) {
     order_.Record(unit);
     const int found = slots_.Find(unit);
     if (found < 0) {
-      Gather(unit, slots_.Choose(unit));
+      SHARD_RETURN_IF_ERROR(Gather(unit, slots_.Choose(unit)));
     } else {
       slots_.Take(unit, found);
     }
     const Event gathered =
         slots_.event(plan_.unit(unit).depth, slots_.Find(unit));
-    Prefetch();
+    SHARD_RETURN_IF_ERROR(Prefetch());
     SHARD_RETURN_IF_ERROR(
         deps_.queue->Wait(gathered, deps_.host->get(), deadline));
   } else {
@@ -54,22 +56,26 @@ void UnitParams::Forget() {
   order_.Forget();
 }
 
-void UnitParams::Gather(int32_t unit, int slot) {
+Status UnitParams::Gather(int32_t unit, int slot) {
   slots_.Take(unit, slot);
-  slots_.SetEvent(
-      unit, deps_.transfers->Gather(
-                unit, deps_.memory->ParamSlot(plan_.unit(unit).depth, slot)));
+  SHARD_ASSIGN_OR_RETURN(
+      Event gathered,
+      deps_.transfers->Gather(
+          unit, deps_.memory->ParamSlot(plan_.unit(unit).depth, slot)));
+  slots_.SetEvent(unit, std::move(gathered));
+  return Status();
 }
 
-void UnitParams::Prefetch() {
+Status UnitParams::Prefetch() {
   for (const int32_t next : order_.Next()) {
     if (slots_.Find(next) >= 0) continue;
     const int slot = slots_.Choose(next);
-    if (slot < 0) return;
-    Gather(next, slot);
+    if (slot < 0) return Status();
+    SHARD_RETURN_IF_ERROR(Gather(next, slot));
     // The unit is gathered, but not acquired yet.
     slots_.Release(next);
   }
+  return Status();
 }
 
 StatusOr<void*> UnitParams::Param(ParamId param) const {

@@ -73,8 +73,8 @@ class UnitParams {
     return gathers_ && !plan_.unit(unit).buffers.empty();
   }
   // Enqueues the gathering of `unit`, into a slot that is not in use.
-  void Gather(int32_t unit, int slot);
-  void Prefetch();
+  Status Gather(int32_t unit, int slot);
+  Status Prefetch();
 
   const Dependencies deps_;
   const Plan& plan_;

@@ -7,16 +7,18 @@
 
 namespace shard {
 
-Event UnitTransfers::Gather(int32_t unit, unsigned char* slot) {
+StatusOr<Event> UnitTransfers::Gather(int32_t unit, unsigned char* slot) {
   Proposal proposal;
   proposal.activity = Activity::kGather;
   proposal.unit = unit;
+  SHARD_RETURN_IF_ERROR(Announce(proposal));
   return deps_.queue->Run(
       "gather the parameters of a unit", deps_.transfers->GatherBytes(unit),
       [this, proposal, slot] { return Perform(proposal, slot); });
 }
 
-Event UnitTransfers::Reduce(const Proposal& proposal) {
+StatusOr<Event> UnitTransfers::Reduce(const Proposal& proposal) {
+  SHARD_RETURN_IF_ERROR(Announce(proposal));
   return deps_.queue->Run(
       "reduce the gradients of a unit",
       deps_.transfers->ReduceBytes(proposal.unit),
@@ -37,19 +39,28 @@ Event UnitTransfers::ReduceWhole(size_t buffer) {
 
 Status UnitTransfers::Follow(const Proposal& led, const Deadline& deadline) {
   const CollectiveTimeout timeout(deps_.transfers->collectives(), deadline);
-  return Move(led, nullptr, deadline);
+  return Move(led, deps_.agreement->proposals(), nullptr, deadline);
+}
+
+Status UnitTransfers::Announce(const Proposal& proposal) {
+  if (!deps_.agreement->announces()) return Status();
+  return deps_.agreement->Announce(proposal, Deadline::After(deps_.timeout));
 }
 
 Status UnitTransfers::Perform(const Proposal& proposal, unsigned char* slot) {
+  if (deps_.agreement->announces()) {
+    announced_[static_cast<size_t>(deps_.comm->rank())] = proposal;
+    return Move(proposal, announced_, slot, Deadline::After(deps_.timeout));
+  }
   for (;;) {
     const Deadline deadline = Deadline::After(deps_.timeout);
     SHARD_ASSIGN_OR_RETURN(
         const Decision decision,
         deps_.agreement->Agree(proposal, Status(), Arguments(), deadline));
-    const Proposal led =
-        deps_.agreement->proposals()[static_cast<size_t>(decision.leader)];
+    const std::vector<Proposal>& proposals = deps_.agreement->proposals();
+    const Proposal led = proposals[static_cast<size_t>(decision.leader)];
     SHARD_RETURN_IF_ERROR(
-        Move(led, decision.follows ? nullptr : slot, deadline));
+        Move(led, proposals, decision.follows ? nullptr : slot, deadline));
     if (!decision.follows) return Status();
   }
 }
@@ -69,10 +80,11 @@ Status UnitTransfers::Timed(EventId event, int32_t unit, uint64_t bytes,
   return status;
 }
 
-Status UnitTransfers::Move(const Proposal& led, unsigned char* slot,
-                           const Deadline& deadline) {
+Status UnitTransfers::Move(const Proposal& led,
+                           const std::vector<Proposal>& proposals,
+                           unsigned char* slot, const Deadline& deadline) {
   return led.activity == Activity::kReduce
-             ? MoveGrads(led, deadline)
+             ? MoveGrads(led, proposals, deadline)
              : MoveParams(led.unit, slot, deadline);
 }
 
@@ -93,9 +105,10 @@ Status UnitTransfers::MoveParams(int32_t unit, unsigned char* slot,
   });
 }
 
-Status UnitTransfers::MoveGrads(const Proposal& led, const Deadline& deadline) {
+Status UnitTransfers::MoveGrads(const Proposal& led,
+                                const std::vector<Proposal>& proposals,
+                                const Deadline& deadline) {
   if (deps_.reduced->IsOutdated(led)) return Status();
-  const std::vector<Proposal>& proposals = deps_.agreement->proposals();
   const bool updates = updates_eagerly() && led.more == 0;
   const bool adds = deps_.reduced->AddsToSum(led);
   const bool in_place =

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // UnitTransfers: moves the tensors of one unit, or buffer, on the CommQueue,
-// after the ranks have agreed on it there. Takes part in what other ranks move
-// before.
+// after the ranks have agreed on it: when the move is enqueued, where they
+// announce it (Agreement::announces), or else on the queue, where a rank takes
+// part in what others move before.
 //
 // Threads: as the engine; the work runs on the queue's thread.
 
@@ -43,13 +44,16 @@ class UnitTransfers {
 
   // All of `deps` must outlive this.
   explicit UnitTransfers(const Dependencies& deps)
-      : deps_(deps), plan_(*deps.plan) {}
+      : deps_(deps),
+        plan_(*deps.plan),
+        announced_(static_cast<size_t>(deps.comm->world_size())) {}
 
   // Enqueue the gathering of a unit's parameters into `slot`, the reduction of
   // gradients that `proposal`, of kReduce, names, and that of a buffer of whole
-  // gradients. Each returns the event after which it is done.
-  Event Gather(int32_t unit, unsigned char* slot);
-  Event Reduce(const Proposal& proposal);
+  // gradients. Each returns the event after which it is done. An error, where
+  // other ranks announce something else, is final.
+  StatusOr<Event> Gather(int32_t unit, unsigned char* slot);
+  StatusOr<Event> Reduce(const Proposal& proposal);
   Event ReduceWhole(size_t buffer);
 
   // Runs the operation that `led` proposes in this thread, for a rank that came
@@ -68,14 +72,17 @@ class UnitTransfers {
   bool updates_eagerly() const { return eager_update_ != nullptr; }
 
  private:
-  // Announces an operation, then runs the announced operations of other ranks
-  // until it is this one's turn.
+  // Announces a move, in the host's thread, where ranks do.
+  Status Announce(const Proposal& proposal);
+  // Runs an announced move. Elsewhere proposes it, then runs what other ranks
+  // propose until it is this one's turn.
   Status Perform(const Proposal& proposal, unsigned char* slot);
-  // Moves what `led` proposes. `slot`: where this rank gathers parameters; null
-  // where it only takes part.
-  Status Move(const Proposal& led, unsigned char* slot,
-              const Deadline& deadline);
-  Status MoveGrads(const Proposal& led, const Deadline& deadline);
+  // Moves what `led` proposes, one of `proposals`, which are by rank. `slot`:
+  // where this rank gathers parameters; null where it only takes part.
+  Status Move(const Proposal& led, const std::vector<Proposal>& proposals,
+              unsigned char* slot, const Deadline& deadline);
+  Status MoveGrads(const Proposal& led, const std::vector<Proposal>& proposals,
+                   const Deadline& deadline);
   Status MoveParams(int32_t unit, unsigned char* slot,
                     const Deadline& deadline);
   // Returns the error of enqueueing transfers; else waits until they are done,
@@ -90,6 +97,7 @@ class UnitTransfers {
   const Plan& plan_;
   EagerUpdate eager_update_;
   std::vector<std::vector<const void*>> in_place_;
+  std::vector<Proposal> announced_;  // By rank; only this rank's is set.
 };
 
 }  // namespace shard

@@ -13,12 +13,12 @@ Units::Units(const Dependencies& deps)
       plan_(*deps.plan),
       states_(plan_, !plan_.shards_grads(), deps.allow_missing),
       reduced_(plan_.units().size()),
-      meetings_(
-          {deps.comm, deps.host, deps.compute, deps.queue, deps.allow_missing},
-          [this](int32_t unit) {
-            return states_.CheckUnit(unit).ok() ? states_.Name(unit)
-                                                : StrCat("unit ", unit);
-          }),
+      meetings_({deps.comm, deps.proposals, deps.host, deps.compute, deps.queue,
+                 deps.allow_missing},
+                [this](int32_t unit) {
+                  return states_.CheckUnit(unit).ok() ? states_.Name(unit)
+                                                      : StrCat("unit ", unit);
+                }),
       transfers_({deps.plan, deps.memory, deps.comm, deps.transfers, deps.queue,
                   &meetings_.agreement(), &reduced_, deps.timeout}),
       params_({deps.plan, deps.memory, deps.copies, deps.comm, deps.host,
@@ -133,16 +133,20 @@ Status Units::FollowLeader(int32_t leader, const Deadline& deadline) {
   return done.ok() ? done : Fail(done);
 }
 
+Status Units::CompleteGrads(const Deadline& deadline) {
+  SHARD_RETURN_IF_ERROR(grads_.CompleteWhole(deadline));
+  // Ranks that share memory read these gradients, and write the parameters that
+  // the host reads, once they know that this rank is here.
+  return deps_.comm->direct() ? meetings_.AwaitStreams(deadline) : Status();
+}
+
 Status Units::EnterStep(Proposal proposal, const Status& local,
                         const Deadline& deadline, int32_t* leader) {
-  SHARD_RETURN_IF_ERROR(meetings_.Drain(deadline));
-  if (local.ok() && proposal.activity == Activity::kStep) {
-    Status complete = grads_.CompleteWhole(deadline);
-    // Ranks that share memory read these gradients, and write the parameters
-    // that the host reads, once they know that this rank is here.
-    if (complete.ok() && deps_.comm->direct()) {
-      complete = meetings_.AwaitStreams(deadline);
-    }
+  SHARD_RETURN_IF_ERROR(meetings_.TakeAgreement(deadline));
+  const bool completes = proposal.activity == Activity::kStep;
+  // Gradients are complete when others may read them.
+  if (completes && local.ok() && !meetings_.agreement().announces()) {
+    const Status complete = CompleteGrads(deadline);
     if (!complete.ok()) return Fail(complete);
   }
   proposal.zeroed = reduced_.zeroed();
@@ -151,9 +155,14 @@ Status Units::EnterStep(Proposal proposal, const Status& local,
         const Decision decision,
         meetings_.Meet(proposal, local, Arguments(), deadline));
     *leader = decision.leader;
-    if (!decision.follows) return Status();
+    if (!decision.follows) break;
     SHARD_RETURN_IF_ERROR(FollowLeader(*leader, deadline));
   }
+  if (!meetings_.agreement().announces()) return Status();
+  // The meeting needed no transfers to be done; the step does.
+  SHARD_RETURN_IF_ERROR(meetings_.Drain(deadline));
+  const Status complete = completes ? CompleteGrads(deadline) : Status();
+  return complete.ok() ? complete : Fail(complete);
 }
 
 Status Units::Follow(Proposal proposal, const Status& local,

@@ -59,6 +59,7 @@ class Units {
     const EngineMemory* memory;
     BoundCopies* copies;
     Communicator* comm;
+    Notices* proposals;  // OpenProposals(comm).
     HostStream* host;
     Stream* compute;
     Transfers* transfers;
@@ -109,10 +110,10 @@ class Units {
 
   // Returns the error, on this rank alone, of a step at this time.
   Status CheckStep() const;
-  // Enters a step. COLLECTIVE. Waits for transfers in progress, exchanges
-  // proposals (`proposal` is of kStep or kBeginStep) until all ranks propose
-  // the same, and takes part in what other ranks propose before. Whole
-  // gradients are completed first, locally.
+  // Enters a step. COLLECTIVE. Exchanges proposals (`proposal` is of kStep or
+  // kBeginStep) until all ranks propose the same, and takes part in what other
+  // ranks propose before. Then no transfers are in progress, and whole
+  // gradients are complete.
   Status EnterStep(Proposal proposal, const Status& local,
                    const Deadline& deadline, int32_t* leader);
   // Enqueues the reduction of all gradients that were not reduced yet, after
@@ -126,9 +127,9 @@ class Units {
   Status Follow(Proposal proposal, const Status& local,
                 const Deadline& deadline, int32_t* leader, bool* joined);
   // Enters an operation that all ranks must propose, with the same `arguments`:
-  // kSummon, kReplan, kSave, kLoad, kGatherState or kBroadcastHostTensors.
-  // COLLECTIVE. No stream of this rank has work left, gathered parameters are
-  // dropped, and the slots are the caller's to use.
+  // kSummon, kReplan, kSave, kLoad, kGatherState, kBroadcastHostTensors or
+  // kBroadcastParams. COLLECTIVE. No stream of this rank has work left,
+  // gathered parameters are dropped, and the slots are the caller's to use.
   Status EnterChange(Activity activity, const Status& local,
                      const Arguments& arguments, const Deadline& deadline);
   // Makes `error` final, and ends the group with it: the error may be of this
@@ -156,6 +157,8 @@ class Units {
  private:
   Status CheckAcquire(int32_t unit, Pass pass) const;
   Status CheckGradsReady(int32_t unit) const;
+  // Completes whole gradients before a step, locally.
+  Status CompleteGrads(const Deadline& deadline);
   // Runs the leader's operation in this thread, for a rank that came for
   // something else.
   Status FollowLeader(int32_t leader, const Deadline& deadline);

@@ -199,8 +199,10 @@ TEST(DecideTest, EveryThreeProposals) {
 
 TEST(AgreementTest, ErrorOfOneRankIsTheErrorOfAll) {
   RunThreadRanks(3, [](const auto& comm) {
-    Agreement agreement(comm.get(), false, NameOf);
     const Deadline deadline = Deadline::After(10);
+    const auto notices = OpenProposals(comm.get(), deadline);
+    ASSERT_OK(notices);
+    Agreement agreement(comm.get(), notices->get(), false, NameOf);
     const Status local =
         comm->rank() == 1 ? InvalidArgument("wrong here") : Status();
     const auto failed =
@@ -236,8 +238,10 @@ TEST(AgreementTest, ArgumentsAreComparedInTheSameExchange) {
       const auto comm =
           OpenCommunicator("threads:3?name=agreement-arguments", options);
       ASSERT_OK(comm);
-      Agreement agreement(comm->get(), false, NameOf);
       const Deadline deadline = Deadline::After(10);
+      const auto notices = OpenProposals(comm->get(), deadline);
+      ASSERT_OK(notices);
+      Agreement agreement(comm->get(), notices->get(), false, NameOf);
       const auto agree = [&](int value, const Status& local) {
         Arguments arguments;
         if (local.ok()) {
