@@ -158,10 +158,10 @@ class TrainingTest(SdkTest):
 
     def test_the_last_report_and_the_stream_are_the_engines(self):
         with local_engine() as engine:
-            with self.assertRaises(shard.FailedPrecondition):
+            with self.raises_code(Code.FAILED_PRECONDITION, "last_report"):
                 engine.last_report()
             engine.set_stream()
-            with self.assertRaisesRegex(shard.InvalidArgument, "'cpu'"):
+            with self.raises_code(Code.INVALID_ARGUMENT, "'cpu'"):
                 engine.set_stream(4096)
             report = engine.step()
             engine.synchronize()
