@@ -644,13 +644,14 @@ pub struct shard_memory {
     /// Per host, beside host_bytes: the memory through which the host's
     /// communicator, the engine's and the engine's exchange of tensors pass
     /// control data and, where ranks share no memory, from the first bytes on also
-    /// tensors. Not counted: another communicator, which the first save opens,
-    /// with 2 MiB and a page more per rank; and, where ranks share memory, 2 MiB
-    /// and a page more per rank for each of the three once a call sends bytes
-    /// through it all the same: shard_comm_broadcast; for the engine's, a load of
-    /// a checkpoint, a load of a state dict from rank 0 or with buffers of the
-    /// model, a broadcast of these buffers, a gather, and a summon to one rank
-    /// that is written back; and for the exchange, a change of the plan.
+    /// tensors, and the notices of the engine's ranks. Not counted: another
+    /// communicator, which the first save opens, with 2 MiB and a page more per
+    /// rank; and, where ranks share memory, 2 MiB and a page more per rank for
+    /// each of the three once a call sends bytes through it all the same:
+    /// shard_comm_broadcast; for the engine's, a load of a checkpoint, a load of a
+    /// state dict from rank 0 or with buffers of the model, a broadcast of these
+    /// buffers, a gather, and a summon to one rank that is written back; and for
+    /// the exchange, a change of the plan.
     pub control_bytes: u64,
     /// Per rank, within host_bytes: those of shard_model_add_buffer.
     pub model_buffer_bytes: u64,
