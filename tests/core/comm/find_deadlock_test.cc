@@ -191,8 +191,8 @@ TEST_F(FindDeadlockTest, AnEarlierRoundOfAGroupMayEnd) {
     if (rank > 1) SlotOf(rank, kEngine).arrived = 5;
   }
   EXPECT_TRUE(FindInRoundFive().ok());
-  // The earlier round waits for rank 2 now, which waits for rank 1.
-  SlotOf(2, kEngine).arrived = 0;
+  // Rank 1 waits for rank 2 now, which has posted three and waits for rank 1.
+  SlotOf(2, kEngine).arrived = 3;
   EXPECT_EQ(FindInRoundFive().code(), StatusCode::kDesync);
 }
 
