@@ -72,22 +72,23 @@ class EngineRuntime {
 
   Status Connect(Communicator* comm, Device* device, const Options& options);
 
-  // Later members use earlier ones; the queue's thread ends first.
+  // The streams are destroyed first, the queue's before the others: their work
+  // uses the components, the meetings of a step that nobody has waited for too.
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Collectives> collectives_;
   std::shared_ptr<Notices> proposals_;
   std::optional<EngineMemory> memory_;
   HostStream* host_ = nullptr;
-  std::unique_ptr<Stream> compute_;
-  std::unique_ptr<Stream> eager_;
   std::unique_ptr<BoundCopies> copies_;
   std::unique_ptr<Transfers> transfers_;
-  // The stream of transfers. On "cpu" it is inline: the queue's thread runs
-  // what it enqueues.
-  std::unique_ptr<Stream> moving_;
   std::optional<PublishedUnits> published_;
   std::unique_ptr<Units> units_;
   std::unique_ptr<Stepper> stepper_;
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<Stream> eager_;
+  // The stream of transfers. On "cpu" it is inline: the queue's thread runs
+  // what it enqueues.
+  std::unique_ptr<Stream> moving_;
   std::unique_ptr<CommQueue> queue_;
 };
 
