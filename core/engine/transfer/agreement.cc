@@ -201,7 +201,10 @@ Status Agreement::FailedError(const Status& local, const Deadline& deadline) {
                           static_cast<int>(rank)));
     return notices_->failure();
   }
-  return CommonError(AgreeOnStatus(comm_, kAgree, local, deadline));
+  // Not in a collective of the communicator, where the compute stream may meet
+  // the ranks.
+  const Proposal mine = proposals_[static_cast<size_t>(comm_->rank())];
+  return CommonError(notices_->Meet(&mine, proposals_.data(), deadline));
 }
 
 StatusOr<Decision> Agreement::DecideNow() {

@@ -43,8 +43,9 @@ StatusOr<Decision> Meetings::Meet(const Proposal& proposal, const Status& local,
 Status Meetings::Report(Activity activity, const Status& local,
                         const Deadline& deadline) {
   SHARD_RETURN_IF_ERROR(TakeAgreement(deadline));
-  // The end of a step may still meet the ranks.
-  if (deps_.comm->direct()) SHARD_RETURN_IF_ERROR(AwaitStreams(deadline));
+  // A step that has returned early may still meet the ranks.
+  const Status idle = AwaitStreams(deadline);
+  if (!idle.ok()) return Fail(idle);
   Proposal proposal;
   proposal.activity = activity;
   return Meet(proposal, local, Arguments(), deadline).status();
