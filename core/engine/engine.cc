@@ -287,12 +287,12 @@ Status Engine::SetState(ParamId param, std::string_view name,
 
 Status Engine::SetStep(int64_t step) {
   SHARD_RETURN_IF_ERROR(CheckTraining("set_completed_steps"));
-  SHARD_RETURN_IF_ERROR(steps_.CheckNotBegun("set_completed_steps"));
+  SHARD_RETURN_IF_ERROR(Counted(steps_.CheckNotBegun("set_completed_steps")));
   return counters().SetStep(step);
 }
 
 Status Engine::SetLossScale(const LossScaler::State& state) {
-  SHARD_RETURN_IF_ERROR(CheckBetweenSteps("set_loss_scale"));
+  SHARD_RETURN_IF_ERROR(Counted(CheckBetweenSteps("set_loss_scale")));
   return counters().loss_scaler().Restore(state);
 }
 
@@ -304,17 +304,18 @@ Status Engine::SetHyper(GroupId group, std::string_view key, double value) {
 // ---- Steps -----------------------------------------------------------------
 
 Status Engine::BeginStep(const StatusOr<StepOptions>& options) {
-  return Observe(
-      comm_->observer(), EventId::kBeginStep, {.step = step() + 1}, [&] {
-        return steps_.Begin(options, CheckTraining("begin_step"),
-                            DeadlineOf(options.ok() ? options->timeout : 0));
-      });
+  const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
+  const int64_t next = steps_.counters(deadline).step() + 1;
+  return Observe(comm_->observer(), EventId::kBeginStep, {.step = next}, [&] {
+    return steps_.Begin(options, CheckTraining("begin_step"), deadline);
+  });
 }
 
 Status Engine::Step(const StatusOr<StepOptions>& options, StepReport* report) {
-  return Observe(comm_->observer(), EventId::kStep, {.step = step() + 1}, [&] {
-    return steps_.Step(options, CheckTraining("step"),
-                       DeadlineOf(options.ok() ? options->timeout : 0), report);
+  const Deadline deadline = DeadlineOf(options.ok() ? options->timeout : 0);
+  const int64_t next = steps_.counters(deadline).step() + 1;
+  return Observe(comm_->observer(), EventId::kStep, {.step = next}, [&] {
+    return steps_.Step(options, CheckTraining("step"), deadline, report);
   });
 }
 
@@ -406,7 +407,7 @@ Status Engine::DoChangePlan(PlanChange change, double timeout) {
 
 TrainingState Engine::State() {
   return TrainingState({runtime_.get(), comm_.get(), device_.get(), &hypers_,
-                        &counters(), &initial_params_, &checkpoints_});
+                        &counters_, &initial_params_, &checkpoints_});
 }
 
 StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
@@ -414,7 +415,7 @@ StatusOr<std::shared_ptr<AsyncSave>> Engine::Save(
   return Observe(comm_->observer(), EventId::kSave,
                  {.what = root, .step = step()}, [&] {
                    return State().Save(
-                       root, options, CheckBetweenSteps("save"),
+                       root, options, Counted(CheckBetweenSteps("save")),
                        WorkDeadlineOf(options.ok() ? options->timeout : 0));
                  });
 }
@@ -423,22 +424,22 @@ Status Engine::Load(const std::string& path,
                     const StatusOr<LoadOptions>& options, LoadReport* report) {
   const double timeout = options.ok() ? options->timeout : 0;
   return Observe(comm_->observer(), EventId::kLoad, {.what = path}, [&] {
-    return Refreshed(
-        State().LoadCheckpoint(path, options, CheckIdleOrFilling("load"),
-                               WorkDeadlineOf(timeout), report),
-        timeout);
+    return Refreshed(State().LoadCheckpoint(path, options,
+                                            Counted(CheckIdleOrFilling("load")),
+                                            WorkDeadlineOf(timeout), report),
+                     timeout);
   });
 }
 
 Status Engine::AddLocalState(const StateOptions& options, MemoryStore* store) {
-  SHARD_RETURN_IF_ERROR(CheckBetweenSteps("state"));
+  SHARD_RETURN_IF_ERROR(Counted(CheckBetweenSteps("state")));
   return State().AddLocal(options, DeadlineOf(0), store);
 }
 
 Status Engine::GatherState(const StatusOr<StateOptions>& options, int rank,
                            double timeout,
                            const TrainingState::EntrySink& sink) {
-  return State().Gather(options, rank, CheckBetweenSteps("gather"),
+  return State().Gather(options, rank, Counted(CheckBetweenSteps("gather")),
                         WorkDeadlineOf(timeout), sink);
 }
 
@@ -447,7 +448,7 @@ Status Engine::LoadState(const MemoryStore* store,
                          LoadReport* report) {
   const double timeout = options.ok() ? options->timeout : 0;
   return Refreshed(
-      State().LoadStateDict(store, options, CheckIdleOrFilling("load"),
+      State().LoadStateDict(store, options, Counted(CheckIdleOrFilling("load")),
                             WorkDeadlineOf(timeout), report),
       timeout);
 }

@@ -263,7 +263,7 @@ class Engine {
          const EngineOptions& options, double timeout);
 
   // Returns the counters, the last step counted.
-  Counters& counters() const { return steps_.counters(); }
+  Counters& counters() const { return steps_.counters(DeadlineOf(0)); }
   double SecondsOf(double timeout) const {
     return timeout > 0 ? timeout : timeout_;
   }
@@ -279,6 +279,11 @@ class Engine {
   Status CheckBetweenSteps(std::string_view what) const;
   // Returns OK in IDLE and in FILLING.
   Status CheckIdleOrFilling(std::string_view what) const;
+  // Returns `idle`, the result of one of these, or the error of the last step,
+  // for which it waits: the counters are then exact.
+  Status Counted(const Status& idle) const {
+    return idle.ok() ? AwaitStep() : idle;
+  }
   // Copies the parameters, which the collective operation `done` has changed,
   // to the memory that is bound to them. Returns the error of the operation, or
   // that of the copies, which is final.

@@ -49,6 +49,8 @@ class Counters {
   template <typename TakesPart>
   void Choose(const Plan& plan, TakesPart takes_part) {
     next_steps_.resize(plan.NumStored());
+    // So that Count allocates nothing.
+    param_steps_.reserve(next_steps_.size());
     for (size_t i = 0; i < next_steps_.size(); ++i) {
       next_steps_[i] = takes_part(i) ? NextOf(i) : 0;
     }

@@ -190,8 +190,8 @@ Status StepCoordinator::Join(const Status& known, double timeout,
     StepReport report;
     double seconds = 0;
     SHARD_RETURN_IF_ERROR(Observe(
-        deps_.comm->observer(), EventId::kStep, {.step = counters().step() + 1},
-        [&]() -> Status {
+        deps_.comm->observer(), EventId::kStep,
+        {.step = deps_.counters->step() + 1}, [&]() -> Status {
           Stopwatch total(&seconds);
           SHARD_RETURN_IF_ERROR(RunStep(options, leader, deadline, &report));
           return TakeResult(deadline);
@@ -220,9 +220,7 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
   if (!ran.ok()) return units.Fail(ran);
   begun_.reset();
   units.FinishStep();
-  report->comm = runtime_->queue().TakeCounters();
-  deps_.comm->observer()->Count(EventId::kOverlapped,
-                                report->comm.bytes_overlapped);
+  report->bytes_moved += runtime_->bound_copies().TakeBytes();
   pending_ = *report;
   return Status();
 }
@@ -231,20 +229,29 @@ Status StepCoordinator::Await(const Deadline& deadline) const {
   if (!pending_) return Status();
   StepReport taken = *pending_;
   const Stepper& stepper = runtime_->stepper();
-  const Status finished = stepper.AwaitResult(deadline, &taken);
-  // A step that is late may still end well.
-  if (!finished.ok() && !stepper.IsFinished()) return finished;
+  const bool waits = !stepper.IsFinished();
+  Status finished = stepper.AwaitResult(deadline, &taken);
+  if (!finished.ok()) {
+    // A step that is late may still end well.
+    if (!stepper.IsFinished()) return finished;
+    // It may have ended just after the deadline.
+    finished = stepper.AwaitResult(deadline, &taken);
+  }
   pending_.reset();
   if (!finished.ok()) return runtime_->units().Fail(finished);
-  taken.bytes_moved += runtime_->bound_copies().TakeBytes();
   deps_.counters->Count(taken.skipped);
   taken.step = deps_.counters->step();
+  // Where nothing has waited for the step, also those of later transfers.
+  runtime_->queue().RetireFinished(!waits);
+  taken.comm = runtime_->queue().TakeCounters();
+  last_report_ = taken;
+  deps_.comm->observer()->Count(EventId::kOverlapped,
+                                taken.comm.bytes_overlapped);
   if (taken.skipped) {
     deps_.comm->observer()->Log(EventId::kSkipped, "a step after step ",
                                 taken.step, " was skipped, with loss scale ",
                                 taken.loss_scale, ": gradients are not finite");
   }
-  last_report_ = taken;
   return Status();
 }
 
@@ -253,8 +260,8 @@ Status StepCoordinator::TakeResult(const Deadline& deadline) const {
   return finished.ok() ? finished : runtime_->units().Fail(finished);
 }
 
-Counters& StepCoordinator::counters() const {
-  (void)Await(Deadline::After(deps_.comm->timeout())).ok();
+Counters& StepCoordinator::counters(const Deadline& deadline) const {
+  (void)Await(deadline).ok();
   return *deps_.counters;
 }
 

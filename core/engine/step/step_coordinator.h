@@ -46,8 +46,9 @@ class StepCoordinator {
   Status CheckBetweenSteps(std::string_view what) const;
 
   // Returns the counters, after Await; where that fails, the last step is not
-  // counted, and the engine's next call returns the error.
-  Counters& counters() const;
+  // counted. Who saves or sets them awaits the step itself, and returns the
+  // error.
+  Counters& counters(const Deadline& deadline) const;
 
   // Discards accumulated gradients and their ready declarations, and fills
   // whole gradients with zeros. Local.

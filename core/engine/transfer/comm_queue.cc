@@ -33,12 +33,6 @@ void CommQueue::AddTransferTime(double seconds) {
   transfer_seconds_ += seconds;
 }
 
-void CommQueue::AddHostTransfer(uint64_t bytes, double seconds) {
-  AddTransferTime(seconds);
-  counters_.bytes += bytes;
-  counters_.seconds_exposed += seconds;
-}
-
 void CommQueue::RetireFinished(bool overlapped) {
   while (!pending_.empty() && pending_.front().event.IsDone()) {
     if (overlapped) counters_.bytes_overlapped += pending_.front().bytes;

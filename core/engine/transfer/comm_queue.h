@@ -5,8 +5,9 @@
 // for it.
 //
 // Threads: one thread gives work and waits; the work itself runs on the
-// stream's thread. While the queue is empty the host's thread may use the
-// communicator.
+// stream's thread. Where work of the queue meets the ranks, the host's thread
+// may use the communicator while the queue is empty, and the compute stream has
+// no meeting left (Stepper).
 
 #ifndef SHARD_CORE_ENGINE_TRANSFER_COMM_QUEUE_H_
 #define SHARD_CORE_ENGINE_TRANSFER_COMM_QUEUE_H_
@@ -65,9 +66,6 @@ class CommQueue {
   // Adds the seconds that moving tensors took, without the wait for other ranks
   // to come. Called by the work, on any thread.
   void AddTransferTime(double seconds);
-  // Adds bytes and seconds of transfers by the host's thread: all of their time
-  // is exposed.
-  void AddHostTransfer(uint64_t bytes, double seconds);
 
   // Makes the next work of `stream` come after `event`, which Run has returned.
   // Where the stream is inline this blocks: the time is exposed, and the wait
@@ -82,7 +80,10 @@ class CommQueue {
   // Waits for all work.
   Status Drain(const Deadline& deadline);
 
-  // Returns the counters and sets them to 0. REQUIRES: drained.
+  // Removes work that is done. `overlapped`: before the host waited for it.
+  void RetireFinished(bool overlapped);
+  // Returns the counters and sets them to 0. The time of work that is not done
+  // is that of the next call.
   CommCounters TakeCounters();
 
  private:
@@ -91,9 +92,6 @@ class CommQueue {
     uint64_t bytes;
     uint64_t number;  // Of HostWaits::AddWork.
   };
-  // Removes finished items from pending_. `overlapped`: they were done before
-  // the host waited for them.
-  void RetireFinished(bool overlapped);
   // Returns the number of the work that ends with `event`; 0 when it is done.
   uint64_t NumberOf(const Event& event) const;
 
