@@ -64,8 +64,9 @@ class Engine {
       const std::shared_ptr<Communicator>& comm,
       const StatusOr<EngineOptions>& options = EngineOptions());
 
-  // Waits for transfers in progress, at most for the engine's timeout, and for
-  // a background save, at most for the save's timeout.
+  // Waits for transfers in progress, at most for the engine's timeout, for the
+  // meetings of a step that has returned early, at most for the step's timeout,
+  // and for a background save, at most for the save's timeout.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

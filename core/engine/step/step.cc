@@ -103,8 +103,12 @@ Status Stepper::AwaitResult(const Deadline& deadline,
   report->grad_norm = block.grad_norm;
   report->bytes_moved += norm_bytes_[0];
   if (NeedsSecondPass(block)) report->bytes_moved += norm_bytes_[1];
-  if (!block.skipped) report->bytes_moved += update_bytes_;
-  return Status();
+  if (!block.skipped) {
+    report->bytes_moved += update_bytes_;
+    return Status();
+  }
+  // A host that knows that a step changed nothing acquires nothing anew.
+  return deps_.overlap ? deps_.queue->Drain(deadline) : Status();
 }
 
 Status Stepper::EnqueueNorm(NormPass pass, StepReport* report) {

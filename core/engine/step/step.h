@@ -102,7 +102,7 @@ class Stepper {
 
   // Waits for the one event that ends the last step of Run, and fills the
   // result in `report`: skipped and grad_norm; adds to bytes_moved and to
-  // seconds_update.
+  // seconds_update. After a skipped step no parameters are on their way.
   Status AwaitResult(const Deadline& deadline, StepReport* report) const;
   // Returns whether that event is done.
   bool IsFinished() const { return finished_.IsDone(); }

@@ -6,9 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -23,6 +27,7 @@
 #include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/thread_ranks.h"
 #include "tests/core/engine/unit_training.h"
+#include "tests/core/flat/sharding.h"
 
 namespace shard::host_stream_test {
 namespace {
@@ -311,6 +316,8 @@ TEST(EarlyStepTest, WaitsForAReportAndWithoutAStreamOfTheHost) {
           EXPECT_TRUE(opened);
           opener.join();
           EXPECT_EQ(report.step, reports ? 1 : 0);
+          // What the streams have moved for this step, and not for a later one.
+          EXPECT_EQ(report.comm.seconds > 0, reports);
         }
         EXPECT_EQ(engine.step(), 2);
       },
@@ -362,6 +369,82 @@ TEST(EarlyStepTest, ALaterErrorIsThatOfTheNextCall) {
         ExpectError(engine.ZeroGrad(), code, {"broken"});
       },
       kApart);
+}
+
+TEST(EarlyStepTest, ALaterErrorIsThatOfACallThatSetsCounters) {
+  OnRanks(
+      [](const Rank& rank) {
+        Engine& engine = *rank.engine;
+        Gate gate;
+        rank.SetStream()->Call("the host's work", [&gate] {
+          const Status passed = gate.Passing()();
+          return passed.ok() ? Internal("broken") : passed;
+        });
+        ASSERT_OK(engine.Step(StepOptions(), nullptr));
+        gate.Open();
+        const Status set = engine.SetStep(10);
+        EXPECT_FALSE(set.ok());
+        EXPECT_NE(set.message().find("broken"), std::string::npos)
+            << set.ToString();
+      },
+      kApart);
+}
+
+// The norm of the first step is gathered by the communicator, which the ranks
+// then need for the error of all of them.
+TEST(EarlyStepTest, AWrongCallOfAllRanksComesAfterTheMeetingsOfTheStep) {
+  const HostRun run = RunOf(3, kApart);
+  const auto plan = PlanOf(run.training);
+  ASSERT_OK(plan);
+  ASSERT_TRUE(ShardsAsItsStage(**plan));
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool gathers = false;
+  bool agrees = false;
+  CommOptions options;
+  options.timeout = 30;
+  options.phase_hook = [&](std::string_view what) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    gathers |= what == "step: global norm";
+    agrees |= gathers && what == "agree on operation";
+    changed.notify_all();
+  };
+  RunThreadRanks(
+      2,
+      [&](const auto& comm) {
+        const Rank rank = MakeRank(run.training, *plan, comm);
+        Engine& engine = *rank.engine;
+        UnitTrainer(run.training, &engine).Fill();
+        AsyncHostMemory memory;
+        AsyncHost host(&engine, &memory);
+        host.UseStream(rank.SetStream());
+        host.Forward();
+        host.Backward(1);
+        Gate gate;
+        std::thread opener;
+        if (comm->rank() == 0) {
+          engine.host_stream().Call("the host's work", gate.Passing());
+          opener = std::thread([&] {
+            EXPECT_TRUE(gate.AwaitArrival());
+            std::unique_lock<std::mutex> lock(mutex);
+            EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(30),
+                                         [&] { return gathers; }));
+            // That nobody agrees needs some time to show.
+            EXPECT_FALSE(changed.wait_for(lock, std::chrono::milliseconds(50),
+                                          [&] { return agrees; }));
+            lock.unlock();
+            gate.Open();
+          });
+        }
+        StepOptions clipped;
+        clipped.max_grad_norm = 1;
+        EXPECT_OK(engine.Step(clipped, nullptr));
+        ExpectInvalid(engine.UnitAcquire(99, Pass::kForward, 0), {"unit 99"});
+        if (opener.joinable()) opener.join();
+        EXPECT_OK(engine.Synchronize(0));
+        EXPECT_EQ(engine.step(), 1);
+      },
+      options, kApart);
 }
 
 // ---- Waiting ---------------------------------------------------------------

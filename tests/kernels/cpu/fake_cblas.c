@@ -23,16 +23,17 @@ typedef int32_t blas_int;
 
 enum { kRowMajor = 101, kNoTranspose = 111, kTranspose = 112, kLower = 122 };
 
-/* The number of calls so far, and of the matrices in all batches. */
-EXPORT int fake_sgemm_calls = 0;
-EXPORT int fake_ssyrk_calls = 0;
-EXPORT int fake_batch_calls = 0;
-EXPORT int fake_batch_matrices = 0;
+/* The number of calls so far, and of the matrices in all batches. Ranks that
+ * are threads count together. */
+EXPORT _Atomic int fake_sgemm_calls = 0;
+EXPORT _Atomic int fake_ssyrk_calls = 0;
+EXPORT _Atomic int fake_batch_calls = 0;
+EXPORT _Atomic int fake_batch_matrices = 0;
 /* The number of multiplications and additions of all calls. */
-EXPORT int64_t fake_flops = 0;
+EXPORT _Atomic int64_t fake_flops = 0;
 /* The number of arguments that are not aligned to 64 bytes, on which real
  * results may depend. */
-EXPORT int fake_unaligned = 0;
+EXPORT _Atomic int fake_unaligned = 0;
 
 static void look_at(const float* matrix) {
   if ((uintptr_t)matrix % 64 != 0) ++fake_unaligned;

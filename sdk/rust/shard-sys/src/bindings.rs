@@ -1050,9 +1050,11 @@ extern "C" {
     ///   without a report, after shard_engine_set_stream
     ///       The call may return once the step is enqueued. What the host enqueues
     ///       on its stream from then on comes after the step: it sees all new
-    ///       values, and may write gradients. An error of the step after the return
-    ///       is that of the engine's next call, and final. shard_engine_last_report
-    ///       has the report.
+    ///       values, and may write gradients; with `overlap`, those of a unit once
+    ///       it acquires the unit. An error after the return is that of the next
+    ///       call that waits for the step, at the latest of the next step or of
+    ///       shard_engine_synchronize, and final. shard_engine_last_report has the
+    ///       report, whose seconds_total is the time of the call alone.
     /// The same options, gradients and world size give the same bits on one kind of
     /// processor (muon: with one BLAS and number of its threads). DESYNC when
     /// options differ between ranks; FAILED_PRECONDITION before broadcast_params.
@@ -1073,9 +1075,9 @@ extern "C" {
     /// shard_engine_broadcast_params. Errors leave the stream as it was:
     /// INVALID_ARGUMENT for a stream that is not of the engine's device, which on
     /// "cpu" and "cpu-async" is every stream but NULL, for there the host works in
-    /// its threads; FAILED_PRECONDITION while a step is begun, units are acquired or
-    /// gradients are ready, naming the state. Local; a stream that is the host's
-    /// thread waits for the work of the old one.
+    /// its threads; FAILED_PRECONDITION while a step is begun, units are acquired,
+    /// gradients are ready or parameters are summoned, naming the state. Local; a
+    /// stream that is the host's thread waits for the work of the old one.
     #[must_use]
     pub fn shard_engine_set_stream(engine: *mut shard_engine, stream: *mut c_void) -> *mut shard_error;
 }
