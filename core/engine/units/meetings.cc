@@ -52,7 +52,7 @@ Status Meetings::Report(Activity activity, const Status& local,
 }
 
 Status Meetings::HandleFailedAgreement(const Status& error, Activity activity) {
-  // What other ranks did is not known, and some may have gone on.
+  // Nobody here knows the other ranks' proposals, and some may have gone on.
   if (agreement_.announces() && !agreement_.met()) return MarkBroken(error);
   // Ranks that came for the same operation, and did not do it, are still in
   // step; so are ranks that would have followed. A rank whose gradients or

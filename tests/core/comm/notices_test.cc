@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(
                     std::get<2>(info.param) ? "" : "NoSharedMemory");
     });
 
-// Of every two ranks at least one compares their notices, whatever the timing.
+// At least one of every two ranks compares their notices, whatever the timing.
 TEST(NoticesOfThreadsTest, EveryTwoRanksAreCompared) {
   constexpr int kRanks = 3;
   constexpr uint64_t kPosts = 10000;

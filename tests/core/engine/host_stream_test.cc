@@ -316,7 +316,7 @@ TEST(EarlyStepTest, WaitsForAReportAndWithoutAStreamOfTheHost) {
           EXPECT_TRUE(opened);
           opener.join();
           EXPECT_EQ(report.step, reports ? 1 : 0);
-          // What the streams have moved for this step, and not for a later one.
+          // The report counts what the streams have moved for this step.
           EXPECT_EQ(report.comm.seconds > 0, reports);
         }
         EXPECT_EQ(engine.step(), 2);
