@@ -84,11 +84,15 @@ Status Stepper::Run(const StepInput& input, const std::vector<Event>& reduced,
 }
 
 Status Stepper::EnqueueFinish(const Deadline& deadline) {
-  // Ranks that share no memory do not meet.
-  if (deps_.overlap) return deps_.compute->status();
-  SHARD_RETURN_IF_ERROR(deps_.queue->WaitForAll(deps_.compute, deadline));
-  EnqueueMeeting("step: parameters published",
-                 [this] { return deps_.transfers->Finish(meeting_deadline_); });
+  if (!deps_.overlap) {
+    SHARD_RETURN_IF_ERROR(deps_.queue->WaitForAll(deps_.compute, deadline));
+  }
+  // Ranks that share no memory do not meet; overlap is theirs alone.
+  if (deps_.comm->direct()) {
+    EnqueueMeeting("step: parameters published", [this] {
+      return deps_.transfers->Finish(meeting_deadline_);
+    });
+  }
   return deps_.compute->status();
 }
 
