@@ -406,7 +406,7 @@ TEST(EarlyStepTest, AWrongCallOfAllRanksComesAfterTheMeetingsOfTheStep) {
   options.phase_hook = [&](std::string_view what) {
     const std::lock_guard<std::mutex> lock(mutex);
     gathers |= what == "step: global norm";
-    agrees |= gathers && what == "agree on operation";
+    agrees |= what == "agree on operation: errors";
     changed.notify_all();
   };
   RunThreadRanks(
