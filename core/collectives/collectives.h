@@ -14,16 +14,16 @@
 // can.
 //
 // Errors become the stream's: work that is enqueued on it later is dropped, and
-// its events have the error. An error of a collective also ends the family of
-// the communicator, so that all ranks get it. A rank that drops collectives for
-// another error ends the family itself (Communicator::Abort): its peers wait.
-// Each collective has a deadline of its own, which begins when the collective
-// does: work ends by itself, and a wait for the stream should be longer.
+// its events have the error. The peers of a rank that drops collectives wait:
+// whoever owns the stream ends the family of the communicator when it fails
+// (Stream::OnError, Communicator::Abort), and so all ranks get the error. Each
+// collective has a deadline of its own, which begins when the collective does:
+// work ends by itself, and a wait for the stream should be longer.
 //
 // Lifetime of the arguments: as those of Stream. `tag` names the phase in
 // errors, is the same on all ranks, and outlives the work; tensors are used
-// when it runs. When memory runs out, a method throws, has enqueued nothing,
-// and has ended the family.
+// when it runs. When memory runs out, a method throws and has enqueued nothing:
+// the host's call ends the family.
 //
 // Threads: one at a time, not always the same.
 
@@ -118,7 +118,7 @@ struct CollectivesOptions {
 // of this rank, in the same order and of the same strides and counts on all
 // ranks. Errors: kInvalidArgument on all ranks for a set that does not divide
 // the world, or that lacks this rank; kDesync where strides and counts differ.
-// `control` must outlive the work of the result.
+// The result does not use `control` any more.
 StatusOr<std::unique_ptr<Collectives>> OpenCollectives(
     Communicator* control, std::span<const RankSet> sets,
     const CollectivesOptions& options, const Deadline& deadline);

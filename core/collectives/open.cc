@@ -48,8 +48,8 @@ StatusOr<std::unique_ptr<Collectives>> OpenCollectives(
   SHARD_ASSIGN_OR_RETURN(auto exchange,
                          control->OpenExchange("tensors", deadline));
   return std::unique_ptr<Collectives>(std::make_unique<cpu::CpuCollectives>(
-      control, std::move(exchange),
-      std::vector<RankSet>(sets.begin(), sets.end()), options.timeout));
+      std::move(exchange), std::vector<RankSet>(sets.begin(), sets.end()),
+      options.timeout));
 }
 
 }  // namespace shard

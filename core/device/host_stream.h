@@ -31,8 +31,10 @@ class HostStream {
 
   // Puts `stream`, of the same device, in place of the present one. Its next
   // work comes after all work of the present one. On an error, which is the
-  // present stream's or that of the deadline, the present stream stays.
+  // present stream's or that of the deadline, the present stream stays. A later
+  // error of the present stream becomes one of `stream`.
   Status Replace(std::shared_ptr<Stream> stream, const Deadline& deadline) {
+    SHARD_RETURN_IF_ERROR(stream_->status());
     stream->Wait(stream_->Record(), deadline);
     SHARD_RETURN_IF_ERROR(stream->status());
     stream_ = std::move(stream);

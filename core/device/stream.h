@@ -109,6 +109,13 @@ class Stream {
                       const StepBlock* block,
                       const GradientSources* gradients) = 0;
 
+  // Sets what is called once with the stream's error: when the stream fails, or
+  // is destroyed with work that has not run (kCancelled). For those who wait
+  // for the dropped work and see no event of it, as other ranks do. Called
+  // before any event has the error, by the thread that runs or drops the work;
+  // it must not use the stream. REQUIRES: the stream was given nothing yet.
+  virtual void OnError(std::function<void(const Status&)> handler) = 0;
+
   // Runs `work` on a thread of the host, in stream order. `what` names the work
   // in errors. REQUIRES: `work` ends by itself: its waits have deadlines.
   virtual void Call(std::string_view what, std::function<Status()> work) = 0;

@@ -4,28 +4,17 @@
 
 #include <algorithm>
 
-#include "core/base/out_of_memory.h"
+#include "core/collectives/rank_work.h"
 
 namespace shard::cpu {
 
 template <typename Work>
 void CpuCollectives::Enqueue(std::string_view tag, Stream* stream, Work work) {
-  // A rank that has the work needs nothing more of its host.
-  exchange_->host_waits()->AddWork();
-  try {
-    stream->Call(tag, [control = control_, exchange = exchange_,
-                       timeout = timeout_, work = std::move(work)] {
-      Status status = CatchOutOfMemory(
-          [&] { return work(exchange.get(), Deadline::After(timeout)); });
-      if (!status.ok()) control->Abort(status);
-      exchange->host_waits()->FinishWork();
-      return status;
-    });
-  } catch (...) {
-    // The peers would wait for this rank.
-    control_->Abort(OutOfMemoryStatus());
-    throw;
-  }
+  EnqueueRankWork(
+      exchange_->host_waits(), stream, tag,
+      [exchange = exchange_, timeout = timeout_, work = std::move(work)] {
+        return work(exchange.get(), Deadline::After(timeout));
+      });
 }
 
 Status CpuCollectives::CheckOpened(std::string_view tag,

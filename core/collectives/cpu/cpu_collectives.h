@@ -18,11 +18,9 @@ namespace shard::cpu {
 
 class CpuCollectives final : public Collectives {
  public:
-  // `control` must outlive the work.
-  CpuCollectives(Communicator* control, std::shared_ptr<Exchange> exchange,
-                 std::vector<RankSet> sets, double timeout)
-      : control_(control),
-        exchange_(std::move(exchange)),
+  CpuCollectives(std::shared_ptr<Exchange> exchange, std::vector<RankSet> sets,
+                 double timeout)
+      : exchange_(std::move(exchange)),
         sets_(std::move(sets)),
         timeout_(timeout) {}
 
@@ -49,7 +47,6 @@ class CpuCollectives final : public Collectives {
   void Enqueue(std::string_view tag, Stream* stream, Work work);
   Status CheckOpened(std::string_view tag, const RankSet& set) const;
 
-  Communicator* const control_;
   const std::shared_ptr<Exchange> exchange_;
   const std::vector<RankSet> sets_;
   double timeout_;

@@ -68,11 +68,17 @@ void InlineStream::Update(const UpdateList& list, size_t range,
 }
 
 void InlineStream::Call(std::string_view, std::function<Status()> work) {
-  if (error_.ok()) error_ = work();
+  if (error_.ok()) Take(work());
 }
 
 void InlineStream::Wait(const Event& event, const Deadline& deadline) {
-  if (error_.ok()) error_ = event.Synchronize(deadline);
+  if (error_.ok()) Take(event.Synchronize(deadline));
+}
+
+void InlineStream::Take(const Status& status) {
+  if (status.ok()) return;
+  error_ = status;
+  if (on_error_) on_error_(error_);
 }
 
 }  // namespace shard::cpu

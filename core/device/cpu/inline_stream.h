@@ -48,6 +48,9 @@ class InlineStream final : public Stream {
                   StepBlock* block) override;
   void Update(const UpdateList& list, size_t range, const StepBlock* block,
               const GradientSources* gradients) override;
+  void OnError(std::function<void(const Status&)> handler) override {
+    on_error_ = std::move(handler);
+  }
   void Call(std::string_view what, std::function<Status()> work) override;
   Event Record() override { return Event(error_); }
   void Wait(const Event& event, const Deadline& deadline) override;
@@ -55,8 +58,12 @@ class InlineStream final : public Stream {
   Status status() const override { return error_; }
 
  private:
+  // Fails the stream where `status` is an error.
+  void Take(const Status& status);
+
   const std::string_view name_;
   const std::shared_ptr<const std::optional<Blas>> blas_;
+  std::function<void(const Status&)> on_error_;
   Status error_;
 };
 

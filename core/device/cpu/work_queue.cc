@@ -53,6 +53,9 @@ struct WorkQueue::State {
   const Status out_of_memory;
   const Status threw;
 
+  // Set before the first work, and not after it.
+  std::function<void(const Status&)> on_error;
+
   // All members below are GUARDED_BY(monitor->mutex).
   std::deque<Work> queue;
   bool stop = false;
@@ -95,6 +98,10 @@ struct WorkQueue::State {
   }
 
   void Run();
+
+  // Calls the handler of errors. REQUIRES: no lock; nothing was completed with
+  // the error.
+  void Report(const Status& failed) const noexcept;
 
  private:
   void Pause(std::unique_lock<std::mutex>* lock, uint64_t* random);
@@ -168,17 +175,22 @@ WorkQueue::~WorkQueue() {
   // Only the joined thread used the queue. Cleared without the lock, because
   // the destructors of captured objects may do anything.
   state_->queue.clear();
+  const bool drops = state_->completed < state_->pushed && state_->error.ok();
+  if (drops) state_->Report(state_->cancelled);
   {
     const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
-    if (state_->completed < state_->pushed) {
-      state_->Fail(state_->cancelled, state_->completed + 1);
-    }
+    if (drops) state_->Fail(state_->cancelled, state_->completed + 1);
     state_->completed = state_->pushed;
   }
   state_->monitor->changed.notify_all();
 }
 
 std::string_view WorkQueue::name() const { return state_->name; }
+
+void WorkQueue::OnError(std::function<void(const Status&)> handler) {
+  const std::lock_guard<std::mutex> lock(state_->monitor->mutex);
+  state_->on_error = std::move(handler);
+}
 
 void WorkQueue::Push(std::string_view what, std::function<Status()> run) {
   Work work = {std::string(what), std::move(run)};
@@ -255,6 +267,14 @@ void WorkQueue::State::Pause(std::unique_lock<std::mutex>* lock,
   monitor->changed.wait_for(*lock, pause, [this] { return stop; });
 }
 
+void WorkQueue::State::Report(const Status& failed) const noexcept {
+  if (!on_error) return;
+  try {
+    on_error(failed);
+  } catch (...) {  // NOLINT: the stream fails all the same
+  }
+}
+
 // Destroys the function before its work counts as completed, and without the
 // lock.
 Status WorkQueue::State::RunOutside(Work* work, bool dropped) const {
@@ -268,6 +288,7 @@ Status WorkQueue::State::RunOutside(Work* work, bool dropped) const {
     } catch (...) {
       status = threw;
     }
+    if (!status.ok()) Report(status);
   }
   work->run = nullptr;
   return status;

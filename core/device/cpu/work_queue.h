@@ -65,6 +65,9 @@ class WorkQueue {
 
   std::string_view name() const;
 
+  // As Stream::OnError.
+  void OnError(std::function<void(const Status&)> handler);
+
   void Push(std::string_view what, std::function<Status()> work);
   // Pushes work that is done when `event` is. REQUIRES: an event of a queue
   // with this Monitor.

@@ -48,6 +48,9 @@ class WorkerStream final : public Stream {
                   StepBlock* block) override;
   void Update(const UpdateList& list, size_t range, const StepBlock* block,
               const GradientSources* gradients) override;
+  void OnError(std::function<void(const Status&)> handler) override {
+    queue_->OnError(std::move(handler));
+  }
   void Call(std::string_view what, std::function<Status()> work) override;
   Event Record() override { return queue_->Record(); }
   void Wait(const Event& event, const Deadline& deadline) override {

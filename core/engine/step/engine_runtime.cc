@@ -60,13 +60,20 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
 Status EngineRuntime::Connect(Communicator* comm, Device* device,
                               const Options& options) {
   host_ = options.host;
-  SHARD_ASSIGN_OR_RETURN(compute_, device->CreateStream(StreamKind::kCompute));
-  SHARD_ASSIGN_OR_RETURN(eager_, device->CreateStream(StreamKind::kCompute));
+  // A stream that fails drops work for which the other ranks wait.
+  const auto create =
+      [&](StreamKind kind) -> StatusOr<std::unique_ptr<Stream>> {
+    SHARD_ASSIGN_OR_RETURN(auto stream, device->CreateStream(kind));
+    stream->OnError([comm](const Status& error) { comm->Abort(error); });
+    return stream;
+  };
+  SHARD_ASSIGN_OR_RETURN(compute_, create(StreamKind::kCompute));
+  SHARD_ASSIGN_OR_RETURN(eager_, create(StreamKind::kCompute));
+  SHARD_ASSIGN_OR_RETURN(moving_, create(StreamKind::kCompute));
+  SHARD_ASSIGN_OR_RETURN(auto communication,
+                         create(StreamKind::kCommunication));
   copies_ = std::make_unique<BoundCopies>(BoundCopies::Dependencies{
       plan_.get(), &*memory_, options.bound, host_, compute_.get()});
-  SHARD_ASSIGN_OR_RETURN(auto communication,
-                         device->CreateStream(StreamKind::kCommunication));
-  SHARD_ASSIGN_OR_RETURN(moving_, device->CreateStream(StreamKind::kCompute));
   SHARD_ASSIGN_OR_RETURN(
       transfers_, MakeTransfers({plan_.get(), &*memory_, comm,
                                  collectives_.get(), device, moving_.get()}));

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "core/base/out_of_memory.h"
+#include "core/collectives/rank_work.h"
 #include "core/engine/step/make_update_list.h"
 #include "core/engine/step/step_bytes.h"
 #include "core/engine/transfer/stopwatch.h"
@@ -43,13 +43,20 @@ Stepper::Stepper(const Dependencies& deps, UpdateList list, StepLatch latch,
   }
 }
 
-Status Stepper::Run(const StepInput& input, const std::vector<Event>& reduced,
-                    const Deadline& deadline, StepReport* report) {
+Status Stepper::Run(const StepInput& input, bool meets,
+                    const std::vector<Event>& reduced, const Deadline& deadline,
+                    StepReport* report) {
+  meeting_deadline_ = deadline;
   // The host may still write gradients, and read the parameters.
   deps_.compute->Wait(deps_.host->Record(), deadline);
+  if (meets) {
+    Stopwatch wait(&report->seconds_wait);
+    EnqueueMeeting("step: gradients complete", [this] {
+      return deps_.comm->Barrier("step: gradients complete", meeting_deadline_);
+    });
+  }
   if (!begun_) latch_.Latch(input);
   norm_bytes_[0] = norm_bytes_[1] = 0;
-  meeting_deadline_ = deadline;
   if (input.needs_norm()) {
     {
       Stopwatch wait(&report->seconds_wait);
@@ -147,13 +154,7 @@ void Stepper::EnqueueMeeting(std::string_view what, const Meeting& meeting) {
     return;
   }
   // Another thread meets the ranks: this host may wait elsewhere meanwhile.
-  deps_.comm->host_waits()->AddWork();
-  deps_.compute->Call(what, [meeting, comm = deps_.comm] {
-    const Status met = CatchOutOfMemory(meeting);
-    if (!met.ok()) comm->Abort(met);
-    comm->host_waits()->FinishWork();
-    return met;
-  });
+  EnqueueRankWork(deps_.comm->host_waits(), deps_.compute, what, meeting);
 }
 
 Status Stepper::EnqueueUpdates(const std::vector<Event>& events,

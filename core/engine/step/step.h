@@ -90,15 +90,18 @@ class Stepper {
   // All of `deps` must outlive the result.
   static StatusOr<std::unique_ptr<Stepper>> Create(const Dependencies& deps);
 
-  // Enqueues a step. COLLECTIVE. `reduced`: by buffer of the plan, the event
-  // after which its gradients are reduced. REQUIRES: every rank has entered the
-  // step, so all gradients are complete, and the result of the step before was
-  // taken. The host's next work comes when nobody reads gradients any more, and
-  // every rank sees all new parameters, in the memory that it bound too, or,
-  // with overlap, will see them when it acquires their units. Adds to the times
-  // of `report`, but for seconds_total and those of communication.
-  Status Run(const StepInput& input, const std::vector<Event>& reduced,
-             const Deadline& deadline, StepReport* report);
+  // Enqueues a step. COLLECTIVE. `meets`: the compute streams of the ranks meet
+  // before the step, which uses memory of other ranks; the same on all ranks.
+  // `reduced`: by buffer of the plan, the event after which its gradients are
+  // reduced. REQUIRES: every rank has entered the step, and the result of the
+  // step before was taken. The host's next work comes when nobody reads
+  // gradients any more, and every rank sees all new parameters, in the memory
+  // that it bound too, or, with overlap, will see them when it acquires their
+  // units. Adds to the times of `report`, but for seconds_total and those of
+  // communication.
+  Status Run(const StepInput& input, bool meets,
+             const std::vector<Event>& reduced, const Deadline& deadline,
+             StepReport* report);
 
   // Waits for the one event that ends the last step of Run, and fills the
   // result in `report`: skipped and grad_norm; adds to bytes_moved and to

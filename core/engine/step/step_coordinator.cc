@@ -214,8 +214,9 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
         input, agreement_.Agree(options, leader, deadline, &report->active));
   }
   report->loss_scale = LossScaleOf(options, agreement_.setting());
-  const Status ran =
-      runtime_->stepper().Run(input, units.EnqueueRest(), deadline, report);
+  const bool meets = units.SomeAreAsync();
+  const Status ran = runtime_->stepper().Run(input, meets, units.EnqueueRest(),
+                                             deadline, report);
   // Fails for good: some of the parameters may be updated.
   if (!ran.ok()) return units.Fail(ran);
   begun_.reset();

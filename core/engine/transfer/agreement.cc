@@ -19,8 +19,8 @@ namespace {
 constexpr std::string_view kAgree = "agree on operation";
 
 static_assert(std::has_unique_object_representations_v<int32_t>);
-static_assert(sizeof(Proposal) ==
-                  6 * sizeof(int32_t) + 3 * sizeof(int64_t) + sizeof(StepEntry),
+static_assert(sizeof(Proposal) == 3 * sizeof(int32_t) + 4 * sizeof(uint8_t) +
+                                      3 * sizeof(int64_t) + sizeof(StepEntry),
               "no padding, which would be sent unset");
 
 std::string_view VerbOf(Activity activity) {

@@ -84,9 +84,12 @@ struct Proposal {
   Activity activity = Activity::kStep;
   int32_t unit = -1;   // For kReduce and kGather.
   int32_t slot = -1;   // The slot of this rank's gradients of the unit.
-  int32_t failed = 0;  // Something is wrong on this rank.
-  int32_t more = 0;    // kReduce: another backward pass follows.
-  int32_t active = 1;  // Not joined.
+  uint8_t failed = 0;  // Something is wrong on this rank.
+  uint8_t more = 0;    // kReduce: another backward pass follows.
+  uint8_t active = 1;  // Not joined.
+  // kStep, where memory is shared: this rank's streams may still write
+  // gradients and read parameters.
+  uint8_t async = 0;
   // Calls of zero_grad since the last step, where gradients are sharded. A rank
   // may have called zero_grad already, while a slower rank's gradients are from
   // before its call. For kJoin: kNeverZeroed unless this rank discarded

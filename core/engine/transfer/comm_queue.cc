@@ -2,7 +2,7 @@
 
 #include "core/engine/transfer/comm_queue.h"
 
-#include "core/base/out_of_memory.h"
+#include "core/collectives/rank_work.h"
 #include "core/observe/observer.h"
 
 namespace shard {
@@ -11,18 +11,8 @@ Event CommQueue::Run(std::string_view what, uint64_t bytes,
                      std::function<Status()> work) {
   stream_->Wait(host_->Record(), Deadline::After(timeout_));
   stream_->Wait(compute_->Record(), Deadline::After(timeout_));
-  const uint64_t number = comm_->host_waits()->AddWork();
-  stream_->Call(what, [comm = comm_, work = std::move(work)]() -> Status {
-    try {
-      Status status = work();
-      if (!status.ok()) comm->Abort(status);
-      comm->host_waits()->FinishWork();
-      return status;
-    } catch (...) {
-      comm->Abort(OutOfMemoryStatus());
-      throw;
-    }
-  });
+  const uint64_t number = EnqueueRankWork(comm_->host_waits(), stream_.get(),
+                                          what, std::move(work));
   pending_.push_back({stream_->Record(), bytes, number});
   counters_.bytes += bytes;
   return pending_.back().event;

@@ -41,8 +41,8 @@ struct CommCounters {
 
 class CommQueue {
  public:
-  // `comm`, `host` and `compute` outlive this. `timeout`:
-  // seconds, see Run.
+  // `comm`, `host` and `compute` outlive this. `stream` ends the communicator
+  // when it fails (Stream::OnError). `timeout`: seconds, see Run.
   CommQueue(Communicator* comm, HostStream* host, Stream* compute,
             std::unique_ptr<Stream> stream, double timeout)
       : comm_(comm),
@@ -58,8 +58,7 @@ class CommQueue {
   // ends at once.
   //
   // `what` names the work in errors and must outlive it; `work` calls
-  // AddTransferTime. After an error the stream runs nothing more, and the
-  // communicator is ended: the other ranks would wait for the dropped work.
+  // AddTransferTime. After an error the stream runs nothing more.
   Event Run(std::string_view what, uint64_t bytes,
             std::function<Status()> work);
 

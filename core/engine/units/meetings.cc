@@ -34,8 +34,10 @@ StatusOr<Decision> Meetings::Meet(const Proposal& proposal, const Status& local,
   auto decision = agreement_.Agree(proposal, local, arguments, deadline);
   if (decision.ok()) return decision;
   if (decision.status().code() == StatusCode::kPoisoned) {
-    // The group ended before; the transfers in progress may know why.
+    // The group ended before; a stream of this rank may know why.
     SHARD_RETURN_IF_ERROR(Drain(deadline));
+    const Status computing = deps_.compute->status();
+    if (!computing.ok()) return Fail(computing);
   }
   return HandleFailedAgreement(decision.status(), proposal.activity);
 }

@@ -63,6 +63,11 @@ class Meetings {
   // ranks use once they know that this one is here.
   Status AwaitStreams(const Deadline& deadline);
 
+  // Returns whether they never have any of it left.
+  bool StreamsAreInline() const {
+    return deps_.host->get()->IsInline() && deps_.compute->IsInline();
+  }
+
   // Exchanges proposals and returns the decision. COLLECTIVE. `local`: an error
   // of this rank, which becomes an error of all. The error is final where the
   // ranks that have not joined did not all come for the same. REQUIRES:

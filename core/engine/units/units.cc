@@ -2,6 +2,7 @@
 
 #include "core/engine/units/units.h"
 
+#include <algorithm>
 #include <string>
 
 #include "core/base/strings.h"
@@ -133,21 +134,24 @@ Status Units::FollowLeader(int32_t leader, const Deadline& deadline) {
   return done.ok() ? done : Fail(done);
 }
 
-Status Units::CompleteGrads(const Deadline& deadline) {
-  SHARD_RETURN_IF_ERROR(grads_.CompleteWhole(deadline));
-  // Ranks that share memory read these gradients, and write the parameters that
-  // the host reads, once they know that this rank is here.
-  return deps_.comm->direct() ? meetings_.AwaitStreams(deadline) : Status();
+bool Units::SomeAreAsync() const {
+  return std::any_of(
+      proposals().begin(), proposals().end(),
+      [](const Proposal& proposal) { return proposal.async != 0; });
 }
 
 Status Units::EnterStep(Proposal proposal, const Status& local,
                         const Deadline& deadline, int32_t* leader) {
   SHARD_RETURN_IF_ERROR(meetings_.TakeAgreement(deadline));
   const bool completes = proposal.activity == Activity::kStep;
-  // Gradients are complete when others may read them.
   if (completes && local.ok() && !meetings_.agreement().announces()) {
-    const Status complete = CompleteGrads(deadline);
+    const Status complete = grads_.CompleteWhole(deadline);
     if (!complete.ok()) return Fail(complete);
+    // Ranks that share memory read these gradients, and write the parameters
+    // that the host reads: at once, or after a meeting of the compute streams.
+    if (deps_.comm->direct() && !meetings_.StreamsAreInline()) {
+      proposal.async = 1;
+    }
   }
   proposal.zeroed = reduced_.zeroed();
   for (;;) {
@@ -161,7 +165,7 @@ Status Units::EnterStep(Proposal proposal, const Status& local,
   if (!meetings_.agreement().announces()) return Status();
   // The meeting needed no transfers to be done; the step does.
   SHARD_RETURN_IF_ERROR(meetings_.Drain(deadline));
-  const Status complete = completes ? CompleteGrads(deadline) : Status();
+  const Status complete = completes ? grads_.CompleteWhole(deadline) : Status();
   return complete.ok() ? complete : Fail(complete);
 }
 

@@ -19,7 +19,9 @@
 //   the queue's  moves tensors after all that both were given (CommQueue::Run)
 //
 // The thread itself waits for the streams only where it uses their memory, or
-// tells other ranks that they may (Meetings::AwaitStreams).
+// tells other ranks that they may (Meetings::AwaitStreams). It does not before
+// a step, whose streams meet those of the other ranks themselves
+// (SomeAreAsync).
 //
 // Threads: one at a time, as the engine.
 
@@ -112,10 +114,13 @@ class Units {
   Status CheckStep() const;
   // Enters a step. COLLECTIVE. Exchanges proposals (`proposal` is of kStep or
   // kBeginStep) until all ranks propose the same, and takes part in what other
-  // ranks propose before. Then no transfers are in progress, and whole
-  // gradients are complete.
+  // ranks propose before. Then no transfers are in progress, and the completing
+  // of whole gradients is enqueued.
   Status EnterStep(Proposal proposal, const Status& local,
                    const Deadline& deadline, int32_t* leader);
+  // Returns whether, after EnterStep, streams of some ranks may have work left:
+  // the streams must meet before ranks use each other's memory.
+  bool SomeAreAsync() const;
   // Enqueues the reduction of all gradients that were not reduced yet, after
   // EnterStep. COLLECTIVE. Returns, by buffer, the event after which the
   // gradients are reduced. Gradients that no rank has become zeros.
@@ -157,8 +162,6 @@ class Units {
  private:
   Status CheckAcquire(int32_t unit, Pass pass) const;
   Status CheckGradsReady(int32_t unit) const;
-  // Completes whole gradients before a step, locally.
-  Status CompleteGrads(const Deadline& deadline);
   // Runs the leader's operation in this thread, for a rank that came for
   // something else.
   Status FollowLeader(int32_t leader, const Deadline& deadline);

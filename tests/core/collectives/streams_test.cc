@@ -39,6 +39,7 @@ struct StreamRank {
     auto opened =
         OpenCollectives(comm, {&all, 1}, {.timeout = timeout}, Soon());
     EXPECT_OK(opened);
+    moving->OnError([comm](const Status& error) { comm->Abort(error); });
     if (opened.ok()) collectives = *std::move(opened);
   }
 
@@ -125,7 +126,7 @@ TEST_P(StreamsTest, GroupsRunLikeTheirCalls) {
 }
 
 // The error is the stream's, and all later work of the stream is dropped.
-TEST_P(StreamsTest, ASetThatWasNotOpenedEndsTheFamily) {
+TEST_P(StreamsTest, ASetThatWasNotOpenedFailsTheStream) {
   Run(
       2,
       [](Communicator* comm) {
@@ -403,12 +404,10 @@ class IdleExchange final : public Exchange {
 // not take this rank's host to be missing
 // (tests/core/comm/no_deadlock_test.cc).
 TEST(CpuCollectivesTest, CountsTheWorkOfItsStreams) {
-  const auto control = OpenCommunicator("local:", CommOptions());
-  ASSERT_OK(control);
   const auto device = OpenDevice("cpu");
   ASSERT_OK(device);
   const auto exchange = std::make_shared<IdleExchange>();
-  cpu::CpuCollectives collectives(control->get(), exchange, {RankSet()}, 10);
+  cpu::CpuCollectives collectives(exchange, {RankSet()}, 10);
   const auto stream = (*device)->CreateStream(StreamKind::kCommunication);
   ASSERT_OK(stream);
   Gate gate;

@@ -70,6 +70,9 @@ class CountingStream final : public Stream {
     counts_->Add("Update");
     stream_->Update(list, range, block, gradients);
   }
+  void OnError(std::function<void(const Status&)> handler) override {
+    stream_->OnError(std::move(handler));
+  }
   void Call(std::string_view what, std::function<Status()> work) override {
     counts_->Add("Call");
     stream_->Call(what, std::move(work));

@@ -133,6 +133,9 @@ class GuardStream final : public Stream {
     EndKept();
   }
 
+  void OnError(std::function<void(const Status&)> handler) override {
+    stream_->OnError(std::move(handler));
+  }
   void Call(std::string_view what, std::function<Status()> work) override {
     stream_->Call(what, std::move(work));
   }

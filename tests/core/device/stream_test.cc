@@ -155,6 +155,41 @@ TEST_P(StreamTest, AnErrorStaysAndDropsWhatComesAfter) {
   }
 }
 
+TEST_P(StreamTest, ItsErrorIsReportedOnceBeforeAnyEventHasIt) {
+  // By kind of failure: a function that fails, and a wait for a failed stream.
+  const auto failed = Create(StreamKind::kCompute);
+  failed->Call("badly", [] { return RankLost(2, "rank 2 died"); });
+  const Event error = failed->Record();
+  for (Stream* const stream : {compute_.get(), communication_.get()}) {
+    std::vector<Status> reported;
+    stream->OnError([&](const Status& status) { reported.push_back(status); });
+    stream->Call("well", [] { return Status(); });
+    ASSERT_OK(stream->Synchronize(Soon()));
+    EXPECT_TRUE(reported.empty());
+    if (stream == compute_.get()) {
+      stream->Call("badly", [] { return RankLost(2, "rank 2 died"); });
+    } else {
+      stream->Wait(error, Soon());
+    }
+    stream->Call("dropped", [] { return Internal("another"); });
+    ExpectError(stream->Synchronize(Soon()), StatusCode::kRankLost, {});
+    ASSERT_EQ(reported.size(), 1u);
+    ExpectError(reported[0], StatusCode::kRankLost, {"rank 2 died"});
+  }
+}
+
+TEST_P(StreamTest, AnEndWithoutWorkLeftReportsNothing) {
+  bool reported = false;
+  for (const StreamKind kind :
+       {StreamKind::kCompute, StreamKind::kCommunication}) {
+    const auto stream = Create(kind);
+    stream->OnError([&](const Status&) { reported = true; });
+    stream->Call("well", [] { return Status(); });
+    ASSERT_OK(stream->Synchronize(Soon()));
+  }
+  EXPECT_FALSE(reported);
+}
+
 TEST_P(StreamTest, WhoWaitsForAFailedStreamFails) {
   const auto other = Create(StreamKind::kCompute);
   int ran = 0;

@@ -156,6 +156,8 @@ TEST(WorkerTest, QueuedWorkIsDroppedWhenItsStreamIsDestroyed) {
   const auto held = Communication(device);
   held->Call("held", gate.Passing());
   auto stream = Communication(device);
+  std::vector<Status> reported;
+  stream->OnError([&](const Status& status) { reported.push_back(status); });
   const Event before = stream->Record();
   stream->Wait(held->Record(), Soon());
   std::shared_ptr<int> ran = std::make_shared<int>(0);
@@ -183,6 +185,8 @@ TEST(WorkerTest, QueuedWorkIsDroppedWhenItsStreamIsDestroyed) {
   }
 
   stream.reset();
+  ASSERT_EQ(reported.size(), 1u);
+  ExpectError(reported[0], StatusCode::kCancelled, {"destroyed"});
   EXPECT_EQ(*ran, 0);
   EXPECT_EQ(ran.use_count(), 1);
   EXPECT_OK(before.Synchronize(Soon()));
@@ -191,6 +195,35 @@ TEST(WorkerTest, QueuedWorkIsDroppedWhenItsStreamIsDestroyed) {
   EXPECT_FALSE(followed);
   gate.Open();
   EXPECT_OK(held->Synchronize(Soon()));
+}
+
+// The work ends well, and what is behind it is dropped.
+TEST(WorkerTest, DroppedWorkBehindWorkThatRunsIsReported) {
+  auto stream = Communication(Open("cpu"));
+  std::vector<Status> reported;
+  stream->OnError([&](const Status& status) { reported.push_back(status); });
+  Gate gate;
+  std::thread destroyer;
+  stream->Call("slow", gate.Passing());
+  bool ran = false;
+  stream->Call("behind", [&ran] {
+    ran = true;
+    return Status();
+  });
+  ASSERT_TRUE(gate.AwaitArrival());
+  destroyer = std::thread([&] { stream.reset(); });
+  gate.Open();
+  destroyer.join();
+  // The stream may have come to the second work before its end.
+  ASSERT_EQ(reported.size(), ran ? 0u : 1u);
+  if (!ran) ExpectError(reported[0], StatusCode::kCancelled, {"destroyed"});
+}
+
+TEST(WorkerTest, AHandlerThatThrowsChangesNothing) {
+  const auto stream = Communication(Open("cpu"));
+  stream->OnError([](const Status&) { throw std::bad_alloc(); });
+  stream->Call("badly", [] { return Internal("broken"); });
+  ExpectError(stream->Synchronize(Soon()), StatusCode::kInternal, {"broken"});
 }
 
 TEST(WorkerTest, TheCapturesOfACallAreGoneWhenItsEventIsDone) {

@@ -254,11 +254,15 @@ TEST(SetStreamTest, ItIsForTheTimeBetweenSteps) {
   ASSERT_OK(engine.SetStream(nullptr));
 }
 
-TEST(SetStreamTest, AnErrorOfTheOldStreamIsThatOfTheNewOne) {
+TEST(SetStreamTest, ALaterErrorOfTheOldStreamIsThatOfTheNewOne) {
   OnRanks([](const Rank& rank) {
-    rank.SetStream()->Call("the host's work",
-                           [] { return Internal("broken"); });
+    Gate gate;
+    rank.SetStream()->Call("the host's work", [&gate] {
+      SHARD_RETURN_IF_ERROR(gate.Pass());
+      return Internal("broken");
+    });
     Stream* const stream = rank.SetStream();
+    gate.Open();
     ExpectError(stream->Synchronize(Deadline::After(60)), StatusCode::kInternal,
                 {"broken"});
     StepReport report;
@@ -266,133 +270,221 @@ TEST(SetStreamTest, AnErrorOfTheOldStreamIsThatOfTheNewOne) {
   });
 }
 
+TEST(SetStreamTest, AStreamThatHasFailedStays) {
+  OnRanks([](const Rank& rank) {
+    Stream* const failed = rank.SetStream();
+    failed->Call("the host's work", [] { return Internal("broken"); });
+    ExpectError(failed->Synchronize(Deadline::After(60)), StatusCode::kInternal,
+                {"broken"});
+    const auto next = rank.device->MakeHostStream();
+    ASSERT_OK(next);
+    ExpectError(rank.engine->SetStream(*next), StatusCode::kInternal,
+                {"broken"});
+    EXPECT_EQ(&rank.engine->host_stream(), failed);
+  });
+}
+
 // ---- Steps that return early -----------------------------------------------
 
-// Where ranks share memory, a step first waits for the host's gradients.
-constexpr const char* kApart = "direct=0";
+class EarlyStepTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void OnRanks(const RankScript& script) {
+    host_stream_test::OnRanks(script, GetParam());
+  }
+};
 
-TEST(EarlyStepTest, ReturnsBeforeItsGradientsAreThere) {
-  OnRanks(
-      [](const Rank& rank) {
-        Engine& engine = *rank.engine;
-        ExpectError(engine.LastReport().status(),
-                    StatusCode::kFailedPrecondition, {"before the first step"});
-        Gate gate;
-        rank.SetStream()->Call("the host's work", gate.Passing());
-        ASSERT_OK(engine.Step(StepOptions(), nullptr));
-        EXPECT_FALSE(engine.host_stream().Record().IsDone());
-        ExpectError(engine.Synchronize(0.001), StatusCode::kDeadlineExceeded,
-                    {});
+INSTANTIATE_TEST_SUITE_P(Links, EarlyStepTest,
+                         ::testing::Values("", "direct=0"),
+                         [](const auto& info) {
+                           return info.index == 0 ? "direct" : "apart";
+                         });
+
+TEST_P(EarlyStepTest, ReturnsBeforeItsGradientsAreThere) {
+  OnRanks([](const Rank& rank) {
+    Engine& engine = *rank.engine;
+    ExpectError(engine.LastReport().status(), StatusCode::kFailedPrecondition,
+                {"before the first step"});
+    Gate gate;
+    rank.SetStream()->Call("the host's work", gate.Passing());
+    ASSERT_OK(engine.Step(StepOptions(), nullptr));
+    EXPECT_FALSE(engine.host_stream().Record().IsDone());
+    ExpectError(engine.Synchronize(0.001), StatusCode::kDeadlineExceeded, {});
+    gate.Open();
+    const auto report = engine.LastReport();
+    ASSERT_OK(report);
+    EXPECT_EQ(report->step, 1);
+    EXPECT_GT(report->bytes_moved, 0u);
+    EXPECT_EQ(engine.step(), 1);
+  });
+}
+
+TEST_P(EarlyStepTest, WaitsForAReportAndWithoutAStreamOfTheHost) {
+  OnRanks([](const Rank& rank) {
+    Engine& engine = *rank.engine;
+    for (const bool reports : {true, false}) {
+      if (reports) {
+        rank.SetStream();
+      } else {
+        ASSERT_OK(engine.SetStream(nullptr));
+      }
+      Gate gate;
+      std::atomic<bool> opened = false;
+      engine.host_stream().Call("the host's work", gate.Passing());
+      std::thread opener([&] {
+        EXPECT_TRUE(gate.AwaitArrival());
+        opened = true;
         gate.Open();
-        const auto report = engine.LastReport();
-        ASSERT_OK(report);
-        EXPECT_EQ(report->step, 1);
-        EXPECT_GT(report->bytes_moved, 0u);
-        EXPECT_EQ(engine.step(), 1);
-      },
-      kApart);
+      });
+      StepReport report;
+      EXPECT_OK(engine.Step(StepOptions(), reports ? &report : nullptr));
+      EXPECT_TRUE(opened);
+      opener.join();
+      EXPECT_EQ(report.step, reports ? 1 : 0);
+      // The report counts what the streams have moved for this step.
+      EXPECT_EQ(report.comm.seconds > 0, reports && !engine.comm()->direct());
+    }
+    EXPECT_EQ(engine.step(), 2);
+  });
 }
 
-TEST(EarlyStepTest, WaitsForAReportAndWithoutAStreamOfTheHost) {
-  OnRanks(
-      [](const Rank& rank) {
-        Engine& engine = *rank.engine;
-        for (const bool reports : {true, false}) {
-          if (reports) {
-            rank.SetStream();
-          } else {
-            ASSERT_OK(engine.SetStream(nullptr));
-          }
-          Gate gate;
-          std::atomic<bool> opened = false;
-          engine.host_stream().Call("the host's work", gate.Passing());
-          std::thread opener([&] {
-            EXPECT_TRUE(gate.AwaitArrival());
-            opened = true;
-            gate.Open();
-          });
-          StepReport report;
-          EXPECT_OK(engine.Step(StepOptions(), reports ? &report : nullptr));
-          EXPECT_TRUE(opened);
-          opener.join();
-          EXPECT_EQ(report.step, reports ? 1 : 0);
-          // The report counts what the streams have moved for this step.
-          EXPECT_EQ(report.comm.seconds > 0, reports);
-        }
-        EXPECT_EQ(engine.step(), 2);
-      },
-      kApart);
+TEST_P(EarlyStepTest, CountsSkippedStepsExactly) {
+  OnRanks([](const Rank& rank) {
+    Engine& engine = *rank.engine;
+    AsyncHostMemory memory;
+    AsyncHost host(&engine, &memory);
+    host.UseStream(rank.SetStream());
+    StepOptions options;
+    options.skip_nonfinite = true;
+    const auto grad = engine.Grad(0);
+    ASSERT_OK(grad);
+    for (int step = 0; step < 6; ++step) {
+      const bool skipped = step % 2 == 0;
+      constexpr float kInfinity = std::numeric_limits<float>::infinity();
+      host.Fill(*grad, skipped ? kInfinity : 1.0f);
+      ASSERT_OK(engine.Step(options, nullptr));
+      EXPECT_EQ(engine.step(), (step + 1) / 2);
+      const auto report = engine.LastReport();
+      ASSERT_OK(report);
+      EXPECT_EQ(report->skipped, skipped);
+      ASSERT_OK(engine.ZeroGrad());
+    }
+  });
 }
 
-TEST(EarlyStepTest, CountsSkippedStepsExactly) {
-  OnRanks(
-      [](const Rank& rank) {
-        Engine& engine = *rank.engine;
-        AsyncHostMemory memory;
-        AsyncHost host(&engine, &memory);
-        host.UseStream(rank.SetStream());
-        StepOptions options;
-        options.skip_nonfinite = true;
-        const auto grad = engine.Grad(0);
-        ASSERT_OK(grad);
-        for (int step = 0; step < 6; ++step) {
-          const bool skipped = step % 2 == 0;
-          constexpr float kInfinity = std::numeric_limits<float>::infinity();
-          host.Fill(*grad, skipped ? kInfinity : 1.0f);
-          ASSERT_OK(engine.Step(options, nullptr));
-          EXPECT_EQ(engine.step(), (step + 1) / 2);
-          const auto report = engine.LastReport();
-          ASSERT_OK(report);
-          EXPECT_EQ(report->skipped, skipped);
-          ASSERT_OK(engine.ZeroGrad());
-        }
-      },
-      kApart);
+TEST_P(EarlyStepTest, ALaterErrorIsThatOfTheNextCall) {
+  OnRanks([](const Rank& rank) {
+    Engine& engine = *rank.engine;
+    const bool fails = engine.comm()->rank() == 0;
+    Gate gate;
+    rank.SetStream()->Call("the host's work", [&gate, fails] {
+      const Status passed = gate.Passing()();
+      return fails ? Internal("broken") : passed;
+    });
+    ASSERT_OK(engine.Step(StepOptions(), nullptr));
+    gate.Open();
+    const auto code = fails ? StatusCode::kInternal : StatusCode::kPoisoned;
+    ExpectError(engine.Step(StepOptions(), nullptr), code, {"broken"});
+    ExpectError(engine.LastReport().status(), StatusCode::kFailedPrecondition,
+                {});
+    ExpectError(engine.ZeroGrad(), code, {"broken"});
+  });
 }
 
-TEST(EarlyStepTest, ALaterErrorIsThatOfTheNextCall) {
-  OnRanks(
-      [](const Rank& rank) {
-        Engine& engine = *rank.engine;
-        const bool fails = engine.comm()->rank() == 0;
-        Gate gate;
-        rank.SetStream()->Call("the host's work", [&gate, fails] {
-          const Status passed = gate.Passing()();
-          return fails ? Internal("broken") : passed;
-        });
-        ASSERT_OK(engine.Step(StepOptions(), nullptr));
-        gate.Open();
-        const auto code = fails ? StatusCode::kInternal : StatusCode::kPoisoned;
-        ExpectError(engine.Step(StepOptions(), nullptr), code, {"broken"});
-        ExpectError(engine.LastReport().status(),
-                    StatusCode::kFailedPrecondition, {});
-        ExpectError(engine.ZeroGrad(), code, {"broken"});
-      },
-      kApart);
+// Rank 0 drops the meeting for which rank 1 waits, and calls nothing until rank
+// 1 has its error.
+TEST_P(EarlyStepTest, ALaterErrorReachesTheOtherRankByItself) {
+  Gate told;
+  OnRanks([&told](const Rank& rank) {
+    Engine& engine = *rank.engine;
+    StepOptions clipped;
+    clipped.max_grad_norm = 1;
+    if (engine.comm()->rank() == 0) {
+      Gate gate;
+      rank.SetStream()->Call("the host's work", [&gate] {
+        SHARD_RETURN_IF_ERROR(gate.Pass());
+        return Internal("broken");
+      });
+      ASSERT_OK(engine.Step(clipped, nullptr));
+      gate.Open();
+      EXPECT_OK(told.Pass());
+      ExpectError(engine.LastReport().status(), StatusCode::kInternal,
+                  {"broken"});
+    } else {
+      StepReport report;
+      ExpectError(engine.Step(clipped, &report), StatusCode::kPoisoned,
+                  {"broken"});
+      told.Open();
+    }
+  });
 }
 
-TEST(EarlyStepTest, ALaterErrorIsThatOfACallThatSetsCounters) {
-  OnRanks(
-      [](const Rank& rank) {
-        Engine& engine = *rank.engine;
-        Gate gate;
-        rank.SetStream()->Call("the host's work", [&gate] {
-          const Status passed = gate.Passing()();
-          return passed.ok() ? Internal("broken") : passed;
-        });
-        ASSERT_OK(engine.Step(StepOptions(), nullptr));
-        gate.Open();
-        const Status set = engine.SetStep(10);
-        EXPECT_FALSE(set.ok());
-        EXPECT_NE(set.message().find("broken"), std::string::npos)
-            << set.ToString();
-      },
-      kApart);
+TEST_P(EarlyStepTest, ALaterErrorIsThatOfACallThatSetsCounters) {
+  OnRanks([](const Rank& rank) {
+    Engine& engine = *rank.engine;
+    Gate gate;
+    rank.SetStream()->Call("the host's work", [&gate] {
+      const Status passed = gate.Passing()();
+      return passed.ok() ? Internal("broken") : passed;
+    });
+    ASSERT_OK(engine.Step(StepOptions(), nullptr));
+    gate.Open();
+    const Status set = engine.SetStep(10);
+    EXPECT_FALSE(set.ok());
+    EXPECT_NE(set.message().find("broken"), std::string::npos)
+        << set.ToString();
+  });
+}
+
+// All work of rank 0 is done in its calls. It may read the gradients of rank 1
+// only once these are written.
+TEST(EarlyMeetingTest, OneRankWithStreamsIsWaitedForByAll) {
+  const UnitTraining training = RunOf(1, "").training;
+  const auto plan = PlanOf(training);
+  ASSERT_OK(plan);
+  RunThreadRanks(2, [&](const auto& comm) {
+    const bool late = comm->rank() == 1;
+    Rank rank;
+    if (late) {
+      rank = MakeRank(training, *plan, comm);
+    } else {
+      EngineOptions options = training.engine;
+      options.device = "cpu";
+      auto engine = CreateEngine(*plan, comm, options);
+      ASSERT_OK(engine);
+      rank.engine = *std::move(engine);
+    }
+    Engine& engine = *rank.engine;
+    UnitTrainer(training, &engine).Fill();
+    const auto grad = engine.Grad(0);
+    ASSERT_OK(grad);
+    auto* const first = static_cast<float*>(grad->data);
+    Gate gate;
+    StepOptions measured;
+    measured.max_grad_norm = 100;
+    measured.grad_divisor = 1;
+    StepReport report;
+    if (late) {
+      rank.SetStream()->Call("the host's work", [&gate, first] {
+        SHARD_RETURN_IF_ERROR(gate.Pass());
+        *first = 3;
+        return Status();
+      });
+      ASSERT_OK(engine.Step(measured, nullptr));
+      gate.Open();
+      const auto taken = engine.LastReport();
+      ASSERT_OK(taken);
+      report = *taken;
+    } else {
+      ASSERT_OK(engine.Step(measured, &report));
+    }
+    EXPECT_EQ(report.grad_norm, 3);
+  });
 }
 
 // The norm of the first step is gathered by the communicator, which the ranks
 // then need for the error of all of them.
-TEST(EarlyStepTest, AWrongCallOfAllRanksComesAfterTheMeetingsOfTheStep) {
+TEST(EarlyMeetingTest, AWrongCallOfAllRanksComesAfterTheMeetingsOfTheStep) {
+  constexpr const char* kApart = "direct=0";
   const HostRun run = RunOf(3, kApart);
   const auto plan = PlanOf(run.training);
   ASSERT_OK(plan);
