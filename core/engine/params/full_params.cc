@@ -216,9 +216,11 @@ Status FullParams::WriteBack(const EngineRuntime& runtime, Communicator* comm,
                     static_cast<unsigned char*>(buffer.ParamAt(begin)), master,
                     static_cast<size_t>(end - begin), deadline)));
     }
-    if (any) SHARD_RETURN_IF_ERROR(runtime.transfers().Publish(b));
+    if (!any) continue;
+    SHARD_RETURN_IF_ERROR(runtime.transfers().Publish(b, &runtime.moving()));
   }
-  SHARD_RETURN_IF_ERROR(OkOrAbort(comm, runtime.transfers().Wait(deadline)));
+  SHARD_RETURN_IF_ERROR(
+      OkOrAbort(comm, runtime.moving().Synchronize(deadline)));
   return runtime.transfers().Finish(deadline);
 }
 

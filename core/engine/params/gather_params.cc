@@ -25,8 +25,9 @@ Status GatherParams(const EngineRuntime& runtime,
     unsigned char* gathered = nullptr;
     if (runtime.units().gathers()) {
       gathered = runtime.memory().ParamSlot(planned.depth, 0);
-      Status moved = runtime.transfers().Gather(unit, gathered);
-      if (moved.ok()) moved = runtime.transfers().Wait(deadline);
+      Stream& moving = runtime.moving();
+      Status moved = runtime.transfers().Gather(unit, gathered, &moving);
+      if (moved.ok()) moved = moving.Synchronize(deadline);
       SHARD_RETURN_IF_ERROR(OkOrAbort(comm, moved));
     }
     if (!sink) continue;

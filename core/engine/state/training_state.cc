@@ -338,14 +338,15 @@ StatusOr<std::vector<EntryMatch>> TrainingState::LoadTensors(
   }
   if (!params) return matches;
   Transfers& transfers = deps_.runtime->transfers();
+  Stream& moving = deps_.runtime->moving();
   const Deadline published = deadline.Exchange();  // As when a step publishes.
   const CollectiveTimeout timeout(transfers.collectives(), published);
   SHARD_RETURN_IF_ERROR(SendHostTensors(
       plan_, memory(), host_tensors, kHostTensorOwner, deps_.comm, published));
   for (size_t b = 0; b < memory().buffers().size(); ++b) {
-    SHARD_RETURN_IF_ERROR(transfers.Publish(b));
+    SHARD_RETURN_IF_ERROR(transfers.Publish(b, &moving));
   }
-  SHARD_RETURN_IF_ERROR(OkOrAbort(deps_.comm, transfers.Wait(published)));
+  SHARD_RETURN_IF_ERROR(OkOrAbort(deps_.comm, moving.Synchronize(published)));
   SHARD_RETURN_IF_ERROR(transfers.Finish(published));
   SHARD_RETURN_IF_ERROR(
       OkOrAbort(deps_.comm, deps_.runtime->compute().Synchronize(published)));

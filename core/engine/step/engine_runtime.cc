@@ -39,7 +39,6 @@ StatusOr<std::unique_ptr<EngineRuntime>> EngineRuntime::Create(
 
 Status EngineRuntime::Synchronize(const Deadline& deadline) const {
   SHARD_RETURN_IF_ERROR(queue_->Drain(deadline));
-  SHARD_RETURN_IF_ERROR(eager_->Synchronize(deadline));
   return compute_->Synchronize(deadline);
 }
 
@@ -52,7 +51,6 @@ void EngineRuntime::WaitForStreams(const Deadline& deadline) const noexcept {
   };
   wait([&] { return queue_->Drain(deadline); });
   wait([&] { return moving_->Synchronize(deadline); });
-  wait([&] { return eager_->Synchronize(deadline); });
   wait([&] { return compute_->Synchronize(deadline); });
   wait([&] { return host_->Synchronize(deadline); });
 }
@@ -68,15 +66,14 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
     return stream;
   };
   SHARD_ASSIGN_OR_RETURN(compute_, create(StreamKind::kCompute));
-  SHARD_ASSIGN_OR_RETURN(eager_, create(StreamKind::kCompute));
   SHARD_ASSIGN_OR_RETURN(moving_, create(StreamKind::kCompute));
   SHARD_ASSIGN_OR_RETURN(auto communication,
                          create(StreamKind::kCommunication));
   copies_ = std::make_unique<BoundCopies>(BoundCopies::Dependencies{
       plan_.get(), &*memory_, options.bound, host_, compute_.get()});
-  SHARD_ASSIGN_OR_RETURN(
-      transfers_, MakeTransfers({plan_.get(), &*memory_, comm,
-                                 collectives_.get(), device, moving_.get()}));
+  SHARD_ASSIGN_OR_RETURN(transfers_,
+                         MakeTransfers({plan_.get(), &*memory_, comm,
+                                        collectives_.get(), device}));
   queue_ = std::make_unique<CommQueue>(
       comm, host_, compute_.get(), std::move(communication), options.timeout);
   published_.emplace(plan_->units().size());
@@ -90,6 +87,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   unit_deps.compute = compute_.get();
   unit_deps.transfers = transfers_.get();
   unit_deps.queue = queue_.get();
+  unit_deps.moving = moving_.get();
   unit_deps.published = &*published_;
   unit_deps.timeout = options.timeout;
   unit_deps.allow_missing = options.allow_missing;
@@ -102,13 +100,11 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   step_deps.device = device;
   step_deps.host = host_;
   step_deps.compute = compute_.get();
-  step_deps.eager = eager_.get();
   step_deps.transfers = transfers_.get();
   step_deps.queue = queue_.get();
   step_deps.published = &*published_;
   step_deps.overlap =
       options.overlap && !comm->direct() && !plan_->shards_params();
-  step_deps.timeout = options.timeout;
   SHARD_ASSIGN_OR_RETURN(stepper_, Stepper::Create(step_deps));
   return Status();
 }

@@ -55,6 +55,10 @@ class EngineRuntime {
   // Returns the collectives of the plan's sets of ranks (PlanSets).
   Collectives& collectives() const { return *collectives_; }
   Transfers& transfers() const { return *transfers_; }
+  // Returns the stream of transfers that somebody waits for: the queue, after a
+  // meeting in its work, or else a call, which has drained the queue. On "cpu"
+  // it is inline.
+  Stream& moving() const { return *moving_; }
   CommQueue& queue() const { return *queue_; }
   Units& units() const { return *units_; }
   Stepper& stepper() const { return *stepper_; }
@@ -85,9 +89,6 @@ class EngineRuntime {
   std::unique_ptr<Units> units_;
   std::unique_ptr<Stepper> stepper_;
   std::unique_ptr<Stream> compute_;
-  std::unique_ptr<Stream> eager_;
-  // The stream of transfers. On "cpu" it is inline: the queue's thread runs
-  // what it enqueues.
   std::unique_ptr<Stream> moving_;
   std::unique_ptr<CommQueue> queue_;
 };

@@ -47,6 +47,7 @@ Status Stepper::Run(const StepInput& input, bool meets,
                     const std::vector<Event>& reduced, const Deadline& deadline,
                     StepReport* report) {
   meeting_deadline_ = deadline;
+  deps_.queue->AllowUntil(deadline);
   // The host may still write gradients, and read the parameters.
   deps_.compute->Wait(deps_.host->Record(), deadline);
   if (meets) {
@@ -55,7 +56,14 @@ Status Stepper::Run(const StepInput& input, bool meets,
       return deps_.comm->Barrier("step: gradients complete", meeting_deadline_);
     });
   }
-  if (!begun_) latch_.Latch(input);
+  if (begun_) {
+    // Eager updates use the same workspace, and with overlap nothing else comes
+    // after their publishing.
+    Stopwatch wait(&report->seconds_wait);
+    SHARD_RETURN_IF_ERROR(deps_.queue->WaitForAll(deps_.compute, deadline));
+  } else {
+    latch_.Latch(input);
+  }
   norm_bytes_[0] = norm_bytes_[1] = 0;
   if (input.needs_norm()) {
     {
@@ -177,7 +185,8 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
       {
         Span updating(deps_.comm->observer(), EventId::kUpdate, {.unit = unit},
                       &report->seconds_update);
-        const uint64_t bytes = EnqueueUpdate(part, nullptr, deps_.compute);
+        const uint64_t bytes = BytesOf(part, nullptr);
+        deps_.compute->Update(list_, part.range, latch_.block(), nullptr);
         updating.set_bytes(bytes);
         update_bytes_ += bytes;
       }
@@ -189,12 +198,10 @@ Status Stepper::EnqueueUpdates(const std::vector<Event>& events,
   return Status();
 }
 
-uint64_t Stepper::EnqueueUpdate(const Part& part,
-                                const GradientSources* gradients,
-                                Stream* stream) const {
+uint64_t Stepper::BytesOf(const Part& part,
+                          const GradientSources* gradients) const {
   const StepBlock& block = *latch_.block();
   const UpdateRange& range = list_.ranges[part.range];
-  stream->Update(list_, part.range, &block, gradients);
   return UpdateBytes(list_, range, block,
                      gradients == nullptr
                          ? list_.GradientsOf(range, block.has_norm)
@@ -202,62 +209,53 @@ uint64_t Stepper::EnqueueUpdate(const Part& part,
                      deps_.plan->buffers()[part.buffer].grad_dtype);
 }
 
-void Stepper::Begin(const StepInput& input, const Deadline& deadline) {
-  // Both streams update in one workspace, and the same parameters.
-  deps_.eager->Wait(deps_.compute->Record(), deadline);
+void Stepper::Begin(const StepInput& input) {
   latch_.Latch(input);
   begun_ = true;
 }
 
 Status Stepper::UpdateEagerly(
     int32_t unit, const std::vector<std::vector<const void*>>* in_place,
-    const Deadline& deadline) {
+    Stream* stream) {
   const std::vector<Part>& parts = parts_[static_cast<size_t>(unit)];
-  {
-    Span updating(deps_.comm->observer(), EventId::kEagerUpdate,
-                  {.unit = unit});
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (in_place == nullptr) {
-        bytes += EnqueueUpdate(parts[i], nullptr, deps_.eager);
-        continue;
-      }
+  std::vector<GradientSources> given(in_place == nullptr ? 0 : parts.size());
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (in_place != nullptr) {
       const std::vector<const void*>& sources = (*in_place)[i];
-      const GradientSources gradients = {
-          sources.data(), sources.size(),
-          deps_.plan->buffers()[parts[i].buffer].grad_dtype};
-      bytes += EnqueueUpdate(parts[i], &gradients, deps_.eager);
+      given[i] = {sources.data(), sources.size(),
+                  deps_.plan->buffers()[parts[i].buffer].grad_dtype};
     }
-    updating.set_bytes(bytes);
-    eager_bytes_ += bytes;
-    const Status updated = deps_.eager->Synchronize(deadline);
-    updating.set_result(updated);
-    if (!updated.ok()) return updated;
+    bytes += BytesOf(parts[i], in_place == nullptr ? nullptr : &given[i]);
   }
+  SHARD_RETURN_IF_ERROR(deps_.queue->Observe(
+      EventId::kEagerUpdate,
+      {.unit = unit, .bytes = static_cast<int64_t>(bytes)}, stream,
+      [&](Stream* updating) {
+        for (size_t i = 0; i < parts.size(); ++i) {
+          updating->Update(list_, parts[i].range, latch_.block(),
+                           in_place == nullptr ? nullptr : &given[i]);
+        }
+        return Status();
+      }));
+  eager_bytes_ += bytes;
   updated_[static_cast<size_t>(unit)] = true;
   for (const Part& part : parts) {
-    SHARD_RETURN_IF_ERROR(Publish(part.buffer));
+    SHARD_RETURN_IF_ERROR(Publish(part.buffer, stream));
   }
   return Status();
 }
 
-Status Stepper::Publish(size_t buffer) {
-  double seconds = 0;
-  Status status;
-  {
-    Span publishing(
-        deps_.comm->observer(), EventId::kPublish,
-        {.unit = deps_.memory->buffers()[buffer].plan->unit,
-         .bytes = static_cast<int64_t>(deps_.transfers->PublishBytes(buffer))},
-        &seconds);
-    status = deps_.transfers->Publish(buffer);
-    if (status.ok()) {
-      status = deps_.transfers->Wait(TransferDeadline(deps_.timeout));
-    }
-    publishing.set_result(status);
-  }
-  deps_.queue->AddTransferTime(seconds);
-  return status;
+Status Stepper::Publish(size_t buffer, Stream* stream) {
+  const uint64_t bytes = deps_.transfers->PublishBytes(buffer);
+  if (bytes == 0) return Status();
+  return deps_.queue->Transfer(
+      EventId::kPublish,
+      {.unit = deps_.memory->buffers()[buffer].plan->unit,
+       .bytes = static_cast<int64_t>(bytes)},
+      stream, [&](Stream* measured) {
+        return deps_.transfers->Publish(buffer, measured);
+      });
 }
 
 void Stepper::EnqueuePublish(int32_t unit, size_t buffer) {
@@ -265,9 +263,9 @@ void Stepper::EnqueuePublish(int32_t unit, size_t buffer) {
   if (bytes == 0) return;
   // The queue runs in order, so the unit's parameters are published when its
   // last buffer is.
-  deps_.published->Set(
-      unit, deps_.queue->Run("publish the parameters of a buffer", bytes,
-                             [this, buffer] { return Publish(buffer); }));
+  deps_.published->Set(unit, deps_.queue->Run(bytes, [&](Stream* queue) {
+    return Publish(buffer, queue);
+  }));
 }
 
 }  // namespace shard

@@ -77,14 +77,12 @@ class Stepper {
     Device* device;
     HostStream* host;
     Stream* compute;
-    Stream* eager;  // The stream of UpdateEagerly.
     Transfers* transfers;
     CommQueue* queue;
     PublishedUnits* published;
     // Parameters may still be in transfer when the step returns: the host
     // acquires each unit before it reads the unit's parameters.
     bool overlap;
-    double timeout;  // Seconds, of work on the queue.
   };
 
   // All of `deps` must outlive the result.
@@ -113,13 +111,13 @@ class Stepper {
   // Begins a step: from here on UpdateEagerly is called for units whose
   // gradients are ready on all ranks, and Run does the rest, with the same
   // input. REQUIRES: no norm; the result of the step before was taken.
-  void Begin(const StepInput& input, const Deadline& deadline);
-  // Updates and publishes the unit, and waits until it is updated: so Run may
-  // use the same workspace. COLLECTIVE; on any thread. `in_place` as in
+  void Begin(const StepInput& input);
+  // Enqueues the update of the unit and its publishing on a stream whose work
+  // is in the order of the queue. COLLECTIVE; on any thread. `in_place` as in
   // UnitTransfers::EagerUpdate.
   Status UpdateEagerly(int32_t unit,
                        const std::vector<std::vector<const void*>>* in_place,
-                       const Deadline& deadline);
+                       Stream* stream);
 
  private:
   // This rank's part of a trainable buffer.
@@ -142,12 +140,11 @@ class Stepper {
   // Enqueues the updates unit by unit, each buffer after its event.
   Status EnqueueUpdates(const std::vector<Event>& events,
                         const Deadline& deadline, StepReport* report);
-  // Enqueues the update of a part. `gradients` as in Stream::Update. Returns
-  // the bytes that are moved unless the step is skipped.
-  uint64_t EnqueueUpdate(const Part& part, const GradientSources* gradients,
-                         Stream* stream) const;
-  // Publishes a buffer, and waits until it is published.
-  Status Publish(size_t buffer);
+  // Returns the bytes that the update of a part moves unless the step is
+  // skipped. `gradients` as in Stream::Update.
+  uint64_t BytesOf(const Part& part, const GradientSources* gradients) const;
+  // Enqueue the publishing of a buffer, on a stream, and on the queue.
+  Status Publish(size_t buffer, Stream* stream);
   void EnqueuePublish(int32_t unit, size_t buffer);
 
   // Returns the NormSum of this rank, and those of all ranks after it.
@@ -166,8 +163,8 @@ class Stepper {
   uint64_t norm_bytes_[2] = {};  // By pass.
   uint64_t update_bytes_ = 0;
 
-  // The state of a step that was begun; used by the queue's thread while it
-  // runs.
+  // The state of a step that was begun. The queue's thread uses it where the
+  // ranks meet there.
   std::vector<bool> updated_;  // By unit.
   uint64_t eager_bytes_ = 0;
 };

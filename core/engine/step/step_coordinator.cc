@@ -102,12 +102,12 @@ Status StepCoordinator::RunBegin(const StepOptions& options, int32_t leader,
       begun_input_,
       agreement_.Agree(options, leader, deadline, &begun_active_));
   begun_ = options;
-  runtime_->stepper().Begin(begun_input_, deadline);
+  runtime_->stepper().Begin(begun_input_);
   runtime_->units().SetEagerUpdate(
       [this](int32_t unit,
              const std::vector<std::vector<const void*>>* in_place,
-             const Deadline& until) {
-        return runtime_->stepper().UpdateEagerly(unit, in_place, until);
+             Stream* stream) {
+        return runtime_->stepper().UpdateEagerly(unit, in_place, stream);
       });
   return Status();
 }

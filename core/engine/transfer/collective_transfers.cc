@@ -21,12 +21,12 @@ CollectiveTransfers::CollectiveTransfers(const Dependencies& deps)
 
 Status CollectiveTransfers::Reduce(const Proposal& led,
                                    const std::vector<Proposal>& proposals,
-                                   bool add) {
+                                   bool add, Stream* stream) {
   const Proposal& mine = proposals[static_cast<size_t>(rank_)];
   const int32_t depth = plan_.unit(led.unit).depth;
   // The second level of a buffer uses what the first one writes.
   std::optional<CollectiveGroup> group;
-  if (!two_levels_) group.emplace(deps_.collectives, deps_.stream);
+  if (!two_levels_) group.emplace(deps_.collectives, stream);
   for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
     const EngineBuffer& buffer = memory_.buffers()[part.buffer];
     unsigned char* grads = nullptr;
@@ -35,18 +35,20 @@ Status CollectiveTransfers::Reduce(const Proposal& led,
     } else if (Contributes(mine, led)) {
       grads = memory_.GradSlot(rank_, depth, mine.slot) + part.offset;
     }
-    SHARD_RETURN_IF_ERROR(ReduceBuffer(buffer, grads, add));
+    SHARD_RETURN_IF_ERROR(ReduceBuffer(buffer, grads, add, stream));
   }
   return Status();
 }
 
-Status CollectiveTransfers::ReduceWhole(size_t index) {
+Status CollectiveTransfers::ReduceWhole(size_t index, Stream* stream) {
   const EngineBuffer& buffer = memory_.buffers()[index];
-  return ReduceBuffer(buffer, buffer.grads[static_cast<size_t>(rank_)], false);
+  return ReduceBuffer(buffer, buffer.grads[static_cast<size_t>(rank_)], false,
+                      stream);
 }
 
 Status CollectiveTransfers::ReduceBuffer(const EngineBuffer& buffer,
-                                         unsigned char* grads, bool add) {
+                                         unsigned char* grads, bool add,
+                                         Stream* stream) {
   const FlatBufferPlan& plan = *buffer.plan;
   const auto range = static_cast<size_t>(plan.layout.shard_numel());
   if (range == 0) return Status();
@@ -64,15 +66,16 @@ Status CollectiveTransfers::ReduceBuffer(const EngineBuffer& buffer,
     sum.recv = grads + own_begin * DTypeSize(plan.grad_dtype);
     sum.recv_dtype = plan.grad_dtype;
   }
-  if (two_levels_) return ReduceInTwoLevels(sum, grads);
+  if (two_levels_) return ReduceInTwoLevels(sum, grads, stream);
   deps_.collectives->ReduceScatter(
       groups_ == 1 ? "reduce gradients" : "reduce gradients in rank order",
-      sets_.all, sum, deps_.stream);
+      sets_.all, sum, stream);
   return Status();
 }
 
 Status CollectiveTransfers::ReduceInTwoLevels(const ReduceScatterArgs& sum,
-                                              unsigned char* grads) {
+                                              unsigned char* grads,
+                                              Stream* stream) {
   const size_t held = static_cast<size_t>(groups_) * sum.count;
   unsigned char* stretch = nullptr;
   if (grads != nullptr) {
@@ -89,12 +92,12 @@ Status CollectiveTransfers::ReduceInTwoLevels(const ReduceScatterArgs& sum,
   inside.recv = stretch;
   inside.recv_dtype = sum.dtype;
   deps_.collectives->ReduceScatter("reduce gradients in the group",
-                                   sets_.shard_group, inside, deps_.stream);
+                                   sets_.shard_group, inside, stream);
   ReduceScatterArgs between = sum;
   between.send = stretch;
   between.block_groups = 1;
   deps_.collectives->ReduceScatter("reduce gradients between groups",
-                                   sets_.replicas, between, deps_.stream);
+                                   sets_.replicas, between, stream);
   return Status();
 }
 
@@ -110,20 +113,21 @@ Status CollectiveTransfers::MakeLevel() {
   return Status();
 }
 
-Status CollectiveTransfers::Gather(int32_t unit, unsigned char* slot) {
-  const CollectiveGroup group(deps_.collectives, deps_.stream);
+Status CollectiveTransfers::Gather(int32_t unit, unsigned char* slot,
+                                   Stream* stream) {
+  const CollectiveGroup group(deps_.collectives, stream);
   for (const SlotPart& part : SlotParts(plan_, unit, false)) {
     const EngineBuffer& buffer = memory_.buffers()[part.buffer];
     const size_t bytes = DTypeBytes(buffer.plan->dtype, buffer.held_numel);
     if (bytes == 0) continue;
     deps_.collectives->AllGatherBlocks("gather parameters", sets_.shard_group,
                                        buffer.params, bytes, slot + part.offset,
-                                       deps_.stream);
+                                       stream);
   }
   return Status();
 }
 
-Status CollectiveTransfers::Publish(size_t index) {
+Status CollectiveTransfers::Publish(size_t index, Stream* stream) {
   const EngineBuffer& buffer = memory_.buffers()[index];
   const FlatBufferPlan& plan = *buffer.plan;
   const int64_t range = plan.layout.shard_numel();
@@ -135,13 +139,12 @@ Status CollectiveTransfers::Publish(size_t index) {
   if (groups_ > 1) {
     deps_.collectives->AllGatherBlocks(
         "publish parameters between groups", sets_.replicas,
-        buffer.ParamAt(plan_.RangeOf(rank_) * range), bytes, stretch,
-        deps_.stream);
+        buffer.ParamAt(plan_.RangeOf(rank_) * range), bytes, stretch, stream);
   }
   if (plan_.shards_params()) return Status();
   deps_.collectives->AllGatherBlocks(
       "publish parameters", sets_.shard_group, stretch,
-      static_cast<size_t>(groups_) * bytes, buffer.ParamAt(0), deps_.stream);
+      static_cast<size_t>(groups_) * bytes, buffer.ParamAt(0), stream);
   return Status();
 }
 

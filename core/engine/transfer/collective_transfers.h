@@ -31,15 +31,15 @@ class CollectiveTransfers final : public Transfers {
   explicit CollectiveTransfers(const Dependencies& deps);
 
   Status Reduce(const Proposal& led, const std::vector<Proposal>& proposals,
-                bool add) override;
-  Status ReduceWhole(size_t buffer) override;
+                bool add, Stream* stream) override;
+  Status ReduceWhole(size_t buffer, Stream* stream) override;
   bool ReadInPlace(const Proposal&, const std::vector<Proposal>&,
                    std::vector<std::vector<const void*>>*) override {
     return false;
   }
-  Status FinishReading(const Deadline&) override { return Status(); }
-  Status Gather(int32_t unit, unsigned char* slot) override;
-  Status Publish(size_t buffer) override;
+  void FinishReading(double, Stream*) override {}
+  Status Gather(int32_t unit, unsigned char* slot, Stream* stream) override;
+  Status Publish(size_t buffer, Stream* stream) override;
   Status Finish(const Deadline&) override { return Status(); }
   uint64_t ReduceBytes(int32_t unit) const override;
   uint64_t ReduceWholeBytes(size_t buffer) const override;
@@ -50,10 +50,11 @@ class CollectiveTransfers final : public Transfers {
   // Reduces one buffer. `grads`: the buffer's whole gradients of this rank;
   // null: this rank has none.
   Status ReduceBuffer(const EngineBuffer& buffer, unsigned char* grads,
-                      bool add);
+                      bool add, Stream* stream);
   // Reduces inside the shard group, the ranges of this rank's replicas too, and
   // then between groups. `sum`: the reduction in one level.
-  Status ReduceInTwoLevels(const ReduceScatterArgs& sum, unsigned char* grads);
+  Status ReduceInTwoLevels(const ReduceScatterArgs& sum, unsigned char* grads,
+                           Stream* stream);
   // Makes room in level_ for any buffer of the plan.
   Status MakeLevel();
   // Returns the bytes of a buffer of parameters or gradients, times part /
@@ -68,7 +69,7 @@ class CollectiveTransfers final : public Transfers {
   const int groups_;      // R
   const bool two_levels_;
   // The sums of a shard group, on a rank that has no gradients, in whose place
-  // they could lie. Never moved: work of the stream may use it.
+  // they could lie. Never moved: work of a stream may use it.
   DeviceMemory level_;
 };
 

@@ -2,25 +2,106 @@
 
 #include "core/engine/transfer/comm_queue.h"
 
+#include <mutex>
+#include <optional>
+#include <utility>
+
 #include "core/collectives/rank_work.h"
-#include "core/observe/observer.h"
 
 namespace shard {
 
-Event CommQueue::Run(std::string_view what, uint64_t bytes,
-                     std::function<Status()> work) {
-  stream_->Wait(host_->Record(), Deadline::After(timeout_));
-  stream_->Wait(compute_->Record(), Deadline::After(timeout_));
-  const uint64_t number = EnqueueRankWork(comm_->host_waits(), stream_.get(),
-                                          what, std::move(work));
+// The seconds that moving tensors took. Threads: any.
+class CommQueue::Time {
+ public:
+  void Add(double seconds) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    seconds_ += seconds;
+  }
+  double Take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(seconds_, 0);
+  }
+
+ private:
+  std::mutex mutex_;
+  double seconds_ = 0;
+};
+
+// An event of the observer that begins and ends in work of a stream.
+class CommQueue::Measured {
+ public:
+  Measured(Observer* observer, EventId event, const EventArguments& arguments,
+           std::shared_ptr<Time> time)
+      : observer_(observer),
+        event_(event),
+        arguments_(arguments),
+        time_(std::move(time)),
+        // Made in advance, for the destructor.
+        dropped_(Cancelled("other work of the stream failed")) {}
+  // The stream drops what is behind work that fails.
+  ~Measured() {
+    if (span_) span_->set_result(dropped_);
+  }
+  Measured(const Measured&) = delete;
+  Measured& operator=(const Measured&) = delete;
+
+  void Begin() { span_.emplace(observer_, event_, arguments_, &seconds_); }
+  void End() {
+    span_.reset();
+    if (time_ != nullptr) time_->Add(seconds_);
+  }
+
+ private:
+  Observer* const observer_;
+  const EventId event_;
+  const EventArguments arguments_;
+  const std::shared_ptr<Time> time_;
+  const Status dropped_;
+  double seconds_ = 0;
+  std::optional<Span> span_;
+};
+
+CommQueue::CommQueue(Communicator* comm, HostStream* host, Stream* compute,
+                     std::unique_ptr<Stream> stream, double timeout)
+    : comm_(comm),
+      host_(host),
+      compute_(compute),
+      timeout_(timeout),
+      time_(std::make_shared<Time>()),
+      stream_(std::move(stream)) {}
+
+CommQueue::~CommQueue() = default;
+
+Event CommQueue::Run(uint64_t bytes, const Enqueue& enqueue) {
+  const Deadline own = Deadline::After(timeout_);
+  const Deadline& given =
+      allowed_.Remaining() > own.Remaining() ? allowed_ : own;
+  stream_->Wait(host_->Record(), given);
+  stream_->Wait(compute_->Record(), given);
+  const Status enqueued = enqueue(stream_.get());
+  const uint64_t number =
+      EnqueueRankWork(comm_->host_waits(), stream_.get(), "end transfers",
+                      [enqueued] { return enqueued; });
   pending_.push_back({stream_->Record(), bytes, number});
   counters_.bytes += bytes;
   return pending_.back().event;
 }
 
-void CommQueue::AddTransferTime(double seconds) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  transfer_seconds_ += seconds;
+Status CommQueue::Measure(EventId event, const EventArguments& arguments,
+                          const std::shared_ptr<Time>& time, Stream* stream,
+                          const Enqueue& enqueue) const {
+  const auto measured =
+      std::make_shared<Measured>(comm_->observer(), event, arguments, time);
+  stream->Call("begin to measure", [measured] {
+    measured->Begin();
+    return Status();
+  });
+  SHARD_RETURN_IF_ERROR(enqueue(stream));
+  stream->Call("end to measure", [measured] {
+    measured->End();
+    return Status();
+  });
+  return Status();
 }
 
 void CommQueue::RetireFinished(bool overlapped) {
@@ -80,8 +161,7 @@ Status CommQueue::Drain(const Deadline& deadline) {
 
 CommCounters CommQueue::TakeCounters() {
   CommCounters counters = std::exchange(counters_, CommCounters());
-  const std::lock_guard<std::mutex> lock(mutex_);
-  counters.seconds = std::exchange(transfer_seconds_, 0);
+  counters.seconds = time_->Take();
   return counters;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CommQueue: runs communication on a stream of its own while the host computes,
+// CommQueue: the stream of communication, which runs while the host computes,
 // in the order in which work was given, and measures how long the host waited
 // for it.
 //
@@ -12,14 +12,10 @@
 #ifndef SHARD_CORE_ENGINE_TRANSFER_COMM_QUEUE_H_
 #define SHARD_CORE_ENGINE_TRANSFER_COMM_QUEUE_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
@@ -27,6 +23,7 @@
 #include "core/device/event.h"
 #include "core/device/host_stream.h"
 #include "core/device/stream.h"
+#include "core/observe/observer.h"
 
 namespace shard {
 
@@ -44,27 +41,36 @@ class CommQueue {
   // `comm`, `host` and `compute` outlive this. `stream` ends the communicator
   // when it fails (Stream::OnError). `timeout`: seconds, see Run.
   CommQueue(Communicator* comm, HostStream* host, Stream* compute,
-            std::unique_ptr<Stream> stream, double timeout)
-      : comm_(comm),
-        host_(host),
-        compute_(compute),
-        timeout_(timeout),
-        stream_(std::move(stream)) {}
+            std::unique_ptr<Stream> stream, double timeout);
+  ~CommQueue();
 
-  // Enqueues `work`, which runs after everything that the host's stream and the
-  // compute stream were given so far. These have `timeout` seconds for it from
-  // this call on, at which they had all of it; `work` limits its own waits. The
-  // time of earlier work of the queue does not count: a wait for what is done
-  // ends at once.
+  // Enqueues transfers of `bytes` bytes: in this thread, `enqueue` gives the
+  // queue's stream the work, which runs after everything that the host's stream
+  // and the compute stream were given so far. These have `timeout` seconds for
+  // it from this call on, at which they had all of it, or until the deadline of
+  // AllowUntil; the work limits its own waits. The time of earlier work of the
+  // queue does not count: a wait for what is done ends at once.
   //
-  // `what` names the work in errors and must outlive it; `work` calls
-  // AddTransferTime. After an error the stream runs nothing more.
-  Event Run(std::string_view what, uint64_t bytes,
-            std::function<Status()> work);
+  // Returns an event after the transfers. An error of `enqueue` fails the
+  // stream. After an error the stream runs nothing more.
+  using Enqueue = std::function<Status(Stream* stream)>;
+  Event Run(uint64_t bytes, const Enqueue& enqueue);
 
-  // Adds the seconds that moving tensors took, without the wait for other ranks
-  // to come. Called by the work, on any thread.
-  void AddTransferTime(double seconds);
+  // Gives the streams before Run until `deadline`, where that is later: that of
+  // a step, which the compute stream may still be doing.
+  void AllowUntil(const Deadline& deadline) { allowed_ = deadline; }
+
+  // Enqueue what `enqueue` does as an event of the observer, which begins and
+  // ends on the stream. A transfer also adds to the time that moving tensors
+  // takes. Any thread, for the queue's stream or one that its work waits for.
+  Status Transfer(EventId event, const EventArguments& arguments,
+                  Stream* stream, const Enqueue& enqueue) const {
+    return Measure(event, arguments, time_, stream, enqueue);
+  }
+  Status Observe(EventId event, const EventArguments& arguments, Stream* stream,
+                 const Enqueue& enqueue) const {
+    return Measure(event, arguments, nullptr, stream, enqueue);
+  }
 
   // Makes the next work of `stream` come after `event`, which Run has returned.
   // Where the stream is inline this blocks: the time is exposed, and the wait
@@ -91,6 +97,13 @@ class CommQueue {
     uint64_t bytes;
     uint64_t number;  // Of HostWaits::AddWork.
   };
+  class Time;
+  class Measured;
+
+  // `time`: to which the seconds are added, or null.
+  Status Measure(EventId event, const EventArguments& arguments,
+                 const std::shared_ptr<Time>& time, Stream* stream,
+                 const Enqueue& enqueue) const;
   // Returns the number of the work that ends with `event`; 0 when it is done.
   uint64_t NumberOf(const Event& event) const;
 
@@ -98,8 +111,9 @@ class CommQueue {
   HostStream* const host_;
   Stream* const compute_;
   const double timeout_;
-  std::mutex mutex_;  // Guards transfer_seconds_.
-  double transfer_seconds_ = 0;
+  Deadline allowed_ = Deadline::After(0);
+  // Shared with work of streams that may end after this.
+  const std::shared_ptr<Time> time_;
   CommCounters counters_;
   std::deque<Item> pending_;
   // Destroyed first, so that its thread ends before the members that it uses.

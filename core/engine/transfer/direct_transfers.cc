@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "core/base/dtype.h"
@@ -25,15 +26,15 @@ DirectTransfers::DirectTransfers(const Dependencies& deps, DeviceMemory tile)
 }
 
 Status DirectTransfers::Reduce(const Proposal& led,
-                               const std::vector<Proposal>& proposals,
-                               bool add) {
+                               const std::vector<Proposal>& proposals, bool add,
+                               Stream* stream) {
   for (const SlotPart& part : SlotParts(plan_, led.unit, true)) {
-    SumBuffer(part, led, proposals, add);
+    SumBuffer(part, led, proposals, add, stream);
   }
   return Status();
 }
 
-Status DirectTransfers::ReduceWhole(size_t) {
+Status DirectTransfers::ReduceWhole(size_t, Stream*) {
   return Internal("reducing whole gradients that every rank sees");
 }
 
@@ -50,8 +51,11 @@ bool DirectTransfers::ReadInPlace(
   return true;
 }
 
-Status DirectTransfers::FinishReading(const Deadline& deadline) {
-  return deps_.comm->Barrier("gradients of a unit reduced", deadline);
+void DirectTransfers::FinishReading(double timeout, Stream* stream) {
+  static constexpr std::string_view kWhat = "gradients of a unit reduced";
+  stream->Call(kWhat, [comm = deps_.comm, timeout] {
+    return comm->Barrier(kWhat, Deadline::After(timeout));
+  });
 }
 
 void DirectTransfers::FindSources(const SlotPart& part, const Proposal& led,
@@ -73,7 +77,7 @@ void DirectTransfers::FindSources(const SlotPart& part, const Proposal& led,
 
 void DirectTransfers::SumBuffer(const SlotPart& part, const Proposal& led,
                                 const std::vector<Proposal>& proposals,
-                                bool add) {
+                                bool add, Stream* stream) {
   const EngineBuffer& buffer = memory_.buffers()[part.buffer];
   const FlatBufferPlan& plan = *buffer.plan;
   const int64_t range = plan.layout.shard_numel();
@@ -86,35 +90,32 @@ void DirectTransfers::SumBuffer(const SlotPart& part, const Proposal& led,
                                    plan.grad_dtype};
   const auto count = static_cast<size_t>(range);
   if (sources_.empty()) {
-    deps_.stream->FillZeros(buffer.sum, DTypeBytes(plan.sum_dtype, range));
+    stream->FillZeros(buffer.sum, DTypeBytes(plan.sum_dtype, range));
     return;
   }
   auto* const sum = reinterpret_cast<float*>(buffer.sum);
   if (plan.sum_dtype == DType::kF32 && !(add && wider)) {
-    deps_.stream->SumGradients(sources, 0, count, 1.0, kNoClip, sum);
+    stream->SumGradients(sources, 0, count, 1.0, kNoClip, sum);
     return;
   }
   auto* const tile = reinterpret_cast<float*>(tile_.data());
   for (size_t at = 0; at < count; at += kTile) {
     const size_t some = std::min(kTile, count - at);
-    deps_.stream->SumGradients(sources, at, some, 1.0, kNoClip, tile);
+    stream->SumGradients(sources, at, some, 1.0, kNoClip, tile);
     if (wider) {
       const void* const both[] = {tile, sum + at};
-      deps_.stream->SumGradients({both, 2, DType::kF32}, 0, some, 1.0, kNoClip,
-                                 sum + at);
+      stream->SumGradients({both, 2, DType::kF32}, 0, some, 1.0, kNoClip,
+                           sum + at);
       continue;
     }
-    deps_.stream->Narrow(plan.sum_dtype, tile,
-                         buffer.sum + at * DTypeSize(plan.sum_dtype), some,
-                         nullptr);
+    stream->Narrow(plan.sum_dtype, tile,
+                   buffer.sum + at * DTypeSize(plan.sum_dtype), some, nullptr);
   }
 }
 
-Status DirectTransfers::Gather(int32_t, unsigned char*) {
+Status DirectTransfers::Gather(int32_t, unsigned char*, Stream*) {
   return Internal("gathering parameters that every rank sees");
 }
-
-Status DirectTransfers::Publish(size_t) { return Status(); }
 
 Status DirectTransfers::Finish(const Deadline& deadline) {
   return deps_.comm->Barrier("step: parameters published", deadline);

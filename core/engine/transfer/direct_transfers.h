@@ -26,13 +26,13 @@ class DirectTransfers final : public Transfers {
   static constexpr size_t kTile = 2048;
 
   Status Reduce(const Proposal& led, const std::vector<Proposal>& proposals,
-                bool add) override;
-  Status ReduceWhole(size_t buffer) override;
+                bool add, Stream* stream) override;
+  Status ReduceWhole(size_t buffer, Stream* stream) override;
   bool ReadInPlace(const Proposal& led, const std::vector<Proposal>& proposals,
                    std::vector<std::vector<const void*>>* sources) override;
-  Status FinishReading(const Deadline& deadline) override;
-  Status Gather(int32_t unit, unsigned char* slot) override;
-  Status Publish(size_t buffer) override;
+  void FinishReading(double timeout, Stream* stream) override;
+  Status Gather(int32_t unit, unsigned char* slot, Stream* stream) override;
+  Status Publish(size_t, Stream*) override { return Status(); }
   Status Finish(const Deadline& deadline) override;
   uint64_t ReduceBytes(int32_t unit) const override;
   uint64_t ReduceWholeBytes(size_t) const override { return 0; }
@@ -46,7 +46,8 @@ class DirectTransfers final : public Transfers {
                    const std::vector<Proposal>& proposals,
                    std::vector<const void*>* sources) const;
   void SumBuffer(const SlotPart& part, const Proposal& led,
-                 const std::vector<Proposal>& proposals, bool add);
+                 const std::vector<Proposal>& proposals, bool add,
+                 Stream* stream);
 
   const Plan& plan_;
   const EngineMemory& memory_;

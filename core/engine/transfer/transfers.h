@@ -10,12 +10,11 @@
 //   Publish    - (Finish is a barrier)       all-gather of what other ranks
 //                                            hold, too
 //
-// Reduce, ReduceWhole, Gather and Publish enqueue their work on a stream and
-// return; Wait ends when the work has run. Their errors are of this rank alone,
-// before anything is enqueued, and of the stream. FinishReading and Finish are
-// meetings of the ranks' threads, and block.
+// All but ReadInPlace and Finish enqueue their work on a stream and return.
+// Their errors are of this rank alone, before anything is enqueued, and of the
+// stream. Finish is a meeting of the ranks' threads, and blocks.
 //
-// All but Wait and ReadInPlace are COLLECTIVE: after an agreement
+// All but ReadInPlace are COLLECTIVE: after an agreement
 // (core/engine/transfer/agreement.h), in the same order on all ranks. Threads:
 // one at a time, not always the same.
 
@@ -46,17 +45,11 @@ class Transfers {
     Communicator* comm;
     Collectives* collectives;  // Of the plan's RankSets.
     Device* device;
-    Stream* stream;
   };
 
   virtual ~Transfers() = default;
 
   Collectives* collectives() const { return deps_.collectives; }
-
-  // Blocks until all that was enqueued has run, and returns its status.
-  Status Wait(const Deadline& deadline) const {
-    return deps_.stream->Synchronize(deadline);
-  }
 
   // Sums the gradients of a unit over all ranks, in rank order, into each
   // rank's range: the range's sum, or this rank's part of its whole gradients.
@@ -65,11 +58,12 @@ class Transfers {
   // gradients lie; a rank that came for something else adds nothing. REQUIRES:
   // gradients are sharded, or memory is not shared.
   virtual Status Reduce(const Proposal& led,
-                        const std::vector<Proposal>& proposals, bool add) = 0;
+                        const std::vector<Proposal>& proposals, bool add,
+                        Stream* stream) = 0;
 
   // Reduces one buffer of gradients that are kept whole, where memory is not
   // shared.
-  virtual Status ReduceWhole(size_t buffer) = 0;
+  virtual Status ReduceWhole(size_t buffer, Stream* stream) = 0;
 
   // Returns the gradients that a begun step can read where they lie, instead of
   // Reduce: by trainable buffer of the unit, this rank's range on each rank
@@ -78,16 +72,16 @@ class Transfers {
   virtual bool ReadInPlace(const Proposal& led,
                            const std::vector<Proposal>& proposals,
                            std::vector<std::vector<const void*>>* sources) = 0;
-  // Ends the reading of slots, in place or by Reduce, which has run: ranks may
-  // use them again.
-  virtual Status FinishReading(const Deadline& deadline) = 0;
+  // Ends the reading of slots, in place or by Reduce: ranks may use them again.
+  // The ranks meet for at most `timeout` seconds.
+  virtual void FinishReading(double timeout, Stream* stream) = 0;
 
   // Gathers all parameters of the unit into `slot`. REQUIRES: parameters are
   // sharded and memory is not shared.
-  virtual Status Gather(int32_t unit, unsigned char* slot) = 0;
+  virtual Status Gather(int32_t unit, unsigned char* slot, Stream* stream) = 0;
 
   // Sends this rank's updated range to the ranks that hold the buffer.
-  virtual Status Publish(size_t buffer) = 0;
+  virtual Status Publish(size_t buffer, Stream* stream) = 0;
 
   // Ends the publishing of a step, which has run: every rank sees all published
   // ranges, and no rank reads gradients any more.
@@ -107,8 +101,7 @@ class Transfers {
 };
 
 // Makes transfers for a communicator, with or without shared memory. All of
-// `deps` must outlive the result, but for the stream: its work uses memory of
-// the result.
+// `deps` must outlive the result, whose memory the enqueued work uses.
 StatusOr<std::unique_ptr<Transfers>> MakeTransfers(
     const Transfers::Dependencies& deps);
 

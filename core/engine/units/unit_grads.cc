@@ -36,6 +36,7 @@ UnitGrads::UnitGrads(const Dependencies& deps)
                (!deps.comm->direct() && !deps.allow_missing)),
       reduces_later_(!plan_.shards_grads() && !deps.comm->direct()),
       slots_(plan_, plan_.grad_slots()),
+      reduced_(plan_.units().size()),
       padding_(plan_.buffers().size()) {
   if (!plan_.shards_grads()) return;
   for (size_t b = 0; b < padding_.size(); ++b) {
@@ -113,9 +114,10 @@ Status UnitGrads::Reduce(int32_t unit, bool more, const Deadline& deadline) {
   proposal.more = more ? 1 : 0;
   proposal.zeroed = deps_.reduced->zeroed();
   if (plan_.shards_grads()) proposal.slot = slots_.Find(unit);
-  SHARD_ASSIGN_OR_RETURN(Event reduced, deps_.transfers->Reduce(proposal));
+  Event& reduced = reduced_[static_cast<size_t>(unit)];
+  SHARD_ASSIGN_OR_RETURN(reduced, deps_.transfers->Reduce(proposal));
   if (!plan_.shards_grads()) return Status();
-  slots_.SetEvent(unit, std::move(reduced));
+  slots_.SetEvent(unit, reduced);
   slots_.Drop(unit);
   return Status();
 }
@@ -126,8 +128,10 @@ std::vector<Event> UnitGrads::ReduceRest() {
   // From the last buffer to the first, as in a backward pass.
   for (size_t b = buffers.size(); b-- > 0;) {
     const FlatBufferPlan& plan = *buffers[b].plan;
-    if (!plan.trainable || deps_.reduced->Counts(plan.unit)) continue;
-    if (reduces_later_) {
+    if (!plan.trainable) continue;
+    if (deps_.reduced->Counts(plan.unit)) {
+      events[b] = reduced_[static_cast<size_t>(plan.unit)];
+    } else if (reduces_later_) {
       events[b] = deps_.transfers->ReduceWhole(b);
     } else if (plan_.shards_grads()) {
       // No rank has gradients of this unit.

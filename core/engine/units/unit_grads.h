@@ -105,6 +105,7 @@ class UnitGrads {
   const bool reduces_;        // When gradients are ready.
   const bool reduces_later_;  // During the step.
   Slots slots_;
+  std::vector<Event> reduced_;  // By unit: after its last reduction.
   // By buffer: the elements in a slot that belong to no parameter.
   std::vector<std::vector<ByteRange>> padding_;
 };

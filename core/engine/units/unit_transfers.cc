@@ -3,7 +3,6 @@
 #include "core/engine/units/unit_transfers.h"
 
 #include "core/collectives/collectives.h"
-#include "core/observe/observer.h"
 
 namespace shard {
 
@@ -11,103 +10,96 @@ StatusOr<Event> UnitTransfers::Gather(int32_t unit, unsigned char* slot) {
   Proposal proposal;
   proposal.activity = Activity::kGather;
   proposal.unit = unit;
-  SHARD_RETURN_IF_ERROR(Announce(proposal));
-  return deps_.queue->Run(
-      "gather the parameters of a unit", deps_.transfers->GatherBytes(unit),
-      [this, proposal, slot] { return Perform(proposal, slot); });
+  return Start(proposal, "gather the parameters of a unit",
+               deps_.transfers->GatherBytes(unit), slot);
 }
 
 StatusOr<Event> UnitTransfers::Reduce(const Proposal& proposal) {
-  SHARD_RETURN_IF_ERROR(Announce(proposal));
-  return deps_.queue->Run(
-      "reduce the gradients of a unit",
-      deps_.transfers->ReduceBytes(proposal.unit),
-      [this, proposal] { return Perform(proposal, nullptr); });
+  return Start(proposal, "reduce the gradients of a unit",
+               deps_.transfers->ReduceBytes(proposal.unit), nullptr);
 }
 
 Event UnitTransfers::ReduceWhole(size_t buffer) {
   const uint64_t bytes = deps_.transfers->ReduceWholeBytes(buffer);
-  return deps_.queue->Run(
-      "reduce the gradients of a buffer", bytes, [this, buffer, bytes] {
-        return Timed(EventId::kReduce, plan_.buffers()[buffer].unit, bytes,
-                     [&] {
-                       return Done(deps_.transfers->ReduceWhole(buffer),
-                                   Deadline::After(deps_.timeout));
-                     });
-      });
+  return deps_.queue->Run(bytes, [&](Stream* queue) {
+    return deps_.queue->Transfer(EventId::kReduce,
+                                 {.unit = plan_.buffers()[buffer].unit,
+                                  .bytes = static_cast<int64_t>(bytes)},
+                                 queue, [&](Stream* stream) {
+                                   return deps_.transfers->ReduceWhole(buffer,
+                                                                       stream);
+                                 });
+  });
 }
 
-Status UnitTransfers::Follow(const Proposal& led, const Deadline& deadline) {
-  const CollectiveTimeout timeout(deps_.transfers->collectives(), deadline);
-  return Move(led, deps_.agreement->proposals(), nullptr, deadline);
-}
-
-Status UnitTransfers::Announce(const Proposal& proposal) {
-  if (!deps_.agreement->announces()) return Status();
-  return deps_.agreement->Announce(proposal, Deadline::After(deps_.timeout));
+StatusOr<Event> UnitTransfers::Start(const Proposal& proposal,
+                                     std::string_view what, uint64_t bytes,
+                                     unsigned char* slot) {
+  if (deps_.agreement->announces()) {
+    SHARD_RETURN_IF_ERROR(
+        deps_.agreement->Announce(proposal, Deadline::After(deps_.timeout)));
+    announced_[static_cast<size_t>(deps_.comm->rank())] = proposal;
+    return deps_.queue->Run(bytes, [&](Stream* queue) {
+      return Move(proposal, announced_, slot, deps_.timeout, queue);
+    });
+  }
+  return deps_.queue->Run(bytes, [&](Stream* queue) {
+    queue->Call(what,
+                [this, proposal, slot] { return Perform(proposal, slot); });
+    return Status();
+  });
 }
 
 Status UnitTransfers::Perform(const Proposal& proposal, unsigned char* slot) {
-  if (deps_.agreement->announces()) {
-    announced_[static_cast<size_t>(deps_.comm->rank())] = proposal;
-    return Move(proposal, announced_, slot, Deadline::After(deps_.timeout));
-  }
   for (;;) {
-    const Deadline deadline = Deadline::After(deps_.timeout);
     SHARD_ASSIGN_OR_RETURN(
         const Decision decision,
-        deps_.agreement->Agree(proposal, Status(), Arguments(), deadline));
+        deps_.agreement->Agree(proposal, Status(), Arguments(),
+                               Deadline::After(deps_.timeout)));
     const std::vector<Proposal>& proposals = deps_.agreement->proposals();
     const Proposal led = proposals[static_cast<size_t>(decision.leader)];
+    SHARD_RETURN_IF_ERROR(Move(led, proposals,
+                               decision.follows ? nullptr : slot, deps_.timeout,
+                               deps_.moving));
     SHARD_RETURN_IF_ERROR(
-        Move(led, proposals, decision.follows ? nullptr : slot, deadline));
+        deps_.moving->Synchronize(TransferDeadline(deps_.timeout)));
     if (!decision.follows) return Status();
   }
 }
 
-template <typename Function>
-Status UnitTransfers::Timed(EventId event, int32_t unit, uint64_t bytes,
-                            const Function& move) {
-  double seconds = 0;
-  Status status;
-  {
-    Span moving(deps_.comm->observer(), event,
-                {.unit = unit, .bytes = static_cast<int64_t>(bytes)}, &seconds);
-    status = move();
-    moving.set_result(status);
-  }
-  deps_.queue->AddTransferTime(seconds);
-  return status;
+Status UnitTransfers::Follow(const Proposal& led, const Deadline& deadline) {
+  const CollectiveTimeout timeout(deps_.transfers->collectives(), deadline);
+  SHARD_RETURN_IF_ERROR(Move(led, deps_.agreement->proposals(), nullptr,
+                             deadline.seconds(), deps_.moving));
+  return deps_.moving->Synchronize(TransferDeadline(deadline.seconds()));
 }
 
 Status UnitTransfers::Move(const Proposal& led,
                            const std::vector<Proposal>& proposals,
-                           unsigned char* slot, const Deadline& deadline) {
+                           unsigned char* slot, double timeout,
+                           Stream* stream) {
   return led.activity == Activity::kReduce
-             ? MoveGrads(led, proposals, deadline)
-             : MoveParams(led.unit, slot, deadline);
-}
-
-Status UnitTransfers::Done(const Status& enqueued,
-                           const Deadline& deadline) const {
-  SHARD_RETURN_IF_ERROR(enqueued);
-  return deps_.transfers->Wait(TransferDeadline(deadline.seconds()));
+             ? MoveGrads(led, proposals, timeout, stream)
+             : MoveParams(led.unit, slot, stream);
 }
 
 Status UnitTransfers::MoveParams(int32_t unit, unsigned char* slot,
-                                 const Deadline& deadline) {
+                                 Stream* stream) {
   // A rank that only takes part has no parameters of its own in the slots.
   if (slot == nullptr) {
     slot = deps_.memory->ParamSlot(plan_.unit(unit).depth, 0);
   }
-  return Timed(EventId::kGather, unit, deps_.transfers->GatherBytes(unit), [&] {
-    return Done(deps_.transfers->Gather(unit, slot), deadline);
-  });
+  const uint64_t bytes = deps_.transfers->GatherBytes(unit);
+  return deps_.queue->Transfer(
+      EventId::kGather, {.unit = unit, .bytes = static_cast<int64_t>(bytes)},
+      stream, [&](Stream* measured) {
+        return deps_.transfers->Gather(unit, slot, measured);
+      });
 }
 
 Status UnitTransfers::MoveGrads(const Proposal& led,
                                 const std::vector<Proposal>& proposals,
-                                const Deadline& deadline) {
+                                double timeout, Stream* stream) {
   if (deps_.reduced->IsOutdated(led)) return Status();
   const bool updates = updates_eagerly() && led.more == 0;
   const bool adds = deps_.reduced->AddsToSum(led);
@@ -116,19 +108,23 @@ Status UnitTransfers::MoveGrads(const Proposal& led,
       deps_.transfers->ReadInPlace(led, proposals, &in_place_);
   const bool reduces =
       !in_place && (plan_.shards_grads() || !deps_.comm->direct());
-  SHARD_RETURN_IF_ERROR(
-      Timed(EventId::kReduce, led.unit, deps_.transfers->ReduceBytes(led.unit),
-            [&]() -> Status {
-              if (!reduces) return Status();
-              SHARD_RETURN_IF_ERROR(Done(
-                  deps_.transfers->Reduce(led, proposals, adds), deadline));
-              return deps_.transfers->FinishReading(deadline);
-            }));
+  const uint64_t bytes = deps_.transfers->ReduceBytes(led.unit);
+  SHARD_RETURN_IF_ERROR(deps_.queue->Transfer(
+      EventId::kReduce,
+      {.unit = led.unit, .bytes = static_cast<int64_t>(bytes)}, stream,
+      [&](Stream* measured) -> Status {
+        if (!reduces) return Status();
+        SHARD_RETURN_IF_ERROR(
+            deps_.transfers->Reduce(led, proposals, adds, measured));
+        deps_.transfers->FinishReading(timeout, measured);
+        return Status();
+      }));
   deps_.reduced->SetReduced(led);
   if (!updates) return Status();
   SHARD_RETURN_IF_ERROR(
-      eager_update_(led.unit, in_place ? &in_place_ : nullptr, deadline));
-  return in_place ? deps_.transfers->FinishReading(deadline) : Status();
+      eager_update_(led.unit, in_place ? &in_place_ : nullptr, stream));
+  if (in_place) deps_.transfers->FinishReading(timeout, stream);
+  return Status();
 }
 
 }  // namespace shard

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UnitTransfers: moves the tensors of one unit, or buffer, on the CommQueue,
-// after the ranks have agreed on it: when the move is enqueued, where they
-// announce it (Agreement::announces), or else on the queue, where a rank takes
-// part in what others move before.
+// UnitTransfers: moves the tensors of one unit, or buffer, in the order of the
+// CommQueue, after the ranks have agreed on it. Where they announce moves
+// (Agreement::announces), a move is enqueued at once. Elsewhere they meet on
+// the queue, where a rank takes part in what others move before its own.
 //
-// Threads: as the engine; the work runs on the queue's thread.
+// Threads: as the engine; Perform runs on the queue's thread.
 
 #ifndef SHARD_CORE_ENGINE_UNITS_UNIT_TRANSFERS_H_
 #define SHARD_CORE_ENGINE_UNITS_UNIT_TRANSFERS_H_
@@ -37,6 +37,7 @@ class UnitTransfers {
     Communicator* comm;
     Transfers* transfers;
     CommQueue* queue;
+    Stream* moving;  // As in EngineRuntime.
     Agreement* agreement;
     ReducedGrads* reduced;
     double timeout;  // Seconds, of work on the queue.
@@ -56,42 +57,37 @@ class UnitTransfers {
   StatusOr<Event> Reduce(const Proposal& proposal);
   Event ReduceWhole(size_t buffer);
 
-  // Runs the operation that `led` proposes in this thread, for a rank that came
-  // for something else. COLLECTIVE. REQUIRES: the queue is drained.
+  // Does the operation that `led` proposes, and waits for it, for a rank that
+  // came for something else. COLLECTIVE. REQUIRES: the queue is drained.
   Status Follow(const Proposal& led, const Deadline& deadline);
 
   // Called for each unit of a begun step as soon as its gradients are ready on
-  // all ranks, on the queue's thread. `in_place`: the result of
+  // all ranks: enqueues the update on `stream`. `in_place`: the result of
   // Transfers::ReadInPlace, or null where gradients cannot be read so.
   using EagerUpdate = std::function<Status(
       int32_t unit, const std::vector<std::vector<const void*>>* in_place,
-      const Deadline& deadline)>;
+      Stream* stream)>;
   // Sets what is called, or nothing. REQUIRES: no gradients are ready, or the
-  // queue is drained.
+  // queue is drained, or ranks announce moves.
   void SetEagerUpdate(EagerUpdate update) { eager_update_ = std::move(update); }
   bool updates_eagerly() const { return eager_update_ != nullptr; }
 
  private:
-  // Announces a move, in the host's thread, where ranks do.
-  Status Announce(const Proposal& proposal);
-  // Runs an announced move. Elsewhere proposes it, then runs what other ranks
-  // propose until it is this one's turn.
+  // Announces the move that `proposal` names, and enqueues it; elsewhere
+  // enqueues Perform. `what` names that in errors.
+  StatusOr<Event> Start(const Proposal& proposal, std::string_view what,
+                        uint64_t bytes, unsigned char* slot);
+  // Proposes a move, then does what other ranks propose until it is this one's
+  // turn, on the queue's thread.
   Status Perform(const Proposal& proposal, unsigned char* slot);
-  // Moves what `led` proposes, one of `proposals`, which are by rank. `slot`:
-  // where this rank gathers parameters; null where it only takes part.
+  // Enqueues the move that `led` proposes, one of `proposals`, which are by
+  // rank. `slot`: where this rank gathers parameters; null where it only takes
+  // part. `timeout`: seconds, of a meeting of the ranks.
   Status Move(const Proposal& led, const std::vector<Proposal>& proposals,
-              unsigned char* slot, const Deadline& deadline);
+              unsigned char* slot, double timeout, Stream* stream);
   Status MoveGrads(const Proposal& led, const std::vector<Proposal>& proposals,
-                   const Deadline& deadline);
-  Status MoveParams(int32_t unit, unsigned char* slot,
-                    const Deadline& deadline);
-  // Returns the error of enqueueing transfers; else waits until they are done,
-  // for longer than `deadline` allows each collective.
-  Status Done(const Status& enqueued, const Deadline& deadline) const;
-  // Runs `move` as an event of the observer, and counts its time.
-  template <typename Function>
-  Status Timed(EventId event, int32_t unit, uint64_t bytes,
-               const Function& move);
+                   double timeout, Stream* stream);
+  Status MoveParams(int32_t unit, unsigned char* slot, Stream* stream);
 
   const Dependencies deps_;
   const Plan& plan_;

@@ -21,7 +21,8 @@ Units::Units(const Dependencies& deps)
                                                       : StrCat("unit ", unit);
                 }),
       transfers_({deps.plan, deps.memory, deps.comm, deps.transfers, deps.queue,
-                  &meetings_.agreement(), &reduced_, deps.timeout}),
+                  deps.moving, &meetings_.agreement(), &reduced_,
+                  deps.timeout}),
       params_({deps.plan, deps.memory, deps.copies, deps.comm, deps.host,
                deps.queue, deps.published, &states_, &transfers_}),
       grads_({deps.plan, deps.memory, deps.copies, deps.comm, deps.host,
@@ -162,10 +163,8 @@ Status Units::EnterStep(Proposal proposal, const Status& local,
     if (!decision.follows) break;
     SHARD_RETURN_IF_ERROR(FollowLeader(*leader, deadline));
   }
-  if (!meetings_.agreement().announces()) return Status();
-  // The meeting needed no transfers to be done; the step does.
-  SHARD_RETURN_IF_ERROR(meetings_.Drain(deadline));
-  const Status complete = completes ? grads_.CompleteWhole(deadline) : Status();
+  if (!completes || !meetings_.agreement().announces()) return Status();
+  const Status complete = grads_.CompleteWhole(deadline);
   return complete.ok() ? complete : Fail(complete);
 }
 

@@ -66,6 +66,7 @@ class Units {
     Stream* compute;
     Transfers* transfers;
     CommQueue* queue;
+    Stream* moving;  // As in EngineRuntime.
     const PublishedUnits* published;
     double timeout;      // Seconds, of work on the queue.
     bool allow_missing;  // Gradients may be missing.
@@ -114,8 +115,8 @@ class Units {
   Status CheckStep() const;
   // Enters a step. COLLECTIVE. Exchanges proposals (`proposal` is of kStep or
   // kBeginStep) until all ranks propose the same, and takes part in what other
-  // ranks propose before. Then no transfers are in progress, and the completing
-  // of whole gradients is enqueued.
+  // ranks propose before. Then the completing of whole gradients is enqueued;
+  // transfers may be in progress where ranks announce them.
   Status EnterStep(Proposal proposal, const Status& local,
                    const Deadline& deadline, int32_t* leader);
   // Returns whether, after EnterStep, streams of some ranks may have work left:

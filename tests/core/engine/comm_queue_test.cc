@@ -5,9 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -33,6 +36,19 @@ class CommQueueTest : public ::testing::TestWithParam<const char*> {
 
   static Deadline Soon() { return Deadline::After(10); }
 
+  // Runs work of `bytes` bytes.
+  Event Run(std::string_view what, uint64_t bytes,
+            std::function<Status()> work) {
+    return RunOn(queue_.get(), what, bytes, std::move(work));
+  }
+  static Event RunOn(CommQueue* queue, std::string_view what, uint64_t bytes,
+                     std::function<Status()> work) {
+    return queue->Run(bytes, [&](Stream* stream) {
+      stream->Call(what, std::move(work));
+      return Status();
+    });
+  }
+
   // Waits as the host does.
   Status Wait(const Event& event) {
     return queue_->Wait(event, host_->get(), Soon());
@@ -49,7 +65,7 @@ TEST_P(CommQueueTest, RunsInOrder) {
   std::vector<int> order;
   Event second;
   for (int i = 0; i < 5; ++i) {
-    const Event event = queue_->Run("work", 1, [&order, i] {
+    const Event event = Run("work", 1, [&order, i] {
       order.push_back(i);
       return Status();
     });
@@ -66,7 +82,7 @@ TEST_P(CommQueueTest, RunsAfterEarlierComputation) {
     data.assign(data.size(), 7);
     int sum = -1;
     compute_->FillZeros(data.data(), data.size());
-    const Event event = queue_->Run("work", 1, [&] {
+    const Event event = Run("work", 1, [&] {
       sum = 0;
       for (const unsigned char c : data) sum += c;
       return Status();
@@ -79,12 +95,19 @@ TEST_P(CommQueueTest, RunsAfterEarlierComputation) {
 TEST_P(CommQueueTest, CountsOverlapOfOperationsDoneBeforeTheWait) {
   std::promise<void> gate;
   const std::shared_future<void> open = gate.get_future().share();
-  const Event first = queue_->Run("first", 100, [] { return Status(); });
+  const Event first = Run("first", 100, [] { return Status(); });
   ASSERT_OK(first.Synchronize(Soon()));
-  const Event second = queue_->Run("second", 20, [&] {
-    queue_->AddTransferTime(0.25);
-    open.wait();
-    return Status();
+  constexpr double kSeconds = 0.002;
+  const Event second = queue_->Run(20, [&](Stream* queue) {
+    return queue_->Transfer(EventId::kReduce, {}, queue, [&](Stream* stream) {
+      stream->Call("second", [&] {
+        const Deadline until = Deadline::After(kSeconds);
+        open.wait();
+        while (!until.Expired()) std::this_thread::yield();
+        return Status();
+      });
+      return Status();
+    });
   });
   // The host waits while the second operation is in progress.
   std::future<Status> waited = std::async(std::launch::async, [&] {
@@ -100,7 +123,8 @@ TEST_P(CommQueueTest, CountsOverlapOfOperationsDoneBeforeTheWait) {
   // before the host waited for it.
   EXPECT_GE(counters.bytes_overlapped, 100u);
   EXPECT_LE(counters.bytes_overlapped, 120u);
-  EXPECT_DOUBLE_EQ(counters.seconds, 0.25);
+  EXPECT_GE(counters.seconds, kSeconds);
+  EXPECT_EQ(comm_->observer()->counters().Get(EventId::kReduce).calls, 1u);
 
   const CommCounters fresh = queue_->TakeCounters();
   EXPECT_EQ(fresh.bytes, 0u);
@@ -112,7 +136,7 @@ TEST_P(CommQueueTest, CountsOverlapOfOperationsDoneBeforeTheWait) {
 TEST_P(CommQueueTest, CountsTimeThatTheHostWaitsAsExposed) {
   std::promise<void> entered;
   std::promise<void> gate;
-  const Event event = queue_->Run("work", 100, [&] {
+  const Event event = Run("work", 100, [&] {
     entered.set_value();
     gate.get_future().wait();
     return Status();
@@ -133,7 +157,7 @@ TEST_P(CommQueueTest, AWaitIsPublishedWhereItBlocks) {
   const HostWait& published = comm_->host_waits()->shared();
   const HostCall::Scope call(&comm_->host_waits()->call(), "acquire");
   std::promise<void> gate;
-  const Event event = queue_->Run("work", 1, [&gate] {
+  const Event event = Run("work", 1, [&gate] {
     gate.get_future().wait();
     return Status();
   });
@@ -156,13 +180,13 @@ TEST_P(CommQueueTest, TimeOfEarlierWorkDoesNotCount) {
   std::promise<void> gate;
   CommQueue hasty(comm_.get(), &*host_, compute_.get(),
                   *device_->CreateStream(StreamKind::kCommunication), 0);
-  hasty.Run("earlier", 1, [&gate] {
+  RunOn(&hasty, "earlier", 1, [&gate] {
     gate.get_future().wait();
     return Status();
   });
   compute_->Call("compute", [] { return Status(); });
   bool ran = false;
-  hasty.Run("later", 1, [&ran] {
+  RunOn(&hasty, "later", 1, [&ran] {
     ran = true;
     return Status();
   });
@@ -175,11 +199,10 @@ TEST_P(CommQueueTest, TimeOfEarlierWorkDoesNotCount) {
 }
 
 TEST_P(CommQueueTest, AnErrorStays) {
-  ASSERT_OK(Wait(queue_->Run("fine", 1, [] { return Status(); })));
-  const Event failed =
-      queue_->Run("fails", 1, [] { return Internal("broken"); });
+  ASSERT_OK(Wait(Run("fine", 1, [] { return Status(); })));
+  const Event failed = Run("fails", 1, [] { return Internal("broken"); });
   bool ran = false;
-  const Event after = queue_->Run("after", 1, [&ran] {
+  const Event after = Run("after", 1, [&ran] {
     ran = true;
     return Status();
   });
@@ -189,9 +212,48 @@ TEST_P(CommQueueTest, AnErrorStays) {
   EXPECT_FALSE(ran);
 }
 
+TEST_P(CommQueueTest, ATransferThatFailsIsAnErrorOfItsEvent) {
+  const Event failed = queue_->Run(20, [&](Stream* queue) {
+    return queue_->Transfer(EventId::kGather, {}, queue, [](Stream* stream) {
+      stream->Call("fails", [] { return Internal("broken"); });
+      return Status();
+    });
+  });
+  ExpectError(Wait(failed), StatusCode::kInternal, {"broken"});
+  const EventCounter gathers =
+      comm_->observer()->counters().Get(EventId::kGather);
+  EXPECT_EQ(gathers.calls, 1u);
+  EXPECT_EQ(gathers.errors, 1u);
+}
+
+TEST_P(CommQueueTest, AnErrorBeforeAnythingIsEnqueuedFailsTheStream) {
+  const Event failed = queue_->Run(
+      20, [](Stream*) { return ResourceExhausted("no room for sums"); });
+  ExpectError(Wait(failed), StatusCode::kResourceExhausted, {"no room"});
+  ExpectError(queue_->Drain(Soon()), StatusCode::kResourceExhausted, {});
+}
+
 // The order of the queue's work and that of other streams, which may all have
 // threads.
 class CommQueueOrderTest : public CommQueueTest {};
+
+TEST_P(CommQueueOrderTest, ComputationMayTakeUntilTheDeadlineOfTheStep) {
+  CommQueue hasty(comm_.get(), &*host_, compute_.get(),
+                  *device_->CreateStream(StreamKind::kCommunication), 0.001);
+  hasty.AllowUntil(Soon());
+  const Deadline late = Deadline::After(0.05);
+  compute_->Call("compute", [&late] {
+    while (!late.Expired()) std::this_thread::yield();
+    return Status();
+  });
+  bool ran = false;
+  RunOn(&hasty, "work", 1, [&ran] {
+    ran = true;
+    return Status();
+  });
+  ASSERT_OK(hasty.Drain(Soon()));
+  EXPECT_TRUE(ran);
+}
 
 TEST_P(CommQueueOrderTest, WorkComesAfterWhatTheHostAndComputeWereGiven) {
   for (int round = 0; round < 20; ++round) {
@@ -202,7 +264,7 @@ TEST_P(CommQueueOrderTest, WorkComesAfterWhatTheHostAndComputeWereGiven) {
         return Status();
       });
       int seen = -1;
-      queue_->Run("work", 1, [&] {
+      Run("work", 1, [&] {
         seen = std::exchange(written, -1);
         return Status();
       });
@@ -216,7 +278,7 @@ TEST_P(CommQueueOrderTest, AStreamGoesOnAfterTheWorkThatItWaitsFor) {
   for (int round = 0; round < 20; ++round) {
     for (Stream* const stream : {host_->get(), compute_.get()}) {
       int written = -1;
-      const Event event = queue_->Run("work", 1, [&written, round] {
+      const Event event = Run("work", 1, [&written, round] {
         written = round;
         return Status();
       });

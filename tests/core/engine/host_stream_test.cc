@@ -280,7 +280,8 @@ TEST(SetStreamTest, AStreamThatHasFailedStays) {
     ASSERT_OK(next);
     ExpectError(rank.engine->SetStream(*next), StatusCode::kInternal,
                 {"broken"});
-    EXPECT_EQ(&rank.engine->host_stream(), failed);
+    ExpectError(rank.engine->host_stream().status(), StatusCode::kInternal,
+                {"broken"});
   });
 }
 
@@ -345,6 +346,38 @@ TEST_P(EarlyStepTest, WaitsForAReportAndWithoutAStreamOfTheHost) {
     }
     EXPECT_EQ(engine.step(), 2);
   });
+}
+
+// The transfers of the step, and the next reduction, wait for it for longer
+// than a collective may take.
+TEST(EarlyTimeoutTest, AStepMayTakeLongerThanTheEnginesTimeout) {
+  HostRun run = RunOf(2, "direct=0");
+  run.training.engine.timeout = 0.2;
+  const auto plan = PlanOf(run.training);
+  ASSERT_OK(plan);
+  ASSERT_TRUE(ShardsAsItsStage(**plan));
+  RunThreadRanks(
+      2,
+      [&](const auto& comm) {
+        const Rank rank = MakeRank(run.training, *plan, comm);
+        Engine& engine = *rank.engine;
+        UnitTrainer(run.training, &engine).Fill();
+        AsyncHostMemory memory;
+        AsyncHost host(&engine, &memory);
+        host.UseStream(rank.SetStream());
+        host.Backward(1);
+        Gate gate;
+        engine.host_stream().Call("the host's work", gate.Passing());
+        StepOptions patient;
+        patient.timeout = 60;
+        ASSERT_OK(engine.Step(patient, nullptr));
+        const Deadline longer = Deadline::After(0.5);
+        while (!longer.Expired()) std::this_thread::yield();
+        gate.Open();
+        ASSERT_OK(engine.Synchronize(60));
+        EXPECT_EQ(engine.step(), 1);
+      },
+      30, "direct=0");
 }
 
 TEST_P(EarlyStepTest, CountsSkippedStepsExactly) {

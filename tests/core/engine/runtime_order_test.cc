@@ -17,6 +17,7 @@
 #include "core/engine/step/engine_runtime.h"
 #include "core/engine/step/hypers.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/device/gate.h"
 #include "tests/core/device/test_device.h"
 #include "tests/core/engine/async_host.h"
 
@@ -74,19 +75,57 @@ class RuntimeOrderTest : public ::testing::Test {
   std::unique_ptr<EngineRuntime> runtime_;
 };
 
-// The eager stream has the workspace of the compute stream, and updates the
-// same parameters.
-TEST_F(RuntimeOrderTest, TheFirstEagerUpdateComesAfterEarlierComputation) {
+// Eager updates have the workspace of the compute stream, and update the same
+// parameters.
+TEST_F(RuntimeOrderTest, EagerUpdatesComeAfterEarlierComputation) {
   StepInput input = {};
   input.optimizers = &hypers_->optimizers();
   input.step = 1;
   input.gradient_scale = 1;
   Set(&runtime_->compute(), param(), 16);
-  runtime_->stepper().Begin(input, Soon());
-  ASSERT_OK(runtime_->stepper().UpdateEagerly(
-      runtime_->plan()->buffers()[0].unit, nullptr, Soon()));
+  runtime_->stepper().Begin(input);
+  runtime_->queue().Run(0, [&](Stream* queue) {
+    return runtime_->stepper().UpdateEagerly(
+        runtime_->plan()->buffers()[0].unit, nullptr, queue);
+  });
+  ASSERT_OK(runtime_->queue().Drain(Soon()));
   EXPECT_EQ(*param(), 8);  // Decayed; its gradient is zero.
   ASSERT_OK(runtime_->compute().Synchronize(Soon()));
+}
+
+TEST_F(RuntimeOrderTest, TheRestOfABegunStepComesAfterEagerUpdates) {
+  StepInput input = {};
+  input.optimizers = &hypers_->optimizers();
+  input.step = 1;
+  input.gradient_scale = 1;
+  const std::vector<EngineBuffer>& buffers = runtime_->memory().buffers();
+  ASSERT_NE(buffers.front().plan->unit, buffers.back().plan->unit);
+  auto* const rest = static_cast<float*>(buffers.back().ParamAt(0));
+  *rest = 8;
+  runtime_->stepper().Begin(input);
+  Gate gate;
+  float seen = 0;
+  runtime_->queue().Run(0, [&](Stream* queue) {
+    queue->Call("be late", [&] {
+      const Status passed = gate.Pass();
+      seen = *rest;
+      return passed;
+    });
+    return runtime_->stepper().UpdateEagerly(buffers.front().plan->unit,
+                                             nullptr, queue);
+  });
+  ASSERT_TRUE(gate.AwaitArrival());
+  StepReport report;
+  ASSERT_OK(runtime_->stepper().Run(
+      input, false, std::vector<Event>(buffers.size()), Soon(), &report));
+  // An update that comes too early has this time for it.
+  ExpectError(runtime_->compute().Synchronize(Deadline::After(0.05)),
+              StatusCode::kDeadlineExceeded, {});
+  gate.Open();
+  ASSERT_OK(runtime_->compute().Synchronize(Soon()));
+  EXPECT_EQ(seen, 8);
+  EXPECT_EQ(*rest, 4);  // Decayed.
+  EXPECT_EQ(*param(), 4);
 }
 
 TEST_F(RuntimeOrderTest, BoundValuesAreCopiedBetweenTheHostsWritesAndReads) {
