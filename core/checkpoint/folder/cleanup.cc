@@ -23,6 +23,10 @@ namespace {
 // may have put some into it. Each level takes a descriptor.
 constexpr int kMaxDepth = 16;
 
+// Number of attempts to delete a folder. A rank that does not know yet that a
+// save has failed may make its one file there meanwhile.
+constexpr int kAttempts = 8;
+
 bool IsGone(const Status& status) {
   return status.code() == StatusCode::kNotFound;
 }
@@ -32,29 +36,43 @@ Status UnlinkIfThere(const Directory& in, const std::string& name) {
   return IsGone(status) ? Status() : status;
 }
 
+Status RemoveTreeAt(const Directory& in, const std::string& name, int depth);
+
+Status RemoveEntries(const Directory& directory, int depth) {
+  if (depth == 0) {
+    SHARD_RETURN_IF_ERROR(UnlinkIfThere(directory, kManifestName));
+  }
+  SHARD_ASSIGN_OR_RETURN(const auto entries, directory.List());
+  for (const std::string& entry : entries) {
+    SHARD_ASSIGN_OR_RETURN(const auto found, directory.Stat(entry));
+    if (!found) continue;
+    SHARD_RETURN_IF_ERROR(S_ISDIR(found->st_mode)
+                              ? RemoveTreeAt(directory, entry, depth + 1)
+                              : UnlinkIfThere(directory, entry));
+  }
+  return Status();
+}
+
 Status RemoveTreeAt(const Directory& in, const std::string& name, int depth) {
   if (depth == kMaxDepth) {
     return FailedPrecondition("'", in.PathOf(name), "' is ", depth,
                               " folders deep; delete it yourself");
   }
-  {
-    const StatusOr<Directory> opened = in.OpenDirectory(name);
-    if (!opened.ok())
-      return IsGone(opened.status()) ? Status() : opened.status();
-    if (depth == 0) {
-      SHARD_RETURN_IF_ERROR(UnlinkIfThere(*opened, kManifestName));
+  Status removed;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    {
+      const StatusOr<Directory> opened = in.OpenDirectory(name);
+      if (!opened.ok()) {
+        return IsGone(opened.status()) ? Status() : opened.status();
+      }
+      SHARD_RETURN_IF_ERROR(RemoveEntries(*opened, depth));
     }
-    SHARD_ASSIGN_OR_RETURN(const auto entries, opened->List());
-    for (const std::string& entry : entries) {
-      SHARD_ASSIGN_OR_RETURN(const auto found, opened->Stat(entry));
-      if (!found) continue;
-      SHARD_RETURN_IF_ERROR(S_ISDIR(found->st_mode)
-                                ? RemoveTreeAt(*opened, entry, depth + 1)
-                                : UnlinkIfThere(*opened, entry));
-    }
+    removed = in.RemoveDirectory(name);
+    if (IsGone(removed)) return Status();
+    // The code of a folder that is not empty.
+    if (removed.code() != StatusCode::kFailedPrecondition) break;
   }
-  const Status removed = in.RemoveDirectory(name);
-  return IsGone(removed) ? Status() : removed;
+  return removed;
 }
 
 // Deletes `name` unless a process works on it. Returns whether it did.

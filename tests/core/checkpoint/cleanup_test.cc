@@ -2,6 +2,7 @@
 
 #include "core/checkpoint/folder/cleanup.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <filesystem>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/file.h"
@@ -171,6 +173,42 @@ TEST(RemoveTree, RemovesEverythingTheManifestFirst) {
   EXPECT_EQ(NamesIn(folder / "elsewhere").size(), 2u);
   EXPECT_EQ(env.unlinked.front(), "manifest.shard");
   EXPECT_OK(RemoveTree(root, kStale));  // It is gone already.
+}
+
+// As when another rank makes its file before it learns that the save failed.
+TEST(RemoveTree, RemovesWhatIsPutThereMeanwhile) {
+  class Writes final : public ForwardingEnv {
+   public:
+    Writes(std::string file, int times)
+        : ForwardingEnv(FileEnv::Posix()),
+          times(times),
+          file_(std::move(file)) {}
+    int Unlink(int dir, const char* path, int flags) override {
+      if (flags == AT_REMOVEDIR && times > 0) {
+        --times;
+        WriteText(file_, "late");
+      }
+      return base()->Unlink(dir, path, flags);
+    }
+    int times;
+
+   private:
+    const std::string file_;
+  };
+  const TempFolder folder;
+  const std::string late = folder / (std::string(kStale) + "/data-00001.shard");
+  PutCheckpoint(folder / kStale, 1);
+  Writes once(late, 1);
+  EXPECT_OK(RemoveTree(Open(folder.path(), &once), kStale));
+  EXPECT_EQ(once.times, 0);
+  EXPECT_TRUE(NamesIn(folder.path()).empty());
+
+  // Who goes on writing is left alone.
+  PutCheckpoint(folder / kStale, 1);
+  Writes always(late, 1000);
+  ExpectError(RemoveTree(Open(folder.path(), &always), kStale),
+              StatusCode::kFailedPrecondition, {kStale});
+  EXPECT_GT(always.times, 0);
 }
 
 TEST(RemoveTree, DoesNotFollowAndDoesNotDescendForever) {
