@@ -98,13 +98,13 @@ def collectives(top):
         panel.box("communication", f"reduce {unit}", 198 + 72 * i, 254 + 72 * i)
         panel.edge(f"backward {unit}", f"reduce {unit}")
     for i, unit in enumerate((3, 2, 1)):
-        panel.box("compute", f"update {unit}", 430 + 58 * i, 484 + 58 * i)
-        panel.box("communication", f"gather {unit}", 494 + 58 * i, 548 + 58 * i)
+        panel.box("compute", f"update {unit}", 360 + 58 * i, 414 + 58 * i)
+        panel.box("communication", f"gather {unit}", 424 + 58 * i, 478 + 58 * i)
+        panel.edge(f"reduce {unit}", f"update {unit}")
         panel.edge(f"update {unit}", f"gather {unit}")
-    panel.edge("reduce 1", "update 3")
-    panel.box("host", "forward", 674, 744)
+    panel.box("host", "forward", 606, 744)
     panel.edge("gather 1", "forward")
-    panel.meeting(414, "all ranks make this step")
+    panel.meeting(337, "all ranks make this step")
     return panel
 
 
