@@ -148,7 +148,8 @@ TEST(StepTest, SynchronizeWaitsForTheEnginesWork) {
         ASSERT_OK(shard_engine_mark_unit_grads_ready(engine.get(), 0));
         if (rank == 0) {
           EXPECT_FAILS(shard_engine_synchronize(engine.get(), 1e-3),
-                       SHARD_DEADLINE_EXCEEDED, "shard-comm", "1 to do");
+                       SHARD_DEADLINE_EXCEEDED, "shard-comm",
+                       "it is at 'reduce gradients'");
           waited.set_value();
         }
         for (const double timeout : {0.0, 30.0, -1.0}) {

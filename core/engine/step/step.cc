@@ -47,7 +47,6 @@ Status Stepper::Run(const StepInput& input, bool meets,
                     const std::vector<Event>& reduced, const Deadline& deadline,
                     StepReport* report) {
   meeting_deadline_ = deadline;
-  deps_.queue->AllowUntil(deadline);
   // The host may still write gradients, and read the parameters.
   deps_.compute->Wait(deps_.host->Record(), deadline);
   if (meets) {

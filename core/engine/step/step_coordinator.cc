@@ -215,8 +215,8 @@ Status StepCoordinator::RunStep(const StepOptions& options, int32_t leader,
   }
   report->loss_scale = LossScaleOf(options, agreement_.setting());
   const bool meets = units.SomeAreAsync();
-  const Status ran = runtime_->stepper().Run(input, meets, units.EnqueueRest(),
-                                             deadline, report);
+  const Status ran = runtime_->stepper().Run(
+      input, meets, units.EnqueueRest(deadline), deadline, report);
   // Fails for good: some of the parameters may be updated.
   if (!ran.ok()) return units.Fail(ran);
   begun_.reset();

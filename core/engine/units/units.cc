@@ -213,7 +213,8 @@ Status Units::EnterChange(Activity activity, const Status& local,
   return Status();
 }
 
-std::vector<Event> Units::EnqueueRest() {
+std::vector<Event> Units::EnqueueRest(const Deadline& deadline) {
+  deps_.queue->AllowUntil(deadline);
   // The step itself does the rest from here.
   transfers_.SetEagerUpdate(nullptr);
   return grads_.ReduceRest();
