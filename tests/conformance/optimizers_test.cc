@@ -288,7 +288,7 @@ TEST(OptimizersTest, MatchTorch) {
       if ((supported & bit) == 0) continue;
       // On the guard device, who touches tensors is the question, which the
       // widest instruction set answers for all.
-      if (OnGuardDevice() && bit != (supported & -supported)) continue;
+      if (TestsAreOn("guarded") && bit != (supported & -supported)) continue;
       hwy::SetSupportedTargetsForTest(bit);
       for (int world_size = 1; world_size <= 4; ++world_size) {
         for (const Partition partition :

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes the engines of tests, on the devices of OpenTestDevice. With
-// SHARD_TEST_GUARD in the environment these are guard devices
-// (tests/core/device/guard_device.h): then each test also shows that the host
-// touches tensors through HostAccess alone. Tests read and write tensors at
-// KernelView's addresses, as a host's kernels do.
+// Makes the engines of tests, on the devices of OpenTestDevice, or on another
+// that SHARD_TEST_DEVICE in the environment names:
+//
+//   guarded   Guard devices (tests/core/device/guard_device.h) around those of
+//             the tests, which show that the host touches tensors through
+//             HostAccess alone.
+//   async     "cpu-async" instead of "cpu": the thread sanitizer then sees each
+//             edge between streams that is missing.
+//
+// Tests read and write tensors at KernelView's addresses, as a host's kernels do.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
 #define SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
 
 #include <cstdlib>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "core/engine/engine.h"
@@ -20,15 +26,21 @@
 
 namespace shard {
 
-inline bool OnGuardDevice() {
-  return std::getenv("SHARD_TEST_GUARD") != nullptr;
+// Whether SHARD_TEST_DEVICE names `device`.
+inline bool TestsAreOn(std::string_view device) {
+  const char* const named = std::getenv("SHARD_TEST_DEVICE");
+  return named != nullptr && named == device;
 }
 
 inline StatusOr<std::unique_ptr<Engine>> CreateEngine(
     std::shared_ptr<const Plan> plan, const std::shared_ptr<Communicator>& comm,
     StatusOr<EngineOptions> options = EngineOptions()) {
-  const bool guard = OnGuardDevice();
+  const bool guard = TestsAreOn("guarded");
   if (options.ok()) {
+    if (TestsAreOn("async") &&
+        (options->device.empty() || options->device == "cpu")) {
+      options->device = "cpu-async";
+    }
     if (options->opened_device == nullptr) {
       // A wrong spec is left to the engine.
       auto device = testing::OpenTestDevice(options->device);

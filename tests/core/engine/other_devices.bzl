@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Test programs that run again on other devices, and tests that do not."""
+
+# By program, the tests that are left out of its run on the guard device, and why.
+_GUARDED = {
+    "//tests/conformance:step_tests": {},
+    "//tests/core/engine:checkpoints_tests": {
+        "DeviceStateTest.*": "opens the guard device itself",
+        "HostileNames.*": "is about names; the tensors have one element",
+        "HungRankTest.*": "waits for deadlines",
+    },
+    "//tests/core/engine:gradients_tests": {
+        "*JoinTest.*": "JoinFormsTest takes the same paths with fewer steps",
+        "*MissingGradsTest.*/*stage?_*": "each stage once, apart and together",
+        "MissingGradsRandomTest.*": "MissingGradsTest takes the same paths",
+        "WhoHasGradientsTest.*": "MissingGradsTest takes the same paths",
+    },
+    "//tests/core/engine:steps_tests": {
+        "*InvarianceTest.*": "is about bits; the other tests run the kernels",
+        "*StagesTest.*/*stage?_*": "each stage once, apart and together",
+        "DesyncTest.*": "compares plans and arguments, no elements",
+        "RuntimeOrderTest.*": "makes streams of its own, and no engine",
+    },
+    "//tests/core/engine:units_tests": {
+        "*AgreementTest.*": "has no engine",
+        "*CommQueue*Test.*": "has no engine",
+        "*DifferentCallsTest.*": "is about calls that fail before elements move",
+        "*EngineMemoryTest.*": "counts bytes, which are the same",
+        "*ReplanTest.*_greedy": "each stage once, apart and together",
+        "*SummonTest.*_groups": "each stage once, apart and together",
+        "*WrongCallsTest.*": "is about calls that fail before elements move",
+        "CountersTest.*": "has no engine",
+        "DecideTest.*": "has no engine",
+        "SlotsTest.*": "has no engine",
+        "UnitStatesTest.*": "has no engine",
+    },
+}
+
+# By program, the tests that are left out of its run on cpu-async, and why.
+_ASYNC = {
+    "//tests/conformance:step_tests": {},
+    "//tests/core/engine:checkpoints_tests": {
+        "HostileNames.*": "is about names; the tensors have one element",
+        "HungRankTest.*": "waits for deadlines",
+    },
+    "//tests/core/engine:gradients_tests": {
+        "*BoundMemoryTest.*": "has forms on cpu-async",
+        "*JoinTest.*": "JoinFormsTest takes the same paths with fewer steps",
+        "*MissingGradsRandomTest.*": "has forms on cpu-async",
+        "WhoHasGradientsTest.*": "MissingGradsTest takes the same paths",
+    },
+    "//tests/core/engine:steps_tests": {
+        "*BoundOrderTest.*": "runs on cpu-async",
+        "*EarlyStepTest.*": "runs on cpu-async",
+        "*HostStreamTest.*": "runs on cpu-async",
+        "*InvarianceTest.*": "is about bits; the other tests run the kernels",
+        "*StagesTest.*": "has forms on cpu-async",
+        "*StepModelTest.*": "has forms on cpu-async",
+        "*StreamOrderTest.*": "runs on cpu-async",
+        "DesyncTest.*": "compares plans and arguments, no elements",
+        "RuntimeOrderTest.*": "makes streams of its own, and no engine",
+    },
+    "//tests/core/engine:units_tests": {
+        "*AgreementTest.*": "has no engine",
+        "*CommQueue*Test.*": "has no engine",
+        "*DifferentCallsTest.*": "is about calls that fail before elements move",
+        "*EngineMemoryTest.*": "counts bytes, which are the same",
+        "*ReplanTest.*_greedy": "each stage once, apart and together",
+        "*SummonTest.*_groups": "each stage once, apart and together",
+        "*WrongCallsTest.*": "is about calls that fail before elements move",
+        "CountersTest.*": "has no engine",
+        "DecideTest.*": "has no engine",
+        "SlotsTest.*": "has no engine",
+        "UnitStatesTest.*": "has no engine",
+    },
+}
+
+# Other programs with an engine run without the guard device:
+#
+#   core/engine:memory_test, many_tensors_test, state_memory_test
+#       measure processes, to which staging memory would count
+#   core/engine:muon_test
+#       has ranks that are processes, and Muon is in step_tests and steps_tests
+#   core/engine:random_models_test
+#       takes the paths of steps_tests, with models that vary
+#   core/engine:update_test
+#       has kernels, and no engine
+#   fault:...
+#       lets processes and files fail; checkpoints_tests saves and loads the same
+#       tensors
+#   api:..., sdk:..., samples:...
+#       see the C interface alone, which does not open the guard device
+
+def _rerun(device, left_out_of, tags):
+    for label, left_out in left_out_of.items():
+        package, program = label[2:].split(":")
+        if package != native.package_name():
+            continue
+        native.sh_test(
+            name = device + "_" + program,
+            srcs = ["//tests/core/engine:on_device.sh"],
+            args = [
+                device,
+                "$(location :%s)" % program,
+                "--gtest_filter=-" + ":".join(left_out.keys()),
+            ],
+            data = [":" + program],
+            tags = tags,
+        )
+
+def on_other_devices():
+    """Defines guarded_NAME and async_NAME for each program NAME of the package.
+
+    The program runs with SHARD_TEST_DEVICE in its environment: see create_engine.h.
+    The guard device runs under no sanitizer: these see the same work in the program
+    itself, and copies from and to a device in the tests of core/device. cpu-async
+    runs under the thread sanitizer alone, which is the one that tells whether an
+    edge is there when nothing happens to go wrong.
+    """
+    _rerun("guarded", _GUARDED, ["nosan"])
+    _rerun("async", _ASYNC, ["tsanonly"])
