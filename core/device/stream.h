@@ -6,10 +6,10 @@
 // run concurrently; only Wait orders them.
 //
 // Lifetime of the arguments:
-//   copied at the call   numbers, gradient source lists and random streams. The
-//                        caller may reuse them at once.
-//   used when it runs    tensors, workspaces, results, lists of parts, update
-//                        lists and step blocks. They stay valid until a later
+//   copied at the call   numbers, gradient source lists, lists of fills and
+//                        random streams. The caller may reuse them at once.
+//   used when it runs    tensors, workspaces, results, update lists and step
+//                        blocks. They stay valid until a later
 //                        event is done. Until then no other code writes what
 //                        the work reads, nor touches what it writes.
 //
@@ -50,9 +50,10 @@
 
 namespace shard {
 
-// A part of a tensor's memory.
-struct ByteRange {
-  size_t begin;
+// What a part of memory becomes.
+struct MemoryFill {
+  void* to;
+  const void* from;  // The memory that is copied; null: zeros.
   size_t bytes;
 };
 
@@ -68,11 +69,12 @@ class Stream {
   virtual bool IsInline() const { return false; }
 
   virtual void FillZeros(void* to, size_t bytes) = 0;
-  // Fills all parts of the memory at `base`, in one operation.
-  virtual void FillZeros(void* base, const std::vector<ByteRange>& parts) = 0;
   // Copies memory; either side may be memory of the host. REQUIRES: the two do
   // not overlap.
   virtual void Copy(void* to, const void* from, size_t bytes) = 0;
+  // Copies and fills any number of parts, in one operation. REQUIRES: no part
+  // overlaps another.
+  virtual void Fill(std::vector<MemoryFill> parts) = 0;
 
   // Kernels: each does the work of the function of that name in kernels/cpu,
   // with the same bits as result.

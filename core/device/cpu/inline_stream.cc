@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "core/device/cpu/fill_zeros.h"
+#include "core/device/cpu/fill.h"
 #include "core/device/cpu/norm_pass.h"
 #include "core/device/cpu/update.h"
 #include "kernels/cpu/convert.h"
@@ -16,12 +16,12 @@ void InlineStream::FillZeros(void* to, size_t bytes) {
   if (error_.ok() && bytes > 0) std::memset(to, 0, bytes);
 }
 
-void InlineStream::FillZeros(void* base, const std::vector<ByteRange>& parts) {
-  if (error_.ok()) cpu::FillZeros(base, parts);
-}
-
 void InlineStream::Copy(void* to, const void* from, size_t bytes) {
   if (error_.ok() && bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void InlineStream::Fill(std::vector<MemoryFill> parts) {
+  if (error_.ok()) cpu::Fill(parts);
 }
 
 void InlineStream::SumGradients(const GradientSources& sources, size_t begin,

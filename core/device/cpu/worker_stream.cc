@@ -3,9 +3,10 @@
 #include "core/device/cpu/worker_stream.h"
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
-#include "core/device/cpu/fill_zeros.h"
+#include "core/device/cpu/fill.h"
 #include "core/device/cpu/norm_pass.h"
 #include "core/device/cpu/update.h"
 #include "kernels/cpu/convert.h"
@@ -56,13 +57,14 @@ void WorkerStream::FillZeros(void* to, size_t bytes) {
   Push("FillZeros", [=] { std::memset(to, 0, bytes); });
 }
 
-void WorkerStream::FillZeros(void* base, const std::vector<ByteRange>& parts) {
-  Push("FillZeros", [base, parts = &parts] { cpu::FillZeros(base, *parts); });
-}
-
 void WorkerStream::Copy(void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;
   Push("Copy", [=] { std::memcpy(to, from, bytes); });
+}
+
+void WorkerStream::Fill(std::vector<MemoryFill> parts) {
+  if (parts.empty()) return;
+  Push("Fill", [parts = std::move(parts)] { cpu::Fill(parts); });
 }
 
 void WorkerStream::SumGradients(const GradientSources& sources, size_t begin,

@@ -32,8 +32,8 @@ class WorkerStream final : public Stream {
 
   std::string_view name() const override { return queue_->name(); }
   void FillZeros(void* to, size_t bytes) override;
-  void FillZeros(void* base, const std::vector<ByteRange>& parts) override;
   void Copy(void* to, const void* from, size_t bytes) override;
+  void Fill(std::vector<MemoryFill> parts) override;
   void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                     double scale, double clip_value, float* out) override;
   void Widen(DType dtype, const void* from, float* to, size_t count) override;

@@ -2,6 +2,8 @@
 
 #include "core/engine/memory/bound_copies.h"
 
+#include <utility>
+
 #include "core/engine/memory/param_place.h"
 
 namespace shard {
@@ -50,10 +52,9 @@ Status BoundCopies::CheckBind(ParamId param,
 }
 
 Status BoundCopies::RefreshParam(ParamId param, const Deadline& deadline) {
-  if (!any()) return Status();
-  FollowHost(deadline);
-  CopyParam(param);
-  return LeadHost(deadline);
+  std::vector<MemoryFill> fills;
+  (void)AddParam(param, &fills);  // No step counts it.
+  return Run(std::move(fills), deadline);
 }
 
 Status BoundCopies::RefreshAll(const Deadline& deadline) {
@@ -66,36 +67,47 @@ Status BoundCopies::RefreshTrainable(const Deadline& deadline) {
 
 Status BoundCopies::RefreshUnit(int32_t unit, const Deadline& deadline) {
   if (!stale_[static_cast<size_t>(unit)]) return Status();
-  FollowHost(deadline);
-  CopyUnit(unit, false);
-  return LeadHost(deadline);
+  std::vector<MemoryFill> fills;
+  AddUnit(unit, false, &fills);
+  return Run(std::move(fills), deadline);
 }
 
 Status BoundCopies::RefreshUnits(bool with_frozen, const Deadline& deadline) {
   if (!any()) return Status();
-  FollowHost(deadline);
+  std::vector<MemoryFill> fills;
   for (size_t u = 0; u < stale_.size(); ++u) {
-    CopyUnit(static_cast<int32_t>(u), with_frozen);
+    AddUnit(static_cast<int32_t>(u), with_frozen, &fills);
   }
-  return LeadHost(deadline);
+  return Run(std::move(fills), deadline);
 }
 
-uint64_t BoundCopies::CopyParam(ParamId param) {
+Status BoundCopies::Run(std::vector<MemoryFill> fills,
+                        const Deadline& deadline) const {
+  if (fills.empty()) return Status();
+  deps_.compute->Wait(deps_.host->Record(), deadline);
+  deps_.compute->Fill(std::move(fills));
+  deps_.host->Wait(deps_.compute->Record(), deadline);
+  return deps_.host->status();
+}
+
+uint64_t BoundCopies::AddParam(ParamId param,
+                               std::vector<MemoryFill>* fills) const {
   const std::span<std::byte> values = deps_.bound->Of(param).values;
   if (values.empty()) return 0;
   const ParamPlace& place = deps_.plan->place(param);
   const EngineBuffer& buffer = deps_.memory->buffer(place.buffer);
-  deps_.compute->Copy(values.data(), buffer.ParamAt(place.offset),
-                      values.size());
+  fills->push_back(
+      {values.data(), buffer.ParamAt(place.offset), values.size()});
   return 2 * values.size();
 }
 
-void BoundCopies::CopyUnit(int32_t unit, bool with_frozen) {
+void BoundCopies::AddUnit(int32_t unit, bool with_frozen,
+                          std::vector<MemoryFill>* fills) {
   for (const int32_t b : deps_.plan->unit(unit).buffers) {
     const FlatBufferPlan& buffer = deps_.plan->buffer(b);
     if (!buffer.trainable && !with_frozen) continue;
     for (const Slot& slot : buffer.layout.slots()) {
-      bytes_ += CopyParam(slot.param);
+      bytes_ += AddParam(slot.param, fills);
     }
   }
   stale_[static_cast<size_t>(unit)] = false;
@@ -106,27 +118,32 @@ void* BoundCopies::GradOf(ParamId param, void* flat) const {
   return grad.empty() ? flat : grad.data();
 }
 
-bool BoundCopies::CopyGrad(ParamId param, void* flat) {
+void BoundCopies::AddGradCopy(ParamId param, void* flat,
+                              std::vector<MemoryFill>* fills) {
   const std::span<std::byte> grad = deps_.bound->Of(param).grad;
-  if (grad.empty()) return false;
-  deps_.compute->Copy(flat, grad.data(), grad.size());
+  if (grad.empty()) return;
+  fills->push_back({flat, grad.data(), grad.size()});
   bytes_ += 2 * grad.size();
-  return true;
 }
 
-void BoundCopies::ZeroGrad(ParamId param) {
+void BoundCopies::AddGradZeros(ParamId param,
+                               std::vector<MemoryFill>* fills) const {
   const std::span<std::byte> grad = deps_.bound->Of(param).grad;
-  if (!grad.empty()) deps_.compute->FillZeros(grad.data(), grad.size());
+  if (!grad.empty()) fills->push_back({grad.data(), nullptr, grad.size()});
 }
 
 void BoundCopies::ZeroGrads() {
   // Sharded gradients begin as zeros when their unit is acquired.
   if (!any() || deps_.plan->shards_grads()) return;
+  std::vector<MemoryFill> fills;
   for (const FlatBufferPlan& buffer : deps_.plan->buffers()) {
     // The gradient of a frozen parameter is not used, and stays as it is.
     if (!buffer.trainable) continue;
-    for (const Slot& slot : buffer.layout.slots()) ZeroGrad(slot.param);
+    for (const Slot& slot : buffer.layout.slots()) {
+      AddGradZeros(slot.param, &fills);
+    }
   }
+  deps_.compute->Fill(std::move(fills));
 }
 
 }  // namespace shard

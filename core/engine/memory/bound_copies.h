@@ -5,9 +5,10 @@
 // changed. Gradients are copied from the host just before ranks may read them:
 // when they become ready where that reduces them, and at the step elsewhere.
 //
-// Copies run on the compute stream. Those of Refresh... come after what the
-// host has done so far, and the host's next work comes after them; the caller
-// orders the others. Where nothing is bound, nothing is copied.
+// Copies run on the compute stream, those of one call in one operation. Those
+// of Refresh... come after what the host has done so far, and the host's next
+// work comes after them; the caller orders the others. Where nothing is bound,
+// nothing is copied.
 //
 // Threads: one at a time, as the engine.
 
@@ -69,10 +70,10 @@ class BoundCopies {
   // Returns the memory in which the host keeps a gradient: the bound one, or
   // `flat`, its place in the flat buffer.
   void* GradOf(ParamId param, void* flat) const;
-  // Copies a bound gradient to `flat`. Returns false where none is bound.
-  bool CopyGrad(ParamId param, void* flat);
-  // Fills a bound gradient with zeros.
-  void ZeroGrad(ParamId param);
+  // Append the copy of a bound gradient to `flat`, or zeros of it, to what one
+  // Stream::Fill does; nothing where none is bound.
+  void AddGradCopy(ParamId param, void* flat, std::vector<MemoryFill>* fills);
+  void AddGradZeros(ParamId param, std::vector<MemoryFill>* fills) const;
   // Fills all bound gradients with zeros, where gradients are whole.
   void ZeroGrads();
 
@@ -81,21 +82,15 @@ class BoundCopies {
   uint64_t TakeBytes() { return std::exchange(bytes_, 0); }
 
  private:
-  // Returns the bytes that are read and written.
-  uint64_t CopyParam(ParamId param);
-  void CopyUnit(int32_t unit, bool with_frozen);
+  // Append the copies of a parameter, or of a unit's. The first returns the
+  // bytes that are read and written.
+  uint64_t AddParam(ParamId param, std::vector<MemoryFill>* fills) const;
+  void AddUnit(int32_t unit, bool with_frozen, std::vector<MemoryFill>* fills);
+  // Enqueues copies to the host.
+  Status Run(std::vector<MemoryFill> fills, const Deadline& deadline) const;
   Status RefreshUnits(bool with_frozen, const Deadline& deadline);
   Status CheckMemory(ParamId param, std::string_view what, DType dtype,
                      std::span<const std::byte> memory) const;
-  // Make the copies come after what the host has done so far, and the host's
-  // next work after the copies.
-  void FollowHost(const Deadline& deadline) const {
-    deps_.compute->Wait(deps_.host->Record(), deadline);
-  }
-  Status LeadHost(const Deadline& deadline) const {
-    deps_.host->Wait(deps_.compute->Record(), deadline);
-    return deps_.host->status();
-  }
 
   const Dependencies deps_;
   std::vector<bool> stale_;  // By unit.

@@ -3,6 +3,7 @@
 #include "core/engine/units/unit_grads.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/engine/units/room.h"
 
@@ -10,21 +11,20 @@ namespace shard {
 
 namespace {
 
-// Returns the gradients of a buffer that belong to no parameter.
-std::vector<ByteRange> PaddingOf(const FlatBufferPlan& buffer) {
-  std::vector<ByteRange> padding;
+// Appends zeros of the gradients of a buffer that belong to no parameter.
+void AddPaddingZeros(const FlatBufferPlan& buffer, unsigned char* grads,
+                     std::vector<MemoryFill>* fills) {
   int64_t at = 0;
   const auto add_to = [&](int64_t end) {
     if (end <= at) return;
-    padding.push_back({DTypeBytes(buffer.grad_dtype, at),
-                       DTypeBytes(buffer.grad_dtype, end - at)});
+    fills->push_back({grads + DTypeBytes(buffer.grad_dtype, at), nullptr,
+                      DTypeBytes(buffer.grad_dtype, end - at)});
   };
   for (const Slot& slot : buffer.layout.slots()) {
     add_to(slot.offset);
     at = slot.offset + slot.numel;
   }
   add_to(buffer.layout.padded_numel());
-  return padding;
 }
 
 }  // namespace
@@ -36,14 +36,7 @@ UnitGrads::UnitGrads(const Dependencies& deps)
                (!deps.comm->direct() && !deps.allow_missing)),
       reduces_later_(!plan_.shards_grads() && !deps.comm->direct()),
       slots_(plan_, plan_.grad_slots()),
-      reduced_(plan_.units().size()),
-      padding_(plan_.buffers().size()) {
-  if (!plan_.shards_grads()) return;
-  for (size_t b = 0; b < padding_.size(); ++b) {
-    const FlatBufferPlan& buffer = plan_.buffers()[b];
-    if (buffer.trainable) padding_[b] = PaddingOf(buffer);
-  }
-}
+      reduced_(plan_.units().size()) {}
 
 bool UnitGrads::HasGrads(int32_t unit) const {
   const UnitPlan& planned = plan_.unit(unit);
@@ -78,28 +71,28 @@ Status UnitGrads::Acquire(int32_t unit, Pass pass, const Deadline& deadline) {
   slots_.Take(unit, slot);
   unsigned char* const base =
       deps_.memory->GradSlot(deps_.comm->rank(), depth, slot);
+  std::vector<MemoryFill> fills;
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
     const DType dtype = buffer.grad_dtype;
     unsigned char* const grads = base + part.offset;
     if (pass == Pass::kBackward && !deps_.copies->any()) {
-      deps_.compute->FillZeros(grads,
-                               DTypeBytes(dtype, buffer.layout.padded_numel()));
+      fills.push_back(
+          {grads, nullptr, DTypeBytes(dtype, buffer.layout.padded_numel())});
       continue;
     }
     // Other units leave their gradients in the slot.
-    const std::vector<ByteRange>& padding = padding_[part.buffer];
-    if (!padding.empty()) deps_.compute->FillZeros(grads, padding);
+    AddPaddingZeros(buffer, grads, &fills);
     if (pass != Pass::kBackward) continue;
     // Bound gradients are zeroed where the host keeps them: their slots are
     // overwritten once they are ready.
     for (const Slot& slot : buffer.layout.slots()) {
-      deps_.compute->FillZeros(
-          deps_.copies->GradOf(slot.param,
-                               grads + DTypeBytes(dtype, slot.offset)),
-          DTypeBytes(dtype, slot.numel));
+      fills.push_back({deps_.copies->GradOf(
+                           slot.param, grads + DTypeBytes(dtype, slot.offset)),
+                       nullptr, DTypeBytes(dtype, slot.numel)});
     }
   }
+  deps_.compute->Fill(std::move(fills));
   return LeadHost(deadline);
 }
 
@@ -153,50 +146,54 @@ unsigned char* UnitGrads::GradsOf(int32_t unit, const SlotPart& part) const {
   return deps_.memory->GradSlot(rank, depth, slots_.Find(unit)) + part.offset;
 }
 
-bool UnitGrads::CompleteGrad(const Slot& slot, DType dtype, bool counts,
-                             void* flat) {
-  if (counts) return deps_.copies->CopyGrad(slot.param, flat);
-  deps_.compute->FillZeros(flat, DTypeBytes(dtype, slot.numel));
-  deps_.copies->ZeroGrad(slot.param);
-  return true;
+void UnitGrads::AddCompletion(const Slot& slot, DType dtype, bool counts,
+                              void* flat, std::vector<MemoryFill>* fills) {
+  if (counts) return deps_.copies->AddGradCopy(slot.param, flat, fills);
+  fills->push_back({flat, nullptr, DTypeBytes(dtype, slot.numel)});
+  deps_.copies->AddGradZeros(slot.param, fills);
+}
+
+Status UnitGrads::Complete(std::vector<MemoryFill> fills,
+                           const Deadline& deadline) {
+  if (fills.empty()) return Status();
+  FollowHost(deadline);
+  deps_.compute->Fill(std::move(fills));
+  // The host may write its own gradients again when this call returns.
+  return LeadHost(deadline);
 }
 
 Status UnitGrads::CompleteUnit(int32_t unit, const Deadline& deadline) {
   const bool some = deps_.states->SomeDeclared(unit);
   if (!some && !deps_.copies->any()) return Status();
-  FollowHost(deadline);
-  bool any = false;
+  std::vector<MemoryFill> fills;
   for (const SlotPart& part : SlotParts(plan_, unit, true)) {
     const FlatBufferPlan& buffer = plan_.buffers()[part.buffer];
     unsigned char* const grads = GradsOf(unit, part);
     for (const Slot& slot : buffer.layout.slots()) {
-      any |= CompleteGrad(slot, buffer.grad_dtype,
-                          !some || deps_.states->Declared(slot.param),
-                          grads + DTypeBytes(buffer.grad_dtype, slot.offset));
+      AddCompletion(slot, buffer.grad_dtype,
+                    !some || deps_.states->Declared(slot.param),
+                    grads + DTypeBytes(buffer.grad_dtype, slot.offset), &fills);
     }
   }
-  // The host may write its own gradients again when this call returns.
-  return any ? LeadHost(deadline) : Status();
+  return Complete(std::move(fills), deadline);
 }
 
 Status UnitGrads::CompleteWhole(const Deadline& deadline) {
   if (plan_.shards_grads()) return Status();
   const bool may_lack = deps_.allow_missing && deps_.states->declares();
   if (!may_lack && !deps_.copies->any()) return Status();
-  FollowHost(deadline);
-  bool any = false;
+  std::vector<MemoryFill> fills;
   for (const EngineBuffer& buffer : deps_.memory->buffers()) {
     const FlatBufferPlan& plan = *buffer.plan;
     if (!plan.trainable) continue;
     // Gradients that were reduced when they became ready hold the sum.
     if (deps_.reduced->Counts(plan.unit)) continue;
     for (const Slot& slot : plan.layout.slots()) {
-      any |=
-          CompleteGrad(slot, plan.grad_dtype, deps_.states->HasGrad(slot.param),
-                       buffer.GradAt(deps_.comm->rank(), slot.offset));
+      AddCompletion(slot, plan.grad_dtype, deps_.states->HasGrad(slot.param),
+                    buffer.GradAt(deps_.comm->rank(), slot.offset), &fills);
     }
   }
-  return any ? LeadHost(deadline) : Status();
+  return Complete(std::move(fills), deadline);
 }
 
 StatusOr<void*> UnitGrads::Grad(ParamId param) const {

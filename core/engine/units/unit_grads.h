@@ -90,10 +90,13 @@ class UnitGrads {
   // Returns this rank's gradients of a buffer of `unit`. REQUIRES: where they
   // are sharded, the unit has a slot.
   unsigned char* GradsOf(int32_t unit, const SlotPart& part) const;
-  // Makes the gradient at `flat` that of the host: zeros where it does not
-  // count, else a copy of the bound one. Enqueues only; returns whether
-  // anything was.
-  bool CompleteGrad(const Slot& slot, DType dtype, bool counts, void* flat);
+  // Appends what makes the gradient at `flat` that of the host: zeros where it
+  // does not count, else a copy of the bound one.
+  void AddCompletion(const Slot& slot, DType dtype, bool counts, void* flat,
+                     std::vector<MemoryFill>* fills);
+  // Enqueues these, after what the host has done so far and before its next
+  // work.
+  Status Complete(std::vector<MemoryFill> fills, const Deadline& deadline);
   Status CompleteUnit(int32_t unit, const Deadline& deadline);
   // Make the work on gradients that is enqueued next come after what the host
   // has done so far, and the host's next work after that work.
@@ -106,8 +109,6 @@ class UnitGrads {
   const bool reduces_later_;  // During the step.
   Slots slots_;
   std::vector<Event> reduced_;  // By unit: after its last reduction.
-  // By buffer: the elements in a slot that belong to no parameter.
-  std::vector<std::vector<ByteRange>> padding_;
 };
 
 }  // namespace shard

@@ -27,13 +27,13 @@ class CountingStream final : public Stream {
     counts_->Add("FillZeros");
     stream_->FillZeros(to, bytes);
   }
-  void FillZeros(void* base, const std::vector<ByteRange>& parts) override {
-    counts_->Add("FillZeros");
-    stream_->FillZeros(base, parts);
-  }
   void Copy(void* to, const void* from, size_t bytes) override {
     counts_->Add("Copy");
     stream_->Copy(to, from, bytes);
+  }
+  void Fill(std::vector<MemoryFill> parts) override {
+    counts_->Add("Fill");
+    stream_->Fill(std::move(parts));
   }
   void SumGradients(const GradientSources& sources, size_t begin, size_t count,
                     double scale, double clip_value, float* out) override {

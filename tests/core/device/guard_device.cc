@@ -78,12 +78,16 @@ class GuardStream final : public Stream {
   void FillZeros(void* to, size_t bytes) override {
     stream_->FillZeros(KernelView(to), bytes);
   }
-  void FillZeros(void* base, const std::vector<ByteRange>& parts) override {
-    stream_->FillZeros(KernelView(base), parts);
-  }
   void Copy(void* to, const void* from, size_t bytes) override {
     if (before_copy_) stream_->Call("before a copy", before_copy_);
     stream_->Copy(KernelView(to), KernelView(from), bytes);
+  }
+  void Fill(std::vector<MemoryFill> parts) override {
+    for (MemoryFill& part : parts) {
+      part.to = KernelView(part.to);
+      part.from = KernelView(part.from);
+    }
+    stream_->Fill(std::move(parts));
   }
 
   void SumGradients(const GradientSources& sources, size_t begin, size_t count,

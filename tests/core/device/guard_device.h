@@ -8,7 +8,7 @@
 // alone.
 //
 // Kernels reach tensors and memory of AllocateHost. Given other memory of the
-// host, they end the process. Copy and FillZeros take any memory: a host that
+// host, they end the process. Copies and fills take any memory: a host that
 // binds memory of its own to gradients has it filled with zeros, and on an
 // accelerator that memory is the device's.
 //

@@ -81,6 +81,15 @@ TEST_P(StreamTest, FillsAndCopies) {
   EXPECT_EQ(to, std::string("xx\0\0\0"
                             "0123x",
                             10));
+  compute_->Fill({{to.data() + 4, from.data() + 7, 2},
+                  {to.data() + 8, nullptr, 1},
+                  {nullptr, nullptr, 0},
+                  {to.data(), from.data(), 1}});
+  compute_->Fill({});
+  ASSERT_OK(compute_->Synchronize(Soon()));
+  EXPECT_EQ(to, std::string("0x\0\0"
+                            "7812\0x",
+                            10));
 }
 
 // Each stream doubles or adds in turn, so any other order gives another number.

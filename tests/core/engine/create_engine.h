@@ -9,7 +9,8 @@
 //   async     "cpu-async" instead of "cpu": the thread sanitizer then sees each
 //             edge between streams that is missing.
 //
-// Tests read and write tensors at KernelView's addresses, as a host's kernels do.
+// Tests read and write tensors at KernelView's addresses, as a host's kernels
+// do.
 
 #ifndef SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_
 #define SHARD_TESTS_CORE_ENGINE_CREATE_ENGINE_H_

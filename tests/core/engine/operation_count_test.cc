@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -56,10 +58,25 @@ std::shared_ptr<Model> MakeModel(int params, DType dtype) {
   return model;
 }
 
+// Binds memory of the host to all parameters and gradients; `memory` holds it.
+void BindAll(const Plan& plan, Engine* engine,
+             std::vector<std::vector<std::byte>>* memory) {
+  for (size_t p = 0; p < plan.places().size(); ++p) {
+    const auto param = static_cast<ParamId>(p);
+    const FlatBufferPlan& buffer = plan.buffer(plan.place(param).buffer);
+    const int64_t numel = plan.model().params()[p].numel;
+    for (const DType dtype : {buffer.dtype, buffer.grad_dtype}) {
+      memory->emplace_back(DTypeBytes(dtype, numel));
+    }
+    ASSERT_OK(engine->Bind(
+        param, {std::span(memory->end()[-2]), std::span(memory->end()[-1])}));
+  }
+}
+
 // Makes two steps; returns rank 0's operations in the last one, from the
 // backward pass to zero_grad.
 Counts CountStep(const Form& form, int stage, const std::string& link,
-                 int params, const StepOptions& step) {
+                 int params, const StepOptions& step, bool bound = false) {
   UnitTraining training;
   training.model = MakeModel(params, form.dtype);
   training.optimizer = form.optimizer;
@@ -81,15 +98,18 @@ Counts CountStep(const Form& form, int stage, const std::string& link,
         const auto counted = std::make_shared<OperationCounts>();
         EngineOptions options;
         options.opened_device = CountOperations(*std::move(device), counted);
+        // Outlives the engine, which may still use it.
+        std::vector<std::vector<std::byte>> memory;
         auto engine = Engine::Create(*plan, comm, options);
         ASSERT_OK(engine);
+        if (bound) BindAll(**plan, engine->get(), &memory);
         ASSERT_OK((*engine)->BroadcastParams(0));
         const auto units = static_cast<int32_t>((*plan)->units().size());
         for (int i = 0; i < 2; ++i) {
           counted->Take();
           for (int32_t unit = units; unit-- > 0;) {
-            ASSERT_OK(
-                (*engine)->UnitAcquire(unit, Pass::kBackwardOverwrite, 0));
+            ASSERT_OK((*engine)->UnitAcquire(
+                unit, bound ? Pass::kBackward : Pass::kBackwardOverwrite, 0));
             ASSERT_OK((*engine)->MarkUnitGradsReady(unit));
             ASSERT_OK((*engine)->UnitRelease(unit));
           }
@@ -126,6 +146,19 @@ TEST_P(OperationCountTest, DoesNotGrowWithTheNumberOfParameters) {
         EXPECT_EQ(few["AddToNorm"], passes * kUnits);
         EXPECT_EQ(few["FinishNorm"], passes);
       }
+    }
+  }
+}
+
+TEST(BoundOperationCountTest, DoesNotGrowWithTheNumberOfParameters) {
+  for (const int stage : {1, 2}) {
+    for (const char* link : {"", "direct=0"}) {
+      SCOPED_TRACE(StrCat("stage ", stage, " ", link));
+      const Form form{.name = "bound", .optimizer = "adamw"};
+      Counts few = CountStep(form, stage, link, 10, StepOptions(), true);
+      EXPECT_EQ(few, CountStep(form, stage, link, 10000, StepOptions(), true));
+      // Gradients that are copied and zeroed, and parameters that are copied.
+      EXPECT_GE(few["Fill"], 3);
     }
   }
 }

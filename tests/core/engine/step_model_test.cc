@@ -25,6 +25,7 @@
 #include "core/optim/loss_scaler.h"
 #include "tests/core/base/dice.h"
 #include "tests/core/base/expect_status.h"
+#include "tests/core/base/sanitizers.h"
 #include "tests/core/engine/create_engine.h"
 #include "tests/core/engine/exact_reference.h"
 #include "tests/core/engine/training.h"
@@ -40,7 +41,7 @@ using testing::StepModel;
 using testing::StepResult;
 using testing::StepScript;
 
-constexpr int kSteps = 24;
+constexpr int kSteps = kSanitized ? 8 : 24;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 // Finite, but the sum of two is not.
