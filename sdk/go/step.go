@@ -73,6 +73,14 @@ func (e *Engine) Step(ctx context.Context, options *StepOptions) (StepReport, er
 	return stepReport(&report), err
 }
 
+// StepWithoutReport is Step. On a device with streams it may return once the step is
+// enqueued: after SetStream.
+func (e *Engine) StepWithoutReport(ctx context.Context, options *StepOptions) error {
+	return e.collective(ctx, "a step", func(engine *C.shard_engine) *C.shard_error {
+		return C.shard_engine_step(engine, stepOptions(ctx, options), nil)
+	})
+}
+
 // LastReport gets the report of the last finished step. It is FailedPrecondition
 // before the first step.
 func (e *Engine) LastReport() (StepReport, error) {

@@ -90,13 +90,17 @@ class Engine(EngineTensors, EngineState):
 
     # ---- Steps ---------------------------------------------------------------
 
-    def step(self, **options):
+    def step(self, report=True, **options):
         """Reduces the gradients of all ranks, updates the parameters, and
         publishes them. Options are the fields of shard_step_options:
         max_grad_norm, grad_divisor, loss_scale, timeout, skip_nonfinite,
-        average_active, grad_norm_type, clip_value. Returns a StepReport.
-        COLLECTIVE."""
+        average_active, grad_norm_type, clip_value. Returns a StepReport; None
+        where report is False, which on a device with streams may return once
+        the step is enqueued: after set_stream(). COLLECTIVE."""
         options = _calls.fill(_c.shard_step_options, options)
+        if not report:
+            return self._call(lib.shard_engine_step, ctypes.byref(options),
+                              None)
         return self._fetch(_c.shard_step_report, lib.shard_engine_step,
                            ctypes.byref(options))
 

@@ -81,6 +81,11 @@ TEST(TrainingTest, TheLastReportAndTheStreamAreTheEngines) {
     engine.synchronize();
     EXPECT_EQ(engine.last_report().step, 1);
     EXPECT_GT(engine.last_report().seconds_total, 0);
+    for (const UnitId id : engine.plan().units()) {
+      engine.mark_unit_grads_ready(id);
+    }
+    engine.step_without_report();
+    EXPECT_EQ(engine.last_report().step, 2);
   });
 }
 

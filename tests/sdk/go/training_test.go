@@ -60,6 +60,11 @@ func TestTheLastReportAndTheStreamAreTheEngines(t *testing.T) {
 		report := r.trainStep(engine)
 		check(engine.Synchronize(r.ctx))
 		expectEqual(r.T, must(engine.LastReport()), report)
+		for u := shard.UnitID(1); u <= blocks; u++ {
+			check(engine.MarkUnitGradsReady(u))
+		}
+		check(engine.StepWithoutReport(r.ctx, nil))
+		expectEqual(r.T, must(engine.LastReport()).Step, report.Step+1)
 		check(r.comm.Shutdown(r.ctx))
 	})
 }

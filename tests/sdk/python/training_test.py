@@ -167,6 +167,8 @@ class TrainingTest(SdkTest):
             engine.synchronize()
             engine.synchronize(timeout=30)
             self.assertEqual(engine.last_report(), report)
+            self.assertIsNone(engine.step(report=False))
+            self.assertEqual(engine.last_report().step, report.step + 1)
 
     def test_unit_params_come_in_one_call(self):
         with local_engine(wrap="class?names=Block",

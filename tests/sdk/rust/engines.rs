@@ -62,6 +62,8 @@ fn the_last_report_and_the_stream_are_the_engines() {
         engine.synchronize(Some(Duration::from_secs(30))).unwrap();
         engine.synchronize(None).unwrap();
         assert_eq!(engine.last_report().unwrap(), report);
+        engine.step_without_report(&StepOptions::default()).unwrap();
+        assert_eq!(engine.last_report().unwrap().step, report.step + 1);
         comm.shutdown(None).unwrap();
     });
 }

@@ -228,6 +228,12 @@ class Engine {
     detail::check(shard_engine_step(use(), &c, &report));
     return report;
   }
+  // The same. On a device with streams it may return once the step is enqueued:
+  // after set_stream. COLLECTIVE, blocks.
+  void step_without_report(const StepOptions& options = {}) {
+    const shard_step_options c = detail::to_c(options);
+    detail::check(shard_engine_step(use(), &c, nullptr));
+  }
   // Returns the report of the last finished step. Local, blocks.
   StepReport last_report() const {
     StepReport report = SHARD_STEP_REPORT_INIT;

@@ -3,6 +3,7 @@
 //! Steps: from the gradients of all ranks to new parameters.
 
 use std::os::raw::c_void;
+use std::ptr;
 use std::time::Duration;
 
 use shard_sys as sys;
@@ -94,14 +95,28 @@ impl Engine {
     /// units are acquired, and for missing gradients.
     pub fn step(&mut self, options: &StepOptions) -> Result<StepReport> {
         let mut report = sys::SHARD_STEP_REPORT_INIT;
+        self.step_into(options, &mut report)?;
+        Ok(StepReport::new(&report))
+    }
+
+    /// The same. On a device with streams it may return once the step is enqueued: after
+    /// [`set_stream`](Engine::set_stream). COLLECTIVE, blocks.
+    pub fn step_without_report(&mut self, options: &StepOptions) -> Result<()> {
+        self.step_into(options, ptr::null_mut())
+    }
+
+    // `report`: valid for a write, or NULL.
+    fn step_into(
+        &mut self,
+        options: &StepOptions,
+        report: *mut sys::shard_step_report,
+    ) -> Result<()> {
         let options = options.to_c();
-        let logged = self.call_logged(|engine| unsafe {
-            sys::shard_engine_step(engine, &options, &mut report)
-        })?;
+        let logged =
+            self.call_logged(|engine| unsafe { sys::shard_engine_step(engine, &options, report) })?;
         self.begun = false;
         self.borrows.begin_epoch();
-        logged?;
-        Ok(StepReport::new(&report))
+        logged
     }
 
     /// Returns the report of the last finished step. FAILED_PRECONDITION before the
