@@ -21,8 +21,8 @@
 //
 // Cost in bytes per element of the range, fp32, W ranks, S states: 4 W + 8 + 8
 // S in one pass; 4 W + 4 + 12 + 8 S in two; 12 + 8 S where the sum was made
-// before. Ranks communicate in one barrier, and with a norm in an 88-byte
-// gather, or two for type p.
+// before. Ranks communicate in one barrier, or two where a rank's streams have
+// threads, and with a norm in an 88-byte gather, or two for type p.
 //
 // The norm's bits depend on the summed gradients alone (kernels/cpu/norm.h), so
 // no partition and no buffer size changes a bit of the result.

@@ -37,7 +37,7 @@ class CommQueue::Measured {
         arguments_(arguments),
         time_(std::move(time)),
         // Made in advance, for the destructor.
-        dropped_(Cancelled("other work of the stream failed")) {}
+        dropped_(Cancelled("it failed, or work of the stream before it")) {}
   // The stream drops what is behind work that fails.
   ~Measured() {
     if (span_) span_->set_result(dropped_);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Meetings: what a rank does before and after it agrees with the others on an
-// operation. It comes to a meeting with its own work done, where others then
-// use its memory; an error after which the ranks are out of step is final.
+// operation. Where others then use its memory it comes to a meeting with its
+// own work done, but to that of a step, whose compute streams meet once more;
+// an error after which the ranks are out of step is final.
 //
 // Threads: one at a time, as the engine. Where ranks announce the moves of
 // units (Agreement::announces), the agreement is the host's thread's; elsewhere

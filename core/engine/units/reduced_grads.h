@@ -5,8 +5,8 @@
 // (Proposal::zeroed), and a sum counts while that count is the one with which
 // its gradients were declared.
 //
-// Threads: the sums of units are the queue's thread's while the queue is not
-// empty; the rest is the engine's.
+// Threads: where ranks meet for the moves of units, the sums of units are the
+// queue's thread's while the queue is not empty; the rest is the engine's.
 
 #ifndef SHARD_CORE_ENGINE_UNITS_REDUCED_GRADS_H_
 #define SHARD_CORE_ENGINE_UNITS_REDUCED_GRADS_H_

@@ -35,8 +35,7 @@ UnitGrads::UnitGrads(const Dependencies& deps)
       reduces_(plan_.shards_grads() ||
                (!deps.comm->direct() && !deps.allow_missing)),
       reduces_later_(!plan_.shards_grads() && !deps.comm->direct()),
-      slots_(plan_, plan_.grad_slots()),
-      reduced_(plan_.units().size()) {}
+      slots_(plan_, plan_.grad_slots()) {}
 
 bool UnitGrads::HasGrads(int32_t unit) const {
   const UnitPlan& planned = plan_.unit(unit);
@@ -107,8 +106,8 @@ Status UnitGrads::Reduce(int32_t unit, bool more, const Deadline& deadline) {
   proposal.more = more ? 1 : 0;
   proposal.zeroed = deps_.reduced->zeroed();
   if (plan_.shards_grads()) proposal.slot = slots_.Find(unit);
-  Event& reduced = reduced_[static_cast<size_t>(unit)];
-  SHARD_ASSIGN_OR_RETURN(reduced, deps_.transfers->Reduce(proposal));
+  SHARD_ASSIGN_OR_RETURN(const Event reduced,
+                         deps_.transfers->Reduce(proposal));
   if (!plan_.shards_grads()) return Status();
   slots_.SetEvent(unit, reduced);
   slots_.Drop(unit);
@@ -122,11 +121,14 @@ std::vector<Event> UnitGrads::ReduceRest() {
   for (size_t b = buffers.size(); b-- > 0;) {
     const FlatBufferPlan& plan = *buffers[b].plan;
     if (!plan.trainable) continue;
-    if (deps_.reduced->Counts(plan.unit)) {
-      events[b] = reduced_[static_cast<size_t>(plan.unit)];
-    } else if (reduces_later_) {
+    const bool counts = deps_.reduced->Counts(plan.unit);
+    if (!counts && reduces_later_) {
       events[b] = deps_.transfers->ReduceWhole(b);
-    } else if (plan_.shards_grads()) {
+      continue;
+    }
+    // The parameters may still be sent to a rank that gathers ahead.
+    events[b] = deps_.transfers->Last(plan.unit);
+    if (!counts && plan_.shards_grads()) {
       // No rank has gradients of this unit.
       deps_.compute->FillZeros(
           buffers[b].sum,

@@ -78,7 +78,8 @@ class UnitGrads {
   Status CompleteWhole(const Deadline& deadline);
   // Enqueues the reduction of all gradients that were not reduced yet.
   // COLLECTIVE. Returns, by buffer, the event after which the gradients are
-  // reduced. Gradients that no rank has become zeros.
+  // reduced and the parameters may be written. Gradients that no rank has
+  // become zeros.
   std::vector<Event> ReduceRest();
 
   // Returns the current memory of the gradient of `param`, which may be bound.
@@ -108,7 +109,6 @@ class UnitGrads {
   const bool reduces_;        // When gradients are ready.
   const bool reduces_later_;  // During the step.
   Slots slots_;
-  std::vector<Event> reduced_;  // By unit: after its last reduction.
 };
 
 }  // namespace shard

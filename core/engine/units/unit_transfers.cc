@@ -35,19 +35,22 @@ Event UnitTransfers::ReduceWhole(size_t buffer) {
 StatusOr<Event> UnitTransfers::Start(const Proposal& proposal,
                                      std::string_view what, uint64_t bytes,
                                      unsigned char* slot) {
+  Event& last = last_[static_cast<size_t>(proposal.unit)];
   if (deps_.agreement->announces()) {
     SHARD_RETURN_IF_ERROR(
         deps_.agreement->Announce(proposal, Deadline::After(deps_.timeout)));
     announced_[static_cast<size_t>(deps_.comm->rank())] = proposal;
-    return deps_.queue->Run(bytes, [&](Stream* queue) {
+    last = deps_.queue->Run(bytes, [&](Stream* queue) {
       return Move(proposal, announced_, slot, deps_.timeout, queue);
     });
+    return last;
   }
-  return deps_.queue->Run(bytes, [&](Stream* queue) {
+  last = deps_.queue->Run(bytes, [&](Stream* queue) {
     queue->Call(what,
                 [this, proposal, slot] { return Perform(proposal, slot); });
     return Status();
   });
+  return last;
 }
 
 Status UnitTransfers::Perform(const Proposal& proposal, unsigned char* slot) {

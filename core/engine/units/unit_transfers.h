@@ -47,7 +47,8 @@ class UnitTransfers {
   explicit UnitTransfers(const Dependencies& deps)
       : deps_(deps),
         plan_(*deps.plan),
-        announced_(static_cast<size_t>(deps.comm->world_size())) {}
+        announced_(static_cast<size_t>(deps.comm->world_size())),
+        last_(plan_.units().size()) {}
 
   // Enqueue the gathering of a unit's parameters into `slot`, the reduction of
   // gradients that `proposal`, of kReduce, names, and that of a buffer of whole
@@ -56,6 +57,11 @@ class UnitTransfers {
   StatusOr<Event> Gather(int32_t unit, unsigned char* slot);
   StatusOr<Event> Reduce(const Proposal& proposal);
   Event ReduceWhole(size_t buffer);
+  // Returns the event after the last gathering or reduction of a unit, and so
+  // after all of them.
+  const Event& Last(int32_t unit) const {
+    return last_[static_cast<size_t>(unit)];
+  }
 
   // Does the operation that `led` proposes, and waits for it, for a rank that
   // came for something else. COLLECTIVE. REQUIRES: the queue is drained.
@@ -94,6 +100,7 @@ class UnitTransfers {
   EagerUpdate eager_update_;
   std::vector<std::vector<const void*>> in_place_;
   std::vector<Proposal> announced_;  // By rank; only this rank's is set.
+  std::vector<Event> last_;          // By unit.
 };
 
 }  // namespace shard

@@ -172,7 +172,7 @@ Status Units::Follow(Proposal proposal, const Status& local,
                      const Deadline& deadline, int32_t* leader, bool* joined) {
   *joined = false;
   SHARD_RETURN_IF_ERROR(meetings_.Drain(deadline));
-  // The other ranks may use this one's memory next, as in EnterStep.
+  // The other ranks may use this one's memory next.
   if (deps_.comm->direct()) {
     const Status idle = meetings_.AwaitStreams(deadline);
     if (!idle.ok()) return Fail(idle);

@@ -5,13 +5,19 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/base/element_type.h"
+#include "core/comm/communicator.h"
 #include "core/engine/params/all_ranks.h"
 #include "core/state/memory_store.h"
 #include "tests/core/base/expect_status.h"
@@ -327,6 +333,81 @@ TEST_P(StreamOrderTest, ARankThatJoinsZeroesItsGradientsFirst) {
     ASSERT_OK(host->engine().Join(0, &steps));
     host->ReadAll();
   });
+}
+
+// Counts the gathers that a rank has begun.
+class Gathers {
+ public:
+  void Begin() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++begun_;
+    changed_.notify_all();
+  }
+  int Count() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return begun_;
+  }
+  bool Await(int count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(60),
+                             [&] { return begun_ >= count; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int begun_ = 0;  // GUARDED_BY(mutex_)
+};
+
+// The last unit is gathered ahead in a step whose host does not acquire it, and
+// the link is so slow that the step comes while it is sent. The other rank then
+// drops what it gathered, so only the thread sanitizer sees the update.
+TEST(GatherAheadTest, AStepWritesNoParametersThatAreBeingSent) {
+  HostRun run = RunOf(3, "");
+  run.training.model = BlockModel(12);
+  run.training.plan.prefetch = 1;
+  const auto plan = PlanOf(run.training);
+  ASSERT_OK(plan);
+  EXPECT_TRUE(ShardsAsItsStage(**plan));
+  const auto train = [&](int rank) {
+    Gathers gathers;
+    CommOptions options;
+    options.rank = rank;
+    options.world_size = 2;
+    options.phase_hook = [&](std::string_view what) {
+      if (what == "gather parameters") gathers.Begin();
+    };
+    const auto comm = OpenCommunicator(
+        "threads:2?name=gather-ahead&direct=0&delay=0.02", options);
+    ASSERT_OK(comm);
+    AsyncHostMemory memory;
+    const auto engine = CreateEngine(*plan, *comm, run.training.engine);
+    ASSERT_OK(engine);
+    UnitTrainer(run.training, engine->get()).Fill();
+    AsyncHost host(engine->get(), &memory);
+    const int32_t last = host.num_units() - 1;
+    int per_step = 0;
+    for (int step = 1; step <= 4; ++step) {
+      const int before = gathers.Count();
+      host.Forward();
+      host.Backward(step);
+      if (step == 1) {
+        // From here on the last unit is expected at the end of a step.
+        ASSERT_OK((*engine)->UnitAcquire(last, Pass::kForward, 0));
+        ASSERT_OK((*engine)->UnitRelease(last));
+      }
+      if (step > 2) {
+        ASSERT_TRUE(gathers.Await(before + per_step));
+      }
+      host.Step();
+      per_step = gathers.Count() - before;
+      EXPECT_GT(per_step, 0);
+    }
+    ASSERT_OK((*comm)->Shutdown(Soon()));
+  };
+  std::thread other(train, 1);
+  train(0);
+  other.join();
 }
 
 }  // namespace
