@@ -190,12 +190,21 @@ Status DirectExchange::AllGatherBlocks(std::string_view what,
   const auto* from = static_cast<const std::byte*>(send);
   auto* to = static_cast<std::byte*>(recv);
   const Place me = PlaceIn(set, 1, *group_);
+  if (bytes <= kPayloadBytes) {
+    SHARD_RETURN_IF_ERROR(enter_(what));
+    SHARD_RETURN_IF_ERROR(group_->Begin(call, from, bytes, deadline));
+    const Deadline link = Deadline::After(link_.Seconds(me.peers * bytes));
+    for (int i = 0; bytes > 0 && i < set.count; ++i) {
+      std::memcpy(to + static_cast<size_t>(i) * bytes,
+                  group_->payload(set.rank(i)), bytes);
+    }
+    return group_->SleepUntil(call, link, deadline);
+  }
   const auto length = [&](size_t t) {
     return std::min(bytes - t * kTileBytes, kTileBytes);
   };
   return Run(
-      call, TilesOf(bytes, kTileBytes), me.peers > 0 && bytes > 0,
-      me.peers * bytes,
+      call, TilesOf(bytes, kTileBytes), me.peers > 0, me.peers * bytes,
       [&](size_t t) {
         std::memcpy(Half(group_->rank()), from + t * kTileBytes, length(t));
       },

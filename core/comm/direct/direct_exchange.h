@@ -11,6 +11,8 @@
 // between, which the readers entered when they were done. So a tile costs one
 // round.
 //
+// Blocks to gather that fit into a round's cell go with the round itself.
+//
 // The staging regions, kStagingBytes per rank, are allocated by the first
 // collective that needs them, and stay allocated. They belong to the exchange:
 // no plan of an engine's memory counts them.
@@ -63,7 +65,8 @@ class DirectExchange final : public Exchange {
                        const Deadline& deadline) override;
 
   // Rounds: one per kTileBytes of `bytes`, at least one. Bytes per rank: reads
-  // `bytes` and writes them to staging, then reads and writes n times as many.
+  // `bytes` and writes them to staging, or to a cell where they are no more
+  // than kPayloadBytes; then reads and writes n times as many.
   Status AllGatherBlocks(std::string_view what, const RankSet& set,
                          const void* send, size_t bytes, void* recv,
                          const Deadline& deadline) override;

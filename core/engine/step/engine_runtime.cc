@@ -100,6 +100,7 @@ Status EngineRuntime::Connect(Communicator* comm, Device* device,
   step_deps.device = device;
   step_deps.host = host_;
   step_deps.compute = compute_.get();
+  step_deps.collectives = collectives_.get();
   step_deps.transfers = transfers_.get();
   step_deps.queue = queue_.get();
   step_deps.published = &*published_;

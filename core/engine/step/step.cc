@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/collectives/rank_work.h"
+#include "core/comm/rank_set.h"
 #include "core/engine/step/make_update_list.h"
 #include "core/engine/step/step_bytes.h"
 #include "core/engine/transfer/stopwatch.h"
@@ -142,10 +143,10 @@ Status Stepper::EnqueueNorm(NormPass pass, StepReport* report) {
     norm_bytes_[static_cast<size_t>(pass)] = bytes;
   }
   Stopwatch wait(&report->seconds_wait);
-  EnqueueMeeting("step: global norm", [this] {
-    return deps_.comm->AllGather("step: global norm", sums(), sizeof(NormSum),
-                                 sums() + 1, meeting_deadline_);
-  });
+  const CollectiveTimeout timeout(deps_.collectives, meeting_deadline_);
+  deps_.collectives->AllGatherBlocks(
+      "step: global norm", RankSet::All(deps_.comm->world_size()), sums(),
+      sizeof(NormSum), sums() + 1, deps_.compute);
   deps_.compute->FinishNorm(pass, sums() + 1,
                             static_cast<size_t>(deps_.comm->world_size()),
                             latch_.block());

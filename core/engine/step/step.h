@@ -38,6 +38,7 @@
 
 #include "core/base/deadline.h"
 #include "core/base/status.h"
+#include "core/collectives/collectives.h"
 #include "core/comm/communicator.h"
 #include "core/device/device.h"
 #include "core/device/host_stream.h"
@@ -77,6 +78,7 @@ class Stepper {
     Device* device;
     HostStream* host;
     Stream* compute;
+    Collectives* collectives;
     Transfers* transfers;
     CommQueue* queue;
     PublishedUnits* published;

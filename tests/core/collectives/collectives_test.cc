@@ -37,6 +37,8 @@ constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 // The tile of direct_exchange.h; sizes below are chosen around it.
 constexpr size_t kTile = size_t{1} << 20;
+// No more bytes than this of a block go with the round that compares the calls.
+constexpr size_t kCell = 8192;
 
 // Returns element `index` of rank `rank`. Elements have both signs and several
 // magnitudes, so that sums in another order have other bits.
@@ -244,7 +246,7 @@ TEST_P(CollectivesTest, AllGathersBlocksOfEverySet) {
   Run([](BlockingCollectives* comm) {
     ForEachSet(comm, [comm](const RankSet& set) {
       for (const size_t bytes :
-           {size_t{0}, size_t{1}, size_t{4097}, kTile, kTile + 1}) {
+           {size_t{0}, size_t{1}, kCell, kCell + 1, kTile, kTile + 1}) {
         if (bytes >= kTile && set.count != comm->world_size()) continue;
         const Bytes send = Tensor(DType::kF32, comm->rank(), 0, bytes / 4 + 1);
         Bytes expected;
@@ -310,7 +312,7 @@ TEST_P(CollectivesTest, CallsMayFollowOneAnother) {
       }
       for (const float value : recv) ASSERT_EQ(value, expected) << i;
 
-      const size_t bytes = i % 10 == 0 ? kTile + 4 : 4000;
+      const size_t bytes = i % 10 == 0 ? kTile + 4 : i % 3 == 0 ? 9000 : 4000;
       std::vector<int32_t> block(bytes / 4, i * 100 + comm->rank());
       std::vector<int32_t> gathered(blocks * block.size());
       SHARD_ASSERT_OK(comm->AllGatherBlocks("gather", all, block.data(), bytes,

@@ -5,14 +5,19 @@
 
 #include "core/comm/exchange.h"
 
+#include <gmock/gmock.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/comm/communicator.h"
+#include "core/comm/direct/control_block.h"
 #include "tests/core/comm/backends.h"
 
 namespace shard::testing::exchange_test {
@@ -151,6 +156,46 @@ TEST_P(ExchangeTest, HasASequenceOfItsOwn) {
     barrier.join();
   };
   RunGroup(std::get<0>(GetParam()), kWorldSize, run);
+}
+
+// Blocks that fit into a round's cell allocate no staging memory.
+TEST_P(ExchangeTest, GathersSmallBlocksInARound) {
+  const std::string url =
+      UrlFor(std::get<0>(GetParam()), UniqueName(), kWorldSize,
+             std::get<1>(GetParam()) ? "" : "direct=0");
+  RunEach(std::get<0>(GetParam()), kWorldSize, [&](int rank) {
+    std::vector<std::string> phases;
+    CommOptions options = {.rank = rank, .world_size = kWorldSize};
+    options.phase_hook = [&](std::string_view what) {
+      phases.emplace_back(what);
+    };
+    const auto comm = OpenCommunicator(url, options);
+    ASSERT_TRUE(comm.ok()) << comm.status().ToString();
+    const auto exchange = (*comm)->OpenExchange("tensors", Soon());
+    ASSERT_TRUE(exchange.ok()) << exchange.status().ToString();
+    const RankSet all = RankSet::All(kWorldSize);
+    const auto gather = [&](size_t bytes) {
+      const std::string send(bytes, static_cast<char>('a' + rank));
+      std::string recv(kWorldSize * bytes, '?');
+      SHARD_EXPECT_OK((*exchange)->AllGatherBlocks("sums", all, send.data(),
+                                                   bytes, recv.data(), Soon()));
+      std::string expected;
+      for (const char block : {'a', 'b', 'c', 'd'}) {
+        expected.append(bytes, block);
+      }
+      EXPECT_TRUE(recv == expected) << bytes;
+      return std::exchange(phases, {});
+    };
+    phases.clear();
+    const std::vector<std::string> one = {"sums"};
+    for (const size_t bytes : {size_t{1}, size_t{88}, direct::kPayloadBytes}) {
+      EXPECT_EQ(gather(bytes), one) << bytes;
+    }
+    EXPECT_THAT(gather(direct::kPayloadBytes + 1),
+                ::testing::Contains("sums: staging: memory created"));
+    EXPECT_EQ(gather(direct::kPayloadBytes + 1), one);
+    SHARD_EXPECT_OK((*comm)->Shutdown(Soon()));
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ExchangeTest,
