@@ -24,7 +24,9 @@ uint64_t EnqueueRankWork(HostWaits* waits, Stream* stream,
   const uint64_t number = waits->AddWork();
   stream->Call(what, [waits, work = std::move(work)] {
     const Status done = work();
-    waits->FinishWork();
+    // Work that failed stays counted: what ends the group then is its error,
+    // and not that a rank's host has nothing under way.
+    if (done.ok()) waits->FinishWork();
     return done;
   });
   return number;
