@@ -50,7 +50,7 @@
 
 namespace shard {
 
-// What a part of memory becomes.
+// A part of memory that becomes a copy of another one, or zeros.
 struct MemoryFill {
   void* to;
   const void* from;  // The memory that is copied; null: zeros.
