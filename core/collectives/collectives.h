@@ -16,9 +16,13 @@
 // Errors become the stream's: work that is enqueued on it later is dropped, and
 // its events have the error. The peers of a rank that drops collectives wait:
 // whoever owns the stream ends the family of the communicator when it fails
-// (Stream::OnError, Communicator::Abort), and so all ranks get the error. Each
-// collective has a deadline of its own, which begins when the collective does:
-// work ends by itself, and a wait for the stream should be longer.
+// (Stream::OnError, Communicator::Abort), and so all ranks get the error.
+//
+// Deadlines: each collective has a time of its own, which begins when the
+// collective does, so that one behind other work is not blamed for that; those
+// of a host's call end with the call (SetDeadline). Either way work ends by
+// itself. A wait for the stream should be longer than a collective's time,
+// whose error names the ranks that are late.
 //
 // Lifetime of the arguments: as those of Stream. `tag` names the phase in
 // errors, is the same on all ranks, and outlives the work; tensors are used
@@ -32,6 +36,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -72,9 +77,10 @@ class Collectives {
   virtual void BeginGroup(Stream* stream) = 0;
   virtual void EndGroup(Stream* stream) = 0;
 
-  // Sets the seconds that each collective may take which is enqueued from here
-  // on. Returns those before.
-  virtual double SetTimeout(double seconds) = 0;
+  // Sets when the collectives end that are enqueued from here on; null: each
+  // after a time of its own. Returns what held before.
+  virtual std::optional<Deadline> SetDeadline(
+      std::optional<Deadline> deadline) = 0;
 };
 
 // The time of a group.
@@ -93,23 +99,22 @@ class CollectiveGroup {
   Stream* const stream_;
 };
 
-// The time of a host's call whose collectives may take as long as the call.
-class CollectiveTimeout {
+// The time in which a host's call enqueues collectives, which end with it.
+class CollectiveDeadline {
  public:
-  CollectiveTimeout(Collectives* collectives, const Deadline& call)
-      : collectives_(collectives),
-        before_(collectives->SetTimeout(call.seconds())) {}
-  ~CollectiveTimeout() { collectives_->SetTimeout(before_); }
-  CollectiveTimeout(const CollectiveTimeout&) = delete;
-  CollectiveTimeout& operator=(const CollectiveTimeout&) = delete;
+  CollectiveDeadline(Collectives* collectives, const Deadline& call)
+      : collectives_(collectives), before_(collectives->SetDeadline(call)) {}
+  ~CollectiveDeadline() { collectives_->SetDeadline(before_); }
+  CollectiveDeadline(const CollectiveDeadline&) = delete;
+  CollectiveDeadline& operator=(const CollectiveDeadline&) = delete;
 
  private:
   Collectives* const collectives_;
-  const double before_;
+  const std::optional<Deadline> before_;
 };
 
 struct CollectivesOptions {
-  // Seconds that a collective may take, until SetTimeout.
+  // Seconds that a collective may take which has no deadline (SetDeadline).
   double timeout = 60;
 };
 

@@ -94,7 +94,7 @@ class HostCall {
 // The waits of one rank in one communicator.
 class HostWaits {
  public:
-  // `shared` is used until FinishWork was called for all work.
+  // `shared` is used until all work was finished, or its stream is gone.
   HostWaits(HostWait* shared, std::shared_ptr<HostCall> call)
       : shared_(shared), call_(std::move(call)) {}
 

@@ -10,11 +10,12 @@ namespace shard::cpu {
 
 template <typename Work>
 void CpuCollectives::Enqueue(std::string_view tag, Stream* stream, Work work) {
-  EnqueueRankWork(
-      exchange_->host_waits(), stream, tag,
-      [exchange = exchange_, timeout = timeout_, work = std::move(work)] {
-        return work(exchange.get(), Deadline::After(timeout));
-      });
+  EnqueueRankWork(exchange_->host_waits(), stream, tag,
+                  [exchange = exchange_, call = deadline_, timeout = timeout_,
+                   work = std::move(work)] {
+                    return work(exchange.get(),
+                                call.value_or(Deadline::After(timeout)));
+                  });
 }
 
 Status CpuCollectives::CheckOpened(std::string_view tag,

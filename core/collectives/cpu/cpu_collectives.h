@@ -8,6 +8,7 @@
 #define SHARD_CORE_COLLECTIVES_CPU_CPU_COLLECTIVES_H_
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -37,8 +38,9 @@ class CpuCollectives final : public Collectives {
   void BeginGroup(Stream*) override {}
   void EndGroup(Stream*) override {}
 
-  double SetTimeout(double seconds) override {
-    return std::exchange(timeout_, seconds);
+  std::optional<Deadline> SetDeadline(
+      std::optional<Deadline> deadline) override {
+    return std::exchange(deadline_, deadline);
   }
 
  private:
@@ -49,7 +51,8 @@ class CpuCollectives final : public Collectives {
 
   const std::shared_ptr<Exchange> exchange_;
   const std::vector<RankSet> sets_;
-  double timeout_;
+  const double timeout_;
+  std::optional<Deadline> deadline_;
 };
 
 }  // namespace shard::cpu

@@ -71,7 +71,7 @@ Status UnitTransfers::Perform(const Proposal& proposal, unsigned char* slot) {
 }
 
 Status UnitTransfers::Follow(const Proposal& led, const Deadline& deadline) {
-  const CollectiveTimeout timeout(deps_.transfers->collectives(), deadline);
+  const CollectiveDeadline ends(deps_.transfers->collectives(), deadline);
   SHARD_RETURN_IF_ERROR(Move(led, deps_.agreement->proposals(), nullptr,
                              deadline.seconds(), deps_.moving));
   return deps_.moving->Synchronize(TransferDeadline(deadline.seconds()));

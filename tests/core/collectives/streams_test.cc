@@ -5,6 +5,7 @@
 
 #include <signal.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -205,7 +206,7 @@ TEST_P(StreamsTest, ACallMayAllowMoreTime) {
     StreamRank rank(comm, /*timeout=*/0.05);
     int32_t word = comm->rank();
     {
-      const CollectiveTimeout call(rank.collectives.get(), Soon());
+      const CollectiveDeadline call(rank.collectives.get(), Soon());
       const Deadline late = Deadline::After(0.3);
       while (comm->rank() == 1 && !late.Expired()) std::this_thread::yield();
       rank.collectives->Broadcast("late", 1, &word, sizeof(word),
@@ -213,7 +214,7 @@ TEST_P(StreamsTest, ACallMayAllowMoreTime) {
     }
     EXPECT_OK(rank.moving->Synchronize(Soon()));
     EXPECT_EQ(word, 1);
-    EXPECT_EQ(rank.collectives->SetTimeout(1), 0.05);
+    EXPECT_FALSE(rank.collectives->SetDeadline({}).has_value());
   });
 }
 
@@ -256,6 +257,45 @@ INSTANTIATE_TEST_SUITE_P(All, StreamsTest,
                            return BackendName(std::get<0>(info.param)) +
                                   (std::get<1>(info.param) ? "" : "NotDirect");
                          });
+
+// A call that waits for several collectives takes no longer than its own time,
+// though each of them begins late. How late this thread is woken depends on the
+// machine, so one try of many must be in time; if each collective had a time of
+// its own, none would be.
+TEST(CollectiveDeadlineTest, TheCollectivesOfACallEndWithTheCall) {
+  constexpr double kSeconds = 0.2;
+  std::atomic<bool> in_time{false};
+  for (int i = 0; i < 50 && !in_time; ++i) {
+    RunGroup(
+        Backend::kThreads, 2,
+        [&](Communicator* comm) {
+          StreamRank rank(comm);
+          if (comm->rank() == 1) {
+            // Comes to something else, when rank 0 has given up.
+            EXPECT_TRUE(Contains(comm->Barrier("control", Soon()).message(),
+                                 "'late': 1 of 2 ranks did not enter it"));
+            return;
+          }
+          const Deadline call = Deadline::After(kSeconds);
+          Deadline own = call;
+          rank.moving->Call("work until the call's time has passed", [&] {
+            while (!call.Expired()) std::this_thread::yield();
+            own = Deadline::After(kSeconds);
+            return Status();
+          });
+          const CollectiveDeadline ends(rank.collectives.get(), call);
+          int32_t word = 0;
+          rank.collectives->Broadcast("late", 1, &word, sizeof(word),
+                                      rank.moving.get());
+          ExpectError(rank.moving->Synchronize(Soon()),
+                      StatusCode::kDeadlineExceeded,
+                      {"'late': 1 of 2 ranks did not enter it within 0.2 s"});
+          in_time = !own.Expired();
+        },
+        /*shutdown=*/false);
+  }
+  EXPECT_TRUE(in_time);
+}
 
 // The host of rank 0 waits in a collective, which rank 1 has enqueued; the host
 // of rank 1 waits for rank 0 in the communicator. The stream of rank 1 is late
