@@ -41,7 +41,9 @@ export GIT_COMMITTER_NAME=test GIT_COMMITTER_EMAIL=test@example.com
 cat >"$BAZEL" <<'END'
 #!/usr/bin/env bash
 if grep -q broken code.txt; then exit 1; fi
+if grep -q late code.txt && [[ ! -e late ]]; then touch late; exit 3; fi
 if grep -q edge code.txt; then exit 0; fi
+if grep -q hangs code.txt; then exit 3; fi
 echo "[  FAILED  ] EdgeTest.IsThere (3 ms)"
 exit 3
 END
@@ -69,6 +71,22 @@ expect 1 "1 found, 2 missed" tools/mutate
 expect 1 "no mutation is named 'any'" tools/mutate any
 expect 1 "unknown option '--jobs=2'" tools/mutate --jobs=2
 
+# A test that names no failure has failed where it does so twice.
+mutation "hangs" edge hangs
+mutation "late once" other late
+expect 0 "hangs: found by a test that ended early, or too late" \
+  tools/mutate hangs
+expect 1 "late once: MISSED" tools/mutate "late once"
+
+# What git gives to hooks, and a checkout that was moved or is not whole.
+GIT_DIR=/none GIT_INDEX_FILE=/none expect 0 "1 found, 0 missed" \
+  tools/mutate "no edge"
+rm .cache/mutated/code.txt .cache/mutated/.git
+expect 0 "1 found, 0 missed" tools/mutate "no edge"
+mv "$TEST_TMPDIR/tree" "$TEST_TMPDIR/moved"
+cd "$TEST_TMPDIR/moved"
+expect 0 "1 found, 0 missed" tools/mutate "no edge"
+
 # Mutations that cannot be made, and code whose tests fail.
 mutation "twice" same other
 expect 1 "'twice': code.txt has its old text 2 times" tools/mutate --check
@@ -77,5 +95,11 @@ expect 1 "'no edge': code.txt has its old text 0 times" tools/mutate --check
 git commit --quiet -am "no edge"
 expect 1 "the tests do not pass on the code as it is" \
   tools/mutate "another line"
+# The checkout is of HEAD, which lacks what is not committed.
+echo edge >>code.txt
+expect 1 "'no edge': code.txt has its old text 0 times" tools/mutate "no edge"
+git checkout --quiet code.txt
 echo 'more = 1' >>tests/mutations/lines.toml
 expect 1 "lines.toml: a mutation has the keys" tools/mutate --check
+rm tests/mutations/lines.toml
+expect 1 "tests/mutations has no mutation" tools/mutate --check
