@@ -30,7 +30,12 @@
 #define SHARD_FORMULA_END \
   }                       \
   }
+#ifdef __CUDACC__
+// For kernels only: a host's arithmetic is compiled by the host's compiler.
+#define SHARD_FORMULA_INLINE __device__ __forceinline__
+#else
 #define SHARD_FORMULA_INLINE inline
+#endif
 #endif
 
 #endif  // SHARD_KERNELS_FORMULA_TARGET_H_
