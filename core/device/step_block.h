@@ -57,7 +57,7 @@ struct StepBlock {
   bool skipped;      // The norm is not finite: updates write nothing.
 
   // Returns the row index of a parameter.
-  uint32_t RowOf(int32_t group, uint32_t position) const {
+  constexpr uint32_t RowOf(int32_t group, uint32_t position) const {
     return param_rows == nullptr ? static_cast<uint32_t>(group)
                                  : param_rows[position];
   }

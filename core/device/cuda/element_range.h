@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the CUDA kernels for optimizers of elements are given of an UpdateList.
+
+#ifndef SHARD_CORE_DEVICE_CUDA_ELEMENT_RANGE_H_
+#define SHARD_CORE_DEVICE_CUDA_ELEMENT_RANGE_H_
+
+#include <vector>
+
+#include "core/device/update_list.h"
+#include "kernels/cuda/update_elements.h"
+
+namespace shard::cuda {
+
+// Returns the slices of a range, as the kernels find their tiles by them.
+// REQUIRES: an element formula; fewer than 2^32 tiles.
+std::vector<ElementSlice> ElementSlices(const UpdateList& list,
+                                        const UpdateRange& range);
+
+// Returns the range. `slices` and `sources` are where the device has the slices
+// of ElementSlices, and the pointers of the range's gradients.
+ElementRange ElementRangeOf(const UpdateRange& range,
+                            const std::vector<ElementSlice>& made,
+                            const ElementSlice* slices,
+                            const void* const* sources);
+
+}  // namespace shard::cuda
+
+#endif  // SHARD_CORE_DEVICE_CUDA_ELEMENT_RANGE_H_

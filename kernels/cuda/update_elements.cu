@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/arithmetic.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/q8.h"
+#include "kernels/cuda/random.h"
+#include "kernels/cuda/tile.h"
+#include "kernels/cuda/update_elements.h"
+#include "kernels/formula/all.h"
+#include "kernels/formula/state_kind.h"
+
+namespace shard::cuda {
+
+namespace {
+
+// What a lane has of a tile.
+struct Lane {
+  Raw raw_gradient;
+  Raw raw_param;
+  Raw raw_states[kMaxStates];
+  float gradient[kPerLane];
+  float param[kPerLane];
+  float states[kMaxStates][kPerLane];
+  LaneWords words;
+};
+
+// A tile, and the parameter that it belongs to.
+struct ParamTile {
+  Tile tile;
+  uint32_t row;  // Of StepBlock::rows.
+  RandomStream random;
+};
+
+// Returns the last slice whose first tile is not after `tile`.
+SHARD_DEVICE const ElementSlice& SliceOf(const ElementRange& range,
+                                         uint32_t tile) {
+  uint32_t low = 0;
+  uint32_t high = range.num_slices;
+  while (high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    (range.slices[middle].first_tile <= tile ? low : high) = middle;
+  }
+  return range.slices[low];
+}
+
+// Returns the kind of the formula's state s. A constant of numbers, since code
+// of a GPU cannot index an array that the host has.
+template <HasNarrowStates F>
+SHARD_DEVICE StateKind KindOf(int s) {
+  constexpr uint32_t kKinds = [] {
+    uint32_t kinds = 0;
+    for (int i = 0; i < F::kNumStates; ++i) {
+      kinds |= static_cast<uint32_t>(F::kStateKinds[i]) << 8 * i;
+    }
+    return kinds;
+  }();
+  return static_cast<StateKind>(kKinds >> 8 * s & 0xFF);
+}
+
+// Steps the tiles of a range with one formula.
+template <class F, template <class> class RuleOf>
+class ElementUpdate {
+ public:
+  using Rule = RuleOf<Arithmetic>;
+
+  SHARD_DEVICE ElementUpdate(const ElementRange& range, const StepBlock& block,
+                             const AesTable& table)
+      : range_(range), block_(block), table_(table) {
+    const bool clips = block.clip_value <= kMaxFloat;
+    clip_ =
+        clips ? static_cast<float>(block.clip_value) : FloatOf(kInfinityBits);
+    // A single gradient is multiplied once, by scale and sign together.
+    one_gradient_ = range.num_sources == 1 && !clips;
+    by_slice_ = range.by_param || block.param_rows != nullptr;
+    aligned_ = AreAligned();
+  }
+
+  SHARD_DEVICE uint64_t num_tiles() const {
+    return by_slice_ ? range_.num_tiles : (range_.count + kTile - 1) / kTile;
+  }
+
+  SHARD_DEVICE void Step(uint64_t index) const {
+    const ParamTile at = TileAt(index);
+    if (at.row == kNotStepped) return;
+    Warp<Lane> warp;
+    Load(at.tile, &warp);
+    Update(at, &warp);
+    StoreParam(at, &warp);
+    if (range_.state_dtype == DType::kF32) return StoreStates(at.tile, &warp);
+    if constexpr (HasNarrowStates<F>) StoreNarrowStates(at, &warp);
+  }
+
+ private:
+  static constexpr double kMaxFloat = 0x1.fffffep127;
+
+  SHARD_DEVICE bool AreAligned() const {
+    uintptr_t all = AddressOf(range_.param) | AddressOf(range_.master);
+    for (int s = 0; s < F::kNumStates; ++s) all |= AddressOf(range_.states[s]);
+    for (uint32_t w = 0; w < range_.num_sources; ++w) {
+      all |= AddressOf(range_.sources[w]);
+    }
+    return all % sizeof(Words4) == 0;
+  }
+  static SHARD_DEVICE uintptr_t AddressOf(const void* tensor) {
+    return reinterpret_cast<uintptr_t>(tensor);
+  }
+
+  SHARD_DEVICE ParamTile TileAt(uint64_t index) const {
+    ParamTile at;
+    int64_t begin = 0;
+    auto end = static_cast<int64_t>(range_.count);
+    if (by_slice_) {
+      const ElementSlice& slice = SliceOf(range_, static_cast<uint32_t>(index));
+      begin = static_cast<int64_t>(slice.begin);
+      end = begin + static_cast<int64_t>(slice.count);
+      const int64_t tile = static_cast<int64_t>(index) - slice.first_tile;
+      // The slice's first element is in the middle of a block where the
+      // parameter's part on another rank ends there.
+      at.tile.first = begin - slice.param_begin % kTile + tile * kTile;
+      at.row = block_.RowOf(range_.group, slice.position);
+      at.random = {block_.seed, block_.random_step, slice.position,
+                   slice.param_begin + (at.tile.first - begin)};
+    } else {
+      at.tile.first = static_cast<int64_t>(index) * kTile;
+      at.row = static_cast<uint32_t>(range_.group);
+    }
+    at.tile.begin = static_cast<int>(
+        begin > at.tile.first ? begin - at.tile.first : int64_t{0});
+    at.tile.end = static_cast<int>(
+        end < at.tile.first + kTile ? end - at.tile.first : int64_t{kTile});
+    at.tile.whole = aligned_ && at.tile.begin == 0 && at.tile.end == kTile &&
+                    at.tile.first % 4 == 0;
+    return at;
+  }
+
+  // Loads all before it uses any, so that the loads overlap.
+  SHARD_DEVICE void Load(const Tile& tile, Warp<Lane>* warp) const {
+    warp->Each([&](int lane, Lane& v) {
+      v.raw_gradient =
+          LoadRaw(range_.source_dtype, range_.sources[0], tile, lane);
+      v.raw_param = range_.master != nullptr
+                        ? LoadRaw(DType::kF32, range_.master, tile, lane)
+                        : LoadRaw(range_.param_dtype, range_.param, tile, lane);
+      SHARD_UNROLL
+      for (int s = 0; s < F::kNumStates; ++s) {
+        v.raw_states[s] =
+            LoadRaw(range_.state_dtype, range_.states[s], tile, lane);
+      }
+      LoadGradient(tile, lane, &v);
+      Widen(range_.master != nullptr ? DType::kF32 : range_.param_dtype,
+            v.raw_param, v.param);
+      SHARD_UNROLL
+      for (int s = 0; s < F::kNumStates; ++s) {
+        WidenState(s, tile, v.raw_states[s], v.states[s]);
+      }
+    });
+  }
+
+  // Sums, scales and clips the gradients, as SumGradients of kernels/cpu.
+  SHARD_DEVICE void LoadGradient(const Tile& tile, int lane, Lane* v) const {
+    Widen(range_.source_dtype, v->raw_gradient, v->gradient);
+    if (one_gradient_) return;
+    for (uint32_t w = 1; w < range_.num_sources; ++w) {
+      float other[kPerLane];
+      Widen(range_.source_dtype,
+            LoadRaw(range_.source_dtype, range_.sources[w], tile, lane), other);
+      SHARD_UNROLL
+      for (int k = 0; k < kPerLane; ++k) v->gradient[k] += other[k];
+    }
+    const auto scale = static_cast<float>(block_.scale);
+    SHARD_UNROLL
+    for (int k = 0; k < kPerLane; ++k) {
+      float g = v->gradient[k] * scale;
+      g = g > clip_ ? clip_ : g;
+      v->gradient[k] = g < -clip_ ? -clip_ : g;
+    }
+  }
+
+  SHARD_DEVICE void WidenState(int s, const Tile& tile, const Raw& raw,
+                               float* to) const {
+    if (range_.state_dtype == DType::kF32) return Widen(DType::kF32, raw, to);
+    if constexpr (HasNarrowStates<F>) {
+      if (range_.state_dtype == DType::kQ8) {
+        DecodeQ8(KindOf<F>(s), raw, *ScaleAt(s, tile), to);
+      } else {
+        Widen(DType::kBF16, raw, to);
+      }
+    }
+  }
+
+  SHARD_DEVICE float* ScaleAt(int s, const Tile& tile) const {
+    return range_.scales[s] + tile.first / kTile;
+  }
+
+  SHARD_DEVICE void Update(const ParamTile& at, Warp<Lane>* warp) const {
+    // The scalars are all that a FormulaScalars has.
+    const auto& scalars = *reinterpret_cast<const typename F::Scalars*>(
+        &block_.rows[at.row].scalars);
+    const Rule rule(Arithmetic(), scalars);
+    const auto factor =
+        static_cast<float>(one_gradient_ ? scalars.gradient_sign * block_.scale
+                                         : scalars.gradient_sign);
+    warp->Each([&](int, Lane& v) {
+      SHARD_UNROLL
+      for (int k = 0; k < kPerLane; ++k) {
+        float states[kMaxStates];
+        SHARD_UNROLL
+        for (int s = 0; s < F::kNumStates; ++s) states[s] = v.states[s][k];
+        rule.Update(v.gradient[k] * factor, v.param[k], states);
+        SHARD_UNROLL
+        for (int s = 0; s < F::kNumStates; ++s) v.states[s][k] = states[s];
+      }
+    });
+  }
+
+  SHARD_DEVICE void StoreParam(const ParamTile& at, Warp<Lane>* warp) const {
+    const bool stochastic = range_.stochastic_rounding;
+    if (stochastic) MakeWordsOf(kParamTensor, at, warp);
+    warp->Each([&](int lane, Lane& v) {
+      if (range_.master != nullptr) {
+        StoreRaw(Narrow(DType::kF32, v.param), DType::kF32, range_.master,
+                 at.tile, lane);
+      }
+      StoreRaw(stochastic ? NarrowAtRandom(kParamTensor, v.words, v.param)
+                          : Narrow(range_.param_dtype, v.param),
+               range_.param_dtype, range_.param, at.tile, lane);
+    });
+  }
+
+  SHARD_DEVICE void StoreStates(const Tile& tile, Warp<Lane>* warp) const {
+    warp->Each([&](int lane, Lane& v) {
+      SHARD_UNROLL
+      for (int s = 0; s < F::kNumStates; ++s) {
+        StoreRaw(Narrow(DType::kF32, v.states[s]), DType::kF32,
+                 range_.states[s], tile, lane);
+      }
+    });
+  }
+
+  SHARD_DEVICE void StoreNarrowStates(const ParamTile& at,
+                                      Warp<Lane>* warp) const {
+    SHARD_UNROLL
+    for (int s = 0; s < F::kNumStates; ++s) {
+      constexpr uint32_t kMiddle = 1u << 15;
+      const StateKind kind = KindOf<F>(s);
+      const uint32_t tensor = TensorOfState(s);
+      const bool at_random = IsRoundedStochastically(kind);
+      // The second tensor of a pair has the words of the first.
+      if (at_random && (IsFirstOfPair(tensor) ||
+                        !IsRoundedStochastically(KindOf<F>(s - 1)))) {
+        MakeWordsOf(tensor, at, warp);
+      }
+      if (range_.state_dtype == DType::kQ8) {
+        const float scale = MakeScale(kind, s, at.tile, warp);
+        warp->Each([&](int lane, Lane& v) {
+          if (lane == 0) *ScaleAt(s, at.tile) = scale;
+          const Raw codes = EncodeQ8(kind, v.states[s], scale, [&](int k) {
+            return at_random ? v.words.Of(k, IsFirstOfPair(tensor)) : kMiddle;
+          });
+          StoreRaw(codes, DType::kQ8, range_.states[s], at.tile, lane);
+        });
+      } else {
+        warp->Each([&](int lane, Lane& v) {
+          StoreRaw(at_random ? NarrowAtRandom(tensor, v.words, v.states[s])
+                             : Narrow(DType::kBF16, v.states[s]),
+                   DType::kBF16, range_.states[s], at.tile, lane);
+        });
+      }
+    }
+  }
+
+  // Returns the scale of the block for state s.
+  SHARD_DEVICE float MakeScale(StateKind kind, int s, const Tile& tile,
+                               Warp<Lane>* warp) const {
+    return ScaleOfBlock(kind, warp->Max([&](int lane, const Lane& v) {
+      uint32_t most = 0;
+      SHARD_UNROLL
+      for (int k = 0; k < kPerLane; ++k) {
+        if (!tile.Has(ElementOf(lane, k))) continue;
+        const uint32_t bits = BitsOf(v.states[s][k]) & 0x7FFFFFFF;
+        if (bits > most) most = bits;
+      }
+      return most;
+    }));
+  }
+
+  SHARD_DEVICE void MakeWordsOf(uint32_t tensor, const ParamTile& at,
+                                Warp<Lane>* warp) const {
+    MakeTileWords(
+        table_, at.random, RandomPair(tensor),
+        [](Lane& v) -> LaneWords& { return v.words; }, warp);
+  }
+
+  static SHARD_DEVICE Raw NarrowAtRandom(uint32_t tensor,
+                                         const LaneWords& words,
+                                         const float* from) {
+    Raw raw = {};
+    SHARD_UNROLL
+    for (int k = 0; k < kPerLane; ++k) {
+      raw.w[k / 2] |= ToBf16(from[k], words.Of(k, IsFirstOfPair(tensor)))
+                      << k % 2 * 16;
+    }
+    return raw;
+  }
+
+  const ElementRange& range_;
+  const StepBlock& block_;
+  const AesTable& table_;
+  float clip_;
+  bool one_gradient_;
+  bool by_slice_;
+  bool aligned_;
+};
+
+template <class F, template <class> class Rule>
+SHARD_DEVICE void UpdateElements(const UpdateElementsArgs& args,
+                                 const Launch& launch) {
+  if (args.block->skipped) return;
+  const AesTable table(args.range.needs_random);
+  const ElementUpdate<F, Rule> update(args.range, *args.block, table);
+  ForEachOnWarp(launch, update.num_tiles(),
+                [&](uint64_t tile) { update.Step(tile); });
+}
+
+}  // namespace
+
+#define SHARD_UPDATE_KERNEL(Name)                            \
+  SHARD_KERNEL(shard_update_##Name, UpdateElementsArgs) {    \
+    UpdateElements<Name, formula::Name##Rule>(args, launch); \
+  }
+SHARD_ELEMENT_FORMULAS(SHARD_UPDATE_KERNEL)
+#undef SHARD_UPDATE_KERNEL
+
+}  // namespace shard::cuda

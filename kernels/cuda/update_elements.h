@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The argument of the kernels that update a range with an optimizer of
+// elements, one for each formula: shard_update_AdamW and so on. A kernel does
+// for the range what core/device/cpu/update_elements.cc does for it, with the
+// same bits, in one launch whatever the number of parameters.
+//
+// Bytes per element: those of FusedStep (kernels/cpu/fused_step.h).
+
+#ifndef SHARD_KERNELS_CUDA_UPDATE_ELEMENTS_H_
+#define SHARD_KERNELS_CUDA_UPDATE_ELEMENTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/base/dtype.h"
+#include "core/device/step_block.h"
+#include "kernels/formula/registry.h"
+
+namespace shard::cuda {
+
+// A parameter, or the part of one, that lies in a range.
+struct ElementSlice {
+  uint64_t begin;       // First element, from the range's begin.
+  uint64_t count;       // > 0
+  int64_t param_begin;  // The same element, from the parameter's first.
+  uint32_t position;    // In StepBlock::param_rows, and of random bits.
+  // The number of tiles in the slices before. Tiles begin where the
+  // parameter's blocks of 256 do.
+  uint32_t first_tile;
+};
+
+// All pointers are to memory that the device reaches; tensors begin at the
+// range's first element.
+struct ElementRange {
+  const void* const* sources;  // Gradients, in the order of their sum.
+  uint32_t num_sources;
+  DType source_dtype;
+
+  DType param_dtype;
+  DType state_dtype;
+  void* param;
+  float* master;  // Null where there is none.
+  void* states[kMaxStates];
+  float* scales[kMaxStates];  // kQ8: one for each 256 elements.
+  bool stochastic_rounding;   // Of bf16 parameters without a master.
+  bool needs_random;          // For a parameter or a state.
+
+  uint64_t count;
+  int32_t group;
+  // The slices are updated one by one where random bits or blocks are numbered
+  // by the parameter's element, or where parameters do different steps;
+  // otherwise the range as a whole, with its padding.
+  bool by_param;
+  uint32_t num_slices;
+  uint32_t num_tiles;  // Of all slices.
+  const ElementSlice* slices;
+};
+
+struct UpdateElementsArgs {
+  ElementRange range;
+  const StepBlock* block;
+};
+static_assert(std::is_trivially_copyable_v<UpdateElementsArgs>);
+
+}  // namespace shard::cuda
+
+#endif  // SHARD_KERNELS_CUDA_UPDATE_ELEMENTS_H_
