@@ -44,17 +44,22 @@ SHARD_DEVICE const ElementSlice& SliceOf(const ElementRange& range,
   return range.slices[low];
 }
 
-// Returns the kind of the formula's state s. A constant of numbers, since code
+// Returns the kinds of the formula's states, 8 bits each. A number, since code
 // of a GPU cannot index an array that the host has.
-template <HasNarrowStates F>
+template <class F>
+constexpr uint32_t PackedKinds() {
+  // clang 14 knows the bound of the array only after this.
+  static_assert(sizeof(F::kStateKinds) == F::kNumStates * sizeof(StateKind));
+  uint32_t kinds = 0;
+  for (int s = 0; s < F::kNumStates; ++s) {
+    kinds |= static_cast<uint32_t>(F::kStateKinds[s]) << 8 * s;
+  }
+  return kinds;
+}
+
+template <class F>
 SHARD_DEVICE StateKind KindOf(int s) {
-  constexpr uint32_t kKinds = [] {
-    uint32_t kinds = 0;
-    for (int i = 0; i < F::kNumStates; ++i) {
-      kinds |= static_cast<uint32_t>(F::kStateKinds[i]) << 8 * i;
-    }
-    return kinds;
-  }();
+  constexpr uint32_t kKinds = PackedKinds<F>();
   return static_cast<StateKind>(kKinds >> 8 * s & 0xFF);
 }
 
