@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernels of this folder as host code, for tests: they run on memory of the
-// host, with the bits that they have on a GPU.
+// host, with the bits that they have on a GPU, but for those of a NaN.
 
 #ifndef SHARD_KERNELS_CUDA_HOST_KERNELS_H_
 #define SHARD_KERNELS_CUDA_HOST_KERNELS_H_

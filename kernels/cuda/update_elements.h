@@ -3,7 +3,8 @@
 // The argument of the kernels that update a range with an optimizer of
 // elements, one for each formula: shard_update_AdamW and so on. A kernel does
 // for the range what core/device/cpu/update_elements.cc does for it, with the
-// same bits, in one launch whatever the number of parameters.
+// same bits but for those of a NaN, in one launch whatever the number of
+// parameters.
 //
 // Bytes per element: those of FusedStep (kernels/cpu/fused_step.h).
 

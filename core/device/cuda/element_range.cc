@@ -36,11 +36,11 @@ std::vector<ElementSlice> ElementSlices(const UpdateList& list,
 ElementRange ElementRangeOf(const UpdateRange& range,
                             const std::vector<ElementSlice>& made,
                             const ElementSlice* slices,
-                            const void* const* sources) {
+                            const GradientSources& gradients) {
   ElementRange given = {};
-  given.sources = sources;
-  given.num_sources = static_cast<uint32_t>(range.num_sources);
-  given.source_dtype = range.source_dtype;
+  given.sources = gradients.data;
+  given.num_sources = static_cast<uint32_t>(gradients.count);
+  given.source_dtype = gradients.dtype;
   given.param_dtype = range.param_dtype;
   given.state_dtype = range.state_dtype;
   given.param = range.param;

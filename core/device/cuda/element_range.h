@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/device/update_list.h"
+#include "kernels/cpu/gradients.h"
 #include "kernels/cuda/update_elements.h"
 
 namespace shard::cuda {
@@ -17,12 +18,14 @@ namespace shard::cuda {
 std::vector<ElementSlice> ElementSlices(const UpdateList& list,
                                         const UpdateRange& range);
 
-// Returns the range. `slices` and `sources` are where the device has the slices
-// of ElementSlices, and the pointers of the range's gradients.
+// Returns the range. `slices` is where the device has the slices of
+// ElementSlices. `gradients` are those that the step reads
+// (UpdateList::GradientsOf, or what the host gave instead); its list of
+// pointers lies where the device reads it.
 ElementRange ElementRangeOf(const UpdateRange& range,
                             const std::vector<ElementSlice>& made,
                             const ElementSlice* slices,
-                            const void* const* sources);
+                            const GradientSources& gradients);
 
 }  // namespace shard::cuda
 

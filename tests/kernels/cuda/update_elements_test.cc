@@ -77,7 +77,8 @@ struct Layout {
   size_t offset;  // Elements before the range, so that it is not aligned.
 };
 
-// Whole parameters with padding between them; the last tile is partial.
+// Two whole parameters and a part of one, with padding between them; the last
+// tile is partial.
 Layout Aligned() {
   return {2048, {{0, 700, 0, 4}, {768, 256, 0, 0}, {1024, 1000, 512, 2}}, 0};
 }
@@ -133,6 +134,7 @@ class Range {
         master_(other.master_),
         states_(other.states_),
         scales_(other.scales_),
+        keeps_sum_(other.keeps_sum_),
         list_(other.list_) {
     Place();
   }
@@ -155,6 +157,12 @@ class Range {
     Narrow(storage_.grad, &value,
            grads_[0].data() + (offset_ + i) * DTypeSize(storage_.grad), 1,
            nullptr);
+  }
+
+  // Makes the second source the sum that a norm pass keeps.
+  void KeepSum() {
+    keeps_sum_ = true;
+    Place();
   }
 
   // Fails where an element of a slice differs. NaN is equal to NaN.
@@ -212,6 +220,10 @@ class Range {
       list_.sources.push_back(grad.data() + offset_ * DTypeSize(storage_.grad));
     }
     range.param = param_.data() + offset_ * DTypeSize(storage_.param);
+    range.keeps_sum = keeps_sum_;
+    if (keeps_sum_) {
+      range.own_grads = grads_[1].data() + offset_ * DTypeSize(storage_.grad);
+    }
     if (storage_.master) range.master = master_.data() + offset_;
     for (size_t s = 0; s < range.num_states; ++s) {
       range.states[s] = states_[s].data() + offset_ * DTypeSize(storage_.state);
@@ -226,6 +238,7 @@ class Range {
   std::vector<float> master_;
   std::array<Bytes, kMaxStates> states_;
   std::array<std::vector<float>, kMaxStates> scales_;
+  bool keeps_sum_ = false;
   UpdateList list_;
 };
 
@@ -245,7 +258,7 @@ void UpdateAsGpu(const FormulaCase& formula, const StepBlock& block,
   const auto slices = cuda::ElementSlices(list, list.ranges[0]);
   const cuda::UpdateElementsArgs args = {
       cuda::ElementRangeOf(list.ranges[0], slices, slices.data(),
-                           list.sources.data()),
+                           list.GradientsOf(list.ranges[0], block.has_norm)),
       &block};
   const cuda::HostKernel& kernel = KernelOf(formula);
   ASSERT_EQ(kernel.arg_bytes, sizeof(args));
@@ -350,6 +363,19 @@ TEST_P(UpdateElementsTest, KeepsInfinityAndNan) {
     actual.ExpectEqual(expected);
     if (HasFailure()) return;
   }
+}
+
+// A norm pass has left the sum of all sources in one of them.
+TEST_P(UpdateElementsTest, ReadsTheSumThatANormPassLeft) {
+  Range before(GetParam(), {}, Aligned(), 3, 5);
+  before.KeepSum();
+  Block latched(GetParam(), 1);
+  latched.block.has_norm = true;
+  Range expected(before);
+  Range actual(before);
+  UpdateAsCpu(latched.block, expected);
+  UpdateAsGpu(GetParam(), latched.block, actual);
+  actual.ExpectEqual(expected);
 }
 
 TEST_P(UpdateElementsTest, ASkippedStepWritesNothing) {
