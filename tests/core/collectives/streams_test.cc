@@ -265,10 +265,13 @@ INSTANTIATE_TEST_SUITE_P(All, StreamsTest,
 TEST(CollectiveDeadlineTest, TheCollectivesOfACallEndWithTheCall) {
   constexpr double kSeconds = 0.2;
   std::atomic<bool> in_time{false};
-  for (int i = 0; i < 50 && !in_time; ++i) {
+  for (int i = 0; i < 50 && !in_time && !HasFailure(); ++i) {
     RunGroup(
         Backend::kThreads, 2,
         [&](Communicator* comm) {
+          // Before the streams, whose work reads them.
+          const Deadline call = Deadline::After(kSeconds);
+          Deadline own = call;
           StreamRank rank(comm);
           if (comm->rank() == 1) {
             // Comes to something else, when rank 0 has given up.
@@ -276,8 +279,6 @@ TEST(CollectiveDeadlineTest, TheCollectivesOfACallEndWithTheCall) {
                                  "'late': 1 of 2 ranks did not enter it"));
             return;
           }
-          const Deadline call = Deadline::After(kSeconds);
-          Deadline own = call;
           rank.moving->Call("work until the call's time has passed", [&] {
             while (!call.Expired()) std::this_thread::yield();
             own = Deadline::After(kSeconds);
