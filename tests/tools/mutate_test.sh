@@ -83,6 +83,14 @@ GIT_DIR=/none GIT_INDEX_FILE=/none expect 0 "1 found, 0 missed" \
   tools/mutate "no edge"
 rm .cache/mutated/code.txt .cache/mutated/.git
 expect 0 "1 found, 0 missed" tools/mutate "no edge"
+rm -r .cache/mutated
+touch .git/worktrees/mutated/locked
+expect 0 "1 found, 0 missed" tools/mutate "no edge"
+cp -r "$TEST_TMPDIR/tree" "$TEST_TMPDIR/copied"
+(cd "$TEST_TMPDIR/copied" &&
+  expect 0 "1 found, 0 missed" tools/mutate "no edge" &&
+  git -C .cache/mutated rev-parse --git-common-dir | grep -q copied) ||
+  fail "a copied tree uses the checkout of another"
 mv "$TEST_TMPDIR/tree" "$TEST_TMPDIR/moved"
 cd "$TEST_TMPDIR/moved"
 expect 0 "1 found, 0 missed" tools/mutate "no edge"
